@@ -1,6 +1,7 @@
 #!/bin/bash
-# bare-test.sh: files without a metafile (docs/small-files.md) in a mount: whose they are, what is refused, that the usual tools work with them,
-# that they become files as any other when they leave their directory, and that servers which are killed leave nothing behind.
+# bare-test.sh: no-metafile files (docs/small-files.md) on a mount: ownership, refused operations,
+# common tools, conversion to ordinary files when they leave their directory, and no leftovers after
+# servers are killed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bin=$(realpath "${BUILD:-target/release}/espalier")
@@ -18,7 +19,7 @@ cleanup() {
 trap cleanup EXIT
 . scripts/cluster-functions.sh
 
-# is_bare FILE: it has no metafile.
+# is_bare FILE: succeeds if the file has no metafile.
 is_bare() {
     grep -qx 'no_metafile = true' <<< "$("$bin" layout "$1")"
 }
@@ -34,14 +35,14 @@ mount_both() {
     done
 }
 
-echo '== a cluster of three'
+echo '== make a cluster of three servers'
 "$bin" cluster init "$cluster" --servers 3 --ranks 2 --listen 127.0.0.1:17590 --label tested > /dev/null
 up
 url=$("$bin" cluster status "$cluster" --json | jq -r .url)
 credentials=$cluster/clients/admin
 mount_both
 
-echo '== whose they are'
+echo '== ownership'
 mkdir "$a/bare" "$a/other"
 setfattr -n user.espalier.no_metafile -v 1 "$a/bare"
 is "$(getfattr --only-values -n user.espalier.no_metafile "$b/bare")" true
@@ -57,7 +58,7 @@ echo below > "$a/bare/below/file"
 is_bare "$b/bare/below/file"
 as 1002 cat "$b/bare/file" > /dev/null
 refused denied as 1002 bash -c "echo more >> '$b/bare/file'"
-# In both mounts it is so at once, whatever they have cached.
+# Both mounts show the change at once, regardless of their caches.
 stat "$a/bare/file" "$b/bare/file" > /dev/null
 chmod 700 "$a/bare"
 is "$(stat -c %a "$a/bare/file" "$b/bare/file" | tr '\n' ' ')" '600 600 '
@@ -68,7 +69,7 @@ is "$(stat -c %a "$b/bare/file")" 640
 setfacl -b "$a/bare"
 chmod 755 "$a/bare"
 
-echo '== what they cannot be'
+echo '== refused operations'
 for change in 'chmod 600' 'chown 0' 'chgrp 0' 'setfattr -n user.x -v y' 'setfacl -m u:1002:r'; do
     refused 'not permitted' $change "$b/bare/file"
 done
@@ -78,7 +79,7 @@ chmod 644 "$b/bare/file"
 chown 1000:1001 "$b/bare/file"
 is_bare "$b/bare/file"
 
-echo '== the usual tools'
+echo '== common tools'
 touch -d @1000000000 "$a/bare/file"
 : > "$a/bare/empty"
 touch -d @1100000000 "$a/bare/empty"
@@ -100,11 +101,11 @@ is "$(stat -c %s "$b/bare/big")" 100
 fallocate -l 70000 "$b/bare/big"
 is "$(stat -c %s "$a/bare/big")" 70000
 is "$(find "$b/bare" -maxdepth 1 -type f -size +0 | wc -l)" 3
-# `below` may be at the other rank, which tells a little later what is in it.
+# `below` may be at the other rank, which reports its usage with a delay.
 counted() { [ "$(getfattr --only-values -n user.espalier.rfiles "$a/bare")" = 6 ]; }
 until_true counted
 
-echo '== renamed, removed while open'
+echo '== rename, and removal while open'
 mv "$a/bare/copied" "$a/bare/renamed"
 mv "$a/bare/renamed" "$a/bare/empty"
 is_bare "$b/bare/empty"
@@ -132,7 +133,7 @@ if grep FAILED "$work/conformance" | grep -Ev "$differs" | grep .; then fail 'no
 tail -n 1 "$work/conformance"
 rm -rf "$a/posix"
 
-echo '== servers that are killed'
+echo '== kill servers'
 writer() {
     local n
     for n in $(seq 200); do
@@ -154,7 +155,7 @@ for writer in $writers; do wait "$writer" || fail 'what was written was not ther
 is "$(find "$a" -name 'm*' | wc -l)" 40
 is_bare "$a/bare/m100"
 
-echo '== a data server is taken out'
+echo '== remove a data server'
 umount "$a" "$b"
 "$bin" cluster down "$cluster" > /dev/null
 "$bin" cluster fsck "$cluster"
@@ -170,13 +171,13 @@ mount_both
 is "$(cat "$a/bare/m100") $(cat "$b/bare/below/m200")" '100 200'
 is_bare "$a/bare/m100"
 
-echo '== the setting is taken back'
+echo '== unset the policy attribute'
 "$bin" policy "$a/bare" --unset no_metafile
 : > "$a/bare/new"
 if is_bare "$a/bare/new"; then fail 'the setting is gone'; fi
 is_bare "$b/bare/m100"
 
-echo '== nothing is left behind'
+echo '== no leftovers'
 rm -rf "$a"/*
 is "$(find "$b" -mindepth 1 | wc -l)" 0
 umount "$a" "$b"

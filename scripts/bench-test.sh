@@ -1,6 +1,6 @@
 #!/bin/bash
-# bench-test.sh PROGRAM DIR: the benchmark runs in a directory and beside the floor, and says what it found. How fast
-# either is does not matter here.
+# bench-test.sh PROGRAM DIR: the benchmark runs in a directory and against the floor, and prints
+# results. The speed does not matter here.
 set -euo pipefail
 bin=$1
 dir=$2
@@ -15,7 +15,7 @@ jq -e '
     and all(.phases[]; .ops_per_s > 0 and .ratio > 0 and (.against[0].ratios | length == 2))
     and all(.phases[] | select(.name | startswith("tree/") | not); .p50_us > 0 and .p99_us >= .p50_us)
     and .sides[1].file_system == "fuse.espalier-floor"' "$report" > /dev/null
-# Of a mounted Espalier alone.
+# Only on a mounted Espalier file system.
 if grep -q " $(realpath "$dir") fuse.espalier " /proc/mounts; then
     "$bin" bench "$dir" --phases bulk --files 50 --runs 1 --json > "$report"
     jq -e '.phases | length == 4 and all(.[]; .ops_per_s > 0)' "$report" > /dev/null

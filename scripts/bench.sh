@@ -1,10 +1,10 @@
 #!/bin/bash
-# bench.sh: the figures of docs/performance.md, each with its target. Nothing here fails because something is slow.
+# bench.sh: the figures of docs/performance.md, each with its target. Slow results do not fail.
 #
-# Our store and what it is compared with lie on the same ext4, on a loop device of its own.
-# PARTS="small tree bulk git big durable sync growth scale" picks parts, RUNS= how many pairs, GROWTH= the entries of the large
-# directory, SCALE= the files of the large tree, IMAGE_GIB= the size of the loop device's file (below TMPDIR), OUT= the
-# directory for the table and the JSON files that it was made from.
+# The store and the file system that it is compared with are on the same ext4, on a separate loop
+# device. PARTS="small tree bulk git big durable sync growth scale" selects parts; RUNS= number of
+# pairs; GROWTH= entries of the large directory; SCALE= files of the large tree; IMAGE_GIB= size of
+# the loop device's file (below TMPDIR); OUT= directory for the table and its JSON sources.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -35,7 +35,8 @@ work=$(mktemp -d)
 mkdir -p "$work/disk" "$work/mnt" "$work/sync-mnt" "$work/scale-mnt" "$out"
 out=$(realpath "$out")
 device=
-# A halted virtual CPU is slow to wake, and whether it halts depends on what else runs: two states of speed.
+# A halted virtual CPU wakes slowly, and whether it halts depends on other load: two levels of
+# speed.
 poll=/sys/module/haltpoll/parameters/guest_halt_poll_ns
 poll_before=
 cleanup() {
@@ -53,9 +54,10 @@ if [ -w "$poll" ]; then
     poll_before=$(cat "$poll")
     echo 200000 > "$poll"
 fi
-# Written once: a file system below that allocates while we sync would be measured instead of a disk.
+# Written in advance: otherwise syncs would also measure block allocation of the file system below.
 dd if=/dev/zero of="$work/image" bs=4M count="$((image_gib * 256))" conv=fsync status=none
-# Past the page cache, as a disk is: otherwise all bytes are copied twice, by threads that compete with what is measured.
+# Bypasses the page cache, as a disk does: otherwise threads that copy all data would compete with
+# the measurement.
 device=$(losetup --find --show --direct-io=on "$work/image")
 mkfs.ext4 -q -E nodiscard,lazy_itable_init=0,lazy_journal_init=0 "$device"
 mount "$device" "$work/disk"
@@ -65,7 +67,7 @@ mkdir "$ext4"
 "$bin" mkfs "$work/disk/store" > /dev/null
 "$bin" mount "$work/disk/store" "$ours"
 
-# What no benchmark ran for says so in the table.
+# The table marks figures for which no benchmark ran.
 rm -f "$out"/*.json
 measure() { # name, arguments of espalier bench
     local name=$1
@@ -115,7 +117,7 @@ if wanted small; then
         done
         figure "stat cached against ext4, procs $procs" 0.8 '>=' small "against(\"small/stat cached\"; $procs; 0) | spread"
     done
-    # What a prototype of a floor reached on 2 cores, in operations a second.
+    # Results of a prototype of the floor on 2 cores, in operations per second.
     ceiling() { # phase, procs, target
         figure "floor: $1 /s, procs $2" "$3" '>=' small "against(\"small/$1\"; $2; 1) | rate"
     }

@@ -1,6 +1,7 @@
 #!/bin/bash
-# bulk-test.sh: espalier cp and rm against cp and rm: the same trees, messages and exit codes come of them, for root and for
-# others; what is in use stays so; and a kill while a removed tree is being freed leaves nothing behind.
+# bulk-test.sh: compares espalier cp and rm with cp and rm: equal trees, messages and exit status,
+# for root and other users; files in use stay intact; a kill while a removed tree is being freed
+# leaves nothing behind.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bin=$(realpath "${BUILD:-target/release}/espalier")
@@ -42,7 +43,7 @@ refuses() { # what is to be said, then the command
     grep -q "$what" "$work/error" || fail "$*: was refused otherwise: $(cat "$work/error")"
 }
 
-# Frees what was removed. Others' trees may be freed at the same time.
+# Waits until removed trees are freed. Other trees may be freed at the same time.
 wait_for_trash() {
     local started=$SECONDS
     until [ "$(trash)" = 0 ]; do
@@ -51,7 +52,7 @@ wait_for_trash() {
     done
 }
 
-# Everything below a directory; with `all`, what cp -a keeps, too.
+# Everything below a directory; with `all`, also the attributes that cp -a preserves.
 tell() {
     local format='%P %y %m %U %G %l'
     [ "$2" != all ] || format+=' %n %t'
@@ -78,7 +79,7 @@ start
 chmod 1777 "$mnt"
 cd "$mnt"
 
-echo 'copies are those of cp'
+echo 'copies equal those of cp'
 mkdir -p tree/sub/deep tree/empty tree/ro tree/private
 cp -a "$OLDPWD/crates/meta" tree/meta
 head -c 300000 /dev/urandom > tree/sub/big
@@ -117,7 +118,7 @@ for flags in -r -a; do
     cp $flags tree "theirs$flags"
     "$bin" cp $flags tree "ours$flags"
     same "theirs$flags" "ours$flags" "$how"
-    # As another user, who may not do all of that.
+    # As a user without permission for some of it.
     if nobody cp $flags tree "theirs-nobody$flags" 2> "$work/theirs"; then fail 'cp could read a private directory'; fi
     if nobody "$bin" cp $flags tree "ours-nobody$flags" 2> "$work/ours"; then fail 'cp of a private directory'; fi
     same "theirs-nobody$flags" "ours-nobody$flags" "$how"
@@ -126,13 +127,13 @@ for flags in -r -a; do
 done
 [ "$(stat -c %b ours-a/sparse)" -le "$(stat -c %b theirs-a/sparse)" ] || fail 'holes were filled'
 
-echo 'what is there already'
+echo 'existing targets'
 for side in theirs ours; do
     mkdir -p "$side/into/tree/sub/deep" "$side/into/tree/dangling"
     echo old > "$side/into/tree/sub/big"
     echo kept > "$side/into/tree/kept"
     ln -s elsewhere "$side/into/tree/fifo"
-    # The kernel knows now that it is not there.
+    # The kernel caches that it does not exist.
     if stat "$side/into/tree/hole" "$side/into/new" 2> /dev/null; then fail 'it is there'; fi
 done
 if cp -r tree theirs/into 2> "$work/theirs"; then fail 'cp has overwritten a directory'; fi
@@ -146,7 +147,7 @@ cp -r tree/meta/ tree/hole tree/dangling tree/fifo theirs/into
 cp tree/hole theirs/into/new
 same theirs/into ours/into some
 
-echo 'what cannot be copied'
+echo 'refused copies'
 refuses 'into itself' "$bin" cp -r tree tree/sub/copy
 refuses 'into itself' "$bin" cp -r tree tree
 refuses 'into itself' "$bin" cp -r . tree
@@ -158,7 +159,7 @@ refuses 'not in a mounted Espalier' "$bin" cp -r tree "$work/out"
 refuses 'not in a mounted Espalier' "$bin" cp -r /etc/default copy
 refuses 'cannot overwrite non-directory' "$bin" cp -r tree theirs/into/new
 refuses 'Permission denied' nobody "$bin" cp -r tree/meta theirs/into/meta2
-# Who is root by name only may not make others the owners of files.
+# Root in a user namespace may not set foreign owners.
 refuses 'Operation not permitted' setpriv --bounding-set -chown "$bin" cp -a tree copy
 refuses 'Operation not permitted' setpriv --bounding-set -chown "$bin" rm -r tree
 rm -r copy
@@ -171,7 +172,7 @@ mount --bind -o ro "$mnt" "$work/bound" 2> /dev/null || { mount --bind "$mnt" "$
 refuses 'Read-only file system' "$bin" cp -r "$work/bound/tree/meta" "$work/bound/copy"
 refuses 'Read-only file system' "$bin" cp -r "$work/bound/tree/meta" "$work/bound/limited"
 
-echo 'removing'
+echo 'removals'
 refuses 'Read-only file system' "$bin" rm -r "$work/bound/tree"
 umount "$work/bound"
 [ -e tree/hole ] || fail 'it was removed through a read-only mount'
@@ -198,7 +199,7 @@ refuses 'quota exceeded' "$bin" cp -r tree/sub q/more
 check_usage q
 check_usage .
 
-echo 'what others may remove'
+echo 'removals by other users'
 mkdir -m 777 shared
 nobody "$bin" cp -r tree/meta shared/mine
 before=$(tell shared all)
@@ -215,7 +216,7 @@ nobody mkdir -m 0 shared/mine/unreadable
 nobody "$bin" rm -r shared/mine
 [ -z "$(ls shared)" ] || fail 'it is still there'
 
-echo 'what is in use'
+echo 'files in use'
 "$bin" cp -r tree used
 ln used/meta/Cargo.toml outside
 exec 5< used/sub/big 6< used/meta/Cargo.toml 7< used/sub/deep
@@ -244,7 +245,7 @@ exec 5<&- 6<&- 7<&-
 mkdir used
 [ -z "$(ls -A used)" ] || fail 'a new directory is not empty'
 
-echo 'listings that the kernel keeps'
+echo 'cached listings'
 mkdir kept
 ls . kept > /dev/null
 "$bin" cp -r tree/meta kept
@@ -257,7 +258,7 @@ ls . kept > /dev/null
 )
 if grep -qx kept <<< "$(ls)"; then fail 'a removed directory is listed'; fi
 
-echo 'killed while a removed tree is freed'
+echo 'kill while a removed tree is freed'
 cd "$work"
 "$bin" cp -r "$mnt/tree" "$mnt/many"
 for round in 1 2 3; do "$bin" cp -r "$mnt/many/sub" "$mnt/many/sub$round" && "$bin" cp -r "$mnt/many" "$mnt/many/../twice" &&
@@ -269,7 +270,7 @@ for round in 1 2 3 4; do
     sync "$mnt"
     "$bin" rm -r "$mnt/copy"
     [ ! -e "$mnt/copy" ] || fail 'it is still there'
-    # It is durable, and not all of it has been freed.
+    # The removal is durable, and the tree is partly freed.
     sync "$mnt"
     left=$(trash)
     kill -9 "$server"

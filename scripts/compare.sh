@@ -1,10 +1,12 @@
 #!/bin/bash
-# compare.sh SIDE SIDE [OPTION...]: two builds of the program, or two ways to mount, measured in turn by `espalier bench SIDE SIDE OPTION...`.
+# compare.sh SIDE SIDE [OPTION...]: compares two builds of the program, or two ways to mount, by
+# alternating runs of `espalier bench SIDE SIDE OPTION...`.
 #
-# A side is a program, of which a mount of a cluster is measured that it serves itself, or `embedded:` and a program, of which a
-# mount without servers is. So `compare.sh NEW OLD --phases big` compares builds, `compare.sh NEW embedded:NEW` is docs/performance.md's part
-# of an embedded mount's rates. SERVERS= how many servers (1), RANKS= how many of these share the tree (1), TLS=1 with TLS,
-# TMPDIR= on whose disk, BENCH= whose `bench` (the first side's).
+# A side is a program, which serves a cluster and mounts it, or `embedded:` and a program, which
+# mounts a store without servers. So `compare.sh NEW OLD --phases big` compares builds, and
+# `compare.sh NEW embedded:NEW` measures the ratio to an embedded mount in docs/performance.md.
+# SERVERS= number of servers (1), RANKS= number of these that share the tree (1), TLS=1 use TLS,
+# TMPDIR= disk for the stores, BENCH= program that runs `bench` (the first side's).
 set -euo pipefail
 
 if [ $# -lt 2 ]; then

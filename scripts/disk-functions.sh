@@ -1,5 +1,6 @@
-# disk-functions.sh: what the tests of failing and slow disks share: an ext4 on a loop device, whose file is on a small FUSE file
-# system that fails or is slow when it is told to. They set $BUILD and $work before they use it, and end with remove_disk.
+# disk-functions.sh: shared by the tests of failing and slow disks: an ext4 on a loop device, whose
+# file is on a small FUSE file system that fails or blocks on request. Tests set $BUILD and $work
+# first, and call remove_disk at the end.
 
 failing=$(realpath "$BUILD/espalier-failing-disk")
 loop=
@@ -9,7 +10,7 @@ attach() { # file: its ext4, mounted
     mount "$loop" "$work/disk"
 }
 
-# What is left of it, when the test ends.
+# Cleans up at the end of a test.
 remove_disk() {
     umount "$work/disk" 2> /dev/null || umount -l "$work/disk" 2> /dev/null || true
     [ -z "$loop" ] || losetup -d "$loop" || true

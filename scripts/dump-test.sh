@@ -1,6 +1,6 @@
 #!/bin/bash
-# dump-test.sh: what is dumped and loaded again is the same tree, to the last hard link, hole and attribute; what was
-# interrupted is resumed, and what is damaged is refused.
+# dump-test.sh: a dump and load reproduces the tree, including hard links, holes and attributes;
+# interrupted dumps and loads resume; damaged dumps are refused.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bin=$(realpath "${BUILD:-target/release}/espalier")
@@ -19,7 +19,7 @@ fail() {
     exit 1
 }
 
-# refused CODE TEXT ARGUMENTS...: the program exits with that, and says so.
+# refused CODE TEXT ARGUMENTS...: the program exits with CODE and prints TEXT.
 refused() {
     local wanted=$1 text=$2 code=0
     shift 2
@@ -33,7 +33,7 @@ refused() {
 (
     cd "$work/a"
     cp -a "$OLDPWD/crates" "$OLDPWD/docs" .
-    # Links, within and across directories, of small and big files.
+    # Links within and across directories, to small and big files.
     head -c 3000000 /dev/urandom > big
     mkdir links
     ln docs/format.md link
@@ -41,11 +41,11 @@ refused() {
     ln big links/big
     ln -s docs symlink
     ln -s "$(printf 'x%.0s' $(seq 4000))" dangling
-    # What is no file.
+    # Special files.
     mkfifo fifo
     mknod null c 1 3
     mknod -m 600 disk b 259 1048575
-    # Holes: among data, alone, in a file that is kept with its metadata, and space without data.
+    # Holes: between data, without data, in a stuffed file, and allocated space without data.
     truncate -s 1T sparse
     dd if=/dev/urandom of=sparse bs=64k seek=100 count=3 conv=notrunc status=none
     truncate -s 5G hole
@@ -57,7 +57,7 @@ refused() {
     mkdir names
     touch "names/$(printf 'n%.0s' $(seq 255))" $'names/a\nb' 'names/ ' 'names/-rf' 'names/\' $'names/\xff\xfe' 'names/été' 'names/*'
     (cd names && for _ in $(seq 40); do mkdir deeper && cd deeper; done && touch bottom)
-    # Times to the nanosecond, before 1970 and after 2038; owners, modes, attributes, lists.
+    # Times to the nanosecond, before 1970 and after 2038; owners, modes, attributes, ACLs.
     touch -d '2001-02-03 04:05:06.123456789' big link
     touch -d '1931-02-03 04:05:06.987654321' fifo
     touch -d '2345-06-07 08:09:10.000000001' null names
@@ -79,7 +79,7 @@ refused() {
     "$bin" policy names --set num_dfiles=3 --set dist_params=strip_size:1M
 )
 "$bin" umount "$work/a"
-# Files without a name that are open when the machine fails are no part of the tree.
+# Open files without a name are not part of the tree when the machine fails.
 "$bin" mount "$work/one" "$work/a"
 exec 8> "$work/a/open" 9> "$work/a/opened"
 echo 'nobody has this name' >&8
@@ -102,15 +102,15 @@ if grep -q 'nobody has this name' "$work/dump"; then fail 'a file without a name
 "$bin" load --verify "$work/dump" "$work/two"
 "$bin" fsck "$work/two"
 
-# Everything that can be told of the files of a directory. A change of a big file is that of its stream. Of what has
-# space but no data, the space is not kept, and reading it would make a dump that is resumed another one.
+# All attributes of the files below a directory. A big file's ctime is that of its stream. Allocated
+# space without data is not preserved, and reading it would change a resumed dump.
 manifest() {
     (
         cd "$1"
         find . -print0 | sort -z | xargs -0 stat --printf '%n|%f|%i|%h|%u|%g|%t|%T|%s|%.9Y|%.9W\n'
         find . ! \( -type f -size +64k \) -print0 | sort -z | xargs -0 stat --printf '%n|%.9X|%.9Z\n'
         find . -type f ! -size +64k -print0 | sort -z | xargs -0 stat --printf '%n|%b\n'
-        # The file system below counts what it needs for itself: to the nearest MiB.
+        # The file system below adds metadata blocks: round to MiB.
         find . -type f -size +64k ! -name allocated -printf '%b %p\n' | sort -k 2 | awk '{ print int(($1 + 1024) / 2048), $2 }'
         find . -type l -print0 | sort -z | xargs -0 -n 1 readlink
         find . -print0 | sort -z | xargs -0 getfattr -h -d -m - -e hex 2> /dev/null
@@ -132,7 +132,7 @@ diff "$work/manifest.a" "$work/manifest.b" || fail 'what was loaded is not what 
 "$bin" dump "$work/two" > "$work/expected"
 whole=$(stat -c %s "$work/dump")
 
-echo '== a dump that is interrupted'
+echo '== interrupted dump'
 "$bin" dump "$work/one" 2> "$work/error" | head -c 1000000 > "$work/part" || true
 grep -q 'cannot write the dump' "$work/error"
 "$bin" dump --resume "$work/one" "$work/part"
@@ -148,7 +148,7 @@ refused 2 'has changed since' dump --resume "$work/one" "$work/expected"
 cp "$work/one/superblock" "$work/part"
 refused 2 'no dump' dump --resume "$work/one" "$work/part"
 
-echo '== a load that is interrupted'
+echo '== interrupted load'
 head -c "$((whole - 100))" "$work/dump" > "$work/cut"
 refused 1 'damaged at byte [0-9]*: it was cut off' dump --verify "$work/cut"
 refused 2 'damaged at byte [0-9]*: it was cut off' load --interval 1M "$work/cut" "$work/three"
@@ -175,10 +175,10 @@ exec 8>&-
 "$bin" load --resume "$work/dump" "$work/five" | grep 'resumed after'
 "$bin" dump "$work/five" | cmp - "$work/expected"
 
-echo '== what is no dump'
+echo '== invalid dumps'
 refused 2 'no dump' load docs/format.md "$work/six"
 refused 1 'no dump' dump --verify docs/format.md
-# Changed whatever it was: the bytes there are random.
+# Changes the byte whatever its random value was.
 byte=$(od -An -tu1 -j50000000 -N1 "$work/dump")
 printf '%b' "\\x$(printf '%02x' $((byte ^ 90)))" | dd of="$work/dump" bs=1 seek=50000000 conv=notrunc status=none
 refused 1 'damaged at byte [45][0-9]\{7\}: a checksum is wrong' dump --verify "$work/dump"

@@ -1,8 +1,10 @@
 #!/bin/bash
-# failing-test.sh: a disk that fails under a mount. What is there can still be read, nothing that may be lost is
-# acknowledged, unmounting works; and with a disk that is well, the next mount has all that was synced.
+# failing-test.sh: a disk that fails under a mount. Existing files stay readable, no change that may
+# be lost is acknowledged, and unmounting works; after the disk is repaired, the next mount has
+# everything that was synced.
 #
-# The store is on an ext4 on a loop device, whose file is on a small FUSE file system that fails when it is told to.
+# The store is on an ext4 on a loop device, whose file is on a small FUSE file system that fails on
+# request.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 BUILD=${BUILD:-target/release}
@@ -35,12 +37,12 @@ detach() {
     losetup -d "$loop"
     loop=
 }
-# Changes something, and says why it cannot.
+# Makes changes until one fails, and prints its error.
 refused() { grep -Eq 'Input/output error|Read-only file system' "$work/error"; }
 cannot() { ! "$@" 2> "$work/error" && refused; }
 has_failed() { ! { echo more >> "$work/mnt/more" && sync "$work/mnt/more"; } 2> "$work/error" && refused; }
 contents() { yes "$1" 2> /dev/null | head -c "$2" || true; } # the pipe breaks when there is enough
-# Everything in the list of synced files has its contents; or what begins with a word.
+# Checks the contents of all synced files, or of those whose name begins with a word.
 check_synced() {
     while read -r name size; do
         [[ $name == "${1:-}"* ]] || continue
@@ -64,18 +66,18 @@ for kind in writes all; do
     "$bin" mount --log-file "$work/log" "$work/disk/data" "$work/mnt"
     for number in $(seq 50); do put "small-$kind-$number" $((number * 500)); done
     put "big-$kind" 3000000
-    # Brings what earlier rounds wrote into memory, too.
+    # Reads the files of earlier rounds into memory.
     check_synced
     echo "$kind" > "$work/control"
-    # Not everything need reach the disk at once; but soon a sync fails, and from then on nothing is changed.
+    # Writes may stay in memory for a while, but a sync fails soon, and all later changes fail.
     await has_failed
     cannot touch "$work/mnt/new" || fail "a new file on a disk that fails"
     cannot rm "$work/mnt/small-$kind-1" || fail "a removal on a disk that fails"
-    # What is in our memory can be read; if only writing fails, all can.
+    # Cached files are readable; if only writes fail, all files are.
     if [ "$kind" = all ]; then check_synced small; else check_synced; fi
     grep -q '"failure": *"' <<< "$("$bin" status --json "$work/mnt")" || fail 'the status does not tell'
     grep -Eq 'cannot be written|the store failed' "$work/log" || fail 'the log does not tell'
-    # A disk that is well again does not bring back what it has lost meanwhile: nothing may be acknowledged.
+    # A repaired disk has lost data meanwhile: changes must still not be acknowledged.
     : > "$work/control"
     cannot touch "$work/mnt/new" || fail 'a new file after a failure'
     if grep -q 'cannot be written' "$work/log"; then
@@ -87,7 +89,7 @@ for kind in writes all; do
     took=$((SECONDS - started))
     if grep -q " $work/mnt " /proc/mounts || [ "$took" -gt 60 ]; then fail "unmounting took $took s"; fi
     : > "$work/control"
-    # Whatever the kernel still holds of the broken disk must not hide what is on it.
+    # Drops the kernel's caches of the broken disk, to test what is on it.
     await umount "$work/disk"
     losetup -d "$loop"
     loop=

@@ -1,5 +1,5 @@
 #!/bin/bash
-# first-hour.sh DIR: what a new user does in the first hour, checked: build, git, SQLite, PostgreSQL, rsync, tar.
+# first-hour.sh DIR: tests common tasks of a new user: builds, git, SQLite, PostgreSQL, rsync, tar.
 set -euo pipefail
 top=$(realpath "$(dirname "$0")/..")
 dir=$(mktemp -d "$(realpath "$1")/first-hour.XXXXXX")
@@ -11,7 +11,7 @@ cleanup() {
     rm -rf "$dir" "$outside" "$sockets"
 }
 trap cleanup EXIT
-# Whatever ends the script says so: many commands here are quiet.
+# Reports a failure of any command: many commands are silent.
 set -E
 trap 'echo "first-hour: FAILED: line $LINENO: $BASH_COMMAND" >&2' ERR
 cd "$dir"
@@ -22,7 +22,7 @@ fail() {
     exit 1
 }
 
-# 200 C files, packed outside, unpacked here, built, touched, built again.
+# 200 C files, packed outside, unpacked here, built, touched, and built again.
 build_c() {
     step 'untar and build a C program'
     local n
@@ -95,7 +95,7 @@ use_sqlite() {
         db=db-$mode.sqlite
         [ "$(sqlite3 "$db" "PRAGMA journal_mode=$mode;")" = "${mode,,}" ] || fail "no journal mode $mode"
         sqlite3 "$db" 'CREATE TABLE t(id INTEGER PRIMARY KEY, v TEXT); CREATE INDEX i ON t(v);'
-        # Two writers at once, so that its locks are used.
+        # Two concurrent writers, to use its locks.
         for w in 1 2; do
             for n in $(seq 40); do
                 echo '.timeout 20000'
@@ -188,7 +188,7 @@ newline"
     (cd "$from" && find . -type f -print0 | sort -z | xargs -0 sha256sum) > "$outside/a"
     (cd tree && find . -type f -print0 | sort -z | xargs -0 sha256sum) > "$outside/b"
     cmp "$outside/a" "$outside/b" || fail 'sums differ'
-    # Again after changes, so that it updates in place and deletes.
+    # Again after changes, which update in place and delete.
     rm "$from/sub/f7"
     echo more >> "$from/sub/f100"
     rsync "${flags[@]}" --inplace "$from/" tree/

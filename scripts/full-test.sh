@@ -1,5 +1,5 @@
 #!/bin/bash
-# full-test.sh: a full disk gives ENOSPC, loses nothing, and is of use again when something has been removed.
+# full-test.sh: a full disk causes ENOSPC without losses, and is usable again after removals.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bin=$(realpath "${BUILD:-target/release}/espalier")
@@ -32,12 +32,12 @@ echo kept > early
 sync early
 bigs=$(fill big)
 rm big*
-# What is removed gives its space back when that is durable, and how much there is is looked at once a second.
+# A removal frees space when it is durable, and free space is checked once a second.
 for _ in $(seq 60); do
     small first 2> /dev/null && break
     sleep 1
 done
-# What is allocated has its room, also behind the end.
+# Allocated space is usable, also after the end of the file.
 fallocate -l 30000 promised
 : > behind
 fallocate -n -l 30000 behind
@@ -47,7 +47,7 @@ for file in promised behind large; do
 done
 smalls=$(fill small)
 payload() { head -c "$1" /dev/zero | tr '\0' y; }
-# Until the checkpoint that filled the disk is through, nothing can be changed.
+# Changes fail until the checkpoint that filled the disk is complete.
 overwrite() { # file, bytes
     for _ in $(seq 20); do
         payload "$2" | dd of="$1" conv=notrunc,fsync status=none 2> /dev/null && return
@@ -63,7 +63,7 @@ for _ in 1 2 3; do
 done
 ! payload 30000 | dd of=denied conv=fsync status=none 2> "$work/error"
 grep -q 'No space left on device' "$work/error"
-# Nothing is lost, and what is there can be removed.
+# No file is lost, and files can be removed.
 [ "$(cat early)" = kept ]
 cmp <(payload 30000) promised
 cmp <(payload 30000) behind

@@ -1,5 +1,5 @@
 #!/bin/sh
-# install-completions.sh PREFIX: where each shell looks for completions below a prefix.
+# install-completions.sh PREFIX: installs completions where each shell searches below a prefix.
 set -eu
 share=$1/share
 put() { # shell, directory, file

@@ -1,6 +1,6 @@
 #!/bin/bash
-# kill-test.sh [ROUNDS]: kills the server of a mount under load, again and again. After each kill the next mount must
-# recover by itself within seconds, what was synced must be there, and in the end fsck must be clean.
+# kill-test.sh [ROUNDS]: repeatedly kills the process of a mount under load. After each kill the
+# next mount recovers within seconds and has all synced files; at the end fsck finds no errors.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bin=$(realpath "${BUILD:-target/release}/espalier")
@@ -16,8 +16,8 @@ cleanup() {
 trap cleanup EXIT
 "$bin" mkfs "$work/data" > /dev/null
 
-# Creates, rewrites, renames, links and removes files of many sizes. Of every tenth file it syncs what it is to hold, and
-# only then notes the name outside.
+# Creates, rewrites, renames, links and removes files of many sizes. Every tenth file is synced and
+# then recorded outside the mount.
 load() {
     local round=$1 number=0 size dir
     while :; do
@@ -46,7 +46,7 @@ for round in $(seq "$rounds"); do
     kill "$load" 2> /dev/null || true
     wait "$load" 2> /dev/null || true
     load=
-    # A dead mount is removed by the next mount.
+    # The next mount removes a dead mount.
     started=$(date +%s%N)
     "$bin" mount --log info "$work/data" "$mnt"
     took=$((($(date +%s%N) - started) / 1000000))
@@ -56,7 +56,7 @@ for round in $(seq "$rounds"); do
             exit 1
         fi
     done < "$work/synced"
-    # Every file can be read and every directory listed.
+    # All files are readable and all directories can be listed.
     tar -cf /dev/null -C "$mnt" .
     "$bin" umount "$mnt"
     "$bin" fsck "$work/data" > "$work/fsck" || {
@@ -69,7 +69,8 @@ if ! grep -q 'replayed the journal' "$work/data/log"; then
     echo 'kill-test: no mount had anything to replay: it tested nothing' >&2
     exit 1
 fi
-# The end of the process alone loses no more than the last milliseconds, and nothing that `espalier sync` has made durable.
+# A crash of the process loses at most the last milliseconds, and nothing that `espalier sync` has
+# made durable.
 head -c 3000000 /dev/urandom > "$work/big"
 for way in rest sync; do
     "$bin" mount "$work/data" "$mnt"
@@ -93,7 +94,7 @@ if "$bin" sync "$work" 2> /dev/null; then
     echo 'kill-test: espalier sync of another file system must fail' >&2
     exit 1
 fi
-# `make run` goes on where it was killed, too.
+# `make run` also recovers after a kill.
 is_mounted() { grep -q '^mounted on .*/mnt ' <<< "$("$bin" status "$work/data")"; }
 run=$PWD/scripts/run.sh
 for end in killed unmounted; do

@@ -1,5 +1,5 @@
 #!/bin/bash
-# memory-test.sh [files]: the memory of a mount stays within its bound, whatever the number of files.
+# memory-test.sh [FILES]: the memory of a mount stays within its limit for any number of files.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bin=$(realpath "${BUILD:-target/release}/espalier")
@@ -20,7 +20,8 @@ check() {
     cache=$(figure cache_bytes)
     rss=$(awk '/^VmHWM/ { print $2 }' "/proc/$(figure pid)/status")
     echo "$1: cache $cache bytes, resident at most $rss KiB"
-    # A fifth of the 32M is the cache's; the process has 160M for all else. Without a bound there would be 40M of cache.
+    # The cache has a fifth of the 32M; the process has 160M for everything else. Without a limit
+    # the cache would reach 40M.
     [ "$cache" -lt $((20 << 20)) ] && [ "$rss" -lt $((192 << 10)) ]
 }
 

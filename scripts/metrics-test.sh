@@ -1,6 +1,6 @@
 #!/bin/bash
-# metrics-test.sh: the figures that a mount tells are those of what was done, in each form in which it tells them, and a
-# slow operation is logged with what it waited for.
+# metrics-test.sh: the metrics of a mount equal the executed operations, in every output format, and
+# a slow operation is logged with the reason of its wait.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bin=$(realpath "${BUILD:-target/release}/espalier")
@@ -22,14 +22,14 @@ fail() {
 scrape() { # the socket
     curl --silent --show-error --fail --unix-socket "$1" http://localhost/metrics > "$work/scrape"
 }
-# The value of a series, named with its labels, in what was scraped.
+# The value of a series in the scraped text, by name and labels.
 value() { awk -v name="$1" '$1 == name { print $2; found = 1 } END { exit !found }' "$work/scrape"; }
 count() { value "espalier_operation_duration_seconds_count{operation=\"$1\"}"; }
 
 "$bin" mkfs --journal 16M "$work/data" > /dev/null
 "$bin" mount -o "metrics=unix:$work/socket" "$work/data" "$work/mnt"
 
-# What is done by name reaches the server once each; only looking is cached by the kernel.
+# Operations on names reach the server once each; the kernel caches only lookups.
 mkdir "$work/mnt/d"
 for number in $(seq 20); do echo "$number" > "$work/mnt/d/$number"; done
 for number in $(seq 20); do mv "$work/mnt/d/$number" "$work/mnt/d/m$number"; done
@@ -46,7 +46,7 @@ done
 [ "$(count lookup)" -ge 1 ] || fail 'no lookup is counted'
 [ "$(value 'espalier_inodes')" = 7 ] || fail "$(value 'espalier_inodes') inodes instead of 7"
 [ "$(value 'espalier_journal_syncs_total')" -ge 1 ] || fail 'the fsync synced nothing'
-# The fsync waited for the journal, and a create for nothing but its turn.
+# The fsync waited for the journal, and the create did not.
 awk '$1 == "espalier_operation_stage_seconds_total{operation=\"fsync\",stage=\"journal\"}" && $2 > 0 { found = 1 }
     END { exit !found }' "$work/scrape" || fail 'the fsync has not waited for the journal'
 [ "$(value 'espalier_operation_stage_seconds_total{operation="create",stage="journal"}')" = 0.0 ] ||
@@ -67,7 +67,7 @@ awk '
     }
     END { exit bad }' "$work/scrape" || fail 'malformed metrics'
 [ "$(tail -n 1 "$work/scrape")" = '# EOF' ] || fail 'the metrics have no end'
-# Each histogram grows up to its count.
+# The buckets of each histogram are cumulative and end with its count.
 awk '
     /_bucket\{/ { if ($2 < last[FILENAME]) bad = 1; last[FILENAME] = $2 }
     /_count\{/ { last[FILENAME] = 0 }
@@ -81,7 +81,8 @@ grep -q '"name":"rename","count":20,"errors":0' "$work/status" || fail 'status -
 grep -q '"name":"rmdir","count":1,"errors":1' "$work/status" || fail 'status --json has no failed rmdir'
 "$bin" status "$work/mnt" | grep -Eq '^rename +20 ' || fail 'status has no 20 renames'
 
-# What is done while somebody watches is known by process and directory. The load goes on until it has been seen.
+# Operations are attributed to processes and directories while a viewer is active. The load runs
+# until it appears.
 mkdir "$work/mnt/busy"
 while [ ! -e "$work/seen" ]; do
     for number in $(seq 50); do : > "$work/mnt/busy/$number"; done
@@ -100,13 +101,13 @@ grep -Eq ' /busy$' "$work/top.txt" || fail 'the table does not show the director
 "$bin" top --once "$work" 2> "$work/error" && fail 'top shows what is not mounted'
 grep -q 'no Espalier file system is mounted' "$work/error" || fail 'top does not say why'
 
-# An address that is taken is told, and nothing is mounted.
+# An address in use is reported, and the mount fails.
 "$bin" mkfs --journal 4M "$work/mnt/data" > /dev/null
 "$bin" mount -o "metrics=unix:$work/socket" "$work/mnt/data" "$work/slow" 2> "$work/error" && fail 'two serve one address'
 grep -q 'choose another address' "$work/error" || fail "no advice: $(cat "$work/error")"
 ! grep -q " $work/slow " /proc/mounts || fail 'mounted in spite of the error'
 
-# A file system in ours: while our server is stopped, nothing becomes durable in it.
+# A store inside another mount: while the outer server is stopped, nothing becomes durable.
 "$bin" mount -o "slow=100,metrics=unix:$work/socket2" "$work/mnt/data" "$work/slow"
 echo data > "$work/slow/file"
 stopped=$("$bin" status --json "$work/mnt" | grep -o '"pid":[0-9]*' | cut -d: -f2)

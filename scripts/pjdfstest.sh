@@ -1,8 +1,9 @@
 #!/bin/bash
-# pjdfstest.sh DIR SECOND: the whole of pjdfstest in DIR, with another file system at SECOND for EXDEV.
+# pjdfstest.sh DIR SECOND: runs all of pjdfstest in DIR, with another file system at SECOND for
+# EXDEV.
 #
-# All features that exist on Linux are on: what is left out needs chflags, birth times in stat or NFSv4
-# ACLs, which only BSDs have. No case is excluded or expected to fail. It takes a few seconds.
+# All features that Linux has are enabled; the others need chflags, birth times in stat or NFSv4
+# ACLs, which only BSDs have. No case is excluded or expected to fail. The run takes a few seconds.
 set -euo pipefail
 version=0.2.2
 dir=$1
@@ -25,7 +26,7 @@ utime_now = {}
 naptime = 0.02
 allow_remount = $1
 [dummy_auth]
-# A user's own primary group: Debian calls nobody's "nogroup".
+# The user's primary group; on Debian nobody's is "nogroup".
 entries = [["nobody", "$(id -gn nobody)"], ["tests", "$(id -gn tests)"]]
 EOF
 }
@@ -39,8 +40,9 @@ run() { # name, patterns
         exit 1
     }
     grep Summary "$log"
-    # Only these may be skipped: the 13 erofs cases, which the other run does, and link_count_max, which
-    # skips itself as glibc knows LINK_MAX of a few file systems only (links::max_links of ours covers it).
+    # Only these may be skipped: the 13 erofs cases, which run separately, and link_count_max, which
+    # skips itself because glibc knows LINK_MAX of few file systems only (the conformance case
+    # links::max_links covers it).
     if grep skipped "$log" | grep -v -e Summary -e erofs -e link::link_count_max; then
         echo 'pjdfstest: skipped the above' >&2
         exit 1
@@ -50,8 +52,9 @@ run() { # name, patterns
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 
-# The erofs cases remount DIR's file system read-only. Earlier cases of the same process leave files open
-# for writing, which makes any file system refuse that as busy: so these run in a process of their own.
+# The erofs cases remount DIR's file system read-only. Earlier cases of the same process leave files
+# open for writing, which makes any file system refuse that with EBUSY, so these cases run in a
+# separate process.
 config false > "$scratch/config.toml"
 NO_COLOR=1 run all
 config true > "$scratch/config.toml"

@@ -1,6 +1,7 @@
 #!/bin/bash
-# policy-test.sh: policies of directories on a mount without servers: what the mount decides, what is set, inherited, copied and kept by
-# kills; what is refused, and where that is said. What comes of them on data servers is in cluster-data-test.sh.
+# policy-test.sh: policies of directories on a mount without servers: defaults, setting,
+# inheritance, copies, persistence across kills, and refusals. cluster-data-test.sh tests their
+# effect on data servers.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bin=$(realpath "${BUILD:-target/release}/espalier")
@@ -18,7 +19,7 @@ fail() {
     exit 1
 }
 
-# refused TEXT COMMAND...: it fails, and says so.
+# refused TEXT COMMAND...: the command fails and prints TEXT.
 refused() {
     local text=$1
     shift
@@ -31,7 +32,7 @@ is() {
     [ "$1" = "$2" ] || fail "'$1' instead of '$2'"
 }
 
-# policy DIR WHAT: "policy" is what is set there, "effective" what holds.
+# policy DIR KEY: "policy" prints the attributes set on DIR, "effective" the effective ones.
 policy() {
     "$bin" policy "$1" --json | jq -c ".$2"
 }

@@ -1,12 +1,14 @@
 #!/bin/bash
-# powerloss-test.sh [WORKLOAD...]: power is lost at many points of recorded workloads, and again while recovering.
+# powerloss-test.sh [WORKLOAD...]: simulates loss of power at many points of recorded workloads, and
+# again during recovery.
 #
-# The store lies on an ext4 in a loop device whose image is served by `espalier-powerloss record`, which notes every
-# write and flush. For each of POINTS= points of the record (chosen by SEED=) the disk is made that a loss of power could
-# leave: what was flushed, and of the rest some, in any order, torn. It must mount, have all that was acknowledged as
+# The store is on an ext4 in a loop device whose image is served by `espalier-powerloss record`,
+# which records every write and flush. For each of POINTS= points of the record (chosen by SEED=)
+# the test builds a disk that a loss of power could leave: all flushed writes, and some of the
+# others, in any order, torn. The disk must mount, contain everything that was acknowledged as
 # durable, and be clean.
 #
-# powerloss-test.sh replay DIR POINT SEED: once more what a failure said.
+# powerloss-test.sh replay DIR POINT SEED: repeats a failed point.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 BUILD=$(realpath "${BUILD:-target/release}")
@@ -56,7 +58,8 @@ make_disk() { # image, size
     mkfs.ext4 -q -F -b 4096 -J size=4 -E nodiscard "$1"
 }
 
-# Runs a command on a recorded disk: image, record, command. The image ends as the command has left it.
+# Runs a command on a recorded disk: image, record, command. Leaves the image as the command left
+# it.
 record() {
     local image=$1 record=$2 pid
     shift 2
@@ -79,7 +82,7 @@ work() { # workload, seed, mount options
     "$bin" umount "$mnt"
 }
 
-# The same through a server: workload, seed.
+# The same workload through a server: workload, seed.
 work_served() {
     local server said=$work/served
     printf 'listen = "127.0.0.1:17442"\nstore = "%s"\ninsecure = true\n' "$disk/data" > "$work/server.toml"
@@ -96,18 +99,18 @@ work_served() {
     wait "$server"
 }
 
-# A cluster of two servers on the disk, whose files have datafiles from their birth: the policy of all directories.
+# A cluster of two servers on the disk, whose files are created with datafiles by a policy.
 make_cluster() {
     local server
     "$bin" cluster init "$disk/cluster" --servers 2 --listen 127.0.0.1:17450 > /dev/null
     for server in 0 1; do
-        # A server that is started anew waits until the leases that it does not know of are over.
+        # A restarted server waits until the leases of its previous incarnation have expired.
         sed -i 's/^lease_seconds = .*/lease_seconds = 2/' "$disk/cluster/server-$server/server.toml"
         printf '[policy]\n%s\n' "$1" >> "$disk/cluster/server-$server/server.toml"
     done
 }
 
-# Mounts it, does something there, and ends it: command.
+# Mounts it, runs a command there, and unmounts: command.
 on_cluster() {
     "$bin" cluster up "$disk/cluster" > "$work/up"
     "$bin" mount -o credentials="$disk/cluster/clients/admin" espalier://127.0.0.1:17450/ "$mnt" --log-file "$work/mount.log"
@@ -124,7 +127,8 @@ check_marks() {
     "$power" check "$mnt" "$work/lost.marks" > "$work/checked"
 }
 
-# A server may still be removing what clients have left when it ends, but nothing is lost or refers to nothing.
+# A server may be killed while it cleans up after clients, but nothing is lost and no reference
+# dangles.
 check_cluster() {
     disk_mount "$work/lost"
     on_cluster check_marks
@@ -137,7 +141,7 @@ make() {
     echo made > "$recorder/marks"
 }
 
-# What `load` is to make, and makes where no power is lost: directory.
+# The expected result of `load`, made without a loss of power: directory.
 make_dump() {
     "$bin" mkfs --journal 4M "$1/source" > /dev/null
     "$bin" mount "$1/source" "$mnt"
@@ -157,7 +161,7 @@ load() {
     echo made > "$recorder/marks"
 }
 
-# Goes on with what is left of a load, or begins anew where nothing is.
+# Resumes an interrupted load, or restarts it if nothing is left.
 load_again() {
     "$bin" load --resume --interval 64K "$first/dump" "$disk/data" > /dev/null 2> "$work/refused" ||
         grep -q 'nothing to resume' "$work/refused" ||
@@ -165,14 +169,15 @@ load_again() {
     echo made > "$recorder/marks"
 }
 
-# The disk after a loss of power: directory with `image`, `marks` and `record`; point, seed. It comes to $work/lost.
+# Builds the disk after a loss of power in $work/lost: directory with `image`, `marks` and `record`;
+# point, seed.
 lose() {
     cp --sparse=always "$1/image" "$work/lost"
     cp "$1/marks" "$work/lost.marks"
     "$power" crash "$1/record" "$2" "$3" "$work/lost" "$work/lost.marks"
 }
 
-# A load that was interrupted is no file system, and goes on where it was: directory with `dump` and `expected`.
+# An interrupted load is not a file system, and resumes: directory with `dump` and `expected`.
 check_load() {
     disk_mount "$work/lost"
     if "$bin" mount -o ro "$disk/data" "$mnt" 2> "$work/refused"; then
@@ -180,7 +185,7 @@ check_load() {
     else
         [ ! -s "$work/lost.marks" ] || { cat "$work/refused" >&2; return 1; }
         if ! "$bin" load --resume "$1/dump" "$disk/data" > /dev/null 2> "$work/refused"; then
-            # There was not even a whole superblock.
+            # The superblock was not complete yet.
             grep -q 'not completely made: use --force' "$work/refused" || { cat "$work/refused" >&2; return 1; }
             "$bin" load --force "$1/dump" "$disk/data" > /dev/null
         fi
@@ -199,7 +204,7 @@ check() {
         "$bin" mount "$disk/data" "$mnt"
         grep -qx made "$work/lost.marks" || "$power" check "$mnt" "$work/lost.marks" > "$work/checked"
     elif ! "$bin" mount "$disk/data" "$mnt" 2> "$work/refused"; then
-        # A file system that is not whole says so, and can be made again.
+        # An incomplete file system is reported, and can be made again.
         grep -Eq 'mkfs|no file system' "$work/refused" || { cat "$work/refused" >&2; return 1; }
         "$bin" mkfs --force "$disk/data" > /dev/null
         "$bin" mount "$disk/data" "$mnt"
@@ -211,7 +216,7 @@ check() {
 
 try() { # directory, point, seed
     lose "$@"
-    check "$1" & # where an error ends it
+    check "$1" & # in a subshell, which an error ends
     if ! wait "$!"; then
         local kept
         kept=$(mktemp -d "${TMPDIR:-/tmp}/espalier-powerloss.XXXXXX")
@@ -234,7 +239,7 @@ if [ "${1:-}" = replay ]; then
     exit
 fi
 
-# By workload: what files are to be, besides those of a server that is alone.
+# By workload: expected files, besides those of a single server.
 declare -A policies=(
     [bare]='no_metafile = true'
     [by_client]=$'create = "client"\nstuffing = false'
@@ -282,7 +287,7 @@ for workload in "$@"; do
     try_all "$first" "$points" "$seed"
     twice=0
     if [ "$workload" != mkfs ]; then
-        # Power is lost again while what was found after the first time is recovered and worked on.
+        # Loses power again during recovery and the following work.
         lose "$first" "$("$power" points "$first/record" 1 "$((seed + 1))")" "$seed"
         mv "$work/lost" "$second/image"
         mv "$work/lost.marks" "$second/marks"

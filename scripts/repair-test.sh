@@ -1,6 +1,6 @@
 #!/bin/bash
-# repair-test.sh: a store is damaged in its tables, its journal, its streams and its superblock. `fsck` says so, `fsck --repair` mends it, and
-# then everything that was not hit is there.
+# repair-test.sh: damages the tables, journal, streams and superblock of a store. `fsck` reports the
+# damage, `fsck --repair` repairs it, and everything undamaged is preserved.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bin=$(realpath "${BUILD:-target/release}/espalier")
@@ -18,7 +18,7 @@ fail() {
     exit 1
 }
 
-# expect CODE ARGUMENTS...: runs fsck.
+# expect CODE ARGUMENTS...: runs fsck and checks its exit status.
 expect() {
     local wanted=$1 code=0
     shift
@@ -33,7 +33,7 @@ flip() {
     printf '%b' "\\x$(printf '%02x' $((byte ^ 90)))" | dd of="$1" bs=1 seek="$2" conv=notrunc status=none
 }
 
-# What a file holds tells its number, so that no file can be taken for another.
+# The contents of a file contain its number, so that no file can be mistaken for another.
 fill() {
     local number
     mkdir -p "$mnt/$1"
@@ -46,7 +46,7 @@ fill() {
     ln -s d0 "$mnt/$1/symlink"
 }
 
-# How many small files hold what they held, wherever they are.
+# Number of small files with their original contents, at any path.
 intact() {
     local file first good=0
     while IFS= read -r file; do
@@ -66,7 +66,7 @@ expect 0 --repair "$work/data"
 expect 8 "$work/nothing"
 cp -a "$work/data" "$work/clean"
 
-echo '== a block of the tables'
+echo '== damage a block of the tables'
 table=$(find "$work/data/tables/tables" -type f -printf '%s %p\n' | sort -n | tail -n 1 | cut -d ' ' -f 2)
 flip "$table" $(($(stat -c %s "$table") / 3))
 expect 4 "$work/data"
@@ -84,7 +84,7 @@ tar -cf /dev/null -C "$mnt" .
 "$bin" umount "$mnt"
 expect 0 "$work/data"
 
-echo '== the list of tables'
+echo '== damage the list of tables'
 rm -rf "$work/data"
 cp -a "$work/clean" "$work/data"
 truncate -s 3 "$work/data/tables/current"
@@ -95,7 +95,7 @@ expect 0 "$work/data"
 [ "$(intact)" = 1501 ] || fail 'files are missing, though only the list was damaged'
 "$bin" umount "$mnt"
 
-echo '== a stream, and one too many'
+echo '== a missing stream, and an unreferenced one'
 rm -rf "$work/data"
 cp -a "$work/clean" "$work/data"
 stream=$(find "$work/data/streams" -type f -size +200k)
@@ -108,7 +108,7 @@ expect 0 "$work/data"
 cmp <(head -c 300000 /dev/zero | tr '\0' a) "$mnt"/lost+found/* || fail 'the stream is not in lost+found'
 "$bin" umount "$mnt"
 
-echo '== the journal'
+echo '== damage the journal'
 "$bin" mount --foreground "$work/data" "$mnt" &
 server=$!
 for _ in $(seq 600); do
@@ -122,7 +122,7 @@ done
 kill -9 "$server"
 wait "$server" 2> /dev/null || true
 umount -l "$mnt"
-# In the middle of what was written: frames behind it show that it had been durable.
+# In the middle of the written frames: later frames record it as durable.
 at=$(grep -abo -m 1 j25 "$work/data/journal" | head -n 1 | cut -d : -f 1)
 flip "$work/data/journal" "$at"
 expect 4 "$work/data"
@@ -136,7 +136,7 @@ cmp <(seq 20 70) "$mnt/j20" || fail 'what was before the damage in the journal i
 "$bin" umount "$mnt"
 [ -n "$(find "$work/data/quarantine" -name journal)" ] || fail 'the old journal was not kept'
 
-echo '== a journal that is none'
+echo '== an invalid journal'
 truncate -s 10k "$work/data/journal"
 expect 4 "$work/data"
 expect 1 --repair "$work/data"
@@ -145,7 +145,7 @@ expect 0 "$work/data"
 cmp <(seq 20 70) "$mnt/j20" || fail 'what the tables hold is lost'
 "$bin" umount "$mnt"
 
-echo '== the superblock'
+echo '== damage the superblock'
 truncate -s 100 "$work/data/superblock"
 expect 4 "$work/data"
 if "$bin" mount "$work/data" "$mnt" 2> "$work/said"; then fail 'a damaged superblock is mounted'; fi

@@ -1,5 +1,6 @@
 #!/bin/bash
-# replay-test.sh: what strace logs of programs, and what a mount records of them, comes to the same in virtual time.
+# replay-test.sh: replays of strace logs and of recordings of a mount have the recorded results in
+# virtual time.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bin=$(realpath "${ESPALIER:-${BUILD:-target/release}/espalier}")
@@ -16,7 +17,7 @@ fail() {
     exit 1
 }
 
-# Works on what is there already, and on new files; several processes at the same time.
+# Uses existing and new files, by several concurrent processes.
 cat > "$work/program" << 'PROGRAM'
 set -e
 cd "$1"
@@ -48,7 +49,7 @@ old() {
     touch "$1/old/moved/file"
 }
 
-echo 'a log of strace'
+echo 'a strace log'
 old "$work/dir"
 strace -f -ttt -T -y -o "$work/log" bash "$work/program" "$work/dir"
 "$bin" sim --trace "$work/log" --trace-root "$work/dir" > "$work/told" || fail "$(cat "$work/told")"
@@ -65,7 +66,7 @@ bash "$work/program" "$mnt"
 "$bin" sim --trace "$work/recording" > "$work/told" || fail "$(cat "$work/told")"
 grep -q 'create' "$work/told" || fail 'nothing was replayed'
 
-echo 'a difference is told'
+echo 'a difference is reported'
 grep -v '"name":"unpacked"' "$work/recording" > "$work/spoiled"
 if "$bin" sim --trace "$work/spoiled" > "$work/told"; then fail 'a spoiled recording came to the same'; fi
 grep -q '^line' "$work/told" || fail 'no difference is told'

@@ -1,13 +1,15 @@
 #!/bin/sh
-# run.sh DATA MNT: create a file system in DATA unless there is one, and mount it on MNT until Ctrl-C.
+# run.sh DATA MNT: makes a file system in DATA unless there is one, and mounts it on MNT until
+# Ctrl-C.
 set -eu
 data=$1
 mnt=$2
 bin=${BIN:-target/release/espalier}
 mkdir -p "$data"
-# Where the last mount was killed nobody can look at the directory; the program clears that away, and says what else is wrong.
+# The mount point of a killed mount is inaccessible; the program detaches the dead mount and reports
+# other problems.
 mkdir -p "$mnt" 2> /dev/null || true
-# An empty directory is no store yet; anything else is for the program to judge.
+# An empty directory is not a store; the program checks anything else.
 if [ -z "$(ls -A "$data")" ]; then
     "$bin" mkfs "$data"
 fi

@@ -1,5 +1,5 @@
 #!/bin/bash
-# setup.sh run|test|bench: installs what is missing, and only that; says what to do where it cannot.
+# setup.sh run|test|bench: installs only what is missing, and says what to do where it cannot.
 set -euo pipefail
 
 need() { # package, then the commands or files that show it is there
@@ -77,7 +77,7 @@ if [ ! -e /dev/fuse ]; then
     }
 fi
 
-# pjdfstest acts as two users, each with its primary group.
+# pjdfstest uses two users, each with its primary group.
 if [ "${1:-run}" = test ]; then
     getent passwd nobody > /dev/null || as_root useradd -r -M -d / -s /usr/sbin/nologin nobody
     getent passwd tests > /dev/null || as_root useradd -r -M -U -d / -s /usr/sbin/nologin tests

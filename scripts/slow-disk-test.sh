@@ -1,7 +1,9 @@
 #!/bin/bash
-# slow-disk-test.sh: a server's disk that is not heard of for a while. Who reads from it waits; what else its mount asks for does not.
+# slow-disk-test.sh: a server's disk that does not answer for a while. Reads from it wait; other
+# requests of the mount do not.
 #
-# The server's store is on an ext4 on a loop device, whose file is on a small FUSE file system that keeps reads waiting when it is told to.
+# The server's store is on an ext4 on a loop device, whose file is on a small FUSE file system that
+# blocks reads on request.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 BUILD=${BUILD:-target/release}
@@ -28,7 +30,7 @@ up
 "$bin" mount espalier://127.0.0.1:17480/ "$mnt" -o "credentials=$cluster/clients/admin" --log-file "$work/mount.log"
 for n in 1 2; do head -c 3000000 /dev/urandom > "$work/bytes-$n"; cp "$work/bytes-$n" "$mnt/big-$n"; done
 sync "$mnt"/big-*
-# What caches have of what they hold.
+# Drops the caches.
 find "$cluster"/server-0 -path "*/streams/*" -type f -size +2M |
     while read -r stream; do sync "$stream" && dd if="$stream" iflag=nocache count=0 status=none; done
 read -r _ < "$mnt/big-2" || true # of this one its beginning is in memory again

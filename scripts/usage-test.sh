@@ -1,5 +1,6 @@
 #!/bin/bash
-# usage-test.sh: what directories tell of all below them equals a walk, whatever was done and after kills; and quotas hold.
+# usage-test.sh: the usage of directories equals that of a walk after all operations and kills, and
+# quotas hold.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bin=$(realpath "${BUILD:-target/release}/espalier")
@@ -35,7 +36,7 @@ walked() {
         END { printf "%d %d %d\n", f, d, b }'
 }
 
-# Every directory at or below.
+# All directories at or below a path.
 check() {
     local dir
     while IFS= read -r -d '' dir; do
@@ -147,7 +148,7 @@ grep -q '10 of 10 files and directories' <<< "$("$bin" du "$mnt/q")" || fail "du
 [ "$(stat -f -c '%b %S %c %d' "$mnt/q/d2")" = '512 4096 10 0' ] || fail "statfs: $(stat -f "$mnt/q/d2")"
 mount --bind "$mnt/q" "$work/bound"
 [ "$(df --output=size,itotal "$work/bound" | tail -1 | xargs)" = '2048 10' ] || fail "df: $(df "$work/bound")"
-# Whoever looks at all mounts, as other tests may, keeps it for a moment.
+# A process that inspects all mounts, such as another test, briefly keeps this one busy.
 for _ in $(seq 50); do
     ! umount "$work/bound" 2> "$work/error" || break
     sleep 0.1

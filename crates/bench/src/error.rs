@@ -1,4 +1,4 @@
-//! What can go wrong with a benchmark.
+//! Errors of benchmarks.
 
 use std::io;
 use std::path::PathBuf;
@@ -10,25 +10,25 @@ pub enum Error {
     UnknownPhase { name: String, known: String },
     #[error("--{option} must be at least {least}")]
     TooSmall { option: &'static str, least: u64 },
-    #[error("{} is not a directory that can be used", dir.display())]
+    #[error("{} is not a usable directory", dir.display())]
     Directory { dir: PathBuf, source: io::Error },
     #[error("cannot {what}")]
     Io { what: String, source: io::Error },
-    /// A worker has said why it cannot go on.
+    /// A worker has reported a failure.
     #[error("process {rank} of {group} in {}: {message}", dir.display())]
     Failed { group: &'static str, dir: PathBuf, rank: u32, message: String },
-    /// A worker has died without a word.
+    /// A worker has died without a report.
     #[error("process {rank} of {group} in {} ended early ({status})", dir.display())]
     Died { group: &'static str, dir: PathBuf, rank: u32, status: ExitStatus },
     #[error("`{program}` failed ({status})")]
     Program { program: &'static str, status: ExitStatus },
-    #[error("the floor cannot be mounted; it has said why")]
+    #[error("the floor cannot be mounted; see its message above")]
     Floor,
     #[error("cannot mount the floor on {}", mountpoint.display())]
     Mount { mountpoint: PathBuf, source: espalier_fuse::MountError },
     #[error("the floor has stopped")]
     Served(#[from] espalier_fuse::RunError),
-    #[error("this process may have {most} connections at most: raise `ulimit -Hn`")]
+    #[error("this process may have at most {most} connections: raise `ulimit -Hn`")]
     Connections { most: u64 },
     #[error(transparent)]
     Connect(espalier_library::ConnectError),
@@ -39,7 +39,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// For `map_err`: what was being done, as in "cannot WHAT".
+    /// For `map_err`: the attempted action, as in "cannot WHAT".
     pub(crate) fn doing(what: impl Into<String>) -> impl FnOnce(io::Error) -> Error {
         let what = what.into();
         move |source| Error::Io { what, source }

@@ -1,4 +1,4 @@
-//! The floor: [`Memory`] mounted beside what is measured, in a process of its own.
+//! The floor: [`Memory`] mounted in a separate process, for comparison.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::Path;
@@ -12,21 +12,22 @@ use crate::error::Error;
 use crate::memory::Memory;
 use crate::place::Place;
 
-/// The hidden command of the program that this is linked into: it takes mount options (`-o`) and a mount point, and calls
-/// [`serve_floor`].
+/// Hidden command of the program that links this crate: it takes mount options (`-o`) and a mount
+/// point, and calls [`serve_floor`].
 pub const FLOOR_COMMAND: &str = "bench-floor";
 const READY: &str = "ready";
 
 /// A mounted floor. Dropping it unmounts.
 pub(crate) struct Floor {
     server: Child,
-    /// When it ends, so does the server, which unmounts; also when this process is killed.
+    /// Standard input of the server. Its end makes the server unmount and exit, also if this
+    /// process is killed.
     input: Option<ChildStdin>,
     mountpoint: TempDir,
 }
 
 impl Floor {
-    /// Mounts one with the same options as `like`, if that is ours.
+    /// Mounts a floor with the same options as `like`, if that is an Espalier mount.
     pub(crate) fn mount(like: &Place) -> Result<Floor, Error> {
         let mountpoint =
             TempDir::with_prefix("espalier-floor-").map_err(Error::doing("make a mount point"))?;
@@ -67,20 +68,20 @@ impl Floor {
 impl Drop for Floor {
     fn drop(&mut self) {
         self.end();
-        // If the server was killed, its mount is still there.
+        // A killed server leaves its mount behind.
         let _ = espalier_fuse::detach_dead(self.mountpoint.path());
     }
 }
 
-/// Mounts a floor, says so on standard output, and serves it until standard input ends.
+/// Mounts a floor, reports that on standard output, and serves it until standard input ends.
 pub fn serve_floor(
     mountpoint: &Path,
     options: &MountOptions,
     transport: Option<Transport>,
     threads: usize,
 ) -> Result<(), Error> {
-    // As a mount in the background does. And an interrupt at the terminal is not for the floor, for what was made in it
-    // is removed first.
+    // As a background mount does. An interrupt at the terminal must not end the floor before its
+    // files are removed.
     let _ = rustix::process::setsid();
     let options = MountOptions { subtype: "espalier-floor".into(), ..options.clone() };
     let session = Session::mount("floor", mountpoint, &options, &espalier_runtime::wanted(transport))
@@ -95,7 +96,7 @@ pub fn serve_floor(
     let mut out = io::stdout();
     writeln!(out, "{READY}")
         .and_then(|()| out.flush())
-        .map_err(Error::doing("say that the floor is ready"))?;
+        .map_err(Error::doing("report that the floor is ready"))?;
     let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
     let memory = Memory::new(uid, gid, session.granted(), options.default_permissions);
     Ok(session.run(threads, Arc::new(memory))?)

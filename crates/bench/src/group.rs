@@ -1,39 +1,39 @@
-//! Groups of phases, and what can be asked for with `--phases`.
+//! Groups of phases, and their selection by `--phases`.
 
 use crate::error::Error;
 use crate::groups::{big, durable, growth, mdtest, paper, programs, small};
 use crate::worker::{Laps, Outcome, Worker};
 
-/// Phases that follow from each other: what one makes, the next ones use.
+/// Phases that depend on each other: one uses the files of the previous ones.
 #[derive(Debug)]
 pub struct Group {
     pub name: &'static str,
-    /// Files of each process, and bytes of each file, unless the user says otherwise.
+    /// Default number of files per process, and of bytes per file.
     pub files: u64,
     pub bytes: u64,
     pub procs: Procs,
     pub(crate) source: Source,
-    /// Before the first phase, untimed.
+    /// Untimed preparation.
     pub(crate) start: fn(&mut Worker) -> Outcome,
     pub(crate) phases: &'static [Phase],
 }
 
-/// How many processes a group is run with.
+/// Number of processes of a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Procs {
-    /// As many as the user says, or else with each of these numbers.
+    /// The user's numbers, or by default each of these.
     Default(&'static [u32]),
-    /// A program that is one process.
+    /// A single program.
     One,
 }
 
-/// What a group's programs need to be there.
+/// Input that a group's programs need.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Source {
     Nothing,
     /// A tar archive of a source tree.
     Archive,
-    /// A git repository of one.
+    /// A git repository of a source tree.
     Repository,
 }
 
@@ -44,13 +44,13 @@ pub(crate) struct Phase {
     pub(crate) work: fn(&mut Worker, &mut Laps) -> Outcome,
 }
 
-/// What the kernel is made to forget before a phase.
+/// Kernel caches to drop before a phase.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Uncached {
     Nothing,
     /// Names and attributes.
     Names,
-    /// And the contents of files.
+    /// Names, attributes and file contents.
     Everything,
 }
 
@@ -80,7 +80,7 @@ pub(crate) fn find(name: &str) -> Option<&'static Group> {
     GROUPS.into_iter().find(|group| group.name == name)
 }
 
-/// A group to run, and which of its phases to report. All are run, for one needs what another has made.
+/// A group to run, and its phases to report. All phases run, since they depend on each other.
 #[derive(Debug)]
 pub(crate) struct Selected {
     pub(crate) group: &'static Group,
@@ -93,7 +93,8 @@ impl Selected {
     }
 }
 
-/// What names like `paper` (all of a group) and `small/unlink` (one phase) select, each group once.
+/// Selects by names such as `paper` (a whole group) and `small/unlink` (one phase); each group
+/// occurs once.
 pub(crate) fn select(names: &[String]) -> Result<Vec<Selected>, Error> {
     let mut all: Vec<Selected> = Vec::new();
     for name in names {

@@ -1,4 +1,4 @@
-//! What is measured, one file a group.
+//! The groups of phases, one file each.
 
 pub(crate) mod big;
 pub(crate) mod durable;

@@ -1,12 +1,14 @@
-//! Measures directories of any file system by what processes do in them.
+//! Benchmarks of directories on any file system, by real processes.
 //!
-//! A *group* of phases is run by a team of real processes, which pass a barrier before and behind each phase. With two
-//! directories, or with the *floor* (a file system that only answers from memory, mounted through the same FUSE code),
-//! runs go in turn, and what counts is the ratio of each pair: this machine's moods are in both of its parts.
+//! A team of processes executes a *group* of phases, with a barrier before and after each phase.
+//! With two directories, or with the *floor* (a file system that answers from memory, mounted
+//! through the same FUSE code), runs alternate, and the result is the ratio of each pair, so that
+//! variations of the machine affect both sides.
 //!
-//! [`native()`] measures servers instead, by clients of this process.
+//! [`native()`] measures servers by clients in this process instead.
 //!
-//! The program that this is linked into must have two hidden commands, [`WORKER_COMMAND`] and [`FLOOR_COMMAND`].
+//! The program that links this crate must provide two hidden commands, [`WORKER_COMMAND`] and
+//! [`FLOOR_COMMAND`].
 
 mod error;
 mod floor;
@@ -42,32 +44,33 @@ use floor::Floor;
 use group::{Selected, Uncached};
 use team::{Job, Outcome};
 
-/// What to measure, and how.
+/// Parameters of a benchmark.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// The first is measured; a second one is what it is compared with.
+    /// The directory to measure; `second` is compared with it.
     pub dir: PathBuf,
     pub second: Option<PathBuf>,
-    /// Compare with a file system that only answers from memory. It has to be mounted: root, or `fusermount3`.
+    /// Compare with a file system that answers from memory. Mounting it needs root or
+    /// `fusermount3`.
     pub floor: bool,
     /// Groups, or `group/phase`.
     pub phases: Vec<String>,
-    /// Numbers of processes, each of which is run; empty for what each group has by default.
+    /// Numbers of processes, each measured in turn; empty: the group's default.
     pub procs: Vec<u32>,
-    /// Files of each process, and bytes of each file, instead of the groups' own.
+    /// Files per process and bytes per file, instead of the group's defaults.
     pub files: Option<u64>,
     pub bytes: Option<u64>,
     pub algorithm: Algorithm,
-    /// How often each side is run: by default 5 times, or once if nothing is compared.
+    /// Runs of each side: by default 5, or 1 without a comparison.
     pub runs: Option<u32>,
 }
 
-/// The two timing methods of Carns et al., section IV.B.
+/// The timing methods of Carns et al., section IV.B.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Algorithm {
-    /// Algorithm 1: each process takes its own time, and the longest counts.
+    /// Algorithm 1: each process measures its own time; the longest counts.
     SlowestProcess,
-    /// Algorithm 2, as in mdtest: the first process takes the time from one barrier to the next.
+    /// Algorithm 2, as in mdtest: the first process measures the time between barriers.
     FirstProcess,
 }
 
@@ -80,10 +83,10 @@ impl fmt::Display for Algorithm {
     }
 }
 
-/// Measures. What was made in the directories is removed again; also when it fails.
+/// Runs a benchmark. Everything created in the directories is removed, also after a failure.
 ///
 /// # Errors
-/// What the options ask for does not exist, a directory cannot be used, or a process failed at what it had to do.
+/// The options name something that does not exist, a directory cannot be used, or a process failed.
 pub fn run(options: &Options) -> Result<Report, Error> {
     let selection = group::select(&options.phases)?;
     let least = |option, value: Option<u64>, least| match value {
@@ -124,7 +127,7 @@ fn run_group(options: &Options, selected: &Selected, report: &mut Report) -> Res
         let mut outcomes: Vec<Vec<Vec<Outcome>>> = report.sides.iter().map(|_| Vec::new()).collect();
         for run in 0..report.runs as usize {
             for turn in 0..report.sides.len() {
-                // Who begins changes, so that being first is nobody's advantage.
+                // Alternate the first side, so that the order favours none.
                 let side = (turn + run) % report.sides.len();
                 let place = &report.sides[side];
                 let unusable = |source| Error::Directory { dir: place.dir.clone(), source };
@@ -138,13 +141,13 @@ fn run_group(options: &Options, selected: &Selected, report: &mut Report) -> Res
                     prepared: &prepared,
                     algorithm: options.algorithm,
                 };
-                // What the run before has left to be written should not burden this one.
+                // Write out what the previous run has left.
                 for place in &report.sides {
                     place.sync().map_err(Error::doing(format!("sync {}", place.dir.display())))?;
                 }
                 let uncached = &mut report.uncached;
                 outcomes[side].push(team::run(&job, |what| forget(what, place, uncached))?);
-                dir.close().map_err(Error::doing("remove what was made"))?;
+                dir.close().map_err(Error::doing("remove the created files"))?;
             }
         }
         for (index, phase) in group.phases.iter().enumerate().filter(|(_, phase)| selected.reports(phase)) {
@@ -156,7 +159,7 @@ fn run_group(options: &Options, selected: &Selected, report: &mut Report) -> Res
     Ok(())
 }
 
-/// Makes the kernel forget, and keeps in `done` whether it always did.
+/// Drops kernel caches; `done` records whether that always succeeded.
 fn forget(what: Uncached, place: &Place, done: &mut Option<bool>) {
     if what != Uncached::Nothing {
         let forgotten =

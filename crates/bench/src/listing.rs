@@ -1,4 +1,4 @@
-//! Measures what a listing costs a server, to make a model of it.
+//! Measures the cost of a listing on a server, for a model.
 
 use std::io;
 use std::time::Duration;
@@ -8,19 +8,20 @@ use espalier_library::FileSystem;
 use crate::error::Error;
 use crate::native::{NativeOptions, Processors, runtime};
 
-/// The directory that is listed, again and again until the server has worked for so long: one listing takes less than a tick.
+/// Directory that is listed repeatedly until the server has worked long enough: a single listing
+/// takes less than a clock tick.
 const DIR: &str = "/espalier-bench-listing";
 const ENOUGH: Duration = Duration::from_secs(1);
 
-/// What the server's processors do for each entry of a listing, parts of requests included.
+/// Server processor time per listed entry, including its share of the requests.
 #[derive(Clone, Copy, Debug)]
 pub struct Listed {
-    /// A name alone.
+    /// An entry without attributes.
     pub entry: Duration,
     pub with_attributes: Duration,
 }
 
-/// Lists a directory of as many files as `options` say. What was made is removed again.
+/// Lists a directory with the number of files in `options`, and removes it again.
 ///
 /// # Errors
 /// The client cannot connect, or a call fails.

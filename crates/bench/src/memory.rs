@@ -1,7 +1,7 @@
-//! A file system that only answers from memory: the least that one can do behind FUSE.
+//! A file system that answers from memory: the minimal cost of a FUSE file system.
 //!
-//! It checks nothing that the kernel checks already, has no extended attributes, and keeps its inodes in parts so that
-//! threads do not wait for each other. Two parts are never locked at once.
+//! It omits all checks that the kernel makes, has no extended attributes, and splits its inodes
+//! into shards to reduce lock contention. A thread never locks two shards at once.
 
 use std::collections::hash_map::Entry as Place;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,22 +28,22 @@ type Result<T> = std::result::Result<T, Errno>;
 pub(crate) struct Memory {
     parts: Vec<Mutex<FxHashMap<u64, Inode>>>,
     last: AtomicU64,
-    /// Files that are only written to are written past the kernel's cache.
+    /// Write-only handles bypass the kernel's cache.
     writes_directly: bool,
-    /// The kernel opens directories without asking.
+    /// The kernel opens directories without a request.
     kernel_opens_directories: bool,
 }
 
 struct Inode {
     attr: Attr,
-    /// How often the kernel has been told of it.
+    /// Lookup count of the kernel.
     lookups: u64,
     names: Names,
-    /// Of a file, or a link's target.
+    /// File contents, or a link's target.
     data: Vec<u8>,
 }
 
-/// A directory's names. A name's place in `slots` is where a listing goes on.
+/// Names of a directory. The index of a name in `slots` is its listing offset.
 #[derive(Default)]
 struct Names {
     slots: Vec<Option<(Box<[u8]>, Child)>>,
@@ -61,7 +61,7 @@ impl Names {
         self.places.get(name).and_then(|&place| self.slots[place].as_ref()).map(|(_, child)| *child)
     }
 
-    /// Puts a name in, and returns whom it named before.
+    /// Adds a name; returns the child that it named before.
     fn insert(&mut self, name: &[u8], child: Child) -> Option<Child> {
         match self.places.entry(name.into()) {
             Place::Occupied(place) => {
@@ -107,7 +107,7 @@ impl Memory {
         self.part(node).get_mut(&node).map(use_it).ok_or(Errno::NOENT)
     }
 
-    /// Attributes of a node of which the kernel is told once more.
+    /// Attributes of a node, counted as a lookup.
     fn known(&self, node: u64) -> Result<Entry> {
         self.with(node, |inode| {
             inode.lookups += 1;
@@ -157,7 +157,7 @@ impl Memory {
         }
     }
 
-    /// A node has lost its only name; it stays for as long as the kernel knows it.
+    /// Removes a node's only name; the node stays while the kernel knows it.
     fn unname(&self, child: Child) -> Result<()> {
         self.with(child.node, |inode| inode.attr.nlink = 0)?;
         self.forget(child.node, 0);
@@ -201,11 +201,12 @@ impl Memory {
         })
     }
 
-    /// A buffer full of entries, with attributes if the kernel asks for them.
+    /// Fills a buffer with entries, with attributes if requested.
     fn list(&self, dir: u64, offset: u64, size: u32, plus: bool) -> Result<Vec<u8>> {
         let mut bytes = Vec::new();
         let mut buffer = DirBuffer::new(&mut bytes, size);
-        // A part is not locked while another is: first the names that can fit, then their attributes.
+        // Two shards are never locked at once: collect the names that can fit, then their
+        // attributes.
         let most = size as usize / if plus { 160 } else { 32 };
         let names: Vec<_> = self.with(dir, |inode| {
             let slots = inode.names.slots.iter().enumerate().skip(offset as usize);
@@ -263,7 +264,7 @@ impl Memory {
             | Op::FSync { .. }
             | Op::FSyncDir { .. }
             | Op::Access { .. } => Answer::Done(()),
-            // The kernel asks no second time.
+            // The kernel does not repeat the request.
             _ => return Err(Errno::NOSYS),
         })
     }
@@ -277,7 +278,7 @@ impl Memory {
         Opened { flags, ..Opened::default() }
     }
 
-    /// Without a copy on the way.
+    /// Replies without copying the data.
     fn read(&self, node: u64, offset: u64, size: u32, reply: Reply) {
         let part = self.part(node);
         let data = part.get(&node).map_or(&[][..], |inode| &inode.data);
@@ -330,7 +331,7 @@ impl Filesystem for Memory {
     }
 }
 
-/// Plenty.
+/// Fixed, large free space.
 const ROOM: StatFs = StatFs {
     blocks: 1 << 30,
     blocks_free: 1 << 30,
@@ -354,7 +355,7 @@ impl Inode {
     }
 }
 
-/// Attributes of what is made now. One link is also what says of a directory that its links are not counted.
+/// Attributes of a new node. A link count of 1 marks a directory whose links are not counted.
 fn fresh() -> Attr {
     let now = now();
     Attr { nlink: 1, blksize: 4096, atime: now, mtime: now, ctime: now, ..Attr::default() }

@@ -1,6 +1,7 @@
-//! Measures servers without a kernel in between: clients of this process, each with a connection of its own.
+//! Benchmarks of servers without a mount: clients in this process, each with its own connection.
 //!
-//! As many threads as processors, at most, have the clients among them, so that no call changes threads on its way.
+//! The clients are distributed over at most as many threads as processors; a call stays on its
+//! thread.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,23 +21,23 @@ use crate::team::Outcome;
 use crate::worker::{file_name, histogram};
 use espalier_runtime::{Servers, may_open};
 
-/// What to measure, and how.
+/// Parameters of a benchmark of servers.
 #[derive(Debug, Clone)]
 pub struct NativeOptions {
-    /// As `espalier://HOST:PORT/`.
+    /// Such as `espalier://HOST:PORT/`.
     pub url: String,
     pub credentials: Credentials,
     pub clients: u32,
-    /// Clients besides, which connect and do nothing more.
+    /// Number of additional idle clients.
     pub idle: u32,
-    /// So many calls of each client are under way at once.
+    /// Outstanding calls per client.
     pub outstanding: u32,
-    /// Of each client, in a directory of its own.
+    /// Number of files per client, each client in its own directory.
     pub files: u64,
-    /// Of each file, in the phases that write and read.
+    /// File size in bytes in phases that write and read.
     pub bytes: u64,
     pub runs: u32,
-    /// Set from outside, it ends the benchmark.
+    /// Set by the caller to end the benchmark.
     pub stop: Arc<AtomicBool>,
 }
 
@@ -49,7 +50,7 @@ enum Work {
     Read,
 }
 
-/// A phase's name, what it does, and whether its clients have just connected and so know nothing.
+/// Name of a phase, its work, and true if its clients connect anew with empty caches.
 type Phase = (&'static str, Work, bool);
 
 const PHASES: [Phase; 6] = [
@@ -61,7 +62,7 @@ const PHASES: [Phase; 6] = [
     ("open and read", Work::Read, true),
 ];
 
-/// Measures a server. What was made there is removed again; also when it fails.
+/// Measures a server. Everything created there is removed, also after a failure.
 ///
 /// # Errors
 /// A client cannot connect, or a call fails.
@@ -92,23 +93,23 @@ pub fn native(options: &NativeOptions) -> Result<Report, Error> {
     Ok(Report { algorithm: 1, runs: options.runs, uncached: None, sides: vec![place], phases })
 }
 
-/// What came of an operation, of all clients together.
+/// Measurements of one operation, for all clients together.
 #[derive(Debug)]
 pub struct Sample {
-    /// `create`, `stat` of what nobody has told the client yet, or `unlink`.
+    /// `create`, `stat` with an empty cache, or `unlink`.
     pub name: &'static str,
-    /// From the first to the last.
+    /// Seconds from the first call to the last reply.
     pub seconds: f64,
-    /// Of each call, in nanoseconds.
+    /// Latency of each call in nanoseconds.
     pub latencies: Histogram<u64>,
-    /// For them all.
+    /// Processor time of all calls.
     pub processors: Processors,
-    /// Requests that clients have sent for them.
+    /// Requests sent for these calls.
     pub requests: u64,
 }
 
 impl Sample {
-    /// As if this and that had been measured at once.
+    /// Merges two measurements.
     pub fn add(&mut self, other: &Self) {
         self.seconds += other.seconds;
         self.latencies += &other.latencies;
@@ -117,14 +118,14 @@ impl Sample {
     }
 }
 
-/// What it took to do what all clients did at once.
+/// Duration and processor time of a phase.
 #[derive(Clone, Copy, Debug, Default)]
 struct Took {
     processors: Processors,
     requests: u64,
 }
 
-/// For how long processors have been busy.
+/// Processor times.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Processors {
     pub clients: Duration,
@@ -132,7 +133,7 @@ pub struct Processors {
 }
 
 impl Processors {
-    /// Until now: for this process, whose clients measure, and for a server's.
+    /// Current processor times of this process, which runs the clients, and of a server.
     pub fn used(server: u32) -> Self {
         Self { clients: processor_time("self"), servers: processor_time(&server.to_string()) }
     }
@@ -149,17 +150,17 @@ impl Processors {
     }
 }
 
-/// Of all threads of a process, to the kernel's tick of 10 ms, usually; 0 if it is gone.
+/// Processor time of all threads of a process, usually in ticks of 10 ms; 0 if it has ended.
 fn processor_time(process: &str) -> Duration {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
-    // Behind the name, which may contain anything.
+    // The fields follow the name, which may contain any characters.
     let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
     let ticks: u64 =
         fields.split_whitespace().skip(11).take(2).filter_map(|ticks| ticks.parse::<u64>().ok()).sum();
     Duration::from_secs_f64(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
 }
 
-/// Measures single operations, to make a model of them. `processors`: what processors have done until now, for whomever counts.
+/// Measures single operations, for a model. `processors` returns the current processor times.
 ///
 /// # Errors
 /// As [`native`].
@@ -179,13 +180,13 @@ pub fn sample(options: &NativeOptions, processors: &dyn Fn() -> Processors) -> R
     Ok(SAMPLED.iter().zip(outcomes).map(sum).collect())
 }
 
-/// By phase, what has come of each run, and what it took.
+/// By phase: the results of each run, and their durations.
 fn runs(
     options: &NativeOptions,
     phases: &[Phase],
     processors: &dyn Fn() -> Processors,
 ) -> Result<Vec<Vec<(Outcome, Took)>>, Error> {
-    // Each client is connected to each of them. Who cannot name them is told so when he connects.
+    // Each client connects to every server. An invalid URL is reported at connect.
     let servers = Servers::addresses(&options.url).map_or(1, |servers| servers.len() as u64);
     may_open(servers * (u64::from(options.clients) + u64::from(options.idle)))
         .map_err(|most| Error::Connections { most })?;
@@ -204,7 +205,7 @@ fn runs(
 struct Fleet<'a> {
     options: &'a NativeOptions,
     dir: String,
-    /// Waits for what the threads do.
+    /// Runtime of the main thread, which waits for the others.
     here: Runtime,
     ships: Vec<Ship>,
     clients: Vec<Client>,
@@ -218,10 +219,11 @@ struct Client {
     thread: Handle,
 }
 
-/// A thread, which serves its clients all the time: others may wait for them to give leases back.
+/// A thread that serves its clients continuously: other clients may wait for them to release
+/// leases.
 struct Ship {
     handle: Handle,
-    /// It ends when its sender is dropped.
+    /// The thread ends when the sender is dropped.
     serving: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
 }
 
@@ -262,8 +264,9 @@ impl<'a> Fleet<'a> {
         (0..self.options.clients).map(|number| format!("{}/client{number}", self.dir)).collect()
     }
 
-    /// Makes the directories. One client makes and removes them all, when no others are connected: what these know of the
-    /// directories above would be fought over, and not be leased for a while, so that each of their calls would ask for it.
+    /// Makes the directories. A single client makes and removes them all while no others are
+    /// connected; otherwise clients would compete for leases on the parents and send a request for
+    /// every call for a while.
     fn make(&self) -> Result<(), Error> {
         let dirs: Vec<_> = [self.dir.clone()].into_iter().chain(self.own()).collect();
         self.alone(|fs| async move {
@@ -274,7 +277,7 @@ impl<'a> Fleet<'a> {
         })
     }
 
-    /// What one client does that is connected for that.
+    /// Runs an action of a temporary client.
     fn alone<F: Future<Output = io::Result<()>> + Send + 'static>(
         &self,
         work: impl FnOnce(FileSystem) -> F,
@@ -286,7 +289,7 @@ impl<'a> Fleet<'a> {
         done.map_err(Error::doing(format!("make or remove {}", self.dir)))
     }
 
-    /// Runs something on a thread until it is done.
+    /// Runs a task on a thread and waits for it.
     fn on<T: Send + 'static>(
         &self,
         thread: &Handle,
@@ -295,7 +298,7 @@ impl<'a> Fleet<'a> {
         self.here.block_on(thread.spawn(work)).map_err(|error| Error::doing("go on")(error.into()))
     }
 
-    /// Anew, if they were connected.
+    /// Connects all clients, anew if connected.
     fn connect(&mut self) -> Result<(), Error> {
         self.disconnect()?;
         for (own, ship) in self.own().into_iter().zip(self.ships.iter().cycle()) {
@@ -346,12 +349,12 @@ impl<'a> Fleet<'a> {
         Ok(())
     }
 
-    /// That clients have sent since they connected.
+    /// Requests sent since the clients connected.
     fn requests(&self) -> u64 {
         self.clients.iter().map(|client| client.fs.messages().requests).sum()
     }
 
-    /// Does something once for each client, with its directory.
+    /// Runs an action for each client and its directory.
     fn each<F: Future<Output = io::Result<()>> + Send + 'static>(
         &self,
         work: impl Fn(FileSystem, String) -> F,
@@ -363,14 +366,14 @@ impl<'a> Fleet<'a> {
         Ok(())
     }
 
-    /// What all clients do, at once.
+    /// Runs the work of all clients concurrently.
     fn measure(&self, work: Work) -> Result<Outcome, Error> {
         let options = self.options;
         let data: Arc<[u8]> = vec![b'e'; options.bytes as usize].into();
         let mut latencies = histogram();
         let mut tasks = Vec::new();
         let begun = Instant::now();
-        // Not one for each task: it is big.
+        // One per thread, not per task: a histogram is large.
         let of_thread: Vec<_> = self.ships.iter().map(|_| Arc::new(Mutex::new(histogram()))).collect();
         for (client, times) in self.clients.iter().zip(of_thread.iter().cycle()) {
             for first in 0..u64::from(options.outstanding) {
@@ -407,7 +410,7 @@ impl<'a> Fleet<'a> {
         Ok(Outcome { seconds, operations, bytes, latencies })
     }
 
-    /// Removes what is still there.
+    /// Removes everything that remains.
     fn remove(mut self) -> Result<(), Error> {
         self.disconnect()?;
         for (fs, thread) in std::mem::take(&mut self.idle) {
@@ -417,7 +420,7 @@ impl<'a> Fleet<'a> {
         self.alone(|fs| async move {
             for own in own {
                 let mut listing = match fs.read_dir(&own).await {
-                    // They could not all be made.
+                    // Not all directories could be made.
                     Err(error) if error.kind() == io::ErrorKind::NotFound => break,
                     listing => listing?,
                 };

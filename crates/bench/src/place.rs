@@ -1,4 +1,4 @@
-//! What a directory lies on, as far as the kernel tells, and what the kernel has cached of it.
+//! The file system of a directory, and control of the kernel's caches.
 
 use std::fs;
 use std::io;
@@ -14,13 +14,13 @@ use crate::group::Uncached;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Place {
     pub dir: PathBuf,
-    /// The file system's type, as `ext4` or `fuse.espalier`.
+    /// Type of the file system, such as `ext4` or `fuse.espalier`.
     pub file_system: String,
-    /// What is mounted: a device, or our store.
+    /// Mounted source: a device or a store.
     pub source: PathBuf,
-    /// Mount options, the file system's own included.
+    /// Mount options, including those of the file system.
     pub options: String,
-    /// What is safe when, as far as that follows from the type and the options.
+    /// Durability guarantees, as far as type and options determine them.
     pub durability: String,
 }
 
@@ -33,7 +33,7 @@ impl Place {
         }
         let table =
             fs::read_to_string("/proc/self/mountinfo").map_err(Error::doing("read the mount table"))?;
-        // Of mounts on top of each other the last one is seen.
+        // The last of several mounts on one directory is visible.
         let mounts = table.lines().filter_map(parse).filter(|(mountpoint, ..)| dir.starts_with(mountpoint));
         let mount = mounts.max_by_key(|(mountpoint, ..)| mountpoint.components().count());
         let (_, file_system, source, options) = mount.unwrap_or_default();
@@ -41,7 +41,7 @@ impl Place {
         Ok(Place { dir, file_system, source, options, durability })
     }
 
-    /// Writes out what the kernel has not written of this file system.
+    /// Writes out the dirty data of this file system.
     pub(crate) fn sync(&self) -> io::Result<()> {
         Ok(rustix::fs::syncfs(fs::File::open(&self.dir)?)?)
     }
@@ -51,7 +51,7 @@ fn has(options: &str, name: &str) -> bool {
     options.split(',').any(|option| option == name)
 }
 
-/// Mount point, type, source and options of a line of mountinfo.
+/// Mount point, type, source and options of a mountinfo line.
 fn parse(line: &str) -> Option<(PathBuf, String, PathBuf, String)> {
     let (mount, file_system) = line.split_once(" - ")?;
     let mut mount = mount.split(' ').skip(4);
@@ -63,7 +63,7 @@ fn parse(line: &str) -> Option<(PathBuf, String, PathBuf, String)> {
     Some((unescape(mountpoint).into(), kind.into(), unescape(source).into(), all.join(",")))
 }
 
-/// Spaces and the like are octal in the mount table.
+/// Decodes octal escapes of the mount table.
 fn unescape(text: &str) -> String {
     [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")]
         .iter()
@@ -85,11 +85,12 @@ fn durability(file_system: &str, options: &str) -> &'static str {
     }
 }
 
-/// Freed names cost their file system work (FUSE is told of each): what is measured next should not pay for it.
+/// Pause after dropping caches: evicted inodes cause work (FUSE gets a request for each), which
+/// must not count for the next phase.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// Makes the kernel forget, on the whole machine; only root may. What is not written yet could not be forgotten, so
-/// it is written first. What a file system's server has in its own memory stays.
+/// Drops kernel caches of the whole machine; root only. Writes dirty data first, which cannot be
+/// dropped. Caches of a file system's server stay.
 pub(crate) fn forget(what: Uncached, place: &Place) -> io::Result<()> {
     let caches = match what {
         Uncached::Nothing => return Ok(()),

@@ -1,4 +1,5 @@
-//! A report as a picture: for each phase and side the median rate, and a line from the slowest run to the fastest.
+//! Chart of a report: for each phase and side the median rate, with a line from the slowest to the
+//! fastest run.
 
 use std::path::Path;
 
@@ -11,7 +12,7 @@ use crate::report::{Figures, Report, letter};
 const COLOURS: [RGBColor; 3] = [RGBColor(31, 119, 180), RGBColor(214, 110, 20), RGBColor(110, 110, 110)];
 const ROW: u32 = 28;
 
-/// Writes the report to `file` as SVG, rates on a logarithmic scale.
+/// Writes the chart to `file` as SVG, with a logarithmic scale.
 pub fn plot(report: &Report, file: &Path) -> Result<(), Error> {
     let failed = |message: String| Error::Plot { file: file.into(), message };
     let mut picture = String::new();
@@ -38,7 +39,7 @@ fn draw(report: &Report, picture: &mut String) -> Result<(), Box<dyn std::error:
         .margin(10)
         .x_label_area_size(45)
         .y_label_area_size(270)
-        // Below the last phase there is room for the sides' names.
+        // Leaves room for the legend below the last phase.
         .build_cartesian_2d(x, -0.7 - 0.8 * report.sides.len() as f64..rows as f64 - 0.3)?;
     chart
         .configure_mesh()
@@ -58,7 +59,7 @@ fn draw(report: &Report, picture: &mut String) -> Result<(), Box<dyn std::error:
     }
     for (side, place) in report.sides.iter().enumerate() {
         let colour = COLOURS[side % COLOURS.len()];
-        // Sides of one phase lie a little below each other.
+        // The sides of a phase are slightly offset.
         let lower = side as f64 * 0.22 - 0.22 * (report.sides.len() - 1) as f64 / 2.0;
         let points = (0..rows).filter_map(|row| Some((height(row) - lower, sides(row).nth(side)?)));
         let points: Vec<(f64, &Figures)> = points.collect();

@@ -1,4 +1,4 @@
-//! What a benchmark found, as JSON or as a table.
+//! Results of a benchmark, as JSON or as a table.
 
 use std::fmt;
 
@@ -10,53 +10,54 @@ use crate::place::Place;
 use crate::team::Outcome;
 use crate::worker::histogram;
 
-/// Everything that was found. Its JSON form may get more fields.
+/// All results. Later versions may add fields to the JSON form.
 #[derive(Debug, Serialize)]
 pub struct Report {
-    /// The paper's timing method, 1 or 2.
+    /// Timing method of the paper, 1 or 2.
     pub algorithm: u8,
     pub runs: u32,
-    /// Whether the kernel forgot what it had cached before the phases called uncached; nothing if none was run.
+    /// True if the kernel's caches were dropped before all uncached phases; `None` if there were
+    /// none.
     pub uncached: Option<bool>,
     /// The directory, and what it was compared with.
     pub sides: Vec<Place>,
     pub phases: Vec<PhaseReport>,
 }
 
-/// One phase on the first side, and its ratio to the second.
+/// A phase on the first side, and its ratios to the others.
 #[derive(Debug, Serialize)]
 pub struct PhaseReport {
     pub name: String,
     #[serde(flatten)]
     pub figures: Figures,
-    /// To the first of `against`: the median of the pairs' ratios. Above 1, the first side is faster.
+    /// Median of the ratios to the first of `against`. Above 1, the first side is faster.
     pub ratio: Option<f64>,
     pub procs: u32,
     pub operations: u64,
     pub against: Vec<Against>,
 }
 
-/// What one side reached.
+/// Results of one side.
 #[derive(Debug, Serialize)]
 pub struct Figures {
-    /// The median of the runs.
+    /// Median of the runs.
     pub ops_per_s: f64,
-    /// Latency of one operation, over all runs; nothing for programs.
+    /// Median latency of an operation over all runs; `None` for programs.
     pub p50_us: Option<f64>,
     pub p99_us: Option<f64>,
-    /// The median of the runs, where bytes are moved.
+    /// Median of the runs, for phases that move data.
     pub bytes_per_s: Option<f64>,
     /// Operations per second of each run.
     pub runs: Vec<f64>,
 }
 
-/// Another side's figures, and the first side's ratio to them, run by run.
+/// Another side's results, and the first side's ratio to them in each run.
 #[derive(Debug, Serialize)]
 pub struct Against {
     pub side: usize,
     #[serde(flatten)]
     pub figures: Figures,
-    /// The median, the smallest and the largest of `ratios`.
+    /// Median, minimum and maximum of `ratios`.
     pub ratio: f64,
     pub ratio_min: f64,
     pub ratio_max: f64,
@@ -65,7 +66,7 @@ pub struct Against {
 }
 
 impl PhaseReport {
-    /// From what each side did in each run.
+    /// Builds the report from the results of each side and run.
     pub(crate) fn new(name: String, procs: u32, sides: &[Vec<&Outcome>]) -> PhaseReport {
         let mut all = sides.iter().map(|runs| Figures::new(runs));
         let figures = all.next().unwrap_or_else(|| Figures::new(&[]));
@@ -84,7 +85,7 @@ impl PhaseReport {
 
 impl Figures {
     fn new(runs: &[&Outcome]) -> Figures {
-        // No clock is so fine that a phase takes no time; still nobody should see an infinity.
+        // Avoids a division by zero.
         let rate = |amount: u64, outcome: &Outcome| amount as f64 / outcome.seconds.max(1e-9);
         let rates: Vec<f64> = runs.iter().map(|run| rate(run.operations, run)).collect();
         let bytes: Vec<f64> = runs.iter().map(|run| rate(run.bytes, run)).collect();
@@ -131,7 +132,7 @@ fn median(values: &[f64]) -> f64 {
     }
 }
 
-/// The letter that stands for a side in the table.
+/// Letter of a side in the table.
 pub(crate) fn letter(side: usize) -> char {
     char::from(b'A' + side as u8)
 }
@@ -151,11 +152,11 @@ impl fmt::Display for Report {
         match self.uncached {
             Some(true) => writeln!(
                 out,
-                "uncached: the kernel's caches were dropped; what a server has in its own memory was not"
+                "uncached: the kernel's caches were dropped; caches in a server's own memory were not"
             )?,
             Some(false) => writeln!(
                 out,
-                "uncached: NOT SO, only root may drop the kernel's caches; these phases ran with what was cached"
+                "uncached: NO, only root may drop the kernel's caches; these phases ran with caches"
             )?,
             None => {}
         }

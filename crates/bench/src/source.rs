@@ -1,4 +1,4 @@
-//! A source tree made up for the purpose: files of a few kilobytes, about fifteen to a directory.
+//! A synthetic source tree: files of a few kilobytes, about fifteen per directory.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
@@ -12,7 +12,7 @@ use crate::group::Source;
 
 const FILES_OF_DIRECTORY: u64 = 15;
 
-/// What a group's programs work on; removed when dropped.
+/// Input of a group's programs; removed when dropped.
 #[derive(Debug, Default)]
 pub(crate) struct Prepared {
     pub(crate) archive: Option<PathBuf>,
@@ -20,7 +20,7 @@ pub(crate) struct Prepared {
     _scratch: Option<TempDir>,
 }
 
-/// Makes what `source` asks for, of so many files, in the directory for temporary files.
+/// Makes the input for `source` with so many files in the directory for temporary files.
 pub(crate) fn prepare(source: Source, files: u64) -> Result<Prepared, Error> {
     if source == Source::Nothing {
         return Ok(Prepared::default());
@@ -45,7 +45,7 @@ pub(crate) fn prepare(source: Source, files: u64) -> Result<Prepared, Error> {
     Ok(prepared)
 }
 
-/// Files and directories of a tree of so many files.
+/// Number of files and directories of a tree with so many files.
 pub(crate) fn entries(files: u64) -> u64 {
     let mut directories: Vec<String> = Vec::new();
     for number in (0..files).step_by(FILES_OF_DIRECTORY as usize) {
@@ -58,7 +58,7 @@ pub(crate) fn entries(files: u64) -> u64 {
     files + directories.len() as u64 + 1
 }
 
-/// Where the file with this number lies.
+/// Directory of the file with this number.
 fn directory(number: u64) -> String {
     let directory = number / FILES_OF_DIRECTORY;
     format!("library{}/module{}/part{}", directory / 100, directory / 10 % 10, directory % 10)
@@ -71,7 +71,7 @@ fn grow(tree: &Path, files: u64) -> std::io::Result<()> {
         if number % FILES_OF_DIRECTORY == 0 {
             fs::create_dir_all(&dir)?;
         }
-        // Sizes from 128 bytes to 32 KiB, small ones as frequent as large ones in each doubling.
+        // Sizes from 128 bytes to 32 KiB, uniform in their logarithm.
         let size = 1_u64 << random.u64(7..15);
         let size = size + random.u64(0..size);
         let mut file = BufWriter::new(File::create(dir.join(format!("file{number}.c")))?);
@@ -91,10 +91,10 @@ fn run(dir: &Path, program: &'static str, args: &[&str]) -> Result<(), Error> {
     if status.success() { Ok(()) } else { Err(Error::Program { program, status }) }
 }
 
-/// The user's configuration of git must not change what is measured.
+/// Excludes the user's configuration of git.
 pub(crate) fn without_configuration(command: &mut Command) {
     command.env("GIT_CONFIG_GLOBAL", "/dev/null").env("GIT_CONFIG_NOSYSTEM", "1");
-    // Nothing goes on in the background when a command has ended.
+    // No background work after a command has ended.
     command.env("GIT_CONFIG_COUNT", "1").env("GIT_CONFIG_KEY_0", "gc.auto").env("GIT_CONFIG_VALUE_0", "0");
     for who in ["AUTHOR", "COMMITTER"] {
         command.env(format!("GIT_{who}_NAME"), "bench").env(format!("GIT_{who}_EMAIL"), "bench@localhost");

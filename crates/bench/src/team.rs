@@ -1,6 +1,6 @@
-//! The processes of one run, from the outside: starts them, lets them pass the barriers together, collects what they say.
+//! Controls the processes of a run: starts them, releases barriers, collects results.
 //!
-//! A process that fails or dies ends the run at once: the others are killed, however far they are.
+//! A failure of one process ends the run at once and kills the others.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::path::Path;
@@ -15,10 +15,10 @@ use crate::group::{Group, Uncached};
 use crate::source::Prepared;
 use crate::worker::{Measured, Said, Task, histogram};
 
-/// The hidden command of the program that this is linked into: it calls [`crate::worker()`].
+/// Hidden command of the program that links this crate: it calls [`crate::worker()`].
 pub const WORKER_COMMAND: &str = "bench-worker";
 
-/// One run of a group on one directory.
+/// A run of a group on one directory.
 pub(crate) struct Job<'a> {
     pub(crate) group: &'static Group,
     pub(crate) dir: &'a Path,
@@ -29,7 +29,7 @@ pub(crate) struct Job<'a> {
     pub(crate) algorithm: Algorithm,
 }
 
-/// What all processes together did in one phase.
+/// Result of a phase over all processes.
 #[derive(Debug)]
 pub(crate) struct Outcome {
     pub(crate) seconds: f64,
@@ -38,7 +38,8 @@ pub(crate) struct Outcome {
     pub(crate) latencies: Histogram<u64>,
 }
 
-/// Runs all phases of a group. `forget` is called with all processes at the barrier before a phase.
+/// Executes all phases of a group. `forget` is called before a phase, with all processes at the
+/// barrier.
 pub(crate) fn run(job: &Job, mut forget: impl FnMut(Uncached)) -> Result<Vec<Outcome>, Error> {
     let (heard, words) = channel();
     let mut team = Team { job, members: Vec::new(), words };
@@ -78,7 +79,7 @@ fn combine(algorithm: Algorithm, measured: &[Measured]) -> Outcome {
     }
 }
 
-/// Who says what; nothing is said by whoever has ended.
+/// A message of a process; `None` if the process has ended.
 type Word = (usize, io::Result<Option<Said>>);
 
 struct Team<'a> {
@@ -114,15 +115,15 @@ impl Team<'_> {
         let (Some(mut input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
             unreachable!("both are piped")
         };
-        // What has died by now says so at the first barrier.
+        // A process that has already died is detected at the first barrier.
         let _ = writeln!(input, "{task}");
         self.members.push(Member { child, input });
-        // It ends with the process.
+        // The thread ends with the process.
         std::thread::spawn(move || listen(rank as usize, output, &heard));
         Ok(())
     }
 
-    /// One word of each process, of the kind that is expected now, in the order of their ranks.
+    /// Receives one message of the expected type from each process, in order of ranks.
     fn gather<T>(&mut self, expected: impl Fn(Said) -> Option<T>) -> Result<Vec<T>, Error> {
         let (group, dir) = (self.job.group.name, self.job.dir);
         let mut all: Vec<Option<T>> = self.members.iter().map(|_| None).collect();
@@ -139,14 +140,14 @@ impl Team<'_> {
                 }
             };
             if all[index].is_none() {
-                return Err(failed("it said what was not expected".into()));
+                return Err(failed("unexpected message".into()));
             }
         }
-        // Nobody speaks twice before a barrier.
+        // No process sends two messages before a barrier.
         Ok(all.into_iter().flatten().collect())
     }
 
-    /// Lets all pass the barrier. Who has died meanwhile is missed at the next one.
+    /// Releases the barrier. A process that has died is detected at the next one.
     fn release(&mut self) {
         for member in &mut self.members {
             let _ = member.input.write_all(b"\n");
@@ -154,7 +155,7 @@ impl Team<'_> {
     }
 }
 
-/// Passes on what a process says, line by line, and at last that it says no more.
+/// Forwards the messages of a process line by line, and finally its end.
 fn listen(rank: usize, output: ChildStdout, heard: &Sender<Word>) {
     for line in BufReader::new(output).lines() {
         let said = line.and_then(|line| Ok(Some(serde_json::from_str(&line)?)));

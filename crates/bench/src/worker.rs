@@ -1,7 +1,8 @@
-//! One process of a benchmark: it takes its group's phases one after the other, with a barrier around each.
+//! A benchmark process: it executes its group's phases, with a barrier around each.
 //!
-//! It is told its [`Task`] in the first line of its standard input; every further line lets it leave a barrier. What it
-//! [`Said`] goes to standard output, a line each. When the input ends, so does the process.
+//! It reads its [`Task`] from the first line of standard input; every further line releases a
+//! barrier. It writes [`Said`] messages to standard output, one per line. The process ends when its
+//! input does.
 
 use std::io::{self, BufRead, Write};
 use std::os::fd::OwnedFd;
@@ -19,14 +20,14 @@ use crate::group;
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Task {
     pub(crate) group: String,
-    /// All processes of the group work below this directory, each in one of its own.
+    /// Directory of the group; each process works in a subdirectory.
     pub(crate) dir: PathBuf,
     pub(crate) rank: u32,
-    /// Files of each process.
+    /// Files per process.
     pub(crate) files: u64,
-    /// Bytes of each file.
+    /// Bytes per file.
     pub(crate) bytes: u64,
-    /// What `tar` unpacks and what `git` clones.
+    /// Input of `tar` and `git`.
     pub(crate) archive: Option<PathBuf>,
     pub(crate) repository: Option<PathBuf>,
 }
@@ -35,14 +36,14 @@ pub(crate) struct Task {
 pub(crate) enum Said {
     /// At the barrier before the first phase.
     Ready,
-    /// At the barrier behind a phase.
+    /// At the barrier after a phase.
     Done,
-    /// What that phase was; at the barrier before the next one, if there is one.
+    /// Result of the phase; at the barrier before the next one, if any.
     Measured(Measured),
     Failed(String),
 }
 
-/// What one process did in one phase.
+/// Result of one process in one phase.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Measured {
     /// Seconds from the first barrier to the end of its own work (Algorithm 1).
@@ -51,11 +52,11 @@ pub(crate) struct Measured {
     pub(crate) barriers: f64,
     pub(crate) operations: u64,
     pub(crate) bytes: u64,
-    /// Nanoseconds, and how many operations took so long.
+    /// Latencies in nanoseconds with their number of operations.
     pub(crate) latencies: Vec<(u64, u64)>,
 }
 
-/// Why a phase cannot go on, in words.
+/// Why a phase failed.
 #[derive(Debug)]
 pub(crate) struct Failure(pub(crate) String);
 pub(crate) type Outcome<T = ()> = Result<T, Failure>;
@@ -66,12 +67,12 @@ impl From<io::Error> for Failure {
     }
 }
 
-/// For `map_err`: what was being done to which file.
+/// For `map_err`: the attempted action and its file.
 pub(crate) fn doing(what: &str, name: &str) -> impl FnOnce(Errno) -> Failure {
     move |errno| Failure(format!("cannot {what} {name}: {}", io::Error::from(errno)))
 }
 
-/// Counts a phase's operations and how long each took.
+/// Counts operations of a phase and their latencies.
 pub(crate) struct Laps {
     last: Instant,
     operations: u64,
@@ -84,7 +85,7 @@ impl Laps {
         Laps { last: Instant::now(), operations: 0, bytes: 0, latencies: histogram() }
     }
 
-    /// An operation is over; what follows is the next one's.
+    /// Records the end of an operation and the start of the next.
     pub(crate) fn lap(&mut self) {
         let now = Instant::now();
         self.latencies.saturating_record((now - self.last).as_nanos() as u64);
@@ -92,34 +93,34 @@ impl Laps {
         self.operations += 1;
     }
 
-    /// An operation that moved so many bytes is over.
+    /// Records the end of an operation that moved so many bytes.
     pub(crate) fn moved(&mut self, bytes: usize) {
         self.lap();
         self.bytes += bytes as u64;
     }
 
-    /// So many operations are over, and nobody knows how long each took.
+    /// Records operations with unknown latencies.
     pub(crate) fn bulk(&mut self, operations: u64) {
         self.operations += operations;
     }
 }
 
-/// Latencies in nanoseconds, up to an hour, to three digits.
+/// A histogram of nanoseconds up to an hour with three significant digits.
 pub(crate) fn histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1, 3_600_000_000_000, 3)
         .unwrap_or_else(|_| unreachable!("bounds are in order"))
 }
 
-/// What the phases of one process share.
+/// State shared by the phases of a process.
 pub(crate) struct Worker {
     pub(crate) task: Task,
-    /// The directory of all.
+    /// Directory of the group.
     pub(crate) base: OwnedFd,
-    /// This process's own, once there is one.
+    /// Directory of this process, once made.
     own: Option<OwnedFd>,
-    /// Files that later phases use.
+    /// Files for later phases.
     pub(crate) open: Vec<OwnedFd>,
-    /// Of a file's length.
+    /// Buffer of a file's length.
     pub(crate) buffer: Vec<u8>,
 }
 
@@ -145,14 +146,14 @@ impl Worker {
         self.own.as_ref().ok_or_else(|| Failure("the directory has not been made".into()))
     }
 
-    /// Lets go of everything that is open.
+    /// Closes everything.
     pub(crate) fn close_all(&mut self) {
         self.open.clear();
         self.own = None;
     }
 }
 
-/// The name of the file with this number.
+/// Name of the file with this number.
 pub(crate) fn file_name(number: u64) -> String {
     format!("file{number:07}")
 }
@@ -170,7 +171,7 @@ pub(crate) fn open(at: &OwnedFd, name: &str, flags: OFlags) -> Outcome<OwnedFd> 
     rustix::fs::openat(at, name, flags | OFlags::CLOEXEC, Mode::empty()).map_err(doing("open", name))
 }
 
-/// Makes a file that is not there yet, for reading and writing.
+/// Creates a file exclusively, for reading and writing.
 pub(crate) fn create(at: &OwnedFd, name: &str) -> Outcome<OwnedFd> {
     create_for(at, name, OFlags::RDWR)
 }
@@ -206,7 +207,7 @@ pub(crate) fn remove_directory(at: &OwnedFd, name: &str) -> Outcome {
     rustix::fs::unlinkat(at, name, AtFlags::REMOVEDIR).map_err(doing("remove directory", name))
 }
 
-/// Reads a directory, and stats each name in it, of which there must be `expected`.
+/// Reads a directory and stats each name; there must be `expected` names.
 pub(crate) fn list(dir: &OwnedFd, expected: u64, laps: &mut Laps) -> Outcome {
     let mut seen = 0;
     for entry in Dir::read_from(dir).map_err(doing("read", "a directory"))? {
@@ -227,7 +228,7 @@ pub(crate) fn list(dir: &OwnedFd, expected: u64, laps: &mut Laps) -> Outcome {
     }
 }
 
-/// The whole life of a worker process. The exit code says nothing: what went wrong has been said.
+/// Main function of a worker. The exit status has no meaning: failures are reported as messages.
 pub fn worker() -> ExitCode {
     match serve(&mut io::stdin().lock()) {
         Ok(()) => ExitCode::SUCCESS,
@@ -259,16 +260,16 @@ fn serve(input: &mut impl BufRead) -> Outcome {
         let latencies = latencies.collect();
         say(&Said::Measured(Measured { work, barriers, operations, bytes, latencies }))?;
     }
-    // Whoever ends before the others have said everything is taken for dead.
+    // Wait: a process that ends before all results are collected counts as dead.
     let _ = next_line(input);
     Ok(())
 }
 
-/// The parent is gone when there is none.
+/// Reads a line; its absence means that the parent has ended.
 fn next_line(input: &mut impl BufRead) -> Outcome<String> {
     let mut line = String::new();
     match input.read_line(&mut line)? {
-        0 => Err(Failure("nobody waits for the result".into())),
+        0 => Err(Failure("the parent process has ended".into())),
         _ => Ok(line),
     }
 }

@@ -1,4 +1,4 @@
-//! The command line. Help, completions and the manual page all come from here.
+//! Command line arguments; the source of help texts, completions and the manual page.
 
 use std::path::{Path, PathBuf};
 
@@ -25,7 +25,7 @@ pub struct LogArgs {
     /// What to log: error, warn, info, debug, trace, or per module, as in `espalier_store=debug`.
     #[arg(long, global = true, default_value = "warn", env = "ESPALIER_LOG", value_name = "FILTER")]
     pub log: String,
-    /// Log one JSON object a line.
+    /// Log one JSON object per line.
     #[arg(long, global = true)]
     pub log_json: bool,
 }
@@ -34,57 +34,59 @@ pub struct LogArgs {
 pub enum Command {
     /// Make an empty file system in a directory.
     Mkfs(MkfsArgs),
-    /// Mount a file system. Returns when it is usable.
+    /// Mount a file system. Returns when the mount is usable.
     Mount(MountArgs),
     /// Unmount, and wait until everything is written.
     Umount(UmountArgs),
     /// Serve a file system to the clients of a cluster.
     Serve(ServeArgs),
-    /// Make a cluster, start and stop its servers on this machine, and tell how they are.
+    /// Make a cluster; start, stop and show its servers on this machine.
     Cluster(ClusterArgs),
-    /// Check a file system that is not mounted, or repair it. Exits with 0 if it is clean, 1 if everything was repaired, 4
-    /// if anything is wrong, 8 if it could not be checked.
+    /// Check or repair a file system that is not mounted. Exit status: 0 clean, 1 everything
+    /// repaired, 4 errors remain, 8 the check failed.
     Fsck(FsckArgs),
-    /// Tell how a file system is.
+    /// Show the state of a file system.
     Status(StatusArgs),
-    /// Show what a mounted file system does: by operation, by process, by directory. `q` ends it.
+    /// Show the load of a mounted file system by operation, process and directory. `q` quits.
     Top(TopArgs),
-    /// Show what is done for the operations of mounts and servers, step by step.
+    /// Show the steps of operations on mounts and servers.
     Trace(TraceArgs),
-    /// List a directory, of a server without the kernel in between: names and attributes come together.
+    /// List a directory, of a server without a mount: names and attributes arrive together.
     Ls(LsArgs),
-    /// Tell how many files, directories and bytes are below a directory of a mounted file system, at once.
+    /// Show the number of files, directories and bytes below a directory of a mounted file system,
+    /// without walking it.
     Du(DuArgs),
-    /// Limit how many files and bytes may be below a directory of a mounted file system.
+    /// Limit the number of files and bytes below a directory of a mounted file system.
     Quota(QuotaArgs),
-    /// Tell what a directory of a mounted file system wants of the files that are made in it, or change that.
+    /// Show or change the storage policy of a directory of a mounted file system.
     Policy(PolicyArgs),
-    /// Tell where the bytes of a file of a mounted file system lie.
+    /// Show where the data of a file of a mounted file system is stored.
     Layout(LayoutArgs),
-    /// Remove files, and directories of a mounted file system with all that is below them, at once. Asks nothing. Exits with
-    /// 1 if anything could not be removed: of a directory it is then all still there.
+    /// Remove files, and directory trees of a mounted file system in one operation each. Does not
+    /// prompt. Exits with 1 if a removal fails; a tree is then unchanged.
     Rm(RmArgs),
-    /// Copy files, and directories of a mounted file system with all that is below them, within that file system. Exits with 1
-    /// if anything could not be copied.
+    /// Copy files, and directory trees of a mounted file system within that file system. Exits with
+    /// 1 if a copy fails.
     Cp(CpArgs),
-    /// Make everything durable that has been written so far to the mounted file systems that these paths lie in. Exits with 1 if that
-    /// failed for any of them.
+    /// Make all data durable that was written to the mounted file systems of these paths. Exits
+    /// with 1 if that fails for any of them.
     Sync(SyncArgs),
-    /// Write all of a file system that is not mounted to a file, or to standard output.
+    /// Write the contents of a file system that is not mounted to a file or to standard output.
     Dump(DumpArgs),
-    /// Make a file system from what `dump` wrote.
+    /// Make a file system from the output of `dump`.
     Load(LoadArgs),
-    /// Measure a directory of any file system, alone or against another.
+    /// Benchmark a directory of any file system, alone or against another.
     Bench(BenchArgs),
-    /// Run a cluster in virtual time, in this process: what a scenario describes, or traces of real programs. Exits with 1 if
-    /// it was stopped, or a trace came to something else than it had.
+    /// Simulate a cluster in virtual time, in this process: a scenario, or traces of real programs.
+    /// Exits with 1 if interrupted, or if a replayed operation has a different result than in its
+    /// trace.
     Sim(SimArgs),
-    /// Run the experiments of the papers that this file system is built on, and see which of their claims hold.
+    /// Run the experiments of the papers that this file system is based on, and check their claims.
     Paper(PaperArgs),
-    /// One process of a benchmark.
+    /// A process of a benchmark.
     #[command(name = espalier_bench::WORKER_COMMAND, hide = true)]
     BenchWorker,
-    /// What a benchmark's `--floor` mounts.
+    /// The file system that a benchmark with `--floor` mounts.
     #[command(name = espalier_bench::FLOOR_COMMAND, hide = true)]
     BenchFloor(FloorArgs),
     /// Print completions for a shell.
@@ -95,19 +97,20 @@ pub enum Command {
 
 #[derive(Debug, Args)]
 pub struct MkfsArgs {
-    /// The directory. It is made if it does not exist.
+    /// The directory; created if absent.
     #[arg(value_hint = ValueHint::DirPath)]
     pub dir: PathBuf,
-    /// A name for people.
+    /// A human-readable name.
     #[arg(long, default_value = "")]
     pub label: String,
-    /// Files of at most so many bytes are kept with their metadata (stuffed).
+    /// Largest size of a stuffed file: its data is stored with its metadata.
     #[arg(long, default_value = "64K", value_parser = parse_size, value_name = "SIZE")]
     pub strip: u64,
-    /// Room for changes that are not in the tables yet [default: a 64th of the disk, from 16M to 256M].
+    /// Capacity of the journal, which holds changes that are not in the tables yet [default: 1/64
+    /// of the disk, from 16M to 256M].
     #[arg(long, value_parser = parse_size, value_name = "SIZE")]
     pub journal: Option<u64>,
-    /// Make it even over a file system that is there, which is then lost.
+    /// Replace an existing file system, which is lost.
     #[arg(long)]
     pub force: bool,
     #[arg(long)]
@@ -119,7 +122,8 @@ pub struct ServeArgs {
     /// The server's configuration, as `espalier cluster init` writes it.
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub config: PathBuf,
-    /// Say on standard output when clients may connect, leave the terminal's session, and log to `log` beside the configuration.
+    /// Report readiness for clients on standard output, leave the terminal's session, and log to
+    /// `log` beside the configuration.
     #[arg(long, hide = true)]
     pub announce: bool,
 }
@@ -146,74 +150,78 @@ pub enum ClusterCommand {
     Up {
         #[arg(value_hint = ValueHint::DirPath)]
         dir: PathBuf,
-        /// Make a cluster of so many servers first, if there is none.
+        /// First make a cluster with this number of servers, if there is none.
         #[arg(long, value_name = "N")]
         servers: Option<u16>,
     },
-    /// Stop them, when they have written everything out.
+    /// Stop the servers after they have written everything out.
     Down {
         #[arg(value_hint = ValueHint::DirPath)]
         dir: PathBuf,
     },
-    /// Check the files of a cluster that does not run, and what its data servers hold of them. Exits as `espalier fsck`.
+    /// Check the files of a stopped cluster, and their data on its data servers. Exit status as of
+    /// `espalier fsck`.
     Fsck {
         #[arg(value_hint = ValueHint::DirPath)]
         dir: PathBuf,
     },
-    /// Write all of a cluster that does not run into a directory, a file for each store.
+    /// Write the contents of a stopped cluster to a directory, one file per store.
     Dump {
         #[arg(value_hint = ValueHint::DirPath)]
         dir: PathBuf,
-        /// Where the dumps are written. It is made if it does not exist.
+        /// Directory for the dumps; created if absent.
         #[arg(value_hint = ValueHint::DirPath)]
         to: PathBuf,
-        /// Complete a dump that was interrupted.
+        /// Resume an interrupted dump.
         #[arg(long)]
         resume: bool,
     },
-    /// Load what `cluster dump` wrote into a cluster with as many metadata servers and the same data servers, which was just made and does not run.
+    /// Load the output of `cluster dump` into a new, stopped cluster with the same number of
+    /// metadata servers and the same data servers.
     Load {
         #[arg(value_hint = ValueHint::DirPath)]
         from: PathBuf,
         /// The cluster's directory.
         #[arg(value_hint = ValueHint::DirPath)]
         dir: PathBuf,
-        /// Even if it holds files, which are then lost.
+        /// Replace existing files, which are lost.
         #[arg(long, conflicts_with = "resume")]
         force: bool,
-        /// Go on with a load of the same dumps that was interrupted.
+        /// Resume an interrupted load of the same dumps.
         #[arg(long)]
         resume: bool,
-        /// Check all files afterwards, as `cluster fsck` does. Exits with 1 if anything is wrong.
+        /// Check all files afterwards, as `cluster fsck` does. Exits with 1 on errors.
         #[arg(long)]
         verify: bool,
     },
-    /// Undo what a metadata server that will never be back has left undecided at the others, which must not run.
+    /// Abort the undecided transactions of a permanently lost metadata server at the others, which
+    /// must be stopped.
     Resolve {
         #[arg(value_hint = ValueHint::DirPath)]
         dir: PathBuf,
-        /// The rank of the server whose store is lost.
+        /// Rank of the server whose store is lost.
         #[arg(long, value_name = "RANK")]
         lost: u16,
-        /// Do it; without, it is only told what would be undone.
+        /// Do it; without this flag, only show what would be undone.
         #[arg(long)]
         yes: bool,
     },
-    /// Move all files away from a data server, for which `drain = true` is set in the configurations. None may run.
+    /// Move all files off a data server that is configured with `drain = true`. All servers must be
+    /// stopped.
     Drain {
         #[arg(value_hint = ValueHint::DirPath)]
         dir: PathBuf,
-        /// The number of the data server.
+        /// Number of the data server.
         #[arg(long, value_name = "NUMBER")]
         server: u16,
     },
-    /// Have the servers that run here read anew what can change while they run: `[clients]`, watermarks and `eager_bytes` in their
-    /// configurations.
+    /// Make the servers on this machine reread the settings that can change at run time:
+    /// `[clients]`, watermarks and `eager_bytes`.
     Reload {
         #[arg(value_hint = ValueHint::DirPath)]
         dir: PathBuf,
     },
-    /// Tell how they are. Exits with 1 if one does not run.
+    /// Show the state of the servers. Exits with 1 if one is not running.
     Status {
         #[arg(value_hint = ValueHint::DirPath)]
         dir: PathBuf,
@@ -224,28 +232,29 @@ pub enum ClusterCommand {
 
 #[derive(Debug, Args)]
 pub struct InitArgs {
-    /// The cluster's directory. It is made, and must not hold anything yet.
+    /// The cluster's directory. It is created and must be empty.
     #[arg(value_hint = ValueHint::DirPath)]
     pub dir: PathBuf,
-    /// With several, all hold the bytes of big files.
+    /// Number of servers. If there are several, all of them store data of big files.
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub servers: u16,
-    /// So many of them, the first ones, share the tree of files.
+    /// Number of metadata servers that share the namespace: the first of the servers.
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub ranks: u16,
-    /// Where the first server listens, as HOST:PORT; the others at the ports that follow.
+    /// Address of the first server, as HOST:PORT; the others use the following ports.
     #[arg(long, default_value = InitArgs::LISTEN, value_name = "ADDRESS")]
     pub listen: String,
-    /// Other names and addresses by which clients reach the servers.
+    /// Further names and addresses by which clients reach the servers.
     #[arg(long = "host", value_name = "HOST")]
     pub hosts: Vec<String>,
-    /// A name for people.
+    /// A human-readable name.
     #[arg(long, default_value = "")]
     pub label: String,
-    /// Of each server, as of `mkfs` [default: a 64th of the disk, from 16M to 256M].
+    /// Capacity of each server's journal, as with `mkfs` [default: 1/64 of the disk, from 16M to
+    /// 256M].
     #[arg(long, value_parser = parse_size, value_name = "SIZE")]
     pub journal: Option<u64>,
-    /// No certificates: whoever reaches a server is believed. For trials on one machine.
+    /// No certificates and no TLS: a server trusts every peer. For trials on one machine.
     #[arg(long)]
     pub insecure: bool,
 }
@@ -253,7 +262,7 @@ pub struct InitArgs {
 impl InitArgs {
     const LISTEN: &str = "127.0.0.1:7440";
 
-    /// With defaults for all else.
+    /// Defaults for everything else.
     pub fn of(dir: &Path, servers: u16) -> Self {
         let listen = Self::LISTEN.into();
         let (hosts, label) = (Vec::new(), String::new());
@@ -263,28 +272,29 @@ impl InitArgs {
 
 #[derive(Clone, Debug, Args)]
 pub struct MountArgs {
-    /// The file system: the directory that it lies in, or espalier://HOST:PORT/ of a server.
+    /// The file system: its directory, or espalier://HOST:PORT/ of a server.
     #[arg(value_hint = ValueHint::DirPath)]
     pub source: PathBuf,
     #[arg(value_hint = ValueHint::DirPath)]
     pub mountpoint: PathBuf,
-    /// Mount options, separated by commas: ro, rw, sync, noatime, relatime, strictatime, nodiratime, allow_other, nosuid, nodev,
-    /// noexec, nosymfollow, lazytime, dirsync, credentials=DIR or insecure and locks=shared or local (of servers), threads=N, slow=MILLISECONDS (log operations that take longer; 1000; 0:
-    /// none), metrics=ADDRESS:PORT or metrics=unix:PATH (serve figures for Prometheus), and those that only mount(8) and
-    /// fstab(5) mind.
+    /// Mount options, separated by commas: ro, rw, sync, noatime, relatime, strictatime,
+    /// nodiratime, allow_other, nosuid, nodev, noexec, nosymfollow, lazytime, dirsync; for servers:
+    /// credentials=DIR or insecure, locks=shared or local; threads=N, slow=MILLISECONDS (log slower
+    /// operations; default 1000, 0: none), metrics=ADDRESS:PORT or metrics=unix:PATH (serve metrics
+    /// for Prometheus), and those that only mount(8) and fstab(5) use.
     #[arg(short, long, value_name = "OPTIONS", value_delimiter = ',')]
     pub options: Vec<String>,
     /// Stay in the foreground; an interrupt unmounts.
     #[arg(short, long)]
     pub foreground: bool,
-    /// In the background, log to this file instead of the file `log` in the file system's directory.
+    /// Log file in the background instead of `log` in the file system's directory.
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub log_file: Option<PathBuf>,
-    /// Record what is asked of the mount to this new file, for `espalier sim --trace FILE`: names and sizes, but not what is read
-    /// and written.
+    /// Record the requests to the mount in this new file, for `espalier sim --trace FILE`: names
+    /// and sizes, but no file contents.
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub record: Option<PathBuf>,
-    /// Say on standard output when the mount is usable, and leave the terminal's session.
+    /// Report readiness on standard output, and leave the terminal's session.
     #[arg(long, hide = true)]
     pub announce: bool,
 }
@@ -293,10 +303,10 @@ pub struct MountArgs {
 pub struct UmountArgs {
     #[arg(value_hint = ValueHint::DirPath)]
     pub mountpoint: PathBuf,
-    /// Even if it is in use: whoever uses it gets errors.
+    /// Unmount even if in use; its users get errors.
     #[arg(short, long)]
     pub force: bool,
-    /// Seconds after which it is forced, if the file system does not answer.
+    /// Seconds without an answer from the file system after which the unmount is forced.
     #[arg(long, default_value_t = 60)]
     pub timeout: u64,
 }
@@ -314,16 +324,16 @@ pub struct PolicyArgs {
     /// A directory.
     #[arg(value_hint = ValueHint::DirPath)]
     pub path: PathBuf,
-    /// Set num_dfiles, dist_name or dist_params; may be repeated.
+    /// Set a policy attribute: num_dfiles, dist_name or dist_params; repeatable.
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
-    /// Leave a setting to the server; may be repeated.
+    /// Unset a policy attribute, so that the server decides; repeatable.
     #[arg(long, value_name = "KEY")]
     pub unset: Vec<String>,
-    /// Make the policy just what a file says, as TOML.
+    /// Replace the policy by the contents of a TOML file.
     #[arg(long, value_hint = ValueHint::FilePath)]
     pub file: Option<PathBuf>,
-    /// Tell what is set here, and what is in force with what the server decides.
+    /// Show the attributes set here, and the effective ones including the server's defaults.
     #[arg(long, conflicts_with_all = ["set", "unset", "file"])]
     pub json: bool,
 }
@@ -350,14 +360,15 @@ pub struct QuotaArgs {
 
 #[derive(Debug, Subcommand)]
 pub enum QuotaCommand {
-    /// Tell a directory's limits.
+    /// Show a directory's limits.
     Get {
         #[arg(value_hint = ValueHint::DirPath)]
         path: PathBuf,
         #[arg(long)]
         json: bool,
     },
-    /// Set one limit of a directory or both; root only. What is there already may be more: then nothing can be added.
+    /// Set one or both limits of a directory; root only. If usage exceeds a limit, nothing can be
+    /// added.
     #[command(group = clap::ArgGroup::new("limits").args(["files", "bytes"]).required(true).multiple(true))]
     Set {
         #[arg(value_hint = ValueHint::DirPath)]
@@ -365,18 +376,18 @@ pub enum QuotaCommand {
         /// Files and directories together.
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
         files: Option<u64>,
-        /// The sizes of all files.
+        /// Total size of all files.
         #[arg(long, value_name = "SIZE", value_parser = parse_limit)]
         bytes: Option<u64>,
     },
-    /// Take one limit of a directory away, or both; root only.
+    /// Remove one or both limits of a directory; root only.
     Remove {
         #[arg(value_hint = ValueHint::DirPath)]
         path: PathBuf,
-        /// Only that on files.
+        /// Only the limit on files.
         #[arg(long)]
         files: bool,
-        /// Only that on bytes.
+        /// Only the limit on bytes.
         #[arg(long)]
         bytes: bool,
     },
@@ -391,74 +402,76 @@ pub struct SyncArgs {
 
 #[derive(Debug, Args)]
 pub struct RmArgs {
-    /// What to remove.
+    /// Files and directories to remove.
     #[arg(value_hint = ValueHint::AnyPath, required_unless_present = "force", value_name = "PATH")]
     pub paths: Vec<PathBuf>,
-    /// Directories, too.
+    /// Remove directories too.
     #[arg(short, long, short_alias = 'R')]
     pub recursive: bool,
-    /// What does not exist is no error.
+    /// Ignore operands that do not exist.
     #[arg(short, long)]
     pub force: bool,
 }
 
 #[derive(Debug, Args)]
 pub struct CpArgs {
-    /// What to copy, and where to: into the last if it is a directory, and as it otherwise.
+    /// Sources, then the target: a directory to copy into, or the name of the copy.
     #[arg(value_hint = ValueHint::AnyPath, num_args = 2.., required = true, value_names = ["SRC", "DST"])]
     pub paths: Vec<PathBuf>,
-    /// Directories, too.
+    /// Copy directories too.
     #[arg(short, long, short_alias = 'R')]
     pub recursive: bool,
-    /// As --recursive, with owners, permissions, times, links, ACLs and extended attributes, as far as the caller may.
+    /// As --recursive, and preserve owners, permissions, times, links, ACLs and extended attributes
+    /// as far as permitted.
     #[arg(short, long)]
     pub archive: bool,
 }
 
 #[derive(Debug, Args)]
 pub struct DumpArgs {
-    /// The file system: the directory that it lies in.
+    /// The file system: its directory.
     #[arg(value_hint = ValueHint::DirPath, required_unless_present = "verify")]
     pub source: Option<PathBuf>,
-    /// Where to write it; `-`, or none, for standard output.
+    /// Output file; `-` or none for standard output.
     #[arg(value_hint = ValueHint::FilePath)]
     pub file: Option<PathBuf>,
-    /// Complete a dump that was interrupted, if FILE holds a part of it.
+    /// Resume the interrupted dump in FILE, if there is one.
     #[arg(long, requires = "file")]
     pub resume: bool,
-    /// Check a dump instead, without loading it; `-` for standard input. Exits with 1 if it is damaged, and says where.
+    /// Check a dump without loading it; `-` for standard input. Exits with 1 if it is damaged, and
+    /// reports where.
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, conflicts_with_all = ["source", "file", "resume"])]
     pub verify: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
 pub struct LoadArgs {
-    /// `-` for standard input.
+    /// Input file; `-` for standard input.
     #[arg(value_hint = ValueHint::FilePath)]
     pub file: PathBuf,
-    /// The directory. It is made if it does not exist.
+    /// The directory; created if absent.
     #[arg(value_hint = ValueHint::DirPath)]
     pub dir: PathBuf,
-    /// Even over a file system that is there, which is then lost.
+    /// Replace an existing file system, which is lost.
     #[arg(long)]
     pub force: bool,
-    /// Go on with a load of the same dump that was interrupted, if there was one.
+    /// Resume an interrupted load of the same dump, if there is one.
     #[arg(long, conflicts_with = "force")]
     pub resume: bool,
-    /// Check the file system afterwards, as `fsck` does. Exits with 1 if anything is wrong.
+    /// Check the file system afterwards, as `fsck` does. Exits with 1 on errors.
     #[arg(long)]
     pub verify: bool,
-    /// Bytes of the dump after which what was loaded is made durable. More of them need more memory.
+    /// Bytes of the dump between two checkpoints of the load. More of them need more memory.
     #[arg(long, default_value = "64M", value_parser = parse_size, value_name = "SIZE")]
     pub interval: u64,
 }
 
 #[derive(Debug, Args)]
 pub struct FsckArgs {
-    /// The file system: the directory that it lies in.
+    /// The file system: its directory.
     #[arg(value_hint = ValueHint::DirPath)]
     pub source: PathBuf,
-    /// Mend what can be mended; what has lost its place is in `lost+found` afterwards.
+    /// Repair errors; files without a name move to `lost+found`.
     #[arg(long)]
     pub repair: bool,
     #[arg(long)]
@@ -467,10 +480,10 @@ pub struct FsckArgs {
 
 #[derive(Debug, Args)]
 pub struct StatusArgs {
-    /// The file system: the directory that it lies in, or where it is mounted.
+    /// The file system: its directory or its mount point.
     #[arg(value_hint = ValueHint::DirPath)]
     pub source: PathBuf,
-    /// Of a mount of a server: only how many messages of each kind there were, a line each.
+    /// For a mount of a server: print only the number of messages of each kind, one per line.
     #[arg(long, conflicts_with = "json")]
     pub counters: bool,
     #[arg(long)]
@@ -481,16 +494,16 @@ pub struct StatusArgs {
 pub struct TopArgs {
     #[arg(value_hint = ValueHint::DirPath)]
     pub mountpoint: PathBuf,
-    /// Seconds from one look to the next, 0.1 to 60.
+    /// Sampling interval in seconds, 0.1 to 60.
     #[arg(short, long, default_value = "2", value_parser = parse_interval, value_name = "SECONDS")]
     pub interval: f64,
-    /// Print one table, of one interval, and end.
+    /// Print one table for one interval and exit.
     #[arg(long)]
     pub once: bool,
-    /// Print one JSON object a line.
+    /// Print one JSON object per line.
     #[arg(long)]
     pub json: bool,
-    /// Processes and directories to show.
+    /// Number of processes and directories to show.
     #[arg(long, default_value_t = 10, value_name = "NUMBER")]
     pub rows: usize,
 }
@@ -502,7 +515,7 @@ fn parse_interval(text: &str) -> Result<f64, String> {
         .ok_or_else(|| "expected 0.1 to 60 seconds".into())
 }
 
-/// As [`parse_size`], but for 0.
+/// As [`parse_size`], excluding 0.
 fn parse_limit(text: &str) -> Result<u64, String> {
     match parse_size(text)? {
         0 => Err("a limit is at least 1".into()),
@@ -510,7 +523,7 @@ fn parse_limit(text: &str) -> Result<u64, String> {
     }
 }
 
-/// A number of bytes, as `65536`, `64K`, `64M` or `1G`.
+/// Parses a number of bytes such as `65536`, `64K`, `64M` or `1G`.
 pub fn parse_size(text: &str) -> Result<u64, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit = match text[digits.len()..].to_ascii_uppercase().as_str() {

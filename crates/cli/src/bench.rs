@@ -1,4 +1,4 @@
-//! `espalier bench`, and the two commands by which it starts processes of its own.
+//! `espalier bench`, and the two internal commands that it starts as processes.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -14,53 +14,57 @@ use crate::{options, stop};
 
 #[derive(Debug, Args)]
 pub struct BenchArgs {
-    /// A directory of the file system to measure. What is made in it is removed again.
+    /// Directory on the file system to measure. The benchmark removes everything that it creates
+    /// there.
     #[arg(value_hint = ValueHint::DirPath, required_unless_present = "native")]
     pub dir: Option<PathBuf>,
-    /// A directory to compare it with.
+    /// Directory on the file system to compare with.
     #[arg(value_hint = ValueHint::DirPath)]
     pub second: Option<PathBuf>,
-    /// Groups of phases, or single ones as in small/unlink: paper, mdtest, small, durable, big, tree,
-    /// bulk, git, growth.
+    /// Groups of phases, or single phases such as small/unlink: paper, mdtest, small, durable, big,
+    /// tree, bulk, git, growth.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "paper,mdtest")]
     pub phases: Vec<String>,
-    /// Processes, each in its own directory; several numbers are run one after the other [default: 1; durable: 1,4]
+    /// Number of processes, each in its own directory; several numbers are run in sequence
+    /// [default: 1; durable: 1,4]
     #[arg(long, value_name = "P", value_delimiter = ',', hide_default_value = true)]
     pub procs: Vec<u32>,
-    /// Files of each process [default: as the group has it, see docs/performance.md]
+    /// Files per process [default: depends on the group, see docs/performance.md]
     #[arg(long, value_name = "N")]
     pub files: Option<u64>,
-    /// Bytes of each file, as in 4K; of the big file in `big` [default: as the group has it]
+    /// Bytes per file, such as 4K; in `big`, of the single file [default: depends on the group]
     #[arg(long, value_name = "M", value_parser = parse_size)]
     pub bytes: Option<u64>,
-    /// How time is taken: 1, the longest of the processes' own times; 2, from one barrier to the next (as mdtest does).
+    /// Timing: 1, the longest of the processes' own times; 2, from one barrier to the next (as
+    /// mdtest).
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=2))]
     pub algorithm: u8,
-    /// How often each side is run, in turn [default: 5, or 1 if nothing is compared]
+    /// Number of alternating runs of each side [default: 5, or 1 without a comparison]
     #[arg(long, value_name = "R")]
     pub runs: Option<u32>,
-    /// Compare with a file system that only answers from memory, mounted beside for the time: the limit through FUSE.
+    /// Compare with a temporary mount of a file system that answers from memory: the upper limit
+    /// with FUSE.
     #[arg(long)]
     pub floor: bool,
-    /// Measure a server, without the kernel in between: create, stat, unlink, write and read small files by clients of this
-    /// process.
+    /// Measure a server without a mount: clients in this process create, stat, unlink, write and
+    /// read small files.
     #[arg(long, value_name = "URL", conflicts_with_all = ["dir", "second", "phases", "procs", "algorithm", "floor"])]
     pub native: Option<String>,
-    /// Clients, each with a connection and a directory of its own.
+    /// Clients, each with its own connection and directory.
     #[arg(long, value_name = "P", default_value_t = 1, requires = "native")]
     pub clients: u32,
-    /// Clients besides, which connect and do nothing more: what they cost the others.
+    /// Additional idle clients, to measure their effect on the others.
     #[arg(long, value_name = "N", default_value_t = 0, requires = "native")]
     pub idle: u32,
-    /// Calls of each client that are under way at once.
+    /// Outstanding calls per client.
     #[arg(long, value_name = "N", default_value_t = 1, requires = "native")]
     pub outstanding: u32,
-    /// How to show who asks: credentials=DIR, or insecure for a server without TLS.
+    /// Authentication: credentials=DIR, or insecure for a server without TLS.
     #[arg(short, long, value_name = "OPTIONS", value_delimiter = ',', requires = "native")]
     pub options: Vec<String>,
     #[arg(long)]
     pub json: bool,
-    /// Draw the rates to this file, as SVG.
+    /// Write a chart of the rates to this file, as SVG.
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub plot: Option<PathBuf>,
 }
@@ -73,7 +77,8 @@ pub struct FloorArgs {
 }
 
 pub(crate) fn bench(args: BenchArgs) -> Result<ExitCode> {
-    // An interrupt ends the processes, and so the benchmark, which then cleans up. A second one ends it at once.
+    // The first interrupt ends the processes and thereby the benchmark, which cleans up; the second
+    // one ends it at once.
     let asked = stop::when_asked()?;
     let report = match &args.native {
         Some(url) => native(url, &args, asked)?,
@@ -104,7 +109,7 @@ fn directories(args: &BenchArgs) -> Result<Report> {
     })?)
 }
 
-/// Files of each client, and bytes of each file.
+/// Default number of files per client, and of bytes per file.
 const NATIVE_FILES: u64 = 10_000;
 const NATIVE_BYTES: u64 = 4096;
 

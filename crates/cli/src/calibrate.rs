@@ -1,4 +1,5 @@
-//! `espalier sim calibrate`: measures a server and its clients on this machine, makes a model of them, and says how good that is.
+//! `espalier sim calibrate`: measures a server and its clients on this machine, fits a model, and
+//! reports its accuracy.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -20,52 +21,52 @@ use crate::stop;
 
 #[derive(Clone, Debug, Args)]
 pub struct CalibrateArgs {
-    /// The file that is made, which scenarios name by `machine`.
+    /// Output file, which scenarios name by `machine`.
     #[arg(value_hint = ValueHint::FilePath, default_value = "machine.toml")]
     pub file: PathBuf,
-    /// Files of all clients together, in each of 25 rounds.
+    /// Files of all clients together in each of 25 rounds.
     #[arg(long, value_name = "N", default_value_t = 2_000, value_parser = clap::value_parser!(u64).range(100..=10_000_000))]
     pub files: u64,
-    /// Draw what was measured and what is simulated into this directory.
+    /// Write charts of measured and simulated times to this directory.
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub plot: Option<PathBuf>,
     #[arg(long)]
     pub json: bool,
 }
 
-/// Fitted to; the last is predicted.
+/// Loads for the fit, as (clients, outstanding calls); the last load is predicted.
 const ONE: (u32, u32) = (1, 1);
 const SEVERAL: (u32, u32) = (8, 2);
 const MANY: (u32, u32) = (1, 32);
 const PREDICTED: (u32, u32) = (4, 4);
-/// All are measured so often, in turn: a machine changes its speed from one moment to the next, and on which
-/// of its processors is whose thread.
+/// Number of alternating measurements of each load, since a machine's speed and its placement of
+/// threads vary over time.
 const ROUNDS: usize = 25;
 
-/// A server of one's own, which ends with this.
+/// A private server, stopped when dropped.
 struct Server {
     cluster: LocalCluster,
     process: u32,
     stop: Arc<AtomicBool>,
 }
 
-/// What was measured and simulated of the same clients.
+/// Measured and simulated figures of one load.
 #[derive(Debug, Serialize)]
 struct Comparison {
     trial: Trial,
     fitted: bool,
-    /// That clients have sent for each operation, measured and simulated.
+    /// Requests per operation, measured and simulated.
     requests: [f64; 2],
     operations: Vec<Compared>,
 }
 
-/// An operation, measured and simulated.
+/// Mean times of an operation, measured and simulated.
 #[derive(Debug, Serialize)]
 struct Compared {
     operation: &'static str,
     measured_us: f64,
     simulated_us: f64,
-    /// Simulated by measured.
+    /// Simulated divided by measured.
     ratio: f64,
     #[serde(skip)]
     quantiles: [Vec<Nanos>; 2],
@@ -77,13 +78,13 @@ pub(crate) fn calibrate(args: &CalibrateArgs) -> Result<ExitCode> {
         let files = args.files.div_ceil(clients.into());
         Trial { clients, outstanding, files }
     };
-    eprintln!("measuring a server on this machine, which should have nothing else to do");
+    eprintln!("measuring a server on this machine, which should be idle");
     let [one, several, many, predicted] = server.measure([ONE, SEVERAL, MANY, PREDICTED].map(trial))?;
     let listed =
         espalier_bench::sample_listing(&server.options(trial(ONE)), &|| Processors::used(server.process))?;
     drop(server);
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    eprintln!("fitting a model to it");
+    eprintln!("fitting a model");
     let [one_of, several_of, many_of] = [&one, &several, &many].map(|samples| operations(samples));
     let sampled = |trial, operations| Sampled { trial, operations };
     let samples = Samples {
@@ -155,7 +156,7 @@ impl Server {
     }
 }
 
-/// What models speak of.
+/// The measured operations that models distinguish.
 fn operations(samples: &[Sample]) -> Vec<Measured> {
     let each =
         |time: Duration, count: u64| Nanos::from(time / u32::try_from(count.max(1)).unwrap_or(u32::MAX));

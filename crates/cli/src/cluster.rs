@@ -1,4 +1,4 @@
-//! `espalier cluster`: a cluster's files, and its servers on this machine.
+//! `espalier cluster`: the files of a cluster, and its servers on this machine.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,15 +17,15 @@ use crate::background;
 use crate::copy;
 use crate::serve::{Config, DataEntry, MetaEntry, Role};
 
-/// A server's configuration, in its directory.
+/// Configuration file in a server's directory.
 const CONFIG: &str = "server.toml";
-/// The secret that a cluster's servers share, in the directory of each.
+/// Key shared by a cluster's servers, in the directory of each.
 const DATA_KEY: &str = "data.key";
 /// The client that `init` makes.
 const ADMIN: &str = "admin";
-/// How long certificates are good.
+/// Validity of certificates in years.
 const YEARS: u32 = 10;
-/// How long a server may take to stop.
+/// Time limit for stopping a server.
 const PATIENCE: Duration = Duration::from_secs(40);
 
 pub(crate) fn cluster(command: &ClusterCommand) -> Result<ExitCode> {
@@ -68,7 +68,7 @@ fn init(args: &InitArgs) -> Result<ExitCode> {
         if let Some(file) = &config.data_key {
             SealKey::write(&data_key, &server.join(file))?;
         }
-        let mut text = String::from("# A server of Espalier; docs/cluster.md says what can be set.\n");
+        let mut text = String::from("# Configuration of an Espalier server; see docs/cluster.md.\n");
         text.push_str(&toml::to_string(config)?);
         fs::write(server.join(CONFIG), text)?;
         if let Some(authority) = &authority {
@@ -94,14 +94,15 @@ fn init(args: &InitArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The configurations of a new cluster's servers: the first ones have the tree of files, and if there are several all hold data.
+/// Configurations of a new cluster's servers: the first ones are metadata servers; if there are
+/// several servers, all are data servers.
 fn configs(args: &InitArgs) -> Result<Vec<Config>> {
     let first = Config::new(args.listen.clone(), args.insecure);
     let (host, port) = args.listen.rsplit_once(':').unwrap_or((&args.listen, ""));
     let port = first.address().map(|_| port.parse::<u16>().ok())?.context("listen takes HOST:PORT")?;
     let address = |number: u16| -> Result<String> {
         let port =
-            port.checked_add(number).context("there are not so many ports: give --listen a smaller one")?;
+            port.checked_add(number).context("port numbers exceed 65535: give --listen a smaller one")?;
         Ok(format!("{host}:{port}"))
     };
     if args.servers == 1 {
@@ -148,7 +149,8 @@ fn mkfs_options(args: &InitArgs) -> MkfsOptions {
     }
 }
 
-/// Writes the credentials of one side: the authority's certificate, its own, and its key.
+/// Writes the credentials of one party: the authority's certificate, its own certificate, and its
+/// key.
 fn write(issued: &Issued, cluster: &Path, dir: &Path) -> Result<()> {
     fs::copy(cluster.join(AUTHORITY), dir.join(AUTHORITY))?;
     Ok(issued.write(&dir.join(CERTIFICATE), &dir.join(KEY))?)
@@ -171,13 +173,13 @@ fn client(dir: &Path, name: &str) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// One of a cluster's servers.
+/// A server of a cluster.
 struct Server {
     dir: PathBuf,
     config: Config,
 }
 
-/// A cluster's servers, by number.
+/// The servers of a cluster, by number.
 fn servers(dir: &Path) -> Result<Vec<Server>> {
     let entries = fs::read_dir(dir).with_context(|| format!("no cluster in {}", dir.display()))?;
     let paths =
@@ -191,7 +193,7 @@ fn servers(dir: &Path) -> Result<Vec<Server>> {
     Ok(found)
 }
 
-/// The stores of a cluster's servers that run here.
+/// Stores of the cluster's servers that run on this machine.
 pub(crate) fn running_stores(dir: &Path) -> Result<Vec<PathBuf>> {
     let mut stores = Vec::new();
     for server in servers(dir)? {
@@ -205,7 +207,7 @@ pub(crate) fn running_stores(dir: &Path) -> Result<Vec<PathBuf>> {
     Ok(stores)
 }
 
-/// Whether there is a cluster in a directory.
+/// True if the directory holds a cluster.
 pub(crate) fn is_cluster(dir: &Path) -> bool {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     entries.map(|entry| entry.path().join(CONFIG)).any(|config| config.is_file())
@@ -216,13 +218,13 @@ impl Server {
         self.config.stores(&self.dir)
     }
 
-    /// How it is, if it runs. Of one that has the tree of files, that is told.
+    /// Status of the server if it runs; of its metadata store if it has one.
     fn running(&self) -> Result<Option<Status>> {
         let Some(store) = self.stores().into_iter().next() else { return Ok(None) };
         Ok(Some(espalier_runtime::status_of(&store)?).filter(|status| status.url.is_some()))
     }
 
-    /// Sends a signal to its process, if it runs.
+    /// Sends a signal to the server's process, if it runs.
     fn signal(&self, signal: Signal) -> Result<bool> {
         let Some(pid) = self.running()?.and_then(|status| status.pid) else { return Ok(false) };
         let pid = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw);
@@ -232,7 +234,7 @@ impl Server {
         Ok(true)
     }
 
-    /// Where clients reach its tree of files, if it has one and runs.
+    /// Address of a running metadata server.
     fn address(&self, status: Option<&Status>) -> Option<String> {
         let url = status.filter(|_| self.config.has(Role::Meta))?.url.as_deref()?;
         Some(url.strip_prefix(Servers::SCHEME)?.trim_end_matches('/').into())
@@ -259,7 +261,7 @@ fn up(dir: &Path, count: Option<u16>) -> Result<ExitCode> {
         }
     }
     let mut addresses = Vec::new();
-    // Who has the tree of files asks the others: it comes last.
+    // Metadata servers need the data servers, so they start last.
     for server in servers(dir)?.iter().rev() {
         if server.running()?.is_none() {
             let mut command = Command::new(std::env::current_exe().context("cannot find this program")?);
@@ -273,7 +275,7 @@ fn up(dir: &Path, count: Option<u16>) -> Result<ExitCode> {
             }
         }
         let Some(status) = server.running()? else {
-            bail!("the server has ended again: see its log in {}", server.dir.display())
+            bail!("the server has exited: see its log in {}", server.dir.display())
         };
         addresses.extend(server.address(Some(&status)));
     }
@@ -288,7 +290,7 @@ fn up(dir: &Path, count: Option<u16>) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The process of a cluster's first server.
+/// Process id of a cluster's first server.
 pub(crate) fn process(dir: &Path) -> Result<u32> {
     let status = servers(dir)?.first().map(Server::running).transpose()?.flatten();
     status
@@ -296,7 +298,7 @@ pub(crate) fn process(dir: &Path) -> Result<u32> {
         .with_context(|| format!("the server of {} does not run", dir.display()))
 }
 
-/// What is to be mounted.
+/// URL to mount.
 fn url(addresses: &[String]) -> String {
     format!("{}{}/", Servers::SCHEME, addresses.join(","))
 }
@@ -327,12 +329,12 @@ fn down(dir: &Path) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The stores of a cluster.
+/// All stores of a cluster.
 fn all_stores(servers: &[Server]) -> Result<ClusterStores> {
     let of = |role: Role| servers.iter().filter(move |server| server.config.has(role));
     let ranks = of(Role::Meta).map(|server| server.dir.join(&server.config.store)).collect::<Vec<_>>();
     if ranks.is_empty() {
-        bail!("no server has the tree of files");
+        bail!("no metadata server");
     }
     let data = of(Role::Data)
         .map(|server| (ServerId(server.config.number), server.dir.join(&server.config.data_store)));
@@ -350,25 +352,25 @@ fn drain(dir: &Path, number: ServerId) -> Result<ExitCode> {
     let servers = servers(dir)?;
     let ClusterStores { ranks, mut data } = all_stores(&servers)?;
     let Some(at) = data.iter().position(|(one, _)| *one == number) else {
-        bail!("no server in {} holds data under the number {number}", dir.display());
+        bail!("no data server with number {number} in {}", dir.display());
     };
     let from = data.remove(at);
     for Server { dir, config } in servers.iter().filter(|server| server.config.has(Role::Meta)) {
         if !config.drained().any(|drained| drained == number) {
             bail!(
-                "new files would come to lie there: set drain = true below [[data]] of number {number} in {}",
+                "new files would be placed there: set drain = true below [[data]] of number {number} in {}",
                 dir.join(CONFIG).display()
             );
         }
-        // Others may be on their way out, too.
+        // Other servers may be draining too.
         data.retain(|(one, _)| !config.drained().any(|drained| drained == *one));
     }
     let Drained { moved, left } = espalier_runtime::drain(&ranks, from, &data)?;
     println!("moved {moved} files");
     if left > 0 {
-        bail!("{left} files lie on all the other data servers, too: add one to the cluster, and drain again");
+        bail!("{left} files are on all other data servers too: add a server to the cluster, and drain again");
     }
-    println!("no files lie on data server {number}: take it out of [[data]] in all configurations");
+    println!("data server {number} has no files: remove it from [[data]] in all configurations");
     Ok(ExitCode::SUCCESS)
 }
 
@@ -379,12 +381,12 @@ fn resolve(dir: &Path, lost: Rank, yes: bool) -> Result<ExitCode> {
         match espalier_store::superblock::read(&store) {
             Ok(superblock) if superblock.rank == lost => {
                 bail!(
-                    "rank {lost} has its store in {}: start its server, which knows what it has decided",
+                    "rank {lost} has its store in {}: start its server, which knows its decisions",
                     store.display()
                 )
             }
             Ok(_) => stores.push(store),
-            // It is the lost one, or it will be missed.
+            // The lost server, or one that a later check misses.
             Err(_) => {}
         }
     }
@@ -402,11 +404,11 @@ fn resolve(dir: &Path, lost: Rank, yes: bool) -> Result<ExitCode> {
             ExitCode::SUCCESS
         }
         (_, true) => {
-            println!("none of this has happened now; never use the store of rank {lost} again");
+            println!("these changes were aborted; never use the store of rank {lost} again");
             ExitCode::SUCCESS
         }
         (_, false) => {
-            println!("nothing has been done: with --yes none of this will have happened");
+            println!("nothing was changed: run again with --yes to undo this");
             ExitCode::from(1)
         }
     })
@@ -448,7 +450,7 @@ fn status(dir: &Path, json: bool) -> Result<ExitCode> {
     Ok(if is_up { ExitCode::SUCCESS } else { ExitCode::from(1) })
 }
 
-/// Whether a text is the address of a server.
+/// True if a text is the address of a server.
 pub(crate) fn is_url(text: &str) -> bool {
     text.starts_with(Servers::SCHEME)
 }

@@ -1,4 +1,4 @@
-//! `espalier dump` and `espalier load`, also of clusters.
+//! `espalier dump` and `espalier load`, also for clusters.
 
 use std::fs::File;
 use std::io::{BufReader, BufWriter, IsTerminal, Read};
@@ -12,11 +12,11 @@ use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
 use crate::args::{DumpArgs, LoadArgs};
 use crate::fsck;
 
-/// Something is damaged.
+/// Exit status if a dump or file system is damaged.
 const DAMAGED: u8 = 1;
 
 pub(crate) fn dump(args: &DumpArgs) -> Result<ExitCode> {
-    // One of the two is there, or the arguments would not have been taken.
+    // Argument parsing guarantees that one of them is present.
     let source = match (&args.verify, &args.source) {
         (Some(file), _) => return verify(file),
         (None, Some(source)) => source,
@@ -28,7 +28,7 @@ pub(crate) fn dump(args: &DumpArgs) -> Result<ExitCode> {
     let dumped = match file {
         None if args.resume => bail!("only a dump in a file can be resumed"),
         None if std::io::stdout().is_terminal() => {
-            bail!("a dump is not for a terminal: name a file, or redirect it")
+            bail!("a dump cannot go to a terminal: name a file, or redirect the output")
         }
         None => espalier_runtime::dump(source, &mut BufWriter::new(std::io::stdout()), progress)?,
         Some(path) => {
@@ -121,7 +121,7 @@ fn is_standard(path: &Path) -> bool {
     path == Path::new("-")
 }
 
-/// A dump to read, and how far that is.
+/// Opens a dump, with a progress bar of the bytes read.
 fn open(path: &Path) -> Result<(Box<dyn Read>, ProgressBar)> {
     if is_standard(path) {
         return Ok((Box::new(BufReader::new(std::io::stdin())), progress_bar(None)?));
@@ -133,7 +133,7 @@ fn open(path: &Path) -> Result<(Box<dyn Read>, ProgressBar)> {
     Ok((Box::new(BufReader::new(file)), bar))
 }
 
-/// Of bytes, of so many if that is known.
+/// A progress bar for bytes; `bytes` is the total, if known.
 fn progress_bar(bytes: Option<u64>) -> Result<ProgressBar> {
     let (bar, template) = match bytes {
         Some(bytes) => {

@@ -1,5 +1,6 @@
-//! `espalier cp`: has the file system copy what is in directories, and copies itself what it leaves: big files, links that are
-//! to be kept, what is there already, and everything if several servers share the tree. In what it does and says it follows cp(1).
+//! `espalier cp`: the file system copies the contents of directories. This program copies what the
+//! file system leaves: big files, hard links with --archive, existing targets, and everything if
+//! several servers share the tree. Behaviour and messages follow cp(1).
 
 mod file;
 
@@ -37,7 +38,7 @@ pub(crate) fn cp(args: &CpArgs) -> ExitCode {
 struct Copier {
     recursive: bool,
     how: CopyHow,
-    /// Of files with several names, where the first copy is.
+    /// Path of the first copy of each file with several names.
     links: HashMap<(u64, u64), PathBuf>,
     failed: bool,
 }
@@ -55,7 +56,7 @@ impl Copier {
             return self.fail(format!("target '{}' is not a directory", target.display()));
         }
         for source in sources {
-            // With a slash behind it a symbolic link is the directory that it leads to.
+            // A trailing slash makes a symbolic link stand for its target directory.
             let (path, had_slash) = without_slashes(source);
             let path = if had_slash && path.is_symlink() { path.join("") } else { path };
             let last = without_slashes(source).0;
@@ -93,7 +94,7 @@ impl Copier {
         let mode = metadata.mode() & 0o1777;
         let is_new = match to.symlink_metadata() {
             Err(_) => {
-                // It must be possible to fill it.
+                // Owner access is needed to fill the directory.
                 mkdirat(CWD, to, Mode::from_raw_mode(mode | 0o700))
                     .map_err(|errno| cannot("create directory", to, errno))?;
                 true
@@ -105,7 +106,7 @@ impl Copier {
             }
         };
         let target = open_dir(to).map_err(|errno| cannot("access", to, errno))?;
-        // As far as it goes, even if nothing in it can be read.
+        // Apply the attributes even if an entry cannot be read.
         let outcome = match open_dir(from) {
             Ok(source) => self.copy_entries((from, &source), (to, &target)),
             Err(errno) => Err(cannot("access", from, errno)),
@@ -121,14 +122,16 @@ impl Copier {
         outcome
     }
 
-    /// Leads the file system through the copying of what is in a directory, and copies what that leaves.
+    /// Requests copy steps of a directory's contents from the file system, and copies what it
+    /// leaves.
     fn copy_entries(&mut self, (from, source): (&Path, &File), (to, target): (&Path, &File)) -> Outcome {
         let cannot = |errno| match errno {
             Errno::INVAL => into_itself(from, to),
             Errno::NOENT => format!("cannot copy '{}' to another file system: use cp(1)", from.display()),
             errno => format!("cannot copy '{}': {}", from.display(), text(errno)),
         };
-        // The file system copies what it has been given: dirty pages of memory maps first.
+        // Write dirty pages of memory maps back, since the file system copies only what it has
+        // received.
         syncfs(source).map_err(cannot)?;
         let key = CopyKey(random().map_err(cannot)?);
         match fgetxattr(source, key.from_name(), &mut [0; 1]) {
@@ -144,7 +147,7 @@ impl Copier {
         let mut report = vec![0; CopyReport::MAX_BYTES];
         loop {
             match fsetxattr(target, key.to_name(), &self.how.encode(), XattrFlags::empty()) {
-                // Several servers have a part of it.
+                // Several servers share the tree.
                 Err(Errno::XDEV) => return self.copy_each(from, to),
                 set => set.map_err(cannot)?,
             }
@@ -162,7 +165,7 @@ impl Copier {
         }
     }
 
-    /// Copies what is in a directory itself, one by one.
+    /// Copies a directory's entries one by one.
     fn copy_each(&mut self, from: &Path, to: &Path) -> Outcome {
         let cannot = |error: &std::io::Error| format!("cannot access '{}': {}", from.display(), plain(error));
         let entries = from.read_dir().and_then(Iterator::collect::<std::io::Result<Vec<_>>>);
@@ -186,7 +189,8 @@ fn into_itself(from: &Path, to: &Path) -> String {
     format!("cannot copy a directory, '{}', into itself, '{}'", from.display(), to.display())
 }
 
-/// Of a directory: it lies in a mounted Espalier file system, the copy will too, and not in the directory itself.
+/// Checks that source and copy are in the same mounted Espalier file system, and the copy is
+/// outside the source.
 fn check_operand(from: &Path, to: &Path) -> Outcome {
     let Ok(source) = open_dir(from) else { return Ok(()) };
     if from.is_symlink() && !from.as_os_str().as_bytes().ends_with(b"/") {

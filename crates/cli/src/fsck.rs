@@ -1,4 +1,4 @@
-//! `espalier fsck`, with the exit codes of fsck(8).
+//! `espalier fsck`, with the exit status of fsck(8).
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -64,7 +64,7 @@ fn repair(args: &FsckArgs) -> Result<u8> {
     } else {
         show(&report.done);
         if let Some(quarantine) = &report.quarantine {
-            println!("what was replaced or taken out is in {}", quarantine.display());
+            println!("replaced parts are in {}", quarantine.display());
         }
         show(&report.after.findings);
         summary(&report.after, if repaired { "repaired" } else { "clean" });
@@ -76,7 +76,7 @@ fn repair(args: &FsckArgs) -> Result<u8> {
     })
 }
 
-/// Shown on a terminal only.
+/// A progress bar, shown only on a terminal.
 pub(crate) fn progress() -> Result<ProgressBar> {
     let bar = ProgressBar::new_spinner();
     bar.set_style(ProgressStyle::with_template("{spinner} checked {human_pos} records ({per_sec})")?);

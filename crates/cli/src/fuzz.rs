@@ -1,4 +1,4 @@
-//! `espalier sim fuzz` and `espalier sim replay`: random runs that are checked.
+//! `espalier sim fuzz` and `espalier sim replay`: random runs with checks.
 
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,10 +13,10 @@ use crate::sim::UNLIKE;
 
 #[derive(Debug, Args)]
 pub struct FuzzArgs {
-    /// For so long, in minutes.
+    /// Duration in minutes.
     #[arg(long, default_value_t = 1.0, value_name = "M")]
     pub minutes: f64,
-    /// The first seed; the others follow on it.
+    /// First seed; the runs use consecutive ones.
     #[arg(long, default_value_t = 0, value_name = "S")]
     pub seed: u64,
 }
@@ -24,13 +24,13 @@ pub struct FuzzArgs {
 #[derive(Debug, Args)]
 pub struct ReplayArgs {
     pub seed: u64,
-    /// Tell what was said while this call was under way, the first one being 1.
+    /// Show the messages during this call; the first call is 1.
     #[arg(long, value_name = "N")]
     pub op: Option<u64>,
 }
 
 pub(crate) fn fuzz(args: &FuzzArgs) -> ExitCode {
-    // What fails is told with its seed.
+    // Failures are reported with their seeds instead.
     std::panic::set_hook(Box::new(|_| {}));
     let end = Instant::now() + Duration::try_from_secs_f64(args.minutes * 60.0).unwrap_or_default();
     let (next, found, answers, given_up) =

@@ -1,14 +1,15 @@
-//! How this program's heap is managed, where that is glibc's. To be said before there are other threads.
+//! Settings of glibc's allocator. They must be made before the process starts threads.
 
-/// There is one for all threads. glibc gives threads heaps of their own, and what is free in one is not used for another: with many threads,
-/// memory would grow to twice its bound. Nearly all is allocated under one lock anyway.
+/// Uses one heap for all threads. glibc gives threads separate heaps and does not share free memory
+/// between them: with many threads, memory would grow to twice its limit. Nearly all allocations
+/// happen under one lock anyway.
 pub(crate) fn share_one() {
     #[cfg(target_env = "gnu")]
     set(libc::M_ARENA_MAX, 1);
 }
 
-/// Payloads, of up to 4 MiB, are parts of it, and what is free at its end is kept, up to 16 MiB: they come and go, and pages that are new each
-/// time cost more than what is done with them.
+/// Allocates payloads of up to 4 MiB from the heap, and keeps up to 16 MiB free at its end:
+/// payloads are short-lived, and mapping new pages for each costs more than processing them.
 pub(crate) fn keep_freed() {
     #[cfg(target_env = "gnu")]
     {
@@ -19,7 +20,7 @@ pub(crate) fn keep_freed() {
 
 #[cfg(target_env = "gnu")]
 fn set(parameter: libc::c_int, value: libc::c_int) {
-    // SAFETY: it sets a number of the allocator's; there are no other threads yet.
+    // SAFETY: sets a parameter of the allocator; no other threads exist yet.
     unsafe {
         libc::mallopt(parameter, value);
     }

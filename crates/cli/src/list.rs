@@ -1,4 +1,4 @@
-//! `espalier ls`: a directory, of a server through the library or of a mounted file system.
+//! `espalier ls`: lists a directory of a server, through the library, or of a mounted file system.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt::Write;
@@ -21,23 +21,23 @@ use crate::{cluster, options};
 
 #[derive(Debug, Args)]
 pub struct LsArgs {
-    /// A directory or a file: a path, or espalier://HOST:PORT/PATH.
+    /// A directory or file: a path, or espalier://HOST:PORT/PATH.
     #[arg(value_hint = ValueHint::AnyPath, value_name = "DIR|URL")]
     pub path: PathBuf,
-    /// Type and permissions, links, owner, group, size and time of change of each, as ls(1) shows them.
+    /// Show type and permissions, links, owner, group, size and mtime, as ls(1) does.
     #[arg(short)]
     pub long: bool,
-    /// Names that begin with a point, too.
+    /// Show names that begin with a dot too.
     #[arg(short)]
     pub all: bool,
-    /// How to show a server who asks: credentials=DIR, or insecure for a server without TLS.
+    /// Authentication: credentials=DIR, or insecure for a server without TLS.
     #[arg(short, long, value_name = "OPTIONS", value_delimiter = ',')]
     pub options: Vec<String>,
     #[arg(long)]
     pub json: bool,
 }
 
-/// What is shown of a file.
+/// Attributes shown for a file.
 struct Row {
     name: OsString,
     kind: FileType,
@@ -72,7 +72,7 @@ pub(crate) fn ls(args: &LsArgs) -> Result<ExitCode> {
     if text.is_empty() { Ok(ExitCode::SUCCESS) } else { tell(&text.trim_end_matches('\n')) }
 }
 
-/// The rows, and whether they are a directory's.
+/// The rows, and true if they are entries of a directory.
 fn of_server(url: &str, args: &LsArgs) -> Result<(Vec<Row>, bool)> {
     let rest = &url[Servers::SCHEME.len()..];
     let (server, path) = rest.split_once('/').unwrap_or((rest, ""));
@@ -105,7 +105,7 @@ fn of_mount(path: &Path) -> Result<(Vec<Row>, bool)> {
     for entry in fs::read_dir(path).with_context(named)? {
         let entry = entry.with_context(named)?;
         match entry.metadata() {
-            // It was removed meanwhile.
+            // Removed meanwhile.
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
             metadata => rows.push(
                 Row::at(&entry.path(), &entry.file_name(), &metadata.with_context(named)?)
@@ -139,7 +139,7 @@ impl Row {
         }
     }
 
-    /// Of a file that the kernel shows.
+    /// Row of a file in a mounted file system.
     fn at(path: &Path, name: &OsStr, metadata: &fs::Metadata) -> std::io::Result<Self> {
         let kind = rustix::fs::FileType::from_raw_mode(metadata.mode());
         Ok(Self {
@@ -185,10 +185,10 @@ fn letter(kind: FileType) -> char {
     }
 }
 
-/// As `drwxr-xr-x`.
+/// Type and permissions, such as `drwxr-xr-x`.
 fn mode(kind: FileType, perm: u32) -> String {
     let mut mode = String::from(letter(kind));
-    // Permission bits of each class, the bit that changes what execution means, and how that is shown.
+    // Per class: shift of its permission bits, its special bit, and the letter shown for that.
     for (shift, special, shown) in [(6, 0o4000, 's'), (3, 0o2000, 's'), (0, 0o1000, 't')] {
         let bits = perm >> shift;
         mode.push(if bits & 4 > 0 { 'r' } else { '-' });
@@ -203,7 +203,7 @@ fn mode(kind: FileType, perm: u32) -> String {
     mode
 }
 
-/// Names are anybody's: a terminal is not to be told what to do by them.
+/// Escapes control characters: names come from any user and must not control the terminal.
 fn shown(name: &OsStr) -> String {
     name.to_string_lossy().chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
@@ -250,9 +250,9 @@ fn long(rows: &[Row], is_dir: bool) -> Result<String> {
     Ok(text)
 }
 
-/// As ls(1) shows times: with the year, if it is more than half a year ago or to come.
+/// Time in the format of ls(1): with the year if it is in the future or more than half a year ago.
 fn time((seconds, nanos): (i64, u32), now: Timestamp, zone: &TimeZone) -> Result<String> {
-    // What is out of all times is shown as the first or the last of them.
+    // Clamp times outside the supported range.
     let seconds = seconds.clamp(Timestamp::MIN.as_second(), Timestamp::MAX.as_second());
     let time = Timestamp::new(seconds, i32::try_from(nanos)?).unwrap_or(Timestamp::MAX);
     let half_a_year = (365 * 12).hours();
@@ -261,7 +261,7 @@ fn time((seconds, nanos): (i64, u32), now: Timestamp, zone: &TimeZone) -> Result
     Ok(zoned.strftime(if is_recent { "%b %e %H:%M" } else { "%b %e  %Y" }).to_string())
 }
 
-/// The names that a file like `/etc/passwd` gives to numbers; of others, numbers are shown.
+/// Names by number from a file such as `/etc/passwd`. Unknown numbers are shown as such.
 fn names(file: &str) -> Vec<(u32, String)> {
     let text = fs::read_to_string(file).unwrap_or_default();
     let entry = |line: &str| {

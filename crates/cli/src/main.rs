@@ -59,7 +59,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Command::Serve(args) => return serve::serve(&args, &log),
         _ => start_log(&log, std::io::stderr)?,
     }
-    // Those have connections, or say what could not be written.
+    // The listed commands have connections, or report write errors themselves.
     if !matches!(
         cli.command,
         Command::Bench(_)
@@ -106,15 +106,17 @@ fn run(cli: Cli) -> Result<ExitCode> {
     }
 }
 
-/// When nobody reads any more what this process writes, it ends, as others do (`espalier status | head`); Rust has them panic.
+/// Restores the default action of SIGPIPE, so that the process ends when its reader does (`espalier
+/// status | head`); Rust ignores the signal, and printing panics.
 fn end_with_readers() {
-    // SAFETY: it installs no handler, and there are no other threads yet.
+    // SAFETY: installs no handler; no other threads exist yet.
     unsafe {
         libc::signal(libc::SIGPIPE, libc::SIG_DFL);
     }
 }
 
-/// `mount(8)` runs `mount.espalier SOURCE MOUNTPOINT [-sfnvrw] [-o OPTIONS] [-t TYPE]`, and so does `mount.fuse`.
+/// Converts the arguments of mount(8), which runs `mount.espalier SOURCE MOUNTPOINT [-sfnvrw] [-o
+/// OPTIONS] [-t TYPE]`; so does `mount.fuse`.
 fn as_mount_helper(args: Vec<OsString>) -> Vec<OsString> {
     let program = args.first().map(Path::new).and_then(Path::file_name).unwrap_or_default();
     if !program.to_string_lossy().starts_with("mount.") {

@@ -17,13 +17,13 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use crate::args::{LogArgs, MountArgs, UmountArgs};
 use crate::{background, cluster, heap, options, report, start_log};
 
-/// After an unmount the store is still busy for a moment: wait so long for it.
+/// Time limit for waiting until an earlier mount has closed the store.
 const PATIENCE: Duration = Duration::from_secs(35);
-/// A server that has let go of its store ends within that, unless its process does other things.
+/// Time limit for the end of a server's process after it has closed its store.
 const ENDS_WITHIN: Duration = Duration::from_secs(2);
 
 pub(crate) fn mount(args: MountArgs, log: &LogArgs) -> Result<ExitCode> {
-    // A bad option should be told before anything happens, and here where the user sees it.
+    // Report invalid options before anything happens, and in the foreground.
     let superuser = rustix::process::geteuid().is_root();
     let (remount, wanted): (Vec<_>, Vec<_>) =
         args.options.iter().cloned().partition(|option| option == "remount");
@@ -45,7 +45,7 @@ pub(crate) fn mount(args: MountArgs, log: &LogArgs) -> Result<ExitCode> {
         return mount_servers(url, &reach, &args, log, &mount, announced);
     }
     if mount.ttl.is_some() {
-        bail!("-o cache= is for mounts of a server: nobody else changes what is in this store");
+        bail!("-o cache= is for mounts of a server: no other client changes this store");
     }
     let source =
         args.source.canonicalize().with_context(|| format!("no file system in {}", args.source.display()))?;
@@ -66,19 +66,19 @@ pub(crate) fn mount(args: MountArgs, log: &LogArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Where a mount of a server logs to: no store is its own.
+/// Log file of a mount of a server, which has no store.
 fn log_of(mountpoint: &Path) -> PathBuf {
     let name = mountpoint.to_string_lossy().replace('/', "-");
     format!("/var/log/espalier{}{name}.log", if name.starts_with('-') { "" } else { "-" }).into()
 }
 
-/// What a server decides for all its clients.
+/// Options that the server sets for all its clients.
 const OF_SERVERS: [&str; 7] = ["sync", "dirsync", "strictatime", "memory", "metrics", "slow", "policy"];
 
-/// Files that a mount has open besides those that calls wait with.
+/// Open files of a mount besides those of waiting calls.
 const FILES: u64 = 256;
 
-/// Mounts what servers have.
+/// Mounts a file system of servers.
 fn mount_servers(
     url: &str,
     reach: &options::Reach,
@@ -92,10 +92,10 @@ fn mount_servers(
     let name = |option: &String| option.trim().split('=').next().unwrap_or_default().to_string();
     if let Some(option) = args.options.iter().map(name).find(|name| OF_SERVERS.contains(&name.as_str())) {
         bail!(
-            "-o {option} is not for mounts of a server: what there is of it is set in the server's configuration"
+            "-o {option} is not an option for mounts of a server: set it in the server's configuration file"
         );
     }
-    // Fewer calls can wait at a time if it is not allowed, and no mount fails for that.
+    // If the limit cannot be raised, fewer calls can wait at a time; the mount works.
     let _ = espalier_runtime::may_open(WAITING_MAX as u64 + FILES);
     let security = match reach.credentials(url)? {
         Credentials::Directory(dir) => Security::load_from(&dir)?,
@@ -134,7 +134,7 @@ pub(crate) fn open_patiently(source: &Path, options: espalier_runtime::OpenOptio
     patiently(source, || Volume::open(source, options.clone()))
 }
 
-/// Opens a store; one that is about to be closed is waited for.
+/// Opens a store, and waits if it is about to be closed.
 pub(crate) fn patiently<T>(source: &Path, open: impl Fn() -> Result<T, Error>) -> Result<T> {
     let started = Instant::now();
     loop {
@@ -150,7 +150,7 @@ pub(crate) fn patiently<T>(source: &Path, open: impl Fn() -> Result<T, Error>) -
     }
 }
 
-/// Starts this program again to stay, and waits until the mount is usable.
+/// Restarts this program in the background and waits until the mount is usable.
 fn mount_in_background(args: &MountArgs, log: &LogArgs) -> Result<ExitCode> {
     let mut command = Command::new(std::env::current_exe().context("cannot find this program")?);
     command.args(["mount", "--foreground", "--announce", "--log", &log.log]);
@@ -169,7 +169,7 @@ fn mount_in_background(args: &MountArgs, log: &LogArgs) -> Result<ExitCode> {
     background::start(command)
 }
 
-/// An interrupt or a request to terminate unmounts; the second one does so even if it is in use.
+/// Unmounts on an interrupt or a request to terminate; the second one forces it.
 fn unmount_on_signal(mountpoint: &Path) -> Result<()> {
     let mut signals =
         signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP]).context("cannot handle signals")?;
@@ -202,7 +202,7 @@ pub(crate) fn umount(args: &UmountArgs) -> Result<ExitCode> {
     let timeout = Duration::from_secs(args.timeout);
     let started = Instant::now();
     let server = Holder::of(&store).filter(Holder::runs);
-    // Whatever is stuck, this thread is not.
+    // This thread does not block, even if the file system does.
     let (done, outcome) = channel();
     let (path, force) = (mountpoint.clone(), args.force);
     std::thread::spawn(move || {
@@ -219,8 +219,8 @@ pub(crate) fn umount(args: &UmountArgs) -> Result<ExitCode> {
         }
         Err(RecvTimeoutError::Disconnected) => bail!("cannot unmount {}", mountpoint.display()),
     }
-    // The server writes out what it has not written, and then lets go of the store. Where it is still mounted, for reading,
-    // other servers hold it, too.
+    // The mount writes everything out and then closes the store. If another read-only mount of the
+    // store remains, the shared lock stays.
     let held = if report::is_mounted(&store)? { espalier_store::is_locked } else { espalier_store::is_open };
     while held(&store) && started.elapsed() < timeout {
         std::thread::sleep(Duration::from_millis(10));
@@ -228,7 +228,7 @@ pub(crate) fn umount(args: &UmountArgs) -> Result<ExitCode> {
     if espalier_store::is_locked(&store) {
         bail!("unmounted, but the server still holds {} after {timeout:?}", store.display());
     }
-    // Until it has ended, the file system that the store is on is in use.
+    // Until the process has ended, it keeps the store's file system busy.
     let unlocked = Instant::now();
     while server.is_some_and(|server| server.runs()) && unlocked.elapsed() < ENDS_WITHIN {
         std::thread::sleep(Duration::from_millis(1));

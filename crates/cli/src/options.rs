@@ -1,4 +1,4 @@
-//! Mount options, as `mount -o` and fstab have them.
+//! Mount options, as of `mount -o` and fstab(5).
 
 use std::net::ToSocketAddrs;
 use std::path::{Path, PathBuf};
@@ -15,50 +15,50 @@ use rustix::fs::StatVfsMountFlags;
 use crate::args::parse_size;
 use crate::policy;
 
-/// How long unmounting may take to write everything out. The journal bounds what there can be to write.
+/// Time limit for writing everything out at unmount. The journal's capacity bounds the amount.
 const DRAIN: Duration = Duration::from_secs(30);
-/// How long an operation may take without being logged.
+/// Duration in seconds from which operations are logged as slow.
 const SLOW: Duration = Duration::from_secs(1);
 
-/// At most so many threads serve requests by default. They are started as they are needed: it takes as many to write what
-/// as many callers wait for together.
+/// Default limit of threads that serve requests. Threads start on demand: callers that wait
+/// for a write at the same time need one thread each.
 const THREADS: usize = 64;
 
-/// How a mount, or a benchmark, shows servers who it is.
+/// Authentication of a mount or a benchmark to servers.
 #[derive(Debug, Default)]
 pub struct Reach {
-    /// The directory with its certificate.
+    /// Directory with the client's certificate.
     pub credentials: Option<PathBuf>,
-    /// It does not.
+    /// No authentication.
     pub insecure: bool,
 }
 
 impl Reach {
-    /// What the options come to. Warns if it is without TLS.
+    /// Loads the credentials. Prints a warning if there is no TLS.
     pub fn credentials(&self, url: &str) -> Result<Credentials> {
         match (&self.credentials, self.insecure) {
             (Some(_), true) => bail!("-o credentials= and -o insecure exclude each other"),
             (Some(dir), false) => Ok(Credentials::Directory(dir.clone())),
             (None, true) => {
                 eprintln!(
-                    "espalier: WARNING: no TLS: whoever reads or changes what goes to {url} does so unnoticed"
+                    "espalier: WARNING: no TLS: traffic to {url} is neither encrypted nor authenticated"
                 );
                 Ok(Credentials::Insecure)
             }
             (None, false) => bail!(
-                "say who asks: -o credentials=DIR, a directory that `espalier cluster init` or `cluster client` has made"
+                "credentials are missing: -o credentials=DIR, a directory made by `espalier cluster init` or `cluster client`"
             ),
         }
     }
 }
 
-/// Threads that a server has by default: some more than processors, for they may wait for a disk.
+/// Default number of a server's threads: more than processors, since threads may wait for a disk.
 pub fn threads_for_servers() -> usize {
     std::thread::available_parallelism().map_or(2, usize::from) + 2
 }
 
-/// What all options together mean. A later one overrules an earlier one. `superuser`: others may enter by default,
-/// for whoever mounts as root mounts for all.
+/// Parses options; a later one overrides an earlier one. `superuser`: allow access by other users
+/// by default, since root mounts for all.
 pub fn parse(options: &[String], superuser: bool) -> Result<(OpenOptions, MountOptions, Reach)> {
     let mut reach = Reach::default();
     let mut open = OpenOptions::default();
@@ -140,23 +140,23 @@ pub fn parse(options: &[String], superuser: bool) -> Result<(OpenOptions, MountO
                     .filter(|bytes| *bytes >= OpenOptions::LEAST_MEMORY)
                     .context("memory= takes a size of at least 32M, such as 512M or 4G")?;
             }
-            // What the mount table shows, and so what mount(8) repeats when it remounts.
+            // Options shown in the mount table, which mount(8) repeats at a remount.
             (
                 "user_id" | "group_id" | "rootmode" | "max_read" | "blksize" | "fsname" | "subtype" | "fd",
                 _,
             ) => {}
-            // Mounts by ordinary users get no set-id programs and devices of their own (mount(8)).
+            // Mounts by ordinary users have no set-id programs and devices (mount(8)).
             ("user" | "users", _) => {
                 (kernel.no_suid, kernel.no_dev, kernel.no_exec) = (true, true, true);
             }
             ("owner" | "group", _) => (kernel.no_suid, kernel.no_dev) = (true, true),
-            // These are for mount(8) and fstab(5), and mean nothing to the file system.
+            // Options for mount(8) and fstab(5) without meaning to the file system.
             (
                 "defaults" | "auto" | "noauto" | "nofail" | "_netdev" | "nouser" | "nousers" | "noowner"
                 | "nogroup",
                 _,
             ) => {}
-            // FUSE keeps no version of an inode that anything could see, and no mandatory locks.
+            // FUSE has neither visible inode versions nor mandatory locks.
             ("iversion" | "noiversion" | "nomand" | "seclabel", "") => {}
             (name, _) if ["x-", "X-", "comment"].iter().any(|prefix| name.starts_with(prefix)) => {}
             _ => bail!(
@@ -187,7 +187,7 @@ pub fn parse(options: &[String], superuser: bool) -> Result<(OpenOptions, MountO
     ))
 }
 
-/// Splits a list of options at its commas, but for those within quotation marks (security contexts).
+/// Splits a list of options at its commas, except within quotation marks (security contexts).
 pub fn split(options: &str) -> impl Iterator<Item = &str> {
     let mut is_quoted = false;
     options.split(move |character| {
@@ -201,7 +201,7 @@ pub fn name_of(option: &str) -> &str {
     option.split_once('=').map_or(option, |(name, _)| name)
 }
 
-/// `100ms` or `2s`.
+/// Parses `100ms` or `2s`.
 fn duration(text: &str) -> Option<Duration> {
     let (number, unit) = match text.strip_suffix("ms") {
         Some(number) => (number, 1),
@@ -210,7 +210,7 @@ fn duration(text: &str) -> Option<Duration> {
     Some(Duration::from_millis(number.parse::<u64>().ok()?.checked_mul(unit)?))
 }
 
-/// `127.0.0.1:9464`, `localhost:9464`, `[::1]:9464` or `unix:PATH`.
+/// Parses `127.0.0.1:9464`, `localhost:9464`, `[::1]:9464` or `unix:PATH`.
 pub fn metrics_address(text: &str) -> Result<MetricsAddress> {
     if let Some(path) = text.strip_prefix("unix:") {
         let path = std::path::absolute(path).context("metrics=unix: takes the path of a socket")?;
@@ -223,8 +223,8 @@ pub fn metrics_address(text: &str) -> Result<MetricsAddress> {
     Ok(MetricsAddress::Tcp(found))
 }
 
-/// Changes what the kernel itself does for a mount: ro or rw, suid, dev, exec, symfollow. The server
-/// does not hear of a remount, so a request to change what the server does is refused.
+/// Changes the mount flags of the kernel: ro or rw, suid, dev, exec, symfollow. The kernel does not
+/// report a remount to the server, so changes of the server's options are refused.
 pub fn remount(mountpoint: &Path, wanted: &[String], superuser: bool) -> Result<ExitCode> {
     let flags = rustix::fs::statvfs(mountpoint)
         .with_context(|| format!("cannot see how {} is mounted", mountpoint.display()))?
@@ -247,7 +247,7 @@ pub fn remount(mountpoint: &Path, wanted: &[String], superuser: bool) -> Result<
     Ok(ExitCode::SUCCESS)
 }
 
-/// The options of a mount that a remount cannot change.
+/// Options of a mount that a remount cannot change.
 fn kept_by_remount(flags: StatVfsMountFlags) -> [&'static str; 3] {
     let has = |flag| flags.contains(flag);
     let atime = match () {

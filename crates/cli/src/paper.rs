@@ -12,16 +12,17 @@ use crate::stop;
 
 #[derive(Debug, Args)]
 pub struct PaperArgs {
-    /// `list` shows which there are, and `all` runs all of them, on this machine and in the simulator.
+    /// Experiment to run; `list` shows them, `all` runs all of them, on this machine and in the
+    /// simulator.
     #[arg(value_name = "EXPERIMENT")]
     pub id: String,
-    /// Fewer files, and fewer sizes.
+    /// Use fewer files and fewer sizes.
     #[arg(long)]
     pub quick: bool,
-    /// In the simulator, at the paper's own size, instead of on this machine.
+    /// Run in the simulator, at the paper's size, instead of on this machine.
     #[arg(long)]
     pub sim: bool,
-    /// Write tables, pictures and claims into this directory, and of `all` a page, index.html.
+    /// Write tables, charts and claims to this directory, with `all` also index.html.
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub out: Option<PathBuf>,
     #[arg(long)]

@@ -1,4 +1,4 @@
-//! Where a file lies: in which mount, and what is mounted below it.
+//! The mount that a file is in, and the mounts below the file.
 
 use std::fs;
 use std::io;
@@ -7,18 +7,18 @@ use std::path::{Path, PathBuf};
 
 use crate::report::unescape;
 
-/// An open file's place in the tree of mounts.
+/// Position of an open file in the tree of mounts.
 #[derive(Debug)]
 pub(crate) struct Place {
-    /// It lies in a mounted Espalier file system.
+    /// True if the file is in a mounted Espalier file system.
     pub espalier: bool,
-    /// What is mounted below it.
+    /// Mount points below the file.
     pub mounts_below: Vec<PathBuf>,
 }
 
 impl Place {
     /// # Errors
-    /// If the file system of processes cannot be read.
+    /// If /proc cannot be read.
     pub(crate) fn of(file: impl AsFd) -> io::Result<Self> {
         let fd = file.as_fd().as_raw_fd();
         let path = fs::read_link(format!("/proc/self/fd/{fd}"))?;
@@ -27,7 +27,7 @@ impl Place {
         Ok(Self::in_table(&fs::read_to_string("/proc/self/mountinfo")?, id, &path))
     }
 
-    /// `id`: of the mount that `path` lies in.
+    /// `id`: id of the mount that contains `path`.
     fn in_table(table: &str, id: &str, path: &Path) -> Self {
         let (mut espalier, mut mounts_below) = (false, Vec::new());
         for line in table.lines() {
@@ -45,7 +45,7 @@ impl Place {
     }
 }
 
-/// An operand without the slashes at its end, and whether it had any; `/` stays.
+/// An operand without its trailing slashes, and true if it had any; `/` stays.
 pub(crate) fn without_slashes(path: &Path) -> (PathBuf, bool) {
     use std::os::unix::ffi::OsStrExt;
     let bytes = path.as_os_str().as_bytes();

@@ -1,5 +1,5 @@
-//! `espalier policy` and `espalier layout`: what directories want of their files, and where a file's bytes lie. A mounted file
-//! system tells both by extended attributes, and is told by them.
+//! `espalier policy` and `espalier layout`: the storage policy of directories, and the placement of
+//! a file's data. Both use extended attributes of the mounted file system.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -63,22 +63,22 @@ fn not_ours(path: &Path) -> String {
     format!("{} is not in a mounted Espalier file system", path.display())
 }
 
-/// `KEY=VALUE`.
+/// Parses `KEY=VALUE`.
 fn assignment(text: &str) -> Result<(Key, &str)> {
     let (name, value) =
         text.split_once('=').with_context(|| format!("--set takes KEY=VALUE, and not `{text}`"))?;
     Ok((Key::parse(name)?, value))
 }
 
-/// A policy in a file, as TOML.
+/// Reads a policy from a TOML file.
 pub(crate) fn read(file: &Path) -> Result<Policy> {
     let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
-    let table = toml::from_str(&text).with_context(|| format!("{} is no TOML", file.display()))?;
-    from_table(table).with_context(|| format!("{} is no policy", file.display()))
+    let table = toml::from_str(&text).with_context(|| format!("{} is not valid TOML", file.display()))?;
+    from_table(table).with_context(|| format!("{} is not a valid policy", file.display()))
 }
 
 /// # Errors
-/// A setting is unknown, or cannot be what it is.
+/// A policy attribute is unknown or has an invalid value.
 pub(crate) fn from_table(table: Table) -> Result<Policy> {
     let mut policy = Policy::NONE;
     for (name, value) in table {
@@ -93,7 +93,7 @@ pub(crate) fn from_table(table: Table) -> Result<Policy> {
     Ok(policy)
 }
 
-/// What is set on the directory itself.
+/// The attributes set on the directory itself.
 fn own(dir: &Path) -> Result<Policy> {
     let mut policy = Policy::NONE;
     for key in Key::ALL {
@@ -115,7 +115,7 @@ fn change(dir: &Path, old: &Policy, new: &Policy) -> Result<()> {
         }
         errno => anyhow::Error::new(errno).context(format!("cannot change the policy of {}", dir.display())),
     };
-    // What goes first is in the way of nothing that comes.
+    // Unset attributes first, so that they cannot conflict with new ones.
     for key in &changed {
         match removexattr(dir, key.attribute()) {
             Ok(()) | Err(Errno::NODATA) => {}
@@ -146,12 +146,12 @@ fn show(args: &PolicyArgs, own: &Policy, effective: &str) -> Result<ExitCode> {
         writeln!(text, "{:<12} {value:<24} {whose}", key.name())?;
     }
     if text.is_empty() {
-        text.push_str("nothing is set, here or by the server");
+        text.push_str("no attribute is set, here or by the server");
     }
     tell(&text.trim_end())
 }
 
-/// `None` if there is no such attribute.
+/// Value of an extended attribute; `None` if it does not exist.
 fn attribute(path: &Path, name: &str) -> Result<Option<String>> {
     let mut value = vec![0; 65536];
     match getxattr(path, name, &mut value) {

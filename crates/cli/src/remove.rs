@@ -1,4 +1,4 @@
-//! `espalier rm`: removes directories with all that is below them, by one call each where one server has all of it.
+//! `espalier rm`: removes a directory tree by one request, if a single server has all of it.
 
 use std::fs::File;
 use std::io;
@@ -53,7 +53,7 @@ fn remove_tree(path: &Path) -> Result<(), String> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let dir = match openat(CWD, path, flags, Mode::empty()) {
         Ok(dir) => File::from(dir),
-        // An empty directory need not be one that can be listed.
+        // An empty directory may be unreadable.
         Err(errno) => return unlinkat(CWD, path, AtFlags::REMOVEDIR).map_err(|_| text(errno)),
     };
     let place = Place::of(&dir).map_err(|error| error.to_string())?;
@@ -65,19 +65,19 @@ fn remove_tree(path: &Path) -> Result<(), String> {
     }
     match fsetxattr(&dir, REMOVE_TREE, &[], XattrFlags::empty()) {
         Ok(()) => {}
-        // Several servers have a part of it.
+        // Several servers share the tree.
         Err(Errno::XDEV) => return std::fs::remove_dir_all(path).map_err(|error| plain(&error)),
         Err(Errno::OPNOTSUPP) => {
             return Err("the file system was mounted by an Espalier that cannot do this; use rm(1)".into());
         }
         Err(errno) => return Err(text(errno)),
     }
-    // It is gone, whatever becomes of this.
+    // The tree is gone, even if this fails.
     let _ = fgetxattr(&dir, TOLD, &mut [0; 1]);
     Ok(())
 }
 
-/// As other programs show it.
+/// Message of an error, in the form that other programs print.
 pub(crate) fn text(errno: Errno) -> String {
     let error = io::Error::from(errno).to_string();
     error.split(" (os error").next().unwrap_or(&error).to_owned()

@@ -1,4 +1,4 @@
-//! Commands that report: for people, or as JSON.
+//! Commands that report, as text or JSON.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -15,7 +15,7 @@ pub(crate) fn status(args: &StatusArgs) -> Result<ExitCode> {
         return status_of_mount(args);
     }
     if args.counters {
-        bail!("--counters is for mounts of a server: no messages are sent for others");
+        bail!("--counters is for mounts of a server; other mounts send no messages");
     }
     let status = espalier_runtime::status_of(&store)?;
     if args.json {
@@ -61,12 +61,12 @@ pub(crate) fn status(args: &StatusArgs) -> Result<ExitCode> {
         print!("{}\n{}", table::state(figures), table::operations(figures));
     }
     if let Some(failure) = &status.failure {
-        println!("FAILED      nothing can be changed any more: {failure}; unmount, and run `espalier fsck`");
+        println!("FAILED      changes are refused: {failure}; unmount, and run `espalier fsck`");
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Of a mount of servers.
+/// Status of a mount of servers.
 fn status_of_mount(args: &StatusArgs) -> Result<ExitCode> {
     let status = espalier_runtime::status_of_mount(&args.source)?;
     if args.json {
@@ -81,31 +81,31 @@ fn status_of_mount(args: &StatusArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What a server has only the server's machine can tell of.
+/// Fails for a mount of a server: only the server's machine has the requested data.
 pub(crate) fn not_served_elsewhere(store: &Path) -> Result<()> {
     if store.to_str().is_some_and(cluster::is_url) {
         bail!(
-            "this is mounted from {}: ask there, with `espalier cluster status` or of its store",
+            "this is mounted from {}: run `espalier cluster status` there, or query its store",
             store.display()
         );
     }
     Ok(())
 }
 
-/// The store that is mounted on a path, if one is.
+/// The store that is mounted at a path, if any.
 pub(crate) fn store_of(mountpoint: &Path) -> Result<Option<PathBuf>> {
-    // Looking at the mount point itself would wait for a file system that does not answer.
+    // A `stat` of the mount point would block if the file system does not answer.
     let wanted = std::path::absolute(mountpoint)?;
     let found = mounts()?.into_iter().rfind(|(at, _)| *at == wanted);
     Ok(found.map(|(_, store)| store))
 }
 
-/// Whether a store is mounted anywhere.
+/// True if a store is mounted anywhere.
 pub(crate) fn is_mounted(store: &Path) -> Result<bool> {
     Ok(mounts()?.iter().any(|(_, mounted)| mounted == store))
 }
 
-/// Where Espalier file systems are mounted, and which.
+/// Mount points of Espalier file systems, with their stores.
 fn mounts() -> Result<Vec<(PathBuf, PathBuf)>> {
     let table = std::fs::read_to_string("/proc/self/mountinfo").context("cannot read the mount table")?;
     let entry = |line: &str| {
@@ -117,7 +117,7 @@ fn mounts() -> Result<Vec<(PathBuf, PathBuf)>> {
     Ok(table.lines().filter_map(entry).collect())
 }
 
-/// The mount table writes blanks and backslashes as three octal digits.
+/// Decodes blanks and backslashes, which the mount table writes as octal escapes.
 pub(crate) fn unescape(field: &str) -> PathBuf {
     use std::os::unix::ffi::OsStringExt;
     let mut bytes = Vec::new();

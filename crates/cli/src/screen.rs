@@ -1,4 +1,4 @@
-//! A terminal that is redrawn, and what is typed at it.
+//! A full-screen terminal display with keyboard input.
 
 use std::io::{IsTerminal, Write, stdin, stdout};
 use std::sync::Arc;
@@ -11,18 +11,18 @@ use rustix::io::Errno;
 use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGWINCH};
 
-/// The terminal's other screen. Dropping it restores the terminal.
+/// The terminal's alternate screen. Dropping it restores the terminal.
 pub(crate) struct Screen {
     saved: Termios,
     ended: Arc<AtomicBool>,
     resized: Arc<AtomicBool>,
 }
 
-/// What ended a wait.
+/// Reason for the end of a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wake {
     Timeout,
-    /// The terminal has another size.
+    /// The terminal was resized.
     Resized,
     Quit,
 }
@@ -30,7 +30,7 @@ pub(crate) enum Wake {
 const CTRL_C: u8 = 3;
 
 impl Screen {
-    /// `None` if this is no terminal to draw on and type at.
+    /// Opens the screen; `None` if standard input or output is not a terminal.
     pub(crate) fn open() -> Result<Option<Self>> {
         if !stdin().is_terminal() || !stdout().is_terminal() {
             return Ok(None);
@@ -41,11 +41,12 @@ impl Screen {
         }
         let saved = tcgetattr(stdin()).context("cannot read how the terminal is set")?;
         let mut keys = saved.clone();
-        // Each key at once and unseen, Ctrl-C among them: being stopped would leave the other screen in the way.
+        // Deliver each key at once, without echo and signals: a stop by Ctrl-Z would leave the
+        // alternate screen visible.
         keys.local_modes.remove(LocalModes::ICANON | LocalModes::ECHO | LocalModes::ISIG);
         tcsetattr(stdin(), OptionalActions::Now, &keys).context("cannot set the terminal")?;
         let screen = Self { saved, ended, resized };
-        // The other screen, without a cursor.
+        // Switch to the alternate screen, without a cursor.
         put("\x1b[?1049h\x1b[?25l")?;
         Ok(Some(screen))
     }
@@ -58,13 +59,13 @@ impl Screen {
         }
     }
 
-    /// Shows lines, as far as there is room.
+    /// Draws the lines that fit.
     pub(crate) fn draw(&self, text: &str) -> Result<()> {
         let mut frame = String::from("\x1b[H");
         for (number, line) in text.lines().take(self.size().1).enumerate() {
             frame += if number == 0 { "" } else { "\r\n" };
             frame += line;
-            // What was there before goes: to the line's end, and below.
+            // Erase to the end of the line, and below.
             frame += "\x1b[K";
         }
         put(&(frame + "\x1b[J"))

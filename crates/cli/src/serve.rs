@@ -23,18 +23,18 @@ use crate::mount::{open_patiently, patiently};
 use crate::options::{metrics_address, threads_for_servers};
 use crate::{heap, policy, start_log};
 
-/// How long stopping may take to write everything out.
+/// Time limit for writing everything out when the server stops.
 const DRAIN: Duration = Duration::from_secs(30);
-/// Bytes in a row on a data server, unless the configuration says otherwise.
+/// Default strip size in bytes on data servers.
 const STRIP: u64 = 64 << 10;
 
-/// What a server does.
+/// Role of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Role {
-    /// It has the tree of files.
+    /// Metadata server.
     Meta,
-    /// It holds bytes of big files.
+    /// Data server.
     Data,
 }
 
@@ -42,93 +42,94 @@ pub(crate) enum Role {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct DataEntry {
-    /// For good: files say by it where their bytes are.
+    /// Permanent number: layouts of files refer to it.
     pub number: u16,
-    /// As `HOST:PORT`. It may change.
+    /// Address as `HOST:PORT`; may change.
     pub address: String,
-    /// No new files come to lie there.
+    /// Place no new files on this server.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub drain: bool,
 }
 
-/// One of the metadata servers that share the tree, as clients and the others reach it.
+/// A metadata server, as clients and other ranks reach it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct MetaEntry {
-    /// For good: inode numbers say by it where they are.
+    /// Permanent rank: inode numbers contain it.
     pub rank: u16,
-    /// As `HOST:PORT`. It may change.
+    /// Address as `HOST:PORT`; may change.
     pub address: String,
 }
 
-/// A server's configuration, as it is in its file. Paths are relative to the directory of that file.
+/// A server's configuration file. Paths are relative to the directory of the file.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Config {
-    /// Which of the cluster's servers it is.
+    /// Number of the server in the cluster.
     #[serde(default)]
     pub number: u16,
     #[serde(default = "Config::default_roles")]
     pub roles: Vec<Role>,
-    /// Where to listen, as `HOST:PORT`.
+    /// Address to listen on, as `HOST:PORT`.
     pub listen: String,
-    /// The store, made by `espalier mkfs`.
+    /// The metadata store, made by `espalier mkfs`.
     #[serde(default = "Config::default_store")]
     pub store: PathBuf,
-    /// The store of its datafiles.
+    /// The store for datafiles.
     #[serde(default = "Config::default_data_store")]
     pub data_store: PathBuf,
-    /// The directory with `ca.pem`, `certificate.pem` and `key.pem`.
+    /// Directory with `ca.pem`, `certificate.pem` and `key.pem`.
     #[serde(default = "Config::default_credentials")]
     pub credentials: PathBuf,
-    /// No TLS: whoever reaches the server is believed.
+    /// No TLS: the server trusts every peer.
     #[serde(default)]
     pub insecure: bool,
-    /// Every change is durable before it is acknowledged.
+    /// Acknowledge changes when they are durable.
     #[serde(default)]
     pub sync: bool,
-    /// With `sync`: commits are put off while so many requests wait to be served, until `high_watermark` changes wait for one.
+    /// With `sync`, in number of queued requests: while more wait to be served, commits are
+    /// deferred until `high_watermark` changes wait for one.
     #[serde(default = "Config::default_low_watermark")]
     pub low_watermark: usize,
-    /// 1: each change is committed by itself.
+    /// In number of changes; 1 commits each change by itself.
     #[serde(default = "Config::default_high_watermark")]
     pub high_watermark: usize,
-    /// Bytes of memory, as `512M`.
+    /// Memory limit in bytes, such as `512M`.
     pub memory: Option<String>,
-    /// A client that is silent for so many seconds loses what it holds.
+    /// Seconds of silence after which a client's session ends.
     #[serde(default = "Config::default_session")]
     pub session_seconds: u32,
-    /// What is told to a client it may cache for so many seconds, if nobody changes it.
+    /// Term of leases in seconds.
     #[serde(default = "Config::default_lease")]
     pub lease_seconds: u32,
     #[serde(default = "Config::default_connections")]
     pub max_connections: usize,
-    /// Payloads of at most so many bytes ride in their request or reply.
+    /// Longest payload in bytes that is sent with its request or reply (eager).
     #[serde(default = "Config::default_eager")]
     pub eager_bytes: u32,
-    /// Threads that serve requests; by default as many as processors, and two.
+    /// Threads that serve requests; default: the number of processors plus two.
     pub threads: Option<usize>,
-    /// Where figures are served for Prometheus.
+    /// Address that serves metrics for Prometheus.
     pub metrics: Option<String>,
-    /// Bytes of a file in a row on a data server, as `64K`. Of files that are there already it stays as it is.
+    /// Strip size on data servers in bytes, such as `64K`. Existing files keep theirs.
     pub stripe_strip: Option<String>,
-    /// A big file lies on so many data servers, if there are as many.
+    /// Number of data servers for a big file, if there are enough.
     #[serde(default = "Config::default_width")]
     pub stripe_width: usize,
-    /// The file with the secret that all servers of the cluster share, by which clients are let talk to data servers themselves. Without
-    /// it all bytes go by the metadata server.
+    /// File with the key that all servers of the cluster share. It lets clients access data servers
+    /// directly; without it, all data goes through the metadata server.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data_key: Option<PathBuf>,
-    /// The metadata servers that share the tree, this one among them. Without any, there is no other.
+    /// The metadata servers, including this one; empty if it is the only one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub meta: Vec<MetaEntry>,
-    /// The cluster's data servers. Without any, the store holds all bytes.
+    /// The data servers; empty if the metadata store holds all data.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub data: Vec<DataEntry>,
-    /// What is wanted of files where their directories say nothing.
+    /// Default policy of files whose directories have none.
     #[serde(default, skip_serializing_if = "toml::Table::is_empty")]
     pub policy: toml::Table,
-    /// What clients may do, by the names in their certificates; others everything.
+    /// Rights of clients, by the name in their certificates; unlisted clients have all rights.
     #[serde(default)]
     pub clients: HashMap<String, Rights>,
 }
@@ -213,7 +214,7 @@ impl Config {
         })?;
         let config: Self = toml::from_str(&text)
             .with_context(|| format!("{} is no server's configuration", file.display()))?;
-        // A client that has nothing to say is heard of every 5 seconds.
+        // An idle client sends a message every 5 seconds.
         if !(10..=3600).contains(&config.session_seconds) {
             bail!("session_seconds in {} is 10 to 3600", file.display());
         }
@@ -221,7 +222,7 @@ impl Config {
             bail!("lease_seconds in {} is 1 to session_seconds", file.display());
         }
         if config.high_watermark == 0 {
-            bail!("high_watermark in {} is 1 at least", file.display());
+            bail!("high_watermark in {} is at least 1", file.display());
         }
         if config.roles.is_empty() {
             bail!("roles in {} are \"meta\", \"data\", or both", file.display());
@@ -238,7 +239,7 @@ impl Config {
         Ok(config)
     }
 
-    /// How new big files are distributed; `None`: they are not.
+    /// Distribution of new big files; `None` if they are not striped.
     fn striping(&self) -> Result<Option<Striping>> {
         if self.data.is_empty() {
             return Ok(None);
@@ -249,18 +250,18 @@ impl Config {
         };
         let servers = self.data.iter().map(|entry| ServerId(entry.number)).collect();
         let striping = Striping::new(Distribution::SimpleStripe { strip }, servers, self.stripe_width);
-        let striping = striping.context("stripe_strip, or [[data]], makes no sense")?;
+        let striping = striping.context("stripe_strip or [[data]] is invalid")?;
         let striping = if self.data_key.is_some() { striping.delegated() } else { striping };
         let drained: Vec<_> = self.drained().collect();
-        Ok(Some(striping.drain(&drained).context("one of [[data]] at least must be without drain = true")?))
+        Ok(Some(striping.drain(&drained).context("at least one of [[data]] must be without drain = true")?))
     }
 
-    /// Data servers that no new files come to lie on.
+    /// Data servers that get no new files.
     pub(crate) fn drained(&self) -> impl Iterator<Item = ServerId> {
         self.data.iter().filter(|entry| entry.drain).map(|entry| ServerId(entry.number))
     }
 
-    /// The metadata servers that share the tree, by rank.
+    /// The metadata servers, by rank.
     fn ranks(&self) -> impl Iterator<Item = &MetaEntry> {
         let mut ranks: Vec<_> = self.meta.iter().collect();
         ranks.sort_by_key(|entry| entry.rank);
@@ -271,7 +272,7 @@ impl Config {
         self.roles.contains(&role)
     }
 
-    /// The stores that it has, beside its configuration in `dir`.
+    /// Paths of the server's stores. `dir`: the directory of its configuration.
     pub(crate) fn stores(&self, dir: &Path) -> Vec<PathBuf> {
         let store = |(role, path): (Role, &PathBuf)| self.has(role).then(|| dir.join(path));
         [(Role::Meta, &self.store), (Role::Data, &self.data_store)].into_iter().filter_map(store).collect()
@@ -296,7 +297,7 @@ pub(crate) fn serve(args: &ServeArgs, log: &LogArgs) -> Result<ExitCode> {
     let mut open =
         OpenOptions { sync: config.sync, watermarks, striping, with_ranks: true, ..OpenOptions::default() };
     open.policy = policy::from_table(config.policy.clone())
-        .with_context(|| format!("[policy] in {} is no policy", file.display()))?;
+        .with_context(|| format!("[policy] in {} is invalid", file.display()))?;
     if let Some(memory) = &config.memory {
         open.memory = parse_size(memory).ok().context("memory is a size such as 512M or 4G")?;
     }
@@ -304,7 +305,7 @@ pub(crate) fn serve(args: &ServeArgs, log: &LogArgs) -> Result<ExitCode> {
         (Some(config.session_seconds * 1000), Some(config.lease_seconds * 1000));
     let security = if config.insecure {
         eprintln!(
-            "espalier: WARNING: no TLS: whoever reaches {listen} can read and change everything. Only for trials on one machine."
+            "espalier: WARNING: no TLS: everyone who can reach {listen} can read and change everything. Only for trials on one machine."
         );
         Security::Insecure
     } else {
@@ -365,7 +366,7 @@ pub(crate) fn serve(args: &ServeArgs, log: &LogArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Reads anew in a configuration what can change while it is served.
+/// Rereads the settings that can change at run time from the configuration.
 fn read_settings(file: PathBuf) -> ReadSettings {
     Arc::new(move || {
         Config::read(&file)
@@ -374,14 +375,14 @@ fn read_settings(file: PathBuf) -> ReadSettings {
                 watermarks: (config.low_watermark, config.high_watermark),
                 eager_bytes: config.eager_bytes,
             })
-            .inspect_err(|error| tracing::error!("{error:#}: all stays as it is"))
+            .inspect_err(|error| tracing::error!("{error:#}: the settings are unchanged"))
             .ok()
     })
 }
 
-/// Each connection is an open file.
+/// Raises the limit of open files: each connection needs one.
 fn raise_limit(max_connections: usize) {
-    /// Those of the store, about.
+    /// Estimate of the files that the store has open.
     const OTHERS: usize = 1024;
     let needed = max_connections + OTHERS;
     if let Err(current) = espalier_runtime::may_open(needed as u64) {

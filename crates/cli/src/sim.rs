@@ -1,4 +1,4 @@
-//! `espalier sim`: runs of the program itself in virtual time.
+//! `espalier sim`: runs the program's own machines in virtual time.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -18,11 +18,12 @@ use crate::calibrate::{CalibrateArgs, calibrate};
 use crate::fuzz::{FuzzArgs, ReplayArgs, fuzz, replay};
 use crate::{stop, sweep};
 
-/// Events between two looks at whether the run is to be stopped.
+/// Events between two checks for an interrupt.
 const STEP: u64 = 10_000;
-/// The last ones of a run that are kept.
+/// Number of most recent spans kept.
 const SPANS: usize = 100_000;
-/// The run was stopped, a trace came to something else, or something was found.
+/// Exit status if the run was interrupted, a trace was replayed with different results, or a check
+/// failed.
 pub(crate) const UNLIKE: u8 = 1;
 
 #[derive(Debug, Args)]
@@ -30,26 +31,26 @@ pub(crate) const UNLIKE: u8 = 1;
 pub struct SimArgs {
     #[command(subcommand)]
     pub command: Option<SimCommand>,
-    /// What is simulated, as docs/simulator.md describes it.
+    /// The scenario file; docs/simulator.md describes it.
     #[arg(value_hint = ValueHint::FilePath, required_unless_present = "trace")]
     pub scenario: Option<PathBuf>,
-    /// What random numbers are made from, in place of the scenario's own: a run with the same seed goes the same way.
+    /// Random seed instead of the scenario's own. Runs with equal seeds are identical.
     #[arg(long)]
     pub seed: Option<u64>,
-    /// Replay traces, too: HECIOS's (a directory, or a file of events), logs of `strace -f -ttt -T -y -o FILE`, and recordings of
-    /// `espalier mount --record FILE`.
+    /// Replay traces too: HECIOS's (a directory, or a file of events), logs of `strace -f -ttt -T
+    /// -y -o FILE`, and recordings of `espalier mount --record FILE`.
     #[arg(long, num_args = 1.., value_name = "FILE", value_hint = ValueHint::AnyPath)]
     pub trace: Vec<PathBuf>,
-    /// Of logs of strace: replay what was done below this directory.
+    /// For strace logs: replay only operations below this directory.
     #[arg(long, default_value = "/", value_name = "DIR", requires = "trace")]
     pub trace_root: PathBuf,
-    /// Write what was measured as tables into this directory.
+    /// Write the measurements as tables to this directory.
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub csv: Option<PathBuf>,
-    /// Draw it into this directory, as SVG.
+    /// Write charts to this directory, as SVG.
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub plot: Option<PathBuf>,
-    /// Write what was done for operations, in virtual time, to this file: the last 100,000 spans, for `espalier trace FILE`.
+    /// Write the last 100,000 spans, in virtual time, to this file, for `espalier trace FILE`.
     #[arg(long, value_name = "FILE.json", value_hint = ValueHint::FilePath)]
     pub spans: Option<PathBuf>,
     #[arg(long)]
@@ -58,11 +59,11 @@ pub struct SimArgs {
 
 #[derive(Debug, Subcommand)]
 pub enum SimCommand {
-    /// Measure a server and its clients on this machine, and make a model of them for scenarios to name.
+    /// Measure a server and its clients on this machine and fit a model for scenarios.
     Calibrate(CalibrateArgs),
-    /// Run random clusters with random calls and faults, and check all that is answered.
+    /// Run random clusters with random calls and faults, and check every reply.
     Fuzz(FuzzArgs),
-    /// Run once more what a seed of `fuzz` has run.
+    /// Repeat the run of a seed of `fuzz`.
     Replay(ReplayArgs),
 }
 
@@ -74,7 +75,8 @@ pub(crate) fn sim(args: &SimArgs) -> Result<ExitCode> {
         Some(SimCommand::Replay(args)) => return replay(args),
     }
     let scenario = scenario(args)?;
-    // An interrupt ends the run, and what it has come to is told. A second one ends it at once.
+    // The first interrupt ends the run and reports its results so far; the second one ends it at
+    // once.
     let stop = stop::when_asked()?;
     if !scenario.sweep.is_empty() {
         return sweep(&scenario, args, &stop);
@@ -108,7 +110,7 @@ pub(crate) fn sim(args: &SimArgs) -> Result<ExitCode> {
     }
     let is_over = outcome?;
     if !is_over {
-        eprintln!("espalier: stopped: this is what it has come to until then");
+        eprintln!("espalier: stopped: these are the results so far");
     }
     let is_good = is_over && is_lawful(&report) && replays.iter().all(|told| told.replayed.is_faithful());
     Ok(if is_good { ExitCode::SUCCESS } else { ExitCode::from(UNLIKE) })
@@ -137,7 +139,7 @@ fn scenario(args: &SimArgs) -> Result<Scenario> {
     };
     scenario.seed = args.seed.unwrap_or(scenario.seed);
     if !args.trace.is_empty() {
-        // Those of the scenario are named from where it lies.
+        // The scenario's own traces are relative to the scenario.
         let files: Result<_, _> = args.trace.iter().map(std::path::absolute).collect();
         let files = files.context("cannot find the traces")?;
         scenario.workload.push(Workload::replay(files, args.trace_root.clone()));
@@ -148,7 +150,7 @@ fn scenario(args: &SimArgs) -> Result<Scenario> {
     Ok(scenario)
 }
 
-/// Whether it came to its end.
+/// Returns true if the run was not interrupted.
 fn run(world: &mut World<'_>, stop: &AtomicBool) -> Result<bool> {
     let bar = ProgressBar::new(0);
     bar.set_style(ProgressStyle::with_template(
@@ -172,7 +174,7 @@ fn is_lawful(report: &Report) -> bool {
     report.lawless.is_empty()
 }
 
-/// What a replay is told to have come to.
+/// Report of a replay.
 struct Told {
     file: PathBuf,
     skipped: Vec<(String, u64)>,

@@ -1,4 +1,4 @@
-//! What ends a command early, but in order: an interrupt, or being asked to end.
+//! Ends a command in an orderly way on an interrupt or a request to terminate.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -7,8 +7,9 @@ use anyhow::{Context as _, Result};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag::{register, register_conditional_shutdown};
 
-/// Becomes true when the command is to end: it then cleans up. A second interrupt ends it at once; asking twice does not, since
-/// `timeout` and others send the signal to a process and then to its whole group.
+/// A flag that becomes true when the command should clean up and end. A second interrupt ends it at
+/// once; a second SIGTERM does not, since `timeout` and others signal a process and then its whole
+/// group.
 pub(crate) fn when_asked() -> Result<Arc<AtomicBool>> {
     let asked = Arc::new(AtomicBool::new(false));
     register_conditional_shutdown(SIGINT, 128 + SIGINT, Arc::clone(&asked))

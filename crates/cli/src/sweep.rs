@@ -1,4 +1,4 @@
-//! `espalier sim` of a scenario with a `[sweep]`: many runs, and how what comes of them scales.
+//! `espalier sim` for a scenario with a `[sweep]`: many runs, and how their results scale.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,18 +7,18 @@ use anyhow::Result;
 use espalier_sim::{Point, RunError, Scenario, World};
 use indicatif::ProgressBar;
 
-/// Events between two looks at whether the runs are to be stopped.
+/// Events between two checks for an interrupt.
 const STEP: u64 = 100_000;
 
-/// Runs all, on as many threads as there are processors. What has come to its end by the time they are stopped is given back, in the
-/// order of the runs.
+/// Executes all runs, on as many threads as processors. Returns the results of completed runs, in
+/// order, if interrupted.
 ///
 /// # Errors
 /// Those of a run.
 pub(crate) fn run(scenario: &Scenario, stop: &AtomicBool) -> Result<Vec<Point>> {
     let runs = scenario.sweep.scenarios(scenario);
     let bar = ProgressBar::new(runs.len() as u64);
-    // The longest first, so that they do not come alone at the end.
+    // Start the longest runs first, to keep all processors busy until the end.
     let left = Mutex::new((0..runs.len()).collect::<Vec<_>>());
     let points = Mutex::new(vec![None; runs.len()]);
     let work = || -> Result<(), RunError> {

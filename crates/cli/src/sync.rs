@@ -1,5 +1,6 @@
-//! `espalier sync`: makes everything durable that a mounted file system has acknowledged. The kernel does not forward syncfs(2) to a
-//! FUSE file system of this kind, so the mount is asked by an extended attribute.
+//! `espalier sync`: makes all acknowledged changes of a mounted file system durable. The kernel
+//! does not forward syncfs(2) to a FUSE file system of this type, so the request is an extended
+//! attribute.
 
 use std::fs::File;
 use std::path::Path;
@@ -25,14 +26,14 @@ pub(crate) fn sync(args: &SyncArgs) -> ExitCode {
 }
 
 fn sync_one(path: &Path) -> Result<(), String> {
-    // A fifo that nobody writes to must not be waited for.
+    // Do not block on a fifo without a writer.
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = openat(CWD, path, flags, Mode::empty()).map(File::from).map_err(text)?;
     let place = Place::of(&file).map_err(|error| error.to_string())?;
     if !place.espalier {
         return Err("it is not in a mounted Espalier file system; use sync(1)".into());
     }
-    // What was written through memory maps goes from the kernel's cache to the mount. The kernel waits for that of one file only.
+    // Write data of memory maps back to the mount. The kernel waits only for this file's data.
     syncfs(&file).map_err(text)?;
     if file.metadata().is_ok_and(|metadata| metadata.is_file()) {
         file.sync_all().map_err(|error| plain(&error))?;

@@ -1,11 +1,11 @@
-//! Figures as tables for people.
+//! Tables of metrics for people.
 
 use std::fmt::Write;
 use std::path::Path;
 
 use espalier_runtime::{Figures, Messages, MountStatus, Top};
 
-/// A table of operations by kind. The times after the quantiles are means.
+/// Table of operations by kind. The times after the quantiles are means.
 pub(crate) fn operations(figures: &Figures) -> String {
     let mut operations: Vec<_> = figures.operations.iter().collect();
     operations.sort_by_key(|operation| std::cmp::Reverse(operation.count));
@@ -34,7 +34,7 @@ pub(crate) fn operations(figures: &Figures) -> String {
     out
 }
 
-/// How a mount of servers is.
+/// Status of a mount of servers.
 pub(crate) fn mount(status: &MountStatus) -> String {
     let mountpoint = status.mountpoint.display();
     let mut out = format!("mounted     {} on {mountpoint} by process {}\n", status.url, status.pid);
@@ -62,7 +62,7 @@ pub(crate) fn mount(status: &MountStatus) -> String {
     out
 }
 
-/// How many messages there were between a mount and its servers, and with several of them with each.
+/// Numbers of messages between a mount and its servers, in total and by server.
 pub(crate) fn counters(status: &MountStatus) -> String {
     let asked = status.asked.iter().map(|(name, count)| (format!("asked.{name}"), *count));
     let hits = ("cache.hits".into(), status.cache_hits);
@@ -89,7 +89,7 @@ fn kinds(prefix: &str, messages: &Messages) -> impl Iterator<Item = (String, u64
     kinds.into_iter().map(move |(name, count)| (format!("{prefix}{name}"), count))
 }
 
-/// The cache, the journal and the checkpoint, a line each.
+/// Cache, journal, checkpoint, and further state, one line each.
 pub(crate) fn state(figures: &Figures) -> String {
     let Figures { cache, journal, checkpoint, trash, .. } = figures;
     let mut out = format!(
@@ -136,7 +136,7 @@ pub(crate) fn state(figures: &Figures) -> String {
     out
 }
 
-/// All of `top`, in lines of at most `width` characters.
+/// The screen of `top`, in lines of at most `width` characters.
 pub(crate) fn top(mountpoint: &Path, top: &Top, width: usize) -> String {
     let figures = &top.figures;
     let count: u64 = figures.operations.iter().map(|operation| operation.count).sum();
@@ -167,7 +167,7 @@ pub(crate) fn top(mountpoint: &Path, top: &Top, width: usize) -> String {
     out.lines().map(|line| printable(line).chars().take(width).collect::<String>() + "\n").collect()
 }
 
-/// Names of others must not control the terminal.
+/// Escapes control characters: other users' names must not control the terminal.
 fn printable(line: &str) -> String {
     line.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }

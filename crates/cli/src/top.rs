@@ -1,4 +1,4 @@
-//! `espalier top`: what a mounted file system does, live.
+//! `espalier top`: the load of a mounted file system, live.
 
 use std::io::{ErrorKind, Write};
 use std::path::Path;
@@ -12,7 +12,7 @@ use crate::args::TopArgs;
 use crate::screen::{Screen, Wake};
 use crate::{report, table};
 
-/// Of a table that is printed, whose reader may have a line of any length.
+/// Line width of printed tables.
 const PRINTED_WIDTH: usize = 4096;
 
 pub(crate) fn top(args: &TopArgs) -> Result<ExitCode> {
@@ -27,7 +27,7 @@ pub(crate) fn top(args: &TopArgs) -> Result<ExitCode> {
         lasting: 3 * interval + Duration::from_secs(10),
         rows: args.rows,
     };
-    // From now on operations are counted for us.
+    // The first request starts the counting of operations.
     look.now()?;
     let screen = if args.once || args.json { None } else { Screen::open()? };
     if let Some(screen) = screen {
@@ -44,7 +44,7 @@ pub(crate) fn top(args: &TopArgs) -> Result<ExitCode> {
         match std::io::stdout().write_all(text.as_bytes()) {
             Ok(()) if !args.once => {}
             Ok(()) => return Ok(ExitCode::SUCCESS),
-            // Whoever read it has enough.
+            // The reader has closed the pipe.
             Err(error) if error.kind() == ErrorKind::BrokenPipe => return Ok(ExitCode::SUCCESS),
             Err(error) => return Err(error.into()),
         }
@@ -66,7 +66,7 @@ fn on_screen(mountpoint: &Path, interval: Duration, look: &Look<'_>, screen: &Sc
     }
 }
 
-/// How the file system is asked.
+/// Requests figures from the file system.
 struct Look<'a> {
     store: &'a Path,
     viewer: u64,
@@ -75,13 +75,13 @@ struct Look<'a> {
 }
 
 impl Look<'_> {
-    /// What there was since the last look.
+    /// Figures since the previous request.
     fn now(&self) -> Result<Top> {
         Ok(top_of(self.store, self.viewer, self.lasting, self.rows)?)
     }
 }
 
-/// A number that no other viewer has.
+/// A random number that identifies this viewer.
 fn viewer() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::from(now.subsec_nanos()) << 32 | u64::from(std::process::id())

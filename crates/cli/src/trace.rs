@@ -1,4 +1,4 @@
-//! `espalier trace`: what is done for operations, step by step (kuhn, chapter 6).
+//! `espalier trace`: the steps of operations (kuhn, chapter 6).
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -15,26 +15,30 @@ use rustix::termios::tcgetwinsize;
 
 use crate::{cluster, report};
 
-/// Where no terminal says how wide it is.
+/// Width in characters without a terminal.
 const WIDTH: usize = 110;
-/// Spans are written for so much longer than they are waited for.
+/// Time for which recording continues after the end of the observation.
 const MORE: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Args)]
 pub struct TraceArgs {
-    /// Mount points, directories of clusters that run on this machine, and files of `--out`. What is asked of one by another is joined.
+    /// Mount points, directories of clusters on this machine, and files written by `--out`. Spans
+    /// of clients and servers are joined.
     #[arg(value_hint = ValueHint::AnyPath, required = true, value_name = "MOUNTPOINT|DIR|FILE")]
     pub places: Vec<PathBuf>,
-    /// Draw the one of these operations whose time is the median: create, unlink, readdirplus, ... [default: the longest of all]
+    /// Draw the operation of this kind with the median time: create, unlink, readdirplus, ...
+    /// [default: the longest of all]
     #[arg(long, value_name = "OPERATION")]
     pub op: Option<String>,
-    /// How long to look on, 0.1 to 300.
+    /// Duration in seconds, 0.1 to 300.
     #[arg(long, default_value = "5", value_parser = parse_seconds, value_name = "SECONDS")]
     pub seconds: f64,
-    /// Write all that was seen to FILE.json, which Perfetto (ui.perfetto.dev) and Chrome show, or what is drawn to FILE.svg; may be repeated.
+    /// Write all spans to FILE.json, for Perfetto (ui.perfetto.dev) and Chrome, or the drawing to
+    /// FILE.svg; repeatable.
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, value_parser = parse_out)]
     pub out: Vec<PathBuf>,
-    /// Draw an operation of the same kind that was seen there below it, at the same scale: for instance in a file of an earlier `--out`.
+    /// Draw an operation of the same kind from this place below it, at the same scale, for instance
+    /// from a file of an earlier `--out`.
     #[arg(long, value_name = "MOUNTPOINT|DIR|FILE", value_hint = ValueHint::AnyPath)]
     pub compare: Option<PathBuf>,
 }
@@ -65,7 +69,7 @@ pub(crate) fn trace(args: &TraceArgs) -> Result<ExitCode> {
     let others = others.collect::<Result<Vec<_>>>()?;
     let all = operations(&spans);
     if all.is_empty() {
-        bail!("no operation has ended meanwhile: use the file system, or look on for longer (--seconds)");
+        bail!("no operation has ended: use the file system meanwhile, or record for longer (--seconds)");
     }
     print!("{}", summary(&all));
     let operation = chosen(&all, args.op.as_deref())?;
@@ -100,7 +104,7 @@ fn width() -> usize {
     size.filter(|columns| *columns > 0).unwrap_or(WIDTH)
 }
 
-/// Somebody who writes spans, and from which number on they are wanted.
+/// A process that records spans, and the number of the first span requested from it.
 struct Source {
     path: PathBuf,
     is_mount: bool,
@@ -120,7 +124,7 @@ impl Source {
     }
 }
 
-/// What is told of these places, in the time of one clock.
+/// The spans of these places, in the time of one clock.
 fn collect(places: &[PathBuf], time: Duration) -> Result<Vec<Span>> {
     let (mut spans, mut sources) = (Vec::new(), Vec::new());
     for place in places {
@@ -139,11 +143,12 @@ fn collect(places: &[PathBuf], time: Duration) -> Result<Vec<Span>> {
     let ended = nanos_today();
     for source in &sources {
         let mut told = source.ask(Some(source.from), Duration::ZERO)?;
-        // They are asked one after the other. What is not within this time is not known of all.
+        // The sources are queried one after the other: drop spans outside the interval that all of
+        // them cover.
         told.spans.retain(|span| span.begin >= began && span.end <= ended);
         if told.lost > 0 {
             eprintln!(
-                "espalier: {} has done too much to keep: {} spans are lost; look on for a shorter time",
+                "espalier: {} has lost {} spans: record for a shorter time",
                 source.path.display(),
                 told.lost
             );
@@ -159,7 +164,7 @@ fn nanos_today() -> u64 {
     u64::try_from(today.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Who can be asked at a place, and is from now on.
+/// The processes at a place, with recording started.
 fn live(place: &Path, lasting: Duration) -> Result<Vec<Source>> {
     match report::store_of(place)? {
         Some(store) if store.to_str().is_some_and(cluster::is_url) => {
@@ -175,7 +180,7 @@ fn live(place: &Path, lasting: Duration) -> Result<Vec<Source>> {
     }
 }
 
-/// How many operations of each kind there were, how long they took, and in how many steps.
+/// Table of operations by kind: number, median time, and steps.
 fn summary(operations: &[Operation<'_>]) -> String {
     let mut kinds: BTreeMap<(&str, String), Vec<&Operation<'_>>> = BTreeMap::new();
     for operation in operations {
@@ -202,7 +207,7 @@ fn took(operation: &Operation<'_>) -> u64 {
     operation.root().end.saturating_sub(operation.root().begin)
 }
 
-/// The one that took the median of the times; there is at least one.
+/// The operation with the median time. `all` is not empty.
 fn median<'a, 'b>(mut all: Vec<&'a Operation<'b>>) -> &'a Operation<'b> {
     all.sort_by_key(|operation| took(operation));
     all[(all.len() - 1) / 2]

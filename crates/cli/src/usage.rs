@@ -1,4 +1,5 @@
-//! `espalier du` and `espalier quota`: what a mounted file system tells of a directory by its extended attributes.
+//! `espalier du` and `espalier quota`: read and set extended attributes of directories of a mounted
+//! file system.
 
 use std::fmt::Display;
 use std::io::{ErrorKind, Write};
@@ -41,7 +42,7 @@ pub(crate) fn du(args: &DuArgs) -> Result<ExitCode> {
     tell(&text)
 }
 
-/// On standard output. Whoever reads it may have heard enough.
+/// Prints to standard output. Ignores a closed pipe.
 pub(crate) fn tell(text: &dyn Display) -> Result<ExitCode> {
     match writeln!(std::io::stdout(), "{text}") {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error).context("cannot write"),
@@ -52,7 +53,7 @@ pub(crate) fn tell(text: &dyn Display) -> Result<ExitCode> {
 pub(crate) fn quota(args: &QuotaArgs) -> Result<ExitCode> {
     match &args.command {
         QuotaCommand::Get { path, json } => {
-            // Says what is wrong with another file system or a file.
+            // Fails with the right message for another file system or a file.
             figure(path, FILES)?;
             let (files, bytes) = (limit(path, MAX_FILES)?, limit(path, MAX_BYTES)?);
             if *json {
@@ -94,7 +95,7 @@ fn figure(path: &Path, name: &str) -> Result<u64> {
     found.with_context(|| format!("{} is not a directory of a mounted Espalier file system", path.display()))
 }
 
-/// The number in an extended attribute; `None` if there is no such attribute.
+/// The number in an extended attribute; `None` if the attribute does not exist.
 fn limit(path: &Path, name: &str) -> Result<Option<u64>> {
     let mut value = [0; 32];
     let text = match getxattr(path, name, &mut value) {
@@ -102,7 +103,7 @@ fn limit(path: &Path, name: &str) -> Result<Option<u64>> {
         Err(Errno::NODATA | Errno::OPNOTSUPP) => return Ok(None),
         Err(errno) => return Err(errno).with_context(|| format!("cannot examine {}", path.display())),
     };
-    Ok(Some(text.parse().with_context(|| format!("{}: {name} is no number", path.display()))?))
+    Ok(Some(text.parse().with_context(|| format!("{}: {name} is not a number", path.display()))?))
 }
 
 fn refused(path: &Path, errno: Errno) -> anyhow::Error {

@@ -1,4 +1,4 @@
-//! `espalier bench` as a user runs it, on a directory in memory where there is one.
+//! `espalier bench` as a user runs it, on a directory in memory if there is one.
 #![allow(clippy::unwrap_used)]
 
 use std::path::{Path, PathBuf};
@@ -32,7 +32,7 @@ fn is_empty(dir: &TempDir) -> bool {
     dir.path().read_dir().unwrap().next().is_none()
 }
 
-/// Children of a process, as the kernel knows them.
+/// Child processes, from /proc.
 fn children(pid: u32) -> Vec<i32> {
     let listed = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
     listed.split_whitespace().map(|pid| pid.parse().unwrap()).collect()
@@ -44,7 +44,7 @@ fn wait_for<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
         if let Some(found) = condition() {
             return found;
         }
-        assert!(started.elapsed() < Duration::from_secs(120), "waited in vain for {what}");
+        assert!(started.elapsed() < Duration::from_secs(120), "timed out waiting for {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -71,7 +71,7 @@ fn all_phases_run_with_two_processes_and_give_ratios() {
     assert_eq!(operations("paper/mkdir"), Some(2));
     assert_eq!(operations("paper/readdir+stat full"), Some(40));
     assert_eq!(operations("tree/untar"), operations("git/clone"));
-    assert!(is_empty(&first) && is_empty(&second), "what was made is removed");
+    assert!(is_empty(&first) && is_empty(&second), "the benchmark removes its files");
 }
 
 #[test]
@@ -96,7 +96,7 @@ fn a_process_that_dies_ends_the_benchmark() {
     command.arg("bench").arg(dir.path()).args(["--phases", "mdtest", "--procs", "3", "--files", "100000000"]);
     let child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let workers = wait_for("the processes", || Some(children(child.id())).filter(|all| all.len() == 3));
-    // In the middle of a phase that would take the others hours.
+    // In the middle of a phase that would take the other processes hours.
     wait_for("work", || {
         let run = dir.path().read_dir().unwrap().next()?.unwrap().path();
         run.join("process1/tree/dirfile0000000").exists().then_some(())
@@ -106,9 +106,9 @@ fn a_process_that_dies_ends_the_benchmark() {
     let output = child.wait_with_output().unwrap();
     let complaint = String::from_utf8(output.stderr).unwrap();
     assert!(!output.status.success() && complaint.contains("process 1 of mdtest"), "{complaint}");
-    assert!(is_empty(&dir), "what was made is removed");
+    assert!(is_empty(&dir), "the benchmark removes its files");
     let alive: Vec<_> = workers.iter().map(|pid| PathBuf::from(format!("/proc/{pid}"))).collect();
-    assert!(alive.iter().all(|process| !process.exists()), "the others are gone");
+    assert!(alive.iter().all(|process| !process.exists()), "the other processes are killed");
 }
 
 #[test]
@@ -130,7 +130,7 @@ fn what_cannot_be_measured_is_refused_with_a_reason() {
     assert!(is_empty(&dir));
 }
 
-/// A cluster that is stopped when it is dropped.
+/// A cluster that is stopped when dropped.
 struct Cluster(PathBuf);
 
 impl Drop for Cluster {

@@ -1,4 +1,4 @@
-//! What is written where nobody reads.
+//! Output to a closed pipe.
 #![allow(clippy::unwrap_used)]
 
 use std::os::unix::process::ExitStatusExt;
@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 #[test]
 fn a_reader_that_goes_causes_no_panic() {
     let (reader, writer) = std::io::pipe().unwrap();
-    // Before anything can be written.
+    // Closed before the program writes.
     drop(reader);
     let mut man = Command::new(env!("CARGO_BIN_EXE_espalier"));
     let man = man.arg("man").stdout(writer).stderr(Stdio::piped()).spawn().unwrap();

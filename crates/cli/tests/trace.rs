@@ -1,4 +1,4 @@
-//! What `espalier trace` says of what it cannot use, and that it reads what it has written.
+//! `espalier trace`: errors for unusable input; its output can be read again.
 #![allow(clippy::unwrap_used)]
 
 use std::path::Path;
@@ -46,7 +46,7 @@ fn a_run_of_the_simulator_is_drawn() {
     for step in ["ask rank 0: create", "rank 0, disk", "journal sync"] {
         assert!(text.contains(step), "{text}");
     }
-    // What was written is read again, and compared with what it is of.
+    // The output is read again and compared with its source.
     let both = ["trace", "again.json", "--op", "create", "--compare", "spans.json", "--out", "both.svg"];
     let compared = espalier(&both, dir);
     let text = String::from_utf8(compared.stdout).unwrap();

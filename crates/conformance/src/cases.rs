@@ -1,10 +1,10 @@
-//! All cases, one file per subject; `ALL` is the table of contents.
+//! All test cases, one file per subject; `ALL` is the list.
 
 use std::fmt;
 
 use crate::{Dir, Outcome};
 
-/// A test: a function of a fresh directory.
+/// A test case: a function of a fresh directory.
 pub struct Case {
     pub subject: &'static str,
     pub name: &'static str,
@@ -17,7 +17,7 @@ impl fmt::Display for Case {
     }
 }
 
-/// What nearly every case uses.
+/// Imports of nearly every case.
 mod prelude {
     pub(super) use std::fs::{self, File, OpenOptions};
     pub(super) use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
@@ -36,7 +36,7 @@ mod prelude {
 macro_rules! table {
     ($($subject:ident: $($name:ident)+;)+) => {
         $(mod $subject;)+
-        /// Every case, in the order in which they run.
+        /// All cases in execution order.
         pub static ALL: &[Case] = &[$($(
             Case { subject: stringify!($subject), name: stringify!($name), run: $subject::$name },
         )+)+];

@@ -1,4 +1,4 @@
-//! The fresh directory that each case gets, and the few calls that most of them make.
+//! The fresh directory of each case, and helpers for common calls.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
@@ -10,14 +10,14 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags, Stat, StatFs, Timespec};
 use crate::Failure;
 use crate::process::User;
 
-/// How much a run may ask of the file system.
+/// Resource limits of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Entries of the largest directory.
     pub entries: u32,
 }
 
-/// A directory that exists for one case.
+/// The directory of one case.
 #[derive(Clone, Debug)]
 pub struct Dir {
     path: PathBuf,
@@ -37,19 +37,19 @@ impl Dir {
         self.path.join(name)
     }
 
-    /// A new file with these bytes.
+    /// Creates a file with these bytes.
     pub(crate) fn file(&self, name: impl AsRef<Path>, bytes: &[u8]) -> Result<PathBuf, Failure> {
         let path = self.at(name);
         fs::write(&path, bytes)?;
         Ok(path)
     }
 
-    /// A new empty file, open for both.
+    /// Creates an empty file, open for reading and writing.
     pub(crate) fn open(&self, name: impl AsRef<Path>) -> Result<File, Failure> {
         Ok(OpenOptions::new().read(true).write(true).create(true).truncate(false).open(self.at(name))?)
     }
 
-    /// A new directory with exactly this mode, whatever the umask.
+    /// Creates a directory with exactly this mode, regardless of the umask.
     pub(crate) fn mkdir(&self, name: impl AsRef<Path>, mode: u32) -> Result<PathBuf, Failure> {
         let path = self.at(name);
         fs::DirBuilder::new().mode(0o700).create(&path)?;
@@ -57,7 +57,7 @@ impl Dir {
         Ok(path)
     }
 
-    /// A sub-case's directory that belongs to `user`.
+    /// A subdirectory that belongs to `user`.
     pub(crate) fn home(&self, name: &str, user: User, mode: u32) -> Result<Self, Failure> {
         let path = self.mkdir(name, mode)?;
         chown(&path, user.uid, user.gid)?;
@@ -69,7 +69,7 @@ impl Dir {
         Ok(rustix::fs::statfs(&self.path)?)
     }
 
-    /// True on a mount of servers, whose clocks give the times.
+    /// True on a mount of servers, whose clocks determine times.
     pub(crate) fn is_of_servers(&self) -> bool {
         let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
         let mounts = mounts.lines().filter_map(|line| {
@@ -80,7 +80,7 @@ impl Dir {
         above.max_by_key(|(_, at)| at.len()).is_some_and(|(source, _)| source.starts_with("espalier://"))
     }
 
-    /// Names of a few kinds of file systems, for the cases that must know what ext4 or tmpfs lack.
+    /// Type of the file system, for cases that depend on the limits of ext4 or tmpfs.
     pub(crate) fn kind(&self) -> &'static str {
         match self.statfs().map(|s| s.f_type as u64) {
             Ok(0xEF53) => "ext4",
@@ -106,7 +106,7 @@ pub(crate) fn chown(path: impl AsRef<Path>, uid: u32, gid: u32) -> Result<(), Fa
     Ok(rustix::fs::chownat(CWD, path.as_ref(), uid, gid, AtFlags::SYMLINK_NOFOLLOW)?)
 }
 
-/// Permission bits, set-id and sticky included.
+/// Permission, set-id and sticky bits.
 pub(crate) fn mode(path: impl AsRef<Path>) -> Result<u32, Failure> {
     Ok(stat(path)?.st_mode & 0o7777)
 }
@@ -115,7 +115,7 @@ pub(crate) fn exists(path: impl AsRef<Path>) -> bool {
     rustix::fs::lstat(path.as_ref()).is_ok()
 }
 
-/// `open(2)` with flags that std does not name.
+/// `open(2)` with flags that std does not support.
 pub(crate) fn open(path: impl AsRef<Path>, flags: OFlags) -> rustix::io::Result<File> {
     rustix::fs::open(path.as_ref(), flags | OFlags::CLOEXEC, Mode::from_raw_mode(0o644)).map(File::from)
 }
@@ -124,18 +124,18 @@ pub(crate) fn umask(mask: u32) {
     rustix::process::umask(Mode::from_raw_mode(mask));
 }
 
-/// Long enough for the coarsest clock that a kernel stamps files with (100 Hz ticks).
+/// Sleeps longer than a tick of the coarsest kernel clock (100 Hz).
 pub(crate) fn tick() {
     std::thread::sleep(Duration::from_millis(21));
 }
 
-/// Some bytes that tell where in the file they are and which writer wrote them.
+/// Bytes that identify their offset and their writer.
 pub(crate) fn pattern(seed: u64, len: usize) -> Vec<u8> {
     let mut rng = fastrand::Rng::with_seed(seed);
     std::iter::repeat_with(|| rng.u8(1..)).take(len).collect()
 }
 
-/// A time as one number that compares.
+/// A time in nanoseconds.
 pub(crate) fn nanos(seconds: i64, nanoseconds: u64) -> i128 {
     i128::from(seconds) * 1_000_000_000 + i128::from(nanoseconds)
 }

@@ -1,6 +1,6 @@
-//! A file that one process writes to and others follow by several ways, as by two mounts of one
-//! file system: a read that begins after a write has returned returns what was written, by
-//! whichever way.
+//! Read-after-write consistency: one process writes a file and others follow it by several paths,
+//! such as two mounts of one file system. A read that begins after a write has returned must return
+//! the written data, by any path.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -9,25 +9,25 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::{Failure, Outcome};
 
-/// A record: its number, all over.
+/// Bytes of a record, which is filled with its number.
 const RECORD: usize = 800;
 const RECORDS: u64 = 250;
-/// The header: how many records there are.
+/// Bytes of the header, which contains the number of records.
 const HEADER: u64 = 4096;
 const BIG: usize = 100_000;
 const UPDATES: u64 = 200;
 
-/// Each round has every case once.
+/// Executes every case once per round.
 ///
 /// # Errors
-/// A read returned what was there before, or zeros, or something else went wrong.
+/// A read returned old data or zeros, or a call failed.
 pub fn run(ways: &[PathBuf], seed: u64, rounds: u64) -> Outcome {
     let cases: [(&str, Case); 5] = [
-        ("a file that grows and was opened beside its writer", |round| round.grows(true)),
-        ("a file that grows and was opened before its writer", |round| round.grows(false)),
-        ("a header that is written after its records", |round| round.header(true)),
-        ("a header, read through an opening from before its writer's", |round| round.header(false)),
-        ("a big file that is overwritten", |round| round.overwritten()),
+        ("a growing file, opened after its writer", |round| round.grows(true)),
+        ("a growing file, opened before its writer", |round| round.grows(false)),
+        ("a header written after its records", |round| round.header(true)),
+        ("a header, opened before its writer", |round| round.header(false)),
+        ("an overwritten big file", |round| round.overwritten()),
     ];
     for seed in seed..seed + rounds {
         for (number, (what, case)) in cases.iter().enumerate() {
@@ -49,12 +49,12 @@ struct Round<'a> {
 }
 
 impl Round<'_> {
-    /// The way of who writes.
+    /// The path of the writer.
     fn writes(&self) -> &PathBuf {
         &self.ways[0]
     }
 
-    /// The ways of those who read.
+    /// The paths of the readers.
     fn reads(&self) -> &[PathBuf] {
         if self.ways.len() > 1 { &self.ways[1..] } else { self.ways }
     }
@@ -71,7 +71,7 @@ impl Round<'_> {
         self.reads().iter().map(|way| Ok(File::open(way.join(&self.name))?)).collect()
     }
 
-    /// Opens the file by all ways, before or after its writer, and reads it once.
+    /// Opens the file by all paths, before or after the writer, and reads it once.
     fn open(&self, writer_first: bool) -> Result<(File, Vec<File>), Failure> {
         let first = if writer_first { Some(self.writer()?) } else { None };
         let readers = self.readers()?;
@@ -81,7 +81,7 @@ impl Round<'_> {
         Ok((first.map_or_else(|| self.writer(), Ok)?, readers))
     }
 
-    /// Has threads look at the file again and again while it is written to.
+    /// Runs `write` while threads check the file repeatedly.
     fn while_watched(
         &self,
         readers: &[File],
@@ -139,7 +139,7 @@ impl Round<'_> {
             }
             Ok(())
         };
-        // Looking at the size of what is cached may make a read short.
+        // Size checks of cached data may make concurrent reads short.
         if writer_first { self.while_watched(&readers, check, write) } else { write() }
     }
 
@@ -173,7 +173,7 @@ impl Round<'_> {
                             let mut bytes = [0; RECORD];
                             let at = HEADER + (now - 1) * RECORD as u64;
                             let mut read = reader.read_at(&mut bytes, at)?;
-                            // A kernel that caches it may take the file for shorter for a moment.
+                            // A kernel that caches the file may briefly report an old size.
                             for _ in 0..100 {
                                 if writer_first || read == RECORD {
                                     break;
@@ -242,7 +242,7 @@ impl Round<'_> {
     }
 }
 
-/// Not 0, which nobody writes.
+/// The fill byte of a record; never 0.
 fn stamp(record: u64) -> u8 {
     (record % 255) as u8 + 1
 }

@@ -1,9 +1,10 @@
-//! POSIX tests that run on any directory of any file system, through system calls only.
+//! POSIX tests for any directory of any file system, by system calls only.
 //!
-//! Nothing here knows Espalier: a case that fails on ext4 is a wrong case. `cases` holds the tests, one file
-//! per subject and one table of all; `model` drives random operations against a reference in memory; `race` has threads do
-//! things at the same time and looks for an order that explains what they saw; in `pieces` they share a big file, and in `follow` they
-//! read what one of them writes.
+//! The tests do not know Espalier: a case that fails on ext4 is wrong. `cases` contains the cases,
+//! one file per subject, and their list; `model` compares random operations with an in-memory
+//! reference; `race` runs concurrent operations and searches for an order that explains their
+//! results; in `pieces` threads share a big file, and in `follow` they read what one of them
+//! writes.
 
 mod dir;
 mod macros;

@@ -1,6 +1,6 @@
-//! Assertions that return instead of panicking, so that a forked child can report them to its parent.
+//! Assertions that return an error instead of panicking, so that a forked child can report it.
 
-/// Fails the case unless the condition holds.
+/// Fails the case unless the condition is true.
 macro_rules! check {
     ($cond:expr) => { check!($cond, "") };
     ($cond:expr, $($arg:tt)+) => {
@@ -15,7 +15,7 @@ macro_rules! check {
 macro_rules! same {
     ($left:expr, $right:expr) => { same!($left, $right, "") };
     ($left:expr, $right:expr, $($arg:tt)+) => {
-        // A match keeps temporaries alive while they are compared.
+        // A match keeps temporaries alive during the comparison.
         match (&$left, &$right) {
             (left, right) => {
                 if left != right {

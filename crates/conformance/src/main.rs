@@ -1,4 +1,4 @@
-//! `espalier-conformance DIR`: does this directory behave as POSIX and Linux say?
+//! `espalier-conformance DIR`: tests whether a directory conforms to POSIX and Linux semantics.
 
 #![allow(clippy::print_stdout)] // its output is its purpose
 
@@ -9,52 +9,55 @@ use std::time::Duration;
 use clap::Parser;
 use espalier_conformance::{Failure, Limits, Outcome, cases, follow, model, pieces, race, runner};
 
-/// Tests any directory of any file system through system calls only.
+/// Tests any directory of any file system by system calls only.
 #[derive(Parser)]
 struct Args {
-    /// A directory on the file system to test; fresh directories are made in it and removed again
+    /// A directory on the file system to test; the tests use fresh subdirectories and remove them
     #[arg(required_unless_present = "list")]
     dir: Option<PathBuf>,
     /// Run only cases whose `subject::name` contains one of these
     #[arg(long, value_name = "TEXT")]
     filter: Vec<String>,
-    /// List the cases and leave
+    /// List the cases
     #[arg(long)]
     list: bool,
-    /// One JSON object per case
+    /// Print one JSON object per case
     #[arg(long)]
     json: bool,
-    /// A million entries where 20,000 are the default
+    /// Use a million entries instead of 20,000
     #[arg(long)]
     large: bool,
-    /// Seconds after which a case is given up
+    /// Time limit of a case in seconds
     #[arg(long, default_value_t = 300, value_name = "SECONDS")]
     timeout: u64,
-    /// Instead of the cases, run random operations against the reference model
+    /// Instead of the cases, compare random operations with a reference model
     #[arg(long, value_name = "SEED")]
     model: Option<u64>,
-    /// Instead of the cases, have threads do things at the same time, and check that some order explains what they saw
+    /// Instead of the cases, run concurrent operations and check that some order explains the
+    /// results
     #[arg(long, value_name = "SEED", conflicts_with = "model", group = "threaded")]
     race: Option<u64>,
-    /// Instead of the cases, have threads write and read pieces of a big file, and check that they read what was written last
+    /// Instead of the cases, write and read parts of a big file by threads, and check that reads
+    /// return the last write
     #[arg(long, value_name = "SEED", conflicts_with = "model", group = "threaded")]
     pieces: Option<u64>,
-    /// Instead of the cases, have a file written to and followed by others, and check that they read what was written
+    /// Instead of the cases, write a file while other threads follow it, and check what they read
     #[arg(long, value_name = "SEED", conflicts_with = "model", group = "threaded")]
     follow: Option<u64>,
-    /// The same directory by another way, as another mount of its file system, for --race, --pieces and --follow
+    /// Another path to the same directory, such as another mount of its file system, for --race,
+    /// --pieces and --follow
     #[arg(long, value_name = "DIR", requires = "threaded")]
     beside: Vec<PathBuf>,
-    /// Rounds of a race, with pieces, or of followers
+    /// Rounds of --race, --pieces or --follow
     #[arg(long, default_value_t = 200)]
     rounds: u64,
-    /// Operations of a model run (of each thread)
+    /// Operations of a model run, per thread
     #[arg(long, default_value_t = 1000)]
     steps: usize,
-    /// Model runs, with seeds counted up from the given one
+    /// Number of model runs, with consecutive seeds
     #[arg(long, default_value_t = 1)]
     runs: u64,
-    /// Threads of a model run; with more than one, the end state is checked
+    /// Threads of a model run; with several, only the final state is checked
     #[arg(long, default_value_t = 1)]
     threads: usize,
 }

@@ -1,4 +1,4 @@
-//! Memory maps of files.
+//! Memory mappings of files.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -22,7 +22,7 @@ impl Map {
         writable: bool,
     ) -> rustix::io::Result<Self> {
         let protection = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
-        // SAFETY: a new mapping at a place of the kernel's choice.
+        // SAFETY: a new mapping at an address chosen by the kernel.
         let start = unsafe { mmap(null_mut(), len, protection, flags, file, 0)? };
         Ok(Self { start: start.cast(), len })
     }
@@ -34,7 +34,7 @@ impl Map {
     pub(crate) fn store(&self, at: usize, bytes: &[u8]) {
         assert!(at + bytes.len() <= self.len);
         for (n, byte) in bytes.iter().enumerate() {
-            // SAFETY: within the mapping; volatile, because others change the same memory.
+            // SAFETY: within the mapping; volatile, since others change the same memory.
             unsafe { self.start.add(at + n).write_volatile(*byte) };
         }
     }
@@ -54,7 +54,7 @@ impl Map {
 
 impl Drop for Map {
     fn drop(&mut self) {
-        // SAFETY: exactly the mapping, which nobody uses any more.
+        // SAFETY: exactly the mapping, which is not used afterwards.
         let _ = unsafe { munmap(self.start.cast(), self.len) };
     }
 }

@@ -1,4 +1,5 @@
-//! Random operations on a mounted file system and on a small reference in memory, compared after each one.
+//! Random operations on a mounted file system and on an in-memory reference, compared after each
+//! one.
 
 mod op;
 mod real;
@@ -15,12 +16,12 @@ use reference::Reference;
 
 pub use threads::run_threads;
 
-/// Reruns that shrinking may cost.
+/// Most reruns for shrinking a failure.
 const SHRINK_RUNS: usize = 300;
-/// How often the whole tree is compared.
+/// Operations between two comparisons of the whole tree.
 const TREE_EVERY: usize = 40;
 
-/// Runs `steps` operations; a failure is shrunk and told as a list of operations.
+/// Executes `steps` operations. A failure is shrunk and reported as a list of operations.
 pub fn run(base: &Path, seed: u64, steps: usize) -> Outcome {
     let mut rng = fastrand::Rng::with_seed(seed);
     let ops: Vec<Op> = std::iter::repeat_with(|| Op::random(&mut rng)).take(steps).collect();
@@ -43,7 +44,7 @@ pub fn run(base: &Path, seed: u64, steps: usize) -> Outcome {
     }
 }
 
-/// Drops ever smaller pieces as long as the rest still fails.
+/// Removes ever smaller parts while the rest still fails.
 fn shrink(base: &Path, mut ops: Vec<Op>, mut failure: Failure) -> (Vec<Op>, Failure) {
     let mut runs = 0;
     let mut piece = ops.len().div_ceil(2);
@@ -66,7 +67,7 @@ fn shrink(base: &Path, mut ops: Vec<Op>, mut failure: Failure) -> (Vec<Op>, Fail
     (ops, failure)
 }
 
-/// One run in a fresh directory; says at which operation it differed.
+/// Executes operations in a fresh directory; an error contains the index of the operation.
 fn attempt(base: &Path, ops: &[Op]) -> Result<(), (usize, Failure)> {
     let root = runner::fresh(base, "model").map_err(|e| (0, e))?;
     let mut at = 0;
@@ -91,7 +92,7 @@ fn replay(root: &Path, ops: &[Op], at: &mut usize) -> Outcome {
     compare_times(root, &reference, &mut times)
 }
 
-/// Does `op` on both sides and compares what they say.
+/// Executes `op` on both sides and compares the results.
 fn step_both(root: &Path, (reference, handles): (&mut Reference, &mut real::Handles), op: &Op) -> Outcome {
     if matches!(op, Op::KeepHandle { .. } | Op::StatHandle { .. }) && !real::has_handles(root) {
         return Ok(());
@@ -105,7 +106,7 @@ fn step_both(root: &Path, (reference, handles): (&mut Reference, &mut real::Hand
     Ok(())
 }
 
-/// Compares every name, attribute, byte and extended attribute.
+/// Compares all names, attributes, data and extended attributes.
 fn compare_tree(root: &Path, reference: &Reference) -> Outcome {
     let (want, found) = (reference.tree(), real::tree(root)?);
     for (path, node) in &want {
@@ -124,7 +125,7 @@ fn compare_tree(root: &Path, reference: &Reference) -> Outcome {
     }
 }
 
-/// Compares the times that were set, and those of what has not changed since it was looked at first.
+/// Compares explicitly set times, and checks that unchanged inodes keep their times.
 fn compare_times(root: &Path, reference: &Reference, seen: &mut HashMap<(u64, u64), [i128; 2]>) -> Outcome {
     for (path, want) in reference.times() {
         let (mtime, times) = real::times(root, &path)?;
@@ -140,7 +141,7 @@ fn compare_times(root: &Path, reference: &Reference, seen: &mut HashMap<(u64, u6
     Ok(())
 }
 
-/// Runs in a child, so that a hanging file system ends the run and not the tester.
+/// Runs in a child process, so that a hang of the file system does not block the test program.
 pub(crate) fn guarded(limit: std::time::Duration, body: impl FnOnce() -> Outcome) -> Outcome {
     Child::start(body)?.wait_for(limit)
 }

@@ -1,5 +1,6 @@
-//! Threads that write and read pieces of one big file by several ways, as by two mounts of one file system: whoever has a piece to
-//! himself reads what was written to it last, by whichever way, also where that has made the file longer.
+//! Threads that write and read parts of one big file by several paths, such as two mounts of one
+//! file system: a read of an undisturbed part returns its last write by any path, also if that
+//! write extended the file.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -16,20 +17,20 @@ const BYTES: usize = 256 << 10;
 const PIECES: usize = 32;
 const THREADS: usize = 16;
 const STEPS: usize = 30;
-/// What memory and offsets must be aligned to for direct reads and writes.
+/// Alignment of memory and offsets for direct I/O.
 const ALIGNMENT: usize = 4096;
 
-/// A piece: how often it has been written, and by which way last.
+/// State of a part: number of writes, and path of the last one.
 #[derive(Clone, Copy, Default)]
 struct Written {
     times: u32,
     way: usize,
 }
 
-/// Rounds in which the ways' pages are used, and rounds in which the bytes are read and written past these, in turn.
+/// Executes rounds that alternate between cached and direct I/O.
 ///
 /// # Errors
-/// A piece has not what was written to it, or something else went wrong.
+/// A part does not contain its last write, or a call failed.
 pub fn run(ways: &[PathBuf], seed: u64, rounds: u64) -> Outcome {
     (seed..seed + rounds).try_for_each(|seed| round(ways, seed))
 }
@@ -40,9 +41,9 @@ fn round(ways: &[PathBuf], seed: u64) -> Outcome {
     let open = |way: &PathBuf, flags| open(&way.join(&name), flags, direct).map(File::from);
     let Some(first) = ways.first() else { return Ok(()) };
     let made = open(first, OFlags::CREATE | OFlags::EXCL)?;
-    // A big one, of which there are no leases.
+    // A big file, whose data is not leased.
     made.write_all_at(&Aligned::new(), 0)?;
-    // Those who open it later know that others have it open.
+    // Later opens know that the file is shared.
     let files = ways.iter().rev().map(|way| open(way, OFlags::empty())).collect::<Result<Vec<_>, _>>()?;
     drop(made);
     let pieces: Vec<_> = (0..PIECES).map(|_| Mutex::<Written>::default()).collect();
@@ -61,7 +62,7 @@ fn round(ways: &[PathBuf], seed: u64) -> Outcome {
     outcome.map_err(|failure| Failure::at(format!("seed {seed}: {}", failure.message)))
 }
 
-/// Where a file system has no direct reads and writes, others.
+/// Opens a file for direct I/O, or for cached I/O if that is not supported.
 fn open(path: &Path, flags: OFlags, direct: OFlags) -> Result<OwnedFd, Errno> {
     let open = |direct| {
         rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC | flags | direct, Mode::RUSR | Mode::WUSR)
@@ -90,7 +91,7 @@ fn steps(files: &[File], pieces: &[Mutex<Written>], mut rng: fastrand::Rng) -> O
         if bytes[..read] != expected[..] {
             let head = String::from_utf8_lossy(&bytes[..read.min(STAMP)]).into_owned();
             return Err(Failure::at(format!(
-                "piece {piece}, written {times} times, at last by way {writer}, has {read} of {BYTES} bytes by way {way}, and \
+                "piece {piece}, written {times} times, last by way {writer}, has {read} of {BYTES} bytes by way {way}, and \
                  begins with '{head}'"
             )));
         }
@@ -98,10 +99,10 @@ fn steps(files: &[File], pieces: &[Mutex<Written>], mut rng: fastrand::Rng) -> O
     Ok(())
 }
 
-/// What a piece is full of.
+/// Bytes of the pattern that fills a part.
 const STAMP: usize = 16;
 
-/// Room for a piece.
+/// An aligned buffer for one part.
 struct Aligned(Vec<u8>);
 
 impl Aligned {

@@ -1,4 +1,5 @@
-//! Children: a case runs in one so that it can be killed, and forks more to be somebody else.
+//! Child processes: each case runs in one that can be killed, and forks others with different
+//! credentials.
 
 use std::fmt::{Debug, Display};
 use std::fs::File;
@@ -10,14 +11,14 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::process::{Gid, Uid};
 
-/// Why a case did not pass, with the line that says so.
+/// Why a case failed, with its source line.
 #[derive(Debug, Clone)]
 pub struct Failure {
     pub message: String,
     pub skip: bool,
 }
 
-/// What a case returns.
+/// The result of a case.
 pub type Outcome = Result<(), Failure>;
 
 impl Failure {
@@ -28,7 +29,7 @@ impl Failure {
         Self { message: format!("{file}:{}: {}", place.line(), message.into()), skip: false }
     }
 
-    /// The file system or the caller's rights do not allow the case to say anything.
+    /// Skips the case: the file system or the caller's permissions do not allow the test.
     pub fn skip(message: impl Into<String>) -> Self {
         Self { message: message.into(), skip: true }
     }
@@ -41,7 +42,7 @@ impl<E: std::error::Error> From<E> for Failure {
     }
 }
 
-/// The error number within either kind of error that system calls return here.
+/// The error number of either error type of system calls.
 pub(crate) trait Code {
     fn code(&self) -> i32;
 }
@@ -58,7 +59,7 @@ impl Code for Errno {
     }
 }
 
-/// Debug text that stays readable when a whole file is compared.
+/// Debug text, shortened if it contains a whole file.
 pub(crate) fn short(value: &(impl Debug + ?Sized)) -> String {
     let text = format!("{value:?}");
     match text.char_indices().nth(160) {
@@ -67,18 +68,18 @@ pub(crate) fn short(value: &(impl Debug + ?Sized)) -> String {
     }
 }
 
-/// A forked child and the pipe on which it reports.
+/// A forked child and the pipe for its report.
 pub(crate) struct Child {
     pid: libc::pid_t,
     report: File,
 }
 
 impl Child {
-    /// Forks. Sound because no case forks while threads of its own are running.
+    /// Forks. Sound because no case forks while it has other threads.
     pub(crate) fn start(body: impl FnOnce() -> Outcome) -> Result<Self, Failure> {
         let (reader, writer) = pipe()?;
         let _ = std::io::stdout().flush();
-        // SAFETY: the child only runs `body` and leaves with `_exit`; callers are single-threaded.
+        // SAFETY: the child only runs `body` and ends with `_exit`; callers are single-threaded.
         match unsafe { libc::fork() } {
             -1 => Err(std::io::Error::last_os_error().into()),
             0 => {
@@ -97,7 +98,7 @@ impl Child {
                     }
                 };
                 drop(pipe);
-                // SAFETY: leaves without running the parent's exit handlers twice.
+                // SAFETY: ends without running the parent's exit handlers.
                 unsafe { libc::_exit(code) }
             }
             pid => Ok(Self { pid, report: File::from(reader) }),
@@ -108,7 +109,7 @@ impl Child {
         self.pid
     }
 
-    /// Waits for the child to end and hands on what it reported.
+    /// Waits for the end of the child and returns its report.
     pub(crate) fn wait(mut self) -> Outcome {
         let mut message = String::new();
         let read = self.report.read_to_string(&mut message);
@@ -117,7 +118,7 @@ impl Child {
         Self::outcome(status, message)
     }
 
-    /// As `wait`, but kills a child that is still there after `limit`.
+    /// As `wait`, but kills a child that runs longer than `limit`.
     pub(crate) fn wait_for(mut self, limit: Duration) -> Outcome {
         let start = Instant::now();
         loop {
@@ -126,7 +127,7 @@ impl Child {
             let pid = unsafe { libc::waitpid(self.pid, &raw mut status, libc::WNOHANG) };
             if pid == self.pid {
                 let mut message = String::new();
-                // A grandchild may hold the pipe open after a kill: read only what is there.
+                // A grandchild may keep the pipe open after a kill: read only what is there.
                 let mut bytes = [0; 4096];
                 if let Ok(n) = self.report.read(&mut bytes) {
                     message.push_str(&String::from_utf8_lossy(&bytes[..n]));
@@ -136,9 +137,9 @@ impl Child {
             }
             if start.elapsed() > limit {
                 self.kill(libc::SIGKILL);
-                // A process stuck in the kernel cannot be reaped: leave it, so that the run goes on.
+                // A process stuck in the kernel cannot be reaped: abandon it.
                 std::thread::sleep(Duration::from_millis(200));
-                return Err(Failure { message: format!("no end after {} s", limit.as_secs()), skip: false });
+                return Err(Failure { message: format!("timeout after {} s", limit.as_secs()), skip: false });
             }
             std::thread::sleep(Duration::from_micros(if start.elapsed().as_millis() < 20 {
                 200
@@ -179,7 +180,7 @@ pub(crate) fn in_child(body: impl FnOnce() -> Outcome) -> Outcome {
     Child::start(body)?.wait()
 }
 
-/// A user that owns nothing and is in no group but its own (and those given).
+/// A user that owns nothing and is only in its own group and the given ones.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct User {
     pub(crate) uid: u32,
@@ -192,7 +193,7 @@ pub(crate) const BOB: User = User { uid: 60_002, gid: 61_002 };
 pub(crate) const STAFF: u32 = 61_009;
 
 impl User {
-    /// Runs `body` as this user, in a child of its own.
+    /// Runs `body` as this user in a child.
     pub(crate) fn run(self, body: impl FnOnce() -> Outcome) -> Outcome {
         self.run_in(&[], body)
     }
@@ -205,7 +206,7 @@ impl User {
         })
     }
 
-    /// Makes the calling process this user for good.
+    /// Changes the credentials of the calling process permanently.
     pub(crate) fn become_in(self, groups: &[u32]) -> Outcome {
         let groups: Vec<Gid> = groups.iter().map(|&g| Gid::from_raw(g)).collect();
         let (uid, gid) = (Uid::from_raw(self.uid), Gid::from_raw(self.gid));
@@ -223,11 +224,11 @@ pub(crate) fn pipe() -> Result<(OwnedFd, OwnedFd), Failure> {
     if unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) } != 0 {
         return Err(std::io::Error::last_os_error().into());
     }
-    // SAFETY: both were just made and belong to nobody else.
+    // SAFETY: both descriptors are new and owned here.
     Ok(unsafe { (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1])) })
 }
 
-/// A one-way signal between processes: made before the fork, rung by one, awaited by the other.
+/// A one-way signal between processes: created before the fork, rung by one, awaited by the other.
 pub(crate) struct Bell {
     reader: OwnedFd,
     writer: OwnedFd,
@@ -256,7 +257,7 @@ impl Bell {
     }
 }
 
-/// Says what went wrong around an error.
+/// Adds a description to an error.
 pub(crate) trait Context<T> {
     fn context(self, what: impl Display) -> Result<T, Failure>;
 }

@@ -1,7 +1,7 @@
-//! Operations at the same time by threads that reach one directory by several ways, as by two mounts of one file system:
-//! whatever happens, there must be an order in which they could have happened one after the other.
+//! Concurrent operations by threads that reach one directory by several paths, such as two mounts
+//! of one file system: some sequential order must explain the results.
 //!
-//! A run says what it has done when it fails; what it does depends on the moment as well as on its seed.
+//! A failing run prints its history; a run depends on timing as well as on its seed.
 
 mod history;
 mod mounted;
@@ -18,38 +18,40 @@ pub use op::{DIRS, How, Op, Place, REGISTER, Seen};
 use crate::process::Code;
 use crate::{Failure, Outcome};
 
-/// A way to the names and the file: `DIRS` and `REGISTER`, which begins with the number 0, in an otherwise empty directory.
+/// A path to the shared names `DIRS` and the file `REGISTER`, which contains the number 0, in an
+/// otherwise empty directory.
 pub trait Way: Sync {
-    /// How names can be changed.
+    /// Types of renames.
     const RENAMES: &'static [How] = &[How::Plain, How::Plain, How::NoReplace, How::Exchange];
 
-    /// Does an operation.
+    /// Executes an operation.
     ///
     /// # Errors
-    /// Those of the operation, which it may be to have.
+    /// Those of the operation, which may be expected.
     fn perform(&self, op: Op) -> io::Result<Seen>;
 }
 
-/// What an order may look like.
+/// Which orders are permitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rules {
     Strict,
-    /// Linux resolves the names of an operation one after the other, also if they change meanwhile by others' doing than its
-    /// own: a rename that finds one inode by both its names does nothing, one may fail for what its two names have never stood for
-    /// at one time, and what finds a directory where it has not been before may fail with `ESTALE`. And what is being written
-    /// is seen at once by those who share a cache with the writer; what is being made, moved or removed, as it was, until that has
-    /// returned.
+    /// Linux resolves the names of an operation one after the other, even if other operations
+    /// change them meanwhile: a rename that finds one inode under both names has no effect, a
+    /// rename may fail for a combination of names that never existed at one time, and finding a
+    /// moved directory may fail with `ESTALE`. Readers that share a cache with a writer see data
+    /// while it is written, and names as they were while they are made, moved or removed.
     SeveralMounts,
 }
 
-/// Threads, which take the ways in turn, and operations of each: an order of many more takes too long to find.
+/// Number of threads, which use the paths in turn, and operations per thread: the search for an
+/// order is exponential.
 const THREADS: usize = 4;
 const STEPS: usize = 8;
 
-/// Does operations by all the ways, once.
+/// Executes concurrent operations by all paths once.
 ///
 /// # Errors
-/// No order explains what was seen, or something else went wrong.
+/// No order explains the results, or a call failed.
 pub fn round<W: Way>(ways: &[W], seed: u64, rules: Rules) -> Outcome {
     let start = Barrier::new(THREADS);
     let begun = Instant::now();
@@ -74,7 +76,7 @@ pub fn round<W: Way>(ways: &[W], seed: u64, rules: Rules) -> Outcome {
         return Ok(());
     }
     let told = history::tell(&history);
-    Err(Failure::at(format!("seed {seed}: no order explains this:\n{told}")))
+    Err(Failure::at(format!("seed {seed}: no order explains this history:\n{told}")))
 }
 
 fn one<W: Way>(

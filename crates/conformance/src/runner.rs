@@ -1,4 +1,4 @@
-//! Runs the table's cases, each in a fresh directory and a child of its own.
+//! Executes the cases, each in a fresh directory and a child process.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use crate::cases::Case;
 use crate::process::Child;
 use crate::{Dir, Failure, Limits, Outcome};
 
-/// What became of one case.
+/// The result of a case.
 pub struct Report {
     pub case: &'static Case,
     pub outcome: Outcome,
@@ -25,7 +25,7 @@ impl Report {
     }
 }
 
-/// Makes a fresh directory that others may traverse.
+/// Creates a fresh directory that other users may traverse.
 pub fn fresh(base: &Path, name: &str) -> Result<PathBuf, Failure> {
     use std::os::unix::fs::PermissionsExt;
     let path = base.join(format!("{name}.{}", std::process::id()));
@@ -35,7 +35,7 @@ pub fn fresh(base: &Path, name: &str) -> Result<PathBuf, Failure> {
     Ok(path)
 }
 
-/// Removes what a case left behind; a case that failed half-way may have left anything.
+/// Removes the leftovers of a case, whatever they are.
 pub fn remove(path: &Path) {
     let _ = fs::remove_dir_all(path);
 }

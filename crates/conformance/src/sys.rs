@@ -1,4 +1,4 @@
-//! System calls that rustix does not offer in the shape needed: byte-range locks and raw directory reads.
+//! System calls that rustix lacks in the required form: byte-range locks and raw directory reads.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -12,7 +12,7 @@ use rustix::fs::{FileType, OFlags, RawDir, Stat};
 
 use crate::Failure;
 
-/// Which lock command: the process's own locks or those of the open file, waiting or not.
+/// Lock command: POSIX or open-file-description locks, waiting or not.
 #[derive(Clone, Copy)]
 pub(crate) enum Cmd {
     Set = libc::F_SETLK as isize,
@@ -20,14 +20,14 @@ pub(crate) enum Cmd {
     OfdSet = libc::F_OFD_SETLK as isize,
 }
 
-/// `fcntl` locking of `[start, start + len)`; `kind` is `F_RDLCK`, `F_WRLCK` or `F_UNLCK`.
+/// Locks `[start, start + len)` by `fcntl`; `kind` is `F_RDLCK`, `F_WRLCK` or `F_UNLCK`.
 pub(crate) fn lock(file: &File, cmd: Cmd, kind: i32, start: i64, len: i64) -> io::Result<()> {
     let lock = region(kind, start, len);
     // SAFETY: `lock` outlives the call.
     done(unsafe { libc::fcntl(file.as_raw_fd(), cmd as i32, &raw const lock) })
 }
 
-/// Who would be in the way of a lock: its kind, start, length and owner, or nothing.
+/// Type, start, length and owner of a conflicting lock, if any.
 pub(crate) fn get_lock(
     file: &File,
     kind: i32,
@@ -51,7 +51,7 @@ fn region(kind: i32, start: i64, len: i64) -> libc::flock {
     lock
 }
 
-/// Lets SIGALRM interrupt a system call after `millis` instead of ending the process.
+/// Interrupts a system call after `millis` by SIGALRM, without ending the process.
 pub(crate) fn interrupt_after(millis: i64) {
     extern "C" fn ignore(_: i32) {}
     let handler: extern "C" fn(i32) = ignore;
@@ -59,7 +59,7 @@ pub(crate) fn interrupt_after(millis: i64) {
         it_interval: libc::timeval { tv_sec: 0, tv_usec: 0 },
         it_value: libc::timeval { tv_sec: millis / 1000, tv_usec: millis % 1000 * 1000 },
     };
-    // SAFETY: the handler touches nothing; no SA_RESTART, so that waits end with EINTR.
+    // SAFETY: the handler does nothing; without SA_RESTART, waits end with EINTR.
     unsafe {
         let mut action: libc::sigaction = zeroed();
         action.sa_sigaction = handler as libc::sighandler_t;
@@ -73,7 +73,7 @@ pub(crate) fn sync_file_range(file: &File, offset: i64, len: i64, flags: u32) ->
     done(unsafe { libc::sync_file_range(file.as_raw_fd(), offset, len, flags) })
 }
 
-/// A file handle: what `name_to_handle_at` fills in, with the longest value that the kernel allows.
+/// A file handle for `name_to_handle_at`, of the kernel's maximum length.
 #[derive(Clone)]
 #[repr(C)]
 pub(crate) struct Handle {
@@ -83,11 +83,12 @@ pub(crate) struct Handle {
 }
 
 impl Handle {
-    /// Of what a path names, without following a link at its end.
+    /// The handle of a path, without following a link at its end.
     pub(crate) fn of(path: impl AsRef<Path>) -> io::Result<Self> {
         let path = std::ffi::CString::new(path.as_ref().as_os_str().as_bytes())?;
         let (mut handle, mut mount) = (Self { bytes: 128, kind: 0, value: [0; 128] }, 0);
-        // SAFETY: the handle begins with the fields of the C struct, and has as many bytes behind them as it says.
+        // SAFETY: the handle begins with the fields of the C struct, followed by as many bytes as
+        // it states.
         done(unsafe {
             libc::name_to_handle_at(
                 libc::AT_FDCWD,
@@ -100,10 +101,10 @@ impl Handle {
         Ok(handle)
     }
 
-    /// Opens it, if something of its file system is open.
+    /// Opens the handle; `mount` is an open file of its file system.
     pub(crate) fn open(&self, mount: &File, flags: OFlags) -> io::Result<File> {
         let (mut handle, flags) = (self.clone(), flags | OFlags::CLOEXEC);
-        // SAFETY: as above; the descriptor is nobody else's.
+        // SAFETY: as above; the descriptor is owned here.
         unsafe {
             let fd =
                 libc::open_by_handle_at(mount.as_raw_fd(), (&raw mut handle).cast(), flags.bits() as i32);
@@ -114,7 +115,8 @@ impl Handle {
 }
 
 impl Handle {
-    /// Attributes of what it leads to. FUSE reports the last close in the background, so an inode without a name gets a while to go.
+    /// Attributes of the handle's inode. Retries while it has no name, since FUSE reports the last
+    /// close in the background.
     pub(crate) fn stat(&self, mount: &File) -> io::Result<Stat> {
         const TRIES: usize = 200;
         let stat = || -> io::Result<Stat> { Ok(rustix::fs::fstat(self.open(mount, OFlags::PATH)?)?) };
@@ -128,7 +130,7 @@ impl Handle {
     }
 }
 
-/// Has the kernel evict all inodes and names that nobody uses. Only root may.
+/// Makes the kernel evict all unused inodes and names. Root only.
 pub(crate) fn drop_caches() -> io::Result<()> {
     std::fs::write("/proc/sys/vm/drop_caches", "2")
 }
@@ -137,7 +139,7 @@ fn done(result: i32) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// One entry as `getdents64` gives it; `next` is what `telldir` would say after it.
+/// An entry of `getdents64`; `next` is the offset after it, as of `telldir`.
 #[derive(Clone, Debug)]
 pub(crate) struct Entry {
     pub(crate) name: OsString,
@@ -146,7 +148,7 @@ pub(crate) struct Entry {
     pub(crate) next: u64,
 }
 
-/// An open directory that is read a known small piece at a time.
+/// An open directory that is read in small pieces.
 pub(crate) struct Reader {
     file: File,
     buffer: Vec<MaybeUninit<u8>>,
@@ -158,7 +160,7 @@ impl Reader {
         Ok(Self { file, buffer: vec![MaybeUninit::uninit(); buffer] })
     }
 
-    /// What one `getdents64` returns; empty at the end.
+    /// The entries of one `getdents64`; empty at the end.
     pub(crate) fn some(&mut self) -> Result<Vec<Entry>, Failure> {
         let mut entries = Vec::new();
         let mut raw = RawDir::new(self.file.as_fd(), &mut self.buffer);
@@ -177,7 +179,7 @@ impl Reader {
         Ok(entries)
     }
 
-    /// All that is left, without `.` and `..`.
+    /// The remaining entries, without `.` and `..`.
     pub(crate) fn rest(&mut self) -> Result<Vec<Entry>, Failure> {
         let mut all = Vec::new();
         loop {
@@ -195,7 +197,7 @@ impl Reader {
     }
 }
 
-/// The names in a directory, without `.` and `..`, sorted.
+/// Sorted names in a directory, without `.` and `..`.
 pub(crate) fn names(path: impl AsRef<Path>) -> Result<Vec<OsString>, Failure> {
     let mut names: Vec<_> = Reader::open(path, 32 * 1024)?.rest()?.into_iter().map(|e| e.name).collect();
     names.sort();

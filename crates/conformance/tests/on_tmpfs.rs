@@ -1,9 +1,9 @@
-//! The tests' own test: on the kernel's tmpfs every case must pass, or the case is wrong.
+//! Test of the tests: on tmpfs every case must pass.
 
 use std::path::Path;
 use std::process::Command;
 
-/// Runs the program on tmpfs; without one, or without root, there is nothing to say.
+/// Runs the program on tmpfs; skipped without a tmpfs or without root.
 fn run(args: &[&str]) {
     let tmpfs = Path::new("/dev/shm");
     let root = rustix::process::geteuid().is_root();

@@ -1,4 +1,4 @@
-//! The distributions of PVFS, and the texts by which it knows them and their parameters.
+//! The distributions of PVFS, with its text forms of their names and parameters.
 
 use alloc::boxed::Box;
 use alloc::string::String;
@@ -10,14 +10,14 @@ use serde::{Deserialize, Serialize};
 use crate::PolicyError;
 use crate::policy::quoted;
 
-/// By which rule the bytes of a file fall to data servers.
+/// Rule that assigns a file's bytes to data servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DistName {
-    /// All to one.
+    /// All bytes on one server.
     Basic,
-    /// Strips of one length, in turn.
+    /// Strips of equal length, round robin.
     SimpleStripe,
-    /// Strips of different lengths, in an order that is given.
+    /// Strips of different lengths, in a given order.
     Varstrip,
 }
 
@@ -32,7 +32,7 @@ impl DistName {
         }
     }
 
-    /// PVFS's own names of two of them end in `_dist`: they mean the same.
+    /// Parses a name. PVFS's own names of two distributions end in `_dist`, which is accepted too.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let name = text.strip_suffix("_dist").unwrap_or(text);
         Self::ALL.into_iter().find(|dist| dist.name() == name)
@@ -45,7 +45,7 @@ impl fmt::Display for DistName {
     }
 }
 
-/// The parameters of a distribution, as somebody has written them.
+/// Parameters of a distribution, in the text form in which they were set.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct DistParams {
@@ -53,21 +53,21 @@ pub struct DistParams {
     params: Params,
 }
 
-/// What [`DistParams`] say.
+/// Decoded [`DistParams`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Params {
-    /// Of simple_stripe: bytes of a strip, 1 byte to 1 GiB.
+    /// simple_stripe: strip size in bytes, 1 byte to 1 GiB.
     StripSize(u64),
-    /// Of varstrip: at least one strip.
+    /// varstrip: at least one strip.
     Strips(Vec<Strip>),
 }
 
-/// One of the strips of varstrip. After the last the first follows.
+/// A strip of varstrip. The sequence of strips repeats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Strip {
-    /// Which of the data servers, counted from 0.
+    /// Index of the data server, from 0.
     pub server: u16,
-    /// Bytes, 1 to 1 GiB.
+    /// Length in bytes, 1 byte to 1 GiB.
     pub size: u64,
 }
 
@@ -76,7 +76,7 @@ impl DistParams {
     const MAX_SIZE: u64 = 1 << 30;
 
     /// # Errors
-    /// They are no parameters of any distribution.
+    /// The text is not valid for any distribution.
     pub fn parse(text: &str) -> Result<Self, PolicyError> {
         let params = if text.len() > Self::MAX_LENGTH { None } else { parse(text) };
         match params {
@@ -93,7 +93,7 @@ impl DistParams {
         &self.text
     }
 
-    /// The distribution that they are of.
+    /// The distribution to which the parameters apply.
     pub fn of(&self) -> DistName {
         match self.params {
             Params::StripSize(_) => DistName::SimpleStripe,
@@ -123,7 +123,7 @@ impl From<DistParams> for String {
 
 fn params_text(params: &Params) -> String {
     let mut text = String::new();
-    // Nothing that is written to memory fails.
+    // Writing to a string cannot fail.
     let _ = match params {
         Params::StripSize(size) => write!(text, "strip_size:{size}"),
         Params::Strips(strips) => strips.iter().enumerate().try_for_each(|(at, Strip { server, size })| {
@@ -137,7 +137,7 @@ fn parse(text: &str) -> Option<Params> {
     match text.split_once(':')? {
         ("strip_size", size) => Some(Params::StripSize(parse_size(size)?)),
         ("strips", strips) => {
-            // The last may be followed by a semicolon, as in PVFS.
+            // The last strip may be followed by a semicolon, as in PVFS.
             let strips = strips.strip_suffix(';').unwrap_or(strips);
             Some(Params::Strips(strips.split(';').map(parse_strip).collect::<Option<_>>()?))
         }
@@ -151,7 +151,7 @@ fn parse_strip(text: &str) -> Option<Strip> {
     Some(Strip { server, size: parse_size(size)? })
 }
 
-/// As `65536`, `64K`, `1M` or `1G`.
+/// Parses `65536`, `64K`, `1M` or `1G`.
 fn parse_size(text: &str) -> Option<u64> {
     let units = [(['k', 'K'], 10), (['m', 'M'], 20), (['g', 'G'], 30)];
     let unit = units.into_iter().find_map(|(unit, bits)| Some((text.strip_suffix(unit)?, bits)));
@@ -160,7 +160,7 @@ fn parse_size(text: &str) -> Option<u64> {
     Some(size).filter(|size| (1..=DistParams::MAX_SIZE).contains(size))
 }
 
-/// Decimal digits alone.
+/// Parses a decimal number without sign or spaces.
 pub(crate) fn parse_number(text: &str) -> Option<u64> {
     if text.bytes().all(|byte| byte.is_ascii_digit()) { text.parse().ok() } else { None }
 }

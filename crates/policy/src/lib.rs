@@ -1,8 +1,9 @@
-//! Policies: what is wanted of the files of a directory. PVFS's directory hints (kuhn 4.2) are settings of one.
+//! Storage policies of directories. PVFS's directory hints (kuhn 4.2) are policy attributes.
 //!
-//! A setting that a policy does not have is the server's to decide. Each has a name, which is also that of an extended attribute
-//! ([`PREFIX`]), and a text. This crate alone knows both: another setting is another variant of [`Key`] and of [`Setting`], a field of
-//! [`Policy`], and what the matches on them then ask for.
+//! The server decides an attribute that a policy does not set. Each attribute has a name, which is
+//! also the name of an extended attribute ([`PREFIX`]), and a text form. Only this crate knows
+//! both: a new attribute is a new variant of [`Key`] and of [`Setting`], a field of [`Policy`], and
+//! an arm in each match on them.
 #![no_std]
 #![forbid(unsafe_code)]
 

@@ -6,12 +6,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::distribution::{DistName, DistParams, parse_number};
 
-/// What the names of settings begin with as extended attributes.
+/// Prefix of the extended attributes that represent policy attributes.
 pub const PREFIX: &str = "user.espalier.";
-/// A file lies on at most so many data servers.
+/// Most data servers of a file.
 pub const MAX_DFILES: u16 = 1024;
 
-/// Which setting.
+/// Name of a policy attribute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Key {
     NumDfiles,
@@ -26,7 +26,7 @@ pub enum Key {
 }
 
 impl Key {
-    /// In the order in which they can be set one after the other.
+    /// All attributes, in an order in which they can be set one by one.
     pub const ALL: [Self; 9] = [
         Self::NumDfiles,
         Self::DistName,
@@ -54,18 +54,18 @@ impl Key {
     }
 
     /// # Errors
-    /// There is no such setting.
+    /// The name is unknown.
     pub fn parse(name: &str) -> Result<Self, PolicyError> {
         Self::ALL.into_iter().find(|key| key.name() == name).ok_or_else(|| PolicyError::Unknown(quoted(name)))
     }
 
-    /// The extended attribute.
+    /// Name of the extended attribute.
     pub fn attribute(self) -> String {
         [PREFIX, self.name()].concat()
     }
 }
 
-/// What a setting says.
+/// A policy attribute with its value.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Setting {
     NumDfiles(NonZeroU16),
@@ -79,12 +79,12 @@ pub enum Setting {
     Eager(bool),
 }
 
-/// Who makes a file, message for message.
+/// Which side makes a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Creator {
-    /// A metadata server, in one.
+    /// A metadata server, in one request.
     Server,
-    /// The client, as PVFS's does (carns III.A): inode, datafiles, layout and name.
+    /// The client, as in PVFS (carns III.A): inode, datafiles, layout and name.
     Client,
 }
 
@@ -101,8 +101,8 @@ impl Creator {
     }
 }
 
-/// What is wanted of the files of a directory. It is encoded as the list of its settings, so that policies of before there was
-/// some setting stay what they are.
+/// The policy of a directory. It is encoded as the list of its attributes, so records of versions
+/// without an attribute stay valid.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Vec<Setting>", into = "Vec<Setting>")]
 pub struct Policy {
@@ -117,7 +117,7 @@ pub struct Policy {
     eager: Option<bool>,
 }
 
-/// What a policy cannot say.
+/// Why a policy attribute is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PolicyError {
     #[error(
@@ -143,13 +143,13 @@ pub enum PolicyError {
     Mismatch { name: DistName, params: String },
 }
 
-/// For people: as much of what somebody has written as a log can bear.
+/// Shortens a user's text for messages and logs.
 pub(crate) fn quoted(text: &str) -> String {
     text.chars().take(80).flat_map(char::escape_debug).collect()
 }
 
 impl Policy {
-    /// It says nothing.
+    /// The empty policy.
     pub const NONE: Self = Self {
         num_dfiles: None,
         dist_name: None,
@@ -166,7 +166,7 @@ impl Policy {
         *self == Self::NONE
     }
 
-    /// As an extended attribute shows it.
+    /// The value in the text form of the extended attribute.
     pub fn get(&self, key: Key) -> Option<String> {
         match key {
             Key::NumDfiles => self.num_dfiles.map(|number| number.to_string()),
@@ -182,7 +182,7 @@ impl Policy {
     }
 
     /// # Errors
-    /// The setting cannot be this, or not with the others. Nothing has changed then.
+    /// The value is invalid, or conflicts with the other attributes. The policy is unchanged then.
     pub fn set(&mut self, key: Key, text: &str) -> Result<(), PolicyError> {
         let setting = match key {
             Key::NumDfiles => {
@@ -197,7 +197,7 @@ impl Policy {
             Key::Stuffing => Setting::Stuffing(parse_switch(text)?),
             Key::Precreation => Setting::Precreation(parse_switch(text)?),
             Key::NoMetafile => Setting::NoMetafile(match text {
-                // As PVFS has it.
+                // The values of PVFS.
                 "1" => true,
                 "0" => false,
                 text => text.parse().map_err(|_| PolicyError::NoMetafile(quoted(text)))?,
@@ -247,7 +247,8 @@ impl Policy {
         }
     }
 
-    /// With what it does not say taken from another. A distribution goes with its parameters: they are taken together, or not.
+    /// Adds the attributes of `other` that this policy lacks. A distribution and its parameters are
+    /// taken together or not at all.
     #[must_use]
     pub fn or(&self, other: &Self) -> Self {
         let mut policy = self.clone();
@@ -270,7 +271,8 @@ impl Policy {
         policy
     }
 
-    /// With the distribution named that its parameters are of; a file without a metafile has one datafile, whatever else is said.
+    /// Names the distribution that the parameters imply. A no-metafile file has one datafile
+    /// regardless of other attributes.
     #[must_use]
     pub fn explicit(mut self) -> Self {
         if self.no_metafile == Some(true) {
@@ -285,7 +287,7 @@ impl Policy {
         self.num_dfiles.map(NonZeroU16::get)
     }
 
-    /// Parameters alone say which it is.
+    /// The distribution, possibly implied by its parameters.
     pub fn distribution(&self) -> Option<DistName> {
         self.dist_name.or(self.dist_params.as_ref().map(DistParams::of))
     }
@@ -294,41 +296,43 @@ impl Policy {
         self.dist_params.as_ref()
     }
 
-    /// Small files are kept with their inodes (carns III.B); that is so where nobody says anything else.
+    /// Stores small files with their inodes (carns III.B). Default: true.
     pub fn stuffing(&self) -> Option<bool> {
         self.stuffing
     }
 
-    /// Data servers make the datafiles of files that are not stuffed beforehand, many at a time (carns III.A).
+    /// Data servers make datafiles of unstuffed files in advance, in batches (carns III.A).
     pub fn precreation(&self) -> Option<bool> {
         self.precreation
     }
 
-    /// Files are names of datafiles, and have no metadata of their own (kuhn 4.2).
+    /// Files have a dentry and a datafile, but no metadata of their own (kuhn 4.2).
     pub fn no_metafile(&self) -> Option<bool> {
         self.no_metafile
     }
 
-    /// Files are made by a metadata server, where nobody says anything else.
+    /// Which side makes files. Default: the metadata server.
     pub fn create(&self) -> Option<Creator> {
         self.create
     }
 
-    /// Changes in it, and of its files, share commits with others that wait for one (carns III.C); else each is committed by itself.
+    /// Changes of the directory and its files share commits (carns III.C); otherwise each is
+    /// committed by itself.
     pub fn coalescing(&self) -> Option<bool> {
         self.coalescing
     }
 
-    /// What is read and written of its files rides in requests and replies, if it is short (carns III.D); else it is always announced first.
+    /// Short payloads are sent with their requests and replies (carns III.D); otherwise all are
+    /// announced.
     pub fn eager(&self) -> Option<bool> {
         self.eager
     }
 
-    /// As TOML.
+    /// The policy as TOML.
     pub fn to_toml(&self) -> String {
         let line = |key: Key| {
             let text = self.get(key)?;
-            // No text needs escapes.
+            // No value needs escapes.
             let quote = if matches!(key, Key::DistName | Key::DistParams | Key::Create) { "\"" } else { "" };
             Some([key.name(), " = ", quote, &text, quote, "\n"].concat())
         };

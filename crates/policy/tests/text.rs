@@ -1,4 +1,5 @@
-//! The texts of policies: whatever can be said is read as it is written, kept, and inherited; anything else is refused.
+//! Text forms of policies: valid ones survive parsing, storage and inheritance; invalid ones are
+//! refused.
 #![allow(clippy::unwrap_used)]
 
 use espalier_policy::{DistName, Key, Params, Policy, PolicyError, Setting};
@@ -9,7 +10,7 @@ fn policy(settings: &[(Key, &str)]) -> Policy {
     policy
 }
 
-/// Some text that means something, or nearly so.
+/// A random text that is valid or nearly valid.
 fn text(rng: &mut fastrand::Rng) -> String {
     const PIECES: [&str; 22] = [
         "strips:",
@@ -120,7 +121,7 @@ fn what_makes_no_sense_is_refused() {
         Err(PolicyError::Unknown(r"no\nkey".into())),
         "logs have a line for each"
     );
-    // A record that is damaged.
+    // A damaged record.
     let setting = |key, text| Vec::from(policy(&[(key, text)])).remove(0);
     let wrong: Vec<Setting> = vec![setting(Key::DistName, "basic"), setting(Key::DistParams, "strip_size:1")];
     assert!(postcard::from_bytes::<Policy>(&postcard::to_allocvec(&wrong).unwrap()).is_err());

@@ -3,7 +3,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Ino, StreamStat, Time};
 
-/// The bits of `st_mode` that Espalier itself decides by.
+/// The bits of `st_mode` that Espalier interprets.
 pub mod mode {
     pub const TYPE: u32 = 0o170_000;
     pub const SET_UID: u32 = 0o4000;
@@ -15,31 +15,31 @@ pub mod mode {
 }
 
 bitflags! {
-    /// The flags of a file or directory that `chattr(1)` sets, with Linux's numbers (`FS_*_FL`).
+    /// Flags of a file or directory as set by `chattr(1)`, with Linux's numbers (`FS_*_FL`).
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
     pub struct InodeFlags: u8 {
-        /// Nothing about it changes; in a directory no name is made or removed.
+        /// Contents and attributes are fixed; in a directory, so are the names.
         const IMMUTABLE = 0x10;
-        /// Bytes are added at its end only; in a directory names are made and never removed.
+        /// Data is only appended; in a directory, names are added and not removed.
         const APPEND = 0x20;
-        /// `dump(8)` leaves it out.
+        /// `dump(8)` skips the inode.
         const NODUMP = 0x40;
-        /// Its access time stays.
+        /// Reads do not update the access time.
         const NOATIME = 0x80;
 
-        /// With one of these it keeps its names and its attributes.
+        /// Each of these flags protects names and attributes of the inode.
         const PROTECTED = Self::IMMUTABLE.bits() | Self::APPEND.bits();
     }
 }
 
 impl InodeFlags {
-    /// Those of files whose bytes an opening cannot change: `discards` if it would take some away.
+    /// Flags that forbid a change of a file's data. `discards`: the change removes data.
     pub fn of_fixed_bytes(discards: bool) -> Self {
         if discards { Self::PROTECTED } else { Self::IMMUTABLE }
     }
 }
 
-/// The kind of thing an inode is.
+/// Type of an inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum FileType {
     Regular,
@@ -67,7 +67,7 @@ impl FileType {
         Self::BITS[self as usize].1
     }
 
-    /// The type of a whole `st_mode`; `None` if its type bits name none.
+    /// The type that the type bits of an `st_mode` value encode; `None` if they are invalid.
     pub fn from_mode(mode: u32) -> Option<Self> {
         Self::BITS.iter().find(|(_, bits)| mode & mode::TYPE == *bits).map(|(kind, _)| *kind)
     }
@@ -78,39 +78,40 @@ impl FileType {
     }
 }
 
-/// What `stat` tells of an inode.
+/// The attributes that `stat(2)` returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attr {
     pub ino: Ino,
     pub kind: FileType,
-    /// Permission bits with set-id and sticky; at most 0o7777.
+    /// Permission, set-id and sticky bits; at most 0o7777.
     pub perm: u32,
     pub nlink: u32,
     pub uid: u32,
     pub gid: u32,
-    /// Device number of a device node, as the kernel encodes `dev_t` in 32 bits.
+    /// Device number of a device node, in the kernel's 32-bit encoding of `dev_t`.
     pub rdev: u32,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// Units of 512 bytes.
+    /// Allocated space in units of 512 bytes.
     pub blocks: u64,
     pub atime: Time,
     pub mtime: Time,
     pub ctime: Time,
-    /// When the inode was made.
+    /// Creation time.
     pub btime: Time,
-    /// Its bytes lie in a stream, which may change without the metadata server's doing.
+    /// The data is in a stream, which may change without the metadata server.
     pub streamed: bool,
-    /// It has neither extended attributes nor access control lists.
+    /// The inode has neither extended attributes nor access control lists.
     pub bare: bool,
     pub flags: InodeFlags,
 }
 
 impl Attr {
-    /// Completes the attributes of the inode's record with those of its stream.
+    /// Merges the attributes of the inode record with those of its stream.
     ///
-    /// The record holds the mtime that was set last, and each stream of the file has got it. So a stream with another
-    /// mtime was written to since, at that time, which is the file's mtime and, if later than the record's, its ctime.
+    /// The record holds the mtime that was last set explicitly; all streams of the file were given
+    /// it. A stream with a different mtime was written since then: its mtime is the file's, and
+    /// also the file's ctime if later than that of the record.
     pub fn measure(&mut self, stream: &StreamStat) {
         (self.size, self.blocks) = (stream.size, stream.blocks);
         let is_write = |time: &Time| ![self.mtime, Time::default()].contains(time);
@@ -120,20 +121,20 @@ impl Attr {
         }
     }
 
-    /// True for a file that has bytes and no blocks.
+    /// True for a file with size but without allocated blocks.
     pub fn is_hole(&self) -> bool {
         self.kind == FileType::Regular && self.size > 0 && self.blocks == 0
     }
 }
 
-/// A new value for one of the two times that `utimensat` sets.
+/// New value of one of the times that `utimensat(2)` sets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SetTime {
     Now,
     To(Time),
 }
 
-/// What `chmod`, `chown`, `truncate` and `utimensat` ask to be changed.
+/// The changes that `chmod`, `chown`, `truncate` and `utimensat` request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SetAttr {
     pub perm: Option<u32>,
@@ -144,8 +145,8 @@ pub struct SetAttr {
     pub mtime: Option<SetTime>,
     pub ctime: Option<Time>,
     pub flags: Option<InodeFlags>,
-    /// The change removes set-id bits, as a truncation or a write by a caller without `CAP_FSETID` does.
+    /// Remove set-id bits, as a truncation or write by a caller without `CAP_FSETID` does.
     pub kill_suid_gid: bool,
-    /// The bytes are changed through an open file, so write permission was checked when it was opened.
+    /// The request is made through an open file, so write permission was checked at open.
     pub through_handle: bool,
 }

@@ -4,30 +4,31 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Access, DataRequest, Ino, Layout, ServerId};
 
-/// Lets a client have a file's bytes from data servers. A metadata server gives it to one client, for as long as the client's session
-/// lasts and the server is not started anew.
+/// Permits a client to access a file's datafiles directly. A metadata server issues it to one
+/// client. It is valid until the client's session ends or the server restarts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Capability {
     pub ino: Ino,
-    /// [`Access::READ`], [`Access::WRITE`] or both. [`Access::EXEC`] is for the datafiles themselves, to be made and removed; without any
-    /// the file can be measured, no more.
+    /// [`Access::READ`], [`Access::WRITE`] or both. [`Access::EXEC`] permits making and removing
+    /// the datafiles. An empty set permits only `stat` of the datafiles.
     pub access: Access,
-    /// Who has given it.
+    /// The metadata server that issued it.
     pub server: ServerId,
     pub incarnation: u64,
-    /// The client's session, as that server counts those that have capabilities. From 1.
+    /// Number of the client's session at that server, counted from 1.
     pub session: u64,
-    /// The change, in that server's journal, by which the file came to have its datafiles; 0 if it is durable. Until it is, a datafile
-    /// that the client's writes make is one that the file may turn out not to have.
+    /// Sequence number, in that server's journal, of the event that gave the file its datafiles; 0
+    /// if it is durable. Until then, datafiles that the client's writes make are provisional.
     pub since: u64,
-    /// What is read and written by it is announced, however little it is.
+    /// Payloads of requests that use it are announced regardless of their length.
     pub announced: bool,
-    /// Only servers of the cluster can make it, from all this and from who the client is.
+    /// Authentication code over the other fields and the client's identity. Only servers of the
+    /// cluster can compute it.
     pub seal: [u8; 32],
 }
 
 impl Capability {
-    /// Whether it lets a client ask this.
+    /// True if the capability permits the request.
     pub fn permits(&self, request: &DataRequest) -> bool {
         let (needed, ino) = match request {
             DataRequest::Read { ino, .. } | DataRequest::Seek { ino, .. } => (Access::READ, *ino),
@@ -40,11 +41,12 @@ impl Capability {
     }
 }
 
-/// What a client needs to read or write a file's bytes without the metadata server.
+/// Capability and layout with which a client accesses a file's data without the metadata server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Delegation {
     pub layout: Arc<Layout>,
     pub capability: Capability,
-    /// A quota bounds the file's size: the metadata server is asked before each write all the same.
+    /// A quota limits the file's size: the client requests
+    /// [`Request::Extend`](crate::Request::Extend) before each write.
     pub limited: bool,
 }

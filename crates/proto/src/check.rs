@@ -1,31 +1,31 @@
-//! What no client asks for that means well: requests come from other machines, too.
+//! Validation of requests from other machines: rejects values that no correct client sends.
 
 use crate::{
     Access, AllocateMode, CopyTree, Early, Errno, Ino, InodeFlags, NewNode, Rank, RenameFlags, Request,
     StreamIo, Time, mode,
 };
 
-/// The kernel asks for no more at once, and no less is enough for anybody.
+/// The kernel's limit for one read or write. Clients rely on at least this much.
 const MAX_IO_BYTES: usize = 1 << 20;
-/// With its NUL a path has 4,096 bytes.
+/// A path including its NUL has at most 4096 bytes.
 const MAX_TARGET_BYTES: usize = 4095;
-/// Linux's own limits.
+/// Limits of Linux.
 const MAX_XATTR_NAME: usize = 255;
 const MAX_XATTR_VALUE: usize = 65536;
-/// Inodes in one request.
+/// Most inodes in one request.
 const MAX_INODES: usize = 4096;
 
 impl Request {
-    /// A listing has at most so many entries, so that it fits into a message.
+    /// Most entries in one listing reply, so that it fits into a message.
     pub const MAX_ENTRIES: u32 = 2048;
-    /// Numbers for files in one answer.
+    /// Most inode numbers in one `Numbers` reply.
     pub const MAX_NUMBERS: u32 = 256;
 
-    /// Whether a client may ask this at all; what the operation itself checks is not looked at.
+    /// Checks the limits of a request. The operation itself checks everything else.
     ///
     /// # Errors
-    /// `EINVAL` for what is out of all bounds; `E2BIG`, `ERANGE`, `ENAMETOOLONG` and `EOPNOTSUPP` as the system calls have
-    /// them.
+    /// `EINVAL` for values out of range; `E2BIG`, `ERANGE`, `ENAMETOOLONG` and `EOPNOTSUPP` as the
+    /// system calls return them.
     pub fn check(&self) -> Result<(), Errno> {
         let require = |holds: bool, errno| if holds { Ok(()) } else { Err(errno) };
         let perm = |bits: u32| require(bits & !mode::PERMISSIONS == 0, Errno::EINVAL);
@@ -35,7 +35,7 @@ impl Request {
         };
         let range = |first: u64, last: u64| require(first <= last, Errno::EINVAL);
         match self {
-            // The server's own.
+            // Internal requests of the server.
             Self::Sweep
             | Self::Enter { .. }
             | Self::Recount { .. }
@@ -94,7 +94,7 @@ impl Request {
         }
     }
 
-    /// The rank that it goes to.
+    /// The rank that executes the request.
     pub fn rank(&self) -> Rank {
         let ino = match self {
             Self::TakeNumbers { rank, .. } | Self::SyncFs { rank } => return *rank,
@@ -138,7 +138,7 @@ impl Request {
             | Self::Unlock { ino, .. }
             | Self::TestLock { ino, .. }
             | Self::StopWaiting { ino, .. } => *ino,
-            // Whoever asks one of these asks each rank what is its own.
+            // The client splits these by rank, so the first inode determines the rank.
             Self::Accessed { files } => files.first().map_or(Ino::ROOT, |(ino, _)| *ino),
             Self::Renew { inodes, .. } => inodes.first().copied().unwrap_or(Ino::ROOT),
             Self::ForgetAll { inodes, .. } => inodes.first().map_or(Ino::ROOT, |(ino, _)| *ino),
@@ -158,7 +158,7 @@ impl Request {
         )
     }
 
-    /// Whether it asks for a change that a read-only client may not make.
+    /// True for requests that a read-only client may not make.
     pub fn is_change(&self) -> bool {
         match self {
             Self::Open { how, .. } | Self::Find { open: Some(how), .. } => {
@@ -190,19 +190,19 @@ impl Request {
 }
 
 impl Request {
-    /// For what it opens a file, if it does.
+    /// The access for which the request opens a file, if it opens one.
     pub fn opens_for(&self) -> Option<Access> {
         match self {
             Self::Open { how, .. }
             | Self::Create { open: Some(how), .. }
             | Self::Find { open: Some(how), .. } => Some(how.access),
-            // There is no other way to put something into it.
+            // Data can be put into a file without a name only through this open.
             Self::TmpFile { .. } => Some(Access::READ | Access::WRITE),
             _ => None,
         }
     }
 
-    /// The file whose bytes go with it, or with its answer.
+    /// The file whose data the request or its reply transfers.
     pub fn moves(&self) -> Option<Ino> {
         match self {
             Self::Read { ino, .. } | Self::Write { ino, .. } => Some(*ino),
@@ -222,7 +222,7 @@ impl Request {
         }
     }
 
-    /// When what it changes was changed, as a client says that has answered its caller already.
+    /// Time of a pending operation: when the client acknowledged it to its caller.
     pub fn time(&self) -> Option<Time> {
         match self {
             Self::Create { early, .. } => early.map(|early| early.time),
@@ -231,7 +231,7 @@ impl Request {
         }
     }
 
-    /// Whether its caller has been told already that it is done, as its client says.
+    /// True if the client has already acknowledged the operation to its caller (write-back).
     pub fn is_told(&self) -> bool {
         let is_told_write = matches!(
             self,
@@ -240,7 +240,8 @@ impl Request {
         is_told_write || self.time().is_some()
     }
 
-    /// As it is sent where the caller has been answered already: that it was done at that time, to an inode of that number, if it makes one.
+    /// Marks the request as acknowledged to the caller at time `at`. `ino`: number of the inode
+    /// that a create makes.
     #[must_use]
     pub fn told(mut self, ino: Ino, at: Time) -> Self {
         match &mut self {
@@ -253,7 +254,7 @@ impl Request {
         self
     }
 
-    /// The file whose bytes it changes, for whoever has that open for writing.
+    /// The file whose data the request changes through an open file.
     pub fn writes(&self) -> Option<Ino> {
         match self {
             Self::Write { ino, .. }
@@ -280,7 +281,7 @@ impl StreamIo {
         }
     }
 
-    /// The file, or that to which bytes are copied.
+    /// The file; of a copy, the target.
     pub fn ino(&self) -> Ino {
         let (Self::Read { ino, .. }
         | Self::Write { ino, .. }
@@ -291,19 +292,19 @@ impl StreamIo {
         *ino
     }
 
-    /// The rank that it goes to.
+    /// The rank that executes the request.
     pub fn rank(&self) -> Rank {
         self.ino().rank()
     }
 
-    /// As [`Request::check`]. `data`: what is to be written.
+    /// As [`Request::check`]. `data`: the data to write.
     ///
     /// # Errors
     /// As [`Request::check`].
     pub fn check(&self, data: &[u8]) -> Result<(), Errno> {
         let fits = match self {
             Self::Read { size, .. } => *size as usize <= MAX_IO_BYTES,
-            // Appends are done once: they are `Request`s.
+            // An append is executed exactly once, so it is a `Request`.
             Self::Write { offset, .. } => data.len() <= MAX_IO_BYTES && *offset != crate::END,
             Self::WriteList { offset, end, .. } => {
                 data.len() <= MAX_IO_BYTES && crate::range_of(data)? == (*offset..*end)
@@ -316,7 +317,8 @@ impl StreamIo {
         if let Self::Allocate { mode, .. } = self { known(*mode) } else { Ok(()) }
     }
 
-    /// What allows it, if it changes the stream. `length`: of what is written, in bytes.
+    /// The request that authorises a change of the stream; `None` for reads. `length`: bytes to
+    /// write.
     pub fn extends(&self, length: u64) -> Option<Request> {
         let (ino, offset, length, from, told) = match *self {
             Self::Read { .. } | Self::Seek { .. } => return None,
@@ -334,14 +336,14 @@ impl StreamIo {
         Some(Request::Extend { ino, offset, length, from, discards, told })
     }
 
-    /// Whether it changes the stream.
+    /// True if the request changes the stream.
     pub fn is_change(&self) -> bool {
         !matches!(self, Self::Read { .. } | Self::Seek { .. })
     }
 }
 
 impl AllocateMode {
-    /// It takes bytes away that are there, as punching a hole and zeroing do.
+    /// True for modes that remove data: punching a hole and zeroing.
     pub fn discards(self) -> bool {
         !Self::KEEP_SIZE.contains(self)
     }

@@ -1,4 +1,4 @@
-//! What a data server is asked, and what it answers.
+//! Requests to data servers, and their replies.
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -11,11 +11,12 @@ use crate::{
     pieces_of,
 };
 
-/// Something to be done with datafiles, which are named by their files. One that was never written is empty. All of it may be done
-/// twice, as it is when a connection is lost.
+/// An operation on datafiles, which are named by the inode number of their file. A datafile that
+/// was never written reads as empty. All operations are idempotent, since a client repeats them
+/// after a lost connection.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DataRequest {
-    /// Fewer bytes than `size`: the datafile ends there.
+    /// A reply shorter than `size` means that the datafile ends there.
     Read {
         ino: Ino,
         offset: u64,
@@ -26,7 +27,7 @@ pub enum DataRequest {
         offset: u64,
         data: Bytes,
     },
-    /// Several pieces, as in [`write_list`](crate::write_list).
+    /// Several pieces, encoded by [`write_list`](crate::write_list).
     WriteList {
         ino: Ino,
         data: Bytes,
@@ -37,7 +38,7 @@ pub enum DataRequest {
         length: u64,
         mode: AllocateMode,
     },
-    /// The next data or hole in the datafile.
+    /// Find the next data or hole in the datafile.
     Seek {
         ino: Ino,
         offset: u64,
@@ -46,7 +47,8 @@ pub enum DataRequest {
     Stat {
         inos: Vec<Ino>,
     },
-    /// Makes the datafile hold just these bytes, then zeros up to `size`; it is a new one until it is settled. `sync`: durably.
+    /// Replace the datafile's contents by these bytes, followed by zeros up to `size`. The datafile
+    /// is provisional until it is finalised. `sync`: durably.
     Fill {
         ino: Ino,
         data: Bytes,
@@ -54,19 +56,20 @@ pub enum DataRequest {
         mtime: Time,
         sync: bool,
     },
-    /// The file is known, durably, to have this datafile. `durable`: as in `Admit`.
+    /// Finalise the datafile: the event that gives it to the file is durable. `durable`: as in
+    /// `Admit`.
     Settle {
         ino: Ino,
         durable: u64,
     },
-    /// `by`: whose request it is for, of that file's metadata server: for that it is not done again, though a server that was started anew
-    /// asks for it once more.
+    /// `by`: the request, to the file's metadata server, that caused the truncation. The data
+    /// server executes it once, even if a restarted metadata server repeats it.
     Truncate {
         ino: Ino,
         size: u64,
         by: Option<(ClientId, RequestId)>,
     },
-    /// Of a datafile that is there.
+    /// Set the mtime of an existing datafile.
     SetMtime {
         ino: Ino,
         mtime: Time,
@@ -74,99 +77,102 @@ pub enum DataRequest {
     Sync {
         ino: Ino,
     },
-    /// Makes all datafiles durable.
+    /// Make all datafiles durable.
     SyncAll,
-    /// Answered when that is durable.
+    /// Remove the datafile durably.
     Remove {
         ino: Ino,
     },
-    /// The datafiles that were filled, or made by a client's write when that might turn out not to be wanted, and never settled. Answered
-    /// when nothing is under way any more of the sessions that an earlier `Admit` has ended.
+    /// List the provisional datafiles: filled, or made by a write under a capability whose layout
+    /// may not be durable, and not finalised. The reply waits until no request is in progress of a
+    /// session that an earlier `Admit` ended.
     New,
     Space,
-    /// Of the sessions that the metadata server counts, those below that number have ended, but for these: answered when nothing is
-    /// under way of any that has. Before this has come no client of that server is served. `durable`: so far the journal of the metadata
-    /// server is, at least; more may be known from an earlier request.
+    /// Ends all sessions of the metadata server with numbers below `below`, except those listed.
+    /// The reply waits until no request of an ended session is in progress. The data server serves
+    /// no client of that metadata server before its first `Admit`. `durable`: sequence number up to
+    /// which the metadata server's events are durable; earlier requests may have reported a higher
+    /// one.
     Admit {
         below: u64,
         live: Vec<u64>,
         durable: u64,
     },
-    /// Makes empty datafiles (carns III.A's batch create), whose time of change is the beginning of time: theirs is that of their
-    /// files. Nobody does anything else with them meanwhile.
+    /// Make empty datafiles (batch create, carns III.A) with mtime 0: their files' mtime applies.
+    /// The sender allows no other request for them meanwhile.
     Precreate {
         inos: Vec<Ino>,
     },
-    /// Removes datafiles with which nobody does anything else meanwhile. Answered when that is durable.
+    /// Remove datafiles durably. The sender allows no other request for them meanwhile.
     Discard {
         inos: Vec<Ino>,
     },
-    /// As `Precreate` of one, unless it is there. `sync`: it is durable if other writes are; else nobody would miss it, for a datafile that
-    /// was never written to reads like none.
+    /// As `Precreate` of one datafile, if absent. `sync`: durable if other writes are; otherwise
+    /// its loss is invisible, since an absent datafile reads as empty.
     Create {
         ino: Ino,
         sync: bool,
     },
 }
 
-/// The answer to a [`DataRequest`].
+/// The reply to a [`DataRequest`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DataReply {
     Done,
     Bytes(Bytes),
-    /// `Seek`: where; `None`: nowhere before the datafile's end.
+    /// Reply to `Seek`: the offset, or `None` if there is none before the datafile's end.
     Found(Option<u64>),
     Stats(Vec<StreamStat>),
     Inos(Vec<Ino>),
     Space(Space),
-    /// The capability is of a session that has ended, or of a metadata server that has been started anew, or not been heard of yet:
-    /// it has to be asked for another.
+    /// The capability belongs to a session that has ended, or to a metadata server that has
+    /// restarted or has not sent `Admit` yet. The client requests a new capability.
     Stale,
 }
 
-/// To a data server.
+/// Message to a data server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ToData {
-    /// Unique among unanswered requests.
+    /// Unique among the unanswered requests of the connection.
     pub id: RequestId,
     pub request: DataRequest,
-    /// Of a client: metadata servers need none.
+    /// Capability of a client; metadata servers need none.
     pub capability: Option<Capability>,
 }
 
 impl ToData {
-    /// As [`FromClient::announced`](crate::FromClient::announced). What servers say to each other is not.
+    /// As [`FromClient::announced`](crate::FromClient::announced). False between servers.
     pub fn announced(&self) -> bool {
         self.capability.is_some_and(|capability| capability.announced)
     }
 }
 
-/// From a data server.
+/// Message from a data server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FromData {
     pub id: RequestId,
-    /// Not sent: as the capability says by which it was asked.
+    /// Not transmitted: follows from the capability of the request.
     #[serde(skip)]
     pub announced: bool,
     pub result: Result<DataReply, Errno>,
 }
 
 impl DataRequest {
-    /// In one `Stat`, `Precreate` or `Discard`.
+    /// Most inodes in one `Stat`, `Precreate` or `Discard`.
     pub const MAX_INODES: usize = 4096;
-    /// In one `Admit`.
+    /// Most sessions in one `Admit`.
     pub const MAX_SESSIONS: usize = 20_000;
-    /// In one read or write: as much as a client can ask of a file at once.
+    /// Most bytes in one read or write; equals the limit of a client's request.
     const MAX_BYTES: usize = 1 << 20;
 
-    /// Whether anybody asks this that means well.
+    /// Checks the limits of a request.
     ///
     /// # Errors
-    /// `EINVAL` for what is out of all bounds, `EOPNOTSUPP` for an unknown mode.
+    /// `EINVAL` for values out of range, `EOPNOTSUPP` for an unknown mode.
     pub fn check(&self) -> Result<(), Errno> {
         let fits = match self {
             Self::Read { size, .. } => *size as usize <= Self::MAX_BYTES,
-            // Where a datafile ends is not where its file ends.
+            // Appends are invalid: the end of a datafile is not the end of its file.
             Self::Write { offset, data, .. } => data.len() <= Self::MAX_BYTES && *offset != crate::END,
             Self::WriteList { data, .. } => data.len() <= Self::MAX_BYTES && pieces_of(data).is_ok(),
             Self::Fill { data, .. } => data.len() <= Self::MAX_BYTES,
@@ -182,7 +188,7 @@ impl DataRequest {
         if fits { Ok(()) } else { Err(Errno::EINVAL) }
     }
 
-    /// What it is called where operations are traced.
+    /// Name of the operation in traces.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Read { .. } => "read",
@@ -206,7 +212,7 @@ impl DataRequest {
         }
     }
 
-    /// Bytes that go with it, to the server or back.
+    /// Bytes of data that the request or its reply transfers.
     pub fn bytes(&self) -> usize {
         match self {
             Self::Read { size, .. } => *size as usize,
@@ -215,7 +221,7 @@ impl DataRequest {
         }
     }
 
-    /// Which datafile it writes to, what, and where, if it is a write.
+    /// Inode and pieces of a write; `None` for other requests.
     ///
     /// # Errors
     /// As [`pieces_of`].

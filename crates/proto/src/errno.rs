@@ -4,14 +4,14 @@ use serde::{Deserialize, Serialize};
 
 macro_rules! errnos {
     ($($name:ident = $number:literal, $text:literal;)*) => {
-        /// An error as the caller of a system call sees it, with Linux's numbers.
+        /// An error of a system call, with Linux's numbers.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
         #[serde(into = "i32", from = "i32")]
         #[repr(i32)]
         pub enum Errno { $(#[doc = $text] $name = $number,)* }
 
         impl Errno {
-            /// The error of that number, or `EIO` for a number that Espalier has no name for.
+            /// The error with that number; `EIO` for an unknown number.
             pub fn from_raw(number: i32) -> Self {
                 match number { $($number => Self::$name,)* _ => Self::EIO }
             }

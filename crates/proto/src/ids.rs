@@ -6,27 +6,27 @@ use core::ops::Deref;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use smallvec::SmallVec;
 
-/// An inode number. Never reused within one file system, so it needs no generation.
+/// An inode number. Never reused within a file system, so no generation is needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Ino(pub u64);
 
 impl Ino {
-    /// The root directory, as the kernel's FUSE protocol numbers it.
+    /// The root directory. The FUSE protocol fixes its number.
     pub const ROOT: Self = Self(1);
     const RANK_SHIFT: u32 = 48;
 
-    /// The rank that has the inode.
+    /// The rank that owns the inode.
     pub fn rank(self) -> Rank {
         Rank((self.0 >> Self::RANK_SHIFT) as u16)
     }
 
-    /// Before the first inode number of a rank; no inode has it.
+    /// The number before the first inode number of a rank; no inode has it.
     pub fn none_of(rank: Rank) -> Self {
         Self(u64::from(rank.0) << Self::RANK_SHIFT)
     }
 }
 
-/// One of the metadata servers that share a tree; 0 has the root.
+/// Rank of a metadata server. Rank 0 has the root.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Rank(pub u16);
 
@@ -42,25 +42,26 @@ impl fmt::Display for Ino {
     }
 }
 
-/// A client of a metadata server: one mount, or one program that uses the library.
+/// A client of a metadata server: a mount, or a program that uses the library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ClientId(pub u64);
 
-/// A request of one client, numbered by it, unique while unanswered.
+/// Number of a request, assigned by its client; unique among the client's unanswered requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct RequestId(pub u64);
 
-/// A place in a metadata server's journal: the number of bytes of events appended before it, since mkfs.
+/// A position in a journal: the number of bytes appended before it since mkfs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Position(pub u64);
 
-/// On whose behalf an operation runs.
+/// Credentials of the process on whose behalf an operation runs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Caller {
     pub uid: u32,
     pub gid: u32,
     pub pid: u32,
-    /// Supplementary groups; `None` until an operation's outcome depends on them, for the kernel does not send them.
+    /// Supplementary groups. `None` until an operation depends on them, since the kernel does not
+    /// send them.
     pub groups: Option<Arc<[u32]>>,
 }
 
@@ -68,19 +69,20 @@ impl Caller {
     /// The server itself.
     pub const SERVER: Self = Self { uid: 0, gid: 0, pid: 0, groups: None };
 
-    /// Whether the caller passes all checks, as the superuser does.
+    /// True for the superuser, who passes all permission checks.
     pub fn is_superuser(&self) -> bool {
         self.uid == 0
     }
 }
 
-/// One component of a path: 1 to 255 bytes, any but `/` and NUL, and neither `.` nor `..`.
+/// A path component: 1 to 255 bytes without `/` and NUL; neither `.` nor `..`.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Name(SmallVec<[u8; Name::INLINE_BYTES]>);
 
 impl Name {
     pub const MAX_BYTES: usize = 255;
-    /// Names up to this length need no memory of their own: most, and it takes no more than the pointer that others need.
+    /// Longest name stored without allocation. Most names fit, and the inline form is as large as
+    /// the pointer that longer ones need.
     const INLINE_BYTES: usize = 16;
 
     pub fn new(bytes: &[u8]) -> Result<Self, NameError> {
@@ -88,7 +90,7 @@ impl Name {
         Ok(Self(SmallVec::from_slice(bytes)))
     }
 
-    /// Sorts before every name, and is none: the lower end of a range.
+    /// Lower bound of all names; not a valid name.
     pub fn lowest() -> Self {
         Self(SmallVec::new())
     }
@@ -130,7 +132,7 @@ impl fmt::Debug for Name {
     }
 }
 
-/// Why bytes are no name of a directory entry.
+/// Why bytes are not a valid name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NameError {
     TooLong,

@@ -1,9 +1,10 @@
-//! The inodes that requests name: all of them, so that they can be looked at, or have other numbers.
+//! Visits the inode numbers in a request, to inspect or to replace them.
 
 use crate::{Ino, Request};
 
 impl Request {
-    /// The inodes that it is about, but for those that it gives back or says to have.
+    /// Calls `see` for each inode that the request operates on. Skips inodes that it forgets or
+    /// reclaims.
     pub fn each_inode(&mut self, see: &mut dyn FnMut(&mut Ino)) {
         match self {
             Self::Lookup { dir: ino, .. }

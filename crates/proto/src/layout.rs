@@ -1,5 +1,5 @@
-//! How the bytes of a file are distributed over data servers. Each server of a layout holds a *datafile*: the bytes that fall to it,
-//! one after the other.
+//! Distribution of a file's data over data servers. Each server of a layout holds a *datafile*: the
+//! bytes assigned to it, stored contiguously.
 
 use alloc::vec::Vec;
 use core::fmt;
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::StreamStat;
 
-/// A data server of the cluster, by its number, which it keeps for good.
+/// Number of a data server in the cluster; it never changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ServerId(pub u16);
 
@@ -19,43 +19,45 @@ impl fmt::Display for ServerId {
     }
 }
 
-/// By which rule bytes fall to servers. Another rule is another variant, and what the matches in this file then ask for.
+/// Rule that assigns bytes to servers. A new rule is a new variant plus an arm in each match of
+/// this file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Distribution {
-    /// Strips of so many bytes, in turn.
+    /// Round robin over the servers in strips of `strip` bytes.
     SimpleStripe { strip: u64 },
-    /// All to the only server.
+    /// All bytes on a single server.
     Basic,
-    /// These strips one after the other, then from the first on again.
+    /// A repeating sequence of strips of different lengths and servers.
     Varstrip { strips: Vec<Strip> },
 }
 
 /// A strip of [`Distribution::Varstrip`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Strip {
-    /// The server's place in the layout.
+    /// Index of the server in the layout.
     pub place: u16,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u64,
 }
 
-/// Where the bytes of a file lie. It has at least one server.
+/// Placement of a file's data on at least one server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Unchecked")]
 pub struct Layout {
     distribution: Distribution,
-    /// In the order in which the distribution counts them.
+    /// Servers in the order that the distribution refers to.
     servers: Vec<ServerId>,
 }
 
-/// A layout that may make no sense.
+/// A decoded layout before validation.
 #[derive(Deserialize)]
 struct Unchecked {
     distribution: Distribution,
     servers: Vec<ServerId>,
 }
 
-/// A layout has no servers, or too many, or one that nothing falls to, or strips without bytes or too long.
+/// The layout is invalid: no servers or too many, a server without a share, or a strip that is
+/// empty or too long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayoutError;
 
@@ -76,12 +78,12 @@ impl TryFrom<Unchecked> for Layout {
     }
 }
 
-/// Bytes that are together in a datafile.
+/// A contiguous range within one datafile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// The server's place in the layout.
+    /// Index of the server in the layout.
     pub place: usize,
-    /// In the datafile.
+    /// Offset in the datafile.
     pub local: u64,
     pub length: u64,
 }
@@ -89,11 +91,11 @@ pub struct Segment {
 impl Layout {
     const MAX_SERVERS: usize = 1024;
     const MAX_STRIP: u64 = 1 << 30;
-    /// Of [`Distribution::Varstrip`].
+    /// Most strips of [`Distribution::Varstrip`].
     const MAX_STRIPS: usize = 1024;
 
     /// # Errors
-    /// It makes no sense.
+    /// [`LayoutError`] if the layout is invalid.
     pub fn new(distribution: Distribution, servers: Vec<ServerId>) -> Result<Self, LayoutError> {
         let mut sorted = servers.clone();
         sorted.sort_unstable();
@@ -123,10 +125,10 @@ impl Layout {
         &self.servers
     }
 
-    /// The same with another server in the place of one.
+    /// A copy with `server` replaced by `other`.
     ///
     /// # Errors
-    /// The other one is there already.
+    /// [`LayoutError`] if `other` is already in the layout.
     pub fn replace(&self, server: ServerId, other: ServerId) -> Result<Self, LayoutError> {
         let replaced = |one: &ServerId| if *one == server { other } else { *one };
         Self::new(self.distribution.clone(), self.servers.iter().map(replaced).collect())
@@ -136,14 +138,14 @@ impl Layout {
         self.servers.len() as u64
     }
 
-    /// Where a byte of the file lies, with those that follow it there: at most `length`, at least one.
+    /// The segment that starts at a byte of the file: 1 to `length` bytes.
     fn segment(&self, offset: u64, length: u64) -> Segment {
         match &self.distribution {
             Distribution::Basic => Segment { place: 0, local: offset, length },
             Distribution::Varstrip { strips } => {
                 let (rounds, mut within) = (offset / sum(strips), offset % sum(strips));
                 let mut number = 0;
-                // It is less than their sum.
+                // Terminates: `within` is less than the sum of all strips.
                 while within >= strips[number].length {
                     within -= strips[number].length;
                     number += 1;
@@ -162,7 +164,7 @@ impl Layout {
         }
     }
 
-    /// The pieces of a range, in the order of the file.
+    /// The segments of a range in file order.
     pub fn segments(&self, offset: u64, length: u64) -> impl Iterator<Item = Segment> + '_ {
         let (mut at, end) = (offset, offset.saturating_add(length));
         core::iter::from_fn(move || {
@@ -172,7 +174,8 @@ impl Layout {
         })
     }
 
-    /// How many of a file's first `size` bytes lie in a datafile. That is also where in it bytes from `size` on begin.
+    /// Number of bytes of a datafile that belong to the first `size` bytes of the file; also the
+    /// offset in the datafile where bytes from `size` on begin.
     pub fn local_size(&self, place: usize, size: u64) -> u64 {
         match &self.distribution {
             Distribution::Basic => size,
@@ -200,12 +203,12 @@ impl Layout {
         }
     }
 
-    /// Where in the file a byte of a datafile is.
+    /// Offset in the file of a byte of a datafile.
     pub fn logical(&self, place: usize, local: u64) -> u64 {
         match &self.distribution {
             Distribution::Basic => local,
             Distribution::Varstrip { strips } => {
-                // Each place has a share.
+                // Not 0: each server has a share.
                 let (rounds, mut rest) = (local / share(strips, place), local % share(strips, place));
                 let mut before = 0;
                 for strip in strips {
@@ -226,7 +229,7 @@ impl Layout {
         }
     }
 
-    /// The size of a file whose datafiles have these sizes.
+    /// Size of a file whose datafiles have these sizes.
     pub fn size(&self, sizes: impl IntoIterator<Item = u64>) -> u64 {
         let end = |(place, size): (usize, u64)| {
             size.checked_sub(1).map_or(0, |last| self.logical(place, last).saturating_add(1))
@@ -234,7 +237,7 @@ impl Layout {
         sizes.into_iter().enumerate().map(end).max().unwrap_or(0)
     }
 
-    /// The stream that the datafiles make up.
+    /// Combines the attributes of the datafiles into those of the file's stream.
     pub fn whole(&self, datafiles: &[StreamStat]) -> StreamStat {
         let mtime = datafiles.iter().map(|stat| stat.mtime).max().unwrap_or_default();
         let others = datafiles.iter().map(|stat| stat.mtime).filter(|time| *time != mtime);
@@ -247,7 +250,7 @@ impl Layout {
         }
     }
 
-    /// What of some bytes of a file goes to each place. Only what is in several pieces there is copied.
+    /// Splits data into one buffer per server. Copies only where a server gets several segments.
     pub fn scatter(&self, offset: u64, mut data: Bytes) -> Vec<Bytes> {
         let mut pieces = alloc::vec![Vec::new(); self.servers.len()];
         for segment in self.segments(offset, data.len() as u64) {
@@ -260,7 +263,8 @@ impl Layout {
         pieces.into_iter().map(whole).collect()
     }
 
-    /// What of a range lies in each datafile that has something of it: there, too, it is one range.
+    /// The part of a range in each datafile that overlaps it. Each part is contiguous in its
+    /// datafile.
     pub fn parts(&self, offset: u64, length: u64) -> Vec<Segment> {
         let end = offset.saturating_add(length);
         let part = |place| {
@@ -271,12 +275,12 @@ impl Layout {
     }
 }
 
-/// Of the lengths of strips.
+/// Total length of strips.
 fn sum(strips: &[Strip]) -> u64 {
     strips.iter().map(|strip| strip.length).sum()
 }
 
-/// What of them is at a place.
+/// Total length of a server's strips.
 fn share(strips: &[Strip], place: usize) -> u64 {
     strips.iter().filter(|strip| usize::from(strip.place) == place).map(|strip| strip.length).sum()
 }

@@ -1,6 +1,6 @@
-//! The vocabulary that every crate of Espalier shares: ids, names, attributes, errors, messages.
+//! Types shared by all crates: ids, names, attributes, errors, messages.
 //!
-//! `no_std` on purpose: the compiler then refuses a file, a socket, a clock or a thread here.
+//! The crate is `no_std`, so the compiler rejects files, sockets, clocks and threads in it.
 #![no_std]
 #![forbid(unsafe_code)]
 

@@ -1,5 +1,5 @@
-//! Writes to several places of one file as one request, as PVFS has them (list I/O: A. Ching, A. Choudhary, W. Liao, R. Ross, W. Gropp,
-//! "Noncontiguous I/O through PVFS", 2002).
+//! List I/O: writes to several ranges of a file as one request, as in PVFS (A. Ching, A. Choudhary,
+//! W. Liao, R. Ross, W. Gropp, "Noncontiguous I/O through PVFS", 2002).
 
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -8,8 +8,9 @@ use bytes::{Buf, BufMut, Bytes};
 
 use crate::Errno;
 
-/// The bytes of [`StreamIo::WriteList`](crate::StreamIo::WriteList): how many pieces there are, where each begins and how long it is, and then
-/// what is written. `pieces`: in their order; what adjoins becomes one. They must not overlap.
+/// Encodes the payload of [`StreamIo::WriteList`](crate::StreamIo::WriteList): number of pieces,
+/// offset and length of each, then the data. `pieces` are ascending and disjoint; adjacent ones are
+/// merged.
 pub fn write_list(pieces: &[(u64, Bytes)]) -> Bytes {
     let mut extents: Vec<(u64, u32)> = Vec::new();
     for (offset, piece) in pieces {
@@ -30,16 +31,17 @@ pub fn write_list(pieces: &[(u64, Bytes)]) -> Bytes {
     list.into()
 }
 
-/// An offset and a length.
+/// Encoded size of an offset and a length.
 const EXTENT: usize = size_of::<u64>() + size_of::<u32>();
 
-/// What is written, each piece with where it begins.
+/// Data to write, each piece with its offset.
 pub type Pieces<'a> = Vec<(u64, &'a [u8])>;
 
-/// The pieces of such a list, of which there is at least one.
+/// Decodes the pieces of a list; there is at least one.
 ///
 /// # Errors
-/// `EINVAL` if it is none: it is not as long as it says, or its pieces are empty, overlap, are not in order or lie past what a file can hold.
+/// `EINVAL` if the list has the wrong length, or if pieces are empty, overlapping, unordered, or
+/// beyond the largest file size.
 pub fn pieces_of(list: &[u8]) -> Result<Pieces<'_>, Errno> {
     let (mut rest, mut pieces, mut least) = (list, Vec::new(), 0);
     let number = rest.try_get_u32_le().map_err(|_| Errno::EINVAL)? as usize;
@@ -56,7 +58,7 @@ pub fn pieces_of(list: &[u8]) -> Result<Pieces<'_>, Errno> {
     if pieces.is_empty() || !bytes.is_empty() { Err(Errno::EINVAL) } else { Ok(pieces) }
 }
 
-/// From the first byte that is written to the last.
+/// The range from the first to the last written byte.
 ///
 /// # Errors
 /// As [`pieces_of`].

@@ -1,38 +1,39 @@
-//! Advisory locks on files, as `fcntl(2)` and `flock(2)` have them.
+//! Advisory file locks with the semantics of `fcntl(2)` and `flock(2)`.
 
 use alloc::vec::Vec;
 
 use serde::{Deserialize, Serialize};
 
-/// How a lock is shared.
+/// Lock mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LockKind {
-    /// With other shared ones: `F_RDLCK`, `LOCK_SH`.
+    /// Compatible with other shared locks: `F_RDLCK`, `LOCK_SH`.
     Shared,
-    /// With none: `F_WRLCK`, `LOCK_EX`.
+    /// Compatible with no other lock: `F_WRLCK`, `LOCK_EX`.
     Exclusive,
 }
 
-/// Whose a lock is, as its client numbers them. A process, or with `flock` or `F_OFD_SETLK` an open file.
+/// Owner of a lock, as numbered by its client: a process, or an open file with `flock` or
+/// `F_OFD_SETLK`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct LockOwner {
-    /// By `flock(2)`. Those locks and others do not see each other.
+    /// The lock was taken by `flock(2)`. Such locks and `fcntl` locks do not conflict.
     pub flock: bool,
     pub number: u64,
 }
 
-/// A lock on the bytes from `first` to `last`, inclusive; with `flock` always on all that there can be.
+/// A lock on the bytes from `first` to `last`, inclusive. With `flock` it covers the whole file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lock {
     pub owner: LockOwner,
     pub kind: LockKind,
     pub first: u64,
     pub last: u64,
-    /// The process that has asked for it, for others to be told; 0 for those on other machines.
+    /// Process that requested the lock, as reported to others; 0 if it runs on another machine.
     pub pid: u32,
 }
 
-/// A part of a file that an owner has locked. `last` is inclusive.
+/// A locked range of a file. `last` is inclusive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LockRange {
     pub first: u64,
@@ -46,12 +47,12 @@ impl LockRange {
     }
 }
 
-/// All that one owner has locked of one file: ranges in order, of which none overlap and none that touch are alike.
+/// The locks of one owner on one file: ascending, disjoint; adjacent ranges differ in mode.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LockRanges(Vec<LockRange>);
 
 impl LockRanges {
-    /// Makes the bytes from `first` to `last`, inclusive, locked so, or not at all: whatever they were before.
+    /// Sets the mode of the bytes from `first` to `last`, inclusive; `None` unlocks them.
     pub fn set(&mut self, kind: Option<LockKind>, first: u64, last: u64) {
         let mut ranges = Vec::with_capacity(self.0.len() + 2);
         for range in self.0.drain(..) {
@@ -78,7 +79,7 @@ impl LockRanges {
         self.0 = ranges;
     }
 
-    /// The first part that keeps another owner from having such a lock.
+    /// The first range that conflicts with such a lock of another owner.
     pub fn conflict(&self, kind: LockKind, first: u64, last: u64) -> Option<LockRange> {
         let excludes = |range: &&LockRange| {
             range.overlaps(first, last) && (kind == LockKind::Exclusive || range.kind == LockKind::Exclusive)
@@ -86,7 +87,7 @@ impl LockRanges {
         self.0.iter().find(excludes).copied()
     }
 
-    /// Whether all these bytes are locked so.
+    /// True if all these bytes are locked in mode `kind`.
     pub fn covers(&self, kind: LockKind, first: u64, last: u64) -> bool {
         self.0.iter().any(|range| range.kind == kind && range.first <= first && last <= range.last)
     }
@@ -108,7 +109,7 @@ impl LockRanges {
 mod tests {
     use super::*;
 
-    /// The last bytes of all stand for the last of 16.
+    /// The largest offset stands for the last of 16 bytes.
     const ENDS: [u64; 16] =
         [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, u64::MAX - 4, u64::MAX - 3, u64::MAX - 2, u64::MAX - 1, u64::MAX];
 

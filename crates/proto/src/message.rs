@@ -1,4 +1,4 @@
-//! What a client asks of a metadata server, and what it is told.
+//! Requests of clients to a metadata server, and its replies.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -14,7 +14,7 @@ use crate::{
 };
 
 bitflags! {
-    /// `renameat2`'s flags, with Linux's numbers.
+    /// Flags of `renameat2(2)`, with Linux's numbers.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
     pub struct RenameFlags: u32 {
         const NOREPLACE = 1;
@@ -22,7 +22,7 @@ bitflags! {
         const WHITEOUT = 4;
     }
 
-    /// What a caller wants to do to an inode, with the numbers of `access(2)`.
+    /// Requested access to an inode, with the numbers of `access(2)`.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
     pub struct Access: u32 {
         const EXEC = 1;
@@ -30,7 +30,7 @@ bitflags! {
         const READ = 4;
     }
 
-    /// `fallocate`'s modes that Espalier knows, with Linux's numbers.
+    /// Modes of `fallocate(2)` that Espalier supports, with Linux's numbers.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
     pub struct AllocateMode: u32 {
         const KEEP_SIZE = 0x01;
@@ -39,7 +39,7 @@ bitflags! {
     }
 }
 
-/// What kind of inode `create` makes, and what only that kind has.
+/// Type of the inode that `create` makes, with the attributes that only this type has.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NewNode {
     Regular,
@@ -51,40 +51,40 @@ pub enum NewNode {
     BlockDevice(u32),
 }
 
-/// `setxattr`'s flags.
+/// Flags of `setxattr(2)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum XattrMode {
     Any,
-    /// `XATTR_CREATE`: fail if it exists.
+    /// `XATTR_CREATE`: fail if the attribute exists.
     Create,
-    /// `XATTR_REPLACE`: fail if it does not.
+    /// `XATTR_REPLACE`: fail if the attribute does not exist.
     Replace,
 }
 
-/// `lseek`'s two searches.
+/// The searches of `lseek(2)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SeekWhat {
     Data,
     Hole,
 }
 
-/// In place of the offset of a write: where the file ends at that time (`O_APPEND`).
+/// Offset of a write that appends (`O_APPEND`): the end of the file when the server executes it.
 pub const END: u64 = u64::MAX;
 
-/// One operation on the namespace or on stuffed bytes. The names are those of the system calls.
+/// An operation on the namespace or on stuffed data, named after the system call.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Request {
     Lookup {
         dir: Ino,
         name: Name,
     },
-    /// The client no longer knows an inode that replies had named to it `lookups` times. Answered only to clients that have
-    /// sessions: they must know that it need not be sent again.
+    /// The client drops `lookups` lookup counts of an inode. Answered only to clients with
+    /// sessions, which resend it otherwise.
     Forget {
         ino: Ino,
         lookups: u64,
     },
-    /// As `Forget` of several inodes and `Release` of others, and answered.
+    /// `Forget` for several inodes and `Release` for several files; always answered.
     ForgetAll {
         inodes: Vec<(Ino, u64)>,
         released: Vec<Ino>,
@@ -105,13 +105,13 @@ pub enum Request {
         node: NewNode,
         perm: u32,
         umask: u32,
-        /// For regular files: open it too; and open what is there already, unless `exclusive`.
+        /// Regular files: open the file too, and, unless `exclusive`, also if it exists.
         open: Option<OpenHow>,
         exclusive: bool,
-        /// For regular files, and for directories where there is one rank.
+        /// A pending create: of a regular file, or of a directory in a cluster of one rank.
         early: Option<Early>,
     },
-    /// A regular file without a name, opened.
+    /// Make and open a regular file without a name.
     TmpFile {
         dir: Ino,
         perm: u32,
@@ -145,7 +145,7 @@ pub enum Request {
         ino: Ino,
         how: OpenHow,
     },
-    /// An open file or directory was closed for the last time.
+    /// The last descriptor of an open file or directory was closed.
     Release {
         ino: Ino,
     },
@@ -153,16 +153,16 @@ pub enum Request {
         ino: Ino,
         offset: u64,
         size: u32,
-        /// It is no access (`O_NOATIME`).
+        /// Do not count as an access (`O_NOATIME`).
         noatime: bool,
     },
     Write {
         ino: Ino,
-        /// Or [`END`], as in the other requests that lead to a write.
+        /// Offset in bytes, or [`END`]. The same holds for the other requests that write.
         offset: u64,
         data: Bytes,
-        /// The caller lacks `CAP_FSETID`. If the file has set-id bits the reply is
-        /// [`Reply::PrivilegesRemoved`], and the client asks again.
+        /// The caller lacks `CAP_FSETID`. If the file has set-id bits, the reply is
+        /// [`Reply::PrivilegesRemoved`] and the client repeats the request.
         kill_suid_gid: bool,
         /// As [`Early::time`].
         time: Option<Time>,
@@ -173,8 +173,8 @@ pub enum Request {
         length: u64,
         mode: AllocateMode,
     },
-    /// A caller without `CAP_FSETID` is about to change bytes of a file that the client has open for
-    /// writing: its set-id bits and file capabilities are removed.
+    /// Remove set-id bits and file capabilities before a caller without `CAP_FSETID` changes a file
+    /// that the client has open for writing.
     RemovePrivileges {
         ino: Ino,
     },
@@ -183,17 +183,17 @@ pub enum Request {
         offset: u64,
         what: SeekWhat,
     },
-    /// Answered when everything before it is durable.
+    /// The reply follows when all earlier changes are durable.
     Fsync {
         ino: Ino,
     },
     ReadDir {
         dir: Ino,
-        /// The cursor of the last entry that the client has; see [`Dirent::cursor`]. 0: from the start.
+        /// Cursor of the last entry that the client has ([`Dirent::cursor`]); 0: from the start.
         after: u64,
-        /// At most so many entries.
+        /// Most entries in the reply.
         limit: u32,
-        /// With attributes (readdirplus), which counts as a lookup of each.
+        /// Return attributes too (readdirplus); counts as a lookup of each entry.
         plus: bool,
     },
     Access {
@@ -222,188 +222,200 @@ pub enum Request {
         #[serde(with = "serde_bytes")]
         name: Box<[u8]>,
     },
-    /// Of where an inode is: quotas there bound what there is.
+    /// Capacity, limited by the quotas that apply to the inode.
     StatFs {
         ino: Ino,
     },
-    /// The client is about to write to a file's stream: may it have so many bytes from there on? Not asked for what the
-    /// kernel writes by itself, nor for what the server writes, which finds that out itself ([`StreamIo::extends`]).
+    /// Reserve space: the client is about to write `length` bytes at `offset` to a file's stream.
+    /// Not sent for writes that the kernel passes through, nor for writes that the server executes,
+    /// which checks [`StreamIo::extends`] itself.
     Extend {
         ino: Ino,
         offset: u64,
         length: u64,
-        /// The bytes are a copy of what another file has from an offset on, if it has so many.
+        /// Source of a copy: file and offset, if the bytes are copied.
         from: Option<(Ino, u64)>,
-        /// It takes bytes away that are there ([`AllocateMode::discards`]).
+        /// The change removes data ([`AllocateMode::discards`]).
         discards: bool,
-        /// Its caller has been told already that it is done.
+        /// The client has already acknowledged the write to its caller.
         told: bool,
     },
-    /// The client is about to read or write the bytes of a file itself; as with `Extend` nobody else is to have cached what it
-    /// writes. `access`: what it lets the client do, until its session ends; with [`Access::EXEC`], what [`Reply::Made`] lets it do.
+    /// Request a [`Delegation`]: the client is about to access the file's data itself. Like
+    /// `Extend`, it ends other clients' cached data before a write. `access`: granted until the
+    /// client's session ends; [`Access::EXEC`] grants what [`Reply::Made`] permits.
     Delegate {
         ino: Ino,
         access: Access,
     },
-    /// Removes a directory with all that is below it, if the caller might do so one by one; what is below goes on to be
-    /// freed in the background.
+    /// Remove a directory with its whole subtree, if the caller could remove each entry. The server
+    /// frees the subtree in the background.
     RemoveTree {
         dir: Ino,
     },
-    /// Copies what is in a directory into another, a step.
+    /// Execute one step of copying a directory tree.
     CopyTree(CopyTree),
-    /// What the client has, for a server that has begun again; in pieces, of which the `last` says so. Until then the server
-    /// takes nothing else from the client (`EAGAIN`), and keeps for it what has no name.
+    /// Reclaim state after a server restart. A client sends several of these; `last` marks the
+    /// final one. Until then the server answers all other requests with `EAGAIN`, and keeps the
+    /// inodes without a name that the client may have open.
     Reclaim {
         held: Vec<Held>,
         last: bool,
-        /// With the last: the requests of before that follow again, in ascending order.
+        /// With `last`: numbers of the earlier requests that the client resends, ascending.
         again: Vec<RequestId>,
     },
-    /// As `Reclaim`, of locks: after the files that they are on, and before the last of all.
+    /// Reclaim locks: after the `Reclaim` of their files, and before the last one.
     ReclaimLocks {
         locks: Vec<(Ino, Lock)>,
     },
-    /// Locks a part of a file that the client has open. `EAGAIN`: another lock is in the way; with `wait` the request waits for
-    /// that, under a number that no other waiting request of the client has.
+    /// Lock a range of an open file. `EAGAIN`: a conflicting lock is held. `wait`: wait for it; the
+    /// number is unique among the client's waiting requests.
     Lock {
         ino: Ino,
         lock: Lock,
         wait: Option<u64>,
     },
-    /// Unlocks what an owner has locked of these bytes; `last` is inclusive.
+    /// Unlock a range of an owner; `last` is inclusive.
     Unlock {
         ino: Ino,
         owner: LockOwner,
         first: u64,
         last: u64,
     },
-    /// Which lock would be in the way of this one?
+    /// Return a conflicting lock, if any.
     TestLock {
         ino: Ino,
         lock: Lock,
     },
-    /// A `Lock` under this number need not wait any longer: `EINTR`, unless the client has the lock.
+    /// Cancel the waiting `Lock` with this number. It fails with `EINTR`, unless the lock was
+    /// granted before.
     StopWaiting {
         ino: Ino,
         lock: Lock,
         wait: u64,
     },
-    /// A client is restricted to this directory. The machine asks it of itself.
+    /// Check the directory to which a client is restricted. Internal to the server.
     Enter {
         client: ClientId,
         path: Box<[Name]>,
     },
-    /// Goes on freeing what trees that were removed held. The machine asks it of itself; never answered.
+    /// Continue freeing removed trees. Internal to the server; never answered.
     Sweep,
-    /// Asks how long a file is that was being written when the machine ended. As `Sweep`, the machine's own.
+    /// Determine the size of a file that was being written when the server ended. Internal, as
+    /// `Sweep`.
     Recount {
         ino: Ino,
     },
-    /// Before something is done with a stream: that its inode is in memory then, and whether that may be done. `length`: of what is to be
-    /// written, in bytes. As `Sweep`, the machine's own.
+    /// Authorise a stream operation and load the file's inode. `length`: bytes to write. Internal,
+    /// as `Sweep`.
     Place {
         io: StreamIo,
         length: u64,
     },
-    /// An inode that another rank's answer has named ([`Reply::Elsewhere`]); with `open`, it is opened, too. Answered as a
-    /// lookup, or a creation.
+    /// Look up, and with `open` also open, an inode that the reply of another rank named
+    /// ([`Reply::Elsewhere`]). The reply is that of a lookup or a creation.
     Find {
         ino: Ino,
-        /// `None`: the client has only the number, from a file handle. `ESTALE`: no name leads to the inode.
+        /// `None`: the client has only the number, from a file handle. `ESTALE`: the inode has no
+        /// name.
         kind: Option<FileType>,
         open: Option<OpenHow>,
     },
-    /// The directory that a directory is in. Answered as a lookup.
+    /// Look up the parent of a directory. The reply is that of a lookup.
     Parent {
         dir: Ino,
     },
-    /// Of a file that the client makes itself ([`Reply::Made`]): its datafiles are there, as the server has said that they are to be.
+    /// Set the layout of a file that the client makes ([`Reply::Made`]): its datafiles exist as the
+    /// server requested.
     SetLayout {
         ino: Ino,
         layout: Arc<Layout>,
     },
-    /// A file of which the client has taken the last name ([`Reply::Orphaned`]) is to cease to be. `removed`: its datafiles are gone; if
-    /// not, the server sees to it.
+    /// Remove the inode of a file whose last name the client removed ([`Reply::Orphaned`]).
+    /// `removed`: its datafiles are gone; otherwise the server removes them.
     Purge {
         ino: Ino,
         removed: bool,
     },
-    /// Numbers for so many files that the client is going to make at that rank ([`Early`]), and what time it is there.
+    /// Allocate inode numbers for files that the client will make at this rank ([`Early`]). The
+    /// reply includes the server's time.
     TakeNumbers {
         rank: Rank,
         count: u32,
     },
-    /// Makes everything durable that this rank has acknowledged: its journal, the streams in its store, and all datafiles of the data servers
-    /// that it knows.
+    /// Make everything durable that this rank has acknowledged: its journal, the streams in its
+    /// store, and all datafiles of the data servers that it knows.
     SyncFs {
         rank: Rank,
     },
-    /// The client has opened these files to read them, at these times, and told nobody then: what is known of a file by a lease is read
-    /// without a message. One that has been changed since, or that the client does not know any more, has not been accessed.
+    /// Update access times of files that the client opened for reading under a lease, without a
+    /// message. The server skips files that have changed since, or that the client has forgotten.
     Accessed {
         files: Vec<(Ino, Time)>,
     },
-    /// The leases on these inodes, of which the client still uses what they hold, are to last for another term: [`Reply::Renewed`].
+    /// Extend the leases on inodes whose cached state the client still uses: [`Reply::Renewed`].
     Renew {
         inodes: Vec<Ino>,
-        /// The client would be alone in this directory, which is among them, and with the others, which are files in it: it is told of those
-        /// with which it is, and whether its lease on the directory is exclusive, as by a lookup.
+        /// A directory among `inodes` on which the client requests an exclusive lease; the others
+        /// are files in it. The reply contains the inodes that no other client knows, and whether
+        /// the lease on the directory is exclusive, as in a lookup.
         alone_in: Option<Ino>,
     },
-    /// A kernel is about to cache bytes of a file. The reply has a lease on them once all other clients announce what they write to it.
+    /// Request a lease on a file's data before a kernel caches it. The server replies once all
+    /// other clients announce their writes to the file.
     LeaseData {
         ino: Ino,
     },
-    /// The client has changed bytes of a file that other clients may cache: [`Reply::Announced`] comes when they no longer do.
+    /// The client has changed data that other clients may cache. [`Reply::Announced`] follows when
+    /// none caches it.
     Announce(Ino),
 }
 
-/// What a client that has answered its caller already has told it of a new file, which is stuffed.
+/// A pending create: the client has acknowledged it to its caller. The file is stuffed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Early {
-    /// One of those that the client has taken ([`Request::TakeNumbers`]), and has not used.
+    /// An unused number from the client's inode-number pool ([`Request::TakeNumbers`]).
     pub ino: Ino,
-    /// When it was made. It is taken for that unless the server's clock differs too much.
+    /// Creation time. The server uses its own clock instead if they differ too much.
     pub time: Time,
 }
 
-/// How a file is opened.
+/// Flags of an open.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OpenHow {
     pub access: Access,
     pub kill_suid_gid: bool,
     pub truncate: bool,
-    /// What is written through it is to be durable before that is answered.
+    /// Writes through this open file are durable before they are acknowledged.
     pub sync: bool,
-    /// What is written through it goes to the end of the file.
+    /// Writes through this open file append.
     pub append: bool,
     pub reads: Reads,
 }
 
-/// Who answers reads of a small file that is opened to be read only.
+/// Which side answers reads of a small file that is opened for reading only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reads {
-    /// The server: each is a request.
+    /// The server answers each read.
     #[default]
     Server,
-    /// The client, if the answer brings all that the file holds ([`Reply::OpenedWhole`]). That it opens the file is the access then.
+    /// The client, if the reply contains the whole file ([`Reply::OpenedWhole`]). The open counts
+    /// as the access.
     Whole,
-    /// The client, which has that already, under a lease on the file. The same holds for the access.
+    /// The client, which has the contents cached under a lease. The open counts as the access.
     Client,
 }
 
-/// A name's inode, and how long what is told of it holds.
+/// The inode of a name, with what the client may cache of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
     pub attr: Attr,
-    /// The name may be cached for every caller: whoever may reach the directory may search it.
+    /// The name may be cached for all callers: everyone who can reach the directory can search it.
     pub cacheable: bool,
-    /// The reply's lease is on the name, too.
+    /// The reply's lease covers the name.
     pub name_leased: bool,
-    /// The reply's lease is on the inode, too.
+    /// The reply's lease covers the inode.
     pub attr_leased: bool,
-    /// Nobody but the client knew the inode.
+    /// No other client knew the inode.
     pub alone: bool,
     /// For [`Held`].
     pub home: Home,
@@ -411,37 +423,38 @@ pub struct Entry {
     pub proof: u64,
 }
 
-/// A directory entry in a listing.
+/// An entry of a directory listing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Dirent {
     pub name: Name,
     pub ino: Ino,
     pub kind: FileType,
-    /// Its place in the listing: stays valid while the directory changes. In 3..2^63 - 1.
+    /// Position in the listing, in 3..2^63 - 1. Stays valid while the directory changes.
     pub cursor: u64,
-    /// Present if the listing was asked for with attributes.
+    /// Present if the listing requested attributes.
     pub entry: Option<Entry>,
 }
 
-/// The answer to a [`Request`].
+/// The reply to a [`Request`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reply {
     Done,
     Entry(Entry),
-    /// No such name, and that may be cached as a found name may be.
+    /// The name does not exist; the client may cache that as it caches an existing name.
     Absent {
         cacheable: bool,
     },
     Attr(Attr),
     Bytes(Bytes),
-    /// `Read`, `Write`, `Allocate`, `Seek`: the file is not stuffed; turn to its stream. A server appends to streams itself.
+    /// `Read`, `Write`, `Allocate`, `Seek`: the file is not stuffed; repeat the operation on its
+    /// stream. The server executes appends to streams itself.
     Streamed,
     Opened(Opened),
-    /// `Open` with [`Reads::Whole`]: and these bytes are what the file holds, as long as there is a lease on it.
+    /// `Open` with [`Reads::Whole`]: the bytes are the file's contents while the lease lasts.
     OpenedWhole(Opened, Bytes),
     Created(Entry, Opened),
     Offset(u64),
-    /// Bytes written to a stream.
+    /// Number of bytes written to a stream.
     Written(u32),
     Listing {
         entries: Vec<Dirent>,
@@ -450,25 +463,27 @@ pub enum Reply {
         end: bool,
     },
     StatFs(Capacity),
-    /// `Extend`: go on.
+    /// `Extend`: the write may proceed.
     Granted,
-    /// `RemovePrivileges`: the file has none. `Write`: nothing is written yet, but its set-id bits are
-    /// removed. `changed`: its mode is another one than before.
+    /// `RemovePrivileges`: the file has none. `Write`: its set-id bits are removed, nothing is
+    /// written yet. `changed`: the file's mode has changed.
     PrivilegesRemoved {
         changed: bool,
     },
-    /// `Delegate`, and `Write` to what is not stuffed; `None`: the file's bytes are to be asked for here.
+    /// `Delegate`, and `Write` to a file that is not stuffed. `None`: the client accesses the data
+    /// through this server.
     Delegated(Option<Box<Delegation>>),
-    /// `Write`: it is done, and the file has outgrown its strip by it (carns III.B). What follows is to be written so.
+    /// `Write`: done; the file has outgrown its strip (carns III.B). Later writes use this
+    /// delegation.
     Outgrown(Box<Delegation>),
-    /// `RemoveTree`: the directory had this name in that directory.
+    /// `RemoveTree`: parent and name of the removed directory.
     Removed {
         dir: Ino,
         name: Name,
     },
     Copied(Box<Copied>),
-    /// The name is there, and its inode is at another rank: to be asked for it ([`Request::Find`]). What the reply's lease
-    /// is on is the name, if `name_leased`.
+    /// The name exists, and its inode is at another rank; the client sends [`Request::Find`] there.
+    /// The reply's lease covers only the name, if `name_leased`.
     Elsewhere {
         ino: Ino,
         kind: FileType,
@@ -476,38 +491,40 @@ pub enum Reply {
         cacheable: bool,
         name_leased: bool,
     },
-    /// `Lock`: it waits, and [`FromServer::Locked`](crate::FromServer) comes when that is over.
+    /// `Lock`: the request waits; [`FromServer::Locked`](crate::FromServer) follows.
     Waits,
-    /// `TestLock`.
+    /// `TestLock`: the conflicting lock, if any.
     InTheWay(Option<Lock>),
-    /// Of what is to be done with a stream: the file is stuffed, for a loss of power has taken that it was moved out; ask for it
-    /// with a request.
+    /// Stream operation: the file is stuffed again, since a loss of power undid its unstuffing. The
+    /// client repeats the operation as a request.
     Stuffed,
-    /// `Create`: the client is to make the file itself. This is its inode, which has no name yet.
+    /// `Create`: the client makes the file itself. The new inode has no name yet.
     Made(Box<Made>),
-    /// As that reply, of a file whose size and times the client is to ask data servers for; or, as `Created`, whose datafile it is to make.
+    /// The inner reply, for a file whose size and times the client fetches from data servers; as
+    /// `Created`, for a file whose datafile the client makes.
     Unmeasured(Box<Reply>, Box<Delegation>),
-    /// `Unlink`: it was the last name, and nobody else uses the file. The client is to remove its datafiles, if it has any, and then the
-    /// inode ([`Request::Purge`]).
+    /// `Unlink`: the name was the last one and no one else uses the file. The client removes its
+    /// datafiles, if any, then the inode ([`Request::Purge`]).
     Orphaned(Ino, Option<Box<Delegation>>),
-    /// `TakeNumbers`: so many from the first on are the client's, until its session ends.
+    /// `TakeNumbers`: consecutive numbers that belong to the client until its session ends.
     Numbers {
         first: Ino,
         count: u32,
         time: Time,
-        /// Files of up to so many bytes lie with their metadata.
+        /// Largest size in bytes of a stuffed file.
         strip: u32,
-        /// Files' access times change when they are opened to be read, as `relatime` has it.
+        /// Opening a file for reading updates its access time, as `relatime` does.
         accesses: bool,
     },
-    /// `Renew`: there is a lease on each of these.
+    /// `Renew`: the inodes on which the client has a lease.
     Renewed(Vec<Ino>),
-    /// `Announce`: no other client caches what was there before. Whether the client's next write is to be announced, too.
+    /// `Announce`: no other client caches the old data. True if the client must announce its next
+    /// write too.
     Announced(bool),
 }
 
 impl Reply {
-    /// As it is, or with what its client needs to complete it.
+    /// Wraps the reply in `Unmeasured` if a delegation is given.
     #[must_use]
     pub fn unless_unmeasured(self, unmeasured: Option<Box<Delegation>>) -> Self {
         match unmeasured {
@@ -516,7 +533,7 @@ impl Reply {
         }
     }
 
-    /// What is to be sealed of it.
+    /// The capability in the reply, to be sealed.
     pub fn capability(&mut self) -> Option<&mut Capability> {
         let given = match self {
             Self::Delegated(given) | Self::Orphaned(_, given) => given.as_deref_mut(),
@@ -528,28 +545,29 @@ impl Reply {
     }
 }
 
-/// A file that its client goes on to make.
+/// A new inode whose file the client completes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Made {
     pub ino: Ino,
-    /// It is open, for reading and writing.
+    /// The file, open for reading and writing.
     pub opened: Opened,
-    /// Its datafiles are to be made, and the layout to be set; `None`: it needs nothing but its name.
+    /// The datafiles to make and the layout to set; `None`: only the name is missing.
     pub delegation: Option<Delegation>,
 }
 
-/// A step of copying a tree.
+/// One step of copying a tree.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CopyTree {
-    /// How far it has come, from the top down.
+    /// Progress: the directories that are being copied, outermost first.
     pub levels: Vec<CopyLevel>,
-    /// Owners, permissions, times, links and extended attributes are kept, as far as the caller may set them.
+    /// Preserve owners, permissions, times, links and extended attributes as far as the caller may
+    /// set them.
     pub preserve: bool,
     pub umask: u32,
 }
 
 impl CopyTree {
-    /// So many directories in each other: then a path below the first is one that the kernel takes.
+    /// Deepest nesting, so that a path below the first directory is within the kernel's limit.
     pub const MAX_LEVELS: usize = 15;
 }
 
@@ -558,40 +576,40 @@ impl CopyTree {
 pub struct CopyLevel {
     pub from: Ino,
     pub to: Ino,
-    /// The cursor of the last entry that has been copied.
+    /// Cursor of the last copied entry.
     pub after: u64,
 }
 
-/// What a [`CopyTree`] has come to.
+/// Result of a [`CopyTree`] step.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Copied {
-    /// Where the next step begins; empty: that was all.
+    /// Where the next step continues; empty at the end.
     pub levels: Vec<CopyLevel>,
-    /// Entries dealt with, and bytes copied.
+    /// Entries processed and bytes copied.
     pub entries: u64,
     pub bytes: u64,
-    /// What the caller is to copy itself before it goes on: paths below the first directory.
+    /// Paths below the first directory that the caller copies itself before the next step.
     pub left: Vec<Vec<u8>>,
-    /// New names that clients may have been told are not there.
+    /// New names that clients may have cached as absent.
     pub made: Vec<(Ino, Name)>,
-    /// Directories with other attributes that clients may know.
+    /// Directories with changed attributes that clients may have cached.
     pub changed: Vec<Ino>,
 }
 
-/// What `statfs` tells.
+/// The result of `statfs`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Capacity {
     /// Inodes in use.
     pub files: u64,
-    /// Of the store: who does its I/O knows.
+    /// Space in the store; the driver fills it in.
     pub space: Space,
-    /// The quota on bytes that leaves the least room.
+    /// The quota on bytes with the least room.
     pub byte_limit: Option<Limit>,
-    /// That on files and directories.
+    /// The quota on files and directories with the least room.
     pub file_limit: Option<Limit>,
 }
 
-/// A quota, and what is there of what it limits.
+/// A quota and the usage that it limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limit {
     pub max: u64,
@@ -604,56 +622,59 @@ impl Limit {
     }
 }
 
-/// What a client must know of a file that it has opened.
+/// Properties of a file that the client has opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Opened {
-    /// Its bytes lie in a stream, not with its metadata.
+    /// The data is in a stream, not with the metadata.
     pub streamed: bool,
-    /// That was an access, so that an access time from before is old.
+    /// The open counted as an access, so a cached access time is stale.
     pub accessed: bool,
-    /// Writes must go through the server: a quota bounds its size, or they remove its set-id bits.
+    /// Writes go through the server: a quota limits the size, or writes remove set-id bits.
     pub limited: bool,
-    /// Others have it open, and somebody may write to it: it is read past a kernel's cache, and writes are announced at first.
+    /// Other clients have the file open and one may write to it: reads bypass the kernel's cache,
+    /// and the first writes are announced.
     pub shared: bool,
-    /// What is read and written is announced, however little it is ([`FromClient::announced`](crate::FromClient::announced)).
+    /// Payloads are announced regardless of their length
+    /// ([`FromClient::announced`](crate::FromClient::announced)).
     pub announced: bool,
     /// For [`Held::opened`].
     pub proof: u64,
 }
 
-/// A client that can is to forget an inode, and to say so; if it uses it, it need not.
+/// Asks a client to forget an inode and to confirm it. The client ignores it if it uses the inode.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Recall {
     pub ino: Ino,
-    /// A directory and a name in it, by which clients know it; unless they may know it by several.
+    /// The name under which clients know the inode; `None` if there may be several.
     pub dir: Option<Ino>,
     pub name: Option<Name>,
 }
 
-/// Where an inode's record lies.
+/// Location of an inode's record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Home {
-    /// In its only name's dentry: the directory, and the hash of the name.
+    /// In the dentry of its only name: the directory, and the hash of the name.
     Dentry { dir: Ino, hash: u64 },
-    /// In the inode table: the root, and what has or had several names.
+    /// In the inode table: the root, and inodes that have or had several names.
     Table,
-    /// Without a name, in use.
+    /// Among the orphans: in use, without a name.
     Orphan,
 }
 
-/// What a client has of an inode.
+/// State that a client reclaims for one inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Held {
     pub ino: Ino,
-    /// Where it was when the client was told last. It may have moved since.
+    /// Location at the last reply. The inode may have moved since.
     pub home: Home,
-    /// How often answers have named it to the client that has not forgotten it.
+    /// Lookup count: how often replies named the inode, minus what the client forgot.
     pub lookups: u64,
     pub opens: u32,
-    /// The last [`Entry::proof`] and [`Opened::proof`] that the client has got: a server that was started anew remembers neither, and
-    /// believes nobody without them.
+    /// The last [`Entry::proof`] and [`Opened::proof`] that the client received. A restarted server
+    /// accepts a reclaim only with these tokens.
     pub told: u64,
     pub opened: u64,
-    /// It is a directory in which the client has told its callers of what the server has not: [`Touched::exclusive`](crate::Touched::exclusive).
+    /// The client may have pending operations in this directory:
+    /// [`Touched::exclusive`](crate::Touched::exclusive).
     pub exclusive: bool,
 }

@@ -2,34 +2,36 @@ use alloc::vec::Vec;
 
 use crate::Ino;
 
-/// What an object of the store holds.
+/// Type of an object in the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum ObjectKind {
-    /// One record about the whole file system.
+    /// A single record about the whole file system.
     Super = 0,
     /// A fragment of a directory: name hash and name -> dentry.
     Fragment = 1,
-    /// Records of a range of inode numbers: inodes with several links, strips, extended attributes, backtraces.
+    /// Records of a range of inode numbers: inodes with several links, stuffed data, extended
+    /// attributes, backtraces.
     Inodes = 2,
-    /// Inodes without a name that are still in use.
+    /// Inodes in use without a name.
     Orphans = 3,
-    /// What is known of clients.
+    /// State of client sessions and of other ranks.
     Sessions = 4,
 }
 
-/// An object of the store: an ordered map of keys to values (PVFS's dataspace, RADOS's object).
-/// The byte stream of a file that is not stuffed is named by its [`Ino`] alone.
+/// Id of an object: an ordered map of keys to values (PVFS's dataspace, RADOS's object). The byte
+/// stream of a file is named by its [`Ino`] instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ObjectId {
     pub kind: ObjectKind,
     pub id: u64,
-    /// Which fragment of a directory; 0 for the other kinds.
+    /// Fragment of a directory; 0 for other types.
     pub part: u32,
 }
 
 impl ObjectId {
-    /// Inode numbers that share one `Inodes` object: bounds its keys, as an engine like RADOS needs.
+    /// Number of inode numbers that share an `Inodes` object. Bounds the keys of an object, as an
+    /// engine like RADOS requires.
     pub const INODES_PER_OBJECT: u64 = 1024;
     pub const SUPER: Self = Self { kind: ObjectKind::Super, id: 0, part: 0 };
     pub const ORPHANS: Self = Self { kind: ObjectKind::Orphans, id: 0, part: 0 };
@@ -43,7 +45,7 @@ impl ObjectId {
         Self { kind: ObjectKind::Inodes, id: ino.0 / Self::INODES_PER_OBJECT, part: 0 }
     }
 
-    /// Sorts as the id does, so that engines with one ordered key space can prefix keys with it.
+    /// Order-preserving encoding, for engines with a single ordered key space.
     pub fn to_bytes(self) -> [u8; 13] {
         let mut bytes = [0; 13];
         bytes[0] = self.kind as u8;
@@ -52,7 +54,7 @@ impl ObjectId {
         bytes
     }
 
-    /// The reverse of [`Self::to_bytes`]; `None` for a kind that there is not.
+    /// Inverse of [`Self::to_bytes`]; `None` for an unknown type.
     pub fn from_bytes(bytes: [u8; 13]) -> Option<Self> {
         let [kind, a, b, c, d, e, f, g, h, part @ ..] = bytes;
         let kind = match kind {
@@ -67,7 +69,7 @@ impl ObjectId {
     }
 }
 
-/// One change of a checkpoint: a key of an object gets a value, or goes.
+/// A change of a checkpoint: sets or removes a key of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TableWrite {
     pub object: ObjectId,

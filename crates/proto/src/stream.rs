@@ -1,24 +1,25 @@
-//! Byte streams: where the bytes of files lie that are not stuffed.
+//! Byte streams: the data of files that are not stuffed.
 
 use serde::{Deserialize, Serialize};
 
 use crate::{AllocateMode, Ino, SeekWhat, Time};
 
-/// Attributes of a byte stream. It has no ctime: maintenance of the store (renames, links) changes the ctime of the file
-/// that holds a stream, at any time ([`Attr::measure`](crate::Attr::measure)).
+/// Attributes of a byte stream. A stream has no ctime: store maintenance (renames, links) may
+/// change the ctime of the file that holds it at any time
+/// ([`Attr::measure`](crate::Attr::measure)).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StreamStat {
     pub exists: bool,
     pub size: u64,
-    /// Units of 512 bytes.
+    /// Allocated space in units of 512 bytes.
     pub blocks: u64,
-    /// Of a striped file: the latest of its datafiles' times. Zero if nothing was ever written.
+    /// Striped files: the latest mtime of the datafiles. Zero if nothing was ever written.
     pub mtime: Time,
-    /// Of a striped file: the latest of its datafiles' times that differs from `mtime`, or zero.
+    /// Striped files: the latest datafile mtime that differs from `mtime`, or zero.
     pub other_mtime: Time,
 }
 
-/// What is to be done with the streams of files that are not stuffed.
+/// An operation on the stream of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum StreamIo {
     Read {
@@ -26,14 +27,15 @@ pub enum StreamIo {
         offset: u64,
         size: u32,
     },
-    /// What is written goes with it. `told`: as of [`Request::Extend`](crate::Request::Extend).
+    /// The data is the message's payload. `told`: as in
+    /// [`Request::Extend`](crate::Request::Extend).
     Write {
         ino: Ino,
         offset: u64,
         told: bool,
     },
-    /// Writes to several places, from `offset` to `end`, of which the callers have been told already that they are done. A [list of
-    /// pieces](crate::write_list) goes with it.
+    /// Writes to several ranges between `offset` and `end`, already acknowledged to their callers.
+    /// The payload is a [list of pieces](crate::write_list).
     WriteList {
         ino: Ino,
         offset: u64,
@@ -59,17 +61,17 @@ pub enum StreamIo {
     },
 }
 
-/// Room in a store, as `statvfs(3)` tells it.
+/// Space in a store, as `statvfs(3)` reports it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Space {
-    /// Bytes in all.
+    /// Total bytes.
     pub total: u64,
-    /// Bytes not in use.
+    /// Free bytes.
     pub free: u64,
-    /// Bytes not in use and not reserved for the superuser.
+    /// Free bytes not reserved for the superuser.
     pub available: u64,
-    /// Files that there can be, in use or not; 0 if the engine has no limit.
+    /// Largest number of files; 0 if the engine has no limit.
     pub files: u64,
-    /// Files that can still be made.
+    /// Number of files that can still be made.
     pub files_free: u64,
 }

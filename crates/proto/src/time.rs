@@ -1,6 +1,6 @@
 use serde::{Deserialize, Serialize};
 
-/// A moment of the wall clock, as POSIX `struct timespec` has it. `nanos` is in 0..1_000_000_000.
+/// A point in wall-clock time, as POSIX `struct timespec`. `nanos` is in 0..1_000_000_000.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Time {
     /// Seconds since 1970-01-01T00:00:00Z; negative before it.
@@ -10,19 +10,19 @@ pub struct Time {
 }
 
 impl Time {
-    /// `nanos` beyond a second are cut to the last nanosecond of it.
+    /// Clamps `nanos` to the last nanosecond of the second.
     pub const fn new(secs: i64, nanos: u32) -> Self {
         Self { secs, nanos: if nanos < 1_000_000_000 { nanos } else { 999_999_999 } }
     }
 
-    /// Whether the access time of what was changed last then is old at an access, as `relatime` has it: not later than that change, or
-    /// a day old.
+    /// True if an access at `now` updates this access time under `relatime`: it is not later than
+    /// the last change, or it is at least a day old.
     pub fn is_old_access(self, changed: Self, now: Self) -> bool {
         const DAY: i64 = 24 * 60 * 60;
         self <= changed || now.secs.saturating_sub(self.secs) >= DAY
     }
 
-    /// So many milliseconds later.
+    /// The time `ms` milliseconds later.
     pub fn later(self, ms: u64) -> Self {
         let nanos = u64::from(self.nanos) + ms % 1000 * 1_000_000;
         let secs = ms / 1000 + nanos / 1_000_000_000;
@@ -42,7 +42,7 @@ mod tests {
         assert!(!before(10).is_old_access(before(11), NOW));
         assert!(before(86_400).is_old_access(before(90_000), NOW));
         assert!(!before(86_399).is_old_access(before(90_000), NOW));
-        assert!(!Time::new(i64::MAX, 0).is_old_access(NOW, NOW), "whatever anybody has set");
+        assert!(!Time::new(i64::MAX, 0).is_old_access(NOW, NOW), "no overflow");
         let first = Time::new(i64::MIN, 0);
         assert!(first.is_old_access(first, NOW) && Time::new(i64::MIN, 1).is_old_access(first, NOW));
     }

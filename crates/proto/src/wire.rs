@@ -1,5 +1,4 @@
-//! What a client and a metadata server say to each other over a connection. How it is put into bytes, the network's driver
-//! knows.
+//! Messages between a client and a metadata server. The network driver encodes them.
 
 use alloc::string::String;
 use alloc::sync::Arc;
@@ -12,71 +11,74 @@ use crate::{
     Attr, Caller, ClientId, Errno, Ino, Name, Rank, Recall, Reply, Request, RequestId, ServerId, StreamIo,
 };
 
-/// Names a cluster, for good: peers of another one are refused.
+/// Permanent id of a cluster. Peers of another cluster are refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClusterId(pub [u8; 16]);
 
 impl ClusterId {
-    /// A client that is content with whatever the server is one of.
+    /// Matches any cluster.
     pub const ANY: Self = Self([0; 16]);
 }
 
-/// Which accesses of a client's change access times, as far as the server lets any.
+/// Which accesses of a client update access times, if the server permits any updates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Accesses {
     #[default]
     All,
-    /// Listings do not (`nodiratime`).
+    /// All but listings (`nodiratime`).
     NoListings,
-    /// `noatime`.
+    /// No access (`noatime`).
     None,
 }
 
-/// Which of its services a server is asked for.
+/// The service that a connection requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Service {
-    /// The tree of files, for clients. Without `leases` nothing that a client is told is leased, and no change waits for it.
+    /// The namespace, for clients. Without `leases` replies carry no leases, and no change waits
+    /// for the client.
     Metadata { leases: bool, accesses: Accesses },
-    /// The datafiles of the data server of that number, for metadata servers.
+    /// The datafiles of a data server, for metadata servers.
     Data(ServerId),
-    /// What capabilities let clients have of the same.
+    /// The datafiles of a data server, for clients with capabilities.
     Delegated(ServerId),
-    /// What metadata servers say to each other: the one of rank `from` to that of rank `to`.
+    /// Messages between metadata servers: from rank `from` to rank `to`.
     Peer { from: Rank, to: Rank },
 }
 
-/// How a client begins.
+/// The first message of a client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
     pub cluster: ClusterId,
     pub service: Service,
     pub client: ClientId,
-    /// The server's incarnation in which the client's session was last connected; `None`: it has none, and wants a new one. A server that
-    /// has no session to go on with refuses it, as often as it is asked, so that no client takes a new session for the one it had.
+    /// Incarnation of the server at the client's last connection; `None` requests a new session. A
+    /// server that does not know the session refuses the client each time, so the client never
+    /// takes a new session for its old one.
     pub incarnation: Option<u64>,
 }
 
-/// How a server answers a [`Hello`].
+/// The server's reply to a [`Hello`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Welcome {
-    /// Tells one start of the server from the next.
+    /// Changes with each start of the server.
     pub incarnation: u64,
-    /// The client may have so many requests unanswered.
+    /// Most unanswered requests of a client.
     pub window: u32,
-    /// A client that is silent for so many milliseconds loses its session.
+    /// Milliseconds of silence after which the client's session ends.
     pub session_ms: u32,
-    /// Of the metadata server.
+    /// Rank of the metadata server.
     pub rank: Rank,
-    /// The directory that is the client's root, whatever it is called. There may be others above it, which are not for the client.
+    /// The client's root directory. It may lie below the root of the file system, which is then
+    /// hidden from the client.
     pub root: Ino,
-    /// The others, for clients of a metadata server.
+    /// Addresses of the cluster's servers, for clients of a metadata server.
     pub servers: ServerMap,
 }
 
-/// Where a cluster's servers are, as `HOST:PORT`.
+/// Addresses of a cluster's servers, as `HOST:PORT`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServerMap {
-    /// The metadata servers, by rank. Empty: there is but the one that says so.
+    /// The metadata servers by rank. Empty if the sender is the only one.
     pub ranks: Vec<String>,
     pub data: Vec<(ServerId, String)>,
 }
@@ -85,69 +87,73 @@ impl ServerMap {
     pub const NONE: Self = Self { ranks: Vec::new(), data: Vec::new() };
 }
 
-/// From a client to a metadata server.
+/// Message from a client to a metadata server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FromClient {
     Request {
         id: RequestId,
-        /// The answers to all requests with smaller numbers have come: they will not be sent again.
+        /// All replies to requests with smaller numbers have arrived; the client does not resend
+        /// these requests.
         below: RequestId,
-        /// The payload of it and of its answer is announced, however short it is (carns III.D's rendezvous).
+        /// The payloads of request and reply are announced regardless of their length (rendezvous,
+        /// carns III.D).
         announced: bool,
         caller: Caller,
         request: Request,
     },
-    /// What is to be done with a file's stream. `data`: what is written.
+    /// An operation on a file's stream. `data`: the data to write.
     Stream {
         id: RequestId,
         below: RequestId,
-        /// As of a request.
+        /// As for a request.
         announced: bool,
         io: StreamIo,
         data: Bytes,
     },
-    /// The caller no longer wants to wait.
+    /// The caller was interrupted.
     Cancel { id: RequestId },
-    /// What the revocation of that number names is cached no longer.
+    /// The client has dropped what the revocation with that number names.
     Revoked { number: u64 },
     /// The name of that revocation cannot be given up yet: a pending call of this client has its directory locked. Calls of the client
     /// that name the directory and wait for leases of others fail with `ESTALE`, and have changed nothing.
     Blocked { number: u64 },
     /// The session ends.
     Goodbye,
-    /// The supplementary groups of the caller of a request.
+    /// The supplementary groups of a request's caller.
     Groups { id: RequestId, groups: Arc<[u32]> },
 }
 
 impl FromClient {
-    /// Whether its payload is announced, however short it is.
+    /// True if the payload is announced regardless of its length.
     pub fn announced(&self) -> bool {
         matches!(self, Self::Request { announced: true, .. } | Self::Stream { announced: true, .. })
     }
 }
 
-/// From a metadata server to a client.
+/// Message from a metadata server to a client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FromServer {
     Reply {
         id: RequestId,
-        /// What the reply tells may be cached for so many milliseconds, counted from when the request was sent.
+        /// Term of the reply's leases in milliseconds, counted from when the request was sent.
         lease_ms: u32,
-        /// Not sent: as its request says.
+        /// Not transmitted: equals that of the request.
         #[serde(skip)]
         announced: bool,
         touched: Touched,
         result: Result<Reply, Errno>,
     },
-    /// A lease ends: answered by [`FromClient::Revoked`].
+    /// Revokes a lease. The client answers with [`FromClient::Revoked`].
     Revoke { number: u64, lease: Lease },
-    /// A request's outcome depends on the supplementary groups of its caller: answered by [`FromClient::Groups`].
+    /// The request's result depends on its caller's supplementary groups. The client answers with
+    /// [`FromClient::Groups`].
     AskGroups { id: RequestId, pid: u32 },
-    /// The client is asked to forget these, and to say so; if it uses one, it need not.
+    /// Asks the client to forget these inodes and to confirm it. The client ignores those that it
+    /// uses.
     Recall(Vec<Recall>),
-    /// These have other attributes than the client has been told.
+    /// The attributes of these inodes differ from those that the client has received.
     Changed(Vec<Ino>),
-    /// What a [`Request::Lock`] has waited for under this number the client now has.
+    /// The waiting [`Request::Lock`] with this number was granted.
     Locked { wait: u64 },
 }
 
@@ -158,30 +164,32 @@ impl FromServer {
     }
 }
 
-/// Inodes that a request has changed, but for what the result tells.
+/// Inodes that a request has changed, apart from those in the result.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Touched {
-    /// As they are now; the reply's lease is on each.
+    /// New attributes; the reply's lease covers each inode.
     pub attrs: Vec<Attr>,
-    /// Of these the client is told no more.
+    /// Changed inodes of which the client gets no attributes.
     pub others: Vec<Ino>,
-    /// The lease that the client has on this directory is exclusive: nobody else knows it, nor will before the client has given up the
-    /// lease. It may make and remove files in it, and tell its callers before this server has answered.
+    /// The client's lease on this directory is exclusive: no other client knows the directory, nor
+    /// will before the lease is revoked. The client may make and remove files in it and acknowledge
+    /// that to its callers before this server replies.
     pub exclusive: Option<Ino>,
 }
 
-/// What a client may cache until the lease's time is over or it is revoked.
+/// What a client may cache until the lease expires or is revoked.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Lease {
-    /// That nobody else knows a directory ([`Touched::exclusive`]). What is cached of it may stay so.
+    /// Exclusive use of a directory ([`Touched::exclusive`]). Its end leaves cached entries valid.
     Exclusive { dir: Ino },
-    /// What a name in a directory stands for, or that it is not there.
+    /// The inode of a name, or the absence of the name.
     Name { dir: Ino, name: Name },
-    /// An inode's attributes (but for its access time) and contents: a file's bytes, a symbolic link's target, a
-    /// directory's listing, extended attributes.
+    /// An inode's attributes (except its access time) and contents: a file's data, a symbolic
+    /// link's target, a directory's listing, extended attributes.
     Inode { ino: Ino },
-    /// A file's bytes, to which other clients may write ([`Request::LeaseData`]).
+    /// A file's data, which other clients may write ([`Request::LeaseData`]).
     Data { ino: Ino },
-    /// That a client writes to a file without a message after each write ([`Request::Announce`]): no other client caches its bytes.
+    /// Permission to write to a file without announcing it ([`Request::Announce`]): no other client
+    /// caches its data.
     Quiet { ino: Ino },
 }

@@ -1,13 +1,15 @@
-//! Makes a model of servers and clients from what was measured of real ones on one machine (wu 4.3), and compares it with what was
-//! measured.
+//! Fits a model of servers and clients to measurements on one machine (wu 4.3), and compares the
+//! two.
 //!
-//! Clients wait for the server's answers, in directories of their own, too: it is round trips that are measured, of one client that waits for
-//! each answer, of several, and of one with many requests under way. With many under way nobody sleeps, and much comes over the
-//! connection at a time: what processors do for each operation is its cost. Where it comes over several connections, they do more, which
-//! is the cost of turning to a connection; and still more when there is one at a time, which is the cost of waking. The rest of a round trip is
-//! the network, which is where all that differs from one to the next is put: the scheduler's moods take time and not processors. That
-//! is where the fit begins: times are then changed, as long as that helps, until simulations of all have the means that were measured
-//! (least squares by K. Levenberg's and D. Marquardt's method).
+//! All clients wait for the server's replies and use directories of their own, so the measurements
+//! are round-trip times: of one client with one request at a time, of several clients, and of one
+//! client with many outstanding requests. With many outstanding requests on one connection no
+//! processor sleeps and messages arrive in batches: the processor time per operation is its cost.
+//! With several connections it is larger by the cost of switching connections; with one request at
+//! a time, by the cost of waking. The rest of a round trip is attributed to the network, including
+//! all variation, since scheduling delays take time but no processor. These values start the fit,
+//! which changes times until the simulated means of all loads equal the measured ones (least
+//! squares, Levenberg-Marquardt).
 
 mod least_squares;
 
@@ -22,23 +24,23 @@ use crate::source::OpKind;
 use crate::time::Nanos;
 use crate::world::{RunError, World};
 
-/// What was measured of an operation.
+/// Measurements of one operation.
 #[derive(Clone, Debug)]
 pub struct Measured {
     pub work: Work,
-    /// From call to answer.
+    /// Mean time from call to reply.
     pub mean: Nanos,
-    /// The shortest first, the longest last, at equal steps of probability.
+    /// Ascending quantiles at equal steps of probability, from the minimum to the maximum.
     pub quantiles: Vec<Nanos>,
-    /// Of processors, for each operation.
+    /// Processor time per operation.
     pub client: Nanos,
     pub server: Nanos,
 }
 
-/// A model of a machine on which clients and servers run.
+/// A model of a machine that runs clients and servers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fitted {
-    /// Of a server's processor.
+    /// Processor time of a server per type of request.
     pub works: Vec<(Work, Nanos)>,
     pub client: Nanos,
     pub wake: Nanos,
@@ -46,51 +48,53 @@ pub struct Fitted {
     pub turn: Nanos,
     pub client_turn: Nanos,
     pub append: Nanos,
-    /// From one node to the other: quantiles, as in [`Measured`].
+    /// One-way latency: quantiles as in [`Measured`].
     pub latency: Vec<Nanos>,
     pub processors: usize,
 }
 
-/// Clients that do the same at once: each makes files in a directory of its own, looks at them after it has forgotten what it knew,
-/// and removes them.
+/// A load: concurrent clients that each make files in their own directory, look them up with an
+/// empty cache, and remove them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Trial {
     pub clients: u32,
-    /// Requests that each has under way.
+    /// Outstanding requests of each client.
     pub outstanding: u32,
-    /// Of each client.
+    /// Number of files of each client.
     pub files: u64,
 }
 
-/// What was measured of clients that did something at once.
+/// Measurements of one load.
 #[derive(Clone, Copy, Debug)]
 pub struct Sampled<'a> {
     pub trial: Trial,
     pub operations: &'a [Measured],
 }
 
-/// What a model is fitted to: of the same operations in the same order.
+/// The measurements to fit; all have the same operations in the same order.
 #[derive(Clone, Copy, Debug)]
 pub struct Samples<'a> {
     /// One request at a time.
     pub one: Sampled<'a>,
-    /// Few over each of many connections.
+    /// Few requests on each of several connections.
     pub several: Sampled<'a>,
-    /// Many over one.
+    /// Many requests on one connection.
     pub many: Sampled<'a>,
 }
 
-/// What of a model is changed to fit it, beside what each operation costs: see [`Fitted::turned`].
+/// Number of parameters in addition to the cost of each operation; see [`Fitted::turned`].
 const COMMON: usize = 3;
-/// Where the fit of what writing to the journal costs begins: about what a system call costs.
+/// Initial value of the cost of writing to the journal: about a system call.
 const APPEND: Nanos = Nanos(15_000);
-/// By so many nanoseconds each is changed to see what comes of that.
+/// Change of a parameter, in nanoseconds, for the numerical derivative.
 const STEP: f64 = 2_000.0;
-/// The fit ends after so many steps at the latest.
+/// Most steps of the fit.
 const MOST: usize = 20;
-/// Files of all clients in a simulation that is one of very many. With a quarter of them the beginning of each phase is a tenth of its mean.
+/// Number of files of all clients in a simulation. With a quarter of them, the start of each phase
+/// would contribute a tenth of its mean.
 const FILES: u64 = 2560;
-/// All means are right within some percent: the sum of squares of what [`Fitted::errors`] says.
+/// Sum of squared [`Fitted::errors`] at which the fit ends: all means are right within a few
+/// percent.
 const ENOUGH: f64 = 0.001;
 
 impl Fitted {
@@ -107,13 +111,14 @@ impl Fitted {
         )
     }
 
-    /// With its times changed, each by so many nanoseconds. None becomes less than nothing.
+    /// A copy with parameters changed by so many nanoseconds, clamped to zero.
     fn turned(&self, by: &[f64]) -> Self {
         let mut new = self.clone();
         let turn = |time: &mut Nanos, by: f64| *time = Nanos((time.0 as f64 + by).max(0.0) as u64);
         let (works, common) = by.split_at(new.works.len());
         new.works.iter_mut().zip(works).for_each(|((_, time), by)| turn(time, *by));
-        // A client's part of an operation stays what it was measured to be: it is told from a server's by nothing else.
+        // The client's share of an operation stays as measured; no load separates it from the
+        // server's.
         let sum = |of: &Self| of.works.iter().map(|(_, time)| time.0).sum::<u64>() as f64;
         new.client = Nanos((self.client.0 as f64 * sum(&new) / sum(self).max(1.0)) as u64);
         [&mut new.turn, &mut new.client_turn].into_iter().for_each(|time| turn(time, common[0]));
@@ -122,7 +127,7 @@ impl Fitted {
         new
     }
 
-    /// How far simulated means are from those that were measured: the logarithm of each ratio.
+    /// Deviation of simulated from measured means: the logarithm of each ratio.
     fn errors(&self, Samples { one, several, many }: Samples<'_>) -> Result<Vec<f64>, RunError> {
         let machine = Machine::parse(&self.to_toml(), Path::new("fitted"))?;
         let mut errors = Vec::new();
@@ -142,7 +147,8 @@ impl Fitted {
         };
         let [server, client]: [fn(&Measured) -> Nanos; 2] = [|it| it.server, |it| it.client];
         let more = |more: &[Measured], less: &[Measured], what| mean(more, what) - mean(less, what);
-        // The rest of it nobody else could have used: a processor that goes to sleep, or wakes up, is accounted as busy.
+        // A quarter is the cost of waking. The rest does not delay other work: a processor that
+        // goes to sleep or wakes up is accounted as busy.
         let wake = |what| Nanos(more(one, several, what).0 / 4);
         let [wake, client_wake] = [wake(server), wake(client)];
         let steps = one.iter().map(|measured| measured.quantiles.len()).min().unwrap_or(0);
@@ -153,7 +159,7 @@ impl Fitted {
                 Nanos(left.sum::<u64>() / one.len() as u64)
             })
             .collect();
-        // Some operations cost more than others when there is one at a time, too.
+        // The relative costs of operations also apply to single requests.
         let each = mean(one, server);
         let work = |(one, many): (&Measured, &Measured)| {
             (one.work, many.server + (one.server - each) - (each - one.server))
@@ -171,7 +177,7 @@ impl Fitted {
         }
     }
 
-    /// As scenarios name it by `machine`.
+    /// The machine file that scenarios name by `machine`.
     pub fn to_toml(&self) -> String {
         let time = |time: &Nanos| format!("\"{:.3} us\"", time.0 as f64 / 1e3);
         let times = self.latency.iter().map(time).collect::<Vec<_>>().join(", ");
@@ -194,8 +200,8 @@ impl Fitted {
     }
 }
 
-/// Times of which two independent ones together have about the same distribution as these: half their mean, and as much less of their
-/// scatter as there is in a sum of two.
+/// One-way times: two independent ones add up to about this distribution. Halves the mean, and
+/// scales the deviation by the square root of one half.
 fn halves(times: &[Nanos]) -> Vec<Nanos> {
     let mean = times.windows(2).map(|pair| (pair[0].0 + pair[1].0) as f64 / 2.0).sum::<f64>()
         / (times.len().max(2) - 1) as f64;
@@ -204,7 +210,7 @@ fn halves(times: &[Nanos]) -> Vec<Nanos> {
 }
 
 impl Trial {
-    /// What comes of it on a machine, with the operations that are measured, in their order.
+    /// Simulates the load on a machine; returns the measured operations in order.
     ///
     /// # Errors
     /// [`RunError`]
@@ -239,7 +245,7 @@ mod tests {
         let of = |work, more: u64| Measured {
             work,
             mean: Nanos((mean + more) * MICRO),
-            // From 10 us less to 10 us more.
+            // A spread of 10 us in both directions.
             quantiles: [mean + more - 10, mean + more, mean + more + 10]
                 .map(|time| Nanos(time * MICRO))
                 .into(),
@@ -260,7 +266,7 @@ mod tests {
         assert_eq!((guess.wake, guess.turn), (Nanos(1_500), Nanos(4_000)));
         assert_eq!((guess.client_wake, guess.client_turn), (Nanos(1_000), Nanos(3_000)));
         assert_eq!(guess.client, Nanos(13_000));
-        // 100 us in the mean, of which processors had 45, and were asleep for 7.5 of these.
+        // 100 us in the mean, of which processors worked for 45 and slept for 7.5 of these.
         assert_eq!(guess.latency[1], Nanos(31_250));
         assert_eq!(guess.works, [(Work::Create, Nanos(15_000)), (Work::Remove, Nanos(15_000))]);
     }
@@ -272,7 +278,7 @@ mod tests {
                     turn = \"12 us\"\nclient_turn = \"8 us\"\nappend = \"9 us\"";
         let real = Machine::parse(text, Path::new("machine.toml")).unwrap();
         let trial = |clients, outstanding| Trial { clients, outstanding, files: 1000 };
-        // What processors had is measured badly; and while they went to sleep and woke up they were busy, too.
+        // Measured processor times are inexact, and include going to sleep and waking.
         let measure = |trial: Trial, server, client| -> Vec<Measured> {
             let of = |(work, report): (Work, KindReport)| Measured {
                 work,
@@ -302,7 +308,7 @@ mod tests {
             }
         };
         trials.iter().zip(&operations).for_each(|(trial, measured)| check(*trial, measured, 0.1));
-        // What it was not fitted to.
+        // A load outside the fit.
         check(trial(4, 4), &measure(trial(4, 4), 0, 0), 0.1);
     }
 
@@ -314,7 +320,7 @@ mod tests {
             let trial = Trial { clients, outstanding, files: 800 / u64::from(clients) };
             trial.simulate(&machine, 1).unwrap().operations[0].mean_us
         };
-        // Eight requests each; over connections of their own each takes a turn.
+        // Eight requests each; with separate connections each costs one turn.
         let (together, apart) = (mean(1, 8), mean(8, 1));
         assert!((15.0..25.0).contains(&together) && (85.0..95.0).contains(&apart), "{together} {apart}");
     }
@@ -331,7 +337,7 @@ mod tests {
         };
         let hidden = mean("20 us", "10 us") - mean("20 us", "0 us");
         assert!(hidden.abs() < 0.5, "{hidden}");
-        // The next request comes before it has done so.
+        // The next request arrives during the turn.
         let seen = mean("2 us", "10 us") - mean("2 us", "0 us");
         assert!((3.0..10.0).contains(&seen), "{seen}");
     }
@@ -340,11 +346,11 @@ mod tests {
     fn clients_send_what_the_measured_ones_send() {
         let machine = Machine::parse("[network]\npreset = \"loopback\"", Path::new("machine.toml")).unwrap();
         let report = Trial { clients: 8, outstanding: 2, files: 500 }.simulate(&machine, 1).unwrap();
-        // One for each of three operations, and few to begin with.
+        // One request for each of three operations, plus a few at the start.
         let operations: u64 = report.operations.iter().map(|it| it.count).sum();
         let requests = report.messages["request"];
         assert!(operations == 12_000 && (12_000..12_200).contains(&requests), "{requests} for {operations}");
-        assert!(report.operations.iter().all(|it| it.mean_us > 1.0), "nothing is told early");
+        assert!(report.operations.iter().all(|it| it.mean_us > 1.0), "no reply precedes the server's");
     }
 
     #[test]
@@ -357,7 +363,7 @@ mod tests {
             let simulated = Trial { clients: 1, outstanding: 16, files: 2000 }.simulate(&machine, 1).unwrap();
             simulated.operations[0].mean_us
         };
-        // 16 requests, each of which takes 20 us of one of the processors.
+        // 16 requests, each of which takes 20 us of one processor.
         let (one, two) = (with(1), with(2));
         assert!((one / 320.0 - 1.0).abs() < 0.05 && (two / 160.0 - 1.0).abs() < 0.05, "{one} {two}");
     }

@@ -1,4 +1,4 @@
-//! The clocks of nodes, which are not quite right.
+//! Clocks of nodes with limited accuracy.
 
 use espalier_proto::Time;
 use rand::Rng;
@@ -7,26 +7,26 @@ use serde::Deserialize;
 use crate::random::Random;
 use crate::time::Nanos;
 
-/// How wrong clocks are: each by an amount of its own.
+/// Accuracy of clocks; each node draws its own error.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ClockSettings {
-    /// The time of day is wrong by at most so much, either way.
+    /// Largest error of the time of day, in both directions.
     pub skew: Option<Nanos>,
-    /// A clock is too fast or too slow by at most so many millionths.
+    /// Largest error of the rate, in millionths.
     pub drift_ppm: f64,
 }
 
 /// A node's clock.
 #[derive(Clone, Debug)]
 pub struct Clock {
-    /// The time of day when the run begins, in nanoseconds since 1970.
+    /// Displayed time of day at the start of the run, in nanoseconds since 1970.
     start: u64,
-    /// Nanoseconds that it shows in one.
+    /// Displayed nanoseconds per real nanosecond.
     speed: f64,
 }
 
-/// When runs begin, about: in 2020.
+/// True time of day at the start of a run: in 2020.
 const BEGINNING: u64 = 1_577_836_800_000_000_000;
 
 impl Clock {
@@ -37,18 +37,18 @@ impl Clock {
         Self { start, speed }
     }
 
-    /// The time of day that it shows.
+    /// The displayed time of day.
     pub fn time(&self, now: Nanos) -> Time {
         let nanos = self.start + self.shown(now).0;
         Time::new((nanos / 1_000_000_000) as i64, (nanos % 1_000_000_000) as u32)
     }
 
-    /// What has passed by it since the run began.
+    /// Displayed time since the start of the run.
     pub fn shown(&self, now: Nanos) -> Nanos {
         Nanos((now.0 as f64 * self.speed) as u64)
     }
 
-    /// How long it really takes until it has shown so much.
+    /// Real time until the clock has advanced by `shown`.
     pub fn real(&self, shown: Nanos) -> Nanos {
         Nanos((shown.0 as f64 / self.speed).ceil() as u64)
     }

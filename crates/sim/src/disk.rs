@@ -1,4 +1,4 @@
-//! Disks: what their operations take, and that they fail.
+//! Model of disks: service times and failures.
 
 use serde::Deserialize;
 
@@ -7,20 +7,20 @@ use crate::quantity::Rate;
 use crate::random::Random;
 use crate::time::Nanos;
 
-/// The table `[disk]`. A disk does one thing after another.
+/// The table `[disk]`. A disk serves one request at a time.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct DiskSettings {
-    /// Of an operation, but for its bytes.
+    /// Time of a request, excluding the transfer.
     pub latency: Distribution,
-    /// None: bytes take no time.
+    /// `None`: transfers take no time.
     pub bandwidth: Option<Rate>,
-    /// Of making durable what has been written, but for its bytes.
+    /// Time of a sync, excluding the transfer.
     pub sync: Distribution,
 }
 
 impl Default for DiskSettings {
-    /// A solid state disk with a cache that survives a loss of power.
+    /// A solid state disk with a power-safe cache.
     fn default() -> Self {
         let micros = |micros: u64| Distribution::constant(Nanos(micros * 1000));
         Self { latency: micros(80), bandwidth: Some(Rate(1e9)), sync: micros(200) }
@@ -28,29 +28,29 @@ impl Default for DiskSettings {
 }
 
 impl DiskSettings {
-    /// No operation takes any time.
+    /// All requests take no time.
     pub fn free() -> Self {
         Self { latency: Distribution::ZERO, bandwidth: None, sync: Distribution::ZERO }
     }
 }
 
-/// Something that a disk does.
+/// A request to a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Reads or writes so many bytes.
+    /// Read or write of so many bytes.
     Transfer(usize),
-    /// Makes durable what has been written, of which so many bytes are not.
+    /// Sync with so many unsynced bytes.
     Sync(usize),
 }
 
-/// How a disk is now.
+/// State of a disk.
 #[derive(Clone, Debug)]
 pub struct Disk {
     settings: DiskSettings,
     random: Random,
-    /// Everything takes so many times as long.
+    /// Factor of all service times.
     pub slowness: f64,
-    /// Everything fails.
+    /// All requests fail.
     pub fails: bool,
 }
 
@@ -59,7 +59,7 @@ impl Disk {
         Self { settings: settings.clone(), random, slowness: 1.0, fails: false }
     }
 
-    /// How long something takes.
+    /// Service time of a request.
     pub fn time(&mut self, access: Access) -> Nanos {
         let (what, bytes) = match access {
             Access::Transfer(bytes) => (&self.settings.latency, bytes),

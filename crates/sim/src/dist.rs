@@ -1,4 +1,4 @@
-//! How long things take: distributions of times.
+//! Distributions of times.
 
 use std::fmt;
 
@@ -11,34 +11,35 @@ use crate::quantity::parse_time;
 use crate::random::Random;
 use crate::time::Nanos;
 
-/// A distribution of times. In a scenario: `"50 us"`, `{ normal = ["0.378 ms", "0.025 ms"] }` and so on.
+/// A distribution of times. In a scenario: `"50 us"`, `{ normal = ["0.378 ms", "0.025 ms"] }` and
+/// so on.
 #[derive(Clone, Debug, PartialEq, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Shape {
     Constant(Nanos),
-    /// Mean and standard deviation; what comes out negative is 0.
+    /// Mean and standard deviation; negative values become 0.
     Normal(Nanos, Nanos),
-    /// From the first to the second.
+    /// Lower and upper bound.
     Uniform(Nanos, Nanos),
     /// Mean.
     Exponential(Nanos),
-    /// Measured: the shortest first, the longest last, at equal steps of probability.
+    /// Measured quantiles, ascending at equal steps of probability, from minimum to maximum.
     Quantiles(Vec<Nanos>),
 }
 
-/// How long something takes: a distribution of times.
+/// A distribution of times.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Distribution(Shape);
 
 impl Distribution {
-    /// Nothing takes any time.
+    /// Always zero.
     pub const ZERO: Self = Self::constant(Nanos::ZERO);
 
     pub const fn constant(time: Nanos) -> Self {
         Self(Shape::Constant(time))
     }
 
-    /// Mean and standard deviation; what comes out negative is 0.
+    /// Normal distribution; negative values become 0.
     pub const fn normal(mean: Nanos, deviation: Nanos) -> Self {
         Self(Shape::Normal(mean, deviation))
     }
@@ -67,7 +68,7 @@ impl Distribution {
                 low.0 as f64 + scaled(high - low, place.fract())
             }
         };
-        // What is negative becomes 0.
+        // The cast maps negative values to 0.
         Nanos(nanos.round() as u64)
     }
 

@@ -1,4 +1,4 @@
-//! What goes wrong, and when: drawn from the seed, or stated.
+//! Faults: random ones, and those at stated times.
 
 use rand::Rng;
 use serde::Deserialize;
@@ -11,49 +11,51 @@ use crate::time::Nanos;
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct FaultSettings {
-    /// Random faults happen from then on.
+    /// Start of random faults.
     pub from: Nanos,
-    /// Until then, or until all processes have ended.
+    /// End of random faults; by default, the end of all processes.
     pub until: Option<Nanos>,
-    /// A server's process is killed, and started anew after a while.
+    /// A server's process is killed, and restarted later.
     pub crash: Option<Fault>,
-    /// A server loses power: what was not durable may be lost or torn.
+    /// A server loses power: writes that are not durable may be lost or torn.
     pub power: Option<Fault>,
-    /// A client ends with its processes. It does not come back.
+    /// A client crashes with its processes and does not return.
     pub client_crash: Option<Fault>,
     /// A connection breaks.
     pub cut: Option<Fault>,
-    /// The nodes are parted: some do not reach the others.
+    /// The network is split in two parts.
     pub partition: Option<Fault>,
-    /// What a node sends and receives comes later.
+    /// Messages to and from a node are delayed.
     pub late: Option<Fault>,
-    /// By how much.
+    /// Delay of `late` messages.
     pub late_by: Option<Distribution>,
-    /// A server's disk fails. The server is started anew when it works again.
+    /// A server's disk fails all requests. The server restarts when the disk works again.
     pub disk_failure: Option<Fault>,
     /// A server's disk is slow.
     pub slow_disk: Option<Fault>,
-    /// A server is told other watermarks: each change is committed by itself, or, if it is so else, many together.
+    /// A server's commit watermarks change: each change by itself, or, if that is the setting,
+    /// batches.
     pub reload: Option<Fault>,
-    /// Everything takes so many times as long.
+    /// Factor of a slow disk's service times.
     pub slowness: Option<f64>,
 }
 
-/// How often something goes wrong, and for how long.
+/// Frequency and duration of a fault.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Fault {
-    /// The time from one to the next.
+    /// Time between occurrences.
     pub every: Option<Distribution>,
-    /// At these times.
+    /// Stated times of occurrence.
     pub at: Vec<Nanos>,
     #[serde(rename = "for")]
     pub lasts: Option<Distribution>,
-    /// To one of these: servers by their numbers, metadata servers first; clients by theirs. Empty: to any.
+    /// Affected nodes: servers by number, metadata servers first; clients by their own numbers.
+    /// Empty: any.
     pub nodes: Vec<u32>,
 }
 
-/// What can go wrong.
+/// Kinds of faults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum FaultKind {
     Crash,
@@ -80,7 +82,7 @@ impl FaultKind {
         Self::Reload,
     ];
 
-    /// As scenarios name it.
+    /// Name in scenarios.
     pub fn name(self) -> &'static str {
         match self {
             Self::Crash => "crash",
@@ -112,15 +114,15 @@ impl FaultSettings {
     }
 }
 
-/// Where a scenario does not say them.
+/// Default duration.
 static LASTS: Distribution = Distribution::constant(Nanos(1_000_000_000));
 static LATE: Distribution = Distribution::exponential(Nanos(200_000_000));
 
-/// Draws faults.
+/// Generates faults.
 #[derive(Debug)]
 pub struct Faults {
     settings: FaultSettings,
-    /// Of each kind its own: one more of a kind does not move the others.
+    /// One generator per kind, so that adding a kind of fault does not affect the others.
     randoms: Vec<Random>,
 }
 
@@ -134,7 +136,7 @@ impl Faults {
         &mut self.randoms[kind as usize]
     }
 
-    /// All that are stated, and the first of each kind that are drawn.
+    /// All stated faults, and the first random one of each kind.
     pub fn first(&mut self) -> Vec<(Nanos, FaultKind)> {
         let mut first = Vec::new();
         for kind in FaultKind::ALL {
@@ -145,20 +147,20 @@ impl Faults {
         first
     }
 
-    /// When the next fault of the kind happens, after one at that time.
+    /// Time of the next random fault of a kind after `after`.
     pub fn next(&mut self, kind: FaultKind, after: Nanos) -> Option<Nanos> {
         let every = self.settings.of(kind)?.every.as_ref()?;
-        // Not again and again at one time.
+        // Excludes endless repetition at one instant.
         let at = after + every.sample(&mut self.randoms[kind as usize]).max(Nanos(1));
         self.settings.until.is_none_or(|until| at <= until).then_some(at)
     }
 
-    /// Whether a fault at that time is a stated one, after which no other is drawn.
+    /// True if a fault at that time is a stated one, which is not followed by a random one.
     pub fn is_stated(&self, kind: FaultKind, at: Nanos) -> bool {
         self.settings.of(kind).is_some_and(|fault| fault.at.contains(&at))
     }
 
-    /// Which of so many nodes it is about, and for how long.
+    /// The affected node, of `nodes`, and the duration.
     pub fn draw(&mut self, kind: FaultKind, nodes: usize) -> (usize, Nanos) {
         let random = &mut self.randoms[kind as usize];
         let fault = self.settings.of(kind);
@@ -171,7 +173,7 @@ impl Faults {
         (node, lasts.sample(random))
     }
 
-    /// How late messages are.
+    /// Delay of late messages.
     pub fn lateness(&mut self) -> Nanos {
         let late = self.settings.late_by.as_ref().unwrap_or(&LATE);
         late.sample(&mut self.randoms[FaultKind::Late as usize])

@@ -1,5 +1,5 @@
-//! Runs of random clusters, with random calls and all faults, that are checked: what was answered must be explained by some order of
-//! the calls, and at the end all must come to rest and be clean. A run is a function of its seed.
+//! Random runs with checks: some order of the calls must explain all replies, and at the end
+//! everything must come to rest and be consistent. A run is a function of its seed.
 
 mod acls;
 mod alone;
@@ -34,7 +34,7 @@ use survey::Surveyor;
 use wander::Wanderer;
 use watch::{Eyes, Watch};
 
-/// What a run has shown that should not be.
+/// Why a run failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
     #[error(transparent)]
@@ -49,24 +49,24 @@ pub enum Failure {
     Panic(String),
 }
 
-/// What a run has come to that shows no failure.
+/// Result of a run without a failure.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Passed {
-    /// Answers that have been explained.
+    /// Number of explained replies.
     pub answers: u64,
-    /// There were too many ways to explain the rest.
+    /// The check gave up, since there were too many explanations.
     pub given_up: bool,
 }
 
-/// The scenario of a seed, as a text that [`crate::Scenario`] understands.
+/// The scenario of a seed, in the format of [`crate::Scenario`].
 ///
 /// # Errors
-/// None that can be expected.
+/// None is expected.
 pub fn scenario_text(seed: u64) -> Result<String, ScenarioError> {
     Ok(Case::new(seed)?.text)
 }
 
-/// The run of a seed.
+/// Executes the run of a seed.
 ///
 /// # Errors
 /// [`Failure`]
@@ -74,7 +74,7 @@ pub fn run(seed: u64) -> Result<Passed, Failure> {
     spoiled(seed, &mut ())
 }
 
-/// The run of a seed, with somebody who does what must not be done.
+/// Executes the run of a seed with a mutant.
 ///
 /// # Errors
 /// [`Failure`]
@@ -82,8 +82,8 @@ pub fn spoiled(seed: u64, saboteur: &mut dyn Saboteur) -> Result<Passed, Failure
     watched(seed, None, saboteur).0
 }
 
-/// The run of a seed, with what was said while the call of that number was under way, the first being 1: by its client, and between
-/// servers.
+/// Executes the run of a seed; returns the messages of the client of call number `call`, counted
+/// from 1, and those between servers, during that call.
 pub fn replay(seed: u64, call: Option<u64>) -> (Result<Passed, Failure>, Vec<String>) {
     watched(seed, call, &mut ())
 }
@@ -101,7 +101,7 @@ fn watched(
     let eyes = Eyes(Rc::clone(&watch));
     let result = catch_unwind(AssertUnwindSafe(|| run_watched(&case, eyes, saboteur)));
     let result = result.unwrap_or_else(|panic| Err(Failure::Panic(text_of(panic))));
-    // It is not borrowed any more, unless somebody has panicked who had it.
+    // The borrow fails only if its holder has panicked.
     let lines = watch.try_borrow_mut().map_or(Vec::new(), |mut watch| std::mem::take(&mut watch.trace.lines));
     (result, lines)
 }
@@ -113,9 +113,10 @@ fn text_of(panic: Box<dyn Any + Send>) -> String {
     }
 }
 
-/// All has come to its end so long after faults are over: sessions last half a minute, processes rest for seconds.
+/// Time after the end of faults within which a run must end: sessions last half a minute, processes
+/// rest for seconds.
 const PATIENCE: Nanos = Nanos(3_600_000_000_000);
-/// So many events happen from one look at what was found to the next.
+/// Number of events between two checks for failures.
 const EVENTS: u64 = 200;
 
 fn run_watched(case: &Case, mut eyes: Eyes, saboteur: &mut dyn Saboteur) -> Result<Passed, Failure> {
@@ -124,7 +125,7 @@ fn run_watched(case: &Case, mut eyes: Eyes, saboteur: &mut dyn Saboteur) -> Resu
     world.keep_told();
     let mut programs: Vec<(u32, Box<dyn Program>)> = Vec::new();
     for number in 0..case.wanderers {
-        // The last client is new when it looks at everything.
+        // The last client stays fresh for the final survey.
         let client = number % (case.scenario.cluster.clients - 1);
         programs.push((client, Box::new(Wanderer::new(number, case.habits, case.live.clone()))));
     }

@@ -1,5 +1,6 @@
-//! The driver for virtual time: runs the machines of clients, metadata servers and data servers in one thread, under models of
-//! networks, processors, disks and clocks, and with faults. A run is a function of its scenario and its seed.
+//! Simulator: runs the client, metadata server and data server machines in one thread and in
+//! virtual time, under models of networks, processors, disks and clocks, and with faults. A run is
+//! a function of its scenario and its seed.
 #![forbid(unsafe_code)]
 
 mod calibrate;

@@ -1,4 +1,4 @@
-//! What nodes say to each other.
+//! Messages between nodes.
 
 use espalier_meta::PeerMessage;
 use espalier_proto::{
@@ -9,26 +9,26 @@ use serde::Serialize;
 
 use crate::model::Work;
 
-/// A message. What it takes of a network is its size as it would be encoded.
+/// A message. Its size on the network is its encoded size.
 #[derive(Clone, Debug, Serialize)]
 pub enum Message {
-    /// Whoever connects begins with this.
+    /// First message of the connecting node.
     Hello(Hello),
     Welcome(Box<Welcome>),
-    /// Instead of [`Self::Welcome`].
+    /// Refuses a connection.
     Refused,
-    /// The same, because the session that the client had has ended.
+    /// Refuses a connection: the client's session has ended.
     Ended,
     FromClient(FromClient),
     FromServer(FromServer),
     Peer(PeerMessage),
     ToData(ToData),
     FromData(FromData),
-    /// A client says that it is there.
+    /// Keep-alive of a client.
     Alive,
 }
 
-/// What kind of message it is, for counts.
+/// Kinds of messages, for statistics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum MessageKind {
     Hello,
@@ -45,7 +45,7 @@ pub enum MessageKind {
     Peer,
     ToData,
     FromData,
-    /// A payload is announced, and granted.
+    /// Announcement and grant of a payload.
     Handshake,
 }
 
@@ -109,7 +109,7 @@ impl Message {
         }
     }
 
-    /// Bytes of a file in it, which are announced first if they are many.
+    /// Length of the message's payload in bytes; long payloads are announced first.
     pub fn payload(&self) -> usize {
         match self {
             Self::FromClient(
@@ -132,7 +132,7 @@ impl Message {
         }
     }
 
-    /// These bytes are announced even if they are few.
+    /// True if the payload is announced regardless of its length.
     pub fn announced(&self) -> bool {
         match self {
             Self::FromClient(message) => message.announced(),
@@ -143,14 +143,14 @@ impl Message {
         }
     }
 
-    /// Bytes that it takes, and a number that tells it from others.
+    /// Encoded size in bytes, and a hash of the message.
     pub fn measure(&self) -> (usize, u64) {
-        // Nothing in a message refuses to be encoded.
+        // All messages can be encoded.
         postcard::serialize_with_flavor(self, Measure::default()).unwrap_or_default()
     }
 }
 
-/// What a client's message costs a server's processor; `None`: nothing worth mentioning.
+/// Type of work for a message of a client; `None`: negligible.
 pub fn work_of_client(message: &FromClient) -> Option<Work> {
     match message {
         FromClient::Request { request, .. } => Some(work_of(request)),
@@ -159,7 +159,7 @@ pub fn work_of_client(message: &FromClient) -> Option<Work> {
     }
 }
 
-/// What kind of work a request is.
+/// Type of work for a request.
 pub fn work_of(request: &Request) -> Work {
     match request {
         Request::Create { .. } | Request::TmpFile { .. } | Request::Link { .. } => Work::Create,
@@ -190,7 +190,7 @@ pub fn work_of(request: &Request) -> Work {
     }
 }
 
-/// Counts and hashes what is encoded instead of keeping it.
+/// Counts and hashes encoded bytes without storing them.
 #[derive(Default)]
 struct Measure {
     bytes: usize,

@@ -1,4 +1,4 @@
-//! What operations cost processors.
+//! Cost model: processor time of operations.
 
 use std::path::{Path, PathBuf};
 
@@ -8,51 +8,53 @@ use crate::dist::Distribution;
 use crate::random::Random;
 use crate::time::Nanos;
 
-/// The table `[model]`: a preset, and what is to be different. Times are of a server's processor, for one request.
+/// The table `[model]`: a preset and overrides. Times are processor time of a server for one
+/// request, unless stated.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ModelSettings {
-    /// `wu`, `free`, or the path of a file that has such a table: one that has been calibrated.
+    /// `wu`, `free`, or the path of a calibrated file with such a table.
     pub preset: Option<String>,
-    /// What makes a name: files, directories, links.
+    /// Requests that create a name: of a file, directory or link.
     pub create: Option<Distribution>,
-    /// What removes one.
+    /// Requests that remove a name.
     pub remove: Option<Distribution>,
     pub rename: Option<Distribution>,
-    /// What looks at a name or an inode.
+    /// Requests that read a name or attributes.
     pub lookup: Option<Distribution>,
-    /// What changes attributes.
+    /// Requests that change attributes.
     pub setattr: Option<Distribution>,
-    /// A page of a listing, but for what is listed.
+    /// A page of a listing, excluding its entries.
     pub readdir: Option<Distribution>,
-    /// An entry of a listing, and its attributes if they are told with it.
+    /// An entry of a listing, and its attributes if requested.
     pub entry: Option<Distribution>,
     pub attributes: Option<Distribution>,
-    /// What opens and closes files.
+    /// Requests that open and close files.
     pub open: Option<Distribution>,
-    /// What reads and writes bytes.
+    /// Requests that read and write data.
     pub data: Option<Distribution>,
-    /// What else a client asks.
+    /// Other requests of clients.
     pub other: Option<Distribution>,
-    /// What another metadata server says.
+    /// Messages of other metadata servers.
     pub peer: Option<Distribution>,
-    /// Of a client's processor, for each call that a server is asked about.
+    /// Processor time of a client for each call that sends a request.
     pub client: Option<Distribution>,
-    /// Of a client's processor, for each message that comes to it.
+    /// Processor time of a client for each received message.
     pub client_message: Option<Distribution>,
-    /// Of a server's and of a client's processor besides, if it has nothing else to do: it sleeps, and has to be woken. At most as long
-    /// as it has had nothing to do.
+    /// Additional processor time of servers and clients for waking an idle processor. Limited by
+    /// the idle time.
     pub wake: Option<Distribution>,
     pub client_wake: Option<Distribution>,
-    /// Of a server's and of a client's processor besides, whenever it turns to a connection: it takes all that has come on that by then.
+    /// Additional processor time of servers and clients for switching to a connection, where the
+    /// processor takes all messages that have arrived.
     pub turn: Option<Distribution>,
     pub client_turn: Option<Distribution>,
-    /// Of a metadata server's processor, for each time that it writes to the journal's file, where nothing waits for a sync: of what has
-    /// come on a connection together all changes at once.
+    /// Processor time of a metadata server for a write to the journal's file if no request waits
+    /// for a sync; once for the changes of a batch.
     pub append: Option<Distribution>,
 }
 
-/// A kind of work of which a model knows the cost.
+/// Types of work with separate costs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Work {
     Create,
@@ -99,7 +101,7 @@ impl Work {
         Self::Append,
     ];
 
-    /// As scenarios and series name it.
+    /// Name in scenarios and series.
     pub fn name(self) -> &'static str {
         match self {
             Self::Create => "create",
@@ -125,14 +127,14 @@ impl Work {
     }
 }
 
-/// Of an entry of a listing, as measured of our server on a virtual machine.
+/// Cost of an entry of a listing, measured for an Espalier server on a virtual machine.
 const ENTRY: Nanos = Nanos(600);
 
-/// The cost of each kind of work.
+/// Cost of each type of work.
 #[derive(Clone, Debug)]
 pub struct Model([Distribution; Work::ALL.len()]);
 
-/// Why there is no such model.
+/// Why a model cannot be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
     #[error(
@@ -146,14 +148,16 @@ pub enum ModelError {
 }
 
 impl Model {
-    /// Everything is free.
+    /// All costs are zero.
     pub fn free() -> Self {
         Self([const { Distribution::ZERO }; Work::ALL.len()])
     }
 
-    /// PVFS on Palmetto (wu 4.3.3 to 4.3.6). What wu did not measure costs what a lookup does; what servers say to each
-    /// other is free, as P2S maps are. Attributes in a listing cost what carns IV.A.3 has measured of 8 KiB files: 50,000 of them are
-    /// opened and looked at in 0.660 s. What an entry costs PVFS nobody tells: it costs what it does here (`espalier sim calibrate`).
+    /// PVFS on Palmetto (wu 4.3.3 to 4.3.6). Operations that wu did not measure cost as much as a
+    /// lookup; messages between servers are free, as P2S maps are. Attributes in a listing cost
+    /// what carns IV.A.3 measured for 8 KiB files: opening and reading the attributes of 50,000 of
+    /// them takes 0.660 s. For the cost of an entry, which is unknown for PVFS, Espalier's is used
+    /// (`espalier sim calibrate`).
     pub fn wu() -> Self {
         let micros = |micros: u64| Nanos(micros * 1000);
         let mut model =
@@ -170,7 +174,8 @@ impl Model {
         model
     }
 
-    /// The model of a scenario that lies in a directory: files are named from there.
+    /// The cost model of a scenario. `dir`: the scenario's directory, to which file names are
+    /// relative.
     ///
     /// # Errors
     /// [`ModelError`]
@@ -247,8 +252,8 @@ impl Model {
         }
     }
 
-    /// What it costs to wake a processor that had nothing to do for so long: it falls asleep by and by, so that it never costs more than
-    /// that.
+    /// Cost of waking a processor after `idle`: it falls asleep gradually, so the cost is at most
+    /// `idle`.
     pub fn wake(&self, work: Work, idle: Nanos, random: &mut Random) -> Nanos {
         if idle == Nanos::ZERO { Nanos::ZERO } else { self.cost(work).sample(random).min(idle) }
     }

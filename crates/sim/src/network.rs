@@ -1,5 +1,5 @@
-//! The network: what a message takes from one node to another. Each node has a line to one switch, which sends and receives at
-//! the same time and carries one message after another; the switch itself is never the bottleneck.
+//! Model of the network. Each node has a full-duplex line to a single switch, which carries one
+//! message at a time in each direction; the switch itself is never the bottleneck.
 
 use rand::Rng;
 use serde::Deserialize;
@@ -9,51 +9,54 @@ use crate::quantity::{Bytes, Rate};
 use crate::random::Random;
 use crate::time::Nanos;
 
-/// A network that is known by name.
+/// Named networks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum NetworkPreset {
-    /// Gigabit Ethernet, of wu 4.3.1.
+    /// Gigabit Ethernet, as in wu 4.3.1.
     #[default]
     Gigabit,
-    /// Myri-10G, of wu 4.3.1: 1.2 GB/s.
+    /// Myri-10G, as in wu 4.3.1: 1.2 GB/s.
     Myri10g,
-    /// One machine.
+    /// A single machine.
     Loopback,
-    /// It takes no time.
+    /// All messages take no time.
     Free,
 }
 
-/// The table `[network]`: a preset, and what is to be different.
+/// The table `[network]`: a preset and overrides.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct NetworkSettings {
     pub preset: NetworkPreset,
-    /// From one node to another, but for the bytes.
+    /// One-way latency, excluding the transfer.
     pub latency: Option<Distribution>,
-    /// Of each node's line, each way. None: bytes take no time.
+    /// Bandwidth of each node's line in each direction. `None`: transfers take no time.
     pub bandwidth: Option<Rate>,
-    /// Longer payloads are announced, and sent when they have been granted (carns III.D); so are others that say so.
+    /// Longest payload in bytes that is sent without an announcement (carns III.D), unless the
+    /// message requests one.
     pub eager: Option<Bytes>,
-    /// The part of messages that is lost and sent again, 0 to 1. The others of the connection wait for them.
+    /// Fraction of messages that are lost and retransmitted, 0 to 1. Later messages of the
+    /// connection wait for them.
     pub loss: f64,
-    /// After how long a lost message is sent again.
+    /// Time until a lost message is retransmitted.
     pub retransmit: Option<Nanos>,
-    /// After how long a node notices that another does not answer: one that has lost power, or is behind a partition.
+    /// Time until a node detects that another does not answer, since it has no power or is
+    /// partitioned off.
     pub timeout: Option<Nanos>,
 }
 
-/// Bytes that go with each message: headers of Ethernet, IP and TCP.
+/// Bytes of Ethernet, IP and TCP headers per message.
 const HEADERS: usize = 66;
-/// Of `[network] eager`: what servers have.
+/// Default of `[network] eager`, as on servers.
 const EAGER: usize = 16 << 10;
 
-/// See the module's description.
+/// See the module description.
 #[derive(Debug)]
 pub struct Network {
     latency: Distribution,
     bandwidth: Option<Rate>,
-    /// Bytes.
+    /// Longest eager payload in bytes.
     pub eager: usize,
     loss: f64,
     retransmit: Nanos,
@@ -65,10 +68,10 @@ pub struct Network {
 /// A node's line to the switch.
 #[derive(Clone, Copy, Debug, Default)]
 struct Line {
-    /// When it has carried all that has been sent, and received.
+    /// Times when the queued messages of each direction have been carried.
     sends_until: Nanos,
     receives_until: Nanos,
-    /// Messages are late by so much, in an overloaded switch for instance.
+    /// Additional delay of messages, as by an overloaded switch.
     late: Nanos,
 }
 
@@ -85,7 +88,7 @@ impl NetworkSettings {
 }
 
 impl Network {
-    /// Between so many nodes.
+    /// `nodes`: number of nodes.
     pub fn new(settings: &NetworkSettings, nodes: usize, random: Random) -> Self {
         let (latency, bandwidth) = settings.preset();
         Self {
@@ -100,13 +103,13 @@ impl Network {
         }
     }
 
-    /// When a message of so many bytes arrives that is sent now.
+    /// Arrival time of a message of `bytes` bytes that is sent at `now`.
     pub fn send(&mut self, now: Nanos, from: usize, to: usize, bytes: usize) -> Nanos {
         let time = self.bandwidth.map_or(Nanos::ZERO, |rate| rate.time(bytes + HEADERS));
         let latency = self.latency.sample(&mut self.random);
         let begins = now.max(self.lines[from].sends_until);
         self.lines[from].sends_until = begins + time;
-        // The switch passes on what it receives while it receives it.
+        // The switch forwards a message while it receives it (cut-through).
         let line = &mut self.lines[to];
         line.receives_until = (begins + latency).max(line.receives_until) + time;
         let mut arrives = line.receives_until + line.late + self.lines[from].late;
@@ -116,14 +119,14 @@ impl Network {
         arrives
     }
 
-    /// What a handshake takes before a payload: there and back.
+    /// Time of a handshake before a payload: one round trip.
     pub fn handshake(&mut self) -> Nanos {
         let time = self.bandwidth.map_or(Nanos::ZERO, |rate| rate.time(HEADERS));
         let latencies = self.latency.sample(&mut self.random) + self.latency.sample(&mut self.random);
         latencies + time + time
     }
 
-    /// From now on what the node sends and receives is late by so much.
+    /// Delays all further messages from and to a node.
     pub fn set_late(&mut self, node: usize, late: Nanos) {
         self.lines[node].late = late;
     }

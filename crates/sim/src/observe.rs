@@ -1,4 +1,4 @@
-//! Who looks on at a run, and who spoils it.
+//! Interfaces of observers and of mutants.
 
 use espalier_client::{Answer, Call};
 use espalier_meta::{Io, IoDone};
@@ -10,27 +10,30 @@ use crate::source::Done;
 use crate::storage::{Left, Loss};
 use crate::time::Nanos;
 
-/// A node of a run: metadata servers have the first numbers, then data servers, then clients.
+/// A node of a run. Metadata servers have the first numbers, then data servers, then clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Node(pub u32);
 
-/// Is told what happens in a run.
+/// Receives the events of a run.
 pub trait Observer {
-    /// A client's process has called. Its answer comes under the same number, unless the client ends first.
+    /// A client's process has made a call. The reply has the same number, unless the client crashes
+    /// first.
     fn invoked(&mut self, _now: Nanos, _client: u32, _call: u64, _caller: &Caller, _what: &Call<'_>) {}
 
     fn answered(&mut self, _now: Nanos, _client: u32, _call: u64, _result: &Result<Answer, Errno>) {}
 
-    /// The next answer is told before a server has answered: a [`Self::replied`] to what the call asks comes later.
+    /// The next reply precedes the server's (write-back): a [`Self::replied`] for the call's
+    /// request follows later.
     fn told_early(&mut self, _client: u32, _call: u64) {}
 
-    /// Data servers have done what was told early, or could not do it, and the client has heard of it.
+    /// Data servers have executed a write-back write, or failed, and the client has received their
+    /// reply.
     fn written_behind(&mut self, _now: Nanos, _client: u32, _call: u64, _fails: bool) {}
 
-    /// A client's call asks a metadata server, perhaps once more.
+    /// A client sends a request for a call to a metadata server, possibly again.
     fn asked(&mut self, _client: u32, _call: u64, _rank: Rank, _message: &FromClient) {}
 
-    /// A metadata server has answered a request, whether or not the client hears of it.
+    /// A metadata server has replied to a request, whether or not the client receives it.
     fn replied(
         &mut self,
         _now: Nanos,
@@ -44,50 +47,52 @@ pub trait Observer {
     /// An operation of a client's process has ended.
     fn finished(&mut self, _client: u32, _process: u32, _done: &Done) {}
 
-    /// A server has ended, or a client; of the latter nothing comes any more. `left`: of a metadata server's journal.
+    /// A server or client has crashed; a crashed client does not return. `left`: remains of a
+    /// metadata server's journal.
     fn crashed(&mut self, _now: Nanos, _node: Node, _loss: Loss, _left: Option<Left>) {}
 
-    /// A client has ended that had told its processes of changes which no server has answered.
+    /// A client has crashed with pending write-back operations.
     fn forgot(&mut self) {}
 
-    /// A server has begun again.
+    /// A server has restarted.
     fn began(&mut self, _now: Nanos, _node: Node) {}
 
-    /// Where the spans of operations are to be written, if they are.
+    /// Log for the spans of operations, if they are recorded.
     fn spans(&mut self) -> Option<&mut Log> {
         None
     }
 
-    /// A message has come.
+    /// A message has arrived.
     fn arrived(&mut self, _now: Nanos, _from: Node, _to: Node, _message: &Message) {}
 
-    /// A message is on its way.
+    /// A message is sent.
     fn sent(&mut self, _now: Nanos, _from: Node, _to: Node, _message: &Message) {}
 }
 
-/// Sees nothing.
+/// Ignores all events.
 impl Observer for () {}
 
-/// What becomes of a message that arrives.
+/// Handling of a message that arrives.
 #[derive(Debug)]
 pub enum Arrival {
     Taken(Message),
     Swallowed,
-    /// It is swallowed, and this is said to who has sent it.
+    /// Drops the message and returns this reply to its sender.
     Answered(Message),
 }
 
-/// Does what drivers and machines must not do, to see that it is found out.
+/// A mutant: makes drivers or machines misbehave, to test that checks detect it.
 pub trait Saboteur {
     fn arrives(&mut self, _from: Node, _to: Node, message: Message) -> Arrival {
         Arrival::Taken(message)
     }
 
-    /// A metadata server is to do an I/O. If something is returned, that is its answer, and it is not done.
+    /// A metadata server requests an I/O. A returned value is its result; the I/O is not executed
+    /// then.
     fn io(&mut self, _node: Node, _io: &mut Io) -> Option<Result<IoDone, Errno>> {
         None
     }
 }
 
-/// Spoils nothing.
+/// Changes nothing.
 impl Saboteur for () {}

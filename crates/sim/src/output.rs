@@ -1,4 +1,4 @@
-//! What a run comes to, as files: tables for other programs, and pictures.
+//! Writes results of runs as CSV tables and as charts.
 
 use std::path::{Path, PathBuf};
 
@@ -21,7 +21,7 @@ pub enum OutputError {
     Plot(#[from] PlotError),
 }
 
-/// Writes the report and the series into a directory, which is made if need be.
+/// Writes the report and the series as CSV to a directory, which is created if absent.
 ///
 /// # Errors
 /// [`OutputError`]
@@ -35,7 +35,7 @@ pub fn write_csv(dir: &Path, report: &Report, series: &Series) -> Result<(), Out
     table(dir, "message-series", &series.messages)
 }
 
-/// Writes what runs of a sweep have come to, as `sweep.csv`.
+/// Writes the results of a sweep as `sweep.csv`.
 ///
 /// # Errors
 /// [`OutputError`]
@@ -44,8 +44,8 @@ pub fn write_sweep(dir: &Path, points: &[Point]) -> Result<(), OutputError> {
     table(dir, "sweep", points)
 }
 
-/// Draws throughput, queues and waiting times over the number of servers, with a line for each number of clients (wu, Figs. 5.2, 5.5
-/// and 5.6).
+/// Draws throughput, queues and waiting times over the number of servers, with a line for each
+/// number of clients (wu, Figs. 5.2, 5.5 and 5.6).
 ///
 /// # Errors
 /// [`OutputError`]
@@ -69,8 +69,8 @@ pub fn plot_sweep(dir: &Path, points: &[Point]) -> Result<(), OutputError> {
     Ok(())
 }
 
-/// Draws the distributions of what was measured and what was simulated over each other, up to the 99th percentile (wu 4.3). Both as
-/// [`quantiles`](crate::quantiles) has them.
+/// Draws the measured and simulated distributions up to the 99th percentile (wu 4.3). Both are
+/// given by [`quantiles`](crate::quantiles).
 ///
 /// # Errors
 /// [`OutputError`]
@@ -82,7 +82,7 @@ pub fn plot_distributions(file: &Path, measured: &[Nanos], simulated: &[Nanos]) 
         Line { name: name.into(), points: points.filter(|(_, part)| *part < 0.99).collect(), dots: false }
     };
     let lines = [line("measured", measured), line("simulated", simulated)];
-    Ok(plot(file, "microseconds", "part that took no longer", &lines)?)
+    Ok(plot(file, "microseconds", "cumulative fraction", &lines)?)
 }
 
 fn make(dir: &Path) -> Result<(), OutputError> {
@@ -97,10 +97,11 @@ fn table<T: Serialize>(dir: &Path, name: &str, rows: &[T]) -> Result<(), OutputE
     writer.flush().map_err(|cause| failed(cause.into()))
 }
 
-/// Servers of which each has a line of its own; of more there are the least, the mean and the most.
+/// Largest number of servers with a line each; for more, the minimum, the mean and the maximum are
+/// drawn.
 const LINES: usize = 8;
 
-/// Draws the series into a directory, which is made if need be, as SVG.
+/// Draws the series as SVG to a directory, which is created if absent.
 ///
 /// # Errors
 /// [`OutputError`]

@@ -1,4 +1,4 @@
-//! Lines, as a picture.
+//! Line charts.
 
 use std::path::{Path, PathBuf};
 
@@ -15,19 +15,19 @@ const COLOURS: [RGBColor; 8] = [
     RGBColor(110, 110, 110),
 ];
 
-/// Lines of so few points show where these are.
+/// Largest number of points for which markers are drawn.
 const MARKED: usize = 16;
 
-/// A line: places and values.
+/// A line of a chart: x and y values.
 #[derive(Clone, Debug)]
 pub struct Line {
     pub name: String,
     pub points: Vec<(f64, f64)>,
-    /// Points alone, as of what others have measured.
+    /// Draw only markers, as for measurements by others.
     pub dots: bool,
 }
 
-/// Why there is no picture.
+/// Why a chart cannot be written.
 #[derive(Debug, thiserror::Error)]
 #[error("{}: {message}", file.display())]
 pub struct PlotError {
@@ -35,7 +35,7 @@ pub struct PlotError {
     message: String,
 }
 
-/// Draws the lines, from 0 up, into a file as SVG. `over`, `what`: what places and values are.
+/// Draws lines to an SVG file; the y axis begins at 0. `over`, `what`: labels of the axes.
 ///
 /// # Errors
 /// The file cannot be written.
@@ -92,7 +92,7 @@ fn draw(
     Ok(())
 }
 
-/// Of an axis: with as many decimals as it has, at most three.
+/// Axis label with up to three decimals, without trailing zeros.
 fn number(value: &f64) -> String {
     let text = format!("{value:.3}");
     text.trim_end_matches('0').trim_end_matches('.').to_string()

@@ -1,5 +1,5 @@
-//! A process: its program, and what a kernel does for it. Paths are walked name by name, open files have places where reading goes on,
-//! and every operation becomes calls of the client's machine, one at a time.
+//! A process: its program, and the work of a kernel for it. The kernel walks paths name by name,
+//! keeps file offsets, and turns every operation into calls of the client machine, one at a time.
 
 mod files;
 mod inodes;
@@ -17,56 +17,58 @@ use task::{Task, Turn};
 
 pub use files::{FileTable, WORKING_DIR};
 
-/// What a process waits for.
+/// The next action of a process.
 #[derive(Debug)]
 pub enum Act {
-    /// The answer to a call.
+    /// Make a call and wait for the reply.
     Call(Caller, Call<'static>),
-    /// The same, but after that time it is interrupted.
+    /// As `Call`, interrupted after the given time.
     CallFor(Caller, Call<'static>, Nanos),
-    /// That so much time goes by.
+    /// Wait for the given time.
     Pause(Nanos),
-    /// Nothing, but its client forgets what it has cached.
+    /// Drop the client's caches, and continue.
     Forget,
-    /// That all processes of its workload that have not ended have come to the barrier of that number, from 0 on.
+    /// Wait until all running processes of the workload have reached the barrier with this number,
+    /// counted from 0.
     Barrier(u32),
-    /// Nothing: it has ended.
+    /// The process has ended.
     End,
 }
 
-/// What runs on a client: calls of its machine, one at a time.
+/// A program on a client: calls of the client machine, one at a time.
 pub trait Program: std::fmt::Debug {
-    /// Goes on until it waits for something: to be called at first, and when that has come. `answer`: after [`Act::Call`].
+    /// Continues until the next action: at the start, and whenever the last action is complete.
+    /// `answer`: after [`Act::Call`].
     fn step(&mut self, now: Nanos, random: &mut Random, answer: Option<Result<Answer, Errno>>) -> Act;
 
-    /// The operations that have ended since this was last asked.
+    /// Returns the operations that have ended since the last call.
     fn take_finished(&mut self) -> Vec<Done> {
         Vec::new()
     }
 }
 
-/// By which door a program's operations come to the client.
+/// The frontend between a program and the client.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Door {
-    /// A kernel, which looks up a name before it asks for anything to be done with it.
+    /// A kernel, which looks up each name before it uses it.
     #[default]
     Mount,
-    /// The library, which does not if it need not.
+    /// The library, which omits lookups where possible.
     Library,
 }
 
-/// Who a process is.
+/// Credentials and number of a process.
 #[derive(Clone, Debug)]
 pub struct Identity {
-    /// Unique in a run: what it writes bears this number.
+    /// Unique in a run; marks the data that the process writes.
     pub number: u32,
     pub caller: Caller,
     pub umask: u32,
     pub door: Door,
 }
 
-/// See the module's description.
+/// See the module description.
 #[derive(Debug)]
 pub struct Process {
     kernel: Kernel,
@@ -75,18 +77,18 @@ pub struct Process {
     last: Option<Done>,
     finished: Vec<Done>,
     barriers: u32,
-    /// Inodes that are still to be released at its end.
+    /// Inodes that remain to be released at the end.
     left_open: Option<VecDeque<Ino>>,
 }
 
-/// What a kernel knows of a process.
+/// Kernel state of a process.
 #[derive(Debug)]
 struct Kernel {
     identity: Identity,
     files: FileTable,
-    /// Bytes written so far bear numbers up to this.
+    /// Number of writes so far; marks the written data.
     writes: u32,
-    /// When the root was last asked for.
+    /// Time of the last request for the root's attributes.
     root_asked: Option<Nanos>,
 }
 
@@ -95,7 +97,7 @@ impl Process {
         Self::sharing(identity, source, &FileTable::default())
     }
 
-    /// As [`Self::new`], with open files that it shares with other processes of its client.
+    /// As [`Self::new`], with open files shared with other processes of its client.
     pub fn sharing(identity: Identity, source: Box<dyn Source>, files: &FileTable) -> Self {
         files.begin();
         let kernel = Kernel { identity, files: files.clone(), writes: 0, root_asked: None };
@@ -103,7 +105,7 @@ impl Process {
         Self { kernel, source, task, last, finished, barriers: 0, left_open: None }
     }
 
-    /// When a process ends, the kernel closes what it has left open.
+    /// Closes the files that the process left open.
     fn release_next(&mut self) -> Act {
         match self.left_open.as_mut().and_then(VecDeque::pop_front) {
             Some(ino) => Act::Call(self.kernel.identity.caller.clone(), Call::Release { ino }),

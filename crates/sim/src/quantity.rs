@@ -1,4 +1,4 @@
-//! Numbers with units, as scenarios have them: `50 us`, `64 KiB`, `1 Gbit/s`.
+//! Numbers with units in scenarios: `50 us`, `64 KiB`, `1 Gbit/s`.
 
 use std::fmt;
 
@@ -35,18 +35,18 @@ const RATES: &[(&str, f64)] = &[
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bytes(pub u64);
 
-/// Bytes per second; more than 0.
+/// Bytes per second; greater than 0.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rate(pub f64);
 
 impl Rate {
-    /// How long so many bytes take.
+    /// Transfer time of so many bytes.
     pub fn time(self, bytes: usize) -> Nanos {
         Nanos((bytes as f64 * 1e9 / self.0) as u64)
     }
 }
 
-/// A number and one of the units; 0 needs none.
+/// Parses a number with a unit; 0 needs no unit.
 fn parse(text: &str, units: &[(&str, f64)]) -> Option<f64> {
     let text = text.trim();
     let end = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());
@@ -58,7 +58,7 @@ fn parse(text: &str, units: &[(&str, f64)]) -> Option<f64> {
     Some(number * factor)
 }
 
-/// Takes a string with a unit.
+/// Deserialises a string with a unit.
 struct WithUnit {
     what: &'static str,
     units: &'static [(&'static str, f64)],
@@ -98,7 +98,7 @@ impl<'de> Deserialize<'de> for Rate {
     }
 }
 
-/// A time in a scenario's words, for those who parse texts of their own.
+/// Parses a time with a unit, for other text formats.
 pub fn parse_time(text: &str) -> Option<Nanos> {
     parse(text, TIMES).map(|nanos| Nanos(nanos.round() as u64))
 }

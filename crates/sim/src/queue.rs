@@ -1,14 +1,15 @@
-//! What is going to happen, in the order of its time.
+//! Event queue in order of virtual time.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use crate::time::Nanos;
 
-/// Events by time; those of the same time in the order in which they were added.
+/// Events by time; events at the same time keep their insertion order.
 #[derive(Debug)]
 pub struct Queue<E> {
-    /// Time, number, and where the event lies: events are big, and a heap moves what it holds about.
+    /// Time, sequence number, and slot of the event: events are large, and a heap moves its
+    /// elements.
     heap: BinaryHeap<Reverse<(Nanos, u64, u32)>>,
     events: Vec<Option<E>>,
     free: Vec<u32>,
@@ -32,7 +33,7 @@ impl<E> Queue<E> {
         self.heap.push(Reverse((at, self.added, place)));
     }
 
-    /// When the next event happens.
+    /// Time of the next event.
     pub fn next_time(&self) -> Option<Nanos> {
         self.heap.peek().map(|Reverse((at, ..))| *at)
     }

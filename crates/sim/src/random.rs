@@ -1,18 +1,18 @@
-//! Random numbers that are the same on every machine.
+//! Random numbers that are identical on every machine.
 
 use std::hash::Hasher as _;
 
 use rand::SeedableRng;
 
-/// A source of random numbers. Its algorithm is fixed: a seed gives the same numbers for ever.
+/// A random generator with a fixed algorithm: a seed gives the same numbers in every version.
 pub type Random = rand_pcg::Pcg64;
 
-/// What a run's random numbers are made from.
+/// The seed of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seed(pub u64);
 
 impl Seed {
-    /// The numbers for one purpose of one node. So what one draws does not change what others do.
+    /// A generator for one purpose of one node. Draws for one purpose do not affect others.
     pub fn random(self, purpose: &str, number: u64) -> Random {
         let mut hasher = siphasher::sip::SipHasher13::new_with_keys(self.0, number);
         hasher.write(purpose.as_bytes());

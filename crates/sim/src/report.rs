@@ -1,4 +1,4 @@
-//! What a run comes to.
+//! Results of a run.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -12,28 +12,28 @@ use crate::source::{Done, OpKind};
 use crate::station::{Little, Load};
 use crate::time::Nanos;
 
-/// What a run has come to. Servers and rates are of the time in which processes worked.
+/// Results of a run. Server figures and rates refer to the time in which processes worked.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
     pub seed: u64,
-    /// Runs that have the same fingerprint went alike.
+    /// Runs with the same fingerprint are identical.
     pub fingerprint: String,
-    /// Seconds of virtual time in which processes worked, and until all was at rest.
+    /// Seconds of virtual time in which processes worked, and until everything was at rest.
     pub worked_s: f64,
     pub total_s: f64,
-    /// What was simulated.
+    /// Number of simulated events.
     pub events: u64,
     pub operations: Vec<KindReport>,
     pub servers: Vec<ServerReport>,
     pub messages: BTreeMap<&'static str, u64>,
     pub message_bytes: u64,
-    /// What has gone wrong on purpose, by kind.
+    /// Number of faults by kind.
     pub faults: BTreeMap<&'static str, u64>,
-    /// Stations for which Little's law does not hold: then the simulator has lost account of somebody.
+    /// Stations that violate Little's law, which indicates a bug in the simulator's accounting.
     pub lawless: Vec<String>,
 }
 
-/// Operations of a kind. Times are microseconds.
+/// Statistics of one kind of operation. Times are in microseconds.
 #[derive(Clone, Debug, Serialize)]
 pub struct KindReport {
     pub kind: &'static str,
@@ -45,31 +45,31 @@ pub struct KindReport {
     pub p95_us: f64,
     pub p99_us: f64,
     pub max_us: f64,
-    /// As [`quantiles`] has them.
+    /// As returned by [`quantiles`].
     #[serde(skip)]
     pub quantiles: Vec<Nanos>,
 }
 
-/// How a server was used.
+/// Utilisation of a server.
 #[derive(Clone, Debug, Serialize)]
 pub struct ServerReport {
     pub server: u32,
     /// `metadata` or `data`.
     pub role: &'static str,
     pub requests: u64,
-    /// Mean number of requests in it, waiting or served; how many came per second; how many seconds each was in it (Little's L,
-    /// lambda and W).
+    /// Mean number of requests in the server, waiting or served; arrivals per second; mean seconds
+    /// in the server (Little's L, lambda and W).
     pub queue: f64,
     pub arrivals_per_second: f64,
     pub seconds: f64,
-    /// Of its processor.
+    /// Utilisation of its processor.
     pub utilisation: f64,
     pub disk_queue: f64,
     pub disk_utilisation: f64,
     pub entries: u64,
 }
 
-/// What is known of a server.
+/// Accounts of a server.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Used {
     pub cores: usize,
@@ -79,13 +79,13 @@ pub struct Used {
 }
 
 impl ServerReport {
-    /// And what is not lawful in it.
+    /// The report of a server, and its violations of Little's law.
     pub fn new(server: u32, role: &'static str, now: Nanos, used: &Used) -> (Self, Vec<String>) {
         let stations = [("processor", used.cpu.little(now)), ("disk", used.disk.little(now))];
         let is_lawless = |(_, little): &&(&str, Little)| !little.holds();
         let lawless = stations.iter().filter(is_lawless).map(|(what, little)| {
             let Little { number, rate, time } = little;
-            format!("server {server}'s {what}: {number} in it, {rate} came per second, each for {time} s")
+            format!("server {server}'s {what}: {number} jobs, {rate} arrivals per second, {time} s each")
         });
         let total = now.0.max(1) as f64;
         let [(_, cpu), (_, disk)] = stations;
@@ -105,8 +105,8 @@ impl ServerReport {
     }
 }
 
-/// Times at equal steps of probability, from the shortest to the longest: such a longest that straight lines between them have the mean
-/// of all. A few that took very long would count for too much otherwise.
+/// Quantiles at equal steps of probability, ascending. The last one is chosen such that linear
+/// interpolation has the exact mean; otherwise few very long times would weigh too much.
 pub fn quantiles(times: &Histogram<u64>) -> Vec<Nanos> {
     const STEPS: u32 = 64;
     let at = |step| times.value_at_quantile(f64::from(step) / f64::from(STEPS));
@@ -118,7 +118,7 @@ pub fn quantiles(times: &Histogram<u64>) -> Vec<Nanos> {
     quantiles.into_iter().map(Nanos).collect()
 }
 
-/// What has been done, by kind.
+/// Completed operations by kind.
 #[derive(Debug, Default)]
 pub struct Tally {
     kinds: BTreeMap<OpKind, Times>,
@@ -136,7 +136,7 @@ impl Tally {
         let times = match self.kinds.entry(done.kind) {
             Entry::Occupied(entry) => entry.into_mut(),
             Entry::Vacant(entry) => {
-                // From a nanosecond to a day, to three digits.
+                // From a nanosecond to a day, with three significant digits.
                 let Ok(times) = Histogram::new_with_bounds(1, 86_400_000_000_000, 3) else { return };
                 entry.insert(Times { errors: 0, times })
             }
@@ -149,7 +149,7 @@ impl Tally {
         self.kinds.values().map(|times| times.times.len()).sum()
     }
 
-    /// `seconds`: how long processes worked.
+    /// `seconds`: time in which processes worked.
     pub fn report(&self, seconds: f64) -> Vec<KindReport> {
         let report = |(kind, Times { errors, times }): (&OpKind, &Times)| {
             let micros = |part: f64| times.value_at_quantile(part) as f64 / 1e3;
@@ -170,14 +170,14 @@ impl Tally {
     }
 }
 
-/// Counts by the names of their kinds, without those that did not occur.
+/// Counts by name of their kind, without zeros.
 pub fn messages(sent: &[u64; MessageKind::ALL.len()]) -> BTreeMap<&'static str, u64> {
     let counts = MessageKind::ALL.into_iter().map(|kind| (kind.name(), sent[kind as usize]));
     counts.filter(|(_, count)| *count > 0).collect()
 }
 
 impl Report {
-    /// All operations.
+    /// Number of all operations.
     pub fn count(&self) -> u64 {
         self.operations.iter().map(|kind| kind.count).sum()
     }
@@ -203,7 +203,7 @@ impl fmt::Display for Report {
             "seed {seed}, fingerprint {fingerprint}: {} operations in {worked_s:.3} s, {rate:.0} per second",
             self.count()
         )?;
-        writeln!(f, "{events} events; all was at rest after {total_s:.3} s")?;
+        writeln!(f, "{events} events; at rest after {total_s:.3} s")?;
         writeln!(
             f,
             "\n{:>10} {:>10} {:>8} {:>10} {:>10} {:>10} {:>10} {:>10}",

@@ -1,5 +1,6 @@
-//! Broken variants of the program, to see that random runs find out. What is broken sits between machines and what carries their
-//! messages and does their I/O, so that there is nothing of it in the machines.
+//! Mutants: deliberately broken variants of the program, to test that random runs detect faults. A
+//! mutant changes messages and I/O between machines and drivers, so the machines contain no code
+//! for it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,70 +13,70 @@ use espalier_proto::{
 use crate::message::Message;
 use crate::observe::{Arrival, Node, Saboteur};
 
-/// What is broken.
+/// The fault of a mutant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Breakage {
-    /// A client confirms revocations, and goes on believing what it has cached.
+    /// A client acknowledges revocations and keeps its cache.
     IgnoredRevocation,
-    /// A server answers before its journal has been written.
+    /// A server replies before its journal is written.
     UnwrittenJournal,
-    /// The journal is not made durable when that is asked for.
+    /// The journal ignores syncs.
     UnsyncedJournal,
-    /// What was completed is not noted, so that what is sent again is done again.
+    /// Completed requests are not recorded, so a resent request is executed again.
     ForgottenCompletion,
-    /// A rename is done by one rank, while the other takes it for aborted.
+    /// A rename is committed at one rank and aborted at the other.
     OneSidedCommit,
-    /// What another rank has decided is confirmed and not done.
+    /// The decision of another rank is acknowledged and ignored.
     IgnoredDecision,
-    /// The journal is trimmed of what no checkpoint has.
+    /// The journal is trimmed beyond the checkpoint.
     EarlyTrim,
-    /// Of a checkpoint the last piece is not written.
+    /// The last piece of a checkpoint is not written.
     TornCheckpoint,
-    /// What a rank owes another is confirmed and not counted.
+    /// Usage deltas of another rank are acknowledged and not counted.
     UncountedUsage,
-    /// The bytes of files that outgrow the strip are not copied.
+    /// The data of files that outgrow the strip is not copied.
     UnfilledStream,
-    /// The streams of removed files stay.
+    /// Streams of removed files remain.
     KeptStream,
-    /// What is evicted is sometimes not found again.
+    /// Evicted records are sometimes not found.
     LostRecord,
-    /// A server tells of names that have just been made that they are not there.
+    /// A server reports new names as absent.
     LateName,
-    /// A truncation is done by some of the data servers.
+    /// A truncation is executed by only some of the data servers.
     OneSidedTruncation,
-    /// The datafiles of removed files stay.
+    /// Datafiles of removed files remain.
     KeptDatafile,
-    /// Data servers say that something is durable that is not.
+    /// Data servers report data as durable that is not.
     UnsyncedDatafile,
-    /// The journal does not say what a directory's policy has become.
+    /// The journal lacks changes of directories' policies.
     UnjournaledPolicy,
-    /// Nor which policy a new inode has from its directory.
+    /// The journal lacks the policy that a new inode inherits.
     UninheritedPolicy,
-    /// A umask takes rights away where there is a default access control list.
+    /// A umask applies although there is a default access control list.
     UmaskedList,
-    /// Entries of access control lists for groups are not about their supplementary members.
+    /// Group entries of access control lists do not apply to supplementary groups.
     IgnoredGroups,
-    /// A change of a mode leaves the mask of an access control list as it is.
+    /// A change of a mode leaves the mask of the access control list unchanged.
     KeptMask,
-    /// Quotas allow one file more than was asked for, and tell what was asked for.
+    /// Quotas allow one file more than their limit, and report the limit as set.
     LaxQuota,
-    /// What quotas there are ranks do not tell each other.
+    /// Ranks do not exchange quotas.
     UntoldQuota,
-    /// Who is refused a lock takes it for given.
+    /// A client takes a refused lock as granted.
     SharedLock,
-    /// What is unlocked stays locked.
+    /// Unlocked ranges stay locked.
     KeptLock,
-    /// A server that has begun again is told of no locks.
+    /// A restarted server gets no reclaimed locks.
     UnclaimedLock,
-    /// Who waits for a lock is not told that he has it.
+    /// A waiter is not notified when it gets the lock.
     UntoldLock,
-    /// A client takes itself to be alone in each directory that it changes.
+    /// A client assumes an exclusive lease on each directory that it changes.
     AssumedAlone,
-    /// A file of which callers have been told is not made.
+    /// A file that was acknowledged to callers is not made.
     UnmadeFile,
 }
 
-/// A frame begins with the sequence number of its first event.
+/// Bytes of the sequence number at the start of a frame.
 const SEQUENCE: usize = 8;
 
 impl Breakage {
@@ -112,14 +113,15 @@ impl Breakage {
     ];
 }
 
-/// Breaks one thing. What is broken only now and then is so by count: a run stays a function of its seed.
+/// Applies one mutant. Intermittent faults occur by count, so that a run stays a function of its
+/// seed.
 #[derive(Debug)]
 pub struct Spoiler {
     what: Breakage,
     count: u64,
-    /// Requests that tell of a limit, or ask for a lock, with who has asked whom.
+    /// Requests that read a limit or ask for a lock: sender, receiver, number.
     asked: BTreeSet<(Node, Node, RequestId)>,
-    /// Of access control lists.
+    /// Masks of access control lists.
     masks: BTreeMap<Ino, u32>,
 }
 
@@ -178,7 +180,7 @@ impl Spoiler {
         message
     }
 
-    /// A mode that is asked for has the mask that was set last.
+    /// Replaces the mask in a requested mode by the last one set.
     fn with_old_mask(&mut self, mut message: Message) -> Message {
         if let Message::FromClient(FromClient::Request { request, .. }) = &mut message {
             match request {
@@ -337,13 +339,13 @@ fn is_limit(name: &[u8]) -> bool {
     *name == *b"user.espalier.quota.max_files"
 }
 
-/// Of a list as the kernel encodes it.
+/// The mask of a list in the kernel's encoding.
 fn mask(list: &[u8]) -> Option<u32> {
     let entry = list.get(4..)?.chunks_exact(8).find(|entry| entry[0] == 16)?;
     Some(entry[2].into())
 }
 
-/// To a decimal number.
+/// Adds to a decimal number.
 fn add(value: &mut Box<[u8]>, more: i64) {
     let number = std::str::from_utf8(value).ok().and_then(|text| text.parse::<i64>().ok());
     *value = number.map_or(0, |number| number + more).to_string().into_bytes().into();
@@ -357,7 +359,7 @@ fn finished(id: TransactionId) -> Arrival {
     Arrival::Answered(Message::Peer(PeerMessage::Finished { id }))
 }
 
-/// A frame with other events.
+/// Re-encodes a frame with changed events.
 fn changed(frame: &[u8], change: impl Fn(&mut Event)) -> Vec<u8> {
     let (sequence, mut rest) = frame.split_at(frame.len().min(SEQUENCE));
     let mut changed = sequence.to_vec();

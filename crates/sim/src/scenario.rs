@@ -1,4 +1,4 @@
-//! What is simulated, as a file in TOML says it.
+//! Scenarios: TOML files that describe a simulation.
 
 use std::path::{Path, PathBuf};
 
@@ -15,7 +15,7 @@ use crate::source::Workload;
 use crate::sweep::SweepSettings;
 use crate::time::Nanos;
 
-/// A scenario. The run of one is a function of it and its seed.
+/// A scenario. A run is a function of it and its seed.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Scenario {
@@ -27,24 +27,24 @@ pub struct Scenario {
     pub disk: DiskSettings,
     pub clock: ClockSettings,
     pub faults: FaultSettings,
-    /// A file that `espalier sim calibrate` has made, instead of `model` and `network`.
+    /// A file made by `espalier sim calibrate`, instead of `model` and `network`.
     pub machine: Option<PathBuf>,
     pub workload: Vec<Workload>,
     pub sweep: SweepSettings,
     pub output: OutputSettings,
-    /// Where it lies: files are named from there.
+    /// Directory of the scenario; file names are relative to it.
     #[serde(skip)]
     pub dir: PathBuf,
-    /// What `machine` names.
+    /// Contents of the file `machine`.
     #[serde(skip)]
     pub on: Option<Machine>,
 }
 
-/// A machine on which clients and servers run, and what they take there.
+/// A calibrated machine that runs clients and servers.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Machine {
-    /// Those that all nodes share; without, each node has its own.
+    /// Processors shared by all nodes; `None`: each node has its own.
     pub processors: Option<usize>,
     pub network: NetworkSettings,
     pub model: ModelSettings,
@@ -54,30 +54,31 @@ pub struct Machine {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Cluster {
-    /// Metadata servers that share the tree.
+    /// Number of metadata servers.
     pub ranks: u16,
-    /// Data servers.
+    /// Number of data servers.
     pub data: u16,
     pub clients: u32,
-    /// Requests that a server deals with at the same time.
+    /// Requests that a server executes in parallel.
     pub cores: usize,
     pub durability: Durability,
-    /// Where changes are to be durable: commits are put off while so many requests wait to be served, until `high_watermark` changes wait
-    /// for one. A high watermark of 1 commits each by itself (carns III.C).
+    /// With durable acknowledgements: while more requests than `low_watermark` wait to be served,
+    /// commits are deferred until `high_watermark` changes wait for one. A high watermark of 1
+    /// commits each change by itself (carns III.C).
     pub low_watermark: usize,
     pub high_watermark: usize,
     pub cache: Caching,
-    /// Clients tell of changes before servers have made them, where they are alone.
+    /// Metadata write-back in exclusive directories.
     pub early: bool,
-    /// A client that is silent for so long loses its session.
+    /// Time of silence after which a client's session ends.
     pub session: Nanos,
     pub lease: Nanos,
-    /// Files of at most this size lie with their metadata.
+    /// Largest size of a stuffed file.
     pub strip: Bytes,
     pub journal: Bytes,
-    /// What a metadata server may keep of its tables, about.
+    /// Approximate memory of a metadata server for its tables.
     pub memory: Bytes,
-    /// The machines may take so long to end what is under way when all processes have ended.
+    /// Time limit, after the end of all processes, for everything to come to rest.
     pub drain: Nanos,
 }
 
@@ -103,7 +104,7 @@ impl Default for Cluster {
     }
 }
 
-/// The table `[policy]`: what metadata servers want of files, as the table of that name in a server's configuration.
+/// The table `[policy]`: default policy of the metadata servers, as in a server's configuration.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(try_from = "toml::Table")]
 pub struct FilePolicy(pub Policy);
@@ -124,7 +125,7 @@ impl TryFrom<toml::Table> for FilePolicy {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Durability {
-    /// When they are in the journal's file: a loss of power may lose the last second.
+    /// When they are in the journal's file: a loss of power may take the last second.
     Written,
     Durable,
 }
@@ -135,7 +136,7 @@ pub enum Durability {
 pub enum Caching {
     Leases,
     None,
-    /// Names and attributes, for so long, whatever others do to them meanwhile.
+    /// Names and attributes for a fixed term, without leases.
     Ttl(Nanos),
 }
 
@@ -155,7 +156,7 @@ impl TryFrom<String> for Caching {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct OutputSettings {
-    /// From one sample of a series to the next.
+    /// Sampling interval of series.
     pub series: Nanos,
 }
 
@@ -170,7 +171,7 @@ impl Default for OutputSettings {
 pub enum ScenarioError {
     #[error("{}: {cause}", path.display())]
     Read { path: PathBuf, cause: std::io::Error },
-    /// It says the line.
+    /// The cause contains the line.
     #[error("{}: {cause}", path.display())]
     Malformed { path: PathBuf, cause: Box<toml::de::Error> },
     #[error("{key}: {wanted}")]
@@ -215,7 +216,7 @@ impl Scenario {
         Ok(scenario)
     }
 
-    /// The scenario of a text; `path`: where it is said to lie, for messages.
+    /// Parses a scenario. `path`: its file, for messages and relative file names.
     ///
     /// # Errors
     /// [`ScenarioError`]
@@ -233,21 +234,21 @@ impl Scenario {
         Ok(Model::new(settings, &self.dir)?)
     }
 
-    /// Between nodes.
+    /// The network between nodes.
     pub fn network(&self) -> &NetworkSettings {
         self.on.as_ref().map_or(&self.network, |machine| &machine.network)
     }
 
-    /// Those that all nodes share, if they run on one machine.
+    /// Processors shared by all nodes, if they run on one machine.
     pub fn processors(&self) -> Option<usize> {
         self.on.as_ref().and_then(|machine| machine.processors)
     }
 
-    /// What each value by itself does not say.
+    /// Checks the ranges and combinations of values.
     fn check(&self) -> Result<(), ScenarioError> {
         let Cluster { ranks, data, clients, cores, session, lease, strip, journal, .. } = self.cluster;
         let loss = self.network.loss;
-        // A server that was started anew lets nobody change anything before leases have ended.
+        // A restarted server refuses changes until all leases have expired.
         let checks = [
             ((1..=4096).contains(&ranks), "[cluster] ranks", "1 to 4096"),
             (data <= 4096, "[cluster] data", "at most 4096"),
@@ -312,13 +313,13 @@ impl Scenario {
         };
         match fault.nodes.iter().find(|node| **node >= nodes) {
             Some(node) => {
-                bad(format!("there is no node {node}: they have the numbers from 0 to {}", nodes - 1))
+                bad(format!("there is no node {node}: the valid numbers are from 0 to {}", nodes - 1))
             }
             None => Ok(()),
         }
     }
 
-    /// Of all kinds.
+    /// Number of nodes of all types.
     pub fn nodes(&self) -> u32 {
         u32::from(self.cluster.ranks) + u32::from(self.cluster.data) + self.cluster.clients
     }

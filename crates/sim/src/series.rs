@@ -1,4 +1,4 @@
-//! What is measured while a run goes on, in equal steps of its time.
+//! Time series of a run, sampled at equal intervals.
 
 use serde::Serialize;
 
@@ -7,31 +7,31 @@ use crate::report::Used;
 use crate::station::Load;
 use crate::time::Nanos;
 
-/// How a server has been in one step.
+/// A server's sample.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct ServerSample {
-    /// When the step ended, in seconds.
+    /// End of the interval in seconds.
     pub time: f64,
     pub server: u32,
     pub up: bool,
-    /// Requests that were served, per second.
+    /// Served requests per second.
     pub throughput: f64,
     /// Mean number of requests that waited or were served.
     pub queue: f64,
-    /// The part of the time in which its processor's cores were busy.
+    /// Fraction of the time in which the processor's cores were busy.
     pub utilisation: f64,
     pub disk_queue: f64,
     pub disk_utilisation: f64,
-    /// Files and directories that it has.
+    /// Number of files and directories.
     pub entries: u64,
 }
 
-/// How a client has been in one step. Times are microseconds.
+/// A client's sample. Times are in microseconds.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct ClientSample {
     pub time: f64,
     pub client: u32,
-    /// Operations that have ended, per second.
+    /// Completed operations per second.
     pub throughput: f64,
     pub errors: u64,
     pub mean_us: f64,
@@ -40,7 +40,7 @@ pub struct ClientSample {
     pub p99_us: f64,
 }
 
-/// How all clients together have been in one step.
+/// A sample of all clients together.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct TotalSample {
     pub time: f64,
@@ -52,7 +52,7 @@ pub struct TotalSample {
     pub p99_us: f64,
 }
 
-/// How many messages of a kind were sent in one step.
+/// Number of sent messages of one kind.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct MessageSample {
     pub time: f64,
@@ -60,7 +60,7 @@ pub struct MessageSample {
     pub messages: u64,
 }
 
-/// All that was measured.
+/// All series of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Series {
     pub servers: Vec<ServerSample>,
@@ -70,7 +70,8 @@ pub struct Series {
     last: Nanos,
     loads: Vec<(Load, Load)>,
     sent: [u64; MessageKind::ALL.len()],
-    /// Of each client: how long operations took that have ended since, in nanoseconds, and how many have failed.
+    /// For each client: times in nanoseconds of operations that ended in this interval, and number
+    /// of failures.
     recent: Vec<(Vec<u64>, u64)>,
 }
 
@@ -83,14 +84,14 @@ impl Series {
         }
     }
 
-    /// An operation of a client's has ended.
+    /// An operation of a client has ended.
     pub fn ended(&mut self, client: u32, took: Nanos, failed: bool) {
         let (times, errors) = &mut self.recent[client as usize];
         times.push(took.0);
         *errors += u64::from(failed);
     }
 
-    /// A step ends. `servers`: of each whether it is up, and how it has been used.
+    /// An interval ends. `servers`: for each, whether it is up, and its accounts.
     pub fn step(
         &mut self,
         now: Nanos,
@@ -148,7 +149,7 @@ impl Series {
     }
 }
 
-/// How long operations took, in microseconds.
+/// Latencies of operations in microseconds.
 struct Latency {
     mean_us: f64,
     p50_us: f64,
@@ -157,7 +158,7 @@ struct Latency {
 }
 
 impl Latency {
-    /// Of some that took so many nanoseconds.
+    /// Statistics of times in nanoseconds.
     fn of(times: &mut [u64]) -> Self {
         times.sort_unstable();
         let quantile = |part: f64| {

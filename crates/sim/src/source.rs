@@ -1,4 +1,4 @@
-//! What processes do: operations on paths and open files, one after the other, as programs ask them of a kernel.
+//! Programs of processes: sequences of operations on paths and open files, as system calls.
 
 mod compile;
 mod create;
@@ -18,34 +18,34 @@ use espalier_proto::Errno;
 
 use crate::{Nanos, Random};
 
-/// What a process does next.
+/// The next step of a program.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Next {
     Do(Op),
-    /// It computes, or waits for something else, for so long.
+    /// Compute or wait for the given time.
     Pause(Nanos),
-    /// It waits until all processes of its workload have come as far.
+    /// Wait until all processes of the workload have reached this barrier.
     Barrier,
-    /// The process's client forgets what it has cached, as one that has just been mounted.
+    /// Drop the client's caches, as if freshly mounted.
     Forget,
-    /// It has come to its end, and is not asked again.
+    /// The program has ended.
     End,
 }
 
 /// The program of a process.
 pub trait Source: std::fmt::Debug {
-    /// `last`: the operation that was done last. `random`: the process's own.
+    /// `last`: the previous operation. `random`: the generator of the process.
     fn next(&mut self, random: &mut Random, last: Option<&Done>) -> Next;
 }
 
-/// An operation that has come to its end.
+/// A completed operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Done {
     pub kind: OpKind,
-    /// So many barriers its process had passed.
+    /// Number of barriers that the process has passed.
     pub phase: u32,
     pub begun: Nanos,
     pub ended: Nanos,
-    /// Bytes that were read or written; entries that were listed, 0 at the end; a file's size (`stat`); or 0.
+    /// Bytes read or written; entries listed, 0 at the end; a file's size (`stat`); or 0.
     pub result: Result<u64, Errno>,
 }

@@ -1,11 +1,11 @@
-//! A queue before servers that serve in the order of arrival: processors and disks. Keeps account of itself, so that Little's law
-//! can be checked (wu 5.1.2).
+//! A FIFO queue with servers: processors and disks. It keeps accounts, so that Little's law can be
+//! checked (wu 5.1.2).
 
 use std::collections::VecDeque;
 
 use crate::time::Nanos;
 
-/// What waits and what is served. Who begins to be served, and how long that takes, is the caller's to know.
+/// Waiting and served jobs. The caller determines service times.
 #[derive(Debug)]
 pub struct Station<J> {
     servers: usize,
@@ -13,27 +13,27 @@ pub struct Station<J> {
     load: Load,
 }
 
-/// Somebody at a station, and since when.
+/// A job at a station, with its time of arrival.
 #[derive(Debug)]
 pub struct Arrived<J> {
     pub at: Nanos,
     pub job: J,
 }
 
-/// How a station has been used since the run began. Times are sums of nanoseconds.
+/// Accounts of a station since the start of the run. Times are sums of nanoseconds.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Load {
-    /// In the station now, and of these in service.
+    /// Number of jobs in the station, and of those in service.
     pub number: usize,
     pub busy: usize,
     pub arrivals: u64,
     pub departures: u64,
-    /// Integrals over time: of the number in the station, and of the number in service.
+    /// Integrals over time of the number of jobs in the station, and of those in service.
     pub area: u128,
     pub busy_area: u128,
-    /// How long those who have left were in it.
+    /// Total time in the station of the jobs that have left.
     pub sojourn: u128,
-    /// Of those in it: the sum of their arrivals.
+    /// Sum of the arrival times of the jobs in the station.
     arrived: u128,
     since: Nanos,
 }
@@ -43,7 +43,7 @@ impl<J> Station<J> {
         Self { servers, waiting: VecDeque::new(), load: Load::default() }
     }
 
-    /// Somebody arrives; given back if its service begins at once.
+    /// A job arrives; returned if its service begins at once.
     pub fn arrive(&mut self, now: Nanos, job: J) -> Option<Arrived<J>> {
         self.load.advance(now);
         self.load.arrivals += 1;
@@ -59,7 +59,7 @@ impl<J> Station<J> {
         }
     }
 
-    /// The service of one that has arrived at `at` ends. Whose service begins now, if anybody's.
+    /// The service of a job that arrived at `at` ends. Returns the next job to serve.
     pub fn leave(&mut self, now: Nanos, at: Nanos) -> Option<Arrived<J>> {
         self.load.leave(now, at);
         let next = self.waiting.pop_front();
@@ -67,7 +67,7 @@ impl<J> Station<J> {
         next
     }
 
-    /// All go, served or not.
+    /// Removes all jobs, waiting or served.
     pub fn clear(&mut self, now: Nanos) {
         self.load.clear(now);
         self.waiting.clear();
@@ -77,17 +77,17 @@ impl<J> Station<J> {
         self.servers
     }
 
-    /// Whether any wait.
+    /// True if jobs wait.
     pub fn has_waiting(&self) -> bool {
         !self.waiting.is_empty()
     }
 
-    /// How many wait or are served.
+    /// Number of jobs that wait or are served.
     pub fn number(&self) -> usize {
         self.load.number
     }
 
-    /// For how long it has had nothing to do.
+    /// Time since the last job left; 0 if the station is busy.
     pub fn idle(&self, now: Nanos) -> Nanos {
         if self.is_idle() { now - self.load.since } else { Nanos::ZERO }
     }
@@ -96,7 +96,7 @@ impl<J> Station<J> {
         self.load.number == 0
     }
 
-    /// How it has been used until now.
+    /// Accounts up to `now`.
     pub fn load(&self, now: Nanos) -> Load {
         let mut load = self.load;
         load.advance(now);
@@ -127,12 +127,13 @@ impl Load {
         (self.number, self.busy, self.arrived) = (0, 0, 0);
     }
 
-    /// For how long those in it have been there.
+    /// Total time so far of the jobs in the station.
     fn present(&self, now: Nanos) -> u128 {
         self.number as u128 * u128::from(now.0) - self.arrived
     }
 
-    /// Mean number in the station since the run began (L), how many came per second (lambda), and how many seconds each was in it (W).
+    /// Mean number of jobs in the station (L), arrivals per second (lambda), and mean seconds in
+    /// the station (W).
     pub fn little(&self, now: Nanos) -> Little {
         let seconds = now.as_secs_f64().max(f64::MIN_POSITIVE);
         let arrivals = self.arrivals.max(1) as f64;
@@ -144,7 +145,7 @@ impl Load {
     }
 }
 
-/// The three numbers of Little's law.
+/// The terms of Little's law.
 #[derive(Clone, Copy, Debug)]
 pub struct Little {
     pub number: f64,
@@ -153,7 +154,7 @@ pub struct Little {
 }
 
 impl Little {
-    /// L = lambda W, but for what floating point does to it.
+    /// True if L = lambda W, apart from rounding.
     pub fn holds(&self) -> bool {
         (self.number - self.rate * self.time).abs() <= 1e-6 * self.number.max(1e-6)
     }
@@ -193,7 +194,7 @@ mod tests {
         station.clear(Nanos(50));
         assert!(station.is_idle());
         assert!(station.load(Nanos(90)).little(Nanos(90)).holds());
-        // Somebody who is not accounted for breaks it.
+        // A job without account violates the law.
         let mut load = station.load(Nanos(90));
         load.sojourn -= 1;
         assert!(!load.little(Nanos(90)).holds());

@@ -1,4 +1,5 @@
-//! What lies under a metadata server: a store and a journal, in memory. A loss of power finds them as it would a disk.
+//! Storage of a simulated metadata server: a store and a journal in memory, with the crash
+//! behaviour of a disk.
 
 use std::collections::VecDeque;
 use std::ops::Bound;
@@ -12,44 +13,44 @@ use espalier_store::{Journal, JournalError, MemoryStore, SimFile, Store, StoreEr
 use crate::disk::Access;
 use crate::time::Nanos;
 
-/// See the module's description.
+/// See the module description.
 pub struct Storage {
     pub store: MemoryStore,
     journal: Journal<SimFile>,
-    /// Bytes appended to the journal since it was synced, and staged since the tables were published.
+    /// Bytes appended to the journal since its last sync, and staged since the last publish.
     unsynced: usize,
     staged: usize,
-    /// Frames that are not durable, and the one before them.
+    /// Frames that are not durable, preceded by the last durable one.
     appended: VecDeque<Appended>,
 }
 
-/// A frame that was appended to the journal.
+/// A frame in the journal.
 struct Appended {
-    /// The number of its first event.
+    /// Sequence number of its first event.
     first: u64,
     end: Position,
     when: Nanos,
 }
 
-/// What a crash has left of what was appended to the journal, there or in the tables.
+/// Remains of the appended frames after a crash, in the journal or in the tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Left {
-    /// What was appended until then is there, ...
+    /// Frames appended up to this time are kept.
     pub until: Nanos,
-    /// ... and what was appended from then on is lost.
+    /// Frames appended from this time on are lost.
     pub lost: Nanos,
 }
 
-/// How a server ends that does not end by itself.
+/// How a server crashes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Loss {
-    /// Of the process: all that was written is there.
+    /// The process ends: all writes are kept.
     Process,
-    /// Of power. What of the journal was not synced is lost, or torn, as the number says.
+    /// Loss of power: unsynced journal writes are lost or torn, depending on the number.
     Power(u64),
 }
 
-/// Why a server cannot begin.
+/// Why a server cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum StorageError {
     #[error(transparent)]
@@ -62,7 +63,7 @@ pub enum StorageError {
     Empty,
 }
 
-/// What a record takes on a disk, and a run of dentries, about.
+/// Approximate size on disk of a record, or of a run of dentries, in bytes.
 const RECORD: usize = 4096;
 const DENTRIES: usize = 64 << 10;
 const TAG: u64 = 1;
@@ -71,7 +72,7 @@ impl Storage {
     /// An empty file system, or another rank's part of one.
     ///
     /// # Errors
-    /// None that can be expected of memory.
+    /// None is expected of memory.
     pub fn format(config: &Config, time: Time) -> Result<Self, StorageError> {
         let bytes =
             usize::try_from(Journal::<SimFile>::file_bytes(config.journal_capacity)).unwrap_or(usize::MAX);
@@ -85,10 +86,10 @@ impl Storage {
         Ok(Self { store, journal, unsynced: 0, staged: 0, appended })
     }
 
-    /// As it is found after a crash, and what that has left of the journal.
+    /// The storage after a crash, and the remains of the journal.
     ///
     /// # Errors
-    /// The journal is not one any more.
+    /// The journal is invalid.
     pub fn crash(&self, loss: Loss) -> Result<(Self, Left), StorageError> {
         let (store, file) = match loss {
             Loss::Process => (self.store.reopen(), self.journal.file().reopen()),
@@ -104,7 +105,7 @@ impl Storage {
         Ok((found, left))
     }
 
-    /// The machine of what is there.
+    /// Recovers the metadata machine.
     ///
     /// # Errors
     /// [`StorageError`]
@@ -140,7 +141,8 @@ impl Storage {
         self.store.get(ObjectId::SUPER, b"")?.ok_or(StorageError::Empty)
     }
 
-    /// What is left of what was appended, if the journal ends there and the tables have the events up to one.
+    /// Remains of appended frames if the journal ends at `end` and the tables contain the events up
+    /// to `sequence`.
     fn left(&self, end: Position, sequence: u64) -> Left {
         let mut left = Left { until: Nanos::ZERO, lost: Nanos::NEVER };
         for (at, frame) in self.appended.iter().enumerate() {
@@ -156,12 +158,12 @@ impl Storage {
         left
     }
 
-    /// From now on nothing can be written, or again.
+    /// Makes all writes fail, or succeed again.
     pub fn fail(&self, fails: bool) {
         self.journal.file().fail_after(if fails { 0 } else { u64::MAX });
     }
 
-    /// What a disk has to do for an I/O.
+    /// The disk request of an I/O.
     pub fn access(&self, io: &Io) -> Access {
         match io {
             Io::Journal { frame, .. } => Access::Sync(self.unsynced + frame.len()),
@@ -182,17 +184,17 @@ impl Storage {
         }
     }
 
-    /// Bytes that a recovery reads.
+    /// The disk request of a recovery.
     pub fn to_replay(&self) -> Access {
         Access::Transfer(
             usize::try_from(self.journal.capacity().min(self.journal.used() + 4096)).unwrap_or(0),
         )
     }
 
-    /// Does one I/O of the machine's: one that is about this store alone.
+    /// Executes an I/O of the machine that concerns only this store.
     ///
     /// # Errors
-    /// As the machine takes them.
+    /// As returned to the machine.
     pub fn execute(&mut self, io: Io, now: Nanos) -> Result<IoDone, Errno> {
         match io {
             Io::Load(wanted) => load(&self.store, &wanted),
@@ -220,12 +222,12 @@ impl Storage {
                 Ok(IoDone::Published { used: self.journal.used() })
             }
             Io::Yield | Io::Rest | Io::WriteDelay => Ok(IoDone::Paused),
-            // They are not about a store.
+            // These do not concern a store.
             Io::Groups { .. } | Io::Admit { .. } => Err(Errno::EIO),
         }
     }
 
-    /// Appends a frame to the journal. It is not durable yet.
+    /// Appends a frame to the journal, not durably.
     ///
     /// # Errors
     /// As [`Self::execute`].
@@ -254,10 +256,10 @@ impl Storage {
         self.journal.sync().map(drop).map_err(|_| Errno::EIO)
     }
 
-    /// Does what a client wants to be done with a stream.
+    /// Executes a client's stream operation.
     ///
     /// # Errors
-    /// As the client is to be told.
+    /// As returned to the client.
     pub fn stream(&self, io: StreamIo, data: &[u8]) -> Result<Reply, Errno> {
         let store = &self.store;
         let done = match io {
@@ -295,15 +297,15 @@ impl Storage {
         self.store.space().unwrap_or_default()
     }
 
-    /// How long a file's stream is here.
+    /// Attributes of a file's stream.
     pub fn stream_stat(&self, ino: Ino) -> Result<espalier_proto::StreamStat, Errno> {
         self.store.stream_stat(ino).map_err(|error| error.errno())
     }
 
-    /// What `fsck` sees of the tables and streams.
+    /// Runs `fsck` on the tables and streams.
     ///
     /// # Errors
-    /// None that can be expected of memory.
+    /// None is expected of memory.
     pub fn check(&self, config: &Config) -> Result<Check, StorageError> {
         let mut check = Check::new(config.hash_key);
         for record in self.store.records() {
@@ -352,7 +354,7 @@ fn stream_call(store: &MemoryStore, call: StreamCall) -> Result<StreamDone, Stor
         StreamCall::Settle { ino, .. } => store.stream_settle(ino)?,
         StreamCall::Remove { ino } => store.stream_remove(ino)?,
         StreamCall::SyncStore => store.sync_all()?,
-        // These are of data servers alone.
+        // These concern only data servers.
         StreamCall::Precreate | StreamCall::Discard | StreamCall::SyncServers => {}
     }
     Ok(StreamDone::Done)
@@ -370,13 +372,13 @@ mod tests {
         Config { reserve: 0, ..Config::new([7; 16], 64, 2 << 20) }
     }
 
-    /// Gives the machine an input and does all I/O that follows.
+    /// Passes an input to the machine and executes all resulting I/O.
     fn input(meta: &mut Meta, storage: &mut Storage, input: Input) -> Vec<Result<Reply, Errno>> {
         let mut out = Outbox::default();
         let now = Now { time: Time::new(1, 0), uptime_ms: 1, queued: 0 };
         meta.on(now, input, &mut out);
         while let Some((id, io)) = out.io.pop() {
-            // No time passes here.
+            // Virtual time does not pass here.
             if let Io::WriteDelay = io {
                 continue;
             }
@@ -419,7 +421,7 @@ mod tests {
         ask(&mut meta, &mut storage, 1, mkdir("kept")).unwrap();
         input(&mut meta, &mut storage, Input::Tick);
         ask(&mut meta, &mut storage, 2, mkdir("open")).unwrap();
-        // It is in memory alone.
+        // In memory only.
         let mut storage = storage.crash(Loss::Process).unwrap().0;
         let mut meta = storage.recover(&config).unwrap();
         assert!(matches!(ask(&mut meta, &mut storage, 3, lookup("kept")), Ok(Reply::Entry(_))));
@@ -444,7 +446,7 @@ mod tests {
             assert_eq!(storage.access(&Io::Sync), Access::Sync(25));
             let (mut storage, left) = storage.crash(Loss::Power(seed)).unwrap();
             assert!(left == ALL || left == Left { until: Nanos::ZERO, lost: Nanos(7) });
-            // Such a frame is either whole, and then cannot be understood, or not there.
+            // The frame is either intact, and fails to decode, or lost.
             if let Ok(mut meta) = storage.recover(&config) {
                 assert_ne!(left, ALL);
                 assert!(matches!(ask(&mut meta, &mut storage, 3, lookup("kept")), Ok(Reply::Entry(_))));

@@ -1,37 +1,37 @@
-//! The same scenario with different numbers of servers and clients: how the program scales (wu 5.1).
+//! Sweeps: runs of a scenario with different numbers of servers and clients (wu 5.1).
 
 use serde::{Deserialize, Serialize};
 
 use crate::report::Report;
 use crate::scenario::Scenario;
 
-/// The table `[sweep]`: the scenario is run with each pair of these.
+/// The table `[sweep]`: the scenario runs with each pair of these.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SweepSettings {
-    /// Instead of `[cluster] ranks`.
+    /// Values of `[cluster] ranks`.
     pub ranks: Vec<u16>,
-    /// Instead of `[cluster] clients`.
+    /// Values of `[cluster] clients`.
     pub clients: Vec<u32>,
 }
 
-/// What has come of a run.
+/// Result of a run.
 #[derive(Clone, Debug, Serialize)]
 pub struct Point {
     pub ranks: u16,
     pub clients: u32,
     pub operations: u64,
-    /// Of virtual time, in which processes worked.
+    /// Virtual time in which processes worked.
     pub seconds: f64,
     pub per_second: f64,
-    /// From an operation's begin to its end, in the mean.
+    /// Mean time of an operation.
     pub mean_us: f64,
-    /// Requests in a server, waiting or served, and how long each was there, in the mean over all.
+    /// Mean number of requests in a server, waiting or served, and mean time there.
     pub queue: f64,
     pub wait_us: f64,
-    /// Of the servers' processors, in the mean over all.
+    /// Mean utilisation of the servers' processors.
     pub utilisation: f64,
-    /// Requests, by operation.
+    /// Requests per operation.
     pub messages: f64,
 }
 
@@ -40,7 +40,7 @@ impl SweepSettings {
         self.ranks.is_empty() && self.clients.is_empty()
     }
 
-    /// The scenarios to be run, one after the other.
+    /// The scenarios of the sweep.
     pub fn scenarios(&self, scenario: &Scenario) -> Vec<Scenario> {
         let or = |own: u32, numbers: Vec<u32>| if numbers.is_empty() { vec![own] } else { numbers };
         let ranks =

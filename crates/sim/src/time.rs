@@ -4,13 +4,13 @@ use std::fmt;
 use std::ops::{Add, AddAssign, Sub};
 use std::time::Duration;
 
-/// Nanoseconds, of virtual time since the beginning of a run or between two moments of it.
+/// Nanoseconds of virtual time: since the start of the run, or between two instants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Nanos(pub u64);
 
 impl Nanos {
     pub const ZERO: Self = Self(0);
-    /// Later than everything.
+    /// Later than all other times.
     pub const NEVER: Self = Self(u64::MAX);
 
     pub fn from_millis(millis: u64) -> Self {
@@ -25,7 +25,7 @@ impl Nanos {
         self.0 as f64 / 1e9
     }
 
-    /// The nearest; what is negative or no number is 0.
+    /// Rounds; negative values and NaN become 0.
     pub fn from_secs_f64(seconds: f64) -> Self {
         Self((seconds * 1e9).round() as u64)
     }
@@ -51,7 +51,7 @@ impl AddAssign for Nanos {
     }
 }
 
-/// What lies between; 0 if the other is later.
+/// The difference; 0 if `other` is later.
 impl Sub for Nanos {
     type Output = Self;
 

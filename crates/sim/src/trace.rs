@@ -1,4 +1,4 @@
-//! Traces of real programs, to be replayed: HECIOS's, strace's, and recordings of mounts.
+//! Traces of real programs for replay: HECIOS's, strace's, and recordings of mounts.
 
 mod before;
 mod hecios;
@@ -18,27 +18,27 @@ use crate::source::Op;
 
 pub use replay::{Difference, Replay, Replayed};
 
-/// What processes have done, and what had been there before.
+/// Recorded operations of processes, and the files that existed before.
 #[derive(Clone, Debug, Default)]
 pub struct Trace {
     pub(crate) processes: Vec<Vec<Entry>>,
-    /// What makes the files that must be there first.
+    /// Operations that make the files that existed before.
     pub(crate) before: Vec<Op>,
-    /// What the trace has that is not replayed, and how often.
+    /// Parts of the trace that are not replayed, with their number.
     pub skipped: BTreeMap<String, u64>,
-    /// The processes were of one machine, and those of a trace share open files.
+    /// The processes ran on one machine and share open files per trace.
     pub(crate) is_local: bool,
 }
 
-/// Something that a process has done.
+/// A recorded operation.
 #[derive(Clone, Debug)]
 pub(crate) struct Entry {
-    /// Its line in the file, from 1 on.
+    /// Line in the file, from 1.
     pub(crate) line: u64,
-    /// Time that its process computed before.
+    /// Computing time of the process before the operation.
     pub(crate) pause: Nanos,
     pub(crate) act: Act,
-    /// Entries of other processes that must have been done: process and number.
+    /// Operations of other processes that must precede it: process and index.
     pub(crate) after: Vec<(usize, usize)>,
 }
 
@@ -48,12 +48,12 @@ pub(crate) enum Act {
     Barrier,
 }
 
-/// What an operation had come to.
+/// Recorded result of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expected {
     Success,
     Error(Errno),
-    /// Which is not known, or not one of those that this file system has.
+    /// An unknown error, or one that Espalier does not use.
     AnyError,
 }
 
@@ -92,7 +92,7 @@ pub enum TraceError {
     Unknown { path: PathBuf },
 }
 
-/// A line that is not as it should be.
+/// A malformed line.
 #[derive(Debug, PartialEq, Eq)]
 struct BadLine {
     line: u64,
@@ -110,8 +110,8 @@ impl BadLine {
 }
 
 impl Trace {
-    /// Reads a trace in whichever format it has. Of a log of strace's only what was done below the directory `root` is
-    /// replayed.
+    /// Reads a trace in any supported format. Of a strace log, only operations below the directory
+    /// `root` are replayed.
     ///
     /// # Errors
     /// [`TraceError`]
@@ -133,7 +133,7 @@ impl Trace {
         Err(TraceError::Unknown { path: path.into() })
     }
 
-    /// Operations that are replayed.
+    /// Number of replayed operations.
     pub fn operations(&self) -> u64 {
         let entries = self.processes.iter().flatten();
         entries.filter(|entry| matches!(entry.act, Act::Do(..))).count() as u64
@@ -141,11 +141,11 @@ impl Trace {
 }
 
 fn read(path: &Path) -> Result<String, TraceError> {
-    // Names that are no UTF-8 are escaped in all formats.
+    // All formats escape names that are not UTF-8.
     std::fs::read_to_string(path).map_err(|cause| TraceError::Read { path: path.into(), cause })
 }
 
-/// The text of a line, without the place in its file that it has.
+/// The lines of a text with their numbers, from 1.
 fn lines(text: &str) -> impl Iterator<Item = (u64, &str)> {
     (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty())
 }

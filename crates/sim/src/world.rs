@@ -45,7 +45,7 @@ use fabric::{Fabric, WireId};
 use server::{Server, Setup};
 pub use spans::Tracing;
 
-/// A run. See the module's description.
+/// A run. See the module description.
 pub struct World<'o> {
     scenario: Scenario,
     seed: Seed,
@@ -60,24 +60,24 @@ pub struct World<'o> {
     events: u64,
     tally: Tally,
     series: Series,
-    /// What has gone wrong, by kind.
+    /// Number of faults by kind.
     broken: BTreeMap<&'static str, u64>,
-    /// When all processes had ended, and how the servers had been used by then.
+    /// End of all processes, and the accounts of servers at that time.
     worked: Option<(Nanos, Vec<Used>)>,
-    /// Where clients and servers differed in what clients had when all processes had ended.
+    /// Differences between clients' and servers' records at the end.
     differences: Vec<String>,
 }
 
 /// The processes of a workload.
 #[derive(Clone, Debug, Default)]
 struct Crew {
-    /// Those that have not ended.
+    /// Number of running processes.
     left: usize,
-    /// Those that have come to the barrier.
+    /// Processes that wait at the barrier.
     waiting: Vec<(u32, u32)>,
 }
 
-/// Why a run does not come to its end.
+/// Why a run did not end.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     #[error(transparent)]
@@ -86,29 +86,29 @@ pub enum RunError {
     Trace(#[from] TraceError),
     #[error("[cluster] data: {0}")]
     Layout(#[from] LayoutError),
-    #[error("at {at}, server {} cannot begin: {cause}", node.0)]
+    #[error("at {at}, server {} cannot start: {cause}", node.0)]
     Start { at: Nanos, node: Node, cause: StorageError },
-    #[error("{} after all processes had ended there is no end: {}", .after, .waits.join("; "))]
+    #[error("{} after the end of all processes the run is not at rest: {}", .after, .waits.join("; "))]
     NotQuiet { after: Nanos, waits: Vec<String> },
-    #[error("processes have not come to their end at {at}: {}", .waits.join("; "))]
+    #[error("processes have not ended at {at}: {}", .waits.join("; "))]
     Endless { at: Nanos, waits: Vec<String> },
 }
 
-/// How far a run has come.
+/// Progress of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
     pub now: Nanos,
-    /// Processes that have ended, of all.
+    /// Number of processes that have ended.
     pub ended: usize,
     pub processes: usize,
-    /// Operations that they have done.
+    /// Number of completed operations.
     pub operations: u64,
-    /// All has come to its end.
+    /// The run is complete.
     pub is_over: bool,
 }
 
 impl<'o> World<'o> {
-    /// A world at its beginning, with the scenario's workloads.
+    /// A world with the scenario's workloads, at its start.
     ///
     /// # Errors
     /// [`RunError::Scenario`], [`RunError::Trace`]
@@ -183,7 +183,8 @@ impl<'o> World<'o> {
         Ok(count)
     }
 
-    /// Adds processes that meet at barriers, each on the client of that number, of which there is one.
+    /// Adds processes that meet at barriers, each on the client with the given number, which must
+    /// exist.
     pub fn add_processes(&mut self, processes: Vec<(u32, Box<dyn Program>)>) {
         let number = self.crews.len() as u32;
         self.crews.push(Crew { left: processes.len(), waiting: Vec::new() });
@@ -196,13 +197,14 @@ impl<'o> World<'o> {
         }
     }
 
-    /// Processes call by the numbers of inodes that they have been told of, however long ago. Said before the run begins.
+    /// Makes clients keep all inodes that replies have named, since the processes use their
+    /// numbers. Must precede the run.
     pub fn keep_told(&mut self) {
         let ranks = self.scenario.cluster.ranks;
         self.clients.iter_mut().for_each(|client| client.keep_told(ranks));
     }
 
-    /// Goes on with at most so many events. After an error nothing is to be expected of it but [`Self::report`].
+    /// Processes at most `events` events. After an error only [`Self::report`] is valid.
     ///
     /// # Errors
     /// [`RunError`]
@@ -214,7 +216,7 @@ impl<'o> World<'o> {
             if self.stage == Stage::Over {
                 break;
             }
-            // There are ticks for ever.
+            // Cannot happen: ticks repeat forever.
             let Some((at, event)) = self.fabric.queue.pop() else { break };
             self.fabric.now = at;
             self.events += 1;
@@ -223,7 +225,7 @@ impl<'o> World<'o> {
         Ok(self.progress())
     }
 
-    /// The run, to its end.
+    /// Executes the run to its end.
     ///
     /// # Errors
     /// [`RunError`]
@@ -281,7 +283,7 @@ impl<'o> World<'o> {
         self.data.get_mut(place)
     }
 
-    /// Of a data server that has not ended since.
+    /// Calls `what` with a data server that has not restarted since `start`.
     fn at_data(&mut self, node: Node, start: u64, what: impl FnOnce(&mut DataServer, &mut Fabric<'o>)) {
         let found =
             (node.0 as usize).checked_sub(self.servers.len()).and_then(|place| self.data.get_mut(place));
@@ -290,7 +292,7 @@ impl<'o> World<'o> {
         }
     }
 
-    /// Of a server that has not ended since.
+    /// Calls `what` with a metadata server that has not restarted since `start`.
     fn at_server(&mut self, node: Node, start: u64, what: impl FnOnce(&mut Server, &mut Fabric<'o>)) {
         let found = self.servers.get_mut(node.0 as usize);
         if let Some(server) = found.filter(|server| server.start == start && server.is_up()) {
@@ -398,7 +400,7 @@ impl<'o> World<'o> {
         }
     }
 
-    /// Takes note of what a client's processes have come to.
+    /// Handles barriers and ends of a client's processes.
     fn after_client(&mut self, index: usize) {
         let client = &mut self.clients[index];
         for (process, done) in client.done.drain(..) {
@@ -412,7 +414,7 @@ impl<'o> World<'o> {
                 Reached::Barrier => crew.waiting.push((client.index, process)),
                 Reached::End => {
                     crew.left -= 1;
-                    // It may have been waiting.
+                    // The process may have been waiting at the barrier.
                     crew.waiting.retain(|waiting| *waiting != (client.index, process));
                 }
             }
@@ -440,22 +442,23 @@ impl<'o> World<'o> {
         metadata.chain(self.data.iter().map(|server| server.used(now))).collect()
     }
 
-    /// The traces that are replayed, with their files.
+    /// The replays of traces, with their files.
     pub fn replays(&self) -> &[(PathBuf, Replay)] {
         &self.replays
     }
 
-    /// Where clients and metadata servers differed in what clients had, when all processes had ended and nothing was under way.
+    /// Differences between clients' and servers' records when all processes had ended and nothing
+    /// was pending.
     pub fn differences(&self) -> &[String] {
         &self.differences
     }
 
-    /// What was measured until now.
+    /// Series so far.
     pub fn series(&self) -> &Series {
         &self.series
     }
 
-    /// What has come of it until now.
+    /// Report so far.
     pub fn report(&self) -> Report {
         let (worked, used) = self.worked.clone().unwrap_or_else(|| (self.fabric.now, self.used()));
         let server = |(number, used): (usize, &Used)| {
@@ -480,7 +483,7 @@ impl<'o> World<'o> {
     }
 }
 
-/// How a metadata server's machine is to behave.
+/// Configuration of a metadata server's machine.
 fn config(scenario: &Scenario, rank: u16, striping: Option<Striping>) -> Config {
     let cluster = &scenario.cluster;
     let millis = |time: Nanos| Some(u32::try_from(time.as_millis()).unwrap_or(u32::MAX));
@@ -503,7 +506,7 @@ fn config(scenario: &Scenario, rank: u16, striping: Option<Striping>) -> Config 
     }
 }
 
-/// How files are distributed over the data servers, if there are any: over all of them.
+/// Striping of files over all data servers, if there are any.
 fn striping(cluster: &Cluster) -> Result<Option<Striping>, LayoutError> {
     let servers: Vec<_> = (0..cluster.data).map(ServerId).collect();
     if servers.is_empty() {

@@ -1,4 +1,4 @@
-//! What models say that things cost is what they take.
+//! The simulator charges the costs of the model.
 #![allow(clippy::unwrap_used)]
 
 use std::path::Path;
@@ -20,7 +20,7 @@ impl Observer for Times {
 const FREE: &str = "[cluster]\ncache = \"none\"\n[network]\npreset = \"free\"\neager = \"0 B\"\n[disk]\nlatency = \"0 s\"\nsync = \"0 s\"\n";
 const MICRO: u64 = 1000;
 
-/// What becomes of the last operations of a kind, of a process whose working directory is `/dir`, with a hundred files.
+/// Results of the last operations of a kind, of a process in directory `/dir` with a hundred files.
 fn run(model: &str, kind: OpKind, ops: Vec<Op>) -> Vec<Done> {
     let scenario = Scenario::parse(&format!("{FREE}[model]\n{model}"), Path::new("it.toml")).unwrap();
     let (mut times, mut saboteur) = (Times::default(), ());
@@ -57,7 +57,7 @@ fn a_listing_costs_what_its_entries_cost() {
 fn messages_that_come_cost_clients() {
     let done =
         run("client_message = \"7 us\"", OpKind::Stat, vec![Op::stat("file1"), Op::stat("/dir/file1")]);
-    // From the working directory there is one name to look up; from the root there are the root itself, and two.
+    // The working directory needs one lookup; the root needs its attributes and two lookups.
     assert_eq!(done.iter().map(took).collect::<Vec<_>>(), [Nanos(7 * MICRO), Nanos(14 * MICRO)]);
     let write =
         vec![Op::open(3, "file1", OpenFlags::WRITE), Op::Write { file: 3, offset: Some(0), size: 100 }];

@@ -1,4 +1,4 @@
-//! Changes that clients tell their processes of before servers have made them.
+//! Metadata and data write-back.
 #![allow(clippy::unwrap_used)]
 
 use std::path::Path;
@@ -20,7 +20,7 @@ fn run(text: &str) -> Report {
     report
 }
 
-/// The mean of an operation's times, in us.
+/// Mean time of an operation in microseconds.
 fn mean(report: &Report, name: &str) -> f64 {
     report.operations.iter().find(|kind| kind.kind == name).unwrap().mean_us
 }
@@ -56,7 +56,8 @@ impl Observer for AllDone {
     }
 }
 
-/// A big file is written to in some places, and what is at an offset read. Returns what was done, and how many messages that took.
+/// Writes to several places of a big file and reads at an offset. Returns the operations and the
+/// number of messages.
 fn writes_to_a_big_file(
     (seed, settings, faults): (u64, &str, &str),
     offset: u64,
@@ -68,7 +69,7 @@ fn writes_to_a_big_file(
     let scenario = Scenario::parse(&text, Path::new("it.toml")).unwrap();
     let (mut done, mut saboteur) = (AllDone::default(), ());
     let mut world = World::empty(&scenario, &mut done, &mut saboteur).unwrap();
-    // By then it has numbers for files to come, and has grown.
+    // Time for the client to get inode numbers and for the file to grow.
     let soon = || Step::Pause(Nanos(300_000_000));
     let begin = [Step::Do(Op::mkdir("/dir")), soon(), Step::Do(Op::create(FILE, "/dir/file"))];
     let grows = [Step::Do(write(0, 1 << 20)), soon()];
@@ -90,7 +91,7 @@ fn write(offset: u64, size: u64) -> Op {
     Op::Write { file: FILE, offset: Some(offset), size }
 }
 
-/// 300 of them.
+/// 300 writes.
 fn writes_in_many_places(seed: u64, settings: &str, faults: &str) -> u64 {
     let places = (0..300).map(|number| Step::Do(write(number * 7919 % 300 * 8192, 4096)));
     writes_to_a_big_file((seed, settings, faults), 1 << 21, places).1
@@ -108,7 +109,7 @@ fn short_writes_to_a_file_that_nobody_else_knows_are_one_message_for_many() {
 
 #[test]
 fn writes_to_such_a_file_do_not_wait_either_when_the_first_lease_is_over() {
-    // For half a minute, in which nothing else is done in the directory.
+    // For half a minute, without other operations in the directory.
     let places = (0..60).flat_map(|number| {
         let write = Step::Do(write(number * 8192, 4096));
         [Step::Pause(Nanos(500_000_000)), write]

@@ -1,4 +1,4 @@
-//! What one client's kernel keeps of files, while another client changes them.
+//! Page cache of a client's kernel while another client changes the files.
 #![allow(clippy::unwrap_used)]
 
 use std::path::Path;
@@ -8,7 +8,7 @@ use espalier_sim::process::{Door, Identity, Process};
 use espalier_sim::source::{Done, Op, OpKind, OpenFlags, Script, Step};
 use espalier_sim::{Nanos, Observer, Scenario, World};
 
-/// What reads of the first client come to.
+/// Results of the first client's reads.
 #[derive(Default)]
 struct Reads(Vec<Result<u64, Errno>>);
 
@@ -60,7 +60,7 @@ fn close() -> Step {
     Step::Do(Op::Close { file: FILE })
 }
 
-/// After so many seconds.
+/// Writes after so many seconds.
 fn write_more(after: u64) -> Vec<Step> {
     let write = Op::Write { file: FILE, offset: Some(100), size: 100 };
     let ops = [Op::open(FILE, "/file", OpenFlags::WRITE), write, Op::Close { file: FILE }];
@@ -81,10 +81,10 @@ fn who_has_a_file_open_reads_what_another_has_written_whenever_that_was() {
     assert_eq!(reads, [Ok(100), Ok(100), Ok(200)]);
 }
 
-/// No server is told of the second opening before that.
+/// The second open is not reported to any server before the removal.
 #[test]
 fn a_file_that_is_open_stays_when_another_removes_its_name() {
-    // By then it has numbers for files to come.
+    // Time for the client to get inode numbers.
     let soon = Step::Pause(Nanos(300_000_000));
     let steps = vec![open(), read(), close(), soon, open(), pause(5), Step::Forget, read()];
     let remove = vec![pause(1), Step::Do(Op::unlink("/file"))];

@@ -1,4 +1,4 @@
-//! What the ways cost in which small files are made, in messages, and that none of them leaves anything behind when servers break.
+//! Cost in messages of each way to make small files, and no leftovers after server crashes.
 #![allow(clippy::unwrap_used)]
 
 use std::path::Path;
@@ -17,7 +17,8 @@ fn run(text: &str) -> Report {
     report
 }
 
-/// Requests of the client, and messages to data servers, that so many more files cost. Nothing is written to them.
+/// Additional client requests, and messages to data servers, for `files` more files. The files stay
+/// empty.
 fn creates(policy: &str, files: u64) -> (u64, u64) {
     let sent = |files: u64| {
         let report = run(&format!(
@@ -41,15 +42,15 @@ fn a_create_costs_the_client_one_message_whatever_becomes_of_the_file() {
         "a create each, and what is closed at once: {stuffed}"
     );
     let (striped, none) = creates("stuffing = false", files);
-    assert_eq!(none, 0, "datafiles that nobody writes to cost nothing");
+    assert_eq!(none, 0, "unwritten datafiles cost nothing");
     let (precreated, batches) = creates("stuffing = false\nprecreation = true", files);
-    // That a file with a stream is closed is said at once, for others wait for it.
+    // The release of a file with a stream is sent at once, since other clients may wait for it.
     assert_eq!((striped, precreated), (2 * files, 2 * files));
     assert!((DATA_SERVERS..=files * DATA_SERVERS / 32).contains(&batches), "{batches}");
 }
 
-/// Requests of the client, and messages to data servers, of a file each: that it is made, looked at and removed, besides the
-/// lookups of where it is. `[policy]` is for a cluster whose clients cache nothing.
+/// Client requests, and messages to data servers, per file: for creation, `stat` and removal,
+/// without path lookups. `[policy]` is for a cluster without client caches.
 fn costs(policy: &str) -> [(u64, u64); 3] {
     let sent = |what: &str, files: u64| {
         let report = run(&format!(
@@ -65,7 +66,7 @@ fn costs(policy: &str) -> [(u64, u64); 3] {
     };
     let create = each("");
     let less = |whole: (u64, u64)| (whole.0 - create.0, whole.1 - create.1);
-    // What is forgotten is told with that of hundreds of others.
+    // Forgets are sent in batches of hundreds.
     [create, less(each("stat = true")), less(each("remove = true"))]
         .map(|(requests, data)| (requests / 1000, data / 1000))
 }
@@ -85,11 +86,12 @@ fn the_papers_baseline_costs_what_it_says() {
         let policy = format!("{by_client}stuffing = false\nnum_dfiles = {n}");
         assert_eq!(messages(&policy), [n + 3, n + 1, n + 2], "carns III.A");
     }
-    // A batch of datafiles costs next to nothing.
+    // A batch of datafiles costs almost nothing per file.
     let precreated = messages(&format!("{by_client}stuffing = false\nprecreation = true"));
     assert_eq!(precreated, [2, DATA_SERVERS + 1, DATA_SERVERS + 2], "carns III.A");
     assert_eq!(messages(by_client), [2, 1, 2], "carns III.B");
-    // No object and no attributes are made (kuhn 4.4); the server removes the datafile when it has answered.
+    // No object and no attributes are made (kuhn 4.4); the server removes the datafile after its
+    // reply.
     let bare = "no_metafile = true\n";
     assert_eq!(messages(&format!("{by_client}{bare}")), [2, 2, 2]);
     assert_eq!(messages(bare), [1, 2, 2]);
@@ -108,7 +110,7 @@ fn payloads_cost_a_handshake_where_their_files_are_not_eager() {
     for place in ["", "stuffing = false\n"] {
         let [eager, announced] =
             ["true", "false"].map(|eager| handshakes(&format!("{place}eager = {eager}"), ""));
-        // Two processes write each of their files once and read it once; a handshake is two messages.
+        // Two processes write and read each of their files once; a handshake is two messages.
         assert_eq!((eager, announced), (0, 2 * 2 * 2 * FILES), "{place}");
         assert_eq!(
             handshakes(&format!("{place}eager = true"), "eager = \"0 B\""),

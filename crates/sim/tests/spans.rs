@@ -1,4 +1,4 @@
-//! What is done for an operation, in virtual time.
+//! Spans of operations in virtual time.
 #![allow(clippy::unwrap_used)]
 
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::path::Path;
 use espalier_sim::{Scenario, Tracing, World};
 use espalier_timeline::{Log, Operation, Place, Span, operations};
 
-/// More than a run has.
+/// More spans than a run has.
 const SPANS: usize = 100_000;
 
 fn spans(text: &str) -> Vec<Span> {
@@ -20,8 +20,8 @@ fn spans(text: &str) -> Vec<Span> {
     told.spans
 }
 
-/// What is done for what, each by place and kind; and each part lies within what it is a part of. But an answer may wait for a commit that
-/// was under way when it was asked for.
+/// The steps of an operation by depth, place and kind. Each step lies within its parent, except
+/// that a reply may wait for a commit that was already in progress.
 fn shape(operation: &Operation<'_>) -> Vec<(usize, String)> {
     let (mut above, mut shape): (Vec<&Span>, _) = (Vec::new(), Vec::new());
     for step in &operation.steps {
@@ -72,7 +72,7 @@ fn a_durable_create_waits_for_a_sync_and_a_write_for_data_servers() {
         writes.clone().any(|shape| shape.contains(&asked(0)))
             && writes.clone().any(|shape| shape.contains(&asked(1)))
     );
-    // A client that leaves does not wait for the answers to what it has released.
+    // A client that leaves does not wait for replies to its releases.
     let mut roots = operations.iter().map(Operation::root).filter(|root| root.kind != "release");
     let is_alone =
         |root: &&Span| root.id.is_some_and(|id| matches!(id.from, Place::Client(_)) && id.from != root.place);

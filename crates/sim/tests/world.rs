@@ -1,4 +1,4 @@
-//! Whole runs.
+//! Complete runs.
 #![allow(clippy::unwrap_used)]
 
 use std::path::Path;
@@ -28,7 +28,8 @@ fn a_run_is_a_function_of_its_scenario_and_seed() {
     assert_eq!(first.operations.iter().map(|kind| kind.errors).sum::<u64>(), 0);
 }
 
-/// Clients that each wait for one answer all the time are all in the servers' queues, where the network is free.
+/// With a free network and one pending call per client, all clients are always in the servers'
+/// queues.
 #[test]
 fn the_mean_queue_is_clients_by_servers() {
     for (ranks, clients) in [(1, 16), (4, 64)] {
@@ -68,7 +69,7 @@ fn a_loss_of_power_leaves_a_clean_tree() {
     }
 }
 
-/// Each change has a sync of its own for so long as its server is told so.
+/// Each change has its own sync while the server is configured so.
 #[test]
 fn watermarks_change_under_way() {
     let time = |settings: &str| {
@@ -94,7 +95,7 @@ fn watermarks_change_under_way() {
     assert!((1.0 + together * 0.5..alone * 0.8).contains(&for_a_second), "{for_a_second} s");
 }
 
-/// Before that its server has not written out what it has.
+/// The disk fails before the server has written everything out.
 #[test]
 fn a_disk_that_fails_at_the_end_is_mended() {
     let report =

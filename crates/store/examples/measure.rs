@@ -113,7 +113,7 @@ fn tables(dir: &Path, records: u64) {
     let started = Instant::now();
     let found = store.records().map(Result::unwrap).count();
     println!("all {found} records: {:?} each", started.elapsed() / found as u32);
-    // Much of it is written over: versions that nobody can see must go.
+    // Overwrites most records: invisible versions must be dropped.
     for round in 0..10 {
         store.stage((0..records / 10).map(|n| record(n * 7 + round)).collect()).unwrap();
         store.publish().unwrap();

@@ -1,4 +1,4 @@
-//! What a data server does with its store, which has a stream for each datafile that was written to.
+//! The datafiles of a data server: one byte stream of the store for each datafile that has data.
 
 use espalier_proto::{DataReply, DataRequest, Ino, StreamStat};
 
@@ -7,35 +7,37 @@ use crate::error::StoreError;
 use crate::store::Store;
 use crate::{BlockFile, Journal, MemoryStore, SimFile};
 
-/// The datafiles of a data server: the bytes of each are a stream, and those that are empty are noted in the journal (`empty.rs`).
+/// The datafiles of a data server. The data of each is a stream; empty datafiles are recorded in
+/// the journal (`empty.rs`).
 pub struct Datafiles<S, F: BlockFile> {
     store: S,
     made: Made<F>,
-    /// What is written is durable when it is answered.
+    /// A write is durable before it is acknowledged.
     sync: bool,
 }
 
-/// Of a journal in memory: the requests that make the most datafiles at once fit several times.
+/// Capacity of an in-memory journal in bytes: several times the largest request that makes
+/// datafiles.
 const JOURNAL_BYTES: u64 = 256 << 10;
 const TAG: u64 = 1;
 
 impl Datafiles<MemoryStore, SimFile> {
-    /// No datafiles, in memory. `sync`: as of [`Self::open`].
+    /// A data server without datafiles, in memory. `sync`: as for [`Self::open`].
     ///
     /// # Errors
-    /// None that can be expected of memory.
+    /// None is expected of memory.
     pub fn in_memory(sync: bool) -> Result<Self, StoreError> {
         let bytes = usize::try_from(Journal::<SimFile>::file_bytes(JOURNAL_BYTES)).unwrap_or(usize::MAX);
         Self::open(MemoryStore::new(), Journal::create(SimFile::new(bytes), JOURNAL_BYTES, TAG)?, sync)
     }
 
-    /// Something with the journal's file.
+    /// Calls `of` with the journal's file.
     pub fn with_journal<T>(&self, of: impl FnOnce(&SimFile) -> T) -> T {
         self.made.with_file(of)
     }
 
-    /// As they are found after the end of the process that used them, or with `power`, which says what of the journal was written,
-    /// after a loss of power.
+    /// The datafiles as a restart finds them: after a crash of the process, or after a loss of
+    /// power if `power` holds the seed that selects which journal writes survive.
     ///
     /// # Errors
     /// As [`Self::in_memory`].
@@ -49,10 +51,11 @@ impl Datafiles<MemoryStore, SimFile> {
 }
 
 impl<S: Store, F: BlockFile> Datafiles<S, F> {
-    /// `journal`: the store's, not replayed yet. `sync`: what is written is to be durable when it is answered.
+    /// Opens the datafiles. `journal` is the store's journal, not yet replayed. `sync`: writes are
+    /// durable before they are acknowledged.
     ///
     /// # Errors
-    /// Those of the store, and of the journal.
+    /// Those of the store and of the journal.
     pub fn open(store: S, journal: Journal<F>, sync: bool) -> Result<Self, StoreError> {
         Ok(Self { made: Made::open(&store, journal)?, store, sync })
     }
@@ -61,7 +64,7 @@ impl<S: Store, F: BlockFile> Datafiles<S, F> {
         &self.store
     }
 
-    /// All datafiles, with their sizes.
+    /// Lists all datafiles with their sizes in bytes.
     ///
     /// # Errors
     /// Those of the store.
@@ -74,7 +77,7 @@ impl<S: Store, F: BlockFile> Datafiles<S, F> {
         inos.into_iter().map(size).collect()
     }
 
-    /// Moves what the journal says into the tables.
+    /// Writes the journal's contents to the tables and trims the journal.
     ///
     /// # Errors
     /// Those of the store.
@@ -82,7 +85,7 @@ impl<S: Store, F: BlockFile> Datafiles<S, F> {
         self.made.checkpoint(&self.store)
     }
 
-    /// True if there is such a datafile.
+    /// True if the datafile exists.
     ///
     /// # Errors
     /// Those of the store.
@@ -90,7 +93,8 @@ impl<S: Store, F: BlockFile> Datafiles<S, F> {
         Ok(self.stat(ino)?.exists)
     }
 
-    /// Makes empty datafiles, unless they are there; all of them by one write and, with `sync` where what is written is durable, one sync.
+    /// Makes those of `inos` that do not exist, empty. One write serves all; with `sync`, if writes
+    /// are durable, one sync does.
     ///
     /// # Errors
     /// Those of the store.
@@ -103,13 +107,13 @@ impl<S: Store, F: BlockFile> Datafiles<S, F> {
         }
         self.made.note(&self.store, &absent, true)?;
         if sync && self.sync {
-            // Also what was there already may not be durable yet.
+            // A datafile that existed before may not be durable yet.
             self.made.sync()?;
         }
         Ok(DataReply::Done)
     }
 
-    /// Makes it durable that what has been removed is gone.
+    /// Makes all removals durable.
     ///
     /// # Errors
     /// Those of the store.
@@ -119,7 +123,7 @@ impl<S: Store, F: BlockFile> Datafiles<S, F> {
         Ok(DataReply::Done)
     }
 
-    /// Writes, and lists the datafile as new if it is not there yet.
+    /// Executes a write; a datafile that it makes is provisional.
     ///
     /// # Errors
     /// Those of the store.
@@ -130,7 +134,7 @@ impl<S: Store, F: BlockFile> Datafiles<S, F> {
         self.carry_out(request)
     }
 
-    /// Does what is asked of a data server.
+    /// Executes a request.
     ///
     /// # Errors
     /// Those of the store.
@@ -174,13 +178,13 @@ impl<S: Store, F: BlockFile> Datafiles<S, F> {
                 self.remove(&inos)?;
                 return self.sync_removed();
             }
-            // One that is not there has no time, nor bytes.
+            // An absent datafile has neither a time nor data.
             DataRequest::SetMtime { ino, .. } if !self.has(ino)? => {}
             DataRequest::SetMtime { ino, mtime } => {
                 store.stream_set_mtime(ino, mtime)?;
                 changed(ino)?;
             }
-            // What an earlier attempt has left would count.
+            // Removes what an earlier attempt left.
             DataRequest::Fill { ino, size: 0, .. } => store.stream_remove(ino)?,
             DataRequest::Fill { ino, data, size, mtime, sync: sync_it } => {
                 store.stream_create(ino)?;
@@ -202,7 +206,7 @@ impl<S: Store, F: BlockFile> Datafiles<S, F> {
                 self.made.sync()?;
             }
             DataRequest::Remove { ino } => self.remove(&[ino])?,
-            // The machine's own.
+            // `data::Machine` handles these requests.
             DataRequest::Admit { .. } => {}
         }
         Ok(DataReply::Done)

@@ -1,5 +1,6 @@
-//! Datafiles that were made and that nobody has written to: each is a line in the journal, which many share, and later a record of the tables.
-//! A file below is made by the first write. (PVFS's data servers do the same with their database and their byte streams.)
+//! The set of datafiles that exist. The journal has one entry for each datafile made or removed; a
+//! checkpoint moves the entries to the tables. The first write to a datafile makes its file. PVFS's
+//! data servers likewise combine a database with byte streams.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -8,7 +9,7 @@ use espalier_proto::{Ino, ObjectId, Position, TableWrite};
 
 use crate::{BlockFile, Journal, JournalError, Store, StoreError, SyncHandle};
 
-/// Which datafiles were made. What was made stays noted once it is written to, until it is removed.
+/// The datafiles that were made and not removed, whether written to or not.
 pub(crate) struct Made<F: BlockFile> {
     log: Mutex<Log<F>>,
     handle: SyncHandle<F>,
@@ -16,22 +17,23 @@ pub(crate) struct Made<F: BlockFile> {
 
 struct Log<F: BlockFile> {
     journal: Journal<F>,
-    /// What the tables do not say yet: those that were made, and those (`false`) that were removed.
+    /// Changes that the tables lack: true for a datafile that was made, false for one that was
+    /// removed.
     changed: BTreeMap<Ino, bool>,
 }
 
-/// Of the tables: up to where of the journal they know.
+/// Table key of the journal position up to which the tables are complete.
 const POSITION: &[u8] = b"journal";
-/// What a frame says of the numbers that follow, of eight bytes each.
+/// First byte of a frame: the operation on the inode numbers that follow, 8 bytes each.
 const MADE: u8 = b'+';
 const REMOVED: u8 = b'-';
 
 impl<F: BlockFile> Made<F> {
-    /// `journal`: of that store, and not replayed yet.
+    /// Opens the set. `journal` is the store's journal, not yet replayed.
     pub fn open(store: &impl Store, mut journal: Journal<F>) -> Result<Self, StoreError> {
         let position = store.get(ObjectId::SUPER, POSITION)?;
         let from = position.map_or(Some(0), |bytes| Some(u64::from_le_bytes(bytes.try_into().ok()?)));
-        let from = from.ok_or_else(|| StoreError::corrupt("the position in the journal is none"))?;
+        let from = from.ok_or_else(|| StoreError::corrupt("the recorded journal position is invalid"))?;
         let (mut changed, mut is_whole) = (BTreeMap::new(), true);
         journal.replay(Position(from), |_, frame| match frame.split_first() {
             Some((kind @ (&MADE | &REMOVED), numbers)) => {
@@ -43,7 +45,7 @@ impl<F: BlockFile> Made<F> {
             _ => is_whole = false,
         })?;
         if !is_whole {
-            return Err(StoreError::corrupt("the journal is not one of datafiles"));
+            return Err(StoreError::corrupt("the journal is not that of a data server"));
         }
         journal.forget_torn()?;
         Ok(Self { handle: journal.sync_handle(), log: Mutex::new(Log { journal, changed }) })
@@ -57,7 +59,7 @@ impl<F: BlockFile> Made<F> {
         Ok(store.get(object, &key)?.is_some())
     }
 
-    /// All of them, ascending.
+    /// All existing datafiles, ascending.
     pub fn all(&self, store: &impl Store) -> Result<Vec<Ino>, StoreError> {
         let log = self.log();
         let mut all = BTreeMap::new();
@@ -71,7 +73,7 @@ impl<F: BlockFile> Made<F> {
         Ok(all.into_iter().filter_map(|(ino, made)| made.then_some(ino)).collect())
     }
 
-    /// They are there, or (`made` is false) gone. It is not durable before [`Self::sync`].
+    /// Records `inos` as made or, if `made` is false, removed. Durable after [`Self::sync`].
     pub fn note(&self, store: &impl Store, inos: &[Ino], made: bool) -> Result<(), StoreError> {
         if inos.is_empty() {
             return Ok(());
@@ -85,7 +87,7 @@ impl<F: BlockFile> Made<F> {
             log.checkpoint(store)?;
         }
         match log.journal.append(&frame) {
-            // What was appended since the last checkpoint must be that much.
+            // The frames since the last checkpoint fill the journal.
             Err(JournalError::Full { .. }) => {
                 log.checkpoint(store)?;
                 log.journal.append(&frame)?;
@@ -97,29 +99,29 @@ impl<F: BlockFile> Made<F> {
         Ok(())
     }
 
-    /// Makes all that was noted durable: of those that call this at a time one syncs for the others.
+    /// Makes all recorded changes durable. Concurrent callers share one sync.
     pub fn sync(&self) -> Result<(), StoreError> {
         self.handle.sync().map(drop).map_err(StoreError::from)
     }
 
-    /// Moves what the journal says into the tables.
+    /// Writes the journal's contents to the tables and trims the journal.
     pub fn checkpoint(&self, store: &impl Store) -> Result<(), StoreError> {
         self.log().checkpoint(store)
     }
 
-    /// The journal's file.
+    /// Calls `of` with the journal's file.
     pub fn with_file<T>(&self, of: impl FnOnce(&F) -> T) -> T {
         of(self.log().journal.file())
     }
 
     fn log(&self) -> MutexGuard<'_, Log<F>> {
-        // It is whole between any two statements.
+        // Every statement leaves the log consistent, so poisoning is ignored.
         self.log.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl<F: BlockFile> Log<F> {
-    /// Moves what the journal says into the tables.
+    /// Writes the journal's contents to the tables and trims the journal.
     fn checkpoint(&mut self, store: &impl Store) -> Result<(), StoreError> {
         let position = self.journal.sync()?;
         let write = |(ino, made): (&Ino, &bool)| {
@@ -138,7 +140,7 @@ impl<F: BlockFile> Log<F> {
     }
 }
 
-/// Where the tables say that a datafile was made.
+/// Object and key of the record that a datafile exists.
 fn record(ino: Ino) -> (ObjectId, Vec<u8>) {
     let mut key = vec![b'e'];
     key.extend_from_slice(&ino.0.to_be_bytes());

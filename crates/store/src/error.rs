@@ -5,15 +5,15 @@ use espalier_proto::Errno;
 
 use crate::{JournalError, SuperblockError};
 
-/// Why a store did not do what was asked.
+/// Why a store operation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     #[error("cannot {what} {}: {cause}", path.display())]
     Io { what: &'static str, path: PathBuf, cause: io::Error },
     #[error("no space is left for {}", path.display())]
     NoSpace { path: PathBuf },
-    /// It is told how when it happens, and this from then on.
-    #[error("{} could not be written: unmount, and mount again when the disk is well", path.display())]
+    /// The operation that failed returned the cause; all later ones return this error.
+    #[error("{} could not be written: unmount, repair the disk, and mount again", path.display())]
     Failed { path: PathBuf },
     #[error("the store is open for reading only")]
     ReadOnly,
@@ -21,7 +21,7 @@ pub enum StoreError {
     Corrupt { what: String },
     #[error("{} is in use{}", path.display(), by(*.pid))]
     InUse { path: PathBuf, pid: Option<u32> },
-    /// The request itself cannot be done.
+    /// The request is invalid for this store or stream.
     #[error("{0}")]
     Refused(Errno),
     #[error(transparent)]
@@ -38,7 +38,7 @@ fn by(pid: Option<u32>) -> String {
 }
 
 impl StoreError {
-    /// What the caller of a system call is told.
+    /// The error number that the caller of a system call gets.
     pub fn errno(&self) -> Errno {
         match self {
             Self::Io { cause, .. } => cause.raw_os_error().map_or(Errno::EIO, Errno::from_raw),
@@ -63,7 +63,7 @@ impl StoreError {
     }
 }
 
-/// `map_err` with what was tried, and on which file.
+/// Adds to an I/O error what was attempted and on which file.
 pub(crate) trait Context<T> {
     fn context(self, what: &'static str, path: &Path) -> Result<T, StoreError>;
 }

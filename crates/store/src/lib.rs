@@ -1,15 +1,16 @@
-//! All of the disk, and its twin in memory.
+//! Persistent storage on a local disk, and its in-memory counterpart.
 //!
-//! - **Tables**: ordered maps of objects. They change by checkpoints: [`Store::stage`] as often as needed, then
-//!   [`Store::publish`], which makes all of it durable, or nothing.
+//! - **Tables**: ordered maps of objects. A checkpoint changes them: any number of [`Store::stage`]
+//!   calls, then [`Store::publish`], which makes all staged changes durable atomically.
 //! - **Byte streams**: the contents of big files, each durable after [`Store::stream_sync`].
-//! - **The journal** ([`Journal`]): a ring of frames in which changes are durable before a checkpoint has them.
-//! - **The superblock** ([`superblock`]): what the store is, and how it was made.
+//! - **The journal** ([`Journal`]): a ring of frames that makes changes durable before a checkpoint
+//!   contains them.
+//! - **The superblock** ([`superblock`]): identity and parameters of the store.
 //!
-//! [`stamp`] gives the times of inodes that are kept in order with those of streams.
+//! [`stamp`] provides inode times that are ordered consistently with the times of streams.
 //!
-//! [`LocalStore`] keeps them in a directory of this machine; [`MemoryStore`] and [`SimFile`] keep them in memory and can
-//! lose power.
+//! [`LocalStore`] stores them in a local directory; [`MemoryStore`] and [`SimFile`] in memory, with
+//! simulated loss of power.
 #![forbid(unsafe_code)]
 
 mod datafile;

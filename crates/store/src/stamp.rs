@@ -1,10 +1,12 @@
-//! Times for the metadata of files, in order with those that the kernel gives to the files of a store.
+//! Times for inodes, ordered consistently with the times that the kernel gives to the store's
+//! files.
 //!
-//! The kernel stamps a file that is written with its coarse clock, which is up to a tick (1 to 10 ms) late. Since Linux
-//! 6.13 it gives a fine time where a coarse one would hide a change that somebody could see; from then on no file on the
-//! machine gets an earlier time (multigrain timestamps). Our times are of the fine clock, so they are never before those
-//! of files that were written earlier. For the other direction [`raise`] makes the kernel give a fine time to a file of
-//! ours, before a stream is written. Older kernels know only the coarse clock, and our times are of that one, too.
+//! The kernel stamps a written file with its coarse clock, which lags by up to a tick (1 to 10 ms).
+//! Since Linux 6.13 it uses the fine clock where a coarse time would hide a change from an
+//! observer; afterwards no file on the machine gets an earlier time (multigrain timestamps). This
+//! module reads the fine clock, so its times are never before those of files written earlier. For
+//! the other direction, [`raise`] makes the kernel give a fine time to a scratch file before a
+//! stream is written. Older kernels use only the coarse clock, and so does this module on them.
 
 use std::fs::File;
 use std::sync::LazyLock;
@@ -13,22 +15,24 @@ use espalier_proto::Time;
 use rustix::fs::{MemfdFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, fstat, futimens, memfd_create};
 use rustix::time::{ClockId, clock_gettime};
 
-/// So many attempts get a fine time, also if other threads stamp the file at the same time.
+/// Number of attempts that suffices for a fine time even if other threads stamp the file
+/// concurrently.
 const ATTEMPTS: u32 = 8;
 
-/// The file that gets fine times, on kernels that give them. It is in memory.
+/// Scratch file in memory for fine times, on kernels that support them.
 static STAMPED: LazyLock<Option<File>> = LazyLock::new(|| {
     let file = File::from(memfd_create("espalier-stamp", MemfdFlags::CLOEXEC).ok()?);
-    // A tick may pass within the first.
+    // A tick may pass during the first attempt.
     (0..2).all(|_| fine(&file).is_some()).then_some(file)
 });
 
-/// The present, for the times of an inode.
+/// The current time, for an inode.
 pub fn now() -> Time {
     read(if STAMPED.is_some() { ClockId::Realtime } else { ClockId::RealtimeCoarse })
 }
 
-/// The present; the kernel gives no earlier time to any file from now on. Takes two or four system calls, 0.3 us each.
+/// The current time; the kernel gives no file an earlier time afterwards. Takes two or four system
+/// calls of 0.3 us each.
 pub fn raise() -> Time {
     STAMPED.as_ref().and_then(fine).unwrap_or_else(now)
 }
@@ -38,8 +42,8 @@ fn read(clock: ClockId) -> Time {
     Time::new(time.tv_sec, time.tv_nsec as u32)
 }
 
-/// Has the kernel stamp a file with a fine time. It stamps with the coarse clock unless the last stamp has been looked at
-/// and is as late as that.
+/// Makes the kernel stamp a file with a fine time. It uses the coarse clock unless the last stamp
+/// was queried and the coarse clock has not passed it.
 fn fine(file: &File) -> Option<Time> {
     let now = read(ClockId::Realtime);
     let times = Timestamps {

@@ -6,71 +6,77 @@ use espalier_proto::{AllocateMode, Ino, ObjectId, SeekWhat, Space, StreamStat, T
 
 use crate::StoreError;
 
-/// An object, a key of it, and the value.
+/// Object, key and value.
 pub type Record = (ObjectId, Vec<u8>, Vec<u8>);
 
 /// Keys and values of one object.
 pub type Pairs = Vec<(Vec<u8>, Vec<u8>)>;
 
-/// Records one after the other.
+/// An iterator over records.
 pub type Records<'a> = Box<dyn Iterator<Item = Result<Record, StoreError>> + Send + 'a>;
 
-/// An engine that keeps objects and byte streams. All methods may be called by several threads at once.
+/// An engine for tables and byte streams. All methods may be called concurrently.
 ///
 /// # Errors
-/// All methods fail with [`StoreError::Io`] or [`StoreError::Corrupt`] if what lies below does, and those that change
-/// something with [`StoreError::ReadOnly`] or [`StoreError::NoSpace`].
+/// All methods return [`StoreError::Io`] or [`StoreError::Corrupt`] for faults of the underlying
+/// storage; methods that change something also return [`StoreError::ReadOnly`] or
+/// [`StoreError::NoSpace`].
 pub trait Store: Send + Sync + 'static {
-    /// The value of a key. What is staged counts, published or not.
+    /// The value of a key. Sees staged changes.
     fn get(&self, object: ObjectId, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError>;
 
-    /// At most `limit` keys and values of one object, ascending. What is staged counts, published or not.
+    /// At most `limit` keys and values of one object, ascending. Sees staged changes.
     fn scan(&self, object: ObjectId, from: Bound<&[u8]>, limit: usize) -> Result<Pairs, StoreError>;
 
-    /// All records, ordered by object and key, as they are at the time of the call. Nothing comes after an error.
+    /// All records as of the call, ordered by object and key. An error ends the iteration.
     fn records(&self) -> Records<'_>;
 
-    /// Adds to the checkpoint under way. Nothing of it is durable before [`Self::publish`].
+    /// Adds writes to the current checkpoint. [`Self::publish`] makes them durable.
     fn stage(&self, writes: Vec<TableWrite>) -> Result<(), StoreError>;
 
-    /// Makes everything staged durable, all at once. After an error all of it is still staged, and this may be called
-    /// again; but after any other than [`StoreError::NoSpace`] an engine may refuse until it is opened again.
+    /// Makes all staged writes durable atomically. After an error they are all still staged and the
+    /// call may be repeated; after any error but [`StoreError::NoSpace`] the engine may refuse
+    /// until it is reopened.
     fn publish(&self) -> Result<(), StoreError>;
 
-    /// Does a piece of background upkeep. Whether there is more to do.
+    /// Does one unit of background maintenance. Returns true if more remains.
     fn maintain(&self) -> Result<bool, StoreError>;
 
-    /// Makes an empty stream, listed as new until [`Self::stream_settle`]; one that is there already is left as it is.
+    /// Makes an empty, provisional stream; [`Self::stream_settle`] finalises it. An existing stream
+    /// is unchanged.
     fn stream_create(&self, ino: Ino) -> Result<(), StoreError>;
 
-    /// Takes a stream off the list of new ones, durably. One that is not on it, or absent, is fine.
+    /// Finalises a provisional stream, durably. No effect if it is finalised or absent.
     fn stream_settle(&self, ino: Ino) -> Result<(), StoreError>;
 
-    /// The streams that were created and never settled, ascending.
+    /// The provisional streams: created and not finalised, ascending.
     fn new_streams(&self) -> Result<Vec<Ino>, StoreError>;
 
-    /// Reads until `buf` is full or the stream ends. A stream that was never written reads as empty.
+    /// Reads until `buf` is full or the stream ends; returns the number of bytes. An absent stream
+    /// reads as empty.
     fn stream_read(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize, StoreError>;
 
-    /// As [`Self::stream_read`], as far as that takes no waiting for a disk: how many bytes, and whether that is all.
+    /// As [`Self::stream_read`], but without waiting for a disk. Returns the number of bytes, and
+    /// true if the read is complete.
     fn stream_read_cached(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<(usize, bool), StoreError>;
 
-    /// Writes all of `data`, at [`END`](espalier_proto::END) whole where the stream ends. The stream need not have been created: then it is no new one.
+    /// Writes all of `data`; at [`END`](espalier_proto::END), appends it atomically. An absent
+    /// stream is made, and is not provisional.
     ///
     /// # Errors
-    /// `EFBIG` beyond what the engine can address.
+    /// `EFBIG` beyond the engine's offset range.
     fn stream_write(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<(), StoreError>;
 
-    /// Size, use of space, and times; zeros for an absent stream.
+    /// Size, allocated space and times; zeros for an absent stream.
     fn stream_stat(&self, ino: Ino) -> Result<StreamStat, StoreError>;
 
-    /// Cuts the stream to `size` bytes, or extends it by a hole.
+    /// Truncates the stream to `size` bytes, or extends it by a hole.
     fn stream_truncate(&self, ino: Ino, size: u64) -> Result<(), StoreError>;
 
     /// As `fallocate(2)`.
     ///
     /// # Errors
-    /// `EOPNOTSUPP` for a mode that the engine does not have.
+    /// `EOPNOTSUPP` for a mode that the engine does not support.
     fn stream_allocate(
         &self,
         ino: Ino,
@@ -79,11 +85,11 @@ pub trait Store: Send + Sync + 'static {
         mode: AllocateMode,
     ) -> Result<(), StoreError>;
 
-    /// The next data or hole at `offset` or after it. `None`: there is none before the stream's end.
+    /// The next data or hole at or after `offset`; `None` if there is none before the stream's end.
     fn stream_seek(&self, ino: Ino, offset: u64, what: SeekWhat) -> Result<Option<u64>, StoreError>;
 
-    /// Copies bytes between streams, or within one if the ranges do not overlap. How many were copied: fewer than
-    /// `length` at the end of the source, or where one call would take too long.
+    /// Copies bytes between streams, or between disjoint ranges of one. Returns the number copied:
+    /// less than `length` at the end of the source, or where one call would take too long.
     fn stream_copy(
         &self,
         from: Ino,
@@ -95,26 +101,26 @@ pub trait Store: Send + Sync + 'static {
 
     fn stream_set_mtime(&self, ino: Ino, mtime: Time) -> Result<(), StoreError>;
 
-    /// Makes the stream durable, with its times and its existence.
+    /// Makes the stream's data, times and existence durable.
     fn stream_sync(&self, ino: Ino) -> Result<(), StoreError>;
 
-    /// Makes all streams durable, as [`Self::stream_sync`] makes one.
+    /// As [`Self::stream_sync`] for all streams.
     fn sync_all(&self) -> Result<(), StoreError>;
 
-    /// Removes a stream; an absent one is fine. Until [`Self::sync_removed_streams`] it may be back after a power
-    /// failure.
+    /// Removes a stream; no effect if it is absent. A power failure before
+    /// [`Self::sync_removed_streams`] may bring it back.
     fn stream_remove(&self, ino: Ino) -> Result<(), StoreError>;
 
-    /// Makes it durable that the streams which have been created exist; not what they hold.
+    /// Makes the existence of all created streams durable, not their contents.
     fn sync_new_streams(&self) -> Result<(), StoreError>;
 
-    /// Makes it durable that the streams which have been removed are gone.
+    /// Makes all removals of streams durable.
     fn sync_removed_streams(&self) -> Result<(), StoreError>;
 
-    /// The file that holds a stream, created if need be; `None` if the engine has no files.
+    /// The file that holds a stream, made if absent; `None` if the engine has no files.
     fn stream_file(&self, ino: Ino) -> Result<Option<Arc<File>>, StoreError>;
 
-    /// All streams, new ones too, ascending.
+    /// All streams, provisional ones included, ascending.
     fn streams(&self) -> Result<Vec<Ino>, StoreError>;
 
     fn space(&self) -> Result<Space, StoreError>;

@@ -1,5 +1,5 @@
-//! What a store is, and how it was made: a small text file in TOML whose last line is a checksum of the others. A copy lies
-//! beside it, from which a repair restores it.
+//! The superblock: identity and parameters of a store. It is a TOML file whose last line is a
+//! checksum of the rest. A repair can restore it from the copy beside it.
 
 mod format;
 
@@ -17,32 +17,32 @@ pub use format::{FormatError, FormatOptions, format};
 pub(crate) const FILE: &str = "superblock";
 pub(crate) const COPY: &str = "superblock.bak";
 const FILE_NEW: &str = "superblock.new";
-/// The first line, by which a store is told from any other directory.
+/// First line; identifies a store's directory.
 const TITLE: &str = "# An Espalier store. Do not edit: the last line is a checksum.\n";
-/// How the title of every version begins.
+/// Common prefix of the first line in all versions.
 const MAGIC: &[u8] = b"# An Espalier store.";
-/// The format of this version, the only one that it reads.
+/// Format written and read by this version.
 pub const FORMAT: u32 = 2;
 const MAX_BYTES: usize = 64 * 1024;
 
-/// What a store is, and how it was made.
+/// Identity and parameters of a store.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Superblock {
-    /// Version of the store's format.
+    /// Version of the format.
     pub format: u32,
-    /// Of the file system: the ranks that share one have the same.
+    /// Identifies the file system; all ranks of it have the same.
     pub uuid: Uuid,
-    /// Which of the metadata servers that share the tree has this store, and how many there are.
+    /// Rank of the metadata server that owns the store, and number of ranks.
     pub rank: Rank,
     pub ranks: u16,
     pub label: String,
-    /// Secret: without it, nobody can choose names that collide.
+    /// Secret key of the name hash, which prevents deliberate collisions.
     pub hash_key: [u8; 16],
-    /// Files of at most so many bytes are stuffed.
+    /// Largest size in bytes of a stuffed file.
     pub strip_bytes: u32,
-    /// Capacity of the journal.
+    /// Capacity of the journal in bytes.
     pub journal_bytes: u64,
-    /// When it was made, in seconds since 1970.
+    /// Creation time in seconds since 1970.
     pub created: i64,
 }
 
@@ -63,13 +63,13 @@ impl std::fmt::Debug for Superblock {
 }
 
 impl Superblock {
-    /// Marks what belongs to this store.
+    /// Tag that identifies this store in its files.
     pub(crate) fn tag(&self) -> u64 {
         xxh3_64_with_seed(self.uuid.as_bytes(), self.rank.0.into())
     }
 }
 
-/// Why a store's superblock cannot be used.
+/// Why a superblock cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum SuperblockError {
     #[error("there is no directory {}", .0.display())]
@@ -85,18 +85,18 @@ pub enum SuperblockError {
     )]
     Older { path: PathBuf, format: u32 },
     #[error(
-        "the superblock of {} is damaged, and so is its copy, or there is none: {why}; restore the file `{FILE}` from a backup",
+        "the superblock of {} is damaged, and its copy is damaged or missing: {why}; restore the file `{FILE}` from a backup",
         path.display()
     )]
     Damaged { path: PathBuf, why: String },
-    /// The copy is whole.
+    /// The copy is intact.
     #[error("the superblock of {0} is damaged: {why}; run `espalier fsck --repair {0}`", path.display())]
     Restorable { path: PathBuf, why: String },
     #[error("cannot {what} the superblock of {}: {cause}", path.display())]
     Io { what: &'static str, path: PathBuf, cause: io::Error },
 }
 
-/// The file, as every version writes it.
+/// Fields of the file in every version.
 #[derive(Deserialize)]
 struct Head {
     format: u32,
@@ -106,7 +106,7 @@ struct Head {
 #[derive(Serialize, Deserialize)]
 struct Text {
     format: u32,
-    /// The oldest version of Espalier that reads the format.
+    /// Oldest version of Espalier that reads the format.
     needs: String,
     uuid: Uuid,
     #[serde(default)]
@@ -128,12 +128,12 @@ fn one() -> u16 {
 /// Reads a store's superblock.
 ///
 /// # Errors
-/// Each says what to do.
+/// The message of each error states the remedy.
 pub fn read(dir: &Path) -> Result<Superblock, SuperblockError> {
     let path = dir.to_path_buf();
     let why = match read_file(dir, FILE) {
         Err(SuperblockError::Damaged { why, .. }) => why,
-        Err(SuperblockError::NoStore(_)) => "it is missing, or another program's".into(),
+        Err(SuperblockError::NoStore(_)) => "it is missing, or belongs to another program".into(),
         outcome => return outcome,
     };
     match read_file(dir, COPY) {
@@ -146,7 +146,7 @@ pub fn read(dir: &Path) -> Result<Superblock, SuperblockError> {
 /// Reads the copy of a store's superblock.
 ///
 /// # Errors
-/// As [`read`]; [`SuperblockError::NoStore`] if there is none.
+/// As [`read`]; [`SuperblockError::NoStore`] if there is no copy.
 pub(crate) fn read_copy(dir: &Path) -> Result<Superblock, SuperblockError> {
     read_file(dir, COPY)
 }
@@ -189,24 +189,25 @@ fn parse(dir: &Path, bytes: &[u8]) -> Result<Superblock, SuperblockError> {
     let Text { format, needs: _, uuid, rank, ranks, label, hash_key, strip_bytes, journal_bytes, created } =
         text;
     let hash_key =
-        u128::from_str_radix(&hash_key, 16).map_err(|_| damaged("its hash_key is no number".into()))?;
+        u128::from_str_radix(&hash_key, 16).map_err(|_| damaged("its hash_key is not a number".into()))?;
     let hash_key = hash_key.to_be_bytes();
     if rank.0 >= ranks {
-        return Err(damaged(format!("it is of rank {rank} of {ranks}")));
+        return Err(damaged(format!("its rank {rank} of {ranks} is invalid")));
     }
     Ok(Superblock { format, uuid, rank, ranks, label, hash_key, strip_bytes, journal_bytes, created })
 }
 
-/// Replaces a store's superblock and then its copy, each durably and atomically: one of them is always whole.
+/// Replaces a store's superblock and then its copy, each durably and atomically, so one of them is
+/// always intact.
 ///
 /// # Errors
-/// [`SuperblockError::Io`]: what was not replaced is still there.
+/// [`SuperblockError::Io`]: a file that was not replaced is unchanged.
 pub fn write(dir: &Path, superblock: &Superblock) -> Result<(), SuperblockError> {
     write_file(dir, FILE, superblock)?;
     write_file(dir, COPY, superblock)
 }
 
-/// Replaces the copy of a store's superblock, unless it is right.
+/// Replaces the copy of a store's superblock if it is not up to date.
 ///
 /// # Errors
 /// [`SuperblockError::Io`].
@@ -242,7 +243,7 @@ fn checksum_line(body: &str) -> String {
     format!("\"{:016x}\"\n", xxh3_64(body.as_bytes()))
 }
 
-/// Whether there is a store, damaged or not.
+/// True if the directory holds a store, damaged or not.
 pub(crate) fn is_store(dir: &Path) -> bool {
     match read(dir) {
         Ok(_)

@@ -1,4 +1,4 @@
-//! Datafiles that were made and not written to: whatever happens, those are there whose making was answered, and no others.
+//! Empty datafiles: after any crash, exactly the acknowledged ones exist.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -32,9 +32,9 @@ fn an_empty_datafile_is_there_until_it_is_removed_and_nobody_has_written_to_it()
     let made = stat(&files, 7);
     assert_eq!((made.size, made.mtime), (0, Time::default()));
     assert!(made.exists);
-    assert_eq!(files.store().streams().unwrap(), [], "and no stream");
+    assert_eq!(files.store().streams().unwrap(), [], "no stream remains");
     files.carry_out(DataRequest::SetMtime { ino: Ino(7), mtime: Time::new(3, 0) }).unwrap();
-    assert_eq!(stat(&files, 7).mtime, Time::new(3, 0), "what is there has a time");
+    assert_eq!(stat(&files, 7).mtime, Time::new(3, 0), "an existing datafile has an mtime");
     write(&files, 7);
     files.carry_out(DataRequest::Create { ino: Ino(7), sync: true }).unwrap();
     assert_eq!((stat(&files, 7).size, files.all().unwrap()), (1, vec![(Ino(7), 1)]));
@@ -50,19 +50,20 @@ fn many_are_made_by_one_sync() {
     files.create(&(1..1000).map(Ino).collect::<Vec<_>>(), true).unwrap();
     assert_eq!(syncs(), before + 1);
     files.create(&[Ino(5)], true).unwrap();
-    assert_eq!(syncs(), before + 1, "it is there, and durable");
+    assert_eq!(syncs(), before + 1, "the datafile is durable");
     files.create(&[Ino(1000)], false).unwrap();
-    assert_eq!(syncs(), before + 1, "nobody would miss it");
+    assert_eq!(syncs(), before + 1, "an empty datafile needs no sync");
     assert_eq!(files.all().unwrap().len(), 1000);
 }
 
-/// Random makings, writes and removals, more than the journal holds, with losses of power and ends of processes in between.
+/// Random creates, writes and removals, more than the journal holds, with power failures and
+/// crashes.
 #[test]
 fn what_was_answered_survives_everything() {
     let mut random = fastrand::Rng::with_seed(1);
     for seed in 0..8 {
         let mut files = Memory::in_memory(true).unwrap();
-        // Those that must be there, and those that may.
+        // Datafiles that must exist, and those that may.
         let (mut there, mut maybe) = (BTreeSet::new(), BTreeSet::new());
         let mut next = 1;
         for step in 0..40 {
@@ -111,7 +112,7 @@ fn a_making_that_fails_is_told() {
     assert_eq!(numbers(&files), [2].into());
 }
 
-/// In a directory of this machine: the journal and the tables are the store's own.
+/// In a local directory, with the store's own journal and tables.
 #[test]
 fn a_store_in_a_directory_has_them_when_it_is_opened_again() {
     let dir = tempfile::tempdir().unwrap();

@@ -70,12 +70,12 @@ fn a_torn_tail_is_cut_off_and_its_rest_never_comes_back() {
     journal.sync().unwrap();
     let second = journal.append(&[1; 500]).unwrap();
     journal.append(b"lost").unwrap();
-    // The second frame is torn on the medium, and the third is whole.
+    // The second frame is torn, the third intact.
     let file = journal.file().reopen();
     file.damage(HEADER_BYTES + second.0 as usize - 20, 1);
     let (mut journal, frames) = reopen(file, Position(0));
     assert_eq!(frames, [(first, b"durable".to_vec())]);
-    // The same again: if it counted, the third would follow it.
+    // An identical second frame: if the third frame were valid, it would follow.
     assert_eq!(journal.append(&[1; 500]).unwrap(), second);
     let (_, frames) = reopen(journal.file().reopen(), first);
     assert_eq!(frames, [(second, vec![1; 500])]);
@@ -91,7 +91,8 @@ fn old_sectors_of_a_torn_frame_do_not_complete_a_new_one() {
     torn.damage(HEADER_BYTES + 700, 1);
     let (journal, frames) = reopen(torn, Position(0));
     assert!(frames.is_empty());
-    // Now the medium shows what the lost frames were, as if the broken sector had been written over with the same.
+    // The medium holds the lost frames again, as after rewriting the broken sector with equal
+    // bytes.
     let mut bytes = vec![0; whole.len().unwrap() as usize];
     journal.file().read_at(0, &mut bytes).unwrap();
     whole.read_at(HEADER_BYTES as u64, &mut bytes[HEADER_BYTES..]).unwrap();
@@ -113,7 +114,7 @@ fn damage_to_what_was_durable_is_told() {
         let damaged = matches!(&outcome, Err(JournalError::Corrupt { position, .. }) if *position == first.0);
         assert!(damaged, "{at}: {outcome:?}");
     }
-    // Once it was opened, all that was there then must be there.
+    // After an opening, all frames found then must be there.
     let (journal, _) = reopen(journal.file().reopen(), Position(0));
     let file = journal.file().reopen();
     file.damage(HEADER_BYTES + journal.position().0 as usize - 4, 1);
@@ -128,7 +129,7 @@ fn a_lost_header_is_told() {
     journal.append(b"one").unwrap();
     journal.sync().unwrap();
     let file = journal.file().reopen();
-    // The slot of this epoch; the other one is still good.
+    // Damages the slot of this epoch; the other slot is intact.
     file.damage(2048 + 10, 1);
     let outcome = replay(&mut Journal::open(file).unwrap(), Position(0));
     assert!(matches!(outcome, Err(JournalError::Corrupt { position: 0, .. })), "{outcome:?}");
@@ -166,7 +167,7 @@ fn reading_only_writes_nothing() {
 fn a_journal_that_was_not_replayed_is_not_appended_to() {
     let mut journal = Journal::open(create(4096).file().reopen()).unwrap();
     assert!(matches!(journal.append(b"one"), Err(JournalError::NotReplayed)));
-    // The first append begins the epoch by itself.
+    // The first append begins the epoch.
     journal.replay(Position(0), |_, _| {}).unwrap();
     let end = journal.append(b"one").unwrap();
     assert_eq!(journal.sync().unwrap(), end);
@@ -223,22 +224,22 @@ fn a_handle_syncs_while_frames_are_appended() {
     assert_eq!(journal.durable(), journal.position());
 }
 
-/// What the journal must hold.
+/// Expected contents of the journal.
 #[derive(Default)]
 struct Model {
     frames: Vec<(Position, Vec<u8>)>,
-    /// Up to where it is durable.
+    /// Durable position.
     synced: u64,
     trimmed: Position,
 }
 
 impl Model {
-    /// Checks what was found after a crash, and goes on from that.
+    /// Checks the frames found after a crash and continues from them.
     fn recover(&mut self, found: &[(Position, Vec<u8>)], seed: u64) {
         self.frames.retain(|(end, _)| *end > self.trimmed);
         let durable = self.frames.iter().filter(|(end, _)| end.0 <= self.synced).count();
         assert!(found.len() >= durable, "seed {seed}: {} of {durable} durable frames", found.len());
-        assert!(found.len() <= self.frames.len(), "seed {seed}: frames that were never there");
+        assert!(found.len() <= self.frames.len(), "seed {seed}: frames that were never appended");
         assert_eq!(found, &self.frames[..found.len()], "seed {seed}");
         self.frames.truncate(found.len());
         self.synced = self.frames.last().map_or(self.trimmed.0, |(end, _)| end.0);
@@ -254,7 +255,8 @@ fn crash_test(seed: u64) {
         for _ in 0..random.usize(0..40) {
             match random.u32(0..10) {
                 0..=5 => {
-                    // Few different payloads: equal ones at equal positions are the trap.
+                    // Few distinct payloads, since equal frames at equal positions are the hard
+                    // case.
                     let payload =
                         vec![random.u8(0..2); 8 * random.usize(0..2).pow(2) + random.usize(0..2) * 600];
                     match journal.append(&payload) {
@@ -267,7 +269,7 @@ fn crash_test(seed: u64) {
                     journal.sync().unwrap();
                     model.synced = journal.position().0;
                 }
-                // A checkpoint may hold what was never synced here.
+                // A checkpoint may contain frames that were never synced.
                 _ => {
                     let to = random.usize(0..=model.frames.len());
                     model.trimmed =
@@ -279,11 +281,11 @@ fn crash_test(seed: u64) {
         }
         let mut file =
             if random.u8(0..5) == 0 { journal.file().reopen() } else { journal.file().crash(random.u64(..)) };
-        // Power may fail again during recovery, and nothing that was found once may be missing then.
+        // Power may fail during recovery; frames found once must not be lost then.
         while random.u8(0..3) == 0 {
             let mut again = Journal::open(file).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
             if random.bool() {
-                // In the midst of it.
+                // Fails in the middle of recovery.
                 again.file().fail_after(random.u64(0..3));
                 let outcome = replay(&mut again, model.trimmed);
                 assert!(matches!(outcome, Err(JournalError::Io { .. })), "seed {seed}: {outcome:?}");

@@ -1,4 +1,4 @@
-//! The store in a directory: opening, refusing, and damage.
+//! The local store: opening, refusals, and damage.
 #![allow(clippy::unwrap_used)]
 
 use std::os::unix::fs::FileExt;
@@ -38,7 +38,7 @@ fn record(n: u64) -> TableWrite {
     }
 }
 
-/// All regular files below a directory, with what they hold.
+/// All regular files below a directory, with their contents.
 fn files(dir: &Path) -> Vec<(PathBuf, Vec<u8>)> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(dir).unwrap() {
@@ -108,7 +108,7 @@ fn opening_says_what_is_wrong_with_the_superblock() {
     let kind = |dir: &Path| superblock::read(dir).unwrap_err();
     assert!(matches!(kind(&dir.path().join("absent")), SuperblockError::NoDirectory(_)));
     assert!(matches!(error(dir.path()), StoreError::Superblock(SuperblockError::NoStore(_))));
-    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "nothing was made there");
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "the directory stays empty");
     std::fs::write(dir.path().join("superblock"), "of another program\n").unwrap();
     assert!(matches!(kind(dir.path()), SuperblockError::NoStore(_)));
 
@@ -186,7 +186,7 @@ fn reading_only_writes_nothing() {
     store.publish().unwrap();
     store.stream_write(Ino(7), 0, b"seven").unwrap();
     drop(store);
-    // Left over by a process that was killed.
+    // Leftover of a killed process.
     std::fs::write(dir.path().join("tables/tables/99"), "unfinished").unwrap();
     std::fs::write(dir.path().join("tables/v77"), "unfinished").unwrap();
     let before = files(dir.path());
@@ -254,7 +254,7 @@ fn missing_and_cut_off_parts_are_told() {
     }
 }
 
-/// Records of every kind, in several tables.
+/// A store with records of every kind in several tables.
 fn filled() -> (TempDir, Vec<Record>) {
     let dir = made();
     let store = open(dir.path());
@@ -278,7 +278,7 @@ fn no_flipped_bit_makes_a_wrong_value() {
     let (mut told, mut harmless) = (0, 0);
     for (path, bytes) in &pristine {
         for round in 0..rounds {
-            // The beginning and the end of a file hold what is read on trust most easily.
+            // Unverified structures are most likely at the start and the end of a file.
             let at = match round % 3 {
                 0 => random.usize(0..bytes.len()),
                 1 => bytes.len() - 1 - random.usize(0..bytes.len().min(400)),
@@ -301,7 +301,7 @@ fn no_flipped_bit_makes_a_wrong_value() {
     assert!(told > harmless);
 }
 
-/// Reads everything in each way that there is.
+/// Reads all records by every method.
 fn check(dir: &Path, expected: &[Record]) -> Result<(), StoreError> {
     let (store, _) = LocalStore::open(dir, true)?;
     let found: Vec<_> = store.records().collect::<Result<_, _>>()?;
@@ -313,7 +313,7 @@ fn check(dir: &Path, expected: &[Record]) -> Result<(), StoreError> {
         assert_eq!(store.get(record(n).object, &record(n).key)?, None);
     }
     drop(store);
-    // Compaction reads in a way of its own.
+    // Compaction reads by a different path.
     let (store, _) = LocalStore::open(dir, false)?;
     store.stage(vec![record(1_000_000)])?;
     store.publish()?;
@@ -325,7 +325,7 @@ fn check(dir: &Path, expected: &[Record]) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// A file system of so many bytes that is gone when this is dropped. `None` without the right to mount.
+/// A file system of a given size, unmounted when dropped. `None` without permission to mount.
 struct SmallDisk(TempDir);
 
 impl SmallDisk {
@@ -373,7 +373,7 @@ fn a_full_disk_stops_a_checkpoint_and_space_lets_it_go_on() {
     let store = open(&dir);
     store.stage((0..100).map(record).collect()).unwrap();
     store.publish().unwrap();
-    // Fill the disk but for a little.
+    // Fills the disk except for a small remainder.
     let ballast = Ino(99);
     let available = store.space().unwrap().available;
     store.stream_write(ballast, 0, &vec![1; available as usize - 64 * 1024]).unwrap();
@@ -383,13 +383,13 @@ fn a_full_disk_stops_a_checkpoint_and_space_lets_it_go_on() {
             let error = store.publish().unwrap_err();
             assert_eq!(error.errno(), Errno::ENOSPC, "{error}");
         }
-        // What could not be written takes no space.
+        // A failed write takes no space.
         assert!(store.space().unwrap().available >= 60 * 1024, "{:?}", store.space());
         assert_eq!(store.records().count() as u64, first + 2900);
     }
     let error = store.stream_write(Ino(1), 0, &[1; 100_000]).unwrap_err();
     assert_eq!(error.errno(), Errno::ENOSPC, "{error}");
-    // A crash now finds the old checkpoint; space lets the new one be made.
+    // A crash at this point finds the old checkpoint; with free space the new one can be published.
     let copy = made();
     std::fs::remove_dir_all(copy.path().join("tables")).unwrap();
     let copied = std::process::Command::new("cp").arg("-r").arg(dir.join("tables")).arg(copy.path()).status();
@@ -401,7 +401,7 @@ fn a_full_disk_stops_a_checkpoint_and_space_lets_it_go_on() {
     assert_eq!(open(&dir).records().count(), 5900);
 }
 
-/// What a file holds after a failed sync is not known, so that the next one proves nothing.
+/// After a failed sync the contents of a file are unknown, so a later sync proves nothing.
 #[test]
 fn after_a_failure_the_tables_are_written_only_when_opened_again() {
     let dir = made();
@@ -416,7 +416,7 @@ fn after_a_failure_the_tables_are_written_only_when_opened_again() {
     for outcome in [store.publish(), store.maintain().map(drop)] {
         assert!(matches!(outcome, Err(StoreError::Failed { .. })), "{outcome:?}");
     }
-    // What is staged is still seen, and lost with the store.
+    // Staged writes stay visible until the store is closed.
     assert_eq!(store.records().count(), 2);
     drop(store);
     let store = open(dir.path());

@@ -1,4 +1,4 @@
-//! Damaged stores are made such that they can be opened, and hold all that could be read.
+//! `mend` makes damaged stores openable and keeps all readable records.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
@@ -44,7 +44,7 @@ fn files(dir: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Mends a store, which then has nothing but right records. How many it has.
+/// Mends a store and checks its records. Returns their number.
 fn mended(dir: &Path) -> (Mended, u64) {
     let quarantine = dir.join("quarantine/now");
     let mended = mend(dir, &quarantine).unwrap();
@@ -62,7 +62,7 @@ fn mended(dir: &Path) -> (Mended, u64) {
         assert_eq!(all.get(&(object, key)), Some(&value));
         count += 1;
     }
-    // It can be written to.
+    // The store is writable.
     store.stage(vec![record(1_000_000)]).unwrap();
     store.publish().unwrap();
     assert_eq!(store.records().count() as u64, count + 1);
@@ -126,7 +126,7 @@ fn an_interrupted_exchange_of_tables_is_finished() {
     let tables = dir.path().join("tables");
     std::fs::rename(&tables, dir.path().join("tables.new")).unwrap();
     assert_eq!(mended(dir.path()).1, 3 * RECORDS_A_TABLE);
-    // One that was not complete when it was interrupted is begun again.
+    // An interrupted, incomplete salvage is restarted.
     std::fs::create_dir(dir.path().join("tables.new")).unwrap();
     assert_eq!(mend(dir.path(), &dir.path().join("quarantine/now")).unwrap(), Mended::default());
     assert!(!dir.path().join("tables.new").exists());

@@ -1,4 +1,4 @@
-//! What every engine does. Each test runs on all of them.
+//! The contract of `Store`. Each test runs on all engines.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
@@ -35,7 +35,7 @@ on_every_engine! {
     threads_use_it_at_once
 }
 
-/// Few files are kept open, so that they are closed and opened all the time.
+/// Keeps few files open, so that files are closed and reopened constantly.
 fn on_local(test: fn(&LocalStore)) {
     let dir = tempfile::tempdir().unwrap();
     let options = FormatOptions { journal_bytes: 1 << 20, ..FormatOptions::default() };
@@ -85,7 +85,7 @@ fn a_published_record_is_read(store: &impl Store) {
 fn staged_records_count_before_they_are_published(store: &impl Store) {
     store.stage(vec![put(dir(1), b"a", b"1"), put(dir(1), b"b", b"1")]).unwrap();
     store.publish().unwrap();
-    // The last of several writes of one key counts.
+    // The last of several writes of a key wins.
     store.stage(vec![put(dir(1), b"a", b"2"), put(dir(1), b"a", b"3"), remove(dir(1), b"b")]).unwrap();
     assert_eq!(store.get(dir(1), b"a").unwrap().unwrap(), b"3");
     assert_eq!(store.get(dir(1), b"b").unwrap(), None);
@@ -275,7 +275,7 @@ fn new_streams_are_listed_until_settled(store: &impl Store) {
     assert_eq!(contents(store, first), b"old");
     store.stream_write(first, 1, b"NEW").unwrap();
     assert_eq!(contents(store, first), b"oNEW");
-    // Created once more, it is what it was.
+    // Creating an existing stream changes nothing.
     store.stream_create(second).unwrap();
     assert_eq!((contents(store, second), store.new_streams().unwrap()), (b"old".to_vec(), vec![second]));
     store.stream_create(third).unwrap();

@@ -1,4 +1,4 @@
-//! The superblock and its copy: whichever is damaged, the other says what the store is.
+//! The superblock and its copy: each restores the other.
 #![allow(clippy::unwrap_used)]
 
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ const FOREIGN: &[u8] = b"of another program\n";
 
 struct Fixture {
     dir: TempDir,
-    /// As both files were written.
+    /// Contents of both files as written.
     bytes: Vec<u8>,
 }
 
@@ -45,7 +45,7 @@ impl Fixture {
         mend(self.path(), &self.path().join("quarantine/now"))
     }
 
-    /// A repair makes both files whole, says so, and nothing else; a second one finds nothing.
+    /// A repair makes both files intact and reports it; a second one finds nothing.
     fn assert_mended(&self) {
         let mended = self.mend().unwrap();
         assert!(mended.superblock.is_some());
@@ -55,7 +55,7 @@ impl Fixture {
     }
 }
 
-/// `None`: missing.
+/// Writes a file; `None` removes it.
 fn put(path: &Path, bytes: Option<&[u8]>) {
     match bytes {
         Some(bytes) => std::fs::write(path, bytes).unwrap(),
@@ -63,7 +63,7 @@ fn put(path: &Path, bytes: Option<&[u8]>) {
     }
 }
 
-/// What may have become of a file: missing, foreign, empty, cut off, a bit flipped.
+/// Possible damage of a file: missing, foreign, empty, truncated, a flipped bit.
 fn damages(whole: &[u8]) -> Vec<Option<Vec<u8>>> {
     let mut flipped = whole.to_vec();
     flipped[whole.len() / 2] ^= 4;
@@ -106,14 +106,14 @@ fn a_damaged_copy_is_written_anew_by_repairing_and_by_mounting() {
     for damage in damages(&fixture.bytes) {
         put(&copy, damage.as_deref());
         drop(LocalStore::open(fixture.path(), true).unwrap());
-        assert_eq!(std::fs::read(&copy).ok(), damage, "reading writes nothing");
+        assert_eq!(std::fs::read(&copy).ok(), damage, "read does not write");
         drop(LocalStore::open(fixture.path(), false).unwrap());
         fixture.assert_whole();
 
         put(&copy, damage.as_deref());
         match damage {
             Some(_) => fixture.assert_mended(),
-            // As of a store that was made when there were no copies.
+            // A store made by a version without a copy.
             None => assert_eq!(fixture.mend().unwrap(), Mended::default()),
         }
         fixture.assert_whole();
@@ -136,8 +136,8 @@ fn without_either_there_is_nothing_to_restore() {
                 StoreError::Superblock(SuperblockError::Damaged { .. } | SuperblockError::NoStore(_))
             );
             assert!(expected, "{error}");
-            assert_eq!(std::fs::read(&main).ok(), of_main, "nothing was changed");
-            assert_eq!(std::fs::read(&copy).ok(), of_copy, "nothing was changed");
+            assert_eq!(std::fs::read(&main).ok(), of_main, "the file is unchanged");
+            assert_eq!(std::fs::read(&copy).ok(), of_copy, "the file is unchanged");
         }
     }
 }
@@ -148,13 +148,14 @@ fn the_journal_says_which_of_two_is_the_stores_own() {
     let [main, copy] = fixture.files();
     put(&main, Some(&other.bytes));
     assert!(LocalStore::open(fixture.path(), false).is_err());
-    assert_eq!(std::fs::read(&copy).unwrap(), fixture.bytes, "a foreign one is not copied");
+    assert_eq!(std::fs::read(&copy).unwrap(), fixture.bytes, "a foreign superblock is not copied");
     fixture.assert_mended();
 
     put(&copy, Some(&other.bytes));
     fixture.assert_mended();
 
-    // The copy of another store must not take the place of a damaged one: all names would be looked for in vain.
+    // The copy of another store must not replace a damaged superblock: its hash key differs, so no
+    // name would be found.
     put(&main, Some(b"damaged"));
     put(&copy, Some(&other.bytes));
     let error = fixture.mend().unwrap_err();
@@ -172,7 +173,7 @@ fn a_crash_at_any_moment_of_writing_leaves_one_that_is_whole() {
     let renamed = espalier_store::Superblock { label: "new".into(), ..old.clone() };
     superblock::write(fixture.path(), &renamed).unwrap();
     let renamed_bytes = std::fs::read(&main).unwrap();
-    // Before the first is in its place, between the two, and with the second not in its place.
+    // Before the first rename, between the two, and with the second missing.
     let half = &renamed_bytes[..renamed_bytes.len() / 2];
     for (of_main, of_new, expected) in [
         (&fixture.bytes, Some(half), &old),
@@ -185,9 +186,9 @@ fn a_crash_at_any_moment_of_writing_leaves_one_that_is_whole() {
         put(&new, of_new);
         assert_eq!(superblock::read(fixture.path()).unwrap(), *expected);
         drop(LocalStore::open(fixture.path(), false).unwrap());
-        assert_eq!(std::fs::read(&copy).unwrap(), *of_main, "the copy is brought up to date");
+        assert_eq!(std::fs::read(&copy).unwrap(), *of_main, "the copy is updated");
     }
-    // While a store is made, with or without what the copy was going to be.
+    // Interrupted `mkfs`, with and without a leftover temporary copy.
     put(&copy, None);
     put(&new, Some(half));
     drop(LocalStore::open(fixture.path(), false).unwrap());
@@ -213,7 +214,7 @@ fn a_store_of_several_ranks_says_which_it_is_of() {
     assert_eq!(read(&with(0, 1)).unwrap(), (Rank(0), 1));
     assert_eq!(read(&with(2, 3)).unwrap(), (Rank(2), 3));
     assert!(matches!(read(&with(3, 3)), Err(SuperblockError::Damaged { .. })));
-    // As they were before there were ranks.
+    // A superblock of a version without ranks.
     let alone = body.replace("rank = 0\n", "").replace("ranks = 1\n", "");
     assert!(!alone.contains("rank"));
     assert_eq!(read(&alone).unwrap(), (Rank(0), 1));

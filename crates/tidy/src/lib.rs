@@ -1,4 +1,5 @@
-//! What the lints in `tests/` share: the repository's files, and a way to complain about all faults at once.
+//! Shared code of the lints in `tests/`: the repository's files, and reports of several faults at
+//! once.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,7 +13,7 @@ pub fn root() -> PathBuf {
 
 /// A text file of the repository.
 pub struct Source {
-    /// Relative to the top, with `/`.
+    /// Path relative to the top, with `/`.
     pub path: String,
     pub text: String,
 }
@@ -31,7 +32,8 @@ impl Source {
         self.text.lines().enumerate().map(|(n, line)| (n + 1, line))
     }
 
-    /// Lines of Rust that run outside tests: no comments, nothing behind `#[cfg(test)]`, which comes last.
+    /// Lines of Rust code outside tests: no comments, nothing after `#[cfg(test)]`, which comes
+    /// last in a file.
     pub fn code(&self) -> impl Iterator<Item = (usize, &str)> {
         self.lines()
             .take_while(|(_, line)| line.trim() != "#[cfg(test)]")
@@ -39,7 +41,7 @@ impl Source {
     }
 }
 
-/// Every text file that git knows or would add.
+/// Every text file that git tracks or would add.
 pub fn sources() -> Vec<Source> {
     let root = root();
     let listed = Command::new("git")
@@ -51,7 +53,7 @@ pub fn sources() -> Vec<Source> {
         Ok(output) if output.status.success() => {
             output.stdout.split(|b| *b == 0).map(|p| String::from_utf8_lossy(p).into_owned()).collect()
         }
-        _ => walk(&root, &root), // an unpacked release has no git
+        _ => walk(&root, &root), // unpacked releases are not git repositories
     };
     let mut sources: Vec<Source> = paths
         .into_iter()
@@ -79,10 +81,10 @@ fn walk(root: &Path, at: &Path) -> Vec<String> {
     paths
 }
 
-/// Fails with every fault found and one sentence on what to do about them.
+/// Fails with all faults and a sentence on how to correct them.
 ///
 /// # Panics
-/// If there are faults: it is what tests call.
+/// If there are faults, since tests call it.
 pub fn none(faults: &[String], advice: &str) {
     assert!(faults.is_empty(), "{} faults:\n  {}\n{advice}", faults.len(), faults.join("\n  "));
 }

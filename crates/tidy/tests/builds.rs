@@ -1,4 +1,4 @@
-//! The program is built once for all tests: those on a mount run what was built for the others.
+//! The program is built once for all tests: tests on a mount use the same build as the others.
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -12,11 +12,11 @@ fn tests_ask_for_no_features_that_programs_do_without() {
     let faults: Vec<String> = programs.difference(&tests).cloned().collect();
     none(
         &faults,
-        "These are built once more, without features of [dev-dependencies], and so is what depends on them.",
+        "These packages and their dependents are built twice, with and without features of [dev-dependencies].",
     );
 }
 
-/// Every package with its features, where those of these kinds of dependencies are followed.
+/// All packages with their features, following these kinds of dependencies.
 fn built(edges: &str) -> BTreeSet<String> {
     let tree = Command::new(env!("CARGO"))
         .current_dir(root())

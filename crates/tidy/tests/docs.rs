@@ -1,4 +1,4 @@
-//! The documents lead somewhere.
+//! The documents have no dead links.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -28,7 +28,7 @@ fn links(line: &str) -> Vec<&str> {
         .collect()
 }
 
-/// `target` as seen from the document, relative to the top.
+/// `target` of a link in the document, relative to the top.
 fn resolve(document: &str, target: &str) -> PathBuf {
     let mut path = Path::new(document).parent().unwrap_or(Path::new("")).to_path_buf();
     for part in Path::new(target).components() {
@@ -56,7 +56,7 @@ fn links_lead_to_files() {
     none(&faults, "The file was moved or never written: correct the link.");
 }
 
-/// Paths in backticks, as `crates/meta/src/ops/create.rs`, are names of files that exist.
+/// Paths in backticks, such as `crates/meta/src/ops/create.rs`, name existing files.
 #[test]
 fn paths_in_backticks_exist() {
     let mut faults = Vec::new();
@@ -74,7 +74,7 @@ fn paths_in_backticks_exist() {
             }
         }
     }
-    none(&faults, "Whoever follows the document looks for this file in vain: name the one that there is.");
+    none(&faults, "The file does not exist: correct its name.");
 }
 
 #[test]
@@ -89,14 +89,14 @@ fn every_document_is_linked() {
     }
     let starts = ["README.md", "ARCHITECTURE.md"];
     if !documents.iter().any(|d| starts.contains(&d.path.as_str())) {
-        return; // nothing yet that could link
+        return; // no documents
     }
     let faults: Vec<String> = documents
         .iter()
         .filter(|d| d.path.starts_with("docs/") && !linked.iter().any(|l| l == Path::new(&d.path)))
         .map(|d| d.path.clone())
         .collect();
-    none(&faults, "Link it from README.md, ARCHITECTURE.md or another document, or nobody will find it.");
+    none(&faults, "Link it from README.md, ARCHITECTURE.md or another document.");
 }
 
 #[test]

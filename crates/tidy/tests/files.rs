@@ -1,4 +1,4 @@
-//! Files stay short, finished and clean.
+//! Limits and conventions for files.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -16,12 +16,12 @@ fn files_are_short() {
         .filter(|(_, lines)| *lines > LINES_MAX)
         .map(|(s, lines)| format!("{}: {lines} lines", s.path))
         .collect();
-    none(&faults, "Split along the next concept: a file is what one reads in one sitting.");
+    none(&faults, "Split the file by concept: one file should be readable in one sitting.");
 }
 
 #[test]
 fn nothing_is_left_over() {
-    // Spelt in halves, so that this file passes.
+    // Split, so that this file passes.
     let marks = [
         concat!("to", "do!("),
         concat!("unimple", "mented!("),
@@ -32,14 +32,14 @@ fn nothing_is_left_over() {
     let mut faults = Vec::new();
     for source in sources().iter().filter(|s| s.has_extension("rs") || s.path.starts_with("scripts/")) {
         for (n, line) in source.lines() {
-            // A template of mktemp is a row of the same letter.
+            // A template of mktemp repeats one letter.
             let line = line.replace(&"X".repeat(6), "");
             if let Some(mark) = marks.iter().find(|mark| line.contains(**mark)) {
                 faults.push(format!("{}:{n}: {mark}", source.path));
             }
         }
     }
-    none(&faults, "Finish it, or write down in docs/ what is missing and why.");
+    none(&faults, "Finish it, or document in docs/ what is missing and why.");
 }
 
 #[test]
@@ -52,7 +52,7 @@ fn pipes_are_read_to_their_end() {
     }
     none(
         &faults,
-        "`grep -q` leaves at the first match, and the writer may die of that: grep -q WHAT <<< \"$(COMMAND)\".",
+        "`grep -q` exits at the first match, which may kill the writer: use grep -q WHAT <<< \"$(COMMAND)\".",
     );
 }
 
@@ -74,7 +74,7 @@ fn all_tests_are_built() {
             }
         }
     }
-    none(&faults, "Where `autotests = false`, main.rs names a file as its module, or Cargo.toml as a test.");
+    none(&faults, "With `autotests = false`, declare each file in main.rs as a module or in Cargo.toml.");
 }
 
 #[test]
@@ -107,7 +107,7 @@ fn no_path_of_one_machine() {
     none(&faults, "A clone has no such directory: make the path relative or a parameter.");
 }
 
-/// Whether an absolute path starts with `mark`; `a/home/b` does not.
+/// True if an absolute path starts with `mark`; false for `a/home/b`.
 fn names_directory(line: &str, mark: &str) -> bool {
     line.match_indices(mark).any(|(at, _)| {
         let before = line[..at].chars().next_back();
@@ -115,7 +115,7 @@ fn names_directory(line: &str, mark: &str) -> bool {
     })
 }
 
-/// Every operation of the metadata machine is mirrored by a test file of the same name.
+/// Every operation of the metadata machine has a test file of the same name.
 #[test]
 fn operations_have_test_files() {
     let names = |path: &str| -> BTreeSet<String> {
@@ -130,5 +130,5 @@ fn operations_have_test_files() {
         .difference(&tests)
         .map(|name| format!("crates/meta/src/ops/{name}.rs has no crates/meta/tests/ops/{name}.rs"))
         .collect();
-    none(&faults, "Whoever changes an operation looks for its tests under the same name.");
+    none(&faults, "Add the test file: an operation and its tests have the same name.");
 }

@@ -1,4 +1,4 @@
-//! The crates that decide are pure: no I/O, no clock, no thread, nothing unsafe.
+//! The machines' crates are pure: no I/O, no clock, no thread, no unsafe code.
 
 use std::fs;
 
@@ -6,7 +6,7 @@ use espalier_tidy::{none, root, sources};
 
 const MACHINES: [&str; 5] = ["proto", "policy", "meta", "data", "client"];
 
-/// Crates without I/O that a machine may use; a new one needs the same scrutiny.
+/// Crates without I/O that a machine may use. Review a crate before adding it.
 const ALLOWED: [&str; 14] = [
     "bitflags",
     "bytes",
@@ -36,7 +36,7 @@ fn machines_are_no_std_and_safe() {
             }
         }
     }
-    none(&faults, "A machine takes its inputs from a driver; the compiler holds it to that.");
+    none(&faults, "Add the attribute: it makes the compiler reject I/O in a machine.");
 }
 
 #[test]
@@ -74,7 +74,7 @@ fn machines_depend_on_pure_crates_only() {
     );
 }
 
-/// Names in the tables of normal dependencies, those of single targets included.
+/// Names in the tables of normal dependencies, including those of single targets.
 fn dependencies(manifest: &str) -> Vec<String> {
     let mut names = Vec::new();
     let mut inside = false;

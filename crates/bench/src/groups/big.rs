@@ -1,4 +1,4 @@
-//! One big file for each process, in large pieces from beginning to end and in small ones at random.
+//! One big file per process: large sequential and small random accesses.
 
 use rustix::fs::{OFlags, fdatasync};
 
@@ -8,7 +8,7 @@ use crate::worker::{Laps, Outcome, Worker, create_for, doing, open, read, write}
 const LARGE: u64 = 1 << 20;
 const SMALL: u64 = 4096;
 const NAME: &str = "big";
-/// How often the file's bytes are read from memory: once is over before anything can be said of it.
+/// Number of cached reads of the whole file; a single one is too short to measure.
 const REPEATS: u64 = 8;
 
 pub(crate) static GROUP: Group = Group {
@@ -20,7 +20,7 @@ pub(crate) static GROUP: Group = Group {
     start: Worker::make_own,
     phases: &[
         Phase::new("sequential write+fdatasync", |worker, laps| {
-            // As `cp`, `dd` and `tar` do.
+            // Write-only, as `cp`, `dd` and `tar` open it.
             let file = create_for(worker.own()?, NAME, OFlags::WRONLY)?;
             let buffer = vec![b'x'; LARGE as usize];
             for offset in (0..length(worker)).step_by(LARGE as usize) {
@@ -48,7 +48,7 @@ pub(crate) static GROUP: Group = Group {
     ],
 };
 
-/// Of the file: the bytes asked for, in whole large pieces.
+/// File length: the requested bytes rounded to whole large blocks.
 fn length(worker: &Worker) -> u64 {
     worker.task.bytes.next_multiple_of(LARGE)
 }
@@ -63,7 +63,7 @@ fn read_all(worker: &mut Worker, laps: &mut Laps, times: u64) -> Outcome {
     Ok(())
 }
 
-/// So many small pieces of the file, in an order that is the same in every run.
+/// Accesses `pieces` small blocks of the file in a fixed random order.
 fn at_random(worker: &Worker, laps: &mut Laps, pieces: u64, mut work: impl FnMut(u64) -> Outcome) -> Outcome {
     let mut random = fastrand::Rng::with_seed(u64::from(worker.task.rank));
     for _ in 0..pieces {

@@ -1,4 +1,4 @@
-//! What must have reached the disk before the program goes on.
+//! Operations that must reach the disk before the program continues.
 
 use rustix::fs::{fdatasync, fsync};
 
@@ -24,7 +24,7 @@ pub(crate) static GROUP: Group = Group {
             }
             Ok(())
         }),
-        // The least that a disk can do: the file does not grow, so nothing but its data has to be written.
+        // The minimum for a disk: the file does not grow, so only its data is written.
         Phase::new("overwrite+fdatasync", |worker, laps| {
             for file in &worker.open {
                 for _ in 0..worker.task.files {

@@ -1,11 +1,11 @@
-//! A directory of many files (`--files`) beside one of a hundredth as many: the same operations in both.
+//! A large directory (`--files`) and one of a hundredth of the size: the same operations in both.
 
 use crate::group::{Group, Phase, Procs, Source, Uncached};
 use crate::worker::{Laps, Outcome, Worker, create, file_name, make_directory, open_directory, stat, unlink};
 
-/// The large directory has so many times the files of the small one.
+/// Ratio of the directory sizes.
 const TIMES: u64 = 100;
-/// Operations that are measured in each directory; those on files that are there are spread evenly over them.
+/// Measured operations per directory; those on existing files are spread evenly.
 const SAMPLE: u64 = 5000;
 const SMALL: usize = 0;
 const LARGE: usize = 1;
@@ -53,7 +53,7 @@ fn sizes(worker: &Worker) -> [u64; 2] {
     [(large / TIMES).max(1), large]
 }
 
-/// As many in both directories, so that they can be compared.
+/// The same number for both directories, for comparison.
 fn sample(worker: &Worker) -> u64 {
     SAMPLE.min(sizes(worker)[SMALL])
 }
@@ -67,7 +67,7 @@ fn create_more(worker: &mut Worker, which: usize, laps: &mut Laps) -> Outcome {
     Ok(())
 }
 
-/// Numbers of files that are there, evenly spread.
+/// Evenly spread numbers of existing files.
 fn spread(worker: &Worker, which: usize) -> impl Iterator<Item = u64> + use<> {
     let (files, sample) = (sizes(worker)[which], sample(worker));
     (0..sample).map(move |number| number * files / sample)

@@ -1,5 +1,5 @@
-//! mdtest's phases, with a tree of directories for each process (`-u`), in which its items are spread. Files are written
-//! when they are created (`-w`).
+//! The phases of mdtest, with a tree of directories per process (`-u`) that contains its items.
+//! Files are written at creation (`-w`).
 
 use rustix::fs::OFlags;
 
@@ -7,7 +7,7 @@ use crate::group::{Group, Phase, Procs, Source};
 use crate::worker::{Outcome, Worker, create, file_name, make_directory, open, read, remove_directory};
 use crate::worker::{stat, unlink, write};
 
-/// Subdirectories of a directory of the tree, and levels of them (mdtest's `-b` and `-z`).
+/// Subdirectories per directory of the tree, and levels (mdtest's `-b` and `-z`).
 const BRANCH: usize = 4;
 const DEPTH: u32 = 2;
 
@@ -108,7 +108,7 @@ fn tree() -> Vec<String> {
     all
 }
 
-/// Does something with every item, which lie in turn in the directories of the tree.
+/// Processes every item; the items are distributed over the directories of the tree.
 fn each(worker: &mut Worker, kind: &str, mut work: impl FnMut(&mut Worker, &str) -> Outcome) -> Outcome {
     let tree = tree();
     for number in 0..worker.task.files {

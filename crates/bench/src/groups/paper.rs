@@ -1,5 +1,5 @@
-//! The nine phases of Carns et al., "Small-File Access in Parallel File Systems", section IV. Files stay open from their
-//! creation to the seventh phase.
+//! The nine phases of Carns et al., "Small-File Access in Parallel File Systems", section IV. Files
+//! stay open from their creation to the seventh phase.
 
 use crate::group::{Group, Phase, Procs, Source};
 use crate::worker::{Failure, Laps, Outcome, Worker, create, file_name, list, open_directory, read};
@@ -74,7 +74,7 @@ fn start(worker: &mut Worker) -> Outcome {
 }
 
 fn listing(worker: &mut Worker, laps: &mut Laps) -> Outcome {
-    // Opened anew: a directory that stays open has been read to its end.
+    // Reopened: the open directory has been read to its end.
     let dir = open_directory(worker.own()?, ".")?;
     list(&dir, worker.task.files, laps)
 }

@@ -1,4 +1,4 @@
-//! What people do to a source tree, by the programs they do it with.
+//! Common programs applied to a source tree.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -16,7 +16,7 @@ pub(crate) static TREE: Group = Group {
     procs: Procs::One,
     source: Source::Archive,
     start: |worker| {
-        // The archive is read from memory in every run.
+        // Cache the archive, so that every run reads it from memory.
         if let Some(archive) = &worker.task.archive {
             io::copy(&mut File::open(archive)?, &mut io::sink())?;
         }
@@ -33,7 +33,7 @@ pub(crate) static TREE: Group = Group {
     ],
 };
 
-/// For a directory of a mounted Espalier file system.
+/// Requires a directory of a mounted Espalier file system.
 pub(crate) static BULK: Group = Group {
     name: "bulk",
     files: 30_000,
@@ -48,7 +48,7 @@ pub(crate) static BULK: Group = Group {
     phases: &[
         Phase::new("cp -r", |worker, laps| run(worker, laps, "cp", ["-r", "tree", "copy"])),
         Phase::new("rm -rf", |worker, laps| run(worker, laps, "rm", ["-rf", "copy"])),
-        // Not right after `cp`: it would wait until what that wrote is in the tables.
+        // Not directly after `cp`: it would wait until the written data is in the tables.
         Phase::new("espalier cp -r", |worker, laps| espalier(worker, laps, ["cp", "-r", "tree", "clone"])),
         Phase::new("espalier rm -r", |worker, laps| espalier(worker, laps, ["rm", "-r", "clone"])),
     ],
@@ -76,7 +76,7 @@ fn status(worker: &mut Worker, laps: &mut Laps) -> Outcome {
     run(worker, laps, "git", ["-C", "clone", "status", "--short"])
 }
 
-/// Runs a program on the tree, whose entries are what is counted.
+/// Runs a program on the tree; its entries count as operations.
 fn run<S: AsRef<OsStr>>(
     worker: &mut Worker,
     laps: &mut Laps,
@@ -88,7 +88,7 @@ fn run<S: AsRef<OsStr>>(
     Ok(())
 }
 
-/// As [`run`], of the program that this is.
+/// As [`run`], for this program.
 fn espalier<const N: usize>(worker: &mut Worker, laps: &mut Laps, args: [&str; N]) -> Outcome {
     run_program(worker, std::env::current_exe()?.as_os_str(), args)?;
     laps.bulk(source::entries(worker.task.files));

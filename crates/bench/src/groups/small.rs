@@ -1,4 +1,4 @@
-//! Small files one after the other, where each request to the file system counts.
+//! Small files in sequence, where the number of requests to the file system dominates.
 
 use crate::group::{Group, Phase, Procs, Source, Uncached};
 use crate::worker::{Laps, Outcome, Worker, create, file_name, list, open_directory, stat, unlink, write};

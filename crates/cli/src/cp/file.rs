@@ -1,4 +1,4 @@
-//! Single files, copied as cp(1) does.
+//! Copies of single files, as by cp(1).
 
 use std::ffi::CStr;
 use std::fs::{File, Metadata};
@@ -15,9 +15,9 @@ use rustix::io::Errno;
 
 use super::{Copier, Outcome, plain, text};
 
-/// Bytes copied at a time, so that a signal ends it soon.
+/// Bytes per copy step, so that a signal ends the copy soon.
 const CHUNK: u64 = 16 << 20;
-/// A value of an extended attribute, or a list of names, is no longer.
+/// Linux's limit for the value of an extended attribute, or for a list of names.
 const MAX_XATTR: usize = 64 << 10;
 
 fn cannot(what: &str, path: &Path, errno: Errno) -> String {
@@ -25,7 +25,7 @@ fn cannot(what: &str, path: &Path, errno: Errno) -> String {
 }
 
 impl Copier {
-    /// Copies what is no directory.
+    /// Copies anything but a directory.
     pub(super) fn copy_file(&mut self, from: &Path, metadata: &Metadata, to: &Path) -> Outcome {
         let preserve = self.how.preserve;
         let mut there = to.symlink_metadata().ok();
@@ -66,7 +66,7 @@ impl Copier {
             source
                 .map_err(|errno| format!("cannot open '{}' for reading: {}", from.display(), text(errno)))?,
         );
-        // Others get access only when it is known to be theirs.
+        // Other users get access only after ownership is set.
         let mode = metadata.mode() & if self.how.preserve { 0o700 } else { 0o777 };
         let target = match is_there {
             true => openat(CWD, to, write | OFlags::TRUNC, Mode::empty()),
@@ -106,10 +106,10 @@ fn make_special(from: &Path, metadata: &Metadata, to: &Path) -> Outcome {
     mknodat(CWD, to, kind, mode, metadata.rdev()).map_err(|errno| cannot("create special file", to, errno))
 }
 
-/// Copies the bytes, and leaves holes where there are holes. The file system shares them between both files if the one that
-/// its store lies in can.
+/// Copies data and preserves holes. Both files share the data if the store's file system supports
+/// that.
 fn copy_bytes(source: &File, target: &mut File, size: u64) -> std::io::Result<()> {
-    // It gets its size first, and with that, if it is a big one, a place for bytes that can be copied to.
+    // Setting the size first unstuffs a big file, so that its data can be copied in the server.
     ftruncate(&*target, size)?;
     let mut at = 0;
     while let Some(data) = next(source, SeekFrom::Data(at))? {
@@ -126,7 +126,7 @@ fn copy_bytes(source: &File, target: &mut File, size: u64) -> std::io::Result<()
     Ok(())
 }
 
-/// Where there is data, or a hole; `None`: nowhere any more.
+/// Offset of the next data or hole; `None` if there is none.
 fn next(file: &File, what: SeekFrom) -> rustix::io::Result<Option<u64>> {
     match seek(file, what) {
         Ok(at) => Ok(Some(at)),
@@ -140,7 +140,7 @@ fn copy_some(source: &File, target: &mut File, at: u64, length: u64) -> std::io:
     let (mut from, mut to) = (at, at);
     match copy_file_range(source, Some(&mut from), &*target, Some(&mut to), length) {
         Ok(copied) => Ok(copied as u64),
-        // A small file has no place of its own.
+        // A small file has no stream.
         Err(Errno::XDEV | Errno::OPNOTSUPP | Errno::INVAL | Errno::NOSYS) => {
             let mut bytes = Vec::new();
             seek(source, SeekFrom::Start(at))?;
@@ -153,7 +153,7 @@ fn copy_some(source: &File, target: &mut File, at: u64, length: u64) -> std::io:
     }
 }
 
-/// Gives a copy the owner, permissions, times, extended attributes and ACLs of what it is a copy of, as far as the caller may.
+/// Copies owner, permissions, times, extended attributes and ACLs, as far as permitted.
 pub(super) fn set_attributes(from: &Path, metadata: &Metadata, to: &Path) -> Outcome {
     let failed = |errno| cannot("preserve attributes of", to, errno);
     let is_link = metadata.is_symlink();
@@ -162,7 +162,7 @@ pub(super) fn set_attributes(from: &Path, metadata: &Metadata, to: &Path) -> Out
     let kept = match chownat(CWD, to, Some(owner.0), Some(owner.1), AtFlags::SYMLINK_NOFOLLOW) {
         Ok(()) => true,
         Err(Errno::PERM | Errno::INVAL) => {
-            // Its group, at least.
+            // Set at least the group.
             let _ = chownat(CWD, to, None, Some(owner.1), AtFlags::SYMLINK_NOFOLLOW);
             false
         }
@@ -198,7 +198,7 @@ fn copy_xattrs(from: &Path, to: &Path) -> rustix::io::Result<()> {
         let copied = lgetxattr(from, name, &mut value[..])
             .and_then(|length| lsetxattr(to, name, &value[..length], XattrFlags::empty()));
         match copied {
-            // Some are not the caller's to set, or to read.
+            // The caller may not read or set some of the attributes.
             Ok(()) | Err(Errno::PERM | Errno::ACCESS | Errno::OPNOTSUPP | Errno::NODATA) => {}
             Err(errno) => return Err(errno),
         }

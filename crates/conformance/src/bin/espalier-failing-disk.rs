@@ -1,7 +1,8 @@
-//! `espalier-failing-disk FILE MOUNTPOINT CONTROL`: a disk that fails when it is told to.
+//! `espalier-failing-disk FILE MOUNTPOINT CONTROL`: a disk that fails on request.
 //!
-//! FILE appears as MOUNTPOINT/disk, to be put behind a loop device, until MOUNTPOINT is unmounted. While the file CONTROL
-//! holds the word `writes`, every write and sync fails with `EIO`; while it holds `all`, reads do, too. While it holds `stuck`, reads wait.
+//! FILE appears as MOUNTPOINT/disk, for a loop device, until MOUNTPOINT is unmounted. While the
+//! file CONTROL contains the word `writes`, every write and sync fails with `EIO`; with `all`,
+//! reads fail too; with `stuck`, reads block.
 
 use std::error::Error;
 use std::fs::File;
@@ -15,7 +16,7 @@ use espalier_fuse::{
 };
 
 const DISK_NODE: u64 = 2;
-/// So that some are left when reads wait.
+/// Number of threads; enough that some remain when reads block.
 const THREADS: usize = 8;
 const VALID: Duration = Duration::from_secs(3600);
 
@@ -25,13 +26,13 @@ struct FailingDisk {
     control: PathBuf,
 }
 
-/// What the disk cannot do.
+/// Fault of the disk.
 #[derive(PartialEq, Eq)]
 enum Broken {
     Nothing,
     Writes,
     All,
-    /// It says nothing to who reads.
+    /// Reads block.
     Stuck,
 }
 

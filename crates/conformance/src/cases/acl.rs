@@ -1,4 +1,4 @@
-//! POSIX access control lists, encoded by hand so that no library's opinion is tested along.
+//! POSIX access control lists, encoded by hand so that no library is tested too.
 
 use rustix::fs::{XattrFlags, getxattr, removexattr, setxattr};
 
@@ -8,7 +8,7 @@ const ACCESS: &str = "system.posix_acl_access";
 const DEFAULT: &str = "system.posix_acl_default";
 const NO_ID: u32 = u32::MAX;
 
-/// Tag, permissions, id: as in `linux/posix_acl.h`.
+/// Tag, permissions, id, as in `linux/posix_acl.h`.
 type Entry = (u16, u16, u32);
 const fn owner(perm: u16) -> Entry {
     (1, perm, NO_ID)
@@ -67,7 +67,7 @@ pub(super) fn masked(d: &Dir) -> Outcome {
     let f = d.file("f", b"")?;
     let entries = [owner(6), user(ALICE, 7), group(4), named_group(STAFF, 6), mask(5), other(0)];
     set(&f, ACCESS, &entries)?;
-    // The group bits of the mode show the mask.
+    // The group bits of the mode are the mask.
     same!(mode(&f)?, 0o650);
     same!(get(&f, ACCESS)?, entries);
     fs::rename(&f, d.at("g"))?;
@@ -89,17 +89,17 @@ pub(super) fn checked_for_users(d: &Dir) -> Outcome {
     may(ALICE, &[], &f, true, true)?;
     may(BOB, &[], &f, false, false)?;
     may(BOB, &[STAFF], &f, true, false)?;
-    // The mask limits named users and groups, never the owner or others.
+    // The mask limits named users and groups, but not the owner and others.
     set(&f, ACCESS, &[owner(6), user(ALICE, 6), group(6), named_group(STAFF, 6), mask(4), other(6)])?;
     may(ALICE, &[], &f, true, false)?;
     may(BOB, &[STAFF], &f, true, false)?;
     may(BOB, &[], &f, true, true)?;
-    // A named user's entry decides, even when a group would allow more.
+    // The entry of a named user applies even if a group entry grants more.
     set(&f, ACCESS, &[owner(6), user(BOB, 0), group(6), named_group(STAFF, 6), mask(6), other(6)])?;
     may(BOB, &[STAFF], &f, false, false)?;
     chown(&f, BOB.uid, 0)?;
     may(BOB, &[], &f, true, true)?;
-    // Any one of the matching groups is enough.
+    // One matching group entry is sufficient.
     chown(&f, 0, BOB.gid)?;
     set(&f, ACCESS, &[owner(6), group(0), named_group(STAFF, 4), mask(6), other(0)])?;
     may(BOB, &[STAFF], &f, true, false)
@@ -112,7 +112,8 @@ pub(super) fn inherited(d: &Dir) -> Outcome {
     same!(get(&dir, DEFAULT)?, defaults);
     same!(mode(&dir)?, 0o755);
     fs::write(dir.join("f"), b"")?;
-    // A mode of 0666 takes the execute bits away: from the owner, and from the mask in place of the group.
+    // Mode 0666 removes execute permission from the owner and from the mask, not from the group
+    // entry.
     same!(get(&dir.join("f"), ACCESS)?, [owner(6), user(ALICE, 7), group(5), mask(6), other(0)]);
     same!(mode(dir.join("f"))?, 0o660);
     fails!(get(&dir.join("f"), DEFAULT), ENODATA | EACCES);
@@ -144,14 +145,14 @@ pub(super) fn inherited_with_umask(d: &Dir) -> Outcome {
 pub(super) fn chmod_sets_mask(d: &Dir) -> Outcome {
     let f = d.file("f", b"")?;
     set(&f, ACCESS, &[owner(6), user(ALICE, 6), group(4), mask(6), other(0)])?;
-    // Others get nothing either: Linux skips the list when the mask is empty.
+    // Others get nothing either: Linux ignores the list if the mask is empty.
     chmod(&f, 0o700)?;
     same!(get(&f, ACCESS)?, [owner(7), user(ALICE, 6), group(4), mask(0), other(0)]);
     may(ALICE, &[], &f, false, false)?;
     chmod(&f, 0o664)?;
     same!(get(&f, ACCESS)?, [owner(6), user(ALICE, 6), group(4), mask(6), other(4)]);
     may(ALICE, &[], &f, true, true)?;
-    // Whoever may not keep the set-group-id bit loses it by setting a list.
+    // Setting a list clears the set-group-id bit if the caller may not set it.
     chown(&f, BOB.uid, STAFF)?;
     chmod(&f, 0o2775)?;
     BOB.run(|| Ok(set(&f, ACCESS, &[owner(7), user(ALICE, 7), group(5), mask(7), other(5)])?))?;
@@ -167,7 +168,7 @@ pub(super) fn removed(d: &Dir) -> Outcome {
     fails!(get(&dir, DEFAULT), ENODATA);
     removexattr(&dir, ACCESS)?;
     fails!(get(&dir, ACCESS), ENODATA);
-    // The mode keeps what the mask had said.
+    // The mode keeps the permissions of the mask.
     same!(mode(&dir)?, 0o770);
     set(&dir, DEFAULT, &[owner(7), group(5), other(0)])?;
     setxattr(&dir, DEFAULT, b"", XattrFlags::empty()).or_else(|_| removexattr(&dir, DEFAULT))?;

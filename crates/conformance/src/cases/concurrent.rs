@@ -1,4 +1,4 @@
-//! Four threads at once, and a check that the end is one that some order explains.
+//! Operations of four concurrent threads, with a check that some order explains the final state.
 
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -15,7 +15,7 @@ fn spread(body: impl Fn(u64) -> Outcome + Sync) -> Outcome {
     })
 }
 
-/// Errors that a race for a name may end in; all others are wrong.
+/// True if the operation lost a race with an allowed error; other errors fail the case.
 fn lost(result: std::io::Result<()>, allowed: &[i32]) -> Result<bool, Failure> {
     match result {
         Ok(()) => Ok(true),
@@ -24,7 +24,7 @@ fn lost(result: std::io::Result<()>, allowed: &[i32]) -> Result<bool, Failure> {
     }
 }
 
-/// Creates, unlinks and renames over five names; what exists must be whole and listed as it is.
+/// Creates, unlinks and renames over five names: existing files are complete and listed.
 pub(super) fn same_names(d: &Dir) -> Outcome {
     let (created, removed) = (AtomicUsize::new(0), AtomicUsize::new(0));
     spread(|thread| {
@@ -52,7 +52,7 @@ pub(super) fn same_names(d: &Dir) -> Outcome {
         }
         Ok(())
     })?;
-    // Renames that never replace neither make nor lose files.
+    // Renames that do not replace keep the number of files.
     let left = names(d.path())?;
     same!(left.len(), created.into_inner() - removed.into_inner());
     for entry in Reader::open(d.path(), 4096)?.rest()? {
@@ -85,7 +85,8 @@ pub(super) fn creates_in_one_directory(d: &Dir) -> Outcome {
     Ok(())
 }
 
-/// Directories move between four parents, also against each other: no cycle, no loss, right link counts.
+/// Directories move between four parents, also in opposite directions: no cycles, no losses,
+/// correct link counts.
 pub(super) fn renames_across(d: &Dir) -> Outcome {
     for n in 0..4 {
         fs::create_dir(d.at(format!("p{n}")))?;
@@ -169,7 +170,7 @@ pub(super) fn appenders(d: &Dir) -> Outcome {
     Ok(())
 }
 
-/// Files outgrow the strip under readers that must never see a wrong byte or a short file.
+/// Files outgrow the strip while readers check them: no wrong byte, no short file.
 pub(super) fn readers_during_growth(d: &Dir) -> Outcome {
     let done = AtomicBool::new(false);
     let all = pattern(1, 200_000);
@@ -197,7 +198,8 @@ pub(super) fn readers_during_growth(d: &Dir) -> Outcome {
     })
 }
 
-/// Small files are appended to in small steps, through openings that may read and others that may not, under readers who follow.
+/// Small files grow by short appends, through read-write and write-only handles, while readers
+/// follow.
 pub(super) fn readers_of_the_end(d: &Dir) -> Outcome {
     const FILES: usize = 40;
     let grown = AtomicUsize::new(0);
@@ -223,7 +225,7 @@ pub(super) fn readers_of_the_end(d: &Dir) -> Outcome {
                 return Ok(());
             }
             let file = File::open(d.at(format!("f{n}")))?;
-            // Some look at it once, some stay.
+            // Some threads read once, others repeatedly.
             for _ in 0..if thread == 1 { 1 } else { 40 } {
                 let mut bytes = vec![0; all.len()];
                 let length = file.read_at(&mut bytes, 0)?;
@@ -253,7 +255,7 @@ pub(super) fn mkdir_rmdir(d: &Dir) -> Outcome {
                 _ => {
                     let f = dir.join(format!("f{thread}"));
                     if lost(File::create(&f).map(drop), &[libc::ENOENT])? {
-                        // A directory with an entry cannot go: so the file must still be there.
+                        // A directory with an entry cannot be removed, so the file must exist.
                         fs::remove_file(&f)?;
                     }
                 }

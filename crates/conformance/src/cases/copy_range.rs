@@ -4,7 +4,7 @@ use rustix::fs::copy_file_range;
 
 use super::prelude::*;
 
-/// Copies all of it, however little each call does.
+/// Copies the whole range in as many calls as needed.
 fn copy(from: &File, mut at: u64, to: &File, mut out: u64, mut len: usize) -> Outcome {
     while len > 0 {
         let n = copy_file_range(from, Some(&mut at), to, Some(&mut out), len)?;
@@ -34,7 +34,7 @@ pub(super) fn large(d: &Dir) -> Outcome {
     let (a, b) = (d.open("a")?, d.open("b")?);
     copy(&a, 0, &b, 0, data.len())?;
     same!(fs::read(d.at("b"))?, data);
-    // Into the stuffed range of a file that is no longer stuffed, and the other way.
+    // From a stuffed file into the first strip of an unstuffed one, and back.
     let c = d.open("c")?;
     copy(&a, 100_000, &c, 0, 60_000)?;
     copy(&c, 0, &b, 1_000_000, 60_000)?;

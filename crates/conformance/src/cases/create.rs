@@ -1,4 +1,4 @@
-//! `open(2)` and what its flags promise.
+//! `open(2)` and its flags.
 
 use std::os::unix::fs::OpenOptionsExt;
 
@@ -10,7 +10,7 @@ pub(super) fn exclusive(d: &Dir) -> Outcome {
     fails!(open(d.at("a"), create), EEXIST);
     fs::create_dir(d.at("dir"))?;
     fails!(open(d.at("dir"), create), EEXIST);
-    // A symbolic link is never followed here, not even a dangling one.
+    // An exclusive create does not follow a symbolic link, not even a dangling one.
     rustix::fs::symlink("nowhere", d.at("dangling"))?;
     fails!(open(d.at("dangling"), create), EEXIST);
     check!(!exists(d.at("nowhere")));
@@ -130,7 +130,7 @@ pub(super) fn sync_flags(d: &Dir) -> Outcome {
 pub(super) fn direct(d: &Dir) -> Outcome {
     let path = d.file("f", &pattern(5, 256 * 1024))?;
     let file = match open(&path, OFlags::RDWR | OFlags::DIRECT) {
-        Err(e) if e == rustix::io::Errno::INVAL => return Ok(()), // allowed not to exist
+        Err(e) if e == rustix::io::Errno::INVAL => return Ok(()), // direct I/O is optional
         other => other?,
     };
     let mut raw = vec![0u8; 3 * 4096];
@@ -158,7 +158,7 @@ pub(super) fn modes_and_umask(d: &Dir) -> Outcome {
         }
     }
     umask(0o22);
-    // The handle that made a file keeps the access asked for, whatever the mode says.
+    // The handle of a new file has the requested access regardless of the mode.
     let home = d.home("home", ALICE, 0o755)?;
     ALICE.run(|| {
         let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o000).open(home.at("f"))?;

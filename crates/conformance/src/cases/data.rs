@@ -1,4 +1,4 @@
-//! Bytes: what is written is what is read, over every size at which a file changes its form.
+//! File contents across all sizes at which the representation of a file changes.
 
 use std::io::{IoSlice, IoSliceMut, Read, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -82,7 +82,7 @@ pub(super) fn model_two_handles(d: &Dir) -> Outcome {
     Ok(())
 }
 
-/// One handle appends across 64 KiB while another reads: it sees a prefix, never anything else.
+/// One handle appends beyond 64 KiB while another reads: reads return a prefix of the data.
 pub(super) fn growing_reader(d: &Dir) -> Outcome {
     for round in 0..10 {
         let name = format!("f{round}");
@@ -102,7 +102,7 @@ pub(super) fn growing_reader(d: &Dir) -> Outcome {
                 let least = written.load(Ordering::Acquire) as usize;
                 let n = read_all(&reader, &mut back)?;
                 check!(n >= least, "{least} bytes were written, {n} are seen");
-                check!(back[..n] == all[..n], "not what was written, first {n} bytes of round {round}");
+                check!(back[..n] == all[..n], "wrong data in the first {n} bytes of round {round}");
                 if least == all.len() {
                     break;
                 }
@@ -164,7 +164,7 @@ pub(super) fn many_small_files(d: &Dir) -> Outcome {
     Ok(())
 }
 
-/// Each file grows by many small appends, at every step of which it can be read whole.
+/// Each file grows by many small appends and is read completely after each.
 pub(super) fn many_sizes(d: &Dir) -> Outcome {
     let file = OpenOptions::new().append(true).create(true).open(d.at("f"))?;
     let all = pattern(1, 300 * 700);

@@ -6,7 +6,7 @@ use super::prelude::*;
 
 const PLAIN: FallocateFlags = FallocateFlags::empty();
 
-/// Does nothing where the file system may say that it has no such mode.
+/// Returns false if the file system may lack the mode and does.
 fn may_lack(d: &Dir, result: rustix::io::Result<()>) -> Result<bool, Failure> {
     match result {
         Err(e) if e == rustix::io::Errno::OPNOTSUPP && d.kind() != "fuse" => Ok(false),
@@ -58,7 +58,7 @@ pub(super) fn punch_hole(d: &Dir) -> Outcome {
             same!(fs::read(d.at(format!("f{len}")))?, want);
         }
     }
-    // A whole punched range gives its space back.
+    // A punched range frees its space.
     let file = d.open("big")?;
     file.write_all_at(&pattern(2, 4 << 20), 0)?;
     file.sync_all()?;
@@ -91,7 +91,7 @@ pub(super) fn zero_range(d: &Dir) -> Outcome {
     Ok(())
 }
 
-/// Allocated bytes count as blocks, read as zeros and can be written; truncation frees them.
+/// Allocated ranges count as blocks, read as zeros and are writable; truncation frees them.
 pub(super) fn allocates(d: &Dir) -> Outcome {
     for len in [1_000u64, 20_000, 65_536, 300_000, 5 << 20] {
         for (keep, flags) in [(false, PLAIN), (true, FallocateFlags::KEEP_SIZE)] {

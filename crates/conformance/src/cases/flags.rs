@@ -1,13 +1,13 @@
-//! The flags that `chattr(1)` sets: immutable, append-only, nodump, noatime.
+//! Flags of `chattr(1)`: immutable, append-only, nodump, noatime.
 
 use rustix::fs::{FallocateFlags, IFlags, fallocate, ftruncate, ioctl_getflags, ioctl_setflags};
 
 use super::prelude::*;
 
-/// The flags that ext4 shows of every file.
+/// Flags that ext4 reports for every file.
 const OF_EXT4: IFlags = IFlags::from_bits_retain(0x0008_0000 | 0x1000_0000);
 
-/// Has flags, and loses them at the end of the case, so that it can be removed.
+/// A file with flags, which are cleared at the end so that it can be removed.
 struct Flagged(PathBuf);
 
 impl Flagged {
@@ -54,7 +54,7 @@ fn keeps_names_and_attributes(d: &Dir, f: &Path) -> Outcome {
 
 pub(super) fn immutable(d: &Dir) -> Outcome {
     if d.kind() == "tmpfs" {
-        return Ok(()); // it heeds the flags of paths alone
+        return Ok(()); // it ignores flags for open files
     }
     for f in both(d)? {
         let length = fs::metadata(&f)?.len();
@@ -74,7 +74,7 @@ pub(super) fn immutable(d: &Dir) -> Outcome {
     Ok(())
 }
 
-/// As `touch` does.
+/// Sets times as `touch` does.
 fn filetime(path: &Path) -> rustix::io::Result<()> {
     use rustix::fs::{Timespec, Timestamps, UTIME_NOW, utimensat};
     let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
@@ -121,7 +121,7 @@ pub(super) fn directories(d: &Dir) -> Outcome {
     Ok(())
 }
 
-/// Right after it was made, where a client may know it alone.
+/// Sets flags directly after creation, when a client may hold an exclusive lease.
 pub(super) fn set_at_once(d: &Dir) -> Outcome {
     let dir = d.mkdir("dir", 0o755)?;
     for n in 0..20 {
@@ -142,7 +142,7 @@ pub(super) fn set_at_once(d: &Dir) -> Outcome {
 
 pub(super) fn who_may_set(d: &Dir) -> Outcome {
     if d.kind() == "tmpfs" {
-        return Ok(()); // it heeds the flags of paths alone
+        return Ok(()); // it ignores flags for open files
     }
     let f = d.file("f", b"")?;
     let _flagged = Flagged::new(&f, IFlags::NODUMP)?;
@@ -155,7 +155,7 @@ pub(super) fn who_may_set(d: &Dir) -> Outcome {
         fails!(set(&f, IFlags::APPEND), EPERM);
         Ok(())
     })?;
-    check!(ctime(&stat(&f)?) > before, "it is a change of the inode");
+    check!(ctime(&stat(&f)?) > before, "setting flags changes ctime");
     BOB.run(|| {
         same!(get(&f)?, IFlags::NOATIME);
         fails!(set(&f, IFlags::NODUMP), EPERM | EACCES);

@@ -1,4 +1,4 @@
-//! File handles: as long as there is the inode, they open it, whatever the kernel has evicted.
+//! File handles open their inode as long as it exists, even after the kernel has evicted it.
 
 use std::io::Read;
 use std::os::fd::AsRawFd;
@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 use super::prelude::*;
 use crate::sys::{Handle, drop_caches};
 
-/// What handles are opened on; skips the case where there are no handles.
+/// The directory for opening handles; skips the case if handles are not supported.
 fn mount(d: &Dir) -> Result<File, Failure> {
     match Handle::of(d.path()) {
         Err(e) if e.raw_os_error() == Some(libc::EOPNOTSUPP) => Err(Failure::skip("no file handles")),
@@ -14,7 +14,7 @@ fn mount(d: &Dir) -> Result<File, Failure> {
     }
 }
 
-/// Has the kernel evict what it can; skips the case for those who may not.
+/// Makes the kernel evict unused inodes and names; skips the case without permission.
 fn evict() -> Outcome {
     drop_caches().map_err(|e| Failure::skip(format!("cannot drop caches: {e}")))
 }
@@ -54,7 +54,7 @@ pub(super) fn of_every_kind(d: &Dir) -> Outcome {
     rustix::fs::mknodat(CWD, deep.join("fifo"), rustix::fs::FileType::Fifo, Mode::from_raw_mode(0o600), 0)?;
     fs::write(d.at("linked"), b"linked")?;
     fs::hard_link(d.at("linked"), deep.join("linked too"))?;
-    // A handle needs no right to search directories.
+    // Handles bypass search permission.
     chmod(&deep, 0)?;
     let paths = ["small", "big", "link", "fifo", "linked too"].map(|name| deep.join(name));
     let paths = paths.into_iter().chain([deep.clone(), d.at("linked"), d.path().to_owned()]);
@@ -98,7 +98,7 @@ pub(super) fn follow_renames(d: &Dir) -> Outcome {
         let s = rustix::fs::fstat(dir.open(&mount, OFlags::RDONLY | OFlags::DIRECTORY)?)?;
         check!(s.st_mode & libc::S_IFMT == libc::S_IFDIR);
     }
-    // A second name, and the loss of the first.
+    // Add a second name and remove the first.
     fs::hard_link(d.at("c/h"), d.at("second"))?;
     fs::remove_file(d.at("c/h"))?;
     evict()?;
@@ -124,7 +124,7 @@ pub(super) fn end_with_the_inode(d: &Dir) -> Outcome {
     for round in 0..2 {
         for (n, handle) in gone.iter().enumerate() {
             fails!(handle.stat(&mount), ESTALE);
-            // New files are not taken for it.
+            // A new file does not take over a handle.
             d.file(format!("other{round}.{n}"), b"other")?;
         }
         evict()?;

@@ -17,7 +17,7 @@ pub(super) fn counts(d: &Dir) -> Outcome {
     Ok(())
 }
 
-/// 65,000 names for one file (ext4's own limit), or fewer where the file system says EMLINK itself.
+/// 65,000 names for one file (ext4's limit), or fewer if the file system returns EMLINK.
 pub(super) fn max_links(d: &Dir) -> Outcome {
     let a = d.file("a", b"shared")?;
     let mut names: u64 = 1;
@@ -80,7 +80,7 @@ pub(super) fn across_directories(d: &Dir) -> Outcome {
     for n in 1..20 {
         fs::hard_link(d.at(format!("d{}/f", n - 1)), d.at(format!("d{n}/f")))?;
     }
-    // The first name goes: the file must not have depended on the directory it was made in.
+    // Remove the first name: the file must not depend on its original directory.
     fs::remove_file(d.at("d0/f"))?;
     fs::remove_dir(d.at("d0"))?;
     same!(fs::read(d.at("d19/f"))?, b"content");
@@ -88,7 +88,7 @@ pub(super) fn across_directories(d: &Dir) -> Outcome {
     fs::rename(d.at("d3/f"), d.at("d4/g"))?;
     fs::write(d.at("d4/g"), b"changed")?;
     same!(fs::read(d.at("d1/f"))?, b"changed");
-    // Renaming one name of a file over another does nothing at all.
+    // Renaming a name to another name of the same file has no effect.
     fs::rename(d.at("d4/g"), d.at("d4/f"))?;
     check!(exists(d.at("d4/g")) && exists(d.at("d4/f")));
     Ok(())

@@ -1,18 +1,18 @@
-//! Reading directories, also while they change.
+//! Directory listings, also during changes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::prelude::*;
 use crate::sys::{Entry, Reader, names};
 
-/// Small, so that a listing takes many calls.
+/// Buffer size in bytes; small, so that a listing takes many calls.
 const PIECE: usize = 512;
 
 fn fill(d: &Dir, count: usize) -> Outcome {
     (0..count).try_for_each(|n| d.file(format!("keep{n:05}"), b"").map(drop))
 }
 
-/// Every entry that was there all the time appears once; nothing appears twice.
+/// An entry that exists throughout appears exactly once; no entry appears twice.
 pub(super) fn seek_while_changing(d: &Dir) -> Outcome {
     fill(d, 800)?;
     for n in 0..400 {
@@ -27,7 +27,7 @@ pub(super) fn seek_while_changing(d: &Dir) -> Outcome {
         if some.is_empty() {
             break;
         }
-        // Take only a part of what was given, go away, and come back by the offset.
+        // Use only some of the returned entries, then seek back to the last used offset.
         let take = rng.usize(1..=some.len());
         seen.extend_from_slice(&some[..take]);
         for _ in 0..5 {
@@ -74,7 +74,7 @@ pub(super) fn rewind(d: &Dir) -> Outcome {
     Ok(())
 }
 
-/// What `rm -rf` does: read a piece, delete it, read on.
+/// Alternates reading and removing, as `rm -rf` does.
 pub(super) fn remove_while_reading(d: &Dir) -> Outcome {
     for (count, piece) in [(1000, PIECE), (3000, 32 * 1024), (10, 4096)] {
         fill(d, count)?;
@@ -138,7 +138,7 @@ pub(super) fn small_buffers(d: &Dir) -> Outcome {
     d.file("short", b"")?;
     let mut reader = Reader::open(d.path(), 300)?;
     same!(reader.rest()?.len(), 2);
-    // A buffer that cannot hold the next entry is an error, not an end.
+    // A buffer too small for the next entry is an error, not the end of the directory.
     let mut reader = Reader::open(d.path(), 64)?;
     fails!(reader.rest().map_err(|_| rustix::io::Errno::INVAL), EINVAL);
     Ok(())
@@ -164,7 +164,7 @@ pub(super) fn empty_and_removed(d: &Dir) -> Outcome {
     Ok(())
 }
 
-/// An offset of long ago still leads to the same place.
+/// An offset stays valid for a long time.
 pub(super) fn stable_cookies(d: &Dir) -> Outcome {
     fill(d, 500)?;
     let mut reader = Reader::open(d.path(), PIECE)?;

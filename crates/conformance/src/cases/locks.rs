@@ -1,4 +1,4 @@
-//! Advisory locks between processes: `flock`, POSIX ranges, and those of an open file description.
+//! Advisory locks between processes: `flock`, POSIX ranges, and open-file-description locks.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use crate::sys::{Cmd, get_lock, interrupt_after, lock};
 
 const BUSY: [i32; 2] = [libc::EAGAIN, libc::EACCES];
 
-/// What a process of its own, with its own handle, is told when it asks for a POSIX lock.
+/// Tests a POSIX lock in a process and handle of its own.
 fn denied(d: &Dir, kind: i32, start: i64, len: i64, expected: bool) -> Outcome {
     in_child(|| {
         let file = d.open("f")?;
@@ -41,12 +41,12 @@ pub(super) fn flock_between_processes(d: &Dir) -> Outcome {
     try_both(false, true)?;
     flock(&a, FlockOperation::LockExclusive)?;
     try_both(false, false)?;
-    // Two opens in one process are as good as two processes.
+    // Two handles in one process conflict like two processes.
     let c = d.open("f")?;
     fails!(flock(&c, FlockOperation::NonBlockingLockShared), EWOULDBLOCK);
     flock(&a, FlockOperation::Unlock)?;
     try_both(true, true)?;
-    // A duplicate holds the same lock, until the last one is closed.
+    // A duplicate shares the lock, which ends with the last close.
     flock(&a, FlockOperation::LockExclusive)?;
     let duplicate = a.try_clone()?;
     drop(a);
@@ -82,7 +82,7 @@ pub(super) fn posix_between_processes(d: &Dir) -> Outcome {
     denied(d, F_WRLCK, 0, 0, true)?;
     lock(&a, Cmd::Set, F_UNLCK, 0, 0)?;
     denied(d, F_WRLCK, 0, 0, false)?;
-    // A process is never in its own way.
+    // Locks of one process do not conflict with each other.
     lock(&a, Cmd::Set, F_WRLCK, 0, 10)?;
     same!(get_lock(&d.open("g")?, F_WRLCK, 0, 0)?, None);
     same!(get_lock(&a, F_WRLCK, 0, 0)?, None);
@@ -98,7 +98,7 @@ pub(super) fn posix_ranges(d: &Dir) -> Outcome {
     denied(d, F_WRLCK, 200, 0, false)?;
     denied(d, F_WRLCK, 199, 1, true)?;
     denied(d, F_WRLCK, 0, 101, true)?;
-    // Unlocking the middle leaves two locks; locking it again makes one of three.
+    // Unlocking the middle splits a lock; locking it again merges the parts.
     lock(&a, Cmd::Set, F_UNLCK, 140, 20)?;
     denied(d, F_WRLCK, 140, 20, false)?;
     denied(d, F_WRLCK, 139, 1, true)?;
@@ -114,7 +114,7 @@ pub(super) fn posix_lost_on_close(d: &Dir) -> Outcome {
     let (a, b) = (d.open("f")?, d.open("f")?);
     lock(&a, Cmd::Set, F_WRLCK, 0, 0)?;
     denied(d, F_WRLCK, 0, 0, true)?;
-    // Closing any handle of the file drops the process's locks on it: odd, but POSIX.
+    // Closing any handle of the file releases the process's locks on it (POSIX).
     drop(b);
     denied(d, F_WRLCK, 0, 0, false)
 }
@@ -167,10 +167,10 @@ pub(super) fn interrupted(d: &Dir) -> Outcome {
             Ok(())
         })
     })?;
-    // What was given up must not be granted later.
+    // A cancelled request must not be granted later.
     lock(&a, Cmd::Set, F_UNLCK, 0, 0)?;
     denied(d, F_WRLCK, 0, 0, false)?;
-    // And a waiter that is killed leaves nothing behind.
+    // A killed waiter leaves nothing behind.
     lock(&a, Cmd::Set, F_WRLCK, 0, 0)?;
     let started = Bell::new()?;
     let waiter = Child::start(|| {
@@ -205,7 +205,7 @@ pub(super) fn flock_interrupted(d: &Dir) -> Outcome {
 pub(super) fn ofd(d: &Dir) -> Outcome {
     let (a, b) = (d.open("f")?, d.open("f")?);
     lock(&a, Cmd::OfdSet, F_WRLCK, 0, 10)?;
-    // Unlike POSIX locks they conflict within a process, and survive the close of another handle.
+    // Unlike POSIX locks, these conflict within a process and survive the close of another handle.
     fails!(lock(&b, Cmd::OfdSet, F_WRLCK, 5, 1), EAGAIN | EACCES);
     lock(&b, Cmd::OfdSet, F_WRLCK, 10, 1)?;
     drop(b);

@@ -1,4 +1,4 @@
-//! Finding names, and the numbers behind them.
+//! Lookups of names, and inode numbers.
 
 use std::collections::HashMap;
 
@@ -34,7 +34,7 @@ pub(super) fn inode_numbers(d: &Dir) -> Outcome {
         same!(stat(path)?.st_ino, *ino);
         same!(stat(path)?.st_dev, stat(d.path())?.st_dev);
     }
-    // Renames, writes and mode changes keep it.
+    // Renames, writes and mode changes keep the inode number.
     let ino = stat(d.at("1"))?.st_ino;
     fs::rename(d.at("1"), d.at("5/moved"))?;
     fs::write(d.at("5/moved"), pattern(1, 100_000))?;
@@ -68,7 +68,7 @@ pub(super) fn trailing_slashes(d: &Dir) -> Outcome {
     Ok(())
 }
 
-/// A name that was looked up in vain must appear the moment it is made, by whatever operation.
+/// A name with a cached negative lookup appears at once, whichever operation makes it.
 pub(super) fn negative_then_created(d: &Dir) -> Outcome {
     d.file("source", b"x")?;
     let n = d.at("n");

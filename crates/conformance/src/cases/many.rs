@@ -1,4 +1,4 @@
-//! Very many files.
+//! Very large numbers of files.
 
 use std::collections::HashSet;
 

@@ -39,7 +39,8 @@ pub(super) fn write_seen_by_mapping(d: &Dir) -> Outcome {
     Ok(())
 }
 
-/// A file system may pass its cache by for whoever only writes. Nobody else may notice.
+/// A file system may bypass the page cache for write-only handles; other handles must not be
+/// affected.
 pub(super) fn write_only_seen_by_others(d: &Dir) -> Outcome {
     for len in [20_000, 200_000] {
         let name = format!("f{len}");
@@ -49,7 +50,7 @@ pub(super) fn write_only_seen_by_others(d: &Dir) -> Outcome {
         let map = Map::shared(&reader, len)?;
         let mut want = map.load(0, len);
         for (n, at) in [0, 4090, len / 2, len - 7].into_iter().enumerate() {
-            // What is stored first must not be lost, nor come back later.
+            // Data stored first must neither be lost nor reappear.
             map.store(at, b"stored");
             let bytes = format!("write{n}");
             writer.write_all_at(bytes.as_bytes(), at as u64 + 1)?;
@@ -110,7 +111,7 @@ pub(super) fn growing(d: &Dir) -> Outcome {
     let all = fs::read(d.at("f"))?;
     same!(all.len(), 256 * 1024);
     same!(all[200_000..200_005], *b"grown");
-    // Writing past the end by write(2) appears in the mapping as well.
+    // A write beyond the end by write(2) appears in the mapping.
     file.write_all_at(b"appended", 100_000)?;
     same!(map.load(100_000, 8), b"appended");
     Ok(())
@@ -121,7 +122,7 @@ pub(super) fn past_end_zero(d: &Dir) -> Outcome {
     file.write_all_at(b"abc", 0)?;
     let map = Map::shared(&file, 4096)?;
     same!(map.load(3, 100), [0; 100]);
-    // A store behind the end is never part of the file.
+    // A store after the end of the file does not become part of it.
     map.store(10, b"lost");
     map.sync()?;
     same!(fs::read(d.at("f"))?, b"abc");
@@ -129,7 +130,7 @@ pub(super) fn past_end_zero(d: &Dir) -> Outcome {
     file.set_len(20)?;
     same!(fs::read(d.at("f"))?[..3], *b"abc");
     same!(fs::read(d.at("f"))?.len(), 20);
-    // A load from a page behind the end is a bus error.
+    // A load from a page after the end raises SIGBUS.
     let map = Map::shared(&file, 16_384)?;
     let outcome = in_child(|| {
         map.load(8192, 1);
@@ -139,7 +140,7 @@ pub(super) fn past_end_zero(d: &Dir) -> Outcome {
     Ok(())
 }
 
-/// A program larger than a strip, run from a mapping as the kernel runs programs.
+/// Executes a program larger than a strip, which the kernel maps.
 pub(super) fn executable(d: &Dir) -> Outcome {
     let program = d.at("sh");
     fs::copy("/bin/sh", &program)?;
@@ -164,7 +165,7 @@ pub(super) fn unlinked_mapping(d: &Dir) -> Outcome {
     Ok(())
 }
 
-/// The file outgrows the strip while a mapping of its small form is in use.
+/// The file outgrows the strip while a mapping of its stuffed form is in use.
 pub(super) fn strip_crossing(d: &Dir) -> Outcome {
     let file = d.open("f")?;
     let mut want = pattern(4, 60_000);
@@ -185,7 +186,7 @@ pub(super) fn strip_crossing(d: &Dir) -> Outcome {
     Ok(())
 }
 
-/// Stores that are not written back yet are data to seeks, copies and counts of blocks.
+/// Stores that are not written back count as data for seeks, copies and block counts.
 pub(super) fn dirty_pages_are_data(d: &Dir) -> Outcome {
     for len in [9_000, 60_000, 65_536, 300_000, 5 << 20] {
         let name = format!("f{len}");
@@ -194,7 +195,7 @@ pub(super) fn dirty_pages_are_data(d: &Dir) -> Outcome {
         file.set_len(len as u64)?;
         same!(file.metadata()?.blocks(), 0);
         let map = Map::shared(&file, len)?;
-        // The map alone keeps the file open.
+        // Only the mapping keeps the file open.
         drop(file);
         let mut want = vec![0; len];
         let mut stored = Vec::new();
@@ -227,10 +228,10 @@ pub(super) fn dirty_pages_are_data(d: &Dir) -> Outcome {
     Ok(())
 }
 
-/// A page of a hole that was only read through the map is still one.
+/// Loading a page of a hole through a mapping leaves the hole.
 pub(super) fn loaded_pages_are_holes(d: &Dir) -> Outcome {
     if d.kind() == "tmpfs" {
-        // A load allocates there.
+        // Loads allocate blocks on this file system.
         return Ok(());
     }
     for len in [60_000, 300_000, 5 << 20] {

@@ -1,4 +1,4 @@
-//! Names of any bytes, and paths as long as the kernel takes.
+//! Names of arbitrary bytes, and paths of the kernel's maximum length.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -51,13 +51,13 @@ pub(super) fn deep_chain(d: &Dir) -> Outcome {
     let create = OFlags::CREATE | OFlags::WRONLY;
     let file = rustix::fs::openat(bottom, "f", create, Mode::from_raw_mode(0o600))?;
     rustix::io::write(&file, b"deep")?;
-    // All the way up again by `..`.
+    // Return to the top by `..`.
     let mut at = rustix::fs::openat(bottom, "..", directory, Mode::empty())?;
     for _ in 1..DEPTH {
         at = rustix::fs::openat(&at, "..", directory, Mode::empty())?;
     }
     same!(rustix::fs::fstat(&at)?.st_ino, stat(d.path())?.st_ino);
-    // Moving the top takes the bottom along.
+    // Moving the top directory moves everything below.
     fs::create_dir(d.at("elsewhere"))?;
     let top = format!("level000-{}", "d".repeat(40));
     fs::rename(d.at(&top), d.at("elsewhere").join(&top))?;
@@ -71,7 +71,7 @@ pub(super) fn long_path(d: &Dir) -> Outcome {
         path.push("p".repeat(200));
         fs::create_dir(&path)?;
     }
-    // 4095 bytes and the terminating zero are PATH_MAX.
+    // PATH_MAX is 4095 bytes and the terminating NUL.
     let rest = 4095 - path.as_os_str().len() - 1;
     let (first, last) = (rest / 2, rest - rest / 2 - 1);
     path.push("q".repeat(first));

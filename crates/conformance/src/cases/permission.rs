@@ -1,4 +1,4 @@
-//! Who may do what, also when the kernel has the answer for somebody else in its caches.
+//! Permissions, also when the kernel has cached data for another user.
 
 use rustix::fs::Access;
 
@@ -32,7 +32,7 @@ pub(super) fn supplementary_groups(d: &Dir) -> Outcome {
         fails!(File::open(&f), EACCES);
         Ok(())
     })?;
-    // Many groups, the one that counts last.
+    // Many groups, with the relevant one last.
     let mut groups: Vec<u32> = (70_000..70_040).collect();
     groups.push(STAFF);
     ALICE.run_in(&groups, || {
@@ -43,7 +43,7 @@ pub(super) fn supplementary_groups(d: &Dir) -> Outcome {
     chown(&dir, 0, STAFF)?;
     chmod(&dir, 0o770)?;
     ALICE.run_in(&[STAFF], || Ok(fs::write(dir.join("f"), b"")?))?;
-    // Giving a file away to a group works only for one's own groups.
+    // A user can change the group only to one of the user's own groups.
     let own = d.file("own", b"")?;
     chown(&own, ALICE.uid, ALICE.gid)?;
     ALICE.run(|| {
@@ -61,7 +61,7 @@ pub(super) fn search_after_cached(d: &Dir) -> Outcome {
         fs::create_dir(home.at("sub"))?;
         fs::write(home.at("sub/f"), b"secret")?;
         chmod(home.at("sub"), 0o755)?;
-        // Fills the kernel's caches with names, attributes and pages.
+        // Fill the kernel's caches with names, attributes and pages.
         same!(fs::read(home.at("sub/f"))?, b"secret");
         fs::metadata(home.at("sub/f"))?;
         fails!(fs::metadata(home.at("sub/none")), ENOENT);
@@ -124,7 +124,7 @@ pub(super) fn write_needs_write(d: &Dir) -> Outcome {
         fails!(OpenOptions::new().write(true).open(&f), EACCES);
         fails!(rustix::fs::open(&f, OFlags::RDONLY | OFlags::TRUNC, Mode::empty()), EACCES);
         same!(fs::read(&f)?, b"x");
-        // A handle opened in time keeps its rights.
+        // An open handle keeps its access.
         Ok(())
     })?;
     chmod(&f, 0o666)?;
@@ -164,12 +164,12 @@ pub(super) fn access_calls(d: &Dir) -> Outcome {
         fails!(access(Access::WRITE_OK), EACCES);
         Ok(())
     })?;
-    // Root may read and write all, but execute only what somebody may execute.
+    // Root may read and write everything, but execute only if some execute bit is set.
     access(Access::READ_OK | Access::WRITE_OK)?;
     fails!(access(Access::EXEC_OK), EACCES);
     chmod(&f, 0o641)?;
     access(Access::EXEC_OK)?;
-    // access(2) asks for the real user, faccessat(AT_EACCESS) for the effective one.
+    // access(2) checks the real user, faccessat(AT_EACCESS) the effective one.
     in_child(|| {
         let bob = rustix::process::Uid::from_raw(BOB.uid);
         chmod(&f, 0o600)?;
@@ -189,7 +189,7 @@ pub(super) fn owner_only_calls(d: &Dir) -> Outcome {
         let bob = Some(rustix::process::Uid::from_raw(BOB.uid));
         fails!(rustix::fs::chown(&f, bob, None), EPERM);
         let file = OpenOptions::new().write(true).open(&f)?;
-        // Whoever may write may set both times to now, but to nothing else.
+        // With write permission, both times may be set to now, but to no other value.
         let now = crate::dir::timespec(0, rustix::fs::UTIME_NOW);
         let both = rustix::fs::Timestamps { last_access: now, last_modification: now };
         rustix::fs::futimens(&file, &both)?;
@@ -213,7 +213,7 @@ pub(super) fn traverse_only(d: &Dir) -> Outcome {
         fails!(fs::metadata(dir.join("unknown")), ENOENT);
         Ok(())
     })?;
-    // Reading without searching gives names and nothing else.
+    // Read permission without search permission gives names only.
     chmod(&dir, 0o744)?;
     BOB.run(|| {
         same!(crate::sys::names(&dir)?, ["known"]);
@@ -225,7 +225,7 @@ pub(super) fn traverse_only(d: &Dir) -> Outcome {
 pub(super) fn group_before_other(d: &Dir) -> Outcome {
     let f = d.file("f", b"")?;
     chown(&f, ALICE.uid, STAFF)?;
-    // The first class that matches decides, even if a later one would allow more.
+    // The first matching class applies, even if a later one grants more.
     chmod(&f, 0o077)?;
     ALICE.run(|| {
         fails!(File::open(&f), EACCES);
@@ -266,7 +266,7 @@ pub(super) fn execute(d: &Dir) -> Outcome {
     let script = d.file("script", b"#!/bin/sh\nexit 7\n")?;
     chmod(&script, 0o755)?;
     same!(std::process::Command::new(&script).status()?.code(), Some(7));
-    // A program that is running cannot be written.
+    // A running program cannot be opened for writing.
     let sleeper = d.at("sleep");
     fs::copy("/bin/sleep", &sleeper)?;
     let mut child = std::process::Command::new(&sleeper).arg("5").spawn()?;

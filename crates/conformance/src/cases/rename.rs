@@ -64,12 +64,12 @@ pub(super) fn exchange_kinds(d: &Dir) -> Outcome {
     rename(d.at("one/dir"), d.at("two/file"), flags)?;
     same!(fs::read(d.at("one/dir"))?, b"f");
     check!(exists(d.at("two/file/inner")));
-    // A directory moved between parents takes its `..` along, and the link counts follow.
+    // Moving a directory to another parent updates its `..` and the link counts.
     same!((stat(d.at("one"))?.st_nlink, stat(d.at("two"))?.st_nlink), (2, 3));
     same!(stat(d.at("two/file/.."))?.st_ino, stat(d.at("two"))?.st_ino);
     fails!(rename(d.at("two"), d.at("two/file"), flags), EINVAL);
     fails!(rename(d.at("two/file"), d.at("two"), flags), EINVAL);
-    // Two non-empty directories change places.
+    // Exchange of two directories that are not empty.
     d.file("one/x", b"")?;
     rename(d.at("one"), d.at("two"), flags)?;
     check!(exists(d.at("two/x")) && exists(d.at("one/file/inner")));
@@ -190,7 +190,7 @@ pub(super) fn sticky(d: &Dir) -> Outcome {
         fs::rename(shared.join("bob"), shared.join("bob2"))?;
         Ok(())
     })?;
-    // The directory's owner may do it all.
+    // The owner of the directory may do all of this.
     chown(&shared, ALICE.uid, ALICE.gid)?;
     ALICE.run(|| Ok(fs::rename(shared.join("bob2"), shared.join("alice"))?))
 }

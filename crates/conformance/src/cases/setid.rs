@@ -1,4 +1,4 @@
-//! Set-user-id and set-group-id: when they go away, and what they mean on a directory.
+//! Set-user-id and set-group-id bits: when they are cleared, and their effect on directories.
 
 use std::io::Write as _;
 use std::os::unix::fs::OpenOptionsExt;
@@ -10,12 +10,12 @@ use rustix::io::Errno;
 use super::prelude::*;
 
 const CAPABILITY: &str = "security.capability";
-/// Version 2, CAP_NET_RAW permitted.
+/// A capability attribute of version 2 that permits CAP_NET_RAW.
 const NET_RAW: [u8; 20] = *b"\0\0\0\x02\0\x20\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
-/// Bytes of a file that lies with its metadata, and of one that does not.
+/// Sizes in bytes of a stuffed and of an unstuffed file.
 const SIZES: [usize; 2] = [100, 100_000];
 
-/// A program of Alice's in her own group, or in a group that she is not in.
+/// A program owned by Alice, in her own group or in a group that she is not in.
 fn program(d: &Dir, name: &str, bits: u32, gid: u32) -> Result<PathBuf, Failure> {
     let path = d.file(name, b"program")?;
     chown(&path, ALICE.uid, gid)?;
@@ -42,7 +42,7 @@ pub(super) fn cleared_by_write(d: &Dir) -> Outcome {
         OpenOptions::new().append(true).open(&f)?.write_all_at(b"x", 0)?;
         same_mode(&f, 0o777)
     })?;
-    // Without group execution the bit is not a set-group-id and stays.
+    // Without group execution the bit does not mean set-group-id, and stays.
     let f = program(d, "h", 0o2767, ALICE.gid)?;
     ALICE.run(|| {
         OpenOptions::new().write(true).open(&f)?.write_all_at(b"x", 0)?;
@@ -78,7 +78,7 @@ pub(super) fn cleared_by_truncate(d: &Dir) -> Outcome {
 }
 
 pub(super) fn chmod_by_outsider(d: &Dir) -> Outcome {
-    // The owner who is not in the file's group cannot give it the set-group-id bit.
+    // An owner outside the file's group cannot set the set-group-id bit.
     let f = program(d, "f", 0o755, STAFF)?;
     ALICE.run(|| {
         chmod(&f, 0o6755)?;
@@ -117,7 +117,7 @@ pub(super) fn directory_group_of_outsider(d: &Dir) -> Outcome {
     let dir = d.mkdir("dir", 0o755)?;
     chown(&dir, 0, STAFF)?;
     chmod(&dir, 0o2777)?;
-    // A user could otherwise make a program that runs as a group that is not the user's.
+    // Otherwise a user could make a program that runs with a foreign group.
     ALICE.run(|| {
         umask(0);
         OpenOptions::new().write(true).create_new(true).mode(0o2775).open(dir.join("f"))?;
@@ -138,7 +138,7 @@ pub(super) fn kept_for_root(d: &Dir) -> Outcome {
     same_mode(&d.at("g"), 0o6755)
 }
 
-/// Also for root, and through an opening that is older than the capability.
+/// Also for root, and through a handle older than the capability.
 pub(super) fn capabilities_cleared_by_write(d: &Dir) -> Outcome {
     for (len, read) in [(10, false), (10, true), (100_000, false), (100_000, true)] {
         let f = d.file(format!("f{len}{read}"), &pattern(1, len))?;
@@ -155,7 +155,7 @@ pub(super) fn capabilities_cleared_by_write(d: &Dir) -> Outcome {
     Ok(())
 }
 
-/// A way to change a file's bytes: it is given the file and another one of the same size.
+/// An operation that changes a file's data, given the file and another one of the same size.
 type Change = fn(&Path, &Path) -> Outcome;
 
 fn changes() -> [(&'static str, Change); 14] {
@@ -203,7 +203,7 @@ fn direct_write(f: &Path) -> Outcome {
         file => file?,
     };
     let bytes = vec![b'x'; 8192];
-    // A block that begins where direct writes may begin.
+    // A block with the alignment of direct writes.
     let start = bytes.as_ptr().align_offset(4096);
     file.write_all_at(&bytes[start..start + 4096], 0)?;
     Ok(())
@@ -216,7 +216,7 @@ fn allocate(f: &Path, mode: FallocateFlags, length: u64) -> Outcome {
     }
 }
 
-/// Runs a change as a user; returns whether the file system has it.
+/// Executes a change as a user; returns true if the file system supports it.
 fn has(by: User, change: Change, f: &Path, other: &Path, what: &str) -> Result<bool, Failure> {
     match by.run(|| change(f, other)) {
         Err(Failure { skip: true, .. }) => Ok(false),
@@ -231,7 +231,7 @@ pub(super) fn cleared_by_every_change_of_bytes(d: &Dir) -> Outcome {
         for (number, (what, change)) in changes().into_iter().enumerate() {
             for (by, older) in [(ALICE, false), (BOB, false), (BOB, true)] {
                 let f = d.file(format!("{len}-{number}-{}-{older}", by.uid), &pattern(1, len))?;
-                // Another opening, by which the kernel may read and write the file itself.
+                // Another handle, for which the kernel may use passthrough.
                 let _writer = if older { Some(OpenOptions::new().read(true).write(true).open(&f)?) } else { None };
                 chown(&f, ALICE.uid, ALICE.gid)?;
                 chmod(&f, 0o6777)?;
@@ -258,7 +258,7 @@ pub(super) fn cleared_through_older_opening(d: &Dir) -> Outcome {
             ("copy", &|| copy_file_range(&other, Some(&mut 0), &file, Some(&mut 0), 50).map(drop).map_err(Failure::from)),
         ];
         for (what, change) in change {
-            // The writer may not open it any more.
+            // The writer can no longer open the file.
             chmod(&f, 0o4755)?;
             same_mode(&f, 0o4755)?;
             BOB.run(change).map_err(|failure| Failure::at(format!("{what}: {}", failure.message)))?;
@@ -269,7 +269,7 @@ pub(super) fn cleared_through_older_opening(d: &Dir) -> Outcome {
     Ok(())
 }
 
-/// Without group execution it is no privilege of who runs the file, but it is one to set it.
+/// Without group execution the bit has no effect at execution, but setting it needs the privilege.
 pub(super) fn group_bit_lost_by_outsider(d: &Dir) -> Outcome {
     for (number, len) in SIZES.into_iter().enumerate() {
         let f = d.file(format!("f{number}"), &pattern(1, len))?;
@@ -283,7 +283,7 @@ pub(super) fn group_bit_lost_by_outsider(d: &Dir) -> Outcome {
     Ok(())
 }
 
-/// Reading, opening, times, and `chown` to nobody by somebody who may do nothing to the file.
+/// Reads, opens, time changes, and `chown` without an effect by an unprivileged user.
 pub(super) fn kept_by_what_changes_no_bytes(d: &Dir) -> Outcome {
     for (number, len) in SIZES.into_iter().enumerate() {
         let f = d.file(format!("f{number}"), &pattern(1, len))?;
@@ -307,7 +307,7 @@ pub(super) fn kept_by_what_changes_no_bytes(d: &Dir) -> Outcome {
     Ok(())
 }
 
-/// Whatever the kernel has cached of the file before.
+/// Independent of what the kernel has cached of the file.
 pub(super) fn written_program_runs_as_caller(d: &Dir) -> Outcome {
     let program = fs::read("/usr/bin/id")?;
     for round in 0..6 {
@@ -380,7 +380,7 @@ pub(super) fn capabilities_removed_by_privileged_only(d: &Dir) -> Outcome {
     Ok(())
 }
 
-/// Containers run on a layer that holds what they have changed of the programs below.
+/// Containers execute programs from an overlay layer with their changes.
 pub(super) fn kept_by_copy_up_of_overlayfs(d: &Dir) -> Outcome {
     let [lower, upper, work, merged] = ["lower", "upper", "work", "merged"].map(|name| d.at(name));
     for dir in [&lower, &upper, &work, &merged] {

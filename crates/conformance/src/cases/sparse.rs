@@ -1,4 +1,4 @@
-//! Holes: `SEEK_HOLE`, `SEEK_DATA`, and what they cost.
+//! Holes: `SEEK_HOLE`, `SEEK_DATA`, and allocated space.
 
 use rustix::fs::{SeekFrom, seek};
 
@@ -9,7 +9,7 @@ pub(super) fn find(file: &File, data: bool, from: u64) -> rustix::io::Result<u64
     seek(file, if data { SeekFrom::Data(from) } else { SeekFrom::Hole(from) })
 }
 
-/// Checks that all of `data` lies in what the file system calls data, and that the rest reads as zeros.
+/// Checks that `data` is within the reported data segments and everything else reads as zeros.
 pub(super) fn consistent(file: &File, len: u64, data: &[(u64, u64)]) -> Outcome {
     let mut segments = Vec::new();
     let mut at = 0;
@@ -33,7 +33,7 @@ pub(super) fn consistent(file: &File, len: u64, data: &[(u64, u64)]) -> Outcome 
     Ok(())
 }
 
-/// Copies what the file system calls data, as cp(1) does, and the length.
+/// Copies the reported data segments, as cp(1) does, and the length.
 pub(super) fn copy_data(from: &File, to: &File) -> Outcome {
     let len = from.metadata()?.len();
     to.set_len(len)?;

@@ -19,7 +19,7 @@ pub(super) fn fifo(d: &Dir) -> Outcome {
     writer.wait()?;
     same!(back, data);
     same!(stat(&path)?.st_size, 0);
-    // Both ends meet although the fifo has another name meanwhile.
+    // Both ends meet although one of them uses another name of the fifo.
     fs::hard_link(&path, d.at("q"))?;
     let writer = Child::start(|| Ok(OpenOptions::new().write(true).open(d.at("q"))?.write_all(b"hello")?))?;
     let mut back = String::new();
@@ -29,7 +29,7 @@ pub(super) fn fifo(d: &Dir) -> Outcome {
     Ok(())
 }
 
-/// The path of a socket may be 107 bytes only: work from within the directory.
+/// Changes to the directory first: a socket's path is limited to 107 bytes.
 fn inside(d: &Dir, body: impl FnOnce() -> Outcome) -> Outcome {
     in_child(|| {
         std::env::set_current_dir(d.path())?;
@@ -89,7 +89,7 @@ pub(super) fn devices(d: &Dir) -> Outcome {
     fails!(make("null", FileType::CharacterDevice, 0), EEXIST);
     make("plain", FileType::RegularFile, 0)?;
     check!(stat(d.at("plain"))?.st_mode == libc::S_IFREG | 0o600);
-    // The node works, unless the mount says nodev.
+    // The device node works, unless the mount has `nodev`.
     match OpenOptions::new().read(true).write(true).open(d.at("null")) {
         Ok(mut null) => {
             null.write_all(b"gone")?;

@@ -16,7 +16,8 @@ pub(super) fn sane(d: &Dir) -> Outcome {
 
 pub(super) fn counts_change(d: &Dir) -> Outcome {
     let mut used = 0;
-    // Others may free space on the same disk meanwhile, and what was removed before may be freed in the background.
+    // Retry: other programs may free space meanwhile, and earlier removals may be freed in the
+    // background.
     for attempt in 0..5 {
         let before = d.statfs()?;
         let file = d.open(format!("f{attempt}"))?;

@@ -35,7 +35,7 @@ pub(super) fn loops(d: &Dir) -> Outcome {
     fails!(File::open(d.at("a")), ELOOP);
     fails!(fs::metadata(d.at("self/x")), ELOOP);
     fails!(File::create(d.at("self")), ELOOP);
-    // 40 links in a row are followed, 41 are not.
+    // 40 consecutive links are followed, 41 are not.
     d.file("c0", b"end")?;
     for n in 1..=41 {
         rustix::fs::symlink(format!("c{}", n - 1), d.at(format!("c{n}")))?;

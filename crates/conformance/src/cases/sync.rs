@@ -1,4 +1,4 @@
-//! `fsync` and its relatives succeed, change nothing, and can be called on all that POSIX lists.
+//! `fsync` and related calls succeed without changes, on all types of files that POSIX lists.
 
 use super::prelude::*;
 

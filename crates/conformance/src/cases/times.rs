@@ -1,4 +1,4 @@
-//! Time stamps: what changes which of them, and what can be set.
+//! Time stamps: which operations change them, and setting them.
 
 use rustix::fs::{Timestamps, UTIME_NOW, UTIME_OMIT, utimensat};
 
@@ -52,7 +52,7 @@ pub(super) fn now_and_omit(d: &Dir) -> Outcome {
     Ok(())
 }
 
-/// 1901 to 2446: what ext4 can store.
+/// 1901 to 2446, the range of ext4.
 pub(super) fn range(d: &Dir) -> Outcome {
     let f = d.file("f", b"")?;
     for seconds in [-2_147_483_647, -1, 0, 1, 2_147_483_647, 2_147_483_648, 4_294_967_296, 15_032_385_534] {
@@ -64,7 +64,7 @@ pub(super) fn range(d: &Dir) -> Outcome {
     Ok(())
 }
 
-/// What an operation did to a file's three times: whether each one moved.
+/// Which of atime, mtime and ctime an operation changed.
 fn moved(path: &Path, operation: impl FnOnce() -> Outcome) -> Result<(bool, bool, bool), Failure> {
     let before = stat(path)?;
     tick();
@@ -114,7 +114,7 @@ pub(super) fn chmod_and_chown(d: &Dir) -> Outcome {
     let dir = d.mkdir("dir", 0o755)?;
     same!(moved(&dir, || chmod(&dir, 0o700))?, (false, false, true));
     same!(moved(&dir, || chown(&dir, 60_001, 60_001))?, (false, false, true));
-    // Even a change to what it is already counts.
+    // Setting the present value counts as a change too.
     same!(moved(&dir, || chmod(&dir, 0o700))?, (false, false, true));
     Ok(())
 }
@@ -129,7 +129,7 @@ pub(super) fn relatime(d: &Dir) -> Outcome {
     same!(moved(&f, || Ok(fs::read(&f).map(drop)?))?, (true, false, false), "first read after a write");
     if flags.contains(rustix::fs::StatVfsMountFlags::RELATIME) {
         same!(moved(&f, || Ok(fs::read(&f).map(drop)?))?, (false, false, false), "second read");
-        // An access time of more than a day ago moves in any case.
+        // An access time older than a day is updated in any case.
         set(&f, (1_000_000_000, 0), (900_000_000, 0))?;
         same!(moved(&f, || Ok(fs::read(&f).map(drop)?))?, (true, false, false), "read after a day");
     }
@@ -139,7 +139,7 @@ pub(super) fn relatime(d: &Dir) -> Outcome {
     })
 }
 
-/// As `relatime`, through one handle: reads that a page cache may answer.
+/// As `relatime`, through one handle, with reads that a page cache may answer.
 pub(super) fn relatime_of_open_file(d: &Dir) -> Outcome {
     let f = d.file("f", b"bytes")?;
     if rustix::fs::statvfs(&f)?.f_flag.contains(rustix::fs::StatVfsMountFlags::NOATIME) {
@@ -151,8 +151,8 @@ pub(super) fn relatime_of_open_file(d: &Dir) -> Outcome {
     tick();
     file.write_all_at(b"again", 0)?;
     tick();
-    // Through a handle of its own: what one handle has just written, a network file system may read back unseen. And it may count an
-    // access when a file is opened.
+    // Read through another handle: a network file system may answer a handle's reads of its own
+    // writes without counting an access, or count the access at open.
     let again = || Ok(File::open(&f)?.read_exact_at(&mut [0; 5], 0)?);
     same!(moved(&f, again)?, (true, false, false), "read again");
     let silent = open(&f, OFlags::RDWR | OFlags::NOATIME)?;
@@ -162,7 +162,7 @@ pub(super) fn relatime_of_open_file(d: &Dir) -> Outcome {
 }
 
 pub(super) fn read_and_write_order(d: &Dir) -> Outcome {
-    // An explicit time set after a write must not be overtaken by that write's own stamp.
+    // A time set after a write must not be overwritten by that write's own time.
     let file = d.open("f")?;
     for n in 0..20 {
         file.write_all_at(&pattern(n, 3000 * (n as usize + 1)), 0)?;
@@ -204,16 +204,16 @@ pub(super) fn monotonic_enough(d: &Dir) -> Outcome {
     Ok(())
 }
 
-/// Small, and larger than a strip.
+/// Sizes in bytes: small, and larger than a strip.
 const LENGTHS: [usize; 3] = [100, 8192, 300_000];
 
-/// The modification and the change time.
+/// Modification time and change time.
 fn times(path: &Path) -> Result<(i128, i128), Failure> {
     let s = stat(path)?;
     Ok((mtime(&s), ctime(&s)))
 }
 
-/// However a file was written: when it is closed, nothing changes its times any more.
+/// After close, the times of a written file are final.
 pub(super) fn final_after_close(d: &Dir) -> Outcome {
     let mut paths = vec![d.file("source", &pattern(1, 300_000))?];
     for len in LENGTHS {
@@ -258,7 +258,7 @@ pub(super) fn final_after_close(d: &Dir) -> Outcome {
     Ok(())
 }
 
-/// Copies the first bytes of a file to another, as programs do where the system call cannot.
+/// Copies the start of a file, with read and write if `copy_file_range` fails.
 fn copy(from: &File, to: &File, len: usize, at: u64) -> Outcome {
     let (mut read, mut written) = (0, at);
     while read < len as u64 {
@@ -273,7 +273,8 @@ fn copy(from: &File, to: &File, len: usize, at: u64) -> Outcome {
     Ok(())
 }
 
-/// A time that is set holds, though what was stored through a map before is written back only after.
+/// A time set explicitly stays, even if earlier stores through a mapping are written back
+/// afterwards.
 pub(super) fn set_while_map_is_dirty(d: &Dir) -> Outcome {
     for len in LENGTHS {
         for is_new in [true, false] {
@@ -299,8 +300,8 @@ pub(super) fn set_while_map_is_dirty(d: &Dir) -> Outcome {
     Ok(())
 }
 
-/// A store through a map counts at the latest when it is synced, also after a time was set, and when the map is the only
-/// thing that is left of an open file.
+/// A store through a mapping updates the times when it is synced at the latest, also after the time
+/// was set explicitly, and when only the mapping keeps the file open.
 pub(super) fn store_through_map_counts(d: &Dir) -> Outcome {
     for len in LENGTHS {
         for keeps_open in [true, false] {
@@ -326,7 +327,7 @@ pub(super) fn store_through_map_counts(d: &Dir) -> Outcome {
     Ok(())
 }
 
-/// What is changed later never looks older, whatever it is; on servers, not by more than their clocks differ.
+/// A later change never has an earlier time; on servers, apart from the difference of their clocks.
 pub(super) fn order_of_small_and_big(d: &Dir) -> Outcome {
     let big = pattern(1, 100_000);
     let open_big = OpenOptions::new().write(true).open(d.file("open", &big)?)?;
@@ -344,7 +345,7 @@ pub(super) fn order_of_small_and_big(d: &Dir) -> Outcome {
         d.file(&large, &big)?;
         d.mkdir(format!("dir{n}"), 0o755)?;
         if n % 2 == 0 {
-            // The kernel gives finer times where somebody looks.
+            // The kernel uses finer times after a `stat`.
             stat(d.at(reopened)).ok();
         }
         d.open(reopened)?.write_all_at(&big, 0)?;

@@ -58,7 +58,7 @@ pub(super) fn exclusive_cannot_be_linked(d: &Dir) -> Outcome {
     let file = make(d, OFlags::EXCL)?;
     fails!(link_by_proc(&file, d.at("named")), ENOENT);
     check!(!exists(d.at("named")));
-    // A file that had a name and lost it cannot get another either.
+    // A file that lost its last name cannot get another either.
     let path = d.file("f", b"")?;
     let file = File::open(&path)?;
     fs::remove_file(&path)?;

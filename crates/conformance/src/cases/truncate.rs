@@ -9,7 +9,7 @@ pub(super) fn down_and_up(d: &Dir) -> Outcome {
         file.write_all_at(&want, 0)?;
         for to in [len / 2, len / 2 + 7, len, len / 3, len + 3000, 1, 0, 10] {
             file.set_len(to as u64)?;
-            // What was cut off must come back as zeros.
+            // The removed range reads as zeros afterwards.
             want.resize(to, 0);
             same!(file.metadata()?.len(), to as u64);
             same!(fs::read(d.at(format!("f{len}")))?, want, "{len} to {to}");

@@ -1,4 +1,4 @@
-//! Files and directories whose last name is gone while somebody still uses them.
+//! Files and directories without a name that are in use.
 
 use std::os::fd::AsRawFd;
 
@@ -15,7 +15,7 @@ pub(super) fn file_lives_on(d: &Dir) -> Outcome {
     same!(&back, b"before");
     file.write_all_at(b"after!!", 0)?;
     same!(file.metadata()?.len(), 7);
-    // A new file of the same name is another file.
+    // A new file of the same name is a different file.
     d.file("f", b"other")?;
     check!(stat(d.at("f"))?.st_ino != meta.ino());
     same!(file.metadata()?.len(), 7);
@@ -62,7 +62,7 @@ pub(super) fn space_returns(d: &Dir) -> Outcome {
     file.sync_all()?;
     check!(free()? < full + LEN as u64 / 2, "freed although open");
     drop(file);
-    // Reclaiming may be done in the background, and syncs may take seconds where others write much.
+    // Space may be reclaimed in the background, and syncs may take seconds on a busy machine.
     for _ in 0..600 {
         if free()? >= full + LEN as u64 / 2 {
             return Ok(());

@@ -1,4 +1,4 @@
-//! Extended attributes with the kernel's limits.
+//! Extended attributes, with the kernel's limits.
 
 use rustix::fs::{XattrFlags, getxattr, lgetxattr, listxattr, lsetxattr, removexattr, setxattr};
 
@@ -13,7 +13,7 @@ fn get(path: &Path, name: &str) -> rustix::io::Result<Vec<u8>> {
     Ok(value)
 }
 
-/// Names, sorted, without those that the system adds by itself (`security.selinux`).
+/// Sorted names, without those that the system adds (`security.selinux`).
 fn list(path: &Path) -> rustix::io::Result<Vec<String>> {
     let mut buffer = vec![0; 65_536];
     let len = listxattr(path, &mut buffer[..])?;
@@ -131,7 +131,7 @@ pub(super) fn large_values(d: &Dir) -> Outcome {
         let value = pattern(len as u64, len);
         match setxattr(&f, "user.large", &value, ANY) {
             Ok(()) => same!(get(&f, "user.large")?, value),
-            // ext4 keeps them all in one block.
+            // ext4 stores all of them in one block.
             Err(e) => {
                 check!(d.kind() != "fuse", "{len} bytes: {e}");
                 check!([libc::ENOSPC, libc::E2BIG].contains(&e.raw_os_error()), "{len} bytes: {e}");

@@ -1,6 +1,6 @@
-//! Operations and where they come from.
+//! Operations and their random generation.
 
-/// A path below the root, as `/a/b`.
+/// A path below the root, such as `/a/b`.
 pub(super) type Name = String;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -44,8 +44,8 @@ pub(super) enum Op {
         len: u64,
         by: By,
     },
-    /// Stores through a shared map, within the size; returns a copy of all data, made while the map
-    /// is dirty.
+    /// Store through a shared mapping, within the size; the result is a copy of all data, made
+    /// while the mapping is dirty.
     Map {
         path: Name,
         at: u64,
@@ -98,7 +98,7 @@ pub(super) enum Op {
     },
 }
 
-/// File handles that are kept at a time.
+/// Number of file handles kept at a time.
 pub(super) const HANDLES: usize = 6;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -115,7 +115,7 @@ pub(super) enum Space {
     Punch,
 }
 
-/// Whether the caller may change a file's bytes and leave its set-id bits (`CAP_FSETID`).
+/// Whether the caller has `CAP_FSETID`, and so keeps set-id bits when changing data.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum By {
     Privileged,
@@ -128,11 +128,11 @@ impl By {
     }
 }
 
-/// The name and the value of a file's capabilities: version 2, CAP_NET_RAW permitted.
+/// Name and value of a file's capabilities: version 2, CAP_NET_RAW permitted.
 pub(super) const CAPABILITY: &str = "security.capability";
 pub(super) const NET_RAW: [u8; 20] = *b"\0\0\0\x02\0\x20\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
 
-/// What an operation says; an error is its number.
+/// Result of an operation; an error is its number.
 pub(super) type Answer = Result<Out, i32>;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -148,11 +148,11 @@ pub(super) struct Attr {
     pub(super) kind: char,
     pub(super) mode: u32,
     pub(super) nlink: u64,
-    /// Of files and symbolic links; file systems differ on what a directory's size is.
+    /// Size of files and symbolic links; the size of directories is not defined.
     pub(super) size: u64,
 }
 
-/// A node as the comparison of whole trees sees it.
+/// A node in the comparison of whole trees.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Seen {
     pub(super) attr: Attr,
@@ -160,7 +160,7 @@ pub(super) struct Seen {
     pub(super) xattrs: Vec<(String, Vec<u8>)>,
 }
 
-/// Few names, so that operations meet.
+/// A path of few names, so that operations conflict.
 fn path(rng: &mut fastrand::Rng) -> Name {
     let depth = [1, 1, 2, 2, 2, 3, 3, 4][rng.usize(..8)];
     (0..depth)
@@ -168,7 +168,7 @@ fn path(rng: &mut fastrand::Rng) -> Name {
         .collect()
 }
 
-/// Lengths and offsets around the places where files change their form.
+/// A length or offset near the sizes at which a file's representation changes.
 fn place(rng: &mut fastrand::Rng) -> u64 {
     const EDGES: [u64; 8] = [0, 0, 100, 4096, 65_536, 65_536, 131_072, 1 << 20];
     (EDGES[rng.usize(..EDGES.len())] + rng.u64(..40)).saturating_sub(20)
@@ -215,7 +215,7 @@ impl Op {
     }
 }
 
-/// The bytes of a write: told apart by where they are, so that a shifted piece shows.
+/// Data of a write; depends on the offset, so that shifted data is detected.
 pub(super) fn bytes(fill: u8, len: usize) -> Vec<u8> {
     (0..len).map(|n| fill.wrapping_add((n / 509) as u8) | 1).collect()
 }

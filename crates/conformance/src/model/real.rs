@@ -1,4 +1,4 @@
-//! The same operations as system calls, and a walk of all that they left.
+//! Execution of operations by system calls, and a walk of the resulting tree.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -19,10 +19,10 @@ use crate::map::Map;
 use crate::process::Code;
 use crate::sys::{Handle, drop_caches};
 
-/// File handles that are kept.
+/// The kept file handles.
 pub(super) type Handles = [Option<Handle>; HANDLES];
 
-/// Whether a file system has file handles, and the caller may open them.
+/// True if the file system supports file handles and the caller may open them.
 pub(super) fn has_handles(root: &Path) -> bool {
     let mount = open(root, OFlags::RDONLY | OFlags::DIRECTORY);
     mount.is_ok_and(|mount| Handle::of(root).is_ok_and(|handle| handle.stat(&mount).is_ok()))
@@ -61,7 +61,7 @@ pub(super) fn apply(root: &Path, handles: &mut Handles, op: &Op) -> Answer {
         }
         Op::Allocate { path, at: offset, len, how } => {
             let file = open(&at(path), OFlags::WRONLY).map_err(|e| e.code())?;
-            // File systems differ in whether an allocation that changes nothing removes it.
+            // Whether an allocation without an effect removes it depends on the file system.
             let _ = rustix::fs::fremovexattr(&file, CAPABILITY);
             let mode = match how {
                 Space::Plain => FallocateFlags::empty(),
@@ -89,7 +89,7 @@ pub(super) fn apply(root: &Path, handles: &mut Handles, op: &Op) -> Answer {
         }
         Op::StatHandle { place, evict } => {
             if *evict {
-                // Without the right to evict, the kernel's cache is tested.
+                // Without permission to evict, the test uses the kernel's caches.
                 let _ = drop_caches();
             }
             let Some(handle) = &handles[*place] else { return Ok(Out::Done) };
@@ -102,7 +102,7 @@ pub(super) fn apply(root: &Path, handles: &mut Handles, op: &Op) -> Answer {
     }
 }
 
-/// Calls with or without `CAP_FSETID`, which is the calling thread's own.
+/// Calls with or without `CAP_FSETID` in the calling thread.
 fn run_as<T>(by: By, call: impl FnOnce() -> std::io::Result<T>) -> std::io::Result<T> {
     if by == By::Privileged {
         return call();
@@ -131,10 +131,10 @@ fn read(path: &Path) -> Result<Vec<u8>, i32> {
     Ok(data)
 }
 
-/// Stores through a shared map, and copies what the file system calls data while the map is dirty.
+/// Stores through a shared mapping, and copies the reported data segments while it is dirty.
 fn store(path: &Path, at: usize, len: usize, fill: u8) -> rustix::io::Result<Vec<u8>> {
     let file = open(path, OFlags::RDWR)?;
-    // File systems differ in whether a store through a map removes it.
+    // Whether a store through a mapping removes it depends on the file system.
     let _ = rustix::fs::fremovexattr(&file, CAPABILITY);
     let size = rustix::fs::fstat(&file)?.st_size as usize;
     let map = if size > 0 { Some(Map::shared(&file, size)?) } else { None };
@@ -185,7 +185,7 @@ fn attr(s: &Stat) -> Attr {
     Attr { kind, mode: s.st_mode & 0o7777, nlink: s.st_nlink, size }
 }
 
-/// Every path below the root with all that can be seen of it.
+/// All paths below the root with their visible state.
 pub(super) fn tree(root: &Path) -> Result<BTreeMap<String, Seen>, Failure> {
     let mut all = BTreeMap::new();
     let mut stack = vec![String::new()];
@@ -209,7 +209,7 @@ pub(super) fn tree(root: &Path) -> Result<BTreeMap<String, Seen>, Failure> {
     Ok(all)
 }
 
-/// When a path was modified, in seconds, and all of its two times that no access moves.
+/// The mtime of a path in seconds, and mtime and ctime in nanoseconds.
 pub(super) fn times(root: &Path, path: &str) -> Result<(i64, [i128; 2]), Failure> {
     let s = crate::dir::stat(format!("{}{path}", root.display()))?;
     Ok((s.st_mtime, [crate::dir::mtime(&s), crate::dir::ctime(&s)]))

@@ -1,4 +1,4 @@
-//! The reference: what each operation should do, in the simplest form that can be right.
+//! The reference: the simplest correct implementation of each operation.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -20,18 +20,18 @@ enum Body {
 struct Node {
     body: Body,
     mode: u32,
-    /// Names; of a directory, always one.
+    /// Number of names; 1 for a directory.
     names: u64,
     xattrs: BTreeMap<String, Vec<u8>>,
-    /// Tells its states apart: the number of the last operation that may have changed it.
+    /// Index of the last operation that may have changed the node; identifies its state.
     changed: u64,
-    /// The mtime that was set, if what it holds has not changed since.
+    /// Explicitly set mtime, if the contents have not changed since.
     mtime: Option<i64>,
 }
 
-/// What is known of a node's times.
+/// Known times of a node.
 pub(super) struct Times {
-    /// The node in one of its states, in which its times do not move.
+    /// Id and state of the node; the times are constant in one state.
     pub(super) state: (u64, u64),
     pub(super) mtime: Option<i64>,
 }
@@ -115,7 +115,7 @@ impl Reference {
             }
             Op::SetCapability { path } => {
                 let id = self.lookup(path)?;
-                // Linux lets directories and links have them, too.
+                // Linux permits them on directories and links too.
                 self.node_mut(id).xattrs.insert(CAPABILITY.into(), NET_RAW.into());
                 Ok(Out::Done)
             }
@@ -138,7 +138,7 @@ impl Reference {
         }
     }
 
-    /// Every path with all that can be seen of it.
+    /// All paths with their visible state.
     pub(super) fn tree(&self) -> BTreeMap<String, Seen> {
         let mut all = BTreeMap::new();
         let mut stack = vec![(String::new(), ROOT)];
@@ -160,7 +160,7 @@ impl Reference {
         all
     }
 
-    /// What is known of the times of what every path stands for.
+    /// Known times by path.
     pub(super) fn times(&self) -> BTreeMap<String, Times> {
         let mut all = BTreeMap::new();
         let mut stack = vec![(String::new(), ROOT)];
@@ -188,7 +188,7 @@ impl Reference {
         &self.nodes[&id]
     }
 
-    /// A node that changes.
+    /// A node to be changed.
     fn node_mut(&mut self, id: Id) -> &mut Node {
         self.changes += 1;
         let node = self.nodes.get_mut(&id).expect("ids in directories are of nodes");
@@ -205,7 +205,7 @@ impl Reference {
         }
     }
 
-    /// The directory that a path's last name is in.
+    /// The parent directory and last name of a path.
     fn parent(&self, path: &str) -> Result<(Id, String), i32> {
         let mut names: Vec<&str> = path.split('/').skip(1).collect();
         let last = names.pop().unwrap_or_default();
@@ -213,7 +213,7 @@ impl Reference {
         for name in names {
             at = self.child(at, name)?;
         }
-        // Whether the last name may be looked up is for the directory to say.
+        // The directory decides whether the last name may be looked up.
         match &self.node(at).body {
             Body::Dir(_) => Ok((at, last.to_owned())),
             Body::File(_) => Err(ENOTDIR),
@@ -251,7 +251,7 @@ impl Reference {
         matches!(self.node(id).body, Body::Dir(_))
     }
 
-    /// A file's bytes, opened without following links.
+    /// A file's data, without following links.
     fn file(&self, path: &str, directory: i32) -> Result<&Vec<u8>, i32> {
         match &self.node(self.lookup(path)?).body {
             Body::File(data) => Ok(data),
@@ -260,7 +260,7 @@ impl Reference {
         }
     }
 
-    /// As [`Self::file`], to change them.
+    /// As [`Self::file`], for writing.
     fn written(&mut self, path: &str, directory: i32) -> Result<&mut Vec<u8>, i32> {
         self.file(path, directory)?;
         let id = self.lookup(path)?;
@@ -393,7 +393,7 @@ impl Reference {
         Ok(Out::Done)
     }
 
-    /// What is written to is not the program any more that was trusted.
+    /// Removes set-id bits and capabilities, as a write does.
     fn remove_privileges(&mut self, path: &str, by: By) -> Answer {
         let id = self.lookup(path)?;
         let node = self.node_mut(id);

@@ -1,8 +1,9 @@
-//! Several threads: each in a subtree that only it changes, and all on a few shared names.
+//! Several threads, each with a subtree of its own, and a few shared names.
 //!
-//! A subtree must be as its thread's own reference says, whatever the others did. On the shared names every
-//! file carries a token; renames there never replace, so tokens are neither lost nor doubled: those that are
-//! left must have been created, be as many as were created less removed, and be whole.
+//! A subtree must equal the reference of its thread. Every file with a shared name contains a
+//! token. Renames of shared names never replace, so tokens are neither lost nor duplicated: the
+//! remaining ones were created, their number is creations minus removals, and their files are
+//! complete.
 
 use std::collections::HashSet;
 use std::fs;
@@ -17,10 +18,10 @@ use crate::process::Code;
 use crate::{Failure, Outcome, runner};
 
 const SHARED_NAMES: u8 = 6;
-/// Long enough that half of the files leave the stuffed form while others move them.
+/// Lengths such that half of the files are unstuffed while other threads move them.
 const TOKEN_REPEATS: [usize; 2] = [1, 4000];
 
-/// What a thread did to the shared names.
+/// Operations of a thread on the shared names.
 #[derive(Default)]
 struct Deeds {
     created: HashSet<String>,
@@ -52,12 +53,12 @@ fn all(root: &Path, seed: u64, steps: usize, threads: usize) -> Outcome {
         let whole = TOKEN_REPEATS.iter().any(|n| content == format!("{token}.").repeat(*n));
         if !whole || !created.contains(&token) {
             return Err(Failure::at(format!(
-                "{name:?} holds what nobody wrote: {}",
+                "{name:?} contains unknown data: {}",
                 crate::process::short(&content)
             )));
         }
         if !left.insert(token.clone()) {
-            return Err(Failure::at(format!("{token} is there twice")));
+            return Err(Failure::at(format!("{token} exists twice")));
         }
     }
     if left.len() != created.len() - removed {
@@ -93,7 +94,7 @@ fn share(root: &Path, rng: &mut fastrand::Rng, deeds: &mut Deeds, token: String)
     let (a, b) = (name(), name());
     match rng.u8(..5) {
         0 | 1 => {
-            // Written before it gets its shared name, so that nobody may see half of it.
+            // Complete before it gets its shared name, so that no thread sees a partial file.
             let hidden = root.join(format!("own-{token}"));
             fs::write(&hidden, format!("{token}.").repeat(TOKEN_REPEATS[rng.usize(..2)]))?;
             let moved = rustix::fs::renameat_with(CWD, &hidden, CWD, &a, RenameFlags::NOREPLACE);
@@ -118,7 +119,7 @@ fn share(root: &Path, rng: &mut fastrand::Rng, deeds: &mut Deeds, token: String)
                 let token = content.split('.').next().unwrap_or_default();
                 if !TOKEN_REPEATS.iter().any(|n| content == format!("{token}.").repeat(*n)) {
                     return Err(Failure::at(format!(
-                        "{} is not whole, {} bytes",
+                        "{} is incomplete, {} bytes",
                         a.display(),
                         content.len()
                     )));

@@ -1,5 +1,5 @@
-//! Whether operations that overlapped could have happened one after the other (linearizability; J. M. Wing, C. Gong, "Testing and
-//! Verifying Concurrent Objects", 1993): each at some moment between its call and its return.
+//! Linearizability check (J. M. Wing, C. Gong, "Testing and Verifying Concurrent Objects", 1993):
+//! each operation takes effect at some instant between its call and its return.
 
 use std::collections::HashSet;
 use std::fmt::Write;
@@ -8,11 +8,11 @@ use std::time::Duration;
 use super::Rules;
 use super::op::{Op, Seen, State};
 
-/// An operation that a thread has done, and when it was called and had returned.
+/// A completed operation of a thread, with the times of its call and return.
 #[derive(Clone, Copy, Debug)]
 pub struct Did {
     pub thread: usize,
-    /// By which way.
+    /// Index of the path.
     pub way: usize,
     pub op: Op,
     pub seen: Seen,
@@ -20,7 +20,7 @@ pub struct Did {
     pub to: Duration,
 }
 
-/// Whether the rules explain what was seen.
+/// True if the rules explain all results.
 pub fn is_explained(history: &[Did], rules: Rules) -> bool {
     match rules {
         Rules::Strict => has_an_order(history, rules),
@@ -32,8 +32,8 @@ pub fn is_explained(history: &[Did], rules: Rules) -> bool {
     }
 }
 
-/// Whether each read of the file saw what was written last before it, or what was being written meanwhile (L. Lamport, "On
-/// Interprocess Communication", 1986: a regular register).
+/// True if each read returned the last preceding write or a concurrent one (regular register; L.
+/// Lamport, "On Interprocess Communication", 1986).
 fn is_regular(file: &[&Did]) -> bool {
     let writes = || file.iter().filter(|did| matches!(did.op, Op::Write(_)));
     file.iter().filter(|did| did.op == Op::Read).all(|read| {
@@ -49,13 +49,13 @@ fn is_regular(file: &[&Did]) -> bool {
     })
 }
 
-/// Whether there is an order of at most 64 operations that explains what was seen.
+/// True if some order of the operations, at most 64, explains all results.
 fn has_an_order(history: &[Did], rules: Rules) -> bool {
     assert!(history.len() <= 64, "their set is a number");
     let all = if history.len() == 64 { u64::MAX } else { (1 << history.len()) - 1 };
     let is_excused: Vec<bool> =
         history.iter().map(|did| rules == Rules::SeveralMounts && did.is_excused(history)).collect();
-    // What has been tried: which operations have happened, and what they have made.
+    // Visited states: the set of executed operations, and the resulting state.
     let mut tried = HashSet::new();
     let mut left = vec![(0_u64, State::default())];
     while let Some((happened, state)) = left.pop() {
@@ -63,7 +63,7 @@ fn has_an_order(history: &[Did], rules: Rules) -> bool {
             return true;
         }
         let waiting = || history.iter().enumerate().filter(|(at, _)| happened & (1 << at) == 0);
-        // What was called after another had returned happened after it.
+        // An operation that was called after another had returned comes after it.
         let Some(first_return) = waiting().map(|(_, did)| did.to).min() else { continue };
         for (at, did) in waiting().filter(|(_, did)| did.from <= first_return) {
             let nothing = is_excused[at].then(|| state.clone());
@@ -86,7 +86,7 @@ impl Did {
     }
 }
 
-/// A history for people, in the order of the calls.
+/// The history as text, in order of the calls.
 pub fn tell(history: &[Did]) -> String {
     let mut history = history.to_vec();
     history.sort_by_key(|did| did.from);
@@ -124,7 +124,7 @@ mod tests {
     fn what_had_returned_is_seen() {
         let write = did(Op::Write(5), Seen::Done, 0, 10);
         assert!(!explained(&[write, did(Op::Read, Seen::Number(0), 11, 12)]));
-        // Nobody goes back to what was there before.
+        // A later read must not return an older value.
         let reads = [did(Op::Read, Seen::Number(5), 2, 4), did(Op::Read, Seen::Number(0), 5, 6), write];
         assert!(!explained(&reads));
     }
@@ -147,7 +147,7 @@ mod tests {
         let is_explained = |did: &[Did]| is_explained(&[&made, did].concat(), Rules::SeveralMounts);
         let exchange = did(Op::Rename(a, b, How::Exchange), Seen::Done, 10, 20);
         let other = |way, op, seen, from| Did { thread: 1, way, ..did(op, seen, from, from + 2) };
-        // By the first name it finds what the second stands for until then.
+        // The first name already stands for the inode of the second.
         let nothing = |from| other(1, Op::Rename(a, b, How::Plain), Seen::Done, from);
         let after = |a_has| [did(Op::ReadLink(a), Seen::Number(a_has), 30, 31)];
         assert!(is_explained(&[exchange, nothing(15), after(2)[0]]));
@@ -167,7 +167,7 @@ mod tests {
         let link = |way, seen, from| other(way, Op::ReadLink(a), seen, from);
         let is_explained = |did: &[Did]| is_explained(did, Rules::SeveralMounts);
         let (is_free, is_dir) = (Seen::Error(libc::ENOENT), Seen::Error(libc::EINVAL));
-        // The other mount has seen what this one does not see before its call returns.
+        // The other mount has seen the change before the call returned.
         let makes = did(Op::MkDir(a), Seen::Done, 10, 20);
         assert!(is_explained(&[makes, link(1, is_dir, 11), link(0, is_free, 14)]));
         assert!(!is_explained(&[makes, link(1, is_dir, 11), link(1, is_free, 14)]));
@@ -177,7 +177,7 @@ mod tests {
         assert!(is_explained(&[made, removes, link(1, is_free, 11), link(0, is_dir, 14)]));
         assert!(!is_explained(&[made, removes, link(1, is_free, 11), link(1, is_dir, 14)]));
         assert!(!is_explained(&[made, removes, link(1, is_free, 11), link(0, is_dir, 21)]));
-        // Who changes a name waits for who does so.
+        // Changes of a name wait for each other.
         let again = other(0, Op::MkDir(a), Seen::Error(libc::EEXIST), 14);
         assert!(!is_explained(&[made, removes, link(1, is_free, 11), again]));
     }

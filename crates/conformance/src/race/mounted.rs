@@ -1,4 +1,4 @@
-//! Races in directories.
+//! Races in mounted directories.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -11,7 +11,8 @@ use rustix::fs::{CWD, RenameFlags};
 use super::{DIRS, How, Op, Place, REGISTER, Rules, Seen, Way, round};
 use crate::{Failure, Outcome, runner};
 
-/// Runs rounds in a fresh directory of the first of `ways`, which all lead to the same one.
+/// Executes rounds in a fresh directory of the first of `ways`, which all lead to the same
+/// directory.
 ///
 /// # Errors
 /// As [`round`].

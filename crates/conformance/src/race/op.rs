@@ -1,7 +1,7 @@
-//! What the threads do, and what each operation does to the few names and the file that there are.
+//! Operations of the threads, and their effect on the names and the file.
 //!
-//! Nothing makes hard links or asks for their number: Linux finds a name and does something with its inode in two steps, also on
-//! ext4.
+//! No operation makes hard links or reads link counts: Linux looks up a name and uses its inode in
+//! two steps, also on ext4.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use libc::{EEXIST, EINVAL, EISDIR, ENOENT, ENOTDIR, ESTALE};
 use super::Rules;
 
 pub const DIRS: [&str; 2] = ["one", "two"];
-/// A file whose first four bytes are a number, the least significant one first.
+/// A file whose first four bytes are a little-endian number.
 pub const REGISTER: &str = "register";
 const NAMES: [&str; 2] = ["x", "y"];
 const PLACES: usize = DIRS.len() * NAMES.len();
@@ -20,13 +20,13 @@ const PLACES: usize = DIRS.len() * NAMES.len();
 pub struct Place(pub(super) usize);
 
 impl Place {
-    /// As it is called in the directory that all is in.
+    /// The path relative to the common directory.
     pub fn path(self) -> String {
         format!("{}/{}", DIRS[self.0 / NAMES.len()], NAMES[self.0 % NAMES.len()])
     }
 }
 
-/// What is written into a symbolic link or the file: unlike any other, so that it tells whose it is.
+/// Unique contents of a symbolic link or of the file; identifies the writer.
 type Token = u32;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,7 +48,7 @@ pub enum Op {
     Write(Token),
 }
 
-/// What came of an operation.
+/// The result of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Seen {
     Done,
@@ -57,7 +57,7 @@ pub enum Seen {
 }
 
 impl Seen {
-    /// Of a symbolic link. One that nobody has made is 0.
+    /// Number in the target of a symbolic link; 0 if no operation made it.
     pub fn target(target: &Path) -> Self {
         Self::Number(target.to_str().and_then(|text| text.parse().ok()).unwrap_or(0))
     }
@@ -71,7 +71,7 @@ enum Entry {
     Dir,
 }
 
-/// The names and the file, as an order of operations makes them.
+/// State of the names and the file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct State {
     places: [Entry; PLACES],
@@ -79,7 +79,7 @@ pub struct State {
 }
 
 impl Op {
-    /// `unique`: a number of this operation alone.
+    /// `unique`: a number used only by this operation.
     pub fn random(rng: &mut fastrand::Rng, renames: &[How], unique: u32) -> Self {
         let (a, b) = (Place(rng.usize(..PLACES)), Place(rng.usize(..PLACES)));
         match rng.u8(..20) {
@@ -96,12 +96,13 @@ impl Op {
 }
 
 impl Op {
-    /// Whether it may have come to `seen` and done nothing because a change by another was under way: a rename sees one name as it was before and the other
-    /// as it is after an exchange of both; or, of the `same_mount`, a name is still cached as it was that is being made, moved or removed.
+    /// True if a concurrent change excuses the result `seen` without an effect: a rename may see
+    /// one name before and the other after an exchange; or, on the `same_mount`, a name that is
+    /// being made, moved or removed is still cached.
     pub fn is_excused_by(self, seen: Seen, change: Op, same_mount: bool) -> bool {
         let (from, to, how) = match change {
             Self::Rename(from, to, how) => (from, to, how),
-            // Nothing else than this finds a name without waiting for who changes it.
+            // No other operation looks up a name without waiting for concurrent changes of it.
             Self::MkDir(place) | Self::Symlink(place, _) => {
                 return same_mount && self == Self::ReadLink(place) && seen == Seen::Error(ENOENT);
             }
@@ -126,7 +127,7 @@ impl Op {
 }
 
 impl State {
-    /// What an operation may have left behind that has come to `seen`.
+    /// The state after an operation with the result `seen`, if that is possible.
     pub fn after(&self, op: Op, seen: Seen, rules: Rules) -> Option<Self> {
         let mut next = self.clone();
         if next.apply(op) == seen {
@@ -143,7 +144,7 @@ impl State {
         (rules == Rules::SeveralMounts && did_nothing).then(|| self.clone())
     }
 
-    /// Does an operation, and says what its caller sees.
+    /// Executes an operation and returns its result.
     fn apply(&mut self, op: Op) -> Seen {
         use Entry::{Dir, Free, Link};
         let old = |place: Place| self.places[place.0];

@@ -15,7 +15,7 @@ fn strips(strips: &[(u16, u64)]) -> Distribution {
     Distribution::Varstrip { strips: strips.iter().map(|&(place, length)| Strip { place, length }).collect() }
 }
 
-/// Of every distribution some.
+/// Sample layouts of every distribution.
 fn layouts() -> Vec<Layout> {
     let mut layouts = vec![
         layout(1, Distribution::Basic),
@@ -27,7 +27,8 @@ fn layouts() -> Vec<Layout> {
     layouts
 }
 
-/// At which place a byte lies: byte by byte, as the distributions are described.
+/// Index of the server of each byte, computed byte by byte from the definitions of the
+/// distributions.
 fn places(layout: &Layout) -> impl Iterator<Item = usize> {
     let turns: Vec<(usize, u64)> = match layout.distribution() {
         Distribution::Basic => vec![(0, 1)],
@@ -47,7 +48,7 @@ fn every_byte_has_one_place_and_is_found_from_there() {
             let Segment { place, local, length } = layout.segment(offset, u64::MAX - offset);
             assert_eq!((place, local), (right, next[right]), "{layout:?}: datafiles have no gaps");
             let mut with_it = places(&layout).skip(offset as usize).take(length.min(20) as usize);
-            assert!(with_it.all(|at| at == place), "{layout:?}: they lie together");
+            assert!(with_it.all(|at| at == place), "{layout:?}: the segment is contiguous");
             assert!(length > 0);
             assert_eq!(layout.logical(place, local), offset);
             next[place] += 1;
@@ -123,7 +124,7 @@ fn sizes_that_are_no_sizes_do_no_harm() {
 #[test]
 fn a_striped_file_has_the_times_of_its_last_write_or_those_that_were_set_since() {
     let (layout, at) = (simple(3, 4), |secs| Time::new(secs, 0));
-    // The record says that `set` was set at 30.
+    // The record says that `set` was set at time 30.
     let times = |set, datafiles: [i64; 3]| {
         let stat = |mtime| StreamStat { mtime: at(mtime), ..StreamStat::default() };
         let mut attr = Attr { mtime: at(set), ctime: at(30), ..attr() };
@@ -133,10 +134,10 @@ fn a_striped_file_has_the_times_of_its_last_write_or_those_that_were_set_since()
     assert_eq!(times(30, [0, 0, 0]), (30, 30), "never written");
     assert_eq!(times(30, [0, 50, 40]), (50, 50));
     assert_eq!(times(5, [5, 5, 5]), (5, 30), "set");
-    assert_eq!(times(5, [5, 40, 5]), (40, 40), "set, and written to since");
-    assert_eq!(times(90, [90, 90, 0]), (90, 30), "set to a time to come");
-    assert_eq!(times(90, [90, 40, 90]), (40, 40), "set to a time to come, and written to since");
-    assert_eq!(times(90, [60, 40, 50]), (60, 60), "set to a time to come, and all of it written to since");
+    assert_eq!(times(5, [5, 40, 5]), (40, 40), "set, then written");
+    assert_eq!(times(90, [90, 90, 0]), (90, 30), "set to a future time");
+    assert_eq!(times(90, [90, 40, 90]), (40, 40), "set to a future time, then partly written");
+    assert_eq!(times(90, [60, 40, 50]), (60, 60), "set to a future time, then all datafiles written");
     assert_eq!(times(0, [0, 0, 0]), (0, 30), "set to the zero time");
 }
 

@@ -1,8 +1,9 @@
-//! Changes a model until what it comes to is as near as can be to what it should.
+//! Nonlinear least squares.
 
-/// Fits a model by Levenberg's and Marquardt's method. It has so many `knobs`; each is turned by `step` to see what that changes; there are at
-/// most so many steps, and none when the sum of squares is below `enough`. `turned`: the model with its knobs turned by so much. `errors`: what is
-/// to become nothing.
+/// Fits a model by the Levenberg-Marquardt method. `knobs`: number of parameters; `step`: change of
+/// a parameter for the numerical derivative. The fit ends after a maximal number of steps, or when
+/// the sum of squares is below `enough`. `turned` returns the model with changed parameters;
+/// `errors` returns the residuals.
 pub fn fit<M, E>(
     model: M,
     (knobs, step, most, enough): (usize, f64, usize, f64),
@@ -43,7 +44,8 @@ fn square(errors: &[f64]) -> f64 {
     errors.iter().map(|error| error * error).sum()
 }
 
-/// By how much knobs are to be turned so that errors become nothing, if what they do were linear; the less the more that is damped.
+/// Parameter changes that would make the errors zero if the model were linear; larger damping gives
+/// smaller changes.
 fn damped(slopes: &[Vec<f64>], errors: &[f64], damping: f64) -> Vec<f64> {
     let product = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
     let mut rows: Vec<Vec<f64>> = slopes
@@ -60,7 +62,8 @@ fn damped(slopes: &[Vec<f64>], errors: &[f64], damping: f64) -> Vec<f64> {
     solved(rows)
 }
 
-/// Solves linear equations, each a row with its right side last, by elimination. They are of a matrix that needs no pivots.
+/// Solves linear equations by elimination, each a row with its right side last. The matrix must not
+/// need pivoting.
 fn solved(mut rows: Vec<Vec<f64>>) -> Vec<f64> {
     for at in 0..rows.len() {
         let pivot = rows[at].clone();

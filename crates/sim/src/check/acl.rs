@@ -1,4 +1,4 @@
-//! Access control lists: the reference for the program, as draft 17 of POSIX 1003.1e and acl(5) have them.
+//! Access control lists: a reference implementation of draft 17 of POSIX 1003.1e and acl(5).
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use super::outcome::Outcome;
 use super::permit::Who;
 use super::tree::{Inode, Node, Tree};
 
-/// The attributes that they are told as.
+/// Extended attributes that represent the lists.
 pub const ACCESS: &[u8] = b"system.posix_acl_access";
 pub const DEFAULT: &[u8] = b"system.posix_acl_default";
 
@@ -20,7 +20,7 @@ pub fn is_default(name: &[u8]) -> bool {
     name == DEFAULT
 }
 
-/// What an entry is of, as in `linux/posix_acl.h`.
+/// Tags of entries, as in `linux/posix_acl.h`.
 const OWNER: u16 = 1;
 const NAMED_USER: u16 = 2;
 const GROUP: u16 = 4;
@@ -31,18 +31,18 @@ const OTHER: u16 = 32;
 const VERSION: u32 = 2;
 const NOBODY: u32 = u32::MAX;
 
-/// Rights of what an entry is of, and of whom.
+/// Permissions by tag and id.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct List(BTreeMap<(u16, u32), u32>);
 
 impl List {
-    /// The one that says what a mode does.
+    /// The list that is equivalent to a mode.
     pub fn of_mode(perm: u32) -> Self {
         let right = |tag, shift: u32| ((tag, NOBODY), perm >> shift & 7);
         Self([right(OWNER, 6), right(GROUP, 3), right(OTHER, 0)].into())
     }
 
-    /// `None`: there cannot be such a list.
+    /// Decodes a list; `None` if it is invalid.
     fn parse(value: &[u8]) -> Option<Self> {
         let (version, entries) = value.split_first_chunk()?;
         let mut list = BTreeMap::new();
@@ -76,12 +76,12 @@ impl List {
         self.0.get(&(tag, NOBODY)).copied()
     }
 
-    /// There is something in it that a mode does not say.
+    /// True if the list has entries that a mode cannot express.
     fn is_extended(&self) -> bool {
         self.0.len() > 3
     }
 
-    /// The tag of what the bits for the group stand for.
+    /// The tag to which the group bits of the mode correspond.
     fn class(&self) -> u16 {
         if self.right(MASK).is_some() { MASK } else { GROUP }
     }
@@ -98,7 +98,7 @@ impl List {
         }
     }
 
-    /// Whether it allows all that is wanted of what is that user's and that group's.
+    /// True if the list grants `want` on an inode with this owner and group.
     pub fn allows(&self, who: &Who, (uid, gid): (u32, u32), want: u32) -> bool {
         let allows = |right: u32| right & want == want;
         let mask = self.right(MASK).unwrap_or(7);
@@ -114,14 +114,15 @@ impl List {
             _ => false,
         };
         let mut groups = self.0.iter().filter(|(of, _)| is_of(of)).map(|(_, right)| right & mask).peekable();
-        // Any one of them has to allow all; and who is in one is nobody else.
+        // A single matching group entry must grant everything; other entries do not apply to group
+        // members.
         if groups.peek().is_some() {
             return groups.any(allows);
         }
         self.right(OTHER).is_some_and(allows)
     }
 
-    /// What all entries allow that have one of these tags, as far as the mask lets them.
+    /// The permissions that all entries with these tags grant, limited by the mask.
     fn all(&self, tags: &[u16]) -> u32 {
         let mask = self.right(MASK).unwrap_or(7);
         let of = self.0.iter().filter(|((tag, _), _)| tags.contains(tag));
@@ -132,7 +133,7 @@ impl List {
 }
 
 impl Inode {
-    /// `chmod`.
+    /// Updates the list for `chmod`.
     pub fn set_perm(&mut self, perm: u32) {
         self.perm = perm;
         if let Some(list) = &mut self.access_list {
@@ -140,7 +141,8 @@ impl Inode {
         }
     }
 
-    /// A new inode gets its mode, and its lists from the default list of its directory: where there is one, umasks have no say.
+    /// Sets the mode and lists of a new inode from the default list of its directory. The umask
+    /// applies only without a default list.
     pub fn take_lists(&mut self, default: Option<&List>, umask: u32) {
         if self.kind == FileType::Symlink.bits() {
             self.perm = 0o777;
@@ -157,8 +159,8 @@ impl Inode {
         self.default_list = self.is_dir().then(|| default.clone());
     }
 
-    /// Of files without a metafile in this directory: nobody gets more than every entry allows that may be about him, and nobody may
-    /// execute them (docs/small-files.md).
+    /// Permissions of no-metafile files in this directory: the intersection of all entries that may
+    /// apply, without execute permission (docs/small-files.md).
     pub fn bare_perm(&self) -> u32 {
         let of_mode = || List::of_mode(self.perm);
         let list = self.access_list.clone().unwrap_or_else(of_mode);
@@ -170,7 +172,8 @@ impl Inode {
 }
 
 impl Tree<'_> {
-    /// `None` as value: removes a list; a value that has no entries does so, too, and there need not be one then.
+    /// Sets a list; `None` or a value without entries removes it, and does not require that it
+    /// exists.
     pub fn set_list(&mut self, node: Node, default: bool, value: Option<&[u8]>) -> Outcome {
         let Some(inode) = self.inode(node) else { return Outcome::Gone };
         let own = if default { &inode.default_list } else { &inode.access_list };
@@ -205,7 +208,7 @@ impl Tree<'_> {
                 inode.default_list = list;
                 return;
             }
-            // Where there is none any more the mode stays what it was.
+            // Removing a list leaves the mode unchanged.
             if let Some(list) = &list {
                 inode.perm = inode.perm & (mode::PERMISSIONS & !0o777) | list.mode();
             }
@@ -215,13 +218,13 @@ impl Tree<'_> {
     }
 }
 
-/// The list as `getxattr` tells it.
+/// The list as `getxattr` returns it.
 pub fn told(inode: &Inode, name: &[u8]) -> Outcome {
     let list = if is_default(name) { &inode.default_list } else { &inode.access_list };
     list.as_ref().map_or(Outcome::fails([Errno::ENODATA]), |list| Outcome::Bytes(list.told()))
 }
 
-/// The names of those that there are, as in `listxattr`.
+/// Names of the existing lists, as in `listxattr`.
 pub fn names(inode: &Inode) -> impl Iterator<Item = u8> {
     let access = inode.access_list.iter().map(|_| ACCESS);
     let names = access.chain(inode.default_list.iter().map(|_| DEFAULT));

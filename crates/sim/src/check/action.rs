@@ -1,4 +1,5 @@
-//! What a call does at one instant. Calls on bytes that lie in several strips do so at several, one for each strip.
+//! Actions: the atomic parts of a call. A call on bytes in several strips has one action for each
+//! strip; other calls have one.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +17,7 @@ pub enum Action {
     Attr {
         ino: Ino,
     },
-    /// The part of a listing that was asked for at once.
+    /// A listing, from one request.
     List {
         dir: Ino,
     },
@@ -32,7 +33,7 @@ pub enum Action {
     ListXattr {
         ino: Ino,
     },
-    /// `at`: the strip; `from`, `to`: in it.
+    /// `at`: the strip; `from`, `to`: byte range in the strip.
     Read {
         ino: Ino,
         at: u64,
@@ -70,7 +71,7 @@ pub enum Action {
         to: (Ino, Name),
         flags: RenameFlags,
     },
-    /// `spreads`: bare files in a directory may get its permissions.
+    /// `spreads`: no-metafile files in the directory may inherit its permissions.
     SetAttr {
         ino: Ino,
         perm: Option<u32>,
@@ -88,7 +89,7 @@ pub enum Action {
         ino: Ino,
         name: Box<[u8]>,
     },
-    /// Sets an access control list, or removes it. `spreads`: as in [`Self::SetAttr`].
+    /// Sets or removes an access control list. `spreads`: as in [`Self::SetAttr`].
     SetList {
         ino: Ino,
         default: bool,
@@ -105,35 +106,36 @@ pub enum Action {
         ino: Ino,
         data: Box<[u8]>,
     },
-    /// Makes one strip as long as it is in a file of so many bytes.
+    /// Sets the length of one strip as part of a truncation of the file.
     Truncate {
         ino: Ino,
         at: u64,
         size: u64,
-        /// What the caller must be allowed; nothing if he has the file open.
+        /// Access that the caller needs; `None` if it has the file open.
         by: Option<Access>,
     },
 }
 
-/// Whether what is opened is emptied.
+/// True if the open truncates the file.
 pub type Truncate = bool;
 
-/// How many strips a file may have by now.
+/// Upper bound of the number of strips of each file.
 pub type Extents = BTreeMap<Ino, u64>;
 
 impl Action {
-    /// What a call does; empty: nothing that is checked.
+    /// The actions of a call; empty if the call is not checked.
     pub fn all(call: &Call<'_>, strip: u64, extents: &mut Extents) -> Vec<Self> {
         match *call {
             Call::Request(ref request) => Self::of_request(request, strip, extents),
             Call::Read { ino, offset, size, .. } => {
-                // Nothing can be beyond, or will be before this is answered, that must be read.
+                // No write that has started reaches beyond this strip, so later strips need not be
+                // read.
                 let extent = extents.get(&ino).copied().unwrap_or(0).max(offset / strip + 1);
                 let length = u64::from(size).min((extent * strip).saturating_sub(offset));
                 let read = |(at, from, to)| Self::Read { ino, at, from, to };
                 pieces(offset, length, strip).map(read).collect()
             }
-            // Callers do not make these.
+            // Only clients make these calls.
             Call::WriteList { .. } => Vec::new(),
             Call::Write { ino, offset: END, ref data, .. } => {
                 *extents.entry(ino).or_insert(1) += (data.len() as u64).div_ceil(strip);
@@ -203,7 +205,7 @@ impl Action {
         }]
     }
 
-    /// Nothing is changed by it.
+    /// True if the action changes nothing.
     pub fn is_read(&self) -> bool {
         matches!(
             self,
@@ -218,12 +220,12 @@ impl Action {
         )
     }
 
-    /// As [`Self::is_read`], and what tells how a truncation has left a file.
+    /// As [`Self::is_read`], or if the reply reports the attributes after a truncation.
     pub fn only_tells(&self) -> bool {
         self.is_read() || matches!(self, Self::SetAttr { perm: None, .. })
     }
 
-    /// If it does not fail, something is changed by it.
+    /// True if success implies that the tree has changed.
     pub fn shows(&self) -> bool {
         matches!(
             self,
@@ -234,7 +236,7 @@ impl Action {
         )
     }
 
-    /// What it changes that it names by a number, but for bytes.
+    /// The inodes, given by number, that the action changes, apart from their data.
     pub fn changed_inodes(&self) -> Vec<Ino> {
         match self {
             Self::Create { dir, .. } | Self::Unlink { dir, .. } | Self::RmDir { dir, .. } => vec![*dir],
@@ -248,7 +250,7 @@ impl Action {
         }
     }
 
-    /// Whose bytes it is about.
+    /// The file whose data the action reads or writes.
     pub fn bytes_of(&self) -> Option<Ino> {
         match self {
             Self::Read { ino, .. } => Some(*ino),
@@ -256,7 +258,7 @@ impl Action {
         }
     }
 
-    /// Whose bytes it changes.
+    /// The file whose data the action writes.
     pub fn written(&self) -> Option<Ino> {
         match self {
             Self::Write { ino, .. } | Self::Append { ino, .. } | Self::Truncate { ino, .. } => Some(*ino),
@@ -288,7 +290,7 @@ impl Action {
                 let xattrs = Some((*ino, Some(acl::ACCESS)));
                 Footprint { looks: one(ino), changes, dir: Some(*ino), xattrs, ..none }
             }
-            // Where strips lie behind it tells whether one is read to its end.
+            // Later strips determine whether this strip is read to its end.
             Self::Read { ino, .. } => Footprint { bytes: Some((*ino, None)), ..none },
             Self::Write { ino, at, .. } | Self::Truncate { ino, at, .. } => {
                 Footprint { bytes: Some((*ino, Some(*at))), changes: one(ino), ..none }
@@ -305,7 +307,7 @@ impl Action {
             }
             Self::Link { ino, dir, name } => {
                 let names = [Some((*dir, name)), None];
-                // Of the file, and of the directory.
+                // Permissions of the file and of its directory apply.
                 Footprint { names, looks: one(ino), changes: Some(Inodes::Any), ..none }
             }
             Self::Unlink { dir, name } => {
@@ -321,7 +323,7 @@ impl Action {
         }
     }
 
-    /// Whether the order of two may matter to one of them.
+    /// True if the order of the two actions may affect the result of either.
     pub fn conflicts(&self, other: &Self) -> bool {
         if self.is_read() && other.is_read() {
             return false;
@@ -362,23 +364,25 @@ impl Action {
             || other.shapes(self)
     }
 
-    /// Whether it may give a file a metafile, without which another is refused. Of what is moved or removed nobody knows the number.
+    /// True if the action may give a file a metafile, on which the result of `other` depends. The
+    /// number of a moved or removed file is unknown.
     fn makes_whole(&self, other: &Self) -> bool {
         matches!(self, Self::Unlink { .. } | Self::Rename { .. })
             && matches!(other, Self::SetXattr { of_bare: true, .. })
     }
 
-    /// It empties a file of which only a name is known.
+    /// True if the action truncates a file that is known only by name.
     pub fn empties(&self) -> bool {
         matches!(self, Self::Create { open: Some(true), exclusive: false, .. })
     }
 
-    /// It looks at all that is below a directory.
+    /// True if the action reads the usage below a directory.
     fn counts(&self) -> bool {
         matches!(self, Self::GetXattr { name, .. } if usage::is_told(name))
     }
 
-    /// Whose permissions it changes, and whether those of others with them.
+    /// The inode whose permissions the action changes, and true if files in that directory inherit
+    /// them.
     fn permits(&self) -> Option<(Ino, bool)> {
         match self {
             Self::SetAttr { ino, perm: Some(_), spreads }
@@ -387,7 +391,7 @@ impl Action {
         }
     }
 
-    /// The directory whose new inodes get another list by it.
+    /// The directory whose default list the action changes.
     pub fn wills(&self) -> Option<Ino> {
         match self {
             Self::SetList { ino, default: true, .. } => Some(*ino),
@@ -395,7 +399,8 @@ impl Action {
         }
     }
 
-    /// Whether it may change what another may do. Of what is moved or opened by its name nobody knows the number.
+    /// True if the action may change the permissions that apply to `other`. The number of a file
+    /// that is moved or opened by name is unknown.
     fn rules(&self, other: &Self) -> bool {
         let Some((ino, spreads)) = self.permits() else { return false };
         match other {
@@ -414,12 +419,12 @@ impl Action {
             | Self::Truncate { ino: of, by: Some(_), .. } => *of == ino,
             Self::Create { dir, open, exclusive, .. } => *dir == ino || (open.is_some() && !exclusive),
             Self::Rename { .. } => true,
-            // The rest looks at what is changed, or at names in it.
+            // Other actions conflict by the inode or names that they use.
             _ => false,
         }
     }
 
-    /// Names and inodes that it speaks of, for people who look for what has to do with it.
+    /// True if both actions name a common inode or name, for reports.
     pub fn is_about(&self, other: &Self) -> bool {
         fn inodes(action: &Action) -> Vec<Ino> {
             let print = action.footprint();
@@ -446,20 +451,20 @@ impl Action {
     }
 }
 
-/// What an action goes by and what it changes.
+/// What an action reads and changes.
 #[derive(Default)]
 struct Footprint<'a> {
     names: [Option<(Ino, &'a Name)>; 2],
-    /// All that is in this directory.
+    /// All entries of this directory.
     dir: Option<Ino>,
-    /// The attributes of inodes.
+    /// Inodes whose attributes are read.
     looks: Option<Inodes>,
     changes: Option<Inodes>,
-    /// A strip of a file, or any.
+    /// A strip of a file, or all strips.
     bytes: Option<(Ino, Option<u64>)>,
-    /// An extended attribute of an inode, or any.
+    /// An extended attribute of an inode, or all attributes.
     xattrs: Option<(Ino, Option<&'a [u8]>)>,
-    /// Directories may come, go or move.
+    /// The action adds, removes or moves directories.
     is_of_tree: bool,
 }
 
@@ -485,7 +490,7 @@ impl Footprint<'_> {
     }
 }
 
-/// A range of bytes as ranges of strips: which strip, and from where to where in it.
+/// Splits a byte range by strips: strip, start and end in the strip.
 fn pieces(offset: u64, length: u64, strip: u64) -> impl Iterator<Item = (u64, usize, usize)> {
     let end = offset.saturating_add(length);
     (offset / strip..end.div_ceil(strip)).map(move |at| {

@@ -1,5 +1,5 @@
-//! What clients were told lately of names and attributes, if they may believe it for a while: an answer is right, then, that was right at
-//! some instant within that time.
+//! Names and attributes that clients may cache for a fixed term: a reply from the cache is right if
+//! it was right at some instant within that term.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -10,25 +10,25 @@ use super::acl;
 use super::action::Action;
 use crate::Nanos;
 
-/// See the module's description.
+/// See the module description.
 pub struct Believed {
     term: Nanos,
-    /// The last first; `None`: there is no such name.
+    /// Latest first; `None`: the name does not exist.
     names: BTreeMap<(ClientId, Ino, Name), Heard<Option<Ino>>>,
     attrs: BTreeMap<(ClientId, Ino), Heard<Attr>>,
 }
 
-/// What was told, and when.
+/// Values with the times of their replies.
 type Heard<T> = VecDeque<(Nanos, T)>;
 
 impl Believed {
     pub fn new(term: Nanos) -> Self {
-        // By a clock that is slow.
+        // The client's clock may be slow.
         let term = term + Nanos(term.0 / 1000);
         Self { term, names: BTreeMap::new(), attrs: BTreeMap::new() }
     }
 
-    /// A client was told something that was right.
+    /// Records a correct reply to a client.
     pub fn learn(&mut self, now: Nanos, client: ClientId, action: &Action, result: &Result<Answer, Errno>) {
         let since = now - self.term;
         let name = match action {
@@ -63,7 +63,7 @@ impl Believed {
         }
     }
 
-    /// Whether a client can believe this.
+    /// True if a cached reply explains the result.
     pub fn explains(
         &self,
         now: Nanos,
@@ -86,7 +86,7 @@ impl Believed {
                 was_named(dir, name, Some(entry.attr.ino)) && was(&entry.attr)
             }
             (Action::Attr { .. }, Ok(Answer::Attr(attr))) => was(attr),
-            // Attributes tell that there are no lists.
+            // The attributes show that there are no lists.
             (Action::GetXattr { ino, name, .. }, Err(Errno::ENODATA)) if acl::is_list(name) => {
                 let told = self.attrs.get(&(client, *ino));
                 told.into_iter().flatten().any(|(at, attr)| *at >= since && attr.bare)

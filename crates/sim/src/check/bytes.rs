@@ -1,5 +1,5 @@
-//! Which bytes of files can be checked. Those of a file of several strips are read and changed strip by strip, and lie on data servers
-//! perhaps, where less is promised of what goes on at the same time.
+//! Tracks the files whose data can be checked. Files of several strips are read and changed strip
+//! by strip, possibly on several data servers, with weaker guarantees under concurrency.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,24 +9,24 @@ use super::action::{Action, Extents};
 use super::usage;
 use crate::Nanos;
 
-/// See the module's description.
+/// See the module description.
 pub struct Bytes {
-    /// Strips lie on several servers.
+    /// Strips are on several data servers.
     pub scattered: bool,
-    /// Small files are as those of several strips, ...
+    /// No file is stuffed.
     unstuffed: bool,
-    /// ... or these are.
+    /// Files that may be unstuffed since their creation.
     born: BTreeSet<Ino>,
     pub extents: Extents,
-    /// When the bytes of a file of several strips were last changed by a call that is over.
+    /// Time of the last reply to a call that changed the data of a file of several strips.
     changed: BTreeMap<Ino, Nanos>,
-    /// Nothing was changed since these were made durable.
+    /// Files without changes since their data became durable.
     durable: BTreeSet<Ino>,
-    /// What is in these may be anything: nobody looks.
+    /// Files whose contents are unknown; they are not checked.
     lost: BTreeSet<Ino>,
-    /// Since this was last asked.
+    /// Files added to `lost` since the last query.
     newly_lost: Vec<Ino>,
-    /// When a file that is not known was last emptied on being opened by its name, perhaps.
+    /// Time of the last open by name that truncated an unknown file.
     emptied: Nanos,
 }
 
@@ -45,31 +45,32 @@ impl Bytes {
         }
     }
 
-    /// A file may not be with its inode since it was made.
+    /// Records that a file may be unstuffed since its creation.
     pub fn bear(&mut self, ino: Ino) {
         self.born.insert(ino);
     }
 
-    /// Clients may write to it by themselves.
+    /// True if clients may write to the file's stream or datafiles.
     pub fn is_big(&self, ino: Ino) -> bool {
         self.unstuffed || self.born.contains(&ino) || self.extents.get(&ino).is_some_and(|extent| *extent > 1)
     }
 
-    /// Whether a change, if it is one, leaves something in the journal.
+    /// True if the action, if it changes something, writes an event to the journal.
     pub fn is_journaled(&self, action: &Action) -> bool {
         !action.written().is_some_and(|ino| self.is_big(ino)) && !action.empties()
     }
 
-    /// A call is made. `others`: what else is under way.
+    /// A call begins. `others`: the actions in progress.
     pub fn begin<'a>(&mut self, actions: &[Action], others: impl Iterator<Item = &'a Action> + Clone) {
         let is_append = |action: &Action| matches!(action, Action::Append { .. });
         for action in actions {
             let Some(ino) = action.written() else { continue };
             self.durable.remove(&ino);
             let meanwhile = others.clone().filter(|other| other.written() == Some(ino));
-            // Where an append goes is decided before it is written, and others can write there then.
+            // The offset of an append is determined before the data is written, so a concurrent
+            // write may go to the same place.
             let is_overwritten = meanwhile.clone().any(|other| is_append(action) != is_append(other));
-            // A truncation takes all strips that there are when it is made.
+            // A truncation affects the strips that exist when it begins.
             let cut = meanwhile.filter_map(|other| match other {
                 Action::Truncate { at, .. } => Some(*at),
                 _ => None,
@@ -86,7 +87,7 @@ impl Bytes {
         }
     }
 
-    /// A call is over that has changed what it was about. `told`: the inode that was opened by its name.
+    /// A call that has changed something is answered. `told`: inode that was opened by name.
     pub fn end<'a>(
         &mut self,
         now: Nanos,
@@ -114,7 +115,7 @@ impl Bytes {
         }
     }
 
-    /// An `fsync` that began then has been answered. `others`: what is under way.
+    /// An `fsync` that began at `since` is answered. `others`: the actions in progress.
     pub fn synced<'a>(&mut self, ino: Ino, since: Nanos, mut others: impl Iterator<Item = &'a Action>) {
         let is_changed = self.changed.get(&ino).is_some_and(|at| *at >= since)
             || others.any(|other| other.written() == Some(ino) || other.empties());
@@ -123,10 +124,11 @@ impl Bytes {
         }
     }
 
-    /// A server has lost power: what was not made durable in big files may be anything. `under_way`: may have been carried out.
+    /// A server has lost power: contents of big files that were not durable are unknown.
+    /// `under_way`: actions that may have been executed.
     pub fn lose_power<'a>(&mut self, mut under_way: impl Iterator<Item = &'a Action>) {
         if under_way.any(Action::empties) {
-            // Which file that was nobody knows.
+            // The truncated file is unknown.
             self.durable.clear();
         }
         let big: Vec<Ino> = self.extents.keys().copied().filter(|ino| self.is_big(*ino)).collect();
@@ -135,14 +137,14 @@ impl Bytes {
         }
     }
 
-    /// What is in a file may be anything, if it is big.
+    /// Marks the contents of a file as unknown if it is big.
     pub fn lose_big(&mut self, ino: Ino) {
         if self.is_big(ino) {
             self.lose(ino);
         }
     }
 
-    /// What is in a file may be anything.
+    /// Marks the contents of a file as unknown.
     pub fn lose(&mut self, ino: Ino) {
         if self.lost.insert(ino) {
             self.newly_lost.push(ino);
@@ -157,13 +159,14 @@ impl Bytes {
         self.lost.contains(&ino)
     }
 
-    /// Whether it is about what nobody looks at.
+    /// True if the action concerns data that is not checked.
     pub fn is_of_lost(&self, action: &Action) -> bool {
         let read = if let Action::Read { ino, .. } = action { Some(*ino) } else { None };
         action.written().or(read).is_some_and(|ino| self.is_lost(ino))
     }
 
-    /// Files whose size is not that of one instant since then. Which file was emptied that was opened by its name need not be known yet.
+    /// Files whose size may combine several instants since `since`. The number of a file truncated
+    /// by name may be unknown.
     pub fn loose<'a>(
         &self,
         since: Nanos,
@@ -177,7 +180,8 @@ impl Bytes {
         changed.chain(big).chain(self.lost.iter().copied()).collect()
     }
 
-    /// What was read since then cannot be checked, nor sums of what nobody looks at: an append is at one place, but its bytes are not all there at once.
+    /// True if a reply cannot be checked: a read during an append (the offset is atomic, the data
+    /// is not), and sums that include unknown files.
     pub fn is_unchecked<'a>(
         &self,
         action: &Action,

@@ -1,5 +1,5 @@
-//! What a loss of power may take: of the changes that a rank coordinates, those that are not durable, with all that came after them.
-//! Every way in which that can be is looked at; answers that come later tell which it was.
+//! Enumerates what a loss of power may take: changes of the rank that coordinates them which are
+//! not durable, with all that depend on them. Later replies decide between the possibilities.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,58 +15,58 @@ use super::violation::shortened;
 use crate::Nanos;
 use crate::storage::Left;
 
-/// A change that some world knows of.
+/// A change that is in the log of some world.
 pub struct Logged {
     pub action: Action,
     pub who: Who,
     pub rank: Rank,
     pub since: Nanos,
-    /// When it was answered.
+    /// Time of the reply.
     pub until: Option<Nanos>,
 }
 
-/// Changes in the order in which they were made, with what they came to.
+/// Changes in execution order, with their outcomes.
 pub type Log = Vec<(PartId, Outcome)>;
 
-/// Remembers changes until they are durable.
+/// Keeps changes until they are durable.
 pub struct Durability {
-    /// A change is durable so long after it was answered.
+    /// Time after which an answered change is durable.
     within: Nanos,
-    /// The tree with all changes that are durable.
+    /// The tree with all durable changes.
     anchor: Base,
-    /// Changes since then that all worlds have in common; each world has those after them.
+    /// Later changes that are common to all worlds; each world's log follows.
     common: Log,
     pub calls: BTreeMap<PartId, Logged>,
-    /// What was answered before then is durable at a rank.
+    /// For each rank: changes answered before this time are durable.
     synced: BTreeMap<Rank, Nanos>,
-    /// Not all orders of the changes are known in which the worlds may have come about.
+    /// Some orders of changes that lead to the worlds were dropped.
     pub is_blurred: bool,
 }
 
-/// In more ways than this a loss of power is not looked at.
+/// Most combinations of lost changes that are examined.
 const MOST_WAYS: usize = 300;
 
 impl Durability {
-    /// `anchor`: the tree as it is in the beginning.
+    /// `anchor`: the initial tree.
     pub fn new(within: Nanos, anchor: Base) -> Self {
         let (calls, synced) = (BTreeMap::new(), BTreeMap::new());
         Self { within, anchor, common: Log::new(), calls, synced, is_blurred: false }
     }
 
-    /// An `fsync` has been answered that was asked for at that time.
+    /// An `fsync` that was called at `since` is answered.
     pub fn synced(&mut self, rank: Rank, since: Nanos) {
         let synced = self.synced.entry(rank).or_default();
         *synced = since.max(*synced);
     }
 
-    /// A server has answered a call of these parts.
+    /// A server has answered a call with these actions.
     pub fn answered(&mut self, parts: &[PartId], now: Nanos) {
         for id in parts {
             self.calls.entry(*id).and_modify(|logged| logged.until = Some(now));
         }
     }
 
-    /// What is answered may be lost.
+    /// True if acknowledged changes may be lost.
     pub fn tells_early(&self) -> bool {
         self.within > Nanos::ZERO
     }
@@ -77,7 +77,7 @@ impl Durability {
         logged.until.is_some_and(|until| until < synced || until + self.within < now)
     }
 
-    /// Forgets what all worlds agree on and what is durable.
+    /// Drops changes that are common to all worlds and durable.
     pub fn settle(&mut self, base: &Base, worlds: &mut [World], strip: u64, now: Nanos) {
         let Some((first, others)) = worlds.split_first() else { return };
         let is_common = |at: &usize| others.iter().all(|world| world.log.get(*at) == first.log.get(*at));
@@ -96,7 +96,7 @@ impl Durability {
         self.is_blurred &= !self.common.is_empty() || worlds.iter().any(|world| !world.log.is_empty());
     }
 
-    /// The worlds that there may be after a loss of power, and the base that they differ from. `None`: there are too many.
+    /// The worlds that are possible after a loss of power, and their base. `None`: too many.
     pub fn lose_power(
         &mut self,
         rank: Rank,
@@ -119,8 +119,8 @@ impl Durability {
         Some((self.anchor.clone(), found))
     }
 
-    /// Which changes may be lost together: what was answered before the first lost frame was written is not, and what was asked for
-    /// after the last one that is left is.
+    /// The sets of changes that may be lost together. Changes answered before the first lost frame
+    /// was written are kept; changes requested after the last kept frame are lost.
     fn ways(
         &self,
         log: &Log,
@@ -132,7 +132,7 @@ impl Durability {
         let of_rank: Vec<_> = of_rank.filter(|(_, _, logged)| logged.rank == rank).collect();
         let mut ways: Vec<BTreeSet<PartId>> = vec![BTreeSet::new()];
         for (id, outcome, logged) in &of_rank {
-            // It may have failed.
+            // The action may have failed.
             let may_be_none = matches!(outcome, Outcome::OrGone(_)) || !bytes.is_journaled(&logged.action);
             let is_kept = self.is_durable(*id, now) || logged.until.is_some_and(|until| until < left.lost);
             let is_lost = logged.since > left.until && !may_be_none;
@@ -157,12 +157,12 @@ impl Durability {
         Some(ways)
     }
 
-    /// What was done to the bytes of a file is not looked at any more.
+    /// Drops changes of a file's data, which is no longer checked.
     pub fn forget(&mut self, ino: Ino) {
         self.calls.retain(|_, logged| logged.action.written() != Some(ino));
     }
 
-    /// The last changes that a rank has made, with what must have become of them, for people.
+    /// The last changes of a rank and their outcomes, for a report.
     pub fn told(&self, worlds: &BTreeSet<World>, rank: Rank, (now, left): (Nanos, Left)) -> Vec<String> {
         let log = self.common.iter().chain(worlds.iter().next().into_iter().flat_map(|world| &world.log));
         let line = |(id, outcome): &(PartId, Outcome)| {
@@ -173,14 +173,15 @@ impl Durability {
             (*of == rank).then(|| format!("{since} to {until}{durable}: {action}: {outcome}"))
         };
         let mut lines = vec![format!(
-            "Of the journal is left what was written until {}, and lost from {} on.",
+            "Journal frames written until {} are kept; frames from {} on are lost.",
             left.until, left.lost
         )];
         lines.extend(log.filter_map(line));
         lines
     }
 
-    /// A world in which some changes have not been made; `None`: then others could not have come to what they came to.
+    /// The world without some changes; `None` if the remaining changes cannot have had their
+    /// outcomes then.
     fn without(
         &self,
         (base, bytes): (&Base, &Bytes),
@@ -191,7 +192,8 @@ impl Durability {
     ) -> Option<World> {
         let told = Tree { base, changes: world.changes.clone() };
         let mut tree = Tree::like(&self.anchor);
-        // Of what was made long ago the number may have been told since, and what was lost earlier may have been used.
+        // The number of an older inode may be known since then, and the number of a lost one may
+        // have been used.
         let logged: BTreeSet<u64> = log.iter().map(|(id, _)| id.0).collect();
         for (ino, node) in told.numbers() {
             let is_made_later = logged.contains(&node.call) && told.inode(node.again()).is_none();
@@ -200,7 +202,7 @@ impl Durability {
             }
         }
         let mut kept = Log::new();
-        // But for the sizes of files that nobody looks at.
+        // Ignores sizes of files that are not checked.
         let sized = |outcome: Outcome| match outcome.of_open().clone() {
             Outcome::Stat(stat) => Outcome::Stat(Stat { size: size(&told, bytes, &stat), ..stat }),
             Outcome::Named(stat) => Outcome::Named(Stat { size: size(&told, bytes, &stat), ..stat }),
@@ -209,7 +211,7 @@ impl Durability {
         for (id, outcome) in log.iter().filter(|(id, _)| !lost.contains(id)) {
             if let Some(logged) = self.calls.get(id) {
                 let again = replay(&mut tree, &told, *id, logged, strip);
-                // Of what was lost before it is known only what it is like in the end.
+                // For such an outcome only the final state is known.
                 let is_of_gone = matches!(outcome, Outcome::OrGone(_));
                 if !is_of_gone && sized(again) != sized(outcome.clone()) {
                     return None;
@@ -217,13 +219,14 @@ impl Durability {
             }
             kept.push((*id, outcome.clone()));
         }
-        // What numbers were told stand for stays so; what was lost is gone, and no other inode gets its number.
+        // Known numbers keep their inodes: the number of a lost inode is never assigned to another.
         for (ino, node) in told.numbers() {
             if !keep_number(&mut tree, &told, ino, node) {
                 return None;
             }
         }
-        // What is lost may have been seen, so that its number is told later. What its call makes now is another inode.
+        // A lost inode may have been seen, so its number may be known later. A repetition of its
+        // call makes a different inode.
         for id in lost {
             let mut node = Node::of(id.0);
             while let Some(inode) = told.inode(node) {
@@ -238,7 +241,7 @@ impl Durability {
     }
 }
 
-/// A number stands for what it stood for, if only for something that is gone. `false`: it cannot.
+/// Binds a number to its inode, even if that is removed. Returns false if it is impossible.
 fn keep_number(tree: &mut Tree<'_>, told: &Tree<'_>, ino: Ino, node: Node) -> bool {
     if let Some(inode) = told.inode(node) {
         keep_gone(tree, node, inode);
@@ -246,7 +249,7 @@ fn keep_number(tree: &mut Tree<'_>, told: &Tree<'_>, ino: Ino, node: Node) -> bo
     tree.bind(ino, node)
 }
 
-/// A node is that of something that is gone, unless it is there.
+/// Inserts a node as removed, unless it exists.
 fn keep_gone(tree: &mut Tree<'_>, node: Node, like: &tree::Inode) {
     if tree.inode(node).is_none() {
         tree.insert(node, tree::Inode { names: 0, ino: None, ..like.clone() });
@@ -258,10 +261,11 @@ fn size(told: &Tree<'_>, bytes: &Bytes, stat: &Stat) -> u64 {
     if ino.is_some_and(|ino| bytes.is_lost(ino)) { 0 } else { stat.size }
 }
 
-/// Makes a change once more, and tells which number an inode has that it makes. `told`: a tree that knows it.
+/// Repeats a change and binds the number of an inode that it makes. `told`: a tree that knows the
+/// number.
 fn replay(tree: &mut Tree<'_>, told: &Tree<'_>, id: PartId, logged: &Logged, strip: u64) -> Outcome {
     let mut node = tree.new_node(id.0);
-    // What was lost before, whether anybody was told its number or not.
+    // Skip the inodes that this call made before and that were lost.
     while let Some(next) = told.inode(node.again()) {
         let lost = told.inode(node);
         keep_gone(tree, node, lost.unwrap_or(next));
@@ -273,14 +277,14 @@ fn replay(tree: &mut Tree<'_>, told: &Tree<'_>, id: PartId, logged: &Logged, str
     let outcome = tree.attempt(&logged.action, &logged.who, id.0, strip);
     let is_new = tree.inode(node).is_some_and(|inode| inode.ino.is_none());
     if let (true, Some(ino)) = (is_new, told.inode(node).and_then(|inode| inode.ino)) {
-        // Nobody else can have it: all numbers are from one tree.
+        // Cannot fail: all numbers come from one tree.
         let _ = tree.bind(ino, node);
     }
     outcome
 }
 
-/// Adds a change to the end of a log, and moves it before those whose order to it does not matter: so logs that come to the same are
-/// the same.
+/// Appends a change to a log, and moves it before later calls that it does not conflict with, so
+/// that equivalent logs are equal.
 pub fn append(log: &mut Log, calls: &BTreeMap<PartId, Logged>, id: PartId, outcome: Outcome) {
     let Some(new) = calls.get(&id) else { return };
     let mut place = log.len();

@@ -1,8 +1,8 @@
-//! Whether locks hold (docs/locks.md): nobody believes to have one that excludes what another believes to have, and nobody is refused one
-//! that nobody can have.
+//! Checks advisory locks (docs/locks.md): no two holders of conflicting locks, and no refusal
+//! without a possible conflict.
 //!
-//! No orders are searched for this. A process believes to have what it was told that it has, until it asks for something else. That somebody may
-//! have a lock is so from when it is asked for until it is certainly given back.
+//! Locks need no search for orders. A process holds a lock from the reply until it makes a further
+//! request. A process may hold a lock from its request until it has certainly released it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,14 +14,14 @@ use crate::Nanos;
 
 type Holder = (ClientId, LockOwner);
 
-/// What somebody believes to have of a file.
+/// Ranges of a file that an owner holds according to replies.
 struct Belief {
     ranges: LockRanges,
-    /// When the last of it was told.
+    /// Time of the last reply that granted a lock.
     since: Nanos,
 }
 
-/// What somebody may have.
+/// A lock that an owner may hold.
 struct Possible {
     call: (ClientId, u64),
     ino: Ino,
@@ -30,15 +30,17 @@ struct Possible {
     until: Option<Nanos>,
 }
 
-/// See the module's description.
+/// See the module description.
 pub struct Locks {
-    /// So long a server must have heard nothing of a client to end its session, or nearly so: clocks differ.
+    /// Time of silence after which a server may have ended a client's session, reduced by the error
+    /// of clocks.
     session: Nanos,
     beliefs: BTreeMap<(Ino, Holder), Belief>,
     possible: Vec<Possible>,
     asked: BTreeMap<(ClientId, u64), (Nanos, Request)>,
     heard: BTreeMap<(ClientId, Rank), Nanos>,
-    /// Clients that have lost sessions with ranks: they are not told that they have lost their locks.
+    /// Clients whose session with a rank has ended. They are not notified of the loss of their
+    /// locks.
     strangers: BTreeSet<(ClientId, Rank)>,
 }
 
@@ -62,7 +64,7 @@ impl Locks {
                 let call = (client, call_id);
                 self.possible.push(Possible { call, ino: *ino, holder, lock: *lock, until: None });
                 match (lock.owner.flock, lock.kind) {
-                    // One kind is given up before the other is taken.
+                    // A conversion releases the old lock before it takes the new one.
                     (true, _) => self.believe(now, *ino, holder, None, (0, u64::MAX)),
                     (false, LockKind::Shared) => self.weaken(now, *ino, holder, (lock.first, lock.last)),
                     (false, LockKind::Exclusive) => {}
@@ -78,7 +80,7 @@ impl Locks {
     }
 
     /// # Errors
-    /// It cannot be so.
+    /// A description, if the reply is impossible.
     pub fn answered(
         &mut self,
         now: Nanos,
@@ -100,7 +102,7 @@ impl Locks {
                 }
                 let is_refused = *errno == Errno::EAGAIN && wait.is_none();
                 let may_be = !is_refused || self.may_be_in_the_way(since, *ino, (client, lock.owner), lock);
-                (!may_be).then(|| "Nobody can have what is in the way".into())
+                (!may_be).then(|| "No other owner can hold the conflicting lock".into())
             }
             (Request::Unlock { ino, owner, first, last }, Ok(_)) => {
                 self.release(now, (client, call_id), *ino, (client, *owner), (*first, *last));
@@ -111,7 +113,7 @@ impl Locks {
             }
             (Request::TestLock { ino, lock }, Ok(Answer::InTheWay(Some(_)))) => {
                 let may_be = self.may_be_in_the_way(since, *ino, (client, lock.owner), lock);
-                (!may_be).then(|| "Nobody can have what is in the way".into())
+                (!may_be).then(|| "No other owner can hold the conflicting lock".into())
             }
             _ => None,
         };
@@ -130,7 +132,7 @@ impl Locks {
         }))
     }
 
-    /// Something of a client's has come to a server.
+    /// A server has received a message of a client.
     pub fn heard(&mut self, now: Nanos, client: ClientId, rank: Rank) {
         if self.is_cut_off(now, client, rank) {
             self.forget(|holder, of| holder == client && of == rank);
@@ -143,7 +145,7 @@ impl Locks {
         self.forget(|holder, of| holder == client && of == rank);
     }
 
-    /// A client ends.
+    /// A client has crashed.
     pub fn lost(&mut self, client: ClientId) {
         self.forget(|holder, _| holder == client);
         self.asked.retain(|(of, _), _| *of != client);
@@ -153,7 +155,7 @@ impl Locks {
         self.beliefs.retain(|(ino, (client, _)), _| !is_lost(*client, ino.rank()));
     }
 
-    /// Its session may have ended, and it need not know.
+    /// True if the client's session may have ended without its knowledge.
     fn is_cut_off(&self, now: Nanos, client: ClientId, rank: Rank) -> bool {
         let heard = self.heard.get(&(client, rank)).copied().unwrap_or(now);
         heard + self.session <= now || self.strangers.contains(&(client, rank))
@@ -171,7 +173,7 @@ impl Locks {
         }
     }
 
-    /// What is exclusive there may be shared from now on.
+    /// Converts exclusive locks in the range to shared ones.
     fn weaken(&mut self, now: Nanos, ino: Ino, holder: Holder, (first, last): (u64, u64)) {
         let Some(belief) = self.beliefs.get(&(ino, holder)) else { return };
         let there = belief.ranges.iter().filter(|it| it.first <= last && first <= it.last);
@@ -183,7 +185,7 @@ impl Locks {
         self.beliefs.entry((ino, holder)).and_modify(|belief| belief.since = since);
     }
 
-    /// What a holder had there it has no more, but for what a call was about.
+    /// Ends the possible locks of a holder in the range, except those of call `by`.
     fn release(&mut self, now: Nanos, by: (ClientId, u64), ino: Ino, holder: Holder, part: (u64, u64)) {
         let is_there = |it: &&mut Possible| {
             let is_covered = part.0 <= it.lock.first && it.lock.last <= part.1;
@@ -192,7 +194,7 @@ impl Locks {
         self.possible.iter_mut().filter(is_there).for_each(|it| it.until = Some(now));
     }
 
-    /// Who has believed since then to have what excludes a lock.
+    /// Describes a holder of a conflicting lock since `since`, if any.
     fn in_the_way(&self, now: Nanos, since: Nanos, ino: Ino, holder: Holder, lock: &Lock) -> Option<String> {
         let of_file = self
             .beliefs
@@ -203,7 +205,7 @@ impl Locks {
             Some((*other, belief.ranges.conflict(lock.kind, lock.first, lock.last)?))
         })?;
         let is_cut_off = [other.0, holder.0].into_iter().any(|it| self.is_cut_off(now, it, ino.rank()));
-        (!is_cut_off).then(|| format!("Client {} believes that its {:?} has {range:?}", other.0.0, other.1))
+        (!is_cut_off).then(|| format!("Client {} holds {range:?} by its {:?}", other.0.0, other.1))
     }
 
     fn may_be_in_the_way(&self, since: Nanos, ino: Ino, holder: Holder, lock: &Lock) -> bool {

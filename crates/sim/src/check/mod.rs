@@ -1,10 +1,11 @@
-//! Whether what clients were answered can have been: is there an order of their calls, each at an instant between when it was made and
-//! when it was answered, that explains every answer? Calls without an answer may have been carried out, at any time since they
-//! were made.
+//! Linearizability check: is there an order of the calls, each at an instant between call and
+//! reply, that explains every reply? A call without a reply may take effect at any time after it
+//! was made.
 //!
-//! The check goes along with the run. It keeps all trees that there may be, and extends them by calls under way only as far as an
-//! answer needs it: calls that have nothing to do with each other are never put in order. Removals and copies of trees, files
-//! without names, allocations and copies of bytes are not checked, and must not be made of files that are.
+//! The check runs along with the simulation. It keeps all possible trees, and applies pending calls
+//! only as far as a reply requires it: independent calls are never ordered. Removals and copies of
+//! trees, files without names, allocations and copies of data are not checked; a run must not apply
+//! them to checked files.
 
 mod acl;
 mod action;
@@ -53,33 +54,33 @@ use untold::tells_number;
 pub use usage::ALL as USAGES;
 pub use violation::{Violation, shortened};
 
-/// Ended calls that are kept to tell of in a violation.
+/// Number of ended calls kept for the report of a violation.
 const REMEMBERED: usize = 2000;
-/// Of more trees that there may be than this, not all is remembered ...
+/// Number of possible trees above which details are dropped.
 const MANY_WORLDS: usize = 50;
-/// ... and with more than this the check gives up.
+/// Number of possible trees above which the check gives up.
 const MOST_WORLDS: usize = 300;
 
-/// Of the ways in which a tree may have come about, so many are remembered, for losses of power.
+/// Histories kept for each possible tree, for losses of power.
 const MOST_WAYS: usize = 3;
 
-/// A call that has been made.
+/// A pending call.
 struct Asked {
     number: u64,
     since: Nanos,
     text: String,
-    /// A listing from its beginning.
+    /// The listing starts at the beginning.
     is_whole: bool,
-    /// An `fsync` of that.
+    /// File of an `fsync`.
     synced: Option<Ino>,
-    /// Of the inodes that it names.
+    /// Ranks of the inodes that the call names.
     ranks: Vec<Rank>,
-    /// Its answer is told before its server has carried it out.
+    /// The client replies before the server has executed the call (write-back).
     is_early: bool,
     parts: Vec<PartId>,
 }
 
-/// A call that is over, for people.
+/// An ended call, for reports.
 struct Past {
     client: ClientId,
     number: u64,
@@ -90,24 +91,24 @@ struct Past {
     actions: Vec<Action>,
 }
 
-/// Follows the calls of a run. See the module's description.
+/// Checks the calls of a run. See the module description.
 pub struct Checker {
-    /// Bytes of a strip.
+    /// Strip size in bytes.
     strip: u64,
-    /// Files may have no metafiles.
+    /// Files may have no metafile.
     bare: bool,
-    /// Directories' policies change.
+    /// The policies of directories change during the run.
     live: bool,
-    /// Files that clients make while what they have from their directory changes.
+    /// Files that clients make while attributes inherited from the directory change.
     vague: Option<Vague>,
     base: Base,
     worlds: BTreeSet<World>,
-    /// What has been asked, and may be carried out at any time.
+    /// Actions that have been requested and may be executed at any time.
     pending: BTreeMap<PartId, Part>,
     asked: BTreeMap<(ClientId, u64), Asked>,
-    /// Of calls whose callers are not told what has come of them.
+    /// Calls whose callers do not get the result.
     untold: BTreeMap<(ClientId, u64), Vec<PartId>>,
-    /// Of calls that were answered before their clients have heard that they are carried out.
+    /// Write-back calls that were answered, until their clients have received the server's reply.
     early: BTreeMap<(ClientId, u64), Vec<PartId>>,
     next: u64,
     bytes: Bytes,
@@ -115,38 +116,39 @@ pub struct Checker {
     believed: Option<Believed>,
     past: VecDeque<Past>,
     durability: Option<Durability>,
-    /// After a loss of power: what clients had been told before may be cached until then.
+    /// Time until which clients may have entries cached from before a loss of power.
     distrusted_until: Nanos,
-    /// When each rank last began.
+    /// Last start of each rank.
     began: BTreeMap<Rank, Nanos>,
-    /// Clients that have lost sessions with ranks.
+    /// Clients whose session with a rank has ended.
     strangers: BTreeSet<(ClientId, Rank)>,
     given_up: bool,
-    /// Since a loss of power there may have been more trees than are remembered.
+    /// After a loss of power, some possible trees were dropped.
     is_unsure: bool,
     checked: u64,
 }
 
-/// What there is to be checked, and what is not promised.
+/// Scope of the check, and guarantees of the configuration.
 #[derive(Clone, Debug)]
 pub struct Rules {
     pub strip_bytes: u32,
-    /// Ranks tell each other late what is below directories.
+    /// There are several ranks, which exchange usage deltas with delay.
     pub several_ranks: bool,
-    /// Strips lie on several data servers.
+    /// Strips are on several data servers.
     pub scattered: bool,
-    /// What servers decide of files where directories have no policy.
+    /// The server's defaults for directories without a policy.
     pub server: Policy,
-    /// Directories' policies change.
+    /// The policies of directories change during the run.
     pub live: bool,
-    /// So long after it was answered a change is durable; zero: at once. `None`: no power is lost.
+    /// Time after the reply at which a change is durable; zero: at the reply. `None`: no losses of
+    /// power.
     pub durable: Option<Nanos>,
-    /// Clients believe names and attributes for so long.
+    /// Term for which clients cache names and attributes without a lease.
     pub believed: Option<Nanos>,
 }
 
 impl Checker {
-    /// Of an empty tree.
+    /// Begins with an empty tree.
     pub fn new(rules: Rules) -> Self {
         let Rules { scattered, live, several_ranks, server, .. } = &rules;
         let (scattered, live, several_ranks) = (*scattered, *live, *several_ranks);
@@ -179,17 +181,18 @@ impl Checker {
         }
     }
 
-    /// The check has given up, for what happened can be explained in too many ways. What came before was right.
+    /// True if the check has given up, since there are too many explanations. All replies until
+    /// then were right.
     pub fn has_given_up(&self) -> bool {
         self.given_up
     }
 
-    /// Answers that have been explained.
+    /// Number of explained replies.
     pub fn checked(&self) -> u64 {
         self.checked
     }
 
-    /// A client makes a call. `call_id`: no other call of the client has it before this one is answered.
+    /// A client makes a call. `call_id` is unique among the client's pending calls.
     pub fn invoked(&mut self, now: Nanos, client: ClientId, call_id: u64, who: Who, call: &Call<'_>) {
         if self.given_up {
             return;
@@ -211,7 +214,7 @@ impl Checker {
         actions.iter().filter_map(Action::bytes_of).for_each(|ino| self.bear(ino));
         self.bytes.begin(&actions, self.pending.values().map(|part| &part.action));
         self.forget_lost();
-        // It coordinates what spans several.
+        // Coordinator of a call that spans several ranks.
         let rank = match call {
             Call::Request(request) => request.rank(),
             call => call.stream().unwrap_or(Ino::ROOT).rank(),
@@ -260,7 +263,7 @@ impl Checker {
     /// A call is answered.
     ///
     /// # Errors
-    /// No order of the calls explains the answer, with all that came before.
+    /// No order of the calls explains the reply together with all earlier ones.
     pub fn answered(
         &mut self,
         now: Nanos,
@@ -307,13 +310,14 @@ impl Checker {
         Ok(())
     }
 
-    /// The next answer to a call is told before its server has carried it out.
+    /// The next reply to the call precedes its execution by the server (write-back).
     pub fn told_early(&mut self, client: ClientId, call_id: u64) {
         self.asked.get_mut(&(client, call_id)).into_iter().for_each(|asked| asked.is_early = true);
         self.early.insert((client, call_id), Vec::new());
     }
 
-    /// The server has answered what was told early. If its disk fails, it may have done it or not.
+    /// The server has replied to a write-back call. If its disk fails, it may or may not have
+    /// executed the call.
     pub fn carried_out(&mut self, now: Nanos, client: ClientId, call_id: u64, fails: bool) {
         let parts = self.early.get(&(client, call_id));
         self.given_up |= fails && parts.is_some();
@@ -322,12 +326,12 @@ impl Checker {
         }
     }
 
-    /// The client has heard that: it does not ask for it any more.
+    /// The client has received the reply, so it does not resend the request.
     pub fn heard(&mut self, client: ClientId, call_id: u64) {
         self.early.remove(&(client, call_id));
     }
 
-    /// A client ends. What it has asked may be carried out all the same.
+    /// A client has crashed. Its requests may still be executed.
     pub fn lost(&mut self, client: ClientId) {
         self.early.retain(|(of, _), _| *of != client);
         let calls: Vec<_> = self.asked.range((client, 0)..=(client, u64::MAX)).map(|(key, _)| *key).collect();
@@ -340,18 +344,20 @@ impl Checker {
         }
     }
 
-    /// A client has ended that had told its processes of changes which no server has answered. They may be lost with it, and which of them
-    /// are nobody says.
+    /// A client has crashed with pending write-back operations. It is unknown which of them are
+    /// lost.
     pub fn forgotten(&mut self) {
         self.given_up = true;
     }
 
-    /// A metadata server has lost power; of its journal that is left. See [`Self::distrust`], too.
+    /// A metadata server has lost power; `left` is left of its journal. See also
+    /// [`Self::distrust`].
     ///
     /// # Errors
-    /// Nothing that may have been lost explains what was answered before.
+    /// No set of lost changes is consistent with the earlier replies.
     pub fn lost_power(&mut self, now: Nanos, rank: Rank, left: Left) -> Result<(), Box<Violation>> {
-        // What was told early, and is asked for again, it will carry out some time, for the first time or not.
+        // The server executes resent write-back operations at an unknown time, possibly for the
+        // second time.
         self.given_up |= !self.early.is_empty();
         if self.given_up {
             return Ok(());
@@ -359,7 +365,7 @@ impl Checker {
         self.data_lost_power();
         let Some(durability) = self.durability.as_mut() else { return Ok(()) };
         for (id, part) in &mut self.pending {
-            // What directories want may be what they wanted before.
+            // The policies of directories may revert.
             part.action.spread(|_| self.bare);
             part.over.iter_mut().for_each(|over| over.is_done = false);
             part.may_be_lost |=
@@ -378,7 +384,7 @@ impl Checker {
         Ok(())
     }
 
-    /// What is looked at before then may be what was cached before a loss of power.
+    /// Reads before `until` may return cached data from before a loss of power.
     pub fn distrust(&mut self, until: Nanos) {
         self.distrusted_until = until;
     }
@@ -389,24 +395,25 @@ impl Checker {
         self.forget_lost();
     }
 
-    /// Something was done twice, perhaps, with the bytes of a big file: nobody knows what is in it.
+    /// An operation on the data of a big file may have been executed twice, so its contents are
+    /// unknown.
     pub fn done_twice(&mut self, ino: Ino) {
         self.bytes.lose_big(ino);
         self.forget_lost();
     }
 
-    /// A rank begins, anew perhaps: what it had done before it tells again, with what is so by then.
+    /// A rank has started. After a restart it repeats replies with current attributes.
     pub fn began(&mut self, now: Nanos, rank: Rank) {
         self.began.insert(rank, now);
         self.quotas.began();
     }
 
-    /// A rank has ended a client's session: what the client knows by number it may find no more.
+    /// A rank has ended a client's session: inodes that the client knows by number may be gone.
     pub fn session_lost(&mut self, client: ClientId, rank: Rank) {
         self.strangers.insert((client, rank));
     }
 
-    /// Takes what is known of the bytes out of the worlds that nobody looks at any more.
+    /// Removes the contents of files that are not checked from the worlds.
     fn forget_lost(&mut self) {
         for ino in self.bytes.take_newly_lost() {
             let worlds = std::mem::take(&mut self.worlds).into_iter();
@@ -419,7 +426,7 @@ impl Checker {
         }
     }
 
-    /// Nothing exceeds a quota, and nothing else is refused for one's sake.
+    /// Checks that no quota is exceeded, and that refusals are justified.
     fn check_quotas(
         &mut self,
         now: Nanos,
@@ -468,7 +475,8 @@ impl Checker {
         let is_late = asked.ranks.iter().any(has_begun);
         let mut read = 0;
         for (id, action) in parts {
-            // Bytes of several strips are changed one after the other. What explains an earlier part may have lost sight of some.
+            // Strips are changed one after the other. The explanation of an earlier strip may have
+            // dropped further files.
             let loose = self.bytes.loose(asked.since, self.pending.values().map(|part| &part.action));
             let skip = match action {
                 Action::Read { from, to, .. } => {
@@ -485,7 +493,7 @@ impl Checker {
             let under_way = self.pending.values().map(|part| &part.action);
             let is_unchecked =
                 self.bytes.is_unchecked(action, asked.since, &loose, under_way) || self.is_vague(action);
-            // It has not been asked for: no message can have come in no time.
+            // A reply at the time of the call comes from the client's cache.
             let is_believed = asked.since == now
                 && self
                     .believed
@@ -525,7 +533,7 @@ impl Checker {
                 self.given_up = true;
                 return Ok(());
             }
-            // Where it was told the client may not have heard yet that its directory is lost.
+            // The client may not know yet that its directory is lost.
             let is_distrusted = asked.is_early && now < self.distrusted_until;
             if found.is_empty() && (self.is_unsure || is_distrusted) {
                 self.given_up = true;
@@ -545,13 +553,13 @@ impl Checker {
         Ok(())
     }
 
-    /// A directory may have files without metafiles.
+    /// True if the directory may have files without metafiles.
     fn may_spread(&self, ino: Ino) -> bool {
         self.worlds.iter().any(|world| self.tree(world).may_have_bare(ino))
             || self.pending.values().any(|part| part.action.strips(ino))
     }
 
-    /// Notes of a file if its bytes may not be with its inode.
+    /// Records that a file may be unstuffed since its creation.
     fn bear(&mut self, ino: Ino) {
         let may_be_born = |inode: Option<&tree::Inode>| inode.is_none_or(|inode| inode.born != Born::Stuffed);
         let may_be = |world: &World| {
@@ -568,7 +576,7 @@ impl Checker {
         self.vague.as_ref().is_some_and(|vague| vague.is(node))
     }
 
-    /// What has come of a policy of which nobody knows which it was.
+    /// True if the action reports the policy of a file for which it is unknown.
     fn is_vague(&self, action: &Action) -> bool {
         let Action::GetXattr { ino, name, .. } = action else { return false };
         let numbered = |world: &World| self.tree(world).numbered(*ino);
@@ -579,7 +587,7 @@ impl Checker {
         Tree { base: &self.base, changes: world.changes.clone() }
     }
 
-    /// If there are too many worlds: those that there are without some of what is known.
+    /// Drops details if there are too many worlds.
     fn narrowed(&mut self, mut worlds: BTreeSet<World>) -> BTreeSet<World> {
         if worlds.len() > MANY_WORLDS {
             worlds = search::blurred(worlds);
@@ -595,7 +603,7 @@ impl Checker {
         worlds
     }
 
-    /// What has been asked may have been done, or be done at any time; nobody will say.
+    /// The calls' requests may have been executed or may still be; the callers get no result.
     fn give_up(&mut self, call: (ClientId, u64), parts: &[PartId]) {
         self.untold.insert(call, parts.to_vec());
         for id in parts {

@@ -1,4 +1,4 @@
-//! What an action comes to in one tree, and whether that is what was answered.
+//! Outcomes of actions in one tree, and their comparison with replies.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,7 +9,7 @@ use super::action::Action;
 use super::policy::Layout;
 use super::tree::{Node, Tree};
 
-/// What is told of a node by `stat`.
+/// Attributes of a node that `stat` returns.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Stat {
     pub node: Node,
@@ -24,25 +24,25 @@ pub struct Stat {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Outcome {
     Done,
-    /// With any of these.
+    /// Fails with any of these errors.
     Fails(BTreeSet<i32>),
     Absent,
-    /// A name stands for this.
+    /// The inode of a name.
     Named(Stat),
     Stat(Stat),
     Listing(BTreeMap<Name, Node>),
     Bytes(Vec<u8>),
-    /// Where a file's bytes lie.
+    /// Placement of a file's data.
     Layout(Box<Layout>),
-    /// So much has been written.
+    /// The data is written.
     Written,
-    /// Of the file that it was about the last name is gone: it comes to that for those who have it open, and fails for others.
+    /// The file's last name is removed: this outcome if the caller has it open, otherwise an error.
     OrGone(Box<Outcome>),
-    /// It comes to that, or is refused.
+    /// This outcome, or a permission error.
     OrRefused(Box<Outcome>),
-    /// It was about a directory that is gone.
+    /// The directory is removed.
     Gone,
-    /// Nothing is known of what it was about.
+    /// The subject of the action is unknown.
     Unknown,
 }
 
@@ -51,7 +51,7 @@ impl Outcome {
         Self::Fails(errnos.into_iter().map(Errno::raw).collect())
     }
 
-    /// As for those who have the file open.
+    /// The outcome for callers that have the file open.
     pub fn of_open(&self) -> &Self {
         match self {
             Self::OrGone(outcome) => outcome,
@@ -60,22 +60,24 @@ impl Outcome {
     }
 }
 
-/// What was answered to a call, for one of its actions.
+/// The reply to a call, for one of its actions.
 pub struct Told<'a> {
     pub action: &'a Action,
     pub result: &'a Result<Answer, Errno>,
-    /// Where in the answer the bytes of a read belong: that many are before them.
+    /// Offset in the reply of the data of this action, in bytes.
     pub skip: usize,
-    /// The bytes of these files may have been changed meanwhile at several places one after the other: their size is not that of
-    /// one instant.
+    /// Files whose data may have been changed in several steps meanwhile: their size may combine
+    /// several instants.
     pub loose: &'a BTreeSet<Ino>,
-    /// It may be told again by a server that has begun anew: attributes are then those of another instant than that of the action.
+    /// A restarted server may have repeated the reply, with attributes of a later instant than the
+    /// action.
     pub is_late: bool,
-    /// Strips lie on several servers: where a file ends is found out at another instant than what is in it.
+    /// Strips are on several servers: size and data of a file are read at different instants.
     pub scattered: bool,
 }
 
-/// A call may fail so whatever the tree is like, and has changed nothing then: there is no room, or too much goes on at once.
+/// True for errors that are possible in any tree and imply no change: exhausted resources or too
+/// much concurrency.
 pub fn is_refusal(errno: Errno) -> bool {
     matches!(
         errno,
@@ -89,13 +91,13 @@ pub fn is_refusal(errno: Errno) -> bool {
     )
 }
 
-/// A call that fails so may have been carried out, and may be later.
+/// True if a call with this error may have been executed, or may be later.
 pub fn is_unknown(errno: Errno) -> bool {
     matches!(errno, Errno::EIO | Errno::EINTR)
 }
 
 impl Told<'_> {
-    /// Whether an outcome is what was answered. Learns which numbers inodes have.
+    /// True if the outcome matches the reply. Learns inode numbers from the reply.
     pub fn is(&self, outcome: &Outcome, tree: &mut Tree<'_>) -> bool {
         match (outcome, self.result) {
             (Outcome::Unknown, _) => true,
@@ -158,9 +160,9 @@ impl Told<'_> {
             Action::Lookup { dir, .. } | Action::Create { dir, .. } | Action::Link { dir, .. } => Some(dir),
             _ => None,
         };
-        // What one rank tells of a name and another of its inode is not of one instant.
+        // Name and attributes from different ranks may be of different instants.
         let is_of_two = dir.is_some_and(|dir| dir.rank() != attr.ino.rank());
-        // Nor what is told of a file that was emptied first, strip by strip.
+        // The same holds for a file that is truncated first, strip by strip.
         let empties = matches!(self.action, Action::Create { open: Some(true), exclusive: false, .. });
         let is_told =
             if is_of_two || empties { attr.kind.bits() == stat.kind } else { self.tells(stat, attr) };
@@ -171,7 +173,8 @@ impl Told<'_> {
         if self.is_late {
             return stat.kind == attr.kind.bits();
         }
-        // What nobody has open its client may have removed already, server by server (`create = "client"`).
+        // The client may already be removing the datafiles of a file that is not open (`create =
+        // "client"`).
         let may_be_less = self.scattered && attr.nlink == 0 && attr.size < stat.size;
         (stat.kind, stat.perm, stat.nlink) == (attr.kind.bits(), attr.perm, attr.nlink)
             && (stat.uid, stat.gid) == (attr.uid, attr.gid)
@@ -179,14 +182,14 @@ impl Told<'_> {
     }
 }
 
-/// The names of extended attributes, in any order.
+/// Names of extended attributes, sorted.
 fn sorted(names: &[u8]) -> Vec<&[u8]> {
     let mut names: Vec<&[u8]> = names.split(|byte| *byte == 0).filter(|name| !name.is_empty()).collect();
     names.sort_unstable();
     names
 }
 
-/// Whether that was read of a strip of which so much was written, if the file is longer, or shorter.
+/// True if the bytes read agree with those written, if the file may be longer or shorter.
 fn are_as_far_as_known(told: &[u8], written: &[u8]) -> bool {
     let shared = told.len().min(written.len());
     told[..shared] == written[..shared] && told[shared..].iter().all(|byte| *byte == 0)

@@ -1,4 +1,5 @@
-//! What actions do to a tree: the reference for the program, as POSIX has it. Whether the caller may is another question (`permit.rs`).
+//! Effects of actions on a tree: a reference implementation of POSIX, without permissions
+//! (`permit.rs`).
 
 use std::collections::BTreeSet;
 
@@ -12,17 +13,17 @@ use super::policy::{self, Born};
 use super::tree::{Inode, Node, Tree};
 use super::{quota, usage};
 
-/// What somebody asked about may be.
+/// The inode of a number.
 enum Found {
     There(Node),
-    /// Its last name is gone.
+    /// Its last name is removed.
     Gone(Node),
-    /// Nobody has been told of it.
+    /// No reply has named it.
     Unknown,
 }
 
 impl Tree<'_> {
-    /// Does what `action` says. `call`: of which that is a part; `strip`: bytes.
+    /// Executes an action. `call`: the call that it belongs to; `strip`: size in bytes.
     pub fn perform(&mut self, action: &Action, who: &Who, call: u64, strip: u64) -> Outcome {
         match action {
             Action::Lookup { dir, name } => match self.find(*dir) {
@@ -73,7 +74,7 @@ impl Tree<'_> {
             }),
             Action::Read { ino, at, from, to } => self.of_inode(*ino, |inode| {
                 let mut bytes = inode.strips.get(at).map_or(Vec::new(), |bytes| bytes.to_vec());
-                // A hole before the end is read as zeros.
+                // Holes before the end of the file read as zeros.
                 let end = inode.size(strip).saturating_sub(at * strip).min(strip);
                 bytes.resize(end as usize, 0);
                 Outcome::Bytes(bytes.get(*from..bytes.len().min(*to)).unwrap_or_default().to_vec())
@@ -143,7 +144,7 @@ impl Tree<'_> {
         }
     }
 
-    /// What comes of something done to an inode, which may be open without a name.
+    /// Outcome of an action on an inode that may be open without a name.
     pub fn of(&mut self, ino: Ino, act: impl FnOnce(&mut Self, Node) -> Outcome) -> Outcome {
         match self.find(ino) {
             Found::There(node) => act(self, node),
@@ -169,24 +170,24 @@ impl Tree<'_> {
         }
     }
 
-    /// It is a file without a metafile.
+    /// True for a file without a metafile.
     pub fn is_bare(&self, node: Node) -> bool {
         self.inode(node).is_some_and(|inode| inode.bare)
     }
 
-    /// As far as anybody knows.
+    /// True if the file may have no metafile.
     pub fn may_be_bare(&self, ino: Ino) -> bool {
         self.numbered(ino).is_none_or(|node| self.is_bare(node))
     }
 
-    /// It has permissions of its own from now on.
+    /// Gives the file a metafile, and so permissions of its own.
     fn make_whole(&mut self, node: Node) {
         if self.is_bare(node) {
             self.change(node, |inode| inode.bare = false);
         }
     }
 
-    /// What a directory's bare files have from it.
+    /// Updates the attributes that no-metafile files inherit from their directory.
     pub fn bequeath(&mut self, dir: Node) {
         let Some(inode) = self.inode(dir).filter(|inode| inode.is_dir()) else { return };
         let (perm, uid, gid, settings) = (inode.bare_perm(), inode.uid, inode.gid, inode.settings.clone());
@@ -234,7 +235,7 @@ impl Tree<'_> {
                 Some(_) => return Outcome::fails([Errno::ENXIO]),
             }
             if empties {
-                // Others have none.
+                // Other inodes have no data.
                 self.change(there, |inode| inode.strips.clear());
             }
             return Outcome::Named(self.stat(there, strip));
@@ -310,7 +311,7 @@ impl Tree<'_> {
         let exchange = flags.contains(RenameFlags::EXCHANGE);
         let named = |dir: Option<Node>, name: &Name| dir.and_then(|dir| self.name(dir, name));
         let (moved, target) = (named(from_dir, from.1), named(to_dir, to.1));
-        // Which of several is told is nobody's business.
+        // If several errors apply, any of them is right.
         let mut errnos = BTreeSet::new();
         if from_dir.is_none() || to_dir.is_none() || moved.is_none() || (exchange && target.is_none()) {
             errnos.extend([Errno::ENOENT.raw(), Errno::ESTALE.raw()]);
@@ -378,6 +379,6 @@ fn truncate(inode: &mut Inode, at: u64, size: u64, strip: u64) {
     let last = size.saturating_sub(1) / strip;
     let written = inode.strips.get(&at).map_or(0, |bytes| bytes.len());
     let end = size.saturating_sub(at * strip).min(strip) as usize;
-    // Where the file ends there is something; what is before that may be a hole.
+    // The last strip has data up to the end of the file; earlier ones may end in a hole.
     inode.resize_strip(at, if at == last { end } else { written.min(end) });
 }

@@ -1,4 +1,4 @@
-//! What callers may do, by the bits of modes, access control lists, owners, groups and sticky directories.
+//! Permission checks: mode bits, access control lists, owners, groups and sticky directories.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -11,12 +11,12 @@ use super::outcome::Outcome;
 use super::quota;
 use super::tree::{Inode, Tree};
 
-/// Who calls.
+/// Credentials of a caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Who {
     pub uid: u32,
     pub gid: u32,
-    /// Whose member he is, too.
+    /// Supplementary groups.
     groups: Option<Arc<[u32]>>,
 }
 
@@ -47,15 +47,15 @@ impl Who {
 }
 
 impl Tree<'_> {
-    /// As [`Self::perform`], if the caller may do that.
+    /// As [`Self::perform`], with a permission check first.
     pub fn attempt(&mut self, action: &Action, who: &Who, call: u64, strip: u64) -> Outcome {
         let refusal = if who.uid == 0 { None } else { self.refusal(action, who) };
         let Some(refusal) = refusal else { return self.perform(action, who, call, strip) };
         let outcome = self.clone().perform(action, who, call, strip);
         match action {
-            // Kernels check that themselves: what a client has cached it tells, and what it has opened.
+            // Kernels check these permissions: a client answers from its cache without a check.
             Action::Lookup { .. } | Action::List { .. } => Outcome::OrRefused(Box::new(outcome)),
-            // To rename something to itself is nothing.
+            // Renaming a name to itself has no effect.
             Action::Rename { .. } if outcome == Outcome::Done && self.is_same(action) => {
                 Outcome::OrRefused(Box::new(outcome))
             }
@@ -76,7 +76,7 @@ impl Tree<'_> {
         match action {
             Action::Lookup { dir, .. } => lacks(dir, Access::EXEC),
             Action::List { dir } => lacks(dir, Access::READ),
-            // Lists are for everybody to read.
+            // Access control lists are readable by everyone.
             Action::GetXattr { name, .. } if acl::is_list(name) => None,
             Action::GetXattr { ino, .. } => lacks(ino, Access::READ),
             Action::Open { ino, access } | Action::Truncate { ino, by: Some(access), .. } => {
@@ -124,7 +124,7 @@ impl Tree<'_> {
             let inode = self.numbered(dir).and_then(|node| self.inode(node))?;
             (!who.may(inode, Access::WRITE | Access::EXEC)).then_some(Errno::EACCES)
         };
-        // What is above it changes.
+        // A move to another parent changes the directory's `..`.
         let stays = |inode: Option<&Inode>| {
             inode
                 .filter(|it| it.is_dir() && from.0 != to.0 && !who.may(it, Access::WRITE))
@@ -143,7 +143,7 @@ impl Tree<'_> {
         self.name(self.numbered(dir)?, name).and_then(|node| self.inode(node))
     }
 
-    /// In a sticky directory only its owner and the entry's may take that away.
+    /// In a sticky directory, only the owner of the directory or the entry may remove the entry.
     fn sticky(&self, dir: Ino, name: &Name, who: &Who) -> Option<Errno> {
         let parent = self.numbered(dir).and_then(|node| self.inode(node))?;
         let entry = self.entry(dir, name)?;
@@ -152,8 +152,8 @@ impl Tree<'_> {
     }
 }
 
-/// What something comes to that is refused, and that would have come to something: which of several errors is told is nobody's
-/// business.
+/// The outcome of a refused action that would otherwise have had an effect: any of the applicable
+/// errors is right.
 fn refused(outcome: Outcome, refusal: Errno) -> Outcome {
     let fails = |more: &[Errno]| {
         let errnos: BTreeSet<i32> = more.iter().chain([&refusal]).map(|errno| errno.raw()).collect();
@@ -163,7 +163,7 @@ fn refused(outcome: Outcome, refusal: Errno) -> Outcome {
         Outcome::Unknown => Outcome::Unknown,
         Outcome::Fails(mut errnos) => {
             errnos.insert(refusal.raw());
-            // One may lack several rights.
+            // Several permissions may be missing.
             errnos.extend([Errno::EACCES.raw(), Errno::EPERM.raw()]);
             Outcome::Fails(errnos)
         }

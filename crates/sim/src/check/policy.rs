@@ -1,5 +1,4 @@
-//! What directories want of their files: settings, each an extended attribute, which new inodes take from their directory; and what has
-//! come of them for a file.
+//! Policies: attributes of directories that new inodes inherit, and their effect on files.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,21 +10,21 @@ use super::outcome::Outcome;
 use super::quota;
 use super::tree::{Inode, Node, Tree};
 
-/// What holds for an inode, with what the server decides.
+/// Extended attribute with the effective policy of an inode, including the server's defaults.
 pub const EFFECTIVE: &[u8] = b"user.espalier.policy";
-/// Where a file's bytes lie.
+/// Extended attribute with the placement of a file's data.
 pub const LAYOUT: &[u8] = b"user.espalier.layout";
 
 pub fn is_policy(name: &[u8]) -> bool {
     name.starts_with(PREFIX.as_bytes()) && !quota::is_limit(name)
 }
 
-/// It tells what has come of policies.
+/// True for an attribute that reports the effect of policies.
 pub fn is_told(name: &[u8]) -> bool {
     matches!(name, EFFECTIVE | LAYOUT)
 }
 
-/// An attribute that others have nothing to do with.
+/// The name of an attribute that is independent of all others.
 pub fn alone(name: &[u8]) -> Option<&[u8]> {
     let is_of_others = is_told(name) || matches!(key(name), Some(Key::DistName | Key::DistParams));
     Some(name).filter(|_| !is_of_others)
@@ -35,7 +34,7 @@ fn key(name: &[u8]) -> Option<Key> {
     Key::parse(std::str::from_utf8(name).ok()?.strip_prefix(PREFIX)?).ok()
 }
 
-/// Settings as they are told.
+/// Policy attributes in their text form.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Settings(BTreeMap<Key, Box<str>>);
 
@@ -49,7 +48,7 @@ impl Settings {
     fn policy(&self) -> Policy {
         let mut policy = Policy::NONE;
         for (key, text) in &self.0 {
-            // They have been set one after the other before.
+            // Cannot fail: they were set one by one before.
             let _ = policy.set(*key, text);
         }
         policy
@@ -59,13 +58,13 @@ impl Settings {
         Some(self.0.get(&key(name)?)?)
     }
 
-    /// The names of their attributes, as `listxattr` has them.
+    /// Names of the extended attributes, as in `listxattr`.
     pub fn names(&self) -> impl Iterator<Item = u8> {
         self.0.keys().flat_map(|key| key.attribute().into_bytes().into_iter().chain([0]))
     }
 }
 
-/// What a server decides where nobody says anything else.
+/// The server's defaults.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Server {
     settings: Settings,
@@ -83,24 +82,25 @@ impl Server {
     }
 }
 
-/// Where the bytes of a new file are.
+/// Placement of a new file's data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Born {
     /// With the inode.
     #[default]
     Stuffed,
     Striped,
-    /// On one data server.
+    /// On one data server, without a metafile.
     Bare,
 }
 
-/// What is promised of where a file's bytes lie.
+/// Guarantees for the placement of a file's data.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Layout {
     born: Born,
     bare: bool,
     scattered: bool,
-    /// Once it is on data servers: by which rule, on how many at most, and with which parameters if that is known.
+    /// Distribution, number of servers at most, and parameters if known, once the file is on data
+    /// servers.
     dist: String,
     most: u16,
     params: Option<String>,
@@ -131,7 +131,7 @@ impl Layout {
 }
 
 impl Tree<'_> {
-    /// Of a new inode in a directory: what it takes from there, and where its bytes are.
+    /// Policy that a new inode inherits from its directory, and placement of its data.
     pub fn inherited(&self, dir: Node, node: &NewNode) -> (Settings, Born) {
         let settings = self.inode(dir).map_or(Settings::default(), |dir| dir.settings.clone());
         let server = self.server();
@@ -145,14 +145,14 @@ impl Tree<'_> {
         (settings, born)
     }
 
-    /// Clients make a directory's files.
+    /// True if clients may make the files of the directory.
     pub fn is_by_client(&self, dir: Ino) -> bool {
         let creator = |dir: &Inode| self.server().effective(&dir.settings).create();
         let inode = self.numbered(dir).and_then(|node| self.inode(node));
         inode.is_none_or(|dir| creator(dir) == Some(Creator::Client))
     }
 
-    /// As far as anybody knows.
+    /// True if the directory may have no-metafile files.
     pub fn may_have_bare(&self, dir: Ino) -> bool {
         self.numbered(dir).is_none_or(|dir| {
             self.inode(dir).is_some_and(Inode::is_dir)
@@ -161,12 +161,13 @@ impl Tree<'_> {
         })
     }
 
-    /// A setting of an inode, or what has come of settings.
+    /// A policy attribute, the effective policy, or the layout of an inode.
     pub fn policy(&mut self, ino: Ino, name: &[u8]) -> Outcome {
         self.of(ino, |tree, node| {
             let Some(inode) = tree.inode(node) else { return Outcome::Gone };
             if name == EFFECTIVE && inode.born == Born::Bare && !inode.bare {
-                // It has that of its directory when it left it: of which moment that was is not kept account of.
+                // The file took its directory's policy when it left the directory; that moment is
+                // not recorded.
                 return Outcome::Unknown;
             }
             let is_file = inode.kind == FileType::Regular.bits();
@@ -191,7 +192,7 @@ impl Tree<'_> {
             Some(DistName::Varstrip) if policy.dist_params().is_some() => {
                 (DistName::Varstrip, u16::MAX, None)
             }
-            // Without shares these are equal, as the server has them by itself.
+            // Without shares, the server's default of equal shares applies.
             Some(DistName::Varstrip) => (DistName::SimpleStripe, u16::MAX, None),
             _ => {
                 let params = policy.dist_params().map(|params| params.text().to_owned());
@@ -202,7 +203,7 @@ impl Tree<'_> {
         Layout { born, bare, scattered: server.scattered, dist: dist.to_string(), most, params }
     }
 
-    /// Sets what begins as settings do, or removes it.
+    /// Sets or removes an attribute whose name has the prefix of policy attributes.
     pub fn set_policy(&mut self, ino: Ino, name: &[u8], value: Option<&[u8]>, mode: XattrMode) -> Outcome {
         let key = key(name);
         self.of(ino, |tree, node| {
@@ -211,7 +212,7 @@ impl Tree<'_> {
                 return Outcome::fails([Errno::EPERM]);
             }
             let (Some(key), true) = (key, inode.is_dir()) else {
-                // There can be none of a name that no setting has.
+                // A name without a policy attribute cannot be set, so its removal fails.
                 let is_removal = key.is_none() && value.is_none();
                 return Outcome::fails([if is_removal { Errno::ENODATA } else { Errno::EINVAL }]);
             };
@@ -241,7 +242,7 @@ impl Tree<'_> {
 }
 
 impl Action {
-    /// The directory whose policy it changes.
+    /// The directory whose policy the action changes.
     pub fn policy_of(&self) -> Option<Ino> {
         match self {
             Self::SetXattr { ino, name, .. } | Self::RemoveXattr { ino, name } if is_policy(name) => {
@@ -251,12 +252,12 @@ impl Action {
         }
     }
 
-    /// It changes whether a directory's files have metafiles.
+    /// True if the action changes whether files of the directory have metafiles.
     pub fn strips(&self, dir: Ino) -> bool {
         self.changed(dir) == Some(Key::NoMetafile)
     }
 
-    /// Bare files of a directory may get the permissions that it gives that, if so.
+    /// Sets `spreads`: no-metafile files in the directory inherit the changed permissions.
     pub fn spread(&mut self, is_so: impl FnOnce(Ino) -> bool) {
         if let Self::SetAttr { ino, perm: Some(_), spreads }
         | Self::SetList { ino, default: false, spreads, .. } = self
@@ -265,7 +266,7 @@ impl Action {
         }
     }
 
-    /// Which setting of a directory it changes.
+    /// The policy attribute of a directory that the action changes.
     fn changed(&self, dir: Ino) -> Option<Key> {
         match self {
             Self::SetXattr { ino, name, .. } | Self::RemoveXattr { ino, name } if *ino == dir => key(name),
@@ -273,7 +274,7 @@ impl Action {
         }
     }
 
-    /// The directory that it makes a file in.
+    /// The directory in which the action makes a file.
     fn made_in(&self) -> Option<Ino> {
         match self {
             Self::Create { dir, node: NewNode::Regular, .. } => Some(*dir),
@@ -281,7 +282,8 @@ impl Action {
         }
     }
 
-    /// Whether it changes what another hands on, or tells. Of what has its policy from its directory nobody knows in which it is.
+    /// True if the action changes what `other` inherits or reports. The directory of a no-metafile
+    /// file is unknown.
     pub fn shapes(&self, other: &Self) -> bool {
         let is_told = matches!(other, Self::GetXattr { name, of_bare: true, .. } if is_told(name));
         match self {
@@ -297,18 +299,19 @@ impl Action {
     }
 }
 
-/// Files that clients make themselves have their directory's policy and default list of when they were begun, and get their names later. Of
-/// those during whose making these were changed nobody knows which they are.
+/// Files that clients make inherit policy and default list when their creation begins, and get
+/// their names later. If these attributes change meanwhile, it is unknown which version a file has.
 #[derive(Default)]
 pub struct Vague {
-    /// Calls that may make files so; and those of them that nobody knows it of.
+    /// Calls that may make files in this way, and the subset with unknown attributes.
     makers: BTreeSet<u64>,
     calls: BTreeSet<u64>,
 }
 
 impl Vague {
-    /// A call is made; `under_way` are all that are, with that one. `is_by_client`: whether clients may make a directory's files.
-    /// `false`: nobody knows whether one of the files has a metafile, or who may use it.
+    /// A call begins; `under_way`: all pending calls including this one. `is_by_client`: true if
+    /// clients may make the directory's files. Returns false if it is unknown whether one of the
+    /// files has a metafile, or who may access it.
     #[must_use]
     pub fn begin(
         &mut self,
@@ -336,7 +339,7 @@ impl Vague {
     }
 }
 
-/// What a server of a run decides: its settings, and what is so of data servers by itself.
+/// The server's settings, completed by the defaults that depend on the number of data servers.
 pub fn of_server(settings: &Policy, data_servers: u16, strip: u64) -> Policy {
     let mut policy = Policy::NONE;
     let (number, strip) = (data_servers.to_string(), format!("strip_size:{}", strip.max(64)));

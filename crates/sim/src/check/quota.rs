@@ -1,7 +1,9 @@
-//! Whether quotas are kept (docs/usage.md): what was done exceeds none, and what was refused would have exceeded one.
+//! Quota check (docs/usage.md): successful calls exceed no quota, and refused calls would have
+//! exceeded one.
 //!
-//! Orders are not searched for this, as all that is below a directory would depend on all else. What else was under way may have come before
-//! or after, so that as much more or less may have been there. Where that is more than can be told, nothing is said.
+//! The check does not search for orders, since usage depends on all other calls. Concurrent calls
+//! may come before or after the checked one, which gives bounds of the usage. If the bounds are
+//! unknown, every reply is accepted.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -17,10 +19,10 @@ pub const MAX_FILES: &[u8] = b"user.espalier.quota.max_files";
 pub const MAX_BYTES: &[u8] = b"user.espalier.quota.max_bytes";
 pub const ALL: [&[u8]; 2] = [MAX_FILES, MAX_BYTES];
 
-/// After so long ranks have told each other what they have done, and what is above it.
+/// Time within which ranks have exchanged usage deltas and the quotas of parent directories.
 pub const LATE: Nanos = Nanos(20_000_000_000);
 
-/// The limits on what is below a directory.
+/// Limits of a directory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Quota {
     pub files: Option<u64>,
@@ -37,7 +39,7 @@ impl Quota {
     }
 }
 
-/// Files and directories together, and bytes. `None`: more than can be told.
+/// Number of files and directories, and of bytes. `None`: unknown.
 #[derive(Clone, Copy, Debug)]
 struct Weight {
     files: Option<u64>,
@@ -52,7 +54,7 @@ impl Weight {
         Self { files: sum(self.files, other.files), bytes: sum(self.bytes, other.bytes) }
     }
 
-    /// How much more or less an action may make of what is below any directory.
+    /// Upper bound of the change of usage by an action.
     fn of(action: &Action) -> Self {
         let some = |files, bytes| Self { files: Some(files), bytes };
         match action {
@@ -68,14 +70,15 @@ impl Weight {
     }
 }
 
-/// A call that may change what is below directories, or what may be.
+/// A call that changes or may change usage.
 struct Change {
     number: u64,
     actions: Vec<Action>,
     until: Option<Nanos>,
 }
 
-/// Calls in one directory, one after another, with long rests, and nothing else: with each, ranks learn of quotas one rank further up.
+/// Consecutive calls in one directory, each after a long rest, with no other calls: with each,
+/// ranks learn the quotas of one rank further up the path.
 #[derive(Clone, Copy)]
 struct Streak {
     dir: Ino,
@@ -83,30 +86,30 @@ struct Streak {
     last: Nanos,
 }
 
-/// What there would be below a directory, and what may be.
+/// Usage below a directory after a call, and its limit.
 #[derive(Debug)]
 struct Demand {
     is_bytes: bool,
     /// `None`: unknown.
     total: Option<u64>,
     limit: u64,
-    /// From one rank to another, on the way up there.
+    /// Number of changes of rank on the path up to the directory.
     switches: usize,
 }
 
-/// See the module's description.
+/// See the module description.
 pub struct Quotas {
-    /// There are several ranks: each knows late what is below the others' directories.
+    /// There are several ranks, which learn usage at other ranks with delay.
     late: bool,
     /// Some call may have set a limit.
     is_limited: bool,
     recent: VecDeque<Change>,
     streak: Option<Streak>,
-    /// When the last change ended.
+    /// Time of the last reply to a change.
     ended: Nanos,
 }
 
-/// A call to be judged.
+/// A call to check.
 struct Case<'a> {
     since: Nanos,
     actions: &'a [Action],
@@ -127,12 +130,12 @@ impl Quotas {
         }
     }
 
-    /// A rank has begun anew, and knows nothing of the quotas of others.
+    /// A rank has restarted and does not know the quotas of other ranks yet.
     pub fn began(&mut self) {
         self.streak = None;
     }
 
-    /// A call is over. `is_done`: it was not refused. `oldest`: when the first of those that are under way was made.
+    /// A call is answered. `oldest`: start of the oldest pending call.
     pub fn end(&mut self, number: u64, now: Nanos, result: Result<(), Errno>, oldest: Nanos) {
         let Some(change) = self.recent.iter_mut().find(|change| change.number == number) else { return };
         change.until = Some(now);
@@ -145,12 +148,13 @@ impl Quotas {
             self.streak = None;
         }
         self.ended = now;
-        // What was refused has changed nothing.
+        // A refused call has changed nothing.
         let is_done = result.is_ok();
         self.recent.retain(|it| (is_done || it.number != number) && it.until.is_none_or(|at| at >= oldest));
     }
 
-    /// Whether the answer to a call since then may be so. `is_refused`: for a quota's sake. `trees`: as they may have been before.
+    /// True if the reply is possible. `is_refused`: the call failed with `EDQUOT`. `trees`: the
+    /// possible trees before the call.
     pub fn allow<'a>(
         &self,
         (number, since): (u64, Nanos),
@@ -170,11 +174,11 @@ impl Quotas {
         let under_way: Vec<&Action> = under_way.into_iter().flat_map(|it| &it.actions).collect();
         let others = || over.iter().flat_map(|it| &it.actions).chain(under_way.iter().copied());
         let meets = |other: &Action| case.actions.iter().any(|action| action.conflicts(other));
-        // Of those that are over and were not refused the last one had room for all.
+        // Lower bound: the last of the answered, successful calls had room for all of them.
         let less = under_way.iter().fold(Weight::NONE, |sum, action| sum.plus(Weight::of(action)));
         let more = others().fold(Weight::NONE, |sum, action| sum.plus(Weight::of(action)));
         let known = if self.late { self.known(&case) } else { usize::MAX };
-        // What has no name any more counts nowhere, and is refused nothing.
+        // A file that may lose its last name meanwhile counts nowhere, so no quota applies to it.
         let may_lose_name = case.actions.iter().any(grows) && others().any(takes_name);
         let is_unknown =
             more.files.is_none() || may_lose_name || others().any(|it| sets_limit(it) || meets(it));
@@ -190,7 +194,7 @@ impl Quotas {
             let exceeds = |it: &Demand| Some(it.total?.saturating_sub(of(it, less)?) > it.limit);
             let may_exceed = |it: &Demand| Some(it.total? + of(it, more)? > it.limit);
             let is_right = if is_refused {
-                // What has been taken away may still be known further up.
+                // Freed space may not be known further up the path yet.
                 switches >= known || demands.iter().any(|it| may_exceed(it) != Some(false))
             } else {
                 !demands.iter().any(|it| is_known(it) && exceeds(it) == Some(true))
@@ -202,7 +206,7 @@ impl Quotas {
         !is_any
     }
 
-    /// How many ranks up the quotas are known.
+    /// Number of ranks up the path whose quotas are known.
     fn known(&self, case: &Case<'_>) -> usize {
         match (case.actions, self.streak) {
             ([Action::Create { dir, .. }], Some(streak))
@@ -215,7 +219,7 @@ impl Quotas {
     }
 }
 
-/// What is told of a limit.
+/// The value of a limit as `getxattr` returns it.
 pub fn told(inode: &Inode, name: &[u8]) -> Outcome {
     match *{ inode.quota }.get(name) {
         Some(limit) => Outcome::Bytes(limit.to_string().into_bytes()),
@@ -224,7 +228,7 @@ pub fn told(inode: &Inode, name: &[u8]) -> Outcome {
 }
 
 impl Tree<'_> {
-    /// A limit is set, or taken away.
+    /// Sets or removes a limit.
     pub fn limit(&mut self, node: Node, name: &[u8], value: Option<&[u8]>, mode: XattrMode) -> Outcome {
         let Some(inode) = self.inode(node).filter(|inode| inode.is_dir()) else {
             return Outcome::fails([Errno::EPERM]);
@@ -258,8 +262,8 @@ fn is_change(action: &Action) -> bool {
     sets_limit(action) || weight.files != Some(0) || weight.bytes != Some(0)
 }
 
-/// What a call asks for below each directory with a limit where there is more afterwards, and from how many ranks one learns of limits on the way up.
-/// `None`: it cannot be told.
+/// The demand of a call for each directory with a limit whose usage grows, and the number of
+/// changes of rank on the path to the top. `None`: unknown.
 fn demands(tree: &Tree<'_>, case: &Case<'_>) -> Option<(Vec<Demand>, usize)> {
     let below = Below::of(tree, case.strip, case.bytes);
     let (mut gains, mut losses) = (Vec::new(), Vec::new());
@@ -326,7 +330,7 @@ fn demands(tree: &Tree<'_>, case: &Case<'_>) -> Option<(Vec<Demand>, usize)> {
     Some((demands, switches))
 }
 
-/// How often the way up from a directory to another leads from one rank to another.
+/// Number of changes of rank on the path from a directory up to another.
 fn switches(tree: &Tree<'_>, mut dir: Node, top: Node) -> usize {
     let rank = |node: Node| tree.inode(node).and_then(|inode| inode.ino).map(Ino::rank);
     let mut count = 0;
@@ -340,7 +344,7 @@ fn switches(tree: &Tree<'_>, mut dir: Node, top: Node) -> usize {
     count
 }
 
-/// All names there are, and what is below directories.
+/// All names, and the usage below directories.
 struct Below {
     usages: BTreeMap<Node, Weight>,
     names: BTreeMap<Node, Vec<Node>>,
@@ -361,7 +365,7 @@ impl Below {
             let weight = if inode.is_dir() {
                 self.add(tree, node, strip, bytes).plus(Weight { files: Some(1), bytes: Some(0) })
             } else {
-                // Of those that clients may write to by themselves less is promised.
+                // Sizes of files that clients write to directly are less certain.
                 let is_known = inode.ino.is_none_or(|ino| !bytes.is_big(ino) && !bytes.is_lost(ino));
                 self.names.entry(node).or_default().push(dir);
                 let weight = Weight { files: Some(1), bytes: is_known.then(|| inode.size(strip)) };
@@ -378,7 +382,7 @@ impl Below {
         self.usages.get(&dir).copied().unwrap_or(Weight::NONE)
     }
 
-    /// What a name of it counts for.
+    /// The contribution of one name of a node.
     fn weight(&self, tree: &Tree<'_>, node: Node) -> Weight {
         let one = Weight { files: Some(1), bytes: Some(0) };
         match tree.inode(node) {
@@ -392,7 +396,7 @@ impl Below {
         self.usages.keys().filter_map(quota).filter(|(_, quota)| *quota != Quota::default()).collect()
     }
 
-    /// A file is to be as long as that.
+    /// Adds the demand of a file that grows to a given size.
     fn grow(
         &self,
         tree: &Tree<'_>,

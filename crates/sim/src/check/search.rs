@@ -1,8 +1,10 @@
-//! The search for orders: which calls under way must have been carried out already, and in which order, for an answer to be right.
+//! Searches for orders of pending actions that explain a reply: which of them were executed before,
+//! and in which order.
 //!
-//! Only those before whose place matters for the answer, or for another one that does: every other order is the same but for calls
-//! that could as well be carried out later (the theory is Mazurkiewicz's, of traces). What changes nothing is never put in
-//! order: of it is remembered what it may have come to before each change that matters for it.
+//! Only actions on which the reply depends, directly or through others, are considered; all other
+//! orders are equivalent to one where the remaining actions are executed later (Mazurkiewicz
+//! traces). Reads are never ordered; instead, their possible outcomes are recorded before each
+//! change that affects them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,46 +17,46 @@ use super::permit::Who;
 use super::tree::{Base, Changes, Record, Strips, Tree};
 use crate::Nanos;
 
-/// An action: of which call, and which of its actions.
+/// An action: the number of its call, and its index in the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PartId(pub u64, pub u32);
 
 pub struct Part {
     pub action: Action,
     pub who: Who,
-    /// What became of it has been told, or will be.
+    /// The reply was or will be delivered.
     pub is_answered: bool,
-    /// While it was under way too much was at once to look at all orders: it may have looked between two changes of which this is not
-    /// known any more.
+    /// While the action was pending, there were too many changes to examine all orders: it may have
+    /// read between two changes for which this was not recorded.
     pub is_blurred: bool,
-    /// Its rank has lost power meanwhile, and may have said just before that it was done.
+    /// The rank has lost power meanwhile, and may have acknowledged the action just before.
     pub may_be_lost: bool,
     pub since: Nanos,
     pub over: Option<Over>,
 }
 
-/// Of a call whose caller is not told what has come of it: nothing more comes of it from then on.
+/// End of a call whose caller does not get the result; it has no effect afterwards.
 #[derive(Clone, Copy, Debug)]
 pub struct Over {
     pub at: Nanos,
-    /// It has been carried out by then.
+    /// The call was executed before.
     pub is_done: bool,
 }
 
-/// A tree that there may be, with what was carried out and has not been answered.
+/// A possible tree, with the outcomes of executed actions whose replies are outstanding.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct World {
     pub changes: Changes,
     done: BTreeMap<PartId, Outcome>,
-    /// What is not done would have come to this, and changed nothing, at some time.
+    /// Outcomes that pending actions without an effect would have had at some earlier time.
     seen: BTreeMap<PartId, BTreeSet<Outcome>>,
-    /// What has been changed since all worlds were the same, if losses of power must be explained. Last, so that worlds that differ in
-    /// this alone are next to each other.
+    /// Changes since the worlds diverged, kept if losses of power must be explained. The last
+    /// field, so that worlds which differ only in it sort next to each other.
     pub log: Log,
 }
 
 impl World {
-    /// But for how it has come about.
+    /// True if both worlds are equal except for their history.
     pub fn is_as(&self, other: &Self) -> bool {
         (&self.changes, &self.done, &self.seen) == (&other.changes, &other.done, &other.seen)
     }
@@ -67,18 +69,18 @@ impl World {
         Self { changes, log: self.log.clone(), done: self.done.clone(), seen: self.seen.clone() }
     }
 
-    /// An action has been done, or never will be.
+    /// An action is finished: executed, or never executed.
     pub fn forget(&mut self, id: PartId) {
         self.done.remove(&id);
         self.seen.remove(&id);
     }
 
-    /// An action has not been done after all.
+    /// An executed action is undone.
     pub fn undo(&mut self, id: PartId) {
         self.done.remove(&id);
     }
 
-    /// Nobody will say what became of some actions.
+    /// The results of these actions will not be delivered.
     pub fn unanswered(mut self, ids: &[PartId]) -> Self {
         for id in ids {
             self.seen.remove(id);
@@ -87,7 +89,7 @@ impl World {
         self
     }
 
-    /// The bytes of a file are forgotten, and what has been done to them.
+    /// Drops the contents of a file and all actions on them.
     pub fn forgetting(mut self, base: &Base, ino: Ino, pending: &BTreeMap<PartId, Part>) -> Self {
         let is_of_it = |id: &PartId| pending.get(id).is_some_and(|part| part.action.written() == Some(ino));
         self.done.retain(|id, _| !is_of_it(id));
@@ -101,7 +103,7 @@ impl World {
         self
     }
 
-    /// What became of an action has been told.
+    /// The reply to an action was checked.
     pub fn without(mut self, id: PartId) -> Self {
         self.done.remove(&id);
         self.seen.remove(&id);
@@ -109,8 +111,8 @@ impl World {
     }
 }
 
-/// Without what tells of worlds that are the same but for how they have come about: more answers are right than without this, and never
-/// fewer, but after losses of power.
+/// Merges worlds that are equal except for `seen` and their history. This accepts more replies, and
+/// never rejects a right one except after losses of power.
 pub fn blurred(worlds: BTreeSet<World>) -> BTreeSet<World> {
     let mut kept: Vec<World> = Vec::new();
     for world in worlds {
@@ -126,7 +128,7 @@ pub fn blurred(worlds: BTreeSet<World>) -> BTreeSet<World> {
     kept.into_iter().collect()
 }
 
-/// The file whose bytes differ most among the worlds.
+/// The file whose contents differ most among the worlds.
 pub fn most_uncertain(worlds: &BTreeSet<World>) -> Option<Ino> {
     let mut ways: BTreeMap<Ino, BTreeSet<&Strips>> = BTreeMap::new();
     for record in worlds.iter().flat_map(|world| world.changes.values().flatten()) {
@@ -139,25 +141,25 @@ pub fn most_uncertain(worlds: &BTreeSet<World>) -> Option<Ino> {
     ways.into_iter().filter(|(_, ways)| ways.len() > 1).max_by_key(|(_, ways)| ways.len()).map(|(ino, _)| ino)
 }
 
-/// Among so many changes under way all orders are looked at.
+/// Largest number of pending changes for which all orders are examined.
 const MOST_AT_ONCE: usize = 6;
-/// So many worlds are looked at for one answer.
+/// Most worlds examined for one reply.
 const MOST_STEPS: usize = 3000;
 
 pub struct Search<'a> {
     base: &'a Base,
     pending: &'a BTreeMap<PartId, Part>,
-    /// What logs speak of, if they are kept.
+    /// Changes that logs refer to, if logs are kept.
     logged: Option<&'a BTreeMap<PartId, Logged>>,
     strip: u64,
     id: PartId,
     told: &'a Told<'a>,
-    /// What may change something that matters for the answer.
+    /// Actions on which the reply may depend.
     before: Vec<PartId>,
-    /// All orders are looked at, not only those that matter for the answer.
+    /// All orders are examined, not only those that affect the reply.
     pub is_exact: bool,
     steps: usize,
-    /// What could have been answered.
+    /// Outcomes that would have been possible.
     pub possible: BTreeSet<String>,
 }
 
@@ -170,7 +172,7 @@ impl<'a> Search<'a> {
         id: PartId,
         told: &'a Told<'a>,
     ) -> Self {
-        // Also what matters only for what others are told.
+        // Also actions that only affect the replies of others.
         let mut linked = vec![id];
         let mut at = 0;
         while let Some(part) = linked.get(at).and_then(|id| pending.get(id)) {
@@ -187,12 +189,12 @@ impl<'a> Search<'a> {
         Self { base, pending, logged, strip, id, told, before, is_exact, steps: 0, possible: BTreeSet::new() }
     }
 
-    /// `false`: there were too many orders to look at all.
+    /// False if there were too many orders to examine all.
     pub fn is_bounded(&self) -> bool {
         self.steps < MOST_STEPS
     }
 
-    /// The worlds that a world may have become if the answer is right.
+    /// The worlds that may result from `world` if the reply is right.
     pub fn explained(&mut self, world: &World) -> BTreeSet<World> {
         let mut found = BTreeSet::new();
         let mut known: BTreeSet<World> = [world.clone()].into();
@@ -225,10 +227,11 @@ impl<'a> Search<'a> {
         found
     }
 
-    /// Carries out what was answered. `true`: what else may have been carried out before can as well be later.
+    /// Executes the checked action. Returns true if all further actions may as well be executed
+    /// later.
     fn ends(&mut self, world: &World, found: &mut BTreeSet<World>) -> bool {
         let mut is_enough = false;
-        // If a number was learnt, it may be that of another inode, which was made later.
+        // A learnt number may instead belong to an inode that was made later.
         let is_as_before =
             |explained: &World| (&explained.changes, &explained.done) == (&world.changes, &world.done);
         for outcome in world.seen.get(&self.id).into_iter().flatten() {
@@ -252,8 +255,8 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Whether each of some changes matters for one after it, or for the answer; or for what somebody else is told who looks between
-    /// the two.
+    /// True if each action of the order affects a later one, the reply, or another pending reader
+    /// between the two.
     fn matters(&self, order: &[PartId]) -> bool {
         let action = |id: &PartId| &self.pending[id].action;
         let target = self.told.action;
@@ -275,7 +278,7 @@ impl<'a> Search<'a> {
         let mut tree = Tree { base: self.base, changes: world.changes.clone() };
         if self.told.is(outcome, &mut tree) {
             let told = world.with(tree.changes);
-            // In that world it has been carried out before, in due order.
+            // In that world, the action was executed earlier, in a valid order.
             return if world.is_done(self.id) { Some(told) } else { self.in_time(told, self.id) };
         }
         if self.possible.len() < super::violation::TOLD {
@@ -284,7 +287,7 @@ impl<'a> Search<'a> {
         None
     }
 
-    /// A world in which an action is done, too, if that changes anything.
+    /// The world after an action; `None` if the action changes nothing.
     fn carry_out(&self, world: &World, id: PartId) -> Option<World> {
         let (next, outcome) = self.perform(world, id);
         let mut next = self.in_time(self.record(world, next?, id), id)?;
@@ -293,7 +296,8 @@ impl<'a> Search<'a> {
         Some(next)
     }
 
-    /// What was over when an action was asked for, and has not been carried out before that, never will be. `None`: it has been.
+    /// Excludes actions that ended before action `id` was requested and were not executed. `None`:
+    /// one of them was certainly executed, so the world is impossible.
     fn in_time(&self, mut world: World, id: PartId) -> Option<World> {
         let Part { action, since, .. } = &self.pending[&id];
         for (other, part) in self.pending {
@@ -308,7 +312,7 @@ impl<'a> Search<'a> {
         Some(world)
     }
 
-    /// What a change makes of a world, if anything, and what it comes to.
+    /// The world after a change, if it differs, and the outcome.
     fn perform(&self, world: &World, id: PartId) -> (Option<World>, Outcome) {
         let Part { action, who, .. } = &self.pending[&id];
         let mut tree = Tree { base: self.base, changes: world.changes.clone() };
@@ -323,7 +327,8 @@ impl<'a> Search<'a> {
         (Some(next), outcome)
     }
 
-    /// Before a change: what the others for whom it matters would have come to.
+    /// Records the outcomes that other pending actions affected by the change would have had before
+    /// it.
     fn record(&self, before: &World, mut after: World, change: PartId) -> World {
         let action = &self.pending[&change].action;
         for (id, part) in self.pending {

@@ -27,7 +27,7 @@ const RULES: Rules = Rules {
     believed: None,
 };
 
-/// A checker whose clock goes on with each event, and which says whether answers can be.
+/// A checker whose clock advances with each event.
 struct Run {
     checker: Checker,
     now: u64,
@@ -153,7 +153,7 @@ impl Run {
         Self { checker: Checker::new(RULES), now: 0, calls: 0, who: ROOT }
     }
 
-    /// With a file of the number 2, that is called "f".
+    /// With file "f", number 2.
     fn with_file() -> Self {
         let mut run = Self::new();
         assert!(run.did(create("f"), Ok(file(2))));
@@ -246,7 +246,7 @@ fn nobody_goes_back_to_what_was_before() {
     assert!(run.did(lookup("f"), Ok(absent())));
     assert!(run.did(lookup("f"), Ok(file(2))));
     assert!(!run.did(lookup("f"), Ok(absent())));
-    // It is as it was before the wrong answer.
+    // The rejected reply left the state unchanged.
     assert!(run.ends(making, Ok(file(2))));
 }
 
@@ -274,7 +274,7 @@ fn what_was_never_answered_may_have_been_done() {
     assert!(lose().did(lookup("f"), Ok(absent())));
     let mut run = lose();
     assert!(run.did(unlink("f"), Ok(Answer::Done)));
-    // It can be done only once.
+    // The action takes effect only once.
     assert!(run.did(create("f"), Ok(file(3))));
     assert!(run.did(lookup("f"), Ok(absent())));
     assert!(run.did(create("f"), Ok(file(4))));
@@ -440,7 +440,7 @@ fn what_is_told_again_after_a_restart_is_what_is_so_by_then() {
         }
         let gone = || entry(attr(2, FileType::Regular, 0, 0));
         assert_eq!(run.ends(creates, Ok(gone())), is_right);
-        // What is asked after is not told again.
+        // A later request is not answered from before.
         assert!(!begins || !run.did(create("g"), Ok(entry(attr(3, FileType::Regular, 0, 0)))));
     }
 }
@@ -491,7 +491,7 @@ fn a_loss_of_power_takes_what_was_last() {
         let left: Vec<_> = left.into_iter().map(|at: usize| all[at]).collect();
         assert_eq!(lose().did(list(), Ok(listing(&left))), is_right, "{left:?}");
     }
-    // What is lost stays so, and its number is nobody else's.
+    // A lost change stays lost, and its number is not reused.
     let mut run = lose();
     assert!(run.did(lookup("d"), Ok(absent())) && run.did(getattr(5), Err(Errno::ESTALE)));
     assert!(!run.did(create("e"), Ok(file(5))));
@@ -499,7 +499,8 @@ fn a_loss_of_power_takes_what_was_last() {
     assert!(run.loses_power() && run.did(lookup("e"), Ok(absent())));
 }
 
-/// That somebody may have looked before the write is not known any more, but it may not be taken for impossible.
+/// A read between two changes is not recorded when there are too many orders, but must not be
+/// rejected.
 #[test]
 fn what_is_looked_at_while_too_much_is_at_once_tells_nothing() {
     let mut run = Run::with_file();
@@ -516,7 +517,7 @@ fn what_is_looked_at_while_too_much_is_at_once_tells_nothing() {
 fn what_is_done_to_a_file_that_was_lost_is_nothing_more_to_lose() {
     let mut run = Run::with_losses();
     assert!(run.did(create("a"), Ok(file(2))) && run.loses_power() && run.did(lookup("a"), Ok(absent())));
-    // Another rank may have it open.
+    // Another rank may have the file open.
     assert!(run.did(write(0, b"x"), Ok(Answer::Written(1))));
     run.now += SECOND.0;
     assert!(run.loses_power());
@@ -543,13 +544,13 @@ fn when_the_journal_was_written_that_is_left_tells_what_is_lost() {
         let left = Left { until: Nanos(until), lost: Nanos(lost) };
         run.is_left_with(left).then_some(run)
     };
-    // "a" was made in the first two milliseconds, "b" in the two after that.
+    // "a" was made in the first two milliseconds, "b" in the following two.
     let has = |run: Option<Run>, left: &[(&str, u64)]| run.unwrap().did(list(), Ok(listing(left)));
     assert!(has(lose(2_000_000, 3_000_000), &[("a", 2)]));
     assert!(!has(lose(2_000_000, 3_000_000), &[]));
     assert!(!has(lose(2_000_000, 3_000_000), &[("a", 2), ("b", 3)]));
     assert!(has(lose(0, 1_000_000), &[]) && !has(lose(0, 1_000_000), &[("a", 2)]));
-    // It was answered and was not there.
+    // The change was acknowledged and is missing.
     let mut run = Run::with_losses();
     assert!(run.did(create("a"), Ok(file(2))));
     run.now += SECOND.0;
@@ -594,7 +595,8 @@ fn who_looks_between_two_that_have_nothing_to_do_with_each_other_sees_one() {
     }
 }
 
-/// Which inode a number is of is not known from one answer: here the first to be made may not be the one that is seen.
+/// A single reply does not determine the inode of a number: the first inode made may not be the one
+/// seen.
 #[test]
 fn a_number_may_be_of_an_inode_that_was_made_later() {
     let mut run = Run::new();

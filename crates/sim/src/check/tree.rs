@@ -1,4 +1,4 @@
-//! Trees that there may be: one that all agree on, and for each the few records in which it differs from that.
+//! Possible trees: a common base, and for each tree the records that differ.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -10,11 +10,11 @@ use super::acl::List;
 use super::policy::{Born, Server, Settings};
 use super::quota::Quota;
 
-/// An inode, named by the call that makes it; what number it has is found out later.
+/// An inode, identified by the call that makes it; its number may be learnt later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Node {
     pub call: u64,
-    /// How often the call has made one before, which was lost with the power.
+    /// Number of earlier inodes of the same call that were lost in power failures.
     lost: u32,
 }
 
@@ -25,7 +25,7 @@ impl Node {
         Self { call, lost: 0 }
     }
 
-    /// What the call makes if this is lost.
+    /// The inode that the call makes if this one is lost.
     pub fn again(self) -> Self {
         Self { lost: self.lost + 1, ..self }
     }
@@ -33,7 +33,7 @@ impl Node {
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Key {
-    /// What servers decide.
+    /// The server's defaults.
     Server,
     Inode(Node),
     Name(Node, Name),
@@ -44,38 +44,38 @@ pub enum Key {
 pub enum Record {
     Server(Rc<Server>),
     Inode(Rc<Inode>),
-    /// What a name or a number stands for.
+    /// The node of a name or a number.
     Node(Node),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Inode {
-    /// `None`: nobody has been told.
+    /// `None`: no reply has named it.
     pub ino: Option<Ino>,
-    /// The type bits of `st_mode`.
+    /// Type bits of `st_mode`.
     pub kind: u32,
     pub perm: u32,
     pub uid: u32,
     pub gid: u32,
-    /// How many names it has; a directory that is there has one.
+    /// Number of names; 1 for an existing directory.
     pub names: u32,
-    /// Of a directory: in which it is, and how many entries and directories are in it.
+    /// Directories: the parent, and the numbers of entries and of subdirectories.
     pub parent: Node,
     pub entries: u64,
     pub subdirs: u32,
-    /// Of a symbolic link.
+    /// Symbolic links: the target.
     pub target: Box<[u8]>,
-    /// Of a file: it has its directory's owner and permissions, and no others.
+    /// Files: no metafile, so owner and permissions are the directory's.
     pub bare: bool,
     pub born: Born,
-    /// What a directory wants of its files; and what a file's directory wanted when it was made.
+    /// Policy of a directory, or the policy that a file inherited.
     pub settings: Settings,
-    /// Of a file: what of each strip has been written, from its beginning on.
+    /// Files: data of each strip, from its start to the last written byte.
     pub strips: Strips,
     pub xattrs: BTreeMap<Box<[u8]>, Box<[u8]>>,
-    /// Its access control list, if that says more than its permissions; where it says the same it agrees with them.
+    /// Access control list, if it differs from the mode; consistent with the mode.
     pub access_list: Option<List>,
-    /// Of a directory: what new inodes in it get.
+    /// Directories: default list for new inodes.
     pub default_list: Option<List>,
     pub quota: Quota,
 }
@@ -110,7 +110,7 @@ impl Inode {
         self.kind == FileType::Directory.bits()
     }
 
-    /// As `stat` tells it.
+    /// Link count as `stat` returns it.
     pub fn nlink(&self) -> u32 {
         match self.is_dir() {
             true if self.names > 0 => 2 + self.subdirs,
@@ -119,7 +119,7 @@ impl Inode {
         }
     }
 
-    /// As `stat` tells it, with strips of so many bytes.
+    /// Size as `stat` returns it. `strip`: strip size in bytes.
     pub fn size(&self, strip: u64) -> u64 {
         if self.is_dir() {
             return self.entries;
@@ -128,7 +128,7 @@ impl Inode {
         end.map_or(self.target.len() as u64, |(at, bytes)| at * strip + bytes.len() as u64)
     }
 
-    /// Makes a strip as long as that, with zeros.
+    /// Truncates a strip or extends it by zeros.
     pub fn resize_strip(&mut self, at: u64, length: usize) {
         let mut bytes = self.strips.get(&at).map_or(Vec::new(), |bytes| bytes.to_vec());
         bytes.resize(length, 0);
@@ -147,16 +147,17 @@ impl Inode {
     }
 }
 
-/// What all trees have in common.
+/// The records that all trees have in common.
 pub type Base = BTreeMap<Key, Record>;
 
-/// In what a tree differs from the base; `None`: it does not have that. Nothing is here that is as in the base.
+/// Records of a tree that differ from the base; `None`: removed. Contains no record equal to the
+/// base.
 pub type Changes = BTreeMap<Key, Option<Record>>;
 
-/// As runs have it.
+/// Permissions of the root in runs.
 const ROOT_PERM: u32 = 0o777;
 
-/// A tree with nothing in its root.
+/// A tree with an empty root.
 pub fn empty(server: Server) -> Base {
     let mut root = Inode::new(FileType::Directory, ROOT_PERM, Node::ROOT);
     root.ino = Some(Ino::ROOT);
@@ -173,12 +174,12 @@ pub struct Tree<'a> {
 }
 
 impl<'a> Tree<'a> {
-    /// The one that is as the base.
+    /// The tree that equals the base.
     pub fn like(base: &'a Base) -> Self {
         Self { base, changes: Changes::new() }
     }
 
-    /// All numbers that somebody has been told, with what they stand for.
+    /// All known numbers with their nodes.
     pub fn numbers(&self) -> Vec<(Ino, Node)> {
         let of = |(key, record): (&Key, &Record)| match (key, record) {
             (Key::Number(ino), Record::Node(node)) => Some((*ino, *node)),
@@ -212,7 +213,7 @@ impl<'a> Tree<'a> {
         }
     }
 
-    /// `None`: nobody has been told of that number.
+    /// The node of a number; `None`: no reply has named the number.
     pub fn numbered(&self, ino: Ino) -> Option<Node> {
         match self.get(&Key::Number(ino)) {
             Some(Record::Node(node)) => Some(*node),
@@ -220,7 +221,7 @@ impl<'a> Tree<'a> {
         }
     }
 
-    /// Learns which number an inode has. `false`: it has another, or another has it.
+    /// Binds a number to a node. Returns false if either is bound differently.
     #[must_use]
     pub fn bind(&mut self, ino: Ino, node: Node) -> bool {
         match (self.numbered(ino), self.inode(node).and_then(|inode| inode.ino)) {
@@ -279,7 +280,7 @@ impl<'a> Tree<'a> {
         }
     }
 
-    /// What a call makes now.
+    /// The node that a call makes next.
     pub fn new_node(&self, call: u64) -> Node {
         let mut node = Node::of(call);
         while self.inode(node).is_some() {
@@ -292,7 +293,7 @@ impl<'a> Tree<'a> {
         self.set(Key::Inode(node), Some(Record::Inode(Rc::new(inode))));
     }
 
-    /// Gives a node a name, which is free. Does not count it among the node's names.
+    /// Adds a free name. Does not change the node's count of names.
     pub fn put(&mut self, dir: Node, name: &Name, node: Node) {
         self.set(Key::Name(dir, name.clone()), Some(Record::Node(node)));
         let is_dir = self.inode(node).is_some_and(Inode::is_dir);
@@ -305,7 +306,7 @@ impl<'a> Tree<'a> {
         }
     }
 
-    /// Takes a name away, and does not count that either.
+    /// Removes a name. Does not change the node's count of names.
     pub fn take(&mut self, dir: Node, name: &Name) {
         let Some(node) = self.name(dir, name) else { return };
         self.set(Key::Name(dir, name.clone()), None);
@@ -316,7 +317,7 @@ impl<'a> Tree<'a> {
         });
     }
 
-    /// Whether a directory is another one, or below it.
+    /// True if `dir` is `top` or below it.
     pub fn is_below(&self, mut dir: Node, top: Node) -> bool {
         while dir != top {
             match self.inode(dir) {
@@ -328,7 +329,7 @@ impl<'a> Tree<'a> {
     }
 }
 
-/// Moves what all trees agree on to the base.
+/// Moves what all trees have in common to the base.
 pub fn settle<'a>(base: &mut Base, trees: impl Iterator<Item = &'a mut Changes>) {
     let mut trees: Vec<&mut Changes> = trees.collect();
     let Some((first, others)) = trees.split_first() else { return };

@@ -1,5 +1,5 @@
-//! What callers are not told is known all the same: what has come of a call that failed, or that nobody waits for any more; and for what a
-//! number stands that was told when answers were not checked.
+//! Results that callers do not get: of failed or abandoned calls; and the inodes of numbers in
+//! replies that were not checked.
 
 use std::collections::BTreeSet;
 
@@ -12,21 +12,21 @@ use super::tree::Tree;
 use super::{Checker, MANY_WORLDS};
 use crate::Nanos;
 
-/// What has come of a call whose caller is not told.
+/// Effect of a call whose caller does not get the result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     Done,
     Nothing,
-    /// Nobody knows.
+    /// Unknown.
     Either,
 }
 
 impl Checker {
-    /// Nothing more comes of a call from then on whose caller is not told what has.
+    /// A call whose caller does not get the result has no effect after `at`.
     pub fn over(&mut self, at: Nanos, client: ClientId, call_id: u64, fate: Fate) {
         for id in self.untold.remove(&(client, call_id)).into_iter().flatten() {
             let Some(part) = self.pending.get_mut(&id).filter(|part| !part.is_answered) else { continue };
-            // Bytes are changed by data servers, too.
+            // Data servers change data too, and are not tracked.
             if part.action.written().is_some() || part.action.empties() {
                 continue;
             }
@@ -39,7 +39,7 @@ impl Checker {
         }
     }
 
-    /// These have been changed: worlds in which nobody was told of them are none. `false`: then there are none.
+    /// Keeps the worlds in which these changed inodes are known. Returns false if there are none.
     pub(super) fn knows(&mut self, changed: &[Ino]) -> bool {
         let knows = |world: &World| {
             let tree = Tree { base: &self.base, changes: world.changes.clone() };
@@ -52,12 +52,12 @@ impl Checker {
         is_known
     }
 
-    /// In some world somebody was told of that number.
+    /// True if some world knows the number.
     pub(super) fn is_told(&self, ino: Ino) -> bool {
         self.worlds.iter().any(|world| self.tree(world).numbered(ino).is_some())
     }
 
-    /// What is told may be old. If it is not, it tells what has a number of which nobody was told.
+    /// Learns the inode of an unknown number from a reply that may be stale.
     pub(super) fn learn(&mut self, id: PartId, told: &Told<'_>) {
         let logged = self.durability.as_ref().map(|durability| &durability.calls);
         let mut search = Search::new(&self.base, &self.pending, logged, self.strip, id, told);
@@ -70,7 +70,7 @@ impl Checker {
     }
 }
 
-/// Whether an answer tells such a number.
+/// True if a reply contains such a number.
 pub fn tells_number(result: &Result<Answer, Errno>, mut is_one: impl FnMut(Ino) -> bool) -> bool {
     match result {
         Ok(Answer::Entry(entry) | Answer::Unmeasured(entry)) => is_one(entry.attr.ino),

@@ -1,8 +1,8 @@
-//! What is below a directory, counted one by one.
+//! Usage below a directory, counted entry by entry.
 
 use super::tree::{Node, Tree};
 
-/// What `espalier du` tells, and the extended attributes of these names.
+/// The figures of `espalier du` and of the extended attributes with these names.
 #[derive(Default)]
 pub struct Usage {
     files: u64,
@@ -31,7 +31,7 @@ impl Usage {
 }
 
 impl Tree<'_> {
-    /// A file with several names counts with each.
+    /// Usage below a directory. A file with several names counts once per name.
     pub fn usage(&self, dir: Node, strip: u64) -> Usage {
         let (mut usage, mut left) = (Usage::default(), vec![dir]);
         while let Some(dir) = left.pop() {

@@ -1,4 +1,4 @@
-//! An answer that cannot be, told so that a person can find out why.
+//! Report of an impossible reply.
 
 use std::fmt::{self, Debug, Display, Formatter, Write};
 
@@ -7,22 +7,22 @@ use espalier_proto::{ClientId, Rank};
 use super::Past;
 use crate::Nanos;
 
-/// At most so many other calls, and so many answers that would have been possible, are told of.
+/// Most other calls and possible replies in a report.
 pub const TOLD: usize = 40;
 
-/// No order of the calls explains an answer.
+/// No order of the calls explains a reply.
 #[derive(Debug)]
 pub struct Violation {
     pub at: Nanos,
     pub client: ClientId,
-    /// Which call of the run it is, the first one being 1; 0: none.
+    /// Number of the call in the run, counted from 1; 0: none.
     pub number: u64,
     pub since: Nanos,
     pub call: String,
     pub answer: String,
-    /// Answers that there could have been, in different orders of the calls.
+    /// Replies that would have been possible in different orders.
     pub possible: Vec<String>,
-    /// Calls about the same names and inodes, the last ones.
+    /// The last calls on the same names and inodes.
     pub related: Vec<String>,
 }
 
@@ -34,7 +34,7 @@ impl Violation {
             number: 0,
             since: at,
             call: format!("Loss of power at rank {rank}"),
-            answer: "what is left cannot be what was answered, whatever of it was lost".into(),
+            answer: "no set of lost changes is consistent with the earlier replies".into(),
             possible: Vec::new(),
             related: changes,
         }
@@ -43,17 +43,17 @@ impl Violation {
 
 impl Display for Violation {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        writeln!(f, "No order of the calls explains an answer:")?;
+        writeln!(f, "No order of the calls explains a reply:")?;
         writeln!(
             f,
             "  {}",
             line(self.client, self.number, self.since, Some(self.at), &self.call, &self.answer)
         )?;
-        writeln!(f, "It could have come to:")?;
+        writeln!(f, "Possible replies:")?;
         for possible in &self.possible {
             writeln!(f, "  {possible}")?;
         }
-        writeln!(f, "What else was done there:")?;
+        writeln!(f, "Related calls:")?;
         for related in &self.related {
             writeln!(f, "  {related}")?;
         }
@@ -79,7 +79,7 @@ fn line(client: ClientId, number: u64, from: Nanos, to: Option<Nanos>, call: &st
     format!("{number}: {:.3} to {to} ms, client {}: {call}: {answer}", millis(from), client.0)
 }
 
-/// Something for people, without a file's worth of bytes.
+/// Debug output, shortened to a readable length.
 pub fn shortened(value: &impl Debug) -> String {
     let mut text = Shortened { text: String::new(), left: 400 };
     if write!(text, "{value:?}").is_err() {
@@ -88,7 +88,7 @@ pub fn shortened(value: &impl Debug) -> String {
     text.text
 }
 
-/// Takes so many characters, and no more.
+/// Accepts a limited number of characters.
 struct Shortened {
     text: String,
     left: usize,

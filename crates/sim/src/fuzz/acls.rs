@@ -1,5 +1,5 @@
-//! Random access control lists: of directories and files, and which new ones in a directory get. Between a process's other calls, by
-//! numbers of its own: else it does what it did without.
+//! Random access control lists on directories and files, set between the other calls of a process.
+//! They use a separate random generator, so that other calls do not depend on them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,21 +11,22 @@ use rand::seq::IndexedRandom;
 use crate::check::{ACCESS_LIST, DEFAULT_LIST};
 use crate::random::{Random, Seed};
 
-/// There are lists in a run.
+/// Settings of lists in a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Habit {
     seed: u64,
-    /// Default ones, too.
+    /// Use default lists too.
     defaults: bool,
 }
 
-/// In so many runs there are.
+/// One of so many runs uses lists.
 const EVERY: u32 = 4;
-/// The check gives up if nobody can know which list a file that a client makes gets: only in so many of those runs can that be.
+/// One of so many of those runs has default lists on directories where clients make files: the
+/// check gives up if a file's list is unknown.
 const VAGUE: u32 = 3;
 
 impl Habit {
-    /// `by_client`: clients may make files themselves.
+    /// `by_client`: clients make files themselves.
     pub fn of(seed: u64, by_client: bool) -> Option<Self> {
         let mut random = Seed(seed).random("fuzz lists", 0);
         let is_so = random.random_range(0..EVERY) == 0;
@@ -34,29 +35,29 @@ impl Habit {
     }
 }
 
-/// Whom entries name: users and groups of processes, and others.
+/// Users and groups in entries: those of processes, and others.
 const USERS: [u32; 3] = [1001, 1002, 1003];
 const GROUPS: [u32; 4] = [0, 100, 101, 102];
 
-/// Supplementary groups of a process; servers ask for those that are not told.
+/// Supplementary groups of a process; `None`: the server asks for them.
 pub fn groups(process: u32) -> Option<Arc<[u32]>> {
     [None, Some([102].as_slice()), Some([101, 102].as_slice())][process as usize % 5 % 3].map(Arc::from)
 }
 
-/// The tags of entries that each list has, and of those for named users, for named groups, and of the mask.
+/// Tags of required entries, of named users, of named groups, and of the mask.
 const NEEDED: [u16; 3] = [1, 4, 32];
 const NAMED_USER: u16 = 2;
 const NAMED_GROUP: u16 = 8;
 const MASK: u16 = 16;
 
-/// One process's lists.
+/// The lists of one process.
 #[derive(Debug)]
 pub struct Lists {
     random: Random,
     defaults: bool,
-    /// Gives the root a default list first: there is hardly anything that inherits none, then.
+    /// First sets a default list on the root, so that nearly everything inherits one.
     begins: bool,
-    /// The call that was made last was of these.
+    /// The last call was one of these.
     was_one: bool,
 }
 
@@ -67,7 +68,7 @@ impl Lists {
         Self { random, defaults: habit.defaults, begins, was_one: false }
     }
 
-    /// A call about the list of something that is known, before the next other one.
+    /// A call on the list of a known inode, if one precedes the next other call.
     pub fn next(&mut self, dirs: &[Ino], files: &[Ino], links: &[Ino]) -> Option<Request> {
         let random = &mut self.random;
         if std::mem::take(&mut self.begins) {
@@ -84,7 +85,7 @@ impl Lists {
         let file =
             if random.random_range(0..20) == 0 { newest(links, random) } else { newest(files, random) };
         let file = file.filter(|_| random.random());
-        // Who is shut out of the root does nothing any more.
+        // A process without access to the root has no further effect.
         let dir = newest(dirs, random).filter(|dir| *dir != Ino::ROOT || random.random_range(0..4) == 0);
         let ino = file.or(dir)?;
         let is_default = self.defaults && random.random_range(0..if file.is_some() { 20 } else { 2 }) == 0;
@@ -95,7 +96,7 @@ impl Lists {
                 Request::SetXattr { ino, name, value, mode, kill_sgid: false }
             }
             50..55 => {
-                // Without entries.
+                // A list without entries.
                 let value = list(random, false)[..4].into();
                 Request::SetXattr { ino, name, value, mode: XattrMode::Any, kill_sgid: false }
             }
@@ -116,7 +117,7 @@ impl Lists {
     }
 }
 
-/// It makes no difference.
+/// Any mode; it has no effect on lists.
 fn any_mode(random: &mut Random) -> XattrMode {
     [XattrMode::Any, XattrMode::Any, XattrMode::Create, XattrMode::Replace][random.random_range(0..4)]
 }
@@ -140,12 +141,12 @@ fn entries(random: &mut Random, open: bool) -> Entries {
     entries
 }
 
-/// In the kernel's encoding. `open`: others may do everything.
+/// A list in the kernel's encoding. `open`: others have all permissions.
 fn list(random: &mut Random, open: bool) -> Box<[u8]> {
     encoded(entries(random, open))
 }
 
-/// One that cannot be.
+/// An invalid list.
 fn spoiled(random: &mut Random) -> Box<[u8]> {
     let mut entries = entries(random, true);
     match random.random_range(0..4) {

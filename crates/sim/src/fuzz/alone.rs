@@ -1,5 +1,6 @@
-//! Directories that a process makes and is alone in for a while, as programs that unpack or compile something are: until somebody else
-//! lists the root, its client tells it of changes before servers have made them.
+//! Directories that a process makes and uses exclusively for a while, as an unpacking or compiling
+//! program does: until another client lists the root, its client acknowledges changes before
+//! servers have applied them (write-back).
 
 use espalier_client::{Answer, Call};
 use espalier_proto::{Access, Errno, FileType, Ino, Name, NewNode, OpenHow, Request};
@@ -7,11 +8,11 @@ use rand::Rng;
 
 use crate::random::{Random, Seed};
 
-/// In so many runs processes are alone now and then.
+/// In one of so many runs processes use exclusive directories.
 const EVERY: u32 = 6;
 /// One of so many calls makes a new directory.
 const SELDOM: u32 = 25;
-/// Calls in one.
+/// Number of calls in one directory.
 const CALLS: u32 = 12;
 const NAMES: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
 
@@ -19,14 +20,14 @@ pub fn are_in(seed: u64) -> bool {
     Seed(seed).random("fuzz alone", 0).random_range(0..EVERY) == 0
 }
 
-/// Where a process is alone.
+/// The exclusive directory of a process.
 #[derive(Debug)]
 pub struct Alone {
     number: u32,
     made: u32,
-    /// And how many calls follow.
+    /// The directory, and the number of remaining calls in it.
     dir: Option<(Ino, u32)>,
-    /// The file that it has made and opened last, as long as it writes to it.
+    /// The file that was made and opened last, while it is written.
     file: Option<Ino>,
 }
 
@@ -35,7 +36,7 @@ impl Alone {
         Self { number, made: 0, dir: None, file: None }
     }
 
-    /// What comes of its calls.
+    /// Learns from the reply to a call.
     pub fn learn(&mut self, asked: &Call<'_>, answer: &Result<Answer, Errno>) {
         if let (
             Call::Request(Request::Create { node: NewNode::Directory, name, .. }),
@@ -51,7 +52,7 @@ impl Alone {
         }
     }
 
-    /// The file that it has just made, if it goes on with that.
+    /// The file that was just made, if the process continues with it.
     pub fn file(&mut self, random: &mut Random, is_open: impl Fn(&Ino) -> bool) -> Option<Ino> {
         self.file = self.file.filter(is_open);
         self.file.filter(|_| random.random_range(0..4) > 0)
@@ -61,7 +62,7 @@ impl Alone {
         Name::new(format!("own {} {}", self.number, self.made).as_bytes()).unwrap_or_else(|_| Name::lowest())
     }
 
-    /// What is asked next there, if anything is.
+    /// The next call in the exclusive directory, if any.
     pub fn next(&mut self, random: &mut Random) -> Option<Request> {
         let Some((dir, left)) = self.dir.filter(|(_, left)| *left > 0) else {
             if random.random_range(0..SELDOM) > 0 {

@@ -1,5 +1,6 @@
-//! What becomes of calls that are never answered, or fail so that nobody knows whether they were done: servers know. Without that such
-//! calls could be carried out at any time since, and there would be more and more of them.
+//! Effects of calls that are never answered or fail with an unknown effect, as the servers know
+//! them. Without this knowledge such calls could take effect at any later time, and their number
+//! would grow.
 
 use std::collections::BTreeMap;
 use std::mem::{Discriminant, discriminant};
@@ -13,27 +14,27 @@ use crate::check::{Fate, is_unknown};
 /// A client, and its number of a call.
 pub type CallId = (u32, u64);
 
-/// A request that a server may yet carry out.
+/// A request that a server may still execute.
 #[derive(Debug)]
 struct Asked {
     call: u64,
     has_arrived: bool,
-    /// It is all that the call asks for.
+    /// It is the only request of the call.
     is_all: bool,
 }
 
 #[derive(Debug)]
 struct Course {
     kind: Option<Discriminant<Request>>,
-    /// A server has heard of it.
+    /// A server has received it.
     has_arrived: bool,
-    /// What was answered to all that it asks for, and when.
+    /// Time and effect of the reply to the call's only request.
     told: Option<(Nanos, Fate)>,
-    /// Its caller will not be told.
+    /// The caller does not get the result.
     is_given_up: bool,
 }
 
-/// See the module's description.
+/// See the module description.
 #[derive(Debug, Default)]
 pub struct Fates {
     calls: BTreeMap<CallId, Course>,
@@ -49,7 +50,7 @@ impl Fates {
         self.calls.insert(call, Course { kind, has_arrived: false, told: None, is_given_up: false });
     }
 
-    /// A call asks a server, perhaps once more.
+    /// A call sends a request to a server, possibly again.
     pub fn asked(&mut self, (client, call): CallId, rank: Rank, message: &FromClient) {
         let (id, kind) = match message {
             FromClient::Request { id, request, .. } => (*id, Some(discriminant(request))),
@@ -70,7 +71,8 @@ impl Fates {
         }
     }
 
-    /// A server has answered a request, whether or not its client hears of it. The call that is over by that, if it is.
+    /// A server has replied to a request, whether or not the client receives it. Returns the call
+    /// if it is thereby over.
     pub fn replied(
         &mut self,
         now: Nanos,
@@ -80,7 +82,7 @@ impl Fates {
         let asked = self.requests.remove(&(client, rank, id))?;
         let call = (client, asked.call);
         let fate = match result {
-            // The client goes on.
+            // The client continues the operation.
             Ok(Reply::Made(_) | Reply::Unmeasured(..)) => Fate::Either,
             Ok(_) => Fate::Done,
             Err(errno) if is_unknown(*errno) => Fate::Either,
@@ -92,9 +94,10 @@ impl Fates {
         self.over(now, call)
     }
 
-    /// A server ends, with all that it has not carried out. The calls that are over by that.
+    /// A server ends. Requests that it has not executed are lost; clients resend those of waiting
+    /// callers. Returns the calls that are thereby over.
     pub fn ended(&mut self, now: Nanos, rank: Rank) -> Vec<(CallId, Nanos, Fate)> {
-        // What it has answered it may have lost.
+        // The server may have lost the effects of its replies.
         let courses = self.calls.values_mut().filter_map(|course| course.told.as_mut());
         courses.filter(|(_, fate)| *fate == Fate::Done).for_each(|(_, fate)| *fate = Fate::Either);
         let mut calls = Vec::new();
@@ -111,7 +114,8 @@ impl Fates {
         calls.into_iter().filter_map(|call| self.over(now, call)).collect()
     }
 
-    /// A call has ended, and its client asks for nothing more. If nobody knows what has come of it: what has.
+    /// A call has ended; its client makes no more requests for it. Returns its effect if the reply
+    /// does not show it.
     pub fn answered(
         &mut self,
         now: Nanos,
@@ -127,7 +131,7 @@ impl Fates {
         None
     }
 
-    /// A client has ended: what has not arrived never will. The calls that are over by that.
+    /// A client has crashed: requests in flight are lost. Returns the calls that are thereby over.
     pub fn lost(&mut self, now: Nanos, client: u32) -> Vec<(CallId, Nanos, Fate)> {
         self.requests.retain(|(of, ..), asked| *of != client || asked.has_arrived);
         let calls: Vec<CallId> =

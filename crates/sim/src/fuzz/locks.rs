@@ -1,4 +1,5 @@
-//! Random locks of a process. It waits for one only while it has none, so that no two wait for each other.
+//! Random locks of a process. It waits for a lock only while it holds none, so there are no
+//! deadlocks.
 
 use std::collections::BTreeSet;
 
@@ -9,22 +10,22 @@ use rand::Rng;
 use crate::Nanos;
 use crate::random::{Random, Seed};
 
-/// Of a hundred calls so many are about locks, if processes lock.
+/// Percentage of lock calls, in runs with locks.
 pub const OFTEN: u32 = 30;
 
-/// Who has locked something rests before one of so many calls, ...
+/// A holder of locks rests before one of so many calls.
 const RESTS: u32 = 8;
-/// ... at most so long.
+/// Longest rest.
 const LONGEST: Nanos = Nanos(3_000_000_000);
 
-/// In so many runs files are locked.
+/// In one of so many runs files are locked.
 const EVERY: u32 = 3;
 
 pub fn are_in(seed: u64) -> bool {
     Seed(seed).random("fuzz locks", 0).random_range(0..EVERY) == 0
 }
 
-/// What a process may have locked.
+/// Locks that a process may hold.
 #[derive(Debug)]
 pub struct Locker {
     number: u32,
@@ -41,7 +42,7 @@ impl Locker {
         LockOwner { flock, number: self.number.into() }
     }
 
-    /// What is asked next about a file that is open.
+    /// The next lock call on an open file.
     pub fn next(&mut self, random: &mut Random, ino: Ino) -> Request {
         let flock = random.random_range(0..3) == 0;
         let (first, last) = match random.random_range(0..6) {
@@ -67,26 +68,27 @@ impl Locker {
         }
     }
 
-    /// For how long it keeps what it may have locked, now and then: a server may end meanwhile, and others ask for the same.
+    /// A rest with locks held, sometimes: a server may restart meanwhile, and other processes
+    /// request the same locks.
     pub fn rest(&self, random: &mut Random) -> Option<Nanos> {
         let is_so = !self.locked.is_empty() && random.random_range(0..RESTS) == 0;
         is_so.then(|| Nanos(random.random_range(0..LONGEST.0)))
     }
 
-    /// For how long it waits at most for an answer, if not for ever.
+    /// Longest wait for a reply, if limited.
     pub fn patience(random: &mut Random, call: &Call<'_>) -> Option<Nanos> {
         let is_waiting = matches!(call, Call::Request(Request::Lock { wait: Some(_), .. }));
         let most = [1_000_000, 100_000_000, 5_000_000_000][is_waiting.then(|| random.random_range(0..3))?];
         random.random_bool(0.5).then(|| Nanos(random.random_range(0..most)))
     }
 
-    /// Unlocks all of one of its files.
+    /// Unlocks one of the files.
     pub fn give_up(&self) -> Option<Request> {
         let (ino, flock) = *self.locked.first()?;
         Some(self.unlock(ino, flock))
     }
 
-    /// Unlocks all of a file that it may have locked.
+    /// Unlocks a file that the process may have locked.
     pub fn leave(&self, ino: Ino) -> Option<Request> {
         let flock = [false, true].into_iter().find(|flock| self.locked.contains(&(ino, *flock)))?;
         Some(self.unlock(ino, flock))

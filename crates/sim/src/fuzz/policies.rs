@@ -1,4 +1,5 @@
-//! Changes of directories' policies, made between a process's other calls: what is wanted of new files is switched while all goes on.
+//! Changes of directories' policies between the other calls of a process, while files are made
+//! concurrently.
 
 use espalier_policy::Key;
 use espalier_proto::{Ino, Request, XattrMode};
@@ -8,7 +9,7 @@ use rand::seq::IndexedRandom;
 use crate::check::{EFFECTIVE, LAYOUT};
 use crate::random::{Random, Seed};
 
-/// Which settings change in a run, and how files can be spread.
+/// Policy attributes that change in a run, and possible distributions.
 #[derive(Clone, Debug)]
 pub struct Live {
     seed: Seed,
@@ -16,11 +17,11 @@ pub struct Live {
     strip: u64,
 }
 
-/// In so many runs of these policies change.
+/// In one of so many runs policies change.
 const EVERY: u32 = 3;
 
 impl Live {
-    /// `by_client`: clients make files themselves, where nobody says anything else.
+    /// `by_client`: clients make files themselves by default.
     pub fn of(seed: u64, strip: u64, by_client: bool) -> Option<Self> {
         let mut random = Seed(seed).random("fuzz policies", 0);
         if random.random_range(0..EVERY) > 0 {
@@ -35,7 +36,8 @@ impl Live {
             Key::DistName,
             Key::DistParams,
         ];
-        // The check gives up if nobody can know whether a file that a client makes has a metafile: that is seldom looked at.
+        // The check gives up if it is unknown whether a file that a client makes has a metafile, so
+        // this case is rare.
         let own = match random.random_range(0..6) {
             0 => [Key::Create, Key::NoMetafile],
             1..4 if !by_client => [Key::NoMetafile; 2],
@@ -53,7 +55,7 @@ impl Live {
             _ if random.random_range(0..30) == 0 => "perhaps".into(),
             Key::NumDfiles => random.random_range(1..=4).to_string(),
             Key::DistName => one_of(random, &["basic", "simple_stripe", "varstrip"]),
-            // What a strip has is written at once: shares are whole strips.
+            // Shares are whole strips, since a strip is written atomically.
             Key::DistParams if random.random() => {
                 format!("strip_size:{}", self.strip * random.random_range(1..=3))
             }
@@ -69,12 +71,13 @@ impl Live {
     }
 }
 
-/// One process's changes, by numbers of its own: else it does what it did without.
+/// The policy changes of one process. They use a separate random generator, so that other calls do
+/// not depend on them.
 #[derive(Debug)]
 pub struct Policies {
     live: Live,
     random: Random,
-    /// The call that was made last was of these.
+    /// The last call was one of these.
     was_one: bool,
 }
 
@@ -84,7 +87,7 @@ impl Policies {
         Self { live, random, was_one: false }
     }
 
-    /// A call about the policy of something that is known, before the next other one.
+    /// A call on the policy of a known inode, if one precedes the next other call.
     pub fn next(&mut self, dirs: &[Ino], files: &[Ino]) -> Option<Request> {
         let random = &mut self.random;
         if self.was_one || random.random_range(0..10) > 0 {
@@ -94,7 +97,7 @@ impl Policies {
         self.was_one = true;
         let newest =
             |all: &[Ino], random: &mut Random| all[all.len().saturating_sub(4)..].choose(random).copied();
-        // Much goes on in the root: there everybody's changes would be in question.
+        // The root is busy: frequent changes there would make all policies uncertain.
         let dir = newest(dirs, random).filter(|dir| *dir != Ino::ROOT || random.random_range(0..3) == 0)?;
         let any = newest(files, random).filter(|_| random.random()).unwrap_or(dir);
         let key = *self.live.keys.choose(random)?;
@@ -114,7 +117,7 @@ impl Policies {
             74..82 => Request::GetXattr { ino: any, name: EFFECTIVE.into() },
             82..90 => Request::GetXattr { ino: any, name: LAYOUT.into() },
             90..95 => Request::ListXattr { ino: any },
-            // What files cannot have, and nobody can set.
+            // Attributes that files cannot have, or that no one can set.
             95..97 => Request::RemoveXattr { ino: any, name },
             97 => {
                 let (name, value, mode) = (LAYOUT.into(), name, XattrMode::Any);

@@ -1,4 +1,5 @@
-//! Random quotas: small ones, that bite; and at the end, when all ranks know all, some that leave little room.
+//! Random quotas: small ones during the run, and at the end, when all ranks know all usage, ones
+//! that leave little room.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -9,18 +10,18 @@ use rand::Rng;
 use crate::Random;
 use crate::check::{QUOTAS, USAGES};
 
-/// Of a hundred calls so many are about quotas.
+/// Percentage of quota calls.
 const OFTEN: u32 = 6;
 
-/// Which quotas processes set, if they do.
+/// Quota settings of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Habit {
-    /// Limits of bytes are some of these.
+    /// Limits of bytes are multiples of this.
     pub strip: u64,
 }
 
 impl Habit {
-    /// What is asked next about a directory, if it is about its quotas.
+    /// The next call, if it concerns the quotas of directory `ino`.
     pub fn next(self, random: &mut Random, ino: Ino) -> Option<Request> {
         if random.random_range(0..100) >= OFTEN {
             return None;
@@ -29,7 +30,7 @@ impl Habit {
         let name = QUOTAS[which].into();
         Some(match random.random_range(0..8) {
             0..5 => {
-                // Of all there is more.
+                // The root has more usage.
                 let times = if ino == Ino::ROOT { 4 } else { 1 };
                 let unit = if which == 0 { 1 } else { self.strip / 4 };
                 let limit: u64 = times * unit * random.random_range(0..10);
@@ -44,27 +45,29 @@ impl Habit {
     }
 }
 
-/// So many names are tried in a directory: with each, ranks learn of quotas one rank further up.
+/// Number of names created in a directory: with each, ranks learn the quotas of one rank further up
+/// the path.
 const TRIALS: u64 = 5;
-/// For so many of them there is room.
+/// Number of names for which a limit leaves room.
 const ROOM: u64 = 3;
 const MOST_DIRS: usize = 2;
 
-/// What is tried at the end: first with the quotas that there are, then with one on a directory, and with one on the root.
+/// Creates at the end of a run: with the existing quotas, then with one on a directory, then with
+/// one on the root.
 #[derive(Debug, Default)]
 pub struct Trials {
-    /// Files and directories below each directory.
+    /// Number of files and directories below each directory.
     usages: BTreeMap<Ino, u64>,
     limited: Vec<(Ino, Box<[u8]>)>,
-    /// What comes next; `None`: it has not begun.
+    /// Remaining trials; `None`: not started.
     left: Option<VecDeque<Trial>>,
 }
 
 #[derive(Clone, Debug)]
 enum Trial {
-    /// Takes a limit away.
+    /// Removes a limit.
     Free(Ino, Box<[u8]>),
-    /// Leaves little room below a directory.
+    /// Sets a limit that leaves little room.
     Limit(Ino),
     Create(Ino, String),
 }
@@ -103,7 +106,7 @@ impl Trials {
             }
             Trial::Create(dir, text) => {
                 let (node, perm, umask, open, exclusive) = (NewNode::Regular, 0o644, 0, None, true);
-                // It is no bad one.
+                // Cannot fail: the name is valid.
                 let name = Name::new(text.as_bytes()).unwrap_or_else(|_| Name::lowest());
                 Request::Create { dir, name, node, perm, umask, open, exclusive, early: None }
             }

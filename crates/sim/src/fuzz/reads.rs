@@ -1,5 +1,5 @@
-//! Files that are opened to be read and for nothing else, again and again, as programs read what they are built of: their client tells servers
-//! of that only if it must.
+//! Files that are opened for reading only, again and again, as a program reads its parts: the
+//! client reports these opens to servers only if it must.
 
 use espalier_client::{Answer, Call};
 use espalier_proto::{Access, Errno, Ino, OpenHow, Reads, Request};
@@ -7,25 +7,25 @@ use rand::Rng;
 
 use crate::random::{Random, Seed};
 
-/// In so many runs processes read so.
+/// In one of so many runs processes do this.
 const EVERY: u32 = 3;
-/// Of a hundred calls so many are about that.
+/// Percentage of such calls.
 const OFTEN: u32 = 50;
-/// More than any file holds.
+/// Larger than any file, in bytes.
 const ALL: u32 = 1 << 16;
 
 pub fn are_in(seed: u64) -> bool {
     Seed(seed).random("fuzz reads", 0).random_range(0..EVERY) == 0
 }
 
-/// Who reads so.
+/// State of a process that does this.
 #[derive(Debug, Default)]
 pub struct Reader {
     open: Vec<Ino>,
 }
 
 impl Reader {
-    /// What comes of a call. Whether it has opened a file so.
+    /// Learns from the reply to a call. Returns true if it has opened a file for reading.
     pub fn learn(&mut self, asked: &Call<'_>, answer: &Result<Answer, Errno>) -> bool {
         let (Call::Request(Request::Open { ino, how }), Ok(Answer::Opened(_))) = (asked, answer) else {
             return false;
@@ -37,12 +37,12 @@ impl Reader {
         is_own
     }
 
-    /// A file is not open any more.
+    /// A file is no longer open.
     pub fn lose(&mut self, ino: Ino) {
         self.open.retain(|open| *open != ino);
     }
 
-    /// The next call, if it is one of these. `file`: one that may be read.
+    /// The next call, if it is one of these. `file`: a file that may be read.
     pub fn next(&mut self, random: &mut Random, file: Option<Ino>) -> Option<Call<'static>> {
         if random.random_range(0..100) >= OFTEN {
             return None;
@@ -57,7 +57,7 @@ impl Reader {
         }
     }
 
-    /// Closes one of them.
+    /// Closes one of these files.
     pub fn close(&mut self) -> Option<Call<'static>> {
         self.open.pop().map(|ino| Call::Release { ino })
     }

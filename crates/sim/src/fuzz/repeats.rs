@@ -1,5 +1,5 @@
-//! Which changes of bytes may have been done twice: data servers, and streams of metadata servers that were started anew, know nothing of
-//! what they have done before. So something old may have landed on something new.
+//! Detects writes that may be executed twice: data servers, and restarted metadata servers for
+//! streams, do not recognise repeated requests. So an old write may overwrite a newer one.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,21 +8,21 @@ use espalier_proto::{DataReply, DataRequest, FromClient, FromData, Ino, RequestI
 use crate::message::Message;
 use crate::observe::Node;
 
-/// Who has asked whom by which number.
+/// Sender, receiver, and number of a request.
 type Asked = (Node, Node, RequestId);
 
-/// See the module's description.
+/// See the module description.
 #[derive(Debug, Default)]
 pub struct Repeats {
-    /// Asked of data servers.
+    /// Requests to data servers.
     data: BTreeMap<Asked, Ino>,
-    /// Asked of metadata servers that have not ended since, and of those that have.
+    /// Stream requests to metadata servers in the current incarnation, and in earlier ones.
     streams: BTreeSet<Asked>,
     old: BTreeSet<Asked>,
 }
 
 impl Repeats {
-    /// A message is on its way. The file of which something may be done twice, now.
+    /// A message is sent. Returns the file of a write that may now be executed twice.
     pub fn sent(&mut self, from: Node, to: Node, message: &Message) -> Option<Ino> {
         match message {
             Message::ToData(ToData { id, request, .. }) => {
@@ -34,7 +34,7 @@ impl Repeats {
                 };
                 self.data.insert((from, to, *id), *ino)
             }
-            // What others have done already is done again with another capability.
+            // The writes of other datafiles are repeated with a new capability.
             Message::FromData(FromData { id, result: Ok(DataReply::Stale), .. }) => {
                 self.data.get(&(to, from, *id)).copied()
             }
@@ -51,7 +51,7 @@ impl Repeats {
         }
     }
 
-    /// A server has ended. It begins to count anew.
+    /// A server has ended; its incarnation changes.
     pub fn ended(&mut self, server: Node) {
         self.data.retain(|(from, _, _), _| *from != server);
         self.old.extend(self.streams.extract_if(.., |(_, to, _)| *to == server));

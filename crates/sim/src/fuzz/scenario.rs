@@ -1,4 +1,5 @@
-//! The scenario of a seed: a small cluster of any kind, where much goes wrong until all must come to rest.
+//! The scenario of a seed: a small cluster of random configuration with many faults, until
+//! everything must come to rest.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -17,35 +18,36 @@ use crate::random::{Random, Seed};
 use crate::scenario::{Durability, Scenario, ScenarioError};
 use crate::time::Nanos;
 
-/// What is run.
+/// A run.
 #[derive(Debug)]
 pub struct Case {
     pub text: String,
     pub scenario: Scenario,
-    /// Processes that make calls at random, on all clients but the last.
+    /// Number of processes with random calls; they run on all clients but the last.
     pub wanderers: u32,
     pub habits: Habits,
-    /// Directories' policies change.
+    /// Changes of directories' policies.
     pub live: Option<Live>,
-    /// Faults are over.
+    /// End of faults.
     pub quiet: Nanos,
-    /// So long after it was answered a change is durable; `None`: nothing that was answered can be lost.
+    /// Time after the reply at which a change is durable; `None`: no acknowledged change can be
+    /// lost.
     pub durable: Option<Nanos>,
 }
 
-/// A loss of power takes the last second of what was acknowledged, ...
+/// Journal sync interval of 1 s plus a margin: a loss of power may take changes of this last time.
 const SECOND: Nanos = Nanos(1_500_000_000);
-/// ... what a disk was slow to sync ...
+/// Additional time if disks may be slow.
 const SLOW: Nanos = Nanos(1_000_000_000);
-/// ... and what one could not that failed, and that is synced when it does no more.
+/// Additional time if disks may fail; the journal is synced when the disk works again.
 const FAILING: Nanos = Nanos(4_000_000_000);
 
-/// Between two calls of processes that mostly look.
+/// Pause between calls of processes that mostly read.
 const UNHURRIED: Nanos = Nanos(100_000_000);
 
 impl Case {
     /// # Errors
-    /// None that can be expected: scenarios of seeds are scenarios.
+    /// None is expected: the text of every seed is a valid scenario.
     pub fn new(seed: u64) -> Result<Self, ScenarioError> {
         let mut random = Seed(seed).random("fuzz", 0);
         let strip = *[64, 64, 256, 4096, 8192].choose(&mut random).unwrap_or(&64);
@@ -98,7 +100,7 @@ impl Case {
                             + scenario.faults.disk_failure.as_ref().map_or(Nanos::ZERO, |_| FAILING),
                     )
                 }
-                // What never will be durable may be seen, and lost.
+                // Changes that never become durable may be seen and lost.
                 _ if scenario.faults.disk_failure.is_some() => Some(Nanos::ZERO),
                 _ => None,
             },
@@ -107,7 +109,7 @@ impl Case {
     }
 }
 
-/// By numbers of its own, so that a seed is else what it was.
+/// Uses a separate random generator, so that other settings of a seed do not depend on it.
 fn habit_of_quotas(seed: u64, strip: u64) -> Option<quotas::Habit> {
     let is_limited = Seed(seed).random("fuzz quotas", 0).random_range(0..3) == 0;
     is_limited.then_some(quotas::Habit { strip })
@@ -116,7 +118,7 @@ fn habit_of_quotas(seed: u64, strip: u64) -> Option<quotas::Habit> {
 fn text(seed: u64, strip: u64, quiet: u64, random: &mut Random) -> String {
     let mut text = format!("seed = {seed}\n");
     let mut say = |line: String| {
-        // Nothing goes wrong when a string is written to.
+        // Writing to a string cannot fail.
         let _ = writeln!(text, "{line}");
     };
     let one_of =
@@ -163,15 +165,16 @@ fn text(seed: u64, strip: u64, quiet: u64, random: &mut Random) -> String {
             crashes |= kind == "crash";
         }
     }
-    // A server that begins again is to hear of locks from who has them.
+    // Crashes make the server reclaim locks from clients.
     if !crashes && locks::are_in(seed) && Seed(seed).random("fuzz locks", 1).random() {
         say("crash = { every = { exponential = \"1 s\" }, for = \"100 ms\" }".into());
     }
     if Seed(seed).random("fuzz reload", 0).random_range(0..3) == 0 {
         say("reload = { every = { exponential = \"1 s\" }, for = { exponential = \"300 ms\" } }".into());
     }
-    // By numbers of its own, so that a seed's scenario is else what it was. Late, when there is something to lose; and the metadata servers do
-    // not lose power, so that more is known.
+    // Uses a separate random generator, so that other settings of a seed do not depend on it. The
+    // loss comes late, when there is data to lose; metadata servers keep power, which makes the
+    // check more exact.
     if data != "0" && !is_dark && Seed(seed).random("fuzz data power", 0).random() {
         say(format!(
             "power = {{ at = [\"{} ms\"], for = \"300 ms\", nodes = [{ranks}] }}",

@@ -1,44 +1,44 @@
-//! Big files that are written to in many places without a pause, as databases do: where its client is alone with such a file, it gathers
-//! what is written.
+//! Streaks of writes to many places of big files, as by databases: a client with an exclusive lease
+//! on the directory coalesces them.
 
 use espalier_proto::Ino;
 use rand::Rng;
 
 use crate::random::{Random, Seed};
 
-/// In so many of the runs in which processes are alone now and then they write so.
+/// One of so many runs with exclusive directories has streaks.
 const EVERY: u32 = 2;
-/// One of so many files that a process makes is.
+/// One of so many new files gets a streak.
 const SELDOM: u32 = 2;
-/// Places, at most.
+/// Most writes of a streak.
 const PLACES: u32 = 24;
 
 pub fn are_in(seed: u64) -> bool {
     Seed(seed).random("fuzz streaks", 0).random_range(0..EVERY) == 0
 }
 
-/// Who writes so.
+/// State of a process's streak.
 #[derive(Debug, Default)]
 pub struct Streak {
-    /// The last file that it has made.
+    /// The last file that the process made.
     file: Option<Ino>,
-    /// In so many places it will write.
+    /// Remaining writes.
     left: u32,
 }
 
 impl Streak {
-    /// Where the next write to a file goes, and how many bytes of it, if that is one of these.
+    /// Offset and length of the next write to the file, if it belongs to a streak.
     pub fn next(&mut self, random: &mut Random, file: Ino, strip: u64) -> Option<(u64, u64)> {
         if self.file.replace(file) != Some(file) {
             self.left = if random.random_range(0..SELDOM) == 0 { random.random_range(2..PLACES) } else { 0 };
-            // The first makes it big.
+            // The first write unstuffs the file.
             return (self.left > 0).then_some((strip, strip));
         }
         self.left = self.left.checked_sub(1)?;
         Some((random.random_range(0..4 * strip), random.random_range(1..=(strip / 8).max(1))))
     }
 
-    /// Whether there is no time to rest.
+    /// True while a streak is in progress, which has no rests.
     pub fn goes_on(&self, is_open: impl Fn(&Ino) -> bool) -> bool {
         self.left > 0 && self.file.as_ref().is_some_and(is_open)
     }

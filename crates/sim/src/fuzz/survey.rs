@@ -1,4 +1,4 @@
-//! A process that looks at everything there is when all others have ended.
+//! A process that examines the whole tree when all others have ended.
 
 use std::collections::BTreeSet;
 
@@ -11,31 +11,31 @@ use crate::check::{ACCESS_LIST, DEFAULT_LIST, EFFECTIVE, LAYOUT, QUOTAS, QUOTAS_
 use crate::process::{Act, Program};
 use crate::{Nanos, Random};
 
-/// So long it may take until sessions of clients that have crashed are over, and ranks have told each other what is below directories.
+/// Time until the sessions of crashed clients have ended and ranks have exchanged usage deltas.
 const LATE: Nanos = Nanos(60_000_000_000);
 
-/// See the module's description.
+/// See the module description.
 #[derive(Debug)]
 pub struct Surveyor {
-    /// It begins when faults are over.
+    /// Start: the end of faults.
     from: Nanos,
     has_waited: bool,
-    /// What is to be asked, the last first.
+    /// Remaining calls, last first.
     left: Vec<Call<'static>>,
-    /// What is below directories is asked for when that is known everywhere.
+    /// Calls for the usage of directories, made when it is known everywhere.
     last: Vec<Call<'static>>,
-    /// Directories' policies have changed.
+    /// Policies of directories have changed.
     live: bool,
-    /// There are access control lists.
+    /// The run has access control lists.
     listed: bool,
     seen: BTreeSet<Ino>,
-    /// Whether quotas hold is tried at last.
+    /// Final tests of quotas.
     trials: Option<Trials>,
     asked: Option<Call<'static>>,
 }
 
 impl Surveyor {
-    /// `live`: directories' policies have changed.
+    /// `live`: policies of directories have changed.
     pub fn new(from: Nanos, live: bool, habits: &Habits) -> Self {
         let (limited, listed) = (habits.quotas.is_some(), habits.acls.is_some());
         let left = vec![list(Ino::ROOT, 0), attr(Ino::ROOT)];
@@ -76,7 +76,7 @@ impl Surveyor {
                         }
                         _ => {}
                     }
-                    // Done first: then the servers know that the client knows it.
+                    // Look the entry up first, so that the servers know that the client knows it.
                     self.left.push(Call::Request(Request::Lookup { dir, name: entry.name.clone() }));
                 }
             }
@@ -113,7 +113,7 @@ impl Program for Surveyor {
             self.learn(&answer);
         }
         if !self.has_waited {
-            // The others have no barriers: it is passed when they have ended.
+            // No other process has barriers, so this one ends when the others have ended.
             self.has_waited = true;
             return Act::Barrier(0);
         }

@@ -1,5 +1,6 @@
-//! A process that makes calls at random, by the numbers of inodes it has been told of, as a kernel's caches and working directories let
-//! programs do: also of what has been removed or moved meanwhile. What it writes nobody else does.
+//! A process with random calls. It names inodes by numbers from earlier replies, as the caches and
+//! working directories of a kernel do, including inodes that were removed or moved meanwhile. Each
+//! write has unique contents.
 
 use std::collections::BTreeMap;
 
@@ -21,46 +22,46 @@ use super::streaks::Streak;
 use crate::process::{Act, Program};
 use crate::{Nanos, Random};
 
-/// May do everything.
+/// A caller with all permissions.
 pub const CALLER: Caller = Caller { uid: 0, gid: 0, pid: 1, groups: None };
-/// Calls about a process's last file.
+/// Number of calls on the final file of a process.
 const LAST: u32 = 3;
 const UNWELL: Nanos = Nanos(500_000_000);
 const NAMES: [&str; 4] = ["a", "b", "c", "d"];
 const XATTRS: [&str; 2] = ["user.x", "user.y"];
 
-/// What random calls are like.
+/// Distribution of random calls.
 #[derive(Clone, Copy, Debug)]
 pub struct Habits {
     pub calls: u32,
-    /// Between two calls, at most; sometimes a process rests for a hundred times as long.
+    /// Longest pause between calls; sometimes a process rests a hundred times as long.
     pub pause: Nanos,
-    /// Bytes of a strip; files get several of them.
+    /// Strip size in bytes; files get several strips.
     pub strip: u64,
-    /// Of a hundred calls so many are about bytes.
+    /// Percentage of calls that read or write data.
     pub bytes: u32,
-    /// Of a hundred others so many move something.
+    /// Percentage of renames among the others.
     pub moves: u32,
-    /// Not all callers are the superuser.
+    /// Some callers are not the superuser.
     pub users: bool,
     pub quotas: Option<quotas::Habit>,
     pub acls: Option<acls::Habit>,
     /// Files are locked.
     pub locks: bool,
-    /// Processes have directories of their own now and then.
+    /// Processes sometimes use exclusive directories.
     pub alone: bool,
-    /// Most calls only look.
+    /// Most calls are reads.
     pub looks: bool,
-    /// Files are read again and again.
+    /// Files are read repeatedly.
     pub reads: bool,
-    /// Who is alone writes to big files without a pause now and then.
+    /// Processes with exclusive directories sometimes write streaks to big files.
     pub streaks: bool,
 }
 
-/// See the module's description.
+/// See the module description.
 #[derive(Debug)]
 pub struct Wanderer {
-    /// Unique in a run.
+    /// Number of the process, unique in the run.
     number: u32,
     habits: Habits,
     left: u32,
@@ -70,10 +71,10 @@ pub struct Wanderer {
     files: Vec<Ino>,
     links: Vec<Ino>,
     open: BTreeMap<Ino, u32>,
-    /// Of its last calls so many have been made.
+    /// Number of final calls made so far.
     finished: u32,
     asked: Option<Call<'static>>,
-    /// Where a listing goes on.
+    /// Directory and cursor of the current listing.
     listing: Option<(Ino, u64)>,
     written: u32,
     policies: Option<Policies>,
@@ -138,13 +139,13 @@ impl Wanderer {
             }
             (_, Ok(Answer::Opened(opening))) => *self.open.entry(opening.ino).or_default() += 1,
             (Some(Call::Request(Request::ReadDir { dir, .. })), Ok(Answer::Listing { entries, end, .. })) => {
-                // Of others the servers do not know that the client knows them.
+                // The servers do not know that the client knows the other entries.
                 let told = entries.iter().filter(|entry| entry.entry.is_some());
                 told.for_each(|entry| self.know(entry.ino, entry.kind));
                 let last = entries.last().filter(|_| !end);
                 self.listing = last.map(|last| (dir, last.cursor));
             }
-            // What was open is not any more, if its session has ended.
+            // The session may have ended, and its open files with it.
             (Some(call), Err(Errno::EIO | Errno::ESTALE | Errno::EBADF)) => {
                 if let Some(ino) = call.stream() {
                     self.open.remove(&ino);
@@ -186,13 +187,13 @@ impl Wanderer {
         if let Some(ino) = self.alone.as_mut().and_then(|alone| alone.file(random, is_open)) {
             return self.about_new_file(random, ino);
         }
-        // What is open there may be read and written meanwhile.
+        // Open files of the exclusive directory may be read and written meanwhile.
         let alone = self.alone.as_mut().filter(|_| random.random_range(0..4) > 0);
         if let Some(request) = alone.and_then(|alone| alone.next(random)) {
             return Call::Request(request);
         }
         if let Some(habit) = self.habits.quotas {
-            // Others than the superuser are refused.
+            // Callers other than the superuser are refused.
             let dir = recent(random, &self.dirs);
             let request = habit.next(random, dir);
             if let Some(request) = request {
@@ -276,7 +277,7 @@ impl Wanderer {
 
     fn about_locks(&mut self, random: &mut Random) -> Call<'static> {
         let open: Vec<Ino> = self.open.keys().copied().collect();
-        // Most are after the same file.
+        // Most processes use the same file.
         let one = if random.random_range(0..4) == 0 { random.random_range(0..open.len().max(1)) } else { 0 };
         Call::Request(match open.get(one) {
             Some(ino) => self.locker.next(random, *ino),
@@ -329,7 +330,7 @@ impl Wanderer {
         }
     }
 
-    /// What a process does with a file that it has just made where it is alone: most are small.
+    /// The next call on a file that was just made in an exclusive directory; most stay small.
     fn about_new_file(&mut self, random: &mut Random, ino: Ino) -> Call<'static> {
         let streak = self.streak.as_mut().and_then(|streak| streak.next(random, ino, self.habits.strip));
         if let Some((offset, length)) = streak {
@@ -352,7 +353,7 @@ impl Wanderer {
         }
     }
 
-    /// Closes a file on which it has no locks.
+    /// Closes a file, after unlocking it.
     fn close(&mut self, ino: Ino) -> Call<'static> {
         if let Some(unlock) = self.locker.leave(ino) {
             return Call::Request(unlock);
@@ -366,8 +367,8 @@ impl Wanderer {
         Call::Release { ino }
     }
 
-    /// Its last calls: it makes a file that nobody else changes, and makes durable what is in it. If faults go on it shows whether it is. Then
-    /// it closes what it has open.
+    /// The final calls: create a file of its own, write it and make it durable, so that later
+    /// faults show whether it is; then close all files.
     fn finish(&mut self) -> Option<Call<'static>> {
         self.finished += 1;
         let newest = self.files.last().copied().filter(|ino| self.open.contains_key(ino));
@@ -407,7 +408,7 @@ impl Wanderer {
         (!self.files.is_empty()).then(|| recent(random, &self.files))
     }
 
-    /// Bytes that tell which write they are of.
+    /// Contents that identify the write.
     fn new_bytes(&mut self, length: u64) -> Vec<u8> {
         self.written += 1;
         let tag = (u64::from(self.number) << 32 | u64::from(self.written)).to_le_bytes();
@@ -421,7 +422,8 @@ impl Program for Wanderer {
         if let Some(answer) = answer {
             self.learn(&answer);
             if matches!(answer, Err(Errno::EIO)) {
-                // A server is not well. Of what fails so nobody knows whether it was done, which makes checking hard.
+                // A server has failed. Further calls would fail with unknown effects, which makes
+                // checking expensive.
                 self.rests = true;
                 return Act::Pause(UNWELL);
             }
@@ -458,7 +460,7 @@ impl Program for Wanderer {
     }
 }
 
-/// One of what is known, more often one that was found lately.
+/// A random known inode, with preference for recent ones.
 fn recent(random: &mut Random, known: &[Ino]) -> Ino {
     let newest = if random.random_range(0..3) == 0 { 0 } else { known.len().saturating_sub(5) };
     known[random.random_range(newest..known.len())]
@@ -466,7 +468,7 @@ fn recent(random: &mut Random, known: &[Ino]) -> Ino {
 
 fn any_name(random: &mut Random) -> Name {
     let text = NAMES[random.random_range(0..NAMES.len())];
-    // It is no bad one.
+    // Cannot fail: the name is valid.
     Name::new(text.as_bytes()).unwrap_or_else(|_| Name::lowest())
 }
 

@@ -1,4 +1,4 @@
-//! What looks on at a run: it checks what is answered, and takes down what was said of a call.
+//! Observes a run: checks replies and records the messages during a call.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,42 +18,42 @@ use crate::scenario::Caching;
 use crate::storage::{Left, Loss};
 use crate::world::FIRST_CLIENT;
 
-/// What was said, for people.
+/// Messages during a call, as text.
 #[derive(Debug, Default)]
 pub struct Trace {
-    /// The number of the call that it is about.
+    /// Number of the traced call.
     pub call: Option<u64>,
     pub lines: Vec<String>,
 }
 
-/// See the module's description.
+/// See the module description.
 pub struct Watch {
     pub checker: Checker,
     locks: Locks,
     pub violation: Option<Box<Violation>>,
     pub trace: Trace,
     ranks: u32,
-    /// Metadata and data servers; the clients' nodes come after these.
+    /// Number of metadata and data servers; clients have the node numbers after these.
     servers: u32,
     lease: Nanos,
-    /// What a loss of power takes may have been told of ...
+    /// Replies may report changes that a loss of power takes.
     tells_early: bool,
-    /// ... and so may what a disk has not taken when its server ends.
+    /// Replies may report changes that a disk has not stored when its server ends.
     disks_fail: bool,
-    /// Metadata servers that have lost power and have not begun again.
+    /// Metadata servers that have lost power and not restarted.
     dark: BTreeSet<Node>,
     repeats: Repeats,
     fates: Fates,
-    /// Which calls ask what.
+    /// The call of each request.
     asked: BTreeMap<(u32, Rank, RequestId), u64>,
     calls: u64,
-    /// The call that the trace is about, while it is under way: of which client, and what that calls it.
+    /// The traced call while it is pending: client, and number at the client.
     traced: Option<(u32, u64)>,
-    /// It was answered early: it is under way until its server has answered.
+    /// The traced call was answered early (write-back); it is pending until its server replies.
     traced_early: bool,
 }
 
-/// Shares the watch with who runs the world.
+/// A shared reference to the watch.
 pub struct Eyes(pub Rc<RefCell<Watch>>);
 
 impl Watch {
@@ -97,14 +97,14 @@ impl Watch {
         }
     }
 
-    /// Nothing more comes of a call whose caller was not told what has.
+    /// Reports calls without a result to the checker as over.
     fn settle(&mut self, over: impl IntoIterator<Item = (CallId, Nanos, Fate)>) {
         for ((client, call), at, fate) in over {
             self.checker.over(at, ClientId(client.into()), call, fate);
         }
     }
 
-    /// While the call is under way that the trace is about.
+    /// Records a line while the traced call is pending.
     fn note(&mut self, now: Nanos, what: impl FnOnce() -> String) {
         if self.traced.is_some() {
             self.trace.lines.push(format!("{now} {}", what()));
@@ -120,7 +120,7 @@ impl Watch {
     }
 }
 
-/// What tells that a loss of power is forgotten: leases on clocks that may be too slow have ended.
+/// Additional time, after a loss of power, until leases on slow clocks have expired.
 const SLACK: Nanos = Nanos(100_000_000);
 
 impl Observer for Eyes {

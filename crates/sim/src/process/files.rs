@@ -1,4 +1,4 @@
-//! What processes have open.
+//! Open files of processes.
 
 use std::cell::{RefCell, RefMut};
 use std::collections::{BTreeMap, VecDeque};
@@ -9,7 +9,8 @@ use espalier_proto::{Errno, Ino};
 use super::inodes::Inodes;
 use crate::source::OpenFlags;
 
-/// The number of a process's working directory, once it has opened that: paths without a leading slash begin there, and not at the root.
+/// Number of the open working directory of a process. Relative paths begin there; without one, at
+/// the root.
 pub const WORKING_DIR: u32 = u32::MAX;
 
 /// An open file or directory.
@@ -18,14 +19,14 @@ pub(super) struct OpenFile {
     pub(super) ino: Ino,
     pub(super) flags: OpenFlags,
     pub(super) is_dir: bool,
-    /// Where reading and writing go on.
+    /// Offset of the next read or write.
     pub(super) offset: u64,
-    /// The last entry that was listed, or that there are no more.
+    /// Cursor of the last listed entry, or the end of the listing.
     pub(super) listed: Listed,
 }
 
 impl OpenFile {
-    /// Whether the client knows that it is open.
+    /// True if the client has the file open.
     pub(super) fn is_held(&self) -> bool {
         !self.flags.contains(OpenFlags::PATH)
     }
@@ -37,15 +38,15 @@ pub(super) enum Listed {
     All,
 }
 
-/// Open files, and the inodes of a recording. Threads, and processes that have been forked, share them with others: all clones
-/// are one.
+/// Open files, and the inodes of a recording. Threads and forked processes share them: all clones
+/// refer to the same table.
 #[derive(Clone, Debug, Default)]
 pub struct FileTable(Rc<RefCell<Files>>);
 
 #[derive(Debug, Default)]
 struct Files {
     files: BTreeMap<u32, OpenFile>,
-    /// Processes that have not ended.
+    /// Number of running processes.
     users: u32,
     inodes: Inodes,
 }
@@ -55,7 +56,7 @@ impl FileTable {
         self.0.borrow_mut().users += 1;
     }
 
-    /// A process ends: what has been left open, if it was the last.
+    /// A process ends. Returns the files left open if it was the last one.
     pub(super) fn end(&self) -> VecDeque<Ino> {
         let mut table = self.0.borrow_mut();
         table.users -= 1;
@@ -63,7 +64,7 @@ impl FileTable {
         left.into_values().filter(|file| file.is_held()).map(|file| file.ino).collect()
     }
 
-    /// The inodes of a recording that is replayed.
+    /// The inodes of the replayed recording.
     pub(super) fn inodes(&self) -> RefMut<'_, Inodes> {
         RefMut::map(self.0.borrow_mut(), |table| &mut table.inodes)
     }
@@ -77,7 +78,7 @@ impl FileTable {
         self.0.borrow().files.get(&number).copied().ok_or(Errno::EBADF)
     }
 
-    /// Where a path begins.
+    /// The directory where a path begins.
     pub(super) fn origin(&self, path: &[u8]) -> Ino {
         let working_dir = self.0.borrow().files.get(&WORKING_DIR).map(|file| file.ino);
         working_dir.filter(|_| !path.starts_with(b"/")).unwrap_or(Ino::ROOT)

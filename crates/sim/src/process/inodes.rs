@@ -1,4 +1,5 @@
-//! The inodes of a recording that is replayed: which numbers they have now, and by which names they can be found again.
+//! The inodes of a replayed recording: their present numbers, and names by which to find them
+//! again.
 
 use std::collections::BTreeMap;
 
@@ -6,10 +7,10 @@ use espalier_client::Answer;
 use espalier_proto::{Errno, Ino, Name, RenameFlags, Request};
 use espalier_recording::{Asked, Told};
 
-/// Where a name was, in the recording's numbers.
+/// Directory and name, with the recording's numbers.
 type Place = (Ino, Name);
 
-/// See the module's description. All keys are as in the recording.
+/// See the module description. All keys are the recording's numbers.
 #[derive(Debug, Default)]
 pub(super) struct Inodes {
     root: Vec<u8>,
@@ -19,16 +20,16 @@ pub(super) struct Inodes {
 }
 
 impl Inodes {
-    /// The recording's root is this directory.
+    /// Maps the recording's root to this directory.
     pub(super) fn enter(&mut self, path: &[u8], ino: Ino) {
         self.root = path.to_vec();
         self.now.insert(Ino::ROOT, ino);
     }
 
-    /// What is to be asked now.
+    /// Translates a recorded request to present numbers.
     ///
     /// # Errors
-    /// `ESTALE`: an inode is not known.
+    /// `ESTALE`: an inode is unknown.
     pub(super) fn translate(&self, asked: &Asked) -> Result<Asked, Errno> {
         let (mut asked, mut all_known) = (asked.clone(), true);
         asked.each_inode(&mut |ino| match self.now.get(ino) {
@@ -38,7 +39,7 @@ impl Inodes {
         if all_known { Ok(asked) } else { Err(Errno::ESTALE) }
     }
 
-    /// Takes note of what was asked in the recording, what was told there, and what is told now.
+    /// Learns numbers from a recorded request, its recorded reply, and the present reply.
     pub(super) fn learn(&mut self, asked: &Asked, told: &Told, answer: &Answer) {
         let Asked::Request(request) = asked else { return };
         match (request, answer) {
@@ -93,7 +94,7 @@ impl Inodes {
         self.now.insert(recorded, now);
     }
 
-    /// The paths of the inodes that are asked about, if all have some.
+    /// The paths of the request's inodes, if all are known.
     pub(super) fn paths(&self, asked: &Asked) -> Vec<Vec<u8>> {
         let paths: Option<Vec<_>> = of(asked).into_iter().map(|ino| self.path(ino)).collect();
         paths.unwrap_or_default()
@@ -103,7 +104,7 @@ impl Inodes {
         let mut names: Vec<&Name> = Vec::new();
         while ino != Ino::ROOT {
             let (dir, name) = self.places.get(&ino)?;
-            // A directory that was moved into what was below it would go round for ever.
+            // A directory moved below itself would cause an endless loop.
             if names.len() > self.places.len() {
                 return None;
             }
@@ -114,7 +115,7 @@ impl Inodes {
         Some(self.root.iter().copied().chain(below).collect())
     }
 
-    /// They have been looked up again.
+    /// Learns the numbers found by looking the paths up again.
     pub(super) fn relearn(&mut self, asked: &Asked, found: &[Ino]) {
         self.now.extend(of(asked).into_iter().zip(found.iter().copied()));
     }

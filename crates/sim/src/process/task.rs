@@ -1,4 +1,4 @@
-//! An operation under way: first its paths are walked, then follow the calls that are its own.
+//! An operation in progress: it walks its paths, then makes its own calls.
 
 use espalier_client::{Answer, Call};
 use espalier_proto::{
@@ -11,14 +11,14 @@ use super::{Door, Kernel};
 use crate::Nanos;
 use crate::source::{Op, OpKind, OpenFlags, Target};
 
-/// An inode that has been forgotten between being found and being used is looked up again so often.
+/// Number of retries if an inode is forgotten between lookup and use.
 const TRIES: u32 = 4;
-/// No more is read or written at once, in bytes.
+/// Largest read or write in bytes.
 const CHUNK: u64 = 1 << 20;
-/// The root has no name by which its lease could be renewed, so it is asked for so often.
+/// Interval for requests of the root's attributes, which no lookup renews.
 const ROOT_RENEWAL: Nanos = Nanos(1_000_000_000);
 
-/// How an operation goes on.
+/// Next step of an operation.
 pub(super) enum Turn {
     Ask(Call<'static>),
     Done(Result<u64, Errno>),
@@ -27,10 +27,10 @@ pub(super) enum Turn {
 #[derive(Debug)]
 enum Stage {
     Start,
-    /// The root is asked for.
+    /// Requesting the root's attributes.
     Root,
     Walk(Walk),
-    /// Its own call; a part of it is done.
+    /// Executing its own call, after `done` bytes.
     Own {
         done: u64,
     },
@@ -72,7 +72,7 @@ impl Task {
         }
     }
 
-    /// On whose behalf it calls.
+    /// Credentials for the calls.
     pub(super) fn caller(&self, own: &Caller) -> Caller {
         match &self.op {
             Op::Recorded(call) => Caller { uid: call.uid, gid: call.gid, ..own.clone() },
@@ -118,11 +118,11 @@ impl Task {
         }
     }
 
-    /// The paths that are walked, and what is wanted of them.
+    /// The paths to walk, with what the operation needs of each.
     fn paths(&self, kernel: &Kernel) -> Vec<(Vec<u8>, Last)> {
         let own = self.own_paths(kernel).into_iter().map(|(path, last)| (path.to_vec(), last));
         match &self.op {
-            // What has been forgotten is looked up again.
+            // Look up inodes that were forgotten.
             Op::Recorded(call) if self.tries > 0 => {
                 let paths = kernel.files.inodes().paths(&call.asked);
                 paths.into_iter().map(|path| (path, Last::NoFollow)).collect()
@@ -149,7 +149,7 @@ impl Task {
             | Op::Symlink { path, .. }
             | Op::Unlink { path }
             | Op::RmDir { path } => vec![(path, place)],
-            // Only a directory may be named with a slash.
+            // Only directories may be named with a trailing slash.
             Op::Rename { from, to, .. } if from.ends_with(b"/") || to.ends_with(b"/") => {
                 vec![(from, Last::Look), (to, place)]
             }
@@ -171,7 +171,7 @@ impl Task {
         }
     }
 
-    /// Walks the next path; after the last, does what the operation itself is.
+    /// Starts the walk of the next path, or the operation's own call after the last one.
     fn walk(&mut self, kernel: &mut Kernel) -> Result<Turn, Errno> {
         let next = self
             .paths(kernel)
@@ -331,7 +331,7 @@ impl Task {
                 kernel.files.inodes().enter(path, found(end()?)?.ino);
                 Turn::Done(Ok(0))
             }
-            // Dealt with above.
+            // Handled above.
             Op::Recorded(_) => return Err(Errno::EIO),
             Op::ReadLink { .. } => {
                 let found = found(end()?)?;
@@ -343,7 +343,7 @@ impl Task {
         })
     }
 
-    /// What the answer to its own call makes of it, after `done` bytes.
+    /// Handles the reply to its own call, after `done` bytes.
     fn answered(
         &mut self,
         kernel: &mut Kernel,
@@ -351,9 +351,9 @@ impl Task {
         answer: Result<Answer, Errno>,
     ) -> Result<Turn, Errno> {
         let moved = match (&self.op, answer) {
-            // What has been done is told first, as POSIX has it.
+            // Report partial success first, as POSIX requires.
             (Op::Read { .. } | Op::Write { .. }, Err(_)) if done > 0 => None,
-            // What a symbolic link names is opened; if there is nothing, nothing is made.
+            // Open the target of a symbolic link; do not create it.
             (Op::Open { .. }, Err(Errno::ELOOP)) => return self.reopen(kernel),
             (_, Err(errno)) => return Err(errno),
             (Op::Recorded(_), Ok(Answer::Absent { .. })) => return Err(Errno::ENOENT),
@@ -409,7 +409,7 @@ impl Task {
         Ok(Turn::Done(Ok(0)))
     }
 
-    /// Opens what is there, whose kind is looked up.
+    /// Looks up and opens the existing file.
     fn reopen(&mut self, kernel: &mut Kernel) -> Result<Turn, Errno> {
         if let Op::Open { flags, .. } = &mut self.op {
             flags.remove(OpenFlags::CREATE);
@@ -420,7 +420,7 @@ impl Task {
 }
 
 impl Kernel {
-    /// Bytes to be written, which say which process writes them, and how often it had written before.
+    /// Data to write, marked with the process and its number of writes.
     fn stamp(&mut self, size: usize) -> Vec<u8> {
         self.writes = self.writes.wrapping_add(1);
         let stamp = u64::from(self.identity.number) << 32 | u64::from(self.writes);
@@ -462,7 +462,7 @@ fn open(kernel: &Kernel, end: &End, flags: OpenFlags, perm: u32) -> Result<Turn,
         End::Place(place) if place.is_dir => return Err(Errno::EISDIR),
         End::Place(Place { known: Known::Is(_), .. }) if exclusive => return Err(Errno::EEXIST),
         End::Place(Place { known: Known::Is(found), .. }) if found.kind != FileType::Symlink => found,
-        // It tells, too, if it is a symbolic link.
+        // The lookup also shows symbolic links.
         End::Place(place) => {
             let (dir, name, umask) = (place.dir, place.name.clone(), kernel.identity.umask);
             let (node, open, perm) = (NewNode::Regular, Some(how), perm & mode::PERMISSIONS);
@@ -474,7 +474,7 @@ fn open(kernel: &Kernel, end: &End, flags: OpenFlags, perm: u32) -> Result<Turn,
         FileType::Regular if flags.contains(OpenFlags::DIRECTORY) => Err(Errno::ENOTDIR),
         FileType::Regular | FileType::Directory => Ok(ask(Request::Open { ino: found.ino, how })),
         FileType::Symlink => Err(Errno::ELOOP),
-        // There is no kernel here that could open it.
+        // The simulated kernel cannot open special files.
         _ => Err(Errno::ENXIO),
     }
 }
@@ -499,7 +499,7 @@ fn found(end: &End) -> Result<&Found, Errno> {
     }
 }
 
-/// Where something is to be that is not known to be there.
+/// The place of a name that must not exist.
 fn new(end: &End) -> Result<&Place, Errno> {
     match end {
         End::Place(place) if !matches!(place.known, Known::Is(_)) => Ok(place),
@@ -507,7 +507,7 @@ fn new(end: &End) -> Result<&Place, Errno> {
     }
 }
 
-/// Where something is that is not known not to be there. `otherwise`: what is said of the root.
+/// The place of a name that may exist. `otherwise`: the error for the root.
 fn there(end: &End, otherwise: Errno) -> Result<&Place, Errno> {
     match end {
         End::Place(place) if !matches!(place.known, Known::Absent) => Ok(place),

@@ -1,21 +1,21 @@
-//! Finds what a path names, name by name.
+//! Path resolution, name by name.
 
 use espalier_client::Answer;
 use espalier_proto::{Attr, Errno, FileType, Ino, Name, NameError, Request};
 
-/// As many symbolic links as Linux follows.
+/// Linux's limit of symbolic links in a path.
 const MAX_LINKS: u32 = 40;
 
-/// An inode that has been looked up.
+/// An inode that was looked up.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Found {
     pub(super) ino: Ino,
     pub(super) kind: FileType,
-    /// Unknown of where a path ends with `..`, and of the root.
+    /// Unknown for the root and for a path that ends with `..`.
     pub(super) attr: Option<Attr>,
 }
 
-/// Where a name is, or is to be.
+/// Directory and name of an entry that may exist.
 #[derive(Clone, Debug)]
 pub(super) struct Place {
     pub(super) dir: Ino,
@@ -25,7 +25,7 @@ pub(super) struct Place {
     pub(super) known: Known,
 }
 
-/// What is known of a name.
+/// Known state of a name.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Known {
     NotAsked,
@@ -33,41 +33,41 @@ pub(super) enum Known {
     Is(Found),
 }
 
-/// What a path ends at.
+/// Result of a path walk.
 #[derive(Clone, Debug)]
 pub(super) enum End {
     Found(Found),
     Place(Place),
 }
 
-/// What is wanted of a path's last name.
+/// How the last component of a path is resolved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Last {
-    /// Where it is, without looking it up.
+    /// Not looked up.
     Place,
-    /// Where it is, and what it stands for, if anything.
+    /// Looked up; it may not exist.
     Look,
-    /// What it stands for, and if that is a symbolic link, what that names.
+    /// Looked up; symbolic links are followed.
     Follow,
     NoFollow,
 }
 
-/// How a walk goes on.
+/// Next step of a walk.
 #[derive(Debug)]
 pub(super) enum Step {
     Ask(Request),
     End(Result<End, Errno>),
 }
 
-/// A walk under way.
+/// A walk in progress.
 #[derive(Debug)]
 pub(super) struct Walk {
     last: Last,
     is_dir: bool,
     links: u32,
-    /// From where it begins to where it has come.
+    /// Directories from the start of the path to the present one.
     dirs: Vec<Ino>,
-    /// What is left of the path, its end first.
+    /// Remaining components, last first.
     left: Vec<Vec<u8>>,
     /// The name that is being looked up, or whose link is being read.
     asked: Option<Name>,
@@ -83,7 +83,7 @@ impl Walk {
         Ok(Self { last, is_dir, links: 0, dirs, left, asked: None })
     }
 
-    /// `answer`: to what was asked last.
+    /// `answer`: reply to the last request.
     pub(super) fn step(&mut self, answer: Option<Answer>) -> Step {
         match self.take(answer).and_then(|step| step.map_or_else(|| self.go_on(), Ok)) {
             Ok(step) => step,
@@ -147,7 +147,7 @@ impl Walk {
                 if self.dirs.len() > 1 {
                     self.dirs.pop();
                 } else if self.dir() != Ino::ROOT {
-                    // Nobody keeps what lies above a working directory.
+                    // The parents of a working directory are not recorded.
                     return Err(Errno::EOPNOTSUPP);
                 }
                 continue;
@@ -169,7 +169,7 @@ impl Walk {
     }
 }
 
-/// A path's components, the last one first.
+/// Components of a path, last first.
 fn components(path: &[u8]) -> impl Iterator<Item = Vec<u8>> {
     let all = path.split(|byte| *byte == b'/').rev();
     all.filter(|component| !matches!(*component, b"" | b".")).map(<[u8]>::to_vec)

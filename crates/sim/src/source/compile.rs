@@ -1,5 +1,5 @@
-//! Programs are compiled, one by each process: each source includes headers that are searched for along a path of directories, most of
-//! which do not have them; its object is written; and at the end the objects are linked.
+//! Compilation, by each process: each source includes headers, which are searched for in several
+//! directories and exist in one; its object is written; at the end the objects are linked.
 
 use serde::Deserialize;
 
@@ -9,24 +9,24 @@ use super::workload::{Member, range};
 use super::{Op, OpenFlags, Target};
 use crate::{Bytes, Nanos};
 
-/// The linker and the assembler write through buffers of this size.
+/// Buffer size of linker and assembler in bytes.
 const PIECE: u64 = 1 << 16;
 
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Compile {
-    /// Of each process.
+    /// Number of sources per process.
     sources: u32,
     source_bytes: Bytes,
-    /// Of all processes together.
+    /// Number of headers of all processes together.
     headers: u32,
     header_bytes: Bytes,
-    /// Headers that a source includes.
+    /// Number of headers included by each source.
     includes: u32,
-    /// Directories that are searched for headers; headers lie in them in turn.
+    /// Number of directories searched for headers; the headers are distributed over them.
     include_path: u32,
     object_bytes: Bytes,
-    /// What the compiler computes for one source.
+    /// Computing time for each source.
     time: Nanos,
 }
 
@@ -109,7 +109,7 @@ impl Compile {
     fn compile(&self, member: &Member, number: u32, source: String, object: String) -> Vec<Step> {
         let mut steps = vec![Op::stat(source.clone()).into()];
         steps.extend(read_file(source, PIECE));
-        // Other sources include others.
+        // Sources include different headers.
         for include in 0..self.includes {
             let header = number.wrapping_mul(7).wrapping_add(include) % self.headers;
             let missed = (0..header % self.include_path).map(|dir| {
@@ -128,7 +128,7 @@ impl Compile {
     }
 }
 
-/// What a compiler or a linker writes, in place of what may be there.
+/// Writes the output of a compiler or linker, replacing an existing file.
 fn output(path: &str, bytes: u64) -> impl Iterator<Item = Step> + use<> {
     let flags = OpenFlags::READ | OpenFlags::WRITE | OpenFlags::CREATE | OpenFlags::TRUNCATE;
     [Op::unlink(path), Op::open(FILE, path, flags)]

@@ -1,4 +1,5 @@
-//! Files are made in one directory by all processes, or by each in its own; then, if wanted, looked at and removed. Wu, chapter 5.
+//! Creation of files in one shared directory, or in one per process; optionally followed by `stat`
+//! and removal (wu, chapter 5).
 
 use serde::Deserialize;
 
@@ -11,21 +12,21 @@ use crate::process::WORKING_DIR;
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Create {
-    /// Of each process.
+    /// Number of files per process.
     files: u64,
     /// All processes use one directory.
     shared: bool,
-    /// The first process makes the directories of all: where several clients do, they fight for the leases on where these lie, and look
-    /// their names up again and again for a while.
+    /// The first process makes the directories of all. Otherwise clients compete for leases on the
+    /// parent directory and repeat lookups for a while.
     one_makes: bool,
-    /// Processes change to the directory in which they make files, and look it up no more.
+    /// Processes change to their directory, so it is not looked up again.
     enter: bool,
     bytes: Bytes,
-    /// Files are opened when they are made, and closed; otherwise they remain empty.
+    /// Files are opened at creation and then closed; otherwise they remain empty.
     open: bool,
     stat: bool,
     remove: bool,
-    /// Before files are looked at, clients forget what they have cached.
+    /// Clients drop their caches before `stat`.
     fresh: bool,
 }
 
@@ -83,7 +84,7 @@ impl Create {
     }
 }
 
-/// The first process makes the directory in which all work.
+/// The first process makes the shared directory.
 pub(super) fn begin(member: &Member) -> impl Iterator<Item = Step> + use<> {
     let dir = member.crew.dir.clone();
     only_if(member.is_first(), [Op::MkDir { path: dir.into(), mode: 0o1777 }.into()])
@@ -94,7 +95,7 @@ pub(super) fn after_barrier(ops: impl Iterator<Item = Op>) -> impl Iterator<Item
     script([Step::Barrier]).chain(ops.map(Step::Do))
 }
 
-/// Opens a file to be read and written, which may be there.
+/// Opens a file for reading and writing, creating it if absent.
 pub(super) fn open_new(file: u32, path: String) -> Op {
     Op::open(file, path, OpenFlags::READ | OpenFlags::WRITE | OpenFlags::CREATE)
 }

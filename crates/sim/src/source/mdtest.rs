@@ -1,5 +1,5 @@
-//! mdtest's phases, as `espalier bench` has them: each process has a tree of directories (`-u`), in which its items are spread. Files
-//! are written when they are created (`-w`).
+//! The phases of mdtest, as in `espalier bench`: each process has a tree of directories (`-u`) that
+//! contains its items. Files are written at creation (`-w`).
 
 use serde::Deserialize;
 
@@ -12,13 +12,13 @@ use crate::Bytes;
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct MdTest {
-    /// Directories, and files, of each process.
+    /// Number of directories, and of files, per process.
     files: u64,
-    /// Of a file.
+    /// File size.
     bytes: Bytes,
     /// Subdirectories of each directory of the tree (`-b`).
     branch: u64,
-    /// Levels of them (`-z`).
+    /// Levels of subdirectories (`-z`).
     depth: u32,
 }
 
@@ -28,7 +28,7 @@ impl Default for MdTest {
     }
 }
 
-/// Directories of a tree, at most.
+/// Most directories of a tree.
 const MOST: u64 = 1 << 20;
 
 impl MdTest {

@@ -1,4 +1,4 @@
-//! Operations.
+//! Operations of programs.
 
 use std::rc::Rc;
 
@@ -7,7 +7,7 @@ use espalier_proto::{Access, NewNode, RenameFlags, Request, SetAttr};
 use espalier_recording::{Asked, Told};
 
 bitflags! {
-    /// How a file is opened.
+    /// Flags of an open.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct OpenFlags: u32 {
         const READ = 1;
@@ -18,55 +18,55 @@ bitflags! {
         const APPEND = 32;
         const DIRECTORY = 64;
         const NO_FOLLOW = 128;
-        /// Good for `stat` and the like only (`O_PATH`).
+        /// `O_PATH`: permits only `stat` and the like.
         const PATH = 256;
     }
 }
 
-/// What an operation is about.
+/// Object of an operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
     Path(Vec<u8>),
-    /// As `Path`, but a symbolic link itself.
+    /// As `Path`, without following a symbolic link at the end.
     Link(Vec<u8>),
-    /// An open file.
+    /// Number of an open file.
     File(u32),
 }
 
-/// An operation, as system calls have it. Paths begin at the root, or at a
-/// working directory ([`WORKING_DIR`](crate::process::WORKING_DIR)). Open files have numbers that their programs choose: a number
-/// that is in use is closed first.
+/// An operation, as a system call. Paths begin at the root, or at a working directory
+/// ([`WORKING_DIR`](crate::process::WORKING_DIR)). Programs choose the numbers of open files:
+/// opening a number that is in use closes it first.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Op {
     MkDir {
         path: Vec<u8>,
         mode: u32,
     },
-    /// A regular file, which is not opened.
+    /// Make a regular file without opening it.
     MkNod {
         path: Vec<u8>,
         mode: u32,
     },
-    /// `mode`: of what is created.
+    /// `mode`: of a created file.
     Open {
         file: u32,
         path: Vec<u8>,
         flags: OpenFlags,
         mode: u32,
     },
-    /// Without an offset: from where the last such operation has ended.
+    /// Without an offset: at the file offset.
     Read {
         file: u32,
         offset: Option<u64>,
         size: u64,
     },
-    /// As `Read`. What is written says which process has written it.
+    /// As `Read`. The data identifies the process that writes it.
     Write {
         file: u32,
         offset: Option<u64>,
         size: u64,
     },
-    /// Where operations without an offset go on.
+    /// Set the file offset.
     Seek {
         file: u32,
         offset: u64,
@@ -77,7 +77,7 @@ pub enum Op {
     Sync {
         file: u32,
     },
-    /// Some of the entries that have not been listed yet; `plus`: with attributes.
+    /// List some further entries; `plus`: with attributes.
     List {
         file: u32,
         limit: u32,
@@ -116,14 +116,14 @@ pub enum Op {
     ReadLink {
         path: Vec<u8>,
     },
-    /// A recording is replayed in this directory, which is its root.
+    /// Make this directory the root of a replayed recording.
     Enter {
         path: Vec<u8>,
     },
     Recorded(Rc<RecordedCall>),
 }
 
-/// A call of a recording, with the numbers that inodes had there.
+/// A recorded call, with the recording's inode numbers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RecordedCall {
     pub uid: u32,
@@ -145,7 +145,7 @@ impl Op {
         Self::Open { file, path: path.into(), flags, mode: 0o666 }
     }
 
-    /// Makes a file that must not be there, and opens it for writing.
+    /// Creates a file exclusively and opens it for writing.
     pub fn create(file: u32, path: impl Into<Vec<u8>>) -> Self {
         Self::open(file, path, OpenFlags::WRITE | OpenFlags::CREATE | OpenFlags::EXCLUSIVE)
     }
@@ -190,7 +190,7 @@ impl Op {
 }
 
 impl Op {
-    /// The paths that it names.
+    /// The paths that the operation names.
     pub fn paths(&mut self) -> Vec<&mut Vec<u8>> {
         match self {
             Self::MkDir { path, .. }
@@ -217,7 +217,7 @@ impl Op {
         }
     }
 
-    /// The number of the open file that it is about, or that it opens.
+    /// The number of the open file that the operation uses or opens.
     pub fn file(&self) -> Option<u32> {
         match *self {
             Self::Open { file, .. }
@@ -235,7 +235,7 @@ impl Op {
 }
 
 impl OpKind {
-    /// Of a call as a kernel makes it.
+    /// The kind of a recorded call.
     fn of(asked: &Asked) -> Self {
         let request = match asked {
             Asked::Read { .. } => return Self::Read,
@@ -286,7 +286,7 @@ impl OpKind {
 
 macro_rules! kinds {
     ($($kind:ident = $name:literal,)*) => {
-        /// The kinds of operations that are told apart in results.
+        /// Kinds of operations that results distinguish.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum OpKind { $($kind,)* }
 

@@ -1,5 +1,5 @@
-//! The nine phases of Carns et al., "Small-File Access in Parallel File Systems", section IV. Files stay open from their creation to
-//! the seventh phase.
+//! The nine phases of Carns et al., "Small-File Access in Parallel File Systems", section IV. Files
+//! stay open from their creation to the seventh phase.
 
 use serde::Deserialize;
 
@@ -12,7 +12,7 @@ use crate::Bytes;
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Phases {
-    /// Of each process.
+    /// Number of files per process.
     files: u32,
     bytes: Bytes,
 }
@@ -46,7 +46,7 @@ impl Phases {
                     .chain((0..files).map(move |number| Op::stat(stat(number)).into()))
             }
         };
-        // The number of the listing's file is free.
+        // `FILE` stays free for the listing.
         let open = FILE + 1..FILE + 1 + files;
         begin(member)
             .chain(script([Op::mkdir(own.clone()).into()]))

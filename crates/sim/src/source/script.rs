@@ -1,4 +1,4 @@
-//! Programs that are known beforehand, but for loops that end where there is nothing more.
+//! Scripts: programs with fixed steps and loops that end when an operation returns nothing.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use crate::{Nanos, Random};
 #[derive(Clone, Debug)]
 pub enum Step {
     Do(Op),
-    /// Again and again until it comes to nothing, or fails.
+    /// Repeat until the operation returns 0 or fails.
     UntilNothing(Op),
     Pause(Nanos),
     Barrier,
@@ -22,10 +22,10 @@ impl From<Op> for Step {
     }
 }
 
-/// A program that is known beforehand, step by step.
+/// A program with fixed steps.
 pub struct Script {
     steps: Box<dyn Iterator<Item = Step>>,
-    /// What is done until it comes to nothing.
+    /// The operation that is being repeated.
     again: Option<Op>,
 }
 
@@ -60,21 +60,21 @@ impl Source for Script {
     }
 }
 
-/// The number under which scripts open files that they close before they open others.
+/// Number of the open file in scripts that use one file at a time.
 pub(super) const FILE: u32 = 3;
-/// Entries of a directory that are listed at once.
+/// Entries per listing request.
 const PAGE: u32 = 512;
 
 pub(super) fn script<const N: usize>(steps: [Step; N]) -> impl Iterator<Item = Step> {
     steps.into_iter()
 }
 
-/// Only if `wanted`.
+/// The steps, if `wanted`.
 pub(super) fn only_if<I: IntoIterator<Item = Step>>(wanted: bool, steps: I) -> impl Iterator<Item = Step> {
     wanted.then_some(steps).into_iter().flatten()
 }
 
-/// Makes a new file of so many bytes, in writes of `piece` bytes.
+/// Creates a file of `bytes` bytes in writes of `piece` bytes.
 pub fn make_file(path: String, bytes: u64, piece: u64) -> impl Iterator<Item = Step> {
     std::iter::once(Op::create(FILE, path))
         .chain(write(FILE, bytes, piece))
@@ -82,13 +82,13 @@ pub fn make_file(path: String, bytes: u64, piece: u64) -> impl Iterator<Item = S
         .map(Step::Do)
 }
 
-/// Writes of `piece` bytes each, but for the last.
+/// Writes of `piece` bytes each, the last one possibly shorter.
 pub(super) fn write(file: u32, bytes: u64, piece: u64) -> impl Iterator<Item = Op> {
     let pieces = (0..bytes).step_by(piece.max(1) as usize);
     pieces.map(move |begin| Op::Write { file, offset: None, size: piece.min(bytes - begin) })
 }
 
-/// Reads a file to its end, as programs do that do not ask how long it is.
+/// Reads a file to its end, without requesting its size.
 pub(super) fn read_file(path: String, piece: u64) -> impl Iterator<Item = Step> {
     script([
         Step::Do(Op::open(FILE, path, OpenFlags::READ)),

@@ -1,5 +1,5 @@
-//! Archives of source trees are unpacked, one by each process. What is done is what GNU tar does, as strace shows it; the archive itself
-//! is read elsewhere.
+//! Unpacking of an archive of a source tree, by each process, with the system calls of GNU tar as
+//! shown by strace. The archive is read from another file system.
 
 use std::rc::Rc;
 
@@ -14,25 +14,25 @@ use super::workload::{Member, range};
 use super::{Op, OpenFlags, Target};
 use crate::{Bytes, Seed};
 
-/// tar's buffer.
+/// Buffer size of tar in bytes.
 const PIECE: u64 = 10_240;
-/// When the archive was made.
+/// Time of the archive.
 const MTIME: Time = Time::new(1_000_000_000, 0);
 
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Untar {
-    /// Of each process's archive.
+    /// Number of files in each process's archive.
     files: u32,
-    /// Of each directory, on average.
+    /// Mean number of files per directory.
     files_per_directory: u32,
-    /// Half of all files are smaller. Sizes are distributed log-normally: those of Linux's sources are about so.
+    /// Median file size. Sizes have a log-normal distribution, approximately like Linux's sources.
     median: Bytes,
-    /// The standard deviation of the sizes' natural logarithms.
+    /// Standard deviation of the natural logarithm of the sizes.
     sigma: f64,
-    /// Which part of the files are symbolic links.
+    /// Fraction of files that are symbolic links.
     links: f64,
-    /// Archives with the same number hold the same tree.
+    /// Archives with the same number contain the same tree.
     tree: u64,
 }
 
@@ -48,12 +48,12 @@ enum Leaf {
     Link,
 }
 
-/// What is in an archive.
+/// Contents of an archive.
 #[derive(Debug)]
 struct Tree {
-    /// Parents first: each but the first lies in one before it.
+    /// Parent of each directory but the first; parents come first.
     parents: Vec<usize>,
-    /// With the directories that they lie in.
+    /// Files and links with the index of their directory.
     leaves: Vec<(usize, Leaf)>,
 }
 
@@ -71,7 +71,7 @@ impl Untar {
         Ok(())
     }
 
-    /// Directories have subdirectories more often near the root, so that a tree of 75,000 files is about 10 deep.
+    /// Directories near the root have more subdirectories: a tree of 75,000 files is about 10 deep.
     fn tree(&self) -> Tree {
         const MOST_BYTES: f64 = 1e9;
         let mut random = Seed(self.tree).random("tree", 0);
@@ -110,7 +110,7 @@ impl Untar {
     }
 }
 
-/// A directory and what lies in it, but for its subdirectories.
+/// Unpacks a directory without its subdirectories.
 fn unpack_directory(tree: &Tree, dirs: &[String], number: usize, is_root: bool) -> Vec<Step> {
     let begin = tree.leaves.partition_point(|(dir, _)| *dir < number);
     let end = tree.leaves.partition_point(|(dir, _)| *dir <= number);
@@ -141,13 +141,13 @@ fn unpack_file(path: String, bytes: u64, is_root: bool) -> impl Iterator<Item = 
         .map(Step::Do)
 }
 
-/// Directories get their times when nothing more is put into them.
+/// Sets the times of a directory after all its entries are made.
 fn finish_directory(path: &str, is_root: bool) -> impl Iterator<Item = Step> + use<> {
     let chmod = chmod(Target::Path(path.into()), 0o755);
     attributes(is_root, Target::Link(path.into())).chain([chmod]).map(Step::Do)
 }
 
-/// Only the superuser can give files away.
+/// Only the superuser can change owners.
 fn attributes(is_root: bool, target: Target) -> impl Iterator<Item = Op> {
     let times = SetAttr { mtime: Some(SetTime::To(MTIME)), ..SetAttr::default() };
     let owner = SetAttr { uid: Some(0), gid: Some(0), ..SetAttr::default() };

@@ -1,4 +1,4 @@
-//! The tables `[[workload]]` of a scenario: which processes there are, and what they do.
+//! The tables `[[workload]]` of a scenario: processes and their programs.
 
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -16,7 +16,7 @@ use super::{Script, Source};
 use crate::process::{Door, Identity, Process};
 use crate::trace::{Replay, Trace, TraceError};
 
-/// Processes that do the same, and meet at barriers.
+/// Processes with the same program, which meet at barriers.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(try_from = "toml::Table")]
 pub struct Workload {
@@ -24,15 +24,15 @@ pub struct Workload {
     kind: Kind,
 }
 
-/// What all kinds have.
+/// Settings of all kinds of workloads.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct Common {
-    /// They are dealt out to the clients in turn [default: one for each client].
+    /// Number of processes, distributed round robin over the clients [default: one per client].
     processes: Option<u32>,
-    /// The directory in the root in which they work [default: `work` and the workload's number].
+    /// Name of their directory in the root [default: `work` and the number of the workload].
     dir: Option<String>,
-    /// Of the processes; the directory is the superuser's, and all may write there.
+    /// User of the processes; the directory belongs to the superuser and is writable by all.
     uid: u32,
     gid: u32,
     umask: u32,
@@ -60,15 +60,15 @@ enum Kind {
     Trace(Traces),
 }
 
-/// Traces that are replayed at the same time, each by as many processes as it has.
+/// Traces to replay concurrently, each with its own number of processes.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Traces {
     files: Vec<PathBuf>,
-    /// Of logs of strace's: what was done below this directory is replayed.
+    /// For strace logs: replay only operations below this directory.
     #[serde(default = "root")]
     root: PathBuf,
-    /// Each is replayed so many times at the same time.
+    /// Number of concurrent replays of each trace.
     #[serde(default = "one")]
     copies: u32,
 }
@@ -81,12 +81,12 @@ fn one() -> u32 {
     1
 }
 
-/// What a workload is made of.
+/// A started workload.
 #[derive(Debug, Default)]
 pub struct Started {
-    /// Processes that meet at barriers, each with the number of the client that it runs on.
+    /// Groups of processes that meet at barriers, each process with its client.
     pub crews: Vec<Vec<(u32, Process)>>,
-    /// Traces that they replay, with their files.
+    /// Replays of traces, with their files.
     pub replays: Vec<(PathBuf, Replay)>,
 }
 
@@ -106,7 +106,7 @@ impl TryFrom<toml::Table> for Workload {
 }
 
 impl Workload {
-    /// What each value by itself does not say.
+    /// Checks the ranges and combinations of values.
     fn check(&self) -> Result<(), String> {
         let Common { processes, dir, umask, .. } = &self.common;
         range("processes", u64::from(processes.unwrap_or(1)), 1, 1 << 20)?;
@@ -125,13 +125,13 @@ impl Workload {
         }
     }
 
-    /// Replays traces; of logs of strace's what was done below the directory `root`.
+    /// Replays traces; of strace logs, the operations below the directory `root`.
     pub fn replay(files: Vec<PathBuf>, root: PathBuf) -> Self {
         Self { common: Common::default(), kind: Kind::Trace(Traces { files, root, copies: 1 }) }
     }
 
-    /// The processes of the scenario's workload of that number, dealt out to clients in turn. `first`: the number of the first process;
-    /// `from`: the directory from which files are named.
+    /// Starts the processes of workload `number`, distributed round robin over clients. `first`:
+    /// number of the first process; `from`: directory to which file names are relative.
     ///
     /// # Errors
     /// [`TraceError`]
@@ -160,7 +160,7 @@ impl Workload {
             Kind::Zipf(zipf) => zipf.source(member),
             Kind::Untar(untar) => Box::new(Script::new(untar.script(member))),
             Kind::Compile(compile) => Box::new(Script::new(compile.script(member))),
-            // It has processes of its own.
+            // A trace has its own processes.
             Kind::Trace(_) => Box::new(Script::new(std::iter::empty())),
         }
     }
@@ -196,17 +196,17 @@ impl Traces {
 /// The processes of a workload.
 #[derive(Debug)]
 pub(super) struct Crew {
-    /// The directory in which they work.
+    /// Their directory.
     pub(super) dir: String,
     pub(super) processes: u32,
     pub(super) is_root: bool,
 }
 
-/// One of them.
+/// A process of a workload.
 #[derive(Clone, Debug)]
 pub(super) struct Member {
     pub(super) crew: Rc<Crew>,
-    /// From 0 on.
+    /// Index in the workload, from 0.
     pub(super) number: u32,
 }
 
@@ -215,24 +215,24 @@ impl Member {
         self.number == 0
     }
 
-    /// The path of something in the workload's directory.
+    /// Path of an entry of the workload's directory.
     pub(super) fn path(&self, name: impl std::fmt::Display) -> String {
         format!("{}/{name}", self.crew.dir)
     }
 
-    /// A directory that no other process uses.
+    /// A directory for this process alone.
     pub(super) fn own(&self) -> String {
         self.path(self.number)
     }
 
-    /// Which of `count` things are this process's, of things that are shared out.
+    /// This process's share of the numbers below `count`.
     pub(super) fn share(&self, count: u64) -> impl Iterator<Item = u64> + use<> {
         (u64::from(self.number)..count).step_by(self.crew.processes as usize)
     }
 }
 
 /// # Errors
-/// What the value is to be, if it is not.
+/// The valid range, if the value is outside it.
 pub(super) fn range(key: &str, value: u64, least: u64, most: u64) -> Result<(), String> {
     if (least..=most).contains(&value) { Ok(()) } else { Err(format!("`{key}` is {least} to {most}")) }
 }

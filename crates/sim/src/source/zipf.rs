@@ -1,4 +1,4 @@
-//! Files of a tree that is there are chosen by Zipf's law, and looked at or read.
+//! Access to existing files by Zipf's law: `stat`, or open and read.
 
 use rand::Rng;
 use rand_distr::Distribution;
@@ -13,16 +13,16 @@ use crate::{Bytes, Random};
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Zipf {
-    /// Of all processes together.
+    /// Number of files of all processes together.
     files: u64,
-    /// Of one directory.
+    /// Number of files per directory.
     files_per_directory: u64,
     bytes: Bytes,
-    /// How often a file is chosen is proportional to its place in the order of their popularity, to the power of minus this.
+    /// Exponent: the probability of a file is proportional to its rank to the power of minus this.
     exponent: f64,
-    /// Of each process: files that it chooses.
+    /// Number of accesses per process.
     choices: u64,
-    /// Which part of them is opened and read; of the others their attributes are asked for.
+    /// Fraction of accesses that open and read the file; the others are `stat`.
     reads: f64,
 }
 
@@ -39,7 +39,7 @@ impl Default for Zipf {
     }
 }
 
-/// A prime larger than any number of files: multiples of it put the popular ones into different directories.
+/// A prime larger than any number of files: its multiples spread popular files over directories.
 const STRIDE: u64 = 2_654_435_761;
 
 impl Zipf {
@@ -74,7 +74,7 @@ impl Zipf {
             .chain(script([Step::Barrier]))
             .chain(paths.flat_map(move |path| make_file(path, bytes, 1 << 20)))
             .chain(script([Step::Barrier]));
-        // What the check lets through is a distribution.
+        // The checked values are valid for the distribution.
         match rand_distr::Zipf::new(self.files as f64, self.exponent) {
             Ok(law) => Box::new(Choosing {
                 making: Some(Script::new(making)),
@@ -93,7 +93,7 @@ impl Zipf {
     }
 }
 
-/// A process that chooses files, after it has made its share of them.
+/// A process that accesses files, after it has made its share of them.
 #[derive(Debug)]
 struct Choosing {
     making: Option<Script>,
@@ -101,7 +101,7 @@ struct Choosing {
     law: rand_distr::Zipf<f64>,
     dir: String,
     left: u64,
-    /// What is left to be done with a file that has been opened, the last first.
+    /// Remaining operations on the open file, last first.
     open: Option<[Option<Op>; 2]>,
 }
 

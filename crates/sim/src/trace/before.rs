@@ -1,4 +1,4 @@
-//! Finds out what must have been there before a trace began: what it finds and has not made.
+//! Infers the files that existed before a trace began: those that it uses and has not made.
 
 use std::collections::BTreeMap;
 
@@ -7,17 +7,17 @@ use espalier_proto::{Errno, SetAttr};
 use super::Expected;
 use crate::source::{Op, OpenFlags, Target};
 
-/// What is known of a name.
+/// Present state of a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Known {
     Absent,
     There,
 }
 
-/// What a name stood for.
+/// Initial state of a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Was {
-    /// Nothing says what.
+    /// Of unknown type.
     Something,
     Directory,
     File {
@@ -29,7 +29,7 @@ enum Was {
     },
 }
 
-/// What an operation has told besides its result, if anything.
+/// Information in a reply besides its result.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Told {
     Directory,
@@ -39,24 +39,24 @@ pub(super) enum Told {
     },
     Symlink,
     Target(Vec<u8>),
-    /// So many bytes were read.
+    /// Number of bytes read.
     Read(u64),
 }
 
-/// A trace, as far as it has been looked through.
+/// The state of a partially examined trace.
 #[derive(Debug, Default)]
 pub(super) struct Before {
     known: BTreeMap<Vec<u8>, Known>,
-    /// By the paths that they had at first.
+    /// Initial state by initial path.
     was: BTreeMap<Vec<u8>, Was>,
-    /// From where to where, in order.
+    /// Renames in order: old and new path.
     renamed: Vec<(Vec<u8>, Vec<u8>)>,
-    /// By number: the path, where reading goes on, and whether its bytes are still those that were there.
+    /// Open files by number: path, offset, and true if the data is unchanged since the start.
     open: BTreeMap<u32, (Vec<u8>, u64, bool)>,
 }
 
 impl Before {
-    /// Operations are to be told of in the order in which they came to their ends.
+    /// Examines an operation. Operations must come in the order of their completion.
     pub(super) fn see(&mut self, op: &Op, expected: Expected, told: Option<Told>) {
         match expected {
             Expected::Success => self.succeeded(op, told),
@@ -178,7 +178,7 @@ impl Before {
         self.known.insert(path.to_vec(), Known::There);
     }
 
-    /// Something is there, and the trace may not have made it.
+    /// A path exists, and the trace may not have made it.
     fn found(&mut self, path: &[u8], was: Was) {
         let (path, was) = match path.strip_suffix(b"/") {
             Some(path) if was == Was::Something => (path, Was::Directory),
@@ -199,7 +199,7 @@ impl Before {
         }
     }
 
-    /// The path that was there at first of what has this one now.
+    /// The initial path of the file with this path.
     fn original(&self, path: &[u8]) -> Vec<u8> {
         let mut path = path.to_vec();
         for (from, to) in self.renamed.iter().rev() {
@@ -224,7 +224,7 @@ impl Before {
         }
     }
 
-    /// From now on nothing is learned any more of how long a file was.
+    /// Stops learning the initial size of a file.
     fn changed(&mut self, path: &[u8]) {
         self.open
             .values_mut()
@@ -246,7 +246,7 @@ impl Before {
         self.renamed.push((from.to_vec(), to.to_vec()));
     }
 
-    /// What makes it all.
+    /// Operations that make the initial files.
     pub(super) fn into_ops(self) -> Vec<Op> {
         let mut ops = Vec::new();
         for (path, was) in self.was {
@@ -271,7 +271,7 @@ impl Before {
 }
 
 impl Was {
-    /// What is found later says more, or the same.
+    /// Merges later knowledge, which is equal or more specific.
     fn learn(&mut self, other: Self) {
         match (&mut *self, other) {
             (Self::Something, other) => *self = other,
@@ -306,7 +306,7 @@ pub(super) fn dirs(path: &[u8]) -> impl Iterator<Item = &[u8]> {
     std::iter::successors(parent(path), |path| parent(path))
 }
 
-/// What makes a file of zeros.
+/// Operations that make a file of zeros.
 pub(super) fn make_file(path: &[u8], bytes: u64, ops: &mut Vec<Op>) {
     const FILE: u32 = 0;
     ops.push(Op::create(FILE, path));

@@ -1,8 +1,9 @@
-//! HECIOS's traces of MPI programs: wu, Table 4.4; in full, the document "The Definition of PHTF (Parallel Hecios Trace Format)" that comes
-//! with HECIOS.
+//! HECIOS's traces of MPI programs: wu, Table 4.4; specified by "The Definition of PHTF (Parallel
+//! Hecios Trace Format)", which HECIOS includes.
 //!
-//! A trace is a directory: `event.N` is what the process N did, `runtime.N` says what addresses in it point to, and `fs.ini` which files
-//! had been there, and which numbers stand for MPI's constants. A single file of events has to do without.
+//! A trace is a directory: `event.N` contains the operations of process N, `runtime.N` the values
+//! at the addresses in it, and `fs.ini` the files that existed before and the values of MPI's
+//! constants. A single event file has no such context.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -13,7 +14,7 @@ use super::{Act, BadLine, Entry, Expected, Trace, TraceError, before, lines, rea
 use crate::Nanos;
 use crate::source::{Op, OpenFlags, Target};
 
-/// Of one read or write.
+/// Largest read or write in bytes.
 const MOST_BYTES: u64 = 1 << 40;
 
 /// MPI's modes of opening a file, the same in MPICH and Open MPI.
@@ -26,7 +27,7 @@ const MODES: [(u64, OpenFlags); 6] = [
     (128, OpenFlags::APPEND),
 ];
 
-/// An `.ini` file: sections, and what their keys stand for.
+/// An `.ini` file: keys and values by section.
 #[derive(Default)]
 struct Ini(BTreeMap<String, BTreeMap<String, String>>);
 
@@ -61,7 +62,7 @@ pub(super) fn read_directory(dir: &Path) -> Result<Trace, TraceError> {
     let fs = read_ini(&dir.join("fs.ini"))?;
     let dirs: BTreeSet<&[u8]> =
         fs.section("FileSystem").flat_map(|(path, _)| before::dirs(path.as_bytes())).collect();
-    // Parents come before what is in them.
+    // Parents come before their entries.
     trace.before = dirs.into_iter().map(Op::mkdir).collect();
     for (path, size) in fs.section("FileSystem") {
         let size = number(size).ok_or_else(|| {
@@ -83,7 +84,7 @@ impl Ini {
     }
 }
 
-/// What need not be there is empty.
+/// Reads an `.ini` file; an absent one is empty.
 fn read_ini(path: &Path) -> Result<Ini, TraceError> {
     if !path.exists() {
         return Ok(Ini::default());
@@ -112,15 +113,15 @@ fn number(text: &str) -> Option<u64> {
 /// The events of a process.
 struct Events {
     strings: BTreeMap<u64, String>,
-    /// What an address points to, from the event of a number on.
+    /// Values by address and number of the event from which they are valid.
     pointers: BTreeMap<(u64, u64), u64>,
     constants: BTreeMap<String, u64>,
-    /// Numbers of files by their handles, and where reading and writing go on.
+    /// Number and offset of open files by their handles.
     open: BTreeMap<u64, (u32, u64)>,
     files: u32,
 }
 
-/// A line.
+/// A line of events.
 struct Record<'a> {
     line: u64,
     id: u64,
@@ -165,7 +166,7 @@ impl Events {
         let (mut entries, mut pause) = (Vec::new(), Nanos::ZERO);
         for (line, text) in lines(text) {
             let fields: Vec<&str> = text.split_whitespace().collect();
-            // The heading of Table 4.4, and its dots.
+            // The heading of Table 4.4, and its ellipsis.
             if matches!(fields.as_slice(), ["ID", ..] | ["..."]) {
                 continue;
             }
@@ -235,7 +236,7 @@ impl Events {
         Ok(Some(Act::Do(op, record.expected)))
     }
 
-    /// Whether all processes take part: communicators are not told apart otherwise.
+    /// True if the communicator contains all processes; no other communicator is supported.
     fn is_world(&self, record: &Record<'_>) -> Result<bool, BadLine> {
         let Some(world) = self.constants.get("MPI_COMM_WORLD") else { return Ok(true) };
         Ok(record.number(0, "the communicator")? == *world)
@@ -248,7 +249,7 @@ impl Events {
         self.files += 1;
         // A file that could not be opened has no handle.
         if record.expected == Expected::Success {
-            // It is told when the call returns, so a pointer may be to it from the next event on.
+            // The handle is returned, so a pointer to it may be valid from the next event on.
             let at = record.number(4, "the file handle")?;
             let handle = self.handle(at, record.id.saturating_add(1));
             self.open.insert(handle, (self.files, 0));
@@ -256,13 +257,13 @@ impl Events {
         Ok(Op::open(self.files, path, flags))
     }
 
-    /// The handle that is there at an address, or is itself told.
+    /// The handle stored at an address, or given directly.
     fn handle(&self, address: u64, id: u64) -> u64 {
         let before = self.pointers.range((address, 0)..=(address, id)).next_back();
         before.map_or(address, |(_, handle)| *handle)
     }
 
-    /// A path, or what is at its address.
+    /// A path, given directly or by its address.
     fn path(&self, record: &Record<'_>, at: usize) -> Result<Vec<u8>, BadLine> {
         let text = record.text(at, "the file's name")?;
         let Some(address) = text.strip_prefix("0x").and_then(|_| number(text)) else {
@@ -295,7 +296,7 @@ impl Events {
         Ok(Op::Seek { file: *file, offset: *offset })
     }
 
-    /// A read or a write: of elements that are taken for bytes, since what types there are is not in the trace.
+    /// A read or a write. Elements count as bytes, since the trace does not contain their type.
     fn moves(&mut self, record: &Record<'_>, reads: bool, is_at: bool) -> Result<Op, BadLine> {
         let offset = if is_at { Some(record.number(1, "the offset")?) } else { None };
         let size = record.number(if is_at { 3 } else { 2 }, "the count")?;

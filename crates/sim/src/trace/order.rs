@@ -1,5 +1,6 @@
-//! Which operations of a trace must be done before which others of other processes, so that they come to the same again: those on the
-//! same names and the same open files, if they came one after the other then.
+//! Derives the order between operations of different processes that a replay must keep to get the
+//! same results: operations on the same names and open files keep their order if they did not
+//! overlap.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +12,7 @@ use super::{Act, Entry, Trace};
 use crate::Nanos;
 use crate::source::{Op, OpenFlags, RecordedCall};
 
-/// An entry with the time at which it began and ended.
+/// An entry with its start and end time.
 #[derive(Debug)]
 pub(super) struct Timed {
     pub(super) entry: Entry,
@@ -20,27 +21,28 @@ pub(super) struct Timed {
     pub(super) told: Option<Told>,
 }
 
-/// What operations may meet at.
+/// An object that operations share.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Place {
     Name(Vec<u8>),
     File(u32),
-    /// Of a recording.
+    /// An inode of a recording.
     Inode(Ino),
     Entry(Ino, Name),
 }
 
-/// An entry that has been at a place: its process, its number, and when it ended.
+/// An access to an object: process, index of the entry, end time.
 type Visit = (usize, usize, Nanos);
 
 #[derive(Debug, Default)]
 struct Visits {
     change: Option<Visit>,
-    /// The last of each process, since the last change.
+    /// Last read of each process since the last change.
     looks: BTreeMap<usize, Visit>,
 }
 
-/// The trace of processes, with what must have been there before: besides `before`, what operations on paths have found.
+/// Completes a trace. `before`: files known to exist before, in addition to those that operations
+/// on paths imply.
 pub(super) fn finish(
     mut processes: Vec<Vec<Timed>>,
     before: Vec<Op>,
@@ -92,7 +94,7 @@ pub(super) fn finish(
     Trace { processes: processes.collect(), before, skipped, is_local: true }
 }
 
-/// Where an operation looks, and what it changes.
+/// The objects that an operation uses; true for those that it changes.
 fn meets(op: &Op) -> Vec<(Place, bool)> {
     let mut places = Vec::new();
     if let Op::Recorded(call) = op {
@@ -111,7 +113,7 @@ fn meets(op: &Op) -> Vec<(Place, bool)> {
     places
 }
 
-/// A name, and the directories on the way to it.
+/// A name and the directories on its path.
 fn name(path: &[u8], changes: bool, places: &mut Vec<(Place, bool)>) {
     let path = path.strip_suffix(b"/").unwrap_or(path);
     places.push((Place::Name(path.to_vec()), changes));
@@ -119,7 +121,8 @@ fn name(path: &[u8], changes: bool, places: &mut Vec<(Place, bool)>) {
     places.extend(slashes.map(|(at, _)| (Place::Name(path[..at].to_vec()), false)));
 }
 
-/// The inodes that a call is about, and those whose numbers it tells: only after that others can be about them.
+/// The inodes that a call uses, and those whose numbers its reply contains: other calls can use
+/// these only afterwards.
 fn recorded(call: &RecordedCall, places: &mut Vec<(Place, bool)>) {
     let mut look = |ino: &mut Ino| places.push((Place::Inode(*ino), false));
     call.asked.clone().each_inode(&mut look);

@@ -12,7 +12,7 @@ use crate::Nanos;
 use crate::source::{Op, RecordedCall, Target};
 
 pub(super) fn parse(text: &str) -> Result<Trace, BadLine> {
-    // By process: its entries, and when the last ended.
+    // By process: its entries, and the end of the last one.
     let mut processes: BTreeMap<u32, (Vec<Timed>, Nanos)> = BTreeMap::new();
     let (mut tree, mut skipped) = (Tree::default(), BTreeMap::new());
     for (number, text) in lines(text) {
@@ -38,7 +38,7 @@ pub(super) fn parse(text: &str) -> Result<Trace, BadLine> {
     Ok(order::finish(processes, tree.into_ops(&mut skipped), skipped))
 }
 
-/// What depends on more than the recording tells.
+/// Kind of a call that depends on state outside the recording, and is skipped.
 fn is_skipped(asked: &Asked) -> Option<&'static str> {
     match asked {
         Asked::Request(Request::CopyTree(_)) => Some("steps of copying a tree"),
@@ -52,13 +52,13 @@ fn is_skipped(asked: &Asked) -> Option<&'static str> {
     }
 }
 
-/// What had been there: names that were found and that no call had made.
+/// The files that existed before: names that calls found and had not made.
 #[derive(Debug, Default)]
 struct Tree {
     names: BTreeMap<(Ino, Name), Ino>,
     inodes: BTreeMap<Ino, Inode>,
     targets: BTreeMap<Ino, Vec<u8>>,
-    /// Names that calls have made or taken away.
+    /// Names that calls have created or removed.
     changed: BTreeSet<(Ino, Name)>,
     made: BTreeSet<Ino>,
 }
@@ -74,7 +74,7 @@ impl Tree {
             (Request::ReadDir { dir, .. }, _) => {
                 told.entries.iter().for_each(|(name, inode)| self.found(*dir, name, *inode));
             }
-            // One that is not exclusive may have opened what was there.
+            // A create that is not exclusive may have opened an existing file.
             (Request::Create { dir, name, .. }, Some(inode)) if !self.inodes.contains_key(&inode.ino) => {
                 self.made.insert(inode.ino);
                 self.changed.insert((*dir, name.clone()));
@@ -107,7 +107,7 @@ impl Tree {
         }
     }
 
-    /// What makes it all, and lets the recording begin there.
+    /// Operations that make the files and map the recording's root.
     fn into_ops(self, skipped: &mut BTreeMap<String, u64>) -> Vec<Op> {
         let mut dirs: BTreeMap<Ino, (Ino, &Name)> = BTreeMap::new();
         for ((dir, name), ino) in &self.names {
@@ -122,7 +122,7 @@ impl Tree {
             }
             Some(names.into_iter().rev().flat_map(|name| [b"/".as_slice(), name].concat()).collect())
         };
-        // Parents come before what is in them.
+        // Parents come before their entries.
         let paths: BTreeMap<Vec<u8>, Ino> =
             self.names.iter().filter_map(|((dir, name), ino)| Some((path(*dir, name)?, *ino))).collect();
         let mut first: BTreeMap<Ino, Vec<u8>> = BTreeMap::new();

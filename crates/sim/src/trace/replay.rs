@@ -1,4 +1,4 @@
-//! Replays a trace, and compares what comes of it with what had.
+//! Replays a trace and compares the results with the recorded ones.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -12,56 +12,57 @@ use crate::process::{Door, FileTable, Identity, Process};
 use crate::source::{Done, Next, Op, OpKind, Source};
 use crate::{Nanos, Random};
 
-/// So many differences are told in full.
+/// Most differences that are described.
 const MOST_TOLD: usize = 100;
-/// A process looks first after so long whether others have come as far as it needs them, and then after twice as long each time.
+/// Initial interval, doubled each time, at which a process checks the operations that it must wait
+/// for.
 const PATIENCE: Nanos = Nanos(10_000);
 const MOST_PATIENCE: Nanos = Nanos(1_000_000);
-/// After so long it goes on: whom it waits for has been stopped.
+/// Time after which a process stops waiting, since the other one may be stopped.
 const GIVES_UP: Nanos = Nanos(60_000_000_000);
 
-/// A trace that is being replayed: shared by its processes, and asked at the end.
+/// A replay of a trace, shared by its processes.
 #[derive(Clone, Debug)]
 pub struct Replay(Rc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
     trace: Rc<Trace>,
-    /// The directory in which it is replayed.
+    /// Directory of the replay.
     dir: String,
     state: RefCell<State>,
 }
 
 #[derive(Debug)]
 struct State {
-    /// How many of its entries each process has done.
+    /// Completed entries of each process.
     done: Vec<usize>,
     replayed: Replayed,
 }
 
-/// What a replay has come to, besides what was original.
+/// Result of a replay.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Replayed {
-    /// Operations of the trace, of the replay, and those of these that came to the same, by kind.
+    /// By kind: operations in the trace, operations in the replay, and those with equal results.
     pub kinds: BTreeMap<&'static str, [u64; 3]>,
-    /// The first of those that did not.
+    /// The first differences.
     pub differences: Vec<Difference>,
 }
 
-/// An operation that came to something else.
+/// An operation with a different result.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
-    /// In the trace; 0: what was to be made before.
+    /// Line in the trace; 0: preparation of the files that existed before.
     pub line: u64,
     pub kind: OpKind,
-    /// A path, an open file, or what a recording says.
+    /// A path, an open file, or a recorded call.
     pub subject: String,
     pub expected: Expected,
     pub result: Result<u64, Errno>,
 }
 
 impl Replay {
-    /// `dir`: where it is replayed, from the root on; it is made.
+    /// `dir`: absolute path of the directory for the replay, which is created.
     pub fn new(trace: Rc<Trace>, dir: String) -> Self {
         let mut replayed = Replayed::default();
         for entry in trace.processes.iter().flatten() {
@@ -73,7 +74,7 @@ impl Replay {
         Self(Rc::new(Shared { trace, dir, state: RefCell::new(State { done, replayed }) }))
     }
 
-    /// The processes, each with the number of the client that it runs on. `first`: the number of the first process.
+    /// The processes, each with the number of its client. `first`: number of the first process.
     pub fn start(&self, first: u32, clients: u32) -> Vec<(u32, Process)> {
         let shared = FileTable::default();
         let Trace { processes, is_local, .. } = &*self.0.trace;
@@ -103,7 +104,7 @@ impl Replay {
         })
     }
 
-    /// What makes the directory and what had been there.
+    /// Operations that make the directory and the files that existed before.
     fn making(&self) -> impl Iterator<Item = Op> {
         let Shared { trace, dir, .. } = &*self.0;
         let parents = dir.match_indices('/').map(|(at, _)| &dir[..at]).filter(|dir| !dir.is_empty());
@@ -111,12 +112,12 @@ impl Replay {
         dirs.chain(trace.before.iter().map(|op| moved(op, dir)))
     }
 
-    /// What the trace has that is not replayed, and how often.
+    /// Parts of the trace that are not replayed, with their number.
     pub fn skipped(&self) -> &BTreeMap<String, u64> {
         &self.0.trace.skipped
     }
 
-    /// What it has come to until now.
+    /// Results so far.
     pub fn replayed(&self) -> Replayed {
         self.0.state.borrow().replayed.clone()
     }
@@ -142,7 +143,7 @@ impl Replay {
 }
 
 impl Replayed {
-    /// Whether all was done, and all came to the same.
+    /// True if all operations were executed with equal results.
     pub fn is_faithful(&self) -> bool {
         self.differences.is_empty() && self.kinds.values().all(|[was, is, same]| was == is && is == same)
     }
@@ -157,8 +158,8 @@ impl fmt::Display for Difference {
         }
         write!(f, "{} {subject}: ", kind.name())?;
         match result {
-            Ok(_) => write!(f, "it is done, and was not: {expected}"),
-            Err(errno) => write!(f, "{errno}, and it was: {expected}"),
+            Ok(_) => write!(f, "succeeded, but failed in the trace: {expected}"),
+            Err(errno) => write!(f, "{errno}, expected: {expected}"),
         }
     }
 }
@@ -168,12 +169,12 @@ impl fmt::Display for Difference {
 struct Player {
     replay: Replay,
     process: usize,
-    /// What is still to be made that had been there.
+    /// Remaining preparation.
     before: std::vec::IntoIter<Op>,
     is_begun: bool,
-    /// The entry that is next.
+    /// Index of the next entry.
     at: usize,
-    /// What is being done: its line, and what is expected of it.
+    /// The operation in progress: line, operation, expected result.
     doing: Option<(u64, Op, Expected)>,
     paused: bool,
     waited: Nanos,
@@ -220,7 +221,7 @@ impl Source for Player {
     }
 }
 
-/// The same in another directory.
+/// The operation with paths below `dir`.
 fn moved(op: &Op, dir: &str) -> Op {
     let mut op = op.clone();
     let into = |path: &mut Vec<u8>| {
@@ -238,7 +239,7 @@ fn moved(op: &Op, dir: &str) -> Op {
     op
 }
 
-/// What an operation is about, for messages.
+/// The subject of an operation, for messages.
 fn subject(op: &Op) -> String {
     match op {
         Op::Recorded(call) => format!("{:?}", call.asked),

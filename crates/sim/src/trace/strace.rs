@@ -15,7 +15,7 @@ use state::State;
 
 pub(super) use line::is_line;
 
-/// The trace of a log: what was done below the directory `root`, whose path becomes `/`.
+/// Parses a log. Operations below the directory `root` are kept; its path becomes `/`.
 pub(super) fn parse(text: &str, root: &Path) -> Result<Trace, BadLine> {
     let events = line::events(text)?;
     let start = events.iter().find_map(|event| match event {
@@ -23,7 +23,7 @@ pub(super) fn parse(text: &str, root: &Path) -> Result<Trace, BadLine> {
         Event::Exit { .. } => None,
     });
     let mut state = State::new(root, &events)?;
-    // By number of process: its entries and when the last ended.
+    // By process number: its entries, and the end of the last one.
     let mut processes: Vec<(Vec<Timed>, Nanos)> = Vec::new();
     let mut numbers: BTreeMap<u32, usize> = BTreeMap::new();
     for event in &events {
@@ -40,7 +40,7 @@ pub(super) fn parse(text: &str, root: &Path) -> Result<Trace, BadLine> {
             processes.len() - 1
         });
         let Some(done) = translate::translate(&mut state, call)? else { continue };
-        // A process begins after all that its parent had done.
+        // A process begins after all earlier operations of its parent.
         let parent = state.parent(call.pid).and_then(|parent| numbers.get(&parent)).copied();
         let is_first = processes[process].0.is_empty();
         let after = parent.filter(|_| is_first).and_then(|parent| {

@@ -1,4 +1,4 @@
-//! What a node asks data servers. What goes together is a round, which ends when all have answered.
+//! Requests of a node to data servers, in rounds: a round ends when all its requests are answered.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -18,15 +18,15 @@ use crate::world::line::Line;
 
 use espalier_timeline::{Id, Place};
 
-/// Who asks.
+/// The requesting node.
 #[derive(Clone, Copy, Debug)]
 pub enum Asker {
-    /// A metadata server; its number, and which of its starts it is.
+    /// A metadata server and its incarnation.
     Server(ServerId, u64),
     Client(ClientId),
 }
 
-/// See the module's description. `P`: on whose behalf something is asked.
+/// See the module description. `P`: purpose of a round.
 #[derive(Debug)]
 pub struct Asking<P> {
     own: Node,
@@ -37,14 +37,14 @@ pub struct Asking<P> {
     asks_for_new: bool,
     rounds: BTreeMap<u64, Round<P>>,
     next_round: u64,
-    /// Which clients' sessions go on, as in [`DataRequest::Admit`].
+    /// Continuing sessions of clients, as in [`DataRequest::Admit`].
     sessions: (u64, Vec<u64>),
 }
 
 #[derive(Debug)]
 struct DataLine {
     line: Line,
-    /// For which round something is asked, and which of its requests it is.
+    /// Requests by round and index.
     link: DataLink<(u64, usize)>,
 }
 
@@ -53,24 +53,24 @@ struct Round<P> {
     purpose: P,
     asked: Vec<(ServerId, DataRequest)>,
     replies: Vec<Option<Result<DataReply, Errno>>>,
-    /// Of a stream: how it goes on.
+    /// For a stream operation: its further rounds.
     striped: Option<(Striped, Option<Capability>)>,
-    /// The operations that wait for it, if somebody traces.
+    /// Waiting operations, if traced.
     causes: Vec<Id>,
 }
 
-/// What has come of asking.
+/// Result of a round.
 #[derive(Debug)]
 pub enum Came<P> {
-    /// All have answered.
+    /// All requests are answered.
     Replies { purpose: P, asked: Vec<(ServerId, DataRequest)>, replies: Vec<Result<DataReply, Errno>> },
-    /// What was to be done with a stream is done; or a capability is out of date (`None`).
+    /// The stream operation is complete; `None`: its capability is stale.
     Streamed { purpose: P, result: Option<Result<Reply, Errno>> },
-    /// A server has been reached for the first time.
+    /// A data server was reached for the first time, with its provisional datafiles.
     New(ServerId, Vec<Ino>),
 }
 
-/// A server that does not say what it has is asked again after that.
+/// Interval for repeating a failed request for provisional datafiles.
 const AGAIN: Nanos = Nanos(1_000_000_000);
 
 impl<P> Asking<P> {
@@ -89,7 +89,7 @@ impl<P> Asking<P> {
         Node(self.first.0 + u32::from(server.0))
     }
 
-    /// Tries to reach a data server, unless it is reached already.
+    /// Connects to a data server, unless connected.
     pub fn reach(&mut self, fabric: &mut Fabric<'_>, asker: Asker, server: ServerId) {
         let node = self.node(server);
         let own = self.own;
@@ -110,7 +110,7 @@ impl<P> Asking<P> {
         self.lines.get(&server).is_some_and(|line| line.link.is_connected())
     }
 
-    /// If it was a connection to a data server: that one, and after how long it is to be tried again.
+    /// If the connection was to a data server: the server, and the pause before a new attempt.
     pub fn lost(&mut self, wire: WireId) -> Option<(Node, Nanos)> {
         let (server, line) = self.lines.iter_mut().find(|(_, line)| line.line.wire == Some(wire))?;
         line.line.lose(wire);
@@ -120,7 +120,7 @@ impl<P> Asking<P> {
         Some((self.node(server), pause))
     }
 
-    /// A data server has answered the first message.
+    /// A data server has accepted the connection.
     pub fn welcomed(&mut self, fabric: &mut Fabric<'_>, asker: Asker, from: Node, wire: WireId) {
         let server = ServerId(u16::try_from(from.0 - self.first.0).unwrap_or(u16::MAX));
         let Some(line) = self.lines.get_mut(&server).filter(|line| line.line.wire == Some(wire)) else {
@@ -160,7 +160,7 @@ impl<P> Asking<P> {
         }
     }
 
-    /// Asks servers. What comes of it follows; at once if nobody is asked.
+    /// Sends requests. The result follows later, or at once if there are none.
     pub fn ask(
         &mut self,
         fabric: &mut Fabric<'_>,
@@ -171,7 +171,7 @@ impl<P> Asking<P> {
         self.begin_round(fabric, purpose, asked, None, causes)
     }
 
-    /// Tells all servers which clients' sessions go on.
+    /// Informs all data servers of the continuing sessions.
     pub fn admit(
         &mut self,
         fabric: &mut Fabric<'_>,
@@ -185,7 +185,7 @@ impl<P> Asking<P> {
         self.ask(fabric, purpose, asked, Vec::new())
     }
 
-    /// Has something done with a striped file.
+    /// Starts an operation on a striped file.
     pub fn stream(
         &mut self,
         fabric: &mut Fabric<'_>,
@@ -239,7 +239,7 @@ impl<P> Asking<P> {
         self.end_round(fabric, round)
     }
 
-    /// If all have answered.
+    /// The result of the round if it is complete.
     fn end_round(&mut self, fabric: &mut Fabric<'_>, number: u64) -> Option<Came<P>> {
         let replies = &mut self.rounds.get_mut(&number)?.replies;
         if replies.iter().any(Option::is_none) {
@@ -259,7 +259,7 @@ impl<P> Asking<P> {
         }
     }
 
-    /// Servers that have not answered.
+    /// Data servers with unanswered requests.
     pub fn awaited(&self) -> Vec<ServerId> {
         let awaited = self.rounds.values().flat_map(|round| {
             let asked = round.asked.iter().zip(&round.replies);

@@ -1,5 +1,5 @@
-//! What a client's kernel believes of names and attributes for a while after it was told, whatever others do to them meanwhile, as
-//! with the mount option `cache=ttl:`.
+//! Cache with a fixed term for names and attributes, without leases, as with the mount option
+//! `cache=ttl:`.
 
 use std::collections::BTreeMap;
 
@@ -9,17 +9,17 @@ use espalier_proto::{Attr, Entry, Errno, Ino, Name, Request};
 use crate::scenario::Caching;
 use crate::time::Nanos;
 
-/// See the module's description.
+/// See the module description.
 #[derive(Debug)]
 pub struct Believed {
     term: Nanos,
-    /// `None`: there is no such name.
+    /// Entries with the time of the reply; `None`: the name does not exist.
     names: BTreeMap<(Ino, Name), (Nanos, Option<Entry>)>,
     attrs: BTreeMap<Ino, (Nanos, Attr)>,
 }
 
 impl Believed {
-    /// What clients that cache in this way believe, if anything.
+    /// The cache of a client with this mode, if it has one.
     pub fn of(caching: Caching) -> Option<Self> {
         match caching {
             Caching::Ttl(term) => Some(Self { term, names: BTreeMap::new(), attrs: BTreeMap::new() }),
@@ -27,7 +27,7 @@ impl Believed {
         }
     }
 
-    /// The answer to a call, if it is believed.
+    /// The cached reply to a call, if any.
     pub fn answer(&self, now: Nanos, call: &Call<'_>) -> Option<Answer> {
         let Call::Request(request) = call else { return None };
         match request {
@@ -49,7 +49,7 @@ impl Believed {
         self.attrs.get(&ino).filter(|(until, _)| *until >= now).map(|(_, attr)| *attr)
     }
 
-    /// A call has been answered that was not answered from here.
+    /// Caches the reply to a call that was not answered from the cache.
     pub fn learn(&mut self, now: Nanos, call: &Call<'_>, result: &Result<Answer, Errno>) {
         self.forget_changed(call);
         let until = now + self.term;
@@ -79,7 +79,7 @@ impl Believed {
         }
     }
 
-    /// What the client has changed itself it does not believe any more.
+    /// Drops entries that the client itself has changed.
     fn forget_changed(&mut self, call: &Call<'_>) {
         match call {
             Call::Write { ino, .. } | Call::Allocate { ino, .. } | Call::Copy { to: ino, .. } => {
@@ -114,7 +114,7 @@ impl Believed {
         }
     }
 
-    /// Gives up what is too old.
+    /// Drops expired entries.
     pub fn tick(&mut self, now: Nanos) {
         self.names.retain(|_, (until, _)| *until >= now);
         self.attrs.retain(|_, (until, _)| *until >= now);

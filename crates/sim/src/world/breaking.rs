@@ -1,4 +1,4 @@
-//! What breaks in a world, and how it is mended.
+//! Starts and ends faults.
 
 use espalier_meta::Config;
 use rand::Rng;
@@ -53,7 +53,7 @@ impl World<'_> {
                 if self.fabric.sides.is_empty() {
                     let random = self.faults.random(kind);
                     let mut sides: Vec<bool> = (0..self.scenario.nodes()).map(|_| random.random()).collect();
-                    // There is somebody on either side.
+                    // Neither side is empty.
                     sides[node] = true;
                     let other = (node + 1) % sides.len();
                     sides[other] = false;
@@ -83,7 +83,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Of a server.
+    /// The disk of a server.
     fn disk(&mut self, node: usize) -> Option<&mut Disk> {
         if node < self.servers.len() {
             Some(&mut self.servers[node].disk)
@@ -140,7 +140,7 @@ impl World<'_> {
                     }
                     return Ok(());
                 };
-                // With a disk that fails it cannot begin; it does when that is mended.
+                // A server with a failing disk starts when the disk is repaired.
                 if !server.is_up() && !server.disk.fails {
                     self.begin_server(node)?;
                 }
@@ -154,7 +154,7 @@ impl World<'_> {
                 let Some(server) = self.servers.get_mut(node.0 as usize) else { return Ok(()) };
                 server.storage.fail(false);
                 if server.is_up() {
-                    // What has failed is not trusted before the next start.
+                    // After a disk failure the server must restart.
                     self.crash(node.0 as usize, Loss::Process, Nanos::ZERO)?;
                 } else {
                     self.fabric.after(Nanos::ZERO, Event::Mend(Mend::Start(node)));

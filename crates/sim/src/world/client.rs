@@ -1,4 +1,4 @@
-//! A client as a node: its sessions, and the processes that run on it.
+//! A client node: its sessions and its processes.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -32,30 +32,30 @@ use crate::world::pages::Pages;
 use crate::world::spans::{asks, place_of};
 use crate::world::turns::Turns;
 
-/// The first client's number; those before are machines' own.
+/// Number of the first client; smaller numbers are reserved for the machines.
 pub const FIRST: u64 = 100;
-/// Records that a client caches.
+/// Number of cached records.
 const CACHED: usize = 65_536;
-/// From one tick of a client to the next.
+/// Interval of a client's ticks.
 const TICK: Nanos = Nanos(500_000_000);
 
-/// Who has called: a process, and the number of the call.
+/// The caller of a call: process and number.
 #[derive(Clone, Copy, Debug)]
 pub struct Ticket {
     process: u32,
     call: u64,
 }
 
-/// Something that data servers were asked: the sessions' number of it, and what tells them that it may still be done.
+/// A request to data servers: its number in the sessions, and a token that marks it as pending.
 type DataAsked = (u64, Arc<()>);
 
-/// What a client's processor is given to do.
+/// Work of a client's processor.
 #[derive(Debug)]
 pub enum ClientJob {
-    /// A process is told something.
+    /// A reply is delivered to a process.
     Process(u32),
     Message(WireId, Node, Box<Message>),
-    /// A payload was announced, or may be sent.
+    /// Announcement or grant of a payload.
     Handshake,
 }
 
@@ -63,31 +63,31 @@ pub enum ClientJob {
 pub struct Slot {
     process: Box<dyn Program>,
     random: Random,
-    /// The scenario's workload that it belongs to.
+    /// Index of its workload in the scenario.
     pub workload: u32,
-    /// What it goes on with when its client's processor is done.
+    /// The reply that the process gets when the processor is done.
     answer: Option<Result<Answer, Errno>>,
     has_ended: bool,
 }
 
-/// What a process has come to.
+/// What a process has reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reached {
     Barrier,
     End,
 }
 
-/// See the module's description.
+/// See the module description.
 pub struct Client {
     pub node: Node,
-    /// From 0 on.
+    /// Index, from 0.
     pub index: u32,
     pub id: ClientId,
     clock: Clock,
     sessions: Sessions<Ticket>,
     told: Told<Ticket>,
     lines: BTreeMap<Rank, Line>,
-    /// What data servers are asked, with the sessions' numbers of it.
+    /// Requests to data servers, with their numbers in the sessions.
     asking: Asking<DataAsked>,
     pub slots: Vec<Slot>,
     calls: u64,
@@ -95,21 +95,22 @@ pub struct Client {
     turns: Turns,
     random: Random,
     leases: bool,
-    /// Without leases it may believe for a while what it was told.
+    /// Cache with a fixed term, if the client has no leases.
     believed: Option<Believed>,
-    /// If its kernel keeps what files hold.
+    /// Page cache of the kernel, if simulated.
     pages: Option<Pages>,
-    /// Of which answers are believed, or kept.
+    /// Pending calls whose replies may be cached.
     called: BTreeMap<u64, Call<'static>>,
-    /// It says that often that it is there, in ticks.
+    /// Interval of keep-alive messages in ticks.
     alive_ticks: u64,
     ticks: u64,
     pub is_up: bool,
-    /// It ends its sessions.
+    /// The client is ending its sessions.
     pub leaves: bool,
-    /// Processes that go on now, with what.
+    /// Processes ready to run, with their replies.
     ready: VecDeque<(u32, Option<Result<Answer, Errno>>)>,
-    /// Processes that have come to a barrier, or to their end, and the operations that have ended, since this was last asked.
+    /// Barriers and ends that processes have reached since the last query, with completed
+    /// operations.
     pub came: Vec<(u32, Reached)>,
     pub done: Vec<(u32, Done)>,
 }
@@ -157,8 +158,8 @@ impl Client {
         (self.slots.len() - 1) as u32
     }
 
-    /// Its processes never forget what inodes they have been told of, as if a kernel held them, which keeps what files hold; with every
-    /// other client it does not check what they may do.
+    /// Keeps all inodes that replies have named, as a kernel that caches them and their data. Every
+    /// other client does not check permissions.
     pub fn keep_told(&mut self, ranks: u16) {
         let is_checked = self.index.is_multiple_of(2);
         self.sessions = Sessions::new(Cache::new(CACHED, Users::Tell), ranks.into(), is_checked);
@@ -166,7 +167,7 @@ impl Client {
     }
 
     pub fn begin(&mut self, fabric: &mut Fabric<'_>) {
-        // Clients do not tick all at the same time.
+        // Spread the ticks of clients.
         let first = Nanos(self.random.random_range(0..TICK.0));
         fabric.after(first, Event::Tick { node: self.node, start: 0 });
         for process in 0..self.slots.len() as u32 {
@@ -174,7 +175,7 @@ impl Client {
         }
     }
 
-    /// It ends with its processes; nothing comes of it any more.
+    /// The client crashes with its processes.
     pub fn crash(&mut self, fabric: &mut Fabric<'_>) {
         self.is_up = false;
         self.lines.clear();
@@ -190,12 +191,12 @@ impl Client {
         fabric.drop_node(self.node, true);
     }
 
-    /// Milliseconds of a clock that nobody sets.
+    /// Milliseconds of a monotonic clock.
     fn now(&self, fabric: &Fabric<'_>) -> u64 {
         self.clock.shown(fabric.now).as_millis()
     }
 
-    // ---- What is traced
+    // ---- Tracing
 
     fn place(&self) -> Place {
         place_of(self.id)
@@ -218,7 +219,7 @@ impl Client {
 
     // ---- Processes
 
-    /// A process goes on.
+    /// Continues a process.
     pub fn resume(&mut self, fabric: &mut Fabric<'_>, process: u32) {
         if let Some(slot) = self.slots.get_mut(process as usize).filter(|slot| !slot.has_ended) {
             let answer = slot.answer.take();
@@ -227,7 +228,7 @@ impl Client {
         }
     }
 
-    /// Lets processes go on until all wait.
+    /// Runs processes until all of them wait.
     fn go_on(&mut self, fabric: &mut Fabric<'_>) {
         loop {
             while let Some((process, answer)) = self.ready.pop_front() {
@@ -298,7 +299,7 @@ impl Client {
         self.sessions.call(now, asked, &mut self.told);
     }
 
-    /// Whoever has made a call does not want to wait for its answer any longer, if that is for a lock.
+    /// Interrupts a call that waits for a lock.
     pub fn interrupt(&mut self, fabric: &mut Fabric<'_>, call: u64) {
         if self.is_up {
             self.sessions.interrupt(call, |_| false, |_| false, &mut self.told);
@@ -306,7 +307,7 @@ impl Client {
         }
     }
 
-    /// `lease_ms`: so long it may be kept.
+    /// `lease_ms`: term of the reply's leases.
     fn end_call(
         &mut self,
         fabric: &mut Fabric<'_>,
@@ -344,7 +345,7 @@ impl Client {
         self.give(fabric, ClientJob::Process(ticket.process));
     }
 
-    /// Gives its processor something to do.
+    /// Queues work for the processor.
     fn give(&mut self, fabric: &mut Fabric<'_>, job: ClientJob) {
         let idle = self.cpu.idle(fabric.now);
         if let Some(arrived) = self.cpu.arrive(fabric.now, job) {
@@ -352,7 +353,7 @@ impl Client {
         }
     }
 
-    /// `idle`: for how long the processor had nothing to do.
+    /// `idle`: idle time of the processor before.
     fn prepare(
         &mut self,
         fabric: &mut Fabric<'_>,
@@ -394,7 +395,8 @@ impl Client {
         }
     }
 
-    /// Its processor, which is done with what has come at `since`, goes on with what waits, or turns away from connections first.
+    /// The processor has finished work that arrived at `since`: continues with the next, after
+    /// paying for its turns.
     pub fn rest(&mut self, fabric: &mut Fabric<'_>, since: Nanos) {
         if self.cpu.has_waiting() || !self.turns.owes() {
             return self.prepare_next(fabric, since);
@@ -409,7 +411,7 @@ impl Client {
 
     // ---- Sessions
 
-    /// Does what the sessions want done.
+    /// Executes the actions that the sessions request.
     fn do_told(&mut self, fabric: &mut Fabric<'_>) {
         loop {
             for (rank, message) in std::mem::take(&mut self.told.send) {
@@ -436,7 +438,7 @@ impl Client {
                     ForDoor::Answer { ticket, result, lease_ms } => {
                         self.answered(fabric, ticket, result, lease_ms);
                     }
-                    // Processes keep nothing of what they are told.
+                    // The simulated processes cache nothing.
                     ForDoor::Revoke { rank, number, lease, .. } => {
                         if let Lease::Inode { ino } | Lease::Data { ino } = lease {
                             self.drop_pages(&[ino]);
@@ -477,7 +479,7 @@ impl Client {
         }
     }
 
-    /// Something has come of asking data servers.
+    /// Handles a result from data servers.
     fn data_came(&mut self, fabric: &mut Fabric<'_>, came: Came<DataAsked>) {
         if let Came::Streamed { purpose: (number, held), result } = came {
             drop(held);
@@ -503,7 +505,7 @@ impl Client {
         }
     }
 
-    /// Tries to reach a metadata server, unless it is reached already.
+    /// Connects to a metadata server, unless connected.
     pub fn reach(&mut self, fabric: &mut Fabric<'_>, rank: Rank) {
         let line = self.lines.entry(rank).or_default();
         if line.wire.is_none() && self.is_up {
@@ -515,7 +517,7 @@ impl Client {
         }
     }
 
-    /// Tries to reach a data server.
+    /// Connects to a data server.
     pub fn reach_data(&mut self, fabric: &mut Fabric<'_>, server: ServerId) {
         if self.is_up && !self.leaves {
             self.asking.reach(fabric, Asker::Client(self.id), server);
@@ -616,7 +618,7 @@ impl Client {
 
     // ---- The end
 
-    /// Ends all sessions: those with servers that are not reached now, later.
+    /// Ends all sessions; those with unreachable servers end later.
     pub fn leave(&mut self, fabric: &mut Fabric<'_>) {
         self.leaves = true;
         for rank in self.lines.keys().copied().collect::<Vec<_>>() {
@@ -624,32 +626,33 @@ impl Client {
         }
     }
 
-    /// Unless servers still have to do what its processes have been told of: then later.
+    /// Ends a session, unless write-back operations are pending.
     fn say_goodbye(&mut self, fabric: &mut Fabric<'_>, rank: Rank) {
         if self.sessions.unanswered_changes() > 0 {
             return;
         }
         if let Some(wire) = self.lines.get(&rank).filter(|line| line.up).and_then(|line| line.wire) {
             fabric.send(wire, self.node, Message::FromClient(FromClient::Goodbye));
-            // It is not to be reached any more: the server closes the connection.
+            // Do not reconnect: the server closes the connection.
             self.lines.remove(&rank);
             self.sessions.disconnected(rank);
         }
     }
 
-    /// What it has of a metadata server that it uses; within, `None` as long as anything is under way.
+    /// Inodes of a metadata server with lookup and open counts, if the client uses it; the inner
+    /// value is `None` while anything is pending.
     #[expect(clippy::option_option)]
     pub fn holdings(&self, rank: Rank) -> Option<Option<Vec<(Ino, u64, u32)>>> {
         self.lines.get(&rank)?;
         Some(self.sessions.holdings(rank).filter(|_| self.sessions.unanswered_changes() == 0))
     }
 
-    /// It has no session any more.
+    /// True if the client has no session.
     pub fn has_left(&self) -> bool {
         !self.is_up || (self.leaves && self.lines.is_empty())
     }
 
-    /// Calls that wait, by the rank that they wait for.
+    /// Number of pending calls by rank.
     pub fn waits_for(&self) -> Vec<(Rank, usize)> {
         let waiting = self.sessions.needed().map(|rank| (rank, self.sessions.waiting(rank)));
         waiting.filter(|(_, waiting)| *waiting > 0).collect()

@@ -1,4 +1,4 @@
-//! A data server as a node: its machine, its processor, its disk, and who is connected to it.
+//! A data server node: its machine, processor, disk and connections.
 
 use std::collections::BTreeMap;
 
@@ -23,22 +23,22 @@ use crate::world::event::Event;
 use crate::world::fabric::{Fabric, WireId};
 use crate::world::spans::place_of;
 
-/// Requests that each may have unanswered.
+/// Most unanswered requests of a peer.
 const WINDOW: u32 = 1024;
-/// What a datafile that is made takes on a disk.
+/// Bytes on disk for a new datafile.
 const NOTE: usize = 48;
 
-/// What a data server is given to serve.
+/// A request to serve.
 #[derive(Debug)]
 pub struct DataJob {
     connection: u64,
     message: ToData,
 }
 
-/// What its disk is given to do.
+/// Work of the disk.
 pub type DataDiskJob = (IoId, Io);
 
-/// See the module's description.
+/// See the module description.
 pub struct DataServer {
     pub node: Node,
     place: Place,
@@ -46,17 +46,17 @@ pub struct DataServer {
     clock: Clock,
     pub disk: Disk,
     files: Datafiles<MemoryStore, SimFile>,
-    /// How many there are.
+    /// Number of datafiles.
     count: u64,
-    /// Every change is durable before it is answered.
+    /// Changes are durable before they are acknowledged.
     sync: bool,
-    /// And each removal, and each datafile that is made, by itself.
+    /// Each removal and each creation is synced separately.
     alone: bool,
     machine: Option<Data>,
     pub cpu: Station<DataJob>,
     pub device: Station<DataDiskJob>,
     random: Random,
-    /// Who is connected, by the number of the connection.
+    /// Connections by number: their peers.
     peers: BTreeMap<u64, (WireId, Asker)>,
     numbers: FxHashMap<WireId, u64>,
     next_connection: u64,
@@ -65,7 +65,7 @@ pub struct DataServer {
 
 impl DataServer {
     /// # Errors
-    /// None that can be expected of memory.
+    /// None is expected of memory.
     pub fn new(node: Node, scenario: &Scenario, seed: Seed) -> Result<Self, StoreError> {
         let number = u64::from(node.0);
         let sync = scenario.cluster.durability == Durability::Durable;
@@ -94,7 +94,7 @@ impl DataServer {
         self.machine.is_some()
     }
 
-    /// Nothing is under way.
+    /// True if nothing is pending.
     pub fn is_quiet(&self) -> bool {
         self.machine.as_ref().is_some_and(|machine| machine.under_way() == 0)
             && self.cpu.is_idle()
@@ -106,10 +106,10 @@ impl DataServer {
         Used { cores: self.cpu.servers(), cpu, disk, entries: self.count }
     }
 
-    /// Its datafiles, with their lengths.
+    /// The datafiles with their sizes in bytes.
     ///
     /// # Errors
-    /// None that can be expected of memory.
+    /// None is expected of memory.
     pub fn datafiles(&self) -> Result<Vec<(Ino, u64)>, StoreError> {
         self.files.all()
     }
@@ -121,7 +121,7 @@ impl DataServer {
         fabric.observer.began(fabric.now, self.node);
     }
 
-    /// As its configuration says from now on, whether it is up or not.
+    /// Changes the configuration, whether the server is up or not.
     pub fn set_alone(&mut self, alone: bool) {
         self.alone = alone;
         if let Some(machine) = &mut self.machine {
@@ -130,7 +130,7 @@ impl DataServer {
     }
 
     /// # Errors
-    /// Its journal is not one any more.
+    /// The journal is invalid.
     pub fn crash(&mut self, fabric: &mut Fabric<'_>, loss: Loss) -> Result<(), StoreError> {
         self.machine = None;
         let power = match loss {
@@ -185,7 +185,7 @@ impl DataServer {
                 return fabric.send(wire, self.node, Message::Refused);
             }
         };
-        // What it had connected before is of no more use.
+        // Close the peer's earlier connections.
         let old: Vec<_> = self
             .peers
             .iter()
@@ -253,7 +253,7 @@ impl DataServer {
         }
     }
 
-    /// How a request over a connection is called where operations are traced.
+    /// Trace id of a request on a connection.
     fn served_to(&self, connection: u64, number: u64) -> Option<Id> {
         let from = match self.peers.get(&connection)?.1 {
             Asker::Server(ServerId(rank)) => Place::Rank(rank),
@@ -262,7 +262,7 @@ impl DataServer {
         Some(Id { from, to: self.place, number })
     }
 
-    /// The disk has done something.
+    /// Traces a completed disk operation.
     fn trace_stored(&self, fabric: &mut Fabric<'_>, since: Nanos, id: IoId, io: &Io) {
         let kind = match io {
             Io::Request(request) => request.name(),
@@ -299,7 +299,7 @@ impl DataServer {
         fabric.after(time, Event::DataStored { node: self.node, start: self.start, since, job });
     }
 
-    /// The disk is done.
+    /// The disk has completed an operation.
     pub fn stored(&mut self, fabric: &mut Fabric<'_>, since: Nanos, (id, io): DataDiskJob) {
         if let Some(next) = self.device.leave(fabric.now, since) {
             self.start_storing(fabric, next);
@@ -320,14 +320,14 @@ impl DataServer {
         self.input(fabric, Input::Done { id, result });
     }
 
-    /// How many of these there are.
+    /// Number of the given datafiles that exist.
     fn count_of(&self, inos: &[Ino]) -> u64 {
         let is_there = |ino: &&Ino| self.files.has(**ino).unwrap_or(false);
         inos.iter().filter(is_there).count() as u64
     }
 }
 
-/// Datafiles that may come to be, or cease to be.
+/// Datafiles that an I/O may make or remove.
 fn touched(io: &Io) -> Vec<Ino> {
     match io {
         Io::Create(inos) | Io::Request(DataRequest::Precreate { inos } | DataRequest::Discard { inos }) => {
@@ -347,7 +347,7 @@ fn touched(io: &Io) -> Vec<Ino> {
     }
 }
 
-/// Whether a request changes bytes or times of a datafile.
+/// True if a request changes data or times of a datafile.
 fn changes(request: &DataRequest) -> bool {
     matches!(
         request,

@@ -1,5 +1,5 @@
-//! How a run ends: what is broken is mended, clients and servers agree on what clients have, clients leave, and servers come to rest. What does
-//! not come to rest is a fault.
+//! The end of a run: faults are repaired, clients' and servers' records are compared, clients
+//! leave, and servers come to rest. Failure to come to rest is an error.
 
 use espalier_meta::{Check, Finding, Input};
 use espalier_proto::{Ino, ServerId};
@@ -10,31 +10,33 @@ use crate::world::data::DataServer;
 use crate::world::event::Event;
 use crate::world::{RunError, World};
 
-/// How far a run has come.
+/// Stage of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     Begins,
-    /// Processes work.
+    /// Processes run.
     Works,
-    /// All have ended, at that time, and what is under way is waited for.
+    /// All processes have ended, at that time; pending operations complete.
     Settles(Nanos),
-    /// All have ended, at that time; clients leave, and have been looked at so often since all had left.
+    /// All processes have ended, at that time; clients leave. Number of checks since all have left.
     Leaves(Nanos, u32),
-    /// All have left; servers have been told so often to write out what they have.
+    /// All clients have left. Number of checkpoints requested from servers.
     Writes(Nanos, u32),
     Over,
 }
 
-/// How often it is looked whether all is at rest.
+/// Interval of checks for rest.
 const LOOK: Nanos = Nanos(100_000_000);
 
-/// So long is waited for what is under way, before clients leave: some of it may last, as what waits for a lock.
+/// Time limit for pending operations before clients leave: some never end, such as waits for locks.
 const SETTLE: Nanos = Nanos(5_000_000_000);
 
-/// What sessions have left behind is dealt with, and told to other ranks, for some seconds after they have ended.
+/// Number of checks after all sessions have ended: servers clean up and exchange usage deltas
+/// meanwhile.
 const LOOKS: u32 = 30;
 
-/// What a checkpoint frees is removed, and noted in the journal: only the tables of the last one have all.
+/// Number of checkpoints: each frees objects and writes further events, which only the last one
+/// contains.
 const ROUNDS: u32 = 3;
 
 impl World<'_> {
@@ -101,13 +103,14 @@ impl World<'_> {
         self.stage = Stage::Leaves(self.fabric.now, 0);
     }
 
-    /// Where clients and metadata servers differ in what clients have; `None` as long as anything is under way.
+    /// Differences between clients' and servers' records of clients' state; `None` while anything
+    /// is pending.
     fn agree(&self) -> Option<Vec<String>> {
         let mut differ = Vec::new();
         for server in &self.servers {
             let meta = server.meta().filter(|meta| meta.is_quiet() && meta.awaited().is_empty())?;
             if meta.broken().is_some() {
-                // What it has answered differs from what it keeps.
+                // Its journal has failed: its replies and its records differ.
                 continue;
             }
             for client in self.clients.iter().filter(|client| client.is_up) {
@@ -130,13 +133,14 @@ impl World<'_> {
             }
             let miscounted = meta.miscounted();
             if !miscounted.is_empty() {
-                differ.push(format!("metadata server {} counts otherwise: {miscounted:?}", server.rank));
+                differ.push(format!("metadata server {}: wrong total of {miscounted:?}", server.rank));
             }
         }
         Some(differ)
     }
 
-    /// No client has a session, nothing is owed between ranks, and no disk fails any more: a server whose disk does writes nothing out.
+    /// True if no client has a session, ranks owe each other nothing, and no disk fails; a server
+    /// with a failing disk cannot write.
     fn have_left(&self) -> bool {
         let is_left = |server: &super::Server| {
             server.meta().is_some_and(|meta| {
@@ -149,12 +153,12 @@ impl World<'_> {
             && self.data.iter().all(|server| !server.disk.fails)
     }
 
-    /// Processes take longer than they can be expected to, whatever has gone wrong.
+    /// The error if processes exceed the time limit.
     pub fn endless(&self) -> RunError {
         RunError::Endless { at: self.fabric.now, waits: self.waits() }
     }
 
-    /// What is not at rest.
+    /// Descriptions of everything that is not at rest.
     fn waits(&self) -> Vec<String> {
         let mut waits = Vec::new();
         for server in &self.servers {
@@ -167,7 +171,7 @@ impl World<'_> {
             let counts = [
                 (figures.sessions, "sessions that do not end"),
                 (meta.open_transactions() as u64, "open transactions"),
-                (meta.untold_usage() as u64, "directories of which other ranks are not told"),
+                (meta.untold_usage() as u64, "directories whose usage deltas are not sent"),
                 (server.cpu.load(self.fabric.now).number as u64, "requests in its queue"),
                 (server.device.load(self.fabric.now).number as u64, "operations on its disk"),
                 (u64::from(!meta.is_quiet()), "operations or I/O under way"),
@@ -197,7 +201,7 @@ impl World<'_> {
         waits
     }
 
-    /// What `fsck` of all stores together finds, once the run is over.
+    /// Runs `fsck` on all stores together after the run.
     pub fn fsck(&self) -> Result<Vec<Finding>, RunError> {
         let failed = |node| move |cause: StorageError| RunError::Start { at: self.fabric.now, node, cause };
         let checked =
@@ -205,7 +209,7 @@ impl World<'_> {
         let mut checks = self.servers.iter().map(checked).collect::<Result<Vec<_>, _>>()?;
         for (number, server) in self.data.iter().enumerate() {
             for (ino, size) in server.datafiles().map_err(|cause| failed(server.node)(cause.into()))? {
-                // What no rank could have the first one does not have.
+                // Count inode numbers of invalid ranks for rank 0, which has no such inode.
                 let rank = Some(usize::from(ino.rank().0)).filter(|rank| *rank < checks.len()).unwrap_or(0);
                 checks[rank].datafile(ServerId(number as u16), ino, size);
             }

@@ -1,4 +1,4 @@
-//! What happens in a world.
+//! Events of a world.
 
 use espalier_meta::IoId;
 
@@ -12,7 +12,7 @@ use crate::world::fabric::WireId;
 use crate::world::job::Job;
 use crate::world::server::DiskJob;
 
-/// What happens. `start`: of the node; what was meant for an earlier one comes to nothing.
+/// An event. `start`: incarnation of the node; events for an earlier incarnation are ignored.
 #[derive(Debug)]
 pub enum Event {
     Arrives {
@@ -20,40 +20,40 @@ pub enum Event {
         to: Node,
         message: Message,
     },
-    /// What comes to a node before a payload that is announced.
+    /// Announcement or grant of a payload arrives.
     Handshake {
         node: Node,
     },
-    /// A connection of the node's is broken.
+    /// A connection of the node is broken.
     Lost {
         node: Node,
         wire: WireId,
     },
-    /// A node tries again to reach another.
+    /// A node tries to connect again.
     Reach {
         node: Node,
         start: u64,
         other: Node,
     },
-    /// A processor of the machine on which all nodes run is done with what was given to it at `since`.
+    /// A processor shared by all nodes has finished work that was queued at `since`.
     Worked {
         since: Nanos,
         event: Box<Event>,
     },
-    /// A server's processor is done with what has come at `since`.
+    /// A server's processor has finished a job that arrived at `since`.
     Served {
         node: Node,
         start: u64,
         since: Nanos,
         job: Job,
     },
-    /// It has turned away from a connection, and has nothing else to do yet.
+    /// A server's processor has paid for its turns and is idle.
     Turned {
         node: Node,
         start: u64,
         since: Nanos,
     },
-    /// A server's disk is, too.
+    /// A server's disk has finished a request that arrived at `since`.
     Stored {
         node: Node,
         start: u64,
@@ -72,7 +72,7 @@ pub enum Event {
         since: Nanos,
         job: DataDiskJob,
     },
-    /// What the machine has asked for only to be asked again.
+    /// A pause requested by the machine has ended.
     Paused {
         node: Node,
         start: u64,
@@ -82,39 +82,39 @@ pub enum Event {
         node: Node,
         start: u64,
     },
-    /// A client's processor is done with what has come at `since`.
+    /// A client's processor has finished work that arrived at `since`.
     Prepared {
         client: u32,
         job: ClientJob,
         since: Nanos,
     },
-    /// A process goes on.
+    /// A process continues.
     Resume {
         client: u32,
         process: u32,
     },
-    /// A process does not want to wait for a call any longer.
+    /// A process interrupts a call.
     Interrupt {
         client: u32,
         call: u64,
     },
     Fault(FaultKind),
-    /// What a fault has done ends.
+    /// A fault ends.
     Mend(Mend),
     Sample,
-    /// All has ended: what is left is brought to its end, step by step.
+    /// Next step of the end of the run.
     Drain,
 }
 
 /// The end of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mend {
-    /// A server begins again.
+    /// A server restarts.
     Start(Node),
     Join,
     OnTime(Node),
     Disk(Node),
     Speed(Node),
-    /// A server has the watermarks of the scenario again.
+    /// A server's watermarks return to the scenario's values.
     Watermarks(Node),
 }

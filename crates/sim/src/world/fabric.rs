@@ -1,6 +1,7 @@
-//! What all nodes of a world share: time, what is going to happen, and the connections between them.
+//! State shared by all nodes: time, event queue, and connections.
 //!
-//! A connection is as of TCP: what is sent over it comes in order, or not at all when it breaks. Both its ends hear of that, later.
+//! A connection behaves as TCP: messages arrive in order, or not at all when it breaks. Both ends
+//! are notified of that later.
 
 use espalier_proto::Hello;
 
@@ -13,7 +14,7 @@ use crate::station::{Arrived, Station};
 use crate::time::Nanos;
 use crate::world::event::Event;
 
-/// See the module's description.
+/// See the module description.
 pub struct Fabric<'o> {
     pub now: Nanos,
     pub queue: Queue<Event>,
@@ -21,22 +22,22 @@ pub struct Fabric<'o> {
     pub observer: &'o mut dyn Observer,
     pub saboteur: &'o mut dyn Saboteur,
     pub network: Network,
-    /// The processors of the machine on which all nodes run, if it is one.
+    /// Processors of the machine that runs all nodes, if it is shared.
     machine: Option<Station<(Nanos, Event)>>,
     wires: Vec<Wire>,
     free: Vec<u32>,
-    /// On which side of a partition each node is, if there is one.
+    /// Side of each node in a partition, if there is one.
     pub sides: Vec<bool>,
-    /// Nodes without power, which answer nothing.
+    /// Nodes without power, which do not answer.
     silent: Vec<bool>,
-    /// Messages by kind that were sent.
+    /// Number of sent messages by kind.
     pub sent: [u64; MessageKind::ALL.len()],
     pub bytes: u64,
-    /// Tells runs apart: what was sent when, from where to where.
+    /// Hash of all sent messages with times and nodes; identifies the run.
     pub fingerprint: u64,
 }
 
-/// Names a connection for good.
+/// Permanent id of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WireId {
     index: u32,
@@ -48,9 +49,9 @@ pub struct WireId {
 struct Wire {
     generation: u32,
     open: bool,
-    /// Who has made it, and to whom.
+    /// The connecting node and its peer.
     ends: [Node; 2],
-    /// When the last message arrives that each end has sent.
+    /// Arrival time of the last message of each end.
     last: [Nanos; 2],
 }
 
@@ -85,8 +86,7 @@ impl<'o> Fabric<'o> {
         self.queue.add(self.now + time, event);
     }
 
-    /// Has a processor work for so long, and then this happen. A node's own work comes one after the other all the same: that is the
-    /// node's to see to.
+    /// Occupies a processor for `time`, then delivers `event`. Nodes serialise their own work.
     pub fn work(&mut self, time: Nanos, event: Event) {
         let Some(machine) = self.machine.as_mut().filter(|_| time > Nanos::ZERO) else {
             return self.after(time, event);
@@ -100,7 +100,7 @@ impl<'o> Fabric<'o> {
         self.after(time, Event::Worked { since, event: Box::new(event) });
     }
 
-    /// A processor is free again.
+    /// A shared processor becomes free.
     pub fn worked(&mut self, since: Nanos) {
         let now = self.now;
         if let Some(next) = self.machine.as_mut().and_then(|machine| machine.leave(now, since)) {
@@ -108,7 +108,7 @@ impl<'o> Fabric<'o> {
         }
     }
 
-    /// Begins a connection. Its maker hears [`Event::Lost`] if nothing comes of it.
+    /// Opens a connection. The connecting node gets [`Event::Lost`] if it fails.
     pub fn connect(&mut self, from: Node, to: Node, hello: Hello) -> WireId {
         let index = self.free.pop().unwrap_or_else(|| {
             let wire = Wire { generation: 0, open: false, ends: [from, to], last: [Nanos::ZERO; 2] };
@@ -131,7 +131,7 @@ impl<'o> Fabric<'o> {
         !self.silent[to.0 as usize] && side(from) == side(to)
     }
 
-    /// Sends a message over a connection, unless that is broken.
+    /// Sends a message, unless the connection is broken.
     pub fn send(&mut self, id: WireId, from: Node, message: Message) {
         let Some(wire) = self.wire(id) else { return };
         let end = usize::from(wire.ends[0] != from);
@@ -150,7 +150,7 @@ impl<'o> Fabric<'o> {
             let handshake = self.network.handshake();
             arrives += handshake;
             if !self.model.is_free(Work::ClientMessage) {
-                // The announcement comes to one of them, the grant to the other.
+                // The announcement arrives at one node, the grant at the other.
                 [from, to].into_iter().for_each(|node| self.after(handshake, Event::Handshake { node }));
             }
         }
@@ -164,12 +164,12 @@ impl<'o> Fabric<'o> {
         self.wires.get(id.index as usize).filter(|wire| wire.open && wire.generation == id.generation)
     }
 
-    /// Who is at the other end, if the connection is not broken.
+    /// The other end of an intact connection.
     pub fn other(&self, id: WireId, own: Node) -> Option<Node> {
         self.wire(id).map(|wire| if wire.ends[0] == own { wire.ends[1] } else { wire.ends[0] })
     }
 
-    /// One end ends the connection, and the other hears of it after a message's time.
+    /// Closes a connection; the other end is notified after the time of a message.
     pub fn close(&mut self, id: WireId, by: Node) {
         if let Some(other) = self.other(id, by) {
             let at = self.network.send(self.now, by.0 as usize, other.0 as usize, 0);
@@ -178,7 +178,7 @@ impl<'o> Fabric<'o> {
         }
     }
 
-    /// The connection breaks; both ends notice after that time.
+    /// Breaks a connection; both ends notice after `notice`.
     pub fn cut(&mut self, id: WireId, notice: Nanos) {
         if let Some(ends) = self.wire(id).map(|wire| wire.ends) {
             self.release(id);
@@ -195,7 +195,7 @@ impl<'o> Fabric<'o> {
         self.free.push(id.index);
     }
 
-    /// All connections that are not broken, in the order of their places.
+    /// All intact connections that satisfy `which`, in a fixed order.
     fn open(&self, which: impl Fn(&[Node; 2]) -> bool) -> Vec<WireId> {
         let wires = self.wires.iter().enumerate().filter(|(_, wire)| wire.open && which(&wire.ends));
         let id = |(index, wire): (usize, &Wire)| WireId {
@@ -209,7 +209,7 @@ impl<'o> Fabric<'o> {
         self.open(|_| true)
     }
 
-    /// A node ends: others hear of it at once, or when it has not answered for a while.
+    /// A node ends. Its peers notice at once, or by a timeout if it is silent.
     pub fn drop_node(&mut self, node: Node, is_silent: bool) {
         self.silent[node.0 as usize] = is_silent;
         for id in self.open(|ends| ends.contains(&node)) {
@@ -225,7 +225,7 @@ impl<'o> Fabric<'o> {
         self.silent[node.0 as usize] = false;
     }
 
-    /// From now on only nodes of the same side reach each other.
+    /// Partitions the network by sides.
     pub fn part(&mut self, sides: Vec<bool>) {
         let across = self.open(|ends| sides[ends[0].0 as usize] != sides[ends[1].0 as usize]);
         self.sides = sides;

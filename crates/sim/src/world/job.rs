@@ -1,4 +1,4 @@
-//! What comes to a metadata server.
+//! Jobs of a metadata server.
 
 use espalier_meta::{IoDone, IoId, PeerMessage};
 use espalier_proto::{Errno, FromClient, Hello};
@@ -7,18 +7,18 @@ use crate::message::work_of_client;
 use crate::model::Work;
 use crate::world::fabric::WireId;
 
-/// What a server is given to serve.
+/// A job for the server's processor.
 #[derive(Debug)]
 pub enum Job {
     Hello(WireId, Hello),
     Client(WireId, FromClient),
     Peer(WireId, PeerMessage),
-    /// A frame goes to the journal's file, which waits for no disk.
+    /// A frame was written to the journal's file, which does not wait for a disk.
     Append(IoId, Result<IoDone, Errno>),
 }
 
 impl Job {
-    /// By which connection it has come.
+    /// The connection that the job arrived on.
     pub fn wire(&self) -> Option<WireId> {
         match self {
             Self::Hello(wire, _) | Self::Client(wire, _) | Self::Peer(wire, _) => Some(*wire),
@@ -26,7 +26,7 @@ impl Job {
         }
     }
 
-    /// What it costs a processor; `None`: nothing worth mentioning.
+    /// Type of work; `None`: negligible.
     pub fn work(&self) -> Option<Work> {
         match self {
             Self::Client(_, message) => work_of_client(message),

@@ -1,5 +1,5 @@
-//! What a client's kernel keeps of what files hold: it reads that without asking. Whole files are kept, as they were read last; a kernel keeps
-//! what it writes, too, but here it is dropped, as is what was being read meanwhile.
+//! Model of a client kernel's page cache. It caches whole files as last read. Unlike in a kernel, a
+//! write drops the file, including data that is being read.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,18 +7,18 @@ use bytes::Bytes;
 use espalier_client::{Answer, Call};
 use espalier_proto::{Errno, Ino, Request};
 
-/// See the module's description.
+/// See the module description.
 #[derive(Debug, Default)]
 pub struct Pages {
     kept: BTreeMap<Ino, Bytes>,
-    /// Calls that read so.
+    /// Pending calls that read a file for the cache.
     reading: BTreeMap<u64, Ino>,
-    /// Files that somebody has open past the cache, for others write to them.
+    /// Files that are open without caching, since other clients write to them.
     direct: BTreeSet<Ino>,
 }
 
 impl Pages {
-    /// The answer to a call, if it needs nobody else.
+    /// The cached reply to a call, if any.
     pub fn answer(&self, call: &Call<'_>) -> Option<Answer> {
         let Call::Read { ino, offset, size, .. } = *call else { return None };
         let bytes = self.kept.get(&ino)?;
@@ -38,13 +38,13 @@ impl Pages {
             Call::Request(Request::SetAttr { ino, .. } | Request::Open { ino, .. }) => {
                 self.drop_changed(*ino, call)
             }
-            // It may empty any.
+            // The create may truncate any file.
             Call::Request(Request::Create { .. }) => self.drop_all(),
             _ => {}
         }
     }
 
-    /// One has been answered; what it tells of a file may be kept for so many milliseconds.
+    /// A call is answered; the file's data may be cached for `lease_ms` milliseconds.
     pub fn answered(&mut self, number: u64, call: &Call<'_>, result: &Result<Answer, Errno>, lease_ms: u64) {
         let reading = self.reading.remove(&number);
         match (call, result) {
@@ -83,7 +83,7 @@ impl Pages {
         }
     }
 
-    /// Nothing is kept of a file, nor what is being read of it.
+    /// Drops the cached data of a file, including data that is being read.
     pub fn drop(&mut self, ino: Ino) {
         self.kept.remove(&ino);
         self.reading.retain(|_, reading| *reading != ino);

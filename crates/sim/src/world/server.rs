@@ -1,7 +1,8 @@
-//! A metadata server as a node: its machine, its processor, its disk, and who is connected to it.
+//! A metadata server node: its machine, processor, disk and connections.
 //!
-//! A request is served in the order of arrival, and takes its time; at its end the machine is run with it, and what follows leaves at
-//! once. So an answer never tells of what the processor has not come to, and nothing need be kept back.
+//! Requests are served in order of arrival. The machine runs at the end of a request's service
+//! time, and its output leaves at once, so a reply never reflects requests that the processor has
+//! not served.
 
 mod processor;
 
@@ -38,29 +39,29 @@ use crate::world::line::Line;
 use crate::world::spans::{asks, id_of, layered, place_of};
 use crate::world::turns::Turns;
 
-/// A client may have so many requests unanswered.
+/// Most unanswered requests of a client.
 const WINDOW: u32 = 1024;
 const TICK: Nanos = Nanos(1_000_000_000);
-/// What [`Io::Rest`] means.
+/// Duration of [`Io::Rest`].
 const REST: Nanos = Nanos(2_000_000);
-/// What [`Io::WriteDelay`] means.
+/// Duration of [`Io::WriteDelay`].
 const WRITE_DELAY: Nanos = Nanos(10_000_000);
 
-/// What a server's disk is given to do.
+/// Work of the disk.
 #[derive(Debug)]
 pub enum DiskJob {
     Io(IoId, Io),
-    /// The journal has been appended to, and is to be made durable.
+    /// A sync of the journal after an append.
     Journal(IoId, IoDone),
     Stream(StreamRequest),
 }
 
-/// See the module's description.
+/// See the module description.
 pub struct Server {
     pub node: Node,
     pub rank: Rank,
     pub config: Config,
-    /// Counts the starts of the process.
+    /// Incarnation: number of starts of the process.
     pub start: u64,
     pub clock: Clock,
     pub disk: Disk,
@@ -72,17 +73,18 @@ pub struct Server {
     rights: Rights,
     clients: FxHashMap<ClientId, WireId>,
     wires: FxHashMap<WireId, ClientId>,
-    /// Who has connected and is not welcome yet.
+    /// Connected clients that are not accepted yet.
     greeted: BTreeMap<ClientId, WireId>,
-    /// Connections to other ranks, by rank: those that can be used, and those under way.
+    /// Connections to other ranks, by rank.
     peers: Vec<Line>,
-    /// Told to clients: nodes are found by their numbers, and only that there are data servers matters.
+    /// Server map for clients. Nodes are found by number, so only the number of data servers
+    /// matters.
     servers: ServerMap,
     asking: Asking<Purpose>,
     turns: Turns,
 }
 
-/// On whose behalf data servers are asked.
+/// Purpose of requests to data servers.
 #[derive(Debug)]
 enum Purpose {
     Io(IoId, StreamCall, Layouts),
@@ -90,7 +92,7 @@ enum Purpose {
     Stream((ClientId, RequestId)),
 }
 
-/// What a server is made from.
+/// Parameters of a server.
 pub struct Setup<'a> {
     pub node: Node,
     pub config: Config,
@@ -102,7 +104,7 @@ impl Server {
     /// A server of an empty file system.
     ///
     /// # Errors
-    /// None that can be expected of memory.
+    /// None is expected of memory.
     pub fn new(setup: Setup<'_>) -> Result<Self, StorageError> {
         let Setup { node, config, scenario, seed } = setup;
         let number = u64::from(node.0);
@@ -142,27 +144,27 @@ impl Server {
         self.front.is_some()
     }
 
-    /// Data servers for which it waits.
+    /// Data servers with unanswered requests.
     pub fn awaited(&self) -> Vec<ServerId> {
         self.asking.awaited()
     }
 
-    /// How it has been used until now.
+    /// Accounts up to `now`.
     pub fn used(&self, now: Nanos) -> Used {
         let entries = self.meta().map_or(0, |meta| meta.files());
         Used { cores: self.cpu.servers(), cpu: self.cpu.load(now), disk: self.device.load(now), entries }
     }
 
-    /// Begins, with what the disk has.
+    /// Starts the server from its storage.
     ///
     /// # Errors
-    /// What it has makes no sense.
+    /// The storage is damaged.
     pub fn begin(&mut self, fabric: &mut Fabric<'_>) -> Result<(), StorageError> {
         self.front = Some(Front::new(self.storage.recover(&self.config)?));
         self.start += 1;
         fabric.revive(self.node);
         fabric.observer.began(fabric.now, self.node);
-        // Servers do not tick all at the same time.
+        // Spread the ticks of servers.
         let first = Nanos(self.random.random_range(0..TICK.0));
         fabric.after(first, Event::Tick { node: self.node, start: self.start });
         for rank in 0..self.rank.0 {
@@ -174,10 +176,10 @@ impl Server {
         Ok(())
     }
 
-    /// Ends without notice. How long it will take to read what the journal holds.
+    /// Crashes the server. Returns the time that recovery will need to read the journal.
     ///
     /// # Errors
-    /// The journal cannot be opened any more.
+    /// The journal cannot be opened.
     pub fn crash(&mut self, fabric: &mut Fabric<'_>, loss: Loss) -> Result<Nanos, StorageError> {
         self.front = None;
         let (found, left) = self.storage.crash(loss)?;
@@ -197,11 +199,11 @@ impl Server {
     }
 
     fn asker(&self) -> Asker {
-        // Data servers tell metadata servers apart by their ranks.
+        // Data servers identify metadata servers by rank.
         Asker::Server(ServerId(self.rank.0), self.start)
     }
 
-    /// Tries to reach another rank, one with a smaller number, or a data server, unless it does already.
+    /// Connects to a rank with a smaller number or a data server, unless connected.
     pub fn reach(&mut self, fabric: &mut Fabric<'_>, other: Node) {
         let Some(line) = self.peers.get_mut(other.0 as usize) else {
             let server = ServerId((other.0 as usize - self.peers.len()) as u16);
@@ -274,7 +276,7 @@ impl Server {
                 return;
             }
             Message::Welcome(_) => {
-                // It has reached the other rank.
+                // The connection to the other rank is accepted.
                 self.peers[from.0 as usize].opened(wire);
                 let rank = Rank(u16::try_from(from.0).unwrap_or(u16::MAX));
                 return self.input(fabric, Input::PeerConnected { rank });
@@ -287,12 +289,12 @@ impl Server {
         self.work(fabric, job);
     }
 
-    /// A job has been served: what comes of it.
+    /// Executes a served job.
     fn serve_job(&mut self, fabric: &mut Fabric<'_>, job: Job) {
         let left = job.wire().map_or(0, |wire| self.turns.dealt(wire));
         let queued = match self.config.acknowledge {
             Acknowledge::Durable => self.cpu.number(),
-            // Where writing costs nothing, there is nothing to be put off for, and nobody counts.
+            // Messages that wait on the connection; not counted if writes cost nothing.
             _ => left,
         };
         let now = self.now(fabric, queued);
@@ -353,7 +355,7 @@ impl Server {
         Now { time: self.clock.time(fabric.now), uptime_ms, queued }
     }
 
-    /// Gives the machine what no client has said.
+    /// Passes an input to the machine that does not come from a client.
     pub fn input(&mut self, fabric: &mut Fabric<'_>, input: Input) {
         let now = self.now(fabric, 0);
         if let Some(front) = &mut self.front {
@@ -362,7 +364,7 @@ impl Server {
         }
     }
 
-    /// What it has asked for only to be asked again.
+    /// A pause that the machine requested has ended.
     pub fn paused(&mut self, fabric: &mut Fabric<'_>, id: IoId) {
         self.input(fabric, Input::Done { id, result: Ok(IoDone::Paused) });
     }
@@ -375,13 +377,13 @@ impl Server {
         fabric.after(self.clock.real(TICK), Event::Tick { node: self.node, start: self.start });
     }
 
-    /// As its configuration says from now on, whether it is up or not.
+    /// Changes the configuration, whether the server is up or not.
     pub fn set_watermarks(&mut self, fabric: &mut Fabric<'_>, (low, high): (usize, usize)) {
         self.config.watermarks = (low, high);
         self.input(fabric, Input::Watermarks { low, high });
     }
 
-    // ---- What is traced
+    // ---- Tracing
 
     fn place(&self) -> Place {
         Place::Rank(self.rank.0)
@@ -399,14 +401,14 @@ impl Server {
         fabric.trace_peer((self.rank, rank), message, true, cause);
     }
 
-    /// The operations that wait for an I/O, if somebody traces.
+    /// Operations that wait for an I/O, if traced.
     fn causes_of(&self, fabric: &mut Fabric<'_>, id: IoId) -> Vec<Id> {
         let meta = self.meta().filter(|_| fabric.traces());
         let causes = meta.map(|meta| meta.causes_of(id)).unwrap_or_default();
         causes.into_iter().map(|cause| id_of(cause, self.rank)).collect()
     }
 
-    /// The disk has done something.
+    /// Traces a completed disk operation.
     fn trace_stored(&self, fabric: &mut Fabric<'_>, since: Nanos, job: &DiskJob) {
         if !fabric.traces() {
             return;
@@ -421,9 +423,9 @@ impl Server {
         fabric.add_span(self.place(), what, causes, since);
     }
 
-    // ---- What follows
+    // ---- Actions of the machine
 
-    /// Does what the machine has decided, and what follows from that at once.
+    /// Executes the machine's actions and their immediate consequences.
     fn settle(&mut self, fabric: &mut Fabric<'_>) {
         loop {
             let Some(front) = &mut self.front else { return };
@@ -482,7 +484,7 @@ impl Server {
     }
 
     fn attach(&mut self, fabric: &mut Fabric<'_>, client: ClientId, wire: WireId) {
-        // The other end may have given it up meanwhile.
+        // The other end may have closed the connection meanwhile.
         if fabric.other(wire, self.node).is_none() {
             return;
         }
@@ -498,7 +500,7 @@ impl Server {
         }
     }
 
-    /// Adds what the machine does not know.
+    /// Completes a message with fields that the machine does not know.
     fn complete(&self, mut message: FromServer) -> FromServer {
         match &mut message {
             FromServer::Reply { result: Ok(Reply::StatFs(capacity)), .. } => {
@@ -514,7 +516,7 @@ impl Server {
         message
     }
 
-    /// Does what a client wants to be done with a stream. Whether something has come of it at once.
+    /// Starts a client's stream operation. Returns true if it is already complete.
     fn stream(&mut self, fabric: &mut Fabric<'_>, stream: StreamRequest) -> bool {
         let StreamRequest { of, io, layout: Some(layout), data } = stream else {
             self.store(fabric, DiskJob::Stream(stream));
@@ -528,14 +530,14 @@ impl Server {
         })
     }
 
-    /// Something has come of asking data servers.
+    /// Handles a result from data servers.
     fn came(&mut self, fabric: &mut Fabric<'_>, came: Came<Purpose>) {
         let now = self.now(fabric, 0);
         let Some(front) = &mut self.front else { return };
         match came {
             Came::New(server, inos) => front.input(now, Input::NewDatafiles { server, inos }),
             Came::Streamed { purpose: Purpose::Stream(of), result } => {
-                // Nobody needs a capability here.
+                // Requests of metadata servers have no capabilities.
                 front.end_stream(of, result.unwrap_or(Err(Errno::EIO)));
             }
             Came::Replies { purpose: Purpose::Io(id, call, layouts), asked, replies } => {
@@ -551,7 +553,7 @@ impl Server {
         }
     }
 
-    /// Has data servers do what the machine wants. What comes of it at once.
+    /// Sends the machine's requests to data servers. Returns results that are available at once.
     fn ask_data_servers(
         &mut self,
         fabric: &mut Fabric<'_>,
@@ -565,7 +567,7 @@ impl Server {
         }
         match call.requests(&layouts) {
             Err(errno) => Some((id, Err(errno))),
-            // Nobody need be asked: what the store tells is all.
+            // No data server is involved: the store's result is complete.
             Ok(asked) if asked.is_empty() => {
                 let local = |ino| self.storage.stream_stat(ino);
                 Some((id, call.combine(&layouts, &asked, Vec::new(), local).map(IoDone::Stream)))
@@ -578,13 +580,13 @@ impl Server {
         }
     }
 
-    /// Begins an I/O. Gives back what is done at once.
+    /// Starts an I/O. Returns its result if it is complete at once.
     fn io(&mut self, fabric: &mut Fabric<'_>, id: IoId, mut io: Io) -> Option<(IoId, Result<IoDone, Errno>)> {
         if let Some(result) = fabric.saboteur.io(self.node, &mut io) {
             return Some((id, result));
         }
         match io {
-            // It goes to memory that the end of the process leaves alone.
+            // The write goes to the page cache, which survives the process.
             Io::Journal { frame, sync: false } => {
                 let causes = self.causes_of(fabric, id);
                 fabric.add_span(self.place(), (Layer::Store, "journal append"), causes, fabric.now);
@@ -640,7 +642,7 @@ impl Server {
         fabric.after(time, Event::Stored { node: self.node, start: self.start, since, job });
     }
 
-    /// The disk is done.
+    /// The disk has completed an operation.
     pub fn stored(&mut self, fabric: &mut Fabric<'_>, since: Nanos, job: DiskJob) {
         if let Some(next) = self.device.leave(fabric.now, since) {
             self.start_storing(fabric, next);

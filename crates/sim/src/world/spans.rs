@@ -1,4 +1,4 @@
-//! Spans of what nodes do, in virtual time: as the runtime writes them.
+//! Spans of nodes' work in virtual time, in the format of the runtime's.
 
 use espalier_client::Kind;
 use espalier_meta::{Cause, Io, PeerMessage};
@@ -8,12 +8,12 @@ use espalier_timeline::{Id, Layer, Log, Place, Span};
 use crate::time::Nanos;
 use crate::world::fabric::Fabric;
 
-/// A client's place, by its number as servers have it.
+/// The place of a client, by its number at servers.
 pub fn place_of(client: ClientId) -> Place {
     Place::Client(client.0 as u32)
 }
 
-/// A client's request: its number, and what it is.
+/// Number and kind of a client's request.
 pub fn asks(message: &FromClient) -> Option<(u64, &'static str)> {
     match message {
         FromClient::Request { id, request, .. } => Some((id.0, Kind::of_request(request).0.name())),
@@ -22,7 +22,7 @@ pub fn asks(message: &FromClient) -> Option<(u64, &'static str)> {
     }
 }
 
-/// How what somebody waits for is called at a metadata server.
+/// Trace id, at a metadata server, of a cause.
 pub fn id_of(cause: Cause, rank: Rank) -> Id {
     let to = Place::Rank(rank.0);
     match cause {
@@ -36,7 +36,7 @@ impl Fabric<'_> {
         self.observer.spans().is_some()
     }
 
-    /// An operation begins at a place, or is waited for there from now on. `causes`: is asked only if somebody traces.
+    /// Begins a span. `causes` is called only if operations are traced.
     pub fn begin_span(&mut self, place: Place, id: Id, kind: &'static str, causes: impl FnOnce() -> Vec<Id>) {
         let now = self.now;
         if let Some(log) = self.observer.spans() {
@@ -44,7 +44,7 @@ impl Fabric<'_> {
         }
     }
 
-    /// It has ended.
+    /// Ends a span.
     pub fn end_span(&mut self, place: Place, id: Id) {
         let now = self.now;
         if let Some(log) = self.observer.spans() {
@@ -52,7 +52,7 @@ impl Fabric<'_> {
         }
     }
 
-    /// Something has been done, from some time on until now.
+    /// Adds a complete span from a given time until now.
     pub fn add_span(
         &mut self,
         place: Place,
@@ -67,8 +67,8 @@ impl Fabric<'_> {
         }
     }
 
-    /// What one metadata server says to another leaves or comes. `own`: the rank of this one, `is_sent`: it leaves. `cause`: on whose
-    /// behalf it asks.
+    /// Traces a message between metadata servers. `own`: rank of this server; `is_sent`: it sends
+    /// the message. `cause`: the operation that the message belongs to.
     pub fn trace_peer(
         &mut self,
         (own, other): (Rank, Rank),
@@ -93,7 +93,7 @@ impl Fabric<'_> {
     }
 }
 
-/// How an I/O of the disk is called where operations are traced, and what it keeps busy.
+/// Layer and name of a disk I/O in traces.
 pub fn layered(io: &Io) -> (Layer, &'static str) {
     let layer = match io {
         Io::Sync | Io::Journal { .. } | Io::Publish { .. } => Layer::Disk,
@@ -102,7 +102,7 @@ pub fn layered(io: &Io) -> (Layer, &'static str) {
     (layer, io.name())
 }
 
-/// Keeps the spans of a run, and sees nothing else.
+/// An observer that only keeps spans.
 #[derive(Debug)]
 pub struct Tracing(pub Log);
 

@@ -1,5 +1,5 @@
-//! When a node turns to a connection: with one turn it takes all that has come on it by then. What that costs it does when it has dealt with
-//! that, for nobody waits for it: it has answered, and turns away, to something else or to sleep.
+//! Cost of switching a processor to a connection. With one turn the node takes all messages that
+//! have arrived on it. The cost is paid after the batch, so that no reply waits for it.
 
 use rustc_hash::FxHashMap;
 
@@ -8,26 +8,26 @@ use crate::random::Random;
 use crate::time::Nanos;
 use crate::world::fabric::{Fabric, WireId};
 
-/// A node's turns.
+/// The turns of a node.
 #[derive(Debug, Default)]
 pub struct Turns {
     lines: FxHashMap<WireId, Line>,
-    /// What is still to be done for them.
+    /// Unpaid cost of turns.
     owed: Nanos,
 }
 
 /// A connection.
 #[derive(Debug, Default)]
 struct Line {
-    /// When the node has last turned to it.
+    /// Time of the last turn.
     turned: Option<Nanos>,
-    /// What has come on it and waits.
+    /// Number of waiting messages.
     waiting: usize,
 }
 
 impl Turns {
-    /// What a node is to do first that deals with what came on a connection at such a time: if it turns to that, what it
-    /// owes for other turns.
+    /// The cost to pay before a message that arrived on a connection at such a time: if it needs a
+    /// new turn, the unpaid cost of earlier turns.
     pub fn turn(
         &mut self,
         fabric: &Fabric<'_>,
@@ -50,7 +50,7 @@ impl Turns {
         self.owed > Nanos::ZERO
     }
 
-    /// What a node is to do that has nothing else to do.
+    /// Takes the unpaid cost, to pay it when idle.
     pub fn take_owed(&mut self) -> Nanos {
         std::mem::take(&mut self.owed)
     }
@@ -59,7 +59,7 @@ impl Turns {
         self.lines.entry(wire).or_default().waiting += 1;
     }
 
-    /// What came on it is dealt with: how much is left, where that is counted.
+    /// A message is done. Returns the number of waiting messages, if counted.
     pub fn dealt(&mut self, wire: WireId) -> usize {
         let Some(line) = self.lines.get_mut(&wire) else { return 0 };
         line.waiting = line.waiting.saturating_sub(1);

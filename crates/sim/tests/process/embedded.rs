@@ -1,4 +1,4 @@
-//! A driver of processes with one machine, without time: an I/O is done as soon as it is asked for.
+//! A driver of processes with one machine and without time: I/O completes at once.
 
 use std::ops::Bound;
 
@@ -15,7 +15,7 @@ use espalier_sim::source::{Done, Next as NextOp, Op, Source};
 use espalier_sim::{Nanos, Random, Seed};
 use espalier_store::{MemoryStore, Store, StoreError};
 
-/// Files of at most so many bytes are stuffed.
+/// Largest size of a stuffed file in bytes.
 pub const STRIP: u64 = 64;
 
 pub struct Embedded {
@@ -25,9 +25,9 @@ pub struct Embedded {
     journal: Vec<u8>,
     pub now: Nanos,
     requests: u64,
-    /// The requests that the machine was asked.
+    /// Requests that the machine received.
     pub asked: Vec<Request>,
-    /// As a mount records its calls, if it does.
+    /// Recording of the calls, as of a mount, if enabled.
     pub recording: Option<Vec<u8>>,
 }
 
@@ -54,7 +54,7 @@ impl Embedded {
         }
     }
 
-    /// What becomes of operations of a process of root's.
+    /// Results of the operations of a process of root.
     pub fn run(&mut self, ops: impl IntoIterator<Item = Op>) -> Vec<Result<u64, Errno>> {
         self.run_as(0, Door::Mount, ops)
     }
@@ -72,7 +72,7 @@ impl Embedded {
         done.into_iter().map(|(_, done)| done.result).collect()
     }
 
-    /// Runs processes in turn, each until it waits for time to go by or for the others.
+    /// Runs processes in turn, each until it waits.
     pub fn run_all(&mut self, mut processes: Vec<Process>) -> Vec<(usize, Done)> {
         let mut randoms: Vec<Random> =
             (0..processes.len()).map(|number| Seed(1).random("process", number as u64)).collect();
@@ -241,13 +241,13 @@ fn perform(store: &MemoryStore, call: StreamCall) -> Result<StreamDone, StoreErr
         StreamCall::Settle { ino, .. } => store.stream_settle(ino)?,
         StreamCall::Remove { ino } => store.stream_remove(ino)?,
         StreamCall::SyncStore => store.sync_all()?,
-        // These are of data servers alone.
+        // These concern only data servers.
         StreamCall::Precreate | StreamCall::Discard | StreamCall::SyncServers => {}
     }
     Ok(StreamDone::Done)
 }
 
-/// A program without conditions.
+/// A fixed sequence of operations.
 #[derive(Debug)]
 struct List(std::vec::IntoIter<Op>);
 

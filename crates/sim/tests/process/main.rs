@@ -117,7 +117,7 @@ fn symbolic_links_are_followed() {
         symlink("d/file", "/link"),
         symlink("/d", "/d/up"),
         symlink("loop", "/loop"),
-        // What it names is not there, and is not made.
+        // The target does not exist and is not created.
         Op::open(3, "/link", RW | OpenFlags::CREATE),
         Op::create(3, "/d/up/up/file"),
         write(3, None, 7),

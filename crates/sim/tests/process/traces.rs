@@ -1,4 +1,4 @@
-//! Traces that are replayed.
+//! Replays of traces.
 
 use std::path::Path;
 use std::rc::Rc;
@@ -24,14 +24,15 @@ fn replay(trace: Trace) -> Replayed {
     replay.replayed()
 }
 
-/// A replay that comes to the same in all.
+/// Replays a trace; all results must be equal.
 fn faithful(trace: Trace) -> Replayed {
     let replayed = replay(trace);
     assert!(replayed.is_faithful(), "{replayed:#?}");
     replayed
 }
 
-/// What a shell does for `mkdir d; echo hi > d/a; cat d/a; ln -s a d/b; ls d; mv d/a d/c; rm -r d`, about.
+/// Approximately the calls of a shell for `mkdir d; echo hi > d/a; cat d/a; ln -s a d/b; ls d; mv
+/// d/a d/c; rm -r d`.
 const SHELL: &str = r#"100 1700000000.000100 execve("/bin/sh", ["sh"], 0x7ffc /* 3 vars */) = 0 <0.000103>
 100 1700000000.000200 mmap(NULL, 8192, PROT_READ, MAP_PRIVATE, -1, 0) = 0x7f9b73390000 <0.000003>
 100 1700000000.000300 openat(AT_FDCWD</users/me>, "/etc/passwd", O_RDONLY|O_CLOEXEC) = 3</etc/passwd> <0.000011>
@@ -117,7 +118,7 @@ fn what_comes_to_something_else_is_named() {
     assert_eq!(told, [(2, "/traces/first/d"), (3, "/traces/first/d")]);
 }
 
-/// One process makes what another uses, with no time between: they are replayed in that order.
+/// One process makes what another uses, without pauses: the replay keeps the order.
 #[test]
 fn processes_wait_for_each_other() {
     let mut log = String::new();
@@ -170,7 +171,8 @@ fn malformed_lines_are_named() {
     }
 }
 
-/// The example of Table 4.4 with the rest of a program: its pauses are kept, and what is not replayed is counted.
+/// The example of Table 4.4 with the rest of a program: pauses are kept, and skipped parts are
+/// counted.
 #[test]
 fn a_trace_of_hecios() {
     let dir = tempfile::tempdir().unwrap();
@@ -217,12 +219,13 @@ fn run(embedded: &mut Embedded, workload: &str) {
     embedded.run_all(started.crews.into_iter().flatten().map(|(_, process)| process).collect());
 }
 
-/// What a mount has recorded of workloads comes to the same in a file system that has only what the recording has found.
+/// A recording of workloads on a mount has the same results in a file system that contains only
+/// what the recording found.
 #[test]
 fn a_recording_comes_to_the_same() {
     let mut embedded = Embedded::new();
     run(&mut embedded, "kind = \"untar\"\nprocesses = 2\nfiles = 60\nlinks = 0.1");
-    // Not everything of it is there from the start on.
+    // Not everything exists from the start.
     embedded.run([
         Op::mkdir("/work0/moved"),
         Op::Link { from: b"/work0/0/d1".into(), to: b"/work0/other".into() },
@@ -270,14 +273,15 @@ fn what_is_wrong_in_a_recording_is_named() {
     let text = String::from_utf8(embedded.recording.take().unwrap()).unwrap();
     let error = read(&text.replace("\"pid\":", "\"pod\":"), "/").expect_err("no process");
     assert!(error.contains("line 1") && error.contains("pid"), "{error}");
-    // Without what made it, there is nothing to remove.
+    // Without the creation there is nothing to remove.
     let spoiled: String =
         text.lines().filter(|line| !line.contains("Create")).map(|line| format!("{line}\n")).collect();
     let replayed = replay(read(&spoiled, "/").unwrap());
     assert!(!replayed.is_faithful());
 }
 
-/// A scenario's traces, twice at the same time and beside another workload, in a run of several servers and clients.
+/// Traces in a scenario, two copies concurrently, beside another workload, with several servers and
+/// clients.
 #[test]
 fn traces_are_replayed_in_scenarios() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! What the workloads of scenarios do.
+//! Operations of the workloads of scenarios.
 
 use std::collections::HashMap;
 
@@ -14,7 +14,7 @@ fn run(embedded: &mut Embedded, text: &str) -> Vec<Done> {
     embedded.run_all(processes).into_iter().map(|(_, done)| done).collect()
 }
 
-/// How often each kind of operation was done; those that have failed are apart.
+/// Number of operations by kind and error.
 fn counts(done: &[Done]) -> HashMap<(&'static str, Option<Errno>), u64> {
     let mut counts = HashMap::new();
     for done in done {
@@ -110,7 +110,7 @@ fn untar() {
     assert!((30..90).contains(&links), "{links}");
     assert_eq!((count(OpKind::UTimes), count(OpKind::ChOwn)), (320, 320));
     assert_eq!((count(OpKind::ChMod), count(OpKind::Close)), (files + dirs, files));
-    // tar writes no more than its buffer at once, and half of the files are smaller than this.
+    // tar writes at most its buffer at once; half of the files are smaller.
     let written: Vec<u64> =
         done.iter().filter(|done| done.kind == OpKind::Write).filter_map(|done| done.result.ok()).collect();
     assert!(written.iter().all(|bytes| (1..=10_240).contains(bytes)));
@@ -135,7 +135,7 @@ fn compile() {
     let includes = 2 * 3 * 10;
     assert_eq!(count(OpKind::Create, None), 16 + 6 + 6 + 2);
     assert_eq!(count(OpKind::Open, None), includes + 6 + 6);
-    // A header is found in the directory of its number, modulo 4: on average after 1.5 others.
+    // Headers are in directories by number modulo 4: on average 1.5 others are searched first.
     let missed = count(OpKind::Open, Some(Errno::ENOENT));
     assert!((includes..2 * includes).contains(&missed), "{missed}");
     assert_eq!(count(OpKind::Unlink, Some(Errno::ENOENT)), 6 + 2);

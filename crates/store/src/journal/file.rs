@@ -2,12 +2,12 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-/// A file of fixed size that can be read and written anywhere. What is written may be lost, or be there in part, after
-/// a power failure, until [`Self::sync_data`] has returned.
+/// A file of fixed size with random access. Until [`Self::sync_data`] returns, a power failure may
+/// lose any part of what was written.
 pub trait BlockFile: Send + Sync {
-    /// Fills `buf`, or fails.
+    /// Fills `buf` completely or fails.
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()>;
-    /// Writes all of `data`, or fails.
+    /// Writes all of `data` or fails.
     fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()>;
     fn sync_data(&self) -> io::Result<()>;
     fn len(&self) -> io::Result<u64>;

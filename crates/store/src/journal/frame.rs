@@ -1,24 +1,25 @@
-//! The bytes of the journal's file.
+//! Encoding of the journal's header slots and frames.
 
 use xxhash_rust::xxh3::{Xxh3, xxh3_64_with_seed};
 
-/// Bytes before the ring: two slots, of which the valid one with the higher epoch counts.
+/// Bytes before the ring. They hold two slots; the valid slot with the higher epoch is current.
 pub(crate) const HEADER_BYTES: u64 = 4096;
-/// Each slot fits a sector, and they share none, so that writing one leaves the other whole.
+/// Each slot fits into a sector of its own, so a torn write of one leaves the other intact.
 pub(crate) const SLOT_OFFSETS: [u64; 2] = [0, 2048];
 pub(crate) const SLOT_BYTES: usize = 56;
 const SLOT_MAGIC: u64 = u64::from_le_bytes(*b"ESPJRNL1");
 
-/// What is known of the ring since the journal was last opened for writing.
+/// A header slot, written each time the journal is opened for writing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Slot {
     /// Bytes of the ring.
     pub capacity: u64,
-    /// Which store the journal belongs to. Seeds all checksums.
+    /// Identifies the store that owns the journal; seeds all checksums.
     pub tag: u64,
-    /// Grows each time the journal is opened for writing.
+    /// Incremented each time the journal is opened for writing.
     pub epoch: u64,
-    /// Where the journal ended when the epoch began. All before it is durable; after it only frames of this epoch count.
+    /// End of the journal when the epoch began. Everything before it is durable; after it, only
+    /// frames of this epoch are valid.
     pub boundary: u64,
 }
 
@@ -51,21 +52,21 @@ impl Slot {
 pub(crate) const FRAME_HEADER_BYTES: usize = 40;
 const FRAME_MAGIC: u32 = u32::from_le_bytes(*b"ESPF");
 
-/// What precedes a frame's payload.
+/// Header that precedes a frame's payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FrameHeader {
     /// Bytes of the payload.
     pub length: u32,
-    /// Where the frame begins.
+    /// Position of the frame.
     pub position: u64,
     pub epoch: u64,
-    /// All before it was durable when the frame was written.
+    /// Position up to which the journal was durable when the frame was written.
     pub durable: u64,
     checksum: u64,
 }
 
 impl FrameHeader {
-    /// `None`: these are not the first bytes of a frame.
+    /// Decodes a header; `None` if the bytes are not the start of a frame.
     pub(crate) fn decode(bytes: &[u8; FRAME_HEADER_BYTES]) -> Option<Self> {
         if bytes[..4] != FRAME_MAGIC.to_le_bytes() {
             return None;
@@ -80,18 +81,18 @@ impl FrameHeader {
         })
     }
 
-    /// `header`: the bytes that this was decoded from.
+    /// True if the frame's checksum is right. `header`: the bytes that `self` was decoded from.
     pub(crate) fn fits(&self, header: &[u8; FRAME_HEADER_BYTES], payload: &[u8], tag: u64) -> bool {
         self.checksum == checksum(&header[..32], payload, tag)
     }
 }
 
-/// Bytes that a frame takes in the ring. Frames begin at multiples of 8.
+/// Bytes that a frame with such a payload occupies in the ring. Frames are aligned to 8 bytes.
 pub(crate) fn frame_bytes(payload: usize) -> u64 {
     (FRAME_HEADER_BYTES + payload).next_multiple_of(8) as u64
 }
 
-/// Writes a frame to `buffer`, and nothing else.
+/// Replaces the contents of `buffer` by an encoded frame.
 pub(crate) fn encode(
     buffer: &mut Vec<u8>,
     payload: &[u8],
@@ -118,7 +119,7 @@ fn checksum(header: &[u8], payload: &[u8], tag: u64) -> u64 {
     hash.digest()
 }
 
-/// The 8 bytes at `at`, which must be there.
+/// Reads 8 bytes at `at`. The caller guarantees that they exist.
 fn word(bytes: &[u8], at: usize) -> u64 {
     let mut word = [0; 8];
     word.copy_from_slice(&bytes[at..at + 8]);

@@ -1,17 +1,19 @@
 //! The journal: a ring of frames in one file of fixed size.
 //!
-//! A frame's position is the number of bytes appended before it since the journal was made, so it says where in the ring
-//! the frame lies, and a frame left from an earlier lap is never mistaken for one of this lap.
+//! A frame's position is the number of bytes that were appended before it since the journal was
+//! made. It determines the frame's place in the ring, and distinguishes the frame from one of an
+//! earlier lap.
 //!
-//! After a crash, the frames up to the first broken one are the journal. Behind it there may be whole frames that were
-//! lost with it. They must not count when new frames come to lie before them, even byte for byte equal to those that
-//! were broken. So each opening for writing begins a new *epoch*: it makes what it has found durable, and then
-//! notes the epoch and where it begins (its *boundary*) in the file's header. Behind the boundary only frames of that
-//! epoch count, and none of those is written before the header is durable.
+//! After a crash, the journal ends at its first broken frame. Intact frames may follow that were
+//! lost with it. They must stay invalid when new frames are later written before them, even if
+//! these are byte for byte equal to the lost ones. So each opening for writing begins a new
+//! *epoch*: it makes the frames found durable, then writes the epoch and the position where it
+//! begins (its *boundary*) to the file's header. After the boundary, only frames of that epoch are
+//! valid, and none is written before the header is durable.
 //!
-//! A broken frame ends the journal if it may be one that was never synced. It is damage if it lies before the boundary,
-//! or if a later frame of its epoch says that it had been durable. Damage to the last frames that were synced, with none
-//! behind them, cannot be told from a torn write, in this journal as in others.
+//! A broken frame ends the journal if it may never have been synced. It is damage if it lies before
+//! the boundary, or if a later frame of its epoch records it as durable. Damage to the last synced
+//! frames, with no frame after them, is indistinguishable from a torn write, as in other journals.
 
 mod error;
 mod file;
@@ -30,11 +32,11 @@ pub use sim::SimFile;
 
 const CHUNK_BYTES: usize = 256 * 1024;
 
-/// The journal, open. One thread appends; a [`SyncHandle`] lets others sync meanwhile.
+/// An open journal. One thread appends; a [`SyncHandle`] lets other threads sync meanwhile.
 pub struct Journal<F: BlockFile> {
     shared: Arc<Shared<F>>,
     slot: Slot,
-    /// Which of the two slots `slot` is.
+    /// Index of the header slot that holds `slot`.
     slot_index: usize,
     mode: Mode,
     position: u64,
@@ -45,9 +47,9 @@ pub struct Journal<F: BlockFile> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
     ReadOnly,
-    /// The end is not known yet.
+    /// The end is unknown until replay.
     Opened,
-    /// The end is known, and what lies behind it still counts.
+    /// The end is known; frames after it are not invalidated yet.
     Replayed,
     Ready,
 }
@@ -56,9 +58,9 @@ struct Shared<F> {
     file: F,
     appended: AtomicU64,
     durable: AtomicU64,
-    /// After a failed sync the system has forgotten what it did not write: no later sync can be believed.
+    /// A sync has failed. The kernel drops unwritten pages then, so a later sync proves nothing.
     failed: AtomicBool,
-    /// One sync at a time: the system tells an error to one caller only.
+    /// Serialises syncs: the kernel reports a write error to one caller only.
     syncing: Mutex<()>,
 }
 
@@ -86,14 +88,14 @@ impl<F: BlockFile> Shared<F> {
     }
 }
 
-/// Syncs the journal while another thread appends to it.
+/// Syncs the journal while another thread appends.
 pub struct SyncHandle<F: BlockFile>(Arc<Shared<F>>);
 
 impl<F: BlockFile> SyncHandle<F> {
-    /// Makes all that was appended before the call durable. Up to where the journal is durable then.
+    /// Makes everything that was appended before the call durable. Returns the durable position.
     ///
     /// # Errors
-    /// See [`Journal::sync`].
+    /// As [`Journal::sync`].
     pub fn sync(&self) -> Result<Position, JournalError> {
         self.0.sync()
     }
@@ -106,23 +108,23 @@ impl<F: BlockFile> Clone for SyncHandle<F> {
 }
 
 impl<F: BlockFile> Journal<F> {
-    /// Bytes that a journal of this capacity takes on disk.
+    /// Size in bytes of the file of a journal with this capacity.
     pub const fn file_bytes(capacity: u64) -> u64 {
         HEADER_BYTES + capacity
     }
 
-    /// Makes an empty journal, durable, ready to be appended to. `capacity`: bytes of the ring, a multiple of 8.
-    /// `tag`: which store it belongs to.
+    /// Makes an empty, durable journal that is ready for appending. `capacity`: bytes of the ring,
+    /// a multiple of 8. `tag` identifies the store that owns it.
     ///
-    /// The whole file is written, so that no later sync has to allocate.
+    /// The whole file is written, so no later sync has to allocate blocks.
     ///
     /// # Errors
     /// [`JournalError::Io`].
     ///
     /// # Panics
-    /// If the capacity is 0 or no multiple of 8.
+    /// If the capacity is 0 or not a multiple of 8.
     pub fn create(file: F, capacity: u64, tag: u64) -> Result<Self, JournalError> {
-        assert!(capacity > 0 && capacity.is_multiple_of(8), "a capacity of {capacity} bytes");
+        assert!(capacity > 0 && capacity.is_multiple_of(8), "invalid capacity: {capacity} bytes");
         let zeros = vec![0; CHUNK_BYTES];
         let (mut offset, end) = (0, Self::file_bytes(capacity));
         while offset < end {
@@ -136,7 +138,7 @@ impl<F: BlockFile> Journal<F> {
         Ok(Self::new(file, slot, 0, Mode::Ready))
     }
 
-    /// Opens a journal. It can be appended to once it has been replayed.
+    /// Opens a journal. It must be replayed before the first append.
     ///
     /// # Errors
     /// [`JournalError::Io`], [`JournalError::NoJournal`], [`JournalError::Truncated`].
@@ -144,10 +146,10 @@ impl<F: BlockFile> Journal<F> {
         Self::open_as(file, Mode::Opened)
     }
 
-    /// Opens a journal that will not be written.
+    /// Opens a journal for reading only.
     ///
     /// # Errors
-    /// As for [`Self::open`].
+    /// As [`Self::open`].
     pub fn open_read_only(file: F) -> Result<Self, JournalError> {
         Self::open_as(file, Mode::ReadOnly)
     }
@@ -183,12 +185,13 @@ impl<F: BlockFile> Journal<F> {
         Self { shared, slot, slot_index, mode, position: 0, trimmed: 0, buffer: Vec::new() }
     }
 
-    /// Reads all frames from `from` on, in order, and gives each to `visit` with the position after it. What follows the
-    /// last one is where the journal goes on. Frames before `from` are trimmed. Writes nothing.
+    /// Reads all frames from `from` on, in order, and calls `visit` with the position after each
+    /// and its payload. The end of the last one becomes the end of the journal. Frames before
+    /// `from` are trimmed. Writes nothing.
     ///
     /// # Errors
-    /// [`JournalError::Corrupt`] if frames are missing that had been durable: what was visited is not all there was.
-    /// [`JournalError::Io`].
+    /// [`JournalError::Corrupt`] if frames that were durable are missing: `visit` has not seen all
+    /// events. [`JournalError::Io`].
     pub fn replay(
         &mut self,
         from: Position,
@@ -196,7 +199,7 @@ impl<F: BlockFile> Journal<F> {
     ) -> Result<Position, JournalError> {
         let from = from.0;
         if !from.is_multiple_of(8) {
-            return Err(JournalError::Corrupt { position: from, why: "no frame can begin there" });
+            return Err(JournalError::Corrupt { position: from, why: "no frame begins there" });
         }
         let mut position = from;
         let mut payload = Vec::new();
@@ -213,7 +216,7 @@ impl<F: BlockFile> Journal<F> {
             visit(Position(position), &payload);
         }
         if position < self.slot.boundary {
-            let why = "a frame is damaged that was intact when the journal was last opened";
+            let why = "a frame that was intact at the last opening is damaged";
             return Err(JournalError::Corrupt { position, why });
         }
         self.look_for_damage(position, from, &mut payload)?;
@@ -226,8 +229,8 @@ impl<F: BlockFile> Journal<F> {
         Ok(Position(position))
     }
 
-    /// Begins a new epoch at the journal's end: what was replayed is durable then, and what was torn off never counts
-    /// again. The first [`Self::append`] does it if it was not done.
+    /// Begins a new epoch at the journal's end: makes the replayed frames durable and invalidates
+    /// torn ones for good. The first [`Self::append`] calls it if necessary.
     ///
     /// # Errors
     /// [`JournalError::Io`]: the journal must be opened again. [`JournalError::ReadOnly`],
@@ -242,11 +245,11 @@ impl<F: BlockFile> Journal<F> {
         }
     }
 
-    /// Appends a frame. It is not durable before a sync. Returns the position after it.
+    /// Appends a frame and returns the position after it. The frame is durable after the next sync.
     ///
     /// # Errors
-    /// [`JournalError::Full`] if it does not fit; [`JournalError::Io`]: the frame is not in the journal, and may be
-    /// appended again; [`JournalError::Failed`] after a sync has failed.
+    /// [`JournalError::Full`] if it does not fit; [`JournalError::Io`]: the frame is not in the
+    /// journal, the caller may append it again; [`JournalError::Failed`] after a failed sync.
     pub fn append(&mut self, payload: &[u8]) -> Result<Position, JournalError> {
         self.forget_torn()?;
         let (needed, free) = (frame::frame_bytes(payload.len()), self.capacity() - self.used());
@@ -266,57 +269,57 @@ impl<F: BlockFile> Journal<F> {
         Ok(Position(self.position))
     }
 
-    /// Makes all that was appended durable.
+    /// Makes all appended frames durable and returns the durable position.
     ///
     /// # Errors
-    /// [`JournalError::Io`], and from then on [`JournalError::Failed`]: what of it is on disk is known only when the
-    /// journal is opened again.
+    /// [`JournalError::Io`], and [`JournalError::Failed`] from then on: only reopening the journal
+    /// shows which frames are on disk.
     pub fn sync(&mut self) -> Result<Position, JournalError> {
         self.shared.sync()
     }
 
-    /// For syncing while this is appended to.
+    /// A handle for syncing from other threads.
     pub fn sync_handle(&self) -> SyncHandle<F> {
         SyncHandle(Arc::clone(&self.shared))
     }
 
-    /// Lets go of the frames before `to`, which must be durable elsewhere: their room is used again.
+    /// Frees the frames before `to`. They must be durable in the tables.
     pub fn trim(&mut self, to: Position) {
         self.trimmed = self.trimmed.max(to.0.min(self.position));
     }
 
-    /// Bytes between the trim point and the end.
+    /// Bytes between the trim position and the end.
     pub fn used(&self) -> u64 {
         self.position - self.trimmed
     }
 
-    /// Bytes of the ring.
+    /// Capacity of the ring in bytes.
     pub fn capacity(&self) -> u64 {
         self.slot.capacity
     }
 
-    /// The end: where the next frame begins.
+    /// The end: the position of the next frame.
     pub fn position(&self) -> Position {
         Position(self.position)
     }
 
-    /// Up to where the journal is known to be durable.
+    /// Position up to which the journal is known to be durable.
     pub fn durable(&self) -> Position {
         Position(self.shared.durable.load(Ordering::Acquire))
     }
 
-    /// Which store it belongs to, as told when it was made.
+    /// The tag that identifies the store, as given to [`Self::create`].
     pub fn tag(&self) -> u64 {
         self.slot.tag
     }
 
-    /// What lies below, for tests and the simulator.
+    /// The underlying file, for tests and the simulator.
     pub fn file(&self) -> &F {
         &self.shared.file
     }
 
     fn begin_epoch(&mut self) -> Result<(), JournalError> {
-        // A killed process may have left frames that were read but are not on disk yet.
+        // A killed process may have left frames that are readable but not yet on disk.
         self.shared.sync_file()?;
         let slot = Slot { epoch: self.slot.epoch + 1, boundary: self.position, ..self.slot };
         let index = 1 - self.slot_index;
@@ -327,7 +330,7 @@ impl<F: BlockFile> Journal<F> {
         Ok(())
     }
 
-    /// Looks for a frame at or behind `broken` that proves that the journal did not end there.
+    /// Searches at and after `broken` for a frame that proves that the journal extends beyond it.
     fn look_for_damage(&self, broken: u64, from: u64, payload: &mut Vec<u8>) -> Result<(), JournalError> {
         let end = from + self.capacity();
         let mut chunk = vec![0; CHUNK_BYTES + FRAME_HEADER_BYTES];
@@ -344,7 +347,7 @@ impl<F: BlockFile> Journal<F> {
                     && proves
                     && self.read_frame(position, from, payload)?.is_some()
                 {
-                    let why = "a frame is damaged that had been durable";
+                    let why = "a frame that was durable is damaged";
                     return Err(JournalError::Corrupt { position: broken, why });
                 }
             }
@@ -353,7 +356,7 @@ impl<F: BlockFile> Journal<F> {
         Ok(())
     }
 
-    /// The frame at `position`, if there is a whole one.
+    /// The frame at `position`, if an intact one is there.
     fn read_frame(
         &self,
         position: u64,
@@ -388,7 +391,8 @@ impl<F: BlockFile> Journal<F> {
         HEADER_BYTES + position % self.capacity()
     }
 
-    /// How many of `length` bytes lie before the ring's end, and how many at its beginning.
+    /// Splits `length` bytes at the end of the ring: bytes before it, and bytes that wrap to its
+    /// start.
     fn split(&self, position: u64, length: usize) -> (usize, usize) {
         let before_end = self.capacity() - position % self.capacity();
         let first = (length as u64).min(before_end) as usize;

@@ -11,25 +11,25 @@ pub struct SimFile(Mutex<State>);
 
 #[derive(Clone)]
 struct State {
-    /// What the system shows.
+    /// Contents as the operating system returns them.
     bytes: Vec<u8>,
-    /// What is on the medium for sure.
+    /// Contents at the last sync.
     durable: Vec<u8>,
-    /// What each sector that was written since the last sync held after each of the writes, by its number. The medium
-    /// may have any of them: writeback copies a sector as it is at that moment.
+    /// Contents of each sector after each write since the last sync, by sector number. The medium
+    /// may hold any of them: writeback copies a sector at an arbitrary moment.
     written: BTreeMap<usize, Vec<Vec<u8>>>,
-    /// Writes and syncs that still succeed.
+    /// Number of writes and syncs that still succeed.
     left: u64,
     syncs: u64,
 }
 
 impl SimFile {
-    /// A file of so many zeros. It takes memory only for what is written.
+    /// A file of `len` zero bytes. Only written ranges take memory.
     pub fn new(len: usize) -> Self {
         Self::of(vec![0; len], vec![0; len])
     }
 
-    /// A file with this content, durable.
+    /// A file with durable contents.
     pub fn with_bytes(bytes: Vec<u8>) -> Self {
         let durable = bytes.clone();
         Self::of(bytes, durable)
@@ -39,13 +39,15 @@ impl SimFile {
         Self(Mutex::new(State { bytes, durable, written: BTreeMap::new(), left: u64::MAX, syncs: 0 }))
     }
 
-    /// The file as it may be found after a power failure now. Each sector holds what was synced last or anything that
-    /// was written to it since, independently of the others. Every outcome has some seed.
+    /// The file as a power failure at this moment may leave it. Each sector independently holds its
+    /// last synced contents or any contents written since. Each combination is reachable by some
+    /// seed.
     pub fn crash(&self, seed: u64) -> Self {
         let state = self.state();
         let mut random = seed;
         let mut bytes = state.durable.clone();
-        // Some crashes lose or keep nearly everything: tails that are torn once are likelier to be found then.
+        // Some seeds lose or keep nearly all sectors, which makes tails with a single tear more
+        // frequent.
         let bias = next(&mut random) % 4;
         for (sector, versions) in &state.written {
             let chosen = match bias {
@@ -61,24 +63,24 @@ impl SimFile {
         Self::with_bytes(bytes)
     }
 
-    /// What a process finds that opens the file after another one was killed: nothing written is lost.
+    /// The file as a new process finds it after a crash of the process: no write is lost.
     pub fn reopen(&self) -> Self {
         Self(Mutex::new(self.state().clone()))
     }
 
-    /// After so many writes and syncs all others fail; `u64::MAX`: none.
+    /// After `operations` more writes and syncs, all further ones fail; `u64::MAX`: none fails.
     pub fn fail_after(&self, operations: u64) {
         self.state().left = operations;
     }
 
-    /// Changes bytes on the medium, as decay does.
+    /// Flips bits on the medium, as decay does.
     pub fn damage(&self, offset: usize, mask: u8) {
         let mut state = self.state();
         state.bytes[offset] ^= mask;
         state.durable[offset] ^= mask;
     }
 
-    /// How many syncs there were.
+    /// Number of syncs so far.
     pub fn syncs(&self) -> u64 {
         self.state().syncs
     }
@@ -114,7 +116,7 @@ impl BlockFile for SimFile {
         if end > state.bytes.len() {
             return Err(io::ErrorKind::StorageFull.into());
         }
-        // What is there already leaves no other outcome of a crash.
+        // A write of identical contents adds no outcome of a crash.
         if state.bytes[start..end] == *data {
             return Ok(());
         }
@@ -147,7 +149,7 @@ impl BlockFile for SimFile {
     }
 }
 
-/// SplitMix64: a seed must give the same crash for ever, so this is no library's.
+/// SplitMix64. Implemented here because a seed must produce the same crash in every version.
 fn next(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let mut mixed = *state;

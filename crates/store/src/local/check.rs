@@ -1,8 +1,8 @@
-//! Checks of what the tree itself reads on trust when it is opened.
+//! Checks of structures that `lsm-tree` does not verify when it opens a tree.
 //!
-//! Its blocks have checksums that it verifies whenever it reads one. Two things it does not verify: the list of tables in
-//! use (a wrong number there would hide records), and the number of entries in a table's directory before it makes room
-//! for so many (which ends the process if the number is absurd).
+//! The tree verifies the checksum of each block that it reads. It does not verify the list of
+//! tables in use (a wrong number hides records), nor the number of entries in a table's directory
+//! before it allocates memory for them (an absurd number aborts the process).
 
 use std::fs::File;
 use std::io::ErrorKind;
@@ -14,19 +14,19 @@ use xxhash_rust::xxh3::xxh3_128;
 use crate::StoreError;
 use crate::error::Context;
 
-/// The tables' directory within that of the tree.
+/// Subdirectory of the tree that holds its tables.
 pub(super) const TABLES: &str = "tables";
 const CURRENT: &str = "current";
 const CURRENT_BYTES: usize = 25;
-/// `SFA!`, version, kind of checksum, checksum of the directory, where it begins, how long it is.
+/// `SFA!`, version, checksum type, checksum of the directory, its offset, its length.
 const TRAILER_BYTES: usize = 38;
 
-/// Checks the tree in a directory.
+/// Checks the tree in directory `path`.
 pub(super) fn tables(path: &Path) -> Result<(), StoreError> {
     let current = path.join(CURRENT);
     let bytes = match std::fs::read(&current) {
         Ok(bytes) => bytes,
-        // The tree would make a new one, and all would be gone.
+        // The tree would make an empty one and lose all records.
         Err(cause) if cause.kind() == ErrorKind::NotFound => {
             return Err(StoreError::corrupt(format!("{} is missing", current.display())));
         }
@@ -50,7 +50,7 @@ pub(super) fn tables(path: &Path) -> Result<(), StoreError> {
     for entry in std::fs::read_dir(&tables).context("read", &tables)? {
         let table = entry.context("read", &tables)?.path();
         let file = File::open(&table).context("open", &table)?;
-        // One that was not finished has none: it is not in use, or the tree will find that it is missing.
+        // An unfinished table has no directory. It is unused, or the tree reports it as missing.
         if let Some(false) = directory_is_whole(&file).context("read", &table)? {
             return Err(damaged(&table));
         }
@@ -58,7 +58,7 @@ pub(super) fn tables(path: &Path) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Whether a table's directory is as it was written. `None`: there is none.
+/// True if the checksum of a table's directory is right; `None` if the table has no directory.
 pub(super) fn directory_is_whole(file: &File) -> std::io::Result<Option<bool>> {
     let length = file.metadata()?.len();
     let Some(trailer_at) = length.checked_sub(TRAILER_BYTES as u64) else { return Ok(None) };
@@ -76,7 +76,7 @@ pub(super) fn directory_is_whole(file: &File) -> std::io::Result<Option<bool>> {
     Ok(Some(u128::from_le_bytes(array(&trailer, 6)) == xxh3_128(&directory)))
 }
 
-/// The `N` bytes at `at`, which must be there.
+/// Reads `N` bytes at `at`. The caller guarantees that they exist.
 fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     let mut array = [0; N];
     array.copy_from_slice(&bytes[at..at + N]);

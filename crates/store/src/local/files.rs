@@ -1,4 +1,4 @@
-//! Where streams lie, and the descriptors that are kept open for them.
+//! Paths of streams, and a cache of their open file descriptors.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -13,24 +13,24 @@ use crate::StoreError;
 use crate::error::Context;
 
 const FAN_OUT: usize = 256;
-/// The directory of streams that were not settled.
+/// Subdirectory of provisional streams: those that are not finalised.
 const NEW: &str = "new";
 const SHARDS: usize = 16;
 
-/// The directories that streams lie in.
+/// The directories that hold streams.
 pub(super) struct Places {
     root: PathBuf,
-    /// By the low byte of the inode number; the last one is [`NEW`].
+    /// Indexed by the low byte of the inode number; the last one is [`NEW`].
     dirs: [Dir; FAN_OUT + 1],
 }
 
-/// Whether a directory's entries are durable.
+/// Durability of a directory's entries.
 #[derive(Default)]
 struct Dir {
-    /// Changes of its entries: how many there were, and how many of them are durable.
+    /// Number of changes of entries, and number of those that are durable.
     changes: AtomicU64,
     synced: Mutex<u64>,
-    /// Some of the others are removals.
+    /// Removals are among the changes that are not durable.
     removals: AtomicBool,
 }
 
@@ -44,7 +44,7 @@ impl Places {
     }
 
     pub(super) fn new(root: PathBuf) -> Self {
-        // Another process may have made entries, and been killed before they were durable.
+        // A killed process may have left entries that are not durable.
         let dir = |_| Dir { changes: AtomicU64::new(1), ..Dir::default() };
         Self { root, dirs: std::array::from_fn(dir) }
     }
@@ -57,7 +57,8 @@ impl Places {
         self.root.join(format!("{NEW}/{:x}", ino.0))
     }
 
-    /// Tries both places of a stream. It may be settled meanwhile, so the first is tried again.
+    /// Tries both paths of a stream. The stream may be finalised meanwhile, so the first path is
+    /// tried again.
     pub(super) fn find<T>(
         &self,
         ino: Ino,
@@ -77,19 +78,19 @@ impl Places {
         self.new_path(ino).exists()
     }
 
-    /// An entry was made, so that it must be made durable when its stream is.
+    /// Records a new entry, which a sync of the stream must make durable.
     pub(super) fn entered(&self, ino: Ino, new: bool) {
         self.dirs[Self::dir(ino, new)].changes.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// An entry is gone; `now`: it was there until now.
+    /// Records a removed entry. `now`: this call removed it.
     pub(super) fn removed(&self, ino: Ino, new: bool, now: bool) {
         let dir = &self.dirs[Self::dir(ino, new)];
         dir.changes.fetch_add(u64::from(now), Ordering::AcqRel);
         dir.removals.store(true, Ordering::Release);
     }
 
-    /// Makes a stream's entry durable.
+    /// Makes a stream's directory entry durable.
     pub(super) fn sync(&self, ino: Ino, new: bool) -> Result<(), StoreError> {
         self.sync_at(Self::dir(ino, new))
     }
@@ -116,7 +117,7 @@ impl Places {
             let name = if index == FAN_OUT { NEW.into() } else { format!("{index:02x}") };
             let path = self.root.join(name);
             match File::open(&path).and_then(|dir| dir.sync_all()) {
-                // One that is missing has no entries.
+                // A missing directory has no entries.
                 Err(cause) if cause.kind() != ErrorKind::NotFound => {
                     return Err(StoreError::io("sync", &path, cause));
                 }
@@ -126,7 +127,7 @@ impl Places {
         Ok(())
     }
 
-    /// Makes the directory of a path that should have been there.
+    /// Makes the parent directory of a path if it is missing.
     pub(super) fn make_dir_of(&self, path: &Path) -> Result<(), StoreError> {
         let dir = path.parent().unwrap_or(&self.root);
         match std::fs::create_dir(dir) {
@@ -140,7 +141,7 @@ impl Places {
     pub(super) fn list_new(&self) -> Result<Vec<Ino>, StoreError> {
         let mut inos = Vec::new();
         list(&self.root.join(NEW), &mut inos)?;
-        // One that is settled as well was settled, and only its old name was not yet gone when power failed.
+        // A stream at both paths was finalised; a power failure brought its old name back.
         inos.retain(|&ino| !self.path(ino).exists());
         inos.sort_unstable();
         Ok(inos)
@@ -180,8 +181,8 @@ fn sync_dir(path: &Path) -> Result<(), StoreError> {
     File::open(path).and_then(|dir| dir.sync_all()).context("sync", path)
 }
 
-/// Open files, the least recently used of which are closed when there are too many. A closed one that is still in use
-/// stays open until it no longer is.
+/// Cache of open files. It drops the least recently used file when it is full; the descriptor is
+/// closed when its last user drops it.
 pub(super) struct Files {
     shards: [Mutex<Shard>; SHARDS],
     capacity: usize,
@@ -190,7 +191,7 @@ pub(super) struct Files {
 #[derive(Default)]
 struct Shard {
     files: HashMap<Ino, (Arc<File>, u64)>,
-    /// By the time of last use.
+    /// Inodes by time of last use.
     order: BTreeMap<u64, Ino>,
     now: u64,
 }
@@ -200,8 +201,8 @@ impl Files {
         Self { shards: Default::default(), capacity: capacity.div_ceil(SHARDS).max(1) }
     }
 
-    /// The file of a stream, which `open` opens if it is not open. Two threads open no stream at once, and none while it
-    /// is removed.
+    /// Returns the file of a stream, opened by `open` if it is not cached. Excludes concurrent
+    /// opens of the same stream, and opens during its removal.
     pub(super) fn get(
         &self,
         ino: Ino,
@@ -228,7 +229,7 @@ impl Files {
         self.shard(ino).touch(ino)
     }
 
-    /// Closes a stream's file, and does something before it can be opened again.
+    /// Drops a stream's file and calls `then` before the file can be opened again.
     pub(super) fn forget_and<T>(&self, ino: Ino, then: impl FnOnce() -> T) -> T {
         let mut shard = self.shard(ino);
         if let Some((_, used)) = shard.files.remove(&ino) {

@@ -10,23 +10,24 @@ use crate::StoreError;
 use crate::error::Context;
 
 const FILE: &str = "lock";
-/// [`is_locked`] and [`is_open`] hold the lock for a moment: wait that out.
+/// [`is_locked`] and [`is_open`] hold the lock briefly; an attempt to take it waits that out.
 const ATTEMPTS: u32 = 10;
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// A store's lock, held until this is dropped or the process ends.
+/// A store's lock, held until it is dropped or the process ends.
 #[derive(Debug)]
 pub(crate) struct Lock(File);
 
 impl Drop for Lock {
-    /// A child that was just forked may still have the descriptor: closing it here would leave the lock held.
+    /// A child that was just forked may share the descriptor, so closing it may not release the
+    /// lock.
     fn drop(&mut self) {
         let _ = flock(&self.0, FlockOperation::Unlock);
     }
 }
 
 impl Lock {
-    /// Takes the lock for a writer.
+    /// Takes the exclusive lock of a writer.
     pub(crate) fn take(dir: &Path) -> Result<Self, StoreError> {
         let path = dir.join(FILE);
         let mut options = File::options();
@@ -37,12 +38,12 @@ impl Lock {
         Ok(lock)
     }
 
-    /// Takes the lock for one of several readers, without writing anything.
+    /// Takes the shared lock of a reader, without writing.
     pub(crate) fn share(dir: &Path) -> Result<Option<Self>, StoreError> {
         let path = dir.join(FILE);
         let file = match File::open(&path) {
             Ok(file) => file,
-            // A copy of a store on a medium that cannot be written: nobody will.
+            // A store on a read-only medium may have no lock file; nobody can write to it.
             Err(cause) if cause.kind() == ErrorKind::NotFound => return Ok(None),
             Err(cause) => return Err(StoreError::io("open", &path, cause)),
         };
@@ -65,7 +66,7 @@ impl Lock {
         })
     }
 
-    /// Writes down who holds the lock.
+    /// Records the holder in the lock file.
     fn sign(&self) -> std::io::Result<()> {
         let pid = std::process::id();
         let text = format!("pid = {pid}\nstarted = {}\n", started(pid).unwrap_or_default());
@@ -76,7 +77,7 @@ impl Lock {
     }
 }
 
-/// The process that has written down that it holds a store's lock. A reader does not write.
+/// The process that the lock file names as the writer. Readers are not recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Holder {
     pid: u32,
@@ -84,7 +85,7 @@ pub struct Holder {
 }
 
 impl Holder {
-    /// Of the store in this directory. It may have let go of it.
+    /// The recorded holder of the store in `dir`. It may have released the lock.
     pub fn of(dir: &Path) -> Option<Self> {
         Self::read(&File::open(dir.join(FILE)).ok()?)
     }
@@ -96,34 +97,35 @@ impl Holder {
         Some(Self { pid: field("pid = ")?.parse().ok()?, started: field("started = ")?.parse().ok()? })
     }
 
-    /// Whether the process has not ended: it may have files of the store open.
+    /// True until the process has ended: it may still have files of the store open.
     pub fn runs(&self) -> bool {
         started(self.pid) == Some(self.started)
     }
 }
 
-/// When a process that has not ended was started, in clock ticks since the system was: a number may be used again, but not with that.
+/// Start time of a running process, in clock ticks since boot. Pid and start time together are
+/// unique.
 fn started(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The second field is a name in parentheses, with any characters.
+    // The second field is a name in parentheses with arbitrary characters.
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
     let [state, .., threads, _, started] = fields.get(..20)? else { return None };
-    // What has ended, and is still to be waited for, has nothing open, unless other threads of it have not ended.
+    // A zombie has no open files, unless other threads of the process still run.
     let has_ended = matches!(*state, "Z" | "X") && matches!(*threads, "0" | "1");
     if has_ended { None } else { started.parse().ok() }
 }
 
-/// Whether a process has the store in this directory open for writing.
+/// True if a process has the store in `dir` open for writing.
 pub fn is_locked(dir: &Path) -> bool {
     is_held(dir, FlockOperation::NonBlockingLockShared)
 }
 
-/// Whether any process has the store in this directory open.
+/// True if any process has the store in `dir` open.
 pub fn is_open(dir: &Path) -> bool {
     is_held(dir, FlockOperation::NonBlockingLockExclusive)
 }
 
-/// Whether the lock cannot be had so.
+/// True if the lock cannot be taken in mode `how`.
 fn is_held(dir: &Path, how: FlockOperation) -> bool {
     let Ok(file) = File::open(dir.join(FILE)) else { return false };
     flock(&Lock(file).0, how) == Err(Errno::WOULDBLOCK)
@@ -149,17 +151,17 @@ mod tests {
         assert_eq!(Holder::of(dir.path()), None);
         let lock = Lock::take(dir.path()).expect("a lock");
         drop(lock);
-        assert!(Holder::of(dir.path()).expect("a holder").runs(), "though it holds nothing any more");
+        assert!(Holder::of(dir.path()).expect("a holder").runs(), "runs, though the lock is free");
         let mut other = std::process::Command::new("sleep").arg("60").spawn().expect("a process");
         let holder = Holder { pid: other.id(), started: started(other.id()).expect("a time") };
         assert!(holder.runs() && !Holder { started: holder.started + 1, ..holder }.runs());
         other.kill().expect("it ends");
-        // Nobody has waited for it yet.
+        // The process is a zombie until it is waited for.
         let ends = (0..1000).any(|_| {
             std::thread::sleep(PAUSE);
             !holder.runs()
         });
-        assert!(ends && std::fs::exists(format!("/proc/{}", holder.pid)).expect("processes are told of"));
+        assert!(ends && std::fs::exists(format!("/proc/{}", holder.pid)).expect("/proc is readable"));
         other.wait().expect("it has ended");
     }
 }

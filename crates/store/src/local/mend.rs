@@ -1,4 +1,4 @@
-//! Makes a damaged store one that can be opened. What is replaced is kept in a directory, the quarantine.
+//! Repairs a damaged store until it can be opened. Replaced parts move to a quarantine directory.
 
 use std::fs::File;
 use std::io::ErrorKind;
@@ -15,28 +15,28 @@ pub(crate) const JOURNAL_NEW: &str = "journal.new";
 pub(crate) const TABLES_NEW: &str = "tables.new";
 const CACHE_BYTES: u64 = 8 << 20;
 
-/// What was done to a store so that it can be opened.
+/// Parts of a store that were replaced.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Mended {
-    /// The superblock or its copy was replaced by the other: why.
+    /// The superblock or its copy was replaced by the other; the reason.
     pub superblock: Option<String>,
-    /// The tables were damaged, and what could be read of them is in new ones.
+    /// The tables were damaged and rebuilt from what was readable: the reason and the result.
     pub tables: Option<(String, Salvage)>,
-    /// The journal was no journal of this store, for this reason, and a new one is in its place.
+    /// The journal did not belong to this store and was replaced by an empty one; the reason.
     pub journal: Option<String>,
-    /// The directory of streams was missing, and was made anew.
+    /// The directory of streams was missing and was made.
     pub streams: bool,
 }
 
-/// Reads all tables, and replaces what makes the store impossible to open. A store without faults is left as it is. It can
-/// be done again after it was interrupted.
+/// Reads all tables, and replaces each part that prevents opening the store. A store without faults
+/// is left unchanged. An interrupted repair can be repeated.
 ///
 /// # Errors
 /// [`StoreError::Superblock`], [`StoreError::InUse`], and those of the disk.
 pub fn mend(dir: &Path, quarantine: &Path) -> Result<Mended, StoreError> {
     match superblock::read(dir) {
         Ok(_) | Err(SuperblockError::Restorable { .. }) => {}
-        // Before the lock, which would make a file in a directory that is no store.
+        // Before taking the lock, which would make a file in a directory that is not a store.
         Err(error) => return Err(error.into()),
     }
     let _lock = Lock::take(dir)?;
@@ -44,7 +44,7 @@ pub fn mend(dir: &Path, quarantine: &Path) -> Result<Mended, StoreError> {
     let superblock = superblock::read(dir)?;
     let (tables, tables_new) = (dir.join(TABLES), dir.join(TABLES_NEW));
     if tables_new.exists() {
-        // They are complete if the old ones have been moved away for them.
+        // The new tables are complete if the old ones were already moved away.
         if tables.exists() {
             std::fs::remove_dir_all(&tables_new).context("remove", &tables_new)?;
         } else {
@@ -81,19 +81,20 @@ pub fn mend(dir: &Path, quarantine: &Path) -> Result<Mended, StoreError> {
     Ok(mended)
 }
 
-/// Restores the superblock from its copy, or the copy from it. If both are whole, the journal says which is this store's.
+/// Restores the superblock from its copy, or the copy from the superblock. If both are intact but
+/// differ, the journal's tag decides which one belongs to this store.
 fn mend_superblock(dir: &Path, quarantine: &Path) -> Result<Option<String>, StoreError> {
     let journal = File::open(dir.join(JOURNAL)).map(RealFile).ok();
     let tag = journal.and_then(|file| Journal::open_read_only(file).ok()).map(|journal| journal.tag());
     let fits = |superblock: &Superblock| tag.is_none_or(|tag| tag == superblock.tag());
     let why = match (superblock::read(dir), superblock::read_copy(dir)) {
         (Ok(main), Ok(copy)) if main == copy => return Ok(None),
-        (Ok(main), Ok(copy)) if !fits(&main) && fits(&copy) => "it was that of another store".into(),
+        (Ok(main), Ok(copy)) if !fits(&main) && fits(&copy) => "it belonged to another store".into(),
         (Ok(main), _) => {
             let there = dir.join(superblock::COPY).exists();
             superblock::write_copy(dir, &main)?;
-            let what = "the copy of the superblock was damaged or another, and was written anew";
-            // A store made before there were copies is whole.
+            let what = "the copy of the superblock was damaged or outdated, and was rewritten";
+            // Stores made by versions without a copy are not damaged.
             return Ok(there.then(|| what.into()));
         }
         (Err(SuperblockError::Restorable { why, .. }), Ok(copy)) if fits(&copy) => why,
@@ -111,7 +112,7 @@ fn mend_superblock(dir: &Path, quarantine: &Path) -> Result<Option<String>, Stor
     Ok(Some(format!("the superblock was damaged ({why}), and was restored from its copy")))
 }
 
-/// Makes an empty journal that is not yet the store's. The caller has the store open.
+/// Makes an empty journal beside the store's journal. The caller has the store open.
 ///
 /// # Errors
 /// Those of the disk.
@@ -121,7 +122,7 @@ pub fn new_journal(dir: &Path, superblock: &Superblock) -> Result<Journal<RealFi
     Ok(Journal::create(RealFile(file.context("create", &path)?), superblock.journal_bytes, superblock.tag())?)
 }
 
-/// Puts the new journal into the place of the old one, which goes to the quarantine.
+/// Replaces the store's journal by the new one and moves the old one to the quarantine.
 ///
 /// # Errors
 /// Those of the disk.
@@ -130,7 +131,7 @@ pub fn replace_journal(dir: &Path, quarantine: &Path) -> Result<(), StoreError> 
     replace(dir, JOURNAL_NEW, JOURNAL)
 }
 
-/// Moves a part of the store to the quarantine, if it is there.
+/// Moves a part of the store to the quarantine if it exists.
 fn set_aside(dir: &Path, part: &str, quarantine: &Path) -> Result<(), StoreError> {
     std::fs::create_dir_all(quarantine).context("create", quarantine)?;
     let (from, to) = (dir.join(part), quarantine.join(part));
@@ -149,7 +150,7 @@ fn replace(dir: &Path, new: &str, part: &str) -> Result<(), StoreError> {
 fn sync_all<const N: usize>(dirs: [PathBuf; N]) -> Result<(), StoreError> {
     for dir in dirs {
         match File::open(&dir).and_then(|dir| dir.sync_all()) {
-            // A quarantine may lie elsewhere.
+            // The quarantine may be outside the store's directory.
             Err(cause) if cause.kind() != ErrorKind::NotFound => {
                 return Err(StoreError::io("sync", &dir, cause));
             }

@@ -1,4 +1,4 @@
-//! A store in a directory of this machine.
+//! A store in a local directory.
 
 mod check;
 mod files;
@@ -32,14 +32,14 @@ pub(crate) const JOURNAL: &str = "journal";
 const TABLES: &str = "tables";
 const STREAMS: &str = "streams";
 
-/// How a store is opened.
+/// Options for opening a store.
 #[derive(Clone, Copy, Debug)]
 pub struct LocalOptions {
-    /// Write nothing. Several processes may have the store open so.
+    /// Do not write. Several processes may open the store read-only at once.
     pub read_only: bool,
-    /// Memory for blocks of the tables.
+    /// Cache for table blocks, in bytes.
     pub cache_bytes: u64,
-    /// Files of streams that are kept open.
+    /// Number of stream files kept open.
     pub open_files: usize,
 }
 
@@ -49,7 +49,7 @@ impl Default for LocalOptions {
     }
 }
 
-/// A store in a directory, locked until this is dropped.
+/// A store in a directory, locked until dropped.
 pub struct LocalStore {
     superblock: Superblock,
     tables: Tables,
@@ -60,11 +60,11 @@ pub struct LocalStore {
 }
 
 impl LocalStore {
-    /// Opens a store, and its journal, which is to be replayed.
+    /// Opens a store and its journal, which the caller replays.
     ///
     /// # Errors
-    /// [`StoreError::InUse`], [`StoreError::Superblock`]; [`StoreError::Journal`] and [`StoreError::Corrupt`] if the
-    /// store is damaged.
+    /// [`StoreError::InUse`], [`StoreError::Superblock`]; [`StoreError::Journal`] and
+    /// [`StoreError::Corrupt`] if the store is damaged.
     pub fn open(dir: &Path, read_only: bool) -> Result<(Self, Journal<RealFile>), StoreError> {
         Self::open_with(dir, LocalOptions { read_only, ..LocalOptions::default() })
     }
@@ -75,13 +75,13 @@ impl LocalStore {
     /// As [`Self::open`].
     pub fn open_with(dir: &Path, options: LocalOptions) -> Result<(Self, Journal<RealFile>), StoreError> {
         let LocalOptions { read_only, cache_bytes, open_files } = options;
-        // Before the lock, which would make a file in a directory that is no store.
+        // Before taking the lock, which would make a file in a directory that is not a store.
         superblock::read(dir)?;
         let lock = if read_only { Lock::share(dir)? } else { Some(Lock::take(dir)?) };
         let superblock = superblock::read(dir)?;
         let journal = open_journal(&dir.join(JOURNAL), read_only, superblock.tag())?;
         if !read_only && let Err(error) = superblock::write_copy(dir, &superblock) {
-            tracing::warn!(%error, "the superblock has no copy, or an old one");
+            tracing::warn!(%error, "cannot update the copy of the superblock");
         }
         let tables = Tables::open(dir.join(TABLES), read_only, cache_bytes)?;
         let streams = Streams::open(dir.join(STREAMS), read_only, open_files)?;
@@ -93,7 +93,7 @@ impl LocalStore {
         &self.superblock
     }
 
-    /// Reads all tables, and compares them with their checksums.
+    /// Reads all tables and verifies their checksums.
     ///
     /// # Errors
     /// [`StoreError::Corrupt`], and those of the disk.
@@ -123,7 +123,7 @@ pub(crate) fn create_tables(dir: &Path) -> Result<(), StoreError> {
     Tables::create(&dir.join(TABLES))
 }
 
-/// Makes the directories for the streams of a new store.
+/// Makes the stream directories of a new store.
 pub(crate) fn create_streams(dir: &Path) -> Result<(), StoreError> {
     Streams::create(&dir.join(STREAMS))
 }

@@ -1,4 +1,4 @@
-//! Reads what can still be read of damaged tables into new ones: each block has its own checksum, so the others are good.
+//! Copies the readable blocks of damaged tables to new tables. Each block has its own checksum.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -12,25 +12,26 @@ use super::tables::{Tables, guarded};
 use crate::StoreError;
 use crate::error::Context;
 
-/// No table has so many blocks: an iterator that fails more often does not go on.
+/// Upper bound on the blocks of a table; stops an iterator that fails without advancing.
 const MOST_BLOCKS: u64 = 1 << 20;
 const CACHE_BYTES: u64 = 1 << 20;
 
-/// What became of damaged tables.
+/// Result of salvaging damaged tables.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Salvage {
-    /// Versions of records that could be read.
+    /// Number of record versions read.
     pub read: u64,
-    /// Pieces of tables that could not be read, of some KiB each.
+    /// Number of unreadable blocks, a few KiB each.
     pub lost_blocks: u64,
-    /// Whole tables that could not be read.
+    /// Paths of tables that could not be read at all.
     pub lost_tables: Vec<String>,
-    /// The list of tables could not be read, so that those which had been replaced may have been read too.
+    /// The list of tables was unreadable, so tables that a compaction had replaced may have been
+    /// read too.
     pub unlisted: bool,
 }
 
-/// Makes new tables in `into`, which must not exist, of the damaged ones in `from`, which are left as they are. All
-/// records are in memory for a while.
+/// Makes new tables in `into`, which must not exist, from the damaged ones in `from`, which stay
+/// unchanged. Holds all records in memory.
 pub(super) fn salvage(from: &Path, into: &Path) -> Result<Salvage, StoreError> {
     let mut found = Salvage::default();
     let listed = Tables::open(from.into(), true, CACHE_BYTES).and_then(|tables| tables.ids()).ok();
@@ -66,7 +67,7 @@ pub(super) fn salvage(from: &Path, into: &Path) -> Result<Salvage, StoreError> {
 
 fn open(path: &Path) -> Result<Table, StoreError> {
     let cache = Arc::new(Cache::with_capacity_bytes(CACHE_BYTES));
-    // The checksum of the whole is known to be wrong, or not known.
+    // The checksum of the whole table is wrong or unknown, so it is not checked.
     guarded(path, || Table::recover(path.into(), Checksum::from_raw(0), 0, 0, cache, None, false, false))
 }
 
@@ -75,7 +76,7 @@ fn read(table: &Table, path: &Path, new: &Tables, found: &mut Salvage, last: &mu
     for _ in 0..=MOST_BLOCKS {
         loop {
             let Ok(next) = guarded(path, || Ok(values.next())) else {
-                // It panicked: what else it holds is out of reach.
+                // The tree panicked: the rest of the table is unreadable.
                 found.lost_tables.push(path.display().to_string());
                 return;
             };

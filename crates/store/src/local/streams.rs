@@ -12,10 +12,10 @@ use super::files::{Files, Places};
 use crate::error::Context;
 use crate::{StoreError, stamp};
 
-/// One copy moves no more at once, so that it can be interrupted.
+/// Most bytes that one copy call moves, so that it can be interrupted.
 const MAX_COPY_BYTES: u64 = 1 << 30;
 
-/// The byte streams: one plain file each.
+/// The byte streams: one regular file each.
 pub(super) struct Streams {
     places: Places,
     files: Files,
@@ -28,7 +28,7 @@ impl Streams {
     }
 
     pub(super) fn open(path: PathBuf, read_only: bool, open_files: usize) -> Result<Self, StoreError> {
-        // Damage that would otherwise read as empty streams.
+        // A missing directory is damage; otherwise its streams would read as empty.
         if !path.is_dir() {
             return Err(StoreError::corrupt(format!("{} is missing", path.display())));
         }
@@ -50,7 +50,7 @@ impl Streams {
         let (from, to) = (self.places.new_path(ino), self.places.path(ino));
         match std::fs::rename(&from, &to) {
             Ok(()) => {}
-            // A settled stream, an absent one, or none that a directory was ever made for.
+            // The stream is finalised or absent, or its directory was never made.
             Err(cause) if cause.kind() == ErrorKind::NotFound && !from.exists() => return Ok(()),
             Err(cause) if cause.kind() == ErrorKind::NotFound => {
                 self.places.make_dir_of(&to)?;
@@ -86,7 +86,7 @@ impl Streams {
         self.fill(&file, ino, offset, buf, ReadWriteFlags::NOWAIT)
     }
 
-    /// How many bytes were read, and whether that is all that there are.
+    /// Returns the number of bytes read, and true if that is all that the range holds.
     fn fill(
         &self,
         file: &File,
@@ -104,7 +104,7 @@ impl Streams {
             match retry_on_intr(|| preadv2(file, rest, offset + done as u64, flags)) {
                 Ok(0) => break,
                 Ok(read) => done += read,
-                // Not every file system can tell.
+                // Not every file system supports the flags.
                 Err(Os::AGAIN | Os::OPNOTSUPP) if !flags.is_empty() => return Ok((done, false)),
                 Err(cause) => return Err(StoreError::io("read", &self.places.path(ino), cause.into())),
             }
@@ -168,7 +168,7 @@ impl Streams {
             SeekWhat::Data => SeekFrom::Data(offset),
             SeekWhat::Hole => SeekFrom::Hole(offset),
         };
-        // This moves the descriptor's own offset, which nothing uses.
+        // `lseek` moves the descriptor's offset, which nothing uses.
         match rustix::fs::seek(&*file, seek) {
             Ok(found) => Ok(Some(found)),
             Err(Os::NXIO) => Ok(None),
@@ -199,7 +199,7 @@ impl Streams {
             match retry(step) {
                 Ok(0) => break,
                 Ok(done) => copied += done as u64,
-                // What has been copied is told; the rest fails when it is asked for again.
+                // Report what was copied; the next call returns the error.
                 Err(_) if copied > 0 => break,
                 Err(errno) => return Err(StoreError::io("copy to", &self.places.path(to), errno.into())),
             }
@@ -227,11 +227,12 @@ impl Streams {
     pub(super) fn remove(&self, ino: Ino) -> Result<(), StoreError> {
         self.check_writable()?;
         self.files.forget_and(ino, || {
-            // In the order in which settling moves it, which may happen meanwhile: it cannot be missed at both places.
+            // The order in which finalising moves a stream, so a concurrent call cannot hide it
+            // from both tries.
             for (path, new) in [(self.places.new_path(ino), true), (self.places.path(ino), false)] {
                 match std::fs::remove_file(&path) {
                     Ok(()) => self.places.removed(ino, new, true),
-                    // It may have been removed by a process that was killed.
+                    // A killed process may have removed it.
                     Err(cause) if cause.kind() == ErrorKind::NotFound => self.places.removed(ino, new, false),
                     Err(cause) => return Err(StoreError::io("remove", &path, cause)),
                 }
@@ -256,7 +257,7 @@ impl Streams {
         self.files.get(ino, || self.open_file(ino))
     }
 
-    /// The file of a stream that is about to be changed, and to get a time in order with ours.
+    /// The file of a stream, before a change that stamps it with a time consistent with `stamp`.
     fn stamped(&self, ino: Ino) -> Result<Arc<File>, StoreError> {
         let file = self.writable(ino)?;
         stamp::raise();
@@ -270,7 +271,7 @@ impl Streams {
             None => self.create_file(ino, &path, false).map(Some),
             found => Ok(found),
         })?;
-        // The closure above gives a file.
+        // The closure above sets `file`.
         file.ok_or_else(|| StoreError::io("create", &path, ErrorKind::NotFound.into()))
     }
 
@@ -298,7 +299,7 @@ impl Streams {
     }
 }
 
-/// Opens a file so that reading it does not count as an access, where that is permitted.
+/// Opens a file without access time updates, if permitted.
 fn open(path: &Path, flags: OFlags) -> io::Result<File> {
     let (flags, mode) = (flags | OFlags::CLOEXEC, 0o600.into());
     let opened = match rustix::fs::open(path, flags | OFlags::NOATIME, mode) {
@@ -317,7 +318,7 @@ fn retry<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> rustix::io::Resu
     }
 }
 
-/// The kernel finds the end and writes there as one thing, unless it writes less than it is given.
+/// Appends atomically with `O_APPEND`, except after a short write.
 fn append(file: &File, mut data: &[u8]) -> io::Result<()> {
     while !data.is_empty() {
         let flags = ReadWriteFlags::APPEND;
@@ -329,7 +330,7 @@ fn append(file: &File, mut data: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Offsets are signed in system calls.
+/// Checks that the end fits the signed offsets of system calls.
 fn check_end(offset: u64, length: u64) -> Result<(), StoreError> {
     let end = offset.checked_add(length).filter(|&end| i64::try_from(end).is_ok());
     end.map(drop).ok_or(StoreError::Refused(Errno::EFBIG))

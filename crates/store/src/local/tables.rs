@@ -22,29 +22,32 @@ use crate::store::{Pairs, Record, Records};
 
 const OBJECT_BYTES: usize = 13;
 const OPEN_TABLES: usize = 256;
-/// Small, so that one round of compaction is short.
+/// Target size of a table in bytes; small, so that one compaction round is short.
 const TABLE_BYTES: u64 = 16 << 20;
-/// Removed records that are worth rewriting the tables for, if they are a fourth of all.
+/// Number of tombstones that justifies rewriting the tables if they are a quarter of all records.
 const TOMBSTONES: u64 = 1000;
 
-/// The records: a log-structured merge tree without a log of its own. Keys are an object's id and a key of the object.
+/// The records: a log-structured merge tree without a log of its own. A tree key is an object id
+/// followed by a key of the object.
 ///
-/// The tree panics on some damage. No panic leaves this module: it becomes [`StoreError::Corrupt`].
+/// The tree panics on some kinds of damage. This module converts these panics to
+/// [`StoreError::Corrupt`].
 pub(super) struct Tables {
     tree: AnyTree,
     seqno: SequenceNumberCounter,
     path: PathBuf,
-    /// Held while something is staged or published, so that a checkpoint is never cut in two.
+    /// Held by staging and publishing, so a checkpoint is never split.
     staging: Mutex<()>,
     compacting: Mutex<()>,
-    /// Set when the disk has failed. A file may then look written that is not, and only opening the store again tells.
+    /// The disk has failed. A file may then seem written without being so; only reopening the store
+    /// shows the truth.
     failed: AtomicBool,
-    /// Where the tree of a store open for reading only works.
+    /// Temporary directory for the tree of a read-only store.
     _shadow: Option<TempDir>,
 }
 
 impl Tables {
-    /// Makes an empty tree, durable.
+    /// Makes an empty, durable tree.
     pub(super) fn create(path: &Path) -> Result<(), StoreError> {
         let (seqno, visible) = Default::default();
         guarded(path, || config(path, 0, seqno, visible).open())?;
@@ -99,7 +102,8 @@ impl Tables {
     }
 
     pub(super) fn records(&self) -> Records<'_> {
-        // Nothing is published meanwhile, so the version of the tree that the number belongs to is still there.
+        // Excludes publishing, so the tree version that the sequence number belongs to still
+        // exists.
         let whole = lock(&self.staging);
         let pairs = self.guarded(|| Ok(self.tree.iter(self.seqno.get(), None)));
         drop(whole);
@@ -138,13 +142,14 @@ impl Tables {
         let flushed = self.written(&self.compacting, || {
             let flushing = self.tree.get_flush_lock();
             self.tree.rotate_memtable();
-            // All memtables become one run of tables, which the tree adds to its version atomically.
+            // All memtables become one run of tables; the tree adds the run to its version
+            // atomically.
             self.tree.flush(&flushing, self.seqno.get())
         });
         flushed.map(drop)
     }
 
-    /// Adds a version of a record as another tree had it.
+    /// Adds a version of a record that was read from another tree.
     pub(super) fn restore(&self, value: InternalValue) {
         let (key, seqno) = (value.key.user_key, value.key.seqno);
         let _sizes = match value.key.value_type.is_tombstone() {
@@ -153,24 +158,24 @@ impl Tables {
         };
     }
 
-    /// Makes what was restored durable. `next`: more than any number among that.
+    /// Publishes the restored records. `next` is greater than all their sequence numbers.
     pub(super) fn publish_as_of(&self, next: SeqNo) -> Result<(), StoreError> {
         self.seqno.set(next);
         self.publish()
     }
 
-    /// The tables in use.
+    /// Ids of the tables in use.
     pub(super) fn ids(&self) -> Result<BTreeSet<u64>, StoreError> {
         self.guarded(|| Ok(self.tree.current_version().iter_tables().map(Table::id).collect()))
     }
 
-    /// Reads every table whole, and compares it with its checksum.
+    /// Reads every table completely and verifies its checksum.
     pub(super) fn verify(&self) -> Result<(), StoreError> {
         let tables: Vec<Table> =
             self.guarded(|| Ok(self.tree.current_version().iter_tables().cloned().collect()))?;
         for table in tables {
             let path = self.path.join(check::TABLES).join(table.id().to_string());
-            // A table has a few times `TABLE_BYTES` at most.
+            // A table is at most a few times `TABLE_BYTES` long.
             let bytes = std::fs::read(&path).context("read", &path)?;
             if xxh3_128(&bytes) != table.checksum().into_u128() {
                 return Err(StoreError::corrupt(format!("{} is damaged", path.display())));
@@ -188,7 +193,8 @@ impl Tables {
             if self.tree.current_version().id() != before {
                 return Ok(true);
             }
-            // Levels hold on to what was removed until they are merged with the next, which may never come.
+            // A level keeps tombstones until it is merged with the next one, which may never
+            // happen.
             let removed = self.tree.tombstone_count();
             if removed > TOMBSTONES && removed * 4 > self.tree.approximate_len() as u64 {
                 self.tree.major_compact(TABLE_BYTES, self.seqno.get())?;
@@ -197,7 +203,7 @@ impl Tables {
         })
     }
 
-    /// Writes tables. `other`: what others hold who write some.
+    /// Calls the tree to write tables. `other`: the lock of the other operation that writes tables.
     fn written<T>(
         &self,
         other: &Mutex<()>,
@@ -215,8 +221,8 @@ impl Tables {
         written
     }
 
-    /// Removes tables that were written in vain, for the disk may be full of them. Those that are just being written look
-    /// the same, so this is for when nobody writes any.
+    /// Removes tables of failed writes, which may fill the disk. Tables that are being written look
+    /// alike, so no writer may be active.
     fn remove_unused(&self) {
         let removed = self.guarded(|| {
             let version = self.tree.current_version();
@@ -231,7 +237,7 @@ impl Tables {
             Ok(())
         });
         if let Err(error) = removed {
-            tracing::warn!(%error, "unused tables stay until the store is opened again");
+            tracing::warn!(%error, "unused tables remain until the store is reopened");
         }
     }
 
@@ -253,7 +259,8 @@ fn config(
         .filter_policy(FilterPolicy::all(bloom))
 }
 
-/// Opening a tree removes what is left over in its directory. To write nothing, open one whose tables are links.
+/// Opening a tree deletes leftover files. A read-only open uses a directory of links to the tables
+/// instead.
 fn shadow(path: &Path) -> Result<TempDir, StoreError> {
     let shadow = TempDir::with_prefix("espalier-").context("make a directory in", &std::env::temp_dir())?;
     let (from, to) = (path.join(check::TABLES), shadow.path().join(check::TABLES));
@@ -272,7 +279,7 @@ fn shadow(path: &Path) -> Result<TempDir, StoreError> {
     Ok(shadow)
 }
 
-/// Removes temporary files of a process that was killed; the tree removes all else.
+/// Removes temporary files of a killed process; the tree removes the rest.
 fn remove_leftovers(path: &Path) -> Result<(), StoreError> {
     for entry in std::fs::read_dir(path).context("read", path)? {
         let entry = entry.context("read", path)?;
@@ -283,9 +290,10 @@ fn remove_leftovers(path: &Path) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Calls the tree.
+/// Calls the tree and converts panics to errors.
 pub(super) fn guarded<T>(path: &Path, body: impl FnOnce() -> lsm_tree::Result<T>) -> Result<T, StoreError> {
-    // What a panic leaves behind in the tree are poisoned locks, which panic again: it is never used half changed.
+    // A panic leaves poisoned locks in the tree, which panic again, so a half-changed tree is never
+    // used.
     let outcome = catch_unwind(AssertUnwindSafe(body)).map_err(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no reason");
@@ -303,7 +311,7 @@ fn lock(mutex: &Mutex<()>) -> MutexGuard<'_, ()> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Whether another thread has it now. The caller has the other of the two.
+/// True if another thread holds `mutex`. The caller holds the other of the two locks.
 fn is_held(mutex: &Mutex<()>) -> bool {
     matches!(mutex.try_lock(), Err(TryLockError::WouldBlock))
 }
@@ -315,10 +323,10 @@ fn full_key(object: ObjectId, key: &[u8]) -> Vec<u8> {
     full
 }
 
-/// What no key of the object reaches.
+/// Exclusive upper bound of an object's keys.
 fn end_of(object: ObjectId) -> Bound<Vec<u8>> {
     let mut end = object.to_bytes().to_vec();
-    // The id is a number of fixed size, big endian: one more is the next id.
+    // The id is a big-endian number of fixed size: the bound is the next id.
     for byte in end.iter_mut().rev() {
         let (sum, overflow) = byte.overflowing_add(1);
         *byte = sum;

@@ -19,7 +19,7 @@ const TOTAL_BYTES: u64 = 1 << 40;
 
 /// A store in memory that can lose power.
 ///
-/// It has no clock: changes of streams happen at the time that was last given to [`Self::set_now`].
+/// It has no clock: changes of streams are stamped with the time last given to [`Self::set_now`].
 #[derive(Default)]
 pub struct MemoryStore(Mutex<State>);
 
@@ -37,7 +37,7 @@ struct State {
 #[derive(Clone, Default)]
 struct Stream {
     live: Bytes,
-    /// As it was when it was last synced.
+    /// Contents at the last sync; `None`: the stream's existence is not durable.
     durable: Option<Bytes>,
     new: bool,
 }
@@ -47,8 +47,7 @@ impl MemoryStore {
         Self::default()
     }
 
-    /// The store as it is found after a power failure now: without what was staged and not published, and each stream as
-    /// it was synced last.
+    /// The store after a power failure: without unpublished changes, each stream as last synced.
     #[must_use]
     pub fn crash(&self) -> Self {
         let mut state = self.state().clone();
@@ -64,7 +63,7 @@ impl MemoryStore {
         Self(Mutex::new(state))
     }
 
-    /// The store as it is found after the end of the process that used it: without what was staged and not published.
+    /// The store after a crash of the process: without unpublished changes.
     #[must_use]
     pub fn reopen(&self) -> Self {
         let mut state = self.state().clone();
@@ -72,12 +71,12 @@ impl MemoryStore {
         Self(Mutex::new(state))
     }
 
-    /// From now on it is then.
+    /// Sets the time of later changes.
     pub fn set_now(&self, now: Time) {
         self.state().now = now;
     }
 
-    /// From now on, or no longer, there is no space for anything.
+    /// Makes all later allocations fail with `NoSpace`, or succeed again.
     pub fn set_full(&self, full: bool) {
         self.state().full = full;
     }
@@ -106,7 +105,7 @@ impl State {
         if self.full { Err(StoreError::NoSpace { path: "memory".into() }) } else { Ok(()) }
     }
 
-    /// Records from a key on, what is staged counting: of one object, or all.
+    /// At most `limit` records from a key on, staged ones included; of one object, or of all.
     fn range(&self, from: Bound<Key>, of: Option<ObjectId>, limit: usize) -> Vec<(Key, Vec<u8>)> {
         let wanted = |key: &Key| of.is_none_or(|object| key.0 == object);
         let range = (from, Bound::Unbounded);
@@ -199,7 +198,7 @@ impl Store for MemoryStore {
         if let Some(stream) = self.state().streams.get_mut(&ino)
             && std::mem::take(&mut stream.new)
         {
-            // Its existence is durable from now on, not its bytes.
+            // The stream's existence becomes durable, its bytes do not.
             stream.durable.get_or_insert_default();
         }
         Ok(())

@@ -7,11 +7,11 @@ use crate::StoreError;
 
 const PAGE: u64 = 4096;
 
-/// The bytes of a stream. What was never written is a hole, and takes nothing.
+/// The bytes of a stream. Ranges that were never written are holes and take no memory.
 #[derive(Clone, Default)]
 pub(super) struct Bytes {
     size: u64,
-    /// Behind the size, all is zero.
+    /// Bytes after the size are zero.
     pages: BTreeMap<u64, Arc<[u8; PAGE as usize]>>,
     pub mtime: Time,
 }
@@ -120,7 +120,7 @@ impl Bytes {
     }
 }
 
-/// Cuts a range at the bounds of pages: page, from where to where in it, and at which byte of the range.
+/// Splits a range at page boundaries: page, start and end in the page, offset in the range.
 fn pieces(offset: u64, length: usize) -> impl Iterator<Item = (u64, usize, usize, usize)> {
     let mut done = 0;
     std::iter::from_fn(move || {
@@ -135,7 +135,7 @@ fn pieces(offset: u64, length: usize) -> impl Iterator<Item = (u64, usize, usize
     })
 }
 
-/// Offsets are signed in system calls.
+/// Checks that the end fits the signed offsets of system calls.
 fn end(offset: u64, length: u64) -> Result<u64, StoreError> {
     let end = offset.checked_add(length).filter(|&end| i64::try_from(end).is_ok());
     end.ok_or(StoreError::Refused(Errno::EFBIG))

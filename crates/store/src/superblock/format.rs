@@ -9,21 +9,22 @@ use super::{COPY, FILE, FILE_NEW, FORMAT, Superblock, SuperblockError, is_store,
 use crate::local::{self, Lock};
 use crate::{Journal, RealFile, StoreError};
 
-/// How a store is made.
+/// Parameters of a new store.
 #[derive(Clone, Debug)]
 pub struct FormatOptions {
     pub label: String,
-    /// Files of at most so many bytes are stuffed.
+    /// Largest size in bytes of a stuffed file.
     pub strip_bytes: u32,
-    /// Capacity of the journal; rounded up to a multiple of 4096, and at least 1 MiB.
+    /// Capacity of the journal in bytes; rounded up to a multiple of 4096, at least 1 MiB.
     pub journal_bytes: u64,
-    /// Make it even where there is a store already, which is lost.
+    /// Replace an existing store, which is lost.
     pub force: bool,
-    /// The secret for hashing names, of a file system whose records are to be put in; otherwise a new one is drawn.
+    /// Secret of the name hash, given if records of an existing file system are to be loaded;
+    /// `None`: a random one.
     pub hash_key: Option<[u8; 16]>,
-    /// Of the file system that it is to be a part of; otherwise a new one is drawn.
+    /// Uuid of the file system that the store joins; `None`: a random one.
     pub uuid: Option<Uuid>,
-    /// Which of the metadata servers that share the tree it is for, and how many there are.
+    /// Rank of the metadata server that owns the store, and number of ranks.
     pub rank: Rank,
     pub ranks: u16,
 }
@@ -46,7 +47,7 @@ impl Default for FormatOptions {
 /// Why a store cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub enum FormatError {
-    #[error("{} is an Espalier store already: use --force to make a new one, which loses all its files", .0.display())]
+    #[error("{} is already an Espalier store: use --force to make a new one, which loses all its files", .0.display())]
     Exists(PathBuf),
     #[error("{} has what is left of a store that was not completely made: use --force to make it anew", .0.display())]
     Unfinished(PathBuf),
@@ -60,8 +61,8 @@ pub enum FormatError {
     Store(#[from] StoreError),
 }
 
-/// What may lie in a store's directory, and goes when it is made anew. The superblock and its copy go first: without them
-/// there is no store. The lock is held meanwhile.
+/// Entries of a store's directory, which are removed with `force`. The superblock and its copy are
+/// first, since they make the directory a store. The lock is held meanwhile.
 const ENTRIES: [&str; 12] = [
     COPY,
     FILE,
@@ -77,11 +78,12 @@ const ENTRIES: [&str; 12] = [
     "lock",
 ];
 
-/// Makes an empty store in a directory, which is created if it does not exist. It is durable on return, and without a
-/// superblock until it is whole.
+/// Makes an empty store in `dir`, which is created if absent. On return the store is durable; the
+/// superblock is written last.
 ///
 /// # Errors
-/// Each says what to do. Where there was no store, nothing was changed but by [`FormatError::Io`] and what follows it.
+/// The message of each error states the remedy. All errors but [`FormatError::Io`] leave a
+/// directory without a store unchanged.
 pub fn format(dir: &Path, options: &FormatOptions) -> Result<Superblock, FormatError> {
     let io = |what| move |cause| FormatError::Io { what, path: dir.into(), cause };
     std::fs::create_dir_all(dir).map_err(io("create"))?;
@@ -91,7 +93,7 @@ pub fn format(dir: &Path, options: &FormatOptions) -> Result<Superblock, FormatE
 
     let mut hash_key = [0; 16];
     let all = rustix::rand::getrandom(&mut hash_key, rustix::rand::GetRandomFlags::empty());
-    // The system gives so few bytes always at once.
+    // The kernel returns so few bytes in one call.
     if all.map_err(|errno| io("draw a secret for")(errno.into()))? < hash_key.len() {
         return Err(io("draw a secret for")(io::ErrorKind::UnexpectedEof.into()));
     }
@@ -113,7 +115,7 @@ pub fn format(dir: &Path, options: &FormatOptions) -> Result<Superblock, FormatE
     local::create_tables(dir)?;
     local::create_streams(dir)?;
     write(dir, &superblock)?;
-    // The store's own name: it may have been made just now.
+    // Syncs the directory's own entry, which may be new.
     if let Some(parent) = dir.canonicalize().ok().as_deref().and_then(Path::parent) {
         std::fs::File::open(parent)
             .and_then(|parent| parent.sync_all())
@@ -128,12 +130,12 @@ fn check(dir: &Path, force: bool) -> Result<(), FormatError> {
     if store && !force {
         return Err(FormatError::Exists(dir.into()));
     }
-    // One that was never finished has a lock, but no superblock.
+    // An unfinished store has a lock file but no superblock.
     let ours = store || dir.join("lock").exists();
     let mut left_over = false;
     for entry in std::fs::read_dir(dir).map_err(io)? {
         let name = entry.map_err(io)?.file_name();
-        // A new file system has the former.
+        // A new file system contains `lost+found`.
         if name == "lost+found" || name == "lock" {
             continue;
         }

@@ -1,4 +1,4 @@
-//! Access control lists: who may, what a mode says of them, and what is inherited.
+//! Access control lists: permissions, modes and inheritance.
 
 use espalier_proto::XattrMode;
 
@@ -16,7 +16,8 @@ fn encoded(entries: &[(u16, u16, u32)]) -> Box<[u8]> {
     [2, 0, 0, 0].into_iter().chain(entries.iter().flat_map(entry)).collect()
 }
 
-/// The friend, the owner's group, the group 90, and the mask; the owner may everything, and others nothing.
+/// Entries for a friend, the owning group, group 90 and the mask; the owner has all permissions,
+/// others none.
 fn list(friend: u16, group: u16, named: u16, mask: u16) -> Box<[u8]> {
     let [none, id] = [NOBODY, 8];
     encoded(&[
@@ -52,7 +53,7 @@ fn chmod(perm: u32) -> Call<'static> {
     Call::Request(Request::SetAttr { ino: Ino(2), set })
 }
 
-/// With a directory of the owner's, of the number 2.
+/// With a directory of the owner, number 2.
 fn owned() -> Run {
     let mut run = Run { who: OWNER, ..Run::new() };
     assert!(run.did(mkdir(1, "d"), Ok(entry(shown(2, FileType::Directory, 0o755)))));
@@ -94,7 +95,7 @@ fn a_mode_has_the_mask_and_sets_it() {
     changed[last] = 1;
     assert!(run.did(get(2, ACCESS_LIST), told(&changed)));
     assert!(!run.did(get(2, ACCESS_LIST), told(&list(7, 5, 0, 3))));
-    // One that says no more than a mode is none.
+    // A list equivalent to a mode is not stored.
     let minimal = encoded(&[(1, 6, NOBODY), (4, 4, NOBODY), (32, 4, NOBODY)]);
     let mut run = with(ACCESS_LIST, minimal);
     assert!(run.did(getattr(2), Ok(Answer::Attr(shown(2, FileType::Directory, 0o644)))));

@@ -1,10 +1,10 @@
-//! Files without a metafile: what their directory says is told of them, until they leave it.
+//! No-metafile files inherit attributes from their directory until they leave it.
 
 use espalier_policy::Key;
 
 use super::*;
 
-/// With a file in the root, and a directory.
+/// With a file in the root and a directory.
 fn bare() -> Run {
     let mut server = Policy::NONE;
     server.set(Key::NoMetafile, "true").unwrap();
@@ -19,7 +19,7 @@ fn with_perm(ino: u64, kind: FileType, perm: u32) -> Attr {
     Attr { perm, ..attr(ino, kind, nlink, size) }
 }
 
-/// Of the file.
+/// The file's attributes.
 fn told(perm: u32) -> Answer {
     entry(with_perm(2, FileType::Regular, perm))
 }
@@ -41,7 +41,7 @@ fn a_directory_says_who_may_use_its_files_until_they_leave_it() {
         assert!(run.did(chmod(1, 0o1750), root(0o1750)));
         assert_eq!(run.did(getattr(2), Ok(stat(perm))), is_so, "{perm:o}");
     }
-    // Both can be so while it is under way, also if the answer comes late.
+    // Both values are possible during the change, also if the reply is late.
     for perm in [0o640, 0o666] {
         let mut run = bare();
         let (changing, looking) = (run.asks(chmod(1, 0o750)), run.asks(getattr(2)));

@@ -1,4 +1,4 @@
-//! Locks: no two believe to have what excludes each other.
+//! Locks: no two holders of conflicting locks.
 
 use espalier_proto::{ClientId, Ino, Lock, LockKind, LockOwner, Rank};
 
@@ -65,7 +65,7 @@ impl Holders {
         self.ends(client, number, result)
     }
 
-    /// The first client has locked these bytes.
+    /// The first client has locked this range.
     fn with(kind: LockKind, part: (u64, u64)) -> Self {
         let mut holders = Self::new();
         holders.hears(&[1, 2]);
@@ -86,7 +86,7 @@ fn what_excludes_another_is_not_had() {
         let ask = lock(other.0, other.1);
         assert_eq!(Holders::with(kind, part).did(2, &ask, Ok(Answer::Done)), !excludes, "{ask:?}");
         assert_eq!(Holders::with(kind, part).did(2, &ask, Err(Errno::EAGAIN)), excludes, "{ask:?}");
-        // Its own are never in the way.
+        // An owner's locks never conflict with each other.
         assert!(Holders::with(kind, part).did(1, &ask, Ok(Answer::Done)));
     }
 }
@@ -97,14 +97,14 @@ fn what_was_given_back_others_may_have() {
     assert!(holders.did(1, &unlock((0, 9)), Ok(Answer::Done)));
     assert!(!holders.did(2, &lock(EXCLUSIVE, (3, 3)), Err(Errno::EAGAIN)));
     assert!(holders.did(2, &lock(EXCLUSIVE, (3, 3)), Ok(Answer::Done)));
-    // While that is under way it may be so or not.
+    // Both results are possible while the other request is pending.
     for result in [Ok(Answer::Done), Err(Errno::EAGAIN)] {
         let mut holders = Holders::with(EXCLUSIVE, (0, 9));
         let gives = holders.asks(1, &unlock((0, 9)));
         assert!(holders.did(2, &lock(EXCLUSIVE, (3, 3)), result));
         assert!(holders.ends(1, gives, Ok(Answer::Done)));
     }
-    // And only of that part.
+    // And only for this range.
     let mut holders = Holders::with(EXCLUSIVE, (0, 9));
     assert!(holders.did(1, &unlock((0, 4)), Ok(Answer::Done)));
     assert!(holders.did(2, &lock(EXCLUSIVE, (0, 4)), Ok(Answer::Done)));
@@ -117,7 +117,7 @@ fn who_was_not_heard_of_has_nothing() {
     holders.now += SESSION.0;
     holders.hears(&[2]);
     assert!(holders.did(2, &lock(EXCLUSIVE, (3, 3)), Ok(Answer::Done)));
-    // Who was, has.
+    // A holder keeps its lock.
     let mut holders = Holders::with(EXCLUSIVE, (0, 9));
     holders.now += SESSION.0 / 2;
     holders.hears(&[1]);

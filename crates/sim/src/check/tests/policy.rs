@@ -1,10 +1,10 @@
-//! Policies of directories: who has which, and what comes of it for files.
+//! Policies of directories: inheritance, and the effect on files.
 
 use espalier_proto::XattrMode;
 
 use super::*;
 
-/// Of a cluster with data servers: a directory, with a file in it.
+/// A cluster with data servers: a directory with a file.
 fn live() -> Run {
     let rules = Rules { scattered: true, live: true, ..RULES };
     let mut run = Run { checker: Checker::new(rules), ..Run::new() };
@@ -39,12 +39,12 @@ fn a_new_directory_has_the_policy_of_the_one_that_it_is_made_in() {
         let mut run = live();
         assert!(run.did(set(3, "stuffing", "false"), Ok(Answer::Done)));
         assert!(run.did(mkdir(3, "e"), Ok(dir(4))));
-        // What is changed later above does not change it.
+        // Later changes above do not affect it.
         assert!(run.did(unset(3, "stuffing"), Ok(Answer::Done)));
         assert!(run.did(get(3, "stuffing"), Err(Errno::ENODATA)));
         assert_eq!(run.did(get(4, "stuffing"), text(told)), is_so, "{told:?}");
     }
-    // Either, if it is changed meanwhile; and it stays so.
+    // Either value if the policy changes meanwhile; the value is permanent.
     for (told, other) in [(Some("4"), None), (None, Some("4"))] {
         let mut run = live();
         let (setting, making) = (run.asks(set(3, "num_dfiles", "4")), run.asks(mkdir(3, "e")));

@@ -1,4 +1,4 @@
-//! Quotas: nothing exceeds one, and nothing is refused for another reason.
+//! Quotas: none is exceeded, and no refusal is unjustified.
 
 use espalier_proto::XattrMode;
 
@@ -28,7 +28,7 @@ fn put(ino: u64, data: &'static [u8]) -> Call<'static> {
     Call::Write { ino: Ino(ino), offset: 0, data: data.into(), kill_suid_gid: false }
 }
 
-/// A directory of the number 2 with two files in it, of the numbers 3 and 4, of which the first has two bytes; with this quota.
+/// Directory 2 with this quota and two files, 3 and 4, the first of two bytes.
 fn limited(name: &[u8], value: &str) -> Run {
     let mut run = Run::new();
     assert!(run.did(mkdir(1, "d"), Ok(dir(2))));
@@ -58,7 +58,7 @@ fn what_exceeds_a_quota_is_refused_and_nothing_else_is() {
         assert_eq!(limited(BYTES, max).did(put(4, data), done()), fits, "{max} {data:?}");
         assert_eq!(limited(BYTES, max).did(put(4, data), Err(Errno::EDQUOT)), !fits, "{max} {data:?}");
     }
-    // Where there is too much already, less is always allowed.
+    // A reduction is allowed even above the limit.
     assert!(limited(FILES, "1").did(remove("a"), Ok(Answer::Done)));
     assert!(!limited(FILES, "1").did(remove("a"), Err(Errno::EDQUOT)));
     assert!(limited(BYTES, "1").did(put(3, b"cd"), Ok(Answer::Written(2))));
@@ -76,7 +76,7 @@ fn what_is_moved_needs_room_as_well() {
             assert_eq!(run.did(moves(RenameFlags::empty()), result), is_right, "{max}");
         }
     }
-    // What takes another's place needs none.
+    // A replacement needs no room.
     let mut run = limited(FILES, "2");
     assert!(run.did(create("e"), Ok(file(5))));
     assert!(run.did(rename((1, "e"), (2, "a"), RenameFlags::empty()), Ok(Answer::Done)));
@@ -101,7 +101,7 @@ fn of_two_at_a_time_that_have_room_for_one_either_is_refused() {
         assert!(run.ends(a, first));
         assert_eq!(run.ends(b, second), is_right);
     }
-    // What goes meanwhile makes room, perhaps.
+    // A concurrent removal may make room.
     for result in [Ok(file(5)), Err(Errno::EDQUOT)] {
         let mut run = limited(FILES, "2");
         let (a, b) = (run.asks(remove("a")), run.asks(new("c")));

@@ -1,4 +1,4 @@
-//! What callers may do who are not the superuser.
+//! Permissions of callers other than the superuser.
 
 use super::*;
 
@@ -15,7 +15,7 @@ fn shown(attr: Attr, perm: u32) -> Attr {
     Attr { perm, uid: OWNER.uid, gid: OWNER.gid, ..attr }
 }
 
-/// The owner has made a directory with this mode, of the number 2, and in it a file.
+/// The owner has made directory 2 with this mode, and a file in it.
 fn owned(perm: u32) -> Run {
     let mut run = Run { who: OWNER, ..Run::new() };
     let made = shown(attr(2, FileType::Directory, 2, 0), 0o755);
@@ -66,14 +66,14 @@ fn what_was_refused_was_not_done() {
 fn modes_are_for_their_owner_to_change() {
     let mut run = Run { who: OTHER, ..owned(0o755) };
     assert!(run.did(chmod(2, 0o777), Err(Errno::EPERM)) && !run.did(chmod(2, 0o777), Err(Errno::ENOENT)));
-    // While it is being changed both may be told.
+    // Both results are possible during the change.
     for result in [Ok(Answer::Done), Err(Errno::EACCES)] {
         let mut run = owned(0o755);
         let changing = run.asks(chmod(2, 0o777));
         run.who = OTHER;
         let removing = run.asks(remove());
         assert!(run.ends(removing, result));
-        // Who may was allowed to before.
+        // A caller with permission had it before.
         assert!(run.ends(changing, Ok(Answer::Attr(shown(attr(2, FileType::Directory, 2, 1), 0o777)))));
     }
 }

@@ -1,10 +1,11 @@
-//! Where less is promised: files on data servers, bytes after losses of power, and what is believed for a while.
+//! Weaker guarantees: files on data servers, data after losses of power, and caching for a fixed
+//! term.
 
 use espalier_policy::Key;
 
 use super::*;
 
-/// With a file on data servers, in which there are 20 bytes in three strips.
+/// With a file of 20 bytes in three strips on data servers.
 fn scattered() -> Run {
     let mut run = Run { checker: Checker::new(Rules { scattered: true, ..RULES }), ..Run::new() };
     assert!(run.did(create("f"), Ok(file(2))) && run.did(write(0, &[1; 20]), Ok(Answer::Written(20))));
@@ -19,12 +20,12 @@ fn where_a_file_ends_is_found_out_at_another_instant_than_what_is_in_it() {
         assert!(run.did(truncate(4), Ok(Answer::Attr(attr(2, FileType::Regular, 1, 4)))));
         run.ends(reading, Ok(bytes(told)))
     };
-    // The first strip was read after the truncation, the others before.
+    // The first strip is read after the truncation, the others before.
     assert!(told(&[1, 1, 1, 1, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]));
     assert!(told(&[1, 1, 1, 1]));
     assert!(told(&[1; 20]));
     assert!(!told(&[1, 1, 0, 1]));
-    // When nothing goes on all is exact.
+    // Without concurrency, results are exact.
     assert!(!scattered().did(read(0, 30), Ok(bytes(&[1; 19]))));
     assert!(scattered().did(read(0, 30), Ok(bytes(&[1; 20]))));
 }
@@ -40,14 +41,14 @@ fn what_is_written_while_something_is_appended_may_be_overwritten() {
     assert!(run.did(write(22, &[3; 4]), Ok(Answer::Written(4))));
     assert!(run.ends(appending, Ok(Answer::Written(4))));
     assert!(run.did(read(20, 8), Ok(bytes(&[2, 2, 2, 2, 3, 3]))));
-    // Two that append do not do so.
+    // Two concurrent appends do not overwrite each other.
     let mut run = scattered();
     let appending = run.asks(append());
     assert!(run.did(append(), Ok(Answer::Written(4))) && run.ends(appending, Ok(Answer::Written(4))));
     assert!(!run.did(read(20, 8), Ok(bytes(&[2; 4]))));
 }
 
-/// Opens the file by its name, and empties it.
+/// Opens the file by name and truncates it.
 fn empty() -> Call<'static> {
     let how = OpenHow { access: Access::WRITE, truncate: true, ..OpenHow::default() };
     let (dir, node, perm, umask) = (Ino::ROOT, NewNode::Regular, 0o755, 0);
@@ -127,7 +128,7 @@ fn what_was_told_lately_is_believed_by_who_was_told() {
         assert!(run.did(unlink("f"), Ok(Answer::Done)));
         run
     };
-    // Answered in no time.
+    // A reply from the cache.
     let told = |run: &mut Run, client: u64, call: Call<'_>, answer: Answer| {
         let (now, client) = (run.tick(), ClientId(client));
         run.checker.invoked(now, client, 0, ROOT, &call);
@@ -139,7 +140,7 @@ fn what_was_told_lately_is_believed_by_who_was_told() {
     let mut late = tell();
     late.now += 10_000_000;
     assert!(!told(&mut late, 7, lookup("f"), file(2)) && told(&mut late, 7, lookup("f"), absent()));
-    // What was asked for is as it is.
+    // An uncached request returns the current state.
     let mut run = tell();
     run.calls = 6;
     assert!(!run.did(lookup("f"), Ok(file(2))));

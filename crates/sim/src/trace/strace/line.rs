@@ -1,4 +1,4 @@
-//! Lines of strace's logs, and the calls that they tell of.
+//! Parser for lines of strace logs.
 
 use std::collections::BTreeMap;
 
@@ -13,27 +13,27 @@ pub(super) struct Call {
     pub(super) begun: Nanos,
     pub(super) ended: Nanos,
     pub(super) name: String,
-    /// From the first argument on.
+    /// The text from the first argument on.
     rest: String,
 }
 
-/// What strace tells.
+/// A line of a log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Event {
     Call(Call),
     Exit { pid: u32 },
 }
 
-/// What a call came to.
+/// Return value of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Returned {
     Value(i64),
     Errno(String),
-    /// It did not return.
+    /// The call did not return.
     Nothing,
 }
 
-/// The process, the time since 1970, and the rest of a line. Without `-f` the process is 0.
+/// Splits a line into process, time since 1970, and rest. Without `-f` the process is 0.
 fn split(line: &str) -> Option<(u32, Nanos, &str)> {
     let line = line.strip_prefix("[pid").map_or(line, |rest| rest.trim_start());
     let (first, rest) = line.split_once([' ', ']'])?;
@@ -44,7 +44,7 @@ fn split(line: &str) -> Option<(u32, Nanos, &str)> {
     Some((first.parse().ok()?, time(second)?, rest.trim_start()))
 }
 
-/// Seconds with a fraction, exactly.
+/// Parses seconds with a fraction, without rounding.
 fn time(text: &str) -> Option<Nanos> {
     let (secs, fraction) = text.split_once('.')?;
     let is_digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
@@ -59,10 +59,10 @@ pub(in crate::trace) fn is_line(line: &str) -> bool {
     split(line).is_some()
 }
 
-/// What a log tells, in the order in which calls began to be told of; those that never returned are left out.
+/// Parses a log. Calls are in the order of their start; calls that never returned are omitted.
 pub(super) fn events(text: &str) -> Result<Vec<Event>, BadLine> {
     let mut events = Vec::new();
-    // Calls that have not returned: their places among the events.
+    // Calls that have not returned: their indices in the events.
     let mut unfinished: BTreeMap<u32, usize> = BTreeMap::new();
     for (line, text) in lines(text) {
         let bad = |what: &str| BadLine::new(line, what);
@@ -104,13 +104,13 @@ impl Call {
         BadLine::new(self.line, format!("{}: {what}", self.name))
     }
 
-    /// What `-T` tells; 0 without it.
+    /// Duration by `-T`; 0 without it.
     fn took(&self) -> Nanos {
         let took = self.rest.trim_end().strip_suffix('>').and_then(|rest| rest.rsplit_once('<'));
         took.and_then(|(_, took)| time(took)).unwrap_or_default()
     }
 
-    /// The arguments, and what it returned.
+    /// The arguments and the return value.
     pub(super) fn parse(&self) -> Result<(Vec<&str>, Returned), BadLine> {
         let (arguments, end) = arguments(&self.rest).ok_or_else(|| self.bad("its arguments do not end"))?;
         let returned = self.rest[end..].trim_start().strip_prefix('=');
@@ -134,7 +134,7 @@ impl Call {
     }
 }
 
-/// Arguments, up to the parenthesis that ends them, and what follows that.
+/// Arguments up to the closing parenthesis, and the index of what follows.
 fn arguments(text: &str) -> Option<(Vec<&str>, usize)> {
     let bytes = text.as_bytes();
     let (mut all, mut begin, mut depth, mut at) = (Vec::new(), 0, 0, 0);
@@ -147,7 +147,7 @@ fn arguments(text: &str) -> Option<(Vec<&str>, usize)> {
                 }
             }
             b'/' if bytes.get(at + 1) == Some(&b'*') => at += text[at..].find("*/")? + 1,
-            // What a descriptor is open for.
+            // Annotation of a descriptor.
             b'<' if at > 0 && (bytes[at - 1].is_ascii_digit() || text[..at].ends_with("AT_FDCWD")) => {
                 at += text[at..].find('>')?;
             }
@@ -171,12 +171,12 @@ fn arguments(text: &str) -> Option<(Vec<&str>, usize)> {
     None
 }
 
-/// What is in quotes. What is cut short ends with three dots.
+/// The contents of quotes. Shortened strings end with three dots.
 pub(super) fn unquote(text: &str) -> Option<Vec<u8>> {
     unescape(text.strip_prefix('"')?.strip_suffix('"')?)
 }
 
-/// A text with C's escapes.
+/// Decodes C escapes.
 pub(super) fn unescape(text: &str) -> Option<Vec<u8>> {
     let mut bytes = text.bytes().peekable();
     let mut all = Vec::with_capacity(text.len());

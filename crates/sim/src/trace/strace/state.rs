@@ -1,4 +1,4 @@
-//! What a log has told so far of descriptors and working directories.
+//! State of descriptors and working directories while a log is parsed.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -6,23 +6,23 @@ use std::path::Path;
 use super::line::{Call, Event, Returned, unescape};
 use crate::trace::BadLine;
 
-/// What is open under a descriptor.
+/// A descriptor.
 #[derive(Clone, Debug)]
 pub(super) struct Descriptor {
-    /// The number of the open file, in which those agree that were duplicated or inherited.
+    /// Number of the open file, which duplicated and inherited descriptors share.
     pub(super) file: u32,
     pub(super) path: Vec<u8>,
     pub(super) ends_at_exec: bool,
 }
 
-/// Descriptors and working directory, which threads share.
+/// Descriptors and working directory, shared by threads.
 #[derive(Clone, Debug, Default)]
 struct Table {
     descriptors: BTreeMap<i64, Descriptor>,
     dir: Option<Vec<u8>>,
 }
 
-/// A process that another has begun.
+/// A child process.
 #[derive(Clone, Copy, Debug)]
 struct Child {
     parent: u32,
@@ -34,20 +34,20 @@ pub(super) struct State {
     root: Vec<u8>,
     children: BTreeMap<u32, Child>,
     tables: Vec<Table>,
-    /// By process.
+    /// Table of each process.
     of: BTreeMap<u32, usize>,
-    /// Descriptors of a file, in all processes.
+    /// Number of descriptors of each file, in all processes.
     held: BTreeMap<u32, u32>,
     files: u32,
     skipped: BTreeMap<String, u64>,
 }
 
-/// What a path or a descriptor stands for.
+/// Where a path or a descriptor leads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Located {
     Path(Vec<u8>),
     File(u32),
-    /// It is not replayed.
+    /// Not replayed.
     Outside,
 }
 
@@ -57,11 +57,12 @@ struct DirArgument {
     path: Option<Vec<u8>>,
 }
 
-/// These hold no files that are kept.
+/// File systems without persistent files.
 const VIRTUAL: [&[u8]; 3] = [b"/proc", b"/sys", b"/dev"];
 
 impl State {
-    /// `events`: the log, to be looked through for who begins whom: a child may be told of before its parent's call has returned.
+    /// `events`: the log, searched for children: a child may appear before its parent's call has
+    /// returned.
     pub(super) fn new(root: &Path, events: &[Event]) -> Result<Self, BadLine> {
         let mut children = BTreeMap::new();
         for event in events {
@@ -117,7 +118,7 @@ impl State {
         &mut self.tables[number]
     }
 
-    /// What it had open stays open until all are done.
+    /// A process exits. Its files stay open until all processes that share them have exited.
     pub(super) fn exit(&mut self, pid: u32) {
         if let Some(number) = self.of.remove(&pid)
             && !self.of.values().any(|other| *other == number)
@@ -129,7 +130,7 @@ impl State {
         }
     }
 
-    /// Whether that was the last descriptor of the file.
+    /// Drops a descriptor. Returns true if it was the last one of the file.
     fn let_go(&mut self, file: u32) -> bool {
         let Some(held) = self.held.get_mut(&file) else { return false };
         *held -= 1;
@@ -140,7 +141,7 @@ impl State {
         is_last
     }
 
-    /// The number of a file that is about to be opened.
+    /// The number of the next file to be opened.
     pub(super) fn next_file(&mut self) -> u32 {
         self.files += 1;
         self.files
@@ -149,7 +150,7 @@ impl State {
     pub(super) fn opened(&mut self, pid: u32, number: i64, descriptor: Descriptor) {
         *self.held.entry(descriptor.file).or_default() += 1;
         if let Some(old) = self.table(pid).descriptors.insert(number, descriptor) {
-            // Its closing was not told, or was by `dup2`.
+            // The log lacks the close of the old descriptor, or `dup2` closed it.
             self.let_go(old.file);
         }
     }
@@ -158,7 +159,7 @@ impl State {
         self.table(pid).descriptors.get_mut(&number)
     }
 
-    /// A descriptor is closed. `Some`: it was the last of that file.
+    /// Closes a descriptor. Returns the file if it was its last one.
     pub(super) fn closed(&mut self, pid: u32, number: i64) -> Option<u32> {
         let descriptor = self.table(pid).descriptors.remove(&number)?;
         self.let_go(descriptor.file).then_some(descriptor.file)
@@ -181,7 +182,7 @@ impl State {
         self.table(pid).dir = Some(dir);
     }
 
-    /// A path of the machine that was traced.
+    /// The absolute path on the traced machine.
     pub(super) fn absolute(
         &mut self,
         call: &Call,
@@ -208,14 +209,14 @@ impl State {
     fn dir_argument(&mut self, call: &Call, argument: &str) -> Result<DirArgument, BadLine> {
         let (number, path) =
             descriptor(argument).ok_or_else(|| call.bad(format!("`{argument}` is no descriptor")))?;
-        // Now the working directory is known.
+        // The annotation shows the working directory.
         if let (None, Some(path)) = (number, &path) {
             self.go_to(call.pid, path.clone());
         }
         Ok(DirArgument { number, path })
     }
 
-    /// What a path stands for in the replay.
+    /// Where a path leads in the replay.
     pub(super) fn located(
         &mut self,
         call: &Call,
@@ -235,7 +236,7 @@ impl State {
         self.descriptor(pid, number).map_or(Located::Outside, |descriptor| Located::File(descriptor.file))
     }
 
-    /// The path in the replay, if it is in the directory that is replayed.
+    /// The path in the replay, if it is below the replayed directory.
     fn inside(&self, path: &[u8]) -> Option<Vec<u8>> {
         let is_below =
             |dir: &[u8]| path.strip_prefix(dir).is_some_and(|rest| rest.is_empty() || rest[0] == b'/');
@@ -247,7 +248,7 @@ impl State {
     }
 }
 
-/// The number of a descriptor, none for the working directory, and what strace says of it.
+/// Number and annotation of a descriptor argument; no number for the working directory.
 pub(super) fn descriptor(argument: &str) -> Option<(Option<i64>, Option<Vec<u8>>)> {
     let (number, path) = match argument.split_once('<') {
         Some((number, rest)) => (number, Some(unescape(&rest[..rest.find('>')?])?)),
@@ -260,7 +261,7 @@ pub(super) fn descriptor(argument: &str) -> Option<(Option<i64>, Option<Vec<u8>>
     Some((Some(number.parse().ok()?), path))
 }
 
-/// A path from the root without `.` and `..`; links are not known here.
+/// The absolute path without `.` and `..`; symbolic links are unknown here.
 fn normal(path: &[u8]) -> Vec<u8> {
     let mut names: Vec<&[u8]> = Vec::new();
     for name in path.split(|byte| *byte == b'/') {

@@ -1,4 +1,4 @@
-//! System calls as operations.
+//! Translates system calls to operations.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -11,14 +11,14 @@ use crate::source::{Op, OpenFlags, Target};
 use crate::trace::before::Told;
 use crate::trace::{BadLine, Expected};
 
-/// An operation that a call has been.
+/// An operation translated from a call.
 pub(super) struct Done {
     pub(super) op: Op,
     pub(super) expected: Expected,
     pub(super) told: Option<Told>,
 }
 
-/// The calls that are understood.
+/// The supported calls.
 const CALLS: &[&str] = &[
     "access",
     "chdir",
@@ -93,23 +93,23 @@ const CALLS: &[&str] = &[
     "execveat",
 ];
 
-/// Linux moves no more at once, whatever is asked.
+/// Linux's limit for one read or write.
 const MOST_BYTES: u64 = 0x7fff_f000;
 
-/// Two paths that are not elsewhere.
+/// Two paths below the replayed directory.
 struct Pair {
     from: Vec<u8>,
     to: Vec<u8>,
 }
 
-/// A call whose arguments are read.
+/// Reader of a call's arguments.
 struct Reader<'a> {
     state: &'a mut State,
     call: &'a Call,
     arguments: Vec<&'a str>,
 }
 
-/// What is replayed of a call, if anything; what it changes for later calls is remembered.
+/// The operation of a call, if it is replayed; updates the state for later calls.
 pub(super) fn translate(state: &mut State, call: &Call) -> Result<Option<Done>, BadLine> {
     if !CALLS.contains(&call.name.as_str()) {
         state.skip(&call.name);
@@ -156,8 +156,8 @@ impl Reader<'_> {
         self.text(at).is_ok_and(|text| text.split('|').any(|other| other == flag))
     }
 
-    /// What is named by a path, in the directory that the argument `dir` is, if there is one. Paths that could not be read are
-    /// elsewhere.
+    /// Where a path leads, relative to the directory in argument `dir`. Unreadable paths are
+    /// outside.
     fn located(&mut self, dir: Option<usize>, at: usize) -> Result<Located, BadLine> {
         let Some(path) = unquote(self.text(at)?) else { return Ok(Located::Outside) };
         let dir = dir.map(|dir| self.arguments[dir]);
@@ -187,7 +187,7 @@ impl Reader<'_> {
         })
     }
 
-    /// What a path names, or the descriptor itself if the path is empty (`AT_EMPTY_PATH`) or none.
+    /// The target of a path; the descriptor itself if the path is empty (`AT_EMPTY_PATH`) or NULL.
     fn target(&mut self, dir: Option<usize>, at: usize, follows: bool) -> Result<Option<Target>, BadLine> {
         if let Some(dir) = dir
             && matches!(self.text(at)?, "\"\"" | "NULL")
@@ -202,7 +202,7 @@ impl Reader<'_> {
         })
     }
 
-    /// Deals with calls that are about processes and descriptors only.
+    /// Handles calls that concern only processes and descriptors. Returns true if it was one.
     fn descriptors(&mut self, value: i64) -> Result<bool, BadLine> {
         let pid = self.call.pid;
         match self.call.name.as_str() {
@@ -254,7 +254,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// The operation, unless it is of files that are not replayed.
+    /// The operation, unless its files are outside.
     fn op(&mut self, value: i64) -> Result<Option<(Op, Option<Told>)>, BadLine> {
         let is_done = value >= 0;
         let name = self.call.name.as_str();
@@ -275,11 +275,11 @@ impl Reader<'_> {
                 let (offset, size) = self.extent(name.starts_with('p'))?;
                 self.file(0)?.map(|file| plain(Op::Write { file, offset, size }))
             }
-            // Where it leads is told by what it returned; one that has failed leads nowhere.
+            // The return value of a successful seek is the new offset; a failed one has no effect.
             "lseek" if is_done => self.file(0)?.map(|file| plain(Op::Seek { file, offset: value as u64 })),
             "lseek" => None,
             "getdents" | "getdents64" => {
-                // A page of entries with names of some 16 bytes.
+                // Entries per page, with names of about 16 bytes.
                 let limit = (self.number(2)? / 40).clamp(1, 1 << 16) as u32;
                 self.file(0)?.map(|file| plain(Op::List { file, limit, plus: false }))
             }
@@ -309,7 +309,7 @@ impl Reader<'_> {
                 let at = usize::from(dir.is_some());
                 let mode = self.text(at + 1)?;
                 let (kind, perm) = mode.rsplit_once('|').unwrap_or(("S_IFREG", mode));
-                // Of devices, fifos and sockets nothing is known here.
+                // Devices, fifos and sockets are not replayed.
                 if !kind.contains("S_IFREG") {
                     return Ok(None);
                 }
@@ -382,7 +382,7 @@ impl Reader<'_> {
         };
         let has = |flag: &str| flags.split('|').any(|other| other == flag);
         let ends_at_exec = has("O_CLOEXEC");
-        // Such files have no names.
+        // Files without names are not replayed.
         if has("O_TMPFILE") {
             return Ok(None);
         }
@@ -444,7 +444,7 @@ impl Reader<'_> {
         Ok(self.path(dir, at)?.map(|path| Op::Symlink { target, path }))
     }
 
-    /// What a link names in the replay.
+    /// The target of a symbolic link in the replay.
     fn link_target(&mut self, target: Vec<u8>) -> Result<Vec<u8>, BadLine> {
         if !target.starts_with(b"/") {
             return Ok(target);
@@ -460,7 +460,7 @@ fn rename(Pair { from, to }: Pair, flags: RenameFlags) -> Op {
     Op::Rename { from, to, flags }
 }
 
-/// Decimal, octal or hexadecimal, as C has them.
+/// Parses a decimal, octal or hexadecimal number as in C.
 fn number(text: &str) -> Option<u64> {
     if let Some(digits) = text.strip_prefix("0x") {
         return u64::from_str_radix(digits, 16).ok();
@@ -490,7 +490,7 @@ fn open_flags(has: impl Fn(&str) -> bool) -> OpenFlags {
     flags
 }
 
-/// A field of a structure, up to the next.
+/// A field of a structure, up to the next field.
 fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     let rest = &text[text.find(name)? + name.len()..];
     Some(rest.split([',', '}']).next().unwrap_or(rest).trim())
@@ -514,7 +514,7 @@ fn told_of(structure: &str) -> Option<Told> {
     }
 }
 
-/// The two times of `utimensat` and its like: access and change.
+/// Access time and modification time of `utimensat` and similar calls.
 fn times(text: &str) -> [Option<SetTime>; 2] {
     if text == "NULL" {
         return [Some(SetTime::Now); 2];

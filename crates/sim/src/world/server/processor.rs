@@ -1,4 +1,4 @@
-//! A metadata server's processor: what it serves, one job after the other on each core, and what that costs.
+//! Processor of a metadata server: jobs, cores and costs.
 
 use espalier_proto::{FromClient, Request};
 
@@ -20,7 +20,7 @@ impl Server {
         }
     }
 
-    /// The service of a job begins. `idle`: for how long there was nothing to do.
+    /// The service of a job begins. `idle`: idle time before.
     fn serve(&mut self, fabric: &mut Fabric<'_>, Arrived { at: since, job }: Arrived<Job>, idle: Nanos) {
         let mut time = fabric.model.wake(Work::Wake, idle, &mut self.random);
         if let Some(wire) = job.wire() {
@@ -35,7 +35,7 @@ impl Server {
         fabric.work(time, Event::Served { node: self.node, start: self.start, since, job });
     }
 
-    /// What the entries of a listing cost, as many as there are when its service begins.
+    /// Cost of a listing's entries, by their number at the start of the service.
     fn listing(&mut self, fabric: &Fabric<'_>, request: &Request) -> Nanos {
         let Request::ReadDir { dir, after, limit, plus } = *request else { return Nanos::ZERO };
         let entries = self.meta().map_or(0, |meta| meta.entries_in_memory(dir, after, limit));
@@ -59,14 +59,14 @@ impl Server {
         }
     }
 
-    /// A core that has served what has come at `since` serves what waits.
+    /// A core that has finished a job which arrived at `since` takes the next one.
     fn go_on(&mut self, fabric: &mut Fabric<'_>, since: Nanos) {
         if let Some(next) = self.cpu.leave(fabric.now, since) {
             self.serve(fabric, next, Nanos::ZERO);
         }
     }
 
-    /// It does so, or turns away from connections first.
+    /// As `go_on`, after paying for turns.
     pub fn rest(&mut self, fabric: &mut Fabric<'_>, since: Nanos) {
         if self.cpu.has_waiting() || !self.turns.owes() {
             return self.go_on(fabric, since);
