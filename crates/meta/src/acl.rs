@@ -1,4 +1,5 @@
-//! POSIX access control lists (POSIX 1003.1e draft 17), in the kernel's encoding of `system.posix_acl_*`.
+//! POSIX access control lists (POSIX 1003.1e draft 17), in the kernel's encoding of
+//! `system.posix_acl_*`.
 
 use alloc::vec::Vec;
 
@@ -13,7 +14,7 @@ const MASK: u16 = 0x10;
 const OTHER: u16 = 0x20;
 const NO_ID: u32 = u32::MAX;
 
-/// A list. Each right is the three bits rwx.
+/// An access control list. Each right is a value of three bits, rwx.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Acl {
     pub user: u8,
@@ -28,10 +29,10 @@ pub struct Acl {
 }
 
 impl Acl {
-    /// Entries as the kernel allows in 64 KiB.
+    /// The maximum number of entries, those that fit into 64 KiB.
     const MAX_ENTRIES: usize = 8191;
 
-    /// Of `setxattr`'s value; `None` if it is no valid list.
+    /// Decodes the value passed to `setxattr`; `None` if it is not a valid list.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let (version, entries) = bytes.split_first_chunk::<4>()?;
         if u32::from_le_bytes(*version) != VERSION
@@ -73,7 +74,7 @@ impl Acl {
         (!twice(&acl.users) && !twice(&acl.groups)).then_some(acl)
     }
 
-    /// As `getxattr` returns it.
+    /// The value that `getxattr` returns.
     pub fn format(&self) -> Vec<u8> {
         let mut bytes = VERSION.to_le_bytes().to_vec();
         let mut push = |tag: u16, right: u8, id: u32| {
@@ -92,24 +93,24 @@ impl Acl {
         bytes
     }
 
-    /// It says no more than nine permission bits do.
+    /// True if it says no more than the nine permission bits.
     pub fn is_minimal(&self) -> bool {
         self.mask.is_none()
     }
 
-    /// The nine permission bits that stand for it: the group's are the mask's, if there is one.
+    /// The nine permission bits for it; the group's are the mask's, if there is one.
     pub fn perm(&self) -> u32 {
         u32::from(self.user) << 6 | u32::from(self.mask.unwrap_or(self.group)) << 3 | u32::from(self.other)
     }
 
-    /// `chmod`.
+    /// Applies `chmod`.
     pub fn set_perm(&mut self, perm: u32) {
         self.user = (perm >> 6 & 7) as u8;
         *self.mask.as_mut().unwrap_or(&mut self.group) = (perm >> 3 & 7) as u8;
         self.other = (perm & 7) as u8;
     }
 
-    /// The list of a new entry in a directory whose default list this is: `perm` bounds every class.
+    /// The list of a new entry in a directory with this default list. `perm` bounds every class.
     pub fn inherit(&self, perm: u32) -> Self {
         let mut acl = self.clone();
         acl.user &= (perm >> 6 & 7) as u8;
@@ -143,7 +144,7 @@ mod tests {
     fn malformed_lists_are_refused() {
         let good = sample().format();
         for length in 0..good.len() {
-            // Whole entries may be left off only if a valid list remains; here it never does.
+            // A prefix of whole entries is valid only if it is a valid list; here none is.
             assert_eq!(Acl::parse(&good[..length]), None, "{length} bytes");
         }
         let mut twice = good.clone();

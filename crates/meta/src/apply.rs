@@ -1,7 +1,7 @@
-//! Applies events to the tables in memory: the one way in which they change, live and in replay.
+//! Applies events to the tables in memory: the only way in which these change, live and in replay.
 //!
-//! Each event first makes sure that all it needs is loaded, then changes it. A live operation has loaded it before it
-//! decided; in replay, the first part is what says what to load.
+//! Invariant: each event first ensures that all it needs is loaded, then makes its changes. A live
+//! operation has loaded this before it decided; in replay, the first part says what to load.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -20,7 +20,7 @@ impl State {
     pub(crate) fn apply(&mut self, event: &Event) -> Step<()> {
         let next = self.sequence + 1;
         let before = core::mem::replace(&mut self.sequence, next);
-        // Locks are for those who decide, and not for what has been decided.
+        // Locks bind operations that decide, and not events, which are decided.
         let locks = self.locks.take();
         let outcome = self.apply_one(event);
         self.locks = locks;
@@ -114,7 +114,7 @@ impl State {
                 self.strip(*ino)?;
                 self.drop_strip(*ino);
                 self.unsettled.insert(*ino);
-                // If this is lost, so is the stream: nothing is written to it that would have to be counted.
+                // If this event is lost, so is the stream, and no write to it needs counting.
                 self.watched.insert(*ino, Watched::new(0));
                 self.change(*ino, |inode| inode.body = Body::Streamed { counted: inode.counted_bytes() });
             }
@@ -253,7 +253,7 @@ impl State {
         self.insert_inode(inode.clone(), Home::Orphan);
     }
 
-    /// The slot and the inode of a name that must be there; both are loaded.
+    /// The slot and inode of a name that must exist; both are loaded.
     fn present(&self, dir: Ino, name: &Name) -> Step<(Slot, Ino)> {
         self.dir(dir)?;
         let slot = self.slot(name);
@@ -268,7 +268,7 @@ impl State {
         }
     }
 
-    /// The size that is counted of a file is about to become another.
+    /// Prepares a change of a file's counted size.
     fn resize(&mut self, ino: Ino, size: u64) -> Step<()> {
         let old = self.inode(ino)?.counted_bytes();
         if old != size {
@@ -317,7 +317,7 @@ impl State {
         self.erase_cell(dir, slot);
     }
 
-    /// An inode loses a name, and with the last one becomes an orphan.
+    /// Removes a name from an inode, which becomes an orphan with its last one.
     pub(crate) fn lose_name(&mut self, ino: Ino, dir: Ino, time: Time) {
         let Some(cached) = self.touch_inode(ino) else { return };
         let inode = &mut cached.inode;
@@ -370,7 +370,7 @@ impl State {
         Ok(())
     }
 
-    /// The slot of an inode that lies in a dentry.
+    /// The slot of an inode that is in a dentry.
     pub(crate) fn primary_slot(&self, dir: Ino, hash: u64, ino: Ino) -> Option<Slot> {
         let from = Slot { hash, name: Name::lowest() };
         let mut cells =
@@ -458,7 +458,7 @@ impl State {
         }
     }
 
-    /// Puts what a moved name stood for in `from` under its new name.
+    /// Puts the target of a name that has moved away from `from` under its new name.
     fn place(&mut self, from: Ino, dir: Ino, slot: Slot, target: Target) {
         match target {
             Target::Primary(ino) => {
@@ -500,7 +500,7 @@ impl Change {
     }
 }
 
-/// Puts `data` at `offset` of `bytes`; what it leaves between their end and it is zero.
+/// Writes `data` at `offset` of `bytes`; fills a gap with zeros.
 fn overwrite(bytes: &mut Vec<u8>, offset: usize, data: &[u8]) {
     if bytes.len() < offset {
         bytes.resize(offset, 0);

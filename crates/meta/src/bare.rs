@@ -1,9 +1,11 @@
-//! Files without a metafile (kuhn 3 and 4). The name of one in its directory says its number and on which data server its only datafile is, and
-//! no more is kept of it: no inode record.
+//! No-metafile files (kuhn 3 and 4): a dentry that names a datafile directly. The dentry stores the
+//! file's number and the data server of its only datafile; there is no inode record.
 //!
-//! In memory it is an inode as any other, with a mark ([`Rare::bare`](crate::record::Rare)). Its owner, group, permissions and policy are its
-//! directory's: they are there whenever the directory is in memory, and [`State::cached`] makes sure of that. Leases on
-//! them are revoked before the directory's change (`lease/heirs.rs`). Where it leaves its directory it gets an inode of its own, with what was told of it.
+//! In memory such a file is an inode with a mark ([`Rare::bare`](crate::record::Rare)). Its owner,
+//! group, permissions and policy are its directory's: they are available whenever the directory is
+//! in memory, which [`State::cached`] ensures. A change of the directory first revokes the leases
+//! on its files (`lease/heirs.rs`). A file that leaves its directory gets an inode of its own, with
+//! the attributes reported before.
 
 use alloc::sync::Arc;
 
@@ -17,21 +19,22 @@ use crate::record::{Body, Inode, Rare};
 use crate::state::{Home, State, Target};
 use crate::step::Step;
 
-/// What is kept of such a file.
+/// The stored state of a no-metafile file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bare {
     pub ino: Ino,
     pub server: ServerId,
-    /// The size that the directories above count for it.
+    /// The size that the directories above count.
     pub counted: u64,
-    /// When it was made, or its time was set last: its ctime until somebody writes to it.
+    /// The time when it was made, or when its times were last set: its ctime until it is written
+    /// to.
     pub time: Time,
-    /// What its mtime was set to.
+    /// The mtime that was set, if any.
     pub mtime: Option<Time>,
 }
 
 impl Bare {
-    /// Of an inode that is nothing more.
+    /// The stored state of an inode; `None` unless it is a no-metafile file.
     pub(crate) fn of(inode: &Inode) -> Option<Self> {
         match &inode.body {
             Body::Striped { counted, layout } if inode.rare.bare && !inode.has_xattrs => Some(Self {
@@ -45,7 +48,7 @@ impl Bare {
         }
     }
 
-    /// The inode that it is in memory; root's alone until it has its directory's owner.
+    /// The inode in memory. It is root's until it inherits its directory's owner.
     pub(crate) fn inode(self) -> Result<Inode, Errno> {
         let layout = Layout::new(Distribution::Basic, [self.server].into()).map_err(|_| Errno::EIO)?;
         let mtime = self.mtime.unwrap_or(self.time);
@@ -70,7 +73,7 @@ impl Bare {
     }
 }
 
-/// What files have from their directory.
+/// Attributes that files derive from their directory.
 struct Heritage {
     uid: u32,
     gid: u32,
@@ -89,8 +92,9 @@ impl Heritage {
     }
 }
 
-/// To read and to write, for whoever may do that with the directory. Where it has an access control list, nobody gets more than any entry
-/// that may be about him allows, for the files have none.
+/// Read and write permission for everybody who has it for the directory. With an access control
+/// list on the directory, a class gets only what every entry that may apply to its members allows,
+/// since the files have no list.
 fn file_perm(dir: &Inode) -> u32 {
     const READ_WRITE: u32 = 6;
     let (mut group, mut other) = (dir.perm >> 3 & READ_WRITE, dir.perm & READ_WRITE);
@@ -106,26 +110,29 @@ fn file_perm(dir: &Inode) -> u32 {
 }
 
 impl Inode {
-    /// Only a name in its directory is kept of it.
+    /// True for a no-metafile file.
     pub(crate) fn is_bare(&self) -> bool {
         self.rare.bare
     }
 
-    /// It has no metafile from now on, and what it had of its own becomes its directory's.
+    /// Turns a new file into a no-metafile file: its attributes become its directory's.
     pub(crate) fn strip_to(&mut self, dir: &Inode) {
         self.rare.bare = true;
         self.acl = None;
         Heritage::of(dir).give(self);
     }
 
-    /// It is more than a name from now on, with what was told of it.
+    /// Turns a no-metafile file into an ordinary one, with the attributes reported before.
     pub(crate) fn make_whole(&mut self) {
         if core::mem::take(&mut self.rare.bare) {
             (self.atime, self.btime) = (self.mtime, self.mtime);
         }
     }
 
-    /// What of a change there is to be made: `EPERM` for one of what the directory says.
+    /// The part of a change that applies to a no-metafile file.
+    ///
+    /// # Errors
+    /// `EPERM` for a change of attributes that derive from the directory.
     pub(crate) fn change_of_bare(&self, change: Change) -> Result<Change, Errno> {
         let differs = |new: Option<u32>, old: u32| new.is_some_and(|new| new != old);
         if differs(change.perm, self.perm) || differs(change.uid, self.uid) || differs(change.gid, self.gid) {
@@ -136,7 +143,7 @@ impl Inode {
 }
 
 impl State {
-    /// Files in a directory get what they have from it, which has changed or come into memory.
+    /// Updates the files in a directory that has changed or been loaded.
     pub(crate) fn bequeath(&mut self, dir: Ino) {
         let Some(fragment) = self.fragments.get(&dir).filter(|fragment| fragment.has_bare) else { return };
         let Some(heritage) = self.inodes.get(&dir).map(|cached| Heritage::of(&cached.inode)) else { return };
@@ -150,7 +157,8 @@ impl State {
         }
     }
 
-    /// An inode comes into memory: if it is a bare file it gets what it has from its directory, now or when that comes.
+    /// Gives a no-metafile file that enters memory its directory's attributes, now or when the
+    /// directory is loaded.
     pub(crate) fn inherit(&mut self, inode: &mut Inode, home: Home) {
         if let (true, Home::Dentry { dir, .. }) = (inode.is_bare(), home) {
             self.fragments.entry(dir).or_default().has_bare = true;
@@ -160,7 +168,7 @@ impl State {
         }
     }
 
-    /// The directory that says what is told of a file.
+    /// The directory that a no-metafile file's attributes derive from.
     pub(crate) fn dir_of_bare(&self, ino: Ino) -> Option<Ino> {
         let cached = self.inodes.get(&ino).filter(|cached| cached.inode.is_bare())?;
         match cached.home {
@@ -175,13 +183,13 @@ impl State {
 }
 
 impl Meta {
-    /// Whether a new file of a directory has no metafile.
+    /// True if new files of a directory are no-metafile files.
     pub(crate) fn wants_bare(&self, dir: &Inode) -> bool {
         let wanted = dir.policy().no_metafile().or(self.config.policy.no_metafile());
         self.config.striping.is_some() && wanted == Some(true)
     }
 
-    /// `EPERM` for what a bare file cannot have.
+    /// Fails with `EPERM` for what a no-metafile file cannot have.
     pub(crate) fn check_not_bare(&self, ino: Ino) -> Step<()> {
         if self.state.inode(ino)?.is_bare() { Err(Errno::EPERM.into()) } else { Ok(()) }
     }

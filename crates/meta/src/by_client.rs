@@ -1,6 +1,7 @@
-//! Files that their clients make, measure and remove themselves, message for message, as PVFS's do: the baseline that carns III.A
-//! improves on. What a client does not finish the machine does: what it is making is an inode without a name, which goes with the
-//! client's session, and what it is removing an orphan.
+//! Files that clients make, measure and remove step by step, as PVFS clients do: the baseline that
+//! carns III.A improves on. The machine completes what a client does not finish: a file in the
+//! making is an inode without a name, which is freed with the client's session, and a file being
+//! removed is an orphan.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -20,18 +21,19 @@ use crate::step::Step;
 use crate::trash::ITSELF;
 
 impl Meta {
-    /// Whether clients do all of this with a file themselves. It is theirs only where they can ask data servers.
+    /// True if clients make and remove this file step by step. Requires that clients can ask data
+    /// servers.
     fn is_by_client(&self, inode: &Inode) -> bool {
         inode.kind == FileType::Regular && self.wants_clients_to_make(inode)
     }
 
-    /// As [`Self::is_by_client`], of files that are made in a directory, too.
+    /// As [`Self::is_by_client`], also for files made in a directory.
     pub(crate) fn wants_clients_to_make(&self, inode: &Inode) -> bool {
         let can_ask = self.config.striping.as_ref().is_some_and(|striping| striping.is_delegated());
         can_ask && inode.policy().create().or(self.config.policy.create()) == Some(Creator::Client)
     }
 
-    /// Lets a client have a file's datafiles.
+    /// Grants a client a capability for a file's datafiles.
     pub(crate) fn grant(
         &mut self,
         cx: &Cx<'_>,
@@ -41,14 +43,15 @@ impl Meta {
         limited: bool,
     ) -> Step<Delegation> {
         let session = self.data_session(cx.client)?;
-        // Who seals it says who has given it, and when.
+        // The driver that seals the capability fills these in.
         let (server, incarnation, since, seal) = (ServerId(0), 0, 0, [0; 32]);
         let capability =
             Capability { ino, access, server, incarnation, session, since, announced: false, seal };
         Ok(Delegation { layout, capability, limited })
     }
 
-    /// Makes a file as far as its client does not: `None` if that is all of it. `limited`: a quota bounds its size.
+    /// Makes the server's part of a file that its client makes step by step; `None` if the server
+    /// makes all of it. `limited`: a quota bounds the file's size.
     pub(crate) fn make(&mut self, cx: &mut Cx<'_>, inode: &Inode, limited: bool) -> Step<Option<Reply>> {
         if cx.client == ITSELF || !self.is_by_client(inode) {
             return Ok(None);
@@ -56,7 +59,7 @@ impl Meta {
         let inode = Inode { nlink: 0, ..inode.clone() };
         let ino = inode.ino;
         let delegation = self.grant_making(cx, &inode)?;
-        // No datafile is to outlive it.
+        // No datafile may outlive the file.
         cx.durable |= delegation.is_some();
         let (streamed, announced) = (inode.is_streamed(), self.announces(&inode));
         self.draw(&inode);
@@ -73,8 +76,9 @@ impl Meta {
         Ok(Some(Reply::Made(Box::new(Made { ino, opened, delegation }))))
     }
 
-    /// For the client that makes the datafile of a file without a metafile, which has its name by then, and is open until that is done.
-    /// What is lost in between was never written to, and needs no datafile.
+    /// Grants the client the right to make the datafile of a no-metafile file, which already has
+    /// its name and stays open until then. A file lost in between was never written to, and needs
+    /// no datafile.
     pub(crate) fn grant_datafile(&mut self, cx: &mut Cx<'_>, inode: &Inode) -> Step<Option<Box<Delegation>>> {
         if cx.client == ITSELF || !self.is_by_client(inode) {
             return Ok(None);
@@ -82,13 +86,14 @@ impl Meta {
         let delegation = self.grant_making(cx, inode)?;
         if delegation.is_some() {
             cx.durable = true;
-            // The client takes the answer in later.
+            // The client uses the answer only later.
             cx.told.refuse();
         }
         Ok(delegation.map(Box::new))
     }
 
-    /// For the client that makes a file's datafiles; `None`: it has, or needs, none.
+    /// Grants a client the right to make a file's datafiles; `None`: the file has them, or needs
+    /// none.
     pub(crate) fn grant_making(&mut self, cx: &Cx<'_>, inode: &Inode) -> Step<Option<Delegation>> {
         match inode.layout() {
             Some(layout) if self.effective_policy(inode).precreation() != Some(true) => {
@@ -98,7 +103,7 @@ impl Meta {
         }
     }
 
-    /// An inode as `stat` shows it, or else what its client needs to find out the rest itself.
+    /// The attributes of an inode, or what its client needs to query the rest itself.
     pub(crate) fn attr_or_grant(
         &mut self,
         cx: &mut Cx<'_>,
@@ -111,7 +116,8 @@ impl Meta {
         }
     }
 
-    /// The same, and who asks does not wait here for a data server that cannot be reached: clients that can ask these wait themselves.
+    /// As [`Self::attr_or_grant`], but does not wait for an unreachable data server: clients that
+    /// can ask data servers wait themselves.
     pub(crate) fn attr_at_once(
         &mut self,
         cx: &mut Cx<'_>,
@@ -133,16 +139,18 @@ impl Meta {
         attr: Attr,
         layout: Arc<Layout>,
     ) -> Step<(Attr, Option<Box<Delegation>>)> {
-        // What the client finds out later may not be what is so now.
+        // What the client queries later may differ from the current state.
         cx.told.refuse();
         Ok((attr, Some(Box::new(self.grant(cx, attr.ino, layout, Access::empty(), false)?))))
     }
 
-    /// A client has taken a file's last name: leaves the rest to it, if nobody else uses the file.
+    /// Leaves the removal of a file whose last name a client has removed to that client, if nobody
+    /// else uses the file.
     pub(crate) fn leave_to_client(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Option<Reply> {
         let cached = self.state.cached(ino).ok()?;
         let own = self.sessions.lookups_of(cx.client, ino)?;
-        // What is on its way to a data server could come there after the removal by another connection, and make the datafile anew.
+        // A call in progress could reach a data server after the removal, over another connection,
+        // and make the datafile again.
         let makes = |purpose: &Purpose| matches!(purpose, Purpose::Stream(_, call) if call.makes(ino));
         let is_used = cached.inode.nlink > 0 || cached.opens > 0 || cached.lookups > own;
         if is_used
@@ -155,7 +163,8 @@ impl Meta {
         let layout = cached.inode.layout().map(Arc::clone);
         let grant = layout.map(|layout| self.grant(cx, ino, layout, Access::EXEC, false));
         let delegation = grant.transpose().ok()?;
-        // The client removes datafiles at once: a loss of power is not to bring back a name without them.
+        // The client removes datafiles at once: a power failure must not restore a name without
+        // them.
         cx.durable |= delegation.is_some();
         self.sessions.removing.insert(ino, cx.client);
         Some(Reply::Orphaned(ino, delegation.map(Box::new)))

@@ -1,4 +1,4 @@
-//! On whose behalf something is done: for who traces operations.
+//! Causes of I/O and peer requests, for tracing.
 
 use alloc::vec::Vec;
 
@@ -11,17 +11,17 @@ use crate::outbox::IoId;
 use crate::rank::{Errand, PeerMessage, TransactionId};
 use crate::trash::ITSELF;
 
-/// Who waits for something.
+/// The origin of an I/O or of a peer request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
     /// A client's request.
     Request(ClientId, RequestId),
-    /// What another rank has asked.
+    /// Another rank's question.
     Question(Rank, TransactionId),
 }
 
 impl Meta {
-    /// Who waits for an I/O that has been asked for and is not done. Nobody does for what is done in the background.
+    /// The requests that wait for an I/O in progress; none for background work.
     pub fn causes_of(&self, id: IoId) -> Vec<Cause> {
         match self.io.get(&id) {
             Some(Purpose::Load(load, _)) => {
@@ -40,7 +40,7 @@ impl Meta {
         }
     }
 
-    /// On whose behalf this rank has asked others that.
+    /// The request on whose behalf this rank has asked another.
     pub fn cause_of_question(&self, id: TransactionId) -> Option<Cause> {
         self.cause_of(self.ranks.asker(id)?)
     }

@@ -1,4 +1,4 @@
-//! What `fsck` checks: that the tables of a checkpoint fit together.
+//! `fsck`: checks that the tables of a checkpoint are consistent.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::format;
@@ -15,20 +15,21 @@ use crate::recount::Recount;
 use crate::session::{KeptKey, is_kept};
 use crate::state::{Map, NO_DIR, orphan_key};
 
-/// Something that is not as it should be.
+/// An inconsistency.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
     pub ino: Option<Ino>,
     pub what: String,
 }
 
-/// A check under way: every record in the order of the store, then every stream, then [`Self::finish`].
+/// A check in progress: each record in the order of the store, then each stream, then
+/// [`Self::finish`].
 #[derive(Debug)]
 pub struct Check {
     hash_key: [u8; 16],
     findings: Vec<Finding>,
     super_record: Option<Super>,
-    /// What is said of each inode number.
+    /// What the records say of each inode number.
     seen: Map<Ino, Seen>,
     recount: Recount,
     tallies: BTreeMap<Rank, Tally>,
@@ -40,7 +41,7 @@ pub struct Check {
     pub directories: u64,
 }
 
-/// Of a striped file.
+/// The datafiles of a striped file.
 #[derive(Debug)]
 struct Datafiles {
     layout: Arc<Layout>,
@@ -49,28 +50,28 @@ struct Datafiles {
     sizes: Vec<u64>,
 }
 
-/// Kept small: there is one for every inode.
+/// Kept small: there is one per inode.
 #[derive(Debug, Default)]
 struct Seen {
-    /// Records that hold the inode itself: should be one.
+    /// Records that contain the inode itself; must be one.
     inodes: u8,
     flags: u8,
     nlink: u32,
-    /// Remote dentries found.
+    /// Number of remote dentries found.
     remotes: u32,
-    /// Directories: entries it should have, has, and subdirectories it has.
+    /// For directories: recorded entries, found entries, and found subdirectories.
     entries: u64,
     found: u64,
     subdirs: u32,
-    /// Directories: where it lies, and what it takes for its parent. Files: the bytes that its record says are in its strip
-    /// or stream, and those found.
+    /// For directories: the directory that contains it, and its recorded parent. For files: the
+    /// recorded and the found bytes of its strip or stream.
     a: u64,
     b: u64,
-    /// The difference between the places where it lies and those that are recorded, as [`place_sum`]s.
+    /// Difference between its actual locations and its recorded places, as [`place_sum`]s.
     place: u64,
 }
 
-/// A number that differs from place to place.
+/// A number that differs between places.
 fn place_sum((dir, hash): (Ino, u64)) -> u64 {
     const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
     (dir.0.wrapping_mul(ODD).rotate_left(32) ^ hash).wrapping_mul(ODD).wrapping_add(1)
@@ -143,7 +144,7 @@ impl Check {
     fn dentry(&mut self, dir: Ino, key: &[u8], value: &[u8]) -> bool {
         let (Some(slot), Ok(dentry)) = (Slot::from_key(key), decode::<Dentry>(value)) else { return false };
         if Slot::new(&self.hash_key, slot.name.clone()).hash != slot.hash {
-            self.find(Some(dir), format!("the entry {:?} lies under another name's hash", slot.name));
+            self.find(Some(dir), format!("the key of entry {:?} has another name's hash", slot.name));
         }
         self.seen.entry(dir).or_default().found += 1;
         match dentry {
@@ -153,7 +154,7 @@ impl Check {
                 } else if inode.nlink != 1 {
                     self.find(
                         Some(inode.ino),
-                        format!("lies in its dentry {:?} but has {} links", slot.name, inode.nlink),
+                        format!("is in its dentry {:?}, but has {} links", slot.name, inode.nlink),
                     );
                 }
                 self.recount.primary(dir, &inode);
@@ -213,14 +214,14 @@ impl Check {
         self.directories += u64::from(inode.is_dir());
         self.protected += u64::from(inode.is_protected());
         if !inode.fits() {
-            self.find(Some(inode.ino), format!("is a {:?} with the body of something else", inode.kind));
+            self.find(Some(inode.ino), format!("has type {:?}, but the body of another type", inode.kind));
         }
         let seen = self.seen.entry(inode.ino).or_default();
         seen.inodes = seen.inodes.saturating_add(1);
         seen.nlink = inode.nlink;
         for (dir, names) in inode.rare.names.iter().flat_map(|names| names.iter()) {
             if dir.rank() != inode.ino.rank() {
-                // Others have these.
+                // Names at other ranks are counted there.
                 seen.nlink = seen.nlink.wrapping_sub(*names);
                 self.elsewhere.named(inode.ino, *dir, *names);
             }
@@ -236,7 +237,7 @@ impl Check {
                 }
             }
             Body::Stuffed { stored, .. } => seen.a = u64::from(*stored),
-            // Its datafiles are elsewhere.
+            // Its datafiles are at data servers.
             Body::Striped { counted, layout } => {
                 let sizes = vec![0; layout.servers().len()];
                 let datafiles = Datafiles { layout: Arc::clone(layout), counted: *counted, sizes };
@@ -250,7 +251,7 @@ impl Check {
         }
     }
 
-    /// A stream that the store has, and its size.
+    /// Reports a stream of the store, with its size.
     pub fn stream(&mut self, ino: Ino, size: u64) {
         match self.seen.get_mut(&ino).filter(|seen| seen.flags & STREAMED != 0) {
             Some(seen) => {
@@ -261,7 +262,7 @@ impl Check {
         }
     }
 
-    /// A datafile that a data server has, and its size.
+    /// Reports a datafile of a data server, with its size.
     pub fn datafile(&mut self, server: ServerId, ino: Ino, size: u64) {
         let of_file = self.striped.get_mut(&ino).and_then(|datafiles| {
             let place = datafiles.layout.servers().iter().position(|one| *one == server)?;
@@ -274,13 +275,13 @@ impl Check {
         }
     }
 
-    /// It was made beforehand, and no file has it yet.
+    /// True if the datafile is precreated, and no file uses it yet.
     fn is_pooled(&self, ino: Ino, server: ServerId) -> bool {
         let pool = self.super_record.iter().flat_map(|record| &record.pool);
         pool.into_iter().any(|batch| batch.explains(ino, server))
     }
 
-    /// After all datafiles of all data servers: compares sizes.
+    /// Compares sizes, after all datafiles of all data servers have been reported.
     pub fn datafiles_end(&mut self) {
         let watched = self.super_record.iter().flat_map(|record| &record.watched);
         let watched: BTreeSet<Ino> = watched.map(|(ino, _)| *ino).collect();
@@ -288,7 +289,7 @@ impl Check {
         for (ino, Datafiles { layout, counted, sizes }) in &self.striped {
             let size = layout.size(sizes.iter().copied());
             let is_orphan = self.seen.get(ino).is_some_and(|seen| seen.flags & ORPHAN != 0);
-            // What is watched is counted when it is served again.
+            // Size-dirty files are counted when the file system is served again.
             if size != *counted && !is_orphan && !watched.contains(ino) {
                 wrong.push((*ino, format!("keeps {counted} bytes, has {size} on data servers")));
             }
@@ -299,12 +300,13 @@ impl Check {
         }
     }
 
-    /// Everything that was found; empty if the file system is clean.
+    /// All findings; empty if the file system is clean.
     pub fn finish(self) -> Vec<Finding> {
         Self::finish_all([self].into())
     }
 
-    /// As [`Self::finish`], of all ranks that share a tree. A transaction between them that is not at its end is found, too.
+    /// As [`Self::finish`], for all ranks that share a namespace. Finds unfinished transactions
+    /// between them too.
     pub fn finish_all(checks: Vec<Self>) -> Vec<Finding> {
         let mut elsewhere = Elsewhere::default();
         let mut findings = Vec::new();
@@ -328,7 +330,8 @@ impl Check {
         findings
     }
 
-    /// As [`Self::finish`], of one rank of several: what is said of others is not looked at, nor what all of them count.
+    /// As [`Self::finish`], for one rank of several: does not check references to other ranks, nor
+    /// usage.
     pub fn finish_one(mut self) -> Vec<Finding> {
         let mut inos: Vec<Ino> = self.seen.keys().copied().collect();
         inos.sort_unstable();
@@ -337,23 +340,23 @@ impl Check {
         }
         let mut has_root = true;
         match self.super_record.take() {
-            None => self.find(None, "the record about the whole file system is missing".into()),
+            None => self.find(None, "the super record of the tables is missing".into()),
             Some(record) => {
                 has_root = Ino(record.next_ino).rank() == Ino::ROOT.rank();
                 if record.files != self.files {
-                    self.find(None, format!("{} inodes are counted, {} found", record.files, self.files));
+                    self.find(None, format!("{} inodes are recorded, {} found", record.files, self.files));
                 }
                 if record.protected != self.protected {
                     let (counted, found) = (record.protected, self.protected);
                     self.find(
                         None,
-                        format!("{counted} immutable and append-only inodes are counted, {found} found"),
+                        format!("{counted} immutable and append-only inodes are recorded, {found} found"),
                     );
                 }
                 if let Some(last) = inos.last().filter(|last| last.0 >= record.next_ino) {
                     self.find(
                         Some(*last),
-                        format!("is beyond the next inode number to give out, {}", record.next_ino),
+                        format!("is not below the next inode number to allocate, {}", record.next_ino),
                     );
                 }
             }
@@ -376,37 +379,37 @@ impl Check {
         }
         if seen.inodes == 1 && seen.place != 0 {
             wrong.push(
-                "lies elsewhere than its place is recorded, or the record is missing or left over".into(),
+                "its recorded place is not where it is found, or the record is missing or left over".into(),
             );
         }
         if is_dir {
             if seen.entries != seen.found {
-                wrong.push(format!("counts {} entries, has {}", seen.entries, seen.found));
+                wrong.push(format!("records {} entries, has {}", seen.entries, seen.found));
             }
             let links = if seen.flags & ORPHAN != 0 { 0 } else { 2 + seen.subdirs };
             if seen.nlink != links {
                 wrong.push(format!("has {} links instead of {links}", seen.nlink));
             }
             if seen.flags & ORPHAN == 0 && seen.a != seen.b {
-                wrong.push(format!("lies in directory {} and takes {} for its parent", seen.a, seen.b));
+                wrong.push(format!("is in directory {}, but records {} as its parent", seen.a, seen.b));
             }
             if seen.remotes > 0 {
-                wrong.push("is a directory with names besides the one it lies in".into());
+                wrong.push("is a directory with more than one name".into());
             }
             if !self.reaches_root(ino) {
                 wrong.push("cannot be reached from the root".into());
             }
         } else if seen.inodes > 0 {
             if seen.found > 0 {
-                wrong.push("has entries but is no directory".into());
+                wrong.push("has entries, but is not a directory".into());
             }
             if seen.flags & IN_TABLE != 0 && seen.nlink != seen.remotes {
                 wrong.push(format!("has {} links, but {} names", seen.nlink, seen.remotes));
             }
             if seen.flags & IN_TABLE == 0 && seen.remotes > 0 {
-                wrong.push("has names besides the one it lies in".into());
+                wrong.push("has names besides its primary dentry".into());
             }
-            // The stream of an orphan may have been removed already, and one that is empty need not be there.
+            // The stream of an orphan may be removed already, and an empty stream need not exist.
             if seen.flags & (STREAMED | STREAM_FOUND | ORPHAN) == STREAMED && seen.a > 0 {
                 wrong.push("has no stream with its bytes".into());
             }
@@ -415,7 +418,7 @@ impl Check {
             }
         }
         if (seen.flags & HAS_XATTRS != 0) != (seen.flags & XATTRS_FOUND != 0) && seen.inodes > 0 {
-            wrong.push("has extended attributes and does not know, or the other way round".into());
+            wrong.push("its inode and its extended attributes disagree on whether it has any".into());
         }
         for what in wrong {
             self.find(Some(ino), what);
@@ -426,7 +429,7 @@ impl Check {
         for _ in 0..=self.directories {
             match self.seen.get(&ino) {
                 Some(_) if ino == Ino::ROOT => return true,
-                // The check over all ranks goes on there.
+                // The check across ranks continues there.
                 Some(seen) if seen.inodes > 0 && Ino(seen.a).rank() != ino.rank() => return true,
                 Some(seen) if seen.flags & ORPHAN != 0 => return true,
                 Some(seen) if seen.inodes > 0 => ino = Ino(seen.a),

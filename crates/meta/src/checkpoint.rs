@@ -1,5 +1,5 @@
-//! Checkpoints: the changed records go to the store's tables in pieces, become durable all at once, and then the
-//! journal before them is trimmed.
+//! Checkpoints: write the changed records to the store's tables in pieces, make them durable
+//! atomically, and then trim the journal before them.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -14,32 +14,32 @@ use crate::state::State;
 
 #[derive(Debug, Default)]
 pub(crate) struct Checkpoint {
-    /// What it is of, if one is under way.
+    /// The checkpoint in progress, if any.
     goal: Option<Goal>,
-    /// What the store is taking; all of it has been taken when there is none.
+    /// The piece that the store is writing; `None` once all are written.
     piece: Option<Arc<[TableWrite]>>,
-    /// Why the store could not do the last step; until it has done it.
+    /// Error of the store's last step, until a step succeeds.
     failure: Option<Errno>,
-    /// The store is to be asked for the step again.
+    /// The failed step is to be retried.
     again: bool,
 }
 
-/// What a checkpoint is of.
+/// The extent of a checkpoint.
 #[derive(Clone, Debug)]
 struct Goal {
     sequence: u64,
     trim: Position,
     record: Super,
-    /// The record about the whole file system has been handed out: it is the last.
+    /// The super record, which is the last, has been handed out.
     complete: bool,
 }
 
 impl Checkpoint {
-    /// Records encoded at a time: bounds how long operations wait behind it.
+    /// Records encoded per step; bounds how long operations wait for it.
     const PIECE: usize = 256;
 
-    /// Begins one, if none is under way and there is something to write or to trim. `end`: where the journal ends;
-    /// `used`: how much there is before it.
+    /// Starts a checkpoint, unless one is in progress or there is nothing to write or trim. `end`:
+    /// end of the journal; `used`: bytes in use before it.
     pub(crate) fn begin(&mut self, state: &mut State, end: Position, used: u64) -> Option<Io> {
         if self.goal.is_some() || (!state.has_changes() && used == 0) {
             return None;
@@ -69,7 +69,7 @@ impl Checkpoint {
         self.step()
     }
 
-    /// What the store is to do now.
+    /// The store's next step.
     fn step(&self) -> Option<Io> {
         let goal = self.goal.as_ref()?;
         Some(match &self.piece {
@@ -78,29 +78,29 @@ impl Checkpoint {
         })
     }
 
-    /// The store has taken a piece.
+    /// Continues after the store has taken a piece.
     pub(crate) fn staged(&mut self, state: &mut State) -> Option<Io> {
         self.failure = None;
         self.next_piece(state)
     }
 
-    /// The store has made it durable. Returns the sequence number up to which it has.
+    /// Completes the checkpoint. Returns the sequence number up to which it is durable.
     pub(crate) fn published(&mut self) -> Option<u64> {
         self.failure = None;
         self.goal.take().map(|goal| goal.sequence)
     }
 
-    /// The store could not do the last step.
+    /// Records that the store's last step has failed.
     pub(crate) fn failed(&mut self, errno: Errno) {
         (self.failure, self.again) = (Some(errno), true);
     }
 
-    /// Tries once more what failed.
+    /// Retries a failed step.
     pub(crate) fn retry(&mut self) -> Option<Io> {
         if core::mem::take(&mut self.again) { self.step() } else { None }
     }
 
-    /// One is under way, as far as the store lets it.
+    /// True if a checkpoint is in progress and has not failed.
     pub(crate) fn is_running(&self) -> bool {
         self.goal.is_some() && self.failure.is_none()
     }
@@ -109,7 +109,7 @@ impl Checkpoint {
         self.failure
     }
 
-    /// Nothing is under way, or not before the next try.
+    /// True if no checkpoint is in progress, or it waits for a retry.
     pub(crate) fn is_quiet(&self) -> bool {
         self.goal.is_none() || self.again
     }
@@ -120,7 +120,7 @@ impl Meta {
         self.checkpoint.is_running()
     }
 
-    /// Why nothing can be changed any more, or what has been changed stays in the journal for now.
+    /// The error because of which changes are refused, or stay in the journal for now.
     pub fn failure(&self) -> Option<Errno> {
         self.journal.broken.or(self.checkpoint.failure())
     }
@@ -139,7 +139,7 @@ impl Meta {
         self.ask(purpose, io, out);
     }
 
-    /// A checkpoint is done, or cannot go on for now. `used`: bytes of the journal in use.
+    /// Completes a checkpoint, or records its failure. `used`: bytes of the journal in use.
     pub(crate) fn done_checkpoint(&mut self, now: Now, used: Result<u64, Errno>, out: &mut Outbox) {
         match used {
             Ok(used) => {

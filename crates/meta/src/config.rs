@@ -1,4 +1,4 @@
-//! How a machine is to behave.
+//! Configuration of a machine.
 
 use espalier_policy::Policy;
 use espalier_proto::Rank;
@@ -6,7 +6,7 @@ use espalier_proto::Rank;
 use crate::journal::Acknowledge;
 use crate::striping::Striping;
 
-/// When reading a file changes its access time.
+/// When reading a file updates its access time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Atime {
     Never,
@@ -17,48 +17,49 @@ pub enum Atime {
 
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The file system's secret for hashing names.
+    /// The file system's secret key for hashing names.
     pub hash_key: [u8; 16],
-    /// Files of at most so many bytes are stuffed.
+    /// Largest stuffed file, in bytes.
     pub strip_bytes: u32,
     pub acknowledge: Acknowledge,
     pub read_only: bool,
     pub atime: Atime,
-    /// Listings do not change the access times of directories.
+    /// Listings do not update the access times of directories.
     pub nodiratime: bool,
-    /// Commit coalescing's watermarks, low and high, in operations; a high one of 1: each
-    /// change is committed by itself, as in the paper's baseline.
+    /// Watermarks of commit coalescing, low and high, in operations. With a high watermark of 1
+    /// each change has a commit of its own, as in the paper's baseline (carns III.C).
     pub watermarks: (usize, usize),
-    /// Bytes.
+    /// Capacity of the journal in bytes.
     pub journal_capacity: u64,
-    /// What the cache may take, about, in bytes. What has changed is kept beyond that until a checkpoint has written it.
+    /// Approximate bound of the cache in bytes. Changed records stay beyond it until a checkpoint
+    /// has written them.
     pub cache_bytes: usize,
-    /// With less free space in the store than this many bytes, nothing is added any more.
+    /// Free space in the store, in bytes, below which nothing is added.
     pub reserve: u64,
-    /// Clients have sessions, and lose them when nothing has been heard of them for so many milliseconds. `None`: there is one
-    /// client, which ends with the machine.
+    /// Time in milliseconds after which a silent client's session expires. `None`: there is one
+    /// client, which ends with the machine, and no sessions.
     pub session_ms: Option<u32>,
-    /// For how many milliseconds clients may cache what they are told, unless it is revoked. `None`: the only client may do so
-    /// for ever.
+    /// Term of a lease in milliseconds. `None`: the only client may cache indefinitely.
     pub lease_ms: Option<u32>,
-    /// So many leases are given at any time; each takes about 150 bytes.
+    /// Maximum number of leases held at any time; each takes about 150 bytes.
     pub most_leases: usize,
     /// How files are distributed over data servers, if there are any.
     pub striping: Option<Striping>,
-    /// What is wanted of files where their directories say nothing.
+    /// The policy where a directory sets none.
     pub policy: Policy,
-    /// Which of the servers that share the tree this is, and how many there are.
+    /// The rank of this server, and the number of ranks.
     pub rank: Rank,
     pub ranks: u16,
 }
 
 impl Config {
-    /// Low and high, as carns IV.A.1 found them best.
+    /// Low and high, the best ones in carns IV.A.1.
     pub const WATERMARKS: (usize, usize) = (1, 8);
 
     pub fn new(hash_key: [u8; 16], strip_bytes: u32, journal_capacity: u64) -> Self {
         let (acknowledge, read_only, atime) = (Acknowledge::Volatile, false, Atime::Relative);
-        // A checkpoint writes at most what the journal holds, and merging tables takes as much again.
+        // A checkpoint writes at most what the journal contains, and merging tables takes as much
+        // again.
         let reserve = 2 * journal_capacity;
         let cache_bytes = usize::MAX;
         Self {

@@ -1,5 +1,6 @@
-//! What the journal holds: every change of the namespace, as decided. Applying the events after a checkpoint to that
-//! checkpoint gives the present state, so an event holds outcomes and leaves nothing to decide.
+//! Events: the entries of the journal. An event is one change of the namespace, as decided. It
+//! contains outcomes and leaves nothing to decide: a checkpoint with the events after it applied is
+//! the current state.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -19,13 +20,13 @@ use crate::usage::{Quota, Usage};
 /// One change. `time` becomes the ctime of what changes, and the mtime of the directories involved.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Event {
-    /// A new name for a new inode.
+    /// Creates a name with a new inode.
     Create {
         dir: Ino,
         name: Name,
         inode: Inode,
     },
-    /// A new inode without a name.
+    /// Creates an inode without a name.
     TmpFile {
         inode: Inode,
     },
@@ -35,13 +36,13 @@ pub enum Event {
         name: Name,
         time: Time,
     },
-    /// A name goes, and with the last name the inode becomes an orphan; also of empty directories.
+    /// Removes a name. With the last name, the inode becomes an orphan; so does an empty directory.
     Unlink {
         dir: Ino,
         name: Name,
         time: Time,
     },
-    /// `to`, if it is there, goes as in `Unlink`.
+    /// Replaces `to`, if it exists, as `Unlink` removes it.
     Rename {
         from_dir: Ino,
         from: Name,
@@ -61,7 +62,7 @@ pub enum Event {
         ino: Ino,
         change: Change,
     },
-    /// A stuffed file is written; also past its end.
+    /// Writes to a stuffed file, also beyond its end.
     Write {
         ino: Ino,
         offset: u64,
@@ -69,20 +70,21 @@ pub enum Event {
         data: Vec<u8>,
         time: Time,
     },
-    /// A stuffed file gets another size.
+    /// Truncates or extends a stuffed file.
     Resize {
         ino: Ino,
         size: u64,
         time: Time,
     },
-    /// Bytes of a stuffed file become zero; its size stays.
+    /// Zeroes bytes of a stuffed file; the size stays.
     Zero {
         ino: Ino,
         offset: u64,
         length: u64,
         time: Time,
     },
-    /// A stuffed file keeps all bytes up to the end of a range, also behind its size, which is set.
+    /// Stores all bytes of a stuffed file up to the end of a range, also beyond its size, which is
+    /// set.
     Allocate {
         ino: Ino,
         offset: u64,
@@ -92,7 +94,8 @@ pub enum Event {
         size: u64,
         time: Time,
     },
-    /// A file's bytes, having been copied to a stream, are no longer kept with its inode (carns III.B).
+    /// Moves a file's bytes from the tables to a stream, to which they have been copied (carns
+    /// III.B).
     Unstuff {
         ino: Ino,
     },
@@ -116,44 +119,45 @@ pub enum Event {
         value: Option<Box<[u8]>>,
         time: Time,
     },
-    /// The limits of a directory are now these.
+    /// Sets the limits of a directory.
     SetQuota {
         dir: Ino,
         quota: Quota,
         time: Time,
     },
-    /// The stream of a file may get another size than is counted, from now on.
+    /// Marks a file as size-dirty: its stream may have another size than is counted from here on.
     Watch {
         ino: Ino,
     },
-    /// What is counted of a file whose bytes lie in a stream.
+    /// Sets the counted size of a streamed file.
     Count {
         ino: Ino,
         size: u64,
     },
-    /// An orphan that nobody uses any more ceases to be.
+    /// Removes an orphan that nobody uses.
     Purge {
         ino: Ino,
     },
-    /// Changes nothing: says in which dentry of the last checkpoint an inode lies that the next event speaks of.
+    /// Changes nothing: says in which dentry of the last checkpoint the inode is that the next
+    /// event names.
     Locate {
         ino: Ino,
         dir: Ino,
         hash: u64,
     },
-    /// A new name for a new inode, with the bytes that a stuffed file has now.
+    /// Creates a name with a new inode, with the current bytes of a stuffed file.
     Clone {
         from: Ino,
         dir: Ino,
         name: Name,
         inode: Inode,
     },
-    /// A client's session begins, or ends.
+    /// Starts or ends a client's session.
     Session {
         client: ClientId,
         begins: bool,
     },
-    /// What was asked of a client in a request has been done, by the events before.
+    /// Records the outcome of a client's request, which the preceding events have executed.
     Completed {
         client: ClientId,
         id: RequestId,
@@ -161,7 +165,7 @@ pub enum Event {
         below: RequestId,
         outcome: Outcome,
     },
-    /// Clients with sessions know a file by another place than it has now.
+    /// Records that clients with sessions know an older location of an inode.
     Moved {
         ino: Ino,
     },
@@ -170,56 +174,58 @@ pub enum Event {
         ino: Ino,
         layout: Arc<Layout>,
     },
-    /// Changes nothing: its sequence number begins the numbers of this incarnation's transactions.
+    /// Changes nothing: its sequence number identifies this incarnation in the numbers of its
+    /// transactions.
     Began,
-    /// This rank's part of another's transaction can be carried out, and will be when that is decided.
+    /// Prepares this rank's part of another rank's transaction, to be applied when that decides so.
     Prepared {
         id: TransactionId,
         part: Part,
     },
-    /// What becomes of a part that was prepared.
+    /// Carries out the decision on a prepared part.
     Decided {
         id: TransactionId,
         commit: bool,
     },
-    /// A transaction of this rank's is to happen, with its own part of it; those ranks have prepared theirs.
+    /// Commits a transaction of this rank, and applies its own part. The other ranks have prepared
+    /// theirs.
     Committed {
         id: TransactionId,
         part: Part,
         ranks: Vec<(Rank, Vote)>,
     },
-    /// All of them have done it.
+    /// All participants have carried out the transaction.
     Forgotten {
         id: TransactionId,
     },
-    /// Another rank is told what came to directories of its own, or went from them.
+    /// Numbers the next usage deltas for another rank.
     Told {
         to: Rank,
     },
-    /// The next of what another rank tells of such is counted. `None`: the directory is gone.
+    /// Counts the next usage delta of another rank. `None`: its directory is gone.
     Heard {
         from: Rank,
         change: Option<(Ino, Usage)>,
     },
-    /// A rank has counted what it was told.
+    /// A rank has counted the usage deltas sent to it.
     Counted {
         by: Rank,
     },
-    /// Inode numbers below may be given out.
+    /// Inode numbers below may be allocated.
     Reserved {
         below: u64,
     },
-    /// What a directory wants of the files that are made in it.
+    /// Sets the policy of a directory.
     SetPolicy {
         dir: Ino,
         policy: Option<Arc<Policy>>,
         time: Time,
     },
-    /// These numbers are set aside for files, with datafiles.
+    /// Sets the batches of precreated files: inode numbers with datafiles.
     Pool {
         pool: Vec<Batch>,
     },
-    /// A new name for a new file without a metafile: all that there is to it.
+    /// Creates a name with a new no-metafile file: all that is stored of it.
     CreateBare {
         dir: Ino,
         name: Name,
@@ -227,12 +233,12 @@ pub enum Event {
         server: ServerId,
         time: Time,
     },
-    /// A file's datafiles have been made by its client, where this says.
+    /// A client has made a file's datafiles according to this layout.
     SetLayout {
         ino: Ino,
         layout: Arc<Layout>,
     },
-    /// A client has so many numbers for new files, from the first on.
+    /// Allocates a range of inode numbers to a client for new files.
     Given {
         client: ClientId,
         first: Ino,
@@ -240,7 +246,7 @@ pub enum Event {
     },
 }
 
-/// New values of attributes; `None` leaves them.
+/// New values of attributes; `None` keeps the old one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Change {
     pub perm: Option<u32>,
@@ -253,7 +259,7 @@ pub struct Change {
 }
 
 impl Event {
-    /// The inodes that the event names by number alone, so that replay must be told where they lie.
+    /// The inodes that the event names by number alone, for which replay needs the location.
     pub(crate) fn addressed(&self) -> [Option<Ino>; 2] {
         match self {
             Self::Create { dir, .. }
@@ -266,10 +272,10 @@ impl Event {
             }
             Self::Clone { from, dir, .. } => [Some(*from), Some(*dir)],
             Self::TmpFile { .. } | Self::Locate { .. } => [None, None],
-            // The event before has changed it.
+            // A preceding event has changed it.
             Self::Session { .. } | Self::Completed { .. } | Self::Moved { .. } => [None, None],
             Self::Reserved { .. } | Self::Pool { .. } | Self::Given { .. } => [None, None],
-            // `Meta::append_part` sees to these.
+            // `Meta::append_part` locates these.
             Self::Began
             | Self::Prepared { .. }
             | Self::Decided { .. }
@@ -296,7 +302,7 @@ impl Event {
         }
     }
 
-    /// A directory whose files without metafiles become other ones by it, if it is one.
+    /// The directory whose no-metafile files the event changes: their attributes derive from it.
     pub(crate) fn bequeaths(&self) -> Option<Ino> {
         match self {
             Self::SetAttr { ino, change } => {
@@ -309,11 +315,11 @@ impl Event {
 
     /// Appends the event to a frame of the journal.
     pub fn encode(&self, frame: &mut Vec<u8>) {
-        // Fails only for types whose length serde cannot know, and no event has one.
+        // Fails only for types whose length serde cannot determine; no event has one.
         *frame = postcard::to_extend(self, core::mem::take(frame)).unwrap_or_default();
     }
 
-    /// Takes one event off the front of a frame.
+    /// Decodes the first event of a frame. Returns the rest of the frame too.
     pub fn decode(frame: &[u8]) -> Result<(Self, &[u8]), Corrupt> {
         postcard::take_from_bytes(frame).map_err(|_| Corrupt)
     }

@@ -1,8 +1,10 @@
-//! Keeps the cache within its bound: gives up what has not been used lately and is durably in the store.
+//! Eviction: keeps the cache within its bound by dropping records that have not been used recently
+//! and are durable in the store.
 //!
-//! Inodes go in the order of a clock: one that was looked at since the hand last came by stays for another round. With an
-//! inode go its dentry, its bytes and its extended attributes. Of one that a client still knows by its number, what is
-//! kept is where it lies; and when there are too many of those, the client is asked to forget it.
+//! Inodes are evicted by the clock algorithm: one that was used since the hand last passed stays
+//! for another round. Its dentry, bytes and extended attributes are evicted with it. If clients
+//! know its number, its location stays in memory; if there are too many of those, clients are asked
+//! to forget it.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -13,29 +15,30 @@ use crate::record::Slot;
 use crate::state::{Cached, Cell, Home, Known, State, Target};
 use espalier_proto::Recall;
 
-/// The order of eviction, and what the cache holds.
+/// The eviction order, and the size of the cache.
 #[derive(Debug, Default)]
 pub(crate) struct Clock {
-    /// Every inode in memory, and some that have gone.
+    /// All inodes in memory, and some that are gone.
     pub inodes: VecDeque<Ino>,
-    /// Where there are dentries without an inode of their own (remote, or known to be absent), or have been.
+    /// Positions of dentries without an inode in memory (remote or negative), and some that are
+    /// gone.
     pub loose: VecDeque<(Ino, u64)>,
-    /// Inodes that have come since the hand last moved.
+    /// Inodes added since the hand last moved.
     pub added: usize,
     /// Dentries in memory.
     pub cells: usize,
-    /// Dentries of inodes that have left it.
+    /// Number of dentries evicted so far.
     pub dropped: u64,
-    /// Of names, strips and extended attributes.
+    /// Size of names, strips and extended attributes, in bytes.
     pub bytes: usize,
 }
 
-/// What one of each takes of memory, with its share of the maps and of the allocator: about, in bytes.
+/// Approximate memory per item, with its share of maps and allocator, in bytes.
 const INODE: usize = size_of::<Cached>() + 64;
 const CELL: usize = (size_of::<Slot>() + size_of::<Cell>()) * 3 / 2;
 const KNOWN: usize = (size_of::<Ino>() + size_of::<Known>()) * 3 / 2;
 const STRIP: usize = 128;
-/// What the allocator adds to a name.
+/// The allocator's overhead per name, in bytes.
 const NAME: usize = 24;
 
 impl Clock {
@@ -51,7 +54,7 @@ impl Clock {
 }
 
 impl State {
-    /// What the cache takes of memory: about, in bytes.
+    /// Approximate size of the cache in bytes.
     pub(crate) fn cache_bytes(&self) -> usize {
         self.inodes.len() * INODE
             + self.clock.cells * CELL
@@ -60,8 +63,8 @@ impl State {
             + self.clock.bytes
     }
 
-    /// Gives up what can be given up, until the cache takes at most `bound` bytes or the hand has moved a few steps, and
-    /// some more for each inode that has come: so an operation pays for what it has brought.
+    /// Evicts until the cache takes at most `bound` bytes, or the hand has moved a few steps and
+    /// some more per added inode: an operation pays for what it has loaded.
     pub(crate) fn shrink(&mut self, bound: usize, recalls: &mut Vec<Recall>) {
         let steps = STEPS + 3 * core::mem::take(&mut self.clock.added);
         self.forget_gone(steps);
@@ -75,7 +78,7 @@ impl State {
             let Some(ino) = self.clock.inodes.pop_front() else { break };
             self.evict_inode(ino, bound, recalls);
         }
-        // Inodes that have ceased to be leave their place on the clock behind.
+        // Removed inodes leave stale entries in the queue.
         if self.clock.inodes.len() > 2 * self.inodes.len() + SLACK {
             let Self { clock, inodes, .. } = self;
             clock.inodes.retain(|ino| inodes.contains_key(ino));
@@ -91,7 +94,7 @@ impl State {
         }
     }
 
-    /// Names that went need no longer be remembered once a checkpoint has told the store.
+    /// Forgets removed names that a checkpoint has removed from the store.
     fn forget_gone(&mut self, limit: usize) {
         for _ in 0..limit {
             match self.gone.front() {
@@ -110,7 +113,7 @@ impl State {
         }
     }
 
-    /// The dentries of a hash without an inode of their own.
+    /// The dentries with this hash that have no inode in memory of their own.
     fn loose_cells(&self, dir: Ino, hash: u64) -> impl Iterator<Item = (&Slot, &Cell)> {
         let from = Slot { hash, name: Name::lowest() };
         let cells = self.fragments.get(&dir).map(|fragment| fragment.cells.range(from..));
@@ -156,7 +159,7 @@ impl State {
         }
         if lookups > 0 {
             self.known.insert(ino, Known { home, lookups });
-            // A directory may be some process's working directory, which the kernel cannot forget without harm.
+            // A directory may be a working directory, which the kernel cannot forget without harm.
             if self.known.len() * KNOWN > bound / 4 && !is_dir {
                 let (dir, name) = slot.map(|(dir, slot)| (dir, slot.name)).unzip();
                 recalls.push(Recall { ino, dir, name });
@@ -176,7 +179,8 @@ impl State {
             && self.fragments.get(&ino).is_none_or(|fragment| fragment.cells.is_empty())
     }
 
-    /// A dentry that the store has leaves memory. It is no longer known what else its directory does not have.
+    /// Evicts a dentry. Its directory's entries are then incomplete, unless it was a negative
+    /// dentry.
     fn drop_cell(&mut self, dir: Ino, slot: &Slot) {
         let Some(fragment) = self.fragments.get_mut(&dir) else { return };
         let Some(cell) = fragment.cells.remove(slot) else { return };
@@ -192,7 +196,7 @@ impl State {
 }
 
 const STEPS: usize = 32;
-/// The clock's queues may be longer by so much than what they are of.
+/// Number of stale entries that the clock's queues may have.
 const SLACK: usize = 1024;
 
 #[cfg(test)]
@@ -200,7 +204,7 @@ const SLACK: usize = 1024;
 mod tests {
     use super::*;
 
-    /// Otherwise all of it would be looked through at every input.
+    /// Otherwise each input would scan the whole queue.
     #[test]
     fn places_of_names_that_are_gone_leave_the_clock() {
         let mut state = State::new([0; 16]);

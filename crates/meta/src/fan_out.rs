@@ -1,4 +1,4 @@
-//! What a call on streams asks of data servers, and what their answers come to.
+//! Fan-out of stream calls to data servers, and the combination of their answers.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -10,7 +10,7 @@ use crate::step::{StreamCall, StreamDone};
 use crate::striping::Layouts;
 
 impl StreamCall {
-    /// What each data server is asked. Files without layouts are none of theirs.
+    /// The requests to data servers. Concerns only files with layouts.
     ///
     /// # Errors
     /// `EFBIG` for a size that no file can have.
@@ -60,7 +60,7 @@ impl StreamCall {
                 if clean && size == 0 {
                     return None;
                 }
-                // Zeros at the end are there anyway.
+                // Trailing zeros are implied.
                 data.truncate(data.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1));
                 DataRequest::Fill { ino, data, size, mtime, sync }
             }
@@ -75,8 +75,8 @@ impl StreamCall {
         })
     }
 
-    /// What it comes to. `asked`: what [`Self::requests`] has given; `replies`: in that order. `local`: what the store tells of a file
-    /// without a layout.
+    /// Combines the answers. `asked`: the result of [`Self::requests`]; `replies`: in the same
+    /// order; `local`: the store's answer for a file without a layout.
     ///
     /// # Errors
     /// The first of the servers', and those of `local`.
@@ -115,7 +115,7 @@ impl StreamCall {
     }
 }
 
-/// One request to each server for many files.
+/// One request per server for many files.
 fn by_server(layouts: &Layouts, request: impl Fn(Vec<Ino>) -> DataRequest) -> Vec<(ServerId, DataRequest)> {
     let mut asked: BTreeMap<ServerId, Vec<Ino>> = BTreeMap::new();
     for (ino, layout) in layouts {

@@ -1,4 +1,4 @@
-//! What the machine tells of itself to those who watch it.
+//! Statistics of the machine.
 
 use alloc::vec::Vec;
 use core::ops::Bound;
@@ -10,46 +10,46 @@ use crate::machine::Meta;
 use crate::record::Slot;
 use crate::state::{Home, Target};
 
-/// How the machine is, in numbers that it has at hand.
+/// Statistics that are available without computation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Figures {
     /// In memory.
     pub inodes: u64,
     pub dentries: u64,
-    /// Directories of which entries are in memory.
+    /// Directories with entries in memory.
     pub directories: u64,
-    /// Stuffed files whose bytes are in memory.
+    /// Stuffed files with bytes in memory.
     pub strips: u64,
-    /// What the cache takes of memory, about, and its bound, in bytes.
+    /// Approximate size of the cache and its bound, in bytes.
     pub cache_bytes: u64,
     pub cache_limit: u64,
-    /// What has changed and is not written, in bytes.
+    /// Approximate size of changes that no checkpoint has written, in bytes.
     pub dirty_bytes: u64,
     /// Changes since the file system was made.
     pub changes: u64,
-    /// Bytes of the journal in use, as far as the driver has told, and its capacity.
+    /// Bytes of the journal in use, as reported by the driver, and its capacity.
     pub journal_used: u64,
     pub journal_capacity: u64,
-    /// Syncs of the journal that were asked for, and the replies that waited for them, since the start.
+    /// Syncs of the journal requested, and replies that waited for them, since the start.
     pub syncs: u64,
     pub synced_replies: u64,
     pub checkpoint_running: bool,
-    /// What was removed with the directories it was in, and is still to be freed: entries, and their bytes.
+    /// Entries of removed trees that remain to be freed, and their bytes.
     pub trash_entries: u64,
     pub trash_bytes: u64,
-    /// Clients with sessions; and of these, those that have not said yet what they have, since the server began. While there
-    /// are any, it is in its grace period: see [`Meta::awaited`].
+    /// Clients with sessions, and those of them that have not finished reclaiming. While there are
+    /// any, the server is in its grace period: see [`Meta::awaited`].
     pub sessions: u64,
     pub awaited_sessions: u64,
-    /// Leases that clients have, and those they had up to a term ago.
+    /// Leases held, including those that ended up to a term ago.
     pub leases_held: u64,
-    /// Leases since the start: given or renewed, asked back, and ended by time.
+    /// Leases granted or renewed, revoked, and expired since the start.
     pub leases_given: u64,
     pub leases_revoked: u64,
     pub leases_expired: u64,
-    /// Leases that were asked back and not given up within their term.
+    /// Revocations that were not acknowledged within the lease's term.
     pub leases_unanswered: u64,
-    /// How often operations waited for others to give up theirs.
+    /// Times that operations waited for other clients' leases.
     pub lease_waits: u64,
 }
 
@@ -87,12 +87,12 @@ impl Meta {
         }
     }
 
-    /// What the cache takes of memory: about, in bytes.
+    /// Approximate size of the cache in bytes.
     pub fn cache_bytes(&self) -> usize {
         self.state.cache_bytes()
     }
 
-    /// When reading changes access times.
+    /// When reading updates access times.
     pub fn atime(&self) -> Atime {
         self.config.atime
     }
@@ -102,7 +102,8 @@ impl Meta {
         self.state.files
     }
 
-    /// How many entries a page of a listing is going to have, as far as they are in memory. For those who model what that costs.
+    /// Number of entries that a page of a listing will have, as far as they are in memory. For cost
+    /// models.
     pub fn entries_in_memory(&self, dir: Ino, after: u64, limit: u32) -> usize {
         let from = Bound::Excluded(Slot { hash: after.saturating_add(1), name: Name::lowest() });
         let cells =
@@ -111,7 +112,8 @@ impl Meta {
         present.take(limit as usize).count()
     }
 
-    /// The directory that an inode lies in; a directory itself. `None`: it is not in memory, or has several names.
+    /// The directory that contains an inode; a directory itself. `None`: it is not in memory, or
+    /// has several names.
     pub fn directory_of(&self, ino: Ino) -> Option<Ino> {
         let cached = self.state.inodes.get(&ino)?;
         match cached.home {
@@ -121,7 +123,8 @@ impl Meta {
         }
     }
 
-    /// An inode's path from the root, with a leading `/`. `None`: part of it is not in memory, or it has several names.
+    /// The absolute path of an inode. `None`: part of it is not in memory, or the inode has several
+    /// names.
     pub fn path_of(&self, ino: Ino) -> Option<Vec<u8>> {
         let mut names: Vec<&Name> = Vec::new();
         let mut at = ino;

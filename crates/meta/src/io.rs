@@ -1,4 +1,4 @@
-//! What the machine has asked its driver for, and what follows when that is done.
+//! I/O of the machine: its requests to the driver, and their completion.
 
 use alloc::vec::Vec;
 
@@ -11,15 +11,15 @@ use crate::outbox::{Io, IoDone, IoId, Now, Outbox};
 use crate::step::{Load, StreamCall};
 use crate::striping::Layouts;
 
-/// What an I/O was asked for.
+/// The purpose of an I/O.
 #[derive(Debug)]
 pub(crate) enum Purpose {
-    /// With the last checkpoint's epoch when it was asked for.
+    /// With the epoch of the last checkpoint at the time of the request.
     Load(Load, u32),
-    /// Of one waiting operation.
+    /// The caller's groups, for one waiting operation.
     Groups(u64),
     Stream(u64, StreamCall),
-    /// Between two steps of an operation.
+    /// The pause between two steps of an operation.
     Pause(u64),
     Journal,
     Sync,
@@ -28,15 +28,16 @@ pub(crate) enum Purpose {
     Publish,
     RemoveStream(Ino),
     SettleStream(Ino),
-    /// One that was filled, and that the file did not come to have.
+    /// Removes a stream that was filled and that no file came to use.
     RemoveUnused(Ino, Layouts),
-    /// Of a watched file, which need then not be watched any longer, unless it was used after that tick.
+    /// Syncs the stream of a size-dirty file, which then need not be tracked, unless it is used
+    /// after this tick.
     SyncStream(Ino, u64),
-    /// Between releasing what expired sessions held.
+    /// The pause while abandoned holds are released.
     Abandoned,
-    /// Of sessions that are to end.
+    /// Announces to data servers which sessions are live.
     Admit,
-    /// Of the batch that ends there.
+    /// Makes or removes the datafiles of the batch with this end.
     Pool(u64),
 }
 
@@ -54,14 +55,14 @@ impl Meta {
 
     pub(crate) fn done(&mut self, now: Now, id: IoId, result: Result<IoDone, Errno>, out: &mut Outbox) {
         match (self.io.remove(&id), result) {
-            // What it has read may have been changed, written and evicted meanwhile.
+            // The record read may have been changed, written and evicted meanwhile.
             (Some(Purpose::Load(load, published)), _) if published != self.state.published => {
                 self.ask(Purpose::Load(load.clone(), self.state.published), Io::Load(load), out);
             }
             (Some(Purpose::Load(load, _)), result) => self.done_load(now, &load, result, out),
             (Some(Purpose::Groups(number)), result) => {
                 if let Some(task) = self.tasks.get_mut(&number) {
-                    // A process that is gone has no groups to lend.
+                    // A process that is gone has no groups.
                     task.caller.groups =
                         Some(if let Ok(IoDone::Groups(groups)) = result { groups } else { [].into() });
                 }
@@ -107,11 +108,11 @@ impl Meta {
                 self.done_checkpoint(now, used, out);
             }
             (Some(Purpose::RemoveStream(ino)), Ok(_)) => self.purge_removed(ino),
-            // It stays an orphan, whose stream the next mount removes.
+            // It stays an orphan; the next mount removes its stream.
             (Some(Purpose::RemoveStream(_)), Err(_)) => {}
             (Some(Purpose::SyncStream(ino, tick)), result) => self.watched_synced(ino, tick, result.is_ok()),
             (Some(Purpose::SettleStream(ino)), Ok(_)) => self.state.note_settled(ino),
-            // It stays new, which does no harm, and the next mount tries again.
+            // It stays provisional, which is harmless; the next mount retries.
             (Some(Purpose::SettleStream(_)), Err(_)) => {}
             (Some(Purpose::RemoveUnused(ino, layouts)), result) => {
                 self.unused_removed(ino, layouts, result.is_ok());
@@ -131,7 +132,7 @@ impl Meta {
                 Held::Session(client, result) => self.connected(client, result, out),
                 Held::Task(number) => self.resume(now, number, out),
                 Held::Peer(rank, message) => self.tell_rank(rank, message),
-                // Whatever comes, it is looked at.
+                // `tend_pool` runs after each input.
                 Held::Pool => {}
                 Held::Committed(id) => self.committed_durably(id),
                 Held::RemoveStream(ino) => {
@@ -143,7 +144,7 @@ impl Meta {
     }
 
     fn purge_removed(&mut self, ino: Ino) {
-        // It was loaded to become an orphan, and orphans stay loaded; if not, the next mount purges it.
+        // Orphans stay in memory, so this finds it; otherwise the next mount purges it.
         let _ = self.append(&Event::Purge { ino });
         self.sessions.removing.remove(&ino);
     }

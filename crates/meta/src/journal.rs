@@ -1,16 +1,14 @@
-//! Commit coalescing (carns III.C): when events go to the journal, when it is synced, and what waits for that.
+//! Commit coalescing (carns III.C): decides when events are appended to the journal, when it is
+//! synced, and when replies may leave (see [`Acknowledge`]; no other module decides that).
 //!
-//! Under low load each operation that must be durable is committed at once. When requests queue up (low watermark),
-//! commits are put off, until so many operations wait (high watermark) or the queue has drained. No timer has a part in that;
-//! what nobody waits for is committed once a second.
-//!
-//! Where a change is acknowledged before it is written ([`Acknowledge::Volatile`]), its frame is written without a sync a few milliseconds
-//! later ([`Io::WriteDelay`](crate::Io)): the end of the process loses no more than that.
-//!
-//! Where answers wait for frames to be written ([`Acknowledge::Written`]), syncs are made beside them: who waits for one holds
-//! up nobody else.
-//!
-//! When an answer may leave is decided here, and nowhere else: see [`Acknowledge`].
+//! - Under low load each operation that must be durable is committed at once. When requests queue
+//!   up (low watermark), commits are delayed until enough operations wait (high watermark) or the
+//!   queue has drained. No timer is involved; events that no operation waits for are committed once
+//!   a second.
+//! - With [`Acknowledge::Volatile`], a frame is written without a sync a few milliseconds later
+//!   ([`Io::WriteDelay`](crate::Io)), so the end of the process loses no more than that.
+//! - With [`Acknowledge::Written`], syncs run beside frames: an operation that waits for a sync
+//!   does not block others.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -24,38 +22,41 @@ use crate::rank::{PeerMessage, TransactionId};
 /// When a change is acknowledged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Acknowledge {
-    /// When it is made: for a client that dies with the process.
+    /// When it is made: for a client that ends with the process.
     Volatile,
-    /// When it is in the journal's file: a loss of power may lose the last second, the end of the process nothing. Other
-    /// answers wait for that, too: they may tell of changes.
+    /// When it is in the journal's file: a power failure may lose the last second, the end of the
+    /// process loses nothing. Replies to requests that changed nothing wait too, since they may
+    /// expose changes.
     Written,
     /// When it is durable.
     Durable,
 }
 
-/// What may leave only after a certain event is durable, or is written.
+/// What is held back until a certain event is durable or written.
 #[derive(Debug)]
 // Nearly all are replies.
 #[allow(clippy::large_enum_variant)]
 pub(crate) enum Held {
     Reply(ClientId, RequestId, Result<Reply, Errno>, Promise),
-    /// An operation goes on.
+    /// Resume an operation.
     Task(u64),
-    /// The stream of an orphan is removed: had the removal of its last name been lost, it would be missed.
+    /// Remove the stream of an orphan. If the event that removed its last name were lost, the
+    /// stream would be missing.
     RemoveStream(Ino),
-    /// The stream of a file that has been unstuffed is no longer a new one.
+    /// Mark the stream of an unstuffed file as no longer provisional.
     SettleStream(Ino),
-    /// A session has begun, or goes on, or cannot.
+    /// Report a session that has started or resumed, or has failed to.
     Session(ClientId, Result<(), Errno>),
-    /// Another rank is told something.
+    /// Send a message to another rank.
     Peer(Rank, PeerMessage),
-    /// A transaction is committed: the other ranks may be told.
+    /// Announce a committed transaction to its participants.
     Committed(TransactionId),
-    /// Datafiles may be made, or used.
+    /// Continue with the pool: datafiles may be made or used.
     Pool,
 }
 
-/// Between the first event of a frame that nobody waits for and the writing of the frame.
+/// State of the delay between the first event of a frame that no operation waits for and its
+/// writing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum WriteDelay {
     Idle,
@@ -65,43 +66,43 @@ enum WriteDelay {
 
 #[derive(Debug)]
 pub(crate) struct Journal {
-    /// Events that have not been handed to the driver, after those of `changes`.
+    /// Events not handed to the driver, after those of `changes`.
     frame: Vec<u8>,
-    /// Frames of changes that are committed each by itself, and their last events.
+    /// Frames of changes that are committed separately, with their last events.
     changes: VecDeque<(Vec<u8>, u64)>,
-    /// The bytes of these.
+    /// Size of `changes` in bytes.
     bytes_of_changes: usize,
-    /// The memory of an earlier frame, to be used again: new memory costs a page fault for every page.
+    /// Memory of an earlier frame for reuse: new memory costs a page fault per page.
     spare: Vec<u8>,
-    /// The sequence number of the last event in `frame`.
+    /// Sequence number of the last event in `frame`.
     last: u64,
     /// The frame that the driver is appending.
     in_flight: Option<InFlight>,
-    /// All events up to this one are being synced, beside frames.
+    /// A sync beside frames, of all events up to this one, is in progress.
     syncing: Option<u64>,
-    /// That is to be done.
+    /// A sync beside frames is needed.
     sync_due: bool,
     write_delay: WriteDelay,
     acknowledge: Acknowledge,
-    /// Every event up to this one is durable.
+    /// All events up to this one are durable.
     pub durable: u64,
-    /// Every event up to this one is durable, or written to the journal's file.
+    /// All events up to this one are durable, or written to the journal's file.
     written: u64,
-    /// What waits for its event to be durable, in the order of these. This is the coalescing queue.
+    /// The coalescing queue: what waits for its event to be durable, by event.
     held: VecDeque<(u64, Held)>,
     /// What waits for its event to be written.
     unwritten: VecDeque<(u64, Held)>,
-    /// Where the journal ends, as far as the driver has told.
+    /// End of the journal, as reported by the driver.
     pub end: Position,
     pub used: u64,
     capacity: u64,
     low_watermark: usize,
     high_watermark: usize,
-    /// Appended since the last sync, even if nobody waits for it.
+    /// Events have been appended since the last sync.
     unsynced: bool,
-    /// Set for good when the journal could not be written.
+    /// Set permanently when the journal could not be written.
     pub broken: Option<Errno>,
-    /// Syncs asked for, and replies that have waited for one.
+    /// Number of syncs requested, and of replies that have waited for one.
     pub syncs: u64,
     pub synced_replies: u64,
 }
@@ -114,9 +115,9 @@ struct InFlight {
 }
 
 impl Journal {
-    /// A frame is handed out when it has grown to this, so that memory stays bounded.
+    /// Size in bytes at which a frame is handed to the driver; bounds memory.
     const FRAME_BYTES: usize = 512 * 1024;
-    /// Kept free for what an operation and the driver's framing add.
+    /// Space in bytes kept free for what an operation and the driver's framing add.
     const RESERVE: u64 = 1024 * 1024;
 
     pub(crate) fn new(
@@ -163,14 +164,14 @@ impl Journal {
         self.unsynced = true;
     }
 
-    /// What has been committed by itself until now stays so.
+    /// Sets the watermarks. Changes already separated into frames of their own stay so.
     pub(crate) fn set_watermarks(&mut self, (low, high): (usize, usize)) {
         (self.low_watermark, self.high_watermark) = (low, high);
     }
 
-    /// Keeps an answer until it may leave. Gives it back if that is now. `until`: it says that everything up to this event is durable; if that
-    /// will never be, it becomes an error.
-    /// `coalescing`: as for [`Self::hold_change`].
+    /// Holds back a reply until it may leave; returns it if it may leave at once. `until`: the
+    /// reply claims that everything up to this event is durable. If that fails, the reply becomes
+    /// an error. `coalescing`: as for [`Self::hold_change`].
     pub(crate) fn hold_answer(&mut self, until: u64, answer: Held, coalescing: Option<bool>) -> Option<Held> {
         if until > self.durable {
             if self.broken.is_some() {
@@ -185,7 +186,8 @@ impl Journal {
         }
     }
 
-    /// Keeps something until all events so far are written. Gives it back if they are, or never will be.
+    /// Holds something back until all events so far are written. Returns it if they are, or never
+    /// will be.
     pub(crate) fn hold_written(&mut self, held: Held) -> Option<Held> {
         if self.last == self.written || self.broken.is_some() {
             return Some(held);
@@ -194,8 +196,9 @@ impl Journal {
         None
     }
 
-    /// As [`Self::hold`], and the events so far are a change: it may be that it is to be committed by itself. `coalescing`: it is not, or it is;
-    /// `None`: as watermarks have it.
+    /// As [`Self::hold`], for a change that consists of the events so far and may get a commit of
+    /// its own. `coalescing`: whether the change shares commits; `None`: as the watermarks
+    /// determine.
     pub(crate) fn hold_change(&mut self, until: u64, held: Held, coalescing: Option<bool>) {
         self.hold(until, held);
         let is_alone = !coalescing.unwrap_or(self.high_watermark > 1);
@@ -210,26 +213,27 @@ impl Journal {
         }
     }
 
-    /// Keeps something until everything up to an event is durable.
+    /// Holds something back until all events up to `until` are durable.
     pub(crate) fn hold(&mut self, until: u64, held: Held) {
         let at = self.held.partition_point(|(sequence, _)| *sequence <= until);
         self.held.insert(at, (until, held));
     }
 
-    /// Every event up to this one is durable, or may be before another is appended, or will be before somebody is told
-    /// so who has asked already.
+    /// The last event that is durable, may become so before the next is appended, or will be
+    /// reported as durable to a waiting operation.
     pub(crate) fn promised(&self) -> u64 {
         let held = self.held.back().map_or(0, |(sequence, _)| *sequence);
         let under_way = self.in_flight.map_or(0, |frame| frame.last).max(self.syncing.unwrap_or(0));
         self.durable.max(held).max(under_way)
     }
 
-    /// Whether another event fits. If not, writers wait until a checkpoint has trimmed the journal.
+    /// True if another event fits. Otherwise writers wait until a checkpoint has trimmed the
+    /// journal.
     pub(crate) fn has_room(&self) -> bool {
         self.pending_bytes() + Self::RESERVE <= self.capacity
     }
 
-    /// It is time for a checkpoint.
+    /// True if a checkpoint is due.
     pub(crate) fn is_half_full(&self) -> bool {
         self.pending_bytes() > self.capacity / 2
     }
@@ -238,12 +242,12 @@ impl Journal {
         self.used + self.in_flight.map_or(0, |frame| frame.bytes) + self.bytes() as u64
     }
 
-    /// Of events that have not been handed out.
+    /// Size of the events not handed out, in bytes.
     fn bytes(&self) -> usize {
         self.bytes_of_changes + self.frame.len()
     }
 
-    /// The frame to append now, and whether to sync, if any. `queued`: the length of the scheduling queue.
+    /// The frame to append, and whether to sync after it. `queued`: length of the scheduling queue.
     pub(crate) fn next_frame(&mut self, queued: usize, flush: bool) -> Option<(Vec<u8>, bool)> {
         if self.in_flight.is_some() || self.broken.is_some() {
             return None;
@@ -263,7 +267,7 @@ impl Journal {
                 return None;
             }
         } else {
-            // Only the beginning of a session waits so here.
+            // Here only new sessions wait for a write.
             sync |= is_awaited;
             let is_due = is_full || (is_delay_over && !self.frame.is_empty());
             if !sync && !is_due {
@@ -277,7 +281,8 @@ impl Journal {
         Some((frame, sync))
     }
 
-    /// Begins the delay after which the current frame is written although nobody waits for it. Returns false if none is to begin.
+    /// Starts the delay after which the current frame is written even if no operation waits for it.
+    /// Returns false if no delay starts.
     pub(crate) fn begin_write_delay(&mut self) -> bool {
         let is_volatile = self.acknowledge == Acknowledge::Volatile && self.broken.is_none();
         let begins = is_volatile && self.write_delay == WriteDelay::Idle && !self.frame.is_empty();
@@ -291,7 +296,8 @@ impl Journal {
         self.write_delay = WriteDelay::Over;
     }
 
-    /// All events that have not been handed out; or those of one change, if each is committed by itself. And the last of them.
+    /// Takes all events not handed out, or those of one separate change, with the last event's
+    /// number.
     fn take_frame(&mut self) -> (Vec<u8>, u64) {
         if let Some((change, last)) = self.changes.pop_front() {
             self.bytes_of_changes -= change.len();
@@ -300,12 +306,13 @@ impl Journal {
         (core::mem::replace(&mut self.frame, core::mem::take(&mut self.spare)), self.last)
     }
 
-    /// What waits for what is durable already, as the removal of a stream does whose file had lost its name long before it was closed.
+    /// Returns what waits for events that are already durable, as the removal of a stream does if
+    /// its file lost its name long before it was closed.
     pub(crate) fn due(&mut self) -> Vec<Held> {
         if self.broken.is_some() { Vec::new() } else { self.release(self.durable) }
     }
 
-    /// Whether all that is written is to be synced now.
+    /// Returns true if everything written is to be synced.
     pub(crate) fn next_sync(&mut self) -> bool {
         let first = self.held.front().map_or(0, |(sequence, _)| *sequence);
         let is_busy = self.syncing.is_some() || self.broken.is_some();
@@ -322,7 +329,7 @@ impl Journal {
         true
     }
 
-    /// A sync beside frames is done. Returns what may leave now.
+    /// Completes a sync beside frames. Returns what it releases.
     pub(crate) fn synced(&mut self, result: Result<(), Errno>) -> Vec<Held> {
         match (self.syncing.take(), result) {
             (Some(sequence), Ok(())) => self.release(sequence),
@@ -337,7 +344,7 @@ impl Journal {
         held.filter_map(|(_, held)| fail(held, errno)).collect()
     }
 
-    /// Takes the memory of a frame back.
+    /// Takes back the memory of a frame.
     pub(crate) fn recycle(&mut self, mut frame: Vec<u8>) {
         frame.clear();
         if frame.capacity() > self.spare.capacity() && frame.capacity() <= 2 * Self::FRAME_BYTES {
@@ -345,7 +352,7 @@ impl Journal {
         }
     }
 
-    /// The driver is done with a frame. Returns what may leave now.
+    /// Completes the frame in flight. Returns what it releases.
     pub(crate) fn appended(&mut self, result: Result<(Position, u64), Errno>) -> Vec<Held> {
         let Some(frame) = self.in_flight.take() else { return Vec::new() };
         match result {
@@ -361,7 +368,8 @@ impl Journal {
         }
     }
 
-    /// A checkpoint that holds all events up to `sequence` is durable.
+    /// Handles a durable checkpoint that contains all events up to `sequence`. Returns what it
+    /// releases.
     pub(crate) fn checkpointed(&mut self, sequence: u64, used: u64) -> Vec<Held> {
         self.used = used;
         let mut released = self.release_written(sequence);
@@ -383,18 +391,18 @@ impl Journal {
         released
     }
 
-    /// What waits for the frame that is being appended.
+    /// What waits for the frame in flight.
     pub(crate) fn held_by_frame(&self) -> impl Iterator<Item = &Held> {
         let (last, synced) = self.in_flight.map_or((0, 0), |it| (it.last, if it.sync { it.last } else { 0 }));
         up_to(&self.unwritten, last).chain(up_to(&self.held, synced))
     }
 
-    /// What waits for the sync that is under way beside frames.
+    /// What waits for the sync in progress beside frames.
     pub(crate) fn held_by_sync(&self) -> impl Iterator<Item = &Held> {
         up_to(&self.held, self.syncing.unwrap_or(0))
     }
 
-    /// Nothing is unwritten or waited for.
+    /// True if everything is written and nothing waits.
     pub(crate) fn is_quiet(&self) -> bool {
         let is_waited_for = !self.held.is_empty() || !self.unwritten.is_empty();
         let is_idle = self.in_flight.is_none() && self.syncing.is_none();
@@ -406,12 +414,12 @@ fn up_to(held: &VecDeque<(u64, Held)>, last: u64) -> impl Iterator<Item = &Held>
     held.iter().take_while(move |(sequence, _)| *sequence <= last).map(|(_, held)| held)
 }
 
-/// What was to be durable may never be: it is not acknowledged, and nothing is done that relies on it.
+/// Fails what waits for durability: nothing is acknowledged, and nothing is done that relies on it.
 fn fail(held: Held, errno: Errno) -> Option<Held> {
     match held {
         Held::Reply(from, id, _, promise) => Some(Held::Reply(from, id, Err(errno), promise.broken())),
         Held::Session(client, _) => Some(Held::Session(client, Err(errno))),
-        // It finds the journal broken.
+        // The operation finds the journal broken.
         Held::Task(_) => Some(held),
         Held::RemoveStream(_) | Held::SettleStream(_) | Held::Peer(..) | Held::Committed(_) | Held::Pool => {
             None
@@ -494,10 +502,10 @@ mod tests {
             journal.appended(Ok((Position(10), 10))).len()
         };
         (1..=3).for_each(|sequence| change(&mut journal, sequence));
-        assert!(journal.next_frame(5, false).is_none(), "put off");
+        assert!(journal.next_frame(5, false).is_none(), "delayed");
         journal.set_watermarks((1, 1));
         (4..=5).for_each(|sequence| change(&mut journal, sequence));
-        assert_eq!(answers(&mut journal), 4, "what was put off goes with the next");
+        assert_eq!(answers(&mut journal), 4, "delayed changes go with the next commit");
         assert_eq!(answers(&mut journal), 1);
         (6..=7).for_each(|sequence| change(&mut journal, sequence));
         journal.set_watermarks((1, 8));
@@ -514,12 +522,13 @@ mod tests {
                 journal.append(sequence, &Event::Purge { ino: Ino(sequence) });
                 journal.hold_change(sequence, Held::Pool, Some(coalescing));
             }
-            // A commit is of all before it, too; and one that is not to be shared is not put off.
+            // A commit includes all events before it, and a commit that is not shared is not
+            // delayed.
             for released in [3, 1] {
                 assert!(matches!(journal.next_frame(5, false), Some((_, true))));
                 assert_eq!(journal.appended(Ok((Position(10), 10))).len(), released);
             }
-            assert_eq!(journal.next_frame(5, false).is_none(), watermarks == (1, 8), "put off");
+            assert_eq!(journal.next_frame(5, false).is_none(), watermarks == (1, 8), "delayed");
             if watermarks == (1, 8) {
                 assert!(matches!(journal.next_frame(0, false), Some((_, true))));
             }
@@ -536,7 +545,7 @@ mod tests {
             journal.append(sequence + 1, &Event::Purge { ino: Ino(sequence + 1) });
             assert!(journal.hold_answer(sequence + 1, reply(sequence), None).is_none());
         }
-        // This one has changed nothing, and waits for the last.
+        // This one has changed nothing, and waits for the last change.
         assert!(journal.hold_answer(6, reply(7), None).is_none());
         let mut whole = Vec::new();
         for (first, answers) in [(1_u64, 1), (3, 1), (5, 2)] {
@@ -556,7 +565,7 @@ mod tests {
         let mut journal = Journal::new(0, Position(0), 0, 64 << 20, (1, 1), Acknowledge::Durable);
         for sequence in 1..=4 {
             journal.append(sequence, &Event::Purge { ino: Ino(sequence) });
-            // As a part of a transaction, or something that nobody has asked for.
+            // Like a participant's part, or an event that no request has caused.
             if sequence <= 2 {
                 journal.hold_change(sequence, Held::Pool, None);
             } else {
@@ -609,7 +618,7 @@ mod tests {
         journal.end_write_delay();
         assert_eq!(journal.next_frame(0, false), None);
         journal.append(2, &Event::Purge { ino: Ino(2) });
-        assert_eq!(journal.next_frame(0, false), None, "it has a delay of its own");
+        assert_eq!(journal.next_frame(0, false), None, "the frame has a delay of its own");
         assert!(journal.begin_write_delay());
     }
 

@@ -1,10 +1,11 @@
 //! The metadata server's state machine.
 //!
-//! [`Meta::on`] takes one input at a time (a request, a finished I/O, a tick of the clock) and puts what is to be done
-//! into an [`Outbox`]; it waits for nothing. Operations are in `ops`, one file each; what they decide is an [`Event`],
-//! which goes to the journal and is applied to the tables in memory ([`apply`](State)).
+//! [`Meta::on`] processes one input at a time (a request, completed I/O, a tick of the clock) and
+//! puts the resulting actions into an [`Outbox`]; it never blocks. Operations are in `ops`, one
+//! file each. They decide on an [`Event`], which is appended to the journal and applied to the
+//! tables in memory ([`apply`](State)).
 //!
-//! `no_std` on purpose: the compiler then refuses a file, a socket, a clock or a thread here.
+//! `no_std` on purpose: the compiler refuses a file, a socket, a clock or a thread here.
 #![no_std]
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! What loads have brought comes into memory.
+//! Loads: takes records from the store into memory.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -9,7 +9,7 @@ use crate::record::{Corrupt, Dentry, InoRecord, Inode, Slot, decode};
 use crate::state::{Cached, Cell, Home, Known, NO_DIR, State, Strip, Target, Track, XattrCell};
 
 impl State {
-    /// Takes in what a load has brought. What is in memory already is newer and stays.
+    /// Takes in a loaded record. A record in memory is newer and stays.
     pub(crate) fn loaded(
         &mut self,
         object: ObjectId,
@@ -78,12 +78,12 @@ impl State {
         }
         let fragment = self.fragments.entry(dir).or_default();
         if from <= fragment.loaded_to {
-            // Of the last hash there may be more names.
+            // More names with the last hash may follow.
             fragment.loaded_to = fragment.loaded_to.max(last);
             fragment.complete |= page.len() < limit;
         }
         if fragment.cells.is_empty() && !self.inodes.contains_key(&dir) {
-            // Somebody took it for a directory.
+            // The number was mistaken for a directory's.
             self.fragments.remove(&dir);
         }
         Ok(())
@@ -114,7 +114,7 @@ impl State {
 
     fn loaded_inode(&mut self, mut inode: Inode, home: Home) {
         let ino = inode.ino;
-        // Most inodes have their directory's policy: it is in memory once.
+        // Most inodes have their directory's policy; share its memory.
         if let (Some(policy), Home::Dentry { dir, .. }) = (&inode.rare.policy, home)
             && let Some(theirs) = self.inodes.get(&dir).and_then(|dir| dir.inode.rare.policy.as_ref())
             && policy == theirs

@@ -1,4 +1,5 @@
-//! The machine: takes inputs, runs operations, keeps those that wait, and sends what they decide.
+//! The metadata machine: takes inputs, runs operations, keeps those that wait, and emits their
+//! replies and I/O.
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeSet;
@@ -31,7 +32,7 @@ use crate::trash::ITSELF;
 use crate::uncommitted::Uncommitted;
 use crate::unstuff::Filling;
 
-/// The metadata server's machine. See the crate's description.
+/// The metadata server's state machine. See the crate's description.
 #[derive(Debug)]
 pub struct Meta {
     pub(crate) config: Config,
@@ -44,40 +45,40 @@ pub struct Meta {
     pub(crate) pool: Pool,
     pub(crate) filling: Filling,
     pub(crate) locks: LockTable,
-    /// Operations that wait, by a number of their own.
+    /// Waiting operations, by task number.
     pub(crate) tasks: HashMap<u64, Box<Task>, FxBuildHasher>,
-    /// Those of them that look at a tree.
+    /// Waiting operations that walk a tree; events are reported to them.
     pub(crate) walking: BTreeSet<u64>,
     pub(crate) next_task: u64,
     pub(crate) io: HashMap<IoId, Purpose, FxBuildHasher>,
     pub(crate) next_io: u64,
-    /// Operations that wait for a load that has been asked for.
+    /// Operations that wait for a load in progress.
     pub(crate) loads: HashMap<Load, Vec<u64>, FxBuildHasher>,
-    /// Operations that wait for room in the journal, or for clients to say what they have.
+    /// Operations that wait for journal space, or for the end of the grace period.
     pub(crate) roomless: Vec<u64>,
     free_space: u64,
-    /// Bytes cloned since that was told.
+    /// Bytes cloned since the free space was last reported.
     cloned: u64,
     pub(crate) ticks: u64,
     pub(crate) draining: bool,
-    /// Something is in the trash that nothing is being done about.
+    /// The trash is not empty and no sweep is running.
     pub(crate) sweep_due: bool,
-    /// The trash is being freed.
+    /// A sweep is running.
     pub(crate) sweeping: bool,
-    /// Inodes that clients know, and are to be told of.
+    /// Inodes that clients know and that have changed without a request of theirs.
     pub(crate) changed: Vec<Ino>,
-    /// For the log.
+    /// Warnings for the log.
     pub(crate) remarks: Vec<String>,
     pub(crate) leases: Option<Leases>,
     pub(crate) uncommitted: Uncommitted,
-    /// Grows whenever what has been asked of some stream may have ceased to be so.
+    /// Generation of stream queries: grows whenever the result of one may be outdated.
     pub(crate) streams_changed: u64,
 }
 
 impl Meta {
-    /// Ticks between checkpoints that only idleness calls for.
+    /// Ticks between checkpoints when nothing else requires one.
     const CHECKPOINT_TICKS: u64 = 30;
-    /// Bytes of changes that are never waited for.
+    /// Bytes of changes for which operations never wait.
     pub(crate) const SMALLEST_CACHE: usize = 1 << 20;
 
     pub(crate) fn with_state(config: Config, state: State, end: Position, used: u64) -> Self {
@@ -116,9 +117,9 @@ impl Meta {
         }
     }
 
-    /// Takes one input. Whatever follows from it at once is in `out` on return.
+    /// Processes one input. On return, `out` contains all immediate actions.
     pub fn on(&mut self, now: Now, input: Input, out: &mut Outbox) {
-        // Who only has everything written out, as a dump does, changes nothing.
+        // Draining appends no events.
         if !matches!(input, Input::Drain) {
             self.reserve_numbers();
         }
@@ -176,10 +177,10 @@ impl Meta {
         if let Some(leases) = &mut self.leases {
             out.revocations.append(&mut leases.outgoing);
         }
-        // What is appended can be trimmed by the checkpoint after; that makes room.
+        // The next checkpoint can trim what is appended, which makes room.
         let flush = !self.roomless.is_empty() || (self.draining && self.tasks.is_empty());
         self.flush(now, now.queued, flush, out);
-        // What operations under way have loaded had better stay until they are done.
+        // Give waiting operations some slack, so that what they have loaded stays until they run.
         let bound = self.config.cache_bytes;
         let now_bound =
             if self.tasks.is_empty() { bound } else { bound.saturating_add(Self::SMALLEST_CACHE) };
@@ -189,14 +190,15 @@ impl Meta {
         }
     }
 
-    /// After [`Input::Drain`]: everything is written.
+    /// True once everything is written, after [`Input::Drain`].
     pub fn is_quiet(&self) -> bool {
-        // What waits for other ranks may do so for long; it is asked for again when this one is back.
+        // Operations that wait for other ranks may do so for long, and are retried after the
+        // restart.
         let is_for_ranks = |number| self.ranks.is_waiting(number);
         self.tasks.keys().all(is_for_ranks) && self.journal.is_quiet() && self.checkpoint.is_quiet()
     }
 
-    /// Why what has been changed cannot be made durable any more, if so.
+    /// The error since which changes cannot become durable.
     pub fn broken(&self) -> Option<Errno> {
         self.journal.broken
     }
@@ -248,14 +250,15 @@ impl Meta {
         self.finish(now, task, false, Told::default(), Err(errno), out);
     }
 
-    /// An operation is about to end: what it has kept from others they can have.
+    /// Releases the resources of an operation that is about to end.
     pub(crate) fn give_back(&mut self, task: &mut Task, out: &mut Outbox) {
         self.unclaim(task);
         self.withdraw_all(task);
         self.remove_unused(task, out);
     }
 
-    /// An operation has come to its end. `durable`: so must be all that it has done. `told`: what its reply tells.
+    /// Finishes an operation. `durable`: the reply waits until everything that the operation has
+    /// done is durable. `told`: what the reply exposes.
     fn finish(
         &mut self,
         now: Now,
@@ -270,7 +273,7 @@ impl Meta {
         }
         self.may_refuse_again(task);
         match task.request {
-            // If it has failed, the next tick tries again.
+            // A failed sweep is retried at the next tick.
             Request::Sweep => return self.sweeping = false,
             Request::Recount { ino } => {
                 if let Some(watched) = self.state.watched.get_mut(&ino) {
@@ -290,7 +293,8 @@ impl Meta {
             self.note(task, &result);
         }
         if task.request.is_about_locks() {
-            // The journal has no part in it, and nothing that the table tells later may come before.
+            // Lock replies do not wait for the journal; they must precede later notifications of
+            // grants.
             return self.answer(now, (task.from, task.id), result, &Promise::default(), out);
         }
         let is_change = task.changed && result.is_ok() && self.config.acknowledge == Acknowledge::Durable;
@@ -303,7 +307,7 @@ impl Meta {
         }
     }
 
-    /// An answer leaves; from now on its leases count.
+    /// Sends a reply and grants its leases.
     pub(crate) fn answer(
         &mut self,
         now: Now,
@@ -377,7 +381,7 @@ impl Meta {
             | Request::Unlock { .. }
             | Request::TestLock { .. }
             | Request::StopWaiting { .. } => self.on_lock(cx.client, request),
-            // It is of a session, and dealt with there.
+            // The session layer handles these.
             Request::Reclaim { .. } | Request::ReclaimLocks { .. } => Err(Errno::EINVAL.into()),
             Request::Enter { client, path } => self.enter(cx, *client, path),
             Request::Sweep => self.sweep(cx),
@@ -395,9 +399,14 @@ impl Meta {
         }
     }
 
-    // ---- What operations share
+    // ---- Shared by operations
 
-    /// Anything may be changed at all, and there is room in the journal for it.
+    /// Checks that changes are possible and that the journal has space.
+    ///
+    /// # Errors
+    /// - `EROFS`: mounted read-only.
+    /// - `EIO`: the journal or the store has failed.
+    /// - `ENOSPC`: a checkpoint has failed for lack of space.
     pub(crate) fn writable(&self) -> Step<()> {
         if self.config.read_only {
             return Err(Errno::EROFS.into());
@@ -409,37 +418,40 @@ impl Meta {
             return Err(Stop::Wait(Wait::Grace));
         }
         let failure = self.checkpoint.failure();
-        // A full store will take more some day; one that fails is given nothing more to lose.
+        // A full store may have space again; a store that fails gets no more changes.
         if failure.is_some_and(|errno| errno != Errno::ENOSPC) {
             return Err(Errno::EIO.into());
         }
         if !self.journal.has_room() || self.state.dirty > self.config.cache_bytes / 2 + Self::SMALLEST_CACHE {
-            // A checkpoint that fails will not make room soon: say so rather than hang.
+            // While checkpoints fail, no space will become free: fail instead of waiting.
             return Err(failure.map_or(Stop::Wait(Wait::Room), Stop::Fail));
         }
         Ok(())
     }
 
     /// As [`Self::writable`], and the store has space for more.
+    ///
+    /// # Errors
+    /// `ENOSPC` if free space is below the reserve.
     pub(crate) fn growable(&self) -> Step<()> {
         self.writable()?;
         if self.free_space < self.config.reserve { Err(Errno::ENOSPC.into()) } else { Ok(()) }
     }
 
-    /// As [`Self::writable`], and the store has space for another version of what it has. That may
-    /// take three quarters of the reserve.
+    /// As [`Self::writable`], and the store has space for another version of existing data, which
+    /// may use three quarters of the reserve.
     pub(crate) fn overwritable(&self) -> Step<()> {
         self.writable()?;
         if self.free_space < self.config.reserve / 4 { Err(Errno::ENOSPC.into()) } else { Ok(()) }
     }
 
-    /// It will not fall short of space within a moment.
+    /// True if the store will not run out of space soon.
     pub(crate) fn has_space_to_spare(&self) -> bool {
         self.growable().is_ok() && self.free_space / 2 >= self.config.reserve
     }
 
-    /// As [`Self::growable`], for so many bytes that the journal does not hold: there must be space for them when a checkpoint
-    /// comes to write them, though the free space is not told all the time.
+    /// As [`Self::growable`], for `bytes` that the journal does not contain. A checkpoint must find
+    /// space for them, though free space is reported only now and then.
     pub(crate) fn clonable(&mut self, bytes: u64) -> Step<()> {
         self.growable()?;
         let room = (self.free_space - self.config.reserve) / 4;
@@ -453,7 +465,7 @@ impl Meta {
         Ok(())
     }
 
-    /// Makes a change: applies it and appends it to the journal.
+    /// Makes a change: revokes leases on it, applies it and appends it to the journal.
     pub(crate) fn commit(&mut self, cx: &mut Cx<'_>, event: &Event) -> Step<()> {
         self.revoke(cx, event)?;
         cx.changed = true;
@@ -464,13 +476,13 @@ impl Meta {
         Ok(())
     }
 
-    /// Whether changes of what the event is about share commits, if that has a policy that says so.
+    /// The policy's setting whether changes of the event's inodes share commits.
     fn coalescing(&self, event: &Event) -> Option<bool> {
         let known = event.addressed().into_iter().flatten().filter_map(|ino| self.state.inode(ino).ok());
         known.filter_map(|inode| inode.policy().coalescing()).next()
     }
 
-    /// As [`Self::commit`], for nobody.
+    /// As [`Self::commit`], without a client: revokes no leases.
     pub(crate) fn append(&mut self, event: &Event) -> Step<()> {
         for ino in event.addressed().into_iter().flatten() {
             if let Some((dir, hash)) = self.state.unchanged_dentry(ino) {
@@ -498,7 +510,7 @@ impl Meta {
         Ok(())
     }
 
-    /// An inode as `stat` shows it; asks the stream where that knows better.
+    /// The attributes of an inode; queries its stream for the attributes that the stream has.
     pub(crate) fn attr(&self, cx: &Cx<'_>, inode: &Inode) -> Step<espalier_proto::Attr> {
         if !inode.is_streamed() {
             return Ok(inode.attr(None));
@@ -506,13 +518,13 @@ impl Meta {
         Ok(inode.attr(cx.stream_stats(alloc::vec![inode.ino])?.first()))
     }
 
-    /// The client has taken a name of an inode.
+    /// Handles the loss of a name of an inode: recalls or frees the inode if it was the last one.
     pub(crate) fn name_taken(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<()> {
         self.recall_unnamed(ino, Some(cx.client));
         self.purge_if_unused(cx, ino)
     }
 
-    /// Frees what belongs to an inode that has no name, if nobody uses it.
+    /// Frees an orphan that nobody uses.
     pub(crate) fn purge_if_unused(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<()> {
         let Ok(cached) = self.state.cached(ino) else { return Ok(()) };
         let is_needed = cached.inode.nlink > 0 || cached.inode.has_entries() || cached.in_use();
@@ -528,7 +540,7 @@ impl Meta {
         }
         if cached.inode.is_streamed() {
             self.sessions.making.remove(&ino);
-            // It gets no name any more.
+            // It can get no name from here on.
             if let Some(cached) = self.state.inodes.get_mut(&ino) {
                 cached.nameless = false;
             }
@@ -547,10 +559,10 @@ impl Meta {
         if let Some(io) = self.checkpoint.retry() {
             self.ask_checkpoint(io, out);
         }
-        // What has been removed gives its space back only with a checkpoint.
+        // Removals free their space only with a checkpoint.
         let is_short = self.free_space < 2 * self.config.reserve;
         let is_due = self.ticks.is_multiple_of(Self::CHECKPOINT_TICKS);
-        // Not when it ends: the next mount looks at what is still watched.
+        // Not while draining: the next mount checks the size-dirty files.
         if !self.draining && !self.config.read_only {
             for ino in self.idle_watched() {
                 self.ask(Purpose::SyncStream(ino, self.ticks), self.stream_io(StreamCall::Sync { ino }), out);

@@ -1,6 +1,7 @@
-//! Inode numbers. A client may be told of one, and its inode's creation lost with the power: then the number must not come again, for the
-//! client may go on by it. So numbers are given out only below a bound that is durable, and a machine that begins goes on at the bound. One
-//! whose only client ends with it need not care.
+//! Allocation of inode numbers. Invariant: a number that a client has seen never means another
+//! inode, even if a power failure loses the inode's creation. Numbers are therefore allocated only
+//! below a durable bound, and a restarted machine continues at the bound. A machine whose only
+//! client ends with it does without.
 
 use espalier_proto::{ClientId, Errno, Ino};
 
@@ -8,32 +9,36 @@ use crate::event::Event;
 use crate::machine::Meta;
 use crate::step::{Step, Stop, Wait};
 
-/// How far numbers may be given out.
+/// The bounds for allocation.
 #[derive(Debug, Default)]
 pub(crate) struct Numbers {
-    /// Those below this.
+    /// Numbers below this may be allocated.
     below: u64,
-    /// And those below this, once the journal is durable up to that event.
+    /// An event and the bound that applies once the event is durable.
     next: Option<(u64, u64)>,
 }
 
-/// Numbers that are reserved at a time. As many are left out at most when a server is started anew.
+/// Numbers reserved at a time; a restart skips at most as many.
 const BATCH: u64 = 1 << 20;
 
 impl Meta {
-    /// The number of an inode that is about to be made.
+    /// Allocates the number of a new inode.
     pub(crate) fn new_ino(&self) -> Step<Ino> {
         let ino = self.state.next_ino;
         if self.may_give(ino) { Ok(Ino(ino)) } else { Err(Stop::Wait(Wait::Durable)) }
     }
 
-    /// The number of a file that a client has told its callers of, if it has been given that one for it.
+    /// Checks that a number belongs to the client's pool, for a file that it has already
+    /// acknowledged.
+    ///
+    /// # Errors
+    /// `EINVAL` if it does not.
     pub(crate) fn given_ino(&self, client: ClientId, ino: Ino) -> Step<Ino> {
         let kept = self.state.sessions.get(&client);
         if kept.is_some_and(|kept| kept.unused.has(ino)) { Ok(ino) } else { Err(Errno::EINVAL.into()) }
     }
 
-    /// Whether a number that was never given out may be now.
+    /// True if a new number is below the durable bound.
     pub(crate) fn may_give(&self, ino: u64) -> bool {
         match self.numbers.next {
             _ if self.config.session_ms.is_none() => true,
@@ -42,7 +47,7 @@ impl Meta {
         }
     }
 
-    /// Reserves numbers while there are some left, so that nobody waits for that but who makes the first inode.
+    /// Reserves more numbers before the bound is reached: only the first inode waits.
     pub(crate) fn reserve_numbers(&mut self) {
         let is_changed = !self.config.read_only && !self.draining && self.journal.broken.is_none();
         if self.config.session_ms.is_none() || !is_changed {
@@ -53,7 +58,7 @@ impl Meta {
         }
         if self.numbers.next.is_none() && self.state.next_ino + BATCH / 2 >= self.numbers.below {
             let below = self.state.next_ino + BATCH;
-            // It needs nothing that would have to be loaded.
+            // Needs no load, so it cannot fail to find a record.
             if self.append(&Event::Reserved { below }).is_ok() {
                 self.numbers.next = Some((self.state.sequence, below));
             }

@@ -1,4 +1,4 @@
-//! What goes into the machine and what comes out of it.
+//! Inputs and outputs of the machine.
 
 use alloc::boxed::Box;
 use alloc::string::String;
@@ -14,18 +14,19 @@ use crate::rank::PeerMessage;
 use crate::step::{Load, StreamCall, StreamDone};
 use crate::striping::Layouts;
 
-/// The circumstances of an input.
+/// The time and load at an input.
 #[derive(Clone, Copy, Debug)]
 pub struct Now {
     pub time: Time,
-    /// Milliseconds of a clock that nobody sets.
+    /// Milliseconds of a monotonic clock.
     pub uptime_ms: u64,
-    /// How many requests have arrived that the machine has not been given: carns III.C's scheduling queue. A driver that gives
-    /// several inputs before it does any I/O counts those that follow: changes among them then share a frame.
+    /// Requests that have arrived and have not been passed to the machine: the scheduling queue of
+    /// carns III.C. A driver that passes several inputs before it does any I/O counts those that
+    /// follow; their changes then share a frame.
     pub queued: usize,
 }
 
-/// Names an I/O that the machine has asked for.
+/// Identifies an I/O that the machine has requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct IoId(pub u64);
 
@@ -39,20 +40,24 @@ pub enum Input {
         caller: Caller,
         request: Request,
     },
-    /// A client begins or goes on with its session: answered in [`Outbox::connected`] or [`Outbox::refused`].
+    /// A client starts or resumes its session. Answered in [`Outbox::connected`] or
+    /// [`Outbox::refused`].
     Connect {
         client: ClientId,
         /// As in [`Service::Metadata`](espalier_proto::Service::Metadata).
         leases: bool,
-        /// It has a session, as far as it knows: if that has ended, it is refused with `ESTALE`.
+        /// The client believes that it has a session. If that has ended, it is refused with
+        /// `ESTALE`.
         resumes: bool,
     },
-    /// Which accesses of a client that has a session change access times. All do until this comes.
+    /// The accesses of a client with a session that update access times; all of them until this
+    /// input.
     Accesses {
         client: ClientId,
         accesses: Accesses,
     },
-    /// A client is to use what is below this directory only, until its session ends: answered in [`Outbox::entered`].
+    /// Restricts a client to this directory until its session ends. Answered in
+    /// [`Outbox::entered`].
     Enter {
         client: ClientId,
         path: Box<[Name]>,
@@ -61,21 +66,22 @@ pub enum Input {
     Leave {
         client: ClientId,
     },
-    /// A client has been heard of.
+    /// A client has shown that it is alive.
     Heard {
         client: ClientId,
     },
-    /// A client caches no longer what the revocation of that number names.
+    /// A client acknowledges the revocation of this number.
     Revoked {
         client: ClientId,
         number: u64,
     },
-    /// A client cannot give up the name of that revocation: one of its own requests has the directory locked.
+    /// The client cannot drop the revoked name: one of its own requests has the directory locked.
     Blocked {
         client: ClientId,
         number: u64,
     },
-    /// The caller got a signal: the request is answered `EINTR` if it waits for something that may take long.
+    /// The caller received a signal: the request fails with `EINTR` if it waits for something that
+    /// may take long.
     Cancel {
         from: ClientId,
         id: RequestId,
@@ -84,48 +90,51 @@ pub enum Input {
         id: IoId,
         result: Result<IoDone, Errno>,
     },
-    /// A data server has been reached for the first time, and tells which datafiles have never been settled: before it has been asked
-    /// anything else.
+    /// A data server has been reached for the first time, and reports its provisional datafiles.
+    /// Precedes all other requests to it.
     NewDatafiles {
         server: ServerId,
         inos: Vec<Ino>,
     },
-    /// A client wants something to be done with a stream: whether it may be done now, and [`Meta::place_of`](crate::Meta::place_of) can tell
-    /// where, comes in [`Outbox::placed`]. `length`: of what is to be written, in bytes.
+    /// A client requests an operation on a stream. [`Outbox::placed`] returns whether it is
+    /// allowed; then [`Meta::place_of`](crate::Meta::place_of) returns where the bytes are.
+    /// `length`: bytes to write.
     Place {
         of: (ClientId, RequestId),
         io: StreamIo,
         length: u64,
     },
-    /// Commits wait for each other otherwise from now on, as in [`Config::watermarks`](crate::Config).
+    /// New watermarks, as in [`Config::watermarks`](crate::Config).
     Watermarks {
         low: usize,
         high: usize,
     },
-    /// Bytes that the store can still take.
+    /// Free space of the store in bytes.
     Space {
         free: u64,
     },
-    /// Another rank says something.
+    /// A message from another rank.
     Peer {
         from: Rank,
         message: PeerMessage,
     },
-    /// A connection to another rank has begun: what was sent over an earlier one may be lost.
+    /// A connection to another rank has begun. Messages sent over an earlier one may be lost.
     PeerConnected {
         rank: Rank,
     },
-    /// Another rank will never be back: what it has had prepared here is undone, and it has to do nothing any more.
+    /// Another rank is permanently gone: what it has prepared here is aborted, and its pending
+    /// parts are dropped.
     PeerLost {
         rank: Rank,
     },
     /// Comes once a second.
     Tick,
-    /// Write everything out, to be stopped: [`Meta::is_quiet`](crate::Meta::is_quiet) tells when that is done.
+    /// Write everything out before a stop; [`Meta::is_quiet`](crate::Meta::is_quiet) returns true
+    /// when that is done.
     Drain,
 }
 
-/// Something to be done outside of the machine, which then expects a [`Input::Done`] for it.
+/// I/O outside the machine. Each ends with an [`Input::Done`].
 #[derive(Debug, PartialEq, Eq)]
 pub enum Io {
     Load(Load),
@@ -134,22 +143,25 @@ pub enum Io {
         of: (ClientId, RequestId),
         pid: u32,
     },
-    /// The files that have layouts are on data servers: [`StreamCall::requests`] says what these are asked.
+    /// The files with layouts are on data servers; [`StreamCall::requests`] returns the requests to
+    /// these.
     Stream(StreamCall, Layouts),
-    /// Have all data servers told which sessions go on, as in [`DataRequest::Admit`](espalier_proto::DataRequest); again with each new
-    /// connection, before anything else. Done when all have answered.
+    /// Announce to all data servers which sessions are live, as in
+    /// [`DataRequest::Admit`](espalier_proto::DataRequest), and again first over each new
+    /// connection. Done when all have answered.
     Admit {
         below: u64,
         live: Vec<u64>,
     },
-    /// Append a frame to the journal (there is one at a time), and with `sync` make all of the journal durable.
+    /// Append a frame to the journal, and with `sync` make the whole journal durable. There is one
+    /// at a time.
     Journal {
         frame: Vec<u8>,
         sync: bool,
     },
-    /// Make all of the journal durable that has been appended. Frames may be appended meanwhile.
+    /// Make durable what has been appended to the journal. Frames may be appended meanwhile.
     Sync,
-    /// Add to the checkpoint. What fails may have been done in part, and will be asked for again.
+    /// Add to the checkpoint. A failed step may have been done in part, and is requested again.
     Stage {
         writes: Arc<[TableWrite]>,
     },
@@ -157,17 +169,17 @@ pub enum Io {
     Publish {
         trim: Position,
     },
-    /// Nothing, but inputs that others wait for come first.
+    /// Nothing: waiting inputs are processed first.
     Yield,
-    /// Nothing, for a millisecond or two; nobody waits for what comes next.
+    /// Nothing for a millisecond or two: the pause in background work.
     Rest,
-    /// Nothing, for a few milliseconds: events that nobody waits for are collected before they are written to the journal's file. There is one
-    /// at a time.
+    /// Nothing for a few milliseconds: events that no operation waits for are collected before they
+    /// are written to the journal's file. There is one at a time.
     WriteDelay,
 }
 
 impl Io {
-    /// What it is called where operations are traced.
+    /// Name of the I/O in traces.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Load(Load::Record { .. }) => "table read",
@@ -186,14 +198,14 @@ impl Io {
     }
 }
 
-/// What an I/O gives back.
+/// The result of an I/O.
 #[derive(Debug)]
 pub enum IoDone {
     Record(Option<Vec<u8>>),
     Dentries(Vec<(Vec<u8>, Vec<u8>)>),
     Groups(Arc<[u32]>),
     Stream(StreamDone),
-    /// Where the journal now ends, and how many bytes of it are in use. `frame`: the memory of the one appended.
+    /// The end of the journal and its bytes in use. `frame`: the memory of the appended frame.
     Journaled {
         end: Position,
         used: u64,
@@ -208,36 +220,42 @@ pub enum IoDone {
     },
 }
 
-/// What the machine wants done. What must wait until the journal is durable is kept back in the machine
-/// (`journal.rs`): whatever is here may be done at once.
+/// Actions for the driver. Replies that must wait for the journal stay in the machine
+/// (`journal.rs`): everything here may be done at once.
 #[derive(Debug, Default)]
 pub struct Outbox {
     pub replies: Vec<Answered>,
     pub io: Vec<(IoId, Io)>,
-    /// Requests that have just begun to wait, or wait for something else now. Their replies come later.
+    /// Requests that have just started to wait, or to wait for something else. Their replies come
+    /// later.
     pub waiting: Vec<(ClientId, RequestId, Waiting)>,
-    /// What clients are asked to forget.
+    /// Inodes that clients are asked to forget.
     pub recalls: Vec<Recall>,
-    /// Sessions that have begun or go on.
+    /// Sessions that have started or resumed.
     pub connected: Vec<ClientId>,
-    /// Sessions that cannot begin, and why: `ENFILE`, there are too many; `EIO`, the journal cannot be written;
-    /// `EINVAL`, no client has the number 0; `ESTALE`, the client is to give up what it had in the one that has ended, and to ask for a new one.
+    /// Sessions that cannot start, with the reason.
+    ///
+    /// - `ENFILE`: too many sessions.
+    /// - `EIO`: the journal cannot be written.
+    /// - `EINVAL`: no client has the number 0.
+    /// - `ESTALE`: the session has ended; the client drops its state and asks for a new one.
     pub refused: Vec<(ClientId, Errno)>,
-    /// What has come of [`Input::Enter`].
+    /// Results of [`Input::Enter`].
     pub entered: Vec<(ClientId, Result<(), Errno>)>,
-    /// Sessions that have ended, because nothing was heard of their clients.
+    /// Sessions that have expired.
     pub expired: Vec<ClientId>,
-    /// What clients have waited for, under these numbers, and have now. To be sent after `replies`.
+    /// Granted locks, by client and number of the wait. Sent after `replies`.
     pub locked: Vec<(ClientId, u64)>,
-    /// To be sent after `replies`.
+    /// Sent after `replies`.
     pub revocations: Vec<Revocation>,
-    /// Inodes that clients know, and whose attributes have changed without their doing.
+    /// Inodes that clients know and whose attributes have changed without their requests.
     pub changed: Vec<Ino>,
-    /// Files whose places [`Meta::place_of`](crate::Meta::place_of) knows now, or that are not there any more.
+    /// Results of [`Input::Place`]: on success, [`Meta::place_of`](crate::Meta::place_of) knows the
+    /// file's location.
     pub placed: Vec<((ClientId, RequestId), Result<(), Errno>)>,
-    /// To other ranks. What is said to one that cannot be reached may be dropped.
+    /// Messages to other ranks. The driver may drop those to unreachable ranks.
     pub peers: Vec<(Rank, PeerMessage)>,
-    /// For the log: why something was refused.
+    /// Warnings for the log: why something was refused.
     pub remarks: Vec<String>,
 }
 
@@ -246,9 +264,9 @@ pub struct Outbox {
 pub enum Waiting {
     /// The tables, the caller's groups, or a stream.
     Disk,
-    /// A commit of the journal, or room in it.
+    /// A commit of the journal, or space in it.
     Journal,
-    /// Other clients, to give up what they may cache.
+    /// Other clients' leases.
     Clients,
     /// Other ranks.
     Peers,
@@ -260,12 +278,13 @@ pub struct Answered {
     pub to: ClientId,
     pub id: RequestId,
     pub result: Result<Reply, Errno>,
-    /// What the result tells may be cached for so many milliseconds. Says nothing to a client that is the only one.
+    /// Milliseconds for which the client may cache the result. Ignored by a client that is the only
+    /// one.
     pub lease_ms: u32,
     pub touched: Touched,
 }
 
-/// A client is to give up a lease, and to answer with [`Input::Revoked`].
+/// The revocation of a client's lease; the client answers with [`Input::Revoked`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Revocation {
     pub client: ClientId,

@@ -1,4 +1,5 @@
-//! Who may do what: POSIX permission bits, access control lists, sticky directories, immutable and append-only files.
+//! Permission checks: POSIX permission bits, access control lists, sticky directories, immutable
+//! and append-only files.
 
 use espalier_proto::{Access, Errno, FileType, InodeFlags, mode};
 
@@ -7,7 +8,8 @@ use crate::record::Inode;
 use crate::step::{Step, Stop, Wait};
 
 impl Cx<'_> {
-    /// `EACCES` unless the caller may do all of `want`. Who was allowed to truncate a file is not told afterwards that they were not.
+    /// Fails with `EACCES` unless the caller has all permissions of `want`. An operation that has
+    /// already truncated its file passes.
     pub(crate) fn check(&self, inode: &Inode, want: Access) -> Step<()> {
         if self.has_truncated() {
             return Ok(());
@@ -28,7 +30,7 @@ impl Cx<'_> {
             return Ok(grants(user));
         }
         let Some(acl) = &inode.acl else {
-            // Groups are costly to learn: ask only if they matter.
+            // Fetching groups is costly: ask only if they matter.
             return Ok(grants(if grants(group) != grants(other) && self.is_member(inode.gid)? {
                 group
             } else {
@@ -51,7 +53,7 @@ impl Cx<'_> {
         Ok(!is_member && grants(other))
     }
 
-    /// Whether the caller is in a group, by its primary or a supplementary one.
+    /// True if a group is the caller's primary or a supplementary one.
     pub(crate) fn is_member(&self, gid: u32) -> Step<bool> {
         if self.caller.gid == gid {
             return Ok(true);
@@ -64,14 +66,14 @@ impl Cx<'_> {
         self.caller.is_superuser() || self.caller.uid == inode.uid
     }
 
-    /// The directory may be searched, and its entries changed.
+    /// Checks that the caller may search the directory and change its entries.
     pub(crate) fn check_change(&self, dir: &Inode) -> Step<()> {
         self.check(dir, Access::WRITE | Access::EXEC)
     }
 
-    /// Whether an entry of a directory may be removed or renamed. Immutable and append-only inodes keep
-    /// their names, and such directories their entries; a sticky directory loses entries only to its
-    /// owner or theirs.
+    /// Checks that an entry of a directory may be removed or renamed. Immutable and append-only
+    /// inodes keep their names, and such directories their entries; in a sticky directory only the
+    /// owner of the directory or of the entry may remove it.
     pub(crate) fn check_removal(&self, dir: &Inode, victim: &Inode) -> Step<()> {
         check_not(dir, InodeFlags::PROTECTED)?;
         check_not(victim, InodeFlags::PROTECTED)?;
@@ -81,8 +83,10 @@ impl Cx<'_> {
         Ok(())
     }
 
-    /// Whether the caller may give an inode these flags: `EPERM` if not; `EOPNOTSUPP` if the inode has
-    /// no room for flags.
+    /// Checks that the caller may give an inode these flags.
+    ///
+    /// # Errors
+    /// `EPERM` if the caller may not; `EOPNOTSUPP` if the inode cannot have flags.
     pub(crate) fn check_flags(&self, inode: &Inode, flags: InodeFlags) -> Step<()> {
         let old = inode.rare.flags;
         let has_flags = matches!(inode.kind, FileType::Regular | FileType::Directory) && !inode.is_bare();
@@ -101,7 +105,7 @@ impl Cx<'_> {
         Ok(())
     }
 
-    /// The set-group-id bit is for members of the group alone to set.
+    /// Only members of the group may set the set-group-id bit.
     pub(crate) fn without_foreign_sgid(&self, perm: u32, gid: u32) -> Step<u32> {
         if perm & mode::SET_GID != 0 && !self.caller.is_superuser() && !self.is_member(gid)? {
             return Ok(perm & !mode::SET_GID);
@@ -109,8 +113,8 @@ impl Cx<'_> {
         Ok(perm)
     }
 
-    /// Permissions without set-id bits. A set-group-id bit without group execution is no privilege,
-    /// and only a caller outside the group loses it.
+    /// Permissions without set-id bits. A set-group-id bit without group execution is no privilege;
+    /// only callers outside the group lose it.
     pub(crate) fn without_privileges(&self, perm: u32, gid: u32) -> Step<u32> {
         let kept = if perm & mode::GROUP_EXEC != 0 {
             perm & !mode::SET_GID
@@ -121,7 +125,7 @@ impl Cx<'_> {
     }
 }
 
-/// `EPERM` for an inode with one of these flags.
+/// Fails with `EPERM` for an inode with one of these flags.
 pub(crate) fn check_not(inode: &Inode, flags: InodeFlags) -> Step<()> {
     if inode.rare.flags.intersects(flags) { Err(Errno::EPERM.into()) } else { Ok(()) }
 }

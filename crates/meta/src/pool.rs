@@ -1,10 +1,11 @@
-//! Datafiles that are made before there are files for them (carns III.A). Numbers are set aside for files in batches, and each data server is
-//! asked once for a batch's datafiles: what is made then costs no data server a message. Which servers a file is on follows from its
-//! number, as ever.
+//! Precreation of datafiles (carns III.A). Inode numbers are allocated in batches, and each data
+//! server is asked once for a batch's datafiles: making a file then costs no message to data
+//! servers. A file's number determines its servers.
 //!
-//! A batch is journaled before anybody is asked to make its datafiles, and until all of its numbers are used or the rest is removed: so
-//! none is ever left behind, and a batch that nobody has had a number of is used by the next start, too. Of one that was being used when
-//! a machine ended nobody knows which numbers clients had been told (`numbers.rs`): what is left of it is removed.
+//! Invariants: a batch is journaled before its datafiles are made, and until all its numbers are
+//! used or the rest is removed, so no datafile is ever lost. After a restart, a batch that was
+//! never opened is used; the rest of an open batch is removed, since clients may have been told of
+//! numbers that no event records (`numbers.rs`).
 
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
@@ -23,20 +24,20 @@ use crate::state::State;
 use crate::step::StreamCall;
 use crate::striping::Layouts;
 
-/// Numbers that are set aside: those from `first` up to `end` are not used yet.
+/// A batch of precreated files; the numbers from `first` up to `end` are unused.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Batch {
     pub(crate) first: u64,
-    /// It tells batches apart.
+    /// Identifies the batch.
     pub(crate) end: u64,
-    /// Clients may have been told of numbers of it.
+    /// Clients may know its numbers.
     open: bool,
-    /// How its datafiles are spread: over so many of these servers, in turn.
+    /// Number of servers per file; files take turns among `servers`.
     width: u16,
     servers: Arc<[ServerId]>,
 }
 
-/// Data servers, and on how many of them each file is, in turn.
+/// Data servers, and the number of them per file.
 type Spread = (Arc<[ServerId]>, u16);
 
 impl Batch {
@@ -48,39 +49,40 @@ impl Batch {
         (self.first..self.end).map(Ino)
     }
 
-    /// The data servers that have a datafile of that number.
+    /// The data servers that have a datafile of this number.
     fn servers_of(&self, ino: Ino) -> Vec<ServerId> {
         in_turn(&self.servers, self.width.into(), ino)
     }
 
-    /// Whether files are still spread so.
+    /// True if new files have the same spread.
     fn is_spread(&self, (servers, width): &Spread) -> bool {
         (servers, width) == (&self.servers, &self.width)
     }
 
-    /// Whether it explains a datafile.
+    /// True if the batch accounts for a datafile.
     pub(crate) fn explains(&self, ino: Ino, server: ServerId) -> bool {
         self.has(ino) && self.servers_of(ino).contains(&server)
     }
 }
 
-/// Numbers follow on each other, so that the servers begin files in turn.
+/// The servers of a file. Consecutive numbers start at consecutive servers.
 pub(crate) fn in_turn(servers: &[ServerId], width: usize, ino: Ino) -> Vec<ServerId> {
     let Some(first) = ino.0.checked_rem(servers.len() as u64) else { return Vec::new() };
     servers.iter().cycle().skip(first as usize).take(width.min(servers.len())).copied().collect()
 }
 
-/// What becomes of a batch that the machine has begun with. Of others nothing has been done since it was started.
+/// State of a batch since the start of the machine. Batches without one have not been touched
+/// since.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// It is not durable yet that there is such a batch.
+    /// The event that creates the batch is not durable yet.
     Planned {
         event: u64,
     },
     /// Data servers are making its datafiles.
     Making,
     Made,
-    /// Its numbers may be used when that is durable.
+    /// Its numbers may be used once the event is durable.
     Open {
         event: u64,
     },
@@ -90,15 +92,15 @@ enum Phase {
 
 #[derive(Debug)]
 pub(crate) struct Pool {
-    /// By their ends.
+    /// By the end of their batch.
     phases: BTreeMap<u64, Phase>,
     /// Numbers in the next batch.
     size: u64,
-    /// Somebody makes files that use it.
+    /// Files are being made that use the pool.
     wanted: bool,
-    /// There was no number for somebody.
+    /// The pool was exhausted when a file needed a number.
     dry: bool,
-    /// A data server could not do what it was asked: that is tried again with the next tick.
+    /// A data server has failed a request; the next tick retries.
     failed: bool,
 }
 
@@ -109,13 +111,13 @@ impl Default for Pool {
 }
 
 impl Pool {
-    /// Numbers in the first batch. The next one is twice as large whenever there was none for somebody, up to the last.
+    /// Size of the first batch, and maximum size. The size doubles whenever the pool was exhausted.
     const FIRST: u64 = 64;
     const LAST: u64 = 4096;
 }
 
 impl State {
-    /// A number is used by a file.
+    /// Marks a number as used by a file.
     pub(crate) fn take_from_pool(&mut self, ino: Ino) {
         if let Some(at) = self.pool.iter().position(|batch| batch.has(ino)) {
             self.pool[at].first = ino.0 + 1;
@@ -126,7 +128,7 @@ impl State {
     }
 
     pub(crate) fn apply_pool(&mut self, pool: &[Batch]) {
-        // There are datafiles.
+        // Datafiles exist.
         self.striped.get_or_insert_default();
         self.pool = pool.to_vec();
         for batch in pool {
@@ -136,7 +138,7 @@ impl State {
 }
 
 impl Meta {
-    /// A number whose datafiles are there, for a file with that layout.
+    /// A usable number for a file with the layout that `layout` returns for it.
     pub(crate) fn pooled_ino(&self, layout: impl Fn(Ino) -> Option<Arc<Layout>>) -> Option<Ino> {
         let is_usable = |batch: &&Batch| {
             let phase = self.pool.phases.get(&batch.end);
@@ -147,7 +149,7 @@ impl Meta {
         layout(ino).filter(|layout| layout.servers() == batch.servers_of(ino)).map(|_| ino)
     }
 
-    /// A file is about to be made: whether its number had better be from the pool, and is.
+    /// Records that a file is about to be made, and whether it should come from the pool and does.
     pub(crate) fn draw(&mut self, inode: &Inode) {
         let (Some(layout), Some(striping)) = (inode.layout(), &self.config.striping) else { return };
         let (servers, width) = striping.spread(&self.config.policy);
@@ -158,12 +160,12 @@ impl Meta {
         }
     }
 
-    /// What could not be done is tried again.
+    /// Allows failed requests to be repeated.
     pub(crate) fn retry_pool(&mut self) {
         self.pool.failed = false;
     }
 
-    /// Sees to it that there are as many datafiles as will be needed, and removes what nobody can use any more.
+    /// Refills the pool, and removes datafiles that nobody can use.
     pub(crate) fn tend_pool(&mut self, out: &mut Outbox) {
         let is_changed = !self.config.read_only && !self.draining && self.journal.broken.is_none();
         if !is_changed || (self.state.pool.is_empty() && !self.pool.wanted) {
@@ -191,13 +193,13 @@ impl Meta {
         }
     }
 
-    /// Numbers that can be used, now or soon, with or without those of batches that are not open.
+    /// Sum of the unused numbers of the batches that `is_counted` selects.
     fn pooled(&self, is_counted: impl Fn(&Batch, Option<&Phase>) -> bool) -> u64 {
         let counted = |batch: &&Batch| is_counted(batch, self.pool.phases.get(&batch.end));
         self.state.pool.iter().filter(counted).map(|batch| batch.end - batch.first).sum()
     }
 
-    /// Sets numbers aside at a low mark.
+    /// Creates a batch when the pool falls below its low watermark.
     fn plan_batch(&mut self, spread: &Spread) {
         let coming = self.pooled(|batch, phase| match phase {
             None => !batch.open && batch.is_spread(spread),
@@ -222,7 +224,7 @@ impl Meta {
         }
     }
 
-    /// Opens a batch before the one in use is used up.
+    /// Opens the next batch before the current one is exhausted.
     fn open_batch(&mut self) {
         let left = self.pooled(|_, phase| matches!(phase, Some(Phase::Open { .. })));
         if left >= self.pool.size / 4 {
@@ -238,9 +240,9 @@ impl Meta {
         }
     }
 
-    /// The number of the event that says what the pool is now.
+    /// Journals the new state of the pool. Returns the event's number.
     fn note_pool(&mut self, pool: Vec<Batch>) -> Option<u64> {
-        // It needs nothing that would have to be loaded.
+        // Needs no load, so it cannot fail to find a record.
         self.append(&Event::Pool { pool }).ok()?;
         self.journal.hold(self.state.sequence, Held::Pool);
         Some(self.state.sequence)
@@ -255,7 +257,7 @@ impl Meta {
         self.ask(Purpose::Pool(batch.end), Io::Stream(call, layouts), out);
     }
 
-    /// Data servers have made or removed the datafiles of a batch, or could not.
+    /// Completes a request to make or remove the datafiles of a batch.
     pub(crate) fn pool_done(&mut self, end: u64, result: Result<(), Errno>) {
         match (self.pool.phases.remove(&end), result) {
             (_, Err(_)) => self.pool.failed = true,

@@ -1,4 +1,5 @@
-//! What operations remember that go in bounded steps, so that the machine is free for others in between.
+//! Progress of operations that run in bounded steps, between which the machine processes other
+//! inputs.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -10,35 +11,36 @@ use crate::event::Event;
 use crate::record::Body;
 use crate::state::State;
 
-/// How far an operation has come.
+/// The state of an operation between steps.
 #[derive(Debug, Default)]
 pub(crate) enum Progress {
     #[default]
     None,
     Walk(Walk),
     Copy(Box<Copied>),
-    /// Where the bytes go that are appended to a stream: that is journaled.
+    /// The journaled offset at which bytes are appended to a stream, with the bytes.
     Append {
         offset: u64,
         bytes: Bytes,
     },
-    /// Other clients have been asked to announce what they write; one that does not answer is waited for until this time.
+    /// Other clients have been asked to announce their writes; the operation waits for them until
+    /// this uptime in milliseconds.
     LeasingData {
         until: u64,
     },
-    /// The leases that others had on a file's bytes are being revoked.
+    /// Other clients' leases on a file's bytes are being revoked.
     Announcing,
 }
 
-/// A look at everything below a directory.
+/// A walk through everything below a directory.
 #[derive(Debug)]
 pub(crate) struct Walk {
     pub top: Ino,
-    /// The directories that it is in, each with the cursor of the last entry that it has seen.
+    /// The path of directories to the current one, each with the cursor of its last visited entry.
     pub stack: Vec<(Ino, u64)>,
-    /// What it has seen may not be so any more.
+    /// An event may have changed what the walk has seen.
     pub disturbed: bool,
-    /// How often it had to begin again.
+    /// Number of restarts.
     pub again: u32,
 }
 
@@ -47,7 +49,7 @@ impl Walk {
         Self { top, stack: [(top, 0)].into(), disturbed: false, again: 0 }
     }
 
-    /// Notes whether an event may have changed who may remove what is below.
+    /// Checks whether an event may have changed who may remove what is below.
     pub(crate) fn see(&mut self, state: &State, event: &Event) {
         let changes_rights = match event {
             Event::SetAttr { change, .. } => {
@@ -73,7 +75,7 @@ impl Walk {
 }
 
 impl State {
-    /// Whether an inode is a directory or lies below it, or may do so, as far as that is in memory.
+    /// True if an inode is `top`, or may be below it as far as memory shows.
     fn may_be_below(&self, ino: Ino, top: Ino) -> bool {
         let Some(cached) = self.inodes.get(&ino) else { return true };
         match &cached.inode.body {

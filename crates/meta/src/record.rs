@@ -1,4 +1,4 @@
-//! The records of the tables: what they hold, under which keys, and how they are encoded.
+//! The records of the tables: their contents, keys and encodings.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -16,16 +16,16 @@ use crate::bare::Bare;
 use crate::pool::Batch;
 use crate::usage::{Quota, Usage};
 
-/// Everything about a file but its names, its bytes and its extended attributes.
+/// Everything about a file except its names, bytes and extended attributes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Inode {
     pub ino: Ino,
     pub kind: FileType,
-    /// Permission bits with set-id and sticky.
+    /// Permission bits, set-id and sticky bits included.
     pub perm: u32,
     pub uid: u32,
     pub gid: u32,
-    /// Names of it; for directories 2 and one for each directory in it. 0: an orphan.
+    /// Number of names; for a directory, 2 and one per subdirectory. 0: an orphan.
     pub nlink: u32,
     pub rdev: u32,
     pub atime: Time,
@@ -35,29 +35,32 @@ pub struct Inode {
     pub body: Body,
     /// Present if it says more than the permission bits.
     pub acl: Option<Box<Acl>>,
-    /// What new entries of a directory inherit.
+    /// The ACL that new entries of a directory inherit.
     pub default_acl: Option<Box<Acl>>,
-    /// There is a record of extended attributes.
+    /// The inode has a record of extended attributes.
     pub has_xattrs: bool,
     pub rare: Rare,
 }
 
-/// What few inodes have.
+/// Attributes that few inodes have.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rare {
-    /// Of what lies in the inode table and has names: the directories that they are in, and how many in each.
+    /// For an inode in the inode table: the directories of its names, each with the number of
+    /// names.
     pub names: Option<Names>,
-    /// A directory's is what it wants of the files that are made in it. Of a file it is what its directory wanted when it was made.
+    /// The policy for files made in a directory; for a file, its directory's when it was made.
     pub policy: Option<Arc<Policy>>,
-    /// Of what lies in a dentry: no more is kept of it than a name, a number and a place ([`Bare`]). No record of an inode says so.
+    /// For an inode in a dentry: a no-metafile file, of which the dentry stores only a name, a
+    /// number and a server ([`Bare`]). Never stored in an inode record.
     pub bare: bool,
-    /// The flags of a file or directory that `chattr(1)` sets.
+    /// The flags that `chattr(1)` sets.
     pub flags: InodeFlags,
 }
 
 pub type Names = Box<Vec<(Ino, u32)>>;
 
-/// How [`Rare`] is encoded: without a policy as the option `names` alone, as all inodes were before there were policies.
+/// The encoding of [`Rare`]. Without a policy it equals that of the option `names` alone, as in
+/// stores from before policies.
 #[derive(Serialize, Deserialize)]
 enum StoredRare<N, P> {
     Nothing,
@@ -91,25 +94,27 @@ impl<'de> Deserialize<'de> for Rare {
     }
 }
 
-/// What an inode of a certain kind has to itself.
+/// The part of an inode that depends on its type.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Body {
     /// Devices, fifos, sockets.
     Node,
-    /// A regular file whose bytes lie in a record beside its inode (carns III.B). `stored` bytes of it are kept,
-    /// at most a strip; the rest up to `size` is a hole. Kept bytes behind `size` are zeros that were allocated.
+    /// A regular file whose bytes are in a record beside its inode (carns III.B). The record has
+    /// `stored` bytes, at most a strip; the rest up to `size` is a hole. Stored bytes beyond `size`
+    /// are allocated zeros.
     Stuffed {
         size: u64,
         stored: u32,
     },
-    /// A regular file whose bytes lie in a stream: [`Attr::measure`] tells which attributes are the stream's. `counted`: the size that
-    /// the directories above count for it, which is the stream's while nobody writes to it.
+    /// A regular file whose bytes are in a stream; [`Attr::measure`] says which attributes are the
+    /// stream's. `counted`: the size that the directories above count, which equals the stream's
+    /// while nobody writes to it.
     Streamed {
         counted: u64,
     },
     Directory(Box<Directory>),
     Symlink(#[serde(with = "serde_bytes")] Box<[u8]>),
-    /// As `Streamed`, but that the bytes lie on data servers.
+    /// As `Streamed`, with the bytes on data servers.
     Striped {
         counted: u64,
         layout: Arc<Layout>,
@@ -117,16 +122,16 @@ pub enum Body {
 }
 
 impl Body {
-    /// A regular file without bytes.
+    /// An empty regular file.
     pub(crate) const STUFFED: Self = Self::Stuffed { size: 0, stored: 0 };
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Directory {
-    /// The root's is the root.
+    /// The root's parent is the root.
     pub parent: Ino,
     pub entries: u64,
-    /// All that is below it, at any depth.
+    /// Everything below it, at any depth.
     pub usage: Usage,
     pub quota: Quota,
 }
@@ -142,13 +147,13 @@ impl Inode {
         self.kind == FileType::Directory
     }
 
-    /// What it wants of the files that are made in it, or what its directory wanted when it was made.
+    /// The policy for files made in a directory; for a file, its directory's when it was made.
     pub fn policy(&self) -> &Policy {
         static NONE: Policy = Policy::NONE;
         self.rare.policy.as_deref().unwrap_or(&NONE)
     }
 
-    /// It is immutable or append-only.
+    /// True if it is immutable or append-only.
     pub(crate) fn is_protected(&self) -> bool {
         self.rare.flags.intersects(InodeFlags::PROTECTED)
     }
@@ -157,7 +162,7 @@ impl Inode {
         matches!(&self.body, Body::Directory(directory) if directory.entries > 0)
     }
 
-    /// Whether the kind and the body belong together.
+    /// True if the type and the body match.
     pub(crate) fn fits(&self) -> bool {
         match self.body {
             Body::Stuffed { .. } | Body::Streamed { .. } | Body::Striped { .. } => {
@@ -173,12 +178,12 @@ impl Inode {
         matches!(self.body, Body::Streamed { .. } | Body::Striped { .. })
     }
 
-    /// How its bytes are distributed over data servers, if they are.
+    /// The distribution of the file's bytes over data servers, if they are there.
     pub fn layout(&self) -> Option<&Arc<Layout>> {
         if let Body::Striped { layout, .. } = &self.body { Some(layout) } else { None }
     }
 
-    /// `stream`: what the engine tells of its stream, if it has one.
+    /// The attributes as `stat` shows them. `stream`: the state of its stream, if it has one.
     pub fn attr(&self, stream: Option<&StreamStat>) -> Attr {
         let (size, blocks) = match &self.body {
             Body::Node | Body::Streamed { .. } | Body::Striped { .. } => (0, 0),
@@ -205,7 +210,7 @@ impl Inode {
             flags: self.rare.flags,
         };
         if self.is_bare() {
-            // Neither is kept of it.
+            // A no-metafile file stores neither.
             (attr.atime, attr.btime) = (self.mtime, self.mtime);
         }
         if self.is_streamed() {
@@ -214,14 +219,15 @@ impl Inode {
         attr
     }
 
-    /// Whoever can reach this directory may search it: its entries may be cached for every caller.
+    /// True if everybody who can reach this directory may search it: its names may be cached for
+    /// every caller.
     pub fn searchable_by_all(&self) -> bool {
         self.acl.is_none() && self.perm & mode::ANY_EXEC == mode::ANY_EXEC
     }
 }
 
-/// Where an entry stands in its directory: entries are ordered by the hash of their names, so that a place in a
-/// listing survives changes, and fragments (wu 2.2) are ranges.
+/// Position of an entry in its directory. Entries are ordered by the hash of their names: a
+/// position in a listing survives changes, and fragments (wu 2.2) are ranges of hashes.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Slot {
     pub hash: u64,
@@ -229,11 +235,11 @@ pub struct Slot {
 }
 
 impl Slot {
-    /// Listings know the first cursors as `.` and `..`, and the kernel takes the last for the end.
+    /// Smaller cursors stand for `.` and `..`, and the kernel takes the largest for the end.
     pub const FIRST: u64 = 3;
     const LAST: u64 = i64::MAX as u64 - 1;
 
-    /// `key` is the file system's own secret, so that nobody can choose names that collide.
+    /// `key` is the file system's secret, so nobody can construct names that collide.
     pub fn new(key: &[u8; 16], name: Name) -> Self {
         let mut hasher = SipHasher13::new_with_key(key);
         hasher.write(&name);
@@ -241,7 +247,7 @@ impl Slot {
         Self { hash, name }
     }
 
-    /// The key of its dentry in the fragment's object.
+    /// The key of the dentry in the fragment's object.
     pub fn key(&self) -> Vec<u8> {
         let mut key = Vec::with_capacity(8 + self.name.len());
         key.extend_from_slice(&self.hash.to_be_bytes());
@@ -258,13 +264,14 @@ impl Slot {
 /// The value of a dentry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Dentry {
-    /// The inode lies in its only name's dentry; or it is made from the little that does ([`Bare`]).
+    /// The dentry of the inode's only name contains the inode, or all that there is of it
+    /// ([`Bare`]).
     Primary(Inode),
-    /// The inode has, or had, several names, and lies in the inode table.
+    /// The inode has, or had, several names, and is in the inode table.
     Remote { ino: Ino, kind: FileType },
 }
 
-/// How a [`Dentry`] is encoded.
+/// The encoding of a [`Dentry`].
 #[derive(Serialize, Deserialize)]
 enum StoredDentry<I> {
     Primary(I),
@@ -298,7 +305,7 @@ impl<'de> Deserialize<'de> for Dentry {
     }
 }
 
-/// The record of an inode in its only name's dentry.
+/// The encoding of an inode in its only name's dentry.
 pub(crate) fn encode_primary(inode: &Inode) -> Vec<u8> {
     encode(&StoredDentry::primary(inode))
 }
@@ -306,34 +313,36 @@ pub(crate) fn encode_primary(inode: &Inode) -> Vec<u8> {
 /// Extended attributes of an inode, sorted by name.
 pub(crate) type Xattrs = Vec<(Box<[u8]>, Box<[u8]>)>;
 
-/// The one record about the whole file system, as of a checkpoint.
+/// The super record: the state of the whole file system as of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Super {
-    /// The next inode number to give out.
+    /// The next inode number to allocate.
     pub next_ino: u64,
     /// Inodes in use.
     pub files: u64,
-    /// Those of them that are immutable or append-only.
+    /// Number of immutable or append-only inodes.
     pub protected: u64,
-    /// Events that the tables contain: all up to and including this one.
+    /// The last event that the tables contain, with all before it.
     pub sequence: u64,
-    /// Where in the journal to look for the events that follow; frames there may repeat older ones.
+    /// Position in the journal at which to search for later events; frames there may repeat older
+    /// ones.
     pub journal: u64,
-    /// Files whose streams the store may still hold for new.
+    /// Files whose streams the store may still list as provisional.
     pub unsettled: Vec<Ino>,
-    /// Files whose streams may have other sizes than are counted, and where they lie if that is in a dentry.
+    /// Size-dirty files, each with its location if that is a dentry.
     pub watched: Vec<(Ino, Option<(Ino, u64)>)>,
-    /// Files whose datafiles may still be held for new; `None`: no file was ever on data servers. It follows the rest of the
-    /// record then, and only then, so that all other stores are as they were.
+    /// Files whose datafiles may still be provisional; `None`: no file was ever on data servers.
+    /// Follows the rest of the record, and only if present, so that other stores keep their format.
     #[serde(skip)]
     pub striped: Option<Vec<Ino>>,
-    /// Numbers that are set aside. It follows on `striped`, if there are any.
+    /// Batches of precreated files. Follows `striped`, if there are any.
     #[serde(skip)]
     pub pool: Vec<Batch>,
 }
 
 impl Super {
-    /// Of a record; `None` if it is damaged. No journal ever gets as long as one that is.
+    /// Decodes the record; `None` if it is damaged. A journal position above `i64::MAX` shows
+    /// damage.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let (mut record, rest): (Self, _) = postcard::take_from_bytes(bytes).ok()?;
         if !rest.is_empty() {
@@ -358,14 +367,15 @@ impl Super {
     }
 }
 
-/// The keys of the records that are kept by inode number.
+/// The keys of records by inode number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum InoRecord {
     Inode = b'i',
     Strip = b's',
     Xattrs = b'x',
-    /// Where an inode that has a name lies: the directory of its only name, and that name's hash. It finds inodes by number.
+    /// The location of a named inode: the directory of its only name and the hash of that name.
+    /// Finds inodes by number.
     Place = b'd',
 }
 
@@ -390,12 +400,12 @@ impl InoRecord {
     }
 }
 
-/// A stored record that cannot be what it should be.
+/// A stored record that is not valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Corrupt;
 
 pub fn encode<T: Serialize>(record: &T) -> Vec<u8> {
-    // Fails only for types whose length serde cannot know, and no record has one.
+    // Fails only for types whose length serde cannot determine; no record has one.
     postcard::to_allocvec(record).unwrap_or_default()
 }
 

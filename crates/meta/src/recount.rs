@@ -1,4 +1,4 @@
-//! What `fsck` checks of the figures that directories keep of all below them: it counts again.
+//! `fsck` of usage: recomputes the usage below each directory.
 
 use alloc::collections::BTreeMap;
 use alloc::format;
@@ -15,20 +15,20 @@ use crate::usage::Usage;
 #[derive(Debug, Default)]
 pub(crate) struct Recount {
     dirs: Map<Ino, Dir>,
-    /// Files that have or had several names.
+    /// Files in the inode table.
     files: Map<Ino, File>,
-    /// The directories that their names were found in.
+    /// Names of these files, each with its directory.
     remotes: Vec<(Ino, Ino)>,
 }
 
 #[derive(Debug, Default)]
 struct Dir {
-    /// What its record says is below it.
+    /// The usage in its record.
     kept: Usage,
-    /// What lies in it: itself, and not what is below that.
+    /// The usage of its own entries, without what is below them.
     within: Usage,
     below: Usage,
-    /// The directory that counts it: the one that it was found in, or one at another rank.
+    /// The directory that counts it: the one that contains it, or its parent at another rank.
     above: Option<Ino>,
 }
 
@@ -39,7 +39,7 @@ struct File {
 }
 
 impl Recount {
-    /// An inode in its only name's dentry.
+    /// Adds an inode that is in its only name's dentry.
     pub(crate) fn primary(&mut self, dir: Ino, inode: &Inode) {
         let within = &mut self.dirs.entry(dir).or_default().within;
         if inode.is_dir() {
@@ -54,7 +54,7 @@ impl Recount {
         self.remotes.push((ino, dir));
     }
 
-    /// A name whose inode is at another rank.
+    /// Adds a name whose inode is at another rank.
     pub(crate) fn elsewhere(&mut self, dir: Ino, ino: Ino, kind: FileType) {
         if kind == FileType::Directory {
             self.dirs.entry(dir).or_default().within.dirs += 1;
@@ -63,14 +63,15 @@ impl Recount {
         }
     }
 
-    /// Another rank's.
+    /// Adds another rank's records.
     pub(crate) fn add(&mut self, other: Self) {
         self.dirs.extend(other.dirs);
         self.files.extend(other.files);
         self.remotes.extend(other.remotes);
     }
 
-    /// What ranks know and those of the directories above have not counted. By the rank that knows it and the one that does not.
+    /// Subtracts usage deltas that have not been counted. Keys: the rank that has sent them, and
+    /// the receiver.
     pub(crate) fn leave_out(&mut self, tallies: &BTreeMap<(Rank, Rank), Tally>) {
         for ((by, to), tally) in tallies {
             let heard = tallies.get(&(*to, *by)).map_or(0, |its| its.heard);
@@ -84,7 +85,7 @@ impl Recount {
         }
     }
 
-    /// An inode, wherever it lies.
+    /// Adds an inode, wherever it is.
     pub(crate) fn inode(&mut self, inode: &Inode, in_table: bool) {
         match &inode.body {
             Body::Directory(directory) => {
@@ -104,7 +105,7 @@ impl Recount {
         }
     }
 
-    /// What was found, in no order.
+    /// The findings, in no order.
     pub(crate) fn finish(mut self) -> Vec<(Ino, String)> {
         let mut found = Vec::new();
         let mut names: Map<Ino, BTreeMap<Ino, u32>> = Map::default();
@@ -120,7 +121,7 @@ impl Recount {
         for (ino, file) in &self.files {
             let there: Vec<_> = names.remove(ino).unwrap_or_default().into_iter().collect();
             if there != file.names {
-                found.push((*ino, format!("has names in {there:?}, and says {:?}", file.names)));
+                found.push((*ino, format!("has names in {there:?}, but records {:?}", file.names)));
             }
         }
         self.sum_up();
@@ -137,7 +138,7 @@ impl Recount {
         for ino in inos {
             let Some(within) = self.dirs.get(&ino).map(|dir| dir.within) else { continue };
             let mut above = Some(ino);
-            // More steps than there are directories would be a circle.
+            // More steps than directories mean a cycle.
             for _ in 0..=self.dirs.len() {
                 let Some(dir) = above.and_then(|ino| self.dirs.get_mut(&ino)) else { break };
                 dir.below = dir.below.plus(within);

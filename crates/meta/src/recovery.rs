@@ -1,4 +1,5 @@
-//! How a file system begins, and begins again: the tables of the last checkpoint, and the events that followed it.
+//! Formatting and recovery: builds a machine from the tables of the last checkpoint and the
+//! journal's events after it.
 
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -66,7 +67,7 @@ impl Format {
         Vec::from([self.root(), TableWrite { object: ObjectId::SUPER, key: Vec::new(), value }])
     }
 
-    /// The first checkpoint of a rank but the first: nothing.
+    /// The first checkpoint of a rank other than 0: no inodes.
     pub fn nothing(rank: Rank) -> Vec<TableWrite> {
         let (next_ino, unsettled, watched) = (Ino::none_of(rank).0 + 1, Vec::new(), Vec::new());
         let first = Super {
@@ -84,12 +85,12 @@ impl Format {
     }
 }
 
-/// Why a store cannot be brought back. Nothing has been changed.
+/// Why a store cannot be recovered. Nothing has been changed.
 #[derive(Debug, PartialEq, Eq)]
 pub enum RecoveryError {
     /// A table cannot be read.
     Read(Errno),
-    /// What, and where.
+    /// What is damaged, and where.
     Corrupt(String),
 }
 
@@ -97,29 +98,31 @@ impl fmt::Display for RecoveryError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Read(errno) => write!(f, "the tables cannot be read: {errno}"),
-            Self::Corrupt(what) => write!(f, "{what}; `espalier fsck --repair` mends it"),
+            Self::Corrupt(what) => write!(f, "{what}; run `espalier fsck --repair`"),
         }
     }
 }
 
 impl core::error::Error for RecoveryError {}
 
-/// A recovery under way: first the tables, then every frame of the journal in order, then [`Self::finish`].
+/// A recovery in progress: first the tables, then each frame of the journal in order, then
+/// [`Self::finish`].
 #[derive(Debug)]
 pub struct Recovery {
     config: Config,
     state: State,
-    /// Where files lie whose streams are to be looked at, in the tables.
+    /// Size-dirty files, with their locations in the tables.
     watched: Vec<(Ino, Option<(Ino, u64)>)>,
-    /// Events replayed.
+    /// Number of replayed events.
     pub events: u64,
-    /// Streams whose removal came before such an event, but may not be durable.
+    /// Streams removed before a replayed event, whose removal may not be durable.
     removed: Vec<Ino>,
 }
 
 impl Recovery {
-    /// `super_value`: the record under [`ObjectId::SUPER`] and the empty key; `orphans`: all of those of
-    /// [`ObjectId::ORPHANS`]; `sessions`: all of those of [`ObjectId::SESSIONS`]. Returns where to begin in the journal.
+    /// Starts from the tables. `super_value`: the record under [`ObjectId::SUPER`] and the empty
+    /// key; `orphans`, `sessions`: all records of [`ObjectId::ORPHANS`] and [`ObjectId::SESSIONS`].
+    /// Returns the journal position to start from.
     pub fn begin(
         config: Config,
         super_value: &[u8],
@@ -128,7 +131,7 @@ impl Recovery {
     ) -> Result<(Self, Position), RecoveryError> {
         let damaged = |what: &str| RecoveryError::Corrupt(what.into());
         let record =
-            Super::parse(super_value).ok_or_else(|| damaged("the tables' first record is damaged"))?;
+            Super::parse(super_value).ok_or_else(|| damaged("the super record of the tables is damaged"))?;
         let mut state = State::new(config.hash_key);
         (state.next_ino, state.files, state.sequence) = (record.next_ino, record.files, record.sequence);
         state.protected = record.protected;
@@ -150,13 +153,13 @@ impl Recovery {
         Ok((recovery, Position(record.journal)))
     }
 
-    /// Replays a frame. Events that the tables hold already are skipped. `fetch` reads the tables.
+    /// Replays a frame; skips events that the tables already contain. `fetch` reads the tables.
     pub fn frame(
         &mut self,
         frame: &[u8],
         fetch: &mut dyn FnMut(&Load) -> Result<IoDone, Errno>,
     ) -> Result<(), RecoveryError> {
-        let damaged = || RecoveryError::Corrupt("a frame of the journal cannot be understood".into());
+        let damaged = || RecoveryError::Corrupt("a frame of the journal cannot be decoded".into());
         let Some((first, mut rest)) = frame.split_first_chunk::<8>() else {
             return if frame.is_empty() { Ok(()) } else { Err(damaged()) };
         };
@@ -168,7 +171,7 @@ impl Recovery {
                 if sequence != self.state.sequence + 1 {
                     let after = self.state.sequence;
                     let what =
-                        alloc::format!("the journal goes on with event {sequence} after event {after}");
+                        alloc::format!("the journal continues with event {sequence} after event {after}");
                     return Err(RecoveryError::Corrupt(what));
                 }
                 self.replay(&event, fetch)?;
@@ -187,7 +190,7 @@ impl Recovery {
         let mut removed = None;
         self.loading(fetch, |state| {
             let purged = if let Event::Purge { ino } = event { state.inodes.get(ino) } else { None };
-            // Data servers say that it is done when it is durable.
+            // Data servers acknowledge removals when these are durable.
             let here = |inode: &Inode| inode.is_streamed() && inode.layout().is_none();
             removed = purged.filter(|cached| here(&cached.inode)).map(|cached| cached.inode.ino);
             state.apply(event)
@@ -196,7 +199,7 @@ impl Recovery {
         Ok(())
     }
 
-    /// Tries until everything that it needs is in memory.
+    /// Repeats `attempt` until everything that it needs is in memory.
     fn loading(
         &mut self,
         fetch: &mut dyn FnMut(&Load) -> Result<IoDone, Errno>,
@@ -239,12 +242,12 @@ impl Recovery {
         })
     }
 
-    /// After the last frame: the files whose streams may have other sizes than are counted.
+    /// After the last frame: the size-dirty files, whose streams must be measured.
     pub fn watched(&self) -> Vec<Ino> {
         self.state.watched.keys().copied().collect()
     }
 
-    /// For a repair, which counts again: leaves out watched files whose records are lost.
+    /// For a repair, which counts again: drops size-dirty files whose records are lost.
     pub fn forget_lost(&mut self, fetch: &mut dyn FnMut(&Load) -> Result<IoDone, Errno>) {
         for ino in self.watched() {
             if self.load_watched(ino, fetch).is_err() {
@@ -253,7 +256,7 @@ impl Recovery {
         }
     }
 
-    /// What is counted for a watched file is to be the size of its stream. Loads what that needs.
+    /// Loads what is needed to set a size-dirty file's counted size to its stream's size.
     fn load_watched(
         &mut self,
         ino: Ino,
@@ -268,10 +271,10 @@ impl Recovery {
         self.loading(fetch, |state| state.load_parents(ino).map(drop))
     }
 
-    /// The machine, ready, and what is to be done with streams before it is used. Orphans left over are purged, for
-    /// whoever used them is gone; directories among them that have entries were removed so, and what is in them is freed in
-    /// the background. `end`, `used`: of the journal. `new_streams`: those that were never settled. `sizes`: of the streams
-    /// of [`Self::watched`].
+    /// Returns the machine, and the stream calls to make before it is used. Purges orphans, since
+    /// their users are gone; orphaned directories with entries are removed trees, which are freed
+    /// in the background. `end`, `used`: of the journal. `new_streams`: the provisional streams.
+    /// `sizes`: of the streams of [`Self::watched`].
     pub fn finish(
         mut self,
         end: Position,
@@ -324,12 +327,12 @@ impl Recovery {
 }
 
 impl Meta {
-    /// The size of a stream, of which nothing was heard after it might have changed.
+    /// Counts the size of a stream that may have changed before the crash.
     fn count_left_over(&mut self, ino: Ino, size: u64) {
         let counted = self.state.inode(ino).ok().filter(|inode| inode.layout().is_none());
         if counted.is_some_and(|inode| inode.counted_bytes() != size) {
             let event = Event::Count { ino, size };
-            // All that it needs has been loaded.
+            // Everything needed is loaded.
             let _ = if self.config.read_only { self.state.apply(&event) } else { self.append(&event) };
         }
     }
@@ -340,7 +343,7 @@ impl Meta {
             return;
         }
         if streamed {
-            // Its Unlink is in the journal on disk, so nothing need be waited for; the next flush lets it go.
+            // Its `Unlink` is in the journal on disk, so the next flush releases it.
             self.journal.hold(self.state.sequence, Held::RemoveStream(ino));
         } else if self.state.apply(&Event::Purge { ino }).is_ok() {
             self.journal.append(self.state.sequence, &Event::Purge { ino });

@@ -1,4 +1,4 @@
-//! Other layouts for files of a store that is not in use, whose datafiles have been moved.
+//! Changes the layouts of files in an unused store, after their datafiles have been moved.
 
 use alloc::sync::Arc;
 
@@ -6,8 +6,8 @@ use espalier_proto::{Ino, Layout, ObjectId, ObjectKind, TableWrite};
 
 use crate::record::{Body, Dentry, InoRecord, Inode, decode, encode};
 
-/// The write that gives the file in a record another layout, if it is a file on data servers and `change` says one. Records that cannot
-/// be read are for fsck.
+/// The write that gives the file in a record another layout; `None` unless it is a striped file for
+/// which `change` returns one. Skips unreadable records, which are left to fsck.
 pub fn relayout(
     object: ObjectId,
     key: &[u8],

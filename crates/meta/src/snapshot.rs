@@ -1,5 +1,6 @@
-//! What a checkpoint writes: the tables as they were at one position of the journal, in pieces, while operations go on. A
-//! record that changes before its piece is written is encoded just before the change ([`State::touch_inode`] and its like).
+//! Snapshots: what a checkpoint writes, that is the tables as of one position of the journal, in
+//! pieces, while operations continue. A record that changes before its piece is written is encoded
+//! just before the change ([`State::touch_inode`] and its like).
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -10,7 +11,7 @@ use crate::rank::TransactionId;
 use crate::record::{Dentry, InoRecord, Slot, encode, encode_primary};
 use crate::state::{Cached, Home, NO_DIR, State, Strip, Target, Track, XattrCell, orphan_key};
 
-/// A record that has changed since a checkpoint.
+/// A record that has changed since the last checkpoint.
 #[derive(Debug)]
 pub(crate) enum Changed {
     Inode(Ino),
@@ -23,22 +24,22 @@ pub(crate) enum Changed {
     Tally(Rank),
 }
 
-/// The checkpoint under way.
+/// The snapshot of the current checkpoint.
 #[derive(Debug, Default)]
 pub(crate) struct Snapshot {
-    /// Records that are still to be encoded, unless they have been meanwhile.
+    /// Records to encode, except those that were encoded when they changed.
     pub changed: VecDeque<Changed>,
-    /// Encoded, to be handed to the store.
+    /// Encoded records for the store.
     pub writes: Vec<TableWrite>,
 }
 
 impl State {
-    /// Whether there is anything to write.
+    /// True if there is anything to write.
     pub(crate) fn has_changes(&self) -> bool {
         !self.changed.is_empty() || !self.erased.is_empty()
     }
 
-    /// Fixes the state as it is now as what [`Self::next_writes`] hands out.
+    /// Fixes the current state as the one that [`Self::next_writes`] returns.
     pub(crate) fn begin_snapshot(&mut self) {
         self.epoch += 1;
         (self.dirty, self.cloned) = (0, 0);
@@ -48,16 +49,17 @@ impl State {
         };
     }
 
-    /// The snapshot that was begun last is durable.
+    /// Records that the last snapshot is durable.
     pub(crate) fn snapshot_published(&mut self) {
         self.published = self.epoch - 1;
         let published = self.published;
         self.outdated.retain(|_, epoch| *epoch > published);
     }
 
-    /// The next piece of the snapshot: encodes up to `records` more. Empty: that was all.
+    /// Encodes the next piece of the snapshot, of at least `records` records. Empty at the end.
     pub(crate) fn next_writes(&mut self, records: usize) -> Vec<TableWrite> {
-        // Records that are gone, or were encoded when they changed, do not count: only the end gives nothing.
+        // Records that are gone, or were encoded when they changed, do not count: only the end
+        // returns nothing.
         while self.snapshot.writes.len() < records
             && let Some(changed) = self.snapshot.changed.pop_front()
         {
@@ -96,7 +98,7 @@ impl State {
         core::mem::take(&mut self.snapshot.writes)
     }
 
-    /// Adds the inode's record, as it is, to the snapshot under way.
+    /// Adds the inode's record to the current snapshot.
     pub(crate) fn encode_inode(&mut self, ino: Ino) {
         let Some(cached) = self.inodes.get_mut(&ino) else { return };
         (cached.track.epoch, cached.track.written) = (0, self.epoch - 1);
@@ -125,7 +127,7 @@ impl State {
         self.snapshot.writes.push(TableWrite { object, key, value: Some(value) });
     }
 
-    /// Adds a remote dentry to the snapshot under way, if it belongs to it and is not in it yet.
+    /// Adds a remote dentry to the current snapshot, if it belongs there and is not in it yet.
     pub(crate) fn encode_remote(&mut self, dir: Ino, slot: &Slot) {
         let was = self.epoch - 1;
         let Some(cell) = self.fragments.get_mut(&dir).and_then(|fragment| fragment.cells.get_mut(slot))
@@ -147,7 +149,7 @@ impl State {
     }
 }
 
-/// Adds the place of an inode to the snapshot under way, unless the store has it.
+/// Adds an inode's place to the current snapshot, unless the store has it.
 fn place_inode(cached: &mut Cached, place: (Ino, u64), writes: &mut Vec<TableWrite>) {
     let ino = cached.inode.ino;
     if !core::mem::replace(&mut cached.track.stored, true) && ino != Ino::ROOT {
@@ -157,7 +159,7 @@ fn place_inode(cached: &mut Cached, place: (Ino, u64), writes: &mut Vec<TableWri
     }
 }
 
-/// Adds a strip to the snapshot under way, which was begun with `epoch`.
+/// Adds a strip to the current snapshot, which was begun with `epoch`.
 pub(crate) fn encode_strip(ino: Ino, strip: &mut Strip, epoch: u32, writes: &mut Vec<TableWrite>) {
     let value = (!strip.bytes.is_empty()).then(|| strip.bytes.clone());
     encode_by_ino(InoRecord::Strip, ino, &mut strip.track, epoch, value, writes);

@@ -1,5 +1,6 @@
-//! The tables in memory: what is loaded of the store, with the changes since the last checkpoint (`snapshot.rs`). What has not
-//! been used lately and needs no writing is given up when memory is short (`evict.rs`).
+//! The tables in memory: records loaded from the store, with the changes since the last checkpoint
+//! (`snapshot.rs`). Clean records that have not been used recently are evicted when memory is short
+//! (`evict.rs`).
 
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -25,43 +26,45 @@ pub(crate) type Map<K, V> = HashMap<K, V, FxBuildHasher>;
 pub(crate) struct Cached {
     pub inode: Inode,
     pub home: Home,
-    /// How often replies have named it to clients that have not forgotten it.
+    /// Lookups by replies that clients have not forgotten.
     pub lookups: u64,
     pub opens: u32,
-    /// Without a name because it never had one (`O_TMPFILE`): it may be given one.
+    /// It never had a name (`O_TMPFILE`), so it may be given one.
     pub nameless: bool,
-    /// Looked at since eviction last came by.
+    /// Used since the eviction clock last passed.
     pub used: Mutable<bool>,
-    /// Of a directory: no client has been told that a name is not in it.
+    /// For a directory: no reply has reported a name in it as absent.
     pub names_are_new: bool,
-    /// The store has a record of its place, up to date or not.
+    /// The store has a record of its place, possibly outdated.
     pub is_placed: bool,
     pub track: Track,
 }
 
-/// What is kept of an inode that a client knows by its number and that is not in memory.
+/// The location and lookups of an inode that clients know and that is not in memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Known {
     pub home: Home,
     pub lookups: u64,
 }
 
-/// A streamed file that may have another size than is counted.
+/// A size-dirty file: a streamed file whose size may differ from what is counted.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Watched {
-    /// The sequence number of the event that says so. When it is durable, recovery is sure to look at the size.
+    /// Sequence number of the event that marked it. Once this event is durable, recovery checks the
+    /// size.
     pub since: u64,
-    /// That is the event by which it came to have datafiles, and more than its strip.
+    /// `since` is the event that unstuffed the file to data servers.
     pub outgrew: bool,
-    /// The tick at which it was last opened for writing, closed or synced.
+    /// Tick of the last open for writing, close or sync.
     pub used: u64,
-    /// Since nobody had it open, it may have been opened for writing.
+    /// It may have been opened for writing since nobody had it open.
     pub written: bool,
-    /// Its size has not been asked for since the machine was recovered.
+    /// Its size has not been queried since recovery.
     pub unmeasured: bool,
-    /// Its stream was made durable when it was idle, and is to be looked at once more: before, a data server may have lost what was not.
+    /// Its stream was synced while idle, and its size is to be checked once more: until then a data
+    /// server may have lost unsynced bytes.
     pub synced: bool,
-    /// Its stream is being synced because it was idle: that may take long where a data server is down.
+    /// A sync of its idle stream is in progress, which may take long if a data server is down.
     pub syncing: bool,
 }
 
@@ -83,38 +86,38 @@ impl Cached {
         self.lookups > 0 || self.opens > 0
     }
 
-    /// Where clients are told that it lies: without a name only if it never had one.
+    /// The location reported to clients: `Orphan` only if it never had a name.
     pub(crate) fn told_home(&self) -> Home {
         if self.home == Home::Orphan && !self.nameless { Home::Table } else { self.home }
     }
 }
 
-/// Whether a record must be written by a checkpoint.
+/// Tracks whether a checkpoint must write a record.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Track {
-    /// The epoch of checkpoints in which it last changed; 0: not since it was written or loaded.
+    /// Checkpoint epoch of the last change; 0: unchanged since it was written or loaded.
     pub epoch: u32,
-    /// The epoch whose checkpoint writes it, or its removal, if it has been handed to one; 0: it was loaded.
+    /// Epoch of the checkpoint that writes the record or its removal; 0: it was loaded.
     pub written: u32,
-    /// The store may have it, so that removing it needs a write.
+    /// The store may have the record, so removing it needs a write.
     pub stored: bool,
 }
 
 impl Track {
     pub(crate) const STORED: Self = Self { epoch: 0, written: 0, stored: true };
 
-    /// The store has what is in memory, durably. `published`: the epoch of the last checkpoint.
+    /// True if the store durably has what is in memory. `published`: epoch of the last checkpoint.
     pub(crate) fn is_clean(self, published: u32) -> bool {
         self.epoch == 0 && self.written <= published
     }
 }
 
-/// What a name in a directory stands for.
+/// What a name in a directory refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Target {
     Primary(Ino),
     Remote(Ino, FileType),
-    /// Known not to be there.
+    /// Known not to exist.
     Absent,
 }
 
@@ -127,30 +130,31 @@ impl Target {
     }
 }
 
-/// A directory that was removed with all below it, as far as that is still to be freed. It lies among the orphans.
+/// A removed directory whose entries remain to be freed. It is an orphan.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Trashed {
     pub dir: Ino,
-    /// The cursor of the last entry that is gone.
+    /// Cursor of the last entry freed.
     pub after: u64,
 }
 
-/// A dentry in memory. Of a primary one only `track.stored` is used: its inode's record is its record.
+/// A dentry in memory. A primary dentry uses only `track.stored`; the inode's own track covers the
+/// rest.
 #[derive(Debug)]
 pub(crate) struct Cell {
     pub target: Target,
     pub track: Track,
 }
 
-/// A directory's entries, as far as they are in memory.
+/// The entries of a directory that are in memory.
 #[derive(Debug, Default)]
 pub(crate) struct Fragment {
     pub cells: BTreeMap<Slot, Cell>,
-    /// All entries are in memory: what is not here does not exist.
+    /// All entries are in memory: other names do not exist.
     pub complete: bool,
     /// All entries with hashes below this are in memory.
     pub loaded_to: u64,
-    /// Some of them may be bare files.
+    /// Some entries may be no-metafile files.
     pub has_bare: bool,
 }
 
@@ -158,9 +162,10 @@ pub(crate) struct Fragment {
 #[derive(Debug, Default)]
 pub(crate) struct Strip {
     pub bytes: Vec<u8>,
-    /// The sequence number of the event that last changed it; 0: not since it was loaded.
+    /// Sequence number of the event that last changed it; 0: unchanged since it was loaded.
     pub version: u64,
-    /// That of the event before which the file was empty; 0: it was not empty when this was loaded or made.
+    /// Sequence number of the event before which the file was empty; 0: it was not empty when
+    /// loaded or made.
     pub first: u64,
     pub track: Track,
 }
@@ -180,7 +185,7 @@ impl XattrCell {
 #[derive(Debug)]
 pub(crate) struct State {
     pub hash_key: [u8; 16],
-    /// Boxed, so that the map is small when it grows.
+    /// Boxed, which keeps the map small when it grows.
     pub inodes: Map<Ino, Box<Cached>>,
     /// Inodes that clients know and that are not in `inodes`.
     pub known: Map<Ino, Known>,
@@ -188,48 +193,51 @@ pub(crate) struct State {
     pub strips: Map<Ino, Strip>,
     pub xattrs: Map<Ino, XattrCell>,
     pub next_ino: u64,
-    /// Numbers below may have been given out, though nothing may tell of that any more (`numbers.rs`); 0: nobody cares.
+    /// Bound below which inode numbers may have been allocated, even if nothing records that
+    /// (`numbers.rs`); 0: unused.
     pub reserved: u64,
-    /// Numbers below `next_ino` that are set aside (`pool.rs`).
+    /// Precreated numbers below `next_ino` (`pool.rs`).
     pub pool: Vec<Batch>,
     pub files: u64,
-    /// Inodes that are immutable or append-only.
+    /// Number of immutable or append-only inodes.
     pub protected: u64,
-    /// The sequence number of the last event applied.
+    /// Sequence number of the last event applied.
     pub sequence: u64,
-    /// Files that have been unstuffed, whose streams the store may still hold for new ([`StreamCall::Settle`]).
+    /// Unstuffed files whose streams the store may still list as provisional
+    /// ([`StreamCall::Settle`]).
     ///
     /// [`StreamCall::Settle`]: crate::StreamCall::Settle
     pub unsettled: BTreeSet<Ino>,
-    /// As `unsettled`, of files on data servers; `None`: there never were such.
+    /// As `unsettled`, for files on data servers; `None`: there never were any.
     pub striped: Option<BTreeSet<Ino>>,
-    /// Streamed files that may have another size than is counted: their writers, the kernel among them, need not say. They
-    /// stay in memory.
+    /// Size-dirty files: their writers, the kernel among them, need not report what they write.
+    /// They stay in memory.
     pub watched: BTreeMap<Ino, Watched>,
-    /// What was removed with entries in it; the last is freed first.
+    /// Removed directories with entries; the last is freed first.
     pub trash: Vec<Trashed>,
     pub sessions: BTreeMap<ClientId, Kept>,
     pub transactions: BTreeMap<TransactionId, Transaction>,
-    /// What these have locked; nothing while an event is applied.
+    /// Locks of prepared transactions; `None` while an event is applied.
     pub locks: Option<Box<Locks>>,
-    /// With each other rank.
+    /// Exchange of usage deltas, by rank.
     pub tallies: BTreeMap<Rank, Tally>,
     pub reclaimed: Reclaimed,
-    /// The current epoch: grows with every checkpoint.
+    /// The current epoch; grows with every checkpoint.
     pub epoch: u32,
-    /// The epoch of the last checkpoint that is durable.
+    /// Epoch of the last durable checkpoint.
     pub published: u32,
     pub changed: VecDeque<Changed>,
-    /// Keys to be removed by the next checkpoint, before its changed records are put.
+    /// Keys that the next checkpoint removes, before it writes changed records.
     pub erased: Vec<TableWrite>,
-    /// Names that went, each with the epoch whose checkpoint tells the store.
+    /// Removed names, each with the epoch of the checkpoint that removes it from the store.
     pub gone: VecDeque<(u32, Ino, Slot)>,
-    /// Inodes whose own records or places went, until the checkpoint of that epoch has removed them from the store.
+    /// Inodes whose own record or place was removed, until the checkpoint of that epoch has removed
+    /// it from the store.
     pub outdated: Map<Ino, u32>,
     pub snapshot: Snapshot,
-    /// Bytes of records, about, that have changed in this epoch.
+    /// Approximate size of the records changed in this epoch, in bytes.
     pub dirty: usize,
-    /// Bytes of files that have been made from others in this epoch, and that the journal does not hold.
+    /// Bytes of files cloned in this epoch, which the journal does not contain.
     pub cloned: u64,
     pub clock: Clock,
 }
@@ -275,9 +283,12 @@ impl State {
         Slot::new(&self.hash_key, name.clone())
     }
 
-    // ---- Looking
+    // ---- Reading
 
-    /// An inode that a dentry or a client names. One that the tables do not have either is stale.
+    /// The inode that a dentry or a client names. Waits for its load.
+    ///
+    /// # Errors
+    /// `ESTALE`, after a load, if the tables do not have it either.
     pub(crate) fn cached(&self, ino: Ino) -> Step<&Cached> {
         if let Some(locks) = &self.locks {
             locks.check_whole(ino)?;
@@ -285,7 +296,7 @@ impl State {
         let Some(cached) = self.inodes.get(&ino) else { return Err(self.wait_inode(ino)) };
         cached.used.set(true);
         if let (true, Home::Dentry { dir, .. }) = (cached.inode.is_bare(), cached.home) {
-            // Its owner is its directory's.
+            // The attributes of a no-metafile file derive from its directory.
             self.dir_even_if_locked(dir)?;
         }
         Ok(cached)
@@ -310,7 +321,10 @@ impl State {
         self.cached(ino).map(|cached| &cached.inode)
     }
 
-    /// A directory; `ENOTDIR` for anything else. One that no client knows is found by the record of its place.
+    /// A directory. An unknown one is found by the record of its place.
+    ///
+    /// # Errors
+    /// `ENOTDIR` for anything else.
     pub(crate) fn dir(&self, ino: Ino) -> Step<&Inode> {
         if let Some(locks) = &self.locks {
             locks.check(ino)?;
@@ -318,7 +332,7 @@ impl State {
         self.dir_even_if_locked(ino)
     }
 
-    /// For what does not depend on where it lies.
+    /// As [`Self::dir`], for callers that do not depend on the directory's location.
     pub(crate) fn dir_even_if_locked(&self, ino: Ino) -> Step<&Inode> {
         let Some(cached) = self.inodes.get(&ino) else {
             let is_found = ino == Ino::ROOT || self.known.contains_key(&ino);
@@ -329,13 +343,14 @@ impl State {
         if inode.is_dir() { Ok(inode) } else { Err(Errno::ENOTDIR.into()) }
     }
 
-    /// Makes sure that [`Self::cached`] finds an inode that no client need know, by the record of its place.
+    /// Ensures that [`Self::cached`] finds an inode that no client knows, by the record of its
+    /// place.
     pub(crate) fn locate(&self, ino: Ino) -> Step<()> {
         let is_found = ino == Ino::ROOT || self.inodes.contains_key(&ino) || self.known.contains_key(&ino);
         if is_found { Ok(()) } else { Err(wait_record(InoRecord::Place, ino)) }
     }
 
-    /// What a name stands for.
+    /// What a name refers to.
     pub(crate) fn target(&self, dir: Ino, slot: &Slot) -> Step<Target> {
         if let Some(locks) = &self.locks {
             locks.check_name(dir, slot)?;
@@ -347,7 +362,7 @@ impl State {
         if fragment.is_some_and(|fragment| fragment.complete) {
             return Ok(Target::Absent);
         }
-        // A small directory is loaded whole: then it is known what is not there, too.
+        // A small directory is loaded completely, which also shows the names that do not exist.
         let untouched = fragment.is_none_or(|fragment| fragment.loaded_to == 0);
         let load = match &self.dir(dir)?.body {
             Body::Directory(directory) if untouched && directory.entries <= SMALL_DIRECTORY as u64 => {
@@ -358,7 +373,7 @@ impl State {
         Err(Stop::Wait(Wait::Load(load)))
     }
 
-    /// The bytes that are kept of a stuffed file.
+    /// The stored bytes of a stuffed file.
     pub(crate) fn strip(&self, ino: Ino) -> Step<&[u8]> {
         match (&self.inode(ino)?.body, self.strips.get(&ino)) {
             (_, Some(strip)) => Ok(&strip.bytes),
@@ -378,7 +393,7 @@ impl State {
         }
     }
 
-    /// The dentry of the last checkpoint that an inode lies in, if it has not changed since.
+    /// The dentry in the last checkpoint that contains an inode, if it is unchanged since.
     pub(crate) fn unchanged_dentry(&self, ino: Ino) -> Option<(Ino, u64)> {
         let cached = self.inodes.get(&ino)?;
         match cached.home {
@@ -394,9 +409,10 @@ impl State {
         self.inodes.insert(ino, Box::new(cached));
     }
 
-    // ---- Changing: each `touch` comes before the change itself
+    // ---- Writing: each `touch` precedes the change itself
 
-    /// The inode is about to change, to move, or to go.
+    /// Prepares a change, move or removal of an inode: encodes its record first if the current
+    /// snapshot needs its old state.
     pub(crate) fn touch_inode(&mut self, ino: Ino) -> Option<&mut Cached> {
         let epoch = self.epoch;
         let cached = self.inodes.get(&ino)?;
@@ -412,7 +428,7 @@ impl State {
         Some(cached)
     }
 
-    /// Changes the bytes of a stuffed file. They are in memory, or there are none.
+    /// Changes the bytes of a stuffed file, which are in memory if it has any.
     pub(crate) fn change_strip(&mut self, ino: Ino, change: impl FnOnce(&mut Vec<u8>)) {
         let (epoch, version) = (self.epoch, self.sequence);
         let strip = self.strips.entry(ino).or_insert_with(|| {
@@ -436,7 +452,7 @@ impl State {
         self.clock.bytes += grown;
     }
 
-    /// A new stuffed file gets all its bytes from another.
+    /// Gives a new stuffed file all its bytes, from another file.
     pub(crate) fn put_clone(&mut self, ino: Ino, bytes: Vec<u8>) {
         self.cloned += bytes.len() as u64;
         self.change_strip(ino, |strip| *strip = bytes);
@@ -445,9 +461,9 @@ impl State {
         }
     }
 
-    /// The bytes of a stuffed file go.
+    /// Removes the bytes of a stuffed file.
     pub(crate) fn drop_strip(&mut self, ino: Ino) {
-        // The store has it if the inode says so or a checkpoint wrote it.
+        // The store has them if the inode says so or a checkpoint wrote them.
         self.change_strip(ino, |_| ());
         if let Some(strip) = self.strips.remove(&ino) {
             self.clock.bytes = self.clock.bytes.saturating_sub(strip.bytes.capacity());
@@ -455,7 +471,7 @@ impl State {
         }
     }
 
-    /// Changes the extended attributes of an inode. They are in memory, or there are none.
+    /// Changes the extended attributes of an inode, which are in memory if it has any.
     pub(crate) fn change_xattrs<R>(&mut self, ino: Ino, change: impl FnOnce(&mut Xattrs) -> R) -> R {
         let epoch = self.epoch;
         let cell = self.xattrs.entry(ino).or_default();
@@ -482,7 +498,7 @@ impl State {
         }
     }
 
-    /// An unloaded record that the store has goes.
+    /// Removes a record from the store, if the store has it.
     pub(crate) fn erase_record(&mut self, record: InoRecord, ino: Ino, stored: bool) {
         if stored {
             let (object, key) = record.place(ino);
@@ -490,16 +506,16 @@ impl State {
         }
     }
 
-    /// Gives an inode without a home in a dentry one: the name must be free.
+    /// Adds a primary dentry for an inode that is in no dentry. The name must be free.
     pub(crate) fn put_primary(&mut self, dir: Ino, slot: Slot, ino: Ino) {
         self.move_home(ino, Home::Dentry { dir, hash: slot.hash });
         self.put_cell(dir, slot, Target::Primary(ino));
     }
 
-    /// A name for an inode that lies elsewhere. It replaces what is there.
+    /// Adds a remote dentry, which replaces an existing one.
     pub(crate) fn put_remote(&mut self, dir: Ino, slot: Slot, ino: Ino, kind: FileType) {
         let epoch = self.epoch;
-        // A remote dentry is rare enough to be encoded anew whenever it is replaced.
+        // Remote dentries are rare, so each replacement is encoded again.
         self.encode_remote(dir, &slot);
         self.changed.push_back(Changed::Remote(dir, slot.clone()));
         self.clock.loose.push_back((dir, slot.hash));
@@ -518,7 +534,8 @@ impl State {
         cell
     }
 
-    /// A name goes. A primary dentry's inode must have been touched before, and must get another home or go.
+    /// Removes a name. The inode of a primary dentry must have been touched, and must move or be
+    /// removed.
     pub(crate) fn erase_cell(&mut self, dir: Ino, slot: &Slot) {
         self.encode_remote(dir, slot);
         let fragment = self.fragments.entry(dir).or_default();
@@ -531,7 +548,8 @@ impl State {
             cell.track = Track { written: self.epoch, ..Track::default() };
         }
         if cell.track.written > self.published {
-            // The store has the name until a checkpoint is done: remember that it went.
+            // Until the checkpoint is durable, the store has the name: remember that it was
+            // removed.
             cell.target = Target::Absent;
             cell.track = Track { written: cell.track.written, ..Track::default() };
         } else {
@@ -540,7 +558,7 @@ impl State {
         }
     }
 
-    /// The inode, which must have been touched, lies elsewhere from now on.
+    /// Moves an inode, which must have been touched, to another location.
     pub(crate) fn move_home(&mut self, ino: Ino, home: Home) {
         self.leave_home(ino);
         let Some(cached) = self.inodes.get_mut(&ino) else { return };
@@ -556,8 +574,8 @@ impl State {
         self.outdated.insert(ino, self.epoch);
     }
 
-    /// Removes the record from a home that is its own. `track.stored` of an inode speaks of such homes only; of one in a
-    /// dentry, it says whether the place that the store has is up to date.
+    /// Removes the inode's record from the inode or orphan table. There, `track.stored` refers to
+    /// this record; for an inode in a dentry, it says whether the stored place is up to date.
     fn leave_home(&mut self, ino: Ino) {
         let Some(cached) = self.inodes.get_mut(&ino) else { return };
         if cached.track.stored {
@@ -576,7 +594,7 @@ impl State {
         }
     }
 
-    /// The inode, which must have been touched, ceases to be, with all that belongs to it.
+    /// Removes an inode, which must have been touched, with its contents and attributes.
     pub(crate) fn drop_inode(&mut self, ino: Ino) {
         self.leave_home(ino);
         let Some(cached) = self.inodes.remove(&ino) else { return };
@@ -615,13 +633,14 @@ impl State {
     }
 }
 
-/// In the record of an inode's place, instead of a directory: it lies in the inode table.
+/// In the record of an inode's place, instead of a directory: the inode is in the inode table.
 pub(crate) const NO_DIR: Ino = Ino(0);
-/// Directories of at most so many entries are loaded whole.
+/// Directories of at most this many entries are loaded completely.
 const SMALL_DIRECTORY: usize = 256;
-/// More names of one hash than a directory will ever have.
+/// More names of one hash than a directory ever has.
 pub(crate) const SAME_HASH: usize = 4;
-/// What a changed inode, or a name that went, takes of memory until a checkpoint has written it; about, in bytes.
+/// Approximate memory that a changed inode or removed name takes until a checkpoint has written it,
+/// in bytes.
 const DIRTY_INODE: usize = 256;
 
 pub(crate) fn orphan_key(ino: Ino) -> Vec<u8> {

@@ -1,5 +1,6 @@
-//! An operation is straight-line code that may start over: it leaves early with `?` when it cannot go on yet, and is
-//! run again from its first line when what it waits for has come. Nothing is changed before its last `?`.
+//! Steps of operations. An operation is straight-line code that may start over: it returns early
+//! with `?` when it must wait, and runs again from its first line when that has arrived. Invariant:
+//! nothing is changed before the last `?`.
 
 use alloc::vec::Vec;
 
@@ -9,10 +10,10 @@ use espalier_proto::{ClientId, Errno, Ino, ObjectId, RequestId, StreamStat, Time
 use crate::lease::Key;
 use crate::rank::Age;
 
-/// The outcome of an operation, or of a part of one.
+/// The result of an operation, or of a part of one.
 pub(crate) type Step<T> = Result<T, Stop>;
 
-/// Why an operation cannot go on.
+/// Why an operation stops.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Stop {
     Wait(Wait),
@@ -28,46 +29,47 @@ impl From<Errno> for Stop {
 /// What an operation waits for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Wait {
-    /// A record of the tables to be in memory.
+    /// The load of a record.
     Load(Load),
-    /// An inode, which a client says lies there.
+    /// The load of an inode from the place that a client has given as a hint.
     Hint(Ino, Load),
-    /// Clients that have not said yet what they have, and may use what they were told before the server began again.
+    /// The end of the grace period: clients that have not reclaimed may use leases from before the
+    /// restart.
     Grace,
-    /// The caller's supplementary groups.
+    /// The supplementary groups of the caller.
     Groups,
-    /// The byte stream of a file.
+    /// A call on the byte stream of a file.
     Stream(StreamCall),
-    /// Another operation, which moves a file's bytes out.
+    /// Another operation that unstuffs the file.
     Filling(Ino),
-    /// Everything so far to be durable.
+    /// Durability of everything so far.
     Durable,
-    /// Everything so far to be in the journal's file.
+    /// The write of everything so far to the journal's file.
     Written,
-    /// Others to be done with changing where a file ends.
+    /// The lock on a file's end.
     End(Ino),
-    /// Room in the journal.
+    /// Space in the journal.
     Room,
-    /// Others, who are let in between two steps.
+    /// Other inputs, which are processed between two steps.
     Others,
-    /// Others to give up what they may cache.
+    /// Other clients' leases.
     Lease(Key),
-    /// A while, as what nobody waits for does between two steps.
+    /// A short pause between two steps of background work.
     While,
-    /// What other ranks have been asked.
+    /// Answers of other ranks.
     Peers,
-    /// A transaction that has locked what it wants.
+    /// A transaction that holds a lock.
     Locked(Age),
 }
 
-/// What to read from the tables.
+/// A read from the tables.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Load {
     Record {
         object: ObjectId,
         key: Vec<u8>,
     },
-    /// Up to `limit` dentries of a directory from a hash on.
+    /// Up to `limit` dentries of a directory, from a hash on.
     Dentries {
         dir: Ino,
         from: u64,
@@ -75,20 +77,16 @@ pub enum Load {
     },
 }
 
-/// What to do with byte streams. A stream that was never written is empty.
+/// A call on byte streams. A stream that was never written is empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StreamCall {
     Stat(Vec<Ino>),
-    /// As `Stat`, for who can do without: fails with `EAGAIN` rather than wait for a data server that cannot be reached.
+    /// As `Stat`, but fails with `EAGAIN` instead of waiting for an unreachable data server.
     Glance(Vec<Ino>),
-    /// As `Stat`, of files for which so many bytes are counted: that tells calls for one file apart.
+    /// As `Stat`, of files with their counted sizes, which distinguish calls for one file.
     Measure(Vec<(Ino, u64)>),
-    /// Makes the stream hold just these bytes, then zeros up to `size`. `version` tells calls for one file apart;
-    /// `sync`: they must be durable when it returns, for they were durable where they come from. `clean`: data servers have nothing of
-    /// it, so that only those are asked that get bytes.
-    ///
-    /// The stream is a new one until it is settled: the store can list new streams, so that those that nothing came of
-    /// are found after a crash.
+    /// The stream is provisional until it is finalised: the store lists provisional streams, so
+    /// recovery finds those that no file came to use.
     Fill {
         ino: Ino,
         version: u64,
@@ -103,12 +101,12 @@ pub enum StreamCall {
         offset: u64,
         bytes: Bytes,
     },
-    /// The file is known, durably, to have this stream. `durable`: so far the journal is.
+    /// Finalises a stream: the file durably has it. `durable`: the last durable event.
     Settle {
         ino: Ino,
         durable: u64,
     },
-    /// `by`: whose request it is for; data servers do not do it again for that.
+    /// `by`: the request that truncates; data servers execute it once.
     Truncate {
         ino: Ino,
         size: u64,
@@ -123,24 +121,24 @@ pub enum StreamCall {
     },
     /// Makes all streams in the store durable.
     SyncStore,
-    /// Makes all datafiles of the data servers durable that the layout names.
+    /// Makes all datafiles durable, on the data servers that the layout names.
     SyncServers,
     Remove {
         ino: Ino,
     },
-    /// Makes the datafiles that the layouts name which go with it, empty.
+    /// Makes the datafiles that the layouts name, empty.
     Precreate,
-    /// Removes those datafiles, durably.
+    /// Removes these datafiles, durably.
     Discard,
 }
 
 impl StreamCall {
-    /// Whether it makes the file's stream if there is none.
+    /// True if the call makes the file's stream if there is none.
     pub(crate) fn makes(&self, stream: Ino) -> bool {
         matches!(self, Self::Fill { ino, .. } | Self::Write { ino, .. } | Self::Truncate { ino, .. } if *ino == stream)
     }
 
-    /// What it is called where operations are traced.
+    /// Name of the call in traces.
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Self::Stat(_) | Self::Glance(_) | Self::Measure(_) => "stream stat",
@@ -157,7 +155,7 @@ impl StreamCall {
     }
 }
 
-/// What a [`StreamCall`] gives back.
+/// The result of a [`StreamCall`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StreamDone {
     Stats(Vec<StreamStat>),

@@ -1,4 +1,4 @@
-//! Files whose bytes lie on data servers.
+//! Striped files: their bytes are on data servers (docs/striping.md).
 
 use alloc::collections::BTreeSet;
 use alloc::sync::Arc;
@@ -23,26 +23,26 @@ use crate::step::{Step, StreamCall};
 use crate::task::Task;
 use crate::trash::ITSELF;
 
-/// Which of a call's files lie on data servers, and how.
+/// The layouts of a call's striped files.
 pub type Layouts = Vec<(Ino, Arc<Layout>)>;
 
-/// How files are distributed that outgrow what is kept with their inodes.
+/// The distribution of files that are not stuffed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Striping {
     distribution: Distribution,
     /// All data servers.
     servers: Arc<[ServerId]>,
-    /// Those that new files come to lie on.
+    /// The servers that new files are placed on.
     open: Arc<[ServerId]>,
-    /// A file gets so many of them.
+    /// Number of servers per file.
     width: usize,
-    /// Clients can ask them themselves.
+    /// Clients ask data servers directly.
     delegated: bool,
 }
 
 impl Striping {
     /// # Errors
-    /// No file could be distributed so.
+    /// No file could have this distribution.
     pub fn new(
         distribution: Distribution,
         servers: Vec<ServerId>,
@@ -54,7 +54,7 @@ impl Striping {
         Ok(Self { distribution, open: Arc::clone(&servers), servers, width, delegated: false })
     }
 
-    /// Clients can ask data servers themselves, for they are given capabilities.
+    /// Lets clients ask data servers directly, with capabilities.
     #[must_use]
     pub fn delegated(self) -> Self {
         Self { delegated: true, ..self }
@@ -64,16 +64,16 @@ impl Striping {
         self.delegated
     }
 
-    /// No new files come to lie on these servers.
+    /// Excludes servers from the placement of new files.
     ///
     /// # Errors
-    /// None would be left.
+    /// No server would be left.
     pub fn drain(mut self, drained: &[ServerId]) -> Result<Self, LayoutError> {
         self.open = self.open.iter().copied().filter(|server| !drained.contains(server)).collect();
         if self.open.is_empty() { Err(LayoutError) } else { Ok(self) }
     }
 
-    /// What is done where nobody says anything else.
+    /// The policy implied by this configuration.
     fn policy(&self) -> Policy {
         let width = self.width.try_into().ok().and_then(NonZeroU16::new);
         let mut settings: Vec<_> = width.map(Setting::NumDfiles).into_iter().collect();
@@ -84,7 +84,7 @@ impl Striping {
         Policy::try_from(settings).unwrap_or_default()
     }
 
-    /// The layout of a new file, with as many servers as there are at most.
+    /// The layout of a new file, with at most as many servers as there are.
     fn layout(&self, ino: Ino, policy: &Policy) -> Result<Arc<Layout>, Errno> {
         let width = policy.num_dfiles().map_or(self.width, usize::from);
         let (distribution, servers) =
@@ -94,7 +94,7 @@ impl Striping {
                 (_, Some(Params::StripSize(strip))) => {
                     (Distribution::SimpleStripe { strip: *strip }, self.in_turn(ino, width))
                 }
-                // No shares are given: they are equal.
+                // Without given shares they are equal.
                 (Some(DistName::Varstrip), None) => {
                     (self.distribution.clone(), self.in_turn(ino, usize::MAX))
                 }
@@ -107,18 +107,18 @@ impl Striping {
         in_turn(&self.open, width, ino)
     }
 
-    /// The servers that new files come to lie on, and on how many of them each is, if that is so many in turn.
+    /// The servers for new files and the number of them per file, if files take turns.
     pub(crate) fn spread(&self, policy: &Policy) -> (Arc<[ServerId]>, u16) {
         let width = match policy.distribution() {
             _ if policy.no_metafile() == Some(true) => 1,
             Some(DistName::Basic) => 1,
             _ => policy.num_dfiles().map_or(self.width, usize::from).min(self.open.len()),
         };
-        // More servers no layout has.
+        // A layout has at most `u16::MAX` servers.
         (Arc::clone(&self.open), width as u16)
     }
 
-    /// Strips for more servers than there are go round.
+    /// Builds a varstrip distribution; strips for more servers than exist wrap around.
     fn varstrip(&self, strips: &[espalier_policy::Strip]) -> (Distribution, Vec<ServerId>) {
         let mut servers = Vec::new();
         let place = |strip: &espalier_policy::Strip| {
@@ -135,7 +135,7 @@ impl Striping {
         (Distribution::Varstrip { strips }, servers)
     }
 
-    /// A layout that names servers, whatever they have of the file.
+    /// A layout that only names servers, without regard to the file's bytes.
     pub(crate) fn of(&self, servers: Vec<ServerId>) -> Result<Arc<Layout>, Errno> {
         let distribution = Distribution::SimpleStripe { strip: 1 };
         Layout::new(distribution, servers).map(Arc::new).map_err(|_| Errno::EIO)
@@ -149,12 +149,12 @@ pub enum Place {
     Inode,
     Store,
     Servers(Arc<Layout>),
-    /// [`Input::Place`](crate::Input::Place) finds out.
+    /// [`Input::Place`](crate::Input::Place) loads the inode.
     Unknown,
 }
 
 impl State {
-    /// No server holds the file's stream for new any more.
+    /// Ends the provisional state of a file's stream.
     pub(crate) fn note_settled(&mut self, ino: Ino) {
         self.unsettled.remove(&ino);
         if let Some(striped) = &mut self.striped {
@@ -164,23 +164,23 @@ impl State {
 }
 
 impl Meta {
-    /// Whether there are, or have been, files on data servers.
+    /// True if files are, or have been, on data servers.
     pub fn is_striped(&self) -> bool {
         self.state.striped.is_some()
     }
 
-    /// Where the bytes of a file are to lie that is about to be unstuffed; `None`: in the store.
+    /// The layout of a file that is about to be unstuffed; `None`: it goes to the store.
     pub(crate) fn new_layout(&self, ino: Ino) -> Step<Option<Arc<Layout>>> {
         let Some(striping) = &self.config.striping else { return Ok(None) };
         let Some(cached) = self.state.inodes.get(&ino) else {
-            // It has gone meanwhile: what is to be removed of it may be anywhere.
+            // The file is gone: its remains may be on any server.
             return Ok(Some(striping.of(striping.servers.to_vec())?));
         };
         let policy = self.effective_policy(&cached.inode);
         Ok(Some(striping.layout(ino, &policy)?))
     }
 
-    /// What an inode's policy says, or else the server.
+    /// The policy of an inode, with the server's where it sets nothing.
     pub(crate) fn effective_policy(&self, inode: &Inode) -> Policy {
         let mut policy = inode.policy().or(&self.config.policy);
         if let Some(striping) = &self.config.striping {
@@ -189,14 +189,14 @@ impl Meta {
         policy.explicit()
     }
 
-    /// What is read and written of a file is announced, however little it is.
+    /// True if payloads of the file are announced (rendezvous) whatever their size.
     pub(crate) fn announces(&self, file: &Inode) -> bool {
         file.policy().eager().or(self.config.policy.eager()) == Some(false)
     }
 
-    /// The number of a new regular file, and what it is. Of one that is on data servers from its beginning these need not know: a datafile
-    /// that was never written is empty. They learn of it when the file is first written to, for which [`Self::watch`] waits until it is
-    /// durable that there is such a file.
+    /// Number and body of a new regular file. Data servers need not know of a file that starts out
+    /// striped: a datafile that was never written is empty. They learn of it with the first write,
+    /// for which [`Self::watch`] waits until the file is durable.
     pub(crate) fn new_file(&self, dir: &Inode) -> Step<(Ino, Body)> {
         let Some(striping) = self.config.striping.as_ref().filter(|_| !self.is_stuffed_in(dir)) else {
             return Ok((self.new_ino()?, Body::STUFFED));
@@ -211,13 +211,13 @@ impl Meta {
         Ok((ino, Body::Striped { counted: 0, layout: striping.layout(ino, &policy)? }))
     }
 
-    /// Whether files that are made in a directory are small ones at first, with a metafile.
+    /// True if new files of a directory start out stuffed, with a metafile.
     pub(crate) fn is_stuffed_in(&self, dir: &Inode) -> bool {
         let wanted = dir.policy().stuffing().or(self.config.policy.stuffing()).unwrap_or(true);
         self.config.striping.is_none() || (wanted && !self.wants_bare(dir))
     }
 
-    /// The I/O of a call, with what it must be told of layouts.
+    /// The I/O of a stream call, with the layouts that it needs.
     pub(crate) fn stream_io(&self, call: StreamCall) -> Io {
         if self.config.striping.is_none() && self.state.striped.is_none() {
             return Io::Stream(call, Layouts::new());
@@ -228,7 +228,7 @@ impl Meta {
                 inos.iter().copied().filter_map(layout).collect()
             }
             StreamCall::Measure(files) => files.iter().filter_map(|(ino, _)| layout(*ino)).collect(),
-            // The pool has numbers that no file has.
+            // Numbers of the pool have no inodes.
             StreamCall::Precreate | StreamCall::Discard | StreamCall::SyncStore => Layouts::new(),
             StreamCall::SyncServers => layout(Ino::ROOT).into_iter().collect(),
             StreamCall::Fill { ino, .. }
@@ -250,7 +250,7 @@ impl Meta {
                 let striping = self.config.striping.as_ref()?;
                 striping.of(striping.servers.to_vec()).ok()
             }
-            // It may not be in memory any more, and was settled perhaps: then nothing is to be done.
+            // A file that has left memory may be finalised already; then there is nothing to do.
             StreamCall::Settle { .. } if inode.is_none() && self.is_unsettled(ino) => {
                 let striping = self.config.striping.as_ref()?;
                 striping.of(striping.servers.to_vec()).ok()
@@ -263,7 +263,7 @@ impl Meta {
         self.state.striped.as_ref().is_some_and(|unsettled| unsettled.contains(&ino))
     }
 
-    /// Where the bytes of a file are that a client does something with.
+    /// Where the bytes of a stream request's file are.
     pub fn place_of(&self, io: &StreamIo) -> Place {
         let of = |ino: Ino| match self.state.inodes.get(&ino).map(|cached| &cached.inode.body) {
             Some(Body::Streamed { .. }) => Place::Store,
@@ -283,7 +283,8 @@ impl Meta {
         }
     }
 
-    /// After a recovery: what data servers may still hold for new, and files that may have other sizes than are counted.
+    /// After recovery: finalises streams on data servers, and marks files whose size must be
+    /// queried.
     pub(crate) fn recover_striped(&mut self) {
         let unsettled = self.state.striped.iter().flat_map(BTreeSet::iter).copied();
         if self.config.striping.is_some() {
@@ -295,7 +296,8 @@ impl Meta {
         }
     }
 
-    /// Counts files that were being written when an earlier machine ended, or whose streams could not be looked at since.
+    /// Counts the files that were being written when an earlier machine ended, or whose streams
+    /// could not be queried since.
     pub(crate) fn measure_unmeasured(&mut self, now: Now, out: &mut Outbox) {
         if self.writable().is_err() {
             return;
@@ -304,7 +306,7 @@ impl Meta {
         let unmeasured: Vec<Ino> = watched
             .filter(|(_, watched)| watched.unmeasured)
             .map(|(ino, watched)| {
-                // It is watched until that is done.
+                // It stays size-dirty until that is done.
                 (watched.unmeasured, watched.used) = (false, ticks);
                 *ino
             })
@@ -315,7 +317,7 @@ impl Meta {
         }
     }
 
-    /// What a request waits for that is done with streams.
+    /// The stream I/O that a request waits for.
     pub fn stream_io_of(&self, client: ClientId, request: RequestId) -> Option<IoId> {
         let asked = |number: &u64| {
             self.tasks.get(number).is_some_and(|task| (task.from, task.id) == (client, request))
@@ -327,7 +329,7 @@ impl Meta {
     pub(crate) fn recount_file(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<Reply> {
         let size = self.measure(cx, ino)?;
         let cached = self.state.cached(ino)?;
-        // Who has it open again may have been granted more.
+        // A client that has opened it again may have been granted growth.
         let (is_open, counted) = (cached.opens > 0, cached.inode.counted_bytes());
         self.count_size(cx, ino, if is_open { size.max(counted) } else { size })?;
         if !is_open && self.state.watched.get(&ino).is_some_and(|watched| watched.synced) {
@@ -336,7 +338,7 @@ impl Meta {
         Ok(Reply::Done)
     }
 
-    /// The event by which a file's bytes are where [`StreamCall::Fill`] has put them.
+    /// The event that completes [`StreamCall::Fill`]: the file's bytes are in its stream.
     pub(crate) fn unstuffing(&self, ino: Ino) -> Step<Event> {
         Ok(self.new_layout(ino)?.map_or(Event::Unstuff { ino }, |layout| Event::Stripe { ino, layout }))
     }

@@ -1,4 +1,4 @@
-//! Operations that have been started and not answered, and what they are given when they run.
+//! Tasks: operations in progress, and the context that each run of one receives.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -11,7 +11,8 @@ use crate::rank::{Dealings, Errand};
 use crate::session::Outcome;
 use crate::step::{Load, Step, Stop, StreamCall, StreamDone, Wait};
 
-/// What an operation may know besides the state: who asks, when, and what has been fetched for it so far.
+/// The context of an operation's run: the caller, the time, and what has been fetched for it so
+/// far.
 pub(crate) struct Cx<'a> {
     pub now: Time,
     pub uptime_ms: u64,
@@ -20,28 +21,28 @@ pub(crate) struct Cx<'a> {
     pub caller: &'a Caller,
     pub streams: &'a [(StreamCall, Result<StreamDone, Errno>)],
     pub page: Option<Page>,
-    /// Its client has told its caller already that it is done.
+    /// The client has already acknowledged the request to its caller (write-back).
     pub is_told: bool,
-    /// Must the answer wait until everything so far is durable?
+    /// The reply must wait until everything so far is durable.
     pub durable: bool,
-    /// Has the operation changed anything?
+    /// The operation has changed something.
     pub changed: bool,
-    /// What it has changed says whether it shares commits.
+    /// Whether its changes share commits, by the policy of what they changed.
     pub coalescing: Option<bool>,
-    /// What its reply tells, as far as it may be cached.
+    /// What the reply exposes, as far as it may be cached.
     pub told: Told,
-    /// What it keeps others from caching until it is done.
+    /// Its grant barriers.
     pub claims: &'a mut Vec<Key>,
-    /// What it has asked of streams may not be so any more.
+    /// Its stream queries may be outdated.
     pub streams_have_changed: bool,
-    /// What is remembered from one step of the operation to the next.
+    /// State between the steps of the operation.
     pub progress: &'a mut Progress,
-    /// What it has with other ranks.
+    /// Its requests to other ranks.
     pub dealings: &'a mut Option<Box<Dealings>>,
 }
 
 impl Cx<'_> {
-    /// The result of a call on a stream, once it has been made for this operation.
+    /// The result of a stream call, once it has been made for this operation.
     pub(crate) fn stream(&self, call: StreamCall) -> Step<StreamDone> {
         match self.streams.iter().find(|(made, _)| *made == call) {
             Some((_, result)) => Ok(result.clone()?),
@@ -56,7 +57,8 @@ impl Cx<'_> {
         }
     }
 
-    /// As [`Self::stream_stats`]; `None` if that would have to wait for a data server that cannot be reached.
+    /// As [`Self::stream_stats`], but does not wait for an unreachable data server: returns `None`
+    /// instead.
     pub(crate) fn glance(&self, inos: Vec<Ino>) -> Step<Option<Vec<StreamStat>>> {
         match self.stream(StreamCall::Glance(inos)) {
             Ok(StreamDone::Stats(stats)) => Ok(Some(stats)),
@@ -66,14 +68,14 @@ impl Cx<'_> {
         }
     }
 
-    /// Whether an earlier run of this operation has cut or extended a stream.
+    /// True if an earlier run of this operation has truncated or extended a stream.
     pub(crate) fn has_truncated(&self) -> bool {
         self.streams
             .iter()
             .any(|(call, result)| matches!(call, StreamCall::Truncate { .. }) && result.is_ok())
     }
 
-    /// The file whose stream this operation has emptied.
+    /// The file whose stream this operation has truncated to zero.
     pub(crate) fn emptied(&self) -> Option<Ino> {
         self.streams.iter().find_map(|(call, result)| match call {
             StreamCall::Truncate { ino, size: 0, .. } if result.is_ok() => Some(*ino),
@@ -81,7 +83,8 @@ impl Cx<'_> {
         })
     }
 
-    /// Files whose streams this operation has had measured last, with what was counted for them then, and their sizes.
+    /// The files measured last for this operation, each with the size counted then and the measured
+    /// size.
     pub(crate) fn measured(&self) -> Option<Vec<(Ino, u64, u64)>> {
         self.streams.iter().rev().find_map(|made| match made {
             (StreamCall::Measure(files), Ok(StreamDone::Stats(stats))) => {
@@ -93,29 +96,31 @@ impl Cx<'_> {
     }
 }
 
-/// In nanoseconds. Clocks that are kept in step differ by much less, so that the rest is for what a request has to wait for; and nobody can
-/// date a change back, or ahead, by more than a slow request might have.
+/// Maximum deviation of a client's time, in nanoseconds. Synchronised clocks differ by much less;
+/// the rest allows for delayed requests. It bounds how far a client can date a change back or
+/// ahead.
 const MAX_SKEW: u64 = 10_000_000_000;
 
-/// When what a request changes is changed: as its client has told its caller already, or else now.
+/// The time of a request's changes: the one that the client has given its caller, or else now.
 pub(crate) fn time_of(request: &Request, now: Time) -> Time {
     request.time().map_or(now, |told| told_time(told, now))
 }
 
-/// When something was done, as a client says.
+/// The time that a client reports for something it has done, or `now` if it is implausible.
 pub(crate) fn told_time(told: Time, now: Time) -> Time {
     let nanos = |time: Time| i128::from(time.secs) * 1_000_000_000 + i128::from(time.nanos);
     let told = Time::new(told.secs, told.nanos);
     if nanos(told).abs_diff(nanos(now)) <= MAX_SKEW.into() { told } else { now }
 }
 
-/// What a load has just covered of a directory: all names with hashes from `from` to `to`, exclusive.
+/// The part of a directory that a load has covered: all names with hashes from `from` to `to`,
+/// exclusive.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Page {
     pub dir: Ino,
     pub from: u64,
     pub to: u64,
-    /// How many dentries had left memory by then: if more have, some of these may have.
+    /// Number of dentries evicted by then: if it has grown, some of these may be gone.
     pub dropped: u64,
 }
 
@@ -127,23 +132,23 @@ pub(crate) struct Task {
     pub caller: Caller,
     pub request: Request,
     pub streams: Vec<(StreamCall, Result<StreamDone, Errno>)>,
-    /// [`Meta::streams_changed`] when it first asked something of a stream.
+    /// [`Meta::streams_changed`] at its first stream query.
     ///
     /// [`Meta::streams_changed`]: crate::Meta
     pub streams_since: u64,
     pub claims: Vec<Key>,
     pub page: Option<Page>,
-    /// The last load, which must not be asked for again.
+    /// The last load; a second one for the same record would loop.
     pub loaded: Option<Load>,
-    /// It has changed something in an earlier step, ...
+    /// It has changed something in an earlier run.
     pub changed: bool,
-    /// ... whose policy says whether it shares commits.
+    /// Whether its changes share commits, by the policy of what they changed.
     pub coalescing: Option<bool>,
     pub progress: Progress,
-    /// It was done by an earlier incarnation: what is to be told again.
+    /// It was completed before a restart: the outcome to report again.
     pub again: Option<Box<Outcome>>,
     pub dealings: Option<Box<Dealings>>,
-    /// It is something that another rank wants, and not the request.
+    /// A request of another rank, which replaces `request`.
     pub errand: Option<Box<Errand>>,
 }
 

@@ -1,6 +1,7 @@
-//! The trash: directories that were removed with all below them ([`Request::RemoveTree`]), in the orphans' table. What they
-//! hold is freed in the background, a few entries at a time: an entry goes as if by `unlink`, and a directory among them
-//! becomes a piece of trash of its own, to be freed next. So a crash at any point leaves just what is still to be freed.
+//! The trash: removed trees ([`Request::RemoveTree`]). Their top directories are orphans, and their
+//! entries are freed in the background, a few at a time. An entry is freed as by `unlink`; a
+//! directory among them becomes an orphan in the trash, to be freed next. A crash at any point
+//! therefore leaves exactly what remains to be freed.
 
 use espalier_proto::{Caller, ClientId, Ino, Request, RequestId};
 
@@ -11,11 +12,11 @@ use crate::state::Trashed;
 use crate::task::Task;
 use crate::usage::Usage;
 
-/// Who asks for what the machine does by itself.
+/// The client id for requests of the machine itself.
 pub(crate) const ITSELF: ClientId = ClientId(0);
 
 impl Meta {
-    /// Removed trees that may wait to be freed: they stay in memory.
+    /// Maximum number of removed trees that wait to be freed; they stay in memory.
     pub(crate) const MAX_TRASH: usize = 10_000;
 
     pub(crate) fn add_trash(&mut self, dir: Ino) {
@@ -23,7 +24,7 @@ impl Meta {
         self.sweep_due = true;
     }
 
-    /// Begins to free what is in the trash, or goes on, unless that had better wait.
+    /// Starts or continues the sweep, unless it should wait.
     pub(crate) fn start_sweep(&mut self, now: Now, out: &mut Outbox) {
         self.sweep_due = false;
         if !self.sweeping && !self.state.trash.is_empty() && self.may_sweep() {
@@ -32,7 +33,8 @@ impl Meta {
         }
     }
 
-    /// Others need the room in the journal and in memory more, and a checkpoint should find little that changes.
+    /// True if the sweep may run: other operations take precedence for journal space and memory,
+    /// and a checkpoint should find few changes.
     pub(crate) fn may_sweep(&self) -> bool {
         let writable = !self.config.read_only && self.journal.broken.is_none();
         writable
@@ -43,7 +45,7 @@ impl Meta {
             && self.state.dirty <= self.config.cache_bytes / 4 + Self::SMALLEST_CACHE / 2
     }
 
-    /// What is left in the trash.
+    /// Usage of the trash.
     pub(crate) fn trash_usage(&self) -> Usage {
         let mut usage = Usage::default();
         for Trashed { dir, .. } in &self.state.trash {

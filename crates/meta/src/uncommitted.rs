@@ -1,5 +1,6 @@
-//! What has been changed and is not durable yet, where changes are acknowledged when they are
-//! ([`Acknowledge::Durable`](crate::Acknowledge)). Whoever is told of that waits for it, too: a crash would take back what he was told.
+//! Changes that are not durable yet, for [`Acknowledge::Durable`](crate::Acknowledge). A reply that
+//! exposes such a change waits until it is durable: a crash would otherwise undo what a client has
+//! seen.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -13,19 +14,19 @@ use crate::machine::Meta;
 use crate::state::Map;
 use crate::step::Step;
 
-/// See the module's description. Events are known by their sequence numbers.
+/// See the module's description. Events are identified by sequence numbers.
 #[derive(Debug, Default)]
 pub(crate) struct Uncommitted {
-    /// The last event that changed each of these.
+    /// The last event that changed each key.
     changed: Map<Key, u64>,
-    /// What each has changed, in their order.
+    /// The keys that each event changed, in order.
     order: VecDeque<(u64, Key)>,
-    /// The last event that changed any.
+    /// The last event that changed any key.
     last: u64,
 }
 
 impl Uncommitted {
-    /// The last event that changed something; 0: that is durable.
+    /// The last event that changed `key`; 0: it is durable.
     pub(crate) fn last_change(&self, key: Key) -> u64 {
         self.changed.get(&key).copied().unwrap_or(0)
     }
@@ -38,7 +39,7 @@ impl Uncommitted {
         }
     }
 
-    /// Every event up to this one is durable.
+    /// Forgets all events up to `durable`.
     pub(crate) fn forget(&mut self, durable: u64) {
         while let Some((_, key)) = self.order.pop_front_if(|(event, _)| *event <= durable) {
             if self.changed.get(&key).is_some_and(|event| *event <= durable) {
@@ -49,7 +50,7 @@ impl Uncommitted {
 }
 
 impl Meta {
-    /// What an event will change, if that is to be known.
+    /// The keys that an event will change; empty unless changes are acknowledged when durable.
     pub(crate) fn changed_by(&self, event: &Event) -> Step<Vec<Key>> {
         let mut keys = Vec::new();
         match event {
@@ -62,11 +63,12 @@ impl Meta {
         Ok(keys)
     }
 
-    /// The event that must be durable before an answer leaves that has changed nothing. `told`: what it tells.
+    /// The event that must be durable before a reply leaves that has changed nothing. `told`: what
+    /// the reply exposes.
     pub(crate) fn told_of(&self, told: &Told, result: &Result<Reply, Errno>) -> u64 {
         match told.last_change {
             Some(last) if result.is_ok() => last,
-            // It may tell of anything.
+            // The reply may expose anything.
             _ => self.uncommitted.last,
         }
     }

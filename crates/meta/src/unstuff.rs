@@ -1,5 +1,7 @@
-//! A stuffed file's bytes are moved out into a stream, once and for all (carns III.B): by one operation at a time, lest a second one
-//! fills the stream anew when clients already write to it. If nothing comes of it, the stream is removed before another may try.
+//! Unstuffing: moves a stuffed file's bytes to a stream, once and for all (carns III.B).
+//! Invariants: at most one operation unstuffs a file at a time, since a second one would overwrite
+//! the stream when clients already write to it; and if it fails, the stream is removed before
+//! another operation may try.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::sync::Arc;
@@ -17,23 +19,23 @@ use crate::step::{Step, Stop, StreamCall, Wait};
 use crate::striping::Layouts;
 use crate::task::Task;
 
-/// Files whose streams are being filled, or removed.
+/// Files whose streams are being filled or removed.
 #[derive(Debug, Default)]
 pub(crate) struct Filling {
     files: BTreeMap<Ino, Turn>,
-    /// Operations that wait no longer.
+    /// Operations to resume.
     ready: Vec<u64>,
-    /// Data servers that have told what they had of files that were never settled.
+    /// Data servers that have reported their provisional datafiles.
     told: BTreeSet<ServerId>,
-    /// What is to be removed of such files, as far as it is known.
+    /// Known provisional datafiles that are to be removed.
     left: Vec<(Ino, Layouts)>,
-    /// Streams that are durably their files' and are to be settled.
+    /// Streams that durably belong to their files and are to be finalised.
     settling: Vec<Ino>,
 }
 
 #[derive(Debug, Default)]
 struct Turn {
-    /// What is left of an earlier one is removed.
+    /// The stream of an earlier attempt is being removed.
     removes: bool,
     /// Operations that wait for it.
     waiting: Vec<u64>,
@@ -44,13 +46,14 @@ impl Filling {
         self.files.entry(ino).or_default().waiting.push(number);
     }
 
-    /// Of the operations that wait, the one of which this is so waits no longer.
+    /// Removes the waiting operation that `is_it` selects.
     pub(crate) fn stop_waiting(&mut self, is_it: impl Fn(&u64) -> bool) -> Option<u64> {
         let mut all = self.files.values_mut().map(|turn| &mut turn.waiting);
         all.find_map(|waiting| waiting.iter().position(&is_it).map(|at| waiting.swap_remove(at)))
     }
 
-    /// What was left of it before is overwritten, or removed. Whether nothing was, as far as is known.
+    /// Starts to fill or remove a file's stream. Returns true if no remains of an earlier attempt
+    /// are known.
     fn begin(&mut self, ino: Ino, removes: bool) -> bool {
         self.files.insert(ino, Turn { removes, waiting: Vec::new() });
         let before = self.left.len();
@@ -58,30 +61,30 @@ impl Filling {
         self.left.len() == before
     }
 
-    /// The file has its stream, or none any more.
+    /// Ends the filling or removal of a file's stream.
     fn end(&mut self, ino: Ino) {
         self.ready.extend(self.files.remove(&ino).into_iter().flat_map(|turn| turn.waiting));
     }
 }
 
 impl Meta {
-    /// Moves a stuffed file's bytes out into a stream. Readers go on meanwhile; a change that comes between starts it over. `written`: what
-    /// is written there besides, at which offset.
+    /// Moves a stuffed file's bytes to a stream. Readers continue meanwhile; a concurrent change
+    /// starts it over. `written`: bytes to write there too, with their offset.
     pub(crate) fn unstuff(&mut self, cx: &mut Cx<'_>, ino: Ino, written: Option<(u64, &[u8])>) -> Step<()> {
         let inode = self.state.inode(ino)?;
         let Body::Stuffed { mut size, .. } = inode.body else { return Ok(()) };
         let mut mtime = inode.mtime;
         let mut bytes = self.state.strip(ino)?.to_vec();
-        // The stream allocates for itself.
+        // The stream makes its own allocations.
         bytes.truncate(size as usize);
         let (version, first) =
             self.state.strips.get(&ino).map_or((0, 0), |strip| (strip.version, strip.first));
-        // What is durable, be it a size without bytes, must not be given up for what is not.
+        // What is durable, even a size without bytes, must not be lost for what is not.
         let sync = size > 0 && first <= self.journal.promised();
         let mut filled = cx.streams.iter().rev().filter_map(|(call, _)| call.fills());
         let filled = filled.find(|filled| filled.ino == ino);
         if let Some((offset, data)) = written {
-            // An operation that is begun again asks for the same.
+            // A repeated run of the operation makes the same call.
             mtime = filled.map_or(cx.now, |filled| filled.mtime);
             let (start, end) = (offset as usize, offset as usize + data.len());
             size = size.max(end as u64);
@@ -89,7 +92,7 @@ impl Meta {
             bytes[start..end].copy_from_slice(data);
         }
         let clean = match filled {
-            // What is filled with less is not clean then.
+            // Filling it with less would leave bytes of the earlier attempt.
             Some(before) => before.clean && (before.version, before.size) == (version, size),
             None if self.filling.files.contains_key(&ino) => return Err(Stop::Wait(Wait::Filling(ino))),
             None => {
@@ -106,7 +109,8 @@ impl Meta {
         Ok(())
     }
 
-    /// It is durable that a file has its stream. Whoever writes on there should not wait until that is settled: it is with the next tick.
+    /// Schedules the finalising of a stream that durably belongs to its file. It waits for the next
+    /// tick, which keeps it out of the way of the file's writers.
     pub(crate) fn settle_soon(&mut self, ino: Ino, out: &mut Outbox) {
         self.filling.settling.push(ino);
         if self.draining {
@@ -122,7 +126,7 @@ impl Meta {
         }
     }
 
-    /// An operation is over: what it has filled and has not become a file's is removed.
+    /// Removes what an ending operation has filled and no file uses.
     pub(crate) fn remove_unused(&mut self, task: &Task, out: &mut Outbox) {
         let filled = task.streams.iter().find_map(|(call, _)| call.fills());
         if let Some(Filled { ino, .. }) = filled.filter(|filled| self.filling.files.contains_key(&filled.ino))
@@ -140,19 +144,20 @@ impl Meta {
     pub(crate) fn unused_removed(&mut self, ino: Ino, layouts: Layouts, is_removed: bool) {
         self.filling.end(ino);
         if !is_removed {
-            // It does no harm, and is tried again.
+            // It is harmless, and the removal is retried.
             self.filling.left.push((ino, layouts));
         }
     }
 
-    /// A data server that has been reached for the first time tells what it has of files that were never settled. What
-    /// nobody knows of came before a crash, and goes; what is filled just now is overwritten.
+    /// Handles the provisional datafiles reported by a data server that is reached for the first
+    /// time. Unknown ones stem from before a crash and are removed; those that are being filled are
+    /// overwritten.
     pub(crate) fn new_datafiles(&mut self, server: ServerId, inos: &[Ino], out: &mut Outbox) {
         let Some(Ok(layout)) = self.config.striping.as_ref().map(|striping| striping.of([server].into()))
         else {
             return;
         };
-        // Others know of theirs.
+        // Other ranks handle theirs.
         let is_own = |ino: &&Ino| ino.rank() == self.config.rank && !self.is_unsettled(**ino);
         let is_filled = |ino: &Ino| self.filling.files.get(ino).is_some_and(|turn| !turn.removes);
         let old = inos.iter().filter(is_own).copied().filter(|ino| !is_filled(ino));
@@ -173,7 +178,7 @@ impl Meta {
         }
     }
 
-    /// Operations go on that have waited for another to fill a stream.
+    /// Resumes operations that have waited for a file to be unstuffed.
     pub(crate) fn resume_filling(&mut self, now: Now, out: &mut Outbox) {
         while let Some(number) = self.filling.ready.pop() {
             self.resume(now, number, out);
@@ -192,7 +197,7 @@ impl StreamCall {
     }
 }
 
-/// What a stream has been filled with.
+/// The contents that a stream has been filled with.
 #[derive(Clone, Copy)]
 struct Filled {
     ino: Ino,

@@ -1,9 +1,9 @@
-//! What lies below each directory, kept as it changes (CephFS's recursive statistics), and the quotas on it.
+//! Recursive usage of directories (CephFS's recursive statistics) and quotas.
 //!
-//! It is in the directory's own record. Each event changes the records of all directories above what it changes, live and
-//! in replay alike, so that the journal need not speak of them. A file counts once for each of its names, where the name
-//! is: then a directory's figures depend on nothing outside of it, and move as they are when it is renamed.
-//! What comes to a directory at another rank that rank is told later (`rank/tally.rs`).
+//! A directory's record contains the usage below it. Each event updates the records of all
+//! directories above its change, live and in replay alike, so the journal does not mention usage. A
+//! file counts once per name, at that name: a directory's usage depends on nothing outside it, and
+//! moves with it. Changes of directories at other ranks are sent to these later (`rank/tally.rs`).
 
 use alloc::vec::Vec;
 
@@ -14,18 +14,19 @@ use crate::record::{Body, Directory, Inode};
 use crate::state::{Cached, Home, State};
 use crate::step::Step;
 
-/// Counts of what lies below a directory, or comes to it or goes.
+/// Usage below a directory, or a change of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
-    /// Everything but directories.
+    /// Everything except directories.
     pub files: u64,
     pub dirs: u64,
-    /// The sizes of regular files and the lengths of symbolic links.
+    /// Sizes of regular files and lengths of symbolic links, in bytes.
     pub bytes: u64,
 }
 
 impl Usage {
-    // Sparse files may claim more than 64 bits can count: sums wrap, so that what was added can be taken away.
+    // Sparse files may sum to more than 64 bits: sums wrap, so that what was added can be
+    // subtracted.
 
     pub(crate) fn plus(self, other: Self) -> Self {
         Self {
@@ -47,13 +48,13 @@ impl Usage {
         Self { bytes, ..Self::default() }
     }
 
-    /// Inodes of any kind.
+    /// Inodes of any type.
     pub(crate) fn inodes(self) -> u64 {
         self.files.wrapping_add(self.dirs)
     }
 }
 
-/// The limits of what may lie below a directory.
+/// Limits on the usage below a directory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Quota {
     /// Files and directories together.
@@ -61,7 +62,7 @@ pub struct Quota {
     pub bytes: Option<u64>,
 }
 
-/// Of the quotas above a place, those that leave the least room, and how much there is below each.
+/// The tightest quotas above a place, each with the usage below it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
     /// Files and directories together.
@@ -74,7 +75,7 @@ impl Limits {
         self.files.is_some() || self.bytes.is_some()
     }
 
-    /// As if they were on one directory, and what would be below that.
+    /// Expressed as a quota on one directory, with the usage below it.
     fn to_quota(self) -> (Quota, Usage) {
         let quota = Quota { files: self.files.map(|it| it.max), bytes: self.bytes.map(|it| it.max) };
         let used = |limit: Option<Limit>| limit.map_or(0, |it| it.used);
@@ -85,7 +86,7 @@ impl Limits {
 impl Quota {
     const NONE: Self = Self { files: None, bytes: None };
 
-    /// Less is always allowed, also when there is too much already.
+    /// A decrease is always allowed, even above the limit.
     fn allows(self, now: Usage, gain: Usage, loss: Usage) -> bool {
         let fits = |max: Option<u64>, now: u64, gain: u64, loss: u64| {
             gain <= loss || max.is_none_or(|max| now.saturating_add(gain - loss) <= max)
@@ -96,7 +97,7 @@ impl Quota {
 }
 
 impl Inode {
-    /// What one name of it is counted for in the directories above.
+    /// The usage that one name of it adds to the directories above.
     pub(crate) fn weight(&self) -> Usage {
         match &self.body {
             Body::Directory(directory) => directory.usage.plus(Usage { dirs: 1, ..Usage::default() }),
@@ -116,7 +117,7 @@ impl Inode {
 }
 
 impl Cached {
-    /// The directories that its names are in, and how many names in each.
+    /// The directories that contain its names, each with the number of names.
     pub(crate) fn parents(&self) -> Vec<(Ino, u32)> {
         match self.home {
             Home::Dentry { dir, .. } => [(dir, 1)].into(),
@@ -127,16 +128,17 @@ impl Cached {
 }
 
 impl State {
-    /// Whether an inode is at this rank.
+    /// True if an inode is at this rank.
     pub(crate) fn is_here(&self, ino: Ino) -> bool {
         ino.rank() == Ino(self.next_ino).rank()
     }
 
-    /// Looks at each directory from one up to the last that has nothing above it, and tells that: it is the root, unless the
-    /// directory was removed, or one above it with all that is below. Or up to the first at another rank, and tells that.
+    /// Visits the directories from `dir` upwards. Returns the last one: the root; a removed
+    /// directory, `dir` itself or one above; or the first directory at another rank, which is not
+    /// visited.
     fn each_above(&self, dir: Ino, mut look: impl FnMut(Ino, &Directory) -> Step<()>) -> Step<Ino> {
         let mut dir = dir;
-        // More steps than there are inodes would be a circle, in a store that is damaged.
+        // More steps than inodes mean a cycle, in a damaged store.
         for _ in 0..=self.files {
             if !self.is_here(dir) {
                 return Ok(dir);
@@ -152,12 +154,12 @@ impl State {
         Err(Errno::EIO.into())
     }
 
-    /// Makes sure that the directory and all above it are in memory.
+    /// Ensures that the directory and all above it are in memory.
     pub(crate) fn load_above(&self, dir: Ino) -> Step<()> {
         self.each_above(dir, |_, _| Ok(())).map(drop)
     }
 
-    /// Whether a directory is one, or lies below one, that was removed.
+    /// True if a directory was removed, or one above it.
     pub(crate) fn is_removed(&self, dir: Ino) -> Step<bool> {
         if self.trash.is_empty() {
             return Ok(self.dir(dir)?.nlink == 0);
@@ -166,7 +168,7 @@ impl State {
         Ok(top != Ino::ROOT && self.is_here(top))
     }
 
-    /// Whether a directory is another or lies below it.
+    /// True if `dir` is `top` or lies below it.
     pub(crate) fn is_below(&self, dir: Ino, top: Ino) -> Step<bool> {
         let mut is_below = false;
         self.each_above(dir, |above, _| {
@@ -176,7 +178,7 @@ impl State {
         Ok(is_below)
     }
 
-    /// Whether a file has no name but in directories that were removed.
+    /// True if a file has names only in removed directories.
     pub(crate) fn is_unreachable(&self, ino: Ino) -> Step<bool> {
         let cached = self.cached(ino)?;
         if self.trash.is_empty() {
@@ -190,7 +192,7 @@ impl State {
         Ok(!cached.inode.is_dir())
     }
 
-    /// The directories that an inode's names are in, with all above them in memory.
+    /// The directories of an inode's names, after loading all directories above them.
     pub(crate) fn load_parents(&self, ino: Ino) -> Step<Vec<(Ino, u32)>> {
         let parents = self.cached(ino)?.parents();
         for (dir, _) in &parents {
@@ -199,7 +201,8 @@ impl State {
         Ok(parents)
     }
 
-    /// Something comes to a directory, and something goes from it. All above it must be in memory.
+    /// Adds a gain and a loss to the usage of a directory and all above it, which must be in
+    /// memory.
     pub(crate) fn count(&mut self, dir: Ino, gain: Usage, loss: Usage) {
         let mut dir = dir;
         while self.is_here(dir) {
@@ -214,7 +217,7 @@ impl State {
         self.owe(dir, gain, loss);
     }
 
-    /// A file with names in these directories is counted for another size.
+    /// Changes the counted size of a file with names in these directories.
     pub(crate) fn count_size(&mut self, parents: &[(Ino, u32)], old: u64, new: u64) {
         for (dir, names) in parents.iter().filter(|_| old != new) {
             let times = |size: u64| Usage::of_bytes(size.wrapping_mul(u64::from(*names)));
@@ -222,7 +225,7 @@ impl State {
         }
     }
 
-    /// `EDQUOT` unless all quotas allow that these come to directories, and these go.
+    /// Fails with `EDQUOT` unless all quotas allow these gains and losses of directories.
     pub(crate) fn admit(&self, gains: &[(Ino, Usage)], losses: &[(Ino, Usage)]) -> Step<()> {
         for (dir, _) in gains {
             let top = self.each_above(*dir, |above, directory| {
@@ -261,7 +264,7 @@ impl State {
         Ok(total)
     }
 
-    /// `EDQUOT` unless all quotas allow a file to have a size.
+    /// Fails with `EDQUOT` unless all quotas allow a file of this size.
     pub(crate) fn admit_size(&self, ino: Ino, size: u64) -> Step<()> {
         let Some(growth) = size.checked_sub(self.inode(ino)?.counted_bytes()) else { return Ok(()) };
         let gain = |(dir, names): (Ino, u32)| (dir, Usage::of_bytes(growth.saturating_mul(names.into())));
@@ -269,19 +272,19 @@ impl State {
         self.admit(&gains, &[])
     }
 
-    /// Of the limits on bytes and on files above, those that leave the least room. Of a file, those above its first name.
+    /// The tightest limits on bytes and on files above an inode; for a file, above its first name.
     pub(crate) fn limits(&self, ino: Ino) -> Step<Limits> {
         let cached = self.cached(ino)?;
         let first =
             if cached.inode.is_dir() { Some(ino) } else { cached.parents().first().map(|(dir, _)| *dir) };
-        // Nothing is above a directory that has been removed.
+        // No limit applies to a removed directory.
         match first.filter(|_| cached.inode.nlink > 0) {
             Some(dir) => self.limits_below(dir),
             None => Ok(Limits::default()),
         }
     }
 
-    /// As [`Self::limits`], of what is in a directory.
+    /// As [`Self::limits`], for what is in a directory.
     pub(crate) fn limits_below(&self, dir: Ino) -> Step<Limits> {
         let mut limits = Limits::default();
         let top = self.each_above(dir, |_, directory| {
@@ -296,7 +299,7 @@ impl State {
         Ok(limits)
     }
 
-    /// Whether a quota on bytes is on a directory that the file has a name below.
+    /// True if a quota on bytes applies to one of the file's names.
     pub(crate) fn is_limited(&self, ino: Ino) -> Step<bool> {
         let mut limited = false;
         for (dir, _) in self.cached(ino)?.parents() {
@@ -315,7 +318,7 @@ fn tighten(limit: &mut Option<Limit>, new: Option<Limit>) {
 }
 
 impl State {
-    /// What a checkpoint keeps of the streams to be looked at after a crash.
+    /// The size-dirty files for a checkpoint, with their locations.
     pub(crate) fn watched_places(&self) -> Vec<(Ino, Option<(Ino, u64)>)> {
         let place = |ino: &Ino| match self.inodes.get(ino).map(|cached| cached.home) {
             Some(Home::Dentry { dir, hash }) => (*ino, Some((dir, hash))),
@@ -325,7 +328,7 @@ impl State {
     }
 }
 
-/// A file gets a name in a directory.
+/// Adds a name in `dir` to a file's list.
 pub(crate) fn add_name(names: &mut Vec<(Ino, u32)>, dir: Ino) {
     match names.iter_mut().find(|(there, _)| *there == dir) {
         Some((_, count)) => *count += 1,
@@ -333,7 +336,7 @@ pub(crate) fn add_name(names: &mut Vec<(Ino, u32)>, dir: Ino) {
     }
 }
 
-/// A file loses a name in a directory.
+/// Removes a name in `dir` from a file's list.
 pub(crate) fn remove_name(names: &mut Vec<(Ino, u32)>, dir: Ino) {
     if let Some(at) = names.iter().position(|(there, _)| *there == dir) {
         names[at].1 -= 1;

@@ -1,4 +1,4 @@
-//! Operations that wait: for what, and how they go on.
+//! Waiting operations: registers what they wait for, and resumes them.
 
 use alloc::boxed::Box;
 
@@ -15,7 +15,7 @@ use crate::step::{Load, Wait};
 use crate::task::{Page, Task};
 
 impl Meta {
-    /// An operation cannot go on: keeps it, and asks for what it waits for.
+    /// Parks an operation and requests what it waits for.
     pub(crate) fn wait(
         &mut self,
         now: Now,
@@ -36,12 +36,12 @@ impl Meta {
         };
         match wait {
             Wait::Hint(ino, load) if task.loaded.as_ref() == Some(&load) => {
-                // It is not there: another hint, or the inode table, may tell.
+                // The hint is wrong: try another one, or the inode table.
                 self.state.reclaimed.forget_hint(ino);
                 return self.run(now, task, Some(number), out);
             }
             Wait::Load(load) if task.loaded.as_ref() == Some(&load) => {
-                // It was loaded and is not there, though another record speaks of it.
+                // The record was loaded and does not exist, though another record refers to it.
                 let errno = if is_inode(&load) { Errno::ESTALE } else { Errno::EIO };
                 if self.start_over(&mut task) {
                     return self.run(now, task, Some(number), out);
@@ -91,7 +91,7 @@ impl Meta {
                 self.start_checkpoint(out);
             }
             Wait::Lease(key) => {
-                // What was loaded may be gone by then.
+                // What was loaded may be evicted by then.
                 (task.loaded, task.page) = (None, None);
                 self.wait_for_lease(key, task.from, number);
             }
@@ -100,7 +100,8 @@ impl Meta {
                 self.await_ranks(number);
             }
             Wait::Locked(_) => {
-                // Whoever waits for a lock has none, but for what is older than that.
+                // Withdraws the operation's own locks before it waits. Only an older transaction
+                // waits for a younger one while it holds locks.
                 (task.loaded, task.page) = (None, None);
                 self.withdraw_all(&mut task);
                 self.await_lock(number);
@@ -120,10 +121,11 @@ impl Meta {
         self.tasks.insert(number, Box::new(task));
     }
 
-    /// Only what waits for room or for others may wait for long. A change that has been made cannot be called interrupted, and an
-    /// `fsync` that says so makes databases panic: on a local file system it never does.
+    /// Interrupts an operation that waits for journal space, leases or other ranks, which may take
+    /// long. An `fsync` is never interrupted: on a local file system it never fails so, and
+    /// databases panic if it does.
     pub(crate) fn cancel(&mut self, now: Now, from: ClientId, id: RequestId, out: &mut Outbox) {
-        // Locks are given back all the same.
+        // Unlock requests are executed all the same.
         let gives_back =
             |task: &Task| matches!(task.request, Request::Unlock { .. } | Request::StopWaiting { .. });
         let is_it = |task: &Task| (task.from, task.id) == (from, id) && !gives_back(task);
@@ -156,7 +158,7 @@ impl Meta {
     }
 
     pub(crate) fn resume(&mut self, now: Now, number: u64, out: &mut Outbox) {
-        // One that was cancelled meanwhile is gone.
+        // The operation may have been cancelled meanwhile.
         self.walking.remove(&number);
         if let Some(task) = self.tasks.remove(&number) {
             self.run(now, *task, Some(number), out);
@@ -181,10 +183,10 @@ impl Meta {
                     .last()
                     .and_then(|(key, _)| key.first_chunk::<8>())
                     .map(|hash| u64::from_be_bytes(*hash));
-                // Of the last hash there may be more names, so it is not covered.
+                // More names with the last hash may follow, so it is not covered.
                 let to = if end { u64::MAX } else { last.unwrap_or(*from) };
                 let dropped = self.state.clock.dropped;
-                // One hash is no part of a listing.
+                // A load of one hash is no part of a listing.
                 page = (*limit > SAME_HASH).then_some(Page { dir: *dir, from: *from, to, dropped });
                 self.state.loaded_dentries(*dir, *from, *limit, &pairs).map_err(|_| Errno::EIO)
             }
@@ -195,7 +197,7 @@ impl Meta {
             match loaded {
                 Ok(()) => {
                     if let Some(task) = self.tasks.get_mut(&number) {
-                        // Pages that follow on each other are one.
+                        // Adjacent pages are joined.
                         task.page = match (task.page, page) {
                             (Some(old), Some(new))
                                 if (old.dir, old.to, old.dropped) == (new.dir, new.from, new.dropped) =>

@@ -1,4 +1,5 @@
-//! Files without a metafile (kuhn 4): what is kept of them, what is told of them, and that nothing else comes of them.
+//! No-metafile files (kuhn 4): what is stored of them, their attributes, and that crashes leave
+//! nothing behind.
 
 use std::collections::BTreeMap;
 
@@ -37,7 +38,7 @@ fn get(fs: &mut Harness, ino: Ino, setting: &str) -> Result<String, Errno> {
     }
 }
 
-/// A cluster whose directory `dir` makes files without metafiles, belongs to somebody, and is forgotten.
+/// A cluster whose directory `dir` makes no-metafile files, belongs to a user, and is forgotten.
 fn with_dir(config: Config) -> (Harness, Ino) {
     let mut fs = cluster(config);
     let dir = fs.mkdir("dir");
@@ -73,7 +74,7 @@ fn close(fs: &mut Harness, ino: Ino) {
     fs.forget(ino);
 }
 
-/// A file with so many bytes, closed.
+/// Makes a file of `size` bytes, and closes it.
 fn file(fs: &mut Harness, dir: Ino, text: &str, size: u64) -> Result<Ino, Errno> {
     let ino = create(fs, dir, text)?;
     if size > 0 {
@@ -83,7 +84,7 @@ fn file(fs: &mut Harness, dir: Ino, text: &str, size: u64) -> Result<Ino, Errno>
     Ok(ino)
 }
 
-/// A client writes the last byte of so many.
+/// Writes the last byte of a file of `size` bytes, as a client.
 fn write(fs: &mut Harness, ino: Ino, size: u64) -> Result<(), Errno> {
     assert_eq!(
         fs.ask(Request::Extend {
@@ -103,7 +104,7 @@ fn write(fs: &mut Harness, ino: Ino, size: u64) -> Result<(), Errno> {
     fs.data.ask(layout.servers()[end.place], &write).map(drop)
 }
 
-/// User 9 may nothing, the group 8 read, its members more by the mask.
+/// User 9 has no permission, the group 8 may read, and its members more, bounded by the mask.
 fn set_acl(ino: Ino) -> Request {
     let entry = |tag: u16, right: u16, id: u32| {
         [&tag.to_le_bytes()[..], &right.to_le_bytes(), &id.to_le_bytes()].concat()
@@ -131,14 +132,14 @@ fn unlink(fs: &mut Harness, dir: Ino, text: &str) -> Result<Reply, Errno> {
     fs.ask(Request::Unlink { dir, name: name(text), time: None })
 }
 
-/// What a checkpoint has of a name: `Ok` if it is that and nothing more.
+/// The dentry in a checkpoint; `None` unless it is a no-metafile file.
 fn stored(fs: &mut Harness, dir: Ino, text: &str) -> Option<Bare> {
     fs.checkpoint();
     let mut found = None;
     for record in fs.disk.store().records() {
         let (object, key, value) = record.unwrap();
         if object == ObjectId::fragment(dir, 0) && key.ends_with(text.as_bytes()) {
-            // The third kind of dentry.
+            // The tag of the third kind of dentry.
             found = value.strip_prefix(&[2]).map(|rest| decode::<Bare>(rest).unwrap());
             assert!(value.len() < 24 || found.is_none(), "{value:?}");
         }
@@ -146,7 +147,7 @@ fn stored(fs: &mut Harness, dir: Ino, text: &str) -> Option<Bare> {
     found
 }
 
-/// After a restart, when all data servers have been reached.
+/// Reports all data servers as reached, after a restart.
 fn reach(fs: &mut Harness) {
     for server in (0..SERVERS).map(ServerId) {
         let Ok(DataReply::Inos(inos)) = fs.data.ask(server, &DataRequest::New) else { panic!("no list") };
@@ -156,7 +157,7 @@ fn reach(fs: &mut Harness) {
     fs.drain();
 }
 
-/// What has been done is in the journal, and the machine begins again.
+/// Syncs the journal and restarts the machine.
 fn restart(mut fs: Harness) -> Harness {
     fs.ask(Request::Fsync { ino: Ino::ROOT }).unwrap();
     let mut fs = fs.crash();
@@ -174,7 +175,7 @@ fn fsck(fs: &mut Harness) -> Vec<Finding> {
     check.finish()
 }
 
-/// Tests do the same with everything in memory, with nothing in it, and with what the journal has.
+/// Runs a test with everything in memory, with nothing in memory, and after a replay.
 fn anyhow(test: impl Fn(Config)) {
     for acknowledge in [Acknowledge::Volatile, Acknowledge::Durable] {
         for cache_bytes in [usize::MAX, 0] {
@@ -189,10 +190,10 @@ fn of_a_file_there_is_a_name_with_a_number_and_a_place() {
         let (mut fs, dir) = with_dir(config);
         assert_eq!(get(&mut fs, dir, "no_metafile").as_deref(), Ok("true"));
         let ino = create(&mut fs, dir, "file").unwrap();
-        assert_eq!(fs.data.files(), BTreeMap::new(), "a message to the metadata server is all that it takes");
+        assert_eq!(fs.data.files(), BTreeMap::new(), "one message to the metadata server suffices");
         let made = fs.attr_of(ino);
         let is = (made.size, made.nlink, made.perm, made.uid, made.gid, made.kind);
-        assert_eq!(is, (0, 1, 0o664, 5, 6, FileType::Regular), "as the directory, whatever the caller wants");
+        assert_eq!(is, (0, 1, 0o664, 5, 6, FileType::Regular), "the directory's, whatever the caller asks");
         assert_eq!((made.atime, made.ctime, made.btime), (made.mtime, made.mtime, made.mtime));
         write(&mut fs, ino, 25).unwrap();
         close(&mut fs, ino);
@@ -250,7 +251,7 @@ fn the_setting_is_of_files_made_from_then_on_and_the_number_of_datafiles_is_one_
         panic!("no file");
     };
     let Attr { ino, perm, .. } = entry.attr;
-    assert_eq!(perm, 0o604, "it is one with an inode of its own");
+    assert_eq!(perm, 0o604, "it has an inode of its own");
     fs.ask(Request::Link { ino, dir: below, name: name("whole") }).unwrap();
     assert_eq!(stored(&mut fs, below, "whole"), None);
     set(&mut fs, Ino::ROOT, "no_metafile", "false").unwrap();
@@ -280,7 +281,7 @@ fn who_may_use_a_file_is_for_its_directory_to_say_at_any_time() {
         assert!(may(&mut fs, 5, Access::WRITE) && may(&mut fs, 7, Access::READ));
         assert!(!may(&mut fs, 7, Access::WRITE) && !may(&mut fs, 5, Access::EXEC));
         fs.chmod("dir", 0o1731);
-        assert_eq!(fs.attr("dir/file").perm, 0o620, "no bits but those to read and write");
+        assert_eq!(fs.attr("dir/file").perm, 0o620, "only read and write bits");
         assert!(!may(&mut fs, 7, Access::READ) && may(&mut fs, 6, Access::WRITE));
         fs.chown("dir", 7, 8);
         let attr = fs.attr("dir/file");
@@ -341,7 +342,7 @@ fn times_are_the_datafiles_once_there_is_one() {
         for secs in [50, 60] {
             let attr = set_attr(&mut fs, ino, times(secs)).unwrap();
             assert_eq!((attr.mtime, attr.atime), (Time::new(secs, 5), Time::new(secs, 5)));
-            assert!(attr.ctime > attr.mtime, "its ctime is when that was set");
+            assert!(attr.ctime > attr.mtime, "its ctime is the time of that change");
             fs.checkpoint();
             assert_eq!(fs.attr_of(ino).ctime, attr.ctime);
         }
@@ -353,7 +354,7 @@ fn times_are_the_datafiles_once_there_is_one() {
         let attr = set_attr(&mut fs, ino, times(70)).unwrap();
         assert_eq!(attr.mtime, Time::new(70, 5));
         let atime = SetAttr { atime: Some(SetTime::Now), ..SetAttr::default() };
-        assert_eq!(set_attr(&mut fs, ino, atime).unwrap().atime, Time::new(70, 5), "it is not kept");
+        assert_eq!(set_attr(&mut fs, ino, atime).unwrap().atime, Time::new(70, 5), "it is not stored");
         close(&mut fs, ino);
         let mut fs = restart(fs);
         assert_eq!(fs.attr("dir/file").mtime, Time::new(70, 5));
@@ -381,12 +382,12 @@ fn a_file_that_leaves_its_directory_gets_an_inode_with_what_was_told_of_it() {
         assert_eq!(stored(&mut fs, dir, "replaced").map(|bare| bare.ino), Some(kept));
         assert_eq!(attrs(fs.attr("dir/replaced")), told[0]);
         rename(&mut fs, (dir, "moved"), (other, "moved"), none).unwrap();
-        assert_eq!(stored(&mut fs, other, "moved"), None, "bare or not");
+        assert_eq!(stored(&mut fs, other, "moved"), None, "with an inode");
         rename(&mut fs, (dir, "swapped"), (Ino::ROOT, "full"), RenameFlags::EXCHANGE).unwrap();
-        assert_eq!(fs.attr("dir/swapped").ino, full, "what has an inode keeps it");
+        assert_eq!(fs.attr("dir/swapped").ino, full, "an inode is kept");
         let held = fs.open("dir/open");
         unlink(&mut fs, dir, "open").unwrap();
-        // From here on the directory says nothing about them.
+        // From here on the directory does not determine their attributes.
         fs.chmod("dir", 0o700);
         fs.chown("dir", 99, 99);
         for (path, was) in [("other/moved", told[1]), ("full", told[2])] {
@@ -450,7 +451,7 @@ fn a_crash_at_any_io_leaves_files_whole_and_nothing_behind() {
                     bytes += attr.size;
                     let text = path.trim_start_matches("dir/");
                     let is_bare = stored(&mut fs, dir, text).is_some();
-                    // It has been out, and is back under that name.
+                    // It has left the directory, and is back under that name.
                     let was_out = path == "out" || (path == "dir/empty" && !is_bare);
                     assert_eq!(is_bare, !was_out, "{path}, crash at {at}");
                     assert!([0o664, 0o640].contains(&attr.perm) && attr.uid == 5, "{path}: {attr:?}");
@@ -489,7 +490,7 @@ const TERM: u32 = 10_000;
 const A: ClientId = ClientId(8);
 const B: ClientId = ClientId(9);
 
-/// What a lookup tells, and whether it may be cached.
+/// The attributes that a lookup returns, and whether they may be cached.
 fn look_up(fs: &mut Harness, client: ClientId, dir: Ino, text: &str) -> (Attr, bool) {
     let id = fs.send_from(client, &ROOT_CALLER, Request::Lookup { dir, name: name(text) });
     match fs.answers.remove(&id).unwrap() {
@@ -498,7 +499,7 @@ fn look_up(fs: &mut Harness, client: ClientId, dir: Ino, text: &str) -> (Attr, b
     }
 }
 
-/// The clients that have just been asked to give up leases on a file, and answer.
+/// Acknowledges all revocations, and returns the clients that had a lease on a file.
 fn asked_for(fs: &mut Harness, ino: Ino) -> Vec<ClientId> {
     let mut clients = Vec::new();
     for revocation in std::mem::take(&mut fs.revocations) {
@@ -527,7 +528,7 @@ fn what_the_directory_says_is_cached_until_it_says_something_else() {
             assert!(look_up(&mut fs, client, dir, "file").1, "{change:?}");
         }
         let id = fs.send_from(A, &ROOT_CALLER, change.clone());
-        assert!(!fs.answers.contains_key(&id), "others believe what it makes untrue");
+        assert!(!fs.answers.contains_key(&id), "other clients have leases on what it changes");
         let (attr, is_leased) = look_up(&mut fs, B, dir, "other");
         assert!(!is_leased, "{attr:?}");
         assert!(asked_for(&mut fs, ino).ends_with(&[A, B]), "{change:?}");
@@ -535,14 +536,14 @@ fn what_the_directory_says_is_cached_until_it_says_something_else() {
         assert_eq!(look_up(&mut fs, B, dir, "file").0.perm, perm);
     }
     assert_eq!(look_up(&mut fs, B, dir, "file").0.uid, 4);
-    // Nothing of it is the files'.
+    // Changes nothing that files derive from the directory.
     let times = SetAttr { mtime: Some(SetTime::Now), ..SetAttr::default() };
     let id = fs.send_from(A, &ROOT_CALLER, Request::SetAttr { ino: dir, set: times });
     assert_eq!(asked_for(&mut fs, ino), []);
     assert!(fs.answers.remove(&id).unwrap().is_ok());
 }
 
-/// Repairs the records of a store. Whether there was nothing to be done.
+/// Repairs the records of a store. Returns true if there was nothing to repair.
 fn repaired(fs: &Harness) -> bool {
     let mut repair = Repair::new(fs.config.hash_key, Time::new(5000, 0));
     for record in fs.disk.store().records() {
@@ -614,7 +615,7 @@ fn a_datafile_can_be_moved_to_another_server() {
     assert_eq!(fsck(&mut fs), []);
 }
 
-/// Two ranks whose messages come at once.
+/// Two ranks whose messages arrive at once.
 struct Ranks([Harness; 2]);
 
 impl Ranks {
@@ -656,7 +657,7 @@ fn a_file_that_moves_to_another_rank_gets_an_inode_and_one_that_replaces_what_is
     set(&mut fs.0[0], dir, "no_metafile", "1").unwrap();
     let ino = file(&mut fs.0[0], dir, "file", 3).unwrap();
     assert_eq!(fs.ask(Request::Link { ino, dir: far, name: name("link") }), Err(Errno::EPERM));
-    // A name of a file at another rank is replaced, within the directory.
+    // Replaces a name of a file at another rank, within the directory.
     let other = fs.0[1].create(far, "other", NewNode::Regular).unwrap();
     assert_eq!(fs.rename((far, "other"), (dir, "other")), Ok(Reply::Done));
     assert_eq!(fs.rename((dir, "file"), (dir, "other")), Ok(Reply::Done));

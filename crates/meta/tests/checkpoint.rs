@@ -1,9 +1,9 @@
-//! What a checkpoint must hold, whatever has come and gone since the last.
+//! Contents of checkpoints, whatever was created and removed since the last one.
 
 use crate::harness::{Harness, ROOT_CALLER, name};
 use espalier_proto::*;
 
-/// More files than a piece of a checkpoint has records, all of which are gone when it is made.
+/// Makes and removes more files than a piece of a checkpoint has records.
 fn come_and_go(fs: &mut Harness, count: usize) {
     for number in 0..count {
         let file = format!("passing{number}");
@@ -25,7 +25,7 @@ fn records_behind_many_that_are_gone_are_written() {
     fs.checkpoint();
     let seen = fs.dump();
     assert_eq!(fs.fsck(), []);
-    // The tables alone must hold it all.
+    // The tables alone must contain everything.
     let mut fs = fs.without_journal();
     assert_eq!(fs.dump(), seen);
 }
@@ -39,7 +39,7 @@ fn changes_while_a_checkpoint_is_under_way_belong_to_the_next() {
     }
     fs.lazy = true;
     fs.checkpoint();
-    // Between any two pieces something changes.
+    // Something changes between any two pieces.
     for number in 0..1000 {
         fs.settle_one();
         let file = name(&format!("file{number}"));

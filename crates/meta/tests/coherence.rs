@@ -1,5 +1,5 @@
-//! Several clients with caches that keep to the rules of docs/leases.md do random things to a tree. At no time has one of them
-//! cached what is not so any more because of another.
+//! Coherence: several clients with caches follow the rules of docs/leases.md and change a tree at
+//! random. No cache ever contains what another client has changed.
 
 pub mod client;
 pub mod requests;
@@ -14,10 +14,10 @@ use espalier_proto::*;
 use fastrand::Rng;
 use requests::random_request;
 
-/// Who looks and caches nothing.
+/// Observes the tree and caches nothing.
 const OBSERVER: ClientId = ClientId(1);
 
-/// The tree as it is.
+/// The current tree.
 pub struct Tree {
     pub names: BTreeMap<(Ino, Name), Ino>,
     pub dirs: BTreeSet<Ino>,
@@ -28,12 +28,12 @@ struct World {
     fs: Harness,
     clients: Vec<Client>,
     random: Rng,
-    /// When each request that is not answered was sent.
+    /// When each unanswered request was sent.
     sent: HashMap<u64, u64>,
     pumped: usize,
-    /// How often something cached was compared with what is so.
+    /// Number of comparisons of a cached item with the tree.
     compared: u64,
-    /// Requests that a cache answered.
+    /// Number of requests that a cache has answered.
     from_cache: u64,
 }
 
@@ -61,19 +61,19 @@ impl World {
         Self { fs, clients, random, sent: HashMap::new(), pumped: 0, compared: 0, from_cache: 0 }
     }
 
-    /// Looks at something, at once.
+    /// Executes a request at once.
     fn look(&mut self, request: Request) -> Result<Reply, Errno> {
         let (lazy, shuffle) = (std::mem::take(&mut self.fs.lazy), self.fs.shuffle.take());
         let waiting = std::mem::take(&mut self.fs.waiting);
         let id = self.fs.send_from(OBSERVER, &ROOT_CALLER, request);
         (self.fs.lazy, self.fs.shuffle, self.fs.waiting) = (lazy, shuffle, waiting);
-        // Others may be waiting for the same to be loaded.
+        // Other operations may wait for the same load.
         while !self.fs.answers.contains_key(&id) && self.fs.settle_one() {}
         self.fs.end_leases(OBSERVER);
         self.fs.answers.remove(&id).unwrap()
     }
 
-    /// As it is at one time.
+    /// The tree at one instant.
     fn tree(&mut self) -> Tree {
         loop {
             let changes = self.fs.meta.figures().changes;
@@ -108,7 +108,7 @@ impl World {
         }
     }
 
-    /// What the server has sent is on its way.
+    /// Passes on the server's messages.
     fn pump(&mut self) {
         let now = self.fs.uptime_ms;
         for answered in self.fs.answered.split_off(self.pumped) {
@@ -145,7 +145,7 @@ impl World {
         self.pump();
     }
 
-    /// The next message reaches a client, which does what follows from it.
+    /// Delivers the next message to a client, and executes what follows.
     fn deliver(&mut self, client: usize) {
         match self.clients[client].inbox.pop_front() {
             None => {}
@@ -225,10 +225,10 @@ impl World {
             self.pump();
         }
         let now = self.fs.uptime_ms;
-        assert!(self.sent.values().all(|sent| now - sent < 60_000), "a request is not answered");
+        assert!(self.sent.values().all(|sent| now - sent < 60_000), "a request stays unanswered");
     }
 
-    /// Everything that a client may use is so.
+    /// Compares everything that clients may use with the tree.
     fn check(&mut self) {
         let tree = self.tree();
         let (now, changes) = (self.fs.uptime_ms, self.fs.meta.figures().changes);
@@ -238,7 +238,7 @@ impl World {
             let (mut names, mut things) = self.clients[client].known(&tree, now);
             names.extend(self.clients[client].usable_names().map(|(key, ino)| (key.clone(), ino)));
             for ((dir, name), ino) in names {
-                // In a tree that was removed, names may be used on.
+                // In a removed tree, names may still be used.
                 if tree.dirs.contains(&dir) {
                     let is = tree.names.get(&(dir, name.clone())).copied();
                     assert_eq!(ino, is, "{client} has cached {name:?} in {dir}");
@@ -257,13 +257,13 @@ impl World {
                     None => self.thing(&tree, ino, &thing),
                 };
                 if self.fs.meta.figures().changes != changes {
-                    // Something has happened in between.
+                    // The tree has changed meanwhile.
                     return;
                 }
                 inodes.insert(key, is.clone());
                 match (&thing, &is) {
                     (thing, Some(is)) => assert_eq!(thing, is, "{client} has cached {ino}"),
-                    // Or it lies in a tree that was removed, and neither in memory.
+                    // Or it is in a removed tree, and neither is in memory.
                     (Thing::Attr(attr), None) if self.fs.config.cache_bytes > 0 => {
                         assert_eq!(attr.nlink, 0, "{client} has cached {ino}, which is gone");
                     }
@@ -274,7 +274,7 @@ impl World {
         }
     }
 
-    /// The same of an inode as it is now; `None`: it is gone.
+    /// The current state of an inode; `None`: it is gone.
     fn thing(&mut self, tree: &Tree, ino: Ino, like: &Thing) -> Option<Thing> {
         let request = match like {
             Thing::Attr(_) => Request::GetAttr { ino },
@@ -282,7 +282,7 @@ impl World {
             Thing::Listing(_) => Request::ReadDir { dir: ino, after: 0, limit: 10_000, plus: false },
             Thing::Xattrs(_) => Request::ListXattr { ino },
         };
-        // What nobody knows by its number is found by its name.
+        // An inode that nobody knows by number is found by name.
         let place = tree.names.iter().find(|(_, of)| **of == ino);
         if let Some(((dir, name), _)) = place {
             let found = self.look(Request::Lookup { dir: *dir, name: name.clone() });
@@ -301,7 +301,7 @@ fn run(seed: u64) -> (u64, u64, u64) {
     for _ in 0..3_000 {
         world.step();
     }
-    // In the end all is answered.
+    // In the end all requests are answered.
     for client in &mut world.clients {
         client.asleep_until = 0;
     }
@@ -321,7 +321,7 @@ fn run(seed: u64) -> (u64, u64, u64) {
         world.fs.end_leases(client.id);
     }
     world.fs.drain();
-    // Streams that nothing came of go with the next mount.
+    // The next mount removes unused streams.
     assert_eq!(world.fs.crash().fsck(), []);
     (world.compared, waits, world.from_cache)
 }

@@ -1,4 +1,4 @@
-//! Which changes share a commit, where they are to be durable.
+//! Which changes share a commit, with durable acknowledgement.
 
 use crate::harness::{Harness, ROOT_CALLER, config, name};
 use espalier_meta::{Acknowledge, Config};
@@ -7,13 +7,14 @@ use espalier_proto::*;
 
 const CHANGES: u64 = 6;
 
-/// So many syncs take changes that come while the first is under way: files are made in a directory, written, and removed.
+/// Number of syncs for changes that arrive while the first sync is in progress: creations in a
+/// directory, writes, and removals.
 fn syncs(fs: &mut Harness, dir: Ino) -> [u64; 3] {
     let count = |fs: &mut Harness, requests: Vec<Request>| {
         let before = fs.meta.figures().syncs;
         fs.lazy = true;
         let sent: Vec<u64> = requests.into_iter().map(|request| fs.send(&ROOT_CALLER, request)).collect();
-        assert!(sent.iter().all(|id| !fs.answers.contains_key(id)), "it is durable first");
+        assert!(sent.iter().all(|id| !fs.answers.contains_key(id)), "it must be durable first");
         fs.lazy = false;
         fs.settle();
         let answers = sent.iter().map(|id| fs.answers.remove(id).unwrap().unwrap()).collect::<Vec<_>>();

@@ -1,4 +1,5 @@
-//! After a crash at any instant the state is one that was: the one after some operation, none durable missing.
+//! After a crash at any instant, the state is the one after some operation, and nothing durable is
+//! missing.
 
 use std::collections::BTreeMap;
 
@@ -62,7 +63,7 @@ impl Walker {
                 if let Some(ino) = file {
                     let set = SetAttr { size: Some(self.rng.u64(0..80)), ..SetAttr::default() };
                     let id = fs.send(&harness::ROOT_CALLER, Request::SetAttr { ino, set });
-                    // Of a stream it waits until a crash could not make it forgotten.
+                    // A change of a stream waits until a crash cannot undo its mark.
                     while !fs.answers.contains_key(&id) {
                         fs.settle();
                     }
@@ -87,7 +88,7 @@ impl Walker {
 #[test]
 fn every_state_after_a_crash_was_once_the_state() {
     for seed in 0..150 {
-        // Half of the runs keep nothing in memory that could be loaded again.
+        // Half of the runs keep nothing in memory that can be loaded again.
         let cache_bytes = if seed % 2 == 0 { usize::MAX } else { 0 };
         let mut fs = Harness::with(espalier_meta::Config { cache_bytes, ..harness::config() });
         let mut walker = Walker::new(seed);
@@ -97,7 +98,7 @@ fn every_state_after_a_crash_was_once_the_state() {
             let mut durable = 0;
             for _ in 0..walker.rng.usize(5..60) {
                 walker.step(&mut fs);
-                // Looking may load, but must change nothing.
+                // Reading may load, but must change nothing.
                 states.push(fs.dump());
                 match walker.rng.u8(0..10) {
                     0 => fs.input(espalier_meta::Input::Tick),

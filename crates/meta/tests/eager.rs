@@ -1,4 +1,4 @@
-//! How what is read and written of files goes: who opens one is told what its policy says.
+//! Eager and rendezvous transfers: an open reports the policy of the file.
 
 use crate::harness::{Harness, config, name, open_how};
 use espalier_meta::Config;
@@ -43,7 +43,7 @@ fn who_opens_a_file_is_told_how_its_payloads_go() {
             assert_eq!((told, of_nameless), (!eager, !eager));
             let open = |ino| Request::Open { ino, how: open_how(Access::READ, false) };
             assert_eq!(opened(&mut fs, open(new)), (new, !eager));
-            assert_eq!(opened(&mut fs, open(old)), (old, announced), "it keeps what it was made with");
+            assert_eq!(opened(&mut fs, open(old)), (old, announced), "the setting is kept");
         }
     }
 }

@@ -1,4 +1,5 @@
-//! The cache keeps to its bound, whatever the tree's size and whatever clients know, and nothing is lost by that.
+//! Eviction: the cache stays within its bound, whatever the size of the tree and whatever clients
+//! know, and nothing is lost.
 
 use crate::harness::{self, Harness, config, name};
 use espalier_meta::{Config, InoRecord};
@@ -24,7 +25,7 @@ fn the_cache_is_bounded_though_the_client_knows_every_file() {
     for _ in 0..FILES {
         fs.lookup(Ino::ROOT, "dir");
     }
-    // A client that does not forget what it is asked to is not made to: what is kept of that is where it lies.
+    // A client may ignore recalls; then only the location of the inode stays in memory.
     assert!(fs.recalled.len() > FILES / 2, "{}", fs.recalled.len());
     let known = 64 * FILES;
     assert!(fs.meta.cache_bytes() < BOUND + known, "{}", fs.meta.cache_bytes());
@@ -66,7 +67,7 @@ fn what_was_removed_stays_removed_when_it_is_no_longer_in_memory() {
     for n in (0..FILES).step_by(2) {
         let (dir, name) = (dir, name(&format!("file {n}")));
         let id = fs.send(&harness::ROOT_CALLER, Request::Unlink { dir, name, time: None });
-        // With too much unwritten it waits for a checkpoint.
+        // With too many unwritten changes it waits for a checkpoint.
         while !fs.answers.contains_key(&id) {
             fs.settle_one();
         }
@@ -81,7 +82,7 @@ fn what_was_removed_stays_removed_when_it_is_no_longer_in_memory() {
     assert_eq!(fs.list(dir, true).len(), FILES / 2);
 }
 
-/// Also of one that has a record of its own, which the store has until the next checkpoint.
+/// Also an inode with a record of its own, which the store has until the next checkpoint.
 #[test]
 fn an_inode_that_has_ceased_to_be_is_not_found_by_its_number() {
     let mut fs = Harness::new();

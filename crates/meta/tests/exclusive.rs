@@ -1,4 +1,4 @@
-//! Exclusive leases: who gets one, and who waits for whom before he comes to know a directory that somebody is alone in.
+//! Exclusive leases: which client gets one, and which operations wait for their revocation.
 
 use crate::harness::{self, Harness, ROOT_CALLER, name};
 use espalier_meta::{Acknowledge, Config, Input};
@@ -18,7 +18,7 @@ impl Client {
         Self { id, next: number << 32 }
     }
 
-    /// One that wants numbers, as those do who tell their callers early.
+    /// A client with a pool of inode numbers, as for metadata write-back.
     fn early(fs: &mut Harness, number: u64) -> Self {
         let mut client = Self::connect(fs, number);
         assert!(matches!(
@@ -39,7 +39,8 @@ impl Client {
         self.ask_for(fs, request).0
     }
 
-    /// And of which directory the reply says that the client is alone in it. All give up what they are asked for.
+    /// Sends a request, and returns the directory on which the reply grants an exclusive lease. All
+    /// revocations are acknowledged.
     fn ask_for(&mut self, fs: &mut Harness, request: Request) -> (Result<Reply, Errno>, Option<Ino>) {
         let id = self.send(fs, request);
         while !fs.answers.contains_key(&id) && !fs.revocations.is_empty() {
@@ -81,7 +82,7 @@ fn rmdir(dir: Ino, name_: &str) -> Request {
     Request::RmDir { dir, name: name(name_), time: None }
 }
 
-/// Answers what clients were asked to give up, and says who was asked for which directory.
+/// Acknowledges all revocations, and returns them.
 fn give_up(fs: &mut Harness) -> Vec<(ClientId, Lease)> {
     let revocations = std::mem::take(&mut fs.revocations);
     for revocation in &revocations {
@@ -90,7 +91,7 @@ fn give_up(fs: &mut Harness) -> Vec<(ClientId, Lease)> {
     revocations.into_iter().map(|revocation| (revocation.client, revocation.lease)).collect()
 }
 
-/// Two clients, and a directory in which the first is alone.
+/// Two clients, and a directory on which the first has an exclusive lease.
 fn alone() -> (Harness, Client, Client, Ino) {
     let mut fs = fs();
     let (mut one, other) = (Client::early(&mut fs, 1), Client::early(&mut fs, 2));
@@ -100,7 +101,8 @@ fn alone() -> (Harness, Client, Client, Ino) {
     (fs, one, other, dir)
 }
 
-/// What another client asks waits until the first has given its lease up, and that is asked for once.
+/// Asserts that a request of one client waits until the other has acknowledged the revocation of
+/// its exclusive lease, which is sent once.
 fn waits_for(
     fs: &mut Harness,
     (one, other): (&Client, &mut Client),
@@ -128,11 +130,11 @@ fn a_client_is_alone_in_a_directory_that_nobody_else_knows() {
     ] {
         assert_eq!(one.alone_after(&mut fs, request.clone()), Some(dir), "{request:?}");
     }
-    // Everybody knows the root.
+    // Every client knows the root.
     assert_eq!(one.alone_after(&mut fs, create(Ino::ROOT, "file", NewNode::Regular)), None);
     waits_for(&mut fs, (&one, &mut other), dir, lookup(Ino::ROOT, "dir")).unwrap();
     assert_eq!(one.alone_after(&mut fs, lookup(dir, "absent")), None);
-    // Until the other has forgotten it.
+    // Until the other client has forgotten it.
     other.ask(&mut fs, Request::Forget { ino: dir, lookups: 1 }).unwrap();
     fs.uptime_ms += 60_000;
     assert_eq!(one.alone_after(&mut fs, create(dir, "other", NewNode::Regular)), Some(dir));
@@ -148,15 +150,15 @@ fn who_asks_for_it_is_alone_with_files_that_nobody_else_knows() {
     one.ask(&mut fs, link(files[1], dir)).unwrap();
     one.ask(&mut fs, link(files[2], far)).unwrap();
     one.ask(&mut fs, Request::Unlink { dir, name: name(&file(2)), time: None }).unwrap();
-    // The leases are over by then.
+    // The leases have expired by then.
     fs.uptime_ms += 2 * u64::from(TERM);
     let inodes = [&[dir], &files[..]].concat();
     let renew = |alone_in| Request::Renew { inodes: inodes.clone(), alone_in };
     let renewed = |inodes: &[Ino]| Ok(Reply::Renewed(inodes.to_vec()));
     assert_eq!(one.ask_for(&mut fs, renew(None)), (renewed(&inodes), None));
     let (only, all) = ([dir, files[0], files[3]], Some(dir));
-    assert_eq!(one.ask_for(&mut fs, renew(all)), (renewed(&only), all), "others have other names");
-    assert_eq!(other.ask_for(&mut fs, renew(all)), (renewed(&[]), None), "it knows none");
+    assert_eq!(one.ask_for(&mut fs, renew(all)), (renewed(&only), all), "others are known elsewhere");
+    assert_eq!(other.ask_for(&mut fs, renew(all)), (renewed(&[]), None), "the client knows none");
     waits_for(&mut fs, (&one, &mut other), dir, lookup(Ino::ROOT, "dir")).unwrap();
     other.ask(&mut fs, lookup(dir, &file(3))).unwrap();
     assert_eq!(one.ask_for(&mut fs, renew(all)), (renewed(&only[..2]), None));
@@ -166,7 +168,7 @@ fn who_asks_for_it_is_alone_with_files_that_nobody_else_knows() {
     assert_eq!(
         other.ask_for(&mut fs, renew(all)),
         (renewed(&[]), None),
-        "nobody knows the directory, nor does it"
+        "no client knows the directory, this one neither"
     );
 }
 
@@ -189,7 +191,7 @@ fn whoever_comes_to_know_a_directory_waits_for_who_is_alone_in_it() {
         other.make(&mut fs, Ino::ROOT, "empty", NewNode::Directory);
         fs.revocations.clear();
         let came = waits_for(&mut fs, (&one, &mut other), dir, look);
-        // It would not have been found to be so without what the first has made.
+        // Without the first client's file the directory would be empty.
         assert_eq!(came.err(), (at > 1).then_some(Errno::ENOTEMPTY), "{at}");
         let after = one.alone_after(&mut fs, create(dir, "again", NewNode::Regular));
         assert_eq!(after, (at > 1).then_some(dir), "{at}");
@@ -218,7 +220,7 @@ fn a_listing_without_attributes_makes_nobody_known() {
 #[test]
 fn nobody_is_alone_where_a_change_could_be_refused_later() {
     let (mut fs, mut one, mut other, dir) = alone();
-    // A quota ends all exclusive leases, and there are none as long as it is there.
+    // A quota revokes all exclusive leases, and prevents new ones while it is set.
     let quota = |value: &[u8]| Request::SetXattr {
         ino: Ino::ROOT,
         name: (*b"user.espalier.quota.max_files").into(),
@@ -232,7 +234,7 @@ fn nobody_is_alone_where_a_change_could_be_refused_later() {
     other.ask(&mut fs, quota(b"0")).unwrap();
     fs.uptime_ms += 60_000;
     assert_eq!(one.alone_after(&mut fs, create(dir, "three", NewNode::Regular)), Some(dir));
-    // What files take from a default access control list clients do not know.
+    // Clients do not know what files inherit from a default ACL.
     let acl: Vec<u8> = [
         &2u32.to_le_bytes()[..],
         &[1, 0, 7, 0, 255, 255, 255, 255, 4, 0, 5, 0, 255, 255, 255, 255, 0x20, 0, 5, 0, 255, 255, 255, 255],
@@ -277,8 +279,8 @@ fn nobody_waits_for_who_is_gone() {
     assert!(fs.answers.remove(&id).is_some_and(|answer| answer.is_ok()), "{dir} {}", one.id.0);
 }
 
-/// After a restart nobody is told of a directory before all who may have been alone in it have said what they have; who has told
-/// his callers what is not done yet is alone in it again.
+/// After a restart, a directory stays hidden until all clients that may have had an exclusive lease
+/// on it have reclaimed. A client with pending operations gets its exclusive lease back.
 #[test]
 fn a_restarted_server_gives_nobody_away() {
     for is_exclusive in [false, true] {
@@ -303,7 +305,7 @@ fn a_restarted_server_gives_nobody_away() {
         }
         other.ask(&mut fs, Request::Reclaim { held: Vec::new(), last: true, again: vec![] }).unwrap();
         let looks = other.send(&mut fs, lookup(Ino::ROOT, "dir"));
-        assert_eq!(fs.answers.get(&looks), None, "the first may be alone in it");
+        assert_eq!(fs.answers.get(&looks), None, "the first may have an exclusive lease on it");
         one.ask(&mut fs, Request::Reclaim { held: vec![held], last: true, again: vec![] }).unwrap();
         assert_eq!(fs.answers.contains_key(&looks), !is_exclusive);
         if is_exclusive {

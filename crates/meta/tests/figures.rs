@@ -1,4 +1,4 @@
-//! What the machine tells of itself.
+//! Statistics of the machine.
 
 use crate::harness::{Harness, ROOT_CALLER, name};
 use espalier_meta::{Input, Now, Outbox, Waiting};

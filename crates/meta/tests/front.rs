@@ -1,4 +1,5 @@
-//! What clients are told, and in which order; and what is taken from them.
+//! The session layer: what clients are sent, in which order, and which of their messages are
+//! accepted.
 
 use crate::harness::{self, DataServers, Disk, Engine, STRIP, name, open_how};
 use espalier_meta::*;
@@ -23,7 +24,7 @@ struct Server {
     ended: Vec<ClientId>,
     said: Vec<(ClientId, FromServer)>,
     streams: Vec<StreamRequest>,
-    /// What is put off.
+    /// I/O that is delayed.
     stuck: fn(&Io) -> bool,
     waiting: Vec<(IoId, Io)>,
 }
@@ -49,14 +50,14 @@ impl Server {
         }
     }
 
-    /// The process ends, and the server is started anew.
+    /// Ends the process, and restarts the server.
     fn restart(&mut self) {
         self.disk.sync_journal();
         self.front = Front::new(self.disk.recover(&self.config));
         self.said.clear();
     }
 
-    /// Everything is in the tables.
+    /// Writes everything to the tables.
     fn checkpoint(&mut self) {
         for _ in 0..100 {
             self.front.input(self.now(), Input::Tick);
@@ -108,7 +109,7 @@ impl Server {
         connected
     }
 
-    /// Takes a message; what is said then.
+    /// Passes in a message, and returns what the server sends.
     fn take(&mut self, from: ClientId, rights: &Rights, message: FromClient) -> Vec<(ClientId, FromServer)> {
         self.front.take(self.now(), from, rights, message).unwrap();
         self.front.heard(self.now(), from);
@@ -196,7 +197,7 @@ fn groups_are_asked_for_again_over_the_next_connection() {
     assert_eq!(server.take(ONE, &all, message.clone()), asks);
     assert_eq!(server.front.take(server.now(), ONE, &all, message), Ok(true));
     server.settle();
-    assert_eq!(server.said, [], "a copy of it is nothing new");
+    assert_eq!(server.said, [], "a duplicate changes nothing");
     server.front.detach(ONE);
     assert_eq!(server.connect(ONE, &all), Ok(Ino::ROOT));
     assert_eq!(std::mem::take(&mut server.said), asks);
@@ -204,7 +205,7 @@ fn groups_are_asked_for_again_over_the_next_connection() {
     let told = server.take(ONE, &squashed, FromClient::Groups { id, groups: [0, 1000].into() });
     assert!(matches!(told[0].1, FromServer::Reply { result: Ok(Reply::Entry(_)), .. }), "{told:?}");
     let again = server.take(ONE, &all, FromClient::Groups { id, groups: [0].into() });
-    assert_eq!(again, [], "nobody has asked");
+    assert_eq!(again, [], "no request needs groups");
 }
 
 #[test]
@@ -218,7 +219,7 @@ fn what_is_to_be_forgotten_is_told_again_over_the_next_connection() {
     server.ask(OTHER, lookup(Ino::ROOT, "fifo")).unwrap();
     server.ask(OTHER, lookup(Ino::ROOT, "stays")).unwrap();
     server.front.detach(OTHER);
-    // It does not say that it uses it no longer.
+    // It does not report that it has stopped using the inode.
     server.uptime_ms += 50_000;
     let unlink = server.request(ROOT, Request::Unlink { dir: Ino::ROOT, name: name("fifo"), time: None });
     assert!(server.take(ONE, &all, unlink).iter().all(|(to, _)| *to == ONE));
@@ -268,13 +269,13 @@ fn a_lease_is_told_before_it_is_revoked_and_the_change_after_that() {
     assert!(!numbers.is_empty());
     let mut told = Vec::new();
     for number in numbers {
-        assert_eq!(told, [], "all leases end first");
+        assert_eq!(told, [], "all leases are revoked first");
         told = server.take(OTHER, &all, FromClient::Revoked { number });
     }
     let (replies, others): (Vec<_>, Vec<_>) =
         told.into_iter().partition(|(_, message)| matches!(message, FromServer::Reply { .. }));
     assert!(matches!(replies[..], [(ONE, FromServer::Reply { result: Ok(_), .. })]), "{replies:?}");
-    // It has no name any more: who knows it is asked to forget it, and nobody else.
+    // It has lost its last name: the clients that know it are recalled, and no others.
     assert!(
         matches!(others[..], [(ONE, FromServer::Recall(_)), (OTHER, FromServer::Recall(_))]),
         "{others:?}"
@@ -303,7 +304,7 @@ fn a_restricted_client_is_told_its_root_and_of_nothing_above_it() {
     let projects = server.make(ONE, Ino::ROOT, "projects", NewNode::Directory);
     let root = server.make(ONE, projects, "a", NewNode::Directory);
     let inside = server.make(ONE, root, "inside", NewNode::Directory);
-    // Its session had begun.
+    // Its session existed already.
     assert_eq!(server.connect(OTHER, &guest), Ok(root));
     assert_eq!(server.connect(OTHER, &guest), Ok(root));
     server.ask_as(OTHER, &guest, lookup(root, "inside")).unwrap();
@@ -330,7 +331,7 @@ fn a_restricted_client_whose_session_has_ended_is_not_let_loose() {
     server.front.connect(server.now(), OTHER, (true, true), Accesses::All, &guest);
     server.settle();
     assert_eq!(server.connected.pop(), Some((OTHER, Err(Refused::Ended))));
-    // A session has begun, and its directory is still looked for.
+    // A session has started, and its directory is still being looked up.
     server.checkpoint();
     server.restart();
     server.stuck = |io| matches!(io, Io::Load(_));
@@ -392,7 +393,7 @@ fn where_bytes_are_is_found_out_before_anything_is_done_with_them() {
     assert!(first.io == read && first.layout.is_some(), "{first:?}");
 
     server.make(ONE, dir, "other", NewNode::Regular);
-    // A server that was started anew has none of this in memory.
+    // A restarted server has none of this in memory.
     server.checkpoint();
     server.restart();
     server.connect(ONE, &all).unwrap();
@@ -416,7 +417,7 @@ fn where_bytes_are_is_found_out_before_anything_is_done_with_them() {
     server.settle();
     let then = server.streams.pop().unwrap();
     assert_eq!(then, StreamRequest { of: (ONE, id), ..first });
-    assert_eq!(server.front.take(server.now(), ONE, &all, message), Ok(false), "it is under way");
+    assert_eq!(server.front.take(server.now(), ONE, &all, message), Ok(false), "it is in progress");
     server.front.end_stream((ONE, id), Ok(Reply::Bytes(vec![1; 10].into())));
     server.settle();
     let said = &server.said[..];
@@ -426,7 +427,7 @@ fn where_bytes_are_is_found_out_before_anything_is_done_with_them() {
     );
 }
 
-/// After a loss of power a file may not have a stream any more that a client writes to.
+/// After a power failure, a file that a client writes to may have no stream.
 #[test]
 fn what_is_to_be_done_with_a_stream_that_is_none_is_sent_back() {
     let mut server = Server::new(config());
@@ -496,7 +497,7 @@ fn big_file(server: &mut Server) -> Ino {
 }
 
 impl Server {
-    /// Ten bytes are written. The answer, if there is one already.
+    /// Writes ten bytes. Returns the answer if there is one already.
     fn write(&mut self, ino: Ino, offset: u64) -> (RequestId, Option<Result<Reply, Errno>>) {
         let (id, mut message) = self.stream(StreamIo::Write { ino, offset, told: false });
         if let FromClient::Stream { data, .. } = &mut message {
@@ -506,7 +507,7 @@ impl Server {
         (id, answer_to(id, said))
     }
 
-    /// What was put off is done.
+    /// Executes delayed I/O.
     fn go_on(&mut self) {
         self.stuck = |_| false;
         for (id, io) in std::mem::take(&mut self.waiting) {
@@ -551,7 +552,7 @@ fn a_write_to_a_stream_takes_a_programs_capabilities_away_first() {
     assert_eq!(server.ask(ONE, get), Err(Errno::ENODATA));
 }
 
-/// What changes with it is durable before anybody is told that it is done.
+/// Changes that accompany a write are durable before the write is acknowledged.
 #[test]
 fn a_write_to_a_stream_waits_for_what_it_changes_besides() {
     for is_closed in [false, true] {
@@ -560,7 +561,7 @@ fn a_write_to_a_stream_waits_for_what_it_changes_besides() {
         server.limit("150");
         server.stuck = |io| matches!(io, Io::Journal { .. } | Io::Sync);
         assert_eq!((server.write(ino, 120).1, server.streams.len()), (None, 0));
-        // Nothing changes with this one.
+        // This write changes nothing else.
         assert_eq!((server.write(ino, 110).1, server.streams.len()), (None, 1));
         if is_closed {
             let release = server.request(ROOT, Request::Release { ino });
@@ -585,7 +586,7 @@ fn a_write_to_a_stream_that_waits_for_room_can_be_interrupted() {
             break id;
         }
         (begun, offset) = (begun + 1, offset + 1);
-        assert!(begun < 100_000, "there is always room");
+        assert!(begun < 100_000, "the journal never fills");
     };
     let said = server.take(ONE, &Rights::default(), FromClient::Cancel { id });
     assert_eq!(answer_to(id, said), Some(Err(Errno::EINTR)));

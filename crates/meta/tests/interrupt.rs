@@ -1,4 +1,4 @@
-//! What a signal to a waiting caller may do.
+//! Effects of a signal to a waiting caller.
 
 use crate::harness::{self, Harness, ROOT_CALLER};
 use espalier_meta::Input;
@@ -43,7 +43,7 @@ fn a_writer_that_waits_for_room_is_interrupted_and_has_changed_nothing() {
     };
     fs.input(Input::Cancel { from: ClientId(1), id: RequestId(id) });
     assert_eq!(fs.answers.remove(&id), Some(Err(Errno::EINTR)));
-    // The checkpoint that it waited for makes room for others.
+    // The checkpoint that it waited for makes space for others.
     fs.settle();
     fs.lazy = false;
     assert!(fs.create(Ino::ROOT, "later", NewNode::Regular).is_ok());

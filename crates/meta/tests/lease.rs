@@ -1,4 +1,4 @@
-//! Leases: what one client may cache, and what a change by another does to that.
+//! Leases: what a client may cache, and how another client's change affects it.
 
 use crate::harness::{self, Harness, ROOT_CALLER, config, name};
 use espalier_meta::{Acknowledge, Atime, Config, Input};
@@ -12,7 +12,7 @@ fn leased() -> Harness {
     Harness::with(Config { lease_ms: Some(TERM), ..config() })
 }
 
-/// What a request comes to, and for how long that may be cached.
+/// The result of a request, and for how many milliseconds it may be cached.
 fn ask(fs: &mut Harness, client: ClientId, request: Request) -> (Result<Reply, Errno>, u32) {
     let id = fs.send_from(client, &ROOT_CALLER, request);
     (fs.answers.remove(&id).unwrap(), fs.leases[&id].0)
@@ -51,7 +51,7 @@ fn getattr(ino: Ino) -> Request {
     Request::GetAttr { ino }
 }
 
-/// The clients that have just been asked to give up leases answer.
+/// Acknowledges all revocations, and returns them.
 fn answer_all(fs: &mut Harness) -> Vec<(ClientId, Lease)> {
     let revocations = std::mem::take(&mut fs.revocations);
     for revocation in &revocations {
@@ -60,7 +60,7 @@ fn answer_all(fs: &mut Harness) -> Vec<(ClientId, Lease)> {
     revocations.into_iter().map(|revocation| (revocation.client, revocation.lease)).collect()
 }
 
-/// One looks up names of the root that the other is about to make.
+/// Makes names of the root contended: one client looks up names that the other is about to create.
 fn fight(fs: &mut Harness) {
     for new in 0..4 {
         let new = format!("{} {new}", fs.uptime_ms);
@@ -87,7 +87,7 @@ fn the_only_client_needs_no_leases() {
     assert_eq!((fs.revocations.len(), fs.meta.figures().leases_given), (0, 0));
 }
 
-/// Who has a lease may have the file open, and the server not know of it.
+/// A lease holder may have the file open without the server's knowledge.
 #[test]
 fn who_opens_a_file_to_write_asks_for_the_leases_of_others_first() {
     let mut fs = Harness::with(Config { lease_ms: Some(TERM), session_ms: Some(60_000), ..config() });
@@ -101,7 +101,7 @@ fn who_opens_a_file_to_write_asks_for_the_leases_of_others_first() {
         let id = fs.send_from(B, &ROOT_CALLER, open(access));
         let is_asked = !fs.revocations.is_empty();
         assert_eq!((is_asked, fs.answers.contains_key(&id)), (access == Access::WRITE, !is_asked));
-        // What it says by then counts.
+        // What it reports until then counts.
         if is_asked {
             assert!(ask(&mut fs, A, open(Access::READ)).0.is_ok());
             assert_eq!(answer_all(&mut fs), [(A, Lease::Inode { ino: file })]);
@@ -111,7 +111,7 @@ fn who_opens_a_file_to_write_asks_for_the_leases_of_others_first() {
     }
 }
 
-/// As PVFS's clients, which believe what they have been told for a while.
+/// Like PVFS clients, which trust their caches for a fixed time.
 #[test]
 fn nobody_waits_for_a_client_that_wants_no_leases() {
     let mut fs = Harness::with(Config { lease_ms: Some(TERM), session_ms: Some(60_000), ..config() });
@@ -135,20 +135,20 @@ fn nobody_waits_for_a_client_that_wants_no_leases() {
         },
     );
     assert_eq!(fs.answers.remove(&id), Some(Ok(Reply::Done)));
-    // What it has touched comes without attributes, for on these it would have leases.
+    // What it has touched comes without attributes, which would need leases.
     let (lease_ms, touched) = &fs.leases[&id];
     assert!(*lease_ms == 0 && touched.attrs.is_empty() && touched.others.contains(&Ino::ROOT));
     assert_eq!(ask(&mut fs, A, getattr(file)).1, 0);
     assert!(ask(&mut fs, B, chmod(file, 0o600)).0.is_ok());
     assert_eq!(fs.revocations.len(), 0);
-    // It may think better of it.
+    // A client may change its mind.
     fs.input(Input::Connect { client: A, leases: true, resumes: false });
     assert_eq!(ask(&mut fs, A, getattr(file)).1, TERM);
     fs.send_from(B, &ROOT_CALLER, chmod(file, 0o644));
     assert_eq!(answer_all(&mut fs), [(A, Lease::Inode { ino: file })]);
 }
 
-/// A kernel takes what it has moved for cached under its new name.
+/// A kernel caches the new name of what it has moved.
 #[test]
 fn who_has_moved_a_name_has_a_lease_on_it() {
     let mut fs = leased();
@@ -294,7 +294,8 @@ fn what_a_change_tells_is_leased_only_while_it_is_so() {
     let acknowledge = Acknowledge::Written;
     let mut fs = Harness::with(Config { lease_ms: Some(TERM), acknowledge, ..config() });
     fs.lazy = true;
-    // The answer to the first waits for the journal, and the second comes before it leaves.
+    // The answer to the first request waits for the journal, and the second arrives before it
+    // leaves.
     let first = fs.send_from(A, &ROOT_CALLER, create(Ino::ROOT, "first", NewNode::Regular));
     let second = fs.send_from(A, &ROOT_CALLER, create(Ino::ROOT, "second", NewNode::Regular));
     while fs.settle_one() {}
@@ -318,7 +319,7 @@ fn a_client_that_does_not_answer_is_waited_for_until_its_lease_is_over() {
     }
     tick(&mut fs, 1_000);
     assert!(matches!(fs.answers.remove(&id), Some(Ok(_))));
-    // It was asked more than once, for messages may be lost; an answer that comes late is of no account.
+    // Revocations are resent, since messages may be lost; a late acknowledgement has no effect.
     let asked = answer_all(&mut fs);
     assert!(
         asked.len() > 1 && asked.iter().all(|asked| *asked == (B, Lease::Inode { ino: file })),
@@ -378,7 +379,7 @@ fn a_waiting_change_can_be_interrupted_and_has_changed_nothing() {
     let id = fs.send_from(A, &ROOT_CALLER, chmod(file, 0o600));
     fs.input(Input::Cancel { from: A, id: RequestId(id) });
     assert_eq!(fs.answers.remove(&id), Some(Err(Errno::EINTR)));
-    // The revocation is still to be answered: a lease given now would be taken for the one given up.
+    // The revocation is still unacknowledged: its acknowledgement would end a new lease too.
     assert_eq!(ask(&mut fs, B, getattr(file)), (Ok(Reply::Attr(before)), 0));
     assert_eq!(answer_all(&mut fs).len(), 1);
     assert_eq!(ask(&mut fs, B, getattr(file)), (Ok(Reply::Attr(before)), TERM));
@@ -396,7 +397,7 @@ fn a_client_whose_session_ends_is_not_waited_for() {
     fs.revocations.clear();
     ask(&mut fs, A, chmod(file, 0o640)).0.unwrap();
     assert_eq!(fs.revocations, []);
-    // It may come back.
+    // The client may come back.
     assert_eq!(ask(&mut fs, B, getattr(file)).1, TERM);
     fs.send_from(A, &ROOT_CALLER, chmod(file, 0o600));
     assert_eq!(answer_all(&mut fs).len(), 1);
@@ -415,8 +416,8 @@ fn a_lease_begins_when_its_reply_leaves_and_not_at_all_if_that_is_out_of_date_by
     fs.uptime_ms += 5_000;
     while fs.settle_one() {}
     assert_eq!((fs.leases[&first].0, fs.leases[&second].0), (0, TERM));
-    assert_eq!(fs.revocations, [], "nothing had been told");
-    // It lasts a term from then.
+    assert_eq!(fs.revocations, [], "no lease had been granted");
+    // The lease lasts one term from then.
     let third = fs.send_from(B, &ROOT_CALLER, chmod(file, 0o600));
     for _ in 0..10 {
         tick(&mut fs, 1_000);
@@ -447,7 +448,7 @@ fn a_big_file_that_may_be_written_to_is_not_leased() {
     let file = fs.file("big", &[1; 2 * harness::STRIP as usize]);
     fs.end_leases(ClientId(1));
     let how = |access| Request::Open { ino: file, how: harness::open_how(access, false) };
-    assert_eq!(ask(&mut fs, B, getattr(file)).1, TERM, "nobody has it open");
+    assert_eq!(ask(&mut fs, B, getattr(file)).1, TERM, "no client has it open");
     let id = fs.send_from(A, &ROOT_CALLER, how(Access::WRITE));
     assert!(!fs.answers.contains_key(&id), "it waits for the other");
     assert_eq!(answer_all(&mut fs).len(), 1);
@@ -477,7 +478,7 @@ fn who_opens_a_file_is_told_whether_others_share_it() {
     assert_eq!([0; 2].map(|_| is_shared(A, alone, Access::WRITE)), [false; 2]);
     for file in [big, small] {
         assert!(!is_shared(A, file, Access::READ));
-        assert!(!is_shared(B, file, Access::READ), "nobody writes to it");
+        assert!(!is_shared(B, file, Access::READ), "no client writes to it");
         assert!(is_shared(B, file, Access::WRITE), "A has it open");
         assert!(is_shared(A, file, Access::READ), "B writes to it");
     }
@@ -491,7 +492,7 @@ fn what_was_asked_of_a_stream_before_it_changed_is_not_leased() {
     ask(&mut fs, A, Request::Open { ino: file, how: harness::open_how(Access::WRITE, false) }).0.unwrap();
     fs.shuffle = Some(fastrand::Rng::with_seed(1));
     let id = fs.send_from(B, &ROOT_CALLER, getattr(file));
-    // Its size is being asked for while the last one writes it and closes it.
+    // Its size is being queried while the last writer writes and closes it.
     fs.disk.store().stream_write(file, 0, &[2; 3 * harness::STRIP as usize]).unwrap();
     let (waiting, shuffle) = (std::mem::take(&mut fs.waiting), fs.shuffle.take());
     ask(&mut fs, A, Request::Release { ino: file }).0.unwrap();
@@ -512,7 +513,7 @@ fn there_are_only_so_many_leases() {
     let given = files.iter().filter(|file| ask(&mut fs, B, getattr(**file)).1 == TERM).count();
     assert_eq!((given, fs.meta.figures().leases_held), (10, 10));
     tick(&mut fs, 20_000);
-    assert_eq!(ask(&mut fs, B, getattr(files[19])).1, TERM, "room again");
+    assert_eq!(ask(&mut fs, B, getattr(files[19])).1, TERM, "leases are available again");
 }
 
 #[test]
@@ -546,7 +547,7 @@ fn who_opens_a_small_file_to_read_is_told_what_it_holds_and_has_accessed_it() {
     let how = |reads| OpenHow { reads, ..harness::open_how(Access::READ, false) };
     let bytes = Some(b"01234"[..].into());
     assert_eq!(open(A, small, how(Reads::Server)), (None, false, true), "the read to come is the access");
-    assert_eq!(open(B, small, how(Reads::Whole)), (None, true, false), "it may not keep anything");
+    assert_eq!(open(B, small, how(Reads::Whole)), (None, true, false), "this client may not cache");
     assert_eq!(open(A, small, how(Reads::Whole)), (bytes, false, true), "it was accessed just now");
     let written = OpenHow { access: Access::READ | Access::WRITE, ..how(Reads::Whole) };
     assert_eq!(open(A, small, written).0, None);

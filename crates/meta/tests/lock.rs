@@ -1,5 +1,6 @@
-//! Locks between clients whose connections are lost and whose server is killed: nobody believes to have what another has,
-//! nobody waits for what he could have, and nobody has what he does not know of.
+//! File locks with lost connections and a server that is killed: no two callers believe to hold
+//! conflicting locks, no request waits for a free lock, and no client holds a lock that it does not
+//! know of.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -11,7 +12,7 @@ use espalier_proto::*;
 const SESSION_MS: u32 = 60_000;
 const CLIENTS: usize = 3;
 const BYTES: usize = 6;
-/// Of each client: two processes, and an open file.
+/// Per client: two processes, and an open file description.
 const OWNERS: usize = 3;
 const END: Welcome = Welcome {
     incarnation: 0,
@@ -30,19 +31,19 @@ fn owner(number: usize) -> LockOwner {
     LockOwner { flock: number == 2, number: number as u64 }
 }
 
-/// Call numbers of owners: an owner has one call at a time.
+/// An owner has one call at a time; call numbers encode owners.
 fn owner_of(call: u64) -> usize {
     call as usize % OWNERS
 }
 
-/// A client: its link, and what a door would know besides.
+/// A client: its link, and what a frontend knows besides.
 struct Peer {
     link: Link,
-    /// What is under way, if there is a connection.
+    /// Messages in transit; `None`: no connection.
     connection: Option<(VecDeque<FromClient>, VecDeque<FromServer>)>,
     calls: HashMap<RequestId, (u64, Request, bool)>,
     waits: HashMap<u64, Request>,
-    /// What its callers believe to have.
+    /// What its callers believe to hold.
     bytes: [[Option<LockKind>; BYTES]; OWNERS],
     file: Option<Ino>,
     opened: bool,
@@ -54,9 +55,9 @@ struct World {
     peers: Vec<Peer>,
     random: fastrand::Rng,
     calls: u64,
-    /// What was last told of whether something is locked.
+    /// Result of the last lock test.
     in_the_way: Option<bool>,
-    /// How often callers got what they had waited for, were interrupted, and lost their sessions.
+    /// Number of granted waits, interrupted calls, and lost sessions.
     seen: [u32; 3],
 }
 
@@ -135,7 +136,7 @@ impl World {
         (0..CLIENTS).for_each(|at| self.disconnect(at));
     }
 
-    /// Nothing is heard of a client, until its session has ended.
+    /// Silences a client until its session has ended.
     fn silence(&mut self, at: usize) {
         self.disconnect(at);
         for _ in 0..=SESSION_MS / 1000 + 1 {
@@ -171,7 +172,8 @@ impl World {
         }
     }
 
-    /// The server takes the next message of a client. Requests of different clients get different numbers.
+    /// Has the server take a client's next message. Requests of different clients get different
+    /// numbers.
     fn serve(&mut self, at: usize) -> bool {
         let from = Self::id(at);
         let number = |id: RequestId| RequestId((at as u64 + 1) << 32 | id.0);
@@ -189,7 +191,7 @@ impl World {
         true
     }
 
-    // ---- The client's side, as doors do it
+    // ---- The client's side, as in frontends
 
     fn ask(&mut self, at: usize, request: Request) {
         let peer = &mut self.peers[at];
@@ -206,7 +208,7 @@ impl World {
         }
     }
 
-    /// A client takes the next message of the server.
+    /// Has a client take the server's next message.
     fn hear(&mut self, at: usize) -> bool {
         let peer = &mut self.peers[at];
         let message = peer.connection.as_mut().and_then(|(_, in_)| in_.pop_front());
@@ -280,7 +282,7 @@ impl World {
         }
     }
 
-    // ---- What callers do
+    // ---- The callers
 
     fn is_idle(&self, at: usize, owner: usize) -> bool {
         let peer = &self.peers[at];
@@ -305,7 +307,7 @@ impl World {
             return self.ask(at, Request::Unlock { ino, owner, first, last });
         }
         for byte in bytes {
-            // It may be so before the answer comes.
+            // The lock may be released before the answer arrives.
             match (*byte, kind) {
                 (Some(held), _) if owner.flock && held != kind => *byte = None,
                 (Some(_), LockKind::Shared) => *byte = Some(LockKind::Shared),
@@ -332,7 +334,7 @@ impl World {
         }
     }
 
-    /// Whether anybody has a byte locked.
+    /// True if any caller has a byte locked.
     fn is_locked(&mut self, at: usize, flock: bool, byte: u64) -> bool {
         let owner = LockOwner { flock, number: 77 };
         let (first, last) = if flock { (0, u64::MAX) } else { (byte, byte) };
@@ -343,7 +345,7 @@ impl World {
         self.in_the_way.take().unwrap()
     }
 
-    /// All have what they believe to have, and nothing else.
+    /// Compares the server's locks with what callers believe to hold.
     fn check_known(&mut self, seed: u64) {
         for (flock, byte) in [false, true].into_iter().flat_map(|flock| (0..BYTES).map(move |at| (flock, at)))
         {
@@ -355,7 +357,7 @@ impl World {
         }
     }
 
-    /// All that is under way arrives.
+    /// Delivers all messages in transit.
     fn settle(&mut self) {
         while (0..CLIENTS).any(|at| self.serve(at) || self.hear(at)) {}
     }
@@ -388,11 +390,11 @@ fn no_two_believe_to_have_one_lock_and_all_who_wait_get_theirs() {
             world.connect(at);
         }
         world.settle();
-        // Whose session ends at the server does not know of it yet.
+        // A client whose session has ended at the server does not know of it yet.
         if world.seen[2] == 0 {
             world.check_known(seed);
         }
-        // All come back, and give up what they have: whoever waits gets what he waits for.
+        // All clients reconnect and release their locks; each waiting request is granted.
         for _ in 0..CLIENTS * OWNERS + 1 {
             for at in (0..CLIENTS).filter(|at| world.peers[*at].connection.is_none()).collect::<Vec<_>>() {
                 world.connect(at);

@@ -1,4 +1,5 @@
-//! The machine, driven by hand: all in one program, which takes a fraction of the time to build that one for each file takes.
+//! Tests of the machine with a driver for tests. One program for all: it builds in a fraction of
+//! the time that one per file takes.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 mod bare;

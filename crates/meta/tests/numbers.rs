@@ -1,4 +1,4 @@
-//! Inode numbers that a client was told of do not come again, whatever is lost of what it was told.
+//! Inode numbers that a client has seen are never reused, whatever a power failure loses.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,7 @@ use espalier_proto::*;
 
 const CLIENT: ClientId = ClientId(100);
 
-/// The answer, whenever it comes.
+/// The answer, whenever it arrives.
 fn ask(fs: &mut Harness, id: u64, request: Request) -> Result<Reply, Errno> {
     let (number, caller) = (RequestId(id), ROOT_CALLER);
     fs.input(Input::Request { from: CLIENT, id: number, below: number, caller, request });
@@ -16,7 +16,7 @@ fn ask(fs: &mut Harness, id: u64, request: Request) -> Result<Reply, Errno> {
         match fs.answers.remove(&id) {
             Some(answer) => return answer,
             None if fs.settle_one() => {}
-            // It may wait for the end of the leases of the time before.
+            // It may wait for leases from before the restart.
             None => {
                 fs.uptime_ms += 1000;
                 fs.input(Input::Tick);
@@ -57,8 +57,8 @@ fn numbers_do_not_come_again_after_losses_of_power() {
         }
         fs = fs.crash();
     }
-    // In the first round there is nothing yet.
-    assert!(lost > 1, "nothing was lost: this shows nothing");
+    // In the first round nothing can be lost.
+    assert!(lost > 1, "nothing was lost, so nothing was tested");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Every operation on every store, with faults injected: one file each, named as in `src/ops`.
+//! All operations on all stores, with injected faults: one file each, named as in `src/ops`.
 
 mod access;
 mod accessed;

@@ -1,10 +1,10 @@
-//! Operations that reach other ranks, one at a time: who may do what, and what each refuses.
+//! Operations across ranks, one at a time: permissions and errors.
 
 use crate::harness::{Harness, ROOT_CALLER, STRIP, config, name, open_how, user};
 use espalier_meta::{Acknowledge, Check, Config, Input, PeerMessage, Revocation, Usage};
 use espalier_proto::*;
 
-/// Ranks whose messages come at once.
+/// Ranks whose messages arrive at once.
 struct Ranks(Vec<Harness>);
 
 impl Ranks {
@@ -39,7 +39,7 @@ impl Ranks {
         self.ask_as(&ROOT_CALLER, request)
     }
 
-    /// As a client does: whoever is told of another rank asks there.
+    /// Follows a reply to the rank that it names, as clients do.
     fn found(&mut self, reply: Result<Reply, Errno>) -> Result<Attr, Errno> {
         match reply? {
             Reply::Entry(entry) | Reply::Created(entry, _) => Ok(entry.attr),
@@ -59,7 +59,7 @@ impl Ranks {
         self.found(reply).unwrap().ino
     }
 
-    /// A directory at a rank.
+    /// Makes a directory at a given rank.
     fn mkdir_at(&mut self, rank: u16, dir: Ino, file: &str, perm: u32) -> Ino {
         loop {
             let ino = self.create_as(&ROOT_CALLER, dir, file, NewNode::Directory, perm);
@@ -77,7 +77,7 @@ impl Ranks {
         }
     }
 
-    /// A reply to the first rank's client, and for how many milliseconds it may be cached.
+    /// The reply to the first rank's client, and for how many milliseconds it may be cached.
     fn leased(&mut self, request: Request) -> (Result<Reply, Errno>, u32) {
         let id = self.0[0].send(&ROOT_CALLER, request);
         self.deliver();
@@ -100,7 +100,7 @@ impl Ranks {
         self.rename_as(&ROOT_CALLER, from, to)
     }
 
-    /// Two ranks are connected again.
+    /// Reconnects two ranks.
     fn connect(&mut self) {
         self.0[0].input(Input::PeerConnected { rank: Rank(1) });
         self.0[1].input(Input::PeerConnected { rank: Rank(0) });
@@ -114,7 +114,7 @@ impl Ranks {
         self.deliver();
     }
 
-    /// Until each rank knows all that is below its directories.
+    /// Ticks until each rank has counted all usage below its directories.
     fn tell_usage(&mut self) {
         for _ in 0..20 {
             if self.0.iter().all(|host| host.meta.untold_usage() == 0) {
@@ -122,7 +122,7 @@ impl Ranks {
             }
             self.tick();
         }
-        panic!("there is always something to tell");
+        panic!("there are always more deltas");
     }
 
     /// Files, directories and bytes below a directory.
@@ -230,7 +230,7 @@ fn in_a_sticky_directory_others_take_no_names_of_what_is_elsewhere() {
     assert_eq!(fs.rename_as(&user(6), (sticky, "dir"), (open, "dir")), Err(Errno::EPERM));
     let unlink = Request::Unlink { dir: sticky, name: name("file"), time: None };
     assert_eq!(fs.ask_as(&user(6), unlink.clone()), Err(Errno::EPERM));
-    // Nor do they replace them.
+    // Nor may they replace them.
     fs.create_as(&user(6), open, "other", NewNode::Regular, 0o644);
     assert_eq!(fs.rename_as(&user(6), (open, "other"), (sticky, "file")), Err(Errno::EPERM));
     assert_eq!(fs.attr(dir).nlink, 2);
@@ -241,7 +241,7 @@ fn in_a_sticky_directory_others_take_no_names_of_what_is_elsewhere() {
     fs.fsck();
 }
 
-/// Also if it becomes so while they are about to.
+/// Also if the flag is set during the operation.
 #[test]
 fn what_is_immutable_or_append_only_keeps_its_names_at_other_ranks() {
     let mut fs = Ranks::new(2);
@@ -320,7 +320,7 @@ fn rights_are_checked_at_each_rank_and_with_all_groups() {
     let set = SetAttr { gid: Some(1005), ..SetAttr::default() };
     fs.ask(Request::SetAttr { ino: theirs, set }).unwrap();
     assert_eq!(fs.rename_as(&user(5), (ours, "file"), (theirs, "file")), Ok(Reply::Done));
-    // The `..` of a directory is its owner's.
+    // Only the owner of a directory may change its `..`.
     let dir = fs.mkdir_at(1, ours, "dir", 0o755);
     assert_eq!(fs.rename_as(&user(5), (ours, "dir"), (theirs, "dir")), Err(Errno::EACCES));
     let set = SetAttr { uid: Some(5), ..SetAttr::default() };
@@ -358,7 +358,7 @@ fn a_file_is_used_under_a_name_at_another_rank() {
         panic!()
     };
     assert_eq!((entry.attr.size, entry.attr.nlink), (5, 1));
-    // Its last name goes, and it stays for those who have it open.
+    // Its last name is removed; the file stays for those who have it open.
     assert_eq!(fs.ask(Request::Unlink { dir: far, name: name("there"), time: None }), Ok(Reply::Done));
     assert_eq!(fs.attr(file).nlink, 0);
     let read = Request::Read { ino, offset: 0, size: 10, noatime: true };
@@ -368,7 +368,7 @@ fn a_file_is_used_under_a_name_at_another_rank() {
         fs.ask(Request::Release { ino }).unwrap();
     }
     fs.0[0].forget(file);
-    assert_eq!(fs.0[0].meta.files(), 2, "it is gone");
+    assert_eq!(fs.0[0].meta.files(), 2, "the file is freed");
     fs.fsck();
 }
 
@@ -406,7 +406,7 @@ fn a_file_without_a_name_gets_its_first_one_at_another_rank() {
     fs.fsck();
 }
 
-/// A kernel takes the new name for cached if the reply has a lease: so it has none, unless the name's rank gives it.
+/// A kernel caches the new name if the reply has a lease. Only the rank of the name can grant one.
 #[test]
 fn who_moves_a_name_to_another_rank_gets_no_lease() {
     let host =
@@ -419,12 +419,12 @@ fn who_moves_a_name_to_another_rank_gets_no_lease() {
         Request::Rename { from_dir, from, to_dir, to, flags }
     };
     assert_eq!(fs.leased(rename("file", far, "file")), (Ok(Reply::Done), 0));
-    // Of what stays at this rank it has one, also if the inode is at another.
+    // A name of this rank has a lease, even if its inode is at another rank.
     assert_eq!(fs.leased(rename("far", Ino::ROOT, "away")), (Ok(Reply::Done), 10_000));
     fs.fsck();
 }
 
-/// So it need not ask other ranks.
+/// Other ranks need not be asked.
 #[test]
 fn an_fsync_waits_for_what_another_rank_has_yet_to_make_durable() {
     let fs = &mut Ranks::new(2);
@@ -451,7 +451,7 @@ fn synced(mut host: Harness) -> Harness {
     host
 }
 
-/// Its number alone does not tell where it lies, nor did anybody use it but for the name that it is about to get.
+/// Its number alone does not locate it, and it is in use only for the name that it is about to get.
 #[test]
 fn a_file_whose_rank_ends_before_it_hears_that_it_has_another_name_is_found_again() {
     let fs = &mut Ranks::new(2);
@@ -466,7 +466,7 @@ fn a_file_whose_rank_ends_before_it_hears_that_it_has_another_name_is_found_agai
         }
     }
     assert!(matches!(fs.0[0].answers.remove(&id), Some(Ok(Reply::Elsewhere { .. }))));
-    assert_eq!(std::mem::take(&mut fs.0[0].peers).len(), 1, "which is lost");
+    assert_eq!(std::mem::take(&mut fs.0[0].peers).len(), 1, "one message, which is lost");
     let away = fs.0.pop().unwrap();
     fs.0.push(synced(away).crash());
     assert_eq!(fs.0[1].meta.open_transactions(), 1);
@@ -478,7 +478,7 @@ fn a_file_whose_rank_ends_before_it_hears_that_it_has_another_name_is_found_agai
     fs.fsck();
 }
 
-/// Its rank has looked at that name before, and would find what the directory holds by now.
+/// Its rank has looked the name up earlier, and would find the directory's new contents.
 #[test]
 fn a_directory_that_another_has_moved_away_does_not_refuse_to_be_replaced() {
     for rank in 0..3 {
@@ -515,7 +515,7 @@ fn a_rename_leaves_a_whiteout() {
     let (from, to, flags) = (name("file"), name("moved"), RenameFlags::WHITEOUT);
     let rename = Request::Rename { from_dir: Ino::ROOT, from: from.clone(), to_dir: far, to, flags };
     assert_eq!(fs.ask(rename), Ok(Reply::Done));
-    // Replay leaves the same.
+    // Replay produces the same state.
     fs.0 = std::mem::take(&mut fs.0).into_iter().map(synced).map(Harness::crash).collect();
     fs.connect();
     let reply = fs.ask(Request::Lookup { dir: Ino::ROOT, name: from });
@@ -573,7 +573,7 @@ fn what_is_told_of_a_directory_that_is_gone_is_not_counted_and_holds_up_nothing(
     fs.tell_usage();
     fs.mkdir_at(0, far, "near", 0o755);
     fs.mkdir_at(0, other, "near", 0o755);
-    // It is journaled and sent, but does not arrive.
+    // The delta is journaled and sent, but does not arrive.
     fs.0[0].input(Input::Tick);
     fs.0[0].peers.clear();
     fs.connect();
@@ -605,7 +605,8 @@ fn a_quota_bounds_what_other_ranks_make_below() {
         Request::SetXattr { ino: top, name, value, mode, kill_sgid: false }
     };
     fs.ask(limit("max_files", "5")).unwrap();
-    // There is room for three more; what is below a directory that is below another rank's hears of it last.
+    // There is space for three more files. A rank hears last of a quota that is two ranks above its
+    // directory.
     fs.ask(new_file(far, "a", None)).unwrap();
     fs.ask(new_file(near, "b", None)).unwrap();
     fs.tell_usage();
@@ -628,7 +629,7 @@ fn a_quota_bounds_what_other_ranks_make_below() {
     for dir in [top, far] {
         assert_eq!(fs.ask(new_file(dir, "d", None)), Err(Errno::EDQUOT));
     }
-    // Here nothing is known of it until there is something to tell.
+    // This rank knows nothing of the quota until it has a delta to report.
     fs.ask(new_file(near, "d", None)).unwrap();
     fs.tell_usage();
     assert_eq!(fs.ask(new_file(near, "e", None)), Err(Errno::EDQUOT));
@@ -639,7 +640,7 @@ fn a_quota_bounds_what_other_ranks_make_below() {
     assert_eq!(fs.ask(new_file(far, "f", None)), Err(Errno::EDQUOT));
     fs.ask(limit("max_files", "100")).unwrap();
     assert_eq!(fs.ask(new_file(far, "f", None)), Err(Errno::EDQUOT));
-    // Who is refused asks.
+    // An operation that is refused queries the quota.
     fs.tick();
     fs.ask(new_file(far, "f", None)).unwrap();
     fs.ask(limit("max_bytes", "20")).unwrap();
@@ -656,7 +657,8 @@ fn a_quota_bounds_what_other_ranks_make_below() {
 
 const ALONE: ClientId = ClientId(100);
 
-/// Of a directory below another rank's, which has a quota: [`ALONE`] is alone there before its rank hears of the quota.
+/// A directory below another rank's directory with a quota. [`ALONE`] has an exclusive lease on it
+/// before its rank hears of the quota.
 fn below_a_quota(limit: &[u8], value: &[u8]) -> (Ranks, Ino) {
     let host = |rank| {
         let (session_ms, lease_ms, acknowledge) = (Some(60_000), Some(10_000), Acknowledge::Written);
@@ -669,7 +671,7 @@ fn below_a_quota(limit: &[u8], value: &[u8]) -> (Ranks, Ino) {
     let top = fs.mkdir_at(0, Ino::ROOT, "top", 0o755);
     let far = fs.mkdir_at(1, top, "far", 0o755);
     let near = fs.mkdir_at(0, far, "near", 0o755);
-    // Nobody else knows it.
+    // No other client knows it.
     fs.ask(Request::ForgetAll { inodes: vec![(near, 100)], released: vec![] }).unwrap();
     fs.tell_usage();
     let (value, mode, kill_sgid) = (value.into(), XattrMode::Any, false);
@@ -677,7 +679,7 @@ fn below_a_quota(limit: &[u8], value: &[u8]) -> (Ranks, Ino) {
     (fs, near)
 }
 
-/// Asks the first rank, as [`ALONE`]; and the directory that it is told to be alone in.
+/// Sends a request to the first rank as [`ALONE`]. Returns the directory of an exclusive lease too.
 fn ask(fs: &mut Ranks, request: Request) -> (Result<Reply, Errno>, Option<Ino>) {
     let id = fs.0[0].send_from(ALONE, &ROOT_CALLER, request);
     fs.deliver();
@@ -699,7 +701,7 @@ fn a_quota_that_becomes_known_late_does_not_refuse_what_was_told_before() {
     if let Request::Create { node, .. } = &mut dir {
         *node = NewNode::Directory;
     }
-    assert_eq!(ask(fs, dir).0, Err(Errno::EINVAL), "its rank is not for the client to say");
+    assert_eq!(ask(fs, dir).0, Err(Errno::EINVAL), "a client cannot choose the rank");
     // The rank in between hears of it first.
     for (file, early) in [("a", None), ("b", Some(0))] {
         let (made, alone) = ask(fs, make(file, early));
@@ -735,7 +737,7 @@ fn nor_writes_to_streams_that_were_told_before() {
     assert_eq!(ask(fs, extend(52, false)).0, Err(Errno::EDQUOT));
 }
 
-/// What `fsck` finds wrong with what directories count, where the first rank may have been told a lie before.
+/// `fsck` findings about usage. `lie`: the first rank has received a wrong delta.
 fn miscounted(lie: bool) -> Vec<Option<Ino>> {
     let fs = &mut Ranks::new(2);
     let far = fs.mkdir_at(1, Ino::ROOT, "far", 0o755);
@@ -774,7 +776,7 @@ fn a_rank_that_is_down_holds_up_only_what_needs_it_and_that_can_be_interrupted()
         exclusive: true,
         early: None,
     };
-    // Until it is rank 0's turn to get a directory.
+    // Until the next directory belongs to rank 0.
     let id = loop {
         let id = fs.0[1].send(&ROOT_CALLER, make.clone());
         if !fs.0[1].answers.contains_key(&id) {
@@ -786,7 +788,7 @@ fn a_rank_that_is_down_holds_up_only_what_needs_it_and_that_can_be_interrupted()
     fs.create_as(&ROOT_CALLER, far, "file", NewNode::Regular, 0o644);
     fs.0[1].input(Input::Cancel { from: ClientId(1), id: RequestId(id) });
     assert_eq!(fs.0[1].answers.remove(&id), Some(Err(Errno::EINTR)));
-    // Another one is asked again when the connection is there again.
+    // Another request is resent once the connection is back.
     let id = fs.0[1].send(&ROOT_CALLER, make.clone());
     fs.0[1].peers.clear();
     fs.connect();
@@ -814,7 +816,7 @@ fn what_a_lost_rank_has_left_undecided_is_undone() {
     fs.create_as(&ROOT_CALLER, far, "file", NewNode::Regular, 0o644);
     let rename =
         |from_dir, to_dir| Request::Rename { from_dir, from: from.clone(), to_dir, to: to.clone(), flags };
-    // Both ends prepare what the other coordinates, and neither hears of what becomes of it.
+    // Both ranks prepare what the other coordinates, and neither hears the decision.
     let ids = [rename(Ino::ROOT, far), rename(far, Ino::ROOT)].map(|request| {
         let at = request.rank().0 as usize;
         fs.0[at].send(&ROOT_CALLER, request);
@@ -873,7 +875,7 @@ fn a_client_that_has_left_while_a_rank_was_away_is_not_waited_for_there() {
     fs.0[0].input(Input::Leave { client: clients[0] });
     fs.0[0].input(Input::Leave { client: clients[1] });
     fs.0.push(away.crash());
-    // One of them has come back since, to this rank at least.
+    // One of them has come back since, at least to this rank.
     fs.0[1].input(Input::Connect { client: clients[1], leases: true, resumes: false });
     let caller = ROOT_CALLER;
     let (below, id, from) = (RequestId(1), RequestId(1), clients[1]);

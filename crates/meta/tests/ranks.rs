@@ -1,5 +1,6 @@
-//! Several ranks share a tree: whatever is lost, late or repeated, and whoever crashes when, all answers are as if one operation had
-//! been done after another, and what is left is one tree.
+//! Several ranks share a namespace. Whatever messages are lost, delayed or duplicated, and
+//! whichever process crashes, all answers are consistent with some serial order of the operations,
+//! and one tree results.
 
 mod cache;
 mod cluster;
@@ -21,7 +22,7 @@ fn setting(seed: u64) -> Setting {
     }
 }
 
-/// More with `RANKS_SEEDS`; only one with `RANKS_SEED`.
+/// `RANKS_SEEDS` sets the number of seeds; `RANKS_SEED` selects a single one.
 fn seeds() -> std::ops::Range<u64> {
     let number = |name| std::env::var(name).ok().and_then(|text| text.parse().ok());
     match number("RANKS_SEED") {

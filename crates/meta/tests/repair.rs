@@ -1,5 +1,5 @@
-//! `fsck --repair`: whatever happens to the records, afterwards a check finds nothing, the file system works, and every file
-//! that nothing happened to is there.
+//! `fsck --repair`: whatever happens to the records, afterwards a check finds nothing, the file
+//! system works, and every file whose records were not damaged is there.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -26,7 +26,7 @@ fn plan(store: &dyn Store) -> Repaired {
     repair.finish()
 }
 
-/// Does what the driver does; all of it, or only what comes before the writes.
+/// Executes a plan as the driver does: all of it, or only the part before the writes.
 fn carry_out(store: &dyn Store, plan: &Repaired, all: bool) {
     for ino in &plan.empty {
         store.stream_create(*ino).unwrap();
@@ -50,7 +50,7 @@ fn carry_out(store: &dyn Store, plan: &Repaired, all: bool) {
     }
 }
 
-/// A file system of files of all kinds, as a checkpoint has it.
+/// A file system with files of all types, after a checkpoint.
 fn grown(rng: &mut fastrand::Rng) -> Harness {
     let mut fs = Harness::new();
     let (mut dirs, mut files) = (vec![Ino::ROOT], Vec::new());
@@ -92,7 +92,7 @@ fn grown(rng: &mut fastrand::Rng) -> Harness {
         }
     }
     if rng.bool() && dirs.len() > 1 {
-        // What is removed now stays in the trash.
+        // A tree that is removed at this point stays in the trash.
         fs.input(espalier_meta::Input::Drain);
         fs.ask(Request::RemoveTree { dir: dirs[rng.usize(1..dirs.len())] }).unwrap();
     }
@@ -103,7 +103,7 @@ fn grown(rng: &mut fastrand::Rng) -> Harness {
     fs
 }
 
-/// Damages a store, and tells the keys and the streams that it touched.
+/// Damages a store. Returns the damaged keys and streams.
 fn damage(rng: &mut fastrand::Rng, store: &dyn Store) -> (BTreeSet<Key>, BTreeSet<Ino>) {
     let (mut touched, mut streams) = (BTreeSet::new(), BTreeSet::new());
     let mut put = |(object, key): &Key, value: Option<Vec<u8>>| {
@@ -114,7 +114,7 @@ fn damage(rng: &mut fastrand::Rng, store: &dyn Store) -> (BTreeSet<Key>, BTreeSe
     };
     for _ in 0..rng.usize(1..6) {
         let all = records(store);
-        // Kinds of which there are few are damaged as often as others.
+        // Rare kinds of records are damaged as often as frequent ones.
         let kind = |(object, key): &Key| match object.kind {
             ObjectKind::Inodes => key.first().copied().unwrap_or(0),
             kind => kind as u8,
@@ -172,7 +172,7 @@ fn damage(rng: &mut fastrand::Rng, store: &dyn Store) -> (BTreeSet<Key>, BTreeSe
     (touched, streams)
 }
 
-/// The inode that a record claims to be, and any that it speaks of by its key or names.
+/// The inode that a record claims to be, and the one that its key or name refers to.
 fn speaks_of((object, key): &Key, value: &[u8]) -> (Option<Ino>, Option<Ino>) {
     match object.kind {
         ObjectKind::Super => (None, None),
@@ -198,7 +198,7 @@ struct Seen {
     bytes: Option<Vec<u8>>,
 }
 
-/// Everything that can be reached, by path.
+/// Everything that is reachable, by path.
 fn look(fs: &mut Harness) -> BTreeMap<Vec<Name>, Seen> {
     let mut seen = BTreeMap::new();
     let mut ahead = vec![(Ino::ROOT, Vec::new(), Vec::new())];
@@ -233,7 +233,7 @@ fn repair_of_random_damage(seed: u64) {
     let mut repaired = plan(disk.store());
     assert!(found.is_empty() || repaired != Repaired::default(), "seed {seed}: {found:?}");
     if rng.bool() {
-        // Power fails before the writes are durable.
+        // A power failure before the writes are durable.
         carry_out(disk.store(), &repaired, false);
         disk = disk.crash();
         repaired = plan(disk.store());
@@ -262,14 +262,16 @@ fn repair_of_random_damage(seed: u64) {
         if changed.contains(&ino) {
             continue;
         }
-        // Another record may claim to be it, and look as good: then one of the two is kept.
+        // Another record may claim to be the same inode and look as good; then one of the two is
+        // kept.
         let in_doubt = claimed.contains(&ino);
         let same_way = above.iter().all(|dir| !changed.contains(dir) && !claimed.contains(dir));
         let there = match same_way && !in_doubt {
             true => left.get(&path).filter(|seen| seen.ino == ino),
             false => left.values().find(|seen| seen.ino == ino),
         };
-        // A directory that was swapped with one in a removed tree is freed with all below it.
+        // A directory that was swapped with one in a removed tree is freed with everything below
+        // it.
         let may_be_freed = has_trash && !same_way;
         let Some(there) = there else {
             assert!(may_be_freed, "seed {seed}: {path:?} ({ino}): {repaired:#?}");
@@ -277,7 +279,7 @@ fn repair_of_random_damage(seed: u64) {
         };
         assert!(there.bytes == bytes || in_doubt, "seed {seed}: {path:?}: {:?}, not {bytes:?}", there.bytes);
     }
-    // It works.
+    // The repaired file system works.
     let ino = fs.create(Ino::ROOT, "made afterwards", NewNode::Regular).unwrap();
     fs.write(ino, 0, b"something").unwrap();
     for Seen { dir, name, .. } in left.into_values().rev() {
@@ -315,7 +317,7 @@ fn places_that_are_missing_wrong_or_left_over_are_repaired() {
     }
 }
 
-/// Whoever has them may have told others of files by them.
+/// Their clients may have acknowledged files under these numbers.
 #[test]
 fn numbers_that_clients_have_been_given_are_not_given_again() {
     let mut fs = Harness::with(Config { session_ms: Some(10_000), ..config() });

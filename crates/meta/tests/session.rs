@@ -1,4 +1,5 @@
-//! Several clients of one server: each request is done once, whatever is lost, and what a client had ends with its session.
+//! Several clients of one server: each request is executed once, whatever messages are lost, and a
+//! client's holds end with its session.
 
 use std::collections::BTreeMap;
 
@@ -12,16 +13,16 @@ fn config() -> Config {
     Config { session_ms: Some(SESSION_MS), acknowledge: Acknowledge::Written, ..harness::config() }
 }
 
-/// A client, which numbers its requests and never takes an answer that is not to the last.
+/// A client that numbers its requests, and accepts only the answer to the last one.
 struct Client {
     id: ClientId,
     next: u64,
-    /// The answer to this one has not come.
+    /// The request that is unanswered.
     unanswered: Option<u64>,
 }
 
 impl Client {
-    /// Requests of different clients have different numbers, so that the harness can tell them apart.
+    /// Requests of different clients get different numbers, so the harness can distinguish them.
     fn new(number: u64) -> Self {
         Self { id: ClientId(100 + number), next: number << 32, unanswered: None }
     }
@@ -32,12 +33,12 @@ impl Client {
         client
     }
 
-    /// Whether the session goes on; if not, another begins.
+    /// Returns true if the session resumes; otherwise starts a new one.
     fn reconnect(&self, fs: &mut Harness) -> bool {
         self.greet(fs, true) || !self.greet(fs, false)
     }
 
-    /// Whether there is a session then.
+    /// Returns true if the client has a session afterwards.
     fn greet(&self, fs: &mut Harness, resumes: bool) -> bool {
         fs.connected.clear();
         fs.refused.clear();
@@ -49,7 +50,7 @@ impl Client {
         is_connected
     }
 
-    /// Sends a request: a new one, or the last one again.
+    /// Sends a new request, or repeats the last one.
     fn send(&mut self, fs: &mut Harness, request: &Request, again: bool) -> u64 {
         self.next += u64::from(!again);
         fs.now.nanos += 1;
@@ -81,7 +82,7 @@ impl Client {
         entry(self.ask(fs, Request::Lookup { dir, name: name(file) }))
     }
 
-    /// Returns what proves it.
+    /// Opens a file. Returns the reclaim token.
     fn open(&mut self, fs: &mut Harness, ino: Ino) -> u64 {
         self.open_for(fs, ino, Access::READ | Access::WRITE)
     }
@@ -119,7 +120,7 @@ fn create(dir: Ino, file: &str, node: NewNode) -> Request {
     }
 }
 
-/// The first inode that a server makes waits for a sync, others do not.
+/// The first inode of a server waits for a sync; this makes it.
 fn reserve_numbers(fs: &mut Harness, client: &mut Client) {
     client.create(fs, Ino::ROOT, "the first", NewNode::Regular);
     fs.settle();
@@ -131,7 +132,7 @@ fn tick(fs: &mut Harness, ms: u64) {
     fs.settle();
 }
 
-/// Nothing is heard of any client until all sessions have ended, but of these.
+/// Lets all sessions expire except those of `clients`.
 fn expire_all_but(fs: &mut Harness, clients: &[&Client]) {
     tick(fs, 1);
     for _ in 0..=SESSION_MS / 1000 {
@@ -152,7 +153,7 @@ fn a_client_without_a_session_is_refused() {
     assert!(stranger.reconnect(fs));
     stranger.create(fs, Ino::ROOT, "a", NewNode::Regular);
     assert_eq!(stranger.ask(fs, Request::Sweep), Err(Errno::EINVAL));
-    // The machine's own.
+    // The machine's own client id.
     fs.input(Input::Connect { client: ClientId(0), leases: true, resumes: false });
     assert_eq!(fs.refused, [(ClientId(0), Errno::EINVAL)]);
 }
@@ -169,7 +170,7 @@ fn a_request_that_comes_twice_is_done_once() {
     assert_eq!(client.ask(fs, remove.clone()), Ok(Reply::Done));
     assert_eq!(client.again(fs, remove.clone()), Ok(Reply::Done));
     assert_eq!(client.ask(fs, remove), Err(Errno::ENOENT));
-    // Twice done, it would find something.
+    // A second execution would find a file.
     let mut other = Client::connect(fs, 2);
     other.create(fs, Ino::ROOT, "a", NewNode::Regular);
     assert_eq!(
@@ -183,7 +184,7 @@ fn a_request_that_comes_twice_is_done_once() {
     other.ask(fs, Request::Forget { ino: found, lookups: 1 }).unwrap();
     assert_eq!(fs.meta.files(), 3);
     client.ask(fs, Request::Forget { ino: found, lookups: 1 }).unwrap();
-    assert_eq!(fs.meta.files(), 2, "twice counted, it would stay");
+    assert_eq!(fs.meta.files(), 2, "counted twice, it would stay");
     let forget = Request::Forget { ino, lookups: 1 };
     assert_eq!(client.ask(fs, forget.clone()), Ok(Reply::Done));
     assert_eq!(client.again(fs, forget), Ok(Reply::Done));
@@ -196,7 +197,7 @@ fn a_listing_that_is_asked_for_twice_counts_once() {
     let mut client = Client::connect(fs, 1);
     let ino = client.create(fs, Ino::ROOT, "a", NewNode::Regular);
     let list = Request::ReadDir { dir: Ino::ROOT, after: 0, limit: 10, plus: true };
-    // What was counted for the first answer may make it seem known to others.
+    // Lookups counted for the first answer may make it seem known to others.
     let told = |reply: Result<Reply, Errno>| match reply {
         Ok(Reply::Listing { entries, .. }) => entries[0].entry.map(|entry| Entry { alone: false, ..entry }),
         other => panic!("{other:?}"),
@@ -218,11 +219,11 @@ fn a_request_that_comes_again_while_it_runs_is_answered_once() {
     let make = create(Ino::ROOT, "a", NewNode::Regular);
     let id = client.send(fs, &make, false);
     assert_eq!(client.send(fs, &make, true), id);
-    assert!(!fs.answers.contains_key(&id), "it is not written");
+    assert!(!fs.answers.contains_key(&id), "the change is not written");
     fs.settle();
     assert!(matches!(fs.answers[&id], Ok(Reply::Entry(_))));
     assert_eq!(fs.answered.iter().filter(|answered| **answered == (client.id, id)).count(), 1);
-    // An old copy of a request whose answer has come.
+    // A late duplicate of an answered request.
     client.ask(fs, Request::GetAttr { ino: Ino::ROOT }).unwrap();
     let old = Input::Request {
         from: client.id,
@@ -241,14 +242,14 @@ fn a_client_is_told_that_its_session_has_ended_until_it_asks_for_another() {
     let (mut one, other) = (Client::connect(&mut fs, 1), Client::connect(&mut fs, 2));
     one.ask(&mut fs, Request::GetAttr { ino: Ino::ROOT }).unwrap();
     expire_all_but(&mut fs, &[&other]);
-    // That it was told may not have come.
+    // The refusal may have been lost.
     assert!(!one.greet(&mut fs, true));
     assert!(!one.greet(&mut fs, true));
     let mut fs = fs.crash();
     assert!(!one.greet(&mut fs, true));
     assert!(one.greet(&mut fs, false));
     let mut fs = fs.crash();
-    assert!(one.greet(&mut fs, false), "it has not heard of it");
+    assert!(one.greet(&mut fs, false), "the new session may be unknown to it");
     assert!(one.greet(&mut fs, true));
 }
 
@@ -296,7 +297,7 @@ fn a_client_reaches_the_bytes_of_files_that_it_has_open() {
         assert!(one.ask(fs, request.clone()).is_ok(), "{request:?}");
         assert_eq!(two.ask(fs, request.clone()), Err(Errno::EBADF), "{request:?}");
     }
-    // A listing that nobody has opened is checked as such.
+    // A listing of a directory that is not open is checked by itself.
     let perm =
         |perm| Request::SetAttr { ino: Ino::ROOT, set: SetAttr { perm: Some(perm), ..SetAttr::default() } };
     let list = |fs: &mut Harness| {
@@ -317,22 +318,22 @@ fn others_are_asked_to_forget_what_has_lost_its_last_name() {
     one.create(fs, Ino::ROOT, "a", NewNode::Fifo);
     let unlink = |file: &str| Request::Unlink { dir: Ino::ROOT, name: name(file), time: None };
     one.ask(fs, unlink("a")).unwrap();
-    assert_eq!(fs.recalled, [], "its own kernel knows");
+    assert_eq!(fs.recalled, [], "the client's own kernel knows");
     one.create(fs, Ino::ROOT, "b", NewNode::Fifo);
     let ino = two.lookup(fs, Ino::ROOT, "b");
     one.ask(fs, unlink("b")).unwrap();
     assert_eq!(fs.recalled, [Recall { ino, dir: None, name: None }]);
-    // While it is open there it stays.
+    // An inode that is open stays.
     one.create(fs, Ino::ROOT, "c", NewNode::Regular);
     let open = two.lookup(fs, Ino::ROOT, "c");
     two.open(fs, open);
     one.ask(fs, unlink("c")).unwrap();
     assert_eq!(fs.recalled.len(), 1);
     one.ask(fs, Request::Forget { ino: open, lookups: 1 }).unwrap();
-    // Whoever closes it does not forget it by that: somebody else has taken its name.
+    // Closing it does not forget it: another client has removed its name.
     two.ask(fs, Request::Release { ino: open }).unwrap();
     assert_eq!(fs.recalled[1..], [Recall { ino: open, dir: None, name: None }]);
-    // What is closed and forgotten together has nobody to be told.
+    // When a client closes and forgets an inode together, nobody is left to recall it.
     one.create(fs, Ino::ROOT, "d", NewNode::Regular);
     let (ino, lookups) = (one.lookup(fs, Ino::ROOT, "d"), 2);
     one.open(fs, ino);
@@ -386,7 +387,7 @@ fn a_client_cannot_release_what_it_does_not_have() {
     assert_eq!(fs.meta.files(), 1);
 }
 
-/// What is done with streams, beside the machine, is done once while the server lasts.
+/// A stream request, which bypasses the machine, is executed once while the server lasts.
 #[test]
 fn what_is_done_with_a_stream_is_done_once() {
     let fs = &mut Harness::with(config());
@@ -399,19 +400,19 @@ fn what_is_done_with_a_stream_is_done_once() {
         (begins, out.replies.pop().map(|answered| answered.result))
     };
     assert_eq!(begin(fs, 5, 5), (true, None));
-    assert_eq!(begin(fs, 5, 5), (false, None), "it is under way");
+    assert_eq!(begin(fs, 5, 5), (false, None), "it is in progress");
     assert!(fs.meta.end_stream(of(5), &Ok(Reply::Written(9))));
     assert_eq!(begin(fs, 5, 5), (false, Some(Ok(Reply::Written(9)))));
-    // What was read can be read again.
+    // A read can be executed again.
     assert_eq!(begin(fs, 6, 5), (true, None));
     assert!(fs.meta.end_stream(of(6), &Ok(Reply::Bytes(vec![1; 9].into()))));
     assert_eq!(begin(fs, 6, 5), (true, None));
     assert!(fs.meta.end_stream(of(6), &Err(Errno::EIO)));
-    assert_eq!(begin(fs, 5, 7), (false, None), "the answer has come");
-    assert!(!fs.meta.end_stream(of(5), &Ok(Reply::Written(9))), "nobody waits for it");
+    assert_eq!(begin(fs, 5, 7), (false, None), "the answer has arrived");
+    assert!(!fs.meta.end_stream(of(5), &Ok(Reply::Written(9))), "no client waits for it");
 }
 
-/// A client that never says which answers it has is stopped, and others are served.
+/// A client that never acknowledges answers is stopped, and other clients are served.
 #[test]
 fn what_is_kept_of_a_client_is_bounded() {
     let fs = &mut Harness::with(config());
@@ -435,10 +436,10 @@ fn what_is_kept_of_a_client_is_bounded() {
     assert!(!fs.refused.is_empty());
     assert!(fs.refused.iter().all(|(_, errno)| *errno == Errno::ENFILE));
     expire_all_but(fs, &[&other]);
-    assert!(!Client::new(9).reconnect(fs), "there is room again");
+    assert!(!Client::new(9).reconnect(fs), "a session is free again");
 }
 
-/// Whoever has been answered has what it was told, also if the server's process is killed.
+/// An answered request's effect survives the end of the server's process.
 #[test]
 fn what_is_acknowledged_survives_the_process() {
     let mut fs = Harness::on(Engine::Local, config());
@@ -447,16 +448,16 @@ fn what_is_acknowledged_survives_the_process() {
     fs.lazy = true;
     let made = one.send(&mut fs, &create(Ino::ROOT, "a", NewNode::Regular), false);
     let seen = other.send(&mut fs, &Request::Lookup { dir: Ino::ROOT, name: name("a") }, false);
-    assert!(!fs.answers.contains_key(&made) && !fs.answers.contains_key(&seen), "it may vanish");
+    assert!(!fs.answers.contains_key(&made) && !fs.answers.contains_key(&seen), "not written");
     let frames = fs.waiting.iter().filter(|(_, io)| matches!(io, Io::Journal { .. })).count();
     assert_eq!(frames, 1);
-    assert!(matches!(fs.waiting[0].1, Io::Journal { sync: false, .. }), "no sync is waited for");
+    assert!(matches!(fs.waiting[0].1, Io::Journal { sync: false, .. }), "the write waits for no sync");
     fs.settle_one();
     assert!(fs.answers[&made].is_ok() && fs.answers[&seen].is_ok());
     fs.lazy = false;
     let asked = fs.count;
     other.ask(&mut fs, Request::GetAttr { ino: Ino::ROOT }).unwrap();
-    assert_eq!(fs.count, asked, "what tells of no change waits for nothing");
+    assert_eq!(fs.count, asked, "a reply that exposes no change does not wait");
     fs.lazy = true;
     one.send(&mut fs, &create(Ino::ROOT, "b", NewNode::Regular), false);
     let mut fs = fs.crash();
@@ -467,7 +468,7 @@ fn what_is_acknowledged_survives_the_process() {
     assert_eq!(fs.fsck(), []);
 }
 
-/// Who waits for a sync holds up nobody else.
+/// An operation that waits for a sync does not block others.
 #[test]
 fn changes_are_acknowledged_while_the_journal_is_synced() {
     let fs = &mut Harness::with(config());
@@ -491,7 +492,7 @@ fn changes_are_acknowledged_while_the_journal_is_synced() {
     assert!(fs.answers.contains_key(&synced) && !fs.answers.contains_key(&again));
     fs.settle();
     assert!(fs.answers.contains_key(&again));
-    // What nobody waits for is synced once a second.
+    // Changes that no operation waits for are synced once a second.
     one.send(fs, &create(Ino::ROOT, "c", NewNode::Regular), false);
     fs.settle();
     fs.input(Input::Tick);
@@ -500,7 +501,7 @@ fn changes_are_acknowledged_while_the_journal_is_synced() {
     fs.input(Input::Tick);
     assert!(fs.waiting.iter().all(|(_, io)| !matches!(io, Io::Sync)));
     fs.settle();
-    // A sync that fails ends all.
+    // A failed sync is permanent.
     one.send(fs, &create(Ino::ROOT, "d", NewNode::Regular), false);
     let synced = other.send(fs, &Request::Fsync { ino: Ino::ROOT }, false);
     fs.settle_one();
@@ -513,7 +514,8 @@ fn changes_are_acknowledged_while_the_journal_is_synced() {
     assert!(fs.answers[&read].is_ok());
 }
 
-/// What was acknowledged may be lost with the power, until it is synced, which comes once a second; and no half of it.
+/// A power failure may lose acknowledged changes that are not synced, at most those of the last
+/// second, and none in part.
 #[test]
 fn a_loss_of_power_takes_the_last_second_at_most() {
     let mut fs = Harness::on(Engine::Memory, config());
@@ -559,16 +561,16 @@ fn requests_that_come_together_share_a_frame() {
 
 // ---- Restarts
 
-/// A client says what it has, all of it.
+/// Has a client reclaim everything that it holds.
 fn reclaim(fs: &mut Harness, client: &mut Client, held: &[Held]) {
-    assert!(client.reconnect(fs), "the session goes on");
+    assert!(client.reconnect(fs), "the session resumes");
     assert_eq!(
         client.ask(fs, Request::Reclaim { held: held.to_vec(), last: true, again: vec![] }),
         Ok(Reply::Done)
     );
 }
 
-/// What a client has of an inode that it has just been told.
+/// A client's hold on an inode after a reply.
 fn held(reply: &Reply, lookups: u64, opens: u32) -> Held {
     match reply {
         Reply::Entry(entry) => Held {
@@ -587,7 +589,7 @@ fn held(reply: &Reply, lookups: u64, opens: u32) -> Held {
     }
 }
 
-/// A server on a disk that keeps what was written is killed and begins again.
+/// Kills and restarts a server on a disk that keeps what was written.
 fn killed(fs: Harness, memory: Memory) -> Harness {
     let mut fs = fs.crash();
     if memory == Memory::Cold {
@@ -603,7 +605,7 @@ enum Memory {
     Cold,
 }
 
-/// The requests that change something, on what [`prepare`] makes.
+/// Requests that change something, on the files of [`prepare`].
 fn changes(dir: Ino, file: Ino, full: Ino) -> Vec<Request> {
     let (a, b) = (|| name("file"), || name("new"));
     let rename =
@@ -663,10 +665,11 @@ fn changes(dir: Ino, file: Ino, full: Ino) -> Vec<Request> {
     ]
 }
 
-/// What [`prepare`] has made is below.
+/// Inode numbers from here on are newer than those of [`prepare`].
 const NEW: Ino = Ino(8);
 
-/// A directory with a file and an empty directory, one with something in it, and another file; and what the client has.
+/// Makes a directory with a file and an empty directory, a non-empty directory, and another file.
+/// Returns the client's holds too.
 fn prepare(fs: &mut Harness, client: &mut Client) -> (Ino, Ino, Ino, Vec<Held>) {
     let mut has = Vec::new();
     let mut make = |fs: &mut Harness, client: &mut Client, dir: Ino, file: &str, node: NewNode| {
@@ -699,7 +702,8 @@ fn prepare(fs: &mut Harness, client: &mut Client) -> (Ino, Ino, Ino, Vec<Held>) 
     (dir, file, full, has)
 }
 
-/// A reply without what depends on when it is given, and by which run of the server: that has other numbers for new inodes.
+/// A reply without the parts that depend on its time and on the server's incarnation, such as new
+/// inode numbers.
 fn timeless(reply: Result<Reply, Errno>) -> Result<Reply, Errno> {
     let unleased = |entry: Entry| {
         let attr = Attr { ino: entry.attr.ino.min(NEW), ..entry.attr };
@@ -714,13 +718,13 @@ fn timeless(reply: Result<Reply, Errno>) -> Result<Reply, Errno> {
         Reply::Numbers { first, count, .. } => {
             Reply::Numbers { first: first.min(NEW), count, time: Time::default(), strip: 0, accesses: true }
         }
-        // What of it clients may have been told otherwise.
+        // The client may have received these in another order or part.
         Reply::Copied(copied) => Reply::Copied(Box::new(Copied { made: vec![], changed: vec![], ..*copied })),
         other => other,
     })
 }
 
-/// The whole tree; new inodes without their numbers.
+/// The whole tree, without the numbers of new inodes.
 fn look(fs: &mut Harness) -> BTreeMap<String, String> {
     fs.input(Input::Connect { client: ClientId(1), leases: true, resumes: false });
     let mut tree = fs.dump();
@@ -732,7 +736,7 @@ fn look(fs: &mut Harness) -> BTreeMap<String, String> {
     tree
 }
 
-/// Whatever I/O a server's process is killed at: a change that is asked for again is made once and answered the same.
+/// At whatever I/O the server is killed, a repeated change is made once, and gets the same answer.
 #[test]
 fn every_change_is_made_once_whatever_the_server_is_killed_at() {
     let config = || Config { journal_capacity: (1 << 20) + (256 << 10), ..config() };
@@ -763,7 +767,7 @@ fn every_change_is_made_once_whatever_the_server_is_killed_at() {
             let id = client.next;
             client.unanswered = Some(id);
             reclaim(&mut fs, &mut client, &held);
-            // As when it was asked for first.
+            // As at the first attempt.
             fs.now = Time::new(2000, 1);
             let again = |fs: &mut Harness| {
                 fs.input(Input::Request {
@@ -786,7 +790,7 @@ fn every_change_is_made_once_whatever_the_server_is_killed_at() {
     }
 }
 
-/// Numbers for files, as many as are given at a time.
+/// The allocated inode numbers.
 fn take_numbers(reply: Result<Reply, Errno>) -> std::ops::Range<u64> {
     match reply {
         Ok(Reply::Numbers { first, count, .. }) => first.0..first.0 + u64::from(count),
@@ -796,7 +800,7 @@ fn take_numbers(reply: Result<Reply, Errno>) -> std::ops::Range<u64> {
 
 const TAKE: Request = Request::TakeNumbers { rank: Rank(0), count: 256 };
 
-/// A file that the client's callers know already.
+/// A create of a file that the client has already acknowledged.
 fn early(fs: &Harness, file: &str, ino: u64) -> Request {
     let mut request = create(Ino::ROOT, file, NewNode::Regular);
     if let Request::Create { early, .. } = &mut request {
@@ -857,7 +861,7 @@ fn a_directory_gets_a_number_that_its_client_has_taken_and_nothing_else_does() {
     assert_eq!(fs.fsck(), []);
 }
 
-/// Whatever I/O a server's process is killed at, a number is for one file.
+/// At whatever I/O the server is killed, a number is used for one file.
 #[test]
 fn a_number_is_used_once_whatever_the_server_is_killed_at() {
     let prepared = || {
@@ -922,7 +926,8 @@ fn numbers_go_with_their_session() {
     assert_eq!(fs.fsck(), []);
 }
 
-/// With the power all may be lost that numbers were used for, and that they were; the server does not give them to anybody else.
+/// A power failure may lose the files and the allocation of their numbers, but the server never
+/// allocates these to others.
 #[test]
 fn numbers_do_not_come_again_after_a_loss_of_power() {
     let mut fs = Harness::on(Engine::Memory, config());
@@ -938,11 +943,11 @@ fn numbers_do_not_come_again_after_a_loss_of_power() {
     assert!(one.create(&mut fs, Ino::ROOT, "b", NewNode::Regular) > own);
     assert!(take_numbers(one.ask(&mut fs, TAKE)).start > own.0);
     let request = early(&fs, "a", numbers.start);
-    assert_eq!(entry(one.ask(&mut fs, request)), Ino(numbers.start), "the client may make it anew");
+    assert_eq!(entry(one.ask(&mut fs, request)), Ino(numbers.start), "the client may make it again");
     assert_eq!(fs.fsck(), []);
 }
 
-/// A removed file that clients have open outlives the server, until they have released it.
+/// A removed file that clients have open survives the server until they have released it.
 #[test]
 fn open_files_without_a_name_survive_a_restart() {
     for memory in [Memory::Replayed, Memory::Cold] {
@@ -963,9 +968,9 @@ fn open_files_without_a_name_survive_a_restart() {
         }
         let mut fs = killed(fs, memory);
         assert_eq!(fs.meta.awaited(), [one.id, other.id]);
-        // One says that it has two of them, and has lost the third.
+        // One client reclaims two of them, and has lost the third.
         reclaim(&mut fs, &mut one, &has[..2]);
-        assert_eq!(fs.meta.files(), 4, "the other may have it");
+        assert_eq!(fs.meta.files(), 4, "the other client may have it");
         assert_eq!(fs.meta.awaited(), [other.id]);
         reclaim(&mut fs, &mut other, &[]);
         assert_eq!((fs.meta.files(), fs.meta.awaited()), (3, vec![]));
@@ -980,7 +985,8 @@ fn open_files_without_a_name_survive_a_restart() {
     }
 }
 
-/// What an answer gave that the client has got is not counted beside what the client says.
+/// A hold from an answer that the client has received is not counted again when the client reclaims
+/// it.
 #[test]
 fn what_a_client_has_is_counted_once_after_a_restart() {
     let mut fs = Harness::on(Engine::Local, config());
@@ -998,7 +1004,7 @@ fn what_a_client_has_is_counted_once_after_a_restart() {
     assert_eq!(fs.fsck(), []);
 }
 
-/// A file that never had a name may still be given one.
+/// A file that never had a name may still get one.
 #[test]
 fn a_nameless_file_is_named_after_a_restart() {
     for memory in [Memory::Replayed, Memory::Cold] {
@@ -1008,18 +1014,18 @@ fn a_nameless_file_is_named_after_a_restart() {
         let gone = one.ask(&mut fs, create(Ino::ROOT, "a", NewNode::Regular)).unwrap();
         one.ask(&mut fs, Request::Unlink { dir: Ino::ROOT, name: name("a"), time: None }).unwrap();
         let has = [held(&tmp, 1, 1), held(&gone, 1, 0)];
-        // The answer that it got may not have come.
+        // The answer may not have arrived.
         one.ask(&mut fs, Request::Open { ino: has[1].ino, how: open_how(Access::WRITE, true) }).unwrap();
         let mut fs = killed(fs, memory);
         reclaim(&mut fs, &mut one, &has);
         let link = |ino| Request::Link { ino, dir: Ino::ROOT, name: name("b") };
-        assert_eq!(one.ask(&mut fs, link(has[1].ino)), Err(Errno::ENOENT), "it was removed");
+        assert_eq!(one.ask(&mut fs, link(has[1].ino)), Err(Errno::ENOENT), "the file was removed");
         one.ask(&mut fs, link(has[0].ino)).unwrap();
         assert_eq!(fs.fsck(), []);
     }
 }
 
-/// After a restart a client has open what it had opened, and not what it says.
+/// After a restart, a client has open what it had opened, and not what it claims.
 #[test]
 fn what_a_client_says_it_has_open_it_must_prove() {
     let mut fs = Harness::on(Engine::Local, config());
@@ -1049,7 +1055,8 @@ fn what_a_client_says_it_has_open_it_must_prove() {
     assert_eq!(liar.ask(&mut fs, read), Ok(Reply::Bytes(vec![].into())));
 }
 
-/// Whoever may read a file may not write to it, before a restart and after; who has opened it for writing may until he has closed it.
+/// A client that may read a file cannot write to it, before and after a restart; one that has
+/// opened it for writing can until it has closed it.
 #[test]
 fn a_client_writes_to_what_it_has_opened_for_writing() {
     let mut fs = Harness::on(Engine::Local, config());
@@ -1087,7 +1094,7 @@ fn a_client_writes_to_what_it_has_opened_for_writing() {
     let writes = one.open_for(&mut fs, ino, Access::WRITE);
     assert!(may_write(&mut fs, &mut one));
     one.ask(&mut fs, Request::Release { ino }).unwrap();
-    assert!(may_write(&mut fs, &mut one), "it has not closed all, and nobody knows which");
+    assert!(may_write(&mut fs, &mut one), "some opens are left, and nobody knows which");
     fs = killed(fs, Memory::Cold);
     reclaim(&mut fs, &mut one, &[Held { opened: writes, ..held(&reply, 1, 1) }]);
     assert!(may_write(&mut fs, &mut one));
@@ -1096,7 +1103,7 @@ fn a_client_writes_to_what_it_has_opened_for_writing() {
     assert!(!may_write(&mut fs, &mut one));
 }
 
-/// What a client that never comes back had is freed when its session ends, and not before.
+/// What a client that never returns held is freed when its session ends, and not earlier.
 #[test]
 fn the_grace_ends_with_the_last_session_that_was() {
     let mut fs = Harness::on(Engine::Local, config());
@@ -1106,18 +1113,18 @@ fn the_grace_ends_with_the_last_session_that_was() {
     one.ask(&mut fs, Request::Unlink { dir: Ino::ROOT, name: name("a"), time: None }).unwrap();
     let reply = one.ask(&mut fs, create(Ino::ROOT, "b", NewNode::Regular)).unwrap();
     let b = other.lookup(&mut fs, Ino::ROOT, "b");
-    // It has the answer.
+    // It has received the answer.
     one.create(&mut fs, Ino::ROOT, "c", NewNode::Regular);
     let mut fs = killed(fs, Memory::Cold);
     reclaim(&mut fs, &mut other, &[Held { lookups: 1, ..held(&reply, 1, 0) }]);
-    // The other removes what the one may have open.
+    // The other client removes a file that the first may have open.
     other.ask(&mut fs, Request::Unlink { dir: Ino::ROOT, name: name("b"), time: None }).unwrap();
     other.ask(&mut fs, Request::Forget { ino: b, lookups: 1 }).unwrap();
     assert_eq!(fs.meta.files(), 4);
     expire_all_but(&mut fs, &[&other]);
     assert_eq!((fs.expired.clone(), fs.meta.files()), (vec![one.id], 2));
     assert!(!one.reconnect(&mut fs));
-    // It had a, which is gone, and the directory, which is not.
+    // It held `a`, which is gone, and the directory, which is not.
     let root = Held {
         ino: Ino::ROOT,
         home: Home::Table,
@@ -1137,7 +1144,8 @@ fn the_grace_ends_with_the_last_session_that_was() {
     assert_eq!(fs.fsck(), []);
 }
 
-/// Clients may use what they were told before the restart until its time is over, or they know of the restart.
+/// Clients may use leases from before the restart until these expire, or until the clients know of
+/// the restart.
 #[test]
 fn changes_wait_for_leases_of_the_time_before() {
     let config = || Config { lease_ms: Some(10_000), ..config() };
@@ -1155,7 +1163,7 @@ fn changes_wait_for_leases_of_the_time_before() {
     fs.settle();
     assert!(!fs.answers.contains_key(&id));
     let looked = one.ask(&mut fs, Request::Lookup { dir: Ino::ROOT, name: name("a") });
-    assert!(matches!(looked, Ok(Reply::Absent { .. })), "reading goes on");
+    assert!(matches!(looked, Ok(Reply::Absent { .. })), "reads continue");
     other.reconnect(&mut fs);
     assert_eq!(other.ask(&mut fs, Request::GetAttr { ino: Ino::ROOT }), Err(Errno::EAGAIN));
     assert_eq!(
@@ -1168,7 +1176,7 @@ fn changes_wait_for_leases_of_the_time_before() {
         Ok(Reply::Done)
     );
     assert!(fs.answers[&id].is_ok());
-    // Nobody else comes: the longest lease ends.
+    // No other client returns: the longest lease expires.
     let (mut fs, mut one, _) = start();
     reclaim(&mut fs, &mut one, &[]);
     let id = one.send(&mut fs, &make, false);
@@ -1181,7 +1189,8 @@ fn changes_wait_for_leases_of_the_time_before() {
     assert_eq!(fs.fsck(), []);
 }
 
-/// A client's hints are as old as it likes: what it has is found where it is now, after any number of restarts.
+/// A client's hints may be arbitrarily old: what it holds is found at its current location, after
+/// any number of restarts.
 #[test]
 fn what_moved_is_found() {
     for memory in [Memory::Replayed, Memory::Cold] {
@@ -1228,14 +1237,15 @@ fn what_moved_is_found() {
             }
             fs.checkpoint();
         }
-        // What nobody has any more need not be remembered.
+        // Locations of inodes that no client holds need not be remembered.
         expire_all_but(&mut fs, &[]);
         assert_eq!(fs.fsck(), []);
         assert_eq!(fs.disk.store().scan(ObjectId::SESSIONS, std::ops::Bound::Unbounded, 9).unwrap(), []);
     }
 }
 
-/// Who has said what he has, and forgets it, may have moved it while somebody else knew it who has not said so yet.
+/// A client that has reclaimed may move an inode and forget it, while another that knows the inode
+/// has not reclaimed yet.
 #[test]
 fn what_moved_is_found_after_others_have_forgotten_it() {
     for memory in [Memory::Replayed, Memory::Cold] {
@@ -1245,7 +1255,7 @@ fn what_moved_is_found_after_others_have_forgotten_it() {
             let made = one.ask(&mut fs, create(Ino::ROOT, "a", NewNode::Regular)).unwrap();
             let has = [held(&made, 1, 0)];
             let ino = has[0].ino;
-            // Its server knows that it has the answer.
+            // The server knows that the client has the answer.
             one.create(&mut fs, Ino::ROOT, "next", NewNode::Regular);
             let sub = other.create(&mut fs, Ino::ROOT, "sub", NewNode::Directory);
             let (from, to, flags) = (name("a"), name("b"), RenameFlags::empty());
@@ -1267,7 +1277,7 @@ fn what_moved_is_found_after_others_have_forgotten_it() {
     }
 }
 
-/// Whatever a client says, others find what they have.
+/// Whatever a client claims, other clients find what they hold.
 #[test]
 fn wrong_hints_do_no_harm() {
     for memory in [Memory::Replayed, Memory::Cold] {
@@ -1318,7 +1328,7 @@ fn wrong_hints_do_no_harm() {
                 assert!(matches!(attr, Ok(Reply::Attr(attr)) if attr.ino == held.ino), "{held:?}: {attr:?}");
             }
             one.lookup(&mut fs, dir, "file");
-            // New inodes are nobody's yet.
+            // No client knows new inodes yet.
             let made: Vec<Ino> = (0..60)
                 .map(|number| one.create(&mut fs, dir, &number.to_string(), NewNode::Regular))
                 .collect();
@@ -1342,7 +1352,7 @@ fn wrong_hints_do_no_harm() {
     }
 }
 
-/// An embedded mount of a server's store: its clients are gone.
+/// An embedded mount of a server's store: the server's clients are gone.
 #[test]
 fn without_sessions_there_is_nothing_to_wait_for() {
     let mut fs = Harness::on(Engine::Local, config());
@@ -1357,16 +1367,16 @@ fn without_sessions_there_is_nothing_to_wait_for() {
     assert_eq!(fs.disk.store().scan(ObjectId::SESSIONS, std::ops::Bound::Unbounded, 9).unwrap(), []);
 }
 
-// ---- Everything at once
+// ---- Random operations
 
-/// Does one thing after the other with a file of its own, each of which must succeed.
+/// Executes one operation after another on a file of its own; each must succeed.
 #[derive(Debug, Default)]
 struct Lane {
     held: Option<Held>,
-    /// In the client's directory, first the one that it is renamed by.
+    /// In the client's directory; renames use the first one.
     names: Vec<Name>,
     bytes: Vec<u8>,
-    /// What has been asked for, and is not answered.
+    /// The unanswered request.
     asked: Option<(u64, Request)>,
 }
 
@@ -1379,7 +1389,7 @@ struct Actor {
 }
 
 impl Lane {
-    /// The next thing to do.
+    /// The next request.
     fn decide(&self, rng: &mut fastrand::Rng, dir: Ino, fresh: Name) -> Request {
         let Some(Held { ino, lookups, opens, .. }) = self.held else {
             let open = Some(open_how(Access::WRITE, false));
@@ -1460,7 +1470,7 @@ impl Actor {
         fs.input(Input::Request { from, id: RequestId(id), below, caller, request });
     }
 
-    /// Takes the answers that have come.
+    /// Takes the answers that have arrived.
     fn look(&mut self, fs: &mut Harness, context: &str) {
         for lane in &mut self.lanes {
             let answer = lane.asked.as_ref().and_then(|(id, _)| fs.answers.remove(id));
@@ -1470,7 +1480,7 @@ impl Actor {
         }
     }
 
-    /// One more request, or one once more.
+    /// Sends one more request, or repeats one.
     fn act(&mut self, fs: &mut Harness, rng: &mut fastrand::Rng) {
         let (at, dir) = (rng.usize(..self.lanes.len()), self.dir.unwrap().ino);
         if self.lanes[at].asked.is_none() {
@@ -1484,7 +1494,7 @@ impl Actor {
         self.send(fs, id, &request);
     }
 
-    /// After a restart: says what it has, and asks again what has not been answered.
+    /// Reclaims after a restart, and repeats unanswered requests.
     fn resume(&mut self, fs: &mut Harness) {
         fs.input(Input::Connect { client: self.id, leases: true, resumes: false });
         let held: Vec<Held> =
@@ -1499,7 +1509,7 @@ impl Actor {
     }
 }
 
-/// Or a crash would take back what somebody has been told of.
+/// Otherwise a crash would undo what a client has seen.
 #[test]
 fn with_sync_nobody_is_told_of_a_change_before_it_is_durable() {
     let mut fs = Harness::with(Config { acknowledge: Acknowledge::Durable, ..config() });
@@ -1531,8 +1541,9 @@ fn with_sync_nobody_is_told_of_a_change_before_it_is_durable() {
     }
 }
 
-/// Clients ask much at a time, I/O is done in any order, and the server dies again and again: each request succeeds, which
-/// it would not if an earlier one had been done twice or not at all.
+/// Clients send many requests at a time, I/O completes in any order, and the server is killed
+/// repeatedly. Each request succeeds, which it would not if an earlier one had been executed twice
+/// or not at all.
 #[test]
 fn whatever_happens_each_request_is_done_once() {
     let durable = Config { acknowledge: Acknowledge::Durable, ..config() };
@@ -1574,7 +1585,7 @@ fn run_actors(mut fs: Harness, seed: u64, context: &str) {
             }
             actors[at].look(&mut fs, context);
         }
-        // What had left before the end has arrived, or has not.
+        // Messages sent before the crash have arrived or are lost.
         for actor in &mut actors {
             if rng.bool() {
                 actor.look(&mut fs, context);
@@ -1614,11 +1625,11 @@ fn run_actors(mut fs: Harness, seed: u64, context: &str) {
     let named: usize =
         actors.iter().flat_map(|actor| &actor.lanes).filter(|lane| !lane.names.is_empty()).count();
     expire_all_but(&mut fs, &[]);
-    assert_eq!(fs.meta.files(), (1 + actors.len() + named) as u64, "{context}: nobody has what has no name");
+    assert_eq!(fs.meta.files(), (1 + actors.len() + named) as u64, "{context}: nameless files are freed");
     assert_eq!(fs.fsck(), [], "{context}");
 }
 
-/// A client that was asked for a caller's groups, and vanished.
+/// A client that was asked for a caller's groups and has vanished.
 #[test]
 fn a_client_that_owes_an_answer_expires() {
     let fs = &mut Harness::with(config());
@@ -1644,7 +1655,7 @@ fn a_client_that_owes_an_answer_expires() {
     assert!(!client.reconnect(fs));
 }
 
-/// A client that says that it goes is not waited for.
+/// The server does not wait for a client that leaves.
 #[test]
 fn a_client_that_leaves_has_nothing_any_more() {
     let fs = &mut Harness::with(config());
@@ -1655,7 +1666,7 @@ fn a_client_that_leaves_has_nothing_any_more() {
     fs.input(Input::Leave { client: client.id });
     assert_eq!(fs.meta.files(), 1);
     assert!(!client.reconnect(fs));
-    // It leaves, or vanishes, while something is under way.
+    // It leaves or vanishes while a request is in progress.
     for leaves in [true, false] {
         fs.lazy = true;
         let id = client.send(fs, &create(Ino::ROOT, &leaves.to_string(), NewNode::Regular), false);

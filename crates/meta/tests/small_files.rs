@@ -1,4 +1,4 @@
-//! The ways in which small files are made on data servers (carns III.A, III.B), as policies choose them.
+//! The policies for small files on data servers (carns III.A, III.B).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,7 +22,7 @@ fn policy(settings: &[(Key, &str)]) -> Policy {
     policy
 }
 
-/// Files are striped from their birth.
+/// Files are striped from the start.
 fn unstuffed(acknowledge: Acknowledge) -> Config {
     let servers = (0..SERVERS).map(ServerId).collect();
     let striping = Striping::new(Distribution::SimpleStripe { strip: 10 }, servers, WIDTH).unwrap();
@@ -42,7 +42,7 @@ fn create(fs: &mut Harness, text: &str) -> Result<(Attr, Opened), Errno> {
     }
 }
 
-/// A client writes a byte to a file, so that it has that size.
+/// Writes the last byte of a file of `size` bytes, as a client.
 fn write(fs: &mut Harness, ino: Ino, size: u64) -> Result<(), Errno> {
     let extended = fs.ask(Request::Extend {
         ino,
@@ -69,7 +69,7 @@ fn unlink(fs: &mut Harness, text: &str) -> Result<Reply, Errno> {
     fs.ask(Request::Unlink { dir: Ino::ROOT, name: name(text), time: None })
 }
 
-/// After a restart, when all data servers have been reached.
+/// Reports all data servers as reached, after a restart.
 fn reach(fs: &mut Harness) {
     for server in (0..SERVERS).map(ServerId) {
         let Ok(DataReply::Inos(inos)) = fs.data.ask(server, &DataRequest::New) else { panic!("no list") };
@@ -88,7 +88,7 @@ fn what_is_striped_from_its_birth_needs_no_data_server_until_it_is_written() {
     assert_eq!((made.size, made.mtime), (0, fs.now));
     fs.data.down = false;
     let ino = made.ino;
-    assert_eq!((fs.attr_of(ino).size, fs.attr_of(ino).mtime), (0, made.mtime), "nobody has written to it");
+    assert_eq!((fs.attr_of(ino).size, fs.attr_of(ino).mtime), (0, made.mtime), "no client has written to it");
     let mtime = Time::new(5, 0);
     let set = SetAttr { mtime: Some(SetTime::To(mtime)), ..SetAttr::default() };
     fs.ask(Request::SetAttr { ino, set }).unwrap();
@@ -125,7 +125,7 @@ fn work(fs: &mut Harness) -> Result<(), Errno> {
     write(fs, entry.attr.ino, 15)
 }
 
-/// What fsck finds in a cluster.
+/// `fsck` findings in a cluster.
 fn fsck(fs: &mut Harness) -> Vec<Finding> {
     fs.drain();
     let mut check = fs.disk.checked(&fs.config);
@@ -208,7 +208,7 @@ fn who_finds_the_pool_empty_gets_a_file_all_the_same_and_the_pool_grows() {
     };
     assert_eq!(made(&mut fs, "late"), 500);
     let there = fs.data.files().len();
-    assert!(there > 600, "more at a time than before: {there}");
+    assert!(there > 600, "larger batches than before: {there}");
     assert_eq!(fsck(&mut fs), []);
 }
 
@@ -219,12 +219,12 @@ fn a_crash_at_any_io_leaves_no_datafile_that_is_neither_a_files_nor_the_pools() 
     }
 }
 
-/// Numbers that were told and lost do not come again, from wherever they are taken.
+/// Numbers that clients have seen are never reused, wherever they come from.
 #[test]
 fn a_number_of_the_pool_comes_once_whatever_is_lost() {
     let sessions = Config { session_ms: Some(60_000), ..precreated(Acknowledge::Written) };
     let (mut fs, mut told, mut lost, mut pooled) = (cluster(sessions), BTreeSet::new(), 0, 0);
-    // What is asked again under one number is answered as it was.
+    // A repeated request with the same number gets the same answer.
     let mut last = 0;
     let mut ask = |fs: &mut Harness, request: Request| {
         last += 1;
@@ -245,7 +245,7 @@ fn a_number_of_the_pool_comes_once_whatever_is_lost() {
         let before = Request::Lookup { dir: Ino::ROOT, name: name(&format!("{round}")) };
         lost += usize::from(matches!(ask(&mut fs, before), Ok(Reply::Absent { .. })));
         for at in 0..40 {
-            // The last is what the next round looks for.
+            // The next round looks for the last one.
             let text = if at == 39 { (round + 1).to_string() } else { format!("{round} {at}") };
             let Ok(Reply::Created(entry, _)) = ask(&mut fs, create_request(&text)) else { panic!("no file") };
             assert!(told.insert(entry.attr.ino), "{} comes again in round {round}", entry.attr.ino);
@@ -288,7 +288,7 @@ fn a_directory_says_how_its_files_are_made_and_those_that_are_there_stay_as_they
     create(&mut fs, "first").unwrap();
     let (pooled, _) = create(&mut fs, "pooled").unwrap();
     assert_eq!(fs.data.files().get(&pooled.ino), Some(&WIDTH));
-    // It is spread otherwise than what was made beforehand.
+    // Its spread differs from that of the precreated files.
     set(&mut fs, "num_dfiles", "1").unwrap();
     let (narrow, _) = create(&mut fs, "narrow").unwrap();
     assert_eq!(fs.data.files().get(&narrow.ino), None);

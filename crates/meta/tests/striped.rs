@@ -1,4 +1,5 @@
-//! Files on data servers: what the machine asks of them, and that nothing is left there or lost when it crashes.
+//! Striped files: requests to data servers, and that a crash loses no datafile and leaves none
+//! behind.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +26,7 @@ fn resize(ino: Ino, size: u64) -> Request {
     Request::SetAttr { ino, set: SetAttr { size: Some(size), ..SetAttr::default() } }
 }
 
-/// A file with bytes and a hole behind them.
+/// Makes a file with bytes followed by a hole.
 fn make(fs: &mut Harness, text: &str, size: u64) -> Result<Ino, Errno> {
     let (node, dir) = (NewNode::Regular, Ino::ROOT);
     let create = Request::Create {
@@ -48,7 +49,7 @@ fn make(fs: &mut Harness, text: &str, size: u64) -> Result<Ino, Errno> {
     Ok(ino)
 }
 
-/// After a restart, when all data servers have been reached.
+/// Reports all data servers as reached, after a restart.
 fn reach(fs: &mut Harness) {
     for server in (0..SERVERS).map(ServerId) {
         let Ok(DataReply::Inos(inos)) = fs.data.ask(server, &DataRequest::New) else { panic!("no list") };
@@ -84,10 +85,10 @@ fn files_are_spread_over_their_servers() {
     };
     let sizes =
         |fs: &Harness, ino| (0..SERVERS).map(|server| has(fs, ServerId(server), ino)).collect::<Vec<_>>();
-    // They begin at the servers in turn.
+    // Consecutive files start at consecutive servers.
     assert_eq!(sizes(&fs, first), [30, 0, 40, 30].map(|size| if first.0 % 4 == 2 { size } else { 99 }));
     assert_eq!(sizes(&fs, second).iter().filter(|size| **size > 0).count(), WIDTH);
-    // A listing does without the sizes when it must.
+    // A listing can omit the sizes.
     let listing = |fs: &mut Harness| {
         let list = Request::ReadDir { dir: Ino::ROOT, after: 0, limit: 10, plus: true };
         let Ok(Reply::Listing { entries, .. }) = fs.ask(list) else { panic!("no listing") };
@@ -119,7 +120,7 @@ fn set(fs: &mut Harness, dir: Ino, setting: &str, value: &str) {
     fs.ask(Request::SetXattr { ino: dir, name, value, mode: XattrMode::Any, kill_sgid: false }).unwrap();
 }
 
-/// Where a file's bytes lie, as TOML.
+/// The location of a file's bytes, as TOML.
 fn layout(fs: &mut Harness, ino: Ino) -> String {
     match fs.ask(Request::GetXattr { ino, name: (*b"user.espalier.layout").into() }) {
         Ok(Reply::Bytes(text)) => String::from_utf8(text.into()).unwrap(),
@@ -136,7 +137,7 @@ fn files_lie_as_the_policy_of_their_directory_wants() {
         (&[("num_dfiles", "1024"), ("dist_params", "strip_size:7")], 4, "simple_stripe", "strip_size:7"),
         (&[("dist_name", "basic"), ("num_dfiles", "2")], 1, "basic", ""),
         (&[("dist_params", "strips:0:20;1:5;0:3")], 2, "varstrip", "strips:0:20;1:5;0:3"),
-        // Shares for servers that are not there go to others.
+        // Shares for servers that do not exist go to others.
         (
             &[("dist_name", "varstrip"), ("dist_params", "strips:5:20;1:5;2:1")],
             2,
@@ -148,7 +149,7 @@ fn files_lie_as_the_policy_of_their_directory_wants() {
         let dir = fs.create(Ino::ROOT, &format!("{settings:?}"), NewNode::Directory).unwrap();
         settings.iter().for_each(|(setting, value)| set(&mut fs, dir, setting, value));
         let ino = fs.create(dir, "file", NewNode::Regular).unwrap();
-        // What is set when the file is there already is for others.
+        // A policy that is set later does not affect the file.
         set(&mut fs, dir, "num_dfiles", "3");
         fs.write(ino, 0, &[7; STRIP as usize]).unwrap();
         assert_eq!(layout(&mut fs, ino), "place = \"metadata\"\n");
@@ -180,14 +181,14 @@ fn files_lie_as_the_policy_of_their_directory_wants() {
     }
 }
 
-/// Does things to some files; the sizes that are known then.
+/// Changes some files; records the known sizes.
 fn work(fs: &mut Harness, wanted: &mut BTreeMap<Ino, u64>) -> Result<(), Errno> {
     let kept = make(fs, "kept", 150)?;
     wanted.insert(kept, 150);
     let removed = make(fs, "removed", 90)?;
     wanted.insert(removed, 90);
     fs.ask(Request::Open { ino: kept, how: open_how(Access::WRITE, false) })?;
-    // The client writes past the machine.
+    // The client writes directly to the data servers.
     let layout = fs.meta.place_of(&StreamIo::Write { ino: kept, offset: 0, told: false });
     let espalier_meta::Place::Servers(layout) = layout else { panic!("{layout:?}") };
     let end = layout.segments(299, 1).next().unwrap();
@@ -270,7 +271,7 @@ fn what_could_not_be_settled_is_not_taken_for_what_nobody_knows_of() {
         fs.checkpoint();
         fs.drain();
     }
-    // They tell what they have, and are gone again.
+    // The data servers report their datafiles, and are down again.
     fs.data.down = false;
     for server in (0..SERVERS).map(ServerId) {
         let Ok(DataReply::Inos(inos)) = fs.data.ask(server, &DataRequest::New) else { panic!("no list") };
@@ -282,7 +283,7 @@ fn what_could_not_be_settled_is_not_taken_for_what_nobody_knows_of() {
     assert_eq!(fs.data.files(), BTreeMap::from([(ino, WIDTH)]));
     assert_eq!(fs.attr_of(ino).size, STRIP);
     for server in (0..SERVERS).map(ServerId) {
-        assert_eq!(fs.data.ask(server, &DataRequest::New), Ok(DataReply::Inos(vec![])), "settled in the end");
+        assert_eq!(fs.data.ask(server, &DataRequest::New), Ok(DataReply::Inos(vec![])), "all finalised");
     }
 }
 
@@ -300,8 +301,8 @@ fn what_another_rank_has_not_settled_is_not_removed() {
     assert_eq!(fs.data.files(), BTreeMap::from([(other, 1)]));
 }
 
-/// While leases of the time before a crash may last, nothing can be counted. Then it is, also what a client has written that never comes
-/// back.
+/// Nothing can be counted while leases from before a crash may last. Afterwards everything is,
+/// including the writes of a client that never returns.
 #[test]
 fn what_a_client_has_written_that_does_not_come_back_is_counted() {
     const SESSION_MS: u32 = 60_000;
@@ -338,7 +339,7 @@ fn what_a_client_has_written_that_does_not_come_back_is_counted() {
     fs.disk.sync_journal();
     let mut fs = fs.crash();
     for second in 0..=SESSION_MS / 1000 + 8 {
-        // When it is asked for at first, nobody answers.
+        // At the first query no data server answers.
         fs.data.down = (SESSION_MS / 1000 - 2..=SESSION_MS / 1000 + 4).contains(&second);
         fs.uptime_ms += 1000;
         fs.input(Input::Tick);
@@ -349,7 +350,7 @@ fn what_a_client_has_written_that_does_not_come_back_is_counted() {
     assert_eq!(fs.ask(counted), Ok(Reply::Bytes(b"300"[..].into())));
 }
 
-/// Of what they have not made durable: a file is counted for what there is.
+/// Of bytes that were not durable: a file is counted with those that are left.
 #[test]
 fn what_data_servers_lose_with_their_power_is_not_counted_any_more() {
     let mut fs = cluster(Acknowledge::Written);
@@ -376,8 +377,8 @@ fn what_data_servers_lose_with_their_power_is_not_counted_any_more() {
     assert_eq!(fs.fsck(), []);
 }
 
-/// A file gets another server in the place of one that is drained, wherever its inode lies: in a dentry, in the inode table, or
-/// without a name.
+/// A file's datafiles move from a drained server to another one, wherever its inode is: in a
+/// dentry, in the inode table, or among the orphans.
 #[test]
 fn files_are_moved_away_from_a_server() {
     let mut fs = cluster(Acknowledge::Volatile);
@@ -406,7 +407,7 @@ fn files_are_moved_away_from_a_server() {
     fs.disk.store().stage(writes).unwrap();
     fs.disk.store().publish().unwrap();
     fs = fs.crash();
-    // Nobody has the nameless one any more.
+    // No client holds the nameless file.
     for ino in [files[0], files[1], files[3]] {
         fs.attr_of(ino);
         let layout = layout_of(&fs, ino);

@@ -1,4 +1,4 @@
-//! A client that is restricted to a subtree reaches nothing else, whatever it asks for.
+//! A client restricted to a subtree reaches nothing else, whatever it requests.
 
 use crate::harness::{self, Engine, Harness, ROOT_CALLER, name, open_how};
 use espalier_meta::{Acknowledge, Config, Input};
@@ -58,7 +58,7 @@ fn config() -> Config {
     Config { session_ms: Some(60_000), acknowledge: Acknowledge::Written, ..harness::config() }
 }
 
-/// All that can be asked of a file or directory, or of two.
+/// All requests about one inode, or two.
 fn requests(ino: Ino, within: Ino) -> Vec<Request> {
     let file = || name("x");
     let how = open_how(Access::READ, false);
@@ -146,10 +146,10 @@ fn a_restricted_client_reaches_what_it_has_found_below_its_root_and_nothing_else
         }
     };
     refused(&mut world, &outside);
-    // A directory inside is as far away until it has been found.
+    // A directory inside is unreachable too until it has been looked up.
     refused(&mut world, &[dir]);
     assert_eq!(world.find(GUEST, root, "dir").attr.ino, dir);
-    // By file handles it reaches what lies inside.
+    // File handles reach what is inside.
     let by_number = |ino| Request::Find { ino, kind: None, open: None };
     for ino in outside {
         assert_eq!(world.ask(GUEST, by_number(ino)), Err(Errno::ESTALE), "{ino}");
@@ -174,7 +174,7 @@ fn a_restricted_client_reaches_what_it_has_found_below_its_root_and_nothing_else
     let level = CopyLevel { from: dir, to: root, after: 0 };
     let copy = CopyTree { levels: vec![level], preserve: false, umask: 0 };
     assert_eq!(world.ask(GUEST, Request::CopyTree(copy)), Err(Errno::EOPNOTSUPP));
-    // A name that somebody makes inside is one that it may use.
+    // It may use a name that another client makes inside.
     let link = Request::Link { ino: file.attr.ino, dir: root, name: name("linked") };
     world.ask(ADMIN, link).unwrap();
     let found = world.find(GUEST, root, "linked");
@@ -183,7 +183,7 @@ fn a_restricted_client_reaches_what_it_has_found_below_its_root_and_nothing_else
     world.ask(GUEST, Request::ForgetAll { inodes: vec![(found.attr.ino, 1)], released: vec![] }).unwrap();
     refused(&mut world, &outside);
 
-    // After a restart it has what it can prove that it had.
+    // After a restart it holds what it can prove.
     let own = world.find(GUEST, root, "moved");
     let has = |entry: &Entry, told| Held {
         ino: entry.attr.ino,
@@ -204,7 +204,7 @@ fn a_restricted_client_reaches_what_it_has_found_below_its_root_and_nothing_else
     refused(&mut world, &outside);
     world.ask(GUEST, Request::GetAttr { ino: own.attr.ino }).unwrap();
     world.ask(GUEST, Request::GetAttr { ino: root }).unwrap();
-    // Others are not restricted, nor is what the machine asks of itself for others.
+    // Other clients are not restricted, nor is the machine.
     let enter = Request::Enter { client: ADMIN, path: [name("secret")].into() };
     assert_eq!(world.ask(GUEST, enter), Err(Errno::EINVAL));
     world.ask(ADMIN, Request::GetAttr { ino: Ino::ROOT }).unwrap();

@@ -1,4 +1,5 @@
-//! A client that is restricted to a subtree of several ranks reaches nothing else, whichever of them it asks for what.
+//! A client restricted to a subtree that spans several ranks reaches nothing else, whatever it
+//! requests of which rank.
 
 use crate::harness::{self, Harness, ROOT_CALLER, name, open_how};
 use espalier_meta::{Acknowledge, Config, Input};
@@ -8,7 +9,7 @@ const ADMIN: ClientId = ClientId(100);
 const GUEST: ClientId = ClientId(101);
 const DIRECTORY: FileType = FileType::Directory;
 
-/// Ranks whose messages come at once.
+/// Ranks whose messages arrive at once.
 struct Ranks {
     hosts: Vec<Harness>,
     next: u64,
@@ -52,7 +53,7 @@ impl Ranks {
         }
     }
 
-    /// Restricts the guest at each rank; what its root is there.
+    /// Restricts the guest at each rank. Returns its root at each.
     fn enter(&mut self, path: &[&str]) -> Vec<Result<Ino, Errno>> {
         let path: Box<[Name]> = path.iter().map(|text| name(text)).collect();
         let enter = |rank: usize| {
@@ -73,7 +74,7 @@ impl Ranks {
         self.hosts[at].answers.remove(&self.next).expect("an answer")
     }
 
-    /// As a client does that means well: whoever is told of another rank asks there.
+    /// Follows a reply to the rank that it names, as an honest client does.
     fn ask(&mut self, from: ClientId, request: Request) -> Result<Reply, Errno> {
         match self.ask_at(request.rank(), from, request)? {
             Reply::Elsewhere { ino, kind, .. } => self.ask(from, find(ino, kind)),
@@ -92,7 +93,7 @@ impl Ranks {
         }
     }
 
-    /// A directory at a rank.
+    /// Makes a directory at a given rank.
     fn mkdir_at(&mut self, rank: u16, dir: Ino, file: &str) -> Ino {
         loop {
             let ino = self.make(ADMIN, dir, file, NewNode::Directory);
@@ -124,13 +125,13 @@ fn link(ino: Ino, dir: Ino, file: &str) -> Request {
     Request::Link { ino, dir, name: name(file) }
 }
 
-/// What there is: `root`, at rank 1, is `/outer/a`, where `outer` is at rank 2.
+/// The tree: `root`, at rank 1, is `/outer/a`, where `outer` is at rank 2.
 struct Tree {
     outer: Ino,
     root: Ino,
-    /// In `root`, at each rank.
+    /// Directories in `root`, one per rank.
     inside: [Ino; 3],
-    /// In the root of all, at each rank, with a file in each.
+    /// Directories in the namespace's root, one per rank, each with a file.
     outside: [Ino; 3],
     secrets: [Ino; 3],
 }
@@ -154,7 +155,7 @@ fn a_restricted_client_uses_all_ranks_below_its_root() {
         let file = fs.make(GUEST, dir, "file", NewNode::Regular);
         assert_eq!(file.rank(), Rank(rank as u16));
     }
-    // Wherever they are made.
+    // At whichever rank these are made.
     for number in 0..6 {
         let dir = fs.make(GUEST, inside[0], &format!("{number}"), NewNode::Directory);
         fs.make(GUEST, dir, "deep", NewNode::Directory);
@@ -165,7 +166,7 @@ fn a_restricted_client_uses_all_ranks_below_its_root() {
     fs.ask(GUEST, link(moved, inside[0], "linked")).unwrap();
     fs.ask(GUEST, link(moved, root, "linked")).unwrap();
     fs.ask(GUEST, Request::Unlink { dir: inside[2], name: name("moved"), time: None }).unwrap();
-    // Another session of it finds the file by the one name that is left, at another rank.
+    // Another session of it finds the file by its remaining name, at another rank.
     fs.ask(GUEST, Request::Unlink { dir: root, name: name("linked"), time: None }).unwrap();
     for rank in 0..3 {
         fs.hosts[rank].input(Input::Leave { client: GUEST });
@@ -180,7 +181,7 @@ fn a_restricted_client_uses_all_ranks_below_its_root() {
     let file = fs.find_name(inside[2], "file").unwrap();
     let found = fs.ask(GUEST, Request::Find { ino: file, kind: Some(FileType::Regular), open: Some(how) });
     assert!(matches!(found, Ok(Reply::Created(..))), "{found:?}");
-    // What is above is not told.
+    // The parent is not disclosed.
     let listing = fs.ask(GUEST, Request::ReadDir { dir: root, after: 0, limit: 99, plus: true });
     assert!(matches!(listing, Ok(Reply::Listing { parent, .. }) if parent == root), "{listing:?}");
 }
@@ -206,7 +207,7 @@ fn nothing_outside_is_reached_by_its_number() {
         }
         stale(fs, ino.rank(), Request::GetAttr { ino });
         stale(fs, ino.rank(), Request::Lookup { dir: ino, name: name("secret") });
-        // What is asked of one rank may name what is at another.
+        // A request to one rank may name an inode of another.
         for (rank, dir) in inside.into_iter().enumerate() {
             let (rank, flags, new) = (Rank(rank as u16), RenameFlags::empty(), || name("new"));
             stale(fs, rank, link(ino, dir, "new"));
@@ -229,10 +230,10 @@ fn nothing_outside_is_reached_by_its_number() {
         };
         stale(fs, ino.rank(), rename);
     }
-    // Others are not restricted.
+    // Other clients are not restricted.
     fs.ask(ADMIN, find(secrets[1], FileType::Regular)).unwrap();
     fs.ask(ADMIN, link(secrets[1], outside[2], "linked")).unwrap();
-    // A name inside is one that it may use.
+    // The guest may use a name inside.
     fs.ask(ADMIN, link(secrets[1], inside[2], "linked")).unwrap();
     assert_eq!(fs.find_name(inside[2], "linked"), Ok(secrets[1]));
 }
@@ -245,9 +246,9 @@ fn what_has_been_moved_out_is_reached_only_by_what_is_held() {
     let (near, far) = (fs.mkdir_at(2, inside[2], "near"), fs.mkdir_at(0, inside[2], "far"));
     let file = fs.make(ADMIN, far, "file", NewNode::Regular);
     fs.rename(ADMIN, (root, "in2"), (outside[1], "in2")).unwrap();
-    // As at one rank: what it holds it may go on with, and with what it finds there.
+    // As with one rank: the guest may use what it holds, and what it finds from there.
     assert_eq!(fs.find_name(inside[2], "near"), Ok(near));
-    // Another rank does not know of that.
+    // Another rank does not know of the hold.
     assert_eq!(fs.find_name(inside[2], "far"), Err(Errno::ESTALE));
     assert_eq!(fs.ask(GUEST, find(file, FileType::Regular)), Err(Errno::ESTALE));
     assert_eq!(fs.ask(GUEST, link(file, inside[2], "file")), Err(Errno::ESTALE));
@@ -272,7 +273,7 @@ fn a_root_is_a_directory_wherever_it_lies() {
     assert_eq!(fs.enter(&["outer", "none"]), [Err(Errno::ENOENT); 3]);
     assert_eq!(fs.enter(&["out1", "secret"]), [Err(Errno::ENOTDIR); 3]);
     assert_eq!(fs.enter(&["out2", "secret", "more"]), [Err(Errno::ENOTDIR); 3]);
-    // Another directory in its place; what is held of the one before stays in reach until it is forgotten.
+    // A different root: what is held from the old one stays reachable until it is forgotten.
     fs.find_name(root, "in0").unwrap();
     assert_eq!(fs.enter(&["out0"]), [Ok(outside[0]); 3]);
     fs.find_name(outside[0], "secret").unwrap();
@@ -291,7 +292,7 @@ fn of_many_names_one_inside_will_do() {
     }
     assert_eq!(fs.find_name(root, "in1"), Ok(inside[1]));
     assert_eq!(fs.ask(GUEST, find(secrets[2], FileType::Regular)), Err(Errno::ESTALE));
-    // It has the largest number of all.
+    // It has the largest inode number.
     let dir = fs.mkdir_at(2, inside[1], "last");
     assert_eq!(fs.find_name(inside[1], "last"), Ok(dir));
     fs.ask(ADMIN, link(secrets[2], dir, "linked")).unwrap();

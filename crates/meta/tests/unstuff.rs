@@ -1,4 +1,5 @@
-//! What of a file is durable stays so when it outgrows the strip (64 bytes here), whatever of the rest is lost.
+//! Unstuffing: what is durable of a file stays durable when the file outgrows the strip (64 bytes
+//! here), whatever else is lost.
 
 use crate::harness::{self, DataServers, Fault, Harness, ROOT_CALLER};
 use espalier_meta::{Config, Input, Io, StreamCall, Striping};
@@ -17,7 +18,8 @@ const LARGE: SetAttr = SetAttr {
     through_handle: false,
 };
 
-/// Outgrows the strip, makes that durable but not the stream, and loses power. Gives what the file then begins with.
+/// Unstuffs a file, makes the event durable but not the stream, and loses power. Returns the first
+/// bytes of the file.
 fn outgrow(mut fs: Harness, ino: Ino) -> Vec<u8> {
     fs.ask(Request::SetAttr { ino, set: LARGE }).unwrap();
     fs.ask(Request::Fsync { ino: Ino::ROOT }).unwrap();
@@ -94,7 +96,7 @@ fn a_new_file_is_not_synced() {
     let mut fs = Harness::new();
     let ino = file(&mut fs);
     fs.write(ino, 0, &[7; 50]).unwrap();
-    assert_ne!(outgrow(fs, ino), [7; 50], "that would make writing big files slow");
+    assert_ne!(outgrow(fs, ino), [7; 50], "a sync would make writing big files slow");
 }
 
 #[test]
@@ -106,7 +108,7 @@ fn a_stream_that_was_removed_stays_away() {
     fs.ask(Request::Unlink { dir: Ino::ROOT, name: harness::name("file"), time: None }).unwrap();
     fs.send(&ROOT_CALLER, Request::Forget { ino, lookups: 1 });
     fsync(&mut fs);
-    assert!(fs.disk.store().streams().unwrap().is_empty(), "it is purged");
+    assert!(fs.disk.store().streams().unwrap().is_empty(), "the stream is removed");
     fsync(&mut fs);
     let mut fs = fs.crash();
     assert_eq!(fs.fsck(), []);
@@ -135,7 +137,7 @@ fn an_opening_with_dsync_makes_what_is_known_durable() {
     assert_eq!(fs.crash().lookup(Ino::ROOT, "file").unwrap().size, 500);
 }
 
-/// A file of 60 bytes, and a request to append to it that moves them out, as far as that the stream is to be filled.
+/// A file of 60 bytes, and an append that unstuffs it, up to the fill of the stream.
 fn append(fs: &mut Harness, ino: Ino) -> u64 {
     fs.shuffle = Some(fastrand::Rng::with_seed(0));
     let id = fs.send(
@@ -173,7 +175,7 @@ fn a_stream_that_the_file_does_not_need_after_all_is_removed() {
         assert!(fs.disk.store().streams().unwrap().is_empty());
         assert_eq!(fs.data.files(), [].into());
         fs.shuffle = None;
-        // It may outgrow the strip another time.
+        // It may outgrow the strip again.
         fs.write(ino, 14, &[8; 60]).unwrap();
         assert_eq!(fs.ask(Request::GetAttr { ino }).map(|_| fs.is_streamed(ino)), Ok(true));
     }
@@ -202,7 +204,8 @@ fn what_could_not_be_removed_is_removed_later() {
 
 const SERVERS: [ServerId; 3] = [ServerId(0), ServerId(1), ServerId(2)];
 
-/// A file of 60 bytes, which are to be moved out to one of three data servers; these have told whether they have something of it.
+/// A file of 60 bytes that is about to be unstuffed to one of three data servers. `told`: which
+/// servers have reported, and whether they have a datafile of it.
 fn about_to_fill(told: &[(ServerId, bool)]) -> (Harness, Ino, u64) {
     let striping = Striping::new(Distribution::SimpleStripe { strip: 100 }, SERVERS.into(), 3).unwrap();
     let mut fs = Harness::with(Config { striping: Some(striping), ..harness::config() });
@@ -230,8 +233,8 @@ fn asked_to_fill(fs: &Harness) -> usize {
 fn only_data_servers_that_get_bytes_are_asked_unless_they_may_have_some() {
     let all = SERVERS.map(|server| (server, false));
     assert_eq!(asked_to_fill(&about_to_fill(&all).0), 1);
-    assert_eq!(asked_to_fill(&about_to_fill(&all[..2]).0), 3, "one has not told");
-    // Other bytes may need fewer of them.
+    assert_eq!(asked_to_fill(&about_to_fill(&all[..2]).0), 3, "one has not reported");
+    // Other bytes may need fewer servers.
     let (mut fs, ino, append) = about_to_fill(&all);
     let write =
         Request::Write { ino, offset: 0, data: b"other"[..].into(), kill_suid_gid: false, time: None };
@@ -255,8 +258,8 @@ fn what_a_data_server_had_before_goes_and_what_it_has_now_stays() {
     fs.shuffle = None;
     fs.settle();
     fs.drain();
-    assert_eq!(fs.data.all().iter().map(|(_, _, size)| size).sum::<u64>(), 60, "it is filled anew");
-    // Of one that is told before an operation waits until it is removed.
+    assert_eq!(fs.data.all().iter().map(|(_, _, size)| size).sum::<u64>(), 60, "it is filled again");
+    // A datafile that is reported earlier delays the operation until it is removed.
     let (mut fs, ino, append) = about_to_fill(&[all[0], all[1], (SERVERS[2], true)]);
     assert_eq!(asked_to_fill(&fs), 0);
     while asked_to_fill(&fs) == 0 {
@@ -269,7 +272,7 @@ fn what_a_data_server_had_before_goes_and_what_it_has_now_stays() {
     assert_eq!(fs.attr_of(ino).size, 60);
 }
 
-/// A second one would fill the stream when clients already write to it.
+/// A second operation would fill the stream when clients already write to it.
 #[test]
 fn one_at_a_time_moves_bytes_out() {
     let mut fs = Harness::new();

@@ -1,4 +1,5 @@
-//! What directories keep of all below them equals a recount after every step and every crash, and no quota is exceeded.
+//! Usage: the recursive statistics of directories equal a recount after each step and each crash,
+//! and no quota is exceeded.
 
 use crate::harness::{self, Harness, config, name};
 use espalier_meta::{Config, Input};
@@ -8,7 +9,7 @@ fn kept(fs: &mut Harness, dir: Ino) -> [u64; 3] {
     ["rfiles", "rsubdirs", "rbytes"].map(|name| fs.figure(dir, name).unwrap())
 }
 
-/// Waits for what is answered only when the journal is durable.
+/// Waits for an answer that needs a durable journal.
 fn ask(fs: &mut Harness, request: Request) -> Result<Reply, Errno> {
     let id = fs.send(&harness::ROOT_CALLER, request);
     while !fs.answers.contains_key(&id) {
@@ -17,8 +18,8 @@ fn ask(fs: &mut Harness, request: Request) -> Result<Reply, Errno> {
     fs.answers.remove(&id).unwrap()
 }
 
-/// Counts what is below a directory by walking, and compares at each directory on the way. Limits that need not hold are
-/// raised to what is there.
+/// Counts below a directory by walking, and compares at each directory on the way. Raises limits
+/// that need not hold to the current usage.
 fn recount(fs: &mut Harness, dir: Ino, bounded: bool, context: &str) -> [u64; 3] {
     let mut sum = [0; 3];
     for entry in fs.list(dir, true) {
@@ -50,7 +51,7 @@ struct Walker {
     rng: fastrand::Rng,
     dirs: Vec<Ino>,
     files: Vec<Ino>,
-    /// Handles, and whether the kernel writes what they are of by itself.
+    /// Handles, each with whether the kernel writes its file directly.
     open: Vec<(Ino, bool)>,
     refused: usize,
 }
@@ -139,11 +140,11 @@ impl Walker {
         self.refused += usize::from(outcome == Err(Errno::EDQUOT));
     }
 
-    /// As the client's machine does: to the server while the file is stuffed, then to the stream.
+    /// As a client does: to the server while the file is stuffed, then to the stream.
     fn write(&mut self, fs: &mut Harness, ino: Ino) -> Result<(), Errno> {
         let (offset, data) = (self.rng.u64(0..80), vec![1; self.rng.usize(1..60)]);
         if fs.write(ino, offset, &data)? == Reply::Streamed {
-            // A write is through a handle.
+            // Writes go through a handle.
             let how = harness::open_how(Access::WRITE, false);
             ask(fs, Request::Open { ino, how })?;
             let outcome = self.write_open(fs, ino, false);
@@ -158,7 +159,8 @@ impl Walker {
         if !fs.is_streamed(ino) {
             return Ok(());
         }
-        // What is open when a quota comes, or when it comes under one, is bounded from its next opening on.
+        // A file that is open when a quota is set, or when it moves below one, is bounded from its
+        // next open on.
         let limited = fs.figure(Ino::ROOT, "quota.max_bytes").is_ok();
         if !passthrough || limited {
             fs.ask(Request::Extend { ino, offset, length, from: None, discards: false, told: false })?;
@@ -178,7 +180,7 @@ fn walk(seed: u64, quotas: bool) -> usize {
     let mut fs = Harness::with(Config { cache_bytes, ..config() });
     let mut walker = Walker::new(seed);
     if quotas {
-        // On the root: whatever is written to is below it.
+        // Quotas on the root apply to all writes.
         fs.set_limit(Ino::ROOT, "max_files", 25).unwrap();
         fs.set_limit(Ino::ROOT, "max_bytes", 1000).unwrap();
     }
@@ -206,7 +208,7 @@ fn walk(seed: u64, quotas: bool) -> usize {
             }
         }
         fs = fs.crash();
-        // A crash may bring back what was removed for the sake of bytes that are in a stream already.
+        // A crash may restore what was removed after it was moved to a stream.
         recount(&mut fs, Ino::ROOT, false, &format!("seed {seed}, after crash {round}"));
         assert_eq!(fs.fsck(), [], "seed {seed}");
         walker = Walker { rng: walker.rng, refused: walker.refused, ..Walker::new(0) };
@@ -215,7 +217,7 @@ fn walk(seed: u64, quotas: bool) -> usize {
     walker.refused
 }
 
-/// A client that has just come knows files by looking them up.
+/// A new client knows files by looking them up.
 fn find(fs: &mut Harness, dir: Ino, walker: &mut Walker) {
     for entry in fs.list(dir, true) {
         match entry.kind {
@@ -242,7 +244,7 @@ fn no_quota_is_ever_exceeded() {
     assert!(refused > 100, "only {refused} steps met a limit: this tested nothing");
 }
 
-/// What fsck says after a change of what is on the disk.
+/// `fsck` findings after a change of the disk.
 fn found_after(change: impl Fn(&mut Harness)) -> String {
     let mut fs = Harness::new();
     fs.mkdir("dir");
@@ -295,7 +297,7 @@ fn a_name_counts_where_it_is_and_a_quota_holds_for_each() {
     assert_eq!(fs.write(file, 5, b"more"), Ok(Reply::Done));
     assert_eq!((kept(&mut fs, one), kept(&mut fs, two)), ([1, 0, 9], [0, 0, 0]));
     assert_eq!(fs.ask(Request::Link { ino: file, dir: two, name: name("link") }), Err(Errno::EDQUOT));
-    // What is there may be more than a new limit; less is always allowed.
+    // Usage may exceed a new limit; a decrease is always allowed.
     fs.set_limit(one, "max_bytes", 1).unwrap();
     let set = SetAttr { size: Some(8), ..SetAttr::default() };
     assert!(fs.ask(Request::SetAttr { ino: file, set }).is_ok());

@@ -1,8 +1,10 @@
-//! What a metadata server and its clients say to each other: messages become inputs of the machine, and what it decides becomes
-//! messages, in the order in which they must go. Clients are kept to their [`Rights`] here.
+//! The session layer of a metadata server: turns clients' messages into inputs of the machine, and
+//! its decisions into messages, in the order in which they must be sent. It enforces each client's
+//! [`Rights`].
 //!
-//! A driver gives it what has come ([`Front::take`]) and what it has done ([`Front::input`]); then it does what
-//! [`Front::route`] says. It has the connections: one at a time of each client.
+//! A driver passes in received messages ([`Front::take`]) and completed I/O ([`Front::input`]),
+//! then carries out what [`Front::route`] returns. The driver owns the connections: at most one per
+//! client.
 
 mod rights;
 mod subtree;
@@ -28,82 +30,87 @@ use crate::outbox::{Answered, Input, Io, IoDone, IoId, Now, Outbox, Waiting};
 use crate::rank::PeerMessage;
 use crate::striping::Place;
 
-/// Inodes that are recalled with one message.
+/// Inodes recalled per message.
 const RECALLS: usize = 512;
 
-/// A metadata server's machine, with its clients. See the module's description.
+/// A metadata machine with its clients' sessions. See the module's description.
 #[derive(Debug)]
 pub struct Front {
     meta: Meta,
-    /// What the machine has decided and [`Self::route`] has not told.
+    /// The machine's decisions that [`Self::route`] has not returned yet.
     out: Outbox,
     routed: Routed,
-    /// Clients that are connected.
+    /// Connected clients.
     attached: BTreeSet<ClientId>,
-    /// Requests that wait to be told their callers' groups, and of which processes.
+    /// Requests that wait for their caller's groups, each with the process id of the caller.
     groups: BTreeMap<(ClientId, RequestId), (IoId, u32)>,
-    /// What is to be done with files of which it is not known yet where the bytes are, or whether that may be done.
+    /// Stream requests whose layout or permission is not known yet.
     unplaced: BTreeMap<(ClientId, RequestId), StreamRequest>,
-    /// Requests whose answers are to be announced, if they have payloads.
+    /// Requests whose answers are announced if they have payloads.
     announced: BTreeSet<(ClientId, RequestId)>,
-    /// Restricted clients whose sessions are about to begin or to go on.
+    /// Restricted clients whose sessions are about to start or resume.
     entering: BTreeMap<ClientId, Entering>,
 }
 
-/// A client that is to be restricted to a directory.
+/// A client that is about to be restricted to a subtree.
 #[derive(Debug)]
 struct Entering {
     path: Box<[Name]>,
-    /// It has a session, and the directory is looked for.
+    /// It has a session, and the lookup of the directory is in progress.
     is_connected: bool,
 }
 
-/// What a driver is to do.
+/// Actions for the driver.
 #[derive(Debug, Default)]
 pub struct Routed {
     /// As in [`Outbox::waiting`].
     pub waiting: Vec<(ClientId, RequestId, Waiting)>,
-    /// What has come of [`Front::connect`]: the client is to be welcomed, and attached, and this directory is its root; or it is to be refused.
+    /// Results of [`Front::connect`]. On success the driver welcomes and attaches the client, whose
+    /// root is this inode; otherwise it refuses the client.
     pub connected: Vec<(ClientId, Result<Ino, Refused>)>,
-    /// Sessions that have ended: nothing goes to these clients any more.
+    /// Ended sessions; nothing more is sent to these clients.
     pub ended: Vec<ClientId>,
-    /// To clients, in this order. What is said to one that is not connected may be dropped.
+    /// Messages to clients, in this order. The driver may drop those to clients that are not
+    /// connected.
     ///
-    /// The driver completes what tells of space ([`Reply::StatFs`]), and seals capabilities ([`Reply::Delegated`]).
+    /// The driver fills in free space ([`Reply::StatFs`]) and seals capabilities
+    /// ([`Reply::Delegated`]).
     pub send: Vec<(ClientId, FromServer)>,
-    /// To other ranks, in this order. What is said to one that cannot be reached may be dropped.
+    /// Messages to other ranks, in this order. The driver may drop those to unreachable ranks.
     pub peers: Vec<(Rank, PeerMessage)>,
     /// As in [`Outbox::remarks`].
     pub remarks: Vec<String>,
-    /// Each ends with [`Front::end_stream`].
+    /// Stream requests to execute. Each ends with [`Front::end_stream`].
     pub streams: Vec<StreamRequest>,
-    /// Each ends with an [`Input::Done`]. There are no [`Io::Groups`] among them.
+    /// I/O to do. Each ends with an [`Input::Done`]. Contains no [`Io::Groups`].
     pub io: Vec<(IoId, Io)>,
 }
 
-/// Something that a client wants to be done with a stream.
+/// A client's request on a stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StreamRequest {
     pub of: (ClientId, RequestId),
     pub io: StreamIo,
-    /// Of the file, if it is a striped one.
+    /// The layout of a striped file.
     pub layout: Option<Arc<Layout>>,
-    /// To be written.
+    /// The bytes to write.
     pub data: Bytes,
 }
 
 /// Why a client gets no session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refused {
-    /// The session that it had has ended. It is to connect again for a new one, when it has given up what it had.
+    /// The client's session has ended. The client drops its state, then connects again for a new
+    /// session.
     Ended,
     /// As in [`Outbox::refused`].
     Session(Errno),
-    /// The directory to which it is restricted cannot be entered.
+    /// The subtree that it is restricted to cannot be entered.
     Subtree(Errno),
 }
 
-/// The session of a client that is restricted to a subtree has ended: it is to connect again.
+/// The session of a client that is restricted to a subtree has ended: the client must connect
+/// again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unrestricted;
 
@@ -133,8 +140,8 @@ impl Front {
         &self.meta
     }
 
-    /// Begins a client's session, or goes on with it: answered in [`Routed::connected`]. `leases`: as in [`Input::Connect`].
-    /// The directory to which it is restricted is looked for each time.
+    /// Starts or resumes a client's session; the result appears in [`Routed::connected`]. `leases`:
+    /// as in [`Input::Connect`]. A client's subtree is looked up each time.
     pub fn connect(
         &mut self,
         now: Now,
@@ -151,7 +158,8 @@ impl Front {
         self.input(now, Input::Accesses { client, accesses });
     }
 
-    /// From now on the client is reached: by a new connection, if it was before.
+    /// Attaches a connected client, and sends it outstanding recalls and group queries. A new
+    /// connection replaces an old one.
     pub fn attach(&mut self, client: ClientId) {
         self.attached.insert(client);
         let recalls: Vec<_> = self.meta.to_be_recalled(client).collect();
@@ -163,15 +171,16 @@ impl Front {
         self.routed.send.extend(waiting.map(ask));
     }
 
-    /// The client is not reached any more. What is under way goes on.
+    /// Detaches a client that cannot be reached. Its requests continue.
     pub fn detach(&mut self, client: ClientId) {
         self.attached.remove(&client);
     }
 
-    /// Takes what a client says. Returns whether an answer will come, if it is a request: to an old copy none does.
+    /// Handles a client's message. Returns false if the message is a request that will not be
+    /// answered, as a late duplicate.
     ///
     /// # Errors
-    /// Nothing is to be taken from this connection any more.
+    /// The driver must take nothing more from this connection.
     pub fn take(
         &mut self,
         now: Now,
@@ -225,16 +234,17 @@ impl Front {
         Ok(is_answered)
     }
 
-    /// The client is there. Comes after all that it has said together, and alone when it has only shown that it is alive.
+    /// Records that a client is alive. The driver calls it after a batch of messages of the client,
+    /// or for a sign of life alone.
     pub fn heard(&mut self, now: Now, client: ClientId) {
-        // Nothing follows from it.
+        // Produces no action.
         self.meta.heard(now, client);
     }
 
-    /// Takes what no client has said.
+    /// Passes the machine an input that comes from no client.
     pub fn input(&mut self, now: Now, input: Input) {
         self.meta.on(now, input, &mut self.out);
-        // What it calls for inside, and what comes of that.
+        // Handles the results that concern this layer, and their consequences.
         loop {
             if let Some((of, found)) = self.out.placed.pop() {
                 self.placed(of, found);
@@ -248,14 +258,14 @@ impl Front {
         }
     }
 
-    /// Something has been done with a stream, or given up.
+    /// Completes a stream request, or fails it.
     pub fn end_stream(&mut self, of: (ClientId, RequestId), result: Result<Reply, Errno>) {
         if self.meta.end_stream(of, &result) {
             self.answer(of, result);
         }
     }
 
-    /// What is to be done now, in messages.
+    /// Returns the pending actions as messages.
     pub fn route(&mut self) -> Routed {
         let mut routed = core::mem::take(&mut self.routed);
         let out = &mut self.out;
@@ -294,7 +304,7 @@ impl Front {
         routed
     }
 
-    /// Recalls and changes are for those who know the inodes.
+    /// Sends recalls and change notifications to the clients that know the inodes.
     fn tell_those_who_know(&mut self, send: &mut Vec<(ClientId, FromServer)>) {
         let (recalls, changed) =
             (core::mem::take(&mut self.out.recalls), core::mem::take(&mut self.out.changed));
@@ -305,7 +315,7 @@ impl Front {
             let knows = |ino| self.meta.knows(client, ino);
             let mut recalled: Vec<_> = recalls.iter().filter(|recall| knows(recall.ino)).cloned().collect();
             if self.meta.root_of(client).is_some() {
-                // Names elsewhere are not for it.
+                // Names outside its subtree are not disclosed to it.
                 for recall in recalled.iter_mut().filter(|recall| !recall.dir.is_some_and(knows)) {
                     (recall.dir, recall.name) = (None, None);
                 }
@@ -320,7 +330,7 @@ impl Front {
         }
     }
 
-    /// An answer that the machine has no part in.
+    /// Answers a request without the machine.
     fn answer(&mut self, (to, id): (ClientId, RequestId), result: Result<Reply, Errno>) {
         let (announced, touched) = (self.announced.remove(&(to, id)), Touched::default());
         self.routed.send.push((to, FromServer::Reply { id, lease_ms: 0, announced, touched, result }));
@@ -332,7 +342,7 @@ impl Front {
         let Some(entering) = self.entering.get_mut(&client) else {
             return self.routed.connected.push((client, Ok(Ino::ROOT)));
         };
-        // A connection may come while the directory is looked for on behalf of one before.
+        // A connection may arrive while the lookup for an earlier one is in progress.
         if !core::mem::replace(&mut entering.is_connected, true) {
             let path = entering.path.clone();
             self.meta.on(now, Input::Enter { client, path }, &mut self.out);
@@ -348,14 +358,15 @@ impl Front {
 
     // ---- Streams
 
-    /// Asks whether something may be done with a stream.
+    /// Asks the machine whether a stream request is allowed and where the bytes are.
     fn place(&mut self, now: Now, stream: StreamRequest) {
         let (of, io, length) = (stream.of, stream.io, stream.data.len() as u64);
         self.unplaced.insert(of, stream);
         self.input(now, Input::Place { of, io, length });
     }
 
-    /// It may, or may not. Its client may have closed the file meanwhile.
+    /// Continues a stream request with the machine's verdict. Its client may have closed the file
+    /// meanwhile.
     fn placed(&mut self, of: (ClientId, RequestId), allowed: Result<(), Errno>) {
         let Some(stream) = self.unplaced.remove(&of) else { return };
         match allowed.and_then(|()| self.meta.may_stream(of.0, &stream.io)) {
@@ -364,10 +375,10 @@ impl Front {
         }
     }
 
-    /// Says where the bytes are with which something is to be done.
+    /// Starts a stream request where its bytes are.
     fn begin(&mut self, stream: StreamRequest) {
         match self.meta.place_of(&stream.io) {
-            // The client does not know what a loss of power has undone.
+            // The client does not know that a power failure has undone the unstuffing.
             Place::Inode => self.end_stream(stream.of, Ok(Reply::Stuffed)),
             Place::Store => self.routed.streams.push(stream),
             Place::Servers(layout) => {

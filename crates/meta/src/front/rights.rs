@@ -1,4 +1,4 @@
-//! What a client may do, whoever calls through it.
+//! Rights of a client: what it may do, whichever user calls through it.
 
 use alloc::sync::Arc;
 
@@ -7,31 +7,33 @@ use serde::{Deserialize, Serialize};
 
 use super::subtree::Subtree;
 
-/// What a client may do.
+/// The rights of a client.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Rights {
-    /// It may not connect.
+    /// The client may not connect.
     pub refused: bool,
-    /// It may change nothing.
+    /// The client may change nothing.
     pub read_only: bool,
-    /// Its superusers are nobody.
+    /// Superusers of the client act as nobody.
     pub root_squash: bool,
-    /// It may use what is in this directory and below, which is the root to it.
+    /// The client sees only this directory and what is below it; the directory is the client's
+    /// root.
     pub subtree: Option<Subtree>,
 }
 
 impl Rights {
-    /// As which user Linux's NFS server, too, lets squashed superusers act.
+    /// Uid and gid of squashed superusers, as in Linux's NFS server.
     const NOBODY: u32 = 65534;
 
-    /// Whether the client may ask for this.
+    /// Checks that the client may send this request.
     ///
     /// # Errors
-    /// `EROFS`, `EPERM`, and `EINVAL` for what no client would ask.
+    /// `EROFS`, `EPERM`, and `EINVAL` for malformed requests.
     pub fn check(&self, request: &Request) -> Result<(), Errno> {
         request.check()?;
-        // It does not know as whom its callers act, nor so what they may do.
+        // A squashed client cannot check permissions: it does not know as which user its callers
+        // act.
         let is_early = matches!(request, Request::TakeNumbers { .. });
         match (self.read_only && request.is_change(), self.root_squash && is_early) {
             (true, _) => Err(Errno::EROFS),
@@ -40,7 +42,7 @@ impl Rights {
         }
     }
 
-    /// As [`Self::check`], for a stream. `data`: what is to be written.
+    /// As [`Self::check`], for a stream request. `data`: the bytes to write.
     ///
     /// # Errors
     /// As [`Self::check`].
@@ -49,7 +51,7 @@ impl Rights {
         if self.read_only && io.is_change() { Err(Errno::EROFS) } else { Ok(()) }
     }
 
-    /// As whom a caller acts.
+    /// The caller as the server sees it, after squashing.
     pub fn caller(&self, caller: Caller) -> Caller {
         if self.root_squash {
             let squashed = |id| if id == 0 { Self::NOBODY } else { id };
@@ -59,7 +61,7 @@ impl Rights {
         caller
     }
 
-    /// In which supplementary groups a caller acts that is in these.
+    /// The caller's supplementary groups after squashing.
     pub fn groups(&self, groups: Arc<[u32]>) -> Arc<[u32]> {
         if self.root_squash { groups.iter().copied().filter(|gid| *gid != 0).collect() } else { groups }
     }

@@ -1,4 +1,4 @@
-//! The directory to which a client is restricted.
+//! The subtree that a client is restricted to.
 
 use alloc::boxed::Box;
 use alloc::format;
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 pub struct Subtree(Box<[Name]>);
 
 impl Subtree {
-    /// The names on the way to it, of which there is at least one.
+    /// The components of the path; at least one.
     pub fn path(&self) -> &[Name] {
         &self.0
     }

@@ -1,11 +1,12 @@
-//! What is fought over is not leased for a while: every lease on it would only be revoked again, and a change that must
-//! wait for a revocation takes longer than several that ask.
+//! Contention control: suspends leases on contended inodes and names. Each lease on them would be
+//! revoked again at once, and a change that waits for a revocation takes longer than several
+//! requests without a lease.
 
 use espalier_proto::Ino;
 
 use crate::state::Map;
 
-/// Inodes on which, or on whose names, leases have been revoked lately.
+/// Inodes on which, or on whose names, leases were revoked recently.
 #[derive(Debug, Default)]
 pub(super) struct Contention {
     hot: Map<Ino, Heat>,
@@ -13,30 +14,31 @@ pub(super) struct Contention {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Heat {
-    /// Changes since that time.
+    /// Revocations since `since` (milliseconds of uptime).
     count: u32,
     since: u64,
-    /// Nothing is leased until then, and for how long that is.
+    /// End of the suspension (milliseconds of uptime), and its length in milliseconds.
     until: u64,
     span: u64,
 }
 
 impl Contention {
-    /// So many changes within a second that others' leases are revoked for are a fight, however many of these there are: what many have
-    /// cached and somebody changes now and then is best cached again.
+    /// Changes within a second that had to revoke leases before leases are suspended. The number of
+    /// holders does not count: a directory that many clients cache and one changes now and then is
+    /// cached again at once.
     const FIGHT: u32 = 4;
-    /// For how long nothing is leased then, and at most when it goes on and on, in milliseconds.
+    /// Length of the first suspension and upper bound of repeated ones, in milliseconds.
     const FIRST_MS: u64 = 1_000;
     const LONGEST_MS: u64 = 8_000;
-    /// Further ones are not noticed.
+    /// Bound on the tracked inodes; contention on further ones goes unnoticed.
     const MOST: usize = 4096;
 
-    /// Nothing is leased there now.
+    /// True while leases are suspended on `ino`.
     pub(super) fn is_hot(&self, ino: Ino, now: u64) -> bool {
         !self.hot.is_empty() && self.hot.get(&ino).is_some_and(|heat| now < heat.until)
     }
 
-    /// Leases are revoked there, for one change.
+    /// Records that one change has revoked leases.
     pub(super) fn note(&mut self, ino: Ino, now: u64) {
         if self.hot.len() >= Self::MOST && !self.hot.contains_key(&ino) {
             self.hot.retain(|_, heat| now < heat.until + heat.span || now < heat.since + 1_000);
@@ -67,7 +69,7 @@ mod tests {
 
     const INO: Ino = Ino(7);
 
-    /// That it rests for so long after a fight at that time, which makes it hot.
+    /// Asserts that four changes at `now` suspend leases for `span` milliseconds.
     fn rests(fights: &mut Contention, now: u64, span: u64) {
         for change in 0..4 {
             assert!(!fights.is_hot(INO, now), "{now}");

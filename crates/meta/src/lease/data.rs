@@ -1,15 +1,16 @@
-//! Leases on the bytes of files that several clients have open and some may write to.
+//! Leases on the bytes of files that several clients have open and at least one may write to.
 //!
-//! Clients write to streams without the machine, and the kernel of a client that has opened a file
-//! before its writers keeps what it reads. So before a client's kernel reads such a file its
-//! client asks for a lease on the file's bytes, and gets it when all other clients that may write
-//! announce their writes: when one is done, and before its caller is answered, these leases are
-//! revoked. What is read after that is new. A client whose announcement leaves no such lease
-//! writes on without announcing it: sharing costs messages when the file goes from writers to
-//! readers and back, and nothing per write otherwise.
+//! Clients write to streams without the metadata server, and a kernel that opened a file before its
+//! writers did caches what it reads. Before such a kernel reads, its client requests a lease on the
+//! file's bytes. The server grants it once all other clients that may write announce their writes.
+//! A client announces a write when the write is done and before its caller returns; the server then
+//! revokes the leases on the bytes, so later reads return the new bytes. A writer whose
+//! announcement leaves no such lease stops announcing: sharing costs messages when the file passes
+//! from writers to readers and back, and none per write otherwise.
 //!
-//! Unlike other leases these are given also while they are being revoked: a kernel drops what it
-//! keeps only when it has been answered what it is reading, and that must not wait for the writer.
+//! Unlike other leases, these are granted also while they are being revoked: a kernel drops cached
+//! pages only after its outstanding reads are answered, and these reads must not wait for the
+//! writer.
 
 use alloc::vec::Vec;
 
@@ -22,12 +23,14 @@ use crate::session::Sessions;
 use crate::step::{Step, Stop, Wait};
 
 impl Meta {
-    /// A client's kernel is about to cache bytes of a file that others may write to.
+    /// Grants the client a lease on the bytes of a file that others may write to, before its kernel
+    /// caches them. If the writers do not acknowledge within a lease's term, the reply carries no
+    /// lease.
     pub(crate) fn lease_data(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<Reply> {
         let key = Key::data(ino);
         cx.told.last_change = cx.told.last_change.max(Some(0));
         let Some(leases) = &mut self.leases else { return Ok(Reply::Done) };
-        // Writers that have not reclaimed yet are not known.
+        // During the grace period, writers that have not reclaimed yet are unknown.
         if self.sessions.in_grace() || !leases.are_for(cx.client) || !leases.is_free(key, &[]) {
             cx.told.refuse();
             return Ok(Reply::Done);
@@ -52,9 +55,13 @@ impl Meta {
         Ok(Reply::Done)
     }
 
-    /// A client has changed a file's bytes.
+    /// Handles a client's announcement that it has changed a file's bytes: revokes the leases of
+    /// other clients on them. The reply says whether the client must announce its next write too.
+    ///
+    /// # Errors
+    /// `ESTALE` if the client neither knows the inode nor has it open.
     pub(crate) fn announce(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<Reply> {
-        // It tells of no inode.
+        // The reply reports nothing about an inode.
         cx.told.last_change = cx.told.last_change.max(Some(0));
         if !self.sessions.is_told_of(cx.client, ino) && self.opens_of(cx.client, ino) == 0 {
             return Err(Errno::ESTALE.into());
@@ -64,7 +71,7 @@ impl Meta {
             return Err(Stop::Wait(Wait::Grace));
         }
         let key = Key::data(ino);
-        // Once: leases that are given from then on are for what is so now.
+        // Revokes once: leases granted after this point cover the new bytes.
         if !matches!(cx.progress, Progress::Announcing) {
             *cx.progress = Progress::Announcing;
             leases.revoke(cx.client, key, None, cx.uptime_ms);
@@ -79,14 +86,14 @@ impl Meta {
 }
 
 impl Meta {
-    /// Whether another client has a file open for writing.
+    /// True if another client has the file open for writing.
     pub(crate) fn is_open_to_write_elsewhere(&self, client: ClientId, ino: Ino) -> bool {
         self.is_open_elsewhere(client, ino) && self.sessions.writers(ino).any(|(writer, _)| writer != client)
     }
 }
 
 impl Sessions {
-    /// The other clients that may write to a file and do not announce it.
+    /// The other clients that may write to a file and do not announce their writes.
     fn quiet_writers(&self, client: ClientId, ino: Ino) -> Vec<ClientId> {
         let quiet = self.writers(ino).filter(|(writer, announces)| *writer != client && !announces);
         quiet.map(|(writer, _)| writer).collect()

@@ -1,6 +1,9 @@
-//! Exclusive leases: what happens in a directory that only one client knows nobody else can see. So that client may make and remove
-//! files in it and tell its callers before the server has answered, as CephFS's clients do with asynchronous creates and unlinks.
-//! Before anybody else comes to know the directory its client gives the lease up, which it does when all that it has told is done.
+//! Exclusive leases on directories: the precondition of metadata write-back. The holder
+//! acknowledges creates, small writes and unlinks in the directory before the server has applied
+//! them (CephFS: asynchronous dirops).
+//!
+//! Invariant: before another client observes the directory, the server revokes the exclusive lease,
+//! and the holder flushes its pending operations before it acknowledges the revocation.
 
 use espalier_proto::{ClientId, Errno, Ino, Request};
 
@@ -13,7 +16,8 @@ use crate::step::{Step, Stop, Wait};
 use crate::trash::ITSELF;
 
 impl Meta {
-    /// Whether nobody but a client knows an inode, or has it open, as far as answers have been given.
+    /// True if `client` is the only one that caches `ino` or has it open, as far as replies have
+    /// been sent. False during the grace period, when not all clients have reclaimed.
     pub(crate) fn is_alone_with(&self, client: ClientId, ino: Ino) -> bool {
         let Some(cached) = self.state.inodes.get(&ino).filter(|_| !self.sessions.in_grace()) else {
             return false;
@@ -21,17 +25,20 @@ impl Meta {
         self.sessions.holds(client, ino, cached.lookups, cached.opens)
     }
 
-    /// Whether an inode is a file that has its only name in a directory, and that nobody but a client knows.
+    /// True if `ino` is a file whose only name is in `dir`, and `client` is the only one that
+    /// caches it or has it open.
     pub(crate) fn is_alone_with_file_in(&self, client: ClientId, dir: Ino, ino: Ino) -> bool {
         let cached = self.state.inodes.get(&ino);
         cached.is_some_and(|cached| cached.inode.nlink == 1 && cached.parents() == [(dir, 1)])
             && self.is_alone_with(client, ino)
     }
 
-    /// Whether a client may be given an exclusive lease on a directory.
+    /// Preconditions for an exclusive lease on `dir` (docs/leases.md).
     pub(super) fn may_be_alone_in(&self, client: ClientId, dir: Ino) -> bool {
         let is_trusted = self.makes_early(client) && self.config.acknowledge != Acknowledge::Durable;
-        // Every client knows the root, though it was never told. Who knows what a file holds, for he wrote it, tells of no reads.
+        // Every client knows the root without a lookup. An exclusive holder serves reads of files
+        // that it wrote from its cache and reports no accesses, so `Atime::Always` excludes
+        // exclusive leases.
         is_trusted
             && self.config.atime != Atime::Always
             && dir != Ino::ROOT
@@ -43,7 +50,8 @@ impl Meta {
             && self.has_space_to_spare()
     }
 
-    /// Whether a file that is made in a directory is stuffed and made by the server, and takes nothing from it but a group.
+    /// True if the server creates the files of `dir` and stuffs them, and they inherit at most a
+    /// group.
     fn is_plain(&self, dir: &Inode) -> bool {
         matches!(dir.body, Body::Directory(_))
             && dir.nlink > 0
@@ -52,13 +60,15 @@ impl Meta {
             && !self.wants_clients_to_make(dir)
     }
 
-    /// The caller's client is about to be told of a directory, or an operation depends on what is in it: nobody else is to go on having
-    /// an exclusive lease on it.
+    /// Revokes other clients' exclusive lease on `dir` before the caller's client observes the
+    /// directory, or before the outcome of an operation depends on its entries. Waits for the end
+    /// of the grace period while a client that has not reclaimed may have pending operations.
     pub(crate) fn share(&mut self, cx: &mut Cx<'_>, dir: Ino) -> Step<()> {
         if self.leases.is_none() || self.sessions.is_told_of(cx.client, dir) {
             return Ok(());
         }
-        // Whoever has not said yet what he has may have told his callers what is not done yet.
+        // A client that has not reclaimed yet may have acknowledged operations that are not applied
+        // yet.
         if self.may_have_told_early() {
             return Err(Stop::Wait(Wait::Grace));
         }
@@ -68,7 +78,8 @@ impl Meta {
         })
     }
 
-    /// Something comes that may refuse what any client has told already.
+    /// Revokes all exclusive leases before a change that could reject operations that a holder has
+    /// already acknowledged, as a new quota can.
     pub(crate) fn share_all(&mut self, cx: &mut Cx<'_>) -> Step<()> {
         if self.may_have_told_early() {
             return Err(Stop::Wait(Wait::Grace));
@@ -76,7 +87,7 @@ impl Meta {
         let Some(leases) = &mut self.leases else { return Ok(()) };
         for dir in leases.exclusive() {
             let key = Key::exclusive(dir);
-            // That of the caller's own client, too.
+            // Includes the lease of the caller's own client.
             if leases.revoke(ITSELF, key, None, cx.uptime_ms) {
                 leases.claim(cx.claims, key);
                 return Err(Stop::Wait(Wait::Lease(key)));
@@ -85,8 +96,9 @@ impl Meta {
         Ok(())
     }
 
-    /// Whether quotas allow what a client does in a directory; which they do if it has told its caller that it is done while it was alone
-    /// there. Whoever sets a quota waits for that, but one that is set at another rank may become known here only afterwards.
+    /// Overrides `EDQUOT` for operations that the exclusive holder has already acknowledged to its
+    /// caller. Setting a quota revokes exclusive leases first, but a quota that is set at another
+    /// rank becomes known at this rank only later.
     pub(crate) fn unless_told(&self, cx: &Cx<'_>, dir: Ino, allowed: Step<()>) -> Step<()> {
         let is_alone = |leases: &Leases| leases.is_held_by(cx.client, Key::exclusive(dir));
         match allowed {
@@ -97,14 +109,16 @@ impl Meta {
         }
     }
 
-    /// Whether quotas allow a file to have so many bytes; as [`Self::unless_told`].
+    /// Checks quotas for a file that grows to `size` bytes, with the exception of
+    /// [`Self::unless_told`].
     pub(crate) fn admit_size(&self, cx: &Cx<'_>, ino: Ino, size: u64) -> Step<()> {
         let Err(stop) = self.state.admit_size(ino, size) else { return Ok(()) };
         let parents = self.state.load_parents(ino)?;
         self.unless_told(cx, parents.first().map_or(ino, |(dir, _)| *dir), Err(stop))
     }
 
-    /// Makes a lease on a directory an exclusive one. Whether that could be.
+    /// Upgrades a client's lease on `dir` to an exclusive one. Returns false if the lease cannot be
+    /// granted.
     pub(crate) fn give_exclusive(&mut self, client: ClientId, dir: Ino, now: u64) -> bool {
         let Some(leases) = &mut self.leases else { return false };
         let keys = [Key::exclusive(dir)];
@@ -115,19 +129,21 @@ impl Meta {
         leases.keep(client, &keys, turn, now)
     }
 
-    /// Whether a client wants to tell its callers of changes before it is answered.
+    /// True if the client uses metadata write-back: it has a pool of inode numbers.
     fn makes_early(&self, client: ClientId) -> bool {
         self.state.sessions.get(&client).is_some_and(|kept| kept.unused.len() > 0)
     }
 
-    /// Whether some client may have told its callers, before the machine began, of what it has not said yet.
+    /// True if a client that has not reclaimed yet may have acknowledged operations, before the
+    /// restart, that are not applied yet.
     fn may_have_told_early(&self) -> bool {
         self.sessions.leases_may_last()
             && self.sessions.awaited_clients().any(|client| self.makes_early(client))
     }
 }
 
-/// The directory in which a request looks for a name, or makes or removes one; or in which its client wants to be alone.
+/// The directory in which a request looks up, creates, removes or lists names, or on which its
+/// client asks for an exclusive lease.
 pub(super) fn named_dir(request: &Request) -> Option<Ino> {
     match request {
         Request::Lookup { dir, .. }

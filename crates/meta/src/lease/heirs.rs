@@ -1,4 +1,5 @@
-//! Files that have what is told of them from their directory (kuhn 4.5), and that some client may have cached.
+//! No-metafile files (kuhn 4.5) that a client may have cached. Their attributes derive from their
+//! directory, so a change of the directory's attributes must revoke the leases on them.
 
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;

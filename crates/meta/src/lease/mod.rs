@@ -1,8 +1,9 @@
-//! Leases: what clients may cache of what they are told, until somebody changes it. docs/leases.md says what they cover.
+//! Leases: what clients may cache until it changes (docs/leases.md).
 //!
-//! While an operation runs it notes what its reply tells; when the reply leaves, its client has leases on that. Before an event
-//! is applied, those that others have on what it changes are revoked, and the operation waits until they have been given up or
-//! their term is over. Without leases ([`Config::lease_ms`](crate::Config)) none of this costs anything.
+//! A running operation records what its reply exposes; when the reply leaves, its client has leases
+//! on that. Before an event is applied, the leases of other clients on what it changes are revoked,
+//! and the operation waits until they have been acknowledged or have expired. Without leases
+//! ([`Config::lease_ms`](crate::Config)) none of this costs anything.
 
 mod blocked;
 mod contention;
@@ -29,36 +30,37 @@ use crate::task::Task;
 use exclusive::named_dir;
 pub(crate) use table::{Key, Leases};
 
-/// Most replies tell of a name and an inode.
+/// Most replies expose one name and one inode.
 type Keys = SmallVec<[Key; 2]>;
 
-/// What a reply tells.
+/// What a reply exposes to its client.
 #[derive(Debug, Default)]
 pub(crate) struct Told {
     keys: Keys,
-    /// Files of which it tells what their directories say, and these.
+    /// No-metafile files in the reply, with the directories that their attributes derive from.
     heirs: Vec<(Ino, Ino)>,
-    /// Some of it must not be cached.
+    /// The reply must not be cached.
     refused: bool,
-    /// The last event that has changed any of that; 0: it is durable. `None`: it is not known what is told.
+    /// Number of the last event that changed any of it. 0: all of it is durable. `None`: unknown.
     pub last_change: Option<u64>,
-    /// What the operation has changed.
+    /// Inodes that the operation has changed.
     pub touched: Vec<Ino>,
 }
 
 impl Told {
-    /// Nothing of it must be cached.
+    /// Marks the reply as not cacheable.
     pub fn refuse(&mut self) {
         self.refused = true;
     }
 }
 
-/// A reply that is held until the journal is durable, and what it tells.
+/// The leases of a reply that is held back until the journal is written.
 #[derive(Debug, Default)]
 pub(crate) struct Promise(Option<Box<Promised>>);
 
 impl Promise {
-    /// The reply will tell nothing, but what it was to tell of may be seen by others.
+    /// Withdraws the leases of a reply that will fail. What it was to report may be visible to
+    /// others, so the changed inodes are still listed.
     pub(crate) fn broken(self) -> Self {
         let broken = self.0.map(|promised| {
             let Touched { attrs, mut others, .. } = promised.touched;
@@ -75,35 +77,36 @@ struct Promised {
     keys: Keys,
     turn: u64,
     refused: bool,
-    /// With attributes of which each has a lease of its own.
+    /// Each attribute in it has a lease of its own.
     touched: Touched,
-    /// In which the request has named something.
+    /// The directory in which the request names an entry.
     dir: Option<Ino>,
 }
 
 impl Meta {
-    // ---- Telling
+    // ---- What replies expose
 
-    /// The reply tells of an inode: its attributes, or what it holds.
+    /// Records that the reply exposes an inode: its attributes or contents.
     pub(crate) fn tell_inode(&self, cx: &mut Cx<'_>, ino: Ino) {
         if !self.tell(cx, ino, None) {
             cx.told.refused = true;
         }
     }
 
-    /// The reply tells that a name is not there.
+    /// Records that the reply exposes that a name does not exist.
     pub(crate) fn tell_absent(&self, cx: &mut Cx<'_>, dir: Ino, slot: &Slot) {
         if !self.tell(cx, dir, Some(slot.hash)) {
             cx.told.refused = true;
         }
     }
 
-    /// A client's kernel takes a name that it has moved for cached, whatever the reply says: so there must be a lease on it, also
-    /// where names are fought over. If there is none, the reply has none, and the door sees to it.
+    /// Records a lease on the name that a `rename` has made. The client's kernel caches that name
+    /// whatever the reply says, so the lease is granted on contended names too. If none can be
+    /// granted, the reply carries no lease, and the frontend has the kernel look the name up again.
     pub(crate) fn tell_moved(&self, cx: &mut Cx<'_>, dir: Ino, name: &Name) {
         let Some(leases) = &self.leases else { return };
         let key = Key::name(dir, self.state.slot(name).hash);
-        // Only the name's rank gives one.
+        // Only the rank of the directory grants leases on its names.
         let is_own = dir.rank() == self.config.rank;
         if is_own && leases.are_for(cx.client) && leases.is_free(key, cx.claims) {
             cx.told.keys.push(key);
@@ -112,8 +115,9 @@ impl Meta {
         }
     }
 
-    /// What is told of an inode, found by a name with this hash if by any. The client then knows it, until it forgets.
-    /// `cacheable`: the name may be cached for every caller.
+    /// The reply's entry for an inode, and for the name `(dir, hash)` if it was found by one.
+    /// Counts a lookup: the client knows the inode until it forgets it. `cacheable`: the name may
+    /// be cached for every caller.
     pub(crate) fn entry(
         &mut self,
         cx: &mut Cx<'_>,
@@ -132,21 +136,22 @@ impl Meta {
         Entry { attr, cacheable, name_leased, attr_leased: self.tell(cx, attr.ino, None), alone, home, proof }
     }
 
-    /// The reply tells of an inode, or of a name with this hash: whether it may be cached.
+    /// Records that the reply exposes an inode, or a name with this hash. Returns whether it may be
+    /// cached.
     pub(crate) fn tell(&self, cx: &mut Cx<'_>, ino: Ino, hash: Option<u64>) -> bool {
         let now = cx.uptime_ms;
         self.tell_if(cx, ino, hash, |leases, key, own| leases.may_give(key, own, now))
     }
 
-    /// The reply tells what a file holds.
+    /// Records that the reply exposes a file's bytes.
     pub(crate) fn tell_bytes(&self, cx: &mut Cx<'_>, ino: Ino) {
         if !self.tell_held(cx, ino) {
             cx.told.refused = true;
         }
     }
 
-    /// A client goes on using what an inode holds. Its kernel keeps that, and reads it again without asking: there is a lease on it also where
-    /// it is fought over.
+    /// Records a lease for a client that keeps using an inode's contents. Its kernel rereads its
+    /// cache without a message, so the lease is granted also under contention.
     pub(crate) fn tell_held(&self, cx: &mut Cx<'_>, ino: Ino) -> bool {
         self.tell_if(cx, ino, None, Leases::is_free)
     }
@@ -164,7 +169,7 @@ impl Meta {
         if cx.told.refused {
             return false;
         }
-        // What was asked of a stream some time ago may not be so any more.
+        // A stream may have changed since it was queried.
         let is_fixed = hash.is_some() || !(cx.streams_have_changed || self.is_written(cx.client, ino));
         let said_by = self.state.dir_of_bare(ino).filter(|_| hash.is_none());
         let is_said = |dir| leases.is_free(Key::inode(dir), cx.claims);
@@ -179,7 +184,7 @@ impl Meta {
         may_cache
     }
 
-    /// A file's stream may be written to by others, of which the machine hears nothing.
+    /// True if other clients may write to the file's stream, which the machine does not see.
     pub(crate) fn is_written(&self, client: ClientId, ino: Ino) -> bool {
         self.state.watched.get(&ino).is_some_and(|watched| watched.written)
             && (self.sessions.in_grace() || self.is_open_elsewhere(client, ino))
@@ -189,7 +194,7 @@ impl Meta {
         self.state.inodes.get(&ino).is_some_and(|cached| cached.opens > self.opens_of(client, ino))
     }
 
-    /// The reply is to leave later.
+    /// Prepares the grants of a reply that leaves later. They begin in [`Self::keep`].
     pub(crate) fn promise(
         &mut self,
         task: &Task,
@@ -219,7 +224,7 @@ impl Meta {
         Promise(Some(Box::new(Promised { keys, turn, refused: told.refused, touched, dir })))
     }
 
-    /// What is told of inodes that have been changed, besides the reply.
+    /// The attributes or numbers of changed inodes that accompany the reply.
     fn attributes(&self, client: ClientId, inos: &[Ino], result: &Result<Reply, Errno>, now: u64) -> Touched {
         let mut touched = Touched::default();
         let by_reply = match result {
@@ -238,7 +243,8 @@ impl Meta {
         touched
     }
 
-    /// The reply leaves. Returns for how many milliseconds its client may cache what it tells, and what it has touched.
+    /// Grants the leases as the reply leaves. Returns for how many milliseconds the client may
+    /// cache the reply (0: not at all), and what the request has touched.
     pub(crate) fn keep(&mut self, client: ClientId, promise: &Promise, now: u64) -> (u32, Touched) {
         let (Some(leases), Promise(Some(promised))) = (&mut self.leases, promise) else {
             return Default::default();
@@ -246,7 +252,7 @@ impl Meta {
         let Promised { keys, turn, refused, touched, dir } = &**promised;
         let tells = *refused || !keys.is_empty();
         let mut is_kept = !keys.is_empty() && leases.keep(client, keys, *turn, now);
-        // One lease is for all that a reply tells.
+        // A reply has one lease for all that it exposes.
         let may_tell = is_kept || !tells;
         let mut left = Touched { others: touched.others.clone(), ..Touched::default() };
         for attr in &touched.attrs {
@@ -257,16 +263,17 @@ impl Meta {
                 left.others.push(attr.ino);
             }
         }
-        // Nor may what is out of date by now seem leased for that.
+        // Never grant an exclusive lease on a reply that is already stale.
         let dir = dir.filter(|dir| may_tell && self.may_be_alone_in(client, *dir));
         left.exclusive = dir.filter(|dir| self.give_exclusive(client, *dir, now));
         is_kept |= left.exclusive.is_some();
         (self.config.lease_ms.filter(|_| is_kept).unwrap_or(0), left)
     }
 
-    // ---- Changing
+    // ---- Before changes
 
-    /// Before an event: nobody but the client may have cached what it makes untrue.
+    /// Revokes, before an event is applied, other clients' leases on what it changes. The operation
+    /// waits until none is held.
     pub(crate) fn revoke(&mut self, cx: &mut Cx<'_>, event: &Event) -> Step<()> {
         if self.leases.is_none() {
             return Ok(());
@@ -278,14 +285,15 @@ impl Meta {
         }
         let touched = &mut cx.told.touched;
         self.state.touched(event, &mut |key, _| touched.extend(key.as_inode()))?;
-        // That is not revoked, but whoever has asked for it sees it.
+        // The attributes are not revoked, but the client that set them sees the new ones.
         if let Event::SetAttr { ino, .. } = event {
             touched.push(*ino);
         }
         Ok(())
     }
 
-    /// Before a directory says something else of its files.
+    /// Revokes the leases on no-metafile files whose attributes derive from `dir`, before these
+    /// change. Returns a key that is still held.
     fn revoke_heirs(&mut self, cx: &mut Cx<'_>, dir: Ino) -> Option<Key> {
         let leases = self.leases.as_mut()?;
         let held = leases.revoke_heirs(dir, cx.uptime_ms)?;
@@ -293,7 +301,7 @@ impl Meta {
         Some(held)
     }
 
-    /// Before a name is made.
+    /// Revokes other clients' leases before a name is created.
     pub(crate) fn revoke_new_name(&mut self, cx: &mut Cx<'_>, dir: Ino, name: &Name) -> Step<()> {
         self.revoke_all(cx, &|state, see| {
             state.touched_name(dir, name, see);
@@ -301,7 +309,7 @@ impl Meta {
         })
     }
 
-    /// Before an inode is changed.
+    /// Revokes other clients' leases on an inode before it changes.
     pub(crate) fn revoke_inode(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<()> {
         self.revoke_all(cx, &|_, see| {
             see(Key::inode(ino), None);
@@ -309,8 +317,8 @@ impl Meta {
         })
     }
 
-    /// Before a file's stream is changed by this operation, which takes more than one step: nobody is to cache anything of the
-    /// file until it is done.
+    /// Revokes other clients' leases on a file whose stream this operation changes in several
+    /// steps, and blocks new ones until the operation ends.
     pub(crate) fn claim_inode(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<()> {
         if let Some(leases) = &mut self.leases {
             leases.claim(cx.claims, Key::inode(ino));
@@ -339,7 +347,7 @@ impl Meta {
         }
     }
 
-    /// A client has answered a revocation.
+    /// Handles a client's acknowledgement of a revocation.
     pub(crate) fn revoked(&mut self, now: Now, client: ClientId, number: u64, out: &mut Outbox) {
         let Some(leases) = &mut self.leases else { return };
         let quiet = leases.quiet_file(client, number);
@@ -355,21 +363,22 @@ impl Meta {
         ready.into_iter().for_each(|task| self.resume(now, task, out));
     }
 
-    /// Whether a client is to be given leases from now on.
+    /// Sets whether a client receives leases.
     pub(crate) fn want_leases(&mut self, client: ClientId, wanted: bool) {
         if let Some(leases) = &mut self.leases {
             leases.want(client, wanted);
         }
     }
 
-    /// A client's session has ended: it has no leases any more.
+    /// Drops all leases of a client whose session has ended.
     pub fn drop_leases(&mut self, now: Now, client: ClientId, out: &mut Outbox) {
         let ready =
             self.leases.as_mut().map_or_else(Vec::new, |leases| leases.drop_client(client, now.uptime_ms));
         ready.into_iter().for_each(|task| self.resume(now, task, out));
     }
 
-    /// An operation is over, or rests between two steps.
+    /// Releases the grant barriers of an operation that has ended, or that yields between two
+    /// steps.
     pub(crate) fn unclaim(&mut self, task: &mut Task) {
         if let Some(leases) = &mut self.leases
             && !task.claims.is_empty()
@@ -384,7 +393,7 @@ type See<'a> = &'a mut dyn FnMut(Key, Option<&Name>);
 type Sight<'a> = &'a dyn Fn(&State, See<'_>) -> Step<()>;
 
 impl State {
-    /// What clients may have cached and an event makes untrue.
+    /// Visits what clients may have cached and an event changes.
     pub(crate) fn touched(&self, event: &Event, see: See<'_>) -> Step<()> {
         match event {
             Event::Create { dir, name, .. }
@@ -402,7 +411,7 @@ impl State {
                 self.touched_entry(*from_dir, from, see)?;
                 self.touched_entry(*to_dir, to, see)?;
             }
-            // Access times are not covered.
+            // Leases do not cover access times.
             Event::SetAttr { change, .. } if (Change { atime: None, ..*change }) == Change::default() => {}
             Event::SetAttr { ino, .. }
             | Event::Write { ino, .. }
@@ -416,7 +425,8 @@ impl State {
             | Event::SetXattr { ino, .. }
             | Event::SetPolicy { dir: ino, .. }
             | Event::SetQuota { dir: ino, .. } => see(Key::inode(*ino), None),
-            // Nobody knows the first, and nobody can see what the others change.
+            // No client knows a new unnamed file, and the other events change nothing that clients
+            // can observe.
             Event::TmpFile { .. }
             | Event::Watch { .. }
             | Event::SetLayout { .. }
@@ -429,13 +439,13 @@ impl State {
             | Event::Reserved { .. }
             | Event::Pool { .. }
             | Event::Given { .. }
-            // What these change has been revoked before (`Meta::revoke_edits`).
+            // `Meta::revoke_edits` has revoked the leases on what these events change.
             | Event::Began
             | Event::Prepared { .. }
             | Event::Decided { .. }
             | Event::Committed { .. }
             | Event::Forgotten { .. }
-            // Clients do not cache it.
+            // Clients do not cache usage.
             | Event::Told { .. }
             | Event::Heard { .. }
             | Event::Counted { .. } => {}
@@ -448,7 +458,7 @@ impl State {
         see(Key::inode(dir), None);
     }
 
-    /// A name and what it stands for, if it is there.
+    /// Visits a name and the inode that it refers to, if the name exists.
     fn touched_entry(&self, dir: Ino, name: &Name, see: See<'_>) -> Step<()> {
         self.touched_name(dir, name, see);
         if let Some(ino) = self.target(dir, &self.slot(name))?.ino() {

@@ -1,4 +1,5 @@
-//! Who may cache what, and until when (Gray and Cheriton, 1989).
+//! The lease table: which client may cache what, and until when (Gray and Cheriton, 1989). It knows
+//! nothing of the other tables; an inode that is evicted stays leased.
 
 use alloc::collections::{BTreeSet, VecDeque};
 use alloc::vec::Vec;
@@ -16,17 +17,19 @@ use crate::trash::ITSELF;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Key {
     ino: Ino,
-    /// Of a name in the directory `ino`; 0, which no name has: the inode itself; or one of [`EXCLUSIVE`], [`DATA`] and [`QUIET`], which none
-    /// has either. Should two names ever have the same, a lease on one of them may end its holder's lease on the other unheard: it may then
-    /// be out of date until its term is over.
+    /// Hash of a name in directory `ino`; 0 for the inode itself; or [`EXCLUSIVE`], [`DATA`] or
+    /// [`QUIET`]. No name has one of these hashes. If two names of a directory have the same hash,
+    /// giving up the lease on one also ends the lease on the other without notice: the other may be
+    /// stale until its term is over.
     hash: u64,
 }
 
-/// Nobody else knows the directory.
+/// Key hash of an exclusive lease on a directory.
 const EXCLUSIVE: u64 = 1;
-/// The bytes of a file that others may write to.
+/// Key hash of a lease on the bytes of a file that others may write to.
 const DATA: u64 = 2;
-/// Writes to a file are not announced. Names have smaller hashes.
+/// Key hash of the permission to write to a file without announcing it. Hashes of names are
+/// smaller.
 const QUIET: u64 = u64::MAX;
 
 impl Key {
@@ -55,21 +58,23 @@ impl Key {
     }
 }
 
-/// A client that has, or had, or is about to have a lease.
+/// A client that has, had, or is about to have a lease.
 #[derive(Debug)]
 struct Holder {
     client: ClientId,
-    /// The lease is over; 0: it has not begun, or was given up. Milliseconds of the server's uptime, as all times here.
+    /// End of the lease in milliseconds of the server's uptime, as all times here. 0: it has not
+    /// begun, or was given up.
     until: u64,
-    /// Of the revocation that was sent and not answered; 0: none.
+    /// Number of the unacknowledged revocation; 0: none.
     revocation: u64,
-    /// What was promised before that turn is void.
+    /// Grants that were prepared before this generation are void.
     void_before: u64,
-    /// Of a lease on a file's bytes: another one was given after that revocation, and is over then; 0: none was.
+    /// Only for a lease on a file's bytes: end of a lease that was granted after the revocation; 0:
+    /// none.
     again: u64,
 }
 
-/// A revocation that was sent and not answered.
+/// A revocation that was sent and is not acknowledged.
 #[derive(Debug)]
 struct Asked {
     revocation: Revocation,
@@ -79,15 +84,15 @@ struct Asked {
     unblocked: bool,
 }
 
-/// What the leases have come to.
+/// Statistics of the lease table.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Counts {
     pub given: u64,
     pub revoked: u64,
     pub expired: u64,
-    /// Revocations that were not answered within the lease's term.
+    /// Revocations that were not acknowledged within the lease's term.
     pub unanswered: u64,
-    /// How often an operation waited for others to give up theirs.
+    /// Times that an operation waited for other clients to give up leases.
     pub waits: u64,
 }
 
@@ -95,42 +100,45 @@ pub(crate) struct Counts {
 pub(crate) struct Leases {
     term_ms: u64,
     most: usize,
-    /// Most have one.
+    /// Most keys have one holder.
     holders: Map<Key, SmallVec<[Holder; 1]>>,
     heirs: Heirs,
-    /// Each holder once, in about the order in which their leases end.
+    /// Each holder once, roughly in the order in which their leases end.
     order: VecDeque<(u64, Key, ClientId)>,
-    /// What operations are about to change, each with their number: no leases are given on it.
+    /// Grant barriers: number of operations about to change the key. No lease is granted on it
+    /// meanwhile.
     claims: Map<Key, u32>,
-    /// Operations that wait until others have given up a lease.
+    /// Operations blocked on other clients' leases.
     waiting: Map<Key, Vec<(ClientId, u64)>>,
-    /// Revocations that were sent and not answered.
+    /// Revocations that were sent and are not acknowledged.
     revocations: Map<u64, Asked>,
     last_revocation: u64,
-    /// Grows whenever something promised becomes void.
+    /// Generation of prepared grants: grows whenever one becomes void.
     turn: u64,
-    /// Clients whose leases are gone, until the last of these would have ended.
+    /// Clients whose leases were dropped, until the last of these leases would have expired.
     gone: Map<ClientId, u64>,
-    /// Clients that want no leases.
+    /// Clients that take no leases.
     abstainers: BTreeSet<ClientId>,
     /// Processes of clients with a refused operation that they have not repeated yet.
     refused: BTreeSet<(ClientId, u32)>,
     names: Contention,
     inodes: Contention,
-    /// Revocations to be sent.
+    /// Revocations to send.
     pub outgoing: Vec<Revocation>,
     pub counts: Counts,
 }
 
 impl Leases {
-    /// A lease lasts so much longer here than at its holder, whose clock may be slower.
+    /// Time by which a lease lasts longer at the server than at its holder, whose clock may be
+    /// slower; milliseconds.
     pub(crate) const MARGIN_MS: u64 = 1_000;
-    /// Processes that have not repeated a refused operation; no more are refused.
+    /// Bound on the callers that may have a refused call to repeat; no further calls are refused.
     const MOST_REFUSED: usize = 4096;
-    /// A revocation that has not been answered for so long may have been lost with its connection.
+    /// Time after which an unacknowledged revocation is sent again, since it may have been lost
+    /// with its connection; milliseconds.
     const AGAIN_MS: u64 = 2_000;
 
-    /// `most`: bounds the leases given at any time.
+    /// `term_ms` is the term of a lease; `most` bounds the leases held at any time.
     pub(crate) fn new(term_ms: u32, most: usize) -> Self {
         Self {
             term_ms: u64::from(term_ms),
@@ -157,7 +165,7 @@ impl Leases {
         self.order.len()
     }
 
-    // ---- Giving
+    // ---- Granting
 
     pub(crate) fn want(&mut self, client: ClientId, wanted: bool) {
         if wanted {
@@ -167,26 +175,27 @@ impl Leases {
         }
     }
 
-    /// Whether a client may have leases at all.
+    /// True if a client may have leases at all.
     pub(crate) fn are_for(&self, client: ClientId) -> bool {
         client != ITSELF && !self.abstainers.contains(&client)
     }
 
-    /// Whether a lease may be given, to an operation that itself has claimed `own`.
+    /// True if a lease may be granted to an operation that itself holds the grant barriers `own`.
     pub(crate) fn may_give(&self, key: Key, own: &[Key], now: u64) -> bool {
         let contention = if key.hash == 0 { &self.inodes } else { &self.names };
         self.is_free(key, own) && !contention.is_hot(key.ino, now)
     }
 
-    /// As [`Self::may_give`], also of what is fought over.
+    /// As [`Self::may_give`], but ignores contention.
     pub(crate) fn is_free(&self, key: Key, own: &[Key]) -> bool {
         let claims = if self.claims.is_empty() { 0 } else { self.claims.get(&key).copied().unwrap_or(0) };
         claims <= u32::from(own.contains(&key)) && self.order.len() < self.most
     }
 
-    /// A reply that has yet to leave tells a client of these. Returns the turn, for [`Self::keep`].
+    /// Prepares grants to a client by a reply that has yet to leave. Returns the generation, for
+    /// [`Self::keep`].
     pub(crate) fn promise(&mut self, client: ClientId, keys: &[Key], now: u64) -> u64 {
-        // Each holder added removes up to two that are over, so that no call has much to do.
+        // Each new holder expires up to two others, which bounds the work of each call.
         self.expire(now, 2 * keys.len());
         for key in keys {
             let holders = self.holders.entry(*key).or_default();
@@ -198,12 +207,13 @@ impl Leases {
         self.turn
     }
 
-    /// What is told of a file, on which somebody is about to have a lease, is its directory's.
+    /// Records that the attributes of `file`, on which a grant is prepared, derive from `dir`.
     pub(crate) fn inherits(&mut self, file: Ino, dir: Ino) {
         self.heirs.add(file, dir);
     }
 
-    /// The reply leaves: the leases begin, unless something that it tells has been changed since.
+    /// Grants prepared leases as the reply leaves. Returns false if something in the reply has
+    /// changed since.
     pub(crate) fn keep(&mut self, client: ClientId, keys: &[Key], turn: u64, now: u64) -> bool {
         let until = now + self.lasting_ms();
         let mut kept = true;
@@ -211,9 +221,10 @@ impl Leases {
             let holder = self.holders.get_mut(key);
             let holder = holder.and_then(|all| all.iter_mut().find(|holder| holder.client == client));
             match holder {
-                // One that is to give it up would be taken to have given up this one.
+                // A holder with a pending revocation gets no new lease: its acknowledgement would
+                // end the new one too.
                 Some(holder) if holder.void_before <= turn && holder.revocation == 0 => holder.until = until,
-                // Its client has been sent the revocation before this lease.
+                // Bytes are the exception: the client receives the revocation before this lease.
                 Some(holder) if holder.void_before <= turn && key.hash == DATA => holder.again = until,
                 _ => kept = false,
             }
@@ -225,20 +236,21 @@ impl Leases {
         kept
     }
 
-    /// Whether a client has a lease, also if it has been asked to give it up.
+    /// True if a client has a lease, even one that is being revoked.
     pub(crate) fn is_held_by(&self, client: ClientId, key: Key) -> bool {
         let mut holders = self.holders.get(&key).into_iter().flatten();
         holders.any(|holder| holder.client == client && holder.until > 0)
     }
 
-    /// Directories that some client may be alone in.
+    /// Directories on which a client may have an exclusive lease.
     pub(crate) fn exclusive(&self) -> Vec<Ino> {
         self.holders.keys().filter(|key| key.hash == EXCLUSIVE).map(|key| key.ino).collect()
     }
 
-    // ---- Taking back
+    // ---- Revoking
 
-    /// A client is about to change something: whether others may have it cached. They are asked to give it up.
+    /// Revokes other clients' leases on `key` before `client` changes it. Returns true if another
+    /// client still holds one.
     pub(crate) fn revoke(&mut self, client: ClientId, key: Key, name: Option<&Name>, now: u64) -> bool {
         let Some(holders) = self.holders.get_mut(&key) else { return false };
         self.turn += 1;
@@ -256,7 +268,7 @@ impl Leases {
             if holder.revocation != 0 && holder.again == 0 {
                 continue;
             }
-            // The answer to this one is for both.
+            // The new revocation's acknowledgement covers both leases.
             self.revocations.remove(&holder.revocation);
             holder.until = holder.until.max(core::mem::take(&mut holder.again));
             self.last_revocation += 1;
@@ -277,21 +289,23 @@ impl Leases {
         match key.hash {
             _ if self.counts.revoked == revoked => {}
             0 => self.inodes.note(key.ino, now),
-            // Nobody gets one on a directory that others know; and whoever reads a file anew gets one on its bytes.
+            // Never contended: no exclusive lease is granted on a directory that others know, and
+            // each reader of new bytes gets a lease on them.
             EXCLUSIVE | DATA | QUIET => {}
             _ => self.names.note(key.ino, now),
         }
         is_held
     }
 
-    /// A directory's files are about to become other ones by it. All who may have them cached are asked to give them up, also the
-    /// client that changes it, which is not told of each. Returns one of those that are still cached.
+    /// Revokes all leases on no-metafile files of `dir`, including those of the client that changes
+    /// it: its reply does not list these files. Returns one of the keys that are still held.
     pub(crate) fn revoke_heirs(&mut self, dir: Ino, now: u64) -> Option<Key> {
         let keys = self.heirs.of(dir).into_iter().map(Key::inode);
         keys.filter(|key| self.revoke(ITSELF, *key, None, now)).last()
     }
 
-    /// A client that writes to a file without a message is to announce its writes from now on. It is asked once.
+    /// Asks a client that writes to a file silently to announce its writes. The request is sent
+    /// once.
     pub(crate) fn revoke_quiet(&mut self, by: ClientId, client: ClientId, ino: Ino, now: u64) {
         let (key, until) = (Key::quiet(ino), now + self.lasting_ms());
         self.promise(client, &[key], now);
@@ -302,20 +316,21 @@ impl Leases {
         self.revoke(by, key, None, now);
     }
 
-    /// The file that a revocation is about that asks a client to announce its writes.
+    /// The file whose writes a client must announce according to this revocation; `None` for other
+    /// revocations.
     pub(crate) fn quiet_file(&self, client: ClientId, number: u64) -> Option<Ino> {
         let asked = self.revocations.get(&number)?;
         (asked.revocation.client == client && asked.key.hash == QUIET).then_some(asked.key.ino)
     }
 
-    /// Whether another client has not answered a revocation of a file's bytes.
+    /// True if another client has not acknowledged a revocation of a file's bytes.
     pub(crate) fn is_data_awaited(&self, client: ClientId, ino: Ino) -> bool {
         let mut holders = self.holders.get(&Key::data(ino)).into_iter().flatten();
         holders.any(|holder| holder.client != client && holder.revocation != 0)
     }
 
-    /// Whether a client may go on to write to a file without announcing it. No other client then gets a lease on its bytes by a promise
-    /// from before.
+    /// True if a client may write to a file without announcing it, since no other client has a
+    /// lease on its bytes. Voids other clients' prepared grants on them.
     pub(crate) fn may_be_quiet(&mut self, client: ClientId, ino: Ino) -> bool {
         let mut asked = self.holders.get(&Key::quiet(ino)).into_iter().flatten();
         if asked.any(|holder| holder.client == client && holder.revocation != 0) {
@@ -336,7 +351,8 @@ impl Leases {
         self.term_ms + Self::MARGIN_MS
     }
 
-    /// No leases are given on it until [`Self::unclaim`], so that an operation that has waited does not find others.
+    /// Sets a grant barrier on `key` until [`Self::unclaim`], so that an operation that has waited
+    /// does not face new leases.
     pub(crate) fn claim(&mut self, claims: &mut Vec<Key>, key: Key) {
         if !claims.contains(&key) {
             claims.push(key);
@@ -355,13 +371,13 @@ impl Leases {
         }
     }
 
-    /// A client's operation waits until others have given up a lease.
+    /// Blocks a client's operation on other clients' leases.
     pub(crate) fn wait(&mut self, key: Key, client: ClientId, task: u64) {
         self.counts.waits += 1;
         self.waiting.entry(key).or_default().push((client, task));
     }
 
-    /// Of the operations that wait, the one of which this is so waits no longer.
+    /// Removes the blocked operation that `is_it` selects.
     pub(crate) fn stop_waiting(&mut self, is_it: impl Fn(&u64) -> bool) -> Option<u64> {
         let found = self.waiting.iter().find_map(|(key, tasks)| {
             let (at, (_, task)) = tasks.iter().enumerate().find(|(_, (_, task))| is_it(task))?;
@@ -374,8 +390,9 @@ impl Leases {
         Some(task)
     }
 
-    /// Of a client's operations that wait, those for which `caller` has a process stop waiting, except what has been refused before,
-    /// and what goes on as soon as a client answers whose own operation has just been refused.
+    /// Takes waiting operations of a client out of the table: those for which `caller` names a process.
+    /// Leaves those of processes that have not repeated a refused operation yet, and those that wait for
+    /// a client whose own blocking operation was just refused.
     pub(crate) fn refuse_waiting(
         &mut self,
         client: ClientId,
@@ -419,7 +436,7 @@ impl Leases {
         matches!(asked.revocation.lease, Lease::Name { .. }).then_some(asked.key.ino)
     }
 
-    /// A client has answered a revocation. Returns the operations that go on.
+    /// Handles a client's acknowledgement of a revocation. Returns the operations to resume.
     pub(crate) fn revoked(&mut self, client: ClientId, number: u64) -> Vec<u64> {
         if self.revocations.get(&number).is_none_or(|asked| asked.revocation.client != client) {
             return Vec::new();
@@ -433,7 +450,7 @@ impl Leases {
         self.let_go_on(key)
     }
 
-    /// The operations that wait for a key, and for nobody any more.
+    /// Removes and returns the operations blocked on `key` that no other holder blocks.
     fn let_go_on(&mut self, key: Key) -> Vec<u64> {
         if self.waiting.is_empty() {
             return Vec::new();
@@ -450,7 +467,7 @@ impl Leases {
         ready
     }
 
-    /// A client has no leases any more. Returns the operations that go on.
+    /// Drops all leases of a client. Returns the operations to resume.
     pub(crate) fn drop_client(&mut self, client: ClientId, now: u64) -> Vec<u64> {
         self.gone.insert(client, now + self.lasting_ms());
         self.abstainers.remove(&client);
@@ -458,7 +475,7 @@ impl Leases {
         self.lapse(now)
     }
 
-    /// Time goes on. Returns the operations that do so, too.
+    /// Expires leases and resends unacknowledged revocations. Returns the operations to resume.
     pub(crate) fn tick(&mut self, now: u64) -> Vec<u64> {
         self.gone.retain(|_, until| now < *until);
         self.expire(now, usize::MAX);
@@ -469,7 +486,7 @@ impl Leases {
         self.lapse(now)
     }
 
-    /// Ends leases that operations wait for and whose term is over, or whose holder is gone.
+    /// Ends leases that operations are blocked on and that have expired, or whose client is gone.
     fn lapse(&mut self, now: u64) -> Vec<u64> {
         let mut ready = Vec::new();
         let keys: Vec<Key> = self.waiting.keys().copied().collect();
@@ -486,7 +503,7 @@ impl Leases {
         ready
     }
 
-    /// Forgets up to so many holders whose leases are over.
+    /// Removes up to `limit` holders whose leases have expired.
     fn expire(&mut self, now: u64, limit: usize) {
         for _ in 0..limit {
             let Some((due, key, client)) = self.order.front().copied() else { return };
@@ -498,7 +515,7 @@ impl Leases {
             let Some(at) = holders.iter().position(|holder| holder.client == client) else { continue };
             let until = holders[at].until.max(holders[at].again);
             if now < until {
-                // It was renewed.
+                // The lease was renewed.
                 self.order.push_back((until, key, client));
                 continue;
             }
@@ -512,7 +529,7 @@ impl Leases {
     }
 }
 
-/// The term of a lease, if there is one, is over, or its holder is gone.
+/// Ends a lease that has expired, or whose client is gone.
 fn end(holder: &mut Holder, revocations: &mut Map<u64, Asked>, counts: &mut Counts) {
     counts.expired += u64::from(holder.until != 0);
     if revocations.remove(&holder.revocation).is_some() {
@@ -581,10 +598,10 @@ mod tests {
         let mut leases = Leases::new(10_000, 10);
         for changer in [A, B] {
             let turn = leases.promise(A, &[KEY], 0);
-            assert!(!leases.revoke(changer, KEY, None, 0), "it has not left");
+            assert!(!leases.revoke(changer, KEY, None, 0), "the reply has not left");
             assert!(!leases.keep(A, &[KEY], turn, 0));
         }
-        // One that has been forgotten and made again is another.
+        // A holder that has expired and was added again does not revive an old grant.
         let turn = leases.promise(A, &[KEY], 0);
         leases.revoke(B, KEY, None, 0);
         leases.tick(20_000);
@@ -597,7 +614,7 @@ mod tests {
         let mut leases = Leases::new(10_000, 10);
         assert!(give(&mut leases, A, 0));
         assert!(leases.revoke(B, KEY, None, 0) && leases.revoke(B, KEY, None, 0));
-        assert_eq!(leases.outgoing.len(), 1, "asked once");
+        assert_eq!(leases.outgoing.len(), 1, "sent once");
         assert!(!give(&mut leases, A, 0));
         leases.revoked(A, 1);
         assert!(!leases.revoke(B, KEY, None, 0));
@@ -627,7 +644,7 @@ mod tests {
         assert!(leases.revoke(A, KEY, None, 0) && leases.revoke(B, KEY, None, 0));
         leases.wait(KEY, A, 100);
         leases.wait(KEY, B, 101);
-        // They were asked in the order B, 3, A.
+        // The revocations were sent in the order B, 3, A.
         assert_eq!(leases.revoked(ClientId(3), 2), []);
         assert_eq!(leases.revoked(B, 1), [100]);
         assert_eq!(leases.drop_client(A, 0), [101]);

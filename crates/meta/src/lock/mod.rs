@@ -1,9 +1,10 @@
-//! Locks of clients on files: `fcntl(2)` and `flock(2)` between all that use a server. They are in memory only: after a restart,
-//! clients say which they have, and until all have said so nobody gets a new one.
+//! File locks: `fcntl(2)` and `flock(2)` among all clients of a server. They are in memory only:
+//! after a restart, clients reclaim their locks, and until all have done so no new lock is granted.
 //!
-//! A request that waits is answered at once, with [`Reply::Waits`], so that it holds up nothing of its client's; when it has
-//! what it has waited for, the client is told. What was told may be lost with a connection: the client asks again then,
-//! and asking for what one has or waits for changes nothing.
+//! A request that must wait is answered at once, with [`Reply::Waits`], so it blocks nothing else
+//! of its client; the client is notified when the lock is granted. The notification may be lost
+//! with a connection. The client then asks again: asking for a lock that is held or awaited changes
+//! nothing.
 
 mod table;
 #[cfg(test)]
@@ -18,17 +19,17 @@ use table::Asked;
 pub(crate) use table::LockTable;
 
 impl Meta {
-    /// A request about locks. It needs nothing that would have to be loaded.
+    /// Executes a lock request. It never loads anything.
     pub(crate) fn on_lock(&mut self, client: ClientId, request: &Request) -> Step<Reply> {
         match *request {
             Request::Lock { ino, .. } | Request::TestLock { ino, .. } if self.opens_of(client, ino) == 0 => {
                 Err(Errno::EBADF.into())
             }
-            // Others may have what they have not said yet.
+            // Clients that have not reclaimed may hold conflicting locks.
             Request::Lock { .. } | Request::TestLock { .. } if self.sessions.in_grace() => {
                 Err(Stop::Wait(Wait::Grace))
             }
-            // What was asked for before comes first.
+            // Earlier lock requests come first.
             Request::Unlock { .. } | Request::StopWaiting { .. } if self.awaits_locks(client) => {
                 Err(Stop::Wait(Wait::Grace))
             }
@@ -52,13 +53,14 @@ impl Meta {
         }
     }
 
-    /// A client has asked for locks that nobody is given yet.
+    /// True if a lock request of the client waits for the end of the grace period.
     fn awaits_locks(&self, client: ClientId) -> bool {
         let tasks = self.roomless.iter().filter_map(|number| self.tasks.get(number));
         tasks.into_iter().any(|task| task.from == client && matches!(task.request, Request::Lock { .. }))
     }
 
-    /// A client that is awaited says which locks it has. It cannot have what another has said to have.
+    /// Restores the locks of a client that reclaims. A lock that conflicts with one already
+    /// reclaimed is dropped.
     pub(crate) fn reclaim_locks(&mut self, client: ClientId, locks: &[(Ino, Lock)]) {
         for (ino, lock) in locks {
             if self.opens_of(client, *ino) > 0 {

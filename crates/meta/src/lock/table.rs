@@ -1,4 +1,5 @@
-//! Who has locked what, and who waits for whom. It knows nothing of sessions but their numbers.
+//! The lock table: which owner has locked which range, and which request waits for it. It knows
+//! sessions only by their numbers.
 
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
@@ -7,9 +8,9 @@ use espalier_proto::{ClientId, Errno, Ino, Lock, LockKind, LockOwner, LockRanges
 
 use crate::state::Map;
 
-/// What a client can have locked, and wait for, in all: parts of files.
+/// Maximum number of a client's locked ranges and waiting requests.
 const MAX_LOCKS: usize = 16_384;
-/// So many owners are looked at for whether one waits for the other.
+/// Maximum number of owners that the deadlock search visits.
 const MAX_SEARCH: usize = 256;
 
 /// The locks of all clients.
@@ -18,18 +19,19 @@ pub(crate) struct LockTable {
     files: Map<Ino, File>,
     waits: BTreeMap<WaitId, Wait>,
     clients: Map<ClientId, Share>,
-    /// What clients have waited for and now have, to be told.
+    /// Granted requests that had waited; to be reported to their clients.
     pub granted: Vec<(ClientId, u64)>,
 }
 
-/// An owner on any client.
+/// A lock owner of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Holder {
     client: ClientId,
     owner: LockOwner,
 }
 
-/// A waiting request: its client's number of it comes last, so that those of an owner lie together.
+/// A waiting request. The client's number of it comes last, so that the requests of an owner are
+/// adjacent.
 type WaitId = (Holder, u64);
 
 #[derive(Clone, Copy, Debug)]
@@ -41,7 +43,7 @@ struct Wait {
 #[derive(Debug, Default)]
 struct File {
     held: BTreeMap<Holder, Held>,
-    /// In the order in which they came.
+    /// In the order of arrival.
     waiting: VecDeque<WaitId>,
 }
 
@@ -51,16 +53,16 @@ struct Held {
     pid: u32,
 }
 
-/// What a client has.
+/// A client's use of the table.
 #[derive(Debug, Default)]
 struct Share {
     ranges: usize,
     waits: usize,
-    /// On which it has something, or waits.
+    /// Files that it has locked or waits for.
     files: BTreeSet<Ino>,
 }
 
-/// What has come of asking for a lock.
+/// The result of a lock request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Asked {
     Locked,
@@ -68,7 +70,7 @@ pub(crate) enum Asked {
 }
 
 impl File {
-    /// What keeps a holder from having a lock, and whose it is.
+    /// The locks that conflict with `lock`, each with its owner.
     fn in_the_way(&self, of: Holder, lock: &Lock) -> impl Iterator<Item = (Holder, Lock)> + '_ {
         let Lock { kind, first, last, .. } = *lock;
         let others = self
@@ -84,12 +86,13 @@ impl File {
 }
 
 impl LockTable {
-    /// A client asks for a lock. `wait`: the number under which it waits if another is in the way; the same request may come
-    /// again.
+    /// Requests a lock. `wait`: the number under which the request waits if another lock conflicts.
+    /// Repeating a request is harmless.
     ///
     /// # Errors
-    /// `EAGAIN`: another lock is in the way, and the request does not wait. `EDEADLK`: whoever has that waits for this
-    /// owner. `ENOLCK`: the client has too many.
+    /// - `EAGAIN`: another lock conflicts, and the request does not wait.
+    /// - `EDEADLK`: the owner of the conflicting lock waits for this owner.
+    /// - `ENOLCK`: the client has too many locks.
     pub(crate) fn lock(
         &mut self,
         client: ClientId,
@@ -99,7 +102,7 @@ impl LockTable {
     ) -> Result<Asked, Errno> {
         let holder = Holder { client, owner: lock.owner };
         if lock.owner.flock && !self.covers(holder, ino, &lock) {
-            // One kind is given up before the other is taken, as on one machine.
+            // Converting a `flock` releases the old lock first, as Linux does.
             self.set(holder, ino, None, &lock);
             self.grant(ino);
         }
@@ -112,7 +115,7 @@ impl LockTable {
         }
         if self.files.entry(ino).or_default().in_the_way(holder, &lock).next().is_none() {
             self.set(holder, ino, Some(lock.kind), &lock);
-            // It may be less than it was.
+            // A downgrade may unblock other requests.
             self.grant(ino);
             return Ok(Asked::Locked);
         }
@@ -136,8 +139,10 @@ impl LockTable {
         share.files.insert(ino);
     }
 
+    /// Unlocks a range.
+    ///
     /// # Errors
-    /// `ENOLCK`: what is left would be too many.
+    /// `ENOLCK` if splitting a range could exceed the client's bound.
     pub(crate) fn unlock(
         &mut self,
         client: ClientId,
@@ -155,7 +160,7 @@ impl LockTable {
         Ok(())
     }
 
-    /// What would be in the way of a lock.
+    /// The first lock that conflicts with `lock`. Its pid is 0 if it belongs to another client.
     pub(crate) fn test(&self, client: ClientId, ino: Ino, lock: &Lock) -> Option<Lock> {
         let holder = Holder { client, owner: lock.owner };
         let (other, lock) = self.files.get(&ino)?.in_the_way(holder, lock).next()?;
@@ -163,7 +168,7 @@ impl LockTable {
         Some(Lock { pid, ..lock })
     }
 
-    /// A request waits no longer. Whether the client has what it has waited for.
+    /// Cancels a waiting request. Returns true if the lock has been granted meanwhile.
     pub(crate) fn stop_waiting(&mut self, client: ClientId, ino: Ino, lock: &Lock, wait: u64) -> bool {
         let holder = Holder { client, owner: lock.owner };
         if self.forget_wait((holder, wait)) {
@@ -184,7 +189,7 @@ impl LockTable {
         true
     }
 
-    /// A client has closed a file for the last time.
+    /// Drops the locks and waiting requests of a client that has closed a file for the last time.
     pub(crate) fn close(&mut self, client: ClientId, ino: Ino) {
         let Some(file) = self.files.get_mut(&ino) else { return };
         let waits: Vec<_> =
@@ -205,7 +210,7 @@ impl LockTable {
         self.tidy(client, ino);
     }
 
-    /// A client's session has ended.
+    /// Drops all locks of a client whose session has ended.
     pub(crate) fn end(&mut self, client: ClientId) {
         let files = self.clients.get_mut(&client).map(|share| core::mem::take(&mut share.files));
         for ino in files.unwrap_or_default() {
@@ -214,7 +219,7 @@ impl LockTable {
         self.clients.remove(&client);
     }
 
-    /// Gives those that wait what they can have now, in the order in which they came.
+    /// Grants what waiting requests can have, in the order of arrival.
     fn grant(&mut self, ino: Ino) {
         let mut at = 0;
         while let Some(id) = self.files.get(&ino).and_then(|file| file.waiting.get(at)).copied() {
@@ -227,12 +232,12 @@ impl LockTable {
             self.forget_wait(id);
             self.set(holder, ino, Some(lock.kind), &lock);
             self.granted.push((holder.client, wait));
-            // Others of the same owner may do with less now.
+            // Other requests of the same owner may conflict with less after this grant.
             at = 0;
         }
     }
 
-    /// Makes a holder's part of a file locked so, or not at all.
+    /// Sets or clears (`kind` is `None`) the lock on a holder's range of a file.
     fn set(&mut self, holder: Holder, ino: Ino, kind: Option<LockKind>, lock: &Lock) {
         let file = self.files.entry(ino).or_default();
         let held = file.held.entry(holder).or_default();
@@ -251,7 +256,7 @@ impl LockTable {
         self.tidy(holder.client, ino);
     }
 
-    /// Forgets what nothing is left of.
+    /// Removes empty entries.
     fn tidy(&mut self, client: ClientId, ino: Ino) {
         let Some(file) = self.files.get(&ino) else { return };
         let is_of = |holder: &Holder| holder.client == client;
@@ -272,7 +277,7 @@ impl LockTable {
         held.is_some_and(|held| held.ranges.covers(lock.kind, lock.first, lock.last))
     }
 
-    /// Whether whoever is in the way of a lock waits for its owner, by however many others.
+    /// True if an owner of a conflicting lock waits, directly or indirectly, for `holder`.
     fn is_waited_for(&self, holder: Holder, ino: Ino, lock: &Lock) -> bool {
         let blockers = |of: Holder, ino: Ino, lock: &Lock| -> Vec<Holder> {
             let file = self.files.get(&ino);
@@ -293,7 +298,7 @@ impl LockTable {
         false
     }
 
-    /// Parts of files that are locked.
+    /// Number of locked ranges.
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.clients.values().map(|share| share.ranges).sum()

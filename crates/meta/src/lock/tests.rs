@@ -1,4 +1,5 @@
-//! The table against a simple reference: for each byte of each file, who has locked it and how.
+//! Tests the lock table against a simple reference: for each byte of each file, the owners that
+//! have locked it and how.
 
 use alloc::vec::Vec;
 
@@ -8,7 +9,7 @@ use super::table::{Asked, LockTable};
 
 const BYTES: usize = 8;
 const FILES: usize = 2;
-/// Three clients with two processes and an open file each.
+/// Three clients, each with two processes and an open file description.
 const OWNERS: usize = 9;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -45,7 +46,7 @@ fn is_flock(owner: usize) -> bool {
     owner % 3 == 2
 }
 
-/// Owners of different clients have the same numbers.
+/// Owners of different clients have equal numbers.
 fn owner(owner: usize) -> LockOwner {
     LockOwner { flock: is_flock(owner), number: owner as u64 % 3 }
 }
@@ -99,7 +100,7 @@ impl Reference {
         if !waits {
             return Err(Errno::EAGAIN);
         }
-        // Follow those who wait until nothing new is found.
+        // Follow the waits-for graph until it yields nothing new.
         let mut reached = self.blockers(&want);
         loop {
             let more: Vec<usize> = self
@@ -154,7 +155,7 @@ fn locks_are_as_the_reference_says() {
             let want = Want { owner, file: random(state, FILES), kind, first, last, wait };
             match random(state, 16) {
                 0..=8 => {
-                    // An owner with two requests that wait is a process with threads.
+                    // An owner with two waiting requests is a process with threads.
                     let waits = random(state, 3) > 0;
                     let expected = reference.lock(want, waits);
                     let asked = table.lock(want.client(), want.ino(), want.lock(), waits.then_some(wait));
@@ -166,7 +167,7 @@ fn locks_are_as_the_reference_says() {
                         Err(_) => 3,
                     };
                     seen[outcome] += 1;
-                    // What comes a second time changes nothing.
+                    // Repeating a request changes nothing.
                     if let Ok(asked) = asked {
                         let wait = waits.then_some(wait);
                         assert_eq!(table.lock(want.client(), want.ino(), want.lock(), wait), Ok(asked));
@@ -204,7 +205,7 @@ fn locks_are_as_the_reference_says() {
             }
             let mut granted = core::mem::take(&mut table.granted);
             seen[4] += granted.len();
-            // The files do not know of each other's order.
+            // The order among different files is unspecified.
             granted.sort_unstable();
             reference.granted.sort_unstable();
             assert_eq!(granted, core::mem::take(&mut reference.granted), "seed {seed}: {want:?}");
@@ -233,7 +234,7 @@ fn a_client_has_a_bound() {
     assert_eq!(table.lock(ClientId(1), Ino(2), lock(1), None), Ok(Asked::Locked));
 }
 
-/// Whoever has waited longest is first, and readers come together.
+/// The request that has waited longest is granted first, and readers are granted together.
 #[test]
 fn those_who_wait_come_in_their_order() {
     let mut table = LockTable::default();

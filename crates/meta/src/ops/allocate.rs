@@ -1,3 +1,5 @@
+//! `fallocate`.
+
 use espalier_proto::{AllocateMode, Errno, Ino, InodeFlags, Reply};
 
 use crate::event::Event;
@@ -7,8 +9,8 @@ use crate::record::Body;
 use crate::step::Step;
 
 impl Meta {
-    /// `fallocate` on a stuffed file. Allocated bytes are kept as zeros: writing them takes no more
-    /// space.
+    /// `fallocate` on a stuffed file. Allocated bytes are stored as zeros, so writing them takes no
+    /// more space.
     pub(crate) fn allocate(
         &mut self,
         cx: &mut Cx<'_>,
@@ -48,7 +50,7 @@ impl Meta {
         self.state.strip(ino)?;
         let size = if keep_size { size } else { size.max(end) };
         self.state.admit_size(ino, size)?;
-        // The journal holds only how many bytes there are.
+        // The event contains only the number of bytes, not the bytes.
         match end.checked_sub(stored) {
             Some(more @ 1..) => self.clonable(more)?,
             _ => self.overwritable()?,

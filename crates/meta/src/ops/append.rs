@@ -1,3 +1,5 @@
+//! Appends to streams.
+
 use core::mem::take;
 
 use bytes::Bytes;
@@ -9,8 +11,9 @@ use crate::session::Outcome;
 use crate::step::{Step, Stop, StreamCall, Wait};
 
 impl Meta {
-    /// Appends to a stream, once, also if the server is killed meanwhile: where the bytes go is journaled before they are written, and
-    /// to write them there twice is to write them once. The data is taken.
+    /// Appends to a stream exactly once, even across a server crash: the offset is journaled before
+    /// the bytes are written, and writing them again at the same offset is idempotent. Takes the
+    /// data.
     pub(crate) fn append_to_stream(&mut self, cx: &mut Cx<'_>, ino: Ino, data: &mut Bytes) -> Step<Reply> {
         self.lock_end(cx, ino)?;
         let decided = match &*cx.progress {
@@ -25,11 +28,11 @@ impl Meta {
                 cx.stream_stats([ino].into())?.first().ok_or(Errno::EIO)?.size
             }
         };
-        // Offsets are signed in system calls.
+        // System calls take signed offsets.
         offset.checked_add(length as u64).filter(|end| i64::try_from(*end).is_ok()).ok_or(Errno::EFBIG)?;
         self.claim_inode(cx, ino)?;
         match self.extend(cx, ino, (offset, length as u64), None, false) {
-            // A quota that has come since. The bytes may be there already.
+            // A quota was set since the offset was journaled, and the bytes may be written already.
             Err(Stop::Fail(Errno::EDQUOT)) if decided.is_some() => {}
             extended => drop(extended?),
         }

@@ -1,4 +1,5 @@
-//! What file handles need: an inode by its number alone, whether or not a client knows it, and the directory that a directory is in.
+//! Access by inode number, for file handles: finds an inode whether or not a client knows it, and
+//! the parent of a directory.
 
 use espalier_proto::{Errno, FileType, Ino, Reply};
 
@@ -7,29 +8,31 @@ use crate::record::Body;
 use crate::step::{Step, Stop, Wait};
 
 impl Meta {
-    /// Makes sure that an inode is in memory and that the client may see it; `ESTALE` for one that no name leads to, unless it is open.
+    /// Ensures that an inode is in memory and that the client may see it. Checks no search
+    /// permissions: the kernel allows handles only to privileged callers.
     ///
-    /// Checks no right to search directories: the client's kernel lets only privileged callers use handles.
+    /// # Errors
+    /// `ESTALE` for an inode that no name leads to, unless it is open.
     pub(crate) fn reach(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<()> {
         self.state.locate(ino)?;
         let cached = self.state.cached(ino)?;
         let (is_dir, opens, parents) = (cached.inode.is_dir(), cached.opens, cached.parents());
         if opens == 0 && self.state.is_unreachable(ino)? {
-            // A client may have it open and not have reclaimed it yet.
+            // A client that has it open may not have reclaimed yet.
             return Err(if self.sessions.in_grace() {
                 Stop::Wait(Wait::Grace)
             } else {
                 Errno::ESTALE.into()
             });
         }
-        // A lookup by path would have revoked each of these.
+        // A lookup by path would have revoked the exclusive lease on each of these.
         for (dir, _) in parents.into_iter().filter(|(dir, _)| dir.rank() == ino.rank()) {
             self.share(cx, dir)?;
         }
         if is_dir { self.share(cx, ino) } else { Ok(()) }
     }
 
-    /// The directory that a directory is in.
+    /// The parent of a directory.
     pub(crate) fn parent(&mut self, cx: &mut Cx<'_>, dir: Ino) -> Step<Reply> {
         let inode = self.state.dir(dir)?;
         let parent = match &inode.body {

@@ -1,3 +1,5 @@
+//! Copies of trees, in steps (`espalier cp`).
+
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -14,28 +16,29 @@ use crate::record::{Body, Inode, Xattrs};
 use crate::state::Home;
 use crate::step::{Step, Stop};
 
-/// Entries copied in a step, and bytes: bounds how long operations wait behind it.
+/// Entries and bytes copied per step; bounds how long operations wait for it.
 const STEP: usize = 256;
 const STEP_BYTES: u64 = 1 << 20;
-/// Of what is left to the caller in a step, bytes of paths.
+/// Bytes of paths left to the caller per step.
 const LEFT_BYTES: usize = 32 << 10;
 
-/// What became of an entry.
+/// What happened to an entry.
 enum Outcome {
-    /// With so many bytes.
+    /// Copied, with this number of bytes.
     Copied(u64),
-    /// A directory, whose copy is there, with nothing in it yet.
+    /// A directory, whose copy has been created and is still empty.
     Entered(CopyLevel),
     Left,
 }
 
 impl Meta {
-    /// Copies some of what is in a directory, at any depth. What needs more than a few records is left to the caller: files with
-    /// streams, files whose links are to be kept, what the caller may not read, what only the kernel knows who may make, and
-    /// names that are there already.
+    /// Copies some entries below a directory, at any depth. It leaves to the caller what needs more
+    /// than a few records: files with streams, files whose links are to be preserved, files that
+    /// the caller may not read, nodes whose creation only the kernel can authorise, and names that
+    /// exist already.
     pub(crate) fn copy_tree(&mut self, cx: &mut Cx<'_>, request: &CopyTree) -> Step<Reply> {
         if self.config.ranks > 1 {
-            // What is below may be at other ranks.
+            // Entries may be at other ranks.
             return Err(Errno::EXDEV.into());
         }
         let mut copied = match core::mem::take(cx.progress) {
@@ -44,7 +47,7 @@ impl Meta {
         };
         match self.copy_some(cx, request, &mut copied) {
             Ok(()) => Ok(Reply::Copied(copied)),
-            // The next step tells.
+            // The next step reports the error.
             Err(Stop::Fail(_)) if copied.entries > 0 => Ok(Reply::Copied(copied)),
             Err(stop) => {
                 *cx.progress = Progress::Copy(copied);
@@ -74,7 +77,7 @@ impl Meta {
             let found =
                 if is_removed { Vec::new() } else { self.entries_after(cx, level.from, level.after)? };
             let Some(hash) = found.last().map(|(slot, _)| slot.hash) else {
-                // What is left to the caller in it changes its times once more.
+                // What the caller copies itself changes the directory's times once more.
                 if !copied.left.is_empty() {
                     return Ok(());
                 }
@@ -87,7 +90,7 @@ impl Meta {
             for (slot, target) in found {
                 let Some(ino) = target.ino() else { continue };
                 let outcome = match self.copy_entry(cx, request, copied, &slot.name, ino) {
-                    // The caller tells what could not be copied, and why.
+                    // The caller reports what could not be copied, and why.
                     Err(Stop::Fail(Errno::EDQUOT)) => Outcome::Left,
                     outcome => outcome?,
                 };
@@ -126,7 +129,7 @@ impl Meta {
             Body::Streamed { .. } | Body::Striped { .. } => true,
             Body::Stuffed { .. } => !cx.may(inode, Access::READ)?,
             Body::Symlink(_) => false,
-            // The kernel knows who may make devices.
+            // Only the kernel knows who may create devices.
             Body::Node => matches!(inode.kind, FileType::CharDevice | FileType::BlockDevice),
         };
         let is_linked = request.preserve && !inode.is_dir() && inode.nlink > 1;
@@ -161,13 +164,14 @@ impl Meta {
         })
     }
 
-    /// Whether it has extended attributes that only privileged callers may set: the kernel knows who they are.
+    /// True if an inode has extended attributes that only privileged callers may set, which only
+    /// the kernel can authorise.
     fn has_foreign_xattrs(&self, cx: &Cx<'_>, ino: Ino) -> Step<bool> {
         let mut names = self.state.xattr_list(ino)?.iter().map(|(name, _)| name);
         Ok(cx.caller.is_superuser() && names.any(|name| !name.starts_with(b"user.")))
     }
 
-    /// The inode that a copy gets in a directory, as `cp` would make it, and its extended attributes.
+    /// The inode and extended attributes of a copy, as `cp` would create them.
     fn copy_of(&self, cx: &Cx<'_>, request: &CopyTree, to: Ino, inode: &Inode) -> Step<(Inode, Xattrs)> {
         let node = match (&inode.body, inode.kind) {
             (Body::Directory(_), _) => NewNode::Directory,
@@ -201,13 +205,13 @@ impl Meta {
             xattrs.retain(|(name, _)| name.starts_with(b"user."));
         }
         if copy.is_dir() && !cx.caller.is_superuser() {
-            // The caller must be able to fill it.
+            // The caller must be able to fill the directory.
             set_perm(&mut copy, |perm| perm | 0o700);
         }
         Ok((copy, xattrs))
     }
 
-    /// All that is in a directory has been copied.
+    /// Completes the copy of a directory whose entries have been copied.
     fn finish_dir(
         &mut self,
         cx: &mut Cx<'_>,
@@ -233,7 +237,7 @@ impl Meta {
         Ok(())
     }
 
-    /// A directory changes that a client may know.
+    /// Records that a directory known to clients has changed.
     fn note_changed(&self, copied: &mut Copied, dir: Ino) {
         let is_known = self.state.inodes.get(&dir).is_some_and(|cached| cached.lookups > 0);
         if is_known && copied.changed.last() != Some(&dir) {
@@ -241,7 +245,8 @@ impl Meta {
         }
     }
 
-    /// The path of an entry of the last level's directory from the first level's, as far as they have names.
+    /// The path of an entry relative to the first level's directory, as far as the directories have
+    /// names.
     fn path_below(&self, levels: &[CopyLevel], name: &Name) -> Vec<u8> {
         let mut path = Vec::new();
         for level in levels.iter().skip(1) {
@@ -266,7 +271,7 @@ fn kept_perm(inode: &Inode, copy: &Inode) -> u32 {
     }
 }
 
-/// What anybody may set.
+/// The permission bits that any owner may set.
 fn plain_perm(is_dir: bool) -> u32 {
     0o777 | if is_dir { mode::STICKY } else { 0 }
 }

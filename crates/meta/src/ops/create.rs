@@ -1,3 +1,5 @@
+//! `open` with `O_CREAT`, `mkdir`, `mknod` and `symlink`.
+
 use alloc::boxed::Box;
 
 use espalier_proto::{Access, Errno, FileType, Ino, Name, NewNode, OpenHow, Opened, Reply, mode};
@@ -10,8 +12,9 @@ use crate::session::Proven;
 use crate::state::Target;
 use crate::step::Step;
 
-/// Why a create does not open what is there: the caller must know its kind to open it, and has expected a regular file.
-/// The errors are those of `open` with `O_NOFOLLOW`.
+/// The error of a create that finds an inode of this type; `None` for a regular file. The caller
+/// expected a regular file, and needs the type to open anything else. The errors are those of
+/// `open` with `O_NOFOLLOW`.
 fn refusal(kind: FileType) -> Option<Errno> {
     match kind {
         FileType::Regular => None,
@@ -24,9 +27,13 @@ fn refusal(kind: FileType) -> Option<Errno> {
 }
 
 impl Meta {
-    /// A new name for a new inode of any kind (`open` with `O_CREAT`, `mkdir`, `mknod`, `symlink`). `modes`: the
-    /// permissions asked for, and the umask. With `open`, the file is opened too; unless `exclusive`, it may be there, if it is a regular one.
-    /// `early`: its number, which the client's callers know; there is nothing that the client would have to do yet.
+    /// Creates a name with a new inode of any type (`open` with `O_CREAT`, `mkdir`, `mknod`,
+    /// `symlink`).
+    ///
+    /// - `modes`: the requested permissions and the umask.
+    /// - `open`: opens the file too; unless `exclusive`, it may exist, if it is a regular one.
+    /// - `early`: the inode number that the client has already given its caller (write-back); the
+    ///   client then has no step left to do.
     #[allow(clippy::too_many_arguments)]
     pub(crate) fn create(
         &mut self,
@@ -45,7 +52,8 @@ impl Meta {
         let slot = self.state.slot(name);
         let target = self.state.target(dir, &slot)?;
         let named = target.ino();
-        // What has been emptied is opened, also if the name does not stand for it any more.
+        // A file that this operation has truncated is opened even if its name refers to another one
+        // since.
         if let Some(ino) = cx.emptied().filter(|ino| self.state.inode(*ino).is_ok()).or(named) {
             let (Some(how), false) = (open, exclusive) else { return Err(Errno::EEXIST.into()) };
             let kind = match target {
@@ -63,7 +71,7 @@ impl Meta {
             let mut attr = self.attr(cx, self.state.inode(ino)?)?;
             let opened = self.open_as(cx, ino, how)?;
             if !attr.streamed {
-                // It may have been truncated.
+                // The open may have truncated the file.
                 attr = self.state.inode(ino)?.attr(None);
             } else if how.truncate {
                 (attr.size, attr.blocks, attr.mtime, attr.ctime) = (0, 0, cx.now, cx.now);
@@ -113,7 +121,7 @@ impl Meta {
         Ok(Reply::Created(entry, opened).unless_unmeasured(delegation))
     }
 
-    /// An inode that the caller may make in a directory, with what it inherits from there.
+    /// The inode that the caller may create in a directory, with what it inherits.
     pub(crate) fn new_inode(
         &self,
         cx: &Cx<'_>,
@@ -131,7 +139,7 @@ impl Meta {
         let (ino, file) = match (node, early) {
             (NewNode::Regular, Some(ino)) => (self.given_ino(cx.client, ino)?, Body::STUFFED),
             (NewNode::Regular, None) => self.new_file(parent)?,
-            // Elsewhere it would get another number.
+            // Another rank would allocate another number.
             (NewNode::Directory, Some(ino)) if self.config.ranks == 1 => {
                 (self.given_ino(cx.client, ino)?, Body::Node)
             }
@@ -169,7 +177,7 @@ impl Meta {
                 perm = cx.without_foreign_sgid(perm, gid)?;
             }
         }
-        // Other inodes have nothing that a policy is about.
+        // Policies concern only files and directories.
         let has_policy = matches!(kind, FileType::Regular | FileType::Directory);
         let policy = parent.rare.policy.clone().filter(|_| has_policy);
         let time = cx.now;

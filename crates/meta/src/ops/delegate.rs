@@ -1,3 +1,5 @@
+//! Capabilities for data servers.
+
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 
@@ -8,8 +10,9 @@ use crate::permission::check_not;
 use crate::step::{Step, Stop, Wait};
 
 impl Meta {
-    /// A client is about to read or write the bytes of a file that it has open, without the machine. What else a write would need
-    /// ([`Self::extend`]) is done here, once: as long as it may write nobody else caches anything of the file.
+    /// Grants a client that has a file open a capability to read or write its bytes at data
+    /// servers. For writing, does what each write would need ([`Self::extend`]) once: while the
+    /// client may write, no other client caches anything of the file.
     pub(crate) fn delegate(&mut self, cx: &mut Cx<'_>, ino: Ino, access: Access) -> Step<Reply> {
         let inode = self.state.inode(ino)?;
         if access.contains(Access::WRITE) {
@@ -33,8 +36,10 @@ impl Meta {
         Ok(Reply::Delegated(Some(Box::new(delegation))))
     }
 
-    /// As [`Self::watch`], but that a file has just outgrown its strip need not be durable: data servers list what a client makes of it
-    /// since then, which is returned. Should that be forgotten, the file is small again, and they are asked for their lists.
+    /// As [`Self::watch`], but does not wait for the event that unstuffed the file to be durable.
+    /// Instead it returns the event's number: data servers list what the client makes from then on,
+    /// and if the event is lost, so that the file is small again, recovery asks them for their
+    /// lists.
     fn watch_young(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<u64> {
         let watched = self.state.watched.get(&ino);
         let young = watched.filter(|watched| watched.outgrew && watched.since > self.journal.durable);

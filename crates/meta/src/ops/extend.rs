@@ -1,3 +1,5 @@
+//! Growth of streams: quotas, and files whose size may differ from what is counted.
+
 use alloc::vec::Vec;
 
 use espalier_proto::{END, Errno, Ino, InodeFlags, Reply, Request, StreamIo};
@@ -10,8 +12,8 @@ use crate::state::Watched;
 use crate::step::{Step, Stop, StreamCall, StreamDone, Wait};
 
 impl Meta {
-    /// Before a client writes to a stream: as [`Self::write`], but for the bytes. Where a quota bounds the file, what it
-    /// grows by is counted now.
+    /// Prepares a client's write to a stream: does what [`Self::write`] does except for the bytes.
+    /// Where a quota applies, counts the growth.
     pub(crate) fn extend(
         &mut self,
         cx: &mut Cx<'_>,
@@ -23,7 +25,7 @@ impl Meta {
         let inode = self.state.inode(ino)?;
         check_not(inode, InodeFlags::of_fixed_bytes(discards))?;
         if inode.layout().is_some() {
-            // Who has just made it has not opened it.
+            // A client that has just made the file has not opened it.
             self.watch(cx, ino)?;
         }
         self.drop_capability(cx, ino)?;
@@ -50,7 +52,8 @@ impl Meta {
         Ok(Reply::Granted)
     }
 
-    /// Before something is done with a stream. After a restart its inode need not be in memory, though clients have it open.
+    /// Prepares a stream request. After a restart its inode may not be in memory, though clients
+    /// have it open.
     pub(crate) fn place(&mut self, cx: &mut Cx<'_>, io: &StreamIo, length: u64) -> Step<Reply> {
         if let StreamIo::Copy { from, .. } = io {
             self.state.inode(*from)?;
@@ -61,20 +64,21 @@ impl Meta {
         let before = self.state.sequence;
         let granted = self.extend(cx, ino, (offset, length), from, discards)?;
         if self.state.sequence > before && self.config.acknowledge == Acknowledge::Durable {
-            // Whoever is told that it is done is told of this, too.
+            // A reply to this request would expose the count, so it must be durable first.
             return Err(Stop::Wait(Wait::Durable));
         }
         Ok(granted)
     }
 
-    /// Before a stream may change its size without the machine's doing: a crash must not make that forgotten.
+    /// Marks a file as size-dirty, durably, before its stream may change without the machine: after
+    /// a crash, recovery must check its size.
     pub(crate) fn watch(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<()> {
         self.writable()?;
         self.sessions.making.remove(&ino);
         self.claim_inode(cx, ino)?;
         let cached = self.state.cached(ino)?;
         if cached.inode.nlink == 0 && !cached.in_use() {
-            // Its stream may be about to be removed.
+            // The removal of its stream may be pending.
             return Err(Errno::ESTALE.into());
         }
         match self.state.watched.get_mut(&ino) {
@@ -89,7 +93,7 @@ impl Meta {
         }
     }
 
-    /// The size of a watched file's stream, at a time since when nothing else has been counted for it.
+    /// The stream's size of a size-dirty file, measured while no other size was counted.
     pub(crate) fn measure(&self, cx: &Cx<'_>, ino: Ino) -> Step<u64> {
         let counted = self.state.inode(ino)?.counted_bytes();
         let done = cx.stream(StreamCall::Measure([(ino, counted)].into()))?;
@@ -98,7 +102,7 @@ impl Meta {
         Ok(stats.first().map_or(counted, |stat| stat.size))
     }
 
-    /// Counts another size for a streamed file. All directories above it must be in memory.
+    /// Counts a new size of a streamed file. All directories above it must be in memory.
     pub(crate) fn count_size(&mut self, cx: &mut Cx<'_>, ino: Ino, size: u64) -> Step<()> {
         let differs = self.state.inode(ino)?.counted_bytes() != size;
         if differs && !self.config.read_only && self.journal.broken.is_none() {
@@ -107,7 +111,7 @@ impl Meta {
         Ok(())
     }
 
-    /// Counts what files have grown by that are being written to.
+    /// Counts the growth of open files that are written to.
     pub(crate) fn count_open(&mut self, cx: &mut Cx<'_>) -> Step<()> {
         if cx.measured().is_none() {
             let open = |ino: &&Ino| self.state.inodes.get(*ino).is_some_and(|cached| cached.opens > 0);
@@ -118,7 +122,8 @@ impl Meta {
             }
         }
         for (ino, was, size) in cx.measured().unwrap_or_default() {
-            // Less may be because of a write under way that has been counted; another count is newer.
+            // A smaller size may precede a write that is already counted, and a differing count is
+            // newer.
             let is_news = size > was && self.state.watched.contains_key(&ino);
             if is_news && self.state.inode(ino)?.counted_bytes() == was {
                 self.count_size(cx, ino, size)?;
@@ -127,8 +132,9 @@ impl Meta {
         Ok(())
     }
 
-    /// Some watched files that have been closed for a while. Once their streams are durable, a crash changes them no more. Not those
-    /// whose sizes have not been asked for since the last one: that may have to wait for leases to end.
+    /// Size-dirty files that have been closed for a while. Once their streams are durable, a crash
+    /// does not change their sizes. Skips files whose sizes have not been queried since the last
+    /// close, which may have to wait for leases.
     pub(crate) fn idle_watched(&mut self) -> Vec<Ino> {
         const IDLE_TICKS: u64 = 30;
         const AT_ONCE: usize = 64;
@@ -148,7 +154,7 @@ impl Meta {
         .collect()
     }
 
-    /// The stream of a watched file, idle at a tick, is durable, or is not.
+    /// Handles the sync of a size-dirty file's stream, begun at `tick`.
     pub(crate) fn watched_synced(&mut self, ino: Ino, tick: u64, durable: bool) {
         let is_closed = self.state.inodes.get(&ino).is_none_or(|cached| cached.opens == 0);
         let Some(watched) = self.state.watched.get_mut(&ino) else { return };

@@ -1,3 +1,5 @@
+//! `forget`: clients drop inodes from their caches.
+
 use alloc::vec::Vec;
 
 use espalier_proto::{Ino, Reply};
@@ -6,7 +8,8 @@ use crate::machine::{Cx, Meta};
 use crate::step::{Step, Stop};
 
 impl Meta {
-    /// What is done is taken out, for it may start over. What fails holds up nothing else.
+    /// Forgets and releases inodes. Completed items are removed from the lists, since the operation
+    /// may start over. An item that fails does not block the others.
     pub(crate) fn forget_all(
         &mut self,
         cx: &mut Cx<'_>,
@@ -14,7 +17,7 @@ impl Meta {
         released: &mut Vec<Ino>,
     ) -> Step<Reply> {
         let goes_on = |done| if let Err(Stop::Wait(wait)) = done { Err(Stop::Wait(wait)) } else { Ok(()) };
-        // In this order, for what is forgotten when it is released need not be recalled.
+        // Forgets first: an inode that is forgotten before its release needs no recall.
         while let Some((ino, lookups)) = inodes.last() {
             goes_on(self.forget(cx, *ino, *lookups))?;
             inodes.pop();
@@ -26,7 +29,7 @@ impl Meta {
         Ok(Reply::Done)
     }
 
-    /// The client does not know the inode any more. If it has no name either, it ceases to be.
+    /// Drops a client's lookups of an inode. An inode without lookups, opens and names is freed.
     pub(crate) fn forget(&mut self, cx: &mut Cx<'_>, ino: Ino, lookups: u64) -> Step<Reply> {
         if let Some(cached) = self.state.inodes.get_mut(&ino) {
             cached.lookups = cached.lookups.saturating_sub(lookups);

@@ -1,10 +1,12 @@
+//! `fsync`.
+
 use espalier_proto::{Errno, Ino, Reply};
 
 use crate::machine::{Cx, Meta};
 use crate::step::{Step, StreamCall};
 
 impl Meta {
-    /// Answered when all changes so far, to this file and its name among them, are durable.
+    /// `fsync`. Answered when all changes so far are durable, including this file's and its name's.
     pub(crate) fn fsync(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<Reply> {
         if self.journal.broken.is_some() {
             return Err(Errno::EIO.into());

@@ -1,3 +1,5 @@
+//! `stat`.
+
 use espalier_proto::{Ino, Reply};
 
 use crate::machine::{Cx, Meta};

@@ -1,3 +1,5 @@
+//! `link`.
+
 use espalier_proto::{Access, Errno, Ino, InodeFlags, Name, Reply};
 
 use crate::event::Event;
@@ -6,7 +8,7 @@ use crate::permission::check_not;
 use crate::step::Step;
 
 impl Meta {
-    /// Another name for a file.
+    /// Adds a name to a file.
     pub(crate) fn link(&mut self, cx: &mut Cx<'_>, ino: Ino, dir: Ino, name: &Name) -> Step<Reply> {
         if ino.rank() != dir.rank() {
             return self.link_elsewhere(cx, ino, dir, name);
@@ -37,7 +39,7 @@ impl Meta {
         if inode.is_streamed() && self.is_bounded(dir)? {
             self.count_open(cx)?;
         }
-        // Of what is being made no data server need be asked.
+        // No data server needs to be queried about a file that is being made.
         let is_new = self.sessions.making.contains(&ino);
         if !is_new {
             self.attr(cx, self.state.inode(ino)?)?;

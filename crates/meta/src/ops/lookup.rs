@@ -1,3 +1,5 @@
+//! `lookup`.
+
 use espalier_proto::{Access, Ino, Name, Reply};
 
 use crate::machine::{Cx, Meta};
@@ -5,7 +7,7 @@ use crate::state::Target;
 use crate::step::Step;
 
 impl Meta {
-    /// What a name in a directory stands for.
+    /// Looks up a name in a directory.
     pub(crate) fn lookup(&mut self, cx: &mut Cx<'_>, dir: Ino, name: &Name) -> Step<Reply> {
         let inode = self.state.dir(dir)?;
         cx.check(inode, Access::EXEC)?;
@@ -28,7 +30,7 @@ impl Meta {
             Target::Primary(ino) | Target::Remote(ino, _) => ino,
         };
         self.share(cx, ino)?;
-        // Kernels do not let others change the directory meanwhile.
+        // Does not wait for sizes: kernels lock the directory during a lookup.
         let (attr, unmeasured) = self.attr_at_once(cx, ino)?;
         let entry = self.entry(cx, Some((dir, slot.hash)), cacheable, attr);
         Ok(Reply::Entry(entry).unless_unmeasured(unmeasured))

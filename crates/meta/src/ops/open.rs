@@ -1,3 +1,5 @@
+//! `open` and `close` of files and directories.
+
 use alloc::vec::Vec;
 
 use espalier_proto::{Access, Errno, FileType, Ino, InodeFlags, OpenHow, Opened, Reads, Reply, mode};
@@ -10,11 +12,13 @@ use crate::record::Body;
 use crate::session::Proven;
 use crate::step::{Step, Stop, StreamCall};
 
-/// A file of up to so many bytes is told with the answer to who opens it: as many as ride in any answer by default (carns III.D).
+/// Largest file whose bytes accompany the reply to an open: as much as fits into any reply by
+/// default (carns III.D).
 const WHOLE_BYTES: u64 = 16 << 10;
 
 impl Meta {
-    /// Opens a file or directory, and tells a client that can keep them the bytes of a small one.
+    /// Opens a file or directory. The reply includes the bytes of a small file if the client can
+    /// cache them.
     pub(crate) fn open(&mut self, cx: &mut Cx<'_>, ino: Ino, how: OpenHow) -> Step<Reply> {
         let whole = self.whole(cx, ino, how)?;
         let opened = self.open_as(cx, ino, how)?;
@@ -24,7 +28,8 @@ impl Meta {
         })
     }
 
-    /// What a file holds, if its client is to read it by itself.
+    /// The bytes of a file that its client reads from its cache; `None` if the server serves its
+    /// reads.
     fn whole(&self, cx: &Cx<'_>, ino: Ino, how: OpenHow) -> Step<Option<Vec<u8>>> {
         let inode = self.state.inode(ino)?;
         let Body::Stuffed { size, .. } = inode.body else { return Ok(None) };
@@ -40,7 +45,7 @@ impl Meta {
         self.stuffed(ino, 0, size).map(Some)
     }
 
-    /// Opens a file or directory. Until its release it exists, even without a name.
+    /// Opens a file or directory. It exists until its release, even without a name.
     pub(crate) fn open_as(&mut self, cx: &mut Cx<'_>, ino: Ino, how: OpenHow) -> Step<Opened> {
         let inode = self.state.inode(ino)?;
         if self.sessions.removing.contains_key(&ino) {
@@ -55,7 +60,8 @@ impl Meta {
             return Err(Errno::EROFS.into());
         }
         if how.access.contains(Access::WRITE) && is_file {
-            // Who has a lease on it may have it open, and says so when it is asked back.
+            // A lease holder may have it open (a delegated open) and reports that when the lease is
+            // revoked.
             self.revoke_inode(cx, ino)?;
         }
         if how.truncate && is_file {
@@ -76,11 +82,11 @@ impl Meta {
             self.watch(cx, ino)?;
         }
         if how.sync && streamed && !self.config.read_only {
-            // The kernel may write the bytes by itself, and sync them, but not what is known of the file.
+            // The kernel may write and sync the stream itself, but not the file's metadata.
             cx.stream(StreamCall::Sync { ino })?;
             cx.durable = true;
         }
-        // Reads may never come by here.
+        // The machine may not see the reads, so the open counts as an access.
         let reads_elsewhere = match how.access {
             Access::READ => streamed || how.reads != Reads::Server,
             access => streamed && access.contains(Access::READ),
@@ -88,20 +94,20 @@ impl Meta {
         let accessed = is_file && reads_elsewhere && self.accessed(cx, ino)?;
         self.tell_inode(cx, ino);
         let announced = self.announces(self.state.inode(ino)?);
-        // A small one may be a big one soon.
+        // A small file may outgrow its strip soon.
         let writes = is_file && how.access.contains(Access::WRITE);
-        // Where there are no sessions there is nobody else.
+        // Without sessions there is only one client.
         let shared = self.config.session_ms.is_some()
             && (self.is_written(cx.client, ino)
                 || writes && self.is_open_elsewhere(cx.client, ino)
                 || self.is_open_to_write_elsewhere(cx.client, ino));
-        // From here on it counts as open by this client, too.
+        // Count the open last: `shared` above concerns other opens.
         self.opened(ino);
         let proof = self.proof(cx.client, ino, Proven::opened(how.access));
         Ok(Opened { streamed, accessed, limited, shared, announced, proof })
     }
 
-    /// Whether no kernel may write a stream's bytes by itself: see [`Opened::limited`].
+    /// True if kernels must not write the stream themselves: see [`Opened::limited`].
     pub(crate) fn is_written_by_server(&self, ino: Ino) -> Step<bool> {
         let inode = self.state.inode(ino)?;
         let is_privileged = inode.perm & (mode::SET_UID | mode::SET_GID) != 0;
@@ -131,7 +137,7 @@ impl Meta {
             }
             if let Some(watched) = self.state.watched.get_mut(&ino) {
                 watched.written &= !last;
-                // Whoever has asked for its size may have been told it before the last write.
+                // A task that has queried the size may have received it before the last write.
                 self.streams_changed += 1;
             }
             if let Some(size) = measured {

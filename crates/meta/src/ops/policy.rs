@@ -1,4 +1,4 @@
-//! Policies of directories as extended attributes, one for each setting.
+//! Policies of directories as extended attributes, one per setting.
 
 use alloc::format;
 use alloc::string::String;
@@ -14,13 +14,13 @@ use crate::machine::{Cx, Meta};
 use crate::record::{Body, Inode};
 use crate::step::Step;
 
-/// An attribute by which a policy, or what has come of it, is told.
+/// An attribute that sets a policy or reports its effect.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Wish {
     Setting(Key),
-    /// All settings, also those that are the server's, as TOML.
+    /// All settings, the server's included, as TOML.
     Effective,
-    /// Of a file: where its bytes lie, as TOML.
+    /// Where a file's bytes are, as TOML.
     Layout,
 }
 
@@ -34,7 +34,7 @@ impl Wish {
     }
 }
 
-/// The settings of a directory by the names of their attributes.
+/// The names of the attributes for a directory's settings.
 pub(super) fn attributes(inode: &Inode) -> impl Iterator<Item = String> {
     let of_dir = Key::ALL.into_iter().filter(|_| inode.is_dir());
     of_dir.filter(|key| inode.policy().get(*key).is_some()).map(Key::attribute)
@@ -54,7 +54,7 @@ impl Meta {
         Ok(Reply::Bytes(text.ok_or(Errno::ENODATA)?.into()))
     }
 
-    /// Sets what begins with [`PREFIX`], or with no value removes it. What is refused is said in the log.
+    /// Sets a policy attribute, or removes it if there is no value. Logs why a setting is refused.
     pub(super) fn set_wish(
         &mut self,
         cx: &mut Cx<'_>,

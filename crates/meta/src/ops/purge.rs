@@ -1,3 +1,5 @@
+//! The client's report that it has removed an orphan's datafiles.
+
 use espalier_proto::{Ino, Reply};
 
 use crate::event::Event;
@@ -6,15 +8,17 @@ use crate::machine::{Cx, Meta};
 use crate::step::Step;
 
 impl Meta {
-    /// A client that was to remove the file of which it has taken the last name has done so, or has not.
+    /// Completes the removal of a file whose last name the client has removed, after the client has
+    /// removed the datafiles, or has failed to.
     pub(crate) fn purge(&mut self, cx: &mut Cx<'_>, ino: Ino, removed: bool) -> Step<Reply> {
         if self.sessions.removing.get(&ino) != Some(&cx.client) {
-            // The machine was started anew since, and sees to it itself.
+            // The machine has restarted since, and removes the file itself.
             return Ok(Reply::Done);
         }
         self.writable()?;
         if !removed && self.state.inode(ino)?.is_streamed() {
-            // Some datafiles may be gone: it is still not to be opened, and those who know it are not waited for.
+            // Some datafiles may be gone. The file stays closed to opens, and the removal does not
+            // wait for clients that know it.
             self.journal.hold(self.state.sequence, Held::RemoveStream(ino));
         } else {
             self.commit(cx, &Event::Purge { ino })?;

@@ -1,3 +1,5 @@
+//! `read`.
+
 use alloc::vec::Vec;
 
 use espalier_proto::{Errno, Ino, Reply};
@@ -7,7 +9,7 @@ use crate::record::Body;
 use crate::step::Step;
 
 impl Meta {
-    /// Bytes of a stuffed file.
+    /// Reads from a stuffed file.
     pub(crate) fn read(
         &mut self,
         cx: &mut Cx<'_>,
@@ -34,7 +36,7 @@ impl Meta {
         Ok(Reply::Bytes(bytes.into()))
     }
 
-    /// What a stuffed file holds from an offset up to another, which is not behind its end.
+    /// The bytes of a stuffed file from `offset` to `end`, which is at most the file's size.
     pub(crate) fn stuffed(&self, ino: Ino, offset: u64, end: u64) -> Step<Vec<u8>> {
         let kept = self.state.strip(ino)?;
         let length = end.saturating_sub(offset) as usize;

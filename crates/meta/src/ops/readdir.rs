@@ -1,3 +1,5 @@
+//! `readdir`, with attributes or without.
+
 use alloc::vec::Vec;
 use core::ops::Bound;
 
@@ -9,12 +11,13 @@ use crate::state::{Fragment, Target};
 use crate::step::{Load, Step, Stop, Wait};
 use crate::task::Page;
 
-/// Dentries read from the tables at a time.
+/// Dentries loaded from the tables at a time.
 const PAGE: usize = 1024;
 
 impl Meta {
-    /// A piece of a listing (carns III.E): entries in the order of their hashes, which is also what a cursor means, so
-    /// that a listing shows every entry that stays exactly once, whatever else changes. `.` and `..` are the caller's.
+    /// Returns a page of a listing (carns III.E). Entries are ordered by the hashes of their names,
+    /// and a cursor is a hash: a listing shows every entry that stays exactly once, whatever else
+    /// changes. The caller adds `.` and `..`.
     pub(crate) fn readdir(
         &mut self,
         cx: &mut Cx<'_>,
@@ -32,7 +35,7 @@ impl Meta {
         };
         let (parent, cacheable) =
             (self.parent_for(cx.client, dir, directory.parent), inode.searchable_by_all());
-        // A kernel that opens directories by itself has checked it then, but not every client is one.
+        // The kernel checks this when it opens a directory, but other clients exist too.
         if self.config.session_ms.is_some() && self.opens_of(cx.client, dir) == 0 {
             cx.check(inode, Access::READ)?;
         }
@@ -58,14 +61,15 @@ impl Meta {
         Ok(Reply::Listing { entries, parent, end })
     }
 
-    /// The next entry after a cursor, with any others of the same hash; none: there are no more.
+    /// The next entry after a cursor, with all others of the same hash. Empty at the end of the
+    /// directory.
     pub(super) fn entries_after(&self, cx: &Cx<'_>, dir: Ino, after: u64) -> Step<Vec<(Slot, Target)>> {
         let page = self.page(cx, dir, after);
         let fragment = self.state.fragments.get(&dir);
         let (found, end) =
             fragment.map_or_else(Default::default, |fragment| collect(fragment, page, after, 1));
         if found.is_empty() && !end {
-            // What is loaded from the beginning on is known to be whole, and need not be loaded again.
+            // A range loaded from the beginning is known to be complete and is not loaded again.
             let whole_to = fragment.map_or(0, |fragment| fragment.loaded_to);
             let next = page.map_or(0, |page| page.to).max(after + 1);
             let from = if after == 0 || whole_to > after { whole_to } else { next };
@@ -74,7 +78,8 @@ impl Meta {
         Ok(found)
     }
 
-    /// What has been loaded of a listing from a cursor on, and is in memory still, whatever else has been loaded since.
+    /// The page that was loaded last, if it continues the listing at this cursor and is still
+    /// completely in memory.
     fn page(&self, cx: &Cx<'_>, dir: Ino, after: u64) -> Option<Page> {
         let is_whole = |page: &Page| page.dropped == self.state.clock.dropped;
         cx.page.filter(|page| page.dir == dir && page.from <= after + 1 && is_whole(page))
@@ -110,9 +115,9 @@ impl Meta {
         }
         let streamed: Vec<Ino> =
             inodes.iter().filter(|inode| inode.is_streamed()).map(|inode| inode.ino).collect();
-        // One call for all of them (carns III.E's listattr).
+        // One call queries all of them (carns III.E, listattr).
         let stats = if streamed.is_empty() { Some(Vec::new()) } else { cx.glance(streamed)? };
-        // Names can be told even when sizes cannot.
+        // Without sizes, the listing returns only names.
         let Some(stats) = stats else { return self.without(found) };
         let mut stats = stats.iter();
         let attrs =
@@ -135,8 +140,8 @@ impl Meta {
     }
 }
 
-/// Entries after a cursor that are surely all there are up to the last of them, and whether these are the last of all.
-/// `page`: what a load has just covered, from the cursor on.
+/// The entries after a cursor, as far as the directory is known to be complete, and whether they
+/// reach its end. `page`: the range that a load has just covered.
 fn collect(fragment: &Fragment, page: Option<Page>, after: u64, limit: usize) -> (Vec<(Slot, Target)>, bool) {
     let covered = if fragment.complete { u64::MAX } else { fragment.loaded_to };
     let covered = covered.max(page.map_or(0, |page| page.to));
@@ -146,7 +151,7 @@ fn collect(fragment: &Fragment, page: Option<Page>, after: u64, limit: usize) ->
         if slot.hash >= covered {
             break;
         }
-        // Names of one hash stay together: a cursor cannot tell them apart.
+        // Names with equal hashes stay on one page: a cursor cannot distinguish them.
         if found.len() >= limit && found.last().is_some_and(|(last, _)| last.hash != slot.hash) {
             return (found, false);
         }

@@ -1,3 +1,5 @@
+//! `readlink`.
+
 use espalier_proto::{Errno, Ino, Reply};
 
 use crate::machine::{Cx, Meta};

@@ -1,3 +1,5 @@
+//! Removal of trees at once (`espalier rm -r`).
+
 use alloc::vec::Vec;
 
 use espalier_proto::{Access, Errno, Ino, Name, Reply, mode};
@@ -8,17 +10,18 @@ use crate::progress::{Progress, Walk};
 use crate::state::{Home, Target};
 use crate::step::{Step, Stop, Wait};
 
-/// Entries looked at in a step.
+/// Entries examined per step.
 const STEP: usize = 1024;
-/// How often the rights below may change while they are looked at, until the caller is told so.
+/// Number of restarts because permissions below have changed, after which the caller gets `EBUSY`.
 const TRIES: u32 = 100;
 
 impl Meta {
-    /// Removes a directory with all that is below it, at once: it becomes an orphan, which nothing can be made or found in,
-    /// and what it holds is freed in the background (`trash.rs`).
+    /// Removes a directory with everything below it, atomically: the directory becomes an orphan in
+    /// which nothing can be created or found, and its contents are freed in the background
+    /// (`trash.rs`).
     pub(crate) fn remove_tree(&mut self, cx: &mut Cx<'_>, dir: Ino) -> Step<Reply> {
         if self.config.ranks > 1 {
-            // What is below may be at other ranks.
+            // Entries may be at other ranks.
             return Err(Errno::EXDEV.into());
         }
         self.writable()?;
@@ -41,7 +44,7 @@ impl Meta {
         Ok(Reply::Removed { dir: parent, name })
     }
 
-    /// The directory that a directory is in, and its name there.
+    /// The parent and name of a directory.
     fn name_of_dir(&self, dir: Ino) -> Step<(Ino, Name)> {
         match self.state.cached(dir)?.home {
             Home::Dentry { dir: parent, hash } => {
@@ -53,8 +56,8 @@ impl Meta {
         }
     }
 
-    /// Fails unless the caller may list and empty every directory below that is not empty, at one time: what has changed
-    /// meanwhile is looked at again.
+    /// Fails unless the caller may list and empty every non-empty directory below, all at one time:
+    /// the walk starts again when one that it has visited changes.
     fn check_below(&self, cx: &mut Cx<'_>, top: Ino) -> Step<()> {
         let mut walk = match core::mem::take(cx.progress) {
             Progress::Walk(walk) if walk.top == top => walk,

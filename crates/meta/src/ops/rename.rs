@@ -1,3 +1,5 @@
+//! `renameat2`.
+
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
@@ -10,7 +12,8 @@ use crate::record::{Body, Inode};
 use crate::step::{Step, StreamCall};
 
 impl Meta {
-    /// `renameat2`, atomic: at any time, also after a crash, there is the state before or the state after.
+    /// `renameat2`. Atomic: at any time, also after a crash, either the old or the new state
+    /// exists.
     pub(crate) fn rename(
         &mut self,
         cx: &mut Cx<'_>,
@@ -102,12 +105,12 @@ impl Meta {
         Ok(Reply::Done)
     }
 
-    /// What comes to a directory must fit below a limit of bytes.
+    /// True if a quota of bytes applies to the directory.
     pub(crate) fn is_bounded(&self, dir: Ino) -> Step<bool> {
         Ok(self.state.limits(dir)?.bytes.is_some())
     }
 
-    /// A directory may not move into itself; and its `..` changes, which its owner must allow.
+    /// Checks that a directory does not move into itself, and that the caller may change its `..`.
     fn check_moved(&self, cx: &Cx<'_>, inode: &Inode, from: &Inode, to: &Inode) -> Step<()> {
         if !inode.is_dir() || from.ino == to.ino {
             return Ok(());
@@ -120,7 +123,7 @@ impl Meta {
             }
             let Body::Directory(directory) = &ancestor.body else { return Err(Errno::EIO.into()) };
             if directory.parent.rank() != ancestor.ino.rank() {
-                // Those above have been looked at.
+                // `rename_among_ranks` has checked the ancestors above.
                 return Ok(());
             }
             ancestor = self.state.dir(directory.parent)?;

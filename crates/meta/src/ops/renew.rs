@@ -1,3 +1,5 @@
+//! Renewal of leases.
+
 use alloc::vec::Vec;
 
 use espalier_proto::{Ino, Reply};
@@ -6,8 +8,9 @@ use crate::machine::{Cx, Meta};
 use crate::step::{Step, Stop};
 
 impl Meta {
-    /// A client goes on using what it has been told that these hold; `alone_in`: and would tell its callers early what it does to those in
-    /// this directory.
+    /// Renews the client's leases on inodes that it keeps using. With `alone_in`, the client asks
+    /// for an exclusive lease on that directory; then only the directory and files in it that no
+    /// other client knows are renewed.
     pub(crate) fn renew(&mut self, cx: &mut Cx<'_>, inodes: &[Ino], alone_in: Option<Ino>) -> Step<Reply> {
         let mut renewed = Vec::new();
         for ino in inodes {

@@ -1,3 +1,5 @@
+//! `rmdir`.
+
 use espalier_proto::{Errno, FileType, Ino, Name, Reply};
 
 use crate::machine::{Cx, Meta};
@@ -19,7 +21,7 @@ impl Meta {
     }
 }
 
-/// `ENOTDIR` or `ENOTEMPTY` unless it is an empty directory.
+/// Fails with `ENOTDIR` or `ENOTEMPTY` unless the inode is an empty directory.
 pub(crate) fn check_empty(inode: &Inode) -> Step<()> {
     match &inode.body {
         Body::Directory(directory) if directory.entries == 0 => Ok(()),

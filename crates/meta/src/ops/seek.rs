@@ -1,14 +1,16 @@
+//! `lseek` with `SEEK_DATA` and `SEEK_HOLE`.
+
 use espalier_proto::{Errno, Ino, Reply, SeekWhat};
 
 use crate::machine::{Cx, Meta};
 use crate::record::Body;
 use crate::step::Step;
 
-/// The granularity of holes in stuffed files, as that of most local file systems.
+/// Granularity of holes in stuffed files in bytes, as in most local file systems.
 const BLOCK_BYTES: usize = 4096;
 
 impl Meta {
-    /// `SEEK_DATA` and `SEEK_HOLE` in a stuffed file. A block that holds nothing but zeros is a hole.
+    /// `SEEK_DATA` and `SEEK_HOLE` in a stuffed file. A block of zeros is a hole.
     pub(crate) fn seek(&mut self, _: &Cx<'_>, ino: Ino, offset: u64, what: SeekWhat) -> Step<Reply> {
         let size = match self.state.inode(ino)?.body {
             Body::Stuffed { size, .. } => size,
@@ -24,7 +26,7 @@ impl Meta {
         let first = offset as usize / BLOCK_BYTES;
         let found = match blocks.skip(first).position(|is_data| is_data == wanted) {
             Some(after) => Some((first + after) * BLOCK_BYTES),
-            // Behind the bytes that are kept there is a hole.
+            // Beyond the stored bytes lies a hole.
             None => (!wanted).then_some(bytes.len().next_multiple_of(BLOCK_BYTES)),
         };
         match found.map(|found| (found as u64).max(offset)) {

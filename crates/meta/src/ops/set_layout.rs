@@ -1,3 +1,5 @@
+//! The client's report that it has made a file's datafiles.
+
 use alloc::sync::Arc;
 
 use espalier_proto::{Errno, Ino, Layout, Reply};
@@ -7,7 +9,8 @@ use crate::machine::{Cx, Meta};
 use crate::step::Step;
 
 impl Meta {
-    /// A client has made a file's datafiles (carns III.A): where it was told to, and nowhere else.
+    /// Records that a client has made a file's datafiles (carns III.A), exactly where the server
+    /// assigned them.
     pub(crate) fn set_layout(&mut self, cx: &mut Cx<'_>, ino: Ino, layout: &Arc<Layout>) -> Step<Reply> {
         self.writable()?;
         if self.state.inode(ino)?.layout() != Some(layout) {

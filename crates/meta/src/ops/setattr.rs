@@ -1,3 +1,5 @@
+//! `chmod`, `chown`, `truncate` and `utimensat`; access times.
+
 use espalier_proto::{
     Access, Accesses, Errno, FileType, Ino, InodeFlags, Reply, SetAttr, SetTime, Time, mode,
 };
@@ -11,7 +13,7 @@ use crate::task::told_time;
 use crate::trash::ITSELF;
 
 impl Meta {
-    /// `chmod`, `chown`, `truncate`, `utimensat`, in any combination.
+    /// `chmod`, `chown`, `truncate` and `utimensat`, in any combination.
     pub(crate) fn setattr(&mut self, cx: &mut Cx<'_>, ino: Ino, set: &SetAttr) -> Step<Reply> {
         self.writable()?;
         let inode = self.state.inode(ino)?;
@@ -52,17 +54,17 @@ impl Meta {
         }
         if let (Some(mtime), true) = (change.mtime, self.state.inode(ino)?.is_streamed()) {
             self.claim_inode(cx, ino)?;
-            // An earlier run may have set it, at another time.
+            // An earlier run may have set the stream to another value of `now`.
             let earlier = cx.streams.iter().find_map(|(call, _)| match call {
                 StreamCall::SetMtime { mtime, .. } => Some(*mtime),
                 _ => None,
             });
             let mtime = earlier.unwrap_or(mtime);
             cx.stream(StreamCall::SetMtime { ino, mtime })?;
-            // The record has just what the stream has (`Attr::measure`).
+            // The record must equal the stream's time (`Attr::measure`).
             change.mtime = Some(mtime);
         }
-        // Of its stream is asked beforehand: what waits after a change makes it again.
+        // Query the stream first: an operation that waits after its change would repeat it.
         self.attr_or_grant(cx, ino)?;
         if change != Change::default() {
             self.commit(cx, &Event::SetAttr { ino, change })?;
@@ -71,7 +73,7 @@ impl Meta {
     }
 }
 
-/// What the caller may change, and what changes along with it.
+/// The changes that the caller may make, with the changes that they imply.
 fn decide(cx: &Cx<'_>, inode: &Inode, set: &SetAttr) -> Step<Change> {
     let mut change = Change::default();
     let owner = cx.is_owner(inode);
@@ -126,8 +128,8 @@ fn decide(cx: &Cx<'_>, inode: &Inode, set: &SetAttr) -> Step<Change> {
     Ok(change)
 }
 
-/// An immutable inode keeps all attributes. An append-only one keeps all but its times, which may be
-/// set to the present.
+/// Checks protection flags: an immutable inode keeps all attributes; an append-only one keeps all
+/// but its times, which may be set to the present.
 fn check_protected(inode: &Inode, set: &SetAttr) -> Step<()> {
     let SetAttr {
         flags: _,
@@ -154,11 +156,11 @@ fn check_protected(inode: &Inode, set: &SetAttr) -> Step<()> {
     }
 }
 
-/// True for a file that overlayfs may be copying: a file of root's without a name.
+/// True for a file that overlayfs may be copying up: a file of root's without a name.
 ///
-/// Overlayfs sets capabilities and mode first, then size and owner. These requests do not say that they
-/// come from no `chown(2)` or `truncate(2)`, which would remove privileges; for such calls kernels
-/// remove capabilities themselves.
+/// Overlayfs sets capabilities and mode first, then size and owner. Nothing in these requests
+/// distinguishes them from `chown(2)` or `truncate(2)`, which would remove privileges; for such
+/// calls kernels remove capabilities themselves.
 fn is_copied_up(cx: &Cx<'_>, inode: &Inode) -> bool {
     cx.caller.is_superuser() && inode.nlink == 0 && inode.uid == cx.caller.uid
 }
@@ -168,15 +170,16 @@ fn makes_copy(cx: &Cx<'_>, inode: &Inode, set: &SetAttr) -> bool {
     is_copied_up(cx, inode) && set.uid.is_some() && set.gid.is_some() && set.size.is_none()
 }
 
-/// A request that does nothing else may come from a `chown(2)` to no owner by anybody.
+/// Checks that the caller may remove privileges by a request that does nothing else: it may come
+/// from anybody's `chown(2)` that changes no owner.
 fn may_remove_privileges(cx: &Cx<'_>, inode: &Inode, set: &SetAttr) -> Step<bool> {
     let is_alone = SetAttr { kill_suid_gid: true, ..SetAttr::default() } == *set;
     Ok(!is_alone || cx.is_owner(inode) || cx.may(inode, Access::WRITE)?)
 }
 
 impl Meta {
-    /// Removes a file's set-id bits and capabilities before its bytes are changed by a caller without
-    /// `CAP_FSETID`. Returns whether its mode has changed.
+    /// Removes a file's set-id bits and capabilities before a caller without `CAP_FSETID` changes
+    /// its bytes. Returns true if the mode has changed.
     pub(crate) fn remove_privileges(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<bool> {
         let inode = self.state.inode(ino)?;
         let perm = cx.without_privileges(inode.perm, inode.gid)?;
@@ -190,7 +193,7 @@ impl Meta {
         Ok(changed)
     }
 
-    /// Growth is counted before it happens, lest others take the room meanwhile.
+    /// Truncates a stream. Growth is counted first, so that no other operation takes the space.
     pub(crate) fn truncate_stream(&mut self, cx: &mut Cx<'_>, ino: Ino, size: u64) -> Step<()> {
         self.lock_end(cx, ino)?;
         self.watch(cx, ino)?;
@@ -198,7 +201,7 @@ impl Meta {
         let call = StreamCall::Truncate { ino, size, by };
         let done = cx.streams.iter().position(|(made, result)| *made == call && result.is_ok());
         if done.is_some_and(|at| at + 1 < cx.streams.len()) {
-            // It was counted in an earlier run, and others may have written and been counted since.
+            // An earlier run has counted the size, and other writes may have been counted since.
             return Ok(());
         }
         if done.is_none() && size > self.state.inode(ino)?.counted_bytes() {
@@ -207,7 +210,7 @@ impl Meta {
         }
         match cx.stream(call) {
             Ok(_) => self.count_size(cx, ino, size),
-            // Who does not want to wait any longer does not wait for the size, either.
+            // An interrupted operation does not wait for the size either.
             Err(Stop::Fail(Errno::EINTR)) => {
                 if let Some(watched) = self.state.watched.get_mut(&ino) {
                     watched.unmeasured = true;
@@ -223,7 +226,8 @@ impl Meta {
         }
     }
 
-    /// Reading a file, link or directory may change its access time. Whether it does.
+    /// Updates the access time of a file, link or directory that is read. Returns true if it was
+    /// due.
     pub(crate) fn accessed(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<bool> {
         let inode = self.state.inode(ino)?;
         let counts = || match self.sessions.accesses(cx.client) {
@@ -239,7 +243,8 @@ impl Meta {
         Ok(is_due)
     }
 
-    /// A client has accessed these files, and did not say so then ([`Request::Accessed`]).
+    /// Updates the access times of files that a client has accessed without a message
+    /// ([`Request::Accessed`]).
     pub(crate) fn accessed_before(&mut self, cx: &mut Cx<'_>, files: &[(Ino, Time)]) -> Step<Reply> {
         let now = cx.now;
         for (ino, time) in files {
@@ -251,13 +256,13 @@ impl Meta {
                 Err(Stop::Fail(_)) => continue,
             };
             cx.now = told_time(*time, now);
-            // Whoever has set its times since then has the last word.
+            // A change since the access overrides it.
             if changed < cx.now {
                 self.accessed(cx, *ino)?;
             }
         }
         cx.now = now;
-        // The client knows.
+        // The client knows these attributes.
         cx.told.touched.clear();
         Ok(Reply::Done)
     }

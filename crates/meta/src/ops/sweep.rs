@@ -1,3 +1,5 @@
+//! The sweep: frees removed trees in the background, in steps.
+
 use espalier_proto::{Ino, Name, Reply};
 
 use crate::event::Event;
@@ -5,13 +7,15 @@ use crate::machine::{Cx, Meta};
 use crate::state::Trashed;
 use crate::step::{Step, Stop, Wait};
 
-/// Entries freed in a step: bounds how long operations wait behind it.
+/// Entries freed per step; bounds how long operations wait for it.
 const STEP: usize = 128;
-/// Files with streams among them: whoever waits for the journal may find itself removing these.
+/// Files with streams among them; bounds the streams removed on behalf of an operation that waits
+/// for the journal.
 const STREAMS: usize = 16;
 
 impl Meta {
-    /// Frees what trees that were removed hold, with a rest after every step, until nothing is left or others need the room.
+    /// Frees the entries of removed trees. Yields after each step, until nothing is left or the
+    /// room is needed elsewhere.
     pub(crate) fn sweep(&mut self, cx: &mut Cx<'_>) -> Step<Reply> {
         let (mut left, mut streams) = (STEP, STREAMS);
         while let Some(Trashed { dir, after }) = self.state.trash.last().copied() {
@@ -22,11 +26,11 @@ impl Meta {
                 return Err(Stop::Wait(Wait::While));
             }
             if streams == 0 {
-                // Their streams are removed when the journal holds all of this.
+                // Their streams are removed once the journal holds these events.
                 return Err(Stop::Wait(Wait::Durable));
             }
             if self.state.cached(dir).is_err() {
-                // Emptied by an earlier step, and forgotten since by the last who knew it.
+                // An earlier step has emptied it, and the last client has forgotten it since.
                 self.state.trash.pop();
                 continue;
             }
@@ -36,7 +40,7 @@ impl Meta {
                 self.name_taken(cx, dir)?;
                 continue;
             };
-            // The next trash may lie above this one.
+            // Freeing an entry may push another directory to the trash above this one.
             let at = self.state.trash.len() - 1;
             for (slot, target) in found {
                 let Some(ino) = target.ino() else { continue };
@@ -49,15 +53,15 @@ impl Meta {
         Ok(Reply::Done)
     }
 
-    /// Takes an entry out of a directory in the trash.
+    /// Frees an entry of a directory in the trash.
     fn free(&mut self, cx: &mut Cx<'_>, dir: Ino, name: Name, ino: Ino) -> Step<()> {
         let has_entries = self.state.inode(ino)?.has_entries();
-        // Nobody reaches the name any more; but the inode may be open, or have another.
+        // The name is unreachable, but the inode may be open or have another name.
         self.revoke_inode(cx, ino)?;
         cx.changed = true;
         self.append(&Event::Unlink { dir, name, time: cx.now })?;
         if self.state.cached(ino)?.lookups > 0 {
-            // Who has it open, or has another name of it, sees a link less.
+            // Clients that have it open, or know another of its names, see one link less.
             self.changed.push(ino);
         }
         if has_entries {

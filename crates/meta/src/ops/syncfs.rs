@@ -1,10 +1,12 @@
+//! `syncfs`.
+
 use espalier_proto::{Errno, Rank, Reply};
 
 use crate::machine::{Cx, Meta};
 use crate::step::{Step, StreamCall};
 
 impl Meta {
-    /// Answered when all changes so far are durable, and the bytes of all files.
+    /// Answered when all changes so far and the bytes of all files are durable.
     pub(crate) fn syncfs(&mut self, cx: &mut Cx<'_>, rank: Rank) -> Step<Reply> {
         if rank != self.config.rank {
             return Err(Errno::EINVAL.into());

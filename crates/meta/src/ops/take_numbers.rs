@@ -1,3 +1,5 @@
+//! Allocation of inode numbers for metadata write-back.
+
 use espalier_proto::{Accesses, Errno, Ino, Rank, Reply};
 
 use crate::config::Atime;
@@ -7,7 +9,11 @@ use crate::session::Unused;
 use crate::step::{Step, Stop, Wait};
 
 impl Meta {
-    /// Gives the client numbers for files that it tells its callers of before it asks for them to be made.
+    /// Allocates inode numbers to the client's pool, for files that it acknowledges before the
+    /// server creates them.
+    ///
+    /// # Errors
+    /// `EAGAIN` if the pool would exceed [`Unused::MAX`].
     pub(crate) fn take_numbers(&mut self, cx: &mut Cx<'_>, rank: Rank, count: u32) -> Step<Reply> {
         let (time, strip) = (cx.now, self.config.strip_bytes);
         let accesses =
@@ -26,7 +32,7 @@ impl Meta {
             return Err(Stop::Wait(Wait::Durable));
         }
         self.commit(cx, &Event::Given { client, first, count })?;
-        // Its callers are going to be told of them.
+        // Callers will learn these numbers, so they must never be allocated again.
         cx.durable = true;
         Ok(Reply::Numbers { first, count, time, strip, accesses })
     }

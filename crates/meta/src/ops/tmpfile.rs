@@ -1,3 +1,5 @@
+//! `open` with `O_TMPFILE`.
+
 use espalier_proto::{Ino, NewNode, Opened, Reply};
 
 use crate::event::Event;
@@ -6,7 +8,7 @@ use crate::session::Proven;
 use crate::step::Step;
 
 impl Meta {
-    /// `open` with `O_TMPFILE`: a file without a name, which `link` may give it one.
+    /// `open` with `O_TMPFILE`: creates a file without a name, which `link` can add.
     pub(crate) fn tmpfile(&mut self, cx: &mut Cx<'_>, dir: Ino, perm: u32, umask: u32) -> Step<Reply> {
         let mut inode = self.new_inode(cx, dir, &NewNode::Regular, (perm, umask), None)?;
         inode.nlink = 0;

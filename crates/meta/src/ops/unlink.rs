@@ -1,3 +1,5 @@
+//! `unlink`.
+
 use espalier_proto::{Access, Errno, FileType, Ino, Name, Reply};
 
 use crate::event::Event;
@@ -38,7 +40,8 @@ impl Meta {
     pub(crate) fn remove(&mut self, cx: &mut Cx<'_>, dir: Ino, name: &Name, ino: Ino) -> Step<Reply> {
         let is_bare = self.state.is_bare(ino);
         self.commit(cx, &Event::Unlink { dir, name: name.clone(), time: cx.now })?;
-        // Of a bare file the machine removes the datafile, and no client waits for it.
+        // The machine removes the datafile of a no-metafile file itself; the client does not wait
+        // for it.
         if !is_bare && let Some(left) = self.leave_to_client(cx, ino) {
             return Ok(left);
         }

@@ -1,5 +1,5 @@
-//! Recursive statistics and quotas of directories as extended attributes, named after CephFS's. They are not listed, so that
-//! tools that copy attributes leave them alone.
+//! Recursive statistics and quotas of directories as extended attributes, named after CephFS's.
+//! They are not listed, so tools that copy attributes skip them.
 
 use alloc::string::ToString;
 
@@ -11,7 +11,7 @@ use crate::record::{Body, Directory, Inode};
 use crate::step::Step;
 use crate::usage::Quota;
 
-/// An attribute that is not kept with the others.
+/// A virtual attribute, which is not stored with the others.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Virtual {
     Files,
@@ -67,7 +67,7 @@ impl Meta {
         Ok(Reply::Bytes(number.to_string().into()))
     }
 
-    /// Sets a limit; none, or 0, takes it away. What is there already may be more.
+    /// Sets a limit; no value, or 0, removes it. Usage may already exceed the limit.
     pub(super) fn set_virtual(
         &mut self,
         cx: &mut Cx<'_>,
@@ -79,7 +79,8 @@ impl Meta {
         let inode = self.state.inode(dir)?;
         let mut quota = directory(inode).map_or(Quota::default(), |directory| directory.quota);
         let Some(limit) = which.limit(&mut quota) else { return Err(Errno::EPERM.into()) };
-        // Whom it limits must not be able to change it, be the directory theirs or not.
+        // Only the superuser: a user must not be able to lift its own limit, even on its own
+        // directory.
         if !cx.caller.is_superuser() || !inode.is_dir() {
             return Err(Errno::EPERM.into());
         }

@@ -1,3 +1,5 @@
+//! `write`.
+
 use core::mem::take;
 
 use bytes::Bytes;
@@ -10,12 +12,14 @@ use crate::record::Body;
 use crate::step::Step;
 use crate::trash::ITSELF;
 
-/// Up to so many bytes of a file go along when it is moved out of its strip.
+/// Largest file, in bytes, that is unstuffed together with the write by which it outgrows its
+/// strip.
 const GOES_ALONG: u64 = 1 << 20;
 
 impl Meta {
-    /// Writes to a stuffed file. If it outgrows the strip, it is moved out, with what is written if that goes; what follows the client writes to the stream. But to append to one
-    /// is for a server's machine itself. The data is taken.
+    /// Writes to a stuffed file. A file that outgrows the strip is unstuffed, with the written
+    /// bytes if possible; otherwise the client writes these to the stream. With sessions, the
+    /// server itself executes appends to streams. Takes the data.
     pub(crate) fn write(
         &mut self,
         cx: &mut Cx<'_>,
@@ -44,14 +48,14 @@ impl Meta {
         };
         let offset = if at_end { size } else { offset };
         let end = offset.checked_add(data.len() as u64).ok_or(Errno::EFBIG)?;
-        // Allocated bytes may be written when there is no space for more.
+        // Allocated bytes can be written when there is no space for more.
         if end <= stored {
             self.overwritable()?
         } else {
             self.growable()?
         }
         if end > u64::from(self.config.strip_bytes) {
-            // At the end it would be written once more, behind that, if it were sent again.
+            // An append that is sent again would be written twice, the second time after the first.
             let goes_along = !at_end && self.goes_along(cx, ino, end)?;
             self.unstuff(cx, ino, if goes_along { Some((offset, data)) } else { None })?;
             return Ok(match self.write_elsewhere(cx, ino, offset)? {
@@ -66,7 +70,7 @@ impl Meta {
             let mut event = Event::Write { ino, offset, data: take(data).into(), time: cx.now };
             let done = self.commit(cx, &event);
             if let (Err(_), Event::Write { data: kept, .. }) = (&done, &mut event) {
-                // It starts over.
+                // The operation starts over with the data.
                 *data = take(kept).into();
             }
             done?;
@@ -74,22 +78,24 @@ impl Meta {
         Ok(Reply::Done)
     }
 
-    /// Whether a write by which a file outgrows its strip is done with the move to data servers, which spares the client a message.
+    /// True if the write by which a file outgrows its strip is done while unstuffing it to data
+    /// servers, which saves the client a message.
     fn goes_along(&mut self, cx: &mut Cx<'_>, ino: Ino, end: u64) -> Step<bool> {
         if end > GOES_ALONG || !self.are_asked_directly(cx) || self.state.is_limited(ino)? {
             return Ok(false);
         }
-        // Nobody is to read what was there before when others have read this.
+        // Nobody may read the old bytes after others have read the new ones.
         self.claim_inode(cx, ino)?;
         Ok(true)
     }
 
-    /// Whether a client writes to data servers itself.
+    /// True if the client writes to data servers directly.
     fn are_asked_directly(&self, cx: &Cx<'_>) -> bool {
         cx.client != ITSELF && self.config.striping.as_ref().is_some_and(|striping| striping.is_delegated())
     }
 
-    /// The client is to write to the stream, or to data servers: what it would ask for next ([`Self::delegate`]) it is given now.
+    /// Has the client write to the stream or the data servers. The reply includes the capability
+    /// that it would request next ([`Self::delegate`]).
     fn write_elsewhere(&mut self, cx: &mut Cx<'_>, ino: Ino, offset: u64) -> Step<Reply> {
         let is_striped = self.state.inode(ino)?.layout().is_some();
         if is_striped && self.are_asked_directly(cx) && offset != END {

@@ -1,4 +1,5 @@
-//! Extended attributes. The two of access control lists are kept in the inode, for every check needs them.
+//! Extended attributes. The two for access control lists are stored in the inode, since every
+//! permission check needs them.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -18,9 +19,10 @@ use crate::step::Step;
 const ACCESS_ACL: &[u8] = b"system.posix_acl_access";
 const DEFAULT_ACL: &[u8] = b"system.posix_acl_default";
 const CAPABILITY: &[u8] = b"security.capability";
-/// Bytes of names and values of one inode: they are one record. A single value may have 64 KiB, as Linux allows.
+/// Maximum size of an inode's names and values in bytes; they share one record. As on Linux, a
+/// value has at most 64 KiB.
 const MAX_TOTAL: usize = 256 * 1024;
-/// Bytes of a list of names, as Linux allows.
+/// Maximum size of a list of names in bytes, as on Linux.
 const MAX_LIST: usize = 65536;
 
 impl Meta {
@@ -87,7 +89,7 @@ impl Meta {
         self.growable()?;
         check_not(self.state.inode(ino)?, InodeFlags::PROTECTED)?;
         if matches!(name, ACCESS_ACL | DEFAULT_ACL) {
-            // An empty list of entries removes it, as `setfacl -k` and -b have it.
+            // An ACL without entries removes it, as `setfacl -k` and `-b` do.
             let acl = (value.len() > 4).then(|| Acl::parse(value).ok_or(Errno::EINVAL)).transpose()?;
             return self.set_acl(cx, ino, name == DEFAULT_ACL, acl, kill_sgid);
         }
@@ -101,7 +103,7 @@ impl Meta {
         check_namespace(cx, inode, name, Access::WRITE)?;
         self.check_not_bare(ino)?;
         if name == CAPABILITY && inode.layout().is_some() && self.others_write(cx.client, ino)? {
-            // Others' writes would not take it away.
+            // Other clients' direct writes would not remove the capability.
             return Err(Errno::ETXTBSY.into());
         }
         let list = self.state.xattr_list(ino)?;
@@ -126,8 +128,8 @@ impl Meta {
         Ok(Reply::Done)
     }
 
-    /// What is written to is not the program any more that was given a capability. The kernel sees to that itself only
-    /// where it writes by its cache.
+    /// Removes `security.capability` before a file's bytes change. The kernel does so itself only
+    /// for writes through its cache.
     pub(crate) fn drop_capability(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<()> {
         let list = self.state.xattr_list(ino)?;
         match list.binary_search_by(|(n, _)| n.as_ref().cmp(CAPABILITY)) {
@@ -172,9 +174,10 @@ impl Meta {
         Ok(Reply::Done)
     }
 
-    /// A kernel removes a file's capabilities as the user who is about to write to it, or to change its
-    /// owner. It checks `removexattr(2)` itself, which needs `CAP_SETFCAP`, and so do libraries. A
-    /// client that does not gains nothing: those who may do it here could as well write to the file.
+    /// Checks that the caller may remove `security.capability`. A kernel removes a file's
+    /// capabilities as the user who is about to write to it or change its owner. Kernels and
+    /// libraries check `removexattr(2)` themselves, which needs `CAP_SETFCAP`. A client that does
+    /// not check gains nothing: callers who pass this check could as well write to the file.
     fn check_capability_removal(&self, cx: &Cx<'_>, ino: Ino) -> Step<()> {
         let cached = self.state.cached(ino)?;
         let may = cx.is_owner(&cached.inode) || cached.opens > 0 || cx.may(&cached.inode, Access::WRITE)?;
@@ -205,7 +208,7 @@ impl Meta {
             return Ok(Reply::Done);
         }
         let mut perm = inode.perm;
-        // Without a list the mode keeps what the mask had said.
+        // Without a list the mode keeps the bits of the former mask.
         if let Some(acl) = &acl {
             perm = perm & !0o777 | acl.perm();
         }
@@ -224,7 +227,7 @@ impl Meta {
     }
 }
 
-/// The list as it holds now: the classes that the permission bits stand for follow `chmod`.
+/// The effective list: entries for the permission bits follow `chmod`.
 fn full(acl: &Acl, inode: &Inode) -> Acl {
     let mut acl = acl.clone();
     if inode.acl.as_deref() == Some(&acl) {
@@ -233,7 +236,7 @@ fn full(acl: &Acl, inode: &Inode) -> Acl {
     acl
 }
 
-/// Each namespace of attributes has rules of its own (`xattr(7)`).
+/// Checks access by an attribute's namespace (`xattr(7)`).
 pub(super) fn check_namespace(cx: &Cx<'_>, inode: &Inode, name: &[u8], want: Access) -> Step<()> {
     let write = want.contains(Access::WRITE);
     if matches!(name, b"user." | b"trusted." | b"security.") {

@@ -1,7 +1,8 @@
-//! What an operation has with other ranks: what it has asked them, and the transaction that it proposes to them.
+//! Two-phase commit: the coordinator, and requests to other ranks.
 //!
-//! The coordinator locks nothing here. When all have agreed, the operation, which starts over, finds out whether it still wants
-//! the same; it then commits at once, or proposes something else.
+//! The coordinator locks nothing at its own rank. When all participants have prepared, the
+//! operation starts over and determines its edits again. If they are the same, it commits at once;
+//! otherwise it withdraws the proposal and makes another.
 
 use alloc::vec::Vec;
 
@@ -15,23 +16,24 @@ use crate::machine::{Cx, Meta};
 use crate::step::{Step, Stop, Wait};
 use crate::task::Task;
 
-/// After so many an operation gives up: names and inodes do not fit together at all, which `fsck` tells more of.
+/// Number of restarts after which an operation gives up: names and inodes are inconsistent, and
+/// `fsck` reports how.
 const MAX_SURPRISES: u32 = 20;
 
 type Named = Option<(Ino, FileType)>;
 
-/// What is remembered of it while the operation waits.
+/// An operation's state of requests and transactions with other ranks, while it waits.
 #[derive(Debug, Default)]
 pub(crate) struct Dealings {
-    /// When it was first tried.
+    /// Time of the operation's first attempt; orders transactions by age.
     pub since: Option<Time>,
-    /// Where the directory is to be made.
+    /// Rank at which the directory is made.
     pub home: Option<Rank>,
     asked: Vec<Asked>,
-    /// What is proposed, with the time of it.
+    /// The proposed edits of other ranks, with their time.
     proposal: Option<(TransactionId, Time, Vec<Edit>)>,
     turn: Option<TransactionId>,
-    /// How often it has found that things had changed meanwhile.
+    /// Times that the operation has started over because other ranks' answers were outdated.
     surprises: u32,
 }
 
@@ -59,7 +61,7 @@ impl Cx<'_> {
         self.dealings.get_or_insert_default()
     }
 
-    /// The caller with all groups, for other ranks cannot ask for them.
+    /// The caller with all its groups, which other ranks cannot query.
     pub(crate) fn whole_caller(&self) -> Step<Caller> {
         if !self.caller.is_superuser() && self.caller.groups.is_none() {
             return Err(Stop::Wait(Wait::Groups));
@@ -69,7 +71,8 @@ impl Cx<'_> {
 }
 
 impl Meta {
-    /// A number for what is asked of others.
+    /// Allocates a transaction number. The number contains the sequence number of a durable event
+    /// of this incarnation, so no number is used twice.
     fn next_transaction(&mut self) -> Step<TransactionId> {
         let began = match self.ranks.began {
             Some(began) => began,
@@ -85,7 +88,10 @@ impl Meta {
         Ok(TransactionId { began, number: self.ranks.number, rank: self.config.rank })
     }
 
-    /// What another rank answers, once it has.
+    /// The answer of another rank to a question; sends the question first if needed.
+    ///
+    /// # Errors
+    /// `EAGAIN` if the rank reports that its state has changed, or the error with which it refuses.
     pub(crate) fn ask_rank(&mut self, cx: &mut Cx<'_>, rank: Rank, question: Question) -> Step<Answer> {
         if let Some(asked) =
             cx.dealings().asked.iter().find(|it| (it.rank, &it.question) == (rank, &question))
@@ -97,7 +103,7 @@ impl Meta {
                 Some(answer) => Ok(answer.clone()),
             };
         }
-        // Where something lies does not depend on who asks.
+        // Locations do not depend on the caller.
         let is_anybodys = matches!(question, Question::Above { .. } | Question::Dirs { .. });
         let caller = if is_anybodys { Caller::SERVER } else { cx.whole_caller()? };
         let id = self.next_transaction()?;
@@ -110,11 +116,12 @@ impl Meta {
         cx.dealings().asked.push(asked);
     }
 
-    /// Other ranks have prepared just these edits. Returns the inode that gets its first name, or another.
+    /// Has the other ranks prepare exactly these edits. Returns the inode that is made or linked,
+    /// if any.
     pub(crate) fn agree(&mut self, cx: &mut Cx<'_>, edits: &[Edit]) -> Step<Named> {
         let (now, dealings) = (cx.now, cx.dealings());
         if dealings.proposal.as_ref().is_some_and(|(_, _, proposed)| proposed != edits) {
-            // What it has been told before may not be so any more either.
+            // Answers to earlier questions may be outdated too.
             self.withdraw(dealings);
             return Err(Stop::Wait(Wait::Others));
         }
@@ -142,7 +149,7 @@ impl Meta {
         for asked in cx.dealings().asked.iter().filter(|asked| asked.id == id) {
             match &asked.answer {
                 Some(Answer::Ready { named, .. }) => inode = inode.or(*named),
-                // Another may say that this is not what the name stands for any more.
+                // Another participant may yet report that the name refers to something else.
                 Some(Answer::Refused(errno)) => refused = refused.or(Some(*errno)),
                 Some(Answer::Changed) => return Err(Errno::EAGAIN.into()),
                 Some(_) => is_busy = true,
@@ -160,7 +167,8 @@ impl Meta {
         }
     }
 
-    /// Until the operation ends, no other directory is moved into another.
+    /// Takes the lock on moving directories, which serialises such moves in the whole namespace
+    /// until the operation ends.
     pub(crate) fn take_turn(&mut self, cx: &mut Cx<'_>) -> Step<()> {
         let id = match cx.dealings().turn {
             Some(id) => id,
@@ -177,7 +185,7 @@ impl Meta {
         self.is_prepared(cx, id).map(drop)
     }
 
-    /// Has others give up what they have cached of what these edits change.
+    /// Revokes other clients' leases on what edits change.
     pub(crate) fn revoke_edits(&mut self, cx: &mut Cx<'_>, edits: &[Edit]) -> Step<()> {
         self.revoke_all(cx, &|state, see| {
             edits.iter().for_each(|edit| edit.touched(state, see));
@@ -185,7 +193,8 @@ impl Meta {
         })
     }
 
-    /// Carries out this rank's part of what others have prepared: from now on all of it has happened.
+    /// Commits: applies this rank's edits with the decision, after all participants have prepared
+    /// theirs.
     pub(crate) fn commit_edits(&mut self, cx: &mut Cx<'_>, edits: Vec<Edit>) -> Step<()> {
         self.revoke_edits(cx, &edits)?;
         self.state.load_edits(&edits)?;
@@ -209,7 +218,7 @@ impl Meta {
         Ok(())
     }
 
-    /// Appends an event that makes these edits, with what replay must know of where inodes lie.
+    /// Appends an event that makes these edits, preceded by the locations that replay needs.
     pub(crate) fn append_part(&mut self, edits: Vec<Edit>, event: &Event) -> Step<()> {
         let mut addressed: Vec<Ino> = edits.iter().filter_map(Edit::addressed).collect();
         addressed.sort_unstable();
@@ -234,7 +243,7 @@ impl Meta {
 
     // ---- Waiting
 
-    /// An operation begins to wait: it is to be found when it is answered.
+    /// Registers a waiting operation under its requests.
     pub(crate) fn note_dealings(&mut self, task: &Task, number: u64) {
         for asked in task.dealings.iter().flat_map(|dealings| &dealings.asked) {
             self.ranks.asking.insert(asked.id, number);
@@ -262,7 +271,8 @@ impl Meta {
     ) {
         let Some(number) = self.ranks.asking.get(&id).copied() else {
             if let Answer::Ready { vote, .. } = answer {
-                // Nobody wants it any more, unless it has been decided.
+                // The operation no longer needs the prepared part, unless the transaction is
+                // decided.
                 self.inquired(from, id, vote);
             }
             return;
@@ -277,7 +287,7 @@ impl Meta {
         }
     }
 
-    /// What was asked of a rank may not have got there.
+    /// Resends unanswered requests to a rank, which may have been lost.
     pub(crate) fn ask_again(&mut self, rank: Rank) {
         let dealings = self.tasks.values().filter_map(|task| task.dealings.as_ref());
         let asked = dealings.flat_map(|dealings| &dealings.asked);
@@ -288,7 +298,7 @@ impl Meta {
         }
     }
 
-    /// An operation gives up what it has proposed and asked.
+    /// Withdraws an operation's proposal and questions.
     pub(crate) fn withdraw(&mut self, dealings: &mut Dealings) {
         (dealings.proposal, dealings.turn) = (None, None);
         for asked in dealings.asked.drain(..) {
@@ -299,7 +309,8 @@ impl Meta {
         }
     }
 
-    /// What an operation has been told by other ranks does not fit together with what is here: it starts over. Whether it may.
+    /// Restarts an operation whose answers from other ranks contradict this rank's state. Returns
+    /// false if it must fail.
     pub(crate) fn start_over(&mut self, task: &mut Task) -> bool {
         let Some(dealings) = &mut task.dealings else { return false };
         if task.errand.is_some() || dealings.asked.is_empty() || dealings.surprises == MAX_SURPRISES {
@@ -320,7 +331,7 @@ impl Meta {
 }
 
 impl Edit {
-    /// The inode that may lie elsewhere afterwards.
+    /// The inode whose location may change.
     fn moved(&self) -> Option<Ino> {
         match self {
             Self::Link { ino, .. } | Self::Move { ino, .. } | Self::PutName { ino, .. } => Some(*ino),
@@ -329,7 +340,7 @@ impl Edit {
     }
 }
 
-/// The inodes that may be left without a name.
+/// The inodes that may lose their last name, or that had none.
 pub(super) fn nameless(edits: &[Edit]) -> Vec<Ino> {
     let ino = |edit: &Edit| match edit {
         Edit::Unlink { ino, .. } | Edit::Link { ino, .. } => Some(*ino),
@@ -338,7 +349,7 @@ pub(super) fn nameless(edits: &[Edit]) -> Vec<Ino> {
     edits.iter().filter_map(ino).collect()
 }
 
-/// The edits of each rank, in their order.
+/// Groups edits by rank, in their order.
 fn by_rank(edits: &[Edit]) -> Vec<(Rank, Vec<Edit>)> {
     let mut parts: Vec<(Rank, Vec<Edit>)> = Vec::new();
     for edit in edits {

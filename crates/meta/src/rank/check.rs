@@ -1,5 +1,5 @@
-//! What `fsck` checks of several ranks together: names and inodes that are at different ones, and that all directories are in
-//! the tree.
+//! `fsck` across ranks: checks names whose inode is at another rank, and that all directories are
+//! reachable from the root.
 
 use alloc::collections::BTreeMap;
 use alloc::format;
@@ -10,9 +10,10 @@ use espalier_proto::Ino;
 
 #[derive(Debug, Default)]
 pub(crate) struct Elsewhere {
-    /// How many names an inode has in a directory at another rank: as found there, and as its record says.
+    /// Number of an inode's names in a directory at another rank: as found there, and as the
+    /// inode's record says.
     names: BTreeMap<(Ino, Ino), (u32, u32)>,
-    /// What each directory is in, if there are several ranks.
+    /// The parent of each directory, if there are several ranks.
     pub parents: BTreeMap<Ino, Ino>,
 }
 
@@ -38,10 +39,10 @@ impl Elsewhere {
         let differ = self.names.iter().filter(|(_, (found, said))| found != said);
         let mut wrong: Vec<_> = differ
             .map(|((ino, dir), (found, said))| {
-                (*ino, format!("has {found} names in directory {dir}, and says {said}"))
+                (*ino, format!("has {found} names in directory {dir}, but records {said}"))
             })
             .collect();
-        // Within a rank it has been looked at.
+        // Each rank has checked its own part.
         for (first, _) in self.parents.iter().filter(|(ino, parent)| ino.rank() != parent.rank()) {
             let mut at = *first;
             let mut steps = 0;

@@ -1,4 +1,4 @@
-//! What a transaction changes at one rank.
+//! Edits: what a transaction changes at one rank.
 
 use alloc::boxed::Box;
 use alloc::string::String;
@@ -14,35 +14,39 @@ use crate::state::{Home, SAME_HASH, State};
 use crate::step::{Load, Step, Stop, Wait};
 use crate::usage::{Usage, add_name, remove_name};
 
-/// One change of a transaction, at one rank. `owner`: the user who must own the inode, for the directory of the name that it
-/// loses is sticky.
+/// One change of a transaction at one rank. `owner`: the user who must own the inode, since the
+/// directory that loses the name is sticky.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Edit {
-    /// A new directory, whose name is at another rank: when it is prepared it gets its number and its times. Or a whiteout.
+    /// Creates a directory whose name is at another rank, or a whiteout. Preparing it assigns its
+    /// number and times.
     Make { inode: Box<Inode> },
-    /// An inode gets a name in a directory. What it is, and where it lies as long as nobody changes it, is known when it is prepared.
+    /// Adds a name in `dir` to an inode. Preparing it determines `found`: the inode's type and
+    /// current location.
     Link { ino: Ino, dir: Ino, found: Option<(FileType, Home)> },
-    /// It loses one, and with the last becomes an orphan. A directory must be empty.
+    /// Removes an inode's name in `dir`; without names the inode becomes an orphan. A directory
+    /// must be empty.
     Unlink { ino: Ino, dir: Ino, owner: Option<u32> },
-    /// A name of it goes from a directory to another. `replaces`: something else loses that one.
+    /// Moves an inode's name to another directory. `replaces`: the move replaces another inode's
+    /// name.
     Move { ino: Ino, from: Ino, to: Ino, owner: Option<u32>, replaces: bool },
-    /// A name goes that stands for an inode, wherever that is. `sticky`: whether the caller was found to be bound by the directory's being sticky,
-    /// when it was looked at who must own the inode.
+    /// Removes a name, which refers to an inode of any rank. `sticky`: whether the sticky bit bound
+    /// the caller when `owner` was determined.
     TakeName { dir: Ino, name: Name, ino: Ino, kind: FileType, sticky: bool },
-    /// A free name comes to stand for an inode.
+    /// Creates a name, which was free, for an inode.
     PutName { dir: Ino, name: Name, ino: Ino, kind: FileType },
-    /// Nothing; but there is only one at a time.
+    /// Changes nothing; only one can be prepared at a time. Serialises moves of directories.
     Turn,
-    /// Nothing; but a name stands for this, or is free.
+    /// Changes nothing; the name must refer to this inode, or be free.
     Expect { dir: Ino, name: Name, ino: Option<Ino> },
 }
 
-/// What is changed at one rank, and when.
+/// The edits of a transaction at one rank, with their time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Part {
     pub edits: Vec<Edit>,
     pub time: Time,
-    /// When the operation was first tried.
+    /// Time of the operation's first attempt.
     pub since: Time,
 }
 
@@ -78,7 +82,7 @@ impl Edit {
         }
     }
 
-    /// The inode that it names by number alone.
+    /// The inode that the edit names by number alone.
     pub(crate) fn addressed(&self) -> Option<Ino> {
         match self {
             Self::Link { ino, .. } | Self::Unlink { ino, .. } | Self::Move { ino, .. } => Some(*ino),
@@ -87,12 +91,12 @@ impl Edit {
         }
     }
 
-    /// Whether it is about what a name stands for.
+    /// True if the edit concerns what a name refers to.
     pub(crate) fn is_of_name(&self) -> bool {
         matches!(self, Self::TakeName { .. } | Self::PutName { .. } | Self::Expect { .. })
     }
 
-    /// What clients may have cached that it makes untrue.
+    /// Visits what clients may have cached and the edit changes.
     pub(crate) fn touched(&self, state: &State, see: &mut dyn FnMut(Key, Option<&Name>)) {
         match self {
             Self::Link { ino, .. } | Self::Unlink { ino, .. } | Self::Move { ino, .. } => {
@@ -107,7 +111,7 @@ impl Edit {
 }
 
 impl State {
-    /// Makes sure that the names are in memory. Inodes that lie in their dentries are found by these.
+    /// Ensures that the edits' names are in memory; they locate inodes that lie in their dentries.
     pub(crate) fn load_names(&self, edits: &[Edit]) -> Step<()> {
         for edit in edits {
             if let Edit::TakeName { dir, name, .. } | Edit::PutName { dir, name, .. } = edit {
@@ -119,13 +123,13 @@ impl State {
         Ok(())
     }
 
-    /// Makes sure that all that a part changes is in memory.
+    /// Ensures that everything that the edits change is in memory.
     pub(crate) fn load_edits(&self, edits: &[Edit]) -> Step<()> {
         self.load_names(edits)?;
         let is_made = |ino| edits.iter().any(|edit| matches!(edit, Edit::Make { inode } if inode.ino == ino));
         for edit in edits {
             match edit {
-                // Maybe it has but the one name, and nobody else can say which.
+                // The inode may have only this name, and only this dentry leads to it.
                 Edit::Link { ino, found: Some((_, Home::Dentry { dir, hash })), .. }
                     if !self.inodes.contains_key(ino) =>
                 {
@@ -146,7 +150,7 @@ impl State {
         Ok(())
     }
 
-    /// All or, if something is not in memory, nothing.
+    /// Applies all edits, or none if something is not in memory.
     pub(crate) fn apply_edits(&mut self, part: &Part) -> Step<()> {
         self.load_edits(&part.edits)?;
         for edit in &part.edits {
@@ -180,7 +184,7 @@ impl State {
                 self.owe_loss(*dir, *ino);
                 self.lose_name(*ino, *dir, time);
             }
-            // It stays what it is: `PutName` puts it where it belongs.
+            // The file stays a no-metafile file; `PutName` moves it.
             Edit::Move { ino, from, to, .. } if from == to && self.is_bare(*ino) => {
                 self.change(*ino, |inode| inode.ctime = time);
             }
@@ -219,7 +223,8 @@ impl State {
         }
     }
 
-    /// What a name is counted for: nothing, if its inode is at another rank, which tells that.
+    /// The usage that a name adds to `dir`: none if its inode is at another rank, which reports it
+    /// as usage deltas.
     fn weight_in(&self, dir: Ino, ino: Ino) -> Usage {
         match self.inodes.get(&ino) {
             Some(cached) if ino.rank() == dir.rank() => cached.inode.weight(),
@@ -227,21 +232,22 @@ impl State {
         }
     }
 
-    /// An inode gets a name, which counts here only if its directory is at another rank: `PutName` does it otherwise.
+    /// Records the usage that a new name adds to a directory at another rank. For a directory of
+    /// this rank, `PutName` counts it.
     fn owe_gain(&mut self, dir: Ino, ino: Ino) {
         if let Some(cached) = self.inodes.get(&ino).filter(|_| !self.is_here(dir)) {
             self.owe(dir, cached.inode.weight(), Usage::default());
         }
     }
 
-    /// It loses one.
+    /// Records the usage that a removed name takes from a directory at another rank.
     fn owe_loss(&mut self, dir: Ino, ino: Ino) {
         if let Some(cached) = self.inodes.get(&ino).filter(|_| !self.is_here(dir)) {
             self.owe(dir, Usage::default(), cached.inode.weight());
         }
     }
 
-    /// An inode lies in the inode table from now on, for it is to have a name elsewhere.
+    /// Moves an inode to the inode table, since it is about to have a name at another rank.
     fn leave_dentry(&mut self, ino: Ino) {
         let Some(cached) = self.touch_inode(ino) else { return };
         let (home, kind) = (cached.home, cached.inode.kind);

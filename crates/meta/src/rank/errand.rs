@@ -1,4 +1,5 @@
-//! What is done for other ranks: their questions are answered, their parts prepared, and their decisions carried out.
+//! Two-phase commit: the participant. Answers other ranks' questions, prepares their edits, and
+//! carries out their decisions.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -30,14 +31,15 @@ pub(crate) enum Errand {
     Count { from: Rank, last: u64, changes: Vec<(Ino, Usage)>, about: Vec<Ino> },
 }
 
-/// Things are not as the coordinator has seen them. So are they if an inode does not exist any more (`ESTALE`).
+/// The state of this rank does not match what the coordinator has seen. `ESTALE`, for an inode that
+/// no longer exists, means the same.
 const CHANGED: Stop = Stop::Fail(Errno::EAGAIN);
 
 impl Errand {
     pub(super) fn key(&self) -> (Rank, TransactionId) {
         match self {
             Self::Answer { from, id, .. } | Self::Decide { from, id, .. } => (*from, *id),
-            // One at a time. No transaction began so early.
+            // One at a time per rank. No transaction has this id.
             Self::Count { from, .. } => (*from, TransactionId { began: 0, number: 0, rank: *from }),
         }
     }
@@ -45,7 +47,7 @@ impl Errand {
 
 impl Meta {
     pub(crate) fn begin_errand(&mut self, now: Now, errand: Errand, caller: Caller, out: &mut Outbox) {
-        // What comes again is under way.
+        // A duplicate of a request in progress.
         if self.ranks.errands.contains_key(&errand.key()) {
             return;
         }
@@ -55,7 +57,7 @@ impl Meta {
         self.run(now, task, None, out);
     }
 
-    /// It is not wanted any more.
+    /// Cancels a request that its sender has withdrawn.
     pub(crate) fn give_up_errand(&mut self, key: (Rank, TransactionId)) {
         let Some(number) = self.ranks.errands.remove(&key) else { return };
         self.ranks.locked_out.remove(&number);
@@ -82,7 +84,7 @@ impl Meta {
         Ok(Reply::Done)
     }
 
-    /// An errand has come to its end.
+    /// Handles the end of another rank's request.
     pub(crate) fn end_errand(
         &mut self,
         now: Now,
@@ -112,7 +114,7 @@ impl Meta {
                     self.begin_errand(now, errand.clone(), Caller::SERVER, out);
                 }
             }
-            // The next tick asks again what becomes of it.
+            // The next tick sends the inquiry or the deltas again.
             (Errand::Decide { .. } | Errand::Count { .. }, Err(_))
             | (Errand::Answer { .. } | Errand::Count { .. }, Ok(_)) => {}
         }
@@ -130,7 +132,7 @@ impl Meta {
                 let part = Part { edits: edits.clone(), time: *time, since: *since };
                 let age = part.age(id);
                 match self.prepare(cx, id, part) {
-                    // Who is younger does not wait.
+                    // Wait-die: a transaction does not wait for an older one.
                     Err(Stop::Wait(Wait::Locked(holder))) if holder < age => Ok(Answer::Busy),
                     outcome => outcome,
                 }
@@ -148,7 +150,7 @@ impl Meta {
         Ok(Answer::Found { target, sticky: cx.is_bound_by_sticky(parent) })
     }
 
-    /// What a name stands for, wherever that is.
+    /// What a name refers to, at any rank.
     pub(crate) fn whose_name(&self, dir: Ino, name: &Name) -> Step<Option<(Ino, FileType)>> {
         Ok(match self.state.target(dir, &self.state.slot(name))? {
             Target::Primary(ino) => Some((ino, self.state.inode(ino)?.kind)),
@@ -157,7 +159,8 @@ impl Meta {
         })
     }
 
-    /// The directories at this rank that one is in, with itself, and the one that the last is in: at another rank, or there are more.
+    /// The ancestors of a directory at this rank, itself included. Also returns the parent of the
+    /// last one, if it is at another rank or the list is truncated.
     pub(crate) fn above(&self, dir: Ino) -> Step<(Vec<Ino>, Option<Ino>)> {
         let (mut dirs, mut dir) = (Vec::new(), dir);
         loop {
@@ -174,7 +177,8 @@ impl Meta {
         }
     }
 
-    /// The directory itself, or those that have names of a file: the first after one, in the order of their numbers.
+    /// The directory itself, or the directories with names of a file: those above `after`, by
+    /// ascending number.
     pub(crate) fn dirs_of(&self, ino: Ino, after: Ino) -> Step<Vec<Ino>> {
         let cached = self.state.cached(ino)?;
         let mut dirs: Vec<Ino> = match (&cached.inode, cached.home) {
@@ -214,7 +218,7 @@ impl Meta {
                 _ => {}
             }
         }
-        // What is told of a directory while names in it are prepared is not to be cached.
+        // Replies that expose such a directory before the decision must not be cached.
         if let Some(leases) = &mut self.leases {
             for edit in &part.edits {
                 edit.touched(&self.state, &mut |key, _| leases.claim(cx.claims, key));
@@ -227,7 +231,8 @@ impl Meta {
         Ok(Answer::Ready { vote: self.state.sequence, named })
     }
 
-    /// Whether edits can be made, one after the other. What a name stands for comes first: what is wrong with another inode is of no matter.
+    /// Checks that edits can be made in this order. Edits of names come first: a name that has
+    /// changed takes precedence over errors about inodes.
     pub(crate) fn check_edits(&mut self, cx: &mut Cx<'_>, edits: &[Edit]) -> Step<()> {
         for edit in edits {
             if let Edit::Unlink { ino, .. } = edit {
@@ -238,7 +243,7 @@ impl Meta {
         names.into_iter().chain(inodes).try_for_each(|at| self.check_edit(cx, edits, at))
     }
 
-    /// Whether an edit can be made, after those before it: everything about it that only this rank knows.
+    /// Checks that an edit can be made after those before it, as far as only this rank knows.
     pub(crate) fn check_edit(&self, cx: &Cx<'_>, edits: &[Edit], at: usize) -> Step<()> {
         match &edits[at] {
             Edit::Turn => self.state.locks.as_ref().map_or(Ok(()), |locks| locks.check(TURN)),
@@ -250,7 +255,7 @@ impl Meta {
             Edit::Make { .. } => self.growable(),
             Edit::Link { ino, .. } => {
                 if self.sessions.in_grace() && !self.state.inodes.contains_key(ino) {
-                    // Its client may not have said yet where it lies.
+                    // Its client may not have reclaimed its location yet.
                     return Err(Stop::Wait(Wait::Grace));
                 }
                 let cached = self.state.cached(*ino)?;
@@ -274,7 +279,7 @@ impl Meta {
                 is_named(cached, *from)?;
                 check_taken(&cached.inode, *owner)?;
                 if cached.inode.is_dir() && from != to {
-                    // Its `..` changes.
+                    // Moving it changes its `..`.
                     cx.check(&cached.inode, Access::WRITE)?;
                 }
                 if *replaces && cached.inode.is_streamed() {
@@ -308,7 +313,7 @@ impl Meta {
         cx.check_change(parent)
     }
 
-    /// A part that was prepared is carried out, or not.
+    /// Commits or aborts a prepared part.
     fn decide(&mut self, cx: &mut Cx<'_>, id: TransactionId, commit: bool) -> Step<()> {
         let Some(part) = self.state.prepared(id).map(|(part, _)| part.clone()) else { return Ok(()) };
         let locks = self.state.locks.take();
@@ -319,7 +324,8 @@ impl Meta {
         let edits = if commit { part.edits } else { Vec::new() };
         self.append_part(edits, &Event::Decided { id, commit })?;
         self.state.unlock(age);
-        // Whoever had it could not be told the last time.
+        // The barrier was held since the leases were revoked, so nobody has been granted one
+        // meanwhile.
         if let (Some(leases), Some(mut claims)) = (&mut self.leases, self.ranks.claims.remove(&id)) {
             leases.unclaim(&mut claims);
             self.streams_changed += 1;
@@ -332,13 +338,13 @@ impl Meta {
 }
 
 impl Cx<'_> {
-    /// In the directory the caller may take names of inodes of its own alone.
+    /// True if the caller may remove only names of its own inodes from the directory.
     pub(crate) fn is_bound_by_sticky(&self, dir: &Inode) -> bool {
         dir.perm & mode::STICKY != 0 && !self.is_owner(dir)
     }
 }
 
-/// An inode has a name in a directory.
+/// Checks that an inode has a name in a directory.
 fn is_named(cached: &Cached, dir: Ino) -> Step<()> {
     let is_named = match (&cached.inode.body, cached.home) {
         (_, Home::Orphan) => false,
@@ -351,7 +357,8 @@ fn is_named(cached: &Cached, dir: Ino) -> Step<()> {
     if is_named { Ok(()) } else { Err(CHANGED) }
 }
 
-/// Whether a name of an inode may be removed or renamed; by its owner alone, if `owner` is given.
+/// Checks that a name of an inode may be removed or renamed: only by its owner, if `owner` is
+/// given.
 fn check_taken(inode: &Inode, owner: Option<u32>) -> Step<()> {
     check_not(inode, InodeFlags::PROTECTED)?;
     match owner {

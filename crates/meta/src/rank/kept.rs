@@ -1,5 +1,5 @@
-//! What lasts of transactions: parts that are prepared, and decisions that not all have carried out. Journaled, and in records
-//! beside those of sessions.
+//! Persistent state of transactions: prepared parts, and decisions that participants have not all
+//! carried out. It is journaled, and stored in records beside those of sessions.
 
 use alloc::vec::Vec;
 
@@ -22,14 +22,14 @@ pub(crate) struct Transaction {
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum What {
-    /// Another's, or a turn.
+    /// A part prepared for another rank, or a lock on moving directories.
     Prepared(Part, Vote),
-    /// This rank's: these others have to carry out their parts.
+    /// A decision of this rank, with the participants that have yet to carry out their parts.
     Committed(Vec<(Rank, Vote)>),
 }
 
 impl Transaction {
-    /// Whether a record is sound.
+    /// True if a record is valid.
     pub(crate) fn is_kept(value: &[u8]) -> bool {
         decode::<What>(value).is_ok()
     }
@@ -40,14 +40,14 @@ impl Part {
         Age { since: self.since, id }
     }
 
-    /// The directory that it makes.
+    /// The inode that the part creates.
     fn made(&self) -> Option<Ino> {
         self.edits
             .iter()
             .find_map(|edit| if let Edit::Make { inode } = edit { Some(inode.ino) } else { None })
     }
 
-    /// The inode that gets its first name, or another.
+    /// The inode that is made or linked.
     pub(crate) fn named(&self) -> Option<(Ino, FileType)> {
         self.edits.iter().find_map(|edit| match edit {
             Edit::Make { inode } => Some((inode.ino, inode.kind)),
@@ -74,7 +74,7 @@ impl State {
 
     pub(crate) fn apply_prepared(&mut self, id: TransactionId, part: &Part) {
         if let Some(ino) = part.made() {
-            // Nobody else gets that number, whatever is decided.
+            // The number is never reused, whatever the decision.
             self.next_ino = self.next_ino.max(ino.0 + 1);
         }
         self.add_transaction(id, What::Prepared(part.clone(), self.sequence));
@@ -105,11 +105,11 @@ impl State {
         self.changed.push_back(Changed::Transaction(id));
     }
 
-    /// The record goes. It never changes.
+    /// Removes the record, which never changes.
     pub(crate) fn forget_transaction(&mut self, id: TransactionId) {
         let Some(it) = self.transactions.get(&id) else { return };
         if it.track.epoch != 0 && it.track.epoch != self.epoch {
-            // It belongs to the snapshot under way.
+            // The current snapshot includes it.
             self.encode_transaction(id);
         }
         if self.transactions.remove(&id).is_some_and(|it| it.track.stored) {
@@ -118,7 +118,7 @@ impl State {
         }
     }
 
-    /// Adds the record to the snapshot under way.
+    /// Adds the record to the current snapshot.
     pub(crate) fn encode_transaction(&mut self, id: TransactionId) {
         let Some(it) = self.transactions.get_mut(&id) else { return };
         it.track = Track { epoch: 0, written: self.epoch - 1, stored: true };

@@ -1,4 +1,5 @@
-//! What transactions have locked that are prepared and not decided.
+//! Locks of prepared transactions. An operation that meets one waits until the transaction is
+//! decided.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -11,28 +12,29 @@ use crate::record::Slot;
 use crate::state::{Map, State};
 use crate::step::{Step, Stop, Wait};
 
-/// In place of an inode: the right to move directories.
+/// Stands for an inode in the lock table: the lock on moving directories.
 pub(crate) const TURN: Ino = Ino(0);
 
 #[derive(Debug, Default)]
 pub(crate) struct Locks {
-    /// For nobody.
+    /// Locked inodes.
     inodes: Map<Ino, Age>,
     names: BTreeMap<(Ino, Slot), Age>,
-    /// Directories with names among these: as a whole they are for nobody. With the transactions, in no order.
+    /// Directories that contain locked names, with the transactions that hold these, in no order.
+    /// Such a directory cannot be read as a whole.
     dirs: Map<Ino, Vec<Age>>,
 }
 
 impl Locks {
-    /// An inode is not about to change.
+    /// Waits unless `ino` is unlocked.
     pub(crate) fn check(&self, ino: Ino) -> Step<()> {
         wait(self.inodes.get(&ino))
     }
 
-    /// Nor is anything in it.
+    /// Waits unless `ino` and all names in it are unlocked.
     pub(crate) fn check_whole(&self, ino: Ino) -> Step<()> {
         self.check(ino)?;
-        // Who is older than one must wait for all, who is younger than one must not wait at all.
+        // Reports the oldest holder: a transaction waits only if it is older than all of them.
         wait(self.dirs.get(&ino).and_then(|ages| ages.iter().min()))
     }
 
@@ -50,7 +52,7 @@ fn wait(age: Option<&Age>) -> Step<()> {
 }
 
 impl State {
-    /// What a part names is for nobody until it is decided.
+    /// Locks what the edits of a prepared part name, until the transaction is decided.
     pub(crate) fn lock(&mut self, age: Age, edits: &[Edit]) {
         let mut locks = self.locks.take().unwrap_or_default();
         for edit in edits {

@@ -1,4 +1,4 @@
-//! What ranks say to each other.
+//! Messages between ranks.
 
 use alloc::vec::Vec;
 
@@ -8,31 +8,32 @@ use serde::{Deserialize, Serialize};
 use super::edit::Edit;
 use crate::usage::{Limits, Usage};
 
-/// Names what one rank wants of others, for good: no two of its incarnations use the same.
+/// Identifies a request or transaction. Never reused, not even by another incarnation of the rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct TransactionId {
-    /// The sequence number of an event that was durable before: tells incarnations apart.
+    /// Sequence number of a durable event of the coordinator's incarnation; distinguishes
+    /// incarnations.
     pub began: u64,
     pub number: u64,
     /// The coordinator.
     pub rank: Rank,
 }
 
-/// Tells what was prepared for a transaction from what a late copy of the question has had prepared once more: the sequence
-/// number of the event.
+/// Identifies a prepared part: the sequence number of its event. Distinguishes it from a part that
+/// a duplicate request has prepared again.
 pub type Vote = u64;
 
-/// How old a transaction is: the smaller, the older. One that is tried again keeps its time.
+/// Age of a transaction; smaller is older. A transaction that is retried keeps its time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct Age {
     pub since: Time,
     pub id: TransactionId,
 }
 
-/// From one rank to another.
+/// A message from one rank to another.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PeerMessage {
-    /// Answered by `Answer`. The same id with a `Prepare` goes to each rank that takes part.
+    /// A request; answered by `Answer`. A `Prepare` has the same id at all participants.
     Ask {
         id: TransactionId,
         caller: Caller,
@@ -42,61 +43,67 @@ pub enum PeerMessage {
         id: TransactionId,
         answer: Answer,
     },
-    /// What becomes of what was prepared: what has this vote is to be done, which `Finished` answers; or nothing is.
+    /// The decision on a prepared part: commit the part with this vote (answered by `Finished`), or
+    /// abort.
     Finish {
         id: TransactionId,
         vote: Option<Vote>,
     },
-    /// It is done, durably.
+    /// The participant has carried out the decision durably.
     Finished {
         id: TransactionId,
     },
-    /// What becomes of this? Answered by `Finish`, when it is known.
+    /// Asks the coordinator for its decision. Answered by `Finish` once it is known.
     Inquire {
         id: TransactionId,
         vote: Vote,
     },
-    /// This has come to directories of the other rank's, as differences: the changes up to this number. Answered by `Counted`, when
-    /// it is counted there, durably. `about`: directories that bound what is made here.
+    /// Usage deltas of the receiver's directories, up to number `last`. Answered by `Counted` when
+    /// the receiver has counted them durably. `about`: directories whose quotas the sender asks
+    /// for.
     Usage {
         last: u64,
         changes: Vec<(Ino, Usage)>,
         about: Vec<Ino>,
     },
-    /// These clients have ended their sessions, the last ones that have: said when a connection begins, for the other may have been away then.
+    /// The clients that most recently ended their sessions. Sent when a connection begins, since
+    /// the receiver may have been down.
     Left {
         clients: Vec<ClientId>,
     },
-    /// With the quotas above the directories that it was about, as far as they are known at once.
+    /// The receiver has counted the deltas. Includes the quotas above the directories concerned,
+    /// where they are in memory.
     Counted {
         last: u64,
         limits: Vec<(Ino, Limits)>,
     },
 }
 
-/// An answer names no more directories: it must fit into a message, whatever there is.
+/// Maximum number of directories in an answer, which bounds its size.
 pub(crate) const MAX_DIRS: usize = 1000;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Question {
-    /// What does a name stand for, which the caller wants to replace?
+    /// What does this name refer to? The caller wants to replace it.
     Look { dir: Ino, name: Name },
-    /// Which directories is one in, with itself, as far as they are at that rank? The first [`MAX_DIRS`].
+    /// The ancestors of a directory, itself included, as far as they are at that rank; at most
+    /// [`MAX_DIRS`].
     Above { dir: Ino },
-    /// Which directory is one, or which have names of a file? The [`MAX_DIRS`] with the smallest numbers above this.
+    /// The directory itself, or the directories that contain names of a file: those with the
+    /// smallest numbers above `after`, at most [`MAX_DIRS`].
     Dirs { ino: Ino, after: Ino },
-    /// Can this be done, and will it be, when that is decided?
+    /// Checks and prepares these edits.
     Prepare {
         edits: Vec<Edit>,
-        /// That of all changes.
+        /// Time of all changes.
         time: Time,
-        /// When the operation was first tried.
+        /// Time of the operation's first attempt.
         since: Time,
     },
 }
 
 impl Question {
-    /// What it is called where operations are traced.
+    /// Name of the question in traces.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Look { .. } => "look",
@@ -109,12 +116,12 @@ impl Question {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Answer {
-    /// `sticky`: what the name stands for must be the caller's own.
+    /// `sticky`: the caller must own the inode, since the directory is sticky.
     Found {
         target: Option<(Ino, FileType)>,
         sticky: bool,
     },
-    /// `next`: the directory that the last of them is in: at another rank, or there are more.
+    /// `next`: the parent of the last directory, if it is at another rank or the list is truncated.
     Above {
         dirs: Vec<Ino>,
         next: Option<Ino>,
@@ -122,14 +129,14 @@ pub enum Answer {
     Dirs {
         dirs: Vec<Ino>,
     },
-    /// It is prepared, durably. `named`: the inode that gets its first name, or another.
+    /// The part is durably prepared. `named`: the inode that is made or linked.
     Ready {
         vote: Vote,
         named: Option<(Ino, FileType)>,
     },
-    /// An older transaction is in the way.
+    /// An older transaction holds a lock.
     Busy,
-    /// Things are not as the coordinator has seen them.
+    /// The state of this rank does not match the request.
     Changed,
     Refused(Errno),
 }

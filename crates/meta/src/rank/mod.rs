@@ -1,7 +1,8 @@
-//! Several metadata servers that share one tree: docs/ranks.md says how.
+//! Ranks: several metadata servers that share one namespace (docs/ranks.md).
 //!
-//! An operation that needs others asks them (`agree.rs`) as it would ask for a load, and starts over when they have answered. What
-//! others want of this rank (`errand.rs`) is run as operations are. A machine that is alone has none of this.
+//! An operation that needs other ranks sends them requests (`agree.rs`), waits as it does for a
+//! load, and starts over with their answers. Requests of other ranks (`errand.rs`) run like
+//! operations. A single rank uses none of this.
 
 mod agree;
 mod check;
@@ -37,36 +38,37 @@ use crate::outbox::{Now, Outbox};
 use crate::state::Map;
 use kept::What;
 
-/// What the machine has with other ranks, and forgets when it ends.
+/// Volatile state of a rank's communication with other ranks.
 #[derive(Debug, Default)]
 pub(crate) struct Ranks {
     /// The sequence number of this incarnation's [`Event::Began`].
     began: Option<u64>,
-    /// The last number given out.
+    /// The last transaction number used.
     number: u64,
-    /// The operations that have asked something, or wait for a decision of their own.
+    /// Operations that have sent a request or await the durability of their own decision, by
+    /// transaction.
     asking: BTreeMap<TransactionId, u64>,
-    /// What is being done for others.
+    /// Running requests of other ranks.
     errands: BTreeMap<(Rank, TransactionId), u64>,
     /// Operations that wait for answers.
     unanswered: BTreeSet<u64>,
-    /// Operations that wait for locks.
+    /// Operations blocked on locks of prepared transactions.
     locked_out: BTreeSet<u64>,
-    /// What clients may not cache while it is prepared.
+    /// Grant barriers of prepared transactions.
     claims: Map<TransactionId, Vec<Key>>,
-    /// What has been done for others, and is to be acknowledged when these events are durable.
+    /// Decisions carried out for other ranks, acknowledged when these events are durable.
     acknowledgements: VecDeque<(u64, Rank, TransactionId)>,
-    /// Committed, durably: which ranks have not carried out their parts yet.
+    /// Durably committed transactions, with the ranks that have not carried out their parts.
     unfinished: BTreeMap<TransactionId, BTreeMap<Rank, Vote>>,
     outgoing: Vec<(Rank, PeerMessage)>,
-    /// To itself.
+    /// Messages of this rank to itself.
     own: VecDeque<PeerMessage>,
-    /// Where the last directory was made.
+    /// Offset of the rank at which the last directory was made.
     last_home: u16,
 }
 
 impl Ranks {
-    /// Of the operations that wait for others, the one of which this is so waits no longer.
+    /// Removes the waiting operation that `is_it` selects.
     pub(crate) fn stop_waiting(&mut self, is_it: impl Fn(&u64) -> bool) -> Option<u64> {
         let number = self.unanswered.iter().chain(&self.locked_out).copied().find(is_it)?;
         self.unanswered.remove(&number);
@@ -74,12 +76,12 @@ impl Ranks {
         Some(number)
     }
 
-    /// The operation that has asked that.
+    /// The operation that has sent a request.
     pub(crate) fn asker(&self, id: TransactionId) -> Option<u64> {
         self.asking.get(&id).copied()
     }
 
-    /// Whether an operation waits for other ranks.
+    /// True if an operation waits for other ranks.
     pub(crate) fn is_waiting(&self, number: &u64) -> bool {
         self.unanswered.contains(number) || self.locked_out.contains(number)
     }
@@ -108,7 +110,7 @@ impl Meta {
         }
     }
 
-    /// After an input: what goes to other ranks.
+    /// Moves the messages for other ranks to the outbox, after an input.
     pub(crate) fn send_to_ranks(&mut self, now: Now, out: &mut Outbox) {
         while let Some(message) = self.ranks.own.pop_front() {
             self.peer(now, self.config.rank, message, out);
@@ -151,7 +153,7 @@ impl Meta {
         }
     }
 
-    /// What was sent to a rank may be lost.
+    /// Resends what may have been lost when the connection to a rank was.
     pub(crate) fn peer_connected(&mut self, rank: Rank) {
         self.ask_again(rank);
         let unfinished = self.ranks.unfinished.iter();
@@ -166,7 +168,8 @@ impl Meta {
         }
     }
 
-    /// Nobody will say any more what becomes of what a rank has had prepared here: that is presumed aborted, as if it said so.
+    /// Handles a rank that will never decide its transactions: what it has prepared here is
+    /// presumed aborted.
     pub(crate) fn peer_lost(&mut self, now: Now, rank: Rank, out: &mut Outbox) {
         for id in self.prepared_for(rank).map(|(id, _)| id).collect::<Vec<_>>() {
             self.peer(now, rank, PeerMessage::Finish { id, vote: None }, out);
@@ -176,7 +179,8 @@ impl Meta {
         }
     }
 
-    /// What is prepared here, with the changes that would be made: whether they are, that rank alone knows.
+    /// Parts prepared here for a coordinator, with their edits. Only the coordinator knows whether
+    /// they are committed.
     pub fn prepared_for(&self, coordinator: Rank) -> impl Iterator<Item = (TransactionId, &[Edit])> {
         self.state.transactions.iter().filter_map(move |(id, it)| match &it.what {
             What::Prepared(part, _) if id.rank == coordinator => Some((*id, part.edits.as_slice())),
@@ -184,12 +188,12 @@ impl Meta {
         })
     }
 
-    /// Transactions of this rank's, committed, of which another has not said that it has carried out its part.
+    /// Committed transactions of this rank of which another rank has not acknowledged its part.
     pub fn unfinished_at(&self, rank: Rank) -> impl Iterator<Item = TransactionId> {
         self.ranks.unfinished.iter().filter(move |(_, ranks)| ranks.contains_key(&rank)).map(|(id, _)| *id)
     }
 
-    /// Asks what becomes of what is prepared.
+    /// Asks coordinators for the decisions of prepared transactions.
     pub(crate) fn inquire(&mut self, of: impl Fn(Rank) -> bool) {
         let prepared = self.state.transactions.iter().filter_map(|(id, it)| match it.what {
             What::Prepared(_, vote) if of(id.rank) => Some((*id, vote)),
@@ -200,20 +204,20 @@ impl Meta {
         }
     }
 
-    /// Another rank wants to know what has become of a transaction of this one.
+    /// Answers another rank's inquiry about a transaction of this rank.
     fn inquired(&mut self, from: Rank, id: TransactionId, vote: Vote) {
         let unfinished = self.ranks.unfinished.get(&id);
         let is_open = self.ranks.asking.contains_key(&id) || self.state.committed(id).is_some();
         if unfinished.is_none() && is_open {
-            // It is not decided yet, or not durably.
+            // The transaction is undecided, or its decision is not durable yet.
             return;
         }
-        // What nobody knows is aborted.
+        // Presumed abort: an unknown transaction is aborted.
         let vote = unfinished.and_then(|ranks| ranks.get(&from).copied()).filter(|its| *its == vote);
         self.tell_rank(from, PeerMessage::Finish { id, vote });
     }
 
-    /// A transaction of this rank's is durable: the others may carry out their parts.
+    /// Has the participants carry out a transaction whose decision is durable.
     pub(crate) fn committed_durably(&mut self, id: TransactionId) {
         let ranks: Vec<(Rank, Vote)> = self.state.committed(id).unwrap_or_default().to_vec();
         for (rank, vote) in &ranks {
@@ -227,12 +231,12 @@ impl Meta {
         ranks.remove(&from);
         if ranks.is_empty() {
             self.ranks.unfinished.remove(&id);
-            // It needs nothing that would have to be loaded.
+            // Needs no load, so it cannot fail to find a record.
             let _ = self.append(&Event::Forgotten { id });
         }
     }
 
-    /// After a restart: takes up what there was.
+    /// Restores prepared and committed transactions after a restart.
     pub(crate) fn recover_transactions(&mut self) {
         let mut prepared = Vec::new();
         for (id, it) in &self.state.transactions {
@@ -248,14 +252,14 @@ impl Meta {
         }
     }
 
-    /// Locks have gone: whoever wants what was locked tries again.
+    /// Resumes the operations blocked on locks that have been released.
     fn resume_locked_out(&mut self, now: Now, out: &mut Outbox) {
         for number in core::mem::take(&mut self.ranks.locked_out) {
             self.resume(now, number, out);
         }
     }
 
-    /// Transactions that have not come to their end here.
+    /// Number of transactions that have not ended at this rank.
     pub fn open_transactions(&self) -> usize {
         self.state.transactions.len()
     }

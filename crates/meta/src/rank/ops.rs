@@ -1,4 +1,4 @@
-//! The operations, as far as they reach other ranks.
+//! Operations across ranks.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -17,11 +17,11 @@ use crate::step::{Step, Stop};
 use crate::usage::Usage;
 
 const DIRECTORY: FileType = FileType::Directory;
-/// Ranks that a path may lead through, one after another.
+/// Maximum number of times that a path may change ranks.
 const MAX_HOPS: usize = 4096;
 
 impl Meta {
-    /// The reply tells of an inode at another rank.
+    /// The reply for a remote dentry: its inode is at another rank.
     pub(crate) fn elsewhere(
         &self,
         cx: &mut Cx<'_>,
@@ -33,7 +33,8 @@ impl Meta {
         Reply::Elsewhere { ino, kind, cacheable, name_leased }
     }
 
-    /// An inode that another rank has told the client of, or whose number it has from a file handle: then it does not know the kind.
+    /// Finds an inode by number for a client that has it from another rank, or from a file handle;
+    /// from a handle, `kind` is `None`.
     pub(crate) fn find(
         &mut self,
         cx: &mut Cx<'_>,
@@ -53,13 +54,14 @@ impl Meta {
         let Some(how) = open else { return Ok(Reply::Entry(self.entry(cx, None, false, attr))) };
         let opened = self.open_as(cx, ino, how)?;
         if !attr.streamed {
-            // It may have been truncated.
+            // The open may have truncated the file.
             attr = self.state.inode(ino)?.attr(None);
         }
         Ok(Reply::Created(self.entry(cx, None, false, attr), opened))
     }
 
-    /// The inode of a name, if it is at another rank.
+    /// The inode of a remote dentry; `None` if the name does not exist or its inode is at this
+    /// rank.
     pub(crate) fn named_elsewhere(&self, dir: Ino, name: &Name) -> Step<Option<(Ino, FileType)>> {
         if self.config.ranks == 1 {
             return Ok(None);
@@ -71,7 +73,7 @@ impl Meta {
         })
     }
 
-    /// The rank at which a directory is to be made, if it is another one.
+    /// The rank at which a new directory is made; `None`: this one.
     pub(crate) fn home_elsewhere(&mut self, cx: &mut Cx<'_>, inode: &Inode) -> Option<Rank> {
         let (rank, ranks) = (self.config.rank, self.config.ranks);
         if ranks == 1 || !inode.is_dir() {
@@ -97,7 +99,7 @@ impl Meta {
         let (cacheable, slot) = (parent.searchable_by_all(), self.state.slot(name));
         let put = |ino| Edit::PutName { dir, name: name.clone(), ino, kind: DIRECTORY };
         let (ino, none) = (Ino::none_of(rank), Time::default());
-        // Whoever makes it fills this in.
+        // The rank that makes the inode fills these in.
         let inode = Box::new(Inode { ino, atime: none, mtime: none, ctime: none, btime: none, ..inode });
         self.revoke_edits(cx, &[put(ino)])?;
         let (ino, _) = self.agree(cx, &[Edit::Make { inode }])?.ok_or(Errno::EIO)?;
@@ -105,7 +107,7 @@ impl Meta {
         Ok(self.elsewhere(cx, (dir, slot.hash), cacheable, (ino, DIRECTORY)))
     }
 
-    /// `unlink` and `rmdir` of what is at another rank.
+    /// `unlink` and `rmdir` of a remote dentry.
     pub(crate) fn remove_elsewhere(
         &mut self,
         cx: &mut Cx<'_>,
@@ -126,7 +128,7 @@ impl Meta {
         Ok(Reply::Done)
     }
 
-    /// A name for a file at another rank.
+    /// `link` to a file at another rank.
     pub(crate) fn link_elsewhere(&mut self, cx: &mut Cx<'_>, ino: Ino, dir: Ino, name: &Name) -> Step<Reply> {
         self.growable()?;
         let parent = self.state.dir(dir)?;
@@ -138,7 +140,7 @@ impl Meta {
         if self.state.target(dir, &slot)?.ino().is_some() {
             return Err(Errno::EEXIST.into());
         }
-        // How big it is, its rank tells later.
+        // The file's rank reports its size later, as a usage delta.
         self.state.admit(&[(dir, Usage { files: 1, ..Usage::default() })], &[])?;
         let put = |kind| [Edit::PutName { dir, name: name.clone(), ino, kind }];
         self.revoke_edits(cx, &put(FileType::Regular))?;
@@ -147,7 +149,8 @@ impl Meta {
         Ok(self.elsewhere(cx, (dir, slot.hash), cacheable, (ino, kind)))
     }
 
-    /// `rename`, as far as it reaches other ranks. Whether there is something left to do: then all of it is at this one.
+    /// `rename`, as far as it involves other ranks. Returns true if the rename involves only this
+    /// rank and is still to be done.
     pub(crate) fn rename_among_ranks(
         &mut self,
         cx: &mut Cx<'_>,
@@ -253,7 +256,8 @@ impl Meta {
         Ok(false)
     }
 
-    /// What a name at another rank was said to stand for it stands for now, while the outcome is told.
+    /// Confirms, at the moment of the outcome, that a name at another rank still refers to what was
+    /// reported.
     fn confirm(&mut self, cx: &mut Cx<'_>, expected: &Edit) -> Step<()> {
         if expected.rank() == self.config.rank {
             return Ok(());
@@ -261,7 +265,8 @@ impl Meta {
         self.agree(cx, core::slice::from_ref(expected)).map(drop)
     }
 
-    /// The same, if that is why something cannot be done.
+    /// Confirms the name if `outcome` is an error, which would otherwise rest on an outdated
+    /// answer.
     fn confirm_failure(&mut self, cx: &mut Cx<'_>, outcome: Step<()>, expected: &Edit) -> Step<()> {
         if let Err(Stop::Fail(_)) = outcome {
             self.confirm(cx, expected)?;
@@ -269,13 +274,14 @@ impl Meta {
         outcome
     }
 
-    /// `EINVAL` if a directory is another, or below it. Until the operation ends that cannot become so.
+    /// Fails with `EINVAL` if `dir` is `top` or below it. Until the operation ends no directory can
+    /// move there.
     fn check_not_below(&mut self, cx: &mut Cx<'_>, dir: Ino, top: Ino) -> Step<()> {
         self.take_turn(cx)?;
         if self.is_below(cx, dir, top)? { Err(Errno::EINVAL.into()) } else { Ok(()) }
     }
 
-    /// Whether a directory is another, or below it.
+    /// True if `dir` is `top` or below it.
     pub(crate) fn is_below(&mut self, cx: &mut Cx<'_>, mut dir: Ino, top: Ino) -> Step<bool> {
         for _ in 0..MAX_HOPS {
             let (dirs, next) = if dir.rank() == self.config.rank {

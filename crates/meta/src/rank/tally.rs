@@ -1,8 +1,9 @@
-//! What ranks tell each other of what lies below directories (docs/usage.md).
+//! Usage deltas between ranks (docs/usage.md).
 //!
-//! What comes to a directory at another rank, or goes, is owed to that rank: differences, by directory. Once a second some of them are
-//! numbered and told, again and again, until the other rank says that it has counted all of them, durably. As each side
-//! journals how far it has come, each is counted once, whatever is lost or comes again.
+//! A change of usage in a directory of another rank is owed to that rank as a delta. Once a second,
+//! deltas are numbered and sent, and sent again until the other rank acknowledges that it has
+//! counted them durably. Both sides journal their position, so each delta is counted once, whatever
+//! is lost or duplicated.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -21,24 +22,24 @@ use crate::state::{State, Track};
 use crate::step::Step;
 use crate::usage::{Limits, Usage};
 
-/// Directories of which one message tells.
+/// Maximum number of directories per message.
 const MOST_TOLD: usize = 1000;
-/// Directories of another rank with quotas above that are remembered.
+/// Maximum number of remembered directories of another rank with quotas above them.
 const MOST_LIMITS: usize = 100_000;
 
-/// What this rank and another have told each other. A record of its own.
+/// The exchange of usage deltas with one other rank; a record of its own.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Tally {
-    /// How many differences the other has been told.
+    /// Number of deltas sent to the other rank.
     pub told: u64,
-    /// How many of the other's have been counted here.
+    /// Number of the other rank's deltas counted here.
     pub heard: u64,
-    /// The last of those told, of which the other has not said that it has counted them.
+    /// The last deltas sent, which the other rank has not acknowledged.
     pub unanswered: Vec<(Ino, Usage)>,
-    /// To be told next; none is zero.
+    /// Deltas to send next; none is zero.
     pub owed: BTreeMap<Ino, Usage>,
-    /// The quotas above directories of the other's, as of the last change that it has counted, and whether they have been looked at
-    /// since. None is known when the machine begins.
+    /// Quotas above directories of the other rank, as of the last change that it has counted, and
+    /// whether they have been read since. Empty after a restart.
     #[serde(skip)]
     limits: BTreeMap<Ino, (Limits, Cell<bool>)>,
     #[serde(skip)]
@@ -46,7 +47,7 @@ pub(crate) struct Tally {
 }
 
 impl State {
-    /// Something comes to a directory at another rank, and something goes from it.
+    /// Adds a gain and a loss to what is owed for a directory at another rank.
     pub(crate) fn owe(&mut self, dir: Ino, gain: Usage, loss: Usage) {
         let owed = &mut self.touch_tally(dir.rank()).owed;
         let sum = owed.get(&dir).copied().unwrap_or_default().plus(gain).minus(loss);
@@ -57,7 +58,8 @@ impl State {
         }
     }
 
-    /// The quotas that are known to be above a directory at another rank. That has not counted all that is known here.
+    /// The known quotas above a directory at another rank, with what that rank has not counted yet
+    /// added to their usage.
     pub(crate) fn limits_elsewhere(&self, dir: Ino) -> Option<Limits> {
         let tally = self.tallies.get(&dir.rank())?;
         let (limits, looked_at) = tally.limits.get(&dir)?;
@@ -70,7 +72,7 @@ impl State {
         Some(Limits { files: add(limits.files, more.inodes()), bytes: add(limits.bytes, more.bytes) })
     }
 
-    /// Some of what is owed to a rank is told.
+    /// Numbers the next deltas for a rank.
     pub(crate) fn apply_told(&mut self, to: Rank) {
         let tally = self.touch_tally(to);
         while tally.unanswered.len() < MOST_TOLD
@@ -81,7 +83,7 @@ impl State {
         }
     }
 
-    /// The next of what another rank tells is counted, unless the directory is gone.
+    /// Counts the next delta of another rank. `None`: its directory is gone.
     pub(crate) fn apply_heard(&mut self, from: Rank, change: Option<(Ino, Usage)>) -> Step<()> {
         if let Some((dir, change)) = change {
             self.load_above(dir)?;
@@ -91,12 +93,13 @@ impl State {
         Ok(())
     }
 
-    /// A rank has counted all that it was told.
+    /// Drops the deltas that a rank has counted.
     pub(crate) fn apply_counted(&mut self, by: Rank) {
         self.touch_tally(by).unanswered.clear();
     }
 
-    /// The record is about to change.
+    /// Prepares the record for a change: encodes it first if the current snapshot needs its old
+    /// state.
     fn touch_tally(&mut self, rank: Rank) -> &mut Tally {
         let epoch = self.epoch;
         let was = self.tallies.get(&rank).map_or(0, |tally| tally.track.epoch);
@@ -111,7 +114,7 @@ impl State {
         tally
     }
 
-    /// Adds the record, if it belongs to the snapshot under way and is not in it yet.
+    /// Adds the record to the current snapshot, if it belongs there and is not in it yet.
     pub(crate) fn encode_tally(&mut self, rank: Rank) {
         let was = self.epoch - 1;
         let Some(tally) = self.tallies.get_mut(&rank).filter(|tally| tally.track.epoch == was) else {
@@ -129,7 +132,8 @@ impl State {
 }
 
 impl Meta {
-    /// Tells other ranks what came to directories of theirs, tells again what they have not counted, and asks about the quotas there.
+    /// Sends usage deltas to other ranks, resends unacknowledged ones, and asks for the quotas in
+    /// use.
     pub(crate) fn tell_usage(&mut self) {
         if self.state.tallies.is_empty() || self.writable().is_err() {
             return;
@@ -137,7 +141,7 @@ impl Meta {
         for to in self.state.tallies.keys().copied().collect::<Vec<_>>() {
             let tally = self.state.tallies.get(&to);
             if tally.is_some_and(|tally| tally.unanswered.is_empty() && !tally.owed.is_empty()) {
-                // It needs nothing that would have to be loaded.
+                // Needs no load, so it cannot fail to find a record.
                 let _ = self.append(&Event::Told { to });
             }
             let Some(tally) = self.state.tallies.get(&to) else { continue };
@@ -150,7 +154,8 @@ impl Meta {
         }
     }
 
-    /// Counts one after another: where this stops, it goes on when it is run again. Then tells of the quotas above.
+    /// Counts deltas one after another, and resumes where an earlier run has stopped. Then sends
+    /// the acknowledgement with the quotas above.
     pub(super) fn count_told(
         &mut self,
         from: Rank,
@@ -176,14 +181,14 @@ impl Meta {
         Ok(())
     }
 
-    /// The next directory that a rank has told of is gone, and need not be counted. False if there is none: it is one of those
-    /// that it has asked about, and will not again.
+    /// Skips the next delta of a rank, whose directory is gone. Returns false if there is none:
+    /// then a directory that the rank has asked about is gone.
     pub(super) fn skip_gone(&mut self, from: Rank, last: u64) -> bool {
         let heard = self.state.tallies.get(&from).map_or(0, |tally| tally.heard);
         heard < last && self.append(&Event::Heard { from, change: None }).is_ok()
     }
 
-    /// Another rank has counted all changes up to this one.
+    /// Handles another rank's acknowledgement of all deltas up to `last`.
     pub(crate) fn usage_counted(&mut self, by: Rank, last: u64, limits: Vec<(Ino, Limits)>) {
         let Some(tally) = self.state.tallies.get_mut(&by).filter(|tally| tally.told == last) else { return };
         for (dir, limits) in limits {
@@ -191,7 +196,7 @@ impl Meta {
                 tally.limits.remove(&dir);
             } else {
                 if tally.limits.len() == MOST_LIMITS {
-                    // Many may be gone. Those that are not are told again.
+                    // Many may no longer exist. The others are reported again.
                     tally.limits.clear();
                 }
                 tally.limits.insert(dir, (limits, Cell::new(false)));
@@ -202,7 +207,7 @@ impl Meta {
         }
     }
 
-    /// Directories at other ranks of which these have not counted all that this one knows.
+    /// Number of directories at other ranks with deltas that those have not acknowledged.
     pub fn untold_usage(&self) -> usize {
         self.state.tallies.values().map(|tally| tally.unanswered.len() + tally.owed.len()).sum()
     }

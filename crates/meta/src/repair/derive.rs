@@ -1,4 +1,4 @@
-//! What records say of others is counted again here, and the records are written down.
+//! Derives fields of inodes from other records, and writes the repaired records.
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
@@ -13,7 +13,7 @@ use crate::state::{NO_DIR, orphan_key};
 use crate::usage::Usage;
 
 impl Contents {
-    /// Whether an inode's record agrees with what lies elsewhere.
+    /// True if an inode's record agrees with other records.
     pub(super) fn fit(&self, claim: &Claim) -> bool {
         let inode = &claim.inode;
         let (kept, streamed) = (self.stored(inode.ino), self.streams.contains_key(&inode.ino));
@@ -30,7 +30,7 @@ impl Contents {
         body && place && inode.fits() && inode.has_xattrs == self.xattrs.contains(&inode.ino)
     }
 
-    /// Says in a file's record where its bytes are, and how many.
+    /// Sets where a file's bytes are, and how many, in its record.
     fn describe(&self, inode: &mut Inode) {
         let (ino, kept) = (inode.ino, self.stored(inode.ino));
         let stream = self.streams.get(&ino).copied();
@@ -41,12 +41,12 @@ impl Contents {
             (body @ (Body::Stuffed { .. } | Body::Streamed { .. }), Some(counted)) => {
                 *body = Body::Streamed { counted };
             }
-            // It is made, empty.
+            // The stream is made, empty.
             (Body::Streamed { counted }, None) => *counted = 0,
             (Body::Stuffed { size, stored }, None) => {
-                // A file can be no longer than that, so what says more is damaged.
+                // No file can be longer: a larger size is damaged.
                 let size_or_less = if *size > i64::MAX as u64 { 0 } else { *size };
-                // Bytes that were allocated behind the end are no part of it.
+                // Allocated bytes beyond the end do not count.
                 let shown = if *stored as usize == kept { 0 } else { kept as u64 };
                 *stored = kept as u32;
                 *size = size_or_less.max(shown);
@@ -60,10 +60,10 @@ impl Contents {
     }
 }
 
-const COUNTED: &str = "what its record says of others was counted again";
+const COUNTED: &str = "fields that depend on other records were recomputed";
 
 impl Node {
-    /// Says in the record of what is no directory which names it has.
+    /// Sets the names of an inode that is not a directory, in its record.
     fn name(&mut self, dirs: Option<&BTreeMap<Ino, u32>>) {
         let there: Vec<(Ino, u32)> = dirs.into_iter().flatten().map(|(dir, count)| (*dir, *count)).collect();
         self.inode.nlink = there.iter().map(|(_, count)| count).sum();
@@ -78,7 +78,7 @@ impl Node {
 }
 
 impl Tree {
-    /// Everything in inodes that can be told from what lies elsewhere.
+    /// Derives all fields of inodes that follow from other records.
     pub(super) fn derive(&mut self) {
         let mut names: BTreeMap<Ino, BTreeMap<Ino, u32>> = BTreeMap::new();
         for (dir, entries) in &self.entries {
@@ -97,7 +97,7 @@ impl Tree {
                 (&before.body, &node.inode.body)
                 && stored < had
             {
-                said.push((*ino, "bytes that it had are lost: they read as zeros"));
+                said.push((*ino, "some of its bytes are lost and read as zeros"));
             }
             node.inode.has_xattrs = self.contents.xattrs.contains(ino);
             if !node.inode.is_dir() {
@@ -129,7 +129,7 @@ impl Tree {
         }
     }
 
-    /// Of each directory: entries, subdirectories, and what lies below it.
+    /// For each directory: its entries, subdirectories, and the usage below it.
     fn usage(&self, names: &BTreeMap<Ino, BTreeMap<Ino, u32>>) -> BTreeMap<Ino, (u64, u32, Usage)> {
         let mut counts: BTreeMap<Ino, (u64, u32, Usage)> = BTreeMap::new();
         for (dir, entries) in &self.entries {
@@ -144,7 +144,7 @@ impl Tree {
             }
             let count = counts.entry(*dir).or_default();
             (count.0, count.1) = (entries.len() as u64, subdirs);
-            // There are no circles any more.
+            // All cycles are broken by this point.
             let mut above = Some(dir);
             while let Some(dir) = above {
                 let below = &mut counts.entry(*dir).or_default().2;
@@ -155,20 +155,20 @@ impl Tree {
         counts
     }
 
-    /// Files whose streams are gone.
+    /// Files whose streams are missing.
     fn missing_streams(&mut self) -> Vec<Ino> {
-        // Those on data servers have none here.
+        // Files on data servers have none in the store.
         let is_here = |inode: &Inode| inode.is_streamed() && inode.layout().is_none() && inode.nlink > 0;
         let streamed = self.nodes.iter().filter(|(_, node)| is_here(&node.inode));
         let missing = streamed.map(|(ino, _)| *ino).filter(|ino| !self.contents.streams.contains_key(ino));
         let missing: Vec<Ino> = missing.collect();
         for ino in &missing {
-            self.say(*ino, "its stream was missing: the file is empty now");
+            self.say(*ino, "its stream was missing: the file is made empty");
         }
         missing
     }
 
-    /// The writes that make `stored` describe this tree.
+    /// The writes that turn `stored` into this tree.
     pub(super) fn repaired(
         mut self,
         mut stored: BTreeMap<(ObjectId, Vec<u8>), u64>,
@@ -232,9 +232,9 @@ impl Tree {
             let node = self.nodes.get(ino).filter(|node| node.inode.is_streamed() && node.inode.nlink > 0);
             node.is_some() && places.get(ino) == place.as_ref()
         });
-        // What is in use is not removed with what is not.
+        // Drop batches with numbers in use: the rest of a batch is removed.
         record.pool.retain(|batch| self.nodes.keys().all(|ino| !batch.has(*ino)));
-        // It does no harm to settle once more what is settled; what is not and should be would go.
+        // Finalising a stream twice is harmless; a provisional one would be removed.
         let is_striped = |inode: &Inode| inode.layout().is_some();
         let striped: Vec<_> =
             self.nodes.iter().filter(|(_, node)| is_striped(&node.inode)).map(|(ino, _)| *ino).collect();
@@ -249,7 +249,7 @@ impl Tree {
     }
 }
 
-/// Makes the parts of a record fit each other.
+/// Makes the fields of a record consistent.
 pub(super) fn make_sound(inode: &mut Inode) {
     inode.perm &= mode::PERMISSIONS;
     for time in [&mut inode.atime, &mut inode.mtime, &mut inode.ctime, &mut inode.btime] {
@@ -258,7 +258,7 @@ pub(super) fn make_sound(inode: &mut Inode) {
     if inode.fits() {
         return;
     }
-    // What the kind alone says is a byte; the body is more.
+    // A single byte encodes the type; the body is harder to damage.
     match (inode.kind, &inode.body) {
         (_, Body::Stuffed { .. } | Body::Streamed { .. } | Body::Striped { .. }) => {
             inode.kind = FileType::Regular

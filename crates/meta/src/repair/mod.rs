@@ -1,6 +1,7 @@
-//! What `fsck --repair` changes: takes every record, as [`Check`](crate::Check) does, and says what to write so that a
-//! check finds nothing. What a record says that can be told from the others is believed from the others; whatever has
-//! lost its place gets one in `/lost+found`. Nothing is written here: the driver keeps the old records first.
+//! `fsck --repair`: takes all records, as [`Check`](crate::Check) does, and computes the writes
+//! after which a check finds nothing. A field that can be derived from other records is; an inode
+//! without a valid location moves to `/lost+found`. This module writes nothing: the driver saves
+//! the old records first.
 
 mod derive;
 mod tree;
@@ -19,43 +20,43 @@ use crate::record::{Dentry, InoRecord, Inode, Slot, Super, Xattrs, decode};
 use crate::session::{given_below, is_kept};
 use tree::Tree;
 
-/// What is to be done, in this order: streams are made and copied, all streams that are left are settled, `writes` become
-/// durable at once, and only then the streams that were copied are removed.
+/// The repair to execute, in this order: make and copy streams, finalise all remaining streams,
+/// make `writes` durable atomically, and only then remove the copied streams.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Repaired {
     /// Streams to make, empty.
     pub empty: Vec<Ino>,
-    /// Streams to copy, and to which.
+    /// Streams to copy, each with its target.
     pub copies: Vec<(Ino, Ino)>,
     pub writes: Vec<TableWrite>,
-    /// In words.
+    /// A description of each change.
     pub done: Vec<Finding>,
 }
 
-/// A repair under way: every record, then every stream, then [`Self::finish`].
+/// A repair in progress: each record, then each stream, then [`Self::finish`].
 #[derive(Debug)]
 pub struct Repair {
     hash_key: [u8; 16],
     now: Time,
     super_record: Option<Super>,
-    /// Fingerprints of all values, but of strips and extended attributes that may stay.
+    /// Fingerprints of all values, except of strips and extended attributes that may stay.
     stored: BTreeMap<(ObjectId, Vec<u8>), u64>,
     claims: BTreeMap<Ino, Vec<Claim>>,
     names: Vec<Named>,
     contents: Contents,
-    /// Clients have numbers below.
+    /// Bound below which clients have been allocated numbers.
     given: u64,
     done: Vec<Finding>,
 }
 
-/// A record that says that it is the inode.
+/// A record that claims to be an inode.
 #[derive(Debug)]
 struct Claim {
     inode: Inode,
     place: Place,
 }
 
-/// Where it lies.
+/// Where a record is.
 #[derive(Debug, PartialEq, Eq)]
 enum Place {
     Dentry(Ino, Name),
@@ -71,26 +72,26 @@ struct Named {
     dir: Ino,
     name: Name,
     ino: Ino,
-    /// It lies under its own hash.
+    /// The key matches the name's hash.
     in_place: bool,
 }
 
-/// What there is beside the inodes.
+/// Records beside the inodes.
 #[derive(Debug, Default)]
 struct Contents {
-    /// With their lengths in bytes.
+    /// Lengths in bytes.
     strips: BTreeMap<Ino, usize>,
     xattrs: BTreeSet<Ino>,
     streams: BTreeMap<Ino, u64>,
 }
 
-/// Others are damage: only a store that is alone is repaired.
+/// Other numbers are damage: only stores with a single rank are repaired.
 fn is_plausible(ino: Ino) -> bool {
     ino >= Ino::ROOT && ino.rank() == Ino::ROOT.rank()
 }
 
 impl Repair {
-    /// `now`: the time of what is made anew.
+    /// `now`: the time of inodes that are made anew.
     pub fn new(hash_key: [u8; 16], now: Time) -> Self {
         Self {
             hash_key,
@@ -110,12 +111,12 @@ impl Repair {
             ObjectKind::Super => self.super_record(object, key, value),
             ObjectKind::Fragment => self.dentry(Ino(object.id), key, value),
             ObjectKind::Inodes => match self.content(object, key, value) {
-                // It may stay, or be removed by name.
+                // It may stay, or the tree lists it for removal.
                 Some(true) => return,
                 understood => understood.is_some() || self.inode(object, key, value),
             },
             ObjectKind::Orphans => decode(value).is_ok_and(|inode| self.claim(inode, Place::Orphan)),
-            // It says nothing else that the other records depend on.
+            // No other record depends on the rest of it.
             ObjectKind::Sessions if object == ObjectId::SESSIONS && is_kept(key, value) => {
                 self.given = self.given.max(given_below(key, value));
                 return;
@@ -124,12 +125,12 @@ impl Repair {
         };
         self.stored.insert((object, key.to_vec()), fingerprint(value));
         if !understood {
-            let what = format!("a record of {object:?} was damaged, and is taken out (key {})", shown(key));
+            let what = format!("a record of {object:?} was damaged, and is removed (key {})", shown(key));
             self.done.push(Finding { ino: None, what });
         }
     }
 
-    /// A stream that the store has, and its size in bytes.
+    /// Reports a stream of the store, with its size in bytes.
     pub fn stream(&mut self, ino: Ino, size: u64) {
         self.contents.streams.insert(ino, size);
     }
@@ -163,14 +164,15 @@ impl Repair {
         }
     }
 
-    /// Of what is kept beside inodes: whether it may stay as it is. `None`: the record is an inode.
+    /// Takes a record beside an inode. Returns true if it may stay; `None` if the record is an
+    /// inode.
     fn content(&mut self, object: ObjectId, key: &[u8], value: &[u8]) -> Option<bool> {
         let (record, ino) = InoRecord::from_key(key)?;
         let in_place = ObjectId::inodes(ino) == object && is_plausible(ino);
         match record {
             InoRecord::Inode => return None,
             _ if !in_place => {}
-            // It is written anew if it is not right.
+            // It is rewritten if it is wrong.
             InoRecord::Place => return Some(false),
             InoRecord::Strip if !value.is_empty() => {
                 self.contents.strips.insert(ino, value.len());
@@ -182,7 +184,7 @@ impl Repair {
             }
             InoRecord::Strip | InoRecord::Xattrs => {}
         }
-        self.say(ino, format!("a record of it was damaged, and is taken out (key {})", shown(key)));
+        self.say(ino, format!("a record of it was damaged, and is removed (key {})", shown(key)));
         Some(false)
     }
 
@@ -195,7 +197,7 @@ impl Repair {
     fn claim(&mut self, inode: Inode, place: Place) -> bool {
         let plausible = is_plausible(inode.ino);
         if plausible {
-            // Most have one, and a vector that grows makes room for four.
+            // Most inodes have one claim, and a growing vector allocates for four.
             let claims = self.claims.entry(inode.ino).or_insert_with(|| Vec::with_capacity(1));
             claims.push(Claim { inode, place });
         }
@@ -206,12 +208,12 @@ impl Repair {
         self.done.push(Finding { ino: Some(ino), what });
     }
 
-    /// What is to be done. Of a file system without faults: nothing.
+    /// Computes the repair; empty if the file system is consistent.
     pub fn finish(mut self) -> Repaired {
         let stored = core::mem::take(&mut self.stored);
         let old = self.super_record.take();
         if old.is_none() {
-            let what = "the record about the whole file system was missing or damaged, and is made anew";
+            let what = "the super record of the tables was missing or damaged, and is recreated";
             self.done.push(Finding { ino: None, what: what.into() });
         }
         let next_ino = old.as_ref().map_or(0, |old| old.next_ino).max(self.given);
@@ -227,7 +229,8 @@ fn as_ref((object, key): &(ObjectId, Vec<u8>)) -> (ObjectId, &[u8]) {
     (*object, key)
 }
 
-/// Tells whether a record would change. It is no secret: only damage has to be told from what it was.
+/// Detects whether a record would change. Needs no secret key: it distinguishes damage, not
+/// attacks.
 fn fingerprint(value: &[u8]) -> u64 {
     let mut hasher = SipHasher13::new();
     hasher.write(value);

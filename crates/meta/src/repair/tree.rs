@@ -1,4 +1,4 @@
-//! Which inodes there are, and the names by which they are reached from the root.
+//! The repaired tree: its inodes, and the names that make them reachable from the root.
 
 use alloc::boxed::Box;
 use alloc::collections::btree_map::Entry;
@@ -14,18 +14,18 @@ use super::{Claim, Contents, Named, Place, Repair, is_plausible};
 use crate::check::Finding;
 use crate::record::{Body, Directory, InoRecord, Inode, Rare};
 
-/// The tree that the records are made to describe.
+/// The tree that the repaired records describe.
 #[derive(Debug)]
 pub(super) struct Tree {
     pub(super) hash_key: [u8; 16],
     now: Time,
     pub(super) next_ino: u64,
     pub(super) nodes: BTreeMap<Ino, Box<Node>>,
-    /// What is in each directory.
+    /// The entries of each directory.
     pub(super) entries: BTreeMap<Ino, BTreeMap<Name, Ino>>,
     pub(super) contents: Contents,
     pub(super) copies: Vec<(Ino, Ino)>,
-    /// Records of contents to remove.
+    /// Records beside inodes that are to be removed.
     pub(super) removed: Vec<(InoRecord, Ino)>,
     pub(super) done: Vec<Finding>,
     lost: Option<Ino>,
@@ -38,7 +38,8 @@ pub(super) struct Node {
 }
 
 impl Node {
-    /// Its record lies in the inode table: the root, and what has or had several names.
+    /// True if its record is in the inode table: for the root, and inodes that have or had several
+    /// names.
     pub(super) fn in_table(&self) -> bool {
         match self.inode.is_dir() {
             true => self.inode.ino == Ino::ROOT,
@@ -77,7 +78,8 @@ impl Tree {
         self.done.push(Finding { ino: Some(ino), what: what.into() });
     }
 
-    /// Of several records that claim to be an inode, the one that fits the rest best is.
+    /// Chooses the record that fits other records best, among those that claim to be the same
+    /// inode.
     fn choose(&mut self, claims: BTreeMap<Ino, Vec<Claim>>) {
         for (ino, mut claims) in claims {
             if ino == Ino::ROOT {
@@ -97,16 +99,16 @@ impl Tree {
         }
     }
 
-    /// Makes what names, bytes and entries speak of, if its own record is gone.
+    /// Makes inodes whose records are missing, for names, bytes and entries that refer to them.
     fn make_missing(&mut self, names: &[Named]) {
         if !self.nodes.contains_key(&Ino::ROOT) {
-            self.say(Ino::ROOT, "the root directory was missing, and is made anew");
+            self.say(Ino::ROOT, "the root directory was missing, and is recreated");
             self.make(Ino::ROOT, FileType::Directory, 0o755);
         }
         let dirs: BTreeSet<Ino> = names.iter().map(|named| named.dir).collect();
         for dir in dirs {
             if !self.nodes.contains_key(&dir) {
-                self.say(dir, "had entries, but was missing: it is made anew, for root alone");
+                self.say(dir, "had entries, but was missing: it is recreated, accessible only to root");
                 self.make(dir, FileType::Directory, 0o700);
             }
         }
@@ -114,7 +116,7 @@ impl Tree {
             self.contents.strips.keys().chain(self.contents.streams.keys()).copied().collect();
         for ino in files.into_iter().filter(|ino| is_plausible(*ino)) {
             if !self.nodes.contains_key(&ino) {
-                self.say(ino, "had bytes, but was missing: it is made anew, for root alone");
+                self.say(ino, "had bytes, but was missing: it is recreated, accessible only to root");
                 self.make(ino, FileType::Regular, 0o600);
             }
         }
@@ -154,20 +156,21 @@ impl Tree {
         ino
     }
 
-    /// Puts the names into directories: those that lie in place first, for they are what was looked up.
+    /// Adds the names to directories. Names whose key matches their hash come first, since lookups
+    /// found these.
     fn give_names(&mut self, mut names: Vec<Named>) {
         names.sort_by_key(|named| !named.in_place);
-        // Entries of what is no directory get one of their own.
+        // Directories made for the entries of inodes that are not directories.
         let mut instead: BTreeMap<Ino, Ino> = BTreeMap::new();
         for Named { dir, name, ino, in_place } in names {
             let Some(node) = self.nodes.get(&ino) else {
-                self.say(ino, format!("was missing: its name {name:?} in directory {dir} is taken out"));
+                self.say(ino, format!("was missing: its name {name:?} in directory {dir} is removed"));
                 continue;
             };
-            // A directory has one name: where its record lies.
+            // A directory has one name, where its record is.
             let elsewhere = node.inode.is_dir() && node.place != Place::Dentry(dir, name.clone());
             if ino == Ino::ROOT || elsewhere {
-                self.say(ino, format!("is a directory with another place: {name:?} in {dir} is taken out"));
+                self.say(ino, format!("is a directory with another name: {name:?} in {dir} is removed"));
                 continue;
             }
             let is_dir = self.nodes.get(&dir).is_some_and(|node| node.inode.is_dir());
@@ -176,24 +179,24 @@ impl Tree {
                 Some(home) => *home,
                 None => {
                     let home = self.make_next(FileType::Directory);
-                    self.say(dir, format!("had entries and is no directory: they are in directory {home}"));
+                    self.say(dir, format!("had entries but is no directory: they move to directory {home}"));
                     instead.insert(dir, home);
                     home
                 }
             };
             let entries = self.entries.entry(home).or_default();
             if entries.get(&name).is_some_and(|other| *other != ino) {
-                self.say(ino, format!("had the name {name:?} in {dir}, which is another's"));
+                self.say(ino, format!("had the name {name:?} in {dir}, which belongs to another inode"));
                 continue;
             }
             entries.insert(name.clone(), ino);
             if !in_place {
-                self.say(dir, format!("the entry {name:?} lay under another name's hash"));
+                self.say(dir, format!("the key of entry {name:?} had another name's hash"));
             }
         }
     }
 
-    /// Makes everything reachable from the root: what is not gets a place in `/lost+found`.
+    /// Makes everything reachable from the root: unreachable inodes move to `/lost+found`.
     pub(super) fn join(&mut self) {
         let mut named: BTreeMap<Ino, (Ino, Name)> = BTreeMap::new();
         for (dir, entries) in &self.entries {
@@ -207,7 +210,7 @@ impl Tree {
         for ino in nameless {
             self.put_into_lost_found(ino);
         }
-        // What is not reached now lies in a circle of directories, or below one.
+        // What remains is in a cycle of directories, or below one.
         let mut reached = BTreeSet::new();
         self.walk(Ino::ROOT, &mut reached);
         for (ino, _) in self.nodes.iter().filter(|(_, node)| self.is_orphan(node)) {
@@ -228,14 +231,14 @@ impl Tree {
                 && let Some(entries) = self.entries.get_mut(above)
             {
                 entries.remove(name);
-                self.say(dir, format!("lay in a circle of directories: {name:?} in {above} is taken out"));
+                self.say(dir, format!("was in a cycle of directories: {name:?} in {above} is removed"));
                 self.put_into_lost_found(dir);
             }
             self.walk(dir, &mut reached);
         }
     }
 
-    /// Nameless by right: in use when the checkpoint was made, or removed with all that is still in it.
+    /// True if it rightly has no name: it was in use at the checkpoint, or is a removed tree.
     pub(super) fn is_orphan(&self, node: &Node) -> bool {
         node.place == Place::Orphan && node.inode.nlink == 0
     }
@@ -253,11 +256,12 @@ impl Tree {
         let lost = self.lost_found();
         if ino != lost {
             let name = self.add(lost, &format!("#{ino}"), ino);
-            self.say(ino, format!("had no place, and is in the directory lost+found as {name:?}"));
+            self.say(ino, format!("had no name, and is in the directory lost+found as {name:?}"));
         }
     }
 
-    /// Bytes and attributes that belong to no inode: a stream becomes a file in `/lost+found`, the others are taken out.
+    /// Handles bytes and attributes that belong to no inode: a stream becomes a file in
+    /// `/lost+found`, the rest is removed.
     pub(super) fn sort_contents(&mut self) {
         let is_file =
             |ino: &Ino| self.nodes.get(ino).is_some_and(|node| node.inode.kind == FileType::Regular);
@@ -276,12 +280,12 @@ impl Tree {
         }
         for ino in stray_strips {
             self.contents.strips.remove(&ino);
-            self.say(ino, "had bytes beside those of its stream, or is no file: they are taken out");
+            self.say(ino, "had bytes beside its stream, or is not a file: the bytes are removed");
             self.removed.push((InoRecord::Strip, ino));
         }
         for ino in stray_xattrs {
             self.contents.xattrs.remove(&ino);
-            self.say(ino, "was missing: its extended attributes are taken out");
+            self.say(ino, "was missing: its extended attributes are removed");
             self.removed.push((InoRecord::Xattrs, ino));
         }
     }
@@ -316,12 +320,12 @@ impl Tree {
         lost
     }
 
-    /// Gives an inode the name, or the name with a number if it is taken. The name.
+    /// Adds a name for an inode, with a number if it is taken. Returns the name.
     fn add(&mut self, dir: Ino, wanted: &str, ino: Ino) -> String {
         let entries = self.entries.entry(dir).or_default();
         let numbered = (1u64..).map(|number| format!("{wanted}-{number}"));
         for text in core::iter::once(String::from(wanted)).chain(numbered) {
-            // A few letters and numbers always are a name.
+            // Letters and digits always form a valid name.
             let Ok(name) = Name::new(text.as_bytes()) else { break };
             if let Entry::Vacant(entry) = entries.entry(name) {
                 entry.insert(ino);

@@ -1,5 +1,5 @@
-//! What clients have of inodes is counted twice: for each of them, and for each inode. The counts must agree, or inodes that nobody has are
-//! kept, or ones that somebody has are not.
+//! Audit of reference counts. Lookups and opens are counted per client and per inode. The two must
+//! agree; otherwise inodes that nobody holds stay, or inodes that somebody holds are freed.
 
 use alloc::vec::Vec;
 
@@ -9,18 +9,18 @@ use super::Hold;
 use crate::machine::Meta;
 use crate::state::Map;
 
-/// What a client, or all of them, have of an inode.
+/// The holds of one client, or of all, on an inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Holding {
     pub ino: Ino,
-    /// So often it has been told of it and has not forgotten it.
+    /// Lookups that have not been forgotten.
     pub lookups: u64,
-    /// So often it has it open.
+    /// Number of opens.
     pub opens: u32,
 }
 
 impl Meta {
-    /// What a client has that has got all answers, in the order of the inodes.
+    /// The holds of a client that has received all answers, in the order of inode numbers.
     pub fn holdings(&self, client: ClientId) -> Vec<Holding> {
         let Some(session) = self.sessions.clients.get(&client) else { return Vec::new() };
         let mut held = session.held.clone();
@@ -34,7 +34,8 @@ impl Meta {
         sorted(&held)
     }
 
-    /// What all clients have together of inodes, where other is counted, with that: lookups and opens. When no operation is under way there is none.
+    /// Inodes whose sessions' holds differ from their own counts, each with the sum over the
+    /// sessions and the inode's lookups and opens. Empty when no operation is in progress.
     pub fn miscounted(&self) -> Vec<(Holding, (u64, u32))> {
         let mut sums: Map<Ino, Hold> = Map::default();
         let held = self.sessions.clients.values().flat_map(|session| &session.held);
@@ -43,7 +44,8 @@ impl Meta {
             sum.lookups += hold.lookups;
             sum.opens += hold.opens;
         }
-        // What is in neither may have been removed, by a client, though others knew it (carns III.A).
+        // Skips inodes in neither table: a client may have removed one that others knew (carns
+        // III.A).
         let (cached, known) = (self.state.inodes.iter(), self.state.known.iter());
         let cached = cached.map(|(ino, cached)| (*ino, cached.lookups, cached.opens));
         let counted = cached.chain(known.map(|(ino, known)| (*ino, known.lookups, 0)));

@@ -1,5 +1,6 @@
-//! What lasts of an answer to a request that has changed something: it is journaled with the change, so that both or none
-//! survive a crash, and a request that is sent again after it is answered and not done again.
+//! Outcomes of requests that have changed something. An outcome is journaled in the frame of the
+//! change, so both survive a crash or neither does, and a request that is sent again after a
+//! restart is answered, not executed again.
 
 use alloc::boxed::Box;
 
@@ -11,19 +12,20 @@ use crate::machine::{Cx, Meta};
 use crate::session::Proven;
 use crate::step::Step;
 
-/// What a request has come to. Of an inode only the number is kept: an answer that comes late tells what is so then.
+/// The outcome of a request. It names inodes only by number: an answer that is repeated later
+/// reports their current attributes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Outcome {
     Done,
     Failed(Errno),
     Attr(Ino),
-    /// The client has been told an inode by a name, or has opened it, or both.
+    /// The client has looked up an inode by name, or has opened it, or both.
     Given {
         ino: Ino,
         home: Home,
-        /// Whether the name may be cached.
+        /// Whether the name may be cached for every caller; `None`: no name.
         named: Option<bool>,
-        /// For what.
+        /// Access mode of the open; `None`: not opened.
         opened: Option<Access>,
     },
     Streamed,
@@ -37,22 +39,23 @@ pub enum Outcome {
         kind: FileType,
         cacheable: bool,
     },
-    /// So many bytes have been written.
+    /// Number of bytes written.
     Written(u32),
-    /// The file's set-id bits are removed, if it had any, and nothing is written yet.
+    /// Set-id bits are removed, if there were any; nothing is written yet.
     PrivilegesRemoved {
         changed: bool,
     },
-    /// Bytes are being appended to a stream, there: when it is asked for again, they are written there again.
+    /// Bytes are being appended to a stream at `offset`. A repeated request writes them at the same
+    /// offset.
     Appending {
         ino: Ino,
         offset: u64,
     },
-    /// The client goes on to make this file.
+    /// The client makes this file step by step (carns III.A).
     Made {
         ino: Ino,
     },
-    /// The client has been given inode numbers.
+    /// The client has been allocated inode numbers.
     Numbers {
         first: Ino,
         count: u32,
@@ -60,7 +63,8 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// `home`: of the inode that a request to open names. `None`: the request may as well be executed again.
+    /// The outcome to journal; `None`: the request may be executed again. `home`: location of the
+    /// inode that an open names.
     pub(crate) fn of(request: &Request, result: &Result<Reply, Errno>, home: Option<Home>) -> Option<Self> {
         let is_change = matches!(
             request,
@@ -91,7 +95,7 @@ impl Outcome {
         Some(match (request, result) {
             _ if !is_change => return None,
             (_, Err(errno)) => Self::Failed(*errno),
-            // The machine removes itself what it finds when it is started anew.
+            // Recovery removes the orphans itself.
             (_, Ok(Reply::Done | Reply::Orphaned(..))) => Self::Done,
             (_, Ok(Reply::Numbers { first, count, .. })) => Self::Numbers { first: *first, count: *count },
             (_, Ok(Reply::Made(made))) => Self::Made { ino: made.ino },
@@ -104,7 +108,8 @@ impl Outcome {
             (Request::Open { ino, how }, Ok(Reply::Opened(_) | Reply::OpenedWhole(..))) => {
                 Self::Given { ino: *ino, home: home?, named: None, opened: Some(how.access) }
             }
-            // One that was to write to data servers asks for what it was given, and may write once more what was written for it.
+            // A client that writes to data servers requests its capability again, and may write
+            // again what was already written for it.
             (_, Ok(Reply::Streamed | Reply::Delegated(_) | Reply::Outgrown(_))) => Self::Streamed,
             (_, Ok(Reply::Written(written))) => Self::Written(*written),
             (_, Ok(Reply::PrivilegesRemoved { changed })) => Self::PrivilegesRemoved { changed: *changed },
@@ -119,7 +124,8 @@ impl Outcome {
 }
 
 impl Meta {
-    /// The answer to a request that was done before the machine began. What it gives to the client is counted already.
+    /// Rebuilds the answer to a request that completed before the restart. What it gives to the
+    /// client is already counted.
     pub(crate) fn tell_again(&mut self, cx: &Cx<'_>, outcome: &Outcome) -> Step<Reply> {
         Ok(match outcome {
             Outcome::Done => Reply::Done,
@@ -133,7 +139,7 @@ impl Meta {
                 let shared = self.is_written(cx.client, *ino);
                 let how = Opened { streamed, accessed: true, limited, shared, announced, proof };
                 let Some(cacheable) = *named else { return Ok(Reply::Opened(how)) };
-                // No lease is given on what is told late.
+                // A repeated answer carries no lease.
                 let (attr, name_leased, attr_leased) = (self.attr(cx, inode)?, false, false);
                 let proof = self.proof(cx.client, *ino, Proven::Told);
                 let entry = Entry { attr, cacheable, name_leased, attr_leased, alone: false, home, proof };
@@ -146,7 +152,7 @@ impl Meta {
                 let announced = self.announces(&inode);
                 let opened = Opened { streamed, accessed: true, limited, shared: false, announced, proof };
                 let delegation = self.grant_making(cx, &inode)?;
-                // The client has not heard of it, and so has not named it.
+                // The client has not received the file, so it has not named it.
                 if let Some(cached) = self.state.inodes.get_mut(ino) {
                     cached.nameless |= cached.home == Home::Orphan;
                 }
@@ -159,7 +165,7 @@ impl Meta {
             }
             Outcome::Written(written) => Reply::Written(*written),
             Outcome::PrivilegesRemoved { changed } => Reply::PrivilegesRemoved { changed: *changed },
-            // It is not told again, but done.
+            // The operation resumes instead: `admit` sets its progress.
             Outcome::Appending { .. } => return Err(Errno::EIO.into()),
             Outcome::Removed { dir, name } => Reply::Removed { dir: *dir, name: name.clone() },
             Outcome::Copied(copied) => Reply::Copied(copied.clone()),

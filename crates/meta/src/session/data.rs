@@ -1,5 +1,6 @@
-//! What data servers may do for clients. With the first capability that a session gets it is counted; before it ends, and with it what
-//! holds others back, all data servers have said that they do nothing for it any more.
+//! Sessions at data servers. A session is numbered when it gets its first capability. Before such a
+//! session ends, and with it what blocks other clients, all data servers have confirmed that they
+//! no longer serve it.
 
 use alloc::vec::Vec;
 
@@ -15,27 +16,30 @@ use crate::step::Step;
 pub(super) enum Reach {
     #[default]
     Nothing,
-    /// What capabilities say that name this number.
+    /// Data servers honour capabilities with this session number.
     Granted(u64),
-    /// Nothing any more, when they know. `told`: they are being told.
+    /// Data servers are to stop serving the session. `told`: the request is in progress.
     Ending { told: bool },
 }
 
 impl Reach {
-    /// What the machine gave before it was started anew. No session has that number.
+    /// Capabilities from before a restart. No session has this number.
     pub const BEFORE: Self = Self::Granted(0);
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Sessions {
-    /// The number of the last one.
+    /// The last session number.
     last: u64,
-    /// Data servers are being told.
+    /// A request to data servers is in progress.
     telling: bool,
 }
 
 impl Meta {
-    /// The number by which data servers know a client's session.
+    /// The number by which data servers know a client's session; allocates one if needed.
+    ///
+    /// # Errors
+    /// `ESTALE` if the client has no session.
     pub(crate) fn data_session(&mut self, client: ClientId) -> Step<u64> {
         let session = self.sessions.clients.get_mut(&client).ok_or(Errno::ESTALE)?;
         if let Reach::Granted(number) = session.reach
@@ -48,7 +52,8 @@ impl Meta {
         Ok(self.sessions.data.last)
     }
 
-    /// Whether data servers do nothing for a session any more. If not they are told, and [`Self::cut_off`] follows.
+    /// True if data servers no longer serve a session. Otherwise requests that they stop;
+    /// [`Self::cut_off`] follows.
     pub(super) fn is_cut_off(&mut self, client: ClientId, out: &mut Outbox) -> bool {
         let Some(session) = self.sessions.clients.get_mut(&client) else { return true };
         if session.reach == Reach::Nothing {
@@ -81,8 +86,8 @@ impl Meta {
         }
     }
 
-    /// All data servers know which sessions go on, or could not be told. A client that has been heard of again may ask for new
-    /// capabilities.
+    /// Handles the data servers' confirmation, or its failure. A client that has been heard since
+    /// may request new capabilities.
     pub(crate) fn cut_off(&mut self, now: Now, is_done: bool, out: &mut Outbox) {
         self.sessions.data.telling = false;
         for session in self.sessions.clients.values_mut() {
@@ -91,7 +96,7 @@ impl Meta {
             }
         }
         self.expire(now, out);
-        // Others may have had to wait.
+        // Sessions that ended meanwhile.
         self.tell_data_servers(out);
     }
 }

@@ -1,6 +1,7 @@
-//! Who may change where a file ends: appends to a stream and truncations of it come one after the other, so that an append goes where
-//! the file ended when that was decided. If the server is killed before it is done, the file's end stays locked until the client has
-//! asked again, or says what it asks again and that is not among it, or its session has ended.
+//! Locks on the ends of files. Appends to a stream and truncations of it are serialised, so an
+//! append lands at the end that was determined for it. If the server is killed before the operation
+//! is done, the end stays locked until the client repeats the request, or reclaims without it, or
+//! its session ends.
 
 use alloc::vec::Vec;
 
@@ -14,7 +15,7 @@ use crate::trash::ITSELF;
 
 type Asked = (ClientId, RequestId);
 
-/// The ends that are locked. See the module's description.
+/// The locked ends.
 #[derive(Debug, Default)]
 pub(crate) struct Ends {
     files: Map<Ino, Locked>,
@@ -23,12 +24,12 @@ pub(crate) struct Ends {
 #[derive(Debug)]
 struct Locked {
     by: Asked,
-    /// Operations.
+    /// Numbers of the operations blocked on the lock.
     waiting: Vec<u64>,
 }
 
 impl Ends {
-    /// Whether a request has the lock now.
+    /// Locks the end of `ino` for a request. Returns false if another request holds the lock.
     pub fn lock(&mut self, ino: Ino, by: Asked) -> bool {
         self.files.entry(ino).or_insert(Locked { by, waiting: Vec::new() }).by == by
     }
@@ -39,7 +40,7 @@ impl Ends {
         }
     }
 
-    /// The operation that waits no longer, if it did.
+    /// Removes the blocked operation that `is_it` selects.
     pub fn stop_waiting(&mut self, is_it: impl Fn(&u64) -> bool) -> Option<u64> {
         self.files.values_mut().find_map(|locked| {
             let at = locked.waiting.iter().position(&is_it)?;
@@ -47,7 +48,7 @@ impl Ends {
         })
     }
 
-    /// Those that have waited.
+    /// Releases the locks of requests that are over. Returns the operations to resume.
     fn unlock(&mut self, is_over: impl Fn(Asked) -> bool) -> Vec<u64> {
         let unlocked = self.files.extract_if(|_, locked| is_over(locked.by));
         unlocked.flat_map(|(_, locked)| locked.waiting).collect()
@@ -55,9 +56,9 @@ impl Ends {
 }
 
 impl Meta {
-    /// Before an operation changes where a file ends: until it is answered, no other does.
+    /// Locks the end of a file until the operation is answered.
     pub(crate) fn lock_end(&mut self, cx: &Cx<'_>, ino: Ino) -> Step<()> {
-        // What the machine does by itself, and for other ranks, is none of a session's requests.
+        // Operations of the machine itself and of other ranks are not requests of a session.
         let is_for_client = self.config.session_ms.is_some() && cx.client != ITSELF;
         if !is_for_client || self.sessions.ends.lock(ino, (cx.client, cx.id)) {
             return Ok(());
@@ -65,7 +66,7 @@ impl Meta {
         Err(Stop::Wait(Wait::End(ino)))
     }
 
-    /// Of requests that are over.
+    /// Releases the locks of requests that are over, and resumes the operations blocked on them.
     pub(crate) fn unlock_ends(&mut self, now: Now, is_over: impl Fn(Asked) -> bool, out: &mut Outbox) {
         let ready = self.sessions.ends.unlock(is_over);
         ready.into_iter().for_each(|operation| self.resume(now, operation, out));

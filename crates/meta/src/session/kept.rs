@@ -1,4 +1,4 @@
-//! What is kept of sessions when the machine ends: in the journal, and in records of their own.
+//! Persistent state of sessions: journaled, and stored in records of [`ObjectId::SESSIONS`].
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -12,17 +12,17 @@ use crate::record::{Corrupt, decode, encode};
 use crate::snapshot::Changed;
 use crate::state::{State, Track};
 
-/// What is kept of a session when the machine ends.
+/// The persistent part of a session.
 #[derive(Debug, Default)]
 pub(crate) struct Kept {
-    /// What requests of it have come to that changed something, and whose answers it may not have.
+    /// Outcomes of requests that have changed something and whose answers the client may not have.
     pub completed: BTreeMap<RequestId, Outcome>,
-    /// The numbers that it has for new files.
+    /// Inode numbers allocated to the client for new files.
     pub unused: Unused,
     pub track: Track,
 }
 
-/// What is written of it: as in [`Kept`].
+/// The encoding of [`Kept`].
 type Record = (BTreeMap<RequestId, Outcome>, Unused);
 
 fn parse(value: &[u8]) -> Result<Record, Corrupt> {
@@ -56,7 +56,7 @@ impl State {
             {
                 first.remove();
             }
-            // What the client has been told of is there: the number is used, if it had one for it.
+            // The inode exists, so its number is used, if it was one of the client's.
             if let Outcome::Given { ino, .. } = outcome {
                 kept.unused.take(*ino);
             }
@@ -64,7 +64,8 @@ impl State {
         }
     }
 
-    /// The record is about to change, or to go.
+    /// Prepares the record for a change or removal: encodes it first if the current snapshot needs
+    /// its old state.
     pub(super) fn touch_session(&mut self, client: ClientId) -> Option<&mut Kept> {
         let epoch = self.epoch;
         let was = self.sessions.get(&client)?.track.epoch;
@@ -79,7 +80,7 @@ impl State {
         Some(kept)
     }
 
-    /// Adds the record, as it is, to the snapshot under way.
+    /// Adds the record to the current snapshot.
     pub(crate) fn encode_session(&mut self, client: ClientId) {
         let Some(kept) = self.sessions.get_mut(&client) else { return };
         kept.track = Track { epoch: 0, written: self.epoch - 1, stored: true };
@@ -88,7 +89,7 @@ impl State {
         self.snapshot.writes.push(TableWrite { object: ObjectId::SESSIONS, key, value });
     }
 
-    /// Takes in a record of [`ObjectId::SESSIONS`].
+    /// Loads a record of [`ObjectId::SESSIONS`].
     pub(crate) fn loaded_kept(&mut self, key: &[u8], value: &[u8]) -> Result<(), Corrupt> {
         match KeptKey::from_bytes(key).ok_or(Corrupt)? {
             KeptKey::Session(client) => {
@@ -103,7 +104,7 @@ impl State {
         }
     }
 
-    /// An inode is open so many times less.
+    /// Subtracts from the opens of an inode.
     pub(super) fn close(&mut self, ino: Ino, opens: u32) {
         if let Some(cached) = self.inodes.get_mut(&ino) {
             cached.opens = cached.opens.saturating_sub(opens);
@@ -116,13 +117,13 @@ impl State {
 /// The keys of [`ObjectId::SESSIONS`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum KeptKey {
-    /// What is kept of a session.
+    /// The persistent part of a session.
     Session(ClientId),
-    /// Where a file lies now that clients know by another place.
+    /// The location of an inode that clients know by an older one.
     Moved(Ino),
-    /// What lasts of a transaction with other ranks.
+    /// A prepared part or an unfinished decision of a transaction between ranks.
     Transaction(TransactionId),
-    /// What another rank and this one have told each other of usage.
+    /// Usage deltas exchanged with another rank.
     Tally(Rank),
 }
 
@@ -166,7 +167,7 @@ impl KeptKey {
     }
 }
 
-/// Below which number a record of [`ObjectId::SESSIONS`] says that numbers have been given to its client.
+/// The bound below which a record of [`ObjectId::SESSIONS`] has allocated inode numbers; 0 if none.
 pub(crate) fn given_below(key: &[u8], value: &[u8]) -> u64 {
     match KeptKey::from_bytes(key) {
         Some(KeptKey::Session(_)) => parse(value).map_or(0, |(_, unused)| unused.end()),
@@ -174,7 +175,7 @@ pub(crate) fn given_below(key: &[u8], value: &[u8]) -> u64 {
     }
 }
 
-/// Whether a record of [`ObjectId::SESSIONS`] is sound.
+/// True if a record of [`ObjectId::SESSIONS`] is valid.
 pub fn is_kept(key: &[u8], value: &[u8]) -> bool {
     match KeptKey::from_bytes(key) {
         Some(KeptKey::Session(_)) => parse(value).is_ok(),

@@ -1,7 +1,7 @@
-//! Sessions: what a server knows of each of its clients. While one lasts, a request that is sent again is done once, and
-//! what the client knows and has open stays; when nothing has been heard of the client for a while, all that is given up.
+//! Sessions: the server's state of each client. While one lasts, a request that is sent again is
+//! executed once. A silent session expires, and its lookups and opens are released.
 //!
-//! An embedded machine ([`Config::session_ms`](crate::Config) is `None`) has none of this: its client ends with it.
+//! An embedded machine ([`Config::session_ms`](crate::Config) is `None`) has no sessions.
 
 mod audit;
 mod completed;
@@ -44,46 +44,46 @@ use crate::state::Map;
 use crate::task::Task;
 use crate::trash::ITSELF;
 
-/// Sessions at a time.
+/// Maximum number of sessions.
 const MAX_SESSIONS: usize = DataRequest::MAX_SESSIONS;
-/// So far may the number of a request be beyond that of the first whose answer the client has not acknowledged.
+/// Maximum distance of a request's number from the first unacknowledged one.
 const WINDOW: u64 = 1024;
-/// With those that tell what the client has.
+/// Maximum number of requests, reclaim requests included.
 const MAX_REQUESTS: u64 = 16 * WINDOW;
-/// What the answers that are kept for a client may take, about, in bytes.
+/// Approximate bound on the answers stored for a client, in bytes.
 const WINDOW_BYTES: usize = 1 << 20;
-/// So many clients that have left are remembered, to be told to other ranks.
+/// Number of departed clients that are remembered and announced to other ranks.
 const MOST_LEFT: usize = 4096;
-/// Inodes of expired sessions that are released at a time: bounds how long operations wait behind it.
+/// Inodes of ended sessions that are released per step; bounds how long other operations wait.
 const RELEASE: usize = 128;
 
-/// What the machine knows of its clients and forgets when it ends.
+/// Volatile state of all sessions.
 #[derive(Debug, Default)]
 pub(crate) struct Sessions {
     clients: Map<ClientId, Session>,
-    /// Without a name, and known to others than have taken the last one: they may forget them.
+    /// Unlinked inodes that clients other than the unlinker still cache; they are recalled.
     pub recalls: Vec<Recall>,
-    /// The last clients that have left, where there are other ranks.
+    /// The clients that left most recently; empty on a single rank.
     pub left: VecDeque<ClientId>,
-    /// Files that clients are making, and that nobody can have written to.
+    /// Files that clients are making (carns III.A); nobody can have written to them.
     pub making: BTreeSet<Ino>,
-    /// Files of which these clients have taken the last name, and which they remove themselves.
+    /// Files whose last name was removed by a client that removes the datafiles itself.
     pub removing: BTreeMap<Ino, ClientId>,
-    /// What is still to be released of what expired sessions held.
+    /// Holds of ended sessions that remain to be released.
     abandoned: VecDeque<(Ino, Hold)>,
-    /// That is under way.
+    /// A release of abandoned holds is in progress.
     releasing: bool,
-    /// Sessions that were there when the machine began, and have not said all that they have.
+    /// Number of sessions from before the restart that have not finished reclaiming.
     awaited: usize,
-    /// What is to be said to data servers.
+    /// Sessions as data servers know them.
     data: data::Sessions,
-    /// When the machine began, as far as it has been told.
+    /// Uptime at which the machine started, as of its first tick; milliseconds.
     began_ms: Option<u64>,
-    /// Who may change where files end.
+    /// Locks on the ends of files.
     pub ends: ends::Ends,
-    /// Whatever clients were told before the machine began they no longer use.
+    /// All leases from before the restart have expired.
     leases_over: bool,
-    /// What has no name, and nobody that has said so has it: to be freed when all have said what they have.
+    /// Orphans that no client has reclaimed; freed at the end of the grace period.
     unclaimed: BTreeSet<Ino>,
 }
 
@@ -94,7 +94,7 @@ impl Sessions {
         }
     }
 
-    /// Which accesses of a client's change access times.
+    /// The client's accesses that update access times.
     pub(crate) fn accesses(&self, client: ClientId) -> Accesses {
         self.clients.get(&client).map_or(Accesses::All, |session| session.accesses)
     }
@@ -102,44 +102,45 @@ impl Sessions {
 
 #[derive(Debug, Default)]
 struct Session {
-    /// When it was last heard of; `None`: not since the machine started.
+    /// Uptime at which the client was last heard; `None`: not since the restart.
     heard_ms: Option<u64>,
-    /// It has the answers to all requests before this one.
+    /// The client has the answers to all requests before this one.
     below: RequestId,
     requests: BTreeMap<RequestId, Progress>,
-    /// What the answers that are kept take.
+    /// Approximate size of the stored answers, in bytes.
     bytes: usize,
     held: Map<Ino, Hold>,
-    /// It may use what is below this directory only.
+    /// The only subtree that the client may use; `None`: no restriction.
     root: Option<Ino>,
-    /// What data servers may do for it.
+    /// What data servers may do for the client.
     reach: data::Reach,
     accesses: Accesses,
-    /// The client has gone.
+    /// The client has ended its session.
     left: bool,
-    /// It has not said all that it has since the machine began.
+    /// The client has not finished reclaiming since the restart.
     awaited: bool,
-    /// What answers gave that were journaled before the machine began, and that the client may not have got.
+    /// Holds given by answers from before the restart that the client may not have received.
     reserved: BTreeMap<RequestId, (Ino, Hold)>,
 }
 
-/// What has become of a request.
+/// State of a request.
 #[derive(Debug)]
 enum Progress {
     Running,
     Answered(Result<Reply, Errno>),
-    /// Its answer told much and changed nothing: it can be executed again. These were then counted as known.
+    /// The answer is not stored, since the request can be executed again. It counted lookups of
+    /// these inodes.
     Told(Vec<Ino>),
 }
 
-/// What a client has of an inode: its share of what [`Cached`](crate::state::Cached) counts.
+/// A client's share of an inode's counts in [`Cached`](crate::state::Cached).
 #[derive(Clone, Copy, Debug, Default)]
 struct Hold {
     lookups: u64,
     opens: u32,
-    /// It was opened for writing, and has been open since.
+    /// The client has the inode open, and has opened it for writing since it was last closed.
     writes: bool,
-    /// Its client announces what it writes to it.
+    /// The client announces its writes to the inode.
     announces: bool,
 }
 
@@ -155,7 +156,7 @@ impl Session {
         held.lookups = held.lookups.saturating_add(hold.lookups);
         held.opens = held.opens.saturating_add(hold.opens);
         if hold.writes {
-            // A client that has it open for writing already may not have got this answer yet.
+            // Until it receives this answer, a client that writes already does not announce.
             held.announces = hold.announces && (held.announces || !held.writes);
         }
         held.writes |= hold.writes;
@@ -169,7 +170,7 @@ impl Session {
         self.held.get(&ino).is_some_and(|hold| hold.writes)
     }
 
-    /// Takes away as much of what it has of an inode, or what there is.
+    /// Removes at most `wanted` from the client's hold on `ino`. Returns what was removed.
     fn let_go(&mut self, ino: Ino, wanted: Hold) -> Hold {
         let Some(held) = self.held.get_mut(&ino) else { return Hold::default() };
         let (lookups, opens) = (wanted.lookups.min(held.lookups), wanted.opens.min(held.opens));
@@ -188,7 +189,7 @@ impl Session {
         self.requests.values().any(|progress| matches!(progress, Progress::Running))
     }
 
-    /// The client has these answers.
+    /// The client has the answers to all requests before `below`: drops the stored ones.
     fn acknowledge(&mut self, below: RequestId) {
         self.below = self.below.max(below);
         while let Some(first) = self.requests.first_entry()
@@ -203,7 +204,8 @@ impl Session {
 }
 
 impl Meta {
-    /// A request of a client comes: it is run, unless it has been before. What it releases the client must have.
+    /// Runs a client's request unless it has been executed before. A request can release only what
+    /// its session holds.
     pub(crate) fn admit(&mut self, now: Now, mut task: Task, below: RequestId, out: &mut Outbox) {
         let (from, id) = (task.from, task.id);
         let reclaims = matches!(task.request, Request::Reclaim { .. } | Request::ReclaimLocks { .. });
@@ -223,9 +225,9 @@ impl Meta {
         }
     }
 
-    /// A client asks for something to be done with a stream, which the machine has no part in. Whether it is to be done now: if
-    /// so, [`Self::end_stream`] must follow. It is not if it has been done, or is being done; what it came to is kept as
-    /// for requests, but not when the machine ends.
+    /// Registers a stream request, which bypasses the machine. Returns true if it must be executed
+    /// now; then [`Self::end_stream`] must follow. Returns false if it has been executed or is in
+    /// progress. Its answer is stored as those of requests are, but is lost when the machine ends.
     pub fn begin_stream(
         &mut self,
         now: Now,
@@ -236,12 +238,13 @@ impl Meta {
         self.begin(now, of, below, false, out)
     }
 
-    /// Something has been done with a stream. Whether the client is to be told.
+    /// Stores the answer of a stream request. Returns true if it must be sent to the client.
     pub fn end_stream(&mut self, of: (ClientId, RequestId), result: &Result<Reply, Errno>) -> bool {
         self.remember(of, result)
     }
 
-    /// Whether a request is to be executed now. It is answered if it has been, or cannot be.
+    /// Registers a request. Returns true if it must be executed now; otherwise answers it, if it
+    /// has an answer or cannot be executed.
     fn begin(
         &mut self,
         now: Now,
@@ -257,15 +260,15 @@ impl Meta {
         let Some(session) = self.sessions.clients.get_mut(&from) else { return tell(Err(Errno::ESTALE)) };
         (session.heard_ms, session.left) = (Some(now.uptime_ms), false);
         if session.awaited && !reclaims {
-            // It has not said what it has, and what it asks may be about.
+            // The request may concern an inode that the client has not reclaimed.
             return tell(Err(Errno::EAGAIN));
         }
         session.acknowledge(below);
         if id < session.below {
-            // A copy that was long under way: nobody waits for it any more.
+            // A late duplicate: the client has its answer.
             return false;
         }
-        // What reclaims comes before older requests, and may be much.
+        // Reclaim requests precede older requests, and there may be many.
         let is_beyond = match reclaims {
             true => session.requests.len() as u64 >= MAX_REQUESTS,
             false => id.0 - session.below.0 >= WINDOW,
@@ -294,8 +297,8 @@ impl Meta {
         true
     }
 
-    /// Takes from a client what a request of it is going to release. If that is nothing, it is answered, as are requests about
-    /// the session itself.
+    /// Removes from the session what a request releases. Answers requests that release nothing, and
+    /// requests about the session itself. Returns true if the operation must run.
     fn claim(
         &mut self,
         now: Now,
@@ -336,7 +339,7 @@ impl Meta {
             Request::Reclaim { held, last, again } => {
                 let result = self.reclaim(now, from, held, *last, out);
                 if *last {
-                    // What it does not wait for any more, and has not been begun since, comes to nothing.
+                    // Only requests that the client repeats may still be executed.
                     self.unlock_ends(now, |(by, id)| by == from && again.binary_search(&id).is_err(), out);
                 }
                 result
@@ -347,7 +350,7 @@ impl Meta {
                 }
                 Ok(Reply::Done)
             }
-            // Who may was checked when it was opened.
+            // Permissions were checked at open.
             Request::Read { ino, .. }
             | Request::Write { ino, .. }
             | Request::Allocate { ino, .. }
@@ -362,7 +365,7 @@ impl Meta {
                 Err(Errno::EBADF)
             }
             _ if request.writes().is_some_and(|ino| !session.writes(ino)) => Err(Errno::EBADF),
-            // The machine asks this of itself alone.
+            // Requests that only the machine itself may issue.
             Request::Sweep | Request::Enter { .. } | Request::Recount { .. } | Request::Place { .. } => {
                 Err(Errno::EINVAL)
             }
@@ -372,8 +375,8 @@ impl Meta {
         false
     }
 
-    /// An operation has come to its end: notes what its answer gives to the client, and if it has changed anything, in the
-    /// journal, that it has been done.
+    /// Records the end of an operation: what its answer gives the client and, if it has changed
+    /// anything, its outcome in the journal.
     pub(crate) fn note(&mut self, task: &Task, result: &Result<Reply, Errno>) {
         let Some(session) = self.sessions.clients.get_mut(&task.from) else { return };
         if task.again.is_some() {
@@ -395,18 +398,18 @@ impl Meta {
         }
     }
 
-    /// Notes in the journal what a request has come to.
     pub(crate) fn journal_outcome(&mut self, (client, id): (ClientId, RequestId), outcome: Outcome) {
         if let Some(session) = self.sessions.clients.get(&client)
             && !self.config.read_only
         {
             let below = session.below;
-            // It needs nothing that would have to be loaded.
+            // Needs no load, so it cannot fail to find a record.
             let _ = self.append(&Event::Completed { client, id, below, outcome });
         }
     }
 
-    /// An answer leaves: it is kept until the client has it. Whether there is anybody to be told.
+    /// Stores an answer as it leaves, until the client acknowledges it. Returns false if the
+    /// session or the request no longer exists.
     pub(crate) fn remember(
         &mut self,
         (to, id): (ClientId, RequestId),
@@ -415,7 +418,7 @@ impl Meta {
         let Some(session) = self.sessions.clients.get_mut(&to) else { return false };
         let Some(progress) = session.requests.get_mut(&id) else { return false };
         *progress = match result {
-            // What was waited for may have come since.
+            // The awaited lock may have been granted meanwhile.
             Ok(Reply::Bytes(_) | Reply::Waits) => Progress::Told(Vec::new()),
             Ok(Reply::Listing { entries, .. }) => {
                 let told = entries.iter().filter(|entry| entry.entry.is_some());
@@ -432,8 +435,8 @@ impl Meta {
 
     // ---- Beginning and ending
 
-    /// A client that has a session, as far as it knows (`resumes`), gets no new one: if it did not hear of that, it would not know the next
-    /// time that it is another one, and would have done once more what was done in the first.
+    /// Starts or resumes a client's session. A client that resumes gets no new session: if that
+    /// answer were lost, the client would take it for the old one and execute old requests again.
     pub(crate) fn connect(
         &mut self,
         now: Now,
@@ -476,7 +479,7 @@ impl Meta {
         }
     }
 
-    /// A session is in the journal, or cannot get there.
+    /// Reports a session whose event is in the journal, or could not be written.
     pub(crate) fn connected(&mut self, client: ClientId, result: Result<(), Errno>, out: &mut Outbox) {
         match result {
             Ok(()) => out.connected.push(client),
@@ -490,7 +493,7 @@ impl Meta {
         }
     }
 
-    /// A client goes, and needs nothing any more of what it holds.
+    /// Ends a client's session at its own request; what it holds is released.
     pub(crate) fn leave(&mut self, now: Now, client: ClientId, out: &mut Outbox) {
         let Some(session) = self.sessions.clients.get_mut(&client) else { return };
         session.left = true;
@@ -500,13 +503,13 @@ impl Meta {
                 self.sessions.left.pop_front();
             }
         }
-        // What is under way ends first: its outcome would be nobody's.
+        // Requests in progress end first: their outcome would belong to no session.
         if !session.is_busy() && self.end_session(now, client, out) {
             self.release_abandoned_soon(now, out);
         }
     }
 
-    /// Clients have left another rank: those that were to say here what they have will not.
+    /// Ends the sessions of clients that left another rank and have not reclaimed here.
     pub(crate) fn left_elsewhere(&mut self, now: Now, clients: &[ClientId], out: &mut Outbox) {
         for client in clients {
             if self.sessions.clients.get(client).is_some_and(|session| session.awaited) {
@@ -515,7 +518,7 @@ impl Meta {
         }
     }
 
-    /// Whether it has ended: before, data servers are to do nothing for the client any more.
+    /// Ends a session. Returns false if data servers must first stop serving the client.
     fn end_session(&mut self, now: Now, client: ClientId, out: &mut Outbox) -> bool {
         if !self.is_cut_off(client, out) {
             return false;
@@ -523,7 +526,7 @@ impl Meta {
         let Some(session) = self.sessions.clients.remove(&client) else { return false };
         self.sessions.abandoned.extend(session.held);
         let removing = self.sessions.removing.extract_if(.., |_, by| *by == client);
-        // Whoever forgets it then sees to what is left of it.
+        // The forget of such a file then frees its remainder.
         self.sessions.abandoned.extend(removing.map(|(ino, _)| (ino, Hold::LOOKUP)));
         self.journal_session(client, false);
         self.drop_leases(now, client, out);
@@ -535,7 +538,7 @@ impl Meta {
         true
     }
 
-    /// Whether a client may do this with streams: it must have the files open.
+    /// Checks that a client has the files of a stream request open, for writing where it writes.
     ///
     /// # Errors
     /// `EBADF` if it has not.
@@ -554,7 +557,7 @@ impl Meta {
         if all_open && io.writes().is_none_or(may_write) { Ok(()) } else { Err(Errno::EBADF) }
     }
 
-    /// Whether a request of a client's is to be answered some time.
+    /// True if a request of the client is in progress and will be answered.
     pub fn is_under_way(&self, client: ClientId, id: RequestId) -> bool {
         let session = self.sessions.clients.get(&client);
         session
@@ -562,7 +565,7 @@ impl Meta {
             .is_some_and(|it| matches!(it, Progress::Running))
     }
 
-    /// Whether a client has been told of an inode and has not forgotten it.
+    /// True if the client has looked up the inode and not forgotten it, or it is the client's root.
     pub fn knows(&self, client: ClientId, ino: Ino) -> bool {
         let session = self.sessions.clients.get(&client);
         session.is_some_and(|session| {
@@ -570,19 +573,18 @@ impl Meta {
         })
     }
 
-    /// How often a client has an inode open, as far as answers have been given.
+    /// The client's number of opens of an inode, as far as answers have been sent.
     pub(crate) fn opens_of(&self, client: ClientId, ino: Ino) -> u32 {
         self.sessions.clients.get(&client).map_or(0, |session| session.opens(ino))
     }
 
     fn journal_session(&mut self, client: ClientId, begins: bool) {
         if !self.config.read_only {
-            // It needs nothing that would have to be loaded.
             let _ = self.append(&Event::Session { client, begins });
         }
     }
 
-    /// Ends the sessions of which nothing has been heard for too long.
+    /// Ends the sessions that have been silent for too long.
     pub(crate) fn expire(&mut self, now: Now, out: &mut Outbox) {
         let Some(limit) = self.config.session_ms else { return };
         self.wait_for_leases(now, out);
@@ -596,7 +598,6 @@ impl Meta {
         expired.sort_unstable();
         for client in expired {
             self.give_up_groups(now, client, out);
-            // What is under way ends first: its outcome would be nobody's.
             let is_quiet = self.sessions.clients.get(&client).is_some_and(|session| !session.is_busy());
             if is_quiet && self.end_session(now, client, out) {
                 out.expired.push(client);
@@ -605,7 +606,7 @@ impl Meta {
         self.release_abandoned_soon(now, out);
     }
 
-    /// A client that is gone does not tell its callers' groups any more: they have none.
+    /// Fails the group queries of a client that is gone.
     fn give_up_groups(&mut self, now: Now, client: ClientId, out: &mut Outbox) {
         let is_asked = |purpose: &Purpose| match purpose {
             Purpose::Groups(number) => self.tasks.get(number).is_some_and(|task| task.from == client),
@@ -623,7 +624,7 @@ impl Meta {
         }
     }
 
-    /// Releases some of what was abandoned, as if the client had.
+    /// Releases some abandoned holds, as if their clients had released them.
     pub(crate) fn release_abandoned(&mut self, now: Now, out: &mut Outbox) {
         let count = self.sessions.abandoned.len().min(RELEASE);
         for (ino, Hold { lookups, opens, .. }) in self.sessions.abandoned.drain(..count).collect::<Vec<_>>() {
@@ -632,7 +633,7 @@ impl Meta {
                 self.run(now, Task::new(ITSELF, RequestId(0), Caller::SERVER, request), None, out);
             }
             if opens > 0 {
-                // The last one counts what was written.
+                // The last close counts the bytes written.
                 self.state.close(ino, opens - 1);
                 let request = Request::Release { ino };
                 self.run(now, Task::new(ITSELF, RequestId(0), Caller::SERVER, request), None, out);
@@ -645,7 +646,7 @@ impl Meta {
     }
 }
 
-/// What an answer gives to the client that gets it.
+/// Calls `give` with what an answer gives to its client.
 fn each_given(request: &Request, result: &Result<Reply, Errno>, mut give: impl FnMut(Ino, Hold)) {
     match (request, result) {
         (_, Ok(Reply::Entry(entry))) => give(entry.attr.ino, Hold::LOOKUP),
@@ -666,7 +667,7 @@ fn each_given(request: &Request, result: &Result<Reply, Errno>, mut give: impl F
         (Request::Open { ino, .. }, Ok(Reply::Opened(opened) | Reply::OpenedWhole(opened, _))) => {
             give(*ino, opening(request, opened));
         }
-        // A release that has failed gives back what was taken for it.
+        // A failed release returns the hold that it took.
         (Request::Release { ino }, Err(_)) => give(*ino, Hold::OPENING),
         _ => {}
     }
@@ -681,7 +682,7 @@ fn opens_to_write(request: &Request) -> bool {
     request.opens_for().is_some_and(|access| access.contains(Access::WRITE))
 }
 
-/// What an answer takes of memory, about, in bytes.
+/// Approximate size of a stored answer, in bytes.
 fn weight(result: &Result<Reply, Errno>) -> usize {
     let more = match result {
         Ok(Reply::Copied(copied)) => {

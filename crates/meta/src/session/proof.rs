@@ -1,6 +1,6 @@
-//! What shows a server that was started anew that a client has been told of an inode, or has opened it, without anybody remembering it:
-//! a number that only who has the file system's key can make. It is good for as long as the inode is. A client gains nothing by
-//! keeping it: it might have kept the file open.
+//! Reclaim tokens: a keyed hash that proves, without server state, that a client has looked up or
+//! opened an inode. Only the holder of the file system's key can compute one. It stays valid as
+//! long as the inode exists: keeping one is worth no more than keeping the file open.
 
 use core::hash::Hasher;
 
@@ -9,14 +9,14 @@ use siphasher::sip::SipHasher24;
 
 use crate::machine::Meta;
 
-/// What a client can prove of an inode.
+/// What a reclaim token proves.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Proven {
-    /// It has been told of it by name, or made it.
+    /// The client has looked up the inode by name, or made it.
     Told,
-    /// It has opened it.
+    /// The client has opened it.
     Opened,
-    /// It has opened it for writing.
+    /// The client has opened it for writing.
     OpenedToWrite,
 }
 
@@ -27,7 +27,7 @@ impl Proven {
 }
 
 impl Meta {
-    /// For a client that may have to prove it.
+    /// The reclaim token for a client; 0 if the machine has no sessions.
     pub(crate) fn proof(&self, client: ClientId, ino: Ino, what: Proven) -> u64 {
         if self.config.session_ms.is_none() {
             return 0;
@@ -36,7 +36,8 @@ impl Meta {
     }
 }
 
-/// The key also hashes names, of which clients learn the hashes: no name begins with NUL.
+/// The key also hashes names, whose hashes clients learn. No name begins with NUL, so a token never
+/// equals a name's hash input.
 pub(super) fn prove(key: &[u8; 16], client: ClientId, ino: Ino, what: Proven) -> u64 {
     let mut hasher = SipHasher24::new_with_key(key);
     hasher.write(&[0, what as u8]);

@@ -1,8 +1,9 @@
-//! What clients say that they have, after the server has begun again ([`Request::Reclaim`](espalier_proto::Request)).
+//! Reclaimed inodes: what clients hold after a restart
+//! ([`Request::Reclaim`](espalier_proto::Request)).
 //!
-//! Nothing is loaded for it: where an inode lies is taken from the client, as a hint. A hint is only a place to look at; what
-//! is found there must be the inode. An inode that is moved while clients know it is noted (`Event::Moved`) until they have all
-//! forgotten it, so that older hints need not be believed.
+//! Reclaiming loads nothing: the client supplies each inode's location as a hint. A hint is only a
+//! place to look; the inode found there must match. `Event::Moved` records an inode that moves
+//! while clients know it, until all have forgotten it, so older hints are ignored.
 
 use alloc::vec::Vec;
 
@@ -15,16 +16,16 @@ use crate::session::KeptKey;
 use crate::snapshot::Changed;
 use crate::state::{Home, Map, State, Track};
 
-/// A place in a directory: its number, and the hash of a name.
+/// A place in a directory: its inode number and the hash of a name.
 type Place = (Ino, u64);
 
 #[derive(Debug, Default)]
 pub(crate) struct Reclaimed {
-    /// What clients have of inodes that are not in memory yet.
+    /// Holds on inodes that are not in memory.
     unseen: Map<Ino, Unseen>,
-    /// Other hints for these, if clients do not agree.
+    /// Further hints for these inodes, where clients disagree.
     others: Map<Ino, Vec<Place>>,
-    /// Inodes that clients know, and that have moved.
+    /// Inodes that clients know and that have moved.
     moved: Map<Ino, Moved>,
 }
 
@@ -46,24 +47,24 @@ impl Reclaimed {
         self.unseen.len() + self.moved.len()
     }
 
-    /// How often clients have looked up an inode that is not in memory yet, and opened it.
+    /// Lookups and opens of an inode that is not in memory.
     pub(super) fn count(&self, ino: Ino) -> (u64, u32) {
         self.unseen.get(&ino).map_or((0, 0), |unseen| (unseen.lookups, unseen.opens))
     }
 
-    /// Where to look for an inode.
+    /// The place to look for an inode first.
     pub(crate) fn hint(&self, ino: Ino) -> Option<Place> {
         self.unseen.get(&ino)?.hint
     }
 
-    /// It is not there.
+    /// Drops a hint that was wrong, and takes the next one.
     pub(crate) fn forget_hint(&mut self, ino: Ino) {
         if let Some(unseen) = self.unseen.get_mut(&ino) {
             unseen.hint = self.others.get_mut(&ino).and_then(Vec::pop);
         }
     }
 
-    /// An inode comes into memory: how often clients have looked it up, and opened it.
+    /// Takes the lookups and opens of an inode that enters memory.
     pub(crate) fn found(&mut self, ino: Ino) -> (u64, u32) {
         if self.unseen.is_empty() {
             return (0, 0);
@@ -72,7 +73,7 @@ impl Reclaimed {
         self.unseen.remove(&ino).map_or((0, 0), |unseen| (unseen.lookups, unseen.opens))
     }
 
-    /// A client no longer has so much of an inode that is not in memory. Whether nobody has any of it now.
+    /// Subtracts from the holds on an inode that is not in memory. Returns true if none is left.
     pub(crate) fn give_up(&mut self, ino: Ino, lookups: u64, opens: u32) -> bool {
         let Some(unseen) = self.unseen.get_mut(&ino) else { return false };
         unseen.lookups = unseen.lookups.saturating_sub(lookups);
@@ -87,13 +88,13 @@ impl Reclaimed {
 }
 
 impl State {
-    /// A client has this.
+    /// Adds a client's reclaimed hold.
     pub(crate) fn reclaim(&mut self, held: Held) {
         let Held { ino, home, lookups, opens, .. } = held;
         if let Some(cached) = self.inodes.get_mut(&ino) {
             cached.lookups = cached.lookups.saturating_add(lookups);
             cached.opens = cached.opens.saturating_add(opens);
-            // Of what has no name only the answer that made it says so.
+            // Replies report an orphan location only for an inode that never had a name.
             cached.nameless |= (cached.home, home) == (Home::Orphan, Home::Orphan);
             return;
         }
@@ -112,14 +113,14 @@ impl State {
         }
     }
 
-    /// Whether a client has any of an inode.
+    /// True if any client holds an inode.
     fn is_held(&self, ino: Ino) -> bool {
         self.inodes.get(&ino).is_some_and(|cached| cached.in_use())
             || self.known.get(&ino).is_some_and(|known| known.lookups > 0)
             || self.reclaimed.unseen.contains_key(&ino)
     }
 
-    // ---- What has moved
+    // ---- Moved inodes
 
     pub(crate) fn apply_moved(&mut self, ino: Ino, home: Home) {
         let (epoch, changed) = (self.epoch, &mut self.changed);
@@ -130,7 +131,7 @@ impl State {
         changed.push_back(Changed::Moved(ino));
     }
 
-    /// Nobody knows the inode by an older place any more.
+    /// Forgets that an inode has moved: no client knows its old location.
     pub(crate) fn settle(&mut self, ino: Ino) {
         if let Some(moved) = self.reclaimed.moved.remove(&ino)
             && moved.track.stored
@@ -143,7 +144,7 @@ impl State {
         }
     }
 
-    /// All clients have said what they have.
+    /// Forgets moved inodes that no client holds, at the end of the grace period.
     pub(crate) fn settle_unheld(&mut self) {
         let moved: Vec<Ino> = self.reclaimed.moved.keys().copied().collect();
         for ino in moved {
@@ -153,7 +154,8 @@ impl State {
         }
     }
 
-    /// Adds the record to the snapshot under way. It may be newer than that: it is but a hint.
+    /// Adds the record to the current snapshot. The record may be newer than the snapshot, since it
+    /// is only a hint.
     pub(crate) fn encode_moved(&mut self, ino: Ino) {
         let Some(moved) = self.reclaimed.moved.get_mut(&ino) else { return };
         moved.track = Track { epoch: 0, written: self.epoch - 1, stored: true };
@@ -168,14 +170,15 @@ impl State {
 }
 
 impl Meta {
-    /// A client has given up what it had of an inode, and nobody else has any of it, as far as it has been said.
+    /// Forgets that an inode has moved, once no client holds it. Does nothing during the grace
+    /// period.
     pub(crate) fn settle(&mut self, ino: Ino) {
         if !self.sessions.in_grace() {
             self.state.settle(ino);
         }
     }
 
-    /// The inodes that clients know and an event is about to move.
+    /// The inodes that clients know and that an event is about to move.
     pub(crate) fn moved_by(&self, event: &Event) -> [Option<Ino>; 2] {
         let state = &self.state;
         let named =
@@ -188,7 +191,7 @@ impl Meta {
         };
         moved.map(|ino| {
             let cached = state.inodes.get(&ino?)?;
-            // Those who have not said yet what they have may have it.
+            // Clients that have not reclaimed may hold it.
             let is_known = cached.in_use() || self.sessions.in_grace();
             let moves = is_known && cached.home != Home::Table;
             ino.filter(|_| moves)

@@ -1,4 +1,5 @@
-//! After a restart: sessions go on, and until their clients have said what they have, what may be theirs is kept.
+//! Sessions after a restart: they resume, and until their clients have reclaimed (the grace
+//! period), the server keeps what may be theirs.
 
 use alloc::vec::Vec;
 
@@ -12,14 +13,15 @@ use crate::lease::Leases;
 use crate::machine::Meta;
 use crate::outbox::{Now, Outbox};
 
-/// What a client can say that it has of one inode: so much that sums of it do not overflow.
+/// Bounds on what a client may reclaim of one inode, so that sums do not overflow.
 const MAX_LOOKUPS: u64 = 1 << 40;
 const MAX_OPENS: u32 = 1 << 17;
-/// Inodes without a name that are kept for clients that may have them.
+/// Maximum number of orphans kept for clients that may hold them.
 const MAX_UNCLAIMED: usize = 100_000;
 
 impl Meta {
-    /// Takes up the sessions that there were. Whether any are awaited: then `orphans` may be theirs.
+    /// Resumes the journaled sessions. Returns true if any must reclaim: then `orphans` may be
+    /// theirs.
     pub(crate) fn recover_sessions(&mut self, orphans: &[(Ino, bool)]) -> bool {
         let clients: Vec<ClientId> = self.state.sessions.keys().copied().collect();
         let Some(_) = self.config.session_ms else {
@@ -40,7 +42,7 @@ impl Meta {
                 } else if let Outcome::Made { ino } = outcome {
                     session.hold(ino, Hold::MADE);
                     session.reserved.insert(id, (ino, Hold::MADE));
-                    // It may have got a name since, and lost it.
+                    // The file may have been named and unlinked since.
                     self.state.reclaim(Hold::MADE.of(ino, Home::Table));
                 } else if let Outcome::Given { ino, home, named, opened } = outcome {
                     let hold = Hold {
@@ -62,7 +64,8 @@ impl Meta {
         self.sessions.in_grace()
     }
 
-    /// A client says what it has, and is believed as far as it can prove that. One whose session has ended may find that some of it is still there.
+    /// Handles a client's reclaim. The client is believed as far as its reclaim tokens prove what
+    /// it claims. A client whose session has ended may find that some of it still exists.
     pub(super) fn reclaim(
         &mut self,
         now: Now,
@@ -72,7 +75,7 @@ impl Meta {
         out: &mut Outbox,
     ) -> Result<Reply, Errno> {
         let session = self.sessions.clients.get_mut(&client).ok_or(Errno::ESTALE)?;
-        // What there has never been nobody can have.
+        // Ignores inode numbers that were never allocated.
         let next_ino = self.state.next_ino;
         let hash_key = self.state.hash_key;
         let mut alone = Vec::new();
@@ -106,7 +109,8 @@ impl Meta {
         Ok(Reply::Done)
     }
 
-    /// A session has ended, or has said all that it has. The last of these ends the grace.
+    /// Records that a session has ended or has finished reclaiming. The last one ends the grace
+    /// period.
     pub(super) fn await_no_more(&mut self, now: Now, out: &mut Outbox) {
         self.sessions.awaited -= 1;
         if self.sessions.in_grace() {
@@ -126,7 +130,7 @@ impl Meta {
         self.resume_roomless(now, out);
     }
 
-    /// Ends the wait for what clients may use without asking, if it is time.
+    /// Ends the wait for leases from before the restart once they have expired.
     pub(super) fn wait_for_leases(&mut self, now: Now, out: &mut Outbox) {
         let began = *self.sessions.began_ms.get_or_insert(now.uptime_ms);
         let lease = u64::from(self.config.lease_ms.unwrap_or(0)) + Leases::MARGIN_MS;
@@ -136,8 +140,8 @@ impl Meta {
         }
     }
 
-    /// Clients that have not said yet what they have, since the machine began. Until then, or until their sessions end, what
-    /// they may have is not freed.
+    /// Clients that have not finished reclaiming since the restart. Until they have, or their
+    /// sessions end, nothing that they may hold is freed.
     pub fn awaited(&self) -> Vec<ClientId> {
         let mut awaited: Vec<ClientId> = self.sessions.awaited_clients().collect();
         awaited.sort_unstable();
@@ -146,17 +150,18 @@ impl Meta {
 }
 
 impl Sessions {
-    /// How often a client has been told of an inode that it has not forgotten; `None`: there is no such client.
+    /// The client's lookups of an inode that it has not forgotten; `None`: the client has no
+    /// session.
     pub(crate) fn lookups_of(&self, client: ClientId, ino: Ino) -> Option<u64> {
         self.held_by(client, ino).map(|hold| hold.lookups)
     }
 
-    /// Whether a client has been told of an inode, and has not forgotten it.
+    /// True if the client has looked up an inode and has not forgotten it.
     pub(crate) fn is_told_of(&self, client: ClientId, ino: Ino) -> bool {
         self.lookups_of(client, ino).is_some_and(|lookups| lookups > 0)
     }
 
-    /// Whether a client has been told of an inode and has it open just so often.
+    /// True if the client's lookups and opens of an inode equal these.
     pub(crate) fn holds(&self, client: ClientId, ino: Ino, lookups: u64, opens: u32) -> bool {
         self.held_by(client, ino).is_some_and(|hold| (hold.lookups, hold.opens) == (lookups, opens))
     }
@@ -182,17 +187,18 @@ impl Sessions {
         self.clients.iter().filter(|(_, session)| session.awaited).map(|(client, _)| *client)
     }
 
-    /// Clients that have not said yet what they have may use what they were told.
+    /// True if clients that have not reclaimed may still use leases from before the restart.
     pub(crate) fn leases_may_last(&self) -> bool {
         self.awaited > 0 && !self.leases_over
     }
 
-    /// Changes must wait: clients may use what they were told, or too much would be kept for them.
+    /// True if changes must wait: clients may use leases from before the restart, or too many
+    /// orphans are kept for them.
     pub(crate) fn must_wait(&self) -> bool {
         self.awaited > 0 && (!self.leases_over || self.unclaimed.len() >= MAX_UNCLAIMED)
     }
 
-    /// Whether an inode without a name must be kept for now, for those who have not said what they have.
+    /// Keeps an orphan for clients that have not reclaimed. Returns false outside the grace period.
     pub(crate) fn keep_for_others(&mut self, ino: Ino) -> bool {
         if self.awaited > 0 {
             self.unclaimed.insert(ino);

@@ -1,6 +1,7 @@
-//! Clients that may use a part of the tree only. Such a client reaches what it has been told of: its root, and what it has
-//! found from there on, for a request may name no inode that its session does not hold. Of what another rank has told it this one does
-//! not know: that must lie below the client's root when it is named first.
+//! Clients restricted to a subtree. Such a client reaches only its root and what it has found from
+//! there, since a request may name no inode that its session does not hold. An inode that another
+//! rank has returned to the client is unknown here: this rank checks that it lies below the
+//! client's root when a request first names it.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -16,7 +17,7 @@ use crate::task::Task;
 use crate::trash::ITSELF;
 
 impl Meta {
-    /// From now on a client may use what is below a directory only. Answered in [`Outbox::entered`].
+    /// Restricts a client to the directory at `path`. The result appears in [`Outbox::entered`].
     pub(crate) fn restrict(&mut self, now: Now, client: ClientId, path: Box<[Name]>, out: &mut Outbox) {
         let request = Request::Enter { client, path };
         self.run(now, Task::new(ITSELF, RequestId(0), Caller::SERVER, request), None, out);
@@ -49,7 +50,7 @@ impl Meta {
         if session.root == Some(root) {
             return Ok(Reply::Done);
         }
-        // As long as it is held it can be found by its number.
+        // The hold keeps the root findable by number.
         let hold = Hold::LOOKUP;
         if let Some(cached) = self.state.inodes.get_mut(&root).filter(|_| is_here) {
             cached.lookups += 1;
@@ -62,19 +63,23 @@ impl Meta {
         Ok(Reply::Done)
     }
 
-    /// The directory that is a client's root, if it is restricted to it.
+    /// The directory that a client is restricted to; `None`: no restriction.
     pub fn root_of(&self, client: ClientId) -> Option<Ino> {
         self.sessions.clients.get(&client)?.root
     }
 
-    /// The directory that a client takes for the one in which another is.
+    /// The parent of `dir` as the client sees it: its root is its own parent.
     pub(crate) fn parent_for(&self, client: ClientId, dir: Ino, parent: Ino) -> Ino {
         let Some(root) = self.root_of(client) else { return parent };
         let is_outside = parent.rank() == self.config.rank && !self.knows(client, parent);
         if dir == root || is_outside { root } else { parent }
     }
 
-    /// Whether a request keeps within what the client may reach, as far as this was not known when it came.
+    /// Checks that a request stays within the client's subtree, for inodes that its session does
+    /// not hold.
+    ///
+    /// # Errors
+    /// `ESTALE` for inodes outside.
     pub(crate) fn keep_within(&mut self, cx: &mut Cx<'_>, request: &mut Request) -> Step<()> {
         let Some(session) = self.sessions.clients.get(&cx.client) else { return Ok(()) };
         let Some(root) = session.root else { return Ok(()) };
@@ -84,7 +89,7 @@ impl Meta {
             }
             match self.is_within(cx, ino, root) {
                 Ok(true) => {}
-                // Of what is outside nothing is told, not even what it is.
+                // Reveals nothing about inodes outside, not even their type.
                 Ok(false) | Err(Stop::Fail(Errno::ENOENT | Errno::ENOTDIR)) => {
                     return Err(Errno::ESTALE.into());
                 }
@@ -94,7 +99,7 @@ impl Meta {
         Ok(())
     }
 
-    /// Whether an inode is a directory, or has a name in one or below.
+    /// True if an inode is the directory `top` or lies below it, by any of its names.
     fn is_within(&mut self, cx: &mut Cx<'_>, ino: Ino, top: Ino) -> Step<bool> {
         if ino == top {
             return Ok(true);
@@ -121,7 +126,8 @@ impl Meta {
 }
 
 impl Session {
-    /// Whether a request keeps within what the client may reach, but for what other ranks have told it of.
+    /// Checks that a request stays within the client's subtree, except for inodes that other ranks
+    /// may have returned.
     pub(super) fn permits(&self, (rank, ranks): (Rank, u16), request: &mut Request) -> Result<(), Errno> {
         let Some(root) = self.root else { return Ok(()) };
         let may_be_unknown = match request {
@@ -134,13 +140,14 @@ impl Session {
         match request {
             _ if !is_known => Err(Errno::ESTALE),
             Request::RemoveTree { dir } if *dir == root => Err(Errno::EBUSY),
-            // Its steps name directories that the client has not found itself.
+            // Its steps name directories that the client has not looked up.
             Request::CopyTree(_) => Err(Errno::EOPNOTSUPP),
             _ => Ok(()),
         }
     }
 
-    /// The inodes that a request names and that others than this rank may have told of.
+    /// The inodes of a request that the session does not hold and that another rank may have
+    /// returned.
     fn told_elsewhere(&self, rank: Rank, request: &mut Request) -> Vec<Ino> {
         let (is_find, mut inos) = (matches!(request, Request::Find { .. }), Vec::new());
         request.each_inode(&mut |ino| {

@@ -1,5 +1,6 @@
-//! Inode numbers that a client has been given and that no file has: it tells its callers of files by them before the server has made
-//! these. They are the client's until its session ends; then nobody ever has them.
+//! Pools of inode numbers for metadata write-back: a client names new files by them before the
+//! server has created these. Numbers belong to the client until its session ends; unused ones are
+//! never allocated again.
 
 use alloc::vec::Vec;
 
@@ -8,12 +9,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::state::State;
 
-/// Numbers as runs, each up to an end, in ascending order.
+/// Ranges `[first, end)` of numbers, in ascending order.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Unused(Vec<(u64, u64)>);
 
 impl Unused {
-    /// So many a client may have: bounds what is kept of it.
+    /// Maximum number of unused numbers of a client.
     pub(crate) const MAX: u64 = 1024;
 
     pub(crate) fn len(&self) -> u64 {
@@ -28,7 +29,7 @@ impl Unused {
         self.place(ino).is_some()
     }
 
-    /// These are above all that there are.
+    /// Adds a range above all others.
     fn add(&mut self, first: u64, end: u64) {
         match self.0.last_mut() {
             Some((_, last)) if *last == first => *last = end,
@@ -43,12 +44,12 @@ impl Unused {
         self.0.splice(at..=at, left.into_iter().filter(|(first, end)| first < end));
     }
 
-    /// The first number above all of them.
+    /// The first number above all ranges.
     pub(crate) fn end(&self) -> u64 {
         self.0.last().map_or(0, |(_, end)| *end)
     }
 
-    /// Whether a record can be so.
+    /// True if the ranges are valid as a decoded record.
     pub(super) fn is_sound(&self) -> bool {
         let follows = |two: &[(u64, u64)]| two[0].1 <= two[1].0;
         self.0.iter().all(|(first, end)| first < end)

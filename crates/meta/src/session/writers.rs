@@ -7,14 +7,14 @@ use crate::machine::Meta;
 use crate::step::{Step, Stop, Wait};
 
 impl Sessions {
-    /// The clients that have a file open for writing, and whether they announce what they write.
+    /// The clients that have a file open for writing, each with whether it announces its writes.
     pub(crate) fn writers(&self, ino: Ino) -> impl Iterator<Item = (ClientId, bool)> {
         self.clients.iter().filter_map(move |(client, session)| {
             session.held.get(&ino).filter(|hold| hold.writes).map(|hold| (*client, hold.announces))
         })
     }
 
-    /// Whether a client announces what it writes to a file, as long as it has that open for writing.
+    /// Sets whether a client that has a file open for writing announces its writes.
     pub(crate) fn set_announces(&mut self, client: ClientId, ino: Ino, announces: bool) {
         let session = self.clients.get_mut(&client);
         if let Some(hold) = session.and_then(|session| session.held.get_mut(&ino)) {
@@ -24,8 +24,7 @@ impl Sessions {
 }
 
 impl Meta {
-    /// True if clients other than this one have a file open for writing. Waits until all clients have
-    /// reclaimed what they hold.
+    /// True if other clients have a file open for writing. Waits for the end of the grace period.
     pub(crate) fn others_write(&self, client: ClientId, ino: Ino) -> Step<bool> {
         if self.sessions.in_grace() {
             return Err(Stop::Wait(Wait::Grace));

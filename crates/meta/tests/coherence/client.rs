@@ -1,4 +1,4 @@
-//! A client that caches what it may.
+//! A client with a cache.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -10,7 +10,7 @@ pub enum Message {
     Revoke { number: u64, lease: Lease },
 }
 
-/// What can be told of an inode.
+/// A part of an inode's state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Thing {
     Attr(Attr),
@@ -43,7 +43,7 @@ impl Thing {
         }
     }
 
-    /// Or may be.
+    /// Or may be one.
     pub fn is_of_directory(&self) -> bool {
         match self {
             Self::Attr(attr) => attr.kind == FileType::Directory,
@@ -53,21 +53,21 @@ impl Thing {
     }
 }
 
-/// What a name stands for.
+/// A name, and what it refers to.
 pub type Named = ((Ino, Name), Option<Ino>);
 
 pub struct Client {
     pub id: ClientId,
-    /// What clients have; the rest is a kernel above it, and the plainest model.
+    /// The cache under test; the rest is a kernel above it, in the simplest model.
     pub cache: Cache,
     pub inbox: VecDeque<Message>,
-    /// What is not answered, and when it was sent.
+    /// Unanswered requests, each with when it was sent.
     pub asked: HashMap<u64, (Request, u64, Changes)>,
-    /// Of these, what was asked before the client wrote to a stream.
+    /// Unanswered requests from before the client wrote to a stream.
     pub outdated: HashSet<u64>,
-    /// It hears and says nothing.
+    /// It receives and sends nothing until then.
     pub asleep_until: u64,
-    /// With the times until which they may be used.
+    /// Each with the time until which it may be used.
     names: HashMap<(Ino, Name), (u64, Option<Ino>)>,
     things: HashMap<(Ino, usize), (u64, Thing)>,
 }
@@ -87,7 +87,7 @@ impl Client {
         }
     }
 
-    /// What is told of the file now may have been so before.
+    /// Replies in transit may report the file's old state.
     pub fn has_written(&mut self) {
         self.outdated.extend(self.asked.keys());
     }
@@ -105,7 +105,7 @@ impl Client {
         }
     }
 
-    /// But for those that are being changed by the client itself.
+    /// Except those that the client itself is changing.
     pub fn usable_names(&self) -> impl Iterator<Item = (&(Ino, Name), Option<Ino>)> {
         let usable = self.names.iter().filter(|(key, _)| !self.is_changing_name(key));
         usable.map(|(key, (_, ino))| (key, *ino))
@@ -128,7 +128,7 @@ impl Client {
         self.asked.values().any(|(request, ..)| changes(request))
     }
 
-    /// A request that the cache answers; then whoever asked may cache that, too.
+    /// True if the cache answers a request; then the caller may cache the answer too.
     pub fn answers(&mut self, request: &Request, now: u64) -> bool {
         let answered = match request {
             Request::Lookup { dir, name } => self.cache.look_up(*dir, name, now),
@@ -149,7 +149,7 @@ impl Client {
         true
     }
 
-    /// What the cache knows of a tree, but for what is being changed by the client itself.
+    /// The part of a tree in the cache, except what the client itself is changing.
     pub fn known(&self, tree: &super::Tree, now: u64) -> (Vec<Named>, Vec<(Ino, Thing)>) {
         let (mut names, mut things) = (Vec::new(), Vec::new());
         for dir in &tree.dirs {
@@ -169,7 +169,7 @@ impl Client {
         (names, things)
     }
 
-    /// `now`, and until when what the reply tells may be used.
+    /// Handles a reply. `until`: end of its lease.
     pub fn replied(
         &mut self,
         request: &Request,
@@ -258,7 +258,7 @@ impl Client {
     }
 }
 
-/// The call that a request comes from.
+/// The call behind a request.
 pub fn call_of(request: &Request) -> Call<'static> {
     match *request {
         Request::Write { ino, offset, ref data, kill_suid_gid, time: None } => {
@@ -275,7 +275,7 @@ pub fn call_of(request: &Request) -> Call<'static> {
     }
 }
 
-/// What it comes to, as far as a cache learns from it.
+/// What the cache learns from a reply.
 fn answer_of(reply: &Reply) -> Option<Answer> {
     Some(match reply.clone() {
         Reply::Done => Answer::Done,
@@ -336,7 +336,7 @@ fn changed_inodes(request: &Request) -> Vec<Ino> {
     }
 }
 
-/// It changes inodes of which the client does not know which they are.
+/// The request changes inodes that the client cannot identify.
 fn finds_by_name(request: &Request) -> bool {
     matches!(
         request,

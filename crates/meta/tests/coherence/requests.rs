@@ -1,4 +1,4 @@
-//! What clients ask.
+//! Requests of clients.
 
 use espalier_proto::*;
 use fastrand::Rng;
@@ -10,7 +10,7 @@ pub fn random_request(random: &mut Rng, tree: &Tree) -> Request {
     let dirs: Vec<Ino> = tree.dirs.iter().copied().collect();
     let dir = *random.choice(&dirs).unwrap();
     let any_name = |random: &mut Rng| name(random.choice(&["a", "b", "c", "d"]).unwrap());
-    // More often than not one that is there.
+    // More often than not an existing name.
     let entries: Vec<_> = tree.names.iter().map(|((dir, name), ino)| (*dir, name.clone(), *ino)).collect();
     let (at, named, ino) = match random.choice(&entries) {
         Some((dir, name, ino)) if random.u8(..4) > 0 => (*dir, name.clone(), *ino),
@@ -91,7 +91,7 @@ fn random_set(random: &mut Rng) -> SetAttr {
     }
 }
 
-/// What a client asks next. Whoever has opened a file uses it once and closes it.
+/// The requests that follow. A client that has opened a file uses it once and closes it.
 pub fn following(random: &mut Rng, request: &Request, result: &Result<Reply, Errno>) -> Vec<Request> {
     let write = |random: &mut Rng, ino| {
         let (offset, length) = (random.u64(..STRIP), random.usize(1..STRIP as usize));

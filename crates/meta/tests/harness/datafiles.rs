@@ -1,4 +1,4 @@
-//! Data servers under a machine. They go on when it crashes.
+//! Data servers below a machine. They survive its crashes.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use espalier_store::{Datafiles, MemoryStore, SimFile, Store};
 #[derive(Default)]
 pub struct DataServers {
     servers: BTreeMap<ServerId, Datafiles<MemoryStore, SimFile>>,
-    /// They do nothing that they are asked.
+    /// They execute no requests.
     pub down: bool,
 }
 
@@ -36,12 +36,12 @@ impl DataServers {
         self.servers[&server].carry_out(request.clone()).map_err(|error| error.errno())
     }
 
-    /// What none of them has made durable is lost.
+    /// Loses what is not durable.
     pub fn lose_power(&mut self) {
         self.servers.values_mut().for_each(|files| *files = files.crash(Some(0)).unwrap());
     }
 
-    /// It is that time at all servers.
+    /// Sets the clocks of all servers.
     pub fn set_now(&self, now: Time) {
         self.servers.values().for_each(|files| files.store().set_now(now));
     }
@@ -75,7 +75,7 @@ impl DataServers {
         (0..layout.size(sizes)).map(|at| byte(layout.segments(at, 1).next().unwrap())).collect()
     }
 
-    /// How many datafiles there are of each file.
+    /// Number of datafiles per file.
     pub fn files(&self) -> BTreeMap<Ino, usize> {
         let mut files = BTreeMap::new();
         for server in self.servers.values() {

@@ -1,4 +1,4 @@
-//! What lies under a machine: a store and a journal, which lose what is not durable when they crash.
+//! The disk below a machine: a store and a journal, which lose what is not durable when they crash.
 
 use std::ops::Bound;
 use std::path::Path;
@@ -14,7 +14,7 @@ use tempfile::TempDir;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Engine {
-    /// A crash is a loss of power: of streams and the journal only what was synced is left.
+    /// A crash is a power failure: of streams and the journal, only what was synced is left.
     Memory,
     /// A crash is the end of the process: what was written is left.
     Local,
@@ -28,9 +28,9 @@ pub enum Disk {
 /// A journal in memory.
 #[derive(Clone, Default)]
 pub struct Frames {
-    /// With the positions after them.
+    /// Each with the position after it.
     frames: Vec<(u64, Vec<u8>)>,
-    /// How many of them are synced.
+    /// Number of synced frames.
     synced: usize,
     end: u64,
 }
@@ -41,7 +41,7 @@ impl Disk {
         let disk = match engine {
             Engine::Memory => Self::Memory(MemoryStore::new(), Frames::default()),
             Engine::Local => {
-                // In memory if possible: nothing here needs a sync to be a real one.
+                // In memory if possible: no test needs a real sync.
                 let fast = Path::new("/dev/shm");
                 let dir = if fast.is_dir() { TempDir::new_in(fast) } else { TempDir::new() }.unwrap();
                 let options = FormatOptions {
@@ -67,12 +67,12 @@ impl Disk {
         }
     }
 
-    /// What is in the journal is on the disk: a crash is the end of the process alone.
+    /// Syncs the journal: a crash is then only the end of the process.
     pub fn sync_journal(&mut self) {
         self.sync();
     }
 
-    /// The disk as it is found after a crash.
+    /// The disk after a crash.
     #[must_use]
     pub fn crash(self) -> Self {
         match self {
@@ -87,7 +87,7 @@ impl Disk {
         }
     }
 
-    /// The machine of what is on the disk.
+    /// Recovers a machine from the disk.
     pub fn recover(&mut self, config: &Config) -> Meta {
         let first = self.store().get(ObjectId::SUPER, b"").unwrap().unwrap();
         let orphans = self.store().scan(ObjectId::ORPHANS, Bound::Unbounded, usize::MAX).unwrap();
@@ -195,12 +195,12 @@ impl Disk {
         }
     }
 
-    /// What fsck finds in the tables.
+    /// `fsck` findings in the tables.
     pub fn check(&self, config: &Config) -> Vec<Finding> {
         self.checked(config).finish()
     }
 
-    /// As it is before the end of the check, which may be one of all ranks.
+    /// An unfinished check, which may become part of one of all ranks.
     pub fn checked(&self, config: &Config) -> Check {
         let mut check = Check::new(config.hash_key);
         for record in self.store().records() {
@@ -258,7 +258,7 @@ fn stream(store: &dyn Store, call: StreamCall) -> Result<StreamDone, StoreError>
         StreamCall::Settle { ino, .. } => store.stream_settle(ino)?,
         StreamCall::Remove { ino } => store.stream_remove(ino)?,
         StreamCall::SyncStore => store.sync_all()?,
-        // These are of data servers alone.
+        // Only data servers execute these.
         StreamCall::Precreate | StreamCall::Discard | StreamCall::SyncServers => {}
     }
     Ok(StreamDone::Done)

@@ -1,4 +1,5 @@
-//! One operation on every store, in every state of memory, with every I/O that it causes going wrong in turn.
+//! Fault injection: one operation on each store, in each state of memory, with each of its I/Os
+//! failing in turn.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +8,7 @@ use espalier_proto::*;
 
 use super::{Engine, Fault, Harness, ROOT_CALLER, config, name};
 
-/// Runs a test on an empty file system of each kind.
+/// Runs a test on an empty file system on each store.
 pub fn everywhere(test: impl Fn(&mut Harness)) {
     for engine in [Engine::Memory, Engine::Local] {
         let mut fs = Harness::on(engine, small());
@@ -16,10 +17,11 @@ pub fn everywhere(test: impl Fn(&mut Harness)) {
     }
 }
 
-/// Holds an operation to this, whatever goes wrong and when: it happens wholly or not at all; what follows is answered;
-/// what is durable stays; and fsck finds nothing.
+/// Checks an operation under all faults: it happens completely or not at all; later requests are
+/// answered; durable state stays; and fsck finds nothing.
 ///
-/// `before`: makes what is there before. `act`: the operation, with the lookups that the kernel would have made.
+/// `before`: prepares the file system. `act`: the operation, with the lookups that a kernel would
+/// make.
 pub fn under_faults(before: impl Fn(&mut Harness), act: impl Fn(&mut Harness) -> Result<Reply, Errno>) {
     let sync = Config { acknowledge: Acknowledge::Durable, ..config() };
     let written = Config { acknowledge: Acknowledge::Written, ..config() };
@@ -37,19 +39,19 @@ pub fn under_faults(before: impl Fn(&mut Harness), act: impl Fn(&mut Harness) ->
     }
 }
 
-/// With a journal that has little more than the room that is kept free: a longer one takes longer to open.
+/// With a journal hardly larger than its reserve: a larger one takes longer to open.
 fn small() -> Config {
     Config { journal_capacity: (1 << 20) + (256 << 10), ..config() }
 }
 
-/// What is in memory when the operation comes.
+/// The state of memory when the operation starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Memory {
-    /// All there is.
+    /// Everything is in memory.
     Warm,
-    /// What has been replayed from the journal.
+    /// The part that was replayed from the journal.
     Replayed,
-    /// Nothing.
+    /// Nothing is in memory.
     Cold,
 }
 
@@ -61,7 +63,7 @@ struct Scenario<'a> {
     act: &'a dyn Fn(&mut Harness) -> Result<Reply, Errno>,
 }
 
-/// What is seen of a file system: names with attributes, and contents.
+/// The visible state of a file system: names with attributes, and contents.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Seen(BTreeMap<String, String>, BTreeMap<String, Vec<u8>>);
 
@@ -69,7 +71,7 @@ fn look(fs: &mut Harness) -> Seen {
     Seen(fs.dump(), fs.contents())
 }
 
-/// The operation as it is when nothing goes wrong.
+/// The operation without faults.
 struct Calm {
     before: Seen,
     reply: Result<Reply, Errno>,
@@ -77,18 +79,18 @@ struct Calm {
 }
 
 impl Calm {
-    /// Either state was whole.
+    /// Both states are complete.
     fn is_whole(&self, seen: &Seen) -> bool {
         self.is_before(seen) || (seen.0 == self.after.0 && self.has_bytes(seen))
     }
 
-    /// The bytes of big files are not journaled: each file has those of one of the two states.
+    /// Bytes of big files are not journaled: each file has those of one of the two states.
     fn has_bytes(&self, seen: &Seen) -> bool {
         let states = [&self.before, &self.after];
         seen.1.iter().all(|(path, bytes)| states.iter().any(|state| state.1.get(path) == Some(bytes)))
     }
 
-    /// Nothing has happened that anybody sees. A file may have been moved out to its stream.
+    /// True if nothing visible has happened. A file may have been unstuffed.
     fn is_before(&self, seen: &Seen) -> bool {
         let same = |(one, other): (&String, &String)| {
             let (one, other) = (one.split_once(" | ").unwrap(), other.split_once(" | ").unwrap());
@@ -121,7 +123,8 @@ impl Scenario<'_> {
         }
     }
 
-    /// How each I/O fails. To the store in a directory, which takes longer, these are all alike.
+    /// The ways in which an I/O fails. They are equivalent for the store in a directory, which is
+    /// slower.
     fn faults(&self) -> &'static [Fault] {
         match self.engine {
             Engine::Memory => &[
@@ -135,7 +138,7 @@ impl Scenario<'_> {
         }
     }
 
-    /// A file system on which nothing has gone wrong yet.
+    /// A file system without faults so far.
     fn prepare(&self) -> Harness {
         let mut fs = Harness::on(self.engine, self.config.clone());
         (self.before)(&mut fs);
@@ -190,13 +193,13 @@ impl Scenario<'_> {
             if calm.is_before(&seen) {
                 assert_eq!(self.act(&mut fs), calm.reply, "{context}: it works the next time");
             } else {
-                // All was done but to look at the outcome.
+                // Only the report of the outcome is missing.
                 assert_eq!(seen.0, calm.after.0, "{context}: {reply:?}");
             }
         }
         let durable = write_out(&mut fs);
         let broken = fs.meta.broken().is_some();
-        // With sync nobody is told of what was lost: what is told is so after a restart, too.
+        // With sync, no reply exposes what was lost: what it reports still holds after a restart.
         let mut told = Vec::new();
         if broken && self.config.acknowledge == Acknowledge::Durable {
             for path in calm.before.0.keys().chain(calm.after.0.keys()) {
@@ -210,7 +213,7 @@ impl Scenario<'_> {
             assert_eq!(seen.0, calm.after.0, "{context}");
             assert!(calm.has_bytes(&seen), "{context}: {:?}", seen.1);
         }
-        // Others are served on; with a journal that cannot be trusted they change nothing.
+        // Other requests are served; with a broken journal they change nothing.
         let probe = fs.create(Ino::ROOT, "probe", NewNode::Directory);
         assert_eq!(probe.err(), broken.then_some(Errno::EIO), "{context}");
         if !broken {
@@ -224,7 +227,7 @@ impl Scenario<'_> {
         }
     }
 
-    /// Others use the same things meanwhile, and I/O is done in any order.
+    /// Other clients use the same files, and I/O completes in any order.
     fn among_others(&self, calm: &Calm, seed: u64) {
         let context = format!("{:?}, {:?}, seed {seed}", self.engine, self.memory);
         let mut fs = self.prepare();
@@ -248,7 +251,7 @@ impl Scenario<'_> {
     }
 }
 
-/// Makes it durable, and then a checkpoint of it. Whether the first was acknowledged.
+/// Makes the state durable, then writes a checkpoint. Returns true if the first was acknowledged.
 fn write_out(fs: &mut Harness) -> bool {
     let durable = fs.ask(Request::Fsync { ino: Ino::ROOT }).is_ok();
     fs.checkpoint();

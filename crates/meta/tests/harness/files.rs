@@ -1,4 +1,4 @@
-//! Requests as tests like to make them: by path, and with plain answers.
+//! Convenience methods: requests by path, with plain results.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ pub fn open_how(access: Access, truncate: bool) -> OpenHow {
 }
 
 impl Harness {
-    /// The inode that a path leads to. The empty path is the root.
+    /// The inode at a path. The empty path is the root.
     pub fn walk(&mut self, path: &str) -> Result<Ino, Errno> {
         let mut ino = Ino::ROOT;
         for part in path.split('/').filter(|part| !part.is_empty()) {
@@ -23,7 +23,7 @@ impl Harness {
         Ok(ino)
     }
 
-    /// The directory of a path, and the last name in it.
+    /// The directory of a path, and its last name.
     pub fn place(&mut self, path: &str) -> Result<(Ino, Name), Errno> {
         let (dir, last) = path.rsplit_once('/').unwrap_or(("", path));
         Ok((self.walk(dir)?, name(last)))
@@ -38,7 +38,7 @@ impl Harness {
         self.make(path, NewNode::Directory)
     }
 
-    /// A file with this content; in a stream if it is longer than a strip.
+    /// A file with these bytes; in a stream if they exceed a strip.
     pub fn file(&mut self, path: &str, bytes: &[u8]) -> Ino {
         let ino = self.make(path, NewNode::Regular);
         self.ask(Request::Open { ino, how: open_how(Access::WRITE, false) }).unwrap();
@@ -74,7 +74,7 @@ impl Harness {
         self.ask(Request::SetAttr { ino, set }).unwrap();
     }
 
-    /// Opens a file as its holder would, so that it exists until it is released.
+    /// Opens a file, so that it exists until its release.
     pub fn open(&mut self, path: &str) -> Ino {
         let ino = self.walk(path).unwrap();
         self.ask(Request::Open { ino, how: open_how(Access::READ, false) }).unwrap();
@@ -96,7 +96,7 @@ impl Harness {
         self.ask(Request::SetXattr { ino: dir, name, value, mode: XattrMode::Any, kill_sgid: false })
     }
 
-    /// The kernel forgets an inode whatever number of lookups it had.
+    /// Forgets an inode, whatever its lookups.
     pub fn forget(&mut self, ino: Ino) {
         self.send(&ROOT_CALLER, Request::Forget { ino, lookups: u64::MAX });
     }
@@ -134,7 +134,7 @@ impl Harness {
         let read = Request::Read { ino, offset: 0, size: 1 << 20, noatime: false };
         let mut reply = self.ask(read.clone());
         if reply == Err(Errno::EBADF) {
-            // A client with a session must have it open.
+            // A client with a session must have the file open.
             self.ask(Request::Open { ino, how: open_how(Access::READ, false) }).unwrap();
             reply = self.ask(read);
             self.ask(Request::Release { ino }).unwrap();
@@ -172,7 +172,7 @@ impl Harness {
         }
     }
 
-    /// Everything that can be seen of the tree, one line for each name.
+    /// The visible tree, one line per name.
     pub fn dump(&mut self) -> BTreeMap<String, String> {
         let mut lines = BTreeMap::new();
         self.dump_into(Ino::ROOT, String::new(), &mut lines);
@@ -185,7 +185,8 @@ impl Harness {
             let attr = entry.entry.unwrap().attr;
             let xattrs = self.ask(Request::ListXattr { ino: attr.ino });
             let Attr { ino, kind, perm, nlink, uid, gid, rdev, btime, .. } = attr;
-            // A stream's size and times are the store's, and what it holds is not journaled: see `contents`.
+            // The store has a stream's size and times, and the bytes are not journaled: see
+            // `contents`.
             let rest = if attr.streamed {
                 String::from("streamed")
             } else {
@@ -203,7 +204,7 @@ impl Harness {
         }
     }
 
-    /// What the files hold, by path.
+    /// The contents of files, by path.
     pub fn contents(&mut self) -> BTreeMap<String, Vec<u8>> {
         let paths = self.dump().into_keys();
         paths.filter_map(|path| self.content(&path).map(|bytes| (path, bytes))).collect()

@@ -1,4 +1,5 @@
-//! A driver of the machine for tests: it does one I/O at a time, on any store, and lets any of them go wrong.
+//! A driver of the machine for tests: it does one I/O at a time, on any store, and can make any of
+//! them fail.
 #![allow(dead_code, unused_imports, clippy::unwrap_used)]
 
 mod datafiles;
@@ -18,16 +19,16 @@ pub use disk::{Disk, Engine};
 pub use faults::{everywhere, under_faults};
 pub use files::open_how;
 
-/// How an I/O goes wrong.
+/// How an I/O fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// It is not done.
+    /// It is not executed.
     Fails(Errno),
-    /// It is done, and yet said to have failed.
+    /// It is executed, but reported as failed.
     SeemsToFail(Errno),
-    /// It is not done, nor is anything after it.
+    /// It is not executed, nor is anything after it.
     Crash,
-    /// It is done, and the caller of the last request gets a signal meanwhile.
+    /// It is executed, and the caller of the last request receives a signal meanwhile.
     Interrupts,
 }
 
@@ -38,51 +39,52 @@ pub struct Harness {
     pub now: Time,
     pub uptime_ms: u64,
     pub config: Config,
-    /// Answers that have come, by request.
+    /// Answers by request.
     pub answers: HashMap<u64, Result<Reply, Errno>>,
-    /// I/O that is not done yet.
+    /// Pending I/O.
     pub waiting: Vec<(IoId, Io)>,
-    /// Journal and checkpoint I/O, and what is said to data servers, stays in `waiting` until [`Self::settle`].
+    /// Journal and checkpoint I/O and requests to data servers stay in `waiting` until
+    /// [`Self::settle`].
     pub lazy: bool,
-    /// What the machine has asked clients to forget.
+    /// Recalls sent to clients.
     pub recalled: Vec<Recall>,
-    /// For how long what answers tell may be cached, and which inodes were touched, by request.
+    /// By request: for how many milliseconds the answer may be cached, and the touched inodes.
     pub leases: HashMap<u64, (u32, Touched)>,
-    /// What it wants clients to cache no longer.
+    /// Revocations sent to clients.
     pub revocations: Vec<Revocation>,
-    /// What it has told clients that it has other attributes now.
+    /// Change notifications sent to clients.
     pub changed: Vec<Ino>,
-    /// Waiting requests for locks that have got them.
+    /// Granted locks that had been waited for.
     pub locked: Vec<(ClientId, u64)>,
-    /// What it has said of sessions.
+    /// Results of session requests.
     pub connected: Vec<ClientId>,
     pub refused: Vec<(ClientId, Errno)>,
     pub entered: Vec<(ClientId, Result<(), Errno>)>,
     pub expired: Vec<ClientId>,
-    /// To whom answers have gone, and to which requests.
+    /// Recipients of answers, each with the request.
     pub answered: Vec<(ClientId, u64)>,
-    /// What it has said for the log.
+    /// Warnings for the log.
     pub remarks: Vec<String>,
-    /// What the machine wants to tell other ranks.
+    /// Messages to other ranks.
     pub peers: Vec<(Rank, PeerMessage)>,
-    /// Answers with sessions of several clients, whose numbers may be alike.
+    /// Answers with sessions of several clients, whose request numbers may be equal.
     pub replies: Option<Vec<Answered>>,
-    /// Inputs that the driver is going to give before it does any I/O.
+    /// Number of inputs that follow before the driver does any I/O.
     pub queued: usize,
-    /// All I/O stays in `waiting` while no answer is waited for, and is done in random order then.
+    /// All I/O stays in `waiting` until an answer is awaited, and is then done in random order.
     pub shuffle: Option<fastrand::Rng>,
-    /// I/Os so far.
+    /// Number of I/Os so far.
     pub count: u64,
-    /// Which of them goes wrong, and how.
+    /// The I/O that fails, and how.
     pub fault: Option<(u64, Fault)>,
     dead: bool,
-    /// The number of the last request.
+    /// Number of the last request.
     pub next: u64,
 }
 
 pub const ROOT_CALLER: Caller = Caller { uid: 0, gid: 0, pid: 1, groups: None };
 
-/// A user in a group of the same number; its process is in the group 1000 above, too.
+/// A user in a group of the same number; its process is also in group 1000 + `uid`.
 pub fn user(uid: u32) -> Caller {
     Caller { uid, gid: uid, pid: uid, groups: None }
 }
@@ -91,7 +93,7 @@ pub fn name(text: &str) -> Name {
     Name::new(text.as_bytes()).unwrap()
 }
 
-/// Bytes of a strip.
+/// Size of a strip in bytes.
 pub const STRIP: u64 = 64;
 
 pub fn config() -> Config {
@@ -145,17 +147,17 @@ impl Harness {
         }
     }
 
-    /// It has crashed.
+    /// True after a crash.
     pub fn is_dead(&self) -> bool {
         self.dead
     }
 
-    /// The process ends or the power goes, and the file system is mounted again.
+    /// Crashes the machine, and mounts the file system again.
     pub fn crash(self) -> Self {
         Self { data: self.data, ..Self::recover(self.disk.crash(), self.config) }
     }
 
-    /// Mounts what the tables alone hold.
+    /// Mounts the tables without the journal.
     pub fn without_journal(self) -> Self {
         let mut disk = self.disk.crash();
         disk.forget_journal();
@@ -203,7 +205,7 @@ impl Harness {
         self.take(out);
     }
 
-    /// A client's session ends, as far as leases go.
+    /// Ends a client's leases, as the end of its session does.
     pub fn end_leases(&mut self, client: ClientId) {
         let mut out = Outbox::default();
         self.meta.drop_leases(self.circumstances(), client, &mut out);
@@ -278,7 +280,7 @@ impl Harness {
         }
     }
 
-    /// Lets waiting I/O happen, also what follows from it.
+    /// Completes waiting I/O, and what follows from it.
     pub fn settle(&mut self) {
         let (lazy, shuffle) = (std::mem::take(&mut self.lazy), self.shuffle.take());
         for (id, io) in std::mem::take(&mut self.waiting) {
@@ -287,7 +289,7 @@ impl Harness {
         (self.lazy, self.shuffle) = (lazy, shuffle);
     }
 
-    /// Lets just one waiting I/O happen: the first, or any. Whether there was one.
+    /// Completes one waiting I/O: the first, or a random one. Returns false if there is none.
     pub fn settle_one(&mut self) -> bool {
         if self.waiting.is_empty() {
             return false;
@@ -299,7 +301,7 @@ impl Harness {
     }
 
     pub fn checkpoint(&mut self) {
-        // One more than it takes to begin one: what has failed is tried again.
+        // One tick more than a checkpoint needs to start: failed steps are retried.
         for _ in 0..=30 {
             self.input(Input::Tick);
         }
@@ -314,7 +316,7 @@ impl Harness {
         assert!(self.meta.is_quiet(), "something still waits: {:?}", self.meta);
     }
 
-    /// Checkpoints, and checks the tables as fsck does.
+    /// Makes a checkpoint, and checks the tables as fsck does.
     pub fn fsck(&mut self) -> Vec<Finding> {
         self.drain();
         self.disk.check(&self.config)

@@ -1,4 +1,4 @@
-//! Accesses of which clients say later.
+//! Accesses that clients report later.
 
 use espalier_meta::{Atime, Config};
 use espalier_proto::*;
@@ -38,10 +38,10 @@ fn they_count_as_of_when_they_were() {
     let (one, two) = (make(fs, ONE, "one"), make(fs, ONE, "two"));
     let then = fs.now.later(5);
     fs.now = fs.now.later(1_000);
-    // A second time tells nothing new (relatime), and of what there is not nothing is said.
+    // A second report changes nothing (relatime), and unknown inodes are ignored.
     accessed(fs, &[(one, then), (Ino(999), then), (two, then), (one, then.later(1))]);
     assert_eq!((atime(fs, one), atime(fs, two)), (then, then));
-    // A clock that is far off is not believed.
+    // A client's time that is far off is ignored.
     let three = make(fs, ONE, "three");
     fs.now = fs.now.later(1_000);
     let now = fs.now;
@@ -51,7 +51,7 @@ fn they_count_as_of_when_they_were() {
     assert_eq!(fs.fsck(), []);
 }
 
-/// A file, and a time since it was made, that is a while ago.
+/// A file, and a past time after it was made.
 fn accessible(fs: &mut Harness, client: ClientId) -> (Ino, Time) {
     let file = make(fs, client, "file");
     let then = fs.now.later(5);

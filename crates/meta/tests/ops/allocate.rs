@@ -47,7 +47,7 @@ fn allocated_bytes_count_as_blocks_and_read_as_zeros() {
         assert_eq!((attr.size, attr.blocks, fs.read(ino)), (2, 1, b"ab".to_vec()));
         fs.write(ino, 6, b"c").unwrap();
         assert_eq!(fs.read(ino), b"ab\0\0\0\0c");
-        // Truncation gives back what lies behind the end.
+        // Truncation frees allocated bytes beyond the end.
         let set = |size| SetAttr { size: Some(size), ..SetAttr::default() };
         for (size, blocks) in [(7, 1), (0, 0), (9, 0)] {
             fs.ask(Request::SetAttr { ino, set: set(size) }).unwrap();
@@ -59,7 +59,8 @@ fn allocated_bytes_count_as_blocks_and_read_as_zeros() {
         assert_eq!(fs.attr("file").blocks, 0);
         allocate(fs, "file", (20, 10), AllocateMode::ZERO_RANGE).unwrap();
         assert_eq!((fs.attr("file").size, fs.attr("file").blocks), (30, 1));
-        // What a file outgrows its strip with begins behind what was allocated.
+        // A file that outgrows its strip takes only its bytes along, not what is allocated beyond
+        // its end.
         allocate(fs, "file", (0, STRIP), AllocateMode::KEEP_SIZE).unwrap();
         assert_eq!(allocate(fs, "file", (0, STRIP + 1), AllocateMode::KEEP_SIZE), Ok(Reply::Streamed));
         assert_eq!(fs.read(ino), [0; 30]);

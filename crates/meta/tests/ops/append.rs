@@ -1,4 +1,4 @@
-//! Appends to streams, which a server's machine makes itself.
+//! Appends to streams, which the server executes itself.
 
 use espalier_meta::{Acknowledge, Config, Input, Striping};
 use espalier_proto::*;
@@ -8,7 +8,7 @@ use crate::harness::{DataServers, Engine, Fault, Harness, ROOT_CALLER, config, n
 const SESSION_MS: u32 = 60_000;
 const BEFORE: &[u8] = &[b'.'; 100];
 
-/// Where a server keeps its streams.
+/// Where a server stores its streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kept {
     /// With its tables, in memory or in a directory.
@@ -22,7 +22,7 @@ const EVERYWHERE: [Kept; 3] = [Kept::Here(Engine::Memory), Kept::Here(Engine::Lo
 struct Server {
     fs: Harness,
     ino: Ino,
-    /// What each client has of it.
+    /// Each client's hold on it.
     held: [Held; 2],
 }
 
@@ -83,7 +83,7 @@ impl Server {
     }
 
     fn send(&mut self, from: ClientId, number: u64, request: Request) -> RequestId {
-        // Requests of different clients have different numbers, so that the harness can tell them apart.
+        // Requests of different clients get different numbers, so the harness can distinguish them.
         let id = RequestId((from.0 << 32) + number);
         let below = RequestId((from.0 << 32) + 1);
         self.fs.input(Input::Request { from, id, below, caller: ROOT_CALLER, request });
@@ -113,7 +113,7 @@ impl Server {
         self.answer(id).unwrap_or(Err(Errno::EIO))
     }
 
-    /// Its process is killed, and started again. `cold`: nothing is in its journal.
+    /// Kills and restarts the server. `cold`: its journal is empty.
     fn restart(mut self, cold: bool) -> Self {
         self.fs = self.fs.crash();
         if cold {
@@ -123,7 +123,7 @@ impl Server {
         self
     }
 
-    /// A client says what it has after a restart, and which requests come again.
+    /// Reclaims a client's hold after a restart. `again`: the requests that it repeats.
     fn reclaim(&mut self, client: ClientId, again: &[u64]) {
         self.fs.input(Input::Connect { client, leases: true, resumes: false });
         let held = self.held[usize::from(client == OTHER)];
@@ -163,12 +163,12 @@ fn what_is_appended_follows_on_what_was() {
         assert_eq!(server.append(ONE, 5, b"one"), Ok(Reply::Written(3)), "{kept:?}");
         assert_eq!(server.append(OTHER, 3, b"other"), Ok(Reply::Written(5)));
         assert_eq!(server.append(OTHER, 4, b""), Ok(Reply::Written(0)));
-        assert_eq!(server.append(ONE, 5, b"one"), Ok(Reply::Written(3)), "it is told again");
+        assert_eq!(server.append(ONE, 5, b"one"), Ok(Reply::Written(3)), "the answer is sent again");
         assert_eq!(server.contents(), with(&[b"one", b"other"]));
     }
 }
 
-/// Files that nobody has open for writing, and quotas.
+/// Files that are not open for writing, and quotas.
 #[test]
 fn who_may_not_is_refused() {
     let mut server = Server::new(Kept::Here(Engine::Memory));
@@ -182,7 +182,8 @@ fn who_may_not_is_refused() {
     assert_eq!(server.contents(), with(&[b"1234"]));
 }
 
-/// Whatever I/O it is killed at, and whether others append or truncate before the client asks again.
+/// At whatever I/O the server is killed, and whether others append or truncate before the client
+/// repeats the request.
 #[test]
 fn an_append_is_made_once_whatever_the_server_is_killed_at() {
     // These keep what was written, as a kernel does.
@@ -210,7 +211,7 @@ fn an_append_is_made_once_whatever_the_server_is_killed_at() {
             let either = [with(&[b"one", b"other"]), with(&[b"other", b"one"])];
             assert!(either.contains(&server.contents()), "{context}: {:?}", server.contents());
 
-            // Nobody knows whether it was done, and nobody waits for its client any more.
+            // Its outcome is unknown, and no client waits for it.
             let mut server = killed();
             let set = SetAttr { size: Some(100), ..SetAttr::default() };
             let truncated = server.send(OTHER, 3, Request::SetAttr { ino: server.ino, set });
@@ -228,7 +229,8 @@ fn an_append_is_made_once_whatever_the_server_is_killed_at() {
     }
 }
 
-/// Its client was told before the server was killed that it has failed, say, and does not ask again; but for something older, it may be.
+/// The client knows that the request has failed, and does not repeat it; but it may repeat an older
+/// one.
 #[test]
 fn an_append_that_nobody_waits_for_holds_nobody_up() {
     for (cold, is_wanted) in [(false, false), (false, true), (true, false), (true, true)] {
@@ -251,7 +253,7 @@ fn an_append_that_nobody_waits_for_holds_nobody_up() {
     }
 }
 
-/// The second comes while the first is being written, and may be interrupted.
+/// The second append arrives during the first, and may be interrupted.
 #[test]
 fn appends_to_a_file_come_one_after_the_other() {
     for kept in EVERYWHERE {
@@ -270,7 +272,7 @@ fn appends_to_a_file_come_one_after_the_other() {
     }
 }
 
-/// What is refused has changed nothing, and what has been written is not refused.
+/// A refused append has changed nothing, and a written one is not refused.
 #[test]
 fn a_quota_that_is_set_meanwhile_comes_before_an_append_or_after_it() {
     let mut counts = [0, 0];
@@ -295,14 +297,14 @@ fn a_quota_that_is_set_meanwhile_comes_before_an_append_or_after_it() {
     assert!(counts.iter().all(|count| *count > 0), "{counts:?}");
 }
 
-/// What cannot be written is not tried again, and holds nobody up.
+/// A failed append is not repeated, and blocks nothing.
 #[test]
 fn an_append_that_fails_is_over() {
     for kept in EVERYWHERE {
         let mut server = Server::new(kept);
         server.fs.fault = Some((2, Fault::Fails(Errno::ENOSPC)));
         assert_eq!(server.append(ONE, 5, b"one"), Err(Errno::ENOSPC), "{kept:?}");
-        assert_eq!(server.append(ONE, 5, b"one"), Err(Errno::ENOSPC), "it is told again");
+        assert_eq!(server.append(ONE, 5, b"one"), Err(Errno::ENOSPC), "the answer is sent again");
         assert_eq!(server.append(OTHER, 3, b"other"), Ok(Reply::Written(5)));
         assert_eq!(server.contents(), with(&[b"other"]));
     }

@@ -32,7 +32,7 @@ fn rename(fs: &mut Harness, from: &str, to: &str) {
     fs.ask(Request::Rename { from_dir, from, to_dir, to, flags }).unwrap();
 }
 
-/// One of each kind, and one that has moved since a checkpoint.
+/// One inode of each type, and one that has moved since a checkpoint.
 fn grow(fs: &mut Harness) -> Vec<Ino> {
     fs.mkdir("dir");
     fs.mkdir("dir/sub");
@@ -62,7 +62,7 @@ fn inode_is_found_by_its_number_in_every_state_of_memory() {
         let inos = grow(&mut fs);
         let attrs: Vec<Attr> = inos.iter().map(|ino| fs.attr_of(*ino)).collect();
         fs.ask(Request::Fsync { ino: Ino::ROOT }).unwrap();
-        // Replayed from the journal, then from the tables alone.
+        // First after a replay, then from the tables alone.
         for _ in 0..2 {
             fs = fs.crash();
             for (ino, attr) in inos.iter().zip(&attrs) {
@@ -180,7 +180,7 @@ fn is_whole_under_faults() {
     for which in [0, 1, 2, 5, 6, 8] {
         under_faults(before, |fs| {
             let ino = inos.borrow()[which];
-            // The times of a stream are those of the store.
+            // The store determines the times of a stream.
             Ok(match find(fs, ino)? {
                 Reply::Entry(entry) if entry.attr.streamed => Reply::Offset(entry.attr.size),
                 other => other,

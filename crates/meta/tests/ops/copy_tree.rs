@@ -3,7 +3,7 @@ use espalier_proto::*;
 
 use crate::harness::{Harness, ROOT_CALLER, everywhere, name, under_faults, user};
 
-/// Copies all that is in a directory. What is left to the caller.
+/// Copies everything in a directory. Returns what is left to the caller.
 fn copy(
     fs: &mut Harness,
     caller: &Caller,
@@ -47,7 +47,7 @@ fn set_xattr(fs: &mut Harness, ino: Ino, key: &str) {
     fs.ask(Request::SetXattr { ino, name, value, mode, kill_sgid: false }).unwrap();
 }
 
-/// What a directory's policy is, as TOML.
+/// The policy of a directory, as TOML.
 fn policy(fs: &mut Harness, path: &str) -> String {
     let ino = fs.walk(path).unwrap();
     match fs.ask(Request::GetXattr { ino, name: (*b"user.espalier.policy").into() }) {
@@ -92,13 +92,13 @@ fn a_tree_is_copied_with_all_below_it() {
         assert_eq!(fs.ask(Request::ReadLink { ino: link }), Ok(Reply::Bytes(b"nowhere"[..].into())));
         assert_eq!(fs.attr("b/fifo").kind, FileType::Fifo);
         fs.make("b/device", NewNode::CharDevice(259));
-        // As with cp: without set-id bits, and less the umask.
+        // As with cp: without set-id bits, and masked by the umask.
         assert_eq!((fs.attr("b/file").perm, fs.attr("b/sub").perm), (0o755, 0o1755));
         let (a, b) = (fs.walk("a").unwrap(), fs.walk("b").unwrap());
         for figure in ["rfiles", "rsubdirs", "rbytes"] {
             assert_eq!(fs.figure(a, figure), fs.figure(b, figure));
         }
-        // They are files of their own.
+        // The copies are separate files.
         let file = fs.walk("a/file").unwrap();
         fs.write(file, 0, b"other").unwrap();
         assert_eq!(content(fs, "b/file"), b"bytes");
@@ -137,7 +137,7 @@ fn attributes_are_kept_as_far_as_the_caller_may() {
             fs.ask(Request::ListXattr { ino }).unwrap()
         };
         assert_eq!(list(fs, "b/file"), Reply::Bytes(b"user.mine\0"[..].into()));
-        // Another user: its own owner, no set-id bits, no attributes but its own.
+        // Another user: its own owner, no set-id bits, and only `user.` attributes.
         fs.mkdir("c");
         fs.chmod("c", 0o777);
         assert_eq!(copy(fs, &user(7), ("a", "c"), true), Ok(vec!["device".into()]));
@@ -163,7 +163,7 @@ fn what_takes_more_is_left_to_the_caller() {
         let left = copy(fs, &ROOT_CALLER, ("a", "c"), true);
         let paths = ["device", "file", "sub"].map(String::from).to_vec();
         assert_eq!(left, Ok(paths), "links to keep, and what is there");
-        // What the caller may not read, or search.
+        // What the caller may not read or search.
         fs.mkdir("d");
         fs.chmod("d", 0o777);
         fs.chmod("a/sub/deep", 0o711);
@@ -191,7 +191,7 @@ fn a_directory_is_finished_when_the_caller_is_done_with_it() {
         while !copied.left.contains(&b"sub/big".to_vec()) {
             copied = ask(fs, copied.levels);
         }
-        // It can still be written to.
+        // The directory is still writable.
         assert_eq!(fs.attr("b/sub").perm, 0o755);
         while !copied.levels.is_empty() {
             copied = ask(fs, copied.levels);
@@ -249,7 +249,7 @@ fn no_more_is_cloned_than_there_will_be_space_for() {
     for number in 0..9 {
         fs.file(&format!("a/{number}"), &[7; 50]);
     }
-    // For three of them at a time.
+    // Space for three of them at a time.
     fs.input(Input::Space { free: 1000 + 4 * 150 });
     fs.lazy = true;
     let (from, to) = (fs.walk("a").unwrap(), fs.walk("b").unwrap());
@@ -262,7 +262,7 @@ fn no_more_is_cloned_than_there_will_be_space_for() {
         fs.settle();
         fs.input(Input::Space { free: 1000 + 4 * 150 });
     }
-    // For none of this size.
+    // No space for one of this size.
     fs.mkdir("c");
     fs.input(Input::Space { free: 1000 + 4 * 49 });
     assert_eq!(copy(&mut fs, &ROOT_CALLER, ("a", "c"), false), Err(Errno::ENOSPC));
@@ -288,7 +288,7 @@ fn many_entries_take_many_steps() {
             assert_eq!(content(&mut fs, &format!("b/many/{number}")), [number as u8; 40]);
         }
         fs.ask(Request::Fsync { ino: Ino::ROOT }).unwrap();
-        // Replayed, it is the same.
+        // Replay produces the same state.
         let before = fs.dump();
         fs = fs.crash();
         assert_eq!(fs.dump(), before);
@@ -298,7 +298,7 @@ fn many_entries_take_many_steps() {
 
 #[test]
 fn with_sync_a_step_is_durable_when_it_is_answered() {
-    // It ends with a load, long after it has changed something.
+    // The step ends with a load, long after its changes.
     let mut fs = Harness::with(Config { acknowledge: Acknowledge::Durable, ..crate::harness::config() });
     fs.mkdir("b");
     fs.mkdir("a");
@@ -332,7 +332,7 @@ fn is_whole_under_faults() {
         let level = CopyLevel { from: fs.walk("a")?, to: fs.walk("b")?, after: 0 };
         let request = CopyTree { levels: vec![level], preserve: true, umask: 0 };
         match fs.ask(Request::CopyTree(request)) {
-            // The second time it is there.
+            // On the second attempt the copy exists.
             Ok(Reply::Copied(_)) => Ok(Reply::Done),
             other => other,
         }

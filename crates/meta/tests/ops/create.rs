@@ -81,7 +81,7 @@ fn what_is_there_is_opened_unless_exclusive() {
         let Ok(Reply::Created(entry, _)) = fs.ask(request(false)) else { panic!("it is opened") };
         assert_eq!((entry.attr.ino, entry.attr.size), (ino, 5));
         assert_eq!(fs.ask_as(&user(5), request(false)), Err(Errno::EACCES));
-        // Opened, it outlives its name.
+        // An open file outlives its name.
         fs.ask(Request::Unlink { dir: Ino::ROOT, name: name("file"), time: None }).unwrap();
         fs.forget(ino);
         assert_eq!(fs.read(ino), b"bytes");
@@ -177,12 +177,12 @@ fn errors_come_in_order() {
         fs.file("dir/file", b"");
         let node = || NewNode::Regular;
         assert_eq!(create(fs, &user(5), "dir/file/x", node()), Err(Errno::ENOTDIR));
-        // A name that is there is told before the directory's being closed to the caller.
+        // `EEXIST` takes precedence over missing write permission.
         assert_eq!(create(fs, &user(5), "dir/file", node()), Err(Errno::EEXIST));
         assert_eq!(create(fs, &user(5), "dir/new", node()), Err(Errno::EACCES));
         fs.chmod("dir", 0o700);
         assert_eq!(create(fs, &user(5), "dir/file", node()), Err(Errno::EACCES));
-        // In a directory that was removed there is nothing to be made.
+        // Nothing can be created in a removed directory.
         let gone = fs.mkdir("gone");
         fs.ask(Request::RmDir { dir: Ino::ROOT, name: name("gone"), time: None }).unwrap();
         assert_eq!(fs.create(gone, "new", NewNode::Regular), Err(Errno::ENOENT));
@@ -213,7 +213,7 @@ fn a_file_that_a_client_has_told_its_callers_of_is_as_it_has_said() {
         panic!("it is there")
     };
     assert_eq!([dir.mtime, dir.ctime], [time; 2]);
-    // A number is for one file, of this client, and one that it has been given.
+    // A number is valid for one file, of the client that it was allocated to.
     let files = fs.meta.files();
     for (client, ino) in [(ONE, first + 7), (OTHER, first), (ONE, end), (ONE, 1), (ONE, u64::MAX)] {
         assert_eq!(ask(fs, client, early("b", ino, time)), Err(Errno::EINVAL), "{ino} of {client:?}");
@@ -224,7 +224,7 @@ fn a_file_that_a_client_has_told_its_callers_of_is_as_it_has_said() {
     }
     assert_eq!(ask(fs, ONE, fifo), Err(Errno::EINVAL));
     assert_eq!(fs.meta.files(), files);
-    // What is there stays, and the number is not used.
+    // An existing file stays, and the number remains unused.
     assert_eq!(ask(fs, ONE, early("a", first, time)), Err(Errno::EEXIST));
     let mut open_it = early("a", first, time);
     if let Request::Create { open, exclusive, .. } = &mut open_it {
@@ -240,7 +240,7 @@ fn a_file_that_a_client_has_told_its_callers_of_is_as_it_has_said() {
 #[test]
 fn a_file_that_a_client_has_told_its_callers_of_is_stuffed_whatever_policies_say() {
     for settings in [&[(Key::Stuffing, "false")][..], &[(Key::NoMetafile, "true")], &[]] {
-        // Clients are to make files themselves.
+        // Clients make files step by step.
         let fs = &mut cluster(settings);
         let policy = b"user.espalier.stuffing".as_slice().into();
         let (value, mode) = (b"false".as_slice().into(), XattrMode::Any);
@@ -262,7 +262,7 @@ fn a_file_that_a_client_has_told_its_callers_of_is_stuffed_whatever_policies_say
         let Ok(Reply::Bytes(policy)) = ask(fs, ONE, Request::GetXattr { ino, name }) else {
             panic!("it has one")
         };
-        assert!(String::from_utf8(policy.into()).unwrap().contains("stuffing"), "as others have");
+        assert!(String::from_utf8(policy.into()).unwrap().contains("stuffing"), "attributes as usual");
         assert_eq!(fs.fsck(), []);
     }
 }
@@ -281,14 +281,14 @@ fn a_client_is_believed_the_time_if_it_is_about_now() {
         (Time::new(i64::MAX, 999_999_999), false),
     ];
     for ((time, is_believed), ino) in told.into_iter().zip(first..end) {
-        // It counts on with each request.
+        // The time advances with each request.
         fs.now = Time { nanos: now.nanos - 1, ..now };
         let Ok(Reply::Entry(entry)) = ask(fs, ONE, early(&ino.to_string(), ino, time)) else {
             panic!("it is made")
         };
         assert_eq!(entry.attr.mtime, if is_believed { time } else { now }, "{time:?}");
     }
-    // No second has so many.
+    // No second has that many nanoseconds.
     fs.now = now;
     let request = early("odd", first + 9, Time { secs: 5000, nanos: u32::MAX });
     let Ok(Reply::Entry(entry)) = ask(fs, ONE, request) else { panic!("it is made") };

@@ -1,4 +1,4 @@
-//! What clients do with data servers themselves, and how that ends.
+//! Capabilities: what clients do at data servers directly, and how that ends.
 
 use espalier_meta::{Acknowledge, Config, Input, Io, Striping};
 use espalier_proto::*;
@@ -9,7 +9,7 @@ const SESSION_MS: u32 = 10_000;
 const ONE: ClientId = ClientId(101);
 const OTHER: ClientId = ClientId(102);
 
-/// Data servers, and two clients.
+/// Data servers and two clients.
 fn cluster() -> Harness {
     cluster_of(striping())
 }
@@ -68,7 +68,8 @@ fn delegate(
     }
 }
 
-/// It need not ask for it, and the write by which a file outgrows its strip is done with the move: it costs two messages less.
+/// The client need not request one, and the write by which a file outgrows its strip is part of the
+/// unstuffing: two messages less.
 #[test]
 fn who_outgrows_the_strip_is_given_a_capability() {
     outgrow(false);
@@ -105,7 +106,7 @@ fn outgrow(kills: bool) {
     assert_eq!(fs.data.read(&first.layout, ino), expected);
 }
 
-/// A name's lookup does not wait for a data server: kernels do not let others change the directory meanwhile.
+/// A lookup does not wait for a data server, since kernels lock the directory meanwhile.
 #[test]
 fn who_looks_a_name_up_measures_what_cannot_be_measured_at_once() {
     let mut fs = cluster_of(striping().delegated());
@@ -129,7 +130,7 @@ fn who_looks_a_name_up_measures_what_cannot_be_measured_at_once() {
     assert_eq!((given.capability.ino, given.capability.access), (ino, Access::empty()));
 }
 
-/// Time goes by in which only one client is heard of.
+/// Lets time pass in which only one client is heard.
 fn outlast(fs: &mut Harness, heard: ClientId) {
     for _ in 0..=SESSION_MS / 1000 {
         fs.uptime_ms += 1000;
@@ -138,7 +139,7 @@ fn outlast(fs: &mut Harness, heard: ClientId) {
     }
 }
 
-/// What waits to be said to data servers.
+/// The pending request to data servers.
 fn said(fs: &Harness) -> Vec<(u64, Vec<u64>)> {
     let admit = |(_, io): &(_, Io)| match io {
         Io::Admit { below, live } => Some((*below, live.clone())),
@@ -179,7 +180,7 @@ fn capabilities_are_for_those_who_have_the_file_open() {
     assert_eq!(delegate(fs, OTHER, ino, Access::READ), Err(Errno::EBADF));
     ask(fs, OTHER, Request::Open { ino, how: open_how(Access::READ, false) }).unwrap();
     assert_eq!(delegate(fs, OTHER, ino, Access::READ).unwrap().unwrap().capability.session, 2);
-    // Another's writes must not leave it a program with more rights than it has.
+    // Another client's writes must not leave the file with privileges.
     let set = Request::SetXattr {
         ino,
         name: (*b"security.capability").into(),
@@ -188,7 +189,7 @@ fn capabilities_are_for_those_who_have_the_file_open() {
         kill_sgid: false,
     };
     assert_eq!(ask(fs, OTHER, set.clone()), Err(Errno::ETXTBSY));
-    assert_eq!(ask(fs, ONE, set), Ok(Reply::Done), "who writes itself asks anew, and the other only reads");
+    assert_eq!(ask(fs, ONE, set), Ok(Reply::Done), "the writer asks again, and the other only reads");
     let listed = |fs: &mut Harness| match ask(fs, ONE, Request::ListXattr { ino }) {
         Ok(Reply::Bytes(names)) => names.len(),
         other => panic!("{other:?}"),
@@ -199,7 +200,8 @@ fn capabilities_are_for_those_who_have_the_file_open() {
     assert_eq!(listed(fs), 0);
 }
 
-/// Who has just made a file outgrow its strip goes on at once. The metadata server itself waits until that is durable.
+/// A client that unstuffs a file continues at once. The metadata server itself waits until the
+/// event is durable.
 #[test]
 fn what_outgrows_its_strip_is_young_until_that_is_durable() {
     let fs = &mut cluster();
@@ -210,7 +212,7 @@ fn what_outgrows_its_strip_is_young_until_that_is_durable() {
     };
     let young = since(fs, Access::WRITE);
     assert_ne!(young, 0);
-    assert_eq!(since(fs, Access::READ), 0, "it makes nothing");
+    assert_eq!(since(fs, Access::READ), 0, "reading makes no datafile");
     let extend = Request::Extend { ino, offset: 200, length: 1, from: None, discards: false, told: false };
     let id = fs.send_from(ONE, &ROOT_CALLER, extend);
     assert!(!fs.answers.contains_key(&id));
@@ -239,13 +241,13 @@ fn what_is_no_data_servers_is_asked_for_here() {
         panic!("not created")
     };
     assert_eq!(delegate(fs, ONE, entry.attr.ino, Access::WRITE), Ok(None));
-    // Nor need anybody know when its session ends.
+    // Nor need data servers learn of the end of its session.
     fs.lazy = true;
     fs.input(Input::Leave { client: ONE });
     assert_eq!(said(fs), []);
 }
 
-/// What the session held is free for others only when no data server does anything for it any more.
+/// Other clients get what the session held only once no data server serves the session.
 #[test]
 fn a_session_ends_when_data_servers_know() {
     let fs = &mut cluster();
@@ -284,7 +286,7 @@ fn a_client_that_comes_back_meanwhile_keeps_its_session() {
     assert_eq!(delegate(fs, ONE, ino, Access::WRITE).unwrap().unwrap().capability.session, 2);
 }
 
-/// Nobody remembers what a machine has given to whom that was killed.
+/// After a crash, no server remembers which capabilities were granted.
 #[test]
 fn sessions_of_before_a_restart_end_when_data_servers_know() {
     let mut fs = cluster();

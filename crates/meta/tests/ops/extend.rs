@@ -7,7 +7,7 @@ fn extend(fs: &mut Harness, ino: Ino, offset: u64, length: u64) -> Result<Reply,
     fs.ask(Request::Extend { ino, offset, length, from: None, discards: false, told: false })
 }
 
-/// A big file of 100 bytes, open, in a directory that may have 150.
+/// A big file of 100 bytes, open, in a directory with a quota of 150.
 fn limited(fs: &mut Harness) -> (Ino, Ino) {
     let dir = fs.mkdir("dir");
     let file = fs.file("dir/big", &[7; 100]);
@@ -26,7 +26,7 @@ fn growth_is_counted_before_it_is_written_and_refused_beyond_the_quota() {
         assert_eq!(extend(fs, file, 141, 10), Err(Errno::EDQUOT));
         assert_eq!(extend(fs, file, 0, 150), Ok(Reply::Granted), "it has so many already");
         assert_eq!(extend(fs, file, u64::MAX - 1, 2), Err(Errno::EFBIG));
-        // The write came to nothing: when the file is closed, it is counted for what it has.
+        // The write has failed: the close counts the actual size.
         fs.ask(Request::Release { ino: file }).unwrap();
         assert_eq!(fs.figure(dir, "rbytes"), Ok(100));
     });
@@ -60,7 +60,7 @@ fn without_a_quota_nothing_is_counted_until_the_file_is_closed() {
         assert_eq!(extend(fs, file, 0, 1000), Ok(Reply::Granted));
         assert_eq!(fs.figure(Ino::ROOT, "rbytes"), Ok(100));
         fs.disk.store().stream_write(file, 100, &[8; 50]).unwrap();
-        assert_eq!(fs.figure(Ino::ROOT, "rbytes"), Ok(150), "who asks has open files looked at");
+        assert_eq!(fs.figure(Ino::ROOT, "rbytes"), Ok(150), "the query measures open files");
         fs.ask(Request::Release { ino: file }).unwrap();
         assert_eq!(fs.figure(Ino::ROOT, "rbytes"), Ok(150));
     });

@@ -67,7 +67,7 @@ fn allocate(fs: &mut Harness, path: &str, mode: AllocateMode) -> Result<Reply, E
     fs.ask(Request::Allocate { ino, offset: 0, length: 5, mode })
 }
 
-/// Either flag protects the names and the attributes.
+/// Either flag protects names and attributes.
 fn keeps_names_and_attributes(fs: &mut Harness, path: &str) {
     let none = SetAttr::default();
     let past = Some(SetTime::To(Time::new(5, 0)));
@@ -146,7 +146,7 @@ fn an_immutable_directory_keeps_its_entries() {
         assert_eq!(rename(fs, "dir/file", "moved"), REFUSED);
         assert_eq!(unlink(fs, "dir/file"), REFUSED);
         assert_eq!(fs.ask(Request::RmDir { dir: Ino::ROOT, name: name("dir"), time: None }), REFUSED);
-        // The file in it is another one.
+        // The file in it has no flags.
         assert!(write(fs, "dir/file").is_ok());
     });
 }

@@ -69,7 +69,7 @@ fn is_whole_under_faults() {
     }
 }
 
-/// What is released is counted, each file for itself, also if one is released twice.
+/// A release counts each file's size separately, even if one is released twice.
 #[test]
 fn files_that_are_released_together_keep_their_sizes() {
     everywhere(|fs| {

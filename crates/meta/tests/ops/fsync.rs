@@ -50,7 +50,7 @@ fn after_a_failed_sync_nothing_is_acknowledged_any_more() {
     fs.file("file", b"bytes");
     fsync(&mut fs, "file").unwrap();
     fs.file("lost", b"bytes");
-    // Only this one I/O fails: the disk is well again at once.
+    // Only this I/O fails; the disk works again at once.
     fs.fault = Some((fs.count, Fault::Fails(Errno::EIO)));
     assert_eq!(fsync(&mut fs, "lost"), Err(Errno::EIO));
     for _ in 0..3 {
@@ -75,7 +75,7 @@ fn after_a_failed_sync_nothing_is_acknowledged_any_more() {
     assert!(fs.create(Ino::ROOT, "new", NewNode::Regular).is_ok());
 }
 
-/// Where changes are acknowledged once they are durable, nobody is told of one that never will be.
+/// With durable acknowledgement, no reply exposes a change that will never be durable.
 #[test]
 fn with_sync_a_change_that_was_lost_is_not_told() {
     let mut fs = Harness::with(Config { acknowledge: Acknowledge::Durable, ..config() });
@@ -89,7 +89,7 @@ fn with_sync_a_change_that_was_lost_is_not_told() {
         assert_eq!(fs.ask(request), Err(Errno::EIO), "it may be there again after a restart");
     }
     let file = fs.walk("file").unwrap();
-    assert_eq!(fs.read(file), b"bytes", "others are served on");
+    assert_eq!(fs.read(file), b"bytes", "other files are readable");
     let mut fs = fs.crash();
     assert!(fs.walk("dir/gone").is_ok());
 }

@@ -16,8 +16,8 @@ struct Shared {
 }
 
 impl Shared {
-    /// A file that one client has opened to read it, and then another to write to it, which
-    /// announces what it writes first.
+    /// A file that one client has opened for reading, and another then for writing, which announces
+    /// its first write.
     fn new() -> Self {
         let mut fs = Harness::with(Config { lease_ms: Some(TERM), session_ms: Some(60_000), ..config() });
         for client in [WRITER, READER] {
@@ -32,7 +32,7 @@ impl Shared {
             other => panic!("{other:?}"),
         }
         shared.ask(READER, Request::Lookup { dir: Ino::ROOT, name: name("file") });
-        assert!(!shared.open(READER, Access::READ).shared, "nobody writes to it");
+        assert!(!shared.open(READER, Access::READ).shared, "no client writes to it");
         assert!(shared.open(WRITER, Access::READ | Access::WRITE).shared);
         shared
     }
@@ -69,7 +69,7 @@ impl Shared {
         self.send(WRITER, Request::Announce(self.ino))
     }
 
-    /// Clients give up what they have just been asked for.
+    /// Acknowledges all revocations, and returns them.
     fn give_up(&mut self) -> Vec<(ClientId, Lease)> {
         let revocations = std::mem::take(&mut self.fs.revocations);
         for revocation in &revocations {
@@ -94,7 +94,7 @@ fn announced_write_is_answered_when_readers_have_dropped_the_file() {
     assert_eq!(shared.answer(announced), None);
     assert_eq!(shared.give_up(), [(READER, Lease::Data { ino })]);
     assert_eq!(shared.answer(announced), Some((Reply::Announced(false), 0)));
-    // It writes on without a message. Before it is read again it hears of that.
+    // It stops announcing. A later reader makes it announce again.
     let lease = shared.lease();
     assert_eq!(shared.answer(lease), None);
     assert_eq!(shared.give_up(), [(WRITER, Lease::Quiet { ino })]);
@@ -111,18 +111,17 @@ fn reader_gets_a_lease_while_its_last_one_is_revoked() {
     shared.lease();
     let first = shared.announce();
     let old = std::mem::take(&mut shared.fs.revocations);
-    // A kernel waits for what it reads before it drops anything.
+    // A kernel completes its reads before it drops pages.
     let lease = shared.lease();
     assert_eq!(shared.answer(lease), Some((Reply::Done, TERM)));
     assert_eq!(shared.answer(first), None);
     shared.fs.input(Input::Revoked { client: READER, number: old[0].number });
-    assert_eq!(shared.answer(first), Some((Reply::Announced(true), 0)), "it is read already");
+    assert_eq!(shared.answer(first), Some((Reply::Announced(true), 0)), "it has been read already");
     let second = shared.announce();
     assert_eq!(shared.answer(second), None);
     assert_eq!(shared.give_up(), [(READER, Lease::Data { ino })]);
     assert_eq!(shared.answer(second), Some((Reply::Announced(false), 0)));
-    // Two announcements, and a lease between them that the answer to the first revocation does not
-    // end.
+    // Two announcements; acknowledging the first revocation does not end the lease between them.
     shared.lease();
     shared.give_up();
     let first = shared.announce();

@@ -61,7 +61,7 @@ fn is_whole_under_faults() {
         under_faults(before, |fs| {
             let dir = fs.walk(dir)?;
             let reply = lookup(fs, &crate::harness::ROOT_CALLER, dir, file)?;
-            // The times of a stream are those of the store.
+            // The store determines the times of a stream.
             Ok(match reply {
                 Reply::Entry(Entry { attr, .. }) if attr.streamed => Reply::Offset(attr.size),
                 other => other,

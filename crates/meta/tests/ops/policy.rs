@@ -61,7 +61,7 @@ fn is_set_told_listed_and_removed() {
             assert_eq!(unset(fs, dir, setting), Err(Errno::ENODATA));
         }
         assert_eq!(listed(fs, dir), "");
-        // Others' attributes are told with it.
+        // Other attributes are listed with it.
         let (name, value) = ((*b"user.other").into(), (*b"1").into());
         fs.ask(Request::SetXattr { ino: dir, name, value, mode: XattrMode::Any, kill_sgid: false }).unwrap();
         set(fs, dir, "dist_name", "basic_dist").unwrap();
@@ -122,7 +122,7 @@ fn new_directories_inherit_it_and_files_keep_what_held_when_they_were_made() {
     set(&mut fs, dir, "num_dfiles", "5").unwrap();
     let elsewhere = fs.mkdir("else");
     set(&mut fs, elsewhere, "num_dfiles", "9").unwrap();
-    // Neither is changed by a move, nor by another name.
+    // A move or another name changes neither.
     for text in ["after", "new"] {
         let (from, to, flags) = (name(text), name(text), RenameFlags::empty());
         fs.ask(Request::Rename { from_dir: dir, from, to_dir: elsewhere, to, flags }).unwrap();
@@ -135,7 +135,7 @@ fn new_directories_inherit_it_and_files_keep_what_held_when_they_were_made() {
         }
         assert_eq!(get(&mut fs, before.0, "num_dfiles"), Err(Errno::ENODATA));
         assert_eq!(get(&mut fs, after.0, "num_dfiles").unwrap(), "2");
-        // Files have none of their own, and are told what holds for them.
+        // Files have no settings of their own, but report the effective policy.
         for (file, policy) in [(before.1, ""), (after.1, "num_dfiles = 2\n")] {
             assert_eq!(listed(&mut fs, file), "");
             assert_eq!(get(&mut fs, file, "num_dfiles"), Err(Errno::ENODATA));

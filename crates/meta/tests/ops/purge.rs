@@ -34,7 +34,7 @@ fn a_client_removes_name_datafiles_and_inode() {
     assert_eq!(fs.data.all(), []);
 }
 
-/// Its name would come back, and its bytes would be gone.
+/// Its name would come back without its bytes.
 #[test]
 fn a_client_is_not_told_to_remove_datafiles_of_a_name_that_a_loss_of_power_could_bring_back() {
     let mut fs = cluster(&STRIPED);
@@ -83,7 +83,8 @@ fn what_others_use_stays_and_is_the_machines() {
     }
 }
 
-/// It would come to the data server after the client's removal, by another connection.
+/// The truncation could arrive after the client's removal, over another connection, and make the
+/// datafile again.
 #[test]
 fn what_the_machine_is_truncating_it_removes_itself() {
     let fs = &mut cluster(&STRIPED);
@@ -128,7 +129,7 @@ fn what_a_client_does_not_remove_the_machine_does() {
     }
 }
 
-/// Some of its datafiles are gone, and its bytes would be zeros.
+/// Some of its datafiles are gone, so its bytes would read as zeros.
 #[test]
 fn what_a_client_has_begun_to_remove_nobody_opens_any_more() {
     let fs = &mut cluster(&STRIPED);
@@ -150,7 +151,8 @@ fn what_a_client_has_begun_to_remove_nobody_opens_any_more() {
     assert_eq!(fs.data.all(), []);
 }
 
-/// Neither when a file is closed long after its name was removed, nor when a server begins that had no time to remove its bytes.
+/// Both when a file is closed long after it was unlinked, and when a server had no time to remove
+/// its bytes before a restart.
 #[test]
 fn bytes_are_removed_though_nothing_else_happens() {
     for acknowledge in [Acknowledge::Written, Acknowledge::Durable] {

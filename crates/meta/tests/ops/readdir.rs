@@ -46,7 +46,7 @@ fn what_stays_is_listed_once_whatever_else_changes() {
         let dir = fs.walk("dir").unwrap();
         let all = fs.list(dir, false);
         let Ok(Reply::Listing { entries, .. }) = page(fs, "dir", 0, 5, false) else { panic!("no listing") };
-        // One that was listed goes, one that was not, and a new one comes.
+        // Remove an entry that was listed and one that was not, and add one.
         for gone in [&all[1], &all[10]] {
             fs.ask(Request::Unlink { dir, name: gone.name.clone(), time: None }).unwrap();
         }
@@ -131,7 +131,7 @@ fn is_whole_under_faults() {
             let reply = page(fs, "dir", 0, 100, plus)?;
             let Reply::Listing { mut entries, parent, end } = reply else { return Ok(reply) };
             for entry in &mut entries {
-                // The times of a stream are those of the store.
+                // The store determines the times of a stream.
                 entry.entry = entry.entry.filter(|entry| !entry.attr.streamed);
             }
             Ok(Reply::Listing { entries, parent, end })

@@ -35,7 +35,7 @@ fn reading_is_an_access() {
     readlink(fs, "link").unwrap();
     let first = fs.attr("link");
     assert!(first.atime > before.atime && first.ctime == before.ctime);
-    // The next counts only after a day.
+    // The next access counts only after a day (relatime).
     readlink(fs, "link").unwrap();
     assert_eq!(fs.attr("link").atime, first.atime);
     fs.now.secs += 24 * 60 * 60;

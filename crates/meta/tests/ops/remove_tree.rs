@@ -7,7 +7,7 @@ fn remove(fs: &mut Harness, caller: &Caller, path: &str) -> Result<Reply, Errno>
     fs.ask_as(caller, Request::RemoveTree { dir })
 }
 
-/// A tree of a user's, with a bit of everything.
+/// A user's tree with entries of many types.
 fn grow(fs: &mut Harness) {
     fs.mkdir("top");
     fs.mkdir("top/sub");
@@ -81,7 +81,7 @@ fn directories_in_use_below_are_empty_and_stay_so() {
         grow(fs);
         let (top, deep) = (fs.open("top"), fs.open("top/sub/deep"));
         let file = fs.walk("top/sub/deep/file").unwrap();
-        // Nothing is freed for now.
+        // Freeing waits.
         fs.lazy = true;
         fs.send(&ROOT_CALLER, Request::Fsync { ino: Ino::ROOT });
         let many = fs.walk("top/empty").unwrap();
@@ -122,7 +122,7 @@ fn who_may_not_remove_all_removes_nothing() {
             assert_eq!(remove(fs, &user(5), "top"), Err(errno));
             assert_eq!(fs.dump(), before);
         };
-        // The directory that it is in is the superuser's.
+        // The parent belongs to the superuser.
         refused(fs, Errno::EACCES);
         fs.chmod("", 0o777);
         fs.file("top/sub/other/file", b"");
@@ -138,7 +138,7 @@ fn who_may_not_remove_all_removes_nothing() {
         refused(fs, Errno::EPERM);
         fs.chmod("", 0o1777);
         fs.chown("top/sub/other/file", 5, 5);
-        // An empty directory need not be one's own.
+        // The caller need not own an empty directory.
         fs.mkdir("top/sub/empty");
         fs.chmod("top/sub/empty", 0);
         assert!(matches!(remove(fs, &user(5), "top"), Ok(Reply::Removed { .. })));
@@ -147,7 +147,7 @@ fn who_may_not_remove_all_removes_nothing() {
 
 #[test]
 fn what_changes_meanwhile_is_looked_at_again() {
-    // Some of them are looked at before the directory that takes many steps, and some after it.
+    // Some are visited before the directory that takes many steps, and some after it.
     let places: Vec<String> =
         ('a'..='k').flat_map(|c| [format!("top/{c}"), format!("top/{c}/below")]).collect();
     for path in &places {
@@ -168,7 +168,7 @@ fn what_changes_meanwhile_is_looked_at_again() {
             fs.chown(path, 5, 5);
         }
         let top = fs.walk("top").unwrap();
-        // The steps of it, one at a time.
+        // One step at a time.
         fs.shuffle = Some(fastrand::Rng::with_seed(1));
         let removal = fs.send(&user(5), Request::RemoveTree { dir: top });
         let mut steps = 0;
@@ -198,7 +198,7 @@ fn removals_wait_while_too_much_is_still_to_be_freed() {
         fs.create(*dir, "file", NewNode::Regular).unwrap();
         fs.forget(*dir);
     }
-    // This takes more than one step, and the second one does not come for now.
+    // This takes more than one step, and the second one waits.
     let many = fs.mkdir("many");
     for number in 0..300 {
         fs.create(many, &format!("{number}"), NewNode::Regular).unwrap();

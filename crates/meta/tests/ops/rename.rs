@@ -44,7 +44,7 @@ fn what_was_there_is_replaced() {
         let old = fs.open("to");
         rename(fs, "from", "to", PLAIN).unwrap();
         assert_eq!(fs.walk("to"), Ok(ino));
-        // Who has it open still has it.
+        // A client that has it open keeps it.
         fs.forget(old);
         assert_eq!((fs.attr_of(old).nlink, fs.read(old)), (0, b"old".to_vec()));
         fs.ask(Request::Release { ino: old }).unwrap();

@@ -1,4 +1,4 @@
-//! Leases on what clients go on using.
+//! Renewal of leases.
 
 use espalier_meta::{Config, Input};
 use espalier_proto::*;
@@ -8,7 +8,7 @@ use crate::harness::{Harness, ROOT_CALLER, config, name};
 
 const TERM: u32 = 10_000;
 
-/// What a request comes to, and for how long that may be cached.
+/// The reply to a request, and for how many milliseconds it may be cached.
 fn ask(fs: &mut Harness, client: ClientId, request: Request) -> (Reply, u32) {
     let id = fs.send_from(client, &ROOT_CALLER, request);
     (fs.answers.remove(&id).unwrap().unwrap(), fs.leases[&id].0)
@@ -25,7 +25,7 @@ fn make(fs: &mut Harness, file: &str) -> Ino {
     }
 }
 
-/// Who has just been asked to give up which leases does.
+/// Acknowledges all revocations, and returns them.
 fn give_up(fs: &mut Harness) -> Vec<(ClientId, Lease)> {
     let revocations = std::mem::take(&mut fs.revocations);
     for revocation in &revocations {
@@ -47,10 +47,10 @@ fn they_are_renewed_for_who_knows_it_and_unless_others_want_them_back() {
     }
     let made = ["one", "two"].map(|file| make(&mut fs, file));
     let renew = || Request::Renew { inodes: vec![made[0], Ino(1234), made[1]], alone_in: None };
-    assert_eq!(ask(&mut fs, OTHER, renew()), (Reply::Renewed(vec![]), 0), "it knows none");
+    assert_eq!(ask(&mut fs, OTHER, renew()), (Reply::Renewed(vec![]), 0), "a client must know them");
     pass(&mut fs, TERM / 2);
     assert_eq!(ask(&mut fs, ONE, renew()), (Reply::Renewed(made.to_vec()), TERM));
-    // Longer than what was told first.
+    // Past the end of the first leases.
     pass(&mut fs, TERM);
     ask(&mut fs, OTHER, Request::Lookup { dir: Ino::ROOT, name: name("one") });
     let set = SetAttr { perm: Some(0o600), ..SetAttr::default() };
@@ -78,5 +78,5 @@ fn what_is_read_is_leased_also_where_it_is_fought_over() {
         fs.send_from(ONE, &ROOT_CALLER, Request::SetAttr { ino, set });
         assert_eq!(give_up(&mut fs), [(OTHER, Lease::Inode { ino })]);
     }
-    assert_eq!(ask(&mut fs, OTHER, Request::GetAttr { ino }).1, 0, "it is fought over");
+    assert_eq!(ask(&mut fs, OTHER, Request::GetAttr { ino }).1, 0, "it is contended");
 }

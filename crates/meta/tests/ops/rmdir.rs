@@ -16,7 +16,7 @@ fn an_empty_directory_goes_with_its_parents_link() {
         assert_eq!(fs.walk("dir/sub"), Err(Errno::ENOENT));
         let dir = fs.attr("dir");
         assert!(dir.nlink == 2 && dir.mtime > dir.btime && dir.ctime == dir.mtime);
-        // Who still stands in it finds nothing.
+        // A process in the directory finds it empty.
         assert_eq!(fs.list(ino, false), []);
         fs.forget(ino);
         assert_eq!(fs.ask(Request::GetAttr { ino }), Err(Errno::ESTALE));
@@ -31,7 +31,7 @@ fn who_asks_for_one_that_is_gone_is_told_so_before_a_checkpoint_has_written_that
     fs.checkpoint();
     assert_eq!(rmdir(&mut fs, &ROOT_CALLER, "dir/sub"), Ok(Reply::Done));
     fs.forget(ino);
-    // The store still has a record of where it was.
+    // The store still has a record of its place.
     for _ in 0..2 {
         assert_eq!(fs.ask(Request::Lookup { dir: ino, name: name("file") }), Err(Errno::ESTALE));
     }

@@ -3,7 +3,7 @@ use espalier_proto::*;
 
 use crate::harness::{Harness, STRIP, config, everywhere, under_faults};
 
-/// Of holes.
+/// Granularity of holes in bytes.
 const BLOCK: u64 = 4096;
 
 fn seek(fs: &mut Harness, path: &str, offset: u64, what: SeekWhat) -> Result<Reply, Errno> {
@@ -22,7 +22,7 @@ fn sparse(fs: &mut Harness) {
     resize(fs, ino, STRIP);
 }
 
-/// A file of ten blocks and a bit, of which these have data.
+/// A file of ten blocks and a part of one; `data`: the blocks with data.
 fn blocks(data: &[u64]) -> Harness {
     let mut fs = Harness::with(Config { strip_bytes: 65_536, ..config() });
     let ino = fs.file("file", b"");
@@ -75,7 +75,7 @@ fn blocks_of_zeros_are_holes() {
     ];
     check(&mut fs, &cases);
     check(&mut blocks(&[]), &[(5, data, Err(Errno::ENXIO)), (5, hole, Ok(5))]);
-    // The last block is a short one.
+    // The last block is partial.
     check(&mut blocks(&[9]), &[(0, data, Ok(9 * BLOCK)), (9 * BLOCK, hole, Ok(10 * BLOCK))]);
     let mut fs = blocks(&[]);
     let ino = fs.walk("file").unwrap();

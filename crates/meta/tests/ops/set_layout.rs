@@ -1,4 +1,4 @@
-//! Files that clients make themselves, message for message.
+//! Files that clients make step by step.
 
 use espalier_meta::{Acknowledge, Config, Input, Striping};
 use espalier_policy::{Key, Policy};
@@ -10,7 +10,7 @@ pub const ONE: ClientId = ClientId(101);
 pub const OTHER: ClientId = ClientId(102);
 const SERVERS: u16 = 2;
 
-/// Data servers, and two clients, which make files themselves.
+/// Data servers and two clients that make files step by step.
 pub fn cluster(settings: &[(Key, &str)]) -> Harness {
     let mut policy = Policy::NONE;
     policy.set(Key::Create, "client").unwrap();
@@ -72,7 +72,7 @@ fn give_name(fs: &mut Harness, client: ClientId, ino: Ino) -> Result<Entry, Errn
     }
 }
 
-/// A file of a client's that has been made, and is closed.
+/// A client's file that has been made and closed.
 pub fn file(fs: &mut Harness, client: ClientId) -> Made {
     let made = made(fs, client);
     make_datafiles(fs, &made);
@@ -92,10 +92,10 @@ fn a_client_makes_inode_datafiles_layout_and_name() {
     make_datafiles(fs, &made);
     let other = Layout::new(Distribution::Basic, [ServerId(1)].into()).unwrap().into();
     assert_eq!(ask(fs, ONE, Request::SetLayout { ino: made.ino, layout: other }), Err(Errno::EINVAL));
-    assert_eq!(set_layout(fs, OTHER, &made), Err(Errno::EBADF), "it is not its file");
+    assert_eq!(set_layout(fs, OTHER, &made), Err(Errno::EBADF), "another client's file");
     assert_eq!(set_layout(fs, ONE, &made), Ok(Reply::Done));
     assert_eq!(ask(fs, OTHER, lookup()), Ok(Reply::Absent { cacheable: true }));
-    // No data server need be asked for that.
+    // No data server needs to be asked.
     fs.data.down = true;
     let entry = give_name(fs, ONE, made.ino).unwrap();
     assert_eq!((entry.attr.nlink, entry.attr.size), (1, 0));
@@ -110,7 +110,7 @@ fn lookup() -> Request {
     Request::Lookup { dir: Ino::ROOT, name: name("file") }
 }
 
-/// What data servers are asked for by the client is not told by the machine.
+/// The machine does not report what the client queries itself.
 #[test]
 fn a_client_measures_itself() {
     let fs = &mut cluster(&STRIPED);
@@ -135,7 +135,7 @@ fn what_needs_no_datafiles_is_made_in_two_steps() {
     }
 }
 
-/// At any step, and whether the machine goes on or not.
+/// After any step, and whether the machine crashes or not.
 #[test]
 fn what_a_client_does_not_finish_leaves_nothing_behind() {
     for (steps, crashes) in (0..4).flat_map(|steps| [(steps, false), (steps, true)]) {
@@ -155,13 +155,14 @@ fn what_a_client_does_not_finish_leaves_nothing_behind() {
         fs.input(Input::Leave { client: OTHER });
         fs.drain();
         assert_eq!(fs.fsck(), [], "{steps}");
-        // The name may have been lost with the power, and the file with it.
+        // A power failure may have lost the name, and with it the file.
         let datafiles = if is_named && !crashes { usize::from(SERVERS) } else { 0 };
         assert_eq!(fs.data.all().len(), datafiles, "{steps} {crashes}");
     }
 }
 
-/// The answer may be lost with the machine that gave it: then the client asks again, and goes on with the same inode.
+/// The answer may be lost with the machine: then the client repeats the request, and gets the same
+/// inode.
 #[test]
 fn a_machine_that_was_started_anew_goes_on() {
     let mut fs = cluster(&STRIPED);

@@ -26,7 +26,7 @@ fn times(atime: Option<SetTime>, mtime: Option<SetTime>) -> SetAttr {
     SetAttr { atime, mtime, ..SetAttr::default() }
 }
 
-/// Of the user 5.
+/// A file of user 5.
 fn file(fs: &mut Harness) -> Attr {
     fs.file("file", b"bytes");
     fs.chown("file", 5, 5);
@@ -41,7 +41,7 @@ fn chmod_is_for_the_owner() {
         let after = setattr(fs, &user(5), "file", perm(0o4600)).unwrap();
         assert_eq!((after.perm, after.mtime), (0o4600, before.mtime));
         assert!(after.ctime > before.ctime);
-        // The set-group-id bit of a group that the owner is not in is not for him to set.
+        // The owner cannot set the set-group-id bit of a group that it is not in.
         fs.chown("file", 5, 9);
         assert_eq!(setattr(fs, &user(5), "file", perm(0o2700)).unwrap().perm, 0o700);
         assert_eq!(setattr(fs, &ROOT_CALLER, "file", perm(0o2700)).unwrap().perm, 0o2700);
@@ -128,14 +128,15 @@ fn times_are_the_owners_and_now_is_for_writers() {
         let after = setattr(fs, &user(5), "file", times(None, some)).unwrap();
         assert_eq!((after.atime, after.mtime), (before.atime, Time::new(77, 123_456_789)));
         assert!(after.ctime > before.ctime);
-        // Of a big file, too.
+        // Likewise for a big file.
         fs.file("big", &[7; 100]);
         let after = setattr(fs, &ROOT_CALLER, "big", times(some, some)).unwrap();
         assert_eq!((after.atime, after.mtime), (Time::new(77, 123_456_789), Time::new(77, 123_456_789)));
     });
 }
 
-/// As a kernel asks before a write that it passes through, or for a `chown(2)` to no owner.
+/// The request that a kernel sends before a write that it passes through, or for a `chown(2)` that
+/// changes nothing.
 #[test]
 fn set_id_bits_are_removed_by_those_who_may_write() {
     everywhere(|fs| {
@@ -171,7 +172,7 @@ fn set_id_bits_stay_in_a_copy_that_overlayfs_makes() {
         };
         assert_eq!(set(perm(0o4755)), 0o4755);
         assert_eq!(set(owner(Some(5), Some(5))), 0o4755);
-        // It is another's by now, who may have written to it.
+        // It belongs to another user, who may have written to it.
         assert_eq!(set(owner(Some(0), Some(0))), 0o755);
     });
 }
@@ -194,7 +195,7 @@ fn is_whole_under_faults() {
     ] {
         under_faults(before, |fs| {
             let attr = setattr(fs, &ROOT_CALLER, path, set)?;
-            // The times of a stream are those of the store.
+            // The store determines the times of a stream.
             Ok(if attr.streamed { Reply::Offset(attr.size) } else { Reply::Attr(attr) })
         });
     }

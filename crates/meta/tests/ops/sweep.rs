@@ -27,7 +27,7 @@ fn forget_all(fs: &mut Harness) {
     }
 }
 
-/// What is left when all is freed.
+/// Checks the state after everything has been freed.
 fn check_rest(fs: &mut Harness, context: &str) {
     forget_all(fs);
     for _ in 0..40 {
@@ -54,7 +54,7 @@ fn frees_all_in_steps() {
         assert!((100..400).contains(&figures.trash_entries), "{}", figures.trash_entries);
         assert!(figures.trash_bytes > 0);
         assert_eq!((fs.figure(Ino::ROOT, "rfiles"), fs.figure(Ino::ROOT, "rbytes")), (Ok(6), Ok(30)));
-        // Others come in between.
+        // Other operations run in between.
         fs.create(Ino::ROOT, "probe", NewNode::Regular).unwrap();
         fs.ask(Request::Unlink { dir: Ino::ROOT, name: name("probe"), time: None }).unwrap();
         fs.settle();
@@ -63,7 +63,8 @@ fn frees_all_in_steps() {
     });
 }
 
-/// A step may end with a directory's last entry, and the directory be forgotten before the next.
+/// A step may end with a directory's last entry, and a client may forget the directory before the
+/// next step.
 #[test]
 fn directories_are_forgotten_between_steps() {
     for entries in 120..140 {
@@ -100,7 +101,7 @@ fn goes_on_after_a_crash_at_any_point() {
             fs.count = 0;
             fs.fault = Some((at, Fault::Crash));
             let removed = fs.send(&ROOT_CALLER, Request::Fsync { ino: Ino::ROOT });
-            // All that is done becomes durable at once.
+            // Everything becomes durable at once.
             for _ in 0..200 {
                 while fs.settle_one() {}
                 fs.input(Input::Tick);
@@ -162,7 +163,7 @@ fn a_load_that_fails_is_tried_again() {
     fs.checkpoint();
     fs = fs.crash();
     fs.walk("top").unwrap();
-    // The answer needs nothing that is not in memory.
+    // The answer needs no load.
     (fs.count, fs.fault) = (0, Some((0, Fault::Fails(Errno::EIO))));
     fs.ask(Request::RemoveTree { dir: top }).unwrap();
     check_rest(&mut fs, "");

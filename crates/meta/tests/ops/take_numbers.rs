@@ -1,4 +1,4 @@
-//! Inode numbers for files that clients tell their callers of before the server has made them.
+//! Inode numbers for metadata write-back.
 
 use espalier_meta::Config;
 use espalier_proto::*;
@@ -8,7 +8,7 @@ use crate::harness::{Harness, config, everywhere, name};
 
 const TAKE: Request = Request::TakeNumbers { rank: Rank(0), count: 256 };
 
-/// A server, and two clients.
+/// A server and two clients.
 pub fn server() -> Harness {
     let mut fs = Harness::with(Config { session_ms: Some(10_000), ..config() });
     connect(&mut fs);
@@ -22,7 +22,7 @@ pub fn take(fs: &mut Harness, client: ClientId) -> (u64, u64) {
     }
 }
 
-/// As [`Request::Create`] of a file that the client's callers know already.
+/// A [`Request::Create`] of a file that the client has already acknowledged.
 pub fn early(file: &str, ino: u64, time: Time) -> Request {
     let (dir, name, node, open) = (Ino::ROOT, name(file), NewNode::Regular, None);
     let early = Some(Early { ino: Ino(ino), time });
@@ -62,7 +62,7 @@ fn a_client_has_only_so_many() {
         .collect();
     assert_eq!(taken.len(), 1024);
     assert_eq!(ask(fs, ONE, TAKE), Err(Errno::EAGAIN));
-    // Every other one: that leaves the most runs.
+    // Taking every other one leaves the most ranges.
     for ino in taken.iter().step_by(2).take(255) {
         make(fs, ONE, &ino.to_string(), *ino).unwrap();
         assert_eq!(ask(fs, ONE, TAKE), Err(Errno::EAGAIN));
@@ -85,7 +85,8 @@ fn who_has_no_session_gets_none() {
     );
 }
 
-/// Else the client might tell of files by numbers that the server does not know to be the client's.
+/// Otherwise the client might acknowledge files under numbers that the server does not know to be
+/// its own.
 #[test]
 fn they_are_durable_before_the_client_has_them() {
     for acknowledge in [espalier_meta::Acknowledge::Written, espalier_meta::Acknowledge::Durable] {
@@ -95,7 +96,7 @@ fn they_are_durable_before_the_client_has_them() {
         let mut fs = fs.crash();
         connect(&mut fs);
         for client in [ONE, OTHER] {
-            // The harness counts anew.
+            // The harness restarts its request numbers with a crash.
             fs.next += 100;
             assert_eq!(
                 ask(&mut fs, client, Request::Reclaim { held: vec![], last: true, again: vec![] }),

@@ -49,6 +49,6 @@ fn the_caller_must_be_able_to_make_files_there() {
 #[test]
 fn is_whole_under_faults() {
     let before = |fs: &mut Harness| _ = fs.mkdir("dir");
-    // What nothing comes of leaves nothing behind.
+    // A failed operation leaves nothing behind.
     under_faults(before, |fs| tmpfile(fs, &ROOT_CALLER, "dir").map(|attr| Reply::Offset(attr.ino.0)));
 }

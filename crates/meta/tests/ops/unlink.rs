@@ -64,12 +64,12 @@ fn errors_come_in_order() {
         assert_eq!(unlink(fs, "dir/sub"), Err(Errno::EISDIR));
         assert_eq!(unlink(fs, "dir/absent"), Err(Errno::ENOENT));
         let other = user(5);
-        // A directory that may be searched but not written tells what is not there.
+        // In a directory that may be searched but not written, `ENOENT` takes precedence.
         assert_eq!(unlink_as(fs, &other, "dir/absent"), Err(Errno::ENOENT));
         assert_eq!(unlink_as(fs, &other, "dir/file"), Err(Errno::EACCES));
         fs.chmod("dir", 0o700);
         assert_eq!(unlink_as(fs, &other, "dir/absent"), Err(Errno::EACCES));
-        // In a sticky directory only the owner removes.
+        // In a sticky directory only the owner may remove.
         fs.chmod("dir", 0o1777);
         assert_eq!(unlink_as(fs, &other, "dir/file"), Err(Errno::EPERM));
         fs.chown("dir/file", 5, 5);

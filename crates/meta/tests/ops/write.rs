@@ -16,7 +16,7 @@ fn bytes_are_put_and_times_change() {
         let after = fs.attr("file");
         assert_eq!((fs.read(ino), after.size), (b"bytXYZ".to_vec(), 6));
         assert!(after.mtime > before.mtime && after.ctime == after.mtime && after.atime == before.atime);
-        // Behind the end there is a hole first.
+        // A hole precedes bytes beyond the end.
         write(fs, "file", 8, b"!").unwrap();
         assert_eq!(fs.read(ino), b"bytXYZ\0\0!");
     });
@@ -44,7 +44,7 @@ fn what_is_appended_is_put_where_the_file_ends() {
         assert_eq!(write(fs, "file", END, b" and"), Ok(Reply::Done));
         assert_eq!(write(fs, "file", END, b" more"), Ok(Reply::Done));
         assert_eq!(fs.read(ino), b"bytes and more");
-        // The strip's end moves it out, as that of any other write.
+        // An append beyond the strip unstuffs the file, as any other write does.
         assert_eq!(write(fs, "file", END, &[1; STRIP as usize]), Ok(Reply::Streamed));
         assert_eq!(fs.attr("file").size, 14);
     });
@@ -122,13 +122,13 @@ fn what_outgrows_the_strip_moves_out_with_its_bytes() {
         let attr = fs.attr("file");
         assert!(attr.streamed && attr.size == STRIP);
         assert_eq!(fs.read(ino)[..5], *b"bytes");
-        // For good.
+        // The file stays unstuffed.
         assert_eq!(write(fs, "file", 0, b"x"), Ok(Reply::Streamed));
         // Until that is durable, a crash undoes it.
         assert_eq!(fs.disk.store().new_streams().unwrap(), [ino]);
         fs.lazy = false;
         fs.settle();
-        assert_eq!(fs.disk.store().new_streams().unwrap(), [ino], "who writes on does not wait for it");
+        assert_eq!(fs.disk.store().new_streams().unwrap(), [ino], "a writer does not wait for it");
         fs.input(espalier_meta::Input::Tick);
         fs.settle();
         assert_eq!(fs.disk.store().new_streams().unwrap(), []);
@@ -145,7 +145,8 @@ fn errors_come_in_order() {
     });
 }
 
-/// With a full store the journal fills, writers are told, and all goes on when there is space again.
+/// With a full store the journal fills, writes fail, and everything continues when there is space
+/// again.
 #[test]
 fn a_checkpoint_that_finds_no_space_is_tried_again() {
     let mut fs = Harness::with(config());
@@ -165,7 +166,8 @@ fn a_checkpoint_that_finds_no_space_is_tried_again() {
         if let Err(errno) = written {
             return errno;
         }
-        // Every checkpoint's I/O fails, at its first piece or later; the journal's own does not.
+        // Each I/O of a checkpoint fails, at its first piece or later; that of the journal
+        // succeeds.
         for (id, io) in std::mem::take(&mut fs.waiting) {
             let journal = matches!(io, espalier_meta::Io::Journal { .. });
             let result = if journal { fs.disk.execute(io) } else { Err(Errno::ENOSPC) };

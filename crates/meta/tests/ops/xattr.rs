@@ -36,7 +36,8 @@ fn remove(fs: &mut Harness, caller: &Caller, path: &str, name: &str) -> Result<R
     fs.ask_as(caller, Request::RemoveXattr { ino, name: name.as_bytes().into() })
 }
 
-/// As the kernel encodes it: the owner and, if the mask lets him, the user 7 may read and write, others nothing.
+/// An ACL in the kernel's encoding: the owner and, within `mask`, user 7 may read and write; others
+/// may nothing.
 fn acl(mask: u16) -> Vec<u8> {
     let entry = |tag: u16, perm: u16, id: u32| {
         [&tag.to_le_bytes()[..], &perm.to_le_bytes(), &id.to_le_bytes()].concat()
@@ -140,7 +141,7 @@ fn a_default_list_is_inherited() {
         let any = XattrMode::Any;
         assert_eq!(set(fs, &ROOT_CALLER, ("file", DEFAULT_ACL, &acl(6)), any), Err(Errno::EACCES));
         set(fs, &ROOT_CALLER, ("dir", DEFAULT_ACL, &acl(6)), any).unwrap();
-        // It is made with 0755, so that the group's class may read.
+        // It is made with mode 0755, so the group class may read.
         fs.file("dir/file", b"");
         assert_eq!(get(fs, &ROOT_CALLER, "dir/file", ACL), Ok(acl(4)));
         fs.mkdir("dir/sub");
@@ -204,7 +205,7 @@ fn what_is_written_to_loses_its_capability() {
     });
 }
 
-/// A kernel asks so for a user who writes, and has checked what else may.
+/// A kernel sends this for a user who writes, after its own checks.
 #[test]
 fn a_capability_is_removed_by_those_who_may_write() {
     const NAME: &str = "security.capability";

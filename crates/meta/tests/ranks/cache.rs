@@ -1,4 +1,4 @@
-//! What clients of several ranks cache under leases.
+//! Caches of clients of several ranks, under leases.
 
 use std::collections::HashMap;
 
@@ -6,7 +6,7 @@ use espalier_proto::*;
 
 type Target = Option<(Ino, FileType)>;
 
-/// What a client has been told, and until when it may use that.
+/// A client's cached replies, each with the time until which it may be used.
 #[derive(Default)]
 pub struct Cache {
     pub names: HashMap<(Ino, Name), (Target, u64)>,
@@ -39,7 +39,7 @@ impl Cache {
         }
     }
 
-    /// The client itself has changed something.
+    /// Drops what the client itself has changed.
     pub fn forget(&mut self, request: &Request, touched: &[Ino]) {
         let mut name = |dir: &Ino, name: &Name| {
             self.names.remove(&(*dir, name.clone()));

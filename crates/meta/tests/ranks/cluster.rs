@@ -1,5 +1,5 @@
-//! Several machines, clients, and what goes between them: all of it may be late, lost with its connection, and come twice, and
-//! machines may crash between any two steps.
+//! A cluster of machines and clients. Messages may be delayed, lost with their connection, or
+//! duplicated, and machines may crash between any two steps.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -18,9 +18,9 @@ pub enum Crash {
     Never,
     /// The end of a process.
     Process,
-    /// A loss of power: acknowledged are durable changes alone.
+    /// A power failure, with durable acknowledgement.
     Power,
-    /// A loss of power, and what was acknowledged may be lost; but never a half of it.
+    /// A power failure that may lose acknowledged operations, but never a part of one.
     PowerUnsynced,
 }
 
@@ -30,12 +30,12 @@ pub struct Setting {
     pub clients: usize,
     pub operations: usize,
     pub crash: Crash,
-    /// Connections break, and messages come twice.
+    /// Connections break, and messages are duplicated.
     pub losses: bool,
     pub evicting: bool,
-    /// Nearly all that happens is that directories are moved.
+    /// Nearly all operations move directories.
     pub moving: bool,
-    /// Clients cache what they are told.
+    /// Clients cache replies.
     pub leases: bool,
 }
 
@@ -52,22 +52,23 @@ struct Line {
     up: bool,
     to_server: VecDeque<FromClient>,
     to_client: VecDeque<FromServer>,
-    /// It waits for the server's greeting.
+    /// The client waits for the server's greeting.
     greeting: bool,
 }
 
 struct Client {
     id: ClientId,
     lines: Vec<Line>,
-    /// The operation under way: its number, its request, and where that was sent under which number.
+    /// The current operation: its number and request, the rank it was sent to, and the request
+    /// number there.
     asked: Option<(u64, Request, Rank, RequestId)>,
-    /// What is to be asked next.
+    /// Requests to send next.
     next: VecDeque<Request>,
-    /// Directories and files that it has been told of.
+    /// Known directories and files.
     dirs: Vec<Ino>,
     files: Vec<Ino>,
     cache: Cache,
-    /// When the operation under way began.
+    /// Step at which the current operation started.
     since: u64,
 }
 
@@ -76,17 +77,17 @@ pub struct Cluster {
     random: Rng,
     hosts: Vec<Host>,
     clients: Vec<Client>,
-    /// Messages from one rank to another.
+    /// Messages between ranks.
     wires: BTreeMap<(u16, u16), VecDeque<PeerMessage>>,
-    /// Pairs of ranks that are not connected, the smaller first.
+    /// Disconnected pairs of ranks, the smaller first.
     cut: Vec<(u16, u16)>,
     model: Model,
     operation: u64,
     uptime_ms: u64,
-    /// How often an operation was answered without a message.
+    /// Number of operations answered without a message.
     pub cached: usize,
     left: usize,
-    /// Answers are no longer compared: what they told may have been lost.
+    /// Answers are not compared: the changes that they reported may be lost.
     is_vague: bool,
 }
 
@@ -148,7 +149,7 @@ impl Cluster {
         }
     }
 
-    /// Two directories at different ranks are moved into each other at the same time.
+    /// Moves two directories at different ranks into each other at the same time.
     pub fn move_into_each_other(mut self) {
         let shift = self.random.u8(..8);
         for number in 0..shift {
@@ -180,7 +181,7 @@ impl Cluster {
         ino
     }
 
-    /// All operations, then what is left of them, then a look at everything.
+    /// Executes all operations, finishes those in progress, and checks everything.
     pub fn run(mut self) -> usize {
         let mut steps = 0;
         while self.left > 0 || self.clients.iter().any(|client| client.asked.is_some()) {
@@ -238,7 +239,7 @@ impl Cluster {
         self.collect();
     }
 
-    // ---- What goes on by itself
+    // ---- Background activity
 
     fn tick(&mut self, host: usize) {
         self.uptime_ms += 100;
@@ -312,7 +313,7 @@ impl Cluster {
         }
     }
 
-    /// What the machines have put out is on its way.
+    /// Passes on the machines' outputs.
     fn collect(&mut self) {
         for rank in 0..self.hosts.len() {
             let fs = &mut self.hosts[rank].fs;
@@ -341,7 +342,7 @@ impl Cluster {
                 }
             }
             for (client, errno) in std::mem::take(&mut fs.refused) {
-                // Only a loss of power can make a session unknown.
+                // Only a power failure can make a session unknown.
                 assert_eq!((self.setting.crash, errno), (Crash::PowerUnsynced, Errno::ESTALE));
                 let it = self.clients.iter_mut().find(|it| it.id == client).unwrap();
                 let line = &mut it.lines[rank];
@@ -501,7 +502,7 @@ impl Cluster {
     fn random_request(&mut self, client: usize) -> Request {
         let (random, Client { dirs, files, .. }) = (&mut self.random, &self.clients[client]);
         let any_dir = |random: &mut Rng, dirs: &[Ino]| {
-            // The newest are more interesting than those that are gone.
+            // Recent directories are more interesting than those that are gone.
             let newest = dirs.len().saturating_sub(6);
             if random.u8(..3) == 0 {
                 dirs[random.usize(..dirs.len())]
@@ -566,7 +567,7 @@ impl Cluster {
         }
     }
 
-    /// Until nothing is under way any more.
+    /// Runs until nothing is in progress.
     fn quiesce(&mut self) {
         for _ in 0..400 {
             self.connect_all();
@@ -608,7 +609,7 @@ impl Cluster {
         panic!("seed {}: transactions stay open: {open:?}; unanswered: {asked:?}", self.setting.seed);
     }
 
-    /// Until all ranks have counted all that there is. What they have not, `fsck` knows.
+    /// Runs until all ranks have counted all usage. `fsck` takes uncounted deltas into account.
     fn settle_usage(&mut self) {
         for _ in 0..100 {
             if self.hosts.iter().all(|host| host.fs.meta.untold_usage() == 0) {
@@ -624,7 +625,7 @@ impl Cluster {
         self.quiesce();
     }
 
-    /// Everything that there is is as some order of the operations has left it.
+    /// Checks that the final state matches some order of the operations.
     fn read_all(&mut self) {
         if self.is_vague {
             return;
@@ -655,7 +656,7 @@ impl Cluster {
     }
 }
 
-/// All I/O waits, and is done in any order.
+/// All I/O waits, and completes in any order.
 fn prepare(fs: &mut Harness, random: &mut Rng) {
     fs.settle();
     fs.shuffle = Some(random.fork());

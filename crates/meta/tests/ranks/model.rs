@@ -1,22 +1,23 @@
-//! What answers may be: a tree in memory, and every order in which operations that overlap may have been done.
+//! Possible answers: a tree in memory, and all orders in which overlapping operations may have been
+//! executed.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use espalier_proto::*;
 
-/// A node of the tree, named by the operation that made it.
+/// A node of the tree, identified by the operation that made it.
 type Node = u64;
 const ROOT: Node = 0;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Inode {
     is_dir: bool,
-    /// Of files: names; of directories: there is one.
+    /// Number of names; 1 for directories.
     names: u32,
     parent: Node,
 }
 
-/// A tree that there may be, with the operations that have been done and not answered.
+/// A possible tree, with the executed operations that are not answered yet.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct World {
     nodes: BTreeMap<Node, Inode>,
@@ -28,9 +29,9 @@ struct World {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Outcome {
     Done,
-    /// With any of these.
+    /// With any of these errors.
     Fails(BTreeSet<i32>),
-    /// It was about something that has been removed.
+    /// It concerned something that has been removed.
     Gone,
     Absent,
     Named(Node),
@@ -59,7 +60,7 @@ impl Model {
         self.pending.insert(id, request);
     }
 
-    /// Whether an operation may have been answered so.
+    /// True if an operation may have this answer.
     #[must_use]
     pub fn ends(&mut self, id: u64, answer: &Result<Reply, Errno>) -> bool {
         let mut found = HashSet::new();
@@ -94,7 +95,7 @@ fn fails(errnos: impl IntoIterator<Item = Errno>) -> Outcome {
 }
 
 impl World {
-    /// Whether what was predicted is what was answered. Learns which number an inode has.
+    /// True if the predicted outcome matches the answer. Learns the numbers of inodes.
     fn explains(&mut self, outcome: &Outcome, answer: &Result<Reply, Errno>) -> bool {
         match (outcome, answer) {
             (Outcome::Done, Ok(Reply::Done)) | (Outcome::Absent, Ok(Reply::Absent { .. })) => true,
@@ -128,7 +129,7 @@ impl World {
     }
 
     fn node(&self, ino: Ino) -> Option<Node> {
-        let node = *self.inos.get(&ino).unwrap_or_else(|| panic!("nobody has been told of {ino}"));
+        let node = *self.inos.get(&ino).unwrap_or_else(|| panic!("no reply has reported {ino}"));
         (self.nodes[&node].names > 0).then_some(node)
     }
 
