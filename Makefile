@@ -7,11 +7,12 @@ CARGO ?= cargo
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 BIN := $(TARGET)/release/espalier
 
-.PHONY: help run build test unit mount-test bench lint install clean
+.PHONY: help run build test unit mount-test soak bench lint install clean
 
 help:
 	@echo 'make run [DATA=./data] [MNT=./mnt]   build, create a file system in DATA if there is none, mount it on MNT'
 	@echo 'make test                            every test: unit, and on a mount (as root)'
+	@echo 'make soak [SOAK_HOURS=8]              random tests with ever new seeds, until stopped (as root)'
 	@echo 'make bench [PARTS="small tree ..."]   the figures of docs/performance.md against their targets (as root)'
 	@echo 'make lint                            formatting and clippy'
 	@echo 'make install [PREFIX=/usr/local]     program, manual page, completions, mount(8) helpers'
@@ -24,17 +25,24 @@ run:
 build:
 	$(CARGO) build --release --workspace
 
+# One build for all tests, and unit tests beside those on mounts, which mostly wait.
 test:
 	scripts/setup.sh test
-	@$(MAKE) --no-print-directory unit mount-test
+	$(CARGO) build --workspace --all-targets
+	UNIT='$(CARGO) test --workspace' BUILD='$(TARGET)/debug' scripts/mount-tests.sh
 
 unit:
 	$(CARGO) test --workspace
 
-# The programs that the unit tests are about, with their assertions, and so built once for both.
+# The programs that the unit tests are about, with their assertions.
 mount-test:
 	$(CARGO) build --workspace
 	BUILD='$(TARGET)/debug' scripts/mount-tests.sh
+
+soak:
+	scripts/setup.sh test
+	$(CARGO) build --workspace --all-targets
+	BUILD='$(TARGET)/debug' scripts/soak.sh
 
 bench:
 	scripts/setup.sh bench

@@ -35,14 +35,14 @@ mount_both() {
     done
 }
 
-echo '== make a cluster of three servers'
+section 'make a cluster of three servers'
 "$bin" cluster init "$cluster" --servers 3 --ranks 2 --listen 127.0.0.1:17590 --label tested > /dev/null
 up
 url=$("$bin" cluster status "$cluster" --json | jq -r .url)
 credentials=$cluster/clients/admin
 mount_both
 
-echo '== ownership'
+section 'ownership'
 mkdir "$a/bare" "$a/other"
 setfattr -n user.espalier.no_metafile -v 1 "$a/bare"
 is "$(getfattr --only-values -n user.espalier.no_metafile "$b/bare")" true
@@ -69,7 +69,7 @@ is "$(stat -c %a "$b/bare/file")" 640
 setfacl -b "$a/bare"
 chmod 755 "$a/bare"
 
-echo '== refused operations'
+section 'refused operations'
 for change in 'chmod 600' 'chown 0' 'chgrp 0' 'setfattr -n user.x -v y' 'setfacl -m u:1002:r'; do
     refused 'not permitted' $change "$b/bare/file"
 done
@@ -79,7 +79,7 @@ chmod 644 "$b/bare/file"
 chown 1000:1001 "$b/bare/file"
 is_bare "$b/bare/file"
 
-echo '== common tools'
+section 'common tools'
 touch -d @1000000000 "$a/bare/file"
 : > "$a/bare/empty"
 touch -d @1100000000 "$a/bare/empty"
@@ -105,7 +105,7 @@ is "$(find "$b/bare" -maxdepth 1 -type f -size +0 | wc -l)" 3
 counted() { [ "$(getfattr --only-values -n user.espalier.rfiles "$a/bare")" = 6 ]; }
 until_true counted
 
-echo '== rename, and removal while open'
+section 'rename, and removal while open'
 mv "$a/bare/copied" "$a/bare/renamed"
 mv "$a/bare/renamed" "$a/bare/empty"
 is_bare "$b/bare/empty"
@@ -122,7 +122,7 @@ echo still >&9
 is "$(stat -c '%u %a %h' -L /proc/self/fd/9)" '1000 644 0'
 exec 9>&-
 
-echo '== POSIX, but for what is their directory'"'"'s to say'
+section 'POSIX, but for what is their directory'"'"'s to say'
 mkdir "$a/posix"
 "$bin" policy "$a/posix" --set no_metafile=true
 chmod 777 "$a/posix"
@@ -133,7 +133,7 @@ if grep FAILED "$work/conformance" | grep -Ev "$differs" | grep .; then fail 'no
 tail -n 1 "$work/conformance"
 rm -rf "$a/posix"
 
-echo '== kill servers'
+section 'kill servers'
 writer() {
     local n
     for n in $(seq 200); do
@@ -155,7 +155,7 @@ for writer in $writers; do wait "$writer" || fail 'what was written was not ther
 is "$(find "$a" -name 'm*' | wc -l)" 40
 is_bare "$a/bare/m100"
 
-echo '== remove a data server'
+section 'remove a data server'
 umount "$a" "$b"
 "$bin" cluster down "$cluster" > /dev/null
 "$bin" cluster fsck "$cluster"
@@ -171,13 +171,13 @@ mount_both
 is "$(cat "$a/bare/m100") $(cat "$b/bare/below/m200")" '100 200'
 is_bare "$a/bare/m100"
 
-echo '== unset the policy attribute'
+section 'unset the policy attribute'
 "$bin" policy "$a/bare" --unset no_metafile
 : > "$a/bare/new"
 if is_bare "$a/bare/new"; then fail 'the setting is gone'; fi
 is_bare "$b/bare/m100"
 
-echo '== no leftovers'
+section 'no leftovers'
 rm -rf "$a"/*
 is "$(find "$b" -mindepth 1 | wc -l)" 0
 umount "$a" "$b"

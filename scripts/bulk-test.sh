@@ -4,6 +4,7 @@
 # leaves nothing behind.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+. scripts/section-functions.sh
 bin=$(realpath "${BUILD:-target/release}/espalier")
 work=$(mktemp -d)
 mnt=$work/mnt
@@ -79,7 +80,7 @@ start
 chmod 1777 "$mnt"
 cd "$mnt"
 
-echo 'copies equal those of cp'
+section 'copies equal those of cp'
 mkdir -p tree/sub/deep tree/empty tree/ro tree/private
 cp -a "$OLDPWD/crates/meta" tree/meta
 head -c 300000 /dev/urandom > tree/sub/big
@@ -127,7 +128,7 @@ for flags in -r -a; do
 done
 [ "$(stat -c %b ours-a/sparse)" -le "$(stat -c %b theirs-a/sparse)" ] || fail 'holes were filled'
 
-echo 'existing targets'
+section 'existing targets'
 for side in theirs ours; do
     mkdir -p "$side/into/tree/sub/deep" "$side/into/tree/dangling"
     echo old > "$side/into/tree/sub/big"
@@ -147,7 +148,7 @@ cp -r tree/meta/ tree/hole tree/dangling tree/fifo theirs/into
 cp tree/hole theirs/into/new
 same theirs/into ours/into some
 
-echo 'refused copies'
+section 'refused copies'
 refuses 'into itself' "$bin" cp -r tree tree/sub/copy
 refuses 'into itself' "$bin" cp -r tree tree
 refuses 'into itself' "$bin" cp -r . tree
@@ -172,7 +173,7 @@ mount --bind -o ro "$mnt" "$work/bound" 2> /dev/null || { mount --bind "$mnt" "$
 refuses 'Read-only file system' "$bin" cp -r "$work/bound/tree/meta" "$work/bound/copy"
 refuses 'Read-only file system' "$bin" cp -r "$work/bound/tree/meta" "$work/bound/limited"
 
-echo 'removals'
+section 'removals'
 refuses 'Read-only file system' "$bin" rm -r "$work/bound/tree"
 umount "$work/bound"
 [ -e tree/hole ] || fail 'it was removed through a read-only mount'
@@ -199,7 +200,7 @@ refuses 'quota exceeded' "$bin" cp -r tree/sub q/more
 check_usage q
 check_usage .
 
-echo 'removals by other users'
+section 'removals by other users'
 mkdir -m 777 shared
 nobody "$bin" cp -r tree/meta shared/mine
 before=$(tell shared all)
@@ -216,7 +217,7 @@ nobody mkdir -m 0 shared/mine/unreadable
 nobody "$bin" rm -r shared/mine
 [ -z "$(ls shared)" ] || fail 'it is still there'
 
-echo 'files in use'
+section 'files in use'
 "$bin" cp -r tree used
 ln used/meta/Cargo.toml outside
 exec 5< used/sub/big 6< used/meta/Cargo.toml 7< used/sub/deep
@@ -245,7 +246,7 @@ exec 5<&- 6<&- 7<&-
 mkdir used
 [ -z "$(ls -A used)" ] || fail 'a new directory is not empty'
 
-echo 'cached listings'
+section 'cached listings'
 mkdir kept
 ls . kept > /dev/null
 "$bin" cp -r tree/meta kept
@@ -258,7 +259,7 @@ ls . kept > /dev/null
 )
 if grep -qx kept <<< "$(ls)"; then fail 'a removed directory is listed'; fi
 
-echo 'kill while a removed tree is freed'
+section 'kill while a removed tree is freed'
 cd "$work"
 "$bin" cp -r "$mnt/tree" "$mnt/many"
 for round in 1 2 3; do "$bin" cp -r "$mnt/many/sub" "$mnt/many/sub$round" && "$bin" cp -r "$mnt/many" "$mnt/many/../twice" &&

@@ -34,7 +34,7 @@ no_datafiles() {
     [ "$(datafiles)" = "$1" ]
 }
 
-echo '== a cluster of four'
+section 'a cluster of four'
 "$bin" cluster init "$cluster" --servers 4 --listen 127.0.0.1:17470 --label tested > /dev/null
 # Small strips, and servers that have nothing of a file.
 sed -i 's/^stripe_width = .*/stripe_width = 3\nstripe_strip = "12K"/' "$cluster/server-0/server.toml"
@@ -45,7 +45,7 @@ refused 'serves no metadata' "$bin" mount espalier://127.0.0.1:17471/ "$a" -o "c
 "$bin" mount "$url" "$a" -o "credentials=$credentials" --log-file "$work/a.log"
 "$bin" mount "$url" "$b" -o "credentials=$credentials" --log-file "$work/b.log"
 
-echo '== big files are striped, and whole from everywhere'
+section 'big files are striped, and whole from everywhere'
 head -c 5000000 /dev/urandom > "$work/bytes"
 for n in 1 2 3 4; do cp "$work/bytes" "$a/big-$n"; done
 for n in 1 2 3 4; do cmp "$work/bytes" "$b/big-$n"; done
@@ -59,7 +59,7 @@ is "$(stat -c %s "$b/big-1")" 5000000
 is "$(du -B1 --apparent-size "$b/big-1" | cut -f 1)" 5000000
 [ "$(stat -c %b "$b/big-1")" -ge 9700 ] || fail 'blocks are not counted'
 
-echo '== times are final, and the same from everywhere'
+section 'times are final, and the same from everywhere'
 mkdir "$a/times"
 for bytes in 100 30000 200000 3000000; do
     head -c "$bytes" "$work/bytes" > "$a/times/new-$bytes"
@@ -108,7 +108,7 @@ exec 7<&- 8<&-
 rm "$a"/big-* "$a/log" "$a/shared"
 until_true no_datafiles 0
 
-echo '== what is done for a write is shown: by client, metadata server and data servers'
+section 'what is done for a write is shown: by client, metadata server and data servers'
 "$bin" trace "$a" "$cluster" --op write --seconds 2 --out "$work/trace.json" --out "$work/trace.svg" > "$work/traced" &
 while kill -0 $! 2> /dev/null; do cp "$work/bytes" "$a/traced" && rm "$a/traced"; done
 wait $!
@@ -121,7 +121,7 @@ is "$(jq -c "$alone" "$work/trace.json")" '[]'
 grep -q 'rank 0 .* create' <<< "$("$bin" trace "$work/trace.json" --op create)" || fail 'what was written is not read again'
 grep -q 'data server' "$work/trace.svg"
 
-echo '== a listing without the kernel is as ls has it'
+section 'a listing without the kernel is as ls has it'
 mkdir "$a/listed"
 cp "$work/bytes" "$a/listed/big"
 ln -s big "$a/listed/link"
@@ -135,7 +135,7 @@ refused 'No such file' "$bin" ls "${url}none" -o "credentials=$credentials"
 rm -r "$a/listed"
 until_true no_datafiles 0
 
-echo '== policies: files lie as their directories want'
+section 'policies: files lie as their directories want'
 # attributes DIR: what is set there, as its list of attributes has it.
 attributes() {
     getfattr --absolute-names -d -m '^user.espalier' "$1" | sed -n 's/^user.espalier.//p' | tr -d '"' | tr '\n' ' '
@@ -195,7 +195,7 @@ has_room() {
 }
 until_true has_room
 
-echo '== POSIX'
+section 'POSIX'
 mkdir "$a/conformance"
 "$conformance" "$a/conformance" > "$work/conformance" || { grep -v ' ok ' "$work/conformance"; fail 'not POSIX'; }
 tail -n 1 "$work/conformance"
@@ -205,7 +205,7 @@ pieces 10
 "$conformance" "$a" --follow "${SEED:-1}" --beside "$b" --rounds 3 > "$work/follow" || { cat "$work/follow"; fail 'followers read something else'; }
 until_true no_datafiles 0
 
-echo '== servers that are killed under load'
+section 'servers that are killed under load'
 writer() {
     local mount=$1 n
     for n in $(seq 25); do
@@ -236,7 +236,7 @@ done
 is "$(find "$a" -type f | wc -l)" 16
 until_true no_datafiles 48
 
-echo '== a data server that is down'
+section 'a data server that is down'
 cp "$work/bytes" "$a/kept"
 sync "$a/kept"
 # One that the server has a part of.
@@ -296,7 +296,7 @@ cmp "$work/bytes" "$b/kept"
 rm -r "$a"/a-* "$b"/b-* "$a/held"
 until_true no_datafiles 3
 
-echo '== a client that vanishes, and comes back'
+section 'a client that vanishes, and comes back'
 sed -i 's/^\(lease\|session\)_seconds = .*/\1_seconds = 12/' "$cluster/server-0/server.toml"
 kill_server 0
 up
@@ -333,7 +333,7 @@ if wait "$late"; then fail 'who was gone for too long writes'; fi
 no_datafiles 3 || fail 'what was removed is back'
 umount "$c"
 
-echo '== removed while its servers are down, by servers that are killed'
+section 'removed while its servers are down, by servers that are killed'
 exec 8< "$a/kept"
 rm "$b/kept"
 cmp "$work/bytes" <(cat <&8)
@@ -346,7 +346,7 @@ kill_server 0
 up
 until_true no_datafiles 0
 
-echo '== a data server is taken out'
+section 'a data server is taken out'
 on_drained() {
     find "$cluster/server-3/data/streams" -type f | wc -l
 }
@@ -390,7 +390,7 @@ umount "$a" "$b"
 sed -i '/^\[\[data\]\]/{n;s/^number = 2$/&\ndrain = true/}' "$cluster/server-0/server.toml"
 refused '8 files lie on all the other' "$bin" cluster drain "$cluster" --server 2
 
-echo '== the end'
+section 'the end'
 "$bin" cluster fsck "$cluster"
 # What fsck would find.
 mkdir -p "$cluster/server-2/data/streams/02"

@@ -43,7 +43,7 @@ manifest() {
     )
 }
 
-echo '== a tree of all that a cluster can hold'
+section 'a tree of all that a cluster can hold'
 made "$cluster" 17690 2 3
 mount_of "$cluster" "$a"
 (
@@ -76,7 +76,7 @@ mount_of "$cluster" "$a"
 for server in 0 1 2; do kill_server "$server"; done
 umount -l "$a"
 
-echo '== dumped, and loaded'
+section 'dumped, and loaded'
 refused 'no tree of files' "$bin" dump "$cluster/server-0/data" "$work/nothing"
 refused 'no tree of files' "$bin" fsck "$cluster/server-1/data"
 refused 'no tree of files' "$bin" fsck --repair "$cluster/server-1/data"
@@ -100,7 +100,7 @@ stop "$cluster" "$a"
 stop "$work/copy" "$b"
 "$bin" cluster fsck "$work/copy"
 
-echo '== interrupted'
+section 'interrupted'
 rm -r "$work/dumps"
 "$bin" cluster dump "$cluster" "$work/dumps"
 cp -r "$work/dumps" "$work/part"
@@ -140,7 +140,7 @@ manifest "$b" > "$work/manifest.b"
 diff "$work/manifest.a" "$work/manifest.b" || fail 'what was resumed is not what was dumped'
 stop "$work/copy" "$b"
 
-echo '== what does not fit'
+section 'what does not fit'
 for shape in '1 3' '2 4'; do
     made "$work/other" 17695 $shape
     refused 'as many metadata servers' "$bin" cluster load "$work/dumps" "$work/other"

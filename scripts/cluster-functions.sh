@@ -1,5 +1,7 @@
 # cluster-functions.sh: what the tests of clusters share. They set $bin, $work and $cluster before they use it.
 
+. scripts/section-functions.sh
+
 fail() {
     tail -n 5 "$cluster"/server-*/log "$work"/*.log >&2 || true
     echo "$(basename "$0" .sh): $*" >&2

@@ -21,7 +21,7 @@ cleanup() {
 trap cleanup EXIT
 . scripts/cluster-functions.sh
 
-echo '== a cluster of four ranks'
+section 'a cluster of four ranks'
 refused 'each has one at most' "$bin" cluster init "$cluster" --servers 2 --ranks 3
 "$bin" cluster init "$cluster" --servers 4 --ranks 4 --listen 127.0.0.1:17480 > /dev/null
 # Who has not said goodbye is not waited for longer than for others.
@@ -45,7 +45,7 @@ credentials=$cluster/clients/admin
 # Any of the servers tells of the others.
 "$bin" mount espalier://127.0.0.1:17482/ "$b" -o "credentials=$credentials" --log-file "$work/b.log"
 
-echo '== what one does the other sees'
+section 'what one does the other sees'
 mkdir "$a"/home-{1,2,3,4}
 # The inode's number says at which rank a directory is.
 is "$(stat -c %i "$b"/home-* | awk '{print int($1 / 2^48)}' | sort -u | wc -l)" 4
@@ -76,7 +76,7 @@ done
 has_all() { grep -q '^rank  *1 of 4, connected to \[0, 2, 3\]; 0 operations' <<< "$("$bin" status "$store")"; }
 until_true has_all
 
-echo '== trees, entry by entry'
+section 'trees, entry by entry'
 mkdir "$a/tree"
 cp -a crates/library scripts "$a/tree"
 ln "$a/tree/scripts/cluster-test.sh" "$a/tree/library/linked"
@@ -109,7 +109,7 @@ refused 'quota exceeded' mkdir "$a/copy/library/more"
 "$bin" rm -r "$a/tree" "$b/copy"
 is "$(ls -A "$a" "$b")" "$a:"$'\n\n'"$b:"
 
-echo '== messages'
+section 'messages'
 # costs FEW COMMAND...: it sends at most so many requests.
 costs() {
     local few=$1 before spent
@@ -128,7 +128,7 @@ costs 190 make_100
 costs 210 fill_100
 rm -r "$a/counted"
 
-echo '== races'
+section 'races'
 race() {
     "$conformance" "$a" --race "${SEED:-1}" --beside "$b" "$@" > "$work/race" || { cat "$work/race"; fail 'no order explains it'; }
 }
@@ -145,7 +145,7 @@ wait "$racer"
 up
 until_true agree .
 
-echo '== what is mounted on top'
+section 'what is mounted on top'
 mkdir "$a"/top-{1,2,3,4} "$a/top" "$a/top/mounted"
 is "$(stat -c %i "$a"/top-? | awk '{print int($1 / 2^48)}' | sort -u | wc -l)" 4
 mount -t tmpfs tmpfs "$a/top/mounted"
@@ -176,7 +176,7 @@ umount "$a/top/mounted"
 kill "$sleeper"
 wait "$sleeper" 2> /dev/null || true
 
-echo '== overlayfs on top'
+section 'overlayfs on top'
 mkdir "$a"/lower "$work/merged"
 mkdir "$a/lower"/{1..20}
 for n in {1..20}; do echo "$n" > "$a/lower/$n/file"; done
@@ -202,7 +202,7 @@ done
 rm -r "$a/lower"
 rm -r "$a"/top*
 
-echo '== POSIX'
+section 'POSIX'
 mkdir "$a/conformance" "$a/pjdfstest"
 "$conformance" "$a/conformance" > "$work/conformance" || { grep -v ' ok ' "$work/conformance"; fail 'not POSIX'; }
 tail -n 1 "$work/conformance"
@@ -211,7 +211,7 @@ scripts/pjdfstest.sh "$a/pjdfstest" "$work/second" || fail 'not POSIX'
 umount "$work/second"
 rm -rf "$b/conformance" "$b/pjdfstest"
 
-echo '== servers that are killed under load'
+section 'servers that are killed under load'
 mkdir "$a/links"
 # Each step is seen to be done when it has been acknowledged, and leads to another rank, mostly.
 worker() {
@@ -262,7 +262,7 @@ for mount in "$a" "$b"; do
     done
 done
 
-echo '== the first hour at both mounts, while servers are killed'
+section 'the first hour at both mounts, while servers are killed'
 hours=()
 for mount in "$a" "$b"; do
     scripts/first-hour.sh "$mount" > "$mount.hour" 2>&1 &
@@ -279,7 +279,7 @@ done
 wait "${hours[0]}" || { cat "$a.hour"; fail 'the first hour fails at one mount'; }
 wait "${hours[1]}" || { cat "$b.hour"; fail 'the first hour fails at the other mount'; }
 
-echo '== a server that is down'
+section 'a server that is down'
 mkdir "$a"/home-{1,2,3,4}
 others=()
 for home in home-{1,2,3,4}; do
@@ -304,7 +304,7 @@ wait "$waits"
 is "$(cat "$a/$down/file")" late
 is "$(cat "$b/${others[0]}/${others[1]}")" text
 
-echo '== all killed at once'
+section 'all killed at once'
 busy() {
     local n
     for n in $(seq 100000); do
@@ -328,7 +328,7 @@ for pid in "${pids[@]}"; do until_true test ! -e "/proc/$pid"; done
 up
 for mount in "$a" "$b"; do "$bin" mount "$url" "$mount" -o "credentials=$credentials" --log-file "$work/${mount##*/}.log"; done
 
-echo '== the end'
+section 'the end'
 umount "$a" "$b"
 "$bin" cluster client "$cluster" guest > /dev/null
 for n in 0 1 2 3; do
@@ -342,7 +342,7 @@ up
 "$bin" mount "$url" "$a" -o "credentials=$credentials" --log-file "$work/a.log"
 is "$(find "$a/links" -type f | wc -l)" 800
 
-echo '== a client that is restricted to a subtree'
+section 'a client that is restricted to a subtree'
 refused 'restricted to' "$bin" mount "$url" "$b" -o "credentials=$cluster/clients/guest"
 mkdir -p "$a/projects/a" "$a/outside"
 echo ours > "$a/outside/file"
@@ -381,7 +381,7 @@ until_true inodes 1
 "$bin" cluster down "$cluster"
 "$bin" cluster fsck "$cluster"
 
-echo '== a lost store'
+section 'a lost store'
 refused 'has its store' "$bin" cluster resolve "$cluster" --lost 2
 refused 'not all the stores' "$bin" cluster resolve "$cluster" --lost 9
 mv "$cluster/server-2/store" "$work/lost"

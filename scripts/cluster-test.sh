@@ -27,7 +27,7 @@ up() {
     "$bin" cluster up "$work/cluster" > "$work/up" < /dev/null
 }
 
-echo '== a cluster'
+section 'a cluster'
 "$bin" cluster init "$work/cluster" --listen 127.0.0.1:17440 --label tested
 refused 'is not empty' "$bin" cluster init "$work/cluster"
 refused 'no cluster' "$bin" cluster up "$work/a"
@@ -42,7 +42,7 @@ is "$(stat -c %a "$credentials/key.pem")" 600
 "$bin" mount "$url" "$b" -o "credentials=$credentials" --log-file "$work/b.log"
 grep -q '2 clients' <<< "$("$bin" cluster status "$work/cluster")"
 
-echo '== who may not connect'
+section 'who may not connect'
 refused 'credentials=DIR' "$bin" mount "$url" "$work"
 refused "server's configuration" "$bin" mount "$url" "$work" -o "credentials=$credentials,memory=64M"
 refused 'requires TLS' "$bin" mount "$url" "$work" -o insecure
@@ -56,7 +56,7 @@ printf 'GET / HTTP/1.0\r\n\r\n' > "$work/http"
 timeout 10 bash -c "cat '$work/http' > /dev/tcp/127.0.0.1/17440" || true
 head -c 100000 /dev/urandom | timeout 10 bash -c 'cat > /dev/tcp/127.0.0.1/17440' 2> /dev/null || true
 
-echo '== what one does the other sees'
+section 'what one does the other sees'
 for round in 1 2 3; do
     echo "$round" > "$a/file"
     is "$(cat "$b/file")" "$round"
@@ -91,7 +91,7 @@ for round in 1 2 3; do
     rm "$b/big"
 done
 
-echo '== programs that somebody has written to'
+section 'programs that somebody has written to'
 other=(setpriv --reuid 1234 --regid 1234 --clear-groups)
 for n in 1 2 3 4 5 6; do
     # Every other one is big, and each mount writes to some.
@@ -106,7 +106,7 @@ for n in 1 2 3 4 5 6; do
     rm "$a/id"
 done
 
-echo '== both at once'
+section 'both at once'
 mkdir "$a/shared"
 for mount in "$a" "$b"; do
     (
@@ -124,7 +124,7 @@ diff <(cd "$a/shared" && ls -l --time-style=full-iso) <(cd "$b/shared" && ls -l 
 # Neither has overwritten what the other appended: O_APPEND is the server's, not the client's, to place.
 is "$(wc -l < "$a/shared/log")" 400
 
-echo '== what is mounted on top'
+section 'what is mounted on top'
 mkdir "$a/top" "$a/top/mounted"
 mount -t tmpfs tmpfs "$a/top/mounted"
 stays() { mountpoint -q "$a/top/mounted" || fail "what was mounted is gone after $1"; }
@@ -140,7 +140,7 @@ stays 'a restart of the server'
 umount "$a/top/mounted"
 rm -r "$a/top"
 
-echo '== locks'
+section 'locks'
 : > "$a/lock"
 # locked MOUNT: somebody has the lock.
 locked() { ! flock -n "$1/lock" true; }
@@ -180,12 +180,12 @@ wait "${writers[@]}"
 is "$(sqlite3 "$b/db" 'SELECT count(*) FROM t; PRAGMA integrity_check;' | tr '\n' ' ')" '100 ok '
 rm "$a/lock" "$a/order" "$b/db"
 
-echo '== races'
+section 'races'
 "$conformance" "$a" --race "${SEED:-1}" --beside "$b" > "$work/race" || { cat "$work/race"; fail 'no order explains it'; }
 "$conformance" "$a" --pieces "${SEED:-1}" --beside "$b" --rounds 6 > "$work/pieces" || { cat "$work/pieces"; fail 'what was written is not read'; }
 "$conformance" "$a" --follow "${SEED:-1}" --beside "$b" --rounds 3 > "$work/follow" || { cat "$work/follow"; fail 'followers read something else'; }
 
-echo '== a server that is killed'
+section 'a server that is killed'
 mkdir "$a/work"
 printf before > "$a/unlinked"
 exec 8>> "$a/unlinked" 9< "$a/unlinked"
@@ -216,7 +216,7 @@ is "$(find "$b/work" -mindepth 1 -maxdepth 1 | wc -l)" 750
 for n in 1 751 1499; do is "$(cat "$b/work/dir-$n/moved")" "$n"; done
 rm -r "$b/work" "$a/shared"
 
-echo '== signals while there is no server'
+section 'signals while there is no server'
 echo text > "$b/asked"
 kill_server 0
 # Alarms that the program handles: nobody expects that a file cannot be found because of one.
@@ -243,7 +243,7 @@ wait "$asker" || fail 'a signal has made a call fail'
 is "$(cat "$work/asked")" text$'\n'alarmed
 rm "$b/asked"
 
-echo '== POSIX'
+section 'POSIX'
 mkdir "$a/conformance"
 "$conformance" "$a/conformance" > "$work/conformance" || { grep -v ' ok ' "$work/conformance"; fail 'not POSIX'; }
 tail -n 1 "$work/conformance"
@@ -254,12 +254,12 @@ scripts/pjdfstest.sh "$a/pjdfstest" "$work/second" || fail 'not POSIX'
 umount "$work/second"
 rm -rf "$b/pjdfstest"
 
-echo '== many clients'
+section 'many clients'
 "$bin" bench --native "$url" -o "credentials=$credentials" --clients 200 --files 5 --idle 2000 > "$work/many" ||
     fail "$(cat "$work/many")"
 grep -q native/unlink "$work/many"
 
-echo '== a client that may only read'
+section 'a client that may only read'
 "$bin" cluster client "$work/cluster" reader > /dev/null
 printf '\n[clients.reader]\nread_only = true\n' >> "$work/cluster/server-0/server.toml"
 echo text > "$a/text"
@@ -272,7 +272,7 @@ refused 'Read-only file system' sh -c "echo more >> '$b/text'"
 refused 'Read-only file system' rm "$b/text"
 is "$(cat "$a/text")" text
 
-echo '== a client that is shut out while it works'
+section 'a client that is shut out while it works'
 flock "$b/text" sleep 1000 & locker=$!
 is_locked() { ! flock -n "$a/text" true; }
 until_true is_locked
@@ -304,7 +304,7 @@ refused 'is not to connect' "$bin" mount "$url" "$work" -o "credentials=$work/cl
 kill "$locker"
 umount -f "$b" 2> /dev/null || umount -l "$b" 2> /dev/null || true
 
-echo '== a client that is restricted to a subtree'
+section 'a client that is restricted to a subtree'
 "$bin" cluster client "$work/cluster" guest > /dev/null
 printf '\n[clients.guest]\nsubtree = "/projects/a"\n' >> "$work/cluster/server-0/server.toml"
 mkdir -p "$a/projects/a/dir" "$a/secret"
@@ -333,14 +333,14 @@ mv "$a/projects/a" "$a/projects/b"
 refused 'restricted to' "$bin" mount "$url" "$b" -o "credentials=$work/cluster/clients/guest"
 "$bin" mount "$url" "$b" -o "credentials=$credentials" --log-file "$work/b.log"
 
-echo '== a client that goes'
+section 'a client that goes'
 has_sessions() { grep -q "\"sessions\":$1," <<< "$("$bin" status "$work/cluster/server-0/store" --json)"; }
 until_true has_sessions 2
 umount "$b"
 # It says so: nobody waits until its session has ended by itself.
 until_true has_sessions 1
 
-echo '== messages'
+section 'messages'
 # A lease that lasts longer than this takes on any machine.
 sed -i 's/^\(lease\|session\)_seconds = .*/\1_seconds = 600/' "$work/other/server-0/server.toml"
 "$bin" cluster up "$work/other" > /dev/null < /dev/null
@@ -384,7 +384,7 @@ is "$(ls "$b/counted")" ''
 grep -q 'connected; ' <<< "$("$bin" status "$c")"
 "$bin" umount "$c"
 
-echo '== without leases'
+section 'without leases'
 # costs_more COMMAND...: it cannot be answered without the server.
 costs_more() {
     local before
@@ -454,7 +454,7 @@ until_true changed
 "$bin" umount "$b"
 "$bin" cluster down "$work/other"
 
-echo '== experiments of the papers, on servers'
+section 'experiments of the papers, on servers'
 refused 'no experiment' "$bin" paper nothing
 # In each of its steps; the signal comes twice, and comes to all that it has started.
 mkdir "$work/ended"
@@ -471,7 +471,7 @@ for experiment in carns-fig4 carns-table1 carns-unstuff; do
     grep -q "<h2[^>]*>$experiment" "$work/paper/index.html"
 done
 
-echo '== the end'
+section 'the end'
 kill_server 0
 timeout 60 umount -f "$a" || timeout 60 umount -l "$a"
 up

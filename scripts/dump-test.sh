@@ -3,6 +3,7 @@
 # interrupted dumps and loads resume; damaged dumps are refused.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+. scripts/section-functions.sh
 bin=$(realpath "${BUILD:-target/release}/espalier")
 work=$(mktemp -d)
 mkdir "$work/a" "$work/b" "$work/small"
@@ -132,7 +133,7 @@ diff "$work/manifest.a" "$work/manifest.b" || fail 'what was loaded is not what 
 "$bin" dump "$work/two" > "$work/expected"
 whole=$(stat -c %s "$work/dump")
 
-echo '== interrupted dump'
+section 'interrupted dump'
 "$bin" dump "$work/one" 2> "$work/error" | head -c 1000000 > "$work/part" || true
 grep -q 'cannot write the dump' "$work/error"
 "$bin" dump --resume "$work/one" "$work/part"
@@ -148,7 +149,7 @@ refused 2 'has changed since' dump --resume "$work/one" "$work/expected"
 cp "$work/one/superblock" "$work/part"
 refused 2 'no dump' dump --resume "$work/one" "$work/part"
 
-echo '== interrupted load'
+section 'interrupted load'
 head -c "$((whole - 100))" "$work/dump" > "$work/cut"
 refused 1 'damaged at byte [0-9]*: it was cut off' dump --verify "$work/cut"
 refused 2 'damaged at byte [0-9]*: it was cut off' load --interval 1M "$work/cut" "$work/three"
@@ -175,7 +176,7 @@ exec 8>&-
 "$bin" load --resume "$work/dump" "$work/five" | grep 'resumed after'
 "$bin" dump "$work/five" | cmp - "$work/expected"
 
-echo '== invalid dumps'
+section 'invalid dumps'
 refused 2 'no dump' load docs/format.md "$work/six"
 refused 1 'no dump' dump --verify docs/format.md
 # Changes the byte whatever its random value was.

@@ -10,9 +10,14 @@ dir=$1
 second=$2
 tools=$(realpath -m "${BUILD:-target/release}")/tools
 
+# Of several that run at once, the first installs it.
+mkdir -p "$tools"
+exec 6> "$tools/lock"
+flock 6
 if ! grep -qx "pjdfstest $version" <<< "$("$tools/bin/pjdfstest" --version 2> /dev/null)"; then
     cargo install --quiet --locked --version "$version" pjdfstest --root "$tools"
 fi
+exec 6>&-
 
 config() { # may it remount?
     cat <<EOF

@@ -3,6 +3,7 @@
 # damage, `fsck --repair` repairs it, and everything undamaged is preserved.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+. scripts/section-functions.sh
 bin=$(realpath "${BUILD:-target/release}/espalier")
 work=$(mktemp -d)
 mnt=$work/mnt
@@ -66,7 +67,7 @@ expect 0 --repair "$work/data"
 expect 8 "$work/nothing"
 cp -a "$work/data" "$work/clean"
 
-echo '== damage a block of the tables'
+section 'damage a block of the tables'
 table=$(find "$work/data/tables/tables" -type f -printf '%s %p\n' | sort -n | tail -n 1 | cut -d ' ' -f 2)
 flip "$table" $(($(stat -c %s "$table") / 3))
 expect 4 "$work/data"
@@ -84,7 +85,7 @@ tar -cf /dev/null -C "$mnt" .
 "$bin" umount "$mnt"
 expect 0 "$work/data"
 
-echo '== damage the list of tables'
+section 'damage the list of tables'
 rm -rf "$work/data"
 cp -a "$work/clean" "$work/data"
 truncate -s 3 "$work/data/tables/current"
@@ -95,7 +96,7 @@ expect 0 "$work/data"
 [ "$(intact)" = 1501 ] || fail 'files are missing, though only the list was damaged'
 "$bin" umount "$mnt"
 
-echo '== a missing stream, and an unreferenced one'
+section 'a missing stream, and an unreferenced one'
 rm -rf "$work/data"
 cp -a "$work/clean" "$work/data"
 stream=$(find "$work/data/streams" -type f -size +200k)
@@ -108,7 +109,7 @@ expect 0 "$work/data"
 cmp <(head -c 300000 /dev/zero | tr '\0' a) "$mnt"/lost+found/* || fail 'the stream is not in lost+found'
 "$bin" umount "$mnt"
 
-echo '== damage the journal'
+section 'damage the journal'
 "$bin" mount --foreground "$work/data" "$mnt" &
 server=$!
 for _ in $(seq 600); do
@@ -136,7 +137,7 @@ cmp <(seq 20 70) "$mnt/j20" || fail 'what was before the damage in the journal i
 "$bin" umount "$mnt"
 [ -n "$(find "$work/data/quarantine" -name journal)" ] || fail 'the old journal was not kept'
 
-echo '== an invalid journal'
+section 'an invalid journal'
 truncate -s 10k "$work/data/journal"
 expect 4 "$work/data"
 expect 1 --repair "$work/data"
@@ -145,7 +146,7 @@ expect 0 "$work/data"
 cmp <(seq 20 70) "$mnt/j20" || fail 'what the tables hold is lost'
 "$bin" umount "$mnt"
 
-echo '== damage the superblock'
+section 'damage the superblock'
 truncate -s 100 "$work/data/superblock"
 expect 4 "$work/data"
 if "$bin" mount "$work/data" "$mnt" 2> "$work/said"; then fail 'a damaged superblock is mounted'; fi

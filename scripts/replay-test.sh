@@ -3,6 +3,7 @@
 # virtual time.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+. scripts/section-functions.sh
 bin=$(realpath "${ESPALIER:-${BUILD:-target/release}/espalier}")
 work=$(mktemp -d)
 mnt=$work/mnt
@@ -49,13 +50,13 @@ old() {
     touch "$1/old/moved/file"
 }
 
-echo 'a strace log'
+section 'a strace log'
 old "$work/dir"
 strace -f -ttt -T -y -o "$work/log" bash "$work/program" "$work/dir"
 "$bin" sim --trace "$work/log" --trace-root "$work/dir" > "$work/told" || fail "$(cat "$work/told")"
 grep -q 'create' "$work/told" || fail 'nothing was replayed'
 
-echo 'a recording of a mount'
+section 'a recording of a mount'
 "$bin" mkfs "$work/store" > /dev/null
 "$bin" mount "$work/store" "$mnt"
 old "$mnt"
@@ -66,7 +67,7 @@ bash "$work/program" "$mnt"
 "$bin" sim --trace "$work/recording" > "$work/told" || fail "$(cat "$work/told")"
 grep -q 'create' "$work/told" || fail 'nothing was replayed'
 
-echo 'a difference is reported'
+section 'a difference is reported'
 grep -v '"name":"unpacked"' "$work/recording" > "$work/spoiled"
 if "$bin" sim --trace "$work/spoiled" > "$work/told"; then fail 'a spoiled recording came to the same'; fi
 grep -q '^line' "$work/told" || fail 'no difference is told'

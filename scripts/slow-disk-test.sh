@@ -25,9 +25,9 @@ mkdir "$mnt"
 "$failing" "$work/image" "$work/below" "$work/control" &
 until_true test -e "$work/below/disk"
 attach "$work/below/disk"
-"$bin" cluster init "$cluster" --listen 127.0.0.1:17480 > /dev/null
+"$bin" cluster init "$cluster" --listen 127.0.0.1:17500 > /dev/null
 up
-"$bin" mount espalier://127.0.0.1:17480/ "$mnt" -o "credentials=$cluster/clients/admin" --log-file "$work/mount.log"
+"$bin" mount espalier://127.0.0.1:17500/ "$mnt" -o "credentials=$cluster/clients/admin" --log-file "$work/mount.log"
 for n in 1 2; do head -c 3000000 /dev/urandom > "$work/bytes-$n"; cp "$work/bytes-$n" "$mnt/big-$n"; done
 sync "$mnt"/big-*
 # Drops the caches.

@@ -3,6 +3,7 @@
 # quotas hold.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+. scripts/section-functions.sh
 bin=$(realpath "${BUILD:-target/release}/espalier")
 work=$(mktemp -d)
 mnt=$work/mnt
@@ -55,7 +56,7 @@ refuses() {
 "$bin" mkfs "$work/data" > /dev/null
 start
 
-echo 'du equals a walk'
+section 'du equals a walk'
 mkdir -p "$mnt/a/b/c" "$mnt/d"
 cp -a crates/meta docs "$mnt/a/b"
 ln "$mnt/a/b/docs/format.md" "$mnt/d/link"
@@ -87,7 +88,7 @@ check "$mnt" 'while a big file with one name left is written'
 exec 5>&-
 check "$mnt" 'after it was closed'
 
-echo 'after a kill'
+section 'after a kill'
 for round in 1 2 3; do
     echo 0 > "$work/done"
     started=$SECONDS
@@ -118,7 +119,7 @@ for round in 1 2 3; do
     check "$mnt" "after kill $round"
 done
 
-echo 'quotas'
+section 'quotas'
 mkdir -p "$mnt/q/inner" "$mnt/out"
 "$bin" quota set "$mnt/q" --files 10 --bytes 2M
 "$bin" quota set "$mnt/q/inner" --bytes 1M
@@ -142,7 +143,7 @@ rmdir "$mnt/q/d1"
 mkdir "$mnt/q/d9"
 check "$mnt/q" 'under quotas'
 
-echo 'shown and set'
+section 'shown and set'
 [ "$("$bin" quota get "$mnt/q" --json)" = "{\"bytes\":2097152,\"files\":10,\"path\":\"$mnt/q\"}" ] || fail 'quota get'
 grep -q '10 of 10 files and directories' <<< "$("$bin" du "$mnt/q")" || fail "du: $("$bin" du "$mnt/q")"
 [ "$(stat -f -c '%b %S %c %d' "$mnt/q/d2")" = '512 4096 10 0' ] || fail "statfs: $(stat -f "$mnt/q/d2")"
@@ -164,7 +165,7 @@ if "$bin" du "$work" 2> "$work/error"; then fail 'du of another file system'; fi
 grep -q 'not a directory of a mounted Espalier' "$work/error"
 if setfattr -n user.espalier.rbytes -v 1 "$mnt/q" 2> /dev/null; then fail 'a figure was set'; fi
 
-echo 'dump and load keep quotas'
+section 'dump and load keep quotas'
 "$bin" umount "$mnt"
 "$bin" fsck "$work/data"
 "$bin" dump "$work/data" "$work/dump" 2> /dev/null

@@ -340,9 +340,9 @@ macro_rules! over_both_transports {
         mod uring {
             use super::Transport;
             $(#[test] fn $name() {
-                match super::UringEnabled::new() {
-                    Ok(_enabled) => super::$name(Transport::Uring),
-                    Err(error) => eprintln!("skipped: {}: {error}", super::UringEnabled::PARAMETER),
+                match super::uring_available() {
+                    Ok(()) => super::$name(Transport::Uring),
+                    Err(error) => eprintln!("skipped: {}: {error}", super::URING),
                 }
             })*
         }
@@ -369,33 +369,12 @@ over_both_transports! {
     an_abort_ends_what_is_never_answered,
 }
 
-/// Permits io_uring while any of these exists. The last one restores the machine's setting.
-struct UringEnabled;
+/// The kernel's switch, which each mount turns on while it starts.
+const URING: &str = "/sys/module/fuse/parameters/enable_uring";
 
-static ENABLED: Mutex<(usize, String)> = Mutex::new((0, String::new()));
-
-impl UringEnabled {
-    const PARAMETER: &str = "/sys/module/fuse/parameters/enable_uring";
-
-    fn new() -> std::io::Result<UringEnabled> {
-        let mut enabled = ENABLED.lock().unwrap();
-        if enabled.0 == 0 {
-            enabled.1 = fs::read_to_string(UringEnabled::PARAMETER)?;
-            fs::write(UringEnabled::PARAMETER, "Y")?;
-        }
-        enabled.0 += 1;
-        Ok(UringEnabled)
-    }
-}
-
-impl Drop for UringEnabled {
-    fn drop(&mut self) {
-        let mut enabled = ENABLED.lock().unwrap();
-        enabled.0 -= 1;
-        if enabled.0 == 0 {
-            fs::write(UringEnabled::PARAMETER, &enabled.1).unwrap();
-        }
-    }
+/// Fails if the kernel has no io_uring for FUSE, or the switch cannot be turned.
+fn uring_available() -> std::io::Result<()> {
+    fs::OpenOptions::new().write(true).open(URING).map(drop)
 }
 
 /// Waits up to a minute for a condition.
@@ -821,9 +800,9 @@ fn serve_in_a_process() {
     let mut transport = if uring { Transport::Uring } else { Transport::Queues };
     let asked = wanted(transport);
     if std::env::var_os(DESCRIPTORS).is_some() {
-        // One remains, for the device.
+        // Two remain: one for the kernel's switch, and one for the device.
         let next = File::open("/dev/null").unwrap().as_raw_fd() as u64;
-        let limit = Rlimit { current: Some(next + 1), maximum: Some(next + 1) };
+        let limit = Rlimit { current: Some(next + 2), maximum: Some(next + 2) };
         setrlimit(Resource::Nofile, limit).unwrap();
         transport = Transport::Queues;
     }
@@ -847,7 +826,9 @@ fn serve_elsewhere(directory: &Path, transport: Transport, descriptors: Option<&
 
 #[test]
 fn without_io_uring_to_be_had_there_are_queues() {
-    let Ok(_enabled) = UringEnabled::new() else { return eprintln!("skipped: the kernel has none to offer") };
+    if let Err(error) = uring_available() {
+        return eprintln!("skipped: {URING}: {error}");
+    }
     let directory = tempfile::tempdir().unwrap();
     let mut server = serve_elsewhere(directory.path(), Transport::Uring, Some("few"));
     let name = directory.path().join("a");

@@ -22,13 +22,13 @@ fn setting(seed: u64) -> Setting {
     }
 }
 
-/// `RANKS_SEEDS` sets the number of seeds; `RANKS_SEED` selects a single one.
+/// `RANKS_SEEDS` sets the number of seeds from `RANKS_SEED` on; `RANKS_SEED` alone selects that seed.
 fn seeds() -> std::ops::Range<u64> {
     let number = |name| std::env::var(name).ok().and_then(|text| text.parse().ok());
-    match number("RANKS_SEED") {
-        Some(seed) => seed..seed + 1,
-        None => 0..number("RANKS_SEEDS").unwrap_or(300),
-    }
+    let (first, count) = (number("RANKS_SEED"), number("RANKS_SEEDS"));
+    let count = count.unwrap_or(if first.is_some() { 1 } else { 300 });
+    let first = first.unwrap_or(0);
+    first..first + count
 }
 
 #[test]
