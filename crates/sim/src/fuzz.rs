@@ -4,9 +4,11 @@
 mod acls;
 mod alone;
 mod fates;
+mod handles;
 mod locks;
 mod looks;
 mod policies;
+mod privileges;
 mod quotas;
 mod reads;
 mod repeats;
@@ -29,6 +31,7 @@ use crate::process::Program;
 use crate::scenario::ScenarioError;
 use crate::time::Nanos;
 use crate::world::{RunError, World};
+use handles::Exported;
 use scenario::Case;
 use survey::Surveyor;
 use wander::Wanderer;
@@ -124,12 +127,14 @@ fn run_watched(case: &Case, mut eyes: Eyes, saboteur: &mut dyn Saboteur) -> Resu
     let mut world = World::empty(&case.scenario, &mut eyes, saboteur)?;
     world.keep_told();
     let mut programs: Vec<(u32, Box<dyn Program>)> = Vec::new();
+    let exported = Exported::default();
     for number in 0..case.wanderers {
         // The last client stays fresh for the final survey.
         let client = number % (case.scenario.cluster.clients - 1);
-        programs.push((client, Box::new(Wanderer::new(number, case.habits, case.live.clone()))));
+        let wanderer = Wanderer::new(number, case.habits, case.live.clone(), &exported);
+        programs.push((client, Box::new(wanderer)));
     }
-    let surveyor = Surveyor::new(case.quiet, case.live.is_some(), &case.habits);
+    let surveyor = Surveyor::new(case.quiet, case.live.is_some(), &case.habits, exported);
     programs.push((case.scenario.cluster.clients - 1, Box::new(surveyor)));
     world.add_processes(programs);
     loop {

@@ -4,12 +4,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use espalier_meta::{Event, Io, IoDone, PeerMessage, StreamCall, StreamDone, TransactionId};
+use espalier_meta::{Event, InoRecord, Io, IoDone, Load, PeerMessage, StreamCall, StreamDone, TransactionId};
 use espalier_proto::{
     DataReply, DataRequest, Errno, FileType, FromClient, FromData, FromServer, Ino, Position, Reply, Request,
     RequestId, SetAttr, ToData, Touched,
 };
 
+use crate::check::CAPABILITY;
 use crate::message::Message;
 use crate::observe::{Arrival, Node, Saboteur};
 
@@ -74,13 +75,21 @@ pub enum Breakage {
     AssumedAlone,
     /// A file that was acknowledged to callers is not made.
     UnmadeFile,
+    /// File handles find inodes that have no name, and that nobody has open.
+    FoundRemoved,
+    /// A server finds no inode by a file handle that it would have to load.
+    LostPlace,
+    /// Set-id bits survive writes by callers without privilege.
+    KeptSetIds,
+    /// The journal does not say that a file has lost its capability.
+    UnjournaledRemoval,
 }
 
 /// Bytes of the sequence number at the start of a frame.
 const SEQUENCE: usize = 8;
 
 impl Breakage {
-    pub const ALL: [Self; 29] = [
+    pub const ALL: [Self; 33] = [
         Self::IgnoredRevocation,
         Self::UnwrittenJournal,
         Self::UnsyncedJournal,
@@ -110,6 +119,10 @@ impl Breakage {
         Self::UntoldLock,
         Self::AssumedAlone,
         Self::UnmadeFile,
+        Self::FoundRemoved,
+        Self::LostPlace,
+        Self::KeptSetIds,
+        Self::UnjournaledRemoval,
     ];
 }
 
@@ -121,13 +134,15 @@ pub struct Spoiler {
     count: u64,
     /// Requests that read a limit or ask for a lock: sender, receiver, number.
     asked: BTreeSet<(Node, Node, RequestId)>,
+    /// Inodes that servers were asked for by a file handle.
+    sought: BTreeSet<(Node, Ino)>,
     /// Masks of access control lists.
     masks: BTreeMap<Ino, u32>,
 }
 
 impl Spoiler {
     pub fn new(what: Breakage) -> Self {
-        Self { what, count: 0, asked: BTreeSet::new(), masks: BTreeMap::new() }
+        Self { what, count: 0, asked: BTreeSet::new(), sought: BTreeSet::new(), masks: BTreeMap::new() }
     }
 
     fn arrives_at_data(&mut self, asked: ToData) -> Arrival {
@@ -247,6 +262,36 @@ impl Saboteur for Spoiler {
                 Arrival::Taken(message)
             }
             (Breakage::KeptMask, message) => Arrival::Taken(self.with_old_mask(message)),
+            (Breakage::KeptSetIds, Message::FromClient(FromClient::Request { id, request, .. }))
+                if matches!(request, Request::RemovePrivileges { .. }) =>
+            {
+                let removed = Reply::PrivilegesRemoved { changed: false };
+                Arrival::Answered(reply(id, Touched::default(), Ok(removed)))
+            }
+            (Breakage::KeptSetIds, mut message) => {
+                if let Message::FromClient(FromClient::Request { request, .. }) = &mut message
+                    && let Request::Write { kill_suid_gid, .. } = request
+                {
+                    *kill_suid_gid = false;
+                }
+                Arrival::Taken(message)
+            }
+            (Breakage::LostPlace, message) => {
+                if let Message::FromClient(FromClient::Request { request, .. }) = &message
+                    && let Request::Find { ino, kind: None, .. } = request
+                {
+                    self.sought.insert((to, *ino));
+                }
+                Arrival::Taken(message)
+            }
+            (Breakage::FoundRemoved, mut message) => {
+                if let Message::FromClient(FromClient::Request { request, .. }) = &mut message
+                    && let Request::Find { kind: kind @ None, .. } = request
+                {
+                    *kind = Some(FileType::Regular);
+                }
+                Arrival::Taken(message)
+            }
             (Breakage::UntoldLock, Message::FromServer(FromServer::Locked { .. })) => Arrival::Swallowed,
             (Breakage::AssumedAlone, mut message) => {
                 if let Message::FromServer(FromServer::Reply { touched, .. }) = &mut message {
@@ -273,7 +318,7 @@ impl Saboteur for Spoiler {
         }
     }
 
-    fn io(&mut self, _: Node, io: &mut Io) -> Option<Result<IoDone, Errno>> {
+    fn io(&mut self, node: Node, io: &mut Io) -> Option<Result<IoDone, Errno>> {
         match (self.what, io) {
             (Breakage::UnwrittenJournal, Io::Journal { frame, .. }) => {
                 let (end, used) = (Position(self.count), 0);
@@ -301,6 +346,16 @@ impl Saboteur for Spoiler {
                 });
                 None
             }
+            (Breakage::UnjournaledRemoval, Io::Journal { frame, .. }) => {
+                *frame = changed(frame, |event| {
+                    if let Event::SetXattr { name, value: None, .. } = event
+                        && **name == *CAPABILITY
+                    {
+                        *name = Box::from(*b"user.none");
+                    }
+                });
+                None
+            }
             (Breakage::UninheritedPolicy, Io::Journal { frame, .. }) => {
                 *frame = changed(frame, |event| {
                     if let Event::Create { inode, .. } | Event::TmpFile { inode } = event {
@@ -320,6 +375,13 @@ impl Saboteur for Spoiler {
             }
             (Breakage::KeptStream, Io::Stream(StreamCall::Remove { .. }, _)) => {
                 Some(Ok(IoDone::Stream(StreamDone::Done)))
+            }
+            (Breakage::LostPlace, Io::Load(Load::Record { key, .. }))
+                if InoRecord::from_key(key).is_some_and(|(record, ino)| {
+                    record == InoRecord::Place && self.sought.remove(&(node, ino))
+                }) =>
+            {
+                Some(Ok(IoDone::Record(None)))
             }
             (Breakage::LostRecord, Io::Load(_)) if self.every(20) => Some(Ok(IoDone::Record(None))),
             _ => None,

@@ -174,14 +174,14 @@ impl Inode {
 impl Tree<'_> {
     /// Sets a list; `None` or a value without entries removes it, and does not require that it
     /// exists.
-    pub fn set_list(&mut self, node: Node, default: bool, value: Option<&[u8]>) -> Outcome {
+    pub fn set_list(&mut self, node: Node, who: &Who, default: bool, value: Option<&[u8]>) -> Outcome {
         let Some(inode) = self.inode(node) else { return Outcome::Gone };
         let own = if default { &inode.default_list } else { &inode.access_list };
         let Some(value) = value else {
             if own.is_none() {
                 return Outcome::fails([Errno::ENODATA]);
             }
-            self.put_list(node, default, None);
+            self.put_list(node, who, default, None);
             return Outcome::Done;
         };
         let is_empty = value == VERSION.to_le_bytes() || value.is_empty();
@@ -198,17 +198,19 @@ impl Tree<'_> {
         if errnos.iter().any(Option::is_some) {
             return Outcome::fails(errnos.into_iter().flatten());
         }
-        self.put_list(node, default, list);
+        self.put_list(node, who, default, list);
         Outcome::Done
     }
 
-    fn put_list(&mut self, node: Node, default: bool, list: Option<List>) {
+    fn put_list(&mut self, node: Node, who: &Who, default: bool, list: Option<List>) {
         self.change(node, |inode| {
             if default {
                 inode.default_list = list;
                 return;
             }
-            // Removing a list leaves the mode unchanged.
+            // The set-group-id bit is for members of the group, whatever is set.
+            inode.perm = who.without_foreign_sgid(inode.perm, inode.gid);
+            // Removing a list leaves the rest of the mode unchanged.
             if let Some(list) = &list {
                 inode.perm = inode.perm & (mode::PERMISSIONS & !0o777) | list.mode();
             }

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use espalier_client::Call;
 use espalier_proto::{Access, END, Ino, Name, NewNode, RenameFlags, Request, SetAttr, XattrMode};
 
+use super::privileges::{self, Cause};
 use super::{acl, policy, usage};
 
 #[derive(Clone, Debug, PartialEq)]
@@ -16,6 +17,14 @@ pub enum Action {
     },
     Attr {
         ino: Ino,
+    },
+    /// By a file handle.
+    Find {
+        ino: Ino,
+    },
+    /// Looks up the parent of a directory.
+    Parent {
+        dir: Ino,
     },
     /// A listing, from one request.
     List {
@@ -76,6 +85,17 @@ pub enum Action {
         ino: Ino,
         perm: Option<u32>,
         spreads: bool,
+    },
+    /// `chown`. `spreads`: as in [`Self::SetAttr`].
+    ChangeOwner {
+        ino: Ino,
+        uid: Option<u32>,
+        gid: Option<u32>,
+        spreads: bool,
+    },
+    RemovePrivileges {
+        ino: Ino,
+        cause: Cause,
     },
     /// `of_bare`: the file may have no metafile.
     SetXattr {
@@ -162,6 +182,8 @@ impl Action {
         vec![match request.clone() {
             Request::Lookup { dir, name } => Self::Lookup { dir, name },
             Request::GetAttr { ino } => Self::Attr { ino },
+            Request::Find { ino, kind: None, .. } => Self::Find { ino },
+            Request::Parent { dir } => Self::Parent { dir },
             Request::ReadDir { dir, .. } => Self::List { dir },
             Request::ReadLink { ino } => Self::ReadLink { ino },
             Request::GetXattr { ino, name } => Self::GetXattr { ino, name, of_bare: false },
@@ -195,6 +217,9 @@ impl Action {
                 all.push(Self::Open { ino, access: how.access });
                 return all;
             }
+            Request::SetAttr { ino, set: SetAttr { uid, gid, .. } } if uid.or(gid).is_some() => {
+                Self::ChangeOwner { ino, uid, gid, spreads: false }
+            }
             Request::SetAttr { ino, set: SetAttr { size, perm, through_handle, .. } } => {
                 let by = (!through_handle).then_some(Access::WRITE);
                 let mut all = size.map_or(Vec::new(), |size| truncations(ino, size, by, strip, extents));
@@ -211,6 +236,8 @@ impl Action {
             self,
             Self::Lookup { .. }
                 | Self::Attr { .. }
+                | Self::Find { .. }
+                | Self::Parent { .. }
                 | Self::List { .. }
                 | Self::ReadLink { .. }
                 | Self::GetXattr { .. }
@@ -243,6 +270,8 @@ impl Action {
             Self::Link { ino, dir, .. } => vec![*ino, *dir],
             Self::Rename { from, to, .. } => vec![from.0, to.0],
             Self::SetAttr { ino, .. }
+            | Self::ChangeOwner { ino, .. }
+            | Self::RemovePrivileges { ino, .. }
             | Self::SetXattr { ino, .. }
             | Self::RemoveXattr { ino, .. }
             | Self::SetList { ino, .. } => vec![*ino],
@@ -273,7 +302,8 @@ impl Action {
             Self::Lookup { dir, name } => {
                 Footprint { names: [Some((*dir, name)), None], looks: Some(Inodes::Any), ..none }
             }
-            Self::Attr { ino } => Footprint { looks: one(ino), dir: Some(*ino), ..none },
+            Self::Attr { ino } | Self::Find { ino } => Footprint { looks: one(ino), dir: Some(*ino), ..none },
+            Self::Parent { dir } => Footprint { looks: Some(Inodes::Any), dir: Some(*dir), ..none },
             Self::List { dir } => Footprint { dir: Some(*dir), ..none },
             Self::Open { ino, .. } | Self::ReadLink { ino } => Footprint { looks: one(ino), ..none },
             Self::ListXattr { ino } => Footprint { xattrs: Some((*ino, None)), ..none },
@@ -296,6 +326,15 @@ impl Action {
                 Footprint { bytes: Some((*ino, Some(*at))), changes: one(ino), ..none }
             }
             Self::Append { ino, .. } => Footprint { bytes: Some((*ino, None)), changes: one(ino), ..none },
+            Self::RemovePrivileges { ino, .. } => {
+                let xattrs = Some((*ino, Some(privileges::CAPABILITY)));
+                Footprint { looks: one(ino), changes: one(ino), xattrs, ..none }
+            }
+            Self::ChangeOwner { ino, spreads, .. } => {
+                let changes = if *spreads { Some(Inodes::Any) } else { one(ino) };
+                let xattrs = Some((*ino, Some(privileges::CAPABILITY)));
+                Footprint { looks: one(ino), changes, dir: Some(*ino), xattrs, ..none }
+            }
             Self::SetAttr { ino, spreads, .. } => {
                 let changes = if *spreads { Some(Inodes::Any) } else { one(ino) };
                 Footprint { looks: one(ino), changes, dir: Some(*ino), ..none }
@@ -354,8 +393,8 @@ impl Action {
             || b.dir.is_some_and(|dir| !a_reads && a.names.iter().flatten().any(|(at, _)| *at == dir))
             || Inodes::meet(a.looks, b.changes)
             || Inodes::meet(a.changes, b.looks)
-            || self.empties() && b.bytes.is_some()
-            || other.empties() && a.bytes.is_some()
+            || self.empties() && b.is_of_contents()
+            || other.empties() && a.is_of_contents()
             || self.rules(other)
             || other.rules(self)
             || self.makes_whole(other)
@@ -386,6 +425,7 @@ impl Action {
     fn permits(&self) -> Option<(Ino, bool)> {
         match self {
             Self::SetAttr { ino, perm: Some(_), spreads }
+            | Self::ChangeOwner { ino, spreads, .. }
             | Self::SetList { ino, default: false, spreads, .. } => Some((*ino, *spreads)),
             _ => None,
         }
@@ -407,6 +447,8 @@ impl Action {
             Self::GetXattr { .. }
             | Self::SetXattr { .. }
             | Self::RemoveXattr { .. }
+            | Self::RemovePrivileges { .. }
+            | Self::ChangeOwner { .. }
             | Self::Truncate { by: Some(_), .. }
                 if spreads =>
             {
@@ -485,6 +527,12 @@ impl Inodes {
 }
 
 impl Footprint<'_> {
+    /// It is about bytes, or about a capability, which changes with them.
+    fn is_of_contents(&self) -> bool {
+        let is_capability = |name: Option<&[u8]>| name.is_none_or(|name| name == privileges::CAPABILITY);
+        self.bytes.is_some() || self.xattrs.is_some_and(|(_, name)| is_capability(name))
+    }
+
     fn is_of_names(&self) -> bool {
         self.names[0].is_some() || self.dir.is_some() || self.looks.is_some()
     }

@@ -13,10 +13,12 @@ mod believed;
 mod bytes;
 mod durable;
 mod locks;
+mod opens;
 mod outcome;
 mod perform;
 mod permit;
 mod policy;
+mod privileges;
 mod quota;
 mod search;
 #[cfg(test)]
@@ -29,7 +31,7 @@ mod violation;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use espalier_client::{Answer, Call};
-use espalier_policy::Policy;
+use espalier_policy::{Creator, Policy};
 use espalier_proto::{ClientId, Errno, Ino, Rank, Request};
 
 use crate::Nanos;
@@ -40,11 +42,13 @@ use believed::Believed;
 use bytes::Bytes;
 use durable::{Durability, Logged};
 pub use locks::Locks;
+use opens::Opens;
 pub use outcome::is_unknown;
 use outcome::{Told, is_refusal};
 pub use permit::Who;
 use policy::{Born, Server, Vague};
 pub use policy::{EFFECTIVE, LAYOUT, of_server};
+pub use privileges::CAPABILITY;
 use quota::Quotas;
 pub use quota::{ALL as QUOTAS, LATE as QUOTAS_LATE};
 use search::{Part, PartId, Search, World};
@@ -99,6 +103,8 @@ pub struct Checker {
     bare: bool,
     /// The policies of directories change during the run.
     live: bool,
+    /// Files may have set-id bits and capabilities.
+    privileges: bool,
     /// Files that clients make while attributes inherited from the directory change.
     vague: Option<Vague>,
     base: Base,
@@ -112,6 +118,7 @@ pub struct Checker {
     early: BTreeMap<(ClientId, u64), Vec<PartId>>,
     next: u64,
     bytes: Bytes,
+    opens: Opens,
     quotas: Quotas,
     believed: Option<Believed>,
     past: VecDeque<Past>,
@@ -140,6 +147,8 @@ pub struct Rules {
     pub server: Policy,
     /// The policies of directories change during the run.
     pub live: bool,
+    /// Files may have set-id bits and capabilities.
+    pub privileges: bool,
     /// Time after the reply at which a change is durable; zero: at the reply. `None`: no losses of
     /// power.
     pub durable: Option<Nanos>,
@@ -159,6 +168,7 @@ impl Checker {
             strip: u64::from(rules.strip_bytes.max(1)),
             bare: bare || (live && scattered),
             live,
+            privileges: rules.privileges,
             vague: scattered.then(Vague::default),
             durability: rules.durable.map(|within| Durability::new(within, base.clone())),
             base,
@@ -169,6 +179,7 @@ impl Checker {
             early: BTreeMap::new(),
             next: 1,
             bytes: Bytes::new(scattered, unstuffed && !live),
+            opens: Opens::new(live || server.create() == Some(Creator::Client)),
             quotas: Quotas::new(several_ranks),
             believed: rules.believed.map(Believed::new),
             past: VecDeque::new(),
@@ -197,10 +208,12 @@ impl Checker {
         if self.given_up {
             return;
         }
+        self.opens.begin(call);
         let mut actions = Action::all(call, self.strip, &mut self.bytes.extents);
         for action in actions.iter_mut().filter(|_| self.bare) {
             match action {
                 Action::SetAttr { ino, perm: Some(_), spreads }
+                | Action::ChangeOwner { ino, spreads, .. }
                 | Action::SetList { ino, default: false, spreads, .. } => *spreads = self.may_spread(*ino),
                 Action::SetXattr { ino, of_bare, .. } | Action::GetXattr { ino, of_bare, .. } => {
                     *of_bare = self.worlds.iter().any(|world| self.tree(world).may_be_bare(*ino));
@@ -222,6 +235,7 @@ impl Checker {
         let number = self.next;
         self.next += 1;
         self.quotas.begin(number, &actions);
+        actions.extend(privileges::removal(call).filter(|_| self.privileges));
         let mut parts = Vec::new();
         let checked = actions.into_iter().filter(|action| !self.bytes.is_of_lost(action));
         for (at, action) in checked.enumerate() {
@@ -275,6 +289,7 @@ impl Checker {
         let part = |id: &PartId| self.pending.get(id).map(|part| (*id, part.action.clone()));
         let parts: Vec<(PartId, Action)> = asked.parts.iter().filter_map(part).collect();
         let is_over = !matches!(result, Err(errno) if is_unknown(*errno));
+        self.opens.end(parts.iter().map(|(_, action)| action), result);
         if let (Some(ino), Ok(_)) = (asked.synced, result) {
             self.bytes.synced(ino, asked.since, self.pending.values().map(|part| &part.action));
         }
@@ -488,7 +503,10 @@ impl Checker {
             };
             let is_late = is_late && !action.is_read();
             let scattered = self.bytes.scattered;
-            let told = Told { action, result, skip, loose: &loose, is_late, scattered };
+            let mut others = self.pending.values().map(|part| &part.action);
+            let may_be_open =
+                matches!(action, Action::Find { ino } if self.opens.may_have(*ino, &mut others));
+            let told = Told { action, result, skip, loose: &loose, is_late, scattered, may_be_open };
             let may_be_old = action.is_read() && asked.since < self.distrusted_until;
             let under_way = self.pending.values().map(|part| &part.action);
             let is_unchecked =
@@ -515,7 +533,11 @@ impl Checker {
             let mut search = Search::new(&self.base, &self.pending, logged, self.strip, *id, &told);
             let mut found: BTreeSet<World> =
                 self.worlds.iter().flat_map(|world| search.explained(world)).collect();
-            if is_stale || matches!(result, Err(errno) if is_refusal(*errno)) {
+            // Handles last longer than sessions.
+            let is_stale = is_stale && !matches!(action, Action::Find { .. });
+            let is_removal = matches!(action, Action::RemovePrivileges { .. });
+            let is_refused = |errno| is_refusal(errno) || is_removal && errno == Errno::EACCES;
+            if is_stale || matches!(result, Err(errno) if is_refused(*errno)) {
                 found.extend(self.worlds.iter().filter(|world| !world.is_done(*id)).cloned());
             }
             let part = self.pending.get(id);
@@ -607,6 +629,7 @@ impl Checker {
     fn give_up(&mut self, call: (ClientId, u64), parts: &[PartId]) {
         self.untold.insert(call, parts.to_vec());
         for id in parts {
+            self.pending.get(id).into_iter().for_each(|part| self.opens.give_up(&part.action));
             match self.pending.get_mut(id) {
                 Some(part) if !part.action.is_read() => part.is_answered = false,
                 _ => drop(self.pending.remove(id)),
@@ -656,39 +679,5 @@ impl Checker {
         }
         let Asked { number, since: from, text: call, .. } = asked;
         self.past.push_back(Past { client, number, from, to, call, answer, actions });
-    }
-
-    fn violation(
-        &self,
-        now: Nanos,
-        client: ClientId,
-        asked: &Asked,
-        action: &Action,
-        result: &Result<Answer, Errno>,
-        possible: BTreeSet<String>,
-    ) -> Violation {
-        let is_about = |past: &&Past| past.actions.iter().any(|other| other.is_about(action));
-        let ended = self.past.iter().rev().filter(is_about).take(violation::TOLD);
-        let mut related: Vec<(u64, String)> = ended.map(|past| (past.number, past.to_string())).collect();
-        for ((client, _), other) in &self.asked {
-            let parts = other.parts.iter().filter_map(|id| self.pending.get(id));
-            if parts.into_iter().any(|part| part.action.is_about(action)) {
-                related.push((
-                    other.number,
-                    violation::under_way(*client, other.number, other.since, &other.text),
-                ));
-            }
-        }
-        related.sort();
-        Violation {
-            at: now,
-            client,
-            number: asked.number,
-            since: asked.since,
-            call: asked.text.clone(),
-            answer: violation::shortened(result),
-            possible: possible.into_iter().take(violation::TOLD).collect(),
-            related: related.into_iter().map(|(_, text)| text).collect(),
-        }
     }
 }

@@ -74,6 +74,8 @@ pub struct Told<'a> {
     pub is_late: bool,
     /// Strips are on several servers: size and data of a file are read at different instants.
     pub scattered: bool,
+    /// What it is about may be open.
+    pub may_be_open: bool,
 }
 
 /// True for errors that are possible in any tree and imply no change: exhausted resources or too
@@ -102,8 +104,17 @@ impl Told<'_> {
         match (outcome, self.result) {
             (Outcome::Unknown, _) => true,
             (Outcome::Done, Ok(Answer::Done | Answer::Opened(_))) => true,
-            (Outcome::Done, Ok(Answer::Attr(_))) => matches!(self.action, Action::Truncate { .. }),
+            (Outcome::Done, Ok(Answer::Attr(_))) => {
+                self.removes_privileges() || matches!(self.action, Action::Truncate { .. })
+            }
+            (Outcome::Done, Ok(Answer::Written(_))) => self.removes_privileges(),
+            // They are gone before the bytes are refused.
+            (Outcome::Done, Err(errno)) => self.removes_privileges() && is_refusal(*errno),
             (Outcome::Written, Ok(Answer::Written(_))) => true,
+            // A truncation that is refused tells nothing.
+            (Outcome::Stat(_), Err(Errno::EACCES)) => {
+                matches!(self.action, Action::SetAttr { perm: None, .. })
+            }
             (Outcome::Fails(errnos), Err(errno)) => errnos.contains(&errno.raw()),
             (Outcome::Absent, Ok(Answer::Absent { .. }) | Err(Errno::ENOENT)) => true,
             (Outcome::Gone, Err(Errno::ESTALE | Errno::ENOENT) | Ok(Answer::Absent { .. })) => true,
@@ -114,6 +125,9 @@ impl Told<'_> {
             ) => entry.attr.nlink == 0,
             (Outcome::Gone, Ok(Answer::Listing { entries, .. })) => entries.is_empty(),
             (Outcome::OrGone(_), Err(Errno::ESTALE | Errno::ENOENT)) => true,
+            (Outcome::OrGone(_), _) if !self.may_be_open && matches!(self.action, Action::Find { .. }) => {
+                false
+            }
             (Outcome::OrGone(outcome), _) => self.is(outcome, tree),
             (Outcome::OrRefused(_), Err(Errno::EACCES | Errno::EPERM)) => true,
             (Outcome::OrRefused(outcome), _) => self.is(outcome, tree),
@@ -154,10 +168,17 @@ impl Told<'_> {
         }
     }
 
+    fn removes_privileges(&self) -> bool {
+        matches!(self.action, Action::RemovePrivileges { .. })
+    }
+
     fn names(&self, stat: &Stat, entry: &Entry, tree: &mut Tree<'_>) -> bool {
         let attr = &entry.attr;
         let dir = match self.action {
-            Action::Lookup { dir, .. } | Action::Create { dir, .. } | Action::Link { dir, .. } => Some(dir),
+            Action::Lookup { dir, .. }
+            | Action::Parent { dir }
+            | Action::Create { dir, .. }
+            | Action::Link { dir, .. } => Some(dir),
             _ => None,
         };
         // Name and attributes from different ranks may be of different instants.

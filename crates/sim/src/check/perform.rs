@@ -10,6 +10,7 @@ use super::action::Action;
 use super::outcome::{Outcome, Stat};
 use super::permit::Who;
 use super::policy::{self, Born};
+use super::privileges::Cause;
 use super::tree::{Inode, Node, Tree};
 use super::{quota, usage};
 
@@ -34,6 +35,14 @@ impl Tree<'_> {
                 Found::Unknown => Outcome::Unknown,
             },
             Action::Attr { ino } => self.of(*ino, |tree, node| Outcome::Stat(tree.stat(node, strip))),
+            Action::Find { ino } => self.of(*ino, |tree, node| Outcome::Named(tree.stat(node, strip))),
+            Action::Parent { dir } => match self.find(*dir) {
+                Found::There(dir) => self
+                    .inode(dir)
+                    .map_or(Outcome::Gone, |inode| Outcome::Named(self.stat(inode.parent, strip))),
+                Found::Gone(_) => Outcome::Gone,
+                Found::Unknown => Outcome::Unknown,
+            },
             Action::List { dir } => match self.find(*dir) {
                 Found::There(dir) => Outcome::Listing(self.names(dir)),
                 Found::Gone(_) => Outcome::Gone,
@@ -61,7 +70,7 @@ impl Tree<'_> {
                 self.of_inode(*ino, |inode| acl::told(inode, name))
             }
             Action::SetList { ino, default, value, .. } => {
-                self.of(*ino, |tree, node| tree.set_list(node, *default, value.as_deref()))
+                self.of(*ino, |tree, node| tree.set_list(node, who, *default, value.as_deref()))
             }
             Action::GetXattr { ino, name, .. } => self.of_inode(*ino, |inode| match inode.xattrs.get(name) {
                 Some(value) => Outcome::Bytes(value.to_vec()),
@@ -87,12 +96,19 @@ impl Tree<'_> {
             Action::Unlink { dir, name } => self.remove((*dir, name), false),
             Action::RmDir { dir, name } => self.remove((*dir, name), true),
             Action::Rename { from, to, flags } => self.rename((from.0, &from.1), (to.0, &to.1), *flags),
+            Action::ChangeOwner { ino, uid, gid, .. } => {
+                self.of(*ino, |tree, node| tree.change_owner(node, who, (*uid, *gid), strip))
+            }
+            Action::RemovePrivileges { ino, cause } => {
+                self.of(*ino, |tree, node| tree.remove_privileges(node, who, *cause))
+            }
             Action::SetAttr { ino, perm, .. } => self.of(*ino, |tree, node| {
-                if let Some(perm) = perm {
-                    if tree.is_bare(node) && tree.inode(node).is_some_and(|inode| inode.perm != *perm) {
+                if let (Some(perm), Some(inode)) = (perm, tree.inode(node)) {
+                    let perm = who.without_foreign_sgid(*perm, inode.gid);
+                    if inode.bare && inode.perm != perm {
                         return Outcome::fails([Errno::EPERM]);
                     }
-                    tree.change(node, |inode| inode.set_perm(*perm));
+                    tree.change(node, |inode| inode.set_perm(perm));
                     tree.bequeath(node);
                 }
                 Outcome::Stat(tree.stat(node, strip))
@@ -157,7 +173,7 @@ impl Tree<'_> {
         self.of(ino, |tree, node| tree.inode(node).map_or(Outcome::Gone, look))
     }
 
-    fn stat(&self, node: Node, strip: u64) -> Stat {
+    pub fn stat(&self, node: Node, strip: u64) -> Stat {
         let inode = self.inode(node);
         Stat {
             node,
@@ -237,6 +253,7 @@ impl Tree<'_> {
             if empties {
                 // Other inodes have no data.
                 self.change(there, |inode| inode.strips.clear());
+                self.remove_privileges(there, who, Cause::Bytes);
             }
             return Outcome::Named(self.stat(there, strip));
         }
@@ -256,6 +273,7 @@ impl Tree<'_> {
         let mut inode = Inode { target, uid, gid, bare, born, settings, ..Inode::new(kind, perm, dir) };
         let default = self.inode(dir).and_then(|dir| dir.default_list.as_ref());
         inode.take_lists(default, umask);
+        self.inode(dir).into_iter().for_each(|dir| inode.take_group(dir, who));
         self.insert(new, inode);
         self.put(dir, name, new);
         self.bequeath(dir);

@@ -8,6 +8,7 @@ use espalier_proto::{Access, Caller, Errno, FileType, Ino, Name, RenameFlags, mo
 use super::acl::{self, List};
 use super::action::Action;
 use super::outcome::Outcome;
+use super::privileges::{CAPABILITY, may_change_owner};
 use super::quota;
 use super::tree::{Inode, Tree};
 
@@ -35,13 +36,13 @@ impl Who {
         self.gid == gid || self.groups.iter().any(|groups| groups.contains(&gid))
     }
 
-    fn may(&self, inode: &Inode, want: Access) -> bool {
+    pub fn may(&self, inode: &Inode, want: Access) -> bool {
         let of_mode = || List::of_mode(inode.perm);
         let list = inode.access_list.clone().unwrap_or_else(of_mode);
         self.uid == 0 || list.allows(self, (inode.uid, inode.gid), want.bits())
     }
 
-    fn owns(&self, inode: &Inode) -> bool {
+    pub fn owns(&self, inode: &Inode) -> bool {
         self.uid == 0 || self.uid == inode.uid
     }
 }
@@ -76,8 +77,8 @@ impl Tree<'_> {
         match action {
             Action::Lookup { dir, .. } => lacks(dir, Access::EXEC),
             Action::List { dir } => lacks(dir, Access::READ),
-            // Access control lists are readable by everyone.
-            Action::GetXattr { name, .. } if acl::is_list(name) => None,
+            // Access control lists and capabilities are readable by everyone.
+            Action::GetXattr { name, .. } if acl::is_list(name) || **name == *CAPABILITY => None,
             Action::GetXattr { ino, .. } => lacks(ino, Access::READ),
             Action::Open { ino, access } | Action::Truncate { ino, by: Some(access), .. } => {
                 lacks(ino, *access)
@@ -85,12 +86,16 @@ impl Tree<'_> {
             Action::SetXattr { name, .. } | Action::RemoveXattr { name, .. } if quota::is_limit(name) => {
                 Some(Errno::EPERM)
             }
+            Action::SetXattr { name, .. } if **name == *CAPABILITY => Some(Errno::EPERM),
             Action::SetXattr { ino, .. } | Action::RemoveXattr { ino, .. } => {
                 let is_foreign = |it: &&Inode| it.is_dir() && it.perm & mode::STICKY != 0 && !who.owns(it);
                 inode(ino).filter(is_foreign).map(|_| Errno::EPERM).or(lacks(ino, Access::WRITE))
             }
             Action::SetAttr { ino, perm: Some(_), .. } | Action::SetList { ino, .. } => {
                 inode(ino).filter(|inode| !who.owns(inode)).map(|_| Errno::EPERM)
+            }
+            Action::ChangeOwner { ino, uid, gid, .. } => {
+                inode(ino).filter(|inode| !may_change_owner(who, inode, (*uid, *gid))).map(|_| Errno::EPERM)
             }
             Action::Create { dir, name, open, exclusive, .. } => {
                 lacks(dir, Access::EXEC).or_else(|| match self.entry(*dir, name) {

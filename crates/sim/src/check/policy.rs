@@ -260,6 +260,7 @@ impl Action {
     /// Sets `spreads`: no-metafile files in the directory inherit the changed permissions.
     pub fn spread(&mut self, is_so: impl FnOnce(Ino) -> bool) {
         if let Self::SetAttr { ino, perm: Some(_), spreads }
+        | Self::ChangeOwner { ino, spreads, .. }
         | Self::SetList { ino, default: false, spreads, .. } = self
         {
             *spreads |= is_so(*ino);

@@ -23,6 +23,7 @@ const RULES: Rules = Rules {
     scattered: false,
     server: Policy::NONE,
     live: false,
+    privileges: false,
     durable: None,
     believed: None,
 };

@@ -1,10 +1,13 @@
 //! Report of an impossible reply.
 
+use std::collections::BTreeSet;
 use std::fmt::{self, Debug, Display, Formatter, Write};
 
-use espalier_proto::{ClientId, Rank};
+use espalier_client::Answer;
+use espalier_proto::{ClientId, Errno, Rank};
 
-use super::Past;
+use super::action::Action;
+use super::{Asked, Checker, Past};
 use crate::Nanos;
 
 /// Most other calls and possible replies in a report.
@@ -37,6 +40,40 @@ impl Violation {
             answer: "no set of lost changes is consistent with the earlier replies".into(),
             possible: Vec::new(),
             related: changes,
+        }
+    }
+}
+
+impl Checker {
+    /// With what else has to do with an action.
+    pub(super) fn violation(
+        &self,
+        now: Nanos,
+        client: ClientId,
+        asked: &Asked,
+        action: &Action,
+        result: &Result<Answer, Errno>,
+        possible: BTreeSet<String>,
+    ) -> Violation {
+        let is_about = |past: &&Past| past.actions.iter().any(|other| other.is_about(action));
+        let ended = self.past.iter().rev().filter(is_about).take(TOLD);
+        let mut related: Vec<(u64, String)> = ended.map(|past| (past.number, past.to_string())).collect();
+        for ((client, _), other) in &self.asked {
+            let parts = other.parts.iter().filter_map(|id| self.pending.get(id));
+            if parts.into_iter().any(|part| part.action.is_about(action)) {
+                related.push((other.number, under_way(*client, other.number, other.since, &other.text)));
+            }
+        }
+        related.sort();
+        Violation {
+            at: now,
+            client,
+            number: asked.number,
+            since: asked.since,
+            call: asked.text.clone(),
+            answer: shortened(result),
+            possible: possible.into_iter().take(TOLD).collect(),
+            related: related.into_iter().map(|(_, text)| text).collect(),
         }
     }
 }

@@ -10,9 +10,10 @@ use rand::seq::IndexedRandom;
 
 use super::acls;
 use super::policies::Live;
+use super::privileges;
 use super::quotas;
 use super::wander::Habits;
-use super::{alone, locks, looks, reads, streaks};
+use super::{alone, handles, locks, looks, reads, streaks};
 use crate::faults::Fault;
 use crate::random::{Random, Seed};
 use crate::scenario::{Durability, Scenario, ScenarioError};
@@ -67,9 +68,11 @@ impl Case {
             strip,
             bytes: *[0, 10, 40, 80].choose(&mut random).unwrap_or(&0),
             moves: *[5, 20, 60].choose(&mut random).unwrap_or(&5),
-            users: random.random::<bool>() || acls.is_some(),
+            users: random.random::<bool>() || acls.is_some() || privileges::Habit::of(seed).is_some(),
             quotas: habit_of_quotas(seed, strip),
             acls,
+            handles: handles::Habit::of(seed),
+            privileges: privileges::Habit::of(seed),
             locks: locks::are_in(seed),
             alone: alone::are_in(seed),
             looks: looks::are_in(seed),

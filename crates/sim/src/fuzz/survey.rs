@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use espalier_client::{Answer, Call};
 use espalier_proto::{Access, Errno, FileType, Ino, OpenHow, Request};
 
+use super::handles::Exported;
 use super::quotas::Trials;
 use super::wander::{CALLER, Habits};
 use crate::check::{ACCESS_LIST, DEFAULT_LIST, EFFECTIVE, LAYOUT, QUOTAS, QUOTAS_LATE, USAGES};
@@ -24,6 +25,8 @@ pub struct Surveyor {
     left: Vec<Call<'static>>,
     /// Calls for the usage of directories, made when it is known everywhere.
     last: Vec<Call<'static>>,
+    /// Inodes that are looked up by number first.
+    exported: Exported,
     /// Policies of directories have changed.
     live: bool,
     /// The run has access control lists.
@@ -36,13 +39,13 @@ pub struct Surveyor {
 
 impl Surveyor {
     /// `live`: policies of directories have changed.
-    pub fn new(from: Nanos, live: bool, habits: &Habits) -> Self {
+    pub fn new(from: Nanos, live: bool, habits: &Habits, exported: Exported) -> Self {
         let (limited, listed) = (habits.quotas.is_some(), habits.acls.is_some());
         let left = vec![list(Ino::ROOT, 0), attr(Ino::ROOT)];
         let last = usages(Ino::ROOT, limited).collect();
         let trials = limited.then(Trials::default);
         let (seen, asked) = (BTreeSet::new(), None);
-        Self { from, has_waited: false, left, last, live, listed, seen, trials, asked }
+        Self { from, has_waited: false, left, last, exported, live, listed, seen, trials, asked }
     }
 
     fn learn(&mut self, answer: &Result<Answer, Errno>) {
@@ -120,6 +123,7 @@ impl Program for Surveyor {
         if now < self.from {
             return Act::Pause(self.from - now);
         }
+        self.left.extend(self.exported.take().into_iter().map(Call::Request));
         match self.left.pop() {
             Some(call) => {
                 self.asked = Some(call.clone());

@@ -13,9 +13,11 @@ use rand::Rng;
 
 use super::acls::{self, Lists};
 use super::alone::Alone;
+use super::handles::{self, Exported, Handles};
 use super::locks::{self, Locker};
 use super::looks;
 use super::policies::{Live, Policies};
+use super::privileges::{self, Privileges};
 use super::quotas;
 use super::reads::Reader;
 use super::streaks::Streak;
@@ -46,6 +48,8 @@ pub struct Habits {
     pub users: bool,
     pub quotas: Option<quotas::Habit>,
     pub acls: Option<acls::Habit>,
+    pub handles: Option<handles::Habit>,
+    pub privileges: Option<privileges::Habit>,
     /// Files are locked.
     pub locks: bool,
     /// Processes sometimes use exclusive directories.
@@ -79,6 +83,8 @@ pub struct Wanderer {
     written: u32,
     policies: Option<Policies>,
     lists: Option<Lists>,
+    handles: Option<Handles>,
+    privileges: Option<Privileges>,
     locker: Locker,
     alone: Option<Alone>,
     reader: Option<Reader>,
@@ -86,7 +92,7 @@ pub struct Wanderer {
 }
 
 impl Wanderer {
-    pub fn new(number: u32, habits: Habits, live: Option<Live>) -> Self {
+    pub fn new(number: u32, habits: Habits, live: Option<Live>, exported: &Exported) -> Self {
         Self {
             number,
             habits,
@@ -109,6 +115,8 @@ impl Wanderer {
             written: 0,
             policies: live.map(|live| Policies::new(live, number)),
             lists: habits.acls.map(|habit| Lists::new(habit, number)),
+            handles: habits.handles.map(|habit| Handles::new(habit, number, exported.clone())),
+            privileges: habits.privileges.map(|habit| Privileges::new(habit, number, habits.strip)),
             locker: Locker::new(number),
             alone: habits.alone.then(|| Alone::new(number)),
             reader: habits.reads.then(Reader::default),
@@ -157,6 +165,7 @@ impl Wanderer {
     }
 
     fn know(&mut self, ino: Ino, kind: FileType) {
+        self.handles.iter().for_each(|handles| handles.know(ino, kind == FileType::Directory));
         let known = match kind {
             FileType::Directory => &mut self.dirs,
             FileType::Symlink => &mut self.links,
@@ -437,12 +446,17 @@ impl Program for Wanderer {
             return Act::Pause(self.locker.rest(random).unwrap_or(Nanos(pause)));
         }
         self.rests = false;
-        let call = if self.left > 0 {
+        let mut call = if self.left > 0 {
             let of_policy = self.policies.as_mut().and_then(|it| it.next(&self.dirs, &self.files));
             let lists = &mut self.lists;
             let of_list = || lists.as_mut().and_then(|it| it.next(&self.dirs, &self.files, &self.links));
-            match of_policy.or_else(of_list) {
-                Some(request) => Call::Request(request),
+            let by_handle = || self.handles.as_mut().and_then(Handles::next);
+            let request = of_policy.or_else(of_list).or_else(by_handle).map(Call::Request);
+            let privileges = &mut self.privileges;
+            let of_privileges =
+                || privileges.as_mut()?.next(&self.caller, &self.dirs, &self.files, &self.open);
+            match request.or_else(of_privileges) {
+                Some(call) => call,
                 None => {
                     self.left -= 1;
                     self.next(random)
@@ -452,6 +466,9 @@ impl Program for Wanderer {
             let Some(call) = self.finish() else { return Act::End };
             call
         };
+        if self.privileges.is_some() && !self.caller.is_superuser() {
+            privileges::lack(&mut call);
+        }
         self.asked = Some(call.clone());
         match Locker::patience(random, &call) {
             Some(patience) => Act::CallFor(self.caller.clone(), call, patience),

@@ -67,6 +67,7 @@ impl Watch {
                 scattered: cluster.data > 0,
                 server: of_server(settings, cluster.data, cluster.strip.0),
                 live: case.live.is_some(),
+                privileges: case.habits.privileges.is_some(),
                 durable: case.durable,
                 believed: match cluster.cache {
                     Caching::Ttl(term) => Some(term),

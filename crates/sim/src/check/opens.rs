@@ -1,0 +1,59 @@
+//! Inodes that somebody may have open: these are found by their number even without a name. Nothing
+//! ends that here, for a session may keep open what its client has closed or does not know of.
+
+use std::collections::BTreeSet;
+
+use espalier_client::{Answer, Call};
+use espalier_proto::{Errno, Ino, NewNode, Request};
+
+use super::action::Action;
+
+/// See the module's description.
+#[derive(Debug)]
+pub struct Opens {
+    /// Clients have files open while they make them, whether or not the caller opens them.
+    by_client: bool,
+    opened: BTreeSet<Ino>,
+    /// Some inode has been opened by its name, and nobody was told which.
+    any: bool,
+}
+
+impl Opens {
+    pub fn new(by_client: bool) -> Self {
+        Self { by_client, opened: BTreeSet::new(), any: false }
+    }
+
+    pub fn begin(&mut self, call: &Call<'_>) {
+        if let Call::Request(Request::Open { ino, .. }) = call {
+            self.opened.insert(*ino);
+        }
+    }
+
+    pub fn end<'a>(&mut self, mut actions: impl Iterator<Item = &'a Action>, result: &Result<Answer, Errno>) {
+        if let Ok(Answer::Entry(entry) | Answer::Created(entry, _)) = result
+            && actions.any(|action| self.opens(action))
+        {
+            self.opened.insert(entry.attr.ino);
+        }
+    }
+
+    /// Nobody will be told what came of an action.
+    pub fn give_up(&mut self, action: &Action) {
+        self.any |= self.opens(action);
+    }
+
+    /// Whether somebody may have opened an inode, or may have it open by what is under way.
+    pub fn may_have<'a>(&self, ino: Ino, mut under_way: impl Iterator<Item = &'a Action>) -> bool {
+        self.any || self.opened.contains(&ino) || under_way.any(|action| self.opens(action))
+    }
+
+    /// It opens what it names, or makes.
+    fn opens(&self, action: &Action) -> bool {
+        match action {
+            Action::Create { open, node, .. } => {
+                open.is_some() || self.by_client && matches!(node, NewNode::Regular)
+            }
+            _ => false,
+        }
+    }
+}

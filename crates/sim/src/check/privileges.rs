@@ -1,0 +1,121 @@
+//! Set-id bits and `security.capability`: the reference for the program, as the VFS has them.
+//! Callers who are not the superuser lack `CAP_FSETID`, and their calls say so.
+
+use espalier_client::Call;
+use espalier_proto::{Access, Errno, Request, SetAttr, mode};
+
+use super::action::Action;
+use super::outcome::Outcome;
+use super::permit::Who;
+use super::tree::{Inode, Node, Tree};
+
+pub const CAPABILITY: &[u8] = b"security.capability";
+
+/// Why a file loses its privileges.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    Bytes,
+    /// `truncate(2)`, which overlayfs is spared while it copies a file.
+    Truncation,
+    /// Bytes that the server is not told of. No capability: kernels remove that themselves.
+    Unsaid,
+}
+
+/// What a call does to its file's privileges, at an instant of its own: whether it may was decided
+/// before, and may not be so any more.
+pub fn removal(call: &Call<'_>) -> Option<Action> {
+    let (ino, cause) = match *call {
+        Call::Write { ino, .. } | Call::Allocate { ino, .. } => (ino, Cause::Bytes),
+        Call::Request(Request::Open { ino, how }) if how.truncate => (ino, Cause::Bytes),
+        Call::Request(Request::SetAttr { ino, set: SetAttr { size: Some(_), .. } }) => {
+            (ino, Cause::Truncation)
+        }
+        Call::Request(Request::SetAttr { ino, set }) if set.kill_suid_gid => (ino, Cause::Unsaid),
+        _ => return None,
+    };
+    Some(Action::RemovePrivileges { ino, cause })
+}
+
+impl Who {
+    /// The mode that a file gets if the caller sets this one: set-group-id bits are for members of
+    /// the group.
+    pub fn without_foreign_sgid(&self, perm: u32, gid: u32) -> u32 {
+        if self.uid == 0 || self.is_of(gid) { perm } else { perm & !mode::SET_GID }
+    }
+
+    /// A set-group-id bit without group execution is no privilege.
+    fn without_privileges(&self, perm: u32, gid: u32) -> u32 {
+        let kept = match perm & mode::GROUP_EXEC {
+            0 => self.without_foreign_sgid(perm, gid),
+            _ => perm & !mode::SET_GID,
+        };
+        kept & !mode::SET_UID
+    }
+}
+
+impl Inode {
+    pub fn lose_set_ids(&mut self, who: &Who) {
+        if !self.is_dir() && !self.bare {
+            self.perm = who.without_privileges(self.perm, self.gid);
+        }
+    }
+
+    /// What a file has from a directory with a set-group-id bit. Its mode is what it would be
+    /// without that.
+    pub fn take_group(&mut self, dir: &Self, who: &Who) {
+        if dir.perm & mode::SET_GID == 0 {
+            return;
+        }
+        self.gid = dir.gid;
+        if self.is_dir() {
+            self.perm |= mode::SET_GID;
+        } else if self.perm & mode::GROUP_EXEC != 0 {
+            self.perm = who.without_foreign_sgid(self.perm, self.gid);
+        }
+    }
+}
+
+impl Tree<'_> {
+    pub fn remove_privileges(&mut self, node: Node, who: &Who, cause: Cause) -> Outcome {
+        self.change(node, |inode| {
+            let is_copied = who.uid == 0 && inode.uid == 0 && inode.names == 0;
+            let may = cause != Cause::Unsaid || who.owns(inode) || who.may(inode, Access::WRITE);
+            if who.uid != 0 && may {
+                inode.lose_set_ids(who);
+            }
+            if cause == Cause::Bytes || cause == Cause::Truncation && !is_copied {
+                inode.xattrs.remove(CAPABILITY);
+            }
+        });
+        Outcome::Done
+    }
+
+    pub fn change_owner(
+        &mut self,
+        node: Node,
+        who: &Who,
+        (uid, gid): (Option<u32>, Option<u32>),
+        strip: u64,
+    ) -> Outcome {
+        let Some(inode) = self.inode(node) else { return Outcome::Gone };
+        let new = (uid.unwrap_or(inode.uid), gid.unwrap_or(inode.gid));
+        if inode.bare && new != (inode.uid, inode.gid) {
+            return Outcome::fails([Errno::EPERM]);
+        }
+        self.change(node, |inode| {
+            inode.lose_set_ids(who);
+            if !inode.is_dir() {
+                inode.xattrs.remove(CAPABILITY);
+            }
+            (inode.uid, inode.gid) = new;
+        });
+        self.bequeath(node);
+        Outcome::Stat(self.stat(node, strip))
+    }
+}
+
+/// Whether a caller may change an inode's owner and group to these.
+pub fn may_change_owner(who: &Who, inode: &Inode, (uid, gid): (Option<u32>, Option<u32>)) -> bool {
+    let is_same = uid.is_none_or(|uid| uid == inode.uid);
+    who.owns(inode) && is_same && gid.is_none_or(|gid| gid == inode.gid || who.is_of(gid))
+}
