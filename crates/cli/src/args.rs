@@ -3,10 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueHint};
+use espalier_policy::Key;
 
 use crate::bench::{BenchArgs, FloorArgs};
 use crate::list::LsArgs;
 use crate::paper::PaperArgs;
+use crate::policy::{Assignment, setting_name, settings_help};
 use crate::sim::SimArgs;
 use crate::trace::TraceArgs;
 
@@ -59,6 +61,7 @@ pub enum Command {
     /// Limit the number of files and bytes below a directory of a mounted file system.
     Quota(QuotaArgs),
     /// Show or change the storage policy of a directory of a mounted file system.
+    #[command(after_help = settings_help())]
     Policy(PolicyArgs),
     /// Show where the data of a file of a mounted file system is stored.
     Layout(LayoutArgs),
@@ -324,12 +327,12 @@ pub struct PolicyArgs {
     /// A directory.
     #[arg(value_hint = ValueHint::DirPath)]
     pub path: PathBuf,
-    /// Set a policy attribute: num_dfiles, dist_name or dist_params; repeatable.
-    #[arg(long, value_name = "KEY=VALUE")]
-    pub set: Vec<String>,
-    /// Unset a policy attribute, so that the server decides; repeatable.
-    #[arg(long, value_name = "KEY")]
-    pub unset: Vec<String>,
+    /// Change a setting; repeatable.
+    #[arg(long, value_name = "KEY=VALUE", value_parser = Assignment, hide_possible_values = true)]
+    pub set: Vec<(Key, String)>,
+    /// Unset a setting, so that the server decides; repeatable.
+    #[arg(long, value_name = "KEY", value_parser = setting_name(), hide_possible_values = true)]
+    pub unset: Vec<Key>,
     /// Replace the policy by the contents of a TOML file.
     #[arg(long, value_hint = ValueHint::FilePath)]
     pub file: Option<PathBuf>,

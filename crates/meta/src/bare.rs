@@ -185,8 +185,7 @@ impl State {
 impl Meta {
     /// True if new files of a directory are no-metafile files.
     pub(crate) fn wants_bare(&self, dir: &Inode) -> bool {
-        let wanted = dir.policy().no_metafile().or(self.config.policy.no_metafile());
-        self.config.striping.is_some() && wanted == Some(true)
+        self.config.striping.is_some() && self.setting(dir, Policy::no_metafile) == Some(true)
     }
 
     /// Fails with `EPERM` for what a no-metafile file cannot have.

@@ -7,7 +7,7 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec;
 
-use espalier_policy::Creator;
+use espalier_policy::{Creator, Policy};
 use espalier_proto::{
     Access, Attr, Capability, Delegation, FileType, Ino, Layout, Made, Opened, Reply, ServerId,
 };
@@ -30,7 +30,7 @@ impl Meta {
     /// As [`Self::is_by_client`], also for files made in a directory.
     pub(crate) fn wants_clients_to_make(&self, inode: &Inode) -> bool {
         let can_ask = self.config.striping.as_ref().is_some_and(|striping| striping.is_delegated());
-        can_ask && inode.policy().create().or(self.config.policy.create()) == Some(Creator::Client)
+        can_ask && self.setting(inode, Policy::create) == Some(Creator::Client)
     }
 
     /// Grants a client a capability for a file's datafiles.
@@ -96,7 +96,7 @@ impl Meta {
     /// none.
     pub(crate) fn grant_making(&mut self, cx: &Cx<'_>, inode: &Inode) -> Step<Option<Delegation>> {
         match inode.layout() {
-            Some(layout) if self.effective_policy(inode).precreation() != Some(true) => {
+            Some(layout) if self.setting(inode, Policy::precreation) != Some(true) => {
                 self.grant(cx, inode.ino, Arc::clone(layout), Access::EXEC, false).map(Some)
             }
             _ => Ok(None),

@@ -11,6 +11,7 @@ use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
+use espalier_policy::Policy;
 use espalier_proto::{Errno, Ino, Layout, ServerId};
 use serde::{Deserialize, Serialize};
 
@@ -154,7 +155,7 @@ impl Meta {
         let (Some(layout), Some(striping)) = (inode.layout(), &self.config.striping) else { return };
         let (servers, width) = striping.spread(&self.config.policy);
         let is_pooled = layout.servers() == in_turn(&servers, width.into(), inode.ino);
-        if is_pooled && inode.policy().precreation().or(self.config.policy.precreation()) == Some(true) {
+        if is_pooled && self.setting(inode, Policy::precreation) == Some(true) {
             self.pool.wanted = true;
             self.pool.dry |= !self.state.pool.iter().any(|batch| batch.first == inode.ino.0);
         }

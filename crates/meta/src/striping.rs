@@ -86,20 +86,18 @@ impl Striping {
 
     /// The layout of a new file, with at most as many servers as there are.
     fn layout(&self, ino: Ino, policy: &Policy) -> Result<Arc<Layout>, Errno> {
-        let width = policy.num_dfiles().map_or(self.width, usize::from);
-        let (distribution, servers) =
-            match (policy.distribution(), policy.dist_params().map(DistParams::params)) {
-                (Some(DistName::Basic), _) => (Distribution::Basic, self.in_turn(ino, 1)),
-                (_, Some(Params::Strips(strips))) => self.varstrip(strips),
-                (_, Some(Params::StripSize(strip))) => {
-                    (Distribution::SimpleStripe { strip: *strip }, self.in_turn(ino, width))
-                }
-                // Without given shares they are equal.
-                (Some(DistName::Varstrip), None) => {
-                    (self.distribution.clone(), self.in_turn(ino, usize::MAX))
-                }
-                (_, None) => (self.distribution.clone(), self.in_turn(ino, width)),
-            };
+        let width = policy.num_dfiles().map_or(self.width, |width| width.get().into());
+        let params = policy.dist_params();
+        let (distribution, servers) = match (policy.distribution(), params.as_ref().map(DistParams::params)) {
+            (Some(DistName::Basic), _) => (Distribution::Basic, self.in_turn(ino, 1)),
+            (_, Some(Params::Strips(strips))) => self.varstrip(strips),
+            (_, Some(Params::StripSize(strip))) => {
+                (Distribution::SimpleStripe { strip: *strip }, self.in_turn(ino, width))
+            }
+            // No shares are given: they are equal.
+            (Some(DistName::Varstrip), None) => (self.distribution.clone(), self.in_turn(ino, usize::MAX)),
+            (_, None) => (self.distribution.clone(), self.in_turn(ino, width)),
+        };
         Layout::new(distribution, servers).map(Arc::new).map_err(|_| Errno::EIO)
     }
 
@@ -112,7 +110,7 @@ impl Striping {
         let width = match policy.distribution() {
             _ if policy.no_metafile() == Some(true) => 1,
             Some(DistName::Basic) => 1,
-            _ => policy.num_dfiles().map_or(self.width, usize::from).min(self.open.len()),
+            _ => policy.num_dfiles().map_or(self.width, |width| width.get().into()).min(self.open.len()),
         };
         // A layout has at most `u16::MAX` servers.
         (Arc::clone(&self.open), width as u16)
@@ -189,9 +187,14 @@ impl Meta {
         policy.explicit()
     }
 
+    /// The setting in force for an inode: that of its policy, the server's, or the default.
+    pub(crate) fn setting<T>(&self, inode: &Inode, get: impl Fn(&Policy) -> Option<T>) -> Option<T> {
+        [inode.policy(), &self.config.policy, &Policy::DEFAULT].into_iter().find_map(get)
+    }
+
     /// True if payloads of the file are announced (rendezvous) whatever their size.
     pub(crate) fn announces(&self, file: &Inode) -> bool {
-        file.policy().eager().or(self.config.policy.eager()) == Some(false)
+        self.setting(file, Policy::eager) == Some(false)
     }
 
     /// Number and body of a new regular file. Data servers need not know of a file that starts out
@@ -202,7 +205,7 @@ impl Meta {
             return Ok((self.new_ino()?, Body::STUFFED));
         };
         let policy = self.effective_policy(dir);
-        let pooled = if policy.precreation() == Some(true) {
+        let pooled = if self.setting(dir, Policy::precreation) == Some(true) {
             self.pooled_ino(|ino| striping.layout(ino, &policy).ok())
         } else {
             None
@@ -213,8 +216,8 @@ impl Meta {
 
     /// True if new files of a directory start out stuffed, with a metafile.
     pub(crate) fn is_stuffed_in(&self, dir: &Inode) -> bool {
-        let wanted = dir.policy().stuffing().or(self.config.policy.stuffing()).unwrap_or(true);
-        self.config.striping.is_none() || (wanted && !self.wants_bare(dir))
+        self.config.striping.is_none()
+            || (self.setting(dir, Policy::stuffing) == Some(true) && !self.wants_bare(dir))
     }
 
     /// The I/O of a stream call, with the layouts that it needs.

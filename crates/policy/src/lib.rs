@@ -1,9 +1,9 @@
-//! Storage policies of directories. PVFS's directory hints (kuhn 4.2) are policy attributes.
+//! Policies of directories: settings for the files that are created in them. PVFS's directory hints
+//! (kuhn 4.2) are among them.
 //!
-//! The server decides an attribute that a policy does not set. Each attribute has a name, which is
-//! also the name of an extended attribute ([`PREFIX`]), and a text form. Only this crate knows
-//! both: a new attribute is a new variant of [`Key`] and of [`Setting`], a field of [`Policy`], and
-//! an arm in each match on them.
+//! `settings.rs` is the table of all settings. A row defines a setting's name, extended attribute
+//! ([`PREFIX`]), texts, default, inheritance, encoding, command line and documentation. A test
+//! compares the table in `docs/policies.md` with it.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -11,6 +11,10 @@ extern crate alloc;
 
 mod distribution;
 mod policy;
+mod settings;
+mod value;
 
-pub use distribution::{DistName, DistParams, Params, Strip};
-pub use policy::{Creator, Key, MAX_DFILES, PREFIX, Policy, PolicyError, Setting};
+pub use distribution::{DistParams, Params, Strip};
+pub use policy::{PREFIX, PolicyError};
+pub use settings::{Key, Policy, Setting};
+pub use value::{Creator, DistName, MAX_DFILES, Values};

@@ -2,7 +2,7 @@
 //! refused.
 #![allow(clippy::unwrap_used)]
 
-use espalier_policy::{DistName, Key, Params, Policy, PolicyError, Setting};
+use espalier_policy::{DistName, Key, Params, Policy, PolicyError, Setting, Values};
 
 fn policy(settings: &[(Key, &str)]) -> Policy {
     let mut policy = Policy::NONE;
@@ -12,31 +12,15 @@ fn policy(settings: &[(Key, &str)]) -> Policy {
 
 /// A random text that is valid or nearly valid.
 fn text(rng: &mut fastrand::Rng) -> String {
-    const PIECES: [&str; 22] = [
-        "strips:",
-        "strip_size:",
-        "0",
-        "1",
-        "7",
-        "64",
-        "1024",
-        "65536",
-        "K",
-        "M",
-        "G",
-        ":",
-        ";",
-        "basic",
-        "simple_stripe",
-        "varstrip",
-        "_dist",
-        "true",
-        "false",
-        "server",
-        "client",
-        " ",
-    ];
-    (0..rng.usize(1..7)).map(|_| PIECES[rng.usize(..PIECES.len())]).collect()
+    let mut pieces: Vec<&str> =
+        "strips: strip_size: 0 1 7 64 1024 65536 K M G : ; _dist".split(' ').collect();
+    for key in Key::ALL {
+        if let Values::Words(words) = key.values() {
+            pieces.extend(words);
+        }
+    }
+    pieces.push(" ");
+    (0..rng.usize(1..7)).map(|_| pieces[rng.usize(..pieces.len())]).collect()
 }
 
 #[test]
@@ -55,11 +39,9 @@ fn what_is_taken_is_told_and_kept_and_what_is_refused_changes_nothing() {
             Ok(()) => {
                 taken += 1;
                 let told = policy.get(key).unwrap();
-                let switch =
-                    (key == Key::NoMetafile).then(|| told.replace("true", "1").replace("false", "0"));
-                let same = told == text.trim_start_matches('0')
-                    || format!("{told}_dist") == text
-                    || switch.as_ref() == Some(&text);
+                let switch = told.replace("true", "1").replace("false", "0");
+                let same =
+                    told == text.trim_start_matches('0') || format!("{told}_dist") == text || switch == text;
                 assert!(same || told == text, "{text} is told as {told}");
                 assert_eq!(others(&policy), others(&before));
             }
@@ -88,11 +70,12 @@ fn parameters_say_what_pvfs_says() {
 #[test]
 fn what_makes_no_sense_is_refused() {
     let refused = |key, text: &str| Policy::NONE.clone().set(key, text).unwrap_err();
+    let wrong = |key, text: &str| PolicyError::Value { key, text: text.into() };
     for number in ["", "0", "-1", "+1", " 1", "1025", "65537", "1x", "18446744073709551617"] {
-        assert_eq!(refused(Key::NumDfiles, number), PolicyError::NumDfiles(number.into()));
+        assert_eq!(refused(Key::NumDfiles, number), wrong(Key::NumDfiles, number));
     }
     for name in ["", "Basic", "twod_stripe", "_dist", "basic_dist_dist"] {
-        assert_eq!(refused(Key::DistName, name), PolicyError::DistName(name.into()));
+        assert_eq!(refused(Key::DistName, name), wrong(Key::DistName, name));
     }
     for params in [
         "",
@@ -112,10 +95,10 @@ fn what_makes_no_sense_is_refused() {
         "strip_size:1T",
         "size:1",
     ] {
-        assert_eq!(refused(Key::DistParams, params), PolicyError::DistParams(params.into()));
+        assert_eq!(refused(Key::DistParams, params), wrong(Key::DistParams, params));
     }
     let long = format!("strips:{}", "0:1;".repeat(300));
-    assert!(matches!(refused(Key::DistParams, &long), PolicyError::DistParams(text) if text.len() == 80));
+    assert!(matches!(refused(Key::DistParams, &long), PolicyError::Value { text, .. } if text.len() == 80));
     assert_eq!(
         Key::parse("no\nkey"),
         Err(PolicyError::Unknown(r"no\nkey".into())),
@@ -138,6 +121,14 @@ fn a_distribution_and_its_parameters_go_together() {
     );
     varstrip.set(Key::DistName, "varstrip_dist").unwrap();
     assert!(varstrip.set(Key::DistParams, "strip_size:1").is_err());
+}
+
+#[test]
+fn every_default_is_in_force_where_nothing_is_set() {
+    for key in Key::ALL {
+        let default = Policy::NONE.or(&Policy::DEFAULT).get(key);
+        assert!(default.is_none_or(|default| default == key.default_text()), "{key:?}");
+    }
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use espalier_policy::{Key, Policy, PolicyError};
+use espalier_policy::{Policy, PolicyError};
 use serde::Deserialize;
 
 use crate::clock::ClockSettings;
@@ -112,12 +112,8 @@ pub struct FilePolicy(pub Policy);
 impl TryFrom<toml::Table> for FilePolicy {
     type Error = PolicyError;
     fn try_from(table: toml::Table) -> Result<Self, PolicyError> {
-        let mut policy = Policy::NONE;
-        for (name, value) in table {
-            let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-            policy.set(Key::parse(&name)?, &text)?;
-        }
-        Ok(Self(policy))
+        let text = |value: toml::Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        Policy::parse(table.into_iter().map(|(name, value)| (name, text(value)))).map(Self)
     }
 }
 

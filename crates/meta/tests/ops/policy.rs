@@ -1,4 +1,5 @@
 use espalier_meta::{Acknowledge, Config};
+use espalier_policy::{Key, Values};
 use espalier_proto::*;
 
 use crate::harness::{Harness, ROOT_CALLER, config, everywhere, name, under_faults, user};
@@ -144,6 +145,32 @@ fn new_directories_inherit_it_and_files_keep_what_held_when_they_were_made() {
         }
         fs = fs.crash();
         assert_eq!(fs.fsck(), []);
+    }
+}
+
+#[test]
+fn every_setting_is_inherited_and_outlasts_crashes() {
+    let sample = |key: Key| match key.values() {
+        Values::UpTo(_) => "2",
+        Values::Words(words) => words.iter().find(|word| **word != key.default_text()).unwrap(),
+        Values::DistParams => "strip_size:1M",
+    };
+    let mut fs = Harness::with(Config { acknowledge: Acknowledge::Durable, ..config() });
+    for key in Key::ALL {
+        let dir = fs.mkdir(key.name());
+        set(&mut fs, dir, key.name(), sample(key)).unwrap();
+        fs.mkdir(&format!("{}/sub", key.name()));
+        fs.file(&format!("{}/sub/file", key.name()), b"bytes");
+    }
+    for _ in 0..3 {
+        for key in Key::ALL {
+            let (dir, file) = (format!("{}/sub", key.name()), format!("{}/sub/file", key.name()));
+            let (dir, file) = (fs.walk(&dir).unwrap(), fs.walk(&file).unwrap());
+            assert_eq!(get(&mut fs, dir, key.name()).as_deref(), Ok(sample(key)), "{key:?}");
+            let policy = get(&mut fs, file, "policy").unwrap();
+            assert!(policy.lines().any(|line| line.starts_with(key.name())), "{key:?}: {policy}");
+        }
+        fs = fs.crash();
     }
 }
 

@@ -161,8 +161,9 @@ impl Checker {
     pub fn new(rules: Rules) -> Self {
         let Rules { scattered, live, several_ranks, server, .. } = &rules;
         let (scattered, live, several_ranks) = (*scattered, *live, *several_ranks);
-        let bare = scattered && server.no_metafile() == Some(true);
-        let unstuffed = bare || (scattered && server.stuffing() == Some(false));
+        let policy = server.or(&Policy::DEFAULT);
+        let bare = scattered && policy.no_metafile() == Some(true);
+        let unstuffed = bare || (scattered && policy.stuffing() == Some(false));
         let base = tree::empty(Server::new(server, scattered));
         Self {
             strip: u64::from(rules.strip_bytes.max(1)),

@@ -1,6 +1,7 @@
 //! Policies: attributes of directories that new inodes inherit, and their effect on files.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroU16;
 
 use espalier_policy::{Creator, DistName, Key, PREFIX, Policy};
 use espalier_proto::{Errno, FileType, Ino, NewNode, XattrMode};
@@ -135,7 +136,7 @@ impl Tree<'_> {
     pub fn inherited(&self, dir: Node, node: &NewNode) -> (Settings, Born) {
         let settings = self.inode(dir).map_or(Settings::default(), |dir| dir.settings.clone());
         let server = self.server();
-        let policy = server.effective(&settings);
+        let policy = server.effective(&settings).or(&Policy::DEFAULT);
         let born = match node {
             NewNode::Regular if !server.scattered => Born::Stuffed,
             NewNode::Regular if policy.no_metafile() == Some(true) => Born::Bare,
@@ -147,7 +148,7 @@ impl Tree<'_> {
 
     /// True if clients may make the files of the directory.
     pub fn is_by_client(&self, dir: Ino) -> bool {
-        let creator = |dir: &Inode| self.server().effective(&dir.settings).create();
+        let creator = |dir: &Inode| self.server().effective(&dir.settings).or(&Policy::DEFAULT).create();
         let inode = self.numbered(dir).and_then(|node| self.inode(node));
         inode.is_none_or(|dir| creator(dir) == Some(Creator::Client))
     }
@@ -195,8 +196,8 @@ impl Tree<'_> {
             // Without shares, the server's default of equal shares applies.
             Some(DistName::Varstrip) => (DistName::SimpleStripe, u16::MAX, None),
             _ => {
-                let params = policy.dist_params().map(|params| params.text().to_owned());
-                (DistName::SimpleStripe, policy.num_dfiles().unwrap_or(u16::MAX), params)
+                let params = policy.dist_params().map(|params| params.to_string());
+                (DistName::SimpleStripe, policy.num_dfiles().map_or(u16::MAX, NonZeroU16::get), params)
             }
         };
         let Inode { born, bare, .. } = *inode;

@@ -1,7 +1,7 @@
 //! Changes of directories' policies between the other calls of a process, while files are made
 //! concurrently.
 
-use espalier_policy::Key;
+use espalier_policy::{Key, Values};
 use espalier_proto::{Ino, Request, XattrMode};
 use rand::Rng;
 use rand::seq::IndexedRandom;
@@ -27,15 +27,8 @@ impl Live {
         if random.random_range(0..EVERY) > 0 {
             return None;
         }
-        let spread = [
-            Key::Stuffing,
-            Key::Precreation,
-            Key::Coalescing,
-            Key::Eager,
-            Key::NumDfiles,
-            Key::DistName,
-            Key::DistParams,
-        ];
+        let is_any = |key: &Key| !matches!(key, Key::Create | Key::NoMetafile);
+        let any = Key::ALL.into_iter().filter(is_any);
         // The check gives up if it is unknown whether a file that a client makes has a metafile, so
         // this case is rare.
         let own = match random.random_range(0..6) {
@@ -44,29 +37,22 @@ impl Live {
             _ => [Key::Create; 2],
         };
         let often = own.into_iter().chain([Key::Stuffing]);
-        Some(Self { seed: Seed(seed), keys: often.chain(spread).collect(), strip })
+        Some(Self { seed: Seed(seed), keys: often.chain(any).collect(), strip })
     }
 
     fn text(&self, random: &mut Random, key: Key) -> String {
-        let switch = |random: &mut Random| random.random::<bool>().to_string();
-        let one_of =
-            |random: &mut Random, all: &[&str]| all.choose(random).map_or("", |text| *text).to_string();
-        match key {
+        match key.values() {
             _ if random.random_range(0..30) == 0 => "perhaps".into(),
-            Key::NumDfiles => random.random_range(1..=4).to_string(),
-            Key::DistName => one_of(random, &["basic", "simple_stripe", "varstrip"]),
+            Values::UpTo(most) => random.random_range(1..=most.min(4)).to_string(),
+            Values::Words(words) => words.choose(random).map_or("", |word| *word).into(),
             // Shares are whole strips, since a strip is written atomically.
-            Key::DistParams if random.random() => {
+            Values::DistParams if random.random() => {
                 format!("strip_size:{}", self.strip * random.random_range(1..=3))
             }
-            Key::DistParams => {
+            Values::DistParams => {
                 let share = |random: &mut Random| self.strip * random.random_range(1..=2);
                 format!("strips:0:{};1:{};0:{}", share(random), share(random), share(random))
             }
-            Key::Stuffing | Key::Precreation | Key::NoMetafile | Key::Coalescing | Key::Eager => {
-                switch(random)
-            }
-            Key::Create => one_of(random, &["server", "client"]),
         }
     }
 }

@@ -1,0 +1,114 @@
+//! The table of settings.
+
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
+use core::num::NonZeroU16;
+
+use serde::{Deserialize, Serialize};
+
+use crate::distribution::DistParams;
+use crate::value::{Creator, DistName, Value, Values};
+
+/// Defines everything that depends on the set of settings. The last column of a row is the
+/// `default` or, if that is no value, the meaning of an `unset` setting.
+macro_rules! settings {
+    ($($(#[doc = $meaning:literal])+ $key:ident $name:ident: $type:ty, $column:ident = $default:expr;)+) => {
+        /// The name of a setting.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+        pub enum Key { $($key),+ }
+
+        /// A setting with its value.
+        #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+        pub enum Setting { $($key($type)),+ }
+
+        /// The settings of a directory. The encoding is the list of those that are set, so that a
+        /// new last row leaves encoded policies valid.
+        #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+        #[serde(try_from = "Vec<Setting>", into = "Vec<Setting>")]
+        pub struct Policy { $(pub(crate) $name: Option<$type>),+ }
+
+        impl Key {
+            /// In the order of the table.
+            pub const ALL: [Self; [$(Self::$key),+].len()] = [$(Self::$key),+];
+
+            pub fn name(self) -> &'static str {
+                match self { $(Self::$key => stringify!($name)),+ }
+            }
+
+            pub fn meaning(self) -> &'static str {
+                match self { $(Self::$key => concat!($($meaning),+).trim_start()),+ }
+            }
+
+            pub fn values(self) -> Values {
+                match self { $(Self::$key => <$type as Value>::VALUES),+ }
+            }
+
+            /// The default as a text, or what an unset setting means.
+            pub fn default_text(self) -> String {
+                match self { $(Self::$key => settings!(@text $column $default)),+ }
+            }
+        }
+
+        impl Setting {
+            pub(crate) fn parse(key: Key, text: &str) -> Option<Self> {
+                match key { $(Key::$key => Value::parse(text).map(Self::$key)),+ }
+            }
+
+            pub(crate) fn text(&self) -> String {
+                match self { $(Self::$key(value) => value.to_string()),+ }
+            }
+        }
+
+        impl Policy {
+            /// Nothing is set.
+            pub const NONE: Self = Self { $($name: None),+ };
+            /// The values in force where neither the directory nor the server sets any.
+            pub const DEFAULT: Self = Self { $($name: settings!(@value $column $default)),+ };
+
+            pub(crate) fn setting(&self, key: Key) -> Option<Setting> {
+                match key { $(Key::$key => self.$name.clone().map(Setting::$key)),+ }
+            }
+
+            /// Without a check against the other settings.
+            pub(crate) fn assign(&mut self, setting: Setting) {
+                match setting { $(Setting::$key(value) => self.$name = Some(value)),+ }
+            }
+
+            pub fn unset(&mut self, key: Key) {
+                match key { $(Key::$key => self.$name = None),+ }
+            }
+
+            $($(#[doc = $meaning])+ pub fn $name(&self) -> Option<$type> { self.$name.clone() })+
+        }
+    };
+    (@value default $value:expr) => { Some($value) };
+    (@value unset $meaning:expr) => { None };
+    (@text default $value:expr) => { $value.to_string() };
+    (@text unset $meaning:expr) => { $meaning.to_string() };
+}
+
+settings! {
+    /// A large file is spread over at most this many data servers. A number larger than theirs
+    /// means all of them.
+    NumDfiles num_dfiles: NonZeroU16, unset = "the server's `stripe_width`";
+    /// The rule by which the bytes of a large file are distributed to data servers.
+    DistName dist_name: DistName, unset = "that of `dist_params`, or the server's `simple_stripe`";
+    /// The parameters of the distribution.
+    DistParams dist_params: DistParams, unset = "the server's `stripe_strip`, or equal shares";
+    /// The bytes of a small file are stored with its metadata (carns III.B).
+    Stuffing stuffing: bool, default = true;
+    /// Data servers create the datafiles of files that are not stuffed in advance, in batches
+    /// (carns III.A).
+    Precreation precreation: bool, default = false;
+    /// A file is a name and a datafile, without metadata of its own (kuhn 4.2).
+    NoMetafile no_metafile: bool, default = false;
+    /// The side that creates inode, datafiles, layout and name of a file, message by message: a
+    /// metadata server, or the client as in PVFS (carns III.A).
+    Create create: Creator, default = Creator::Server;
+    /// With `sync`, changes of the directory's names and of its files share commits with others
+    /// that wait for one (carns III.C).
+    Coalescing coalescing: bool, unset = "by the server's watermarks";
+    /// Short payloads of reads and writes ride in requests and replies, up to the server's
+    /// `eager_bytes` (carns III.D). Otherwise every payload is announced first.
+    Eager eager: bool, default = true;
+}

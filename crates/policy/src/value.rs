@@ -1,0 +1,121 @@
+//! The types of settings, and the texts of their values.
+
+use core::fmt;
+use core::num::NonZeroU16;
+
+use serde::{Deserialize, Serialize};
+
+/// The largest number of data servers of a file.
+pub const MAX_DFILES: u16 = 1024;
+
+/// A type of settings. [`Self::parse`] reads what is displayed.
+pub(crate) trait Value: Sized + fmt::Display {
+    const VALUES: Values;
+    fn parse(text: &str) -> Option<Self>;
+}
+
+/// The texts that a type of settings has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Values {
+    /// From 1.
+    UpTo(u16),
+    Words(&'static [&'static str]),
+    DistParams,
+}
+
+impl fmt::Display for Values {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::UpTo(most) => write!(f, "a number, 1 to {most}"),
+            Self::Words(words) => Listed(words, "or").fmt(f),
+            Self::DistParams => f.write_str(
+                "`strip_size:SIZE` for simple_stripe, or `strips:SERVER:SIZE;SERVER:SIZE...` for varstrip, at most 1024 bytes, \
+                 each SIZE 1 to 1G as in 65536 or 64K",
+            ),
+        }
+    }
+}
+
+/// Words with commas, and a conjunction before the last.
+pub(crate) struct Listed<'a>(pub(crate) &'a [&'a str], pub(crate) &'a str);
+
+impl fmt::Display for Listed<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self([first @ .., last], conjunction) = self else { return Ok(()) };
+        write!(f, "{} {conjunction} {last}", first.join(", "))
+    }
+}
+
+impl Value for NonZeroU16 {
+    const VALUES: Values = Values::UpTo(MAX_DFILES);
+
+    fn parse(text: &str) -> Option<Self> {
+        let number = Self::new(parse_number(text)?.try_into().ok()?)?;
+        Some(number).filter(|number| number.get() <= MAX_DFILES)
+    }
+}
+
+impl Value for bool {
+    const VALUES: Values = Values::Words(&["true", "false"]);
+
+    /// Hints of PVFS are 1 and 0.
+    fn parse(text: &str) -> Option<Self> {
+        match text {
+            "true" | "1" => Some(true),
+            "false" | "0" => Some(false),
+            _ => None,
+        }
+    }
+}
+
+/// Makes an enum whose values are words. Aliases behind the first word of a value are only read.
+macro_rules! words {
+    ($(#[$about:meta])+ $type:ident: $($(#[$what:meta])+ $value:ident = $word:literal $(| $alias:literal)*;)+) => {
+        $(#[$about])+
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+        pub enum $type { $($(#[$what])+ $value),+ }
+
+        impl Value for $type {
+            const VALUES: Values = Values::Words(&[$($word),+]);
+
+            fn parse(text: &str) -> Option<Self> {
+                match text {
+                    $($word $(| $alias)* => Some(Self::$value),)+
+                    _ => None,
+                }
+            }
+        }
+
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(match self { $(Self::$value => $word),+ })
+            }
+        }
+    };
+}
+
+words! {
+    /// The side that creates inode, datafiles, layout and name of a file, message by message.
+    Creator:
+    /// A metadata server, with one message.
+    Server = "server";
+    /// The client, as in PVFS (carns III.A).
+    Client = "client";
+}
+
+words! {
+    /// The rule by which the bytes of a file are distributed to data servers. PVFS's own names of
+    /// some end in `_dist`.
+    DistName:
+    /// All to one.
+    Basic = "basic" | "basic_dist";
+    /// Strips of one length, in turn.
+    SimpleStripe = "simple_stripe" | "simple_stripe_dist";
+    /// Strips of different lengths, in an order that is given.
+    Varstrip = "varstrip" | "varstrip_dist";
+}
+
+/// Decimal digits alone.
+pub(crate) fn parse_number(text: &str) -> Option<u64> {
+    if text.bytes().all(|byte| byte.is_ascii_digit()) { text.parse().ok() } else { None }
+}
