@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 use crate::error::Error;
 use crate::memory::Memory;
-use crate::place::Place;
+use crate::place::BenchTarget;
 
 /// Hidden command of the program that links this crate: it takes mount options (`-o`) and a mount
 /// point, and calls [`serve_floor`].
@@ -28,7 +28,7 @@ pub(crate) struct Floor {
 
 impl Floor {
     /// Mounts a floor with the same options as `like`, if that is an Espalier mount.
-    pub(crate) fn mount(like: &Place) -> Result<Floor, Error> {
+    pub(crate) fn mount(like: &BenchTarget) -> Result<Floor, Error> {
         let mountpoint =
             TempDir::with_prefix("espalier-floor-").map_err(Error::doing("make a mount point"))?;
         let program = std::env::current_exe().map_err(Error::doing("find this program"))?;

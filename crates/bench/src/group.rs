@@ -2,7 +2,7 @@
 
 use crate::error::Error;
 use crate::groups::{big, durable, growth, mdtest, paper, programs, small};
-use crate::worker::{Laps, Outcome, Worker};
+use crate::worker::{Laps, Worker, WorkerResult};
 
 /// Phases that depend on each other: one uses the files of the previous ones.
 #[derive(Debug)]
@@ -14,7 +14,7 @@ pub struct Group {
     pub procs: Procs,
     pub(crate) source: Source,
     /// Untimed preparation.
-    pub(crate) start: fn(&mut Worker) -> Outcome,
+    pub(crate) start: fn(&mut Worker) -> WorkerResult,
     pub(crate) phases: &'static [Phase],
 }
 
@@ -41,7 +41,7 @@ pub(crate) enum Source {
 pub(crate) struct Phase {
     pub(crate) name: &'static str,
     pub(crate) uncached: Uncached,
-    pub(crate) work: fn(&mut Worker, &mut Laps) -> Outcome,
+    pub(crate) work: fn(&mut Worker, &mut Laps) -> WorkerResult,
 }
 
 /// Kernel caches to drop before a phase.
@@ -55,7 +55,7 @@ pub(crate) enum Uncached {
 }
 
 impl Phase {
-    pub(crate) const fn new(name: &'static str, work: fn(&mut Worker, &mut Laps) -> Outcome) -> Phase {
+    pub(crate) const fn new(name: &'static str, work: fn(&mut Worker, &mut Laps) -> WorkerResult) -> Phase {
         Phase { name, uncached: Uncached::Nothing, work }
     }
 
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_does_not_exist_is_told_with_those_that_do() {
+    fn unknown_name_is_reported_with_valid_ones() {
         for (bad, known) in [("nonsense", "mdtest"), ("small/nonsense", "small/unlink"), ("", "paper")] {
             let error = select(&[bad.into()]).unwrap_err().to_string();
             assert!(error.contains(known), "{error}");

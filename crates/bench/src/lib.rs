@@ -34,7 +34,7 @@ pub use floor::{FLOOR_COMMAND, serve_floor};
 pub use group::{GROUPS, Group, Procs};
 pub use listing::{Listed, sample_listing};
 pub use native::{NativeOptions, Processors, Sample, native, sample};
-pub use place::Place;
+pub use place::BenchTarget;
 pub use plot::plot;
 pub use report::{Against, Figures, PhaseReport, Report};
 pub use team::WORKER_COMMAND;
@@ -42,7 +42,7 @@ pub use worker::worker;
 
 use floor::Floor;
 use group::{Selected, Uncached};
-use team::{Job, Outcome};
+use team::{Job, PhaseOutcome};
 
 /// Parameters of a benchmark.
 #[derive(Debug, Clone)]
@@ -97,10 +97,10 @@ pub fn run(options: &Options) -> Result<Report, Error> {
     least("runs", options.runs.map(u64::from), 1)?;
     least("procs", options.procs.iter().min().map(|procs| u64::from(*procs)), 1)?;
 
-    let mut sides = vec![Place::of(&options.dir)?];
-    sides.extend(options.second.as_deref().map(Place::of).transpose()?);
+    let mut sides = vec![BenchTarget::of(&options.dir)?];
+    sides.extend(options.second.as_deref().map(BenchTarget::of).transpose()?);
     let floor = if options.floor { Some(Floor::mount(&sides[0])?) } else { None };
-    sides.extend(floor.as_ref().map(|floor| Place::of(floor.dir())).transpose()?);
+    sides.extend(floor.as_ref().map(|floor| BenchTarget::of(floor.dir())).transpose()?);
     let runs = options.runs.unwrap_or(if sides.len() > 1 { 5 } else { 1 });
 
     let algorithm = match options.algorithm {
@@ -124,7 +124,7 @@ fn run_group(options: &Options, selected: &Selected, report: &mut Report) -> Res
         Procs::One => &[1],
     };
     for &procs in numbers {
-        let mut outcomes: Vec<Vec<Vec<Outcome>>> = report.sides.iter().map(|_| Vec::new()).collect();
+        let mut outcomes: Vec<Vec<Vec<PhaseOutcome>>> = report.sides.iter().map(|_| Vec::new()).collect();
         for run in 0..report.runs as usize {
             for turn in 0..report.sides.len() {
                 // Alternate the first side, so that the order favours none.
@@ -151,7 +151,7 @@ fn run_group(options: &Options, selected: &Selected, report: &mut Report) -> Res
             }
         }
         for (index, phase) in group.phases.iter().enumerate().filter(|(_, phase)| selected.reports(phase)) {
-            let sides: Vec<Vec<&Outcome>> =
+            let sides: Vec<Vec<&PhaseOutcome>> =
                 outcomes.iter().map(|runs| runs.iter().map(|phases| &phases[index]).collect()).collect();
             report.phases.push(PhaseReport::new(format!("{}/{}", group.name, phase.name), procs, &sides));
         }
@@ -160,7 +160,7 @@ fn run_group(options: &Options, selected: &Selected, report: &mut Report) -> Res
 }
 
 /// Drops kernel caches; `done` records whether that always succeeded.
-fn forget(what: Uncached, place: &Place, done: &mut Option<bool>) {
+fn forget(what: Uncached, place: &BenchTarget, done: &mut Option<bool>) {
     if what != Uncached::Nothing {
         let forgotten =
             place::forget(what, place).inspect_err(|error| tracing::info!(%error, "cannot drop caches"));

@@ -15,9 +15,9 @@ use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::oneshot;
 
 use crate::error::Error;
-use crate::place::Place;
+use crate::place::BenchTarget;
 use crate::report::{PhaseReport, Report};
-use crate::team::Outcome;
+use crate::team::PhaseOutcome;
 use crate::worker::{file_name, histogram};
 use espalier_runtime::{Servers, may_open};
 
@@ -78,7 +78,7 @@ pub fn native(options: &NativeOptions) -> Result<Report, Error> {
     }
     let outcomes = runs(options, &PHASES, &Processors::default)?;
     let transport = if options.credentials == Credentials::Insecure { "no TLS" } else { "TLS" };
-    let place = Place {
+    let place = BenchTarget {
         dir: options.url.clone().into(),
         file_system: "espalier, native".into(),
         source: options.url.clone().into(),
@@ -167,7 +167,7 @@ fn processor_time(process: &str) -> Duration {
 pub fn sample(options: &NativeOptions, processors: &dyn Fn() -> Processors) -> Result<Vec<Sample>, Error> {
     const SAMPLED: [Phase; 3] = [PHASES[0], PHASES[1], PHASES[3]];
     let outcomes = runs(options, &SAMPLED, processors)?;
-    let sum = |(phase, runs): (&Phase, Vec<(Outcome, Took)>)| {
+    let sum = |(phase, runs): (&Phase, Vec<(PhaseOutcome, Took)>)| {
         let (mut seconds, mut latencies, mut all) = (0.0, histogram(), Took::default());
         for (outcome, took) in runs {
             (seconds, all.processors) = (seconds + outcome.seconds, all.processors.plus(took.processors));
@@ -185,7 +185,7 @@ fn runs(
     options: &NativeOptions,
     phases: &[Phase],
     processors: &dyn Fn() -> Processors,
-) -> Result<Vec<Vec<(Outcome, Took)>>, Error> {
+) -> Result<Vec<Vec<(PhaseOutcome, Took)>>, Error> {
     // Each client connects to every server. An invalid URL is reported at connect.
     let servers = Servers::addresses(&options.url).map_or(1, |servers| servers.len() as u64);
     may_open(servers * (u64::from(options.clients) + u64::from(options.idle)))
@@ -269,7 +269,7 @@ impl<'a> Fleet<'a> {
     /// every call for a while.
     fn make(&self) -> Result<(), Error> {
         let dirs: Vec<_> = [self.dir.clone()].into_iter().chain(self.own()).collect();
-        self.alone(|fs| async move {
+        self.single(|fs| async move {
             for dir in dirs {
                 fs.create_dir(dir).await?;
             }
@@ -278,7 +278,7 @@ impl<'a> Fleet<'a> {
     }
 
     /// Runs an action of a temporary client.
-    fn alone<F: Future<Output = io::Result<()>> + Send + 'static>(
+    fn single<F: Future<Output = io::Result<()>> + Send + 'static>(
         &self,
         work: impl FnOnce(FileSystem) -> F,
     ) -> Result<(), Error> {
@@ -333,7 +333,7 @@ impl<'a> Fleet<'a> {
         &mut self,
         phases: &[Phase],
         processors: &dyn Fn() -> Processors,
-        outcomes: &mut [Vec<(Outcome, Took)>],
+        outcomes: &mut [Vec<(PhaseOutcome, Took)>],
     ) -> Result<(), Error> {
         for (phase, outcomes) in phases.iter().zip(outcomes) {
             let (_, work, is_fresh) = *phase;
@@ -367,7 +367,7 @@ impl<'a> Fleet<'a> {
     }
 
     /// Runs the work of all clients concurrently.
-    fn measure(&self, work: Work) -> Result<Outcome, Error> {
+    fn measure(&self, work: Work) -> Result<PhaseOutcome, Error> {
         let options = self.options;
         let data: Arc<[u8]> = vec![b'e'; options.bytes as usize].into();
         let mut latencies = histogram();
@@ -407,7 +407,7 @@ impl<'a> Fleet<'a> {
         }
         let operations = latencies.len();
         let bytes = if matches!(work, Work::Write | Work::Read) { operations * options.bytes } else { 0 };
-        Ok(Outcome { seconds, operations, bytes, latencies })
+        Ok(PhaseOutcome { seconds, operations, bytes, latencies })
     }
 
     /// Removes everything that remains.
@@ -417,7 +417,7 @@ impl<'a> Fleet<'a> {
             self.on(&thread, fs.close())?;
         }
         let (dir, own) = (self.dir.clone(), self.own());
-        self.alone(|fs| async move {
+        self.single(|fs| async move {
             for own in own {
                 let mut listing = match fs.read_dir(&own).await {
                     // Not all directories could be made.

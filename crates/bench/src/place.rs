@@ -12,7 +12,7 @@ use crate::group::Uncached;
 
 /// One side of a comparison.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Place {
+pub struct BenchTarget {
     pub dir: PathBuf,
     /// Type of the file system, such as `ext4` or `fuse.espalier`.
     pub file_system: String,
@@ -24,8 +24,8 @@ pub struct Place {
     pub durability: String,
 }
 
-impl Place {
-    pub(crate) fn of(dir: &Path) -> Result<Place, Error> {
+impl BenchTarget {
+    pub(crate) fn of(dir: &Path) -> Result<BenchTarget, Error> {
         let unusable = |source| Error::Directory { dir: dir.into(), source };
         let dir = dir.canonicalize().map_err(unusable)?;
         if !dir.is_dir() {
@@ -38,7 +38,7 @@ impl Place {
         let mount = mounts.max_by_key(|(mountpoint, ..)| mountpoint.components().count());
         let (_, file_system, source, options) = mount.unwrap_or_default();
         let durability = durability(&file_system, &options).to_string();
-        Ok(Place { dir, file_system, source, options, durability })
+        Ok(BenchTarget { dir, file_system, source, options, durability })
     }
 
     /// Writes out the dirty data of this file system.
@@ -91,7 +91,7 @@ const PAUSE: Duration = Duration::from_millis(500);
 
 /// Drops kernel caches of the whole machine; root only. Writes dirty data first, which cannot be
 /// dropped. Caches of a file system's server stay.
-pub(crate) fn forget(what: Uncached, place: &Place) -> io::Result<()> {
+pub(crate) fn forget(what: Uncached, place: &BenchTarget) -> io::Result<()> {
     let caches = match what {
         Uncached::Nothing => return Ok(()),
         Uncached::Names => "2",
@@ -122,7 +122,9 @@ mod tests {
 
     #[test]
     fn a_directory_is_found_on_its_file_system() {
-        assert_eq!(Place::of(Path::new("/proc/self")).unwrap().file_system, "proc");
-        assert!(Place::of(Path::new("/proc/self/mountinfo")).unwrap_err().to_string().contains("directory"));
+        assert_eq!(BenchTarget::of(Path::new("/proc/self")).unwrap().file_system, "proc");
+        assert!(
+            BenchTarget::of(Path::new("/proc/self/mountinfo")).unwrap_err().to_string().contains("directory")
+        );
     }
 }

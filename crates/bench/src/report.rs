@@ -6,8 +6,8 @@ use hdrhistogram::Histogram;
 use serde::Serialize;
 
 use crate::Algorithm;
-use crate::place::Place;
-use crate::team::Outcome;
+use crate::place::BenchTarget;
+use crate::team::PhaseOutcome;
 use crate::worker::histogram;
 
 /// All results. Later versions may add fields to the JSON form.
@@ -20,7 +20,7 @@ pub struct Report {
     /// none.
     pub uncached: Option<bool>,
     /// The directory, and what it was compared with.
-    pub sides: Vec<Place>,
+    pub sides: Vec<BenchTarget>,
     pub phases: Vec<PhaseReport>,
 }
 
@@ -67,7 +67,7 @@ pub struct Against {
 
 impl PhaseReport {
     /// Builds the report from the results of each side and run.
-    pub(crate) fn new(name: String, procs: u32, sides: &[Vec<&Outcome>]) -> PhaseReport {
+    pub(crate) fn new(name: String, procs: u32, sides: &[Vec<&PhaseOutcome>]) -> PhaseReport {
         let mut all = sides.iter().map(|runs| Figures::new(runs));
         let figures = all.next().unwrap_or_else(|| Figures::new(&[]));
         let against: Vec<_> =
@@ -84,9 +84,9 @@ impl PhaseReport {
 }
 
 impl Figures {
-    fn new(runs: &[&Outcome]) -> Figures {
+    fn new(runs: &[&PhaseOutcome]) -> Figures {
         // Avoids a division by zero.
-        let rate = |amount: u64, outcome: &Outcome| amount as f64 / outcome.seconds.max(1e-9);
+        let rate = |amount: u64, outcome: &PhaseOutcome| amount as f64 / outcome.seconds.max(1e-9);
         let rates: Vec<f64> = runs.iter().map(|run| rate(run.operations, run)).collect();
         let bytes: Vec<f64> = runs.iter().map(|run| rate(run.bytes, run)).collect();
         let mut latencies = histogram();
@@ -144,7 +144,7 @@ impl fmt::Display for Report {
             _ => Algorithm::FirstProcess,
         };
         for (side, place) in self.sides.iter().enumerate() {
-            let Place { dir, file_system, options, durability, .. } = place;
+            let BenchTarget { dir, file_system, options, durability, .. } = place;
             writeln!(out, "{}  {}  {file_system} ({options})", letter(side), dir.display())?;
             writeln!(out, "   {durability}")?;
         }
@@ -191,11 +191,11 @@ impl fmt::Display for Figures {
 mod tests {
     use super::*;
 
-    fn outcome(seconds: f64) -> Outcome {
+    fn outcome(seconds: f64) -> PhaseOutcome {
         let mut latencies = histogram();
         latencies.saturating_record_n(2000, 99);
         latencies.saturating_record_n(900_000, 1);
-        Outcome { seconds, operations: 100, bytes: 0, latencies }
+        PhaseOutcome { seconds, operations: 100, bytes: 0, latencies }
     }
 
     #[test]

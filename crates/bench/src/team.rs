@@ -31,7 +31,7 @@ pub(crate) struct Job<'a> {
 
 /// Result of a phase over all processes.
 #[derive(Debug)]
-pub(crate) struct Outcome {
+pub(crate) struct PhaseOutcome {
     pub(crate) seconds: f64,
     pub(crate) operations: u64,
     pub(crate) bytes: u64,
@@ -40,7 +40,7 @@ pub(crate) struct Outcome {
 
 /// Executes all phases of a group. `forget` is called before a phase, with all processes at the
 /// barrier.
-pub(crate) fn run(job: &Job, mut forget: impl FnMut(Uncached)) -> Result<Vec<Outcome>, Error> {
+pub(crate) fn run(job: &Job, mut forget: impl FnMut(Uncached)) -> Result<Vec<PhaseOutcome>, Error> {
     let (heard, words) = channel();
     let mut team = Team { job, members: Vec::new(), words };
     for rank in 0..job.procs {
@@ -62,7 +62,7 @@ pub(crate) fn run(job: &Job, mut forget: impl FnMut(Uncached)) -> Result<Vec<Out
     Ok(outcomes)
 }
 
-fn combine(algorithm: Algorithm, measured: &[Measured]) -> Outcome {
+fn combine(algorithm: Algorithm, measured: &[Measured]) -> PhaseOutcome {
     let seconds = match algorithm {
         Algorithm::SlowestProcess => measured.iter().map(|m| m.work).fold(0.0, f64::max),
         Algorithm::FirstProcess => measured.first().map_or(0.0, |m| m.barriers),
@@ -71,7 +71,7 @@ fn combine(algorithm: Algorithm, measured: &[Measured]) -> Outcome {
     for (nanos, count) in measured.iter().flat_map(|m| &m.latencies) {
         latencies.saturating_record_n(*nanos, *count);
     }
-    Outcome {
+    PhaseOutcome {
         seconds,
         operations: measured.iter().map(|m| m.operations).sum(),
         bytes: measured.iter().map(|m| m.bytes).sum(),

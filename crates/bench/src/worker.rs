@@ -59,7 +59,7 @@ pub(crate) struct Measured {
 /// Why a phase failed.
 #[derive(Debug)]
 pub(crate) struct Failure(pub(crate) String);
-pub(crate) type Outcome<T = ()> = Result<T, Failure>;
+pub(crate) type WorkerResult<T = ()> = Result<T, Failure>;
 
 impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
@@ -125,7 +125,7 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    fn new(task: Task) -> Outcome<Worker> {
+    fn new(task: Task) -> WorkerResult<Worker> {
         let base = open_directory(CWD, &task.dir.to_string_lossy())?;
         Ok(Worker { task, base, own: None, open: Vec::new(), buffer: Vec::new() })
     }
@@ -135,14 +135,14 @@ impl Worker {
     }
 
     /// Makes this process's directory.
-    pub(crate) fn make_own(&mut self) -> Outcome {
+    pub(crate) fn make_own(&mut self) -> WorkerResult {
         let name = self.own_name();
         make_directory(&self.base, &name)?;
         self.own = Some(open_directory(&self.base, &name)?);
         Ok(())
     }
 
-    pub(crate) fn own(&self) -> Outcome<&OwnedFd> {
+    pub(crate) fn own(&self) -> WorkerResult<&OwnedFd> {
         self.own.as_ref().ok_or_else(|| Failure("the directory has not been made".into()))
     }
 
@@ -158,57 +158,57 @@ pub(crate) fn file_name(number: u64) -> String {
     format!("file{number:07}")
 }
 
-pub(crate) fn make_directory(at: &OwnedFd, name: &str) -> Outcome {
+pub(crate) fn make_directory(at: &OwnedFd, name: &str) -> WorkerResult {
     rustix::fs::mkdirat(at, name, Mode::from_raw_mode(0o755)).map_err(doing("make directory", name))
 }
 
-pub(crate) fn open_directory(at: impl std::os::fd::AsFd, name: &str) -> Outcome<OwnedFd> {
+pub(crate) fn open_directory(at: impl std::os::fd::AsFd, name: &str) -> WorkerResult<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     rustix::fs::openat(at, name, flags, Mode::empty()).map_err(doing("open directory", name))
 }
 
-pub(crate) fn open(at: &OwnedFd, name: &str, flags: OFlags) -> Outcome<OwnedFd> {
+pub(crate) fn open(at: &OwnedFd, name: &str, flags: OFlags) -> WorkerResult<OwnedFd> {
     rustix::fs::openat(at, name, flags | OFlags::CLOEXEC, Mode::empty()).map_err(doing("open", name))
 }
 
 /// Creates a file exclusively, for reading and writing.
-pub(crate) fn create(at: &OwnedFd, name: &str) -> Outcome<OwnedFd> {
+pub(crate) fn create(at: &OwnedFd, name: &str) -> WorkerResult<OwnedFd> {
     create_for(at, name, OFlags::RDWR)
 }
 
-pub(crate) fn create_for(at: &OwnedFd, name: &str, access: OFlags) -> Outcome<OwnedFd> {
+pub(crate) fn create_for(at: &OwnedFd, name: &str, access: OFlags) -> WorkerResult<OwnedFd> {
     let flags = OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | access;
     rustix::fs::openat(at, name, flags, Mode::from_raw_mode(0o644)).map_err(doing("create", name))
 }
 
-pub(crate) fn write(file: &OwnedFd, bytes: &[u8], offset: u64) -> Outcome {
+pub(crate) fn write(file: &OwnedFd, bytes: &[u8], offset: u64) -> WorkerResult {
     match rustix::io::pwrite(file, bytes, offset).map_err(doing("write", "a file"))? {
         written if written == bytes.len() => Ok(()),
         written => Err(Failure(format!("only {written} of {} bytes were written", bytes.len()))),
     }
 }
 
-pub(crate) fn read(file: &OwnedFd, bytes: &mut [u8], offset: u64) -> Outcome {
+pub(crate) fn read(file: &OwnedFd, bytes: &mut [u8], offset: u64) -> WorkerResult {
     match rustix::io::pread(file, &mut *bytes, offset).map_err(doing("read", "a file"))? {
         read if read == bytes.len() => Ok(()),
         read => Err(Failure(format!("only {read} of {} bytes were read", bytes.len()))),
     }
 }
 
-pub(crate) fn stat(at: &OwnedFd, name: &str) -> Outcome {
+pub(crate) fn stat(at: &OwnedFd, name: &str) -> WorkerResult {
     rustix::fs::statat(at, name, AtFlags::SYMLINK_NOFOLLOW).map(drop).map_err(doing("stat", name))
 }
 
-pub(crate) fn unlink(at: &OwnedFd, name: &str) -> Outcome {
+pub(crate) fn unlink(at: &OwnedFd, name: &str) -> WorkerResult {
     rustix::fs::unlinkat(at, name, AtFlags::empty()).map_err(doing("remove", name))
 }
 
-pub(crate) fn remove_directory(at: &OwnedFd, name: &str) -> Outcome {
+pub(crate) fn remove_directory(at: &OwnedFd, name: &str) -> WorkerResult {
     rustix::fs::unlinkat(at, name, AtFlags::REMOVEDIR).map_err(doing("remove directory", name))
 }
 
 /// Reads a directory and stats each name; there must be `expected` names.
-pub(crate) fn list(dir: &OwnedFd, expected: u64, laps: &mut Laps) -> Outcome {
+pub(crate) fn list(dir: &OwnedFd, expected: u64, laps: &mut Laps) -> WorkerResult {
     let mut seen = 0;
     for entry in Dir::read_from(dir).map_err(doing("read", "a directory"))? {
         let entry = entry.map_err(doing("read", "a directory"))?;
@@ -239,7 +239,7 @@ pub fn worker() -> ExitCode {
     }
 }
 
-fn serve(input: &mut impl BufRead) -> Outcome {
+fn serve(input: &mut impl BufRead) -> WorkerResult {
     let task: Task = serde_json::from_str(&next_line(input)?)
         .map_err(|error| Failure(format!("a task is expected on standard input: {error}")))?;
     let group = group::find(&task.group).ok_or_else(|| Failure(format!("no group {}", task.group)))?;
@@ -266,7 +266,7 @@ fn serve(input: &mut impl BufRead) -> Outcome {
 }
 
 /// Reads a line; its absence means that the parent has ended.
-fn next_line(input: &mut impl BufRead) -> Outcome<String> {
+fn next_line(input: &mut impl BufRead) -> WorkerResult<String> {
     let mut line = String::new();
     match input.read_line(&mut line)? {
         0 => Err(Failure("the parent process has ended".into())),
@@ -274,7 +274,7 @@ fn next_line(input: &mut impl BufRead) -> Outcome<String> {
     }
 }
 
-fn say(said: &Said) -> Outcome {
+fn say(said: &Said) -> WorkerResult {
     let mut line = serde_json::to_string(said).map_err(io::Error::from)?;
     line.push('\n');
     let mut out = io::stdout().lock();

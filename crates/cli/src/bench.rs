@@ -79,9 +79,9 @@ pub struct FloorArgs {
 pub(crate) fn bench(args: BenchArgs) -> Result<ExitCode> {
     // The first interrupt ends the processes and thereby the benchmark, which cleans up; the second
     // one ends it at once.
-    let asked = stop::when_asked()?;
+    let requested = stop::when_asked()?;
     let report = match &args.native {
-        Some(url) => native(url, &args, asked)?,
+        Some(url) => native(url, &args, requested)?,
         None => directories(&args)?,
     };
     if args.json {

@@ -47,7 +47,7 @@ pub(crate) fn dump(args: &DumpArgs) -> Result<ExitCode> {
         }
     };
     bar.finish_and_clear();
-    eprintln!("dumped {}{}", told(&dumped), resumed(&dumped));
+    eprintln!("dumped {}{}", reported(&dumped), resumed(&dumped));
     Ok(ExitCode::SUCCESS)
 }
 
@@ -57,7 +57,7 @@ fn verify(path: &Path) -> Result<ExitCode> {
     bar.finish_and_clear();
     match verified {
         Ok(verified) => {
-            println!("the dump is whole: {}", told(&verified));
+            println!("the dump is whole: {}", reported(&verified));
             Ok(ExitCode::SUCCESS)
         }
         Err(error @ (Error::DamagedDump { .. } | Error::ForeignDump)) => {
@@ -73,7 +73,7 @@ pub(crate) fn load(args: &LoadArgs) -> Result<ExitCode> {
     let options = LoadOptions { force: args.force, resume: args.resume, interval: args.interval };
     let loaded = espalier_runtime::load(&mut *dump, &args.dir, &options, |bytes| bar.set_position(bytes))?;
     bar.finish_and_clear();
-    println!("loaded {} into {}{}", told(&loaded), args.dir.display(), resumed(&loaded));
+    println!("loaded {} into {}{}", reported(&loaded), args.dir.display(), resumed(&loaded));
     if !args.verify {
         return Ok(ExitCode::SUCCESS);
     }
@@ -87,7 +87,7 @@ pub(crate) fn dump_cluster(stores: &ClusterStores, to: &Path, resume: bool) -> R
     let bar = progress_bar(None)?;
     let dumped = espalier_runtime::dump_cluster(stores, to, resume, |bytes| bar.set_position(bytes))?;
     bar.finish_and_clear();
-    println!("dumped {}{}", told(&dumped), resumed(&dumped));
+    println!("dumped {}{}", reported(&dumped), resumed(&dumped));
     Ok(ExitCode::SUCCESS)
 }
 
@@ -100,7 +100,7 @@ pub(crate) fn load_cluster(
     let bar = progress_bar(None)?;
     let loaded = espalier_runtime::load_cluster(from, stores, options, |bytes| bar.set_position(bytes))?;
     bar.finish_and_clear();
-    println!("loaded {}{}", told(&loaded), resumed(&loaded));
+    println!("loaded {}{}", reported(&loaded), resumed(&loaded));
     if !verify {
         return Ok(ExitCode::SUCCESS);
     }
@@ -145,7 +145,7 @@ fn progress_bar(bytes: Option<u64>) -> Result<ProgressBar> {
     Ok(bar)
 }
 
-fn told(dumped: &Dumped) -> String {
+fn reported(dumped: &Dumped) -> String {
     format!("{} records and {} big files", dumped.records, dumped.streams)
 }
 

@@ -17,10 +17,10 @@ use rustix::fs::{CWD, Mode, OFlags, XattrFlags, fchmod, fgetxattr, fsetxattr, mk
 use rustix::io::Errno;
 
 use crate::args::CpArgs;
-use crate::place::{Place, without_slashes};
+use crate::place::{MountedPath, without_slashes};
 use crate::remove::{plain, text};
 
-type Outcome = Result<(), String>;
+type CopyResult = Result<(), String>;
 
 pub(crate) fn cp(args: &CpArgs) -> ExitCode {
     let umask = rustix::process::umask(Mode::empty());
@@ -75,7 +75,7 @@ impl Copier {
         self.failed = true;
     }
 
-    fn copy(&mut self, from: &Path, to: &Path) -> Outcome {
+    fn copy(&mut self, from: &Path, to: &Path) -> CopyResult {
         let metadata = from.symlink_metadata();
         let metadata =
             metadata.map_err(|error| format!("cannot stat '{}': {}", from.display(), plain(&error)))?;
@@ -85,7 +85,7 @@ impl Copier {
         self.copy_file(from, &metadata, to)
     }
 
-    fn copy_dir(&mut self, from: &Path, metadata: &Metadata, to: &Path) -> Outcome {
+    fn copy_dir(&mut self, from: &Path, metadata: &Metadata, to: &Path) -> CopyResult {
         if !self.recursive {
             return Err(format!("-r not specified; omitting directory '{}'", from.display()));
         }
@@ -124,7 +124,7 @@ impl Copier {
 
     /// Requests copy steps of a directory's contents from the file system, and copies what it
     /// leaves.
-    fn copy_entries(&mut self, (from, source): (&Path, &File), (to, target): (&Path, &File)) -> Outcome {
+    fn copy_entries(&mut self, (from, source): (&Path, &File), (to, target): (&Path, &File)) -> CopyResult {
         let cannot = |errno| match errno {
             Errno::INVAL => into_itself(from, to),
             Errno::NOENT => format!("cannot copy '{}' to another file system: use cp(1)", from.display()),
@@ -166,7 +166,7 @@ impl Copier {
     }
 
     /// Copies a directory's entries one by one.
-    fn copy_each(&mut self, from: &Path, to: &Path) -> Outcome {
+    fn copy_each(&mut self, from: &Path, to: &Path) -> CopyResult {
         let cannot = |error: &std::io::Error| format!("cannot access '{}': {}", from.display(), plain(error));
         let entries = from.read_dir().and_then(Iterator::collect::<std::io::Result<Vec<_>>>);
         for entry in entries.map_err(|error| cannot(&error))? {
@@ -191,7 +191,7 @@ fn into_itself(from: &Path, to: &Path) -> String {
 
 /// Checks that source and copy are in the same mounted Espalier file system, and the copy is
 /// outside the source.
-fn check_operand(from: &Path, to: &Path) -> Outcome {
+fn check_operand(from: &Path, to: &Path) -> CopyResult {
     let Ok(source) = open_dir(from) else { return Ok(()) };
     if from.is_symlink() && !from.as_os_str().as_bytes().ends_with(b"/") {
         return Ok(());
@@ -199,8 +199,10 @@ fn check_operand(from: &Path, to: &Path) -> Outcome {
     let parent = to.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let Ok(target) = open_dir(to).or_else(|_| open_dir(parent)) else { return Ok(()) };
     let failed = |error: &std::io::Error| format!("cannot examine '{}': {}", from.display(), plain(error));
-    let (place, other) =
-        (Place::of(&source).map_err(|e| failed(&e))?, Place::of(&target).map_err(|e| failed(&e))?);
+    let (place, other) = (
+        MountedPath::of(&source).map_err(|e| failed(&e))?,
+        MountedPath::of(&target).map_err(|e| failed(&e))?,
+    );
     for (place, path) in [(&place, from), (&other, to)] {
         if !place.espalier {
             return Err(format!("'{}' is not in a mounted Espalier file system: use cp(1)", path.display()));

@@ -16,7 +16,7 @@ use espalier_runtime::Servers;
 use jiff::tz::TimeZone;
 use jiff::{Timestamp, ToSpan};
 
-use crate::usage::tell;
+use crate::usage::print_text;
 use crate::{cluster, options};
 
 #[derive(Debug, Args)]
@@ -62,14 +62,14 @@ pub(crate) fn ls(args: &LsArgs) -> Result<ExitCode> {
     rows.retain(|row| args.all || !is_dir || !row.name.as_bytes().starts_with(b"."));
     rows.sort_by(|one, other| one.name.cmp(&other.name));
     if args.json {
-        return tell(&serde_json::Value::from_iter(rows.iter().map(json)));
+        return print_text(&serde_json::Value::from_iter(rows.iter().map(json)));
     }
     let text = if args.long {
         long(&rows, is_dir)?
     } else {
         rows.iter().map(|row| shown(&row.name) + "\n").collect()
     };
-    if text.is_empty() { Ok(ExitCode::SUCCESS) } else { tell(&text.trim_end_matches('\n')) }
+    if text.is_empty() { Ok(ExitCode::SUCCESS) } else { print_text(&text.trim_end_matches('\n')) }
 }
 
 /// The rows, and true if they are entries of a directory.

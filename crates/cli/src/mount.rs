@@ -175,9 +175,9 @@ fn unmount_on_signal(mountpoint: &Path) -> Result<()> {
         signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP]).context("cannot handle signals")?;
     let mountpoint = mountpoint.to_path_buf();
     std::thread::spawn(move || {
-        let mut asked = false;
+        let mut requested = false;
         for _ in signals.forever() {
-            let outcome = if asked {
+            let outcome = if requested {
                 espalier_fuse::force_unmount(&mountpoint)
             } else {
                 espalier_fuse::unmount(&mountpoint)
@@ -188,7 +188,7 @@ fn unmount_on_signal(mountpoint: &Path) -> Result<()> {
                     mountpoint.display()
                 );
             }
-            asked = true;
+            requested = true;
         }
     });
     Ok(())

@@ -229,9 +229,9 @@ pub fn remount(mountpoint: &Path, wanted: &[String], superuser: bool) -> Result<
     let flags = rustix::fs::statvfs(mountpoint)
         .with_context(|| format!("cannot see how {} is mounted", mountpoint.display()))?
         .f_flag;
-    let kept = kept_by_remount(flags).map(String::from);
+    let retained = preserved_by_remount(flags).map(String::from);
     let kernel = |options: &[String]| Ok::<_, anyhow::Error>(parse(options, superuser)?.1.kernel);
-    let (before, after) = (kernel(&kept)?, kernel(&[&kept, wanted].concat())?);
+    let (before, after) = (kernel(&retained)?, kernel(&[&retained, wanted].concat())?);
     let decided = |kernel: &espalier_fuse::MountOptions| {
         (kernel.no_atime, kernel.strict_atime, kernel.no_dir_atime, kernel.sync)
     };
@@ -239,7 +239,7 @@ pub fn remount(mountpoint: &Path, wanted: &[String], superuser: bool) -> Result<
         bail!(
             "{} is mounted {}, and a remount cannot change that: unmount it and mount it anew",
             mountpoint.display(),
-            kept.join(","),
+            retained.join(","),
         );
     }
     rustix::mount::mount_remount(mountpoint, after.flags(), "")
@@ -248,7 +248,7 @@ pub fn remount(mountpoint: &Path, wanted: &[String], superuser: bool) -> Result<
 }
 
 /// Options of a mount that a remount cannot change.
-fn kept_by_remount(flags: StatVfsMountFlags) -> [&'static str; 3] {
+fn preserved_by_remount(flags: StatVfsMountFlags) -> [&'static str; 3] {
     let has = |flag| flags.contains(flag);
     let atime = match () {
         () if has(StatVfsMountFlags::NOATIME) => "noatime",
@@ -293,11 +293,11 @@ mod tests {
     #[test]
     fn a_remount_keeps_access_times_as_they_are() {
         let none = StatVfsMountFlags::empty();
-        assert_eq!(kept_by_remount(none), ["strictatime", "diratime", "async"]);
+        assert_eq!(preserved_by_remount(none), ["strictatime", "diratime", "async"]);
         let relatime = StatVfsMountFlags::RELATIME | StatVfsMountFlags::NODIRATIME;
-        assert_eq!(kept_by_remount(relatime), ["relatime", "nodiratime", "async"]);
+        assert_eq!(preserved_by_remount(relatime), ["relatime", "nodiratime", "async"]);
         let noatime = StatVfsMountFlags::NOATIME | StatVfsMountFlags::SYNCHRONOUS;
-        assert_eq!(kept_by_remount(noatime), ["noatime", "diratime", "sync"]);
+        assert_eq!(preserved_by_remount(noatime), ["noatime", "diratime", "sync"]);
     }
 
     #[test]
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told_to_those_who_watch() {
+    fn top_shows_what_is_counted() {
         let (_, mount) = parse_text("metrics=127.0.0.1:9464,slow=20").expect("good options");
         assert_eq!(mount.metrics, Some(MetricsAddress::Tcp(([127, 0, 0, 1], 9464).into())));
         assert_eq!(mount.slow, Some(Duration::from_millis(20)));
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn what_only_mount_minds_is_accepted_and_nonsense_is_not() {
+    fn mount_only_options_are_accepted_and_unknown_refused() {
         assert!(parse_text("defaults,nofail,x-systemd.automount,_netdev").is_ok());
         for bad in [
             "nonsense",

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueHint};
-use espalier_paper::{Experiment, Outcome, Place, Setting, write_page};
+use espalier_paper::{Experiment, ExperimentResult, Setting, Testbed, write_page};
 
 use crate::sim::UNLIKE;
 use crate::stop;
@@ -38,7 +38,7 @@ pub(crate) fn paper(args: &PaperArgs) -> Result<ExitCode> {
     }
     let stop = stop::when_asked()?;
     let program = std::env::current_exe().context("cannot find this program")?;
-    let place = if args.sim { Place::Simulator } else { Place::Machine };
+    let place = if args.sim { Testbed::Simulator } else { Testbed::Machine };
     let setting = Setting { place, quick: args.quick, program: &program, stop: &stop };
     let outcomes = match Experiment::named(&args.id) {
         Some(experiment) => vec![experiment.run(&setting)?],
@@ -58,14 +58,14 @@ pub(crate) fn paper(args: &PaperArgs) -> Result<ExitCode> {
     Ok(if all_hold { ExitCode::SUCCESS } else { ExitCode::from(UNLIKE) })
 }
 
-fn all(setting: &Setting<'_>) -> Result<Vec<Outcome>> {
+fn all(setting: &Setting<'_>) -> Result<Vec<ExperimentResult>> {
     let mut outcomes = Vec::new();
     for experiment in Experiment::ALL {
-        for place in [Place::Simulator, Place::Machine] {
+        for place in [Testbed::Simulator, Testbed::Machine] {
             eprintln!(
                 "{} ({})",
                 experiment.id,
-                if place == Place::Machine { "machine" } else { "simulator" }
+                if place == Testbed::Machine { "machine" } else { "simulator" }
             );
             outcomes.push(experiment.run(&Setting { place, ..*setting })?);
         }

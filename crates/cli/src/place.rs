@@ -9,14 +9,14 @@ use crate::report::unescape;
 
 /// Position of an open file in the tree of mounts.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct MountedPath {
     /// True if the file is in a mounted Espalier file system.
     pub espalier: bool,
     /// Mount points below the file.
     pub mounts_below: Vec<PathBuf>,
 }
 
-impl Place {
+impl MountedPath {
     /// # Errors
     /// If /proc cannot be read.
     pub(crate) fn of(file: impl AsFd) -> io::Result<Self> {
@@ -63,12 +63,12 @@ mod tests {
             29 1 8:1 / / rw - ext4 /dev/sda1 rw\n\
             40 29 0:50 / /mnt/a\\040b rw - fuse.espalier /data rw\n\
             41 40 0:51 / /mnt/a\\040b/dir/sub rw - tmpfs tmpfs rw\n";
-        let place = Place::in_table(table, "40", Path::new("/mnt/a b/dir"));
+        let place = MountedPath::in_table(table, "40", Path::new("/mnt/a b/dir"));
         assert!(place.espalier);
         assert_eq!(place.mounts_below, [PathBuf::from("/mnt/a b/dir/sub")]);
-        let place = Place::in_table(table, "40", Path::new("/mnt/a b/di"));
+        let place = MountedPath::in_table(table, "40", Path::new("/mnt/a b/di"));
         assert!(place.espalier && place.mounts_below.is_empty());
-        assert!(!Place::in_table(table, "41", Path::new("/mnt/a b/dir/sub")).espalier);
+        assert!(!MountedPath::in_table(table, "41", Path::new("/mnt/a b/dir/sub")).espalier);
     }
 
     #[test]

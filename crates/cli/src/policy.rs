@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use toml::{Table, Value};
 
 use crate::args::{LayoutArgs, PolicyArgs};
-use crate::usage::tell;
+use crate::usage::print_text;
 
 const EFFECTIVE: &str = "user.espalier.policy";
 const LAYOUT: &str = "user.espalier.layout";
@@ -55,9 +55,9 @@ pub(crate) fn layout(args: &LayoutArgs) -> Result<ExitCode> {
     let text = attribute(path, LAYOUT)?.with_context(|| not_ours(path))?;
     if args.json {
         let table: Table = toml::from_str(&text)?;
-        return tell(&serde_json::to_value(table)?);
+        return print_text(&serde_json::to_value(table)?);
     }
-    tell(&text.trim_end())
+    print_text(&text.trim_end())
 }
 
 fn not_ours(path: &Path) -> String {
@@ -157,7 +157,7 @@ fn change(dir: &Path, old: &Policy, new: &Policy) -> Result<()> {
 fn show(args: &PolicyArgs, own: &Policy, effective: &str) -> Result<ExitCode> {
     if args.json {
         let (own, effective): (Table, Table) = (toml::from_str(&own.to_toml())?, toml::from_str(effective)?);
-        return tell(&serde_json::json!({ "path": args.path, "policy": own, "effective": effective }));
+        return print_text(&serde_json::json!({ "path": args.path, "policy": own, "effective": effective }));
     }
     let effective = from_table(toml::from_str(effective)?)?;
     let mut text = String::new();
@@ -172,7 +172,7 @@ fn show(args: &PolicyArgs, own: &Policy, effective: &str) -> Result<ExitCode> {
     if text.is_empty() {
         text.push_str("no attribute is set, here or by the server");
     }
-    tell(&text.trim_end())
+    print_text(&text.trim_end())
 }
 
 /// Value of an extended attribute; `None` if it does not exist.
@@ -194,14 +194,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_printed_is_read_again() {
+    fn printed_policy_parses_back() {
         let text = "num_dfiles = 3\ndist_name = \"varstrip\"\ndist_params = \"strips:0:64K;1:1M\"\n";
         assert_eq!(parsed(text).expect("a policy").to_toml(), text);
         assert!(parsed("").expect("an empty policy").is_empty());
     }
 
     #[test]
-    fn what_is_no_policy_is_refused_with_what_would_be() {
+    fn invalid_policy_is_refused_with_valid_values() {
         for (text, why) in [
             ("dfiles = 3", "there is no setting `dfiles`: there are num_dfiles, "),
             ("num_dfiles = 0", "num_dfiles is a number, 1 to 1024, and not `0`"),

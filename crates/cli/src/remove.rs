@@ -6,12 +6,12 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::ExitCode;
 
-use espalier_runtime::{REMOVE_TREE, TOLD};
+use espalier_runtime::{NOTIFIED, REMOVE_TREE};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, XattrFlags, fgetxattr, fsetxattr, openat, unlinkat};
 use rustix::io::Errno;
 
 use crate::args::RmArgs;
-use crate::place::{Place, without_slashes};
+use crate::place::{MountedPath, without_slashes};
 
 pub(crate) fn rm(args: &RmArgs) -> ExitCode {
     let mut failed = false;
@@ -56,7 +56,7 @@ fn remove_tree(path: &Path) -> Result<(), String> {
         // An empty directory may be unreadable.
         Err(errno) => return unlinkat(CWD, path, AtFlags::REMOVEDIR).map_err(|_| text(errno)),
     };
-    let place = Place::of(&dir).map_err(|error| error.to_string())?;
+    let place = MountedPath::of(&dir).map_err(|error| error.to_string())?;
     if !place.espalier {
         return Err("it is not in a mounted Espalier file system; use rm(1)".into());
     }
@@ -73,7 +73,7 @@ fn remove_tree(path: &Path) -> Result<(), String> {
         Err(errno) => return Err(text(errno)),
     }
     // The tree is gone, even if this fails.
-    let _ = fgetxattr(&dir, TOLD, &mut [0; 1]);
+    let _ = fgetxattr(&dir, NOTIFIED, &mut [0; 1]);
     Ok(())
 }
 

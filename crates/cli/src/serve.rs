@@ -336,7 +336,7 @@ pub(crate) fn serve(args: &ServeArgs, log: &LogArgs) -> Result<ExitCode> {
         true => {
             let store = base.join(&config.data_store);
             let store = patiently(&store, || DataStore::open(&store, number, config.sync))?;
-            let store = if config.high_watermark == 1 { store.alone() } else { store };
+            let store = if config.high_watermark == 1 { store.individually() } else { store };
             Some(DataRole { store, data_key: data_key.clone() })
         }
         false => None,

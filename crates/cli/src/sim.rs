@@ -81,9 +81,9 @@ pub(crate) fn sim(args: &SimArgs) -> Result<ExitCode> {
     if !scenario.sweep.is_empty() {
         return sweep(&scenario, args, &stop);
     }
-    let (mut unseen, mut tracing, saboteur) = ((), Tracing(Log::new(SPANS)), &mut ());
+    let (mut unseen, mut tracing, mutator) = ((), Tracing(Log::new(SPANS)), &mut ());
     let observer: &mut dyn Observer = if args.spans.is_some() { &mut tracing } else { &mut unseen };
-    let mut world = World::new(&scenario, observer, saboteur)?;
+    let mut world = World::new(&scenario, observer, mutator)?;
     let outcome = run(&mut world, &stop);
     let report = world.report();
     if let Some(dir) = &args.csv {
@@ -92,15 +92,15 @@ pub(crate) fn sim(args: &SimArgs) -> Result<ExitCode> {
     if let Some(dir) = &args.plot {
         write_plots(dir, world.series())?;
     }
-    let replays: Vec<Told> = world.replays().iter().map(Told::new).collect();
+    let replays: Vec<ReplaySummary> = world.replays().iter().map(ReplaySummary::new).collect();
     if args.json {
         println!(
             "{}",
-            serde_json::json!({ "report": report, "replays": replays.iter().map(Told::json).collect::<Vec<_>>() })
+            serde_json::json!({ "report": report, "replays": replays.iter().map(ReplaySummary::json).collect::<Vec<_>>() })
         );
     } else {
         print!("{report}");
-        replays.iter().for_each(Told::print);
+        replays.iter().for_each(ReplaySummary::print);
     }
     drop(world);
     if let Some(file) = &args.spans {
@@ -112,7 +112,8 @@ pub(crate) fn sim(args: &SimArgs) -> Result<ExitCode> {
     if !is_over {
         eprintln!("espalier: stopped: these are the results so far");
     }
-    let is_good = is_over && is_lawful(&report) && replays.iter().all(|told| told.replayed.is_faithful());
+    let is_good =
+        is_over && is_lawful(&report) && replays.iter().all(|reported| reported.replayed.is_faithful());
     Ok(if is_good { ExitCode::SUCCESS } else { ExitCode::from(UNLIKE) })
 }
 
@@ -157,7 +158,7 @@ fn run(world: &mut World<'_>, stop: &AtomicBool) -> Result<bool> {
         "{bar:30} {pos} of {len} processes have ended, {msg} ({elapsed})",
     )?);
     while !stop.load(Ordering::Relaxed) {
-        let progress = world.go_on(STEP)?;
+        let progress = world.advance(STEP)?;
         if progress.is_over {
             bar.finish_and_clear();
             return Ok(true);
@@ -175,13 +176,13 @@ fn is_lawful(report: &Report) -> bool {
 }
 
 /// Report of a replay.
-struct Told {
+struct ReplaySummary {
     file: PathBuf,
     skipped: Vec<(String, u64)>,
     replayed: Replayed,
 }
 
-impl Told {
+impl ReplaySummary {
     fn new((file, replay): &(PathBuf, Replay)) -> Self {
         let skipped = replay.skipped().iter().map(|(what, count)| (what.clone(), *count)).collect();
         Self { file: file.clone(), skipped, replayed: replay.replayed() }

@@ -11,10 +11,10 @@ use signal_hook::flag::{register, register_conditional_shutdown};
 /// once; a second SIGTERM does not, since `timeout` and others signal a process and then its whole
 /// group.
 pub(crate) fn when_asked() -> Result<Arc<AtomicBool>> {
-    let asked = Arc::new(AtomicBool::new(false));
-    register_conditional_shutdown(SIGINT, 128 + SIGINT, Arc::clone(&asked))
-        .and_then(|_| register(SIGINT, Arc::clone(&asked)))
-        .and_then(|_| register(SIGTERM, Arc::clone(&asked)))
+    let requested = Arc::new(AtomicBool::new(false));
+    register_conditional_shutdown(SIGINT, 128 + SIGINT, Arc::clone(&requested))
+        .and_then(|_| register(SIGINT, Arc::clone(&requested)))
+        .and_then(|_| register(SIGTERM, Arc::clone(&requested)))
         .context("cannot handle signals")?;
-    Ok(asked)
+    Ok(requested)
 }

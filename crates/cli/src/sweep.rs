@@ -45,10 +45,10 @@ pub(crate) fn run(scenario: &Scenario, stop: &AtomicBool) -> Result<Vec<Point>> 
 }
 
 fn run_one(scenario: &Scenario, stop: &AtomicBool) -> Result<Option<Point>, RunError> {
-    let (observer, saboteur) = (&mut (), &mut ());
-    let mut world = World::new(scenario, observer, saboteur)?;
+    let (observer, mutator) = (&mut (), &mut ());
+    let mut world = World::new(scenario, observer, mutator)?;
     while !stop.load(Ordering::Relaxed) {
-        if world.go_on(STEP)?.is_over {
+        if world.advance(STEP)?.is_over {
             return Ok(Some(Point::new(scenario, &world.report())));
         }
     }

@@ -11,7 +11,7 @@ use rustix::fs::{CWD, Mode, OFlags, fgetxattr, openat, syncfs};
 use rustix::io::Errno;
 
 use crate::args::SyncArgs;
-use crate::place::Place;
+use crate::place::MountedPath;
 use crate::remove::{plain, text};
 
 pub(crate) fn sync(args: &SyncArgs) -> ExitCode {
@@ -29,7 +29,7 @@ fn sync_one(path: &Path) -> Result<(), String> {
     // Do not block on a fifo without a writer.
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = openat(CWD, path, flags, Mode::empty()).map(File::from).map_err(text)?;
-    let place = Place::of(&file).map_err(|error| error.to_string())?;
+    let place = MountedPath::of(&file).map_err(|error| error.to_string())?;
     if !place.espalier {
         return Err("it is not in a mounted Espalier file system; use sync(1)".into());
     }

@@ -142,18 +142,18 @@ fn collect(places: &[PathBuf], time: Duration) -> Result<Vec<Span>> {
     }
     let ended = nanos_today();
     for source in &sources {
-        let mut told = source.ask(Some(source.from), Duration::ZERO)?;
+        let mut reported = source.ask(Some(source.from), Duration::ZERO)?;
         // The sources are queried one after the other: drop spans outside the interval that all of
         // them cover.
-        told.spans.retain(|span| span.begin >= began && span.end <= ended);
-        if told.lost > 0 {
+        reported.spans.retain(|span| span.begin >= began && span.end <= ended);
+        if reported.lost > 0 {
             eprintln!(
                 "espalier: {} has lost {} spans: record for a shorter time",
                 source.path.display(),
-                told.lost
+                reported.lost
             );
         }
-        spans.extend(told.spans);
+        spans.extend(reported.spans);
     }
     align(&mut spans);
     Ok(spans)

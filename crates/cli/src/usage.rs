@@ -25,7 +25,7 @@ pub(crate) fn du(args: &DuArgs) -> Result<ExitCode> {
     let (max_files, max_bytes) = (limit(path, MAX_FILES)?, limit(path, MAX_BYTES)?);
     if args.json {
         let quota = serde_json::json!({ "files": max_files, "bytes": max_bytes });
-        return tell(&serde_json::json!({
+        return print_text(&serde_json::json!({
             "path": path, "files": files, "directories": directories, "bytes": bytes, "quota": quota
         }));
     }
@@ -39,11 +39,11 @@ pub(crate) fn du(args: &DuArgs) -> Result<ExitCode> {
     if let Some(max) = max_bytes {
         text += &format!("\nquota        {bytes} of {max} bytes ({})", HumanBytes(max));
     }
-    tell(&text)
+    print_text(&text)
 }
 
 /// Prints to standard output. Ignores a closed pipe.
-pub(crate) fn tell(text: &dyn Display) -> Result<ExitCode> {
+pub(crate) fn print_text(text: &dyn Display) -> Result<ExitCode> {
     match writeln!(std::io::stdout(), "{text}") {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error).context("cannot write"),
         _ => Ok(ExitCode::SUCCESS),
@@ -57,10 +57,10 @@ pub(crate) fn quota(args: &QuotaArgs) -> Result<ExitCode> {
             figure(path, FILES)?;
             let (files, bytes) = (limit(path, MAX_FILES)?, limit(path, MAX_BYTES)?);
             if *json {
-                return tell(&serde_json::json!({ "path": path, "files": files, "bytes": bytes }));
+                return print_text(&serde_json::json!({ "path": path, "files": files, "bytes": bytes }));
             }
             let shown = |max: Option<u64>| max.map_or("no limit".into(), |max| max.to_string());
-            return tell(&format!(
+            return print_text(&format!(
                 "files and directories  {}\nbytes                  {}",
                 shown(files),
                 shown(bytes)

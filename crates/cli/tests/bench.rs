@@ -112,7 +112,7 @@ fn a_process_that_dies_ends_the_benchmark() {
 }
 
 #[test]
-fn what_cannot_be_measured_is_refused_with_a_reason() {
+fn bench_refuses_with_reason() {
     let dir = scratch();
     let path = dir.path().to_str().unwrap();
     for (args, reason) in [

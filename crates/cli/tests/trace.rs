@@ -15,7 +15,7 @@ fn error(place: &str, dir: &Path) -> String {
 }
 
 #[test]
-fn what_cannot_be_traced_is_said() {
+fn trace_reports_untraceable_source() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     assert!(error("nothing", dir).contains("there is no nothing"));

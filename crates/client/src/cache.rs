@@ -6,34 +6,34 @@
 
 mod changes;
 mod contents;
-mod early;
 mod listings;
 mod pages;
 mod record;
 mod subject;
+mod writeback;
 mod writing;
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
-use espalier_proto::{Attr, Dirent, Entry, FileType, Home, Ino, Lease, Name, Rank, Request, Touched};
+use espalier_proto::{Attr, Dirent, Entry, FileType, Ino, Lease, Location, Name, Rank, Request, Touched};
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
-use crate::{Answer, Call, Sighting};
+use crate::{Answer, Call, RemoteEntry};
 use changes::Changing;
 use contents::Contents;
-use early::Early;
 use listings::Listings;
-use record::{Known, Record};
+use record::{KnownName, Record};
+use writeback::PendingOps;
 use writing::Writing;
 
 pub use changes::Changes;
-pub(crate) use early::new_inode;
 pub use listings::Page;
 pub(crate) use pages::SOON_MS;
 pub(crate) use subject::Subject;
+pub(crate) use writeback::new_inode;
 
 /// The binding of a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +47,7 @@ pub enum Binding {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Users {
     /// A kernel: users report each inode that they forget.
-    Tell,
+    Report,
     /// A program: inodes are used immediately and never held.
     AtOnce,
 }
@@ -66,12 +66,12 @@ pub struct Cache {
     changing: Changing,
     listings: Listings,
     contents: Contents,
-    early: Early,
+    pending_ops: PendingOps,
     writing: Writing,
     /// At least one lease has been granted.
     has_leases: bool,
     /// Epoch: counts messages received from servers.
-    turn: u64,
+    epoch: u64,
     counts: CacheCounts,
 }
 
@@ -79,7 +79,7 @@ pub struct Cache {
 #[derive(Clone, Copy, Debug)]
 pub struct Term {
     /// When the request was sent.
-    pub asked: u64,
+    pub asked_at: u64,
     /// Remaining time of its lease; 0: no lease.
     pub left: u64,
 }
@@ -118,10 +118,10 @@ impl Cache {
             changing: Changing::default(),
             listings: Listings::default(),
             contents: Contents::new(capacity.saturating_mul(Self::CONTENT_BYTES)),
-            early: Early::default(),
+            pending_ops: PendingOps::default(),
             writing: Writing::default(),
             has_leases: false,
-            turn: 0,
+            epoch: 0,
             counts: CacheCounts::default(),
         }
     }
@@ -129,8 +129,6 @@ impl Cache {
     pub fn counts(&self) -> CacheCounts {
         CacheCounts { inodes: self.records.len() as u64, names: self.names as u64, ..self.counts }
     }
-
-    // ---- Queries
 
     /// The binding of a name, if cached.
     pub fn name(&self, dir: Ino, name: &Name, now: u64) -> Option<Binding> {
@@ -154,10 +152,8 @@ impl Cache {
 
     /// The inode that users may take a name to refer to, by a lease that they hold on the name.
     pub fn leased_name(&self, dir: Ino, name: &Name, now: u64) -> Option<Ino> {
-        match self.records.get(&dir)?.names.get(name)?.at(now)? {
-            Binding::Inode(ino, _) => Some(ino),
-            Binding::Absent => None,
-        }
+        let binding = self.records.get(&dir)?.names.get(name)?.at(now)?;
+        if let Binding::Inode(ino, _) = binding { Some(ino) } else { None }
     }
 
     /// Names on which users may have leases, in the directories that `is_one` selects.
@@ -175,12 +171,12 @@ impl Cache {
 
     /// The record and attributes of an inode, if valid, including the size and times of a stream.
     fn known(&self, ino: Ino, now: u64) -> Option<(&Record, &Attr)> {
-        let (record, attr) = self.told(ino, now)?;
-        (!attr.streamed || self.writing.allows(ino, record.asked)).then_some((record, attr))
+        let (record, attr) = self.known_attr(ino, now)?;
+        (!attr.streamed || self.writing.allows(ino, record.asked_at)).then_some((record, attr))
     }
 
     /// The record and attributes of an inode; the size and times of a stream may be stale.
-    fn told(&self, ino: Ino, now: u64) -> Option<(&Record, &Attr)> {
+    fn known_attr(&self, ino: Ino, now: u64) -> Option<(&Record, &Attr)> {
         let record =
             self.records.get(&ino).filter(|record| record.lease > now && !self.changing.is_so(ino))?;
         Some((record, record.attr.as_deref()?))
@@ -208,7 +204,7 @@ impl Cache {
             }
             // Implied by the directory's lease, whose end users are not notified of: they may not
             // cache it. At the next lookup of the name they get a lease on the name itself.
-            record.names.insert(name.clone(), Known::TOLD_ABSENT);
+            record.names.insert(name.clone(), KnownName::REPORTED_ABSENT);
             self.names += 1;
             self.counts.hits += 1;
             self.bound_names(dir);
@@ -219,14 +215,21 @@ impl Cache {
             Binding::Absent => Answer::Absent { cacheable },
             Binding::Inode(ino, _) => {
                 let attr = self.attr(ino, now)?;
-                let is_early = self.early.is_of(ino);
-                let record = self.records.get_mut(&ino).filter(|record| record.lookups > 0 || is_early)?;
-                if self.users == Users::Tell {
+                let has_pending = self.pending_ops.is_of(ino);
+                let record = self.records.get_mut(&ino).filter(|record| record.lookups > 0 || has_pending)?;
+                if self.users == Users::Report {
                     record.users += 1;
                 }
                 self.counts.hits += 1;
-                let (name_leased, attr_leased, alone, home) = (true, true, false, Home::Table);
-                let entry = Entry { attr, cacheable, name_leased, attr_leased, alone, home, proof: 0 };
+                let entry = Entry {
+                    attr,
+                    cacheable,
+                    name_leased: true,
+                    attr_leased: true,
+                    sole_holder: false,
+                    location: Location::Table,
+                    reclaim_token: 0,
+                };
                 return Some((Answer::Entry(entry), until.min(record.lease) - now));
             }
         };
@@ -235,13 +238,13 @@ impl Cache {
     }
 
     /// The remote inode that a name is bound to, if cached, and how long it is valid in ms.
-    pub fn sighting(&self, dir: Ino, name: &Name, now: u64) -> Option<(Sighting, u64)> {
+    pub fn remote_entry(&self, dir: Ino, name: &Name, now: u64) -> Option<(RemoteEntry, u64)> {
         let record = self.records.get(&dir).filter(|record| record.lease > now)?;
         let known = record.names.get(name).filter(|_| !self.changing.is_named(dir, name))?;
         match known.at(now)? {
             Binding::Inode(ino, kind) if ino.rank() != dir.rank() && !self.changing.is_so(ino) => {
-                let sighting = Sighting { dir, ino, kind, cacheable: false, leased: true };
-                Some((sighting, record.lease.min(known.until) - now))
+                let remote = RemoteEntry { dir, ino, kind, cacheable: false, leased: true };
+                Some((remote, record.lease.min(known.until) - now))
             }
             _ => None,
         }
@@ -255,10 +258,10 @@ impl Cache {
     }
 
     /// True if the inode is known to have no extended attributes and no access control lists.
-    pub fn is_bare(&mut self, ino: Ino, now: u64) -> bool {
-        let is_bare = self.told(ino, now).is_some_and(|(_, attr)| attr.bare);
-        self.counts.hits += u64::from(is_bare);
-        is_bare
+    pub fn has_no_xattrs(&mut self, ino: Ino, now: u64) -> bool {
+        let has_no_xattrs = self.known_attr(ino, now).is_some_and(|(_, attr)| attr.no_xattrs);
+        self.counts.hits += u64::from(has_no_xattrs);
+        has_no_xattrs
     }
 
     /// Reads up to `size` bytes of a cached small file.
@@ -276,8 +279,6 @@ impl Cache {
         (self.is_leased(ino, now) && !self.changing.is_so(ino)).then_some(bytes)
     }
 
-    // ---- Updates
-
     /// Records that a caller has opened a file for writing.
     pub fn opened_to_write(&mut self, ino: Ino) {
         self.writing.opened(ino);
@@ -291,7 +292,7 @@ impl Cache {
     /// Stores a file's contents from a reply, after [`Self::changed`]. `lease`: remaining ms.
     pub fn learn(&mut self, ino: Ino, bytes: Vec<u8>, lease: u64, now: u64) {
         // Pending write-back data is newer than the server's.
-        if lease > 0 && !self.is_early(ino) {
+        if lease > 0 && !self.has_pending(ino) {
             self.renew(ino, now.saturating_add(lease), now);
             self.contents.learn(ino, bytes, false);
         }
@@ -315,7 +316,7 @@ impl Cache {
         let writes = call.stream().is_some();
         if !writes {
             // The call may give these inodes names that other clients see.
-            inos.iter().flatten().for_each(|ino| self.not_alone(*ino));
+            inos.iter().flatten().for_each(|ino| self.clear_sole_holder(*ino));
         }
         self.changing.begin(inos.into_iter(), subject.names(), writes)
     }
@@ -354,7 +355,7 @@ impl Cache {
                     self.bind(dir, name, Binding::Absent, term.until(now), now);
                 }
             }
-            Some(Answer::Attr(attr)) => self.tell(attr, term, 0, now),
+            Some(Answer::Attr(attr)) => self.note_attr(attr, term, 0, now),
             Some(Answer::Bytes(_)) => {
                 if let Call::Read { ino, .. } = *call {
                     self.renewed(ino, term.until(now), now);
@@ -378,15 +379,15 @@ impl Cache {
     }
 
     /// As [`Self::answered`], for a remote dentry; [`Self::found`] follows with its attributes.
-    pub fn sighted(&mut self, call: &Call<'_>, sighting: &Sighting, lease: u64, now: u64) {
+    pub fn remote_found(&mut self, call: &Call<'_>, remote: &RemoteEntry, lease: u64, now: u64) {
         let subject = Subject::of(call);
         self.distrust_subject(&subject);
-        if let Some((dir, name)) = subject.name().filter(|_| sighting.leased && lease > 0) {
-            self.bind(dir, name, Binding::Inode(sighting.ino, sighting.kind), now.saturating_add(lease), now);
+        if let Some((dir, name)) = subject.name().filter(|_| remote.leased && lease > 0) {
+            self.bind(dir, name, Binding::Inode(remote.ino, remote.kind), now.saturating_add(lease), now);
         }
     }
 
-    /// Applies the reply of the inode's rank. The name was handled by [`Self::sighted`].
+    /// Applies the reply of the inode's rank. The name was handled by [`Self::remote_found`].
     pub fn found(&mut self, call: &Call<'_>, answer: Option<&Answer>, term: Term, now: u64) {
         if let Some(Answer::Entry(entry) | Answer::Created(entry, _)) = answer {
             self.entry(None, entry, term, now);
@@ -414,10 +415,10 @@ impl Cache {
 
     /// Applies a reply's list of changed inodes. `lease`: its remaining time in ms.
     pub fn changed(&mut self, touched: &Touched, lease: u64, now: u64) {
-        let untold = touched.attrs.iter().filter(|_| lease == 0).map(|attr| attr.ino);
-        for ino in touched.others.iter().copied().chain(untold) {
+        let unreported = touched.attrs.iter().filter(|_| lease == 0).map(|attr| attr.ino);
+        for ino in touched.others.iter().copied().chain(unreported) {
             // Pending write-back state is newer than the server's.
-            if !self.is_early(ino) {
+            if !self.has_pending(ino) {
                 self.touched(ino);
             }
         }
@@ -428,7 +429,7 @@ impl Cache {
                 self.drop_lease(attr.ino);
             } else if self.records.contains_key(&attr.ino) {
                 // None of these inodes has a stream.
-                self.tell(attr, Term { asked: now, left: lease }, 0, now);
+                self.note_attr(attr, Term { asked_at: now, left: lease }, 0, now);
             }
         }
     }
@@ -439,12 +440,12 @@ impl Cache {
             self.bind(dir, name, Binding::Inode(attr.ino, attr.kind), term.until(now), now);
         }
         let term = if entry.attr_leased { term } else { Term { left: 0, ..term } };
-        self.tell(attr, term, 1, now);
+        self.note_attr(attr, term, 1, now);
         if let Some((dir, name)) = name {
             self.placed(attr, dir, name);
         }
-        if !entry.alone {
-            self.not_alone(attr.ino);
+        if !entry.sole_holder {
+            self.clear_sole_holder(attr.ino);
         }
         self.know_empty(attr, term.until(now), now);
     }
@@ -475,7 +476,7 @@ impl Cache {
         // An entry without a lease still exists.
         for dirent in entries {
             if !record.names.contains_key(&dirent.name) {
-                record.names.insert(dirent.name.clone(), Known::LAPSED);
+                record.names.insert(dirent.name.clone(), KnownName::LAPSED);
                 self.names += 1;
             }
         }
@@ -484,10 +485,10 @@ impl Cache {
 
     fn bind(&mut self, dir: Ino, name: &Name, binding: Binding, until: u64, now: u64) {
         let Some(record) = self.records.get_mut(&dir).filter(|record| record.lease > now) else { return };
-        if until <= now || self.early.is_named(dir, name) {
+        if until <= now || self.pending_ops.is_named(dir, name) {
             return;
         }
-        if record.names.insert(name.clone(), Known { binding: Some(binding), until }).is_none() {
+        if record.names.insert(name.clone(), KnownName { binding: Some(binding), until }).is_none() {
             self.names += 1;
         }
         self.bound_names(dir);
@@ -502,17 +503,17 @@ impl Cache {
         }
     }
 
-    fn tell(&mut self, attr: &Attr, term: Term, lookups: u64, now: u64) {
-        let (counts, is_early) = (self.users == Users::Tell, self.early.is_of(attr.ino));
+    fn note_attr(&mut self, attr: &Attr, term: Term, lookups: u64, now: u64) {
+        let (counts, has_pending) = (self.users == Users::Report, self.pending_ops.is_of(attr.ino));
         let until = term.until(now);
         let record = self.renew(attr.ino, until, now);
         record.lookups += lookups;
         if counts {
             record.users += lookups;
         }
-        if until > now && !is_early {
-            (record.attr, record.asked) = (Some(Box::new(*attr)), term.asked);
-        } else if !is_early && record.attr.as_deref().is_some_and(|known| known.ctime < attr.ctime) {
+        if until > now && !has_pending {
+            (record.attr, record.asked_at) = (Some(Box::new(*attr)), term.asked_at);
+        } else if !has_pending && record.attr.as_deref().is_some_and(|known| known.ctime < attr.ctime) {
             // The new attributes may not be cached, and the cached ones are stale.
             record.attr = None;
         }
@@ -531,22 +532,20 @@ impl Cache {
         }
         if until > now {
             if record.lease <= now {
-                record.since = self.turn;
+                record.since = self.epoch;
             }
             record.lease = record.lease.max(until);
         }
-        record.keep = record.lease;
+        record.keep_until = record.lease;
         if self.users == Users::AtOnce {
-            record.keep = record.keep.max(now.saturating_add(Self::KEEP));
+            record.keep_until = record.keep_until.max(now.saturating_add(Self::KEEP));
         }
-        if record.due == 0 && record.keep > now {
-            record.due = record.keep;
+        if record.due == 0 && record.keep_until > now {
+            record.due = record.keep_until;
             self.order.push_back((record.due, ino));
         }
         record
     }
-
-    // ---- Eviction and invalidation
 
     /// Users have forgotten `lookups` references to an inode.
     pub fn forget(&mut self, ino: Ino, lookups: u64) {
@@ -584,8 +583,8 @@ impl Cache {
     /// Evicts an entry from the queue, unless its lease was renewed beyond `until`.
     fn look_at(&mut self, due: u64, ino: Ino, until: u64) {
         let Some(record) = self.records.get_mut(&ino).filter(|record| record.due == due) else { return };
-        if record.keep > until {
-            record.due = record.keep;
+        if record.keep_until > until {
+            record.due = record.keep_until;
             self.order.push_back((record.due, ino));
             return;
         }
@@ -617,9 +616,9 @@ impl Cache {
         match lease {
             Lease::Name { dir, name } => self.doubt(*dir, name),
             Lease::Inode { ino } => self.drop_lease(*ino),
-            Lease::Exclusive { dir } => self.share(*dir),
+            Lease::Exclusive { dir } => self.revoke_exclusive(*dir),
             Lease::Data { ino } => self.lose_data(*ino),
-            Lease::Quiet { .. } => {}
+            Lease::Unannounced { .. } => {}
         }
     }
 
@@ -666,7 +665,7 @@ impl Cache {
         self.listings.lose(dir);
         let Some(record) = self.records.get_mut(&dir) else { return };
         if record.is_listed() {
-            if record.names.insert(name.clone(), Known::LAPSED).is_none() {
+            if record.names.insert(name.clone(), KnownName::LAPSED).is_none() {
                 self.names += 1;
                 self.bound_names(dir);
             }
@@ -690,7 +689,7 @@ impl Cache {
         self.contents.lose(ino);
         let Some(record) = self.records.get_mut(&ino) else { return };
         self.names -= record.drop_lease();
-        if self.users == Users::Tell && record.users == 0 {
+        if self.users == Users::Report && record.users == 0 {
             self.remove(ino);
         }
     }

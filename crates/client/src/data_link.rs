@@ -11,7 +11,7 @@ use espalier_proto::{Capability, DataReply, DataRequest, Errno, FromData, Ino, R
 pub struct DataLink<T> {
     next: u64,
     /// Unanswered requests by number.
-    unanswered: BTreeMap<u64, Asked<T>>,
+    unanswered: BTreeMap<u64, IncomingCall<T>>,
     phase: Phase,
     /// The server has listed its provisional datafiles, or need not list them.
     known: bool,
@@ -33,7 +33,7 @@ enum Phase {
 }
 
 #[derive(Debug)]
-struct Asked<T> {
+struct IncomingCall<T> {
     request: DataRequest,
     capability: Option<Capability>,
     waits: T,
@@ -41,11 +41,12 @@ struct Asked<T> {
 
 /// Effect of a message from a data server.
 #[derive(Debug)]
-pub enum Came<T> {
+pub enum DataEvent<T> {
     Answer(T, Result<DataReply, Errno>),
     /// Provisional datafiles; delivered once, before any other request is sent.
     New(Vec<Ino>),
-    /// The server could not list them; the driver calls [`DataLink::ask_for_new`] after a delay.
+    /// The server could not list them; the driver calls [`DataLink::request_provisional`] after a
+    /// delay.
     NoNew(Result<DataReply, Errno>),
     /// No one waits for this reply.
     Nothing,
@@ -59,9 +60,9 @@ const ADMIT: RequestId = RequestId(1);
 pub(crate) const UNDER_WAY: usize = 16 << 20;
 
 impl<T> DataLink<T> {
-    /// `asks_for_new`: a metadata server first requests the list of provisional datafiles.
-    pub fn new(asks_for_new: bool) -> Self {
-        let (next, known) = (ADMIT.0, !asks_for_new);
+    /// `lists_provisional`: a metadata server first requests the list of provisional datafiles.
+    pub fn new(lists_provisional: bool) -> Self {
+        let (next, known) = (ADMIT.0, !lists_provisional);
         Self {
             next,
             unanswered: BTreeMap::new(),
@@ -87,10 +88,10 @@ impl<T> DataLink<T> {
         out: &mut Vec<ToData>,
     ) -> RequestId {
         self.next += 1;
-        if let DataRequest::Settle { durable, .. } = request {
+        if let DataRequest::Finalise { durable, .. } = request {
             self.durable = self.durable.max(durable);
         }
-        self.unanswered.insert(self.next, Asked { request, capability, waits });
+        self.unanswered.insert(self.next, IncomingCall { request, capability, waits });
         self.fill(out);
         RequestId(self.next)
     }
@@ -113,7 +114,7 @@ impl<T> DataLink<T> {
             self.fill(out);
         } else {
             self.phase = Phase::Asking;
-            self.ask_for_new(out);
+            self.request_provisional(out);
         }
     }
 
@@ -122,24 +123,26 @@ impl<T> DataLink<T> {
     }
 
     /// Requests the list of provisional datafiles again.
-    pub fn ask_for_new(&self, out: &mut Vec<ToData>) {
+    pub fn request_provisional(&self, out: &mut Vec<ToData>) {
         if self.phase == Phase::Asking {
             out.push(plain(NEW, DataRequest::New));
         }
     }
 
-    pub fn received(&mut self, message: FromData, out: &mut Vec<ToData>) -> Came<T> {
+    pub fn received(&mut self, message: FromData, out: &mut Vec<ToData>) -> DataEvent<T> {
         let FromData { id, result, .. } = message;
         if id == NEW && self.phase == Phase::Asking {
-            let Ok(DataReply::Inos(inos)) = result else { return Came::NoNew(result) };
+            let Ok(DataReply::Inos(inos)) = result else { return DataEvent::NoNew(result) };
             (self.phase, self.known) = (Phase::Connected, true);
             self.fill(out);
-            return Came::New(inos);
+            return DataEvent::New(inos);
         }
-        let Some(Asked { request, waits, .. }) = self.unanswered.remove(&id.0) else { return Came::Nothing };
+        let Some(IncomingCall { request, waits, .. }) = self.unanswered.remove(&id.0) else {
+            return DataEvent::Nothing;
+        };
         self.under_way = self.under_way.saturating_sub(request.bytes());
         self.fill(out);
-        Came::Answer(waits, result)
+        DataEvent::Answer(waits, result)
     }
 
     /// Sends queued requests in order, within the limit of bytes in flight.
@@ -147,7 +150,7 @@ impl<T> DataLink<T> {
         if self.phase != Phase::Connected {
             return;
         }
-        for (number, Asked { request, capability, .. }) in self.unanswered.range(self.sent..) {
+        for (number, IncomingCall { request, capability, .. }) in self.unanswered.range(self.sent..) {
             if self.under_way > 0 && self.under_way + request.bytes() > UNDER_WAY {
                 break;
             }

@@ -13,7 +13,7 @@ use crate::{Answer, Call, Client, Next, Work, extend, to_stream, write};
 
 /// Where the client sends reads and writes of a file.
 #[derive(Clone, Debug, Default)]
-pub(crate) enum Way {
+pub(crate) enum DataPath {
     /// Ask the metadata server first.
     #[default]
     Unknown,
@@ -23,25 +23,25 @@ pub(crate) enum Way {
 
 impl Client {
     /// Reads or writes a stream.
-    pub(crate) fn do_itself(&self, ino: Ino, access: Access, io: StreamIo) -> Next {
-        let way = self.files.get(&ino).map_or(&Way::Unknown, |file| &file.way);
-        match way {
+    pub(crate) fn do_directly(&self, ino: Ino, access: Access, io: StreamIo) -> Next {
+        let data_path = self.files.get(&ino).map_or(&DataPath::Unknown, |file| &file.data_path);
+        match data_path {
             _ if !self.can_ask_data_servers => Next::Stream(io),
-            Way::MetadataServer => Next::Stream(io),
-            Way::DataServers(delegation) if delegation.capability.access.contains(access) => {
+            DataPath::MetadataServer => Next::Stream(io),
+            DataPath::DataServers(delegation) if delegation.capability.access.contains(access) => {
                 Next::Data(Arc::clone(delegation), Work::Stream(io))
             }
-            Way::DataServers(delegation) => {
+            DataPath::DataServers(delegation) => {
                 Next::Ask(Request::Delegate { ino, access: access | delegation.capability.access })
             }
-            Way::Unknown => Next::Ask(Request::Delegate { ino, access }),
+            DataPath::Unknown => Next::Ask(Request::Delegate { ino, access }),
         }
     }
 
     /// Writes to a stream, after asking the metadata server for permission if necessary.
     pub(crate) fn write(&self, call: &Call<'_>) -> Next {
         let Call::Write { ino, offset, .. } = *call else { return Next::Answer(Err(Errno::EIO)) };
-        match self.do_itself(ino, Access::WRITE, StreamIo::Write { ino, offset, told: false }) {
+        match self.do_directly(ino, Access::WRITE, StreamIo::Write { ino, offset, acknowledged: false }) {
             // The set-id bits have been removed already.
             _ if offset == END && self.is_served => write(call, false),
             _ if offset == END => extend(call),
@@ -57,7 +57,7 @@ impl Client {
             return Next::Answer(Ok(Answer::Written(0)));
         };
         let (offset, end) = (*offset, last + piece.len() as u64);
-        match self.do_itself(ino, Access::WRITE, StreamIo::WriteList { ino, offset, end }) {
+        match self.do_directly(ino, Access::WRITE, StreamIo::WriteList { ino, offset, end }) {
             _ if !self.is_streamed(ino) => Next::Apart,
             Next::Data(delegation, _) if delegation.limited => Next::Apart,
             next => next,
@@ -74,7 +74,7 @@ impl Client {
     pub(crate) fn granted(&self, call: &Call<'_>) -> Next {
         match *call {
             Call::Write { ino, offset, .. } if offset != END => {
-                self.do_itself(ino, Access::WRITE, StreamIo::Write { ino, offset, told: false })
+                self.do_directly(ino, Access::WRITE, StreamIo::Write { ino, offset, acknowledged: false })
             }
             _ => to_stream(call),
         }
@@ -86,7 +86,8 @@ impl Client {
         let file = self.files.entry(ino).or_default();
         // This may be the reply to a write to a small file, which has been unstuffed meanwhile.
         file.streamed = true;
-        file.way = delegation.map_or(Way::MetadataServer, |given| Way::DataServers(Arc::from(given)));
+        file.data_path =
+            delegation.map_or(DataPath::MetadataServer, |given| DataPath::DataServers(Arc::from(given)));
         self.start(call)
     }
 
@@ -94,25 +95,25 @@ impl Client {
     pub(crate) fn outgrown(&mut self, call: &Call<'_>, delegation: Box<Delegation>) -> Next {
         let Call::Write { ino, ref data, .. } = *call else { return Next::Answer(Err(Errno::EIO)) };
         let file = self.files.entry(ino).or_default();
-        (file.streamed, file.way) = (true, Way::DataServers(Arc::from(delegation)));
+        (file.streamed, file.data_path) = (true, DataPath::DataServers(Arc::from(delegation)));
         Next::Answer(Ok(Answer::Written(data.len() as u32)))
     }
 
     /// Forgets the delegation: `setxattr` may have set `security.capability`, which the next write
     /// must remove.
-    pub(crate) fn ask_anew(&mut self, ino: Ino) {
+    pub(crate) fn forget_delegation(&mut self, ino: Ino) {
         if let Some(file) = self.files.get_mut(&ino) {
-            file.way = Way::Unknown;
+            file.data_path = DataPath::Unknown;
         }
     }
 
     /// The data servers refuse a capability; returns the step that gets another.
     pub fn stale(&mut self, call: &Call<'_>, delegation: &Arc<Delegation>) -> Next {
         if let Some(file) = call.stream().and_then(|ino| self.files.get_mut(&ino))
-            && let Way::DataServers(known) = &file.way
+            && let DataPath::DataServers(known) = &file.data_path
             && Arc::ptr_eq(known, delegation)
         {
-            file.way = Way::Unknown;
+            file.data_path = DataPath::Unknown;
         }
         self.start(call)
     }

@@ -68,7 +68,7 @@ impl Kind {
             DataRequest::Fill { ino, .. } | DataRequest::Create { ino, .. } => (Self::Create, ino),
             DataRequest::Precreate { .. } => (Self::Create, Ino::ROOT),
             DataRequest::Discard { .. } => (Self::Unlink, Ino::ROOT),
-            DataRequest::Settle { ino, .. }
+            DataRequest::Finalise { ino, .. }
             | DataRequest::Truncate { ino, .. }
             | DataRequest::SetMtime { ino, .. } => (Self::SetAttr, ino),
             DataRequest::Sync { ino } => (Self::Fsync, ino),

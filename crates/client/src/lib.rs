@@ -24,21 +24,21 @@ use alloc::vec::Vec;
 
 use bytes::Bytes;
 use espalier_proto::{
-    Access, AllocateMode, Attr, Capacity, Copied, Delegation, Dirent, Entry, Errno, FileType, Home, Ino,
-    InodeFlags, Lock, Name, NewNode, OpenHow, Opened, Reply, Request, SeekWhat, StreamIo, Time,
+    Access, AllocateMode, Attr, Capacity, Copied, Delegation, Dirent, Entry, Errno, FileType, Ino,
+    InodeFlags, Location, Lock, Name, NewNode, OpenHow, Opened, Reply, Request, SeekWhat, StreamIo, Time,
 };
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
-use delegated::Way;
+use delegated::DataPath;
 
 pub use cache::{Binding, Cache, CacheCounts, Changes, Term, Users};
-pub use data_link::{Came, DataLink};
+pub use data_link::{DataEvent, DataLink};
 pub use kind::Kind;
 pub use link::{Ended, Link};
 pub use payload::Payload;
-pub use sessions::{Asked, DataAsk, ForDoor, Interrupt, Outcome, Sessions, Told};
-pub use striped::{Striped, Turn, Work};
+pub use sessions::{Actions, DataOperation, DataOutcome, FrontendEvent, IncomingCall, Interrupt, Sessions};
+pub use striped::{Striped, StripedStep, Work};
 
 /// An operation of a program, as a frontend receives it.
 #[derive(Clone, Debug)]
@@ -176,9 +176,9 @@ pub enum Next {
     Ask(Request),
     /// The name was resolved to an inode at another rank: look the inode up there. The reply goes
     /// to [`Client::found`].
-    Find(Request, Sighting),
+    Find(Request, RemoteEntry),
     /// Answer the caller at once, and send this request; its reply is ignored.
-    Tell(Request, Answer),
+    Notify(Request, Answer),
     /// As [`Self::Tell`], for the close of this file; it may be delayed and batched.
     Release(Ino),
     /// Do this I/O on streams; its result is the answer.
@@ -193,9 +193,11 @@ pub enum Next {
 
 impl Next {
     /// Marks the request as a write that the caller considers done already.
-    fn tell_that_it_is_told(&mut self) {
-        if let Self::Stream(StreamIo::Write { told, .. }) | Self::Ask(Request::Extend { told, .. }) = self {
-            *told = true;
+    fn mark_acknowledged(&mut self) {
+        if let Self::Stream(StreamIo::Write { acknowledged, .. })
+        | Self::Ask(Request::Extend { acknowledged, .. }) = self
+        {
+            *acknowledged = true;
         }
     }
 }
@@ -203,7 +205,7 @@ impl Next {
 /// A remote dentry: the directory's rank has returned the name, and the inode's rank is asked for
 /// the attributes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sighting {
+pub struct RemoteEntry {
     /// The directory that holds the name.
     pub dir: Ino,
     pub ino: Ino,
@@ -254,7 +256,7 @@ pub struct Opening {
     /// Another client has the file open and may write to it.
     pub shared: bool,
     /// The kernel's cached pages are still valid.
-    pub keep: bool,
+    pub keep_cache: bool,
     /// The kernel may read and write the stream itself (passthrough). All openings of a file agree
     /// on this.
     pub passthrough: bool,
@@ -267,7 +269,7 @@ struct OpenFile {
     streamed: bool,
     /// The kernel passes reads and writes through, for all openings of the file or for none.
     passthrough: bool,
-    way: Way,
+    data_path: DataPath,
     /// Other clients may cache the file's bytes: each write is announced to the server.
     announces: bool,
     /// The cache's epoch in which a server last requested announcements.
@@ -294,7 +296,7 @@ impl Client {
         match *call {
             Call::Request(ref request) => Next::Ask(request.clone()),
             Call::Read { ino, offset, size, .. } if streamed(ino) => {
-                self.do_itself(ino, Access::READ, StreamIo::Read { ino, offset, size })
+                self.do_directly(ino, Access::READ, StreamIo::Read { ino, offset, size })
             }
             Call::Read { ino, offset, size, noatime } => {
                 Next::Ask(Request::Read { ino, offset, size, noatime })
@@ -305,7 +307,7 @@ impl Client {
             Call::Allocate { ino, kill_suid_gid: true, .. } => remove_privileges(ino),
             Call::Write { .. } | Call::Allocate { .. } => self.change(call),
             Call::Seek { ino, offset, what } if streamed(ino) => {
-                self.do_itself(ino, Access::READ, StreamIo::Seek { ino, offset, what })
+                self.do_directly(ino, Access::READ, StreamIo::Seek { ino, offset, what })
             }
             Call::Seek { ino, offset, what } => Next::Ask(Request::Seek { ino, offset, what }),
             Call::Copy { from, to, kill_suid_gid, .. }
@@ -330,8 +332,8 @@ impl Client {
             Err(errno) => return Next::Answer(Err(errno)),
         };
         Next::Answer(Ok(match reply {
-            Reply::Streamed => return self.turn_to_stream(call),
-            Reply::Stuffed => return self.turn_from_stream(call),
+            Reply::Streamed => return self.switch_to_stream(call),
+            Reply::Stuffed => return self.switch_to_stuffed(call),
             Reply::Opened(opened) | Reply::OpenedWhole(opened, _) => match call {
                 Call::Request(Request::Open { ino, .. }) => Answer::Opened(self.opened(*ino, opened)),
                 _ => return Next::Answer(Err(Errno::EIO)),
@@ -340,7 +342,7 @@ impl Client {
             Reply::Done => match call {
                 Call::Write { data, .. } => Answer::Written(data.len() as u32),
                 Call::Request(Request::SetXattr { ino, .. }) => {
-                    self.ask_anew(*ino);
+                    self.forget_delegation(*ino);
                     Answer::Done
                 }
                 _ => Answer::Done,
@@ -362,7 +364,7 @@ impl Client {
             Reply::StatFs(capacity) => Answer::StatFs(capacity),
             Reply::Removed { dir, name } => Answer::Removed { dir, name },
             Reply::Copied(copied) => Answer::Copied(copied),
-            Reply::Elsewhere { ino, kind, cacheable, name_leased } => {
+            Reply::Remote { ino, kind, cacheable, name_leased } => {
                 let (dir, open) = match *call {
                     Call::Request(Request::Create { dir, open, .. }) => (dir, open),
                     Call::Request(
@@ -370,8 +372,8 @@ impl Client {
                     ) => (dir, None),
                     _ => return Next::Answer(Err(Errno::EIO)),
                 };
-                let sighting = Sighting { dir, ino, kind, cacheable, leased: name_leased };
-                return Next::Find(Request::Find { ino, kind: Some(kind), open }, sighting);
+                let remote_entry = RemoteEntry { dir, ino, kind, cacheable, leased: name_leased };
+                return Next::Find(Request::Find { ino, kind: Some(kind), open }, remote_entry);
             }
             Reply::InTheWay(lock) => Answer::InTheWay(lock),
             // The session layer holds the call until the lock is granted.
@@ -396,19 +398,21 @@ impl Client {
     pub fn found(
         &mut self,
         call: &Call<'_>,
-        sighting: &Sighting,
+        remote_entry: &RemoteEntry,
         again: bool,
         reply: Result<Reply, Errno>,
     ) -> Next {
         let made = matches!(call, Call::Request(Request::Create { node: NewNode::Directory, .. }));
         match self.reply(call, reply) {
-            Next::Answer(Ok(Answer::Entry(entry))) => Next::Answer(Ok(Answer::Entry(sighting.name(entry)))),
+            Next::Answer(Ok(Answer::Entry(entry))) => {
+                Next::Answer(Ok(Answer::Entry(remote_entry.name(entry))))
+            }
             Next::Answer(Ok(Answer::Created(entry, opening))) => {
-                Next::Answer(Ok(Answer::Created(sighting.name(entry), opening)))
+                Next::Answer(Ok(Answer::Created(remote_entry.name(entry), opening)))
             }
             // The directory has been created; report success even if its attributes are
             // unavailable.
-            Next::Answer(Err(_)) if made => Next::Answer(Ok(Answer::Entry(sighting.bare()))),
+            Next::Answer(Err(_)) if made => Next::Answer(Ok(Answer::Entry(remote_entry.no_xattrs()))),
             // Another client has rebound the name. A second `ESTALE` means that name and inode are
             // inconsistent.
             Next::Answer(Err(Errno::ESTALE)) if !again => self.start(call),
@@ -430,21 +434,21 @@ impl Client {
     }
 
     /// The file was stuffed when it was opened and has been unstuffed since.
-    fn turn_to_stream(&mut self, call: &Call<'_>) -> Next {
+    fn switch_to_stream(&mut self, call: &Call<'_>) -> Next {
         let Some(ino) = call.stream() else { return Next::Answer(Err(Errno::EIO)) };
         self.files.entry(ino).or_default().streamed = true;
         self.start(call)
     }
 
     /// The server has lost power: the unstuffing is undone, and the file is stuffed again.
-    fn turn_from_stream(&mut self, call: &Call<'_>) -> Next {
+    fn switch_to_stuffed(&mut self, call: &Call<'_>) -> Next {
         let files = match *call {
             Call::Copy { from, to, .. } => [Some(from), Some(to)],
             _ => [call.stream(), None],
         };
         for ino in files.into_iter().flatten() {
             if let Some(file) = self.files.get_mut(&ino) {
-                (file.streamed, file.way) = (false, Way::default());
+                (file.streamed, file.data_path) = (false, DataPath::default());
             }
         }
         self.start(call)
@@ -463,7 +467,7 @@ impl Client {
             ino,
             accessed: opened.accessed,
             shared: opened.shared,
-            keep: true,
+            keep_cache: true,
             passthrough: file.passthrough,
         }
     }
@@ -481,9 +485,9 @@ impl Client {
     }
 
     /// Handles a server's request for announcements.
-    pub(crate) fn announce(&mut self, ino: Ino, turn: u64) {
+    pub(crate) fn announce(&mut self, ino: Ino, epoch: u64) {
         if let Some(file) = self.files.get_mut(&ino) {
-            (file.announces, file.announces_since) = (true, turn);
+            (file.announces, file.announces_since) = (true, epoch);
         }
     }
 
@@ -521,18 +525,18 @@ impl Client {
             }
         }
         // A stream that is open for writing blocks other clients' caching: release it immediately.
-        if streamed { Next::Tell(Request::Release { ino }, Answer::Done) } else { Next::Release(ino) }
+        if streamed { Next::Notify(Request::Release { ino }, Answer::Done) } else { Next::Release(ino) }
     }
 }
 
-impl Sighting {
+impl RemoteEntry {
     /// The inode's entry with the name's lease and cacheability.
     fn name(&self, entry: Entry) -> Entry {
         Entry { cacheable: self.cacheable, name_leased: self.leased, ..entry }
     }
 
     /// An entry with unknown attributes, used when the inode's rank fails.
-    fn bare(&self) -> Entry {
+    fn no_xattrs(&self) -> Entry {
         let (ino, kind, none) = (self.ino, self.kind, Time::default());
         let attr = Attr {
             ino,
@@ -549,11 +553,19 @@ impl Sighting {
             ctime: none,
             btime: none,
             streamed: false,
-            bare: false,
+            no_xattrs: false,
             flags: InodeFlags::empty(),
         };
         let (name_leased, attr_leased) = (false, false);
-        Entry { attr, cacheable: false, name_leased, attr_leased, alone: false, home: Home::Table, proof: 0 }
+        Entry {
+            attr,
+            cacheable: false,
+            name_leased,
+            attr_leased,
+            sole_holder: false,
+            location: Location::Table,
+            reclaim_token: 0,
+        }
     }
 }
 
@@ -582,7 +594,7 @@ fn extend(call: &Call<'_>) -> Next {
 /// The stream I/O of a call that needs no permission of the metadata server.
 fn to_stream(call: &Call<'_>) -> Next {
     Next::Stream(match *call {
-        Call::Write { ino, offset, .. } => StreamIo::Write { ino, offset, told: false },
+        Call::Write { ino, offset, .. } => StreamIo::Write { ino, offset, acknowledged: false },
         Call::Allocate { ino, offset, length, mode, .. } => StreamIo::Allocate { ino, offset, length, mode },
         Call::Copy { from, from_offset, to, to_offset, length, .. } => {
             StreamIo::Copy { from, from_offset, to, to_offset, length: length.min(MAX_COPY_BYTES) }

@@ -8,14 +8,14 @@ use alloc::vec::Vec;
 
 use bytes::Bytes;
 use espalier_proto::{
-    Access, Caller, Entry, Errno, FromClient, Held, Home, Ino, Lock, LockOwner, Opened, Reply, Request,
+    Access, Caller, Entry, Errno, FromClient, Held, Ino, Location, Lock, LockOwner, Opened, Reply, Request,
     RequestId, StreamIo, Welcome,
 };
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
 use crate::data_link::UNDER_WAY;
-use crate::locks::{Asker, Locks, Noted};
+use crate::locks::{LockRequester, Locks, Noted};
 
 /// The client's end of a session. See the module's documentation.
 #[derive(Debug)]
@@ -26,7 +26,7 @@ pub struct Link {
     /// Requests with smaller numbers were sent over this connection, or are in `waiting`.
     sent: u64,
     /// Requests with smaller numbers were sent over some connection of this session.
-    ever_sent: u64,
+    sent_before: u64,
     /// Maximum distance of a sent number from the first unanswered one.
     window: u64,
     /// Bytes of file data in flight over this connection, in requests or expected replies.
@@ -39,7 +39,7 @@ pub struct Link {
     /// Numbers of the reclaim requests.
     reclaims: BTreeSet<u64>,
     /// Numbers of repeated requests for locks that are waited for.
-    asked_again: BTreeSet<u64>,
+    lock_retries: BTreeSet<u64>,
     /// Numbers of requests that restore locks after an interrupted request.
     lowered: BTreeSet<u64>,
     held: HashMap<Ino, Hold, FxBuildHasher>,
@@ -81,12 +81,12 @@ impl Message {
 /// What the server records that the client holds of an inode.
 #[derive(Clone, Copy, Debug)]
 struct Hold {
-    home: Home,
+    location: Location,
     /// The previous location: a power failure may have undone the move.
-    before: Option<Home>,
+    before: Option<Location>,
     lookups: u64,
     opens: u32,
-    told: u64,
+    lookup_token: u64,
     opened: u64,
     /// The file was opened for writing and has been open since; `opened` is the reclaim token for
     /// that.
@@ -112,14 +112,14 @@ impl Default for Link {
             next: 1,
             unanswered: BTreeMap::new(),
             sent: 1,
-            ever_sent: 1,
+            sent_before: 1,
             window: 1,
             under_way: 0,
             waiting: VecDeque::new(),
             connected: false,
             incarnation: None,
             reclaims: BTreeSet::new(),
-            asked_again: BTreeSet::new(),
+            lock_retries: BTreeSet::new(),
             lowered: BTreeSet::new(),
             held: HashMap::default(),
             locks: Locks::default(),
@@ -149,7 +149,7 @@ impl Link {
         // The server does not let clients remove the datafiles of a file that it takes for open
         // (carns III.A).
         if self.released_made && matches!(request, Request::Unlink { .. }) {
-            self.tell_forgotten(out);
+            self.send_forgets(out);
         }
         self.add(Message::Request(caller, request), out)
     }
@@ -194,7 +194,7 @@ impl Link {
     pub fn forget(&mut self, ino: Ino, lookups: u64, out: &mut Vec<FromClient>) {
         self.forgotten.push((ino, lookups));
         if self.forgotten.len() >= Self::FORGOTTEN {
-            self.tell_forgotten(out);
+            self.send_forgets(out);
         }
     }
 
@@ -202,7 +202,7 @@ impl Link {
     pub fn release(&mut self, ino: Ino, out: &mut Vec<FromClient>) {
         self.released.push(ino);
         if self.released.len() >= Self::FORGOTTEN {
-            self.tell_forgotten(out);
+            self.send_forgets(out);
         }
     }
 
@@ -213,7 +213,7 @@ impl Link {
     }
 
     /// Sends the queued notifications of [`Self::forget`] and [`Self::release`].
-    pub fn tell_forgotten(&mut self, out: &mut Vec<FromClient>) {
+    pub fn send_forgets(&mut self, out: &mut Vec<FromClient>) {
         if !(self.forgotten.is_empty() && self.released.is_empty()) {
             let inodes = core::mem::take(&mut self.forgotten);
             let released = core::mem::take(&mut self.released);
@@ -236,16 +236,16 @@ impl Link {
         self.under_way = self.under_way.saturating_sub(message.bytes());
         self.reclaims.remove(&id.0);
         self.lowered.remove(&id.0);
-        let asked_again = self.asked_again.remove(&id.0);
+        let lock_retries = self.lock_retries.remove(&id.0);
         self.account(&message, result);
         let mut settled = None;
         if let Message::Request(_, request) = &message {
-            let asker = match (is_waited_for, asked_again) {
-                (true, _) => Asker::Caller,
-                (false, true) => Asker::Again,
-                (false, false) => Asker::Nobody,
+            let requester = match (is_waited_for, lock_retries) {
+                (true, _) => LockRequester::Caller,
+                (false, true) => LockRequester::Again,
+                (false, false) => LockRequester::Abandoned,
             };
-            let Noted { over, unwanted } = self.locks.answered(request, result, asker);
+            let Noted { over, unwanted } = self.locks.answered(request, result, requester);
             settled = over;
             if let Some(request) = unwanted {
                 self.ask(Caller::SERVER, request, out);
@@ -320,7 +320,7 @@ impl Link {
         }
         match reply {
             Reply::Entry(entry) | Reply::Created(entry, _) => self.forget(entry.attr.ino, 1, out),
-            Reply::Unmeasured(told, _) => self.give_back(message, told, out),
+            Reply::Unmeasured(reply, _) => self.give_back(message, reply, out),
             Reply::Orphaned(ino, _) => {
                 self.ask(Caller::SERVER, Request::Purge { ino: *ino, removed: false }, out);
             }
@@ -351,7 +351,7 @@ impl Link {
         }
         match (message, result) {
             (_, Ok(Reply::Entry(entry))) => self.note(entry),
-            (Message::Request(_, request), Ok(Reply::Unmeasured(told, _))) => match &**told {
+            (Message::Request(_, request), Ok(Reply::Unmeasured(lookup_token, _))) => match &**lookup_token {
                 Reply::Entry(entry) => self.note(entry),
                 Reply::Created(entry, opened) => {
                     self.note(entry);
@@ -360,11 +360,19 @@ impl Link {
                 _ => {}
             },
             (_, Ok(Reply::Made(made))) => {
-                let home = Home::Orphan;
-                let Opened { proof: opened, announced, .. } = made.opened;
+                let location = Location::Orphan;
+                let Opened { reclaim_token: opened, announced, .. } = made.opened;
                 let before = None;
-                let new =
-                    Hold { home, before, lookups: 0, opens: 1, told: 0, opened, writes: true, announced };
+                let new = Hold {
+                    location,
+                    before,
+                    lookups: 0,
+                    opens: 1,
+                    lookup_token: 0,
+                    opened,
+                    writes: true,
+                    announced,
+                };
                 self.held.insert(made.ino, new);
             }
             (Message::Request(_, request), Ok(Reply::Created(entry, opened))) => {
@@ -387,13 +395,22 @@ impl Link {
     }
 
     fn note(&mut self, entry: &Entry) {
-        let (home, before, announced) = (entry.home, None, false);
-        let new = Hold { home, before, lookups: 0, opens: 0, told: 0, opened: 0, writes: false, announced };
+        let (location, before, announced) = (entry.location, None, false);
+        let new = Hold {
+            location,
+            before,
+            lookups: 0,
+            opens: 0,
+            lookup_token: 0,
+            opened: 0,
+            writes: false,
+            announced,
+        };
         let hold = self.held.entry(entry.attr.ino).or_insert(new);
-        if hold.home != home {
-            hold.before = Some(hold.home);
+        if hold.location != location {
+            hold.before = Some(hold.location);
         }
-        (hold.home, hold.told) = (home, entry.proof);
+        (hold.location, hold.lookup_token) = (location, entry.reclaim_token);
         hold.lookups += 1;
     }
 
@@ -403,7 +420,7 @@ impl Link {
             hold.opens += 1;
             hold.announced = opened.announced;
             if to_write || !hold.writes {
-                (hold.opened, hold.writes) = (opened.proof, to_write);
+                (hold.opened, hold.writes) = (opened.reclaim_token, to_write);
             }
         });
     }
@@ -450,8 +467,8 @@ impl Link {
             return Ended::default();
         }
         let mut lost = Vec::new();
-        let kept = self.unanswered.split_off(&self.ever_sent);
-        for id in core::mem::replace(&mut self.unanswered, kept).into_keys() {
+        let remaining = self.unanswered.split_off(&self.sent_before);
+        for id in core::mem::replace(&mut self.unanswered, remaining).into_keys() {
             if !self.reclaims.contains(&id) {
                 lost.push(RequestId(id));
             }
@@ -485,13 +502,13 @@ impl Link {
             self.reclaim(if before.is_some() { early } else { &none });
         }
         // The notification of a grant may have been lost.
-        for id in core::mem::take(&mut self.asked_again) {
+        for id in core::mem::take(&mut self.lock_retries) {
             self.unanswered.remove(&id);
         }
         let stopping: BTreeSet<u64> = self.unanswered.values().filter_map(Message::stops).collect();
         for request in self.locks.ask_again(&stopping) {
             self.unanswered.insert(self.next, Message::Request(Caller::SERVER, request));
-            self.asked_again.insert(self.next);
+            self.lock_retries.insert(self.next);
             self.next += 1;
         }
         // Reclaims precede the requests that depend on them.
@@ -515,13 +532,13 @@ impl Link {
             .held
             .iter()
             .flat_map(|(ino, hold)| {
-                let Hold { home, before, lookups, opens, told, opened, .. } = *hold;
+                let Hold { location, before, lookups, opens, lookup_token, opened, .. } = *hold;
                 let exclusive = early.contains(ino);
-                let held = Held { ino: *ino, home, lookups, opens, told, opened, exclusive };
-                match before.filter(|before| lookups > 1 && matches!(before, Home::Dentry { .. })) {
+                let held = Held { ino: *ino, location, lookups, opens, lookup_token, opened, exclusive };
+                match before.filter(|before| lookups > 1 && matches!(before, Location::Dentry { .. })) {
                     // One of the lookup replies reported the previous location.
-                    Some(home) => {
-                        let before = Held { home, lookups: 1, opens: 0, ..held };
+                    Some(location) => {
+                        let before = Held { location, lookups: 1, opens: 0, ..held };
                         [Some(Held { lookups: lookups - 1, ..held }), Some(before)]
                     }
                     None => [Some(held), None],
@@ -540,7 +557,7 @@ impl Link {
             .map(|held| Request::Reclaim { held: held.to_vec(), last: false, again: Vec::new() })
             .chain(locks.chunks(Self::RECLAIMED).map(|locks| Request::ReclaimLocks { locks: locks.to_vec() }))
             .collect();
-        let again: Vec<_> = self.unanswered.range(..self.ever_sent).map(|(id, _)| RequestId(*id)).collect();
+        let again: Vec<_> = self.unanswered.range(..self.sent_before).map(|(id, _)| RequestId(*id)).collect();
         match requests.last_mut() {
             Some(Request::Reclaim { last, again: none, .. }) => (*last, *none) = (true, again),
             _ => requests.push(Request::Reclaim { held: Vec::new(), last: true, again }),
@@ -570,7 +587,7 @@ impl Link {
         let end = self.first().saturating_add(self.window);
         while let Some((&id, message)) = self.unanswered.range(self.sent..end).next() {
             self.sent = id + 1;
-            self.ever_sent = self.ever_sent.max(self.sent);
+            self.sent_before = self.sent_before.max(self.sent);
             if message.bytes() > 0 && !(self.waiting.is_empty() && self.takes(id)) {
                 self.waiting.push_back(id);
             } else if !self.reclaims.contains(&id) {

@@ -21,13 +21,13 @@ struct Held {
 
 /// Who requested a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Asker {
+pub(crate) enum LockRequester {
     /// A caller that waits for the answer.
     Caller,
     /// The link, which has repeated the request.
     Again,
     /// A caller that has stopped waiting.
-    Nobody,
+    Abandoned,
 }
 
 /// Consequences of an answer.
@@ -49,16 +49,16 @@ impl Locks {
         &mut self,
         request: &Request,
         result: &Result<Reply, Errno>,
-        asker: Asker,
+        requester: LockRequester,
     ) -> Noted {
         let mut noted = Noted::default();
         match (request, result) {
             (Request::Lock { ino, lock, wait: Some(wait) }, Ok(Reply::Waits)) => {
                 self.give_up_other(*ino, lock);
-                match asker {
-                    Asker::Caller => drop(self.waits.insert(*wait, (*ino, *lock))),
-                    Asker::Again => {}
-                    Asker::Nobody => {
+                match requester {
+                    LockRequester::Caller => drop(self.waits.insert(*wait, (*ino, *lock))),
+                    LockRequester::Again => {}
+                    LockRequester::Abandoned => {
                         noted.unwanted = Some(Request::StopWaiting { ino: *ino, lock: *lock, wait: *wait });
                     }
                 }

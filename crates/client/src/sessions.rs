@@ -1,20 +1,20 @@
 //! The client of a cluster: sessions with all metadata servers, the cache, and pending calls. It
 //! advances each call to its answer across lost connections and server restarts.
 
-mod asking;
-mod behind;
-mod course;
+mod actions;
+mod blocked;
+mod call_state;
 mod data;
-mod early;
-mod end;
-mod kept;
+mod data_calls;
+mod delegated_open;
 mod own;
-mod quiet;
 mod renames;
+mod renewal;
 mod rights;
 mod root;
-mod told;
+mod server_session;
 mod write_behind;
+mod writeback;
 
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::sync::Arc;
@@ -27,19 +27,19 @@ use espalier_proto::{
 
 use crate::cache::Page;
 use crate::{Answer, Binding, Cache, Call, Client, Ended};
-use asking::Asking;
-use behind::Behind;
-use course::Course;
-use early::Early;
-use end::End;
-use kept::Kept;
-use quiet::Quiet;
+use blocked::BlockedCalls;
+use call_state::CallState;
+use data_calls::DataCalls;
+use delegated_open::DelegatedOpens;
+use renewal::Renewal;
+use server_session::ServerSession;
+use writeback::Writeback;
 
-pub use asking::Outcome;
-pub use told::{DataAsk, ForDoor, Interrupt, Told};
+pub use actions::{Actions, DataOperation, FrontendEvent, Interrupt};
+pub use data_calls::DataOutcome;
 
 /// Extended attributes that kernels request themselves, independent of read permission.
-const ASKED_OFTEN: [&[u8]; 2] = [b"security.", b"system.posix_acl_"];
+const KERNEL_XATTRS: [&[u8]; 2] = [b"security.", b"system.posix_acl_"];
 
 /// The client's sessions. See the module's documentation. Times are milliseconds of a monotonic
 /// clock.
@@ -48,20 +48,20 @@ pub struct Sessions<T> {
     client: Client,
     cache: Cache,
     /// Sessions with the servers that have been needed so far.
-    ends: BTreeMap<Rank, End<T>>,
+    server_sessions: BTreeMap<Rank, ServerSession<T>>,
     ranks: usize,
     /// The inode that the frontend calls [`Ino::ROOT`]: a restricted client's root is a subtree.
     root: Ino,
     /// A kernel checks search and read permission before it makes a call.
     is_checked: bool,
     /// Write-back is enabled.
-    tells_early: bool,
+    uses_writeback: bool,
     /// Calls that wait for data servers.
-    asking: Asking<T>,
-    early: Early,
-    behind: Behind<T>,
-    quiet: Quiet,
-    kept: Kept,
+    data_calls: DataCalls<T>,
+    writeback: Writeback,
+    blocked: BlockedCalls<T>,
+    delegated_opens: DelegatedOpens,
+    renewal: Renewal,
     /// The names last removed or renamed by callers: the kernel knows of these changes, and may
     /// have bound a name again.
     vacated: VecDeque<(Ino, Name)>,
@@ -69,7 +69,7 @@ pub struct Sessions<T> {
 
 /// A call from the frontend.
 #[derive(Debug)]
-pub struct Asked<'a, T> {
+pub struct IncomingCall<'a, T> {
     /// Unique among unanswered calls, and not 0.
     pub call_id: u64,
     pub caller: Caller,
@@ -85,40 +85,40 @@ const VACATED: usize = 256;
 #[derive(Debug)]
 enum Waiter<T> {
     /// A call of the frontend, with its ticket.
-    Door(T),
+    Frontend(T),
     /// No one: the caller was answered early. With the number of the pending operation.
-    Nobody(u64),
+    Acknowledged(u64),
 }
 
 impl<T> Sessions<T> {
     /// `ranks`: number of metadata servers. `is_checked`: a kernel checks search and read
     /// permission of directories; otherwise the cache answers only where permission is certain.
     pub fn new(cache: Cache, ranks: usize, is_checked: bool) -> Self {
-        let (client, asking) = (Client { is_served: true, ..Client::default() }, Asking::default());
-        let (ends, root) = (BTreeMap::new(), Ino::ROOT);
-        let (early, behind, quiet, kept) =
-            (Early::default(), Behind::default(), Quiet::default(), Kept::default());
-        let tells_early = true;
+        let (client, data_calls) = (Client { is_served: true, ..Client::default() }, DataCalls::default());
+        let (server_sessions, root) = (BTreeMap::new(), Ino::ROOT);
+        let (writeback, blocked, delegated_opens, renewal) =
+            (Writeback::default(), BlockedCalls::default(), DelegatedOpens::default(), Renewal::default());
+        let uses_writeback = true;
         Self {
             client,
             cache,
-            ends,
+            server_sessions,
             ranks,
             root,
             is_checked,
-            tells_early,
-            asking,
-            early,
-            behind,
-            quiet,
-            kept,
+            uses_writeback,
+            data_calls,
+            writeback,
+            blocked,
+            delegated_opens,
+            renewal,
             vacated: VecDeque::new(),
         }
     }
 
     /// Disables write-back: all calls wait for servers.
     pub fn wait_for_servers(&mut self) {
-        self.tells_early = false;
+        self.uses_writeback = false;
     }
 
     /// Sets [`Welcome::root`], before the first call.
@@ -137,35 +137,35 @@ impl<T> Sessions<T> {
 
     /// The servers that have been needed so far, in order of rank.
     pub fn needed(&self) -> impl ExactSizeIterator<Item = Rank> {
-        self.ends.keys().copied()
+        self.server_sessions.keys().copied()
     }
 
     /// The server incarnation of the present session; `None`: no session.
     pub fn incarnation(&self, rank: Rank) -> Option<u64> {
-        self.ends.get(&rank)?.link.incarnation()
+        self.server_sessions.get(&rank)?.link.incarnation()
     }
 
     /// See [`Link::holdings`](crate::Link::holdings).
     pub fn holdings(&self, rank: Rank) -> Option<Vec<(Ino, u64, u32)>> {
-        self.ends.get(&rank)?.link.holdings()
+        self.server_sessions.get(&rank)?.link.holdings()
     }
 
     /// Number of calls that wait for a server.
     pub fn waiting(&self, rank: Rank) -> usize {
-        self.ends.get(&rank).map_or(0, |end| end.parked.len())
+        self.server_sessions.get(&rank).map_or(0, |end| end.pending.len())
     }
 
     /// The frontend's number of the call that made this request.
     pub fn call_of(&self, rank: Rank, id: RequestId) -> Option<u64> {
-        self.ends.get(&rank)?.parked.get(&id).map(|parked| parked.call_id)
+        self.server_sessions.get(&rank)?.pending.get(&id).map(|pending| pending.call_id)
     }
 
-    /// As [`Self::call_of`], for requests to data servers ([`DataAsk::number`]).
+    /// As [`Self::call_of`], for requests to data servers ([`DataOperation::number`]).
     pub fn call_of_data(&self, number: u64) -> Option<u64> {
-        let parked = self.asking.waits(number)?;
-        match parked.ticket {
-            Waiter::Door(_) => Some(parked.call_id),
-            Waiter::Nobody(change) => self.early.behind.call_of(change),
+        let pending = self.data_calls.waits(number)?;
+        match pending.ticket {
+            Waiter::Frontend(_) => Some(pending.call_id),
+            Waiter::Acknowledged(change) => self.writeback.write_behind.call_of(change),
         }
     }
 
@@ -190,19 +190,19 @@ impl<T> Sessions<T> {
             Call::Read { ino, offset, size, .. } => {
                 let ino = self.real(*ino);
                 let answer = Answer::Bytes(self.cache.read(ino, *offset, *size, now)?.into());
-                (answer, self.keep_known(now, ino).unwrap_or(0))
+                (answer, self.retain_known(now, ino).unwrap_or(0))
             }
             Call::Request(Request::GetAttr { ino }) => self.cache.get_attr(self.real(*ino), now)?,
             Call::Request(Request::ReadDir { dir, .. }) => {
                 let dir = self.real(*dir);
-                if !self.may(caller, dir, Access::READ, now) || self.keep_known(now, dir) == Some(0) {
+                if !self.may(caller, dir, Access::READ, now) || self.retain_known(now, dir) == Some(0) {
                     return None;
                 }
                 self.cache.next_page(Page { dir, ..Page::of(call)? }, now)?
             }
             Call::Request(Request::GetXattr { ino, name })
-                if ASKED_OFTEN.iter().any(|often| name.starts_with(often))
-                    && self.cache.is_bare(self.real(*ino), now) =>
+                if KERNEL_XATTRS.iter().any(|often| name.starts_with(often))
+                    && self.cache.has_no_xattrs(self.real(*ino), now) =>
             {
                 return Some((Err(Errno::ENODATA), 0));
             }
@@ -227,61 +227,67 @@ impl<T> Sessions<T> {
     }
 
     /// Starts a call that [`Self::answer`] cannot answer.
-    pub fn call(&mut self, now: u64, asked: Asked<'_, T>, told: &mut Told<T>) {
-        let Asked { call_id, caller, call, ticket } = asked;
+    pub fn call(&mut self, now: u64, incoming: IncomingCall<'_, T>, actions: &mut Actions<T>) {
+        let IncomingCall { call_id, caller, call, ticket } = incoming;
         // The data to write is copied here, and shared from here on.
-        let mut asked = Asked { call_id, caller, call: call.into_owned(), ticket: Waiter::Door(ticket) };
-        if let Call::Request(request) = &mut asked.call
+        let mut incoming =
+            IncomingCall { call_id, caller, call: call.into_owned(), ticket: Waiter::Frontend(ticket) };
+        if let Call::Request(request) = &mut incoming.call
             && self.root != Ino::ROOT
         {
             request.each_inode(&mut |ino| *ino = self.real(*ino));
         }
-        if let Call::Request(Request::RmDir { .. } | Request::Rename { .. }) = asked.call {
-            self.vacated.extend(end::changed_names(&asked.call));
+        if let Call::Request(Request::RmDir { .. } | Request::Rename { .. }) = incoming.call {
+            self.vacated.extend(server_session::changed_names(&incoming.call));
             self.vacated.drain(..self.vacated.len().saturating_sub(VACATED));
         }
-        self.take(now, asked, told);
-        self.say(told);
+        self.take(now, incoming, actions);
+        self.say(actions);
     }
 
-    fn take(&mut self, now: u64, asked: Asked<'static, Waiter<T>>, told: &mut Told<T>) {
-        if self.close_quietly(now, &asked.call) {
-            return told.answer(asked.ticket, Ok(Answer::Done));
+    fn take(&mut self, now: u64, incoming: IncomingCall<'static, Waiter<T>>, actions: &mut Actions<T>) {
+        if self.close_delegated(now, &incoming.call) {
+            return actions.answer(incoming.ticket, Ok(Answer::Done));
         }
-        let Some(asked) = self.tell_early(now, asked, told) else { return };
-        self.tell_quiet_of(now, &asked.call);
-        if self.close_early(&asked.call, now) {
-            return told.answer(asked.ticket, Ok(Answer::Done));
+        let Some(incoming) = self.try_writeback(now, incoming, actions) else { return };
+        self.announce_delegated_for(now, &incoming.call);
+        if self.close_pending(&incoming.call, now) {
+            return actions.answer(incoming.ticket, Ok(Answer::Done));
         }
-        let Some(asked) = self.keep_behind(now, asked) else { return };
-        self.take_after(now, asked, told);
+        let Some(incoming) = self.block_call(now, incoming) else { return };
+        self.take_after(now, incoming, actions);
     }
 
     /// Starts a call that is not blocked on pending operations.
-    fn take_after(&mut self, now: u64, mut asked: Asked<'static, Waiter<T>>, told: &mut Told<T>) {
-        if let Some(errno) = self.early_error(&asked.call) {
+    fn take_after(
+        &mut self,
+        now: u64,
+        mut incoming: IncomingCall<'static, Waiter<T>>,
+        actions: &mut Actions<T>,
+    ) {
+        if let Some(errno) = self.deferred_error(&incoming.call) {
             // The file is closed nevertheless.
-            if let Call::Request(request @ Request::Unlock { ino, .. }) = &asked.call
+            if let Call::Request(request @ Request::Unlock { ino, .. }) = &incoming.call
                 && let Some(end) = self.end(ino.rank())
             {
-                end.ask(asked.caller, request.clone());
+                end.ask(incoming.caller, request.clone());
             }
-            return told.answer(asked.ticket, Err(errno));
+            return actions.answer(incoming.ticket, Err(errno));
         }
-        if let Call::Request(Request::Open { ino, how }) = &mut asked.call
+        if let Call::Request(Request::Open { ino, how }) = &mut incoming.call
             && how.reads == Reads::Whole
             && self.cache.content(*ino, now).is_some()
         {
             how.reads = Reads::Client;
         }
-        let confirmation = self.confirmation(&asked.call, now);
-        let changes = self.cache.sent(&asked.call, now);
-        let turn = self.cache.turn();
-        let course = Course { begun: now, turn, changes, confirmation, ..Course::default() };
+        let confirmation = self.confirmation(&incoming.call, now);
+        let changes = self.cache.sent(&incoming.call, now);
+        let epoch = self.cache.epoch();
+        let call_state = CallState { begun: now, epoch, changes, confirmation, ..CallState::default() };
         let known =
-            self.known_elsewhere(now, &asked).or_else(|| Some((self.lease_first(now, &asked.call)?, 0)));
-        let (next, lease) = known.unwrap_or_else(|| (self.client.start(&asked.call), 0));
-        self.advance(now, (asked, course), next, lease, told);
+            self.known_remote(now, &incoming).or_else(|| Some((self.lease_first(now, &incoming.call)?, 0)));
+        let (next, lease) = known.unwrap_or_else(|| (self.client.start(&incoming.call), 0));
+        self.advance(now, (incoming, call_state), next, lease, actions);
     }
 
     /// Callers have forgotten `lookups` references to an inode.
@@ -290,9 +296,9 @@ impl<T> Sessions<T> {
     }
 
     /// Notifies servers of inodes that were forgotten.
-    pub fn tell_forgotten(&mut self, told: &mut Told<T>) {
+    pub fn send_forgets(&mut self, actions: &mut Actions<T>) {
         self.give_up_forgotten();
-        self.say(told);
+        self.say(actions);
     }
 
     /// Handles a signal to a call's caller. `dies`: true for a thread that the signal ends.
@@ -302,137 +308,138 @@ impl<T> Sessions<T> {
         call_id: u64,
         dies: impl Fn(u32) -> bool,
         is_stuck: impl Fn(&Layout) -> bool,
-        told: &mut Told<T>,
+        actions: &mut Actions<T>,
     ) -> Interrupt {
-        for end in self.ends.values_mut() {
+        for end in self.server_sessions.values_mut() {
             if end.outlives(call_id, &dies) {
                 return Interrupt::Survived;
             }
             if let (true, gone) = end.interrupt(call_id) {
-                if let Some(parked) = gone {
-                    self.give_up(parked, Errno::EINTR, told);
+                if let Some(pending) = gone {
+                    self.give_up(pending, Errno::EINTR, actions);
                 }
-                self.say(told);
+                self.say(actions);
                 return Interrupt::Heard;
             }
         }
-        if let Some(interrupt) = self.interrupt_behind(call_id, &dies, told) {
-            self.say(told);
+        if let Some(interrupt) = self.interrupt_blocked(call_id, &dies, actions) {
+            self.say(actions);
             return interrupt;
         }
-        let interrupt = self.asking.interrupt(call_id, dies);
-        self.give_up_stuck(is_stuck, told);
-        self.say(told);
+        let interrupt = self.data_calls.interrupt(call_id, dies);
+        self.give_up_stuck(is_stuck, actions);
+        self.say(actions);
         interrupt
     }
 
     /// True if an owner may have locks on a file.
     pub fn has_locks(&self, ino: Ino, owner: LockOwner) -> bool {
         let ino = self.real(ino);
-        self.ends.get(&ino.rank()).is_some_and(|end| end.link.has_locks(ino, owner))
+        self.server_sessions.get(&ino.rank()).is_some_and(|end| end.link.has_locks(ino, owner))
     }
 
     /// Releases all locks of an owner on a file; no caller waits for it.
-    pub fn unlock(&mut self, ino: Ino, owner: LockOwner, told: &mut Told<T>) {
+    pub fn unlock(&mut self, ino: Ino, owner: LockOwner, actions: &mut Actions<T>) {
         let ino = self.real(ino);
         if let Some(end) = self.end(ino.rank()) {
             end.ask(Caller::SERVER, Request::Unlock { ino, owner, first: 0, last: u64::MAX });
         }
-        self.say(told);
+        self.say(actions);
     }
 
-    /// The frontend has executed a [`ForDoor::Revoke`].
-    pub fn revoked(&mut self, rank: Rank, number: u64, told: &mut Told<T>) {
+    /// The frontend has executed a [`FrontendEvent::Revoke`].
+    pub fn revoked(&mut self, rank: Rank, number: u64, actions: &mut Actions<T>) {
         if self.is_given_up(rank, number) {
-            told.send.push((rank, FromClient::Revoked { number }));
+            actions.send.push((rank, FromClient::Revoked { number }));
         }
     }
 
-    /// Reports that a [`ForDoor::Revoke`] of a name waits for a pending call of the frontend that has
-    /// the name's directory locked. The server may fail that call with `ESTALE` before it has changed
-    /// anything; its caller must look its names up again.
-    pub fn blocked(&mut self, rank: Rank, number: u64, told: &mut Told<T>) {
-        told.send.push((rank, FromClient::Blocked { number }));
+    /// Reports that a [`FrontendEvent::Revoke`] of a name waits for a pending call of the frontend
+    /// that has the name's directory locked. The server may fail that call with `ESTALE` before it
+    /// has changed anything; its caller must look its names up again.
+    pub fn blocked(&mut self, rank: Rank, number: u64, actions: &mut Actions<T>) {
+        actions.send.push((rank, FromClient::Blocked { number }));
     }
 
-    /// Answers a [`ForDoor::Groups`].
-    pub fn groups(&mut self, rank: Rank, id: RequestId, groups: Arc<[u32]>, told: &mut Told<T>) {
-        told.send.push((rank, FromClient::Groups { id, groups }));
+    /// Answers a [`FrontendEvent::Groups`].
+    pub fn groups(&mut self, rank: Rank, id: RequestId, groups: Arc<[u32]>, actions: &mut Actions<T>) {
+        actions.send.push((rank, FromClient::Groups { id, groups }));
     }
 
     // ---- Messages of servers
 
     /// Handles a new connection to a server.
-    pub fn connected(&mut self, now: u64, rank: Rank, welcome: &Welcome, told: &mut Told<T>) {
+    pub fn connected(&mut self, now: u64, rank: Rank, welcome: &Welcome, actions: &mut Actions<T>) {
         self.client.can_ask_data_servers = !welcome.servers.data.is_empty();
         if self.root != welcome.root {
             // Another directory has taken its place.
             let names = self.cache.leased_names(|dir| dir == self.root);
-            self.invalidate(names, [self.root].into(), told);
+            self.invalidate(names, [self.root].into(), actions);
             self.root = welcome.root;
         }
-        let early = self.early.dirs();
+        let writeback = self.writeback.dirs();
         let goes_on = self.incarnation(rank) == Some(welcome.incarnation);
-        let quiet: Vec<_> = if goes_on { Vec::new() } else { self.quiet.forgotten(rank).collect() };
+        let delegated_opens: Vec<_> =
+            if goes_on { Vec::new() } else { self.delegated_opens.forgotten(rank).collect() };
         let Some(end) = self.end(rank) else { return };
-        quiet.into_iter().for_each(|(ino, opens)| end.link.opened(ino, opens));
-        let distrust = end.link.connected(welcome, &early, &mut end.out);
-        self.distrust(rank, distrust, told);
+        delegated_opens.into_iter().for_each(|(ino, opens)| end.link.opened(ino, opens));
+        let distrust = end.link.connected(welcome, &writeback, &mut end.out);
+        self.distrust(rank, distrust, actions);
         // The leases that stood for these opens are lost.
-        self.tell_openings(now, |ino, _| ino.rank() == rank);
-        self.say(told);
+        self.announce_opens(now, |ino, _| ino.rank() == rank);
+        self.say(actions);
     }
 
     /// Handles the refusal of a connection because the session has ended. The next connection
     /// starts a new session.
-    pub fn ended(&mut self, now: u64, rank: Rank, told: &mut Told<T>) {
+    pub fn ended(&mut self, now: u64, rank: Rank, actions: &mut Actions<T>) {
         let Some(end) = self.end(rank) else { return };
         let Ended { distrust, lost, unlocked } = end.link.ended();
         if !unlocked.is_empty() {
-            told.door.push(ForDoor::Unlocked(unlocked.len()));
+            actions.frontend.push(FrontendEvent::Unlocked(unlocked.len()));
         }
         let mut failed = Vec::new();
         for id in &lost {
             end.given_up.remove(id);
-            failed.extend(end.parked.remove(id));
+            failed.extend(end.pending.remove(id));
         }
-        self.lose_early(rank, &lost, told);
+        self.lose_pending(rank, &lost, actions);
         self.lose_renewals(rank);
-        self.distrust(rank, Some(distrust), told);
-        failed.append(&mut self.asking.lose(rank, told));
-        for parked in failed {
-            let is_lookup = matches!(parked.call, Call::Request(Request::Lookup { .. }));
-            if is_lookup && parked.course.own.is_none() && !parked.course.interrupted {
+        self.distrust(rank, Some(distrust), actions);
+        failed.append(&mut self.data_calls.lose(rank, actions));
+        for pending in failed {
+            let is_lookup = matches!(pending.call, Call::Request(Request::Lookup { .. }));
+            if is_lookup && pending.call_state.own.is_none() && !pending.call_state.interrupted {
                 // It has changed nothing, and a kernel detaches mounts on a name whose lookup
                 // fails.
-                self.take_after(now, parked.into_asked().0, told);
+                self.take_after(now, pending.into_incoming().0, actions);
             } else {
-                self.give_up(parked, Errno::EIO, told);
+                self.give_up(pending, Errno::EIO, actions);
             }
         }
-        self.say(told);
+        self.say(actions);
     }
 
     /// Invalidates what a rank has returned: the server may not revoke it, or its repeated replies
     /// do not list the changes. `forgotten`: the inodes that a restarted server does not know.
-    fn distrust(&mut self, rank: Rank, forgotten: Option<Vec<Ino>>, told: &mut Told<T>) {
+    fn distrust(&mut self, rank: Rank, forgotten: Option<Vec<Ino>>, actions: &mut Actions<T>) {
         if let Some(inos) = forgotten {
-            self.behind.forget_revoked(rank);
+            self.blocked.forget_revoked(rank);
             let names = self.cache.leased_names(|dir| dir.rank() == rank);
-            self.invalidate(names, inos, told);
+            self.invalidate(names, inos, actions);
         }
         self.cache.distrust_rank(rank);
         self.forget_seen(|dir| dir.rank() == rank);
     }
 
     /// Makes the frontend drop its cached state of names and inodes.
-    fn invalidate(&self, mut names: Vec<(Ino, Name)>, inos: Vec<Ino>, told: &mut Told<T>) {
+    fn invalidate(&self, mut names: Vec<(Ino, Name)>, inos: Vec<Ino>, actions: &mut Actions<T>) {
         names.iter_mut().for_each(|(dir, _)| *dir = self.shown_as(*dir));
-        told.door.push(ForDoor::Distrust { names, inos: self.shown_all(inos) });
+        actions.frontend.push(FrontendEvent::Distrust { names, inos: self.shown_all(inos) });
     }
 
     pub fn disconnected(&mut self, rank: Rank) {
-        if let Some(end) = self.ends.get_mut(&rank) {
+        if let Some(end) = self.server_sessions.get_mut(&rank) {
             end.link.disconnected();
             // It is repeated over the next connection.
             end.out.clear();
@@ -440,76 +447,78 @@ impl<T> Sessions<T> {
     }
 
     /// Called several times per second. `is_stuck`: as in [`Self::interrupt`].
-    pub fn tick(&mut self, now: u64, is_stuck: impl Fn(&Layout) -> bool, told: &mut Told<T>) {
-        self.tell_quiet_in_time(now);
-        self.renew_kept(now, told);
+    pub fn tick(&mut self, now: u64, is_stuck: impl Fn(&Layout) -> bool, actions: &mut Actions<T>) {
+        self.announce_expiring(now);
+        self.renew_leases(now, actions);
         self.cache.expire(now);
         self.give_up_forgotten();
-        self.go_on_behind(now, told);
-        self.send_gathered(|_| true, told);
-        for (rank, end) in &mut self.ends {
+        self.resume_blocked(now, actions);
+        self.send_gathered(|_| true, actions);
+        for (rank, end) in &mut self.server_sessions {
             // Including lingering messages, since the reply that they wait for may be late.
-            told.send.extend(end.out.drain(..).map(|message| (*rank, message)));
-            end.link.tell_forgotten(&mut end.out);
+            actions.send.extend(end.out.drain(..).map(|message| (*rank, message)));
+            end.link.send_forgets(&mut end.out);
         }
-        for ino in self.asking.released() {
+        for ino in self.data_calls.released() {
             if let Some(end) = self.end(ino.rank()) {
                 end.ask(Caller::SERVER, Request::Release { ino });
             }
             self.closed(ino, now);
         }
-        self.look_past_stuck(now, &is_stuck, told);
-        self.give_up_stuck(is_stuck, told);
-        self.say(told);
+        self.look_past_stuck(now, &is_stuck, actions);
+        self.give_up_stuck(is_stuck, actions);
+        self.say(actions);
     }
 
     /// Processes a message of a server.
-    pub fn received(&mut self, now: u64, rank: Rank, message: FromServer, told: &mut Told<T>) {
-        self.cache.next_turn();
+    pub fn received(&mut self, now: u64, rank: Rank, message: FromServer, actions: &mut Actions<T>) {
+        self.cache.next_epoch();
         let Some(end) = self.end(rank) else { return };
         match message {
             FromServer::Reply { id, lease_ms, touched, result, .. } => {
-                self.reply(now, (rank, id), (lease_ms.into(), touched), result, told);
+                self.reply(now, (rank, id), (lease_ms.into(), touched), result, actions);
                 self.give_up_forgotten();
             }
-            FromServer::AskGroups { id, pid } => told.door.push(ForDoor::Groups { rank, id, pid }),
-            FromServer::Revoke { number, lease: Lease::Quiet { ino } } => {
-                self.client.announce(ino, self.cache.turn());
-                self.revoked(rank, number, told);
+            FromServer::AskGroups { id, pid } => {
+                actions.frontend.push(FrontendEvent::Groups { rank, id, pid })
+            }
+            FromServer::Revoke { number, lease: Lease::Unannounced { ino } } => {
+                self.client.announce(ino, self.cache.epoch());
+                self.revoked(rank, number, actions);
             }
             FromServer::Revoke { number, lease: Lease::Data { ino } } => {
                 self.cache.lose_data(ino);
                 let lease = Lease::Data { ino: self.shown_as(ino) };
-                told.door.push(ForDoor::Revoke { rank, number, lease, is_own: false });
+                actions.frontend.push(FrontendEvent::Revoke { rank, number, lease, is_own: false });
             }
             FromServer::Revoke { number, lease } => {
                 self.cache.revoke(&lease);
                 let (Lease::Name { dir, .. }
                 | Lease::Inode { ino: dir }
                 | Lease::Data { ino: dir }
-                | Lease::Quiet { ino: dir }
+                | Lease::Unannounced { ino: dir }
                 | Lease::Exclusive { dir }) = lease;
-                self.forget_seen(|seen| seen == dir);
-                self.tell_quiet(now, dir);
-                self.revoke_early(rank, number, dir);
+                self.forget_seen(|name_state| name_state == dir);
+                self.announce_delegated(now, dir);
+                self.defer_revocation(rank, number, dir);
                 if let Lease::Exclusive { .. } = lease {
                     // Callers cache nothing under this lease.
-                    self.revoked(rank, number, told);
-                    return self.say(told);
+                    self.revoked(rank, number, actions);
+                    return self.say(actions);
                 }
                 let is_own = self.is_renamed_to(&lease);
                 let lease = match lease {
                     Lease::Name { dir, name } => Lease::Name { dir: self.shown_as(dir), name },
                     Lease::Inode { ino } => Lease::Inode { ino: self.shown_as(ino) },
                     Lease::Data { ino } => Lease::Data { ino: self.shown_as(ino) },
-                    Lease::Exclusive { .. } | Lease::Quiet { .. } => lease,
+                    Lease::Exclusive { .. } | Lease::Unannounced { .. } => lease,
                 };
-                told.door.push(ForDoor::Revoke { rank, number, lease, is_own });
+                actions.frontend.push(FrontendEvent::Revoke { rank, number, lease, is_own });
             }
             FromServer::Locked { wait } => {
                 end.link.locked(wait);
-                if let Some(parked) = end.waits.remove(&wait) {
-                    told.answer(parked.ticket, Ok(Answer::Done));
+                if let Some(pending) = end.waits.remove(&wait) {
+                    actions.answer(pending.ticket, Ok(Answer::Done));
                 }
             }
             FromServer::Recall(recalls) => {
@@ -522,55 +531,55 @@ impl<T> Sessions<T> {
                 let recall =
                     |recall: Recall| Recall { dir: recall.dir.map(|dir| self.shown_as(dir)), ..recall };
                 let recalls = recalls.into_iter().map(recall).collect();
-                told.door.push(ForDoor::Recall { recalls, removed });
+                actions.frontend.push(FrontendEvent::Recall { recalls, removed });
             }
             FromServer::Changed(inos) => {
                 inos.iter().for_each(|ino| self.cache.touched(*ino));
-                told.door.push(ForDoor::Changed(self.shown_all(inos)));
+                actions.frontend.push(FrontendEvent::Changed(self.shown_all(inos)));
             }
         }
-        self.go_on_after(now, told);
-        self.say(told);
+        self.resume_after_write_behind(now, actions);
+        self.say(actions);
     }
 
     /// Handles the outcome of requests to data servers.
-    pub fn data_came(&mut self, now: u64, number: u64, outcome: Outcome, told: &mut Told<T>) {
+    pub fn data_completed(&mut self, now: u64, number: u64, outcome: DataOutcome, actions: &mut Actions<T>) {
         // The call may have been abandoned meanwhile.
-        let Some((parked, delegation)) = self.asking.came(number) else { return };
+        let Some((pending, delegation)) = self.data_calls.came(number) else { return };
         match outcome {
-            Outcome::Done(result) => self.lead_on(now, parked, result, 0, told),
-            Outcome::Stale => {
-                let (asked, mut course) = parked.into_asked();
-                if let Some(own) = course.own.take() {
-                    let step = own.stale(&asked.call);
-                    self.take_step(now, (asked, course), step, 0, told);
+            DataOutcome::Done(result) => self.resume_call(now, pending, result, 0, actions),
+            DataOutcome::Stale => {
+                let (incoming, mut call_state) = pending.into_incoming();
+                if let Some(own) = call_state.own.take() {
+                    let step = own.stale(&incoming.call);
+                    self.take_step(now, (incoming, call_state), step, 0, actions);
                 } else {
-                    let next = self.client.stale(&asked.call, &delegation);
-                    self.advance(now, (asked, course), next, 0, told);
+                    let next = self.client.stale(&incoming.call, &delegation);
+                    self.advance(now, (incoming, call_state), next, 0, actions);
                 }
             }
         }
-        self.go_on_after(now, told);
-        self.say(told);
+        self.resume_after_write_behind(now, actions);
+        self.say(actions);
     }
 
     // ---- Output
 
-    fn end(&mut self, rank: Rank) -> Option<&mut End<T>> {
-        (usize::from(rank.0) < self.ranks).then(|| self.ends.entry(rank).or_default())
+    fn end(&mut self, rank: Rank) -> Option<&mut ServerSession<T>> {
+        (usize::from(rank.0) < self.ranks).then(|| self.server_sessions.entry(rank).or_default())
     }
 
     /// Emits the queued messages to servers, except those that may linger for a batch.
-    fn say(&mut self, told: &mut Told<T>) {
-        self.end_behind(told);
-        self.send_wanted(told);
-        let mut ends = core::mem::take(&mut self.ends);
-        for (rank, end) in &mut ends {
+    fn say(&mut self, actions: &mut Actions<T>) {
+        self.complete_write_behind(actions);
+        self.send_wanted(actions);
+        let mut server_sessions = core::mem::take(&mut self.server_sessions);
+        for (rank, end) in &mut server_sessions {
             if !self.may_linger(*rank, end) {
-                told.send.extend(end.out.drain(..).map(|message| (*rank, message)));
+                actions.send.extend(end.out.drain(..).map(|message| (*rank, message)));
             }
         }
-        self.ends = ends;
+        self.server_sessions = server_sessions;
     }
 
     /// Tells servers to drop lookup counts of evicted inodes.
@@ -586,9 +595,14 @@ impl<T> Sessions<T> {
     fn forget_seen(&mut self, is_one: impl Fn(Ino) -> bool) {
         // A cluster with one rank has no remote dentries.
         if self.ranks > 1 {
-            for parked in self.ends.values_mut().flat_map(|end| end.parked.values_mut()) {
-                if parked.course.seen.sighting.is_some_and(|sighting| is_one(sighting.dir)) {
-                    parked.course.seen.until = 0;
+            for pending in self.server_sessions.values_mut().flat_map(|end| end.pending.values_mut()) {
+                if pending
+                    .call_state
+                    .name_state
+                    .remote_entry
+                    .is_some_and(|remote_entry| is_one(remote_entry.dir))
+                {
+                    pending.call_state.name_state.until = 0;
                 }
             }
         }

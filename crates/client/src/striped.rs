@@ -74,36 +74,36 @@ struct Read {
 
 /// The result of a round.
 #[derive(Debug)]
-pub enum Turn {
-    /// Send these requests; [`Striped::go_on`] takes all replies in this order.
+pub enum StripedStep {
+    /// Send these requests; [`Striped::advance`] takes all replies in this order.
     Ask(Vec<(ServerId, DataRequest)>),
     Done(Result<Reply, Errno>),
 }
 
 impl Striped {
     /// Starts an operation. `data`: the bytes to write.
-    pub fn start(layout: Arc<Layout>, work: impl Into<Work>, data: Bytes) -> (Self, Turn) {
-        let (round, turn) = match work.into() {
+    pub fn start(layout: Arc<Layout>, work: impl Into<Work>, data: Bytes) -> (Self, StripedStep) {
+        let (round, epoch) = match work.into() {
             Work::Stream(io) => begin(&layout, io, data),
             Work::Create { ino, sync } => each(&layout, &DataRequest::Create { ino, sync }),
             Work::Remove(ino) => each(&layout, &DataRequest::Remove { ino }),
-            Work::Measure(attr) => (Round::Attr(attr), Turn::Ask(measure(&layout, attr.ino))),
+            Work::Measure(attr) => (Round::Attr(attr), StripedStep::Ask(measure(&layout, attr.ino))),
         };
-        (Self { layout, round }, turn)
+        (Self { layout, round }, epoch)
     }
 
     /// Continues with the replies of the round.
-    pub fn go_on(&mut self, replies: Vec<Result<DataReply, Errno>>) -> Turn {
+    pub fn advance(&mut self, replies: Vec<Result<DataReply, Errno>>) -> StripedStep {
         match self.proceed(replies) {
-            Ok(turn) => turn,
-            Err(errno) => Turn::Done(Err(errno)),
+            Ok(epoch) => epoch,
+            Err(errno) => StripedStep::Done(Err(errno)),
         }
     }
 
-    fn proceed(&mut self, replies: Vec<Result<DataReply, Errno>>) -> Result<Turn, Errno> {
+    fn proceed(&mut self, replies: Vec<Result<DataReply, Errno>>) -> Result<StripedStep, Errno> {
         let replies = replies.into_iter().collect::<Result<Vec<_>, _>>()?;
         let layout = Arc::clone(&self.layout);
-        let (round, turn) = match core::mem::replace(&mut self.round, Round::Each) {
+        let (round, epoch) = match core::mem::replace(&mut self.round, Round::Each) {
             Round::Read(read) => read.received(replies)?.judge(&layout),
             Round::ReadAgain(read) => done(Ok(Reply::Bytes(read.received(replies)?.gather(&layout)))),
             Round::Measure(read) => read.measured(&layout, layout.size(sizes(&replies)?)),
@@ -113,15 +113,15 @@ impl Striped {
             Round::Seek { offset, what } => done(found(&layout, offset, what, &replies)),
         };
         self.round = round;
-        Ok(turn)
+        Ok(epoch)
     }
 }
 
-fn done(result: Result<Reply, Errno>) -> (Round, Turn) {
-    (Round::Each, Turn::Done(result))
+fn done(result: Result<Reply, Errno>) -> (Round, StripedStep) {
+    (Round::Each, StripedStep::Done(result))
 }
 
-fn begin(layout: &Layout, io: StreamIo, data: Bytes) -> (Round, Turn) {
+fn begin(layout: &Layout, io: StreamIo, data: Bytes) -> (Round, StripedStep) {
     match io {
         StreamIo::Read { ino, offset, size } => Read::begin(layout, ino, offset, size),
         StreamIo::Write { ino, offset, .. } => write(layout, ino, offset, data),
@@ -131,7 +131,7 @@ fn begin(layout: &Layout, io: StreamIo, data: Bytes) -> (Round, Turn) {
             let ask = |Segment { place, local: offset, length }| {
                 (layout.servers()[place], DataRequest::Allocate { ino, offset, length, mode })
             };
-            (Round::Each, Turn::Ask(layout.parts(offset, length).into_iter().map(ask).collect()))
+            (Round::Each, StripedStep::Ask(layout.parts(offset, length).into_iter().map(ask).collect()))
         }
         StreamIo::Seek { ino, offset, what } => {
             let mut asks = measure(layout, ino);
@@ -139,7 +139,7 @@ fn begin(layout: &Layout, io: StreamIo, data: Bytes) -> (Round, Turn) {
                 let offset = layout.local_size(place, offset);
                 (*server, DataRequest::Seek { ino, offset, what })
             }));
-            (Round::Seek { offset, what }, Turn::Ask(asks))
+            (Round::Seek { offset, what }, StripedStep::Ask(asks))
         }
         // The caller falls back to reading and writing.
         StreamIo::Copy { .. } => done(Err(Errno::EXDEV)),
@@ -156,8 +156,11 @@ fn measure(layout: &Layout, ino: Ino) -> Vec<(ServerId, DataRequest)> {
     layout.servers().iter().map(|server| (*server, DataRequest::Stat { inos: vec![ino] })).collect()
 }
 
-fn each(layout: &Layout, request: &DataRequest) -> (Round, Turn) {
-    (Round::Each, Turn::Ask(layout.servers().iter().map(|server| (*server, request.clone())).collect()))
+fn each(layout: &Layout, request: &DataRequest) -> (Round, StripedStep) {
+    (
+        Round::Each,
+        StripedStep::Ask(layout.servers().iter().map(|server| (*server, request.clone())).collect()),
+    )
 }
 
 fn stats(replies: &[DataReply]) -> Result<Vec<StreamStat>, Errno> {
@@ -177,7 +180,7 @@ fn measured(layout: &Layout, mut attr: Attr, replies: &[DataReply]) -> Result<Re
     Ok(Reply::Attr(attr))
 }
 
-fn write(layout: &Layout, ino: Ino, offset: u64, data: Bytes) -> (Round, Turn) {
+fn write(layout: &Layout, ino: Ino, offset: u64, data: Bytes) -> (Round, StripedStep) {
     if is_too_far(offset, data.len() as u64) {
         return done(Err(Errno::EFBIG));
     }
@@ -190,11 +193,11 @@ fn write(layout: &Layout, ino: Ino, offset: u64, data: Bytes) -> (Round, Turn) {
         (layout.servers()[place], DataRequest::Write { ino, offset, data })
     };
     let asks = layout.parts(offset, length as u64).into_iter().map(ask).collect();
-    (Round::Write { length }, Turn::Ask(asks))
+    (Round::Write { length }, StripedStep::Ask(asks))
 }
 
 /// Sends each server the list of the pieces that it stores.
-fn write_pieces(layout: &Layout, ino: Ino, list: &Bytes) -> (Round, Turn) {
+fn write_pieces(layout: &Layout, ino: Ino, list: &Bytes) -> (Round, StripedStep) {
     let pieces = match pieces_of(list) {
         Ok(pieces) => pieces,
         Err(errno) => return done(Err(errno)),
@@ -211,11 +214,11 @@ fn write_pieces(layout: &Layout, ino: Ino, list: &Bytes) -> (Round, Turn) {
         (!list.is_empty()).then(|| (*server, DataRequest::WriteList { ino, data: write_list(&list) }))
     };
     let asks = layout.servers().iter().zip(lists).filter_map(ask).collect();
-    (Round::Write { length }, Turn::Ask(asks))
+    (Round::Write { length }, StripedStep::Ask(asks))
 }
 
 impl Read {
-    fn begin(layout: &Layout, ino: Ino, offset: u64, size: u32) -> (Round, Turn) {
+    fn begin(layout: &Layout, ino: Ino, offset: u64, size: u32) -> (Round, StripedStep) {
         let length = u64::from(size);
         if length == 0 || is_too_far(offset, length) {
             return done(Ok(Reply::Bytes(Bytes::new())));
@@ -223,7 +226,7 @@ impl Read {
         let bytes = vec![Bytes::new(); layout.servers().len()];
         let read = Self { ino, offset, length, parts: layout.parts(offset, length), bytes };
         let asks = read.asks(layout);
-        (Round::Read(read), Turn::Ask(asks))
+        (Round::Read(read), StripedStep::Ask(asks))
     }
 
     fn asks(&self, layout: &Layout) -> Vec<(ServerId, DataRequest)> {
@@ -242,13 +245,13 @@ impl Read {
         Ok(self)
     }
 
-    fn judge(mut self, layout: &Layout) -> (Round, Turn) {
+    fn judge(mut self, layout: &Layout) -> (Round, StripedStep) {
         let is_short = |part: &Segment| (self.bytes[part.place].len() as u64) < part.length;
         if let [only] = &self.bytes[..] {
             self.length = only.len() as u64;
         } else if self.parts.iter().any(is_short) {
             let asks = measure(layout, self.ino);
-            return (Round::Measure(self), Turn::Ask(asks));
+            return (Round::Measure(self), StripedStep::Ask(asks));
         }
         done(Ok(Reply::Bytes(self.gather(layout))))
     }
@@ -256,7 +259,7 @@ impl Read {
     /// Bytes missing before the end of the file are a hole only if a second read does not find them
     /// either: they may have been written after the first read and before the write that determined
     /// the size.
-    fn measured(mut self, layout: &Layout, size: u64) -> (Round, Turn) {
+    fn measured(mut self, layout: &Layout, size: u64) -> (Round, StripedStep) {
         self.length = self.length.min(size.saturating_sub(self.offset));
         self.parts = layout.parts(self.offset, self.length);
         self.parts.retain(|part| (self.bytes[part.place].len() as u64) < part.length);
@@ -264,7 +267,7 @@ impl Read {
             return done(Ok(Reply::Bytes(self.gather(layout))));
         }
         let asks = self.asks(layout);
-        (Round::ReadAgain(self), Turn::Ask(asks))
+        (Round::ReadAgain(self), StripedStep::Ask(asks))
     }
 
     fn gather(&self, layout: &Layout) -> Bytes {

@@ -3,12 +3,12 @@
 
 use espalier_client::{Ended, Link};
 use espalier_proto::{
-    Access, Attr, Caller, Entry, Errno, FileType, FromClient, Held, Home, Ino, InodeFlags, Lock, LockKind,
-    LockOwner, Name, NewNode, OpenHow, Opened, Rank, Reply, Request, RequestId, ServerMap, StreamIo, Time,
-    Welcome,
+    Access, Attr, Caller, Entry, Errno, FileType, FromClient, Held, Ino, InodeFlags, Location, Lock,
+    LockKind, LockOwner, Name, NewNode, OpenHow, Opened, Rank, Reply, Request, RequestId, ServerMap,
+    StreamIo, Time, Welcome,
 };
 
-const HOME: Home = Home::Dentry { dir: Ino::ROOT, hash: 77 };
+const HOME: Location = Location::Dentry { dir: Ino::ROOT, hash: 77 };
 
 fn welcome(incarnation: u64) -> Welcome {
     Welcome {
@@ -61,10 +61,18 @@ fn entry(ino: u64) -> Entry {
         ctime: time,
         btime: time,
         streamed: false,
-        bare: true,
+        no_xattrs: true,
         flags: InodeFlags::empty(),
     };
-    Entry { attr, cacheable: true, name_leased: true, attr_leased: true, alone: false, home: HOME, proof: 5 }
+    Entry {
+        attr,
+        cacheable: true,
+        name_leased: true,
+        attr_leased: true,
+        sole_holder: false,
+        location: HOME,
+        reclaim_token: 5,
+    }
 }
 
 fn create() -> Request {
@@ -77,12 +85,12 @@ fn create() -> Request {
         umask: 0,
         open: Some(how),
         exclusive: true,
-        early: None,
+        writeback: None,
     }
 }
 
 fn created(ino: u64) -> Result<Reply, Errno> {
-    Ok(Reply::Created(entry(ino), Opened { proof: 6, ..Opened::default() }))
+    Ok(Reply::Created(entry(ino), Opened { reclaim_token: 6, ..Opened::default() }))
 }
 
 /// A link with its first connection.
@@ -97,7 +105,7 @@ fn connected() -> Link {
 }
 
 #[test]
-fn what_the_window_does_not_let_through_waits() {
+fn requests_beyond_window_wait() {
     let (mut link, mut out) = (connected(), Vec::new());
     for ino in 1..=6 {
         link.ask(Caller::SERVER, stat(ino), &mut out);
@@ -118,7 +126,7 @@ fn few_bytes_are_under_way_and_what_moves_none_goes_past_those_that_wait() {
     let sent = |out: &mut Vec<FromClient>| numbers(out).into_iter().map(|(id, _)| id).collect::<Vec<_>>();
     let ino = Ino(9);
     let read = |size| StreamIo::Read { ino, offset: 0, size };
-    let write = StreamIo::Write { ino, offset: 0, told: false };
+    let write = StreamIo::Write { ino, offset: 0, acknowledged: false };
     link.stream(read(6 << 20), vec![].into(), &mut out);
     link.stream(write, vec![0; 4 << 20].into(), &mut out);
     link.ask(Caller::SERVER, Request::Read { ino, offset: 0, size: 6 << 20, noatime: false }, &mut out);
@@ -145,7 +153,7 @@ fn few_bytes_are_under_way_and_what_moves_none_goes_past_those_that_wait() {
 }
 
 #[test]
-fn what_was_not_answered_is_sent_again() {
+fn unanswered_requests_are_resent() {
     let (mut link, mut out) = (connected(), Vec::new());
     for ino in 1..=3 {
         link.ask(Caller::SERVER, stat(ino), &mut out);
@@ -163,7 +171,7 @@ fn what_was_not_answered_is_sent_again() {
 }
 
 #[test]
-fn a_server_that_was_started_anew_is_told_first_what_is_held() {
+fn restarted_server_gets_reclaims_first() {
     let (mut link, mut out) = (connected(), Vec::new());
     let id = link.ask(Caller::SERVER, create(), &mut out);
     link.answered(id, &created(5), true, &mut out);
@@ -184,21 +192,21 @@ fn a_server_that_was_started_anew_is_told_first_what_is_held() {
     held.sort_by_key(|held| held.ino);
     let expected = [(5, 1), (6, 0)].map(|(ino, opens)| {
         let opened = if opens > 0 { 6 } else { 0 };
-        Held { ino: Ino(ino), home: HOME, lookups: 1, opens, told: 5, opened, exclusive: false }
+        Held { ino: Ino(ino), location: HOME, lookups: 1, opens, lookup_token: 5, opened, exclusive: false }
     });
     assert_eq!(*held, expected);
     assert_eq!(sent[1..], [stat(5)]);
 }
 
 #[test]
-fn what_was_opened_for_writing_is_proved_to_be() {
+fn reclaim_carries_write_open_token() {
     let (mut link, mut out) = (connected(), Vec::new());
     let id = link.ask(Caller::SERVER, create(), &mut out);
     link.answered(id, &created(5), true, &mut out);
-    let open = |link: &mut Link, access, proof| {
+    let open = |link: &mut Link, access, reclaim_token| {
         let how = OpenHow { access, ..OpenHow::default() };
         let id = link.ask(Caller::SERVER, Request::Open { ino: Ino(5), how }, &mut Vec::new());
-        let opened = Opened { proof, ..Opened::default() };
+        let opened = Opened { reclaim_token, ..Opened::default() };
         link.answered(id, &Ok(Reply::Opened(opened)), true, &mut Vec::new());
     };
     let release = |link: &mut Link| {
@@ -226,13 +234,13 @@ fn what_was_opened_for_writing_is_proved_to_be() {
 }
 
 #[test]
-fn what_is_let_go_is_held_until_the_server_has_answered() {
+fn released_inode_is_held_until_reply() {
     let (mut link, mut out) = (connected(), Vec::new());
     let id = link.ask(Caller::SERVER, create(), &mut out);
     link.answered(id, &created(5), true, &mut out);
     let release = link.ask(Caller::SERVER, Request::Release { ino: Ino(5) }, &mut out);
     link.forget(Ino(5), 1, &mut out);
-    link.tell_forgotten(&mut out);
+    link.send_forgets(&mut out);
     let held = |link: &mut Link, incarnation| {
         let mut out = Vec::new();
         link.disconnected();
@@ -248,7 +256,7 @@ fn what_is_let_go_is_held_until_the_server_has_answered() {
 }
 
 #[test]
-fn of_a_lost_session_nobody_knows_what_was_done() {
+fn requests_of_lost_session_have_unknown_outcome() {
     let (mut link, mut out) = (connected(), Vec::new());
     for ino in 1..=5 {
         link.ask(Caller::SERVER, stat(ino), &mut out);
@@ -264,12 +272,12 @@ fn of_a_lost_session_nobody_knows_what_was_done() {
 }
 
 #[test]
-fn what_nobody_waits_for_is_given_back() {
+fn reply_without_waiter_is_released() {
     let (mut link, mut out) = (connected(), Vec::new());
     let id = link.ask(Caller::SERVER, create(), &mut out);
     out.clear();
     link.answered(id, &created(5), false, &mut out);
-    link.tell_forgotten(&mut out);
+    link.send_forgets(&mut out);
     let expected = [
         Request::Release { ino: Ino(5) },
         Request::ForgetAll { inodes: vec![(Ino(5), 1)], released: vec![] },
@@ -278,7 +286,7 @@ fn what_nobody_waits_for_is_given_back() {
 }
 
 #[test]
-fn what_is_forgotten_is_told_together() {
+fn forgets_are_batched() {
     let (mut link, mut out) = (connected(), Vec::new());
     for ino in 0..511 {
         link.forget(Ino(ino), 1, &mut out);
@@ -288,20 +296,20 @@ fn what_is_forgotten_is_told_together() {
     let sent = requests(&mut out);
     let [Request::ForgetAll { inodes, .. }] = &sent[..] else { panic!("{sent:?}") };
     assert_eq!((inodes.len(), inodes[511]), (512, (Ino(511), 2)));
-    link.tell_forgotten(&mut out);
+    link.send_forgets(&mut out);
     assert_eq!(out, []);
 }
 
 #[test]
-fn what_a_client_made_and_removes_is_known_to_be_closed() {
+fn file_made_and_removed_by_client_is_closed() {
     let (mut link, mut out) = (connected(), Vec::new());
     let unlink = || Request::Unlink { dir: Ino(1), name: Name::new(b"file").unwrap(), time: None };
     link.release(Ino(4), &mut out);
     link.ask(Caller::SERVER, unlink(), &mut out);
     link.release_made(Ino(5), &mut out);
     link.ask(Caller::SERVER, unlink(), &mut out);
-    let told = Request::ForgetAll { inodes: vec![], released: vec![Ino(4), Ino(5)] };
-    assert_eq!(requests(&mut out), [unlink(), told, unlink()]);
+    let reported = Request::ForgetAll { inodes: vec![], released: vec![Ino(4), Ino(5)] };
+    assert_eq!(requests(&mut out), [unlink(), reported, unlink()]);
 }
 
 fn lock(flock: bool, kind: LockKind, (first, last): (u64, u64)) -> Lock {
@@ -311,7 +319,7 @@ fn lock(flock: bool, kind: LockKind, (first, last): (u64, u64)) -> Lock {
 /// The server may have released the lock before it crashed, and another client may have acquired
 /// it.
 #[test]
-fn what_a_request_under_way_gives_up_is_not_said_to_be_held() {
+fn reclaim_omits_holds_released_by_pending_request() {
     use LockKind::{Exclusive, Shared};
     const ALL: (u64, u64) = (0, u64::MAX);
     let ask = |lock| Request::Lock { ino: Ino(2), lock, wait: None };
@@ -348,7 +356,7 @@ fn what_a_request_under_way_gives_up_is_not_said_to_be_held() {
         out.clear();
         link.connected(&welcome(2), &[].into(), &mut out);
         let requests = requests(&mut out);
-        let told: Vec<_> = requests
+        let reported: Vec<_> = requests
             .iter()
             .filter_map(|request| match request {
                 Request::ReclaimLocks { locks } => Some(locks.clone()),
@@ -357,17 +365,17 @@ fn what_a_request_under_way_gives_up_is_not_said_to_be_held() {
             .flatten()
             .collect();
         let said: Vec<_> = said.into_iter().map(|lock| (Ino(2), lock)).collect();
-        assert_eq!(told, said, "{held:?}, {under_way:?}");
+        assert_eq!(reported, said, "{held:?}, {under_way:?}");
         assert_eq!(requests.last(), Some(&under_way), "the request is repeated");
     }
 }
 
 #[test]
-fn what_is_read_and_written_is_announced_where_the_server_says_so() {
+fn payloads_are_announced_by_policy() {
     let ino = Ino(40);
     let how = OpenHow { access: Access::READ, ..OpenHow::default() };
     let (mut link, mut out) = (connected(), Vec::new());
-    let opened = |announced| Opened { announced, proof: 6, ..Opened::default() };
+    let opened = |announced| Opened { announced, reclaim_token: 6, ..Opened::default() };
     for (request, reply, announced) in [
         (create(), Reply::Created(entry(ino.0), opened(true)), true),
         (Request::Open { ino, how }, Reply::Opened(opened(false)), false),
@@ -382,8 +390,8 @@ fn what_is_read_and_written_is_announced_where_the_server_says_so() {
         let mut ids: Vec<_> =
             [read, write, other].map(|request| link.ask(Caller::SERVER, request, &mut out)).into();
         ids.push(link.stream(StreamIo::Read { ino, offset: 0, size: 1 }, Vec::new().into(), &mut out));
-        let told: Vec<_> = out.drain(..).map(|message| message.announced()).collect();
-        assert_eq!(told, [announced, announced, false, announced]);
+        let reported: Vec<_> = out.drain(..).map(|message| message.announced()).collect();
+        assert_eq!(reported, [announced, announced, false, announced]);
         for id in ids {
             link.answered(id, &Ok(Reply::Done), true, &mut out);
         }
@@ -391,16 +399,16 @@ fn what_is_read_and_written_is_announced_where_the_server_says_so() {
 }
 
 #[test]
-fn a_server_is_told_also_where_an_inode_was_before_for_power_may_have_been_lost() {
+fn reclaim_also_reports_previous_location() {
     let (mut link, mut out) = (connected(), Vec::new());
-    for home in [HOME, Home::Table] {
+    for location in [HOME, Location::Table] {
         let id = link.ask(Caller::SERVER, Request::Lookup { dir: Ino::ROOT, name: name() }, &mut out);
-        link.answered(id, &Ok(Reply::Entry(Entry { home, ..entry(6) })), true, &mut out);
+        link.answered(id, &Ok(Reply::Entry(Entry { location, ..entry(6) })), true, &mut out);
     }
     link.disconnected();
     out.clear();
     link.connected(&welcome(2), &[].into(), &mut out);
     let Request::Reclaim { held, .. } = requests(&mut out).swap_remove(0) else { panic!() };
-    let told = |held: &Held| (held.home, held.lookups, held.opens);
-    assert_eq!(held.iter().map(told).collect::<Vec<_>>(), [(Home::Table, 1, 0), (HOME, 1, 0)]);
+    let reported = |held: &Held| (held.location, held.lookups, held.opens);
+    assert_eq!(held.iter().map(reported).collect::<Vec<_>>(), [(Location::Table, 1, 0), (HOME, 1, 0)]);
 }

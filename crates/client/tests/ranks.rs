@@ -1,8 +1,8 @@
 //! Calls on a remote dentry: the name is at one rank, the inode at another.
 
-use espalier_client::{Answer, Call, Client, Next, Sighting};
+use espalier_client::{Answer, Call, Client, Next, RemoteEntry};
 use espalier_proto::{
-    AllocateMode, Attr, Entry, Errno, FileType, Home, Ino, Name, NewNode, Opened, Reply, Request, Time,
+    AllocateMode, Attr, Entry, Errno, FileType, Ino, Location, Name, NewNode, Opened, Reply, Request, Time,
 };
 
 const FAR: Ino = Ino(1 << 48 | 7);
@@ -21,15 +21,15 @@ fn mkdir() -> Call<'static> {
         umask: 0,
         open: None,
         exclusive: true,
-        early: None,
+        writeback: None,
     })
 }
 
 /// The reply of the name's rank.
-fn sight(client: &mut Client, call: &Call<'_>) -> Sighting {
+fn sight(client: &mut Client, call: &Call<'_>) -> RemoteEntry {
     let (ino, kind, cacheable, name_leased) = (FAR, FileType::Directory, true, true);
-    match client.reply(call, Ok(Reply::Elsewhere { ino, kind, cacheable, name_leased })) {
-        Next::Find(Request::Find { ino: FAR, .. }, sighting) => sighting,
+    match client.reply(call, Ok(Reply::Remote { ino, kind, cacheable, name_leased })) {
+        Next::Find(Request::Find { ino: FAR, .. }, remote_entry) => remote_entry,
         next => panic!("{next:?}"),
     }
 }
@@ -37,7 +37,7 @@ fn sight(client: &mut Client, call: &Call<'_>) -> Sighting {
 fn entry() -> Entry {
     let (ino, kind, time) = (FAR, FileType::Directory, Time::new(1, 0));
     let (perm, nlink, uid, gid, rdev, size, blocks) = (0o755, 2, 0, 0, 0, 0, 0);
-    let (atime, mtime, ctime, btime, streamed, bare) = (time, time, time, time, false, true);
+    let (atime, mtime, ctime, btime, streamed, no_xattrs) = (time, time, time, time, false, true);
     let attr = Attr {
         ino,
         kind,
@@ -53,7 +53,7 @@ fn entry() -> Entry {
         ctime,
         btime,
         streamed,
-        bare,
+        no_xattrs,
         flags: espalier_proto::InodeFlags::empty(),
     };
     Entry {
@@ -61,20 +61,20 @@ fn entry() -> Entry {
         cacheable: false,
         name_leased: false,
         attr_leased: true,
-        alone: false,
-        home: Home::Table,
-        proof: 1,
+        sole_holder: false,
+        location: Location::Table,
+        reclaim_token: 1,
     }
 }
 
 #[test]
-fn what_two_ranks_tell_is_one_answer() {
+fn replies_of_two_ranks_form_one_answer() {
     let mut client = Client::default();
-    let sighting = sight(&mut client, &lookup());
-    let next = client.found(&lookup(), &sighting, false, Ok(Reply::Entry(entry())));
+    let remote_entry = sight(&mut client, &lookup());
+    let next = client.found(&lookup(), &remote_entry, false, Ok(Reply::Entry(entry())));
     let Next::Answer(Ok(Answer::Entry(found))) = next else { panic!("{next:?}") };
     assert_eq!(found, Entry { cacheable: true, name_leased: true, ..entry() });
-    let revoked = Sighting { leased: false, ..sighting };
+    let revoked = RemoteEntry { leased: false, ..remote_entry };
     let next = client.found(&lookup(), &revoked, false, Ok(Reply::Entry(entry())));
     let Next::Answer(Ok(Answer::Entry(found))) = next else { panic!("{next:?}") };
     assert_eq!(found, Entry { cacheable: true, name_leased: false, ..entry() });
@@ -83,21 +83,21 @@ fn what_two_ranks_tell_is_one_answer() {
 #[test]
 fn an_inode_that_is_gone_is_looked_up_again_once() {
     let mut client = Client::default();
-    let sighting = sight(&mut client, &lookup());
-    let next = client.found(&lookup(), &sighting, false, Err(Errno::ESTALE));
+    let remote_entry = sight(&mut client, &lookup());
+    let next = client.found(&lookup(), &remote_entry, false, Err(Errno::ESTALE));
     assert!(matches!(next, Next::Ask(Request::Lookup { .. })), "{next:?}");
     // The name is still bound to the inode: a retry would loop forever.
-    let next = client.found(&lookup(), &sighting, true, Err(Errno::ESTALE));
+    let next = client.found(&lookup(), &remote_entry, true, Err(Errno::ESTALE));
     assert!(matches!(next, Next::Answer(Err(Errno::ESTALE))), "{next:?}");
-    let next = client.found(&lookup(), &sighting, false, Err(Errno::EINTR));
+    let next = client.found(&lookup(), &remote_entry, false, Err(Errno::EINTR));
     assert!(matches!(next, Next::Answer(Err(Errno::EINTR))), "{next:?}");
 }
 
 #[test]
 fn a_directory_that_has_been_made_has_been_made_whatever_becomes_of_it() {
     let mut client = Client::default();
-    let sighting = sight(&mut client, &mkdir());
-    let next = client.found(&mkdir(), &sighting, false, Err(Errno::ESTALE));
+    let remote_entry = sight(&mut client, &mkdir());
+    let next = client.found(&mkdir(), &remote_entry, false, Err(Errno::ESTALE));
     let Next::Answer(Ok(Answer::Entry(made))) = next else { panic!("{next:?}") };
     assert_eq!((made.attr.ino, made.attr.kind), (FAR, FileType::Directory));
     assert!(!made.name_leased && !made.attr_leased, "it carries no lease");
@@ -105,7 +105,7 @@ fn a_directory_that_has_been_made_has_been_made_whatever_becomes_of_it() {
 
 /// The caller falls back to reading and writing.
 #[test]
-fn what_lies_at_two_ranks_is_not_copied_by_either() {
+fn copy_between_ranks_is_left_to_the_caller() {
     let mut client = Client::default();
     let near = Ino(8);
     let how = espalier_proto::OpenHow {

@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
-use espalier_client::{Answer, Asked, Cache, Call, ForDoor, Interrupt, Outcome, Sessions, Told, Users};
+use espalier_client::{
+    Actions, Answer, Cache, Call, DataOutcome, FrontendEvent, IncomingCall, Interrupt, Sessions, Users,
+};
 use espalier_proto::{
     Access, Attr, Caller, Capability, Delegation, Distribution, Entry, Errno, FileType, FromClient,
-    FromServer, Home, Ino, Layout, Lease, Name, Rank, Recall, RenameFlags, Reply, Request, RequestId,
+    FromServer, Ino, Layout, Lease, Location, Name, Rank, Recall, RenameFlags, Reply, Request, RequestId,
     ServerId, ServerMap, SetAttr, Time, Touched, Welcome,
 };
 
@@ -21,16 +23,16 @@ fn sessions() -> Sessions<u64> {
     sessions
 }
 
-fn connect(sessions: &mut Sessions<u64>, rank: Rank, incarnation: u64) -> Told<u64> {
+fn connect(sessions: &mut Sessions<u64>, rank: Rank, incarnation: u64) -> Actions<u64> {
     connect_below(Ino::ROOT, sessions, rank, incarnation)
 }
 
-fn connect_below(root: Ino, sessions: &mut Sessions<u64>, rank: Rank, incarnation: u64) -> Told<u64> {
-    let mut told = Told::default();
+fn connect_below(root: Ino, sessions: &mut Sessions<u64>, rank: Rank, incarnation: u64) -> Actions<u64> {
+    let mut actions = Actions::default();
     let servers = ServerMap::NONE;
     let welcome = Welcome { incarnation, window: 8, session_ms: 60_000, rank, root, servers };
-    sessions.connected(0, rank, &welcome, &mut told);
-    told
+    sessions.connected(0, rank, &welcome, &mut actions);
+    actions
 }
 
 fn name() -> Name {
@@ -44,7 +46,7 @@ fn lookup() -> Call<'static> {
 fn entry(ino: Ino) -> Entry {
     let (time, kind) = (Time::new(1, 0), FileType::Regular);
     let (perm, nlink, uid, gid, rdev, size, blocks) = (0o644, 1, 0, 0, 0, 0, 0);
-    let (atime, mtime, ctime, btime, streamed, bare) = (time, time, time, time, false, true);
+    let (atime, mtime, ctime, btime, streamed, no_xattrs) = (time, time, time, time, false, true);
     let attr = Attr {
         ino,
         kind,
@@ -60,7 +62,7 @@ fn entry(ino: Ino) -> Entry {
         ctime,
         btime,
         streamed,
-        bare,
+        no_xattrs,
         flags: espalier_proto::InodeFlags::empty(),
     };
     Entry {
@@ -68,9 +70,9 @@ fn entry(ino: Ino) -> Entry {
         cacheable: true,
         name_leased: true,
         attr_leased: true,
-        alone: false,
-        home: Home::Table,
-        proof: 1,
+        sole_holder: false,
+        location: Location::Table,
+        reclaim_token: 1,
     }
 }
 
@@ -81,14 +83,14 @@ fn reply(id: RequestId, lease_ms: u32, result: Result<Reply, Errno>) -> FromServ
 /// Makes a call that is not answered at once; returns the last request for it.
 fn call(sessions: &mut Sessions<u64>, now: u64, ticket: u64, call: Call<'static>) -> (Rank, RequestId) {
     assert!(sessions.answer(now, &Caller::SERVER, &call).is_none(), "nothing is cached");
-    let mut told = Told::default();
-    let asked = Asked { call_id: ticket, caller: Caller::SERVER, call, ticket };
-    sessions.call(now, asked, &mut told);
-    sent(&told)
+    let mut actions = Actions::default();
+    let asked = IncomingCall { call_id: ticket, caller: Caller::SERVER, call, ticket };
+    sessions.call(now, asked, &mut actions);
+    sent(&actions)
 }
 
-fn sent(told: &Told<u64>) -> (Rank, RequestId) {
-    match &told.send[..] {
+fn sent(actions: &Actions<u64>) -> (Rank, RequestId) {
+    match &actions.send[..] {
         [.., (rank, FromClient::Request { id, .. })] => (*rank, *id),
         other => panic!("{other:?}"),
     }
@@ -99,7 +101,7 @@ fn lease_root(sessions: &mut Sessions<u64>) {
     let get_attr = Call::Request(Request::GetAttr { ino: Ino::ROOT });
     let (rank, id) = call(sessions, 0, 0, get_attr);
     let attr = Attr { kind: FileType::Directory, ..entry(Ino::ROOT).attr };
-    sessions.received(0, rank, reply(id, 60_000, Ok(Reply::Attr(attr))), &mut Told::default());
+    sessions.received(0, rank, reply(id, 60_000, Ok(Reply::Attr(attr))), &mut Actions::default());
 }
 
 #[test]
@@ -107,11 +109,12 @@ fn a_lease_begins_when_it_is_asked_for_and_ends_when_it_is_revoked() {
     let mut sessions = sessions();
     lease_root(&mut sessions);
     let (rank, id) = call(&mut sessions, 1000, 1, lookup());
-    let mut told = Told::default();
-    sessions.received(1400, rank, reply(id, 1000, Ok(Reply::Entry(entry(Ino(9))))), &mut told);
-    let [ForDoor::Answer { ticket: 1, result: Ok(Answer::Entry(_)), lease_ms: 500..=600 }] = &told.door[..]
+    let mut actions = Actions::default();
+    sessions.received(1400, rank, reply(id, 1000, Ok(Reply::Entry(entry(Ino(9))))), &mut actions);
+    let [FrontendEvent::Answer { ticket: 1, result: Ok(Answer::Entry(_)), lease_ms: 500..=600 }] =
+        &actions.frontend[..]
     else {
-        panic!("{:?}", told.door)
+        panic!("{:?}", actions.frontend)
     };
     assert!(matches!(
         sessions.answer(1900, &Caller::SERVER, &lookup()),
@@ -119,13 +122,16 @@ fn a_lease_begins_when_it_is_asked_for_and_ends_when_it_is_revoked() {
     ));
     assert!(sessions.answer(2001, &Caller::SERVER, &lookup()).is_none(), "1000 ms after the request");
     let lease = Lease::Name { dir: Ino::ROOT, name: name() };
-    let mut told = Told::default();
-    sessions.received(1500, rank, FromServer::Revoke { number: 3, lease }, &mut told);
-    assert!(matches!(told.door[..], [ForDoor::Revoke { rank: NEAR, number: 3, is_own: false, .. }]));
-    assert!(told.send.is_empty(), "the frontend has not given it up");
+    let mut actions = Actions::default();
+    sessions.received(1500, rank, FromServer::Revoke { number: 3, lease }, &mut actions);
+    assert!(matches!(
+        actions.frontend[..],
+        [FrontendEvent::Revoke { rank: NEAR, number: 3, is_own: false, .. }]
+    ));
+    assert!(actions.send.is_empty(), "the frontend has not given it up");
     assert!(sessions.answer(1500, &Caller::SERVER, &lookup()).is_none());
-    sessions.revoked(rank, 3, &mut told);
-    assert!(matches!(told.send[..], [(NEAR, FromClient::Revoked { number: 3 })]));
+    sessions.revoked(rank, 3, &mut actions);
+    assert!(matches!(actions.send[..], [(NEAR, FromClient::Revoked { number: 3 })]));
 }
 
 fn rename(to_dir: Ino) -> Call<'static> {
@@ -133,11 +139,11 @@ fn rename(to_dir: Ino) -> Call<'static> {
     Call::Request(Request::Rename { from_dir, from: name(), to_dir, to: name(), flags })
 }
 
-fn revoke(sessions: &mut Sessions<u64>, rank: Rank, dir: Ino) -> Told<u64> {
-    let mut told = Told::default();
+fn revoke(sessions: &mut Sessions<u64>, rank: Rank, dir: Ino) -> Actions<u64> {
+    let mut actions = Actions::default();
     let lease = Lease::Name { dir, name: name() };
-    sessions.received(1, rank, FromServer::Revoke { number: 3, lease }, &mut told);
-    told
+    sessions.received(1, rank, FromServer::Revoke { number: 3, lease }, &mut actions);
+    actions
 }
 
 #[test]
@@ -149,8 +155,10 @@ fn only_the_new_name_of_a_rename_between_ranks_is_revoked_from_its_own_client() 
     ] {
         let mut sessions = sessions();
         call(&mut sessions, 0, 1, rename(to_dir));
-        let told = revoke(&mut sessions, rank, dir);
-        let [ForDoor::Revoke { is_own, .. }] = &told.door[..] else { panic!("{:?}", told.door) };
+        let actions = revoke(&mut sessions, rank, dir);
+        let [FrontendEvent::Revoke { is_own, .. }] = &actions.frontend[..] else {
+            panic!("{:?}", actions.frontend)
+        };
         assert_eq!(*is_own, expected, "{to_dir:?} {dir:?}");
     }
 }
@@ -160,12 +168,14 @@ fn only_the_new_name_of_a_rename_between_ranks_is_revoked_from_its_own_client() 
 fn renamed_without_lease(sessions: &mut Sessions<u64>) -> RequestId {
     lease_root(sessions);
     let (rank, id) = call(sessions, 0, 1, lookup());
-    sessions.received(0, rank, reply(id, 60_000, Ok(Reply::Entry(entry(Ino(9))))), &mut Told::default());
+    sessions.received(0, rank, reply(id, 60_000, Ok(Reply::Entry(entry(Ino(9))))), &mut Actions::default());
     let (rank, id) = call(sessions, 0, 2, rename(THERE));
-    let mut told = Told::default();
-    sessions.received(0, rank, reply(id, 0, Ok(Reply::Done)), &mut told);
-    assert!(told.door.is_empty(), "{:?}", told.door);
-    let [(FAR, FromClient::Request { id, request, .. })] = &told.send[..] else { panic!("{:?}", told.send) };
+    let mut actions = Actions::default();
+    sessions.received(0, rank, reply(id, 0, Ok(Reply::Done)), &mut actions);
+    assert!(actions.frontend.is_empty(), "{:?}", actions.frontend);
+    let [(FAR, FromClient::Request { id, request, .. })] = &actions.send[..] else {
+        panic!("{:?}", actions.send)
+    };
     assert_eq!(*request, Request::Lookup { dir: THERE, name: name() });
     *id
 }
@@ -174,11 +184,12 @@ fn renamed_without_lease(sessions: &mut Sessions<u64>) -> RequestId {
 fn a_rename_without_a_lease_is_answered_once_the_new_name_has_one() {
     let mut sessions = sessions();
     let id = renamed_without_lease(&mut sessions);
-    let mut told = Told::default();
-    sessions.received(0, FAR, reply(id, 1000, Ok(Reply::Entry(entry(Ino(9))))), &mut told);
-    let [ForDoor::Answer { ticket: 2, result: Ok(Answer::Done), lease_ms: 900..=1000 }] = &told.door[..]
+    let mut actions = Actions::default();
+    sessions.received(0, FAR, reply(id, 1000, Ok(Reply::Entry(entry(Ino(9))))), &mut actions);
+    let [FrontendEvent::Answer { ticket: 2, result: Ok(Answer::Done), lease_ms: 900..=1000 }] =
+        &actions.frontend[..]
     else {
-        panic!("{:?}", told.door)
+        panic!("{:?}", actions.frontend)
     };
 }
 
@@ -188,12 +199,14 @@ fn a_rename_whose_new_name_may_be_another_inode_distrusts_all_names_first() {
     for result in [Ok(Reply::Entry(entry(Ino(10)))), Ok(Reply::Entry(unleased)), Err(Errno::ENOENT)] {
         let mut sessions = sessions();
         let id = renamed_without_lease(&mut sessions);
-        let mut told = Told::default();
-        sessions.received(0, FAR, reply(id, 1000, result), &mut told);
-        let [ForDoor::DistrustNames, ForDoor::Answer { ticket: 2, result: Ok(Answer::Done), lease_ms: 0 }] =
-            &told.door[..]
+        let mut actions = Actions::default();
+        sessions.received(0, FAR, reply(id, 1000, result), &mut actions);
+        let [
+            FrontendEvent::DistrustNames,
+            FrontendEvent::Answer { ticket: 2, result: Ok(Answer::Done), lease_ms: 0 },
+        ] = &actions.frontend[..]
         else {
-            panic!("{:?}", told.door)
+            panic!("{:?}", actions.frontend)
         };
     }
 }
@@ -203,13 +216,13 @@ fn a_rename_that_is_done_succeeds_though_the_session_ends_before_its_lookup() {
     let mut sessions = sessions();
     renamed_without_lease(&mut sessions);
     sessions.disconnected(FAR);
-    let mut told = Told::default();
-    sessions.ended(0, FAR, &mut told);
-    let door = told.door.iter().filter(|it| !matches!(it, ForDoor::Distrust { .. }));
-    let [ForDoor::DistrustNames, ForDoor::Answer { ticket: 2, result: Ok(Answer::Done), .. }] =
-        &door.collect::<Vec<_>>()[..]
+    let mut actions = Actions::default();
+    sessions.ended(0, FAR, &mut actions);
+    let frontend = actions.frontend.iter().filter(|it| !matches!(it, FrontendEvent::Distrust { .. }));
+    let [FrontendEvent::DistrustNames, FrontendEvent::Answer { ticket: 2, result: Ok(Answer::Done), .. }] =
+        &frontend.collect::<Vec<_>>()[..]
     else {
-        panic!("{:?}", told.door)
+        panic!("{:?}", actions.frontend)
     };
 }
 
@@ -221,9 +234,9 @@ fn a_rename_that_fails_after_its_new_name_was_revoked_distrusts_all_names() {
         if is_revoked {
             revoke(&mut sessions, FAR, THERE);
         }
-        let mut told = Told::default();
-        sessions.received(0, rank, reply(id, 0, Err(Errno::EEXIST)), &mut told);
-        assert_eq!(matches!(told.door[0], ForDoor::DistrustNames), is_revoked);
+        let mut actions = Actions::default();
+        sessions.received(0, rank, reply(id, 0, Err(Errno::EEXIST)), &mut actions);
+        assert_eq!(matches!(actions.frontend[0], FrontendEvent::DistrustNames), is_revoked);
     }
 }
 
@@ -234,18 +247,20 @@ fn a_name_that_is_revoked_while_its_inode_is_asked_for_is_not_cached() {
         lease_root(&mut sessions);
         let (rank, id) = call(&mut sessions, 0, 1, lookup());
         let (kind, cacheable, name_leased) = (FileType::Regular, true, true);
-        let elsewhere = Reply::Elsewhere { ino: THERE, kind, cacheable, name_leased };
-        let mut told = Told::default();
-        sessions.received(0, rank, reply(id, 1000, Ok(elsewhere)), &mut told);
-        let (far, find) = sent(&told);
+        let elsewhere = Reply::Remote { ino: THERE, kind, cacheable, name_leased };
+        let mut actions = Actions::default();
+        sessions.received(0, rank, reply(id, 1000, Ok(elsewhere)), &mut actions);
+        let (far, find) = sent(&actions);
         assert_eq!((rank, far), (NEAR, FAR));
         if is_revoked {
             let lease = Lease::Name { dir: Ino::ROOT, name: name() };
-            sessions.received(1, NEAR, FromServer::Revoke { number: 3, lease }, &mut told);
+            sessions.received(1, NEAR, FromServer::Revoke { number: 3, lease }, &mut actions);
         }
-        let mut told = Told::default();
-        sessions.received(2, FAR, reply(find, 1000, Ok(Reply::Entry(entry(THERE)))), &mut told);
-        let [ForDoor::Answer { result: Ok(Answer::Entry(found)), .. }] = &told.door[..] else { panic!() };
+        let mut actions = Actions::default();
+        sessions.received(2, FAR, reply(find, 1000, Ok(Reply::Entry(entry(THERE)))), &mut actions);
+        let [FrontendEvent::Answer { result: Ok(Answer::Entry(found)), .. }] = &actions.frontend[..] else {
+            panic!()
+        };
         assert_eq!(found.name_leased, !is_revoked);
         assert_eq!(sessions.answer(3, &Caller::SERVER, &lookup()).is_none(), is_revoked);
     }
@@ -257,32 +272,35 @@ fn a_session_that_is_lost_fails_what_may_have_been_done_and_is_distrusted_first(
     let mkdir = Request::Unlink { dir: Ino::ROOT, name: name(), time: None };
     call(&mut sessions, 0, 1, Call::Request(mkdir));
     sessions.disconnected(NEAR);
-    let mut told = Told::default();
-    sessions.ended(0, NEAR, &mut told);
+    let mut actions = Actions::default();
+    sessions.ended(0, NEAR, &mut actions);
     assert_eq!(sessions.incarnation(NEAR), None);
-    let [ForDoor::Distrust { .. }, ForDoor::Answer { ticket: 1, result: Err(Errno::EIO), .. }] =
-        &told.door[..]
+    let [FrontendEvent::Distrust { .. }, FrontendEvent::Answer { ticket: 1, result: Err(Errno::EIO), .. }] =
+        &actions.frontend[..]
     else {
-        panic!("{:?}", told.door)
+        panic!("{:?}", actions.frontend)
     };
 }
 
 #[test]
-fn who_does_not_wait_for_a_server_that_is_away_distrusts_what_it_says_later() {
+fn reply_after_interrupt_is_not_cached() {
     let mut sessions = sessions();
     let (rank, id) = call(&mut sessions, 0, 1, lookup());
     sessions.disconnected(NEAR);
-    let mut told = Told::default();
-    let survives = sessions.interrupt(1, |_| false, |_| false, &mut told);
-    assert_eq!((survives, told.door.len()), (Interrupt::Survived, 0));
-    assert_eq!(sessions.interrupt(1, |_| true, |_| false, &mut told), Interrupt::Heard);
-    assert!(matches!(told.door[..], [ForDoor::Answer { ticket: 1, result: Err(Errno::EINTR), .. }]));
-    assert_eq!(sessions.interrupt(1, |_| true, |_| false, &mut told), Interrupt::Unknown);
-    let told = connect(&mut sessions, NEAR, 1);
-    assert_eq!(sent(&told), (rank, id), "it is sent again, since its outcome is unknown");
-    let mut told = Told::default();
-    sessions.received(0, rank, reply(id, 1000, Ok(Reply::Entry(entry(Ino(9))))), &mut told);
-    assert!(matches!(told.door[..], [ForDoor::Distrust { .. }]), "{:?}", told.door);
+    let mut actions = Actions::default();
+    let survives = sessions.interrupt(1, |_| false, |_| false, &mut actions);
+    assert_eq!((survives, actions.frontend.len()), (Interrupt::Survived, 0));
+    assert_eq!(sessions.interrupt(1, |_| true, |_| false, &mut actions), Interrupt::Heard);
+    assert!(matches!(
+        actions.frontend[..],
+        [FrontendEvent::Answer { ticket: 1, result: Err(Errno::EINTR), .. }]
+    ));
+    assert_eq!(sessions.interrupt(1, |_| true, |_| false, &mut actions), Interrupt::Unknown);
+    let actions = connect(&mut sessions, NEAR, 1);
+    assert_eq!(sent(&actions), (rank, id), "it is sent again, since its outcome is unknown");
+    let mut actions = Actions::default();
+    sessions.received(0, rank, reply(id, 1000, Ok(Reply::Entry(entry(Ino(9))))), &mut actions);
+    assert!(matches!(actions.frontend[..], [FrontendEvent::Distrust { .. }]), "{:?}", actions.frontend);
     assert!(sessions.answer(1, &Caller::SERVER, &lookup()).is_none());
 }
 
@@ -291,16 +309,19 @@ fn a_lookup_survives_the_end_of_its_session() {
     let mut sessions = sessions();
     let (rank, lost) = call(&mut sessions, 0, 1, lookup());
     sessions.disconnected(NEAR);
-    let mut told = Told::default();
-    sessions.ended(0, NEAR, &mut told);
-    assert!(matches!(told.door[..], [ForDoor::Distrust { .. }]), "{:?}", told.door);
-    let told = connect(&mut sessions, NEAR, 1);
-    let (again, id) = sent(&told);
+    let mut actions = Actions::default();
+    sessions.ended(0, NEAR, &mut actions);
+    assert!(matches!(actions.frontend[..], [FrontendEvent::Distrust { .. }]), "{:?}", actions.frontend);
+    let actions = connect(&mut sessions, NEAR, 1);
+    let (again, id) = sent(&actions);
     assert_eq!(again, rank);
     assert_ne!(id, lost);
-    let mut told = Told::default();
-    sessions.received(0, rank, reply(id, 1000, Ok(Reply::Entry(entry(Ino(9))))), &mut told);
-    assert!(matches!(told.door[..], [ForDoor::Answer { ticket: 1, result: Ok(Answer::Entry(_)), .. }]));
+    let mut actions = Actions::default();
+    sessions.received(0, rank, reply(id, 1000, Ok(Reply::Entry(entry(Ino(9))))), &mut actions);
+    assert!(matches!(
+        actions.frontend[..],
+        [FrontendEvent::Answer { ticket: 1, result: Ok(Answer::Entry(_)), .. }]
+    ));
 }
 
 #[test]
@@ -311,11 +332,13 @@ fn the_name_of_a_removed_directory_is_dropped() {
         lease_root(&mut sessions);
         let (rank, id) = call(&mut sessions, 0, 1, lookup());
         let found = Entry { attr: Attr { kind, ..entry(Ino(9)).attr }, ..entry(Ino(9)) };
-        sessions.received(0, rank, reply(id, 10_000, Ok(Reply::Entry(found))), &mut Told::default());
-        let mut told = Told::default();
+        sessions.received(0, rank, reply(id, 10_000, Ok(Reply::Entry(found))), &mut Actions::default());
+        let mut actions = Actions::default();
         let recall = Recall { ino: Ino(9), dir: None, name: None };
-        sessions.received(1, rank, FromServer::Recall(vec![recall]), &mut told);
-        let [ForDoor::Recall { removed, .. }] = &told.door[..] else { panic!("{:?}", told.door) };
+        sessions.received(1, rank, FromServer::Recall(vec![recall]), &mut actions);
+        let [FrontendEvent::Recall { removed, .. }] = &actions.frontend[..] else {
+            panic!("{:?}", actions.frontend)
+        };
         assert_eq!(*removed, names);
     }
 }
@@ -325,19 +348,19 @@ fn restart_of_a_server_distrusts_the_names_that_it_has_leased() {
     let mut sessions = sessions();
     lease_root(&mut sessions);
     let (rank, id) = call(&mut sessions, 0, 1, lookup());
-    sessions.received(0, rank, reply(id, 10_000, Ok(Reply::Entry(entry(Ino(9))))), &mut Told::default());
-    let names_of = |told: Told<u64>| {
-        told.door.into_iter().filter_map(|it| match it {
-            ForDoor::Distrust { names, inos } => Some((names, inos.contains(&Ino(9)))),
+    sessions.received(0, rank, reply(id, 10_000, Ok(Reply::Entry(entry(Ino(9))))), &mut Actions::default());
+    let names_of = |actions: Actions<u64>| {
+        actions.frontend.into_iter().filter_map(|it| match it {
+            FrontendEvent::Distrust { names, inos } => Some((names, inos.contains(&Ino(9)))),
             _ => None,
         })
     };
     sessions.disconnected(FAR);
-    let told = connect(&mut sessions, FAR, 2);
-    assert_eq!(names_of(told).collect::<Vec<_>>(), [(vec![], false)], "the other server's are leased");
+    let actions = connect(&mut sessions, FAR, 2);
+    assert_eq!(names_of(actions).collect::<Vec<_>>(), [(vec![], false)], "the other server's are leased");
     sessions.disconnected(NEAR);
-    let told = connect(&mut sessions, NEAR, 2);
-    assert_eq!(names_of(told).collect::<Vec<_>>(), [(vec![(Ino::ROOT, name())], true)]);
+    let actions = connect(&mut sessions, NEAR, 2);
+    assert_eq!(names_of(actions).collect::<Vec<_>>(), [(vec![(Ino::ROOT, name())], true)]);
 }
 
 #[test]
@@ -346,34 +369,40 @@ fn names_that_a_call_without_a_caller_has_changed_are_distrusted() {
     let unlink = Call::Request(Request::Unlink { dir: Ino::ROOT, name: name(), time: None });
     let (rank, id) = call(&mut sessions, 0, 1, unlink);
     sessions.disconnected(NEAR);
-    assert_eq!(sessions.interrupt(1, |_| true, |_| false, &mut Told::default()), Interrupt::Heard);
+    assert_eq!(sessions.interrupt(1, |_| true, |_| false, &mut Actions::default()), Interrupt::Heard);
     connect(&mut sessions, NEAR, 1);
-    let mut told = Told::default();
-    sessions.received(0, rank, reply(id, 1000, Ok(Reply::Done)), &mut told);
-    let [ForDoor::Distrust { names, .. }] = &told.door[..] else { panic!("{:?}", told.door) };
+    let mut actions = Actions::default();
+    sessions.received(0, rank, reply(id, 1000, Ok(Reply::Done)), &mut actions);
+    let [FrontendEvent::Distrust { names, .. }] = &actions.frontend[..] else {
+        panic!("{:?}", actions.frontend)
+    };
     assert_eq!(names[..], [(Ino::ROOT, name())]);
 }
 
 #[test]
-fn a_root_at_another_rank_is_the_root_to_the_door() {
+fn root_at_another_rank_is_root_to_the_frontend() {
     let mut sessions = Sessions::new(Cache::new(1000, Users::AtOnce), 2, true);
     sessions.set_root(THERE);
     connect_below(THERE, &mut sessions, NEAR, 1);
     connect_below(THERE, &mut sessions, FAR, 1);
     let get_attr = || Call::Request(Request::GetAttr { ino: Ino::ROOT });
-    let mut told = Told::default();
-    let asked = Asked { call_id: 1, caller: Caller::SERVER, call: get_attr(), ticket: 1 };
-    sessions.call(0, asked, &mut told);
-    let [(FAR, FromClient::Request { id, request: Request::GetAttr { ino: THERE }, .. })] = told.send[..]
+    let mut actions = Actions::default();
+    let asked = IncomingCall { call_id: 1, caller: Caller::SERVER, call: get_attr(), ticket: 1 };
+    sessions.call(0, asked, &mut actions);
+    let [(FAR, FromClient::Request { id, request: Request::GetAttr { ino: THERE }, .. })] = actions.send[..]
     else {
-        panic!("{:?}", told.send)
+        panic!("{:?}", actions.send)
     };
     let attr = Attr { kind: FileType::Directory, ..entry(THERE).attr };
-    let mut told = Told::default();
-    sessions.received(0, FAR, reply(id, 60_000, Ok(Reply::Attr(attr))), &mut told);
+    let mut actions = Actions::default();
+    sessions.received(0, FAR, reply(id, 60_000, Ok(Reply::Attr(attr))), &mut actions);
     let is_root =
         |answer: &Result<Answer, Errno>| matches!(answer, Ok(Answer::Attr(attr)) if attr.ino == Ino::ROOT);
-    assert!(matches!(&told.door[..], [ForDoor::Answer { result, .. }] if is_root(result)), "{:?}", told.door);
+    assert!(
+        matches!(&actions.frontend[..], [FrontendEvent::Answer { result, .. }] if is_root(result)),
+        "{:?}",
+        actions.frontend
+    );
     let (known, _) = sessions.answer(1, &Caller::SERVER, &get_attr()).expect("leased");
     assert!(is_root(&known), "{known:?}");
     assert_eq!(sessions.attr(Ino::ROOT, 1).map(|attr| attr.ino), Some(Ino::ROOT));
@@ -382,112 +411,130 @@ fn a_root_at_another_rank_is_the_root_to_the_door() {
     let (rank, id) = call(&mut sessions, 2, 2, lookup());
     assert_eq!(rank, FAR);
     let found = reply(id, 1000, Ok(Reply::Entry(entry(Ino(THERE.0 + 1)))));
-    sessions.received(2, FAR, found, &mut Told::default());
+    sessions.received(2, FAR, found, &mut Actions::default());
     assert!(sessions.answer(3, &Caller::SERVER, &lookup()).is_some());
-    let mut told = Told::default();
+    let mut actions = Actions::default();
     let lease = Lease::Name { dir: THERE, name: name() };
-    sessions.received(3, FAR, FromServer::Revoke { number: 1, lease }, &mut told);
+    sessions.received(3, FAR, FromServer::Revoke { number: 1, lease }, &mut actions);
     let lease = Lease::Name { dir: Ino::ROOT, name: name() };
-    assert!(matches!(&told.door[..], [ForDoor::Revoke { lease: of, .. }] if *of == lease), "{:?}", told.door);
-    assert!(sessions.answer(4, &Caller::SERVER, &lookup()).is_none());
-    let mut told = Told::default();
-    sessions.received(4, FAR, FromServer::Changed(vec![THERE, Ino(9)]), &mut told);
-    assert!(matches!(&told.door[..], [ForDoor::Changed(inos)] if inos[..] == [Ino::ROOT, Ino(9)]));
-    // Another directory takes its place: cached names in the root are invalid.
-    let told = connect_below(Ino(5), &mut sessions, NEAR, 2);
     assert!(
-        told.door.iter().any(|it| matches!(it, ForDoor::Distrust { inos, .. } if inos.contains(&Ino::ROOT)))
+        matches!(&actions.frontend[..], [FrontendEvent::Revoke { lease: of, .. }] if *of == lease),
+        "{:?}",
+        actions.frontend
+    );
+    assert!(sessions.answer(4, &Caller::SERVER, &lookup()).is_none());
+    let mut actions = Actions::default();
+    sessions.received(4, FAR, FromServer::Changed(vec![THERE, Ino(9)]), &mut actions);
+    assert!(
+        matches!(&actions.frontend[..], [FrontendEvent::Changed(inos)] if inos[..] == [Ino::ROOT, Ino(9)])
+    );
+    // Another directory takes its place: cached names in the root are invalid.
+    let actions = connect_below(Ino(5), &mut sessions, NEAR, 2);
+    assert!(
+        actions
+            .frontend
+            .iter()
+            .any(|it| matches!(it, FrontendEvent::Distrust { inos, .. } if inos.contains(&Ino::ROOT)))
     );
     assert_eq!(call(&mut sessions, 5, 3, get_attr()).0, NEAR);
 }
 
 /// The reply for inode 7 whose size and times the data servers have.
-fn unmeasured(told: Reply) -> Result<Reply, Errno> {
+fn unmeasured(actions: Reply) -> Result<Reply, Errno> {
     let (ino, access, server, seal) = (Ino(7), Access::empty(), ServerId(0), [0; 32]);
     let (incarnation, session, since, announced) = (1, 1, 0, false);
     let capability = Capability { ino, access, server, incarnation, session, since, announced, seal };
     let layout = Layout::new(Distribution::SimpleStripe { strip: 64 }, vec![server]).expect("a layout");
     let delegation = Delegation { layout: Arc::new(layout), capability, limited: false };
-    Ok(Reply::Unmeasured(Box::new(told), Box::new(delegation)))
+    Ok(Reply::Unmeasured(Box::new(actions), Box::new(delegation)))
 }
 
 #[test]
-fn a_name_is_told_without_data_servers_that_cannot_be_reached() {
+fn lookup_answers_without_unreachable_data_servers() {
     let mut sessions = sessions();
     let (rank, id) = call(&mut sessions, 0, 1, lookup());
     let found = Entry { attr: Attr { streamed: true, ..entry(Ino(7)).attr }, ..entry(Ino(7)) };
-    let mut told = Told::default();
-    sessions.received(0, rank, reply(id, 60_000, unmeasured(Reply::Entry(found))), &mut told);
-    let [ask] = &told.data[..] else { panic!("{:?}", told.data) };
+    let mut actions = Actions::default();
+    sessions.received(0, rank, reply(id, 60_000, unmeasured(Reply::Entry(found))), &mut actions);
+    let [ask] = &actions.data[..] else { panic!("{:?}", actions.data) };
     let number = ask.number;
 
-    let mut told = Told::default();
-    sessions.tick(0, |_| false, &mut told);
-    assert!(told.door.is_empty(), "the data servers are reachable");
-    sessions.tick(0, |layout| layout.servers() == [ServerId(0)], &mut told);
-    let [ForDoor::Answer { ticket: 1, result: Ok(Answer::Unmeasured(entry)), lease_ms: 0 }] = &told.door[..]
+    let mut actions = Actions::default();
+    sessions.tick(0, |_| false, &mut actions);
+    assert!(actions.frontend.is_empty(), "the data servers are reachable");
+    sessions.tick(0, |layout| layout.servers() == [ServerId(0)], &mut actions);
+    let [FrontendEvent::Answer { ticket: 1, result: Ok(Answer::Unmeasured(entry)), lease_ms: 0 }] =
+        &actions.frontend[..]
     else {
-        panic!("{:?}", told.door)
+        panic!("{:?}", actions.frontend)
     };
     assert_eq!(entry.attr.ino, Ino(7));
-    assert_eq!(told.abandoned, [number]);
+    assert_eq!(actions.abandoned, [number]);
     assert_eq!(sessions.attr(Ino(7), 0), None, "its attributes are not cached");
 
     // If the data servers want another capability, the file is looked up again; the server may have
     // measured it by then.
     let (rank, id) = call(&mut sessions, 0, 2, lookup());
-    let mut told = Told::default();
-    sessions.received(0, rank, reply(id, 60_000, unmeasured(Reply::Entry(found))), &mut told);
-    let (number, mut told) = (told.data[0].number, Told::default());
-    sessions.data_came(0, number, Outcome::Stale, &mut told);
-    let (rank, id) = sent(&told);
-    assert!(told.send.iter().any(|(_, message)| {
+    let mut actions = Actions::default();
+    sessions.received(0, rank, reply(id, 60_000, unmeasured(Reply::Entry(found))), &mut actions);
+    let (number, mut actions) = (actions.data[0].number, Actions::default());
+    sessions.data_completed(0, number, DataOutcome::Stale, &mut actions);
+    let (rank, id) = sent(&actions);
+    assert!(actions.send.iter().any(|(_, message)| {
         matches!(message, FromClient::Request { request: Request::Lookup { .. }, .. })
     }));
-    let mut told = Told::default();
-    sessions.received(0, rank, reply(id, 0, Ok(Reply::Entry(found))), &mut told);
+    let mut actions = Actions::default();
+    sessions.received(0, rank, reply(id, 0, Ok(Reply::Entry(found))), &mut actions);
     assert!(
-        matches!(&told.door[..], [ForDoor::Answer { ticket: 2, result: Ok(Answer::Entry(_)), .. }]),
+        matches!(
+            &actions.frontend[..],
+            [FrontendEvent::Answer { ticket: 2, result: Ok(Answer::Entry(_)), .. }]
+        ),
         "{:?}",
-        told.door
+        actions.frontend
     );
 
     // A `getattr` waits.
     let (rank, id) = call(&mut sessions, 0, 3, Call::Request(Request::GetAttr { ino: Ino(7) }));
-    let mut told = Told::default();
-    sessions.received(0, rank, reply(id, 60_000, unmeasured(Reply::Attr(found.attr))), &mut told);
-    sessions.tick(0, |_| true, &mut told);
-    assert!(told.door.is_empty() && told.abandoned.is_empty(), "{told:?}");
+    let mut actions = Actions::default();
+    sessions.received(0, rank, reply(id, 60_000, unmeasured(Reply::Attr(found.attr))), &mut actions);
+    sessions.tick(0, |_| true, &mut actions);
+    assert!(actions.frontend.is_empty() && actions.abandoned.is_empty(), "{actions:?}");
 }
 
 #[test]
-fn what_was_changed_before_it_could_be_measured_is_not_changed_once_more() {
+fn change_is_not_repeated_while_measuring() {
     let mut sessions = sessions();
     let ino = Ino(7);
     let unmeasured = |attr| unmeasured(Reply::Attr(attr));
-    let data = |told: &Told<u64>| told.data.last().map(|ask| ask.number).expect("data servers are asked");
+    let data =
+        |actions: &Actions<u64>| actions.data.last().map(|ask| ask.number).expect("data servers are asked");
 
     let perm = Some(0o600);
     let set = SetAttr { perm, ..SetAttr::default() };
     let (rank, id) = call(&mut sessions, 0, 1, Call::Request(Request::SetAttr { ino, set }));
-    let (mut told, changed) = (Told::default(), Attr { perm: 0o600, ..entry(ino).attr });
-    sessions.received(0, rank, reply(id, 0, unmeasured(changed)), &mut told);
-    let (number, mut told) = (data(&told), Told::default());
-    sessions.data_came(0, number, Outcome::Stale, &mut told);
+    let (mut actions, changed) = (Actions::default(), Attr { perm: 0o600, ..entry(ino).attr });
+    sessions.received(0, rank, reply(id, 0, unmeasured(changed)), &mut actions);
+    let (number, mut actions) = (data(&actions), Actions::default());
+    sessions.data_completed(0, number, DataOutcome::Stale, &mut actions);
     assert!(
-        matches!(told.send[..], [(_, FromClient::Request { request: Request::GetAttr { ino: Ino(7) }, .. })]),
+        matches!(
+            actions.send[..],
+            [(_, FromClient::Request { request: Request::GetAttr { ino: Ino(7) }, .. })]
+        ),
         "{:?}",
-        told.send
+        actions.send
     );
 
     // Another client has changed the file since, which does not affect this call.
-    let ((rank, id), mut told) = (sent(&told), Told::default());
-    sessions.received(0, rank, reply(id, 0, unmeasured(Attr { perm: 0o777, ..changed })), &mut told);
-    let (number, mut told) = (data(&told), Told::default());
+    let ((rank, id), mut actions) = (sent(&actions), Actions::default());
+    sessions.received(0, rank, reply(id, 0, unmeasured(Attr { perm: 0o777, ..changed })), &mut actions);
+    let (number, mut actions) = (data(&actions), Actions::default());
     let measured = Attr { size: 64, ..changed };
-    sessions.data_came(0, number, Outcome::Done(Ok(Reply::Attr(measured))), &mut told);
-    let [ForDoor::Answer { ticket: 1, result: Ok(Answer::Attr(attr)), .. }] = &told.door[..] else {
-        panic!("{:?}", told.door)
+    sessions.data_completed(0, number, DataOutcome::Done(Ok(Reply::Attr(measured))), &mut actions);
+    let [FrontendEvent::Answer { ticket: 1, result: Ok(Answer::Attr(attr)), .. }] = &actions.frontend[..]
+    else {
+        panic!("{:?}", actions.frontend)
     };
     assert_eq!(*attr, measured);
 }

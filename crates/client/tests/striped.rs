@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use espalier_client::{Striped, Turn};
+use espalier_client::{Striped, StripedStep};
 use espalier_proto::{
     AllocateMode, DataReply, DataRequest, Distribution, Errno, Ino, Layout, Reply, SeekWhat, ServerId,
     StreamIo, StreamStat, Strip, write_list,
@@ -114,11 +114,11 @@ impl Cluster {
         data: &[u8],
         mut between: impl FnMut(&mut Self),
     ) -> Result<Reply, Errno> {
-        let (mut striped, mut turn) = Striped::start(Arc::clone(&self.layout), io, data.to_vec().into());
+        let (mut striped, mut epoch) = Striped::start(Arc::clone(&self.layout), io, data.to_vec().into());
         for _ in 0..4 {
-            let asks = match turn {
-                Turn::Done(result) => return result,
-                Turn::Ask(asks) => asks,
+            let asks = match epoch {
+                StripedStep::Done(result) => return result,
+                StripedStep::Ask(asks) => asks,
             };
             let places: BTreeSet<_> = asks.iter().map(|(server, _)| server).collect();
             let is_list = matches!(io, StreamIo::WriteList { .. });
@@ -131,7 +131,7 @@ impl Cluster {
                 replies[at] = self.servers[place].answer(request);
             }
             between(self);
-            turn = striped.go_on(replies);
+            epoch = striped.advance(replies);
         }
         panic!("the operation does not end");
     }
@@ -156,8 +156,12 @@ fn striped_files_are_as_whole_ones() {
             let what = format!("seed {seed} step {step} at {offset} length {length}");
             match random.u8(0..9) {
                 0 | 1 => {
-                    let written =
-                        cluster.act(random, StreamIo::Write { ino, offset: at, told: false }, &data, |_| ());
+                    let written = cluster.act(
+                        random,
+                        StreamIo::Write { ino, offset: at, acknowledged: false },
+                        &data,
+                        |_| (),
+                    );
                     assert_eq!(written, Ok(Reply::Written(length as u32)), "{what}");
                     model.write(offset, &data);
                 }
@@ -207,7 +211,7 @@ fn striped_files_are_as_whole_ones() {
 
 /// A log grows while it is read: a read never returns zeros that were not written.
 #[test]
-fn what_is_appended_meanwhile_is_no_hole() {
+fn concurrent_append_leaves_no_hole() {
     for seed in 0..200 {
         let random = &mut Rng::with_seed(seed);
         let mut cluster = Cluster::new(random, 3);
@@ -229,14 +233,14 @@ fn what_is_appended_meanwhile_is_no_hole() {
 }
 
 #[test]
-fn what_a_server_cannot_do_fails_the_whole() {
+fn failure_of_one_server_fails_the_operation() {
     let layout = Layout::new(Distribution::SimpleStripe { strip: 4 }, vec![ServerId(1), ServerId(2)]);
     let layout = Arc::new(layout.expect("a layout"));
-    let io = StreamIo::Write { ino: INO, offset: 0, told: false };
-    let (mut striped, turn) = Striped::start(Arc::clone(&layout), io, vec![1; 8].into());
-    assert!(matches!(turn, Turn::Ask(asks) if asks.len() == 2));
-    let turn = striped.go_on(vec![Ok(DataReply::Done), Err(Errno::ENOSPC)]);
-    assert!(matches!(turn, Turn::Done(Err(Errno::ENOSPC))));
-    let far = StreamIo::Write { ino: INO, offset: i64::MAX as u64, told: false };
-    assert!(matches!(Striped::start(layout, far, vec![1].into()).1, Turn::Done(Err(Errno::EFBIG))));
+    let io = StreamIo::Write { ino: INO, offset: 0, acknowledged: false };
+    let (mut striped, epoch) = Striped::start(Arc::clone(&layout), io, vec![1; 8].into());
+    assert!(matches!(epoch, StripedStep::Ask(asks) if asks.len() == 2));
+    let epoch = striped.advance(vec![Ok(DataReply::Done), Err(Errno::ENOSPC)]);
+    assert!(matches!(epoch, StripedStep::Done(Err(Errno::ENOSPC))));
+    let far = StreamIo::Write { ino: INO, offset: i64::MAX as u64, acknowledged: false };
+    assert!(matches!(Striped::start(layout, far, vec![1].into()).1, StripedStep::Done(Err(Errno::EFBIG))));
 }

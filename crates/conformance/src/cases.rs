@@ -2,13 +2,13 @@
 
 use std::fmt;
 
-use crate::{Dir, Outcome};
+use crate::{CaseResult, Dir};
 
 /// A test case: a function of a fresh directory.
 pub struct Case {
     pub subject: &'static str,
     pub name: &'static str,
-    pub run: fn(&Dir) -> Outcome,
+    pub run: fn(&Dir) -> CaseResult,
 }
 
 impl fmt::Display for Case {
@@ -30,7 +30,7 @@ mod prelude {
     };
     pub(super) use crate::macros::{check, fails, same};
     pub(super) use crate::process::{ALICE, BOB, Bell, Child, Context, STAFF, User, in_child};
-    pub(super) use crate::{Dir, Failure, Outcome};
+    pub(super) use crate::{CaseResult, Dir, Failure};
 }
 
 macro_rules! table {

@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use crate::{Failure, Outcome};
+use crate::{CaseResult, Failure};
 
 /// Bytes of a record, which is filled with its number.
 const RECORD: usize = 800;
@@ -21,7 +21,7 @@ const UPDATES: u64 = 200;
 ///
 /// # Errors
 /// A read returned old data or zeros, or a call failed.
-pub fn run(ways: &[PathBuf], seed: u64, rounds: u64) -> Outcome {
+pub fn run(ways: &[PathBuf], seed: u64, rounds: u64) -> CaseResult {
     let cases: [(&str, Case); 5] = [
         ("a growing file, opened after its writer", |round| round.grows(true)),
         ("a growing file, opened before its writer", |round| round.grows(false)),
@@ -41,7 +41,7 @@ pub fn run(ways: &[PathBuf], seed: u64, rounds: u64) -> Outcome {
     Ok(())
 }
 
-type Case = fn(&Round<'_>) -> Outcome;
+type Case = fn(&Round<'_>) -> CaseResult;
 
 struct Round<'a> {
     ways: &'a [PathBuf],
@@ -59,7 +59,7 @@ impl Round<'_> {
         if self.ways.len() > 1 { &self.ways[1..] } else { self.ways }
     }
 
-    fn make(&self, bytes: &[u8]) -> Outcome {
+    fn make(&self, bytes: &[u8]) -> CaseResult {
         Ok(std::fs::write(self.writes().join(&self.name), bytes)?)
     }
 
@@ -85,9 +85,9 @@ impl Round<'_> {
     fn while_watched(
         &self,
         readers: &[File],
-        check: impl Fn(&[u8], u64) -> Outcome + Copy + Send + Sync,
-        write: impl FnOnce() -> Outcome,
-    ) -> Outcome {
+        check: impl Fn(&[u8], u64) -> CaseResult + Copy + Send + Sync,
+        write: impl FnOnce() -> CaseResult,
+    ) -> CaseResult {
         let done = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let mut watchers = Vec::new();
@@ -108,11 +108,11 @@ impl Round<'_> {
             let watched = watchers.into_iter().map(|watcher| {
                 watcher.join().map_err(|_| Failure::at("a thread panicked")).and_then(|watched| watched)
             });
-            watched.fold(written, Outcome::and)
+            watched.fold(written, CaseResult::and)
         })
     }
 
-    fn grows(&self, writer_first: bool) -> Outcome {
+    fn grows(&self, writer_first: bool) -> CaseResult {
         self.make(&[])?;
         let (writer, readers) = self.open(writer_first)?;
         let check = |bytes: &[u8], at: u64| {
@@ -143,7 +143,7 @@ impl Round<'_> {
         if writer_first { self.while_watched(&readers, check, write) } else { write() }
     }
 
-    fn header(&self, writer_first: bool) -> Outcome {
+    fn header(&self, writer_first: bool) -> CaseResult {
         let mut header = vec![0; HEADER as usize];
         header[..8].fill(0);
         self.make(&header)?;
@@ -197,11 +197,11 @@ impl Round<'_> {
             let followed = followers.into_iter().map(|follower| {
                 follower.join().map_err(|_| Failure::at("a thread panicked")).and_then(|followed| followed)
             });
-            followed.fold(Ok(()), Outcome::and)
+            followed.fold(Ok(()), CaseResult::and)
         })
     }
 
-    fn overwritten(&self) -> Outcome {
+    fn overwritten(&self) -> CaseResult {
         self.make(&vec![0xff; BIG])?;
         let (writer, readers) = self.open(false)?;
         let done = AtomicBool::new(false);
@@ -237,7 +237,7 @@ impl Round<'_> {
             let others = others.into_iter().map(|other| {
                 other.join().map_err(|_| Failure::at("a thread panicked")).and_then(|other| other)
             });
-            others.fold(written, Outcome::and)
+            others.fold(written, CaseResult::and)
         })
     }
 }

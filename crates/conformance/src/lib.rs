@@ -20,4 +20,4 @@ pub mod race;
 pub mod runner;
 
 pub use dir::{Dir, Limits};
-pub use process::{Failure, Outcome};
+pub use process::{CaseResult, Failure};

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
-use espalier_conformance::{Failure, Limits, Outcome, cases, follow, model, pieces, race, runner};
+use espalier_conformance::{CaseResult, Failure, Limits, cases, follow, model, pieces, race, runner};
 
 /// Tests any directory of any file system by system calls only.
 #[derive(Parser)]
@@ -74,15 +74,15 @@ fn main() -> ExitCode {
     let ways = || std::iter::once(dir.clone()).chain(args.beside.iter().cloned()).collect::<Vec<_>>();
     let failed = match (args.model, args.race, args.pieces, args.follow) {
         (Some(seed), ..) => run_model(&args, dir.clone(), seed),
-        (_, Some(seed), ..) => told(race::run(&ways(), seed, args.rounds)),
-        (_, _, Some(seed), _) => told(pieces::run(&ways(), seed, args.rounds)),
-        (.., Some(seed)) => told(follow::run(&ways(), seed, args.rounds)),
+        (_, Some(seed), ..) => report(race::run(&ways(), seed, args.rounds)),
+        (_, _, Some(seed), _) => report(pieces::run(&ways(), seed, args.rounds)),
+        (.., Some(seed)) => report(follow::run(&ways(), seed, args.rounds)),
         (None, None, None, None) => run_cases(&args, dir.clone()),
     };
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn told(outcome: Outcome) -> u64 {
+fn report(outcome: CaseResult) -> u64 {
     let failed = u64::from(outcome.is_err());
     if let Err(failure) = outcome {
         println!("{}", failure.message);

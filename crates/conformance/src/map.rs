@@ -6,7 +6,7 @@ use std::ptr::null_mut;
 
 use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
 
-use crate::Outcome;
+use crate::CaseResult;
 
 /// A mapping of the first `len` bytes of a file.
 pub(crate) struct Map {
@@ -45,7 +45,7 @@ impl Map {
         (at..at + len).map(|n| unsafe { self.start.add(n).read_volatile() }).collect()
     }
 
-    pub(crate) fn sync(&self) -> Outcome {
+    pub(crate) fn sync(&self) -> CaseResult {
         // SAFETY: exactly the mapping.
         unsafe { msync(self.start.cast(), self.len, MsyncFlags::SYNC)? };
         Ok(())

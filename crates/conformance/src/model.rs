@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use crate::process::Child;
-use crate::{Failure, Outcome, runner};
+use crate::{CaseResult, Failure, runner};
 use op::Op;
 use reference::Reference;
 
@@ -22,7 +22,7 @@ const SHRINK_RUNS: usize = 300;
 const TREE_EVERY: usize = 40;
 
 /// Executes `steps` operations. A failure is shrunk and reported as a list of operations.
-pub fn run(base: &Path, seed: u64, steps: usize) -> Outcome {
+pub fn run(base: &Path, seed: u64, steps: usize) -> CaseResult {
     let mut rng = fastrand::Rng::with_seed(seed);
     let ops: Vec<Op> = std::iter::repeat_with(|| Op::random(&mut rng)).take(steps).collect();
     match attempt(base, &ops) {
@@ -76,7 +76,7 @@ fn attempt(base: &Path, ops: &[Op]) -> Result<(), (usize, Failure)> {
     outcome.map_err(|failure| (at, failure))
 }
 
-fn replay(root: &Path, ops: &[Op], at: &mut usize) -> Outcome {
+fn replay(root: &Path, ops: &[Op], at: &mut usize) -> CaseResult {
     let (mut reference, mut handles) = (Reference::new(), real::Handles::default());
     let mut times = HashMap::new();
     for (step, op) in ops.iter().enumerate() {
@@ -93,7 +93,7 @@ fn replay(root: &Path, ops: &[Op], at: &mut usize) -> Outcome {
 }
 
 /// Executes `op` on both sides and compares the results.
-fn step_both(root: &Path, (reference, handles): (&mut Reference, &mut real::Handles), op: &Op) -> Outcome {
+fn step_both(root: &Path, (reference, handles): (&mut Reference, &mut real::Handles), op: &Op) -> CaseResult {
     if matches!(op, Op::KeepHandle { .. } | Op::StatHandle { .. }) && !real::has_handles(root) {
         return Ok(());
     }
@@ -107,7 +107,7 @@ fn step_both(root: &Path, (reference, handles): (&mut Reference, &mut real::Hand
 }
 
 /// Compares all names, attributes, data and extended attributes.
-fn compare_tree(root: &Path, reference: &Reference) -> Outcome {
+fn compare_tree(root: &Path, reference: &Reference) -> CaseResult {
     let (want, found) = (reference.tree(), real::tree(root)?);
     for (path, node) in &want {
         match found.get(path) {
@@ -126,7 +126,11 @@ fn compare_tree(root: &Path, reference: &Reference) -> Outcome {
 }
 
 /// Compares explicitly set times, and checks that unchanged inodes keep their times.
-fn compare_times(root: &Path, reference: &Reference, seen: &mut HashMap<(u64, u64), [i128; 2]>) -> Outcome {
+fn compare_times(
+    root: &Path,
+    reference: &Reference,
+    seen: &mut HashMap<(u64, u64), [i128; 2]>,
+) -> CaseResult {
     for (path, want) in reference.times() {
         let (mtime, times) = real::times(root, &path)?;
         if let Some(set) = want.mtime.filter(|set| *set != mtime) {
@@ -142,6 +146,6 @@ fn compare_times(root: &Path, reference: &Reference, seen: &mut HashMap<(u64, u6
 }
 
 /// Runs in a child process, so that a hang of the file system does not block the test program.
-pub(crate) fn guarded(limit: std::time::Duration, body: impl FnOnce() -> Outcome) -> Outcome {
+pub(crate) fn guarded(limit: std::time::Duration, body: impl FnOnce() -> CaseResult) -> CaseResult {
     Child::start(body)?.wait_for(limit)
 }

@@ -11,7 +11,7 @@ use std::sync::{Mutex, PoisonError};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-use crate::{Failure, Outcome};
+use crate::{CaseResult, Failure};
 
 const BYTES: usize = 256 << 10;
 const PIECES: usize = 32;
@@ -31,11 +31,11 @@ struct Written {
 ///
 /// # Errors
 /// A part does not contain its last write, or a call failed.
-pub fn run(ways: &[PathBuf], seed: u64, rounds: u64) -> Outcome {
+pub fn run(ways: &[PathBuf], seed: u64, rounds: u64) -> CaseResult {
     (seed..seed + rounds).try_for_each(|seed| round(ways, seed))
 }
 
-fn round(ways: &[PathBuf], seed: u64) -> Outcome {
+fn round(ways: &[PathBuf], seed: u64) -> CaseResult {
     let name = format!("pieces.{}.{seed}", std::process::id());
     let direct = if seed.is_multiple_of(2) { OFlags::empty() } else { OFlags::DIRECT };
     let open = |way: &PathBuf, flags| open(&way.join(&name), flags, direct).map(File::from);
@@ -73,7 +73,7 @@ fn open(path: &Path, flags: OFlags, direct: OFlags) -> Result<OwnedFd, Errno> {
     }
 }
 
-fn steps(files: &[File], pieces: &[Mutex<Written>], mut rng: fastrand::Rng) -> Outcome {
+fn steps(files: &[File], pieces: &[Mutex<Written>], mut rng: fastrand::Rng) -> CaseResult {
     let (mut bytes, mut expected) = (Aligned::new(), Aligned::new());
     for _ in 0..STEPS {
         let (piece, way) = (rng.usize(..pieces.len()), rng.usize(..files.len()));

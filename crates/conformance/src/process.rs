@@ -19,7 +19,7 @@ pub struct Failure {
 }
 
 /// The result of a case.
-pub type Outcome = Result<(), Failure>;
+pub type CaseResult = Result<(), Failure>;
 
 impl Failure {
     #[track_caller]
@@ -76,7 +76,7 @@ pub(crate) struct Child {
 
 impl Child {
     /// Forks. Sound because no case forks while it has other threads.
-    pub(crate) fn start(body: impl FnOnce() -> Outcome) -> Result<Self, Failure> {
+    pub(crate) fn start(body: impl FnOnce() -> CaseResult) -> Result<Self, Failure> {
         let (reader, writer) = pipe()?;
         let _ = std::io::stdout().flush();
         // SAFETY: the child only runs `body` and ends with `_exit`; callers are single-threaded.
@@ -110,7 +110,7 @@ impl Child {
     }
 
     /// Waits for the end of the child and returns its report.
-    pub(crate) fn wait(mut self) -> Outcome {
+    pub(crate) fn wait(mut self) -> CaseResult {
         let mut message = String::new();
         let read = self.report.read_to_string(&mut message);
         let status = self.reap();
@@ -119,7 +119,7 @@ impl Child {
     }
 
     /// As `wait`, but kills a child that runs longer than `limit`.
-    pub(crate) fn wait_for(mut self, limit: Duration) -> Outcome {
+    pub(crate) fn wait_for(mut self, limit: Duration) -> CaseResult {
         let start = Instant::now();
         loop {
             let mut status = 0;
@@ -163,7 +163,7 @@ impl Child {
         status
     }
 
-    fn outcome(status: i32, message: String) -> Outcome {
+    fn outcome(status: i32, message: String) -> CaseResult {
         if libc::WIFSIGNALED(status) {
             let signal = libc::WTERMSIG(status);
             return Err(Failure { message: format!("killed by signal {signal} {message}"), skip: false });
@@ -176,7 +176,7 @@ impl Child {
 }
 
 /// Runs `body` in a child and waits for it.
-pub(crate) fn in_child(body: impl FnOnce() -> Outcome) -> Outcome {
+pub(crate) fn in_child(body: impl FnOnce() -> CaseResult) -> CaseResult {
     Child::start(body)?.wait()
 }
 
@@ -194,12 +194,12 @@ pub(crate) const STAFF: u32 = 61_009;
 
 impl User {
     /// Runs `body` as this user in a child.
-    pub(crate) fn run(self, body: impl FnOnce() -> Outcome) -> Outcome {
+    pub(crate) fn run(self, body: impl FnOnce() -> CaseResult) -> CaseResult {
         self.run_in(&[], body)
     }
 
     /// As `run`, with supplementary groups.
-    pub(crate) fn run_in(self, groups: &[u32], body: impl FnOnce() -> Outcome) -> Outcome {
+    pub(crate) fn run_in(self, groups: &[u32], body: impl FnOnce() -> CaseResult) -> CaseResult {
         in_child(|| {
             self.become_in(groups)?;
             body()
@@ -207,7 +207,7 @@ impl User {
     }
 
     /// Changes the credentials of the calling process permanently.
-    pub(crate) fn become_in(self, groups: &[u32]) -> Outcome {
+    pub(crate) fn become_in(self, groups: &[u32]) -> CaseResult {
         let groups: Vec<Gid> = groups.iter().map(|&g| Gid::from_raw(g)).collect();
         let (uid, gid) = (Uid::from_raw(self.uid), Gid::from_raw(self.gid));
         rustix::thread::set_thread_groups(&groups)?;
@@ -240,12 +240,12 @@ impl Bell {
         Ok(Self { reader, writer })
     }
 
-    pub(crate) fn ring(&self) -> Outcome {
+    pub(crate) fn ring(&self) -> CaseResult {
         rustix::io::write(&self.writer, b"!")?;
         Ok(())
     }
 
-    pub(crate) fn wait(&self) -> Outcome {
+    pub(crate) fn wait(&self) -> CaseResult {
         let mut poll = libc::pollfd { fd: self.reader.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         // SAFETY: one descriptor, which outlives the call.
         if unsafe { libc::poll(&raw mut poll, 1, 20_000) } != 1 {

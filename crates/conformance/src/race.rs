@@ -13,10 +13,10 @@ use std::time::Instant;
 
 use history::Did;
 pub use mounted::run;
-pub use op::{DIRS, How, Op, Place, REGISTER, Seen};
+pub use op::{DIRS, How, Op, PathIndex, REGISTER, Seen};
 
 use crate::process::Code;
-use crate::{Failure, Outcome};
+use crate::{CaseResult, Failure};
 
 /// A path to the shared names `DIRS` and the file `REGISTER`, which contains the number 0, in an
 /// otherwise empty directory.
@@ -52,7 +52,7 @@ const STEPS: usize = 8;
 ///
 /// # Errors
 /// No order explains the results, or a call failed.
-pub fn round<W: Way>(ways: &[W], seed: u64, rules: Rules) -> Outcome {
+pub fn round<W: Way>(ways: &[W], seed: u64, rules: Rules) -> CaseResult {
     let start = Barrier::new(THREADS);
     let begun = Instant::now();
     let done = std::thread::scope(|scope| {
@@ -75,8 +75,8 @@ pub fn round<W: Way>(ways: &[W], seed: u64, rules: Rules) -> Outcome {
     if history::is_explained(&history, rules) {
         return Ok(());
     }
-    let told = history::tell(&history);
-    Err(Failure::at(format!("seed {seed}: no order explains this history:\n{told}")))
+    let reported = history::describe(&history);
+    Err(Failure::at(format!("seed {seed}: no order explains this history:\n{reported}")))
 }
 
 fn one<W: Way>(

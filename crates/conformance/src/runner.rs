@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 
 use crate::cases::Case;
 use crate::process::Child;
-use crate::{Dir, Failure, Limits, Outcome};
+use crate::{CaseResult, Dir, Failure, Limits};
 
 /// The result of a case.
 pub struct Report {
     pub case: &'static Case,
-    pub outcome: Outcome,
+    pub outcome: CaseResult,
     pub seconds: f64,
 }
 

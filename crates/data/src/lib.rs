@@ -3,7 +3,8 @@
 //!
 //! Invariants:
 //! - An earlier request never overwrites a later one: a repeated request never runs twice at a
-//!   time, and a restarted metadata server is served only after its predecessor's requests are done.
+//!   time, and a restarted metadata server is served only after its predecessor's requests are
+//!   done.
 //! - Requests that replace a whole datafile run alone on it, in order of arrival; a client's
 //!   request truncates it once (`truncated.rs`).
 //! - A removal is answered when it is durable, many of them by one sync; datafiles are created in
@@ -42,7 +43,7 @@ pub struct IoId(pub u64);
 
 /// The sender of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Asker {
+pub enum Requester {
     /// A metadata server, which may request anything.
     Server(ServerId),
     /// A client, which may request what its capability allows.
@@ -54,18 +55,18 @@ pub enum Input {
     /// A peer has connected. Requests from its earlier connections are dropped. `incarnation` tells
     /// its starts apart.
     Connect {
-        from: Asker,
+        from: Requester,
         incarnation: u64,
         connection: u64,
     },
     /// A connection has ended.
     Disconnect {
-        from: Asker,
+        from: Requester,
         connection: u64,
     },
     /// `connection`: where to reply. The seal of its capability is valid.
     Request {
-        from: Asker,
+        from: Requester,
         connection: u64,
         message: ToData,
     },
@@ -96,7 +97,7 @@ pub struct Outbox {
 }
 
 /// Key of a request: sender, incarnation, number.
-type RequestKey = (Asker, u64, RequestId);
+type RequestKey = (Requester, u64, RequestId);
 
 /// A connected peer.
 #[derive(Debug)]
@@ -105,7 +106,7 @@ struct Peer {
     connection: u64,
     /// Requests of earlier incarnations under way, and those that wait for their end.
     old: usize,
-    early: VecDeque<ToData>,
+    deferred: VecDeque<ToData>,
 }
 
 /// A request without a reply yet.
@@ -127,7 +128,7 @@ impl UnderWay {
 /// The data server's machine. See the crate's documentation.
 #[derive(Debug, Default)]
 pub struct Data {
-    peers: Map<Asker, Peer>,
+    peers: Map<Requester, Peer>,
     under_way: Map<RequestKey, UnderWay>,
     sessions: Sessions,
     /// Answered when no request of an ended session is under way.
@@ -147,7 +148,7 @@ pub struct Data {
     /// A sync of removals is under way.
     syncs_removed: bool,
     /// Each creation and removal is committed by itself, as in the paper's baseline (carns III.C).
-    alone: bool,
+    individually: bool,
 }
 
 #[derive(Debug)]
@@ -164,32 +165,33 @@ enum Running {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Use {
     Shared,
-    Alone,
+    Exclusive,
 }
 
 /// Requests under way on a datafile, and those that wait.
 #[derive(Debug, Default)]
 struct File {
     running: usize,
-    alone: bool,
+    individually: bool,
     waiting: VecDeque<(RequestKey, Use, DataRequest)>,
 }
 
 impl File {
     fn takes(&self, how: Use) -> bool {
-        !self.alone && (how == Use::Shared || self.running == 0)
+        !self.individually && (how == Use::Shared || self.running == 0)
     }
 }
 
 impl Data {
-    /// `alone`: each creation and removal is committed by itself; otherwise they share syncs.
-    pub fn new(alone: bool) -> Self {
-        Self { alone, ..Self::default() }
+    /// `individually`: each creation and removal is committed by itself; otherwise they share
+    /// syncs.
+    pub fn new(individually: bool) -> Self {
+        Self { individually, ..Self::default() }
     }
 
     /// As in [`Self::new`], from now on.
-    pub fn set_alone(&mut self, alone: bool) {
-        self.alone = alone;
+    pub fn set_individual(&mut self, individually: bool) {
+        self.individually = individually;
     }
 
     /// Processes one input. Its immediate effects are in `out` on return.
@@ -198,8 +200,8 @@ impl Data {
             Input::Connect { from, incarnation, connection } => {
                 let is_old = |(of, when, _): &&RequestKey| *of == from && *when != incarnation;
                 let old = self.under_way.keys().filter(is_old).count();
-                self.peers.insert(from, Peer { incarnation, connection, old, early: VecDeque::new() });
-                if let Asker::Server(server) = from {
+                self.peers.insert(from, Peer { incarnation, connection, old, deferred: VecDeque::new() });
+                if let Requester::Server(server) = from {
                     self.sessions.begin(server, incarnation);
                 }
             }
@@ -217,7 +219,7 @@ impl Data {
                     let incarnation = peer.incarnation;
                     self.begin((from, incarnation), connection, message, out);
                 } else {
-                    peer.early.push_back(message);
+                    peer.deferred.push_back(message);
                 }
             }
             Input::Done { id, result } => match self.running.remove(&id) {
@@ -232,13 +234,13 @@ impl Data {
                         self.truncated.done(truncation);
                     }
                     self.answer(key, result, out);
-                    self.leave(truncation.0, Use::Alone, out);
+                    self.leave(truncation.0, Use::Exclusive, out);
                 }
                 Some(Running::Create(created)) => {
                     self.creates = false;
                     for (key, ino) in created {
                         self.answer(key, result.clone(), out);
-                        self.leave(ino, Use::Alone, out);
+                        self.leave(ino, Use::Exclusive, out);
                     }
                     self.create(out);
                 }
@@ -247,7 +249,7 @@ impl Data {
                         Ok(_) => self.removed.push_back(key),
                         Err(_) => self.answer(key, result, out),
                     }
-                    self.leave(ino, Use::Alone, out);
+                    self.leave(ino, Use::Exclusive, out);
                     self.sync_removed(out);
                 }
                 Some(Running::SyncRemoved(removals)) => {
@@ -264,7 +266,7 @@ impl Data {
 
     fn begin(
         &mut self,
-        (from, incarnation): (Asker, u64),
+        (from, incarnation): (Requester, u64),
         connection: u64,
         message: ToData,
         out: &mut Outbox,
@@ -275,7 +277,7 @@ impl Data {
             under_way.connection = connection;
             return;
         }
-        let is_client = matches!(from, Asker::Client(_));
+        let is_client = matches!(from, Requester::Client(_));
         let capability = capability.filter(|_| is_client);
         let session = capability.as_ref().map(Session::of);
         self.under_way.insert(key, UnderWay { connection, capability });
@@ -293,7 +295,7 @@ impl Data {
     /// A metadata server's report of its sessions; answered when no request of ended ones is under
     /// way.
     fn admit(&mut self, key: RequestKey, (below, live): (u64, Vec<u64>), out: &mut Outbox) {
-        if let Asker::Server(server) = key.0 {
+        if let Requester::Server(server) = key.0 {
             self.sessions.admit(server, below, live);
         }
         self.admissions.push(key);
@@ -302,7 +304,7 @@ impl Data {
 
     fn answer_admissions(&mut self, out: &mut Outbox) {
         for key in core::mem::take(&mut self.admissions) {
-            let of = |session: &Session| Asker::Server(session.server) == key.0;
+            let of = |session: &Session| Requester::Server(session.server) == key.0;
             let mut sessions = self.under_way.values().filter_map(UnderWay::session);
             if sessions.any(|session| of(&session) && !self.sessions.has(session)) {
                 self.admissions.push(key);
@@ -343,8 +345,8 @@ impl Data {
 
     fn take(&mut self, key: RequestKey, request: DataRequest, out: &mut Outbox) {
         if let (
-            Asker::Server(server),
-            DataRequest::Admit { durable, .. } | DataRequest::Settle { durable, .. },
+            Requester::Server(server),
+            DataRequest::Admit { durable, .. } | DataRequest::Finalise { durable, .. },
         ) = (key.0, &request)
         {
             self.sessions.committed(server, *durable);
@@ -368,7 +370,7 @@ impl Data {
     fn enter(&mut self, key: RequestKey, (ino, how): (Ino, Use), request: DataRequest, out: &mut Outbox) {
         let file = self.files.entry(ino).or_default();
         file.running += 1;
-        file.alone = how == Use::Alone;
+        file.individually = how == Use::Exclusive;
         let running = match request {
             DataRequest::Create { sync: true, .. } => {
                 self.to_create.push_back((key, ino));
@@ -404,8 +406,8 @@ impl Data {
     fn leave(&mut self, ino: Ino, how: Use, out: &mut Outbox) {
         let Some(file) = self.files.get_mut(&ino) else { return };
         file.running -= 1;
-        if how == Use::Alone {
-            file.alone = false;
+        if how == Use::Exclusive {
+            file.individually = false;
         }
         while let Some(file) = self.files.get_mut(&ino)
             && file.waiting.front().is_some_and(|(_, how, _)| file.takes(*how))
@@ -421,7 +423,7 @@ impl Data {
     fn create(&mut self, out: &mut Outbox) {
         if !self.creates && !self.to_create.is_empty() {
             self.creates = true;
-            let most = if self.alone { 1 } else { DataRequest::MAX_INODES };
+            let most = if self.individually { 1 } else { DataRequest::MAX_INODES };
             let count = self.to_create.len().min(most);
             let created: Vec<_> = self.to_create.drain(..count).collect();
             let inos = created.iter().map(|(_, ino)| *ino).collect();
@@ -432,7 +434,7 @@ impl Data {
     fn sync_removed(&mut self, out: &mut Outbox) {
         if !self.syncs_removed && !self.removed.is_empty() {
             self.syncs_removed = true;
-            let count = if self.alone { 1 } else { self.removed.len() };
+            let count = if self.individually { 1 } else { self.removed.len() };
             let removals = self.removed.drain(..count).collect();
             self.run(Running::SyncRemoved(removals), Io::SyncRemoved, out);
         }
@@ -459,7 +461,7 @@ impl Data {
         peer.old = peer.old.saturating_sub(1);
         if peer.old == 0 {
             let (now, connection) = (peer.incarnation, peer.connection);
-            for message in core::mem::take(&mut peer.early) {
+            for message in core::mem::take(&mut peer.deferred) {
                 self.begin((from, now), connection, message, out);
             }
         }
@@ -476,11 +478,11 @@ fn used(request: &DataRequest) -> Option<(Ino, Use)> {
         | DataRequest::Seek { ino, .. }
         | DataRequest::Sync { ino } => Some((*ino, Use::Shared)),
         DataRequest::Fill { ino, .. }
-        | DataRequest::Settle { ino, .. }
+        | DataRequest::Finalise { ino, .. }
         | DataRequest::Truncate { ino, .. }
         | DataRequest::SetMtime { ino, .. }
         | DataRequest::Create { ino, .. }
-        | DataRequest::Remove { ino } => Some((*ino, Use::Alone)),
+        | DataRequest::Remove { ino } => Some((*ino, Use::Exclusive)),
         DataRequest::Stat { .. }
         | DataRequest::Precreate { .. }
         | DataRequest::Discard { .. }

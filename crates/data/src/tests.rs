@@ -4,8 +4,8 @@ use espalier_proto::{Access, Capability, StreamStat, write_list};
 use super::*;
 
 const SERVER: ServerId = ServerId(1);
-const A: Asker = Asker::Server(SERVER);
-const CLIENT: Asker = Asker::Client(ClientId(77));
+const A: Requester = Requester::Server(SERVER);
+const CLIENT: Requester = Requester::Client(ClientId(77));
 const FILE: Ino = Ino(9);
 
 struct Server {
@@ -77,7 +77,7 @@ fn a_request_that_comes_again_is_not_done_twice_at_a_time() {
 }
 
 #[test]
-fn requests_that_replace_a_datafile_run_alone_and_in_order() {
+fn requests_that_replace_a_datafile_run_exclusively_and_in_order() {
     let mut server = Server::new();
     server.ask(1, 1, write(1));
     server.ask(1, 2, write(2));
@@ -181,14 +181,14 @@ fn datafiles_that_are_made_share_a_write() {
     assert_eq!(server.work(), Io::Create(vec![Ino(4)]));
     let mut server = Server::new();
 
-    server.data.alone = true;
+    server.data.individually = true;
     (5..=7).for_each(|id| server.ask(1, id, DataRequest::Create { ino: Ino(id), sync: true }));
     (5..=7).for_each(|id| assert_eq!(server.work(), Io::Create(vec![Ino(id)])));
     assert!(server.out.io.is_empty());
 }
 
 #[test]
-fn datafiles_that_cannot_be_made_are_told_and_keep_nobody() {
+fn failed_datafile_creation_is_reported_and_blocks_nothing() {
     let mut server = Server::new();
     server.ask(1, 1, DataRequest::Create { ino: FILE, sync: true });
     server.ask(1, 2, DataRequest::Create { ino: Ino(8), sync: true });
@@ -203,7 +203,7 @@ fn datafiles_that_cannot_be_made_are_told_and_keep_nobody() {
 }
 
 #[test]
-fn a_removal_that_fails_is_told_and_keeps_nobody() {
+fn failed_removal_is_reported_and_blocks_nothing() {
     let mut server = Server::new();
     server.ask(1, 1, DataRequest::Remove { ino: FILE });
     server.ask(1, 2, write(2));
@@ -363,12 +363,12 @@ fn datafiles_of_provisional_files_are_listed_as_new() {
     };
     assert!(!how(&mut server, capability(1), 1));
     assert!(how(&mut server, young, 2));
-    server.ask(1, 2, DataRequest::Settle { ino: Ino(8), durable: 4 });
+    server.ask(1, 2, DataRequest::Finalise { ino: Ino(8), durable: 4 });
     server.work();
     assert!(how(&mut server, young, 3));
-    server.ask(1, 3, DataRequest::Settle { ino: FILE, durable: 5 });
+    server.ask(1, 3, DataRequest::Finalise { ino: FILE, durable: 5 });
     server.work();
-    server.ask(1, 4, DataRequest::Settle { ino: FILE, durable: 3 });
+    server.ask(1, 4, DataRequest::Finalise { ino: FILE, durable: 3 });
     server.work();
     assert!(!how(&mut server, young, 4), "it would stay on the list");
     // A restarted server is notified first.

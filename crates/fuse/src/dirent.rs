@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_buffer_refuses_and_keeps_what_it_has() {
+    fn full_buffer_refuses_without_loss() {
         let mut bytes = Vec::new();
         let mut buffer = DirBuffer::new(&mut bytes, 64);
         assert!(buffer.push(1, 1, 0, b"a"));

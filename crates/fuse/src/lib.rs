@@ -29,7 +29,8 @@
 //! }
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let session = Session::mount("empty", Path::new("/mnt"), &MountOptions::default(), &Wanted::default())?;
+//! let (options, wanted) = (MountOptions::default(), Wanted::default());
+//! let session = Session::mount("empty", Path::new("/mnt"), &options, &wanted)?;
 //! session.run(2, Arc::new(Empty))?; // until it is unmounted
 //! # Ok(())
 //! # }

@@ -214,7 +214,7 @@ impl Shared {
             };
             drop(queue);
             if note.takes_back() {
-                self.slots.settle();
+                self.slots.wait_until_sent();
             }
             if catch_unwind(AssertUnwindSafe(|| note.send(&self.channel))).is_err() {
                 tracing::error!("a fence panicked");

@@ -302,8 +302,8 @@ pub struct Malformed {
 pub enum Flaw {
     #[error("{needs} bytes expected, {has} left")]
     Short { needs: usize, has: usize },
-    #[error("the header states {told} bytes, {read} were read")]
-    Length { told: usize, read: usize },
+    #[error("the header states {stated} bytes, {read} were read")]
+    Length { stated: usize, read: usize },
     #[error("name without end")]
     Unterminated,
 }
@@ -318,7 +318,7 @@ impl<'a> Request<'a> {
         })?;
         let malformed = |flaw| Malformed { unique: Some(header.unique), opcode: Some(header.opcode), flaw };
         if header.len as usize != bytes.len() {
-            return Err(malformed(Flaw::Length { told: header.len as usize, read: bytes.len() }));
+            return Err(malformed(Flaw::Length { stated: header.len as usize, read: bytes.len() }));
         }
         let extended = usize::from(header.extensions) * 8;
         let Some(split) = body.len().checked_sub(extended) else {

@@ -114,7 +114,7 @@ impl Ring {
     pub(crate) fn answer(&mut self) -> io::Result<bool> {
         // SAFETY: the memory is ours until the command is submitted, and nobody holds the message,
         // see `receive`.
-        if !unsafe { self.slot.settle(self.commit_id) } {
+        if !unsafe { self.slot.wait_until_sent(self.commit_id) } {
             return Ok(false);
         }
         let command = self.command(uring::COMMIT_AND_FETCH, self.commit_id, None);

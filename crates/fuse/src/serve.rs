@@ -369,7 +369,7 @@ mod tests {
     use super::Crew;
 
     #[test]
-    fn threads_come_when_nobody_waits_and_end_when_enough_do() {
+    fn threads_start_when_none_wait_and_end_when_enough_do() {
         let crew = Crew { waiting_max: 2, ..Crew::new(4) };
         // Each request finds no thread waiting, up to the limit.
         assert_eq!([(); 4].map(|()| crew.leave()), [true, true, true, false]);

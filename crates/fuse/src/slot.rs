@@ -44,7 +44,7 @@ enum State {
         length: usize,
     },
     /// The slot's thread commits the reply.
-    Told,
+    Delivered,
     /// The mount is gone, and no caller waits for a reply.
     Closed,
 }
@@ -112,7 +112,7 @@ impl Slot {
         let awaited = match answer.state {
             State::Owed => false,
             State::Awaited => true,
-            State::Given { .. } | State::Told | State::Closed => return Err(Errno::NODEV),
+            State::Given { .. } | State::Delivered | State::Closed => return Err(Errno::NODEV),
         };
         if answer.direct {
             let mut at = abi::PAGE;
@@ -139,12 +139,12 @@ impl Slot {
     ///
     /// # Safety
     /// This process owns the memory, and the message is not in use.
-    pub(crate) unsafe fn settle(&self, unique: u64) -> bool {
+    pub(crate) unsafe fn wait_until_sent(&self, unique: u64) -> bool {
         let mut answer = self.lock();
         let (error, length) = loop {
             match answer.state {
                 State::Given { error, length } => break (error, length),
-                State::Closed | State::Told => return false,
+                State::Closed | State::Delivered => return false,
                 State::Owed | State::Awaited => answer.state = State::Awaited,
             }
             answer = self.changed.wait(answer).unwrap_or_else(PoisonError::into_inner);
@@ -159,12 +159,12 @@ impl Slot {
             self.memory.write(0, out.as_bytes());
             self.memory.write(abi::URING_ENTRY_AT, entry.as_bytes());
         }
-        answer.state = State::Told;
+        answer.state = State::Delivered;
         true
     }
 
     /// The number of a reply that was given and not committed, if there is one.
-    fn untold(&self) -> Option<u64> {
+    fn unsent(&self) -> Option<u64> {
         let answer = self.lock();
         matches!(answer.state, State::Given { .. }).then_some(answer.number)
     }
@@ -201,12 +201,12 @@ impl Slots {
 
     /// Waits until all replies given so far are committed; their threads have them and only need to
     /// run.
-    pub(crate) fn settle(&self) {
+    pub(crate) fn wait_until_sent(&self) {
         const PAUSE: Duration = Duration::from_micros(20);
-        let untold: Vec<_> =
-            self.lock().iter().filter_map(|slot| Some((Arc::clone(slot), slot.untold()?))).collect();
-        for (slot, number) in untold {
-            while slot.untold() == Some(number) {
+        let unsent: Vec<_> =
+            self.lock().iter().filter_map(|slot| Some((Arc::clone(slot), slot.unsent()?))).collect();
+        for (slot, number) in unsent {
+            while slot.unsent() == Some(number) {
                 std::thread::sleep(PAUSE);
             }
         }

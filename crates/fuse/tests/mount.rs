@@ -292,7 +292,7 @@ impl Mounted {
     }
 
     /// Waits until the kernel has processed the queued notifications.
-    fn settle(&self) {
+    fn wait_until_sent(&self) {
         let (done, settled) = mpsc::sync_channel(1);
         while !self.notifier.fence({
             let done = done.clone();
@@ -363,7 +363,7 @@ over_both_transports! {
     options_reach_the_mount_table,
     a_busy_mount_is_detached_by_force_only,
     a_session_that_never_runs_unmounts_itself,
-    a_session_that_ends_late_leaves_the_next_mount_alone,
+    late_session_end_does_not_affect_next_mount,
     the_mount_of_a_dead_server_is_recognised_and_removed,
     a_request_that_takes_long_holds_up_no_other,
     an_abort_ends_what_is_never_answered,
@@ -436,7 +436,7 @@ fn large_reads_and_writes_keep_their_bytes(transport: Transport) {
                     .unwrap();
                 file.write_all(&bytes).unwrap();
                 assert!(mounted.notifier.inval_inode(file.metadata().unwrap().ino(), 0, 0));
-                mounted.settle();
+                mounted.wait_until_sent();
                 file.seek(SeekFrom::Start(0)).unwrap();
                 let mut read = Vec::new();
                 file.read_to_end(&mut read).unwrap();
@@ -486,7 +486,7 @@ fn notifications_make_the_kernel_forget(transport: Transport) {
 
     assert!(mounted.granted.flags.contains(InitFlags::HAS_EXPIRE_ONLY));
     assert!(mounted.notifier.expire_entry(ROOT_NODE, b"a"));
-    mounted.settle();
+    mounted.wait_until_sent();
     assert_eq!(mounted.lookups_during(look), 1);
 
     // The file changes without the kernel's knowledge.
@@ -496,13 +496,13 @@ fn notifications_make_the_kernel_forget(transport: Transport) {
     mounted.filesystem.state.lock().unwrap().data.insert(node, b"world".to_vec());
     assert_eq!(read(), b"hello");
     assert!(mounted.notifier.inval_inode(node, 0, 0));
-    mounted.settle();
+    mounted.wait_until_sent();
     assert_eq!(read(), b"world");
 
     // The file disappears.
     mounted.filesystem.state.lock().unwrap().names.clear();
     assert!(mounted.notifier.delete(ROOT_NODE, node, b"a"));
-    mounted.settle();
+    mounted.wait_until_sent();
     assert_eq!(fs::metadata(mounted.path("a")).unwrap_err().kind(), ErrorKind::NotFound);
     mounted.end();
 }
@@ -516,17 +516,17 @@ fn expired_names_keep_what_is_mounted_on_them(transport: Transport) {
     let read = || fs::read(mounted.path("a")).unwrap();
     assert_eq!(read(), b"on top");
     assert!(mounted.notifier.expire_entry(ROOT_NODE, b"a"));
-    mounted.settle();
+    mounted.wait_until_sent();
     assert_eq!(mounted.lookups_during(|| assert_eq!(read(), b"on top")), 1);
     if mounted.granted.prune {
         let node = mounted.filesystem.state.lock().unwrap().names[&b"a"[..]];
         assert!(mounted.notifier.prune(&[node]));
-        mounted.settle();
+        mounted.wait_until_sent();
         assert_eq!(read(), b"on top");
     }
     // The name is bound to another node.
     assert!(mounted.notifier.expire_entry(ROOT_NODE, b"a"));
-    mounted.settle();
+    mounted.wait_until_sent();
     mounted.filesystem.state.lock().unwrap().add(b"a");
     assert_eq!(read(), b"");
     mounted.end();
@@ -535,7 +535,7 @@ fn expired_names_keep_what_is_mounted_on_them(transport: Transport) {
 fn a_notification_that_waits_for_a_directory_holds_up_no_other(transport: Transport) {
     let mounted = mount(transport, Memory::default(), &MountOptions::default());
     let (done, order) = mpsc::channel();
-    let tell = |what: &'static str| {
+    let signal = |what: &'static str| {
         let done = done.clone();
         move || done.send(what).unwrap()
     };
@@ -543,10 +543,10 @@ fn a_notification_that_waits_for_a_directory_holds_up_no_other(transport: Transp
         scope.spawn(|| assert_eq!(errno(fs::metadata(mounted.path("held"))), ENOENT));
         eventually("it is looked up", || mounted.filesystem.held.lock().unwrap().is_some());
         // The kernel has locked the directory for the lookup.
-        assert!(mounted.notifier.inval_entry(ROOT_NODE, b"a", Some(Box::new(tell("locked")))));
-        assert!(mounted.notifier.inval_entry(ROOT_NODE, b"b", Some(Box::new(tell("after it")))));
-        assert!(mounted.notifier.inval_entry(4711, b"a", Some(Box::new(tell("other")))));
-        assert!(mounted.notifier.fence(tell("fence")));
+        assert!(mounted.notifier.inval_entry(ROOT_NODE, b"a", Some(Box::new(signal("locked")))));
+        assert!(mounted.notifier.inval_entry(ROOT_NODE, b"b", Some(Box::new(signal("after it")))));
+        assert!(mounted.notifier.inval_entry(4711, b"a", Some(Box::new(signal("other")))));
+        assert!(mounted.notifier.fence(signal("fence")));
         assert!(order.recv_timeout(Duration::from_millis(200)).is_err());
         mounted.notifier.relieve(Duration::from_secs(3600));
         assert!(order.recv_timeout(Duration::from_millis(200)).is_err());
@@ -573,7 +573,7 @@ fn pruned_nodes_are_forgotten(transport: Transport) {
     while mounted.filesystem.forgets.load(Ordering::Relaxed) == 0 {
         assert!(Instant::now() < deadline);
         assert!(mounted.notifier.prune(&[node, 4711]));
-        mounted.settle();
+        mounted.wait_until_sent();
         std::thread::sleep(Duration::from_millis(10));
     }
     mounted.end();
@@ -604,7 +604,7 @@ fn a_full_notifier_says_so(transport: Transport) {
     while !mounted.notifier.fence(|| panic!("as told")) {
         std::thread::yield_now();
     }
-    mounted.settle();
+    mounted.wait_until_sent();
     mounted.end();
 }
 
@@ -739,7 +739,7 @@ fn a_session_that_never_runs_unmounts_itself(transport: Transport) {
     assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
 }
 
-fn a_session_that_ends_late_leaves_the_next_mount_alone(transport: Transport) {
+fn late_session_end_does_not_affect_next_mount(transport: Transport) {
     let directory = tempfile::tempdir().unwrap();
     let options = MountOptions::default();
     let first = Session::mount("first", directory.path(), &options, &wanted(transport)).unwrap();

@@ -33,7 +33,7 @@ impl Filesystem for Waiting {
 }
 
 #[test]
-fn many_requests_that_wait_keep_no_others_from_being_taken() {
+fn blocked_requests_do_not_stop_others() {
     const MANY: usize = 60;
     let directory = tempfile::tempdir().unwrap();
     let flags = Wanted::default().flags | InitFlags::OVER_IO_URING;
@@ -62,9 +62,9 @@ fn many_requests_that_wait_keep_no_others_from_being_taken() {
             }
             std::thread::sleep(Duration::from_millis(1));
         }
-        let (tell, told) = mpsc::channel();
-        scope.spawn(move || tell.send(fs::symlink_metadata(root.join("other")).unwrap_err().kind()));
-        let answer = told.recv_timeout(Duration::from_secs(60));
+        let (signal, signalled) = mpsc::channel();
+        scope.spawn(move || signal.send(fs::symlink_metadata(root.join("other")).unwrap_err().kind()));
+        let answer = signalled.recv_timeout(Duration::from_secs(60));
         filesystem.0.lock().unwrap().drain(..).for_each(|reply| reply.error(ENOENT));
         assert_eq!(answer, Ok(ErrorKind::NotFound));
     });

@@ -13,8 +13,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let fs = FileSystem::connect(&url, &credentials)?;
     fs.create_dir("/tour")?;
     fs.write("/tour/file", b"a few bytes")?;
-    let told = fs.metadata("/tour/file")?;
-    println!("{} bytes, made {:?}", told.len(), told.created());
+    let reported = fs.metadata("/tour/file")?;
+    println!("{} bytes, made {:?}", reported.len(), reported.created());
     for entry in fs.read_dir("/tour")? {
         println!("/tour has {}", entry.file_name().to_string_lossy());
     }

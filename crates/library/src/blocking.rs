@@ -108,11 +108,11 @@ impl FileSystem {
 
 /// Blocking variants of the methods of the same names.
 macro_rules! blocking {
-    ($($name:ident($($argument:ident: $kind:ty),*) -> $told:ty;)*) => {
+    ($($name:ident($($argument:ident: $kind:ty),*) -> $completion:ty;)*) => {
         impl FileSystem {
             $(
                 #[doc = concat!("As [`crate::FileSystem::", stringify!($name), "`].\n\n# Errors\nThe same.")]
-                pub fn $name(&self, $($argument: $kind),*) -> io::Result<$told> {
+                pub fn $name(&self, $($argument: $kind),*) -> io::Result<$completion> {
                     self.shared.runtime.block_on(self.shared.fs.$name($($argument),*))
                 }
             )*

@@ -27,11 +27,11 @@ impl Client {
     /// # Errors
     /// The server's error; `EIO` if the client is closed.
     pub async fn call(&self, caller: Caller, call: Call<'_>) -> Result<Answer, Errno> {
-        let told = self.0.begin_for(caller, call).await.unwrap_or(Err(Errno::EIO))?;
-        if let Some(handle) = told.handle {
+        let completion = self.0.begin_for(caller, call).await.unwrap_or(Err(Errno::EIO))?;
+        if let Some(handle) = completion.handle {
             handle.leave();
         }
-        Ok(told.answer)
+        Ok(completion.answer)
     }
 
     /// Drops all cached entries.

@@ -107,10 +107,10 @@ impl OpenOptions {
                 umask: session.umask(),
                 open: Some(how),
                 exclusive: self.create_new,
-                early: None,
+                writeback: None,
             };
             match session.request(request).await {
-                Ok(told) => return told.handle.ok_or(Errno::EIO),
+                Ok(completion) => return completion.handle.ok_or(Errno::EIO),
                 // Open the target of the symbolic link; do not create it.
                 Err(Errno::ELOOP) => {}
                 Err(errno) => return Err(errno),
@@ -161,8 +161,8 @@ impl File {
                 size: size as u32,
                 noatime: false,
             };
-            let told = self.session.call(call).await.map_err(error)?;
-            let Answer::Bytes(bytes) = told.answer else { return Err(error(Errno::EIO)) };
+            let completion = self.session.call(call).await.map_err(error)?;
+            let Answer::Bytes(bytes) = completion.answer else { return Err(error(Errno::EIO)) };
             let read = bytes.len().min(size);
             buffer[done..done + read].copy_from_slice(&bytes[..read]);
             done += read;
@@ -204,8 +204,8 @@ impl File {
         let ino = self.handle.ino;
         let kill_suid_gid = !self.session.caller().is_superuser();
         let call = Call::Write { ino, offset, data: data.into(), kill_suid_gid };
-        let told = self.session.call(call).await.map_err(error)?;
-        match told.answer {
+        let completion = self.session.call(call).await.map_err(error)?;
+        match completion.answer {
             Answer::Written(written) if written > 0 => Ok((written as usize).min(data.len())),
             Answer::Written(_) => Err(io::ErrorKind::WriteZero.into()),
             _ => Err(error(Errno::EIO)),

@@ -18,7 +18,7 @@ use crate::file::{File, OpenOptions, open};
 use crate::metadata::{DirEntry, Metadata, set_time};
 use crate::options::ConnectOptions;
 use crate::session::{ConnectError, Credentials, Handle, Session, User};
-use crate::walk::Place;
+use crate::walk::TargetName;
 
 /// A connection to a file system; clones share it. Paths start at the root, with or without a
 /// slash.
@@ -88,7 +88,7 @@ impl FileSystem {
     ///
     /// # Errors
     /// As fsync(2). Reports an operation that was acknowledged early and has failed, once
-    /// ([`ConnectOptions::early`](crate::ConnectOptions::early)).
+    /// ([`ConnectOptions::writeback`](crate::ConnectOptions::writeback)).
     pub async fn sync_all(&self, path: impl AsRef<Path>) -> io::Result<()> {
         self.at(path.as_ref(), true, |ino| Request::Fsync { ino }).await.map(drop)
     }
@@ -98,7 +98,7 @@ impl FileSystem {
         &self,
         path: &Path,
         otherwise: Errno,
-        request: impl Fn(Place) -> Result<Request, Errno>,
+        request: impl Fn(TargetName) -> Result<Request, Errno>,
     ) -> io::Result<Answer> {
         self.retry(async || self.0.ask(request(self.0.place(path, otherwise).await?)?).await).await
     }
@@ -152,12 +152,12 @@ impl FileSystem {
     async fn make(&self, path: &Path, node: NewNode, perm: u32) -> io::Result<()> {
         let umask = self.0.umask();
         let is_dir = node == NewNode::Directory;
-        let request = |place: Place| {
+        let request = |place: TargetName| {
             if place.is_dir && !is_dir {
                 return Err(Errno::ENOENT);
             }
             let (dir, name, node) = (place.dir, place.name, node.clone());
-            Ok(Request::Create { dir, name, node, perm, umask, open: None, exclusive: true, early: None })
+            Ok(Request::Create { dir, name, node, perm, umask, open: None, exclusive: true, writeback: None })
         };
         self.change(path, Errno::EEXIST, request).await.map(drop)
     }
@@ -210,7 +210,7 @@ impl FileSystem {
         let (original, link) = (original.as_ref(), link.as_ref());
         let linked = self.retry(async || {
             let ino = self.0.find(original, false).await?.ino;
-            let Place { dir, name, is_dir } = self.0.place(link, Errno::EEXIST).await?;
+            let TargetName { dir, name, is_dir } = self.0.place(link, Errno::EEXIST).await?;
             if is_dir {
                 return Err(Errno::ENOENT);
             }
@@ -222,7 +222,7 @@ impl FileSystem {
     /// # Errors
     /// As unlink(2).
     pub async fn remove_file(&self, path: impl AsRef<Path>) -> io::Result<()> {
-        let request = |Place { dir, name, is_dir }| match is_dir {
+        let request = |TargetName { dir, name, is_dir }| match is_dir {
             true => Err(Errno::ENOTDIR),
             false => Ok(Request::Unlink { dir, name, time: None }),
         };
@@ -232,7 +232,7 @@ impl FileSystem {
     /// # Errors
     /// As rmdir(2).
     pub async fn remove_dir(&self, path: impl AsRef<Path>) -> io::Result<()> {
-        let request = |Place { dir, name, .. }| Ok(Request::RmDir { dir, name, time: None });
+        let request = |TargetName { dir, name, .. }| Ok(Request::RmDir { dir, name, time: None });
         self.change(path.as_ref(), Errno::EBUSY, request).await.map(drop)
     }
 

@@ -26,9 +26,9 @@
 
 pub mod blocking;
 mod client;
-mod door;
 mod file;
 mod file_system;
+mod frontend;
 mod list;
 mod metadata;
 mod options;

@@ -10,13 +10,13 @@ use espalier_client::{Answer, Call};
 use espalier_proto::{Attr, Dirent, Errno, FileType, Ino, Request};
 use tokio::sync::oneshot;
 
-use crate::door::Told;
 use crate::file_system::FileSystem;
+use crate::frontend::Completion;
 use crate::metadata::{DirEntry, Listed, Metadata};
 use crate::session::Session;
 
 /// A pending request of the second round.
-type Waits = oneshot::Receiver<Result<Told, Errno>>;
+type Waits = oneshot::Receiver<Result<Completion, Errno>>;
 
 impl FileSystem {
     /// Lists a directory with attributes, without `.` and `..`, in no particular order. Takes one
@@ -39,7 +39,7 @@ impl FileSystem {
 }
 
 async fn list(session: &Arc<Session>, dir: Ino) -> Result<Vec<Listed>, Errno> {
-    let mut asked = Vec::new();
+    let mut requested = Vec::new();
     let mut after = 0;
     loop {
         let request = Request::ReadDir { dir, after, limit: Request::MAX_ENTRIES, plus: true };
@@ -52,14 +52,14 @@ async fn list(session: &Arc<Session>, dir: Ino) -> Result<Vec<Listed>, Errno> {
             let attr = if entry.entry.is_none() { Some(ask_for(session, dir, &entry)) } else { None };
             let target = (entry.kind == FileType::Symlink)
                 .then(|| session.begin(Call::Request(Request::ReadLink { ino: entry.ino })));
-            asked.push((entry, attr, target));
+            requested.push((entry, attr, target));
         }
         if is_end {
             break;
         }
     }
-    let mut listed = Vec::with_capacity(asked.len());
-    for (entry, attr, target) in asked {
+    let mut listed = Vec::with_capacity(requested.len());
+    for (entry, attr, target) in requested {
         match complete(session, entry, attr, target).await {
             // The entry was removed meanwhile.
             Err(Errno::ENOENT | Errno::ESTALE) => {}
@@ -87,10 +87,10 @@ async fn complete(
     target: Option<Waits>,
 ) -> Result<Listed, Errno> {
     let attr: Attr = match (entry.entry, attr) {
-        (Some(told), _) => told.attr,
+        (Some(completion), _) => completion.attr,
         (None, Some(attr)) => match answer(attr).await? {
-            Answer::Entry(told) => told.attr,
-            Answer::Unmeasured(told) => session.attr(told.attr.ino).await?,
+            Answer::Entry(completion) => completion.attr,
+            Answer::Unmeasured(completion) => session.attr(completion.attr.ino).await?,
             Answer::Absent { .. } => return Err(Errno::ENOENT),
             _ => return Err(Errno::EIO),
         },

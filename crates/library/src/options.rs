@@ -7,7 +7,7 @@ use crate::session::{ConnectError, Credentials, Session, User};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConnectOptions {
     pub(crate) user: User,
-    pub(crate) early: bool,
+    pub(crate) writeback: bool,
 }
 
 impl Default for ConnectOptions {
@@ -19,7 +19,7 @@ impl Default for ConnectOptions {
 impl ConnectOptions {
     /// The user of this process, without write-back.
     pub fn new() -> Self {
-        Self { user: User::current(), early: false }
+        Self { user: User::current(), writeback: false }
     }
 
     /// Acts as another user. The server's configuration may forbid it.
@@ -33,8 +33,8 @@ impl ConnectOptions {
     /// [`FileSystem::sync_all`] or [`File::sync_all`](crate::File::sync_all) reports an operation
     /// that failed. The last 64 operations may be lost if the program ends without `sync_all` or
     /// [`FileSystem::close`].
-    pub fn early(&mut self, early: bool) -> &mut Self {
-        self.early = early;
+    pub fn writeback(&mut self, writeback: bool) -> &mut Self {
+        self.writeback = writeback;
         self
     }
 

@@ -12,7 +12,7 @@ use espalier_runtime::{Called, Calls, Conversation, Messages, Remote, Servers, T
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-use crate::door::{LibraryDoor, Ticket, Told};
+use crate::frontend::{Completion, LibraryFrontend, Ticket};
 use crate::options::ConnectOptions;
 
 /// Maximum number of cached inodes, and of names: about 20 MiB, and up to 64 MiB of file contents.
@@ -74,11 +74,11 @@ pub enum ConnectError {
 
 /// See the module's documentation.
 pub(crate) struct Session {
-    remote: Arc<Remote<LibraryDoor>>,
+    remote: Arc<Remote<LibraryFrontend>>,
     caller: Caller,
     umask: u32,
     next: AtomicU64,
-    root_asked: AtomicU64,
+    root_requested: AtomicU64,
     is_closed: AtomicBool,
     /// The background task; it ends when the sender is dropped.
     serving: Mutex<Option<(oneshot::Sender<()>, JoinHandle<()>)>>,
@@ -132,8 +132,8 @@ impl Session {
         let (limits, accesses) = (Limits::default(), Accesses::All);
         let servers = Servers { addresses, security, limits, client, leases, accesses };
         let first = servers.reach().await?;
-        let door = LibraryDoor { is_early: options.early };
-        let remote = Remote::new(door, Cache::new(CACHED, Users::AtOnce), &servers, &first.0);
+        let frontend = LibraryFrontend { uses_writeback: options.writeback };
+        let remote = Remote::new(frontend, Cache::new(CACHED, Users::AtOnce), &servers, &first.0);
         let (stop, stopped) = oneshot::channel();
         let serving = tokio::spawn(serve(Arc::clone(&remote), servers, first, stopped));
         let User { uid, gid, groups, umask } = options.user.clone();
@@ -142,7 +142,7 @@ impl Session {
             caller: Caller { uid, gid, pid: std::process::id(), groups: Some(groups.into()) },
             umask,
             next: AtomicU64::new(1),
-            root_asked: AtomicU64::new(0),
+            root_requested: AtomicU64::new(0),
             is_closed: AtomicBool::new(false),
             serving: Mutex::new(Some((stop, serving))),
         });
@@ -167,11 +167,11 @@ impl Session {
     }
 
     pub(crate) fn trace(&self, since: Option<u64>, lasting: Duration) -> Traced {
-        self.remote.tracer().tell(since, lasting)
+        self.remote.tracer().report(since, lasting)
     }
 
     /// Starts a call. It continues if the receiver is dropped.
-    pub(crate) fn begin(self: &Arc<Self>, call: Call<'_>) -> oneshot::Receiver<Result<Told, Errno>> {
+    pub(crate) fn begin(self: &Arc<Self>, call: Call<'_>) -> oneshot::Receiver<Result<Completion, Errno>> {
         self.begin_for(self.caller.clone(), call)
     }
 
@@ -179,21 +179,21 @@ impl Session {
         self: &Arc<Self>,
         caller: Caller,
         call: Call<'_>,
-    ) -> oneshot::Receiver<Result<Told, Errno>> {
-        let (told, answer) = oneshot::channel();
+    ) -> oneshot::Receiver<Result<Completion, Errno>> {
+        let (completion, answer) = oneshot::channel();
         if !self.is_closed.load(Ordering::Relaxed) {
-            let ticket = Ticket { session: Arc::downgrade(self), told };
+            let ticket = Ticket { session: Arc::downgrade(self), completion };
             let id = self.next.fetch_add(1, Ordering::Relaxed);
             self.remote.call(id, caller, call, ticket);
         }
         answer
     }
 
-    pub(crate) async fn call(self: &Arc<Self>, call: Call<'_>) -> Result<Told, Errno> {
+    pub(crate) async fn call(self: &Arc<Self>, call: Call<'_>) -> Result<Completion, Errno> {
         self.begin(call).await.unwrap_or(Err(Errno::EIO))
     }
 
-    pub(crate) async fn request(self: &Arc<Self>, request: Request) -> Result<Told, Errno> {
+    pub(crate) async fn request(self: &Arc<Self>, request: Request) -> Result<Completion, Errno> {
         self.call(Call::Request(request)).await
     }
 
@@ -205,9 +205,12 @@ impl Session {
     /// Rate limit for renewals of the root's lease, in ms: returns true to one caller per period.
     pub(crate) fn may_ask_for_root(&self, now: u64) -> bool {
         const PAUSE: u64 = 100;
-        let asked = self.root_asked.load(Ordering::Relaxed);
-        now >= asked + PAUSE
-            && self.root_asked.compare_exchange(asked, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        let requested = self.root_requested.load(Ordering::Relaxed);
+        now >= requested + PAUSE
+            && self
+                .root_requested
+                .compare_exchange(requested, now, Ordering::Relaxed, Ordering::Relaxed)
+                .is_ok()
     }
 
     /// Ends the session and waits until the server knows.
@@ -223,7 +226,7 @@ impl Session {
 
 /// Serves the connections until the session is stopped, and then says goodbye to the servers.
 async fn serve(
-    remote: Arc<Remote<LibraryDoor>>,
+    remote: Arc<Remote<LibraryFrontend>>,
     servers: Servers,
     first: Conversation,
     stopped: oneshot::Receiver<()>,

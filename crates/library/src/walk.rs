@@ -24,7 +24,7 @@ pub(crate) struct Found {
 
 /// A directory entry that exists or is to be created.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct TargetName {
     pub(crate) dir: Ino,
     pub(crate) name: Name,
     /// The path ends with a slash, or with `/.`.
@@ -34,13 +34,13 @@ pub(crate) struct Place {
 /// The result of a resolution.
 enum End {
     Found(Found),
-    Place(Place),
+    TargetName(TargetName),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Last {
     /// The last component is not looked up.
-    Place,
+    TargetName,
     Follow,
     NoFollow,
 }
@@ -77,7 +77,7 @@ impl<'a> Walk<'a> {
         Ok(Self { path: path.into(), at: 0, dirs: smallvec![Ino::ROOT], links: 0, last, is_dir })
     }
 
-    fn go_on<T>(&mut self, sessions: &Sessions<T>, now: u64) -> Result<Step, Errno> {
+    fn advance<T>(&mut self, sessions: &Sessions<T>, now: u64) -> Result<Step, Errno> {
         while let Some(component) = next(&self.path, &mut self.at) {
             if component == b".." {
                 if self.dirs.len() > 1 {
@@ -90,8 +90,8 @@ impl<'a> Walk<'a> {
                 NameError::Invalid => Errno::EINVAL,
             })?;
             let (dir, is_last) = (self.dir(), self.is_last());
-            if is_last && self.last == Last::Place {
-                return Ok(Step::End(End::Place(Place { dir, name, is_dir: self.is_dir })));
+            if is_last && self.last == Last::TargetName {
+                return Ok(Step::End(End::TargetName(TargetName { dir, name, is_dir: self.is_dir })));
             }
             let (ino, kind) = match sessions.name(dir, &name, now) {
                 None => return Ok(Step::LookUp(dir, name)),
@@ -165,14 +165,14 @@ impl Session {
     pub(crate) async fn find(self: &Arc<Self>, path: &Path, follow: bool) -> Result<Found, Errno> {
         match self.walk(path, if follow { Last::Follow } else { Last::NoFollow }).await? {
             End::Found(found) => Ok(found),
-            End::Place(_) => Err(Errno::EIO),
+            End::TargetName(_) => Err(Errno::EIO),
         }
     }
 
     /// Resolves a path up to its last component. `otherwise`: the error if it has none, as `/`.
-    pub(crate) async fn place(self: &Arc<Self>, path: &Path, otherwise: Errno) -> Result<Place, Errno> {
-        match self.walk(path, Last::Place).await? {
-            End::Place(place) => Ok(place),
+    pub(crate) async fn place(self: &Arc<Self>, path: &Path, otherwise: Errno) -> Result<TargetName, Errno> {
+        match self.walk(path, Last::TargetName).await? {
+            End::TargetName(place) => Ok(place),
             End::Found(_) => Err(otherwise),
         }
     }
@@ -185,7 +185,7 @@ impl Session {
                 || {
                     let known = self.cached(|sessions, now| {
                         let is_due = !sessions.is_leased(Ino::ROOT, now) && self.may_ask_for_root(now);
-                        if is_due { Ok(Step::Root) } else { walk.go_on(sessions, now) }
+                        if is_due { Ok(Step::Root) } else { walk.advance(sessions, now) }
                     });
                     known.unwrap_or(Err(Errno::EIO))
                 },

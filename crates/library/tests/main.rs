@@ -4,6 +4,6 @@
 mod common;
 mod data;
 mod deep;
-mod quiet;
+mod delegated_open;
 mod race;
 mod trace;

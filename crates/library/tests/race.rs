@@ -17,8 +17,9 @@ impl Way for Native {
     const RENAMES: &'static [How] = &[How::Plain];
 
     fn perform(&self, op: Op) -> io::Result<Seen> {
-        let (fs, at) =
-            (&self.fs, |place: espalier_conformance::race::Place| format!("{}/{}", self.root, place.path()));
+        let (fs, at) = (&self.fs, |place: espalier_conformance::race::PathIndex| {
+            format!("{}/{}", self.root, place.path())
+        });
         match op {
             Op::Symlink(place, token) => fs.symlink(token.to_string(), at(place))?,
             Op::ReadLink(place) => return fs.read_link(at(place)).map(|target| Seen::target(&target)),

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use espalier_library::{Credentials, FileSystem, Traced};
 use espalier_runtime::trace_of;
-use espalier_timeline::{Id, Operation, Place, Span, operations};
+use espalier_timeline::{Id, NodeId, Operation, Span, operations};
 
 /// Longer than the test runs.
 const LASTING: Duration = Duration::from_secs(600);
@@ -25,20 +25,21 @@ struct Traces<'a> {
 
 impl<'a> Traces<'a> {
     fn begin(client: &'a FileSystem, stores: Vec<PathBuf>) -> Self {
-        let told = stores.iter().map(|store| trace_of(store, None, LASTING).unwrap());
-        let from = [client.trace(None, LASTING)].into_iter().chain(told).map(|told| told.next).collect();
+        let reported = stores.iter().map(|store| trace_of(store, None, LASTING).unwrap());
+        let from =
+            [client.trace(None, LASTING)].into_iter().chain(reported).map(|reported| reported.next).collect();
         Self { client, stores, from }
     }
 
     fn spans(&self) -> Vec<Span> {
         let of_client = self.client.trace(Some(self.from[0]), LASTING);
-        let told = self.stores.iter().zip(&self.from[1..]);
-        let told = told.map(|(store, from)| trace_of(store, Some(*from), LASTING).unwrap());
+        let reported = self.stores.iter().zip(&self.from[1..]);
+        let reported = reported.map(|(store, from)| trace_of(store, Some(*from), LASTING).unwrap());
         let check = |Traced { lost, spans, .. }: Traced| {
             assert_eq!(lost, 0);
             spans
         };
-        [of_client].into_iter().chain(told).flat_map(check).collect()
+        [of_client].into_iter().chain(reported).flat_map(check).collect()
     }
 }
 
@@ -54,7 +55,7 @@ fn shape(operation: &Operation<'_>) -> Vec<(usize, String)> {
         }
         above.push(step.span);
         let place = match step.span.place {
-            Place::Client(_) => "client".to_string(),
+            NodeId::Client(_) => "client".to_string(),
             place => place.to_string(),
         };
         shape.push((step.depth, format!("{place}: {}", step.span.kind)));
@@ -90,13 +91,13 @@ async fn the_spans_of_an_operation_are_one_tree() {
         assert!(reads.contains(&&(3, step.1)), "{reads:?}");
     }
     // Each span of a data server has a parent at the client.
-    let is_alone = |id: &Id| matches!((id.from, id.to), (Place::Client(_), Place::Data(_)));
-    assert_eq!(operations.iter().filter_map(|operation| operation.root().id).find(is_alone), None);
+    let is_exclusive = |id: &Id| matches!((id.from, id.to), (NodeId::Client(_), NodeId::Data(_)));
+    assert_eq!(operations.iter().filter_map(|operation| operation.root().id).find(is_exclusive), None);
     fs.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_serves_nothing_or_asks_nonsense_is_told_so() {
+async fn invalid_address_or_path_is_an_error() {
     let (_, stores) = common::cluster(1);
     for question in ["trace x 1", "trace - x", "trace -1 1", "trace 99999999999999999999 1", "trace"] {
         let mut stream = UnixStream::connect(stores[0].join("control")).unwrap();

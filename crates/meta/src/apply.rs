@@ -9,10 +9,10 @@ use alloc::vec::Vec;
 
 use espalier_proto::{Errno, Ino, InodeFlags, Name, Time};
 
-use crate::bare::Bare;
 use crate::event::{Change, Event};
+use crate::no_metafile::NoMetafile;
 use crate::record::{Body, Inode, Slot};
-use crate::state::{Home, SAME_HASH, State, Target, Watched};
+use crate::state::{Location, SAME_HASH, SizeDirty, State, Target};
 use crate::step::{Load, Step, Stop, Wait};
 use crate::usage::{Usage, add_name, remove_name};
 
@@ -33,12 +33,13 @@ impl State {
     fn apply_one(&mut self, event: &Event) -> Step<()> {
         match event {
             Event::Create { dir, name, inode } => self.apply_create(*dir, name, inode)?,
-            Event::CreateBare { dir, name, ino, server, time } => {
+            Event::CreateNoMetafile { dir, name, ino, server, time } => {
                 let mut inode =
-                    Bare { ino: *ino, server: *server, counted: 0, time: *time, mtime: None }.inode()?;
+                    NoMetafile { ino: *ino, server: *server, counted: 0, time: *time, mtime: None }
+                        .inode()?;
                 inode.strip_to(self.dir(*dir)?);
                 self.apply_create(*dir, name, &inode)?;
-                self.fragments.entry(*dir).or_default().has_bare = true;
+                self.fragments.entry(*dir).or_default().has_no_metafile_entries = true;
             }
             Event::Clone { from, dir, name, inode } => {
                 let bytes = self.strip(*from)?.to_vec();
@@ -113,16 +114,16 @@ impl State {
             Event::Unstuff { ino } => {
                 self.strip(*ino)?;
                 self.drop_strip(*ino);
-                self.unsettled.insert(*ino);
+                self.provisional.insert(*ino);
                 // If this event is lost, so is the stream, and no write to it needs counting.
-                self.watched.insert(*ino, Watched::new(0));
+                self.size_dirty.insert(*ino, SizeDirty::new(0));
                 self.change(*ino, |inode| inode.body = Body::Streamed { counted: inode.counted_bytes() });
             }
             Event::Stripe { ino, layout } => {
                 self.strip(*ino)?;
                 self.drop_strip(*ino);
                 self.striped.get_or_insert_default().insert(*ino);
-                self.watched.insert(*ino, Watched { outgrew: true, ..Watched::new(self.sequence) });
+                self.size_dirty.insert(*ino, SizeDirty { outgrew: true, ..SizeDirty::new(self.sequence) });
                 self.change(*ino, |inode| {
                     let (counted, layout) = (inode.counted_bytes(), Arc::clone(layout));
                     inode.body = Body::Striped { counted, layout };
@@ -136,9 +137,9 @@ impl State {
                     }
                 });
             }
-            Event::Watch { ino } => {
+            Event::MarkSizeDirty { ino } => {
                 self.inode(*ino)?;
-                self.watched.insert(*ino, Watched::new(self.sequence));
+                self.size_dirty.insert(*ino, SizeDirty::new(self.sequence));
             }
             Event::Count { ino, size } => {
                 self.resize(*ino, *size)?;
@@ -206,8 +207,8 @@ impl State {
                 self.apply_completed(*client, *id, *below, outcome);
             }
             Event::Moved { ino } => {
-                let home = self.cached(*ino)?.home;
-                self.apply_moved(*ino, home);
+                let location = self.cached(*ino)?.location;
+                self.apply_moved(*ino, location);
             }
             Event::Began => {}
             Event::Reserved { below } => self.reserved = self.reserved.max(*below),
@@ -217,20 +218,20 @@ impl State {
             Event::Decided { id, commit } => self.apply_decided(*id, *commit)?,
             Event::Committed { id, part, ranks } => self.apply_committed(*id, part, ranks)?,
             Event::Forgotten { id } => self.forget_transaction(*id),
-            Event::Told { to } => self.apply_told(*to),
-            Event::Heard { from, change } => self.apply_heard(*from, *change)?,
+            Event::UsageSent { to } => self.apply_usage_sent(*to),
+            Event::UsageReceived { from, change } => self.apply_heard(*from, *change)?,
             Event::Counted { by } => self.apply_counted(*by),
             Event::Purge { ino } => {
                 let is_protected = self.inode(*ino)?.is_protected();
-                self.watched.remove(ino);
-                self.settle(*ino);
+                self.size_dirty.remove(ino);
+                self.forget_moved(*ino);
                 self.touch_inode(*ino);
                 self.drop_inode(*ino);
                 self.files = self.files.saturating_sub(1);
                 self.protected = self.protected.saturating_sub(u64::from(is_protected));
             }
         }
-        event.bequeaths().into_iter().for_each(|dir| self.bequeath(dir));
+        event.changes_dependents().into_iter().for_each(|dir| self.update_dependents(dir));
         Ok(())
     }
 
@@ -250,7 +251,7 @@ impl State {
             self.striped.get_or_insert_default();
         }
         self.take_from_pool(inode.ino);
-        self.insert_inode(inode.clone(), Home::Orphan);
+        self.insert_inode(inode.clone(), Location::Orphan);
     }
 
     /// The slot and inode of a name that must exist; both are loaded.
@@ -279,11 +280,11 @@ impl State {
     }
 
     fn stuffed_changed(&mut self, ino: Ino, new_size: impl FnOnce(u64) -> u64, time: Time) {
-        let kept = self.strips.get(&ino).map_or(0, |strip| strip.bytes.len() as u32);
+        let stored_len = self.strips.get(&ino).map_or(0, |strip| strip.bytes.len() as u32);
         self.change(ino, |inode| {
             if let Body::Stuffed { size, stored } = &mut inode.body {
                 *size = new_size(*size);
-                *stored = kept;
+                *stored = stored_len;
             }
             inode.mtime = time;
             inode.ctime = time;
@@ -332,19 +333,20 @@ impl State {
             names => *names = None,
         }
         if orphan {
-            self.move_home(ino, Home::Orphan);
+            self.set_location(ino, Location::Orphan);
         }
     }
 
     fn apply_link(&mut self, ino: Ino, dir: Ino, name: &Name, time: Time) -> Step<()> {
         self.load_above(dir)?;
-        let (home, kind, weight) = (self.cached(ino)?.home, self.inode(ino)?.kind, self.inode(ino)?.weight());
+        let (location, kind, weight) =
+            (self.cached(ino)?.location, self.inode(ino)?.kind, self.inode(ino)?.weight());
         let slot = self.slot(name);
         self.count(dir, weight, Usage::default());
         self.change(ino, |inode| {
             inode.nlink += 1;
             inode.ctime = time;
-            if let Home::Dentry { dir: first, .. } = home {
+            if let Location::Dentry { dir: first, .. } = location {
                 inode.rare.names = Some(Box::new([(first, 1)].into()));
             }
             if let Some(names) = &mut inode.rare.names {
@@ -354,12 +356,12 @@ impl State {
         if let Some(cached) = self.inodes.get_mut(&ino) {
             cached.nameless = false;
         }
-        match home {
-            Home::Orphan => self.put_primary(dir, slot, ino),
-            Home::Table => self.put_remote(dir, slot, ino, kind),
-            Home::Dentry { dir: first_dir, hash } => {
+        match location {
+            Location::Orphan => self.put_primary(dir, slot, ino),
+            Location::Table => self.put_remote(dir, slot, ino, kind),
+            Location::Dentry { dir: first_dir, hash } => {
                 let first = self.primary_slot(first_dir, hash, ino);
-                self.move_home(ino, Home::Table);
+                self.set_location(ino, Location::Table);
                 if let Some(first) = first {
                     self.put_remote(first_dir, first, ino, kind);
                 }
@@ -410,7 +412,7 @@ impl State {
         if let Some(inode) = whiteout {
             self.files += 1;
             self.count(from.0, inode.weight(), Usage::default());
-            self.insert_inode(inode.clone(), Home::Orphan);
+            self.insert_inode(inode.clone(), Location::Orphan);
             self.put_primary(from.0, from_slot, inode.ino);
             self.entry_added(from.0, false, time);
         }

@@ -16,9 +16,9 @@ use crate::event::Event;
 use crate::io::Purpose;
 use crate::machine::{Cx, Meta};
 use crate::record::Inode;
-use crate::session::Proven;
+use crate::session::TokenKind;
 use crate::step::Step;
-use crate::trash::ITSELF;
+use crate::trash::INTERNAL_CLIENT;
 
 impl Meta {
     /// True if clients make and remove this file step by step. Requires that clients can ask data
@@ -53,7 +53,7 @@ impl Meta {
     /// Makes the server's part of a file that its client makes step by step; `None` if the server
     /// makes all of it. `limited`: a quota bounds the file's size.
     pub(crate) fn make(&mut self, cx: &mut Cx<'_>, inode: &Inode, limited: bool) -> Step<Option<Reply>> {
-        if cx.client == ITSELF || !self.is_by_client(inode) {
+        if cx.client == INTERNAL_CLIENT || !self.is_by_client(inode) {
             return Ok(None);
         }
         let inode = Inode { nlink: 0, ..inode.clone() };
@@ -62,7 +62,7 @@ impl Meta {
         // No datafile may outlive the file.
         cx.durable |= delegation.is_some();
         let (streamed, announced) = (inode.is_streamed(), self.announces(&inode));
-        self.draw(&inode);
+        self.note_pool_use(&inode);
         self.commit(cx, &Event::TmpFile { inode })?;
         if let Some(cached) = self.state.inodes.get_mut(&ino) {
             cached.nameless = true;
@@ -71,8 +71,8 @@ impl Meta {
             self.sessions.making.insert(ino);
         }
         self.opened(ino);
-        let proof = self.proof(cx.client, ino, Proven::OpenedToWrite);
-        let opened = Opened { streamed, accessed: false, limited, shared: false, announced, proof };
+        let reclaim_token = self.reclaim_token(cx.client, ino, TokenKind::OpenedToWrite);
+        let opened = Opened { streamed, accessed: false, limited, shared: false, announced, reclaim_token };
         Ok(Some(Reply::Made(Box::new(Made { ino, opened, delegation }))))
     }
 
@@ -80,14 +80,14 @@ impl Meta {
     /// its name and stays open until then. A file lost in between was never written to, and needs
     /// no datafile.
     pub(crate) fn grant_datafile(&mut self, cx: &mut Cx<'_>, inode: &Inode) -> Step<Option<Box<Delegation>>> {
-        if cx.client == ITSELF || !self.is_by_client(inode) {
+        if cx.client == INTERNAL_CLIENT || !self.is_by_client(inode) {
             return Ok(None);
         }
         let delegation = self.grant_making(cx, inode)?;
         if delegation.is_some() {
             cx.durable = true;
             // The client uses the answer only later.
-            cx.told.refuse();
+            cx.read_set.refuse();
         }
         Ok(delegation.map(Box::new))
     }
@@ -110,7 +110,7 @@ impl Meta {
         ino: Ino,
     ) -> Step<(Attr, Option<Box<Delegation>>)> {
         let inode = self.state.inode(ino)?;
-        match inode.layout().filter(|_| cx.client != ITSELF && self.is_by_client(inode)) {
+        match inode.layout().filter(|_| cx.client != INTERNAL_CLIENT && self.is_by_client(inode)) {
             Some(layout) => self.leave_measuring(cx, inode.attr(None), Arc::clone(layout)),
             None => Ok((self.attr(cx, inode)?, None)),
         }
@@ -125,9 +125,9 @@ impl Meta {
     ) -> Step<(Attr, Option<Box<Delegation>>)> {
         let inode = self.state.inode(ino)?;
         let can_ask = self.config.striping.as_ref().is_some_and(|striping| striping.is_delegated());
-        let is_left = cx.client != ITSELF && can_ask && !self.is_by_client(inode);
+        let is_left = cx.client != INTERNAL_CLIENT && can_ask && !self.is_by_client(inode);
         let Some(layout) = inode.layout().filter(|_| is_left) else { return self.attr_or_grant(cx, ino) };
-        match cx.glance(vec![ino])? {
+        match cx.try_stat(vec![ino])? {
             Some(stats) => Ok((inode.attr(stats.first()), None)),
             None => self.leave_measuring(cx, inode.attr(None), Arc::clone(layout)),
         }
@@ -140,7 +140,7 @@ impl Meta {
         layout: Arc<Layout>,
     ) -> Step<(Attr, Option<Box<Delegation>>)> {
         // What the client queries later may differ from the current state.
-        cx.told.refuse();
+        cx.read_set.refuse();
         Ok((attr, Some(Box::new(self.grant(cx, attr.ino, layout, Access::empty(), false)?))))
     }
 

@@ -8,8 +8,8 @@ use crate::io::Purpose;
 use crate::journal::Held;
 use crate::machine::Meta;
 use crate::outbox::IoId;
-use crate::rank::{Errand, PeerMessage, TransactionId};
-use crate::trash::ITSELF;
+use crate::rank::{PeerMessage, PeerRequest, TransactionId};
+use crate::trash::INTERNAL_CLIENT;
 
 /// The origin of an I/O or of a peer request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +42,7 @@ impl Meta {
 
     /// The request on whose behalf this rank has asked another.
     pub fn cause_of_question(&self, id: TransactionId) -> Option<Cause> {
-        self.cause_of(self.ranks.asker(id)?)
+        self.cause_of(self.ranks.requester(id)?)
     }
 
     fn cause_of_held(&self, held: &Held) -> Option<Cause> {
@@ -56,10 +56,10 @@ impl Meta {
 
     fn cause_of(&self, number: u64) -> Option<Cause> {
         let task = self.tasks.get(&number)?;
-        match task.errand.as_deref() {
-            Some(Errand::Answer { from, id, .. }) => Some(Cause::Question(*from, *id)),
+        match task.peer_request.as_deref() {
+            Some(PeerRequest::Answer { from, id, .. }) => Some(Cause::Question(*from, *id)),
             Some(_) => None,
-            None => (task.from != ITSELF).then_some(Cause::Request(task.from, task.id)),
+            None => (task.from != INTERNAL_CLIENT).then_some(Cause::Request(task.from, task.id)),
         }
     }
 }

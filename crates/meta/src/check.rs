@@ -9,10 +9,10 @@ use alloc::vec::Vec;
 
 use espalier_proto::{FileType, Ino, Layout, ObjectId, ObjectKind, Rank, ServerId};
 
-use crate::rank::{Elsewhere, Tally};
+use crate::rank::{RemoteNames, UsageDeltas};
 use crate::record::{Body, Dentry, InoRecord, Inode, Slot, Super, Xattrs, decode};
 use crate::recount::Recount;
-use crate::session::{KeptKey, is_kept};
+use crate::session::{PersistedKey, is_sound_record};
 use crate::state::{Map, NO_DIR, orphan_key};
 
 /// An inconsistency.
@@ -32,9 +32,9 @@ pub struct Check {
     /// What the records say of each inode number.
     seen: Map<Ino, Seen>,
     recount: Recount,
-    tallies: BTreeMap<Rank, Tally>,
+    usage_deltas: BTreeMap<Rank, UsageDeltas>,
     striped: Map<Ino, Datafiles>,
-    elsewhere: Elsewhere,
+    remote_names: RemoteNames,
     protected: u64,
     pub records: u64,
     pub files: u64,
@@ -93,9 +93,9 @@ impl Check {
             super_record: None,
             seen: Map::default(),
             recount: Recount::default(),
-            tallies: BTreeMap::new(),
+            usage_deltas: BTreeMap::new(),
             striped: Map::default(),
-            elsewhere: Elsewhere::default(),
+            remote_names: RemoteNames::default(),
             protected: 0,
             records: 0,
             files: 0,
@@ -124,10 +124,10 @@ impl Check {
                 placed
             }),
             ObjectKind::Sessions => {
-                if let Some(KeptKey::Tally(rank)) = KeptKey::from_bytes(key) {
-                    self.tallies.extend(decode(value).ok().map(|tally| (rank, tally)));
+                if let Some(PersistedKey::UsageDeltas(rank)) = PersistedKey::from_bytes(key) {
+                    self.usage_deltas.extend(decode(value).ok().map(|deltas| (rank, deltas)));
                 }
-                object == ObjectId::SESSIONS && is_kept(key, value)
+                object == ObjectId::SESSIONS && is_sound_record(key, value)
             }
         };
         if !understood {
@@ -163,8 +163,8 @@ impl Check {
             }
             Dentry::Remote { ino, kind } if ino.rank() != dir.rank() => {
                 self.seen.entry(dir).or_default().subdirs += u32::from(kind == FileType::Directory);
-                self.recount.elsewhere(dir, ino, kind);
-                self.elsewhere.name(ino, dir);
+                self.recount.remote_rank_entry(dir, ino, kind);
+                self.remote_names.name(ino, dir);
             }
             Dentry::Remote { ino, .. } => {
                 self.recount.remote(dir, ino);
@@ -223,7 +223,7 @@ impl Check {
             if dir.rank() != inode.ino.rank() {
                 // Names at other ranks are counted there.
                 seen.nlink = seen.nlink.wrapping_sub(*names);
-                self.elsewhere.named(inode.ino, *dir, *names);
+                self.remote_names.named(inode.ino, *dir, *names);
             }
         }
         seen.flags |= place | if inode.has_xattrs { HAS_XATTRS } else { 0 };
@@ -233,7 +233,7 @@ impl Check {
                 (seen.entries, seen.a, seen.b) = (directory.entries, dir.0, directory.parent.0);
                 if place & IN_TABLE != 0 && directory.parent.rank() != inode.ino.rank() {
                     seen.a = directory.parent.0;
-                    self.elsewhere.named(inode.ino, directory.parent, 1);
+                    self.remote_names.named(inode.ino, directory.parent, 1);
                 }
             }
             Body::Stuffed { stored, .. } => seen.a = u64::from(*stored),
@@ -283,14 +283,14 @@ impl Check {
 
     /// Compares sizes, after all datafiles of all data servers have been reported.
     pub fn datafiles_end(&mut self) {
-        let watched = self.super_record.iter().flat_map(|record| &record.watched);
-        let watched: BTreeSet<Ino> = watched.map(|(ino, _)| *ino).collect();
+        let size_dirty = self.super_record.iter().flat_map(|record| &record.size_dirty);
+        let size_dirty: BTreeSet<Ino> = size_dirty.map(|(ino, _)| *ino).collect();
         let mut wrong = Vec::new();
         for (ino, Datafiles { layout, counted, sizes }) in &self.striped {
             let size = layout.size(sizes.iter().copied());
             let is_orphan = self.seen.get(ino).is_some_and(|seen| seen.flags & ORPHAN != 0);
             // Size-dirty files are counted when the file system is served again.
-            if size != *counted && !is_orphan && !watched.contains(ino) {
+            if size != *counted && !is_orphan && !size_dirty.contains(ino) {
                 wrong.push((*ino, format!("keeps {counted} bytes, has {size} on data servers")));
             }
         }
@@ -308,24 +308,26 @@ impl Check {
     /// As [`Self::finish`], for all ranks that share a namespace. Finds unfinished transactions
     /// between them too.
     pub fn finish_all(checks: Vec<Self>) -> Vec<Finding> {
-        let mut elsewhere = Elsewhere::default();
+        let mut remote_names = RemoteNames::default();
         let mut findings = Vec::new();
-        let is_alone = checks.len() == 1;
-        let (mut recount, mut tallies) = (Recount::default(), BTreeMap::new());
+        let is_exclusive = checks.len() == 1;
+        let (mut recount, mut usage_deltas) = (Recount::default(), BTreeMap::new());
         for mut check in checks {
             let rank = check.super_record.as_ref().map_or(Ino::ROOT.rank(), |it| Ino(it.next_ino).rank());
-            elsewhere.add(core::mem::take(&mut check.elsewhere));
+            remote_names.add(core::mem::take(&mut check.remote_names));
             recount.add(core::mem::take(&mut check.recount));
-            tallies.extend(core::mem::take(&mut check.tallies).into_iter().map(|(to, it)| ((rank, to), it)));
-            let is_dir = |seen: &Seen| !is_alone && seen.flags & (DIRECTORY | ORPHAN) == DIRECTORY;
+            usage_deltas.extend(
+                core::mem::take(&mut check.usage_deltas).into_iter().map(|(to, it)| ((rank, to), it)),
+            );
+            let is_dir = |seen: &Seen| !is_exclusive && seen.flags & (DIRECTORY | ORPHAN) == DIRECTORY;
             let dirs = check.seen.iter().filter(|(_, seen)| is_dir(seen));
-            elsewhere.parents.extend(dirs.map(|(ino, seen)| (*ino, Ino(seen.a))));
+            remote_names.parents.extend(dirs.map(|(ino, seen)| (*ino, Ino(seen.a))));
             findings.append(&mut check.finish_one());
         }
-        recount.leave_out(&tallies);
+        recount.leave_out(&usage_deltas);
         let mut recounted = recount.finish();
         recounted.sort_unstable();
-        let found = recounted.into_iter().chain(elsewhere.finish());
+        let found = recounted.into_iter().chain(remote_names.finish());
         findings.extend(found.map(|(ino, what)| Finding { ino: Some(ino), what }));
         findings
     }

@@ -46,13 +46,22 @@ impl Checkpoint {
         }
         state.begin_snapshot();
         let (next_ino, files, sequence) = (state.next_ino.max(state.reserved), state.files, state.sequence);
-        let unsettled = state.unsettled.iter().copied().collect();
-        let watched = state.watched_places();
+        let provisional = state.provisional.iter().copied().collect();
+        let size_dirty = state.size_dirty_places();
         let striped = state.striped.as_ref().map(|inos| inos.iter().copied().collect());
         let pool = state.pool.clone();
         let protected = state.protected;
-        let record =
-            Super { next_ino, files, protected, sequence, journal: end.0, unsettled, watched, striped, pool };
+        let record = Super {
+            next_ino,
+            files,
+            protected,
+            sequence,
+            journal: end.0,
+            provisional,
+            size_dirty,
+            striped,
+            pool,
+        };
         self.goal = Some(Goal { sequence, trim: end, record, complete: false });
         self.next_piece(state)
     }
@@ -110,7 +119,7 @@ impl Checkpoint {
     }
 
     /// True if no checkpoint is in progress, or it waits for a retry.
-    pub(crate) fn is_quiet(&self) -> bool {
+    pub(crate) fn is_idle(&self) -> bool {
         self.goal.is_none() || self.again
     }
 }
@@ -146,12 +155,12 @@ impl Meta {
                 if let Some(sequence) = self.checkpoint.published() {
                     self.state.snapshot_published();
                     let held = self.journal.checkpointed(sequence, used);
-                    self.let_go(now, held, out);
+                    self.release_held(now, held, out);
                 }
             }
             Err(errno) => self.checkpoint.failed(errno),
         }
         self.sweep_due = true;
-        self.resume_roomless(now, out);
+        self.resume_waiting_for_space(now, out);
     }
 }

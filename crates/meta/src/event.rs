@@ -14,7 +14,7 @@ use crate::acl::Acl;
 use crate::pool::Batch;
 use crate::rank::{Part, TransactionId, Vote};
 use crate::record::{Corrupt, Inode};
-use crate::session::Outcome;
+use crate::session::CompletedOutcome;
 use crate::usage::{Quota, Usage};
 
 /// One change. `time` becomes the ctime of what changes, and the mtime of the directories involved.
@@ -126,7 +126,7 @@ pub enum Event {
         time: Time,
     },
     /// Marks a file as size-dirty: its stream may have another size than is counted from here on.
-    Watch {
+    MarkSizeDirty {
         ino: Ino,
     },
     /// Sets the counted size of a streamed file.
@@ -163,7 +163,7 @@ pub enum Event {
         id: RequestId,
         /// The client has the answers to all requests before this one.
         below: RequestId,
-        outcome: Outcome,
+        outcome: CompletedOutcome,
     },
     /// Records that clients with sessions know an older location of an inode.
     Moved {
@@ -199,11 +199,11 @@ pub enum Event {
         id: TransactionId,
     },
     /// Numbers the next usage deltas for another rank.
-    Told {
+    UsageSent {
         to: Rank,
     },
     /// Counts the next usage delta of another rank. `None`: its directory is gone.
-    Heard {
+    UsageReceived {
         from: Rank,
         change: Option<(Ino, Usage)>,
     },
@@ -226,7 +226,7 @@ pub enum Event {
         pool: Vec<Batch>,
     },
     /// Creates a name with a new no-metafile file: all that is stored of it.
-    CreateBare {
+    CreateNoMetafile {
         dir: Ino,
         name: Name,
         ino: Ino,
@@ -263,7 +263,7 @@ impl Event {
     pub(crate) fn addressed(&self) -> [Option<Ino>; 2] {
         match self {
             Self::Create { dir, .. }
-            | Self::CreateBare { dir, .. }
+            | Self::CreateNoMetafile { dir, .. }
             | Self::Unlink { dir, .. }
             | Self::SetQuota { dir, .. } => [Some(*dir), None],
             Self::Link { ino, dir, .. } => [Some(*ino), Some(*dir)],
@@ -281,9 +281,9 @@ impl Event {
             | Self::Decided { .. }
             | Self::Committed { .. }
             | Self::Forgotten { .. }
-            | Self::Told { .. }
+            | Self::UsageSent { .. }
             | Self::Counted { .. } => [None, None],
-            Self::Heard { change, .. } => [change.map(|(dir, _)| dir), None],
+            Self::UsageReceived { change, .. } => [change.map(|(dir, _)| dir), None],
             Self::SetAttr { ino, .. }
             | Self::Write { ino, .. }
             | Self::Resize { ino, .. }
@@ -295,7 +295,7 @@ impl Event {
             | Self::SetAcl { ino, .. }
             | Self::SetDefaultAcl { ino, .. }
             | Self::SetXattr { ino, .. }
-            | Self::Watch { ino }
+            | Self::MarkSizeDirty { ino }
             | Self::Count { ino, .. }
             | Self::SetPolicy { dir: ino, .. }
             | Self::Purge { ino } => [Some(*ino), None],
@@ -303,7 +303,7 @@ impl Event {
     }
 
     /// The directory whose no-metafile files the event changes: their attributes derive from it.
-    pub(crate) fn bequeaths(&self) -> Option<Ino> {
+    pub(crate) fn changes_dependents(&self) -> Option<Ino> {
         match self {
             Self::SetAttr { ino, change } => {
                 (change.perm.is_some() || change.uid.is_some() || change.gid.is_some()).then_some(*ino)

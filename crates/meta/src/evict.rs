@@ -12,7 +12,7 @@ use alloc::vec::Vec;
 use espalier_proto::{Ino, Name};
 
 use crate::record::Slot;
-use crate::state::{Cached, Cell, Home, Known, State, Target};
+use crate::state::{Cached, Cell, Known, Location, State, Target};
 use espalier_proto::Recall;
 
 /// The eviction order, and the size of the cache.
@@ -139,7 +139,7 @@ impl State {
         if cached.used.replace(false) || !self.is_evictable(ino, cached) {
             return self.clock.inodes.push_back(ino);
         }
-        let (home, lookups, is_dir) = (cached.home, cached.lookups, cached.inode.is_dir());
+        let (location, lookups, is_dir) = (cached.location, cached.lookups, cached.inode.is_dir());
         self.inodes.remove(&ino);
         if let Some(strip) = self.strips.remove(&ino) {
             self.clock.bytes = self.clock.bytes.saturating_sub(strip.bytes.capacity());
@@ -150,15 +150,15 @@ impl State {
         if is_dir {
             self.fragments.remove(&ino);
         }
-        let slot = match home {
-            Home::Dentry { dir, hash } => self.primary_slot(dir, hash, ino).map(|slot| (dir, slot)),
+        let slot = match location {
+            Location::Dentry { dir, hash } => self.primary_slot(dir, hash, ino).map(|slot| (dir, slot)),
             _ => None,
         };
         if let Some((dir, slot)) = &slot {
             self.drop_cell(*dir, slot);
         }
         if lookups > 0 {
-            self.known.insert(ino, Known { home, lookups });
+            self.known.insert(ino, Known { location, lookups });
             // A directory may be a working directory, which the kernel cannot forget without harm.
             if self.known.len() * KNOWN > bound / 4 && !is_dir {
                 let (dir, name) = slot.map(|(dir, slot)| (dir, slot.name)).unzip();
@@ -172,8 +172,8 @@ impl State {
         ino != Ino::ROOT
             && cached.track.is_clean(published)
             && cached.opens == 0
-            && !(cached.inode.is_streamed() && self.watched.contains_key(&ino))
-            && cached.home != Home::Orphan
+            && !(cached.inode.is_streamed() && self.size_dirty.contains_key(&ino))
+            && cached.location != Location::Orphan
             && self.strips.get(&ino).is_none_or(|strip| strip.track.is_clean(published))
             && self.xattrs.get(&ino).is_none_or(|cell| cell.track.is_clean(published))
             && self.fragments.get(&ino).is_none_or(|fragment| fragment.cells.is_empty())

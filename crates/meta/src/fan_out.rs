@@ -16,7 +16,7 @@ impl StreamCall {
     /// `EFBIG` for a size that no file can have.
     pub fn requests(&self, layouts: &Layouts) -> Result<Vec<(ServerId, DataRequest)>, Errno> {
         match self {
-            Self::Stat(_) | Self::Glance(_) | Self::Measure(_) => {
+            Self::Stat(_) | Self::TryStat(_) | Self::Measure(_) => {
                 return Ok(by_server(layouts, |inos| DataRequest::Stat { inos }));
             }
             Self::Precreate => return Ok(by_server(layouts, |inos| DataRequest::Precreate { inos })),
@@ -48,7 +48,7 @@ impl StreamCall {
     fn request(&self, layout: &Layout, place: usize, contents: &mut [Bytes]) -> Option<DataRequest> {
         Some(match *self {
             Self::Stat(_)
-            | Self::Glance(_)
+            | Self::TryStat(_)
             | Self::Measure(_)
             | Self::Precreate
             | Self::Discard
@@ -64,7 +64,7 @@ impl StreamCall {
                 data.truncate(data.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1));
                 DataRequest::Fill { ino, data, size, mtime, sync }
             }
-            Self::Settle { ino, durable } => DataRequest::Settle { ino, durable },
+            Self::Finalise { ino, durable } => DataRequest::Finalise { ino, durable },
             Self::Truncate { ino, size, by } => {
                 DataRequest::Truncate { ino, size: layout.local_size(place, size), by }
             }
@@ -89,11 +89,11 @@ impl StreamCall {
     ) -> Result<StreamDone, Errno> {
         let replies = replies.into_iter().collect::<Result<Vec<_>, _>>()?;
         let inos: Vec<Ino> = match self {
-            Self::Stat(inos) | Self::Glance(inos) => inos.clone(),
+            Self::Stat(inos) | Self::TryStat(inos) => inos.clone(),
             Self::Measure(files) => files.iter().map(|(ino, _)| *ino).collect(),
             _ => return Ok(StreamDone::Done),
         };
-        let mut told: BTreeMap<(Ino, ServerId), StreamStat> = BTreeMap::new();
+        let mut stats_of: BTreeMap<(Ino, ServerId), StreamStat> = BTreeMap::new();
         for ((server, request), reply) in asked.iter().zip(replies) {
             let (DataRequest::Stat { inos }, DataReply::Stats(stats)) = (request, reply) else {
                 return Err(Errno::EIO);
@@ -101,13 +101,13 @@ impl StreamCall {
             if stats.len() != inos.len() {
                 return Err(Errno::EIO);
             }
-            told.extend(inos.iter().zip(stats).map(|(ino, stat)| ((*ino, *server), stat)));
+            stats_of.extend(inos.iter().zip(stats).map(|(ino, stat)| ((*ino, *server), stat)));
         }
         let layouts: BTreeMap<Ino, &Layout> = layouts.iter().map(|(ino, layout)| (*ino, &**layout)).collect();
         let stat = |ino: Ino| match layouts.get(&ino) {
             None => local(ino),
             Some(layout) => {
-                let of = |server: &ServerId| told.get(&(ino, *server)).copied().ok_or(Errno::EIO);
+                let of = |server: &ServerId| stats_of.get(&(ino, *server)).copied().ok_or(Errno::EIO);
                 Ok(layout.whole(&layout.servers().iter().map(of).collect::<Result<Vec<_>, _>>()?))
             }
         };

@@ -8,7 +8,7 @@ use espalier_proto::{Ino, Name};
 use crate::config::Atime;
 use crate::machine::Meta;
 use crate::record::Slot;
-use crate::state::{Home, Target};
+use crate::state::{Location, Target};
 
 /// Statistics that are available without computation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -116,10 +116,10 @@ impl Meta {
     /// has several names.
     pub fn directory_of(&self, ino: Ino) -> Option<Ino> {
         let cached = self.state.inodes.get(&ino)?;
-        match cached.home {
+        match cached.location {
             _ if cached.inode.is_dir() => Some(ino),
-            Home::Dentry { dir, .. } => Some(dir),
-            Home::Table | Home::Orphan => None,
+            Location::Dentry { dir, .. } => Some(dir),
+            Location::Table | Location::Orphan => None,
         }
     }
 
@@ -129,7 +129,7 @@ impl Meta {
         let mut names: Vec<&Name> = Vec::new();
         let mut at = ino;
         while at != Ino::ROOT {
-            let Home::Dentry { dir, hash } = self.state.inodes.get(&at)?.home else { return None };
+            let Location::Dentry { dir, hash } = self.state.inodes.get(&at)?.location else { return None };
             let cells = &self.state.fragments.get(&dir)?.cells;
             let mut cells = cells.range(Slot { hash, name: Name::lowest() }..);
             let found = cells.find(|(slot, cell)| slot.hash != hash || cell.target == Target::Primary(at))?;

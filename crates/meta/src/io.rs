@@ -27,7 +27,7 @@ pub(crate) enum Purpose {
     Stage,
     Publish,
     RemoveStream(Ino),
-    SettleStream(Ino),
+    FinaliseStream(Ino),
     /// Removes a stream that was filled and that no file came to use.
     RemoveUnused(Ino, Layouts),
     /// Syncs the stream of a size-dirty file, which then need not be tracked, unless it is used
@@ -87,14 +87,14 @@ impl Meta {
                     _ => Err(Errno::EIO),
                 });
                 let held = self.journal.appended(result);
-                self.let_go(now, held, out);
+                self.release_held(now, held, out);
                 if self.journal.is_half_full() {
                     self.start_checkpoint(out);
                 }
             }
             (Some(Purpose::Sync), result) => {
                 let held = self.journal.synced(result.map(drop));
-                self.let_go(now, held, out);
+                self.release_held(now, held, out);
             }
             (Some(Purpose::WriteDelay), _) => self.journal.end_write_delay(),
             (Some(Purpose::Stage), Ok(_)) => {
@@ -110,10 +110,12 @@ impl Meta {
             (Some(Purpose::RemoveStream(ino)), Ok(_)) => self.purge_removed(ino),
             // It stays an orphan; the next mount removes its stream.
             (Some(Purpose::RemoveStream(_)), Err(_)) => {}
-            (Some(Purpose::SyncStream(ino, tick)), result) => self.watched_synced(ino, tick, result.is_ok()),
-            (Some(Purpose::SettleStream(ino)), Ok(_)) => self.state.note_settled(ino),
+            (Some(Purpose::SyncStream(ino, tick)), result) => {
+                self.size_dirty_synced(ino, tick, result.is_ok())
+            }
+            (Some(Purpose::FinaliseStream(ino)), Ok(_)) => self.state.note_finalised(ino),
             // It stays provisional, which is harmless; the next mount retries.
-            (Some(Purpose::SettleStream(_)), Err(_)) => {}
+            (Some(Purpose::FinaliseStream(_)), Err(_)) => {}
             (Some(Purpose::RemoveUnused(ino, layouts)), result) => {
                 self.unused_removed(ino, layouts, result.is_ok());
             }
@@ -124,21 +126,21 @@ impl Meta {
         }
     }
 
-    pub(crate) fn let_go(&mut self, now: Now, held: Vec<Held>, out: &mut Outbox) {
+    pub(crate) fn release_held(&mut self, now: Now, held: Vec<Held>, out: &mut Outbox) {
         self.uncommitted.forget(self.journal.durable);
         for held in held {
             match held {
-                Held::Reply(to, id, result, promise) => self.answer(now, (to, id), result, &promise, out),
+                Held::Reply(to, id, result, grant) => self.answer(now, (to, id), result, &grant, out),
                 Held::Session(client, result) => self.connected(client, result, out),
                 Held::Task(number) => self.resume(now, number, out),
-                Held::Peer(rank, message) => self.tell_rank(rank, message),
+                Held::Peer(rank, message) => self.send_to_rank(rank, message),
                 // `tend_pool` runs after each input.
                 Held::Pool => {}
                 Held::Committed(id) => self.committed_durably(id),
                 Held::RemoveStream(ino) => {
                     self.ask(Purpose::RemoveStream(ino), self.stream_io(StreamCall::Remove { ino }), out);
                 }
-                Held::SettleStream(ino) => self.settle_soon(ino, out),
+                Held::FinaliseStream(ino) => self.finalise_soon(ino, out),
             }
         }
     }

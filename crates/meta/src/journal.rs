@@ -16,7 +16,7 @@ use alloc::vec::Vec;
 use espalier_proto::{ClientId, Errno, Ino, Position, Rank, Reply, RequestId};
 
 use crate::event::Event;
-use crate::lease::Promise;
+use crate::lease::PreparedGrant;
 use crate::rank::{PeerMessage, TransactionId};
 
 /// When a change is acknowledged.
@@ -37,14 +37,14 @@ pub enum Acknowledge {
 // Nearly all are replies.
 #[allow(clippy::large_enum_variant)]
 pub(crate) enum Held {
-    Reply(ClientId, RequestId, Result<Reply, Errno>, Promise),
+    Reply(ClientId, RequestId, Result<Reply, Errno>, PreparedGrant),
     /// Resume an operation.
     Task(u64),
     /// Remove the stream of an orphan. If the event that removed its last name were lost, the
     /// stream would be missing.
     RemoveStream(Ino),
     /// Mark the stream of an unstuffed file as no longer provisional.
-    SettleStream(Ino),
+    FinaliseStream(Ino),
     /// Report a session that has started or resumed, or has failed to.
     Session(ClientId, Result<(), Errno>),
     /// Send a message to another rank.
@@ -201,8 +201,8 @@ impl Journal {
     /// determine.
     pub(crate) fn hold_change(&mut self, until: u64, held: Held, coalescing: Option<bool>) {
         self.hold(until, held);
-        let is_alone = !coalescing.unwrap_or(self.high_watermark > 1);
-        if is_alone
+        let is_exclusive = !coalescing.unwrap_or(self.high_watermark > 1);
+        if is_exclusive
             && self.acknowledge == Acknowledge::Durable
             && until == self.last
             && !self.frame.is_empty()
@@ -221,7 +221,7 @@ impl Journal {
 
     /// The last event that is durable, may become so before the next is appended, or will be
     /// reported as durable to a waiting operation.
-    pub(crate) fn promised(&self) -> u64 {
+    pub(crate) fn durable_bound(&self) -> u64 {
         let held = self.held.back().map_or(0, |(sequence, _)| *sequence);
         let under_way = self.in_flight.map_or(0, |frame| frame.last).max(self.syncing.unwrap_or(0));
         self.durable.max(held).max(under_way)
@@ -403,7 +403,7 @@ impl Journal {
     }
 
     /// True if everything is written and nothing waits.
-    pub(crate) fn is_quiet(&self) -> bool {
+    pub(crate) fn is_idle(&self) -> bool {
         let is_waited_for = !self.held.is_empty() || !self.unwritten.is_empty();
         let is_idle = self.in_flight.is_none() && self.syncing.is_none();
         self.broken.is_some() || (is_idle && !self.unsynced && !is_waited_for)
@@ -417,13 +417,15 @@ fn up_to(held: &VecDeque<(u64, Held)>, last: u64) -> impl Iterator<Item = &Held>
 /// Fails what waits for durability: nothing is acknowledged, and nothing is done that relies on it.
 fn fail(held: Held, errno: Errno) -> Option<Held> {
     match held {
-        Held::Reply(from, id, _, promise) => Some(Held::Reply(from, id, Err(errno), promise.broken())),
+        Held::Reply(from, id, _, grant) => Some(Held::Reply(from, id, Err(errno), grant.voided())),
         Held::Session(client, _) => Some(Held::Session(client, Err(errno))),
         // The operation finds the journal broken.
         Held::Task(_) => Some(held),
-        Held::RemoveStream(_) | Held::SettleStream(_) | Held::Peer(..) | Held::Committed(_) | Held::Pool => {
-            None
-        }
+        Held::RemoveStream(_)
+        | Held::FinaliseStream(_)
+        | Held::Peer(..)
+        | Held::Committed(_)
+        | Held::Pool => None,
     }
 }
 
@@ -441,7 +443,7 @@ mod tests {
         journal.append(sequence, &Event::Purge { ino: Ino(sequence) });
         journal.hold(
             sequence,
-            Held::Reply(ClientId(1), RequestId(sequence), Ok(Reply::Done), Promise::default()),
+            Held::Reply(ClientId(1), RequestId(sequence), Ok(Reply::Done), PreparedGrant::default()),
         );
     }
 
@@ -494,7 +496,8 @@ mod tests {
         let mut journal = journal();
         let change = |journal: &mut Journal, sequence| {
             journal.append(sequence, &Event::Purge { ino: Ino(sequence) });
-            let reply = Held::Reply(ClientId(1), RequestId(sequence), Ok(Reply::Done), Promise::default());
+            let reply =
+                Held::Reply(ClientId(1), RequestId(sequence), Ok(Reply::Done), PreparedGrant::default());
             assert!(journal.hold_answer(sequence, reply, None).is_none());
         };
         let answers = |journal: &mut Journal| {
@@ -539,7 +542,7 @@ mod tests {
     #[test]
     fn without_coalescing_each_operation_has_a_commit_of_its_own() {
         let mut journal = Journal::new(0, Position(0), 0, 64 << 20, (1, 1), Acknowledge::Durable);
-        let reply = |id| Held::Reply(ClientId(1), RequestId(id), Ok(Reply::Done), Promise::default());
+        let reply = |id| Held::Reply(ClientId(1), RequestId(id), Ok(Reply::Done), PreparedGrant::default());
         for sequence in [1, 3, 5] {
             journal.append(sequence, &Event::Purge { ino: Ino(sequence) });
             journal.append(sequence + 1, &Event::Purge { ino: Ino(sequence + 1) });
@@ -557,11 +560,11 @@ mod tests {
         let mut events = Vec::new();
         (1..=6).for_each(|ino| Event::Purge { ino: Ino(ino) }.encode(&mut events));
         assert_eq!(whole, events);
-        assert!(journal.next_frame(0, true).is_none() && journal.is_quiet());
+        assert!(journal.next_frame(0, true).is_none() && journal.is_idle());
     }
 
     #[test]
-    fn what_another_rank_asks_for_has_a_commit_of_its_own_too() {
+    fn peer_request_has_its_own_commit() {
         let mut journal = Journal::new(0, Position(0), 0, 64 << 20, (1, 1), Acknowledge::Durable);
         for sequence in 1..=4 {
             journal.append(sequence, &Event::Purge { ino: Ino(sequence) });
@@ -598,14 +601,14 @@ mod tests {
         assert!(matches!(journal.next_frame(0, false), Some((_, false))));
         assert!(journal.appended(Ok((Position(20), 20))).is_empty());
         assert_eq!(journal.durable, 0);
-        assert!(!journal.is_quiet());
+        assert!(!journal.is_idle());
         assert!(
             matches!(journal.next_frame(0, true), Some((frame, true)) if frame.is_empty()),
             "the tick syncs"
         );
         assert!(journal.appended(Ok((Position(20), 20))).is_empty());
         assert_eq!(journal.durable, 3);
-        assert!(journal.is_quiet());
+        assert!(journal.is_idle());
     }
 
     #[test]

@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use espalier_proto::{Ino, ObjectId};
 
 use crate::record::{Corrupt, Dentry, InoRecord, Inode, Slot, decode};
-use crate::state::{Cached, Cell, Home, Known, NO_DIR, State, Strip, Target, Track, XattrCell};
+use crate::state::{Cached, Cell, Known, Location, NO_DIR, State, Strip, Target, Track, XattrCell};
 
 impl State {
     /// Takes in a loaded record. A record in memory is newer and stays.
@@ -26,12 +26,13 @@ impl State {
                 let (record, ino) = InoRecord::from_key(key).ok_or(Corrupt)?;
                 let Some(value) = value else { return Ok(()) };
                 match record {
-                    InoRecord::Inode => self.loaded_inode(decode(value)?, Home::Table),
+                    InoRecord::Inode => self.loaded_inode(decode(value)?, Location::Table),
                     InoRecord::Place => {
                         let (dir, hash) = decode(value)?;
                         if !self.inodes.contains_key(&ino) && !self.outdated.contains_key(&ino) {
-                            let home = if dir == NO_DIR { Home::Table } else { Home::Dentry { dir, hash } };
-                            let known = Known { home, lookups: 0 };
+                            let location =
+                                if dir == NO_DIR { Location::Table } else { Location::Dentry { dir, hash } };
+                            let known = Known { location, lookups: 0 };
                             self.known.entry(ino).or_insert(known);
                         }
                     }
@@ -53,11 +54,11 @@ impl State {
             }
             Orphans => {
                 if let Some(value) = value {
-                    self.loaded_inode(decode(value)?, Home::Orphan);
+                    self.loaded_inode(decode(value)?, Location::Orphan);
                 }
                 Ok(())
             }
-            Sessions => self.loaded_kept(key, value.ok_or(Corrupt)?),
+            Sessions => self.loaded_session(key, value.ok_or(Corrupt)?),
             Super => Err(Corrupt),
         }
     }
@@ -94,7 +95,7 @@ impl State {
         if fragment.complete || fragment.cells.contains_key(&slot) {
             return Ok(());
         }
-        let home = Home::Dentry { dir, hash: slot.hash };
+        let location = Location::Dentry { dir, hash: slot.hash };
         let (target, inode) = match value.map(decode::<Dentry>).transpose()? {
             Some(Dentry::Primary(inode)) => (Target::Primary(inode.ino), Some(inode)),
             Some(Dentry::Remote { ino, kind }) => (Target::Remote(ino, kind), None),
@@ -107,29 +108,29 @@ impl State {
         let track = Track { stored: value.is_some(), ..Track::default() };
         fragment.cells.insert(slot, Cell { target, track });
         if let Some(inode) = inode {
-            self.loaded_inode(inode, home);
+            self.loaded_inode(inode, location);
         }
         Ok(())
     }
 
-    fn loaded_inode(&mut self, mut inode: Inode, home: Home) {
+    fn loaded_inode(&mut self, mut inode: Inode, location: Location) {
         let ino = inode.ino;
         // Most inodes have their directory's policy; share its memory.
-        if let (Some(policy), Home::Dentry { dir, .. }) = (&inode.rare.policy, home)
+        if let (Some(policy), Location::Dentry { dir, .. }) = (&inode.rare.policy, location)
             && let Some(theirs) = self.inodes.get(&dir).and_then(|dir| dir.inode.rare.policy.as_ref())
             && policy == theirs
         {
             inode.rare.policy = Some(Arc::clone(theirs));
         }
         if !self.inodes.contains_key(&ino) && !self.outdated.contains_key(&ino) {
-            self.inherit(&mut inode, home);
+            self.inherit(&mut inode, location);
             let is_dir = inode.is_dir();
             let lookups = self.known.remove(&ino).map_or(0, |known| known.lookups);
             let (more, opens) = self.reclaimed.found(ino);
             let lookups = lookups + more;
-            self.add_inode(Cached { lookups, opens, ..Cached::new(inode, home, Track::STORED) });
+            self.add_inode(Cached { lookups, opens, ..Cached::new(inode, location, Track::STORED) });
             if is_dir {
-                self.bequeath(ino);
+                self.update_dependents(ino);
             }
         }
     }

@@ -15,7 +15,7 @@ use crate::config::Config;
 use crate::event::Event;
 use crate::io::Purpose;
 use crate::journal::{Acknowledge, Held, Journal};
-use crate::lease::{Leases, Promise, Told};
+use crate::lease::{Leases, PreparedGrant, ReadSet};
 use crate::lock::LockTable;
 use crate::numbers::Numbers;
 use crate::outbox::{Answered, Input, Io, IoId, Now, Outbox, Waiting};
@@ -28,7 +28,7 @@ use crate::state::State;
 use crate::step::{Load, Step, Stop, StreamCall, Wait};
 pub(crate) use crate::task::Cx;
 use crate::task::{Task, time_of};
-use crate::trash::ITSELF;
+use crate::trash::INTERNAL_CLIENT;
 use crate::uncommitted::Uncommitted;
 use crate::unstuff::Filling;
 
@@ -55,7 +55,7 @@ pub struct Meta {
     /// Operations that wait for a load in progress.
     pub(crate) loads: HashMap<Load, Vec<u64>, FxBuildHasher>,
     /// Operations that wait for journal space, or for the end of the grace period.
-    pub(crate) roomless: Vec<u64>,
+    pub(crate) waiting_for_space: Vec<u64>,
     free_space: u64,
     /// Bytes cloned since the free space was last reported.
     cloned: u64,
@@ -68,7 +68,7 @@ pub struct Meta {
     /// Inodes that clients know and that have changed without a request of theirs.
     pub(crate) changed: Vec<Ino>,
     /// Warnings for the log.
-    pub(crate) remarks: Vec<String>,
+    pub(crate) warnings: Vec<String>,
     pub(crate) leases: Option<Leases>,
     pub(crate) uncommitted: Uncommitted,
     /// Generation of stream queries: grows whenever the result of one may be outdated.
@@ -102,7 +102,7 @@ impl Meta {
             io: HashMap::default(),
             next_io: 0,
             loads: HashMap::default(),
-            roomless: Vec::new(),
+            waiting_for_space: Vec::new(),
             free_space: u64::MAX,
             cloned: 0,
             ticks: 0,
@@ -110,7 +110,7 @@ impl Meta {
             sweep_due: false,
             sweeping: false,
             changed: Vec::new(),
-            remarks: Vec::new(),
+            warnings: Vec::new(),
             leases,
             uncommitted: Uncommitted::default(),
             streams_changed: 0,
@@ -150,7 +150,7 @@ impl Meta {
             Input::Watermarks { low, high } => self.journal.set_watermarks((low, high)),
             Input::Space { free } => {
                 (self.free_space, self.cloned) = (free, 0);
-                self.resume_roomless(now, out);
+                self.resume_waiting_for_space(now, out);
             }
             Input::Peer { from, message } => self.peer(now, from, message, out),
             Input::PeerConnected { rank } => self.peer_connected(rank),
@@ -171,14 +171,14 @@ impl Meta {
         self.send_to_ranks(now, out);
         self.tend_pool(out);
         out.changed.append(&mut self.changed);
-        out.remarks.append(&mut self.remarks);
+        out.warnings.append(&mut self.warnings);
         out.recalls.append(&mut self.sessions.recalls);
         out.locked.append(&mut self.locks.granted);
         if let Some(leases) = &mut self.leases {
             out.revocations.append(&mut leases.outgoing);
         }
         // The next checkpoint can trim what is appended, which makes room.
-        let flush = !self.roomless.is_empty() || (self.draining && self.tasks.is_empty());
+        let flush = !self.waiting_for_space.is_empty() || (self.draining && self.tasks.is_empty());
         self.flush(now, now.queued, flush, out);
         // Give waiting operations some slack, so that what they have loaded stays until they run.
         let bound = self.config.cache_bytes;
@@ -191,11 +191,11 @@ impl Meta {
     }
 
     /// True once everything is written, after [`Input::Drain`].
-    pub fn is_quiet(&self) -> bool {
+    pub fn is_idle(&self) -> bool {
         // Operations that wait for other ranks may do so for long, and are retried after the
         // restart.
         let is_for_ranks = |number| self.ranks.is_waiting(number);
-        self.tasks.keys().all(is_for_ranks) && self.journal.is_quiet() && self.checkpoint.is_quiet()
+        self.tasks.keys().all(is_for_ranks) && self.journal.is_idle() && self.checkpoint.is_idle()
     }
 
     /// The error since which changes cannot become durable.
@@ -214,22 +214,22 @@ impl Meta {
             caller: &task.caller,
             streams: &task.streams,
             page: task.page,
-            is_told: task.request.is_told(),
+            is_acknowledged: task.request.is_acknowledged(),
             durable: false,
             changed: task.changed,
             coalescing: task.coalescing,
-            told: Told::default(),
-            claims: &mut task.claims,
+            read_set: ReadSet::default(),
+            barriers: &mut task.barriers,
             streams_have_changed: !task.streams.is_empty() && task.streams_since != self.streams_changed,
             progress: &mut task.progress,
-            dealings: &mut task.dealings,
+            coordinator: &mut task.coordinator,
         };
-        let outcome = match (&task.errand, &task.again) {
-            (Some(errand), _) => self.run_errand(&mut cx, errand),
-            (None, Some(outcome)) => self.tell_again(&cx, outcome),
+        let outcome = match (&task.peer_request, &task.again) {
+            (Some(peer_request), _) => self.run_peer_request(&mut cx, peer_request),
+            (None, Some(outcome)) => self.repeat_reply(&cx, outcome),
             (None, None) => self.dispatch(&mut cx, &mut task.request),
         };
-        let (durable, told) = (cx.durable, cx.told);
+        let (durable, read_set) = (cx.durable, cx.read_set);
         (task.changed, task.coalescing) = (cx.changed, cx.coalescing);
         let outcome = match outcome {
             Err(Stop::Fail(Errno::EAGAIN)) if self.start_over(&mut task) => Err(Stop::Wait(Wait::While)),
@@ -239,7 +239,7 @@ impl Meta {
             Err(Stop::Wait(wait)) => self.wait(now, task, number, wait, out),
             Ok(reply) => {
                 self.give_back(&mut task, out);
-                self.finish(now, &task, durable, told, Ok(reply), out);
+                self.finish(now, &task, durable, read_set, Ok(reply), out);
             }
             Err(Stop::Fail(errno)) => self.refuse(now, &mut task, errno, out),
         }
@@ -247,37 +247,37 @@ impl Meta {
 
     pub(crate) fn refuse(&mut self, now: Now, task: &mut Task, errno: Errno, out: &mut Outbox) {
         self.give_back(task, out);
-        self.finish(now, task, false, Told::default(), Err(errno), out);
+        self.finish(now, task, false, ReadSet::default(), Err(errno), out);
     }
 
     /// Releases the resources of an operation that is about to end.
     pub(crate) fn give_back(&mut self, task: &mut Task, out: &mut Outbox) {
-        self.unclaim(task);
+        self.lift_barriers(task);
         self.withdraw_all(task);
         self.remove_unused(task, out);
     }
 
     /// Finishes an operation. `durable`: the reply waits until everything that the operation has
-    /// done is durable. `told`: what the reply exposes.
+    /// done is durable. `read_set`: what the reply exposes.
     fn finish(
         &mut self,
         now: Now,
         task: &Task,
         durable: bool,
-        told: Told,
+        read_set: ReadSet,
         result: Result<Reply, Errno>,
         out: &mut Outbox,
     ) {
-        if let Some(errand) = &task.errand {
-            return self.end_errand(now, errand, result, out);
+        if let Some(peer_request) = &task.peer_request {
+            return self.end_peer_request(now, peer_request, result, out);
         }
         self.may_refuse_again(task);
         match task.request {
             // A failed sweep is retried at the next tick.
             Request::Sweep => return self.sweeping = false,
             Request::Recount { ino } => {
-                if let Some(watched) = self.state.watched.get_mut(&ino) {
-                    watched.unmeasured |= result.is_err();
+                if let Some(size_dirty) = self.state.size_dirty.get_mut(&ino) {
+                    size_dirty.unmeasured |= result.is_err();
                 }
                 return;
             }
@@ -287,7 +287,7 @@ impl Meta {
             _ => {}
         }
         if self.config.session_ms.is_some() {
-            if task.from == ITSELF {
+            if task.from == INTERNAL_CLIENT {
                 return;
             }
             self.note(task, &result);
@@ -295,14 +295,15 @@ impl Meta {
         if task.request.is_about_locks() {
             // Lock replies do not wait for the journal; they must precede later notifications of
             // grants.
-            return self.answer(now, (task.from, task.id), result, &Promise::default(), out);
+            return self.answer(now, (task.from, task.id), result, &PreparedGrant::default(), out);
         }
         let is_change = task.changed && result.is_ok() && self.config.acknowledge == Acknowledge::Durable;
-        let until = if durable || is_change { self.state.sequence } else { self.told_of(&told, &result) };
-        let promise = self.promise(task, told, &result, now.uptime_ms);
-        let answer = Held::Reply(task.from, task.id, result, promise);
+        let until =
+            if durable || is_change { self.state.sequence } else { self.last_change_of(&read_set, &result) };
+        let grant = self.prepare_grant(task, read_set, &result, now.uptime_ms);
+        let answer = Held::Reply(task.from, task.id, result, grant);
         match self.journal.hold_answer(until, answer, task.coalescing.or(self.config.policy.coalescing())) {
-            Some(Held::Reply(to, id, result, promise)) => self.answer(now, (to, id), result, &promise, out),
+            Some(Held::Reply(to, id, result, grant)) => self.answer(now, (to, id), result, &grant, out),
             _ => out.waiting.push((task.from, task.id, Waiting::Journal)),
         }
     }
@@ -313,11 +314,11 @@ impl Meta {
         now: Now,
         (to, id): (ClientId, RequestId),
         result: Result<Reply, Errno>,
-        promise: &Promise,
+        grant: &PreparedGrant,
         out: &mut Outbox,
     ) {
         if self.config.session_ms.is_none() || self.remember((to, id), &result) {
-            let (lease_ms, touched) = self.keep(to, promise, now.uptime_ms);
+            let (lease_ms, touched) = self.finish_grant(to, grant, now.uptime_ms);
             out.replies.push(Answered { to, id, result, lease_ms, touched });
         }
         self.unlock_ends(now, |by| by == (to, id), out);
@@ -334,10 +335,10 @@ impl Meta {
             Request::GetAttr { ino } => self.getattr(cx, *ino),
             Request::SetAttr { ino, set } => self.setattr(cx, *ino, set),
             Request::ReadLink { ino } => self.readlink(cx, *ino),
-            Request::Create { dir, name, node, perm, umask, open, exclusive, early } => {
+            Request::Create { dir, name, node, perm, umask, open, exclusive, writeback } => {
                 let opened = matches!(node, NewNode::Regular).then_some(*open).flatten();
-                let early = early.map(|early| early.ino);
-                self.create(cx, *dir, name, node, (*perm, *umask), opened, *exclusive, early)
+                let writeback = writeback.map(|writeback| writeback.ino);
+                self.create(cx, *dir, name, node, (*perm, *umask), opened, *exclusive, writeback)
             }
             Request::TmpFile { dir, perm, umask } => self.tmpfile(cx, *dir, *perm, *umask),
             Request::Link { ino, dir, name } => self.link(cx, *ino, *dir, name),
@@ -393,7 +394,7 @@ impl Meta {
             Request::Purge { ino, removed } => self.purge(cx, *ino, *removed),
             Request::TakeNumbers { rank, count } => self.take_numbers(cx, *rank, *count),
             Request::Accessed { files } => self.accessed_before(cx, files),
-            Request::Renew { inodes, alone_in } => self.renew(cx, inodes, *alone_in),
+            Request::Renew { inodes, exclusive_dir } => self.renew(cx, inodes, *exclusive_dir),
             Request::LeaseData { ino } => self.lease_data(cx, *ino),
             Request::Announce(ino) => self.announce(cx, *ino),
         }
@@ -554,7 +555,7 @@ impl Meta {
     fn tick(&mut self, now: Now, out: &mut Outbox) {
         self.ticks += 1;
         self.sweep_due = true;
-        self.settle_filled(out);
+        self.finalise_filled(out);
         self.retry_pool();
         if let Some(io) = self.checkpoint.retry() {
             self.ask_checkpoint(io, out);
@@ -564,19 +565,19 @@ impl Meta {
         let is_due = self.ticks.is_multiple_of(Self::CHECKPOINT_TICKS);
         // Not while draining: the next mount checks the size-dirty files.
         if !self.draining && !self.config.read_only {
-            for ino in self.idle_watched() {
+            for ino in self.idle_size_dirty() {
                 self.ask(Purpose::SyncStream(ino, self.ticks), self.stream_io(StreamCall::Sync { ino }), out);
             }
             self.measure_unmeasured(now, out);
             self.retry_removals(out);
         }
-        let is_waited_for = !self.roomless.is_empty();
+        let is_waited_for = !self.waiting_for_space.is_empty();
         if self.draining || is_due || is_short || is_waited_for || self.journal.is_half_full() {
             self.start_checkpoint(out);
         }
         self.inquire(|_| true);
         if !self.draining {
-            self.tell_usage();
+            self.send_usage();
         }
         self.flush(now, 0, true, out);
         self.tick_leases(now, out);
@@ -584,7 +585,7 @@ impl Meta {
 
     fn flush(&mut self, now: Now, queued: usize, flush: bool, out: &mut Outbox) {
         let due = self.journal.due();
-        self.let_go(now, due, out);
+        self.release_held(now, due, out);
         if let Some((frame, sync)) = self.journal.next_frame(queued, flush) {
             self.ask(Purpose::Journal, Io::Journal { frame, sync }, out);
         }

@@ -34,8 +34,12 @@ impl Meta {
     /// # Errors
     /// `EINVAL` if it does not.
     pub(crate) fn given_ino(&self, client: ClientId, ino: Ino) -> Step<Ino> {
-        let kept = self.state.sessions.get(&client);
-        if kept.is_some_and(|kept| kept.unused.has(ino)) { Ok(ino) } else { Err(Errno::EINVAL.into()) }
+        let persisted = self.state.sessions.get(&client);
+        if persisted.is_some_and(|persisted| persisted.unused.has(ino)) {
+            Ok(ino)
+        } else {
+            Err(Errno::EINVAL.into())
+        }
     }
 
     /// True if a new number is below the durable bound.

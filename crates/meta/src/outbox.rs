@@ -129,7 +129,7 @@ pub enum Input {
     },
     /// Comes once a second.
     Tick,
-    /// Write everything out before a stop; [`Meta::is_quiet`](crate::Meta::is_quiet) returns true
+    /// Write everything out before a stop; [`Meta::is_idle`](crate::Meta::is_idle) returns true
     /// when that is done.
     Drain,
 }
@@ -256,7 +256,7 @@ pub struct Outbox {
     /// Messages to other ranks. The driver may drop those to unreachable ranks.
     pub peers: Vec<(Rank, PeerMessage)>,
     /// Warnings for the log: why something was refused.
-    pub remarks: Vec<String>,
+    pub warnings: Vec<String>,
 }
 
 /// What a request waits for.
@@ -308,7 +308,7 @@ impl Outbox {
             changed,
             placed,
             peers,
-            remarks,
+            warnings,
         } = self;
         replies.is_empty()
             && io.is_empty()
@@ -322,6 +322,6 @@ impl Outbox {
             && changed.is_empty()
             && placed.is_empty()
             && peers.is_empty()
-            && remarks.is_empty()
+            && warnings.is_empty()
     }
 }

@@ -89,7 +89,8 @@ impl Cx<'_> {
     /// `EPERM` if the caller may not; `EOPNOTSUPP` if the inode cannot have flags.
     pub(crate) fn check_flags(&self, inode: &Inode, flags: InodeFlags) -> Step<()> {
         let old = inode.rare.flags;
-        let has_flags = matches!(inode.kind, FileType::Regular | FileType::Directory) && !inode.is_bare();
+        let has_flags =
+            matches!(inode.kind, FileType::Regular | FileType::Directory) && !inode.has_no_metafile();
         if !has_flags {
             return Err(Errno::EOPNOTSUPP.into());
         }
@@ -116,12 +117,12 @@ impl Cx<'_> {
     /// Permissions without set-id bits. A set-group-id bit without group execution is no privilege;
     /// only callers outside the group lose it.
     pub(crate) fn without_privileges(&self, perm: u32, gid: u32) -> Step<u32> {
-        let kept = if perm & mode::GROUP_EXEC != 0 {
+        let remaining = if perm & mode::GROUP_EXEC != 0 {
             perm & !mode::SET_GID
         } else {
             self.without_foreign_sgid(perm, gid)?
         };
-        Ok(kept & !mode::SET_UID)
+        Ok(remaining & !mode::SET_UID)
     }
 }
 

@@ -52,7 +52,7 @@ impl Batch {
 
     /// The data servers that have a datafile of this number.
     fn servers_of(&self, ino: Ino) -> Vec<ServerId> {
-        in_turn(&self.servers, self.width.into(), ino)
+        round_robin(&self.servers, self.width.into(), ino)
     }
 
     /// True if new files have the same spread.
@@ -67,7 +67,7 @@ impl Batch {
 }
 
 /// The servers of a file. Consecutive numbers start at consecutive servers.
-pub(crate) fn in_turn(servers: &[ServerId], width: usize, ino: Ino) -> Vec<ServerId> {
+pub(crate) fn round_robin(servers: &[ServerId], width: usize, ino: Ino) -> Vec<ServerId> {
     let Some(first) = ino.0.checked_rem(servers.len() as u64) else { return Vec::new() };
     servers.iter().cycle().skip(first as usize).take(width.min(servers.len())).copied().collect()
 }
@@ -100,14 +100,14 @@ pub(crate) struct Pool {
     /// Files are being made that use the pool.
     wanted: bool,
     /// The pool was exhausted when a file needed a number.
-    dry: bool,
+    exhausted: bool,
     /// A data server has failed a request; the next tick retries.
     failed: bool,
 }
 
 impl Default for Pool {
     fn default() -> Self {
-        Self { phases: BTreeMap::new(), size: Self::FIRST, wanted: false, dry: false, failed: false }
+        Self { phases: BTreeMap::new(), size: Self::FIRST, wanted: false, exhausted: false, failed: false }
     }
 }
 
@@ -151,13 +151,13 @@ impl Meta {
     }
 
     /// Records that a file is about to be made, and whether it should come from the pool and does.
-    pub(crate) fn draw(&mut self, inode: &Inode) {
+    pub(crate) fn note_pool_use(&mut self, inode: &Inode) {
         let (Some(layout), Some(striping)) = (inode.layout(), &self.config.striping) else { return };
         let (servers, width) = striping.spread(&self.config.policy);
-        let is_pooled = layout.servers() == in_turn(&servers, width.into(), inode.ino);
+        let is_pooled = layout.servers() == round_robin(&servers, width.into(), inode.ino);
         if is_pooled && self.setting(inode, Policy::precreation) == Some(true) {
             self.pool.wanted = true;
-            self.pool.dry |= !self.state.pool.iter().any(|batch| batch.first == inode.ino.0);
+            self.pool.exhausted |= !self.state.pool.iter().any(|batch| batch.first == inode.ino.0);
         }
     }
 
@@ -209,7 +209,7 @@ impl Meta {
         if coming >= self.pool.size / 2 || self.pool.failed {
             return;
         }
-        if core::mem::take(&mut self.pool.dry) && !self.pool.phases.is_empty() {
+        if core::mem::take(&mut self.pool.exhausted) && !self.pool.phases.is_empty() {
             self.pool.size = (2 * self.pool.size).min(Pool::LAST);
         }
         let first = self.state.next_ino;

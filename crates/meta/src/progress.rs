@@ -59,7 +59,7 @@ impl Walk {
                     || change.flags.is_some()
             }
             Event::Create { .. }
-            | Event::CreateBare { .. }
+            | Event::CreateNoMetafile { .. }
             | Event::Clone { .. }
             | Event::Link { .. }
             | Event::Rename { .. }

@@ -12,7 +12,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use siphasher::sip::SipHasher13;
 
 use crate::acl::Acl;
-use crate::bare::Bare;
+use crate::no_metafile::NoMetafile;
 use crate::pool::Batch;
 use crate::usage::{Quota, Usage};
 
@@ -51,8 +51,8 @@ pub struct Rare {
     /// The policy for files made in a directory; for a file, its directory's when it was made.
     pub policy: Option<Arc<Policy>>,
     /// For an inode in a dentry: a no-metafile file, of which the dentry stores only a name, a
-    /// number and a server ([`Bare`]). Never stored in an inode record.
-    pub bare: bool,
+    /// number and a server ([`NoMetafile`]). Never stored in an inode record.
+    pub no_metafile: bool,
     /// The flags that `chattr(1)` sets.
     pub flags: InodeFlags,
 }
@@ -89,7 +89,7 @@ impl<'de> Deserialize<'de> for Rare {
             StoredRare::Nothing => Self::default(),
             StoredRare::Names(names) => Self { names: Some(names), ..Self::default() },
             StoredRare::Policy(policy, names) => Self { names, policy: Some(policy), ..Self::default() },
-            StoredRare::Flags(flags, policy, names) => Self { names, policy, bare: false, flags },
+            StoredRare::Flags(flags, policy, names) => Self { names, policy, no_metafile: false, flags },
         })
     }
 }
@@ -206,10 +206,10 @@ impl Inode {
             ctime: self.ctime,
             btime: self.btime,
             streamed: self.is_streamed(),
-            bare: !self.has_xattrs && self.acl.is_none() && self.default_acl.is_none(),
+            no_xattrs: !self.has_xattrs && self.acl.is_none() && self.default_acl.is_none(),
             flags: self.rare.flags,
         };
-        if self.is_bare() {
+        if self.has_no_metafile() {
             // A no-metafile file stores neither.
             (attr.atime, attr.btime) = (self.mtime, self.mtime);
         }
@@ -265,7 +265,7 @@ impl Slot {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Dentry {
     /// The dentry of the inode's only name contains the inode, or all that there is of it
-    /// ([`Bare`]).
+    /// ([`NoMetafile`]).
     Primary(Inode),
     /// The inode has, or had, several names, and is in the inode table.
     Remote { ino: Ino, kind: FileType },
@@ -276,12 +276,12 @@ pub enum Dentry {
 enum StoredDentry<I> {
     Primary(I),
     Remote { ino: Ino, kind: FileType },
-    Bare(Bare),
+    NoMetafile(NoMetafile),
 }
 
 impl<'a> StoredDentry<&'a Inode> {
     fn primary(inode: &'a Inode) -> Self {
-        Bare::of(inode).map_or(Self::Primary(inode), Self::Bare)
+        NoMetafile::of(inode).map_or(Self::Primary(inode), Self::NoMetafile)
     }
 }
 
@@ -300,7 +300,9 @@ impl<'de> Deserialize<'de> for Dentry {
         Ok(match StoredDentry::<Inode>::deserialize(deserializer)? {
             StoredDentry::Primary(inode) => Self::Primary(inode),
             StoredDentry::Remote { ino, kind } => Self::Remote { ino, kind },
-            StoredDentry::Bare(bare) => Self::Primary(bare.inode().map_err(D::Error::custom)?),
+            StoredDentry::NoMetafile(no_metafile) => {
+                Self::Primary(no_metafile.inode().map_err(D::Error::custom)?)
+            }
         })
     }
 }
@@ -328,9 +330,9 @@ pub struct Super {
     /// ones.
     pub journal: u64,
     /// Files whose streams the store may still list as provisional.
-    pub unsettled: Vec<Ino>,
+    pub provisional: Vec<Ino>,
     /// Size-dirty files, each with its location if that is a dentry.
-    pub watched: Vec<(Ino, Option<(Ino, u64)>)>,
+    pub size_dirty: Vec<(Ino, Option<(Ino, u64)>)>,
     /// Files whose datafiles may still be provisional; `None`: no file was ever on data servers.
     /// Follows the rest of the record, and only if present, so that other stores keep their format.
     #[serde(skip)]

@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 
 use espalier_proto::{FileType, Ino, Rank};
 
-use crate::rank::Tally;
+use crate::rank::UsageDeltas;
 use crate::record::{Body, Inode};
 use crate::state::Map;
 use crate::usage::Usage;
@@ -24,7 +24,7 @@ pub(crate) struct Recount {
 #[derive(Debug, Default)]
 struct Dir {
     /// The usage in its record.
-    kept: Usage,
+    recorded: Usage,
     /// The usage of its own entries, without what is below them.
     within: Usage,
     below: Usage,
@@ -55,7 +55,7 @@ impl Recount {
     }
 
     /// Adds a name whose inode is at another rank.
-    pub(crate) fn elsewhere(&mut self, dir: Ino, ino: Ino, kind: FileType) {
+    pub(crate) fn remote_rank_entry(&mut self, dir: Ino, ino: Ino, kind: FileType) {
         if kind == FileType::Directory {
             self.dirs.entry(dir).or_default().within.dirs += 1;
         } else {
@@ -72,12 +72,12 @@ impl Recount {
 
     /// Subtracts usage deltas that have not been counted. Keys: the rank that has sent them, and
     /// the receiver.
-    pub(crate) fn leave_out(&mut self, tallies: &BTreeMap<(Rank, Rank), Tally>) {
-        for ((by, to), tally) in tallies {
-            let heard = tallies.get(&(*to, *by)).map_or(0, |its| its.heard);
-            let unheard = tally.told.saturating_sub(heard).min(tally.unanswered.len() as u64) as usize;
-            let unheard = tally.unanswered.iter().rev().take(unheard).copied();
-            for (dir, usage) in unheard.chain(tally.owed.iter().map(|(dir, usage)| (*dir, *usage))) {
+    pub(crate) fn leave_out(&mut self, usage_deltas: &BTreeMap<(Rank, Rank), UsageDeltas>) {
+        for ((by, to), deltas) in usage_deltas {
+            let heard = usage_deltas.get(&(*to, *by)).map_or(0, |its| its.heard);
+            let unheard = deltas.sent.saturating_sub(heard).min(deltas.unanswered.len() as u64) as usize;
+            let unheard = deltas.unanswered.iter().rev().take(unheard).copied();
+            for (dir, usage) in unheard.chain(deltas.owed.iter().map(|(dir, usage)| (*dir, *usage))) {
                 if let Some(dir) = self.dirs.get_mut(&dir) {
                     dir.within = dir.within.minus(usage);
                 }
@@ -90,7 +90,7 @@ impl Recount {
         match &inode.body {
             Body::Directory(directory) => {
                 let dir = self.dirs.entry(inode.ino).or_default();
-                dir.kept = directory.usage;
+                dir.recorded = directory.usage;
                 if in_table && inode.ino != Ino::ROOT {
                     dir.above = Some(directory.parent);
                 }
@@ -126,8 +126,11 @@ impl Recount {
         }
         self.sum_up();
         for (ino, dir) in &self.dirs {
-            if dir.kept != dir.below {
-                found.push((*ino, format!("counts {:?} below it, and there is {:?}", dir.kept, dir.below)));
+            if dir.recorded != dir.below {
+                found.push((
+                    *ino,
+                    format!("counts {:?} below it, and there is {:?}", dir.recorded, dir.below),
+                ));
             }
         }
         found

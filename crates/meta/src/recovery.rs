@@ -13,7 +13,7 @@ use crate::journal::Held;
 use crate::machine::Meta;
 use crate::outbox::IoDone;
 use crate::record::{Body, Directory, InoRecord, Inode, Rare, Super, encode};
-use crate::state::{Home, SAME_HASH, State, Trashed, Watched};
+use crate::state::{Location, SAME_HASH, SizeDirty, State, Trashed};
 use crate::step::{Load, Step, Stop, StreamCall, Wait};
 
 /// The first checkpoint of a new file system: an empty root directory.
@@ -51,15 +51,15 @@ impl Format {
     }
 
     pub fn writes(&self) -> Vec<TableWrite> {
-        let (next_ino, unsettled, watched) = (Ino::ROOT.0 + 1, Vec::new(), Vec::new());
+        let (next_ino, provisional, size_dirty) = (Ino::ROOT.0 + 1, Vec::new(), Vec::new());
         let first = Super {
             next_ino,
             files: 1,
             protected: 0,
             sequence: 0,
             journal: 0,
-            unsettled,
-            watched,
+            provisional,
+            size_dirty,
             striped: None,
             pool: Vec::new(),
         };
@@ -69,15 +69,15 @@ impl Format {
 
     /// The first checkpoint of a rank other than 0: no inodes.
     pub fn nothing(rank: Rank) -> Vec<TableWrite> {
-        let (next_ino, unsettled, watched) = (Ino::none_of(rank).0 + 1, Vec::new(), Vec::new());
+        let (next_ino, provisional, size_dirty) = (Ino::none_of(rank).0 + 1, Vec::new(), Vec::new());
         let first = Super {
             next_ino,
             files: 0,
             protected: 0,
             sequence: 0,
             journal: 0,
-            unsettled,
-            watched,
+            provisional,
+            size_dirty,
             striped: None,
             pool: Vec::new(),
         };
@@ -112,7 +112,7 @@ pub struct Recovery {
     config: Config,
     state: State,
     /// Size-dirty files, with their locations in the tables.
-    watched: Vec<(Ino, Option<(Ino, u64)>)>,
+    size_dirty: Vec<(Ino, Option<(Ino, u64)>)>,
     /// Number of replayed events.
     pub events: u64,
     /// Streams removed before a replayed event, whose removal may not be durable.
@@ -135,7 +135,7 @@ impl Recovery {
         let mut state = State::new(config.hash_key);
         (state.next_ino, state.files, state.sequence) = (record.next_ino, record.files, record.sequence);
         state.protected = record.protected;
-        state.unsettled = record.unsettled.into_iter().collect();
+        state.provisional = record.provisional.into_iter().collect();
         state.striped = record.striped.map(|inos| inos.into_iter().collect());
         state.pool = record.pool;
         for (key, value) in orphans {
@@ -146,10 +146,10 @@ impl Recovery {
             let loaded = state.loaded(ObjectId::SESSIONS, key, Some(value));
             loaded.map_err(|_| damaged("the record of a session is damaged"))?;
         }
-        for (ino, _) in &record.watched {
-            state.watched.insert(*ino, Watched::new(0));
+        for (ino, _) in &record.size_dirty {
+            state.size_dirty.insert(*ino, SizeDirty::new(0));
         }
-        let recovery = Self { config, state, watched: record.watched, events: 0, removed: Vec::new() };
+        let recovery = Self { config, state, size_dirty: record.size_dirty, events: 0, removed: Vec::new() };
         Ok((recovery, Position(record.journal)))
     }
 
@@ -243,27 +243,27 @@ impl Recovery {
     }
 
     /// After the last frame: the size-dirty files, whose streams must be measured.
-    pub fn watched(&self) -> Vec<Ino> {
-        self.state.watched.keys().copied().collect()
+    pub fn size_dirty(&self) -> Vec<Ino> {
+        self.state.size_dirty.keys().copied().collect()
     }
 
     /// For a repair, which counts again: drops size-dirty files whose records are lost.
     pub fn forget_lost(&mut self, fetch: &mut dyn FnMut(&Load) -> Result<IoDone, Errno>) {
-        for ino in self.watched() {
-            if self.load_watched(ino, fetch).is_err() {
-                self.state.watched.remove(&ino);
+        for ino in self.size_dirty() {
+            if self.load_size_dirty(ino, fetch).is_err() {
+                self.state.size_dirty.remove(&ino);
             }
         }
     }
 
     /// Loads what is needed to set a size-dirty file's counted size to its stream's size.
-    fn load_watched(
+    fn load_size_dirty(
         &mut self,
         ino: Ino,
         fetch: &mut dyn FnMut(&Load) -> Result<IoDone, Errno>,
     ) -> Result<(), RecoveryError> {
         if !self.state.inodes.contains_key(&ino) {
-            let place = self.watched.iter().find(|(watched, _)| *watched == ino);
+            let place = self.size_dirty.iter().find(|(size_dirty, _)| *size_dirty == ino);
             if let Some((_, Some((dir, hash)))) = place {
                 self.load(&Load::Dentries { dir: *dir, from: *hash, limit: SAME_HASH }, fetch)?;
             }
@@ -274,7 +274,7 @@ impl Recovery {
     /// Returns the machine, and the stream calls to make before it is used. Purges orphans, since
     /// their users are gone; orphaned directories with entries are removed trees, which are freed
     /// in the background. `end`, `used`: of the journal. `new_streams`: the provisional streams.
-    /// `sizes`: of the streams of [`Self::watched`].
+    /// `sizes`: of the streams of [`Self::size_dirty`].
     pub fn finish(
         mut self,
         end: Position,
@@ -283,13 +283,13 @@ impl Recovery {
         sizes: &[(Ino, u64)],
         fetch: &mut dyn FnMut(&Load) -> Result<IoDone, Errno>,
     ) -> Result<(Meta, Vec<StreamCall>), RecoveryError> {
-        let unsettled = core::mem::take(&mut self.state.unsettled);
-        let settle = |ino: &Ino| match unsettled.contains(ino) {
-            true => StreamCall::Settle { ino: *ino, durable: self.state.sequence },
+        let provisional = core::mem::take(&mut self.state.provisional);
+        let finalise = |ino: &Ino| match provisional.contains(ino) {
+            true => StreamCall::Finalise { ino: *ino, durable: self.state.sequence },
             false => StreamCall::Remove { ino: *ino },
         };
         let removed = self.removed.iter().map(|ino| StreamCall::Remove { ino: *ino });
-        let calls = new_streams.iter().map(settle).chain(removed).collect();
+        let calls = new_streams.iter().map(finalise).chain(removed).collect();
         let has_root = self.config.rank == Ino::ROOT.rank();
         let (object, key) = InoRecord::Inode.place(Ino::ROOT);
         if has_root && !self.state.inodes.contains_key(&Ino::ROOT) {
@@ -298,7 +298,7 @@ impl Recovery {
         if has_root && !self.state.inodes.get(&Ino::ROOT).is_some_and(|cached| cached.inode.is_dir()) {
             return Err(RecoveryError::Corrupt("the tables have no root directory".into()));
         }
-        let orphans = self.state.inodes.values().filter(|cached| cached.home == Home::Orphan);
+        let orphans = self.state.inodes.values().filter(|cached| cached.location == Location::Orphan);
         let (full, orphans): (Vec<_>, Vec<_>) = orphans.partition(|cached| cached.inode.has_entries());
         let mut trash: Vec<Trashed> =
             full.iter().map(|cached| Trashed { dir: cached.inode.ino, after: 0 }).collect();
@@ -308,7 +308,7 @@ impl Recovery {
         orphans.sort_unstable();
         self.state.trash = trash;
         for (ino, _) in sizes {
-            self.load_watched(*ino, fetch)?;
+            self.load_size_dirty(*ino, fetch)?;
         }
         self.state.next_ino = self.state.next_ino.max(self.state.reserved);
         let mut meta = Meta::with_state(self.config, self.state, end, used);

@@ -9,7 +9,7 @@ use espalier_proto::{ClientId, Ino, Name, ObjectId, Rank, TableWrite};
 
 use crate::rank::TransactionId;
 use crate::record::{Dentry, InoRecord, Slot, encode, encode_primary};
-use crate::state::{Cached, Home, NO_DIR, State, Strip, Target, Track, XattrCell, orphan_key};
+use crate::state::{Cached, Location, NO_DIR, State, Strip, Target, Track, XattrCell, orphan_key};
 
 /// A record that has changed since the last checkpoint.
 #[derive(Debug)]
@@ -20,8 +20,8 @@ pub(crate) enum Changed {
     Xattrs(Ino),
     Session(ClientId),
     Moved(Ino),
-    Transaction(TransactionId),
-    Tally(Rank),
+    TransactionRecord(TransactionId),
+    UsageDeltas(Rank),
 }
 
 /// The snapshot of the current checkpoint.
@@ -72,14 +72,14 @@ impl State {
                 }
                 Changed::Remote(dir, slot) => self.encode_remote(dir, &slot),
                 Changed::Moved(ino) => self.encode_moved(ino),
-                Changed::Tally(rank) => self.encode_tally(rank),
-                Changed::Transaction(id) => {
+                Changed::UsageDeltas(rank) => self.encode_deltas(rank),
+                Changed::TransactionRecord(id) => {
                     if self.transactions.get(&id).is_some_and(|it| it.track.epoch == was) {
                         self.encode_transaction(id);
                     }
                 }
                 Changed::Session(client) => {
-                    if self.sessions.get(&client).is_some_and(|kept| kept.track.epoch == was) {
+                    if self.sessions.get(&client).is_some_and(|persisted| persisted.track.epoch == was) {
                         self.encode_session(client);
                     }
                 }
@@ -102,8 +102,8 @@ impl State {
     pub(crate) fn encode_inode(&mut self, ino: Ino) {
         let Some(cached) = self.inodes.get_mut(&ino) else { return };
         (cached.track.epoch, cached.track.written) = (0, self.epoch - 1);
-        let (object, key, value) = match cached.home {
-            Home::Dentry { dir, hash } => {
+        let (object, key, value) = match cached.location {
+            Location::Dentry { dir, hash } => {
                 let Some(fragment) = self.fragments.get_mut(&dir) else { return };
                 let from = Slot { hash, name: Name::lowest() };
                 let mut cells = fragment.cells.range_mut(from..);
@@ -114,12 +114,12 @@ impl State {
                 place_inode(cached, (dir, hash), &mut self.snapshot.writes);
                 (ObjectId::fragment(dir, 0), slot.key(), encode_primary(&cached.inode))
             }
-            Home::Table => {
+            Location::Table => {
                 place_inode(cached, (NO_DIR, 0), &mut self.snapshot.writes);
                 let (object, key) = InoRecord::Inode.place(ino);
                 (object, key, encode(&cached.inode))
             }
-            Home::Orphan => {
+            Location::Orphan => {
                 cached.track.stored = true;
                 (ObjectId::ORPHANS, orphan_key(ino), encode(&cached.inode))
             }

@@ -7,16 +7,16 @@ use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
 use core::cell::Cell as Mutable;
 
-pub(crate) use espalier_proto::Home;
+pub(crate) use espalier_proto::Location;
 use espalier_proto::{ClientId, Errno, FileType, Ino, Name, ObjectId, Rank, TableWrite};
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
 use crate::evict::Clock;
 use crate::pool::Batch;
-use crate::rank::{Locks, Tally, Transaction, TransactionId};
+use crate::rank::{Locks, TransactionId, TransactionRecord, UsageDeltas};
 use crate::record::{Body, InoRecord, Inode, Slot, Xattrs};
-use crate::session::{Kept, Reclaimed};
+use crate::session::{PersistedSession, Reclaimed};
 use crate::snapshot::{Changed, Snapshot, encode_strip, encode_xattrs};
 use crate::step::{Load, Step, Stop, Wait};
 
@@ -25,7 +25,7 @@ pub(crate) type Map<K, V> = HashMap<K, V, FxBuildHasher>;
 #[derive(Debug)]
 pub(crate) struct Cached {
     pub inode: Inode,
-    pub home: Home,
+    pub location: Location,
     /// Lookups by replies that clients have not forgotten.
     pub lookups: u64,
     pub opens: u32,
@@ -43,13 +43,13 @@ pub(crate) struct Cached {
 /// The location and lookups of an inode that clients know and that is not in memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Known {
-    pub home: Home,
+    pub location: Location,
     pub lookups: u64,
 }
 
 /// A size-dirty file: a streamed file whose size may differ from what is counted.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Watched {
+pub(crate) struct SizeDirty {
     /// Sequence number of the event that marked it. Once this event is durable, recovery checks the
     /// size.
     pub since: u64,
@@ -68,7 +68,7 @@ pub(crate) struct Watched {
     pub syncing: bool,
 }
 
-impl Watched {
+impl SizeDirty {
     pub(crate) fn new(since: u64) -> Self {
         let (outgrew, unmeasured, synced, syncing) = (false, false, false, false);
         Self { since, outgrew, used: 0, written: true, unmeasured, synced, syncing }
@@ -76,10 +76,10 @@ impl Watched {
 }
 
 impl Cached {
-    pub(crate) fn new(inode: Inode, home: Home, track: Track) -> Self {
+    pub(crate) fn new(inode: Inode, location: Location, track: Track) -> Self {
         let (used, names_are_new) = (Mutable::new(false), false);
-        let is_placed = track.stored && home != Home::Orphan && inode.ino != Ino::ROOT;
-        Self { inode, home, lookups: 0, opens: 0, nameless: false, used, names_are_new, is_placed, track }
+        let is_placed = track.stored && location != Location::Orphan && inode.ino != Ino::ROOT;
+        Self { inode, location, lookups: 0, opens: 0, nameless: false, used, names_are_new, is_placed, track }
     }
 
     pub(crate) fn in_use(&self) -> bool {
@@ -87,8 +87,8 @@ impl Cached {
     }
 
     /// The location reported to clients: `Orphan` only if it never had a name.
-    pub(crate) fn told_home(&self) -> Home {
-        if self.home == Home::Orphan && !self.nameless { Home::Table } else { self.home }
+    pub(crate) fn reported_location(&self) -> Location {
+        if self.location == Location::Orphan && !self.nameless { Location::Table } else { self.location }
     }
 }
 
@@ -155,7 +155,7 @@ pub(crate) struct Fragment {
     /// All entries with hashes below this are in memory.
     pub loaded_to: u64,
     /// Some entries may be no-metafile files.
-    pub has_bare: bool,
+    pub has_no_metafile_entries: bool,
 }
 
 /// The bytes of a stuffed file.
@@ -204,23 +204,23 @@ pub(crate) struct State {
     /// Sequence number of the last event applied.
     pub sequence: u64,
     /// Unstuffed files whose streams the store may still list as provisional
-    /// ([`StreamCall::Settle`]).
+    /// ([`StreamCall::Finalise`]).
     ///
-    /// [`StreamCall::Settle`]: crate::StreamCall::Settle
-    pub unsettled: BTreeSet<Ino>,
-    /// As `unsettled`, for files on data servers; `None`: there never were any.
+    /// [`StreamCall::Finalise`]: crate::StreamCall::Settle
+    pub provisional: BTreeSet<Ino>,
+    /// As `provisional`, for files on data servers; `None`: there never were any.
     pub striped: Option<BTreeSet<Ino>>,
     /// Size-dirty files: their writers, the kernel among them, need not report what they write.
     /// They stay in memory.
-    pub watched: BTreeMap<Ino, Watched>,
+    pub size_dirty: BTreeMap<Ino, SizeDirty>,
     /// Removed directories with entries; the last is freed first.
     pub trash: Vec<Trashed>,
-    pub sessions: BTreeMap<ClientId, Kept>,
-    pub transactions: BTreeMap<TransactionId, Transaction>,
+    pub sessions: BTreeMap<ClientId, PersistedSession>,
+    pub transactions: BTreeMap<TransactionId, TransactionRecord>,
     /// Locks of prepared transactions; `None` while an event is applied.
     pub locks: Option<Box<Locks>>,
     /// Exchange of usage deltas, by rank.
-    pub tallies: BTreeMap<Rank, Tally>,
+    pub usage_deltas: BTreeMap<Rank, UsageDeltas>,
     pub reclaimed: Reclaimed,
     /// The current epoch; grows with every checkpoint.
     pub epoch: u32,
@@ -257,14 +257,14 @@ impl State {
             files: 0,
             protected: 0,
             sequence: 0,
-            unsettled: BTreeSet::new(),
+            provisional: BTreeSet::new(),
             striped: None,
-            watched: BTreeMap::new(),
+            size_dirty: BTreeMap::new(),
             trash: Vec::new(),
             sessions: BTreeMap::new(),
             transactions: BTreeMap::new(),
             locks: None,
-            tallies: BTreeMap::new(),
+            usage_deltas: BTreeMap::new(),
             reclaimed: Reclaimed::default(),
             epoch: 1,
             published: 0,
@@ -295,7 +295,7 @@ impl State {
         }
         let Some(cached) = self.inodes.get(&ino) else { return Err(self.wait_inode(ino)) };
         cached.used.set(true);
-        if let (true, Home::Dentry { dir, .. }) = (cached.inode.is_bare(), cached.home) {
+        if let (true, Location::Dentry { dir, .. }) = (cached.inode.has_no_metafile(), cached.location) {
             // The attributes of a no-metafile file derive from its directory.
             self.dir_even_if_locked(dir)?;
         }
@@ -304,7 +304,7 @@ impl State {
 
     fn wait_inode(&self, ino: Ino) -> Stop {
         match self.known.get(&ino) {
-            Some(Known { home: Home::Dentry { dir, hash }, .. }) => {
+            Some(Known { location: Location::Dentry { dir, hash }, .. }) => {
                 Stop::Wait(Wait::Load(Load::Dentries { dir: *dir, from: *hash, limit: SAME_HASH }))
             }
             Some(_) => wait_record(InoRecord::Inode, ino),
@@ -396,8 +396,8 @@ impl State {
     /// The dentry in the last checkpoint that contains an inode, if it is unchanged since.
     pub(crate) fn unchanged_dentry(&self, ino: Ino) -> Option<(Ino, u64)> {
         let cached = self.inodes.get(&ino)?;
-        match cached.home {
-            Home::Dentry { dir, hash } if cached.track.epoch != self.epoch => Some((dir, hash)),
+        match cached.location {
+            Location::Dentry { dir, hash } if cached.track.epoch != self.epoch => Some((dir, hash)),
             _ => None,
         }
     }
@@ -508,7 +508,7 @@ impl State {
 
     /// Adds a primary dentry for an inode that is in no dentry. The name must be free.
     pub(crate) fn put_primary(&mut self, dir: Ino, slot: Slot, ino: Ino) {
-        self.move_home(ino, Home::Dentry { dir, hash: slot.hash });
+        self.set_location(ino, Location::Dentry { dir, hash: slot.hash });
         self.put_cell(dir, slot, Target::Primary(ino));
     }
 
@@ -559,12 +559,12 @@ impl State {
     }
 
     /// Moves an inode, which must have been touched, to another location.
-    pub(crate) fn move_home(&mut self, ino: Ino, home: Home) {
-        self.leave_home(ino);
+    pub(crate) fn set_location(&mut self, ino: Ino, location: Location) {
+        self.leave_location(ino);
         let Some(cached) = self.inodes.get_mut(&ino) else { return };
-        cached.home = home;
+        cached.location = location;
         cached.track.stored = false;
-        if home == Home::Orphan && core::mem::take(&mut cached.is_placed) {
+        if location == Location::Orphan && core::mem::take(&mut cached.is_placed) {
             self.erase_place(ino);
         }
     }
@@ -576,16 +576,16 @@ impl State {
 
     /// Removes the inode's record from the inode or orphan table. There, `track.stored` refers to
     /// this record; for an inode in a dentry, it says whether the stored place is up to date.
-    fn leave_home(&mut self, ino: Ino) {
+    fn leave_location(&mut self, ino: Ino) {
         let Some(cached) = self.inodes.get_mut(&ino) else { return };
         if cached.track.stored {
-            if !matches!(cached.home, Home::Dentry { .. }) {
+            if !matches!(cached.location, Location::Dentry { .. }) {
                 self.outdated.insert(ino, self.epoch);
             }
-            match cached.home {
-                Home::Dentry { .. } => {}
-                Home::Table => self.erase_record(InoRecord::Inode, ino, true),
-                Home::Orphan => self.erased.push(TableWrite {
+            match cached.location {
+                Location::Dentry { .. } => {}
+                Location::Table => self.erase_record(InoRecord::Inode, ino, true),
+                Location::Orphan => self.erased.push(TableWrite {
                     object: ObjectId::ORPHANS,
                     key: orphan_key(ino),
                     value: None,
@@ -596,7 +596,7 @@ impl State {
 
     /// Removes an inode, which must have been touched, with its contents and attributes.
     pub(crate) fn drop_inode(&mut self, ino: Ino) {
-        self.leave_home(ino);
+        self.leave_location(ino);
         let Some(cached) = self.inodes.remove(&ino) else { return };
         if cached.is_placed {
             self.erase_place(ino);
@@ -620,14 +620,14 @@ impl State {
         }
     }
 
-    pub(crate) fn insert_inode(&mut self, inode: Inode, home: Home) {
+    pub(crate) fn insert_inode(&mut self, inode: Inode, location: Location) {
         let ino = inode.ino;
         self.next_ino = self.next_ino.max(ino.0 + 1);
         if inode.is_dir() {
             self.fragments.insert(ino, Fragment { complete: true, ..Fragment::default() });
         }
         let track = Track { epoch: self.epoch, ..Track::default() };
-        self.add_inode(Cached { names_are_new: true, ..Cached::new(inode, home, track) });
+        self.add_inode(Cached { names_are_new: true, ..Cached::new(inode, location, track) });
         self.changed.push_back(Changed::Inode(ino));
         self.dirty += DIRTY_INODE;
     }

@@ -82,7 +82,7 @@ pub enum Load {
 pub enum StreamCall {
     Stat(Vec<Ino>),
     /// As `Stat`, but fails with `EAGAIN` instead of waiting for an unreachable data server.
-    Glance(Vec<Ino>),
+    TryStat(Vec<Ino>),
     /// As `Stat`, of files with their counted sizes, which distinguish calls for one file.
     Measure(Vec<(Ino, u64)>),
     /// The stream is provisional until it is finalised: the store lists provisional streams, so
@@ -102,7 +102,7 @@ pub enum StreamCall {
         bytes: Bytes,
     },
     /// Finalises a stream: the file durably has it. `durable`: the last durable event.
-    Settle {
+    Finalise {
         ino: Ino,
         durable: u64,
     },
@@ -141,10 +141,10 @@ impl StreamCall {
     /// Name of the call in traces.
     pub(crate) fn name(&self) -> &'static str {
         match self {
-            Self::Stat(_) | Self::Glance(_) | Self::Measure(_) => "stream stat",
+            Self::Stat(_) | Self::TryStat(_) | Self::Measure(_) => "stream stat",
             Self::Fill { .. } => "stream fill",
             Self::Write { .. } => "stream write",
-            Self::Settle { .. } => "stream settle",
+            Self::Finalise { .. } => "stream settle",
             Self::Truncate { .. } => "stream truncate",
             Self::SetMtime { .. } => "stream set times",
             Self::Sync { .. } | Self::SyncStore | Self::SyncServers => "stream sync",

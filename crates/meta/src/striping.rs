@@ -16,12 +16,12 @@ use crate::io::Purpose;
 use crate::journal::Held;
 use crate::machine::{Cx, Meta};
 use crate::outbox::{Io, IoId, Now, Outbox};
-use crate::pool::in_turn;
+use crate::pool::round_robin;
 use crate::record::{Body, Inode};
 use crate::state::State;
 use crate::step::{Step, StreamCall};
 use crate::task::Task;
-use crate::trash::ITSELF;
+use crate::trash::INTERNAL_CLIENT;
 
 /// The layouts of a call's striped files.
 pub type Layouts = Vec<(Ino, Arc<Layout>)>;
@@ -89,20 +89,22 @@ impl Striping {
         let width = policy.num_dfiles().map_or(self.width, |width| width.get().into());
         let params = policy.dist_params();
         let (distribution, servers) = match (policy.distribution(), params.as_ref().map(DistParams::params)) {
-            (Some(DistName::Basic), _) => (Distribution::Basic, self.in_turn(ino, 1)),
+            (Some(DistName::Basic), _) => (Distribution::Basic, self.round_robin(ino, 1)),
             (_, Some(Params::Strips(strips))) => self.varstrip(strips),
             (_, Some(Params::StripSize(strip))) => {
-                (Distribution::SimpleStripe { strip: *strip }, self.in_turn(ino, width))
+                (Distribution::SimpleStripe { strip: *strip }, self.round_robin(ino, width))
             }
             // No shares are given: they are equal.
-            (Some(DistName::Varstrip), None) => (self.distribution.clone(), self.in_turn(ino, usize::MAX)),
-            (_, None) => (self.distribution.clone(), self.in_turn(ino, width)),
+            (Some(DistName::Varstrip), None) => {
+                (self.distribution.clone(), self.round_robin(ino, usize::MAX))
+            }
+            (_, None) => (self.distribution.clone(), self.round_robin(ino, width)),
         };
         Layout::new(distribution, servers).map(Arc::new).map_err(|_| Errno::EIO)
     }
 
-    fn in_turn(&self, ino: Ino, width: usize) -> Vec<ServerId> {
-        in_turn(&self.open, width, ino)
+    fn round_robin(&self, ino: Ino, width: usize) -> Vec<ServerId> {
+        round_robin(&self.open, width, ino)
     }
 
     /// The servers for new files and the number of them per file, if files take turns.
@@ -142,7 +144,7 @@ impl Striping {
 
 /// Where the bytes of a file are.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum DataLocation {
     /// With the inode: there is no stream.
     Inode,
     Store,
@@ -153,8 +155,8 @@ pub enum Place {
 
 impl State {
     /// Ends the provisional state of a file's stream.
-    pub(crate) fn note_settled(&mut self, ino: Ino) {
-        self.unsettled.remove(&ino);
+    pub(crate) fn note_finalised(&mut self, ino: Ino) {
+        self.provisional.remove(&ino);
         if let Some(striped) = &mut self.striped {
             striped.remove(&ino);
         }
@@ -199,7 +201,7 @@ impl Meta {
 
     /// Number and body of a new regular file. Data servers need not know of a file that starts out
     /// striped: a datafile that was never written is empty. They learn of it with the first write,
-    /// for which [`Self::watch`] waits until the file is durable.
+    /// for which [`Self::mark_size_dirty`] waits until the file is durable.
     pub(crate) fn new_file(&self, dir: &Inode) -> Step<(Ino, Body)> {
         let Some(striping) = self.config.striping.as_ref().filter(|_| !self.is_stuffed_in(dir)) else {
             return Ok((self.new_ino()?, Body::STUFFED));
@@ -217,7 +219,7 @@ impl Meta {
     /// True if new files of a directory start out stuffed, with a metafile.
     pub(crate) fn is_stuffed_in(&self, dir: &Inode) -> bool {
         self.config.striping.is_none()
-            || (self.setting(dir, Policy::stuffing) == Some(true) && !self.wants_bare(dir))
+            || (self.setting(dir, Policy::stuffing) == Some(true) && !self.wants_no_metafile(dir))
     }
 
     /// The I/O of a stream call, with the layouts that it needs.
@@ -227,7 +229,7 @@ impl Meta {
         }
         let layout = |ino: Ino| self.layout_for(&call, ino).map(|layout| (ino, layout));
         let layouts = match &call {
-            StreamCall::Stat(inos) | StreamCall::Glance(inos) => {
+            StreamCall::Stat(inos) | StreamCall::TryStat(inos) => {
                 inos.iter().copied().filter_map(layout).collect()
             }
             StreamCall::Measure(files) => files.iter().filter_map(|(ino, _)| layout(*ino)).collect(),
@@ -236,7 +238,7 @@ impl Meta {
             StreamCall::SyncServers => layout(Ino::ROOT).into_iter().collect(),
             StreamCall::Fill { ino, .. }
             | StreamCall::Write { ino, .. }
-            | StreamCall::Settle { ino, .. }
+            | StreamCall::Finalise { ino, .. }
             | StreamCall::Truncate { ino, .. }
             | StreamCall::SetMtime { ino, .. }
             | StreamCall::Sync { ino }
@@ -254,7 +256,7 @@ impl Meta {
                 striping.of(striping.servers.to_vec()).ok()
             }
             // A file that has left memory may be finalised already; then there is nothing to do.
-            StreamCall::Settle { .. } if inode.is_none() && self.is_unsettled(ino) => {
+            StreamCall::Finalise { .. } if inode.is_none() && self.is_provisional(ino) => {
                 let striping = self.config.striping.as_ref()?;
                 striping.of(striping.servers.to_vec()).ok()
             }
@@ -262,17 +264,17 @@ impl Meta {
         }
     }
 
-    pub(crate) fn is_unsettled(&self, ino: Ino) -> bool {
-        self.state.striped.as_ref().is_some_and(|unsettled| unsettled.contains(&ino))
+    pub(crate) fn is_provisional(&self, ino: Ino) -> bool {
+        self.state.striped.as_ref().is_some_and(|provisional| provisional.contains(&ino))
     }
 
     /// Where the bytes of a stream request's file are.
-    pub fn place_of(&self, io: &StreamIo) -> Place {
+    pub fn place_of(&self, io: &StreamIo) -> DataLocation {
         let of = |ino: Ino| match self.state.inodes.get(&ino).map(|cached| &cached.inode.body) {
-            Some(Body::Streamed { .. }) => Place::Store,
-            Some(Body::Striped { layout, .. }) => Place::Servers(Arc::clone(layout)),
-            Some(_) => Place::Inode,
-            None => Place::Unknown,
+            Some(Body::Streamed { .. }) => DataLocation::Store,
+            Some(Body::Striped { layout, .. }) => DataLocation::Servers(Arc::clone(layout)),
+            Some(_) => DataLocation::Inode,
+            None => DataLocation::Unknown,
         };
         match *io {
             StreamIo::Read { ino, .. }
@@ -281,7 +283,7 @@ impl Meta {
             | StreamIo::Allocate { ino, .. }
             | StreamIo::Seek { ino, .. } => of(ino),
             StreamIo::Copy { from, to, .. } => match (of(from), of(to)) {
-                (Place::Store, other) | (other, _) => other,
+                (DataLocation::Store, other) | (other, _) => other,
             },
         }
     }
@@ -289,13 +291,13 @@ impl Meta {
     /// After recovery: finalises streams on data servers, and marks files whose size must be
     /// queried.
     pub(crate) fn recover_striped(&mut self) {
-        let unsettled = self.state.striped.iter().flat_map(BTreeSet::iter).copied();
+        let provisional = self.state.striped.iter().flat_map(BTreeSet::iter).copied();
         if self.config.striping.is_some() {
-            unsettled.for_each(|ino| self.journal.hold(self.state.sequence, Held::SettleStream(ino)));
+            provisional.for_each(|ino| self.journal.hold(self.state.sequence, Held::FinaliseStream(ino)));
         }
-        for (ino, watched) in &mut self.state.watched {
+        for (ino, size_dirty) in &mut self.state.size_dirty {
             let inode = self.state.inodes.get(ino).map(|cached| &cached.inode);
-            watched.unmeasured = inode.is_some_and(|inode| inode.layout().is_some());
+            size_dirty.unmeasured = inode.is_some_and(|inode| inode.layout().is_some());
         }
     }
 
@@ -305,17 +307,17 @@ impl Meta {
         if self.writable().is_err() {
             return;
         }
-        let (ticks, watched) = (self.ticks, self.state.watched.iter_mut());
-        let unmeasured: Vec<Ino> = watched
-            .filter(|(_, watched)| watched.unmeasured)
-            .map(|(ino, watched)| {
+        let (ticks, size_dirty) = (self.ticks, self.state.size_dirty.iter_mut());
+        let unmeasured: Vec<Ino> = size_dirty
+            .filter(|(_, size_dirty)| size_dirty.unmeasured)
+            .map(|(ino, size_dirty)| {
                 // It stays size-dirty until that is done.
-                (watched.unmeasured, watched.used) = (false, ticks);
+                (size_dirty.unmeasured, size_dirty.used) = (false, ticks);
                 *ino
             })
             .collect();
         for ino in unmeasured {
-            let task = Task::new(ITSELF, RequestId(0), Caller::SERVER, Request::Recount { ino });
+            let task = Task::new(INTERNAL_CLIENT, RequestId(0), Caller::SERVER, Request::Recount { ino });
             self.run(now, task, None, out);
         }
     }
@@ -335,8 +337,8 @@ impl Meta {
         // A client that has opened it again may have been granted growth.
         let (is_open, counted) = (cached.opens > 0, cached.inode.counted_bytes());
         self.count_size(cx, ino, if is_open { size.max(counted) } else { size })?;
-        if !is_open && self.state.watched.get(&ino).is_some_and(|watched| watched.synced) {
-            self.state.watched.remove(&ino);
+        if !is_open && self.state.size_dirty.get(&ino).is_some_and(|size_dirty| size_dirty.synced) {
+            self.state.size_dirty.remove(&ino);
         }
         Ok(Reply::Done)
     }

@@ -5,10 +5,10 @@ use alloc::vec::Vec;
 
 use espalier_proto::{Caller, ClientId, Errno, Ino, Request, RequestId, StreamStat, Time};
 
-use crate::lease::{Key, Told};
+use crate::lease::{Key, ReadSet};
 use crate::progress::Progress;
-use crate::rank::{Dealings, Errand};
-use crate::session::Outcome;
+use crate::rank::{Coordinator, PeerRequest};
+use crate::session::CompletedOutcome;
 use crate::step::{Load, Step, Stop, StreamCall, StreamDone, Wait};
 
 /// The context of an operation's run: the caller, the time, and what has been fetched for it so
@@ -22,7 +22,7 @@ pub(crate) struct Cx<'a> {
     pub streams: &'a [(StreamCall, Result<StreamDone, Errno>)],
     pub page: Option<Page>,
     /// The client has already acknowledged the request to its caller (write-back).
-    pub is_told: bool,
+    pub is_acknowledged: bool,
     /// The reply must wait until everything so far is durable.
     pub durable: bool,
     /// The operation has changed something.
@@ -30,15 +30,15 @@ pub(crate) struct Cx<'a> {
     /// Whether its changes share commits, by the policy of what they changed.
     pub coalescing: Option<bool>,
     /// What the reply exposes, as far as it may be cached.
-    pub told: Told,
+    pub read_set: ReadSet,
     /// Its grant barriers.
-    pub claims: &'a mut Vec<Key>,
+    pub barriers: &'a mut Vec<Key>,
     /// Its stream queries may be outdated.
     pub streams_have_changed: bool,
     /// State between the steps of the operation.
     pub progress: &'a mut Progress,
     /// Its requests to other ranks.
-    pub dealings: &'a mut Option<Box<Dealings>>,
+    pub coordinator: &'a mut Option<Box<Coordinator>>,
 }
 
 impl Cx<'_> {
@@ -59,8 +59,8 @@ impl Cx<'_> {
 
     /// As [`Self::stream_stats`], but does not wait for an unreachable data server: returns `None`
     /// instead.
-    pub(crate) fn glance(&self, inos: Vec<Ino>) -> Step<Option<Vec<StreamStat>>> {
-        match self.stream(StreamCall::Glance(inos)) {
+    pub(crate) fn try_stat(&self, inos: Vec<Ino>) -> Step<Option<Vec<StreamStat>>> {
+        match self.stream(StreamCall::TryStat(inos)) {
             Ok(StreamDone::Stats(stats)) => Ok(Some(stats)),
             Ok(StreamDone::Done) => Err(Errno::EIO.into()),
             Err(Stop::Fail(Errno::EAGAIN)) => Ok(None),
@@ -103,14 +103,14 @@ const MAX_SKEW: u64 = 10_000_000_000;
 
 /// The time of a request's changes: the one that the client has given its caller, or else now.
 pub(crate) fn time_of(request: &Request, now: Time) -> Time {
-    request.time().map_or(now, |told| told_time(told, now))
+    request.time().map_or(now, |reported| reported_time(reported, now))
 }
 
 /// The time that a client reports for something it has done, or `now` if it is implausible.
-pub(crate) fn told_time(told: Time, now: Time) -> Time {
+pub(crate) fn reported_time(reported: Time, now: Time) -> Time {
     let nanos = |time: Time| i128::from(time.secs) * 1_000_000_000 + i128::from(time.nanos);
-    let told = Time::new(told.secs, told.nanos);
-    if nanos(told).abs_diff(nanos(now)) <= MAX_SKEW.into() { told } else { now }
+    let reported = Time::new(reported.secs, reported.nanos);
+    if nanos(reported).abs_diff(nanos(now)) <= MAX_SKEW.into() { reported } else { now }
 }
 
 /// The part of a directory that a load has covered: all names with hashes from `from` to `to`,
@@ -136,7 +136,7 @@ pub(crate) struct Task {
     ///
     /// [`Meta::streams_changed`]: crate::Meta
     pub streams_since: u64,
-    pub claims: Vec<Key>,
+    pub barriers: Vec<Key>,
     pub page: Option<Page>,
     /// The last load; a second one for the same record would loop.
     pub loaded: Option<Load>,
@@ -146,15 +146,15 @@ pub(crate) struct Task {
     pub coalescing: Option<bool>,
     pub progress: Progress,
     /// It was completed before a restart: the outcome to report again.
-    pub again: Option<Box<Outcome>>,
-    pub dealings: Option<Box<Dealings>>,
+    pub again: Option<Box<CompletedOutcome>>,
+    pub coordinator: Option<Box<Coordinator>>,
     /// A request of another rank, which replaces `request`.
-    pub errand: Option<Box<Errand>>,
+    pub peer_request: Option<Box<PeerRequest>>,
 }
 
 impl Task {
     pub(crate) fn new(from: ClientId, id: RequestId, caller: Caller, request: Request) -> Self {
-        let (streams, streams_since, claims) = (Vec::new(), 0, Vec::new());
+        let (streams, streams_since, barriers) = (Vec::new(), 0, Vec::new());
         let (page, loaded, changed, progress) = (None, None, false, Progress::None);
         Self {
             from,
@@ -163,15 +163,15 @@ impl Task {
             request,
             streams,
             streams_since,
-            claims,
+            barriers,
             page,
             loaded,
             changed,
             coalescing: None,
             progress,
             again: None,
-            dealings: None,
-            errand: None,
+            coordinator: None,
+            peer_request: None,
         }
     }
 }

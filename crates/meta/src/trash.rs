@@ -13,7 +13,7 @@ use crate::task::Task;
 use crate::usage::Usage;
 
 /// The client id for requests of the machine itself.
-pub(crate) const ITSELF: ClientId = ClientId(0);
+pub(crate) const INTERNAL_CLIENT: ClientId = ClientId(0);
 
 impl Meta {
     /// Maximum number of removed trees that wait to be freed; they stay in memory.
@@ -29,7 +29,12 @@ impl Meta {
         self.sweep_due = false;
         if !self.sweeping && !self.state.trash.is_empty() && self.may_sweep() {
             self.sweeping = true;
-            self.run(now, Task::new(ITSELF, RequestId(0), Caller::SERVER, Request::Sweep), None, out);
+            self.run(
+                now,
+                Task::new(INTERNAL_CLIENT, RequestId(0), Caller::SERVER, Request::Sweep),
+                None,
+                out,
+            );
         }
     }
 

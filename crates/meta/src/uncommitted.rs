@@ -9,7 +9,7 @@ use espalier_proto::{Errno, Reply};
 
 use crate::event::Event;
 use crate::journal::Acknowledge;
-use crate::lease::{Key, Told};
+use crate::lease::{Key, ReadSet};
 use crate::machine::Meta;
 use crate::state::Map;
 use crate::step::Step;
@@ -63,10 +63,10 @@ impl Meta {
         Ok(keys)
     }
 
-    /// The event that must be durable before a reply leaves that has changed nothing. `told`: what
-    /// the reply exposes.
-    pub(crate) fn told_of(&self, told: &Told, result: &Result<Reply, Errno>) -> u64 {
-        match told.last_change {
+    /// The event that must be durable before a reply leaves that has changed nothing. `read_set`:
+    /// what the reply exposes.
+    pub(crate) fn last_change_of(&self, read_set: &ReadSet, result: &Result<Reply, Errno>) -> u64 {
+        match read_set.last_change {
             Some(last) if result.is_ok() => last,
             // The reply may expose anything.
             _ => self.uncommitted.last,

@@ -22,19 +22,19 @@ use crate::task::Task;
 /// Files whose streams are being filled or removed.
 #[derive(Debug, Default)]
 pub(crate) struct Filling {
-    files: BTreeMap<Ino, Turn>,
+    files: BTreeMap<Ino, FillState>,
     /// Operations to resume.
     ready: Vec<u64>,
     /// Data servers that have reported their provisional datafiles.
-    told: BTreeSet<ServerId>,
+    listed: BTreeSet<ServerId>,
     /// Known provisional datafiles that are to be removed.
     left: Vec<(Ino, Layouts)>,
     /// Streams that durably belong to their files and are to be finalised.
-    settling: Vec<Ino>,
+    finalising: Vec<Ino>,
 }
 
 #[derive(Debug, Default)]
-struct Turn {
+struct FillState {
     /// The stream of an earlier attempt is being removed.
     removes: bool,
     /// Operations that wait for it.
@@ -48,14 +48,14 @@ impl Filling {
 
     /// Removes the waiting operation that `is_it` selects.
     pub(crate) fn stop_waiting(&mut self, is_it: impl Fn(&u64) -> bool) -> Option<u64> {
-        let mut all = self.files.values_mut().map(|turn| &mut turn.waiting);
+        let mut all = self.files.values_mut().map(|fill| &mut fill.waiting);
         all.find_map(|waiting| waiting.iter().position(&is_it).map(|at| waiting.swap_remove(at)))
     }
 
     /// Starts to fill or remove a file's stream. Returns true if no remains of an earlier attempt
     /// are known.
     fn begin(&mut self, ino: Ino, removes: bool) -> bool {
-        self.files.insert(ino, Turn { removes, waiting: Vec::new() });
+        self.files.insert(ino, FillState { removes, waiting: Vec::new() });
         let before = self.left.len();
         self.left.retain(|(left, _)| *left != ino);
         self.left.len() == before
@@ -63,7 +63,7 @@ impl Filling {
 
     /// Ends the filling or removal of a file's stream.
     fn end(&mut self, ino: Ino) {
-        self.ready.extend(self.files.remove(&ino).into_iter().flat_map(|turn| turn.waiting));
+        self.ready.extend(self.files.remove(&ino).into_iter().flat_map(|fill| fill.waiting));
     }
 }
 
@@ -80,7 +80,7 @@ impl Meta {
         let (version, first) =
             self.state.strips.get(&ino).map_or((0, 0), |strip| (strip.version, strip.first));
         // What is durable, even a size without bytes, must not be lost for what is not.
-        let sync = size > 0 && first <= self.journal.promised();
+        let sync = size > 0 && first <= self.journal.durable_bound();
         let mut filled = cx.streams.iter().rev().filter_map(|(call, _)| call.fills());
         let filled = filled.find(|filled| filled.ino == ino);
         if let Some((offset, data)) = written {
@@ -98,31 +98,31 @@ impl Meta {
             None => {
                 let layout = self.new_layout(ino)?;
                 let mut servers = layout.iter().flat_map(|layout| layout.servers());
-                let have_told = servers.all(|server| self.filling.told.contains(server));
-                self.filling.begin(ino, false) && have_told
+                let have_listed = servers.all(|server| self.filling.listed.contains(server));
+                self.filling.begin(ino, false) && have_listed
             }
         };
         cx.stream(StreamCall::Fill { ino, version, bytes: bytes.into(), size, mtime, sync, clean })?;
         self.commit(cx, &self.unstuffing(ino)?)?;
-        self.journal.hold(self.state.sequence, Held::SettleStream(ino));
+        self.journal.hold(self.state.sequence, Held::FinaliseStream(ino));
         self.filling.end(ino);
         Ok(())
     }
 
     /// Schedules the finalising of a stream that durably belongs to its file. It waits for the next
     /// tick, which keeps it out of the way of the file's writers.
-    pub(crate) fn settle_soon(&mut self, ino: Ino, out: &mut Outbox) {
-        self.filling.settling.push(ino);
+    pub(crate) fn finalise_soon(&mut self, ino: Ino, out: &mut Outbox) {
+        self.filling.finalising.push(ino);
         if self.draining {
-            self.settle_filled(out);
+            self.finalise_filled(out);
         }
     }
 
-    pub(crate) fn settle_filled(&mut self, out: &mut Outbox) {
+    pub(crate) fn finalise_filled(&mut self, out: &mut Outbox) {
         let durable = self.journal.durable;
-        for ino in take(&mut self.filling.settling) {
-            let settle = self.stream_io(StreamCall::Settle { ino, durable });
-            self.ask(Purpose::SettleStream(ino), settle, out);
+        for ino in take(&mut self.filling.finalising) {
+            let finalise = self.stream_io(StreamCall::Finalise { ino, durable });
+            self.ask(Purpose::FinaliseStream(ino), finalise, out);
         }
     }
 
@@ -158,12 +158,12 @@ impl Meta {
             return;
         };
         // Other ranks handle theirs.
-        let is_own = |ino: &&Ino| ino.rank() == self.config.rank && !self.is_unsettled(**ino);
-        let is_filled = |ino: &Ino| self.filling.files.get(ino).is_some_and(|turn| !turn.removes);
+        let is_own = |ino: &&Ino| ino.rank() == self.config.rank && !self.is_provisional(**ino);
+        let is_filled = |ino: &Ino| self.filling.files.get(ino).is_some_and(|fill| !fill.removes);
         let old = inos.iter().filter(is_own).copied().filter(|ino| !is_filled(ino));
         let old: Vec<_> = old.map(|ino| (ino, [(ino, Arc::clone(&layout))].into())).collect();
         self.filling.left.extend(old);
-        self.filling.told.insert(server);
+        self.filling.listed.insert(server);
         self.retry_removals(out);
     }
 

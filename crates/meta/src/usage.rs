@@ -3,7 +3,8 @@
 //! A directory's record contains the usage below it. Each event updates the records of all
 //! directories above its change, live and in replay alike, so the journal does not mention usage. A
 //! file counts once per name, at that name: a directory's usage depends on nothing outside it, and
-//! moves with it. Changes of directories at other ranks are sent to these later (`rank/tally.rs`).
+//! moves with it. Changes of directories at other ranks are sent to these later
+//! (`rank/usage_deltas.rs`).
 
 use alloc::vec::Vec;
 
@@ -11,7 +12,7 @@ use espalier_proto::{Errno, Ino, Limit};
 use serde::{Deserialize, Serialize};
 
 use crate::record::{Body, Directory, Inode};
-use crate::state::{Cached, Home, State};
+use crate::state::{Cached, Location, State};
 use crate::step::Step;
 
 /// Usage below a directory, or a change of it.
@@ -119,10 +120,10 @@ impl Inode {
 impl Cached {
     /// The directories that contain its names, each with the number of names.
     pub(crate) fn parents(&self) -> Vec<(Ino, u32)> {
-        match self.home {
-            Home::Dentry { dir, .. } => [(dir, 1)].into(),
-            Home::Table => self.inode.rare.names.iter().flat_map(|names| names.iter().copied()).collect(),
-            Home::Orphan => Vec::new(),
+        match self.location {
+            Location::Dentry { dir, .. } => [(dir, 1)].into(),
+            Location::Table => self.inode.rare.names.iter().flat_map(|names| names.iter().copied()).collect(),
+            Location::Orphan => Vec::new(),
         }
     }
 }
@@ -239,7 +240,7 @@ impl State {
                     Err(Errno::EDQUOT.into())
                 }
             })?;
-            if let Some((quota, now)) = self.limits_elsewhere(top).map(Limits::to_quota) {
+            if let Some((quota, now)) = self.remote_limits(top).map(Limits::to_quota) {
                 let (gain, loss) = (self.total_below(top, gains)?, self.total_below(top, losses)?);
                 if !quota.allows(now, gain, loss) {
                     return Err(Errno::EDQUOT.into());
@@ -293,9 +294,9 @@ impl State {
             tighten(&mut limits.files, max(directory.quota.files, directory.usage.inodes()));
             Ok(())
         })?;
-        let elsewhere = self.limits_elsewhere(top).unwrap_or_default();
-        tighten(&mut limits.bytes, elsewhere.bytes);
-        tighten(&mut limits.files, elsewhere.files);
+        let remote = self.remote_limits(top).unwrap_or_default();
+        tighten(&mut limits.bytes, remote.bytes);
+        tighten(&mut limits.files, remote.files);
         Ok(limits)
     }
 
@@ -319,12 +320,12 @@ fn tighten(limit: &mut Option<Limit>, new: Option<Limit>) {
 
 impl State {
     /// The size-dirty files for a checkpoint, with their locations.
-    pub(crate) fn watched_places(&self) -> Vec<(Ino, Option<(Ino, u64)>)> {
-        let place = |ino: &Ino| match self.inodes.get(ino).map(|cached| cached.home) {
-            Some(Home::Dentry { dir, hash }) => (*ino, Some((dir, hash))),
+    pub(crate) fn size_dirty_places(&self) -> Vec<(Ino, Option<(Ino, u64)>)> {
+        let place = |ino: &Ino| match self.inodes.get(ino).map(|cached| cached.location) {
+            Some(Location::Dentry { dir, hash }) => (*ino, Some((dir, hash))),
             _ => (*ino, None),
         };
-        self.watched.keys().map(place).collect()
+        self.size_dirty.keys().map(place).collect()
     }
 }
 

@@ -6,7 +6,7 @@ use espalier_proto::{ClientId, Errno, ObjectId, ObjectKind, Reply, Request, Requ
 
 use crate::io::Purpose;
 use crate::journal::Held;
-use crate::lease::Promise;
+use crate::lease::PreparedGrant;
 use crate::machine::Meta;
 use crate::outbox::{Io, IoDone, Now, Outbox, Waiting};
 use crate::progress::Progress;
@@ -82,12 +82,12 @@ impl Meta {
             }
             Wait::Filling(ino) => {
                 (task.loaded, task.page) = (None, None);
-                self.unclaim(&mut task);
+                self.lift_barriers(&mut task);
                 self.filling.wait(ino, number);
             }
-            Wait::Grace => self.roomless.push(number),
+            Wait::Grace => self.waiting_for_space.push(number),
             Wait::Room => {
-                self.roomless.push(number);
+                self.waiting_for_space.push(number);
                 self.start_checkpoint(out);
             }
             Wait::Lease(key) => {
@@ -108,7 +108,7 @@ impl Meta {
             }
             Wait::Others | Wait::While => {
                 (task.loaded, task.page) = (None, None);
-                self.unclaim(&mut task);
+                self.lift_barriers(&mut task);
                 let io = if wait == Wait::Others { Io::Yield } else { Io::Rest };
                 self.ask(Purpose::Pause(number), io, out);
             }
@@ -116,7 +116,7 @@ impl Meta {
         if matches!(task.progress, Progress::Walk(_)) {
             self.walking.insert(number);
         }
-        self.note_dealings(&task, number);
+        self.register_questions(&task, number);
         out.waiting.push((task.from, task.id, waiting));
         self.tasks.insert(number, Box::new(task));
     }
@@ -130,12 +130,13 @@ impl Meta {
             |task: &Task| matches!(task.request, Request::Unlock { .. } | Request::StopWaiting { .. });
         let is_it = |task: &Task| (task.from, task.id) == (from, id) && !gives_back(task);
         let asked = |number: &u64| self.tasks.get(number).is_some_and(|task| is_it(task));
-        let roomless = self.roomless.iter().position(asked).map(|at| self.roomless.remove(at));
+        let waiting_for_space =
+            self.waiting_for_space.iter().position(asked).map(|at| self.waiting_for_space.remove(at));
         let waiting = || self.leases.as_mut().and_then(|leases| leases.stop_waiting(asked));
         let among_ranks = || self.ranks.stop_waiting(asked);
         let ends = || self.sessions.ends.stop_waiting(asked);
         let filling = || self.filling.stop_waiting(asked);
-        let number = roomless.or_else(waiting).or_else(among_ranks).or_else(filling).or_else(ends);
+        let number = waiting_for_space.or_else(waiting).or_else(among_ranks).or_else(filling).or_else(ends);
         if let Some(number) = number {
             self.refuse_waiting(now, number, Errno::EINTR, out);
         }
@@ -154,7 +155,7 @@ impl Meta {
             Progress::Copy(copied) => Ok(Reply::Copied(copied)),
             _ => Err(errno),
         };
-        self.answer(now, of, reply, &Promise::default(), out);
+        self.answer(now, of, reply, &PreparedGrant::default(), out);
     }
 
     pub(crate) fn resume(&mut self, now: Now, number: u64, out: &mut Outbox) {
@@ -219,8 +220,8 @@ impl Meta {
         }
     }
 
-    pub(crate) fn resume_roomless(&mut self, now: Now, out: &mut Outbox) {
-        for number in core::mem::take(&mut self.roomless) {
+    pub(crate) fn resume_waiting_for_space(&mut self, now: Now, out: &mut Outbox) {
+        for number in core::mem::take(&mut self.waiting_for_space) {
             self.resume(now, number, out);
         }
     }

@@ -41,7 +41,7 @@ fn changes_while_a_checkpoint_is_under_way_belong_to_the_next() {
     fs.checkpoint();
     // Something changes between any two pieces.
     for number in 0..1000 {
-        fs.settle_one();
+        fs.run_one();
         let file = name(&format!("file{number}"));
         match number % 3 {
             0 => drop(fs.ask(Request::Unlink { dir, name: file, time: None }).unwrap()),
@@ -55,7 +55,7 @@ fn changes_while_a_checkpoint_is_under_way_belong_to_the_next() {
             }
         }
     }
-    fs.settle();
+    fs.run_until_idle();
     fs.lazy = false;
     assert_eq!(fs.fsck(), []);
 }

@@ -52,7 +52,7 @@ impl World {
         let mut fs = Harness::with(config);
         fs.lazy = random.bool();
         fs.shuffle = random.bool().then(|| random.fork());
-        let users = |number: u64| if number.is_multiple_of(2) { Users::Tell } else { Users::AtOnce };
+        let users = |number: u64| if number.is_multiple_of(2) { Users::Report } else { Users::AtOnce };
         let clients: Vec<_> =
             (0..4).map(|number| Client::new(ClientId(10 + number), users(number))).collect();
         for client in clients.iter().map(|client| client.id).chain([OBSERVER]) {
@@ -68,7 +68,7 @@ impl World {
         let id = self.fs.send_from(OBSERVER, &ROOT_CALLER, request);
         (self.fs.lazy, self.fs.shuffle, self.fs.waiting) = (lazy, shuffle, waiting);
         // Other operations may wait for the same load.
-        while !self.fs.answers.contains_key(&id) && self.fs.settle_one() {}
+        while !self.fs.answers.contains_key(&id) && self.fs.run_one() {}
         self.fs.end_leases(OBSERVER);
         self.fs.answers.remove(&id).unwrap()
     }
@@ -191,7 +191,7 @@ impl World {
             }
             40..75 if self.is_awake(client) => self.deliver(client),
             75..90 => {
-                self.fs.settle_one();
+                self.fs.run_one();
                 self.pump();
             }
             90..91 => {
@@ -309,7 +309,7 @@ fn run(seed: u64) -> (u64, u64, u64) {
         for client in 0..world.clients.len() {
             world.deliver(client);
         }
-        while world.fs.settle_one() {
+        while world.fs.run_one() {
             world.pump();
         }
         world.wait_ms(100);
@@ -327,7 +327,7 @@ fn run(seed: u64) -> (u64, u64, u64) {
 }
 
 #[test]
-fn nobody_has_cached_what_another_has_changed() {
+fn cached_state_is_never_stale() {
     let (mut compared, mut waits, mut from_cache) = (0, 0, 0);
     for seed in 0..100 {
         println!("seed {seed}");

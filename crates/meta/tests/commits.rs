@@ -16,7 +16,7 @@ fn syncs(fs: &mut Harness, dir: Ino) -> [u64; 3] {
         let sent: Vec<u64> = requests.into_iter().map(|request| fs.send(&ROOT_CALLER, request)).collect();
         assert!(sent.iter().all(|id| !fs.answers.contains_key(id)), "it must be durable first");
         fs.lazy = false;
-        fs.settle();
+        fs.run_until_idle();
         let answers = sent.iter().map(|id| fs.answers.remove(id).unwrap().unwrap()).collect::<Vec<_>>();
         (fs.meta.figures().syncs - before, answers)
     };
@@ -29,7 +29,7 @@ fn syncs(fs: &mut Harness, dir: Ino) -> [u64; 3] {
         umask: 0,
         open: None,
         exclusive: true,
-        early: None,
+        writeback: None,
     };
     let (made, files) = count(fs, names().map(make).collect());
     let write = |reply: &Reply| {
@@ -50,12 +50,12 @@ fn policy(coalescing: &str) -> Policy {
 #[test]
 fn a_directory_says_whether_its_changes_share_commits() {
     const TOGETHER: [u64; 3] = [2; 3];
-    const ALONE: [u64; 3] = [CHANGES; 3];
+    const EXCLUSIVE_DIR: [u64; 3] = [CHANGES; 3];
     let durable = || Config { acknowledge: Acknowledge::Durable, ..config() };
     for (config, by_itself) in [
         (durable(), TOGETHER),
-        (Config { watermarks: (1, 1), ..durable() }, ALONE),
-        (Config { policy: policy("false"), ..durable() }, ALONE),
+        (Config { watermarks: (1, 1), ..durable() }, EXCLUSIVE_DIR),
+        (Config { policy: policy("false"), ..durable() }, EXCLUSIVE_DIR),
         (Config { watermarks: (1, 1), policy: policy("true"), ..durable() }, TOGETHER),
     ] {
         let mut fs = Harness::with(config);
@@ -66,8 +66,8 @@ fn a_directory_says_whether_its_changes_share_commits() {
             fs.ask(Request::SetXattr { ino: dir, name, value, mode: XattrMode::Any, kill_sgid: false })
                 .unwrap();
         }
-        assert_eq!(dirs.map(|dir| syncs(&mut fs, dir)), [by_itself, ALONE, TOGETHER]);
+        assert_eq!(dirs.map(|dir| syncs(&mut fs, dir)), [by_itself, EXCLUSIVE_DIR, TOGETHER]);
         let below = fs.mkdir("alone/below");
-        assert_eq!(syncs(&mut fs, below), ALONE, "new directories have it");
+        assert_eq!(syncs(&mut fs, below), EXCLUSIVE_DIR, "new directories have it");
     }
 }

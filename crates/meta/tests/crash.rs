@@ -65,7 +65,7 @@ impl Walker {
                     let id = fs.send(&harness::ROOT_CALLER, Request::SetAttr { ino, set });
                     // A change of a stream waits until a crash cannot undo its mark.
                     while !fs.answers.contains_key(&id) {
-                        fs.settle();
+                        fs.run_until_idle();
                     }
                 }
             }
@@ -103,12 +103,12 @@ fn every_state_after_a_crash_was_once_the_state() {
                 match walker.rng.u8(0..10) {
                     0 => fs.input(espalier_meta::Input::Tick),
                     1 => fs.checkpoint(),
-                    2 | 3 => drop(fs.settle_one()),
+                    2 | 3 => drop(fs.run_one()),
                     4 if walker.rng.bool() => {
-                        fs.settle();
+                        fs.run_until_idle();
                         let reply = fs.send(&harness::ROOT_CALLER, Request::Fsync { ino: Ino::ROOT });
-                        fs.settle();
-                        fs.settle();
+                        fs.run_until_idle();
+                        fs.run_until_idle();
                         assert_eq!(fs.answers.remove(&reply), Some(Ok(Reply::Done)), "seed {seed}");
                         durable = states.len() - 1;
                     }

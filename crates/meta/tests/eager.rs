@@ -21,11 +21,11 @@ fn opened(fs: &mut Harness, request: Request) -> (Ino, bool) {
 
 fn create(dir: Ino, file: &str) -> Request {
     let (name, node, open) = (name(file), NewNode::Regular, Some(open_how(Access::WRITE, false)));
-    Request::Create { dir, name, node, perm: 0o644, umask: 0, open, exclusive: true, early: None }
+    Request::Create { dir, name, node, perm: 0o644, umask: 0, open, exclusive: true, writeback: None }
 }
 
 #[test]
-fn who_opens_a_file_is_told_how_its_payloads_go() {
+fn open_reply_says_how_payloads_are_sent() {
     for by_default in [None, Some(true), Some(false)] {
         let mut policy = Policy::NONE;
         if let Some(eager) = by_default {
@@ -38,9 +38,9 @@ fn who_opens_a_file_is_told_how_its_payloads_go() {
         for (turn, eager) in [false, true, false].into_iter().enumerate() {
             set(&mut fs, dir, eager);
             let below = fs.mkdir(&format!("dir/{turn}"));
-            let (new, told) = opened(&mut fs, create(below, "new"));
+            let (new, reported) = opened(&mut fs, create(below, "new"));
             let (_, of_nameless) = opened(&mut fs, Request::TmpFile { dir, perm: 0o644, umask: 0 });
-            assert_eq!((told, of_nameless), (!eager, !eager));
+            assert_eq!((reported, of_nameless), (!eager, !eager));
             let open = |ino| Request::Open { ino, how: open_how(Access::READ, false) };
             assert_eq!(opened(&mut fs, open(new)), (new, !eager));
             assert_eq!(opened(&mut fs, open(old)), (old, announced), "the setting is kept");

@@ -60,7 +60,7 @@ fn an_inode_that_is_known_by_its_number_is_found_again() {
 }
 
 #[test]
-fn what_was_removed_stays_removed_when_it_is_no_longer_in_memory() {
+fn removed_entry_stays_removed_after_eviction() {
     let (mut fs, dir) = filled();
     fs.checkpoint();
     fs.lazy = true;
@@ -69,7 +69,7 @@ fn what_was_removed_stays_removed_when_it_is_no_longer_in_memory() {
         let id = fs.send(&harness::ROOT_CALLER, Request::Unlink { dir, name, time: None });
         // With too many unwritten changes it waits for a checkpoint.
         while !fs.answers.contains_key(&id) {
-            fs.settle_one();
+            fs.run_one();
         }
         assert_eq!(fs.answers.remove(&id), Some(Ok(Reply::Done)));
     }

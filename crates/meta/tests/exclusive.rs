@@ -19,7 +19,7 @@ impl Client {
     }
 
     /// A client with a pool of inode numbers, as for metadata write-back.
-    fn early(fs: &mut Harness, number: u64) -> Self {
+    fn writeback(fs: &mut Harness, number: u64) -> Self {
         let mut client = Self::connect(fs, number);
         assert!(matches!(
             client.ask(fs, Request::TakeNumbers { rank: Rank(0), count: 8 }),
@@ -49,10 +49,10 @@ impl Client {
         (fs.answers.remove(&id).expect("an answer"), fs.leases[&id].1.exclusive)
     }
 
-    fn alone_after(&mut self, fs: &mut Harness, request: Request) -> Option<Ino> {
-        let (reply, alone) = self.ask_for(fs, request);
+    fn exclusive_after(&mut self, fs: &mut Harness, request: Request) -> Option<Ino> {
+        let (reply, exclusive_in) = self.ask_for(fs, request);
         reply.unwrap();
-        alone
+        exclusive_in
     }
 
     fn make(&mut self, fs: &mut Harness, dir: Ino, what: &str, node: NewNode) -> Ino {
@@ -71,7 +71,7 @@ fn fs() -> Harness {
 
 fn create(dir: Ino, file: &str, node: NewNode) -> Request {
     let (perm, umask, open, exclusive) = (0o755, 0, None, true);
-    Request::Create { dir, name: name(file), node, perm, umask, open, exclusive, early: None }
+    Request::Create { dir, name: name(file), node, perm, umask, open, exclusive, writeback: None }
 }
 
 fn lookup(dir: Ino, file: &str) -> Request {
@@ -92,11 +92,11 @@ fn give_up(fs: &mut Harness) -> Vec<(ClientId, Lease)> {
 }
 
 /// Two clients, and a directory on which the first has an exclusive lease.
-fn alone() -> (Harness, Client, Client, Ino) {
+fn exclusive_in() -> (Harness, Client, Client, Ino) {
     let mut fs = fs();
-    let (mut one, other) = (Client::early(&mut fs, 1), Client::early(&mut fs, 2));
+    let (mut one, other) = (Client::writeback(&mut fs, 1), Client::writeback(&mut fs, 2));
     let dir = one.make(&mut fs, Ino::ROOT, "dir", NewNode::Directory);
-    assert_eq!(one.alone_after(&mut fs, create(dir, "file", NewNode::Regular)), Some(dir));
+    assert_eq!(one.exclusive_after(&mut fs, create(dir, "file", NewNode::Regular)), Some(dir));
     fs.revocations.clear();
     (fs, one, other, dir)
 }
@@ -120,29 +120,29 @@ fn waits_for(
 }
 
 #[test]
-fn a_client_is_alone_in_a_directory_that_nobody_else_knows() {
-    let (mut fs, mut one, mut other, dir) = alone();
+fn client_is_exclusive_in_unshared_directory() {
+    let (mut fs, mut one, mut other, dir) = exclusive_in();
     for request in [
         lookup(dir, "file"),
         lookup(dir, "absent"),
         Request::ReadDir { dir, after: 0, limit: 10, plus: true },
         Request::Unlink { dir, name: name("file"), time: None },
     ] {
-        assert_eq!(one.alone_after(&mut fs, request.clone()), Some(dir), "{request:?}");
+        assert_eq!(one.exclusive_after(&mut fs, request.clone()), Some(dir), "{request:?}");
     }
     // Every client knows the root.
-    assert_eq!(one.alone_after(&mut fs, create(Ino::ROOT, "file", NewNode::Regular)), None);
+    assert_eq!(one.exclusive_after(&mut fs, create(Ino::ROOT, "file", NewNode::Regular)), None);
     waits_for(&mut fs, (&one, &mut other), dir, lookup(Ino::ROOT, "dir")).unwrap();
-    assert_eq!(one.alone_after(&mut fs, lookup(dir, "absent")), None);
+    assert_eq!(one.exclusive_after(&mut fs, lookup(dir, "absent")), None);
     // Until the other client has forgotten it.
     other.ask(&mut fs, Request::Forget { ino: dir, lookups: 1 }).unwrap();
     fs.uptime_ms += 60_000;
-    assert_eq!(one.alone_after(&mut fs, create(dir, "other", NewNode::Regular)), Some(dir));
+    assert_eq!(one.exclusive_after(&mut fs, create(dir, "other", NewNode::Regular)), Some(dir));
 }
 
 #[test]
-fn who_asks_for_it_is_alone_with_files_that_nobody_else_knows() {
-    let (mut fs, mut one, mut other, dir) = alone();
+fn renewal_grants_exclusive_for_unshared_files() {
+    let (mut fs, mut one, mut other, dir) = exclusive_in();
     let file = |at: usize| format!("file {at}");
     let files: Vec<Ino> = (0..4).map(|at| one.make(&mut fs, dir, &file(at), NewNode::Regular)).collect();
     let far = one.make(&mut fs, Ino::ROOT, "far", NewNode::Directory);
@@ -153,7 +153,7 @@ fn who_asks_for_it_is_alone_with_files_that_nobody_else_knows() {
     // The leases have expired by then.
     fs.uptime_ms += 2 * u64::from(TERM);
     let inodes = [&[dir], &files[..]].concat();
-    let renew = |alone_in| Request::Renew { inodes: inodes.clone(), alone_in };
+    let renew = |exclusive_dir| Request::Renew { inodes: inodes.clone(), exclusive_dir };
     let renewed = |inodes: &[Ino]| Ok(Reply::Renewed(inodes.to_vec()));
     assert_eq!(one.ask_for(&mut fs, renew(None)), (renewed(&inodes), None));
     let (only, all) = ([dir, files[0], files[3]], Some(dir));
@@ -173,7 +173,7 @@ fn who_asks_for_it_is_alone_with_files_that_nobody_else_knows() {
 }
 
 #[test]
-fn whoever_comes_to_know_a_directory_waits_for_who_is_alone_in_it() {
+fn lookup_waits_for_exclusive_holder() {
     let looks = [
         lookup(Ino::ROOT, "dir"),
         Request::ReadDir { dir: Ino::ROOT, after: 0, limit: 10, plus: true },
@@ -187,13 +187,13 @@ fn whoever_comes_to_know_a_directory_waits_for_who_is_alone_in_it() {
         },
     ];
     for (at, look) in looks.into_iter().enumerate() {
-        let (mut fs, mut one, mut other, dir) = alone();
+        let (mut fs, mut one, mut other, dir) = exclusive_in();
         other.make(&mut fs, Ino::ROOT, "empty", NewNode::Directory);
         fs.revocations.clear();
         let came = waits_for(&mut fs, (&one, &mut other), dir, look);
         // Without the first client's file the directory would be empty.
         assert_eq!(came.err(), (at > 1).then_some(Errno::ENOTEMPTY), "{at}");
-        let after = one.alone_after(&mut fs, create(dir, "again", NewNode::Regular));
+        let after = one.exclusive_after(&mut fs, create(dir, "again", NewNode::Regular));
         assert_eq!(after, (at > 1).then_some(dir), "{at}");
     }
 }
@@ -201,25 +201,25 @@ fn whoever_comes_to_know_a_directory_waits_for_who_is_alone_in_it() {
 #[test]
 fn inode_found_by_its_number_revokes_the_exclusive_lease_on_its_directory() {
     let find = |ino| Request::Find { ino, kind: None, open: None };
-    let (mut fs, mut one, mut other, dir) = alone();
+    let (mut fs, mut one, mut other, dir) = exclusive_in();
     let file = one.make(&mut fs, dir, "second", NewNode::Regular);
     waits_for(&mut fs, (&one, &mut other), dir, find(file)).unwrap();
     // So does the directory itself.
-    let (mut fs, one, mut other, dir) = alone();
+    let (mut fs, one, mut other, dir) = exclusive_in();
     waits_for(&mut fs, (&one, &mut other), dir, find(dir)).unwrap();
 }
 
 #[test]
-fn a_listing_without_attributes_makes_nobody_known() {
-    let (mut fs, mut one, mut other, dir) = alone();
+fn listing_without_attributes_adds_no_holders() {
+    let (mut fs, mut one, mut other, dir) = exclusive_in();
     other.ask(&mut fs, Request::ReadDir { dir: Ino::ROOT, after: 0, limit: 10, plus: false }).unwrap();
     assert!(fs.revocations.is_empty());
-    assert_eq!(one.alone_after(&mut fs, lookup(dir, "file")), Some(dir));
+    assert_eq!(one.exclusive_after(&mut fs, lookup(dir, "file")), Some(dir));
 }
 
 #[test]
-fn nobody_is_alone_where_a_change_could_be_refused_later() {
-    let (mut fs, mut one, mut other, dir) = alone();
+fn no_exclusive_lease_where_change_may_be_refused() {
+    let (mut fs, mut one, mut other, dir) = exclusive_in();
     // A quota revokes all exclusive leases, and prevents new ones while it is set.
     let quota = |value: &[u8]| Request::SetXattr {
         ino: Ino::ROOT,
@@ -230,10 +230,10 @@ fn nobody_is_alone_where_a_change_could_be_refused_later() {
     };
     waits_for(&mut fs, (&one, &mut other), dir, quota(b"100")).unwrap();
     fs.uptime_ms += 60_000;
-    assert_eq!(one.alone_after(&mut fs, create(dir, "two", NewNode::Regular)), None);
+    assert_eq!(one.exclusive_after(&mut fs, create(dir, "two", NewNode::Regular)), None);
     other.ask(&mut fs, quota(b"0")).unwrap();
     fs.uptime_ms += 60_000;
-    assert_eq!(one.alone_after(&mut fs, create(dir, "three", NewNode::Regular)), Some(dir));
+    assert_eq!(one.exclusive_after(&mut fs, create(dir, "three", NewNode::Regular)), Some(dir));
     // Clients do not know what files inherit from a default ACL.
     let acl: Vec<u8> = [
         &2u32.to_le_bytes()[..],
@@ -243,34 +243,34 @@ fn nobody_is_alone_where_a_change_could_be_refused_later() {
     let default = (*b"system.posix_acl_default").into();
     let (value, mode) = (acl.into(), XattrMode::Any);
     one.ask(&mut fs, Request::SetXattr { ino: dir, name: default, value, mode, kill_sgid: false }).unwrap();
-    assert_eq!(one.alone_after(&mut fs, create(dir, "four", NewNode::Regular)), None);
+    assert_eq!(one.exclusive_after(&mut fs, create(dir, "four", NewNode::Regular)), None);
 }
 
 #[test]
-fn nobody_is_alone_who_does_not_want_to_be() {
+fn no_exclusive_lease_without_writeback() {
     let mut fs = fs();
     let mut one = Client::connect(&mut fs, 1);
     let dir = one.make(&mut fs, Ino::ROOT, "dir", NewNode::Directory);
-    assert_eq!(one.alone_after(&mut fs, create(dir, "file", NewNode::Regular)), None);
+    assert_eq!(one.exclusive_after(&mut fs, create(dir, "file", NewNode::Regular)), None);
 }
 
 #[test]
-fn files_are_told_to_be_unknown_to_others_as_long_as_they_are() {
-    let (mut fs, mut one, mut other, dir) = alone();
-    let alone = |reply: Result<Reply, Errno>| match reply {
-        Ok(Reply::Entry(entry)) => entry.alone,
+fn replies_mark_sole_holder_while_true() {
+    let (mut fs, mut one, mut other, dir) = exclusive_in();
+    let exclusive_in = |reply: Result<Reply, Errno>| match reply {
+        Ok(Reply::Entry(entry)) => entry.sole_holder,
         other => panic!("{other:?}"),
     };
-    assert!(alone(one.ask(&mut fs, lookup(dir, "file"))));
+    assert!(exclusive_in(one.ask(&mut fs, lookup(dir, "file"))));
     waits_for(&mut fs, (&one, &mut other), dir, lookup(Ino::ROOT, "dir")).unwrap();
-    assert!(!alone(other.ask(&mut fs, lookup(dir, "file"))));
-    assert!(!alone(one.ask(&mut fs, lookup(dir, "file"))));
+    assert!(!exclusive_in(other.ask(&mut fs, lookup(dir, "file"))));
+    assert!(!exclusive_in(one.ask(&mut fs, lookup(dir, "file"))));
 }
 
 /// A client's lease ends with its session, and with its term.
 #[test]
-fn nobody_waits_for_who_is_gone() {
-    let (mut fs, one, mut other, dir) = alone();
+fn gone_client_blocks_nothing() {
+    let (mut fs, one, mut other, dir) = exclusive_in();
     let id = other.send(&mut fs, lookup(Ino::ROOT, "dir"));
     for _ in 0..12 {
         fs.uptime_ms += 1000;
@@ -282,19 +282,19 @@ fn nobody_waits_for_who_is_gone() {
 /// After a restart, a directory stays hidden until all clients that may have had an exclusive lease
 /// on it have reclaimed. A client with pending operations gets its exclusive lease back.
 #[test]
-fn a_restarted_server_gives_nobody_away() {
+fn restarted_server_keeps_subtree_restriction() {
     for is_exclusive in [false, true] {
-        let (mut fs, mut one, mut other, dir) = alone();
+        let (mut fs, mut one, mut other, dir) = exclusive_in();
         let entry = match one.ask(&mut fs, lookup(Ino::ROOT, "dir")) {
             Ok(Reply::Entry(entry)) => entry,
             reply => panic!("{reply:?}"),
         };
         let held = Held {
             ino: dir,
-            home: entry.home,
+            location: entry.location,
             lookups: 1,
             opens: 0,
-            told: entry.proof,
+            lookup_token: entry.reclaim_token,
             opened: 0,
             exclusive: is_exclusive,
         };
@@ -317,8 +317,8 @@ fn a_restarted_server_gives_nobody_away() {
 }
 
 #[test]
-fn what_a_reply_tells_is_not_leased_because_its_client_is_alone() {
-    let (mut fs, mut one, mut other, _) = alone();
+fn exclusive_lease_does_not_lease_other_replies() {
+    let (mut fs, mut one, mut other, _) = exclusive_in();
     let dir = one.make(&mut fs, Ino::ROOT, "empty", NewNode::Directory);
     fs.revocations.clear();
     // Replies wait for a change that is being written.
@@ -328,7 +328,7 @@ fn what_a_reply_tells_is_not_leased_because_its_client_is_alone() {
     other.send(&mut fs, rmdir(Ino::ROOT, "empty"));
     let asked: Vec<Lease> = fs.revocations.iter().map(|revocation| revocation.lease.clone()).collect();
     assert!(asked.contains(&Lease::Inode { ino: dir }) && !fs.answers.contains_key(&listed), "{asked:?}");
-    while fs.settle_one() {}
+    while fs.run_one() {}
     assert!(matches!(fs.answers[&listed], Ok(Reply::Listing { .. })), "{:?}", fs.answers[&listed]);
     assert_eq!((fs.leases[&listed].0, fs.leases[&listed].1.exclusive), (0, None));
 }

@@ -12,7 +12,7 @@ fn fsync_is_not_interrupted() {
     let id = fs.send(&ROOT_CALLER, Request::Fsync { ino: Ino::ROOT });
     fs.input(Input::Cancel { from: ClientId(1), id: RequestId(id) });
     assert_eq!(fs.answers.get(&id), None, "it still waits");
-    fs.settle();
+    fs.run_until_idle();
     assert_eq!(fs.answers.remove(&id), Some(Ok(Reply::Done)));
 }
 
@@ -33,7 +33,7 @@ fn a_writer_that_waits_for_room_is_interrupted_and_has_changed_nothing() {
             umask: 0,
             open: None,
             exclusive: true,
-            early: None,
+            writeback: None,
         };
         let id = fs.send(&ROOT_CALLER, request);
         if fs.answers.remove(&id).is_none() {
@@ -44,7 +44,7 @@ fn a_writer_that_waits_for_room_is_interrupted_and_has_changed_nothing() {
     fs.input(Input::Cancel { from: ClientId(1), id: RequestId(id) });
     assert_eq!(fs.answers.remove(&id), Some(Err(Errno::EINTR)));
     // The checkpoint that it waited for makes space for others.
-    fs.settle();
+    fs.run_until_idle();
     fs.lazy = false;
     assert!(fs.create(Ino::ROOT, "later", NewNode::Regular).is_ok());
     assert_eq!(fs.lookup(Ino::ROOT, &format!("{number}")), None);

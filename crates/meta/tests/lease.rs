@@ -35,7 +35,7 @@ fn create(dir: Ino, file: &str, node: NewNode) -> Request {
         umask: 0,
         open: None,
         exclusive: true,
-        early: None,
+        writeback: None,
     }
 }
 
@@ -89,7 +89,7 @@ fn the_only_client_needs_no_leases() {
 
 /// A lease holder may have the file open without the server's knowledge.
 #[test]
-fn who_opens_a_file_to_write_asks_for_the_leases_of_others_first() {
+fn opening_for_write_revokes_leases_of_others() {
     let mut fs = Harness::with(Config { lease_ms: Some(TERM), session_ms: Some(60_000), ..config() });
     for client in [A, B] {
         fs.input(Input::Connect { client, leases: true, resumes: false });
@@ -113,7 +113,7 @@ fn who_opens_a_file_to_write_asks_for_the_leases_of_others_first() {
 
 /// Like PVFS clients, which trust their caches for a fixed time.
 #[test]
-fn nobody_waits_for_a_client_that_wants_no_leases() {
+fn client_without_leases_blocks_nothing() {
     let mut fs = Harness::with(Config { lease_ms: Some(TERM), session_ms: Some(60_000), ..config() });
     fs.input(Input::Connect { client: A, leases: false, resumes: false });
     fs.input(Input::Connect { client: B, leases: true, resumes: false });
@@ -150,7 +150,7 @@ fn nobody_waits_for_a_client_that_wants_no_leases() {
 
 /// A kernel caches the new name of what it has moved.
 #[test]
-fn who_has_moved_a_name_has_a_lease_on_it() {
+fn rename_grants_lease_on_new_name() {
     let mut fs = leased();
     let rename = |from, to, flags| Request::Rename {
         from_dir: Ino::ROOT,
@@ -187,7 +187,7 @@ fn who_has_moved_a_name_has_a_lease_on_it() {
 }
 
 #[test]
-fn what_others_have_cached_is_revoked_before_it_changes() {
+fn leases_of_others_are_revoked_before_change() {
     let mut fs = leased();
     let dir = make(&mut fs, A, Ino::ROOT, "dir", NewNode::Directory);
     let file = make(&mut fs, A, dir, "file", NewNode::Regular);
@@ -273,7 +273,7 @@ fn what_others_have_cached_is_revoked_before_it_changes() {
 }
 
 #[test]
-fn whoever_changes_something_keeps_its_leases_and_is_told_what_has_become_of_it() {
+fn changer_keeps_leases_and_gets_new_attributes() {
     let mut fs = leased();
     let file = make(&mut fs, A, Ino::ROOT, "file", NewNode::Regular);
     assert_eq!(ask(&mut fs, A, lookup(Ino::ROOT, "file")).1, TERM);
@@ -290,7 +290,7 @@ fn whoever_changes_something_keeps_its_leases_and_is_told_what_has_become_of_it(
 }
 
 #[test]
-fn what_a_change_tells_is_leased_only_while_it_is_so() {
+fn change_reply_is_leased_only_while_current() {
     let acknowledge = Acknowledge::Written;
     let mut fs = Harness::with(Config { lease_ms: Some(TERM), acknowledge, ..config() });
     fs.lazy = true;
@@ -298,13 +298,13 @@ fn what_a_change_tells_is_leased_only_while_it_is_so() {
     // leaves.
     let first = fs.send_from(A, &ROOT_CALLER, create(Ino::ROOT, "first", NewNode::Regular));
     let second = fs.send_from(A, &ROOT_CALLER, create(Ino::ROOT, "second", NewNode::Regular));
-    while fs.settle_one() {}
-    let told = |id| {
+    while fs.run_one() {}
+    let reported = |id| {
         let (lease, touched): &(u32, Touched) = &fs.leases[&id];
         (*lease, touched.attrs.iter().map(|attr| attr.ino).collect::<Vec<_>>(), touched.others.clone())
     };
-    assert_eq!(told(first), (TERM, vec![], vec![Ino::ROOT]));
-    assert_eq!(told(second), (TERM, vec![Ino::ROOT], vec![]));
+    assert_eq!(reported(first), (TERM, vec![], vec![Ino::ROOT]));
+    assert_eq!(reported(second), (TERM, vec![Ino::ROOT], vec![]));
 }
 
 #[test]
@@ -345,7 +345,7 @@ fn only_the_client_that_was_asked_can_answer() {
 }
 
 #[test]
-fn while_a_change_waits_nobody_gets_a_lease_that_it_would_break() {
+fn waiting_change_blocks_conflicting_grants() {
     let mut fs = leased();
     let file = make(&mut fs, A, Ino::ROOT, "file", NewNode::Regular);
     assert_eq!(ask(&mut fs, B, getattr(file)).1, TERM);
@@ -359,7 +359,7 @@ fn while_a_change_waits_nobody_gets_a_lease_that_it_would_break() {
 }
 
 #[test]
-fn two_that_change_what_both_have_cached_do_not_wait_for_each_other_for_ever() {
+fn mutual_cached_changes_do_not_deadlock() {
     let mut fs = leased();
     let file = make(&mut fs, A, Ino::ROOT, "file", NewNode::Regular);
     for client in [A, B] {
@@ -414,18 +414,18 @@ fn a_lease_begins_when_its_reply_leaves_and_not_at_all_if_that_is_out_of_date_by
     let second = fs.send_from(A, &ROOT_CALLER, chmod(file, 0o640));
     assert!(!fs.answers.contains_key(&first));
     fs.uptime_ms += 5_000;
-    while fs.settle_one() {}
+    while fs.run_one() {}
     assert_eq!((fs.leases[&first].0, fs.leases[&second].0), (0, TERM));
     assert_eq!(fs.revocations, [], "no lease had been granted");
     // The lease lasts one term from then.
     let third = fs.send_from(B, &ROOT_CALLER, chmod(file, 0o600));
     for _ in 0..10 {
         tick(&mut fs, 1_000);
-        while fs.settle_one() {}
+        while fs.run_one() {}
         assert!(!fs.answers.contains_key(&third));
     }
     tick(&mut fs, 1_000);
-    while fs.settle_one() {}
+    while fs.run_one() {}
     assert!(fs.answers.contains_key(&third));
 }
 
@@ -460,13 +460,13 @@ fn a_big_file_that_may_be_written_to_is_not_leased() {
 }
 
 #[test]
-fn who_opens_a_file_is_told_whether_others_share_it() {
+fn open_reply_says_whether_file_is_shared() {
     let mut fs = Harness::with(Config { lease_ms: Some(TERM), session_ms: Some(60_000), ..config() });
     for client in [ClientId(1), A, B] {
         fs.input(Input::Connect { client, leases: true, resumes: false });
     }
     let (big, small) = (fs.file("big", &[1; 2 * harness::STRIP as usize]), fs.file("small", &[1]));
-    let alone = fs.file("alone", &[1]);
+    let unshared = fs.file("alone", &[1]);
     fs.end_leases(ClientId(1));
     let mut is_shared = |client, file, access| {
         let open = Request::Open { ino: file, how: harness::open_how(access, false) };
@@ -475,7 +475,7 @@ fn who_opens_a_file_is_told_whether_others_share_it() {
         let Some(Ok(Reply::Opened(opened))) = fs.answers.remove(&id) else { panic!() };
         opened.shared
     };
-    assert_eq!([0; 2].map(|_| is_shared(A, alone, Access::WRITE)), [false; 2]);
+    assert_eq!([0; 2].map(|_| is_shared(A, unshared, Access::WRITE)), [false; 2]);
     for file in [big, small] {
         assert!(!is_shared(A, file, Access::READ));
         assert!(!is_shared(B, file, Access::READ), "no client writes to it");
@@ -485,7 +485,7 @@ fn who_opens_a_file_is_told_whether_others_share_it() {
 }
 
 #[test]
-fn what_was_asked_of_a_stream_before_it_changed_is_not_leased() {
+fn stream_reply_from_before_change_is_not_leased() {
     let mut fs = leased();
     let file = fs.file("big", &[1; 2 * harness::STRIP as usize]);
     fs.end_leases(ClientId(1));
@@ -497,7 +497,7 @@ fn what_was_asked_of_a_stream_before_it_changed_is_not_leased() {
     let (waiting, shuffle) = (std::mem::take(&mut fs.waiting), fs.shuffle.take());
     ask(&mut fs, A, Request::Release { ino: file }).0.unwrap();
     (fs.waiting, fs.shuffle) = (waiting, shuffle);
-    while fs.settle_one() {}
+    while fs.run_one() {}
     assert!(matches!(fs.answers.remove(&id), Some(Ok(_))));
     assert_eq!(fs.leases[&id].0, 0);
 }
@@ -517,7 +517,7 @@ fn there_are_only_so_many_leases() {
 }
 
 #[test]
-fn who_opens_a_small_file_to_read_is_told_what_it_holds_and_has_accessed_it() {
+fn opening_small_file_returns_content_and_counts_as_access() {
     let mut fs = Harness::with(Config {
         lease_ms: Some(TERM),
         session_ms: Some(60_000),
@@ -556,7 +556,8 @@ fn who_opens_a_small_file_to_read_is_told_what_it_holds_and_has_accessed_it() {
     assert_eq!(open(A, large, how(Reads::Whole)), (None, true, true));
 }
 
-/// Two clients whose kernels have one directory locked, each for a call that waits for the other's lease on a name.
+/// Two clients whose kernels have one directory locked, each for a call that waits for the other's
+/// lease on a name.
 #[test]
 fn a_client_that_cannot_give_up_a_name_has_its_waiting_calls_refused() {
     let mut fs = leased();

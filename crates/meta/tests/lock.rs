@@ -87,10 +87,10 @@ impl World {
                 umask: 0,
                 open,
                 exclusive: false,
-                early: None,
+                writeback: None,
             };
             world.ask(at, request);
-            world.settle();
+            world.run_until_idle();
             assert!(world.peers[at].opened);
         }
         world
@@ -154,19 +154,19 @@ impl World {
 
     fn input(&mut self, input: Input) {
         self.fs.input(input);
-        self.fs.settle();
+        self.fs.run_until_idle();
         for (to, number) in std::mem::take(&mut self.fs.answered) {
             let result = self.fs.answers.remove(&number).unwrap();
             let id = RequestId(number & u64::from(u32::MAX));
             let (announced, touched) = (false, Touched::default());
-            self.tell(to, FromServer::Reply { id, lease_ms: 0, announced, touched, result });
+            self.deliver(to, FromServer::Reply { id, lease_ms: 0, announced, touched, result });
         }
         for (to, wait) in std::mem::take(&mut self.fs.locked) {
-            self.tell(to, FromServer::Locked { wait });
+            self.deliver(to, FromServer::Locked { wait });
         }
     }
 
-    fn tell(&mut self, to: ClientId, message: FromServer) {
+    fn deliver(&mut self, to: ClientId, message: FromServer) {
         if let Some((_, in_)) = &mut self.peers[to.0 as usize - 100].connection {
             in_.push_back(message);
         }
@@ -341,7 +341,7 @@ impl World {
         let lock = Lock { owner, kind: LockKind::Exclusive, first, last, pid: 0 };
         let ino = self.peers[at].file.unwrap();
         self.ask(at, Request::TestLock { ino, lock });
-        self.settle();
+        self.run_until_idle();
         self.in_the_way.take().unwrap()
     }
 
@@ -351,14 +351,14 @@ impl World {
         {
             let owners = if flock { 2..3 } else { 0..2 };
             let mut all = self.peers.iter().flat_map(|peer| &peer.bytes[owners.clone()]);
-            let is_believed = all.any(|bytes| bytes[byte].is_some());
+            let is_accepted = all.any(|bytes| bytes[byte].is_some());
             let is_locked = self.is_locked(0, flock, byte as u64);
-            assert_eq!(is_locked, is_believed, "seed {seed}: flock {flock}, byte {byte}");
+            assert_eq!(is_locked, is_accepted, "seed {seed}: flock {flock}, byte {byte}");
         }
     }
 
     /// Delivers all messages in transit.
-    fn settle(&mut self) {
+    fn run_until_idle(&mut self) {
         while (0..CLIENTS).any(|at| self.serve(at) || self.hear(at)) {}
     }
 }
@@ -389,7 +389,7 @@ fn no_two_believe_to_have_one_lock_and_all_who_wait_get_theirs() {
         for at in (0..CLIENTS).filter(|at| world.peers[*at].connection.is_none()).collect::<Vec<_>>() {
             world.connect(at);
         }
-        world.settle();
+        world.run_until_idle();
         // A client whose session has ended at the server does not know of it yet.
         if world.seen[2] == 0 {
             world.check_known(seed);
@@ -399,7 +399,7 @@ fn no_two_believe_to_have_one_lock_and_all_who_wait_get_theirs() {
             for at in (0..CLIENTS).filter(|at| world.peers[*at].connection.is_none()).collect::<Vec<_>>() {
                 world.connect(at);
             }
-            world.settle();
+            world.run_until_idle();
             for (at, number) in (0..CLIENTS).flat_map(|at| (0..OWNERS).map(move |owner| (at, owner))) {
                 if world.is_idle(at, number) {
                     world.calls = (world.calls / OWNERS as u64 + 1) * OWNERS as u64 + number as u64;
@@ -409,7 +409,7 @@ fn no_two_believe_to_have_one_lock_and_all_who_wait_get_theirs() {
                     world.ask(at, request);
                 }
             }
-            world.settle();
+            world.run_until_idle();
         }
         for at in 0..CLIENTS {
             let peer = &world.peers[at];

@@ -2,7 +2,6 @@
 //! the time that one per file takes.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
-mod bare;
 mod checkpoint;
 mod coherence;
 mod commits;
@@ -11,17 +10,18 @@ mod eager;
 mod evict;
 mod exclusive;
 mod figures;
-mod front;
 mod harness;
 mod interrupt;
 mod lease;
 mod lock;
+mod no_metafile;
 mod numbers;
 mod ops;
 mod rank_ops;
 mod ranks;
 mod repair;
 mod session;
+mod session_layer;
 mod small_files;
 mod striped;
 mod subtree;

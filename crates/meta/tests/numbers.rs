@@ -15,7 +15,7 @@ fn ask(fs: &mut Harness, id: u64, request: Request) -> Result<Reply, Errno> {
     for _ in 0..1000 {
         match fs.answers.remove(&id) {
             Some(answer) => return answer,
-            None if fs.settle_one() => {}
+            None if fs.run_one() => {}
             // It may wait for leases from before the restart.
             None => {
                 fs.uptime_ms += 1000;
@@ -33,7 +33,7 @@ fn file(id: u64) -> Name {
 fn create(fs: &mut Harness, id: u64) -> Ino {
     let (dir, name, node, open) = (Ino::ROOT, file(id), NewNode::Regular, None);
     let request =
-        Request::Create { dir, name, node, perm: 0o644, umask: 0, open, exclusive: true, early: None };
+        Request::Create { dir, name, node, perm: 0o644, umask: 0, open, exclusive: true, writeback: None };
     match ask(fs, id, request) {
         Ok(Reply::Entry(entry)) => entry.attr.ino,
         other => panic!("{other:?}"),
@@ -46,7 +46,7 @@ fn numbers_do_not_come_again_after_losses_of_power() {
     let (mut fs, mut given, mut lost) = (Harness::with(config), BTreeSet::new(), 0);
     for round in 1..8 {
         fs.input(Input::Connect { client: CLIENT, leases: true, resumes: false });
-        fs.settle();
+        fs.run_until_idle();
         let nothing = Request::Reclaim { held: Vec::new(), last: true, again: vec![] };
         assert_eq!(ask(&mut fs, round * 100 - 1, nothing), Ok(Reply::Done));
         let last = Request::Lookup { dir: Ino::ROOT, name: file(round * 100 - 96) };
@@ -62,7 +62,7 @@ fn numbers_do_not_come_again_after_losses_of_power() {
 }
 
 #[test]
-fn who_only_has_everything_written_out_reserves_nothing() {
+fn draining_reserves_no_numbers() {
     let mut fs = Harness::with(Config { session_ms: Some(u32::MAX), ..config() });
     let record = |fs: &Harness| fs.disk.store().get(ObjectId::SUPER, b"").unwrap();
     let before = record(&fs);

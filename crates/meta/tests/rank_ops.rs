@@ -22,14 +22,14 @@ impl Ranks {
 
     fn deliver(&mut self) {
         loop {
-            let mut is_quiet = true;
+            let mut is_idle = true;
             for from in 0..self.0.len() {
                 for (to, message) in std::mem::take(&mut self.0[from].peers) {
-                    is_quiet = false;
+                    is_idle = false;
                     self.0[to.0 as usize].input(Input::Peer { from: Rank(from as u16), message });
                 }
             }
-            if is_quiet {
+            if is_idle {
                 return;
             }
         }
@@ -43,7 +43,7 @@ impl Ranks {
     fn found(&mut self, reply: Result<Reply, Errno>) -> Result<Attr, Errno> {
         match reply? {
             Reply::Entry(entry) | Reply::Created(entry, _) => Ok(entry.attr),
-            Reply::Elsewhere { ino, kind, .. } => {
+            Reply::Remote { ino, kind, .. } => {
                 let reply = self.ask(Request::Find { ino, kind: Some(kind), open: None });
                 self.found(reply)
             }
@@ -54,7 +54,7 @@ impl Ranks {
     fn create_as(&mut self, caller: &Caller, dir: Ino, file: &str, node: NewNode, perm: u32) -> Ino {
         let (open, exclusive, umask) = (None, true, 0);
         let request =
-            Request::Create { dir, name: name(file), node, perm, umask, open, exclusive, early: None };
+            Request::Create { dir, name: name(file), node, perm, umask, open, exclusive, writeback: None };
         let reply = self.ask_as(caller, request);
         self.found(reply).unwrap().ino
     }
@@ -115,9 +115,9 @@ impl Ranks {
     }
 
     /// Ticks until each rank has counted all usage below its directories.
-    fn tell_usage(&mut self) {
+    fn send_usage(&mut self) {
         for _ in 0..20 {
-            if self.0.iter().all(|host| host.meta.untold_usage() == 0) {
+            if self.0.iter().all(|host| host.meta.unsent_usage() == 0) {
                 return;
             }
             self.tick();
@@ -193,7 +193,7 @@ fn directories_are_made_round_robin_and_files_with_their_directory() {
 }
 
 #[test]
-fn what_a_directory_is_made_with_does_not_depend_on_its_rank() {
+fn new_directory_is_the_same_at_any_rank() {
     let fs = &mut Ranks::new(2);
     let parent = fs.mkdir_at(0, Ino::ROOT, "parent", 0o2777);
     let set = SetAttr { gid: Some(7), perm: Some(0o2777), ..SetAttr::default() };
@@ -243,7 +243,7 @@ fn in_a_sticky_directory_others_take_no_names_of_what_is_elsewhere() {
 
 /// Also if the flag is set during the operation.
 #[test]
-fn what_is_immutable_or_append_only_keeps_its_names_at_other_ranks() {
+fn protected_inode_keeps_names_at_other_ranks() {
     let mut fs = Ranks::new(2);
     let near = fs.mkdir_at(0, Ino::ROOT, "near", 0o755);
     let far = fs.mkdir_at(1, Ino::ROOT, "far", 0o755);
@@ -347,11 +347,11 @@ fn a_file_is_used_under_a_name_at_another_rank() {
         umask: 0,
         open: Some(open),
         exclusive,
-        early: None,
+        writeback: None,
     };
     let how = open_how(Access::READ, false);
     assert_eq!(fs.ask(create(how, true)), Err(Errno::EEXIST));
-    let Ok(Reply::Elsewhere { ino, kind, .. }) = fs.ask(create(how, false)) else { panic!() };
+    let Ok(Reply::Remote { ino, kind, .. }) = fs.ask(create(how, false)) else { panic!() };
     assert_eq!((ino, kind), (file, FileType::Regular));
     let Ok(Reply::Created(entry, _)) = fs.ask(Request::Find { ino, kind: Some(kind), open: Some(how) })
     else {
@@ -408,7 +408,7 @@ fn a_file_without_a_name_gets_its_first_one_at_another_rank() {
 
 /// A kernel caches the new name if the reply has a lease. Only the rank of the name can grant one.
 #[test]
-fn who_moves_a_name_to_another_rank_gets_no_lease() {
+fn rename_to_other_rank_grants_no_lease() {
     let host =
         |rank| Harness::with(Config { rank: Rank(rank), ranks: 2, lease_ms: Some(10_000), ..config() });
     let fs = &mut Ranks((0..2).map(host).collect());
@@ -438,7 +438,7 @@ fn an_fsync_waits_for_what_another_rank_has_yet_to_make_durable() {
     fs.deliver();
     assert!(synced.iter().all(|id| !fs.0[1].answers.contains_key(id)));
     fs.0[0].lazy = false;
-    fs.0[0].settle();
+    fs.0[0].run_until_idle();
     assert_eq!(fs.ask(Request::Fsync { ino: file }), Ok(Reply::Done));
     for id in synced {
         assert_eq!(fs.0[1].answers.remove(&id), Some(Ok(Reply::Done)));
@@ -465,7 +465,7 @@ fn a_file_whose_rank_ends_before_it_hears_that_it_has_another_name_is_found_agai
             fs.0[to].input(Input::Peer { from: Rank(from as u16), message });
         }
     }
-    assert!(matches!(fs.0[0].answers.remove(&id), Some(Ok(Reply::Elsewhere { .. }))));
+    assert!(matches!(fs.0[0].answers.remove(&id), Some(Ok(Reply::Remote { .. }))));
     assert_eq!(std::mem::take(&mut fs.0[0].peers).len(), 1, "one message, which is lost");
     let away = fs.0.pop().unwrap();
     fs.0.push(synced(away).crash());
@@ -527,7 +527,7 @@ fn a_rename_leaves_a_whiteout() {
 }
 
 #[test]
-fn what_only_one_rank_can_do_is_refused() {
+fn single_rank_operation_is_refused() {
     let fs = &mut Ranks::new(2);
     let far = fs.mkdir_at(1, Ino::ROOT, "far", 0o755);
     fs.create_as(&ROOT_CALLER, Ino::ROOT, "file", NewNode::Regular, 0o644);
@@ -539,38 +539,38 @@ fn what_only_one_rank_can_do_is_refused() {
 }
 
 #[test]
-fn directories_tell_of_all_below_them_at_any_rank() {
+fn directory_usage_includes_other_ranks() {
     let fs = &mut Ranks::new(2);
     let far = fs.mkdir_at(1, Ino::ROOT, "far", 0o755);
     let near = fs.mkdir_at(0, far, "near", 0o755);
     let file = fs.create_as(&ROOT_CALLER, near, "file", NewNode::Regular, 0o644);
     fs.write(file, 10);
-    fs.tell_usage();
+    fs.send_usage();
     assert_eq!((fs.usage(near), fs.usage(far)), ([1, 0, 10], [1, 1, 10]));
     assert_eq!(fs.usage(Ino::ROOT), [1, 2, 10]);
     // A name counts where it is, wherever its file is.
     assert!(fs.ask(Request::Link { ino: file, dir: far, name: name("linked") }).is_ok());
     fs.write(file, 30);
-    fs.tell_usage();
+    fs.send_usage();
     assert_eq!((fs.usage(near), fs.usage(far)), ([1, 0, 30], [2, 1, 60]));
     assert_eq!(fs.usage(Ino::ROOT), [2, 2, 60]);
     fs.rename((far, "near"), (Ino::ROOT, "near")).unwrap();
-    fs.tell_usage();
+    fs.send_usage();
     assert_eq!((fs.usage(far), fs.usage(Ino::ROOT)), ([1, 0, 30], [2, 2, 60]));
     fs.rename((near, "file"), (far, "moved")).unwrap();
     fs.ask(Request::Unlink { dir: far, name: name("linked"), time: None }).unwrap();
-    fs.tell_usage();
+    fs.send_usage();
     assert_eq!((fs.usage(near), fs.usage(far)), ([0, 0, 0], [1, 0, 30]));
     assert_eq!(fs.usage(Ino::ROOT), [1, 2, 30]);
     fs.fsck();
 }
 
 #[test]
-fn what_is_told_of_a_directory_that_is_gone_is_not_counted_and_holds_up_nothing() {
+fn usage_of_removed_directory_is_skipped() {
     let fs = &mut Ranks::new(2);
     let far = fs.mkdir_at(1, Ino::ROOT, "far", 0o755);
     let other = fs.mkdir_at(1, Ino::ROOT, "other", 0o755);
-    fs.tell_usage();
+    fs.send_usage();
     fs.mkdir_at(0, far, "near", 0o755);
     fs.mkdir_at(0, other, "near", 0o755);
     // The delta is journaled and sent, but does not arrive.
@@ -583,14 +583,14 @@ fn what_is_told_of_a_directory_that_is_gone_is_not_counted_and_holds_up_nothing(
     fs.0[1].send(&ROOT_CALLER, Request::Forget { ino: far, lookups: 1 });
     fs.deliver();
     assert_eq!(fs.ask(Request::GetAttr { ino: far }), Err(Errno::ESTALE));
-    fs.tell_usage();
+    fs.send_usage();
     assert_eq!((fs.usage(other), fs.usage(Ino::ROOT)), ([0, 1, 0], [0, 2, 0]));
     fs.fsck();
 }
 
-fn new_file(dir: Ino, file: &str, early: Option<Early>) -> Request {
+fn new_file(dir: Ino, file: &str, writeback: Option<WritebackCreate>) -> Request {
     let (node, perm, umask, open, exclusive) = (NewNode::Regular, 0o644, 0, None, true);
-    Request::Create { dir, name: name(file), node, perm, umask, open, exclusive, early }
+    Request::Create { dir, name: name(file), node, perm, umask, open, exclusive, writeback }
 }
 
 #[test]
@@ -609,7 +609,7 @@ fn a_quota_bounds_what_other_ranks_make_below() {
     // directory.
     fs.ask(new_file(far, "a", None)).unwrap();
     fs.ask(new_file(near, "b", None)).unwrap();
-    fs.tell_usage();
+    fs.send_usage();
     fs.ask(new_file(far, "c", None)).unwrap();
     assert_eq!(fs.ask(new_file(far, "d", None)), Err(Errno::EDQUOT));
     let dir = Request::Create {
@@ -620,21 +620,21 @@ fn a_quota_bounds_what_other_ranks_make_below() {
         umask: 0,
         open: None,
         exclusive: true,
-        early: None,
+        writeback: None,
     };
     for _ in 0..2 {
         assert_eq!(fs.ask(dir.clone()), Err(Errno::EDQUOT));
     }
-    fs.tell_usage();
+    fs.send_usage();
     for dir in [top, far] {
         assert_eq!(fs.ask(new_file(dir, "d", None)), Err(Errno::EDQUOT));
     }
     // This rank knows nothing of the quota until it has a delta to report.
     fs.ask(new_file(near, "d", None)).unwrap();
-    fs.tell_usage();
+    fs.send_usage();
     assert_eq!(fs.ask(new_file(near, "e", None)), Err(Errno::EDQUOT));
     fs.ask(Request::Unlink { dir: near, name: name("d"), time: None }).unwrap();
-    fs.tell_usage();
+    fs.send_usage();
     fs.ask(Request::Unlink { dir: far, name: name("a"), time: None }).unwrap();
     fs.ask(new_file(far, "e", None)).unwrap();
     assert_eq!(fs.ask(new_file(far, "f", None)), Err(Errno::EDQUOT));
@@ -645,7 +645,7 @@ fn a_quota_bounds_what_other_ranks_make_below() {
     fs.ask(new_file(far, "f", None)).unwrap();
     fs.ask(limit("max_bytes", "20")).unwrap();
     let file = fs.create_as(&ROOT_CALLER, far, "file", NewNode::Regular, 0o644);
-    fs.tell_usage();
+    fs.send_usage();
     fs.write(file, 20);
     let (data, kill_suid_gid) = (vec![1; 21], false);
     assert_eq!(
@@ -655,17 +655,17 @@ fn a_quota_bounds_what_other_ranks_make_below() {
     fs.fsck();
 }
 
-const ALONE: ClientId = ClientId(100);
+const EXCLUSIVE_DIR: ClientId = ClientId(100);
 
-/// A directory below another rank's directory with a quota. [`ALONE`] has an exclusive lease on it
-/// before its rank hears of the quota.
+/// A directory below another rank's directory with a quota. [`EXCLUSIVE_DIR`] has an exclusive
+/// lease on it before its rank hears of the quota.
 fn below_a_quota(limit: &[u8], value: &[u8]) -> (Ranks, Ino) {
     let host = |rank| {
         let (session_ms, lease_ms, acknowledge) = (Some(60_000), Some(10_000), Acknowledge::Written);
         Harness::with(Config { rank: Rank(rank), ranks: 2, session_ms, lease_ms, acknowledge, ..config() })
     };
     let mut fs = Ranks((0..2).map(host).collect());
-    for (client, leases) in [(ClientId(1), false), (ALONE, true)] {
+    for (client, leases) in [(ClientId(1), false), (EXCLUSIVE_DIR, true)] {
         fs.0.iter_mut().for_each(|host| host.input(Input::Connect { client, leases, resumes: false }));
     }
     let top = fs.mkdir_at(0, Ino::ROOT, "top", 0o755);
@@ -673,29 +673,30 @@ fn below_a_quota(limit: &[u8], value: &[u8]) -> (Ranks, Ino) {
     let near = fs.mkdir_at(0, far, "near", 0o755);
     // No other client knows it.
     fs.ask(Request::ForgetAll { inodes: vec![(near, 100)], released: vec![] }).unwrap();
-    fs.tell_usage();
+    fs.send_usage();
     let (value, mode, kill_sgid) = (value.into(), XattrMode::Any, false);
     fs.ask(Request::SetXattr { ino: top, name: limit.into(), value, mode, kill_sgid }).unwrap();
     (fs, near)
 }
 
-/// Sends a request to the first rank as [`ALONE`]. Returns the directory of an exclusive lease too.
+/// Sends a request to the first rank as [`EXCLUSIVE_DIR`]. Returns the directory of an exclusive
+/// lease too.
 fn ask(fs: &mut Ranks, request: Request) -> (Result<Reply, Errno>, Option<Ino>) {
-    let id = fs.0[0].send_from(ALONE, &ROOT_CALLER, request);
+    let id = fs.0[0].send_from(EXCLUSIVE_DIR, &ROOT_CALLER, request);
     fs.deliver();
     let reply = fs.0[0].answers.remove(&id).expect("an answer");
     (reply, fs.0[0].leases.get(&id).and_then(|(_, touched)| touched.exclusive))
 }
 
 #[test]
-fn a_quota_that_becomes_known_late_does_not_refuse_what_was_told_before() {
+fn late_quota_does_not_reject_acknowledged_operations() {
     let (mut fs, near) = below_a_quota(b"user.espalier.quota.max_files", b"3");
     let fs = &mut fs;
     let numbers = ask(fs, Request::TakeNumbers { rank: Rank(0), count: 8 }).0;
     let Ok(Reply::Numbers { first, time, .. }) = numbers else { panic!("{numbers:?}") };
     ask(fs, Request::Find { ino: near, kind: Some(FileType::Directory), open: None }).0.unwrap();
-    let make = |file: &str, early: Option<u64>| {
-        new_file(near, file, early.map(|number| Early { ino: Ino(first.0 + number), time }))
+    let make = |file: &str, writeback: Option<u64>| {
+        new_file(near, file, writeback.map(|number| WritebackCreate { ino: Ino(first.0 + number), time }))
     };
     let mut dir = make("dir", Some(2));
     if let Request::Create { node, .. } = &mut dir {
@@ -703,35 +704,41 @@ fn a_quota_that_becomes_known_late_does_not_refuse_what_was_told_before() {
     }
     assert_eq!(ask(fs, dir).0, Err(Errno::EINVAL), "a client cannot choose the rank");
     // The rank in between hears of it first.
-    for (file, early) in [("a", None), ("b", Some(0))] {
-        let (made, alone) = ask(fs, make(file, early));
-        assert_eq!((made.is_ok(), alone), (true, Some(near)));
-        fs.tell_usage();
+    for (file, writeback) in [("a", None), ("b", Some(0))] {
+        let (made, exclusive_in) = ask(fs, make(file, writeback));
+        assert_eq!((made.is_ok(), exclusive_in), (true, Some(near)));
+        fs.send_usage();
     }
-    let (made, alone) = ask(fs, make("c", Some(1)));
-    assert_eq!((made.is_ok(), alone), (true, None), "{made:?}");
+    let (made, exclusive_in) = ask(fs, make("c", Some(1)));
+    assert_eq!((made.is_ok(), exclusive_in), (true, None), "{made:?}");
     assert_eq!(ask(fs, make("d", None)).0, Err(Errno::EDQUOT));
 }
 
 #[test]
-fn nor_writes_to_streams_that_were_told_before() {
+fn late_quota_does_not_reject_acknowledged_stream_writes() {
     let (mut fs, near) = below_a_quota(b"user.espalier.quota.max_bytes", b"150");
     let fs = &mut fs;
     ask(fs, Request::TakeNumbers { rank: Rank(0), count: 8 }).0.unwrap();
     ask(fs, Request::Find { ino: near, kind: Some(FileType::Directory), open: None }).0.unwrap();
-    let (made, alone) = ask(fs, new_file(near, "big", None));
+    let (made, exclusive_in) = ask(fs, new_file(near, "big", None));
     let ino = match made {
         Ok(Reply::Entry(entry) | Reply::Created(entry, _)) => entry.attr.ino,
         other => panic!("{other:?}"),
     };
-    assert_eq!(alone, Some(near));
+    assert_eq!(exclusive_in, Some(near));
     ask(fs, Request::Open { ino, how: open_how(Access::WRITE, false) }).0.unwrap();
     let set = SetAttr { size: Some(100), ..SetAttr::default() };
-    fs.tell_usage();
+    fs.send_usage();
     ask(fs, Request::SetAttr { ino, set }).0.unwrap();
-    fs.tell_usage();
-    let extend =
-        |length, told| Request::Extend { ino, offset: 100, length, from: None, discards: false, told };
+    fs.send_usage();
+    let extend = |length, acknowledged| Request::Extend {
+        ino,
+        offset: 100,
+        length,
+        from: None,
+        discards: false,
+        acknowledged,
+    };
     assert_eq!(ask(fs, extend(51, false)).0, Err(Errno::EDQUOT));
     assert_eq!(ask(fs, extend(51, true)).0, Ok(Reply::Granted));
     assert_eq!(ask(fs, extend(52, false)).0, Err(Errno::EDQUOT));
@@ -745,19 +752,19 @@ fn miscounted(lie: bool) -> Vec<Option<Ino>> {
         let usage = Usage { files: 7, ..Usage::default() };
         let message = PeerMessage::Usage { last: 1, changes: vec![(Ino::ROOT, usage)], about: vec![] };
         fs.0[0].input(Input::Peer { from: Rank(1), message });
-        fs.tell_usage();
+        fs.send_usage();
     }
     fs.create_as(&ROOT_CALLER, far, "file", NewNode::Regular, 0o644);
     for host in &mut fs.0 {
         host.drain();
     }
-    assert_eq!(fs.0[1].meta.untold_usage(), 1);
+    assert_eq!(fs.0[1].meta.unsent_usage(), 1);
     let findings = Check::finish_all(fs.0.iter().map(|host| host.disk.checked(&host.config)).collect());
     findings.iter().filter(|finding| finding.what.contains("counts")).map(|finding| finding.ino).collect()
 }
 
 #[test]
-fn fsck_knows_what_ranks_have_not_told_yet_and_finds_what_is_wrong() {
+fn fsck_accounts_for_unsent_usage_deltas() {
     assert_eq!(miscounted(false), []);
     assert_eq!(miscounted(true), [Some(Ino::ROOT)]);
 }
@@ -774,7 +781,7 @@ fn a_rank_that_is_down_holds_up_only_what_needs_it_and_that_can_be_interrupted()
         umask: 0,
         open: None,
         exclusive: true,
-        early: None,
+        writeback: None,
     };
     // Until the next directory belongs to rank 0.
     let id = loop {
@@ -797,7 +804,7 @@ fn a_rank_that_is_down_holds_up_only_what_needs_it_and_that_can_be_interrupted()
 }
 
 #[test]
-fn what_a_lost_rank_has_left_undecided_is_undone() {
+fn undecided_transactions_of_lost_rank_are_aborted() {
     let fs = &mut Ranks::new(2);
     let far = fs.mkdir_at(1, Ino::ROOT, "far", 0o755);
     let (open, exclusive, node) = (None, true, NewNode::Regular);
@@ -809,7 +816,7 @@ fn what_a_lost_rank_has_left_undecided_is_undone() {
         umask: 0,
         open,
         exclusive,
-        early: None,
+        writeback: None,
     };
     let (from, to, flags) = (name("file"), name("new"), RenameFlags::empty());
     fs.create_as(&ROOT_CALLER, Ino::ROOT, "file", NewNode::Regular, 0o644);
@@ -844,7 +851,7 @@ fn what_a_lost_rank_has_left_undecided_is_undone() {
 }
 
 #[test]
-fn a_way_up_that_is_too_long_for_one_answer_is_told_in_parts() {
+fn long_ancestor_chain_is_returned_in_parts() {
     let fs = &mut Ranks::new(2);
     let top = fs.mkdir_at(1, Ino::ROOT, "top", 0o755);
     let mut dirs = vec![top];
@@ -867,7 +874,7 @@ fn a_client_that_has_left_while_a_rank_was_away_is_not_waited_for_there() {
     for client in clients {
         for host in &mut fs.0 {
             host.input(Input::Connect { client, leases: true, resumes: false });
-            host.settle();
+            host.run_until_idle();
         }
     }
     let mut away = fs.0.pop().unwrap();

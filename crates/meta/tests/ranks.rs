@@ -22,7 +22,8 @@ fn setting(seed: u64) -> Setting {
     }
 }
 
-/// `RANKS_SEEDS` sets the number of seeds from `RANKS_SEED` on; `RANKS_SEED` alone selects that seed.
+/// `RANKS_SEEDS` sets the number of seeds from `RANKS_SEED` on; `RANKS_SEED` alone selects that
+/// seed.
 fn seeds() -> std::ops::Range<u64> {
     let number = |name| std::env::var(name).ok().and_then(|text| text.parse().ok());
     let (first, count) = (number("RANKS_SEED"), number("RANKS_SEEDS"));
@@ -62,7 +63,7 @@ fn lost_and_repeated_messages_change_nothing() {
 }
 
 #[test]
-fn caches_tell_what_is_so() {
+fn caches_are_coherent() {
     let mut cached = 0;
     for seed in seeds() {
         let (losses, crash) = match seed % 3 {

@@ -39,7 +39,7 @@ fn carry_out(store: &dyn Store, plan: &Repaired, all: bool) {
         store.stream_sync(*to).unwrap();
     }
     for ino in store.new_streams().unwrap() {
-        store.stream_settle(ino).unwrap();
+        store.stream_finalise(ino).unwrap();
     }
     if all {
         store.stage(plan.writes.clone()).unwrap();
@@ -246,7 +246,7 @@ fn repair_of_random_damage(seed: u64) {
     let mut fs = Harness::recover(disk, config());
     let left = look(&mut fs);
     let mut changed = streams.clone();
-    let mut claimed = BTreeSet::new();
+    let mut blocked = BTreeSet::new();
     let has_trash = before.iter().any(|((object, _), value)| {
         object.kind == ObjectKind::Orphans && decode::<Inode>(value).is_ok_and(|inode| inode.is_dir())
     });
@@ -256,7 +256,7 @@ fn repair_of_random_damage(seed: u64) {
             InoRecord::from_key(&key.1).map(|(_, ino)| ino).filter(|_| key.0.kind == ObjectKind::Inodes),
         );
         changed.extend(old.and_then(|value| speaks_of(key, value).1));
-        claimed.extend(new.and_then(|value| speaks_of(key, value).0));
+        blocked.extend(new.and_then(|value| speaks_of(key, value).0));
     }
     for (path, Seen { ino, above, bytes, .. }) in expected {
         if changed.contains(&ino) {
@@ -264,8 +264,8 @@ fn repair_of_random_damage(seed: u64) {
         }
         // Another record may claim to be the same inode and look as good; then one of the two is
         // kept.
-        let in_doubt = claimed.contains(&ino);
-        let same_way = above.iter().all(|dir| !changed.contains(dir) && !claimed.contains(dir));
+        let in_doubt = blocked.contains(&ino);
+        let same_way = above.iter().all(|dir| !changed.contains(dir) && !blocked.contains(dir));
         let there = match same_way && !in_doubt {
             true => left.get(&path).filter(|seen| seen.ino == ino),
             false => left.values().find(|seen| seen.ino == ino),
@@ -335,7 +335,7 @@ fn numbers_that_clients_have_been_given_are_not_given_again() {
 }
 
 #[test]
-fn whatever_is_damaged_the_rest_stays_and_works() {
+fn repair_preserves_undamaged_rest() {
     let seeds = std::env::var("SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(2000);
     let first = std::env::var("SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(0);
     for seed in first..first + seeds {

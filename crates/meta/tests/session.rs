@@ -43,7 +43,7 @@ impl Client {
         fs.connected.clear();
         fs.refused.clear();
         fs.input(Input::Connect { client: self.id, leases: true, resumes });
-        fs.settle();
+        fs.run_until_idle();
         let is_connected = fs.connected == [self.id];
         let refused = if is_connected { vec![] } else { vec![(self.id, Errno::ESTALE)] };
         assert_eq!(fs.refused, refused);
@@ -89,14 +89,14 @@ impl Client {
 
     fn open_for(&mut self, fs: &mut Harness, ino: Ino, access: Access) -> u64 {
         match self.ask(fs, Request::Open { ino, how: open_how(access, false) }) {
-            Ok(Reply::Opened(opened)) => opened.proof,
+            Ok(Reply::Opened(opened)) => opened.reclaim_token,
             other => panic!("{other:?}"),
         }
     }
 }
 
 fn wait(fs: &mut Harness, id: u64) -> Result<Reply, Errno> {
-    while !fs.answers.contains_key(&id) && !fs.is_dead() && fs.settle_one() {}
+    while !fs.answers.contains_key(&id) && !fs.is_dead() && fs.run_one() {}
     if fs.is_dead() { Err(Errno::EIO) } else { fs.answers.remove(&id).expect("an answer") }
 }
 
@@ -116,20 +116,20 @@ fn create(dir: Ino, file: &str, node: NewNode) -> Request {
         umask: 0,
         open: None,
         exclusive: true,
-        early: None,
+        writeback: None,
     }
 }
 
 /// The first inode of a server waits for a sync; this makes it.
 fn reserve_numbers(fs: &mut Harness, client: &mut Client) {
     client.create(fs, Ino::ROOT, "the first", NewNode::Regular);
-    fs.settle();
+    fs.run_until_idle();
 }
 
 fn tick(fs: &mut Harness, ms: u64) {
     fs.uptime_ms += ms;
     fs.input(Input::Tick);
-    fs.settle();
+    fs.run_until_idle();
 }
 
 /// Lets all sessions expire except those of `clients`.
@@ -198,12 +198,14 @@ fn a_listing_that_is_asked_for_twice_counts_once() {
     let ino = client.create(fs, Ino::ROOT, "a", NewNode::Regular);
     let list = Request::ReadDir { dir: Ino::ROOT, after: 0, limit: 10, plus: true };
     // Lookups counted for the first answer may make it seem known to others.
-    let told = |reply: Result<Reply, Errno>| match reply {
-        Ok(Reply::Listing { entries, .. }) => entries[0].entry.map(|entry| Entry { alone: false, ..entry }),
+    let reported = |reply: Result<Reply, Errno>| match reply {
+        Ok(Reply::Listing { entries, .. }) => {
+            entries[0].entry.map(|entry| Entry { sole_holder: false, ..entry })
+        }
         other => panic!("{other:?}"),
     };
-    let first = told(client.ask(fs, list.clone()));
-    assert_eq!(told(client.again(fs, list)), first);
+    let first = reported(client.ask(fs, list.clone()));
+    assert_eq!(reported(client.again(fs, list)), first);
     client.ask(fs, Request::Unlink { dir: Ino::ROOT, name: name("a"), time: None }).unwrap();
     tick(fs, 1);
     assert_eq!(fs.meta.files(), 2);
@@ -220,7 +222,7 @@ fn a_request_that_comes_again_while_it_runs_is_answered_once() {
     let id = client.send(fs, &make, false);
     assert_eq!(client.send(fs, &make, true), id);
     assert!(!fs.answers.contains_key(&id), "the change is not written");
-    fs.settle();
+    fs.run_until_idle();
     assert!(matches!(fs.answers[&id], Ok(Reply::Entry(_))));
     assert_eq!(fs.answered.iter().filter(|answered| **answered == (client.id, id)).count(), 1);
     // A late duplicate of an answered request.
@@ -237,7 +239,7 @@ fn a_request_that_comes_again_while_it_runs_is_answered_once() {
 }
 
 #[test]
-fn a_client_is_told_that_its_session_has_ended_until_it_asks_for_another() {
+fn ended_session_is_refused_until_client_requests_new_one() {
     let mut fs = Harness::with(config());
     let (mut one, other) = (Client::connect(&mut fs, 1), Client::connect(&mut fs, 2));
     one.ask(&mut fs, Request::GetAttr { ino: Ino::ROOT }).unwrap();
@@ -254,7 +256,7 @@ fn a_client_is_told_that_its_session_has_ended_until_it_asks_for_another() {
 }
 
 #[test]
-fn what_an_expired_client_held_is_released() {
+fn holds_of_expired_client_are_released() {
     let fs = &mut Harness::with(config());
     let (mut one, mut other) = (Client::connect(fs, 1), Client::connect(fs, 2));
     for number in 0..300 {
@@ -291,7 +293,7 @@ fn a_client_reaches_the_bytes_of_files_that_it_has_open() {
         Request::Read { ino, offset: 0, size: 9, noatime: false },
         Request::Write { ino, offset: 0, data: b"x"[..].into(), kill_suid_gid: false, time: None },
         Request::Allocate { ino, offset: 0, length: 9, mode: AllocateMode::empty() },
-        Request::Extend { ino, offset: 0, length: 9, from: None, discards: false, told: false },
+        Request::Extend { ino, offset: 0, length: 9, from: None, discards: false, acknowledged: false },
         Request::SetAttr { ino, set: truncate },
     ] {
         assert!(one.ask(fs, request.clone()).is_ok(), "{request:?}");
@@ -344,7 +346,7 @@ fn others_are_asked_to_forget_what_has_lost_its_last_name() {
 }
 
 #[test]
-fn who_could_not_be_told_to_forget_is_told_later() {
+fn recall_is_resent_to_reconnecting_client() {
     for has_said in [false, true] {
         let fs = &mut Harness::with(config());
         let (mut one, mut two) = (Client::connect(fs, 1), Client::connect(fs, 2));
@@ -389,7 +391,7 @@ fn a_client_cannot_release_what_it_does_not_have() {
 
 /// A stream request, which bypasses the machine, is executed once while the server lasts.
 #[test]
-fn what_is_done_with_a_stream_is_done_once() {
+fn stream_operation_is_executed_once() {
     let fs = &mut Harness::with(config());
     let client = Client::connect(fs, 1);
     let of = |id| (client.id, RequestId(id));
@@ -414,7 +416,7 @@ fn what_is_done_with_a_stream_is_done_once() {
 
 /// A client that never acknowledges answers is stopped, and other clients are served.
 #[test]
-fn what_is_kept_of_a_client_is_bounded() {
+fn session_state_is_bounded() {
     let fs = &mut Harness::with(config());
     let (one, mut other) = (Client::connect(fs, 1), Client::connect(fs, 2));
     let mut refused = 0;
@@ -441,7 +443,7 @@ fn what_is_kept_of_a_client_is_bounded() {
 
 /// An answered request's effect survives the end of the server's process.
 #[test]
-fn what_is_acknowledged_survives_the_process() {
+fn acknowledged_change_survives_process() {
     let mut fs = Harness::on(Engine::Local, config());
     let (mut one, mut other) = (Client::connect(&mut fs, 1), Client::connect(&mut fs, 2));
     reserve_numbers(&mut fs, &mut one);
@@ -452,7 +454,7 @@ fn what_is_acknowledged_survives_the_process() {
     let frames = fs.waiting.iter().filter(|(_, io)| matches!(io, Io::Journal { .. })).count();
     assert_eq!(frames, 1);
     assert!(matches!(fs.waiting[0].1, Io::Journal { sync: false, .. }), "the write waits for no sync");
-    fs.settle_one();
+    fs.run_one();
     assert!(fs.answers[&made].is_ok() && fs.answers[&seen].is_ok());
     fs.lazy = false;
     let asked = fs.count;
@@ -477,34 +479,34 @@ fn changes_are_acknowledged_while_the_journal_is_synced() {
     fs.lazy = true;
     let made = one.send(fs, &create(Ino::ROOT, "a", NewNode::Regular), false);
     let synced = other.send(fs, &Request::Fsync { ino: Ino::ROOT }, false);
-    fs.settle_one();
+    fs.run_one();
     assert!(fs.answers.contains_key(&made) && !fs.answers.contains_key(&synced));
     assert!(matches!(fs.waiting[..], [(_, Io::Sync)]));
     let (sync, io) = fs.waiting.pop().unwrap();
     let more = one.send(fs, &create(Ino::ROOT, "b", NewNode::Regular), false);
     let again = one.send(fs, &Request::Fsync { ino: Ino::ROOT }, false);
     assert!(matches!(fs.waiting[..], [(_, Io::Journal { sync: false, .. })]), "{:?}", fs.waiting);
-    fs.settle_one();
+    fs.run_one();
     assert!(fs.answers.contains_key(&more));
     assert!(fs.waiting.is_empty(), "one sync at a time");
     let result = fs.disk.execute(io);
     fs.input(Input::Done { id: sync, result });
     assert!(fs.answers.contains_key(&synced) && !fs.answers.contains_key(&again));
-    fs.settle();
+    fs.run_until_idle();
     assert!(fs.answers.contains_key(&again));
     // Changes that no operation waits for are synced once a second.
     one.send(fs, &create(Ino::ROOT, "c", NewNode::Regular), false);
-    fs.settle();
+    fs.run_until_idle();
     fs.input(Input::Tick);
     assert!(matches!(fs.waiting[..], [(_, Io::Sync)]), "{:?}", fs.waiting);
-    fs.settle();
+    fs.run_until_idle();
     fs.input(Input::Tick);
     assert!(fs.waiting.iter().all(|(_, io)| !matches!(io, Io::Sync)));
-    fs.settle();
+    fs.run_until_idle();
     // A failed sync is permanent.
     one.send(fs, &create(Ino::ROOT, "d", NewNode::Regular), false);
     let synced = other.send(fs, &Request::Fsync { ino: Ino::ROOT }, false);
-    fs.settle_one();
+    fs.run_one();
     let (sync, _) = fs.waiting.pop().unwrap();
     fs.input(Input::Done { id: sync, result: Err(Errno::EIO) });
     assert_eq!(fs.answers[&synced], Err(Errno::EIO));
@@ -553,7 +555,7 @@ fn requests_that_come_together_share_a_frame() {
         ids.push(client.next);
     }
     assert_eq!(fs.waiting.len(), 1);
-    fs.settle_one();
+    fs.run_one();
     assert!(ids.iter().all(|id| fs.answers[id].is_ok()));
     let order: Vec<u64> = fs.answered.iter().map(|(_, id)| *id).collect();
     assert_eq!(order, ids);
@@ -575,15 +577,15 @@ fn held(reply: &Reply, lookups: u64, opens: u32) -> Held {
     match reply {
         Reply::Entry(entry) => Held {
             ino: entry.attr.ino,
-            home: entry.home,
+            location: entry.location,
             lookups,
             opens,
-            told: entry.proof,
+            lookup_token: entry.reclaim_token,
             opened: 0,
             exclusive: false,
         },
         Reply::Created(entry, how) => {
-            Held { opened: how.proof, ..held(&Reply::Entry(*entry), lookups, opens) }
+            Held { opened: how.reclaim_token, ..held(&Reply::Entry(*entry), lookups, opens) }
         }
         other => panic!("{other:?}"),
     }
@@ -620,7 +622,7 @@ fn changes(dir: Ino, file: Ino, full: Ino) -> Vec<Request> {
         umask: 0,
         open: None,
         exclusive: true,
-        early: None,
+        writeback: None,
     };
     let level = CopyLevel { from: full, to: dir, after: 0 };
     vec![
@@ -635,7 +637,7 @@ fn changes(dir: Ino, file: Ino, full: Ino) -> Vec<Request> {
             umask: 0,
             open,
             exclusive: true,
-            early: None,
+            writeback: None,
         },
         Request::TmpFile { dir, perm: 0o600, umask: 0 },
         Request::Link { ino: file, dir, name: b() },
@@ -707,13 +709,13 @@ fn prepare(fs: &mut Harness, client: &mut Client) -> (Ino, Ino, Ino, Vec<Held>) 
 fn timeless(reply: Result<Reply, Errno>) -> Result<Reply, Errno> {
     let unleased = |entry: Entry| {
         let attr = Attr { ino: entry.attr.ino.min(NEW), ..entry.attr };
-        Entry { attr, name_leased: false, attr_leased: false, alone: false, proof: 0, ..entry }
+        Entry { attr, name_leased: false, attr_leased: false, sole_holder: false, reclaim_token: 0, ..entry }
     };
     Ok(match reply? {
         Reply::Entry(entry) => Reply::Entry(unleased(entry)),
         Reply::Opened(_) => Reply::Opened(Opened { ..Opened::default() }),
         Reply::Created(entry, how) => {
-            Reply::Created(unleased(entry), Opened { accessed: true, proof: 0, ..how })
+            Reply::Created(unleased(entry), Opened { accessed: true, reclaim_token: 0, ..how })
         }
         Reply::Numbers { first, count, .. } => {
             Reply::Numbers { first: first.min(NEW), count, time: Time::default(), strip: 0, accesses: true }
@@ -801,10 +803,10 @@ fn take_numbers(reply: Result<Reply, Errno>) -> std::ops::Range<u64> {
 const TAKE: Request = Request::TakeNumbers { rank: Rank(0), count: 256 };
 
 /// A create of a file that the client has already acknowledged.
-fn early(fs: &Harness, file: &str, ino: u64) -> Request {
+fn writeback(fs: &Harness, file: &str, ino: u64) -> Request {
     let mut request = create(Ino::ROOT, file, NewNode::Regular);
-    if let Request::Create { early, .. } = &mut request {
-        *early = Some(Early { ino: Ino(ino), time: fs.now });
+    if let Request::Create { writeback, .. } = &mut request {
+        *writeback = Some(WritebackCreate { ino: Ino(ino), time: fs.now });
     }
     request
 }
@@ -839,7 +841,7 @@ fn a_directory_gets_a_number_that_its_client_has_taken_and_nothing_else_does() {
     let mut one = Client::connect(&mut fs, 1);
     let first = take_numbers(one.ask(&mut fs, TAKE)).start;
     let make = |fs: &Harness, file: &str, new: NewNode, number: u64| {
-        let mut request = early(fs, file, number);
+        let mut request = writeback(fs, file, number);
         if let Request::Create { node, .. } = &mut request {
             *node = new;
         }
@@ -872,7 +874,7 @@ fn a_number_is_used_once_whatever_the_server_is_killed_at() {
         (fs, one, numbers)
     };
     let (mut calm, mut one, numbers) = prepared();
-    let request = early(&calm, "a", numbers.start + 3);
+    let request = writeback(&calm, "a", numbers.start + 3);
     one.ask(&mut calm, request.clone()).unwrap();
     let ios = calm.count;
     for (crash, memory) in (0..=ios).flat_map(|crash| [(crash, Memory::Replayed), (crash, Memory::Cold)]) {
@@ -887,22 +889,22 @@ fn a_number_is_used_once_whatever_the_server_is_killed_at() {
         fs.now = Time::new(2001, 0);
         one.next = asked;
         let reply = one.again(&mut fs, request.clone());
-        let Ok(Reply::Entry(told)) = &reply else { panic!("{context}: {reply:?}") };
+        let Ok(Reply::Entry(reported)) = &reply else { panic!("{context}: {reply:?}") };
         assert_eq!(
-            (told.attr.ino, told.attr.btime),
+            (reported.attr.ino, reported.attr.btime),
             (Ino(numbers.start + 3), Time::new(2000, 0)),
             "{context}"
         );
         assert_eq!(one.again(&mut fs, request.clone()).as_ref().map(|_| ()), Ok(()), "{context}");
         (one.next, one.unanswered) = (asked + 1, None);
-        let again = early(&fs, "b", numbers.start + 3);
+        let again = writeback(&fs, "b", numbers.start + 3);
         assert_eq!(one.ask(&mut fs, again), Err(Errno::EINVAL), "{context}");
         let mut fs = killed(fs, memory);
         reclaim(&mut fs, &mut one, &[]);
-        let again = early(&fs, "b", numbers.start + 3);
+        let again = writeback(&fs, "b", numbers.start + 3);
         assert_eq!(one.ask(&mut fs, again), Err(Errno::EINVAL), "{context}");
         for (file, ino) in [("c", numbers.start), ("d", numbers.end - 1)] {
-            let request = early(&fs, file, ino);
+            let request = writeback(&fs, file, ino);
             assert_eq!(entry(one.ask(&mut fs, request)), Ino(ino), "{context}");
         }
         assert_eq!(fs.fsck(), [], "{context}");
@@ -915,9 +917,9 @@ fn numbers_go_with_their_session() {
     let mut one = Client::connect(&mut fs, 1);
     let numbers = take_numbers(one.ask(&mut fs, TAKE));
     fs.input(Input::Leave { client: one.id });
-    fs.settle();
+    fs.run_until_idle();
     assert!(!one.reconnect(&mut fs), "a new session");
-    let request = early(&fs, "a", numbers.start);
+    let request = writeback(&fs, "a", numbers.start);
     assert_eq!(one.ask(&mut fs, request), Err(Errno::EINVAL));
     let mut fs = killed(fs, Memory::Cold);
     reclaim(&mut fs, &mut one, &[]);
@@ -933,7 +935,7 @@ fn numbers_do_not_come_again_after_a_loss_of_power() {
     let mut fs = Harness::on(Engine::Memory, config());
     let mut one = Client::connect(&mut fs, 1);
     let numbers = take_numbers(one.ask(&mut fs, TAKE));
-    let request = early(&fs, "a", numbers.start);
+    let request = writeback(&fs, "a", numbers.start);
     one.ask(&mut fs, request).unwrap();
     let own = one.create(&mut fs, Ino::ROOT, "own", NewNode::Regular);
     let mut fs = fs.crash();
@@ -942,7 +944,7 @@ fn numbers_do_not_come_again_after_a_loss_of_power() {
     assert!(matches!(lost, Ok(Reply::Absent { .. })), "{lost:?}");
     assert!(one.create(&mut fs, Ino::ROOT, "b", NewNode::Regular) > own);
     assert!(take_numbers(one.ask(&mut fs, TAKE)).start > own.0);
-    let request = early(&fs, "a", numbers.start);
+    let request = writeback(&fs, "a", numbers.start);
     assert_eq!(entry(one.ask(&mut fs, request)), Ino(numbers.start), "the client may make it again");
     assert_eq!(fs.fsck(), []);
 }
@@ -988,7 +990,7 @@ fn open_files_without_a_name_survive_a_restart() {
 /// A hold from an answer that the client has received is not counted again when the client reclaims
 /// it.
 #[test]
-fn what_a_client_has_is_counted_once_after_a_restart() {
+fn reclaimed_holds_are_counted_once_after_restart() {
     let mut fs = Harness::on(Engine::Local, config());
     let mut one = Client::connect(&mut fs, 1);
     let tmp = one.ask(&mut fs, Request::TmpFile { dir: Ino::ROOT, perm: 0o600, umask: 0 }).unwrap();
@@ -1027,7 +1029,7 @@ fn a_nameless_file_is_named_after_a_restart() {
 
 /// After a restart, a client has open what it had opened, and not what it claims.
 #[test]
-fn what_a_client_says_it_has_open_it_must_prove() {
+fn reclaiming_an_open_needs_its_token() {
     let mut fs = Harness::on(Engine::Local, config());
     let (mut one, mut liar) = (Client::connect(&mut fs, 1), Client::connect(&mut fs, 2));
     let reply = one.ask(&mut fs, create(Ino::ROOT, "a", NewNode::Regular)).unwrap();
@@ -1040,7 +1042,7 @@ fn what_a_client_says_it_has_open_it_must_prove() {
     for (claim, outcome) in [
         (seen, Err(Errno::EBADF)),
         (Held { opened, ..seen }, Err(Errno::EBADF)),
-        (Held { opened: seen.told, ..seen }, Err(Errno::EBADF)),
+        (Held { opened: seen.lookup_token, ..seen }, Err(Errno::EBADF)),
     ] {
         fs = killed(fs, Memory::Replayed);
         reclaim(&mut fs, &mut liar, &[claim]);
@@ -1067,11 +1069,11 @@ fn a_client_writes_to_what_it_has_opened_for_writing() {
     let changes = [
         Request::Write { ino, offset: 0, data: b"x"[..].into(), kill_suid_gid: false, time: None },
         Request::Allocate { ino, offset: 0, length: 9, mode: AllocateMode::empty() },
-        Request::Extend { ino, offset: 0, length: 9, from: None, discards: false, told: false },
+        Request::Extend { ino, offset: 0, length: 9, from: None, discards: false, acknowledged: false },
         Request::Delegate { ino, access: Access::READ | Access::WRITE },
         Request::SetAttr { ino, set: truncate },
     ];
-    let write = StreamIo::Write { ino, offset: 0, told: false };
+    let write = StreamIo::Write { ino, offset: 0, acknowledged: false };
     let may_write = |fs: &mut Harness, one: &mut Client| {
         let read = Request::Read { ino, offset: 0, size: 1, noatime: false };
         assert!(one.ask(fs, read).is_ok());
@@ -1127,10 +1129,10 @@ fn the_grace_ends_with_the_last_session_that_was() {
     // It held `a`, which is gone, and the directory, which is not.
     let root = Held {
         ino: Ino::ROOT,
-        home: Home::Table,
+        location: Location::Table,
         lookups: 1,
         opens: 0,
-        told: 0,
+        lookup_token: 0,
         opened: 0,
         exclusive: false,
     };
@@ -1160,7 +1162,7 @@ fn changes_wait_for_leases_of_the_time_before() {
     reclaim(&mut fs, &mut one, &[]);
     let make = create(Ino::ROOT, "a", NewNode::Regular);
     let id = one.send(&mut fs, &make, false);
-    fs.settle();
+    fs.run_until_idle();
     assert!(!fs.answers.contains_key(&id));
     let looked = one.ask(&mut fs, Request::Lookup { dir: Ino::ROOT, name: name("a") });
     assert!(matches!(looked, Ok(Reply::Absent { .. })), "reads continue");
@@ -1192,7 +1194,7 @@ fn changes_wait_for_leases_of_the_time_before() {
 /// A client's hints may be arbitrarily old: what it holds is found at its current location, after
 /// any number of restarts.
 #[test]
-fn what_moved_is_found() {
+fn moved_inode_is_found() {
     for memory in [Memory::Replayed, Memory::Cold] {
         let mut fs = Harness::on(Engine::Local, Config { cache_bytes: 0, ..config() });
         let (mut one, mut other) = (Client::connect(&mut fs, 1), Client::connect(&mut fs, 2));
@@ -1247,7 +1249,7 @@ fn what_moved_is_found() {
 /// A client that has reclaimed may move an inode and forget it, while another that knows the inode
 /// has not reclaimed yet.
 #[test]
-fn what_moved_is_found_after_others_have_forgotten_it() {
+fn moved_inode_is_found_after_others_forget_it() {
     for memory in [Memory::Replayed, Memory::Cold] {
         for closes in [false, true] {
             let mut fs = Harness::on(Engine::Local, Config { cache_bytes: 0, ..config() });
@@ -1265,7 +1267,7 @@ fn what_moved_is_found_after_others_have_forgotten_it() {
             let how = Request::Open { ino, how: open_how(Access::READ, false) };
             let Ok(Reply::Opened(opened)) = other.ask(&mut fs, how) else { panic!("it is not opened") };
             fs = killed(fs, memory);
-            let others = Held { opened: opened.proof, ..held(&found, 1, u32::from(closes)) };
+            let others = Held { opened: opened.reclaim_token, ..held(&found, 1, u32::from(closes)) };
             reclaim(&mut fs, &mut other, &[others]);
             let released = if closes { vec![ino] } else { vec![] };
             other.ask(&mut fs, Request::ForgetAll { inodes: vec![(ino, 1)], released }).unwrap();
@@ -1296,21 +1298,21 @@ fn wrong_hints_do_no_harm() {
                 reclaim(&mut fs, &mut one, &has);
             }
             let lies = |ino: u64| {
-                let homes = [
-                    Home::Dentry { dir: Ino(ino), hash: 0 },
-                    Home::Table,
-                    Home::Orphan,
-                    Home::Dentry { dir: Ino::ROOT, hash: 0 },
-                    Home::Dentry { dir, hash: u64::MAX },
-                    Home::Dentry { dir: Ino(1 << 40), hash: 7 },
+                let locations = [
+                    Location::Dentry { dir: Ino(ino), hash: 0 },
+                    Location::Table,
+                    Location::Orphan,
+                    Location::Dentry { dir: Ino::ROOT, hash: 0 },
+                    Location::Dentry { dir, hash: u64::MAX },
+                    Location::Dentry { dir: Ino(1 << 40), hash: 7 },
                 ];
-                homes.map(|home| Held {
+                locations.map(|location| Held {
                     exclusive: false,
                     ino: Ino(ino),
-                    home,
+                    location,
                     lookups: u64::MAX,
                     opens: u32::MAX,
-                    told: 7,
+                    lookup_token: 7,
                     opened: 7,
                 })
             };
@@ -1402,7 +1404,7 @@ impl Lane {
                 umask: 0,
                 open,
                 exclusive: true,
-                early: None,
+                writeback: None,
             };
         };
         let last = self.names.last().cloned();
@@ -1449,7 +1451,7 @@ impl Lane {
             (Request::Rename { to, .. }, Reply::Done) => *self.names.last_mut().unwrap() = to,
             (Request::Link { name, .. }, Reply::Entry(entry)) => {
                 let held = self.held.as_mut().unwrap();
-                (held.home, held.lookups) = (entry.home, held.lookups + 1);
+                (held.location, held.lookups) = (entry.location, held.lookups + 1);
                 self.names.push(name);
             }
             (Request::Unlink { .. }, Reply::Done) => drop(self.names.pop()),
@@ -1511,12 +1513,12 @@ impl Actor {
 
 /// Otherwise a crash would undo what a client has seen.
 #[test]
-fn with_sync_nobody_is_told_of_a_change_before_it_is_durable() {
+fn with_sync_changes_are_invisible_until_durable() {
     let mut fs = Harness::with(Config { acknowledge: Acknowledge::Durable, ..config() });
     let (mut changer, mut other) = (Client::connect(&mut fs, 1), Client::connect(&mut fs, 2));
     let old = changer.create(&mut fs, Ino::ROOT, "old", NewNode::Regular);
-    let quiet = changer.create(&mut fs, Ino::ROOT, "quiet", NewNode::Regular);
-    fs.settle();
+    let unannounced = changer.create(&mut fs, Ino::ROOT, "quiet", NewNode::Regular);
+    fs.run_until_idle();
     fs.lazy = true;
     let lookup = |file| Request::Lookup { dir: Ino::ROOT, name: name(file) };
     let set = SetAttr { perm: Some(0o600), ..SetAttr::default() };
@@ -1530,13 +1532,13 @@ fn with_sync_nobody_is_told_of_a_change_before_it_is_durable() {
         ),
     ] {
         let changed = changer.send(&mut fs, &change, false);
-        let told = asked.map(|request| other.send(&mut fs, &request, false));
-        let about_others = [lookup("quiet"), Request::GetAttr { ino: quiet }];
+        let reported = asked.map(|request| other.send(&mut fs, &request, false));
+        let about_others = [lookup("quiet"), Request::GetAttr { ino: unannounced }];
         let about_others = about_others.map(|request| other.send(&mut fs, &request, false));
         assert!(about_others.iter().all(|id| fs.answers.contains_key(id)), "{change:?} is not in their way");
-        assert!([changed].iter().chain(&told).all(|id| !fs.answers.contains_key(id)), "{change:?}");
-        while fs.settle_one() {}
-        assert!([changed].iter().chain(&told).all(|id| fs.answers.contains_key(id)), "{change:?}");
+        assert!([changed].iter().chain(&reported).all(|id| !fs.answers.contains_key(id)), "{change:?}");
+        while fs.run_one() {}
+        assert!([changed].iter().chain(&reported).all(|id| fs.answers.contains_key(id)), "{change:?}");
         assert!(fs.answers[&changed].is_ok());
     }
 }
@@ -1545,7 +1547,7 @@ fn with_sync_nobody_is_told_of_a_change_before_it_is_durable() {
 /// repeatedly. Each request succeeds, which it would not if an earlier one had been executed twice
 /// or not at all.
 #[test]
-fn whatever_happens_each_request_is_done_once() {
+fn each_request_is_executed_exactly_once() {
     let durable = Config { acknowledge: Acknowledge::Durable, ..config() };
     let small = |config: Config| Config { cache_bytes: 0, ..config };
     for (engine, config, seeds) in [
@@ -1580,7 +1582,7 @@ fn run_actors(mut fs: Harness, seed: u64, context: &str) {
             match rng.u8(0..12) {
                 0 => fs.input(Input::Tick),
                 1 => fs.checkpoint(),
-                2..8 => drop(fs.settle_one()),
+                2..8 => drop(fs.run_one()),
                 _ => fs.input(Input::Heard { client: actors[at].id }),
             }
             actors[at].look(&mut fs, context);
@@ -1596,7 +1598,7 @@ fn run_actors(mut fs: Harness, seed: u64, context: &str) {
             actor.resume(&mut fs);
         }
     }
-    fs.settle();
+    fs.run_until_idle();
     let mut other = Client::connect(&mut fs, 9);
     let mut files = 1;
     for (actor, number) in actors.iter_mut().zip(1..) {
@@ -1677,7 +1679,7 @@ fn a_client_that_leaves_has_nothing_any_more() {
             fs.input(Input::Tick);
         }
         assert_eq!((fs.expired.len(), fs.answers.contains_key(&id)), (0, false));
-        fs.settle();
+        fs.run_until_idle();
         tick(fs, 1);
         fs.lazy = false;
         assert_eq!(fs.expired.pop(), Some(client.id));

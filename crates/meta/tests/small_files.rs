@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::harness::{DataServers, Fault, Harness, ROOT_CALLER, config, name, open_how};
-use espalier_meta::{Acknowledge, Config, Finding, Input, Place, Striping};
+use espalier_meta::{Acknowledge, Config, DataLocation, Finding, Input, Striping};
 use espalier_policy::{Key, Policy};
 use espalier_proto::*;
 
@@ -32,7 +32,16 @@ fn unstuffed(acknowledge: Acknowledge) -> Config {
 
 fn create_request(text: &str) -> Request {
     let (node, dir, open) = (NewNode::Regular, Ino::ROOT, Some(open_how(Access::WRITE, false)));
-    Request::Create { dir, name: name(text), node, perm: 0o644, umask: 0, open, exclusive: true, early: None }
+    Request::Create {
+        dir,
+        name: name(text),
+        node,
+        perm: 0o644,
+        umask: 0,
+        open,
+        exclusive: true,
+        writeback: None,
+    }
 }
 
 fn create(fs: &mut Harness, text: &str) -> Result<(Attr, Opened), Errno> {
@@ -50,11 +59,11 @@ fn write(fs: &mut Harness, ino: Ino, size: u64) -> Result<(), Errno> {
         length: 1,
         from: None,
         discards: false,
-        told: false,
+        acknowledged: false,
     })?;
     assert_eq!(extended, Reply::Granted);
-    let layout = fs.meta.place_of(&StreamIo::Write { ino, offset: 0, told: false });
-    let Place::Servers(layout) = layout else { panic!("{layout:?}") };
+    let layout = fs.meta.place_of(&StreamIo::Write { ino, offset: 0, acknowledged: false });
+    let DataLocation::Servers(layout) = layout else { panic!("{layout:?}") };
     let end = layout.segments(size - 1, 1).next().unwrap();
     let write = DataRequest::Write { ino, offset: end.local, data: vec![1].into() };
     fs.data.ask(layout.servers()[end.place], &write).map(drop)
@@ -80,7 +89,7 @@ fn reach(fs: &mut Harness) {
 }
 
 #[test]
-fn what_is_striped_from_its_birth_needs_no_data_server_until_it_is_written() {
+fn file_striped_at_creation_needs_no_data_server_until_written() {
     let mut fs = cluster(unstuffed(Acknowledge::Volatile));
     fs.data.down = true;
     let (made, opened) = create(&mut fs, "file").unwrap();
@@ -171,7 +180,7 @@ fn precreated(acknowledge: Acknowledge) -> Config {
 }
 
 #[test]
-fn what_is_made_from_the_pool_has_its_datafiles_and_needs_no_data_server() {
+fn pooled_file_has_datafiles_without_data_server() {
     let mut fs = cluster(precreated(Acknowledge::Volatile));
     let (first, _) = create(&mut fs, "first").unwrap();
     assert!(!fs.data.files().contains_key(&first.ino), "there was no pool");
@@ -192,7 +201,7 @@ fn what_is_made_from_the_pool_has_its_datafiles_and_needs_no_data_server() {
 }
 
 #[test]
-fn who_finds_the_pool_empty_gets_a_file_all_the_same_and_the_pool_grows() {
+fn exhausted_pool_falls_back_and_grows() {
     let mut fs = cluster(precreated(Acknowledge::Volatile));
     create(&mut fs, "first").unwrap();
     fs.data.down = true;
@@ -223,7 +232,7 @@ fn a_crash_at_any_io_leaves_no_datafile_that_is_neither_a_files_nor_the_pools() 
 #[test]
 fn a_number_of_the_pool_comes_once_whatever_is_lost() {
     let sessions = Config { session_ms: Some(60_000), ..precreated(Acknowledge::Written) };
-    let (mut fs, mut told, mut lost, mut pooled) = (cluster(sessions), BTreeSet::new(), 0, 0);
+    let (mut fs, mut reported, mut lost, mut pooled) = (cluster(sessions), BTreeSet::new(), 0, 0);
     // A repeated request with the same number gets the same answer.
     let mut last = 0;
     let mut ask = |fs: &mut Harness, request: Request| {
@@ -248,7 +257,7 @@ fn a_number_of_the_pool_comes_once_whatever_is_lost() {
             // The next round looks for the last one.
             let text = if at == 39 { (round + 1).to_string() } else { format!("{round} {at}") };
             let Ok(Reply::Created(entry, _)) = ask(&mut fs, create_request(&text)) else { panic!("no file") };
-            assert!(told.insert(entry.attr.ino), "{} comes again in round {round}", entry.attr.ino);
+            assert!(reported.insert(entry.attr.ino), "{} comes again in round {round}", entry.attr.ino);
             pooled += usize::from(fs.data.files().contains_key(&entry.attr.ino));
         }
         fs = fs.crash();
@@ -259,7 +268,7 @@ fn a_number_of_the_pool_comes_once_whatever_is_lost() {
 }
 
 #[test]
-fn what_was_set_aside_for_other_servers_is_removed() {
+fn pool_of_former_servers_is_removed() {
     let mut fs = cluster(precreated(Acknowledge::Volatile));
     create(&mut fs, "first").unwrap();
     assert_eq!(fs.data.files().len(), 64);

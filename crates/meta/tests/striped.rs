@@ -37,7 +37,7 @@ fn make(fs: &mut Harness, text: &str, size: u64) -> Result<Ino, Errno> {
         umask: 0,
         open: None,
         exclusive: true,
-        early: None,
+        writeback: None,
     };
     let ino = match fs.ask(create)? {
         Reply::Entry(entry) | Reply::Created(entry, _) => entry.attr.ino,
@@ -162,16 +162,19 @@ fn files_lie_as_the_policy_of_their_directory_wants() {
             };
             all.clone().map(size).collect()
         };
-        let told = layout(&mut fs, ino);
-        assert_eq!(told.contains("dist_params"), !dist_params.is_empty());
+        let reported = layout(&mut fs, ino);
+        assert_eq!(reported.contains("dist_params"), !dist_params.is_empty());
         for part in [format!("dist_name = \"{dist_name}\""), format!("\"{dist_params}")] {
-            assert!(told.contains(&part), "{settings:?}: {told}");
+            assert!(reported.contains(&part), "{settings:?}: {reported}");
         }
         assert_eq!((sizes(&mut fs).iter().sum::<u64>(), fs.data.files()[&ino]), (101, count), "{settings:?}");
         fs = fs.crash();
         reach(&mut fs);
         let dir = fs.lookup(Ino::ROOT, &format!("{settings:?}")).unwrap().ino;
-        assert_eq!((fs.lookup(dir, "file").map(|attr| attr.size), layout(&mut fs, ino)), (Some(101), told));
+        assert_eq!(
+            (fs.lookup(dir, "file").map(|attr| attr.size), layout(&mut fs, ino)),
+            (Some(101), reported)
+        );
         for size in [90, 20, 3, 1000] {
             fs.ask(resize(ino, size)).unwrap();
             assert_eq!(fs.attr_of(ino).size, size);
@@ -183,18 +186,18 @@ fn files_lie_as_the_policy_of_their_directory_wants() {
 
 /// Changes some files; records the known sizes.
 fn work(fs: &mut Harness, wanted: &mut BTreeMap<Ino, u64>) -> Result<(), Errno> {
-    let kept = make(fs, "kept", 150)?;
-    wanted.insert(kept, 150);
+    let retained = make(fs, "kept", 150)?;
+    wanted.insert(retained, 150);
     let removed = make(fs, "removed", 90)?;
     wanted.insert(removed, 90);
-    fs.ask(Request::Open { ino: kept, how: open_how(Access::WRITE, false) })?;
+    fs.ask(Request::Open { ino: retained, how: open_how(Access::WRITE, false) })?;
     // The client writes directly to the data servers.
-    let layout = fs.meta.place_of(&StreamIo::Write { ino: kept, offset: 0, told: false });
-    let espalier_meta::Place::Servers(layout) = layout else { panic!("{layout:?}") };
+    let layout = fs.meta.place_of(&StreamIo::Write { ino: retained, offset: 0, acknowledged: false });
+    let espalier_meta::DataLocation::Servers(layout) = layout else { panic!("{layout:?}") };
     let end = layout.segments(299, 1).next().unwrap();
-    let write = DataRequest::Write { ino: kept, offset: end.local, data: vec![1].into() };
+    let write = DataRequest::Write { ino: retained, offset: end.local, data: vec![1].into() };
     fs.data.ask(layout.servers()[end.place], &write)?;
-    wanted.insert(kept, 300);
+    wanted.insert(retained, 300);
     fs.checkpoint();
     fs.ask(Request::Unlink { dir: Ino::ROOT, name: name("removed"), time: None })?;
     fs.checkpoint();
@@ -204,7 +207,7 @@ fn work(fs: &mut Harness, wanted: &mut BTreeMap<Ino, u64>) -> Result<(), Errno> 
 }
 
 #[test]
-fn a_crash_at_any_io_leaves_no_datafile_that_nobody_refers_to_and_loses_none() {
+fn crash_at_any_io_neither_leaks_nor_loses_datafiles() {
     for acknowledge in [Acknowledge::Volatile, Acknowledge::Durable] {
         let mut crashes = 0;
         for at in 0.. {
@@ -250,19 +253,19 @@ fn a_crash_at_any_io_leaves_no_datafile_that_nobody_refers_to_and_loses_none() {
 }
 
 #[test]
-fn what_could_not_be_settled_is_not_taken_for_what_nobody_knows_of() {
+fn unfinalised_stream_is_not_taken_for_garbage() {
     let mut fs = cluster(Acknowledge::Volatile);
     let ino = make(&mut fs, "file", STRIP).unwrap();
     fs.lazy = true;
     let write = Request::Write { ino, offset: STRIP, data: vec![1].into(), kill_suid_gid: false, time: None };
     let id = fs.send(&ROOT_CALLER, write);
     while !fs.answers.contains_key(&id) {
-        assert!(fs.settle_one());
+        assert!(fs.run_one());
     }
     assert_eq!(fs.answers.remove(&id), Some(Ok(Reply::Streamed)));
     // Its journal is not durable yet.
     fs.data.down = true;
-    fs.settle();
+    fs.run_until_idle();
     fs.lazy = false;
     fs.checkpoint();
     fs.drain();
@@ -288,7 +291,7 @@ fn what_could_not_be_settled_is_not_taken_for_what_nobody_knows_of() {
 }
 
 #[test]
-fn what_another_rank_has_not_settled_is_not_removed() {
+fn undecided_transaction_of_peer_is_kept() {
     let mut fs = cluster(Acknowledge::Volatile);
     let (server, own, other) = (ServerId(0), Ino(900), Ino(Ino::none_of(Rank(1)).0 + 900));
     for ino in [own, other] {
@@ -304,7 +307,7 @@ fn what_another_rank_has_not_settled_is_not_removed() {
 /// Nothing can be counted while leases from before a crash may last. Afterwards everything is,
 /// including the writes of a client that never returns.
 #[test]
-fn what_a_client_has_written_that_does_not_come_back_is_counted() {
+fn writes_of_lost_client_are_counted() {
     const SESSION_MS: u32 = 60_000;
     let (session_ms, lease_ms) = (Some(SESSION_MS), Some(SESSION_MS));
     let mut fs = Harness::with(Config { session_ms, lease_ms, ..striped(Acknowledge::Written) });
@@ -320,7 +323,7 @@ fn what_a_client_has_written_that_does_not_come_back_is_counted() {
         umask: 0,
         open,
         exclusive: true,
-        early: None,
+        writeback: None,
     };
     let Ok(Reply::Created(Entry { attr: Attr { ino, .. }, .. }, _)) = fs.ask(create) else {
         panic!("no file")
@@ -328,8 +331,8 @@ fn what_a_client_has_written_that_does_not_come_back_is_counted() {
     let data = vec![1; STRIP as usize];
     fs.ask(Request::Write { ino, offset: 0, data: data.into(), kill_suid_gid: false, time: None }).unwrap();
     fs.ask(resize(ino, 100)).unwrap();
-    let espalier_meta::Place::Servers(layout) =
-        fs.meta.place_of(&StreamIo::Write { ino, offset: 0, told: false })
+    let espalier_meta::DataLocation::Servers(layout) =
+        fs.meta.place_of(&StreamIo::Write { ino, offset: 0, acknowledged: false })
     else {
         panic!("it is not on data servers")
     };
@@ -352,13 +355,13 @@ fn what_a_client_has_written_that_does_not_come_back_is_counted() {
 
 /// Of bytes that were not durable: a file is counted with those that are left.
 #[test]
-fn what_data_servers_lose_with_their_power_is_not_counted_any_more() {
+fn bytes_lost_by_data_servers_are_not_counted() {
     let mut fs = cluster(Acknowledge::Written);
     let ino = make(&mut fs, "file", 100).unwrap();
     let how = open_how(Access::READ | Access::WRITE, false);
     fs.ask(Request::Open { ino, how }).unwrap();
-    let espalier_meta::Place::Servers(layout) =
-        fs.meta.place_of(&StreamIo::Write { ino, offset: 0, told: false })
+    let espalier_meta::DataLocation::Servers(layout) =
+        fs.meta.place_of(&StreamIo::Write { ino, offset: 0, acknowledged: false })
     else {
         panic!("it is not on data servers")
     };
@@ -387,7 +390,7 @@ fn files_are_moved_away_from_a_server() {
     fs.ask(Request::Unlink { dir: Ino::ROOT, name: name("nameless"), time: None }).unwrap();
     fs.drain();
     let layout_of = |fs: &Harness, ino| match fs.meta.place_of(&StreamIo::Read { ino, offset: 0, size: 1 }) {
-        espalier_meta::Place::Servers(layout) => layout,
+        espalier_meta::DataLocation::Servers(layout) => layout,
         other => panic!("{other:?}"),
     };
     let before = files.map(|ino| layout_of(&fs, ino));
@@ -429,7 +432,7 @@ fn no_new_files_come_to_lie_on_drained_servers() {
         for file in ["a", "b", "c", "d"] {
             let ino = make(&mut fs, file, 100).unwrap();
             let place = fs.meta.place_of(&StreamIo::Read { ino, offset: 0, size: 1 });
-            let espalier_meta::Place::Servers(layout) = place else { panic!("{place:?}") };
+            let espalier_meta::DataLocation::Servers(layout) = place else { panic!("{place:?}") };
             assert_eq!(layout.servers().len(), width);
             assert!(!drained.iter().any(|server| layout.servers().contains(&ServerId(*server))));
         }

@@ -17,7 +17,7 @@ impl World {
         self.next += 1;
         let id = RequestId(self.next);
         self.fs.input(Input::Request { from, id, below: id, caller: ROOT_CALLER, request });
-        self.fs.settle();
+        self.fs.run_until_idle();
         self.fs.answers.remove(&self.next).unwrap()
     }
 
@@ -32,7 +32,7 @@ impl World {
         let (perm, umask, open, exclusive) = (0o777, 0, None, true);
         match self.ask(
             ADMIN,
-            Request::Create { dir, name: name(file), node, perm, umask, open, exclusive, early: None },
+            Request::Create { dir, name: name(file), node, perm, umask, open, exclusive, writeback: None },
         ) {
             Ok(Reply::Entry(entry)) => entry,
             other => panic!("{file}: {other:?}"),
@@ -41,14 +41,14 @@ impl World {
 
     fn connect(&mut self, client: ClientId) {
         self.fs.input(Input::Connect { client, leases: true, resumes: false });
-        self.fs.settle();
+        self.fs.run_until_idle();
     }
 
     fn enter(&mut self, path: &[&str]) -> Result<(), Errno> {
         self.connect(GUEST);
         self.fs.entered.clear();
         self.fs.input(Input::Enter { client: GUEST, path: path.iter().map(|text| name(text)).collect() });
-        self.fs.settle();
+        self.fs.run_until_idle();
         assert_eq!((self.fs.entered.len(), self.fs.entered[0].0), (1, GUEST));
         self.fs.entered[0].1
     }
@@ -88,7 +88,7 @@ fn requests(ino: Ino, within: Ino) -> Vec<Request> {
             umask: 0,
             open: Some(how),
             exclusive,
-            early: None,
+            writeback: None,
         },
         Request::TmpFile { dir: ino, perm: 0, umask: 0 },
         Request::Link { ino, dir: within, name: file() },
@@ -110,14 +110,14 @@ fn requests(ino: Ino, within: Ino) -> Vec<Request> {
         Request::ListXattr { ino },
         Request::RemoveXattr { ino, name: xattr },
         Request::StatFs { ino },
-        Request::Extend { ino, offset: 0, length: 1, from: None, discards: false, told: false },
+        Request::Extend { ino, offset: 0, length: 1, from: None, discards: false, acknowledged: false },
         Request::Extend {
             ino: within,
             offset: 0,
             length: 1,
             from: Some((ino, 0)),
             discards: false,
-            told: false,
+            acknowledged: false,
         },
         Request::RemoveTree { dir: ino },
         Request::CopyTree(CopyTree { levels: vec![level], preserve: false, umask: 0 }),
@@ -185,13 +185,13 @@ fn a_restricted_client_reaches_what_it_has_found_below_its_root_and_nothing_else
 
     // After a restart it holds what it can prove.
     let own = world.find(GUEST, root, "moved");
-    let has = |entry: &Entry, told| Held {
+    let has = |entry: &Entry, lookup_token| Held {
         ino: entry.attr.ino,
-        home: entry.home,
+        location: entry.location,
         lookups: 1,
         opens: 1,
-        told,
-        opened: told,
+        lookup_token,
+        opened: lookup_token,
         exclusive: false,
     };
     world.fs = world.fs.crash();
@@ -199,7 +199,8 @@ fn a_restricted_client_reaches_what_it_has_found_below_its_root_and_nothing_else
     world.ask(ADMIN, Request::Reclaim { held: vec![], last: true, again: vec![] }).unwrap();
     world.connect(GUEST);
     assert_eq!(world.enter(&["projects", "a"]), Ok(()));
-    let held = vec![has(&own, own.proof), has(&secret, secret.proof), has(&file, own.proof)];
+    let held =
+        vec![has(&own, own.reclaim_token), has(&secret, secret.reclaim_token), has(&file, own.reclaim_token)];
     world.ask(GUEST, Request::Reclaim { held, last: true, again: vec![] }).unwrap();
     refused(&mut world, &outside);
     world.ask(GUEST, Request::GetAttr { ino: own.attr.ino }).unwrap();

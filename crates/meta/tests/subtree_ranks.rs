@@ -34,20 +34,20 @@ impl Ranks {
 
     fn connect(&mut self, rank: usize, client: ClientId) {
         self.hosts[rank].input(Input::Connect { client, leases: false, resumes: false });
-        self.hosts[rank].settle();
+        self.hosts[rank].run_until_idle();
     }
 
     fn deliver(&mut self) {
         loop {
-            let mut is_quiet = true;
+            let mut is_idle = true;
             for from in 0..self.hosts.len() {
-                self.hosts[from].settle();
+                self.hosts[from].run_until_idle();
                 for (to, message) in std::mem::take(&mut self.hosts[from].peers) {
-                    is_quiet = false;
+                    is_idle = false;
                     self.hosts[to.0 as usize].input(Input::Peer { from: Rank(from as u16), message });
                 }
             }
-            if is_quiet {
+            if is_idle {
                 return;
             }
         }
@@ -77,7 +77,7 @@ impl Ranks {
     /// Follows a reply to the rank that it names, as an honest client does.
     fn ask(&mut self, from: ClientId, request: Request) -> Result<Reply, Errno> {
         match self.ask_at(request.rank(), from, request)? {
-            Reply::Elsewhere { ino, kind, .. } => self.ask(from, find(ino, kind)),
+            Reply::Remote { ino, kind, .. } => self.ask(from, find(ino, kind)),
             reply => Ok(reply),
         }
     }
@@ -86,7 +86,7 @@ impl Ranks {
         let (name, open, exclusive) = (name(file), None, true);
         match self.ask(
             from,
-            Request::Create { dir, name, node, perm: 0o777, umask: 0, open, exclusive, early: None },
+            Request::Create { dir, name, node, perm: 0o777, umask: 0, open, exclusive, writeback: None },
         ) {
             Ok(Reply::Entry(entry)) => entry.attr.ino,
             other => panic!("{file}: {other:?}"),
@@ -239,7 +239,7 @@ fn nothing_outside_is_reached_by_its_number() {
 }
 
 #[test]
-fn what_has_been_moved_out_is_reached_only_by_what_is_held() {
+fn inode_moved_out_of_subtree_is_reached_only_by_holds() {
     let fs = &mut Ranks::new();
     let Tree { root, inside, outside, .. } = plant(fs);
     assert_eq!(fs.find_name(root, "in2"), Ok(inside[2]));

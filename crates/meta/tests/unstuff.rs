@@ -86,7 +86,7 @@ fn bytes_that_become_durable_while_it_outgrows_the_strip() {
     let fsync = fs.send(&ROOT_CALLER, Request::Fsync { ino });
     fs.ask(Request::SetAttr { ino, set: LARGE }).unwrap();
     fs.lazy = false;
-    fs.settle();
+    fs.run_until_idle();
     assert_eq!(fs.answers.remove(&fsync), Some(Ok(Reply::Done)));
     assert_eq!(outgrow(fs, ino), [7; 50]);
 }
@@ -169,7 +169,7 @@ fn a_stream_that_the_file_does_not_need_after_all_is_removed() {
         fs.write(ino, 0, &[7; 60]).unwrap();
         let append = append(&mut fs, ino);
         fs.send(&ROOT_CALLER, Request::SetAttr { ino, set: SetAttr { size: Some(0), ..LARGE } });
-        while fs.settle_one() {}
+        while fs.run_one() {}
         assert_eq!(fs.answers.remove(&append), Some(Ok(Reply::Done)));
         assert_eq!(fs.read(ino), b"more than fits");
         assert!(fs.disk.store().streams().unwrap().is_empty());
@@ -182,7 +182,7 @@ fn a_stream_that_the_file_does_not_need_after_all_is_removed() {
 }
 
 #[test]
-fn what_could_not_be_removed_is_removed_later() {
+fn failed_removal_is_retried() {
     let striping = Striping::new(Distribution::SimpleStripe { strip: 10 }, [ServerId(0)].into(), 1).unwrap();
     let mut fs = Harness::with(Config { striping: Some(striping), ..harness::config() });
     fs.data = DataServers::new(1);
@@ -191,29 +191,29 @@ fn what_could_not_be_removed_is_removed_later() {
     fs.shuffle = Some(fastrand::Rng::with_seed(0));
     let large = fs.send(&ROOT_CALLER, Request::SetAttr { ino, set: LARGE });
     fs.fault = Some((fs.count, Fault::SeemsToFail(Errno::EIO)));
-    fs.settle_one();
+    fs.run_one();
     assert_eq!(fs.answers.remove(&large), Some(Err(Errno::EIO)));
     fs.data.down = true;
-    while fs.settle_one() {}
+    while fs.run_one() {}
     fs.data.down = false;
     assert_eq!(fs.data.files().len(), 1);
     fs.input(Input::Tick);
-    while fs.settle_one() {}
+    while fs.run_one() {}
     assert_eq!(fs.data.files(), [].into());
 }
 
 const SERVERS: [ServerId; 3] = [ServerId(0), ServerId(1), ServerId(2)];
 
-/// A file of 60 bytes that is about to be unstuffed to one of three data servers. `told`: which
+/// A file of 60 bytes that is about to be unstuffed to one of three data servers. `reported`: which
 /// servers have reported, and whether they have a datafile of it.
-fn about_to_fill(told: &[(ServerId, bool)]) -> (Harness, Ino, u64) {
+fn about_to_fill(reported: &[(ServerId, bool)]) -> (Harness, Ino, u64) {
     let striping = Striping::new(Distribution::SimpleStripe { strip: 100 }, SERVERS.into(), 3).unwrap();
     let mut fs = Harness::with(Config { striping: Some(striping), ..harness::config() });
     fs.data = DataServers::new(3);
     let ino = file(&mut fs);
     fs.write(ino, 0, &[7; 60]).unwrap();
     fs.shuffle = Some(fastrand::Rng::with_seed(0));
-    for (server, has_it) in told {
+    for (server, has_it) in reported {
         let inos = has_it.then_some(ino).into_iter().collect();
         fs.input(Input::NewDatafiles { server: *server, inos });
     }
@@ -221,7 +221,7 @@ fn about_to_fill(told: &[(ServerId, bool)]) -> (Harness, Ino, u64) {
     (fs, ino, append)
 }
 
-fn asked_to_fill(fs: &Harness) -> usize {
+fn fill_requests(fs: &Harness) -> usize {
     let requests = |(_, io): &(_, Io)| match io {
         Io::Stream(call @ StreamCall::Fill { .. }, layouts) => Some(call.requests(layouts).unwrap().len()),
         _ => None,
@@ -232,17 +232,17 @@ fn asked_to_fill(fs: &Harness) -> usize {
 #[test]
 fn only_data_servers_that_get_bytes_are_asked_unless_they_may_have_some() {
     let all = SERVERS.map(|server| (server, false));
-    assert_eq!(asked_to_fill(&about_to_fill(&all).0), 1);
-    assert_eq!(asked_to_fill(&about_to_fill(&all[..2]).0), 3, "one has not reported");
+    assert_eq!(fill_requests(&about_to_fill(&all).0), 1);
+    assert_eq!(fill_requests(&about_to_fill(&all[..2]).0), 3, "one has not reported");
     // Other bytes may need fewer servers.
     let (mut fs, ino, append) = about_to_fill(&all);
     let write =
         Request::Write { ino, offset: 0, data: b"other"[..].into(), kill_suid_gid: false, time: None };
     fs.send(&ROOT_CALLER, write);
-    while asked_to_fill(&fs) < 2 {
-        assert!(fs.settle_one(), "{:?}", fs.answers.get(&append));
+    while fill_requests(&fs) < 2 {
+        assert!(fs.run_one(), "{:?}", fs.answers.get(&append));
     }
-    assert_eq!(asked_to_fill(&fs), 3);
+    assert_eq!(fill_requests(&fs), 3);
     fs.shuffle = None;
     fs.drain();
     assert_eq!(fs.answers.remove(&append), Some(Ok(Reply::Streamed)));
@@ -251,21 +251,21 @@ fn only_data_servers_that_get_bytes_are_asked_unless_they_may_have_some() {
 }
 
 #[test]
-fn what_a_data_server_had_before_goes_and_what_it_has_now_stays() {
+fn stale_datafiles_are_removed_and_current_ones_stay() {
     let all = SERVERS.map(|server| (server, false));
     let (mut fs, ino, _) = about_to_fill(&all[1..]);
     fs.input(Input::NewDatafiles { server: SERVERS[0], inos: vec![ino] });
     fs.shuffle = None;
-    fs.settle();
+    fs.run_until_idle();
     fs.drain();
     assert_eq!(fs.data.all().iter().map(|(_, _, size)| size).sum::<u64>(), 60, "it is filled again");
     // A datafile that is reported earlier delays the operation until it is removed.
     let (mut fs, ino, append) = about_to_fill(&[all[0], all[1], (SERVERS[2], true)]);
-    assert_eq!(asked_to_fill(&fs), 0);
-    while asked_to_fill(&fs) == 0 {
-        assert!(fs.settle_one());
+    assert_eq!(fill_requests(&fs), 0);
+    while fill_requests(&fs) == 0 {
+        assert!(fs.run_one());
     }
-    assert_eq!(asked_to_fill(&fs), 1);
+    assert_eq!(fill_requests(&fs), 1);
     fs.shuffle = None;
     fs.drain();
     assert_eq!(fs.answers.remove(&append), Some(Ok(Reply::Streamed)));
@@ -282,7 +282,7 @@ fn one_at_a_time_moves_bytes_out() {
     assert_eq!(fills(&fs), 1);
     fs.input(Input::Cancel { from: ClientId(1), id: RequestId(second) });
     assert_eq!(fs.answers.remove(&second), Some(Err(Errno::EINTR)));
-    while fs.settle_one() {
+    while fs.run_one() {
         assert_eq!(fills(&fs), 0);
     }
     for id in [first, third] {
@@ -291,13 +291,13 @@ fn one_at_a_time_moves_bytes_out() {
 }
 
 #[test]
-fn who_has_waited_moves_bytes_out_when_another_could_not() {
+fn waiting_writer_retries_failed_unstuffing() {
     let mut fs = Harness::new();
     let ino = file(&mut fs);
     fs.write(ino, 0, &[7; 60]).unwrap();
     let (first, second) = (append(&mut fs, ino), append(&mut fs, ino));
     fs.fault = Some((fs.count, Fault::SeemsToFail(Errno::ENOSPC)));
-    while fs.settle_one() {}
+    while fs.run_one() {}
     assert_eq!(fs.answers.remove(&first), Some(Err(Errno::ENOSPC)));
     assert_eq!(fs.answers.remove(&second), Some(Ok(Reply::Streamed)));
     fs.shuffle = None;

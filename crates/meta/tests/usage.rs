@@ -5,7 +5,7 @@ use crate::harness::{self, Harness, config, name};
 use espalier_meta::{Config, Input};
 use espalier_proto::*;
 
-fn kept(fs: &mut Harness, dir: Ino) -> [u64; 3] {
+fn recorded_usage(fs: &mut Harness, dir: Ino) -> [u64; 3] {
     ["rfiles", "rsubdirs", "rbytes"].map(|name| fs.figure(dir, name).unwrap())
 }
 
@@ -13,7 +13,7 @@ fn kept(fs: &mut Harness, dir: Ino) -> [u64; 3] {
 fn ask(fs: &mut Harness, request: Request) -> Result<Reply, Errno> {
     let id = fs.send(&harness::ROOT_CALLER, request);
     while !fs.answers.contains_key(&id) {
-        fs.settle();
+        fs.run_until_idle();
     }
     fs.answers.remove(&id).unwrap()
 }
@@ -34,7 +34,7 @@ fn recount(fs: &mut Harness, dir: Ino, bounded: bool, context: &str) -> [u64; 3]
         }
         fs.send(&harness::ROOT_CALLER, Request::Forget { ino: attr.ino, lookups: 1 });
     }
-    assert_eq!(kept(fs, dir), sum, "{context}: what {dir} keeps (left) is not what is below it");
+    assert_eq!(recorded_usage(fs, dir), sum, "{context}: what {dir} keeps (left) is not what is below it");
     for (name, used) in [("max_files", sum[0] + sum[1]), ("max_bytes", sum[2])] {
         match fs.figure(dir, &format!("quota.{name}")).ok().filter(|max| used > *max) {
             Some(max) if bounded => {
@@ -163,7 +163,14 @@ impl Walker {
         // next open on.
         let limited = fs.figure(Ino::ROOT, "quota.max_bytes").is_ok();
         if !passthrough || limited {
-            fs.ask(Request::Extend { ino, offset, length, from: None, discards: false, told: false })?;
+            fs.ask(Request::Extend {
+                ino,
+                offset,
+                length,
+                from: None,
+                discards: false,
+                acknowledged: false,
+            })?;
         }
         let store = fs.disk.store();
         let size = store.stream_stat(ino).unwrap().size;
@@ -192,14 +199,14 @@ fn walk(seed: u64, quotas: bool) -> usize {
             match walker.rng.u8(0..12) {
                 0 => fs.input(Input::Tick),
                 1 => fs.checkpoint(),
-                2 | 3 => drop(fs.settle_one()),
-                4 => fs.settle(),
+                2 | 3 => drop(fs.run_one()),
+                4 => fs.run_until_idle(),
                 5 if quotas => {
                     let dir = walker.dirs[walker.rng.usize(..walker.dirs.len())];
                     if let Ok(Reply::Attr(attr)) = fs.ask(Request::GetAttr { ino: dir })
                         && attr.nlink > 0
                     {
-                        let [files, dirs, bytes] = kept(&mut fs, dir);
+                        let [files, dirs, bytes] = recorded_usage(&mut fs, dir);
                         fs.set_limit(dir, "max_files", files + dirs + walker.rng.u64(1..8)).unwrap();
                         fs.set_limit(dir, "max_bytes", bytes + walker.rng.u64(1..200)).unwrap();
                     }
@@ -232,7 +239,7 @@ fn find(fs: &mut Harness, dir: Ino, walker: &mut Walker) {
 }
 
 #[test]
-fn what_is_kept_equals_a_recount_after_every_step_and_every_crash() {
+fn usage_equals_recount_after_every_step_and_crash() {
     for seed in 0..60 {
         walk(seed, false);
     }
@@ -288,14 +295,14 @@ fn a_name_counts_where_it_is_and_a_quota_holds_for_each() {
     let (one, two) = (fs.mkdir("one"), fs.mkdir("two"));
     let file = fs.file("one/file", b"bytes");
     fs.ask(Request::Link { ino: file, dir: two, name: name("link") }).unwrap();
-    assert_eq!((kept(&mut fs, one), kept(&mut fs, two)), ([1, 0, 5], [1, 0, 5]));
-    assert_eq!(kept(&mut fs, Ino::ROOT), [2, 2, 10]);
+    assert_eq!((recorded_usage(&mut fs, one), recorded_usage(&mut fs, two)), ([1, 0, 5], [1, 0, 5]));
+    assert_eq!(recorded_usage(&mut fs, Ino::ROOT), [2, 2, 10]);
     fs.set_limit(two, "max_bytes", 8).unwrap();
     assert_eq!(fs.write(file, 5, b"more"), Err(Errno::EDQUOT));
     assert_eq!(fs.read(file), b"bytes");
     fs.ask(Request::Unlink { dir: two, name: name("link"), time: None }).unwrap();
     assert_eq!(fs.write(file, 5, b"more"), Ok(Reply::Done));
-    assert_eq!((kept(&mut fs, one), kept(&mut fs, two)), ([1, 0, 9], [0, 0, 0]));
+    assert_eq!((recorded_usage(&mut fs, one), recorded_usage(&mut fs, two)), ([1, 0, 9], [0, 0, 0]));
     assert_eq!(fs.ask(Request::Link { ino: file, dir: two, name: name("link") }), Err(Errno::EDQUOT));
     // Usage may exceed a new limit; a decrease is always allowed.
     fs.set_limit(one, "max_bytes", 1).unwrap();

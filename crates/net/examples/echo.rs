@@ -1,4 +1,5 @@
-//! Measures round trips over loopback, both ends in one process: `cargo run --release -p espalier-net --example echo`.
+//! Measures round trips over loopback, both ends in one process: `cargo run --release -p
+//! espalier-net --example echo`.
 #![allow(clippy::print_stdout, clippy::unwrap_used)]
 
 use std::time::{Duration, Instant};
@@ -42,7 +43,7 @@ fn idle(server: Security, client: Security) -> usize {
     runtime.block_on(async {
         let listener = TcpListener::bind("localhost:0").await.unwrap();
         let address = format!("localhost:{}", listener.local_addr().unwrap().port());
-        let (limits, mut kept, before) = (Limits::default(), Vec::new(), resident());
+        let (limits, mut retained, before) = (Limits::default(), Vec::new(), resident());
         let acceptor = Acceptor::new(server, limits.clone());
         for _ in 0..CONNECTIONS {
             let serving = async {
@@ -66,7 +67,7 @@ fn idle(server: Security, client: Security) -> usize {
                 })
                 .unwrap();
             asked.receiver.next(&mut Vec::new()).await.unwrap();
-            kept.push((served, asked));
+            retained.push((served, asked));
         }
         (resident() - before) / CONNECTIONS
     })
@@ -107,7 +108,8 @@ fn certified(dir: &std::path::Path) -> (Security, Security) {
     (load("server", server), load("client", client))
 }
 
-/// Answers per second, and in how many us half of what was sent together had come back. Each end has a thread of its own.
+/// Answers per second, and in how many us half of what was sent together had come back. Each end
+/// has a thread of its own.
 fn measure(server: Security, client: Security, outstanding: u64, size: usize) -> (f64, f64) {
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let listener = std::net::TcpListener::bind("localhost:0").unwrap();

@@ -52,8 +52,8 @@ pub async fn connect<In: Message, Out: Message>(
 /// The brackets of an IPv6 address are not part of the host.
 fn split(address: &str) -> Option<(&str, u16)> {
     let (host, port) = address.rsplit_once(':')?;
-    let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
-    let host = bare.or((!host.contains(':')).then_some(host))?;
+    let unbracketed = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+    let host = unbracketed.or((!host.contains(':')).then_some(host))?;
     Some((host, port.parse().ok()?)).filter(|(host, _)| !host.is_empty())
 }
 

@@ -41,7 +41,7 @@ struct Arrival<In> {
 pub(crate) enum Taken<In> {
     Message(In),
     /// Nothing to deliver.
-    Quiet,
+    Handled,
     Ping,
     /// The peer grants an announced payload.
     Grant(u32),
@@ -95,12 +95,14 @@ impl<In: Message> Inbox<In> {
             if rest.is_empty() { Ok(()) } else { Err(NetError::Protocol("a frame has bytes left over")) };
         match header {
             Header::Message => self.message(rest).map(Taken::Message),
-            Header::Announce { number, length } => self.announce(number, length, rest).map(|()| Taken::Quiet),
+            Header::Announce { number, length } => {
+                self.announce(number, length, rest).map(|()| Taken::Handled)
+            }
             // Handled above, not by the splitter.
             Header::Piece { .. } => Err(NetError::Protocol("a piece of a payload came as another frame")),
             Header::Grant { number } => nothing_follows.map(|()| Taken::Grant(number)),
             Header::Ping => nothing_follows.map(|()| Taken::Ping),
-            Header::Pong => nothing_follows.map(|()| Taken::Quiet),
+            Header::Pong => nothing_follows.map(|()| Taken::Handled),
         }
         .map(Some)
     }
@@ -188,7 +190,7 @@ impl<In: Message> Inbox<In> {
         }
         self.piece = None;
         if end < arrival.length {
-            return Ok(Some(Taken::Quiet));
+            return Ok(Some(Taken::Handled));
         }
         self.room += arrival.length;
         let Some(Arrival { mut message, payload, .. }) = self.arrivals.remove(&number) else {

@@ -116,7 +116,7 @@ impl<In: Message> Receiver<In> {
             heard = true;
             match taken {
                 Taken::Message(message) => batch.push(message),
-                Taken::Quiet => {}
+                Taken::Handled => {}
                 Taken::Ping => {
                     self.link.control(Header::Pong)?;
                     answers = true;

@@ -75,7 +75,7 @@ impl Line {
             while let Some(taken) = self.inbox.take(&mut self.wire).unwrap() {
                 match taken {
                     Taken::Message(message) => delivered.push(message),
-                    Taken::Quiet => {}
+                    Taken::Handled => {}
                     other => panic!("{other:?}"),
                 }
             }
@@ -140,7 +140,7 @@ fn large_messages_share_the_line() {
 }
 
 #[test]
-fn a_message_waits_for_what_came_before_it_alone() {
+fn message_waits_only_for_earlier_ones() {
     let mut line = Line::new();
     line.queue(write(1, 0, 150_000));
     line.queue(FromClient::Revoked { number: 1 });
@@ -297,7 +297,7 @@ fn mutated_streams_are_taken_or_refused() {
 fn frames_that_come_byte_by_byte_are_what_they_are() {
     for (id, value) in (0..300).flat_map(|id| [0, 3, 7].map(|value| (id, value))) {
         let (ino, below, announced, data) = (Ino(value << (3 * id % 60)), RequestId(0), false, Bytes::new());
-        let io = StreamIo::Write { ino, offset: 0, told: false };
+        let io = StreamIo::Write { ino, offset: 0, acknowledged: false };
         let stream = FromClient::Stream { id: RequestId(id), below, announced, io, data };
         for message in [write(id, value, id as usize % 90), cancel(id), stream] {
             let mut inbox: Inbox<FromClient> = Inbox::new(Terms::of(&limits()), limits().receiving_bytes);

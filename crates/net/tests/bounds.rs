@@ -38,13 +38,13 @@ async fn accepted(bytes: &[u8]) -> (AcceptError, Vec<u8>) {
     let limits = Limits { handshake: Duration::from_millis(200), ..Limits::default() };
     let acceptor = Acceptor::new(Security::Insecure, limits);
     let reading = async {
-        let mut told = Vec::new();
-        client.read_to_end(&mut told).await.unwrap();
+        let mut received = Vec::new();
+        client.read_to_end(&mut received).await.unwrap();
         drop(client);
-        told
+        received
     };
-    let (accepted, told) = within(async { tokio::join!(acceptor.accept(socket), reading) }).await;
-    (accepted.unwrap_err(), told)
+    let (accepted, received) = within(async { tokio::join!(acceptor.accept(socket), reading) }).await;
+    (accepted.unwrap_err(), received)
 }
 
 /// A server's connection to a client with a valid greeting.
@@ -67,10 +67,10 @@ async fn said_of(bytes: &[u8]) -> NetError {
 #[tokio::test]
 async fn another_version_is_refused() {
     for version in [0, 2, u32::MAX] {
-        let (error, told) = accepted(&prelude(version, b"something new")).await;
+        let (error, received) = accepted(&prelude(version, b"something new")).await;
         assert!(matches!(error, AcceptError::Version(theirs) if theirs == version), "{error}");
-        let text = String::from_utf8(told[17..].to_vec()).unwrap();
-        assert_eq!(told[16], 1);
+        let text = String::from_utf8(received[17..].to_vec()).unwrap();
+        assert_eq!(received[16], 1);
         assert!(text.contains("speaks version") && text.contains("install"), "{text}");
     }
 }
@@ -110,9 +110,9 @@ async fn a_later_version_refuses() {
 
 #[tokio::test]
 async fn malformed_greetings() {
-    let (error, told) = accepted(&prelude(1, b"no greeting at all, though it is here")).await;
+    let (error, received) = accepted(&prelude(1, b"no greeting at all, though it is here")).await;
     assert!(matches!(error, AcceptError::Malformed), "{error}");
-    assert_eq!(told[16], 6);
+    assert_eq!(received[16], 6);
     let mut long = prelude(1, b"");
     long[12..].copy_from_slice(&u32::MAX.to_le_bytes());
     assert!(matches!(accepted(&long).await.0, AcceptError::Malformed));
@@ -204,7 +204,7 @@ async fn a_peer_that_does_not_read_is_given_up() {
 }
 
 #[tokio::test]
-async fn a_peer_that_takes_nothing_for_long_is_given_up_though_nobody_listens_to_it() {
+async fn stalled_peer_is_dropped_even_without_reader() {
     let limits = Limits { silence: Duration::from_millis(100), ..Limits::default() };
     let (server, mut client) = greeted(limits).await;
     // More than the kernel's buffers take.
@@ -234,7 +234,7 @@ async fn large_messages_that_are_not_granted_are_bounded() {
 }
 
 #[tokio::test]
-async fn who_waits_until_a_peer_reads_does_not_wait_for_its_grants() {
+async fn grants_pass_while_peer_does_not_read() {
     let (server, client) = plain().await;
     for id in 0..32 {
         server.sender.send(bytes(id, vec![1; 1 << 20])).unwrap();
@@ -263,7 +263,7 @@ async fn a_silent_peer_is_given_up() {
 }
 
 #[tokio::test]
-async fn a_peer_with_nothing_to_say_is_kept() {
+async fn idle_peer_stays_connected() {
     let limits = Limits { silence: Duration::from_secs(1), ..Limits::default() };
     let (server, client) = pair((Security::Insecure, limits), (Security::Insecure, Limits::default())).await;
     let _heard = Heard::new(client.receiver);

@@ -186,7 +186,7 @@ fn signed(cluster: &Cluster, names: &[&str], purposes: Vec<rcgen::ExtendedKeyUsa
 }
 
 #[tokio::test]
-async fn certificates_that_name_nobody() {
+async fn certificates_without_names() {
     let cluster = Cluster::new();
     for names in [
         &["localhost"][..],
@@ -242,7 +242,7 @@ async fn one_side_without_tls() {
 }
 
 #[tokio::test]
-async fn a_browser_is_told() {
+async fn browser_gets_an_explanation() {
     for security in [Security::Insecure, Cluster::new().server()] {
         let listener = TcpListener::bind("localhost:0").await.unwrap();
         let mut browser = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
@@ -289,7 +289,7 @@ fn files_that_cannot_be_used() {
 }
 
 #[test]
-fn names_that_stand_for_nobody() {
+fn invalid_certificate_names() {
     for name in ["", "Alice", "a.b", "-a", "a-", "a b", &"a".repeat(64)] {
         assert!(Identity::client(name).is_err(), "{name}");
         assert!(Identity::server(name).is_err(), "{name}");

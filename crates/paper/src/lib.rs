@@ -9,7 +9,7 @@ mod kuhn;
 mod outcome;
 mod page;
 mod play;
-mod tally;
+mod summary;
 mod trial;
 
 use std::path::Path;
@@ -17,15 +17,15 @@ use std::sync::atomic::AtomicBool;
 
 pub use cluster::{LocalCluster, Wanted};
 pub use error::PaperError;
-pub use outcome::{Chart, Claim, Outcome, Picture, Table};
+pub use outcome::{Chart, Claim, ExperimentResult, Picture, Table};
 pub use page::write_page;
 pub use play::play;
-pub use tally::{Phase, Tally};
+pub use summary::{Phase, Summary};
 
 /// Where an experiment runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Place {
+pub enum Testbed {
     /// Processes of this machine, fewer than the paper's.
     Machine,
     /// Virtual time, at the paper's size.
@@ -35,7 +35,7 @@ pub enum Place {
 /// How to run experiments.
 #[derive(Clone, Copy, Debug)]
 pub struct Setting<'a> {
-    pub place: Place,
+    pub place: Testbed,
     /// Fewer files and sizes.
     pub quick: bool,
     /// This program, which starts servers.
@@ -51,7 +51,7 @@ pub struct Experiment {
     pub id: &'static str,
     /// The paper's title for it.
     pub title: &'static str,
-    run: fn(&Setting<'_>) -> Result<Outcome, PaperError>,
+    run: fn(&Setting<'_>) -> Result<ExperimentResult, PaperError>,
 }
 
 impl Experiment {
@@ -82,8 +82,8 @@ impl Experiment {
 
     /// # Errors
     /// [`PaperError`]
-    pub fn run(&self, setting: &Setting<'_>) -> Result<Outcome, PaperError> {
+    pub fn run(&self, setting: &Setting<'_>) -> Result<ExperimentResult, PaperError> {
         let outcome = (self.run)(setting)?;
-        Ok(Outcome { id: self.id, title: self.title, place: Some(setting.place), ..outcome })
+        Ok(ExperimentResult { id: self.id, title: self.title, place: Some(setting.place), ..outcome })
     }
 }

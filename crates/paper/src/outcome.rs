@@ -6,7 +6,7 @@ use std::path::Path;
 use espalier_sim::{Line, plot};
 use serde::Serialize;
 
-use crate::Place;
+use crate::Testbed;
 use crate::error::PaperError;
 
 /// A claim of the paper, and whether it holds here.
@@ -45,10 +45,10 @@ pub struct Picture {
 
 /// Claims, tables and plots of an experiment.
 #[derive(Clone, Debug, Default, Serialize)]
-pub struct Outcome {
+pub struct ExperimentResult {
     pub id: &'static str,
     pub title: &'static str,
-    pub place: Option<Place>,
+    pub place: Option<Testbed>,
     /// Setup: what a reader must know to read the numbers.
     pub setup: String,
     pub claims: Vec<Claim>,
@@ -68,11 +68,11 @@ impl Table {
     }
 }
 
-impl Outcome {
+impl ExperimentResult {
     /// Prefix of its file names.
     pub(crate) fn stem(&self) -> String {
         let place = match self.place {
-            Some(Place::Simulator) => "-sim",
+            Some(Testbed::Simulator) => "-sim",
             _ => "",
         };
         format!("{}{place}", self.id)
@@ -103,10 +103,10 @@ impl Outcome {
     }
 }
 
-impl fmt::Display for Outcome {
+impl fmt::Display for ExperimentResult {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let place = match self.place {
-            Some(Place::Simulator) => "in the simulator",
+            Some(Testbed::Simulator) => "in the simulator",
             _ => "on this machine",
         };
         writeln!(f, "{}: {}, {place}\n{}", self.id, self.title, self.setup)?;

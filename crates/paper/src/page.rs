@@ -3,9 +3,9 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
-use crate::Place;
+use crate::Testbed;
 use crate::error::PaperError;
-use crate::outcome::{Claim, Outcome};
+use crate::outcome::{Claim, ExperimentResult};
 
 const STYLE: &str = "body{font:16px/1.5 sans-serif;max-width:62em;margin:2em auto;padding:0 1em;color:#222}\
     table{border-collapse:collapse;margin:1em 0}td,th{padding:.2em .8em;border-bottom:1px solid #ddd;text-align:right}\
@@ -15,7 +15,7 @@ const STYLE: &str = "body{font:16px/1.5 sans-serif;max-width:62em;margin:2em aut
 ///
 /// # Errors
 /// The directory is not writable, or a plot cannot be drawn.
-pub fn write_page(dir: &Path, outcomes: &[Outcome]) -> Result<(), PaperError> {
+pub fn write_page(dir: &Path, outcomes: &[ExperimentResult]) -> Result<(), PaperError> {
     let mut page = format!(
         "<!doctype html><meta charset=\"utf-8\"><title>The papers' experiments</title><style>{STYLE}</style>"
     );
@@ -30,7 +30,7 @@ pub fn write_page(dir: &Path, outcomes: &[Outcome]) -> Result<(), PaperError> {
 }
 
 /// The table of experiments with their numbers of claims that hold.
-fn contents(outcomes: &[Outcome], page: &mut String) {
+fn contents(outcomes: &[ExperimentResult], page: &mut String) {
     page.push_str("<table><tr><th>experiment</th><th></th><th>claims that hold</th></tr>");
     for outcome in outcomes {
         let (holding, all) =
@@ -46,14 +46,14 @@ fn contents(outcomes: &[Outcome], page: &mut String) {
     page.push_str("</table>");
 }
 
-fn place(outcome: &Outcome) -> &'static str {
+fn place(outcome: &ExperimentResult) -> &'static str {
     match outcome.place {
-        Some(Place::Simulator) => "in the simulator",
+        Some(Testbed::Simulator) => "in the simulator",
         _ => "on this machine",
     }
 }
 
-fn section(dir: &Path, outcome: &Outcome, page: &mut String) -> Result<(), PaperError> {
+fn section(dir: &Path, outcome: &ExperimentResult, page: &mut String) -> Result<(), PaperError> {
     let mut say = |text: String| page.push_str(&text);
     say(format!(
         "<h2 id=\"{}\">{}: {}, {}</h2><p>{}</p>",

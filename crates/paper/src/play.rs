@@ -9,12 +9,12 @@ use espalier_client::{Answer, Call};
 use espalier_library::{Client, Credentials};
 use espalier_proto::{Caller, Errno};
 use espalier_sim::process::{Act, Program};
-use espalier_sim::{Believed, Caching, Nanos, Random, Seed};
+use espalier_sim::{Caching, Nanos, Random, Seed, TtlCache};
 use tokio::sync::Notify;
 use tokio::task::LocalSet;
 
 use crate::error::PaperError;
-use crate::tally::Tally;
+use crate::summary::Summary;
 
 /// Processes that share barriers, each with the number of its client.
 pub type Crew = Vec<(u32, Box<dyn Program>)>;
@@ -31,7 +31,7 @@ pub struct Called<'a> {
 /// A client, and the TTL cache of the processes that use it.
 struct Believing {
     client: Client,
-    believed: RefCell<Option<Believed>>,
+    believed: RefCell<Option<TtlCache>>,
     begun: Instant,
 }
 
@@ -52,7 +52,7 @@ impl Believing {
 
     fn forget(&self) {
         self.client.forget();
-        self.believed.borrow_mut().iter_mut().for_each(Believed::forget);
+        self.believed.borrow_mut().iter_mut().for_each(TtlCache::forget);
     }
 }
 
@@ -97,15 +97,15 @@ pub fn play(
     called: &Called<'_>,
     seed: u64,
     stop: &AtomicBool,
-) -> Result<Tally, PaperError> {
+) -> Result<Summary, PaperError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let local = LocalSet::new();
     local.block_on(&runtime, async {
         let (mut clients, leases) = (Vec::new(), called.caching == Caching::Leases);
-        let (tally, begun) = (Rc::new(RefCell::new(Tally::default())), Instant::now());
+        let (summary, begun) = (Rc::new(RefCell::new(Summary::default())), Instant::now());
         for _ in 0..called.clients {
             let client = Client::connect(called.url, called.credentials, leases).await?;
-            let believed = RefCell::new(Believed::of(called.caching));
+            let believed = RefCell::new(TtlCache::of(called.caching));
             clients.push(Rc::new(Believing { client, believed, begun }));
         }
         let mut running = Vec::new();
@@ -119,7 +119,7 @@ pub fn play(
                     program,
                     random: Seed(seed).random("process", number),
                     barrier: Rc::clone(&barrier),
-                    tally: Rc::clone(&tally),
+                    summary: Rc::clone(&summary),
                     begun,
                 };
                 running.push(tokio::task::spawn_local(process.run()));
@@ -136,7 +136,7 @@ pub fn play(
         for client in clients {
             client.client.clone().close().await;
         }
-        Ok(tally.take())
+        Ok(summary.take())
     })
 }
 
@@ -146,7 +146,7 @@ struct Running {
     program: Box<dyn Program>,
     random: Random,
     barrier: Rc<RefCell<Barrier>>,
-    tally: Rc<RefCell<Tally>>,
+    summary: Rc<RefCell<Summary>>,
     begun: Instant,
 }
 
@@ -156,7 +156,7 @@ impl Running {
         loop {
             let act = self.program.step(Nanos::from(self.begun.elapsed()), &mut self.random, answer.take());
             let done = self.program.take_finished();
-            done.iter().for_each(|done| self.tally.borrow_mut().add(done));
+            done.iter().for_each(|done| self.summary.borrow_mut().add(done));
             match act {
                 // Workloads interrupt nothing.
                 Act::Call(caller, call) | Act::CallFor(caller, call, _) => {

@@ -10,8 +10,8 @@ use espalier_sim::{Distribution, Durability, Scenario, World};
 use crate::cluster::{LocalCluster, Wanted};
 use crate::error::PaperError;
 use crate::play::{Called, Crew, play};
-use crate::tally::Tally;
-use crate::{Place, Setting};
+use crate::summary::Summary;
+use crate::{Setting, Testbed};
 
 /// Measures several configurations, by number: the median of each figure over the trials.
 /// Configurations take turns, in reverse order every other time, so that a slow phase of the
@@ -61,31 +61,31 @@ impl Trial {
 
     /// # Errors
     /// [`PaperError`]
-    pub fn run(&self, setting: &Setting<'_>) -> Result<Tally, PaperError> {
+    pub fn run(&self, setting: &Setting<'_>) -> Result<Summary, PaperError> {
         match setting.place {
-            Place::Simulator => self.simulate(setting),
-            Place::Machine => self.play(setting),
+            Testbed::Simulator => self.simulate(setting),
+            Testbed::Machine => self.play(setting),
         }
     }
 
-    fn simulate(&self, setting: &Setting<'_>) -> Result<Tally, PaperError> {
-        let (mut tally, saboteur) = (Tally::default(), &mut ());
-        let mut world = World::new(&self.scenario, &mut tally, saboteur)?;
+    fn simulate(&self, setting: &Setting<'_>) -> Result<Summary, PaperError> {
+        let (mut summary, mutator) = (Summary::default(), &mut ());
+        let mut world = World::new(&self.scenario, &mut summary, mutator)?;
         (self.crews)().into_iter().for_each(|crew| world.add_processes(crew));
         loop {
             if setting.stop.load(Ordering::Relaxed) {
                 return Err(PaperError::Stopped);
             }
-            if world.go_on(STEP)?.is_over {
+            if world.advance(STEP)?.is_over {
                 break;
             }
         }
         drop(world);
-        Ok(tally)
+        Ok(summary)
     }
 
     /// On real metadata and data servers. Models of networks and disks are ignored.
-    fn play(&self, setting: &Setting<'_>) -> Result<Tally, PaperError> {
+    fn play(&self, setting: &Setting<'_>) -> Result<Summary, PaperError> {
         let cluster = &self.scenario.cluster;
         let eager = self.scenario.network.eager.map(|bytes| ("eager_bytes", bytes.0));
         let watermarks =

@@ -4,11 +4,11 @@
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
-use espalier_paper::{Experiment, Outcome, PaperError, Place, Setting, write_page};
+use espalier_paper::{Experiment, ExperimentResult, PaperError, Setting, Testbed, write_page};
 
-fn run(experiment: &Experiment, stop: bool) -> Result<Outcome, PaperError> {
+fn run(experiment: &Experiment, stop: bool) -> Result<ExperimentResult, PaperError> {
     let stop = &AtomicBool::new(stop);
-    experiment.run(&Setting { place: Place::Simulator, quick: true, program: Path::new("/none"), stop })
+    experiment.run(&Setting { place: Testbed::Simulator, quick: true, program: Path::new("/none"), stop })
 }
 
 #[test]

@@ -123,9 +123,9 @@ impl Policy {
     pub fn to_toml(&self) -> String {
         let line = |key: Key| {
             let text = self.get(key)?;
-            let is_bare = text.parse::<bool>().is_ok() || text.parse::<u64>().is_ok();
+            let is_literal = text.parse::<bool>().is_ok() || text.parse::<u64>().is_ok();
             // No text needs escapes.
-            let quote = if is_bare { "" } else { "\"" };
+            let quote = if is_literal { "" } else { "\"" };
             Some([key.name(), " = ", quote, &text, quote, "\n"].concat())
         };
         Key::ALL.into_iter().filter_map(line).collect()

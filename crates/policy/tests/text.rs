@@ -24,7 +24,7 @@ fn text(rng: &mut fastrand::Rng) -> String {
 }
 
 #[test]
-fn what_is_taken_is_told_and_kept_and_what_is_refused_changes_nothing() {
+fn valid_setting_is_stored_and_invalid_one_changes_nothing() {
     let mut rng = fastrand::Rng::with_seed(7);
     let (mut taken, mut refused, mut policy) = (0, 0, Policy::NONE);
     for _ in 0..200_000 {
@@ -38,11 +38,12 @@ fn what_is_taken_is_told_and_kept_and_what_is_refused_changes_nothing() {
         match policy.set(key, &text) {
             Ok(()) => {
                 taken += 1;
-                let told = policy.get(key).unwrap();
-                let switch = told.replace("true", "1").replace("false", "0");
-                let same =
-                    told == text.trim_start_matches('0') || format!("{told}_dist") == text || switch == text;
-                assert!(same || told == text, "{text} is told as {told}");
+                let printed = policy.get(key).unwrap();
+                let switch = printed.replace("true", "1").replace("false", "0");
+                let same = printed == text.trim_start_matches('0')
+                    || format!("{printed}_dist") == text
+                    || switch == text;
+                assert!(same || printed == text, "{text} is told as {printed}");
                 assert_eq!(others(&policy), others(&before));
             }
             Err(_) => {
@@ -68,7 +69,7 @@ fn parameters_say_what_pvfs_says() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused() {
+fn invalid_request_is_refused() {
     let refused = |key, text: &str| Policy::NONE.clone().set(key, text).unwrap_err();
     let wrong = |key, text: &str| PolicyError::Value { key, text: text.into() };
     for number in ["", "0", "-1", "+1", " 1", "1025", "65537", "1x", "18446744073709551617"] {
@@ -132,7 +133,7 @@ fn every_default_is_in_force_where_nothing_is_set() {
 }
 
 #[test]
-fn what_is_not_said_is_taken_from_elsewhere() {
+fn missing_setting_is_inherited() {
     let server = policy(&[
         (Key::NumDfiles, "8"),
         (Key::DistName, "simple_stripe"),

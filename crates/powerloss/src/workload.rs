@@ -15,7 +15,7 @@ use fastrand::Rng;
 use crate::marks::Marks;
 
 /// A workload, by its name.
-type Workload = fn(&Place, Rng) -> Result<()>;
+type Workload = fn(&WorkDir, Rng) -> Result<()>;
 
 pub const ALL: [(&str, Workload); 6] = [
     ("small", small::run),
@@ -27,12 +27,12 @@ pub const ALL: [(&str, Workload); 6] = [
 ];
 
 /// Where a workload works, and where it writes its marks.
-pub struct Place {
+pub struct WorkDir {
     dir: PathBuf,
     marks: PathBuf,
 }
 
-impl Place {
+impl WorkDir {
     fn path(&self, name: &str) -> PathBuf {
         self.dir.join(name)
     }
@@ -52,7 +52,7 @@ pub fn run(name: &str, dir: &Path, marks: &Path, seed: u64) -> Result<()> {
         _ => None,
     });
     workload.context("there is no such workload")?(
-        &Place { dir: dir.into(), marks: marks.into() },
+        &WorkDir { dir: dir.into(), marks: marks.into() },
         Rng::with_seed(seed),
     )
 }

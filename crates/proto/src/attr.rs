@@ -102,7 +102,7 @@ pub struct Attr {
     /// The data is in a stream, which may change without the metadata server.
     pub streamed: bool,
     /// The inode has neither extended attributes nor access control lists.
-    pub bare: bool,
+    pub no_xattrs: bool,
     pub flags: InodeFlags,
 }
 

@@ -1,8 +1,8 @@
 //! Validation of requests from other machines: rejects values that no correct client sends.
 
 use crate::{
-    Access, AllocateMode, CopyTree, Early, Errno, Ino, InodeFlags, NewNode, Rank, RenameFlags, Request,
-    StreamIo, Time, mode,
+    Access, AllocateMode, CopyTree, Errno, Ino, InodeFlags, NewNode, Rank, RenameFlags, Request, StreamIo,
+    Time, WritebackCreate, mode,
 };
 
 /// The kernel's limit for one read or write. Clients rely on at least this much.
@@ -41,10 +41,10 @@ impl Request {
             | Self::Recount { .. }
             | Self::Place { .. }
             | Self::Forget { .. } => Err(Errno::EINVAL),
-            Self::Create { node, perm: bits, early, .. } => {
+            Self::Create { node, perm: bits, writeback, .. } => {
                 perm(*bits)?;
-                let may_be_early = matches!(node, NewNode::Regular | NewNode::Directory);
-                require(early.is_none() || may_be_early, Errno::EINVAL)?;
+                let may_be_written_back = matches!(node, NewNode::Regular | NewNode::Directory);
+                require(writeback.is_none() || may_be_written_back, Errno::EINVAL)?;
                 let NewNode::Symlink(target) = node else { return Ok(()) };
                 require(target.len() <= MAX_TARGET_BYTES, Errno::ENAMETOOLONG)?;
                 require(!target.is_empty() && !target.contains(&0), Errno::EINVAL)
@@ -225,27 +225,28 @@ impl Request {
     /// Time of a pending operation: when the client acknowledged it to its caller.
     pub fn time(&self) -> Option<Time> {
         match self {
-            Self::Create { early, .. } => early.map(|early| early.time),
+            Self::Create { writeback, .. } => writeback.map(|writeback| writeback.time),
             Self::Unlink { time, .. } | Self::RmDir { time, .. } | Self::Write { time, .. } => *time,
             _ => None,
         }
     }
 
     /// True if the client has already acknowledged the operation to its caller (write-back).
-    pub fn is_told(&self) -> bool {
-        let is_told_write = matches!(
+    pub fn is_acknowledged(&self) -> bool {
+        let is_acknowledged_write = matches!(
             self,
-            Self::Extend { told: true, .. } | Self::Place { io: StreamIo::Write { told: true, .. }, .. }
+            Self::Extend { acknowledged: true, .. }
+                | Self::Place { io: StreamIo::Write { acknowledged: true, .. }, .. }
         );
-        is_told_write || self.time().is_some()
+        is_acknowledged_write || self.time().is_some()
     }
 
     /// Marks the request as acknowledged to the caller at time `at`. `ino`: number of the inode
     /// that a create makes.
     #[must_use]
-    pub fn told(mut self, ino: Ino, at: Time) -> Self {
+    pub fn acknowledged(mut self, ino: Ino, at: Time) -> Self {
         match &mut self {
-            Self::Create { early, .. } => *early = Some(Early { ino, time: at }),
+            Self::Create { writeback, .. } => *writeback = Some(WritebackCreate { ino, time: at }),
             Self::Unlink { time, .. } | Self::RmDir { time, .. } | Self::Write { time, .. } => {
                 *time = Some(at)
             }
@@ -320,9 +321,9 @@ impl StreamIo {
     /// The request that authorises a change of the stream; `None` for reads. `length`: bytes to
     /// write.
     pub fn extends(&self, length: u64) -> Option<Request> {
-        let (ino, offset, length, from, told) = match *self {
+        let (ino, offset, length, from, acknowledged) = match *self {
             Self::Read { .. } | Self::Seek { .. } => return None,
-            Self::Write { ino, offset, told } => (ino, offset, length, None, told),
+            Self::Write { ino, offset, acknowledged } => (ino, offset, length, None, acknowledged),
             Self::WriteList { ino, offset, end } => (ino, offset, end.saturating_sub(offset), None, true),
             Self::Allocate { ino, mode, .. } if mode.contains(AllocateMode::KEEP_SIZE) => {
                 (ino, 0, 0, None, false)
@@ -333,7 +334,7 @@ impl StreamIo {
             }
         };
         let discards = matches!(self, Self::Allocate { mode, .. } if mode.discards());
-        Some(Request::Extend { ino, offset, length, from, discards, told })
+        Some(Request::Extend { ino, offset, length, from, discards, acknowledged })
     }
 
     /// True if the request changes the stream.
@@ -358,7 +359,7 @@ mod tests {
     use alloc::vec;
 
     use super::*;
-    use crate::{Early, Ino, LockOwner, Name, OpenHow, SetAttr, XattrMode};
+    use crate::{Ino, LockOwner, Name, OpenHow, SetAttr, WritebackCreate, XattrMode};
 
     const INO: Ino = Ino(7);
 
@@ -377,19 +378,19 @@ mod tests {
             umask: 0,
             open: None,
             exclusive: true,
-            early: None,
+            writeback: None,
         }
     }
 
-    fn early(mut request: Request) -> Request {
-        if let Request::Create { early, .. } = &mut request {
-            *early = Some(Early { ino: INO, time: Time::default() });
+    fn writeback(mut request: Request) -> Request {
+        if let Request::Create { writeback, .. } = &mut request {
+            *writeback = Some(WritebackCreate { ino: INO, time: Time::default() });
         }
         request
     }
 
     #[test]
-    fn what_is_out_of_bounds_is_refused() {
+    fn out_of_range_is_refused() {
         let set = SetAttr { perm: Some(0o10_000), ..SetAttr::default() };
         let flags = RenameFlags::from_bits_retain(8);
         let mode = AllocateMode::from_bits_retain(0x80);
@@ -411,7 +412,7 @@ mod tests {
             (Request::ForgetAll { inodes: vec![], released: vec![INO; MAX_INODES + 1] }, Errno::EINVAL),
             (symlink(b""), Errno::EINVAL),
             (symlink(b"a\0b"), Errno::EINVAL),
-            (early(symlink(b"a")), Errno::EINVAL),
+            (writeback(symlink(b"a")), Errno::EINVAL),
             (symlink(&[b'x'; 4096]), Errno::ENAMETOOLONG),
             (
                 Request::Unlock { ino: INO, owner: LockOwner { flock: false, number: 1 }, first: 2, last: 1 },
@@ -429,9 +430,9 @@ mod tests {
             StreamIo::Seek { ino: INO, offset: 0, what: crate::SeekWhat::Data }.check(b"x"),
             Err(Errno::EINVAL)
         );
-        assert_eq!(StreamIo::Write { ino: INO, offset: 0, told: false }.check(b"x"), Ok(()));
+        assert_eq!(StreamIo::Write { ino: INO, offset: 0, acknowledged: false }.check(b"x"), Ok(()));
         assert_eq!(
-            StreamIo::Write { ino: INO, offset: crate::END, told: false }.check(b"x"),
+            StreamIo::Write { ino: INO, offset: crate::END, acknowledged: false }.check(b"x"),
             Err(Errno::EINVAL)
         );
     }
@@ -447,6 +448,6 @@ mod tests {
         assert!(!Request::Release { ino: INO }.is_change());
         assert!(Request::TakeNumbers { rank: Rank(0), count: 1 }.is_change());
         assert!(!StreamIo::Read { ino: INO, offset: 0, size: 1 }.is_change());
-        assert!(StreamIo::Write { ino: INO, offset: 0, told: false }.is_change());
+        assert!(StreamIo::Write { ino: INO, offset: 0, acknowledged: false }.is_change());
     }
 }

@@ -58,7 +58,7 @@ pub enum DataRequest {
     },
     /// Finalise the datafile: the event that gives it to the file is durable. `durable`: as in
     /// `Admit`.
-    Settle {
+    Finalise {
         ino: Ino,
         durable: u64,
     },
@@ -197,7 +197,7 @@ impl DataRequest {
             Self::Seek { .. } => "seek",
             Self::Stat { .. } => "stat",
             Self::Fill { .. } => "fill",
-            Self::Settle { .. } => "settle",
+            Self::Finalise { .. } => "settle",
             Self::Truncate { .. } => "truncate",
             Self::SetMtime { .. } => "set times",
             Self::Sync { .. } => "sync",

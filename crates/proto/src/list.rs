@@ -79,14 +79,14 @@ mod tests {
     }
 
     #[test]
-    fn what_adjoins_is_one_piece() {
+    fn adjacent_ranges_merge() {
         let list = pieces(&[(3, b"abc"), (6, b"d"), (8, b"ef")]);
         assert_eq!(pieces_of(&list), Ok(Vec::from([(3, &b"abcd"[..]), (8, &b"ef"[..])])));
         assert_eq!(range_of(&list), Ok(3..10));
     }
 
     #[test]
-    fn what_is_no_list_is_refused() {
+    fn invalid_acl_is_refused() {
         let list = pieces(&[(3, b"abc"), (8, b"ef")]);
         for end in 0..list.len() {
             assert_eq!(pieces_of(&list[..end]), Err(Errno::EINVAL), "{end} of {} bytes", list.len());

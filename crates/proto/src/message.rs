@@ -109,7 +109,7 @@ pub enum Request {
         open: Option<OpenHow>,
         exclusive: bool,
         /// A pending create: of a regular file, or of a directory in a cluster of one rank.
-        early: Option<Early>,
+        writeback: Option<WritebackCreate>,
     },
     /// Make and open a regular file without a name.
     TmpFile {
@@ -125,13 +125,13 @@ pub enum Request {
     Unlink {
         dir: Ino,
         name: Name,
-        /// As [`Early::time`].
+        /// As [`WritebackCreate::time`].
         time: Option<Time>,
     },
     RmDir {
         dir: Ino,
         name: Name,
-        /// As [`Early::time`].
+        /// As [`WritebackCreate::time`].
         time: Option<Time>,
     },
     Rename {
@@ -164,7 +164,7 @@ pub enum Request {
         /// The caller lacks `CAP_FSETID`. If the file has set-id bits, the reply is
         /// [`Reply::PrivilegesRemoved`] and the client repeats the request.
         kill_suid_gid: bool,
-        /// As [`Early::time`].
+        /// As [`WritebackCreate::time`].
         time: Option<Time>,
     },
     Allocate {
@@ -238,7 +238,7 @@ pub enum Request {
         /// The change removes data ([`AllocateMode::discards`]).
         discards: bool,
         /// The client has already acknowledged the write to its caller.
-        told: bool,
+        acknowledged: bool,
     },
     /// Request a [`Delegation`]: the client is about to access the file's data itself. Like
     /// `Extend`, it ends other clients' cached data before a write. `access`: granted until the
@@ -312,7 +312,7 @@ pub enum Request {
         length: u64,
     },
     /// Look up, and with `open` also open, an inode that the reply of another rank named
-    /// ([`Reply::Elsewhere`]). The reply is that of a lookup or a creation.
+    /// ([`Reply::Remote`]). The reply is that of a lookup or a creation.
     Find {
         ino: Ino,
         /// `None`: the client has only the number, from a file handle. `ESTALE`: the inode has no
@@ -336,8 +336,8 @@ pub enum Request {
         ino: Ino,
         removed: bool,
     },
-    /// Allocate inode numbers for files that the client will make at this rank ([`Early`]). The
-    /// reply includes the server's time.
+    /// Allocate inode numbers for files that the client will make at this rank
+    /// ([`WritebackCreate`]). The reply includes the server's time.
     TakeNumbers {
         rank: Rank,
         count: u32,
@@ -358,7 +358,7 @@ pub enum Request {
         /// A directory among `inodes` on which the client requests an exclusive lease; the others
         /// are files in it. The reply contains the inodes that no other client knows, and whether
         /// the lease on the directory is exclusive, as in a lookup.
-        alone_in: Option<Ino>,
+        exclusive_dir: Option<Ino>,
     },
     /// Request a lease on a file's data before a kernel caches it. The server replies once all
     /// other clients announce their writes to the file.
@@ -372,7 +372,7 @@ pub enum Request {
 
 /// A pending create: the client has acknowledged it to its caller. The file is stuffed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Early {
+pub struct WritebackCreate {
     /// An unused number from the client's inode-number pool ([`Request::TakeNumbers`]).
     pub ino: Ino,
     /// Creation time. The server uses its own clock instead if they differ too much.
@@ -416,11 +416,11 @@ pub struct Entry {
     /// The reply's lease covers the inode.
     pub attr_leased: bool,
     /// No other client knew the inode.
-    pub alone: bool,
+    pub sole_holder: bool,
     /// For [`Held`].
-    pub home: Home,
-    /// For [`Held::told`].
-    pub proof: u64,
+    pub location: Location,
+    /// For [`Held::lookup_token`].
+    pub reclaim_token: u64,
 }
 
 /// An entry of a directory listing.
@@ -484,7 +484,7 @@ pub enum Reply {
     Copied(Box<Copied>),
     /// The name exists, and its inode is at another rank; the client sends [`Request::Find`] there.
     /// The reply's lease covers only the name, if `name_leased`.
-    Elsewhere {
+    Remote {
         ino: Ino,
         kind: FileType,
         /// As in [`Entry`].
@@ -638,7 +638,7 @@ pub struct Opened {
     /// ([`FromClient::announced`](crate::FromClient::announced)).
     pub announced: bool,
     /// For [`Held::opened`].
-    pub proof: u64,
+    pub reclaim_token: u64,
 }
 
 /// Asks a client to forget an inode and to confirm it. The client ignores it if it uses the inode.
@@ -652,7 +652,7 @@ pub struct Recall {
 
 /// Location of an inode's record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Home {
+pub enum Location {
     /// In the dentry of its only name: the directory, and the hash of the name.
     Dentry { dir: Ino, hash: u64 },
     /// In the inode table: the root, and inodes that have or had several names.
@@ -666,13 +666,13 @@ pub enum Home {
 pub struct Held {
     pub ino: Ino,
     /// Location at the last reply. The inode may have moved since.
-    pub home: Home,
+    pub location: Location,
     /// Lookup count: how often replies named the inode, minus what the client forgot.
     pub lookups: u64,
     pub opens: u32,
-    /// The last [`Entry::proof`] and [`Opened::proof`] that the client received. A restarted server
-    /// accepts a reclaim only with these tokens.
-    pub told: u64,
+    /// The last [`Entry::reclaim_token`] and [`Opened::reclaim_token`] that the client received. A
+    /// restarted server accepts a reclaim only with these tokens.
+    pub lookup_token: u64,
     pub opened: u64,
     /// The client may have pending operations in this directory:
     /// [`Touched::exclusive`](crate::Touched::exclusive).

@@ -32,7 +32,7 @@ pub enum StreamIo {
     Write {
         ino: Ino,
         offset: u64,
-        told: bool,
+        acknowledged: bool,
     },
     /// Writes to several ranges between `offset` and `end`, already acknowledged to their callers.
     /// The payload is a [list of pieces](crate::write_list).

@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_access_is_told_after_a_change_and_after_a_day() {
+    fn access_is_recorded_after_change_or_a_day() {
         const NOW: Time = Time::new(1_000_000, 0);
         let before = |secs| Time::new(NOW.secs - secs, 0);
         assert!(before(10).is_old_access(before(10), NOW) && before(10).is_old_access(before(9), NOW));

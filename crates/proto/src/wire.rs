@@ -114,8 +114,9 @@ pub enum FromClient {
     Cancel { id: RequestId },
     /// The client has dropped what the revocation with that number names.
     Revoked { number: u64 },
-    /// The name of that revocation cannot be given up yet: a pending call of this client has its directory locked. Calls of the client
-    /// that name the directory and wait for leases of others fail with `ESTALE`, and have changed nothing.
+    /// The name of that revocation cannot be given up yet: a pending call of this client has its
+    /// directory locked. Calls of the client that name the directory and wait for leases of others
+    /// fail with `ESTALE`, and have changed nothing.
     Blocked { number: u64 },
     /// The session ends.
     Goodbye,
@@ -191,5 +192,5 @@ pub enum Lease {
     Data { ino: Ino },
     /// Permission to write to a file without announcing it ([`Request::Announce`]): no other client
     /// caches its data.
-    Quiet { ino: Ino },
+    Unannounced { ino: Ino },
 }

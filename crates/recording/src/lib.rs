@@ -19,9 +19,9 @@ pub struct Line {
     pub pid: u32,
     pub uid: u32,
     pub gid: u32,
-    pub asked: Asked,
+    pub asked: RecordedRequest,
     #[serde(flatten)]
-    pub told: Told,
+    pub observed: Observed,
     /// Earlier calls that are missing from the recording, since the disk was too slow.
     #[serde(default, skip_serializing_if = "is_none")]
     pub lost: u64,
@@ -34,7 +34,7 @@ fn is_none(lost: &u64) -> bool {
 /// As [`Call`], without bytes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Asked {
+pub enum RecordedRequest {
     Request(Request),
     Read { ino: Ino, offset: u64, size: u32, noatime: bool },
     Write { ino: Ino, offset: u64, size: u64, kill_suid_gid: bool },
@@ -46,7 +46,7 @@ pub enum Asked {
 
 /// The part of a reply that is needed to replay later calls.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Told {
+pub struct Observed {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<Errno>,
     /// The inode of a name, or the inode itself.
@@ -81,7 +81,7 @@ impl From<&Attr> for Inode {
     }
 }
 
-impl From<&Call<'_>> for Asked {
+impl From<&Call<'_>> for RecordedRequest {
     fn from(call: &Call<'_>) -> Self {
         match *call {
             Call::Request(ref request) => Self::Request(request.clone()),
@@ -107,7 +107,7 @@ impl From<&Call<'_>> for Asked {
     }
 }
 
-impl Asked {
+impl RecordedRequest {
     /// The call; `bytes` makes the contents of a write from its length.
     pub fn call(&self, bytes: impl FnOnce(usize) -> Vec<u8>) -> Call<'static> {
         match *self {
@@ -144,7 +144,7 @@ impl Asked {
     }
 }
 
-impl Told {
+impl Observed {
     pub fn new(result: Result<&Answer, Errno>) -> Self {
         let answer = match result {
             Ok(answer) => answer,
@@ -175,9 +175,11 @@ impl Told {
     }
 
     /// What was read: the length for a file, the target for a link.
-    pub fn data(asked: &Asked, data: &[u8]) -> Self {
+    pub fn data(asked: &RecordedRequest, data: &[u8]) -> Self {
         match asked {
-            Asked::Request(Request::ReadLink { .. }) => Self { target: Some(data.into()), ..Self::default() },
+            RecordedRequest::Request(Request::ReadLink { .. }) => {
+                Self { target: Some(data.into()), ..Self::default() }
+            }
             _ => Self { bytes: Some(data.len() as u64), ..Self::default() },
         }
     }
@@ -230,12 +232,21 @@ mod tests {
             umask: 0,
             open: None,
             exclusive: true,
-            early: None,
+            writeback: None,
         };
         let kind = FileType::Symlink;
         let inode = Some(Inode { ino: Ino(9), kind, perm: 0o777, uid: 0, gid: 0, size: 5 });
-        let told = Told { inode, ..Told::default() };
-        Line { at: 1, took: 2, pid: 3, uid: 0, gid: 0, asked: Asked::Request(request), told, lost: 0 }
+        let observed = Observed { inode, ..Observed::default() };
+        Line {
+            at: 1,
+            took: 2,
+            pid: 3,
+            uid: 0,
+            gid: 0,
+            asked: RecordedRequest::Request(request),
+            observed,
+            lost: 0,
+        }
     }
 
     #[test]

@@ -11,8 +11,8 @@ use espalier_meta::Atime;
 
 use crate::calls::Calls;
 use crate::control::{self, MountStatus};
-use crate::door::{FuseDoor, Mounted};
 use crate::error::Error;
+use crate::frontend::{FuseFrontend, Mounted};
 use crate::mount::{MountOptions, name_of, set_notifiers, start_session};
 use crate::record::Recorder;
 use crate::remote::Remote;
@@ -46,12 +46,12 @@ pub fn mount_servers(
     let first = runtime.block_on(servers.reach())?;
     let recorder = options.record.as_deref().map(Recorder::start).transpose()?;
     let mut session = start_session(source, mountpoint, options, true)?;
-    let door = FuseDoor::new(Atime::Relative, options.ttl, session.granted());
-    set_notifiers(&mut session, &door)?;
-    recorder.into_iter().for_each(|recorder| door.set_recorder(recorder));
+    let frontend = FuseFrontend::new(Atime::Relative, options.ttl, session.granted());
+    set_notifiers(&mut session, &frontend)?;
+    recorder.into_iter().for_each(|recorder| frontend.set_recorder(recorder));
     let remote = {
         let _entered = runtime.enter();
-        Remote::new(door, Cache::new(CACHED, Users::Tell), servers, &first.0)
+        Remote::new(frontend, Cache::new(CACHED, Users::Report), servers, &first.0)
     };
     runtime.spawn(keep_connected(Arc::clone(&remote), servers.clone(), first));
     runtime.spawn({
@@ -61,12 +61,12 @@ pub fn mount_servers(
             loop {
                 interval.tick().await;
                 remote.tick();
-                remote.door().tick();
-                remote.door().look_after_signals(&*remote);
+                remote.frontend().tick();
+                remote.frontend().look_after_signals(&*remote);
             }
         }
     });
-    let told = Mount {
+    let status_source = Mount {
         remote: Arc::clone(&remote),
         url: source.into(),
         mountpoint: session.mountpoint().into(),
@@ -86,8 +86,9 @@ pub fn mount_servers(
     let threads =
         Threads { device: options.threads.min(cpus), rings: options.threads, rings_max: WAITING_MAX };
     let outcome = std::thread::scope(|scope| {
-        let served =
-            listener.as_ref().map(|listener| scope.spawn(|| listener.serve(|words| told.answer(words))));
+        let served = listener
+            .as_ref()
+            .map(|listener| scope.spawn(|| listener.serve(|words| status_source.answer(words))));
         let outcome = session.run(threads, Arc::new(mounted));
         if let (Some(listener), Some(served)) = (&listener, served) {
             listener.stop();
@@ -95,7 +96,7 @@ pub fn mount_servers(
         }
         outcome
     });
-    remote.door().finish_recording();
+    remote.frontend().finish_recording();
     runtime.block_on(remote.farewell());
     runtime.shutdown_background();
     Ok(outcome?)
@@ -103,7 +104,7 @@ pub fn mount_servers(
 
 /// Answers status queries of a mount.
 struct Mount {
-    remote: Arc<Remote<FuseDoor>>,
+    remote: Arc<Remote<FuseFrontend>>,
     url: String,
     mountpoint: PathBuf,
     fuse: String,
@@ -125,7 +126,7 @@ impl Mount {
             url: self.url.clone(),
             mountpoint: self.mountpoint.clone(),
             pid: std::process::id(),
-            transport: self.remote.door().transport().map(name_of).unwrap_or_default().into(),
+            transport: self.remote.frontend().transport().map(name_of).unwrap_or_default().into(),
             fuse: self.fuse.clone(),
             connected: ranks.iter().all(|session| session.connected),
             waiting: ranks.iter().map(|session| session.waiting).sum(),

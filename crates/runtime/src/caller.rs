@@ -54,7 +54,7 @@ mod tests {
     }
 
     #[test]
-    fn only_signals_that_nobody_handles_end_a_thread() {
+    fn only_unhandled_signals_end_a_thread() {
         for (script, signal, ends) in [
             ("kill -STOP $$", Signal::ALARM, true),
             ("kill -STOP $$", Signal::USR1, true),

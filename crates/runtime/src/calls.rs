@@ -9,7 +9,7 @@ use espalier_client::{Answer, Call, Interrupt};
 use espalier_proto::{Caller, Errno, Ino, Lease, LockOwner, Name, Recall, Request};
 
 /// A source of calls and receiver of answers.
-pub trait Door: Sized + Send + Sync + 'static {
+pub trait Frontend: Sized + Send + Sync + 'static {
     /// Identifies a pending call to the frontend.
     type Ticket: Send;
 
@@ -19,7 +19,7 @@ pub trait Door: Sized + Send + Sync + 'static {
     }
 
     /// True if calls may be acknowledged before servers have applied them (write-back).
-    fn is_early(&self) -> bool {
+    fn uses_writeback(&self) -> bool {
         true
     }
 
@@ -28,7 +28,7 @@ pub trait Door: Sized + Send + Sync + 'static {
         &self,
         calls: &impl Calls<Self>,
         ticket: Self::Ticket,
-        outcome: Result<Outcome<'_>, Errno>,
+        outcome: Result<CallOutcome<'_>, Errno>,
         lease: Duration,
     );
 
@@ -56,19 +56,19 @@ pub trait Door: Sized + Send + Sync + 'static {
     fn changed(&self, inos: &[Ino]);
 
     /// Flush-behind has begun to write these bytes of a growing file; callers need not cache them.
-    fn left_behind(&self, ino: Ino, bytes: Range<u64>);
+    fn flushed_behind(&self, ino: Ino, bytes: Range<u64>);
 }
 
 /// The result of a call.
 #[derive(Debug)]
-pub enum Outcome<'a> {
+pub enum CallOutcome<'a> {
     Answer(Answer),
     /// Bytes that were read.
     Data(&'a [u8]),
 }
 
 /// Executes the calls of a frontend: the state machines of this process, or a client of servers.
-pub trait Calls<D: Door>: Send + Sync {
+pub trait Calls<D: Frontend>: Send + Sync {
     /// Starts a call, which is answered through the frontend. `id`: unique among unanswered calls,
     /// and not 0.
     fn call(&self, id: u64, caller: Caller, call: Call<'_>, ticket: D::Ticket);
@@ -106,5 +106,5 @@ pub trait Calls<D: Door>: Send + Sync {
 
     fn close_dir(&self, dir: Ino);
 
-    fn door(&self) -> &D;
+    fn frontend(&self) -> &D;
 }

@@ -26,7 +26,7 @@ struct Refused {
 }
 
 /// Answers status queries; the process that runs the state machine implements it.
-pub(crate) trait Told: Sync {
+pub(crate) trait StatusSource: Sync {
     /// Number of inodes in use, and the failure of the machine, if any.
     fn state(&self) -> (u64, Option<Errno>);
     fn figures(&self) -> MachineFigures;
@@ -222,7 +222,7 @@ fn trace_question(since: Option<u64>, lasting: Duration) -> String {
 pub(crate) fn answer_trace(tracer: &Tracer, since: &str, millis: &str) -> serde_json::Result<String> {
     let number = if since == "-" { Some(None) } else { since.parse().ok().map(Some) };
     let (Some(since), Ok(millis)) = (number, millis.parse()) else { return refused("malformed question") };
-    serde_json::to_string(&tracer.tell(since, Duration::from_millis(millis).min(LONGEST_WATCH)))
+    serde_json::to_string(&tracer.report(since, Duration::from_millis(millis).min(LONGEST_WATCH)))
 }
 
 fn ask<T: DeserializeOwned>(store: &Path, question: &str) -> std::io::Result<T> {
@@ -323,26 +323,29 @@ pub(crate) fn refused(error: &str) -> serde_json::Result<String> {
 /// Answers a query of a store's machine.
 pub(crate) fn answer(
     superblock: &Superblock,
-    told: &impl Told,
+    status_source: &impl StatusSource,
     words: &[&str],
 ) -> serde_json::Result<String> {
     match *words {
-        ["status"] => serde_json::to_string(&status(superblock, told)),
+        ["status"] => serde_json::to_string(&status(superblock, status_source)),
         ["top", viewer, millis, rows] => match top_request(viewer, millis, rows) {
-            Some(request) => match told.watch().top(request, told.figures(), |ino| told.path_of(ino)) {
+            Some(request) => match status_source
+                .watch()
+                .top(request, status_source.figures(), |ino| status_source.path_of(ino))
+            {
                 Some(top) => serde_json::to_string(&top),
                 None => refused("too many viewers"),
             },
             None => refused("malformed question"),
         },
-        ["trace", since, millis] => answer_trace(told.tracer(), since, millis),
+        ["trace", since, millis] => answer_trace(status_source.tracer(), since, millis),
         _ => refused("unknown question"),
     }
 }
 
-fn status(superblock: &Superblock, told: &impl Told) -> Status {
-    let (files, broken) = told.state();
-    let figures = told.watch().figures(&told.watch().totals(), told.figures());
+fn status(superblock: &Superblock, status_source: &impl StatusSource) -> Status {
+    let (files, broken) = status_source.state();
+    let figures = status_source.watch().figures(&status_source.watch().totals(), status_source.figures());
     let mut status = Status {
         pid: Some(std::process::id()),
         files: Some(files),
@@ -352,7 +355,7 @@ fn status(superblock: &Superblock, told: &impl Told) -> Status {
         figures: Some(figures),
         ..Status::of(superblock)
     };
-    told.complete(&mut status);
+    status_source.complete(&mut status);
     status
 }
 

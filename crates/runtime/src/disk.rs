@@ -10,8 +10,8 @@ use espalier_meta::{Io, IoDone, Load, StreamCall, StreamDone};
 use espalier_proto::{Errno, Ino, ObjectId, Space, StreamIo, pieces_of};
 use espalier_store::{Journal, JournalError, LocalStore, RealFile, Store, StoreError};
 
-use crate::behind::Writeback;
 use crate::caller::groups;
+use crate::flush_behind::Writeback;
 use crate::tracer::{Layer, Steps};
 
 /// Pause between two steps of background work, which limits its share of the processor.
@@ -122,7 +122,7 @@ impl Disk {
     pub fn stream_call(&self, call: StreamCall) -> Result<StreamDone, StoreError> {
         let store = &self.store;
         match call {
-            StreamCall::Stat(inos) | StreamCall::Glance(inos) => {
+            StreamCall::Stat(inos) | StreamCall::TryStat(inos) => {
                 let stats = inos.into_iter().map(|ino| store.stream_stat(ino)).collect::<Result<_, _>>()?;
                 return Ok(StreamDone::Stats(stats));
             }
@@ -144,7 +144,7 @@ impl Disk {
             StreamCall::Write { ino, offset, bytes } => {
                 store.stream_write(ino, offset, &bytes).and_then(|()| self.changed(ino))?;
             }
-            StreamCall::Settle { ino, .. } => store.stream_settle(ino)?,
+            StreamCall::Finalise { ino, .. } => store.stream_finalise(ino)?,
             StreamCall::Truncate { ino, size, .. } => {
                 store.stream_truncate(ino, size).and_then(|()| self.changed(ino))?;
             }

@@ -12,7 +12,7 @@ use crate::data::DataStore;
 use crate::disk::Disk;
 use crate::error::Error;
 use crate::fsck::checkpoint;
-use crate::ranks::{open_ranks, settle_ranks};
+use crate::ranks::{finish_transactions, open_ranks};
 use crate::volume::OpenOptions;
 
 /// The result of a drain.
@@ -40,7 +40,7 @@ pub fn drain(
     let open = |(number, path): &(ServerId, PathBuf)| DataStore::open(path, *number, false);
     let (from, to) = (open(&from)?, to.iter().map(open).collect::<Result<Vec<_>, _>>()?);
     let mut volumes = open_ranks(ranks, &OpenOptions::read_once())?;
-    settle_ranks(&mut volumes);
+    finish_transactions(&mut volumes);
     if volumes.iter().any(|volume| volume.meta.open_transactions() > 0) {
         return Err(Error::Undecided);
     }
@@ -133,7 +133,7 @@ fn copy(from: &DataStore, to: &DataStore, ino: Ino) -> Result<(), Errno> {
     for request in [
         DataRequest::SetMtime { ino, mtime: stat.mtime },
         DataRequest::Sync { ino },
-        DataRequest::Settle { ino, durable: 0 },
+        DataRequest::Finalise { ino, durable: 0 },
     ] {
         to.execute(request)?;
     }

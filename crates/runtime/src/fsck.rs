@@ -9,12 +9,12 @@ use espalier_meta::{Check, Finding};
 use espalier_proto::{Errno, Ino, Lease, Name, Recall, ServerId};
 use espalier_store::{Store, Superblock};
 
-use crate::calls::{Calls, Door, Outcome};
+use crate::calls::{CallOutcome, Calls, Frontend};
 use crate::data::DataStore;
 use crate::disk::Disk;
 use crate::error::Error;
 use crate::node::Node;
-use crate::ranks::{open_ranks, settle_ranks};
+use crate::ranks::{finish_transactions, open_ranks};
 use crate::volume::{OpenOptions, Volume};
 use crate::watch::Watch;
 
@@ -34,7 +34,7 @@ pub struct FsckReport {
 /// receives the number of records read.
 pub fn fsck(dir: &Path, progress: impl Fn(u64)) -> Result<FsckReport, Error> {
     // Refuses the store of one of several ranks.
-    told(
+    report_damage(
         Volume::open(dir, OpenOptions::read_once())
             .and_then(|volume| check_all(vec![volume], &[], &progress)),
     )
@@ -49,14 +49,14 @@ pub fn fsck_cluster(
 ) -> Result<FsckReport, Error> {
     let open = |(number, path): &(ServerId, PathBuf)| DataStore::open(path, *number, false);
     let data = data.iter().map(open).collect::<Result<Vec<_>, _>>()?;
-    told(open_ranks(ranks, &OpenOptions::read_once()).and_then(|mut volumes| {
-        settle_ranks(&mut volumes);
+    report_damage(open_ranks(ranks, &OpenOptions::read_once()).and_then(|mut volumes| {
+        finish_transactions(&mut volumes);
         check_all(volumes, &data, &progress)
     }))
 }
 
 /// Reports damage as a finding.
-fn told(checked: Result<FsckReport, Error>) -> Result<FsckReport, Error> {
+fn report_damage(checked: Result<FsckReport, Error>) -> Result<FsckReport, Error> {
     match checked {
         Err(error) if error.is_damage() => {
             let findings = vec![Finding { ino: None, what: error.to_string() }];
@@ -137,7 +137,7 @@ pub(crate) fn checkpoint(volume: Volume) -> Result<Arc<Disk>, Error> {
     std::thread::scope(|scope| {
         scope.spawn(|| node.run_background(background));
         let drained = node.drain(Duration::from_secs(600));
-        node.errands.stop();
+        node.background_work.stop();
         if drained { Ok(()) } else { Err(Error::Unwritten(node.state().1.unwrap_or(Errno::EIO))) }
     })?;
     Ok(volume.disk)
@@ -146,10 +146,10 @@ pub(crate) fn checkpoint(volume: Volume) -> Result<Arc<Disk>, Error> {
 /// A frontend without calls.
 struct Closed;
 
-impl Door for Closed {
+impl Frontend for Closed {
     type Ticket = ();
 
-    fn answer(&self, _: &impl Calls<Self>, (): (), _: Result<Outcome<'_>, Errno>, _: Duration) {}
+    fn answer(&self, _: &impl Calls<Self>, (): (), _: Result<CallOutcome<'_>, Errno>, _: Duration) {}
 
     fn revoke(
         &self,
@@ -168,5 +168,5 @@ impl Door for Closed {
 
     fn changed(&self, _: &[Ino]) {}
 
-    fn left_behind(&self, _: Ino, _: Range<u64>) {}
+    fn flushed_behind(&self, _: Ino, _: Range<u64>) {}
 }

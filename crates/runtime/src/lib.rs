@@ -2,7 +2,7 @@
 //! network requests.
 
 mod attach;
-mod behind;
+mod background_work;
 mod bulk;
 mod caller;
 mod calls;
@@ -11,11 +11,11 @@ mod clock;
 mod control;
 mod data;
 mod disk;
-mod door;
 mod drain;
 mod dump;
-mod errands;
 mod error;
+mod flush_behind;
+mod frontend;
 mod fsck;
 mod limit;
 mod mount;
@@ -31,20 +31,20 @@ mod volume;
 mod watch;
 
 pub use attach::{WAITING_MAX, mount_servers};
-pub use bulk::{CopyHow, CopyKey, CopyReport, REMOVE_TREE, SYNC, TOLD};
-pub use calls::{Calls, Door, Outcome};
+pub use bulk::{CopyHow, CopyKey, CopyReport, NOTIFIED, REMOVE_TREE, SYNC};
+pub use calls::{CallOutcome, Calls, Frontend};
 pub use capability::Holder;
 pub use control::{
     MountStatus, RanksStatus, Status, status_of, status_of_mount, top_of, trace_of, trace_of_mount,
 };
 pub use data::{DataStore, mkfs_data};
-pub use door::FOREVER;
 pub use drain::{Drained, drain};
 pub use dump::{
     ClusterStores, Dumped, LoadOptions, dump, dump_cluster, load, load_cluster, resume_dump, verify_dump,
 };
 pub use error::Error;
 pub use espalier_meta::Striping;
+pub use frontend::FOREVER;
 pub use fsck::{FsckReport, fsck, fsck_cluster};
 pub use limit::may_open;
 pub use mount::{MountOptions, mount, wanted};

@@ -9,9 +9,9 @@ use espalier_fuse::{InitFlags, Session, Transport, Wanted};
 use espalier_proto::{Errno, Ino};
 
 use crate::calls::Calls;
-use crate::control::{self, Status, Told};
-use crate::door::{FuseDoor, Mounted, Notifiers};
+use crate::control::{self, Status, StatusSource};
 use crate::error::Error;
+use crate::frontend::{FuseFrontend, Mounted, Notifiers};
 use crate::node::Node;
 use crate::record::Recorder;
 use crate::tracer::Tracer;
@@ -60,16 +60,16 @@ pub fn mount(
     let recorder = options.record.as_deref().map(Recorder::start).transpose()?;
     let name = source.to_string_lossy();
     let mut session = start_session(&name, mountpoint, options, false)?;
-    let door = FuseDoor::new(volume.meta.atime(), None, session.granted());
-    set_notifiers(&mut session, &door)?;
+    let frontend = FuseFrontend::new(volume.meta.atime(), None, session.granted());
+    set_notifiers(&mut session, &frontend)?;
     let is_recorded = recorder.is_some();
-    recorder.into_iter().for_each(|recorder| door.set_recorder(recorder));
+    recorder.into_iter().for_each(|recorder| frontend.set_recorder(recorder));
     let Volume { disk, meta, superblock, .. } = volume;
     let watch = Watch::new(options.threads, options.slow);
-    let (node, background) = Node::new(meta, disk, door, watch);
+    let (node, background) = Node::new(meta, disk, frontend, watch);
     let node = Arc::new(node);
     let listener = control::Listener::of_store(source);
-    let told = Mount {
+    let status_source = Mount {
         node: Arc::clone(&node),
         mountpoint: session.mountpoint().into(),
         device: mounted_on(session.mountpoint()),
@@ -86,7 +86,7 @@ pub fn mount(
                 node.tick();
                 while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(Duration::from_secs(1)) {
                     node.tick();
-                    node.door().look_after_signals(&**node);
+                    node.frontend().look_after_signals(&**node);
                 }
             }
         });
@@ -94,7 +94,7 @@ pub fn mount(
             scope.spawn(|| metrics.serve(|path| (path == "/metrics").then(|| node.exposition())));
         }
         let served = listener.as_ref().map(|listener| {
-            scope.spawn(|| listener.serve(|words| control::answer(&superblock, &told, words)))
+            scope.spawn(|| listener.serve(|words| control::answer(&superblock, &status_source, words)))
         });
         ready();
         let outcome = session.run(
@@ -102,15 +102,15 @@ pub fn mount(
             // Passthrough writes would bypass the option `sync` and the recording.
             Arc::new(Mounted {
                 calls: Arc::clone(&node),
-                may_pass_through: !node.errands.disk.sync && !is_recorded,
+                may_pass_through: !node.background_work.disk.sync && !is_recorded,
                 is_shared: false,
                 transport: options.transport,
             }),
         );
-        node.door().finish_recording();
+        node.frontend().finish_recording();
         let drained = node.drain(options.drain);
         drop(stop_clock);
-        node.errands.stop();
+        node.background_work.stop();
         if let (Some(listener), Some(served)) = (&listener, served) {
             listener.stop();
             let _ = served.join();
@@ -166,18 +166,18 @@ fn read_further_ahead(mountpoint: &Path) {
     }
 }
 
-pub(crate) fn set_notifiers(session: &mut Session, door: &FuseDoor) -> Result<(), Error> {
+pub(crate) fn set_notifiers(session: &mut Session, frontend: &FuseFrontend) -> Result<(), Error> {
     let mut start = || {
         let failed = |source| Error::Io { what: "cannot start a thread for notifications".into(), source };
         session.notifier(NOTIFICATIONS).map_err(failed)
     };
-    door.set_notifiers(Notifiers { names: start()?, inodes: start()? });
+    frontend.set_notifiers(Notifiers { names: start()?, inodes: start()? });
     Ok(())
 }
 
 /// Answers status queries of a mount.
 struct Mount {
-    node: Arc<Node<FuseDoor>>,
+    node: Arc<Node<FuseFrontend>>,
     mountpoint: PathBuf,
     /// The device number of this mount at the mount point.
     device: Option<u32>,
@@ -185,7 +185,7 @@ struct Mount {
     fuse: String,
 }
 
-impl Told for Mount {
+impl StatusSource for Mount {
     fn state(&self) -> (u64, Option<Errno>) {
         self.node.state()
     }
@@ -195,11 +195,11 @@ impl Told for Mount {
     }
 
     fn watch(&self) -> &Watch {
-        &self.node.errands.watch
+        &self.node.background_work.watch
     }
 
     fn tracer(&self) -> &Tracer {
-        &self.node.errands.tracer
+        &self.node.background_work.tracer
     }
 
     fn path_of(&self, ino: Ino) -> Option<String> {
@@ -209,9 +209,9 @@ impl Told for Mount {
     fn complete(&self, status: &mut Status) {
         let is_mounted = mounted_on(&self.mountpoint) == self.device;
         status.mountpoint = is_mounted.then(|| self.mountpoint.clone());
-        status.passthrough = Some(self.passthrough && !self.node.errands.disk.sync);
+        status.passthrough = Some(self.passthrough && !self.node.background_work.disk.sync);
         status.fuse = Some(self.fuse.clone());
-        status.transport = self.node.door().transport().map(|transport| name_of(transport).into());
+        status.transport = self.node.frontend().transport().map(|transport| name_of(transport).into());
     }
 }
 

@@ -14,33 +14,33 @@ use espalier_client::{Answer, Call, Client, Interrupt, Next};
 use espalier_meta::{Cause, Input, IoId, Meta, Now, Outbox, Waiting};
 use espalier_proto::{Caller, ClientId, Errno, Ino, LockOwner, Reply, Request, RequestId, Space, StreamIo};
 
-use crate::calls::{Calls, Door, Outcome};
+use crate::background_work::{Background, BackgroundWork};
+use crate::calls::{CallOutcome, Calls, Frontend};
 use crate::clock;
 use crate::disk::Disk;
-use crate::door::FOREVER;
-use crate::errands::{Background, Errands};
-use crate::tracer::{Id, Layer, Place, Tracer};
-use crate::watch::{Kind, MachineFigures, Span, Stage, Turn, Watch, exposition};
+use crate::frontend::FOREVER;
+use crate::tracer::{Id, Layer, NodeId, Tracer};
+use crate::watch::{CriticalSection, Kind, MachineFigures, Span, Stage, Watch, exposition};
 
 /// The state machines of this process and their disk.
-pub struct Node<D: Door> {
+pub struct Node<D: Frontend> {
     inner: Mutex<Inner<D::Ticket>>,
     /// Number of calls that wait for the lock.
     queued: AtomicUsize,
-    pub errands: Errands,
-    door: D,
+    pub background_work: BackgroundWork,
+    frontend: D,
 }
 
 struct Inner<T> {
     meta: Meta,
     client: Client,
     /// Calls that wait for the metadata machine, by request number.
-    parked: HashMap<RequestId, Parked<T>>,
+    pending: HashMap<RequestId, PendingCall<T>>,
 }
 
 type Locked<'a, T> = MutexGuard<'a, Inner<T>>;
 
-struct Parked<T> {
+struct PendingCall<T> {
     caller: Caller,
     call: Call<'static>,
     ticket: T,
@@ -51,10 +51,10 @@ struct Parked<T> {
 struct Finished<'a, T> {
     ticket: T,
     span: Span,
-    last: Last<'a>,
+    last: FinalStep<'a>,
 }
 
-enum Last<'a> {
+enum FinalStep<'a> {
     Answer(Result<Answer, Errno>),
     Stream(Call<'a>, StreamIo),
 }
@@ -64,15 +64,15 @@ struct Work<'a, T> {
     out: Outbox,
     finished: Vec<Finished<'a, T>>,
     /// The critical section of the inputs.
-    turn: Turn,
+    section: CriticalSection,
 }
 
 impl<T> Work<'_, T> {
     /// Reserves room for one reply, the usual number: a vector's default capacity would exceed what
     /// the allocator serves without a lock.
-    fn new(turn: Turn) -> Self {
+    fn new(section: CriticalSection) -> Self {
         let out = Outbox { replies: Vec::with_capacity(1), ..Outbox::default() };
-        Self { out, finished: Vec::with_capacity(1), turn }
+        Self { out, finished: Vec::with_capacity(1), section }
     }
 }
 
@@ -86,23 +86,23 @@ thread_local! {
     static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-impl<D: Door> Node<D> {
+impl<D: Frontend> Node<D> {
     /// Creates the node, and the state of its background threads ([`Self::run_background`]).
-    pub fn new(meta: Meta, disk: Arc<Disk>, door: D, watch: Watch) -> (Self, Background) {
-        let (errands, background) = Errands::new(disk, watch, Tracer::new(Place::Rank(0)));
-        let inner = Inner { meta, client: Client::default(), parked: HashMap::new() };
+    pub fn new(meta: Meta, disk: Arc<Disk>, frontend: D, watch: Watch) -> (Self, Background) {
+        let (background_work, background) = BackgroundWork::new(disk, watch, Tracer::new(NodeId::Rank(0)));
+        let inner = Inner { meta, client: Client::default(), pending: HashMap::new() };
         let (inner, queued) = (Mutex::new(inner), AtomicUsize::new(0));
-        (Self { inner, queued, errands, door }, background)
+        (Self { inner, queued, background_work, frontend }, background)
     }
 
     /// Called once per second: reports the time and the free space to the machine.
     pub fn tick(&self) {
-        match self.errands.disk.free_space() {
+        match self.background_work.disk.free_space() {
             Ok(free) => self.feed(Input::Space { free }),
             Err(error) => tracing::warn!(%error, "cannot determine the free space of the store"),
         }
         self.feed(Input::Tick);
-        self.errands.watch.tick();
+        self.background_work.watch.tick();
     }
 
     /// Number of inodes in use, and the failure of the machine, if any ([`Meta::failure`]).
@@ -114,14 +114,14 @@ impl<D: Door> Node<D> {
     pub fn figures(&self) -> MachineFigures {
         let Ok(inner) = self.lock() else { return MachineFigures::default() };
         let now = Instant::now();
-        let waits = inner.parked.values().map(|parked| now.saturating_duration_since(parked.span.mark()));
-        MachineFigures::of(&inner.meta, inner.parked.len(), waits.max().unwrap_or_default())
+        let waits = inner.pending.values().map(|pending| now.saturating_duration_since(pending.span.mark()));
+        MachineFigures::of(&inner.meta, inner.pending.len(), waits.max().unwrap_or_default())
     }
 
     /// Statistics since mounting, for Prometheus.
     pub fn exposition(&self) -> String {
-        let (totals, (files, broken)) = (self.errands.watch.totals(), self.state());
-        let figures = self.errands.watch.figures(&totals, self.figures());
+        let (totals, (files, broken)) = (self.background_work.watch.totals(), self.state());
+        let figures = self.background_work.watch.figures(&totals, self.figures());
         exposition(totals, figures, files, broken.is_some())
     }
 
@@ -132,20 +132,20 @@ impl<D: Door> Node<D> {
     }
 
     fn feed(&self, input: Input) {
-        let Ok((mut inner, turn)) = self.turn() else { return };
-        let mut work = Work::new(turn);
+        let Ok((mut inner, section)) = self.enter() else { return };
+        let mut work = Work::new(section);
         self.input(&mut inner, &mut work, input);
-        self.settle(inner, work);
+        self.carry_out(inner, work);
     }
 
     /// Locks the machines and notes the time; without contention the clock is read once.
-    fn turn(&self) -> Result<(Locked<'_, D::Ticket>, Turn), Errno> {
+    fn enter(&self) -> Result<(Locked<'_, D::Ticket>, CriticalSection), Errno> {
         let asked = Instant::now();
         if let Ok(inner) = self.inner.try_lock() {
-            return Ok((inner, Turn { asked, began: asked }));
+            return Ok((inner, CriticalSection { asked, began: asked }));
         }
         let inner = self.lock()?;
-        Ok((inner, Turn { asked, began: Instant::now() }))
+        Ok((inner, CriticalSection { asked, began: Instant::now() }))
     }
 
     /// Fails after a panic under the lock: the machines' state is unreliable then.
@@ -174,20 +174,24 @@ impl<D: Door> Node<D> {
         loop {
             match next {
                 Next::Answer(result) => {
-                    return work.finished.push(Finished { ticket, span, last: Last::Answer(result) });
+                    return work.finished.push(Finished { ticket, span, last: FinalStep::Answer(result) });
                 }
                 // All streams are in the local store, and there is no write-back.
                 Next::Data(..) | Next::Apart => next = Next::Answer(Err(Errno::EIO)),
                 Next::Stream(io) => {
-                    return work.finished.push(Finished { ticket, span, last: Last::Stream(call, io) });
+                    return work.finished.push(Finished { ticket, span, last: FinalStep::Stream(call, io) });
                 }
-                Next::Tell(request, answer) => {
-                    self.input(inner, work, told(request));
-                    return work.finished.push(Finished { ticket, span, last: Last::Answer(Ok(answer)) });
+                Next::Notify(request, answer) => {
+                    self.input(inner, work, without_reply(request));
+                    return work.finished.push(Finished {
+                        ticket,
+                        span,
+                        last: FinalStep::Answer(Ok(answer)),
+                    });
                 }
                 Next::Release(ino) => {
-                    self.input(inner, work, told(Request::Release { ino }));
-                    let last = Last::Answer(Ok(Answer::Done));
+                    self.input(inner, work, without_reply(Request::Release { ino }));
+                    let last = FinalStep::Answer(Ok(Answer::Done));
                     return work.finished.push(Finished { ticket, span, last });
                 }
                 // There is only one rank, so it returns no remote reference.
@@ -197,7 +201,9 @@ impl<D: Door> Node<D> {
                     self.input(inner, work, input);
                     let answered = work.out.replies.iter().position(|answered| answered.id == id);
                     let Some(at) = answered else {
-                        inner.parked.insert(id, Parked { caller, call: call.into_owned(), ticket, span });
+                        inner
+                            .pending
+                            .insert(id, PendingCall { caller, call: call.into_owned(), ticket, span });
                         return;
                     };
                     let reply = work.out.replies.swap_remove(at);
@@ -209,60 +215,60 @@ impl<D: Door> Node<D> {
     }
 
     /// Executes all results, and the results of these, until nothing is left.
-    fn settle<'a>(&'a self, mut inner: Locked<'a, D::Ticket>, mut work: Work<'a, D::Ticket>)
+    fn carry_out<'a>(&'a self, mut inner: Locked<'a, D::Ticket>, mut work: Work<'a, D::Ticket>)
     where
         D::Ticket: 'a,
     {
         loop {
             for (_, id, waiting) in work.out.waiting.drain(..) {
-                if let Some(parked) = inner.parked.get_mut(&id) {
-                    parked.span.resume(work.turn);
-                    parked.span.turn_to(Stage::from(waiting), Instant::now());
+                if let Some(pending) = inner.pending.get_mut(&id) {
+                    pending.span.resume(work.section);
+                    pending.span.enter_stage(Stage::from(waiting), Instant::now());
                 }
             }
             while let Some(reply) = work.out.replies.pop() {
-                self.unpark(&mut inner, &mut work, reply.id, reply.result);
+                self.resume_pending(&mut inner, &mut work, reply.id, reply.result);
             }
-            for remark in work.out.remarks.drain(..) {
+            for remark in work.out.warnings.drain(..) {
                 tracing::warn!("{remark}");
             }
             let io = std::mem::take(&mut work.out.io);
             let recalls = std::mem::take(&mut work.out.recalls);
             let changed = std::mem::take(&mut work.out.changed);
-            let causes = self.errands.tracer.causes(&io, |(id, _)| self.causes_of(&inner, *id));
+            let causes = self.background_work.tracer.causes(&io, |(id, _)| self.causes_of(&inner, *id));
             drop(inner);
             if !recalls.is_empty() {
-                self.door.recall(&recalls, &[]);
+                self.frontend.recall(&recalls, &[]);
             }
             if !changed.is_empty() {
-                self.door.changed(&changed);
+                self.frontend.changed(&changed);
             }
             for finished in work.finished.drain(..) {
                 self.finish(finished);
             }
             let mut causes = causes.into_iter();
-            let execute = |(id, io)| self.errands.execute(id, io, causes.next().unwrap_or_default());
+            let execute = |(id, io)| self.background_work.execute(id, io, causes.next().unwrap_or_default());
             let done: Vec<_> = io.into_iter().filter_map(execute).collect();
             if done.is_empty() {
                 return;
             }
-            let Ok(locked) = self.turn() else { return };
-            (inner, work.turn) = locked;
+            let Ok(locked) = self.enter() else { return };
+            (inner, work.section) = locked;
             for (id, result) in done {
                 self.input(&mut inner, &mut work, Input::Done { id, result });
             }
         }
     }
 
-    fn unpark(
+    fn resume_pending(
         &self,
         inner: &mut Inner<D::Ticket>,
         work: &mut Work<'_, D::Ticket>,
         id: RequestId,
         reply: Result<Reply, Errno>,
     ) {
-        if let Some(Parked { caller, call, ticket, mut span }) = inner.parked.remove(&id) {
-            span.resume(work.turn);
+        if let Some(PendingCall { caller, call, ticket, mut span }) = inner.pending.remove(&id) {
+            span.resume(work.section);
             work.out.changed.extend(call.unprivileged(&reply));
             let next = inner.client.reply(&call, reply);
             self.advance(inner, work, id, (caller, call, ticket, span), next);
@@ -272,47 +278,51 @@ impl<D: Door> Node<D> {
     fn finish(&self, finished: Finished<'_, D::Ticket>) {
         let Finished { ticket, mut span, last } = finished;
         // The machines are finished with the call; what remains is stream I/O.
-        span.turn_to(Stage::Disk, Instant::now());
+        span.enter_stage(Stage::Disk, Instant::now());
         match last {
-            Last::Answer(Ok(Answer::Bytes(bytes))) => self.answer(ticket, span, Ok(Outcome::Data(&bytes))),
-            Last::Answer(Ok(Answer::StatFs(mut capacity))) => {
-                let space = self.errands.disk.space();
+            FinalStep::Answer(Ok(Answer::Bytes(bytes))) => {
+                self.answer(ticket, span, Ok(CallOutcome::Data(&bytes)))
+            }
+            FinalStep::Answer(Ok(Answer::StatFs(mut capacity))) => {
+                let space = self.background_work.disk.space();
                 if let Ok(Space { available, .. }) = space {
                     // The machine learns of the free space before it is reported.
                     self.feed(Input::Space { free: available });
                 }
                 let answer = space.map(|space| {
                     capacity.space = space;
-                    Outcome::Answer(Answer::StatFs(capacity))
+                    CallOutcome::Answer(Answer::StatFs(capacity))
                 });
                 self.answer(ticket, span, answer);
             }
-            Last::Answer(result) => self.answer(ticket, span, result.map(Outcome::Answer)),
-            Last::Stream(_, StreamIo::Read { ino, offset, size }) => BUFFER.with_borrow_mut(|buffer| {
+            FinalStep::Answer(result) => self.answer(ticket, span, result.map(CallOutcome::Answer)),
+            FinalStep::Stream(_, StreamIo::Read { ino, offset, size }) => BUFFER.with_borrow_mut(|buffer| {
                 let cause = [self.id_of(span.number)];
-                let steps = self.errands.tracer.steps(&cause);
+                let steps = self.background_work.tracer.steps(&cause);
                 let read = steps.step(Layer::Store, "stream read", || {
-                    self.errands.disk.read_stream(ino, offset, size, buffer)
+                    self.background_work.disk.read_stream(ino, offset, size, buffer)
                 });
-                span.turn_to(Stage::Work, Instant::now());
-                self.answer(ticket, span, read.map(Outcome::Data));
+                span.enter_stage(Stage::Work, Instant::now());
+                self.answer(ticket, span, read.map(CallOutcome::Data));
             }),
-            Last::Stream(call, io) => {
+            FinalStep::Stream(call, io) => {
                 let data: &[u8] = if let Call::Write { data, .. } = &call { data } else { &[] };
                 let (cause, kind) = ([self.id_of(span.number)], span.kind.name());
-                let steps = self.errands.tracer.steps(&cause);
-                let result = steps.step(Layer::Store, kind, || self.errands.disk.stream_io(io, data));
-                span.turn_to(Stage::Work, Instant::now());
+                let steps = self.background_work.tracer.steps(&cause);
+                let result = steps.step(Layer::Store, kind, || self.background_work.disk.stream_io(io, data));
+                span.enter_stage(Stage::Work, Instant::now());
                 // Before the answer, after which the file may be removed.
                 let left = match io {
-                    StreamIo::Write { ino, offset, .. } if result.is_ok() => {
-                        self.errands.disk.follow(ino, offset, data.len() as u64).map(|bytes| (ino, bytes))
-                    }
+                    StreamIo::Write { ino, offset, .. } if result.is_ok() => self
+                        .background_work
+                        .disk
+                        .follow(ino, offset, data.len() as u64)
+                        .map(|bytes| (ino, bytes)),
                     _ => None,
                 };
-                self.answer(ticket, span, result.map(Outcome::Answer));
+                self.answer(ticket, span, result.map(CallOutcome::Answer));
                 if let Some((ino, bytes)) = left {
-                    self.door.left_behind(ino, bytes);
+                    self.frontend.flushed_behind(ino, bytes);
                 }
             }
         }
@@ -320,7 +330,7 @@ impl<D: Door> Node<D> {
 
     /// The identifier of a call in traces.
     fn id_of(&self, number: u64) -> Id {
-        self.errands.tracer.served(Place::Client(CLIENT.0 as u32), number)
+        self.background_work.tracer.served(NodeId::Client(CLIENT.0 as u32), number)
     }
 
     fn causes_of(&self, inner: &Inner<D::Ticket>, id: IoId) -> Vec<Id> {
@@ -333,11 +343,11 @@ impl<D: Door> Node<D> {
     }
 
     /// Counts a finished call and answers it.
-    fn answer(&self, ticket: D::Ticket, span: Span, outcome: Result<Outcome<'_>, Errno>) {
-        self.errands.tracer.end(self.id_of(span.number));
+    fn answer(&self, ticket: D::Ticket, span: Span, outcome: Result<CallOutcome<'_>, Errno>) {
+        self.background_work.tracer.end(self.id_of(span.number));
         let failure = outcome.as_ref().err().copied();
-        let log = self.errands.watch.record(&span, failure.is_some());
-        self.door.answer(self, ticket, outcome, FOREVER);
+        let log = self.background_work.watch.record(&span, failure.is_some());
+        self.frontend.answer(self, ticket, outcome, FOREVER);
         if log {
             self.log_slow(&span, failure);
         }
@@ -359,9 +369,9 @@ impl<D: Door> Node<D> {
         );
     }
 
-    /// Runs background work until [`Errands::stop`].
+    /// Runs background work until [`BackgroundWork::stop`].
     pub fn run_background(&self, background: Background) {
-        self.errands.run(background, |id, result| self.feed(Input::Done { id, result }));
+        self.background_work.run(background, |id, result| self.feed(Input::Done { id, result }));
     }
 
     /// Writes everything out, until done, failed or timed out. Returns true on success.
@@ -369,7 +379,7 @@ impl<D: Door> Node<D> {
         let deadline = std::time::Instant::now() + limit;
         loop {
             self.feed(Input::Drain);
-            if self.lock().is_ok_and(|inner| inner.meta.is_quiet()) {
+            if self.lock().is_ok_and(|inner| inner.meta.is_idle()) {
                 return self.lock().is_ok_and(|inner| inner.meta.broken().is_none());
             }
             if std::time::Instant::now() > deadline {
@@ -380,26 +390,26 @@ impl<D: Door> Node<D> {
     }
 }
 
-impl<D: Door> Calls<D> for Node<D> {
+impl<D: Frontend> Calls<D> for Node<D> {
     fn call(&self, id: u64, caller: Caller, call: Call<'_>, ticket: D::Ticket) {
         self.queued.fetch_add(1, Ordering::Relaxed);
-        let turn = self.turn();
+        let section = self.enter();
         self.queued.fetch_sub(1, Ordering::Relaxed);
-        let (mut inner, turn) = match turn {
-            Ok(turn) => turn,
-            Err(errno) => return self.door.answer(self, ticket, Err(errno), FOREVER),
+        let (mut inner, section) = match section {
+            Ok(section) => section,
+            Err(errno) => return self.frontend.answer(self, ticket, Err(errno), FOREVER),
         };
-        let mut work = Work::new(turn);
+        let mut work = Work::new(section);
         let (kind, ino) = Kind::of(&call);
-        let mut span = Span::start(kind, caller.pid, ino, work.turn);
+        let mut span = Span::start(kind, caller.pid, ino, work.section);
         span.number = id;
-        self.errands.tracer.begin(self.id_of(id), kind.name(), Vec::new);
-        if self.errands.watch.is_watched() {
+        self.background_work.tracer.begin(self.id_of(id), kind.name(), Vec::new);
+        if self.background_work.watch.has_viewers() {
             span.dir = inner.meta.directory_of(ino);
         }
         let next = inner.client.start(&call);
         self.advance(&mut inner, &mut work, RequestId(id), (caller, call, ticket, span), next);
-        self.settle(inner, work);
+        self.carry_out(inner, work);
     }
 
     fn ranks(&self) -> usize {
@@ -407,20 +417,20 @@ impl<D: Door> Calls<D> for Node<D> {
     }
 
     fn forget(&self, requests: impl IntoIterator<Item = Request>) {
-        let Ok((mut inner, turn)) = self.turn() else { return };
-        let mut work = Work::new(turn);
-        let mut span = Span::start(Kind::Forget, 0, Ino::ROOT, work.turn);
+        let Ok((mut inner, section)) = self.enter() else { return };
+        let mut work = Work::new(section);
+        let mut span = Span::start(Kind::Forget, 0, Ino::ROOT, work.section);
         for request in requests {
-            self.input(&mut inner, &mut work, told(request));
+            self.input(&mut inner, &mut work, without_reply(request));
         }
-        span.turn_to(Stage::Work, Instant::now());
-        self.errands.watch.record(&span, false);
-        self.settle(inner, work);
+        span.enter_stage(Stage::Work, Instant::now());
+        self.background_work.watch.record(&span, false);
+        self.carry_out(inner, work);
     }
 
     fn interrupt(&self, id: u64, dies: impl Fn(u32) -> bool) -> Interrupt {
         let id = RequestId(id);
-        let pid = self.lock().ok().and_then(|inner| Some(inner.parked.get(&id)?.caller.pid));
+        let pid = self.lock().ok().and_then(|inner| Some(inner.pending.get(&id)?.caller.pid));
         if !pid.is_none_or(dies) {
             return Interrupt::Survived;
         }
@@ -439,7 +449,7 @@ impl<D: Door> Calls<D> for Node<D> {
     fn unlock(&self, _: Ino, _: LockOwner) {}
 
     fn stream_file(&self, ino: Ino) -> Option<Arc<File>> {
-        self.errands.disk.stream_file(ino)
+        self.background_work.disk.stream_file(ino)
     }
 
     fn pass_through(&self) {
@@ -460,8 +470,8 @@ impl<D: Door> Calls<D> for Node<D> {
         }
     }
 
-    fn door(&self) -> &D {
-        &self.door
+    fn frontend(&self) -> &D {
+        &self.frontend
     }
 }
 
@@ -474,6 +484,6 @@ impl From<Waiting> for Stage {
     }
 }
 
-fn told(request: Request) -> Input {
+fn without_reply(request: Request) -> Input {
     Input::Request { from: CLIENT, id: NOBODY, below: NOBODY, caller: Caller::SERVER, request }
 }

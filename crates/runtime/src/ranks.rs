@@ -67,7 +67,7 @@ pub fn resolve_lost(
     if !volumes.iter().all(of_one) || !others.eq(ranks.iter().copied()) {
         return Err(Error::OtherRanks);
     }
-    settle_ranks(&mut volumes);
+    finish_transactions(&mut volumes);
     let mut undecided = Vec::new();
     for Volume { meta, superblock, .. } in &volumes {
         for (_, edits) in meta.prepared_for(lost) {
@@ -87,7 +87,7 @@ pub fn resolve_lost(
 
 /// Finishes the transactions between ranks, as connected servers do. A transaction that remains
 /// unfinished is a fault.
-pub(crate) fn settle_ranks(volumes: &mut [Volume]) {
+pub(crate) fn finish_transactions(volumes: &mut [Volume]) {
     let all: Vec<Rank> = volumes.iter().map(|volume| volume.superblock.rank).collect();
     let others = |own| all.iter().copied().filter(move |rank| *rank != own);
     let connect = |own| others(own).map(move |rank| (own, Input::PeerConnected { rank }));
@@ -128,7 +128,7 @@ mod tests {
     use crate::volume::{MkfsOptions, mkfs_ranks};
 
     #[test]
-    fn what_a_lost_rank_has_left_undecided_is_undone_if_that_is_confirmed() {
+    fn undecided_transactions_of_lost_rank_are_aborted_on_confirmation() {
         let dir = tempfile::tempdir().expect("a directory");
         let stores = [0, 1, 2].map(|rank| dir.path().join(format!("store-{rank}")));
         let options = MkfsOptions {

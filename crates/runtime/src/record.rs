@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 
 use espalier_client::Call;
 use espalier_proto::{Caller, Errno};
-use espalier_recording::{Asked, Line, Told};
+use espalier_recording::{Line, Observed, RecordedRequest};
 
-use crate::calls::Outcome;
+use crate::calls::CallOutcome;
 use crate::error::Error;
 
 /// Maximum number of queued lines, about 30 MiB.
@@ -39,7 +39,7 @@ pub struct Begun {
     pid: u32,
     uid: u32,
     gid: u32,
-    asked: Asked,
+    asked: RecordedRequest,
 }
 
 impl Recorder {
@@ -65,21 +65,21 @@ impl Recorder {
     /// Records the start of a call.
     pub fn begin(&self, caller: &Caller, call: &Call<'_>) -> Box<Begun> {
         let (at, &Caller { pid, uid, gid, .. }) = (self.started.elapsed(), caller);
-        Box::new(Begun { at, pid, uid, gid, asked: Asked::from(call) })
+        Box::new(Begun { at, pid, uid, gid, asked: RecordedRequest::from(call) })
     }
 
     /// Records the answer to a call.
-    pub fn end(&self, begun: Begun, outcome: &Result<Outcome<'_>, Errno>) {
+    pub fn end(&self, begun: Begun, outcome: &Result<CallOutcome<'_>, Errno>) {
         let Begun { at, pid, uid, gid, asked } = begun;
-        let told = match outcome {
-            Ok(Outcome::Data(data)) => Told::data(&asked, data),
-            Ok(Outcome::Answer(answer)) => Told::new(Ok(answer)),
-            Err(errno) => Told::new(Err(*errno)),
+        let observed = match outcome {
+            Ok(CallOutcome::Data(data)) => Observed::data(&asked, data),
+            Ok(CallOutcome::Answer(answer)) => Observed::new(Ok(answer)),
+            Err(errno) => Observed::new(Err(*errno)),
         };
         let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let took = nanos(self.started.elapsed().saturating_sub(at));
         let lost = self.lost.swap(0, Ordering::Relaxed);
-        let line = Line { at: nanos(at), took, pid, uid, gid, asked, told, lost };
+        let line = Line { at: nanos(at), took, pid, uid, gid, asked, observed, lost };
         if self.queue.try_send(Some(line)).is_err() {
             self.lost.fetch_add(lost + 1, Ordering::Relaxed);
         }
@@ -137,17 +137,17 @@ mod tests {
         assert!(Recorder::start(&path).is_err(), "no file is overwritten");
         let caller = Caller { uid: 7, gid: 8, pid: 9, groups: None };
         let read = Call::Read { ino: Ino(5), offset: 3, size: 100, noatime: false };
-        recorder.end(*recorder.begin(&caller, &read), &Ok(Outcome::Data(b"abc")));
+        recorder.end(*recorder.begin(&caller, &read), &Ok(CallOutcome::Data(b"abc")));
         let fsync = Call::Request(Request::Fsync { ino: Ino(5) });
-        recorder.end(*recorder.begin(&caller, &fsync), &Ok(Outcome::Answer(Answer::Done)));
+        recorder.end(*recorder.begin(&caller, &fsync), &Ok(CallOutcome::Answer(Answer::Done)));
         recorder.end(*recorder.begin(&caller, &fsync), &Err(Errno::EIO));
         recorder.finish();
         let text = std::fs::read_to_string(&path).expect("what was written");
         let lines: Vec<Line> = text.lines().map(|line| Line::parse(line).expect("a line")).collect();
         assert_eq!(lines.len(), 3);
-        assert_eq!((lines[0].pid, lines[0].uid, lines[0].gid, lines[0].told.bytes), (9, 7, 8, Some(3)));
-        assert!(matches!(lines[0].asked, Asked::Read { ino: Ino(5), offset: 3, size: 100, .. }));
-        assert_eq!((lines[1].told.error, lines[2].told.error), (None, Some(Errno::EIO)));
+        assert_eq!((lines[0].pid, lines[0].uid, lines[0].gid, lines[0].observed.bytes), (9, 7, 8, Some(3)));
+        assert!(matches!(lines[0].asked, RecordedRequest::Read { ino: Ino(5), offset: 3, size: 100, .. }));
+        assert_eq!((lines[1].observed.error, lines[2].observed.error), (None, Some(Errno::EIO)));
         assert!(lines[0].at <= lines[1].at);
     }
 }

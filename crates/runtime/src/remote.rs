@@ -13,7 +13,7 @@ use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use espalier_client::{Answer, Asked, Cache, Call, ForDoor, Interrupt, Sessions, Told};
+use espalier_client::{Actions, Answer, Cache, Call, FrontendEvent, IncomingCall, Interrupt, Sessions};
 use espalier_net::Sender;
 use espalier_proto::{
     Caller, Errno, FromClient, FromServer, Ino, Layout, LockOwner, Rank, Request, RequestId, Welcome,
@@ -23,9 +23,9 @@ use smallvec::SmallVec;
 use tokio::task::AbortHandle;
 
 use crate::caller::groups;
-use crate::calls::{Calls, Door, Outcome};
+use crate::calls::{CallOutcome, Calls, Frontend};
 use crate::servers::{Servers, rank_count};
-use crate::tracer::{Place, Tracer, place_of};
+use crate::tracer::{NodeId, Tracer, place_of};
 use crate::watch::Kind;
 use direct::Direct;
 use line::Line;
@@ -39,12 +39,12 @@ const SETTLING: Duration = Duration::from_millis(5);
 const FAREWELL: Duration = Duration::from_secs(5);
 
 /// A frontend's sessions with the metadata servers of a cluster.
-pub struct Remote<D: Door> {
+pub struct Remote<D: Frontend> {
     /// Held while a server's messages are processed; acquired before `inner`. It keeps the replies
     /// of two ranks about a name and its inode together, before either can be revoked.
     receiving: Mutex<()>,
     inner: Mutex<Inner<Called<D::Ticket>>>,
-    door: D,
+    frontend: D,
     tracer: Arc<Tracer>,
     direct: Direct,
     own: Weak<Self>,
@@ -82,13 +82,13 @@ struct Inner<T> {
     tasks: HashMap<u64, AbortHandle>,
 }
 
-impl<D: Door> Remote<D> {
+impl<D: Frontend> Remote<D> {
     /// Creates the sessions for the cluster of the server that sent `first`. Requests to data
     /// servers use `servers`, in tasks of the current runtime.
-    pub fn new(door: D, cache: Cache, servers: &Servers, first: &Welcome) -> Arc<Self> {
+    pub fn new(frontend: D, cache: Cache, servers: &Servers, first: &Welcome) -> Arc<Self> {
         let ranks = rank_count(first);
-        let mut sessions = Sessions::new(cache, ranks, door.is_checked());
-        if !door.is_early() {
+        let mut sessions = Sessions::new(cache, ranks, frontend.is_checked());
+        if !frontend.uses_writeback() {
             sessions.wait_for_servers();
         }
         sessions.set_root(first.root);
@@ -101,7 +101,7 @@ impl<D: Door> Remote<D> {
         let tracer = Tracer::new(place_of(servers.client));
         let direct = Direct::new(servers, &tracer);
         let (receiving, inner) = (Mutex::default(), Mutex::new(inner));
-        Arc::new_cyclic(|own| Self { receiving, inner, door, tracer, direct, own: Weak::clone(own) })
+        Arc::new_cyclic(|own| Self { receiving, inner, frontend, tracer, direct, own: Weak::clone(own) })
     }
 
     /// The server incarnation of the present session; `None`: no session.
@@ -149,21 +149,21 @@ impl<D: Door> Remote<D> {
         let _turn = self.receive();
         let Ok(mut inner) = self.lock() else { return };
         self.direct.learn(&welcome.servers);
-        let mut told = Told::default();
+        let mut actions = Actions::default();
         let now = inner.now();
-        inner.sessions.connected(now, rank, welcome, &mut told);
+        inner.sessions.connected(now, rank, welcome, &mut actions);
         if let Some(line) = inner.lines.get_mut(usize::from(rank.0)) {
             line.sender = Some(sender);
         }
         // Before other threads send: a restarted server must receive the reclaims first.
-        send(inner.address(&mut told, &self.tracer));
-        self.settle(inner, told);
+        send(inner.address(&mut actions, &self.tracer));
+        self.carry_out(inner, actions);
     }
 
     /// Handles the end of a session by the server.
     pub fn ended(&self, rank: Rank) {
         let _turn = self.receive();
-        self.with_machine(|sessions, now, told| sessions.ended(now, rank, told));
+        self.with_machine(|sessions, now, actions| sessions.ended(now, rank, actions));
     }
 
     pub fn disconnected(&self, rank: Rank) {
@@ -176,24 +176,24 @@ impl<D: Door> Remote<D> {
 
     /// Called several times per second: sends notifications that were queued.
     pub fn tick(&self) {
-        self.with_machine(|sessions, now, told| sessions.tick(now, self.is_stuck(), told));
+        self.with_machine(|sessions, now, actions| sessions.tick(now, self.is_stuck(), actions));
     }
 
     /// Processes messages from a server.
     pub fn received(&self, rank: Rank, messages: impl IntoIterator<Item = FromServer>) {
         let _turn = self.receive();
         let Ok(mut inner) = self.lock() else { return };
-        let (mut told, now) = (Told::default(), inner.now());
+        let (mut actions, now) = (Actions::default(), inner.now());
         for message in messages {
             if let Some(line) = inner.lines.get_mut(usize::from(rank.0)) {
                 line.count_received(&message);
             }
             if let FromServer::Reply { id, .. } = &message {
-                self.tracer.end(self.tracer.asked(Place::Rank(rank.0), id.0));
+                self.tracer.end(self.tracer.asked(NodeId::Rank(rank.0), id.0));
             }
-            inner.sessions.received(now, rank, message, &mut told);
+            inner.sessions.received(now, rank, message, &mut actions);
         }
-        self.settle(inner, told);
+        self.carry_out(inner, actions);
     }
 
     /// Waits for pending write-back operations, and ends the sessions.
@@ -231,72 +231,76 @@ impl<D: Door> Remote<D> {
 
     fn with_machine<R>(
         &self,
-        run: impl FnOnce(&mut Sessions<Called<D::Ticket>>, u64, &mut Told<Called<D::Ticket>>) -> R,
+        run: impl FnOnce(&mut Sessions<Called<D::Ticket>>, u64, &mut Actions<Called<D::Ticket>>) -> R,
     ) -> Option<R> {
         let mut inner = self.lock().ok()?;
-        let (mut told, now) = (Told::default(), inner.now());
-        let result = run(&mut inner.sessions, now, &mut told);
-        self.settle(inner, told);
+        let (mut actions, now) = (Actions::default(), inner.now());
+        let result = run(&mut inner.sessions, now, &mut actions);
+        self.carry_out(inner, actions);
         Some(result)
     }
 
     /// Executes the actions.
-    fn settle(&self, mut inner: MutexGuard<'_, Inner<Called<D::Ticket>>>, mut told: Told<Called<D::Ticket>>) {
+    fn carry_out(
+        &self,
+        mut inner: MutexGuard<'_, Inner<Called<D::Ticket>>>,
+        mut actions: Actions<Called<D::Ticket>>,
+    ) {
         // Attributes are invalidated before the call continues and before its answer.
-        for for_door in &told.door {
-            if let ForDoor::Changed(inos) = for_door {
-                self.door.changed(inos);
+        for event in &actions.frontend {
+            if let FrontendEvent::Changed(inos) = event {
+                self.frontend.changed(inos);
             }
         }
-        let addressed = inner.address(&mut told, &self.tracer);
-        self.ask_data_servers(&mut inner, told.data);
-        for number in told.abandoned {
+        let addressed = inner.address(&mut actions, &self.tracer);
+        self.ask_data_servers(&mut inner, actions.data);
+        for number in actions.abandoned {
             if let Some(task) = inner.tasks.remove(&number) {
                 task.abort();
             }
         }
         drop(inner);
         send(addressed);
-        told.door.into_iter().for_each(|for_door| self.tell_door(for_door));
+        actions.frontend.into_iter().for_each(|event| self.notify_frontend(event));
     }
 
-    fn tell_door(&self, for_door: ForDoor<Called<D::Ticket>>) {
-        match for_door {
-            ForDoor::Answer { ticket: Called { id, ticket }, result, lease_ms } => {
+    fn notify_frontend(&self, event: FrontendEvent<Called<D::Ticket>>) {
+        match event {
+            FrontendEvent::Answer { ticket: Called { id, ticket }, result, lease_ms } => {
                 self.tracer.end(self.tracer.served(self.tracer.place(), id));
                 self.answer(ticket, result, lease_ms);
             }
-            ForDoor::Revoke { rank, number, lease, is_own } => {
+            FrontendEvent::Revoke { rank, number, lease, is_own } => {
                 let (remote, other) = (Weak::clone(&self.own), Weak::clone(&self.own));
                 let blocked = move || {
                     if let Some(remote) = other.upgrade() {
-                        remote.with_machine(|sessions, _, told| sessions.blocked(rank, number, told));
+                        remote.with_machine(|sessions, _, actions| sessions.blocked(rank, number, actions));
                     }
                 };
-                self.door.revoke(&lease, is_own, blocked, move || {
+                self.frontend.revoke(&lease, is_own, blocked, move || {
                     if let Some(remote) = remote.upgrade() {
-                        remote.with_machine(|sessions, _, told| sessions.revoked(rank, number, told));
+                        remote.with_machine(|sessions, _, actions| sessions.revoked(rank, number, actions));
                     }
                 });
             }
-            ForDoor::DistrustNames => self.door.distrust_names(),
-            ForDoor::Distrust { names, inos } => self.door.distrust(names, &inos),
-            ForDoor::Recall { recalls, removed } => self.door.recall(&recalls, &removed),
+            FrontendEvent::DistrustNames => self.frontend.distrust_names(),
+            FrontendEvent::Distrust { names, inos } => self.frontend.distrust(names, &inos),
+            FrontendEvent::Recall { recalls, removed } => self.frontend.recall(&recalls, &removed),
             // Handled above.
-            ForDoor::Changed(_) => {}
-            ForDoor::Groups { rank, id, pid } => self.tell_groups(rank, id, pid),
-            ForDoor::Failed { dir, name: Some(name), errno, .. } => tracing::warn!(
+            FrontendEvent::Changed(_) => {}
+            FrontendEvent::Groups { rank, id, pid } => self.send_groups(rank, id, pid),
+            FrontendEvent::Failed { dir, name: Some(name), errno, .. } => tracing::warn!(
                 dir = dir.0,
                 name = %String::from_utf8_lossy(&name),
                 %errno,
                 "an acknowledged create or remove has failed"
             ),
-            ForDoor::Failed { ino, name: None, errno, .. } => tracing::warn!(
+            FrontendEvent::Failed { ino, name: None, errno, .. } => tracing::warn!(
                 ino = ino.0,
                 %errno,
                 "an acknowledged write has failed"
             ),
-            ForDoor::Unlocked(files) => tracing::warn!(
+            FrontendEvent::Unlocked(files) => tracing::warn!(
                 files,
                 "the server has dropped this client's locks, because the session timed out"
             ),
@@ -306,14 +310,16 @@ impl<D: Door> Remote<D> {
     fn answer(&self, ticket: D::Ticket, result: Result<Answer, Errno>, lease_ms: u64) {
         let lease = Duration::from_millis(lease_ms);
         match result {
-            Ok(Answer::Bytes(bytes)) => self.door.answer(self, ticket, Ok(Outcome::Data(&bytes)), lease),
-            result => self.door.answer(self, ticket, result.map(Outcome::Answer), lease),
+            Ok(Answer::Bytes(bytes)) => {
+                self.frontend.answer(self, ticket, Ok(CallOutcome::Data(&bytes)), lease)
+            }
+            result => self.frontend.answer(self, ticket, result.map(CallOutcome::Answer), lease),
         }
     }
 
-    fn tell_groups(&self, rank: Rank, id: RequestId, pid: u32) {
+    fn send_groups(&self, rank: Rank, id: RequestId, pid: u32) {
         let groups = groups(pid);
-        self.with_machine(|sessions, _, told| sessions.groups(rank, id, groups, told));
+        self.with_machine(|sessions, _, actions| sessions.groups(rank, id, groups, actions));
     }
 
     fn is_stuck(&self) -> impl Fn(&Layout) -> bool {
@@ -338,14 +344,14 @@ impl<T> Inner<T> {
     }
 
     /// Collects the messages to send and their connections.
-    fn address(&mut self, told: &mut Told<T>, tracer: &Tracer) -> Addressed {
-        let (messages, mut senders) = (mem::take(&mut told.send), SmallVec::<[(Rank, _); 1]>::new());
+    fn address(&mut self, actions: &mut Actions<T>, tracer: &Tracer) -> Addressed {
+        let (messages, mut senders) = (mem::take(&mut actions.send), SmallVec::<[(Rank, _); 1]>::new());
         for (rank, message) in &messages {
             let Some(line) = self.lines.get_mut(usize::from(rank.0)) else { continue };
             line.count_sent(message);
             if let (true, Some((id, kind))) = (tracer.is_on(), asks(message)) {
                 let call = self.sessions.call_of(*rank, id).map(|call| tracer.served(tracer.place(), call));
-                let asked = tracer.asked(Place::Rank(rank.0), id.0);
+                let asked = tracer.asked(NodeId::Rank(rank.0), id.0);
                 tracer.begin(asked, kind.name(), || call.into_iter().collect());
             }
             if let Some(sender) = &line.sender
@@ -380,13 +386,13 @@ fn send(Addressed { messages, senders }: Addressed) {
     }
 }
 
-impl<D: Door> Calls<D> for Remote<D> {
+impl<D: Frontend> Calls<D> for Remote<D> {
     fn call(&self, id: u64, caller: Caller, call: Call<'_>, ticket: D::Ticket) {
         // Delivering a listing locks the machine; meanwhile no other message may be processed.
         let turn = matches!(call, Call::Request(Request::ReadDir { .. })).then(|| self.receive());
         let mut inner = match self.lock() {
             Ok(inner) => inner,
-            Err(errno) => return self.door.answer(self, ticket, Err(errno), Duration::ZERO),
+            Err(errno) => return self.frontend.answer(self, ticket, Err(errno), Duration::ZERO),
         };
         let now = inner.now();
         let called = self.tracer.served(self.tracer.place(), id);
@@ -400,13 +406,13 @@ impl<D: Door> Calls<D> for Remote<D> {
             }
             return self.answer(ticket, answer, lease_ms);
         }
-        let mut told = Told::default();
+        let mut actions = Actions::default();
         inner.sessions.call(
             now,
-            Asked { call_id: id, caller, call, ticket: Called { id, ticket } },
-            &mut told,
+            IncomingCall { call_id: id, caller, call, ticket: Called { id, ticket } },
+            &mut actions,
         );
-        self.settle(inner, told);
+        self.carry_out(inner, actions);
     }
 
     fn ranks(&self) -> usize {
@@ -414,18 +420,18 @@ impl<D: Door> Calls<D> for Remote<D> {
     }
 
     fn forget(&self, requests: impl IntoIterator<Item = Request>) {
-        self.with_machine(|sessions, _, told| {
+        self.with_machine(|sessions, _, actions| {
             for request in requests {
                 if let Request::Forget { ino, lookups } = request {
                     sessions.forget(ino, lookups);
                 }
             }
-            sessions.tell_forgotten(told);
+            sessions.send_forgets(actions);
         });
     }
 
     fn interrupt(&self, call_id: u64, dies: impl Fn(u32) -> bool) -> Interrupt {
-        self.with_machine(|sessions, _, told| sessions.interrupt(call_id, dies, self.is_stuck(), told))
+        self.with_machine(|sessions, _, actions| sessions.interrupt(call_id, dies, self.is_stuck(), actions))
             .unwrap_or(Interrupt::Heard)
     }
 
@@ -434,11 +440,12 @@ impl<D: Door> Calls<D> for Remote<D> {
     }
 
     fn must_flush(&self, ino: Ino, owner: LockOwner) -> bool {
-        self.lock().is_ok_and(|inner| inner.sessions.has_locks(ino, owner) || inner.sessions.is_behind(ino))
+        self.lock()
+            .is_ok_and(|inner| inner.sessions.has_locks(ino, owner) || inner.sessions.has_write_behind(ino))
     }
 
     fn unlock(&self, ino: Ino, owner: LockOwner) {
-        self.with_machine(|sessions, _, told| sessions.unlock(ino, owner, told));
+        self.with_machine(|sessions, _, actions| sessions.unlock(ino, owner, actions));
     }
 
     fn stream_file(&self, _: Ino) -> Option<Arc<File>> {
@@ -457,7 +464,7 @@ impl<D: Door> Calls<D> for Remote<D> {
         self.cached(|sessions, _| sessions.close_dir(dir));
     }
 
-    fn door(&self) -> &D {
-        &self.door
+    fn frontend(&self) -> &D {
+        &self.frontend
     }
 }

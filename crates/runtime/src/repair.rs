@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use espalier_meta::{
-    Config, Finding, Format, Inode, Recovery, Repair, Repaired, StreamCall, Super, decode, is_kept,
+    Config, Finding, Format, Inode, Recovery, Repair, Repaired, StreamCall, Super, decode, is_sound_record,
 };
 use espalier_proto::{ObjectId, Position, TableWrite};
 use espalier_store::{
@@ -22,7 +22,7 @@ use crate::disk::Disk;
 use crate::dump::unfinished;
 use crate::error::Error;
 use crate::fsck::{FsckReport, check, checkpoint};
-use crate::volume::{Volume, fetch, require_alone};
+use crate::volume::{Volume, fetch, require_single_rank};
 
 /// The result of a repair.
 #[derive(Debug)]
@@ -55,11 +55,11 @@ fn try_repair(dir: &Path, progress: impl Fn(u64)) -> Result<RepairReport, Error>
     let quarantine = dir.join("quarantine").join(format!("{}.{:09}", now.secs, now.nanos));
     let mut done = Vec::new();
     if let Ok(superblock) = superblock::read(dir) {
-        require_alone(&superblock, dir)?;
+        require_single_rank(&superblock, dir)?;
     }
     say_mended(&mend(dir, &quarantine)?, &mut done);
     let superblock = superblock::read(dir)?;
-    require_alone(&superblock, dir)?;
+    require_single_rank(&superblock, dir)?;
     let (disk, replayed) = open(dir, &quarantine, &mut done)?;
     let mut after = check(&disk, superblock.hash_key, replayed, &progress)?;
     if !after.findings.is_empty() {
@@ -72,7 +72,7 @@ fn try_repair(dir: &Path, progress: impl Fn(u64)) -> Result<RepairReport, Error>
             repair.stream(ino, disk.store.stream_stat(ino)?.size);
         }
         let repaired = repair.finish();
-        keep(&disk.store, &repaired.writes, dir, &quarantine)?;
+        quarantine_records(&disk.store, &repaired.writes, dir, &quarantine)?;
         carry_out(&disk.store, &repaired)?;
         done.extend(repaired.done);
         after = check(&disk, superblock.hash_key, replayed, &progress)?;
@@ -134,7 +134,7 @@ fn open(dir: &Path, quarantine: &Path, done: &mut Vec<Finding>) -> Result<(Arc<D
     let mut orphans = store.scan(ObjectId::ORPHANS, Bound::Unbounded, usize::MAX)?;
     let mut sessions = store.scan(ObjectId::SESSIONS, Bound::Unbounded, usize::MAX)?;
     orphans.retain(|(_, value)| decode::<Inode>(value).is_ok());
-    sessions.retain(|(key, value)| is_kept(key, value));
+    sessions.retain(|(key, value)| is_sound_record(key, value));
     let (mut recovery, from) = Recovery::begin(config, &first, &orphans, &sessions)?;
     let failed = replay(&mut journal, from, &mut recovery, &store)?;
     if let Some((_, why)) = &failed {
@@ -154,7 +154,7 @@ fn open(dir: &Path, quarantine: &Path, done: &mut Vec<Finding>) -> Result<(Arc<D
     let (end, used) = (journal.position(), journal.used());
     recovery.forget_lost(&mut |load| fetch(&store, load));
     let size = |ino| Ok::<_, StoreError>((ino, store.stream_stat(ino)?.size));
-    let sizes = recovery.watched().into_iter().map(size).collect::<Result<Vec<_>, _>>()?;
+    let sizes = recovery.size_dirty().into_iter().map(size).collect::<Result<Vec<_>, _>>()?;
     let (meta, mut calls) =
         recovery.finish(end, used, &new_streams, &sizes, &mut |load| fetch(&store, load))?;
     if failed.is_some() {
@@ -202,7 +202,7 @@ fn restore_root(
     if !there.is_some_and(|inode| inode.is_dir()) {
         say(done, "the root directory was missing or damaged, and is created again".into());
         let root = vec![root];
-        keep(store, &root, dir, quarantine)?;
+        quarantine_records(store, &root, dir, quarantine)?;
         store.stage(root)?;
         store.publish()?;
     }
@@ -235,7 +235,12 @@ fn replay(
 }
 
 /// Saves the records that are about to change, one per line: object, key and value in hexadecimal.
-fn keep(store: &LocalStore, writes: &[TableWrite], dir: &Path, quarantine: &Path) -> Result<(), Error> {
+fn quarantine_records(
+    store: &LocalStore,
+    writes: &[TableWrite],
+    dir: &Path,
+    quarantine: &Path,
+) -> Result<(), Error> {
     let path = quarantine.join("records");
     let failed = |source| Error::Io { what: format!("cannot write {}", path.display()), source };
     std::fs::create_dir_all(quarantine).map_err(failed)?;
@@ -279,7 +284,7 @@ fn carry_out(store: &LocalStore, repaired: &Repaired) -> Result<(), StoreError> 
         store.stream_sync(*to)?;
     }
     for ino in store.new_streams()? {
-        store.stream_settle(ino)?;
+        store.stream_finalise(ino)?;
     }
     store.stage(repaired.writes.clone())?;
     store.publish()?;

@@ -7,7 +7,7 @@ use espalier_net::{ConnectError, Connection, Limits, Reason, Receiver, Security,
 use espalier_proto::{Accesses, ClientId, ClusterId, FromClient, FromServer, Hello, Rank, Service, Welcome};
 use tokio::task::JoinSet;
 
-use crate::calls::Door;
+use crate::calls::Frontend;
 use crate::remote::Remote;
 
 /// Where a file system is served, and the client's credentials.
@@ -97,7 +97,7 @@ pub fn rank_count(welcome: &Welcome) -> usize {
 type Known = Arc<Mutex<Vec<String>>>;
 
 /// Keeps connections to all metadata servers, forever. `first`: the established connection.
-pub async fn keep_connected<D: Door>(remote: Arc<Remote<D>>, servers: Servers, first: Conversation) {
+pub async fn keep_connected<D: Frontend>(remote: Arc<Remote<D>>, servers: Servers, first: Conversation) {
     let (welcome, connection) = first;
     let known = Known::default();
     let mut first = Some(begin(&remote, &known, welcome.rank, (welcome.clone(), connection)));
@@ -110,7 +110,7 @@ pub async fn keep_connected<D: Door>(remote: Arc<Remote<D>>, servers: Servers, f
     while tasks.join_next().await.is_some() {}
 }
 
-fn begin<D: Door>(
+fn begin<D: Frontend>(
     remote: &Remote<D>,
     known: &Known,
     rank: Rank,
@@ -122,7 +122,7 @@ fn begin<D: Door>(
 }
 
 /// Receives messages from a server, forever; reconnects after a lost connection.
-async fn keep_rank<D: Door>(
+async fn keep_rank<D: Frontend>(
     remote: Arc<Remote<D>>,
     servers: Servers,
     known: Known,
@@ -164,7 +164,7 @@ async fn keep_rank<D: Door>(
     }
 }
 
-async fn reach_rank<D: Door>(
+async fn reach_rank<D: Frontend>(
     remote: &Remote<D>,
     servers: &Servers,
     known: &Known,

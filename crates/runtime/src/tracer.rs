@@ -7,14 +7,14 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use std::hash::Hasher;
 
 use espalier_proto::ClientId;
-pub use espalier_timeline::{Id, Layer, Place, Traced};
+pub use espalier_timeline::{Id, Layer, NodeId, Traced};
 use espalier_timeline::{Log, Span};
 use siphasher::sip::SipHasher24;
 
 /// See the module's documentation. When tracing is off, it costs the test of a flag.
 #[derive(Debug)]
 pub struct Tracer {
-    place: Place,
+    place: NodeId,
     is_on: AtomicBool,
     /// Origin of its times.
     origin: Instant,
@@ -31,20 +31,20 @@ struct Inner {
 const SPANS: usize = 16_384;
 
 /// The name of a client in spans: a hash that identifies it without disclosing its number.
-pub fn place_of(client: ClientId) -> Place {
+pub fn place_of(client: ClientId) -> NodeId {
     let mut hasher = SipHasher24::new();
     hasher.write_u64(client.0);
-    Place::Client(hasher.finish() as u32)
+    NodeId::Client(hasher.finish() as u32)
 }
 
 impl Tracer {
-    pub fn new(place: Place) -> Arc<Self> {
+    pub fn new(place: NodeId) -> Arc<Self> {
         let origin = Instant::now();
         let inner = Mutex::new(Inner { log: Log::new(SPANS), until: origin });
         Arc::new(Self { place, is_on: AtomicBool::new(false), origin, inner })
     }
 
-    pub fn place(&self) -> Place {
+    pub fn place(&self) -> NodeId {
         self.place
     }
 
@@ -68,12 +68,12 @@ impl Tracer {
     }
 
     /// The identifier of a request from this place to another.
-    pub fn asked(&self, to: Place, number: u64) -> Id {
+    pub fn asked(&self, to: NodeId, number: u64) -> Id {
         Id { from: self.place, to, number }
     }
 
     /// The identifier of a request to this place.
-    pub fn served(&self, from: Place, number: u64) -> Id {
+    pub fn served(&self, from: NodeId, number: u64) -> Id {
         Id { from, to: self.place, number }
     }
 
@@ -87,7 +87,7 @@ impl Tracer {
     }
 
     /// The spans with numbers from `since` on, in wall-clock time. Keeps tracing on for `lasting`.
-    pub fn tell(&self, since: Option<u64>, lasting: Duration) -> Traced {
+    pub fn report(&self, since: Option<u64>, lasting: Duration) -> Traced {
         let mut inner = self.lock();
         inner.until = inner.until.max(Instant::now() + lasting);
         self.is_on.store(true, Relaxed);
@@ -151,8 +151,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn spans_are_written_while_somebody_traces() {
-        let tracer = Tracer::new(Place::Rank(0));
+    fn spans_are_written_while_tracing() {
+        let tracer = Tracer::new(NodeId::Rank(0));
         let id = |number| tracer.served(place_of(ClientId(5)), number);
         let run = |number| {
             tracer.begin(id(number), "create", Vec::new);
@@ -160,25 +160,25 @@ mod tests {
             tracer.end(id(number));
         };
         run(1);
-        let first = tracer.tell(None, Duration::from_secs(600));
+        let first = tracer.report(None, Duration::from_secs(600));
         assert_eq!((first.next, first.spans.len()), (0, 0));
         run(2);
-        let told = tracer.tell(Some(first.next), Duration::ZERO);
-        let kinds: Vec<_> = told.spans.iter().map(|span| span.kind.as_ref()).collect();
+        let reported = tracer.report(Some(first.next), Duration::ZERO);
+        let kinds: Vec<_> = reported.spans.iter().map(|span| span.kind.as_ref()).collect();
         assert_eq!(kinds, ["journal sync", "create"]);
-        let (sync, create) = (&told.spans[0], &told.spans[1]);
+        let (sync, create) = (&reported.spans[0], &reported.spans[1]);
         assert!(create.begin <= sync.begin && sync.end <= create.end);
         assert_eq!((sync.causes.as_slice(), create.id), (&[id(2)][..], Some(id(2))));
-        assert_eq!(tracer.tell(Some(told.next), Duration::ZERO).spans, []);
+        assert_eq!(tracer.report(Some(reported.next), Duration::ZERO).spans, []);
     }
 
     #[test]
-    fn what_nobody_asks_for_any_more_is_not_written() {
-        let tracer = Tracer::new(Place::Rank(0));
-        tracer.tell(None, Duration::ZERO);
-        tracer.begin(tracer.served(Place::Client(1), 1), "create", Vec::new);
+    fn spans_stop_when_tracing_ends() {
+        let tracer = Tracer::new(NodeId::Rank(0));
+        tracer.report(None, Duration::ZERO);
+        tracer.begin(tracer.served(NodeId::Client(1), 1), "create", Vec::new);
         assert!(!tracer.is_on());
-        tracer.end(tracer.served(Place::Client(1), 1));
-        assert_eq!(tracer.tell(Some(0), Duration::ZERO).spans, []);
+        tracer.end(tracer.served(NodeId::Client(1), 1));
+        assert_eq!(tracer.report(Some(0), Duration::ZERO).spans, []);
     }
 }

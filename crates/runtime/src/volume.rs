@@ -166,7 +166,7 @@ impl Volume {
     pub fn open(dir: &Path, options: OpenOptions) -> Result<Self, Error> {
         let superblock = superblock::read(dir)?;
         if !options.with_ranks {
-            require_alone(&superblock, dir)?;
+            require_single_rank(&superblock, dir)?;
         }
         // A fifth of the memory is for inodes and dentries, a tenth for table blocks; the rest is a
         // reserve for checkpoints, journal frames and requests.
@@ -204,7 +204,7 @@ impl Volume {
         let new_streams = store.new_streams()?;
         let (end, used) = (journal.position(), journal.used());
         let size = |ino| Ok::<_, StoreError>((ino, store.stream_stat(ino)?.size));
-        let sizes = recovery.watched().into_iter().map(size).collect::<Result<Vec<_>, _>>()?;
+        let sizes = recovery.size_dirty().into_iter().map(size).collect::<Result<Vec<_>, _>>()?;
         let (meta, calls) =
             recovery.finish(end, used, &new_streams, &sizes, &mut |load| fetch(&store, load))?;
         let disk = Arc::new(Disk::new(store, journal, options.sync));
@@ -223,7 +223,7 @@ impl Volume {
 }
 
 /// Refuses the store of one of several ranks.
-pub(crate) fn require_alone(superblock: &Superblock, dir: &Path) -> Result<(), Error> {
+pub(crate) fn require_single_rank(superblock: &Superblock, dir: &Path) -> Result<(), Error> {
     let Superblock { rank, ranks, .. } = *superblock;
     if ranks > 1 { Err(Error::OneRank { path: dir.into(), rank, ranks }) } else { Ok(()) }
 }

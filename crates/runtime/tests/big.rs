@@ -83,7 +83,7 @@ fn cached_pages(file: &File, offset: usize, bytes: usize) -> usize {
 }
 
 #[test]
-fn what_a_writer_has_left_behind_is_not_kept_twice() {
+fn flushed_pages_are_not_cached_twice() {
     on_mount(|dir| {
         let length = 40 * MIB;
         let file = File::options().read(true).write(true).create_new(true).open(dir.join("big")).unwrap();
@@ -96,8 +96,8 @@ fn what_a_writer_has_left_behind_is_not_kept_twice() {
             std::thread::sleep(Duration::from_millis(10));
         }
         // Otherwise the kernel was short of memory; it lacks a few pages even so.
-        let kept = cached_pages(&file, 32 * MIB, 8 * MIB);
-        assert!(kept > 7 * MIB / PAGE, "{kept} pages of what was written last");
+        let retained = cached_pages(&file, 32 * MIB, 8 * MIB);
+        assert!(retained > 7 * MIB / PAGE, "{retained} pages of what was written last");
         let attr = file.metadata().unwrap();
         // A fragmented underlying file system also counts blocks of the extent map.
         assert!(attr.len() == 40 << 20 && (80 << 10..81 << 10).contains(&attr.blocks()), "{attr:?}");

@@ -17,7 +17,7 @@ use espalier_runtime::{
     DataFigures, DataRole, DataStore, Holder, MetricsAddress, ServeOptions, mkfs_data, serve, status_of,
 };
 
-type Asker = Connection<FromData, ToData>;
+type DataRequester = Connection<FromData, ToData>;
 
 fn credentials(dir: &Path, name: &str, issued: &Issued) -> Security {
     let own = dir.join(name);
@@ -56,24 +56,24 @@ async fn reach(
     address: SocketAddr,
     security: &Security,
     service: Service,
-) -> Result<(Welcome, Asker), ConnectError> {
+) -> Result<(Welcome, DataRequester), ConnectError> {
     let hello = Hello { cluster: ClusterId::ANY, service, client: ClientId(0), incarnation: Some(1) };
     connect(&address.to_string(), security, &Limits::default(), hello).await
 }
 
-async fn ask(asker: &mut Asker, request: DataRequest) -> Result<DataReply, Errno> {
-    ask_with(asker, None, request).await
+async fn ask(requester: &mut DataRequester, request: DataRequest) -> Result<DataReply, Errno> {
+    ask_with(requester, None, request).await
 }
 
 async fn ask_with(
-    asker: &mut Asker,
+    requester: &mut DataRequester,
     capability: Option<Capability>,
     request: DataRequest,
 ) -> Result<DataReply, Errno> {
-    asker.sender.send(ToData { id: RequestId(7), request, capability }).unwrap();
+    requester.sender.send(ToData { id: RequestId(7), request, capability }).unwrap();
     let mut batch = Vec::new();
     while batch.is_empty() {
-        asker.receiver.next(&mut batch).await.unwrap();
+        requester.receiver.next(&mut batch).await.unwrap();
     }
     batch.remove(0).result
 }
@@ -136,7 +136,7 @@ fn write() -> DataRequest {
     DataRequest::Write { ino: INO, offset: 5, data: b"bytes"[..].into() }
 }
 
-fn refused(outcome: Result<(Welcome, Asker), ConnectError>) -> Reason {
+fn refused(outcome: Result<(Welcome, DataRequester), ConnectError>) -> Reason {
     match outcome {
         Err(ConnectError::Refused { refusal, .. }) => refusal.reason,
         Err(other) => panic!("{other}"),
@@ -155,32 +155,32 @@ async fn data_servers_are_for_servers() {
     let other = Service::Delegated(ServerId(2));
     assert_eq!(refused(reach(address, &client, other).await), Reason::Service);
 
-    let (_, mut asker) = reach(address, &server, data(3)).await.unwrap();
+    let (_, mut requester) = reach(address, &server, data(3)).await.unwrap();
     let ino = INO;
-    assert_eq!(ask(&mut asker, write()).await, Ok(DataReply::Done));
+    assert_eq!(ask(&mut requester, write()).await, Ok(DataReply::Done));
     let read = || DataRequest::Read { ino, offset: 3, size: 100 };
-    assert_eq!(ask(&mut asker, read()).await, Ok(DataReply::Bytes(b"\0\0bytes"[..].into())));
-    assert_eq!(ask(&mut asker, DataRequest::Sync { ino }).await, Ok(DataReply::Done));
-    assert_eq!(ask(&mut asker, DataRequest::New).await, Ok(DataReply::Inos(vec![])));
-    assert_eq!(ask(&mut asker, DataRequest::Remove { ino }).await, Ok(DataReply::Done));
-    assert_eq!(ask(&mut asker, read()).await, Ok(DataReply::Bytes(vec![].into())));
+    assert_eq!(ask(&mut requester, read()).await, Ok(DataReply::Bytes(b"\0\0bytes"[..].into())));
+    assert_eq!(ask(&mut requester, DataRequest::Sync { ino }).await, Ok(DataReply::Done));
+    assert_eq!(ask(&mut requester, DataRequest::New).await, Ok(DataReply::Inos(vec![])));
+    assert_eq!(ask(&mut requester, DataRequest::Remove { ino }).await, Ok(DataReply::Done));
+    assert_eq!(ask(&mut requester, read()).await, Ok(DataReply::Bytes(vec![].into())));
     // The mtime of a missing datafile is dropped, and a fill without bytes creates none.
     let mtime = Time::new(5, 0);
-    assert_eq!(ask(&mut asker, DataRequest::SetMtime { ino, mtime }).await, Ok(DataReply::Done));
+    assert_eq!(ask(&mut requester, DataRequest::SetMtime { ino, mtime }).await, Ok(DataReply::Done));
     let fill = |size| DataRequest::Fill { ino, data: Vec::new().into(), size, mtime, sync: true };
     for (size, new) in [(4, vec![ino]), (0, vec![])] {
-        assert_eq!(ask(&mut asker, fill(size)).await, Ok(DataReply::Done));
-        assert_eq!(ask(&mut asker, DataRequest::New).await, Ok(DataReply::Inos(new)));
+        assert_eq!(ask(&mut requester, fill(size)).await, Ok(DataReply::Done));
+        assert_eq!(ask(&mut requester, DataRequest::New).await, Ok(DataReply::Inos(new)));
     }
     let (inos, stat) = (vec![Ino(10), Ino(11)], DataRequest::Stat { inos: vec![Ino(10), Ino(11)] });
-    assert_eq!(ask(&mut asker, DataRequest::Precreate { inos: inos.clone() }).await, Ok(DataReply::Done));
-    let Ok(DataReply::Stats(made)) = ask(&mut asker, stat.clone()).await else { panic!("no stats") };
+    assert_eq!(ask(&mut requester, DataRequest::Precreate { inos: inos.clone() }).await, Ok(DataReply::Done));
+    let Ok(DataReply::Stats(made)) = ask(&mut requester, stat.clone()).await else { panic!("no stats") };
     let is_new = |stat: &StreamStat| stat.exists && (stat.size, stat.mtime) == (0, Time::default());
     assert!(made.iter().all(is_new), "they exist and are empty: {made:?}");
-    assert_eq!(ask(&mut asker, DataRequest::Discard { inos }).await, Ok(DataReply::Done));
-    assert_eq!(ask(&mut asker, stat).await, Ok(DataReply::Stats(vec![StreamStat::default(); 2])));
+    assert_eq!(ask(&mut requester, DataRequest::Discard { inos }).await, Ok(DataReply::Done));
+    assert_eq!(ask(&mut requester, stat).await, Ok(DataReply::Stats(vec![StreamStat::default(); 2])));
     let far = DataRequest::Write { ino, offset: espalier_proto::END, data: vec![1].into() };
-    assert_eq!(ask(&mut asker, far).await, Err(Errno::EINVAL));
+    assert_eq!(ask(&mut requester, far).await, Err(Errno::EINVAL));
 }
 
 #[tokio::test]
@@ -234,13 +234,13 @@ async fn clients_have_what_they_have_capabilities_for() {
         Hello { cluster: ClusterId::ANY, service: data(3), client: ClientId(0), incarnation: Some(2) };
     let security = Security::load_from(&cluster.dir.path().join("server-0")).unwrap();
     let anew = connect(&cluster.address.to_string(), &security, &Limits::default(), hello).await;
-    let (_, mut anew): (Welcome, Asker) = anew.unwrap();
+    let (_, mut anew): (Welcome, DataRequester) = anew.unwrap();
     assert_eq!(ask(&mut anew, admit(1, &[])).await, Ok(DataReply::Done));
     assert_eq!(ask_with(&mut eve, Some(own), write()).await, stale);
 }
 
 #[tokio::test]
-async fn what_a_data_server_does_is_counted() {
+async fn data_server_operations_are_counted() {
     let cluster = Cluster::new();
     let (_, mut server) = reach(cluster.address, &cluster.server("server-0"), data(3)).await.unwrap();
     assert_eq!(ask(&mut server, write()).await, Ok(DataReply::Done));
@@ -261,15 +261,15 @@ async fn what_a_data_server_does_is_counted() {
     for path in ["/metrics", "/metrics/data"] {
         let mut metrics = UnixStream::connect(cluster.dir.path().join("metrics")).unwrap();
         write!(metrics, "GET {path} HTTP/1.1\r\n\r\n").unwrap();
-        let mut told = String::new();
-        metrics.read_to_string(&mut told).unwrap();
+        let mut reported = String::new();
+        metrics.read_to_string(&mut reported).unwrap();
         for line in [
             "espalier_operation_duration_seconds_count{operation=\"write\"} 2",
             "espalier_data_read_bytes_total 7",
         ] {
             assert!(
-                told.lines().any(|told| told.strip_suffix(".0").unwrap_or(told) == line),
-                "{line}: {told}"
+                reported.lines().any(|reported| reported.strip_suffix(".0").unwrap_or(reported) == line),
+                "{line}: {reported}"
             );
         }
     }

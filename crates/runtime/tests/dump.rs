@@ -120,7 +120,7 @@ fn assert_unusable(dir: &Path) {
 }
 
 #[test]
-fn what_is_loaded_is_what_was_dumped() {
+fn load_restores_the_dump() {
     let dir = made();
     let bytes = dump_of(dir.path());
     assert_eq!(dump_of(dir.path()), bytes, "the dump contains only what the store contains");

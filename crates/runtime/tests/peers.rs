@@ -148,11 +148,11 @@ async fn ranks_talk_to_the_right_ones_only() {
 fn a_rank_is_nothing_by_itself() {
     let dir = tempfile::tempdir().unwrap();
     let stores = stores(dir.path(), 3);
-    let alone =
+    let refuses_single_rank =
         |outcome: Option<Error>| assert!(matches!(outcome, Some(Error::OneRank { .. })), "{outcome:?}");
-    alone(Volume::open(&stores[1], OpenOptions::default()).err());
-    alone(fsck(&stores[0], |_| {}).err());
-    alone(repair(&stores[2], |_| {}).err());
+    refuses_single_rank(Volume::open(&stores[1], OpenOptions::default()).err());
+    refuses_single_rank(fsck(&stores[0], |_| {}).err());
+    refuses_single_rank(repair(&stores[2], |_| {}).err());
     for named in [vec![], vec!["a:1".to_string(); 2]] {
         let outcome = serve(Some(role(&stores[0], named)), None, options(Security::Insecure), |_| {});
         assert!(matches!(outcome, Err(Error::Ranks { ranks: 3, .. })), "{outcome:?}");
@@ -213,7 +213,7 @@ async fn make(connection: &mut Connection<FromServer, FromClient>, ids: std::ops
             umask: 0,
             open: None,
             exclusive: true,
-            early: None,
+            writeback: None,
         };
         let below = RequestId(ids.start);
         let message = FromClient::Request {
@@ -230,7 +230,7 @@ async fn make(connection: &mut Connection<FromServer, FromClient>, ids: std::ops
         connection.receiver.next(&mut batch).await.unwrap();
         for message in batch.drain(..) {
             let FromServer::Reply { result, .. } = message else { continue };
-            elsewhere += usize::from(matches!(result.unwrap(), Reply::Elsewhere { .. }));
+            elsewhere += usize::from(matches!(result.unwrap(), Reply::Remote { .. }));
             answered += 1;
         }
     }
@@ -238,7 +238,7 @@ async fn make(connection: &mut Connection<FromServer, FromClient>, ids: std::ops
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_lost_connection_swallows_is_said_again() {
+async fn messages_lost_with_connection_are_resent() {
     let dir = tempfile::tempdir().unwrap();
     let stores = stores(dir.path(), 2);
     let between = Between::default();

@@ -49,7 +49,7 @@ fn repaired(damage: impl Fn(&LocalStore)) -> (TempDir, RepairReport) {
 }
 
 #[test]
-fn a_clean_file_system_is_left_alone() {
+fn repair_leaves_clean_file_system_unchanged() {
     let dir = made();
     let report = repair(dir.path(), |_| ()).unwrap();
     assert_eq!((report.done, report.quarantine, report.after.findings), (vec![], None, vec![]));
@@ -61,8 +61,8 @@ fn without_the_first_record_the_journal_is_put_aside() {
     let (_dir, report) = repaired(|store| write(store, ObjectId::SUPER, vec![], None));
     assert!(report.quarantine.unwrap().join("journal").exists());
     let (_dir, report) = repaired(|store| write(store, ObjectId::SUPER, vec![], Some(vec![0xff; 30])));
-    let kept = std::fs::read_to_string(report.quarantine.unwrap().join("records")).unwrap();
-    assert!(kept.contains(&"ff".repeat(30)), "{kept}");
+    let retained = std::fs::read_to_string(report.quarantine.unwrap().join("records")).unwrap();
+    assert!(retained.contains(&"ff".repeat(30)), "{retained}");
 }
 
 #[test]
@@ -70,8 +70,8 @@ fn a_root_directory_is_made() {
     let (object, key) = InoRecord::Inode.place(Ino::ROOT);
     repaired(|store| write(store, object, key.clone(), None));
     let (_dir, report) = repaired(|store| write(store, object, key.clone(), Some(b"no inode".to_vec())));
-    let kept = std::fs::read_to_string(report.quarantine.unwrap().join("records")).unwrap();
-    assert!(kept.contains("6e6f20696e6f6465"), "{kept}");
+    let retained = std::fs::read_to_string(report.quarantine.unwrap().join("records")).unwrap();
+    assert!(retained.contains("6e6f20696e6f6465"), "{retained}");
 }
 
 #[test]
@@ -100,7 +100,7 @@ fn a_record_of_an_orphan_that_is_none_goes() {
 }
 
 #[test]
-fn a_stream_that_belongs_to_nothing_is_kept() {
+fn unowned_stream_is_moved_to_lost_found() {
     let (dir, _) = repaired(|store| {
         store.stream_write(Ino(77), 0, b"precious").unwrap();
         // A directory cannot have a stream, so its bytes are copied to a new file.

@@ -224,8 +224,8 @@ impl Trial {
         );
         let scenario =
             Scenario { on: Some(machine.clone()), ..Scenario::parse(&text, Path::new("calibration"))? };
-        let (mut observer, mut saboteur) = ((), ());
-        let mut report = World::new(&scenario, &mut observer, &mut saboteur)?.run()?;
+        let (mut observer, mut mutator) = ((), ());
+        let mut report = World::new(&scenario, &mut observer, &mut mutator)?.run()?;
         let measured = [OpKind::Create, OpKind::Stat, OpKind::Unlink].map(OpKind::name);
         report.operations.retain(|found| measured.contains(&found.kind));
         report.operations.sort_by_key(|found| measured.iter().position(|kind| *kind == found.kind));
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn processors_and_latencies_are_told_apart() {
+    fn processor_time_and_latency_are_separated() {
         let operations = [measured(98, 25, 20), measured(200, 19, 16), measured(500, 15, 13)];
         let sampled = |at: usize| {
             let trial = Trial { clients: 1, outstanding: 1, files: 1 };
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_fitted_simulates_what_was_measured() {
+    fn fitted_model_reproduces_measurement() {
         let text = "processors = 2\n[network]\nlatency = \"5 us\"\n[model]\ncreate = \"16 us\"\nlookup = \"6 us\"\n\
                     remove = \"12 us\"\nclient = \"9 us\"\nwake = \"30 us\"\nclient_wake = \"20 us\"\n\
                     turn = \"12 us\"\nclient_turn = \"8 us\"\nappend = \"9 us\"";
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_over_one_connection_takes_turns_together() {
+    fn requests_of_one_connection_are_served_together() {
         let text = "[network]\npreset = \"free\"\n[model]\ncreate = \"1 us\"\nturn = \"10 us\"";
         let machine = Machine::parse(text, Path::new("machine.toml")).unwrap();
         let mean = |clients, outstanding| {
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_for_a_node_to_turn_away() {
+    fn idle_node_delays_nothing() {
         let mean = |latency: &str, turn: &str| {
             let text = format!(
                 "[network]\nlatency = \"{latency}\"\n[model]\ncreate = \"1 us\"\nturn = \"{turn}\"\nclient_turn = \"{turn}\""

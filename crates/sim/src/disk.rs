@@ -78,7 +78,7 @@ mod tests {
     use crate::random::Seed;
 
     #[test]
-    fn what_is_done_takes_its_time() {
+    fn disk_operations_take_time() {
         let settings: DiskSettings =
             toml::from_str("latency = \"1 ms\"\nbandwidth = \"1 MB/s\"\nsync = \"5 ms\"").unwrap();
         let mut disk = Disk::new(&settings, Seed(1).random("disk", 0));

@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_drawn_has_the_mean_that_is_said() {
+    fn samples_have_configured_mean() {
         for text in [
             "\"0.3 ms\"",
             "{ constant = \"0.3 ms\" }",
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_distribution_is_refused() {
+    fn invalid_distribution_is_refused() {
         for (text, word) in [
             ("5", "a time such as"),
             ("\"5\"", "a time such as"),

@@ -2,20 +2,20 @@
 //! everything must come to rest and be consistent. A run is a function of its seed.
 
 mod acls;
-mod alone;
-mod fates;
+mod exclusive;
 mod handles;
 mod locks;
 mod looks;
+mod outcomes;
 mod policies;
 mod privileges;
 mod quotas;
+mod random_calls;
 mod reads;
 mod repeats;
 mod scenario;
 mod streaks;
 mod survey;
-mod wander;
 mod watch;
 
 use std::any::Any;
@@ -26,15 +26,15 @@ use std::rc::Rc;
 use espalier_meta::Finding;
 
 use crate::check::Violation;
-use crate::observe::Saboteur;
+use crate::observe::Mutator;
 use crate::process::Program;
 use crate::scenario::ScenarioError;
 use crate::time::Nanos;
 use crate::world::{RunError, World};
 use handles::Exported;
+use random_calls::RandomCaller;
 use scenario::Case;
 use survey::Surveyor;
-use wander::Wanderer;
 use watch::{Eyes, Watch};
 
 /// Why a run failed.
@@ -74,27 +74,27 @@ pub fn scenario_text(seed: u64) -> Result<String, ScenarioError> {
 /// # Errors
 /// [`Failure`]
 pub fn run(seed: u64) -> Result<Passed, Failure> {
-    spoiled(seed, &mut ())
+    mutated(seed, &mut ())
 }
 
 /// Executes the run of a seed with a mutant.
 ///
 /// # Errors
 /// [`Failure`]
-pub fn spoiled(seed: u64, saboteur: &mut dyn Saboteur) -> Result<Passed, Failure> {
-    watched(seed, None, saboteur).0
+pub fn mutated(seed: u64, mutator: &mut dyn Mutator) -> Result<Passed, Failure> {
+    run_observed(seed, None, mutator).0
 }
 
 /// Executes the run of a seed; returns the messages of the client of call number `call`, counted
 /// from 1, and those between servers, during that call.
 pub fn replay(seed: u64, call: Option<u64>) -> (Result<Passed, Failure>, Vec<String>) {
-    watched(seed, call, &mut ())
+    run_observed(seed, call, &mut ())
 }
 
-fn watched(
+fn run_observed(
     seed: u64,
     call: Option<u64>,
-    saboteur: &mut dyn Saboteur,
+    mutator: &mut dyn Mutator,
 ) -> (Result<Passed, Failure>, Vec<String>) {
     let case = match Case::new(seed) {
         Ok(case) => case,
@@ -102,7 +102,7 @@ fn watched(
     };
     let watch = Rc::new(RefCell::new(Watch::new(&case, call)));
     let eyes = Eyes(Rc::clone(&watch));
-    let result = catch_unwind(AssertUnwindSafe(|| run_watched(&case, eyes, saboteur)));
+    let result = catch_unwind(AssertUnwindSafe(|| run_with_observer(&case, eyes, mutator)));
     let result = result.unwrap_or_else(|panic| Err(Failure::Panic(text_of(panic))));
     // The borrow fails only if its holder has panicked.
     let lines = watch.try_borrow_mut().map_or(Vec::new(), |mut watch| std::mem::take(&mut watch.trace.lines));
@@ -122,23 +122,23 @@ const PATIENCE: Nanos = Nanos(3_600_000_000_000);
 /// Number of events between two checks for failures.
 const EVENTS: u64 = 200;
 
-fn run_watched(case: &Case, mut eyes: Eyes, saboteur: &mut dyn Saboteur) -> Result<Passed, Failure> {
+fn run_with_observer(case: &Case, mut eyes: Eyes, mutator: &mut dyn Mutator) -> Result<Passed, Failure> {
     let watch = Rc::clone(&eyes.0);
-    let mut world = World::empty(&case.scenario, &mut eyes, saboteur)?;
-    world.keep_told();
+    let mut world = World::empty(&case.scenario, &mut eyes, mutator)?;
+    world.keep_lookups();
     let mut programs: Vec<(u32, Box<dyn Program>)> = Vec::new();
     let exported = Exported::default();
     for number in 0..case.wanderers {
         // The last client stays fresh for the final survey.
         let client = number % (case.scenario.cluster.clients - 1);
-        let wanderer = Wanderer::new(number, case.habits, case.live.clone(), &exported);
+        let wanderer = RandomCaller::new(number, case.habits, case.live.clone(), &exported);
         programs.push((client, Box::new(wanderer)));
     }
-    let surveyor = Surveyor::new(case.quiet, case.live.is_some(), &case.habits, exported);
+    let surveyor = Surveyor::new(case.calm, case.live.is_some(), &case.habits, exported);
     programs.push((case.scenario.cluster.clients - 1, Box::new(surveyor)));
     world.add_processes(programs);
     loop {
-        let progress = world.go_on(EVENTS)?;
+        let progress = world.advance(EVENTS)?;
         let mut watch = watch.borrow_mut();
         if let Some(violation) = watch.violation.take() {
             return Err(Failure::Violation(violation));
@@ -146,7 +146,7 @@ fn run_watched(case: &Case, mut eyes: Eyes, saboteur: &mut dyn Saboteur) -> Resu
         if progress.is_over {
             break;
         }
-        if progress.now > case.quiet + PATIENCE {
+        if progress.now > case.calm + PATIENCE {
             return Err(world.endless().into());
         }
     }

@@ -235,7 +235,7 @@ mod tests {
     #[test]
     fn a_message_has_the_size_of_its_encoding() {
         let message = |byte| {
-            let io = StreamIo::Write { ino: Ino(5), offset: 7, told: false };
+            let io = StreamIo::Write { ino: Ino(5), offset: 7, acknowledged: false };
             let (id, below) = (RequestId(300), RequestId(299));
             Message::FromClient(FromClient::Stream {
                 id,

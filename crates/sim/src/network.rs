@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_sent_to_by_many_receives_one_after_the_other() {
+    fn receiver_line_serialises_senders() {
         let mut network = network(SLOW);
         assert_eq!(network.send(Nanos(0), 0, 2, 934), Nanos(2_000_000));
         assert_eq!(network.send(Nanos(0), 1, 2, 934), Nanos(3_000_000));

@@ -24,11 +24,11 @@ pub trait Observer {
 
     /// The next reply precedes the server's (write-back): a [`Self::replied`] for the call's
     /// request follows later.
-    fn told_early(&mut self, _client: u32, _call: u64) {}
+    fn acknowledged_early(&mut self, _client: u32, _call: u64) {}
 
     /// Data servers have executed a write-back write, or failed, and the client has received their
     /// reply.
-    fn written_behind(&mut self, _now: Nanos, _client: u32, _call: u64, _fails: bool) {}
+    fn write_behind_completed(&mut self, _now: Nanos, _client: u32, _call: u64, _fails: bool) {}
 
     /// A client sends a request for a call to a metadata server, possibly again.
     fn asked(&mut self, _client: u32, _call: u64, _rank: Rank, _message: &FromClient) {}
@@ -82,7 +82,7 @@ pub enum Arrival {
 }
 
 /// A mutant: makes drivers or machines misbehave, to test that checks detect it.
-pub trait Saboteur {
+pub trait Mutator {
     fn arrives(&mut self, _from: Node, _to: Node, message: Message) -> Arrival {
         Arrival::Taken(message)
     }
@@ -95,4 +95,4 @@ pub trait Saboteur {
 }
 
 /// Changes nothing.
-impl Saboteur for () {}
+impl Mutator for () {}

@@ -13,7 +13,7 @@ use espalier_proto::{Caller, Errno, Ino};
 
 use crate::source::{Done, Next, Source};
 use crate::{Nanos, Random};
-use task::{Task, Turn};
+use task::{Task, TaskStep};
 
 pub use files::{FileTable, WORKING_DIR};
 
@@ -50,7 +50,7 @@ pub trait Program: std::fmt::Debug {
 /// The frontend between a program and the client.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Door {
+pub enum Frontend {
     /// A kernel, which looks up each name before it uses it.
     #[default]
     Mount,
@@ -65,7 +65,7 @@ pub struct Identity {
     pub number: u32,
     pub caller: Caller,
     pub umask: u32,
-    pub door: Door,
+    pub frontend: Frontend,
 }
 
 /// See the module description.
@@ -89,7 +89,7 @@ struct Kernel {
     /// Number of writes so far; marks the written data.
     writes: u32,
     /// Time of the last request for the root's attributes.
-    root_asked: Option<Nanos>,
+    root_requested: Option<Nanos>,
 }
 
 impl Process {
@@ -100,7 +100,7 @@ impl Process {
     /// As [`Self::new`], with open files shared with other processes of its client.
     pub fn sharing(identity: Identity, source: Box<dyn Source>, files: &FileTable) -> Self {
         files.begin();
-        let kernel = Kernel { identity, files: files.clone(), writes: 0, root_asked: None };
+        let kernel = Kernel { identity, files: files.clone(), writes: 0, root_requested: None };
         let (task, last, finished) = (None, None, Vec::new());
         Self { kernel, source, task, last, finished, barriers: 0, left_open: None }
     }
@@ -122,12 +122,12 @@ impl Program for Process {
             }
             if let Some(mut task) = self.task.take() {
                 match task.step(&mut self.kernel, now, answer.take()) {
-                    Turn::Ask(call) => {
+                    TaskStep::Ask(call) => {
                         let caller = task.caller(&self.kernel.identity.caller);
                         self.task = Some(task);
                         return Act::Call(caller, call);
                     }
-                    Turn::Done(result) => {
+                    TaskStep::Done(result) => {
                         let (kind, phase) = (task.kind(), self.barriers);
                         let done = Done { kind, phase, begun: task.begun, ended: now, result };
                         self.finished.push(done);
@@ -143,7 +143,7 @@ impl Program for Process {
                     return Act::Barrier(self.barriers - 1);
                 }
                 Next::Forget => {
-                    self.kernel.root_asked = None;
+                    self.kernel.root_requested = None;
                     return Act::Forget;
                 }
                 Next::End => self.left_open = Some(self.kernel.files.end()),

@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_none_is_refused_with_its_line() {
+    fn missing_unit_is_refused_with_line() {
         for (text, word) in
             [("\n\ntime = 5", "line 3"), ("time = \"5\"", "with a unit"), ("time = \"-1 s\"", "unit")]
         {

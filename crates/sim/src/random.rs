@@ -27,7 +27,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_the_same_for_ever() {
+    fn random_numbers_are_stable() {
         let first = |seed: u64, number| Seed(seed).random("network", number).random::<u64>();
         assert_eq!(first(7, 3), 8_181_295_787_461_096_440);
         assert_ne!(first(7, 3), first(7, 4));

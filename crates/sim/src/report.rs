@@ -120,7 +120,7 @@ pub fn quantiles(times: &Histogram<u64>) -> Vec<Nanos> {
 
 /// Completed operations by kind.
 #[derive(Debug, Default)]
-pub struct Tally {
+pub struct Summary {
     kinds: BTreeMap<OpKind, Times>,
 }
 
@@ -131,7 +131,7 @@ struct Times {
     times: Histogram<u64>,
 }
 
-impl Tally {
+impl Summary {
     pub fn add(&mut self, done: &Done) {
         let times = match self.kinds.entry(done.kind) {
             Entry::Occupied(entry) => entry.into_mut(),

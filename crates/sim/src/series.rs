@@ -175,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_step_tells_what_was_since_the_last() {
+    fn series_step_covers_time_since_last() {
         let mut series = Series::new(1, 2);
         let mut sent = [0; MessageKind::ALL.len()];
         let load = |area: u128, departures| {

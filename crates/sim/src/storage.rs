@@ -128,7 +128,7 @@ impl Storage {
         self.journal.forget_torn()?;
         let new_streams = store.new_streams()?;
         let size = |ino| Ok::<_, StoreError>((ino, store.stream_stat(ino)?.size));
-        let sizes = recovery.watched().into_iter().map(size).collect::<Result<Vec<_>, _>>()?;
+        let sizes = recovery.size_dirty().into_iter().map(size).collect::<Result<Vec<_>, _>>()?;
         let (end, used) = (self.journal.position(), self.journal.used());
         let (meta, calls) = recovery.finish(end, used, &new_streams, &sizes, &mut fetch)?;
         for call in calls {
@@ -335,7 +335,7 @@ fn stream_call(store: &MemoryStore, call: StreamCall) -> Result<StreamDone, Stor
         inos.map(|ino| store.stream_stat(ino)).collect::<Result<_, _>>().map(StreamDone::Stats)
     };
     match call {
-        StreamCall::Stat(inos) | StreamCall::Glance(inos) => return stats(&mut inos.into_iter()),
+        StreamCall::Stat(inos) | StreamCall::TryStat(inos) => return stats(&mut inos.into_iter()),
         StreamCall::Measure(files) => return stats(&mut files.into_iter().map(|(ino, _)| ino)),
         StreamCall::Fill { ino, bytes, size, mtime, sync, .. } => {
             store.stream_create(ino)?;
@@ -351,7 +351,7 @@ fn stream_call(store: &MemoryStore, call: StreamCall) -> Result<StreamDone, Stor
         StreamCall::Truncate { ino, size, .. } => store.stream_truncate(ino, size)?,
         StreamCall::SetMtime { ino, mtime } => store.stream_set_mtime(ino, mtime)?,
         StreamCall::Sync { ino } => store.stream_sync(ino)?,
-        StreamCall::Settle { ino, .. } => store.stream_settle(ino)?,
+        StreamCall::Finalise { ino, .. } => store.stream_finalise(ino)?,
         StreamCall::Remove { ino } => store.stream_remove(ino)?,
         StreamCall::SyncStore => store.sync_all()?,
         // These concern only data servers.
@@ -405,7 +405,7 @@ mod tests {
             umask,
             open,
             exclusive,
-            early: None,
+            writeback: None,
         }
     }
 
@@ -429,7 +429,7 @@ mod tests {
         for _ in 0..3 {
             input(&mut meta, &mut storage, Input::Drain);
         }
-        assert!(meta.is_quiet());
+        assert!(meta.is_idle());
         assert_eq!(storage.check(&config).unwrap().finish(), []);
     }
 

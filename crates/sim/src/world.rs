@@ -1,10 +1,9 @@
 //! A run: all nodes of a scenario, in virtual time.
 
-mod asking;
-mod believed;
 mod breaking;
 mod client;
 mod data;
+mod data_calls;
 mod end;
 mod event;
 mod fabric;
@@ -13,6 +12,7 @@ mod line;
 mod pages;
 mod server;
 mod spans;
+mod ttl_cache;
 mod turns;
 
 use std::collections::BTreeMap;
@@ -25,17 +25,16 @@ use espalier_store::StoreError;
 use crate::faults::Faults;
 use crate::message::Message;
 use crate::network::Network;
-use crate::observe::{Arrival, Node, Observer, Saboteur};
+use crate::observe::{Arrival, Mutator, Node, Observer};
 use crate::process::Program;
 use crate::random::Seed;
-use crate::report::{self, Report, ServerReport, Tally, Used};
+use crate::report::{self, Report, ServerReport, Summary, Used};
 use crate::scenario::{Cluster, Durability, Scenario, ScenarioError};
 use crate::series::Series;
 use crate::source::{Started, Workload};
 use crate::storage::StorageError;
 use crate::time::Nanos;
 use crate::trace::{Replay, TraceError};
-pub use believed::Believed;
 pub use client::FIRST as FIRST_CLIENT;
 use client::{Client, Reached};
 use data::DataServer;
@@ -44,6 +43,7 @@ use event::Event;
 use fabric::{Fabric, WireId};
 use server::{Server, Setup};
 pub use spans::Tracing;
+pub use ttl_cache::TtlCache;
 
 /// A run. See the module description.
 pub struct World<'o> {
@@ -58,7 +58,7 @@ pub struct World<'o> {
     replays: Vec<(PathBuf, Replay)>,
     stage: Stage,
     events: u64,
-    tally: Tally,
+    summary: Summary,
     series: Series,
     /// Number of faults by kind.
     broken: BTreeMap<&'static str, u64>,
@@ -89,7 +89,7 @@ pub enum RunError {
     #[error("at {at}, server {} cannot start: {cause}", node.0)]
     Start { at: Nanos, node: Node, cause: StorageError },
     #[error("{} after the end of all processes the run is not at rest: {}", .after, .waits.join("; "))]
-    NotQuiet { after: Nanos, waits: Vec<String> },
+    NotIdle { after: Nanos, waits: Vec<String> },
     #[error("processes have not ended at {at}: {}", .waits.join("; "))]
     Endless { at: Nanos, waits: Vec<String> },
 }
@@ -115,9 +115,9 @@ impl<'o> World<'o> {
     pub fn new(
         scenario: &Scenario,
         observer: &'o mut dyn Observer,
-        saboteur: &'o mut dyn Saboteur,
+        mutator: &'o mut dyn Mutator,
     ) -> Result<Self, RunError> {
-        let mut world = Self::empty(scenario, observer, saboteur)?;
+        let mut world = Self::empty(scenario, observer, mutator)?;
         let mut first = 0;
         for (number, workload) in scenario.workload.iter().enumerate() {
             first += world.add_workload(workload, number as u32, first)?;
@@ -132,13 +132,13 @@ impl<'o> World<'o> {
     pub fn empty(
         scenario: &Scenario,
         observer: &'o mut dyn Observer,
-        saboteur: &'o mut dyn Saboteur,
+        mutator: &'o mut dyn Mutator,
     ) -> Result<Self, RunError> {
         let (seed, cluster) = (Seed(scenario.seed), &scenario.cluster);
         let nodes = scenario.nodes() as usize;
         let network = Network::new(scenario.network(), nodes, seed.random("network", 0));
         let fabric =
-            Fabric::new(scenario.cost_model()?, network, scenario.processors(), nodes, observer, saboteur);
+            Fabric::new(scenario.cost_model()?, network, scenario.processors(), nodes, observer, mutator);
         let striping = striping(cluster)?;
         let server = |rank: u16| {
             let node = Node(rank.into());
@@ -164,7 +164,7 @@ impl<'o> World<'o> {
             replays: Vec::new(),
             stage: Stage::Begins,
             events: 0,
-            tally: Tally::default(),
+            summary: Summary::default(),
             series: Series::new(first as usize, cluster.clients as usize),
             broken: BTreeMap::new(),
             worked: None,
@@ -199,16 +199,16 @@ impl<'o> World<'o> {
 
     /// Makes clients keep all inodes that replies have named, since the processes use their
     /// numbers. Must precede the run.
-    pub fn keep_told(&mut self) {
+    pub fn keep_lookups(&mut self) {
         let ranks = self.scenario.cluster.ranks;
-        self.clients.iter_mut().for_each(|client| client.keep_told(ranks));
+        self.clients.iter_mut().for_each(|client| client.keep_lookups(ranks));
     }
 
     /// Processes at most `events` events. After an error only [`Self::report`] is valid.
     ///
     /// # Errors
     /// [`RunError`]
-    pub fn go_on(&mut self, events: u64) -> Result<Progress, RunError> {
+    pub fn advance(&mut self, events: u64) -> Result<Progress, RunError> {
         if self.stage == Stage::Begins {
             self.begin()?;
         }
@@ -230,14 +230,14 @@ impl<'o> World<'o> {
     /// # Errors
     /// [`RunError`]
     pub fn run(&mut self) -> Result<Report, RunError> {
-        while !self.go_on(1 << 20)?.is_over {}
+        while !self.advance(1 << 20)?.is_over {}
         Ok(self.report())
     }
 
     pub fn progress(&self) -> Progress {
         let processes = self.clients.iter().map(|client| client.slots.len()).sum();
         let left: usize = self.crews.iter().map(|crew| crew.left).sum();
-        let operations = self.tally.operations();
+        let operations = self.summary.operations();
         Progress {
             now: self.fabric.now,
             ended: processes - left,
@@ -385,7 +385,7 @@ impl<'o> World<'o> {
     fn arrives(&mut self, wire: WireId, to: Node, message: Message) {
         let Some(from) = self.fabric.other(wire, to) else { return };
         self.fabric.observer.arrived(self.fabric.now, from, to, &message);
-        let message = match self.fabric.saboteur.arrives(from, to, message) {
+        let message = match self.fabric.mutator.arrives(from, to, message) {
             Arrival::Taken(message) => message,
             Arrival::Swallowed => return,
             Arrival::Answered(answer) => return self.fabric.send(wire, to, answer),
@@ -405,12 +405,12 @@ impl<'o> World<'o> {
         let client = &mut self.clients[index];
         for (process, done) in client.done.drain(..) {
             self.fabric.observer.finished(client.index, process, &done);
-            self.tally.add(&done);
+            self.summary.add(&done);
             self.series.ended(client.index, done.ended - done.begun, done.result.is_err());
         }
-        for (process, came) in std::mem::take(&mut client.came) {
+        for (process, reached) in std::mem::take(&mut client.reached) {
             let crew = &mut self.crews[client.slots[process as usize].workload as usize];
-            match came {
+            match reached {
                 Reached::Barrier => crew.waiting.push((client.index, process)),
                 Reached::End => {
                     crew.left -= 1;
@@ -423,7 +423,7 @@ impl<'o> World<'o> {
                     self.fabric.after(Nanos::ZERO, Event::Resume { client, process });
                 }
             }
-            if came == Reached::End && self.crews.iter().all(|crew| crew.left == 0) {
+            if reached == Reached::End && self.crews.iter().all(|crew| crew.left == 0) {
                 self.fabric.after(Nanos::ZERO, Event::Drain);
             }
         }
@@ -473,7 +473,7 @@ impl<'o> World<'o> {
             worked_s: worked.as_secs_f64(),
             total_s: self.fabric.now.as_secs_f64(),
             events: self.events,
-            operations: self.tally.report(worked.as_secs_f64()),
+            operations: self.summary.report(worked.as_secs_f64()),
             servers,
             messages: report::messages(&self.fabric.sent),
             message_bytes: self.fabric.bytes,

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use espalier_proto::{Caller, Errno};
-use espalier_sim::process::{Door, Identity, Process, WORKING_DIR};
+use espalier_sim::process::{Frontend, Identity, Process, WORKING_DIR};
 use espalier_sim::source::{Done, Op, OpKind, OpenFlags, Script, Step};
 use espalier_sim::{Nanos, Observer, Scenario, World};
 
@@ -23,13 +23,13 @@ const MICRO: u64 = 1000;
 /// Results of the last operations of a kind, of a process in directory `/dir` with a hundred files.
 fn run(model: &str, kind: OpKind, ops: Vec<Op>) -> Vec<Done> {
     let scenario = Scenario::parse(&format!("{FREE}[model]\n{model}"), Path::new("it.toml")).unwrap();
-    let (mut times, mut saboteur) = (Times::default(), ());
-    let mut world = World::empty(&scenario, &mut times, &mut saboteur).unwrap();
+    let (mut times, mut mutator) = (Times::default(), ());
+    let mut world = World::empty(&scenario, &mut times, &mut mutator).unwrap();
     let begin = [Op::mkdir("/dir"), Op::open(WORKING_DIR, "/dir", OpenFlags::READ | OpenFlags::DIRECTORY)];
     let make = (0..100).map(|file| Op::mknod(format!("file{file}")));
     let steps = begin.into_iter().chain(make).chain(ops).map(Step::Do);
     let caller = Caller { uid: 0, gid: 0, pid: 1, groups: Some([].into()) };
-    let identity = Identity { number: 0, caller, umask: 0, door: Door::Mount };
+    let identity = Identity { number: 0, caller, umask: 0, frontend: Frontend::Mount };
     world.add_processes(vec![(0, Box::new(Process::new(identity, Box::new(Script::new(steps)))))]);
     world.run().unwrap();
     drop(world);
@@ -67,7 +67,7 @@ fn messages_that_come_cost_clients() {
 }
 
 #[test]
-fn nothing_is_kept_of_what_lies_above_a_working_directory() {
+fn working_directory_needs_no_ancestors() {
     let done = run("", OpKind::Stat, vec![Op::stat("../dir"), Op::stat("./file1")]);
     assert_eq!(done.iter().map(|done| done.result).collect::<Vec<_>>(), [Err(Errno::EOPNOTSUPP), Ok(0)]);
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
 use espalier_sim::fuzz;
-use espalier_sim::sabotage::{Breakage, Spoiler};
+use espalier_sim::mutant::{Mutant, Mutation};
 
 fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.parse().unwrap())
@@ -59,13 +59,13 @@ fn nothing_is_found() {
 const ENOUGH: u64 = 200;
 
 #[test]
-fn whatever_is_broken_is_found_out() {
+fn every_mutant_is_detected() {
     let missed = AtomicU64::new(0);
-    for_all(0..Breakage::ALL.len() as u64, |at| {
-        let what = Breakage::ALL[at as usize];
+    for_all(0..Mutation::ALL.len() as u64, |at| {
+        let what = Mutation::ALL[at as usize];
         // Detected by the mutant's own effect.
         let is_caught =
-            |seed: &u64| fuzz::spoiled(*seed, &mut Spoiler::new(what)).is_err() && fuzz::run(*seed).is_ok();
+            |seed: &u64| fuzz::mutated(*seed, &mut Mutant::new(what)).is_err() && fuzz::run(*seed).is_ok();
         let caught = (0..ENOUGH).find(is_caught);
         eprintln!("{what:?} is found out by seed {caught:?}");
         missed.fetch_add(u64::from(caught.is_none()), Ordering::Relaxed);

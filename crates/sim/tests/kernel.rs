@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use espalier_proto::{Caller, Errno};
-use espalier_sim::process::{Door, Identity, Process};
+use espalier_sim::process::{Frontend, Identity, Process};
 use espalier_sim::source::{Done, Op, OpKind, OpenFlags, Script, Step};
 use espalier_sim::{Nanos, Observer, Scenario, World};
 
@@ -25,12 +25,12 @@ const FILE: u32 = 3;
 fn run(reader: Vec<Step>, writer: Vec<Step>) -> Vec<Result<u64, Errno>> {
     let text = "[cluster]\nclients = 2\nlease = \"3 s\"\n[network]\npreset = \"free\"\n";
     let scenario = Scenario::parse(text, Path::new("it.toml")).unwrap();
-    let (mut reads, mut saboteur) = (Reads::default(), ());
-    let mut world = World::empty(&scenario, &mut reads, &mut saboteur).unwrap();
-    world.keep_told();
+    let (mut reads, mut mutator) = (Reads::default(), ());
+    let mut world = World::empty(&scenario, &mut reads, &mut mutator).unwrap();
+    world.keep_lookups();
     let process = |steps: Vec<Step>| -> Box<dyn espalier_sim::process::Program> {
         let caller = Caller { uid: 0, gid: 0, pid: 1, groups: Some([].into()) };
-        let identity = Identity { number: 0, caller, umask: 0, door: Door::Mount };
+        let identity = Identity { number: 0, caller, umask: 0, frontend: Frontend::Mount };
         Box::new(Process::new(identity, Box::new(Script::new(steps.into_iter()))))
     };
     world.add_processes(vec![(0, process(reader)), (1, process(writer))]);
@@ -68,14 +68,14 @@ fn write_more(after: u64) -> Vec<Step> {
 }
 
 #[test]
-fn what_was_kept_is_not_read_when_the_file_has_changed_since_its_lease_ended() {
+fn stale_pages_are_dropped_when_file_changed() {
     let steps = [vec![open(), read(), close(), open(), read(), close(), pause(10), open(), read()]];
     let reads = run([make(), steps.concat()].concat(), write_more(7));
     assert_eq!(reads, [Ok(100), Ok(100), Ok(200)]);
 }
 
 #[test]
-fn who_has_a_file_open_reads_what_another_has_written_whenever_that_was() {
+fn open_file_reads_writes_of_other_clients() {
     let steps = vec![open(), read(), pause(10), read(), pause(5), read()];
     let reads = run([make(), steps].concat(), write_more(12));
     assert_eq!(reads, [Ok(100), Ok(100), Ok(200)]);

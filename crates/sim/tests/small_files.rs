@@ -9,8 +9,8 @@ const DATA_SERVERS: u64 = 4;
 
 fn run(text: &str) -> Report {
     let scenario = Scenario::parse(text, Path::new("it.toml")).unwrap();
-    let (mut observer, mut saboteur) = ((), ());
-    let mut world = World::new(&scenario, &mut observer, &mut saboteur).unwrap();
+    let (mut observer, mut mutator) = ((), ());
+    let mut world = World::new(&scenario, &mut observer, &mut mutator).unwrap();
     let report = world.run().unwrap_or_else(|error| panic!("seed {}: {error}", scenario.seed));
     assert_eq!(world.fsck().unwrap(), [], "seed {}", scenario.seed);
     assert_eq!(report.operations.iter().map(|kind| kind.errors).sum::<u64>(), 0);
@@ -92,9 +92,9 @@ fn the_papers_baseline_costs_what_it_says() {
     assert_eq!(messages(by_client), [2, 1, 2], "carns III.B");
     // No object and no attributes are made (kuhn 4.4); the server removes the datafile after its
     // reply.
-    let bare = "no_metafile = true\n";
-    assert_eq!(messages(&format!("{by_client}{bare}")), [2, 2, 2]);
-    assert_eq!(messages(bare), [1, 2, 2]);
+    let no_metafile = "no_metafile = true\n";
+    assert_eq!(messages(&format!("{by_client}{no_metafile}")), [2, 2, 2]);
+    assert_eq!(messages(no_metafile), [1, 2, 2]);
 }
 
 #[test]
@@ -122,7 +122,7 @@ fn payloads_cost_a_handshake_where_their_files_are_not_eager() {
 }
 
 #[test]
-fn whatever_breaks_no_datafile_is_left_behind() {
+fn faults_leave_no_orphan_datafile() {
     for seed in 0..12 {
         let creator = if seed < 6 { "server" } else { "client" };
         let (durability, kind) = if seed % 2 == 0 { ("written", "crash") } else { ("durable", "power") };

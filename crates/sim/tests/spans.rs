@@ -4,20 +4,20 @@
 use std::path::Path;
 
 use espalier_sim::{Scenario, Tracing, World};
-use espalier_timeline::{Log, Operation, Place, Span, operations};
+use espalier_timeline::{Log, NodeId, Operation, Span, operations};
 
 /// More spans than a run has.
 const SPANS: usize = 100_000;
 
 fn spans(text: &str) -> Vec<Span> {
     let scenario = Scenario::parse(text, Path::new("it.toml")).unwrap();
-    let (mut tracing, mut saboteur) = (Tracing(Log::new(SPANS)), ());
-    let mut world = World::new(&scenario, &mut tracing, &mut saboteur).unwrap();
+    let (mut tracing, mut mutator) = (Tracing(Log::new(SPANS)), ());
+    let mut world = World::new(&scenario, &mut tracing, &mut mutator).unwrap();
     world.run().unwrap();
     drop(world);
-    let told = tracing.0.since(Some(0));
-    assert_eq!(told.lost, 0);
-    told.spans
+    let observed = tracing.0.since(Some(0));
+    assert_eq!(observed.lost, 0);
+    observed.spans
 }
 
 /// The steps of an operation by depth, place and kind. Each step lies within its parent, except
@@ -36,7 +36,7 @@ fn shape(operation: &Operation<'_>) -> Vec<(usize, String)> {
         }
         above.push(step.span);
         let place = match step.span.place {
-            Place::Client(_) => "client".to_string(),
+            NodeId::Client(_) => "client".to_string(),
             place => place.to_string(),
         };
         shape.push((step.depth, format!("{place}: {}", step.span.kind)));
@@ -74,9 +74,10 @@ fn a_durable_create_waits_for_a_sync_and_a_write_for_data_servers() {
     );
     // A client that leaves does not wait for replies to its releases.
     let mut roots = operations.iter().map(Operation::root).filter(|root| root.kind != "release");
-    let is_alone =
-        |root: &&Span| root.id.is_some_and(|id| matches!(id.from, Place::Client(_)) && id.from != root.place);
-    assert_eq!(roots.find(is_alone), None);
+    let is_exclusive = |root: &&Span| {
+        root.id.is_some_and(|id| matches!(id.from, NodeId::Client(_)) && id.from != root.place)
+    };
+    assert_eq!(roots.find(is_exclusive), None);
 }
 
 #[test]

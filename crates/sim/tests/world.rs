@@ -7,8 +7,8 @@ use espalier_sim::{Report, Scenario, World, write_csv, write_plots};
 
 fn run(text: &str) -> Report {
     let scenario = Scenario::parse(text, Path::new("it.toml")).unwrap();
-    let (mut observer, mut saboteur) = ((), ());
-    let mut world = World::new(&scenario, &mut observer, &mut saboteur).unwrap();
+    let (mut observer, mut mutator) = ((), ());
+    let mut world = World::new(&scenario, &mut observer, &mut mutator).unwrap();
     let report =
         world.run().unwrap_or_else(|error| panic!("seed {}: {error}\n{}", scenario.seed, world.report()));
     assert_eq!(world.fsck().unwrap(), [], "seed {}", scenario.seed);
@@ -50,7 +50,7 @@ const FAULTS: &str = "[cluster]\nranks = 3\nclients = 6\n[clock]\nskew = \"2 s\"
     [[workload]]\nkind = \"create\"\nprocesses = 12\nfiles = 100\n[[workload]]\nkind = \"mdtest\"\nprocesses = 4\nfiles = 200\n";
 
 #[test]
-fn what_breaks_is_mended() {
+fn faults_end() {
     for seed in 0..2 {
         let report = run(&format!("seed = {seed}\n{FAULTS}"));
         assert!(report.faults.len() == 5, "{:?}", report.faults);
@@ -79,20 +79,23 @@ fn watermarks_change_under_way() {
         ));
         report.worked_s
     };
-    let (together, alone) = (time(""), time("high_watermark = 1\n"));
+    let (together, individually) = (time(""), time("high_watermark = 1\n"));
     let by_policy = time("[policy]\ncoalescing = false\n");
-    let alone_from_then_on = time("[faults]\nreload = { at = [\"0 s\"], for = \"10 s\" }\n");
+    let individually_from_then_on = time("[faults]\nreload = { at = [\"0 s\"], for = \"10 s\" }\n");
     let together_from_then_on =
         time("high_watermark = 1\n[faults]\nreload = { at = [\"0 s\"], for = \"10 s\" }\n");
     let for_a_second = time("[faults]\nreload = { at = [\"0 s\"], for = \"1 s\" }\n");
-    assert!(alone > 4.0 * together, "{alone} s after {together} s");
-    assert!((by_policy / alone - 1.0).abs() < 0.1, "{by_policy} s, not {alone} s");
-    assert!((alone_from_then_on / alone - 1.0).abs() < 0.1, "{alone_from_then_on} s, not {alone} s");
+    assert!(individually > 4.0 * together, "{individually} s after {together} s");
+    assert!((by_policy / individually - 1.0).abs() < 0.1, "{by_policy} s, not {individually} s");
+    assert!(
+        (individually_from_then_on / individually - 1.0).abs() < 0.1,
+        "{individually_from_then_on} s, not {individually} s"
+    );
     assert!(
         (together_from_then_on / together - 1.0).abs() < 0.1,
         "{together_from_then_on} s, not {together} s"
     );
-    assert!((1.0 + together * 0.5..alone * 0.8).contains(&for_a_second), "{for_a_second} s");
+    assert!((1.0 + together * 0.5..individually * 0.8).contains(&for_a_second), "{for_a_second} s");
 }
 
 /// The disk fails before the server has written everything out.
@@ -108,8 +111,8 @@ fn a_disk_that_fails_at_the_end_is_mended() {
 fn results_become_tables_and_pictures() {
     let scenario =
         Scenario::parse(&format!("{CREATES}[output]\nseries = \"100 ms\"\n"), Path::new("it.toml")).unwrap();
-    let (mut observer, mut saboteur) = ((), ());
-    let mut world = World::new(&scenario, &mut observer, &mut saboteur).unwrap();
+    let (mut observer, mut mutator) = ((), ());
+    let mut world = World::new(&scenario, &mut observer, &mut mutator).unwrap();
     let report = world.run().unwrap();
     let dir = tempfile::tempdir().unwrap();
     write_csv(dir.path(), &report, world.series()).unwrap();

@@ -24,7 +24,7 @@ fn main() {
     tables(&dir.path().join("store"), records);
 }
 
-fn told(what: &str, mut times: Vec<Duration>) {
+fn report(what: &str, mut times: Vec<Duration>) {
     times.sort();
     let at = |percent: usize| times[(times.len() - 1) * percent / 100];
     println!("{what}: p50 {:?}, p99 {:?}", at(50), at(99));
@@ -45,7 +45,7 @@ fn appends(dir: &Path) {
         file.write_all_at(&[7; 4096], n as u64 * 4096).unwrap();
         file.sync_data().unwrap();
     });
-    told("4 KiB to the end of a file + fdatasync", times);
+    report("4 KiB to the end of a file + fdatasync", times);
 }
 
 fn journal(dir: &Path) {
@@ -55,7 +55,7 @@ fn journal(dir: &Path) {
         journal.append(&[7; 4056]).unwrap();
         journal.sync().unwrap();
     });
-    told("4 KiB to the journal + sync", times);
+    report("4 KiB to the journal + sync", times);
     let started = Instant::now();
     for _ in 0..100_000 {
         journal.append(&[7; 100]).unwrap();
@@ -91,8 +91,8 @@ fn tables(dir: &Path, records: u64) {
         maintaining.push(maintained.elapsed());
     }
     println!("{records} records in checkpoints of 20000: {:?}", started.elapsed());
-    told("  publish", publishing);
-    told("  maintain", maintaining);
+    report("  publish", publishing);
+    report("  maintain", maintaining);
     println!("  {} bytes per record on disk", size(&dir.join("tables")) / records);
     drop(store);
     let started = Instant::now();

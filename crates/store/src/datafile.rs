@@ -196,7 +196,7 @@ impl<S: Store, F: BlockFile> Datafiles<S, F> {
                     store.stream_sync(ino)?;
                 }
             }
-            DataRequest::Settle { ino, .. } => store.stream_settle(ino)?,
+            DataRequest::Finalise { ino, .. } => store.stream_finalise(ino)?,
             DataRequest::Sync { ino } => {
                 store.stream_sync(ino)?;
                 self.made.sync()?;

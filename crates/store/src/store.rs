@@ -42,12 +42,12 @@ pub trait Store: Send + Sync + 'static {
     /// Does one unit of background maintenance. Returns true if more remains.
     fn maintain(&self) -> Result<bool, StoreError>;
 
-    /// Makes an empty, provisional stream; [`Self::stream_settle`] finalises it. An existing stream
-    /// is unchanged.
+    /// Makes an empty, provisional stream; [`Self::stream_finalise`] finalises it. An existing
+    /// stream is unchanged.
     fn stream_create(&self, ino: Ino) -> Result<(), StoreError>;
 
     /// Finalises a provisional stream, durably. No effect if it is finalised or absent.
-    fn stream_settle(&self, ino: Ino) -> Result<(), StoreError>;
+    fn stream_finalise(&self, ino: Ino) -> Result<(), StoreError>;
 
     /// The provisional streams: created and not finalised, ascending.
     fn new_streams(&self) -> Result<Vec<Ino>, StoreError>;

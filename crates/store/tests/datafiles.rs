@@ -25,7 +25,7 @@ fn write(files: &Memory, ino: u64) {
 }
 
 #[test]
-fn an_empty_datafile_is_there_until_it_is_removed_and_nobody_has_written_to_it() {
+fn empty_datafile_exists_until_removed() {
     let files = Memory::in_memory(false).unwrap();
     assert_eq!(stat(&files, 7), StreamStat::default());
     files.carry_out(DataRequest::Create { ino: Ino(7), sync: true }).unwrap();
@@ -59,7 +59,7 @@ fn many_are_made_by_one_sync() {
 /// Random creates, writes and removals, more than the journal holds, with power failures and
 /// crashes.
 #[test]
-fn what_was_answered_survives_everything() {
+fn answered_change_survives_any_crash() {
     let mut random = fastrand::Rng::with_seed(1);
     for seed in 0..8 {
         let mut files = Memory::in_memory(true).unwrap();
@@ -103,7 +103,7 @@ fn what_was_answered_survives_everything() {
 }
 
 #[test]
-fn a_making_that_fails_is_told() {
+fn failed_creation_is_reported() {
     let files = Memory::in_memory(true).unwrap();
     files.with_journal(|file| file.fail_after(0));
     assert!(files.create(&[Ino(1)], true).is_err());

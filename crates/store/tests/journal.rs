@@ -27,7 +27,7 @@ fn reopen(file: SimFile, from: Position) -> (Journal<SimFile>, Vec<(Position, Ve
 }
 
 #[test]
-fn what_is_appended_is_replayed() {
+fn appended_frames_are_replayed() {
     let mut journal = create(4096);
     let first = journal.append(b"one").unwrap();
     let second = journal.append(b"").unwrap();
@@ -101,7 +101,7 @@ fn old_sectors_of_a_torn_frame_do_not_complete_a_new_one() {
 }
 
 #[test]
-fn damage_to_what_was_durable_is_told() {
+fn damage_to_durable_data_is_reported() {
     let mut journal = create(8192);
     let first = journal.append(b"one").unwrap();
     journal.append(b"two").unwrap();
@@ -123,7 +123,7 @@ fn damage_to_what_was_durable_is_told() {
 }
 
 #[test]
-fn a_lost_header_is_told() {
+fn lost_header_is_reported() {
     let journal = create(4096);
     let (mut journal, _) = reopen(journal.file().reopen(), Position(0));
     journal.append(b"one").unwrap();
@@ -140,7 +140,7 @@ fn a_lost_header_is_told() {
 }
 
 #[test]
-fn a_cut_off_file_is_told() {
+fn truncated_file_is_reported() {
     let bytes = vec![0; 100];
     assert!(matches!(Journal::open(SimFile::with_bytes(bytes)), Err(JournalError::Truncated { .. })));
     let file = create(4096).file().reopen();
@@ -176,7 +176,7 @@ fn a_journal_that_was_not_replayed_is_not_appended_to() {
 }
 
 #[test]
-fn what_a_killed_process_left_is_durable_after_a_sync() {
+fn writes_of_killed_process_are_durable_after_sync() {
     let mut journal = create(4096);
     let end = journal.append(b"one").unwrap();
     let mut journal = Journal::open(journal.file().reopen()).unwrap();
@@ -188,7 +188,7 @@ fn what_a_killed_process_left_is_durable_after_a_sync() {
 }
 
 #[test]
-fn after_a_failed_sync_nothing_is_believed() {
+fn failed_sync_invalidates_durability() {
     let mut journal = create(4096);
     journal.append(b"one").unwrap();
     journal.file().fail_after(0);

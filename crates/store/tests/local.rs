@@ -158,7 +158,7 @@ fn a_store_is_opened_once() {
 }
 
 #[test]
-fn what_is_not_in_memory_is_not_waited_for() {
+fn cached_read_does_not_wait_for_disk() {
     let dir = made();
     let store = open(dir.path());
     let bytes: Vec<u8> = (0..3_000_000_u32).map(|n| (n / 7) as u8).collect();
@@ -203,7 +203,7 @@ fn reading_only_writes_nothing() {
         store.stream_write(Ino(7), 0, b""),
         store.stream_truncate(Ino(8), 0),
         store.stream_create(Ino(8)),
-        store.stream_settle(Ino(7)),
+        store.stream_finalise(Ino(7)),
         store.stream_remove(Ino(7)),
     ];
     assert!(refusals.iter().all(|refusal| refusal.as_ref().unwrap_err().errno() == Errno::EROFS));
@@ -214,7 +214,7 @@ fn reading_only_writes_nothing() {
 }
 
 #[test]
-fn what_is_published_is_found_again() {
+fn published_tables_are_found_again() {
     let dir = made();
     for round in 0..12 {
         let store = open(dir.path());
@@ -233,7 +233,7 @@ fn what_is_published_is_found_again() {
 }
 
 #[test]
-fn missing_and_cut_off_parts_are_told() {
+fn missing_and_truncated_parts_are_reported() {
     let dir = made();
     let journal = dir.path().join("journal");
     let file = std::fs::File::options().write(true).open(&journal).unwrap();
@@ -275,7 +275,7 @@ fn no_flipped_bit_makes_a_wrong_value() {
     let pristine = files(&tables);
     let mut random = fastrand::Rng::with_seed(3);
     let rounds = std::env::var("ESPALIER_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(150);
-    let (mut told, mut harmless) = (0, 0);
+    let (mut reported, mut harmless) = (0, 0);
     for (path, bytes) in &pristine {
         for round in 0..rounds {
             // Unverified structures are most likely at the start and the end of a file.
@@ -292,13 +292,13 @@ fn no_flipped_bit_makes_a_wrong_value() {
             let outcome = check(dir.path(), &expected);
             match outcome {
                 Ok(()) => harmless += 1,
-                Err(StoreError::Corrupt { .. } | StoreError::Io { .. }) => told += 1,
+                Err(StoreError::Corrupt { .. } | StoreError::Io { .. }) => reported += 1,
                 Err(error) => panic!("{} at {at}: {error}", path.display()),
             }
         }
     }
-    eprintln!("{told} errors, {harmless} without effect");
-    assert!(told > harmless);
+    eprintln!("{reported} errors, {harmless} without effect");
+    assert!(reported > harmless);
 }
 
 /// Reads all records by every method.
@@ -344,7 +344,7 @@ impl Drop for SmallDisk {
 }
 
 #[test]
-fn a_stream_that_is_removed_while_it_is_settled_is_gone() {
+fn stream_removed_while_finalised_is_gone() {
     let dir = made();
     let store = open(dir.path());
     let begin = std::sync::Barrier::new(2);
@@ -353,7 +353,7 @@ fn a_stream_that_is_removed_while_it_is_settled_is_gone() {
         scope.spawn(|| {
             for ino in rounds.clone() {
                 begin.wait();
-                store.stream_settle(Ino(ino)).unwrap();
+                store.stream_finalise(Ino(ino)).unwrap();
             }
         });
         for ino in rounds.clone() {

@@ -70,14 +70,14 @@ fn mended(dir: &Path) -> (Mended, u64) {
 }
 
 #[test]
-fn what_is_whole_is_left_as_it_is() {
+fn undamaged_store_is_unchanged() {
     let dir = filled();
     assert_eq!(mended(dir.path()), (Mended::default(), 3 * RECORDS_A_TABLE));
     assert!(!dir.path().join("quarantine").exists());
 }
 
 #[test]
-fn of_damaged_tables_all_is_kept_that_can_be_read() {
+fn readable_records_of_damaged_tables_survive() {
     let mut random = fastrand::Rng::with_seed(5);
     for round in 0..30 {
         let dir = filled();
@@ -133,7 +133,7 @@ fn an_interrupted_exchange_of_tables_is_finished() {
 }
 
 #[test]
-fn a_journal_that_is_none_is_replaced_and_kept() {
+fn foreign_journal_is_replaced_and_quarantined() {
     for bytes in [None, Some(b"none".to_vec()), Some(vec![0; (1 << 20) + 8192])] {
         let dir = filled();
         let (journal, quarantine) = (dir.path().join("journal"), dir.path().join("quarantine/now"));
@@ -149,7 +149,7 @@ fn a_journal_that_is_none_is_replaced_and_kept() {
 }
 
 #[test]
-fn what_is_in_use_or_no_store_is_refused() {
+fn store_in_use_or_foreign_is_refused() {
     let dir = filled();
     let _store = open(dir.path());
     let outcome = mend(dir.path(), &dir.path().join("quarantine/now"));

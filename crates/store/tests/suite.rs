@@ -20,7 +20,7 @@ on_every_engine! {
     a_published_record_is_read
     staged_records_count_before_they_are_published
     scans_stay_within_their_object
-    scans_begin_and_end_where_they_are_told
+    scans_respect_their_bounds
     records_come_in_order
     random_checkpoints_match_a_model
     an_absent_stream_is_empty
@@ -29,7 +29,7 @@ on_every_engine! {
     allocation_and_holes
     copies
     times_are_set
-    new_streams_are_listed_until_settled
+    new_streams_are_listed_until_finalised
     removed_streams_are_gone
     offsets_beyond_the_end_of_the_world
     threads_use_it_at_once
@@ -104,7 +104,7 @@ fn scans_stay_within_their_object(store: &impl Store) {
     }
 }
 
-fn scans_begin_and_end_where_they_are_told(store: &impl Store) {
+fn scans_respect_their_bounds(store: &impl Store) {
     let keys = [b"a", b"b", b"d"];
     store.stage(keys.iter().map(|&key| put(dir(1), key, b"x")).collect()).unwrap();
     let scan = |from: Bound<&[u8]>, limit| -> Vec<u8> {
@@ -176,7 +176,7 @@ fn an_absent_stream_is_empty(store: &impl Store) {
     assert_eq!(store.stream_copy(ino, 0, Ino(6), 0, 10).unwrap(), 0);
     store.stream_sync(ino).unwrap();
     store.stream_remove(ino).unwrap();
-    store.stream_settle(ino).unwrap();
+    store.stream_finalise(ino).unwrap();
     assert_eq!(store.streams().unwrap(), []);
 }
 
@@ -259,7 +259,7 @@ fn times_are_set(store: &impl Store) {
     assert_eq!(store.stream_stat(Ino(5)).unwrap().mtime, mtime);
 }
 
-fn new_streams_are_listed_until_settled(store: &impl Store) {
+fn new_streams_are_listed_until_finalised(store: &impl Store) {
     let (first, second, third) = (Ino(0x105), Ino(6), Ino(0x205));
     store.stream_write(third, 0, b"never created").unwrap();
     for ino in [first, second] {
@@ -269,8 +269,8 @@ fn new_streams_are_listed_until_settled(store: &impl Store) {
     }
     assert_eq!(store.new_streams().unwrap(), [second, first]);
     assert_eq!(store.streams().unwrap(), [second, first, third]);
-    store.stream_settle(first).unwrap();
-    store.stream_settle(first).unwrap();
+    store.stream_finalise(first).unwrap();
+    store.stream_finalise(first).unwrap();
     assert_eq!(store.new_streams().unwrap(), [second]);
     assert_eq!(contents(store, first), b"old");
     store.stream_write(first, 1, b"NEW").unwrap();
@@ -288,13 +288,13 @@ fn removed_streams_are_gone(store: &impl Store) {
     for ino in 1..40 {
         store.stream_write(Ino(ino), 0, b"x").unwrap();
     }
-    let kept = store.stream_file(Ino(3)).unwrap();
+    let retained = store.stream_file(Ino(3)).unwrap();
     store.stream_remove(Ino(3)).unwrap();
     assert_eq!(contents(store, Ino(3)), b"");
     assert_eq!(store.streams().unwrap().len(), 38);
     store.stream_write(Ino(3), 0, b"another").unwrap();
     assert_eq!(contents(store, Ino(3)), b"another");
-    if let Some(file) = kept {
+    if let Some(file) = retained {
         assert_eq!(file.metadata().unwrap().len(), 1);
         let file = store.stream_file(Ino(3)).unwrap().unwrap();
         assert_eq!(file.metadata().unwrap().len(), 7);

@@ -93,9 +93,9 @@ fn a_damaged_superblock_is_restored_from_its_copy() {
             ));
         }
         fixture.assert_mended();
-        let kept = fixture.path().join("quarantine/now/superblock");
-        assert_eq!(std::fs::read(&kept).ok(), damage);
-        let _absent = std::fs::remove_file(kept);
+        let quarantined = fixture.path().join("quarantine/now/superblock");
+        assert_eq!(std::fs::read(&quarantined).ok(), damage);
+        let _absent = std::fs::remove_file(quarantined);
     }
 }
 
@@ -215,7 +215,7 @@ fn a_store_of_several_ranks_says_which_it_is_of() {
     assert_eq!(read(&with(2, 3)).unwrap(), (Rank(2), 3));
     assert!(matches!(read(&with(3, 3)), Err(SuperblockError::Damaged { .. })));
     // A superblock of a version without ranks.
-    let alone = body.replace("rank = 0\n", "").replace("ranks = 1\n", "");
-    assert!(!alone.contains("rank"));
-    assert_eq!(read(&alone).unwrap(), (Rank(0), 1));
+    let without_ranks = body.replace("rank = 0\n", "").replace("ranks = 1\n", "");
+    assert!(!without_ranks.contains("rank"));
+    assert_eq!(read(&without_ranks).unwrap(), (Rank(0), 1));
 }

@@ -3,11 +3,11 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use crate::{Id, Place, Span};
+use crate::{Id, NodeId, Span};
 
 /// The range of offsets for the second place, so that its service lies within the first one's
 /// waiting.
-type Bounds = BTreeMap<(Place, Place), (i128, i128)>;
+type Bounds = BTreeMap<(NodeId, NodeId), (i128, i128)>;
 
 /// Shifts the spans of each place as little as possible, so that its service lies within others'
 /// waiting. Clients' clocks stay; places of one host need no shift.
@@ -35,7 +35,7 @@ pub fn align(spans: &mut [Span]) {
     }
 }
 
-fn moves(spans: &[Span], bounds: &Bounds) -> BTreeMap<Place, i128> {
+fn moves(spans: &[Span], bounds: &Bounds) -> BTreeMap<NodeId, i128> {
     let mut moves = BTreeMap::new();
     // Places are ordered clients, metadata servers, data servers, as requests flow.
     let places: std::collections::BTreeSet<_> = spans.iter().map(|span| span.place).collect();

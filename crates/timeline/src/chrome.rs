@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::text::{lane, name};
-use crate::{Id, Layer, Place, Span};
+use crate::{Id, Layer, NodeId, Span};
 
 /// Why a file is not one of ours.
 #[derive(Debug, thiserror::Error)]
@@ -24,7 +24,7 @@ pub enum TraceError {
 /// The fields of a span beside its name and times.
 #[derive(Serialize, Deserialize)]
 struct Args {
-    place: Place,
+    place: NodeId,
     layer: Layer,
     kind: String,
     id: Option<Id>,
@@ -53,8 +53,9 @@ struct Event {
 pub fn write_chrome(spans: &[Span]) -> String {
     let origin = spans.iter().map(|span| span.begin).min().unwrap_or(0);
     let micros = |nanos: u64| nanos as f64 / 1e3;
-    let places: BTreeMap<Place, usize> = spans.iter().map(|span| (span.place, 0)).collect::<BTreeMap<_, _>>();
-    let places: BTreeMap<Place, usize> = places.into_keys().zip(1..).collect();
+    let places: BTreeMap<NodeId, usize> =
+        spans.iter().map(|span| (span.place, 0)).collect::<BTreeMap<_, _>>();
+    let places: BTreeMap<NodeId, usize> = places.into_keys().zip(1..).collect();
     let mut events: Vec<Value> = places
         .iter()
         .map(|(place, number)| {
@@ -84,7 +85,7 @@ fn threads(spans: &[Span]) -> Vec<(usize, Option<String>)> {
     let mut order: Vec<usize> = (0..spans.len()).collect();
     order.sort_by_key(|at| (spans[*at].begin, std::cmp::Reverse(spans[*at].end)));
     // By place: the purpose of each thread, and the ends of its open spans.
-    let mut all: BTreeMap<Place, Vec<(Layer, Vec<u64>)>> = BTreeMap::new();
+    let mut all: BTreeMap<NodeId, Vec<(Layer, Vec<u64>)>> = BTreeMap::new();
     let mut found = vec![(0, None); spans.len()];
     for at in order {
         let span = &spans[at];

@@ -28,7 +28,7 @@ pub use tree::{Operation, Step, operations};
 /// Where something happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Place {
+pub enum NodeId {
     /// A mount, or a program that uses the library. The number only tells it from others.
     Client(u32),
     /// The metadata server of this rank.
@@ -37,7 +37,7 @@ pub enum Place {
     Data(u16),
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for NodeId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Client(number) => write!(f, "client {number}"),
@@ -62,8 +62,8 @@ pub enum Layer {
 /// The name of an operation. A frontend's calls are from the client to itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Id {
-    pub from: Place,
-    pub to: Place,
+    pub from: NodeId,
+    pub to: NodeId,
     /// The sender's request number.
     pub number: u64,
 }
@@ -71,7 +71,7 @@ pub struct Id {
 /// Something that took time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Span {
-    pub place: Place,
+    pub place: NodeId,
     pub layer: Layer,
     /// Its name, as `create` or `journal sync`.
     pub kind: Cow<'static, str>,

@@ -5,12 +5,12 @@ use std::collections::{BTreeMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Id, Layer, Place, Span};
+use crate::{Id, Layer, NodeId, Span};
 
 /// A bounded log of spans: older ones are dropped.
 #[derive(Debug)]
 pub struct Log {
-    open: BTreeMap<(Place, Id), Span>,
+    open: BTreeMap<(NodeId, Id), Span>,
     ended: VecDeque<Span>,
     /// Number of the first span in `ended`.
     first: u64,
@@ -34,7 +34,7 @@ impl Log {
     }
 
     /// An operation begins, or waiting for it begins. A repeated begin continues the span.
-    pub fn begin(&mut self, place: Place, id: Id, kind: &'static str, causes: Vec<Id>, now: u64) {
+    pub fn begin(&mut self, place: NodeId, id: Id, kind: &'static str, causes: Vec<Id>, now: u64) {
         if self.open.len() < self.capacity {
             let (layer, kind) = (Layer::Process, Cow::Borrowed(kind));
             let span = Span { place, layer, kind, id: Some(id), causes, begin: now, end: now };
@@ -43,7 +43,7 @@ impl Log {
     }
 
     /// The operation has ended.
-    pub fn end(&mut self, place: Place, id: Id, now: u64) {
+    pub fn end(&mut self, place: NodeId, id: Id, now: u64) {
         if let Some(span) = self.open.remove(&(place, id)) {
             self.add(Span { end: now, ..span });
         }
@@ -77,14 +77,14 @@ impl Log {
 mod tests {
     use super::*;
 
-    const PLACE: Place = Place::Rank(0);
+    const PLACE: NodeId = NodeId::Rank(0);
 
     fn id(number: u64) -> Id {
-        Id { from: Place::Client(7), to: PLACE, number }
+        Id { from: NodeId::Client(7), to: PLACE, number }
     }
 
     #[test]
-    fn a_log_is_bounded_and_tells_what_it_has_lost() {
+    fn log_is_bounded_and_counts_lost_spans() {
         let mut log = Log::new(4);
         for number in 0..10 {
             log.begin(PLACE, id(number), "create", Vec::new(), number);

@@ -6,7 +6,7 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use crate::text::{lane, length, name, time};
-use crate::{Layer, Operation, Place, Span};
+use crate::{Layer, NodeId, Operation, Span};
 
 /// An operation with its caption.
 #[derive(Clone, Debug)]
@@ -74,11 +74,11 @@ fn height(operation: &Operation<'_>, lanes: &[Lane]) -> i32 {
 }
 
 fn lanes(operation: &Operation<'_>) -> Vec<Lane> {
-    let mut places: Vec<(Place, Layer)> =
+    let mut places: Vec<(NodeId, Layer)> =
         operation.steps.iter().map(|step| (step.span.place, step.span.layer)).collect();
     places.sort_unstable();
     places.dedup();
-    let lines = |place: &(Place, Layer)| {
+    let lines = |place: &(NodeId, Layer)| {
         let mut lines: Vec<Vec<usize>> = Vec::new();
         let steps = operation.steps.iter().enumerate();
         for (number, step) in steps.filter(|(_, step)| (step.span.place, step.span.layer) == *place) {
@@ -93,7 +93,7 @@ fn lanes(operation: &Operation<'_>) -> Vec<Lane> {
         }
         lines
     };
-    let named = |place: &(Place, Layer)| {
+    let named = |place: &(NodeId, Layer)| {
         let lines = lines(place);
         let name =
             lines.first().and_then(|line| line.first()).map(|first| lane(operation.steps[*first].span));
@@ -159,9 +159,9 @@ fn draw_panel(
 
 fn colour(span: &Span) -> RGBColor {
     match (span.layer, span.place) {
-        (Layer::Process, Place::Client(_)) => RGBColor(31, 119, 180),
-        (Layer::Process, Place::Rank(_)) => RGBColor(200, 95, 15),
-        (Layer::Process, Place::Data(_)) => RGBColor(44, 130, 60),
+        (Layer::Process, NodeId::Client(_)) => RGBColor(31, 119, 180),
+        (Layer::Process, NodeId::Rank(_)) => RGBColor(200, 95, 15),
+        (Layer::Process, NodeId::Data(_)) => RGBColor(44, 130, 60),
         (Layer::Store, _) => RGBColor(110, 80, 160),
         (Layer::Disk, _) => RGBColor(180, 40, 40),
     }
@@ -176,7 +176,7 @@ mod tests {
     fn operations_are_above_each_other_with_all_their_steps() {
         let mut spans = two_creates();
         // A foreign file may contain anything.
-        spans.push(span(RANK, "<script>", None, &[id(Place::Client(9), RANK, 11)], (13, 14)));
+        spans.push(span(RANK, "<script>", None, &[id(NodeId::Client(9), RANK, 11)], (13, 14)));
         let operations = crate::operations(&spans);
         let panel = |number: usize| Panel {
             title: format!("number {number}"),

@@ -101,17 +101,17 @@ fn overlap(one: &Span, other: &Span) -> bool {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::{Layer, Place};
+    use crate::{Layer, NodeId};
 
-    pub(crate) const CLIENT: Place = Place::Client(9);
-    pub(crate) const RANK: Place = Place::Rank(0);
+    pub(crate) const CLIENT: NodeId = NodeId::Client(9);
+    pub(crate) const RANK: NodeId = NodeId::Rank(0);
 
-    pub(crate) fn id(from: Place, to: Place, number: u64) -> Id {
+    pub(crate) fn id(from: NodeId, to: NodeId, number: u64) -> Id {
         Id { from, to, number }
     }
 
     pub(crate) fn span(
-        place: Place,
+        place: NodeId,
         kind: &'static str,
         id: Option<Id>,
         causes: &[Id],
@@ -162,7 +162,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn whom_nobody_has_asked_begins_itself() {
+    fn operation_without_cause_is_a_root() {
         let spans: Vec<_> = two_creates().into_iter().filter(|span| span.place == RANK).collect();
         let operations = operations(&spans);
         let lengths: Vec<_> = operations.iter().map(|operation| operation.steps.len()).collect();

@@ -3,7 +3,7 @@
 use rustix::fs::{OFlags, fdatasync};
 
 use crate::group::{Group, Phase, Procs, Source, Uncached};
-use crate::worker::{Laps, Outcome, Worker, create_for, doing, open, read, write};
+use crate::worker::{Laps, Worker, WorkerResult, create_for, doing, open, read, write};
 
 const LARGE: u64 = 1 << 20;
 const SMALL: u64 = 4096;
@@ -53,7 +53,7 @@ fn length(worker: &Worker) -> u64 {
     worker.task.bytes.next_multiple_of(LARGE)
 }
 
-fn read_all(worker: &mut Worker, laps: &mut Laps, times: u64) -> Outcome {
+fn read_all(worker: &mut Worker, laps: &mut Laps, times: u64) -> WorkerResult {
     let file = open(worker.own()?, NAME, OFlags::RDONLY)?;
     let mut buffer = vec![0; LARGE as usize];
     for offset in (0..times).flat_map(|_| (0..length(worker)).step_by(LARGE as usize)) {
@@ -64,7 +64,12 @@ fn read_all(worker: &mut Worker, laps: &mut Laps, times: u64) -> Outcome {
 }
 
 /// Accesses `pieces` small blocks of the file in a fixed random order.
-fn at_random(worker: &Worker, laps: &mut Laps, pieces: u64, mut work: impl FnMut(u64) -> Outcome) -> Outcome {
+fn at_random(
+    worker: &Worker,
+    laps: &mut Laps,
+    pieces: u64,
+    mut work: impl FnMut(u64) -> WorkerResult,
+) -> WorkerResult {
     let mut random = fastrand::Rng::with_seed(u64::from(worker.task.rank));
     for _ in 0..pieces {
         work(random.u64(0..length(worker) / SMALL) * SMALL)?;

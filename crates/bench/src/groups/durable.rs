@@ -3,7 +3,7 @@
 use rustix::fs::{fdatasync, fsync};
 
 use crate::group::{Group, Phase, Procs, Source};
-use crate::worker::{Outcome, Worker, create, doing, file_name, write};
+use crate::worker::{Worker, WorkerResult, create, doing, file_name, write};
 
 pub(crate) static GROUP: Group = Group {
     name: "durable",
@@ -38,7 +38,7 @@ pub(crate) static GROUP: Group = Group {
     ],
 };
 
-fn start(worker: &mut Worker) -> Outcome {
+fn start(worker: &mut Worker) -> WorkerResult {
     worker.buffer = vec![b'x'; worker.task.bytes as usize];
     worker.make_own()?;
     let file = create(worker.own()?, "overwritten")?;

@@ -1,7 +1,9 @@
 //! A large directory (`--files`) and one of a hundredth of the size: the same operations in both.
 
 use crate::group::{Group, Phase, Procs, Source, Uncached};
-use crate::worker::{Laps, Outcome, Worker, create, file_name, make_directory, open_directory, stat, unlink};
+use crate::worker::{
+    Laps, Worker, WorkerResult, create, file_name, make_directory, open_directory, stat, unlink,
+};
 
 /// Ratio of the directory sizes.
 const TIMES: u64 = 100;
@@ -38,7 +40,7 @@ pub(crate) static GROUP: Group = Group {
     ],
 };
 
-fn start(worker: &mut Worker) -> Outcome {
+fn start(worker: &mut Worker) -> WorkerResult {
     worker.make_own()?;
     for name in ["small", "large"] {
         make_directory(worker.own()?, name)?;
@@ -58,7 +60,7 @@ fn sample(worker: &Worker) -> u64 {
     SAMPLE.min(sizes(worker)[SMALL])
 }
 
-fn create_more(worker: &mut Worker, which: usize, laps: &mut Laps) -> Outcome {
+fn create_more(worker: &mut Worker, which: usize, laps: &mut Laps) -> WorkerResult {
     let files = sizes(worker)[which];
     for number in files..files + sample(worker) {
         drop(create(&worker.open[which], &file_name(number))?);
@@ -73,7 +75,7 @@ fn spread(worker: &Worker, which: usize) -> impl Iterator<Item = u64> + use<> {
     (0..sample).map(move |number| number * files / sample)
 }
 
-fn stat_some(worker: &mut Worker, which: usize, laps: &mut Laps) -> Outcome {
+fn stat_some(worker: &mut Worker, which: usize, laps: &mut Laps) -> WorkerResult {
     for number in spread(worker, which) {
         stat(&worker.open[which], &file_name(number))?;
         laps.lap();
@@ -81,7 +83,7 @@ fn stat_some(worker: &mut Worker, which: usize, laps: &mut Laps) -> Outcome {
     Ok(())
 }
 
-fn unlink_some(worker: &mut Worker, which: usize, laps: &mut Laps) -> Outcome {
+fn unlink_some(worker: &mut Worker, which: usize, laps: &mut Laps) -> WorkerResult {
     for number in spread(worker, which) {
         unlink(&worker.open[which], &file_name(number))?;
         laps.lap();

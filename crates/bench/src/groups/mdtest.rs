@@ -4,7 +4,7 @@
 use rustix::fs::OFlags;
 
 use crate::group::{Group, Phase, Procs, Source};
-use crate::worker::{Outcome, Worker, create, file_name, make_directory, open, read, remove_directory};
+use crate::worker::{Worker, WorkerResult, create, file_name, make_directory, open, read, remove_directory};
 use crate::worker::{stat, unlink, write};
 
 /// Subdirectories per directory of the tree, and levels (mdtest's `-b` and `-z`).
@@ -89,7 +89,7 @@ pub(crate) static GROUP: Group = Group {
     ],
 };
 
-fn start(worker: &mut Worker) -> Outcome {
+fn start(worker: &mut Worker) -> WorkerResult {
     worker.buffer = vec![b'x'; worker.task.bytes as usize];
     worker.make_own()
 }
@@ -109,7 +109,11 @@ fn tree() -> Vec<String> {
 }
 
 /// Processes every item; the items are distributed over the directories of the tree.
-fn each(worker: &mut Worker, kind: &str, mut work: impl FnMut(&mut Worker, &str) -> Outcome) -> Outcome {
+fn each(
+    worker: &mut Worker,
+    kind: &str,
+    mut work: impl FnMut(&mut Worker, &str) -> WorkerResult,
+) -> WorkerResult {
     let tree = tree();
     for number in 0..worker.task.files {
         let dir = &tree[number as usize % tree.len()];

@@ -2,7 +2,7 @@
 //! stay open from their creation to the seventh phase.
 
 use crate::group::{Group, Phase, Procs, Source};
-use crate::worker::{Failure, Laps, Outcome, Worker, create, file_name, list, open_directory, read};
+use crate::worker::{Failure, Laps, Worker, WorkerResult, create, file_name, list, open_directory, read};
 use crate::worker::{remove_directory, unlink, write};
 use espalier_runtime::may_open;
 
@@ -66,14 +66,14 @@ pub(crate) static GROUP: Group = Group {
     ],
 };
 
-fn start(worker: &mut Worker) -> Outcome {
+fn start(worker: &mut Worker) -> WorkerResult {
     worker.buffer = vec![b'x'; worker.task.bytes as usize];
     may_open(worker.task.files).map_err(|most| {
         Failure(format!("the nine phases keep every file open: use --files {most} or raise `ulimit -Hn`"))
     })
 }
 
-fn listing(worker: &mut Worker, laps: &mut Laps) -> Outcome {
+fn listing(worker: &mut Worker, laps: &mut Laps) -> WorkerResult {
     // Reopened: the open directory has been read to its end.
     let dir = open_directory(worker.own()?, ".")?;
     list(&dir, worker.task.files, laps)

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use crate::group::{Group, Phase, Procs, Source, Uncached};
 use crate::source;
-use crate::worker::{Failure, Laps, Outcome, Worker};
+use crate::worker::{Failure, Laps, Worker, WorkerResult};
 
 pub(crate) static TREE: Group = Group {
     name: "tree",
@@ -64,15 +64,15 @@ pub(crate) static GIT: Group = Group {
     phases: &[
         Phase::new("clone", |worker, laps| {
             let repository = worker.task.repository.clone().unwrap_or_default();
-            let [clone, quiet, copy] = ["clone", "--quiet", "--no-hardlinks"].map(OsStr::new);
-            run(worker, laps, "git", [clone, quiet, copy, repository.as_os_str(), OsStr::new("clone")])
+            let [clone, quiet_flag, copy] = ["clone", "--quiet", "--no-hardlinks"].map(OsStr::new);
+            run(worker, laps, "git", [clone, quiet_flag, copy, repository.as_os_str(), OsStr::new("clone")])
         }),
         Phase::new("status uncached", status).uncached(Uncached::Everything),
         Phase::new("status cached", status),
     ],
 };
 
-fn status(worker: &mut Worker, laps: &mut Laps) -> Outcome {
+fn status(worker: &mut Worker, laps: &mut Laps) -> WorkerResult {
     run(worker, laps, "git", ["-C", "clone", "status", "--short"])
 }
 
@@ -82,14 +82,14 @@ fn run<S: AsRef<OsStr>>(
     laps: &mut Laps,
     program: &'static str,
     args: impl IntoIterator<Item = S>,
-) -> Outcome {
+) -> WorkerResult {
     run_program(worker, OsStr::new(program), args)?;
     laps.bulk(source::entries(worker.task.files));
     Ok(())
 }
 
 /// As [`run`], for this program.
-fn espalier<const N: usize>(worker: &mut Worker, laps: &mut Laps, args: [&str; N]) -> Outcome {
+fn espalier<const N: usize>(worker: &mut Worker, laps: &mut Laps, args: [&str; N]) -> WorkerResult {
     run_program(worker, std::env::current_exe()?.as_os_str(), args)?;
     laps.bulk(source::entries(worker.task.files));
     Ok(())
@@ -99,7 +99,7 @@ fn run_program<S: AsRef<OsStr>>(
     worker: &Worker,
     program: &OsStr,
     args: impl IntoIterator<Item = S>,
-) -> Outcome {
+) -> WorkerResult {
     let mut command = Command::new(program);
     source::without_configuration(&mut command);
     let command = command.args(args).current_dir(&worker.task.dir);

@@ -1,7 +1,9 @@
 //! Small files in sequence, where the number of requests to the file system dominates.
 
 use crate::group::{Group, Phase, Procs, Source, Uncached};
-use crate::worker::{Laps, Outcome, Worker, create, file_name, list, open_directory, stat, unlink, write};
+use crate::worker::{
+    Laps, Worker, WorkerResult, create, file_name, list, open_directory, stat, unlink, write,
+};
 
 pub(crate) static GROUP: Group = Group {
     name: "small",
@@ -44,12 +46,12 @@ pub(crate) static GROUP: Group = Group {
     ],
 };
 
-fn start(worker: &mut Worker) -> Outcome {
+fn start(worker: &mut Worker) -> WorkerResult {
     worker.buffer = vec![b'x'; worker.task.bytes as usize];
     worker.make_own()
 }
 
-fn stat_all(worker: &mut Worker, laps: &mut Laps) -> Outcome {
+fn stat_all(worker: &mut Worker, laps: &mut Laps) -> WorkerResult {
     for number in 0..worker.task.files {
         stat(worker.own()?, &file_name(number))?;
         laps.lap();

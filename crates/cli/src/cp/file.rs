@@ -13,7 +13,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use super::{Copier, Outcome, plain, text};
+use super::{Copier, CopyResult, plain, text};
 
 /// Bytes per copy step, so that a signal ends the copy soon.
 const CHUNK: u64 = 16 << 20;
@@ -26,7 +26,7 @@ fn cannot(what: &str, path: &Path, errno: Errno) -> String {
 
 impl Copier {
     /// Copies anything but a directory.
-    pub(super) fn copy_file(&mut self, from: &Path, metadata: &Metadata, to: &Path) -> Outcome {
+    pub(super) fn copy_file(&mut self, from: &Path, metadata: &Metadata, to: &Path) -> CopyResult {
         let preserve = self.how.preserve;
         let mut there = to.symlink_metadata().ok();
         if let Some(there) = &there {
@@ -59,7 +59,7 @@ impl Copier {
         Ok(())
     }
 
-    fn copy_regular(&self, from: &Path, metadata: &Metadata, to: &Path, is_there: bool) -> Outcome {
+    fn copy_regular(&self, from: &Path, metadata: &Metadata, to: &Path, is_there: bool) -> CopyResult {
         let (read, write) = (OFlags::RDONLY | OFlags::NOFOLLOW, OFlags::WRONLY | OFlags::CLOEXEC);
         let source = openat(CWD, from, read | OFlags::CLOEXEC, Mode::empty());
         let source = File::from(
@@ -79,7 +79,7 @@ impl Copier {
     }
 }
 
-fn hard_link(first: &Path, to: &Path, is_there: bool) -> Outcome {
+fn hard_link(first: &Path, to: &Path, is_there: bool) -> CopyResult {
     if is_there {
         unlinkat(CWD, to, AtFlags::empty()).map_err(|errno| cannot("remove", to, errno))?;
     }
@@ -89,7 +89,7 @@ fn hard_link(first: &Path, to: &Path, is_there: bool) -> Outcome {
     })
 }
 
-fn make_special(from: &Path, metadata: &Metadata, to: &Path) -> Outcome {
+fn make_special(from: &Path, metadata: &Metadata, to: &Path) -> CopyResult {
     let kind = metadata.file_type();
     if kind.is_symlink() {
         let target = readlinkat(CWD, from, Vec::new());
@@ -154,12 +154,12 @@ fn copy_some(source: &File, target: &mut File, at: u64, length: u64) -> std::io:
 }
 
 /// Copies owner, permissions, times, extended attributes and ACLs, as far as permitted.
-pub(super) fn set_attributes(from: &Path, metadata: &Metadata, to: &Path) -> Outcome {
+pub(super) fn set_attributes(from: &Path, metadata: &Metadata, to: &Path) -> CopyResult {
     let failed = |errno| cannot("preserve attributes of", to, errno);
     let is_link = metadata.is_symlink();
     copy_xattrs(from, to).map_err(failed)?;
     let owner = (Uid::from_raw(metadata.uid()), Gid::from_raw(metadata.gid()));
-    let kept = match chownat(CWD, to, Some(owner.0), Some(owner.1), AtFlags::SYMLINK_NOFOLLOW) {
+    let retained = match chownat(CWD, to, Some(owner.0), Some(owner.1), AtFlags::SYMLINK_NOFOLLOW) {
         Ok(()) => true,
         Err(Errno::PERM | Errno::INVAL) => {
             // Set at least the group.
@@ -171,7 +171,7 @@ pub(super) fn set_attributes(from: &Path, metadata: &Metadata, to: &Path) -> Out
     if !is_link {
         let mode = metadata.mode()
             & match metadata.is_dir() {
-                _ if kept => 0o7777,
+                _ if retained => 0o7777,
                 true => 0o1777,
                 false => 0o777,
             };

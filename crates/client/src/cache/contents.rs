@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_has_been_known_longest_makes_room() {
+    fn oldest_content_is_evicted_first() {
         let mut contents = Contents::new(3 * (OVERHEAD + 100));
         for ino in 0..3 {
             contents.learn(Ino(ino), vec![0; 100], false);

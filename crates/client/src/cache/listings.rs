@@ -6,7 +6,7 @@
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
-use espalier_proto::{Dirent, Entry, Home, Ino, Request};
+use espalier_proto::{Dirent, Entry, Ino, Location, Request};
 
 use super::{Binding, Cache, Record, Users};
 use crate::{Answer, Call};
@@ -60,8 +60,8 @@ impl Listings {
     /// The listing that the page continues, and the number of its entries up to the page's cursor.
     fn find(&self, page: Page) -> Option<(usize, usize)> {
         let goes_on = |listing: &Listing| {
-            let told = listing.entries.iter().position(|dirent| dirent.cursor == page.after)?;
-            (listing.dir == page.dir && listing.plus == page.plus).then_some(told + 1)
+            let reported = listing.entries.iter().position(|dirent| dirent.cursor == page.after)?;
+            (listing.dir == page.dir && listing.plus == page.plus).then_some(reported + 1)
         };
         self.0.iter().enumerate().find_map(|(at, listing)| Some((at, goes_on(listing)?)))
     }
@@ -84,13 +84,13 @@ impl Cache {
     /// The next page of a listing, if it is cached completely, and how long it may be cached, in
     /// ms.
     pub fn next_page(&mut self, page: Page, now: u64) -> Option<(Answer, u64)> {
-        let (at, told) = self.listings.find(page)?;
+        let (at, reported) = self.listings.find(page)?;
         let listing = &self.listings.0[at];
-        let (left, end, parent) = (listing.entries.len() - told, listing.end, listing.parent);
+        let (left, end, parent) = (listing.entries.len() - reported, listing.end, listing.parent);
         if left <= page.limit && !end {
             return None;
         }
-        let Some((entries, until)) = self.known_now(listing, told, page.limit, now) else {
+        let Some((entries, until)) = self.known_now(listing, reported, page.limit, now) else {
             self.listings.0[at].asks_more = false;
             return None;
         };
@@ -101,27 +101,27 @@ impl Cache {
         }
         self.counts.hits += 1;
         if let Some(mut listing) = self.listings.0.remove(at) {
-            listing.entries.drain(..told);
+            listing.entries.drain(..reported);
             self.listings.keep(listing);
         }
         Some((Answer::Listing { entries, parent, end: left <= page.limit }, until - now))
     }
 
-    /// Up to `limit` entries from `told` on, if they are still valid, and until when.
+    /// Up to `limit` entries from `reported` on, if they are still valid, and until when.
     fn known_now(
         &self,
         listing: &Listing,
-        told: usize,
+        reported: usize,
         limit: usize,
         now: u64,
     ) -> Option<(Vec<Dirent>, u64)> {
         let dir = self.records.get(&listing.dir).filter(|record| record.lease > now)?;
         let mut until = dir.lease;
-        let mut entries = Vec::with_capacity(limit.min(listing.entries.len() - told));
-        for dirent in listing.entries.iter().skip(told).take(limit) {
+        let mut entries = Vec::with_capacity(limit.min(listing.entries.len() - reported));
+        for dirent in listing.entries.iter().skip(reported).take(limit) {
             let mut dirent = dirent.clone();
             if dirent.entry.is_some() {
-                let (entry, lease) = self.told_before((listing.dir, dir), &dirent, now)?;
+                let (entry, lease) = self.known_entry((listing.dir, dir), &dirent, now)?;
                 (dirent.entry, until) = (Some(entry), until.min(lease));
             }
             entries.push(dirent);
@@ -130,15 +130,22 @@ impl Cache {
     }
 
     /// The current state of a directory's entry, and until when it is valid.
-    fn told_before(&self, (dir, listed): (Ino, &Record), dirent: &Dirent, now: u64) -> Option<(Entry, u64)> {
+    fn known_entry(&self, (dir, listed): (Ino, &Record), dirent: &Dirent, now: u64) -> Option<(Entry, u64)> {
         let name = listed.names.get(&dirent.name).filter(|_| !self.changing.is_named(dir, &dirent.name))?;
         if !matches!(name.at(now)?, Binding::Inode(ino, _) if ino == dirent.ino) {
             return None;
         }
         let (record, attr) = self.known(dirent.ino, now).filter(|(record, _)| record.lookups > 0)?;
-        let (attr, cacheable, home) = (*attr, listed.is_searchable_by_all(), Home::Table);
-        let entry =
-            Entry { attr, cacheable, name_leased: true, attr_leased: true, alone: false, home, proof: 0 };
+        let (attr, cacheable, location) = (*attr, listed.is_searchable_by_all(), Location::Table);
+        let entry = Entry {
+            attr,
+            cacheable,
+            name_leased: true,
+            attr_leased: true,
+            sole_holder: false,
+            location,
+            reclaim_token: 0,
+        };
         Some((entry, name.until.min(record.lease)))
     }
 
@@ -147,28 +154,28 @@ impl Cache {
     pub fn hold_back(&mut self, call: &Call<'_>, answer: &mut Answer, now: u64) {
         let (Some(page), Answer::Listing { entries, parent, end }) = (Page::of(call), answer) else { return };
         let before = self.listings.find(page).and_then(|(at, _)| self.listings.0.remove(at));
-        let told = page.limit.min(entries.len());
-        let more = entries.len() > told;
-        if self.users != Users::Tell || (*end && !more) || !self.is_leased(page.dir, now) {
-            self.take_back(&entries[told..]);
-            entries.truncate(told);
+        let reported = page.limit.min(entries.len());
+        let more = entries.len() > reported;
+        if self.users != Users::Report || (*end && !more) || !self.is_leased(page.dir, now) {
+            self.take_back(&entries[reported..]);
+            entries.truncate(reported);
             *end &= !more;
             return;
         }
-        self.take_back(&entries[told..]);
-        let mut kept: VecDeque<_> = entries[..told].iter().cloned().collect();
-        kept.extend(entries.drain(told..));
+        self.take_back(&entries[reported..]);
+        let mut retained: VecDeque<_> = entries[..reported].iter().cloned().collect();
+        retained.extend(entries.drain(reported..));
         let asks_more = before.is_none_or(|before| before.asks_more);
         let (dir, plus, parent) = (page.dir, page.plus, *parent);
-        self.listings.keep(Listing { dir, plus, entries: kept, parent, end: *end, asks_more });
+        self.listings.keep(Listing { dir, plus, entries: retained, parent, end: *end, asks_more });
         *end &= !more;
     }
 
     /// Drops the lookup references of entries that are not returned to users.
     fn take_back(&mut self, entries: &[Dirent]) {
-        if self.users == Users::Tell {
-            let told = entries.iter().filter(|dirent| dirent.entry.is_some());
-            told.for_each(|dirent| self.forget(dirent.ino, 1));
+        if self.users == Users::Report {
+            let reported = entries.iter().filter(|dirent| dirent.entry.is_some());
+            reported.for_each(|dirent| self.forget(dirent.ino, 1));
         }
     }
 }
@@ -196,7 +203,7 @@ mod tests {
         cache: Cache,
         now: u64,
         /// The limits of the requests to the server.
-        asked: Vec<u32>,
+        asked_at: Vec<u32>,
     }
 
     fn list(after: u64) -> Call<'static> {
@@ -207,22 +214,22 @@ mod tests {
         fn new(count: u64) -> Self {
             let name = |number| Name::new(format!("{number}").as_bytes()).expect("a name");
             let names = (1..=count).map(|number| (10 * number, name(number))).collect();
-            Self { names, cache: Cache::new(1 << 20, Users::Tell), now: 0, asked: Vec::new() }
+            Self { names, cache: Cache::new(1 << 20, Users::Report), now: 0, asked_at: Vec::new() }
         }
 
         fn serve(&self, after: u64, limit: u32) -> Answer {
             let mut rest = self.names.range(after + 1..);
             let dirent = |(cursor, name): (&u64, &Name)| {
                 let (ino, kind) = (Ino(*cursor), FileType::Regular);
-                let (attr, cacheable, home) = (attr(ino.0, kind, *cursor), true, Home::Table);
+                let (attr, cacheable, location) = (attr(ino.0, kind, *cursor), true, Location::Table);
                 let entry = Entry {
                     attr,
                     cacheable,
                     name_leased: true,
                     attr_leased: true,
-                    alone: false,
-                    home,
-                    proof: 0,
+                    sole_holder: false,
+                    location,
+                    reclaim_token: 0,
                 };
                 Dirent { name: name.clone(), ino, kind, cursor: *cursor, entry: Some(entry) }
             };
@@ -237,12 +244,12 @@ mod tests {
             let answer =
                 self.cache.next_page(page, self.now).map(|(answer, _)| answer).unwrap_or_else(|| {
                     let limit = self.cache.entries_to_ask_for(page).unwrap_or(LIMIT);
-                    self.asked.push(limit);
+                    self.asked_at.push(limit);
                     let mut answer = self.serve(after, limit);
                     self.cache.answered(
                         &call,
                         Some(&answer),
-                        Term { asked: self.now, left: LEASE },
+                        Term { asked_at: self.now, left: LEASE },
                         self.now,
                     );
                     self.cache.hold_back(&call, &mut answer, self.now);
@@ -275,7 +282,7 @@ mod tests {
             let call = Call::Request(Request::Unlink { dir: DIR, name: dirent.name.clone(), time: None });
             drop(self.cache.sent(&call, self.now));
             self.names.remove(&dirent.cursor);
-            self.cache.answered(&call, Some(&Answer::Done), Term { asked: self.now, left: 0 }, self.now);
+            self.cache.answered(&call, Some(&Answer::Done), Term { asked_at: self.now, left: 0 }, self.now);
         }
     }
 
@@ -288,14 +295,14 @@ mod tests {
         let mut bench = Bench::new(5000);
         let all = bench.list(0, |_, _| {});
         assert_eq!(names(&all), bench.names.values().cloned().collect::<Vec<_>>());
-        assert_eq!(bench.asked, [LIMIT, 2048, 2048, 2048]);
+        assert_eq!(bench.asked_at, [LIMIT, 2048, 2048, 2048]);
         let mut bench = Bench::new(150);
         assert_eq!(bench.list(0, |_, _| {}).len(), 150);
-        assert_eq!(bench.asked, [LIMIT]);
+        assert_eq!(bench.asked_at, [LIMIT]);
     }
 
     #[test]
-    fn what_others_change_is_seen_on_the_next_page() {
+    fn next_page_shows_changes_of_others() {
         let changes: [fn(&mut Bench); 3] = [
             |bench| {
                 bench.names.remove(&9990);
@@ -324,31 +331,31 @@ mod tests {
         let mut bench = Bench::new(1000);
         bench.page(0);
         bench.page(1900);
-        let asked = bench.asked.len();
+        let asked_at = bench.asked_at.len();
         bench.cache.revoke(&Lease::Inode { ino: Ino(3900) });
         assert_eq!(bench.page(3800).0.len(), ROOM);
-        assert_eq!(bench.asked.len(), asked + 1);
+        assert_eq!(bench.asked_at.len(), asked_at + 1);
     }
 
     #[test]
-    fn who_removes_what_he_lists_is_not_told_of_it_again_and_asks_for_no_more() {
+    fn removing_while_listing_needs_no_extra_page() {
         let mut bench = Bench::new(1000);
         let all = bench.list(0, |bench, page| page.iter().for_each(|dirent| bench.unlink(dirent)));
         assert_eq!((all.len(), bench.names.len()), (1000, 0));
-        assert!(bench.asked.iter().all(|limit| *limit == LIMIT), "{:?}", bench.asked);
+        assert!(bench.asked_at.iter().all(|limit| *limit == LIMIT), "{:?}", bench.asked_at);
     }
 
     #[test]
-    fn what_callers_were_not_told_is_forgotten_when_its_lease_is_over() {
+    fn unreported_entries_are_forgotten_with_their_lease() {
         let mut bench = Bench::new(1000);
-        let mut told = Vec::new();
+        let mut reported = Vec::new();
         for after in [0, 1900, 3800] {
-            told.extend(bench.page(after).0);
+            reported.extend(bench.page(after).0);
         }
         bench.cache.expire(10 * LEASE);
         let forgotten = bench.cache.forgotten();
-        assert_eq!(forgotten.len(), 1000 - told.len());
-        told.iter().for_each(|dirent| bench.cache.forget(dirent.ino, 1));
+        assert_eq!(forgotten.len(), 1000 - reported.len());
+        reported.iter().for_each(|dirent| bench.cache.forget(dirent.ino, 1));
         let all = forgotten.into_iter().chain(bench.cache.forgotten());
         // The server has returned some entries twice.
         let lookups: u64 = all.map(|(_, lookups)| lookups).sum();

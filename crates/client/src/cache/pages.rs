@@ -46,7 +46,7 @@ impl Pages {
 impl Cache {
     /// True if the users are a kernel with a page cache.
     pub fn has_kernel(&self) -> bool {
-        self.users == Users::Tell
+        self.users == Users::Report
     }
 
     /// True if servers grant leases to this client.
@@ -55,22 +55,22 @@ impl Cache {
     }
 
     /// The epoch: counts the messages received from servers.
-    pub fn turn(&self) -> u64 {
-        self.turn
+    pub fn epoch(&self) -> u64 {
+        self.epoch
     }
 
-    pub fn next_turn(&mut self) {
-        self.turn += 1;
+    pub fn next_epoch(&mut self) {
+        self.epoch += 1;
     }
 
-    /// A kernel receives pages that it requested in epoch `asked`. Returns how long it may cache
+    /// A kernel receives pages that it requested in epoch `asked_at`. Returns how long it may cache
     /// them, in ms.
-    pub fn told_pages(&mut self, ino: Ino, asked: u64, now: u64) -> u64 {
+    pub fn note_kernel_pages(&mut self, ino: Ino, asked_at: u64, now: u64) -> u64 {
         let Some(record) = self.records.get_mut(&ino) else { return 0 };
         // Data requested before the lease began may have changed before it began.
-        if record.lease <= now + SOON_MS || record.since > asked {
+        if record.lease <= now + SOON_MS || record.since > asked_at {
             record.pages = Pages::Before(None);
-            let is_covered = record.data > now + SOON_MS && record.data_since <= asked;
+            let is_covered = record.data > now + SOON_MS && record.data_since <= asked_at;
             return if is_covered { record.data - now } else { 0 };
         }
         if record.pages == Pages::Nothing {
@@ -79,10 +79,10 @@ impl Cache {
         record.lease - now
     }
 
-    /// True if a lease covers pages that were requested in epoch `asked`.
-    pub fn covers_pages(&self, ino: Ino, asked: u64, now: u64) -> bool {
+    /// True if a lease covers pages that were requested in epoch `asked_at`.
+    pub fn covers_pages(&self, ino: Ino, asked_at: u64, now: u64) -> bool {
         let Some(record) = self.records.get(&ino) else { return false };
-        let is_covered = |until, since| until > now + SOON_MS && since <= asked;
+        let is_covered = |until, since| until > now + SOON_MS && since <= asked_at;
         is_covered(record.lease, record.since) || is_covered(record.data, record.data_since)
     }
 
@@ -90,7 +90,7 @@ impl Cache {
     pub fn data_leased(&mut self, ino: Ino, until: u64, now: u64) {
         if let Some(record) = self.records.get_mut(&ino) {
             if record.data <= now {
-                record.data_since = self.turn;
+                record.data_since = self.epoch;
             }
             record.data = record.data.max(until);
         }
@@ -114,7 +114,7 @@ impl Cache {
     }
 
     /// Handles an open: returns true if the kernel's cached pages are valid. If not, the kernel
-    /// drops them; [`Self::told_pages`] covers the next ones.
+    /// drops them; [`Self::note_kernel_pages`] covers the next ones.
     pub fn keeps_pages(&mut self, ino: Ino, now: u64) -> bool {
         let stamp = self.attr(ino, now).as_ref().map(Stamp::of);
         let Some(record) = self.records.get_mut(&ino) else { return false };

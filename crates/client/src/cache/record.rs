@@ -27,20 +27,20 @@ pub(super) struct Record {
     pub exclusive: u64,
     pub exclusive_until: u64,
     /// Number of the exclusive lease on the parent under which this client became the sole holder.
-    pub alone: u64,
+    pub sole_holder: u64,
     /// The directory of its only name, if it has only one.
-    pub alone_in: Option<Ino>,
+    pub exclusive_dir: Option<Ino>,
     /// `None` for the many inodes of which only the counts are cached.
     pub attr: Option<Box<Attr>>,
     /// When the attributes were requested: later writes to a stream of this client are not in them.
-    pub asked: u64,
+    pub asked_at: u64,
     /// The record is retained until then, even without users.
-    pub keep: u64,
+    pub keep_until: u64,
     /// The time of its entry in [`Cache::order`](super::Cache); 0: no entry.
     pub due: u64,
     /// The name under which users last saw this directory.
     pub place: Option<Box<(Ino, Name)>>,
-    pub names: HashMap<Name, Known, FxBuildHasher>,
+    pub names: HashMap<Name, KnownName, FxBuildHasher>,
     /// Names with cursors up to this one that are not in `names` do not exist. [`u64::MAX`]:
     /// complete.
     listed: Option<u64>,
@@ -48,17 +48,17 @@ pub(super) struct Record {
 
 /// The cached binding of a name.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Known {
+pub(super) struct KnownName {
     /// `None`: unknown whether the name exists.
     pub binding: Option<Binding>,
     pub until: u64,
 }
 
-impl Known {
+impl KnownName {
     pub const LAPSED: Self = Self { binding: None, until: 0 };
     /// Absent by the directory's lease, and reported to users, who are not notified when that lease
     /// ends.
-    pub const TOLD_ABSENT: Self = Self { binding: Some(Binding::Absent), until: 0 };
+    pub const REPORTED_ABSENT: Self = Self { binding: Some(Binding::Absent), until: 0 };
 
     pub fn at(&self, now: u64) -> Option<Binding> {
         self.binding.filter(|_| self.until > now)
@@ -69,7 +69,7 @@ impl Record {
     /// Everyone who can reach this directory may search it, so its names may be cached for all
     /// callers.
     pub fn is_searchable_by_all(&self) -> bool {
-        self.attr.as_ref().is_some_and(|attr| attr.bare && attr.perm & mode::ANY_EXEC == mode::ANY_EXEC)
+        self.attr.as_ref().is_some_and(|attr| attr.no_xattrs && attr.perm & mode::ANY_EXEC == mode::ANY_EXEC)
     }
 
     /// The listing is complete: a name that is not in `names` does not exist.

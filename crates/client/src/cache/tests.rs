@@ -3,7 +3,7 @@ use alloc::format;
 use alloc::string::String;
 use alloc::vec;
 
-use espalier_proto::{Home, NewNode, SetAttr, Time};
+use espalier_proto::{Location, NewNode, SetAttr, Time};
 
 use super::*;
 
@@ -15,7 +15,7 @@ pub(super) fn attr(ino: u64, kind: FileType, size: u64) -> Attr {
     let (perm, nlink, uid, gid, rdev, blocks) = (0o644, 1, 0, 0, 0, 0);
     let (atime, mtime, ctime, btime) = (time, time, time, time);
     let flags = espalier_proto::InodeFlags::empty();
-    let (streamed, bare) = (false, true);
+    let (streamed, no_xattrs) = (false, true);
     Attr {
         ino,
         kind,
@@ -31,7 +31,7 @@ pub(super) fn attr(ino: u64, kind: FileType, size: u64) -> Attr {
         ctime,
         btime,
         streamed,
-        bare,
+        no_xattrs,
         flags,
     }
 }
@@ -43,9 +43,9 @@ fn entry(ino: u64, size: u64) -> Answer {
         cacheable: true,
         name_leased: true,
         attr_leased: true,
-        alone: false,
-        home: Home::Table,
-        proof: 0,
+        sole_holder: false,
+        location: Location::Table,
+        reclaim_token: 0,
     })
 }
 
@@ -62,7 +62,7 @@ fn file(ino: u64) -> Option<Binding> {
 }
 
 fn answered(cache: &mut Cache, call: &Call<'_>, answer: Option<&Answer>, left: u64, now: u64) {
-    cache.answered(call, answer, Term { asked: now, left }, now);
+    cache.answered(call, answer, Term { asked_at: now, left }, now);
 }
 
 /// A cache with a lease on the directory.
@@ -74,7 +74,7 @@ fn cache(capacity: usize, lease: u64) -> Cache {
 }
 
 #[test]
-fn what_is_told_is_known_for_the_time_of_its_lease() {
+fn reply_is_cached_for_its_lease() {
     let mut cache = cache(10, 100);
     answered(&mut cache, &lookup("a"), Some(&entry(7, 1)), 50, 10);
     answered(&mut cache, &lookup("b"), Some(&Answer::Absent { cacheable: true }), 50, 10);
@@ -158,7 +158,7 @@ fn it_never_knows_more_than_a_model_and_stays_within_its_bounds() {
     let mut names: BTreeMap<Name, (Binding, u64)> = BTreeMap::new();
     let mut attrs: BTreeMap<Ino, u64> = BTreeMap::new();
     let mut leases: BTreeMap<Ino, u64> = BTreeMap::new();
-    let (mut dir_until, mut now, mut told, mut forgotten) = (0, 0, 0, 0);
+    let (mut dir_until, mut now, mut reported, mut forgotten) = (0, 0, 0, 0);
     let mut hits = 0;
     for step in 0..50_000 {
         now += random.u64(0..20);
@@ -169,7 +169,7 @@ fn it_never_knows_more_than_a_model_and_stays_within_its_bounds() {
             0..5 => {
                 let subject = Call::Request(Request::Lookup { dir: DIR, name: text.clone() });
                 answered(&mut cache, &subject, Some(&entry(ino, step)), lease, now);
-                told += 1;
+                reported += 1;
                 if lease > 0 {
                     names.insert(text, (Binding::Inode(Ino(ino), FileType::Regular), now + lease));
                     attrs.insert(Ino(ino), step);
@@ -237,7 +237,7 @@ fn it_never_knows_more_than_a_model_and_stays_within_its_bounds() {
         }
         forgotten += cache.forgotten().iter().map(|(_, lookups)| lookups).sum::<u64>();
         let held: u64 = cache.records.values().map(|record| record.lookups).sum();
-        assert_eq!(told, held + forgotten, "step {step}");
+        assert_eq!(reported, held + forgotten, "step {step}");
         assert!(cache.records.len() <= capacity && cache.order.len() == cache.records.len());
         assert_eq!(cache.names, cache.records.values().map(|record| record.names.len()).sum::<usize>());
         assert!(cache.names <= capacity);
@@ -252,9 +252,9 @@ fn made(ino: u64, kind: FileType) -> Answer {
         cacheable: true,
         name_leased: true,
         attr_leased: true,
-        alone: false,
-        home: Home::Table,
-        proof: 0,
+        sole_holder: false,
+        location: Location::Table,
+        reclaim_token: 0,
     })
 }
 
@@ -268,13 +268,13 @@ fn create(dir: Ino, text: &str, node: NewNode) -> Call<'static> {
         umask: 0,
         open,
         exclusive: true,
-        early: None,
+        writeback: None,
     })
 }
 
 /// A cache with directory 7, which was just created.
 fn with_new_directory(capacity: usize) -> Cache {
-    let mut cache = Cache::new(capacity, Users::Tell);
+    let mut cache = Cache::new(capacity, Users::Report);
     let make = create(Ino::ROOT, "dir", NewNode::Directory);
     answered(&mut cache, &make, Some(&made(7, FileType::Directory)), 100, 0);
     cache
@@ -283,7 +283,7 @@ fn with_new_directory(capacity: usize) -> Cache {
 const NEW: Ino = Ino(7);
 
 #[test]
-fn who_has_made_a_directory_knows_what_is_not_in_it() {
+fn creator_knows_directory_is_empty() {
     let mut cache = with_new_directory(10);
     assert_eq!(cache.name(NEW, &name("a"), 0), Some(Binding::Absent));
     // Users may not cache this, since they are not notified when it ends; the next lookup gets a
@@ -316,7 +316,7 @@ fn who_has_made_a_directory_knows_what_is_not_in_it() {
 /// it.
 #[test]
 fn a_new_directory_is_not_known_by_another_answers_lease() {
-    let mut cache = Cache::new(10, Users::Tell);
+    let mut cache = Cache::new(10, Users::Report);
     let find = Call::Request(Request::Lookup { dir: Ino::ROOT, name: name("dir") });
     let Answer::Entry(mut found) = made(7, FileType::Directory) else { panic!() };
     found.attr.size = 1;
@@ -331,25 +331,26 @@ fn a_new_directory_is_not_known_by_another_answers_lease() {
 fn a_name_at_another_rank_is_known_as_long_as_nothing_of_it_is_revoked() {
     const FAR: Ino = Ino(1 << 48 | 7);
     let make = create(DIR, "far", NewNode::Directory);
-    let sighting = Sighting { dir: DIR, ino: FAR, kind: FileType::Directory, cacheable: true, leased: true };
+    let remote_entry =
+        RemoteEntry { dir: DIR, ino: FAR, kind: FileType::Directory, cacheable: true, leased: true };
     let far = Binding::Inode(FAR, FileType::Directory);
     let mut cache = cache(10, 100);
     drop(cache.sent(&make, 10));
-    cache.sighted(&make, &sighting, 100, 0);
+    cache.remote_found(&make, &remote_entry, 100, 0);
     assert_eq!(cache.name(DIR, &name("far"), 0), Some(far));
     // The second reply arrives after a revocation of the name.
     cache.revoke(&Lease::Name { dir: DIR, name: name("far") });
-    cache.found(&make, Some(&made(FAR.0, FileType::Directory)), Term { asked: 0, left: 100 }, 0);
+    cache.found(&make, Some(&made(FAR.0, FileType::Directory)), Term { asked_at: 0, left: 100 }, 0);
     assert_eq!(cache.name(DIR, &name("far"), 0), None);
     assert_eq!(cache.name(FAR, &name("a"), 0), Some(Binding::Absent), "the directory is empty");
 
-    cache.sighted(&make, &sighting, 60, 0);
+    cache.remote_found(&make, &remote_entry, 60, 0);
     cache.distrust_rank(Rank(1));
     assert_eq!((cache.name(DIR, &name("far"), 0), cache.attr(FAR, 0)), (Some(far), None));
     assert!(cache.look_up(DIR, &name("far"), 0).is_none(), "the inode is not cached");
-    let known = Sighting { cacheable: false, ..sighting };
-    assert_eq!(cache.sighting(DIR, &name("far"), 10), Some((known, 50)));
-    assert_eq!(cache.sighting(DIR, &name("far"), 60), None);
+    let known = RemoteEntry { cacheable: false, ..remote_entry };
+    assert_eq!(cache.remote_entry(DIR, &name("far"), 10), Some((known, 50)));
+    assert_eq!(cache.remote_entry(DIR, &name("far"), 60), None);
     cache.distrust_rank(Rank(0));
     assert_eq!(cache.name(DIR, &name("far"), 0), None);
 }
@@ -358,14 +359,15 @@ fn a_name_at_another_rank_is_known_as_long_as_nothing_of_it_is_revoked() {
 fn a_name_at_another_rank_is_not_answered_while_an_own_call_may_remove_it() {
     const FAR: Ino = Ino(1 << 48 | 7);
     let look = lookup("far");
-    let sighting = Sighting { dir: DIR, ino: FAR, kind: FileType::Directory, cacheable: true, leased: true };
+    let remote_entry =
+        RemoteEntry { dir: DIR, ino: FAR, kind: FileType::Directory, cacheable: true, leased: true };
     let mut cache = cache(10, 100);
     // Another call returns the name while it is being removed.
     let changes = cache.sent(&Call::Request(Request::RmDir { dir: DIR, name: name("far"), time: None }), 10);
-    cache.sighted(&look, &sighting, 100, 10);
-    assert_eq!(cache.sighting(DIR, &name("far"), 20), None);
+    cache.remote_found(&look, &remote_entry, 100, 10);
+    assert_eq!(cache.remote_entry(DIR, &name("far"), 20), None);
     drop(changes);
-    assert!(cache.sighting(DIR, &name("far"), 20).is_some());
+    assert!(cache.remote_entry(DIR, &name("far"), 20).is_some());
 }
 
 #[test]
@@ -409,7 +411,7 @@ fn a_directory_is_known_when_it_has_been_listed_to_its_end_without_a_break() {
 }
 
 #[test]
-fn what_a_change_tells_takes_the_place_of_what_was_known() {
+fn change_reply_replaces_cached_state() {
     let mut cache = with_new_directory(10);
     let attrs = |size, nlink| {
         let attr = Attr { nlink, ..attr(NEW.0, FileType::Directory, size) };
@@ -430,9 +432,9 @@ fn what_a_change_tells_takes_the_place_of_what_was_known() {
 }
 
 #[test]
-fn what_users_know_is_not_forgotten_and_what_they_forget_is_kept_for_its_lease() {
+fn inodes_known_to_users_stay_and_forgotten_ones_last_their_lease() {
     let mut cache = cache(10, 100);
-    cache.users = Users::Tell;
+    cache.users = Users::Report;
     answered(&mut cache, &lookup("a"), Some(&entry(7, 1)), 50, 0);
     assert!(cache.look_up(DIR, &name("a"), 10).is_some());
     cache.forget(Ino(7), 2);
@@ -451,16 +453,16 @@ fn what_users_know_is_not_forgotten_and_what_they_forget_is_kept_for_its_lease()
 }
 
 #[test]
-fn what_own_calls_under_way_may_change_is_not_answered() {
+fn cache_does_not_answer_what_pending_calls_may_change() {
     let mut cache = cache(10, 100);
     let ask = |ino| Call::Request(Request::GetAttr { ino: Ino(ino) });
-    let told = |ino| Answer::Attr(attr(ino, FileType::Regular, 1));
+    let reported = |ino| Answer::Attr(attr(ino, FileType::Regular, 1));
     answered(&mut cache, &lookup("a"), Some(&entry(7, 1)), 50, 10);
-    answered(&mut cache, &ask(8), Some(&told(8)), 50, 10);
+    answered(&mut cache, &ask(8), Some(&reported(8)), 50, 10);
     let unlink = |text| Call::Request(Request::Unlink { dir: DIR, name: name(text), time: None });
     let changes = cache.sent(&unlink("a"), 10);
     // It was requested before the change, and the reply arrives afterwards.
-    answered(&mut cache, &ask(7), Some(&told(7)), 50, 10);
+    answered(&mut cache, &ask(7), Some(&reported(7)), 50, 10);
     assert!(cache.get_attr(Ino(7), 10).is_none() && cache.get_attr(Ino(8), 10).is_some());
     drop(changes);
     assert!(cache.get_attr(Ino(7), 10).is_some());
@@ -473,27 +475,27 @@ fn what_own_calls_under_way_may_change_is_not_answered() {
 
 /// Server replies about a stream may predate this client's writes, which the server does not see.
 #[test]
-fn of_a_stream_only_what_was_asked_after_the_last_write_is_believed() {
+fn stream_attributes_are_trusted_only_after_last_write() {
     let mut cache = cache(10, 1_000);
     let ask = Call::Request(Request::GetAttr { ino: Ino(7) });
     let streamed = |size| Answer::Attr(Attr { streamed: true, ..attr(7, FileType::Regular, size) });
-    let told = |cache: &mut Cache, size: u64, asked: u64, now: u64| {
-        cache.answered(&ask, Some(&streamed(size)), Term { asked, left: 500 }, now);
-        assert!(cache.is_bare(Ino(7), now), "independent of its contents");
+    let reported = |cache: &mut Cache, size: u64, asked_at: u64, now: u64| {
+        cache.answered(&ask, Some(&streamed(size)), Term { asked_at, left: 500 }, now);
+        assert!(cache.has_no_xattrs(Ino(7), now), "independent of its contents");
         cache.attr(Ino(7), now).map(|attr| attr.size)
     };
-    assert_eq!(told(&mut cache, 1, 10, 20), Some(1));
+    assert_eq!(reported(&mut cache, 1, 10, 20), Some(1));
     cache.opened_to_write(Ino(7));
     assert_eq!(cache.attr(Ino(7), 30), None);
-    assert_eq!(told(&mut cache, 2, 30, 40), None);
+    assert_eq!(reported(&mut cache, 2, 30, 40), None);
     cache.closed(Ino(7), 50);
     assert!(cache.get_attr(Ino(7), 60).is_none());
-    for asked in [40, 50] {
-        assert_eq!(told(&mut cache, 2, asked, 60), None);
+    for asked_at in [40, 50] {
+        assert_eq!(reported(&mut cache, 2, asked_at, 60), None);
     }
-    assert_eq!(told(&mut cache, 3, 51, 60), Some(3));
+    assert_eq!(reported(&mut cache, 3, 51, 60), Some(3));
     // The same holds after the time of the close is forgotten.
     cache.expire(20_000);
-    assert_eq!(told(&mut cache, 2, 50, 20_000), None);
-    assert_eq!(told(&mut cache, 3, 51, 20_000), Some(3));
+    assert_eq!(reported(&mut cache, 2, 50, 20_000), None);
+    assert_eq!(reported(&mut cache, 3, 51, 20_000), Some(3));
 }

@@ -34,9 +34,12 @@ impl Writing {
         }
     }
 
-    /// True if attributes requested at `asked` include all of this client's writes to the file.
-    pub fn allows(&self, ino: Ino, asked: u64) -> bool {
-        self.files.get(&ino).map_or(Some(self.closed), |closed| *closed).is_some_and(|closed| asked > closed)
+    /// True if attributes requested at `asked_at` include all of this client's writes to the file.
+    pub fn allows(&self, ino: Ino, asked_at: u64) -> bool {
+        self.files
+            .get(&ino)
+            .map_or(Some(self.closed), |closed| *closed)
+            .is_some_and(|closed| asked_at > closed)
     }
 
     pub fn expire(&mut self, now: u64) {

@@ -7,9 +7,9 @@ use core::mem::take;
 
 use espalier_proto::{Errno, Ino, Reply, Request};
 
-use super::course::Course;
-use super::end::Parked;
-use super::{Sessions, Told};
+use super::call_state::CallState;
+use super::server_session::PendingCall;
+use super::{Actions, Sessions};
 use crate::{Answer, Call, Next};
 
 /// Kernels fill their cache in whole pages.
@@ -23,8 +23,8 @@ pub(super) enum DataLease {
     #[default]
     Nothing,
     /// A lease has been requested this many times: unanswered, or answered.
-    Asking(u32),
-    Asked(u32),
+    DataCalls(u32),
+    IncomingCall(u32),
     /// The call's answer, which waits for the announcement, and the epoch in which the announcement
     /// began.
     Announcing(Box<Result<Answer, Errno>>, u64),
@@ -33,18 +33,19 @@ pub(super) enum DataLease {
 
 impl<T> Sessions<T> {
     /// The file that the call reads into a page cache, if no lease covers the read.
-    fn uncovered(&self, now: u64, call: &Call<'_>, asked: u64) -> Option<Ino> {
+    fn uncovered(&self, now: u64, call: &Call<'_>, incoming: u64) -> Option<Ino> {
         let Call::Read { ino, offset, size, .. } = *call else { return None };
-        let is_kept = self.cache.has_kernel()
+        let is_retained = self.cache.has_kernel()
             && self.cache.has_leases()
             && offset.is_multiple_of(PAGE_BYTES)
             && u64::from(size).is_multiple_of(PAGE_BYTES);
-        (is_kept && !self.cache.is_early(ino) && !self.cache.covers_pages(ino, asked, now)).then_some(ino)
+        (is_retained && !self.cache.has_pending(ino) && !self.cache.covers_pages(ino, incoming, now))
+            .then_some(ino)
     }
 
     /// Requests a lease before a cached read of a stream, whose data comes without a lease.
     pub(super) fn lease_first(&self, now: u64, call: &Call<'_>) -> Option<Next> {
-        let ino = self.uncovered(now, call, self.cache.turn())?;
+        let ino = self.uncovered(now, call, self.cache.epoch())?;
         self.client.is_streamed(ino).then_some(Next::Ask(Request::LeaseData { ino }))
     }
 
@@ -54,33 +55,34 @@ impl<T> Sessions<T> {
         &self,
         now: u64,
         call: &Call<'_>,
-        course: &mut Course,
+        call_state: &mut CallState,
         next: Next,
         leased: bool,
     ) -> Next {
-        let tries = match course.data {
-            DataLease::Asked(tries) => tries,
+        let tries = match call_state.data {
+            DataLease::IncomingCall(tries) => tries,
             _ => 0,
         };
         let result = match next {
             Next::Ask(Request::LeaseData { .. }) => {
-                course.data = DataLease::Asking(tries + 1);
+                call_state.data = DataLease::DataCalls(tries + 1);
                 return next;
             }
             Next::Answer(result) => result,
             next => return next,
         };
         if let (Ok(Answer::Bytes(_)), true) = (&result, tries < TRIES)
-            && let Some(ino) = self.uncovered(now, call, if leased { self.cache.turn() } else { course.turn })
+            && let Some(ino) =
+                self.uncovered(now, call, if leased { self.cache.epoch() } else { call_state.epoch })
         {
-            course.data = DataLease::Asking(tries + 1);
+            call_state.data = DataLease::DataCalls(tries + 1);
             return Next::Ask(Request::LeaseData { ino });
         }
-        if let DataLease::Nothing = course.data
+        if let DataLease::Nothing = call_state.data
             && let Some(ino) = call.changed(&result)
             && self.must_announce(now, call, ino, result.is_ok())
         {
-            course.data = DataLease::Announcing(Box::new(result), self.cache.turn());
+            call_state.data = DataLease::Announcing(Box::new(result), self.cache.epoch());
             return Next::Ask(Request::Announce(ino));
         }
         Next::Answer(result)
@@ -90,46 +92,46 @@ impl<T> Sessions<T> {
     /// the bytes.
     fn must_announce(&self, now: u64, call: &Call<'_>, ino: Ino, is_done: bool) -> bool {
         let is_by_name = matches!(call, Call::Request(Request::SetAttr { .. })) && !self.client.is_open(ino);
-        let is_alone = self.cache.alone_dir(ino).is_some_and(|(_, until)| until > now);
-        self.client.announces(ino) || is_by_name && is_done && !is_alone
+        let is_sole_holder = self.cache.sole_holder_dir(ino).is_some_and(|(_, until)| until > now);
+        self.client.announces(ino) || is_by_name && is_done && !is_sole_holder
     }
 
     /// Continues with the reply to a request of [`Self::before_answer`]; returns the call if it has
     /// made none.
-    pub(super) fn go_on_with_data(
+    pub(super) fn resume_with_data(
         &mut self,
         now: u64,
-        parked: Parked<T>,
+        pending: PendingCall<T>,
         result: &Result<Reply, Errno>,
         lease: u64,
-        told: &mut Told<T>,
-    ) -> Option<Parked<T>> {
-        if !matches!(parked.course.data, DataLease::Asking(_) | DataLease::Announcing(..)) {
-            return Some(parked);
+        actions: &mut Actions<T>,
+    ) -> Option<PendingCall<T>> {
+        if !matches!(pending.call_state.data, DataLease::DataCalls(_) | DataLease::Announcing(..)) {
+            return Some(pending);
         }
-        let (asked, mut course) = parked.into_asked();
-        let next = match take(&mut course.data) {
+        let (incoming, mut call_state) = pending.into_incoming();
+        let next = match take(&mut call_state.data) {
             DataLease::Announcing(answer, since) => {
-                if let (Ok(Reply::Announced(again)), Some(ino)) = (result, asked.call.changed(&answer)) {
+                if let (Ok(Reply::Announced(again)), Some(ino)) = (result, incoming.call.changed(&answer)) {
                     self.client.announced(ino, *again, since);
                 }
-                course.data = DataLease::Announced;
+                call_state.data = DataLease::Announced;
                 Next::Answer(*answer)
             }
-            DataLease::Asking(tries) => {
-                course.data = DataLease::Asked(tries);
-                if let (Call::Read { ino, .. }, Ok(_), 1..) = (&asked.call, result, lease) {
+            DataLease::DataCalls(tries) => {
+                call_state.data = DataLease::IncomingCall(tries);
+                if let (Call::Read { ino, .. }, Ok(_), 1..) = (&incoming.call, result, lease) {
                     self.cache.data_leased(*ino, now.saturating_add(lease), now);
                 }
-                course.turn = self.cache.turn();
+                call_state.epoch = self.cache.epoch();
                 match result {
                     Err(Errno::EINTR) => Next::Answer(Err(Errno::EINTR)),
-                    _ => self.client.start(&asked.call),
+                    _ => self.client.start(&incoming.call),
                 }
             }
             _ => return None,
         };
-        self.advance(now, (asked, course), next, 0, told);
+        self.advance(now, (incoming, call_state), next, 0, actions);
         None
     }
 }

@@ -79,10 +79,10 @@ impl Own {
                     None => Make { ino, opened, stage: Stage::Name }.give_name(call),
                 }
             }
-            Ok(Reply::Unmeasured(told, delegation)) => match &*told {
+            Ok(Reply::Unmeasured(actions, delegation)) => match &*actions {
                 Reply::Attr(attr) | Reply::Entry(Entry { attr, .. }) => {
                     let work = Work::Measure(*attr);
-                    Step::Data(Self::Measure(*told), Arc::from(delegation), work)
+                    Step::Data(Self::Measure(*actions), Arc::from(delegation), work)
                 }
                 Reply::Created(entry, opened) => {
                     // A file that a power failure loses was never written to, so its loss is
@@ -102,18 +102,18 @@ impl Own {
     }
 
     /// The next step, from the result of the last one.
-    pub fn go_on(self, call: &Call<'_>, result: Result<Reply, Errno>) -> Step {
+    pub fn advance(self, call: &Call<'_>, result: Result<Reply, Errno>) -> Step {
         match (self, result) {
-            (Self::Make(make), result) => make.go_on(call, result),
+            (Self::Make(make), result) => make.advance(call, result),
             // The server may have measured the file itself meanwhile.
-            (Self::Measure(told) | Self::Remeasure(told), Ok(Reply::Attr(attr))) => match told {
+            (Self::Measure(actions) | Self::Remeasure(actions), Ok(Reply::Attr(attr))) => match actions {
                 Reply::Entry(entry) => Step::Over(Ok(Reply::Entry(Entry { attr, ..entry })), Left::Nothing),
                 _ => Step::Over(Ok(Reply::Attr(attr)), Left::Nothing),
             },
-            (Self::Remeasure(told), Ok(Reply::Unmeasured(_, delegation))) => match attr_of(&told) {
+            (Self::Remeasure(actions), Ok(Reply::Unmeasured(_, delegation))) => match attr_of(&actions) {
                 Some(attr) => {
                     let work = Work::Measure(*attr);
-                    Step::Data(Self::Measure(told), Arc::from(delegation), work)
+                    Step::Data(Self::Measure(actions), Arc::from(delegation), work)
                 }
                 None => Step::Over(Err(Errno::EIO), Left::Nothing),
             },
@@ -139,8 +139,8 @@ impl Own {
             Self::Measure(Reply::Entry(entry)) if matches!(call, Call::Request(Request::Lookup { .. })) => {
                 Step::Anew(Left::Lookup(entry.attr.ino))
             }
-            Self::Measure(told) => match attr_of(&told).map(|attr| attr.ino) {
-                Some(ino) => Step::Ask(Self::Remeasure(told), Request::GetAttr { ino }),
+            Self::Measure(actions) => match attr_of(&actions).map(|attr| attr.ino) {
+                Some(ino) => Step::Ask(Self::Remeasure(actions), Request::GetAttr { ino }),
                 None => Step::Over(Err(Errno::EIO), Left::Nothing),
             },
             // The datafile may still be created.
@@ -206,7 +206,7 @@ impl Make {
         Step::Over(Err(errno), Own::Make(self).left())
     }
 
-    fn go_on(self, call: &Call<'_>, result: Result<Reply, Errno>) -> Step {
+    fn advance(self, call: &Call<'_>, result: Result<Reply, Errno>) -> Step {
         let Self { ino, opened, .. } = self;
         match (self.stage, result) {
             (Stage::Renewing, Ok(Reply::Delegated(Some(given)))) => Self::make_datafiles(ino, opened, *given),

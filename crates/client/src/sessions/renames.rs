@@ -9,9 +9,9 @@ use alloc::vec::Vec;
 
 use espalier_proto::{Entry, Errno, Ino, Lease, Name, RenameFlags, Reply, Request};
 
-use super::end::Parked;
 use super::own::Left;
-use super::{ForDoor, Sessions, Told};
+use super::server_session::PendingCall;
+use super::{Actions, FrontendEvent, Sessions};
 use crate::{Answer, Call};
 
 /// Progress of the lookups that confirm a rename.
@@ -62,15 +62,15 @@ impl<T> Sessions<T> {
     pub(super) fn confirm(
         &mut self,
         now: u64,
-        mut parked: Parked<T>,
+        mut pending: PendingCall<T>,
         result: Result<Reply, Errno>,
         lease: u64,
-        told: &mut Told<T>,
-    ) -> Option<(Parked<T>, Result<Reply, Errno>, u64)> {
-        if !matches!(parked.call, Call::Request(Request::Rename { .. })) {
-            return Some((parked, result, lease));
+        actions: &mut Actions<T>,
+    ) -> Option<(PendingCall<T>, Result<Reply, Errno>, u64)> {
+        if !matches!(pending.call, Call::Request(Request::Rename { .. })) {
+            return Some((pending, result, lease));
         }
-        let confirmation = &mut parked.course.confirmation;
+        let confirmation = &mut pending.call_state.confirmation;
         if let Some(moved) = confirmation.current.take() {
             let result = match result {
                 Ok(Reply::Unmeasured(entry, _)) => Ok(*entry),
@@ -83,29 +83,29 @@ impl<T> Sessions<T> {
                 self.give_back(Left::Lookup(entry.attr.ino));
             }
             if !is_confirmed {
-                told.door.push(ForDoor::DistrustNames);
-                return Some((parked, Ok(Reply::Done), 0));
+                actions.frontend.push(FrontendEvent::DistrustNames);
+                return Some((pending, Ok(Reply::Done), 0));
             }
         } else if result.is_err() || lease > 0 {
             if confirmation.is_doubtful() && result.is_err() {
-                told.door.push(ForDoor::DistrustNames);
+                actions.frontend.push(FrontendEvent::DistrustNames);
             }
-            return Some((parked, result, lease));
+            return Some((pending, result, lease));
         }
-        let confirmation = &mut parked.course.confirmation;
+        let confirmation = &mut pending.call_state.confirmation;
         let Some(moved) = confirmation.names.pop() else {
             let left = confirmation.until.map_or(0, |until| until.saturating_sub(now));
-            return Some((parked, Ok(Reply::Done), left));
+            return Some((pending, Ok(Reply::Done), left));
         };
         let lookup = Request::Lookup { dir: moved.dir, name: moved.name.clone() };
         confirmation.current = Some(moved);
-        let caller = parked.caller.clone();
+        let caller = pending.caller.clone();
         let Some(end) = self.end(lookup.rank()) else {
-            told.door.push(ForDoor::DistrustNames);
-            return Some((parked, Ok(Reply::Done), 0));
+            actions.frontend.push(FrontendEvent::DistrustNames);
+            return Some((pending, Ok(Reply::Done), 0));
         };
         let id = end.ask(caller, lookup);
-        end.parked.insert(id, Parked { sent: now, ..parked });
+        end.pending.insert(id, PendingCall { sent: now, ..pending });
         None
     }
 
@@ -113,10 +113,10 @@ impl<T> Sessions<T> {
     pub(super) fn abandon(
         confirmation: &Confirmation,
         errno: Errno,
-        told: &mut Told<T>,
+        actions: &mut Actions<T>,
     ) -> Result<Answer, Errno> {
         if confirmation.is_doubtful() {
-            told.door.push(ForDoor::DistrustNames);
+            actions.frontend.push(FrontendEvent::DistrustNames);
         }
         // The rename has been executed; only the lookup is unanswered.
         if confirmation.current.is_some() { Ok(Answer::Done) } else { Err(errno) }
@@ -127,12 +127,12 @@ impl<T> Sessions<T> {
     /// kernel holds the directory's lock meanwhile.
     pub(super) fn is_renamed_to(&mut self, lease: &Lease) -> bool {
         let Lease::Name { dir, name } = lease else { return false };
-        let mut pending = self.ends.values_mut().flat_map(|end| end.parked.values_mut());
-        let renamed = pending.find(|parked| {
-            matches!(&parked.call, Call::Request(Request::Rename { from_dir, to_dir, to, .. })
+        let mut pending = self.server_sessions.values_mut().flat_map(|end| end.pending.values_mut());
+        let renamed = pending.find(|pending| {
+            matches!(&pending.call, Call::Request(Request::Rename { from_dir, to_dir, to, .. })
                 if from_dir.rank() != to_dir.rank() && (to_dir, to) == (dir, name))
         });
-        renamed.map(|parked| parked.course.confirmation.revoked = true).is_some()
+        renamed.map(|pending| pending.call_state.confirmation.revoked = true).is_some()
     }
 }
 
@@ -140,7 +140,7 @@ impl<T> Sessions<T> {
 fn leased_inode(result: &Result<Reply, Errno>) -> Option<Ino> {
     match result.as_ref().ok()? {
         Reply::Entry(Entry { attr, name_leased: true, .. }) => Some(attr.ino),
-        Reply::Elsewhere { ino, name_leased: true, .. } => Some(*ino),
+        Reply::Remote { ino, name_leased: true, .. } => Some(*ino),
         _ => None,
     }
 }

@@ -24,7 +24,7 @@ pub(super) fn certainly_may(attr: &Attr, caller: &Caller, access: Access, as_sai
         _ => allows(3) && allows(0),
     };
     let is_free = attr.flags.is_empty() || !access.contains(Access::WRITE);
-    attr.bare && by_class && is_free
+    attr.no_xattrs && by_class && is_free
 }
 
 #[cfg(test)]
@@ -40,7 +40,7 @@ mod tests {
             let attr = new_inode(Ino(1), FileType::Regular, (perm, uid, gid), Time::new(0, 0));
             let caller = Caller { uid: caller.0, gid: caller.1, pid: 1, groups: None };
             let certainly = certainly_may(&attr, &caller, Access::READ, as_said);
-            assert!(!certainly_may(&Attr { bare: false, ..attr }, &caller, Access::READ, as_said));
+            assert!(!certainly_may(&Attr { no_xattrs: false, ..attr }, &caller, Access::READ, as_said));
             let immutable = Attr { flags: InodeFlags::IMMUTABLE, perm: 0o777, ..attr };
             assert!(!certainly_may(&immutable, &caller, Access::WRITE, as_said));
             certainly

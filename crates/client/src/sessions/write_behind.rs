@@ -11,9 +11,9 @@ use core::ops::Range;
 use bytes::Bytes;
 use espalier_proto::{Caller, END, Errno, Ino, Rank};
 
-use super::course::Course;
-use super::early::{Change, What};
-use super::{Asked, Sessions, Told, Waiter};
+use super::call_state::CallState;
+use super::writeback::{Change, ChangeKind};
+use super::{Actions, IncomingCall, Sessions, Waiter};
 use crate::{Answer, Call, Next, Payload};
 
 /// Maximum number of pending writes: enough to keep servers busy until the next ones arrive.
@@ -60,7 +60,7 @@ struct File {
 struct Gathered {
     number: u64,
     caller: Caller,
-    course: Course,
+    call_state: CallState,
     bytes: usize,
     /// By offset.
     pieces: BTreeMap<u64, Bytes>,
@@ -175,25 +175,25 @@ impl WriteBehind {
 impl<T> Sessions<T> {
     /// The file's directory and the byte range, if the call is a write that is eligible for
     /// write-behind.
-    fn may_be_behind(&self, now: u64, call: &Call<'_>) -> Option<(Ino, Range<u64>)> {
+    fn may_write_behind(&self, now: u64, call: &Call<'_>) -> Option<(Ino, Range<u64>)> {
         let Call::Write { ino, offset, data, kill_suid_gid: false } = call else { return None };
         let end = offset.checked_add(data.len() as u64).filter(|_| *offset != END && !data.is_empty())?;
         // An announcement must precede the answer to the caller.
-        let is_wanted = self.tells_early && self.client.is_streamed(*ino) && !self.client.announces(*ino);
-        let (dir, _) = self.cache.alone_dir(*ino).filter(|(_, until)| is_wanted && *until > now)?;
-        let is_ready = self.ends.get(&ino.rank())?.link.is_ready();
+        let is_wanted = self.uses_writeback && self.client.is_streamed(*ino) && !self.client.announces(*ino);
+        let (dir, _) = self.cache.sole_holder_dir(*ino).filter(|(_, until)| is_wanted && *until > now)?;
+        let is_ready = self.server_sessions.get(&ino.rank())?.link.is_ready();
         // Other pending operations on the file come first.
-        let is_plain = !self.cache.is_early(*ino) || self.early.behind.is_any_of(*ino);
-        let waits = self.behind.is_any_about(*ino) || self.early.has_failed(*ino);
+        let is_plain = !self.cache.has_pending(*ino) || self.writeback.write_behind.is_any_of(*ino);
+        let waits = self.blocked.is_any_about(*ino) || self.writeback.has_failed(*ino);
         (is_ready && is_plain && !waits).then_some((dir, *offset..end))
     }
 
-    /// As [`Self::waits_for_room`], for writes to streams. A write without others pending does not
-    /// wait, however long it is.
-    pub(super) fn waits_for_room_behind(&self, now: u64, call: &Call<'_>) -> bool {
-        let behind = &self.early.behind;
-        let is_full = |(_, bytes): (Ino, Range<u64>)| !behind.has_room(bytes.end - bytes.start);
-        behind.count() > 0 && self.may_be_behind(now, call).is_some_and(is_full)
+    /// As [`Self::waits_for_writeback_room`], for writes to streams. A write without others pending
+    /// does not wait, however long it is.
+    pub(super) fn waits_for_write_behind_room(&self, now: u64, call: &Call<'_>) -> bool {
+        let write_behind = &self.writeback.write_behind;
+        let is_full = |(_, bytes): (Ino, Range<u64>)| !write_behind.has_room(bytes.end - bytes.start);
+        write_behind.count() > 0 && self.may_write_behind(now, call).is_some_and(is_full)
     }
 
     /// Acknowledges a write before the data servers execute it, if it is eligible; otherwise
@@ -201,57 +201,63 @@ impl<T> Sessions<T> {
     pub(super) fn write_behind(
         &mut self,
         now: u64,
-        asked: Asked<'static, Waiter<T>>,
-        told: &mut Told<T>,
-    ) -> Option<Asked<'static, Waiter<T>>> {
-        if let Call::Write { ino, .. } = asked.call
-            && self.tells_early
+        incoming: IncomingCall<'static, Waiter<T>>,
+        actions: &mut Actions<T>,
+    ) -> Option<IncomingCall<'static, Waiter<T>>> {
+        if let Call::Write { ino, .. } = incoming.call
+            && self.uses_writeback
             && self.client.is_streamed(ino)
         {
-            self.keep_alone(now, ino);
+            self.renew_exclusive(now, ino);
         }
-        let Some((dir, bytes)) = self.may_be_behind(now, &asked.call) else { return Some(asked) };
-        let Call::Write { ino, ref data, .. } = asked.call else { return Some(asked) };
+        let Some((dir, bytes)) = self.may_write_behind(now, &incoming.call) else { return Some(incoming) };
+        let Call::Write { ino, ref data, .. } = incoming.call else { return Some(incoming) };
         let (offset, length) = (bytes.start, data.len());
-        let next = self.client.start(&asked.call);
+        let next = self.client.start(&incoming.call);
         if !matches!(next, Next::Data(..) | Next::Stream(_)) {
-            return Some(asked);
+            return Some(incoming);
         }
-        let behind = &mut self.early.behind;
-        let gathers = behind.is_any_of(ino) && length <= SHORT;
-        let replaces = gathers && behind.replace(ino, asked.call_id, (offset, data));
-        if !replaces && (!behind.has_room(length as u64) || behind.overlaps(ino, &bytes)) {
-            return Some(asked);
+        let write_behind = &mut self.writeback.write_behind;
+        let gathers = write_behind.is_any_of(ino) && length <= SHORT;
+        let replaces = gathers && write_behind.replace(ino, incoming.call_id, (offset, data));
+        if !replaces && (!write_behind.has_room(length as u64) || write_behind.overlaps(ino, &bytes)) {
+            return Some(incoming);
         }
-        let Asked { call_id, caller, call, ticket } = asked;
+        let IncomingCall { call_id, caller, call, ticket } = incoming;
         let changes = self.cache.sent(&call, now);
-        let course = Course { begun: now, turn: self.cache.turn(), changes, ..Course::default() };
+        let call_state = CallState { begun: now, epoch: self.cache.epoch(), changes, ..CallState::default() };
         let mut answer = Answer::Written(length as u32);
-        let lease_ms = self.keep(now, course.turn, &call, &mut answer, 0, told);
-        told.answer_leased(ticket, Ok(answer), lease_ms);
+        let lease_ms = self.retain_pages(now, call_state.epoch, &call, &mut answer, 0, actions);
+        actions.answer_leased(ticket, Ok(answer), lease_ms);
         if replaces {
             return None;
         }
-        let number = self.early.behind.gathers(ino).filter(|_| gathers).unwrap_or_else(|| {
-            let change = self.early.new_change(call_id, (dir, What::Bytes), ino, now);
+        let number = self.writeback.write_behind.gathers(ino).filter(|_| gathers).unwrap_or_else(|| {
+            let change = self.writeback.new_change(call_id, (dir, ChangeKind::Bytes), ino, now);
             let number = change.number;
-            self.early.behind.begin(change);
-            self.cache.written_behind(ino);
+            self.writeback.write_behind.begin(change);
+            self.cache.begin_write_behind(ino);
             number
         });
-        self.early.behind.add(number, call_id, bytes);
+        self.writeback.write_behind.add(number, call_id, bytes);
         match call {
             Call::Write { data, .. } if gathers => {
-                self.gather((ino, number, caller, course), (offset, data.to_bytes()), told);
+                self.gather((ino, number, caller, call_state), (offset, data.to_bytes()), actions);
             }
             call => {
                 // A long write is sent at once and in order, so that the server can write out a
                 // sequential file early.
-                self.send_gathered(|of| of == ino, told);
-                self.early.behind.send(number, 1);
+                self.send_gathered(|of| of == ino, actions);
+                self.writeback.write_behind.send(number, 1);
                 // No signal reaches this write.
-                let (call_id, ticket) = (0, Waiter::Nobody(number));
-                self.advance(now, (Asked { call_id, caller, call, ticket }, course), next, 0, told);
+                let (call_id, ticket) = (0, Waiter::Acknowledged(number));
+                self.advance(
+                    now,
+                    (IncomingCall { call_id, caller, call, ticket }, call_state),
+                    next,
+                    0,
+                    actions,
+                );
             }
         }
         None
@@ -259,41 +265,41 @@ impl<T> Sessions<T> {
 
     fn gather(
         &mut self,
-        (ino, number, caller, course): (Ino, u64, Caller, Course),
+        (ino, number, caller, call_state): (Ino, u64, Caller, CallState),
         piece: (u64, Bytes),
-        told: &mut Told<T>,
+        actions: &mut Actions<T>,
     ) {
-        let Some(file) = self.early.behind.files.get_mut(&ino) else { return };
-        let new = || Gathered { number, caller, course, bytes: 0, pieces: BTreeMap::new() };
+        let Some(file) = self.writeback.write_behind.files.get_mut(&ino) else { return };
+        let new = || Gathered { number, caller, call_state, bytes: 0, pieces: BTreeMap::new() };
         let gathered = file.gathered.get_or_insert_with(new);
         gathered.bytes += piece.1.len().max(PIECE_BYTES);
         gathered.pieces.insert(piece.0, piece.1);
         if gathered.bytes >= TOGETHER_BYTES {
-            self.send_gathered(|of| of == ino, told);
+            self.send_gathered(|of| of == ino, actions);
         }
     }
 
     /// Sends the gathered writes that something is blocked on.
-    pub(super) fn send_wanted(&mut self, told: &mut Told<T>) {
-        let wanted = self.early.behind.take_gathered(|ino| self.behind.is_any_for(ino));
-        self.send_lists(wanted, told);
+    pub(super) fn send_wanted(&mut self, actions: &mut Actions<T>) {
+        let wanted = self.writeback.write_behind.take_gathered(|ino| self.blocked.is_any_for(ino));
+        self.send_lists(wanted, actions);
     }
 
     /// Sends the gathered writes of the files that `of` selects.
-    pub(super) fn send_gathered(&mut self, of: impl Fn(Ino) -> bool, told: &mut Told<T>) {
-        let gathered = self.early.behind.take_gathered(of);
-        self.send_lists(gathered, told);
+    pub(super) fn send_gathered(&mut self, of: impl Fn(Ino) -> bool, actions: &mut Actions<T>) {
+        let gathered = self.writeback.write_behind.take_gathered(of);
+        self.send_lists(gathered, actions);
     }
 
-    fn send_lists(&mut self, lists: Vec<(Ino, Gathered)>, told: &mut Told<T>) {
+    fn send_lists(&mut self, lists: Vec<(Ino, Gathered)>, actions: &mut Actions<T>) {
         for (ino, gathered) in lists {
-            let Gathered { number, caller, course, pieces, .. } = gathered;
-            self.early.behind.send(number, 1);
+            let Gathered { number, caller, call_state, pieces, .. } = gathered;
+            self.writeback.write_behind.send(number, 1);
             let call = Call::WriteList { ino, pieces: pieces.into_iter().collect() };
             let next = self.client.start(&call);
-            let asked = Asked { call_id: 0, caller, call, ticket: Waiter::Nobody(number) };
+            let incoming = IncomingCall { call_id: 0, caller, call, ticket: Waiter::Acknowledged(number) };
             // The lease of the reply counts from the beginning of the first write.
-            self.advance(course.begun, (asked, course), next, 0, told);
+            self.advance(call_state.begun, (incoming, call_state), next, 0, actions);
         }
     }
 
@@ -302,55 +308,69 @@ impl<T> Sessions<T> {
     pub(super) fn write_apart(
         &mut self,
         now: u64,
-        (asked, course): (Asked<'static, Waiter<T>>, Course),
-        told: &mut Told<T>,
+        (incoming, call_state): (IncomingCall<'static, Waiter<T>>, CallState),
+        actions: &mut Actions<T>,
     ) {
-        let Asked { caller, call: Call::WriteList { ino, pieces }, ticket: Waiter::Nobody(number), .. } =
-            asked
+        let IncomingCall {
+            caller,
+            call: Call::WriteList { ino, pieces },
+            ticket: Waiter::Acknowledged(number),
+            ..
+        } = incoming
         else {
-            return told.answer(asked.ticket, Err(Errno::EIO));
+            return actions.answer(incoming.ticket, Err(Errno::EIO));
         };
-        self.early.behind.send(number, pieces.len());
+        self.writeback.write_behind.send(number, pieces.len());
         for (offset, piece) in pieces.iter() {
             let call = Call::Write { ino, offset: *offset, data: piece.clone().into(), kill_suid_gid: false };
             let changes = self.cache.sent(&call, now);
-            let course = Course { begun: course.begun, turn: course.turn, changes, ..Course::default() };
+            let call_state = CallState {
+                begun: call_state.begun,
+                epoch: call_state.epoch,
+                changes,
+                ..CallState::default()
+            };
             let next = self.client.start(&call);
-            let asked = Asked { call_id: 0, caller: caller.clone(), call, ticket: Waiter::Nobody(number) };
-            self.advance(now, (asked, course), next, 0, told);
+            let incoming = IncomingCall {
+                call_id: 0,
+                caller: caller.clone(),
+                call,
+                ticket: Waiter::Acknowledged(number),
+            };
+            self.advance(now, (incoming, call_state), next, 0, actions);
         }
     }
 
     /// Handles the end of a session: gathered writes that were not sent fail.
-    pub(super) fn lose_gathered(&mut self, rank: Rank, told: &mut Told<T>) {
-        let lost = self.early.behind.take_gathered(|ino| ino.rank() == rank);
-        told.over.extend(lost.into_iter().map(|(_, gathered)| (gathered.number, Some(Errno::EIO))));
+    pub(super) fn lose_gathered(&mut self, rank: Rank, actions: &mut Actions<T>) {
+        let lost = self.writeback.write_behind.take_gathered(|ino| ino.rank() == rank);
+        actions.over.extend(lost.into_iter().map(|(_, gathered)| (gathered.number, Some(Errno::EIO))));
     }
 
     /// Processes finished writes; returns true if there were any.
-    pub(super) fn end_behind(&mut self, told: &mut Told<T>) -> bool {
-        let over = take(&mut told.over);
+    pub(super) fn complete_write_behind(&mut self, actions: &mut Actions<T>) -> bool {
+        let over = take(&mut actions.over);
         let is_any = !over.is_empty();
         for (number, failed) in over {
-            let Some((change, failed)) = self.early.behind.end(number, failed) else { continue };
-            self.cache.done_behind(change.ino);
+            let Some((change, failed)) = self.writeback.write_behind.end(number, failed) else { continue };
+            self.cache.end_write_behind(change.ino);
             if let Some(errno) = failed {
-                self.early_failed(change, errno, told);
+                self.pending_failed(change, errno, actions);
             }
         }
         is_any
     }
 
-    /// As [`Self::go_on_behind`], if a write has finished.
-    pub(super) fn go_on_after(&mut self, now: u64, told: &mut Told<T>) {
-        if self.end_behind(told) {
-            self.go_on_behind(now, told);
+    /// As [`Self::resume_blocked`], if a write has finished.
+    pub(super) fn resume_after_write_behind(&mut self, now: u64, actions: &mut Actions<T>) {
+        if self.complete_write_behind(actions) {
+            self.resume_blocked(now, actions);
         }
     }
 
     /// True if a close of the file must wait for its pending writes, or report an error.
-    pub fn is_behind(&self, ino: Ino) -> bool {
+    pub fn has_write_behind(&self, ino: Ino) -> bool {
         let ino = self.real(ino);
-        self.early.behind.is_any_of(ino) || self.early.has_failed(ino)
+        self.writeback.write_behind.is_any_of(ino) || self.writeback.has_failed(ino)
     }
 }

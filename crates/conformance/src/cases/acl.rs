@@ -53,7 +53,7 @@ fn get(path: &Path, name: &str) -> rustix::io::Result<Vec<Entry>> {
         .collect())
 }
 
-pub(super) fn minimal_is_mode(d: &Dir) -> Outcome {
+pub(super) fn minimal_is_mode(d: &Dir) -> CaseResult {
     let f = d.file("f", b"")?;
     set(&f, ACCESS, &[owner(7), group(5), other(1)])?;
     same!(mode(&f)?, 0o751);
@@ -63,7 +63,7 @@ pub(super) fn minimal_is_mode(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn masked(d: &Dir) -> Outcome {
+pub(super) fn masked(d: &Dir) -> CaseResult {
     let f = d.file("f", b"")?;
     let entries = [owner(6), user(ALICE, 7), group(4), named_group(STAFF, 6), mask(5), other(0)];
     set(&f, ACCESS, &entries)?;
@@ -75,7 +75,7 @@ pub(super) fn masked(d: &Dir) -> Outcome {
     Ok(())
 }
 
-fn may(who: User, groups: &[u32], path: &Path, read: bool, write: bool) -> Outcome {
+fn may(who: User, groups: &[u32], path: &Path, read: bool, write: bool) -> CaseResult {
     who.run_in(groups, || {
         same!(File::open(path).is_ok(), read, "{who:?} {groups:?} reads");
         same!(OpenOptions::new().write(true).open(path).is_ok(), write, "{who:?} {groups:?} writes");
@@ -83,7 +83,7 @@ fn may(who: User, groups: &[u32], path: &Path, read: bool, write: bool) -> Outco
     })
 }
 
-pub(super) fn checked_for_users(d: &Dir) -> Outcome {
+pub(super) fn checked_for_users(d: &Dir) -> CaseResult {
     let f = d.file("f", b"")?;
     set(&f, ACCESS, &[owner(6), user(ALICE, 6), group(0), named_group(STAFF, 4), mask(6), other(0)])?;
     may(ALICE, &[], &f, true, true)?;
@@ -105,7 +105,7 @@ pub(super) fn checked_for_users(d: &Dir) -> Outcome {
     may(BOB, &[STAFF], &f, true, false)
 }
 
-pub(super) fn inherited(d: &Dir) -> Outcome {
+pub(super) fn inherited(d: &Dir) -> CaseResult {
     let dir = d.mkdir("dir", 0o755)?;
     let defaults = [owner(7), user(ALICE, 7), group(5), mask(7), other(0)];
     set(&dir, DEFAULT, &defaults)?;
@@ -128,7 +128,7 @@ pub(super) fn inherited(d: &Dir) -> Outcome {
     may(ALICE, &[], &dir.join("f"), true, true)
 }
 
-pub(super) fn inherited_with_umask(d: &Dir) -> Outcome {
+pub(super) fn inherited_with_umask(d: &Dir) -> CaseResult {
     let dir = d.mkdir("dir", 0o777)?;
     umask(0o077);
     fs::write(dir.join("before"), b"")?;
@@ -142,7 +142,7 @@ pub(super) fn inherited_with_umask(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn chmod_sets_mask(d: &Dir) -> Outcome {
+pub(super) fn chmod_sets_mask(d: &Dir) -> CaseResult {
     let f = d.file("f", b"")?;
     set(&f, ACCESS, &[owner(6), user(ALICE, 6), group(4), mask(6), other(0)])?;
     // Others get nothing either: Linux ignores the list if the mask is empty.
@@ -160,7 +160,7 @@ pub(super) fn chmod_sets_mask(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn removed(d: &Dir) -> Outcome {
+pub(super) fn removed(d: &Dir) -> CaseResult {
     let dir = d.mkdir("dir", 0o755)?;
     set(&dir, ACCESS, &[owner(7), user(ALICE, 7), group(5), mask(7), other(0)])?;
     set(&dir, DEFAULT, &[owner(7), group(5), other(0)])?;
@@ -176,7 +176,7 @@ pub(super) fn removed(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn errors(d: &Dir) -> Outcome {
+pub(super) fn errors(d: &Dir) -> CaseResult {
     let f = d.file("f", b"")?;
     fails!(set(&f, ACCESS, &[owner(7), other(0)]), EINVAL);
     fails!(set(&f, ACCESS, &[owner(7), user(ALICE, 7), group(5), other(0)]), EINVAL);
@@ -191,7 +191,7 @@ pub(super) fn errors(d: &Dir) -> Outcome {
     })
 }
 
-pub(super) fn symlink_refused(d: &Dir) -> Outcome {
+pub(super) fn symlink_refused(d: &Dir) -> CaseResult {
     rustix::fs::symlink("nowhere", d.at("l"))?;
     let value = encode(&[owner(7), group(5), other(0)]);
     fails!(rustix::fs::lsetxattr(d.at("l"), ACCESS, &value, XattrFlags::empty()), EOPNOTSUPP);

@@ -8,7 +8,7 @@ use crate::sys::{Reader, names};
 
 const THREADS: u64 = 4;
 
-fn spread(body: impl Fn(u64) -> Outcome + Sync) -> Outcome {
+fn spread(body: impl Fn(u64) -> CaseResult + Sync) -> CaseResult {
     std::thread::scope(|s| {
         let all: Vec<_> = (0..THREADS).map(|n| s.spawn({ let body = &body; move || body(n) })).collect();
         all.into_iter().try_for_each(|t| t.join().map_err(|_| Failure::at("a thread panicked"))?)
@@ -25,7 +25,7 @@ fn lost(result: std::io::Result<()>, allowed: &[i32]) -> Result<bool, Failure> {
 }
 
 /// Creates, unlinks and renames over five names: existing files are complete and listed.
-pub(super) fn same_names(d: &Dir) -> Outcome {
+pub(super) fn same_names(d: &Dir) -> CaseResult {
     let (created, removed) = (AtomicUsize::new(0), AtomicUsize::new(0));
     spread(|thread| {
         let mut rng = fastrand::Rng::with_seed(thread);
@@ -66,7 +66,7 @@ pub(super) fn same_names(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn creates_in_one_directory(d: &Dir) -> Outcome {
+pub(super) fn creates_in_one_directory(d: &Dir) -> CaseResult {
     spread(|thread| {
         for n in 0..1000 {
             d.file(format!("{thread}-{n}"), format!("{thread}{n}").as_bytes())?;
@@ -87,7 +87,7 @@ pub(super) fn creates_in_one_directory(d: &Dir) -> Outcome {
 
 /// Directories move between four parents, also in opposite directions: no cycles, no losses,
 /// correct link counts.
-pub(super) fn renames_across(d: &Dir) -> Outcome {
+pub(super) fn renames_across(d: &Dir) -> CaseResult {
     for n in 0..4 {
         fs::create_dir(d.at(format!("p{n}")))?;
     }
@@ -130,7 +130,7 @@ pub(super) fn renames_across(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn links_and_unlinks(d: &Dir) -> Outcome {
+pub(super) fn links_and_unlinks(d: &Dir) -> CaseResult {
     let f = d.file("f", b"shared")?;
     let alive = AtomicUsize::new(1);
     spread(|thread| {
@@ -152,7 +152,7 @@ pub(super) fn links_and_unlinks(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn appenders(d: &Dir) -> Outcome {
+pub(super) fn appenders(d: &Dir) -> CaseResult {
     d.file("log", b"")?;
     spread(|thread| {
         let mut log = OpenOptions::new().append(true).open(d.at("log"))?;
@@ -171,7 +171,7 @@ pub(super) fn appenders(d: &Dir) -> Outcome {
 }
 
 /// Files outgrow the strip while readers check them: no wrong byte, no short file.
-pub(super) fn readers_during_growth(d: &Dir) -> Outcome {
+pub(super) fn readers_during_growth(d: &Dir) -> CaseResult {
     let done = AtomicBool::new(false);
     let all = pattern(1, 200_000);
     for n in 0..8 {
@@ -200,7 +200,7 @@ pub(super) fn readers_during_growth(d: &Dir) -> Outcome {
 
 /// Small files grow by short appends, through read-write and write-only handles, while readers
 /// follow.
-pub(super) fn readers_of_the_end(d: &Dir) -> Outcome {
+pub(super) fn readers_of_the_end(d: &Dir) -> CaseResult {
     const FILES: usize = 40;
     let grown = AtomicUsize::new(0);
     let all = pattern(1, 65_000);
@@ -235,7 +235,7 @@ pub(super) fn readers_of_the_end(d: &Dir) -> Outcome {
     })
 }
 
-pub(super) fn mkdir_rmdir(d: &Dir) -> Outcome {
+pub(super) fn mkdir_rmdir(d: &Dir) -> CaseResult {
     let (made, removed) = (AtomicUsize::new(0), AtomicUsize::new(0));
     spread(|thread| {
         let mut rng = fastrand::Rng::with_seed(thread + 30);

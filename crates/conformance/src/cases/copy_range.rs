@@ -5,7 +5,7 @@ use rustix::fs::copy_file_range;
 use super::prelude::*;
 
 /// Copies the whole range in as many calls as needed.
-fn copy(from: &File, mut at: u64, to: &File, mut out: u64, mut len: usize) -> Outcome {
+fn copy(from: &File, mut at: u64, to: &File, mut out: u64, mut len: usize) -> CaseResult {
     while len > 0 {
         let n = copy_file_range(from, Some(&mut at), to, Some(&mut out), len)?;
         check!(n > 0, "ended {len} bytes early");
@@ -14,7 +14,7 @@ fn copy(from: &File, mut at: u64, to: &File, mut out: u64, mut len: usize) -> Ou
     Ok(())
 }
 
-pub(super) fn small(d: &Dir) -> Outcome {
+pub(super) fn small(d: &Dir) -> CaseResult {
     let data = pattern(1, 5000);
     d.file("a", &data)?;
     let (a, b) = (d.open("a")?, d.open("b")?);
@@ -28,7 +28,7 @@ pub(super) fn small(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn large(d: &Dir) -> Outcome {
+pub(super) fn large(d: &Dir) -> CaseResult {
     let data = pattern(2, 3_000_000);
     d.file("a", &data)?;
     let (a, b) = (d.open("a")?, d.open("b")?);
@@ -43,7 +43,7 @@ pub(super) fn large(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn within_one_file(d: &Dir) -> Outcome {
+pub(super) fn within_one_file(d: &Dir) -> CaseResult {
     let mut data = pattern(3, 200_000);
     d.file("a", &data)?;
     let a = d.open("a")?;
@@ -54,7 +54,7 @@ pub(super) fn within_one_file(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn past_end(d: &Dir) -> Outcome {
+pub(super) fn past_end(d: &Dir) -> CaseResult {
     d.file("a", b"12345")?;
     let (a, b) = (d.open("a")?, d.open("b")?);
     same!(copy_file_range(&a, Some(&mut 3), &b, Some(&mut 0), 100)?, 2);

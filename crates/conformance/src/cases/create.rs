@@ -4,7 +4,7 @@ use std::os::unix::fs::OpenOptionsExt;
 
 use super::prelude::*;
 
-pub(super) fn exclusive(d: &Dir) -> Outcome {
+pub(super) fn exclusive(d: &Dir) -> CaseResult {
     let create = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY;
     open(d.at("a"), create)?;
     fails!(open(d.at("a"), create), EEXIST);
@@ -17,7 +17,7 @@ pub(super) fn exclusive(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn exclusive_race(d: &Dir) -> Outcome {
+pub(super) fn exclusive_race(d: &Dir) -> CaseResult {
     for round in 0..50 {
         let path = d.at(format!("race{round}"));
         let winners: usize = std::thread::scope(|s| {
@@ -31,7 +31,7 @@ pub(super) fn exclusive_race(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn truncating(d: &Dir) -> Outcome {
+pub(super) fn truncating(d: &Dir) -> CaseResult {
     for len in [1, 4096, 65_536, 65_537, 300_000] {
         let path = d.file("f", &pattern(1, len))?;
         let other = File::open(&path)?;
@@ -46,7 +46,7 @@ pub(super) fn truncating(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn append_processes(d: &Dir) -> Outcome {
+pub(super) fn append_processes(d: &Dir) -> CaseResult {
     const RECORDS: usize = 400;
     let path = d.file("log", b"")?;
     let children: Vec<Child> = (0..4u8)
@@ -78,7 +78,7 @@ pub(super) fn append_processes(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn no_follow(d: &Dir) -> Outcome {
+pub(super) fn no_follow(d: &Dir) -> CaseResult {
     d.file("f", b"x")?;
     rustix::fs::symlink("f", d.at("l"))?;
     fails!(open(d.at("l"), OFlags::RDONLY | OFlags::NOFOLLOW), ELOOP);
@@ -90,7 +90,7 @@ pub(super) fn no_follow(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn path_only(d: &Dir) -> Outcome {
+pub(super) fn path_only(d: &Dir) -> CaseResult {
     let path = d.file("f", b"content")?;
     let handle = open(&path, OFlags::PATH)?;
     let mut byte = [0];
@@ -105,7 +105,7 @@ pub(super) fn path_only(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn directory_only(d: &Dir) -> Outcome {
+pub(super) fn directory_only(d: &Dir) -> CaseResult {
     d.file("f", b"")?;
     fs::create_dir(d.at("dir"))?;
     fails!(open(d.at("f"), OFlags::RDONLY | OFlags::DIRECTORY), ENOTDIR);
@@ -117,7 +117,7 @@ pub(super) fn directory_only(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn sync_flags(d: &Dir) -> Outcome {
+pub(super) fn sync_flags(d: &Dir) -> CaseResult {
     for (name, flag) in [("sync", OFlags::SYNC), ("dsync", OFlags::DSYNC)] {
         let file = open(d.at(name), OFlags::CREATE | OFlags::RDWR | flag)?;
         let data = pattern(3, 100_000);
@@ -127,7 +127,7 @@ pub(super) fn sync_flags(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn direct(d: &Dir) -> Outcome {
+pub(super) fn direct(d: &Dir) -> CaseResult {
     let path = d.file("f", &pattern(5, 256 * 1024))?;
     let file = match open(&path, OFlags::RDWR | OFlags::DIRECT) {
         Err(e) if e == rustix::io::Errno::INVAL => return Ok(()), // direct I/O is optional
@@ -144,7 +144,7 @@ pub(super) fn direct(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn modes_and_umask(d: &Dir) -> Outcome {
+pub(super) fn modes_and_umask(d: &Dir) -> CaseResult {
     for mask in [0, 0o22, 0o77, 0o777] {
         umask(mask);
         for bits in [0o777, 0o4755, 0o644, 0o000] {
@@ -170,7 +170,7 @@ pub(super) fn modes_and_umask(d: &Dir) -> Outcome {
     })
 }
 
-pub(super) fn other_errors(d: &Dir) -> Outcome {
+pub(super) fn other_errors(d: &Dir) -> CaseResult {
     d.file("f", b"")?;
     fails!(open(d.at("none"), OFlags::RDONLY), ENOENT);
     fails!(open(d.at("none/f"), OFlags::CREATE | OFlags::WRONLY), ENOENT);

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::prelude::*;
 
 /// Random writes, truncates, reopens and reads of one file, compared with a vector.
-fn fuzz(d: &Dir, seed: u64, limit: usize, steps: usize) -> Outcome {
+fn fuzz(d: &Dir, seed: u64, limit: usize, steps: usize) -> CaseResult {
     let mut rng = fastrand::Rng::with_seed(seed);
     let path = d.at(format!("f{seed}"));
     let mut file = d.open(&path)?;
@@ -43,19 +43,19 @@ fn fuzz(d: &Dir, seed: u64, limit: usize, steps: usize) -> Outcome {
     Ok(())
 }
 
-pub(super) fn model_small(d: &Dir) -> Outcome {
+pub(super) fn model_small(d: &Dir) -> CaseResult {
     (0..40).try_for_each(|seed| fuzz(d, seed, 12 << 10, 60))
 }
 
-pub(super) fn model_strip(d: &Dir) -> Outcome {
+pub(super) fn model_strip(d: &Dir) -> CaseResult {
     (100..130).try_for_each(|seed| fuzz(d, seed, 160 << 10, 80))
 }
 
-pub(super) fn model_megabyte(d: &Dir) -> Outcome {
+pub(super) fn model_megabyte(d: &Dir) -> CaseResult {
     (200..208).try_for_each(|seed| fuzz(d, seed, 3 << 20, 60))
 }
 
-pub(super) fn model_two_handles(d: &Dir) -> Outcome {
+pub(super) fn model_two_handles(d: &Dir) -> CaseResult {
     for seed in 0..20 {
         let mut rng = fastrand::Rng::with_seed(seed);
         let name = format!("f{seed}");
@@ -83,14 +83,14 @@ pub(super) fn model_two_handles(d: &Dir) -> Outcome {
 }
 
 /// One handle appends beyond 64 KiB while another reads: reads return a prefix of the data.
-pub(super) fn growing_reader(d: &Dir) -> Outcome {
+pub(super) fn growing_reader(d: &Dir) -> CaseResult {
     for round in 0..10 {
         let name = format!("f{round}");
         let (writer, reader) = (d.open(&name)?, d.open(&name)?);
         let all = pattern(round, 400_000);
         let written = AtomicU64::new(0);
         std::thread::scope(|s| {
-            let writing = s.spawn(|| -> Outcome {
+            let writing = s.spawn(|| -> CaseResult {
                 for (n, piece) in all.chunks(1777).enumerate() {
                     writer.write_all_at(piece, n as u64 * 1777)?;
                     written.store((n * 1777 + piece.len()) as u64, Ordering::Release);
@@ -123,7 +123,7 @@ fn read_all(file: &File, buffer: &mut [u8]) -> Result<usize, Failure> {
     }
 }
 
-pub(super) fn vectored(d: &Dir) -> Outcome {
+pub(super) fn vectored(d: &Dir) -> CaseResult {
     let mut file = d.open("f")?;
     let parts: Vec<Vec<u8>> = [1usize, 0, 4096, 70_000, 13].iter().map(|n| pattern(*n as u64, *n)).collect();
     let slices: Vec<IoSlice> = parts.iter().map(|p| IoSlice::new(p)).collect();
@@ -141,7 +141,7 @@ pub(super) fn vectored(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn sizes_reopened(d: &Dir) -> Outcome {
+pub(super) fn sizes_reopened(d: &Dir) -> CaseResult {
     for base in [0usize, 512, 4096, 8192, 65_536, 131_072, 1 << 20] {
         for len in base.saturating_sub(2)..base + 3 {
             let path = d.file(format!("f{len}"), &pattern(len as u64, len))?;
@@ -154,7 +154,7 @@ pub(super) fn sizes_reopened(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn many_small_files(d: &Dir) -> Outcome {
+pub(super) fn many_small_files(d: &Dir) -> CaseResult {
     for n in 0..2000u64 {
         d.file(n.to_string(), &pattern(n, (n % 300) as usize))?;
     }
@@ -165,7 +165,7 @@ pub(super) fn many_small_files(d: &Dir) -> Outcome {
 }
 
 /// Each file grows by many small appends and is read completely after each.
-pub(super) fn many_sizes(d: &Dir) -> Outcome {
+pub(super) fn many_sizes(d: &Dir) -> CaseResult {
     let file = OpenOptions::new().append(true).create(true).open(d.at("f"))?;
     let all = pattern(1, 300 * 700);
     for (n, piece) in all.chunks(700).enumerate() {
@@ -177,7 +177,7 @@ pub(super) fn many_sizes(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn interleaved_files(d: &Dir) -> Outcome {
+pub(super) fn interleaved_files(d: &Dir) -> CaseResult {
     let mut rng = fastrand::Rng::with_seed(7);
     let files: Vec<File> = (0..20).map(|n| d.open(format!("f{n}"))).collect::<Result<_, _>>()?;
     let mut want = vec![Vec::new(); files.len()];

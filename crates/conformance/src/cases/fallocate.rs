@@ -14,7 +14,7 @@ fn may_lack(d: &Dir, result: rustix::io::Result<()>) -> Result<bool, Failure> {
     }
 }
 
-pub(super) fn extends(d: &Dir) -> Outcome {
+pub(super) fn extends(d: &Dir) -> CaseResult {
     for (len, to) in [(0, 10_000), (10, 66_000), (70_000, 200_000), (5, 5)] {
         let file = d.open(format!("f{to}"))?;
         let data = pattern(1, len);
@@ -30,7 +30,7 @@ pub(super) fn extends(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn keep_size(d: &Dir) -> Outcome {
+pub(super) fn keep_size(d: &Dir) -> CaseResult {
     let file = d.open("f")?;
     file.write_all_at(b"abc", 0)?;
     fallocate(&file, FallocateFlags::KEEP_SIZE, 0, 1 << 20)?;
@@ -41,7 +41,7 @@ pub(super) fn keep_size(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn punch_hole(d: &Dir) -> Outcome {
+pub(super) fn punch_hole(d: &Dir) -> CaseResult {
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     for len in [5_000usize, 65_536, 400_000] {
         let file = d.open(format!("f{len}"))?;
@@ -70,7 +70,7 @@ pub(super) fn punch_hole(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn zero_range(d: &Dir) -> Outcome {
+pub(super) fn zero_range(d: &Dir) -> CaseResult {
     let zero = FallocateFlags::ZERO_RANGE;
     for len in [3_000usize, 60_000, 300_000] {
         let file = d.open(format!("f{len}"))?;
@@ -92,7 +92,7 @@ pub(super) fn zero_range(d: &Dir) -> Outcome {
 }
 
 /// Allocated ranges count as blocks, read as zeros and are writable; truncation frees them.
-pub(super) fn allocates(d: &Dir) -> Outcome {
+pub(super) fn allocates(d: &Dir) -> CaseResult {
     for len in [1_000u64, 20_000, 65_536, 300_000, 5 << 20] {
         for (keep, flags) in [(false, PLAIN), (true, FallocateFlags::KEEP_SIZE)] {
             let name = format!("f{len}-{keep}");
@@ -119,7 +119,7 @@ pub(super) fn allocates(d: &Dir) -> Outcome {
 }
 
 /// Punched, zeroed and skipped ranges are holes of whole blocks.
-pub(super) fn makes_holes(d: &Dir) -> Outcome {
+pub(super) fn makes_holes(d: &Dir) -> CaseResult {
     use super::sparse::find;
     const BLOCK: u64 = 4096;
     let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
@@ -150,7 +150,7 @@ pub(super) fn makes_holes(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn errors(d: &Dir) -> Outcome {
+pub(super) fn errors(d: &Dir) -> CaseResult {
     let file = d.open("f")?;
     fails!(fallocate(&file, PLAIN, 0, 0), EINVAL);
     fails!(fallocate(&file, FallocateFlags::PUNCH_HOLE, 0, 10), EOPNOTSUPP);

@@ -27,8 +27,8 @@ impl Drop for Flagged {
 
 fn set(path: &Path, flags: IFlags) -> rustix::io::Result<()> {
     let file = open(path, OFlags::RDONLY)?;
-    let kept = ioctl_getflags(&file)? & OF_EXT4;
-    ioctl_setflags(&file, flags | kept)
+    let preserved = ioctl_getflags(&file)? & OF_EXT4;
+    ioctl_setflags(&file, flags | preserved)
 }
 
 fn get(path: &Path) -> rustix::io::Result<IFlags> {
@@ -40,7 +40,7 @@ fn both(d: &Dir) -> Result<[PathBuf; 2], Failure> {
     Ok([d.file("small", b"bytes")?, d.file("big", &pattern(1, 300_000))?])
 }
 
-fn keeps_names_and_attributes(d: &Dir, f: &Path) -> Outcome {
+fn keeps_names_and_attributes(d: &Dir, f: &Path) -> CaseResult {
     let other = d.file("other", b"")?;
     fails!(fs::remove_file(f), EPERM);
     fails!(fs::rename(f, d.at("moved")), EPERM);
@@ -52,7 +52,7 @@ fn keeps_names_and_attributes(d: &Dir, f: &Path) -> Outcome {
     Ok(())
 }
 
-pub(super) fn immutable(d: &Dir) -> Outcome {
+pub(super) fn immutable(d: &Dir) -> CaseResult {
     if d.kind() == "tmpfs" {
         return Ok(()); // it ignores flags for open files
     }
@@ -81,7 +81,7 @@ fn filetime(path: &Path) -> rustix::io::Result<()> {
     utimensat(CWD, path, &Timestamps { last_access: now, last_modification: now }, AtFlags::empty())
 }
 
-pub(super) fn append_only(d: &Dir) -> Outcome {
+pub(super) fn append_only(d: &Dir) -> CaseResult {
     for f in both(d)? {
         let mut expected = fs::read(&f)?;
         let _flagged = Flagged::new(&f, IFlags::APPEND)?;
@@ -101,7 +101,7 @@ pub(super) fn append_only(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn directories(d: &Dir) -> Outcome {
+pub(super) fn directories(d: &Dir) -> CaseResult {
     let dir = d.mkdir("dir", 0o755)?;
     let (old, other) = (dir.join("old"), d.file("other", b"")?);
     fs::write(&old, b"old")?;
@@ -122,7 +122,7 @@ pub(super) fn directories(d: &Dir) -> Outcome {
 }
 
 /// Sets flags directly after creation, when a client may hold an exclusive lease.
-pub(super) fn set_at_once(d: &Dir) -> Outcome {
+pub(super) fn set_at_once(d: &Dir) -> CaseResult {
     let dir = d.mkdir("dir", 0o755)?;
     for n in 0..20 {
         let f = dir.join(format!("f{n}"));
@@ -140,7 +140,7 @@ pub(super) fn set_at_once(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn who_may_set(d: &Dir) -> Outcome {
+pub(super) fn who_may_set(d: &Dir) -> CaseResult {
     if d.kind() == "tmpfs" {
         return Ok(()); // it ignores flags for open files
     }
@@ -168,7 +168,7 @@ pub(super) fn who_may_set(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn no_access_time(d: &Dir) -> Outcome {
+pub(super) fn no_access_time(d: &Dir) -> CaseResult {
     let f = d.file("f", b"bytes")?;
     let _flagged = Flagged::new(&f, IFlags::NOATIME)?;
     let before = atime(&stat(&f)?);

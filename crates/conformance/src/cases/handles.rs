@@ -15,7 +15,7 @@ fn mount(d: &Dir) -> Result<File, Failure> {
 }
 
 /// Makes the kernel evict unused inodes and names; skips the case without permission.
-fn evict() -> Outcome {
+fn evict() -> CaseResult {
     drop_caches().map_err(|e| Failure::skip(format!("cannot drop caches: {e}")))
 }
 
@@ -25,7 +25,7 @@ fn read(mut file: File) -> Result<Vec<u8>, Failure> {
     Ok(bytes)
 }
 
-pub(super) fn outlive_the_cache(d: &Dir) -> Outcome {
+pub(super) fn outlive_the_cache(d: &Dir) -> CaseResult {
     let mount = mount(d)?;
     let mut handles = Vec::new();
     for n in 0..500 {
@@ -43,7 +43,7 @@ pub(super) fn outlive_the_cache(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn of_every_kind(d: &Dir) -> Outcome {
+pub(super) fn of_every_kind(d: &Dir) -> CaseResult {
     let mount = mount(d)?;
     let deep = (0..8).fold(d.path().to_owned(), |path, n| path.join(format!("d{n}")));
     fs::create_dir_all(&deep)?;
@@ -84,7 +84,7 @@ pub(super) fn of_every_kind(d: &Dir) -> Outcome {
     chmod(&deep, 0o755)
 }
 
-pub(super) fn follow_renames(d: &Dir) -> Outcome {
+pub(super) fn follow_renames(d: &Dir) -> CaseResult {
     let mount = mount(d)?;
     fs::create_dir_all(d.at("a/b"))?;
     d.file("f", b"file")?;
@@ -106,7 +106,7 @@ pub(super) fn follow_renames(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn end_with_the_inode(d: &Dir) -> Outcome {
+pub(super) fn end_with_the_inode(d: &Dir) -> CaseResult {
     let mount = mount(d)?;
     let mut gone = Vec::new();
     for (name, len) in [("small", 10), ("big", 300_000), ("replaced", 20)] {
@@ -132,7 +132,7 @@ pub(super) fn end_with_the_inode(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn of_open_file(d: &Dir) -> Outcome {
+pub(super) fn of_open_file(d: &Dir) -> CaseResult {
     let mount = mount(d)?;
     for len in [10, 300_000] {
         let file = d.open("f")?;
@@ -149,7 +149,7 @@ pub(super) fn of_open_file(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn directories_are_reconnected(d: &Dir) -> Outcome {
+pub(super) fn directories_are_reconnected(d: &Dir) -> CaseResult {
     let mount = mount(d)?;
     let path = d.at("a/b/c/d");
     fs::create_dir_all(&path)?;
@@ -169,7 +169,7 @@ pub(super) fn directories_are_reconnected(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn need_privilege(d: &Dir) -> Outcome {
+pub(super) fn need_privilege(d: &Dir) -> CaseResult {
     let mount = mount(d)?;
     let path = d.file("f", b"bytes")?;
     chmod(&path, 0o666)?;

@@ -2,7 +2,7 @@
 
 use super::prelude::*;
 
-pub(super) fn counts(d: &Dir) -> Outcome {
+pub(super) fn counts(d: &Dir) -> CaseResult {
     let a = d.file("a", b"x")?;
     for n in 0..10 {
         fs::hard_link(&a, d.at(n.to_string()))?;
@@ -18,7 +18,7 @@ pub(super) fn counts(d: &Dir) -> Outcome {
 }
 
 /// 65,000 names for one file (ext4's limit), or fewer if the file system returns EMLINK.
-pub(super) fn max_links(d: &Dir) -> Outcome {
+pub(super) fn max_links(d: &Dir) -> CaseResult {
     let a = d.file("a", b"shared")?;
     let mut names: u64 = 1;
     while names < 65_000 {
@@ -38,7 +38,7 @@ pub(super) fn max_links(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn shared_data(d: &Dir) -> Outcome {
+pub(super) fn shared_data(d: &Dir) -> CaseResult {
     let a = d.file("a", b"one")?;
     let b = d.at("b");
     fs::hard_link(&a, &b)?;
@@ -55,7 +55,7 @@ pub(super) fn shared_data(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn errors(d: &Dir) -> Outcome {
+pub(super) fn errors(d: &Dir) -> CaseResult {
     let a = d.file("a", b"")?;
     let dir = d.mkdir("dir", 0o755)?;
     fails!(fs::hard_link(&a, &dir), EEXIST);
@@ -72,7 +72,7 @@ pub(super) fn errors(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn across_directories(d: &Dir) -> Outcome {
+pub(super) fn across_directories(d: &Dir) -> CaseResult {
     for n in 0..20 {
         fs::create_dir(d.at(format!("d{n}")))?;
     }
@@ -94,7 +94,7 @@ pub(super) fn across_directories(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn symlink_itself(d: &Dir) -> Outcome {
+pub(super) fn symlink_itself(d: &Dir) -> CaseResult {
     rustix::fs::symlink("target", d.at("s"))?;
     rustix::fs::linkat(CWD, d.at("s"), CWD, d.at("t"), AtFlags::empty())?;
     same!(fs::read_link(d.at("t"))?, Path::new("target"));
@@ -106,7 +106,7 @@ pub(super) fn symlink_itself(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn link_of_open_file(d: &Dir) -> Outcome {
+pub(super) fn link_of_open_file(d: &Dir) -> CaseResult {
     let file = d.open("a")?;
     file.write_all_at(b"1", 0)?;
     fs::hard_link(d.at("a"), d.at("b"))?;

@@ -8,12 +8,12 @@ use crate::sys::{Entry, Reader, names};
 /// Buffer size in bytes; small, so that a listing takes many calls.
 const PIECE: usize = 512;
 
-fn fill(d: &Dir, count: usize) -> Outcome {
+fn fill(d: &Dir, count: usize) -> CaseResult {
     (0..count).try_for_each(|n| d.file(format!("keep{n:05}"), b"").map(drop))
 }
 
 /// An entry that exists throughout appears exactly once; no entry appears twice.
-pub(super) fn seek_while_changing(d: &Dir) -> Outcome {
+pub(super) fn seek_while_changing(d: &Dir) -> CaseResult {
     fill(d, 800)?;
     for n in 0..400 {
         d.file(format!("go{n:05}"), b"")?;
@@ -59,7 +59,7 @@ pub(super) fn seek_while_changing(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn rewind(d: &Dir) -> Outcome {
+pub(super) fn rewind(d: &Dir) -> CaseResult {
     fill(d, 100)?;
     let mut reader = Reader::open(d.path(), PIECE)?;
     reader.some()?;
@@ -75,7 +75,7 @@ pub(super) fn rewind(d: &Dir) -> Outcome {
 }
 
 /// Alternates reading and removing, as `rm -rf` does.
-pub(super) fn remove_while_reading(d: &Dir) -> Outcome {
+pub(super) fn remove_while_reading(d: &Dir) -> CaseResult {
     for (count, piece) in [(1000, PIECE), (3000, 32 * 1024), (10, 4096)] {
         fill(d, count)?;
         let mut reader = Reader::open(d.path(), piece)?;
@@ -96,7 +96,7 @@ pub(super) fn remove_while_reading(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn types_and_inodes(d: &Dir) -> Outcome {
+pub(super) fn types_and_inodes(d: &Dir) -> CaseResult {
     use rustix::fs::FileType;
     d.file("file", b"")?;
     fs::create_dir(d.at("dir"))?;
@@ -116,7 +116,7 @@ pub(super) fn types_and_inodes(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn dots(d: &Dir) -> Outcome {
+pub(super) fn dots(d: &Dir) -> CaseResult {
     fs::create_dir_all(d.at("a/b"))?;
     for (path, parent) in [("a/b", "a"), ("a", "")] {
         let all = {
@@ -132,7 +132,7 @@ pub(super) fn dots(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn small_buffers(d: &Dir) -> Outcome {
+pub(super) fn small_buffers(d: &Dir) -> CaseResult {
     let long = "n".repeat(255);
     d.file(&long, b"")?;
     d.file("short", b"")?;
@@ -144,7 +144,7 @@ pub(super) fn small_buffers(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn empty_and_removed(d: &Dir) -> Outcome {
+pub(super) fn empty_and_removed(d: &Dir) -> CaseResult {
     fs::create_dir(d.at("e"))?;
     let mut reader = Reader::open(d.at("e"), PIECE)?;
     same!(reader.rest()?.len(), 0);
@@ -165,7 +165,7 @@ pub(super) fn empty_and_removed(d: &Dir) -> Outcome {
 }
 
 /// An offset stays valid for a long time.
-pub(super) fn stable_cookies(d: &Dir) -> Outcome {
+pub(super) fn stable_cookies(d: &Dir) -> CaseResult {
     fill(d, 500)?;
     let mut reader = Reader::open(d.path(), PIECE)?;
     let all = reader.rest()?;

@@ -11,7 +11,7 @@ use crate::sys::{Cmd, get_lock, interrupt_after, lock};
 const BUSY: [i32; 2] = [libc::EAGAIN, libc::EACCES];
 
 /// Tests a POSIX lock in a process and handle of its own.
-fn denied(d: &Dir, kind: i32, start: i64, len: i64, expected: bool) -> Outcome {
+fn denied(d: &Dir, kind: i32, start: i64, len: i64, expected: bool) -> CaseResult {
     in_child(|| {
         let file = d.open("f")?;
         match lock(&file, Cmd::Set, kind, start, len) {
@@ -25,7 +25,7 @@ fn denied(d: &Dir, kind: i32, start: i64, len: i64, expected: bool) -> Outcome {
     })
 }
 
-pub(super) fn flock_between_processes(d: &Dir) -> Outcome {
+pub(super) fn flock_between_processes(d: &Dir) -> CaseResult {
     let a = d.open("f")?;
     let try_both = |exclusive: bool, shared: bool| {
         in_child(|| {
@@ -55,7 +55,7 @@ pub(super) fn flock_between_processes(d: &Dir) -> Outcome {
     try_both(true, true)
 }
 
-pub(super) fn flock_upgrade(d: &Dir) -> Outcome {
+pub(super) fn flock_upgrade(d: &Dir) -> CaseResult {
     let (a, b) = (d.open("f")?, d.open("f")?);
     flock(&a, FlockOperation::LockShared)?;
     flock(&b, FlockOperation::LockShared)?;
@@ -67,7 +67,7 @@ pub(super) fn flock_upgrade(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn posix_between_processes(d: &Dir) -> Outcome {
+pub(super) fn posix_between_processes(d: &Dir) -> CaseResult {
     let a = d.open("f")?;
     lock(&a, Cmd::Set, F_WRLCK, 0, 0)?;
     denied(d, F_RDLCK, 0, 1, true)?;
@@ -91,7 +91,7 @@ pub(super) fn posix_between_processes(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn posix_ranges(d: &Dir) -> Outcome {
+pub(super) fn posix_ranges(d: &Dir) -> CaseResult {
     let a = d.open("f")?;
     lock(&a, Cmd::Set, F_WRLCK, 100, 100)?;
     denied(d, F_WRLCK, 0, 100, false)?;
@@ -110,7 +110,7 @@ pub(super) fn posix_ranges(d: &Dir) -> Outcome {
     denied(d, F_WRLCK, 0, 0, false)
 }
 
-pub(super) fn posix_lost_on_close(d: &Dir) -> Outcome {
+pub(super) fn posix_lost_on_close(d: &Dir) -> CaseResult {
     let (a, b) = (d.open("f")?, d.open("f")?);
     lock(&a, Cmd::Set, F_WRLCK, 0, 0)?;
     denied(d, F_WRLCK, 0, 0, true)?;
@@ -119,7 +119,7 @@ pub(super) fn posix_lost_on_close(d: &Dir) -> Outcome {
     denied(d, F_WRLCK, 0, 0, false)
 }
 
-pub(super) fn blocking_wait(d: &Dir) -> Outcome {
+pub(super) fn blocking_wait(d: &Dir) -> CaseResult {
     let a = d.open("f")?;
     let (started, release) = (Bell::new()?, Duration::from_millis(150));
     lock(&a, Cmd::Set, F_WRLCK, 0, 0)?;
@@ -149,7 +149,7 @@ pub(super) fn blocking_wait(d: &Dir) -> Outcome {
     waiter.wait()
 }
 
-fn interrupts(wait: impl FnOnce() -> Result<(), Failure>) -> Outcome {
+fn interrupts(wait: impl FnOnce() -> Result<(), Failure>) -> CaseResult {
     let start = Instant::now();
     interrupt_after(150);
     wait()?;
@@ -157,7 +157,7 @@ fn interrupts(wait: impl FnOnce() -> Result<(), Failure>) -> Outcome {
     Ok(())
 }
 
-pub(super) fn interrupted(d: &Dir) -> Outcome {
+pub(super) fn interrupted(d: &Dir) -> CaseResult {
     let a = d.open("f")?;
     lock(&a, Cmd::Set, F_WRLCK, 0, 0)?;
     in_child(|| {
@@ -187,7 +187,7 @@ pub(super) fn interrupted(d: &Dir) -> Outcome {
     denied(d, F_WRLCK, 0, 0, false)
 }
 
-pub(super) fn flock_interrupted(d: &Dir) -> Outcome {
+pub(super) fn flock_interrupted(d: &Dir) -> CaseResult {
     let a = d.open("f")?;
     flock(&a, FlockOperation::LockExclusive)?;
     in_child(|| {
@@ -202,7 +202,7 @@ pub(super) fn flock_interrupted(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn ofd(d: &Dir) -> Outcome {
+pub(super) fn ofd(d: &Dir) -> CaseResult {
     let (a, b) = (d.open("f")?, d.open("f")?);
     lock(&a, Cmd::OfdSet, F_WRLCK, 0, 10)?;
     // Unlike POSIX locks, these conflict within a process and survive the close of another handle.
@@ -215,7 +215,7 @@ pub(super) fn ofd(d: &Dir) -> Outcome {
     denied(d, F_WRLCK, 0, 0, false)
 }
 
-pub(super) fn released_by_exit(d: &Dir) -> Outcome {
+pub(super) fn released_by_exit(d: &Dir) -> CaseResult {
     for posix in [true, false] {
         let locked = Bell::new()?;
         let holder = Child::start(|| {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::prelude::*;
 
-pub(super) fn errors(d: &Dir) -> Outcome {
+pub(super) fn errors(d: &Dir) -> CaseResult {
     d.file("f", b"")?;
     fs::create_dir(d.at("dir"))?;
     fails!(fs::metadata(d.at("none")), ENOENT);
@@ -22,7 +22,7 @@ pub(super) fn errors(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn inode_numbers(d: &Dir) -> Outcome {
+pub(super) fn inode_numbers(d: &Dir) -> CaseResult {
     let mut all = HashMap::new();
     for n in 0..500 {
         let path = if n % 5 == 0 { d.mkdir(n.to_string(), 0o755)? } else { d.file(n.to_string(), b"x")? };
@@ -43,7 +43,7 @@ pub(super) fn inode_numbers(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn directory_links(d: &Dir) -> Outcome {
+pub(super) fn directory_links(d: &Dir) -> CaseResult {
     same!(stat(d.path())?.st_nlink, 2);
     for n in 0..10 {
         fs::create_dir(d.at(format!("d{n}")))?;
@@ -57,7 +57,7 @@ pub(super) fn directory_links(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn trailing_slashes(d: &Dir) -> Outcome {
+pub(super) fn trailing_slashes(d: &Dir) -> CaseResult {
     d.file("f", b"")?;
     rustix::fs::mkdir(d.at("dir/"), Mode::from_raw_mode(0o755))?;
     fails!(rustix::fs::stat(d.at("f/")), ENOTDIR);
@@ -69,10 +69,10 @@ pub(super) fn trailing_slashes(d: &Dir) -> Outcome {
 }
 
 /// A name with a cached negative lookup appears at once, whichever operation makes it.
-pub(super) fn negative_then_created(d: &Dir) -> Outcome {
+pub(super) fn negative_then_created(d: &Dir) -> CaseResult {
     d.file("source", b"x")?;
     let n = d.at("n");
-    let makers: [&dyn Fn() -> Outcome; 6] = [
+    let makers: [&dyn Fn() -> CaseResult; 6] = [
         &|| Ok(fs::write(&n, b"")?),
         &|| Ok(fs::create_dir(&n)?),
         &|| Ok(rustix::fs::symlink("x", &n)?),
@@ -95,7 +95,7 @@ pub(super) fn negative_then_created(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn current_and_parent(d: &Dir) -> Outcome {
+pub(super) fn current_and_parent(d: &Dir) -> CaseResult {
     fs::create_dir_all(d.at("a/b"))?;
     same!(stat(d.at("a/b/."))?.st_ino, stat(d.at("a/b"))?.st_ino);
     same!(stat(d.at("a/b/.."))?.st_ino, stat(d.at("a"))?.st_ino);

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use super::prelude::*;
 use crate::sys::Reader;
 
-pub(super) fn entries_in_a_directory(d: &Dir) -> Outcome {
+pub(super) fn entries_in_a_directory(d: &Dir) -> CaseResult {
     let count = d.limits.entries;
     let name = |n: u32| format!("file-{n:07}");
     for n in 0..count {
@@ -33,7 +33,7 @@ pub(super) fn entries_in_a_directory(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn subdirectories(d: &Dir) -> Outcome {
+pub(super) fn subdirectories(d: &Dir) -> CaseResult {
     let count: u64 = 2000;
     for n in 0..count {
         fs::create_dir(d.at(n.to_string()))?;
@@ -46,7 +46,7 @@ pub(super) fn subdirectories(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn wide_and_deep(d: &Dir) -> Outcome {
+pub(super) fn wide_and_deep(d: &Dir) -> CaseResult {
     for a in 0..10 {
         for b in 0..10 {
             let dir = d.at(format!("{a}/{b}"));

@@ -5,7 +5,7 @@ use rustix::mm::MapFlags;
 use super::prelude::*;
 use crate::map::Map;
 
-pub(super) fn shared_store_read(d: &Dir) -> Outcome {
+pub(super) fn shared_store_read(d: &Dir) -> CaseResult {
     for len in [4096, 65_536, 300_000] {
         let name = format!("f{len}");
         let mut want = pattern(1, len);
@@ -25,7 +25,7 @@ pub(super) fn shared_store_read(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn write_seen_by_mapping(d: &Dir) -> Outcome {
+pub(super) fn write_seen_by_mapping(d: &Dir) -> CaseResult {
     let file = d.open("f")?;
     file.set_len(200_000)?;
     let map = Map::shared(&file, 200_000)?;
@@ -41,7 +41,7 @@ pub(super) fn write_seen_by_mapping(d: &Dir) -> Outcome {
 
 /// A file system may bypass the page cache for write-only handles; other handles must not be
 /// affected.
-pub(super) fn write_only_seen_by_others(d: &Dir) -> Outcome {
+pub(super) fn write_only_seen_by_others(d: &Dir) -> CaseResult {
     for len in [20_000, 200_000] {
         let name = format!("f{len}");
         let path = d.file(&name, &pattern(1, len))?;
@@ -72,7 +72,7 @@ pub(super) fn write_only_seen_by_others(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn shared_between_processes(d: &Dir) -> Outcome {
+pub(super) fn shared_between_processes(d: &Dir) -> CaseResult {
     let file = d.open("f")?;
     file.set_len(100_000)?;
     let map = Map::shared(&file, 100_000)?;
@@ -89,7 +89,7 @@ pub(super) fn shared_between_processes(d: &Dir) -> Outcome {
     })
 }
 
-pub(super) fn private_copy(d: &Dir) -> Outcome {
+pub(super) fn private_copy(d: &Dir) -> CaseResult {
     let f = d.file("f", &pattern(1, 10_000))?;
     let map = Map::new(File::open(&f)?, 10_000, MapFlags::PRIVATE, true)?;
     map.store(100, b"mine only");
@@ -100,7 +100,7 @@ pub(super) fn private_copy(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn growing(d: &Dir) -> Outcome {
+pub(super) fn growing(d: &Dir) -> CaseResult {
     let file = d.open("f")?;
     file.write_all_at(b"short", 0)?;
     let map = Map::shared(&file, 256 * 1024)?;
@@ -117,7 +117,7 @@ pub(super) fn growing(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn past_end_zero(d: &Dir) -> Outcome {
+pub(super) fn past_end_zero(d: &Dir) -> CaseResult {
     let file = d.open("f")?;
     file.write_all_at(b"abc", 0)?;
     let map = Map::shared(&file, 4096)?;
@@ -141,7 +141,7 @@ pub(super) fn past_end_zero(d: &Dir) -> Outcome {
 }
 
 /// Executes a program larger than a strip, which the kernel maps.
-pub(super) fn executable(d: &Dir) -> Outcome {
+pub(super) fn executable(d: &Dir) -> CaseResult {
     let program = d.at("sh");
     fs::copy("/bin/sh", &program)?;
     chmod(&program, 0o755)?;
@@ -152,7 +152,7 @@ pub(super) fn executable(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn unlinked_mapping(d: &Dir) -> Outcome {
+pub(super) fn unlinked_mapping(d: &Dir) -> CaseResult {
     let f = d.file("f", &pattern(3, 150_000))?;
     let map = Map::shared(&d.open("f")?, 150_000)?;
     fs::remove_file(&f)?;
@@ -166,7 +166,7 @@ pub(super) fn unlinked_mapping(d: &Dir) -> Outcome {
 }
 
 /// The file outgrows the strip while a mapping of its stuffed form is in use.
-pub(super) fn strip_crossing(d: &Dir) -> Outcome {
+pub(super) fn strip_crossing(d: &Dir) -> CaseResult {
     let file = d.open("f")?;
     let mut want = pattern(4, 60_000);
     file.write_all_at(&want, 0)?;
@@ -187,7 +187,7 @@ pub(super) fn strip_crossing(d: &Dir) -> Outcome {
 }
 
 /// Stores that are not written back count as data for seeks, copies and block counts.
-pub(super) fn dirty_pages_are_data(d: &Dir) -> Outcome {
+pub(super) fn dirty_pages_are_data(d: &Dir) -> CaseResult {
     for len in [9_000, 60_000, 65_536, 300_000, 5 << 20] {
         let name = format!("f{len}");
         let path = d.at(&name);
@@ -229,7 +229,7 @@ pub(super) fn dirty_pages_are_data(d: &Dir) -> Outcome {
 }
 
 /// Loading a page of a hole through a mapping leaves the hole.
-pub(super) fn loaded_pages_are_holes(d: &Dir) -> Outcome {
+pub(super) fn loaded_pages_are_holes(d: &Dir) -> CaseResult {
     if d.kind() == "tmpfs" {
         // Loads allocate blocks on this file system.
         return Ok(());

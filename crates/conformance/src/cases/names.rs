@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use super::prelude::*;
 
-pub(super) fn every_byte(d: &Dir) -> Outcome {
+pub(super) fn every_byte(d: &Dir) -> CaseResult {
     let bytes: Vec<u8> = (1..=255).filter(|b| *b != b'/').collect();
     for b in &bytes {
         d.file(OsStr::from_bytes(&[b'x', *b]), &[*b])?;
@@ -19,7 +19,7 @@ pub(super) fn every_byte(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn lengths(d: &Dir) -> Outcome {
+pub(super) fn lengths(d: &Dir) -> CaseResult {
     for len in [1, 127, 128, 254, 255] {
         let name = "n".repeat(len);
         d.file(&name, b"x")?;
@@ -38,7 +38,7 @@ pub(super) fn lengths(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn deep_chain(d: &Dir) -> Outcome {
+pub(super) fn deep_chain(d: &Dir) -> CaseResult {
     const DEPTH: usize = 500;
     let directory = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let mut handles = vec![open(d.path(), directory)?];
@@ -65,7 +65,7 @@ pub(super) fn deep_chain(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn long_path(d: &Dir) -> Outcome {
+pub(super) fn long_path(d: &Dir) -> CaseResult {
     let mut path = d.path().to_path_buf();
     while path.as_os_str().len() < 4095 - 260 {
         path.push("p".repeat(200));
@@ -85,7 +85,7 @@ pub(super) fn long_path(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn case_and_normal_forms(d: &Dir) -> Outcome {
+pub(super) fn case_and_normal_forms(d: &Dir) -> CaseResult {
     let names = ["a", "A", "é", "e\u{301}", "ß", "ss", " ", "  ", "a.", "a ", "-", "\n", "con", "a:b", "\\"];
     for (n, name) in names.iter().enumerate() {
         d.file(name, &[n as u8])?;
@@ -97,7 +97,7 @@ pub(super) fn case_and_normal_forms(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn dot_names(d: &Dir) -> Outcome {
+pub(super) fn dot_names(d: &Dir) -> CaseResult {
     for name in ["...", ".hidden", "..x", ".. ", ".wh.x", ".fuse_hidden0001"] {
         d.file(name, b"x")?;
         same!(fs::read(d.at(name))?, b"x");

@@ -4,7 +4,7 @@ use rustix::fs::Access;
 
 use super::prelude::*;
 
-pub(super) fn sticky_unlink(d: &Dir) -> Outcome {
+pub(super) fn sticky_unlink(d: &Dir) -> CaseResult {
     let shared = d.mkdir("shared", 0o1777)?;
     let f = shared.join("f");
     fs::write(&f, b"")?;
@@ -24,7 +24,7 @@ pub(super) fn sticky_unlink(d: &Dir) -> Outcome {
     BOB.run(|| Ok(fs::remove_dir(shared.join("sub"))?))
 }
 
-pub(super) fn supplementary_groups(d: &Dir) -> Outcome {
+pub(super) fn supplementary_groups(d: &Dir) -> CaseResult {
     let f = d.file("f", b"for the staff")?;
     chown(&f, 0, STAFF)?;
     chmod(&f, 0o060)?;
@@ -55,7 +55,7 @@ pub(super) fn supplementary_groups(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn search_after_cached(d: &Dir) -> Outcome {
+pub(super) fn search_after_cached(d: &Dir) -> CaseResult {
     let home = d.home("home", ALICE, 0o700)?;
     ALICE.run(|| {
         fs::create_dir(home.at("sub"))?;
@@ -79,7 +79,7 @@ pub(super) fn search_after_cached(d: &Dir) -> Outcome {
     })
 }
 
-pub(super) fn chmod_seen_at_once(d: &Dir) -> Outcome {
+pub(super) fn chmod_seen_at_once(d: &Dir) -> CaseResult {
     let home = d.home("home", ALICE, 0o755)?;
     let f = home.at("f");
     fs::write(&f, b"x")?;
@@ -110,7 +110,7 @@ pub(super) fn chmod_seen_at_once(d: &Dir) -> Outcome {
     bob.wait()
 }
 
-pub(super) fn write_needs_write(d: &Dir) -> Outcome {
+pub(super) fn write_needs_write(d: &Dir) -> CaseResult {
     let dir = d.mkdir("dir", 0o555)?;
     let f = dir.join("f");
     fs::write(&f, b"x")?;
@@ -128,23 +128,23 @@ pub(super) fn write_needs_write(d: &Dir) -> Outcome {
         Ok(())
     })?;
     chmod(&f, 0o666)?;
-    let (open_now, go_on) = (Bell::new()?, Bell::new()?);
+    let (open_now, proceed) = (Bell::new()?, Bell::new()?);
     let bob = Child::start(|| {
         BOB.become_in(&[])?;
         let file = OpenOptions::new().read(true).write(true).open(&f)?;
         open_now.ring()?;
-        go_on.wait()?;
+        proceed.wait()?;
         file.write_all_at(b"late", 0)?;
         fails!(File::open(&f), EACCES);
         Ok(())
     })?;
     open_now.wait()?;
     chmod(&f, 0)?;
-    go_on.ring()?;
+    proceed.ring()?;
     bob.wait()
 }
 
-pub(super) fn access_calls(d: &Dir) -> Outcome {
+pub(super) fn access_calls(d: &Dir) -> CaseResult {
     let f = d.file("f", b"")?;
     chmod(&f, 0o640)?;
     chown(&f, ALICE.uid, STAFF)?;
@@ -180,7 +180,7 @@ pub(super) fn access_calls(d: &Dir) -> Outcome {
     })
 }
 
-pub(super) fn owner_only_calls(d: &Dir) -> Outcome {
+pub(super) fn owner_only_calls(d: &Dir) -> CaseResult {
     let f = d.file("f", b"")?;
     chmod(&f, 0o666)?;
     chown(&f, ALICE.uid, ALICE.gid)?;
@@ -204,7 +204,7 @@ pub(super) fn owner_only_calls(d: &Dir) -> Outcome {
     })
 }
 
-pub(super) fn traverse_only(d: &Dir) -> Outcome {
+pub(super) fn traverse_only(d: &Dir) -> CaseResult {
     let dir = d.mkdir("dir", 0o711)?;
     fs::write(dir.join("known"), b"x")?;
     BOB.run(|| {
@@ -222,7 +222,7 @@ pub(super) fn traverse_only(d: &Dir) -> Outcome {
     })
 }
 
-pub(super) fn group_before_other(d: &Dir) -> Outcome {
+pub(super) fn group_before_other(d: &Dir) -> CaseResult {
     let f = d.file("f", b"")?;
     chown(&f, ALICE.uid, STAFF)?;
     // The first matching class applies, even if a later one grants more.
@@ -239,7 +239,7 @@ pub(super) fn group_before_other(d: &Dir) -> Outcome {
     BOB.run(|| Ok(File::open(&f).map(drop)?))
 }
 
-pub(super) fn root_overrides(d: &Dir) -> Outcome {
+pub(super) fn root_overrides(d: &Dir) -> CaseResult {
     let home = d.home("home", ALICE, 0)?;
     fs::write(home.at("f"), b"x")?;
     chmod(home.at("f"), 0)?;
@@ -249,7 +249,7 @@ pub(super) fn root_overrides(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn execute(d: &Dir) -> Outcome {
+pub(super) fn execute(d: &Dir) -> CaseResult {
     let program = d.at("true");
     fs::copy("/bin/true", &program)?;
     chmod(&program, 0o755)?;

@@ -8,7 +8,7 @@ fn rename(from: PathBuf, to: PathBuf, flags: RenameFlags) -> rustix::io::Result<
     renameat_with(CWD, from, CWD, to, flags)
 }
 
-pub(super) fn plain(d: &Dir) -> Outcome {
+pub(super) fn plain(d: &Dir) -> CaseResult {
     let a = d.file("a", b"a")?;
     let before = stat(&a)?;
     fs::create_dir(d.at("dir"))?;
@@ -26,7 +26,7 @@ pub(super) fn plain(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn no_replace(d: &Dir) -> Outcome {
+pub(super) fn no_replace(d: &Dir) -> CaseResult {
     let flags = RenameFlags::NOREPLACE;
     d.file("a", b"a")?;
     d.file("b", b"b")?;
@@ -40,7 +40,7 @@ pub(super) fn no_replace(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn exchange(d: &Dir) -> Outcome {
+pub(super) fn exchange(d: &Dir) -> CaseResult {
     let flags = RenameFlags::EXCHANGE;
     let (a, b) = (d.file("a", b"a")?, d.file("b", b"b")?);
     let (ino_a, ino_b) = (stat(&a)?.st_ino, stat(&b)?.st_ino);
@@ -56,7 +56,7 @@ pub(super) fn exchange(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn exchange_kinds(d: &Dir) -> Outcome {
+pub(super) fn exchange_kinds(d: &Dir) -> CaseResult {
     let flags = RenameFlags::EXCHANGE;
     fs::create_dir_all(d.at("one/dir/inner"))?;
     fs::create_dir(d.at("two"))?;
@@ -76,7 +76,7 @@ pub(super) fn exchange_kinds(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn whiteout(d: &Dir) -> Outcome {
+pub(super) fn whiteout(d: &Dir) -> CaseResult {
     d.file("a", b"a")?;
     rename(d.at("a"), d.at("b"), RenameFlags::WHITEOUT)?;
     same!(fs::read(d.at("b"))?, b"a");
@@ -90,7 +90,7 @@ pub(super) fn whiteout(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn into_own_subtree(d: &Dir) -> Outcome {
+pub(super) fn into_own_subtree(d: &Dir) -> CaseResult {
     fs::create_dir_all(d.at("a/b/c"))?;
     for to in ["a/x", "a/b/x", "a/b/c/x", "a/b/c"] {
         fails!(fs::rename(d.at("a"), d.at(to)), EINVAL);
@@ -105,7 +105,7 @@ pub(super) fn into_own_subtree(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn over_non_empty(d: &Dir) -> Outcome {
+pub(super) fn over_non_empty(d: &Dir) -> CaseResult {
     fs::create_dir(d.at("from"))?;
     fs::create_dir(d.at("to"))?;
     d.file("to/f", b"")?;
@@ -117,7 +117,7 @@ pub(super) fn over_non_empty(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn over_kinds(d: &Dir) -> Outcome {
+pub(super) fn over_kinds(d: &Dir) -> CaseResult {
     fs::create_dir(d.at("dir"))?;
     d.file("f", b"")?;
     rustix::fs::symlink("f", d.at("l"))?;
@@ -130,7 +130,7 @@ pub(super) fn over_kinds(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn same_file(d: &Dir) -> Outcome {
+pub(super) fn same_file(d: &Dir) -> CaseResult {
     let a = d.file("a", b"a")?;
     fs::hard_link(&a, d.at("b"))?;
     fs::rename(&a, d.at("b"))?;
@@ -140,7 +140,7 @@ pub(super) fn same_file(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn over_open_file(d: &Dir) -> Outcome {
+pub(super) fn over_open_file(d: &Dir) -> CaseResult {
     let old = d.open("old")?;
     old.write_all_at(&pattern(1, 100_000), 0)?;
     d.file("new", b"new")?;
@@ -153,7 +153,7 @@ pub(super) fn over_open_file(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn open_directory(d: &Dir) -> Outcome {
+pub(super) fn open_directory(d: &Dir) -> CaseResult {
     let dir = d.mkdir("dir", 0o755)?;
     fs::create_dir(d.at("other"))?;
     let handle = open(&dir, OFlags::RDONLY | OFlags::DIRECTORY)?;
@@ -170,9 +170,9 @@ pub(super) fn open_directory(d: &Dir) -> Outcome {
     })
 }
 
-pub(super) fn sticky(d: &Dir) -> Outcome {
+pub(super) fn sticky(d: &Dir) -> CaseResult {
     let shared = d.mkdir("shared", 0o1777)?;
-    let mine = |name: &str, who: User| -> Outcome {
+    let mine = |name: &str, who: User| -> CaseResult {
         let path = shared.join(name);
         fs::write(&path, b"")?;
         chmod(&path, 0o666)?;
@@ -195,7 +195,7 @@ pub(super) fn sticky(d: &Dir) -> Outcome {
     ALICE.run(|| Ok(fs::rename(shared.join("bob2"), shared.join("alice"))?))
 }
 
-pub(super) fn times(d: &Dir) -> Outcome {
+pub(super) fn times(d: &Dir) -> CaseResult {
     fs::create_dir(d.at("one"))?;
     fs::create_dir(d.at("two"))?;
     d.file("one/f", b"")?;
@@ -210,7 +210,7 @@ pub(super) fn times(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn dotdot_follows(d: &Dir) -> Outcome {
+pub(super) fn dotdot_follows(d: &Dir) -> CaseResult {
     fs::create_dir_all(d.at("a/sub"))?;
     fs::create_dir(d.at("b"))?;
     same!((stat(d.at("a"))?.st_nlink, stat(d.at("b"))?.st_nlink), (3, 2));
@@ -223,7 +223,7 @@ pub(super) fn dotdot_follows(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn bad_flags(d: &Dir) -> Outcome {
+pub(super) fn bad_flags(d: &Dir) -> CaseResult {
     d.file("a", b"")?;
     d.file("b", b"")?;
     let both = RenameFlags::EXCHANGE | RenameFlags::NOREPLACE;

@@ -24,13 +24,13 @@ fn program(d: &Dir, name: &str, bits: u32, gid: u32) -> Result<PathBuf, Failure>
     Ok(path)
 }
 
-fn same_mode(path: &Path, bits: u32) -> Outcome {
+fn same_mode(path: &Path, bits: u32) -> CaseResult {
     let found = mode(path)?;
     check!(found == bits, "mode is {found:o}, not {bits:o}");
     Ok(())
 }
 
-pub(super) fn cleared_by_write(d: &Dir) -> Outcome {
+pub(super) fn cleared_by_write(d: &Dir) -> CaseResult {
     let f = program(d, "f", 0o6777, ALICE.gid)?;
     ALICE.run(|| {
         let file = OpenOptions::new().write(true).open(&f)?;
@@ -50,7 +50,7 @@ pub(super) fn cleared_by_write(d: &Dir) -> Outcome {
     })
 }
 
-pub(super) fn cleared_by_chown(d: &Dir) -> Outcome {
+pub(super) fn cleared_by_chown(d: &Dir) -> CaseResult {
     let f = program(d, "f", 0o6755, ALICE.gid)?;
     ALICE.run_in(&[STAFF], || {
         chown(&f, ALICE.uid, STAFF)?;
@@ -64,7 +64,7 @@ pub(super) fn cleared_by_chown(d: &Dir) -> Outcome {
     same_mode(&dir, 0o2755)
 }
 
-pub(super) fn cleared_by_truncate(d: &Dir) -> Outcome {
+pub(super) fn cleared_by_truncate(d: &Dir) -> CaseResult {
     let f = program(d, "f", 0o6777, ALICE.gid)?;
     BOB.run(|| {
         OpenOptions::new().write(true).open(&f)?.set_len(2)?;
@@ -77,7 +77,7 @@ pub(super) fn cleared_by_truncate(d: &Dir) -> Outcome {
     })
 }
 
-pub(super) fn chmod_by_outsider(d: &Dir) -> Outcome {
+pub(super) fn chmod_by_outsider(d: &Dir) -> CaseResult {
     // An owner outside the file's group cannot set the set-group-id bit.
     let f = program(d, "f", 0o755, STAFF)?;
     ALICE.run(|| {
@@ -90,7 +90,7 @@ pub(super) fn chmod_by_outsider(d: &Dir) -> Outcome {
     })
 }
 
-pub(super) fn directory_group(d: &Dir) -> Outcome {
+pub(super) fn directory_group(d: &Dir) -> CaseResult {
     let dir = d.mkdir("dir", 0o755)?;
     chown(&dir, 0, STAFF)?;
     chmod(&dir, 0o2777)?;
@@ -113,7 +113,7 @@ pub(super) fn directory_group(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn directory_group_of_outsider(d: &Dir) -> Outcome {
+pub(super) fn directory_group_of_outsider(d: &Dir) -> CaseResult {
     let dir = d.mkdir("dir", 0o755)?;
     chown(&dir, 0, STAFF)?;
     chmod(&dir, 0o2777)?;
@@ -130,7 +130,7 @@ pub(super) fn directory_group_of_outsider(d: &Dir) -> Outcome {
     })
 }
 
-pub(super) fn kept_for_root(d: &Dir) -> Outcome {
+pub(super) fn kept_for_root(d: &Dir) -> CaseResult {
     let f = program(d, "f", 0o6755, ALICE.gid)?;
     OpenOptions::new().write(true).open(&f)?.write_all_at(b"root", 0)?;
     same_mode(&f, 0o6755)?;
@@ -139,7 +139,7 @@ pub(super) fn kept_for_root(d: &Dir) -> Outcome {
 }
 
 /// Also for root, and through a handle older than the capability.
-pub(super) fn capabilities_cleared_by_write(d: &Dir) -> Outcome {
+pub(super) fn capabilities_cleared_by_write(d: &Dir) -> CaseResult {
     for (len, read) in [(10, false), (10, true), (100_000, false), (100_000, true)] {
         let f = d.file(format!("f{len}{read}"), &pattern(1, len))?;
         let set = || rustix::fs::setxattr(&f, CAPABILITY, &NET_RAW, XattrFlags::empty());
@@ -156,7 +156,7 @@ pub(super) fn capabilities_cleared_by_write(d: &Dir) -> Outcome {
 }
 
 /// An operation that changes a file's data, given the file and another one of the same size.
-type Change = fn(&Path, &Path) -> Outcome;
+type Change = fn(&Path, &Path) -> CaseResult;
 
 fn changes() -> [(&'static str, Change); 14] {
     [
@@ -197,7 +197,7 @@ fn writer(f: &Path) -> std::io::Result<File> {
     OpenOptions::new().write(true).open(f)
 }
 
-fn direct_write(f: &Path) -> Outcome {
+fn direct_write(f: &Path) -> CaseResult {
     let file = match OpenOptions::new().write(true).custom_flags(libc::O_DIRECT).open(f) {
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => writer(f)?,
         file => file?,
@@ -209,7 +209,7 @@ fn direct_write(f: &Path) -> Outcome {
     Ok(())
 }
 
-fn allocate(f: &Path, mode: FallocateFlags, length: u64) -> Outcome {
+fn allocate(f: &Path, mode: FallocateFlags, length: u64) -> CaseResult {
     match fallocate(writer(f)?, mode, 0, length) {
         Err(Errno::OPNOTSUPP) => Err(Failure::skip("no such fallocate")),
         done => Ok(done?),
@@ -225,7 +225,7 @@ fn has(by: User, change: Change, f: &Path, other: &Path, what: &str) -> Result<b
     }
 }
 
-pub(super) fn cleared_by_every_change_of_bytes(d: &Dir) -> Outcome {
+pub(super) fn cleared_by_every_change_of_bytes(d: &Dir) -> CaseResult {
     for len in SIZES {
         let other = d.file(format!("other{len}"), &pattern(2, len))?;
         for (number, (what, change)) in changes().into_iter().enumerate() {
@@ -246,12 +246,12 @@ pub(super) fn cleared_by_every_change_of_bytes(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn cleared_through_older_opening(d: &Dir) -> Outcome {
+pub(super) fn cleared_through_older_opening(d: &Dir) -> CaseResult {
     for len in SIZES {
         let f = d.file(format!("f{len}"), &pattern(1, len))?;
         let other = File::open(d.file(format!("other{len}"), &pattern(2, len))?)?;
         let file = OpenOptions::new().read(true).write(true).open(&f)?;
-        let change: [(&str, &dyn Fn() -> Outcome); 4] = [
+        let change: [(&str, &dyn Fn() -> CaseResult); 4] = [
             ("write", &|| Ok(file.write_all_at(b"x", 1)?)),
             ("truncate", &|| Ok(file.set_len(len as u64 - 10)?)),
             ("fallocate", &|| Ok(fallocate(&file, FallocateFlags::KEEP_SIZE, 0, 300_000)?)),
@@ -270,7 +270,7 @@ pub(super) fn cleared_through_older_opening(d: &Dir) -> Outcome {
 }
 
 /// Without group execution the bit has no effect at execution, but setting it needs the privilege.
-pub(super) fn group_bit_lost_by_outsider(d: &Dir) -> Outcome {
+pub(super) fn group_bit_lost_by_outsider(d: &Dir) -> CaseResult {
     for (number, len) in SIZES.into_iter().enumerate() {
         let f = d.file(format!("f{number}"), &pattern(1, len))?;
         chown(&f, ALICE.uid, STAFF)?;
@@ -284,7 +284,7 @@ pub(super) fn group_bit_lost_by_outsider(d: &Dir) -> Outcome {
 }
 
 /// Reads, opens, time changes, and `chown` without an effect by an unprivileged user.
-pub(super) fn kept_by_what_changes_no_bytes(d: &Dir) -> Outcome {
+pub(super) fn kept_by_what_changes_no_bytes(d: &Dir) -> CaseResult {
     for (number, len) in SIZES.into_iter().enumerate() {
         let f = d.file(format!("f{number}"), &pattern(1, len))?;
         chown(&f, ALICE.uid, ALICE.gid)?;
@@ -308,7 +308,7 @@ pub(super) fn kept_by_what_changes_no_bytes(d: &Dir) -> Outcome {
 }
 
 /// Independent of what the kernel has cached of the file.
-pub(super) fn written_program_runs_as_caller(d: &Dir) -> Outcome {
+pub(super) fn written_program_runs_as_caller(d: &Dir) -> CaseResult {
     let program = fs::read("/usr/bin/id")?;
     for round in 0..6 {
         let f = d.file(format!("id{round}"), &program)?;
@@ -328,7 +328,7 @@ pub(super) fn written_program_runs_as_caller(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn capabilities_cleared_by_every_change_of_bytes(d: &Dir) -> Outcome {
+pub(super) fn capabilities_cleared_by_every_change_of_bytes(d: &Dir) -> CaseResult {
     for len in SIZES {
         let other = d.file(format!("other{len}"), &pattern(2, len))?;
         for (number, (what, change)) in changes().into_iter().enumerate() {
@@ -347,7 +347,7 @@ pub(super) fn capabilities_cleared_by_every_change_of_bytes(d: &Dir) -> Outcome 
     Ok(())
 }
 
-pub(super) fn capabilities_cleared_by_chown(d: &Dir) -> Outcome {
+pub(super) fn capabilities_cleared_by_chown(d: &Dir) -> CaseResult {
     for (number, len) in SIZES.into_iter().enumerate() {
         let f = d.file(format!("f{number}"), &pattern(1, len))?;
         chown(&f, ALICE.uid, ALICE.gid)?;
@@ -362,7 +362,7 @@ pub(super) fn capabilities_cleared_by_chown(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn capabilities_removed_by_privileged_only(d: &Dir) -> Outcome {
+pub(super) fn capabilities_removed_by_privileged_only(d: &Dir) -> CaseResult {
     let f = d.file("f", b"program")?;
     chown(&f, ALICE.uid, ALICE.gid)?;
     chmod(&f, 0o777)?;
@@ -381,7 +381,7 @@ pub(super) fn capabilities_removed_by_privileged_only(d: &Dir) -> Outcome {
 }
 
 /// Containers execute programs from an overlay layer with their changes.
-pub(super) fn kept_by_copy_up_of_overlayfs(d: &Dir) -> Outcome {
+pub(super) fn kept_by_copy_up_of_overlayfs(d: &Dir) -> CaseResult {
     let [lower, upper, work, merged] = ["lower", "upper", "work", "merged"].map(|name| d.at(name));
     for dir in [&lower, &upper, &work, &merged] {
         fs::create_dir(dir)?;
@@ -402,7 +402,7 @@ pub(super) fn kept_by_copy_up_of_overlayfs(d: &Dir) -> Outcome {
     if !mount.status()?.success() {
         return Err(Failure::skip("no overlayfs"));
     }
-    let outcome = (|| -> Outcome {
+    let outcome = (|| -> CaseResult {
         let has_capability = |f: &Path| rustix::fs::getxattr_query(f, CAPABILITY).is_ok();
         let touched = merged.join("touched");
         File::options().append(true).open(&touched)?;

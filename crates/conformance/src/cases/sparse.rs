@@ -10,7 +10,7 @@ pub(super) fn find(file: &File, data: bool, from: u64) -> rustix::io::Result<u64
 }
 
 /// Checks that `data` is within the reported data segments and everything else reads as zeros.
-pub(super) fn consistent(file: &File, len: u64, data: &[(u64, u64)]) -> Outcome {
+pub(super) fn consistent(file: &File, len: u64, data: &[(u64, u64)]) -> CaseResult {
     let mut segments = Vec::new();
     let mut at = 0;
     while at < len {
@@ -34,7 +34,7 @@ pub(super) fn consistent(file: &File, len: u64, data: &[(u64, u64)]) -> Outcome 
 }
 
 /// Copies the reported data segments, as cp(1) does, and the length.
-pub(super) fn copy_data(from: &File, to: &File) -> Outcome {
+pub(super) fn copy_data(from: &File, to: &File) -> CaseResult {
     let len = from.metadata()?.len();
     to.set_len(len)?;
     let mut at = 0;
@@ -51,7 +51,7 @@ pub(super) fn copy_data(from: &File, to: &File) -> Outcome {
     Ok(())
 }
 
-pub(super) fn small_holes(d: &Dir) -> Outcome {
+pub(super) fn small_holes(d: &Dir) -> CaseResult {
     let file = d.open("f")?;
     file.write_all_at(b"end", 20_000)?;
     same!(file.metadata()?.len(), 20_003);
@@ -67,7 +67,7 @@ pub(super) fn small_holes(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn big_holes(d: &Dir) -> Outcome {
+pub(super) fn big_holes(d: &Dir) -> CaseResult {
     const MIB: u64 = 1 << 20;
     let file = d.open("f")?;
     let pieces = [(0, 100), (4 * MIB, 5 * MIB), (9 * MIB, 9 * MIB + 1), (20 * MIB, 20 * MIB + 70_000)];
@@ -89,7 +89,7 @@ pub(super) fn big_holes(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn terabytes(d: &Dir) -> Outcome {
+pub(super) fn terabytes(d: &Dir) -> CaseResult {
     let file = d.open("f")?;
     let far = (4u64 << 40) - 4096;
     file.write_all_at(b"four terabytes away", far)?;
@@ -111,7 +111,7 @@ pub(super) fn terabytes(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn blocks_sane(d: &Dir) -> Outcome {
+pub(super) fn blocks_sane(d: &Dir) -> CaseResult {
     let file = d.open("f")?;
     file.write_all_at(&pattern(1, 1 << 20), 0)?;
     file.sync_all()?;
@@ -127,7 +127,7 @@ pub(super) fn blocks_sane(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn hole_then_write(d: &Dir) -> Outcome {
+pub(super) fn hole_then_write(d: &Dir) -> CaseResult {
     let file = d.open("f")?;
     let mut want = vec![0; 400_000];
     file.set_len(400_000)?;

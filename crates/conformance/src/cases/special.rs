@@ -7,7 +7,7 @@ use rustix::fs::FileType;
 
 use super::prelude::*;
 
-pub(super) fn fifo(d: &Dir) -> Outcome {
+pub(super) fn fifo(d: &Dir) -> CaseResult {
     let path = d.at("p");
     rustix::fs::mkfifoat(CWD, &path, Mode::from_raw_mode(0o640))?;
     same!(stat(&path)?.st_mode, libc::S_IFIFO | 0o640);
@@ -30,14 +30,14 @@ pub(super) fn fifo(d: &Dir) -> Outcome {
 }
 
 /// Changes to the directory first: a socket's path is limited to 107 bytes.
-fn inside(d: &Dir, body: impl FnOnce() -> Outcome) -> Outcome {
+fn inside(d: &Dir, body: impl FnOnce() -> CaseResult) -> CaseResult {
     in_child(|| {
         std::env::set_current_dir(d.path())?;
         body()
     })
 }
 
-pub(super) fn socket(d: &Dir) -> Outcome {
+pub(super) fn socket(d: &Dir) -> CaseResult {
     inside(d, || {
         let listener = UnixListener::bind("s")?;
         check!(stat("s")?.st_mode & libc::S_IFMT == libc::S_IFSOCK);
@@ -72,7 +72,7 @@ pub(super) fn socket(d: &Dir) -> Outcome {
     })
 }
 
-pub(super) fn devices(d: &Dir) -> Outcome {
+pub(super) fn devices(d: &Dir) -> CaseResult {
     let make = |name: &str, kind, device| {
         rustix::fs::mknodat(CWD, d.at(name), kind, Mode::from_raw_mode(0o600), device)
     };
@@ -101,7 +101,7 @@ pub(super) fn devices(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn device_permissions(d: &Dir) -> Outcome {
+pub(super) fn device_permissions(d: &Dir) -> CaseResult {
     let home = d.home("home", ALICE, 0o755)?;
     ALICE.run(|| {
         let node = |kind, device| {
@@ -116,7 +116,7 @@ pub(super) fn device_permissions(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn socket_in_listing(d: &Dir) -> Outcome {
+pub(super) fn socket_in_listing(d: &Dir) -> CaseResult {
     inside(d, || {
         drop(UnixListener::bind("s")?);
         same!(crate::sys::names(".")?, ["s"]);

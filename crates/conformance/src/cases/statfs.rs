@@ -2,7 +2,7 @@
 
 use super::prelude::*;
 
-pub(super) fn sane(d: &Dir) -> Outcome {
+pub(super) fn sane(d: &Dir) -> CaseResult {
     let s = d.statfs()?;
     check!(s.f_bsize > 0 && s.f_blocks > 0);
     check!(s.f_bfree <= s.f_blocks && s.f_bavail <= s.f_bfree);
@@ -14,7 +14,7 @@ pub(super) fn sane(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn counts_change(d: &Dir) -> Outcome {
+pub(super) fn counts_change(d: &Dir) -> CaseResult {
     let mut used = 0;
     // Retry: other programs may free space meanwhile, and earlier removals may be freed in the
     // background.
@@ -33,7 +33,7 @@ pub(super) fn counts_change(d: &Dir) -> Outcome {
     Err(crate::Failure::at(format!("32 MiB written, {used} bytes less free")))
 }
 
-pub(super) fn names(d: &Dir) -> Outcome {
+pub(super) fn names(d: &Dir) -> CaseResult {
     same!(d.statfs()?.f_namelen, 255);
     Ok(())
 }

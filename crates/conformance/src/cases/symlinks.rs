@@ -2,7 +2,7 @@
 
 use super::prelude::*;
 
-pub(super) fn lengths(d: &Dir) -> Outcome {
+pub(super) fn lengths(d: &Dir) -> CaseResult {
     for len in [1, 59, 60, 255, 256, 1023, 1024, 4094, 4095] {
         let target = "t".repeat(len);
         let path = d.at(format!("l{len}"));
@@ -16,7 +16,7 @@ pub(super) fn lengths(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn dangling(d: &Dir) -> Outcome {
+pub(super) fn dangling(d: &Dir) -> CaseResult {
     rustix::fs::symlink("later", d.at("l"))?;
     fails!(File::open(d.at("l")), ENOENT);
     fs::write(d.at("l"), b"made through the link")?;
@@ -28,7 +28,7 @@ pub(super) fn dangling(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn loops(d: &Dir) -> Outcome {
+pub(super) fn loops(d: &Dir) -> CaseResult {
     rustix::fs::symlink("b", d.at("a"))?;
     rustix::fs::symlink("a", d.at("b"))?;
     rustix::fs::symlink("self", d.at("self"))?;
@@ -45,7 +45,7 @@ pub(super) fn loops(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn relative_and_nested(d: &Dir) -> Outcome {
+pub(super) fn relative_and_nested(d: &Dir) -> CaseResult {
     fs::create_dir_all(d.at("x/y/z"))?;
     d.file("x/f", b"f")?;
     rustix::fs::symlink("../../f", d.at("x/y/z/up"))?;
@@ -58,7 +58,7 @@ pub(super) fn relative_and_nested(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn attributes(d: &Dir) -> Outcome {
+pub(super) fn attributes(d: &Dir) -> CaseResult {
     umask(0o77);
     rustix::fs::symlink("f", d.at("l"))?;
     umask(0o22);
@@ -80,7 +80,7 @@ pub(super) fn attributes(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn trailing_slash(d: &Dir) -> Outcome {
+pub(super) fn trailing_slash(d: &Dir) -> CaseResult {
     fs::create_dir(d.at("dir"))?;
     d.file("f", b"")?;
     rustix::fs::symlink("dir", d.at("ld"))?;
@@ -94,7 +94,7 @@ pub(super) fn trailing_slash(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn not_followed(d: &Dir) -> Outcome {
+pub(super) fn not_followed(d: &Dir) -> CaseResult {
     d.file("f", b"kept")?;
     rustix::fs::symlink("f", d.at("l"))?;
     fs::rename(d.at("l"), d.at("m"))?;

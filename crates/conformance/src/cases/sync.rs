@@ -2,7 +2,7 @@
 
 use super::prelude::*;
 
-pub(super) fn files(d: &Dir) -> Outcome {
+pub(super) fn files(d: &Dir) -> CaseResult {
     for len in [0, 10, 70_000, 2_000_000] {
         let file = d.open(format!("f{len}"))?;
         let data = pattern(1, len);
@@ -17,7 +17,7 @@ pub(super) fn files(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn directories(d: &Dir) -> Outcome {
+pub(super) fn directories(d: &Dir) -> CaseResult {
     let directory = open(d.path(), OFlags::RDONLY | OFlags::DIRECTORY)?;
     for n in 0..20 {
         d.file(n.to_string(), b"x")?;
@@ -28,7 +28,7 @@ pub(super) fn directories(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn filesystem(d: &Dir) -> Outcome {
+pub(super) fn filesystem(d: &Dir) -> CaseResult {
     let file = d.open("f")?;
     file.write_all_at(&pattern(1, 500_000), 0)?;
     rustix::fs::syncfs(&file)?;
@@ -37,7 +37,7 @@ pub(super) fn filesystem(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn ranges(d: &Dir) -> Outcome {
+pub(super) fn ranges(d: &Dir) -> CaseResult {
     let file = d.open("f")?;
     file.write_all_at(&pattern(1, 500_000), 0)?;
     let all = libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
@@ -49,7 +49,7 @@ pub(super) fn ranges(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn after_unlink(d: &Dir) -> Outcome {
+pub(super) fn after_unlink(d: &Dir) -> CaseResult {
     let file = d.open("f")?;
     file.write_all_at(&pattern(1, 100_000), 0)?;
     fs::remove_file(d.at("f"))?;

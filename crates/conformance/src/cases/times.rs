@@ -17,7 +17,7 @@ fn set(path: &Path, access: (i64, i64), modification: (i64, i64)) -> rustix::io:
     utimensat(CWD, path, &times, AtFlags::empty())
 }
 
-pub(super) fn nanoseconds(d: &Dir) -> Outcome {
+pub(super) fn nanoseconds(d: &Dir) -> CaseResult {
     let f = d.file("f", b"")?;
     set(&f, (1_000_000_000, 123_456_789), (1_500_000_000, 987_654_321))?;
     let s = stat(&f)?;
@@ -30,7 +30,7 @@ pub(super) fn nanoseconds(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn now_and_omit(d: &Dir) -> Outcome {
+pub(super) fn now_and_omit(d: &Dir) -> CaseResult {
     let f = d.file("f", b"")?;
     let (now, omit) = ((0, UTIME_NOW), (0, UTIME_OMIT));
     set(&f, (10, 1), (20, 2))?;
@@ -53,7 +53,7 @@ pub(super) fn now_and_omit(d: &Dir) -> Outcome {
 }
 
 /// 1901 to 2446, the range of ext4.
-pub(super) fn range(d: &Dir) -> Outcome {
+pub(super) fn range(d: &Dir) -> CaseResult {
     let f = d.file("f", b"")?;
     for seconds in [-2_147_483_647, -1, 0, 1, 2_147_483_647, 2_147_483_648, 4_294_967_296, 15_032_385_534] {
         set(&f, (seconds, 500_000_000), (seconds, 1))?;
@@ -65,7 +65,7 @@ pub(super) fn range(d: &Dir) -> Outcome {
 }
 
 /// Which of atime, mtime and ctime an operation changed.
-fn moved(path: &Path, operation: impl FnOnce() -> Outcome) -> Result<(bool, bool, bool), Failure> {
+fn moved(path: &Path, operation: impl FnOnce() -> CaseResult) -> Result<(bool, bool, bool), Failure> {
     let before = stat(path)?;
     tick();
     operation()?;
@@ -74,7 +74,7 @@ fn moved(path: &Path, operation: impl FnOnce() -> Outcome) -> Result<(bool, bool
     Ok((past(atime), past(mtime), past(ctime)))
 }
 
-pub(super) fn each_operation(d: &Dir) -> Outcome {
+pub(super) fn each_operation(d: &Dir) -> CaseResult {
     let f = d.file("f", b"some bytes")?;
     let file = OpenOptions::new().read(true).write(true).open(&f)?;
     same!(moved(&f, || Ok(file.write_all_at(b"x", 0)?))?, (false, true, true), "write");
@@ -91,7 +91,7 @@ pub(super) fn each_operation(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn parent_directory(d: &Dir) -> Outcome {
+pub(super) fn parent_directory(d: &Dir) -> CaseResult {
     let p = d.mkdir("p", 0o755)?;
     let changed = (false, true, true);
     let f = p.join("f");
@@ -110,7 +110,7 @@ pub(super) fn parent_directory(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn chmod_and_chown(d: &Dir) -> Outcome {
+pub(super) fn chmod_and_chown(d: &Dir) -> CaseResult {
     let dir = d.mkdir("dir", 0o755)?;
     same!(moved(&dir, || chmod(&dir, 0o700))?, (false, false, true));
     same!(moved(&dir, || chown(&dir, 60_001, 60_001))?, (false, false, true));
@@ -119,7 +119,7 @@ pub(super) fn chmod_and_chown(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn relatime(d: &Dir) -> Outcome {
+pub(super) fn relatime(d: &Dir) -> CaseResult {
     let f = d.file("f", b"bytes")?;
     let flags = rustix::fs::statvfs(&f)?.f_flag;
     if flags.contains(rustix::fs::StatVfsMountFlags::NOATIME) {
@@ -140,7 +140,7 @@ pub(super) fn relatime(d: &Dir) -> Outcome {
 }
 
 /// As `relatime`, through one handle, with reads that a page cache may answer.
-pub(super) fn relatime_of_open_file(d: &Dir) -> Outcome {
+pub(super) fn relatime_of_open_file(d: &Dir) -> CaseResult {
     let f = d.file("f", b"bytes")?;
     if rustix::fs::statvfs(&f)?.f_flag.contains(rustix::fs::StatVfsMountFlags::NOATIME) {
         return Ok(());
@@ -161,7 +161,7 @@ pub(super) fn relatime_of_open_file(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn read_and_write_order(d: &Dir) -> Outcome {
+pub(super) fn read_and_write_order(d: &Dir) -> CaseResult {
     // A time set after a write must not be overwritten by that write's own time.
     let file = d.open("f")?;
     for n in 0..20 {
@@ -177,7 +177,7 @@ pub(super) fn read_and_write_order(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn birth(d: &Dir) -> Outcome {
+pub(super) fn birth(d: &Dir) -> CaseResult {
     let f = d.file("f", b"")?;
     let born = || -> Result<_, Failure> {
         let s = rustix::fs::statx(CWD, &f, AtFlags::empty(), rustix::fs::StatxFlags::BTIME)?;
@@ -194,7 +194,7 @@ pub(super) fn birth(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn monotonic_enough(d: &Dir) -> Outcome {
+pub(super) fn monotonic_enough(d: &Dir) -> CaseResult {
     let mut last = 0;
     for n in 0..200 {
         let now = mtime(&stat(d.file(format!("f{n}"), b"x")?)?);
@@ -214,7 +214,7 @@ fn times(path: &Path) -> Result<(i128, i128), Failure> {
 }
 
 /// After close, the times of a written file are final.
-pub(super) fn final_after_close(d: &Dir) -> Outcome {
+pub(super) fn final_after_close(d: &Dir) -> CaseResult {
     let mut paths = vec![d.file("source", &pattern(1, 300_000))?];
     for len in LENGTHS {
         let bytes = pattern(2, len);
@@ -259,7 +259,7 @@ pub(super) fn final_after_close(d: &Dir) -> Outcome {
 }
 
 /// Copies the start of a file, with read and write if `copy_file_range` fails.
-fn copy(from: &File, to: &File, len: usize, at: u64) -> Outcome {
+fn copy(from: &File, to: &File, len: usize, at: u64) -> CaseResult {
     let (mut read, mut written) = (0, at);
     while read < len as u64 {
         let left = len - read as usize;
@@ -275,7 +275,7 @@ fn copy(from: &File, to: &File, len: usize, at: u64) -> Outcome {
 
 /// A time set explicitly stays, even if earlier stores through a mapping are written back
 /// afterwards.
-pub(super) fn set_while_map_is_dirty(d: &Dir) -> Outcome {
+pub(super) fn set_while_map_is_dirty(d: &Dir) -> CaseResult {
     for len in LENGTHS {
         for is_new in [true, false] {
             let name = format!("f{len}{is_new}");
@@ -302,7 +302,7 @@ pub(super) fn set_while_map_is_dirty(d: &Dir) -> Outcome {
 
 /// A store through a mapping updates the times when it is synced at the latest, also after the time
 /// was set explicitly, and when only the mapping keeps the file open.
-pub(super) fn store_through_map_counts(d: &Dir) -> Outcome {
+pub(super) fn store_through_map_counts(d: &Dir) -> CaseResult {
     for len in LENGTHS {
         for keeps_open in [true, false] {
             let name = format!("f{len}{keeps_open}");
@@ -328,12 +328,12 @@ pub(super) fn store_through_map_counts(d: &Dir) -> Outcome {
 }
 
 /// A later change never has an earlier time; on servers, apart from the difference of their clocks.
-pub(super) fn order_of_small_and_big(d: &Dir) -> Outcome {
+pub(super) fn order_of_small_and_big(d: &Dir) -> CaseResult {
     let big = pattern(1, 100_000);
     let open_big = OpenOptions::new().write(true).open(d.file("open", &big)?)?;
     let slack = if d.is_of_servers() { 20_000_000 } else { 0 };
     let mut last = (0, String::new());
-    let mut next = |name: &str| -> Outcome {
+    let mut next = |name: &str| -> CaseResult {
         let time = mtime(&stat(d.at(name))?);
         check!(time + slack >= last.0, "{name} looks older than {}, by {} ns", last.1, last.0 - time);
         last = (time, name.to_owned());

@@ -13,7 +13,7 @@ fn link_by_proc(file: &File, to: PathBuf) -> rustix::io::Result<()> {
     rustix::fs::linkat(CWD, from, CWD, to, AtFlags::SYMLINK_FOLLOW)
 }
 
-pub(super) fn unlinked(d: &Dir) -> Outcome {
+pub(super) fn unlinked(d: &Dir) -> CaseResult {
     let file = make(d, OFlags::empty())?;
     same!(file.metadata()?.nlink(), 0);
     check!(file.metadata()?.is_file());
@@ -27,7 +27,7 @@ pub(super) fn unlinked(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn linked_by_fd(d: &Dir) -> Outcome {
+pub(super) fn linked_by_fd(d: &Dir) -> CaseResult {
     for len in [0, 10, 70_000] {
         let file = make(d, OFlags::empty())?;
         let data = pattern(2, len);
@@ -42,7 +42,7 @@ pub(super) fn linked_by_fd(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn linked_by_proc(d: &Dir) -> Outcome {
+pub(super) fn linked_by_proc(d: &Dir) -> CaseResult {
     let file = make(d, OFlags::empty())?;
     file.write_all_at(b"before", 0)?;
     fs::create_dir(d.at("sub"))?;
@@ -54,7 +54,7 @@ pub(super) fn linked_by_proc(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn exclusive_cannot_be_linked(d: &Dir) -> Outcome {
+pub(super) fn exclusive_cannot_be_linked(d: &Dir) -> CaseResult {
     let file = make(d, OFlags::EXCL)?;
     fails!(link_by_proc(&file, d.at("named")), ENOENT);
     check!(!exists(d.at("named")));
@@ -66,7 +66,7 @@ pub(super) fn exclusive_cannot_be_linked(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn many(d: &Dir) -> Outcome {
+pub(super) fn many(d: &Dir) -> CaseResult {
     let files: Vec<File> = (0..200).map(|_| make(d, OFlags::empty())).collect::<Result<_, _>>()?;
     for (n, file) in files.iter().enumerate() {
         file.write_all_at(n.to_string().as_bytes(), 0)?;

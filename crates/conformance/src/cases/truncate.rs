@@ -2,7 +2,7 @@
 
 use super::prelude::*;
 
-pub(super) fn down_and_up(d: &Dir) -> Outcome {
+pub(super) fn down_and_up(d: &Dir) -> CaseResult {
     for len in [100usize, 5000, 70_000, 1_100_000] {
         let file = d.open(format!("f{len}"))?;
         let mut want = pattern(1, len);
@@ -18,7 +18,7 @@ pub(super) fn down_and_up(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn around_the_strip(d: &Dir) -> Outcome {
+pub(super) fn around_the_strip(d: &Dir) -> CaseResult {
     const STRIP: usize = 64 * 1024;
     for from in [STRIP - 1, STRIP, STRIP + 1, 2 * STRIP] {
         for to in [STRIP - 1, STRIP, STRIP + 1, STRIP - 4096, STRIP + 4096, 0] {
@@ -39,7 +39,7 @@ pub(super) fn around_the_strip(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn by_path(d: &Dir) -> Outcome {
+pub(super) fn by_path(d: &Dir) -> CaseResult {
     use std::os::unix::ffi::OsStrExt;
     let f = d.file("f", b"0123456789")?;
     let name = std::ffi::CString::new(f.as_os_str().as_bytes())?;
@@ -61,7 +61,7 @@ pub(super) fn by_path(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn huge(d: &Dir) -> Outcome {
+pub(super) fn huge(d: &Dir) -> CaseResult {
     let file = d.open("f")?;
     file.write_all_at(b"x", 0)?;
     for shift in [31, 32, 40, 43] {
@@ -76,7 +76,7 @@ pub(super) fn huge(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn errors(d: &Dir) -> Outcome {
+pub(super) fn errors(d: &Dir) -> CaseResult {
     let f = d.file("f", b"abc")?;
     fails!(File::open(&f)?.set_len(1), EINVAL);
     let directory = open(d.path(), OFlags::RDONLY)?;

@@ -4,7 +4,7 @@ use std::os::fd::AsRawFd;
 
 use super::prelude::*;
 
-pub(super) fn file_lives_on(d: &Dir) -> Outcome {
+pub(super) fn file_lives_on(d: &Dir) -> CaseResult {
     let file = d.open("f")?;
     file.write_all_at(b"before", 0)?;
     fs::remove_file(d.at("f"))?;
@@ -22,7 +22,7 @@ pub(super) fn file_lives_on(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn grows_and_shrinks(d: &Dir) -> Outcome {
+pub(super) fn grows_and_shrinks(d: &Dir) -> CaseResult {
     let file = d.open("f")?;
     file.write_all_at(&pattern(1, 1000), 0)?;
     fs::remove_file(d.at("f"))?;
@@ -45,7 +45,7 @@ pub(super) fn grows_and_shrinks(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn space_returns(d: &Dir) -> Outcome {
+pub(super) fn space_returns(d: &Dir) -> CaseResult {
     const LEN: usize = 64 << 20;
     let file = d.open("f")?;
     let block = pattern(1, 1 << 20);
@@ -72,7 +72,7 @@ pub(super) fn space_returns(d: &Dir) -> Outcome {
     Err(Failure::at(format!("free space was {full}, is {} 30 s after the last close", free()?)))
 }
 
-pub(super) fn directory_as_cwd(d: &Dir) -> Outcome {
+pub(super) fn directory_as_cwd(d: &Dir) -> CaseResult {
     let dir = d.mkdir("dir", 0o755)?;
     in_child(|| {
         std::env::set_current_dir(&dir)?;
@@ -91,7 +91,7 @@ pub(super) fn directory_as_cwd(d: &Dir) -> Outcome {
     })
 }
 
-pub(super) fn metadata_changes(d: &Dir) -> Outcome {
+pub(super) fn metadata_changes(d: &Dir) -> CaseResult {
     let file = d.open("f")?;
     fs::remove_file(d.at("f"))?;
     file.set_permissions(fs::Permissions::from_mode(0o611))?;
@@ -105,7 +105,7 @@ pub(super) fn metadata_changes(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn replaced_by_rename(d: &Dir) -> Outcome {
+pub(super) fn replaced_by_rename(d: &Dir) -> CaseResult {
     for len in [10, 90_000] {
         let old = d.open("f")?;
         old.write_all_at(&pattern(1, len), 0)?;
@@ -121,7 +121,7 @@ pub(super) fn replaced_by_rename(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn reopened_by_proc(d: &Dir) -> Outcome {
+pub(super) fn reopened_by_proc(d: &Dir) -> CaseResult {
     let file = d.open("f")?;
     file.write_all_at(b"still here", 0)?;
     fs::remove_file(d.at("f"))?;

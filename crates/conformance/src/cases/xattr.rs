@@ -27,7 +27,7 @@ fn list(path: &Path) -> rustix::io::Result<Vec<String>> {
     Ok(names)
 }
 
-pub(super) fn set_get_list(d: &Dir) -> Outcome {
+pub(super) fn set_get_list(d: &Dir) -> CaseResult {
     let f = d.file("f", b"data")?;
     same!(list(&f)?.len(), 0);
     setxattr(&f, "user.a", b"one", ANY)?;
@@ -49,7 +49,7 @@ pub(super) fn set_get_list(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn create_replace(d: &Dir) -> Outcome {
+pub(super) fn create_replace(d: &Dir) -> CaseResult {
     let f = d.file("f", b"")?;
     fails!(setxattr(&f, "user.a", b"1", XattrFlags::REPLACE), ENODATA);
     setxattr(&f, "user.a", b"1", XattrFlags::CREATE)?;
@@ -60,7 +60,7 @@ pub(super) fn create_replace(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn sizes(d: &Dir) -> Outcome {
+pub(super) fn sizes(d: &Dir) -> CaseResult {
     let f = d.file("f", b"")?;
     setxattr(&f, "user.abc", b"12345", ANY)?;
     setxattr(&f, "user.d", b"", ANY)?;
@@ -77,7 +77,7 @@ pub(super) fn sizes(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn names_and_limits(d: &Dir) -> Outcome {
+pub(super) fn names_and_limits(d: &Dir) -> CaseResult {
     let f = d.file("f", b"")?;
     let longest = format!("user.{}", "n".repeat(250));
     setxattr(&f, &longest, b"v", ANY)?;
@@ -93,7 +93,7 @@ pub(super) fn names_and_limits(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn namespaces(d: &Dir) -> Outcome {
+pub(super) fn namespaces(d: &Dir) -> CaseResult {
     let f = d.file("f", b"")?;
     chmod(&f, 0o666)?;
     for name in ["user.n", "trusted.n", "security.n"] {
@@ -111,7 +111,7 @@ pub(super) fn namespaces(d: &Dir) -> Outcome {
     })
 }
 
-pub(super) fn special_files(d: &Dir) -> Outcome {
+pub(super) fn special_files(d: &Dir) -> CaseResult {
     rustix::fs::symlink("nowhere", d.at("l"))?;
     rustix::fs::mkfifoat(CWD, d.at("p"), Mode::from_raw_mode(0o644))?;
     for name in ["l", "p"] {
@@ -125,7 +125,7 @@ pub(super) fn special_files(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn large_values(d: &Dir) -> Outcome {
+pub(super) fn large_values(d: &Dir) -> CaseResult {
     let f = d.file("f", b"")?;
     for len in [1000, 3000, 4096, 20_000, 65_536] {
         let value = pattern(len as u64, len);
@@ -143,7 +143,7 @@ pub(super) fn large_values(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn many_names(d: &Dir) -> Outcome {
+pub(super) fn many_names(d: &Dir) -> CaseResult {
     let f = d.file("f", b"")?;
     let mut want = Vec::new();
     for n in 0..60 {
@@ -160,7 +160,7 @@ pub(super) fn many_names(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn directories(d: &Dir) -> Outcome {
+pub(super) fn directories(d: &Dir) -> CaseResult {
     let dir = d.mkdir("dir", 0o755)?;
     setxattr(&dir, "user.a", b"on a directory", ANY)?;
     same!(get(&dir, "user.a")?, b"on a directory");
@@ -173,7 +173,7 @@ pub(super) fn directories(d: &Dir) -> Outcome {
     Ok(())
 }
 
-pub(super) fn permissions(d: &Dir) -> Outcome {
+pub(super) fn permissions(d: &Dir) -> CaseResult {
     let f = d.file("f", b"")?;
     chmod(&f, 0o640)?;
     setxattr(&f, "user.a", b"1", ANY)?;
@@ -193,7 +193,7 @@ pub(super) fn permissions(d: &Dir) -> Outcome {
     })
 }
 
-pub(super) fn ctime_changes(d: &Dir) -> Outcome {
+pub(super) fn ctime_changes(d: &Dir) -> CaseResult {
     let f = d.file("f", b"")?;
     let before = stat(&f)?;
     tick();

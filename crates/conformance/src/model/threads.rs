@@ -15,7 +15,7 @@ use rustix::fs::{CWD, OFlags, RenameFlags};
 use super::op::Op;
 use super::reference::Reference;
 use crate::process::Code;
-use crate::{Failure, Outcome, runner};
+use crate::{CaseResult, Failure, runner};
 
 const SHARED_NAMES: u8 = 6;
 /// Lengths such that half of the files are unstuffed while other threads move them.
@@ -28,14 +28,14 @@ struct Deeds {
     removed: usize,
 }
 
-pub fn run_threads(base: &Path, seed: u64, steps: usize, threads: usize) -> Outcome {
+pub fn run_threads(base: &Path, seed: u64, steps: usize, threads: usize) -> CaseResult {
     let root = runner::fresh(base, "threads")?;
     let outcome = super::guarded(Duration::from_secs(600), || all(&root, seed, steps, threads));
     runner::remove(&root);
     outcome
 }
 
-fn all(root: &Path, seed: u64, steps: usize, threads: usize) -> Outcome {
+fn all(root: &Path, seed: u64, steps: usize, threads: usize) -> CaseResult {
     fs::create_dir(root.join("shared"))?;
     let deeds: Vec<Deeds> = std::thread::scope(|s| {
         let running: Vec<_> = (0..threads).map(|t| s.spawn(move || one(root, seed, steps, t))).collect();
@@ -89,7 +89,7 @@ fn one(root: &Path, seed: u64, steps: usize, thread: usize) -> Result<Deeds, Fai
     Ok(deeds)
 }
 
-fn share(root: &Path, rng: &mut fastrand::Rng, deeds: &mut Deeds, token: String) -> Outcome {
+fn share(root: &Path, rng: &mut fastrand::Rng, deeds: &mut Deeds, token: String) -> CaseResult {
     let mut name = || root.join(format!("shared/s{}", rng.u8(..SHARED_NAMES)));
     let (a, b) = (name(), name());
     match rng.u8(..5) {

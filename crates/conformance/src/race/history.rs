@@ -87,21 +87,21 @@ impl Did {
 }
 
 /// The history as text, in order of the calls.
-pub fn tell(history: &[Did]) -> String {
+pub fn describe(history: &[Did]) -> String {
     let mut history = history.to_vec();
     history.sort_by_key(|did| did.from);
-    let mut told = String::new();
+    let mut reported = String::new();
     for Did { thread, op, seen, from, to, .. } in history {
         let (from, to) = (from.as_nanos() / 1000, to.as_nanos() / 1000);
-        let _ = writeln!(told, "    {from:>8} to {to:>8} us, thread {thread}: {op:?}: {seen:?}");
+        let _ = writeln!(reported, "    {from:>8} to {to:>8} us, thread {thread}: {op:?}: {seen:?}");
     }
-    told
+    reported
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::race::op::Place;
+    use crate::race::op::PathIndex;
 
     fn did(op: Op, seen: Seen, from: u64, to: u64) -> Did {
         Did { thread: 0, way: 0, op, seen, from: Duration::from_micros(from), to: Duration::from_micros(to) }
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn what_overlaps_may_have_happened_in_any_order() {
+    fn overlapping_operations_may_take_any_order() {
         let write = did(Op::Write(5), Seen::Done, 0, 10);
         for seen in [0, 5] {
             assert!(explained(&[write, did(Op::Read, Seen::Number(seen), 2, 4)]));
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn what_had_returned_is_seen() {
+    fn completed_operation_is_visible() {
         let write = did(Op::Write(5), Seen::Done, 0, 10);
         assert!(!explained(&[write, did(Op::Read, Seen::Number(0), 11, 12)]));
         // A later read must not return an older value.
@@ -131,7 +131,7 @@ mod tests {
 
     #[test]
     fn of_two_who_make_a_name_one_does() {
-        let place = Place(0);
+        let place = PathIndex(0);
         let make = |token, seen| did(Op::Symlink(place, token), seen, 0, 10);
         assert!(explained(&[make(1, Seen::Done), make(2, Seen::Error(libc::EEXIST))]));
         assert!(!explained(&[make(1, Seen::Done), make(2, Seen::Done)]));
@@ -142,7 +142,7 @@ mod tests {
     #[test]
     fn several_mounts_see_names_that_are_being_moved_as_they_were() {
         use crate::race::op::How;
-        let (a, b) = (Place(0), Place(1));
+        let (a, b) = (PathIndex(0), PathIndex(1));
         let made = [did(Op::Symlink(a, 1), Seen::Done, 0, 1), did(Op::Symlink(b, 2), Seen::Done, 0, 1)];
         let is_explained = |did: &[Did]| is_explained(&[&made, did].concat(), Rules::SeveralMounts);
         let exchange = did(Op::Rename(a, b, How::Exchange), Seen::Done, 10, 20);
@@ -162,7 +162,7 @@ mod tests {
 
     #[test]
     fn several_mounts_see_names_that_are_being_made_or_removed_as_they_were() {
-        let a = Place(0);
+        let a = PathIndex(0);
         let other = |way, op, seen, from| Did { thread: 1, way, ..did(op, seen, from, from + 2) };
         let link = |way, seen, from| other(way, Op::ReadLink(a), seen, from);
         let is_explained = |did: &[Did]| is_explained(did, Rules::SeveralMounts);

@@ -8,15 +8,15 @@ use std::time::Duration;
 
 use rustix::fs::{CWD, RenameFlags};
 
-use super::{DIRS, How, Op, Place, REGISTER, Rules, Seen, Way, round};
-use crate::{Failure, Outcome, runner};
+use super::{DIRS, How, Op, PathIndex, REGISTER, Rules, Seen, Way, round};
+use crate::{CaseResult, Failure, runner};
 
 /// Executes rounds in a fresh directory of the first of `ways`, which all lead to the same
 /// directory.
 ///
 /// # Errors
 /// As [`round`].
-pub fn run(ways: &[PathBuf], seed: u64, rounds: u64) -> Outcome {
+pub fn run(ways: &[PathBuf], seed: u64, rounds: u64) -> CaseResult {
     let base = ways.first().ok_or_else(|| Failure::at("no directory"))?;
     let root = runner::fresh(base, "race")?;
     let name = root.file_name().map(PathBuf::from).unwrap_or_default();
@@ -49,7 +49,7 @@ impl Mounted {
         Ok(Self { root, register })
     }
 
-    fn at(&self, place: Place) -> PathBuf {
+    fn at(&self, place: PathIndex) -> PathBuf {
         self.root.join(Path::new(&place.path()))
     }
 }

@@ -17,9 +17,9 @@ const PLACES: usize = DIRS.len() * NAMES.len();
 
 /// A name in one of the directories.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place(pub(super) usize);
+pub struct PathIndex(pub(super) usize);
 
-impl Place {
+impl PathIndex {
     /// The path relative to the common directory.
     pub fn path(self) -> String {
         format!("{}/{}", DIRS[self.0 / NAMES.len()], NAMES[self.0 % NAMES.len()])
@@ -38,12 +38,12 @@ pub enum How {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
-    Symlink(Place, Token),
-    ReadLink(Place),
-    MkDir(Place),
-    RmDir(Place),
-    Unlink(Place),
-    Rename(Place, Place, How),
+    Symlink(PathIndex, Token),
+    ReadLink(PathIndex),
+    MkDir(PathIndex),
+    RmDir(PathIndex),
+    Unlink(PathIndex),
+    Rename(PathIndex, PathIndex, How),
     Read,
     Write(Token),
 }
@@ -81,7 +81,7 @@ pub struct State {
 impl Op {
     /// `unique`: a number used only by this operation.
     pub fn random(rng: &mut fastrand::Rng, renames: &[How], unique: u32) -> Self {
-        let (a, b) = (Place(rng.usize(..PLACES)), Place(rng.usize(..PLACES)));
+        let (a, b) = (PathIndex(rng.usize(..PLACES)), PathIndex(rng.usize(..PLACES)));
         match rng.u8(..20) {
             0..4 => Self::Symlink(a, unique),
             4..7 => Self::ReadLink(a),
@@ -147,7 +147,7 @@ impl State {
     /// Executes an operation and returns its result.
     fn apply(&mut self, op: Op) -> Seen {
         use Entry::{Dir, Free, Link};
-        let old = |place: Place| self.places[place.0];
+        let old = |place: PathIndex| self.places[place.0];
         let outcome = match op {
             Op::Symlink(a, _) | Op::MkDir(a) if old(a) != Free => Err(EEXIST),
             Op::Symlink(a, token) => self.put([(a, Link(token))]),
@@ -185,7 +185,7 @@ impl State {
         outcome.unwrap_or_else(Seen::Error)
     }
 
-    fn put<const N: usize>(&mut self, entries: [(Place, Entry); N]) -> Result<Seen, i32> {
+    fn put<const N: usize>(&mut self, entries: [(PathIndex, Entry); N]) -> Result<Seen, i32> {
         for (place, entry) in entries {
             self.places[place.0] = entry;
         }

@@ -175,7 +175,7 @@ fn a_dropped_reply_is_an_error() {
 }
 
 #[test]
-fn what_needs_no_answer_gets_none() {
+fn one_way_message_gets_no_reply() {
     for opcode in [Opcode::Forget, Opcode::BatchForget] {
         for answer in [|r: Reply| r.none(), |r: Reply| r.ok(), |r: Reply| r.error(38), drop] {
             let (reply, socket) = reply(opcode);

@@ -235,7 +235,7 @@ fn every_truncation_is_an_error() {
             let bytes = message(opcode, &body[..length], &[]);
             let malformed = Request::parse(&bytes).expect_err(&format!("{op:?} cut to {length}"));
             assert_eq!((malformed.unique, malformed.opcode), (Some(0xdead_beef), Some(opcode)));
-            assert_ne!(malformed.flaw, Flaw::Length { told: bytes.len(), read: bytes.len() });
+            assert_ne!(malformed.flaw, Flaw::Length { stated: bytes.len(), read: bytes.len() });
         }
     }
 }
@@ -258,10 +258,10 @@ fn a_message_shorter_or_longer_than_it_says_is_an_error() {
     }
     for length in 40..bytes.len() {
         let flaw = Request::parse(&bytes[..length]).unwrap_err().flaw;
-        assert_eq!(flaw, Flaw::Length { told: 44, read: length });
+        assert_eq!(flaw, Flaw::Length { stated: 44, read: length });
     }
     let longer = with(bytes, b"x");
-    assert_eq!(Request::parse(&longer).unwrap_err().flaw, Flaw::Length { told: 44, read: 45 });
+    assert_eq!(Request::parse(&longer).unwrap_err().flaw, Flaw::Length { stated: 44, read: 45 });
 }
 
 #[test]

@@ -78,7 +78,7 @@ async fn files_are_made_read_written_and_removed() {
 
 /// Revocations and recalls are sent only to clients that have cached the inode.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_does_not_know_a_file_hears_nothing_of_it() {
+async fn client_without_inode_gets_no_recall() {
     let url = server();
     let (one, other, third) = (connect(&url).await, connect(&url).await, connect(&url).await);
     one.write("/file", b"1").await.unwrap();
@@ -109,7 +109,7 @@ async fn big_files_are_streams() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn names_links_and_what_is_told_of_files() {
+async fn names_links_and_file_attributes() {
     let fs = connect(&server()).await;
     fs.create_dir("/a").await.unwrap();
     fs.create_dir("/a/b").await.unwrap();
@@ -142,9 +142,9 @@ async fn names_links_and_what_is_told_of_files() {
     fs.set_permissions("/a/b/file", 0o640).await.unwrap();
     let time = UNIX_EPOCH + Duration::new(1_000_000, 5);
     fs.set_times("/a/b/file", None, Some(time)).await.unwrap();
-    let told = fs.metadata("/a/b/file").await.unwrap();
-    assert_eq!((told.permissions(), told.modified(), told.len()), (0o640, time, 7));
-    assert!(told.created() > SystemTime::now() - Duration::from_secs(3600));
+    let reported = fs.metadata("/a/b/file").await.unwrap();
+    assert_eq!((reported.permissions(), reported.modified(), reported.len()), (0o640, time, 7));
+    assert!(reported.created() > SystemTime::now() - Duration::from_secs(3600));
 
     fs.set_xattr("/a/b/file", "user.colour", b"green").await.unwrap();
     assert_eq!(fs.get_xattr("/a/b/file", "user.colour").await.unwrap(), b"green");
@@ -239,8 +239,8 @@ async fn create_stat_and_unlink_cost_a_message_each_and_what_is_leased_none() {
     other.metadata("/a/dir/theirs").await.unwrap();
     // One request per directory, and one more at the other rank for a remote one, perhaps with its
     // greeting.
-    let asked = since(&other, begun).0;
-    assert!(if RANKS == 1 { asked == 3 } else { (5..=7).contains(&asked) }, "{asked}");
+    let sent_count = since(&other, begun).0;
+    assert!(if RANKS == 1 { sent_count == 3 } else { (5..=7).contains(&sent_count) }, "{sent_count}");
     let begun = other.messages();
     other.metadata("/a/dir/none").await.unwrap_err();
     assert_eq!(since(&other, begun).0, 1);
@@ -273,7 +273,7 @@ async fn each_sees_at_once_what_the_other_has_changed() {
 
 /// Creates files until one is acknowledged early: the server must have created the directory
 /// durably and allocated inode numbers, which may take a while.
-async fn first_early(fs: &FileSystem, dir: &str) -> String {
+async fn first_writeback(fs: &FileSystem, dir: &str) -> String {
     for file in 0..1_000 {
         let (before, path) = (fs.messages(), format!("{dir}/early {file}"));
         fs.create_file(&path, 0o644).await.unwrap();
@@ -287,17 +287,17 @@ async fn first_early(fs: &FileSystem, dir: &str) -> String {
 
 /// A single-threaded runtime receives nothing while the test does not wait.
 #[tokio::test]
-async fn who_wants_it_is_told_of_changes_before_the_server_has_made_them() {
+async fn writeback_option_acknowledges_before_server() {
     let url = server();
-    for is_early in [true, false] {
+    for uses_writeback in [true, false] {
         let mut options = ConnectOptions::new();
-        let fs = options.early(is_early).connect(&url, &Credentials::Insecure).await.unwrap();
-        let dir = format!("/{is_early}");
+        let fs = options.writeback(uses_writeback).connect(&url, &Credentials::Insecure).await.unwrap();
+        let dir = format!("/{uses_writeback}");
         fs.create_dir(&dir).await.unwrap();
         let mut first = format!("{dir}/first");
         fs.create_file(&first, 0o644).await.unwrap();
-        if is_early {
-            first = first_early(&fs, &dir).await;
+        if uses_writeback {
+            first = first_writeback(&fs, &dir).await;
             fs.sync_all(&dir).await.unwrap();
         }
         let before = fs.messages();
@@ -307,8 +307,8 @@ async fn who_wants_it_is_told_of_changes_before_the_server_has_made_them() {
         fs.remove_file(&first).await.unwrap();
         let (requests, replies) = (since(&fs, before).0, fs.messages().replies - before.replies);
         // Operations that no call waits for are collected until the first reply.
-        assert_eq!((requests > 10, replies == 0), (!is_early, is_early), "{requests} {replies}");
-        if is_early {
+        assert_eq!((requests > 10, replies == 0), (!uses_writeback, uses_writeback), "{requests} {replies}");
+        if uses_writeback {
             fs.sync_all(&dir).await.unwrap();
         }
         let other = connect(&url).await;
@@ -322,7 +322,7 @@ async fn who_wants_it_is_told_of_changes_before_the_server_has_made_them() {
 
 /// Leases are longer than this test.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nobody_waits_for_a_client_that_has_gone() {
+async fn departed_client_blocks_nothing() {
     let url = server();
     let fs = connect(&url).await;
     for is_closed in [true, false] {
@@ -406,7 +406,7 @@ fn it_can_be_used_without_a_runtime() {
 }
 
 #[tokio::test]
-async fn what_keeps_it_from_connecting_is_told() {
+async fn connect_error_names_its_cause() {
     let connect =
         async |url: &str, credentials: &Credentials| FileSystem::connect(url, credentials).await.unwrap_err();
     let error = connect("nfs://here", &Credentials::Insecure).await;
@@ -441,9 +441,9 @@ async fn a_listing_with_attributes_takes_two_rounds() {
         let name = entry.entry.file_name().to_str().unwrap();
         let (kind, number) = name.split_once('-').unwrap();
         let number: usize = number.parse().unwrap();
-        let told = fs.symlink_metadata(format!("/dir/{name}")).await.unwrap();
-        assert_eq!((entry.metadata.ino(), entry.metadata.len()), (told.ino(), told.len()), "{name}");
-        assert_eq!(entry.metadata.permissions(), told.permissions());
+        let reported = fs.symlink_metadata(format!("/dir/{name}")).await.unwrap();
+        assert_eq!((entry.metadata.ino(), entry.metadata.len()), (reported.ino(), reported.len()), "{name}");
+        assert_eq!(entry.metadata.permissions(), reported.permissions());
         match kind {
             "file" => assert_eq!(entry.metadata.len(), number as u64),
             "dir" => assert!(entry.metadata.is_dir()),

@@ -1,8 +1,9 @@
 //! Clients whose kernels cannot give up a name.
 //!
-//! A kernel drops a cached name only with its directory locked. A call that has locked the directory may wait until other clients give
-//! up leases; if their kernels have locked it as well, each waits for the other. One of the calls is refused with `ESTALE` then,
-//! before it has changed anything: Linux looks its names up again and repeats it, once.
+//! A kernel drops a cached name only with its directory locked. A call that has locked the
+//! directory may wait until other clients give up leases; if their kernels have locked it as well,
+//! each waits for the other. One of the calls is refused with `ESTALE` then, before it has changed
+//! anything: Linux looks its names up again and repeats it, once.
 
 use alloc::vec::Vec;
 
@@ -14,12 +15,13 @@ use crate::progress::Progress;
 use crate::task::Task;
 
 impl Meta {
-    /// A client has a call pending that locks the directory of a revoked name: refuses those of its calls there that wait for leases.
+    /// A client has a call pending that locks the directory of a revoked name: refuses those of its
+    /// calls there that wait for leases.
     pub(crate) fn blocked(&mut self, now: Now, client: ClientId, number: u64, out: &mut Outbox) {
         let Some(leases) = &mut self.leases else { return };
         let Some(dir) = leases.revoked_in(client, number) else { return };
         let locks_dir = |task: &Task| {
-            let is_refusable = matches!(task.progress, Progress::None) && !task.request.is_told();
+            let is_refusable = matches!(task.progress, Progress::None) && !task.request.is_acknowledged();
             task.from == client && is_refusable && task.request.changed_dirs().contains(&Some(dir))
         };
         let tasks = &self.tasks;

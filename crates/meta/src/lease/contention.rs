@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_changed_now_and_then_does_not_rest() {
+    fn rare_change_keeps_leases() {
         let mut fights = Contention::default();
         for now in (0..10_000).step_by(334) {
             fights.note(INO, now);
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_fought_over_rests_for_a_second_and_longer_if_that_goes_on() {
+    fn contention_suspends_leases_for_growing_time() {
         let mut fights = Contention::default();
         let mut now = 1_000;
         for span in [1_000, 2_000, 4_000, 8_000, 8_000] {
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_noticed_is_bounded() {
+    fn contention_table_is_bounded() {
         let mut fights = Contention::default();
         for ino in 0..2 * Contention::MOST as u64 {
             fights.note(Ino(ino), 0);

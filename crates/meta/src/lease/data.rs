@@ -28,14 +28,14 @@ impl Meta {
     /// lease.
     pub(crate) fn lease_data(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<Reply> {
         let key = Key::data(ino);
-        cx.told.last_change = cx.told.last_change.max(Some(0));
+        cx.read_set.last_change = cx.read_set.last_change.max(Some(0));
         let Some(leases) = &mut self.leases else { return Ok(Reply::Done) };
         // During the grace period, writers that have not reclaimed yet are unknown.
         if self.sessions.in_grace() || !leases.are_for(cx.client) || !leases.is_free(key, &[]) {
-            cx.told.refuse();
+            cx.read_set.refuse();
             return Ok(Reply::Done);
         }
-        let writers = self.sessions.quiet_writers(cx.client, ino);
+        let writers = self.sessions.unannounced_writers(cx.client, ino);
         if !writers.is_empty() {
             let until = match *cx.progress {
                 Progress::LeasingData { until } => until,
@@ -43,15 +43,15 @@ impl Meta {
             };
             *cx.progress = Progress::LeasingData { until };
             if cx.uptime_ms >= until {
-                cx.told.refuse();
+                cx.read_set.refuse();
                 return Ok(Reply::Done);
             }
             for writer in writers {
-                leases.revoke_quiet(cx.client, writer, ino, cx.uptime_ms);
+                leases.revoke_unannounced(cx.client, writer, ino, cx.uptime_ms);
             }
-            return Err(Stop::Wait(Wait::Lease(Key::quiet(ino))));
+            return Err(Stop::Wait(Wait::Lease(Key::unannounced(ino))));
         }
-        cx.told.keys.push(key);
+        cx.read_set.keys.push(key);
         Ok(Reply::Done)
     }
 
@@ -62,8 +62,8 @@ impl Meta {
     /// `ESTALE` if the client neither knows the inode nor has it open.
     pub(crate) fn announce(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<Reply> {
         // The reply reports nothing about an inode.
-        cx.told.last_change = cx.told.last_change.max(Some(0));
-        if !self.sessions.is_told_of(cx.client, ino) && self.opens_of(cx.client, ino) == 0 {
+        cx.read_set.last_change = cx.read_set.last_change.max(Some(0));
+        if !self.sessions.is_known_to(cx.client, ino) && self.opens_of(cx.client, ino) == 0 {
             return Err(Errno::ESTALE.into());
         }
         let Some(leases) = &mut self.leases else { return Ok(Reply::Announced(false)) };
@@ -79,7 +79,7 @@ impl Meta {
         if leases.is_data_awaited(cx.client, ino) {
             return Err(Stop::Wait(Wait::Lease(key)));
         }
-        let again = !leases.may_be_quiet(cx.client, ino);
+        let again = !leases.may_write_unannounced(cx.client, ino);
         self.sessions.set_announces(cx.client, ino, again);
         Ok(Reply::Announced(again))
     }
@@ -87,15 +87,15 @@ impl Meta {
 
 impl Meta {
     /// True if another client has the file open for writing.
-    pub(crate) fn is_open_to_write_elsewhere(&self, client: ClientId, ino: Ino) -> bool {
-        self.is_open_elsewhere(client, ino) && self.sessions.writers(ino).any(|(writer, _)| writer != client)
+    pub(crate) fn is_open_to_write_by_others(&self, client: ClientId, ino: Ino) -> bool {
+        self.is_open_by_others(client, ino) && self.sessions.writers(ino).any(|(writer, _)| writer != client)
     }
 }
 
 impl Sessions {
     /// The other clients that may write to a file and do not announce their writes.
-    fn quiet_writers(&self, client: ClientId, ino: Ino) -> Vec<ClientId> {
-        let quiet = self.writers(ino).filter(|(writer, announces)| *writer != client && !announces);
-        quiet.map(|(writer, _)| writer).collect()
+    fn unannounced_writers(&self, client: ClientId, ino: Ino) -> Vec<ClientId> {
+        let unannounced = self.writers(ino).filter(|(writer, announces)| *writer != client && !announces);
+        unannounced.map(|(writer, _)| writer).collect()
     }
 }

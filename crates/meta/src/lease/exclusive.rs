@@ -13,12 +13,12 @@ use crate::journal::Acknowledge;
 use crate::machine::{Cx, Meta};
 use crate::record::{Body, Inode};
 use crate::step::{Step, Stop, Wait};
-use crate::trash::ITSELF;
+use crate::trash::INTERNAL_CLIENT;
 
 impl Meta {
     /// True if `client` is the only one that caches `ino` or has it open, as far as replies have
     /// been sent. False during the grace period, when not all clients have reclaimed.
-    pub(crate) fn is_alone_with(&self, client: ClientId, ino: Ino) -> bool {
+    pub(crate) fn is_sole_holder(&self, client: ClientId, ino: Ino) -> bool {
         let Some(cached) = self.state.inodes.get(&ino).filter(|_| !self.sessions.in_grace()) else {
             return false;
         };
@@ -27,23 +27,23 @@ impl Meta {
 
     /// True if `ino` is a file whose only name is in `dir`, and `client` is the only one that
     /// caches it or has it open.
-    pub(crate) fn is_alone_with_file_in(&self, client: ClientId, dir: Ino, ino: Ino) -> bool {
+    pub(crate) fn is_sole_holder_of_file_in(&self, client: ClientId, dir: Ino, ino: Ino) -> bool {
         let cached = self.state.inodes.get(&ino);
         cached.is_some_and(|cached| cached.inode.nlink == 1 && cached.parents() == [(dir, 1)])
-            && self.is_alone_with(client, ino)
+            && self.is_sole_holder(client, ino)
     }
 
     /// Preconditions for an exclusive lease on `dir` (docs/leases.md).
-    pub(super) fn may_be_alone_in(&self, client: ClientId, dir: Ino) -> bool {
-        let is_trusted = self.makes_early(client) && self.config.acknowledge != Acknowledge::Durable;
+    pub(super) fn may_grant_exclusive(&self, client: ClientId, dir: Ino) -> bool {
+        let is_trusted = self.wants_writeback(client) && self.config.acknowledge != Acknowledge::Durable;
         // Every client knows the root without a lookup. An exclusive holder serves reads of files
         // that it wrote from its cache and reports no accesses, so `Atime::Always` excludes
         // exclusive leases.
         is_trusted
             && self.config.atime != Atime::Always
             && dir != Ino::ROOT
-            && self.sessions.is_told_of(client, dir)
-            && self.is_alone_with(client, dir)
+            && self.sessions.is_known_to(client, dir)
+            && self.is_sole_holder(client, dir)
             && self.state.inodes.get(&dir).is_some_and(|cached| self.is_plain(&cached.inode))
             && self.state.is_removed(dir) == Ok(false)
             && self.state.limits_below(dir).is_ok_and(|limits| !limits.is_any())
@@ -63,13 +63,13 @@ impl Meta {
     /// Revokes other clients' exclusive lease on `dir` before the caller's client observes the
     /// directory, or before the outcome of an operation depends on its entries. Waits for the end
     /// of the grace period while a client that has not reclaimed may have pending operations.
-    pub(crate) fn share(&mut self, cx: &mut Cx<'_>, dir: Ino) -> Step<()> {
-        if self.leases.is_none() || self.sessions.is_told_of(cx.client, dir) {
+    pub(crate) fn revoke_exclusive(&mut self, cx: &mut Cx<'_>, dir: Ino) -> Step<()> {
+        if self.leases.is_none() || self.sessions.is_known_to(cx.client, dir) {
             return Ok(());
         }
         // A client that has not reclaimed yet may have acknowledged operations that are not applied
         // yet.
-        if self.may_have_told_early() {
+        if self.may_have_pending() {
             return Err(Stop::Wait(Wait::Grace));
         }
         self.revoke_all(cx, &|_, see| {
@@ -80,16 +80,16 @@ impl Meta {
 
     /// Revokes all exclusive leases before a change that could reject operations that a holder has
     /// already acknowledged, as a new quota can.
-    pub(crate) fn share_all(&mut self, cx: &mut Cx<'_>) -> Step<()> {
-        if self.may_have_told_early() {
+    pub(crate) fn revoke_all_exclusive(&mut self, cx: &mut Cx<'_>) -> Step<()> {
+        if self.may_have_pending() {
             return Err(Stop::Wait(Wait::Grace));
         }
         let Some(leases) = &mut self.leases else { return Ok(()) };
         for dir in leases.exclusive() {
             let key = Key::exclusive(dir);
             // Includes the lease of the caller's own client.
-            if leases.revoke(ITSELF, key, None, cx.uptime_ms) {
-                leases.claim(cx.claims, key);
+            if leases.revoke(INTERNAL_CLIENT, key, None, cx.uptime_ms) {
+                leases.raise_barrier(cx.barriers, key);
                 return Err(Stop::Wait(Wait::Lease(key)));
             }
         }
@@ -99,10 +99,12 @@ impl Meta {
     /// Overrides `EDQUOT` for operations that the exclusive holder has already acknowledged to its
     /// caller. Setting a quota revokes exclusive leases first, but a quota that is set at another
     /// rank becomes known at this rank only later.
-    pub(crate) fn unless_told(&self, cx: &Cx<'_>, dir: Ino, allowed: Step<()>) -> Step<()> {
-        let is_alone = |leases: &Leases| leases.is_held_by(cx.client, Key::exclusive(dir));
+    pub(crate) fn allow_if_acknowledged(&self, cx: &Cx<'_>, dir: Ino, allowed: Step<()>) -> Step<()> {
+        let is_exclusive = |leases: &Leases| leases.is_held_by(cx.client, Key::exclusive(dir));
         match allowed {
-            Err(Stop::Fail(Errno::EDQUOT)) if cx.is_told && self.leases.as_ref().is_some_and(is_alone) => {
+            Err(Stop::Fail(Errno::EDQUOT))
+                if cx.is_acknowledged && self.leases.as_ref().is_some_and(is_exclusive) =>
+            {
                 Ok(())
             }
             allowed => allowed,
@@ -110,35 +112,35 @@ impl Meta {
     }
 
     /// Checks quotas for a file that grows to `size` bytes, with the exception of
-    /// [`Self::unless_told`].
+    /// [`Self::allow_if_acknowledged`].
     pub(crate) fn admit_size(&self, cx: &Cx<'_>, ino: Ino, size: u64) -> Step<()> {
         let Err(stop) = self.state.admit_size(ino, size) else { return Ok(()) };
         let parents = self.state.load_parents(ino)?;
-        self.unless_told(cx, parents.first().map_or(ino, |(dir, _)| *dir), Err(stop))
+        self.allow_if_acknowledged(cx, parents.first().map_or(ino, |(dir, _)| *dir), Err(stop))
     }
 
     /// Upgrades a client's lease on `dir` to an exclusive one. Returns false if the lease cannot be
     /// granted.
-    pub(crate) fn give_exclusive(&mut self, client: ClientId, dir: Ino, now: u64) -> bool {
+    pub(crate) fn grant_exclusive(&mut self, client: ClientId, dir: Ino, now: u64) -> bool {
         let Some(leases) = &mut self.leases else { return false };
         let keys = [Key::exclusive(dir)];
         if !leases.is_free(keys[0], &[]) {
             return false;
         }
-        let turn = leases.promise(client, &keys, now);
-        leases.keep(client, &keys, turn, now)
+        let epoch = leases.prepare_grant(client, &keys, now);
+        leases.finish_grant(client, &keys, epoch, now)
     }
 
     /// True if the client uses metadata write-back: it has a pool of inode numbers.
-    fn makes_early(&self, client: ClientId) -> bool {
-        self.state.sessions.get(&client).is_some_and(|kept| kept.unused.len() > 0)
+    fn wants_writeback(&self, client: ClientId) -> bool {
+        self.state.sessions.get(&client).is_some_and(|persisted| persisted.unused.len() > 0)
     }
 
     /// True if a client that has not reclaimed yet may have acknowledged operations, before the
     /// restart, that are not applied yet.
-    fn may_have_told_early(&self) -> bool {
+    fn may_have_pending(&self) -> bool {
         self.sessions.leases_may_last()
-            && self.sessions.awaited_clients().any(|client| self.makes_early(client))
+            && self.sessions.awaited_clients().any(|client| self.wants_writeback(client))
     }
 }
 
@@ -151,7 +153,7 @@ pub(super) fn named_dir(request: &Request) -> Option<Ino> {
         | Request::Unlink { dir, .. }
         | Request::RmDir { dir, .. }
         | Request::ReadDir { dir, .. } => Some(*dir),
-        Request::Renew { alone_in, .. } => *alone_in,
+        Request::Renew { exclusive_dir, .. } => *exclusive_dir,
         _ => None,
     }
 }

@@ -8,8 +8,8 @@
 mod blocked;
 mod contention;
 mod data;
+mod dependents;
 mod exclusive;
-mod heirs;
 mod table;
 
 use alloc::boxed::Box;
@@ -22,8 +22,8 @@ use crate::event::{Change, Event};
 use crate::machine::{Cx, Meta};
 use crate::outbox::{Now, Outbox};
 use crate::record::Slot;
-use crate::session::Proven;
-use crate::state::{Home, State};
+use crate::session::TokenKind;
+use crate::state::{Location, State};
 use crate::step::{Step, Stop, Wait};
 use crate::task::Task;
 
@@ -35,10 +35,10 @@ type Keys = SmallVec<[Key; 2]>;
 
 /// What a reply exposes to its client.
 #[derive(Debug, Default)]
-pub(crate) struct Told {
+pub(crate) struct ReadSet {
     keys: Keys,
     /// No-metafile files in the reply, with the directories that their attributes derive from.
-    heirs: Vec<(Ino, Ino)>,
+    dependents: Vec<(Ino, Ino)>,
     /// The reply must not be cached.
     refused: bool,
     /// Number of the last event that changed any of it. 0: all of it is durable. `None`: unknown.
@@ -47,7 +47,7 @@ pub(crate) struct Told {
     pub touched: Vec<Ino>,
 }
 
-impl Told {
+impl ReadSet {
     /// Marks the reply as not cacheable.
     pub fn refuse(&mut self) {
         self.refused = true;
@@ -56,26 +56,26 @@ impl Told {
 
 /// The leases of a reply that is held back until the journal is written.
 #[derive(Debug, Default)]
-pub(crate) struct Promise(Option<Box<Promised>>);
+pub(crate) struct PreparedGrant(Option<Box<GrantTerms>>);
 
-impl Promise {
+impl PreparedGrant {
     /// Withdraws the leases of a reply that will fail. What it was to report may be visible to
     /// others, so the changed inodes are still listed.
-    pub(crate) fn broken(self) -> Self {
-        let broken = self.0.map(|promised| {
-            let Touched { attrs, mut others, .. } = promised.touched;
+    pub(crate) fn voided(self) -> Self {
+        let broken = self.0.map(|durable_bound| {
+            let Touched { attrs, mut others, .. } = durable_bound.touched;
             others.extend(attrs.iter().map(|attr| attr.ino));
             let touched = Touched { others, ..Touched::default() };
-            Box::new(Promised { keys: Keys::new(), refused: false, touched, dir: None, ..*promised })
+            Box::new(GrantTerms { keys: Keys::new(), refused: false, touched, dir: None, ..*durable_bound })
         });
         Self(broken)
     }
 }
 
 #[derive(Debug)]
-struct Promised {
+struct GrantTerms {
     keys: Keys,
-    turn: u64,
+    epoch: u64,
     refused: bool,
     /// Each attribute in it has a lease of its own.
     touched: Touched,
@@ -87,31 +87,31 @@ impl Meta {
     // ---- What replies expose
 
     /// Records that the reply exposes an inode: its attributes or contents.
-    pub(crate) fn tell_inode(&self, cx: &mut Cx<'_>, ino: Ino) {
-        if !self.tell(cx, ino, None) {
-            cx.told.refused = true;
+    pub(crate) fn note_inode(&self, cx: &mut Cx<'_>, ino: Ino) {
+        if !self.note_read(cx, ino, None) {
+            cx.read_set.refused = true;
         }
     }
 
     /// Records that the reply exposes that a name does not exist.
-    pub(crate) fn tell_absent(&self, cx: &mut Cx<'_>, dir: Ino, slot: &Slot) {
-        if !self.tell(cx, dir, Some(slot.hash)) {
-            cx.told.refused = true;
+    pub(crate) fn note_absent(&self, cx: &mut Cx<'_>, dir: Ino, slot: &Slot) {
+        if !self.note_read(cx, dir, Some(slot.hash)) {
+            cx.read_set.refused = true;
         }
     }
 
     /// Records a lease on the name that a `rename` has made. The client's kernel caches that name
     /// whatever the reply says, so the lease is granted on contended names too. If none can be
     /// granted, the reply carries no lease, and the frontend has the kernel look the name up again.
-    pub(crate) fn tell_moved(&self, cx: &mut Cx<'_>, dir: Ino, name: &Name) {
+    pub(crate) fn note_moved(&self, cx: &mut Cx<'_>, dir: Ino, name: &Name) {
         let Some(leases) = &self.leases else { return };
         let key = Key::name(dir, self.state.slot(name).hash);
         // Only the rank of the directory grants leases on its names.
         let is_own = dir.rank() == self.config.rank;
-        if is_own && leases.are_for(cx.client) && leases.is_free(key, cx.claims) {
-            cx.told.keys.push(key);
+        if is_own && leases.are_for(cx.client) && leases.is_free(key, cx.barriers) {
+            cx.read_set.keys.push(key);
         } else {
-            cx.told.refused = true;
+            cx.read_set.refused = true;
         }
     }
 
@@ -125,38 +125,46 @@ impl Meta {
         cacheable: bool,
         attr: Attr,
     ) -> Entry {
-        let mut home = Home::Table;
-        let alone = self.is_alone_with(cx.client, attr.ino);
+        let mut location = Location::Table;
+        let sole_holder = self.is_sole_holder(cx.client, attr.ino);
         if let Some(cached) = self.state.inodes.get_mut(&attr.ino) {
             cached.lookups += 1;
-            home = cached.told_home();
+            location = cached.reported_location();
         }
-        let name_leased = name.is_some_and(|(dir, hash)| self.tell(cx, dir, Some(hash)));
-        let proof = self.proof(cx.client, attr.ino, Proven::Told);
-        Entry { attr, cacheable, name_leased, attr_leased: self.tell(cx, attr.ino, None), alone, home, proof }
+        let name_leased = name.is_some_and(|(dir, hash)| self.note_read(cx, dir, Some(hash)));
+        let reclaim_token = self.reclaim_token(cx.client, attr.ino, TokenKind::LookedUp);
+        Entry {
+            attr,
+            cacheable,
+            name_leased,
+            attr_leased: self.note_read(cx, attr.ino, None),
+            sole_holder,
+            location,
+            reclaim_token,
+        }
     }
 
     /// Records that the reply exposes an inode, or a name with this hash. Returns whether it may be
     /// cached.
-    pub(crate) fn tell(&self, cx: &mut Cx<'_>, ino: Ino, hash: Option<u64>) -> bool {
+    pub(crate) fn note_read(&self, cx: &mut Cx<'_>, ino: Ino, hash: Option<u64>) -> bool {
         let now = cx.uptime_ms;
-        self.tell_if(cx, ino, hash, |leases, key, own| leases.may_give(key, own, now))
+        self.note_if(cx, ino, hash, |leases, key, own| leases.may_give(key, own, now))
     }
 
     /// Records that the reply exposes a file's bytes.
-    pub(crate) fn tell_bytes(&self, cx: &mut Cx<'_>, ino: Ino) {
-        if !self.tell_held(cx, ino) {
-            cx.told.refused = true;
+    pub(crate) fn note_bytes(&self, cx: &mut Cx<'_>, ino: Ino) {
+        if !self.note_held(cx, ino) {
+            cx.read_set.refused = true;
         }
     }
 
     /// Records a lease for a client that keeps using an inode's contents. Its kernel rereads its
     /// cache without a message, so the lease is granted also under contention.
-    pub(crate) fn tell_held(&self, cx: &mut Cx<'_>, ino: Ino) -> bool {
-        self.tell_if(cx, ino, None, Leases::is_free)
+    pub(crate) fn note_held(&self, cx: &mut Cx<'_>, ino: Ino) -> bool {
+        self.note_if(cx, ino, None, Leases::is_free)
     }
 
-    fn tell_if(
+    fn note_if(
         &self,
         cx: &mut Cx<'_>,
         ino: Ino,
@@ -164,64 +172,64 @@ impl Meta {
         may_give: impl Fn(&Leases, Key, &[Key]) -> bool,
     ) -> bool {
         let key = hash.map_or(Key::inode(ino), |hash| Key::name(ino, hash));
-        cx.told.last_change = cx.told.last_change.max(Some(self.uncommitted.last_change(key)));
+        cx.read_set.last_change = cx.read_set.last_change.max(Some(self.uncommitted.last_change(key)));
         let Some(leases) = &self.leases else { return true };
-        if cx.told.refused {
+        if cx.read_set.refused {
             return false;
         }
         // A stream may have changed since it was queried.
         let is_fixed = hash.is_some() || !(cx.streams_have_changed || self.is_written(cx.client, ino));
-        let said_by = self.state.dir_of_bare(ino).filter(|_| hash.is_none());
-        let is_said = |dir| leases.is_free(Key::inode(dir), cx.claims);
+        let said_by = self.state.inherits_from(ino).filter(|_| hash.is_none());
+        let is_said = |dir| leases.is_free(Key::inode(dir), cx.barriers);
         let may_cache = is_fixed
             && leases.are_for(cx.client)
-            && may_give(leases, key, cx.claims)
+            && may_give(leases, key, cx.barriers)
             && said_by.is_none_or(is_said);
         if may_cache {
-            cx.told.keys.push(key);
-            cx.told.heirs.extend(said_by.map(|dir| (ino, dir)));
+            cx.read_set.keys.push(key);
+            cx.read_set.dependents.extend(said_by.map(|dir| (ino, dir)));
         }
         may_cache
     }
 
     /// True if other clients may write to the file's stream, which the machine does not see.
     pub(crate) fn is_written(&self, client: ClientId, ino: Ino) -> bool {
-        self.state.watched.get(&ino).is_some_and(|watched| watched.written)
-            && (self.sessions.in_grace() || self.is_open_elsewhere(client, ino))
+        self.state.size_dirty.get(&ino).is_some_and(|size_dirty| size_dirty.written)
+            && (self.sessions.in_grace() || self.is_open_by_others(client, ino))
     }
 
-    pub(crate) fn is_open_elsewhere(&self, client: ClientId, ino: Ino) -> bool {
+    pub(crate) fn is_open_by_others(&self, client: ClientId, ino: Ino) -> bool {
         self.state.inodes.get(&ino).is_some_and(|cached| cached.opens > self.opens_of(client, ino))
     }
 
-    /// Prepares the grants of a reply that leaves later. They begin in [`Self::keep`].
-    pub(crate) fn promise(
+    /// Prepares the grants of a reply that leaves later. They begin in [`Self::finish_grant`].
+    pub(crate) fn prepare_grant(
         &mut self,
         task: &Task,
-        mut told: Told,
+        mut read_set: ReadSet,
         result: &Result<Reply, Errno>,
         now: u64,
-    ) -> Promise {
+    ) -> PreparedGrant {
         if self.leases.is_none() {
-            return Promise::default();
+            return PreparedGrant::default();
         }
         let client = task.from;
-        told.touched.sort_unstable();
-        told.touched.dedup();
-        let touched = self.attributes(client, &told.touched, result, now);
-        let keys = if told.refused { Keys::new() } else { told.keys };
-        let mut turn = 0;
+        read_set.touched.sort_unstable();
+        read_set.touched.dedup();
+        let touched = self.attributes(client, &read_set.touched, result, now);
+        let keys = if read_set.refused { Keys::new() } else { read_set.keys };
+        let mut epoch = 0;
         if let Some(leases) = &mut self.leases
             && !(keys.is_empty() && touched.attrs.is_empty())
         {
-            turn = leases.promise(client, &keys, now);
-            told.heirs.into_iter().for_each(|(file, dir)| leases.inherits(file, dir));
+            epoch = leases.prepare_grant(client, &keys, now);
+            read_set.dependents.into_iter().for_each(|(file, dir)| leases.inherits(file, dir));
             for attr in &touched.attrs {
-                leases.promise(client, &[Key::inode(attr.ino)], now);
+                leases.prepare_grant(client, &[Key::inode(attr.ino)], now);
             }
         }
         let dir = named_dir(&task.request);
-        Promise(Some(Box::new(Promised { keys, turn, refused: told.refused, touched, dir })))
+        PreparedGrant(Some(Box::new(GrantTerms { keys, epoch, refused: read_set.refused, touched, dir })))
     }
 
     /// The attributes or numbers of changed inodes that accompany the reply.
@@ -245,29 +253,34 @@ impl Meta {
 
     /// Grants the leases as the reply leaves. Returns for how many milliseconds the client may
     /// cache the reply (0: not at all), and what the request has touched.
-    pub(crate) fn keep(&mut self, client: ClientId, promise: &Promise, now: u64) -> (u32, Touched) {
-        let (Some(leases), Promise(Some(promised))) = (&mut self.leases, promise) else {
+    pub(crate) fn finish_grant(
+        &mut self,
+        client: ClientId,
+        grant: &PreparedGrant,
+        now: u64,
+    ) -> (u32, Touched) {
+        let (Some(leases), PreparedGrant(Some(durable_bound))) = (&mut self.leases, grant) else {
             return Default::default();
         };
-        let Promised { keys, turn, refused, touched, dir } = &**promised;
-        let tells = *refused || !keys.is_empty();
-        let mut is_kept = !keys.is_empty() && leases.keep(client, keys, *turn, now);
+        let GrantTerms { keys, epoch, refused, touched, dir } = &**durable_bound;
+        let grants = *refused || !keys.is_empty();
+        let mut is_granted = !keys.is_empty() && leases.finish_grant(client, keys, *epoch, now);
         // A reply has one lease for all that it exposes.
-        let may_tell = is_kept || !tells;
+        let may_grant = is_granted || !grants;
         let mut left = Touched { others: touched.others.clone(), ..Touched::default() };
         for attr in &touched.attrs {
-            if may_tell && leases.keep(client, &[Key::inode(attr.ino)], *turn, now) {
-                is_kept = true;
+            if may_grant && leases.finish_grant(client, &[Key::inode(attr.ino)], *epoch, now) {
+                is_granted = true;
                 left.attrs.push(*attr);
             } else {
                 left.others.push(attr.ino);
             }
         }
         // Never grant an exclusive lease on a reply that is already stale.
-        let dir = dir.filter(|dir| may_tell && self.may_be_alone_in(client, *dir));
-        left.exclusive = dir.filter(|dir| self.give_exclusive(client, *dir, now));
-        is_kept |= left.exclusive.is_some();
-        (self.config.lease_ms.filter(|_| is_kept).unwrap_or(0), left)
+        let dir = dir.filter(|dir| may_grant && self.may_grant_exclusive(client, *dir));
+        left.exclusive = dir.filter(|dir| self.grant_exclusive(client, *dir, now));
+        is_granted |= left.exclusive.is_some();
+        (self.config.lease_ms.filter(|_| is_granted).unwrap_or(0), left)
     }
 
     // ---- Before changes
@@ -278,12 +291,12 @@ impl Meta {
         if self.leases.is_none() {
             return Ok(());
         }
-        let heir = event.bequeaths().and_then(|dir| self.revoke_heirs(cx, dir));
+        let dependent = event.changes_dependents().and_then(|dir| self.revoke_dependents(cx, dir));
         self.revoke_all(cx, &|state, see| state.touched(event, see))?;
-        if let Some(heir) = heir {
-            return Err(Stop::Wait(Wait::Lease(heir)));
+        if let Some(dependent) = dependent {
+            return Err(Stop::Wait(Wait::Lease(dependent)));
         }
-        let touched = &mut cx.told.touched;
+        let touched = &mut cx.read_set.touched;
         self.state.touched(event, &mut |key, _| touched.extend(key.as_inode()))?;
         // The attributes are not revoked, but the client that set them sees the new ones.
         if let Event::SetAttr { ino, .. } = event {
@@ -294,10 +307,10 @@ impl Meta {
 
     /// Revokes the leases on no-metafile files whose attributes derive from `dir`, before these
     /// change. Returns a key that is still held.
-    fn revoke_heirs(&mut self, cx: &mut Cx<'_>, dir: Ino) -> Option<Key> {
+    fn revoke_dependents(&mut self, cx: &mut Cx<'_>, dir: Ino) -> Option<Key> {
         let leases = self.leases.as_mut()?;
-        let held = leases.revoke_heirs(dir, cx.uptime_ms)?;
-        leases.claim(cx.claims, Key::inode(dir));
+        let held = leases.revoke_dependents(dir, cx.uptime_ms)?;
+        leases.raise_barrier(cx.barriers, Key::inode(dir));
         Some(held)
     }
 
@@ -319,9 +332,9 @@ impl Meta {
 
     /// Revokes other clients' leases on a file whose stream this operation changes in several
     /// steps, and blocks new ones until the operation ends.
-    pub(crate) fn claim_inode(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<()> {
+    pub(crate) fn block_grants(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<()> {
         if let Some(leases) = &mut self.leases {
-            leases.claim(cx.claims, Key::inode(ino));
+            leases.raise_barrier(cx.barriers, Key::inode(ino));
         }
         self.revoke_inode(cx, ino)
     }
@@ -335,7 +348,7 @@ impl Meta {
             }
         })?;
         let Some(held) = held else { return Ok(()) };
-        touched(&self.state, &mut |key, _| leases.claim(cx.claims, key))?;
+        touched(&self.state, &mut |key, _| leases.raise_barrier(cx.barriers, key))?;
         Err(Stop::Wait(Wait::Lease(held)))
     }
 
@@ -350,9 +363,9 @@ impl Meta {
     /// Handles a client's acknowledgement of a revocation.
     pub(crate) fn revoked(&mut self, now: Now, client: ClientId, number: u64, out: &mut Outbox) {
         let Some(leases) = &mut self.leases else { return };
-        let quiet = leases.quiet_file(client, number);
+        let unannounced = leases.unannounced_file(client, number);
         let ready = leases.revoked(client, number);
-        if let Some(ino) = quiet {
+        if let Some(ino) = unannounced {
             self.sessions.set_announces(client, ino, true);
         }
         ready.into_iter().for_each(|task| self.resume(now, task, out));
@@ -379,11 +392,11 @@ impl Meta {
 
     /// Releases the grant barriers of an operation that has ended, or that yields between two
     /// steps.
-    pub(crate) fn unclaim(&mut self, task: &mut Task) {
+    pub(crate) fn lift_barriers(&mut self, task: &mut Task) {
         if let Some(leases) = &mut self.leases
-            && !task.claims.is_empty()
+            && !task.barriers.is_empty()
         {
-            leases.unclaim(&mut task.claims);
+            leases.lift_barriers(&mut task.barriers);
             self.streams_changed += 1;
         }
     }
@@ -397,7 +410,7 @@ impl State {
     pub(crate) fn touched(&self, event: &Event, see: See<'_>) -> Step<()> {
         match event {
             Event::Create { dir, name, .. }
-            | Event::CreateBare { dir, name, .. }
+            | Event::CreateNoMetafile { dir, name, .. }
             | Event::Clone { dir, name, .. } => {
                 self.touched_name(*dir, name, see)
             }
@@ -428,7 +441,7 @@ impl State {
             // No client knows a new unnamed file, and the other events change nothing that clients
             // can observe.
             Event::TmpFile { .. }
-            | Event::Watch { .. }
+            | Event::MarkSizeDirty { .. }
             | Event::SetLayout { .. }
             | Event::Count { .. }
             | Event::Purge { .. }
@@ -446,8 +459,8 @@ impl State {
             | Event::Committed { .. }
             | Event::Forgotten { .. }
             // Clients do not cache usage.
-            | Event::Told { .. }
-            | Event::Heard { .. }
+            | Event::UsageSent { .. }
+            | Event::UsageReceived { .. }
             | Event::Counted { .. } => {}
         }
         Ok(())

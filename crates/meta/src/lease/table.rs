@@ -8,19 +8,19 @@ use espalier_proto::{ClientId, Ino, Lease, Name};
 use smallvec::SmallVec;
 
 use super::contention::Contention;
-use super::heirs::Heirs;
+use super::dependents::Dependents;
 use crate::outbox::Revocation;
 use crate::state::Map;
-use crate::trash::ITSELF;
+use crate::trash::INTERNAL_CLIENT;
 
 /// What a lease is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Key {
     ino: Ino,
     /// Hash of a name in directory `ino`; 0 for the inode itself; or [`EXCLUSIVE`], [`DATA`] or
-    /// [`QUIET`]. No name has one of these hashes. If two names of a directory have the same hash,
-    /// giving up the lease on one also ends the lease on the other without notice: the other may be
-    /// stale until its term is over.
+    /// [`UNANNOUNCED`]. No name has one of these hashes. If two names of a directory have the same
+    /// hash, giving up the lease on one also ends the lease on the other without notice: the other
+    /// may be stale until its term is over.
     hash: u64,
 }
 
@@ -30,7 +30,7 @@ const EXCLUSIVE: u64 = 1;
 const DATA: u64 = 2;
 /// Key hash of the permission to write to a file without announcing it. Hashes of names are
 /// smaller.
-const QUIET: u64 = u64::MAX;
+const UNANNOUNCED: u64 = u64::MAX;
 
 impl Key {
     pub(crate) fn inode(ino: Ino) -> Self {
@@ -49,8 +49,8 @@ impl Key {
         Self { ino, hash: DATA }
     }
 
-    pub(crate) fn quiet(ino: Ino) -> Self {
-        Self { ino, hash: QUIET }
+    pub(crate) fn unannounced(ino: Ino) -> Self {
+        Self { ino, hash: UNANNOUNCED }
     }
 
     pub(crate) fn as_inode(self) -> Option<Ino> {
@@ -76,7 +76,7 @@ struct Holder {
 
 /// A revocation that was sent and is not acknowledged.
 #[derive(Debug)]
-struct Asked {
+struct SentRevocation {
     revocation: Revocation,
     key: Key,
     at: u64,
@@ -102,19 +102,19 @@ pub(crate) struct Leases {
     most: usize,
     /// Most keys have one holder.
     holders: Map<Key, SmallVec<[Holder; 1]>>,
-    heirs: Heirs,
+    dependents: Dependents,
     /// Each holder once, roughly in the order in which their leases end.
     order: VecDeque<(u64, Key, ClientId)>,
     /// Grant barriers: number of operations about to change the key. No lease is granted on it
     /// meanwhile.
-    claims: Map<Key, u32>,
+    barriers: Map<Key, u32>,
     /// Operations blocked on other clients' leases.
     waiting: Map<Key, Vec<(ClientId, u64)>>,
     /// Revocations that were sent and are not acknowledged.
-    revocations: Map<u64, Asked>,
+    revocations: Map<u64, SentRevocation>,
     last_revocation: u64,
     /// Generation of prepared grants: grows whenever one becomes void.
-    turn: u64,
+    epoch: u64,
     /// Clients whose leases were dropped, until the last of these leases would have expired.
     gone: Map<ClientId, u64>,
     /// Clients that take no leases.
@@ -144,13 +144,13 @@ impl Leases {
             term_ms: u64::from(term_ms),
             most,
             holders: Map::default(),
-            heirs: Heirs::default(),
+            dependents: Dependents::default(),
             order: VecDeque::new(),
-            claims: Map::default(),
+            barriers: Map::default(),
             waiting: Map::default(),
             revocations: Map::default(),
             last_revocation: 0,
-            turn: 1,
+            epoch: 1,
             gone: Map::default(),
             abstainers: BTreeSet::new(),
             refused: BTreeSet::new(),
@@ -177,7 +177,7 @@ impl Leases {
 
     /// True if a client may have leases at all.
     pub(crate) fn are_for(&self, client: ClientId) -> bool {
-        client != ITSELF && !self.abstainers.contains(&client)
+        client != INTERNAL_CLIENT && !self.abstainers.contains(&client)
     }
 
     /// True if a lease may be granted to an operation that itself holds the grant barriers `own`.
@@ -188,52 +188,53 @@ impl Leases {
 
     /// As [`Self::may_give`], but ignores contention.
     pub(crate) fn is_free(&self, key: Key, own: &[Key]) -> bool {
-        let claims = if self.claims.is_empty() { 0 } else { self.claims.get(&key).copied().unwrap_or(0) };
-        claims <= u32::from(own.contains(&key)) && self.order.len() < self.most
+        let barriers =
+            if self.barriers.is_empty() { 0 } else { self.barriers.get(&key).copied().unwrap_or(0) };
+        barriers <= u32::from(own.contains(&key)) && self.order.len() < self.most
     }
 
     /// Prepares grants to a client by a reply that has yet to leave. Returns the generation, for
-    /// [`Self::keep`].
-    pub(crate) fn promise(&mut self, client: ClientId, keys: &[Key], now: u64) -> u64 {
+    /// [`Self::finish_grant`].
+    pub(crate) fn prepare_grant(&mut self, client: ClientId, keys: &[Key], now: u64) -> u64 {
         // Each new holder expires up to two others, which bounds the work of each call.
         self.expire(now, 2 * keys.len());
         for key in keys {
             let holders = self.holders.entry(*key).or_default();
             if !holders.iter().any(|holder| holder.client == client) {
-                holders.push(Holder { client, until: 0, revocation: 0, void_before: self.turn, again: 0 });
+                holders.push(Holder { client, until: 0, revocation: 0, void_before: self.epoch, again: 0 });
                 self.order.push_back((now + self.lasting_ms(), *key, client));
             }
         }
-        self.turn
+        self.epoch
     }
 
     /// Records that the attributes of `file`, on which a grant is prepared, derive from `dir`.
     pub(crate) fn inherits(&mut self, file: Ino, dir: Ino) {
-        self.heirs.add(file, dir);
+        self.dependents.add(file, dir);
     }
 
     /// Grants prepared leases as the reply leaves. Returns false if something in the reply has
     /// changed since.
-    pub(crate) fn keep(&mut self, client: ClientId, keys: &[Key], turn: u64, now: u64) -> bool {
+    pub(crate) fn finish_grant(&mut self, client: ClientId, keys: &[Key], epoch: u64, now: u64) -> bool {
         let until = now + self.lasting_ms();
-        let mut kept = true;
+        let mut granted = true;
         for key in keys {
             let holder = self.holders.get_mut(key);
             let holder = holder.and_then(|all| all.iter_mut().find(|holder| holder.client == client));
             match holder {
                 // A holder with a pending revocation gets no new lease: its acknowledgement would
                 // end the new one too.
-                Some(holder) if holder.void_before <= turn && holder.revocation == 0 => holder.until = until,
+                Some(holder) if holder.void_before <= epoch && holder.revocation == 0 => holder.until = until,
                 // Bytes are the exception: the client receives the revocation before this lease.
-                Some(holder) if holder.void_before <= turn && key.hash == DATA => holder.again = until,
-                _ => kept = false,
+                Some(holder) if holder.void_before <= epoch && key.hash == DATA => holder.again = until,
+                _ => granted = false,
             }
         }
-        if kept {
+        if granted {
             self.counts.given += keys.len() as u64;
             self.gone.remove(&client);
         }
-        kept
+        granted
     }
 
     /// True if a client has a lease, even one that is being revoked.
@@ -253,10 +254,10 @@ impl Leases {
     /// client still holds one.
     pub(crate) fn revoke(&mut self, client: ClientId, key: Key, name: Option<&Name>, now: u64) -> bool {
         let Some(holders) = self.holders.get_mut(&key) else { return false };
-        self.turn += 1;
+        self.epoch += 1;
         let (mut is_held, revoked) = (false, self.counts.revoked);
         for holder in holders {
-            holder.void_before = self.turn;
+            holder.void_before = self.epoch;
             if holder.client == client {
                 continue;
             }
@@ -279,19 +280,19 @@ impl Leases {
                 Some(name) => Lease::Name { dir: key.ino, name: name.clone() },
                 None if key.hash == EXCLUSIVE => Lease::Exclusive { dir: key.ino },
                 None if key.hash == DATA => Lease::Data { ino: key.ino },
-                None if key.hash == QUIET => Lease::Quiet { ino: key.ino },
+                None if key.hash == UNANNOUNCED => Lease::Unannounced { ino: key.ino },
                 None => Lease::Inode { ino: key.ino },
             };
             let revocation = Revocation { client, number, lease };
             self.outgoing.push(revocation.clone());
-            self.revocations.insert(number, Asked { revocation, key, at: now, unblocked: false });
+            self.revocations.insert(number, SentRevocation { revocation, key, at: now, unblocked: false });
         }
         match key.hash {
             _ if self.counts.revoked == revoked => {}
             0 => self.inodes.note(key.ino, now),
             // Never contended: no exclusive lease is granted on a directory that others know, and
             // each reader of new bytes gets a lease on them.
-            EXCLUSIVE | DATA | QUIET => {}
+            EXCLUSIVE | DATA | UNANNOUNCED => {}
             _ => self.names.note(key.ino, now),
         }
         is_held
@@ -299,16 +300,16 @@ impl Leases {
 
     /// Revokes all leases on no-metafile files of `dir`, including those of the client that changes
     /// it: its reply does not list these files. Returns one of the keys that are still held.
-    pub(crate) fn revoke_heirs(&mut self, dir: Ino, now: u64) -> Option<Key> {
-        let keys = self.heirs.of(dir).into_iter().map(Key::inode);
-        keys.filter(|key| self.revoke(ITSELF, *key, None, now)).last()
+    pub(crate) fn revoke_dependents(&mut self, dir: Ino, now: u64) -> Option<Key> {
+        let keys = self.dependents.of(dir).into_iter().map(Key::inode);
+        keys.filter(|key| self.revoke(INTERNAL_CLIENT, *key, None, now)).last()
     }
 
     /// Asks a client that writes to a file silently to announce its writes. The request is sent
     /// once.
-    pub(crate) fn revoke_quiet(&mut self, by: ClientId, client: ClientId, ino: Ino, now: u64) {
-        let (key, until) = (Key::quiet(ino), now + self.lasting_ms());
-        self.promise(client, &[key], now);
+    pub(crate) fn revoke_unannounced(&mut self, by: ClientId, client: ClientId, ino: Ino, now: u64) {
+        let (key, until) = (Key::unannounced(ino), now + self.lasting_ms());
+        self.prepare_grant(client, &[key], now);
         let holders = self.holders.get_mut(&key).into_iter().flatten();
         for holder in holders.filter(|holder| holder.client == client && holder.until == 0) {
             holder.until = until;
@@ -318,9 +319,9 @@ impl Leases {
 
     /// The file whose writes a client must announce according to this revocation; `None` for other
     /// revocations.
-    pub(crate) fn quiet_file(&self, client: ClientId, number: u64) -> Option<Ino> {
-        let asked = self.revocations.get(&number)?;
-        (asked.revocation.client == client && asked.key.hash == QUIET).then_some(asked.key.ino)
+    pub(crate) fn unannounced_file(&self, client: ClientId, number: u64) -> Option<Ino> {
+        let sent = self.revocations.get(&number)?;
+        (sent.revocation.client == client && sent.key.hash == UNANNOUNCED).then_some(sent.key.ino)
     }
 
     /// True if another client has not acknowledged a revocation of a file's bytes.
@@ -331,16 +332,16 @@ impl Leases {
 
     /// True if a client may write to a file without announcing it, since no other client has a
     /// lease on its bytes. Voids other clients' prepared grants on them.
-    pub(crate) fn may_be_quiet(&mut self, client: ClientId, ino: Ino) -> bool {
-        let mut asked = self.holders.get(&Key::quiet(ino)).into_iter().flatten();
-        if asked.any(|holder| holder.client == client && holder.revocation != 0) {
+    pub(crate) fn may_write_unannounced(&mut self, client: ClientId, ino: Ino) -> bool {
+        let mut sent = self.holders.get(&Key::unannounced(ino)).into_iter().flatten();
+        if sent.any(|holder| holder.client == client && holder.revocation != 0) {
             return false;
         }
-        self.turn += 1;
+        self.epoch += 1;
         let mut is_cached = false;
         for holder in self.holders.get_mut(&Key::data(ino)).into_iter().flatten() {
             if holder.client != client {
-                holder.void_before = self.turn;
+                holder.void_before = self.epoch;
                 is_cached |= holder.until > 0 || holder.again > 0;
             }
         }
@@ -351,21 +352,21 @@ impl Leases {
         self.term_ms + Self::MARGIN_MS
     }
 
-    /// Sets a grant barrier on `key` until [`Self::unclaim`], so that an operation that has waited
-    /// does not face new leases.
-    pub(crate) fn claim(&mut self, claims: &mut Vec<Key>, key: Key) {
-        if !claims.contains(&key) {
-            claims.push(key);
-            *self.claims.entry(key).or_default() += 1;
+    /// Sets a grant barrier on `key` until [`Self::lift_barriers`], so that an operation that has
+    /// waited does not face new leases.
+    pub(crate) fn raise_barrier(&mut self, barriers: &mut Vec<Key>, key: Key) {
+        if !barriers.contains(&key) {
+            barriers.push(key);
+            *self.barriers.entry(key).or_default() += 1;
         }
     }
 
-    pub(crate) fn unclaim(&mut self, claims: &mut Vec<Key>) {
-        for key in claims.drain(..) {
-            if let Some(count) = self.claims.get_mut(&key) {
+    pub(crate) fn lift_barriers(&mut self, barriers: &mut Vec<Key>) {
+        for key in barriers.drain(..) {
+            if let Some(count) = self.barriers.get_mut(&key) {
                 *count -= 1;
                 if *count == 0 {
-                    self.claims.remove(&key);
+                    self.barriers.remove(&key);
                 }
             }
         }
@@ -390,9 +391,9 @@ impl Leases {
         Some(task)
     }
 
-    /// Takes waiting operations of a client out of the table: those for which `caller` names a process.
-    /// Leaves those of processes that have not repeated a refused operation yet, and those that wait for
-    /// a client whose own blocking operation was just refused.
+    /// Takes waiting operations of a client out of the table: those for which `caller` names a
+    /// process. Leaves those of processes that have not repeated a refused operation yet, and those
+    /// that wait for a client whose own blocking operation was just refused.
     pub(crate) fn refuse_waiting(
         &mut self,
         client: ClientId,
@@ -402,7 +403,7 @@ impl Leases {
         for (key, tasks) in &mut self.waiting {
             let awaited = self.holders.get(key).into_iter().flatten();
             let mut awaited = awaited.filter_map(|holder| self.revocations.get(&holder.revocation));
-            if awaited.any(|asked| asked.unblocked) {
+            if awaited.any(|sent| sent.unblocked) {
                 continue;
             }
             let is_refused = |(_, task): &mut (ClientId, u64)| {
@@ -417,8 +418,8 @@ impl Leases {
 
     /// The client that has been sent this revocation is no longer blocked by its own operations.
     pub(crate) fn unblocks(&mut self, number: u64) {
-        if let Some(asked) = self.revocations.get_mut(&number) {
-            asked.unblocked = true;
+        if let Some(sent) = self.revocations.get_mut(&number) {
+            sent.unblocked = true;
         }
     }
 
@@ -432,26 +433,26 @@ impl Leases {
 
     /// The directory of the name that a client has been asked to give up.
     pub(crate) fn revoked_in(&self, client: ClientId, number: u64) -> Option<Ino> {
-        let asked = self.revocations.get(&number).filter(|asked| asked.revocation.client == client)?;
-        matches!(asked.revocation.lease, Lease::Name { .. }).then_some(asked.key.ino)
+        let sent = self.revocations.get(&number).filter(|sent| sent.revocation.client == client)?;
+        matches!(sent.revocation.lease, Lease::Name { .. }).then_some(sent.key.ino)
     }
 
     /// Handles a client's acknowledgement of a revocation. Returns the operations to resume.
     pub(crate) fn revoked(&mut self, client: ClientId, number: u64) -> Vec<u64> {
-        if self.revocations.get(&number).is_none_or(|asked| asked.revocation.client != client) {
+        if self.revocations.get(&number).is_none_or(|sent| sent.revocation.client != client) {
             return Vec::new();
         }
-        let Some(Asked { key, .. }) = self.revocations.remove(&number) else { return Vec::new() };
+        let Some(SentRevocation { key, .. }) = self.revocations.remove(&number) else { return Vec::new() };
         let holders = self.holders.get_mut(&key);
         let holder = holders.and_then(|all| all.iter_mut().find(|holder| holder.revocation == number));
         if let Some(holder) = holder {
             (holder.until, holder.revocation) = (core::mem::take(&mut holder.again), 0);
         }
-        self.let_go_on(key)
+        self.waiters_to_resume(key)
     }
 
     /// Removes and returns the operations blocked on `key` that no other holder blocks.
-    fn let_go_on(&mut self, key: Key) -> Vec<u64> {
+    fn waiters_to_resume(&mut self, key: Key) -> Vec<u64> {
         if self.waiting.is_empty() {
             return Vec::new();
         }
@@ -479,9 +480,9 @@ impl Leases {
     pub(crate) fn tick(&mut self, now: u64) -> Vec<u64> {
         self.gone.retain(|_, until| now < *until);
         self.expire(now, usize::MAX);
-        for asked in self.revocations.values_mut().filter(|asked| now >= asked.at + Self::AGAIN_MS) {
-            asked.at = now;
-            self.outgoing.push(asked.revocation.clone());
+        for sent in self.revocations.values_mut().filter(|sent| now >= sent.at + Self::AGAIN_MS) {
+            sent.at = now;
+            self.outgoing.push(sent.revocation.clone());
         }
         self.lapse(now)
     }
@@ -498,7 +499,7 @@ impl Leases {
             for holder in self.holders.get_mut(&key).into_iter().flatten().filter(is_over) {
                 end(holder, &mut self.revocations, &mut self.counts);
             }
-            ready.append(&mut self.let_go_on(key));
+            ready.append(&mut self.waiters_to_resume(key));
         }
         ready
     }
@@ -522,7 +523,7 @@ impl Leases {
             let mut holder = holders.swap_remove(at);
             if holders.is_empty() {
                 self.holders.remove(&key);
-                key.as_inode().inspect(|ino| self.heirs.remove(*ino));
+                key.as_inode().inspect(|ino| self.dependents.remove(*ino));
             }
             end(&mut holder, &mut self.revocations, &mut self.counts);
         }
@@ -530,7 +531,7 @@ impl Leases {
 }
 
 /// Ends a lease that has expired, or whose client is gone.
-fn end(holder: &mut Holder, revocations: &mut Map<u64, Asked>, counts: &mut Counts) {
+fn end(holder: &mut Holder, revocations: &mut Map<u64, SentRevocation>, counts: &mut Counts) {
     counts.expired += u64::from(holder.until != 0);
     if revocations.remove(&holder.revocation).is_some() {
         counts.unanswered += 1;
@@ -547,12 +548,12 @@ mod tests {
     const KEY: Key = Key { ino: Ino(7), hash: 0 };
 
     fn give(leases: &mut Leases, client: ClientId, now: u64) -> bool {
-        let turn = leases.promise(client, &[KEY], now);
-        leases.keep(client, &[KEY], turn, now)
+        let epoch = leases.prepare_grant(client, &[KEY], now);
+        leases.finish_grant(client, &[KEY], epoch, now)
     }
 
     #[test]
-    fn a_lease_that_is_renewed_is_kept_and_one_that_is_not_is_forgotten() {
+    fn renewed_lease_lasts_and_other_expires() {
         let mut leases = Leases::new(10_000, 10);
         assert!(give(&mut leases, A, 0) && give(&mut leases, B, 0));
         assert!(give(&mut leases, A, 9_000));
@@ -566,47 +567,49 @@ mod tests {
     }
 
     #[test]
-    fn what_is_over_makes_room_without_a_tick() {
+    fn expired_leases_make_room_without_tick() {
         let mut leases = Leases::new(10_000, 1_000);
         for ino in 0..100_000 {
             let key = [Key::inode(Ino(ino))];
-            let turn = leases.promise(A, &key, ino * 100);
-            assert!(leases.keep(A, &key, turn, ino * 100));
+            let epoch = leases.prepare_grant(A, &key, ino * 100);
+            assert!(leases.finish_grant(A, &key, epoch, ino * 100));
         }
         assert!(leases.held() <= 112, "{}", leases.held());
     }
 
     #[test]
-    fn whose_file_it_is_is_known_as_long_as_somebody_has_a_lease() {
+    fn dependent_lasts_as_long_as_its_lease() {
         let mut leases = Leases::new(10_000, 10);
         let dir = Ino(6);
         for client in [A, B] {
             assert!(give(&mut leases, client, 0));
             leases.inherits(Ino(7), dir);
         }
-        assert_eq!(leases.revoke_heirs(dir, 0), Some(KEY));
-        assert_eq!(leases.outgoing.iter().map(|asked| asked.client).collect::<Vec<_>>(), [A, B]);
+        assert_eq!(leases.revoke_dependents(dir, 0), Some(KEY));
+        assert_eq!(leases.outgoing.iter().map(|sent| sent.client).collect::<Vec<_>>(), [A, B]);
         leases.revoked(A, 1);
         leases.revoked(B, 2);
-        assert_eq!(leases.revoke_heirs(dir, 0), None);
+        assert_eq!(leases.revoke_dependents(dir, 0), None);
         leases.tick(11_000);
-        assert!(leases.heirs.is_empty());
+        assert!(leases.dependents.is_empty());
     }
 
     #[test]
-    fn a_promise_is_void_after_any_change_also_by_its_own_client() {
+    fn prepared_grant_is_void_after_any_change() {
         let mut leases = Leases::new(10_000, 10);
         for changer in [A, B] {
-            let turn = leases.promise(A, &[KEY], 0);
+            let epoch = leases.prepare_grant(A, &[KEY], 0);
             assert!(!leases.revoke(changer, KEY, None, 0), "the reply has not left");
-            assert!(!leases.keep(A, &[KEY], turn, 0));
+            assert!(!leases.finish_grant(A, &[KEY], epoch, 0));
         }
         // A holder that has expired and was added again does not revive an old grant.
-        let turn = leases.promise(A, &[KEY], 0);
+        let epoch = leases.prepare_grant(A, &[KEY], 0);
         leases.revoke(B, KEY, None, 0);
         leases.tick(20_000);
-        let later = leases.promise(A, &[KEY], 20_000);
-        assert!(!leases.keep(A, &[KEY], turn, 20_000) && leases.keep(A, &[KEY], later, 20_000));
+        let later = leases.prepare_grant(A, &[KEY], 20_000);
+        assert!(
+            !leases.finish_grant(A, &[KEY], epoch, 20_000) && leases.finish_grant(A, &[KEY], later, 20_000)
+        );
     }
 
     #[test]
@@ -622,17 +625,17 @@ mod tests {
     }
 
     #[test]
-    fn claims_count() {
+    fn grant_barriers_are_counted() {
         let mut leases = Leases::new(10_000, 10);
         let (mut one, mut other) = (Vec::new(), Vec::new());
-        leases.claim(&mut one, KEY);
-        leases.claim(&mut one, KEY);
+        leases.raise_barrier(&mut one, KEY);
+        leases.raise_barrier(&mut one, KEY);
         assert!(leases.may_give(KEY, &one, 0) && !leases.may_give(KEY, &other, 0));
-        leases.claim(&mut other, KEY);
+        leases.raise_barrier(&mut other, KEY);
         assert!(!leases.may_give(KEY, &one, 0));
-        leases.unclaim(&mut other);
-        leases.unclaim(&mut one);
-        assert!(leases.may_give(KEY, &[], 0) && leases.claims.is_empty());
+        leases.lift_barriers(&mut other);
+        leases.lift_barriers(&mut one);
+        assert!(leases.may_give(KEY, &[], 0) && leases.barriers.is_empty());
     }
 
     #[test]

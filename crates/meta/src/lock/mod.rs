@@ -15,7 +15,7 @@ use espalier_proto::{ClientId, Errno, Ino, Lock, Reply, Request};
 use crate::machine::Meta;
 use crate::step::{Step, Stop, Wait};
 
-use table::Asked;
+use table::LockOutcome;
 pub(crate) use table::LockTable;
 
 impl Meta {
@@ -34,8 +34,8 @@ impl Meta {
                 Err(Stop::Wait(Wait::Grace))
             }
             Request::Lock { ino, lock, wait } => match self.locks.lock(client, ino, lock, wait)? {
-                Asked::Locked => Ok(Reply::Done),
-                Asked::Waits => Ok(Reply::Waits),
+                LockOutcome::Locked => Ok(Reply::Done),
+                LockOutcome::Waits => Ok(Reply::Waits),
             },
             Request::Unlock { ino, owner, first, last } => {
                 self.locks.unlock(client, ino, owner, (first, last))?;
@@ -55,7 +55,7 @@ impl Meta {
 
     /// True if a lock request of the client waits for the end of the grace period.
     fn awaits_locks(&self, client: ClientId) -> bool {
-        let tasks = self.roomless.iter().filter_map(|number| self.tasks.get(number));
+        let tasks = self.waiting_for_space.iter().filter_map(|number| self.tasks.get(number));
         tasks.into_iter().any(|task| task.from == client && matches!(task.request, Request::Lock { .. }))
     }
 

@@ -64,7 +64,7 @@ struct Share {
 
 /// The result of a lock request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Asked {
+pub(crate) enum LockOutcome {
     Locked,
     Waits,
 }
@@ -99,7 +99,7 @@ impl LockTable {
         ino: Ino,
         lock: Lock,
         wait: Option<u64>,
-    ) -> Result<Asked, Errno> {
+    ) -> Result<LockOutcome, Errno> {
         let holder = Holder { client, owner: lock.owner };
         if lock.owner.flock && !self.covers(holder, ino, &lock) {
             // Converting a `flock` releases the old lock first, as Linux does.
@@ -107,7 +107,7 @@ impl LockTable {
             self.grant(ino);
         }
         if wait.is_some_and(|wait| self.waits.contains_key(&(holder, wait))) {
-            return Ok(Asked::Waits);
+            return Ok(LockOutcome::Waits);
         }
         let share = self.clients.entry(client).or_default();
         if share.ranges + share.waits + 2 > MAX_LOCKS {
@@ -117,14 +117,14 @@ impl LockTable {
             self.set(holder, ino, Some(lock.kind), &lock);
             // A downgrade may unblock other requests.
             self.grant(ino);
-            return Ok(Asked::Locked);
+            return Ok(LockOutcome::Locked);
         }
         let result = match wait {
             None => Err(Errno::EAGAIN),
             Some(_) if !lock.owner.flock && self.is_waited_for(holder, ino, &lock) => Err(Errno::EDEADLK),
             Some(wait) => {
                 self.wait(holder, ino, lock, wait);
-                Ok(Asked::Waits)
+                Ok(LockOutcome::Waits)
             }
         };
         self.tidy(client, ino);

@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 
 use espalier_proto::{ClientId, Errno, Ino, Lock, LockKind, LockOwner};
 
-use super::table::{Asked, LockTable};
+use super::table::{LockOutcome, LockTable};
 
 const BYTES: usize = 8;
 const FILES: usize = 2;
@@ -88,14 +88,14 @@ impl Reference {
         }
     }
 
-    fn lock(&mut self, want: Want, waits: bool) -> Result<Asked, Errno> {
+    fn lock(&mut self, want: Want, waits: bool) -> Result<LockOutcome, Errno> {
         let held = self.bytes[want.file][0][want.owner];
         if is_flock(want.owner) && held != Some(want.kind) {
             self.set(&want, None);
         }
         if self.blockers(&want).is_empty() {
             self.set(&want, Some(want.kind));
-            return Ok(Asked::Locked);
+            return Ok(LockOutcome::Locked);
         }
         if !waits {
             return Err(Errno::EAGAIN);
@@ -119,7 +119,7 @@ impl Reference {
             return Err(Errno::EDEADLK);
         }
         self.waiting.push(want);
-        Ok(Asked::Waits)
+        Ok(LockOutcome::Waits)
     }
 
     fn forget(&mut self, of: impl Fn(usize) -> bool, files: core::ops::Range<usize>) {
@@ -158,19 +158,19 @@ fn locks_are_as_the_reference_says() {
                     // An owner with two waiting requests is a process with threads.
                     let waits = random(state, 3) > 0;
                     let expected = reference.lock(want, waits);
-                    let asked = table.lock(want.client(), want.ino(), want.lock(), waits.then_some(wait));
-                    assert_eq!(asked, expected, "seed {seed}: {want:?}");
-                    let outcome = match expected {
-                        Ok(Asked::Locked) => 0,
-                        Ok(Asked::Waits) => 1,
+                    let outcome = table.lock(want.client(), want.ino(), want.lock(), waits.then_some(wait));
+                    assert_eq!(outcome, expected, "seed {seed}: {want:?}");
+                    let kind = match expected {
+                        Ok(LockOutcome::Locked) => 0,
+                        Ok(LockOutcome::Waits) => 1,
                         Err(Errno::EDEADLK) => 2,
                         Err(_) => 3,
                     };
-                    seen[outcome] += 1;
+                    seen[kind] += 1;
                     // Repeating a request changes nothing.
-                    if let Ok(asked) = asked {
+                    if let Ok(outcome) = outcome {
                         let wait = waits.then_some(wait);
-                        assert_eq!(table.lock(want.client(), want.ino(), want.lock(), wait), Ok(asked));
+                        assert_eq!(table.lock(want.client(), want.ino(), want.lock(), wait), Ok(outcome));
                     }
                 }
                 9..=11 => {
@@ -224,14 +224,14 @@ fn a_client_has_a_bound() {
     let owner = LockOwner { flock: false, number: 1 };
     let lock = |first| Lock { owner, kind: LockKind::Shared, first, last: first, pid: 1 };
     let full = (0..).find(|at| {
-        let asked = table.lock(ClientId(1), Ino(2), lock(2 * at), None);
-        assert!(matches!(asked, Ok(Asked::Locked) | Err(Errno::ENOLCK)));
-        asked.is_err()
+        let outcome = table.lock(ClientId(1), Ino(2), lock(2 * at), None);
+        assert!(matches!(outcome, Ok(LockOutcome::Locked) | Err(Errno::ENOLCK)));
+        outcome.is_err()
     });
     assert!(full.is_some_and(|at| at > 10_000));
-    assert_eq!(table.lock(ClientId(2), Ino(2), lock(1), None), Ok(Asked::Locked));
+    assert_eq!(table.lock(ClientId(2), Ino(2), lock(1), None), Ok(LockOutcome::Locked));
     table.unlock(ClientId(1), Ino(2), owner, (0, u64::MAX)).expect("all can be unlocked");
-    assert_eq!(table.lock(ClientId(1), Ino(2), lock(1), None), Ok(Asked::Locked));
+    assert_eq!(table.lock(ClientId(1), Ino(2), lock(1), None), Ok(LockOutcome::Locked));
 }
 
 /// The request that has waited longest is granted first, and readers are granted together.
@@ -241,9 +241,9 @@ fn those_who_wait_come_in_their_order() {
     let owner = |number| LockOwner { flock: true, number };
     let lock = |number, kind| Lock { owner: owner(number), kind, first: 0, last: u64::MAX, pid: 0 };
     let mut ask = |number, kind| table.lock(ClientId(number), Ino(2), lock(number, kind), Some(number));
-    assert_eq!(ask(1, LockKind::Exclusive), Ok(Asked::Locked));
+    assert_eq!(ask(1, LockKind::Exclusive), Ok(LockOutcome::Locked));
     for (number, kind) in [(2, LockKind::Shared), (3, LockKind::Exclusive), (4, LockKind::Shared)] {
-        assert_eq!(ask(number, kind), Ok(Asked::Waits));
+        assert_eq!(ask(number, kind), Ok(LockOutcome::Waits));
     }
     table.end(ClientId(1));
     assert_eq!(core::mem::take(&mut table.granted), [(ClientId(2), 2), (ClientId(4), 4)]);

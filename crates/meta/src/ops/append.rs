@@ -7,7 +7,7 @@ use espalier_proto::{Errno, Ino, Reply};
 
 use crate::machine::{Cx, Meta};
 use crate::progress::Progress;
-use crate::session::Outcome;
+use crate::session::CompletedOutcome;
 use crate::step::{Step, Stop, StreamCall, Wait};
 
 impl Meta {
@@ -30,14 +30,14 @@ impl Meta {
         };
         // System calls take signed offsets.
         offset.checked_add(length as u64).filter(|end| i64::try_from(*end).is_ok()).ok_or(Errno::EFBIG)?;
-        self.claim_inode(cx, ino)?;
+        self.block_grants(cx, ino)?;
         match self.extend(cx, ino, (offset, length as u64), None, false) {
             // A quota was set since the offset was journaled, and the bytes may be written already.
             Err(Stop::Fail(Errno::EDQUOT)) if decided.is_some() => {}
             extended => drop(extended?),
         }
         let Some((_, bytes)) = decided else {
-            self.journal_outcome((cx.client, cx.id), Outcome::Appending { ino, offset });
+            self.journal_outcome((cx.client, cx.id), CompletedOutcome::Appending { ino, offset });
             cx.changed = true;
             *cx.progress = Progress::Append { offset, bytes: take(data) };
             return Err(Stop::Wait(Wait::Written));

@@ -27,9 +27,9 @@ impl Meta {
         }
         // A lookup by path would have revoked the exclusive lease on each of these.
         for (dir, _) in parents.into_iter().filter(|(dir, _)| dir.rank() == ino.rank()) {
-            self.share(cx, dir)?;
+            self.revoke_exclusive(cx, dir)?;
         }
-        if is_dir { self.share(cx, ino) } else { Ok(()) }
+        if is_dir { self.revoke_exclusive(cx, ino) } else { Ok(()) }
     }
 
     /// The parent of a directory.
@@ -46,7 +46,7 @@ impl Meta {
         };
         if parent.rank() != self.config.rank {
             let kind = FileType::Directory;
-            return Ok(Reply::Elsewhere { ino: parent, kind, cacheable: false, name_leased: false });
+            return Ok(Reply::Remote { ino: parent, kind, cacheable: false, name_leased: false });
         }
         self.find(cx, parent, None, None)
     }

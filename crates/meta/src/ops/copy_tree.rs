@@ -13,7 +13,7 @@ use crate::machine::{Cx, Meta};
 use crate::permission::check_not;
 use crate::progress::Progress;
 use crate::record::{Body, Inode, Xattrs};
-use crate::state::Home;
+use crate::state::Location;
 use crate::step::{Step, Stop};
 
 /// Entries and bytes copied per step; bounds how long operations wait for it.
@@ -23,7 +23,7 @@ const STEP_BYTES: u64 = 1 << 20;
 const LEFT_BYTES: usize = 32 << 10;
 
 /// What happened to an entry.
-enum Outcome {
+enum CopyOutcome {
     /// Copied, with this number of bytes.
     Copied(u64),
     /// A directory, whose copy has been created and is still empty.
@@ -70,7 +70,7 @@ impl Meta {
             {
                 return Ok(());
             }
-            self.share(cx, level.from)?;
+            self.revoke_exclusive(cx, level.from)?;
             let dir = self.state.dir(level.from)?;
             cx.check(dir, Access::READ | Access::EXEC)?;
             let is_removed = self.state.is_removed(level.from)?;
@@ -91,7 +91,7 @@ impl Meta {
                 let Some(ino) = target.ino() else { continue };
                 let outcome = match self.copy_entry(cx, request, copied, &slot.name, ino) {
                     // The caller reports what could not be copied, and why.
-                    Err(Stop::Fail(Errno::EDQUOT)) => Outcome::Left,
+                    Err(Stop::Fail(Errno::EDQUOT)) => CopyOutcome::Left,
                     outcome => outcome?,
                 };
                 let depth = copied.levels.len();
@@ -100,9 +100,9 @@ impl Meta {
                 }
                 copied.entries += 1;
                 match outcome {
-                    Outcome::Copied(bytes) => copied.bytes += bytes,
-                    Outcome::Entered(below) => copied.levels.push(below),
-                    Outcome::Left => {
+                    CopyOutcome::Copied(bytes) => copied.bytes += bytes,
+                    CopyOutcome::Entered(below) => copied.levels.push(below),
+                    CopyOutcome::Left => {
                         let path = self.path_below(&copied.levels[..depth], &slot.name);
                         copied.left.push(path);
                     }
@@ -119,8 +119,8 @@ impl Meta {
         copied: &mut Copied,
         name: &Name,
         ino: Ino,
-    ) -> Step<Outcome> {
-        let Some(CopyLevel { to, .. }) = copied.levels.last().copied() else { return Ok(Outcome::Left) };
+    ) -> Step<CopyOutcome> {
+        let Some(CopyLevel { to, .. }) = copied.levels.last().copied() else { return Ok(CopyOutcome::Left) };
         let inode = self.state.inode(ino)?;
         let is_left = match &inode.body {
             Body::Directory(_) => {
@@ -136,7 +136,7 @@ impl Meta {
         let has_others = request.preserve && self.has_foreign_xattrs(cx, ino)?;
         let slot = self.state.slot(name);
         if is_left || is_linked || has_others || self.state.target(to, &slot)?.ino().is_some() {
-            return Ok(Outcome::Left);
+            return Ok(CopyOutcome::Left);
         }
         let (copy, xattrs) = self.copy_of(cx, request, to, self.state.inode(ino)?)?;
         self.state.admit(&[(to, copy.weight())], &[])?;
@@ -158,9 +158,9 @@ impl Meta {
             self.commit(cx, &Event::SetXattr { ino: new, name, value: Some(value), time: cx.now })?;
         }
         Ok(if is_dir {
-            Outcome::Entered(CopyLevel { from: ino, to: new, after: 0 })
+            CopyOutcome::Entered(CopyLevel { from: ino, to: new, after: 0 })
         } else {
-            Outcome::Copied(bytes)
+            CopyOutcome::Copied(bytes)
         })
     }
 
@@ -194,7 +194,7 @@ impl Meta {
             if keeps_group {
                 copy.gid = inode.gid;
             }
-            copy.perm = kept_perm(inode, &copy);
+            copy.perm = copied_perm(inode, &copy);
             (copy.atime, copy.mtime) = (inode.atime, inode.mtime);
             copy.acl.clone_from(&inode.acl);
             copy.default_acl.clone_from(&inode.default_acl);
@@ -223,7 +223,7 @@ impl Meta {
         let mut change = Change::default();
         let perm = if request.preserve {
             (change.atime, change.mtime) = (Some(from.atime), Some(from.mtime));
-            kept_perm(from, to)
+            copied_perm(from, to)
         } else {
             to.perm & (!0o700 | (from.perm & !request.umask))
         };
@@ -250,8 +250,8 @@ impl Meta {
     fn path_below(&self, levels: &[CopyLevel], name: &Name) -> Vec<u8> {
         let mut path = Vec::new();
         for level in levels.iter().skip(1) {
-            if let Some(Home::Dentry { dir, hash }) =
-                self.state.inodes.get(&level.from).map(|cached| cached.home)
+            if let Some(Location::Dentry { dir, hash }) =
+                self.state.inodes.get(&level.from).map(|cached| cached.location)
                 && let Some(slot) = self.state.primary_slot(dir, hash, level.from)
             {
                 path.extend_from_slice(&slot.name);
@@ -264,7 +264,7 @@ impl Meta {
 }
 
 /// The permissions that a copy with this owner keeps.
-fn kept_perm(inode: &Inode, copy: &Inode) -> u32 {
+fn copied_perm(inode: &Inode, copy: &Inode) -> u32 {
     match (copy.uid, copy.gid) == (inode.uid, inode.gid) {
         true => inode.perm,
         false => inode.perm & plain_perm(inode.is_dir()),

@@ -4,11 +4,11 @@ use alloc::boxed::Box;
 
 use espalier_proto::{Access, Errno, FileType, Ino, Name, NewNode, OpenHow, Opened, Reply, mode};
 
-use crate::bare::Bare;
 use crate::event::Event;
 use crate::machine::{Cx, Meta};
+use crate::no_metafile::NoMetafile;
 use crate::record::{Body, Directory, Inode, Rare};
-use crate::session::Proven;
+use crate::session::TokenKind;
 use crate::state::Target;
 use crate::step::Step;
 
@@ -32,8 +32,8 @@ impl Meta {
     ///
     /// - `modes`: the requested permissions and the umask.
     /// - `open`: opens the file too; unless `exclusive`, it may exist, if it is a regular one.
-    /// - `early`: the inode number that the client has already given its caller (write-back); the
-    ///   client then has no step left to do.
+    /// - `writeback`: the inode number that the client has already given its caller (write-back);
+    ///   the client then has no step left to do.
     #[allow(clippy::too_many_arguments)]
     pub(crate) fn create(
         &mut self,
@@ -44,7 +44,7 @@ impl Meta {
         modes: (u32, u32),
         open: Option<OpenHow>,
         exclusive: bool,
-        early: Option<Ino>,
+        writeback: Option<Ino>,
     ) -> Step<Reply> {
         let parent = self.state.dir(dir)?;
         cx.check(parent, Access::EXEC)?;
@@ -66,7 +66,7 @@ impl Meta {
             if let Target::Remote(_, kind) = target
                 && ino.rank() != dir.rank()
             {
-                return Ok(self.elsewhere(cx, (dir, slot.hash), cacheable, (ino, kind)));
+                return Ok(self.reply_remote(cx, (dir, slot.hash), cacheable, (ino, kind)));
             }
             let mut attr = self.attr(cx, self.state.inode(ino)?)?;
             let opened = self.open_as(cx, ino, how)?;
@@ -80,19 +80,19 @@ impl Meta {
             let place = is_named.then_some((dir, slot.hash));
             return Ok(Reply::Created(self.entry(cx, place, cacheable && is_named, attr), opened));
         }
-        let mut inode = self.new_inode(cx, dir, node, modes, early)?;
+        let mut inode = self.new_inode(cx, dir, node, modes, writeback)?;
         let parent = self.state.dir(dir)?;
-        if matches!(node, NewNode::Regular) && early.is_none() && self.wants_bare(parent) {
+        if matches!(node, NewNode::Regular) && writeback.is_none() && self.wants_no_metafile(parent) {
             inode.strip_to(parent);
         }
-        if let Some(rank) = self.home_elsewhere(cx, &inode) {
-            return self.mkdir_elsewhere(cx, rank, (dir, name), inode);
+        if let Some(rank) = self.remote_home(cx, &inode) {
+            return self.mkdir_remote(cx, rank, (dir, name), inode);
         }
-        self.unless_told(cx, dir, self.state.admit(&[(dir, inode.weight())], &[]))?;
+        self.allow_if_acknowledged(cx, dir, self.state.admit(&[(dir, inode.weight())], &[]))?;
         let limited = inode.is_streamed() && self.state.limits_below(dir)?.bytes.is_some();
         let mut delegation = None;
-        if !inode.is_bare() {
-            if early.is_none()
+        if !inode.has_no_metafile() {
+            if writeback.is_none()
                 && let Some(made) = self.make(cx, &inode, limited)?
             {
                 return Ok(made);
@@ -101,23 +101,25 @@ impl Meta {
             delegation = self.grant_datafile(cx, &inode)?;
         }
         let (attr, announced) = (inode.attr(None), self.announces(&inode));
-        self.draw(&inode);
+        self.note_pool_use(&inode);
         let name = name.clone();
-        let event = match Bare::of(&inode) {
-            Some(Bare { ino, server, time, .. }) => Event::CreateBare { dir, name, ino, server, time },
+        let event = match NoMetafile::of(&inode) {
+            Some(NoMetafile { ino, server, time, .. }) => {
+                Event::CreateNoMetafile { dir, name, ino, server, time }
+            }
             None => Event::Create { dir, name, inode },
         };
         self.commit(cx, &event)?;
         let entry = self.entry(cx, Some((dir, slot.hash)), cacheable, attr);
-        let proven = match open {
-            _ if delegation.is_some() => Proven::OpenedToWrite,
-            Some(how) => Proven::opened(how.access),
+        let token_kind = match open {
+            _ if delegation.is_some() => TokenKind::OpenedToWrite,
+            Some(how) => TokenKind::opened(how.access),
             None => return Ok(Reply::Entry(entry)),
         };
         self.opened(attr.ino);
-        let proof = self.proof(cx.client, attr.ino, proven);
+        let reclaim_token = self.reclaim_token(cx.client, attr.ino, token_kind);
         let (streamed, shared) = (attr.streamed, false);
-        let opened = Opened { streamed, accessed: false, limited, shared, announced, proof };
+        let opened = Opened { streamed, accessed: false, limited, shared, announced, reclaim_token };
         Ok(Reply::Created(entry, opened).unless_unmeasured(delegation))
     }
 
@@ -128,7 +130,7 @@ impl Meta {
         dir: Ino,
         node: &NewNode,
         modes: (u32, u32),
-        early: Option<Ino>,
+        writeback: Option<Ino>,
     ) -> Step<Inode> {
         self.growable()?;
         let parent = self.state.dir(dir)?;
@@ -136,7 +138,7 @@ impl Meta {
             return Err(Errno::ENOENT.into());
         }
         cx.check_change(parent)?;
-        let (ino, file) = match (node, early) {
+        let (ino, file) = match (node, writeback) {
             (NewNode::Regular, Some(ino)) => (self.given_ino(cx.client, ino)?, Body::STUFFED),
             (NewNode::Regular, None) => self.new_file(parent)?,
             // Another rank would allocate another number.

@@ -27,7 +27,7 @@ impl Meta {
         let limited = self.state.is_limited(ino)?;
         let mut since = 0;
         if access.contains(Access::WRITE) {
-            since = self.watch_young(cx, ino)?;
+            since = self.mark_new_size_dirty(cx, ino)?;
             self.drop_capability(cx, ino)?;
         }
         let mut delegation = self.grant(cx, ino, layout, access, limited)?;
@@ -36,17 +36,18 @@ impl Meta {
         Ok(Reply::Delegated(Some(Box::new(delegation))))
     }
 
-    /// As [`Self::watch`], but does not wait for the event that unstuffed the file to be durable.
-    /// Instead it returns the event's number: data servers list what the client makes from then on,
-    /// and if the event is lost, so that the file is small again, recovery asks them for their
-    /// lists.
-    fn watch_young(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<u64> {
-        let watched = self.state.watched.get(&ino);
-        let young = watched.filter(|watched| watched.outgrew && watched.since > self.journal.durable);
-        let since = young.map(|watched| watched.since);
-        match (self.watch(cx, ino), since) {
+    /// As [`Self::mark_size_dirty`], but does not wait for the event that unstuffed the file to be
+    /// durable. Instead it returns the event's number: data servers list what the client makes from
+    /// then on, and if the event is lost, so that the file is small again, recovery asks them for
+    /// their lists.
+    fn mark_new_size_dirty(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<u64> {
+        let size_dirty = self.state.size_dirty.get(&ino);
+        let young =
+            size_dirty.filter(|size_dirty| size_dirty.outgrew && size_dirty.since > self.journal.durable);
+        let since = young.map(|size_dirty| size_dirty.since);
+        match (self.mark_size_dirty(cx, ino), since) {
             (Err(Stop::Wait(Wait::Durable)), Some(since)) => Ok(since),
-            (watched, _) => watched.map(|()| 0),
+            (size_dirty, _) => size_dirty.map(|()| 0),
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::event::Event;
 use crate::journal::Acknowledge;
 use crate::machine::{Cx, Meta};
 use crate::permission::check_not;
-use crate::state::Watched;
+use crate::state::SizeDirty;
 use crate::step::{Step, Stop, StreamCall, StreamDone, Wait};
 
 impl Meta {
@@ -26,7 +26,7 @@ impl Meta {
         check_not(inode, InodeFlags::of_fixed_bytes(discards))?;
         if inode.layout().is_some() {
             // A client that has just made the file has not opened it.
-            self.watch(cx, ino)?;
+            self.mark_size_dirty(cx, ino)?;
         }
         self.drop_capability(cx, ino)?;
         self.revoke_inode(cx, ino)?;
@@ -72,22 +72,22 @@ impl Meta {
 
     /// Marks a file as size-dirty, durably, before its stream may change without the machine: after
     /// a crash, recovery must check its size.
-    pub(crate) fn watch(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<()> {
+    pub(crate) fn mark_size_dirty(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<()> {
         self.writable()?;
         self.sessions.making.remove(&ino);
-        self.claim_inode(cx, ino)?;
+        self.block_grants(cx, ino)?;
         let cached = self.state.cached(ino)?;
         if cached.inode.nlink == 0 && !cached.in_use() {
             // The removal of its stream may be pending.
             return Err(Errno::ESTALE.into());
         }
-        match self.state.watched.get_mut(&ino) {
-            Some(watched) => {
-                (watched.used, watched.written, watched.synced) = (self.ticks, true, false);
-                if watched.since <= self.journal.durable { Ok(()) } else { Err(Stop::Wait(Wait::Durable)) }
+        match self.state.size_dirty.get_mut(&ino) {
+            Some(size_dirty) => {
+                (size_dirty.used, size_dirty.written, size_dirty.synced) = (self.ticks, true, false);
+                if size_dirty.since <= self.journal.durable { Ok(()) } else { Err(Stop::Wait(Wait::Durable)) }
             }
             None => {
-                self.commit(cx, &Event::Watch { ino })?;
+                self.commit(cx, &Event::MarkSizeDirty { ino })?;
                 Err(Stop::Wait(Wait::Durable))
             }
         }
@@ -116,7 +116,8 @@ impl Meta {
         if cx.measured().is_none() {
             let open = |ino: &&Ino| self.state.inodes.get(*ino).is_some_and(|cached| cached.opens > 0);
             let with_size = |ino: &Ino| Ok((*ino, self.state.inode(*ino)?.counted_bytes()));
-            let files: Vec<_> = self.state.watched.keys().filter(open).map(with_size).collect::<Step<_>>()?;
+            let files: Vec<_> =
+                self.state.size_dirty.keys().filter(open).map(with_size).collect::<Step<_>>()?;
             if !files.is_empty() && !self.config.read_only {
                 cx.stream(StreamCall::Measure(files))?;
             }
@@ -124,7 +125,7 @@ impl Meta {
         for (ino, was, size) in cx.measured().unwrap_or_default() {
             // A smaller size may precede a write that is already counted, and a differing count is
             // newer.
-            let is_news = size > was && self.state.watched.contains_key(&ino);
+            let is_news = size > was && self.state.size_dirty.contains_key(&ino);
             if is_news && self.state.inode(ino)?.counted_bytes() == was {
                 self.count_size(cx, ino, size)?;
             }
@@ -135,37 +136,37 @@ impl Meta {
     /// Size-dirty files that have been closed for a while. Once their streams are durable, a crash
     /// does not change their sizes. Skips files whose sizes have not been queried since the last
     /// close, which may have to wait for leases.
-    pub(crate) fn idle_watched(&mut self) -> Vec<Ino> {
+    pub(crate) fn idle_size_dirty(&mut self) -> Vec<Ino> {
         const IDLE_TICKS: u64 = 30;
         const AT_ONCE: usize = 64;
         let (now, inodes) = (self.ticks, &self.state.inodes);
-        let is_idle = |(ino, watched): &(&Ino, &mut Watched)| {
+        let is_idle = |(ino, size_dirty): &(&Ino, &mut SizeDirty)| {
             let closed = inodes.get(*ino).is_none_or(|cached| cached.opens == 0 && cached.inode.nlink > 0);
             closed
-                && !watched.unmeasured
-                && !watched.syncing
-                && now.saturating_sub(watched.used) >= IDLE_TICKS
+                && !size_dirty.unmeasured
+                && !size_dirty.syncing
+                && now.saturating_sub(size_dirty.used) >= IDLE_TICKS
         };
-        let idle = self.state.watched.iter_mut().filter(is_idle).take(AT_ONCE);
-        idle.map(|(ino, watched)| {
-            (watched.used, watched.syncing) = (now, true);
+        let idle = self.state.size_dirty.iter_mut().filter(is_idle).take(AT_ONCE);
+        idle.map(|(ino, size_dirty)| {
+            (size_dirty.used, size_dirty.syncing) = (now, true);
             *ino
         })
         .collect()
     }
 
     /// Handles the sync of a size-dirty file's stream, begun at `tick`.
-    pub(crate) fn watched_synced(&mut self, ino: Ino, tick: u64, durable: bool) {
+    pub(crate) fn size_dirty_synced(&mut self, ino: Ino, tick: u64, durable: bool) {
         let is_closed = self.state.inodes.get(&ino).is_none_or(|cached| cached.opens == 0);
-        let Some(watched) = self.state.watched.get_mut(&ino) else { return };
-        watched.syncing = false;
-        if !(durable && is_closed && watched.used == tick) {
+        let Some(size_dirty) = self.state.size_dirty.get_mut(&ino) else { return };
+        size_dirty.syncing = false;
+        if !(durable && is_closed && size_dirty.used == tick) {
             return;
         }
         if self.config.striping.is_some() {
-            (watched.synced, watched.unmeasured) = (true, true);
+            (size_dirty.synced, size_dirty.unmeasured) = (true, true);
         } else {
-            self.state.watched.remove(&ino);
+            self.state.size_dirty.remove(&ino);
         }
     }
 }

@@ -34,17 +34,17 @@ impl Meta {
         if let Some(cached) = self.state.inodes.get_mut(&ino) {
             cached.lookups = cached.lookups.saturating_sub(lookups);
             if !cached.in_use() {
-                self.settle(ino);
+                self.forget_moved(ino);
             }
             self.purge_if_unused(cx, ino)?;
         } else if let Some(known) = self.state.known.get_mut(&ino) {
             known.lookups = known.lookups.saturating_sub(lookups);
             if known.lookups == 0 {
                 self.state.known.remove(&ino);
-                self.settle(ino);
+                self.forget_moved(ino);
             }
         } else if self.state.reclaimed.give_up(ino, lookups, 0) {
-            self.settle(ino);
+            self.forget_moved(ino);
         }
         Ok(Reply::Done)
     }

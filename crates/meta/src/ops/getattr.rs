@@ -8,7 +8,7 @@ use crate::step::Step;
 impl Meta {
     pub(crate) fn getattr(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<Reply> {
         let (attr, unmeasured) = self.attr_or_grant(cx, ino)?;
-        self.tell_inode(cx, ino);
+        self.note_inode(cx, ino);
         Ok(Reply::Attr(attr).unless_unmeasured(unmeasured))
     }
 }

@@ -11,7 +11,7 @@ impl Meta {
     /// Adds a name to a file.
     pub(crate) fn link(&mut self, cx: &mut Cx<'_>, ino: Ino, dir: Ino, name: &Name) -> Step<Reply> {
         if ino.rank() != dir.rank() {
-            return self.link_elsewhere(cx, ino, dir, name);
+            return self.link_remote(cx, ino, dir, name);
         }
         self.growable()?;
         let parent = self.state.dir(dir)?;
@@ -32,7 +32,7 @@ impl Meta {
             return Err(Errno::EPERM.into());
         }
         check_not(inode, InodeFlags::PROTECTED)?;
-        self.check_not_bare(ino)?;
+        self.check_has_metafile(ino)?;
         if inode.nlink == u32::MAX {
             return Err(Errno::EMLINK.into());
         }

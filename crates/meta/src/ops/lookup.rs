@@ -21,15 +21,15 @@ impl Meta {
                 if let Some(cached) = self.state.inodes.get_mut(&dir) {
                     cached.names_are_new = false;
                 }
-                self.tell_absent(cx, dir, &slot);
+                self.note_absent(cx, dir, &slot);
                 return Ok(Reply::Absent { cacheable });
             }
             Target::Remote(ino, kind) if ino.rank() != dir.rank() => {
-                return Ok(self.elsewhere(cx, (dir, slot.hash), cacheable, (ino, kind)));
+                return Ok(self.reply_remote(cx, (dir, slot.hash), cacheable, (ino, kind)));
             }
             Target::Primary(ino) | Target::Remote(ino, _) => ino,
         };
-        self.share(cx, ino)?;
+        self.revoke_exclusive(cx, ino)?;
         // Does not wait for sizes: kernels lock the directory during a lookup.
         let (attr, unmeasured) = self.attr_at_once(cx, ino)?;
         let entry = self.entry(cx, Some((dir, slot.hash)), cacheable, attr);

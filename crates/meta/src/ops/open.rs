@@ -9,7 +9,7 @@ use crate::event::Event;
 use crate::machine::{Cx, Meta};
 use crate::permission::check_not;
 use crate::record::Body;
-use crate::session::Proven;
+use crate::session::TokenKind;
 use crate::step::{Step, Stop, StreamCall};
 
 /// Largest file whose bytes accompany the reply to an open: as much as fits into any reply by
@@ -39,7 +39,7 @@ impl Meta {
         if !may_cache || !is_counted_once || !is_wanted || size > WHOLE_BYTES {
             return Ok(None);
         }
-        if self.is_open_to_write_elsewhere(cx.client, ino) {
+        if self.is_open_to_write_by_others(cx.client, ino) {
             return Ok(None);
         }
         self.stuffed(ino, 0, size).map(Some)
@@ -79,7 +79,7 @@ impl Meta {
         }
         let limited = self.is_written_by_server(ino)?;
         if streamed && how.access.contains(Access::WRITE) {
-            self.watch(cx, ino)?;
+            self.mark_size_dirty(cx, ino)?;
         }
         if how.sync && streamed && !self.config.read_only {
             // The kernel may write and sync the stream itself, but not the file's metadata.
@@ -87,24 +87,24 @@ impl Meta {
             cx.durable = true;
         }
         // The machine may not see the reads, so the open counts as an access.
-        let reads_elsewhere = match how.access {
+        let reads_remote = match how.access {
             Access::READ => streamed || how.reads != Reads::Server,
             access => streamed && access.contains(Access::READ),
         };
-        let accessed = is_file && reads_elsewhere && self.accessed(cx, ino)?;
-        self.tell_inode(cx, ino);
+        let accessed = is_file && reads_remote && self.accessed(cx, ino)?;
+        self.note_inode(cx, ino);
         let announced = self.announces(self.state.inode(ino)?);
         // A small file may outgrow its strip soon.
         let writes = is_file && how.access.contains(Access::WRITE);
         // Without sessions there is only one client.
         let shared = self.config.session_ms.is_some()
             && (self.is_written(cx.client, ino)
-                || writes && self.is_open_elsewhere(cx.client, ino)
-                || self.is_open_to_write_elsewhere(cx.client, ino));
+                || writes && self.is_open_by_others(cx.client, ino)
+                || self.is_open_to_write_by_others(cx.client, ino));
         // Count the open last: `shared` above concerns other opens.
         self.opened(ino);
-        let proof = self.proof(cx.client, ino, Proven::opened(how.access));
-        Ok(Opened { streamed, accessed, limited, shared, announced, proof })
+        let reclaim_token = self.reclaim_token(cx.client, ino, TokenKind::opened(how.access));
+        Ok(Opened { streamed, accessed, limited, shared, announced, reclaim_token })
     }
 
     /// True if kernels must not write the stream themselves: see [`Opened::limited`].
@@ -121,22 +121,22 @@ impl Meta {
     }
 
     pub(crate) fn release(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<Reply> {
-        let measured = match self.state.watched.contains_key(&ino).then(|| self.measure(cx, ino)) {
+        let measured = match self.state.size_dirty.contains_key(&ino).then(|| self.measure(cx, ino)) {
             Some(Err(Stop::Wait(wait))) => return Err(Stop::Wait(wait)),
             measured => measured.and_then(Result::ok),
         };
-        if let Some(watched) = self.state.watched.get_mut(&ino) {
-            watched.used = self.ticks;
-            watched.unmeasured |= measured.is_none();
+        if let Some(size_dirty) = self.state.size_dirty.get_mut(&ino) {
+            size_dirty.used = self.ticks;
+            size_dirty.unmeasured |= measured.is_none();
         }
         if let Some(cached) = self.state.inodes.get_mut(&ino) {
             cached.opens = cached.opens.saturating_sub(1);
             let (last, counted) = (cached.opens == 0, cached.inode.counted_bytes());
             if !cached.in_use() {
-                self.settle(ino);
+                self.forget_moved(ino);
             }
-            if let Some(watched) = self.state.watched.get_mut(&ino) {
-                watched.written &= !last;
+            if let Some(size_dirty) = self.state.size_dirty.get_mut(&ino) {
+                size_dirty.written &= !last;
                 // A task that has queried the size may have received it before the last write.
                 self.streams_changed += 1;
             }
@@ -146,7 +146,7 @@ impl Meta {
             self.recall_unnamed(ino, None);
             self.purge_if_unused(cx, ino)?;
         } else if self.state.reclaimed.give_up(ino, 0, 1) {
-            self.settle(ino);
+            self.forget_moved(ino);
         }
         Ok(Reply::Done)
     }

@@ -16,7 +16,7 @@ use crate::step::Step;
 
 /// An attribute that sets a policy or reports its effect.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Wish {
+pub(super) enum PolicyAttribute {
     Setting(Key),
     /// All settings, the server's included, as TOML.
     Effective,
@@ -24,7 +24,7 @@ pub(super) enum Wish {
     Layout,
 }
 
-impl Wish {
+impl PolicyAttribute {
     pub(super) fn of(name: &[u8]) -> Option<Self> {
         match core::str::from_utf8(name).ok()?.strip_prefix(PREFIX)? {
             "policy" => Some(Self::Effective),
@@ -41,21 +41,26 @@ pub(super) fn attributes(inode: &Inode) -> impl Iterator<Item = String> {
 }
 
 impl Meta {
-    pub(super) fn get_wish(&mut self, cx: &mut Cx<'_>, ino: Ino, which: Wish) -> Step<Reply> {
+    pub(super) fn get_policy_attribute(
+        &mut self,
+        cx: &mut Cx<'_>,
+        ino: Ino,
+        which: PolicyAttribute,
+    ) -> Step<Reply> {
         let inode = self.state.inode(ino)?;
         check_namespace(cx, inode, PREFIX.as_bytes(), Access::READ)?;
         let text = match which {
-            Wish::Setting(key) if inode.is_dir() => inode.policy().get(key),
-            Wish::Setting(_) => None,
-            Wish::Effective => Some(self.effective_policy(inode).to_toml()),
-            Wish::Layout => layout_toml(inode),
+            PolicyAttribute::Setting(key) if inode.is_dir() => inode.policy().get(key),
+            PolicyAttribute::Setting(_) => None,
+            PolicyAttribute::Effective => Some(self.effective_policy(inode).to_toml()),
+            PolicyAttribute::Layout => layout_toml(inode),
         };
-        self.tell_inode(cx, ino);
+        self.note_inode(cx, ino);
         Ok(Reply::Bytes(text.ok_or(Errno::ENODATA)?.into()))
     }
 
     /// Sets a policy attribute, or removes it if there is no value. Logs why a setting is refused.
-    pub(super) fn set_wish(
+    pub(super) fn set_policy_attribute(
         &mut self,
         cx: &mut Cx<'_>,
         dir: Ino,
@@ -65,16 +70,16 @@ impl Meta {
     ) -> Step<Reply> {
         let inode = self.state.inode(dir)?;
         check_namespace(cx, inode, name, Access::WRITE)?;
-        if matches!(Wish::of(name), Some(Wish::Effective | Wish::Layout)) {
+        if matches!(PolicyAttribute::of(name), Some(PolicyAttribute::Effective | PolicyAttribute::Layout)) {
             return Err(Errno::EPERM.into());
         }
         if !inode.is_dir() {
-            return self.refuse_wish(dir, "only directories have policies");
+            return self.refuse_policy_attribute(dir, "only directories have policies");
         }
         let name = String::from_utf8_lossy(name);
         let key = match Key::parse(name.strip_prefix(PREFIX).unwrap_or_default()) {
             Ok(key) => key,
-            Err(error) => return self.refuse_wish(dir, error),
+            Err(error) => return self.refuse_policy_attribute(dir, error),
         };
         let mut policy = inode.policy().clone();
         match how {
@@ -85,7 +90,7 @@ impl Meta {
         match value {
             Some(value) => {
                 if let Err(error) = policy.set(key, &String::from_utf8_lossy(value)) {
-                    return self.refuse_wish(dir, error);
+                    return self.refuse_policy_attribute(dir, error);
                 }
             }
             None => policy.unset(key),
@@ -95,15 +100,15 @@ impl Meta {
         Ok(Reply::Done)
     }
 
-    fn refuse_wish(&mut self, ino: Ino, why: impl core::fmt::Display) -> Step<Reply> {
-        self.remarks.push(format!("the policy of inode {ino} is not changed: {why}"));
+    fn refuse_policy_attribute(&mut self, ino: Ino, why: impl core::fmt::Display) -> Step<Reply> {
+        self.warnings.push(format!("the policy of inode {ino} is not changed: {why}"));
         Err(Errno::EINVAL.into())
     }
 }
 
 fn layout_toml(inode: &Inode) -> Option<String> {
     match &inode.body {
-        Body::Striped { layout, .. } if inode.is_bare() => {
+        Body::Striped { layout, .. } if inode.has_no_metafile() => {
             Some(striped_toml(layout) + "no_metafile = true\n")
         }
         Body::Stuffed { .. } => Some("place = \"metadata\"\n".into()),

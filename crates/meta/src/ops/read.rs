@@ -21,7 +21,7 @@ impl Meta {
         let total = match self.state.inode(ino)?.body {
             Body::Stuffed { size, .. } => size,
             Body::Streamed { .. } | Body::Striped { .. } => {
-                self.tell_inode(cx, ino);
+                self.note_inode(cx, ino);
                 return Ok(Reply::Streamed);
             }
             Body::Directory(_) => return Err(Errno::EISDIR.into()),
@@ -29,7 +29,7 @@ impl Meta {
         };
         let end = offset.saturating_add(u64::from(size)).min(total);
         let bytes = self.stuffed(ino, offset, end)?;
-        self.tell_bytes(cx, ino);
+        self.note_bytes(cx, ino);
         if !noatime {
             self.accessed(cx, ino)?;
         }
@@ -38,11 +38,11 @@ impl Meta {
 
     /// The bytes of a stuffed file from `offset` to `end`, which is at most the file's size.
     pub(crate) fn stuffed(&self, ino: Ino, offset: u64, end: u64) -> Step<Vec<u8>> {
-        let kept = self.state.strip(ino)?;
+        let stored = self.state.strip(ino)?;
         let length = end.saturating_sub(offset) as usize;
         let mut bytes = Vec::with_capacity(length);
-        let from = offset.min(kept.len() as u64) as usize;
-        bytes.extend_from_slice(&kept[from..kept.len().min(from + length)]);
+        let from = offset.min(stored.len() as u64) as usize;
+        bytes.extend_from_slice(&stored[from..stored.len().min(from + length)]);
         bytes.resize(length, 0);
         Ok(bytes)
     }

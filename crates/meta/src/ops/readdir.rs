@@ -54,7 +54,7 @@ impl Meta {
         }
         let entries =
             if plus { self.with_attributes(cx, dir, cacheable, found)? } else { self.without(found)? };
-        self.tell_inode(cx, dir);
+        self.note_inode(cx, dir);
         if after == 0 {
             self.accessed(cx, dir)?;
         }
@@ -105,7 +105,7 @@ impl Meta {
         found: Vec<(Slot, Target)>,
     ) -> Step<Vec<Dirent>> {
         for ino in found.iter().filter_map(|(_, target)| target.ino()) {
-            self.share(cx, ino)?;
+            self.revoke_exclusive(cx, ino)?;
         }
         let mut inodes = Vec::with_capacity(found.len());
         for (_, target) in &found {
@@ -116,7 +116,7 @@ impl Meta {
         let streamed: Vec<Ino> =
             inodes.iter().filter(|inode| inode.is_streamed()).map(|inode| inode.ino).collect();
         // One call queries all of them (carns III.E, listattr).
-        let stats = if streamed.is_empty() { Some(Vec::new()) } else { cx.glance(streamed)? };
+        let stats = if streamed.is_empty() { Some(Vec::new()) } else { cx.try_stat(streamed)? };
         // Without sizes, the listing returns only names.
         let Some(stats) = stats else { return self.without(found) };
         let mut stats = stats.iter();

@@ -10,7 +10,7 @@ impl Meta {
     pub(crate) fn readlink(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<Reply> {
         let Body::Symlink(target) = &self.state.inode(ino)?.body else { return Err(Errno::EINVAL.into()) };
         let target = target.to_vec();
-        self.tell_inode(cx, ino);
+        self.note_inode(cx, ino);
         self.accessed(cx, ino)?;
         Ok(Reply::Bytes(target.into()))
     }

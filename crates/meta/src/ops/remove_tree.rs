@@ -7,7 +7,7 @@ use espalier_proto::{Access, Errno, Ino, Name, Reply, mode};
 use crate::event::Event;
 use crate::machine::{Cx, Meta};
 use crate::progress::{Progress, Walk};
-use crate::state::{Home, Target};
+use crate::state::{Location, Target};
 use crate::step::{Step, Stop, Wait};
 
 /// Entries examined per step.
@@ -46,13 +46,13 @@ impl Meta {
 
     /// The parent and name of a directory.
     fn name_of_dir(&self, dir: Ino) -> Step<(Ino, Name)> {
-        match self.state.cached(dir)?.home {
-            Home::Dentry { dir: parent, hash } => {
+        match self.state.cached(dir)?.location {
+            Location::Dentry { dir: parent, hash } => {
                 let slot = self.state.primary_slot(parent, hash, dir).ok_or(Errno::EIO)?;
                 Ok((parent, slot.name))
             }
-            Home::Table => Err(Errno::EBUSY.into()),
-            Home::Orphan => Err(Errno::ENOENT.into()),
+            Location::Table => Err(Errno::EBUSY.into()),
+            Location::Orphan => Err(Errno::ENOENT.into()),
         }
     }
 

@@ -34,10 +34,10 @@ impl Meta {
         let (moved, replaced) =
             (self.victim(cx, from.0, from.1)?.ino, self.state.target(to.0, &self.state.slot(to.1))?);
         if let Some(ino) = replaced.ino() {
-            self.share(cx, ino)?;
+            self.revoke_exclusive(cx, ino)?;
         }
         if from.0 != to.0 && self.state.limits_below(to.0)?.is_any() {
-            self.share_all(cx)?;
+            self.revoke_all_exclusive(cx)?;
         }
         let inode = self.state.inode(moved)?;
         let (from_dir, to_dir) = (self.state.dir(from.0)?, self.state.dir(to.0)?);
@@ -65,8 +65,8 @@ impl Meta {
                 let ((from_dir, old), (to_dir, new)) = ((from.0, from.1.clone()), (to.0, to.1.clone()));
                 let event = Event::Exchange { from_dir, from: old, to_dir, to: new, time: cx.now };
                 self.commit(cx, &event)?;
-                self.tell_moved(cx, from_dir, from.1);
-                self.tell_moved(cx, to_dir, to.1);
+                self.note_moved(cx, from_dir, from.1);
+                self.note_moved(cx, to_dir, to.1);
                 return Ok(Reply::Done);
             }
             Some(target) => {
@@ -98,7 +98,7 @@ impl Meta {
         let ((from_dir, old), (to_dir, new)) = ((from.0, from.1.clone()), (to.0, to.1.clone()));
         let event = Event::Rename { from_dir, from: old, to_dir, to: new, whiteout, time: cx.now };
         self.commit(cx, &event)?;
-        self.tell_moved(cx, to_dir, to.1);
+        self.note_moved(cx, to_dir, to.1);
         if let Some(ino) = replaced {
             self.name_taken(cx, ino)?;
         }

@@ -8,13 +8,18 @@ use crate::machine::{Cx, Meta};
 use crate::step::{Step, Stop};
 
 impl Meta {
-    /// Renews the client's leases on inodes that it keeps using. With `alone_in`, the client asks
-    /// for an exclusive lease on that directory; then only the directory and files in it that no
-    /// other client knows are renewed.
-    pub(crate) fn renew(&mut self, cx: &mut Cx<'_>, inodes: &[Ino], alone_in: Option<Ino>) -> Step<Reply> {
+    /// Renews the client's leases on inodes that it keeps using. With `exclusive_dir`, the client
+    /// asks for an exclusive lease on that directory; then only the directory and files in it that
+    /// no other client knows are renewed.
+    pub(crate) fn renew(
+        &mut self,
+        cx: &mut Cx<'_>,
+        inodes: &[Ino],
+        exclusive_dir: Option<Ino>,
+    ) -> Step<Reply> {
         let mut renewed = Vec::new();
         for ino in inodes {
-            if !self.sessions.is_told_of(cx.client, *ino) {
+            if !self.sessions.is_known_to(cx.client, *ino) {
                 continue;
             }
             match self.state.inode(*ino).map(drop) {
@@ -22,9 +27,9 @@ impl Meta {
                 Err(Stop::Fail(_)) => continue,
                 Ok(()) => {}
             }
-            let is_wanted =
-                alone_in.is_none_or(|dir| *ino == dir || self.is_alone_with_file_in(cx.client, dir, *ino));
-            if is_wanted && self.tell_held(cx, *ino) {
+            let is_wanted = exclusive_dir
+                .is_none_or(|dir| *ino == dir || self.is_sole_holder_of_file_in(cx.client, dir, *ino));
+            if is_wanted && self.note_held(cx, *ino) {
                 renewed.push(*ino);
             }
         }

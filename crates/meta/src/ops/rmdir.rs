@@ -8,14 +8,14 @@ use crate::step::Step;
 
 impl Meta {
     pub(crate) fn rmdir(&mut self, cx: &mut Cx<'_>, dir: Ino, name: &Name) -> Step<Reply> {
-        if let Some((ino, kind)) = self.named_elsewhere(dir, name)? {
+        if let Some((ino, kind)) = self.named_remote(dir, name)? {
             return match kind {
-                FileType::Directory => self.remove_elsewhere(cx, dir, name, (ino, kind)),
+                FileType::Directory => self.remove_remote(cx, dir, name, (ino, kind)),
                 _ => Err(Errno::ENOTDIR.into()),
             };
         }
         let ino = self.victim(cx, dir, name)?.ino;
-        self.share(cx, ino)?;
+        self.revoke_exclusive(cx, ino)?;
         check_empty(self.state.inode(ino)?)?;
         self.remove(cx, dir, name, ino)
     }

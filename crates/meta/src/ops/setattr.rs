@@ -9,8 +9,8 @@ use crate::machine::{Cx, Meta};
 use crate::permission::check_not;
 use crate::record::Inode;
 use crate::step::{Step, Stop, StreamCall};
-use crate::task::told_time;
-use crate::trash::ITSELF;
+use crate::task::reported_time;
+use crate::trash::INTERNAL_CLIENT;
 
 impl Meta {
     /// `chmod`, `chown`, `truncate` and `utimensat`, in any combination.
@@ -18,8 +18,8 @@ impl Meta {
         self.writable()?;
         let inode = self.state.inode(ino)?;
         let mut change = decide(cx, inode, set)?;
-        if inode.is_bare() {
-            change = inode.change_of_bare(change)?;
+        if inode.has_no_metafile() {
+            change = inode.no_metafile_change(change)?;
         }
         let streamed = inode.is_streamed();
         let drops = set.uid.or(set.gid).is_some() && !inode.is_dir() && !makes_copy(cx, inode, set);
@@ -53,7 +53,7 @@ impl Meta {
             }
         }
         if let (Some(mtime), true) = (change.mtime, self.state.inode(ino)?.is_streamed()) {
-            self.claim_inode(cx, ino)?;
+            self.block_grants(cx, ino)?;
             // An earlier run may have set the stream to another value of `now`.
             let earlier = cx.streams.iter().find_map(|(call, _)| match call {
                 StreamCall::SetMtime { mtime, .. } => Some(*mtime),
@@ -173,8 +173,8 @@ fn makes_copy(cx: &Cx<'_>, inode: &Inode, set: &SetAttr) -> bool {
 /// Checks that the caller may remove privileges by a request that does nothing else: it may come
 /// from anybody's `chown(2)` that changes no owner.
 fn may_remove_privileges(cx: &Cx<'_>, inode: &Inode, set: &SetAttr) -> Step<bool> {
-    let is_alone = SetAttr { kill_suid_gid: true, ..SetAttr::default() } == *set;
-    Ok(!is_alone || cx.is_owner(inode) || cx.may(inode, Access::WRITE)?)
+    let is_exclusive = SetAttr { kill_suid_gid: true, ..SetAttr::default() } == *set;
+    Ok(!is_exclusive || cx.is_owner(inode) || cx.may(inode, Access::WRITE)?)
 }
 
 impl Meta {
@@ -183,7 +183,7 @@ impl Meta {
     pub(crate) fn remove_privileges(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<bool> {
         let inode = self.state.inode(ino)?;
         let perm = cx.without_privileges(inode.perm, inode.gid)?;
-        let changed = perm != inode.perm && inode.kind == FileType::Regular && !inode.is_bare();
+        let changed = perm != inode.perm && inode.kind == FileType::Regular && !inode.has_no_metafile();
         self.drop_capability(cx, ino)?;
         if changed {
             self.writable()?;
@@ -196,8 +196,8 @@ impl Meta {
     /// Truncates a stream. Growth is counted first, so that no other operation takes the space.
     pub(crate) fn truncate_stream(&mut self, cx: &mut Cx<'_>, ino: Ino, size: u64) -> Step<()> {
         self.lock_end(cx, ino)?;
-        self.watch(cx, ino)?;
-        let by = Some((cx.client, cx.id)).filter(|(client, _)| *client != ITSELF);
+        self.mark_size_dirty(cx, ino)?;
+        let by = Some((cx.client, cx.id)).filter(|(client, _)| *client != INTERNAL_CLIENT);
         let call = StreamCall::Truncate { ino, size, by };
         let done = cx.streams.iter().position(|(made, result)| *made == call && result.is_ok());
         if done.is_some_and(|at| at + 1 < cx.streams.len()) {
@@ -212,8 +212,8 @@ impl Meta {
             Ok(_) => self.count_size(cx, ino, size),
             // An interrupted operation does not wait for the size either.
             Err(Stop::Fail(Errno::EINTR)) => {
-                if let Some(watched) = self.state.watched.get_mut(&ino) {
-                    watched.unmeasured = true;
+                if let Some(size_dirty) = self.state.size_dirty.get_mut(&ino) {
+                    size_dirty.unmeasured = true;
                 }
                 Err(Errno::EINTR.into())
             }
@@ -248,14 +248,14 @@ impl Meta {
     pub(crate) fn accessed_before(&mut self, cx: &mut Cx<'_>, files: &[(Ino, Time)]) -> Step<Reply> {
         let now = cx.now;
         for (ino, time) in files {
-            let is_known = self.sessions.is_told_of(cx.client, *ino);
+            let is_known = self.sessions.is_known_to(cx.client, *ino);
             let changed = match self.state.inode(*ino) {
                 _ if !is_known => continue,
                 Ok(inode) => inode.ctime,
                 Err(Stop::Wait(wait)) => return Err(Stop::Wait(wait)),
                 Err(Stop::Fail(_)) => continue,
             };
-            cx.now = told_time(*time, now);
+            cx.now = reported_time(*time, now);
             // A change since the access overrides it.
             if changed < cx.now {
                 self.accessed(cx, *ino)?;
@@ -263,14 +263,14 @@ impl Meta {
         }
         cx.now = now;
         // The client knows these attributes.
-        cx.told.touched.clear();
+        cx.read_set.touched.clear();
         Ok(Reply::Done)
     }
 
     fn atime_is_due(&self, inode: &Inode, now: Time) -> bool {
         use crate::config::Atime;
         match self.config.atime {
-            _ if inode.is_bare() || inode.is_dir() && self.config.nodiratime => false,
+            _ if inode.has_no_metafile() || inode.is_dir() && self.config.nodiratime => false,
             _ if inode.rare.flags.contains(InodeFlags::NOATIME) => false,
             Atime::Never => false,
             Atime::Always => true,

@@ -22,9 +22,9 @@ impl Meta {
             return Ok(Reply::Numbers { first: Ino(0), count, time, strip, accesses });
         }
         self.growable()?;
-        let kept = self.state.sessions.get(&cx.client).filter(|_| rank == self.config.rank);
-        let kept = kept.ok_or(Errno::EINVAL)?;
-        if kept.unused.len() + u64::from(count) > Unused::MAX {
+        let persisted = self.state.sessions.get(&cx.client).filter(|_| rank == self.config.rank);
+        let persisted = persisted.ok_or(Errno::EINVAL)?;
+        if persisted.unused.len() + u64::from(count) > Unused::MAX {
             return Err(Errno::EAGAIN.into());
         }
         let (client, first) = (cx.client, Ino(self.state.next_ino));

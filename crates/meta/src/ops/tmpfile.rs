@@ -4,7 +4,7 @@ use espalier_proto::{Ino, NewNode, Opened, Reply};
 
 use crate::event::Event;
 use crate::machine::{Cx, Meta};
-use crate::session::Proven;
+use crate::session::TokenKind;
 use crate::step::Step;
 
 impl Meta {
@@ -13,15 +13,15 @@ impl Meta {
         let mut inode = self.new_inode(cx, dir, &NewNode::Regular, (perm, umask), None)?;
         inode.nlink = 0;
         let (attr, announced) = (inode.attr(None), self.announces(&inode));
-        self.draw(&inode);
+        self.note_pool_use(&inode);
         self.commit(cx, &Event::TmpFile { inode })?;
         if let Some(cached) = self.state.inodes.get_mut(&attr.ino) {
             cached.nameless = true;
         }
         let entry = self.entry(cx, None, false, attr);
         self.opened(attr.ino);
-        let proof = self.proof(cx.client, attr.ino, Proven::OpenedToWrite);
+        let reclaim_token = self.reclaim_token(cx.client, attr.ino, TokenKind::OpenedToWrite);
         let (streamed, accessed, limited, shared) = (attr.streamed, false, false, false);
-        Ok(Reply::Created(entry, Opened { streamed, accessed, limited, shared, announced, proof }))
+        Ok(Reply::Created(entry, Opened { streamed, accessed, limited, shared, announced, reclaim_token }))
     }
 }

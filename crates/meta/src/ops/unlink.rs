@@ -9,10 +9,10 @@ use crate::step::Step;
 
 impl Meta {
     pub(crate) fn unlink(&mut self, cx: &mut Cx<'_>, dir: Ino, name: &Name) -> Step<Reply> {
-        if let Some((ino, kind)) = self.named_elsewhere(dir, name)? {
+        if let Some((ino, kind)) = self.named_remote(dir, name)? {
             return match kind {
                 FileType::Directory => Err(Errno::EISDIR.into()),
-                _ => self.remove_elsewhere(cx, dir, name, (ino, kind)),
+                _ => self.remove_remote(cx, dir, name, (ino, kind)),
             };
         }
         let inode = self.victim(cx, dir, name)?;
@@ -38,11 +38,11 @@ impl Meta {
     }
 
     pub(crate) fn remove(&mut self, cx: &mut Cx<'_>, dir: Ino, name: &Name, ino: Ino) -> Step<Reply> {
-        let is_bare = self.state.is_bare(ino);
+        let has_no_metafile = self.state.has_no_metafile(ino);
         self.commit(cx, &Event::Unlink { dir, name: name.clone(), time: cx.now })?;
         // The machine removes the datafile of a no-metafile file itself; the client does not wait
         // for it.
-        if !is_bare && let Some(left) = self.leave_to_client(cx, ino) {
+        if !has_no_metafile && let Some(left) = self.leave_to_client(cx, ino) {
             return Ok(left);
         }
         self.name_taken(cx, ino)?;

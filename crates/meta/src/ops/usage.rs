@@ -93,7 +93,7 @@ impl Meta {
         let new = value.map(|value| number(value).ok_or(Errno::EINVAL)).transpose()?;
         *limit = new.filter(|max| *max > 0);
         self.count_open(cx)?;
-        self.share_all(cx)?;
+        self.revoke_all_exclusive(cx)?;
         self.commit(cx, &Event::SetQuota { dir, quota, time: cx.now })?;
         Ok(Reply::Done)
     }

@@ -10,7 +10,7 @@ use crate::machine::{Cx, Meta};
 use crate::permission::check_not;
 use crate::record::Body;
 use crate::step::Step;
-use crate::trash::ITSELF;
+use crate::trash::INTERNAL_CLIENT;
 
 /// Largest file, in bytes, that is unstuffed together with the write by which it outgrows its
 /// strip.
@@ -42,7 +42,7 @@ impl Meta {
             Body::Stuffed { size, stored } => (size, u64::from(stored)),
             Body::Streamed { .. } | Body::Striped { .. } => {
                 self.writable()?;
-                return self.write_elsewhere(cx, ino, offset);
+                return self.redirect_write(cx, ino, offset);
             }
             _ => return Err(Errno::EINVAL.into()),
         };
@@ -58,7 +58,7 @@ impl Meta {
             // An append that is sent again would be written twice, the second time after the first.
             let goes_along = !at_end && self.goes_along(cx, ino, end)?;
             self.unstuff(cx, ino, if goes_along { Some((offset, data)) } else { None })?;
-            return Ok(match self.write_elsewhere(cx, ino, offset)? {
+            return Ok(match self.redirect_write(cx, ino, offset)? {
                 Reply::Delegated(Some(delegation)) if goes_along => Reply::Outgrown(delegation),
                 reply => reply,
             });
@@ -69,9 +69,9 @@ impl Meta {
             self.drop_capability(cx, ino)?;
             let mut event = Event::Write { ino, offset, data: take(data).into(), time: cx.now };
             let done = self.commit(cx, &event);
-            if let (Err(_), Event::Write { data: kept, .. }) = (&done, &mut event) {
+            if let (Err(_), Event::Write { data: written_data, .. }) = (&done, &mut event) {
                 // The operation starts over with the data.
-                *data = take(kept).into();
+                *data = take(written_data).into();
             }
             done?;
         }
@@ -81,24 +81,25 @@ impl Meta {
     /// True if the write by which a file outgrows its strip is done while unstuffing it to data
     /// servers, which saves the client a message.
     fn goes_along(&mut self, cx: &mut Cx<'_>, ino: Ino, end: u64) -> Step<bool> {
-        if end > GOES_ALONG || !self.are_asked_directly(cx) || self.state.is_limited(ino)? {
+        if end > GOES_ALONG || !self.writes_directly(cx) || self.state.is_limited(ino)? {
             return Ok(false);
         }
         // Nobody may read the old bytes after others have read the new ones.
-        self.claim_inode(cx, ino)?;
+        self.block_grants(cx, ino)?;
         Ok(true)
     }
 
     /// True if the client writes to data servers directly.
-    fn are_asked_directly(&self, cx: &Cx<'_>) -> bool {
-        cx.client != ITSELF && self.config.striping.as_ref().is_some_and(|striping| striping.is_delegated())
+    fn writes_directly(&self, cx: &Cx<'_>) -> bool {
+        cx.client != INTERNAL_CLIENT
+            && self.config.striping.as_ref().is_some_and(|striping| striping.is_delegated())
     }
 
     /// Has the client write to the stream or the data servers. The reply includes the capability
     /// that it would request next ([`Self::delegate`]).
-    fn write_elsewhere(&mut self, cx: &mut Cx<'_>, ino: Ino, offset: u64) -> Step<Reply> {
+    fn redirect_write(&mut self, cx: &mut Cx<'_>, ino: Ino, offset: u64) -> Step<Reply> {
         let is_striped = self.state.inode(ino)?.layout().is_some();
-        if is_striped && self.are_asked_directly(cx) && offset != END {
+        if is_striped && self.writes_directly(cx) && offset != END {
             return self.delegate(cx, ino, Access::WRITE);
         }
         Ok(Reply::Streamed)

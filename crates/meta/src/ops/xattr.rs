@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 use espalier_policy::PREFIX;
 use espalier_proto::{Access, Errno, FileType, Ino, InodeFlags, Reply, XattrMode, mode};
 
-use super::policy::{self, Wish};
+use super::policy::{self, PolicyAttribute};
 use super::usage::Virtual;
 use crate::acl::Acl;
 use crate::event::Event;
@@ -30,8 +30,8 @@ impl Meta {
         if let Some(which) = Virtual::of(name) {
             return self.get_virtual(cx, ino, which);
         }
-        if let Some(which) = Wish::of(name) {
-            return self.get_wish(cx, ino, which);
+        if let Some(which) = PolicyAttribute::of(name) {
+            return self.get_policy_attribute(cx, ino, which);
         }
         let inode = self.state.inode(ino)?;
         let acl = match name {
@@ -42,11 +42,11 @@ impl Meta {
         if let Some(acl) = acl {
             let acl = acl.as_ref().ok_or(Errno::ENODATA)?;
             let value = full(acl, inode).format();
-            self.tell_inode(cx, ino);
+            self.note_inode(cx, ino);
             return Ok(Reply::Bytes(value.into()));
         }
         check_namespace(cx, inode, name, Access::READ)?;
-        self.tell_inode(cx, ino);
+        self.note_inode(cx, ino);
         let list = self.state.xattr_list(ino)?;
         let at = list.binary_search_by(|(n, _)| n.as_ref().cmp(name)).map_err(|_| Errno::ENODATA)?;
         Ok(Reply::Bytes(list[at].1.to_vec().into()))
@@ -73,7 +73,7 @@ impl Meta {
                 push(name);
             }
         }
-        self.tell_inode(cx, ino);
+        self.note_inode(cx, ino);
         Ok(Reply::Bytes(names.into()))
     }
 
@@ -97,12 +97,12 @@ impl Meta {
             return self.set_virtual(cx, ino, which, Some(value), how);
         }
         if name.starts_with(PREFIX.as_bytes()) {
-            return self.set_wish(cx, ino, name, Some(value), how);
+            return self.set_policy_attribute(cx, ino, name, Some(value), how);
         }
         let inode = self.state.inode(ino)?;
         check_namespace(cx, inode, name, Access::WRITE)?;
-        self.check_not_bare(ino)?;
-        if name == CAPABILITY && inode.layout().is_some() && self.others_write(cx.client, ino)? {
+        self.check_has_metafile(ino)?;
+        if name == CAPABILITY && inode.layout().is_some() && self.others_may_write(cx.client, ino)? {
             // Other clients' direct writes would not remove the capability.
             return Err(Errno::ETXTBSY.into());
         }
@@ -147,8 +147,8 @@ impl Meta {
         if let Some(which) = Virtual::of(name) {
             return self.set_virtual(cx, ino, which, None, XattrMode::Replace);
         }
-        if Wish::of(name).is_some() {
-            return self.set_wish(cx, ino, name, None, XattrMode::Replace);
+        if PolicyAttribute::of(name).is_some() {
+            return self.set_policy_attribute(cx, ino, name, None, XattrMode::Replace);
         }
         let inode = self.state.inode(ino)?;
         let is_acl = match name {
@@ -218,7 +218,7 @@ impl Meta {
             perm = cx.without_foreign_sgid(perm, inode.gid)?;
         }
         let acl = acl.filter(|acl| !acl.is_minimal()).map(Box::new);
-        if inode.is_bare() {
+        if inode.has_no_metafile() {
             let is_same = acl.is_none() && perm == inode.perm;
             return if is_same { Ok(Reply::Done) } else { Err(Errno::EPERM.into()) };
         }

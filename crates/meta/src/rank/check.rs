@@ -9,7 +9,7 @@ use alloc::vec::Vec;
 use espalier_proto::Ino;
 
 #[derive(Debug, Default)]
-pub(crate) struct Elsewhere {
+pub(crate) struct RemoteNames {
     /// Number of an inode's names in a directory at another rank: as found there, and as the
     /// inode's record says.
     names: BTreeMap<(Ino, Ino), (u32, u32)>,
@@ -17,7 +17,7 @@ pub(crate) struct Elsewhere {
     pub parents: BTreeMap<Ino, Ino>,
 }
 
-impl Elsewhere {
+impl RemoteNames {
     pub(crate) fn name(&mut self, ino: Ino, dir: Ino) {
         let found = &mut self.names.entry((ino, dir)).or_default().0;
         *found = found.saturating_add(1);

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::lease::Key;
 use crate::record::{Body, Inode};
-use crate::state::{Home, SAME_HASH, State};
+use crate::state::{Location, SAME_HASH, State};
 use crate::step::{Load, Step, Stop, Wait};
 use crate::usage::{Usage, add_name, remove_name};
 
@@ -23,7 +23,7 @@ pub enum Edit {
     Make { inode: Box<Inode> },
     /// Adds a name in `dir` to an inode. Preparing it determines `found`: the inode's type and
     /// current location.
-    Link { ino: Ino, dir: Ino, found: Option<(FileType, Home)> },
+    Link { ino: Ino, dir: Ino, found: Option<(FileType, Location)> },
     /// Removes an inode's name in `dir`; without names the inode becomes an orphan. A directory
     /// must be empty.
     Unlink { ino: Ino, dir: Ino, owner: Option<u32> },
@@ -36,7 +36,7 @@ pub enum Edit {
     /// Creates a name, which was free, for an inode.
     PutName { dir: Ino, name: Name, ino: Ino, kind: FileType },
     /// Changes nothing; only one can be prepared at a time. Serialises moves of directories.
-    Turn,
+    MoveLock,
     /// Changes nothing; the name must refer to this inode, or be free.
     Expect { dir: Ino, name: Name, ino: Option<Ino> },
 }
@@ -66,7 +66,7 @@ impl fmt::Display for Edit {
             Self::PutName { dir, name, ino, .. } => {
                 write!(f, "the name {:?} of inode {ino} comes to directory {dir}", text(name))
             }
-            Self::Turn => write!(f, "a directory is moved"),
+            Self::MoveLock => write!(f, "a directory is moved"),
             Self::Expect { dir, name, .. } => write!(f, "the name {:?} in directory {dir} stays", text(name)),
         }
     }
@@ -78,7 +78,7 @@ impl Edit {
             Self::Make { inode } => inode.ino.rank(),
             Self::Link { ino, .. } | Self::Unlink { ino, .. } | Self::Move { ino, .. } => ino.rank(),
             Self::TakeName { dir, .. } | Self::PutName { dir, .. } | Self::Expect { dir, .. } => dir.rank(),
-            Self::Turn => Ino::ROOT.rank(),
+            Self::MoveLock => Ino::ROOT.rank(),
         }
     }
 
@@ -87,7 +87,7 @@ impl Edit {
         match self {
             Self::Link { ino, .. } | Self::Unlink { ino, .. } | Self::Move { ino, .. } => Some(*ino),
             Self::TakeName { dir, .. } | Self::PutName { dir, .. } => Some(*dir),
-            Self::Make { .. } | Self::Turn | Self::Expect { .. } => None,
+            Self::Make { .. } | Self::MoveLock | Self::Expect { .. } => None,
         }
     }
 
@@ -105,7 +105,7 @@ impl Edit {
             Self::TakeName { dir, name, .. } | Self::PutName { dir, name, .. } => {
                 state.touched_name(*dir, name, see);
             }
-            Self::Make { .. } | Self::Turn | Self::Expect { .. } => {}
+            Self::Make { .. } | Self::MoveLock | Self::Expect { .. } => {}
         }
     }
 }
@@ -130,7 +130,7 @@ impl State {
         for edit in edits {
             match edit {
                 // The inode may have only this name, and only this dentry leads to it.
-                Edit::Link { ino, found: Some((_, Home::Dentry { dir, hash })), .. }
+                Edit::Link { ino, found: Some((_, Location::Dentry { dir, hash })), .. }
                     if !self.inodes.contains_key(ino) =>
                 {
                     let load = Load::Dentries { dir: *dir, from: *hash, limit: SAME_HASH };
@@ -163,7 +163,7 @@ impl State {
         match edit {
             Edit::Make { inode } => {
                 self.files += 1;
-                self.insert_inode((**inode).clone(), Home::Table);
+                self.insert_inode((**inode).clone(), Location::Table);
                 if let Body::Directory(directory) = &inode.body {
                     self.owe_gain(directory.parent, inode.ino);
                 }
@@ -185,7 +185,7 @@ impl State {
                 self.lose_name(*ino, *dir, time);
             }
             // The file stays a no-metafile file; `PutName` moves it.
-            Edit::Move { ino, from, to, .. } if from == to && self.is_bare(*ino) => {
+            Edit::Move { ino, from, to, .. } if from == to && self.has_no_metafile(*ino) => {
                 self.change(*ino, |inode| inode.ctime = time);
             }
             Edit::Move { ino, from, to, .. } => {
@@ -211,7 +211,7 @@ impl State {
             Edit::PutName { dir, name, ino, kind } => {
                 self.count(*dir, self.weight_in(*dir, *ino), Usage::default());
                 let (slot, is_dir) = (self.slot(name), *kind == FileType::Directory);
-                if self.is_bare(*ino) || (is_dir && ino.rank() == dir.rank()) {
+                if self.has_no_metafile(*ino) || (is_dir && ino.rank() == dir.rank()) {
                     self.touch_inode(*ino);
                     self.put_primary(*dir, slot, *ino);
                 } else {
@@ -219,7 +219,7 @@ impl State {
                 }
                 self.entry_added(*dir, is_dir, time);
             }
-            Edit::Turn | Edit::Expect { .. } => {}
+            Edit::MoveLock | Edit::Expect { .. } => {}
         }
     }
 
@@ -250,17 +250,17 @@ impl State {
     /// Moves an inode to the inode table, since it is about to have a name at another rank.
     fn leave_dentry(&mut self, ino: Ino) {
         let Some(cached) = self.touch_inode(ino) else { return };
-        let (home, kind) = (cached.home, cached.inode.kind);
+        let (location, kind) = (cached.location, cached.inode.kind);
         cached.inode.make_whole();
-        match home {
-            Home::Table => {}
-            Home::Orphan => self.move_home(ino, Home::Table),
-            Home::Dentry { dir, hash } => {
+        match location {
+            Location::Table => {}
+            Location::Orphan => self.set_location(ino, Location::Table),
+            Location::Dentry { dir, hash } => {
                 if kind != FileType::Directory {
                     cached.inode.rare.names = Some(Box::new([(dir, 1)].into()));
                 }
                 let slot = self.primary_slot(dir, hash, ino);
-                self.move_home(ino, Home::Table);
+                self.set_location(ino, Location::Table);
                 if let Some(slot) = slot {
                     self.put_remote(dir, slot, ino, kind);
                 }

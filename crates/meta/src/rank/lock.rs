@@ -13,7 +13,7 @@ use crate::state::{Map, State};
 use crate::step::{Step, Stop, Wait};
 
 /// Stands for an inode in the lock table: the lock on moving directories.
-pub(crate) const TURN: Ino = Ino(0);
+pub(crate) const MOVE_LOCK: Ino = Ino(0);
 
 #[derive(Debug, Default)]
 pub(crate) struct Locks {
@@ -68,7 +68,7 @@ impl State {
                 Edit::Link { ino, .. } | Edit::Unlink { ino, .. } | Edit::Move { ino, .. } => {
                     locks.inodes.insert(*ino, age);
                 }
-                Edit::Turn => drop(locks.inodes.insert(TURN, age)),
+                Edit::MoveLock => drop(locks.inodes.insert(MOVE_LOCK, age)),
             }
         }
         self.locks = Some(locks);

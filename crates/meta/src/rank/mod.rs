@@ -4,26 +4,26 @@
 //! load, and starts over with their answers. Requests of other ranks (`errand.rs`) run like
 //! operations. A single rank uses none of this.
 
-mod agree;
 mod check;
+mod coordinator;
 mod edit;
-mod errand;
-mod kept;
 mod lock;
 mod message;
 mod ops;
-mod tally;
+mod participant;
+mod persisted;
+mod usage_deltas;
 
-pub(crate) use agree::Dealings;
-pub(crate) use check::Elsewhere;
+pub(crate) use check::RemoteNames;
+pub(crate) use coordinator::Coordinator;
 pub use edit::Edit;
 pub(crate) use edit::Part;
-pub(crate) use errand::Errand;
-pub(crate) use kept::Transaction;
 pub(crate) use lock::Locks;
 pub(crate) use message::Age;
 pub use message::{Answer, PeerMessage, Question, TransactionId, Vote};
-pub(crate) use tally::Tally;
+pub(crate) use participant::PeerRequest;
+pub(crate) use persisted::TransactionRecord;
+pub(crate) use usage_deltas::UsageDeltas;
 
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
@@ -36,7 +36,7 @@ use crate::lease::Key;
 use crate::machine::Meta;
 use crate::outbox::{Now, Outbox};
 use crate::state::Map;
-use kept::What;
+use persisted::TransactionState;
 
 /// Volatile state of a rank's communication with other ranks.
 #[derive(Debug, Default)]
@@ -49,13 +49,13 @@ pub(crate) struct Ranks {
     /// transaction.
     asking: BTreeMap<TransactionId, u64>,
     /// Running requests of other ranks.
-    errands: BTreeMap<(Rank, TransactionId), u64>,
+    peer_requests: BTreeMap<(Rank, TransactionId), u64>,
     /// Operations that wait for answers.
     unanswered: BTreeSet<u64>,
     /// Operations blocked on locks of prepared transactions.
     locked_out: BTreeSet<u64>,
     /// Grant barriers of prepared transactions.
-    claims: Map<TransactionId, Vec<Key>>,
+    barriers: Map<TransactionId, Vec<Key>>,
     /// Decisions carried out for other ranks, acknowledged when these events are durable.
     acknowledgements: VecDeque<(u64, Rank, TransactionId)>,
     /// Durably committed transactions, with the ranks that have not carried out their parts.
@@ -77,7 +77,7 @@ impl Ranks {
     }
 
     /// The operation that has sent a request.
-    pub(crate) fn asker(&self, id: TransactionId) -> Option<u64> {
+    pub(crate) fn requester(&self, id: TransactionId) -> Option<u64> {
         self.asking.get(&id).copied()
     }
 
@@ -88,7 +88,7 @@ impl Ranks {
 }
 
 impl Meta {
-    pub(crate) fn tell_rank(&mut self, to: Rank, message: PeerMessage) {
+    pub(crate) fn send_to_rank(&mut self, to: Rank, message: PeerMessage) {
         if to == self.config.rank {
             self.ranks.own.push_back(message);
         } else {
@@ -96,9 +96,9 @@ impl Meta {
         }
     }
 
-    fn tell_rank_when_durable(&mut self, to: Rank, message: PeerMessage) {
+    fn send_to_rank_when_durable(&mut self, to: Rank, message: PeerMessage) {
         if self.state.sequence <= self.journal.durable {
-            self.tell_rank(to, message);
+            self.send_to_rank(to, message);
         } else if self.journal.broken.is_none() {
             let is_part = matches!(message, PeerMessage::Answer { .. });
             let (until, held) = (self.state.sequence, Held::Peer(to, message));
@@ -119,7 +119,7 @@ impl Meta {
             && sequence <= self.journal.durable
         {
             self.ranks.acknowledgements.pop_front();
-            self.tell_rank(rank, PeerMessage::Finished { id });
+            self.send_to_rank(rank, PeerMessage::Finished { id });
         }
         out.peers.append(&mut self.ranks.outgoing);
     }
@@ -127,28 +127,28 @@ impl Meta {
     pub(crate) fn peer(&mut self, now: Now, from: Rank, message: PeerMessage, out: &mut Outbox) {
         match message {
             PeerMessage::Ask { id, caller, question } => {
-                self.begin_errand(now, Errand::Answer { from, id, question }, caller, out);
+                self.begin_peer_request(now, PeerRequest::Answer { from, id, question }, caller, out);
             }
             PeerMessage::Answer { id, answer } => self.answered(now, from, id, answer, out),
             PeerMessage::Finish { id, vote } => {
                 let prepared = self.state.prepared(id).map(|(_, vote)| vote);
                 if prepared.is_some() && (vote.is_none() || vote == prepared) {
-                    let errand = Errand::Decide { from, id, commit: vote.is_some() };
-                    self.begin_errand(now, errand, espalier_proto::Caller::SERVER, out);
+                    let participant = PeerRequest::Decide { from, id, commit: vote.is_some() };
+                    self.begin_peer_request(now, participant, espalier_proto::Caller::SERVER, out);
                 } else if vote.is_some() {
                     let done = self.state.sequence;
                     self.ranks.acknowledgements.push_back((done, from, id));
                 } else {
-                    self.give_up_errand((from, id));
+                    self.cancel_peer_request((from, id));
                 }
             }
             PeerMessage::Finished { id } => self.finished(from, id),
             PeerMessage::Inquire { id, vote } => self.inquired(from, id, vote),
             PeerMessage::Usage { last, changes, about } => {
-                let errand = Errand::Count { from, last, changes, about };
-                self.begin_errand(now, errand, espalier_proto::Caller::SERVER, out);
+                let participant = PeerRequest::Count { from, last, changes, about };
+                self.begin_peer_request(now, participant, espalier_proto::Caller::SERVER, out);
             }
-            PeerMessage::Left { clients } => self.left_elsewhere(now, &clients, out),
+            PeerMessage::Left { clients } => self.left_other_rank(now, &clients, out),
             PeerMessage::Counted { last, limits } => self.usage_counted(from, last, limits),
         }
     }
@@ -159,12 +159,12 @@ impl Meta {
         let unfinished = self.ranks.unfinished.iter();
         let votes = unfinished.filter_map(|(id, ranks)| Some((*id, *ranks.get(&rank)?)));
         for (id, vote) in votes.collect::<Vec<_>>() {
-            self.tell_rank(rank, PeerMessage::Finish { id, vote: Some(vote) });
+            self.send_to_rank(rank, PeerMessage::Finish { id, vote: Some(vote) });
         }
         self.inquire(|coordinator| coordinator == rank);
         if !self.sessions.left.is_empty() {
             let clients = self.sessions.left.iter().copied().collect();
-            self.tell_rank(rank, PeerMessage::Left { clients });
+            self.send_to_rank(rank, PeerMessage::Left { clients });
         }
     }
 
@@ -183,7 +183,9 @@ impl Meta {
     /// they are committed.
     pub fn prepared_for(&self, coordinator: Rank) -> impl Iterator<Item = (TransactionId, &[Edit])> {
         self.state.transactions.iter().filter_map(move |(id, it)| match &it.what {
-            What::Prepared(part, _) if id.rank == coordinator => Some((*id, part.edits.as_slice())),
+            TransactionState::Prepared(part, _) if id.rank == coordinator => {
+                Some((*id, part.edits.as_slice()))
+            }
             _ => None,
         })
     }
@@ -196,11 +198,11 @@ impl Meta {
     /// Asks coordinators for the decisions of prepared transactions.
     pub(crate) fn inquire(&mut self, of: impl Fn(Rank) -> bool) {
         let prepared = self.state.transactions.iter().filter_map(|(id, it)| match it.what {
-            What::Prepared(_, vote) if of(id.rank) => Some((*id, vote)),
+            TransactionState::Prepared(_, vote) if of(id.rank) => Some((*id, vote)),
             _ => None,
         });
         for (id, vote) in prepared.collect::<Vec<_>>() {
-            self.tell_rank(id.rank, PeerMessage::Inquire { id, vote });
+            self.send_to_rank(id.rank, PeerMessage::Inquire { id, vote });
         }
     }
 
@@ -214,14 +216,14 @@ impl Meta {
         }
         // Presumed abort: an unknown transaction is aborted.
         let vote = unfinished.and_then(|ranks| ranks.get(&from).copied()).filter(|its| *its == vote);
-        self.tell_rank(from, PeerMessage::Finish { id, vote });
+        self.send_to_rank(from, PeerMessage::Finish { id, vote });
     }
 
     /// Has the participants carry out a transaction whose decision is durable.
     pub(crate) fn committed_durably(&mut self, id: TransactionId) {
         let ranks: Vec<(Rank, Vote)> = self.state.committed(id).unwrap_or_default().to_vec();
         for (rank, vote) in &ranks {
-            self.tell_rank(*rank, PeerMessage::Finish { id, vote: Some(*vote) });
+            self.send_to_rank(*rank, PeerMessage::Finish { id, vote: Some(*vote) });
         }
         self.ranks.unfinished.insert(id, ranks.into_iter().collect());
     }
@@ -241,8 +243,8 @@ impl Meta {
         let mut prepared = Vec::new();
         for (id, it) in &self.state.transactions {
             match &it.what {
-                What::Prepared(part, _) => prepared.push((part.age(*id), part.edits.clone())),
-                What::Committed(ranks) => {
+                TransactionState::Prepared(part, _) => prepared.push((part.age(*id), part.edits.clone())),
+                TransactionState::Committed(ranks) => {
                     self.ranks.unfinished.insert(*id, ranks.iter().copied().collect());
                 }
             }

@@ -22,15 +22,15 @@ const MAX_HOPS: usize = 4096;
 
 impl Meta {
     /// The reply for a remote dentry: its inode is at another rank.
-    pub(crate) fn elsewhere(
+    pub(crate) fn reply_remote(
         &self,
         cx: &mut Cx<'_>,
         (dir, hash): (Ino, u64),
         cacheable: bool,
         (ino, kind): (Ino, FileType),
     ) -> Reply {
-        let name_leased = self.tell(cx, dir, Some(hash));
-        Reply::Elsewhere { ino, kind, cacheable, name_leased }
+        let name_leased = self.note_read(cx, dir, Some(hash));
+        Reply::Remote { ino, kind, cacheable, name_leased }
     }
 
     /// Finds an inode by number for a client that has it from another rank, or from a file handle;
@@ -48,7 +48,7 @@ impl Meta {
         if kind == Some(DIRECTORY) {
             // It may have moved to a dentry of this rank meanwhile.
             self.state.dir(ino)?;
-            self.share(cx, ino)?;
+            self.revoke_exclusive(cx, ino)?;
         }
         let mut attr = self.attr(cx, self.state.inode(ino)?)?;
         let Some(how) = open else { return Ok(Reply::Entry(self.entry(cx, None, false, attr))) };
@@ -62,7 +62,7 @@ impl Meta {
 
     /// The inode of a remote dentry; `None` if the name does not exist or its inode is at this
     /// rank.
-    pub(crate) fn named_elsewhere(&self, dir: Ino, name: &Name) -> Step<Option<(Ino, FileType)>> {
+    pub(crate) fn named_remote(&self, dir: Ino, name: &Name) -> Step<Option<(Ino, FileType)>> {
         if self.config.ranks == 1 {
             return Ok(None);
         }
@@ -74,20 +74,20 @@ impl Meta {
     }
 
     /// The rank at which a new directory is made; `None`: this one.
-    pub(crate) fn home_elsewhere(&mut self, cx: &mut Cx<'_>, inode: &Inode) -> Option<Rank> {
+    pub(crate) fn remote_home(&mut self, cx: &mut Cx<'_>, inode: &Inode) -> Option<Rank> {
         let (rank, ranks) = (self.config.rank, self.config.ranks);
         if ranks == 1 || !inode.is_dir() {
             return None;
         }
         let last = &mut self.ranks.last_home;
-        let home = *cx.dealings().home.get_or_insert_with(|| {
+        let home = *cx.coordinator().home.get_or_insert_with(|| {
             *last = (*last + 1) % ranks;
             Rank((rank.0 + *last) % ranks)
         });
         (home != rank).then_some(home)
     }
 
-    pub(crate) fn mkdir_elsewhere(
+    pub(crate) fn mkdir_remote(
         &mut self,
         cx: &mut Cx<'_>,
         rank: Rank,
@@ -102,13 +102,13 @@ impl Meta {
         // The rank that makes the inode fills these in.
         let inode = Box::new(Inode { ino, atime: none, mtime: none, ctime: none, btime: none, ..inode });
         self.revoke_edits(cx, &[put(ino)])?;
-        let (ino, _) = self.agree(cx, &[Edit::Make { inode }])?.ok_or(Errno::EIO)?;
+        let (ino, _) = self.prepare_edits(cx, &[Edit::Make { inode }])?.ok_or(Errno::EIO)?;
         self.commit_edits(cx, [put(ino)].into())?;
-        Ok(self.elsewhere(cx, (dir, slot.hash), cacheable, (ino, DIRECTORY)))
+        Ok(self.reply_remote(cx, (dir, slot.hash), cacheable, (ino, DIRECTORY)))
     }
 
     /// `unlink` and `rmdir` of a remote dentry.
-    pub(crate) fn remove_elsewhere(
+    pub(crate) fn remove_remote(
         &mut self,
         cx: &mut Cx<'_>,
         dir: Ino,
@@ -123,13 +123,13 @@ impl Meta {
         let owner = sticky.then_some(cx.caller.uid);
         let take = [Edit::TakeName { dir, name: name.clone(), ino, kind, sticky }];
         self.revoke_edits(cx, &take)?;
-        self.agree(cx, &[Edit::Unlink { ino, dir, owner }])?;
+        self.prepare_edits(cx, &[Edit::Unlink { ino, dir, owner }])?;
         self.commit_edits(cx, take.into())?;
         Ok(Reply::Done)
     }
 
     /// `link` to a file at another rank.
-    pub(crate) fn link_elsewhere(&mut self, cx: &mut Cx<'_>, ino: Ino, dir: Ino, name: &Name) -> Step<Reply> {
+    pub(crate) fn link_remote(&mut self, cx: &mut Cx<'_>, ino: Ino, dir: Ino, name: &Name) -> Step<Reply> {
         self.growable()?;
         let parent = self.state.dir(dir)?;
         cx.check_change(parent)?;
@@ -144,9 +144,9 @@ impl Meta {
         self.state.admit(&[(dir, Usage { files: 1, ..Usage::default() })], &[])?;
         let put = |kind| [Edit::PutName { dir, name: name.clone(), ino, kind }];
         self.revoke_edits(cx, &put(FileType::Regular))?;
-        let (_, kind) = self.agree(cx, &[Edit::Link { ino, dir, found: None }])?.ok_or(Errno::EIO)?;
+        let (_, kind) = self.prepare_edits(cx, &[Edit::Link { ino, dir, found: None }])?.ok_or(Errno::EIO)?;
         self.commit_edits(cx, put(kind).into())?;
-        Ok(self.elsewhere(cx, (dir, slot.hash), cacheable, (ino, kind)))
+        Ok(self.reply_remote(cx, (dir, slot.hash), cacheable, (ino, kind)))
     }
 
     /// `rename`, as far as it involves other ranks. Returns true if the rename involves only this
@@ -176,12 +176,12 @@ impl Meta {
             (self.whose_name(to.0, to.1)?, cx.is_bound_by_sticky(to_dir))
         } else {
             let question = Question::Look { dir: to.0, name: to.1.clone() };
-            match self.ask_rank(cx, to.0.rank(), question)? {
+            match self.query_rank(cx, to.0.rank(), question)? {
                 Answer::Found { target, sticky } => (target, sticky),
                 _ => return Err(Errno::EIO.into()),
             }
         };
-        let early = match target {
+        let checked = match target {
             None if exchange => Some(Err(Errno::ENOENT)),
             Some(_) if flags.contains(RenameFlags::NOREPLACE) => Some(Err(Errno::EEXIST)),
             Some((target, _)) if target == ino => Some(Ok(false)),
@@ -192,7 +192,7 @@ impl Meta {
             _ => None,
         };
         let expected = Edit::Expect { dir: to.0, name: to.1.clone(), ino: target.map(|(ino, _)| ino) };
-        if let Some(outcome) = early {
+        if let Some(outcome) = checked {
             self.confirm(cx, &expected)?;
             return Ok(outcome?);
         }
@@ -247,11 +247,11 @@ impl Meta {
         let outcome = self.check_edits(cx, &own);
         self.confirm_failure(cx, outcome, &expected)?;
         self.revoke_edits(cx, &own)?;
-        self.agree(cx, &others)?;
+        self.prepare_edits(cx, &others)?;
         self.commit_edits(cx, own)?;
-        self.tell_moved(cx, to.0, to.1);
+        self.note_moved(cx, to.0, to.1);
         if exchange {
-            self.tell_moved(cx, from.0, from.1);
+            self.note_moved(cx, from.0, from.1);
         }
         Ok(false)
     }
@@ -262,7 +262,7 @@ impl Meta {
         if expected.rank() == self.config.rank {
             return Ok(());
         }
-        self.agree(cx, core::slice::from_ref(expected)).map(drop)
+        self.prepare_edits(cx, core::slice::from_ref(expected)).map(drop)
     }
 
     /// Confirms the name if `outcome` is an error, which would otherwise rest on an outdated
@@ -277,7 +277,7 @@ impl Meta {
     /// Fails with `EINVAL` if `dir` is `top` or below it. Until the operation ends no directory can
     /// move there.
     fn check_not_below(&mut self, cx: &mut Cx<'_>, dir: Ino, top: Ino) -> Step<()> {
-        self.take_turn(cx)?;
+        self.lock_moves(cx)?;
         if self.is_below(cx, dir, top)? { Err(Errno::EINVAL.into()) } else { Ok(()) }
     }
 
@@ -287,7 +287,7 @@ impl Meta {
             let (dirs, next) = if dir.rank() == self.config.rank {
                 self.above(dir)?
             } else {
-                match self.ask_rank(cx, dir.rank(), Question::Above { dir })? {
+                match self.query_rank(cx, dir.rank(), Question::Above { dir })? {
                     Answer::Above { dirs, next } => (dirs, next),
                     _ => return Err(Errno::EIO.into()),
                 }

@@ -7,23 +7,23 @@ use alloc::vec::Vec;
 use espalier_proto::{FileType, Ino, ObjectId, TableWrite, Time, mode};
 
 use super::tree::{Node, Tree};
-use super::{Claim, Contents, Place, Repaired, fingerprint};
+use super::{Candidate, Contents, RecordPlace, Repaired, fingerprint};
 use crate::record::{Body, Dentry, Directory, InoRecord, Inode, Slot, Super, encode};
 use crate::state::{NO_DIR, orphan_key};
 use crate::usage::Usage;
 
 impl Contents {
     /// True if an inode's record agrees with other records.
-    pub(super) fn fit(&self, claim: &Claim) -> bool {
-        let inode = &claim.inode;
-        let (kept, streamed) = (self.stored(inode.ino), self.streams.contains_key(&inode.ino));
+    pub(super) fn fit(&self, candidate: &Candidate) -> bool {
+        let inode = &candidate.inode;
+        let (stored_len, streamed) = (self.stored(inode.ino), self.streams.contains_key(&inode.ino));
         let body = match inode.body {
-            Body::Stuffed { stored, .. } => kept == stored as usize && !streamed,
-            Body::Streamed { .. } => kept == 0 && streamed,
-            _ => kept == 0 && !streamed,
+            Body::Stuffed { stored, .. } => stored_len == stored as usize && !streamed,
+            Body::Streamed { .. } => stored_len == 0 && streamed,
+            _ => stored_len == 0 && !streamed,
         };
-        let place = match (&inode.body, &claim.place) {
-            (Body::Directory(directory), Place::Dentry(dir, _)) => directory.parent == *dir,
+        let place = match (&inode.body, &candidate.place) {
+            (Body::Directory(directory), RecordPlace::Dentry(dir, _)) => directory.parent == *dir,
             (Body::Directory(_), _) => inode.ino == Ino::ROOT,
             _ => true,
         };
@@ -32,11 +32,11 @@ impl Contents {
 
     /// Sets where a file's bytes are, and how many, in its record.
     fn describe(&self, inode: &mut Inode) {
-        let (ino, kept) = (inode.ino, self.stored(inode.ino));
+        let (ino, stored_len) = (inode.ino, self.stored(inode.ino));
         let stream = self.streams.get(&ino).copied();
         match (&mut inode.body, stream) {
-            (body @ Body::Streamed { .. }, None) if kept > 0 => {
-                *body = Body::Stuffed { size: kept as u64, stored: kept as u32 };
+            (body @ Body::Streamed { .. }, None) if stored_len > 0 => {
+                *body = Body::Stuffed { size: stored_len as u64, stored: stored_len as u32 };
             }
             (body @ (Body::Stuffed { .. } | Body::Streamed { .. }), Some(counted)) => {
                 *body = Body::Streamed { counted };
@@ -47,8 +47,8 @@ impl Contents {
                 // No file can be longer: a larger size is damaged.
                 let size_or_less = if *size > i64::MAX as u64 { 0 } else { *size };
                 // Allocated bytes beyond the end do not count.
-                let shown = if *stored as usize == kept { 0 } else { kept as u64 };
-                *stored = kept as u32;
+                let shown = if *stored as usize == stored_len { 0 } else { stored_len as u64 };
+                *stored = stored_len as u32;
                 *size = size_or_less.max(shown);
             }
             _ => {}
@@ -103,7 +103,7 @@ impl Tree {
             if !node.inode.is_dir() {
                 node.name(names.get(ino));
             }
-            if node.inode != before && node.place != Place::Nowhere {
+            if node.inode != before && node.place != RecordPlace::Nowhere {
                 said.push((*ino, COUNTED));
             }
         }
@@ -120,7 +120,7 @@ impl Tree {
             }
             let has_place = *ino == Ino::ROOT || parent.is_some();
             node.inode.nlink = if has_place { 2 + subdirs } else { 0 };
-            if (&before, nlink) != (&*directory, node.inode.nlink) && node.place != Place::Nowhere {
+            if (&before, nlink) != (&*directory, node.inode.nlink) && node.place != RecordPlace::Nowhere {
                 said.push((*ino, COUNTED));
             }
         }
@@ -219,16 +219,16 @@ impl Tree {
             protected: 0,
             sequence: 0,
             journal: 0,
-            unsettled: Vec::new(),
-            watched: Vec::new(),
+            provisional: Vec::new(),
+            size_dirty: Vec::new(),
             striped: None,
             pool: Vec::new(),
         };
         let mut record = old.unwrap_or(none);
         (record.next_ino, record.files) = (self.next_ino, self.nodes.len() as u64);
         record.protected = self.nodes.values().filter(|node| node.inode.is_protected()).count() as u64;
-        record.unsettled.retain(|ino| self.nodes.get(ino).is_some_and(|node| node.inode.is_streamed()));
-        record.watched.retain(|(ino, place)| {
+        record.provisional.retain(|ino| self.nodes.get(ino).is_some_and(|node| node.inode.is_streamed()));
+        record.size_dirty.retain(|(ino, place)| {
             let node = self.nodes.get(ino).filter(|node| node.inode.is_streamed() && node.inode.nlink > 0);
             node.is_some() && places.get(ino) == place.as_ref()
         });

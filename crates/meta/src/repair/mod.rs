@@ -17,7 +17,7 @@ use siphasher::sip::SipHasher13;
 
 use crate::check::Finding;
 use crate::record::{Dentry, InoRecord, Inode, Slot, Super, Xattrs, decode};
-use crate::session::{given_below, is_kept};
+use crate::session::{given_below, is_sound_record};
 use tree::Tree;
 
 /// The repair to execute, in this order: make and copy streams, finalise all remaining streams,
@@ -41,7 +41,7 @@ pub struct Repair {
     super_record: Option<Super>,
     /// Fingerprints of all values, except of strips and extended attributes that may stay.
     stored: BTreeMap<(ObjectId, Vec<u8>), u64>,
-    claims: BTreeMap<Ino, Vec<Claim>>,
+    candidates: BTreeMap<Ino, Vec<Candidate>>,
     names: Vec<Named>,
     contents: Contents,
     /// Bound below which clients have been allocated numbers.
@@ -51,14 +51,14 @@ pub struct Repair {
 
 /// A record that claims to be an inode.
 #[derive(Debug)]
-struct Claim {
+struct Candidate {
     inode: Inode,
-    place: Place,
+    place: RecordPlace,
 }
 
 /// Where a record is.
 #[derive(Debug, PartialEq, Eq)]
-enum Place {
+enum RecordPlace {
     Dentry(Ino, Name),
     Table,
     Orphan,
@@ -98,7 +98,7 @@ impl Repair {
             now,
             super_record: None,
             stored: BTreeMap::new(),
-            claims: BTreeMap::new(),
+            candidates: BTreeMap::new(),
             names: Vec::new(),
             contents: Contents::default(),
             given: 0,
@@ -115,9 +115,11 @@ impl Repair {
                 Some(true) => return,
                 understood => understood.is_some() || self.inode(object, key, value),
             },
-            ObjectKind::Orphans => decode(value).is_ok_and(|inode| self.claim(inode, Place::Orphan)),
+            ObjectKind::Orphans => {
+                decode(value).is_ok_and(|inode| self.candidate(inode, RecordPlace::Orphan))
+            }
             // No other record depends on the rest of it.
-            ObjectKind::Sessions if object == ObjectId::SESSIONS && is_kept(key, value) => {
+            ObjectKind::Sessions if object == ObjectId::SESSIONS && is_sound_record(key, value) => {
                 self.given = self.given.max(given_below(key, value));
                 return;
             }
@@ -154,13 +156,13 @@ impl Repair {
             Some(slot) => {
                 let in_place = Slot::new(&self.hash_key, slot.name.clone()).hash == slot.hash;
                 self.names.push(Named { dir, name: slot.name.clone(), ino, in_place });
-                Place::Dentry(dir, slot.name)
+                RecordPlace::Dentry(dir, slot.name)
             }
-            None => Place::Nowhere,
+            None => RecordPlace::Nowhere,
         };
         match dentry {
-            Dentry::Primary(inode) => self.claim(inode, place),
-            Dentry::Remote { .. } => place != Place::Nowhere,
+            Dentry::Primary(inode) => self.candidate(inode, place),
+            Dentry::Remote { .. } => place != RecordPlace::Nowhere,
         }
     }
 
@@ -191,15 +193,15 @@ impl Repair {
     fn inode(&mut self, object: ObjectId, key: &[u8], value: &[u8]) -> bool {
         let Ok(inode) = decode::<Inode>(value) else { return false };
         let in_place = (object, key) == as_ref(&InoRecord::Inode.place(inode.ino));
-        self.claim(inode, if in_place { Place::Table } else { Place::Nowhere })
+        self.candidate(inode, if in_place { RecordPlace::Table } else { RecordPlace::Nowhere })
     }
 
-    fn claim(&mut self, inode: Inode, place: Place) -> bool {
+    fn candidate(&mut self, inode: Inode, place: RecordPlace) -> bool {
         let plausible = is_plausible(inode.ino);
         if plausible {
             // Most inodes have one claim, and a growing vector allocates for four.
-            let claims = self.claims.entry(inode.ino).or_insert_with(|| Vec::with_capacity(1));
-            claims.push(Claim { inode, place });
+            let candidates = self.candidates.entry(inode.ino).or_insert_with(|| Vec::with_capacity(1));
+            candidates.push(Candidate { inode, place });
         }
         plausible
     }

@@ -10,7 +10,7 @@ use alloc::vec::Vec;
 use espalier_proto::{FileType, Ino, Name, Time};
 
 use super::derive::make_sound;
-use super::{Claim, Contents, Named, Place, Repair, is_plausible};
+use super::{Candidate, Contents, Named, RecordPlace, Repair, is_plausible};
 use crate::check::Finding;
 use crate::record::{Body, Directory, InoRecord, Inode, Rare};
 
@@ -34,7 +34,7 @@ pub(super) struct Tree {
 #[derive(Debug)]
 pub(super) struct Node {
     pub(super) inode: Inode,
-    pub(super) place: Place,
+    pub(super) place: RecordPlace,
 }
 
 impl Node {
@@ -43,14 +43,14 @@ impl Node {
     pub(super) fn in_table(&self) -> bool {
         match self.inode.is_dir() {
             true => self.inode.ino == Ino::ROOT,
-            false => self.place == Place::Table || self.inode.nlink > 1,
+            false => self.place == RecordPlace::Table || self.inode.nlink > 1,
         }
     }
 }
 
 impl Tree {
     pub(super) fn new(mut repair: Repair, next_ino: u64) -> Self {
-        let claims = core::mem::take(&mut repair.claims);
+        let candidates = core::mem::take(&mut repair.candidates);
         let names = core::mem::take(&mut repair.names);
         let mut tree = Self {
             hash_key: repair.hash_key,
@@ -64,7 +64,7 @@ impl Tree {
             done: repair.done,
             lost: None,
         };
-        tree.choose(claims);
+        tree.choose(candidates);
         tree.make_missing(&names);
         let contents = &tree.contents;
         let numbers = tree.nodes.keys().chain(contents.strips.keys()).chain(&contents.xattrs);
@@ -80,19 +80,22 @@ impl Tree {
 
     /// Chooses the record that fits other records best, among those that claim to be the same
     /// inode.
-    fn choose(&mut self, claims: BTreeMap<Ino, Vec<Claim>>) {
-        for (ino, mut claims) in claims {
+    fn choose(&mut self, candidates: BTreeMap<Ino, Vec<Candidate>>) {
+        for (ino, mut candidates) in candidates {
             if ino == Ino::ROOT {
-                claims.retain(|claim| claim.inode.is_dir() && claim.inode.fits());
+                candidates.retain(|candidate| candidate.inode.is_dir() && candidate.inode.fits());
             }
-            if claims.len() > 1 {
-                self.say(ino, format!("existed {} times: the record that fits best is kept", claims.len()));
+            if candidates.len() > 1 {
+                self.say(
+                    ino,
+                    format!("existed {} times: the record that fits best is kept", candidates.len()),
+                );
             }
-            let best = claims.into_iter().max_by_key(|claim| {
-                let named = matches!(claim.place, Place::Dentry(..) | Place::Table);
-                (self.contents.fit(claim), named, claim.inode.ctime)
+            let best = candidates.into_iter().max_by_key(|candidate| {
+                let named = matches!(candidate.place, RecordPlace::Dentry(..) | RecordPlace::Table);
+                (self.contents.fit(candidate), named, candidate.inode.ctime)
             });
-            if let Some(Claim { mut inode, place }) = best {
+            if let Some(Candidate { mut inode, place }) = best {
                 make_sound(&mut inode);
                 self.nodes.insert(ino, Box::new(Node { inode, place }));
             }
@@ -146,7 +149,7 @@ impl Tree {
             has_xattrs: false,
             rare: Rare::default(),
         };
-        self.nodes.insert(ino, Box::new(Node { inode, place: Place::Nowhere }));
+        self.nodes.insert(ino, Box::new(Node { inode, place: RecordPlace::Nowhere }));
     }
 
     fn make_next(&mut self, kind: FileType) -> Ino {
@@ -168,23 +171,26 @@ impl Tree {
                 continue;
             };
             // A directory has one name, where its record is.
-            let elsewhere = node.inode.is_dir() && node.place != Place::Dentry(dir, name.clone());
+            let elsewhere = node.inode.is_dir() && node.place != RecordPlace::Dentry(dir, name.clone());
             if ino == Ino::ROOT || elsewhere {
                 self.say(ino, format!("is a directory with another name: {name:?} in {dir} is removed"));
                 continue;
             }
             let is_dir = self.nodes.get(&dir).is_some_and(|node| node.inode.is_dir());
-            let home = match instead.get(&dir) {
+            let location = match instead.get(&dir) {
                 _ if is_dir => dir,
-                Some(home) => *home,
+                Some(location) => *location,
                 None => {
-                    let home = self.make_next(FileType::Directory);
-                    self.say(dir, format!("had entries but is no directory: they move to directory {home}"));
-                    instead.insert(dir, home);
-                    home
+                    let location = self.make_next(FileType::Directory);
+                    self.say(
+                        dir,
+                        format!("had entries but is no directory: they move to directory {location}"),
+                    );
+                    instead.insert(dir, location);
+                    location
                 }
             };
-            let entries = self.entries.entry(home).or_default();
+            let entries = self.entries.entry(location).or_default();
             if entries.get(&name).is_some_and(|other| *other != ino) {
                 self.say(ino, format!("had the name {name:?} in {dir}, which belongs to another inode"));
                 continue;
@@ -240,7 +246,7 @@ impl Tree {
 
     /// True if it rightly has no name: it was in use at the checkpoint, or is a removed tree.
     pub(super) fn is_orphan(&self, node: &Node) -> bool {
-        node.place == Place::Orphan && node.inode.nlink == 0
+        node.place == RecordPlace::Orphan && node.inode.nlink == 0
     }
 
     fn walk(&self, from: Ino, reached: &mut BTreeSet<Ino>) {

@@ -24,10 +24,10 @@ impl Meta {
     pub fn holdings(&self, client: ClientId) -> Vec<Holding> {
         let Some(session) = self.sessions.clients.get(&client) else { return Vec::new() };
         let mut held = session.held.clone();
-        for (ino, unclaimed) in session.reserved.values() {
+        for (ino, unreclaimed) in session.reserved.values() {
             if let Some(hold) = held.get_mut(ino) {
-                hold.lookups = hold.lookups.saturating_sub(unclaimed.lookups);
-                hold.opens = hold.opens.saturating_sub(unclaimed.opens);
+                hold.lookups = hold.lookups.saturating_sub(unreclaimed.lookups);
+                hold.opens = hold.opens.saturating_sub(unreclaimed.opens);
             }
         }
         held.retain(|_, hold| hold.lookups > 0 || hold.opens > 0);

@@ -4,25 +4,27 @@
 
 use alloc::boxed::Box;
 
-use espalier_proto::{Access, Copied, Entry, Errno, FileType, Home, Ino, Made, Name, Opened, Reply, Request};
+use espalier_proto::{
+    Access, Copied, Entry, Errno, FileType, Ino, Location, Made, Name, Opened, Reply, Request,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::config::Atime;
 use crate::machine::{Cx, Meta};
-use crate::session::Proven;
+use crate::session::TokenKind;
 use crate::step::Step;
 
 /// The outcome of a request. It names inodes only by number: an answer that is repeated later
 /// reports their current attributes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Outcome {
+pub enum CompletedOutcome {
     Done,
     Failed(Errno),
     Attr(Ino),
     /// The client has looked up an inode by name, or has opened it, or both.
     Given {
         ino: Ino,
-        home: Home,
+        location: Location,
         /// Whether the name may be cached for every caller; `None`: no name.
         named: Option<bool>,
         /// Access mode of the open; `None`: not opened.
@@ -34,7 +36,7 @@ pub enum Outcome {
         name: Name,
     },
     Copied(Box<Copied>),
-    Elsewhere {
+    Remote {
         ino: Ino,
         kind: FileType,
         cacheable: bool,
@@ -62,10 +64,14 @@ pub enum Outcome {
     },
 }
 
-impl Outcome {
-    /// The outcome to journal; `None`: the request may be executed again. `home`: location of the
-    /// inode that an open names.
-    pub(crate) fn of(request: &Request, result: &Result<Reply, Errno>, home: Option<Home>) -> Option<Self> {
+impl CompletedOutcome {
+    /// The outcome to journal; `None`: the request may be executed again. `location`: location of
+    /// the inode that an open names.
+    pub(crate) fn of(
+        request: &Request,
+        result: &Result<Reply, Errno>,
+        location: Option<Location>,
+    ) -> Option<Self> {
         let is_change = matches!(
             request,
             Request::SetAttr { .. }
@@ -89,8 +95,8 @@ impl Outcome {
                 | Request::Find { open: Some(_), .. }
         );
         let given = |entry: &Entry, opened| {
-            let (ino, home, named) = (entry.attr.ino, entry.home, Some(entry.cacheable));
-            Self::Given { ino, home, named, opened }
+            let (ino, location, named) = (entry.attr.ino, entry.location, Some(entry.cacheable));
+            Self::Given { ino, location, named, opened }
         };
         Some(match (request, result) {
             _ if !is_change => return None,
@@ -102,11 +108,11 @@ impl Outcome {
             (_, Ok(Reply::Attr(attr))) => Self::Attr(attr.ino),
             (_, Ok(Reply::Entry(entry))) => given(entry, None),
             (_, Ok(Reply::Created(entry, _))) => given(entry, request.opens_for()),
-            (_, Ok(Reply::Unmeasured(told, _))) if let Reply::Created(entry, _) = &**told => {
+            (_, Ok(Reply::Unmeasured(reply_of, _))) if let Reply::Created(entry, _) = &**reply_of => {
                 given(entry, request.opens_for())
             }
             (Request::Open { ino, how }, Ok(Reply::Opened(_) | Reply::OpenedWhole(..))) => {
-                Self::Given { ino: *ino, home: home?, named: None, opened: Some(how.access) }
+                Self::Given { ino: *ino, location: location?, named: None, opened: Some(how.access) }
             }
             // A client that writes to data servers requests its capability again, and may write
             // again what was already written for it.
@@ -115,8 +121,8 @@ impl Outcome {
             (_, Ok(Reply::PrivilegesRemoved { changed })) => Self::PrivilegesRemoved { changed: *changed },
             (_, Ok(Reply::Removed { dir, name })) => Self::Removed { dir: *dir, name: name.clone() },
             (_, Ok(Reply::Copied(copied))) => Self::Copied(copied.clone()),
-            (_, Ok(Reply::Elsewhere { ino, kind, cacheable, .. })) => {
-                Self::Elsewhere { ino: *ino, kind: *kind, cacheable: *cacheable }
+            (_, Ok(Reply::Remote { ino, kind, cacheable, .. })) => {
+                Self::Remote { ino: *ino, kind: *kind, cacheable: *cacheable }
             }
             _ => return None,
         })
@@ -126,52 +132,63 @@ impl Outcome {
 impl Meta {
     /// Rebuilds the answer to a request that completed before the restart. What it gives to the
     /// client is already counted.
-    pub(crate) fn tell_again(&mut self, cx: &Cx<'_>, outcome: &Outcome) -> Step<Reply> {
+    pub(crate) fn repeat_reply(&mut self, cx: &Cx<'_>, outcome: &CompletedOutcome) -> Step<Reply> {
         Ok(match outcome {
-            Outcome::Done => Reply::Done,
-            Outcome::Failed(errno) => return Err((*errno).into()),
-            Outcome::Attr(ino) => Reply::Attr(self.attr(cx, self.state.inode(*ino)?)?),
-            Outcome::Given { ino, named, opened, .. } => {
-                let (home, inode) = (self.state.cached(*ino)?.told_home(), self.state.inode(*ino)?);
+            CompletedOutcome::Done => Reply::Done,
+            CompletedOutcome::Failed(errno) => return Err((*errno).into()),
+            CompletedOutcome::Attr(ino) => Reply::Attr(self.attr(cx, self.state.inode(*ino)?)?),
+            CompletedOutcome::Given { ino, named, opened, .. } => {
+                let (location, inode) =
+                    (self.state.cached(*ino)?.reported_location(), self.state.inode(*ino)?);
                 let (streamed, announced) = (inode.is_streamed(), self.announces(inode));
                 let limited = self.is_written_by_server(*ino)?;
-                let proof = self.proof(cx.client, *ino, Proven::opened(opened.unwrap_or(Access::empty())));
+                let reclaim_token =
+                    self.reclaim_token(cx.client, *ino, TokenKind::opened(opened.unwrap_or(Access::empty())));
                 let shared = self.is_written(cx.client, *ino);
-                let how = Opened { streamed, accessed: true, limited, shared, announced, proof };
+                let how = Opened { streamed, accessed: true, limited, shared, announced, reclaim_token };
                 let Some(cacheable) = *named else { return Ok(Reply::Opened(how)) };
                 // A repeated answer carries no lease.
                 let (attr, name_leased, attr_leased) = (self.attr(cx, inode)?, false, false);
-                let proof = self.proof(cx.client, *ino, Proven::Told);
-                let entry = Entry { attr, cacheable, name_leased, attr_leased, alone: false, home, proof };
+                let reclaim_token = self.reclaim_token(cx.client, *ino, TokenKind::LookedUp);
+                let entry = Entry {
+                    attr,
+                    cacheable,
+                    name_leased,
+                    attr_leased,
+                    sole_holder: false,
+                    location,
+                    reclaim_token,
+                };
                 if opened.is_some() { Reply::Created(entry, how) } else { Reply::Entry(entry) }
             }
-            Outcome::Made { ino } => {
+            CompletedOutcome::Made { ino } => {
                 let inode = self.state.inode(*ino)?.clone();
                 let (streamed, limited) = (inode.is_streamed(), self.is_written_by_server(*ino)?);
-                let proof = self.proof(cx.client, *ino, Proven::OpenedToWrite);
+                let reclaim_token = self.reclaim_token(cx.client, *ino, TokenKind::OpenedToWrite);
                 let announced = self.announces(&inode);
-                let opened = Opened { streamed, accessed: true, limited, shared: false, announced, proof };
+                let opened =
+                    Opened { streamed, accessed: true, limited, shared: false, announced, reclaim_token };
                 let delegation = self.grant_making(cx, &inode)?;
                 // The client has not received the file, so it has not named it.
                 if let Some(cached) = self.state.inodes.get_mut(ino) {
-                    cached.nameless |= cached.home == Home::Orphan;
+                    cached.nameless |= cached.location == Location::Orphan;
                 }
                 Reply::Made(Box::new(Made { ino: *ino, opened, delegation }))
             }
-            Outcome::Streamed => Reply::Streamed,
-            Outcome::Numbers { first, count } => {
+            CompletedOutcome::Streamed => Reply::Streamed,
+            CompletedOutcome::Numbers { first, count } => {
                 let (first, count, time, strip) = (*first, *count, cx.now, self.config.strip_bytes);
                 Reply::Numbers { first, count, time, strip, accesses: self.config.atime != Atime::Never }
             }
-            Outcome::Written(written) => Reply::Written(*written),
-            Outcome::PrivilegesRemoved { changed } => Reply::PrivilegesRemoved { changed: *changed },
+            CompletedOutcome::Written(written) => Reply::Written(*written),
+            CompletedOutcome::PrivilegesRemoved { changed } => Reply::PrivilegesRemoved { changed: *changed },
             // The operation resumes instead: `admit` sets its progress.
-            Outcome::Appending { .. } => return Err(Errno::EIO.into()),
-            Outcome::Removed { dir, name } => Reply::Removed { dir: *dir, name: name.clone() },
-            Outcome::Copied(copied) => Reply::Copied(copied.clone()),
-            Outcome::Elsewhere { ino, kind, cacheable } => {
+            CompletedOutcome::Appending { .. } => return Err(Errno::EIO.into()),
+            CompletedOutcome::Removed { dir, name } => Reply::Removed { dir: *dir, name: name.clone() },
+            CompletedOutcome::Copied(copied) => Reply::Copied(copied.clone()),
+            CompletedOutcome::Remote { ino, kind, cacheable } => {
                 let (ino, kind, cacheable, name_leased) = (*ino, *kind, *cacheable, false);
-                Reply::Elsewhere { ino, kind, cacheable, name_leased }
+                Reply::Remote { ino, kind, cacheable, name_leased }
             }
         })
     }

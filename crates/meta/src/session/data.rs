@@ -18,8 +18,8 @@ pub(super) enum Reach {
     Nothing,
     /// Data servers honour capabilities with this session number.
     Granted(u64),
-    /// Data servers are to stop serving the session. `told`: the request is in progress.
-    Ending { told: bool },
+    /// Data servers are to stop serving the session. `notified`: the request is in progress.
+    Ending { notified: bool },
 }
 
 impl Reach {
@@ -32,7 +32,7 @@ pub(super) struct Sessions {
     /// The last session number.
     last: u64,
     /// A request to data servers is in progress.
-    telling: bool,
+    sending: bool,
 }
 
 impl Meta {
@@ -60,27 +60,27 @@ impl Meta {
             return true;
         }
         if let Reach::Granted(_) = session.reach {
-            session.reach = Reach::Ending { told: false };
+            session.reach = Reach::Ending { notified: false };
         }
-        self.tell_data_servers(out);
+        self.send_sessions(out);
         false
     }
 
-    fn tell_data_servers(&mut self, out: &mut Outbox) {
-        if self.sessions.data.telling {
+    fn send_sessions(&mut self, out: &mut Outbox) {
+        if self.sessions.data.sending {
             return;
         }
         let (mut live, mut is_news) = (Vec::new(), false);
         for session in self.sessions.clients.values_mut() {
             match &mut session.reach {
                 Reach::Granted(number) if *number > 0 => live.push(*number),
-                Reach::Ending { told } => is_news |= !core::mem::replace(told, true),
+                Reach::Ending { notified } => is_news |= !core::mem::replace(notified, true),
                 _ => {}
             }
         }
         if is_news {
             live.sort_unstable();
-            self.sessions.data.telling = true;
+            self.sessions.data.sending = true;
             let below = self.sessions.data.last + 1;
             self.ask(Purpose::Admit, Io::Admit { below, live }, out);
         }
@@ -89,14 +89,14 @@ impl Meta {
     /// Handles the data servers' confirmation, or its failure. A client that has been heard since
     /// may request new capabilities.
     pub(crate) fn cut_off(&mut self, now: Now, is_done: bool, out: &mut Outbox) {
-        self.sessions.data.telling = false;
+        self.sessions.data.sending = false;
         for session in self.sessions.clients.values_mut() {
-            if session.reach == (Reach::Ending { told: true }) {
-                session.reach = if is_done { Reach::Nothing } else { Reach::Ending { told: false } };
+            if session.reach == (Reach::Ending { notified: true }) {
+                session.reach = if is_done { Reach::Nothing } else { Reach::Ending { notified: false } };
             }
         }
         self.expire(now, out);
         // Sessions that ended meanwhile.
-        self.tell_data_servers(out);
+        self.send_sessions(out);
     }
 }

@@ -11,9 +11,9 @@ use crate::machine::{Cx, Meta};
 use crate::outbox::{Now, Outbox};
 use crate::state::Map;
 use crate::step::{Step, Stop, Wait};
-use crate::trash::ITSELF;
+use crate::trash::INTERNAL_CLIENT;
 
-type Asked = (ClientId, RequestId);
+type RequestKey = (ClientId, RequestId);
 
 /// The locked ends.
 #[derive(Debug, Default)]
@@ -23,14 +23,14 @@ pub(crate) struct Ends {
 
 #[derive(Debug)]
 struct Locked {
-    by: Asked,
+    by: RequestKey,
     /// Numbers of the operations blocked on the lock.
     waiting: Vec<u64>,
 }
 
 impl Ends {
     /// Locks the end of `ino` for a request. Returns false if another request holds the lock.
-    pub fn lock(&mut self, ino: Ino, by: Asked) -> bool {
+    pub fn lock(&mut self, ino: Ino, by: RequestKey) -> bool {
         self.files.entry(ino).or_insert(Locked { by, waiting: Vec::new() }).by == by
     }
 
@@ -49,7 +49,7 @@ impl Ends {
     }
 
     /// Releases the locks of requests that are over. Returns the operations to resume.
-    fn unlock(&mut self, is_over: impl Fn(Asked) -> bool) -> Vec<u64> {
+    fn unlock(&mut self, is_over: impl Fn(RequestKey) -> bool) -> Vec<u64> {
         let unlocked = self.files.extract_if(|_, locked| is_over(locked.by));
         unlocked.flat_map(|(_, locked)| locked.waiting).collect()
     }
@@ -59,7 +59,7 @@ impl Meta {
     /// Locks the end of a file until the operation is answered.
     pub(crate) fn lock_end(&mut self, cx: &Cx<'_>, ino: Ino) -> Step<()> {
         // Operations of the machine itself and of other ranks are not requests of a session.
-        let is_for_client = self.config.session_ms.is_some() && cx.client != ITSELF;
+        let is_for_client = self.config.session_ms.is_some() && cx.client != INTERNAL_CLIENT;
         if !is_for_client || self.sessions.ends.lock(ino, (cx.client, cx.id)) {
             return Ok(());
         }
@@ -67,7 +67,7 @@ impl Meta {
     }
 
     /// Releases the locks of requests that are over, and resumes the operations blocked on them.
-    pub(crate) fn unlock_ends(&mut self, now: Now, is_over: impl Fn(Asked) -> bool, out: &mut Outbox) {
+    pub(crate) fn unlock_ends(&mut self, now: Now, is_over: impl Fn(RequestKey) -> bool, out: &mut Outbox) {
         let ready = self.sessions.ends.unlock(is_over);
         ready.into_iter().for_each(|operation| self.resume(now, operation, out));
     }

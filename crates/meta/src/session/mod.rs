@@ -7,21 +7,21 @@ mod audit;
 mod completed;
 mod data;
 mod ends;
-mod kept;
-mod proof;
+mod persisted;
 mod recall;
 mod reclaim;
+mod reclaim_token;
 mod restart;
 mod subtree;
 mod unused;
 mod writers;
 
 pub use audit::Holding;
-pub use completed::Outcome;
-pub use kept::is_kept;
-pub(crate) use kept::{Kept, KeptKey, given_below};
-pub(crate) use proof::Proven;
+pub use completed::CompletedOutcome;
+pub use persisted::is_sound_record;
+pub(crate) use persisted::{PersistedKey, PersistedSession, given_below};
 pub(crate) use reclaim::Reclaimed;
+pub(crate) use reclaim_token::TokenKind;
 pub(crate) use unused::Unused;
 
 use alloc::boxed::Box;
@@ -36,13 +36,13 @@ use espalier_proto::{
 use crate::event::Event;
 use crate::io::Purpose;
 use crate::journal::Held;
-use crate::lease::Promise;
+use crate::lease::PreparedGrant;
 use crate::machine::Meta;
 use crate::outbox::{Answered, Now, Outbox};
 use crate::progress::Progress::Append;
 use crate::state::Map;
 use crate::task::Task;
-use crate::trash::ITSELF;
+use crate::trash::INTERNAL_CLIENT;
 
 /// Maximum number of sessions.
 const MAX_SESSIONS: usize = DataRequest::MAX_SESSIONS;
@@ -84,7 +84,7 @@ pub(crate) struct Sessions {
     /// All leases from before the restart have expired.
     leases_over: bool,
     /// Orphans that no client has reclaimed; freed at the end of the grace period.
-    unclaimed: BTreeSet<Ino>,
+    unreclaimed: BTreeSet<Ino>,
 }
 
 impl Sessions {
@@ -130,7 +130,7 @@ enum Progress {
     Answered(Result<Reply, Errno>),
     /// The answer is not stored, since the request can be executed again. It counted lookups of
     /// these inodes.
-    Told(Vec<Ino>),
+    Rerunnable(Vec<Ino>),
 }
 
 /// A client's share of an inode's counts in [`Cached`](crate::state::Cached).
@@ -171,7 +171,7 @@ impl Session {
     }
 
     /// Removes at most `wanted` from the client's hold on `ino`. Returns what was removed.
-    fn let_go(&mut self, ino: Ino, wanted: Hold) -> Hold {
+    fn release_held(&mut self, ino: Ino, wanted: Hold) -> Hold {
         let Some(held) = self.held.get_mut(&ino) else { return Hold::default() };
         let (lookups, opens) = (wanted.lookups.min(held.lookups), wanted.opens.min(held.opens));
         let taken = Hold { lookups, opens, writes: held.writes, announces: held.announces };
@@ -212,15 +212,15 @@ impl Meta {
         if !self.begin(now, (from, id), below, reclaims, out) {
             return;
         }
-        let kept = self.state.sessions.get(&from).and_then(|kept| kept.completed.get(&id));
-        match (kept, &mut task.request) {
-            (Some(Outcome::Appending { offset, .. }), Request::Write { data, .. }) => {
+        let persisted = self.state.sessions.get(&from).and_then(|persisted| persisted.completed.get(&id));
+        match (persisted, &mut task.request) {
+            (Some(CompletedOutcome::Appending { offset, .. }), Request::Write { data, .. }) => {
                 let (offset, bytes) = (*offset, core::mem::take(data));
                 task.progress = Append { offset, bytes };
             }
-            (kept, _) => task.again = kept.cloned().map(Box::new),
+            (persisted, _) => task.again = persisted.cloned().map(Box::new),
         }
-        if task.again.is_some() || self.claim(now, (from, id), &mut task.request, out) {
+        if task.again.is_some() || self.take_released(now, (from, id), &mut task.request, out) {
             self.run(now, task, None, out);
         }
     }
@@ -253,15 +253,17 @@ impl Meta {
         reclaims: bool,
         out: &mut Outbox,
     ) -> bool {
-        let mut tell = |result| {
+        let mut reply_with = |result| {
             out.replies.push(Answered { to: from, id, result, lease_ms: 0, touched: Touched::default() });
             false
         };
-        let Some(session) = self.sessions.clients.get_mut(&from) else { return tell(Err(Errno::ESTALE)) };
+        let Some(session) = self.sessions.clients.get_mut(&from) else {
+            return reply_with(Err(Errno::ESTALE));
+        };
         (session.heard_ms, session.left) = (Some(now.uptime_ms), false);
         if session.awaited && !reclaims {
             // The request may concern an inode that the client has not reclaimed.
-            return tell(Err(Errno::EAGAIN));
+            return reply_with(Err(Errno::EAGAIN));
         }
         session.acknowledge(below);
         if id < session.below {
@@ -275,23 +277,23 @@ impl Meta {
         };
         match session.requests.get_mut(&id) {
             Some(Progress::Running) => return false,
-            Some(Progress::Answered(result)) => return tell(result.clone()),
-            Some(progress @ Progress::Told(_)) => {
-                if let Progress::Told(inos) = core::mem::replace(progress, Progress::Running) {
+            Some(Progress::Answered(result)) => return reply_with(result.clone()),
+            Some(progress @ Progress::Rerunnable(_)) => {
+                if let Progress::Rerunnable(inos) = core::mem::replace(progress, Progress::Running) {
                     for ino in inos {
-                        let told = session.let_go(ino, Hold::LOOKUP);
-                        self.sessions.abandoned.push_back((ino, told));
+                        let released = session.release_held(ino, Hold::LOOKUP);
+                        self.sessions.abandoned.push_back((ino, released));
                     }
                 }
             }
-            None if is_beyond || session.bytes >= WINDOW_BYTES => return tell(Err(Errno::EAGAIN)),
+            None if is_beyond || session.bytes >= WINDOW_BYTES => return reply_with(Err(Errno::EAGAIN)),
             None => drop(session.requests.insert(id, Progress::Running)),
         }
         while let Some(first) = session.reserved.first_entry()
             && *first.key() < session.below
         {
             let (ino, hold) = first.remove();
-            let unwanted = session.let_go(ino, hold);
+            let unwanted = session.release_held(ino, hold);
             self.sessions.abandoned.push_back((ino, unwanted));
         }
         true
@@ -299,7 +301,7 @@ impl Meta {
 
     /// Removes from the session what a request releases. Answers requests that release nothing, and
     /// requests about the session itself. Returns true if the operation must run.
-    fn claim(
+    fn take_released(
         &mut self,
         now: Now,
         (from, id): (ClientId, RequestId),
@@ -308,29 +310,30 @@ impl Meta {
     ) -> bool {
         let Some(session) = self.sessions.clients.get_mut(&from) else { return false };
         if let Err(errno) = session.permits((self.config.rank, self.config.ranks), request) {
-            self.answer(now, (from, id), Err(errno), &Promise::default(), out);
+            self.answer(now, (from, id), Err(errno), &PreparedGrant::default(), out);
             return false;
         }
         let result = match request {
             Request::Forget { ino, lookups } => {
-                *lookups = session.let_go(*ino, Hold { lookups: *lookups, ..Hold::default() }).lookups;
+                *lookups = session.release_held(*ino, Hold { lookups: *lookups, ..Hold::default() }).lookups;
                 if *lookups > 0 { return true } else { Ok(Reply::Done) }
             }
             Request::ForgetAll { inodes, released } => {
                 released.retain(|ino| {
-                    let taken = session.let_go(*ino, Hold::OPENING);
+                    let taken = session.release_held(*ino, Hold::OPENING);
                     if session.opens(*ino) == 0 {
                         self.locks.close(from, *ino);
                     }
                     taken.opens > 0
                 });
                 for (ino, lookups) in inodes.iter_mut() {
-                    *lookups = session.let_go(*ino, Hold { lookups: *lookups, ..Hold::default() }).lookups;
+                    *lookups =
+                        session.release_held(*ino, Hold { lookups: *lookups, ..Hold::default() }).lookups;
                 }
                 return true;
             }
             Request::Release { ino } => {
-                let taken = session.let_go(*ino, Hold::OPENING);
+                let taken = session.release_held(*ino, Hold::OPENING);
                 if session.opens(*ino) == 0 {
                     self.locks.close(from, *ino);
                 }
@@ -371,7 +374,7 @@ impl Meta {
             }
             _ => return true,
         };
-        self.answer(now, (from, id), result, &Promise::default(), out);
+        self.answer(now, (from, id), result, &PreparedGrant::default(), out);
         false
     }
 
@@ -383,22 +386,22 @@ impl Meta {
             if let Some((ino, hold)) = session.reserved.remove(&task.id)
                 && result.is_err()
             {
-                let unwanted = session.let_go(ino, hold);
+                let unwanted = session.release_held(ino, hold);
                 self.sessions.abandoned.push_back((ino, unwanted));
             }
             return;
         }
         each_given(&task.request, result, |ino, hold| session.hold(ino, hold));
         if task.changed {
-            let home = |ino: &Ino| self.state.inodes.get(ino).map(|cached| cached.told_home());
-            let home = if let Request::Open { ino, .. } = &task.request { home(ino) } else { None };
-            if let Some(outcome) = Outcome::of(&task.request, result, home) {
+            let location = |ino: &Ino| self.state.inodes.get(ino).map(|cached| cached.reported_location());
+            let location = if let Request::Open { ino, .. } = &task.request { location(ino) } else { None };
+            if let Some(outcome) = CompletedOutcome::of(&task.request, result, location) {
                 self.journal_outcome((task.from, task.id), outcome);
             }
         }
     }
 
-    pub(crate) fn journal_outcome(&mut self, (client, id): (ClientId, RequestId), outcome: Outcome) {
+    pub(crate) fn journal_outcome(&mut self, (client, id): (ClientId, RequestId), outcome: CompletedOutcome) {
         if let Some(session) = self.sessions.clients.get(&client)
             && !self.config.read_only
         {
@@ -419,10 +422,10 @@ impl Meta {
         let Some(progress) = session.requests.get_mut(&id) else { return false };
         *progress = match result {
             // The awaited lock may have been granted meanwhile.
-            Ok(Reply::Bytes(_) | Reply::Waits) => Progress::Told(Vec::new()),
+            Ok(Reply::Bytes(_) | Reply::Waits) => Progress::Rerunnable(Vec::new()),
             Ok(Reply::Listing { entries, .. }) => {
-                let told = entries.iter().filter(|entry| entry.entry.is_some());
-                Progress::Told(told.map(|entry| entry.ino).collect())
+                let released = entries.iter().filter(|entry| entry.entry.is_some());
+                Progress::Rerunnable(released.map(|entry| entry.ino).collect())
             }
             _ => {
                 session.bytes += weight(result);
@@ -455,7 +458,7 @@ impl Meta {
         if resumes {
             return out.refused.push((client, Errno::ESTALE));
         }
-        if client == ITSELF {
+        if client == INTERNAL_CLIENT {
             return out.refused.push((client, Errno::EINVAL));
         }
         if self.sessions.clients.len() >= MAX_SESSIONS {
@@ -510,7 +513,7 @@ impl Meta {
     }
 
     /// Ends the sessions of clients that left another rank and have not reclaimed here.
-    pub(crate) fn left_elsewhere(&mut self, now: Now, clients: &[ClientId], out: &mut Outbox) {
+    pub(crate) fn left_other_rank(&mut self, now: Now, clients: &[ClientId], out: &mut Outbox) {
         for client in clients {
             if self.sessions.clients.get(client).is_some_and(|session| session.awaited) {
                 self.leave(now, *client, out);
@@ -598,8 +601,8 @@ impl Meta {
         expired.sort_unstable();
         for client in expired {
             self.give_up_groups(now, client, out);
-            let is_quiet = self.sessions.clients.get(&client).is_some_and(|session| !session.is_busy());
-            if is_quiet && self.end_session(now, client, out) {
+            let is_idle = self.sessions.clients.get(&client).is_some_and(|session| !session.is_busy());
+            if is_idle && self.end_session(now, client, out) {
                 out.expired.push(client);
             }
         }
@@ -630,13 +633,13 @@ impl Meta {
         for (ino, Hold { lookups, opens, .. }) in self.sessions.abandoned.drain(..count).collect::<Vec<_>>() {
             if lookups > 0 {
                 let request = Request::Forget { ino, lookups };
-                self.run(now, Task::new(ITSELF, RequestId(0), Caller::SERVER, request), None, out);
+                self.run(now, Task::new(INTERNAL_CLIENT, RequestId(0), Caller::SERVER, request), None, out);
             }
             if opens > 0 {
                 // The last close counts the bytes written.
                 self.state.close(ino, opens - 1);
                 let request = Request::Release { ino };
-                self.run(now, Task::new(ITSELF, RequestId(0), Caller::SERVER, request), None, out);
+                self.run(now, Task::new(INTERNAL_CLIENT, RequestId(0), Caller::SERVER, request), None, out);
             }
         }
         self.sessions.releasing = !self.sessions.abandoned.is_empty();
@@ -650,7 +653,7 @@ impl Meta {
 fn each_given(request: &Request, result: &Result<Reply, Errno>, mut give: impl FnMut(Ino, Hold)) {
     match (request, result) {
         (_, Ok(Reply::Entry(entry))) => give(entry.attr.ino, Hold::LOOKUP),
-        (_, Ok(Reply::Unmeasured(told, _))) => match &**told {
+        (_, Ok(Reply::Unmeasured(released, _))) => match &**released {
             Reply::Entry(entry) => give(entry.attr.ino, Hold::LOOKUP),
             Reply::Created(entry, _) => give(entry.attr.ino, Hold { lookups: 1, ..Hold::MADE }),
             _ => {}

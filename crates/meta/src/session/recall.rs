@@ -19,7 +19,7 @@ impl Meta {
         }
         // Clients that have not reclaimed yet are sent the recall at the end of the grace period.
         if self.sessions.in_grace() {
-            self.sessions.unclaimed.insert(ino);
+            self.sessions.unreclaimed.insert(ino);
         }
     }
 

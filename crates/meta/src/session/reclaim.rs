@@ -12,33 +12,33 @@ use espalier_proto::{Held, Ino, ObjectId, TableWrite};
 use crate::event::Event;
 use crate::machine::Meta;
 use crate::record::{Corrupt, decode, encode};
-use crate::session::KeptKey;
+use crate::session::PersistedKey;
 use crate::snapshot::Changed;
-use crate::state::{Home, Map, State, Track};
+use crate::state::{Location, Map, State, Track};
 
 /// A place in a directory: its inode number and the hash of a name.
-type Place = (Ino, u64);
+type DentryHint = (Ino, u64);
 
 #[derive(Debug, Default)]
 pub(crate) struct Reclaimed {
     /// Holds on inodes that are not in memory.
     unseen: Map<Ino, Unseen>,
     /// Further hints for these inodes, where clients disagree.
-    others: Map<Ino, Vec<Place>>,
+    others: Map<Ino, Vec<DentryHint>>,
     /// Inodes that clients know and that have moved.
     moved: Map<Ino, Moved>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Unseen {
-    hint: Option<Place>,
+    hint: Option<DentryHint>,
     lookups: u64,
     opens: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Moved {
-    home: Home,
+    location: Location,
     track: Track,
 }
 
@@ -53,7 +53,7 @@ impl Reclaimed {
     }
 
     /// The place to look for an inode first.
-    pub(crate) fn hint(&self, ino: Ino) -> Option<Place> {
+    pub(crate) fn hint(&self, ino: Ino) -> Option<DentryHint> {
         self.unseen.get(&ino)?.hint
     }
 
@@ -90,16 +90,16 @@ impl Reclaimed {
 impl State {
     /// Adds a client's reclaimed hold.
     pub(crate) fn reclaim(&mut self, held: Held) {
-        let Held { ino, home, lookups, opens, .. } = held;
+        let Held { ino, location, lookups, opens, .. } = held;
         if let Some(cached) = self.inodes.get_mut(&ino) {
             cached.lookups = cached.lookups.saturating_add(lookups);
             cached.opens = cached.opens.saturating_add(opens);
             // Replies report an orphan location only for an inode that never had a name.
-            cached.nameless |= (cached.home, home) == (Home::Orphan, Home::Orphan);
+            cached.nameless |= (cached.location, location) == (Location::Orphan, Location::Orphan);
             return;
         }
-        let home = self.reclaimed.moved.get(&ino).map_or(home, |moved| moved.home);
-        let hint = if let Home::Dentry { dir, hash } = home { Some((dir, hash)) } else { None };
+        let location = self.reclaimed.moved.get(&ino).map_or(location, |moved| moved.location);
+        let hint = if let Location::Dentry { dir, hash } = location { Some((dir, hash)) } else { None };
         let unseen = self.reclaimed.unseen.entry(ino).or_insert(Unseen { hint, ..Unseen::default() });
         unseen.lookups = unseen.lookups.saturating_add(lookups);
         unseen.opens = unseen.opens.saturating_add(opens);
@@ -122,34 +122,34 @@ impl State {
 
     // ---- Moved inodes
 
-    pub(crate) fn apply_moved(&mut self, ino: Ino, home: Home) {
+    pub(crate) fn apply_moved(&mut self, ino: Ino, location: Location) {
         let (epoch, changed) = (self.epoch, &mut self.changed);
         let track = Track { epoch, ..Track::default() };
-        let moved = self.reclaimed.moved.entry(ino).or_insert_with(|| Moved { home, track });
-        moved.home = home;
+        let moved = self.reclaimed.moved.entry(ino).or_insert_with(|| Moved { location, track });
+        moved.location = location;
         moved.track.epoch = epoch;
         changed.push_back(Changed::Moved(ino));
     }
 
     /// Forgets that an inode has moved: no client knows its old location.
-    pub(crate) fn settle(&mut self, ino: Ino) {
+    pub(crate) fn forget_moved(&mut self, ino: Ino) {
         if let Some(moved) = self.reclaimed.moved.remove(&ino)
             && moved.track.stored
         {
             self.erased.push(TableWrite {
                 object: ObjectId::SESSIONS,
-                key: KeptKey::Moved(ino).to_bytes(),
+                key: PersistedKey::Moved(ino).to_bytes(),
                 value: None,
             });
         }
     }
 
     /// Forgets moved inodes that no client holds, at the end of the grace period.
-    pub(crate) fn settle_unheld(&mut self) {
+    pub(crate) fn forget_unheld_moves(&mut self) {
         let moved: Vec<Ino> = self.reclaimed.moved.keys().copied().collect();
         for ino in moved {
             if !self.is_held(ino) {
-                self.settle(ino);
+                self.forget_moved(ino);
             }
         }
     }
@@ -159,12 +159,12 @@ impl State {
     pub(crate) fn encode_moved(&mut self, ino: Ino) {
         let Some(moved) = self.reclaimed.moved.get_mut(&ino) else { return };
         moved.track = Track { epoch: 0, written: self.epoch - 1, stored: true };
-        let (key, value) = (KeptKey::Moved(ino).to_bytes(), Some(encode(&moved.home)));
+        let (key, value) = (PersistedKey::Moved(ino).to_bytes(), Some(encode(&moved.location)));
         self.snapshot.writes.push(TableWrite { object: ObjectId::SESSIONS, key, value });
     }
 
     pub(crate) fn loaded_moved(&mut self, ino: Ino, value: &[u8]) -> Result<(), Corrupt> {
-        self.reclaimed.moved.insert(ino, Moved { home: decode(value)?, track: Track::STORED });
+        self.reclaimed.moved.insert(ino, Moved { location: decode(value)?, track: Track::STORED });
         Ok(())
     }
 }
@@ -172,9 +172,9 @@ impl State {
 impl Meta {
     /// Forgets that an inode has moved, once no client holds it. Does nothing during the grace
     /// period.
-    pub(crate) fn settle(&mut self, ino: Ino) {
+    pub(crate) fn forget_moved(&mut self, ino: Ino) {
         if !self.sessions.in_grace() {
-            self.state.settle(ino);
+            self.state.forget_moved(ino);
         }
     }
 
@@ -193,7 +193,7 @@ impl Meta {
             let cached = state.inodes.get(&ino?)?;
             // Clients that have not reclaimed may hold it.
             let is_known = cached.in_use() || self.sessions.in_grace();
-            let moves = is_known && cached.home != Home::Table;
+            let moves = is_known && cached.location != Location::Table;
             ino.filter(|_| moves)
         })
     }

@@ -3,11 +3,11 @@
 
 use alloc::vec::Vec;
 
-use espalier_proto::{Access, ClientId, Errno, Held, Home, Ino, Reply};
+use espalier_proto::{Access, ClientId, Errno, Held, Ino, Location, Reply};
 
-use super::completed::Outcome;
+use super::completed::CompletedOutcome;
 use super::data::Reach;
-use super::proof::{Proven, prove};
+use super::reclaim_token::{TokenKind, prove};
 use super::{Hold, Session, Sessions};
 use crate::lease::Leases;
 use crate::machine::Meta;
@@ -26,7 +26,7 @@ impl Meta {
         let clients: Vec<ClientId> = self.state.sessions.keys().copied().collect();
         let Some(_) = self.config.session_ms else {
             clients.into_iter().for_each(|client| self.journal_session(client, false));
-            self.state.settle_unheld();
+            self.state.forget_unheld_moves();
             return false;
         };
         self.sessions.leases_over = self.config.lease_ms.is_none();
@@ -34,17 +34,21 @@ impl Meta {
         for client in clients {
             let reach = if self.config.striping.is_some() { Reach::BEFORE } else { Reach::default() };
             let mut session = Session { awaited: true, reach, ..Session::default() };
-            let kept =
-                self.state.sessions.get(&client).map(|kept| kept.completed.clone()).unwrap_or_default();
-            for (id, outcome) in kept {
-                if let Outcome::Appending { ino, .. } = outcome {
+            let persisted = self
+                .state
+                .sessions
+                .get(&client)
+                .map(|persisted| persisted.completed.clone())
+                .unwrap_or_default();
+            for (id, outcome) in persisted {
+                if let CompletedOutcome::Appending { ino, .. } = outcome {
                     self.sessions.ends.lock(ino, (client, id));
-                } else if let Outcome::Made { ino } = outcome {
+                } else if let CompletedOutcome::Made { ino } = outcome {
                     session.hold(ino, Hold::MADE);
                     session.reserved.insert(id, (ino, Hold::MADE));
                     // The file may have been named and unlinked since.
-                    self.state.reclaim(Hold::MADE.of(ino, Home::Table));
-                } else if let Outcome::Given { ino, home, named, opened } = outcome {
+                    self.state.reclaim(Hold::MADE.of(ino, Location::Table));
+                } else if let CompletedOutcome::Given { ino, location, named, opened } = outcome {
                     let hold = Hold {
                         lookups: named.is_some().into(),
                         opens: opened.is_some().into(),
@@ -53,13 +57,13 @@ impl Meta {
                     };
                     session.hold(ino, hold);
                     session.reserved.insert(id, (ino, hold));
-                    self.state.reclaim(hold.of(ino, home));
+                    self.state.reclaim(hold.of(ino, location));
                 }
             }
             self.sessions.clients.insert(client, session);
         }
         if self.sessions.in_grace() {
-            self.sessions.unclaimed.extend(orphans.iter().map(|(ino, _)| *ino));
+            self.sessions.unreclaimed.extend(orphans.iter().map(|(ino, _)| *ino));
         }
         self.sessions.in_grace()
     }
@@ -78,12 +82,12 @@ impl Meta {
         // Ignores inode numbers that were never allocated.
         let next_ino = self.state.next_ino;
         let hash_key = self.state.hash_key;
-        let mut alone = Vec::new();
+        let mut exclusive_dirs = Vec::new();
         for held in held.iter().filter(|held| held.ino.0 < next_ino) {
-            let proves = |proof, what| proof == prove(&hash_key, client, held.ino, what);
-            let lookups = if proves(held.told, Proven::Told) { held.lookups } else { 0 };
-            let writes = proves(held.opened, Proven::OpenedToWrite);
-            let opens = if writes || proves(held.opened, Proven::Opened) { held.opens } else { 0 };
+            let proves = |reclaim_token, what| reclaim_token == prove(&hash_key, client, held.ino, what);
+            let lookups = if proves(held.lookup_token, TokenKind::LookedUp) { held.lookups } else { 0 };
+            let writes = proves(held.opened, TokenKind::OpenedToWrite);
+            let opens = if writes || proves(held.opened, TokenKind::Opened) { held.opens } else { 0 };
             let has = session.held.get(&held.ino).copied().unwrap_or_default();
             let hold = Hold {
                 lookups: lookups.min(MAX_LOOKUPS.saturating_sub(has.lookups)),
@@ -93,15 +97,15 @@ impl Meta {
             };
             if hold.lookups > 0 || hold.opens > 0 {
                 session.hold(held.ino, hold);
-                self.state.reclaim(hold.of(held.ino, held.home));
+                self.state.reclaim(hold.of(held.ino, held.location));
             }
             if held.exclusive && hold.lookups > 0 {
-                alone.push(held.ino);
+                exclusive_dirs.push(held.ino);
             }
         }
         let is_over = last && core::mem::take(&mut session.awaited);
-        for dir in alone {
-            self.give_exclusive(client, dir, now.uptime_ms);
+        for dir in exclusive_dirs {
+            self.grant_exclusive(client, dir, now.uptime_ms);
         }
         if is_over {
             self.await_no_more(now, out);
@@ -116,7 +120,7 @@ impl Meta {
         if self.sessions.in_grace() {
             return;
         }
-        for ino in core::mem::take(&mut self.sessions.unclaimed) {
+        for ino in core::mem::take(&mut self.sessions.unreclaimed) {
             let Some(cached) = self.state.inodes.get(&ino) else { continue };
             let is_needed = cached.inode.nlink > 0 || cached.inode.has_entries() || cached.in_use();
             if is_needed {
@@ -125,9 +129,9 @@ impl Meta {
                 self.purge_left_over(ino, cached.inode.is_streamed());
             }
         }
-        self.state.settle_unheld();
+        self.state.forget_unheld_moves();
         self.sweep_due = true;
-        self.resume_roomless(now, out);
+        self.resume_waiting_for_space(now, out);
     }
 
     /// Ends the wait for leases from before the restart once they have expired.
@@ -136,7 +140,7 @@ impl Meta {
         let lease = u64::from(self.config.lease_ms.unwrap_or(0)) + Leases::MARGIN_MS;
         if self.sessions.awaited > 0 && !self.sessions.leases_over && now.uptime_ms - began > lease {
             self.sessions.leases_over = true;
-            self.resume_roomless(now, out);
+            self.resume_waiting_for_space(now, out);
         }
     }
 
@@ -157,7 +161,7 @@ impl Sessions {
     }
 
     /// True if the client has looked up an inode and has not forgotten it.
-    pub(crate) fn is_told_of(&self, client: ClientId, ino: Ino) -> bool {
+    pub(crate) fn is_known_to(&self, client: ClientId, ino: Ino) -> bool {
         self.lookups_of(client, ino).is_some_and(|lookups| lookups > 0)
     }
 
@@ -195,21 +199,21 @@ impl Sessions {
     /// True if changes must wait: clients may use leases from before the restart, or too many
     /// orphans are kept for them.
     pub(crate) fn must_wait(&self) -> bool {
-        self.awaited > 0 && (!self.leases_over || self.unclaimed.len() >= MAX_UNCLAIMED)
+        self.awaited > 0 && (!self.leases_over || self.unreclaimed.len() >= MAX_UNCLAIMED)
     }
 
     /// Keeps an orphan for clients that have not reclaimed. Returns false outside the grace period.
     pub(crate) fn keep_for_others(&mut self, ino: Ino) -> bool {
         if self.awaited > 0 {
-            self.unclaimed.insert(ino);
+            self.unreclaimed.insert(ino);
         }
         self.awaited > 0
     }
 }
 
 impl Hold {
-    fn of(self, ino: Ino, home: Home) -> Held {
+    fn of(self, ino: Ino, location: Location) -> Held {
         let (lookups, opens) = (self.lookups, self.opens);
-        Held { ino, home, lookups, opens, told: 0, opened: 0, exclusive: false }
+        Held { ino, location, lookups, opens, lookup_token: 0, opened: 0, exclusive: false }
     }
 }

@@ -14,13 +14,13 @@ use crate::outbox::{Now, Outbox};
 use crate::rank::{Answer, Question};
 use crate::step::{Step, Stop};
 use crate::task::Task;
-use crate::trash::ITSELF;
+use crate::trash::INTERNAL_CLIENT;
 
 impl Meta {
     /// Restricts a client to the directory at `path`. The result appears in [`Outbox::entered`].
     pub(crate) fn restrict(&mut self, now: Now, client: ClientId, path: Box<[Name]>, out: &mut Outbox) {
         let request = Request::Enter { client, path };
-        self.run(now, Task::new(ITSELF, RequestId(0), Caller::SERVER, request), None, out);
+        self.run(now, Task::new(INTERNAL_CLIENT, RequestId(0), Caller::SERVER, request), None, out);
     }
 
     pub(crate) fn enter(&mut self, cx: &mut Cx<'_>, client: ClientId, path: &[Name]) -> Step<Reply> {
@@ -31,7 +31,7 @@ impl Meta {
                 self.whose_name(root, name)?
             } else {
                 let question = Question::Look { dir: root, name: name.clone() };
-                let Answer::Found { target, .. } = self.ask_rank(cx, root.rank(), question)? else {
+                let Answer::Found { target, .. } = self.query_rank(cx, root.rank(), question)? else {
                     return Err(Errno::EIO.into());
                 };
                 target
@@ -44,7 +44,7 @@ impl Meta {
         let is_here = root.rank() == own;
         if is_here {
             self.state.dir(root)?;
-            self.share(cx, root)?;
+            self.revoke_exclusive(cx, root)?;
         }
         let session = self.sessions.clients.get_mut(&client).ok_or(Errno::ESTALE)?;
         if session.root == Some(root) {
@@ -57,7 +57,7 @@ impl Meta {
             session.hold(root, hold);
         }
         if let Some(before) = session.root.replace(root) {
-            let unwanted = session.let_go(before, hold);
+            let unwanted = session.release_held(before, hold);
             self.sessions.abandoned.push_back((before, unwanted));
         }
         Ok(Reply::Done)
@@ -83,7 +83,7 @@ impl Meta {
     pub(crate) fn keep_within(&mut self, cx: &mut Cx<'_>, request: &mut Request) -> Step<()> {
         let Some(session) = self.sessions.clients.get(&cx.client) else { return Ok(()) };
         let Some(root) = session.root else { return Ok(()) };
-        for ino in session.told_elsewhere(self.config.rank, request) {
+        for ino in session.named_by_other_ranks(self.config.rank, request) {
             if ino.rank() == self.config.rank {
                 self.state.locate(ino)?;
             }
@@ -109,7 +109,7 @@ impl Meta {
             let dirs = if ino.rank() == self.config.rank {
                 self.dirs_of(ino, after)?
             } else {
-                match self.ask_rank(cx, ino.rank(), Question::Dirs { ino, after })? {
+                match self.query_rank(cx, ino.rank(), Question::Dirs { ino, after })? {
                     Answer::Dirs { dirs } => dirs,
                     _ => return Err(Errno::EIO.into()),
                 }
@@ -134,9 +134,11 @@ impl Session {
             Request::Find { ino, .. } => ino.rank() == rank,
             _ => ranks > 1,
         };
-        let elsewhere = if may_be_unknown { self.told_elsewhere(rank, request) } else { Vec::new() };
+        let from_other_ranks =
+            if may_be_unknown { self.named_by_other_ranks(rank, request) } else { Vec::new() };
         let mut is_known = true;
-        request.each_inode(&mut |ino| is_known &= self.held.contains_key(ino) || elsewhere.contains(ino));
+        request
+            .each_inode(&mut |ino| is_known &= self.held.contains_key(ino) || from_other_ranks.contains(ino));
         match request {
             _ if !is_known => Err(Errno::ESTALE),
             Request::RemoveTree { dir } if *dir == root => Err(Errno::EBUSY),
@@ -148,7 +150,7 @@ impl Session {
 
     /// The inodes of a request that the session does not hold and that another rank may have
     /// returned.
-    fn told_elsewhere(&self, rank: Rank, request: &mut Request) -> Vec<Ino> {
+    fn named_by_other_ranks(&self, rank: Rank, request: &mut Request) -> Vec<Ino> {
         let (is_find, mut inos) = (matches!(request, Request::Find { .. }), Vec::new());
         request.each_inode(&mut |ino| {
             if (is_find || ino.rank() != rank) && !self.held.contains_key(ino) {

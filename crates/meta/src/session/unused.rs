@@ -62,8 +62,8 @@ impl State {
     pub(crate) fn apply_given(&mut self, client: ClientId, first: Ino, count: u32) {
         let end = first.0 + u64::from(count);
         self.next_ino = self.next_ino.max(end);
-        if let Some(kept) = self.touch_session(client) {
-            kept.unused.add(first.0, end);
+        if let Some(persisted) = self.touch_session(client) {
+            persisted.unused.add(first.0, end);
         }
     }
 }
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_server_has_written_is_not_sound() {
+    fn foreign_record_is_not_sound() {
         for runs in [&[(3, 3)][..], &[(4, 3)], &[(3, 5), (4, 6)], &[(5, 6), (3, 4)], &[(0, 1025)]] {
             assert!(!Unused(runs.to_vec()).is_sound(), "{runs:?}");
         }

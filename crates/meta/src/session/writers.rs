@@ -25,7 +25,7 @@ impl Sessions {
 
 impl Meta {
     /// True if other clients have a file open for writing. Waits for the end of the grace period.
-    pub(crate) fn others_write(&self, client: ClientId, ino: Ino) -> Step<bool> {
+    pub(crate) fn others_may_write(&self, client: ClientId, ino: Ino) -> Step<bool> {
         if self.sessions.in_grace() {
             return Err(Stop::Wait(Wait::Grace));
         }

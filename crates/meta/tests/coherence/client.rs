@@ -100,7 +100,7 @@ impl Client {
     pub fn forget(&mut self, lease: &Lease) {
         match lease {
             Lease::Name { dir, name } => drop(self.names.remove(&(*dir, name.clone()))),
-            Lease::Exclusive { .. } | Lease::Data { .. } | Lease::Quiet { .. } => {}
+            Lease::Exclusive { .. } | Lease::Data { .. } | Lease::Unannounced { .. } => {}
             Lease::Inode { ino } => self.things.retain(|(of, _), _| of != ino),
         }
     }
@@ -179,7 +179,7 @@ impl Client {
     ) {
         let lease = until.saturating_sub(now);
         let answer = result.as_ref().ok().and_then(answer_of);
-        self.cache.answered(&call_of(request), answer.as_ref(), Term { asked: 0, left: lease }, now);
+        self.cache.answered(&call_of(request), answer.as_ref(), Term { asked_at: 0, left: lease }, now);
         self.cache.changed(touched, lease, now);
         if let (Request::Open { ino, .. }, Ok(Reply::OpenedWhole(_, bytes))) = (request, result) {
             self.cache.learn(*ino, bytes.clone().into(), lease, now);
@@ -197,8 +197,8 @@ impl Client {
         for key in changed_names(request) {
             self.names.remove(&key);
         }
-        let told = touched.attrs.iter().map(|attr| &attr.ino).chain(&touched.others);
-        for ino in changed_inodes(request).iter().chain(told) {
+        let reported = touched.attrs.iter().map(|attr| &attr.ino).chain(&touched.others);
+        for ino in changed_inodes(request).iter().chain(reported) {
             self.forget(&Lease::Inode { ino: *ino });
         }
         match (request, result) {
@@ -285,7 +285,7 @@ fn answer_of(reply: &Reply) -> Option<Answer> {
         Reply::Created(entry, opened) => {
             let (ino, passthrough) = (entry.attr.ino, false);
             let Opened { accessed, shared, .. } = opened;
-            Answer::Created(entry, Opening { ino, accessed, shared, keep: true, passthrough })
+            Answer::Created(entry, Opening { ino, accessed, shared, keep_cache: true, passthrough })
         }
         Reply::Listing { entries, parent, end } => Answer::Listing { entries, parent, end },
         Reply::Removed { dir, name } => Answer::Removed { dir, name },

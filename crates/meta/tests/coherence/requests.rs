@@ -37,7 +37,7 @@ pub fn random_request(random: &mut Rng, tree: &Tree) -> Request {
             umask: 0,
             open: random.bool().then(|| open_how(Access::WRITE, random.bool())),
             exclusive: random.u8(..4) == 0,
-            early: None,
+            writeback: None,
         },
         54..57 => Request::Create {
             dir: if tree.dirs.len() < 12 { dir } else { Ino::ROOT },
@@ -47,7 +47,7 @@ pub fn random_request(random: &mut Rng, tree: &Tree) -> Request {
             umask: 0,
             open: None,
             exclusive: true,
-            early: None,
+            writeback: None,
         },
         57..61 => Request::Link { ino: file, dir, name: new },
         61..67 => Request::Unlink { dir: at, name: named, time: None },
@@ -109,7 +109,7 @@ pub fn following(random: &mut Rng, request: &Request, result: &Result<Reply, Err
         length: 300,
         from: None,
         discards: false,
-        told: false,
+        acknowledged: false,
     };
     match (request, result) {
         (Request::Open { ino, how }, Ok(Reply::Opened(opened) | Reply::OpenedWhole(opened, _))) => {

@@ -21,7 +21,7 @@ impl DataServers {
     }
 
     pub fn call(&self, call: &StreamCall, layouts: &Layouts) -> Result<IoDone, Errno> {
-        if self.down && matches!(call, StreamCall::Glance(_)) {
+        if self.down && matches!(call, StreamCall::TryStat(_)) {
             return Err(Errno::EAGAIN);
         }
         let asked = call.requests(layouts)?;

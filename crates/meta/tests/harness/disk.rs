@@ -113,7 +113,7 @@ impl Disk {
         };
         let new_streams = self.store().new_streams().unwrap();
         let size = |ino| (ino, self.store().stream_stat(ino).unwrap().size);
-        let sizes: Vec<_> = recovery.watched().into_iter().map(size).collect();
+        let sizes: Vec<_> = recovery.size_dirty().into_iter().map(size).collect();
         let fetch = &mut |wanted: &Load| load(self.store(), wanted);
         let (meta, calls) = recovery.finish(end, used, &new_streams, &sizes, fetch).unwrap();
         for call in calls {
@@ -233,7 +233,7 @@ fn load(store: &dyn Store, wanted: &Load) -> Result<IoDone, Errno> {
 
 fn stream(store: &dyn Store, call: StreamCall) -> Result<StreamDone, StoreError> {
     match call {
-        StreamCall::Stat(inos) | StreamCall::Glance(inos) => {
+        StreamCall::Stat(inos) | StreamCall::TryStat(inos) => {
             let stats = inos.into_iter().map(|ino| store.stream_stat(ino)).collect::<Result<_, _>>()?;
             return Ok(StreamDone::Stats(stats));
         }
@@ -255,7 +255,7 @@ fn stream(store: &dyn Store, call: StreamCall) -> Result<StreamDone, StoreError>
         StreamCall::Truncate { ino, size, .. } => store.stream_truncate(ino, size)?,
         StreamCall::SetMtime { ino, mtime } => store.stream_set_mtime(ino, mtime)?,
         StreamCall::Sync { ino } => store.stream_sync(ino)?,
-        StreamCall::Settle { ino, .. } => store.stream_settle(ino)?,
+        StreamCall::Finalise { ino, .. } => store.stream_finalise(ino)?,
         StreamCall::Remove { ino } => store.stream_remove(ino)?,
         StreamCall::SyncStore => store.sync_all()?,
         // Only data servers execute these.

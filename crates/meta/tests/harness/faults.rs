@@ -200,12 +200,12 @@ impl Scenario<'_> {
         let durable = write_out(&mut fs);
         let broken = fs.meta.broken().is_some();
         // With sync, no reply exposes what was lost: what it reports still holds after a restart.
-        let mut told = Vec::new();
+        let mut reported = Vec::new();
         if broken && self.config.acknowledge == Acknowledge::Durable {
             for path in calm.before.0.keys().chain(calm.after.0.keys()) {
                 match fs.walk(path) {
                     Err(Errno::EIO) => {}
-                    found => told.push((path, found.is_ok())),
+                    found => reported.push((path, found.is_ok())),
                 }
             }
         } else {
@@ -222,7 +222,7 @@ impl Scenario<'_> {
         }
         fs.drain();
         let seen = self.after_crash(calm, fs, durable || !broken, &context);
-        for (path, is_there) in told {
+        for (path, is_there) in reported {
             assert_eq!(seen.0.contains_key(path), is_there, "{context}: {path} was told");
         }
     }
@@ -241,7 +241,7 @@ impl Scenario<'_> {
         others.push(Request::Fsync { ino: Ino::ROOT });
         let others: Vec<u64> = others.into_iter().map(|request| fs.send(&ROOT_CALLER, request)).collect();
         assert_eq!(self.act(&mut fs), calm.reply, "{context}");
-        while fs.settle_one() {}
+        while fs.run_one() {}
         fs.shuffle = None;
         for id in others {
             assert!(matches!(fs.answers.remove(&id), Some(Ok(_))), "{context}: another got no answer");

@@ -110,7 +110,7 @@ impl Harness {
             umask: 0,
             open: None,
             exclusive: true,
-            early: None,
+            writeback: None,
         };
         match self.ask(request)? {
             Reply::Entry(entry) => Ok(entry.attr.ino),

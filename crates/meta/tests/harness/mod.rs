@@ -44,7 +44,7 @@ pub struct Harness {
     /// Pending I/O.
     pub waiting: Vec<(IoId, Io)>,
     /// Journal and checkpoint I/O and requests to data servers stay in `waiting` until
-    /// [`Self::settle`].
+    /// [`Self::run_until_idle`].
     pub lazy: bool,
     /// Recalls sent to clients.
     pub recalled: Vec<Recall>,
@@ -64,7 +64,7 @@ pub struct Harness {
     /// Recipients of answers, each with the request.
     pub answered: Vec<(ClientId, u64)>,
     /// Warnings for the log.
-    pub remarks: Vec<String>,
+    pub warnings: Vec<String>,
     /// Messages to other ranks.
     pub peers: Vec<(Rank, PeerMessage)>,
     /// Answers with sessions of several clients, whose request numbers may be equal.
@@ -135,7 +135,7 @@ impl Harness {
             entered: Vec::new(),
             expired: Vec::new(),
             answered: Vec::new(),
-            remarks: Vec::new(),
+            warnings: Vec::new(),
             peers: Vec::new(),
             replies: None,
             queued: 0,
@@ -170,7 +170,7 @@ impl Harness {
 
     pub fn ask_as(&mut self, caller: &Caller, request: Request) -> Result<Reply, Errno> {
         let id = self.send(caller, request);
-        while !self.answers.contains_key(&id) && self.shuffle.is_some() && self.settle_one() {}
+        while !self.answers.contains_key(&id) && self.shuffle.is_some() && self.run_one() {}
         if self.dead {
             return Err(Errno::EIO);
         }
@@ -226,7 +226,7 @@ impl Harness {
         self.expired.extend(out.expired);
         self.revocations.extend(out.revocations);
         self.peers.extend(out.peers);
-        self.remarks.extend(out.remarks);
+        self.warnings.extend(out.warnings);
         if let Some(replies) = &mut self.replies {
             replies.extend(out.replies);
             out.replies = Vec::new();
@@ -281,7 +281,7 @@ impl Harness {
     }
 
     /// Completes waiting I/O, and what follows from it.
-    pub fn settle(&mut self) {
+    pub fn run_until_idle(&mut self) {
         let (lazy, shuffle) = (std::mem::take(&mut self.lazy), self.shuffle.take());
         for (id, io) in std::mem::take(&mut self.waiting) {
             self.perform(id, io);
@@ -290,7 +290,7 @@ impl Harness {
     }
 
     /// Completes one waiting I/O: the first, or a random one. Returns false if there is none.
-    pub fn settle_one(&mut self) -> bool {
+    pub fn run_one(&mut self) -> bool {
         if self.waiting.is_empty() {
             return false;
         }
@@ -309,11 +309,11 @@ impl Harness {
 
     /// Writes everything out.
     pub fn drain(&mut self) {
-        self.settle();
+        self.run_until_idle();
         for _ in 0..3 {
             self.input(Input::Drain);
         }
-        assert!(self.meta.is_quiet(), "something still waits: {:?}", self.meta);
+        assert!(self.meta.is_idle(), "something still waits: {:?}", self.meta);
     }
 
     /// Makes a checkpoint, and checks the tables as fsck does.

@@ -35,7 +35,7 @@ fn supplementary_groups_count() {
 }
 
 #[test]
-fn the_superuser_may_all_but_execute_what_nobody_may() {
+fn superuser_may_execute_only_with_an_execute_bit() {
     everywhere(|fs| {
         fs.file("file", b"");
         fs.mkdir("dir");

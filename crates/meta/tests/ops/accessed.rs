@@ -14,9 +14,9 @@ fn server(atime: Atime) -> Harness {
 
 fn make(fs: &mut Harness, client: ClientId, file: &str) -> Ino {
     let (name, node) = (name(file), NewNode::Regular);
-    let (perm, umask, open, exclusive, early) = (0o644, 0, None, true, None);
+    let (perm, umask, open, exclusive, writeback) = (0o644, 0, None, true, None);
     let dir = Ino::ROOT;
-    let made = ask(fs, client, Request::Create { dir, name, node, perm, umask, open, exclusive, early });
+    let made = ask(fs, client, Request::Create { dir, name, node, perm, umask, open, exclusive, writeback });
     let Ok(Reply::Entry(entry)) = made else { panic!("{made:?}") };
     entry.attr.ino
 }
@@ -46,8 +46,8 @@ fn they_count_as_of_when_they_were() {
     fs.now = fs.now.later(1_000);
     let now = fs.now;
     accessed(fs, &[(three, fs.now.later(20_000))]);
-    let told = atime(fs, three);
-    assert!(now <= told && told < now.later(1_000), "{told:?}");
+    let reported = atime(fs, three);
+    assert!(now <= reported && reported < now.later(1_000), "{reported:?}");
     assert_eq!(fs.fsck(), []);
 }
 
@@ -60,7 +60,7 @@ fn accessible(fs: &mut Harness, client: ClientId) -> (Ino, Time) {
 }
 
 #[test]
-fn what_was_changed_since_keeps_its_times() {
+fn newer_times_are_preserved() {
     let fs = &mut server(Atime::Relative);
     let (file, then) = accessible(fs, ONE);
     let old = Time::new(7, 0);

@@ -12,7 +12,7 @@ const PLAIN: AllocateMode = AllocateMode::empty();
 const PUNCH: AllocateMode = AllocateMode::PUNCH_HOLE.union(AllocateMode::KEEP_SIZE);
 
 #[test]
-fn the_file_grows_unless_told_not_to() {
+fn allocate_grows_file_unless_keep_size() {
     everywhere(|fs| {
         let ino = fs.file("file", b"bytes");
         let before = fs.attr("file");
@@ -100,7 +100,7 @@ fn no_more_is_allocated_than_there_will_be_space_for() {
 }
 
 #[test]
-fn what_outgrows_the_strip_moves_out() {
+fn file_over_strip_is_unstuffed() {
     everywhere(|fs| {
         let ino = fs.file("file", b"bytes");
         assert_eq!(allocate(fs, "file", (0, STRIP + 1), PLAIN), Ok(Reply::Streamed));

@@ -10,13 +10,14 @@ const BEFORE: &[u8] = &[b'.'; 100];
 
 /// Where a server stores its streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kept {
+enum BytesAt {
     /// With its tables, in memory or in a directory.
     Here(Engine),
     OnDataServers,
 }
 
-const EVERYWHERE: [Kept; 3] = [Kept::Here(Engine::Memory), Kept::Here(Engine::Local), Kept::OnDataServers];
+const EVERYWHERE: [BytesAt; 3] =
+    [BytesAt::Here(Engine::Memory), BytesAt::Here(Engine::Local), BytesAt::OnDataServers];
 
 /// A server with a file of 100 bytes in a stream, which two clients have open.
 struct Server {
@@ -30,17 +31,17 @@ const ONE: ClientId = ClientId(1);
 const OTHER: ClientId = ClientId(2);
 
 impl Server {
-    fn new(kept: Kept) -> Self {
+    fn new(bytes_at: BytesAt) -> Self {
         let distribution = Distribution::SimpleStripe { strip: 10 };
         let striping = Striping::new(distribution, (0..3).map(ServerId).collect(), 3).unwrap();
         let config = Config {
             session_ms: Some(SESSION_MS),
             acknowledge: Acknowledge::Written,
             journal_capacity: (1 << 20) + (256 << 10),
-            striping: (kept == Kept::OnDataServers).then_some(striping),
+            striping: (bytes_at == BytesAt::OnDataServers).then_some(striping),
             ..config()
         };
-        let engine = if let Kept::Here(engine) = kept { engine } else { Engine::Local };
+        let engine = if let BytesAt::Here(engine) = bytes_at { engine } else { Engine::Local };
         let mut fs = Harness::on(engine, config);
         fs.data = DataServers::new(3);
         for client in [ONE, OTHER] {
@@ -55,17 +56,17 @@ impl Server {
             umask: 0,
             open: Some(how),
             exclusive: true,
-            early: None,
+            writeback: None,
         };
         let Ok(Reply::Created(entry, opened)) = fs.ask(create) else { panic!("no file") };
         let ino = entry.attr.ino;
         let one = Held {
             ino,
-            home: entry.home,
+            location: entry.location,
             lookups: 1,
             opens: 1,
-            told: entry.proof,
-            opened: opened.proof,
+            lookup_token: entry.reclaim_token,
+            opened: opened.reclaim_token,
             exclusive: false,
         };
         let mut server = Self { fs, ino, held: [one; 2] };
@@ -77,7 +78,7 @@ impl Server {
         let Ok(Reply::Opened(opened)) = server.ask(OTHER, 2, Request::Open { ino, how }) else {
             panic!("not open")
         };
-        server.held[1] = Held { told: entry.proof, opened: opened.proof, ..one };
+        server.held[1] = Held { lookup_token: entry.reclaim_token, opened: opened.reclaim_token, ..one };
         server.fs.count = 0;
         server
     }
@@ -142,7 +143,7 @@ impl Server {
     fn contents(&self) -> Vec<u8> {
         let layout = self.fs.meta.place_of(&StreamIo::Read { ino: self.ino, offset: 0, size: 0 });
         match layout {
-            espalier_meta::Place::Servers(layout) => self.fs.data.read(&layout, self.ino),
+            espalier_meta::DataLocation::Servers(layout) => self.fs.data.read(&layout, self.ino),
             _ => {
                 let mut bytes = vec![0; 200];
                 let read = self.fs.disk.store().stream_read(self.ino, 0, &mut bytes).unwrap();
@@ -157,10 +158,10 @@ fn with(appended: &[&[u8]]) -> Vec<u8> {
 }
 
 #[test]
-fn what_is_appended_follows_on_what_was() {
-    for kept in EVERYWHERE {
-        let mut server = Server::new(kept);
-        assert_eq!(server.append(ONE, 5, b"one"), Ok(Reply::Written(3)), "{kept:?}");
+fn append_follows_existing_bytes() {
+    for bytes_at in EVERYWHERE {
+        let mut server = Server::new(bytes_at);
+        assert_eq!(server.append(ONE, 5, b"one"), Ok(Reply::Written(3)), "{bytes_at:?}");
         assert_eq!(server.append(OTHER, 3, b"other"), Ok(Reply::Written(5)));
         assert_eq!(server.append(OTHER, 4, b""), Ok(Reply::Written(0)));
         assert_eq!(server.append(ONE, 5, b"one"), Ok(Reply::Written(3)), "the answer is sent again");
@@ -170,8 +171,8 @@ fn what_is_appended_follows_on_what_was() {
 
 /// Files that are not open for writing, and quotas.
 #[test]
-fn who_may_not_is_refused() {
-    let mut server = Server::new(Kept::Here(Engine::Memory));
+fn caller_without_permission_is_refused() {
+    let mut server = Server::new(BytesAt::Here(Engine::Memory));
     let (limit, dir) = (b"user.espalier.quota.max_bytes".as_slice().into(), Ino::ROOT);
     let (value, mode) = (b"104".as_slice().into(), XattrMode::Any);
     server.ask(ONE, 6, Request::SetXattr { ino: dir, name: limit, value, mode, kill_sgid: false }).unwrap();
@@ -187,15 +188,15 @@ fn who_may_not_is_refused() {
 #[test]
 fn an_append_is_made_once_whatever_the_server_is_killed_at() {
     // These keep what was written, as a kernel does.
-    for kept in [Kept::Here(Engine::Local), Kept::OnDataServers] {
-        let mut calm = Server::new(kept);
+    for bytes_at in [BytesAt::Here(Engine::Local), BytesAt::OnDataServers] {
+        let mut calm = Server::new(bytes_at);
         assert_eq!(calm.append(ONE, 5, b"one"), Ok(Reply::Written(3)));
         let ios = calm.fs.count;
         assert!(ios >= 4, "where it ends, the journal, the bytes, the journal: {ios}");
         for (crash, cold) in (0..=ios).flat_map(|crash| [(crash, false), (crash, true)]) {
-            let context = format!("{kept:?}, killed at I/O {crash}, cold: {cold}");
+            let context = format!("{bytes_at:?}, killed at I/O {crash}, cold: {cold}");
             let killed = || {
-                let mut server = Server::new(kept);
+                let mut server = Server::new(bytes_at);
                 server.fs.fault = Some((crash, Fault::Crash));
                 assert_eq!(server.append(ONE, 5, b"one").is_ok(), crash == ios, "{context}");
                 let mut server = server.restart(cold);
@@ -232,9 +233,9 @@ fn an_append_is_made_once_whatever_the_server_is_killed_at() {
 /// The client knows that the request has failed, and does not repeat it; but it may repeat an older
 /// one.
 #[test]
-fn an_append_that_nobody_waits_for_holds_nobody_up() {
+fn abandoned_append_blocks_nothing() {
     for (cold, is_wanted) in [(false, false), (false, true), (true, false), (true, true)] {
-        let mut server = Server::new(Kept::OnDataServers);
+        let mut server = Server::new(BytesAt::OnDataServers);
         server.fs.fault = Some((3, Fault::Crash));
         server.append(ONE, 6, b"one").unwrap_err();
         let mut server = server.restart(cold);
@@ -256,17 +257,17 @@ fn an_append_that_nobody_waits_for_holds_nobody_up() {
 /// The second append arrives during the first, and may be interrupted.
 #[test]
 fn appends_to_a_file_come_one_after_the_other() {
-    for kept in EVERYWHERE {
-        let mut server = Server::new(kept);
+    for bytes_at in EVERYWHERE {
+        let mut server = Server::new(bytes_at);
         server.fs.shuffle = Some(fastrand::Rng::with_seed(1));
         let one = server.send_append(ONE, 5, b"one");
         let interrupted = server.send_append(OTHER, 3, b"never");
         let other = server.send_append(OTHER, 4, b"other");
         server.fs.input(Input::Cancel { from: OTHER, id: interrupted });
         assert_eq!(server.answer(interrupted), Some(Err(Errno::EINTR)));
-        while server.fs.settle_one() {}
+        while server.fs.run_one() {}
         for (id, written) in [(one, 3), (other, 5)] {
-            assert_eq!(server.answer(id), Some(Ok(Reply::Written(written))), "{kept:?}");
+            assert_eq!(server.answer(id), Some(Ok(Reply::Written(written))), "{bytes_at:?}");
         }
         assert_eq!(server.contents(), with(&[b"one", b"other"]));
     }
@@ -276,22 +277,24 @@ fn appends_to_a_file_come_one_after_the_other() {
 #[test]
 fn a_quota_that_is_set_meanwhile_comes_before_an_append_or_after_it() {
     let mut counts = [0, 0];
-    for (kept, seed) in EVERYWHERE.into_iter().flat_map(|kept| (0..60).map(move |seed| (kept, seed))) {
-        let mut server = Server::new(kept);
+    for (bytes_at, seed) in
+        EVERYWHERE.into_iter().flat_map(|bytes_at| (0..60).map(move |seed| (bytes_at, seed)))
+    {
+        let mut server = Server::new(bytes_at);
         server.fs.shuffle = Some(fastrand::Rng::with_seed(seed));
         let append = server.send_append(ONE, 5, &[b'+'; 50]);
         for _ in 0..seed % 6 {
-            server.fs.settle_one();
+            server.fs.run_one();
         }
         let (ino, mode) = (Ino::ROOT, XattrMode::Any);
         let (name, value) = (b"user.espalier.quota.max_bytes".as_slice().into(), b"120".as_slice().into());
         server.send(OTHER, 3, Request::SetXattr { ino, name, value, mode, kill_sgid: false });
-        while server.fs.settle_one() {}
+        while server.fs.run_one() {}
         let answer = server.answer(append);
         let is_written = answer == Some(Ok(Reply::Written(50)));
         assert!(is_written || answer == Some(Err(Errno::EDQUOT)), "{answer:?}");
         let after: &[&[u8]] = if is_written { &[&[b'+'; 50]] } else { &[] };
-        assert_eq!(server.contents(), with(after), "{kept:?}, {seed}");
+        assert_eq!(server.contents(), with(after), "{bytes_at:?}, {seed}");
         counts[usize::from(is_written)] += 1;
     }
     assert!(counts.iter().all(|count| *count > 0), "{counts:?}");
@@ -300,10 +303,10 @@ fn a_quota_that_is_set_meanwhile_comes_before_an_append_or_after_it() {
 /// A failed append is not repeated, and blocks nothing.
 #[test]
 fn an_append_that_fails_is_over() {
-    for kept in EVERYWHERE {
-        let mut server = Server::new(kept);
+    for bytes_at in EVERYWHERE {
+        let mut server = Server::new(bytes_at);
         server.fs.fault = Some((2, Fault::Fails(Errno::ENOSPC)));
-        assert_eq!(server.append(ONE, 5, b"one"), Err(Errno::ENOSPC), "{kept:?}");
+        assert_eq!(server.append(ONE, 5, b"one"), Err(Errno::ENOSPC), "{bytes_at:?}");
         assert_eq!(server.append(ONE, 5, b"one"), Err(Errno::ENOSPC), "the answer is sent again");
         assert_eq!(server.append(OTHER, 3, b"other"), Ok(Reply::Written(5)));
         assert_eq!(server.contents(), with(&[b"other"]));

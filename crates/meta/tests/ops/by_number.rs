@@ -80,7 +80,7 @@ fn inode_is_found_by_its_number_in_every_state_of_memory() {
 #[test]
 fn number_of_a_removed_inode_is_stale() {
     everywhere(|fs| {
-        let kept = fs.file("kept", b"bytes");
+        let retained = fs.file("kept", b"bytes");
         let before = fs.file("before", b"bytes");
         let dir = fs.mkdir("dir");
         let linked = fs.file("linked", b"bytes");
@@ -105,7 +105,7 @@ fn number_of_a_removed_inode_is_stale() {
         for ino in gone {
             assert_eq!(find(fs, ino), Err(Errno::ESTALE), "{ino}, in the tables");
         }
-        assert_eq!(found(fs, kept).map(|attr| attr.nlink), Ok(1));
+        assert_eq!(found(fs, retained).map(|attr| attr.nlink), Ok(1));
     });
 }
 
@@ -162,12 +162,12 @@ fn directory_leads_to_its_parent() {
 #[test]
 fn file_that_never_reaches_the_tables_leaves_no_record_there() {
     let mut fs = Harness::new();
-    let kept = fs.file("kept", b"bytes");
+    let retained = fs.file("kept", b"bytes");
     let removed = fs.file("removed", b"bytes");
     unlink(&mut fs, "removed");
     fs.forget(removed);
     fs.checkpoint();
-    let (object, key) = InoRecord::Place.place(kept);
+    let (object, key) = InoRecord::Place.place(retained);
     assert!(fs.disk.store().get(object, &key).unwrap().is_some());
     let (object, key) = InoRecord::Place.place(removed);
     assert!(fs.disk.store().get(object, &key).unwrap().is_none());

@@ -57,7 +57,7 @@ fn policy(fs: &mut Harness, path: &str) -> String {
 }
 
 #[test]
-fn policies_are_kept_where_attributes_are_and_inherited_otherwise() {
+fn policies_are_copied_with_attributes_and_inherited_otherwise() {
     everywhere(|fs| {
         grow(fs);
         for (path, setting, value) in
@@ -106,7 +106,7 @@ fn a_tree_is_copied_with_all_below_it() {
 }
 
 #[test]
-fn attributes_are_kept_as_far_as_the_caller_may() {
+fn copy_preserves_attributes_as_permitted() {
     everywhere(|fs| {
         grow(fs);
         let file = fs.walk("a/file").unwrap();
@@ -148,7 +148,7 @@ fn attributes_are_kept_as_far_as_the_caller_may() {
 }
 
 #[test]
-fn what_takes_more_is_left_to_the_caller() {
+fn large_copy_is_left_to_the_caller() {
     everywhere(|fs| {
         grow(fs);
         fs.file("a/sub/big", &[7; 100]);
@@ -201,7 +201,7 @@ fn a_directory_is_finished_when_the_caller_is_done_with_it() {
 }
 
 #[test]
-fn clients_are_told_what_they_may_know_otherwise() {
+fn capability_matches_client_rights() {
     everywhere(|fs| {
         grow(fs);
         let (from, to) = (fs.walk("a").unwrap(), fs.walk("b").unwrap());
@@ -259,7 +259,7 @@ fn no_more_is_cloned_than_there_will_be_space_for() {
     for count in [3, 6, 9] {
         assert_eq!(fs.list(to, false).len(), count);
         assert_eq!(fs.answers.contains_key(&id), count == 9);
-        fs.settle();
+        fs.run_until_idle();
         fs.input(Input::Space { free: 1000 + 4 * 150 });
     }
     // No space for one of this size.
@@ -314,7 +314,7 @@ fn with_sync_a_step_is_durable_when_it_is_answered() {
     let request = Request::CopyTree(CopyTree { levels, preserve: false, umask: 0 });
     let id = fs.send(&ROOT_CALLER, request);
     assert!(!fs.answers.contains_key(&id));
-    fs.settle();
+    fs.run_until_idle();
     assert!(fs.answers.contains_key(&id));
     let mut fs = fs.crash();
     assert!(fs.walk("b/2").is_ok());

@@ -3,7 +3,7 @@ use espalier_policy::Key;
 use espalier_proto::*;
 
 use super::set_layout::{ONE, OTHER, ask, cluster};
-use super::take_numbers::{early, server, take};
+use super::take_numbers::{server, take, writeback};
 use crate::harness::{Harness, ROOT_CALLER, STRIP, config, everywhere, name, open_how, under_faults, user};
 
 fn create(fs: &mut Harness, caller: &Caller, path: &str, node: NewNode) -> Result<Attr, Errno> {
@@ -16,7 +16,7 @@ fn create(fs: &mut Harness, caller: &Caller, path: &str, node: NewNode) -> Resul
         umask: 0o022,
         open: None,
         exclusive: true,
-        early: None,
+        writeback: None,
     };
     match fs.ask_as(caller, request)? {
         Reply::Entry(entry) => Ok(entry.attr),
@@ -64,7 +64,7 @@ fn a_set_group_id_directory_gives_its_group() {
 }
 
 #[test]
-fn what_is_there_is_opened_unless_exclusive() {
+fn create_opens_existing_file_unless_exclusive() {
     everywhere(|fs| {
         let ino = fs.file("file", b"bytes");
         let request = |exclusive| Request::Create {
@@ -75,7 +75,7 @@ fn what_is_there_is_opened_unless_exclusive() {
             umask: 0,
             open: Some(open_how(Access::WRITE, false)),
             exclusive,
-            early: None,
+            writeback: None,
         };
         assert_eq!(fs.ask(request(true)), Err(Errno::EEXIST));
         let Ok(Reply::Created(entry, _)) = fs.ask(request(false)) else { panic!("it is opened") };
@@ -106,7 +106,7 @@ fn create_opens_nothing_but_regular_files() {
                     umask: 0,
                     open: Some(open_how(access, true)),
                     exclusive: false,
-                    early: None,
+                    writeback: None,
                 };
                 // Whatever its permissions are.
                 assert_eq!(fs.ask_as(&user(5), request.clone()), Err(errno), "{there}");
@@ -118,7 +118,7 @@ fn create_opens_nothing_but_regular_files() {
 }
 
 #[test]
-fn what_is_there_and_big_is_told_to_be_empty_when_it_is_emptied() {
+fn truncating_create_reports_large_file_empty() {
     everywhere(|fs| {
         let file = fs.file("file", b"bytes");
         fs.write(file, STRIP, b"more").unwrap();
@@ -133,7 +133,7 @@ fn what_is_there_and_big_is_told_to_be_empty_when_it_is_emptied() {
             umask,
             open,
             exclusive,
-            early: None,
+            writeback: None,
         };
         let Ok(Reply::Created(entry, _)) = fs.ask(request) else { panic!("it is there") };
         assert_eq!((entry.attr.size, entry.attr.blocks), (0, 0));
@@ -142,7 +142,7 @@ fn what_is_there_and_big_is_told_to_be_empty_when_it_is_emptied() {
 }
 
 #[test]
-fn what_has_been_emptied_is_opened_whatever_becomes_of_its_name() {
+fn truncating_open_survives_unlink() {
     for steps in 0..10 {
         let mut fs = Harness::new();
         let file = fs.file("file", &[7; 100]);
@@ -158,12 +158,12 @@ fn what_has_been_emptied_is_opened_whatever_becomes_of_its_name() {
             umask,
             open,
             exclusive,
-            early: None,
+            writeback: None,
         };
         let create = fs.send(&ROOT_CALLER, request);
-        (0..steps).for_each(|_| _ = fs.settle_one());
+        (0..steps).for_each(|_| _ = fs.run_one());
         fs.send(&ROOT_CALLER, Request::Unlink { dir: Ino::ROOT, name: name("file"), time: None });
-        while fs.settle_one() {}
+        while fs.run_one() {}
         let Ok(Reply::Created(entry, _)) = &fs.answers[&create] else { panic!("it can be made") };
         let is_opened = entry.attr.ino == file;
         assert_eq!(fs.attr_of(file).size, if is_opened { 0 } else { 100 }, "after {steps} steps");
@@ -191,7 +191,7 @@ fn errors_come_in_order() {
 }
 
 #[test]
-fn a_full_store_takes_no_more_but_lets_go() {
+fn full_store_refuses_growth_but_allows_removal() {
     let mut fs = Harness::with(Config { reserve: 1, ..config() });
     fs.file("file", b"");
     fs.input(Input::Space { free: 0 });
@@ -202,11 +202,11 @@ fn a_full_store_takes_no_more_but_lets_go() {
 }
 
 #[test]
-fn a_file_that_a_client_has_told_its_callers_of_is_as_it_has_said() {
+fn writeback_create_keeps_acknowledged_attributes() {
     let fs = &mut server();
     let (first, end) = take(fs, ONE);
     let time = Time::new(fs.now.secs - 3, 5);
-    let Ok(Reply::Entry(entry)) = ask(fs, ONE, early("a", first + 7, time)) else { panic!("it is made") };
+    let Ok(Reply::Entry(entry)) = ask(fs, ONE, writeback("a", first + 7, time)) else { panic!("it is made") };
     assert_eq!((entry.attr.ino, entry.attr.size, entry.attr.streamed), (Ino(first + 7), 0, false));
     assert_eq!([entry.attr.mtime, entry.attr.ctime, entry.attr.btime], [time; 3]);
     let Ok(Reply::Attr(dir)) = ask(fs, ONE, Request::GetAttr { ino: Ino::ROOT }) else {
@@ -216,29 +216,29 @@ fn a_file_that_a_client_has_told_its_callers_of_is_as_it_has_said() {
     // A number is valid for one file, of the client that it was allocated to.
     let files = fs.meta.files();
     for (client, ino) in [(ONE, first + 7), (OTHER, first), (ONE, end), (ONE, 1), (ONE, u64::MAX)] {
-        assert_eq!(ask(fs, client, early("b", ino, time)), Err(Errno::EINVAL), "{ino} of {client:?}");
+        assert_eq!(ask(fs, client, writeback("b", ino, time)), Err(Errno::EINVAL), "{ino} of {client:?}");
     }
-    let mut fifo = early("b", first, time);
+    let mut fifo = writeback("b", first, time);
     if let Request::Create { node, .. } = &mut fifo {
         *node = NewNode::Fifo;
     }
     assert_eq!(ask(fs, ONE, fifo), Err(Errno::EINVAL));
     assert_eq!(fs.meta.files(), files);
     // An existing file stays, and the number remains unused.
-    assert_eq!(ask(fs, ONE, early("a", first, time)), Err(Errno::EEXIST));
-    let mut open_it = early("a", first, time);
+    assert_eq!(ask(fs, ONE, writeback("a", first, time)), Err(Errno::EEXIST));
+    let mut open_it = writeback("a", first, time);
     if let Request::Create { open, exclusive, .. } = &mut open_it {
         (*open, *exclusive) = (Some(open_how(Access::READ, false)), false);
     }
     let Ok(Reply::Created(entry, _)) = ask(fs, ONE, open_it) else { panic!("it is opened") };
     assert_eq!(entry.attr.ino, Ino(first + 7));
-    let Ok(Reply::Entry(entry)) = ask(fs, ONE, early("b", first, time)) else { panic!("it is made") };
+    let Ok(Reply::Entry(entry)) = ask(fs, ONE, writeback("b", first, time)) else { panic!("it is made") };
     assert_eq!(entry.attr.ino, Ino(first));
     assert_eq!(fs.fsck(), []);
 }
 
 #[test]
-fn a_file_that_a_client_has_told_its_callers_of_is_stuffed_whatever_policies_say() {
+fn writeback_create_is_stuffed_under_any_policy() {
     for settings in [&[(Key::Stuffing, "false")][..], &[(Key::NoMetafile, "true")], &[]] {
         // Clients make files step by step.
         let fs = &mut cluster(settings);
@@ -247,7 +247,7 @@ fn a_file_that_a_client_has_told_its_callers_of_is_stuffed_whatever_policies_say
         ask(fs, ONE, Request::SetXattr { ino: Ino::ROOT, name: policy, value, mode, kill_sgid: false })
             .unwrap();
         let (first, time) = (take(fs, ONE).0, fs.now);
-        let mut request = early("file", first, time);
+        let mut request = writeback("file", first, time);
         if let Request::Create { open, .. } = &mut request {
             *open = Some(open_how(Access::WRITE, false));
         }
@@ -268,11 +268,11 @@ fn a_file_that_a_client_has_told_its_callers_of_is_stuffed_whatever_policies_say
 }
 
 #[test]
-fn a_client_is_believed_the_time_if_it_is_about_now() {
+fn client_time_near_server_clock_is_accepted() {
     let fs = &mut server();
     let (first, end) = take(fs, ONE);
     let now = Time::new(5000, 500);
-    let told = [
+    let reported = [
         (Time::new(4990, 500), true),
         (Time::new(4990, 499), false),
         (Time::new(5010, 500), true),
@@ -280,17 +280,17 @@ fn a_client_is_believed_the_time_if_it_is_about_now() {
         (Time::new(i64::MIN, 0), false),
         (Time::new(i64::MAX, 999_999_999), false),
     ];
-    for ((time, is_believed), ino) in told.into_iter().zip(first..end) {
+    for ((time, is_accepted), ino) in reported.into_iter().zip(first..end) {
         // The time advances with each request.
         fs.now = Time { nanos: now.nanos - 1, ..now };
-        let Ok(Reply::Entry(entry)) = ask(fs, ONE, early(&ino.to_string(), ino, time)) else {
+        let Ok(Reply::Entry(entry)) = ask(fs, ONE, writeback(&ino.to_string(), ino, time)) else {
             panic!("it is made")
         };
-        assert_eq!(entry.attr.mtime, if is_believed { time } else { now }, "{time:?}");
+        assert_eq!(entry.attr.mtime, if is_accepted { time } else { now }, "{time:?}");
     }
     // No second has that many nanoseconds.
     fs.now = now;
-    let request = early("odd", first + 9, Time { secs: 5000, nanos: u32::MAX });
+    let request = writeback("odd", first + 9, Time { secs: 5000, nanos: u32::MAX });
     let Ok(Reply::Entry(entry)) = ask(fs, ONE, request) else { panic!("it is made") };
     assert_eq!(entry.attr.mtime, Time::new(5000, 999_999_999));
 }
@@ -308,8 +308,16 @@ fn is_whole_under_faults() {
     under_faults(before, |fs| {
         let (dir, name) = fs.place("dir/old")?;
         let (node, open) = (NewNode::Regular, Some(open_how(Access::WRITE, false)));
-        let request =
-            Request::Create { dir, name, node, perm: 0o644, umask: 0, open, exclusive: false, early: None };
+        let request = Request::Create {
+            dir,
+            name,
+            node,
+            perm: 0o644,
+            umask: 0,
+            open,
+            exclusive: false,
+            writeback: None,
+        };
         fs.ask_as(&ROOT_CALLER, request)
     });
 }

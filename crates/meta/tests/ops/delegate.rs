@@ -35,7 +35,7 @@ fn connect(fs: &mut Harness) {
 
 fn ask(fs: &mut Harness, client: ClientId, request: Request) -> Result<Reply, Errno> {
     let id = fs.send_from(client, &ROOT_CALLER, request);
-    while !fs.answers.contains_key(&id) && fs.settle_one() {}
+    while !fs.answers.contains_key(&id) && fs.run_one() {}
     fs.answers.remove(&id).expect("an answer")
 }
 
@@ -43,7 +43,8 @@ fn ask(fs: &mut Harness, client: ClientId, request: Request) -> Result<Reply, Er
 fn big(fs: &mut Harness, client: ClientId, file: &str) -> Ino {
     let (node, open) = (NewNode::Regular, Some(open_how(Access::WRITE, false)));
     let (dir, perm, umask, exclusive) = (Ino::ROOT, 0o755, 0, true);
-    let create = Request::Create { dir, name: name(file), node, perm, umask, open, exclusive, early: None };
+    let create =
+        Request::Create { dir, name: name(file), node, perm, umask, open, exclusive, writeback: None };
     let Ok(Reply::Created(entry, _)) = ask(fs, client, create) else { panic!("not created") };
     let write = Request::Write {
         ino: entry.attr.ino,
@@ -71,12 +72,12 @@ fn delegate(
 /// The client need not request one, and the write by which a file outgrows its strip is part of the
 /// unstuffing: two messages less.
 #[test]
-fn who_outgrows_the_strip_is_given_a_capability() {
+fn outgrowing_write_returns_capability() {
     outgrow(false);
 }
 
 #[test]
-fn what_an_unprivileged_caller_writes_goes_along_too() {
+fn unprivileged_write_is_unstuffed_along() {
     outgrow(true);
 }
 
@@ -84,7 +85,8 @@ fn outgrow(kills: bool) {
     let mut fs = cluster_of(striping().delegated());
     let (node, open) = (NewNode::Regular, Some(open_how(Access::WRITE, false)));
     let (dir, perm, umask, exclusive) = (Ino::ROOT, 0o755, 0, true);
-    let create = Request::Create { dir, name: name("file"), node, perm, umask, open, exclusive, early: None };
+    let create =
+        Request::Create { dir, name: name("file"), node, perm, umask, open, exclusive, writeback: None };
     let Ok(Reply::Created(entry, _)) = ask(&mut fs, ONE, create) else { panic!("not created") };
     let ino = entry.attr.ino;
     let mut write = |offset, byte| {
@@ -108,11 +110,12 @@ fn outgrow(kills: bool) {
 
 /// A lookup does not wait for a data server, since kernels lock the directory meanwhile.
 #[test]
-fn who_looks_a_name_up_measures_what_cannot_be_measured_at_once() {
+fn lookup_leaves_measuring_to_client() {
     let mut fs = cluster_of(striping().delegated());
     let (node, open) = (NewNode::Regular, Some(open_how(Access::WRITE, false)));
     let (dir, perm, umask, exclusive) = (Ino::ROOT, 0o755, 0, true);
-    let create = Request::Create { dir, name: name("big"), node, perm, umask, open, exclusive, early: None };
+    let create =
+        Request::Create { dir, name: name("big"), node, perm, umask, open, exclusive, writeback: None };
     let Ok(Reply::Created(entry, _)) = ask(&mut fs, ONE, create) else { panic!("not created") };
     let ino = entry.attr.ino;
     let data = vec![1; STRIP as usize + 1].into();
@@ -125,8 +128,10 @@ fn who_looks_a_name_up_measures_what_cannot_be_measured_at_once() {
     let Ok(Reply::Entry(found)) = ask(&mut fs, OTHER, lookup.clone()) else { panic!("it is not measured") };
     assert_eq!((found.attr.ino, found.attr.size), (ino, STRIP + 1));
     fs.data.down = true;
-    let Ok(Reply::Unmeasured(told, given)) = ask(&mut fs, OTHER, lookup) else { panic!("it is measured") };
-    assert!(matches!(*told, Reply::Entry(entry) if entry.attr.ino == ino), "{told:?}");
+    let Ok(Reply::Unmeasured(reported, given)) = ask(&mut fs, OTHER, lookup) else {
+        panic!("it is measured")
+    };
+    assert!(matches!(*reported, Reply::Entry(entry) if entry.attr.ino == ino), "{reported:?}");
     assert_eq!((given.capability.ino, given.capability.access), (ino, Access::empty()));
 }
 
@@ -203,7 +208,7 @@ fn capabilities_are_for_those_who_have_the_file_open() {
 /// A client that unstuffs a file continues at once. The metadata server itself waits until the
 /// event is durable.
 #[test]
-fn what_outgrows_its_strip_is_young_until_that_is_durable() {
+fn outgrown_file_is_provisional_until_durable() {
     let fs = &mut cluster();
     fs.lazy = true;
     let ino = big(fs, ONE, "big");
@@ -213,16 +218,17 @@ fn what_outgrows_its_strip_is_young_until_that_is_durable() {
     let young = since(fs, Access::WRITE);
     assert_ne!(young, 0);
     assert_eq!(since(fs, Access::READ), 0, "reading makes no datafile");
-    let extend = Request::Extend { ino, offset: 200, length: 1, from: None, discards: false, told: false };
+    let extend =
+        Request::Extend { ino, offset: 200, length: 1, from: None, discards: false, acknowledged: false };
     let id = fs.send_from(ONE, &ROOT_CALLER, extend);
     assert!(!fs.answers.contains_key(&id));
-    fs.settle();
+    fs.run_until_idle();
     assert_eq!(fs.answers.remove(&id), Some(Ok(Reply::Granted)));
     assert_eq!(since(fs, Access::WRITE), 0);
 }
 
 #[test]
-fn what_is_no_data_servers_is_asked_for_here() {
+fn files_without_layout_use_the_local_store() {
     let fs = &mut cluster();
     let Ok(Reply::Created(entry, _)) = ask(
         fs,
@@ -235,7 +241,7 @@ fn what_is_no_data_servers_is_asked_for_here() {
             umask: 0,
             open: Some(open_how(Access::WRITE, false)),
             exclusive: true,
-            early: None,
+            writeback: None,
         },
     ) else {
         panic!("not created")
@@ -265,7 +271,7 @@ fn a_session_ends_when_data_servers_know() {
     assert_eq!(said(fs), [(3, vec![2])]);
     assert_eq!(fs.expired, []);
     assert_eq!(ask(fs, OTHER, request.clone()), Err(Errno::EAGAIN));
-    fs.settle();
+    fs.run_until_idle();
     assert_eq!(fs.expired, [ONE]);
     fs.lazy = false;
     assert_eq!(ask(fs, OTHER, request), Ok(Reply::Done));
@@ -280,7 +286,7 @@ fn a_client_that_comes_back_meanwhile_keeps_its_session() {
     outlast(fs, OTHER);
     assert_eq!(said(fs), [(2, vec![])]);
     fs.input(Input::Heard { client: ONE });
-    fs.settle();
+    fs.run_until_idle();
     fs.lazy = false;
     assert_eq!(fs.expired, []);
     assert_eq!(delegate(fs, ONE, ino, Access::WRITE).unwrap().unwrap().capability.session, 2);
@@ -299,6 +305,6 @@ fn sessions_of_before_a_restart_end_when_data_servers_know() {
     outlast(&mut fs, OTHER);
     assert_eq!(said(&fs), [(1, vec![])]);
     assert!(!fs.expired.contains(&ONE));
-    fs.settle();
+    fs.run_until_idle();
     assert!(fs.expired.contains(&ONE));
 }

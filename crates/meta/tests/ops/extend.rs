@@ -4,7 +4,7 @@ use espalier_proto::*;
 use crate::harness::{Fault, Harness, everywhere, open_how, under_faults};
 
 fn extend(fs: &mut Harness, ino: Ino, offset: u64, length: u64) -> Result<Reply, Errno> {
-    fs.ask(Request::Extend { ino, offset, length, from: None, discards: false, told: false })
+    fs.ask(Request::Extend { ino, offset, length, from: None, discards: false, acknowledged: false })
 }
 
 /// A big file of 100 bytes, open, in a directory with a quota of 150.
@@ -43,7 +43,7 @@ fn a_copy_takes_no_more_than_its_source_has() {
             length: 1 << 30,
             from: Some((source, 80)),
             discards: false,
-            told: false,
+            acknowledged: false,
         };
         assert_eq!(fs.ask(copy(111)), Err(Errno::EDQUOT));
         assert_eq!(fs.ask(copy(110)), Ok(Reply::Granted));
@@ -67,7 +67,7 @@ fn without_a_quota_nothing_is_counted_until_the_file_is_closed() {
 }
 
 #[test]
-fn what_cannot_be_looked_at_when_it_is_closed_is_counted_later() {
+fn unreachable_size_is_counted_later() {
     let mut fs = Harness::new();
     let file = fs.file("big", &[7; 100]);
     fs.ask(Request::Open { ino: file, how: open_how(Access::WRITE, false) }).unwrap();

@@ -112,7 +112,7 @@ fn an_immutable_file_does_not_change() {
 }
 
 #[test]
-fn an_append_only_file_grows_at_its_end_alone() {
+fn append_only_file_grows_only_at_its_end() {
     everywhere(|fs| {
         fs.file("other", b"");
         for (path, bytes) in [("small", b"bytes".to_vec()), ("big", vec![7; 100])] {

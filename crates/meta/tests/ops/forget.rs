@@ -29,7 +29,7 @@ fn the_last_one_frees_what_has_no_name() {
 }
 
 #[test]
-fn a_big_file_goes_with_its_stream_once_its_removal_is_durable() {
+fn large_file_stream_is_removed_after_durable_unlink() {
     everywhere(|fs| {
         let ino = fs.file("big", &[7; 100]);
         unlink(fs, "big").unwrap();
@@ -44,7 +44,7 @@ fn a_big_file_goes_with_its_stream_once_its_removal_is_durable() {
 }
 
 #[test]
-fn what_has_a_name_stays() {
+fn named_inode_stays() {
     everywhere(|fs| {
         let ino = fs.file("file", b"bytes");
         fs.forget(ino);

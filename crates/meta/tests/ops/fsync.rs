@@ -38,7 +38,7 @@ fn it_is_answered_when_the_journal_is_synced() {
         fs.lazy = true;
         let id = fs.send(&ROOT_CALLER, Request::Fsync { ino: Ino::ROOT });
         assert_eq!(fs.answers.get(&id), None);
-        fs.settle();
+        fs.run_until_idle();
         assert_eq!(fs.answers.remove(&id), Some(Ok(Reply::Done)));
         fs.lazy = false;
     });
@@ -77,7 +77,7 @@ fn after_a_failed_sync_nothing_is_acknowledged_any_more() {
 
 /// With durable acknowledgement, no reply exposes a change that will never be durable.
 #[test]
-fn with_sync_a_change_that_was_lost_is_not_told() {
+fn with_sync_lost_change_is_not_reported() {
     let mut fs = Harness::with(Config { acknowledge: Acknowledge::Durable, ..config() });
     let dir = fs.mkdir("dir");
     fs.file("file", b"bytes");

@@ -23,7 +23,7 @@ fn a_new_file_is_as_it_was_made() {
             ctime: time,
             btime: time,
             streamed: false,
-            bare: true,
+            no_xattrs: true,
             flags: InodeFlags::empty(),
         };
         assert_eq!(attr, expected);
@@ -55,7 +55,7 @@ fn of_a_big_file_the_stream_knows_the_size() {
 }
 
 #[test]
-fn what_is_no_more_is_stale() {
+fn removed_inode_is_stale() {
     everywhere(|fs| {
         assert_eq!(fs.ask(Request::GetAttr { ino: Ino(12345) }), Err(Errno::ESTALE));
     });

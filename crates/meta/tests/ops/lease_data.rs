@@ -23,9 +23,17 @@ impl Shared {
         for client in [WRITER, READER] {
             fs.input(Input::Connect { client, leases: true, resumes: false });
         }
-        let (node, perm, umask, open, exclusive, early) = (NewNode::Regular, 0o644, 0, None, true, None);
-        let create =
-            Request::Create { dir: Ino::ROOT, name: name("file"), node, perm, umask, open, exclusive, early };
+        let (node, perm, umask, open, exclusive, writeback) = (NewNode::Regular, 0o644, 0, None, true, None);
+        let create = Request::Create {
+            dir: Ino::ROOT,
+            name: name("file"),
+            node,
+            perm,
+            umask,
+            open,
+            exclusive,
+            writeback,
+        };
         let mut shared = Self { fs, ino: Ino::ROOT };
         match shared.ask(WRITER, create).0 {
             Reply::Entry(entry) => shared.ino = entry.attr.ino,
@@ -97,7 +105,7 @@ fn announced_write_is_answered_when_readers_have_dropped_the_file() {
     // It stops announcing. A later reader makes it announce again.
     let lease = shared.lease();
     assert_eq!(shared.answer(lease), None);
-    assert_eq!(shared.give_up(), [(WRITER, Lease::Quiet { ino })]);
+    assert_eq!(shared.give_up(), [(WRITER, Lease::Unannounced { ino })]);
     assert_eq!(shared.answer(lease), Some(leased));
     let announced = shared.announce();
     assert_eq!(shared.give_up(), [(READER, Lease::Data { ino })]);

@@ -39,7 +39,7 @@ fn errors_come_in_order() {
 }
 
 #[test]
-fn what_has_lost_its_names_gets_no_new_one() {
+fn unlinked_inode_cannot_be_linked() {
     everywhere(|fs| {
         fs.file("file", b"");
         let ino = fs.open("file");

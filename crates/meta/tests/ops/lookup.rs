@@ -13,15 +13,15 @@ fn a_name_is_found_or_known_to_be_absent() {
         let dir = fs.mkdir("dir");
         let ino = fs.file("dir/file", b"bytes");
         let attr = fs.attr_of(ino);
-        let home = Home::Dentry { dir, hash: fs.list(dir, false)[0].cursor };
+        let location = Location::Dentry { dir, hash: fs.list(dir, false)[0].cursor };
         let entry = Entry {
             attr,
             cacheable: true,
             name_leased: true,
             attr_leased: true,
-            alone: false,
-            home,
-            proof: 0,
+            sole_holder: false,
+            location,
+            reclaim_token: 0,
         };
         assert_eq!(lookup(fs, &root, dir, "file"), Ok(Reply::Entry(entry)));
         assert_eq!(lookup(fs, &root, dir, "other"), Ok(Reply::Absent { cacheable: true }));

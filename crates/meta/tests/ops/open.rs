@@ -17,7 +17,7 @@ fn open(fs: &mut Harness, caller: &Caller, path: &str, how: OpenHow) -> Result<R
 }
 
 #[test]
-fn what_is_open_exists_until_its_last_release() {
+fn open_file_exists_until_last_release() {
     everywhere(|fs| {
         let ino = fs.file("file", b"bytes");
         open(fs, &ROOT_CALLER, "file", read()).unwrap();
@@ -58,7 +58,7 @@ fn a_big_file_says_that_it_is_one_and_is_accessed_by_opening() {
 }
 
 #[test]
-fn a_file_that_is_open_already_is_nobody_elses_without_sessions() {
+fn open_file_is_unshared_without_sessions() {
     let fs = &mut Harness::new();
     fs.file("big", &[7; 100]);
     fs.file("small", b"bytes");
@@ -83,7 +83,7 @@ fn the_caller_needs_the_rights() {
 }
 
 #[test]
-fn who_has_emptied_a_file_opens_it_though_others_may_not_any_more() {
+fn truncating_open_succeeds_after_permission_change() {
     let fs = &mut Harness::new();
     let ino = fs.file("big", &[7; 100]);
     fs.chmod("big", 0o666);
@@ -91,12 +91,12 @@ fn who_has_emptied_a_file_opens_it_though_others_may_not_any_more() {
     let opens = fs.send(&user(5), Request::Open { ino, how: truncate() });
     let is_truncation = |(_, io): &(_, Io)| matches!(io, Io::Stream(StreamCall::Truncate { .. }, _));
     while !fs.waiting.iter().any(is_truncation) {
-        assert!(fs.settle_one());
+        assert!(fs.run_one());
     }
     let truncation = fs.waiting.extract_if(.., |waiting| is_truncation(waiting)).next().unwrap();
     fs.chmod("big", 0o600);
     fs.waiting.push(truncation);
-    fs.settle();
+    fs.run_until_idle();
     assert!(matches!(fs.answers.remove(&opens), Some(Ok(Reply::Opened(_)))));
     fs.shuffle = None;
     assert_eq!(open(fs, &user(5), "big", truncate()), Err(Errno::EACCES));

@@ -42,7 +42,7 @@ fn listed(fs: &mut Harness, ino: Ino) -> String {
 }
 
 #[test]
-fn is_set_told_listed_and_removed() {
+fn is_set_read_listed_and_removed() {
     everywhere(|fs| {
         let dir = fs.mkdir("dir");
         assert_eq!(listed(fs, dir), "");
@@ -72,7 +72,7 @@ fn is_set_told_listed_and_removed() {
 }
 
 #[test]
-fn what_no_policy_can_be_is_refused_and_the_log_says_why() {
+fn invalid_policy_is_refused_and_logged() {
     everywhere(|fs| {
         let (dir, file) = (fs.mkdir("dir"), fs.file("file", b"bytes"));
         set(fs, dir, "dist_name", "basic").unwrap();
@@ -86,20 +86,20 @@ fn what_no_policy_can_be_is_refused_and_the_log_says_why() {
             (dir, "nom_dfiles", "1", "there is no setting `nom_dfiles`"),
             (file, "num_dfiles", "1", "only directories have policies"),
         ] {
-            fs.remarks.clear();
+            fs.warnings.clear();
             assert_eq!(set(fs, ino, setting, value), Err(Errno::EINVAL), "{setting} {value}");
-            let [remark] = &fs.remarks[..] else { panic!("{:?}", fs.remarks) };
+            let [remark] = &fs.warnings[..] else { panic!("{:?}", fs.warnings) };
             assert!(remark.contains(why) && remark.contains(&format!("inode {ino}")), "{remark}");
         }
-        for told in ["policy", "layout"] {
-            assert_eq!(set(fs, dir, told, ""), Err(Errno::EPERM));
+        for reported in ["policy", "layout"] {
+            assert_eq!(set(fs, dir, reported, ""), Err(Errno::EPERM));
         }
         assert_eq!(get(fs, dir, "policy").unwrap(), "dist_name = \"basic\"\n");
     });
 }
 
 #[test]
-fn who_may_write_to_the_directory_may_set_it_and_who_may_read_sees_it() {
+fn writers_set_policy_and_readers_see_it() {
     everywhere(|fs| {
         let dir = fs.mkdir("dir");
         fs.chown("dir", 5, 5);
@@ -114,7 +114,7 @@ fn who_may_write_to_the_directory_may_set_it_and_who_may_read_sees_it() {
 }
 
 #[test]
-fn new_directories_inherit_it_and_files_keep_what_held_when_they_were_made() {
+fn directories_inherit_policy_and_files_keep_theirs() {
     let mut fs = Harness::with(Config { acknowledge: Acknowledge::Durable, ..config() });
     let dir = fs.mkdir("dir");
     let before = (fs.mkdir("dir/before"), fs.file("dir/old", b"bytes"));

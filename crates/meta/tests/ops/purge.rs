@@ -36,7 +36,7 @@ fn a_client_removes_name_datafiles_and_inode() {
 
 /// Its name would come back without its bytes.
 #[test]
-fn a_client_is_not_told_to_remove_datafiles_of_a_name_that_a_loss_of_power_could_bring_back() {
+fn datafiles_of_undurable_unlink_are_not_removed_by_client() {
     let mut fs = cluster(&STRIPED);
     file(&mut fs, ONE);
     fs.drain();
@@ -50,7 +50,7 @@ fn a_client_is_not_told_to_remove_datafiles_of_a_name_that_a_loss_of_power_could
 }
 
 #[test]
-fn what_is_stuffed_has_no_datafiles() {
+fn stuffed_file_has_no_datafiles() {
     let fs = &mut cluster(&[(Key::Stuffing, "true")]);
     let ino = file(fs, ONE).ino;
     assert_eq!(unlink(fs, ONE), Ok(Reply::Orphaned(ino, None)));
@@ -59,7 +59,7 @@ fn what_is_stuffed_has_no_datafiles() {
 }
 
 #[test]
-fn what_others_use_stays_and_is_the_machines() {
+fn file_used_by_others_is_left_to_the_server() {
     let uses: [fn(&mut Harness, Ino); 3] = [
         |fs, _| drop(ask(fs, OTHER, Request::Lookup { dir: Ino::ROOT, name: name("file") })),
         |fs, ino| drop(open(fs, ONE, ino)),
@@ -86,7 +86,7 @@ fn what_others_use_stays_and_is_the_machines() {
 /// The truncation could arrive after the client's removal, over another connection, and make the
 /// datafile again.
 #[test]
-fn what_the_machine_is_truncating_it_removes_itself() {
+fn file_being_truncated_is_removed_by_the_server() {
     let fs = &mut cluster(&STRIPED);
     let ino = file(fs, ONE).ino;
     fs.shuffle = Some(fastrand::Rng::with_seed(1));
@@ -94,13 +94,13 @@ fn what_the_machine_is_truncating_it_removes_itself() {
     let id = fs.send_from(ONE, &ROOT_CALLER, Request::SetAttr { ino, set });
     let is_truncation = |(_, io): &(_, Io)| matches!(io, Io::Stream(StreamCall::Truncate { .. }, _));
     while !fs.waiting.iter().any(is_truncation) {
-        assert!(fs.settle_one());
+        assert!(fs.run_one());
     }
     fs.shuffle = None;
     let request = Request::Unlink { dir: Ino::ROOT, name: name("file"), time: None };
     let unlink = fs.send_from(ONE, &ROOT_CALLER, request);
     assert_eq!(fs.answers.remove(&unlink), Some(Ok(Reply::Done)), "at once");
-    fs.settle();
+    fs.run_until_idle();
     assert!(fs.answers.remove(&id).is_some());
     fs.input(Input::Leave { client: ONE });
     assert_eq!(fs.fsck(), []);
@@ -108,7 +108,7 @@ fn what_the_machine_is_truncating_it_removes_itself() {
 }
 
 #[test]
-fn what_a_client_does_not_remove_the_machine_does() {
+fn server_removes_what_client_does_not() {
     let gives_up: [fn(&mut Harness, Ino); 2] = [
         |fs, ino| drop(ask(fs, ONE, Request::Purge { ino, removed: false })),
         |fs, _| fs.input(Input::Leave { client: ONE }),
@@ -131,20 +131,20 @@ fn what_a_client_does_not_remove_the_machine_does() {
 
 /// Some of its datafiles are gone, so its bytes would read as zeros.
 #[test]
-fn what_a_client_has_begun_to_remove_nobody_opens_any_more() {
+fn file_being_removed_by_client_cannot_be_opened() {
     let fs = &mut cluster(&STRIPED);
     let ino = file(fs, ONE).ino;
     assert!(matches!(unlink(fs, ONE), Ok(Reply::Orphaned(..))));
     fs.shuffle = Some(fastrand::Rng::with_seed(1));
     let give_up = fs.send_from(ONE, &ROOT_CALLER, Request::Purge { ino, removed: false });
     while !fs.waiting.iter().any(|(_, io)| matches!(io, Io::Stream(StreamCall::Remove { .. }, _))) {
-        assert!(fs.settle_one(), "the machine removes it, though its client knows it");
+        assert!(fs.run_one(), "the machine removes it, though its client knows it");
     }
     let how = open_how(Access::READ, false);
     let open = fs.send_from(ONE, &ROOT_CALLER, Request::Open { ino, how });
     assert_eq!(fs.answers.remove(&open), Some(Err(Errno::ESTALE)), "at once");
     fs.shuffle = None;
-    fs.settle();
+    fs.run_until_idle();
     assert_eq!(fs.answers.remove(&give_up), Some(Ok(Reply::Done)));
     assert_eq!(ask(fs, ONE, Request::GetAttr { ino }), Err(Errno::ESTALE));
     assert_eq!(fs.fsck(), []);

@@ -40,7 +40,7 @@ fn pages_make_a_whole() {
 }
 
 #[test]
-fn what_stays_is_listed_once_whatever_else_changes() {
+fn unchanged_entry_is_listed_exactly_once() {
     everywhere(|fs| {
         fill(fs);
         let dir = fs.walk("dir").unwrap();
@@ -65,7 +65,7 @@ fn what_stays_is_listed_once_whatever_else_changes() {
 }
 
 #[test]
-fn the_parent_is_told() {
+fn parent_directory_is_returned() {
     everywhere(|fs| {
         let dir = fs.mkdir("dir");
         fs.mkdir("dir/sub");

@@ -104,7 +104,7 @@ fn directories_in_use_below_are_empty_and_stay_so() {
         assert!(matches!(fs.ask(link), Err(Errno::ENOENT | Errno::ESTALE)));
         assert_eq!(fs.ask(Request::RemoveTree { dir: deep }), Err(Errno::ENOENT));
         fs.lazy = false;
-        fs.settle();
+        fs.run_until_idle();
         for ino in [top, deep] {
             fs.ask(Request::Release { ino }).unwrap();
         }
@@ -112,7 +112,7 @@ fn directories_in_use_below_are_empty_and_stay_so() {
 }
 
 #[test]
-fn who_may_not_remove_all_removes_nothing() {
+fn remove_tree_needs_permission_for_all() {
     everywhere(|fs| {
         grow(fs);
         fs.mkdir("top/sub/other");
@@ -146,7 +146,7 @@ fn who_may_not_remove_all_removes_nothing() {
 }
 
 #[test]
-fn what_changes_meanwhile_is_looked_at_again() {
+fn tree_changed_during_check_is_checked_again() {
     // Some are visited before the directory that takes many steps, and some after it.
     let places: Vec<String> =
         ('a'..='k').flat_map(|c| [format!("top/{c}"), format!("top/{c}/below")]).collect();
@@ -172,7 +172,7 @@ fn what_changes_meanwhile_is_looked_at_again() {
         fs.shuffle = Some(fastrand::Rng::with_seed(1));
         let removal = fs.send(&user(5), Request::RemoveTree { dir: top });
         let mut steps = 0;
-        while fs.waiting.len() == 1 && fs.settle_one() {
+        while fs.waiting.len() == 1 && fs.run_one() {
             steps += 1;
             if steps == 1 {
                 let random = fs.shuffle.take();
@@ -181,7 +181,7 @@ fn what_changes_meanwhile_is_looked_at_again() {
             }
         }
         fs.shuffle = None;
-        fs.settle();
+        fs.run_until_idle();
         assert!(steps > 1, "{path}: it was looked at in {steps} steps");
         assert_eq!(fs.answers.remove(&removal), Some(Err(Errno::EACCES)), "{path}");
         assert!(fs.walk(&format!("{path}/file")).is_ok());
@@ -210,12 +210,12 @@ fn removals_wait_while_too_much_is_still_to_be_freed() {
     let answered = |fs: &Harness| removals.iter().filter(|id| fs.answers.contains_key(id)).count();
     assert!((9_900..10_200).contains(&answered(&fs)), "{}", answered(&fs));
     for _ in 0..400 {
-        while fs.settle_one() && fs.waiting.len() > 1 {}
+        while fs.run_one() && fs.waiting.len() > 1 {}
         fs.input(espalier_meta::Input::Tick);
     }
     assert_eq!(answered(&fs), removals.len());
     fs.lazy = false;
-    fs.settle();
+    fs.run_until_idle();
     assert_eq!(fs.fsck(), []);
 }
 

@@ -37,7 +37,7 @@ fn a_name_moves() {
 }
 
 #[test]
-fn what_was_there_is_replaced() {
+fn existing_target_is_replaced() {
     everywhere(|fs| {
         let ino = fs.file("from", b"new");
         fs.file("to", b"old");

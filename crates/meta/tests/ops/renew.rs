@@ -16,9 +16,9 @@ fn ask(fs: &mut Harness, client: ClientId, request: Request) -> (Reply, u32) {
 
 fn make(fs: &mut Harness, file: &str) -> Ino {
     let (name, node) = (name(file), NewNode::Regular);
-    let (perm, umask, open, exclusive, early) = (0o644, 0, None, true, None);
+    let (perm, umask, open, exclusive, writeback) = (0o644, 0, None, true, None);
     let dir = Ino::ROOT;
-    let create = Request::Create { dir, name, node, perm, umask, open, exclusive, early };
+    let create = Request::Create { dir, name, node, perm, umask, open, exclusive, writeback };
     match ask(fs, ONE, create).0 {
         Reply::Entry(entry) => entry.attr.ino,
         other => panic!("{other:?}"),
@@ -46,7 +46,7 @@ fn they_are_renewed_for_who_knows_it_and_unless_others_want_them_back() {
         fs.input(Input::Connect { client, leases: true, resumes: false });
     }
     let made = ["one", "two"].map(|file| make(&mut fs, file));
-    let renew = || Request::Renew { inodes: vec![made[0], Ino(1234), made[1]], alone_in: None };
+    let renew = || Request::Renew { inodes: vec![made[0], Ino(1234), made[1]], exclusive_dir: None };
     assert_eq!(ask(&mut fs, OTHER, renew()), (Reply::Renewed(vec![]), 0), "a client must know them");
     pass(&mut fs, TERM / 2);
     assert_eq!(ask(&mut fs, ONE, renew()), (Reply::Renewed(made.to_vec()), TERM));
@@ -62,7 +62,7 @@ fn they_are_renewed_for_who_knows_it_and_unless_others_want_them_back() {
 }
 
 #[test]
-fn what_is_read_is_leased_also_where_it_is_fought_over() {
+fn held_data_is_leased_despite_contention() {
     let mut fs = Harness::with(Config { lease_ms: Some(TERM), session_ms: Some(60_000), ..config() });
     for client in [ONE, OTHER] {
         fs.input(Input::Connect { client, leases: true, resumes: false });

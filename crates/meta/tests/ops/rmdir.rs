@@ -24,7 +24,7 @@ fn an_empty_directory_goes_with_its_parents_link() {
 }
 
 #[test]
-fn who_asks_for_one_that_is_gone_is_told_so_before_a_checkpoint_has_written_that() {
+fn removed_file_is_stale_before_checkpoint() {
     let mut fs = Harness::new();
     fs.mkdir("dir");
     let ino = fs.mkdir("dir/sub");

@@ -35,14 +35,14 @@ pub const STRIPED: [(Key, &str); 1] = [(Key::Stuffing, "false")];
 
 pub fn ask(fs: &mut Harness, client: ClientId, request: Request) -> Result<Reply, Errno> {
     let id = fs.send_from(client, &ROOT_CALLER, request);
-    while !fs.answers.contains_key(&id) && fs.settle_one() {}
+    while !fs.answers.contains_key(&id) && fs.run_one() {}
     fs.answers.remove(&id).expect("an answer")
 }
 
 fn create(fs: &mut Harness, client: ClientId, exclusive: bool) -> Result<Reply, Errno> {
     let (node, open) = (NewNode::Regular, Some(open_how(Access::WRITE, false)));
     let (dir, name, perm, umask) = (Ino::ROOT, name("file"), 0o644, 0);
-    ask(fs, client, Request::Create { dir, name, node, perm, umask, open, exclusive, early: None })
+    ask(fs, client, Request::Create { dir, name, node, perm, umask, open, exclusive, writeback: None })
 }
 
 fn made(fs: &mut Harness, client: ClientId) -> Made {
@@ -125,7 +125,7 @@ fn a_client_measures_itself() {
 }
 
 #[test]
-fn what_needs_no_datafiles_is_made_in_two_steps() {
+fn file_without_datafiles_is_made_in_two_steps() {
     for settings in [&[(Key::Stuffing, "true")][..], &[STRIPED[0], (Key::Precreation, "true")]] {
         let fs = &mut cluster(settings);
         let made = made(fs, ONE);
@@ -137,7 +137,7 @@ fn what_needs_no_datafiles_is_made_in_two_steps() {
 
 /// After any step, and whether the machine crashes or not.
 #[test]
-fn what_a_client_does_not_finish_leaves_nothing_behind() {
+fn unfinished_client_create_leaves_nothing() {
     for (steps, crashes) in (0..4).flat_map(|steps| [(steps, false), (steps, true)]) {
         let mut fs = cluster(&STRIPED);
         let made = made(&mut fs, ONE);
@@ -173,7 +173,7 @@ fn a_machine_that_was_started_anew_goes_on() {
     connect(&mut fs);
     let (node, open) = (NewNode::Regular, Some(open_how(Access::WRITE, false)));
     let (dir, file, perm, umask, exclusive) = (Ino::ROOT, name("file"), 0o644, 0, true);
-    let request = Request::Create { dir, name: file, node, perm, umask, open, exclusive, early: None };
+    let request = Request::Create { dir, name: file, node, perm, umask, open, exclusive, writeback: None };
     let caller = ROOT_CALLER;
     let reclaim = Request::Reclaim { held: vec![], last: true, again: vec![] };
     for (from, number, request) in [(OTHER, 1, reclaim.clone()), (ONE, id + 1, reclaim), (ONE, id, request)] {
@@ -181,7 +181,7 @@ fn a_machine_that_was_started_anew_goes_on() {
         fs.input(Input::Request { from, id, below, caller, request });
     }
     fs.next = id + 1;
-    fs.settle();
+    fs.run_until_idle();
     let Some(Ok(Reply::Made(again))) = fs.answers.remove(&id) else { panic!("{:?}", fs.answers) };
     assert_eq!(again.ino, first.ino);
     make_datafiles(&fs, &again);

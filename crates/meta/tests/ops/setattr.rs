@@ -202,7 +202,7 @@ fn is_whole_under_faults() {
 }
 
 #[test]
-fn what_is_refused_in_the_end_has_changed_nothing() {
+fn refused_operation_changes_nothing() {
     for seed in 0..20 {
         let mut fs = Harness::new();
         let big = fs.file("big", &[7; 100]);
@@ -211,7 +211,7 @@ fn what_is_refused_in_the_end_has_changed_nothing() {
         fs.shuffle = Some(fastrand::Rng::with_seed(seed));
         let chmod = fs.send(&user(5), Request::SetAttr { ino: big, set: perm(0o600) });
         let chown = fs.send(&ROOT_CALLER, Request::SetAttr { ino: big, set: owner(Some(6), None) });
-        while fs.settle_one() {}
+        while fs.run_one() {}
         assert!(fs.answers[&chown].is_ok());
         let is_done = fs.answers[&chmod].is_ok();
         assert_eq!(fs.attr("big").perm, if is_done { 0o600 } else { 0o644 }, "seed {seed}");

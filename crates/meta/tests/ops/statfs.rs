@@ -11,7 +11,7 @@ fn statfs(fs: &mut Harness, path: &str) -> Capacity {
 }
 
 #[test]
-fn the_quota_with_the_least_room_is_told() {
+fn statfs_reports_tightest_quota() {
     everywhere(|fs| {
         let (outer, inner) = (fs.mkdir("outer"), fs.mkdir("outer/inner"));
         fs.file("outer/inner/file", b"bytes");
@@ -40,8 +40,8 @@ fn in_a_removed_directory_there_is_none() {
         fs.ask(Request::RmDir { dir: outer, name: crate::harness::name("inner"), time: None }).unwrap();
         fs.ask(Request::RmDir { dir: Ino::ROOT, name: crate::harness::name("outer"), time: None }).unwrap();
         fs.forget(outer);
-        let told = fs.ask(Request::StatFs { ino: inner });
-        assert!(matches!(told, Ok(Reply::StatFs(Capacity { byte_limit: None, .. }))), "{told:?}");
+        let reported = fs.ask(Request::StatFs { ino: inner });
+        assert!(matches!(reported, Ok(Reply::StatFs(Capacity { byte_limit: None, .. }))), "{reported:?}");
         fs.ask(Request::Release { ino: inner }).unwrap();
         fs.forget(inner);
     });

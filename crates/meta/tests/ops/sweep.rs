@@ -57,7 +57,7 @@ fn frees_all_in_steps() {
         // Other operations run in between.
         fs.create(Ino::ROOT, "probe", NewNode::Regular).unwrap();
         fs.ask(Request::Unlink { dir: Ino::ROOT, name: name("probe"), time: None }).unwrap();
-        fs.settle();
+        fs.run_until_idle();
         fs.lazy = false;
         check_rest(fs, "");
     });
@@ -79,7 +79,7 @@ fn directories_are_forgotten_between_steps() {
         fs.lazy = true;
         fs.ask(Request::RemoveTree { dir: top }).unwrap();
         forget_all(&mut fs);
-        fs.settle();
+        fs.run_until_idle();
         assert_eq!((fs.meta.figures().trash_entries, fs.meta.files()), (0, 1), "{entries} entries");
     }
 }
@@ -103,10 +103,10 @@ fn goes_on_after_a_crash_at_any_point() {
             let removed = fs.send(&ROOT_CALLER, Request::Fsync { ino: Ino::ROOT });
             // Everything becomes durable at once.
             for _ in 0..200 {
-                while fs.settle_one() {}
+                while fs.run_one() {}
                 fs.input(Input::Tick);
             }
-            fs.settle();
+            fs.run_until_idle();
             let durable = fs.answers.remove(&removed) == Some(Ok(Reply::Done));
             let done = fs.count <= at;
             fs = fs.crash();

@@ -23,27 +23,27 @@ pub fn take(fs: &mut Harness, client: ClientId) -> (u64, u64) {
 }
 
 /// A [`Request::Create`] of a file that the client has already acknowledged.
-pub fn early(file: &str, ino: u64, time: Time) -> Request {
+pub fn writeback(file: &str, ino: u64, time: Time) -> Request {
     let (dir, name, node, open) = (Ino::ROOT, name(file), NewNode::Regular, None);
-    let early = Some(Early { ino: Ino(ino), time });
-    Request::Create { dir, name, node, perm: 0o644, umask: 0, open, exclusive: true, early }
+    let writeback = Some(WritebackCreate { ino: Ino(ino), time });
+    Request::Create { dir, name, node, perm: 0o644, umask: 0, open, exclusive: true, writeback }
 }
 
 fn make(fs: &mut Harness, client: ClientId, file: &str, ino: u64) -> Result<Reply, Errno> {
     let time = fs.now;
-    ask(fs, client, early(file, ino, time))
+    ask(fs, client, writeback(file, ino, time))
 }
 
 #[test]
-fn nobody_else_gets_them() {
+fn numbers_are_unique_to_their_client() {
     let fs = &mut server();
     let (one, other) = (take(fs, ONE), take(fs, OTHER));
     assert!(one.0 < one.1 && one.1 <= other.0, "{one:?} {other:?}");
     let own = fs.create(Ino::ROOT, "own", NewNode::Regular);
     assert_eq!(own, Err(Errno::ESTALE), "this client has no session");
-    let mut request = early("own", 0, Time::default());
-    if let Request::Create { early, .. } = &mut request {
-        *early = None;
+    let mut request = writeback("own", 0, Time::default());
+    if let Request::Create { writeback, .. } = &mut request {
+        *writeback = None;
     }
     let Ok(Reply::Entry(entry)) = ask(fs, ONE, request) else { panic!("it can be made") };
     assert!(entry.attr.ino.0 >= other.1);
@@ -74,9 +74,9 @@ fn a_client_has_only_so_many() {
 }
 
 #[test]
-fn who_has_no_session_gets_none() {
+fn client_without_session_gets_no_leases() {
     everywhere(|fs| assert_eq!(fs.ask(TAKE), Err(Errno::EINVAL)));
-    everywhere(|fs| assert_eq!(fs.ask(early("file", 2, fs.now)), Err(Errno::EINVAL)));
+    everywhere(|fs| assert_eq!(fs.ask(writeback("file", 2, fs.now)), Err(Errno::EINVAL)));
     let fs = &mut server();
     assert_eq!(
         ask(fs, ONE, Request::TakeNumbers { rank: Rank(1), count: 256 }),

@@ -78,14 +78,14 @@ fn errors_come_in_order() {
 }
 
 #[test]
-fn the_time_is_the_one_that_was_told_if_it_is_about_now() {
+fn acknowledged_time_is_used_if_near_now() {
     everywhere(|fs| {
-        for (skew, is_believed) in [(-11, false), (-9, true), (0, true), (9, true), (11, false)] {
+        for (skew, is_accepted) in [(-11, false), (-9, true), (0, true), (9, true), (11, false)] {
             fs.file("file", b"bytes");
             let ino = fs.open("file");
             let time = Time::new(fs.now.secs + skew, 0);
             fs.ask(Request::Unlink { dir: Ino::ROOT, name: name("file"), time: Some(time) }).unwrap();
-            let expected = if is_believed { time } else { fs.now };
+            let expected = if is_accepted { time } else { fs.now };
             assert_eq!(fs.attr_of(ino).ctime, expected);
             let dir = fs.attr_of(Ino::ROOT);
             assert_eq!([dir.mtime, dir.ctime], [expected; 2]);

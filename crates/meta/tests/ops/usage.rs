@@ -18,7 +18,7 @@ const ROOT: Caller = crate::harness::ROOT_CALLER;
 const MAX_FILES: &[u8] = b"user.espalier.quota.max_files";
 
 #[test]
-fn only_the_superuser_sets_limits_and_nobody_the_figures() {
+fn only_superuser_sets_limits_and_usage_is_read_only() {
     everywhere(|fs| {
         let dir = fs.mkdir("dir");
         fs.chown("dir", 5, 5);

@@ -23,22 +23,22 @@ fn bytes_are_put_and_times_change() {
 }
 
 #[test]
-fn a_client_is_believed_when_a_write_was_unless_its_clock_is_far_off() {
+fn client_write_time_is_accepted_unless_clock_is_far_off() {
     everywhere(|fs| {
         let ino = fs.file("file", b"");
-        for (skew, is_believed) in [(-11, false), (-9, true), (9, true), (11, false)] {
+        for (skew, is_accepted) in [(-11, false), (-9, true), (9, true), (11, false)] {
             let (time, kill_suid_gid) = (Time::new(fs.now.secs + skew, 0), false);
             let data = b"bytes".to_vec();
             fs.ask(Request::Write { ino, offset: 0, data: data.into(), kill_suid_gid, time: Some(time) })
                 .unwrap();
             let attr = fs.attr("file");
-            assert_eq!((attr.mtime == time, attr.ctime), (is_believed, attr.mtime), "{skew}");
+            assert_eq!((attr.mtime == time, attr.ctime), (is_accepted, attr.mtime), "{skew}");
         }
     });
 }
 
 #[test]
-fn what_is_appended_is_put_where_the_file_ends() {
+fn append_goes_to_end_of_file() {
     everywhere(|fs| {
         let ino = fs.file("file", b"bytes");
         assert_eq!(write(fs, "file", END, b" and"), Ok(Reply::Done));
@@ -113,7 +113,7 @@ fn privileges_are_removed_from_small_and_big_files() {
 }
 
 #[test]
-fn what_outgrows_the_strip_moves_out_with_its_bytes() {
+fn file_over_strip_is_unstuffed_with_its_bytes() {
     everywhere(|fs| {
         let ino = fs.file("file", b"bytes");
         assert_eq!(write(fs, "file", STRIP - 1, b"x"), Ok(Reply::Done));
@@ -127,10 +127,10 @@ fn what_outgrows_the_strip_moves_out_with_its_bytes() {
         // Until that is durable, a crash undoes it.
         assert_eq!(fs.disk.store().new_streams().unwrap(), [ino]);
         fs.lazy = false;
-        fs.settle();
+        fs.run_until_idle();
         assert_eq!(fs.disk.store().new_streams().unwrap(), [ino], "a writer does not wait for it");
         fs.input(espalier_meta::Input::Tick);
-        fs.settle();
+        fs.run_until_idle();
         assert_eq!(fs.disk.store().new_streams().unwrap(), []);
     });
 }
@@ -182,7 +182,7 @@ fn a_checkpoint_that_finds_no_space_is_tried_again() {
     assert_eq!(fs.ask(Request::GetAttr { ino }).map(drop), Ok(()));
     // There is space again.
     fs.lazy = false;
-    fs.settle();
+    fs.run_until_idle();
     fs.checkpoint();
     assert_eq!(fs.meta.failure(), None);
     assert_eq!(fs.dump(), seen);

@@ -168,7 +168,7 @@ fn is_whole_under_faults() {
 }
 
 #[test]
-fn what_is_written_to_loses_its_capability() {
+fn write_drops_file_capability() {
     const NAME: &str = "security.capability";
     everywhere(|fs| {
         let (small, big) = (fs.file("small", b"program"), fs.file("big", b"program"));
@@ -180,8 +180,15 @@ fn what_is_written_to_loses_its_capability() {
         fs.write(small, 0, b"").unwrap();
         assert_eq!(get(fs, &ROOT_CALLER, "small", NAME), Ok(b"all".to_vec()), "nothing was written");
         fs.write(small, 0, b"X").unwrap();
-        fs.ask(Request::Extend { ino: big, offset: 0, length: 1, from: None, discards: false, told: false })
-            .unwrap();
+        fs.ask(Request::Extend {
+            ino: big,
+            offset: 0,
+            length: 1,
+            from: None,
+            discards: false,
+            acknowledged: false,
+        })
+        .unwrap();
         for path in ["small", "big"] {
             assert_eq!(list(fs, &ROOT_CALLER, path), "user.a ");
         }

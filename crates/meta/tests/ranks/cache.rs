@@ -30,7 +30,7 @@ impl Cache {
                     self.attrs.insert(attr.ino, (*attr, until));
                 }
             }
-            Reply::Elsewhere { ino, kind, name_leased: true, .. } => {
+            Reply::Remote { ino, kind, name_leased: true, .. } => {
                 self.name(request, Some((*ino, *kind)), until);
             }
             Reply::Absent { .. } => self.name(request, None, until),
@@ -67,7 +67,7 @@ impl Cache {
     pub fn give_up(&mut self, lease: &Lease) {
         match lease {
             Lease::Name { dir, name } => drop(self.names.remove(&(*dir, name.clone()))),
-            Lease::Exclusive { .. } | Lease::Data { .. } | Lease::Quiet { .. } => {}
+            Lease::Exclusive { .. } | Lease::Data { .. } | Lease::Unannounced { .. } => {}
             Lease::Inode { ino } => drop(self.attrs.remove(ino)),
         }
     }
@@ -83,7 +83,7 @@ impl Cache {
                 let (target, until) = self.names.get(&(*dir, name.clone()))?;
                 let (cacheable, name_leased) = (true, true);
                 (now < *until).then_some(match *target {
-                    Some((ino, kind)) => Reply::Elsewhere { ino, kind, cacheable, name_leased },
+                    Some((ino, kind)) => Reply::Remote { ino, kind, cacheable, name_leased },
                     None => Reply::Absent { cacheable },
                 })
             }

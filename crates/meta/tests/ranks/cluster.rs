@@ -172,7 +172,7 @@ impl Cluster {
         let node = NewNode::Directory;
         self.ask_now(
             0,
-            Request::Create { dir, name: name(file), node, perm, umask, open, exclusive, early: None },
+            Request::Create { dir, name: name(file), node, perm, umask, open, exclusive, writeback: None },
         );
         let Some(Request::Find { ino, .. }) = self.clients[0].next.pop_front() else {
             return *self.clients[0].dirs.last().unwrap();
@@ -198,7 +198,7 @@ impl Cluster {
         }
         self.quiesce();
         if self.random.bool() {
-            self.settle_usage();
+            self.run_until_counted();
         }
         assert_eq!(self.fsck(), [], "seed {}", self.setting.seed);
         self.cached
@@ -209,7 +209,7 @@ impl Cluster {
         match self.random.u32(..100) {
             0..30 => {
                 let host = self.random.usize(..self.hosts.len());
-                self.hosts[host].fs.settle_one();
+                self.hosts[host].fs.run_one();
             }
             30..60 => self.deliver_between_ranks(),
             60..85 => self.deliver_to_or_from_client(),
@@ -492,7 +492,7 @@ impl Cluster {
                     known.push(entry.attr.ino);
                 }
             }
-            Ok(Reply::Elsewhere { ino, kind, .. }) => {
+            Ok(Reply::Remote { ino, kind, .. }) => {
                 it.next.push_back(Request::Find { ino: *ino, kind: Some(*kind), open: None });
             }
             _ => {}
@@ -522,7 +522,7 @@ impl Cluster {
             umask: 0,
             open: None,
             exclusive: true,
-            early: None,
+            writeback: None,
         };
         let kind = match self.setting.moving {
             true if dirs.len() > 3 && random.u8(..10) > 0 => 62,
@@ -588,9 +588,9 @@ impl Cluster {
                 }
             }
             for host in 0..self.hosts.len() {
-                while self.hosts[host].fs.settle_one() {}
+                while self.hosts[host].fs.run_one() {}
                 self.tick(host);
-                while self.hosts[host].fs.settle_one() {}
+                while self.hosts[host].fs.run_one() {}
             }
             self.collect();
             let is_over = self.hosts.iter().all(|host| host.fs.meta.open_transactions() == 0)
@@ -610,9 +610,9 @@ impl Cluster {
     }
 
     /// Runs until all ranks have counted all usage. `fsck` takes uncounted deltas into account.
-    fn settle_usage(&mut self) {
+    fn run_until_counted(&mut self) {
         for _ in 0..100 {
-            if self.hosts.iter().all(|host| host.fs.meta.untold_usage() == 0) {
+            if self.hosts.iter().all(|host| host.fs.meta.unsent_usage() == 0) {
                 return;
             }
             self.quiesce();
@@ -646,10 +646,10 @@ impl Cluster {
         for host in &mut self.hosts {
             for _ in 0..3 {
                 host.fs.input(Input::Drain);
-                host.fs.settle();
-                while host.fs.settle_one() {}
+                host.fs.run_until_idle();
+                while host.fs.run_one() {}
             }
-            assert!(host.fs.meta.is_quiet(), "something still waits: {:?}", host.fs.meta);
+            assert!(host.fs.meta.is_idle(), "something still waits: {:?}", host.fs.meta);
             checks.push(host.fs.disk.checked(&host.fs.config));
         }
         Check::finish_all(checks)
@@ -658,7 +658,7 @@ impl Cluster {
 
 /// All I/O waits, and completes in any order.
 fn prepare(fs: &mut Harness, random: &mut Rng) {
-    fs.settle();
+    fs.run_until_idle();
     fs.shuffle = Some(random.fork());
     fs.replies = Some(Vec::new());
     // Clocks differ.

@@ -23,11 +23,11 @@ struct World {
     nodes: BTreeMap<Node, Inode>,
     names: BTreeMap<(Node, Name), Node>,
     inos: BTreeMap<Ino, Node>,
-    done: BTreeMap<u64, Outcome>,
+    done: BTreeMap<u64, CompletedOutcome>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-enum Outcome {
+enum CompletedOutcome {
     Done,
     /// With any of these errors.
     Fails(BTreeSet<i32>),
@@ -90,31 +90,32 @@ impl Model {
     }
 }
 
-fn fails(errnos: impl IntoIterator<Item = Errno>) -> Outcome {
-    Outcome::Fails(errnos.into_iter().map(Errno::raw).collect())
+fn fails(errnos: impl IntoIterator<Item = Errno>) -> CompletedOutcome {
+    CompletedOutcome::Fails(errnos.into_iter().map(Errno::raw).collect())
 }
 
 impl World {
     /// True if the predicted outcome matches the answer. Learns the numbers of inodes.
-    fn explains(&mut self, outcome: &Outcome, answer: &Result<Reply, Errno>) -> bool {
+    fn explains(&mut self, outcome: &CompletedOutcome, answer: &Result<Reply, Errno>) -> bool {
         match (outcome, answer) {
-            (Outcome::Done, Ok(Reply::Done)) | (Outcome::Absent, Ok(Reply::Absent { .. })) => true,
-            (Outcome::Fails(errnos), Err(errno)) => errnos.contains(&errno.raw()),
-            (Outcome::Gone, Err(Errno::ESTALE | Errno::ENOENT) | Ok(Reply::Absent { .. })) => true,
-            (Outcome::Gone, Ok(Reply::Attr(attr))) => attr.nlink == 0,
-            (Outcome::Gone, Ok(Reply::Entry(entry))) => entry.attr.nlink == 0,
-            (Outcome::Gone, Ok(Reply::Listing { entries, .. })) => entries.is_empty(),
-            (Outcome::Named(node), Ok(Reply::Entry(entry))) => self.bind(entry.attr.ino, *node),
-            (Outcome::Named(node), Ok(Reply::Elsewhere { ino, kind, .. })) => {
+            (CompletedOutcome::Done, Ok(Reply::Done))
+            | (CompletedOutcome::Absent, Ok(Reply::Absent { .. })) => true,
+            (CompletedOutcome::Fails(errnos), Err(errno)) => errnos.contains(&errno.raw()),
+            (CompletedOutcome::Gone, Err(Errno::ESTALE | Errno::ENOENT) | Ok(Reply::Absent { .. })) => true,
+            (CompletedOutcome::Gone, Ok(Reply::Attr(attr))) => attr.nlink == 0,
+            (CompletedOutcome::Gone, Ok(Reply::Entry(entry))) => entry.attr.nlink == 0,
+            (CompletedOutcome::Gone, Ok(Reply::Listing { entries, .. })) => entries.is_empty(),
+            (CompletedOutcome::Named(node), Ok(Reply::Entry(entry))) => self.bind(entry.attr.ino, *node),
+            (CompletedOutcome::Named(node), Ok(Reply::Remote { ino, kind, .. })) => {
                 (*kind == FileType::Directory) == self.nodes[node].is_dir && self.bind(*ino, *node)
             }
-            (Outcome::Attr(node, nlink, entries), Ok(Reply::Attr(attr))) => {
+            (CompletedOutcome::Attr(node, nlink, entries), Ok(Reply::Attr(attr))) => {
                 self.bind(attr.ino, *node) && (attr.nlink, attr.size) == (*nlink, *entries)
             }
-            (Outcome::Attr(node, nlink, entries), Ok(Reply::Entry(Entry { attr, .. }))) => {
+            (CompletedOutcome::Attr(node, nlink, entries), Ok(Reply::Entry(Entry { attr, .. }))) => {
                 self.bind(attr.ino, *node) && (attr.nlink, attr.size) == (*nlink, *entries)
             }
-            (Outcome::Listing(names), Ok(Reply::Listing { entries, .. })) => {
+            (CompletedOutcome::Listing(names), Ok(Reply::Listing { entries, .. })) => {
                 let bind =
                     |entry: &Dirent| names.get(&entry.name).is_some_and(|node| self.bind(entry.ino, *node));
                 entries.len() == names.len() && entries.iter().all(bind)
@@ -157,33 +158,37 @@ impl World {
         }
     }
 
-    fn perform(&mut self, id: u64, request: &Request) -> Outcome {
+    fn perform(&mut self, id: u64, request: &Request) -> CompletedOutcome {
         match request {
             Request::Lookup { dir, name } => {
-                let Some(dir) = self.node(*dir) else { return Outcome::Gone };
-                self.names.get(&(dir, name.clone())).map_or(Outcome::Absent, |node| Outcome::Named(*node))
+                let Some(dir) = self.node(*dir) else { return CompletedOutcome::Gone };
+                self.names
+                    .get(&(dir, name.clone()))
+                    .map_or(CompletedOutcome::Absent, |node| CompletedOutcome::Named(*node))
             }
             Request::GetAttr { ino } | Request::Find { ino, .. } => {
-                let Some(node) = self.node(*ino) else { return Outcome::Gone };
+                let Some(node) = self.node(*ino) else { return CompletedOutcome::Gone };
                 let inode = &self.nodes[&node];
                 let children: Vec<Node> = self.children(node).map(|(_, node)| node).collect();
                 let subdirs = children.iter().filter(|node| self.nodes[node].is_dir).count() as u32;
                 let nlink = if inode.is_dir { 2 + subdirs } else { inode.names };
-                Outcome::Attr(node, nlink, children.len() as u64)
+                CompletedOutcome::Attr(node, nlink, children.len() as u64)
             }
             Request::ReadDir { dir, .. } => {
-                let Some(dir) = self.node(*dir) else { return Outcome::Gone };
-                Outcome::Listing(self.children(dir).map(|(name, node)| (name.clone(), node)).collect())
+                let Some(dir) = self.node(*dir) else { return CompletedOutcome::Gone };
+                CompletedOutcome::Listing(
+                    self.children(dir).map(|(name, node)| (name.clone(), node)).collect(),
+                )
             }
             Request::Create { dir, name, node, .. } => {
-                let Some(dir) = self.node(*dir) else { return Outcome::Gone };
+                let Some(dir) = self.node(*dir) else { return CompletedOutcome::Gone };
                 if self.names.contains_key(&(dir, name.clone())) {
                     return fails([Errno::EEXIST]);
                 }
                 let is_dir = *node == NewNode::Directory;
                 self.nodes.insert(id, Inode { is_dir, names: 1, parent: dir });
                 self.put(dir, name, id);
-                Outcome::Named(id)
+                CompletedOutcome::Named(id)
             }
             Request::Link { ino, dir, name } => {
                 let (Some(node), Some(dir)) = (self.node(*ino), self.node(*dir)) else {
@@ -197,10 +202,10 @@ impl World {
                 }
                 self.nodes.get_mut(&node).unwrap().names += 1;
                 self.put(dir, name, node);
-                Outcome::Named(node)
+                CompletedOutcome::Named(node)
             }
             Request::Unlink { dir, name, .. } | Request::RmDir { dir, name, .. } => {
-                let Some(dir) = self.node(*dir) else { return Outcome::Gone };
+                let Some(dir) = self.node(*dir) else { return CompletedOutcome::Gone };
                 let Some(node) = self.names.get(&(dir, name.clone())).copied() else {
                     return fails([Errno::ENOENT]);
                 };
@@ -212,7 +217,7 @@ impl World {
                 }
                 self.names.remove(&(dir, name.clone()));
                 self.lose(node);
-                Outcome::Done
+                CompletedOutcome::Done
             }
             Request::Rename { from_dir, from, to_dir, to, flags } => {
                 self.rename((*from_dir, from), (*to_dir, to), *flags)
@@ -221,7 +226,7 @@ impl World {
         }
     }
 
-    fn rename(&mut self, from: (Ino, &Name), to: (Ino, &Name), flags: RenameFlags) -> Outcome {
+    fn rename(&mut self, from: (Ino, &Name), to: (Ino, &Name), flags: RenameFlags) -> CompletedOutcome {
         let exchange = flags.contains(RenameFlags::EXCHANGE);
         let (from_dir, to_dir) = (self.node(from.0), self.node(to.0));
         let find = |dir: Option<Node>, name: &Name| self.names.get(&(dir?, name.clone())).copied();
@@ -234,7 +239,7 @@ impl World {
         if flags.contains(RenameFlags::NOREPLACE) && target.is_some() {
             errors.insert(Errno::EEXIST.raw());
         } else if moved.is_some() && moved == target {
-            return Outcome::Done;
+            return CompletedOutcome::Done;
         }
         let mut into_itself = |node: Option<Node>, dir: Option<Node>| {
             if let (true, Some(node), Some(dir)) = (is_dir(node), node, dir)
@@ -256,7 +261,7 @@ impl World {
         }
         let (true, Some(from_dir), Some(to_dir), Some(moved)) = (errors.is_empty(), from_dir, to_dir, moved)
         else {
-            return Outcome::Fails(errors);
+            return CompletedOutcome::Fails(errors);
         };
         self.names.remove(&(from_dir, from.1.clone()));
         if let Some(target) = target {
@@ -267,6 +272,6 @@ impl World {
             }
         }
         self.put(to_dir, to.1, moved);
-        Outcome::Done
+        CompletedOutcome::Done
     }
 }

@@ -4,12 +4,12 @@
 
 use espalier_proto::Caller;
 use espalier_sim::Nanos;
-use espalier_sim::process::{Door, Identity, Process, Program, WORKING_DIR};
+use espalier_sim::process::{Frontend, Identity, Process, Program, WORKING_DIR};
 use espalier_sim::source::{Op, OpKind, OpenFlags, Script, Step};
 
 use crate::error::PaperError;
 use crate::play::Crew;
-use crate::tally::{Phase, Tally};
+use crate::summary::{Phase, Summary};
 
 /// What all processes do between two barriers, with each file or directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,11 +93,11 @@ fn dir_name(dir: u32) -> String {
 /// Files a second in each phase.
 ///
 /// # Errors
-/// As [`Tally::phase`].
-pub(super) fn rates(tally: &Tally, phases: &[Does]) -> Result<Vec<f64>, PaperError> {
+/// As [`Summary::phase`].
+pub(super) fn rates(summary: &Summary, phases: &[Does]) -> Result<Vec<f64>, PaperError> {
     let rate = |(number, does): (u32, &Does)| {
         let phases: Result<Vec<&Phase>, _> =
-            does.kinds().iter().map(|kind| tally.phase(BEFORE + number, *kind)).collect();
+            does.kinds().iter().map(|kind| summary.phase(BEFORE + number, *kind)).collect();
         let phases = phases?;
         let count = phases.first().map_or(0, |phase| phase.count);
         Ok(count as f64 / Phase::seconds_of(&phases).max(f64::MIN_POSITIVE))
@@ -109,7 +109,7 @@ pub(super) fn rates(tally: &Tally, phases: &[Does]) -> Result<Vec<f64>, PaperErr
 pub(super) fn crew(processes: u32, clients: u32, files: u32, phases: &'static [Does]) -> Crew {
     let process = |number| {
         let caller = Caller { uid: 0, gid: 0, pid: number + 1, groups: Some([].into()) };
-        let identity = Identity { number, caller, umask: 0o022, door: Door::Mount };
+        let identity = Identity { number, caller, umask: 0o022, frontend: Frontend::Mount };
         let own = format!("/processes/{number}");
         let begin = (number == 0).then(|| Op::mkdir("/processes").into()).into_iter().chain([
             Step::Barrier,

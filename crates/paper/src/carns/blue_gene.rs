@@ -5,7 +5,7 @@ use super::bench::{Does, crew, rates};
 use super::{WAYS, cluster};
 use crate::error::PaperError;
 use crate::trial::Trial;
-use crate::{Place, Setting};
+use crate::{Setting, Testbed};
 
 /// Fewer on this machine.
 #[derive(Clone, Copy, Debug)]
@@ -20,10 +20,10 @@ pub(super) struct Size {
 
 pub(super) fn size(setting: &Setting<'_>) -> Size {
     let (io_nodes, processes, files, servers): (_, _, _, &[u32]) = match (setting.place, setting.quick) {
-        (Place::Simulator, false) => (64, 16_384, 10, &[1, 2, 4, 8, 16, 32]),
-        (Place::Simulator, true) => (64, 256, 4, &[1, 32]),
-        (Place::Machine, false) => (4, 64, 10, &[2, 4, 8]),
-        (Place::Machine, true) => (4, 32, 5, &[2, 8]),
+        (Testbed::Simulator, false) => (64, 16_384, 10, &[1, 2, 4, 8, 16, 32]),
+        (Testbed::Simulator, true) => (64, 256, 4, &[1, 32]),
+        (Testbed::Machine, false) => (4, 64, 10, &[2, 4, 8]),
+        (Testbed::Machine, true) => (4, 32, 5, &[2, 8]),
     };
     Size { io_nodes, processes, files, servers }
 }

@@ -48,8 +48,8 @@ impl Curves {
         scenario: impl Fn(usize, u32) -> String,
     ) -> Result<Self, PaperError> {
         let rates = |series: usize, clients: u32| {
-            let tally = Trial::new(&scenario(series, clients))?.run(setting)?;
-            phases.iter().map(|(_, number, kind)| Ok(tally.phase(*number, *kind)?.rate())).collect()
+            let summary = Trial::new(&scenario(series, clients))?.run(setting)?;
+            phases.iter().map(|(_, number, kind)| Ok(summary.phase(*number, *kind)?.rate())).collect()
         };
         let phases = phases.iter().map(|(name, ..)| *name).collect();
         Self::in_trials(trials, "clients", clients, phases, names, rates)

@@ -5,15 +5,15 @@ use espalier_sim::source::OpKind;
 use super::curves::{Counted, Curves};
 use super::{CLUSTER, WAYS, cluster, percent, servers, sizes};
 use crate::error::PaperError;
-use crate::outcome::{Claim, Outcome, Table};
-use crate::{Experiment, Place, Setting};
+use crate::outcome::{Claim, ExperimentResult, Table};
+use crate::{Experiment, Setting, Testbed};
 
 pub(crate) const FIG3: Experiment =
     Experiment { id: "carns-fig3", title: "Linux cluster: file creation and removal rates", run };
 
 const PHASES: &[Counted] = &[("create", 2, OpKind::Create), ("remove", 3, OpKind::Unlink)];
 
-fn run(setting: &Setting<'_>) -> Result<Outcome, PaperError> {
+fn run(setting: &Setting<'_>) -> Result<ExperimentResult, PaperError> {
     let ((clients, files), servers) = (sizes(setting), servers(setting));
     let names = WAYS.map(|(name, ..)| name);
     let (again, trials, made) = trials(setting);
@@ -77,15 +77,15 @@ fn run(setting: &Setting<'_>) -> Result<Outcome, PaperError> {
          in one request: at {servers} servers there is no queue of {most} clients.{often}"
     );
     let tables = vec![curves.table(), Table { name: "one-server", ..queueing.table() }];
-    Ok(Outcome { setup, claims, tables, charts: curves.charts(), ..Outcome::default() })
+    Ok(ExperimentResult { setup, claims, tables, charts: curves.charts(), ..ExperimentResult::default() })
 }
 
 /// Trials of everything, trials of coalescing on one server, and its files: of all clients, and of
 /// one at most. On this machine single runs differ by more than the claim about a lone client.
 fn trials(setting: &Setting<'_>) -> (usize, usize, Option<(u32, u32)>) {
     match (setting.place, setting.quick) {
-        (Place::Simulator, _) => (1, 1, None),
-        (Place::Machine, true) => (3, 25, Some((5600, 1000))),
-        (Place::Machine, false) => (1, 25, Some((5600, 1000))),
+        (Testbed::Simulator, _) => (1, 1, None),
+        (Testbed::Machine, true) => (3, 25, Some((5600, 1000))),
+        (Testbed::Machine, false) => (1, 25, Some((5600, 1000))),
     }
 }

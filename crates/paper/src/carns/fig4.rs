@@ -5,7 +5,7 @@ use espalier_sim::source::OpKind;
 use super::curves::{Counted, Curves};
 use super::{CLUSTER, percent, servers, sizes};
 use crate::error::PaperError;
-use crate::outcome::{Claim, Outcome};
+use crate::outcome::{Claim, ExperimentResult};
 use crate::{Experiment, Setting};
 
 pub(crate) const FIG4: Experiment = Experiment { id: "carns-fig4", title: "Linux cluster: eager I/O", run };
@@ -14,7 +14,7 @@ const PHASES: &[Counted] = &[("write", 4, OpKind::Write), ("read", 5, OpKind::Re
 /// Longest eager payload, in bytes.
 const EAGER: [&str; 2] = ["0 B", "16 KiB"];
 
-fn run(setting: &Setting<'_>) -> Result<Outcome, PaperError> {
+fn run(setting: &Setting<'_>) -> Result<ExperimentResult, PaperError> {
     let ((clients, files), servers) = (sizes(setting), servers(setting));
     let curves = Curves::measure(setting, clients, PHASES, &["rendezvous", "eager"], |series, clients| {
         // With 14 clients servers are not the limit yet (IV.A.2).
@@ -37,5 +37,11 @@ fn run(setting: &Setting<'_>) -> Result<Outcome, PaperError> {
         "{servers} servers; each client has {files} files of its own open; what is written is in the journal's file when it is acknowledged, \
          and durable within a second. Clients cache for 100 ms, as PVFS's do: with leases the writes of small new files would not be waited for."
     );
-    Ok(Outcome { setup, claims, tables: vec![curves.table()], charts: curves.charts(), ..Outcome::default() })
+    Ok(ExperimentResult {
+        setup,
+        claims,
+        tables: vec![curves.table()],
+        charts: curves.charts(),
+        ..ExperimentResult::default()
+    })
 }

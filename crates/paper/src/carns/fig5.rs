@@ -5,7 +5,7 @@ use super::bench::{Does, crew, rates};
 use super::curves::Curves;
 use super::{CLUSTER, WAYS, cluster, servers, sizes};
 use crate::error::PaperError;
-use crate::outcome::{Claim, Outcome};
+use crate::outcome::{Claim, ExperimentResult};
 use crate::trial::Trial;
 use crate::{Experiment, Setting};
 
@@ -16,7 +16,7 @@ const PHASES: &[Does] = &[Does::Create, Does::List, Does::Write, Does::List];
 /// Difference that the text calls significant.
 const LEAST: f64 = 1.2;
 
-fn run(setting: &Setting<'_>) -> Result<Outcome, PaperError> {
+fn run(setting: &Setting<'_>) -> Result<ExperimentResult, PaperError> {
     let ((clients, files), servers) = (sizes(setting), servers(setting));
     let ways = [WAYS[0], WAYS[2]];
     let curves =
@@ -38,5 +38,11 @@ fn run(setting: &Setting<'_>) -> Result<Outcome, PaperError> {
         "{servers} servers; each client has {files} files of its own, which it has made as PVFS's clients do, and lists and looks at them as a kernel \
          does: without stuffing each file's size is asked for at all data servers. Files per second."
     );
-    Ok(Outcome { setup, claims, tables: vec![curves.table()], charts: curves.charts(), ..Outcome::default() })
+    Ok(ExperimentResult {
+        setup,
+        claims,
+        tables: vec![curves.table()],
+        charts: curves.charts(),
+        ..ExperimentResult::default()
+    })
 }

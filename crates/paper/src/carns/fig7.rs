@@ -4,15 +4,15 @@ use super::bench::Does;
 use super::blue_gene::{SERIES, measure, setup, size};
 use super::curves::Curves;
 use crate::error::PaperError;
-use crate::outcome::{Claim, Outcome};
-use crate::{Experiment, Place, Setting};
+use crate::outcome::{Claim, ExperimentResult};
+use crate::{Experiment, Setting, Testbed};
 
 pub(crate) const FIG7: Experiment =
     Experiment { id: "carns-fig7", title: "16,384 processes on BG/P: create and remove", run };
 
 const PHASES: &[Does] = &[Does::Make, Does::Remove];
 
-fn run(setting: &Setting<'_>) -> Result<Outcome, PaperError> {
+fn run(setting: &Setting<'_>) -> Result<ExperimentResult, PaperError> {
     let size = size(setting);
     let curves =
         Curves::of("servers", size.servers, vec!["create", "remove"], &SERIES, |series, servers| {
@@ -38,8 +38,8 @@ fn run(setting: &Setting<'_>) -> Result<Outcome, PaperError> {
         holds: curves.gain(phase, true) >= 2.0,
     };
     let what = [(0, "creation"), (1, "removal")];
-    let grown = what.into_iter().filter(|_| setting.place == Place::Simulator).map(grows);
+    let grown = what.into_iter().filter(|_| setting.place == Testbed::Simulator).map(grows);
     let claims = what.into_iter().map(faster).chain(grown).collect();
     let (setup, tables, charts) = (setup(size), vec![curves.table()], curves.charts());
-    Ok(Outcome { setup, claims, tables, charts, ..Outcome::default() })
+    Ok(ExperimentResult { setup, claims, tables, charts, ..ExperimentResult::default() })
 }

@@ -4,15 +4,15 @@ use super::bench::Does;
 use super::blue_gene::{SERIES, measure, setup, size};
 use super::curves::Curves;
 use crate::error::PaperError;
-use crate::outcome::{Claim, Outcome};
-use crate::{Experiment, Place, Setting};
+use crate::outcome::{Claim, ExperimentResult};
+use crate::{Experiment, Setting, Testbed};
 
 pub(crate) const FIG8: Experiment =
     Experiment { id: "carns-fig8", title: "16,384 processes on BG/P: readdir and stat", run };
 
 const PHASES: &[Does] = &[Does::Create, Does::List, Does::Write, Does::List];
 
-fn run(setting: &Setting<'_>) -> Result<Outcome, PaperError> {
+fn run(setting: &Setting<'_>) -> Result<ExperimentResult, PaperError> {
     let size = size(setting);
     let curves = Curves::of("servers", size.servers, vec!["empty", "8-KiB"], &SERIES, |series, servers| {
         let rates = measure(setting, size, (series, servers), PHASES)?;
@@ -28,7 +28,7 @@ fn run(setting: &Setting<'_>) -> Result<Outcome, PaperError> {
         holds: curves.gain(1, true) >= 2.0,
     }];
     // On one machine all servers share its processors.
-    if setting.place == Place::Simulator {
+    if setting.place == Testbed::Simulator {
         let baseline = curves.growth(0, 1);
         claims.push(Claim {
             text: format!(
@@ -47,5 +47,5 @@ fn run(setting: &Setting<'_>) -> Result<Outcome, PaperError> {
         });
     }
     let (setup, tables, charts) = (setup(size), vec![curves.table()], curves.charts());
-    Ok(Outcome { setup, claims, tables, charts, ..Outcome::default() })
+    Ok(ExperimentResult { setup, claims, tables, charts, ..ExperimentResult::default() })
 }

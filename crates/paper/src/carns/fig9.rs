@@ -5,7 +5,7 @@ use super::blue_gene::{SERIES, measure, setup, size};
 use super::curves::Curves;
 use super::percent;
 use crate::error::PaperError;
-use crate::outcome::{Claim, Outcome};
+use crate::outcome::{Claim, ExperimentResult};
 use crate::{Experiment, Setting};
 
 pub(crate) const FIG9: Experiment =
@@ -13,7 +13,7 @@ pub(crate) const FIG9: Experiment =
 
 const PHASES: &[Does] = &[Does::Create, Does::Write, Does::Read];
 
-fn run(setting: &Setting<'_>) -> Result<Outcome, PaperError> {
+fn run(setting: &Setting<'_>) -> Result<ExperimentResult, PaperError> {
     let size = size(setting);
     let curves = Curves::of("servers", size.servers, vec!["write", "read"], &SERIES, |series, servers| {
         Ok(measure(setting, size, (series, servers), PHASES)?.split_off(1))
@@ -28,5 +28,5 @@ fn run(setting: &Setting<'_>) -> Result<Outcome, PaperError> {
     let claims = [(0, "written", "+77 %"), (1, "read", "+115 %")].map(claim).to_vec();
     let setup = format!("{} Files are open.", setup(size));
     let (tables, charts) = (vec![curves.table()], curves.charts());
-    Ok(Outcome { setup, claims, tables, charts, ..Outcome::default() })
+    Ok(ExperimentResult { setup, claims, tables, charts, ..ExperimentResult::default() })
 }

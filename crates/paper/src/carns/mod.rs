@@ -24,23 +24,23 @@ pub(crate) use table1::TABLE1;
 pub(crate) use table2::TABLE2;
 pub(crate) use unstuff::UNSTUFF;
 
-use crate::{Place, Setting};
+use crate::{Setting, Testbed};
 
 /// Numbers of clients, and files of each. In the simulator the clients are the paper's.
 fn sizes(setting: &Setting<'_>) -> (&'static [u32], u32) {
     match (setting.place, setting.quick) {
-        (Place::Simulator, false) => (&[1, 2, 4, 6, 8, 10, 12, 14], 2000),
-        (Place::Simulator, true) => (&[1, 4, 8, 14], 200),
-        (Place::Machine, false) => (&[1, 2, 4, 8, 14], 1000),
-        (Place::Machine, true) => (&[1, 14], 200),
+        (Testbed::Simulator, false) => (&[1, 2, 4, 6, 8, 10, 12, 14], 2000),
+        (Testbed::Simulator, true) => (&[1, 4, 8, 14], 200),
+        (Testbed::Machine, false) => (&[1, 2, 4, 8, 14], 1000),
+        (Testbed::Machine, true) => (&[1, 14], 200),
     }
 }
 
 /// Servers: eight, or fewer on this machine with its few processors.
 fn servers(setting: &Setting<'_>) -> u16 {
     match setting.place {
-        Place::Simulator => 8,
-        Place::Machine => 4,
+        Testbed::Simulator => 8,
+        Testbed::Machine => 4,
     }
 }
 

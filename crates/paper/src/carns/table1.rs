@@ -1,12 +1,12 @@
 //! Table I: time of `ls -al` in a directory of 12,000 files.
 
 use espalier_proto::Caller;
-use espalier_sim::process::{Door, Identity, Process};
+use espalier_sim::process::{Frontend, Identity, Process};
 use espalier_sim::source::{Op, OpKind, Script, Step, list, make_file};
 
 use super::{CLUSTER, servers};
 use crate::error::PaperError;
-use crate::outcome::{Claim, Outcome, Table};
+use crate::outcome::{Claim, ExperimentResult, Table};
 use crate::play::Crew;
 use crate::trial::Trial;
 use crate::{Experiment, Setting};
@@ -18,26 +18,26 @@ const DIR: &str = "/dir";
 
 /// A way to list: the paper's times in seconds (baseline, stuffed), the frontend, and whether
 /// attributes come with the listing.
-const WAYS: [(&str, [f64; 2], Door, bool); 3] = [
-    ("/bin/ls -al", [9.65, 8.53], Door::Mount, false),
-    ("pvfs2-ls -al", [6.19, 4.85], Door::Library, false),
-    ("pvfs2-lsplus -al", [2.72, 2.65], Door::Library, true),
+const WAYS: [(&str, [f64; 2], Frontend, bool); 3] = [
+    ("/bin/ls -al", [9.65, 8.53], Frontend::Mount, false),
+    ("pvfs2-ls -al", [6.19, 4.85], Frontend::Library, false),
+    ("pvfs2-lsplus -al", [2.72, 2.65], Frontend::Library, true),
 ];
 /// The two kinds of files.
 const POLICIES: [&str; 2] = ["[policy]\ncreate = \"client\"\nstuffing = false\n", ""];
 
-fn run(setting: &Setting<'_>) -> Result<Outcome, PaperError> {
+fn run(setting: &Setting<'_>) -> Result<ExperimentResult, PaperError> {
     let (files, servers) = (files(setting.quick), servers(setting));
-    let seconds = |policy: &str, door, plus| -> Result<f64, PaperError> {
-        let crews = Box::new(move || way(files, door, plus));
+    let seconds = |policy: &str, frontend, plus| -> Result<f64, PaperError> {
+        let crews = Box::new(move || way(files, frontend, plus));
         let cluster = format!("{policy}[cluster]\nranks = {servers}\ndata = {servers}\n{CLUSTER}");
-        let tally = Trial { crews, ..Trial::new(&cluster)? }.run(setting)?;
-        let stats = tally.phase(1, OpKind::Stat).map_or(0.0, |phase| phase.seconds());
-        Ok(tally.phase(1, OpKind::List)?.seconds() + stats)
+        let summary = Trial { crews, ..Trial::new(&cluster)? }.run(setting)?;
+        let stats = summary.phase(1, OpKind::Stat).map_or(0.0, |phase| phase.seconds());
+        Ok(summary.phase(1, OpKind::List)?.seconds() + stats)
     };
     let (mut rows, mut ours) = (Vec::new(), Vec::new());
-    for (name, paper, door, plus) in WAYS {
-        let [baseline, stuffed] = POLICIES.map(|policy| seconds(policy, door, plus));
+    for (name, paper, frontend, plus) in WAYS {
+        let [baseline, stuffed] = POLICIES.map(|policy| seconds(policy, frontend, plus));
         let (baseline, stuffed) = (baseline?, stuffed?);
         let paper = paper.map(|seconds| format!("{seconds:.2}")).into_iter();
         let here = [baseline, stuffed].map(|seconds| format!("{seconds:.3}"));
@@ -66,7 +66,7 @@ fn run(setting: &Setting<'_>) -> Result<Outcome, PaperError> {
         "{servers} servers; a client that has cached nothing lists a directory of {files} files of 8 KiB: as a kernel does, and by the \
          library, with a stat of each name or with attributes in the listing. What ls itself does is not counted."
     );
-    Ok(Outcome { setup, claims, tables: vec![table], ..Outcome::default() })
+    Ok(ExperimentResult { setup, claims, tables: vec![table], ..ExperimentResult::default() })
 }
 
 fn files(quick: bool) -> u64 {
@@ -74,7 +74,7 @@ fn files(quick: bool) -> u64 {
 }
 
 /// A process creates the files, drops its cache, and lists them.
-fn way(files: u64, door: Door, plus: bool) -> Vec<Crew> {
+fn way(files: u64, frontend: Frontend, plus: bool) -> Vec<Crew> {
     let path = |file: u64| format!("{DIR}/{file:08}");
     let stats = (0..files).filter(move |_| !plus).map(move |file| Step::Do(Op::stat(path(file))));
     let steps = std::iter::once(Step::Do(Op::mkdir(DIR)))
@@ -83,6 +83,6 @@ fn way(files: u64, door: Door, plus: bool) -> Vec<Crew> {
         .chain(list(DIR.into(), plus))
         .chain(stats);
     let caller = Caller { uid: 0, gid: 0, pid: 1, groups: Some([].into()) };
-    let identity = Identity { number: 0, caller, umask: 0o022, door };
+    let identity = Identity { number: 0, caller, umask: 0o022, frontend };
     vec![vec![(0, Box::new(Process::new(identity, Box::new(Script::new(steps)))))]]
 }

@@ -5,8 +5,8 @@ use super::bench::Does;
 use super::blue_gene::{measure, setup, size};
 use super::percent;
 use crate::error::PaperError;
-use crate::outcome::{Claim, Outcome, Table};
-use crate::{Experiment, Place, Setting};
+use crate::outcome::{Claim, ExperimentResult, Table};
+use crate::{Experiment, Setting, Testbed};
 
 pub(crate) const TABLE2: Experiment =
     Experiment { id: "carns-table2", title: "16,384 processes on BG/P: mdtest mean operations/second", run };
@@ -24,7 +24,7 @@ const ROWS: [(&str, f64, f64, Option<[f64; 2]>); 6] = [
     ("file removal", 1_288.583, 10_656.798, Some([8.0, 3.0])),
 ];
 
-fn run(setting: &Setting<'_>) -> Result<Outcome, PaperError> {
+fn run(setting: &Setting<'_>) -> Result<ExperimentResult, PaperError> {
     let size = size(setting);
     let servers = size.servers[size.servers.len() - 1];
     let [baseline, optimized] = [0, 1].map(|series| measure(setting, size, (series, servers), PHASES));
@@ -46,7 +46,7 @@ fn run(setting: &Setting<'_>) -> Result<Outcome, PaperError> {
             percent(gain),
         ]);
         let Some(least) = least else { continue };
-        let least = least[usize::from(setting.place == Place::Machine)];
+        let least = least[usize::from(setting.place == Testbed::Machine)];
         claims.push(Claim {
             text: format!("{what} is at least {least} times as fast when optimized"),
             paper: format!("{paper_gain:.1} times"),
@@ -64,5 +64,10 @@ fn run(setting: &Setting<'_>) -> Result<Outcome, PaperError> {
         "improvement",
     ];
     let setup = format!("{servers} servers. {}", setup(size));
-    Ok(Outcome { setup, claims, tables: vec![Table { name: "rates", columns, rows }], ..Outcome::default() })
+    Ok(ExperimentResult {
+        setup,
+        claims,
+        tables: vec![Table { name: "rates", columns, rows }],
+        ..ExperimentResult::default()
+    })
 }

@@ -1,12 +1,12 @@
 //! Cost of outgrowing the first strip (IV.A.1): once, for one write.
 
 use espalier_proto::Caller;
-use espalier_sim::process::{Door, Identity, Process};
+use espalier_sim::process::{Frontend, Identity, Process};
 use espalier_sim::source::{Op, OpKind, OpenFlags, Script, Step};
 
 use super::{CLUSTER, servers};
 use crate::error::PaperError;
-use crate::outcome::{Claim, Outcome, Table};
+use crate::outcome::{Claim, ExperimentResult, Table};
 use crate::play::Crew;
 use crate::trial::Trial;
 use crate::{Experiment, Setting};
@@ -23,17 +23,17 @@ const STRIP: u64 = 64 << 10;
 /// unstuffing one may wait for data servers to confirm the datafiles.
 const WRITES: [u64; 4] = [0, STRIP, STRIP + PIECE, STRIP + 2 * PIECE];
 
-fn run(setting: &Setting<'_>) -> Result<Outcome, PaperError> {
+fn run(setting: &Setting<'_>) -> Result<ExperimentResult, PaperError> {
     let servers = servers(setting);
     // Costs of messages without syncs: those of the paper's servers take as long as 20 messages.
     let cluster = CLUSTER.replace("4.9 ms", "0 s");
     let cluster = format!("[cluster]\nranks = 1\ndata = {servers}\ncache = \"ttl 100 ms\"\n{cluster}");
-    let tally = Trial { crews: Box::new(crew), ..Trial::new(&cluster)? }.run(setting)?;
+    let summary = Trial { crews: Box::new(crew), ..Trial::new(&cluster)? }.run(setting)?;
     let median = |write: u32| -> Result<f64, PaperError> {
-        let mut latencies = tally.phase(phase(0, write), OpKind::Write)?.latencies.clone();
+        let mut latencies = summary.phase(phase(0, write), OpKind::Write)?.latencies.clone();
         for file in 1..FILES {
             // Both have three digits.
-            let _ = latencies.add(&tally.phase(phase(file, write), OpKind::Write)?.latencies);
+            let _ = latencies.add(&summary.phase(phase(file, write), OpKind::Write)?.latencies);
         }
         Ok(latencies.value_at_quantile(0.5) as f64 / 1e3)
     };
@@ -59,7 +59,7 @@ fn run(setting: &Setting<'_>) -> Result<Outcome, PaperError> {
         "A metadata server and {servers} data servers; one client writes {PIECE} bytes each to {FILES} files, one file after the other: within the first 64 KiB, \
          just past them, and twice behind that. In the simulator disks take no time."
     );
-    Ok(Outcome { setup, claims, tables: vec![table], ..Outcome::default() })
+    Ok(ExperimentResult { setup, claims, tables: vec![table], ..ExperimentResult::default() })
 }
 
 fn crew() -> Vec<Crew> {
@@ -75,7 +75,7 @@ fn crew() -> Vec<Crew> {
         .map(move |file| Step::Do(Op::open(file, path(file), create)))
         .chain((3..3 + FILES).flat_map(writes));
     let caller = Caller { uid: 0, gid: 0, pid: 1, groups: Some([].into()) };
-    let identity = Identity { number: 0, caller, umask: 0o022, door: Door::Library };
+    let identity = Identity { number: 0, caller, umask: 0o022, frontend: Frontend::Library };
     vec![vec![(0, Box::new(Process::new(identity, Box::new(Script::new(steps)))))]]
 }
 

@@ -6,9 +6,9 @@ use espalier_sim::Line;
 use espalier_sim::source::OpKind;
 
 use crate::error::PaperError;
-use crate::outcome::{Chart, Claim, Outcome, Table};
+use crate::outcome::{Chart, Claim, ExperimentResult, Table};
 use crate::trial::{Trial, medians};
-use crate::{Experiment, Place, Setting};
+use crate::{Experiment, Setting, Testbed};
 
 pub(crate) const FIG5_1: Experiment = Experiment {
     id: "kuhn-fig5.1",
@@ -68,7 +68,7 @@ impl Machines {
     pub fn scenario(self, setting: &Setting<'_>, disk: &str, clients: u32, way: &str) -> String {
         let Self { servers, network, .. } = self;
         // A lone server needs data servers beside it.
-        let data = if setting.place == Place::Machine { servers.max(2) } else { servers };
+        let data = if setting.place == Testbed::Machine { servers.max(2) } else { servers };
         format!(
             "[cluster]\nranks = {servers}\ndata = {data}\nclients = {clients}\ncache = \"none\"\ndurability = \"durable\"\n\
              high_watermark = 1\n[policy]\n{way}\nstuffing = false\nnum_dfiles = 1\n\
@@ -95,7 +95,11 @@ pub(super) const STORAGES: [(&str, &str); 2] =
 const MOST: f64 = 0.60;
 const MOST_TOGETHER: f64 = 0.40;
 
-fn figure(setting: &Setting<'_>, machines: Machines, timed: &[Timed]) -> Result<Outcome, PaperError> {
+fn figure(
+    setting: &Setting<'_>,
+    machines: Machines,
+    timed: &[Timed],
+) -> Result<ExperimentResult, PaperError> {
     let files = files(setting);
     let (mut rows, mut claims, mut lines) = (Vec::new(), Vec::new(), Vec::new());
     for (storage, disk) in STORAGES {
@@ -105,7 +109,7 @@ fn figure(setting: &Setting<'_>, machines: Machines, timed: &[Timed]) -> Result<
             let times = medians(trials(setting), WAYS.len(), seconds)?;
             for (number, timed) in timed.iter().enumerate() {
                 let [without, with, by_servers] = [0, 1, 2].map(|way: usize| times[way][number]);
-                let [part, alone] = [with, by_servers].map(|time| time / without.max(f64::MIN_POSITIVE));
+                let [part, own_share] = [with, by_servers].map(|time| time / without.max(f64::MIN_POSITIVE));
                 parts[number].push((f64::from(clients), part * 100.0));
                 let thesis = format!("{} %", (machines.thesis)(*timed)[at]);
                 let paper = if storage == "disk" { thesis } else { String::new() };
@@ -118,7 +122,7 @@ fn figure(setting: &Setting<'_>, machines: Machines, timed: &[Timed]) -> Result<
                     percent(part),
                     paper.clone(),
                     format!("{by_servers:.3}"),
-                    percent(alone),
+                    percent(own_share),
                 ]);
                 let most = if *timed == CREATE && clients > 1 { MOST_TOGETHER } else { MOST };
                 if storage == "disk" {
@@ -140,8 +144,8 @@ fn figure(setting: &Setting<'_>, machines: Machines, timed: &[Timed]) -> Result<
                                 percent(MOST_TOGETHER)
                             ),
                             paper: String::new(),
-                            ours: percent(alone),
-                            holds: alone <= MOST_TOGETHER,
+                            ours: percent(own_share),
+                            holds: own_share <= MOST_TOGETHER,
                         });
                     }
                 }
@@ -182,7 +186,7 @@ fn figure(setting: &Setting<'_>, machines: Machines, timed: &[Timed]) -> Result<
     let table = Table { name: "seconds", columns, rows };
     let what = "percent of the time without the hint";
     let charts = vec![Chart { name: "parts", over: "clients", what, lines }];
-    Ok(Outcome { setup, claims, tables: vec![table], charts, ..Outcome::default() })
+    Ok(ExperimentResult { setup, claims, tables: vec![table], charts, ..ExperimentResult::default() })
 }
 
 pub(super) fn percent(part: f64) -> String {
@@ -193,14 +197,14 @@ pub(super) fn percent(part: f64) -> String {
 pub(super) fn files(setting: &Setting<'_>) -> u32 {
     match (setting.place, setting.quick) {
         (_, true) => 200,
-        (Place::Simulator, false) => 5000,
-        (Place::Machine, false) => 1000,
+        (Testbed::Simulator, false) => 5000,
+        (Testbed::Machine, false) => 1000,
     }
 }
 
 /// Trials: single runs on this machine differ much.
 pub(super) fn trials(setting: &Setting<'_>) -> usize {
-    if setting.place == Place::Machine { 5 } else { 1 }
+    if setting.place == Testbed::Machine { 5 } else { 1 }
 }
 
 pub(super) fn often(setting: &Setting<'_>) -> String {
@@ -221,9 +225,9 @@ fn seconds(
     timed: &[Timed],
 ) -> Result<Vec<f64>, PaperError> {
     let cluster = machines.scenario(setting, disk, clients, way);
-    let tally = Trial::new(&format!(
+    let summary = Trial::new(&format!(
         "{cluster}[[workload]]\nkind = \"create\"\nshared = false\nenter = true\nopen = false\nremove = true\ndoor = \"library\"\nfiles = {files}\n"
     ))?
     .run(setting)?;
-    timed.iter().map(|(_, phase, kind)| Ok(tally.phase(*phase, *kind)?.seconds())).collect()
+    timed.iter().map(|(_, phase, kind)| Ok(summary.phase(*phase, *kind)?.seconds())).collect()
 }

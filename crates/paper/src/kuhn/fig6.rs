@@ -7,14 +7,14 @@ use std::time::Duration;
 use espalier_library::{FileSystem, Traced};
 use espalier_proto::Caller;
 use espalier_runtime::trace_of;
-use espalier_sim::process::{Door, Identity, Process};
+use espalier_sim::process::{Frontend, Identity, Process};
 use espalier_sim::source::{Op, Script, Step as Do, list, make_file};
 use espalier_sim::{Nanos, Scenario, Tracing, World};
-use espalier_timeline::{Log, Operation, Panel, Place, Span, Step, align, length, operations, picture};
+use espalier_timeline::{Log, NodeId, Operation, Panel, Span, Step, align, length, operations, picture};
 
 use crate::cluster::{LocalCluster, Wanted};
 use crate::error::PaperError;
-use crate::outcome::{Claim, Outcome, Picture, Table};
+use crate::outcome::{Claim, ExperimentResult, Picture, Table};
 use crate::{Experiment, Setting};
 
 pub(crate) const FIG6: Experiment = Experiment {
@@ -49,12 +49,12 @@ const SPANS: usize = 10_000;
 /// Messages between servers at their start and at intervals.
 const BY_THE_WAY: [&str; 3] = ["space", "admit sessions", "list new"];
 
-fn run(setting: &Setting<'_>) -> Result<Outcome, PaperError> {
+fn run(setting: &Setting<'_>) -> Result<ExperimentResult, PaperError> {
     let mut all = Vec::new();
     for (_, policy) in WAYS {
         all.push(match setting.place {
-            crate::Place::Simulator => simulate(policy)?,
-            crate::Place::Machine => play(setting, policy)?,
+            crate::Testbed::Simulator => simulate(policy)?,
+            crate::Testbed::Machine => play(setting, policy)?,
         });
     }
     let found: Vec<_> = all.iter().map(|spans| operations(spans)).collect();
@@ -88,7 +88,7 @@ fn run(setting: &Setting<'_>) -> Result<Outcome, PaperError> {
         "A metadata server and data servers, which answer when a change is durable. One client makes a file of {BYTES} bytes, lists its \
          directory, and removes it. What servers do for that in the background is counted, and not drawn."
     );
-    Ok(Outcome { setup, claims, tables, pictures, ..Outcome::default() })
+    Ok(ExperimentResult { setup, claims, tables, pictures, ..ExperimentResult::default() })
 }
 
 /// The first operation of the kind, with the client's calls right after it, and the servers'
@@ -97,7 +97,7 @@ fn done<'a, 'b>(
     all: &'b [Operation<'a>],
     kind: &str,
 ) -> Option<(Operation<'a>, impl Iterator<Item = &'b Operation<'a>>)> {
-    let is_call = |operation: &Operation<'_>| matches!(operation.root().place, Place::Client(_));
+    let is_call = |operation: &Operation<'_>| matches!(operation.root().place, NodeId::Client(_));
     let begins = |operation: &Operation<'_>| {
         is_call(operation) && DONE.iter().any(|(_, kind, ..)| operation.root().kind == *kind)
     };
@@ -129,8 +129,8 @@ fn simulate(policy: &str) -> Result<Vec<Span>, PaperError> {
          [policy]\n{policy}\n"
     );
     let scenario = Scenario::parse(&text, std::path::Path::new("an experiment"))?;
-    let (mut tracing, saboteur) = (Tracing(Log::new(SPANS)), &mut ());
-    let mut world = World::empty(&scenario, &mut tracing, saboteur)?;
+    let (mut tracing, mutator) = (Tracing(Log::new(SPANS)), &mut ());
+    let mut world = World::empty(&scenario, &mut tracing, mutator)?;
     let pause = || [Do::Pause(Nanos::from(PAUSE))];
     let steps = std::iter::once(Do::Do(Op::mkdir(DIR)))
         .chain(pause())
@@ -141,7 +141,7 @@ fn simulate(policy: &str) -> Result<Vec<Span>, PaperError> {
         .chain([Do::Do(Op::unlink(FILE))])
         .chain(pause());
     let caller = Caller { uid: 0, gid: 0, pid: 1, groups: Some([].into()) };
-    let identity = Identity { number: 0, caller, umask: 0o022, door: Door::Library };
+    let identity = Identity { number: 0, caller, umask: 0o022, frontend: Frontend::Library };
     world.add_processes(vec![(0, Box::new(Process::new(identity, Box::new(Script::new(steps)))))]);
     world.run()?;
     drop(world);

@@ -3,12 +3,12 @@
 
 use espalier_proto::Caller;
 use espalier_sim::Line;
-use espalier_sim::process::{Door, Identity, Process};
+use espalier_sim::process::{Frontend, Identity, Process};
 use espalier_sim::source::{Op, OpKind, Script, Step, list};
 
 use super::fig5::{CLIENTS, FIVE, Machines, ONE, STORAGES, WAYS, files, often, percent, trials};
 use crate::error::PaperError;
-use crate::outcome::{Chart, Claim, Outcome, Table};
+use crate::outcome::{Chart, Claim, ExperimentResult, Table};
 use crate::play::Crew;
 use crate::trial::{Trial, medians};
 use crate::{Experiment, Setting};
@@ -34,7 +34,11 @@ const PLUS: u32 = 3;
 const LISTINGS: u32 = 20;
 
 /// `thesis`: its values with one client and with five, in percent of the time without the hint.
-fn figure(setting: &Setting<'_>, machines: Machines, thesis: [u32; 2]) -> Result<Outcome, PaperError> {
+fn figure(
+    setting: &Setting<'_>,
+    machines: Machines,
+    thesis: [u32; 2],
+) -> Result<ExperimentResult, PaperError> {
     let files = files(setting);
     let (mut rows, mut claims, mut lines) = (Vec::new(), Vec::new(), Vec::new());
     for (storage, disk) in STORAGES {
@@ -43,10 +47,10 @@ fn figure(setting: &Setting<'_>, machines: Machines, thesis: [u32; 2]) -> Result
             let seconds = |hint: usize| -> Result<Vec<f64>, PaperError> {
                 let crews = Box::new(move || crew(clients, files));
                 let cluster = machines.scenario(setting, disk, clients, WAYS[hint]);
-                let tally = Trial { crews, ..Trial::new(&cluster)? }.run(setting)?;
+                let summary = Trial { crews, ..Trial::new(&cluster)? }.run(setting)?;
                 Ok(vec![
-                    tally.seconds(STATS, &[OpKind::List, OpKind::Stat])?,
-                    tally.seconds(PLUS, &[OpKind::List])? / f64::from(LISTINGS),
+                    summary.seconds(STATS, &[OpKind::List, OpKind::Stat])?,
+                    summary.seconds(PLUS, &[OpKind::List])? / f64::from(LISTINGS),
                 ])
             };
             let times = medians(trials(setting), 2, seconds)?;
@@ -100,7 +104,7 @@ fn figure(setting: &Setting<'_>, machines: Machines, thesis: [u32; 2]) -> Result
     let table = Table { name: "seconds", columns, rows };
     let what = "percent of a listing and stats without the hint";
     let charts = vec![Chart { name: "parts", over: "clients", what, lines }];
-    Ok(Outcome { setup, claims, tables: vec![table], charts, ..Outcome::default() })
+    Ok(ExperimentResult { setup, claims, tables: vec![table], charts, ..ExperimentResult::default() })
 }
 
 /// Each client creates files in its own directory and lists them both ways, the short one several
@@ -120,7 +124,7 @@ fn crew(clients: u32, files: u32) -> Vec<Crew> {
                 (0..LISTINGS).flat_map(move |_| std::iter::once(Step::Forget).chain(list(dir.clone(), true))),
             );
         let caller = Caller { uid: 0, gid: 0, pid: 1, groups: Some([].into()) };
-        let identity = Identity { number: client, caller, umask: 0o022, door: Door::Library };
+        let identity = Identity { number: client, caller, umask: 0o022, frontend: Frontend::Library };
         (client, Box::new(Process::new(identity, Box::new(Script::new(steps)))) as Box<_>)
     };
     vec![(0..clients).map(process).collect()]

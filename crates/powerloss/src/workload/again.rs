@@ -6,10 +6,10 @@ use std::io::Write;
 use anyhow::Result;
 use fastrand::Rng;
 
-use super::Place;
+use super::WorkDir;
 use crate::marks::{Mark, State};
 
-pub fn run(place: &Place, mut rng: Rng) -> Result<()> {
+pub fn run(place: &WorkDir, mut rng: Rng) -> Result<()> {
     let mut marks = place.marks()?;
     for number in 0..10 {
         let (name, state) = (format!("again{number}"), State::bytes(rng.u64(1..), rng.usize(1..100_000)));

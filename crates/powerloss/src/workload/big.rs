@@ -8,12 +8,12 @@ use anyhow::Result;
 use fastrand::Rng;
 use rustix::fs::{FallocateFlags, OFlags, copy_file_range};
 
-use super::Place;
+use super::WorkDir;
 use crate::marks::{Bytes, Mark, Marks, State};
 
 const STRIP: usize = 64 << 10;
 
-pub fn run(place: &Place, mut rng: Rng) -> Result<()> {
+pub fn run(place: &WorkDir, mut rng: Rng) -> Result<()> {
     let mut marks = place.marks()?;
     for round in 0..8 {
         if round == 4 {
@@ -29,7 +29,7 @@ pub fn run(place: &Place, mut rng: Rng) -> Result<()> {
 }
 
 /// On a mount with `sync`: a call that has returned is durable, without any other call.
-pub fn run_synchronous(place: &Place, mut rng: Rng) -> Result<()> {
+pub fn run_synchronous(place: &WorkDir, mut rng: Rng) -> Result<()> {
     let mut marks = place.marks()?;
     for round in 0..6 {
         let name = format!("y{round}");
@@ -65,7 +65,7 @@ pub fn run_synchronous(place: &Place, mut rng: Rng) -> Result<()> {
 }
 
 /// Pieces in sequence, each synced; some through new openings.
-fn grow(place: &Place, marks: &mut Marks, rng: &mut Rng, name: &str) -> Result<()> {
+fn grow(place: &WorkDir, marks: &mut Marks, rng: &mut Rng, name: &str) -> Result<()> {
     let path = place.path(name);
     let (mut file, mut at) = (File::create(&path)?, 0);
     for _ in 0..6 {
@@ -88,7 +88,7 @@ fn grow(place: &Place, marks: &mut Marks, rng: &mut Rng, name: &str) -> Result<(
 }
 
 /// Enough to be written back before it is synced.
-fn grow_far(place: &Place, marks: &mut Marks, rng: &mut Rng, name: &str) -> Result<()> {
+fn grow_far(place: &WorkDir, marks: &mut Marks, rng: &mut Rng, name: &str) -> Result<()> {
     const PIECE: usize = 1 << 20;
     let file = File::create(place.path(name))?;
     let pieces = (0..24).map(|piece| Bytes::new(rng.u64(1..), piece * PIECE as u64, PIECE));
@@ -102,7 +102,7 @@ fn grow_far(place: &Place, marks: &mut Marks, rng: &mut Rng, name: &str) -> Resu
 }
 
 /// Through write-only openings with `O_DSYNC` or `O_SYNC`, and no other sync.
-fn grow_synchronously(place: &Place, marks: &mut Marks, rng: &mut Rng, name: &str) -> Result<()> {
+fn grow_synchronously(place: &WorkDir, marks: &mut Marks, rng: &mut Rng, name: &str) -> Result<()> {
     let path = place.path(name);
     let mut file = open_synchronously(&path, rng)?;
     let mut at = 0;
@@ -133,12 +133,13 @@ fn open_synchronously(path: &Path, rng: &mut Rng) -> Result<File> {
 }
 
 /// A small file is synced, then outgrows the strip without another sync.
-fn outgrow_what_is_durable(place: &Place, marks: &mut Marks, rng: &mut Rng, name: &str) -> Result<()> {
+fn outgrow_what_is_durable(place: &WorkDir, marks: &mut Marks, rng: &mut Rng, name: &str) -> Result<()> {
     // Bytes, a hole, or both.
-    for (kind, kept, size) in [("bytes", 40_000, 40_000), ("hole", 0, 50_000), ("both", 1000, 50_000)] {
+    for (kind, preserved, size) in [("bytes", 40_000, 40_000), ("hole", 0, 50_000), ("both", 1000, 50_000)] {
         let name = format!("{name}-{kind}");
         let file = File::create(place.path(&name))?;
-        let (bytes, zeros) = (Bytes::new(rng.u64(1..), 0, kept), Bytes::new(0, kept as u64, size - kept));
+        let (bytes, zeros) =
+            (Bytes::new(rng.u64(1..), 0, preserved), Bytes::new(0, preserved as u64, size - preserved));
         file.write_all_at(&bytes.make(), 0)?;
         file.set_len(size as u64)?;
         file.sync_all()?;
@@ -152,7 +153,7 @@ fn outgrow_what_is_durable(place: &Place, marks: &mut Marks, rng: &mut Rng, name
 }
 
 /// A new file is renamed over an old one.
-fn replace(place: &Place, marks: &mut Marks, rng: &mut Rng) -> Result<()> {
+fn replace(place: &WorkDir, marks: &mut Marks, rng: &mut Rng) -> Result<()> {
     for name in ["replaced-synced", "replaced"] {
         let state = State::bytes(rng.u64(1..), rng.usize(1..4 * STRIP));
         let State::Bytes(bytes) = state else { continue };
@@ -174,7 +175,7 @@ fn replace(place: &Place, marks: &mut Marks, rng: &mut Rng) -> Result<()> {
 }
 
 /// Removed files stay removed, and leave nothing.
-fn remove(place: &Place, marks: &mut Marks, rng: &mut Rng, name: &str) -> Result<()> {
+fn remove(place: &WorkDir, marks: &mut Marks, rng: &mut Rng, name: &str) -> Result<()> {
     let path = place.path(name);
     let state = State::bytes(rng.u64(1..), rng.usize(STRIP..4 * STRIP));
     let State::Bytes(bytes) = state else { return Ok(()) };

@@ -6,13 +6,13 @@ use std::os::unix::fs::FileExt;
 use anyhow::Result;
 use fastrand::Rng;
 
-use super::Place;
+use super::WorkDir;
 use crate::marks::{Bytes, Mark};
 
 const PAGE: usize = 4096;
 const TRANSACTIONS: usize = 80;
 
-pub fn run(place: &Place, mut rng: Rng) -> Result<()> {
+pub fn run(place: &WorkDir, mut rng: Rng) -> Result<()> {
     let mut marks = place.marks()?;
     for (name, pages) in [("db-small", 12), ("db-big", 300)] {
         let file =

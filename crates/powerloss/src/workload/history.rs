@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use anyhow::Result;
 use fastrand::Rng;
 
-use super::Place;
+use super::WorkDir;
 use crate::history::Op;
 use crate::marks::{Bytes, HISTORY, Mark, Marks};
 
@@ -18,23 +18,23 @@ const PAGE: u64 = 4096;
 /// Suffix of the names of links.
 const LINK: &str = "-link";
 
-pub fn run(place: &Place, rng: Rng) -> Result<()> {
+pub fn run(place: &WorkDir, rng: Rng) -> Result<()> {
     Walk::new(place, rng)?.steps(400, Some(40))
 }
 
 /// Enough changes for many checkpoints of a journal of 4 MiB.
-pub fn run_long(place: &Place, rng: Rng) -> Result<()> {
+pub fn run_long(place: &WorkDir, rng: Rng) -> Result<()> {
     Walk::new(place, rng)?.steps(4000, Some(200))
 }
 
 /// On a mount with `sync`: every operation that has returned is durable.
-pub fn run_synchronous(place: &Place, mut rng: Rng) -> Result<()> {
+pub fn run_synchronous(place: &WorkDir, mut rng: Rng) -> Result<()> {
     Walk::new(place, rng.fork())?.steps(150, None)?;
     super::big::run_synchronous(place, rng)
 }
 
 struct Walk<'a> {
-    place: &'a Place,
+    place: &'a WorkDir,
     marks: Marks,
     rng: Rng,
     files: BTreeSet<String>,
@@ -42,7 +42,7 @@ struct Walk<'a> {
 }
 
 impl<'a> Walk<'a> {
-    fn new(place: &'a Place, rng: Rng) -> Result<Self> {
+    fn new(place: &'a WorkDir, rng: Rng) -> Result<Self> {
         Ok(Self { place, marks: place.marks()?, rng, files: BTreeSet::new(), dirs: Vec::new() })
     }
 

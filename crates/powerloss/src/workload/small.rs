@@ -8,23 +8,23 @@ use fastrand::Rng;
 use rustix::fs::fgetxattr;
 use rustix::io::ReadWriteFlags;
 
-use super::Place;
+use super::WorkDir;
 use crate::marks::{Mark, State};
 
 const THREADS: usize = 4;
 const CHANGES: usize = 60;
 const MAX_BYTES: usize = 40_000;
 
-pub fn run(place: &Place, rng: Rng) -> Result<()> {
+pub fn run(place: &WorkDir, rng: Rng) -> Result<()> {
     run_on(place, rng, false)
 }
 
 /// The same for files whose bytes lie on data servers.
-pub fn run_striped(place: &Place, rng: Rng) -> Result<()> {
+pub fn run_striped(place: &WorkDir, rng: Rng) -> Result<()> {
     run_on(place, rng, true)
 }
 
-fn run_on(place: &Place, mut rng: Rng, striped: bool) -> Result<()> {
+fn run_on(place: &WorkDir, mut rng: Rng, striped: bool) -> Result<()> {
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..THREADS)
             .map(|thread| {
@@ -37,7 +37,7 @@ fn run_on(place: &Place, mut rng: Rng, striped: bool) -> Result<()> {
 }
 
 /// Writes, replaces and removes a few files repeatedly, each change synced before the next.
-fn change(place: &Place, thread: usize, mut rng: Rng, striped: bool) -> Result<()> {
+fn change(place: &WorkDir, thread: usize, mut rng: Rng, striped: bool) -> Result<()> {
     let mut marks = place.marks()?;
     for _ in 0..CHANGES {
         let name = format!("s{thread}-{}", rng.u8(..10));

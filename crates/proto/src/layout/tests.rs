@@ -158,7 +158,7 @@ fn attr() -> Attr {
         ctime: zero,
         btime: zero,
         streamed: true,
-        bare: true,
+        no_xattrs: true,
         flags: crate::InodeFlags::empty(),
     }
 }

@@ -6,7 +6,7 @@ mod store;
 mod striper;
 
 pub use serve::DataServer;
-pub use servers::{Asker, DataServers, Pass};
+pub use servers::{DataRequester, DataServers, Pass};
 pub(crate) use store::is_data_store;
 pub use store::{DataStore, mkfs_data};
 pub use striper::{Stale, Striper, answers};

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
-use espalier_data::{Asker, Data, Input, Io, IoId, Outbox};
+use espalier_data::{Data, Input, Io, IoId, Outbox, Requester};
 use espalier_net::{Connection, Incoming, NetError, Reason, Refusal, SealKey, Sender};
 use espalier_proto::{
     Capability, DataReply, DataRequest, Errno, FromData, RequestId, ServerId, ToData, Welcome,
@@ -14,8 +14,10 @@ use espalier_proto::{
 
 use super::store::DataStore;
 use crate::capability::Holder;
-use crate::tracer::{Id, Layer, Place, Tracer, place_of};
-use crate::watch::{DataFigures, IoKind, Kind, MachineFigures, Span, Stage, Turn, Watch, exposition};
+use crate::tracer::{Id, Layer, NodeId, Tracer, place_of};
+use crate::watch::{
+    CriticalSection, DataFigures, IoKind, Kind, MachineFigures, Span, Stage, Watch, exposition,
+};
 
 /// A data server. See the module's documentation.
 pub struct DataServer {
@@ -38,9 +40,9 @@ struct Inner {
 
 /// A connected peer.
 struct Peer {
-    asker: Asker,
+    requester: Requester,
     /// The peer's place in traces.
-    place: Place,
+    place: NodeId,
     sender: Sender<FromData>,
     /// Unanswered requests.
     under_way: HashMap<RequestId, UnderWay>,
@@ -73,8 +75,8 @@ impl DataServer {
     /// `key`: the metadata servers' key; without it no clients are served. `threads`: number of
     /// threads that serve requests.
     pub fn new(store: DataStore, key: Option<SealKey>, threads: usize) -> Self {
-        let tracer = Tracer::new(Place::Data(store.number().0));
-        let inner = Inner { machine: Data::new(store.commits_alone()), ..Inner::default() };
+        let tracer = Tracer::new(NodeId::Data(store.number().0));
+        let inner = Inner { machine: Data::new(store.commits_individually()), ..Inner::default() };
         Self {
             tracer,
             store,
@@ -87,10 +89,10 @@ impl DataServer {
         }
     }
 
-    /// Sets [`DataStore::alone`].
-    pub fn set_alone(&self, alone: bool) {
+    /// Sets [`DataStore::individually`].
+    pub fn set_individual(&self, individually: bool) {
         if let Ok(mut inner) = self.inner.lock() {
-            inner.machine.set_alone(alone);
+            inner.machine.set_individual(individually);
         }
     }
 
@@ -138,10 +140,13 @@ impl DataServer {
         };
         let connection = incoming.welcome(welcome).await?;
         tracing::info!(server = number, "a metadata server has connected");
-        let asker = Asker::Server(ServerId(number));
-        self.converse((asker, Place::Rank(number)), hello.incarnation.unwrap_or_default(), connection, |_| {
-            true
-        })
+        let requester = Requester::Server(ServerId(number));
+        self.converse(
+            (requester, NodeId::Rank(number)),
+            hello.incarnation.unwrap_or_default(),
+            connection,
+            |_| true,
+        )
         .await
     }
 
@@ -161,24 +166,24 @@ impl DataServer {
         };
         let (client, identity) = (incoming.hello().client, incoming.identity());
         let holder = Holder::new(identity, client);
-        let asker = Asker::Client(holder.number(&self.store.superblock().hash_key));
+        let requester = Requester::Client(holder.number(&self.store.superblock().hash_key));
         let connection = incoming.welcome(welcome).await?;
         let is_good = move |capability: &Capability| holder.has(capability, &key);
-        self.converse((asker, place_of(client)), 0, connection, is_good).await
+        self.converse((requester, place_of(client)), 0, connection, is_good).await
     }
 
     /// `is_good`: true for a capability that is sealed and the peer's own.
     async fn converse(
         self: &Arc<Self>,
-        (asker, place): (Asker, Place),
+        (requester, place): (Requester, NodeId),
         incarnation: u64,
         connection: Connection<ToData, FromData>,
         is_good: impl Fn(&Capability) -> bool,
     ) -> Result<(), NetError> {
         let Connection { mut receiver, sender } = connection;
         let number = self.next_connection.fetch_add(1, Ordering::Relaxed);
-        self.attach(number, (asker, place), sender.clone());
-        self.input([Input::Connect { from: asker, incarnation, connection: number }]);
+        self.attach(number, (requester, place), sender.clone());
+        self.input([Input::Connect { from: requester, incarnation, connection: number }]);
         let mut batch = Vec::new();
         let ended = 'connection: loop {
             if let Err(error) = receiver.next(&mut batch).await {
@@ -190,7 +195,7 @@ impl DataServer {
                     waiting.push_back(message);
                 } else {
                     tracing::warn!(
-                        ?asker,
+                        ?requester,
                         "a capability was refused: it is another client's, or has an invalid seal"
                     );
                     let (id, announced, result) = (message.id, false, Err(Errno::EACCES));
@@ -202,7 +207,7 @@ impl DataServer {
                     // The peer has reconnected.
                     break 'connection Ok(());
                 };
-                let request = |message| Input::Request { from: asker, connection: number, message };
+                let request = |message| Input::Request { from: requester, connection: number, message };
                 self.input(taken.into_iter().map(request));
                 if !waiting.is_empty() {
                     tokio::time::sleep(PAUSE).await;
@@ -210,7 +215,7 @@ impl DataServer {
             }
         };
         sender.end();
-        self.input([Input::Disconnect { from: asker, connection: number }]);
+        self.input([Input::Disconnect { from: requester, connection: number }]);
         if let Ok(mut inner) = self.inner.lock() {
             inner.peers.remove(&number);
         }
@@ -218,15 +223,15 @@ impl DataServer {
     }
 
     /// Registers a connected peer; replaces its earlier connection.
-    fn attach(&self, number: u64, (asker, place): (Asker, Place), sender: Sender<FromData>) {
+    fn attach(&self, number: u64, (requester, place): (Requester, NodeId), sender: Sender<FromData>) {
         let Ok(mut inner) = self.inner.lock() else { return };
         inner.peers.retain(|_, peer| {
-            if peer.asker == asker {
+            if peer.requester == requester {
                 peer.sender.end();
             }
-            peer.asker != asker
+            peer.requester != requester
         });
-        inner.peers.insert(number, Peer { asker, place, sender, under_way: HashMap::new(), bytes: 0 });
+        inner.peers.insert(number, Peer { requester, place, sender, under_way: HashMap::new(), bytes: 0 });
     }
 
     /// Takes requests from the queue, up to the limit. `None`: the peer is disconnected.
@@ -245,9 +250,10 @@ impl DataServer {
             let served = self.tracer.served(peer.place, message.id.0);
             self.tracer.begin(served, message.request.name(), Vec::new);
             let (kind, ino) = Kind::of_data(&message.request);
-            let mut span = Span::start(kind, Span::NO_PROCESS, ino, Turn { asked: now, began: now });
+            let mut span =
+                Span::start(kind, Span::NO_PROCESS, ino, CriticalSection { asked: now, began: now });
             // Until a thread executes it.
-            span.turn_to(Stage::Queue, now);
+            span.enter_stage(Stage::Queue, now);
             if peer.under_way.insert(message.id, UnderWay { bytes, writes, span }).is_none() {
                 peer.bytes += bytes;
             }
@@ -317,7 +323,7 @@ impl DataServer {
             if let Some(peer) = inner.peers.get_mut(&connection)
                 && let Some(asked) = peer.under_way.get_mut(&request)
             {
-                asked.span.turn_to(Stage::Disk, began);
+                asked.span.enter_stage(Stage::Disk, began);
             }
         }
         self.input_to(inner, [Input::Done { id, result }]);
@@ -326,7 +332,7 @@ impl DataServer {
     /// Counts an answered request.
     fn count(&self, asked: UnderWay, result: &Result<DataReply, Errno>) {
         let UnderWay { bytes, writes, mut span } = asked;
-        span.turn_to(Stage::Work, Instant::now());
+        span.enter_stage(Stage::Work, Instant::now());
         self.watch.record(&span, result.is_err());
         match result {
             Ok(DataReply::Bytes(read)) => self.read_bytes.fetch_add(read.len() as u64, Ordering::Relaxed),

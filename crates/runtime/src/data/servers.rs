@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use espalier_client::{Came, DataLink};
+use espalier_client::{DataEvent, DataLink};
 use espalier_net::{ConnectError, Connection, Limits, NetError, Receiver, Security, Sender, connect};
 use espalier_proto::{
     Capability, ClientId, ClusterId, DataReply, DataRequest, Errno, FromData, Hello, Ino, ServerId, Service,
@@ -13,7 +13,7 @@ use espalier_proto::{
 };
 use tokio::sync::oneshot;
 
-use crate::tracer::{Id, Place, Tracer};
+use crate::tracer::{Id, NodeId, Tracer};
 
 /// A pending answer of a data server.
 pub type Answer = oneshot::Receiver<Result<DataReply, Errno>>;
@@ -27,13 +27,13 @@ pub struct DataServers {
     sessions: Mutex<(u64, Vec<u64>)>,
     security: Security,
     limits: Limits,
-    asker: Asker,
+    requester: DataRequester,
     tracer: Arc<Tracer>,
 }
 
 /// A peer of data servers.
 #[derive(Clone, Copy, Debug)]
-pub enum Asker {
+pub enum DataRequester {
     /// A metadata server. `incarnation`: distinguishes its starts.
     Server {
         number: ServerId,
@@ -57,14 +57,14 @@ struct Link {
 struct Inner {
     address: String,
     /// A task keeps the server connected.
-    is_kept: bool,
+    is_kept_connected: bool,
     link: DataLink<Waits>,
     sender: Option<Sender<ToData>>,
 }
 
 /// The waiter for an answer.
 struct Waits {
-    tell: oneshot::Sender<Result<DataReply, Errno>>,
+    reply_to: oneshot::Sender<Result<DataReply, Errno>>,
     _pass: Option<Pass>,
 }
 
@@ -77,11 +77,11 @@ impl DataServers {
         addresses: Vec<(ServerId, String)>,
         security: Security,
         limits: Limits,
-        asker: Asker,
+        requester: DataRequester,
         tracer: Arc<Tracer>,
     ) -> Self {
         let (links, space, sessions) = Default::default();
-        let servers = Self { links, space, sessions, security, limits, asker, tracer };
+        let servers = Self { links, space, sessions, security, limits, requester, tracer };
         servers.learn(addresses);
         servers
     }
@@ -89,10 +89,10 @@ impl DataServers {
     /// Adds or updates server addresses.
     pub fn learn(&self, addresses: Vec<(ServerId, String)>) {
         let mut links = self.lock();
-        let asks_for_new = matches!(self.asker, Asker::Server { .. });
+        let lists_provisional = matches!(self.requester, DataRequester::Server { .. });
         for (server, address) in addresses {
-            let link = DataLink::new(asks_for_new);
-            let inner = Inner { address: String::new(), is_kept: false, link, sender: None };
+            let link = DataLink::new(lists_provisional);
+            let inner = Inner { address: String::new(), is_kept_connected: false, link, sender: None };
             let new = || Arc::new(Link { inner: Mutex::new(inner) });
             links.entry(server).or_insert_with(new).lock().address = address;
         }
@@ -113,16 +113,16 @@ impl DataServers {
 
     /// Sends a request. To cancel, drop the answer. `causes`: the operations that wait for it.
     pub fn ask(&self, server: ServerId, request: DataRequest, pass: Option<Pass>, causes: &[Id]) -> Answer {
-        let (tell, answer) = oneshot::channel();
+        let (reply_to, answer) = oneshot::channel();
         let Some(link) = self.link(server) else {
             tracing::error!(%server, "a file is stored on a data server that the configuration does not list");
-            let _ = tell.send(Err(Errno::EIO));
+            let _ = reply_to.send(Err(Errno::EIO));
             return answer;
         };
         let (mut out, capability) = (Vec::new(), pass.as_ref().map(|pass| pass.capability));
         let (mut inner, kind) = (link.lock(), request.name());
-        let id = inner.link.ask(request, capability, Waits { tell, _pass: pass }, &mut out);
-        self.tracer.begin(self.tracer.asked(Place::Data(server.0), id.0), kind, || causes.into());
+        let id = inner.link.ask(request, capability, Waits { reply_to, _pass: pass }, &mut out);
+        self.tracer.begin(self.tracer.asked(NodeId::Data(server.0), id.0), kind, || causes.into());
         inner.send(out);
         answer
     }
@@ -146,7 +146,7 @@ impl DataServers {
     pub fn unkept(&self, servers: &[ServerId]) -> Vec<ServerId> {
         let take = |server: &&ServerId| {
             let link = self.link(**server);
-            link.is_some_and(|link| !std::mem::replace(&mut link.lock().is_kept, true))
+            link.is_some_and(|link| !std::mem::replace(&mut link.lock().is_kept_connected, true))
         };
         servers.iter().filter(take).copied().collect()
     }
@@ -172,20 +172,20 @@ impl DataServers {
     pub async fn keep_connected(&self, server: ServerId, new: impl Fn(ServerId, Vec<Ino>)) {
         let Some(link) = self.link(server) else { return };
         let link = &*link;
-        let (mut pause, mut told) = (FIRST_PAUSE, false);
+        let (mut pause, mut logged) = (FIRST_PAUSE, false);
         loop {
             match self.reach(server, link).await {
                 Ok((_, Connection { receiver, sender })) => {
                     tracing::info!(%server, "connected to a data server");
-                    (pause, told) = (FIRST_PAUSE, false);
+                    (pause, logged) = (FIRST_PAUSE, false);
                     let error = self.converse(server, link, receiver, sender, &new).await;
                     tracing::warn!(%server, %error, "lost the connection to a data server: reconnecting");
                     link.lock().lose();
                 }
-                Err(error) if told => tracing::debug!(%server, %error, "not connected yet"),
+                Err(error) if logged => tracing::debug!(%server, %error, "not connected yet"),
                 Err(error) => {
                     tracing::warn!(%server, %error, "cannot reach a data server: operations on it wait");
-                    told = true;
+                    logged = true;
                 }
             }
             tokio::time::sleep(pause).await;
@@ -198,11 +198,11 @@ impl DataServers {
         server: ServerId,
         link: &Link,
     ) -> Result<(Welcome, Connection<FromData, ToData>), ConnectError> {
-        let (service, client, incarnation) = match self.asker {
-            Asker::Server { number, incarnation } => {
+        let (service, client, incarnation) = match self.requester {
+            DataRequester::Server { number, incarnation } => {
                 (Service::Data(server), ClientId(number.0.into()), Some(incarnation))
             }
-            Asker::Client(client) => (Service::Delegated(server), client, None),
+            DataRequester::Client(client) => (Service::Delegated(server), client, None),
         };
         let hello = Hello { cluster: ClusterId::ANY, service, client, incarnation };
         let address = link.lock().address.clone();
@@ -217,11 +217,11 @@ impl DataServers {
         sender: Sender<ToData>,
         new: impl Fn(ServerId, Vec<Ino>),
     ) -> NetError {
-        let admit = match self.asker {
-            Asker::Server { .. } => {
+        let admit = match self.requester {
+            DataRequester::Server { .. } => {
                 Some(self.sessions.lock().unwrap_or_else(PoisonError::into_inner).clone())
             }
-            Asker::Client(_) => None,
+            DataRequester::Client(_) => None,
         };
         link.begin(sender, admit);
         let mut batch = Vec::new();
@@ -229,19 +229,19 @@ impl DataServers {
             if let Err(error) = receiver.next(&mut batch).await {
                 return error;
             }
-            let came = |message: &FromData| {
-                self.tracer.end(self.tracer.asked(Place::Data(server.0), message.id.0));
+            let end_span = |message: &FromData| {
+                self.tracer.end(self.tracer.asked(NodeId::Data(server.0), message.id.0));
             };
-            let others = link.take(batch.drain(..).inspect(came));
+            let others = link.take(batch.drain(..).inspect(end_span));
             for other in others {
                 match other {
-                    Came::New(inos) => new(server, inos),
-                    Came::NoNew(result) => {
+                    DataEvent::New(inos) => new(server, inos),
+                    DataEvent::NoNew(result) => {
                         tracing::error!(%server, ?result, "a data server cannot list its provisional datafiles");
                         tokio::time::sleep(LONGEST_PAUSE).await;
-                        link.ask_for_new();
+                        link.request_provisional();
                     }
-                    Came::Answer(..) | Came::Nothing => {}
+                    DataEvent::Answer(..) | DataEvent::Nothing => {}
                 }
             }
         }
@@ -267,18 +267,18 @@ impl Inner {
 impl Link {
     fn begin(&self, sender: Sender<ToData>, admit: Option<(u64, Vec<u64>)>) {
         let (mut inner, mut out) = (self.lock(), Vec::new());
-        inner.link.connected(admit, |waits| !waits.tell.is_closed(), &mut out);
+        inner.link.connected(admit, |waits| !waits.reply_to.is_closed(), &mut out);
         inner.sender = Some(sender);
         inner.send(out);
     }
 
     /// Delivers answers to their waiters; returns all other messages.
-    fn take(&self, messages: impl Iterator<Item = FromData>) -> Vec<Came<Waits>> {
+    fn take(&self, messages: impl Iterator<Item = FromData>) -> Vec<DataEvent<Waits>> {
         let (mut inner, mut out, mut others) = (self.lock(), Vec::new(), Vec::new());
         for message in messages {
             match inner.link.received(message, &mut out) {
                 // The waiter may have cancelled.
-                Came::Answer(Waits { tell, .. }, result) => drop(tell.send(result)),
+                DataEvent::Answer(Waits { reply_to, .. }, result) => drop(reply_to.send(result)),
                 other => others.push(other),
             }
         }
@@ -286,9 +286,9 @@ impl Link {
         others
     }
 
-    fn ask_for_new(&self) {
+    fn request_provisional(&self) {
         let (inner, mut out) = (self.lock(), Vec::new());
-        inner.link.ask_for_new(&mut out);
+        inner.link.request_provisional(&mut out);
         inner.send(out);
     }
 

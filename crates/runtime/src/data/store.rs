@@ -8,9 +8,9 @@ use espalier_store::{
     Datafiles, FormatOptions, LocalOptions, LocalStore, RealFile, Store, StoreError, Superblock, superblock,
 };
 
-use crate::behind::Writeback;
 use crate::disk::logged;
 use crate::error::Error;
+use crate::flush_behind::Writeback;
 
 /// A data server's store.
 pub struct DataStore {
@@ -21,7 +21,7 @@ pub struct DataStore {
     sync: bool,
     writeback: Writeback,
     /// Creates and removals are made durable one by one.
-    alone: bool,
+    individually: bool,
 }
 
 /// Journal size in bytes: enough for 40,000 creates of single datafiles between two checkpoints.
@@ -60,17 +60,17 @@ impl DataStore {
         }
         let (store, journal) = LocalStore::open_with(dir, LocalOptions::default())?;
         let (files, writeback) = (Datafiles::open(store, journal, sync)?, Writeback::default());
-        Ok(Self { number, files, path: dir.into(), sync, writeback, alone: false })
+        Ok(Self { number, files, path: dir.into(), sync, writeback, individually: false })
     }
 
     /// Makes creates and removals durable one by one, instead of many per sync.
     #[must_use]
-    pub fn alone(self) -> Self {
-        Self { alone: true, ..self }
+    pub fn individually(self) -> Self {
+        Self { individually: true, ..self }
     }
 
-    pub(crate) fn commits_alone(&self) -> bool {
-        self.alone
+    pub(crate) fn commits_individually(&self) -> bool {
+        self.individually
     }
 
     pub fn number(&self) -> ServerId {

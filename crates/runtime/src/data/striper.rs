@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use espalier_client::{Striped, Turn, Work};
+use espalier_client::{Striped, StripedStep, Work};
 use espalier_meta::{Layouts, StreamCall, StreamDone};
 use espalier_proto::{DataReply, DataRequest, Errno, Ino, Layout, Reply, ServerId, StreamStat};
 
@@ -39,16 +39,16 @@ impl Striper {
         pass: Option<&Pass>,
         causes: &[Id],
     ) -> Result<Result<Reply, Errno>, Stale> {
-        let (mut striped, mut turn) = Striped::start(layout, work, data);
+        let (mut striped, mut step) = Striped::start(layout, work, data);
         loop {
-            match turn {
-                Turn::Done(result) => return Ok(result),
-                Turn::Ask(asks) => {
+            match step {
+                StripedStep::Done(result) => return Ok(result),
+                StripedStep::Ask(asks) => {
                     let replies = answers(self.ask(asks, pass, causes)).await;
                     if replies.contains(&Ok(DataReply::Stale)) {
                         return Err(Stale);
                     }
-                    turn = striped.go_on(replies);
+                    step = striped.advance(replies);
                 }
             }
         }

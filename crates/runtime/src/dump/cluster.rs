@@ -17,7 +17,7 @@ use super::write::{self, Source};
 use crate::data::DataStore;
 use crate::error::Error;
 use crate::fsck::checkpoint;
-use crate::ranks::{open_ranks, settle_ranks};
+use crate::ranks::{finish_transactions, open_ranks};
 use crate::volume::OpenOptions;
 
 /// Paths of a cluster's stores.
@@ -47,7 +47,7 @@ pub fn dump_cluster(
     let open = |(number, path): &(ServerId, PathBuf)| DataStore::open(path, *number, false);
     let data = stores.data.iter().map(open).collect::<Result<Vec<_>, _>>()?;
     let mut volumes = open_ranks(&stores.ranks, &OpenOptions::read_once())?;
-    settle_ranks(&mut volumes);
+    finish_transactions(&mut volumes);
     if volumes.iter().any(|volume| volume.meta.open_transactions() > 0) {
         return Err(Error::Undecided);
     }

@@ -301,7 +301,7 @@ fn with_new_journal(record: Super, is_part: bool) -> Vec<u8> {
     let settled = Super { journal: 0, ..record };
     let settled = match is_part {
         true => settled,
-        false => Super { unsettled: Vec::new(), watched: Vec::new(), ..settled },
+        false => Super { provisional: Vec::new(), size_dirty: Vec::new(), ..settled },
     };
     settled.encode()
 }

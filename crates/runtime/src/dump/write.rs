@@ -184,7 +184,7 @@ impl Sink<'_> {
         match &mut self.partial {
             None => self.writer.frame(&item)?,
             Some(partial) => match partial.peek()? {
-                Some(there) if *there == item || self.is_part && is_same_tree(there, &item) => self.kept(),
+                Some(there) if *there == item || self.is_part && is_same_tree(there, &item) => self.retain(),
                 Some(Item::Head(_)) => return Err(Error::OtherDump),
                 Some(_) => return Err(Error::Changed),
                 None => {
@@ -210,14 +210,14 @@ impl Sink<'_> {
                 Some(_) => return Ok(None),
                 None => break,
             }
-            self.kept();
+            self.retain();
             (self.progress)(self.writer.offset);
         }
         Ok(Some(end))
     }
 
     /// Keeps the frame.
-    fn kept(&mut self) {
+    fn retain(&mut self) {
         if let Some(partial) = &mut self.partial {
             partial.ahead = None;
             (self.writer.sum, self.writer.offset) = (partial.reader.sum(), partial.reader.offset());

@@ -3,14 +3,14 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use espalier_client::{DataAsk, Outcome, Told};
+use espalier_client::{Actions, DataOperation, DataOutcome};
 use espalier_proto::{Layout, ServerMap};
 use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 
 use super::{Called, Inner, Remote};
-use crate::calls::Door;
-use crate::data::{Asker, DataServers, Pass, Stale, Striper};
+use crate::calls::Frontend;
+use crate::data::{DataRequester, DataServers, Pass, Stale, Striper};
 use crate::servers::Servers;
 use crate::tracer::Tracer;
 
@@ -29,8 +29,8 @@ impl Direct {
     /// Creates it without connections.
     pub fn new(servers: &Servers, tracer: &Arc<Tracer>) -> Self {
         let (security, limits) = (servers.security.clone(), servers.limits.clone());
-        let asker = Asker::Client(servers.client);
-        let data_servers = DataServers::new(Vec::new(), security, limits, asker, Arc::clone(tracer));
+        let requester = DataRequester::Client(servers.client);
+        let data_servers = DataServers::new(Vec::new(), security, limits, requester, Arc::clone(tracer));
         let striper = Arc::new(Striper::new(data_servers));
         Self { striper, runtime: Handle::current(), connections: Mutex::default() }
     }
@@ -43,11 +43,11 @@ impl Direct {
     fn reach(&self, layout: &Layout) {
         for server in self.striper.servers.unkept(layout.servers()) {
             let striper = Arc::clone(&self.striper);
-            let kept = self.runtime.spawn(async move {
+            let connection = self.runtime.spawn(async move {
                 striper.servers.keep_connected(server, |_, _| {}).await;
             });
             let mut connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
-            connections.push(kept.abort_handle());
+            connections.push(connection.abort_handle());
         }
     }
 
@@ -68,9 +68,9 @@ impl Drop for Direct {
     }
 }
 
-impl<D: Door> Remote<D> {
-    pub(super) fn ask_data_servers(&self, inner: &mut Inner<Called<D::Ticket>>, asks: Vec<DataAsk>) {
-        for DataAsk { number, delegation, work, data, held } in asks {
+impl<D: Frontend> Remote<D> {
+    pub(super) fn ask_data_servers(&self, inner: &mut Inner<Called<D::Ticket>>, asks: Vec<DataOperation>) {
+        for DataOperation { number, delegation, work, data, held } in asks {
             let capability = delegation.capability;
             if let Some(line) = inner.lines.get_mut(usize::from(capability.ino.rank().0)) {
                 line.messages.data += 1;
@@ -86,14 +86,14 @@ impl<D: Door> Remote<D> {
                 let result = striper.stream(layout, work, data, Some(&pass), cause.as_slice()).await;
                 drop(pass);
                 let outcome = match result {
-                    Ok(result) => Outcome::Done(result),
+                    Ok(result) => DataOutcome::Done(result),
                     Err(Stale) => {
                         tokio::time::sleep(STALE_PAUSE).await;
-                        Outcome::Stale
+                        DataOutcome::Stale
                     }
                 };
                 if let Some(remote) = remote.upgrade() {
-                    remote.data_came(number, outcome);
+                    remote.data_completed(number, outcome);
                 }
             });
             inner.tasks.insert(number, task.abort_handle());
@@ -101,11 +101,11 @@ impl<D: Door> Remote<D> {
     }
 
     /// Handles the outcome of an operation on data servers.
-    fn data_came(&self, number: u64, outcome: Outcome) {
+    fn data_completed(&self, number: u64, outcome: DataOutcome) {
         let Ok(mut inner) = self.lock() else { return };
         inner.tasks.remove(&number);
-        let (mut told, now) = (Told::default(), inner.now());
-        inner.sessions.data_came(now, number, outcome, &mut told);
-        self.settle(inner, told);
+        let (mut actions, now) = (Actions::default(), inner.now());
+        inner.sessions.data_completed(now, number, outcome, &mut actions);
+        self.carry_out(inner, actions);
     }
 }

@@ -74,7 +74,7 @@ impl Gate {
     pub fn set(&self, Settings { access, watermarks: (low, high), eager_bytes }: Settings) {
         self.acceptor.set_eager_bytes(eager_bytes);
         if let Some(data) = &self.data {
-            data.set_alone(high == 1);
+            data.set_individual(high == 1);
         }
         if let Some(meta) = &self.meta {
             meta.server.feed(Input::Watermarks { low, high });

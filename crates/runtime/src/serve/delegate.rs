@@ -31,7 +31,7 @@ impl Server {
     /// Sends the valid sessions to the data servers; the machine is informed when all have
     /// acknowledged.
     pub(super) fn admit(&self, id: IoId, below: u64, live: Vec<u64>) {
-        let (Some(striper), Some(server)) = (&self.striper, self.itself.upgrade()) else { return };
+        let (Some(striper), Some(server)) = (&self.striper, self.own_handle.upgrade()) else { return };
         let asked = striper.servers.admit(below, live);
         self.runtime.spawn(async move {
             let result = answers(asked).await.into_iter().find_map(Result::err);

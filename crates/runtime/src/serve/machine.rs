@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
-use espalier_meta::{Cause, Front, Input, Io, IoDone, IoId, Meta, Now, Refused, Rights, Routed};
+use espalier_meta::{Cause, Input, Io, IoDone, IoId, Meta, Now, Refused, Rights, Routed, SessionLayer};
 use espalier_net::{Identity, NetError, Sender};
 use espalier_proto::{
     Accesses, ClientId, Errno, FromClient, FromServer, Ino, Rank, Reply, RequestId, Touched,
@@ -23,29 +23,29 @@ use super::delegate::Sealer;
 use super::peers::Link;
 use super::streams::UnderWay;
 use super::striped::Striping;
+use crate::background_work::{Background, BackgroundWork};
 use crate::capability::Holder;
 use crate::clock;
 use crate::data::Striper;
 use crate::disk::Disk;
-use crate::errands::{Background, Errands};
-use crate::tracer::{Id, Place, Tracer};
-use crate::watch::{Kind, MachineFigures, Span, Stage, Turn, Watch, exposition};
+use crate::tracer::{Id, NodeId, Tracer};
+use crate::watch::{CriticalSection, Kind, MachineFigures, Span, Stage, Watch, exposition};
 
 /// The driver of a metadata machine. See the module's documentation.
 pub struct Server {
     inner: Mutex<Inner>,
-    pub errands: Errands,
+    pub background_work: BackgroundWork,
     /// Access to the data servers, if there are any.
     pub(super) striper: Option<Striper>,
     /// Runs background tasks.
     pub(super) runtime: Handle,
-    pub(super) itself: Weak<Self>,
+    pub(super) own_handle: Weak<Self>,
     /// Issues capabilities; `None`: clients do not access data servers.
     pub(super) sealer: Option<Sealer>,
 }
 
 pub(super) struct Inner {
-    pub(super) front: Front,
+    pub(super) session_layer: SessionLayer,
     pub(super) peers: HashMap<ClientId, Peer>,
     /// Operations of unanswered requests.
     spans: HashMap<(ClientId, RequestId), Span>,
@@ -74,7 +74,7 @@ pub struct Guest {
     pub holder: Holder,
     pub rights: Rights,
     /// The client's place in traces.
-    pub place: Place,
+    pub place: NodeId,
 }
 
 /// A connection's view of its client.
@@ -99,9 +99,9 @@ impl Server {
         sealer: Option<Sealer>,
         runtime: Handle,
     ) -> (Arc<Self>, Background) {
-        let (errands, background) = Errands::new(disk, watch, tracer);
+        let (background_work, background) = BackgroundWork::new(disk, watch, tracer);
         let inner = Inner {
-            front: Front::new(meta),
+            session_layer: SessionLayer::new(meta),
             peers: HashMap::new(),
             spans: HashMap::new(),
             connecting: HashMap::new(),
@@ -111,13 +111,13 @@ impl Server {
             next_connection: 0,
         };
         let inner = Mutex::new(inner);
-        let server = Arc::new_cyclic(|itself| Self {
+        let server = Arc::new_cyclic(|own_handle| Self {
             inner,
-            errands,
+            background_work,
             striper,
             sealer,
             runtime,
-            itself: itself.clone(),
+            own_handle: own_handle.clone(),
         });
         (server, background)
     }
@@ -131,13 +131,13 @@ impl Server {
         accesses: Accesses,
         rights: &Rights,
     ) -> oneshot::Receiver<Result<Ino, Refused>> {
-        let (tell, told) = oneshot::channel();
-        if let Ok((mut inner, turn)) = self.turn() {
-            inner.connecting.insert(client, tell);
-            inner.front.connect(now(0), client, (leases, resumes), accesses, rights);
-            self.settle(inner, turn);
+        let (decide, decision) = oneshot::channel();
+        if let Ok((mut inner, section)) = self.enter() {
+            inner.connecting.insert(client, decide);
+            inner.session_layer.connect(now(0), client, (leases, resumes), accesses, rights);
+            self.carry_out(inner, section);
         }
-        told
+        decision
     }
 
     /// Makes this connection the client's present one.
@@ -150,7 +150,7 @@ impl Server {
         guest: Guest,
         sender: Sender<FromServer>,
     ) -> Result<Origin, Errno> {
-        let (mut inner, turn) = self.turn()?;
+        let (mut inner, section) = self.enter()?;
         inner.next_connection += 1;
         let (connection, rights) = (inner.next_connection, Arc::new(guest.rights.clone()));
         let under_way = Arc::<UnderWay>::default();
@@ -158,8 +158,8 @@ impl Server {
         if let Some(old) = inner.peers.insert(client, peer) {
             old.sender.end();
         }
-        inner.front.attach(client);
-        self.settle(inner, turn);
+        inner.session_layer.attach(client);
+        self.carry_out(inner, section);
         Ok(Origin { client, rights, connection, under_way })
     }
 
@@ -169,7 +169,7 @@ impl Server {
             && inner.peers.get(&origin.client).is_some_and(|peer| peer.connection == origin.connection)
         {
             inner.peers.remove(&origin.client);
-            inner.front.detach(origin.client);
+            inner.session_layer.detach(origin.client);
             // Pending requests are answered over the next connection and not counted.
             inner.spans.retain(|(client, _), _| *client != origin.client);
         }
@@ -178,7 +178,7 @@ impl Server {
     /// Enforces the access rights: a client with changed rights must reconnect, and the session of
     /// a client without access ends. `only`: restricts this to one client.
     pub fn enforce(&self, access: &Access, only: Option<ClientId>) {
-        let Ok((mut inner, turn)) = self.turn() else { return };
+        let Ok((mut inner, section)) = self.enter() else { return };
         let affected: Vec<_> = inner
             .peers
             .iter()
@@ -191,14 +191,14 @@ impl Server {
             if let Some(peer) = inner.peers.remove(&client) {
                 peer.sender.end();
             }
-            inner.front.detach(client);
+            inner.session_layer.detach(client);
             inner.spans.retain(|(of, _), _| *of != client);
             if is_refused {
                 tracing::warn!(client = client.0, "a client has lost its access: its session ends");
-                inner.front.input(now(0), Input::Leave { client });
+                inner.session_layer.input(now(0), Input::Leave { client });
             }
         }
-        self.settle(inner, turn);
+        self.carry_out(inner, section);
     }
 
     /// Number of connected clients.
@@ -212,7 +212,7 @@ impl Server {
     /// Why nothing more is received from the client.
     pub fn received(&self, origin: &Origin, batch: impl ExactSizeIterator<Item = FromClient>) -> Ended {
         let client = origin.client;
-        let (mut inner, turn) = self.turn().map_err(|_| "the server has failed")?;
+        let (mut inner, section) = self.enter().map_err(|_| "the server has failed")?;
         if inner.peers.get(&client).is_none_or(|peer| peer.connection != origin.connection) {
             return Err("the client has another connection, or has lost its access".into());
         }
@@ -225,7 +225,7 @@ impl Server {
                 FromClient::Request { id, caller, request: asked, .. } => {
                     let (kind, ino) = Kind::of_request(asked);
                     self.begin_span(&inner, (client, *id), kind);
-                    inner.spans.insert((client, *id), Span::start(kind, caller.pid, ino, turn));
+                    inner.spans.insert((client, *id), Span::start(kind, caller.pid, ino, section));
                     request = Some(*id);
                 }
                 FromClient::Stream { id, io, .. } => {
@@ -234,32 +234,32 @@ impl Server {
                 FromClient::Cancel { id } => self.give_up(&mut inner, (client, *id)),
                 _ => {}
             }
-            match (inner.front.take(now, client, &origin.rights, message), request) {
+            match (inner.session_layer.take(now, client, &origin.rights, message), request) {
                 (Ok(false), Some(id)) => drop(inner.spans.remove(&(client, id))),
                 (Ok(_), _) => {}
                 (Err(unrestricted), _) => taken = Err(unrestricted.into()),
             }
         }
-        inner.front.heard(now, client);
-        self.settle(inner, turn);
+        inner.session_layer.heard(now, client);
+        self.carry_out(inner, section);
         taken
     }
 
     /// Called once per second: reports the time and the free space to the machine.
     pub fn tick(&self) {
         self.measure_space();
-        match self.errands.disk.free_space() {
+        match self.background_work.disk.free_space() {
             Ok(free) => self.feed(Input::Space { free }),
             Err(error) => tracing::warn!(%error, "cannot determine the free space of the store"),
         }
-        self.give_up_glances();
+        self.give_up_try_stats();
         self.feed(Input::Tick);
-        self.errands.watch.tick();
+        self.background_work.watch.tick();
     }
 
-    /// Runs background work until [`Errands::stop`].
+    /// Runs background work until [`BackgroundWork::stop`].
     pub fn run_background(&self, background: Background) {
-        self.errands.run(background, |id, result| self.feed(Input::Done { id, result }));
+        self.background_work.run(background, |id, result| self.feed(Input::Done { id, result }));
     }
 
     /// Writes everything out, until done, failed or timed out. Returns true on success.
@@ -269,7 +269,9 @@ impl Server {
             self.feed(Input::Drain);
             match self.lock() {
                 Err(_) => return false,
-                Ok(inner) if inner.front.meta().is_quiet() => return inner.front.meta().broken().is_none(),
+                Ok(inner) if inner.session_layer.meta().is_idle() => {
+                    return inner.session_layer.meta().broken().is_none();
+                }
                 Ok(_) if Instant::now() > deadline => return false,
                 Ok(_) => {}
             }
@@ -279,26 +281,27 @@ impl Server {
 
     /// Number of inodes in use, and the failure of the machine, if any.
     pub fn state(&self) -> (u64, Option<Errno>) {
-        self.lock()
-            .map_or((0, Some(Errno::EIO)), |inner| (inner.front.meta().files(), inner.front.meta().failure()))
+        self.lock().map_or((0, Some(Errno::EIO)), |inner| {
+            (inner.session_layer.meta().files(), inner.session_layer.meta().failure())
+        })
     }
 
     pub fn figures(&self) -> MachineFigures {
         let Ok(inner) = self.lock() else { return MachineFigures::default() };
         let now = Instant::now();
         let longest = inner.spans.values().map(|span| now.saturating_duration_since(span.mark())).max();
-        MachineFigures::of(inner.front.meta(), inner.spans.len(), longest.unwrap_or_default())
+        MachineFigures::of(inner.session_layer.meta(), inner.spans.len(), longest.unwrap_or_default())
     }
 
     /// The server's statistics for Prometheus.
     pub fn exposition(&self) -> String {
-        let (totals, (files, broken)) = (self.errands.watch.totals(), self.state());
-        let figures = self.errands.watch.figures(&totals, self.figures());
+        let (totals, (files, broken)) = (self.background_work.watch.totals(), self.state());
+        let figures = self.background_work.watch.figures(&totals, self.figures());
         exposition(totals, figures, files, broken.is_some())
     }
 
     pub fn path_of(&self, ino: Ino) -> Option<String> {
-        let path = self.lock().ok()?.front.meta().path_of(ino)?;
+        let path = self.lock().ok()?.session_layer.meta().path_of(ino)?;
         Some(String::from_utf8_lossy(&path).into_owned())
     }
 
@@ -311,20 +314,20 @@ impl Server {
     where
         I: IntoIterator<Item = Input, IntoIter: ExactSizeIterator>,
     {
-        let Ok((mut inner, turn)) = self.turn() else { return };
+        let Ok((mut inner, section)) = self.enter() else { return };
         let inputs = inputs(&mut inner).into_iter();
         let mut left = inputs.len();
         for input in inputs {
             left -= 1;
-            inner.front.input(now(left), input);
+            inner.session_layer.input(now(left), input);
         }
-        self.settle(inner, turn);
+        self.carry_out(inner, section);
     }
 
-    pub(super) fn turn(&self) -> Result<(Locked<'_>, Turn), Errno> {
+    pub(super) fn enter(&self) -> Result<(Locked<'_>, CriticalSection), Errno> {
         let asked = Instant::now();
         let inner = self.lock()?;
-        Ok((inner, Turn { asked, began: Instant::now() }))
+        Ok((inner, CriticalSection { asked, began: Instant::now() }))
     }
 
     /// Fails after a panic under the lock: the machine's state is unreliable then.
@@ -333,21 +336,22 @@ impl Server {
     }
 
     /// Executes all results, and the results of these, until nothing is left.
-    pub(super) fn settle<'a>(&'a self, mut inner: Locked<'a>, mut turn: Turn) {
+    pub(super) fn carry_out<'a>(&'a self, mut inner: Locked<'a>, mut section: CriticalSection) {
         loop {
-            let Routed { waiting, connected, ended, send, peers, remarks, streams, io } = inner.front.route();
+            let Routed { waiting, connected, ended, send, peers, warnings, streams, io } =
+                inner.session_layer.route();
             for (client, id, waiting) in waiting {
                 if let Some(span) = inner.spans.get_mut(&(client, id)) {
-                    span.resume(turn);
-                    span.turn_to(Stage::from(waiting), Instant::now());
+                    span.resume(section);
+                    span.enter_stage(Stage::from(waiting), Instant::now());
                 }
             }
             for (client, connected) in connected {
-                if let Some(tell) = inner.connecting.remove(&client) {
-                    let _ = tell.send(connected);
+                if let Some(decide) = inner.connecting.remove(&client) {
+                    let _ = decide.send(connected);
                 }
             }
-            for remark in remarks {
+            for remark in warnings {
                 tracing::warn!("{remark}");
             }
             for client in ended {
@@ -362,14 +366,14 @@ impl Server {
             // In the machine's order: a lease must be granted before it is revoked.
             let mut senders = Vec::new();
             for (client, message) in send {
-                if let Some(message) = self.ready(&mut inner, turn, client, message) {
+                if let Some(message) = self.ready(&mut inner, section, client, message) {
                     inner.queue(client, message, &mut senders);
                 }
             }
             self.trace_questions(&inner, &peers);
-            let ranks = inner.tell_ranks(peers.into_iter());
-            let causes = self.errands.tracer.causes(&io, |(id, _)| self.causes_of(&inner, *id));
-            let jobs: Vec<_> = streams.into_iter().map(|stream| inner.job(stream, turn)).collect();
+            let ranks = inner.send_to_ranks(peers.into_iter());
+            let causes = self.background_work.tracer.causes(&io, |(id, _)| self.causes_of(&inner, *id));
+            let jobs: Vec<_> = streams.into_iter().map(|stream| inner.job(stream, section)).collect();
             drop(inner);
             // It fails with the connection, whose task handles that.
             for (_, sender) in senders {
@@ -385,28 +389,34 @@ impl Server {
             if done.is_empty() {
                 return;
             }
-            let Ok(locked) = self.turn() else { return };
-            (inner, turn) = locked;
+            let Ok(locked) = self.enter() else { return };
+            (inner, section) = locked;
             let mut left = done.len();
             for (id, result) in done {
                 left -= 1;
-                inner.front.input(now(left), Input::Done { id, result });
+                inner.session_layer.input(now(left), Input::Done { id, result });
             }
         }
     }
 
     /// Completes a message with data from outside the machine; `None`: it is sent later.
-    fn ready(&self, inner: &mut Inner, turn: Turn, to: ClientId, message: FromServer) -> Option<FromServer> {
+    fn ready(
+        &self,
+        inner: &mut Inner,
+        section: CriticalSection,
+        to: ClientId,
+        message: FromServer,
+    ) -> Option<FromServer> {
         let FromServer::Reply { id, lease_ms, announced, touched, result } = message else {
             return Some(message);
         };
         if let Some(served) = self.id_of(inner, (to, id)) {
-            self.errands.tracer.end(served);
+            self.background_work.tracer.end(served);
         }
         if let Some(mut span) = inner.spans.remove(&(to, id)) {
-            span.resume(turn);
-            span.turn_to(Stage::Work, Instant::now());
-            self.errands.watch.record(&span, result.is_err());
+            span.resume(section);
+            span.enter_stage(Stage::Work, Instant::now());
+            self.background_work.watch.record(&span, result.is_err());
         }
         if matches!(result, Ok(Reply::StatFs(_))) && self.measure_then(to, id, lease_ms, &result) {
             return None;
@@ -422,7 +432,7 @@ impl Server {
     pub(super) fn complete(&self, reply: Reply) -> Result<Reply, Errno> {
         match reply {
             Reply::StatFs(mut capacity) => {
-                capacity.space = self.errands.disk.space()?;
+                capacity.space = self.background_work.disk.space()?;
                 self.add_space(&mut capacity.space);
                 Ok(Reply::StatFs(capacity))
             }
@@ -433,9 +443,9 @@ impl Server {
     fn execute(&self, id: IoId, io: Io, causes: Vec<Id>) -> Option<(IoId, Result<IoDone, Errno>)> {
         match io {
             // Replies wait for it, and it only writes to the page cache.
-            Io::Journal { sync: false, .. } => Some((id, self.errands.timed(io, &causes))),
+            Io::Journal { sync: false, .. } => Some((id, self.background_work.timed(io, &causes))),
             Io::Journal { sync: true, .. } | Io::Sync => {
-                self.errands.put_off(id, io, causes);
+                self.background_work.put_off(id, io, causes);
                 None
             }
             Io::Admit { below, live } => {
@@ -446,8 +456,8 @@ impl Server {
                 self.ask_data_servers(id, call, layouts, causes)
             }
             // It may wait for the disk.
-            io @ Io::Stream(..) => block_in_place(|| self.errands.execute(id, io, causes)),
-            io => self.errands.execute(id, io, causes),
+            io @ Io::Stream(..) => block_in_place(|| self.background_work.execute(id, io, causes)),
+            io => self.background_work.execute(id, io, causes),
         }
     }
 
@@ -456,26 +466,28 @@ impl Server {
     /// The identifier of a client's request in traces; `None`: tracing is off, or the client is
     /// disconnected.
     pub(super) fn id_of(&self, inner: &Inner, (client, id): (ClientId, RequestId)) -> Option<Id> {
-        let tracer = &self.errands.tracer;
+        let tracer = &self.background_work.tracer;
         let peer = if tracer.is_on() { inner.peers.get(&client) } else { None };
         peer.map(|peer| tracer.served(peer.guest.place, id.0))
     }
 
     fn begin_span(&self, inner: &Inner, of: (ClientId, RequestId), kind: Kind) {
         if let Some(id) = self.id_of(inner, of) {
-            self.errands.tracer.begin(id, kind.name(), Vec::new);
+            self.background_work.tracer.begin(id, kind.name(), Vec::new);
         }
     }
 
     pub(super) fn id_of_cause(&self, inner: &Inner, cause: Cause) -> Option<Id> {
         match cause {
             Cause::Request(client, id) => self.id_of(inner, (client, id)),
-            Cause::Question(rank, id) => Some(self.errands.tracer.served(Place::Rank(rank.0), id.number)),
+            Cause::Question(rank, id) => {
+                Some(self.background_work.tracer.served(NodeId::Rank(rank.0), id.number))
+            }
         }
     }
 
     fn causes_of(&self, inner: &Inner, id: IoId) -> Vec<Id> {
-        let causes = inner.front.meta().causes_of(id).into_iter();
+        let causes = inner.session_layer.meta().causes_of(id).into_iter();
         causes.filter_map(|cause| self.id_of_cause(inner, cause)).collect()
     }
 }

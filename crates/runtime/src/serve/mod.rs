@@ -20,11 +20,11 @@ use espalier_proto::{ClusterId, Errno, Ino, ServerId, ServerMap};
 use espalier_store::Superblock;
 use tokio::runtime::Handle;
 
-use crate::control::{self, Status, Told};
-use crate::data::{Asker, DataServer, DataServers, DataStore, Striper};
-use crate::errands::Background;
+use crate::background_work::Background;
+use crate::control::{self, Status, StatusSource};
+use crate::data::{DataRequester, DataServer, DataServers, DataStore, Striper};
 use crate::error::Error;
-use crate::tracer::{Place, Tracer};
+use crate::tracer::{NodeId, Tracer};
 use crate::volume::Volume;
 use crate::watch::{MachineFigures, MetricsAddress, MetricsServer, Watch};
 pub use access::Access;
@@ -165,15 +165,15 @@ pub fn serve(
                 });
             });
         }
-        let mut told = Vec::new();
+        let mut listeners = Vec::new();
         if let (Some(Tree { control: Some(control), superblock, .. }), Some(served)) = (&tree, &tree_served) {
             let answer = |words: &[&str]| control::answer(superblock, served, words);
-            told.push((control, scope.spawn(move || control.serve(answer))));
+            listeners.push((control, scope.spawn(move || control.serve(answer))));
         }
         if let (Some(control), Some(served)) = (&data_control, &data_served) {
             let superblock = served.server.store.superblock();
             let answer = |words: &[&str]| control::answer(superblock, served, words);
-            told.push((control, scope.spawn(move || control.serve(answer))));
+            listeners.push((control, scope.spawn(move || control.serve(answer))));
         }
         let accepting = runtime.spawn(accept(Arc::clone(&gate), listener));
         let reload = || {
@@ -182,7 +182,7 @@ pub fn serve(
             tracing::info!("clients, watermarks and eager_bytes are as the configuration says");
         };
         ready(address);
-        runtime.block_on(told_to_end(reload));
+        runtime.block_on(stop_signal(reload));
         accepting.abort();
         // Pending requests are answered; clients repeat later ones at the next server process.
         let drained = tree.as_ref().is_none_or(|tree| tree.server.drain(options.drain));
@@ -191,11 +191,11 @@ pub fn serve(
         }
         drop(stop_clock);
         if let Some(tree) = &tree {
-            tree.server.errands.stop();
+            tree.server.background_work.stop();
         }
-        for (control, told) in told {
+        for (control, listener) in listeners {
             control.stop();
-            let _ = told.join();
+            let _ = listener.join();
         }
         if let Some(metrics) = &metrics {
             metrics.stop();
@@ -232,14 +232,14 @@ impl Tree {
         if named != usize::from(volume.superblock.ranks) {
             return Err(Error::Ranks { path: store, ranks: volume.superblock.ranks, named });
         }
-        let tracer = Tracer::new(Place::Rank(volume.superblock.rank.0));
+        let tracer = Tracer::new(NodeId::Rank(volume.superblock.rank.0));
         let striper = if data_servers.is_empty() {
             volume.require_whole(&store)?;
             None
         } else {
             let (security, limits) = (options.security.clone(), options.limits.clone());
-            let asker = Asker::Server { number, incarnation };
-            let servers = DataServers::new(data_servers, security, limits, asker, Arc::clone(&tracer));
+            let requester = DataRequester::Server { number, incarnation };
+            let servers = DataServers::new(data_servers, security, limits, requester, Arc::clone(&tracer));
             Some(Striper::new(servers))
         };
         let Volume { disk, meta, superblock, .. } = volume;
@@ -273,7 +273,7 @@ impl Tree {
 }
 
 /// Waits for a signal that ends the process. `reload` is called on each `SIGHUP`.
-async fn told_to_end(reload: impl Fn()) {
+async fn stop_signal(reload: impl Fn()) {
     use tokio::signal::unix::{SignalKind, signal};
     let kinds = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()];
     let [Ok(mut interrupt), Ok(mut terminate), Ok(mut hangup)] = kinds.map(signal) else {
@@ -296,7 +296,7 @@ struct Served {
     url: String,
 }
 
-impl Told for Served {
+impl StatusSource for Served {
     fn state(&self) -> (u64, Option<Errno>) {
         self.server.state()
     }
@@ -306,11 +306,11 @@ impl Told for Served {
     }
 
     fn watch(&self) -> &Watch {
-        &self.server.errands.watch
+        &self.server.background_work.watch
     }
 
     fn tracer(&self) -> &Tracer {
-        &self.server.errands.tracer
+        &self.server.background_work.tracer
     }
 
     fn path_of(&self, ino: Ino) -> Option<String> {
@@ -330,7 +330,7 @@ struct DataServed {
     url: String,
 }
 
-impl Told for DataServed {
+impl StatusSource for DataServed {
     fn state(&self) -> (u64, Option<Errno>) {
         (0, None)
     }

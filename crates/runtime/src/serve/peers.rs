@@ -14,7 +14,7 @@ use tokio::runtime::Handle;
 
 use super::machine::{Inner, Server};
 use crate::control::RanksStatus;
-use crate::tracer::Place;
+use crate::tracer::NodeId;
 
 /// A message between metadata servers.
 #[derive(Debug, Serialize, Deserialize)]
@@ -68,19 +68,19 @@ impl Peers {
     }
 
     async fn keep_connected(&self, rank: Rank, server: &Server) {
-        let (mut pause, mut told) = (FIRST_PAUSE, false);
+        let (mut pause, mut logged) = (FIRST_PAUSE, false);
         loop {
             match self.connect(rank).await {
                 Ok(connection) => {
                     tracing::info!(%rank, "connected to another metadata server");
-                    (pause, told) = (FIRST_PAUSE, false);
+                    (pause, logged) = (FIRST_PAUSE, false);
                     let error = server.converse_with_rank(rank, connection).await;
                     tracing::warn!(%rank, %error, "lost the connection to a metadata server: reconnecting");
                 }
-                Err(error) if told => tracing::debug!(%rank, %error, "not connected yet"),
+                Err(error) if logged => tracing::debug!(%rank, %error, "not connected yet"),
                 Err(error) => {
                     tracing::warn!(%rank, %error, "cannot reach a metadata server: operations on it wait");
-                    told = true;
+                    logged = true;
                 }
             }
             tokio::time::sleep(pause).await;
@@ -160,7 +160,7 @@ impl Server {
         let Superblock { rank: Rank(rank), ranks, .. } = *superblock;
         let inner = self.lock().ok().filter(|_| ranks > 1)?;
         let (connected, open) =
-            (inner.ranks.keys().map(|rank| rank.0).collect(), inner.front.meta().open_transactions());
+            (inner.ranks.keys().map(|rank| rank.0).collect(), inner.session_layer.meta().open_transactions());
         Some(RanksStatus { rank, ranks, connected, open })
     }
 
@@ -177,15 +177,15 @@ impl Server {
 impl Server {
     /// Traces outgoing requests and replies.
     pub(super) fn trace_questions(&self, inner: &Inner, messages: &[(Rank, PeerMessage)]) {
-        let tracer = &self.errands.tracer;
+        let tracer = &self.background_work.tracer;
         if !tracer.is_on() {
             return;
         }
         for (rank, message) in messages {
-            let place = Place::Rank(rank.0);
+            let place = NodeId::Rank(rank.0);
             match message {
                 PeerMessage::Ask { id, question, .. } => {
-                    let cause = inner.front.meta().cause_of_question(*id);
+                    let cause = inner.session_layer.meta().cause_of_question(*id);
                     let cause = cause.and_then(|cause| self.id_of_cause(inner, cause));
                     tracer.begin(tracer.asked(place, id.number), question.name(), || {
                         cause.into_iter().collect()
@@ -198,7 +198,7 @@ impl Server {
     }
 
     fn trace_heard(&self, rank: Rank, message: &PeerMessage) {
-        let (tracer, place) = (&self.errands.tracer, Place::Rank(rank.0));
+        let (tracer, place) = (&self.background_work.tracer, NodeId::Rank(rank.0));
         match message {
             PeerMessage::Ask { id, question, .. } => {
                 tracer.begin(tracer.served(place, id.number), question.name(), Vec::new);
@@ -212,19 +212,19 @@ impl Server {
 impl Inner {
     /// Queues messages for connected ranks; the machine repeats the others after a connection.
     /// Returns the connections to flush.
-    pub(super) fn tell_ranks(
+    pub(super) fn send_to_ranks(
         &self,
         messages: impl Iterator<Item = (Rank, PeerMessage)>,
     ) -> Vec<Sender<Said>> {
-        let mut told: Vec<Rank> = Vec::new();
+        let mut sent: Vec<Rank> = Vec::new();
         for (rank, message) in messages {
             let Some(link) = self.ranks.get(&rank) else { continue };
             if let Err(error) = link.sender.queue(Said(message)) {
                 tracing::warn!(%rank, %error, "cannot send a message to another metadata server");
-            } else if !told.contains(&rank) {
-                told.push(rank);
+            } else if !sent.contains(&rank) {
+                sent.push(rank);
             }
         }
-        told.iter().filter_map(|rank| Some(self.ranks.get(rank)?.sender.clone())).collect()
+        sent.iter().filter_map(|rank| Some(self.ranks.get(rank)?.sender.clone())).collect()
     }
 }

@@ -16,7 +16,7 @@ use tokio::task::block_in_place;
 use super::machine::{Inner, Server};
 use crate::disk::Reading;
 use crate::tracer::Layer;
-use crate::watch::{Kind, Span, Stage, Turn};
+use crate::watch::{CriticalSection, Kind, Span, Stage};
 
 /// Jobs up to this total size, in bytes, are executed and answered together: the I/O is cheaper
 /// than waking the client.
@@ -63,14 +63,14 @@ pub(super) struct Streamed {
 }
 
 impl Inner {
-    pub(super) fn job(&self, stream: StreamRequest, turn: Turn) -> Job {
+    pub(super) fn job(&self, stream: StreamRequest, section: CriticalSection) -> Job {
         let (kind, ino) = Kind::of_stream(&stream.io);
         let asked =
             if let StreamIo::Read { size, .. } = stream.io { size as usize } else { stream.data.len() };
         let (bytes, peer) = (asked.max(LEAST_BYTES), self.peers.get(&stream.of.0));
         let under_way = peer.map(|peer| Arc::clone(&peer.under_way)).unwrap_or_default();
         under_way.0.fetch_add(bytes, Ordering::Relaxed);
-        let (span, reading) = (Span::start(kind, 0, ino, turn), Reading::default());
+        let (span, reading) = (Span::start(kind, 0, ino, section), Reading::default());
         Job { stream, span, reading, _counted: Counted { under_way, bytes } }
     }
 }
@@ -103,7 +103,7 @@ impl Server {
         }
         // One part per thread: the writes to a file, or one other job.
         let mut parts: Vec<Vec<Job>> = Vec::new();
-        self.tell_together(jobs.into_iter().filter_map(|mut job| {
+        self.answer_together(jobs.into_iter().filter_map(|mut job| {
             if job.stream.layout.is_some() {
                 self.stripe(job);
                 return None;
@@ -121,8 +121,8 @@ impl Server {
         let bytes = |part: &[Job]| part.iter().map(|job| job.stream.data.len()).sum::<usize>();
         let own = parts.pop_if(|part| part[0].written().is_some() && bytes(part) <= TOGETHER_BYTES);
         for mut part in parts {
-            let Some(server) = self.itself.upgrade() else { return };
-            part.iter_mut().for_each(|job| job.span.turn_to(Stage::Queue, Instant::now()));
+            let Some(server) = self.own_handle.upgrade() else { return };
+            part.iter_mut().for_each(|job| job.span.enter_stage(Stage::Queue, Instant::now()));
             self.runtime.spawn_blocking(move || server.do_jobs(part));
         }
         if let Some(part) = own {
@@ -131,23 +131,23 @@ impl Server {
     }
 
     fn do_jobs(&self, jobs: Vec<Job>) {
-        self.tell_together(jobs.into_iter().map(|job| self.do_job(job)));
+        self.answer_together(jobs.into_iter().map(|job| self.do_job(job)));
     }
 
     /// Reads from the page cache; returns true if that is everything.
     fn read_at_once(&self, job: &mut Job) -> bool {
         let StreamIo::Read { ino, offset, size } = job.stream.io else { return false };
-        job.span.turn_to(Stage::Disk, Instant::now());
-        self.errands.disk.read_cached(ino, offset, size, &mut job.reading)
+        job.span.enter_stage(Stage::Disk, Instant::now());
+        self.background_work.disk.read_cached(ino, offset, size, &mut job.reading)
     }
 
     fn do_job(&self, job: Job) -> Streamed {
         let Job { stream: StreamRequest { of, io, data, .. }, mut span, reading, .. } = job;
-        let disk = &self.errands.disk;
-        span.turn_to(Stage::Disk, Instant::now());
-        let inner = if self.errands.tracer.is_on() { self.lock().ok() } else { None };
+        let disk = &self.background_work.disk;
+        span.enter_stage(Stage::Disk, Instant::now());
+        let inner = if self.background_work.tracer.is_on() { self.lock().ok() } else { None };
         let cause = inner.and_then(|inner| self.id_of(&inner, of));
-        let steps = self.errands.tracer.steps(cause.as_slice());
+        let steps = self.background_work.tracer.steps(cause.as_slice());
         let result = steps.step(Layer::Store, span.kind.name(), || match io {
             StreamIo::Read { ino, offset, size } => {
                 disk.read_rest(ino, offset, size, reading).map(|read| Reply::Bytes(read.into()))
@@ -172,11 +172,11 @@ impl Server {
                 _ => Err(Errno::EIO),
             }),
         });
-        span.turn_to(Stage::Work, Instant::now());
+        span.enter_stage(Stage::Work, Instant::now());
         Streamed { of, span, result }
     }
 
-    fn tell_together(&self, streams: impl Iterator<Item = Streamed>) {
+    fn answer_together(&self, streams: impl Iterator<Item = Streamed>) {
         let (mut done, mut bytes) = (Vec::new(), 0);
         for streamed in streams {
             bytes += streamed.bytes();
@@ -193,11 +193,11 @@ impl Server {
 
     /// Reports finished jobs to the machine.
     pub(super) fn streamed(&self, done: impl IntoIterator<Item = Streamed>) {
-        let Ok((mut inner, turn)) = self.turn() else { return };
+        let Ok((mut inner, section)) = self.enter() else { return };
         for Streamed { of, span, result } in done {
-            self.errands.watch.record(&span, result.is_err());
-            inner.front.end_stream(of, result);
+            self.background_work.watch.record(&span, result.is_err());
+            inner.session_layer.end_stream(of, result);
         }
-        self.settle(inner, turn);
+        self.carry_out(inner, section);
     }
 }

@@ -19,7 +19,7 @@ pub struct Striping {
     servers: Vec<ServerId>,
     task: AbortHandle,
     /// The operation is a try-stat: it does not wait for an unreachable server.
-    glances: bool,
+    is_try_stat: bool,
 }
 
 impl Striping {
@@ -34,7 +34,7 @@ impl Server {
     pub fn reach_data_servers(&self) {
         let Some(striper) = &self.striper else { return };
         for number in striper.servers.numbers() {
-            let Some(server) = self.itself.upgrade() else { return };
+            let Some(server) = self.own_handle.upgrade() else { return };
             self.runtime.spawn(async move {
                 let Some(striper) = &server.striper else { return };
                 let new = |number: ServerId, inos: Vec<Ino>| {
@@ -62,15 +62,15 @@ impl Server {
             return Some((id, Err(Errno::EIO)));
         };
         let servers: Vec<_> = layouts.iter().flat_map(|(_, layout)| layout.servers()).copied().collect();
-        let glances = matches!(call, StreamCall::Glance(_));
-        if glances && !striper.servers.are_reached(&servers) {
+        let is_try_stat = matches!(call, StreamCall::TryStat(_));
+        if is_try_stat && !striper.servers.are_reached(&servers) {
             return Some((id, Err(Errno::EAGAIN)));
         }
-        let (server, mut inner) = (self.itself.upgrade()?, self.lock().ok()?);
+        let (server, mut inner) = (self.own_handle.upgrade()?, self.lock().ok()?);
         // It cannot finish before it is registered, since that needs the lock.
         let task = self.runtime.spawn(async move {
             let Some(striper) = &server.striper else { return };
-            let store = &server.errands.disk.store;
+            let store = &server.background_work.disk.store;
             let local = |ino| store.stream_stat(ino).map_err(logged);
             let result = striper.call(&call, &layouts, local, &causes).await.map(IoDone::Stream);
             // It may have been cancelled meanwhile.
@@ -78,7 +78,7 @@ impl Server {
                 server.feed(Input::Done { id, result });
             }
         });
-        inner.asking.insert(id, Striping { servers, task: task.abort_handle(), glances });
+        inner.asking.insert(id, Striping { servers, task: task.abort_handle(), is_try_stat });
         None
     }
 
@@ -88,8 +88,8 @@ impl Server {
         let (Some(layout), true) = (layout, self.striper.is_some()) else {
             return self.streamed([Streamed { of, span, result: Err(Errno::EIO) }]);
         };
-        let (Some(server), Ok(mut inner)) = (self.itself.upgrade(), self.lock()) else { return };
-        span.turn_to(Stage::Disk, Instant::now());
+        let (Some(server), Ok(mut inner)) = (self.own_handle.upgrade(), self.lock()) else { return };
+        span.enter_stage(Stage::Disk, Instant::now());
         let (servers, cause) = (layout.servers().to_vec(), self.id_of(&inner, of));
         // It cannot finish before it is registered, since that needs the lock.
         let task = self.runtime.spawn(async move {
@@ -100,11 +100,11 @@ impl Server {
             // It may have been cancelled meanwhile.
             let is_noted = server.lock().is_ok_and(|mut inner| inner.striping.remove(&of).is_some());
             if is_noted {
-                span.turn_to(Stage::Work, Instant::now());
+                span.enter_stage(Stage::Work, Instant::now());
                 server.streamed([Streamed { of, span, result }]);
             }
         });
-        inner.striping.insert(of, Striping { servers, task: task.abort_handle(), glances: false });
+        inner.striping.insert(of, Striping { servers, task: task.abort_handle(), is_try_stat: false });
     }
 
     /// Cancels an operation for an interrupted caller, if it waits for an unreachable server.
@@ -114,21 +114,21 @@ impl Server {
             && let Some(Striping { task, .. }) = inner.striping.remove(&of)
         {
             task.abort();
-            inner.front.end_stream(of, Err(Errno::EINTR));
+            inner.session_layer.end_stream(of, Err(Errno::EINTR));
         }
-        if let Some(id) = inner.front.meta().stream_io_of(of.0, of.1)
+        if let Some(id) = inner.session_layer.meta().stream_io_of(of.0, of.1)
             && inner.asking.get(&id).is_some_and(|striping| striping.is_stuck(striper))
             && let Some(Striping { task, .. }) = inner.asking.remove(&id)
         {
             task.abort();
-            inner.front.input(now(0), Input::Done { id, result: Err(Errno::EINTR) });
+            inner.session_layer.input(now(0), Input::Done { id, result: Err(Errno::EINTR) });
         }
     }
 
     /// Cancels the try-stats that wait for unreachable servers.
-    pub(super) fn give_up_glances(&self) {
+    pub(super) fn give_up_try_stats(&self) {
         let (Some(striper), Ok(mut inner)) = (&self.striper, self.lock()) else { return };
-        let is_in_vain = |_: &IoId, asked: &mut Striping| asked.glances && asked.is_stuck(striper);
+        let is_in_vain = |_: &IoId, asked: &mut Striping| asked.is_try_stat && asked.is_stuck(striper);
         let given_up: Vec<_> = inner.asking.extract_if(is_in_vain).collect();
         drop(inner);
         for (id, Striping { task, .. }) in given_up {
@@ -139,7 +139,7 @@ impl Server {
 
     /// Requests the free space of the data servers in the background.
     pub(super) fn measure_space(&self) {
-        let Some(server) = self.itself.upgrade().filter(|_| self.striper.is_some()) else { return };
+        let Some(server) = self.own_handle.upgrade().filter(|_| self.striper.is_some()) else { return };
         self.runtime.spawn(async move {
             let Some(striper) = &server.striper else { return };
             striper.servers.measure_space().await;
@@ -158,7 +158,7 @@ impl Server {
         if self.striper.is_none() {
             return false;
         }
-        let (Some(server), result) = (self.itself.upgrade(), result.clone()) else { return false };
+        let (Some(server), result) = (self.own_handle.upgrade(), result.clone()) else { return false };
         self.runtime.spawn(async move {
             let Some(striper) = &server.striper else { return };
             striper.servers.measure_space().await;

@@ -73,12 +73,12 @@ impl MetricsServer {
         Ok(Self { listener, address, stopped: AtomicBool::new(false) })
     }
 
-    /// Answers a request for a path with the result of `tell`, until [`Self::stop`].
-    pub(crate) fn serve(&self, tell: impl Fn(&str) -> Option<String>) {
+    /// Answers a request for a path with the result of `render`, until [`Self::stop`].
+    pub(crate) fn serve(&self, render: impl Fn(&str) -> Option<String>) {
         while !self.stopped.load(Ordering::Acquire) {
             let outcome = match &self.listener {
-                Listener::Tcp(listener) => listener.accept().map(|(stream, _)| self.answer(stream, &tell)),
-                Listener::Unix(listener) => listener.accept().map(|(stream, _)| self.answer(stream, &tell)),
+                Listener::Tcp(listener) => listener.accept().map(|(stream, _)| self.answer(stream, &render)),
+                Listener::Unix(listener) => listener.accept().map(|(stream, _)| self.answer(stream, &render)),
             };
             let Err(error) = outcome else { continue };
             if !self.stopped.load(Ordering::Acquire) {
@@ -98,8 +98,8 @@ impl MetricsServer {
         };
     }
 
-    fn answer(&self, mut stream: impl Connection, tell: impl Fn(&str) -> Option<String>) {
-        if let Err(error) = respond(&mut stream, tell) {
+    fn answer(&self, mut stream: impl Connection, render: impl Fn(&str) -> Option<String>) {
+        if let Err(error) = respond(&mut stream, render) {
             tracing::debug!(%error, "a request for metrics was not answered");
         }
     }
@@ -124,12 +124,14 @@ fn bind_unix(path: &Path) -> io::Result<Listener> {
     UnixListener::bind(path).map(Listener::Unix)
 }
 
-fn respond(stream: &mut impl Connection, tell: impl Fn(&str) -> Option<String>) -> io::Result<()> {
+fn respond(stream: &mut impl Connection, render: impl Fn(&str) -> Option<String>) -> io::Result<()> {
     let deadline = Instant::now() + LIMIT;
     let request = read_request(stream, deadline)?;
     let (status, kind, body) = match request.as_deref().map(|request| request.strip_prefix("GET ")) {
-        Some(Some(path)) => match tell(path) {
-            Some(told) => ("200 OK", "application/openmetrics-text; version=1.0.0; charset=utf-8", told),
+        Some(Some(path)) => match render(path) {
+            Some(rendered) => {
+                ("200 OK", "application/openmetrics-text; version=1.0.0; charset=utf-8", rendered)
+            }
             None => ("404 Not Found", "text/plain", "What there is is at /metrics.\n".into()),
         },
         Some(None) => ("405 Method Not Allowed", "text/plain", "There is only GET.\n".into()),

@@ -9,7 +9,7 @@ mod http;
 mod prometheus;
 mod report;
 mod span;
-mod tally;
+mod top_table;
 mod viewer;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -29,8 +29,8 @@ pub use report::{
     OperationFigures, Split, TrashFigures,
 };
 pub use report::{DirectoryFigures, ProcessFigures, Top};
-pub(crate) use span::{Span, Stage, Turn};
-use viewer::{Seen, Viewer};
+pub(crate) use span::{CriticalSection, Span, Stage};
+use viewer::{Viewer, ViewerCounts};
 
 /// Maximum number of slow operations that are logged per period; the rest is counted.
 const SLOW_LOGGED: u64 = 10;
@@ -51,7 +51,7 @@ pub(crate) struct Watch {
     io: [Histogram; IoKind::ALL.len()],
     slow: Slow,
     checkpoint: Mutex<CheckpointFigures>,
-    watched: AtomicBool,
+    has_viewers: AtomicBool,
     viewers: Mutex<Vec<Viewer>>,
 }
 
@@ -162,7 +162,7 @@ impl Watch {
             io: Default::default(),
             slow: Slow { from, count: zero(), recent: zero(), ticks: zero() },
             checkpoint: Mutex::default(),
-            watched: AtomicBool::new(false),
+            has_viewers: AtomicBool::new(false),
             viewers: Mutex::default(),
         }
     }
@@ -181,7 +181,7 @@ impl Watch {
         if failed {
             measure.errors.fetch_add(1, Relaxed);
         }
-        if self.is_watched() {
+        if self.has_viewers() {
             self.record_for_viewers(span, total, failed);
         }
         if total < self.slow.from {
@@ -218,8 +218,8 @@ impl Watch {
     }
 
     /// True if operations are counted by process and directory.
-    pub(crate) fn is_watched(&self) -> bool {
-        self.watched.load(Relaxed)
+    pub(crate) fn has_viewers(&self) -> bool {
+        self.has_viewers.load(Relaxed)
     }
 
     pub(crate) fn totals(&self) -> Totals {
@@ -251,14 +251,14 @@ impl Watch {
     fn record_for_viewers(&self, span: &Span, total: u64, failed: bool) {
         let mut viewers = lock(&self.viewers);
         viewers.retain(|viewer| viewer.expires > span.mark());
-        self.watched.store(!viewers.is_empty(), Relaxed);
+        self.has_viewers.store(!viewers.is_empty(), Relaxed);
         for viewer in viewers.iter_mut() {
             viewer.add(span, total, failed);
         }
     }
 
     /// The counts for a viewer since its last call, initially none. `None`: too many viewers.
-    fn look(&self, id: u64, lasting: Duration) -> Option<Seen> {
+    fn look(&self, id: u64, lasting: Duration) -> Option<ViewerCounts> {
         let (totals, now) = (self.totals(), Instant::now());
         let mut viewers = lock(&self.viewers);
         viewers.retain(|viewer| viewer.expires > now);
@@ -270,7 +270,7 @@ impl Watch {
                 viewers.len() - 1
             }
         };
-        self.watched.store(true, Relaxed);
+        self.has_viewers.store(true, Relaxed);
         Some(viewers[at].look(totals, now, lasting))
     }
 }

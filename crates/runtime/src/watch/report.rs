@@ -7,7 +7,7 @@ use espalier_meta::Meta;
 use espalier_proto::Ino;
 use serde::{Deserialize, Serialize};
 
-use super::tally::Row;
+use super::top_table::Row;
 use super::viewer::Process;
 use super::{Stage, Totals, Watch, lock};
 

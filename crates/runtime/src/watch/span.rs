@@ -29,7 +29,7 @@ impl Stage {
 
 /// A thread's critical section on the state machines.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Turn {
+pub(crate) struct CriticalSection {
     /// When the thread began to wait for the lock.
     pub asked: Instant,
     /// When it acquired the lock.
@@ -58,7 +58,7 @@ impl Span {
     /// Placeholder for an unknown process.
     pub(crate) const NO_PROCESS: u32 = u32::MAX;
 
-    pub(crate) fn start(kind: Kind, pid: u32, ino: Ino, turn: Turn) -> Self {
+    pub(crate) fn start(kind: Kind, pid: u32, ino: Ino, section: CriticalSection) -> Self {
         let mut span = Self {
             kind,
             number: 0,
@@ -67,24 +67,24 @@ impl Span {
             dir: None,
             spent: [0; 4],
             stage: Stage::Queue,
-            mark: turn.asked,
+            mark: section.asked,
         };
-        span.turn_to(Stage::Work, turn.began);
+        span.enter_stage(Stage::Work, section.began);
         span
     }
 
     /// Enters another stage.
-    pub(crate) fn turn_to(&mut self, stage: Stage, now: Instant) {
+    pub(crate) fn enter_stage(&mut self, stage: Stage, now: Instant) {
         self.spent[self.stage as usize] += now.saturating_duration_since(self.mark).as_nanos() as u64;
         self.mark = self.mark.max(now);
         self.stage = stage;
     }
 
     /// Resumes the operation in this critical section, if it waited.
-    pub(crate) fn resume(&mut self, turn: Turn) {
+    pub(crate) fn resume(&mut self, section: CriticalSection) {
         if self.stage != Stage::Work {
-            self.turn_to(Stage::Queue, turn.asked);
-            self.turn_to(Stage::Work, turn.began);
+            self.enter_stage(Stage::Queue, section.asked);
+            self.enter_stage(Stage::Work, section.began);
         }
     }
 
@@ -109,16 +109,16 @@ mod tests {
     fn time_goes_to_what_it_was_spent_on() {
         let zero = Instant::now();
         let at = |ms| zero + Duration::from_millis(ms);
-        let turn = |asked, began| Turn { asked: at(asked), began: at(began) };
-        let mut span = Span::start(Kind::Create, 1, Ino::ROOT, turn(0, 1));
-        span.resume(turn(0, 1));
-        span.turn_to(Stage::Disk, at(3));
+        let section = |asked, began| CriticalSection { asked: at(asked), began: at(began) };
+        let mut span = Span::start(Kind::Create, 1, Ino::ROOT, section(0, 1));
+        span.resume(section(0, 1));
+        span.enter_stage(Stage::Disk, at(3));
         // The load ends at 7, and the lock is acquired at 12.
-        span.resume(turn(7, 12));
-        span.turn_to(Stage::Journal, at(13));
+        span.resume(section(7, 12));
+        span.enter_stage(Stage::Journal, at(13));
         // This critical section was requested before the wait began.
-        span.resume(turn(10, 33));
-        span.turn_to(Stage::Work, at(40));
+        span.resume(section(10, 33));
+        span.enter_stage(Stage::Work, at(40));
         let spent = span.spent.map(|nanos| nanos / 1_000_000);
         assert_eq!(spent, [1 + 5 + 20, 2 + 1 + 7, 0, 4]);
         assert_eq!(span.total(), 40_000_000);

@@ -6,10 +6,10 @@ use super::*;
 /// journal.
 fn span(kind: Kind, pid: u32, dir: u64, (work, journal): (u64, u64)) -> Span {
     let began = Instant::now();
-    let mut span = Span::start(kind, pid, Ino(dir), Turn { asked: began, began });
+    let mut span = Span::start(kind, pid, Ino(dir), CriticalSection { asked: began, began });
     span.dir = Some(Ino(dir));
-    span.turn_to(Stage::Journal, began + Duration::from_millis(work));
-    span.turn_to(Stage::Work, began + Duration::from_millis(work + journal));
+    span.enter_stage(Stage::Journal, began + Duration::from_millis(work));
+    span.enter_stage(Stage::Work, began + Duration::from_millis(work + journal));
     span
 }
 
@@ -63,8 +63,8 @@ fn each_who_watches_sees_what_came_since_his_last_look() {
     };
     let pid = std::process::id();
     watch.record(&span(Kind::Create, pid, 5, (1, 0)), false);
-    assert!(!watch.is_watched());
-    assert_eq!((top(1).figures.operations.len(), watch.is_watched()), (0, true));
+    assert!(!watch.has_viewers());
+    assert_eq!((top(1).figures.operations.len(), watch.has_viewers()), (0, true));
     for dir in [5, 6, 6, 7, 7, 7] {
         watch.record(&span(Kind::Create, pid, dir, (1, 0)), dir == 6);
     }
@@ -83,7 +83,7 @@ fn each_who_watches_sees_what_came_since_his_last_look() {
 }
 
 #[test]
-fn who_does_not_look_any_more_is_counted_for_no_longer() {
+fn inactive_viewer_is_dropped() {
     let watch = Watch::new(1, None);
     let top = |viewer, lasting| watch.top((viewer, lasting, 1), MachineFigures::default(), |_| None);
     for viewer in 0..VIEWERS as u64 {
@@ -94,7 +94,7 @@ fn who_does_not_look_any_more_is_counted_for_no_longer() {
         assert!(top(viewer, Duration::ZERO).is_some());
     }
     watch.record(&span(Kind::Create, 1, 1, (1, 0)), false);
-    assert!(!watch.is_watched());
+    assert!(!watch.has_viewers());
 }
 
 #[test]

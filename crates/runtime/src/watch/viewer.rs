@@ -2,7 +2,7 @@ use std::time::{Duration, Instant};
 
 use espalier_proto::Ino;
 
-use super::tally::Tally;
+use super::top_table::TopTable;
 use super::{Span, Totals};
 
 /// A viewer, and the counts between two of its reports.
@@ -13,18 +13,18 @@ pub(super) struct Viewer {
     pub expires: Instant,
     looked: Instant,
     before: Totals,
-    threads: Tally<u32, Process>,
-    directories: Tally<Ino, ()>,
+    threads: TopTable<u32, Process>,
+    directories: TopTable<Ino, ()>,
 }
 
 /// The counts since the last report.
 #[derive(Debug)]
-pub(super) struct Seen {
+pub(super) struct ViewerCounts {
     pub seconds: f64,
     pub totals: Totals,
     /// By thread, as the kernel identifies callers.
-    pub threads: Tally<u32, Process>,
-    pub directories: Tally<Ino, ()>,
+    pub threads: TopTable<u32, Process>,
+    pub directories: TopTable<Ino, ()>,
 }
 
 /// The process of a thread.
@@ -36,7 +36,7 @@ pub(super) struct Process {
 
 impl Viewer {
     pub(super) fn new(id: u64, now: Instant, before: Totals) -> Self {
-        let (threads, directories) = (Tally::default(), Tally::default());
+        let (threads, directories) = (TopTable::default(), TopTable::default());
         Self { id, expires: now, looked: now, before, threads, directories }
     }
 
@@ -50,8 +50,8 @@ impl Viewer {
     }
 
     /// `lasting`: how long counting continues for this viewer.
-    pub(super) fn look(&mut self, totals: Totals, now: Instant, lasting: Duration) -> Seen {
-        let seen = Seen {
+    pub(super) fn look(&mut self, totals: Totals, now: Instant, lasting: Duration) -> ViewerCounts {
+        let seen = ViewerCounts {
             seconds: now.saturating_duration_since(self.looked).as_secs_f64(),
             totals: totals.since(&self.before),
             threads: std::mem::take(&mut self.threads),

@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changes_nothing_is_left_alone() {
+    fn parameter_without_effect_is_unchanged() {
         let found = fit(
             [0.0, 7.0],
             (2, 0.1, 9, 1e-9),

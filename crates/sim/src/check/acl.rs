@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use espalier_proto::{Errno, FileType, mode};
 
-use super::outcome::Outcome;
+use super::outcome::ExpectedOutcome;
 use super::permit::Who;
 use super::tree::{Inode, Node, Tree};
 
@@ -64,7 +64,7 @@ impl List {
         is_valid.then_some(Self(list))
     }
 
-    fn told(&self) -> Vec<u8> {
+    fn encoded(&self) -> Vec<u8> {
         let entry = |((tag, id), right): (&(u16, u32), &u32)| {
             let right = *right as u16;
             tag.to_le_bytes().into_iter().chain(right.to_le_bytes()).chain(id.to_le_bytes())
@@ -155,13 +155,13 @@ impl Inode {
         let mut list = default.clone();
         list.set_mode(self.perm & default.mode());
         self.perm = self.perm & !0o777 | list.mode();
-        self.access_list = Some(list).filter(|list| list.is_extended() && !self.bare);
+        self.access_list = Some(list).filter(|list| list.is_extended() && !self.no_metafile);
         self.default_list = self.is_dir().then(|| default.clone());
     }
 
     /// Permissions of no-metafile files in this directory: the intersection of all entries that may
     /// apply, without execute permission (docs/small-files.md).
-    pub fn bare_perm(&self) -> u32 {
+    pub fn no_metafile_perm(&self) -> u32 {
         let of_mode = || List::of_mode(self.perm);
         let list = self.access_list.clone().unwrap_or_else(of_mode);
         let owner = list.all(&[OWNER]);
@@ -174,15 +174,21 @@ impl Inode {
 impl Tree<'_> {
     /// Sets a list; `None` or a value without entries removes it, and does not require that it
     /// exists.
-    pub fn set_list(&mut self, node: Node, who: &Who, default: bool, value: Option<&[u8]>) -> Outcome {
-        let Some(inode) = self.inode(node) else { return Outcome::Gone };
+    pub fn set_list(
+        &mut self,
+        node: Node,
+        who: &Who,
+        default: bool,
+        value: Option<&[u8]>,
+    ) -> ExpectedOutcome {
+        let Some(inode) = self.inode(node) else { return ExpectedOutcome::Gone };
         let own = if default { &inode.default_list } else { &inode.access_list };
         let Some(value) = value else {
             if own.is_none() {
-                return Outcome::fails([Errno::ENODATA]);
+                return ExpectedOutcome::fails([Errno::ENODATA]);
             }
             self.put_list(node, who, default, None);
-            return Outcome::Done;
+            return ExpectedOutcome::Done;
         };
         let is_empty = value == VERSION.to_le_bytes() || value.is_empty();
         let list = List::parse(value);
@@ -193,13 +199,13 @@ impl Tree<'_> {
             (inode.kind == FileType::Symlink.bits()).then_some(Errno::EOPNOTSUPP),
             (default && !inode.is_dir() && !is_empty).then_some(Errno::EACCES),
             (default && !inode.is_dir() && is_empty).then_some(Errno::ENODATA),
-            (inode.bare && !default && !is_same).then_some(Errno::EPERM),
+            (inode.no_metafile && !default && !is_same).then_some(Errno::EPERM),
         ];
         if errnos.iter().any(Option::is_some) {
-            return Outcome::fails(errnos.into_iter().flatten());
+            return ExpectedOutcome::fails(errnos.into_iter().flatten());
         }
         self.put_list(node, who, default, list);
-        Outcome::Done
+        ExpectedOutcome::Done
     }
 
     fn put_list(&mut self, node: Node, who: &Who, default: bool, list: Option<List>) {
@@ -216,14 +222,15 @@ impl Tree<'_> {
             }
             inode.access_list = list.filter(List::is_extended);
         });
-        self.bequeath(node);
+        self.update_dependents(node);
     }
 }
 
 /// The list as `getxattr` returns it.
-pub fn told(inode: &Inode, name: &[u8]) -> Outcome {
+pub fn encoded(inode: &Inode, name: &[u8]) -> ExpectedOutcome {
     let list = if is_default(name) { &inode.default_list } else { &inode.access_list };
-    list.as_ref().map_or(Outcome::fails([Errno::ENODATA]), |list| Outcome::Bytes(list.told()))
+    list.as_ref()
+        .map_or(ExpectedOutcome::fails([Errno::ENODATA]), |list| ExpectedOutcome::Bytes(list.encoded()))
 }
 
 /// Names of the existing lists, as in `listxattr`.

@@ -33,11 +33,11 @@ pub enum Action {
     ReadLink {
         ino: Ino,
     },
-    /// `of_bare`: as in [`Self::SetXattr`].
+    /// `may_lack_metafile`: as in [`Self::SetXattr`].
     GetXattr {
         ino: Ino,
         name: Box<[u8]>,
-        of_bare: bool,
+        may_lack_metafile: bool,
     },
     ListXattr {
         ino: Ino,
@@ -97,13 +97,13 @@ pub enum Action {
         ino: Ino,
         cause: Cause,
     },
-    /// `of_bare`: the file may have no metafile.
+    /// `may_lack_metafile`: the file may have no metafile.
     SetXattr {
         ino: Ino,
         name: Box<[u8]>,
         value: Box<[u8]>,
         mode: XattrMode,
-        of_bare: bool,
+        may_lack_metafile: bool,
     },
     RemoveXattr {
         ino: Ino,
@@ -186,7 +186,7 @@ impl Action {
             Request::Parent { dir } => Self::Parent { dir },
             Request::ReadDir { dir, .. } => Self::List { dir },
             Request::ReadLink { ino } => Self::ReadLink { ino },
-            Request::GetXattr { ino, name } => Self::GetXattr { ino, name, of_bare: false },
+            Request::GetXattr { ino, name } => Self::GetXattr { ino, name, may_lack_metafile: false },
             Request::ListXattr { ino } => Self::ListXattr { ino },
             Request::Create { dir, name, node, perm, umask, open, exclusive, .. } => {
                 let open = open.map(|how| how.truncate);
@@ -205,7 +205,7 @@ impl Action {
                 Self::SetList { ino, default: acl::is_default(&name), value: None, spreads: false }
             }
             Request::SetXattr { ino, name, value, mode, .. } => {
-                Self::SetXattr { ino, name, value, mode, of_bare: false }
+                Self::SetXattr { ino, name, value, mode, may_lack_metafile: false }
             }
             Request::RemoveXattr { ino, name } => Self::RemoveXattr { ino, name },
             Request::Open { ino, how } => {
@@ -248,7 +248,7 @@ impl Action {
     }
 
     /// As [`Self::is_read`], or if the reply reports the attributes after a truncation.
-    pub fn only_tells(&self) -> bool {
+    pub fn only_reports(&self) -> bool {
         self.is_read() || matches!(self, Self::SetAttr { perm: None, .. })
     }
 
@@ -310,7 +310,7 @@ impl Action {
             Self::GetXattr { ino, name, .. }
             | Self::SetXattr { ino, name, .. }
             | Self::RemoveXattr { ino, name } => {
-                Footprint { xattrs: Some((*ino, policy::alone(name))), ..none }
+                Footprint { xattrs: Some((*ino, policy::independent_setting(name))), ..none }
             }
             Self::SetList { ino, default: true, .. } => {
                 Footprint { looks: one(ino), xattrs: Some((*ino, Some(acl::DEFAULT))), ..none }
@@ -407,7 +407,7 @@ impl Action {
     /// number of a moved or removed file is unknown.
     fn makes_whole(&self, other: &Self) -> bool {
         matches!(self, Self::Unlink { .. } | Self::Rename { .. })
-            && matches!(other, Self::SetXattr { of_bare: true, .. })
+            && matches!(other, Self::SetXattr { may_lack_metafile: true, .. })
     }
 
     /// True if the action truncates a file that is known only by name.
@@ -417,7 +417,7 @@ impl Action {
 
     /// True if the action reads the usage below a directory.
     fn counts(&self) -> bool {
-        matches!(self, Self::GetXattr { name, .. } if usage::is_told(name))
+        matches!(self, Self::GetXattr { name, .. } if usage::is_known(name))
     }
 
     /// The inode whose permissions the action changes, and true if files in that directory inherit

@@ -87,26 +87,26 @@ impl Bytes {
         }
     }
 
-    /// A call that has changed something is answered. `told`: inode that was opened by name.
+    /// A call that has changed something is answered. `observed`: inode that was opened by name.
     pub fn end<'a>(
         &mut self,
         now: Nanos,
         since: Nanos,
         action: &Action,
-        told: Option<Ino>,
+        observed: Option<Ino>,
         mut others: impl Iterator<Item = &'a Action>,
     ) {
         if let Some(ino) = action.written().filter(|ino| self.is_big(*ino)) {
             self.changed.insert(ino, now);
         }
-        if let (true, Some(ino)) = (action.empties(), told) {
+        if let (true, Some(ino)) = (action.empties(), observed) {
             self.durable.remove(&ino);
         }
         if !(self.scattered && action.empties()) {
             return;
         }
         self.emptied = now;
-        if let Some(ino) = told.filter(|ino| self.is_big(*ino)) {
+        if let Some(ino) = observed.filter(|ino| self.is_big(*ino)) {
             let is_changed = self.changed.get(&ino).is_some_and(|at| *at >= since);
             if is_changed || others.any(|other| other.written() == Some(ino)) {
                 self.lose(ino);

@@ -7,7 +7,7 @@ use espalier_proto::{Ino, Rank};
 
 use super::action::Action;
 use super::bytes::Bytes;
-use super::outcome::{Outcome, Stat};
+use super::outcome::{ExpectedOutcome, Stat};
 use super::permit::Who;
 use super::search::{PartId, World};
 use super::tree::{self, Base, Node, Tree};
@@ -26,7 +26,7 @@ pub struct Logged {
 }
 
 /// Changes in execution order, with their outcomes.
-pub type Log = Vec<(PartId, Outcome)>;
+pub type Log = Vec<(PartId, ExpectedOutcome)>;
 
 /// Keeps changes until they are durable.
 pub struct Durability {
@@ -67,7 +67,7 @@ impl Durability {
     }
 
     /// True if acknowledged changes may be lost.
-    pub fn tells_early(&self) -> bool {
+    pub fn uses_writeback(&self) -> bool {
         self.within > Nanos::ZERO
     }
 
@@ -78,20 +78,20 @@ impl Durability {
     }
 
     /// Drops changes that are common to all worlds and durable.
-    pub fn settle(&mut self, base: &Base, worlds: &mut [World], strip: u64, now: Nanos) {
+    pub fn fold_into_base(&mut self, base: &Base, worlds: &mut [World], strip: u64, now: Nanos) {
         let Some((first, others)) = worlds.split_first() else { return };
         let is_common = |at: &usize| others.iter().all(|world| world.log.get(*at) == first.log.get(*at));
         let count = (0..first.log.len()).take_while(is_common).count();
         self.common.extend(first.log[..count].iter().cloned());
         worlds.iter_mut().for_each(|world| drop(world.log.drain(..count)));
-        let told = Tree { base, changes: worlds[0].changes.clone() };
+        let observed = Tree { base, changes: worlds[0].changes.clone() };
         let count = self.common.iter().take_while(|(id, _)| self.is_durable(*id, now)).count();
         for (id, _) in self.common.drain(..count).collect::<Vec<_>>() {
             let Some(logged) = self.calls.remove(&id) else { continue };
             let mut tree = Tree::like(&self.anchor);
-            replay(&mut tree, &told, id, &logged, strip);
+            replay(&mut tree, &observed, id, &logged, strip);
             let mut changes = tree.changes;
-            tree::settle(&mut self.anchor, std::iter::once(&mut changes));
+            tree::fold_into_base(&mut self.anchor, std::iter::once(&mut changes));
         }
         self.is_blurred &= !self.common.is_empty() || worlds.iter().any(|world| !world.log.is_empty());
     }
@@ -133,8 +133,10 @@ impl Durability {
         let mut ways: Vec<BTreeSet<PartId>> = vec![BTreeSet::new()];
         for (id, outcome, logged) in &of_rank {
             // The action may have failed.
-            let may_be_none = matches!(outcome, Outcome::OrGone(_)) || !bytes.is_journaled(&logged.action);
-            let is_kept = self.is_durable(*id, now) || logged.until.is_some_and(|until| until < left.lost);
+            let may_be_none =
+                matches!(outcome, ExpectedOutcome::OrGone(_)) || !bytes.is_journaled(&logged.action);
+            let is_sound_record =
+                self.is_durable(*id, now) || logged.until.is_some_and(|until| until < left.lost);
             let is_lost = logged.since > left.until && !may_be_none;
             let mut next = Vec::new();
             for lost in ways {
@@ -145,7 +147,7 @@ impl Durability {
                 if !follows && !is_lost {
                     next.push(lost.clone());
                 }
-                if !is_kept {
+                if !is_sound_record {
                     next.push(lost.into_iter().chain([*id]).collect());
                 }
             }
@@ -163,9 +165,9 @@ impl Durability {
     }
 
     /// The last changes of a rank and their outcomes, for a report.
-    pub fn told(&self, worlds: &BTreeSet<World>, rank: Rank, (now, left): (Nanos, Left)) -> Vec<String> {
+    pub fn observed(&self, worlds: &BTreeSet<World>, rank: Rank, (now, left): (Nanos, Left)) -> Vec<String> {
         let log = self.common.iter().chain(worlds.iter().next().into_iter().flat_map(|world| &world.log));
-        let line = |(id, outcome): &(PartId, Outcome)| {
+        let line = |(id, outcome): &(PartId, ExpectedOutcome)| {
             let Logged { action, rank: of, since, until, .. } = self.calls.get(id)?;
             let until = until.map_or("...".into(), |until| until.to_string());
             let (action, outcome) = (shortened(action), shortened(outcome));
@@ -190,38 +192,42 @@ impl Durability {
         lost: &BTreeSet<PartId>,
         strip: u64,
     ) -> Option<World> {
-        let told = Tree { base, changes: world.changes.clone() };
+        let observed = Tree { base, changes: world.changes.clone() };
         let mut tree = Tree::like(&self.anchor);
         // The number of an older inode may be known since then, and the number of a lost one may
         // have been used.
         let logged: BTreeSet<u64> = log.iter().map(|(id, _)| id.0).collect();
-        for (ino, node) in told.numbers() {
-            let is_made_later = logged.contains(&node.call) && told.inode(node.again()).is_none();
-            if !is_made_later && !keep_number(&mut tree, &told, ino, node) {
+        for (ino, node) in observed.numbers() {
+            let is_made_later = logged.contains(&node.call) && observed.inode(node.again()).is_none();
+            if !is_made_later && !bind_number(&mut tree, &observed, ino, node) {
                 return None;
             }
         }
-        let mut kept = Log::new();
+        let mut retained = Log::new();
         // Ignores sizes of files that are not checked.
-        let sized = |outcome: Outcome| match outcome.of_open().clone() {
-            Outcome::Stat(stat) => Outcome::Stat(Stat { size: size(&told, bytes, &stat), ..stat }),
-            Outcome::Named(stat) => Outcome::Named(Stat { size: size(&told, bytes, &stat), ..stat }),
+        let sized = |outcome: ExpectedOutcome| match outcome.of_open().clone() {
+            ExpectedOutcome::Stat(stat) => {
+                ExpectedOutcome::Stat(Stat { size: size(&observed, bytes, &stat), ..stat })
+            }
+            ExpectedOutcome::Named(stat) => {
+                ExpectedOutcome::Named(Stat { size: size(&observed, bytes, &stat), ..stat })
+            }
             outcome => outcome,
         };
         for (id, outcome) in log.iter().filter(|(id, _)| !lost.contains(id)) {
             if let Some(logged) = self.calls.get(id) {
-                let again = replay(&mut tree, &told, *id, logged, strip);
+                let again = replay(&mut tree, &observed, *id, logged, strip);
                 // For such an outcome only the final state is known.
-                let is_of_gone = matches!(outcome, Outcome::OrGone(_));
+                let is_of_gone = matches!(outcome, ExpectedOutcome::OrGone(_));
                 if !is_of_gone && sized(again) != sized(outcome.clone()) {
                     return None;
                 }
             }
-            kept.push((*id, outcome.clone()));
+            retained.push((*id, outcome.clone()));
         }
         // Known numbers keep their inodes: the number of a lost inode is never assigned to another.
-        for (ino, node) in told.numbers() {
-            if !keep_number(&mut tree, &told, ino, node) {
+        for (ino, node) in observed.numbers() {
+            if !bind_number(&mut tree, &observed, ino, node) {
                 return None;
             }
         }
@@ -229,46 +235,52 @@ impl Durability {
         // call makes a different inode.
         for id in lost {
             let mut node = Node::of(id.0);
-            while let Some(inode) = told.inode(node) {
-                keep_gone(&mut tree, node, inode);
+            while let Some(inode) = observed.inode(node) {
+                bind_removed(&mut tree, node, inode);
                 node = node.again();
             }
         }
         let mut after = world.with(tree.changes);
-        after.log = kept;
+        after.log = retained;
         lost.iter().for_each(|id| after.undo(*id));
         Some(after)
     }
 }
 
 /// Binds a number to its inode, even if that is removed. Returns false if it is impossible.
-fn keep_number(tree: &mut Tree<'_>, told: &Tree<'_>, ino: Ino, node: Node) -> bool {
-    if let Some(inode) = told.inode(node) {
-        keep_gone(tree, node, inode);
+fn bind_number(tree: &mut Tree<'_>, observed: &Tree<'_>, ino: Ino, node: Node) -> bool {
+    if let Some(inode) = observed.inode(node) {
+        bind_removed(tree, node, inode);
     }
     tree.bind(ino, node)
 }
 
 /// Inserts a node as removed, unless it exists.
-fn keep_gone(tree: &mut Tree<'_>, node: Node, like: &tree::Inode) {
+fn bind_removed(tree: &mut Tree<'_>, node: Node, like: &tree::Inode) {
     if tree.inode(node).is_none() {
         tree.insert(node, tree::Inode { names: 0, ino: None, ..like.clone() });
     }
 }
 
-fn size(told: &Tree<'_>, bytes: &Bytes, stat: &Stat) -> u64 {
-    let ino = told.inode(stat.node).and_then(|inode| inode.ino);
+fn size(observed: &Tree<'_>, bytes: &Bytes, stat: &Stat) -> u64 {
+    let ino = observed.inode(stat.node).and_then(|inode| inode.ino);
     if ino.is_some_and(|ino| bytes.is_lost(ino)) { 0 } else { stat.size }
 }
 
-/// Repeats a change and binds the number of an inode that it makes. `told`: a tree that knows the
-/// number.
-fn replay(tree: &mut Tree<'_>, told: &Tree<'_>, id: PartId, logged: &Logged, strip: u64) -> Outcome {
+/// Repeats a change and binds the number of an inode that it makes. `observed`: a tree that knows
+/// the number.
+fn replay(
+    tree: &mut Tree<'_>,
+    observed: &Tree<'_>,
+    id: PartId,
+    logged: &Logged,
+    strip: u64,
+) -> ExpectedOutcome {
     let mut node = tree.new_node(id.0);
     // Skip the inodes that this call made before and that were lost.
-    while let Some(next) = told.inode(node.again()) {
-        let lost = told.inode(node);
-        keep_gone(tree, node, lost.unwrap_or(next));
+    while let Some(next) = observed.inode(node.again()) {
+        let lost = observed.inode(node);
+        bind_removed(tree, node, lost.unwrap_or(next));
         if let Some(ino) = lost.and_then(|inode| inode.ino) {
             let _ = tree.bind(ino, node);
         }
@@ -276,7 +288,7 @@ fn replay(tree: &mut Tree<'_>, told: &Tree<'_>, id: PartId, logged: &Logged, str
     }
     let outcome = tree.attempt(&logged.action, &logged.who, id.0, strip);
     let is_new = tree.inode(node).is_some_and(|inode| inode.ino.is_none());
-    if let (true, Some(ino)) = (is_new, told.inode(node).and_then(|inode| inode.ino)) {
+    if let (true, Some(ino)) = (is_new, observed.inode(node).and_then(|inode| inode.ino)) {
         // Cannot fail: all numbers come from one tree.
         let _ = tree.bind(ino, node);
     }
@@ -285,7 +297,7 @@ fn replay(tree: &mut Tree<'_>, told: &Tree<'_>, id: PartId, logged: &Logged, str
 
 /// Appends a change to a log, and moves it before later calls that it does not conflict with, so
 /// that equivalent logs are equal.
-pub fn append(log: &mut Log, calls: &BTreeMap<PartId, Logged>, id: PartId, outcome: Outcome) {
+pub fn append(log: &mut Log, calls: &BTreeMap<PartId, Logged>, id: PartId, outcome: ExpectedOutcome) {
     let Some(new) = calls.get(&id) else { return };
     let mut place = log.len();
     for (at, (other, _)) in log.iter().enumerate().rev() {

@@ -9,8 +9,8 @@
 
 mod acl;
 mod action;
-mod believed;
 mod bytes;
+mod cached_views;
 mod durable;
 mod locks;
 mod opens;
@@ -24,7 +24,7 @@ mod search;
 #[cfg(test)]
 mod tests;
 mod tree;
-mod untold;
+mod unanswered;
 mod usage;
 mod violation;
 
@@ -38,13 +38,13 @@ use crate::Nanos;
 use crate::storage::Left;
 pub use acl::{ACCESS as ACCESS_LIST, DEFAULT as DEFAULT_LIST};
 use action::Action;
-use believed::Believed;
 use bytes::Bytes;
+use cached_views::CachedViews;
 use durable::{Durability, Logged};
 pub use locks::Locks;
 use opens::Opens;
 pub use outcome::is_unknown;
-use outcome::{Told, is_refusal};
+use outcome::{Observed, is_refusal};
 pub use permit::Who;
 use policy::{Born, Server, Vague};
 pub use policy::{EFFECTIVE, LAYOUT, of_server};
@@ -53,8 +53,8 @@ use quota::Quotas;
 pub use quota::{ALL as QUOTAS, LATE as QUOTAS_LATE};
 use search::{Part, PartId, Search, World};
 use tree::{Base, Tree};
-pub use untold::Fate;
-use untold::tells_number;
+pub use unanswered::Fate;
+use unanswered::reports_number;
 pub use usage::ALL as USAGES;
 pub use violation::{Violation, shortened};
 
@@ -69,7 +69,7 @@ const MOST_WORLDS: usize = 300;
 const MOST_WAYS: usize = 3;
 
 /// A pending call.
-struct Asked {
+struct OpenCall {
     number: u64,
     since: Nanos,
     text: String,
@@ -80,7 +80,7 @@ struct Asked {
     /// Ranks of the inodes that the call names.
     ranks: Vec<Rank>,
     /// The client replies before the server has executed the call (write-back).
-    is_early: bool,
+    is_writeback: bool,
     parts: Vec<PartId>,
 }
 
@@ -100,7 +100,7 @@ pub struct Checker {
     /// Strip size in bytes.
     strip: u64,
     /// Files may have no metafile.
-    bare: bool,
+    no_metafile: bool,
     /// The policies of directories change during the run.
     live: bool,
     /// Files may have set-id bits and capabilities.
@@ -111,16 +111,16 @@ pub struct Checker {
     worlds: BTreeSet<World>,
     /// Actions that have been requested and may be executed at any time.
     pending: BTreeMap<PartId, Part>,
-    asked: BTreeMap<(ClientId, u64), Asked>,
+    asked: BTreeMap<(ClientId, u64), OpenCall>,
     /// Calls whose callers do not get the result.
-    untold: BTreeMap<(ClientId, u64), Vec<PartId>>,
+    unanswered_parts: BTreeMap<(ClientId, u64), Vec<PartId>>,
     /// Write-back calls that were answered, until their clients have received the server's reply.
-    early: BTreeMap<(ClientId, u64), Vec<PartId>>,
+    written_back: BTreeMap<(ClientId, u64), Vec<PartId>>,
     next: u64,
     bytes: Bytes,
     opens: Opens,
     quotas: Quotas,
-    believed: Option<Believed>,
+    cached_views: Option<CachedViews>,
     past: VecDeque<Past>,
     durability: Option<Durability>,
     /// Time until which clients may have entries cached from before a loss of power.
@@ -153,7 +153,7 @@ pub struct Rules {
     /// power.
     pub durable: Option<Nanos>,
     /// Term for which clients cache names and attributes without a lease.
-    pub believed: Option<Nanos>,
+    pub cached_views: Option<Nanos>,
 }
 
 impl Checker {
@@ -162,12 +162,12 @@ impl Checker {
         let Rules { scattered, live, several_ranks, server, .. } = &rules;
         let (scattered, live, several_ranks) = (*scattered, *live, *several_ranks);
         let policy = server.or(&Policy::DEFAULT);
-        let bare = scattered && policy.no_metafile() == Some(true);
-        let unstuffed = bare || (scattered && policy.stuffing() == Some(false));
+        let no_metafile = scattered && policy.no_metafile() == Some(true);
+        let unstuffed = no_metafile || (scattered && policy.stuffing() == Some(false));
         let base = tree::empty(Server::new(server, scattered));
         Self {
             strip: u64::from(rules.strip_bytes.max(1)),
-            bare: bare || (live && scattered),
+            no_metafile: no_metafile || (live && scattered),
             live,
             privileges: rules.privileges,
             vague: scattered.then(Vague::default),
@@ -176,13 +176,13 @@ impl Checker {
             worlds: [World::default()].into(),
             pending: BTreeMap::new(),
             asked: BTreeMap::new(),
-            untold: BTreeMap::new(),
-            early: BTreeMap::new(),
+            unanswered_parts: BTreeMap::new(),
+            written_back: BTreeMap::new(),
             next: 1,
             bytes: Bytes::new(scattered, unstuffed && !live),
             opens: Opens::new(live || server.create() == Some(Creator::Client)),
             quotas: Quotas::new(several_ranks),
-            believed: rules.believed.map(Believed::new),
+            cached_views: rules.cached_views.map(CachedViews::new),
             past: VecDeque::new(),
             distrusted_until: Nanos::ZERO,
             began: BTreeMap::new(),
@@ -211,18 +211,20 @@ impl Checker {
         }
         self.opens.begin(call);
         let mut actions = Action::all(call, self.strip, &mut self.bytes.extents);
-        for action in actions.iter_mut().filter(|_| self.bare) {
+        for action in actions.iter_mut().filter(|_| self.no_metafile) {
             match action {
                 Action::SetAttr { ino, perm: Some(_), spreads }
                 | Action::ChangeOwner { ino, spreads, .. }
                 | Action::SetList { ino, default: false, spreads, .. } => *spreads = self.may_spread(*ino),
-                Action::SetXattr { ino, of_bare, .. } | Action::GetXattr { ino, of_bare, .. } => {
-                    *of_bare = self.worlds.iter().any(|world| self.tree(world).may_be_bare(*ino));
+                Action::SetXattr { ino, may_lack_metafile, .. }
+                | Action::GetXattr { ino, may_lack_metafile, .. } => {
+                    *may_lack_metafile =
+                        self.worlds.iter().any(|world| self.tree(world).may_have_no_metafile(*ino));
                 }
                 _ => {}
             }
         }
-        for action in actions.iter().filter(|_| self.bare) {
+        for action in actions.iter().filter(|_| self.no_metafile) {
             self.pending.values_mut().for_each(|part| part.action.spread(|dir| action.strips(dir)));
         }
         actions.iter().filter_map(Action::bytes_of).for_each(|ino| self.bear(ino));
@@ -270,8 +272,8 @@ impl Checker {
             Call::Request(Request::Fsync { ino }) => Some(*ino),
             _ => None,
         };
-        let (since, text, is_early) = (now, violation::shortened(call), false);
-        let asked = Asked { number, since, text, is_whole, synced, ranks, is_early, parts };
+        let (since, text, is_writeback) = (now, violation::shortened(call), false);
+        let asked = OpenCall { number, since, text, is_whole, synced, ranks, is_writeback, parts };
         self.asked.insert((client, call_id), asked);
     }
 
@@ -298,7 +300,7 @@ impl Checker {
             if let (Some(ino), Ok(_)) = (asked.synced, result) {
                 durability.synced(ino.rank(), asked.since);
             }
-            match self.early.get_mut(&(client, call_id)) {
+            match self.written_back.get_mut(&(client, call_id)) {
                 Some(parts) => parts.clone_from(&asked.parts),
                 None if is_over => durability.answered(&asked.parts, now),
                 None => {}
@@ -307,14 +309,14 @@ impl Checker {
         if is_over {
             self.check_quotas(now, client, &asked, &parts, result)?;
             self.explain(now, client, &asked, &parts, result)?;
-            let told = match result {
+            let observed = match result {
                 Ok(Answer::Created(entry, _)) => Some(entry.attr.ino),
                 _ => None,
             };
-            told.into_iter().for_each(|ino| self.bear(ino));
+            observed.into_iter().for_each(|ino| self.bear(ino));
             for (_, action) in &parts {
                 let others = self.pending.values().map(|part| &part.action);
-                self.bytes.end(now, asked.since, action, told, others);
+                self.bytes.end(now, asked.since, action, observed, others);
             }
         } else {
             self.give_up((client, call_id), &asked.parts);
@@ -327,15 +329,15 @@ impl Checker {
     }
 
     /// The next reply to the call precedes its execution by the server (write-back).
-    pub fn told_early(&mut self, client: ClientId, call_id: u64) {
-        self.asked.get_mut(&(client, call_id)).into_iter().for_each(|asked| asked.is_early = true);
-        self.early.insert((client, call_id), Vec::new());
+    pub fn acknowledged_early(&mut self, client: ClientId, call_id: u64) {
+        self.asked.get_mut(&(client, call_id)).into_iter().for_each(|asked| asked.is_writeback = true);
+        self.written_back.insert((client, call_id), Vec::new());
     }
 
     /// The server has replied to a write-back call. If its disk fails, it may or may not have
     /// executed the call.
     pub fn carried_out(&mut self, now: Nanos, client: ClientId, call_id: u64, fails: bool) {
-        let parts = self.early.get(&(client, call_id));
+        let parts = self.written_back.get(&(client, call_id));
         self.given_up |= fails && parts.is_some();
         if let (Some(durability), Some(parts)) = (&mut self.durability, parts) {
             durability.answered(parts, now);
@@ -344,12 +346,12 @@ impl Checker {
 
     /// The client has received the reply, so it does not resend the request.
     pub fn heard(&mut self, client: ClientId, call_id: u64) {
-        self.early.remove(&(client, call_id));
+        self.written_back.remove(&(client, call_id));
     }
 
     /// A client has crashed. Its requests may still be executed.
     pub fn lost(&mut self, client: ClientId) {
-        self.early.retain(|(of, _), _| *of != client);
+        self.written_back.retain(|(of, _), _| *of != client);
         let calls: Vec<_> = self.asked.range((client, 0)..=(client, u64::MAX)).map(|(key, _)| *key).collect();
         for key in calls {
             let Some(asked) = self.asked.remove(&key) else { continue };
@@ -374,7 +376,7 @@ impl Checker {
     pub fn lost_power(&mut self, now: Nanos, rank: Rank, left: Left) -> Result<(), Box<Violation>> {
         // The server executes resent write-back operations at an unknown time, possibly for the
         // second time.
-        self.given_up |= !self.early.is_empty();
+        self.given_up |= !self.written_back.is_empty();
         if self.given_up {
             return Ok(());
         }
@@ -382,17 +384,17 @@ impl Checker {
         let Some(durability) = self.durability.as_mut() else { return Ok(()) };
         for (id, part) in &mut self.pending {
             // The policies of directories may revert.
-            part.action.spread(|_| self.bare);
+            part.action.spread(|_| self.no_metafile);
             part.over.iter_mut().for_each(|over| over.is_done = false);
             part.may_be_lost |=
-                durability.tells_early() && durability.calls.get(id).is_some_and(|it| it.rank == rank);
+                durability.uses_writeback() && durability.calls.get(id).is_some_and(|it| it.rank == rank);
         }
         self.is_unsure |= durability.is_blurred;
         match durability.lose_power(rank, (now, left), &self.bytes, (&self.base, &self.worlds), self.strip) {
             None => self.given_up = true,
             Some((_, worlds)) if worlds.is_empty() && self.is_unsure => self.given_up = true,
             Some((_, worlds)) if worlds.is_empty() => {
-                let changes = durability.told(&self.worlds, rank, (now, left));
+                let changes = durability.observed(&self.worlds, rank, (now, left));
                 return Err(Box::new(Violation::of_power(now, rank, changes)));
             }
             Some((base, worlds)) => (self.base, self.worlds) = (base, worlds),
@@ -447,7 +449,7 @@ impl Checker {
         &mut self,
         now: Nanos,
         client: ClientId,
-        asked: &Asked,
+        asked: &OpenCall,
         parts: &[(PartId, Action)],
         result: &Result<Answer, Errno>,
     ) -> Result<(), Box<Violation>> {
@@ -461,8 +463,8 @@ impl Checker {
             || parts.iter().any(|(id, _)| may_be_lost(id))
             || self.quotas.allow(call, is_refused, self.strip, &self.bytes, trees);
         let oldest = self.asked.values().map(|asked| asked.since).min().unwrap_or(now);
-        let told = result.as_ref().map(drop).map_err(|errno| *errno);
-        self.quotas.end(asked.number, now, told, oldest);
+        let observed = result.as_ref().map(drop).map_err(|errno| *errno);
+        self.quotas.end(asked.number, now, observed, oldest);
         if is_right {
             return Ok(());
         }
@@ -470,17 +472,17 @@ impl Checker {
             self.given_up = true;
             return Ok(());
         }
-        let told =
+        let observed =
             if is_refused { "No quota would have been exceeded" } else { "A quota would have been exceeded" };
         let action = parts.first().map_or(Action::Attr { ino: Ino::ROOT }, |(_, action)| action.clone());
-        Err(Box::new(self.violation(now, client, asked, &action, result, [told.into()].into())))
+        Err(Box::new(self.violation(now, client, asked, &action, result, [observed.into()].into())))
     }
 
     fn explain(
         &mut self,
         now: Nanos,
         client: ClientId,
-        asked: &Asked,
+        asked: &OpenCall,
         parts: &[(PartId, Action)],
         result: &Result<Answer, Errno>,
     ) -> Result<(), Box<Violation>> {
@@ -507,7 +509,7 @@ impl Checker {
             let mut others = self.pending.values().map(|part| &part.action);
             let may_be_open =
                 matches!(action, Action::Find { ino } if self.opens.may_have(*ino, &mut others));
-            let told = Told { action, result, skip, loose: &loose, is_late, scattered, may_be_open };
+            let observed = Observed { action, result, skip, loose: &loose, is_late, scattered, may_be_open };
             let may_be_old = action.is_read() && asked.since < self.distrusted_until;
             let under_way = self.pending.values().map(|part| &part.action);
             let is_unchecked =
@@ -515,23 +517,23 @@ impl Checker {
             // A reply at the time of the call comes from the client's cache.
             let is_believed = asked.since == now
                 && self
-                    .believed
+                    .cached_views
                     .as_ref()
-                    .is_some_and(|believed| believed.explains(now, client, action, result));
+                    .is_some_and(|cached_views| cached_views.explains(now, client, action, result));
             let is_lost = self.bytes.is_of_lost(action);
             if result.is_ok() && !self.knows(&action.changed_inodes()) {
                 self.given_up = true;
                 return Ok(());
             }
-            if may_be_old && !self.given_up && tells_number(result, |ino| !self.is_told(ino)) {
-                self.learn(*id, &told);
+            if may_be_old && !self.given_up && reports_number(result, |ino| !self.is_known(ino)) {
+                self.learn(*id, &observed);
             }
             if self.given_up || may_be_old || is_unchecked || is_believed || is_lost {
                 self.pending.remove(id);
                 continue;
             }
             let logged = self.durability.as_ref().map(|durability| &durability.calls);
-            let mut search = Search::new(&self.base, &self.pending, logged, self.strip, *id, &told);
+            let mut search = Search::new(&self.base, &self.pending, logged, self.strip, *id, &observed);
             let mut found: BTreeSet<World> =
                 self.worlds.iter().flat_map(|world| search.explained(world)).collect();
             // Handles last longer than sessions.
@@ -543,7 +545,7 @@ impl Checker {
             }
             let part = self.pending.get(id);
             let is_blurred =
-                (action.only_tells() || result.is_err()) && part.is_some_and(|part| part.is_blurred);
+                (action.only_reports() || result.is_err()) && part.is_some_and(|part| part.is_blurred);
             if is_blurred || part.is_some_and(|part| part.may_be_lost) {
                 found.extend(self.worlds.iter().filter(|world| !world.is_done(*id)).cloned());
             }
@@ -557,7 +559,7 @@ impl Checker {
                 return Ok(());
             }
             // The client may not know yet that its directory is lost.
-            let is_distrusted = asked.is_early && now < self.distrusted_until;
+            let is_distrusted = asked.is_writeback && now < self.distrusted_until;
             if found.is_empty() && (self.is_unsure || is_distrusted) {
                 self.given_up = true;
                 return Ok(());
@@ -567,10 +569,10 @@ impl Checker {
             }
             self.pending.remove(id);
             self.worlds = found.into_iter().map(|world| world.without(*id)).collect();
-            self.settle(now);
+            self.fold_into_base(now);
         }
-        if let Some(believed) = &mut self.believed {
-            parts.iter().for_each(|(_, action)| believed.learn(now, client, action, result));
+        if let Some(cached_views) = &mut self.cached_views {
+            parts.iter().for_each(|(_, action)| cached_views.learn(now, client, action, result));
         }
         self.checked += 1;
         Ok(())
@@ -578,7 +580,7 @@ impl Checker {
 
     /// True if the directory may have files without metafiles.
     fn may_spread(&self, ino: Ino) -> bool {
-        self.worlds.iter().any(|world| self.tree(world).may_have_bare(ino))
+        self.worlds.iter().any(|world| self.tree(world).may_have_no_metafile_entries(ino))
             || self.pending.values().any(|part| part.action.strips(ino))
     }
 
@@ -603,7 +605,7 @@ impl Checker {
     fn is_vague(&self, action: &Action) -> bool {
         let Action::GetXattr { ino, name, .. } = action else { return false };
         let numbered = |world: &World| self.tree(world).numbered(*ino);
-        policy::is_told(name) && self.worlds.iter().filter_map(numbered).any(|node| self.makes_vague(node))
+        policy::is_known(name) && self.worlds.iter().filter_map(numbered).any(|node| self.makes_vague(node))
     }
 
     fn tree<'a>(&'a self, world: &World) -> Tree<'a> {
@@ -628,7 +630,7 @@ impl Checker {
 
     /// The calls' requests may have been executed or may still be; the callers get no result.
     fn give_up(&mut self, call: (ClientId, u64), parts: &[PartId]) {
-        self.untold.insert(call, parts.to_vec());
+        self.unanswered_parts.insert(call, parts.to_vec());
         for id in parts {
             self.pending.get(id).into_iter().for_each(|part| self.opens.give_up(&part.action));
             match self.pending.get_mut(id) {
@@ -641,7 +643,7 @@ impl Checker {
     }
 
     /// Moves what all worlds have in common to the base.
-    fn settle(&mut self, now: Nanos) {
+    fn fold_into_base(&mut self, now: Nanos) {
         let mut worlds: Vec<World> = std::mem::take(&mut self.worlds).into_iter().collect();
         let is_past = |(id, part): &(&PartId, &Part)| {
             part.over.is_some() && worlds.iter().all(|world| world.is_done(**id))
@@ -652,25 +654,25 @@ impl Checker {
             worlds.iter_mut().for_each(|world| world.forget(id));
         }
         if let Some(durability) = &mut self.durability {
-            durability.settle(&self.base, &mut worlds, self.strip, now);
+            durability.fold_into_base(&self.base, &mut worlds, self.strip, now);
         }
-        tree::settle(&mut self.base, worlds.iter_mut().map(|world| &mut world.changes));
+        tree::fold_into_base(&mut self.base, worlds.iter_mut().map(|world| &mut world.changes));
         let worlds: BTreeSet<World> = worlds.into_iter().collect();
-        let mut kept: Vec<World> = Vec::new();
+        let mut retained: Vec<World> = Vec::new();
         for world in worlds {
-            if kept.iter().rev().take_while(|other| other.is_as(&world)).count() < MOST_WAYS {
-                kept.push(world);
+            if retained.iter().rev().take_while(|other| other.is_as(&world)).count() < MOST_WAYS {
+                retained.push(world);
             } else if let Some(durability) = &mut self.durability {
                 durability.is_blurred = true;
             }
         }
-        self.worlds = kept.into_iter().collect();
+        self.worlds = retained.into_iter().collect();
     }
 
     fn remember(
         &mut self,
         client: ClientId,
-        asked: Asked,
+        asked: OpenCall,
         to: Option<Nanos>,
         answer: String,
         actions: Vec<Action>,
@@ -678,7 +680,7 @@ impl Checker {
         if self.past.len() == REMEMBERED {
             self.past.pop_front();
         }
-        let Asked { number, since: from, text: call, .. } = asked;
+        let OpenCall { number, since: from, text: call, .. } = asked;
         self.past.push_back(Past { client, number, from, to, call, answer, actions });
     }
 }

@@ -22,7 +22,7 @@ pub struct Stat {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Outcome {
+pub enum ExpectedOutcome {
     Done,
     /// Fails with any of these errors.
     Fails(BTreeSet<i32>),
@@ -37,16 +37,16 @@ pub enum Outcome {
     /// The data is written.
     Written,
     /// The file's last name is removed: this outcome if the caller has it open, otherwise an error.
-    OrGone(Box<Outcome>),
+    OrGone(Box<ExpectedOutcome>),
     /// This outcome, or a permission error.
-    OrRefused(Box<Outcome>),
+    OrRefused(Box<ExpectedOutcome>),
     /// The directory is removed.
     Gone,
     /// The subject of the action is unknown.
     Unknown,
 }
 
-impl Outcome {
+impl ExpectedOutcome {
     pub fn fails(errnos: impl IntoIterator<Item = Errno>) -> Self {
         Self::Fails(errnos.into_iter().map(Errno::raw).collect())
     }
@@ -61,7 +61,7 @@ impl Outcome {
 }
 
 /// The reply to a call, for one of its actions.
-pub struct Told<'a> {
+pub struct Observed<'a> {
     pub action: &'a Action,
     pub result: &'a Result<Answer, Errno>,
     /// Offset in the reply of the data of this action, in bytes.
@@ -98,50 +98,52 @@ pub fn is_unknown(errno: Errno) -> bool {
     matches!(errno, Errno::EIO | Errno::EINTR)
 }
 
-impl Told<'_> {
+impl Observed<'_> {
     /// True if the outcome matches the reply. Learns inode numbers from the reply.
-    pub fn is(&self, outcome: &Outcome, tree: &mut Tree<'_>) -> bool {
+    pub fn is(&self, outcome: &ExpectedOutcome, tree: &mut Tree<'_>) -> bool {
         match (outcome, self.result) {
-            (Outcome::Unknown, _) => true,
-            (Outcome::Done, Ok(Answer::Done | Answer::Opened(_))) => true,
-            (Outcome::Done, Ok(Answer::Attr(_))) => {
+            (ExpectedOutcome::Unknown, _) => true,
+            (ExpectedOutcome::Done, Ok(Answer::Done | Answer::Opened(_))) => true,
+            (ExpectedOutcome::Done, Ok(Answer::Attr(_))) => {
                 self.removes_privileges() || matches!(self.action, Action::Truncate { .. })
             }
-            (Outcome::Done, Ok(Answer::Written(_))) => self.removes_privileges(),
+            (ExpectedOutcome::Done, Ok(Answer::Written(_))) => self.removes_privileges(),
             // They are gone before the bytes are refused.
-            (Outcome::Done, Err(errno)) => self.removes_privileges() && is_refusal(*errno),
-            (Outcome::Written, Ok(Answer::Written(_))) => true,
+            (ExpectedOutcome::Done, Err(errno)) => self.removes_privileges() && is_refusal(*errno),
+            (ExpectedOutcome::Written, Ok(Answer::Written(_))) => true,
             // A truncation that is refused tells nothing.
-            (Outcome::Stat(_), Err(Errno::EACCES)) => {
+            (ExpectedOutcome::Stat(_), Err(Errno::EACCES)) => {
                 matches!(self.action, Action::SetAttr { perm: None, .. })
             }
-            (Outcome::Fails(errnos), Err(errno)) => errnos.contains(&errno.raw()),
-            (Outcome::Absent, Ok(Answer::Absent { .. }) | Err(Errno::ENOENT)) => true,
-            (Outcome::Gone, Err(Errno::ESTALE | Errno::ENOENT) | Ok(Answer::Absent { .. })) => true,
-            (Outcome::Gone, Ok(Answer::Attr(attr))) => attr.nlink == 0,
+            (ExpectedOutcome::Fails(errnos), Err(errno)) => errnos.contains(&errno.raw()),
+            (ExpectedOutcome::Absent, Ok(Answer::Absent { .. }) | Err(Errno::ENOENT)) => true,
+            (ExpectedOutcome::Gone, Err(Errno::ESTALE | Errno::ENOENT) | Ok(Answer::Absent { .. })) => true,
+            (ExpectedOutcome::Gone, Ok(Answer::Attr(attr))) => attr.nlink == 0,
             (
-                Outcome::Gone,
+                ExpectedOutcome::Gone,
                 Ok(Answer::Entry(entry) | Answer::Unmeasured(entry) | Answer::Created(entry, _)),
             ) => entry.attr.nlink == 0,
-            (Outcome::Gone, Ok(Answer::Listing { entries, .. })) => entries.is_empty(),
-            (Outcome::OrGone(_), Err(Errno::ESTALE | Errno::ENOENT)) => true,
-            (Outcome::OrGone(_), _) if !self.may_be_open && matches!(self.action, Action::Find { .. }) => {
+            (ExpectedOutcome::Gone, Ok(Answer::Listing { entries, .. })) => entries.is_empty(),
+            (ExpectedOutcome::OrGone(_), Err(Errno::ESTALE | Errno::ENOENT)) => true,
+            (ExpectedOutcome::OrGone(_), _)
+                if !self.may_be_open && matches!(self.action, Action::Find { .. }) =>
+            {
                 false
             }
-            (Outcome::OrGone(outcome), _) => self.is(outcome, tree),
-            (Outcome::OrRefused(_), Err(Errno::EACCES | Errno::EPERM)) => true,
-            (Outcome::OrRefused(outcome), _) => self.is(outcome, tree),
-            (Outcome::Named(stat), Ok(Answer::Entry(entry) | Answer::Created(entry, _))) => {
+            (ExpectedOutcome::OrGone(outcome), _) => self.is(outcome, tree),
+            (ExpectedOutcome::OrRefused(_), Err(Errno::EACCES | Errno::EPERM)) => true,
+            (ExpectedOutcome::OrRefused(outcome), _) => self.is(outcome, tree),
+            (ExpectedOutcome::Named(stat), Ok(Answer::Entry(entry) | Answer::Created(entry, _))) => {
                 self.names(stat, entry, tree)
             }
-            (Outcome::Named(stat), Ok(Answer::Unmeasured(entry))) => {
+            (ExpectedOutcome::Named(stat), Ok(Answer::Unmeasured(entry))) => {
                 let stat = Stat { size: entry.attr.size, ..stat.clone() };
                 self.names(&stat, entry, tree)
             }
-            (Outcome::Stat(stat), Ok(Answer::Attr(attr))) => {
-                self.tells(stat, attr) && tree.bind(attr.ino, stat.node)
+            (ExpectedOutcome::Stat(stat), Ok(Answer::Attr(attr))) => {
+                self.matches_attr(stat, attr) && tree.bind(attr.ino, stat.node)
             }
-            (Outcome::Listing(names), Ok(Answer::Listing { entries, end, .. })) => {
+            (ExpectedOutcome::Listing(names), Ok(Answer::Listing { entries, end, .. })) => {
                 let is_whole = *end && self.skip == 0;
                 (!is_whole || entries.len() == names.len())
                     && entries.iter().all(|entry| {
@@ -151,18 +153,18 @@ impl Told<'_> {
                         })
                     })
             }
-            (Outcome::Layout(layout), Ok(Answer::Bytes(told))) => {
-                std::str::from_utf8(told).is_ok_and(|told| layout.is(told))
+            (ExpectedOutcome::Layout(layout), Ok(Answer::Bytes(observed))) => {
+                std::str::from_utf8(observed).is_ok_and(|observed| layout.is(observed))
             }
-            (Outcome::Bytes(bytes), Ok(Answer::Bytes(told))) => match self.action {
+            (ExpectedOutcome::Bytes(bytes), Ok(Answer::Bytes(observed))) => match self.action {
                 Action::Read { ino, from, to, .. } => {
-                    let told = told.get(self.skip..).unwrap_or_default();
-                    let told = &told[..told.len().min(to - from)];
+                    let observed = observed.get(self.skip..).unwrap_or_default();
+                    let observed = &observed[..observed.len().min(to - from)];
                     let is_loose = self.scattered && self.loose.contains(ino);
-                    if is_loose { are_as_far_as_known(told, bytes) } else { told == bytes }
+                    if is_loose { are_as_far_as_known(observed, bytes) } else { observed == bytes }
                 }
-                Action::ListXattr { .. } => sorted(bytes) == sorted(told),
-                _ => bytes == told,
+                Action::ListXattr { .. } => sorted(bytes) == sorted(observed),
+                _ => bytes == observed,
             },
             _ => false,
         }
@@ -185,12 +187,12 @@ impl Told<'_> {
         let is_of_two = dir.is_some_and(|dir| dir.rank() != attr.ino.rank());
         // The same holds for a file that is truncated first, strip by strip.
         let empties = matches!(self.action, Action::Create { open: Some(true), exclusive: false, .. });
-        let is_told =
-            if is_of_two || empties { attr.kind.bits() == stat.kind } else { self.tells(stat, attr) };
-        is_told && tree.bind(attr.ino, stat.node)
+        let is_known =
+            if is_of_two || empties { attr.kind.bits() == stat.kind } else { self.matches_attr(stat, attr) };
+        is_known && tree.bind(attr.ino, stat.node)
     }
 
-    fn tells(&self, stat: &Stat, attr: &Attr) -> bool {
+    fn matches_attr(&self, stat: &Stat, attr: &Attr) -> bool {
         if self.is_late {
             return stat.kind == attr.kind.bits();
         }
@@ -211,7 +213,7 @@ fn sorted(names: &[u8]) -> Vec<&[u8]> {
 }
 
 /// True if the bytes read agree with those written, if the file may be longer or shorter.
-fn are_as_far_as_known(told: &[u8], written: &[u8]) -> bool {
-    let shared = told.len().min(written.len());
-    told[..shared] == written[..shared] && told[shared..].iter().all(|byte| *byte == 0)
+fn are_as_far_as_known(observed: &[u8], written: &[u8]) -> bool {
+    let shared = observed.len().min(written.len());
+    observed[..shared] == written[..shared] && observed[shared..].iter().all(|byte| *byte == 0)
 }

@@ -7,7 +7,7 @@ use espalier_proto::{Errno, FileType, Ino, Name, NewNode, RenameFlags, XattrMode
 
 use super::acl;
 use super::action::Action;
-use super::outcome::{Outcome, Stat};
+use super::outcome::{ExpectedOutcome, Stat};
 use super::permit::Who;
 use super::policy::{self, Born};
 use super::privileges::Cause;
@@ -25,40 +25,44 @@ enum Found {
 
 impl Tree<'_> {
     /// Executes an action. `call`: the call that it belongs to; `strip`: size in bytes.
-    pub fn perform(&mut self, action: &Action, who: &Who, call: u64, strip: u64) -> Outcome {
+    pub fn perform(&mut self, action: &Action, who: &Who, call: u64, strip: u64) -> ExpectedOutcome {
         match action {
             Action::Lookup { dir, name } => match self.find(*dir) {
                 Found::There(dir) => self
                     .name(dir, name)
-                    .map_or(Outcome::Absent, |node| Outcome::Named(self.stat(node, strip))),
-                Found::Gone(_) => Outcome::Gone,
-                Found::Unknown => Outcome::Unknown,
+                    .map_or(ExpectedOutcome::Absent, |node| ExpectedOutcome::Named(self.stat(node, strip))),
+                Found::Gone(_) => ExpectedOutcome::Gone,
+                Found::Unknown => ExpectedOutcome::Unknown,
             },
-            Action::Attr { ino } => self.of(*ino, |tree, node| Outcome::Stat(tree.stat(node, strip))),
-            Action::Find { ino } => self.of(*ino, |tree, node| Outcome::Named(tree.stat(node, strip))),
+            Action::Attr { ino } => self.of(*ino, |tree, node| ExpectedOutcome::Stat(tree.stat(node, strip))),
+            Action::Find { ino } => {
+                self.of(*ino, |tree, node| ExpectedOutcome::Named(tree.stat(node, strip)))
+            }
             Action::Parent { dir } => match self.find(*dir) {
-                Found::There(dir) => self
-                    .inode(dir)
-                    .map_or(Outcome::Gone, |inode| Outcome::Named(self.stat(inode.parent, strip))),
-                Found::Gone(_) => Outcome::Gone,
-                Found::Unknown => Outcome::Unknown,
+                Found::There(dir) => self.inode(dir).map_or(ExpectedOutcome::Gone, |inode| {
+                    ExpectedOutcome::Named(self.stat(inode.parent, strip))
+                }),
+                Found::Gone(_) => ExpectedOutcome::Gone,
+                Found::Unknown => ExpectedOutcome::Unknown,
             },
             Action::List { dir } => match self.find(*dir) {
-                Found::There(dir) => Outcome::Listing(self.names(dir)),
-                Found::Gone(_) => Outcome::Gone,
-                Found::Unknown => Outcome::Unknown,
+                Found::There(dir) => ExpectedOutcome::Listing(self.names(dir)),
+                Found::Gone(_) => ExpectedOutcome::Gone,
+                Found::Unknown => ExpectedOutcome::Unknown,
             },
             Action::ReadLink { ino } => self.of_inode(*ino, |inode| match inode.kind {
-                kind if kind == FileType::Symlink.bits() => Outcome::Bytes(inode.target.to_vec()),
-                _ => Outcome::fails([Errno::EINVAL]),
+                kind if kind == FileType::Symlink.bits() => ExpectedOutcome::Bytes(inode.target.to_vec()),
+                _ => ExpectedOutcome::fails([Errno::EINVAL]),
             }),
-            Action::GetXattr { ino, name, .. } if usage::is_told(name) => self.of(*ino, |tree, node| {
-                let told = tree.usage(node, strip).told(name);
-                told.map_or(Outcome::fails([Errno::ENODATA]), |told| Outcome::Bytes(told.into_bytes()))
+            Action::GetXattr { ino, name, .. } if usage::is_known(name) => self.of(*ino, |tree, node| {
+                let encoded = tree.usage(node, strip).encoded(name);
+                encoded.map_or(ExpectedOutcome::fails([Errno::ENODATA]), |encoded| {
+                    ExpectedOutcome::Bytes(encoded.into_bytes())
+                })
             }),
             Action::GetXattr { ino, name, .. } if policy::is_policy(name) => self.policy(*ino, name),
             Action::GetXattr { ino, name, .. } if quota::is_limit(name) => {
-                self.of_inode(*ino, |inode| quota::told(inode, name))
+                self.of_inode(*ino, |inode| quota::encoded(inode, name))
             }
             Action::SetXattr { ino, name, value, mode, .. } if quota::is_limit(name) => {
                 self.of(*ino, |tree, node| tree.limit(node, name, Some(value), *mode))
@@ -67,28 +71,28 @@ impl Tree<'_> {
                 self.of(*ino, |tree, node| tree.limit(node, name, None, XattrMode::Replace))
             }
             Action::GetXattr { ino, name, .. } if acl::is_list(name) => {
-                self.of_inode(*ino, |inode| acl::told(inode, name))
+                self.of_inode(*ino, |inode| acl::encoded(inode, name))
             }
             Action::SetList { ino, default, value, .. } => {
                 self.of(*ino, |tree, node| tree.set_list(node, who, *default, value.as_deref()))
             }
             Action::GetXattr { ino, name, .. } => self.of_inode(*ino, |inode| match inode.xattrs.get(name) {
-                Some(value) => Outcome::Bytes(value.to_vec()),
-                None => Outcome::fails([Errno::ENODATA]),
+                Some(value) => ExpectedOutcome::Bytes(value.to_vec()),
+                None => ExpectedOutcome::fails([Errno::ENODATA]),
             }),
             Action::ListXattr { ino } => self.of_inode(*ino, |inode| {
                 let settings = inode.settings.names().filter(|_| inode.is_dir());
                 let names = inode.xattrs.keys().flat_map(|name| name.iter().copied().chain([0]));
-                Outcome::Bytes(names.chain(settings).chain(acl::names(inode)).collect())
+                ExpectedOutcome::Bytes(names.chain(settings).chain(acl::names(inode)).collect())
             }),
             Action::Read { ino, at, from, to } => self.of_inode(*ino, |inode| {
                 let mut bytes = inode.strips.get(at).map_or(Vec::new(), |bytes| bytes.to_vec());
                 // Holes before the end of the file read as zeros.
                 let end = inode.size(strip).saturating_sub(at * strip).min(strip);
                 bytes.resize(end as usize, 0);
-                Outcome::Bytes(bytes.get(*from..bytes.len().min(*to)).unwrap_or_default().to_vec())
+                ExpectedOutcome::Bytes(bytes.get(*from..bytes.len().min(*to)).unwrap_or_default().to_vec())
             }),
-            Action::Open { ino, .. } => self.of(*ino, |_, _| Outcome::Done),
+            Action::Open { ino, .. } => self.of(*ino, |_, _| ExpectedOutcome::Done),
             Action::Create { dir, name, node, perm, umask, open, exclusive } => {
                 self.create((*dir, name), node, (who, *perm, *umask), *open, *exclusive, call, strip)
             }
@@ -105,29 +109,29 @@ impl Tree<'_> {
             Action::SetAttr { ino, perm, .. } => self.of(*ino, |tree, node| {
                 if let (Some(perm), Some(inode)) = (perm, tree.inode(node)) {
                     let perm = who.without_foreign_sgid(*perm, inode.gid);
-                    if inode.bare && inode.perm != perm {
-                        return Outcome::fails([Errno::EPERM]);
+                    if inode.no_metafile && inode.perm != perm {
+                        return ExpectedOutcome::fails([Errno::EPERM]);
                     }
                     tree.change(node, |inode| inode.set_perm(perm));
-                    tree.bequeath(node);
+                    tree.update_dependents(node);
                 }
-                Outcome::Stat(tree.stat(node, strip))
+                ExpectedOutcome::Stat(tree.stat(node, strip))
             }),
             Action::SetXattr { ino, name, value, mode, .. } if policy::is_policy(name) => {
                 self.set_policy(*ino, name, Some(value), *mode)
             }
             Action::SetXattr { ino, name, value, mode, .. } => self.of(*ino, |tree, node| {
-                if tree.is_bare(node) {
-                    return Outcome::fails([Errno::EPERM]);
+                if tree.has_no_metafile(node) {
+                    return ExpectedOutcome::fails([Errno::EPERM]);
                 }
                 let is_there = tree.inode(node).is_some_and(|inode| inode.xattrs.contains_key(name));
                 match mode {
-                    XattrMode::Create if is_there => return Outcome::fails([Errno::EEXIST]),
-                    XattrMode::Replace if !is_there => return Outcome::fails([Errno::ENODATA]),
+                    XattrMode::Create if is_there => return ExpectedOutcome::fails([Errno::EEXIST]),
+                    XattrMode::Replace if !is_there => return ExpectedOutcome::fails([Errno::ENODATA]),
                     _ => {}
                 }
                 tree.change(node, |inode| drop(inode.xattrs.insert(name.clone(), value.clone())));
-                Outcome::Done
+                ExpectedOutcome::Done
             }),
             Action::RemoveXattr { ino, name } if policy::is_policy(name) => {
                 self.set_policy(*ino, name, None, XattrMode::Replace)
@@ -135,19 +139,19 @@ impl Tree<'_> {
             Action::RemoveXattr { ino, name } => self.of(*ino, |tree, node| {
                 let mut is_removed = false;
                 tree.change(node, |inode| is_removed = inode.xattrs.remove(name).is_some());
-                if is_removed { Outcome::Done } else { Outcome::fails([Errno::ENODATA]) }
+                if is_removed { ExpectedOutcome::Done } else { ExpectedOutcome::fails([Errno::ENODATA]) }
             }),
             Action::Write { ino, at, from, data } => self.of(*ino, |tree, node| {
                 tree.change(node, |inode| inode.write_strip(*at, *from, data));
-                Outcome::Written
+                ExpectedOutcome::Written
             }),
             Action::Append { ino, data } => self.of(*ino, |tree, node| {
                 tree.change(node, |inode| append(inode, data, strip));
-                Outcome::Written
+                ExpectedOutcome::Written
             }),
             Action::Truncate { ino, at, size, .. } => self.of(*ino, |tree, node| {
                 tree.change(node, |inode| truncate(inode, *at, *size, strip));
-                Outcome::Done
+                ExpectedOutcome::Done
             }),
         }
     }
@@ -161,16 +165,16 @@ impl Tree<'_> {
     }
 
     /// Outcome of an action on an inode that may be open without a name.
-    pub fn of(&mut self, ino: Ino, act: impl FnOnce(&mut Self, Node) -> Outcome) -> Outcome {
+    pub fn of(&mut self, ino: Ino, act: impl FnOnce(&mut Self, Node) -> ExpectedOutcome) -> ExpectedOutcome {
         match self.find(ino) {
             Found::There(node) => act(self, node),
-            Found::Gone(node) => Outcome::OrGone(Box::new(act(self, node))),
-            Found::Unknown => Outcome::Unknown,
+            Found::Gone(node) => ExpectedOutcome::OrGone(Box::new(act(self, node))),
+            Found::Unknown => ExpectedOutcome::Unknown,
         }
     }
 
-    fn of_inode(&mut self, ino: Ino, look: impl FnOnce(&Inode) -> Outcome) -> Outcome {
-        self.of(ino, |tree, node| tree.inode(node).map_or(Outcome::Gone, look))
+    fn of_inode(&mut self, ino: Ino, look: impl FnOnce(&Inode) -> ExpectedOutcome) -> ExpectedOutcome {
+        self.of(ino, |tree, node| tree.inode(node).map_or(ExpectedOutcome::Gone, look))
     }
 
     pub fn stat(&self, node: Node, strip: u64) -> Stat {
@@ -187,28 +191,29 @@ impl Tree<'_> {
     }
 
     /// True for a file without a metafile.
-    pub fn is_bare(&self, node: Node) -> bool {
-        self.inode(node).is_some_and(|inode| inode.bare)
+    pub fn has_no_metafile(&self, node: Node) -> bool {
+        self.inode(node).is_some_and(|inode| inode.no_metafile)
     }
 
     /// True if the file may have no metafile.
-    pub fn may_be_bare(&self, ino: Ino) -> bool {
-        self.numbered(ino).is_none_or(|node| self.is_bare(node))
+    pub fn may_have_no_metafile(&self, ino: Ino) -> bool {
+        self.numbered(ino).is_none_or(|node| self.has_no_metafile(node))
     }
 
     /// Gives the file a metafile, and so permissions of its own.
     fn make_whole(&mut self, node: Node) {
-        if self.is_bare(node) {
-            self.change(node, |inode| inode.bare = false);
+        if self.has_no_metafile(node) {
+            self.change(node, |inode| inode.no_metafile = false);
         }
     }
 
     /// Updates the attributes that no-metafile files inherit from their directory.
-    pub fn bequeath(&mut self, dir: Node) {
+    pub fn update_dependents(&mut self, dir: Node) {
         let Some(inode) = self.inode(dir).filter(|inode| inode.is_dir()) else { return };
-        let (perm, uid, gid, settings) = (inode.bare_perm(), inode.uid, inode.gid, inode.settings.clone());
+        let (perm, uid, gid, settings) =
+            (inode.no_metafile_perm(), inode.uid, inode.gid, inode.settings.clone());
         for node in self.names(dir).into_values() {
-            if self.is_bare(node) {
+            if self.has_no_metafile(node) {
                 let settings = settings.clone();
                 self.change(node, |file| {
                     (file.perm, file.uid, file.gid, file.settings) = (perm, uid, gid, settings);
@@ -235,27 +240,29 @@ impl Tree<'_> {
         exclusive: bool,
         call: u64,
         strip: u64,
-    ) -> Outcome {
+    ) -> ExpectedOutcome {
         let dir = match self.find(dir) {
             Found::There(dir) => dir,
-            Found::Gone(_) => return Outcome::Gone,
-            Found::Unknown => return Outcome::Unknown,
+            Found::Gone(_) => return ExpectedOutcome::Gone,
+            Found::Unknown => return ExpectedOutcome::Unknown,
         };
         if let Some(there) = self.name(dir, name) {
-            let (Some(empties), false) = (open, exclusive) else { return Outcome::fails([Errno::EEXIST]) };
+            let (Some(empties), false) = (open, exclusive) else {
+                return ExpectedOutcome::fails([Errno::EEXIST]);
+            };
             let kind = self.inode(there).map(|inode| inode.kind);
             match kind.and_then(FileType::from_mode) {
-                Some(FileType::Directory) => return Outcome::fails([Errno::EISDIR]),
-                Some(FileType::Symlink) => return Outcome::fails([Errno::ELOOP]),
+                Some(FileType::Directory) => return ExpectedOutcome::fails([Errno::EISDIR]),
+                Some(FileType::Symlink) => return ExpectedOutcome::fails([Errno::ELOOP]),
                 Some(FileType::Regular) | None => {}
-                Some(_) => return Outcome::fails([Errno::ENXIO]),
+                Some(_) => return ExpectedOutcome::fails([Errno::ENXIO]),
             }
             if empties {
                 // Other inodes have no data.
                 self.change(there, |inode| inode.strips.clear());
                 self.remove_privileges(there, who, Cause::Bytes);
             }
-            return Outcome::Named(self.stat(there, strip));
+            return ExpectedOutcome::Named(self.stat(there, strip));
         }
         let (kind, target) = match node {
             NewNode::Regular => (FileType::Regular, Box::default()),
@@ -267,64 +274,65 @@ impl Tree<'_> {
             NewNode::BlockDevice(_) => (FileType::BlockDevice, Box::default()),
         };
         let (settings, born) = self.inherited(dir, node);
-        let bare = born == Born::Bare;
+        let no_metafile = born == Born::NoMetafile;
         let new = self.new_node(call);
         let (uid, gid) = (who.uid, who.gid);
-        let mut inode = Inode { target, uid, gid, bare, born, settings, ..Inode::new(kind, perm, dir) };
+        let mut inode =
+            Inode { target, uid, gid, no_metafile, born, settings, ..Inode::new(kind, perm, dir) };
         let default = self.inode(dir).and_then(|dir| dir.default_list.as_ref());
         inode.take_lists(default, umask);
         self.inode(dir).into_iter().for_each(|dir| inode.take_group(dir, who));
         self.insert(new, inode);
         self.put(dir, name, new);
-        self.bequeath(dir);
-        Outcome::Named(self.stat(new, strip))
+        self.update_dependents(dir);
+        ExpectedOutcome::Named(self.stat(new, strip))
     }
 
-    fn link(&mut self, ino: Ino, (dir, name): (Ino, &Name), strip: u64) -> Outcome {
+    fn link(&mut self, ino: Ino, (dir, name): (Ino, &Name), strip: u64) -> ExpectedOutcome {
         let (node, dir) = match (self.find(ino), self.find(dir)) {
-            (Found::Unknown, _) | (_, Found::Unknown) => return Outcome::Unknown,
+            (Found::Unknown, _) | (_, Found::Unknown) => return ExpectedOutcome::Unknown,
             (Found::There(node), Found::There(dir)) => (node, dir),
-            _ => return Outcome::fails([Errno::ESTALE, Errno::ENOENT, Errno::EEXIST, Errno::EPERM]),
+            _ => return ExpectedOutcome::fails([Errno::ESTALE, Errno::ENOENT, Errno::EEXIST, Errno::EPERM]),
         };
-        let is_one = self.is_dir(node) || self.is_bare(node);
+        let is_one = self.is_dir(node) || self.has_no_metafile(node);
         let is_taken = self.name(dir, name).is_some();
         if is_one || is_taken {
             let errnos = [is_one.then_some(Errno::EPERM), is_taken.then_some(Errno::EEXIST)];
-            return Outcome::fails(errnos.into_iter().flatten());
+            return ExpectedOutcome::fails(errnos.into_iter().flatten());
         }
         self.put(dir, name, node);
         self.change(node, |inode| inode.names += 1);
-        Outcome::Named(self.stat(node, strip))
+        ExpectedOutcome::Named(self.stat(node, strip))
     }
 
-    fn remove(&mut self, (dir, name): (Ino, &Name), is_rmdir: bool) -> Outcome {
+    fn remove(&mut self, (dir, name): (Ino, &Name), is_rmdir: bool) -> ExpectedOutcome {
         let dir = match self.find(dir) {
             Found::There(dir) => dir,
-            Found::Gone(_) => return Outcome::Gone,
-            Found::Unknown => return Outcome::Unknown,
+            Found::Gone(_) => return ExpectedOutcome::Gone,
+            Found::Unknown => return ExpectedOutcome::Unknown,
         };
-        let Some(node) = self.name(dir, name) else { return Outcome::fails([Errno::ENOENT]) };
+        let Some(node) = self.name(dir, name) else { return ExpectedOutcome::fails([Errno::ENOENT]) };
         match (self.is_dir(node), is_rmdir) {
-            (true, false) => return Outcome::fails([Errno::EISDIR]),
-            (false, true) => return Outcome::fails([Errno::ENOTDIR]),
-            (true, true) if !self.is_empty(node) => return Outcome::fails([Errno::ENOTEMPTY]),
+            (true, false) => return ExpectedOutcome::fails([Errno::EISDIR]),
+            (false, true) => return ExpectedOutcome::fails([Errno::ENOTDIR]),
+            (true, true) if !self.is_empty(node) => return ExpectedOutcome::fails([Errno::ENOTEMPTY]),
             _ => {}
         }
         self.take(dir, name);
         self.make_whole(node);
         self.change(node, |inode| inode.names -= 1);
-        Outcome::Done
+        ExpectedOutcome::Done
     }
 
-    fn rename(&mut self, from: (Ino, &Name), to: (Ino, &Name), flags: RenameFlags) -> Outcome {
+    fn rename(&mut self, from: (Ino, &Name), to: (Ino, &Name), flags: RenameFlags) -> ExpectedOutcome {
         let there = |found: Found| match found {
             Found::There(node) => Ok(Some(node)),
             Found::Gone(_) => Ok(None),
-            Found::Unknown => Err(Outcome::Unknown),
+            Found::Unknown => Err(ExpectedOutcome::Unknown),
         };
         let (from_dir, to_dir) = match (there(self.find(from.0)), there(self.find(to.0))) {
             (Ok(from_dir), Ok(to_dir)) => (from_dir, to_dir),
-            _ => return Outcome::Unknown,
+            _ => return ExpectedOutcome::Unknown,
         };
         let exchange = flags.contains(RenameFlags::EXCHANGE);
         let named = |dir: Option<Node>, name: &Name| dir.and_then(|dir| self.name(dir, name));
@@ -337,7 +345,7 @@ impl Tree<'_> {
         if flags.contains(RenameFlags::NOREPLACE) && target.is_some() {
             errnos.insert(Errno::EEXIST.raw());
         } else if moved.is_some() && moved == target {
-            return Outcome::Done;
+            return ExpectedOutcome::Done;
         }
         let mut into_itself = |node: Option<Node>, dir: Option<Node>| {
             if let (Some(node), Some(dir)) = (node, dir)
@@ -360,7 +368,7 @@ impl Tree<'_> {
         }
         let (true, Some(from_dir), Some(to_dir), Some(moved)) = (errnos.is_empty(), from_dir, to_dir, moved)
         else {
-            return Outcome::Fails(errnos);
+            return ExpectedOutcome::Fails(errnos);
         };
         self.take(from_dir, from.1);
         if from_dir != to_dir {
@@ -378,7 +386,7 @@ impl Tree<'_> {
             }
         }
         self.put(to_dir, to.1, moved);
-        Outcome::Done
+        ExpectedOutcome::Done
     }
 }
 

@@ -7,7 +7,7 @@ use espalier_proto::{Access, Caller, Errno, FileType, Ino, Name, RenameFlags, mo
 
 use super::acl::{self, List};
 use super::action::Action;
-use super::outcome::Outcome;
+use super::outcome::ExpectedOutcome;
 use super::privileges::{CAPABILITY, may_change_owner};
 use super::quota;
 use super::tree::{Inode, Tree};
@@ -49,16 +49,16 @@ impl Who {
 
 impl Tree<'_> {
     /// As [`Self::perform`], with a permission check first.
-    pub fn attempt(&mut self, action: &Action, who: &Who, call: u64, strip: u64) -> Outcome {
+    pub fn attempt(&mut self, action: &Action, who: &Who, call: u64, strip: u64) -> ExpectedOutcome {
         let refusal = if who.uid == 0 { None } else { self.refusal(action, who) };
         let Some(refusal) = refusal else { return self.perform(action, who, call, strip) };
         let outcome = self.clone().perform(action, who, call, strip);
         match action {
             // Kernels check these permissions: a client answers from its cache without a check.
-            Action::Lookup { .. } | Action::List { .. } => Outcome::OrRefused(Box::new(outcome)),
+            Action::Lookup { .. } | Action::List { .. } => ExpectedOutcome::OrRefused(Box::new(outcome)),
             // Renaming a name to itself has no effect.
-            Action::Rename { .. } if outcome == Outcome::Done && self.is_same(action) => {
-                Outcome::OrRefused(Box::new(outcome))
+            Action::Rename { .. } if outcome == ExpectedOutcome::Done && self.is_same(action) => {
+                ExpectedOutcome::OrRefused(Box::new(outcome))
             }
             _ => refused(outcome, refusal),
         }
@@ -159,21 +159,21 @@ impl Tree<'_> {
 
 /// The outcome of a refused action that would otherwise have had an effect: any of the applicable
 /// errors is right.
-fn refused(outcome: Outcome, refusal: Errno) -> Outcome {
+fn refused(outcome: ExpectedOutcome, refusal: Errno) -> ExpectedOutcome {
     let fails = |more: &[Errno]| {
         let errnos: BTreeSet<i32> = more.iter().chain([&refusal]).map(|errno| errno.raw()).collect();
-        Outcome::Fails(errnos)
+        ExpectedOutcome::Fails(errnos)
     };
     match outcome {
-        Outcome::Unknown => Outcome::Unknown,
-        Outcome::Fails(mut errnos) => {
+        ExpectedOutcome::Unknown => ExpectedOutcome::Unknown,
+        ExpectedOutcome::Fails(mut errnos) => {
             errnos.insert(refusal.raw());
             // Several permissions may be missing.
             errnos.extend([Errno::EACCES.raw(), Errno::EPERM.raw()]);
-            Outcome::Fails(errnos)
+            ExpectedOutcome::Fails(errnos)
         }
-        Outcome::Gone => fails(&[Errno::ESTALE, Errno::ENOENT]),
-        Outcome::OrGone(outcome) => Outcome::OrGone(Box::new(refused(*outcome, refusal))),
+        ExpectedOutcome::Gone => fails(&[Errno::ESTALE, Errno::ENOENT]),
+        ExpectedOutcome::OrGone(outcome) => ExpectedOutcome::OrGone(Box::new(refused(*outcome, refusal))),
         _ => fails(&[Errno::EACCES, Errno::EPERM]),
     }
 }

@@ -7,7 +7,7 @@ use espalier_policy::{Creator, DistName, Key, PREFIX, Policy};
 use espalier_proto::{Errno, FileType, Ino, NewNode, XattrMode};
 
 use super::action::Action;
-use super::outcome::Outcome;
+use super::outcome::ExpectedOutcome;
 use super::quota;
 use super::tree::{Inode, Node, Tree};
 
@@ -21,13 +21,13 @@ pub fn is_policy(name: &[u8]) -> bool {
 }
 
 /// True for an attribute that reports the effect of policies.
-pub fn is_told(name: &[u8]) -> bool {
+pub fn is_known(name: &[u8]) -> bool {
     matches!(name, EFFECTIVE | LAYOUT)
 }
 
 /// The name of an attribute that is independent of all others.
-pub fn alone(name: &[u8]) -> Option<&[u8]> {
-    let is_of_others = is_told(name) || matches!(key(name), Some(Key::DistName | Key::DistParams));
+pub fn independent_setting(name: &[u8]) -> Option<&[u8]> {
+    let is_of_others = is_known(name) || matches!(key(name), Some(Key::DistName | Key::DistParams));
     Some(name).filter(|_| !is_of_others)
 }
 
@@ -91,14 +91,14 @@ pub enum Born {
     Stuffed,
     Striped,
     /// On one data server, without a metafile.
-    Bare,
+    NoMetafile,
 }
 
 /// Guarantees for the placement of a file's data.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Layout {
     born: Born,
-    bare: bool,
+    no_metafile: bool,
     scattered: bool,
     /// Distribution, number of servers at most, and parameters if known, once the file is on data
     /// servers.
@@ -108,10 +108,10 @@ pub struct Layout {
 }
 
 impl Layout {
-    pub fn is(&self, told: &str) -> bool {
+    pub fn is(&self, observed: &str) -> bool {
         let value = |key: &str| {
             let of = |line: &str| Some(line.split_once(" = ").filter(|(name, _)| *name == key)?.1.to_owned());
-            told.lines().find_map(of)
+            observed.lines().find_map(of)
         };
         let quoted = |text: &str| format!("\"{text}\"");
         let servers = value("servers").map_or(0, |list| list.split(',').count());
@@ -124,7 +124,7 @@ impl Layout {
                     && value("dist_name") == Some(quoted(&self.dist))
                     && (1..=usize::from(self.most)).contains(&servers)
                     && (params.is_none() || value("dist_params") == params)
-                    && value("no_metafile").is_some() == self.bare
+                    && value("no_metafile").is_some() == self.no_metafile
             }
             _ => false,
         }
@@ -139,7 +139,7 @@ impl Tree<'_> {
         let policy = server.effective(&settings).or(&Policy::DEFAULT);
         let born = match node {
             NewNode::Regular if !server.scattered => Born::Stuffed,
-            NewNode::Regular if policy.no_metafile() == Some(true) => Born::Bare,
+            NewNode::Regular if policy.no_metafile() == Some(true) => Born::NoMetafile,
             NewNode::Regular if policy.stuffing() == Some(false) => Born::Striped,
             _ => Born::Stuffed,
         };
@@ -154,33 +154,35 @@ impl Tree<'_> {
     }
 
     /// True if the directory may have no-metafile files.
-    pub fn may_have_bare(&self, dir: Ino) -> bool {
+    pub fn may_have_no_metafile_entries(&self, dir: Ino) -> bool {
         self.numbered(dir).is_none_or(|dir| {
             self.inode(dir).is_some_and(Inode::is_dir)
-                && (self.inherited(dir, &NewNode::Regular).1 == Born::Bare
-                    || self.names(dir).into_values().any(|node| self.is_bare(node)))
+                && (self.inherited(dir, &NewNode::Regular).1 == Born::NoMetafile
+                    || self.names(dir).into_values().any(|node| self.has_no_metafile(node)))
         })
     }
 
     /// A policy attribute, the effective policy, or the layout of an inode.
-    pub fn policy(&mut self, ino: Ino, name: &[u8]) -> Outcome {
+    pub fn policy(&mut self, ino: Ino, name: &[u8]) -> ExpectedOutcome {
         self.of(ino, |tree, node| {
-            let Some(inode) = tree.inode(node) else { return Outcome::Gone };
-            if name == EFFECTIVE && inode.born == Born::Bare && !inode.bare {
+            let Some(inode) = tree.inode(node) else { return ExpectedOutcome::Gone };
+            if name == EFFECTIVE && inode.born == Born::NoMetafile && !inode.no_metafile {
                 // The file took its directory's policy when it left the directory; that moment is
                 // not recorded.
-                return Outcome::Unknown;
+                return ExpectedOutcome::Unknown;
             }
             let is_file = inode.kind == FileType::Regular.bits();
             let text = match name {
                 EFFECTIVE if is_file || inode.is_dir() => {
                     Some(tree.server().effective(&inode.settings).explicit().to_toml())
                 }
-                LAYOUT if is_file => return Outcome::Layout(Box::new(tree.layout(inode))),
+                LAYOUT if is_file => return ExpectedOutcome::Layout(Box::new(tree.layout(inode))),
                 _ if inode.is_dir() => inode.settings.get(name).map(str::to_owned),
                 _ => None,
             };
-            text.map_or(Outcome::fails([Errno::ENODATA]), |text| Outcome::Bytes(text.into_bytes()))
+            text.map_or(ExpectedOutcome::fails([Errno::ENODATA]), |text| {
+                ExpectedOutcome::Bytes(text.into_bytes())
+            })
         })
     }
 
@@ -188,7 +190,7 @@ impl Tree<'_> {
         let server = self.server();
         let policy = server.effective(&inode.settings).explicit();
         let (dist, most, params) = match policy.distribution() {
-            _ if inode.born == Born::Bare => (DistName::Basic, 1, None),
+            _ if inode.born == Born::NoMetafile => (DistName::Basic, 1, None),
             Some(DistName::Basic) => (DistName::Basic, 1, None),
             Some(DistName::Varstrip) if policy.dist_params().is_some() => {
                 (DistName::Varstrip, u16::MAX, None)
@@ -200,22 +202,28 @@ impl Tree<'_> {
                 (DistName::SimpleStripe, policy.num_dfiles().map_or(u16::MAX, NonZeroU16::get), params)
             }
         };
-        let Inode { born, bare, .. } = *inode;
-        Layout { born, bare, scattered: server.scattered, dist: dist.to_string(), most, params }
+        let Inode { born, no_metafile, .. } = *inode;
+        Layout { born, no_metafile, scattered: server.scattered, dist: dist.to_string(), most, params }
     }
 
     /// Sets or removes an attribute whose name has the prefix of policy attributes.
-    pub fn set_policy(&mut self, ino: Ino, name: &[u8], value: Option<&[u8]>, mode: XattrMode) -> Outcome {
+    pub fn set_policy(
+        &mut self,
+        ino: Ino,
+        name: &[u8],
+        value: Option<&[u8]>,
+        mode: XattrMode,
+    ) -> ExpectedOutcome {
         let key = key(name);
         self.of(ino, |tree, node| {
-            let Some(inode) = tree.inode(node) else { return Outcome::Gone };
-            if is_told(name) {
-                return Outcome::fails([Errno::EPERM]);
+            let Some(inode) = tree.inode(node) else { return ExpectedOutcome::Gone };
+            if is_known(name) {
+                return ExpectedOutcome::fails([Errno::EPERM]);
             }
             let (Some(key), true) = (key, inode.is_dir()) else {
                 // A name without a policy attribute cannot be set, so its removal fails.
                 let is_removal = key.is_none() && value.is_none();
-                return Outcome::fails([if is_removal { Errno::ENODATA } else { Errno::EINVAL }]);
+                return ExpectedOutcome::fails([if is_removal { Errno::ENODATA } else { Errno::EINVAL }]);
             };
             let mut policy = inode.settings.policy();
             let is_there = policy.get(key).is_some();
@@ -233,11 +241,11 @@ impl Tree<'_> {
             };
             let errnos: Vec<Errno> = of_mode.into_iter().chain(is_set.err()).collect();
             if !errnos.is_empty() {
-                return Outcome::fails(errnos);
+                return ExpectedOutcome::fails(errnos);
             }
             tree.change(node, |inode| inode.settings = (&policy).into());
-            tree.bequeath(node);
-            Outcome::Done
+            tree.update_dependents(node);
+            ExpectedOutcome::Done
         })
     }
 }
@@ -287,15 +295,16 @@ impl Action {
     /// True if the action changes what `other` inherits or reports. The directory of a no-metafile
     /// file is unknown.
     pub fn shapes(&self, other: &Self) -> bool {
-        let is_told = matches!(other, Self::GetXattr { name, of_bare: true, .. } if is_told(name));
+        let is_known =
+            matches!(other, Self::GetXattr { name, may_lack_metafile: true, .. } if is_known(name));
         match self {
-            Self::Unlink { .. } | Self::Rename { .. } => is_told,
+            Self::Unlink { .. } | Self::Rename { .. } => is_known,
             Self::SetList { .. } => {
                 matches!(other, Self::Create { dir, .. } if self.wills() == Some(*dir))
             }
             _ => self.policy_of().is_some_and(|changed| match other {
                 Self::Create { dir, .. } => *dir == changed,
-                _ => is_told,
+                _ => is_known,
             }),
         }
     }

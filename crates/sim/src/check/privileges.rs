@@ -5,7 +5,7 @@ use espalier_client::Call;
 use espalier_proto::{Access, Errno, Request, SetAttr, mode};
 
 use super::action::Action;
-use super::outcome::Outcome;
+use super::outcome::ExpectedOutcome;
 use super::permit::Who;
 use super::tree::{Inode, Node, Tree};
 
@@ -45,17 +45,17 @@ impl Who {
 
     /// A set-group-id bit without group execution is no privilege.
     fn without_privileges(&self, perm: u32, gid: u32) -> u32 {
-        let kept = match perm & mode::GROUP_EXEC {
+        let retained = match perm & mode::GROUP_EXEC {
             0 => self.without_foreign_sgid(perm, gid),
             _ => perm & !mode::SET_GID,
         };
-        kept & !mode::SET_UID
+        retained & !mode::SET_UID
     }
 }
 
 impl Inode {
     pub fn lose_set_ids(&mut self, who: &Who) {
-        if !self.is_dir() && !self.bare {
+        if !self.is_dir() && !self.no_metafile {
             self.perm = who.without_privileges(self.perm, self.gid);
         }
     }
@@ -76,7 +76,7 @@ impl Inode {
 }
 
 impl Tree<'_> {
-    pub fn remove_privileges(&mut self, node: Node, who: &Who, cause: Cause) -> Outcome {
+    pub fn remove_privileges(&mut self, node: Node, who: &Who, cause: Cause) -> ExpectedOutcome {
         self.change(node, |inode| {
             let is_copied = who.uid == 0 && inode.uid == 0 && inode.names == 0;
             let may = cause != Cause::Unsaid || who.owns(inode) || who.may(inode, Access::WRITE);
@@ -87,7 +87,7 @@ impl Tree<'_> {
                 inode.xattrs.remove(CAPABILITY);
             }
         });
-        Outcome::Done
+        ExpectedOutcome::Done
     }
 
     pub fn change_owner(
@@ -96,11 +96,11 @@ impl Tree<'_> {
         who: &Who,
         (uid, gid): (Option<u32>, Option<u32>),
         strip: u64,
-    ) -> Outcome {
-        let Some(inode) = self.inode(node) else { return Outcome::Gone };
+    ) -> ExpectedOutcome {
+        let Some(inode) = self.inode(node) else { return ExpectedOutcome::Gone };
         let new = (uid.unwrap_or(inode.uid), gid.unwrap_or(inode.gid));
-        if inode.bare && new != (inode.uid, inode.gid) {
-            return Outcome::fails([Errno::EPERM]);
+        if inode.no_metafile && new != (inode.uid, inode.gid) {
+            return ExpectedOutcome::fails([Errno::EPERM]);
         }
         self.change(node, |inode| {
             inode.lose_set_ids(who);
@@ -109,8 +109,8 @@ impl Tree<'_> {
             }
             (inode.uid, inode.gid) = new;
         });
-        self.bequeath(node);
-        Outcome::Stat(self.stat(node, strip))
+        self.update_dependents(node);
+        ExpectedOutcome::Stat(self.stat(node, strip))
     }
 }
 

@@ -11,7 +11,7 @@ use espalier_proto::{Errno, Ino, Name, NewNode, RenameFlags, XattrMode};
 
 use super::action::Action;
 use super::bytes::Bytes;
-use super::outcome::Outcome;
+use super::outcome::ExpectedOutcome;
 use super::tree::{Inode, Node, Tree};
 use crate::Nanos;
 
@@ -220,28 +220,34 @@ impl Quotas {
 }
 
 /// The value of a limit as `getxattr` returns it.
-pub fn told(inode: &Inode, name: &[u8]) -> Outcome {
+pub fn encoded(inode: &Inode, name: &[u8]) -> ExpectedOutcome {
     match *{ inode.quota }.get(name) {
-        Some(limit) => Outcome::Bytes(limit.to_string().into_bytes()),
-        None => Outcome::fails([Errno::ENODATA]),
+        Some(limit) => ExpectedOutcome::Bytes(limit.to_string().into_bytes()),
+        None => ExpectedOutcome::fails([Errno::ENODATA]),
     }
 }
 
 impl Tree<'_> {
     /// Sets or removes a limit.
-    pub fn limit(&mut self, node: Node, name: &[u8], value: Option<&[u8]>, mode: XattrMode) -> Outcome {
+    pub fn limit(
+        &mut self,
+        node: Node,
+        name: &[u8],
+        value: Option<&[u8]>,
+        mode: XattrMode,
+    ) -> ExpectedOutcome {
         let Some(inode) = self.inode(node).filter(|inode| inode.is_dir()) else {
-            return Outcome::fails([Errno::EPERM]);
+            return ExpectedOutcome::fails([Errno::EPERM]);
         };
         let is_there = { inode.quota }.get(name).is_some();
         match mode {
-            XattrMode::Create if is_there => return Outcome::fails([Errno::EEXIST]),
-            XattrMode::Replace if !is_there => return Outcome::fails([Errno::ENODATA]),
+            XattrMode::Create if is_there => return ExpectedOutcome::fails([Errno::EEXIST]),
+            XattrMode::Replace if !is_there => return ExpectedOutcome::fails([Errno::ENODATA]),
             _ => {}
         }
         let number = value.and_then(|value| std::str::from_utf8(value).ok()?.parse().ok());
         self.change(node, |inode| *inode.quota.get(name) = number.filter(|limit| *limit > 0));
-        Outcome::Done
+        ExpectedOutcome::Done
     }
 }
 

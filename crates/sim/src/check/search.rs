@@ -12,7 +12,7 @@ use espalier_proto::Ino;
 
 use super::action::Action;
 use super::durable::{self, Log, Logged};
-use super::outcome::{Outcome, Told};
+use super::outcome::{ExpectedOutcome, Observed};
 use super::permit::Who;
 use super::tree::{Base, Changes, Record, Strips, Tree};
 use crate::Nanos;
@@ -47,9 +47,9 @@ pub struct Over {
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct World {
     pub changes: Changes,
-    done: BTreeMap<PartId, Outcome>,
+    done: BTreeMap<PartId, ExpectedOutcome>,
     /// Outcomes that pending actions without an effect would have had at some earlier time.
-    seen: BTreeMap<PartId, BTreeSet<Outcome>>,
+    seen: BTreeMap<PartId, BTreeSet<ExpectedOutcome>>,
     /// Changes since the worlds diverged, kept if losses of power must be explained. The last
     /// field, so that worlds which differ only in it sort next to each other.
     pub log: Log,
@@ -84,7 +84,7 @@ impl World {
     pub fn unanswered(mut self, ids: &[PartId]) -> Self {
         for id in ids {
             self.seen.remove(id);
-            self.done.entry(*id).and_modify(|outcome| *outcome = Outcome::Unknown);
+            self.done.entry(*id).and_modify(|outcome| *outcome = ExpectedOutcome::Unknown);
         }
         self
     }
@@ -114,18 +114,19 @@ impl World {
 /// Merges worlds that are equal except for `seen` and their history. This accepts more replies, and
 /// never rejects a right one except after losses of power.
 pub fn blurred(worlds: BTreeSet<World>) -> BTreeSet<World> {
-    let mut kept: Vec<World> = Vec::new();
+    let mut retained: Vec<World> = Vec::new();
     for world in worlds {
-        match kept.last_mut().filter(|last| (&last.changes, &last.done) == (&world.changes, &world.done)) {
+        match retained.last_mut().filter(|last| (&last.changes, &last.done) == (&world.changes, &world.done))
+        {
             Some(last) => {
                 for (id, outcomes) in world.seen {
                     last.seen.entry(id).or_default().extend(outcomes);
                 }
             }
-            None => kept.push(world),
+            None => retained.push(world),
         }
     }
-    kept.into_iter().collect()
+    retained.into_iter().collect()
 }
 
 /// The file whose contents differ most among the worlds.
@@ -153,7 +154,7 @@ pub struct Search<'a> {
     logged: Option<&'a BTreeMap<PartId, Logged>>,
     strip: u64,
     id: PartId,
-    told: &'a Told<'a>,
+    observed: &'a Observed<'a>,
     /// Actions on which the reply may depend.
     before: Vec<PartId>,
     /// All orders are examined, not only those that affect the reply.
@@ -170,7 +171,7 @@ impl<'a> Search<'a> {
         logged: Option<&'a BTreeMap<PartId, Logged>>,
         strip: u64,
         id: PartId,
-        told: &'a Told<'a>,
+        observed: &'a Observed<'a>,
     ) -> Self {
         // Also actions that only affect the replies of others.
         let mut linked = vec![id];
@@ -183,10 +184,21 @@ impl<'a> Search<'a> {
             linked.extend(more);
             at += 1;
         }
-        let is_change = |other: &PartId| *other != id && !pending[other].action.only_tells();
+        let is_change = |other: &PartId| *other != id && !pending[other].action.only_reports();
         let before: Vec<PartId> = linked.into_iter().filter(is_change).collect();
         let is_exact = before.len() <= MOST_AT_ONCE;
-        Self { base, pending, logged, strip, id, told, before, is_exact, steps: 0, possible: BTreeSet::new() }
+        Self {
+            base,
+            pending,
+            logged,
+            strip,
+            id,
+            observed,
+            before,
+            is_exact,
+            steps: 0,
+            possible: BTreeSet::new(),
+        }
     }
 
     /// False if there were too many orders to examine all.
@@ -206,7 +218,7 @@ impl<'a> Search<'a> {
             }
             if let Some(outcome) = world.done.get(&self.id) {
                 let outcome = outcome.clone();
-                found.extend(self.is_told(&world, &outcome));
+                found.extend(self.is_known(&world, &outcome));
                 continue;
             }
             if self.matters(&order) && self.ends(&world, &mut found) {
@@ -235,7 +247,7 @@ impl<'a> Search<'a> {
         let is_as_before =
             |explained: &World| (&explained.changes, &explained.done) == (&world.changes, &world.done);
         for outcome in world.seen.get(&self.id).into_iter().flatten() {
-            let explained = self.is_told(world, outcome);
+            let explained = self.is_known(world, outcome);
             is_enough |= explained.as_ref().is_some_and(is_as_before);
             found.extend(explained);
         }
@@ -243,14 +255,14 @@ impl<'a> Search<'a> {
         match next {
             Some(next) => {
                 let next = self.record(world, next, self.id);
-                found.extend(self.is_told(&next, &outcome));
-                is_enough && self.told.result.is_err()
+                found.extend(self.is_known(&next, &outcome));
+                is_enough && self.observed.result.is_err()
             }
             None => {
-                let explained = self.is_told(world, &outcome);
+                let explained = self.is_known(world, &outcome);
                 is_enough |= explained.as_ref().is_some_and(is_as_before);
                 found.extend(explained);
-                is_enough && (self.told.result.is_err() || self.told.action.is_read())
+                is_enough && (self.observed.result.is_err() || self.observed.action.is_read())
             }
         }
     }
@@ -259,7 +271,7 @@ impl<'a> Search<'a> {
     /// between the two.
     fn matters(&self, order: &[PartId]) -> bool {
         let action = |id: &PartId| &self.pending[id].action;
-        let target = self.told.action;
+        let target = self.observed.action;
         let is_between = |one: &Action, other: &Action| {
             let mut lookers =
                 self.pending.iter().filter(|(id, part)| part.is_answered && !order.contains(id));
@@ -269,19 +281,19 @@ impl<'a> Search<'a> {
             let this = action(&order[at]);
             let mut later = order[at + 1..].iter().map(action).chain([target]);
             later.any(|later| {
-                later.conflicts(this) || (self.is_exact && !later.only_tells() && is_between(this, later))
+                later.conflicts(this) || (self.is_exact && !later.only_reports() && is_between(this, later))
             })
         })
     }
 
-    fn is_told(&mut self, world: &World, outcome: &Outcome) -> Option<World> {
+    fn is_known(&mut self, world: &World, outcome: &ExpectedOutcome) -> Option<World> {
         let mut tree = Tree { base: self.base, changes: world.changes.clone() };
-        if self.told.is(outcome, &mut tree) {
-            let told = world.with(tree.changes);
+        if self.observed.is(outcome, &mut tree) {
+            let observed = world.with(tree.changes);
             // In that world, the action was executed earlier, in a valid order.
-            return if world.is_done(self.id) { Some(told) } else { self.in_time(told, self.id) };
+            return if world.is_done(self.id) { Some(observed) } else { self.in_time(observed, self.id) };
         }
-        if self.possible.len() < super::violation::TOLD {
+        if self.possible.len() < super::violation::MAX_LISTED {
             self.possible.insert(super::violation::shortened(outcome));
         }
         None
@@ -292,7 +304,7 @@ impl<'a> Search<'a> {
         let (next, outcome) = self.perform(world, id);
         let mut next = self.in_time(self.record(world, next?, id), id)?;
         next.seen.remove(&id);
-        next.done.insert(id, if self.pending[&id].is_answered { outcome } else { Outcome::Unknown });
+        next.done.insert(id, if self.pending[&id].is_answered { outcome } else { ExpectedOutcome::Unknown });
         Some(next)
     }
 
@@ -307,13 +319,13 @@ impl<'a> Search<'a> {
                 return None;
             }
             world.seen.remove(other);
-            world.done.insert(*other, Outcome::Unknown);
+            world.done.insert(*other, ExpectedOutcome::Unknown);
         }
         Some(world)
     }
 
     /// The world after a change, if it differs, and the outcome.
-    fn perform(&self, world: &World, id: PartId) -> (Option<World>, Outcome) {
+    fn perform(&self, world: &World, id: PartId) -> (Option<World>, ExpectedOutcome) {
         let Part { action, who, .. } = &self.pending[&id];
         let mut tree = Tree { base: self.base, changes: world.changes.clone() };
         let outcome = tree.attempt(action, who, id.0, self.strip);

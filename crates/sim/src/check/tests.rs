@@ -2,15 +2,15 @@
 
 use espalier_client::{Answer, Call, Opening};
 use espalier_proto::{
-    Access, Attr, Dirent, END, Entry, Errno, FileType, Home, InodeFlags, Name, NewNode, OpenHow, RenameFlags,
-    Request, SetAttr, Time,
+    Access, Attr, Dirent, END, Entry, Errno, FileType, InodeFlags, Location, Name, NewNode, OpenHow,
+    RenameFlags, Request, SetAttr, Time,
 };
 
 use super::*;
 
 mod acl;
-mod bare;
 mod locks;
+mod no_metafile;
 mod policy;
 mod quotas;
 mod users;
@@ -25,7 +25,7 @@ const RULES: Rules = Rules {
     live: false,
     privileges: false,
     durable: None,
-    believed: None,
+    cached_views: None,
 };
 
 /// A checker whose clock advances with each event.
@@ -59,14 +59,23 @@ fn attr(ino: u64, kind: FileType, nlink: u32, size: u64) -> Attr {
         ctime: none,
         btime: none,
         streamed: false,
-        bare: true,
+        no_xattrs: true,
         flags: InodeFlags::empty(),
     }
 }
 
 fn entry(attr: Attr) -> Answer {
-    let (cacheable, name_leased, attr_leased, home, proof) = (true, false, false, Home::Table, 0);
-    Answer::Entry(Entry { attr, cacheable, name_leased, attr_leased, alone: false, home, proof })
+    let (cacheable, name_leased, attr_leased, location, reclaim_token) =
+        (true, false, false, Location::Table, 0);
+    Answer::Entry(Entry {
+        attr,
+        cacheable,
+        name_leased,
+        attr_leased,
+        sole_holder: false,
+        location,
+        reclaim_token,
+    })
 }
 
 fn file(ino: u64) -> Answer {
@@ -95,7 +104,7 @@ fn make(dir: u64, text: &str, node: NewNode) -> Call<'static> {
         umask,
         open,
         exclusive,
-        early: None,
+        writeback: None,
     })
 }
 
@@ -187,7 +196,7 @@ impl Run {
 }
 
 #[test]
-fn what_has_been_made_is_there() {
+fn created_file_exists() {
     let mut run = Run::with_file();
     assert!(run.did(lookup("f"), Ok(file(2))));
     assert!(run.did(getattr(2), Ok(Answer::Attr(attr(2, FileType::Regular, 1, 0)))));
@@ -200,7 +209,7 @@ fn what_has_been_made_is_there() {
 }
 
 #[test]
-fn what_cannot_be_is_noticed() {
+fn impossible_answers_are_detected() {
     let wrong: Vec<(Call<'_>, Result<Answer, Errno>)> = vec![
         (lookup("f"), Ok(absent())),
         (lookup("f"), Ok(file(3))),
@@ -241,7 +250,7 @@ fn of_two_at_a_time_either_may_be_first() {
 }
 
 #[test]
-fn nobody_goes_back_to_what_was_before() {
+fn reads_never_go_back() {
     let mut run = Run::new();
     let making = run.asks(create("f"));
     assert!(run.did(lookup("f"), Ok(absent())));
@@ -252,7 +261,7 @@ fn nobody_goes_back_to_what_was_before() {
 }
 
 #[test]
-fn who_asked_before_may_be_told_what_was() {
+fn concurrent_lookup_may_see_old_state() {
     let mut run = Run::with_file();
     let late: Vec<u64> = (0..3).map(|_| run.asks(lookup("f"))).collect();
     assert!(run.did(unlink("f"), Ok(Answer::Done)));
@@ -264,7 +273,7 @@ fn who_asked_before_may_be_told_what_was() {
 }
 
 #[test]
-fn what_was_never_answered_may_have_been_done() {
+fn unanswered_change_may_have_happened() {
     let lose = || {
         let mut run = Run::with_file();
         let lost = run.asks(unlink("f"));
@@ -286,7 +295,7 @@ fn what_was_never_answered_may_have_been_done() {
 }
 
 #[test]
-fn what_is_refused_is_not_done() {
+fn refused_request_is_not_executed() {
     let mut run = Run::new();
     assert!(run.did(create("f"), Err(Errno::ENOSPC)));
     assert!(!run.did(lookup("f"), Ok(file(2))));
@@ -343,7 +352,7 @@ fn links_are_counted() {
 }
 
 #[test]
-fn what_has_been_written_is_read() {
+fn written_bytes_are_read_back() {
     let mut run = Run::with_file();
     assert!(run.did(write(0, b"abc"), Ok(Answer::Written(3))));
     assert!(run.did(write(5, b"d"), Ok(Answer::Written(1))));
@@ -355,7 +364,8 @@ fn what_has_been_written_is_read() {
     assert!(run.did(write(END, b"x"), Ok(Answer::Written(1))));
     assert!(run.did(read(0, 100), Ok(bytes(b"abx"))));
     let how = OpenHow { access: Access::WRITE, truncate: true, ..OpenHow::default() };
-    let opening = Opening { ino: Ino(2), accessed: true, shared: false, keep: true, passthrough: false };
+    let opening =
+        Opening { ino: Ino(2), accessed: true, shared: false, keep_cache: true, passthrough: false };
     assert!(run.did(Call::Request(Request::Open { ino: Ino(2), how }), Ok(Answer::Opened(opening))));
     assert!(run.did(read(0, 100), Ok(bytes(b""))));
 }
@@ -418,7 +428,7 @@ fn many_at_a_time_are_followed() {
 }
 
 #[test]
-fn a_violation_tells_what_was_possible_and_what_was_done() {
+fn violation_lists_possible_and_actual_answers() {
     let mut run = Run::with_file();
     run.asks(create("g"));
     let call = run.asks(lookup("g"));
@@ -431,7 +441,7 @@ fn a_violation_tells_what_was_possible_and_what_was_done() {
 }
 
 #[test]
-fn what_is_told_again_after_a_restart_is_what_is_so_by_then() {
+fn repeated_reply_after_restart_shows_current_state() {
     for (begins, is_right) in [(true, true), (false, false)] {
         let mut run = Run::new();
         let creates = run.asks(create("f"));
@@ -503,7 +513,7 @@ fn a_loss_of_power_takes_what_was_last() {
 /// A read between two changes is not recorded when there are too many orders, but must not be
 /// rejected.
 #[test]
-fn what_is_looked_at_while_too_much_is_at_once_tells_nothing() {
+fn reads_among_too_many_changes_are_unchecked() {
     let mut run = Run::with_file();
     assert!(run.did(write(0, &[1; 48]), Ok(Answer::Written(48))));
     let (writes, truncates, reads) =
@@ -515,7 +525,7 @@ fn what_is_looked_at_while_too_much_is_at_once_tells_nothing() {
 }
 
 #[test]
-fn what_is_done_to_a_file_that_was_lost_is_nothing_more_to_lose() {
+fn changes_of_lost_file_are_not_lost_again() {
     let mut run = Run::with_losses();
     assert!(run.did(create("a"), Ok(file(2))) && run.loses_power() && run.did(lookup("a"), Ok(absent())));
     // Another rank may have the file open.
@@ -526,19 +536,19 @@ fn what_is_done_to_a_file_that_was_lost_is_nothing_more_to_lose() {
 }
 
 #[test]
-fn what_was_done_at_a_time_may_be_lost_in_any_order() {
+fn concurrent_changes_may_be_lost_in_any_order() {
     for lost in ["a", "b"] {
         let mut run = Run::with_losses();
         let (a, b) = (run.asks(create("a")), run.asks(create("b")));
         assert!(run.ends(a, Ok(file(2))) && run.ends(b, Ok(file(3))));
         assert!(run.loses_power());
-        let kept = if lost == "a" { ("b", 3) } else { ("a", 2) };
-        assert!(run.did(lookup(lost), Ok(absent())) && run.did(lookup(kept.0), Ok(file(kept.1))));
+        let retained = if lost == "a" { ("b", 3) } else { ("a", 2) };
+        assert!(run.did(lookup(lost), Ok(absent())) && run.did(lookup(retained.0), Ok(file(retained.1))));
     }
 }
 
 #[test]
-fn when_the_journal_was_written_that_is_left_tells_what_is_lost() {
+fn journal_end_shows_what_was_lost() {
     let lose = |until, lost| {
         let mut run = Run::with_losses();
         assert!(run.did(create("a"), Ok(file(2))) && run.did(create("b"), Ok(file(3))));
@@ -559,7 +569,7 @@ fn when_the_journal_was_written_that_is_left_tells_what_is_lost() {
 }
 
 #[test]
-fn what_is_older_is_durable() {
+fn earlier_changes_are_durable() {
     let mut run = Run::with_losses();
     assert!(run.did(create("a"), Ok(file(2))));
     run.now += SECOND.0;
@@ -570,7 +580,7 @@ fn what_is_older_is_durable() {
 }
 
 #[test]
-fn what_another_rank_has_built_upon_is_durable() {
+fn state_that_peer_depends_on_is_durable() {
     let other = 1 << 48 | 7;
     let make = || {
         let mut run = Run::with_losses();
@@ -584,7 +594,7 @@ fn what_another_rank_has_built_upon_is_durable() {
 }
 
 #[test]
-fn who_looks_between_two_that_have_nothing_to_do_with_each_other_sees_one() {
+fn read_between_independent_changes_sees_one() {
     for (seen, is_right) in
         [(vec![("a", 2)], true), (vec![("b", 3)], true), (vec![], true), (vec![("c", 3)], false)]
     {

@@ -66,7 +66,7 @@ pub struct Inode {
     /// Symbolic links: the target.
     pub target: Box<[u8]>,
     /// Files: no metafile, so owner and permissions are the directory's.
-    pub bare: bool,
+    pub no_metafile: bool,
     pub born: Born,
     /// Policy of a directory, or the policy that a file inherited.
     pub settings: Settings,
@@ -95,7 +95,7 @@ impl Inode {
             entries: 0,
             subdirs: 0,
             target: Box::default(),
-            bare: false,
+            no_metafile: false,
             born: Born::Stuffed,
             settings: Settings::default(),
             strips: BTreeMap::new(),
@@ -330,7 +330,7 @@ impl<'a> Tree<'a> {
 }
 
 /// Moves what all trees have in common to the base.
-pub fn settle<'a>(base: &mut Base, trees: impl Iterator<Item = &'a mut Changes>) {
+pub fn fold_into_base<'a>(base: &mut Base, trees: impl Iterator<Item = &'a mut Changes>) {
     let mut trees: Vec<&mut Changes> = trees.collect();
     let Some((first, others)) = trees.split_first() else { return };
     let is_common = |(key, record): &(&Key, &Option<Record>)| {

@@ -15,12 +15,12 @@ const DIRS: &[u8] = b"user.espalier.rsubdirs";
 pub const BYTES: &[u8] = b"user.espalier.rbytes";
 pub const ALL: [&[u8]; 3] = [FILES, DIRS, BYTES];
 
-pub fn is_told(name: &[u8]) -> bool {
+pub fn is_known(name: &[u8]) -> bool {
     ALL.contains(&name)
 }
 
 impl Usage {
-    pub fn told(&self, name: &[u8]) -> Option<String> {
+    pub fn encoded(&self, name: &[u8]) -> Option<String> {
         match name {
             FILES => Some(self.files.to_string()),
             DIRS => Some(self.dirs.to_string()),

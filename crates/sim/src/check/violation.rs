@@ -7,11 +7,11 @@ use espalier_client::Answer;
 use espalier_proto::{ClientId, Errno, Rank};
 
 use super::action::Action;
-use super::{Asked, Checker, Past};
+use super::{Checker, OpenCall, Past};
 use crate::Nanos;
 
 /// Most other calls and possible replies in a report.
-pub const TOLD: usize = 40;
+pub const MAX_LISTED: usize = 40;
 
 /// No order of the calls explains a reply.
 #[derive(Debug)]
@@ -50,13 +50,13 @@ impl Checker {
         &self,
         now: Nanos,
         client: ClientId,
-        asked: &Asked,
+        asked: &OpenCall,
         action: &Action,
         result: &Result<Answer, Errno>,
         possible: BTreeSet<String>,
     ) -> Violation {
         let is_about = |past: &&Past| past.actions.iter().any(|other| other.is_about(action));
-        let ended = self.past.iter().rev().filter(is_about).take(TOLD);
+        let ended = self.past.iter().rev().filter(is_about).take(MAX_LISTED);
         let mut related: Vec<(u64, String)> = ended.map(|past| (past.number, past.to_string())).collect();
         for ((client, _), other) in &self.asked {
             let parts = other.parts.iter().filter_map(|id| self.pending.get(id));
@@ -72,7 +72,7 @@ impl Checker {
             since: asked.since,
             call: asked.text.clone(),
             answer: shortened(result),
-            possible: possible.into_iter().take(TOLD).collect(),
+            possible: possible.into_iter().take(MAX_LISTED).collect(),
             related: related.into_iter().map(|(_, text)| text).collect(),
         }
     }

@@ -75,8 +75,8 @@ enum Trial {
 impl Trials {
     pub fn learn(&mut self, asked: &Call<'_>, answer: &Result<Answer, Errno>) {
         match (asked, answer) {
-            (Call::Request(Request::GetXattr { ino, name }), Ok(Answer::Bytes(told))) => {
-                let number = std::str::from_utf8(told).ok().and_then(|text| text.parse::<u64>().ok());
+            (Call::Request(Request::GetXattr { ino, name }), Ok(Answer::Bytes(xattr))) => {
+                let number = std::str::from_utf8(xattr).ok().and_then(|text| text.parse::<u64>().ok());
                 if USAGES[..2].contains(&&**name) {
                     *self.usages.entry(*ino).or_default() += number.unwrap_or(0);
                 } else if QUOTAS.contains(&&**name) {
@@ -108,7 +108,7 @@ impl Trials {
                 let (node, perm, umask, open, exclusive) = (NewNode::Regular, 0o644, 0, None, true);
                 // Cannot fail: the name is valid.
                 let name = Name::new(text.as_bytes()).unwrap_or_else(|_| Name::lowest());
-                Request::Create { dir, name, node, perm, umask, open, exclusive, early: None }
+                Request::Create { dir, name, node, perm, umask, open, exclusive, writeback: None }
             }
         }))
     }

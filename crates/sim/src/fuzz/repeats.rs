@@ -9,16 +9,16 @@ use crate::message::Message;
 use crate::observe::Node;
 
 /// Sender, receiver, and number of a request.
-type Asked = (Node, Node, RequestId);
+type RequestKey = (Node, Node, RequestId);
 
 /// See the module description.
 #[derive(Debug, Default)]
 pub struct Repeats {
     /// Requests to data servers.
-    data: BTreeMap<Asked, Ino>,
+    data: BTreeMap<RequestKey, Ino>,
     /// Stream requests to metadata servers in the current incarnation, and in earlier ones.
-    streams: BTreeSet<Asked>,
-    old: BTreeSet<Asked>,
+    streams: BTreeSet<RequestKey>,
+    old: BTreeSet<RequestKey>,
 }
 
 impl Repeats {

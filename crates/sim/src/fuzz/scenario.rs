@@ -12,8 +12,8 @@ use super::acls;
 use super::policies::Live;
 use super::privileges;
 use super::quotas;
-use super::wander::Habits;
-use super::{alone, handles, locks, looks, reads, streaks};
+use super::random_calls::Habits;
+use super::{exclusive, handles, locks, looks, reads, streaks};
 use crate::faults::Fault;
 use crate::random::{Random, Seed};
 use crate::scenario::{Durability, Scenario, ScenarioError};
@@ -30,7 +30,7 @@ pub struct Case {
     /// Changes of directories' policies.
     pub live: Option<Live>,
     /// End of faults.
-    pub quiet: Nanos,
+    pub calm: Nanos,
     /// Time after the reply at which a change is durable; `None`: no acknowledged change can be
     /// lost.
     pub durable: Option<Nanos>,
@@ -52,8 +52,8 @@ impl Case {
     pub fn new(seed: u64) -> Result<Self, ScenarioError> {
         let mut random = Seed(seed).random("fuzz", 0);
         let strip = *[64, 64, 256, 4096, 8192].choose(&mut random).unwrap_or(&64);
-        let quiet = random.random_range(1..20);
-        let mut text = text(seed, strip, quiet, &mut random);
+        let calm = random.random_range(1..20);
+        let mut text = text(seed, strip, calm, &mut random);
         let scenario = Scenario::parse(&text, Path::new("the scenario of a seed"))?;
         let ranks = u32::from(scenario.cluster.ranks);
         let is_of_ranks = |fault: &Fault| fault.nodes.is_empty() || fault.nodes.iter().any(|it| *it < ranks);
@@ -74,7 +74,7 @@ impl Case {
             handles: handles::Habit::of(seed),
             privileges: privileges::Habit::of(seed),
             locks: locks::are_in(seed),
-            alone: alone::are_in(seed),
+            exclusive: exclusive::are_in(seed),
             looks: looks::are_in(seed),
             reads: reads::are_in(seed),
             streaks: streaks::are_in(seed),
@@ -93,7 +93,7 @@ impl Case {
             live,
             wanderers: random.random_range(1..8),
             habits,
-            quiet: Nanos::from_millis(quiet * 1000),
+            calm: Nanos::from_millis(calm * 1000),
             durable: match scenario.cluster.durability {
                 Durability::Written if is_dark => {
                     let slow = scenario.faults.slow_disk.as_ref().map_or(Nanos::ZERO, |_| SLOW);
@@ -118,7 +118,7 @@ fn habit_of_quotas(seed: u64, strip: u64) -> Option<quotas::Habit> {
     is_limited.then_some(quotas::Habit { strip })
 }
 
-fn text(seed: u64, strip: u64, quiet: u64, random: &mut Random) -> String {
+fn text(seed: u64, strip: u64, calm: u64, random: &mut Random) -> String {
     let mut text = format!("seed = {seed}\n");
     let mut say = |line: String| {
         // Writing to a string cannot fail.
@@ -157,7 +157,7 @@ fn text(seed: u64, strip: u64, quiet: u64, random: &mut Random) -> String {
     say(format!("skew = \"{}\"", one_of(random, &["0 s", "100 ms", "2 s"])));
     say(format!("drift_ppm = {}", one_of(random, &["0.0", "200.0"])));
     say("\n[faults]".into());
-    say(format!("until = \"{quiet} s\""));
+    say(format!("until = \"{calm} s\""));
     let (mut is_dark, mut crashes) = (false, false);
     for kind in ["crash", "power", "client_crash", "cut", "partition", "late", "disk_failure", "slow_disk"] {
         if random.random_range(0..3) == 0 {
@@ -181,7 +181,7 @@ fn text(seed: u64, strip: u64, quiet: u64, random: &mut Random) -> String {
     if data != "0" && !is_dark && Seed(seed).random("fuzz data power", 0).random() {
         say(format!(
             "power = {{ at = [\"{} ms\"], for = \"300 ms\", nodes = [{ranks}] }}",
-            quiet * 1000 - 100
+            calm * 1000 - 100
         ));
     }
     let mut random = Seed(seed).random("fuzz policy", 0);

@@ -7,7 +7,7 @@ use espalier_proto::{Access, Errno, FileType, Ino, OpenHow, Request};
 
 use super::handles::Exported;
 use super::quotas::Trials;
-use super::wander::{CALLER, Habits};
+use super::random_calls::{CALLER, Habits};
 use crate::check::{ACCESS_LIST, DEFAULT_LIST, EFFECTIVE, LAYOUT, QUOTAS, QUOTAS_LATE, USAGES};
 use crate::process::{Act, Program};
 use crate::{Nanos, Random};
@@ -62,10 +62,10 @@ impl Surveyor {
                     self.left.push(attr(ino));
                     self.left.push(Call::Request(Request::ListXattr { ino }));
                     if self.live && matches!(entry.kind, FileType::Directory | FileType::Regular) {
-                        self.left.extend([EFFECTIVE, LAYOUT].map(|name| told(ino, name)));
+                        self.left.extend([EFFECTIVE, LAYOUT].map(|name| xattr(ino, name)));
                     }
                     if self.listed {
-                        self.left.extend([ACCESS_LIST, DEFAULT_LIST].map(|name| told(ino, name)));
+                        self.left.extend([ACCESS_LIST, DEFAULT_LIST].map(|name| xattr(ino, name)));
                     }
                     match entry.kind {
                         FileType::Directory if self.seen.insert(ino) => {
@@ -99,10 +99,10 @@ fn list(dir: Ino, after: u64) -> Call<'static> {
 
 fn usages(ino: Ino, limited: bool) -> impl Iterator<Item = Call<'static>> {
     let limits = QUOTAS.into_iter().filter(move |_| limited);
-    USAGES.into_iter().chain(limits).map(move |name| told(ino, name))
+    USAGES.into_iter().chain(limits).map(move |name| xattr(ino, name))
 }
 
-fn told(ino: Ino, name: &[u8]) -> Call<'static> {
+fn xattr(ino: Ino, name: &[u8]) -> Call<'static> {
     Call::Request(Request::GetXattr { ino, name: name.into() })
 }
 

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use espalier_client::{Answer, Call};
 use espalier_proto::{Caller, ClientId, Errno, FromClient, FromServer, Rank, Reply, RequestId};
 
-use super::fates::{CallId, Fates};
+use super::outcomes::{CallId, CallOutcomes};
 use super::repeats::Repeats;
 use super::scenario::Case;
 use crate::Nanos;
@@ -37,20 +37,20 @@ pub struct Watch {
     servers: u32,
     lease: Nanos,
     /// Replies may report changes that a loss of power takes.
-    tells_early: bool,
+    uses_writeback: bool,
     /// Replies may report changes that a disk has not stored when its server ends.
     disks_fail: bool,
     /// Metadata servers that have lost power and not restarted.
     dark: BTreeSet<Node>,
     repeats: Repeats,
-    fates: Fates,
+    call_outcomes: CallOutcomes,
     /// The call of each request.
     asked: BTreeMap<(u32, Rank, RequestId), u64>,
     calls: u64,
     /// The traced call while it is pending: client, and number at the client.
     traced: Option<(u32, u64)>,
     /// The traced call was answered early (write-back); it is pending until its server replies.
-    traced_early: bool,
+    traced_writeback: bool,
 }
 
 /// A shared reference to the watch.
@@ -69,7 +69,7 @@ impl Watch {
                 live: case.live.is_some(),
                 privileges: case.habits.privileges.is_some(),
                 durable: case.durable,
-                believed: match cluster.cache {
+                cached_views: match cluster.cache {
                     Caching::Ttl(term) => Some(term),
                     Caching::Leases | Caching::None => None,
                 },
@@ -80,15 +80,15 @@ impl Watch {
             ranks: cluster.ranks.into(),
             servers: u32::from(cluster.ranks) + u32::from(cluster.data),
             lease: cluster.lease,
-            tells_early: case.durable.is_some(),
+            uses_writeback: case.durable.is_some(),
             disks_fail: case.scenario.faults.disk_failure.is_some(),
             dark: BTreeSet::new(),
             repeats: Repeats::default(),
-            fates: Fates::default(),
+            call_outcomes: CallOutcomes::default(),
             asked: BTreeMap::new(),
             calls: 0,
             traced: None,
-            traced_early: false,
+            traced_writeback: false,
         }
     }
 
@@ -134,34 +134,34 @@ impl Observer for Eyes {
         }
         watch.checker.invoked(now, ClientId(client.into()), call, caller.into(), what);
         watch.locks.invoked(now, ClientId(client.into()), call, what);
-        watch.fates.invoked((client, call), what);
+        watch.call_outcomes.invoked((client, call), what);
     }
 
     fn answered(&mut self, now: Nanos, client: u32, call: u64, result: &Result<Answer, Errno>) {
         let mut watch = self.0.borrow_mut();
         if watch.traced == Some((client, call)) {
             watch.note(now, || format!("client {client} is answered {}", shortened(result)));
-            if !watch.traced_early {
+            if !watch.traced_writeback {
                 watch.traced = None;
             }
         }
         if watch.violation.is_none() {
             let held = watch.locks.answered(now, ClientId(client.into()), call, result);
-            let told = watch.checker.answered(now, ClientId(client.into()), call, result);
-            watch.find(told);
+            let reported = watch.checker.answered(now, ClientId(client.into()), call, result);
+            watch.find(reported);
             watch.find(held);
-            let over = watch.fates.answered(now, (client, call), result.as_ref().err().copied());
+            let over = watch.call_outcomes.answered(now, (client, call), result.as_ref().err().copied());
             watch.settle(over);
         }
     }
 
-    fn told_early(&mut self, client: u32, call: u64) {
+    fn acknowledged_early(&mut self, client: u32, call: u64) {
         let mut watch = self.0.borrow_mut();
-        watch.traced_early |= watch.traced == Some((client, call));
-        watch.checker.told_early(ClientId(client.into()), call);
+        watch.traced_writeback |= watch.traced == Some((client, call));
+        watch.checker.acknowledged_early(ClientId(client.into()), call);
     }
 
-    fn written_behind(&mut self, now: Nanos, client: u32, call: u64, fails: bool) {
+    fn write_behind_completed(&mut self, now: Nanos, client: u32, call: u64, fails: bool) {
         let checker = &mut self.0.borrow_mut().checker;
         checker.carried_out(now, ClientId(client.into()), call, fails);
         checker.heard(ClientId(client.into()), call);
@@ -169,7 +169,7 @@ impl Observer for Eyes {
 
     fn asked(&mut self, client: u32, call: u64, rank: Rank, message: &FromClient) {
         let mut watch = self.0.borrow_mut();
-        watch.fates.asked((client, call), rank, message);
+        watch.call_outcomes.asked((client, call), rank, message);
         if let FromClient::Request { id, .. } = message {
             watch.asked.insert((client, rank, *id), call);
         }
@@ -189,12 +189,12 @@ impl Observer for Eyes {
         if let Some(call) = watch.asked.get(&(client, rank, id)).copied() {
             let fails = watch.disks_fail && *result == Err(Errno::EIO);
             watch.checker.carried_out(now, ClientId(client.into()), call, fails);
-            if watch.traced_early && watch.traced == Some((client, call)) {
+            if watch.traced_writeback && watch.traced == Some((client, call)) {
                 watch.note(now, || format!("rank {} has answered {}", rank.0, shortened(result)));
                 watch.traced = None;
             }
         }
-        let over = watch.fates.replied(now, (client, rank, id), result);
+        let over = watch.call_outcomes.replied(now, (client, rank, id), result);
         watch.settle(over);
     }
 
@@ -203,7 +203,7 @@ impl Observer for Eyes {
         if let (Some(client), true) = (from.0.checked_sub(watch.servers), to.0 < watch.ranks) {
             watch.locks.heard(now, ClientId(client.into()), Rank(to.0 as u16));
             if let Message::FromClient(message) = message {
-                watch.fates.arrived(client, Rank(to.0 as u16), message);
+                watch.call_outcomes.arrived(client, Rank(to.0 as u16), message);
             }
         }
         if let (Some(client), Message::FromServer(FromServer::Reply { id, .. })) =
@@ -219,13 +219,13 @@ impl Observer for Eyes {
         let name = watch.name(node);
         watch.note(now, || format!("{name} ends: {loss:?}"));
         watch.repeats.ended(node);
-        let may_be_lost = watch.tells_early && (loss != Loss::Process || watch.disks_fail);
+        let may_be_lost = watch.uses_writeback && (loss != Loss::Process || watch.disks_fail);
         if node.0 >= watch.servers {
             let index = node.0 - watch.servers;
             let client = ClientId(index.into());
             watch.checker.lost(client);
             watch.locks.lost(client);
-            let over = watch.fates.lost(now, index);
+            let over = watch.call_outcomes.lost(now, index);
             watch.settle(over);
         } else if let (true, Some(left)) = (may_be_lost, left) {
             watch.dark.insert(node);
@@ -236,7 +236,7 @@ impl Observer for Eyes {
             watch.checker.data_lost_power();
         }
         if node.0 < watch.ranks {
-            let over = watch.fates.ended(now, Rank(node.0 as u16));
+            let over = watch.call_outcomes.ended(now, Rank(node.0 as u16));
             watch.settle(over);
         }
     }

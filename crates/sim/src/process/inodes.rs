@@ -5,18 +5,18 @@ use std::collections::BTreeMap;
 
 use espalier_client::Answer;
 use espalier_proto::{Errno, Ino, Name, RenameFlags, Request};
-use espalier_recording::{Asked, Told};
+use espalier_recording::{Observed, RecordedRequest};
 
 /// Directory and name, with the recording's numbers.
-type Place = (Ino, Name);
+type RecordedName = (Ino, Name);
 
 /// See the module description. All keys are the recording's numbers.
 #[derive(Debug, Default)]
 pub(super) struct Inodes {
     root: Vec<u8>,
     now: BTreeMap<Ino, Ino>,
-    names: BTreeMap<Place, Ino>,
-    places: BTreeMap<Ino, Place>,
+    names: BTreeMap<RecordedName, Ino>,
+    places: BTreeMap<Ino, RecordedName>,
 }
 
 impl Inodes {
@@ -30,7 +30,7 @@ impl Inodes {
     ///
     /// # Errors
     /// `ESTALE`: an inode is unknown.
-    pub(super) fn translate(&self, asked: &Asked) -> Result<Asked, Errno> {
+    pub(super) fn translate(&self, asked: &RecordedRequest) -> Result<RecordedRequest, Errno> {
         let (mut asked, mut all_known) = (asked.clone(), true);
         asked.each_inode(&mut |ino| match self.now.get(ino) {
             Some(now) => *ino = *now,
@@ -40,8 +40,8 @@ impl Inodes {
     }
 
     /// Learns numbers from a recorded request, its recorded reply, and the present reply.
-    pub(super) fn learn(&mut self, asked: &Asked, told: &Told, answer: &Answer) {
-        let Asked::Request(request) = asked else { return };
+    pub(super) fn learn(&mut self, asked: &RecordedRequest, observed: &Observed, answer: &Answer) {
+        let RecordedRequest::Request(request) = asked else { return };
         match (request, answer) {
             (
                 Request::Lookup { dir, name }
@@ -49,19 +49,19 @@ impl Inodes {
                 | Request::Link { dir, name, .. },
                 Answer::Entry(entry) | Answer::Unmeasured(entry) | Answer::Created(entry, _),
             ) => {
-                if let Some(inode) = told.inode {
+                if let Some(inode) = observed.inode {
                     self.bind((*dir, name.clone()), inode.ino, entry.attr.ino);
                 }
             }
             (Request::TmpFile { .. }, Answer::Created(entry, _)) => {
-                if let Some(inode) = told.inode {
+                if let Some(inode) = observed.inode {
                     self.now.insert(inode.ino, entry.attr.ino);
                 }
             }
             (Request::ReadDir { dir, .. }, Answer::Listing { entries, .. }) => {
                 let now: BTreeMap<&Name, Ino> =
                     entries.iter().map(|entry| (&entry.name, entry.ino)).collect();
-                for (name, inode) in &told.entries {
+                for (name, inode) in &observed.entries {
                     if let Some(ino) = now.get(name) {
                         self.bind((*dir, name.clone()), inode.ino, *ino);
                     }
@@ -84,18 +84,18 @@ impl Inodes {
         }
     }
 
-    fn put(&mut self, place: Place, ino: Ino) {
+    fn put(&mut self, place: RecordedName, ino: Ino) {
         self.names.insert(place.clone(), ino);
         self.places.insert(ino, place);
     }
 
-    fn bind(&mut self, place: Place, recorded: Ino, now: Ino) {
+    fn bind(&mut self, place: RecordedName, recorded: Ino, now: Ino) {
         self.put(place, recorded);
         self.now.insert(recorded, now);
     }
 
     /// The paths of the request's inodes, if all are known.
-    pub(super) fn paths(&self, asked: &Asked) -> Vec<Vec<u8>> {
+    pub(super) fn paths(&self, asked: &RecordedRequest) -> Vec<Vec<u8>> {
         let paths: Option<Vec<_>> = of(asked).into_iter().map(|ino| self.path(ino)).collect();
         paths.unwrap_or_default()
     }
@@ -116,12 +116,12 @@ impl Inodes {
     }
 
     /// Learns the numbers found by looking the paths up again.
-    pub(super) fn relearn(&mut self, asked: &Asked, found: &[Ino]) {
+    pub(super) fn relearn(&mut self, asked: &RecordedRequest, found: &[Ino]) {
         self.now.extend(of(asked).into_iter().zip(found.iter().copied()));
     }
 }
 
-fn of(asked: &Asked) -> Vec<Ino> {
+fn of(asked: &RecordedRequest) -> Vec<Ino> {
     let mut all = Vec::new();
     asked.clone().each_inode(&mut |ino| all.push(*ino));
     all

@@ -6,8 +6,8 @@ use espalier_proto::{
 };
 
 use super::files::Listed;
-use super::walk::{End, Found, Known, Last, Place, Step, Walk};
-use super::{Door, Kernel};
+use super::walk::{End, Found, Known, Last, Step, TargetName, Walk};
+use super::{Frontend, Kernel};
 use crate::Nanos;
 use crate::source::{Op, OpKind, OpenFlags, Target};
 
@@ -19,7 +19,7 @@ const CHUNK: u64 = 1 << 20;
 const ROOT_RENEWAL: Nanos = Nanos(1_000_000_000);
 
 /// Next step of an operation.
-pub(super) enum Turn {
+pub(super) enum TaskStep {
     Ask(Call<'static>),
     Done(Result<u64, Errno>),
 }
@@ -59,13 +59,13 @@ impl Task {
         kernel: &mut Kernel,
         now: Nanos,
         answer: Option<Result<Answer, Errno>>,
-    ) -> Turn {
+    ) -> TaskStep {
         match self.try_step(kernel, now, answer) {
-            Ok(turn) => turn,
+            Ok(step) => step,
             Err(errno) => {
                 (self.tries, self.stage) = (self.tries + 1, Stage::Start);
                 if errno != Errno::ESTALE || self.tries == TRIES || self.paths(kernel).is_empty() {
-                    return Turn::Done(Err(errno));
+                    return TaskStep::Done(Err(errno));
                 }
                 self.step(kernel, now, None)
             }
@@ -85,27 +85,27 @@ impl Task {
         kernel: &mut Kernel,
         now: Nanos,
         answer: Option<Result<Answer, Errno>>,
-    ) -> Result<Turn, Errno> {
+    ) -> Result<TaskStep, Errno> {
         match &mut self.stage {
             Stage::Start => {
                 self.ends.clear();
                 if let Op::Open { file, .. } = self.op
                     && let Some(old) = kernel.files.close(file).filter(|old| old.is_held())
                 {
-                    return Ok(Turn::Ask(Call::Release { ino: old.ino }));
+                    return Ok(TaskStep::Ask(Call::Release { ino: old.ino }));
                 }
-                let renews = kernel.root_asked.is_none_or(|asked| now >= asked + ROOT_RENEWAL);
+                let renews = kernel.root_requested.is_none_or(|asked| now >= asked + ROOT_RENEWAL);
                 let begins_there = |(path, _): &(Vec<u8>, Last)| kernel.files.origin(path) == Ino::ROOT;
                 if renews && self.paths(kernel).iter().any(begins_there) {
-                    kernel.root_asked = Some(now);
+                    kernel.root_requested = Some(now);
                     self.stage = Stage::Root;
-                    return Ok(Turn::Ask(Call::Request(Request::GetAttr { ino: Ino::ROOT })));
+                    return Ok(TaskStep::Ask(Call::Request(Request::GetAttr { ino: Ino::ROOT })));
                 }
                 self.walk(kernel)
             }
             Stage::Root => self.walk(kernel),
             Stage::Walk(walk) => match walk.step(answer.transpose()?) {
-                Step::Ask(request) => Ok(Turn::Ask(Call::Request(request))),
+                Step::Ask(request) => Ok(TaskStep::Ask(Call::Request(request))),
                 Step::End(end) => {
                     self.ends.push(end?);
                     self.walk(kernel)
@@ -132,9 +132,9 @@ impl Task {
     }
 
     fn own_paths(&self, kernel: &Kernel) -> Vec<(&[u8], Last)> {
-        let place = match kernel.identity.door {
-            Door::Mount => Last::Look,
-            Door::Library => Last::Place,
+        let place = match kernel.identity.frontend {
+            Frontend::Mount => Last::Look,
+            Frontend::Library => Last::TargetName,
         };
         match &self.op {
             Op::Open { path, flags, .. } if flags.contains(OpenFlags::CREATE) => vec![(path, place)],
@@ -172,7 +172,7 @@ impl Task {
     }
 
     /// Starts the walk of the next path, or the operation's own call after the last one.
-    fn walk(&mut self, kernel: &mut Kernel) -> Result<Turn, Errno> {
+    fn walk(&mut self, kernel: &mut Kernel) -> Result<TaskStep, Errno> {
         let next = self
             .paths(kernel)
             .get(self.ends.len())
@@ -190,7 +190,7 @@ impl Task {
     }
 
     /// The operation's own call, after `done` bytes.
-    fn own(&mut self, kernel: &mut Kernel, done: u64) -> Result<Turn, Errno> {
+    fn own(&mut self, kernel: &mut Kernel, done: u64) -> Result<TaskStep, Errno> {
         if let Op::Recorded(call) = &self.op {
             let found: Vec<_> =
                 self.ends.iter().map(|end| Ok(found(end)?.ino)).collect::<Result<_, Errno>>()?;
@@ -226,7 +226,7 @@ impl Task {
                     return Err(Errno::ENOTDIR);
                 }
                 kernel.files.opened(*file, ino, *flags, kind == FileType::Directory);
-                Turn::Done(Ok(0))
+                TaskStep::Done(Ok(0))
             }
             Op::Open { flags, mode, .. } => open(kernel, end()?, *flags, *mode)?,
             Op::Read { file, offset, size } => {
@@ -257,12 +257,12 @@ impl Task {
                 kernel.files.update(*file, |file| {
                     (file.offset, file.listed) = (*offset, Listed::UpTo(*offset));
                 });
-                Turn::Done(Ok(*offset))
+                TaskStep::Done(Ok(*offset))
             }
             Op::Close { file } => {
                 let file = kernel.files.close(*file).ok_or(Errno::EBADF)?;
                 if !file.is_held() {
-                    return Ok(Turn::Done(Ok(0)));
+                    return Ok(TaskStep::Done(Ok(0)));
                 }
                 ask_call(Call::Release { ino: file.ino })
             }
@@ -272,7 +272,7 @@ impl Task {
                 if !dir.is_dir {
                     return Err(Errno::ENOTDIR);
                 }
-                let Listed::UpTo(after) = dir.listed else { return Ok(Turn::Done(Ok(0))) };
+                let Listed::UpTo(after) = dir.listed else { return Ok(TaskStep::Done(Ok(0))) };
                 ask(Request::ReadDir { dir: dir.ino, after, limit: *limit, plus: *plus })
             }
             Op::Stat { target: Target::File(file) } => {
@@ -281,7 +281,7 @@ impl Task {
             Op::Stat { .. } => {
                 let found = found(end()?)?;
                 match found.attr {
-                    Some(attr) => Turn::Done(Ok(attr.size)),
+                    Some(attr) => TaskStep::Done(Ok(attr.size)),
                     None => ask(Request::GetAttr { ino: found.ino }),
                 }
             }
@@ -303,7 +303,7 @@ impl Task {
             Op::Access { want, .. } => {
                 let ino = found(end()?)?.ino;
                 if want.is_empty() {
-                    return Ok(Turn::Done(Ok(0)));
+                    return Ok(TaskStep::Done(Ok(0)));
                 }
                 ask(Request::Access { ino, want: *want })
             }
@@ -329,7 +329,7 @@ impl Task {
             }
             Op::Enter { path } => {
                 kernel.files.inodes().enter(path, found(end()?)?.ino);
-                Turn::Done(Ok(0))
+                TaskStep::Done(Ok(0))
             }
             // Handled above.
             Op::Recorded(_) => return Err(Errno::EIO),
@@ -349,7 +349,7 @@ impl Task {
         kernel: &mut Kernel,
         done: u64,
         answer: Result<Answer, Errno>,
-    ) -> Result<Turn, Errno> {
+    ) -> Result<TaskStep, Errno> {
         let moved = match (&self.op, answer) {
             // Report partial success first, as POSIX requires.
             (Op::Read { .. } | Op::Write { .. }, Err(_)) if done > 0 => None,
@@ -358,8 +358,8 @@ impl Task {
             (_, Err(errno)) => return Err(errno),
             (Op::Recorded(_), Ok(Answer::Absent { .. })) => return Err(Errno::ENOENT),
             (Op::Recorded(call), Ok(answer)) => {
-                kernel.files.inodes().learn(&call.asked, &call.told, &answer);
-                return Ok(Turn::Done(Ok(0)));
+                kernel.files.inodes().learn(&call.asked, &call.observed, &answer);
+                return Ok(TaskStep::Done(Ok(0)));
             }
             (Op::Read { .. }, Ok(Answer::Bytes(bytes))) => Some(bytes.len() as u64),
             (Op::Write { .. }, Ok(Answer::Written(written))) => Some(u64::from(written)),
@@ -370,7 +370,7 @@ impl Task {
                 let is_dir =
                     matches!(self.ends.last(), Some(End::Found(Found { kind: FileType::Directory, .. })));
                 kernel.files.opened(*file, opening.ino, *flags, is_dir);
-                return Ok(Turn::Done(Ok(0)));
+                return Ok(TaskStep::Done(Ok(0)));
             }
             (Op::List { file, .. }, Ok(Answer::Listing { entries, end, .. })) => {
                 let listed = match entries.last() {
@@ -378,13 +378,13 @@ impl Task {
                     _ => Listed::All,
                 };
                 kernel.files.update(*file, |dir| dir.listed = listed);
-                return Ok(Turn::Done(Ok(entries.len() as u64)));
+                return Ok(TaskStep::Done(Ok(entries.len() as u64)));
             }
-            (Op::Stat { .. }, Ok(Answer::Attr(attr))) => return Ok(Turn::Done(Ok(attr.size))),
+            (Op::Stat { .. }, Ok(Answer::Attr(attr))) => return Ok(TaskStep::Done(Ok(attr.size))),
             (Op::ReadLink { .. }, Ok(Answer::Bytes(target))) => {
-                return Ok(Turn::Done(Ok(target.len() as u64)));
+                return Ok(TaskStep::Done(Ok(target.len() as u64)));
             }
-            (_, Ok(Answer::Done | Answer::Entry(_) | Answer::Attr(_))) => return Ok(Turn::Done(Ok(0))),
+            (_, Ok(Answer::Done | Answer::Entry(_) | Answer::Attr(_))) => return Ok(TaskStep::Done(Ok(0))),
             (_, Ok(_)) => return Err(Errno::EIO),
         };
         let (Op::Read { file, offset, size } | Op::Write { file, offset, size }) = self.op else {
@@ -400,17 +400,17 @@ impl Task {
         if offset.is_none() {
             kernel.files.update(file, |file| file.offset = file.offset.saturating_add(total));
         }
-        Ok(Turn::Done(Ok(total)))
+        Ok(TaskStep::Done(Ok(total)))
     }
 
-    fn created(&mut self, kernel: &mut Kernel, ino: Ino) -> Result<Turn, Errno> {
+    fn created(&mut self, kernel: &mut Kernel, ino: Ino) -> Result<TaskStep, Errno> {
         let Op::Open { file, flags, .. } = self.op else { return Err(Errno::EIO) };
         kernel.files.opened(file, ino, flags, false);
-        Ok(Turn::Done(Ok(0)))
+        Ok(TaskStep::Done(Ok(0)))
     }
 
     /// Looks up and opens the existing file.
-    fn reopen(&mut self, kernel: &mut Kernel) -> Result<Turn, Errno> {
+    fn reopen(&mut self, kernel: &mut Kernel) -> Result<TaskStep, Errno> {
         if let Op::Open { flags, .. } = &mut self.op {
             flags.remove(OpenFlags::CREATE);
         }
@@ -428,21 +428,21 @@ impl Kernel {
     }
 }
 
-fn ask(request: Request) -> Turn {
-    Turn::Ask(Call::Request(request))
+fn ask(request: Request) -> TaskStep {
+    TaskStep::Ask(Call::Request(request))
 }
 
-fn ask_call(call: Call<'static>) -> Turn {
-    Turn::Ask(call)
+fn ask_call(call: Call<'static>) -> TaskStep {
+    TaskStep::Ask(call)
 }
 
-fn create(kernel: &Kernel, place: &Place, node: NewNode, perm: u32) -> Turn {
+fn create(kernel: &Kernel, place: &TargetName, node: NewNode, perm: u32) -> TaskStep {
     let (dir, name, perm, umask) =
         (place.dir, place.name.clone(), perm & mode::PERMISSIONS, kernel.identity.umask);
-    ask(Request::Create { dir, name, node, perm, umask, open: None, exclusive: true, early: None })
+    ask(Request::Create { dir, name, node, perm, umask, open: None, exclusive: true, writeback: None })
 }
 
-fn open(kernel: &Kernel, end: &End, flags: OpenFlags, perm: u32) -> Result<Turn, Errno> {
+fn open(kernel: &Kernel, end: &End, flags: OpenFlags, perm: u32) -> Result<TaskStep, Errno> {
     let mut access = Access::empty();
     access.set(Access::READ, flags.contains(OpenFlags::READ));
     access.set(Access::WRITE, flags.contains(OpenFlags::WRITE));
@@ -459,14 +459,25 @@ fn open(kernel: &Kernel, end: &End, flags: OpenFlags, perm: u32) -> Result<Turn,
     let exclusive = flags.contains(OpenFlags::EXCLUSIVE);
     let found = match end {
         End::Found(found) => found,
-        End::Place(place) if place.is_dir => return Err(Errno::EISDIR),
-        End::Place(Place { known: Known::Is(_), .. }) if exclusive => return Err(Errno::EEXIST),
-        End::Place(Place { known: Known::Is(found), .. }) if found.kind != FileType::Symlink => found,
+        End::TargetName(place) if place.is_dir => return Err(Errno::EISDIR),
+        End::TargetName(TargetName { known: Known::Is(_), .. }) if exclusive => return Err(Errno::EEXIST),
+        End::TargetName(TargetName { known: Known::Is(found), .. }) if found.kind != FileType::Symlink => {
+            found
+        }
         // The lookup also shows symbolic links.
-        End::Place(place) => {
+        End::TargetName(place) => {
             let (dir, name, umask) = (place.dir, place.name.clone(), kernel.identity.umask);
             let (node, open, perm) = (NewNode::Regular, Some(how), perm & mode::PERMISSIONS);
-            return Ok(ask(Request::Create { dir, name, node, perm, umask, open, exclusive, early: None }));
+            return Ok(ask(Request::Create {
+                dir,
+                name,
+                node,
+                perm,
+                umask,
+                open,
+                exclusive,
+                writeback: None,
+            }));
         }
     };
     match found.kind {
@@ -479,8 +490,8 @@ fn open(kernel: &Kernel, end: &End, flags: OpenFlags, perm: u32) -> Result<Turn,
     }
 }
 
-fn rename(from: &Place, to: &End, flags: RenameFlags) -> Result<Turn, Errno> {
-    let End::Place(to) = to else { return Err(Errno::EBUSY) };
+fn rename(from: &TargetName, to: &End, flags: RenameFlags) -> Result<TaskStep, Errno> {
+    let End::TargetName(to) = to else { return Err(Errno::EBUSY) };
     if (from.is_dir || to.is_dir) && !matches!(from.known, Known::Is(Found { kind: FileType::Directory, .. }))
     {
         return Err(Errno::ENOTDIR);
@@ -495,23 +506,23 @@ fn rename(from: &Place, to: &End, flags: RenameFlags) -> Result<Turn, Errno> {
 fn found(end: &End) -> Result<&Found, Errno> {
     match end {
         End::Found(found) => Ok(found),
-        End::Place(_) => Err(Errno::EIO),
+        End::TargetName(_) => Err(Errno::EIO),
     }
 }
 
 /// The place of a name that must not exist.
-fn new(end: &End) -> Result<&Place, Errno> {
+fn new(end: &End) -> Result<&TargetName, Errno> {
     match end {
-        End::Place(place) if !matches!(place.known, Known::Is(_)) => Ok(place),
+        End::TargetName(place) if !matches!(place.known, Known::Is(_)) => Ok(place),
         _ => Err(Errno::EEXIST),
     }
 }
 
 /// The place of a name that may exist. `otherwise`: the error for the root.
-fn there(end: &End, otherwise: Errno) -> Result<&Place, Errno> {
+fn there(end: &End, otherwise: Errno) -> Result<&TargetName, Errno> {
     match end {
-        End::Place(place) if !matches!(place.known, Known::Absent) => Ok(place),
-        End::Place(_) => Err(Errno::ENOENT),
+        End::TargetName(place) if !matches!(place.known, Known::Absent) => Ok(place),
+        End::TargetName(_) => Err(Errno::ENOENT),
         End::Found(_) => Err(otherwise),
     }
 }

@@ -17,7 +17,7 @@ pub(super) struct Found {
 
 /// Directory and name of an entry that may exist.
 #[derive(Clone, Debug)]
-pub(super) struct Place {
+pub(super) struct TargetName {
     pub(super) dir: Ino,
     pub(super) name: Name,
     /// The path ends with a slash.
@@ -37,14 +37,14 @@ pub(super) enum Known {
 #[derive(Clone, Debug)]
 pub(super) enum End {
     Found(Found),
-    Place(Place),
+    TargetName(TargetName),
 }
 
 /// How the last component of a path is resolved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Last {
     /// Not looked up.
-    Place,
+    TargetName,
     /// Looked up; it may not exist.
     Look,
     /// Looked up; symbolic links are followed.
@@ -85,7 +85,7 @@ impl Walk {
 
     /// `answer`: reply to the last request.
     pub(super) fn step(&mut self, answer: Option<Answer>) -> Step {
-        match self.take(answer).and_then(|step| step.map_or_else(|| self.go_on(), Ok)) {
+        match self.take(answer).and_then(|step| step.map_or_else(|| self.advance(), Ok)) {
             Ok(step) => step,
             Err(errno) => Step::End(Err(errno)),
         }
@@ -99,7 +99,7 @@ impl Walk {
         let (Some(answer), Some(name)) = (answer, self.asked.take()) else { return Ok(None) };
         let is_last = self.left.is_empty();
         let (dir, is_dir) = (self.dir(), self.is_dir);
-        let place = |name, known| Step::End(Ok(End::Place(Place { dir, name, is_dir, known })));
+        let place = |name, known| Step::End(Ok(End::TargetName(TargetName { dir, name, is_dir, known })));
         match answer {
             Answer::Entry(entry) | Answer::Unmeasured(entry) => {
                 let (ino, kind) = (entry.attr.ino, entry.attr.kind);
@@ -141,7 +141,7 @@ impl Walk {
         }
     }
 
-    fn go_on(&mut self) -> Result<Step, Errno> {
+    fn advance(&mut self) -> Result<Step, Errno> {
         while let Some(component) = self.left.pop() {
             if component == b".." {
                 if self.dirs.len() > 1 {
@@ -157,9 +157,9 @@ impl Walk {
                 NameError::Invalid => Errno::EINVAL,
             })?;
             let dir = self.dir();
-            if self.left.is_empty() && self.last == Last::Place {
+            if self.left.is_empty() && self.last == Last::TargetName {
                 let (is_dir, known) = (self.is_dir, Known::NotAsked);
-                return Ok(Step::End(Ok(End::Place(Place { dir, name, is_dir, known }))));
+                return Ok(Step::End(Ok(End::TargetName(TargetName { dir, name, is_dir, known }))));
             }
             self.asked = Some(name.clone());
             return Ok(Step::Ask(Request::Lookup { dir, name }));

@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use bitflags::bitflags;
 use espalier_proto::{Access, NewNode, RenameFlags, Request, SetAttr};
-use espalier_recording::{Asked, Told};
+use espalier_recording::{Observed, RecordedRequest};
 
 bitflags! {
     /// Flags of an open.
@@ -128,8 +128,8 @@ pub enum Op {
 pub struct RecordedCall {
     pub uid: u32,
     pub gid: u32,
-    pub asked: Asked,
-    pub told: Told,
+    pub asked: RecordedRequest,
+    pub observed: Observed,
 }
 
 impl Op {
@@ -236,15 +236,15 @@ impl Op {
 
 impl OpKind {
     /// The kind of a recorded call.
-    fn of(asked: &Asked) -> Self {
+    fn of(asked: &RecordedRequest) -> Self {
         let request = match asked {
-            Asked::Read { .. } => return Self::Read,
-            Asked::Write { .. } => return Self::Write,
-            Asked::Allocate { .. } => return Self::Allocate,
-            Asked::Seek { .. } => return Self::Seek,
-            Asked::Copy { .. } => return Self::Copy,
-            Asked::Release { .. } => return Self::Close,
-            Asked::Request(request) => request,
+            RecordedRequest::Read { .. } => return Self::Read,
+            RecordedRequest::Write { .. } => return Self::Write,
+            RecordedRequest::Allocate { .. } => return Self::Allocate,
+            RecordedRequest::Seek { .. } => return Self::Seek,
+            RecordedRequest::Copy { .. } => return Self::Copy,
+            RecordedRequest::Release { .. } => return Self::Close,
+            RecordedRequest::Request(request) => request,
         };
         match request {
             Request::Lookup { .. } => Self::Lookup,

@@ -13,7 +13,7 @@ use super::phases::Phases;
 use super::untar::Untar;
 use super::zipf::Zipf;
 use super::{Script, Source};
-use crate::process::{Door, Identity, Process};
+use crate::process::{Frontend, Identity, Process};
 use crate::trace::{Replay, Trace, TraceError};
 
 /// Processes with the same program, which meet at barriers.
@@ -36,12 +36,13 @@ struct Common {
     uid: u32,
     gid: u32,
     umask: u32,
-    door: Door,
+    #[serde(rename = "frontend")]
+    frontend: Frontend,
 }
 
 impl Default for Common {
     fn default() -> Self {
-        Self { processes: None, dir: None, uid: 0, gid: 0, umask: 0o022, door: Door::Mount }
+        Self { processes: None, dir: None, uid: 0, gid: 0, umask: 0o022, frontend: Frontend::Mount }
     }
 }
 
@@ -143,9 +144,9 @@ impl Workload {
             return traces.start(&crew.dir, first, clients, from);
         }
         let process = |number| {
-            let Common { uid, gid, umask, door, .. } = self.common;
+            let Common { uid, gid, umask, frontend, .. } = self.common;
             let caller = Caller { uid, gid, pid: first + number + 1, groups: Some([].into()) };
-            let identity = Identity { number: first + number, caller, umask, door };
+            let identity = Identity { number: first + number, caller, umask, frontend };
             let source = self.source(&Member { crew: Rc::clone(&crew), number });
             ((first + number) % clients.max(1), Process::new(identity, source))
         };

@@ -31,7 +31,7 @@ enum Was {
 
 /// Information in a reply besides its result.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Told {
+pub(super) enum Observed {
     Directory,
     File {
         bytes: u64,
@@ -57,15 +57,15 @@ pub(super) struct Before {
 
 impl Before {
     /// Examines an operation. Operations must come in the order of their completion.
-    pub(super) fn see(&mut self, op: &Op, expected: Expected, told: Option<Told>) {
+    pub(super) fn see(&mut self, op: &Op, expected: Expected, observed: Option<Observed>) {
         match expected {
-            Expected::Success => self.succeeded(op, told),
+            Expected::Success => self.succeeded(op, observed),
             Expected::Error(errno) => self.failed(op, errno),
             Expected::AnyError => {}
         }
     }
 
-    fn succeeded(&mut self, op: &Op, told: Option<Told>) {
+    fn succeeded(&mut self, op: &Op, observed: Option<Observed>) {
         match op {
             Op::MkDir { path, .. } | Op::MkNod { path, .. } | Op::Symlink { path, .. } => self.made(path),
             Op::Open { file, path, flags, .. } => {
@@ -79,7 +79,7 @@ impl Before {
                 let is_whole = !is_new && !flags.contains(OpenFlags::TRUNCATE);
                 self.open.insert(*file, (path.clone(), 0, is_whole));
             }
-            Op::Read { file, offset, size } => self.read(*file, *offset, *size, told),
+            Op::Read { file, offset, size } => self.read(*file, *offset, *size, observed),
             Op::Write { file, offset, size } => {
                 if let Some((path, place, _)) = self.open.get_mut(file) {
                     *place = offset.map_or(place.saturating_add(*size), |_| *place);
@@ -98,8 +98,8 @@ impl Before {
                 }
             }
             Op::Stat { target: Target::File(file) } => {
-                if let (Some((path, _, true)), Some(told)) = (self.open.get(file), told) {
-                    self.found(&path.clone(), Was::from(told));
+                if let (Some((path, _, true)), Some(observed)) = (self.open.get(file), observed) {
+                    self.found(&path.clone(), Was::from(observed));
                 }
             }
             Op::SetAttr { target: Target::File(file), set } => {
@@ -109,11 +109,13 @@ impl Before {
             }
             Op::Stat { target } | Op::SetAttr { target, .. } => {
                 if let Target::Path(path) | Target::Link(path) = target {
-                    self.found(path, told.map_or(Was::Something, Was::from));
+                    self.found(path, observed.map_or(Was::Something, Was::from));
                 }
             }
             Op::Access { path, .. } => self.found(path, Was::Something),
-            Op::ReadLink { path } => self.found(path, told.map_or(Was::Symlink { target: None }, Was::from)),
+            Op::ReadLink { path } => {
+                self.found(path, observed.map_or(Was::Symlink { target: None }, Was::from))
+            }
             Op::Unlink { path } => {
                 self.found(path, Was::Something);
                 self.known.insert(path.clone(), Known::Absent);
@@ -210,8 +212,10 @@ impl Before {
         path
     }
 
-    fn read(&mut self, file: u32, offset: Option<u64>, size: u64, told: Option<Told>) {
-        let (Some((path, place, is_whole)), Some(Told::Read(read))) = (self.open.get_mut(&file), told) else {
+    fn read(&mut self, file: u32, offset: Option<u64>, size: u64, observed: Option<Observed>) {
+        let (Some((path, place, is_whole)), Some(Observed::Read(read))) =
+            (self.open.get_mut(&file), observed)
+        else {
             return;
         };
         let begin = offset.unwrap_or(*place);
@@ -284,14 +288,14 @@ impl Was {
     }
 }
 
-impl From<Told> for Was {
-    fn from(told: Told) -> Self {
-        match told {
-            Told::Directory => Self::Directory,
-            Told::File { bytes, perm } => Self::File { bytes, perm },
-            Told::Symlink => Self::Symlink { target: None },
-            Told::Target(target) => Self::Symlink { target: Some(target) },
-            Told::Read(_) => Self::Something,
+impl From<Observed> for Was {
+    fn from(observed: Observed) -> Self {
+        match observed {
+            Observed::Directory => Self::Directory,
+            Observed::File { bytes, perm } => Self::File { bytes, perm },
+            Observed::Symlink => Self::Symlink { target: None },
+            Observed::Target(target) => Self::Symlink { target: Some(target) },
+            Observed::Read(_) => Self::Something,
         }
     }
 }

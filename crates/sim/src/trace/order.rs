@@ -5,9 +5,9 @@
 use std::collections::BTreeMap;
 
 use espalier_proto::{Ino, Name, Request};
-use espalier_recording::Asked;
+use espalier_recording::RecordedRequest;
 
-use super::before::{Before, Told};
+use super::before::{Before, Observed};
 use super::{Act, Entry, Trace};
 use crate::Nanos;
 use crate::source::{Op, OpenFlags, RecordedCall};
@@ -18,12 +18,12 @@ pub(super) struct Timed {
     pub(super) entry: Entry,
     pub(super) begun: Nanos,
     pub(super) ended: Nanos,
-    pub(super) told: Option<Told>,
+    pub(super) observed: Option<Observed>,
 }
 
 /// An object that operations share.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Place {
+enum SharedResource {
     Name(Vec<u8>),
     File(u32),
     /// An inode of a recording.
@@ -59,13 +59,13 @@ pub(super) fn finish(
     for (process, at) in &by_end {
         let timed = &mut processes[*process][*at];
         if let Act::Do(op, expected) = &timed.entry.act {
-            found.see(op, *expected, timed.told.take());
+            found.see(op, *expected, timed.observed.take());
         }
     }
 
     let mut by_begin = all(&processes);
     by_begin.sort_by_key(|(process, at)| processes[*process][*at].begun);
-    let mut places: BTreeMap<Place, Visits> = BTreeMap::new();
+    let mut places: BTreeMap<SharedResource, Visits> = BTreeMap::new();
     for (process, at) in by_begin {
         let timed = &mut processes[process][at];
         let Act::Do(op, _) = &timed.entry.act else { continue };
@@ -95,7 +95,7 @@ pub(super) fn finish(
 }
 
 /// The objects that an operation uses; true for those that it changes.
-fn meets(op: &Op) -> Vec<(Place, bool)> {
+fn meets(op: &Op) -> Vec<(SharedResource, bool)> {
     let mut places = Vec::new();
     if let Op::Recorded(call) = op {
         recorded(call, &mut places);
@@ -109,29 +109,29 @@ fn meets(op: &Op) -> Vec<(Place, bool)> {
     for path in op.clone().paths() {
         name(path, changes, &mut places);
     }
-    places.extend(op.file().map(|file| (Place::File(file), true)));
+    places.extend(op.file().map(|file| (SharedResource::File(file), true)));
     places
 }
 
 /// A name and the directories on its path.
-fn name(path: &[u8], changes: bool, places: &mut Vec<(Place, bool)>) {
+fn name(path: &[u8], changes: bool, places: &mut Vec<(SharedResource, bool)>) {
     let path = path.strip_suffix(b"/").unwrap_or(path);
-    places.push((Place::Name(path.to_vec()), changes));
+    places.push((SharedResource::Name(path.to_vec()), changes));
     let slashes = path.iter().enumerate().filter(|(at, byte)| *at > 0 && **byte == b'/');
-    places.extend(slashes.map(|(at, _)| (Place::Name(path[..at].to_vec()), false)));
+    places.extend(slashes.map(|(at, _)| (SharedResource::Name(path[..at].to_vec()), false)));
 }
 
 /// The inodes that a call uses, and those whose numbers its reply contains: other calls can use
 /// these only afterwards.
-fn recorded(call: &RecordedCall, places: &mut Vec<(Place, bool)>) {
-    let mut look = |ino: &mut Ino| places.push((Place::Inode(*ino), false));
+fn recorded(call: &RecordedCall, places: &mut Vec<(SharedResource, bool)>) {
+    let mut look = |ino: &mut Ino| places.push((SharedResource::Inode(*ino), false));
     call.asked.clone().each_inode(&mut look);
-    let told = call.told.inode.iter().chain(call.told.entries.iter().map(|(_, inode)| inode));
-    places.extend(told.map(|inode| (Place::Inode(inode.ino), true)));
+    let observed = call.observed.inode.iter().chain(call.observed.entries.iter().map(|(_, inode)| inode));
+    places.extend(observed.map(|inode| (SharedResource::Inode(inode.ino), true)));
     let mut entry =
-        |dir: &Ino, name: &Name, changes| places.push((Place::Entry(*dir, name.clone()), changes));
+        |dir: &Ino, name: &Name, changes| places.push((SharedResource::Entry(*dir, name.clone()), changes));
     match &call.asked {
-        Asked::Request(request) => match request {
+        RecordedRequest::Request(request) => match request {
             Request::Lookup { dir, name } => entry(dir, name, false),
             Request::Create { dir, name, .. }
             | Request::Link { dir, name, .. }
@@ -142,11 +142,11 @@ fn recorded(call: &RecordedCall, places: &mut Vec<(Place, bool)>) {
                 entry(to_dir, to, true);
             }
             Request::Open { ino, .. } | Request::SetAttr { ino, .. } | Request::RemoveTree { dir: ino } => {
-                places.push((Place::Inode(*ino), true));
+                places.push((SharedResource::Inode(*ino), true));
             }
             _ => {}
         },
-        Asked::Release { ino } => places.push((Place::Inode(*ino), true)),
+        RecordedRequest::Release { ino } => places.push((SharedResource::Inode(*ino), true)),
         _ => {}
     }
 }

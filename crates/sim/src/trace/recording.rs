@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use espalier_proto::{FileType, Ino, Name, Request, SetAttr};
-use espalier_recording::{Asked, Inode, Line};
+use espalier_recording::{Inode, Line, RecordedRequest};
 
 use super::order::{self, Timed};
 use super::{Act, BadLine, Entry, Expected, Trace, before, lines};
@@ -21,28 +21,28 @@ pub(super) fn parse(text: &str) -> Result<Trace, BadLine> {
             *skipped.entry("calls that were not recorded".to_string()).or_default() += line.lost;
         }
         tree.see(&line);
-        let Line { at, took, pid, uid, gid, asked, told, .. } = line;
+        let Line { at, took, pid, uid, gid, asked, observed, .. } = line;
         if let Some(what) = is_skipped(&asked) {
             *skipped.entry(what.to_string()).or_default() += 1;
             continue;
         }
         let (begun, ended) = (Nanos(at), Nanos(at) + Nanos(took));
-        let expected = told.error.map_or(Expected::Success, Expected::Error);
-        let act = Act::Do(Op::Recorded(Rc::new(RecordedCall { uid, gid, asked, told })), expected);
+        let expected = observed.error.map_or(Expected::Success, Expected::Error);
+        let act = Act::Do(Op::Recorded(Rc::new(RecordedCall { uid, gid, asked, observed })), expected);
         let (entries, last) = processes.entry(pid).or_default();
         let entry = Entry { line: number, pause: begun - *last, act, after: Vec::new() };
         *last = ended.max(*last);
-        entries.push(Timed { entry, begun, ended, told: None });
+        entries.push(Timed { entry, begun, ended, observed: None });
     }
     let processes = processes.into_values().map(|(entries, _)| entries).collect();
     Ok(order::finish(processes, tree.into_ops(&mut skipped), skipped))
 }
 
 /// Kind of a call that depends on state outside the recording, and is skipped.
-fn is_skipped(asked: &Asked) -> Option<&'static str> {
+fn is_skipped(asked: &RecordedRequest) -> Option<&'static str> {
     match asked {
-        Asked::Request(Request::CopyTree(_)) => Some("steps of copying a tree"),
-        Asked::Request(
+        RecordedRequest::Request(Request::CopyTree(_)) => Some("steps of copying a tree"),
+        RecordedRequest::Request(
             Request::Lock { .. }
             | Request::Unlock { .. }
             | Request::TestLock { .. }
@@ -65,14 +65,14 @@ struct Tree {
 
 impl Tree {
     fn see(&mut self, line: &Line) {
-        let (Asked::Request(request), told) = (&line.asked, &line.told) else { return };
-        if told.error.is_some() {
+        let (RecordedRequest::Request(request), observed) = (&line.asked, &line.observed) else { return };
+        if observed.error.is_some() {
             return;
         }
-        match (request, told.inode) {
+        match (request, observed.inode) {
             (Request::Lookup { dir, name }, Some(inode)) => self.found(*dir, name, inode),
             (Request::ReadDir { dir, .. }, _) => {
-                told.entries.iter().for_each(|(name, inode)| self.found(*dir, name, *inode));
+                observed.entries.iter().for_each(|(name, inode)| self.found(*dir, name, *inode));
             }
             // A create that is not exclusive may have opened an existing file.
             (Request::Create { dir, name, .. }, Some(inode)) if !self.inodes.contains_key(&inode.ino) => {
@@ -91,7 +91,7 @@ impl Tree {
                 self.changed.insert((*to_dir, to.clone()));
             }
             (Request::ReadLink { ino }, _) => {
-                if let Some(target) = &told.target {
+                if let Some(target) = &observed.target {
                     self.targets.insert(*ino, target.clone());
                 }
             }

@@ -8,12 +8,12 @@ use std::rc::Rc;
 use espalier_proto::{Caller, Errno};
 
 use super::{Act, Entry, Expected, Trace};
-use crate::process::{Door, FileTable, Identity, Process};
+use crate::process::{FileTable, Frontend, Identity, Process};
 use crate::source::{Done, Next, Op, OpKind, Source};
 use crate::{Nanos, Random};
 
 /// Most differences that are described.
-const MOST_TOLD: usize = 100;
+const MAX_REPORTED: usize = 100;
 /// Initial interval, doubled each time, at which a process checks the operations that it must wait
 /// for.
 const PATIENCE: Nanos = Nanos(10_000);
@@ -81,7 +81,7 @@ impl Replay {
         let process = |at: usize| {
             let number = first + at as u32;
             let caller = Caller { uid: 0, gid: 0, pid: number + 1, groups: Some([].into()) };
-            let identity = Identity { number, caller, umask: 0o022, door: Door::Mount };
+            let identity = Identity { number, caller, umask: 0o022, frontend: Frontend::Mount };
             let files = if *is_local { shared.clone() } else { FileTable::default() };
             let client = if *is_local { first } else { number };
             (client % clients.max(1), Process::sharing(identity, self.source(at), &files))
@@ -135,7 +135,7 @@ impl Replay {
             counts[1] += 1;
             counts[2] += u64::from(is_met);
         }
-        if !is_met && replayed.differences.len() < MOST_TOLD {
+        if !is_met && replayed.differences.len() < MAX_REPORTED {
             let (kind, subject, result) = (op.kind(), subject(op), done.result);
             replayed.differences.push(Difference { line, kind, subject, expected, result });
         }

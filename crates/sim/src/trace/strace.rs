@@ -52,7 +52,7 @@ pub(super) fn parse(text: &str, root: &Path) -> Result<Trace, BadLine> {
         *last = call.ended;
         let act = Act::Do(done.op, done.expected);
         let entry = Entry { line: call.line, pause, act, after: after.into_iter().collect() };
-        entries.push(Timed { entry, begun: call.begun, ended: call.ended, told: done.told });
+        entries.push(Timed { entry, begun: call.begun, ended: call.ended, observed: done.observed });
     }
     let processes = processes.into_iter().map(|(entries, _)| entries).collect();
     Ok(order::finish(processes, Vec::new(), state.into_skipped()))

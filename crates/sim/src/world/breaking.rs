@@ -75,8 +75,8 @@ impl World<'_> {
                 self.fabric.after(lasts, Event::Mend(Mend::Speed(Node(node as u32))));
             }
             FaultKind::Reload => {
-                let is_alone = self.scenario.cluster.high_watermark <= 1;
-                self.reload(node, if is_alone { Config::WATERMARKS } else { (1, 1) });
+                let is_exclusive = self.scenario.cluster.high_watermark <= 1;
+                self.reload(node, if is_exclusive { Config::WATERMARKS } else { (1, 1) });
                 self.fabric.after(lasts, Event::Mend(Mend::Watermarks(Node(node as u32))));
             }
         }
@@ -96,7 +96,7 @@ impl World<'_> {
         if let Some(server) = self.servers.get_mut(node) {
             server.set_watermarks(&mut self.fabric, watermarks);
         } else if let Some(server) = self.data_at(Node(node as u32)) {
-            server.set_alone(watermarks.1 <= 1);
+            server.set_individual(watermarks.1 <= 1);
         }
     }
 

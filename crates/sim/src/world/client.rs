@@ -3,12 +3,15 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use espalier_client::{Answer, Asked, Cache, Call, DataAsk, ForDoor, Kind, Outcome, Sessions, Told, Users};
+use espalier_client::{
+    Actions, Answer, Cache, Call, DataOperation, DataOutcome, FrontendEvent, IncomingCall, Kind, Sessions,
+    Users,
+};
 use espalier_proto::{
     Accesses, Caller, ClientId, ClusterId, Errno, FromClient, FromServer, Hello, Ino, Layout, Lease, Rank,
     RequestId, ServerId, Service, Welcome,
 };
-use espalier_timeline::{Id, Place};
+use espalier_timeline::{Id, NodeId};
 
 use rand::Rng;
 
@@ -23,13 +26,13 @@ use crate::source::Done;
 use crate::station::{Arrived, Station};
 use crate::storage::Loss;
 use crate::time::Nanos;
-use crate::world::asking::{Asker, Asking, Came};
-use crate::world::believed::Believed;
+use crate::world::data_calls::{DataCallEvent, DataCalls, DataClient};
 use crate::world::event::Event;
 use crate::world::fabric::{Fabric, WireId};
 use crate::world::line::Line;
 use crate::world::pages::Pages;
 use crate::world::spans::{asks, place_of};
+use crate::world::ttl_cache::TtlCache;
 use crate::world::turns::Turns;
 
 /// Number of the first client; smaller numbers are reserved for the machines.
@@ -47,7 +50,7 @@ pub struct Ticket {
 }
 
 /// A request to data servers: its number in the sessions, and a token that marks it as pending.
-type DataAsked = (u64, Arc<()>);
+type DataTicket = (u64, Arc<()>);
 
 /// Work of a client's processor.
 #[derive(Debug)]
@@ -85,10 +88,10 @@ pub struct Client {
     pub id: ClientId,
     clock: Clock,
     sessions: Sessions<Ticket>,
-    told: Told<Ticket>,
+    actions: Actions<Ticket>,
     lines: BTreeMap<Rank, Line>,
     /// Requests to data servers, with their numbers in the sessions.
-    asking: Asking<DataAsked>,
+    data_calls: DataCalls<DataTicket>,
     pub slots: Vec<Slot>,
     calls: u64,
     cpu: Station<ClientJob>,
@@ -96,7 +99,7 @@ pub struct Client {
     random: Random,
     leases: bool,
     /// Cache with a fixed term, if the client has no leases.
-    believed: Option<Believed>,
+    ttl_cache: Option<TtlCache>,
     /// Page cache of the kernel, if simulated.
     pages: Option<Pages>,
     /// Pending calls whose replies may be cached.
@@ -111,7 +114,7 @@ pub struct Client {
     ready: VecDeque<(u32, Option<Result<Answer, Errno>>)>,
     /// Barriers and ends that processes have reached since the last query, with completed
     /// operations.
-    pub came: Vec<(u32, Reached)>,
+    pub reached: Vec<(u32, Reached)>,
     pub done: Vec<(u32, Done)>,
 }
 
@@ -131,16 +134,16 @@ impl Client {
             id,
             clock: Clock::new(&scenario.clock, &mut seed.random("clock", number)),
             sessions,
-            told: Told::default(),
+            actions: Actions::default(),
             lines: BTreeMap::new(),
-            asking: Asking::new((node, place_of(id)), Node(scenario.cluster.ranks.into()), false),
+            data_calls: DataCalls::new((node, place_of(id)), Node(scenario.cluster.ranks.into()), false),
             slots: Vec::new(),
             calls: 0,
             cpu: Station::new(1),
             turns: Turns::default(),
             random: seed.random("client", number),
             leases: scenario.cluster.cache == Caching::Leases,
-            believed: Believed::of(scenario.cluster.cache),
+            ttl_cache: TtlCache::of(scenario.cluster.cache),
             pages: None,
             called: BTreeMap::new(),
             alive_ticks: (session.0 / 6 / TICK.0).max(1),
@@ -148,7 +151,7 @@ impl Client {
             is_up: true,
             leaves: false,
             ready: VecDeque::new(),
-            came: Vec::new(),
+            reached: Vec::new(),
             done: Vec::new(),
         }
     }
@@ -160,9 +163,9 @@ impl Client {
 
     /// Keeps all inodes that replies have named, as a kernel that caches them and their data. Every
     /// other client does not check permissions.
-    pub fn keep_told(&mut self, ranks: u16) {
+    pub fn keep_lookups(&mut self, ranks: u16) {
         let is_checked = self.index.is_multiple_of(2);
-        self.sessions = Sessions::new(Cache::new(CACHED, Users::Tell), ranks.into(), is_checked);
+        self.sessions = Sessions::new(Cache::new(CACHED, Users::Report), ranks.into(), is_checked);
         self.pages = self.leases.then(Pages::default);
     }
 
@@ -181,7 +184,7 @@ impl Client {
         self.lines.clear();
         for (process, slot) in self.slots.iter_mut().enumerate() {
             if !std::mem::replace(&mut slot.has_ended, true) {
-                self.came.push((process as u32, Reached::End));
+                self.reached.push((process as u32, Reached::End));
             }
         }
         fabric.observer.crashed(fabric.now, self.node, Loss::Process, None);
@@ -198,7 +201,7 @@ impl Client {
 
     // ---- Tracing
 
-    fn place(&self) -> Place {
+    fn place(&self) -> NodeId {
         place_of(self.id)
     }
 
@@ -207,7 +210,7 @@ impl Client {
     }
 
     fn asked(&self, rank: Rank, number: u64) -> Id {
-        Id { from: self.place(), to: Place::Rank(rank.0), number }
+        Id { from: self.place(), to: NodeId::Rank(rank.0), number }
     }
 
     fn trace_sent(&self, fabric: &mut Fabric<'_>, rank: Rank, message: &FromClient) {
@@ -224,17 +227,17 @@ impl Client {
         if let Some(slot) = self.slots.get_mut(process as usize).filter(|slot| !slot.has_ended) {
             let answer = slot.answer.take();
             self.ready.push_back((process, answer));
-            self.go_on(fabric);
+            self.advance(fabric);
         }
     }
 
     /// Runs processes until all of them wait.
-    fn go_on(&mut self, fabric: &mut Fabric<'_>) {
+    fn advance(&mut self, fabric: &mut Fabric<'_>) {
         loop {
             while let Some((process, answer)) = self.ready.pop_front() {
                 self.step(fabric, process, answer);
             }
-            self.do_told(fabric);
+            self.carry_out(fabric);
             if self.ready.is_empty() {
                 return;
             }
@@ -254,15 +257,15 @@ impl Client {
             }
             Act::Forget => {
                 self.sessions.cache().distrust();
-                self.believed.iter_mut().for_each(Believed::forget);
+                self.ttl_cache.iter_mut().for_each(TtlCache::forget);
                 self.pages.iter_mut().for_each(Pages::drop_all);
                 self.ready.push_back((process, None));
             }
             Act::Pause(time) => fabric.after(time, Event::Resume { client: self.index, process }),
-            Act::Barrier(_) => self.came.push((process, Reached::Barrier)),
+            Act::Barrier(_) => self.reached.push((process, Reached::Barrier)),
             Act::End => {
                 self.slots[process as usize].has_ended = true;
-                self.came.push((process, Reached::End));
+                self.reached.push((process, Reached::End));
             }
         }
     }
@@ -274,14 +277,14 @@ impl Client {
         fabric.observer.invoked(fabric.now, self.index, ticket.call, &caller, &call);
         fabric.begin_span(self.place(), self.called(ticket.call), Kind::of(&call).0.name(), Vec::new);
         let shown = self.clock.shown(fabric.now);
-        if let Some(kept) = self.pages.as_ref().and_then(|pages| pages.answer(&call)) {
-            let result = Ok(kept);
+        if let Some(retained) = self.pages.as_ref().and_then(|pages| pages.answer(&call)) {
+            let result = Ok(retained);
             self.end_call(fabric, ticket, &result, 0);
             return self.ready.push_back((process, Some(result)));
         }
         let known = self.sessions.answer(now, &caller, &call);
-        let believed = || Some((Ok(self.believed.as_ref()?.answer(shown, &call)?), 0));
-        let known = known.or_else(believed);
+        let ttl_cache = || Some((Ok(self.ttl_cache.as_ref()?.answer(shown, &call)?), 0));
+        let known = known.or_else(ttl_cache);
         if let Some(pages) = &mut self.pages {
             pages.called(ticket.call, &call);
         }
@@ -292,18 +295,18 @@ impl Client {
             self.end_call(fabric, ticket, &result, 0);
             return self.ready.push_back((process, Some(result)));
         }
-        if self.believed.is_some() || self.pages.is_some() {
+        if self.ttl_cache.is_some() || self.pages.is_some() {
             self.called.insert(ticket.call, call.clone());
         }
-        let asked = Asked { call_id: ticket.call, caller, call, ticket };
-        self.sessions.call(now, asked, &mut self.told);
+        let incoming = IncomingCall { call_id: ticket.call, caller, call, ticket };
+        self.sessions.call(now, incoming, &mut self.actions);
     }
 
     /// Interrupts a call that waits for a lock.
     pub fn interrupt(&mut self, fabric: &mut Fabric<'_>, call: u64) {
         if self.is_up {
-            self.sessions.interrupt(call, |_| false, |_| false, &mut self.told);
-            self.go_on(fabric);
+            self.sessions.interrupt(call, |_| false, |_| false, &mut self.actions);
+            self.advance(fabric);
         }
     }
 
@@ -316,15 +319,15 @@ impl Client {
         lease_ms: u64,
     ) {
         if let Some(call) = self.called.remove(&ticket.call) {
-            if let Some(believed) = &mut self.believed {
-                believed.learn(self.clock.shown(fabric.now), &call, result);
+            if let Some(ttl_cache) = &mut self.ttl_cache {
+                ttl_cache.learn(self.clock.shown(fabric.now), &call, result);
             }
             if let Some(pages) = &mut self.pages {
                 pages.answered(ticket.call, &call, result, lease_ms);
             }
         }
-        if self.sessions.is_told_early(ticket.call) {
-            fabric.observer.told_early(self.index, ticket.call);
+        if self.sessions.is_acknowledged(ticket.call) {
+            fabric.observer.acknowledged_early(self.index, ticket.call);
         }
         fabric.observer.answered(fabric.now, self.index, ticket.call, result);
         fabric.end_span(self.place(), self.called(ticket.call));
@@ -412,14 +415,14 @@ impl Client {
     // ---- Sessions
 
     /// Executes the actions that the sessions request.
-    fn do_told(&mut self, fabric: &mut Fabric<'_>) {
+    fn carry_out(&mut self, fabric: &mut Fabric<'_>) {
         loop {
-            for (rank, message) in std::mem::take(&mut self.told.send) {
+            for (rank, message) in std::mem::take(&mut self.actions.send) {
                 self.trace_sent(fabric, rank, &message);
                 if let Some(wire) = self.lines.get(&rank).filter(|line| line.up).and_then(|line| line.wire) {
                     let id = asks(&message).map(|(id, _)| RequestId(id));
                     let call = id.and_then(|id| {
-                        self.sessions.call_of(rank, id).or_else(|| self.sessions.early_call_of(rank, id))
+                        self.sessions.call_of(rank, id).or_else(|| self.sessions.pending_call_of(rank, id))
                     });
                     if let Some(call) = call {
                         fabric.observer.asked(self.index, call, rank, &message);
@@ -427,32 +430,34 @@ impl Client {
                     fabric.send(wire, self.node, Message::FromClient(message));
                 }
             }
-            for ask in std::mem::take(&mut self.told.data) {
+            for ask in std::mem::take(&mut self.actions.data) {
                 self.ask_data_servers(fabric, ask);
             }
-            if self.told.door.is_empty() && self.told.send.is_empty() {
+            if self.actions.frontend.is_empty() && self.actions.send.is_empty() {
                 break;
             }
-            for told in std::mem::take(&mut self.told.door) {
-                match told {
-                    ForDoor::Answer { ticket, result, lease_ms } => {
+            for event in std::mem::take(&mut self.actions.frontend) {
+                match event {
+                    FrontendEvent::Answer { ticket, result, lease_ms } => {
                         self.answered(fabric, ticket, result, lease_ms);
                     }
                     // The simulated processes cache nothing.
-                    ForDoor::Revoke { rank, number, lease, .. } => {
+                    FrontendEvent::Revoke { rank, number, lease, .. } => {
                         if let Lease::Inode { ino } | Lease::Data { ino } = lease {
                             self.drop_pages(&[ino]);
                         }
-                        self.sessions.revoked(rank, number, &mut self.told)
+                        self.sessions.revoked(rank, number, &mut self.actions)
                     }
-                    ForDoor::Groups { rank, id, .. } => {
-                        self.sessions.groups(rank, id, [].into(), &mut self.told);
+                    FrontendEvent::Groups { rank, id, .. } => {
+                        self.sessions.groups(rank, id, [].into(), &mut self.actions);
                     }
-                    ForDoor::Distrust { inos, .. } | ForDoor::Changed(inos) => self.drop_pages(&inos),
-                    ForDoor::DistrustNames
-                    | ForDoor::Recall { .. }
-                    | ForDoor::Unlocked(_)
-                    | ForDoor::Failed { .. } => {}
+                    FrontendEvent::Distrust { inos, .. } | FrontendEvent::Changed(inos) => {
+                        self.drop_pages(&inos)
+                    }
+                    FrontendEvent::DistrustNames
+                    | FrontendEvent::Recall { .. }
+                    | FrontendEvent::Unlocked(_)
+                    | FrontendEvent::Failed { .. } => {}
                 }
             }
         }
@@ -465,31 +470,33 @@ impl Client {
         }
     }
 
-    fn ask_data_servers(&mut self, fabric: &mut Fabric<'_>, ask: DataAsk) {
-        let DataAsk { number, delegation, work, data, held } = ask;
+    fn ask_data_servers(&mut self, fabric: &mut Fabric<'_>, ask: DataOperation) {
+        let DataOperation { number, delegation, work, data, held } = ask;
         for server in delegation.layout.servers() {
-            self.asking.reach(fabric, Asker::Client(self.id), *server);
+            self.data_calls.reach(fabric, DataClient::Client(self.id), *server);
         }
         let (layout, capability) = (Arc::clone(&delegation.layout), Some(delegation.capability));
         let cause = self.sessions.call_of_data(number).filter(|_| fabric.traces());
         let causes = cause.map(|call| self.called(call)).into_iter().collect();
         let purpose = (number, held);
-        if let Some(came) = self.asking.stream(fabric, purpose, layout, (work, data), capability, causes) {
-            self.data_came(fabric, came);
+        if let Some(reached) =
+            self.data_calls.stream(fabric, purpose, layout, (work, data), capability, causes)
+        {
+            self.data_completed(fabric, reached);
         }
     }
 
     /// Handles a result from data servers.
-    fn data_came(&mut self, fabric: &mut Fabric<'_>, came: Came<DataAsked>) {
-        if let Came::Streamed { purpose: (number, held), result } = came {
+    fn data_completed(&mut self, fabric: &mut Fabric<'_>, reached: DataCallEvent<DataTicket>) {
+        if let DataCallEvent::Streamed { purpose: (number, held), result } = reached {
             drop(held);
-            let outcome = result.map_or(Outcome::Stale, Outcome::Done);
-            let (now, fails) = (self.now(fabric), matches!(outcome, Outcome::Done(Err(_))));
+            let outcome = result.map_or(DataOutcome::Stale, DataOutcome::Done);
+            let (now, fails) = (self.now(fabric), matches!(outcome, DataOutcome::Done(Err(_))));
             let call = self.sessions.call_of_data(number);
-            let told_early = call.filter(|call| self.sessions.is_told_early(*call));
-            self.sessions.data_came(now, number, outcome, &mut self.told);
-            if let Some(call) = told_early.filter(|call| !self.sessions.is_told_early(*call)) {
-                fabric.observer.written_behind(fabric.now, self.index, call, fails);
+            let acknowledged_early = call.filter(|call| self.sessions.is_acknowledged(*call));
+            self.sessions.data_completed(now, number, outcome, &mut self.actions);
+            if let Some(call) = acknowledged_early.filter(|call| !self.sessions.is_acknowledged(*call)) {
+                fabric.observer.write_behind_completed(fabric.now, self.index, call, fails);
             }
         }
     }
@@ -520,13 +527,13 @@ impl Client {
     /// Connects to a data server.
     pub fn reach_data(&mut self, fabric: &mut Fabric<'_>, server: ServerId) {
         if self.is_up && !self.leaves {
-            self.asking.reach(fabric, Asker::Client(self.id), server);
+            self.data_calls.reach(fabric, DataClient::Client(self.id), server);
         }
     }
 
     pub fn lost(&mut self, fabric: &mut Fabric<'_>, wire: WireId) {
         self.turns.lost(wire);
-        if let Some((other, pause)) = self.asking.lost(wire) {
+        if let Some((other, pause)) = self.data_calls.lost(wire) {
             return fabric.after(pause, Event::Reach { node: self.node, start: 0, other });
         }
         for (rank, line) in &mut self.lines {
@@ -550,14 +557,14 @@ impl Client {
     fn take(&mut self, fabric: &mut Fabric<'_>, wire: WireId, from: Node, message: Message) {
         match message {
             Message::FromData(message) => {
-                if let Some(came) = self.asking.received(fabric, from, wire, message) {
-                    self.data_came(fabric, came);
-                    self.go_on(fabric);
+                if let Some(reached) = self.data_calls.received(fabric, from, wire, message) {
+                    self.data_completed(fabric, reached);
+                    self.advance(fabric);
                 }
                 return;
             }
             Message::Welcome(_) if from.0 as usize >= self.sessions.ranks() => {
-                return self.asking.welcomed(fabric, Asker::Client(self.id), from, wire);
+                return self.data_calls.welcomed(fabric, DataClient::Client(self.id), from, wire);
             }
             _ => {}
         }
@@ -571,17 +578,17 @@ impl Client {
             Message::Refused => fabric.cut(wire, Nanos::ZERO),
             Message::Ended => {
                 let now = self.now(fabric);
-                self.sessions.ended(now, rank, &mut self.told);
+                self.sessions.ended(now, rank, &mut self.actions);
                 fabric.cut(wire, Nanos::ZERO);
-                self.go_on(fabric);
+                self.advance(fabric);
             }
             Message::FromServer(message) => {
                 if let FromServer::Reply { id, .. } = &message {
                     fabric.end_span(self.place(), self.asked(rank, id.0));
                 }
                 let now = self.now(fabric);
-                self.sessions.received(now, rank, message, &mut self.told);
-                self.go_on(fabric);
+                self.sessions.received(now, rank, message, &mut self.actions);
+                self.advance(fabric);
             }
             _ => {}
         }
@@ -589,8 +596,8 @@ impl Client {
 
     fn welcomed(&mut self, fabric: &mut Fabric<'_>, rank: Rank, welcome: &Welcome) {
         let now = self.now(fabric);
-        self.sessions.connected(now, rank, welcome, &mut self.told);
-        self.go_on(fabric);
+        self.sessions.connected(now, rank, welcome, &mut self.actions);
+        self.advance(fabric);
         if self.leaves {
             self.say_goodbye(fabric, rank);
         }
@@ -600,16 +607,16 @@ impl Client {
         self.ticks += 1;
         let now = self.now(fabric);
         let shown = self.clock.shown(fabric.now);
-        self.believed.iter_mut().for_each(|believed| believed.tick(shown));
+        self.ttl_cache.iter_mut().for_each(|ttl_cache| ttl_cache.tick(shown));
         let is_stuck =
-            |layout: &Layout| !layout.servers().iter().all(|server| self.asking.is_reached(*server));
-        self.sessions.tick(now, is_stuck, &mut self.told);
+            |layout: &Layout| !layout.servers().iter().all(|server| self.data_calls.is_reached(*server));
+        self.sessions.tick(now, is_stuck, &mut self.actions);
         if self.ticks.is_multiple_of(self.alive_ticks) {
             for wire in self.lines.values().filter(|line| line.up).filter_map(|line| line.wire) {
                 fabric.send(wire, self.node, Message::Alive);
             }
         }
-        self.go_on(fabric);
+        self.advance(fabric);
         if self.leaves {
             self.leave(fabric);
         }

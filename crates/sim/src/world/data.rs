@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use espalier_data::{Asker, Data, Input, Io, IoId, Outbox};
+use espalier_data::{Data, Input, Io, IoId, Outbox, Requester};
 use espalier_proto::{DataRequest, Errno, Hello, Ino, ServerId, ServerMap, Service, ToData, Welcome};
 use espalier_store::{Datafiles, MemoryStore, SimFile, StoreError};
-use espalier_timeline::{Id, Layer, Place};
+use espalier_timeline::{Id, Layer, NodeId};
 use rustc_hash::FxHashMap;
 
 use crate::clock::Clock;
@@ -41,7 +41,7 @@ pub type DataDiskJob = (IoId, Io);
 /// See the module description.
 pub struct DataServer {
     pub node: Node,
-    place: Place,
+    place: NodeId,
     pub start: u64,
     clock: Clock,
     pub disk: Disk,
@@ -51,13 +51,13 @@ pub struct DataServer {
     /// Changes are durable before they are acknowledged.
     sync: bool,
     /// Each removal and each creation is synced separately.
-    alone: bool,
+    individually: bool,
     machine: Option<Data>,
     pub cpu: Station<DataJob>,
     pub device: Station<DataDiskJob>,
     random: Random,
     /// Connections by number: their peers.
-    peers: BTreeMap<u64, (WireId, Asker)>,
+    peers: BTreeMap<u64, (WireId, Requester)>,
     numbers: FxHashMap<WireId, u64>,
     next_connection: u64,
     out: Outbox,
@@ -71,14 +71,14 @@ impl DataServer {
         let sync = scenario.cluster.durability == Durability::Durable;
         Ok(Self {
             node,
-            place: Place::Data(u16::try_from(node.0).unwrap_or(u16::MAX) - scenario.cluster.ranks),
+            place: NodeId::Data(u16::try_from(node.0).unwrap_or(u16::MAX) - scenario.cluster.ranks),
             start: 0,
             clock: Clock::new(&scenario.clock, &mut seed.random("clock", number)),
             disk: Disk::new(&scenario.disk, seed.random("disk", number)),
             files: Datafiles::in_memory(sync)?,
             count: 0,
             sync,
-            alone: scenario.cluster.high_watermark <= 1,
+            individually: scenario.cluster.high_watermark <= 1,
             machine: None,
             cpu: Station::new(scenario.cluster.cores),
             device: Station::new(1),
@@ -95,7 +95,7 @@ impl DataServer {
     }
 
     /// True if nothing is pending.
-    pub fn is_quiet(&self) -> bool {
+    pub fn is_idle(&self) -> bool {
         self.machine.as_ref().is_some_and(|machine| machine.under_way() == 0)
             && self.cpu.is_idle()
             && self.device.is_idle()
@@ -115,17 +115,17 @@ impl DataServer {
     }
 
     pub fn begin(&mut self, fabric: &mut Fabric<'_>) {
-        self.machine = Some(Data::new(self.alone));
+        self.machine = Some(Data::new(self.individually));
         self.start += 1;
         fabric.revive(self.node);
         fabric.observer.began(fabric.now, self.node);
     }
 
     /// Changes the configuration, whether the server is up or not.
-    pub fn set_alone(&mut self, alone: bool) {
-        self.alone = alone;
+    pub fn set_individual(&mut self, individually: bool) {
+        self.individually = individually;
         if let Some(machine) = &mut self.machine {
-            machine.set_alone(alone);
+            machine.set_individual(individually);
         }
     }
 
@@ -179,8 +179,10 @@ impl DataServer {
 
     fn greet(&mut self, fabric: &mut Fabric<'_>, wire: WireId, hello: &Hello) {
         let from = match hello.service {
-            Service::Data(_) => Asker::Server(ServerId(u16::try_from(hello.client.0).unwrap_or(u16::MAX))),
-            Service::Delegated(_) => Asker::Client(hello.client),
+            Service::Data(_) => {
+                Requester::Server(ServerId(u16::try_from(hello.client.0).unwrap_or(u16::MAX)))
+            }
+            Service::Delegated(_) => Requester::Client(hello.client),
             Service::Metadata { .. } | Service::Peer { .. } => {
                 return fabric.send(wire, self.node, Message::Refused);
             }
@@ -256,8 +258,8 @@ impl DataServer {
     /// Trace id of a request on a connection.
     fn served_to(&self, connection: u64, number: u64) -> Option<Id> {
         let from = match self.peers.get(&connection)?.1 {
-            Asker::Server(ServerId(rank)) => Place::Rank(rank),
-            Asker::Client(client) => place_of(client),
+            Requester::Server(ServerId(rank)) => NodeId::Rank(rank),
+            Requester::Client(client) => place_of(client),
         };
         Some(Id { from, to: self.place, number })
     }
@@ -283,7 +285,7 @@ impl DataServer {
             | Io::Request(
                 DataRequest::Sync { .. }
                 | DataRequest::SyncAll
-                | DataRequest::Settle { .. }
+                | DataRequest::Finalise { .. }
                 | DataRequest::Discard { .. },
             ) => Access::Sync(0),
             Io::Request(request @ DataRequest::Fill { sync: true, .. }) => Access::Sync(request.bytes()),

@@ -29,7 +29,7 @@ pub enum Stage {
 const LOOK: Nanos = Nanos(100_000_000);
 
 /// Time limit for pending operations before clients leave: some never end, such as waits for locks.
-const SETTLE: Nanos = Nanos(5_000_000_000);
+const SETTLE_TIME: Nanos = Nanos(5_000_000_000);
 
 /// Number of checks after all sessions have ended: servers clean up and exchange usage deltas
 /// meanwhile.
@@ -50,7 +50,7 @@ impl World<'_> {
             }
             Stage::Settles(since) => {
                 match self.agree() {
-                    None if self.fabric.now - since < SETTLE => {}
+                    None if self.fabric.now - since < SETTLE_TIME => {}
                     differences => {
                         self.differences = differences.unwrap_or_default();
                         self.leave();
@@ -67,16 +67,16 @@ impl World<'_> {
                 since
             }
             Stage::Writes(since, rounds) => {
-                let are_quiet = |world: &Self| {
-                    let quiet = |server: &super::Server| {
+                let are_idle = |world: &Self| {
+                    let is_at_rest = |server: &super::Server| {
                         server.meta().is_some_and(|meta| {
-                            meta.is_quiet() && meta.open_transactions() == 0 && meta.untold_usage() == 0
+                            meta.is_idle() && meta.open_transactions() == 0 && meta.unsent_usage() == 0
                         }) && server.cpu.is_idle()
                             && server.device.is_idle()
                     };
-                    world.servers.iter().all(quiet) && world.data.iter().all(DataServer::is_quiet)
+                    world.servers.iter().all(is_at_rest) && world.data.iter().all(DataServer::is_idle)
                 };
-                if rounds >= ROUNDS && are_quiet(self) {
+                if rounds >= ROUNDS && are_idle(self) {
                     self.stage = Stage::Over;
                     return Ok(());
                 }
@@ -90,7 +90,7 @@ impl World<'_> {
         };
         let passed = self.fabric.now - since;
         if passed > self.scenario.cluster.drain {
-            return Err(RunError::NotQuiet { after: passed, waits: self.waits() });
+            return Err(RunError::NotIdle { after: passed, waits: self.waits() });
         }
         self.fabric.after(LOOK, Event::Drain);
         Ok(())
@@ -108,7 +108,7 @@ impl World<'_> {
     fn agree(&self) -> Option<Vec<String>> {
         let mut differ = Vec::new();
         for server in &self.servers {
-            let meta = server.meta().filter(|meta| meta.is_quiet() && meta.awaited().is_empty())?;
+            let meta = server.meta().filter(|meta| meta.is_idle() && meta.awaited().is_empty())?;
             if meta.broken().is_some() {
                 // Its journal has failed: its replies and its records differ.
                 continue;
@@ -145,7 +145,7 @@ impl World<'_> {
         let is_left = |server: &super::Server| {
             server.meta().is_some_and(|meta| {
                 let figures = meta.figures();
-                figures.sessions == 0 && meta.open_transactions() == 0 && meta.untold_usage() == 0
+                figures.sessions == 0 && meta.open_transactions() == 0 && meta.unsent_usage() == 0
             }) && !server.disk.fails
         };
         self.clients.iter().all(|client| client.has_left())
@@ -171,10 +171,10 @@ impl World<'_> {
             let counts = [
                 (figures.sessions, "sessions that do not end"),
                 (meta.open_transactions() as u64, "open transactions"),
-                (meta.untold_usage() as u64, "directories whose usage deltas are not sent"),
+                (meta.unsent_usage() as u64, "directories whose usage deltas are not sent"),
                 (server.cpu.load(self.fabric.now).number as u64, "requests in its queue"),
                 (server.device.load(self.fabric.now).number as u64, "operations on its disk"),
-                (u64::from(!meta.is_quiet()), "operations or I/O under way"),
+                (u64::from(!meta.is_idle()), "operations or I/O under way"),
             ];
             for (count, what) in counts.into_iter().filter(|(count, _)| *count > 0) {
                 waits.push(format!("metadata server {rank} has {what} ({count})"));
@@ -186,7 +186,7 @@ impl World<'_> {
                 waiting.map(|data| format!("metadata server {} waits for data server {data}", server.rank)),
             );
         }
-        for (number, server) in self.data.iter().enumerate().filter(|(_, server)| !server.is_quiet()) {
+        for (number, server) in self.data.iter().enumerate().filter(|(_, server)| !server.is_idle()) {
             let what = if server.is_up() { "has requests under way" } else { "is down" };
             waits.push(format!("data server {number} {what}"));
         }

@@ -8,7 +8,7 @@ use espalier_proto::Hello;
 use crate::message::{Message, MessageKind};
 use crate::model::{Model, Work};
 use crate::network::Network;
-use crate::observe::{Node, Observer, Saboteur};
+use crate::observe::{Mutator, Node, Observer};
 use crate::queue::Queue;
 use crate::station::{Arrived, Station};
 use crate::time::Nanos;
@@ -20,7 +20,7 @@ pub struct Fabric<'o> {
     pub queue: Queue<Event>,
     pub model: Model,
     pub observer: &'o mut dyn Observer,
-    pub saboteur: &'o mut dyn Saboteur,
+    pub mutator: &'o mut dyn Mutator,
     pub network: Network,
     /// Processors of the machine that runs all nodes, if it is shared.
     machine: Option<Station<(Nanos, Event)>>,
@@ -62,14 +62,14 @@ impl<'o> Fabric<'o> {
         processors: Option<usize>,
         nodes: usize,
         observer: &'o mut dyn Observer,
-        saboteur: &'o mut dyn Saboteur,
+        mutator: &'o mut dyn Mutator,
     ) -> Self {
         Self {
             now: Nanos::ZERO,
             queue: Queue::default(),
             model,
             observer,
-            saboteur,
+            mutator,
             network,
             machine: processors.map(Station::new),
             wires: Vec::new(),

@@ -10,7 +10,7 @@ use espalier_proto::{Errno, Ino, Request};
 /// See the module description.
 #[derive(Debug, Default)]
 pub struct Pages {
-    kept: BTreeMap<Ino, Bytes>,
+    retained: BTreeMap<Ino, Bytes>,
     /// Pending calls that read a file for the cache.
     reading: BTreeMap<u64, Ino>,
     /// Files that are open without caching, since other clients write to them.
@@ -21,7 +21,7 @@ impl Pages {
     /// The cached reply to a call, if any.
     pub fn answer(&self, call: &Call<'_>) -> Option<Answer> {
         let Call::Read { ino, offset, size, .. } = *call else { return None };
-        let bytes = self.kept.get(&ino)?;
+        let bytes = self.retained.get(&ino)?;
         let from = usize::try_from(offset).unwrap_or(usize::MAX).min(bytes.len());
         Some(Answer::Bytes(bytes[from..].iter().copied().take(size as usize).collect()))
     }
@@ -51,7 +51,7 @@ impl Pages {
             (Call::Read { size, .. }, Ok(Answer::Bytes(bytes))) => {
                 let is_whole = bytes.len() < *size as usize;
                 if let Some(ino) = reading.filter(|_| is_whole && lease_ms > 0) {
-                    self.kept.insert(ino, bytes.clone());
+                    self.retained.insert(ino, bytes.clone());
                 }
             }
             (_, Ok(Answer::Opened(opening) | Answer::Created(_, opening))) => {
@@ -60,7 +60,7 @@ impl Pages {
                 } else {
                     self.direct.remove(&opening.ino);
                 }
-                if opening.shared || !opening.keep {
+                if opening.shared || !opening.keep_cache {
                     self.drop(opening.ino);
                 }
             }
@@ -85,12 +85,12 @@ impl Pages {
 
     /// Drops the cached data of a file, including data that is being read.
     pub fn drop(&mut self, ino: Ino) {
-        self.kept.remove(&ino);
+        self.retained.remove(&ino);
         self.reading.retain(|_, reading| *reading != ino);
     }
 
     pub fn drop_all(&mut self) {
-        self.kept.clear();
+        self.retained.clear();
         self.reading.clear();
     }
 }

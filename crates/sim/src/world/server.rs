@@ -9,14 +9,14 @@ mod processor;
 use std::collections::BTreeMap;
 
 use espalier_meta::{
-    Acknowledge, Config, Front, Input, Io, IoDone, IoId, Layouts, Meta, Now, PeerMessage, Refused, Rights,
-    StreamCall, StreamRequest,
+    Acknowledge, Config, Input, Io, IoDone, IoId, Layouts, Meta, Now, PeerMessage, Refused, Rights,
+    SessionLayer, StreamCall, StreamRequest,
 };
 use espalier_proto::{
     ClientId, ClusterId, Errno, FromServer, Hello, Ino, Rank, Reply, RequestId, ServerId, ServerMap, Service,
     Welcome,
 };
-use espalier_timeline::{Id, Layer, Place};
+use espalier_timeline::{Id, Layer, NodeId};
 use rand::Rng;
 use rustc_hash::FxHashMap;
 
@@ -31,7 +31,7 @@ use crate::scenario::Scenario;
 use crate::station::{Arrived, Station};
 use crate::storage::{Loss, Storage, StorageError};
 use crate::time::Nanos;
-use crate::world::asking::{Asker, Asking, Came};
+use crate::world::data_calls::{DataCallEvent, DataCalls, DataClient};
 use crate::world::event::Event;
 use crate::world::fabric::{Fabric, WireId};
 use crate::world::job::Job;
@@ -66,7 +66,7 @@ pub struct Server {
     pub clock: Clock,
     pub disk: Disk,
     pub storage: Storage,
-    front: Option<Front>,
+    session_layer: Option<SessionLayer>,
     pub cpu: Station<Job>,
     pub device: Station<DiskJob>,
     random: Random,
@@ -80,7 +80,7 @@ pub struct Server {
     /// Server map for clients. Nodes are found by number, so only the number of data servers
     /// matters.
     servers: ServerMap,
-    asking: Asking<Purpose>,
+    data_calls: DataCalls<Purpose>,
     turns: Turns,
 }
 
@@ -118,7 +118,7 @@ impl Server {
             storage: Storage::format(&config, clock.time(Nanos::ZERO))?,
             config,
             clock,
-            front: None,
+            session_layer: None,
             cpu: Station::new(scenario.cluster.cores),
             device: Station::new(1),
             random: seed.random("server", number),
@@ -131,22 +131,22 @@ impl Server {
                 ranks: Vec::new(),
                 data: (0..scenario.cluster.data).map(|server| (ServerId(server), String::new())).collect(),
             },
-            asking: Asking::new((node, Place::Rank(rank.0)), Node(ranks.into()), true),
+            data_calls: DataCalls::new((node, NodeId::Rank(rank.0)), Node(ranks.into()), true),
             turns: Turns::default(),
         })
     }
 
     pub fn meta(&self) -> Option<&Meta> {
-        self.front.as_ref().map(Front::meta)
+        self.session_layer.as_ref().map(SessionLayer::meta)
     }
 
     pub fn is_up(&self) -> bool {
-        self.front.is_some()
+        self.session_layer.is_some()
     }
 
     /// Data servers with unanswered requests.
     pub fn awaited(&self) -> Vec<ServerId> {
-        self.asking.awaited()
+        self.data_calls.awaited()
     }
 
     /// Accounts up to `now`.
@@ -160,7 +160,7 @@ impl Server {
     /// # Errors
     /// The storage is damaged.
     pub fn begin(&mut self, fabric: &mut Fabric<'_>) -> Result<(), StorageError> {
-        self.front = Some(Front::new(self.storage.recover(&self.config)?));
+        self.session_layer = Some(SessionLayer::new(self.storage.recover(&self.config)?));
         self.start += 1;
         fabric.revive(self.node);
         fabric.observer.began(fabric.now, self.node);
@@ -181,7 +181,7 @@ impl Server {
     /// # Errors
     /// The journal cannot be opened.
     pub fn crash(&mut self, fabric: &mut Fabric<'_>, loss: Loss) -> Result<Nanos, StorageError> {
-        self.front = None;
+        self.session_layer = None;
         let (found, left) = self.storage.crash(loss)?;
         self.storage = found;
         self.cpu.clear(fabric.now);
@@ -191,23 +191,23 @@ impl Server {
         self.greeted.clear();
         self.peers.fill(Line::default());
         self.turns.clear();
-        self.asking = Asking::new((self.node, self.place()), Node(self.config.ranks.into()), true);
+        self.data_calls = DataCalls::new((self.node, self.place()), Node(self.config.ranks.into()), true);
         self.start += 1;
         fabric.observer.crashed(fabric.now, self.node, loss, Some(left));
         fabric.drop_node(self.node, loss != Loss::Process);
         Ok(self.disk.time(self.storage.to_replay()))
     }
 
-    fn asker(&self) -> Asker {
+    fn data_client(&self) -> DataClient {
         // Data servers identify metadata servers by rank.
-        Asker::Server(ServerId(self.rank.0), self.start)
+        DataClient::Server(ServerId(self.rank.0), self.start)
     }
 
     /// Connects to a rank with a smaller number or a data server, unless connected.
     pub fn reach(&mut self, fabric: &mut Fabric<'_>, other: Node) {
         let Some(line) = self.peers.get_mut(other.0 as usize) else {
             let server = ServerId((other.0 as usize - self.peers.len()) as u16);
-            return self.asking.reach(fabric, self.asker(), server);
+            return self.data_calls.reach(fabric, self.data_client(), server);
         };
         if line.wire.is_none() {
             let (from, to) = (self.rank, Rank(u16::try_from(other.0).unwrap_or(u16::MAX)));
@@ -223,13 +223,13 @@ impl Server {
         if let Some(client) = self.wires.remove(&wire) {
             if self.clients.get(&client) == Some(&wire) {
                 self.clients.remove(&client);
-                if let Some(front) = &mut self.front {
-                    front.detach(client);
+                if let Some(session_layer) = &mut self.session_layer {
+                    session_layer.detach(client);
                 }
             }
             return;
         }
-        if let Some((other, pause)) = self.asking.lost(wire) {
+        if let Some((other, pause)) = self.data_calls.lost(wire) {
             return fabric.after(pause, Event::Reach { node: self.node, start: self.start, other });
         }
         let own = usize::from(self.rank.0);
@@ -243,7 +243,7 @@ impl Server {
     }
 
     pub fn arrives(&mut self, fabric: &mut Fabric<'_>, wire: WireId, from: Node, message: Message) {
-        if self.front.is_none() {
+        if self.session_layer.is_none() {
             return fabric.close(wire, self.node);
         }
         let job = match message {
@@ -266,12 +266,12 @@ impl Server {
                 return;
             }
             Message::Welcome(_) if from.0 as usize >= self.peers.len() => {
-                return self.asking.welcomed(fabric, self.asker(), from, wire);
+                return self.data_calls.welcomed(fabric, self.data_client(), from, wire);
             }
             Message::FromData(message) => {
-                if let Some(came) = self.asking.received(fabric, from, wire, message) {
-                    self.came(fabric, came);
-                    self.settle(fabric);
+                if let Some(reached) = self.data_calls.received(fabric, from, wire, message) {
+                    self.reached(fabric, reached);
+                    self.carry_out(fabric);
                 }
                 return;
             }
@@ -284,7 +284,7 @@ impl Server {
             Message::Refused | Message::Ended | Message::FromServer(_) | Message::ToData(_) => return,
         };
         if !fabric.model.is_free(Work::Append) {
-            self.turns.came(wire);
+            self.turns.reached(wire);
         }
         self.work(fabric, job);
     }
@@ -298,26 +298,26 @@ impl Server {
             _ => left,
         };
         let now = self.now(fabric, queued);
-        let Some(front) = &mut self.front else { return };
+        let Some(session_layer) = &mut self.session_layer else { return };
         match job {
             Job::Client(wire, message) => {
                 let Some(&client) = self.wires.get(&wire) else { return };
-                if front.take(now, client, &self.rights, message).is_err() {
+                if session_layer.take(now, client, &self.rights, message).is_err() {
                     fabric.close(wire, self.node);
                 }
-                front.heard(now, client);
+                session_layer.heard(now, client);
             }
             Job::Peer(wire, message) => {
                 let from = self.peers.iter().position(|line| line.up && line.wire == Some(wire));
                 let Some(from) = from else { return };
-                front.input(now, Input::Peer { from: Rank(from as u16), message });
+                session_layer.input(now, Input::Peer { from: Rank(from as u16), message });
             }
-            Job::Append(id, result) => front.input(now, Input::Done { id, result }),
+            Job::Append(id, result) => session_layer.input(now, Input::Done { id, result }),
             Job::Hello(wire, hello) => match hello.service {
                 Service::Metadata { leases, accesses } => {
                     self.greeted.insert(hello.client, wire);
                     let resumes = hello.incarnation.is_some();
-                    front.connect(now, hello.client, (leases, resumes), accesses, &self.rights);
+                    session_layer.connect(now, hello.client, (leases, resumes), accesses, &self.rights);
                 }
                 Service::Peer { from, .. } => {
                     let line = &mut self.peers[usize::from(from.0)];
@@ -328,14 +328,14 @@ impl Server {
                     }
                     let welcome = self.welcome();
                     fabric.send(wire, self.node, welcome);
-                    if let Some(front) = &mut self.front {
-                        front.input(now, Input::PeerConnected { rank: from });
+                    if let Some(session_layer) = &mut self.session_layer {
+                        session_layer.input(now, Input::PeerConnected { rank: from });
                     }
                 }
                 Service::Data(_) | Service::Delegated(_) => fabric.send(wire, self.node, Message::Refused),
             },
         }
-        self.settle(fabric);
+        self.carry_out(fabric);
     }
 
     fn welcome(&self) -> Message {
@@ -358,9 +358,9 @@ impl Server {
     /// Passes an input to the machine that does not come from a client.
     pub fn input(&mut self, fabric: &mut Fabric<'_>, input: Input) {
         let now = self.now(fabric, 0);
-        if let Some(front) = &mut self.front {
-            front.input(now, input);
-            self.settle(fabric);
+        if let Some(session_layer) = &mut self.session_layer {
+            session_layer.input(now, input);
+            self.carry_out(fabric);
         }
     }
 
@@ -385,15 +385,15 @@ impl Server {
 
     // ---- Tracing
 
-    fn place(&self) -> Place {
-        Place::Rank(self.rank.0)
+    fn place(&self) -> NodeId {
+        NodeId::Rank(self.rank.0)
     }
 
     fn served_to(&self, client: ClientId, number: u64) -> Id {
         Id { from: place_of(client), to: self.place(), number }
     }
 
-    fn trace_told(&self, fabric: &mut Fabric<'_>, rank: Rank, message: &PeerMessage) {
+    fn trace_actions(&self, fabric: &mut Fabric<'_>, rank: Rank, message: &PeerMessage) {
         let cause = || match message {
             PeerMessage::Ask { id, .. } => self.meta()?.cause_of_question(*id).map(|it| id_of(it, self.rank)),
             _ => None,
@@ -426,10 +426,10 @@ impl Server {
     // ---- Actions of the machine
 
     /// Executes the machine's actions and their immediate consequences.
-    fn settle(&mut self, fabric: &mut Fabric<'_>) {
+    fn carry_out(&mut self, fabric: &mut Fabric<'_>) {
         loop {
-            let Some(front) = &mut self.front else { return };
-            let routed = front.route();
+            let Some(session_layer) = &mut self.session_layer else { return };
+            let routed = session_layer.route();
             let mut goes_on = false;
             for (client, connected) in routed.connected {
                 let Some(wire) = self.greeted.remove(&client) else { continue };
@@ -453,7 +453,7 @@ impl Server {
                 }
             }
             for (rank, message) in routed.peers {
-                self.trace_told(fabric, rank, &message);
+                self.trace_actions(fabric, rank, &message);
                 let line = self.peers[usize::from(rank.0)];
                 if let Some(wire) = line.wire.filter(|_| line.up) {
                     fabric.send(wire, self.node, Message::Peer(message));
@@ -476,8 +476,8 @@ impl Server {
             for (id, result) in done {
                 left -= 1;
                 let now = self.now(fabric, left);
-                if let Some(front) = &mut self.front {
-                    front.input(now, Input::Done { id, result });
+                if let Some(session_layer) = &mut self.session_layer {
+                    session_layer.input(now, Input::Done { id, result });
                 }
             }
         }
@@ -495,8 +495,8 @@ impl Server {
             fabric.close(old, self.node);
         }
         self.wires.insert(wire, client);
-        if let Some(front) = &mut self.front {
-            front.attach(client);
+        if let Some(session_layer) = &mut self.session_layer {
+            session_layer.attach(client);
         }
     }
 
@@ -523,33 +523,36 @@ impl Server {
             return false;
         };
         let cause = vec![self.served_to(of.0, of.1.0)];
-        let came = self.asking.stream(fabric, Purpose::Stream(of), layout, (io, data), None, cause);
-        came.is_some_and(|came| {
-            self.came(fabric, came);
+        let reached = self.data_calls.stream(fabric, Purpose::Stream(of), layout, (io, data), None, cause);
+        reached.is_some_and(|reached| {
+            self.reached(fabric, reached);
             true
         })
     }
 
     /// Handles a result from data servers.
-    fn came(&mut self, fabric: &mut Fabric<'_>, came: Came<Purpose>) {
+    fn reached(&mut self, fabric: &mut Fabric<'_>, reached: DataCallEvent<Purpose>) {
         let now = self.now(fabric, 0);
-        let Some(front) = &mut self.front else { return };
-        match came {
-            Came::New(server, inos) => front.input(now, Input::NewDatafiles { server, inos }),
-            Came::Streamed { purpose: Purpose::Stream(of), result } => {
-                // Requests of metadata servers have no capabilities.
-                front.end_stream(of, result.unwrap_or(Err(Errno::EIO)));
+        let Some(session_layer) = &mut self.session_layer else { return };
+        match reached {
+            DataCallEvent::New(server, inos) => {
+                session_layer.input(now, Input::NewDatafiles { server, inos })
             }
-            Came::Replies { purpose: Purpose::Io(id, call, layouts), asked, replies } => {
+            DataCallEvent::Streamed { purpose: Purpose::Stream(of), result } => {
+                // Requests of metadata servers have no capabilities.
+                session_layer.end_stream(of, result.unwrap_or(Err(Errno::EIO)));
+            }
+            DataCallEvent::Replies { purpose: Purpose::Io(id, call, layouts), asked, replies } => {
                 let local = |ino| self.storage.stream_stat(ino);
                 let result = call.combine(&layouts, &asked, replies, local).map(IoDone::Stream);
-                front.input(now, Input::Done { id, result });
+                session_layer.input(now, Input::Done { id, result });
             }
-            Came::Replies { purpose: Purpose::Admit(id), replies, .. } => {
+            DataCallEvent::Replies { purpose: Purpose::Admit(id), replies, .. } => {
                 let failed = replies.into_iter().find_map(Result::err);
-                front.input(now, Input::Done { id, result: failed.map_or(Ok(IoDone::Admitted), Err) });
+                session_layer
+                    .input(now, Input::Done { id, result: failed.map_or(Ok(IoDone::Admitted), Err) });
             }
-            Came::Streamed { .. } | Came::Replies { .. } => {}
+            DataCallEvent::Streamed { .. } | DataCallEvent::Replies { .. } => {}
         }
     }
 
@@ -562,7 +565,9 @@ impl Server {
         layouts: Layouts,
     ) -> Option<(IoId, Result<IoDone, Errno>)> {
         let mut servers = layouts.iter().flat_map(|(_, layout)| layout.servers());
-        if matches!(call, StreamCall::Glance(_)) && !servers.all(|server| self.asking.is_reached(*server)) {
+        if matches!(call, StreamCall::TryStat(_))
+            && !servers.all(|server| self.data_calls.is_reached(*server))
+        {
             return Some((id, Err(Errno::EAGAIN)));
         }
         match call.requests(&layouts) {
@@ -574,7 +579,7 @@ impl Server {
             }
             Ok(asked) => {
                 let causes = self.causes_of(fabric, id);
-                self.asking.ask(fabric, Purpose::Io(id, call, layouts), asked, causes);
+                self.data_calls.ask(fabric, Purpose::Io(id, call, layouts), asked, causes);
                 None
             }
         }
@@ -582,7 +587,7 @@ impl Server {
 
     /// Starts an I/O. Returns its result if it is complete at once.
     fn io(&mut self, fabric: &mut Fabric<'_>, id: IoId, mut io: Io) -> Option<(IoId, Result<IoDone, Errno>)> {
-        if let Some(result) = fabric.saboteur.io(self.node, &mut io) {
+        if let Some(result) = fabric.mutator.io(self.node, &mut io) {
             return Some((id, result));
         }
         match io {
@@ -612,8 +617,8 @@ impl Server {
                 return self.ask_data_servers(fabric, id, call, layouts);
             }
             Io::Admit { below, live } => {
-                let told = self.asking.admit(fabric, Purpose::Admit(id), below, live);
-                return told.map(|_| (id, Ok(IoDone::Admitted)));
+                let actions = self.data_calls.admit(fabric, Purpose::Admit(id), below, live);
+                return actions.map(|_| (id, Ok(IoDone::Admitted)));
             }
             Io::Groups { .. } => return Some((id, Err(Errno::EIO))),
             io => self.store(fabric, DiskJob::Io(id, io)),
@@ -661,10 +666,10 @@ impl Server {
             }
             DiskJob::Stream(StreamRequest { of, io, data, .. }) => {
                 let result = if fails { Err(Errno::EIO) } else { self.storage.stream(io, &data) };
-                if let Some(front) = &mut self.front {
-                    front.end_stream(of, result);
+                if let Some(session_layer) = &mut self.session_layer {
+                    session_layer.end_stream(of, result);
                 }
-                self.settle(fabric);
+                self.carry_out(fabric);
             }
         }
     }

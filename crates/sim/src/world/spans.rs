@@ -3,14 +3,14 @@
 use espalier_client::Kind;
 use espalier_meta::{Cause, Io, PeerMessage};
 use espalier_proto::{ClientId, FromClient, Rank};
-use espalier_timeline::{Id, Layer, Log, Place, Span};
+use espalier_timeline::{Id, Layer, Log, NodeId, Span};
 
 use crate::time::Nanos;
 use crate::world::fabric::Fabric;
 
 /// The place of a client, by its number at servers.
-pub fn place_of(client: ClientId) -> Place {
-    Place::Client(client.0 as u32)
+pub fn place_of(client: ClientId) -> NodeId {
+    NodeId::Client(client.0 as u32)
 }
 
 /// Number and kind of a client's request.
@@ -24,10 +24,10 @@ pub fn asks(message: &FromClient) -> Option<(u64, &'static str)> {
 
 /// Trace id, at a metadata server, of a cause.
 pub fn id_of(cause: Cause, rank: Rank) -> Id {
-    let to = Place::Rank(rank.0);
+    let to = NodeId::Rank(rank.0);
     match cause {
         Cause::Request(client, id) => Id { from: place_of(client), to, number: id.0 },
-        Cause::Question(from, id) => Id { from: Place::Rank(from.0), to, number: id.number },
+        Cause::Question(from, id) => Id { from: NodeId::Rank(from.0), to, number: id.number },
     }
 }
 
@@ -37,7 +37,13 @@ impl Fabric<'_> {
     }
 
     /// Begins a span. `causes` is called only if operations are traced.
-    pub fn begin_span(&mut self, place: Place, id: Id, kind: &'static str, causes: impl FnOnce() -> Vec<Id>) {
+    pub fn begin_span(
+        &mut self,
+        place: NodeId,
+        id: Id,
+        kind: &'static str,
+        causes: impl FnOnce() -> Vec<Id>,
+    ) {
         let now = self.now;
         if let Some(log) = self.observer.spans() {
             log.begin(place, id, kind, causes(), now.0);
@@ -45,7 +51,7 @@ impl Fabric<'_> {
     }
 
     /// Ends a span.
-    pub fn end_span(&mut self, place: Place, id: Id) {
+    pub fn end_span(&mut self, place: NodeId, id: Id) {
         let now = self.now;
         if let Some(log) = self.observer.spans() {
             log.end(place, id, now.0);
@@ -55,7 +61,7 @@ impl Fabric<'_> {
     /// Adds a complete span from a given time until now.
     pub fn add_span(
         &mut self,
-        place: Place,
+        place: NodeId,
         (layer, kind): (Layer, &'static str),
         causes: Vec<Id>,
         since: Nanos,
@@ -76,7 +82,7 @@ impl Fabric<'_> {
         is_sent: bool,
         cause: impl FnOnce() -> Option<Id>,
     ) {
-        let (own, other) = (Place::Rank(own.0), Place::Rank(other.0));
+        let (own, other) = (NodeId::Rank(own.0), NodeId::Rank(other.0));
         let (asked, served) =
             (|number| Id { from: own, to: other, number }, |number| Id { from: other, to: own, number });
         match message {

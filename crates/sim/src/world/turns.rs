@@ -32,14 +32,14 @@ impl Turns {
         &mut self,
         fabric: &Fabric<'_>,
         work: Work,
-        (wire, came): (WireId, Nanos),
+        (wire, reached): (WireId, Nanos),
         random: &mut Random,
     ) -> Nanos {
         if fabric.model.is_free(work) {
             return Nanos::ZERO;
         }
         let line = self.lines.entry(wire).or_default();
-        if line.turned.is_some_and(|turned| came <= turned) {
+        if line.turned.is_some_and(|turned| reached <= turned) {
             return Nanos::ZERO;
         }
         line.turned = Some(fabric.now);
@@ -55,7 +55,7 @@ impl Turns {
         std::mem::take(&mut self.owed)
     }
 
-    pub fn came(&mut self, wire: WireId) {
+    pub fn reached(&mut self, wire: WireId) {
         self.lines.entry(wire).or_default().waiting += 1;
     }
 

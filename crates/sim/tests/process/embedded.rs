@@ -9,8 +9,8 @@ use espalier_meta::{
 use espalier_proto::{
     Caller, ClientId, Errno, ObjectId, Position, Reply, Request, RequestId, StreamIo, Time,
 };
-use espalier_recording::{Asked, Line, Told};
-use espalier_sim::process::{Act, Door, Identity, Process, Program};
+use espalier_recording::{Line, Observed, RecordedRequest};
+use espalier_sim::process::{Act, Frontend, Identity, Process, Program};
 use espalier_sim::source::{Done, Next as NextOp, Op, Source};
 use espalier_sim::{Nanos, Random, Seed};
 use espalier_store::{MemoryStore, Store, StoreError};
@@ -56,17 +56,17 @@ impl Embedded {
 
     /// Results of the operations of a process of root.
     pub fn run(&mut self, ops: impl IntoIterator<Item = Op>) -> Vec<Result<u64, Errno>> {
-        self.run_as(0, Door::Mount, ops)
+        self.run_as(0, Frontend::Mount, ops)
     }
 
     pub fn run_as(
         &mut self,
         uid: u32,
-        door: Door,
+        frontend: Frontend,
         ops: impl IntoIterator<Item = Op>,
     ) -> Vec<Result<u64, Errno>> {
         let caller = Caller { uid, gid: uid, pid: 1, groups: Some([].into()) };
-        let identity = Identity { number: 1, caller, umask: 0o022, door };
+        let identity = Identity { number: 1, caller, umask: 0o022, frontend };
         let list = List(ops.into_iter().collect::<Vec<_>>().into_iter());
         let done = self.run_all(vec![Process::new(identity, Box::new(list))]);
         done.into_iter().map(|(_, done)| done.result).collect()
@@ -123,12 +123,12 @@ impl Embedded {
     fn record(&mut self, caller: &Caller, call: &Call<'_>, result: &Result<Answer, Errno>) {
         let Some(recording) = &mut self.recording else { return };
         let &Caller { pid, uid, gid, .. } = caller;
-        let asked = Asked::from(call);
-        let told = match result {
-            Ok(Answer::Bytes(bytes)) => Told::data(&asked, bytes),
-            result => Told::new(result.as_ref().map_err(|errno| *errno)),
+        let asked = RecordedRequest::from(call);
+        let observed = match result {
+            Ok(Answer::Bytes(bytes)) => Observed::data(&asked, bytes),
+            result => Observed::new(result.as_ref().map_err(|errno| *errno)),
         };
-        let line = Line { at: self.now.0, took: 500, pid, uid, gid, asked, told, lost: 0 };
+        let line = Line { at: self.now.0, took: 500, pid, uid, gid, asked, observed, lost: 0 };
         line.write(recording).unwrap();
     }
 
@@ -142,7 +142,7 @@ impl Embedded {
                     let reply = self.ask(caller, request);
                     self.client.reply(call, reply)
                 }
-                Next::Tell(request, answer) => {
+                Next::Notify(request, answer) => {
                     self.ask(caller, request)?;
                     return Ok(answer);
                 }
@@ -219,7 +219,7 @@ fn load(store: &MemoryStore, wanted: &Load) -> Result<IoDone, Errno> {
 
 fn perform(store: &MemoryStore, call: StreamCall) -> Result<StreamDone, StoreError> {
     match call {
-        StreamCall::Stat(inos) | StreamCall::Glance(inos) => {
+        StreamCall::Stat(inos) | StreamCall::TryStat(inos) => {
             let stats = inos.into_iter().map(|ino| store.stream_stat(ino)).collect::<Result<_, _>>()?;
             return Ok(StreamDone::Stats(stats));
         }
@@ -238,7 +238,7 @@ fn perform(store: &MemoryStore, call: StreamCall) -> Result<StreamDone, StoreErr
         StreamCall::Truncate { ino, size, .. } => store.stream_truncate(ino, size)?,
         StreamCall::SetMtime { ino, mtime } => store.stream_set_mtime(ino, mtime)?,
         StreamCall::Sync { ino } => store.stream_sync(ino)?,
-        StreamCall::Settle { ino, .. } => store.stream_settle(ino)?,
+        StreamCall::Finalise { ino, .. } => store.stream_finalise(ino)?,
         StreamCall::Remove { ino } => store.stream_remove(ino)?,
         StreamCall::SyncStore => store.sync_all()?,
         // These concern only data servers.

@@ -7,7 +7,7 @@ mod workloads;
 
 use embedded::{Embedded, STRIP};
 use espalier_proto::{Access, Errno, RenameFlags, Request, SetAttr};
-use espalier_sim::process::Door;
+use espalier_sim::process::Frontend;
 use espalier_sim::source::{Op, OpenFlags, Target};
 
 const RW: OpenFlags = OpenFlags::READ.union(OpenFlags::WRITE);
@@ -35,7 +35,7 @@ fn read(file: u32, offset: Option<u64>, size: u64) -> Op {
 
 #[test]
 fn a_program_works_on_a_tree() {
-    for door in [Door::Mount, Door::Library] {
+    for frontend in [Frontend::Mount, Frontend::Library] {
         let ops = [
             Op::mkdir("/a"),
             Op::mkdir("a/b/"),
@@ -59,14 +59,14 @@ fn a_program_works_on_a_tree() {
             Op::rmdir("/a"),
         ];
         let results: Vec<_> =
-            Embedded::new().run_as(0, door, ops).into_iter().map(|result| result.unwrap()).collect();
+            Embedded::new().run_as(0, frontend, ops).into_iter().map(|result| result.unwrap()).collect();
         assert_eq!(results, [0, 0, 0, 10, 20, 0, 0, 30, 0, 0, 0, 12, 18, 0, 30, 0, 0, 0, 0, 0]);
     }
 }
 
 #[test]
-fn what_fails_is_a_result() {
-    for door in [Door::Mount, Door::Library] {
+fn failure_is_a_result() {
+    for frontend in [Frontend::Mount, Frontend::Library] {
         let mut embedded = Embedded::new();
         let ops = [
             (Op::stat("/none"), Some(Errno::ENOENT)),
@@ -95,7 +95,7 @@ fn what_fails_is_a_result() {
             (symlink("", "/link"), Some(Errno::ENOENT)),
         ];
         let (ops, errors): (Vec<_>, Vec<_>) = ops.into_iter().unzip();
-        let results = embedded.run_as(0, door, ops.clone());
+        let results = embedded.run_as(0, frontend, ops.clone());
         for ((op, wanted), result) in ops.iter().zip(errors).zip(results) {
             assert_eq!(result.err(), wanted, "{op:?}");
         }
@@ -106,7 +106,7 @@ fn what_fails_is_a_result() {
 fn permissions_are_the_callers() {
     let mut embedded = Embedded::new();
     embedded.run([Op::mkdir("/closed"), Op::create(3, "/closed/file"), chmod("/closed", 0o700)]);
-    let results = embedded.run_as(1000, Door::Mount, [Op::stat("/closed/file"), Op::mkdir("/mine")]);
+    let results = embedded.run_as(1000, Frontend::Mount, [Op::stat("/closed/file"), Op::mkdir("/mine")]);
     assert_eq!(results, [Err(Errno::EACCES), Err(Errno::EACCES)]);
 }
 
@@ -154,7 +154,7 @@ fn listings_come_in_pages() {
 }
 
 #[test]
-fn what_is_big_is_moved_in_pieces() {
+fn large_datafile_is_moved_in_pieces() {
     let size = (2 << 20) + 5;
     let mut embedded = Embedded::new();
     let results = embedded.run([
@@ -172,16 +172,16 @@ fn what_is_big_is_moved_in_pieces() {
 
 #[test]
 fn a_kernel_looks_up_names_before_it_uses_them() {
-    let count = |door| {
+    let count = |frontend| {
         let mut embedded = Embedded::new();
-        embedded.run_as(0, door, [Op::create(3, "/file"), Op::unlink("/file")]);
+        embedded.run_as(0, frontend, [Op::create(3, "/file"), Op::unlink("/file")]);
         embedded.asked.iter().filter(|request| matches!(request, Request::Lookup { .. })).count()
     };
-    assert_eq!((count(Door::Mount), count(Door::Library)), (2, 0));
+    assert_eq!((count(Frontend::Mount), count(Frontend::Library)), (2, 0));
 }
 
 #[test]
-fn what_a_process_has_left_open_is_closed_at_its_end() {
+fn process_exit_closes_open_files() {
     let mut embedded = Embedded::new();
     embedded.run([Op::create(3, "/one"), Op::create(4, "/two"), Op::create(3, "/three")]);
     let released = embedded.asked.iter().filter(|request| matches!(request, Request::Release { .. }));

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::rc::Rc;
 
 use espalier_proto::{RenameFlags, SetAttr};
-use espalier_sim::process::Door;
+use espalier_sim::process::Frontend;
 use espalier_sim::source::{Op, OpenFlags, Target, Workload};
 use espalier_sim::trace::{Replay, Replayed, Trace};
 use espalier_sim::{Scenario, World};
@@ -106,16 +106,16 @@ fn a_log_of_strace_comes_to_the_same() {
 }
 
 #[test]
-fn what_comes_to_something_else_is_named() {
+fn different_result_is_reported() {
     let log = "1 1700000000.000100 mkdir(\"/d\", 0777) = 0 <0.000080>\n\
                1 1700000000.000300 mkdir(\"/d\", 0777) = 0 <0.000080>\n\
                1 1700000000.000500 unlink(\"/d\") = -1 EPERM (Operation not permitted) <0.000080>\n";
     let replayed = replay(read(log, "/").unwrap());
     assert!(!replayed.is_faithful());
     assert_eq!((replayed.kinds["mkdir"], replayed.kinds["unlink"]), ([2, 2, 1], [1, 1, 0]));
-    let told: Vec<_> =
+    let observed: Vec<_> =
         replayed.differences.iter().map(|difference| (difference.line, &*difference.subject)).collect();
-    assert_eq!(told, [(2, "/traces/first/d"), (3, "/traces/first/d")]);
+    assert_eq!(observed, [(2, "/traces/first/d"), (3, "/traces/first/d")]);
 }
 
 /// One process makes what another uses, without pauses: the replay keeps the order.
@@ -253,7 +253,7 @@ fn a_recording_comes_to_the_same() {
     ]);
     embedded.run_as(
         1000,
-        Door::Mount,
+        Frontend::Mount,
         [Op::stat("/work0/closed/in"), Op::stat("/work0/0/one"), Op::mkdir("/mine")],
     );
     run(&mut embedded, "kind = \"compile\"\nprocesses = 2\nsources = 2\ndir = \"later\"\nincludes = 3");
@@ -266,7 +266,7 @@ fn a_recording_comes_to_the_same() {
 }
 
 #[test]
-fn what_is_wrong_in_a_recording_is_named() {
+fn recording_errors_name_the_line() {
     let mut embedded = Embedded::new();
     embedded.recording = Some(Vec::new());
     embedded.run([Op::mkdir("/d"), Op::rmdir("/d")]);
@@ -292,8 +292,8 @@ fn traces_are_replayed_in_scenarios() {
     let path = dir.path().join("scenario.toml");
     std::fs::write(&path, scenario).unwrap();
     let scenario = Scenario::read(&path).unwrap();
-    let (observer, saboteur) = (&mut (), &mut ());
-    let mut world = World::new(&scenario, observer, saboteur).unwrap();
+    let (observer, mutator) = (&mut (), &mut ());
+    let mut world = World::new(&scenario, observer, mutator).unwrap();
     world.run().unwrap();
     assert_eq!(world.replays().len(), 4);
     for (file, replay) in world.replays() {

@@ -136,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lock_is_let_go_while_a_child_has_its_descriptor() {
+    fn lock_is_released_while_child_has_descriptor() {
         let dir = tempfile::tempdir().expect("a directory");
         let lock = Lock::take(dir.path()).expect("a lock");
         let _inherited = lock.0.try_clone().expect("a descriptor");

@@ -159,8 +159,8 @@ impl Store for LocalStore {
         self.streams.make(ino)
     }
 
-    fn stream_settle(&self, ino: Ino) -> Result<(), StoreError> {
-        self.streams.settle(ino)
+    fn stream_finalise(&self, ino: Ino) -> Result<(), StoreError> {
+        self.streams.finalise(ino)
     }
 
     fn new_streams(&self) -> Result<Vec<Ino>, StoreError> {

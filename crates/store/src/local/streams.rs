@@ -45,7 +45,7 @@ impl Streams {
         made.map(drop)
     }
 
-    pub(super) fn settle(&self, ino: Ino) -> Result<(), StoreError> {
+    pub(super) fn finalise(&self, ino: Ino) -> Result<(), StoreError> {
         self.check_writable()?;
         let (from, to) = (self.places.new_path(ino), self.places.path(ino));
         match std::fs::rename(&from, &to) {

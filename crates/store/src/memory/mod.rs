@@ -194,7 +194,7 @@ impl Store for MemoryStore {
         Ok(())
     }
 
-    fn stream_settle(&self, ino: Ino) -> Result<(), StoreError> {
+    fn stream_finalise(&self, ino: Ino) -> Result<(), StoreError> {
         if let Some(stream) = self.state().streams.get_mut(&ino)
             && std::mem::take(&mut stream.new)
         {

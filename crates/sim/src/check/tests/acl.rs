@@ -39,7 +39,7 @@ fn get(ino: u64, name: &[u8]) -> Call<'static> {
     Call::Request(Request::GetXattr { ino: Ino(ino), name: name.into() })
 }
 
-fn told(value: &[u8]) -> Result<Answer, Errno> {
+fn replied(value: &[u8]) -> Result<Answer, Errno> {
     Ok(Answer::Bytes(value.to_vec().into()))
 }
 
@@ -93,8 +93,8 @@ fn a_mode_has_the_mask_and_sets_it() {
     let mut changed = list(7, 5, 0, 6);
     let last = changed.len() - 6;
     changed[last] = 1;
-    assert!(run.did(get(2, ACCESS_LIST), told(&changed)));
-    assert!(!run.did(get(2, ACCESS_LIST), told(&list(7, 5, 0, 3))));
+    assert!(run.did(get(2, ACCESS_LIST), replied(&changed)));
+    assert!(!run.did(get(2, ACCESS_LIST), replied(&list(7, 5, 0, 3))));
     // A list equivalent to a mode is not stored.
     let minimal = encoded(&[(1, 6, NOBODY), (4, 4, NOBODY), (32, 4, NOBODY)]);
     let mut run = with(ACCESS_LIST, minimal);
@@ -103,7 +103,7 @@ fn a_mode_has_the_mask_and_sets_it() {
 }
 
 #[test]
-fn what_is_new_has_the_default_list_as_far_as_its_mode_lets_it_and_no_umask() {
+fn new_inode_gets_default_acl_without_umask() {
     let made = |perm| Ok(entry(shown(3, FileType::Directory, perm)));
     let new = |perm| {
         let (dir, name, node) = (Ino(2), name("e"), NewNode::Directory);
@@ -115,20 +115,20 @@ fn what_is_new_has_the_default_list_as_far_as_its_mode_lets_it_and_no_umask() {
             umask: 0o077,
             open: None,
             exclusive: true,
-            early: None,
+            writeback: None,
         })
     };
     let default = list(7, 5, 0, 7);
     let mut run = with(DEFAULT_LIST, default.clone());
     assert!(run.did(new(0o755), made(0o750)));
-    assert!(run.did(get(3, DEFAULT_LIST), told(&default)));
-    assert!(run.did(get(3, ACCESS_LIST), told(&list(7, 5, 0, 5))));
+    assert!(run.did(get(3, DEFAULT_LIST), replied(&default)));
+    assert!(run.did(get(3, ACCESS_LIST), replied(&list(7, 5, 0, 5))));
     assert!(!with(DEFAULT_LIST, default).did(new(0o755), made(0o700)));
     assert!(owned().did(new(0o755), made(0o700)));
 }
 
 #[test]
-fn what_is_no_list_and_what_is_not_ones_own_is_refused() {
+fn invalid_or_foreign_acl_is_refused() {
     let none: Box<[u8]> = encoded(&[(1, 7, NOBODY), (2, 7, 8), (4, 5, NOBODY), (32, 0, NOBODY)]);
     for (who, value, errno) in [(OWNER, none, Errno::EINVAL), (FRIEND, list(7, 7, 7, 7), Errno::EPERM)] {
         let run = || Run { who: who.clone(), ..owned() };

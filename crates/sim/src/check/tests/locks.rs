@@ -75,7 +75,7 @@ impl Holders {
 }
 
 #[test]
-fn what_excludes_another_is_not_had() {
+fn conflicting_lock_is_not_granted() {
     for (kind, part, other, excludes) in [
         (EXCLUSIVE, (0, 4), (EXCLUSIVE, (4, 9)), true),
         (EXCLUSIVE, (0, 4), (SHARED, (4, 9)), true),
@@ -92,7 +92,7 @@ fn what_excludes_another_is_not_had() {
 }
 
 #[test]
-fn what_was_given_back_others_may_have() {
+fn released_lock_is_free() {
     let mut holders = Holders::with(EXCLUSIVE, (0, 9));
     assert!(holders.did(1, &unlock((0, 9)), Ok(Answer::Done)));
     assert!(!holders.did(2, &lock(EXCLUSIVE, (3, 3)), Err(Errno::EAGAIN)));
@@ -112,7 +112,7 @@ fn what_was_given_back_others_may_have() {
 }
 
 #[test]
-fn who_was_not_heard_of_has_nothing() {
+fn expired_client_has_no_locks() {
     let mut holders = Holders::with(EXCLUSIVE, (0, 9));
     holders.now += SESSION.0;
     holders.hears(&[2]);
@@ -127,7 +127,7 @@ fn who_was_not_heard_of_has_nothing() {
 }
 
 #[test]
-fn who_looks_is_told_of_what_is_there() {
+fn lock_test_reports_existing_lock() {
     let none = || Ok(Answer::InTheWay(None));
     assert!(!Holders::with(EXCLUSIVE, (0, 9)).did(2, &look(SHARED), none()));
     assert!(Holders::with(SHARED, (0, 9)).did(2, &look(SHARED), none()));

@@ -35,21 +35,21 @@ fn text(text: Option<&str>) -> Result<Answer, Errno> {
 
 #[test]
 fn a_new_directory_has_the_policy_of_the_one_that_it_is_made_in() {
-    for (told, is_so) in [(Some("false"), true), (Some("true"), false), (None, false)] {
+    for (replied, is_so) in [(Some("false"), true), (Some("true"), false), (None, false)] {
         let mut run = live();
         assert!(run.did(set(3, "stuffing", "false"), Ok(Answer::Done)));
         assert!(run.did(mkdir(3, "e"), Ok(dir(4))));
         // Later changes above do not affect it.
         assert!(run.did(unset(3, "stuffing"), Ok(Answer::Done)));
         assert!(run.did(get(3, "stuffing"), Err(Errno::ENODATA)));
-        assert_eq!(run.did(get(4, "stuffing"), text(told)), is_so, "{told:?}");
+        assert_eq!(run.did(get(4, "stuffing"), text(replied)), is_so, "{replied:?}");
     }
     // Either value if the policy changes meanwhile; the value is permanent.
-    for (told, other) in [(Some("4"), None), (None, Some("4"))] {
+    for (replied, other) in [(Some("4"), None), (None, Some("4"))] {
         let mut run = live();
         let (setting, making) = (run.asks(set(3, "num_dfiles", "4")), run.asks(mkdir(3, "e")));
         assert!(run.ends(making, Ok(dir(4))) && run.ends(setting, Ok(Answer::Done)));
-        assert!(run.did(get(4, "num_dfiles"), text(told)));
+        assert!(run.did(get(4, "num_dfiles"), text(replied)));
         assert!(!run.did(get(4, "num_dfiles"), text(other)));
     }
 }
@@ -74,7 +74,7 @@ fn only_settings_that_make_sense_are_set_and_only_on_directories() {
 }
 
 #[test]
-fn files_are_kept_as_their_directory_wanted_when_they_were_made() {
+fn file_follows_policy_of_its_creation() {
     let striped = "place = \"data servers\"\nservers = [1]\ndist_name = \"basic\"\n";
     let stuffed = "place = \"metadata\"\n";
     let cases = [
@@ -83,7 +83,7 @@ fn files_are_kept_as_their_directory_wanted_when_they_were_made() {
         ("stuffing", "true", stuffed, true),
         ("no_metafile", "true", striped, false),
     ];
-    for (key, value, told, is_so) in cases {
+    for (key, value, replied, is_so) in cases {
         let mut run = live();
         assert!(run.did(set(1, "dist_name", "basic"), Ok(Answer::Done)));
         assert!(run.did(set(1, key, value), Ok(Answer::Done)));
@@ -91,6 +91,6 @@ fn files_are_kept_as_their_directory_wanted_when_they_were_made() {
         let perm = if key == "no_metafile" { 0o666 } else { 0o755 };
         assert!(run.did(create("f"), Ok(entry(Attr { perm, ..made }))));
         assert!(run.did(unset(1, key), Ok(Answer::Done)));
-        assert_eq!(run.did(get(2, "layout"), text(Some(told))), is_so, "{key} {value}");
+        assert_eq!(run.did(get(2, "layout"), text(Some(replied))), is_so, "{key} {value}");
     }
 }

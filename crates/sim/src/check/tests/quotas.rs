@@ -12,7 +12,7 @@ fn limit(name: &[u8], value: &str) -> Call<'static> {
     Call::Request(Request::SetXattr { ino, name, value, mode: XattrMode::Any, kill_sgid: false })
 }
 
-fn limit_told(name: &[u8]) -> Call<'static> {
+fn get_limit(name: &[u8]) -> Call<'static> {
     Call::Request(Request::GetXattr { ino: Ino(2), name: name.into() })
 }
 
@@ -46,7 +46,7 @@ fn without_a_quota_nothing_is_refused() {
 }
 
 #[test]
-fn what_exceeds_a_quota_is_refused_and_nothing_else_is() {
+fn only_changes_over_quota_are_refused() {
     for (max, call, fits) in
         [("2", new("c"), false), ("3", new("c"), true), ("1", new("c"), false), ("1", create("c"), true)]
     {
@@ -65,7 +65,7 @@ fn what_exceeds_a_quota_is_refused_and_nothing_else_is() {
 }
 
 #[test]
-fn what_is_moved_needs_room_as_well() {
+fn move_is_checked_against_quota() {
     let moves = |flags| rename((1, "e"), (2, "c"), flags);
     for (max, fits) in [("3", false), ("4", true)] {
         for result in [Ok(Answer::Done), Err(Errno::EDQUOT)] {
@@ -83,7 +83,7 @@ fn what_is_moved_needs_room_as_well() {
 }
 
 #[test]
-fn what_was_refused_has_changed_nothing() {
+fn refused_change_leaves_no_trace() {
     let mut run = limited(FILES, "2");
     assert!(run.did(new("c"), Err(Errno::EDQUOT)));
     assert!(!run.did(Call::Request(Request::Lookup { dir: Ino(2), name: name("c") }), Ok(file(5))));
@@ -111,7 +111,7 @@ fn of_two_at_a_time_that_have_room_for_one_either_is_refused() {
 }
 
 #[test]
-fn what_was_refused_may_have_lost_its_name_only_afterwards() {
+fn refused_target_may_be_unlinked_later() {
     let taken = |call: Call<'static>| {
         let mut run = limited(BYTES, "2");
         let (a, b) = (run.asks(put(4, b"cd")), run.asks(call));
@@ -124,11 +124,11 @@ fn what_was_refused_may_have_lost_its_name_only_afterwards() {
 }
 
 #[test]
-fn a_quota_is_told_as_it_was_set() {
+fn quota_reads_back_as_set() {
     let mut run = limited(FILES, "2");
-    assert!(run.did(limit_told(FILES), Ok(bytes(b"2"))));
-    assert!(run.did(limit_told(BYTES), Err(Errno::ENODATA)));
-    assert!(!limited(FILES, "2").did(limit_told(FILES), Ok(bytes(b"3"))));
+    assert!(run.did(get_limit(FILES), Ok(bytes(b"2"))));
+    assert!(run.did(get_limit(BYTES), Err(Errno::ENODATA)));
+    assert!(!limited(FILES, "2").did(get_limit(FILES), Ok(bytes(b"3"))));
     let mut run = Run { who: Who::new(7, 7), ..limited(FILES, "2") };
     assert!(run.did(limit(FILES, "9"), Err(Errno::EPERM)));
 }

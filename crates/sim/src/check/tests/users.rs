@@ -32,7 +32,7 @@ fn remove() -> Call<'static> {
 }
 
 #[test]
-fn who_may_not_is_refused_and_who_may_is_not() {
+fn permission_decides_refusal() {
     for (perm, who, errno) in [
         (0o755, OWNER, None),
         (0o755, FRIEND, Some(Errno::EACCES)),
@@ -45,17 +45,17 @@ fn who_may_not_is_refused_and_who_may_is_not() {
         (0o555, OWNER, Some(Errno::EACCES)),
         (0o555, ROOT, None),
     ] {
-        for told in [None, Some(Errno::EACCES), Some(Errno::EPERM)] {
+        for replied in [None, Some(Errno::EACCES), Some(Errno::EPERM)] {
             let mut run = Run { who: who.clone(), ..owned(perm) };
-            let result = told.map_or(Ok(Answer::Done), Err);
-            let is_right = told == errno || (told.is_some() && errno.is_some());
-            assert_eq!(run.did(remove(), result), is_right, "{perm:o} {who:?} {told:?}");
+            let result = replied.map_or(Ok(Answer::Done), Err);
+            let is_right = replied == errno || (replied.is_some() && errno.is_some());
+            assert_eq!(run.did(remove(), result), is_right, "{perm:o} {who:?} {replied:?}");
         }
     }
 }
 
 #[test]
-fn what_was_refused_was_not_done() {
+fn refused_call_has_no_effect() {
     let mut run = Run { who: OTHER, ..owned(0o755) };
     assert!(run.did(remove(), Err(Errno::EACCES)));
     run.who = OWNER;
@@ -79,7 +79,7 @@ fn modes_are_for_their_owner_to_change() {
 }
 
 #[test]
-fn names_that_a_client_has_cached_it_tells_everybody() {
+fn cached_names_are_shown_to_all_callers() {
     let look = || Call::Request(Request::Lookup { dir: Ino(2), name: name("f") });
     let there = || Ok(entry(shown(attr(3, FileType::Regular, 1, 0), 0o755)));
     assert!(Run { who: OTHER, ..owned(0o700) }.did(look(), there()));

@@ -14,24 +14,24 @@ fn scattered() -> Run {
 
 #[test]
 fn where_a_file_ends_is_found_out_at_another_instant_than_what_is_in_it() {
-    let told = |told: &[u8]| {
+    let replied = |replied: &[u8]| {
         let mut run = scattered();
         let reading = run.asks(read(0, 30));
         assert!(run.did(truncate(4), Ok(Answer::Attr(attr(2, FileType::Regular, 1, 4)))));
-        run.ends(reading, Ok(bytes(told)))
+        run.ends(reading, Ok(bytes(replied)))
     };
     // The first strip is read after the truncation, the others before.
-    assert!(told(&[1, 1, 1, 1, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]));
-    assert!(told(&[1, 1, 1, 1]));
-    assert!(told(&[1; 20]));
-    assert!(!told(&[1, 1, 0, 1]));
+    assert!(replied(&[1, 1, 1, 1, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]));
+    assert!(replied(&[1, 1, 1, 1]));
+    assert!(replied(&[1; 20]));
+    assert!(!replied(&[1, 1, 0, 1]));
     // Without concurrency, results are exact.
     assert!(!scattered().did(read(0, 30), Ok(bytes(&[1; 19]))));
     assert!(scattered().did(read(0, 30), Ok(bytes(&[1; 20]))));
 }
 
 #[test]
-fn what_is_written_while_something_is_appended_may_be_overwritten() {
+fn write_concurrent_with_append_may_be_overwritten() {
     let append = || write(END, &[2; 4]);
     let mut run = scattered();
     assert!(run.did(append(), Ok(Answer::Written(4))));
@@ -53,19 +53,19 @@ fn empty() -> Call<'static> {
     let how = OpenHow { access: Access::WRITE, truncate: true, ..OpenHow::default() };
     let (dir, node, perm, umask) = (Ino::ROOT, NewNode::Regular, 0o755, 0);
     let (name, open, exclusive) = (name("f"), Some(how), false);
-    Call::Request(Request::Create { dir, name, node, perm, umask, open, exclusive, early: None })
+    Call::Request(Request::Create { dir, name, node, perm, umask, open, exclusive, writeback: None })
 }
 
 fn emptied() -> Answer {
     let Answer::Entry(entry) = file(2) else { unreachable!() };
     Answer::Created(
         entry,
-        Opening { ino: Ino(2), accessed: true, shared: false, keep: true, passthrough: false },
+        Opening { ino: Ino(2), accessed: true, shared: false, keep_cache: true, passthrough: false },
     )
 }
 
 #[test]
-fn who_opens_by_name_may_empty_strip_by_strip() {
+fn truncating_open_may_empty_strip_by_strip() {
     let mut run = scattered();
     let (opening, reading) = (run.asks(empty()), run.asks(read(0, 30)));
     assert!(run.ends(opening, Ok(emptied())));
@@ -116,10 +116,10 @@ fn small_files_lose_bytes_only_if_they_are_not_stuffed() {
 }
 
 #[test]
-fn what_was_told_lately_is_believed_by_who_was_told() {
+fn recent_reply_may_be_served_from_cache() {
     let term = Nanos::from_millis(10);
-    let tell = || {
-        let checker = Checker::new(Rules { believed: Some(term), ..RULES });
+    let run_again = || {
+        let checker = Checker::new(Rules { cached_views: Some(term), ..RULES });
         let mut run = Run { checker, ..Run::with_file() };
         assert!(run.did(create("f"), Ok(file(2))));
         run.calls = 6;
@@ -129,19 +129,25 @@ fn what_was_told_lately_is_believed_by_who_was_told() {
         run
     };
     // A reply from the cache.
-    let told = |run: &mut Run, client: u64, call: Call<'_>, answer: Answer| {
+    let replied = |run: &mut Run, client: u64, call: Call<'_>, answer: Answer| {
         let (now, client) = (run.tick(), ClientId(client));
         run.checker.invoked(now, client, 0, ROOT, &call);
         run.checker.answered(now, client, 0, &Ok(answer)).is_ok()
     };
     let attrs = || Answer::Attr(attr(2, FileType::Regular, 1, 0));
-    assert!(told(&mut tell(), 7, lookup("f"), file(2)) && told(&mut tell(), 7, getattr(2), attrs()));
-    assert!(!told(&mut tell(), 8, lookup("f"), file(2)) && !told(&mut tell(), 7, lookup("f"), file(3)));
-    let mut late = tell();
+    assert!(
+        replied(&mut run_again(), 7, lookup("f"), file(2))
+            && replied(&mut run_again(), 7, getattr(2), attrs())
+    );
+    assert!(
+        !replied(&mut run_again(), 8, lookup("f"), file(2))
+            && !replied(&mut run_again(), 7, lookup("f"), file(3))
+    );
+    let mut late = run_again();
     late.now += 10_000_000;
-    assert!(!told(&mut late, 7, lookup("f"), file(2)) && told(&mut late, 7, lookup("f"), absent()));
+    assert!(!replied(&mut late, 7, lookup("f"), file(2)) && replied(&mut late, 7, lookup("f"), absent()));
     // An uncached request returns the current state.
-    let mut run = tell();
+    let mut run = run_again();
     run.calls = 6;
     assert!(!run.did(lookup("f"), Ok(file(2))));
 }

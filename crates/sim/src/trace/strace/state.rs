@@ -125,13 +125,13 @@ impl State {
         {
             let table = std::mem::take(&mut self.tables[number]);
             for descriptor in table.descriptors.into_values() {
-                self.let_go(descriptor.file);
+                self.release_file(descriptor.file);
             }
         }
     }
 
     /// Drops a descriptor. Returns true if it was the last one of the file.
-    fn let_go(&mut self, file: u32) -> bool {
+    fn release_file(&mut self, file: u32) -> bool {
         let Some(held) = self.held.get_mut(&file) else { return false };
         *held -= 1;
         let is_last = *held == 0;
@@ -151,7 +151,7 @@ impl State {
         *self.held.entry(descriptor.file).or_default() += 1;
         if let Some(old) = self.table(pid).descriptors.insert(number, descriptor) {
             // The log lacks the close of the old descriptor, or `dup2` closed it.
-            self.let_go(old.file);
+            self.release_file(old.file);
         }
     }
 
@@ -162,7 +162,7 @@ impl State {
     /// Closes a descriptor. Returns the file if it was its last one.
     pub(super) fn closed(&mut self, pid: u32, number: i64) -> Option<u32> {
         let descriptor = self.table(pid).descriptors.remove(&number)?;
-        self.let_go(descriptor.file).then_some(descriptor.file)
+        self.release_file(descriptor.file).then_some(descriptor.file)
     }
 
     pub(super) fn executed(&mut self, pid: u32) {
@@ -178,7 +178,7 @@ impl State {
         }
     }
 
-    pub(super) fn go_to(&mut self, pid: u32, dir: Vec<u8>) {
+    pub(super) fn set_working_dir(&mut self, pid: u32, dir: Vec<u8>) {
         self.table(pid).dir = Some(dir);
     }
 
@@ -189,11 +189,11 @@ impl State {
         dir: Option<&str>,
         path: &[u8],
     ) -> Result<Vec<u8>, BadLine> {
-        let told = dir.map(|dir| self.dir_argument(call, dir)).transpose()?;
+        let reported = dir.map(|dir| self.dir_argument(call, dir)).transpose()?;
         if path.starts_with(b"/") {
             return Ok(normal(path));
         }
-        let base = match told {
+        let base = match reported {
             Some(DirArgument { path: Some(path), .. }) => Some(path),
             Some(DirArgument { number: Some(number), .. }) => {
                 self.descriptor(call.pid, number).map(|descriptor| descriptor.path.clone())
@@ -211,7 +211,7 @@ impl State {
             descriptor(argument).ok_or_else(|| call.bad(format!("`{argument}` is no descriptor")))?;
         // The annotation shows the working directory.
         if let (None, Some(path)) = (number, &path) {
-            self.go_to(call.pid, path.clone());
+            self.set_working_dir(call.pid, path.clone());
         }
         Ok(DirArgument { number, path })
     }

@@ -8,14 +8,14 @@ use espalier_proto::{Access, Errno, RenameFlags, SetAttr, SetTime, Time};
 use super::line::{Call, Returned, unquote};
 use super::state::{Descriptor, Located, State, descriptor};
 use crate::source::{Op, OpenFlags, Target};
-use crate::trace::before::Told;
+use crate::trace::before::Observed;
 use crate::trace::{BadLine, Expected};
 
 /// An operation translated from a call.
 pub(super) struct Done {
     pub(super) op: Op,
     pub(super) expected: Expected,
-    pub(super) told: Option<Told>,
+    pub(super) observed: Option<Observed>,
 }
 
 /// The supported calls.
@@ -126,7 +126,7 @@ pub(super) fn translate(state: &mut State, call: &Call) -> Result<Option<Done>, 
         return Ok(None);
     }
     match reader.op(value)? {
-        Some((op, told)) => Ok(Some(Done { op, expected, told })),
+        Some((op, observed)) => Ok(Some(Done { op, expected, observed })),
         None => {
             state.skip(format!("{} elsewhere", call.name));
             Ok(None)
@@ -212,15 +212,15 @@ impl Reader<'_> {
             "chdir" if value == 0 => {
                 if let Some(path) = unquote(self.text(0)?) {
                     let dir = self.state.absolute(self.call, None, &path)?;
-                    self.state.go_to(pid, dir);
+                    self.state.set_working_dir(pid, dir);
                 }
             }
             "fchdir" if value == 0 => {
-                let told = descriptor(self.text(0)?).and_then(|(_, path)| path);
+                let observed = descriptor(self.text(0)?).and_then(|(_, path)| path);
                 let number = self.fd(0)?;
                 let known = self.state.descriptor(pid, number).map(|descriptor| descriptor.path.clone());
-                if let Some(dir) = told.or(known) {
-                    self.state.go_to(pid, dir);
+                if let Some(dir) = observed.or(known) {
+                    self.state.set_working_dir(pid, dir);
                 }
             }
             "chdir" | "fchdir" => {}
@@ -255,11 +255,11 @@ impl Reader<'_> {
     }
 
     /// The operation, unless its files are outside.
-    fn op(&mut self, value: i64) -> Result<Option<(Op, Option<Told>)>, BadLine> {
+    fn op(&mut self, value: i64) -> Result<Option<(Op, Option<Observed>)>, BadLine> {
         let is_done = value >= 0;
         let name = self.call.name.as_str();
-        let told = |told: Option<Told>| move |op: Op| (op, told);
-        let plain = told(None);
+        let observed = |observed: Option<Observed>| move |op: Op| (op, observed);
+        let plain = observed(None);
         Ok(match name {
             "open" | "openat" | "openat2" | "creat" => self.open(value)?.map(plain),
             "close" => {
@@ -268,7 +268,7 @@ impl Reader<'_> {
             }
             "read" | "pread64" | "readv" | "preadv" | "preadv2" => {
                 let (offset, size) = self.extent(name.starts_with('p'))?;
-                let read = told(is_done.then_some(Told::Read(value as u64)));
+                let read = observed(is_done.then_some(Observed::Read(value as u64)));
                 self.file(0)?.map(|file| read(Op::Read { file, offset, size }))
             }
             "write" | "pwrite64" | "writev" | "pwritev" | "pwritev2" => {
@@ -346,10 +346,10 @@ impl Reader<'_> {
                 let at = usize::from(dir.is_some());
                 let target = if is_done { unquote(self.text(at + 1)?) } else { None };
                 let target = match target {
-                    Some(target) => Some(Told::Target(self.link_target(target)?)),
+                    Some(target) => Some(Observed::Target(self.link_target(target)?)),
                     None => None,
                 };
-                self.path(dir, at)?.map(|path| told(target)(Op::ReadLink { path }))
+                self.path(dir, at)?.map(|path| observed(target)(Op::ReadLink { path }))
             }
             _ => None,
         })
@@ -399,7 +399,7 @@ impl Reader<'_> {
         Ok(Some(Op::Open { file, path, flags, mode }))
     }
 
-    fn stat(&mut self, is_done: bool) -> Result<Option<(Op, Option<Told>)>, BadLine> {
+    fn stat(&mut self, is_done: bool) -> Result<Option<(Op, Option<Observed>)>, BadLine> {
         let (target, answer) = match self.call.name.as_str() {
             "fstat" => (self.file(0)?.map(Target::File), 1),
             "stat" => (self.target(None, 0, true)?, 1),
@@ -407,8 +407,8 @@ impl Reader<'_> {
             "statx" => (self.target(Some(0), 1, !self.has(2, "AT_SYMLINK_NOFOLLOW"))?, 4),
             _ => (self.target(Some(0), 1, !self.has(3, "AT_SYMLINK_NOFOLLOW"))?, 2),
         };
-        let told = if is_done { told_of(self.text(answer)?) } else { None };
-        Ok(target.map(|target| (Op::Stat { target }, told)))
+        let observed = if is_done { stat_of(self.text(answer)?) } else { None };
+        Ok(target.map(|target| (Op::Stat { target }, observed)))
     }
 
     fn set_attr(&mut self) -> Result<Option<Op>, BadLine> {
@@ -501,14 +501,14 @@ fn vector_bytes(text: &str) -> u64 {
     fields.filter_map(|rest| number(rest.split([',', '}']).next()?)).fold(0, u64::saturating_add)
 }
 
-fn told_of(structure: &str) -> Option<Told> {
+fn stat_of(structure: &str) -> Option<Observed> {
     let mut mode = field(structure, "_mode=")?.split('|');
     match mode.next()? {
-        "S_IFDIR" => Some(Told::Directory),
-        "S_IFLNK" => Some(Told::Symlink),
+        "S_IFDIR" => Some(Observed::Directory),
+        "S_IFLNK" => Some(Observed::Symlink),
         "S_IFREG" => {
             let bytes = field(structure, "_size=").and_then(number).unwrap_or(0);
-            Some(Told::File { bytes, perm: mode.next_back().and_then(number).map(|perm| perm as u32) })
+            Some(Observed::File { bytes, perm: mode.next_back().and_then(number).map(|perm| perm as u32) })
         }
         _ => None,
     }

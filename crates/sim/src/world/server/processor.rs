@@ -51,7 +51,7 @@ impl Server {
     pub fn served(&mut self, fabric: &mut Fabric<'_>, since: Nanos, job: Job) {
         let rests = self.turns.owes() && !self.cpu.has_waiting();
         if !rests {
-            self.go_on(fabric, since);
+            self.advance(fabric, since);
         }
         self.serve_job(fabric, job);
         if rests {
@@ -60,16 +60,16 @@ impl Server {
     }
 
     /// A core that has finished a job which arrived at `since` takes the next one.
-    fn go_on(&mut self, fabric: &mut Fabric<'_>, since: Nanos) {
+    fn advance(&mut self, fabric: &mut Fabric<'_>, since: Nanos) {
         if let Some(next) = self.cpu.leave(fabric.now, since) {
             self.serve(fabric, next, Nanos::ZERO);
         }
     }
 
-    /// As `go_on`, after paying for turns.
+    /// As `advance`, after paying for turns.
     pub fn rest(&mut self, fabric: &mut Fabric<'_>, since: Nanos) {
         if self.cpu.has_waiting() || !self.turns.owes() {
-            return self.go_on(fabric, since);
+            return self.advance(fabric, since);
         }
         let owed = self.turns.take_owed();
         fabric.work(owed, Event::Turned { node: self.node, start: self.start, since });

@@ -1,0 +1,320 @@
+//! The cache's part of write-back: names and attributes with pending operations.
+//! Their cached state is what this client has acknowledged; replies that the server sent before it
+//! applied the operations do not replace it.
+
+use alloc::vec::Vec;
+
+use espalier_proto::{Attr, Entry, FileType, Ino, InodeFlags, Location, Name, Time, mode};
+use hashbrown::{HashMap, HashSet};
+use rustc_hash::FxBuildHasher;
+
+use super::record::Record;
+use super::{Binding, Cache, Term, Users};
+use crate::Answer;
+
+/// Pending operations by name and inode.
+#[derive(Debug, Default)]
+pub(super) struct PendingOps {
+    /// Number of the last exclusive lease.
+    leases: u64,
+    names: HashSet<(Ino, Name), FxBuildHasher>,
+    /// Number of pending operations per inode.
+    inodes: HashMap<Ino, u32, FxBuildHasher>,
+}
+
+impl PendingOps {
+    /// True if the server's attributes of this inode may be older than the cached ones.
+    pub fn is_of(&self, ino: Ino) -> bool {
+        !self.inodes.is_empty() && self.inodes.contains_key(&ino)
+    }
+
+    fn end(&mut self, ino: Ino) {
+        if let Some(count) = self.inodes.get_mut(&ino) {
+            *count -= 1;
+            if *count == 0 {
+                self.inodes.remove(&ino);
+            }
+        }
+    }
+
+    /// As [`Self::is_of`], for a name.
+    pub fn is_named(&self, dir: Ino, name: &Name) -> bool {
+        self.is_of(dir) && self.names.contains(&(dir, name.clone()))
+    }
+}
+
+impl Cache {
+    /// Records an exclusive lease on a directory, valid until `until`. `known`: inodes of which
+    /// this client is the sole holder, with their link counts.
+    pub fn grant_exclusive(&mut self, dir: Ino, known: &[(Ino, u32)], until: u64, now: u64) {
+        let Some(record) = self.records.get_mut(&dir).filter(|record| record.lease > now) else { return };
+        if record.exclusive == 0 || record.exclusive_until <= now {
+            self.pending_ops.leases += 1;
+            record.exclusive = self.pending_ops.leases;
+        }
+        record.exclusive_until = until;
+        let lease = record.exclusive;
+        // Skip inodes that a pending call may make visible to other clients.
+        for (ino, names) in known.iter().filter(|(ino, _)| !self.changing.is_more_than_written(*ino)) {
+            if let Some(record) = self.records.get_mut(ino) {
+                record.sole_holder = lease;
+                record.exclusive_dir = (*names == 1).then_some(dir);
+            }
+        }
+    }
+
+    /// Handles the revocation of the exclusive lease on a directory.
+    pub(super) fn revoke_exclusive(&mut self, dir: Ino) {
+        if let Some(record) = self.records.get_mut(&dir) {
+            record.exclusive = 0;
+        }
+    }
+
+    /// Other clients may know this inode.
+    pub(super) fn clear_sole_holder(&mut self, ino: Ino) {
+        if let Some(record) = self.records.get_mut(&ino) {
+            record.sole_holder = 0;
+        }
+    }
+
+    /// The attributes of a directory on which this client has an exclusive lease.
+    pub fn exclusive_dir(&self, dir: Ino, now: u64) -> Option<Attr> {
+        self.records.get(&dir).filter(|record| record.exclusive > 0 && record.exclusive_until > now)?;
+        self.attr(dir, now)
+    }
+
+    /// True if the name is known to be absent, possibly only by the directory's lease.
+    pub fn is_absent(&self, dir: Ino, name: &Name, now: u64) -> bool {
+        let Some(record) = self.records.get(&dir).filter(|record| record.lease > now) else { return false };
+        match record.names.get(name) {
+            None => record.is_whole(),
+            Some(known) => known.binding == Some(Binding::Absent) && (known.until > now || record.is_whole()),
+        }
+    }
+
+    /// The attributes of the inode with this name, if this client is its sole holder under an
+    /// exclusive lease.
+    pub fn sole_holder_attr(&self, dir: Ino, name: &Name, now: u64) -> Option<Attr> {
+        let Binding::Inode(ino, _) = self.name(dir, name, now)? else { return None };
+        let lease = self.records.get(&dir)?.exclusive;
+        self.records.get(&ino).filter(|record| lease > 0 && record.sole_holder == lease)?;
+        self.attr(ino, now)
+    }
+
+    /// The attributes of a file in an exclusive directory, if this client is its sole holder.
+    pub fn sole_writer_attr(&self, dir: Ino, ino: Ino, now: u64) -> Option<Attr> {
+        self.exclusive_dir(dir, now)?;
+        let lease = self.records.get(&dir)?.exclusive;
+        self.records.get(&ino).filter(|record| record.sole_holder == lease)?;
+        self.attr(ino, now)
+    }
+
+    /// The directory of a file's only name, and until when this client is the file's sole holder;
+    /// 0: other clients may know it.
+    pub fn sole_holder_dir(&self, ino: Ino) -> Option<(Ino, u64)> {
+        let record = self.records.get(&ino)?;
+        let dir = record.exclusive_dir?;
+        let holds = |held: &&Record| record.sole_holder > 0 && held.exclusive == record.sole_holder;
+        Some((dir, self.records.get(&dir).filter(holds).map_or(0, |held| held.exclusive_until)))
+    }
+
+    /// Replaces attributes in an answer that predate a pending operation. Returns the inode if its
+    /// attributes have been evicted, so that the answer cannot be corrected.
+    pub fn apply_pending(&mut self, answer: &mut Answer) -> Option<Ino> {
+        let correct = |attr: &mut Attr| {
+            if self.pending_ops.is_of(attr.ino) {
+                *attr = *self.records.get(&attr.ino)?.attr.as_deref()?;
+            }
+            Some(())
+        };
+        match answer {
+            Answer::Attr(attr) => correct(attr).is_none().then_some(attr.ino),
+            Answer::Entry(entry) | Answer::Created(entry, _) => {
+                correct(&mut entry.attr).is_none().then_some(entry.attr.ino)
+            }
+            Answer::Listing { entries, .. } => {
+                let mut unreported = Vec::new();
+                for dirent in entries {
+                    if dirent.entry.as_mut().is_some_and(|entry| correct(&mut entry.attr).is_none()) {
+                        dirent.entry = None;
+                        unreported.push(dirent.ino);
+                    }
+                }
+                unreported.into_iter().for_each(|ino| self.forget(ino, 1));
+                None
+            }
+            _ => None,
+        }
+    }
+
+    /// True if operations on the inode, or on entries of this directory, are pending.
+    pub fn has_pending(&self, ino: Ino) -> bool {
+        self.pending_ops.is_of(ino)
+    }
+
+    /// As [`Self::has_pending`], for a name.
+    pub fn has_pending_name(&self, dir: Ino, name: &Name) -> bool {
+        self.pending_ops.is_named(dir, name)
+    }
+
+    /// Applies a pending create in an exclusive directory. Returns the entry for the caller, and
+    /// when its lease ends.
+    pub fn create_pending(
+        &mut self,
+        (dir, name): (Ino, &Name),
+        parent: &Attr,
+        attr: Attr,
+        now: u64,
+    ) -> (Entry, u64) {
+        let record = self.records.get(&dir);
+        let lease = record.map_or((now, 0), |record| (record.lease, record.exclusive));
+        let (until, exclusive) = lease;
+        self.change_pending(dir, 1, attr.kind, attr.mtime);
+        self.bind(dir, name, Binding::Inode(attr.ino, attr.kind), until, now);
+        self.note_attr(&attr, Term { asked_at: now, left: until.saturating_sub(now) }, 0, now);
+        if attr.kind == FileType::Regular {
+            self.contents.learn(attr.ino, Vec::new(), true);
+        }
+        let counts = self.users == Users::Report;
+        if let Some(record) = self.records.get_mut(&attr.ino) {
+            record.users += u64::from(counts);
+            (record.sole_holder, record.exclusive_dir) = (exclusive, Some(dir));
+        }
+        self.begin_pending(dir, Some(name), attr.ino);
+        let cacheable = parent.perm & mode::ANY_EXEC == mode::ANY_EXEC;
+        let (name_leased, attr_leased, sole_holder, location) = (true, true, true, Location::Table);
+        (Entry { attr, cacheable, name_leased, attr_leased, sole_holder, location, reclaim_token: 0 }, until)
+    }
+
+    /// Applies the pending removal of an inode's only name.
+    pub fn remove_pending(&mut self, dir: Ino, name: &Name, removed: &Attr, time: Time) {
+        self.change_pending(dir, -1, removed.kind, time);
+        self.unbind(dir, name);
+        self.drop_lease(removed.ino);
+        self.begin_pending(dir, Some(name), removed.ino);
+    }
+
+    /// Applies a pending write to such a file.
+    pub fn write_pending(&mut self, dir: Ino, ino: Ino, (offset, data): (u64, &[u8]), time: Time) {
+        let end = offset + data.len() as u64;
+        self.contents.write(ino, offset, data);
+        if let Some(attr) = self.records.get_mut(&ino).and_then(|record| record.attr.as_mut()) {
+            attr.size = attr.size.max(end);
+            attr.blocks = attr.blocks.max(end.div_ceil(512));
+            (attr.mtime, attr.ctime) = (time, time);
+        }
+        self.begin_pending(dir, None, ino);
+    }
+
+    /// Records a pending write to a stream.
+    pub fn begin_write_behind(&mut self, ino: Ino) {
+        *self.pending_ops.inodes.entry(ino).or_default() += 1;
+    }
+
+    /// Records the end of a pending write to a stream, successful or not.
+    pub fn end_write_behind(&mut self, ino: Ino) {
+        self.pending_ops.end(ino);
+    }
+
+    /// Applies a pending update of the access time.
+    pub fn accessed(&mut self, ino: Ino, time: Time) {
+        if let Some(attr) = self.records.get_mut(&ino).and_then(|record| record.attr.as_mut()) {
+            attr.atime = time;
+        }
+    }
+
+    /// An access whose time the server chooses: drops the attributes.
+    pub fn access_pending(&mut self, ino: Ino) {
+        if let Some(record) = self.records.get_mut(&ino) {
+            record.attr = None;
+        }
+    }
+
+    /// Records a pending open.
+    pub fn open_pending(&mut self, ino: Ino) {
+        self.begin_pending(ino, None, ino);
+    }
+
+    fn change_pending(&mut self, dir: Ino, entries: i32, kind: FileType, time: Time) {
+        self.listings.lose(dir);
+        if let Some(attr) = self.records.get_mut(&dir).and_then(|record| record.attr.as_mut()) {
+            attr.size = attr.size.saturating_add_signed(entries.into());
+            if kind == FileType::Directory {
+                attr.nlink = attr.nlink.saturating_add_signed(entries);
+            }
+            (attr.mtime, attr.ctime) = (time, time);
+        }
+    }
+
+    fn begin_pending(&mut self, dir: Ino, name: Option<&Name>, ino: Ino) {
+        self.pending_ops.names.extend(name.map(|name| (dir, name.clone())));
+        for ino in [dir, ino] {
+            *self.pending_ops.inodes.entry(ino).or_default() += 1;
+        }
+    }
+
+    /// Ends a pending operation on an inode and its name.
+    pub fn end_pending(&mut self, dir: Ino, name: Option<&Name>, ino: Ino) {
+        if let Some(name) = name {
+            self.pending_ops.names.remove(&(dir, name.clone()));
+        }
+        [dir, ino].into_iter().for_each(|ino| self.pending_ops.end(ino));
+    }
+
+    /// Applies the server's reply to a pending create, after [`Self::end_pending`].
+    pub fn create_completed(&mut self, dir: Ino, name: &Name, entry: &Entry, until: u64, now: u64) {
+        let (attr, counts) = (&entry.attr, self.users == Users::Report);
+        if entry.name_leased {
+            self.bind(dir, name, Binding::Inode(attr.ino, attr.kind), until, now);
+        }
+        let until = if entry.attr_leased { until } else { 0 };
+        // The file was small at its creation; request its present attributes.
+        self.note_attr(attr, Term { asked_at: 0, left: until.saturating_sub(now) }, 1, now);
+        self.placed(attr, dir, name);
+        self.know_empty(attr, until, now);
+        // The lookup of this reply was counted at the early answer.
+        if let Some(record) = self.records.get_mut(&attr.ino).filter(|_| counts) {
+            record.users = record.users.saturating_sub(1);
+            if record.users == 0 && record.lease <= now {
+                self.remove(attr.ino);
+            }
+        }
+    }
+
+    /// Applies the server's reply to a pending removal, after [`Self::end_pending`].
+    pub fn remove_completed(&mut self, dir: Ino, name: &Name) {
+        // An older reply may have bound the name again.
+        self.unbind(dir, name);
+    }
+
+    /// Handles the failure of a pending operation, after [`Self::end_pending`].
+    pub fn operation_failed(&mut self, dir: Ino, name: Option<&Name>, ino: Ino) {
+        self.drop_lease(ino);
+        if let Some(name) = name {
+            self.doubt(dir, name);
+            self.drop_lease(dir);
+        }
+    }
+}
+
+/// The attributes that the server will give a new file or directory.
+pub fn new_inode(ino: Ino, kind: FileType, (perm, uid, gid): (u32, u32, u32), time: Time) -> Attr {
+    Attr {
+        ino,
+        kind,
+        perm,
+        nlink: if kind == FileType::Directory { 2 } else { 1 },
+        uid,
+        gid,
+        rdev: 0,
+        size: 0,
+        blocks: 0,
+        atime: time,
+        mtime: time,
+        ctime: time,
+        btime: time,
+        streamed: false,
+        no_xattrs: true,
+        flags: InodeFlags::empty(),
+    }
+}

@@ -1,0 +1,420 @@
+//! The state of a pending call, and how a server's reply advances it.
+
+use alloc::vec::Vec;
+use core::mem::take;
+
+use bytes::Bytes;
+use espalier_proto::{
+    Access, Caller, Entry, Errno, Ino, Layout, Rank, Reply, Request, RequestId, StreamIo, Touched, write_list,
+};
+
+use super::data::DataLease;
+use super::own::{Left, Own, Step};
+use super::renames::Confirmation;
+use super::server_session::{PendingCall, changed_names};
+use super::{Actions, FrontendEvent, IncomingCall, Sessions, Waiter};
+use crate::cache::{Page, Term};
+use crate::{Answer, Call, Changes, Next, RemoteEntry};
+
+/// The client's state of one call.
+#[derive(Debug, Default)]
+pub(super) struct CallState {
+    /// When the call began, and in which epoch.
+    pub begun: u64,
+    pub epoch: u64,
+    pub name_state: NameState,
+    /// The client-driven operation that the call executes, if any.
+    pub own: Option<Own>,
+    /// The caller has been interrupted.
+    pub interrupted: bool,
+    pub data: DataLease,
+    pub confirmation: Confirmation,
+    #[expect(dead_code, reason = "held until the call ends")]
+    pub changes: Changes,
+}
+
+/// What the name's rank has returned for a call whose inode is at another rank.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct NameState {
+    /// The remote dentry, while the inode's rank is asked.
+    pub remote_entry: Option<RemoteEntry>,
+    /// When the lease on the name ends; 0: no lease.
+    pub until: u64,
+    /// An inode to which the name was bound, and which the inode's rank did not have.
+    pub gone: Option<Ino>,
+}
+
+impl<T> Sessions<T> {
+    pub(super) fn reply(
+        &mut self,
+        now: u64,
+        (rank, id): (Rank, RequestId),
+        (lease, touched): (u64, Touched),
+        result: Result<Reply, Errno>,
+        actions: &mut Actions<T>,
+    ) {
+        let has_pending = self.writeback.is_change(rank, id);
+        let Some(end) = self.end(rank) else { return };
+        let pending = end.pending.remove(&id);
+        let is_waited_for = pending.is_some() || has_pending;
+        let over = end.link.answered(id, &result, is_waited_for, &mut end.out);
+        let waited = over.and_then(|wait| end.waits.remove(&wait));
+        // The exclusive lease counts from the same time as the reply's other leases.
+        let sent = pending.as_ref().map(|pending| pending.sent).or_else(|| self.writeback.sent(rank, id));
+        let until = sent.map_or(0, |sent| sent.saturating_add(lease));
+        let sole_holder = touched.exclusive.map(|dir| (dir, sole_held_inodes(&result)));
+        let changes = lease > 0 && !touched.attrs.is_empty();
+        if self.numbers_received(now, (rank, id), &result)
+            || self.renewed(now, (rank, id), &result, (lease, &touched))
+        {
+            return;
+        }
+        self.hear_time(now, rank, &result, &touched);
+        let was_acknowledged = self.pending_reply(now, (rank, id), (lease, &touched), &result, actions);
+        if let Some(waited) = waited {
+            actions.answer(waited.ticket, result.map(|_| Answer::Done));
+        } else if !was_acknowledged {
+            self.complete_call(now, (rank, id), pending, (lease, touched), result, actions);
+        }
+        if let Some((dir, inos)) = sole_holder {
+            self.cache.grant_exclusive(dir, &inos, until, now);
+        }
+        if changes {
+            self.number_pool(now, rank);
+        }
+        if was_acknowledged {
+            self.resume_blocked(now, actions);
+        }
+    }
+
+    /// Applies a reply to the cache and to the call that waits for it, if there is one.
+    fn complete_call(
+        &mut self,
+        now: u64,
+        (rank, id): (Rank, RequestId),
+        pending: Option<PendingCall<T>>,
+        (lease, touched): (u64, Touched),
+        mut result: Result<Reply, Errno>,
+        actions: &mut Actions<T>,
+    ) {
+        let Some(end) = self.end(rank) else { return };
+        let pending = match pending {
+            Some(pending) if result == Ok(Reply::Waits) => return end.wait(pending),
+            pending => pending,
+        };
+        let given_up = end.given_up.remove(&id);
+        let is_doubtful =
+            given_up.is_some() || result.is_err() && !(touched.attrs.is_empty() && touched.others.is_empty());
+        let names = match (&given_up, &pending) {
+            (Some(names), _) => names.clone(),
+            (None, Some(pending)) if is_doubtful => changed_names(&pending.call),
+            _ => Vec::new(),
+        };
+        // Without a waiting call, the time of the request is unknown. A millisecond that has begun
+        // counts as passed.
+        let sent = pending.as_ref().map(|pending| pending.sent);
+        let lease = sent.map_or(0, |sent| lease.saturating_sub(now.saturating_sub(sent) + 1));
+        let whole = match (&pending, &mut result) {
+            (Some(pending), Ok(Reply::OpenedWhole(_, bytes))) => pending.call.opens().zip(Some(take(bytes))),
+            _ => None,
+        };
+        if let Some(pending) = pending {
+            if let Some(ino) = pending.call.unprivileged(&result) {
+                self.cache.touched(ino);
+                actions.frontend.push(FrontendEvent::Changed(self.shown_all([ino].into())));
+            }
+            self.resume_call(now, pending, result, lease, actions);
+        }
+        self.cache.changed(&touched, lease, now);
+        if let Some((ino, bytes)) = whole {
+            self.cache.learn(ino, bytes.into(), lease, now);
+        }
+        if given_up.is_some() {
+            self.cache.distrust();
+        }
+        if is_doubtful {
+            // No caller has been notified of these changes.
+            let changed = touched.attrs.iter().map(|attr| attr.ino).chain(touched.others);
+            self.invalidate(names, changed.collect(), actions);
+        }
+    }
+
+    /// Advances a call with a server's reply. `lease`: its remaining time in ms.
+    pub(super) fn resume_call(
+        &mut self,
+        now: u64,
+        pending: PendingCall<T>,
+        result: Result<Reply, Errno>,
+        lease: u64,
+        actions: &mut Actions<T>,
+    ) {
+        let Some((pending, result, lease)) = self.confirm(now, pending, result, lease, actions) else {
+            return;
+        };
+        let Some(pending) = self.resume_with_data(now, pending, &result, lease, actions) else { return };
+        let name_state = pending.call_state.name_state;
+        let Some(remote_entry) = name_state.remote_entry else {
+            let (incoming, mut call_state) = pending.into_incoming();
+            let step = match call_state.own.take() {
+                Some(own) => own.advance(&incoming.call, result),
+                None => Own::begin(&incoming.call, result),
+            };
+            return self.take_step(now, (incoming, call_state), step, lease, actions);
+        };
+        // The lease on the name may have ended meanwhile.
+        let left = name_state.until.saturating_sub(now);
+        let remote_entry = RemoteEntry { leased: left > 0, ..remote_entry };
+        let next = self.client.found(
+            &pending.call,
+            &remote_entry,
+            name_state.gone == Some(remote_entry.ino),
+            result,
+        );
+        if let Next::Answer(result) = &next {
+            let term = Term { asked_at: pending.call_state.begun, left: lease };
+            self.cache.found(&pending.call, result.as_ref().ok(), term, now);
+        }
+        let lease = if left > 0 { lease.min(left) } else { lease };
+        let (incoming, mut call_state) = pending.into_incoming();
+        call_state.name_state = NameState { gone: Some(remote_entry.ino), ..NameState::default() };
+        self.advance(now, (incoming, call_state), next, lease, actions);
+    }
+
+    /// Executes the next step of a call, which the client may have to drive itself.
+    pub(super) fn take_step(
+        &mut self,
+        now: u64,
+        (incoming, mut call_state): (IncomingCall<'static, Waiter<T>>, CallState),
+        step: Step,
+        lease: u64,
+        actions: &mut Actions<T>,
+    ) {
+        let next = match step {
+            Step::Ask(own, request) => {
+                call_state.own = Some(own);
+                Next::Ask(request)
+            }
+            Step::Data(own, delegation, work) => {
+                call_state.own = Some(own);
+                Next::Data(delegation, work)
+            }
+            Step::Anew(left) => {
+                self.give_back(left);
+                self.client.start(&incoming.call)
+            }
+            Step::Over(result, left) => {
+                self.give_back(left);
+                let mut next = self.client.reply(&incoming.call, result);
+                if let Next::Answer(result) = &mut next {
+                    let term = Term { asked_at: call_state.begun, left: lease };
+                    self.cache.answered(&incoming.call, result.as_ref().ok(), term, now);
+                    if let Ok(listing) = result {
+                        self.cache.hold_back(&incoming.call, listing, now);
+                    }
+                }
+                next
+            }
+        };
+        self.advance(now, (incoming, call_state), next, lease, actions);
+    }
+
+    /// Advances a call until it is finished or must wait. `lease`: the remaining time of the last
+    /// reply's lease, in ms.
+    pub(super) fn advance(
+        &mut self,
+        now: u64,
+        (incoming, mut call_state): (IncomingCall<'static, Waiter<T>>, CallState),
+        mut next: Next,
+        lease: u64,
+        actions: &mut Actions<T>,
+    ) {
+        next = self.before_answer(now, &incoming.call, &mut call_state, next, lease > 0);
+        let IncomingCall { call_id, caller, call, ticket } = incoming;
+        if let Waiter::Acknowledged(_) = ticket {
+            next.mark_acknowledged();
+        }
+        let rank = match &next {
+            Next::Answer(_) | Next::Apart => Rank(0),
+            Next::Ask(request) | Next::Find(request, _) | Next::Notify(request, _) => request.rank(),
+            Next::Release(ino) => ino.rank(),
+            Next::Stream(io) => io.rank(),
+            Next::Data(delegation, _) => delegation.capability.ino.rank(),
+        };
+        if let Next::Find(_, remote_entry) = &next {
+            self.cache.remote_found(&call, remote_entry, lease, now);
+            let until = if remote_entry.leased { now.saturating_add(lease) } else { 0 };
+            call_state.name_state =
+                NameState { remote_entry: Some(*remote_entry), until, ..call_state.name_state };
+        }
+        if let Next::Notify(Request::Release { ino }, _) | Next::Release(ino) = next {
+            if self.data_calls.puts_off(ino) {
+                return actions.answer(ticket, Ok(Answer::Done));
+            }
+            self.closed(ino, now);
+        }
+        let page = Page::of(&call).filter(|page| self.may(&caller, page.dir, Access::READ, now));
+        let entries = page.and_then(|page| self.cache.entries_to_ask_for(page));
+        let Some(end) = self.end(rank) else {
+            // Such an inode never came from a server.
+            return actions.answer(ticket, Err(Errno::ESTALE));
+        };
+        let id = match next {
+            Next::Answer(mut result) => {
+                if let Some(ino) = result.as_ref().ok().and_then(|answer| call.opened_to_write(answer)) {
+                    self.cache.opened_to_write(ino);
+                }
+                let outdated = result.as_mut().ok().and_then(|answer| self.cache.apply_pending(answer));
+                let is_lookup = matches!(
+                    call,
+                    Call::Request(Request::Lookup { .. } | Request::Find { .. } | Request::Parent { .. })
+                );
+                if let Some(ino) = outdated.filter(|_| is_lookup) {
+                    self.cache.forget(ino, 1);
+                    return self.retry_when_unblocked(ino, IncomingCall { call_id, caller, call, ticket });
+                }
+                let lease_ms = match &mut result {
+                    Ok(answer) => self.retain_pages(now, call_state.epoch, &call, answer, lease, actions),
+                    Err(_) => lease,
+                };
+                let result = result.map(|answer| self.shown(answer));
+                return actions.answer_leased(ticket, result, lease_ms);
+            }
+            Next::Data(delegation, work) => {
+                let pending = PendingCall { call_id, caller, call, ticket, sent: now, call_state };
+                return self.data_calls.ask(pending, delegation, work, actions);
+            }
+            Next::Apart => {
+                let incoming = IncomingCall { call_id, caller, call, ticket };
+                return self.write_apart(now, (incoming, call_state), actions);
+            }
+            Next::Notify(request, answer) => {
+                end.ask(caller, request);
+                return actions.answer(ticket, Ok(answer));
+            }
+            Next::Release(ino) => {
+                end.link.release(ino, &mut end.out);
+                return actions.answer(ticket, Ok(Answer::Done));
+            }
+            Next::Ask(mut request) | Next::Find(mut request, _) => {
+                if let (Request::ReadDir { limit, .. }, Some(more)) = (&mut request, entries) {
+                    *limit = more.max(*limit);
+                }
+                end.ask(caller.clone(), request)
+            }
+            Next::Stream(io) => {
+                let data = match (&call, io) {
+                    (Call::Write { data, .. }, StreamIo::Write { .. }) => data.to_bytes(),
+                    (Call::WriteList { pieces, .. }, StreamIo::WriteList { .. }) => write_list(pieces),
+                    _ => Bytes::new(),
+                };
+                end.link.stream(io, data, &mut end.out)
+            }
+        };
+        let interrupted = call_state.interrupted;
+        end.pending.insert(id, PendingCall { call_id, caller, call, ticket, sent: now, call_state });
+        if interrupted && let (_, Some(gone)) = end.interrupt(call_id) {
+            self.give_up(gone, Errno::EINTR, actions);
+        }
+    }
+
+    /// Records that a caller has closed a file, if it was the last one.
+    pub(super) fn closed(&mut self, ino: Ino, now: u64) {
+        if !self.client.is_open(ino) {
+            self.cache.closed(ino, now);
+            self.stop_renewing(ino);
+        }
+    }
+
+    /// Abandons a call: returns what it has acquired, and answers the caller.
+    pub(super) fn give_up(&mut self, pending: PendingCall<T>, errno: Errno, actions: &mut Actions<T>) {
+        if let Some(own) = &pending.call_state.own {
+            self.give_back(own.left());
+        }
+        let result = Self::abandon(&pending.call_state.confirmation, errno, actions);
+        actions.answer(pending.ticket, result);
+    }
+
+    /// As [`Self::give_up`], for interrupted calls that wait for unreachable data servers.
+    pub(super) fn give_up_stuck(&mut self, is_stuck: impl Fn(&Layout) -> bool, actions: &mut Actions<T>) {
+        for pending in self.data_calls.give_up_stuck(is_stuck, actions) {
+            self.give_up(pending, Errno::EINTR, actions);
+        }
+    }
+
+    /// Answers lookups that wait for unreachable data servers, since the kernel locks the directory
+    /// during a lookup. Exempt are files with openings: the kernel would drop pending writes beyond
+    /// a size that it learns.
+    pub(super) fn look_past_stuck(
+        &mut self,
+        now: u64,
+        is_stuck: impl Fn(&Layout) -> bool,
+        actions: &mut Actions<T>,
+    ) {
+        let is_wanted = |ino| !self.client.is_open(ino) && !self.cache.has_pending(ino);
+        for (pending, entry) in self.data_calls.give_up_lookups(is_stuck, is_wanted, actions) {
+            let term = Term { asked_at: pending.call_state.begun, left: 0 };
+            let answer = Answer::Unmeasured(entry);
+            self.cache.answered(&pending.call, Some(&answer), term, now);
+            actions.answer(pending.ticket, Ok(answer));
+        }
+    }
+
+    pub(super) fn give_back(&mut self, left: Left) {
+        let (Left::Open(ino)
+        | Left::OpenNamed(ino)
+        | Left::Lookup(ino)
+        | Left::Created(ino)
+        | Left::Orphan(ino)) = left
+        else {
+            return;
+        };
+        if let (Left::Created(_), Some(end)) = (&left, self.end(ino.rank())) {
+            end.link.forget(ino, 1, &mut end.out);
+        }
+        // A pending operation may still create datafiles.
+        let is_put_off = match left {
+            Left::Open(_) | Left::Created(_) => self.data_calls.puts_off(ino),
+            Left::OpenNamed(_) => {
+                self.data_calls.is_over(ino);
+                false
+            }
+            Left::Nothing | Left::Lookup(_) | Left::Orphan(_) => false,
+        };
+        let Some(end) = self.end(ino.rank()).filter(|_| !is_put_off) else { return };
+        match left {
+            Left::Open(_) => drop(end.ask(Caller::SERVER, Request::Release { ino })),
+            Left::OpenNamed(_) | Left::Created(_) => end.link.release_made(ino, &mut end.out),
+            Left::Lookup(_) => end.link.forget(ino, 1, &mut end.out),
+            Left::Orphan(_) => drop(end.ask(Caller::SERVER, Request::Purge { ino, removed: false })),
+            Left::Nothing => {}
+        }
+    }
+
+    /// The first step of a lookup of a cached remote dentry whose inode is not cached; also returns
+    /// how long the dentry is valid, in ms.
+    pub(super) fn known_remote(
+        &self,
+        now: u64,
+        incoming: &IncomingCall<'_, Waiter<T>>,
+    ) -> Option<(Next, u64)> {
+        let Call::Request(Request::Lookup { dir, name }) = &incoming.call else { return None };
+        if !self.may(&incoming.caller, *dir, Access::EXEC, now) {
+            return None;
+        }
+        let (remote_entry, left) = self.cache.remote_entry(*dir, name, now)?;
+        let find = Request::Find { ino: remote_entry.ino, kind: Some(remote_entry.kind), open: None };
+        Some((Next::Find(find, remote_entry), left))
+    }
+}
+
+/// The inodes in a reply of which this client is the sole holder, with their link counts.
+fn sole_held_inodes(result: &Result<Reply, Errno>) -> Vec<(Ino, u32)> {
+    let sole_holder = |entry: &Entry| entry.sole_holder.then_some((entry.attr.ino, entry.attr.nlink));
+    match result {
+        Ok(Reply::Entry(entry) | Reply::Created(entry, _)) => sole_holder(entry).into_iter().collect(),
+        Ok(Reply::Listing { entries, .. }) => {
+            entries.iter().filter_map(|dirent| dirent.entry.as_ref().and_then(sole_holder)).collect()
+        }
+        _ => Vec::new(),
+    }
+}

@@ -1,0 +1,595 @@
+//! Metadata write-back: operations that are acknowledged before the server has applied them.
+//! They are creates, removals and small writes in a directory on which this client has an exclusive
+//! lease ([`Touched::exclusive`]). Calls on the same names and inodes, syncs, and the revocation of
+//! the lease are blocked on pending operations.
+//!
+//! Pending operations are sent in batches, as small segments are by J. Nagle (RFC 896): the first
+//! is sent at once, those that follow when its reply arrives. One message per operation would cost
+//! both sides more than the operation.
+
+use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
+use alloc::vec::Vec;
+
+use espalier_proto::{
+    Access, Caller, END, Errno, FileType, FromClient, Ino, InodeFlags, Name, NewNode, OpenHow, Opened, Rank,
+    Reads, Reply, Request, RequestId, Time, Touched, mode,
+};
+use hashbrown::HashMap;
+use rustc_hash::FxBuildHasher;
+
+use super::rights::certainly_may;
+use super::write_behind::WriteBehind;
+use super::{Actions, FrontendEvent, IncomingCall, ServerSession, Sessions, Waiter};
+use crate::cache::new_inode;
+use crate::{Answer, Call};
+
+/// Maximum number of pending operations: more than a network holds, and few enough to bound the
+/// wait of a blocked call.
+const MOST: usize = 64;
+/// Maximum number of operations in a batch: as many as a server processes at once.
+const TOGETHER: usize = 16;
+/// Inode numbers in stock; a new allocation is requested when half are left.
+const STOCK: u32 = Request::MAX_NUMBERS;
+/// How long a reading of the server's clock is used, in ms: the local clock may run slower.
+const CLOCK_MS: u64 = 60_000;
+/// Maximum lead of the server's clock over the estimate, in ms: the reply with its time was
+/// delayed.
+const AHEAD_MS: u64 = 1_000;
+/// A longer round trip, in ms, was not due to a disk: the request was repeated or blocked.
+const ROUND_TRIP_MS: u64 = 200;
+/// Delay in ms before a server that refused inode numbers is asked again; it refuses read-only
+/// clients.
+const REFUSED_MS: u64 = 60_000;
+
+/// The pending operations, and what they need.
+#[derive(Debug, Default)]
+pub(super) struct Writeback {
+    changes: BTreeMap<(Rank, RequestId), Change>,
+    /// Writes that wait until the earlier operations on their files are answered, in order.
+    unsent: VecDeque<Unsent>,
+    /// Pending writes to streams.
+    pub write_behind: WriteBehind,
+    /// The number of the last operation.
+    last: u64,
+    /// New files that have been open since their creation, with their directories.
+    open: HashMap<Ino, Ino, FxBuildHasher>,
+    number_pools: BTreeMap<Rank, NumberPool>,
+    /// Errors of rejected operations, to be reported by the next `fsync`, `close` or write.
+    failed: BTreeMap<Ino, Errno>,
+}
+
+/// A pending operation.
+#[derive(Debug)]
+pub(super) struct Change {
+    /// Ascending.
+    pub number: u64,
+    /// The frontend's number of the call; 0: the call ended long ago.
+    pub call: u64,
+    pub dir: Ino,
+    what: ChangeKind,
+    pub ino: Ino,
+    sent: u64,
+}
+
+/// The kind of an operation.
+#[derive(Debug)]
+pub(super) enum ChangeKind {
+    /// A create or removal of this name.
+    Name(Name),
+    /// A write to a file.
+    Bytes,
+    /// An open. Its directory is the file itself.
+    Opening,
+}
+
+impl Change {
+    fn name(&self) -> Option<&Name> {
+        match &self.what {
+            ChangeKind::Name(name) => Some(name),
+            ChangeKind::Bytes | ChangeKind::Opening => None,
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Unsent {
+    change: Change,
+    caller: Caller,
+    request: Request,
+}
+
+/// What a server provides for future operations of this client.
+#[derive(Debug, Default)]
+struct NumberPool {
+    numbers: VecDeque<Ino>,
+    /// Maximum size of a small file, in bytes.
+    strip: u64,
+    /// Opens update access times (`relatime`).
+    accesses: bool,
+    /// A reading of the server's clock, and the local time of the reading.
+    clock: Option<(Time, u64)>,
+    /// The latest time in any reply of the server.
+    latest: Time,
+    /// The allocation request and when it was sent.
+    incoming: Option<(RequestId, u64)>,
+    /// The server has refused an allocation and is not asked again before this time.
+    refused_until: u64,
+}
+
+impl Writeback {
+    /// True if the request is a pending operation.
+    pub fn is_change(&self, rank: Rank, id: RequestId) -> bool {
+        self.changes.contains_key(&(rank, id))
+    }
+
+    /// When the operation was sent.
+    pub fn sent(&self, rank: Rank, id: RequestId) -> Option<u64> {
+        self.changes.get(&(rank, id)).map(|change| change.sent)
+    }
+
+    /// The number of the last operation.
+    pub fn last(&self) -> u64 {
+        self.last
+    }
+
+    /// True if an operation with a number up to `last` is pending on a directory and file that
+    /// `is_it` selects.
+    pub fn is_any_left(&self, last: u64, is_it: impl Fn(Ino, Ino) -> bool) -> bool {
+        self.left().any(|change| change.number <= last && is_it(change.dir, change.ino))
+    }
+
+    /// The directories with pending operations.
+    pub fn dirs(&self) -> BTreeSet<Ino> {
+        let changes = self.left().filter(|change| !matches!(change.what, ChangeKind::Opening));
+        changes.map(|change| change.dir).collect()
+    }
+
+    /// A file is closed. The file's other openings write without write-back.
+    pub fn closed(&mut self, ino: Ino) {
+        self.open.remove(&ino);
+    }
+
+    fn left(&self) -> impl Iterator<Item = &Change> {
+        self.small().chain(self.write_behind.changes())
+    }
+
+    fn small(&self) -> impl Iterator<Item = &Change> {
+        self.changes.values().chain(self.unsent.iter().map(|unsent| &unsent.change))
+    }
+
+    /// As [`Self::is_any_left`], but writes to streams count only if `is_one` selects the file.
+    pub fn is_any_left_of(&self, last: u64, is_one: impl Fn(Ino) -> bool) -> bool {
+        let mut write_behind = self.write_behind.changes();
+        self.small().any(|change| change.number <= last)
+            || write_behind.any(|change| change.number <= last && is_one(change.ino))
+    }
+
+    /// True if an operation on the inode was rejected and the error has not been reported.
+    pub fn has_failed(&self, ino: Ino) -> bool {
+        self.failed.contains_key(&ino)
+    }
+
+    fn count(&self) -> usize {
+        self.changes.len() + self.unsent.len()
+    }
+
+    pub fn new_change(&mut self, call: u64, (dir, what): (Ino, ChangeKind), ino: Ino, now: u64) -> Change {
+        self.last += 1;
+        Change { number: self.last, call, dir, what, ino, sent: now }
+    }
+}
+
+impl NumberPool {
+    /// An estimate of the server's time that is not early, and not before any time in its replies.
+    fn time(&self, now: u64) -> Option<Time> {
+        let (time, at) = self.clock.filter(|(_, at)| now - at < CLOCK_MS)?;
+        Some(time.later(now - at).max(self.latest))
+    }
+
+    fn is_short(&self, now: u64) -> bool {
+        let is_due = self.incoming.is_none() && now >= self.refused_until;
+        is_due && (self.wanted() > 0 || self.time(now).is_none())
+    }
+
+    fn wanted(&self) -> u32 {
+        if self.numbers.len() > STOCK as usize / 2 { 0 } else { STOCK }
+    }
+}
+
+impl<T> Sessions<T> {
+    // ---- Write-back
+
+    /// Acknowledges a call immediately, if it is eligible; otherwise returns it.
+    pub(super) fn try_writeback(
+        &mut self,
+        now: u64,
+        incoming: IncomingCall<'static, Waiter<T>>,
+        actions: &mut Actions<T>,
+    ) -> Option<IncomingCall<'static, Waiter<T>>> {
+        let writeback =
+            self.writeback_change(now, &incoming).or_else(|| self.writeback_write(now, &incoming));
+        let writeback = writeback.or_else(|| self.open_delegated(now, &incoming));
+        let Some((mut answer, lease)) = writeback else { return self.write_behind(now, incoming, actions) };
+        let lease_ms =
+            self.retain_pages(now, self.cache.epoch(), &incoming.call, &mut answer, lease, actions);
+        actions.answer_leased(incoming.ticket, Ok(answer), lease_ms);
+        None
+    }
+
+    /// True if the call is eligible for write-back except that too many operations are pending.
+    pub(super) fn waits_for_writeback_room(&self, now: u64, call: &Call<'_>) -> bool {
+        let dir = match call {
+            Call::Request(Request::Create { dir, node, .. }) => self.writeback_kind(node).map(|_| *dir),
+            Call::Request(Request::Unlink { dir, .. } | Request::RmDir { dir, .. }) => Some(*dir),
+            Call::Write { ino, .. } => self.writeback.open.get(ino).copied(),
+            _ => None,
+        };
+        self.writeback.count() >= MOST && dir.is_some_and(|dir| self.cache.exclusive_dir(dir, now).is_some())
+            || self.waits_for_write_behind_room(now, call)
+    }
+
+    /// Acknowledges and sends a change of an exclusive directory. Returns the answer and how long
+    /// it may be cached, in ms.
+    fn writeback_change(
+        &mut self,
+        now: u64,
+        incoming: &IncomingCall<'_, Waiter<T>>,
+    ) -> Option<(Answer, u64)> {
+        let Call::Request(request) = &incoming.call else { return None };
+        let (Request::Create { dir, name, .. }
+        | Request::Unlink { dir, name, .. }
+        | Request::RmDir { dir, name, .. }) = request
+        else {
+            return None;
+        };
+        let (dir, rank) = (*dir, dir.rank());
+        let parent = self.cache.exclusive_dir(dir, now)?;
+        let time = self.may_acknowledge(now, rank)?;
+        // The server has allocated numbers, so it trusts this client's superuser.
+        let may = certainly_may(&parent, &incoming.caller, Access::WRITE | Access::EXEC, true);
+        if !may || self.cache.has_pending_name(dir, name) || self.blocked.is_any_named(dir, name) {
+            return None;
+        }
+        let (ino, answer, left) = match request {
+            Request::Create { node, perm, umask, open, .. } => {
+                let kind = self.writeback_kind(node)?;
+                // Whether the set-group-ID bit is kept depends on all of the caller's groups.
+                if !self.cache.is_absent(dir, name, now) || perm & mode::SET_GID != 0 {
+                    return None;
+                }
+                let ino = self.writeback.number_pools.get_mut(&rank)?.numbers.pop_front()?;
+                let inherits = parent.perm & mode::SET_GID;
+                let gid = if inherits != 0 { parent.gid } else { incoming.caller.gid };
+                let inherited = if kind == FileType::Directory { inherits } else { 0 };
+                let rights = (perm & mode::PERMISSIONS & !umask | inherited, incoming.caller.uid, gid);
+                let made = new_inode(ino, kind, rights, time);
+                let (entry, until) = self.cache.create_pending((dir, name), &parent, made, now);
+                let answer = match open {
+                    Some(_) => {
+                        self.writeback.open.insert(ino, dir);
+                        self.cache.opened_to_write(ino);
+                        Answer::Created(entry, self.client.opened(ino, Opened::default()))
+                    }
+                    None => Answer::Entry(entry),
+                };
+                (ino, answer, until - now)
+            }
+            _ => {
+                let attr = self.cache.sole_holder_attr(dir, name, now)?;
+                let is_plain = match request {
+                    Request::RmDir { .. } => attr.kind == FileType::Directory && attr.size == 0,
+                    _ => attr.kind != FileType::Directory && attr.nlink == 1 && !attr.streamed,
+                };
+                let owners = [0, attr.uid, parent.uid];
+                let may = parent.perm & mode::STICKY == 0 || owners.contains(&incoming.caller.uid);
+                let is_used = self.client.files.contains_key(&attr.ino) || self.cache.has_pending(attr.ino);
+                if !is_plain || !may || is_used || !attr.flags.is_empty() {
+                    return None;
+                }
+                self.cache.remove_pending(dir, name, &attr, time);
+                (attr.ino, Answer::Done, 0)
+            }
+        };
+        let change =
+            self.writeback.new_change(incoming.call_id, (dir, ChangeKind::Name(name.clone())), ino, now);
+        self.send_pending(rank, change, incoming.caller.clone(), request.clone().acknowledged(ino, time));
+        Some((answer, left))
+    }
+
+    /// The type of the node if its creation is eligible: with several ranks, the server chooses a
+    /// rank for a directory.
+    fn writeback_kind(&self, node: &NewNode) -> Option<FileType> {
+        match node {
+            NewNode::Regular => Some(FileType::Regular),
+            NewNode::Directory if self.ranks == 1 => Some(FileType::Directory),
+            _ => None,
+        }
+    }
+
+    /// Acknowledges a write to a new file that has been open since its creation, if the file stays
+    /// small. The write is sent when the earlier operations on the file are answered.
+    fn writeback_write(&mut self, now: u64, incoming: &IncomingCall<'_, Waiter<T>>) -> Option<(Answer, u64)> {
+        let Call::Write { ino, offset, data, kill_suid_gid } = &incoming.call else { return None };
+        let (ino, rank) = (*ino, ino.rank());
+        let dir = *self.writeback.open.get(&ino)?;
+        let attr = self.cache.sole_writer_attr(dir, ino, now)?;
+        if attr.streamed || !attr.flags.is_empty() {
+            return None;
+        }
+        let time = self.may_acknowledge(now, rank)?;
+        let start = if *offset == END { attr.size } else { *offset };
+        let end = start.checked_add(data.len() as u64)?;
+        let kills = *kill_suid_gid && attr.perm & (mode::SET_UID | mode::SET_GID) != 0;
+        let is_small = !data.is_empty() && end <= self.writeback.number_pools.get(&rank)?.strip;
+        if kills || !is_small || self.blocked.is_any_about(ino) {
+            return None;
+        }
+        let is_first = !self.cache.has_pending(ino);
+        self.cache.write_pending(dir, ino, (start, data), time);
+        let change = self.writeback.new_change(incoming.call_id, (dir, ChangeKind::Bytes), ino, now);
+        let (data, kill_suid_gid) = (data.to_bytes(), false);
+        let answer = Answer::Written(data.len() as u32);
+        let request = Request::Write { ino, offset: *offset, data, kill_suid_gid, time: None };
+        let request = request.acknowledged(ino, time);
+        self.send_in_order(is_first, Unsent { change, caller: incoming.caller.clone(), request });
+        Some((answer, 0))
+    }
+
+    /// Acknowledges an open for reading of a small file whose contents are cached. The lease on the
+    /// file stands for the open; the server is notified before the lease ends.
+    fn open_delegated(&mut self, now: u64, incoming: &IncomingCall<'_, Waiter<T>>) -> Option<(Answer, u64)> {
+        let Call::Request(Request::Open { ino, how }) = incoming.call else { return None };
+        let reads = how.access == Access::READ && how.reads == Reads::Whole && !how.truncate;
+        self.cache.content(ino, now).filter(|_| reads)?;
+        let attr = self.cache.attr(ino, now)?;
+        let time = self.may_acknowledge(now, ino.rank())?;
+        if !certainly_may(&attr, &incoming.caller, Access::READ, true) || self.blocked.is_any_about(ino) {
+            return None;
+        }
+        // The server applies the same rule (`relatime`).
+        let counts =
+            self.writeback.number_pools.get(&ino.rank()).is_some_and(|number_pool| number_pool.accesses);
+        let accessed = counts
+            && !attr.flags.contains(InodeFlags::NOATIME)
+            && attr.atime.is_old_access(attr.mtime.max(attr.ctime), time);
+        if !self.try_delegated_open(ino, &incoming.caller, accessed.then_some(time)) {
+            self.announce_open(now, incoming.call_id, ino, incoming.caller.clone());
+            if accessed {
+                self.cache.access_pending(ino);
+            }
+        }
+        let opened = Opened { accessed, ..Opened::default() };
+        Some((Answer::Opened(self.client.opened(ino, opened)), 0))
+    }
+
+    /// Notifies a server of an open that `call_id` made; 0: a call that ended long ago.
+    pub(super) fn announce_open(&mut self, now: u64, call_id: u64, ino: Ino, caller: Caller) {
+        let is_first = !self.cache.has_pending(ino);
+        self.cache.open_pending(ino);
+        let change = self.writeback.new_change(call_id, (ino, ChangeKind::Opening), ino, now);
+        let how = OpenHow { access: Access::READ, reads: Reads::Client, ..OpenHow::default() };
+        let request = Request::Open { ino, how };
+        self.send_in_order(is_first, Unsent { change, caller, request });
+    }
+
+    /// The time for a new pending operation, if there can be one.
+    fn may_acknowledge(&self, now: u64, rank: Rank) -> Option<Time> {
+        let is_ready = self.server_sessions.get(&rank)?.link.is_ready()
+            && self.writeback.count() < MOST
+            && self.uses_writeback;
+        self.writeback.number_pools.get(&rank)?.time(now).filter(|_| is_ready)
+    }
+
+    /// Sends an operation, or queues it until the earlier operations on its file are answered.
+    fn send_in_order(&mut self, is_first: bool, unsent: Unsent) {
+        if is_first {
+            let Unsent { change, caller, request } = unsent;
+            self.send_pending(change.ino.rank(), change, caller, request);
+        } else {
+            self.writeback.unsent.push_back(unsent);
+        }
+    }
+
+    fn send_pending(&mut self, rank: Rank, change: Change, caller: Caller, request: Request) {
+        if let Some(end) = self.end(rank) {
+            let id = end.ask(caller, request);
+            self.writeback.changes.insert((rank, id), change);
+        }
+    }
+
+    /// True if the queued messages to a server may wait for more: no call is blocked on them, and
+    /// an earlier operation will be answered.
+    pub(super) fn may_linger(&self, rank: Rank, end: &ServerSession<T>) -> bool {
+        let actions = |message: &FromClient| match message {
+            FromClient::Request { id, .. } => Some(*id).filter(|id| self.writeback.is_change(rank, *id)),
+            _ => None,
+        };
+        let Some(first) = end.out.first().and_then(actions) else { return false };
+        let mut before = self.writeback.changes.range((rank, RequestId(0))..(rank, first));
+        self.blocked.is_patient()
+            && end.out.len() < TOGETHER
+            && end.out.iter().all(|message| actions(message).is_some())
+            && before.next().is_some()
+    }
+
+    /// Sends the next queued write to a file, after an operation on it was answered.
+    fn send_next(&mut self, now: u64, of: Ino) {
+        let at = self.writeback.unsent.iter().position(|unsent| unsent.change.ino == of);
+        if let Some(Unsent { mut change, caller, request }) =
+            at.and_then(|at| self.writeback.unsent.remove(at))
+        {
+            change.sent = now;
+            self.send_pending(of.rank(), change, caller, request);
+        }
+    }
+
+    /// Handles the reply to a pending operation; returns false if the request is none.
+    pub(super) fn pending_reply(
+        &mut self,
+        now: u64,
+        of: (Rank, RequestId),
+        (lease, touched): (u64, &Touched),
+        result: &Result<Reply, Errno>,
+        actions: &mut Actions<T>,
+    ) -> bool {
+        let Some(change) = self.writeback.changes.remove(&of) else { return false };
+        let Change { dir, ref what, ino, sent, .. } = change;
+        self.cache.end_pending(dir, change.name(), ino);
+        let lease = lease.saturating_sub(now.saturating_sub(sent) + 1);
+        match (result, what) {
+            (Ok(Reply::Entry(entry) | Reply::Created(entry, _)), ChangeKind::Name(name))
+                if entry.attr.ino == ino =>
+            {
+                let until = if lease == 0 { 0 } else { now + lease };
+                self.cache.create_completed(dir, name, entry, until, now);
+                if until == 0 || !entry.name_leased || !entry.attr_leased {
+                    // The early answer allowed callers to cache it.
+                    self.invalidate([(dir, name.clone())].into(), [ino].into(), actions);
+                }
+            }
+            (Ok(Reply::Done), ChangeKind::Name(name)) => self.cache.remove_completed(dir, name),
+            (Ok(Reply::Done), ChangeKind::Bytes) | (Ok(Reply::Opened(_)), ChangeKind::Opening) => {}
+            (Ok(_), _) => self.pending_failed(change, Errno::EIO, actions),
+            (Err(errno), _) => self.pending_failed(change, *errno, actions),
+        }
+        self.cache.changed(touched, lease, now);
+        self.send_next(now, ino);
+        true
+    }
+
+    pub(super) fn pending_failed(&mut self, change: Change, errno: Errno, actions: &mut Actions<T>) {
+        self.cache.operation_failed(change.dir, change.name(), change.ino);
+        let Change { dir, what, ino, .. } = change;
+        let (name, places) = match what {
+            // The next read requests the contents.
+            ChangeKind::Opening => return self.invalidate(Vec::new(), [ino].into(), actions),
+            ChangeKind::Bytes => (None, Vec::from([ino])),
+            ChangeKind::Name(name) => (Some(name), Vec::from([ino, dir])),
+        };
+        for place in &places {
+            self.writeback.failed.entry(*place).or_insert(errno);
+        }
+        while self.writeback.failed.len() > MOST {
+            self.writeback.failed.pop_first();
+        }
+        let names = name.iter().map(|name| (dir, name.clone())).collect();
+        self.invalidate(names, places, actions);
+        let dir = self.shown_as(dir);
+        actions.frontend.push(FrontendEvent::Failed { dir, ino, name, errno });
+    }
+
+    /// The error of a rejected operation that this call must report, once: an `fsync`, a `close`,
+    /// or a write. An `fsync` of the root reports any error.
+    pub(super) fn deferred_error(&mut self, call: &Call<'_>) -> Option<Errno> {
+        let ino = match call {
+            Call::Request(Request::Fsync { ino } | Request::Unlock { ino, first: 0, last: u64::MAX, .. })
+            | Call::Write { ino, .. } => ino,
+            _ => return None,
+        };
+        match self.writeback.failed.remove(ino) {
+            None if *ino == self.root => core::mem::take(&mut self.writeback.failed).into_values().next(),
+            errno => errno,
+        }
+    }
+
+    /// Number of operations that were acknowledged to callers and not by servers.
+    pub fn unanswered_changes(&self) -> usize {
+        self.writeback.count() + self.writeback.write_behind.count() + self.delegated_opens.unreported()
+    }
+
+    /// As [`Self::call_of`], for pending operations.
+    pub fn pending_call_of(&self, rank: Rank, id: RequestId) -> Option<u64> {
+        self.writeback.changes.get(&(rank, id)).map(|change| change.call).filter(|call| *call > 0)
+    }
+
+    /// True if the call was acknowledged before the server applied it.
+    pub fn is_acknowledged(&self, call_id: u64) -> bool {
+        self.writeback.small().any(|change| change.call == call_id)
+            || self.writeback.write_behind.is_any_by(call_id)
+    }
+
+    // ---- Inode numbers and time
+
+    /// Requests inode numbers and the time from a server that grants leases, if they run short.
+    pub(super) fn number_pool(&mut self, now: u64, rank: Rank) {
+        let number_pool = self.writeback.number_pools.entry(rank).or_default();
+        if !self.uses_writeback || !number_pool.is_short(now) {
+            return;
+        }
+        let request = Request::TakeNumbers { rank, count: number_pool.wanted() };
+        let incoming = self.end(rank).map(|end| end.ask(Caller::SERVER, request));
+        if let Some(number_pool) = self.writeback.number_pools.get_mut(&rank) {
+            number_pool.incoming = incoming.map(|id| (id, now));
+        }
+    }
+
+    /// Updates the estimate of the server's time from a reply.
+    pub(super) fn hear_time(
+        &mut self,
+        now: u64,
+        rank: Rank,
+        result: &Result<Reply, Errno>,
+        touched: &Touched,
+    ) {
+        let Some(number_pool) = self.writeback.number_pools.get_mut(&rank) else { return };
+        let Some(time) = number_pool.time(now) else { return };
+        let actions = match result {
+            Ok(Reply::Attr(attr)) => Some(attr.ctime),
+            Ok(Reply::Entry(entry) | Reply::Created(entry, _)) => Some(entry.attr.ctime),
+            Ok(Reply::Listing { entries, .. }) => {
+                entries.iter().filter_map(|dirent| Some(dirent.entry.as_ref()?.attr.ctime)).max()
+            }
+            _ => None,
+        };
+        let touched = touched.attrs.iter().map(|attr| attr.ctime);
+        // Later times are of a clock that was set back since.
+        let heard = touched.chain(actions).filter(|actions| *actions < time.later(AHEAD_MS));
+        number_pool.latest = heard.fold(number_pool.latest, Time::max);
+    }
+
+    /// Handles the reply to an allocation request; returns false if the request is none.
+    pub(super) fn numbers_received(
+        &mut self,
+        now: u64,
+        (rank, id): (Rank, RequestId),
+        result: &Result<Reply, Errno>,
+    ) -> bool {
+        let number_pool = self
+            .writeback
+            .number_pools
+            .get_mut(&rank)
+            .filter(|number_pool| number_pool.incoming.is_some_and(|(incoming, _)| incoming == id));
+        let Some(number_pool) = number_pool else { return false };
+        let sent = number_pool.incoming.take().map_or(now, |(_, sent)| sent);
+        match result {
+            Ok(Reply::Numbers { first, count, time, strip, accesses }) => {
+                (number_pool.strip, number_pool.accesses) = (u64::from(*strip), *accesses);
+                number_pool.numbers.extend((first.0..first.0 + u64::from(*count)).map(Ino));
+                // The server reads its clock when the request arrives, and waits for its disk
+                // afterwards.
+                let read = if now - sent < ROUND_TRIP_MS { sent } else { now };
+                number_pool.clock = Some((*time, read));
+            }
+            _ => number_pool.refused_until = now + REFUSED_MS,
+        }
+        true
+    }
+
+    /// Handles the end of a session: pending operations may not have been applied, and are reported
+    /// as failed.
+    pub(super) fn lose_pending(&mut self, rank: Rank, lost: &[RequestId], actions: &mut Actions<T>) {
+        let mut changes: Vec<_> =
+            lost.iter().filter_map(|id| self.writeback.changes.remove(&(rank, *id))).collect();
+        self.lose_gathered(rank, actions);
+        self.writeback.number_pools.remove(&rank);
+        // The server has closed their files.
+        let unsent = core::mem::take(&mut self.writeback.unsent).into_iter();
+        let (lost, remaining) = unsent.partition::<VecDeque<_>, _>(|unsent| unsent.change.ino.rank() == rank);
+        self.writeback.unsent = remaining;
+        changes.extend(lost.into_iter().map(|unsent| unsent.change));
+        for change in changes {
+            self.cache.end_pending(change.dir, change.name(), change.ino);
+            self.pending_failed(change, Errno::EIO, actions);
+        }
+    }
+}

@@ -1,0 +1,718 @@
+//! Metadata write-back: operations acknowledged before the server has applied them.
+
+mod data;
+mod delegated_open;
+mod reads;
+mod renewal;
+mod world;
+mod write_behind;
+
+use espalier_client::{Actions, Answer, Call, FrontendEvent, Interrupt};
+use espalier_proto::{
+    Access, Attr, Caller, Errno, FileType, Ino, Name, NewNode, OpenHow, Opened, Reply, Request, RequestId,
+    SeekWhat, Time, Touched, WritebackCreate,
+};
+
+use world::*;
+
+#[test]
+fn a_file_is_made_at_once_as_the_server_will_say() {
+    let mut world = World::new();
+    world.now += 2500;
+    // A kernel looks the name up first.
+    let call = world.call(lookup("new"));
+    assert!(matches!(world.answer(call), Some(Ok(Answer::Absent { .. }))));
+    let call = world.call(create("new", true));
+    let Some(Ok(Answer::Created(reported, opening))) = world.answer(call) else {
+        panic!("{:?}", world.frontend)
+    };
+    let time = Time::new(502, 500_000_000);
+    let expected = Attr { perm: 0o644, ..attr(Ino(FIRST), FileType::Regular, 0) };
+    let expected = Attr { atime: time, mtime: time, ctime: time, btime: time, ..expected };
+    assert_eq!((reported.attr, opening.ino), (expected, Ino(FIRST)));
+    let (id, _, request) = world.last();
+    let writeback = Some(WritebackCreate { ino: Ino(FIRST), time });
+    assert!(matches!(request, Request::Create { writeback: it, .. } if it == writeback));
+    // The cache has the state that was acknowledged.
+    assert_eq!(world.size_of_dir(), Some(3));
+    let call = world.call(lookup("new"));
+    assert!(matches!(world.answer(call), Some(Ok(Answer::Entry(entry))) if entry.attr == expected));
+    world.made(id, FIRST, 3);
+    assert!(world.frontend.is_empty(), "{:?}", world.frontend);
+    assert_eq!(world.size_of_dir(), Some(3));
+    // The kernel forgets the file and looks it up again.
+    world.sessions.forget(Ino(FIRST), 2);
+    let call = world.call(lookup("new"));
+    assert!(matches!(world.answer(call), Some(Ok(Answer::Entry(_)))));
+}
+
+#[test]
+fn nothing_is_older_than_what_was_there_before() {
+    let mut world = World::new();
+    let reported_at = |world: &mut World, ctime: Time, file: &str| {
+        world.call(lookup("old"));
+        let seen = Request::SetAttr { ino: Ino(11), set: Default::default() };
+        world.call(seen);
+        let (id, ..) = world.last();
+        let attr = Attr { ctime, ..attr(Ino(11), FileType::Regular, 0) };
+        world.reply(id, Touched::default(), Ok(Reply::Attr(attr)));
+        let call = world.call(create(file, false));
+        match world.answer(call) {
+            Some(Ok(Answer::Entry(entry))) => entry.attr.ctime,
+            other => panic!("{other:?}"),
+        }
+    };
+    // The server's clock is ahead of the estimate.
+    let ahead = Time::new(500, 400_000_000);
+    assert_eq!(reported_at(&mut world, ahead, "a"), ahead);
+    // A time of a wrong clock is ignored.
+    assert_eq!(reported_at(&mut world, Time::new(600, 0), "b"), ahead);
+}
+
+#[test]
+fn replies_older_than_pending_operations_are_ignored() {
+    let mut world = World::new();
+    for file in ["a", "b", "c"] {
+        assert!(world.is_answered(create(file, false)));
+    }
+    world.tick();
+    let ids: Vec<RequestId> = world.sent.iter().map(|(id, ..)| *id).collect();
+    assert_eq!(world.size_of_dir(), Some(5));
+    world.made(ids[0], FIRST, 3);
+    assert_eq!(world.size_of_dir(), Some(5));
+    world.made(ids[1], FIRST + 1, 4);
+    world.made(ids[2], FIRST + 2, 5);
+    assert_eq!(world.size_of_dir(), Some(5));
+}
+
+#[test]
+fn those_that_come_while_one_is_under_way_are_sent_together() {
+    let mut world = World::new();
+    let names = |world: &World| -> Vec<Name> {
+        let name = |request: &Request| match request {
+            Request::Create { name, .. } => Some(name.clone()),
+            _ => None,
+        };
+        world.sent.iter().filter_map(|(_, _, request)| name(request)).collect()
+    };
+    for file in ["a", "b", "c"] {
+        assert!(world.is_answered(create(file, false)));
+    }
+    assert_eq!(names(&world), [name("a")]);
+    world.made(world.last().0, FIRST, 3);
+    assert_eq!(names(&world), [name("b"), name("c")]);
+    // A call is blocked on all of them.
+    assert!(world.is_answered(create("d", false)));
+    assert_eq!(names(&world).len(), 2);
+    let sync = world.call(Request::Fsync { ino: DIR });
+    assert_eq!(names(&world), [name("b"), name("c"), name("d")]);
+    for made in 1..4 {
+        world.made(world.sent[0].0, FIRST + made, 3 + made);
+    }
+    let (id, _, request) = world.last();
+    assert_eq!(request, Request::Fsync { ino: DIR });
+    world.reply(id, Touched::default(), Ok(Reply::Done));
+    assert!(world.answer(sync).is_some());
+    // A large batch is sent.
+    for number in 0..17 {
+        assert!(world.is_answered(create(&number.to_string(), false)));
+    }
+    assert_eq!(names(&world).len(), 17);
+    assert!(world.is_answered(create("last", false)));
+    assert_eq!(names(&world).len(), 17);
+    // The next connection sends what the lost one has not, once.
+    world.connect(1, true);
+    assert_eq!(names(&world).len(), 18);
+}
+
+#[test]
+fn acknowledged_state_is_known_without_reply() {
+    let mut world = World::new();
+    for file in ["a", "b"] {
+        assert!(world.is_answered(create(file, false)));
+    }
+    world.tick();
+    let ids: Vec<RequestId> = world.sent.iter().map(|(id, ..)| *id).collect();
+    // By the time its reply leaves, the server has applied the other create.
+    let touched = Touched { exclusive: Some(DIR), others: vec![DIR], ..Touched::default() };
+    let made = Attr { perm: 0o644, ..attr(Ino(FIRST), FileType::Regular, 0) };
+    world.reply(ids[0], touched.clone(), Ok(Reply::Entry(entry(made, true))));
+    assert_eq!(world.size_of_dir(), Some(4));
+    assert!(world.is_answered(create("c", false)));
+    world.tick();
+    let (last, ..) = world.last();
+    world.made(ids[1], FIRST + 1, 4);
+    // No operation is pending.
+    let made = Attr { perm: 0o644, ..attr(Ino(FIRST + 2), FileType::Regular, 0) };
+    world.reply(last, touched, Ok(Reply::Entry(entry(made, true))));
+    assert_eq!(world.size_of_dir(), None);
+}
+
+type Event = fn(&mut World);
+
+#[test]
+fn uncertain_permission_waits_for_server() {
+    let cases: [(&str, Event); 6] = [
+        ("the lease was given back", |world| world.revoke(3)),
+        ("the lease is over", |world| world.now += u64::from(TERM)),
+        ("the server's clock was asked for long ago", |world| {
+            world.now += 55_000;
+            world.list();
+            world.now += 6_000;
+        }),
+        ("there is no connection", |world| world.sessions.disconnected(RANK)),
+        ("the directory's rights are about to change", |world| {
+            world.call(Request::SetAttr { ino: DIR, set: Default::default() });
+        }),
+        ("the directory may be removed", |world| {
+            world.call(Request::RmDir { dir: Ino::ROOT, name: name("dir"), time: None });
+        }),
+    ];
+    for (why, happens) in cases {
+        let mut world = World::new();
+        happens(&mut world);
+        assert!(!world.is_answered(create("new", false)), "{why}");
+    }
+    let mut world = World::without_numbers(true);
+    assert!(!world.is_answered(create("new", false)), "the pool of inode numbers is empty");
+    let mut world = World::new();
+    assert!(!world.is_answered(create("old", false)), "the name exists");
+    assert!(!world.is_answered(make("new", NewNode::Directory)), "the server chooses its rank");
+    for ((uid, gid), may) in [((0, 5), true), ((5, 5), false)] {
+        let mut world = World::new();
+        let call = world.call_as(user(uid, gid), Call::Request(create(&uid.to_string(), false)));
+        assert_eq!(world.answer(call).is_some(), may, "{uid}");
+    }
+}
+
+#[test]
+fn certain_permission_is_answered_from_cache_without_kernel() {
+    let mut world = World::of(false);
+    let is_answered = |world: &mut World, caller: Caller, request: Request| {
+        let call = world.call_as(caller, Call::Request(request));
+        world.answer(call).is_some()
+    };
+    // Everyone may search the directory; only the superuser may create files.
+    assert!(
+        is_answered(&mut world, user(7, 7), lookup("old"))
+            && is_answered(&mut world, user(7, 7), lookup("none"))
+    );
+    assert!(is_answered(&mut world, user(0, 0), create("new", false)));
+    let (id, ..) = world.last();
+    let restricted = Attr { perm: 0o710, uid: 5, gid: 6, ..attr(DIR, FileType::Directory, 3) };
+    let made = Attr { perm: 0o644, ..attr(Ino(FIRST), FileType::Regular, 0) };
+    let touched = Touched { attrs: vec![restricted], exclusive: Some(DIR), ..Touched::default() };
+    world.reply(id, touched, Ok(Reply::Entry(entry(made, true))));
+    let list = || Request::ReadDir { dir: DIR, after: 0, limit: 10, plus: true };
+    for (caller, reported) in
+        [(user(5, 7), true), (user(7, 6), true), (user(7, 7), false), (user(0, 0), false)]
+    {
+        assert_eq!(is_answered(&mut world, caller.clone(), lookup("old")), reported, "{caller:?}");
+        assert!(!is_answered(&mut world, caller, list()));
+    }
+    // A kernel may not return this to other callers.
+    let call = world.call_as(user(5, 7), Call::Request(lookup("old")));
+    let cacheable = |answer| match answer {
+        Some(Ok(Answer::Entry(entry))) => Some(entry.cacheable),
+        _ => None,
+    };
+    assert_eq!(cacheable(world.answer(call)), Some(false));
+    assert!(!is_answered(&mut world, user(7, 7), create("his", false)));
+}
+
+#[test]
+fn writeback_can_be_turned_off() {
+    let mut world = World::new();
+    world.sessions.wait_for_servers();
+    assert!(!world.is_answered(create("new", true)) && !world.is_answered(unlink("old")));
+    let mut world = World::without_numbers(true);
+    world.sessions.wait_for_servers();
+    world.call(make("fifo", NewNode::Fifo));
+    let (id, ..) = world.last();
+    let touched = Touched { attrs: vec![attr(DIR, FileType::Directory, 2)], ..Touched::default() };
+    let fifo = entry(attr(Ino(12), FileType::Fifo, 0), true);
+    world.reply(id, Touched { exclusive: Some(DIR), ..touched }, Ok(Reply::Entry(fifo)));
+    assert!(world.sent.is_empty(), "no inode numbers are requested");
+}
+
+#[test]
+fn dependent_call_waits_for_pending_operation() {
+    let mut world = World::new();
+    let made = world.call(create("new", true));
+    assert!(world.answer(made).is_some());
+    let (id, ..) = world.last();
+    let ino = Ino(FIRST);
+    let calls = [
+        Call::Seek { ino, offset: 0, what: SeekWhat::Hole },
+        Call::Request(Request::Fsync { ino: DIR }),
+        Call::Request(Request::SetXattr {
+            ino,
+            name: (*b"user.x").into(),
+            value: (*b"1").into(),
+            mode: espalier_proto::XattrMode::Any,
+            kill_sgid: false,
+        }),
+        Call::Request(unlink("new")),
+        Call::Release { ino },
+    ];
+    for call in calls {
+        let call = world.call_as(user(0, 0), call);
+        assert!(world.answer(call).is_none());
+    }
+    assert_eq!(world.sent.len(), 1, "{:?}", world.sent);
+    // Other calls are not blocked.
+    assert!(world.is_answered(create("other", false)));
+    world.call(make("dir", NewNode::Directory));
+    assert_eq!(world.sent.len(), 3);
+    world.made(id, FIRST, 3);
+    let kinds: Vec<_> = world.sent.iter().map(|(_, _, request)| core::mem::discriminant(request)).collect();
+    assert!(world.sent.iter().any(|(_, _, request)| matches!(request, Request::Seek { .. })), "{kinds:?}");
+    assert!(world.sent.iter().any(|(_, _, request)| matches!(request, Request::Fsync { .. })), "{kinds:?}");
+}
+
+#[test]
+fn a_directory_is_made_at_once_and_what_is_in_it_waits() {
+    let mut world = World::new();
+    let made = world.call(make("sub", NewNode::Directory));
+    let Some(Ok(Answer::Entry(reported))) = world.answer(made) else { panic!("{:?}", world.frontend) };
+    let sub = Ino(FIRST);
+    let time = Time::new(500, 0);
+    let expected = Attr { perm: 0o644, nlink: 2, ..attr(sub, FileType::Directory, 0) };
+    let expected = Attr { atime: time, mtime: time, ctime: time, btime: time, ..expected };
+    assert_eq!(reported.attr, expected);
+    let call = world.call(Request::GetAttr { ino: DIR });
+    let Some(Ok(Answer::Attr(parent))) = world.answer(call) else { panic!("{:?}", world.frontend) };
+    assert_eq!((parent.nlink, parent.size), (2, 3), "one subdirectory more");
+    let (id, _, request) = world.last();
+    let writeback = Some(WritebackCreate { ino: sub, time });
+    assert!(matches!(request, Request::Create { writeback: it, .. } if it == writeback));
+
+    // The server does not know the directory yet.
+    let inside = |mut request: Request| {
+        request.each_inode(&mut |ino| *ino = sub);
+        request
+    };
+    let list = Request::ReadDir { dir: sub, after: 0, limit: 10, plus: true };
+    let retained =
+        [inside(lookup("a")), inside(create("a", true)), inside(make("b", NewNode::Directory)), list];
+    for request in retained.clone() {
+        assert!(!world.is_answered(request));
+    }
+    assert_eq!(world.sent.len(), 1, "{:?}", world.sent);
+    let touched = Touched { attrs: vec![attr(DIR, FileType::Directory, 3)], ..Touched::default() };
+    world.reply(id, Touched { exclusive: Some(DIR), ..touched }, Ok(Reply::Entry(entry(expected, true))));
+    let sent: Vec<_> = world.sent.iter().map(|(.., request)| request.clone()).collect();
+    assert_eq!(sent, retained);
+    // It is known to be empty except for pending creates.
+    assert!(world.is_answered(inside(lookup("c"))));
+}
+
+#[test]
+fn a_directory_is_removed_at_once_if_it_is_empty() {
+    let rmdir = || Request::RmDir { dir: DIR, name: name("sub"), time: None };
+    let sub = Ino(FIRST);
+    for size in [0, 1] {
+        let mut world = World::new();
+        assert!(world.is_answered(make("sub", NewNode::Directory)));
+        let (id, ..) = world.last();
+        assert!(!world.is_answered(rmdir()), "its creation is pending");
+        let parent = Attr { nlink: 3, ..attr(DIR, FileType::Directory, 3) };
+        let touched = |parent| Touched { attrs: vec![parent], exclusive: Some(DIR), ..Touched::default() };
+        let made = entry(Attr { nlink: 2, ..attr(sub, FileType::Directory, size) }, true);
+        // The blocked call resumes.
+        world.reply(id, touched(parent), Ok(Reply::Entry(made)));
+        let is_answered = size == 0;
+        assert_eq!(world.frontend.len(), usize::from(is_answered), "{size}: {:?}", world.frontend);
+        let (id, _, request) = world.last();
+        let time = is_answered.then(|| Time::new(500, 0));
+        assert_eq!(request, Request::RmDir { dir: DIR, name: name("sub"), time });
+        if is_answered {
+            let call = world.call(Request::GetAttr { ino: DIR });
+            let Some(Ok(Answer::Attr(reported))) = world.answer(call) else { panic!("{:?}", world.frontend) };
+            assert_eq!((reported.nlink, reported.size), (2, 2), "one subdirectory less");
+            assert!(world.is_answered(lookup("sub")), "the name is absent");
+        }
+        world.reply(id, touched(Attr { nlink: 2, ..attr(DIR, FileType::Directory, 2) }), Ok(Reply::Done));
+        assert_eq!(world.size_of_dir(), Some(2));
+    }
+}
+
+#[test]
+fn a_directory_that_is_made_at_once_inherits_a_group() {
+    let mut world = World::new();
+    assert!(world.is_answered(create("file", false)));
+    let (id, ..) = world.last();
+    let parent = Attr { perm: 0o2777, gid: 7, ..attr(DIR, FileType::Directory, 3) };
+    let made = entry(Attr { perm: 0o644, ..attr(Ino(FIRST), FileType::Regular, 0) }, true);
+    let touched = Touched { attrs: vec![parent], exclusive: Some(DIR), ..Touched::default() };
+    world.reply(id, touched, Ok(Reply::Entry(made)));
+    for (node, perm) in [(NewNode::Directory, 0o2644), (NewNode::Regular, 0o644)] {
+        let call = world.call_as(user(5, 6), Call::Request(make(&format!("{perm}"), node)));
+        let Some(Ok(Answer::Entry(reported))) = world.answer(call) else { panic!("{:?}", world.frontend) };
+        assert_eq!((reported.attr.perm, reported.attr.uid, reported.attr.gid), (perm, 5, 7));
+    }
+}
+
+#[test]
+fn revocation_is_acknowledged_after_pending_operations() {
+    let mut world = World::new();
+    assert!(world.is_answered(create("new", false)));
+    let (id, ..) = world.last();
+    world.revoke(3);
+    assert_eq!(world.revoked, []);
+    assert!(!world.is_answered(create("other", false)));
+    world.made(id, FIRST, 3);
+    assert_eq!(world.revoked, [3]);
+    world.revoke(4);
+    assert_eq!(world.revoked, [3, 4], "nothing is pending");
+}
+
+#[test]
+fn a_name_is_removed_at_once_and_older_answers_do_not_bring_it_back() {
+    let mut world = World::new();
+    let listing = Request::ReadDir { dir: DIR, after: 0, limit: 5, plus: true };
+    world.call(listing);
+    let (lists, ..) = world.last();
+    let call = world.call(unlink("old"));
+    assert!(matches!(world.answer(call), Some(Ok(Answer::Done))));
+    let (id, _, request) = world.last();
+    assert!(matches!(request, Request::Unlink { time: Some(_), .. }));
+    assert_eq!(world.size_of_dir(), Some(1));
+    world.reply_listing(lists);
+    let call = world.call(lookup("old"));
+    assert!(!matches!(world.answer(call), Some(Ok(Answer::Entry(_)))));
+    let touched = Touched { attrs: vec![attr(DIR, FileType::Directory, 1)], ..Touched::default() };
+    world.reply(id, Touched { exclusive: Some(DIR), ..touched }, Ok(Reply::Done));
+    assert_eq!(world.size_of_dir(), Some(1));
+    let call = world.call(lookup("old"));
+    assert!(!matches!(world.answer(call), Some(Ok(Answer::Entry(_)))));
+}
+
+#[test]
+fn open_or_shared_file_is_not_removed_by_writeback() {
+    let mut world = World::new();
+    let how = OpenHow { access: Access::READ, ..OpenHow::default() };
+    world.call(Request::Open { ino: Ino(11), how });
+    let (id, ..) = world.last();
+    let opened = Opened { reclaim_token: 3, ..Opened::default() };
+    world.reply(id, Touched::default(), Ok(Reply::Opened(opened)));
+    assert!(!world.is_answered(unlink("old")), "it is open");
+
+    let mut world = World::new();
+    world.revoke(3);
+    // Another client may have looked it up meanwhile, though the directory is exclusive again.
+    world.call(make("pipe", NewNode::Fifo));
+    let (id, ..) = world.last();
+    let touched = Touched { attrs: vec![attr(DIR, FileType::Directory, 3)], ..Touched::default() };
+    let pipe = entry(attr(Ino(13), FileType::Fifo, 0), true);
+    world.reply(id, Touched { exclusive: Some(DIR), ..touched }, Ok(Reply::Entry(pipe)));
+    assert!(world.is_answered(unlink("pipe")));
+    assert!(!world.is_answered(unlink("old")), "another client may know it");
+}
+
+#[test]
+fn fsync_reports_failed_pending_operation() {
+    let mut world = World::new();
+    assert!(world.is_answered(create("new", true)));
+    let (id, ..) = world.last();
+    world.reply(id, Touched::default(), Err(Errno::ENOSPC));
+    let reported = &world.frontend[..];
+    assert!(
+        matches!(
+            reported,
+            [FrontendEvent::Distrust { .. }, FrontendEvent::Failed { errno: Errno::ENOSPC, .. }]
+        ),
+        "{reported:?}"
+    );
+    assert!(!world.is_answered(lookup("new")), "the binding is unknown");
+    for (ino, errno) in [(DIR, Some(Errno::ENOSPC)), (DIR, None), (Ino(FIRST), Some(Errno::ENOSPC))] {
+        let call = world.call(Request::Fsync { ino });
+        assert_eq!(world.answer(call).map(|answer| answer.expect_err("a failure")), errno);
+    }
+}
+
+#[test]
+fn reconnecting_resends_pending_operations() {
+    for (incarnation, resumed) in [(1, true), (2, true), (2, false)] {
+        let mut world = World::new();
+        assert!(world.is_answered(create("new", true)));
+        let (id, ..) = world.last();
+        world.held.clear();
+        world.connect(incarnation, resumed);
+        let is_again = world.sent.iter().any(|(sent, _, request)| {
+            *sent == id && matches!(request, Request::Create { writeback: Some(_), .. })
+        });
+        let is_failed = world
+            .frontend
+            .iter()
+            .any(|reported| matches!(reported, FrontendEvent::Failed { errno: Errno::EIO, .. }));
+        assert_eq!((is_again, is_failed), (resumed, !resumed), "{incarnation}");
+        let is_sole_holder = world.held.iter().any(|held| held.ino == DIR && held.exclusive);
+        assert_eq!(
+            is_sole_holder,
+            incarnation == 2 && resumed,
+            "a restarted server learns of the exclusive lease"
+        );
+    }
+}
+
+#[test]
+fn caller_blocked_on_pending_operation_can_be_interrupted() {
+    let mut world = World::new();
+    assert!(world.is_answered(create("new", true)));
+    let call = world.call(Request::GetXattr { ino: Ino(FIRST), name: (*b"user.x").into() });
+    let mut actions = Actions::default();
+    assert_eq!(world.sessions.interrupt(call, |_| false, |_| false, &mut actions), Interrupt::Survived);
+    assert_eq!(world.sessions.interrupt(call, |_| true, |_| false, &mut actions), Interrupt::Heard);
+    assert!(matches!(actions.frontend[..], [FrontendEvent::Answer { result: Err(Errno::EINTR), .. }]));
+}
+
+/// The kernel looks up the directory before each file, and closes each file.
+#[test]
+fn the_third_file_in_a_new_directory_is_made_at_once() {
+    let mut world = World::without_numbers(true);
+    let new = Ino(20);
+    let in_new = |file: &str| match create(file, true) {
+        Request::Create { name, node, perm, umask, open, exclusive, writeback, .. } => {
+            Request::Create { dir: new, name, node, perm, umask, open, exclusive, writeback }
+        }
+        other => other,
+    };
+    world.call(Request::Create {
+        dir: DIR,
+        name: name("new"),
+        node: NewNode::Directory,
+        perm: 0o755,
+        umask: 0,
+        open: None,
+        exclusive: true,
+        writeback: None,
+    });
+    let (id, ..) = world.last();
+    world.reply(id, Touched::default(), Ok(Reply::Entry(entry(attr(new, FileType::Directory, 0), true))));
+    for (at, file) in ["a", "b", "c", "d"].into_iter().enumerate() {
+        world.frontend.clear();
+        let call = world.call(Request::Lookup { dir: new, name: name(file) });
+        assert!(matches!(world.answer(call), Some(Ok(Answer::Absent { .. }))), "{file}");
+        let call = world.call(Request::GetAttr { ino: new });
+        assert!(world.answer(call).is_some(), "{file}");
+        let call = world.call(in_new(file));
+        assert_eq!(world.answer(call).is_some(), at > 1, "{file}");
+        let made = world.sent.iter().find(|(_, _, request)| matches!(request, Request::Create { .. }));
+        let (id, ..) = made.cloned().expect("the create is sent");
+        let ino = if at > 1 { FIRST + at as u64 - 2 } else { 50 + at as u64 };
+        let touched =
+            Touched { attrs: vec![attr(new, FileType::Directory, at as u64 + 1)], ..Touched::default() };
+        let how = Opened { reclaim_token: 3, ..Opened::default() };
+        let made = Attr { perm: 0o644, ..attr(Ino(ino), FileType::Regular, 0) };
+        let touched = Touched { exclusive: (at > 0).then_some(new), ..touched };
+        world.reply(id, touched, Ok(Reply::Created(entry(made, true), how)));
+        world.call_as(user(0, 0), Call::Release { ino: Ino(ino) });
+        let takes = world.sent.iter().find(|(_, _, request)| matches!(request, Request::TakeNumbers { .. }));
+        if let Some((id, ..)) = takes.cloned() {
+            world.reply(id, Touched::default(), Ok(numbers()));
+        }
+    }
+}
+
+#[test]
+fn a_new_file_is_written_at_once_and_sent_when_it_is_made() {
+    let mut world = World::new();
+    assert!(world.is_answered(create("new", true)));
+    let (made, ..) = world.last();
+    world.now += 1500;
+    assert!(world.is_written(write(FIRST, 0, b"some")));
+    assert!(world.is_written(write(FIRST, espalier_proto::END, b" bytes")));
+    assert_eq!((world.size_of(Ino(FIRST)), world.sent.len()), (Some(10), 1));
+    world.made(made, FIRST, 3);
+    let time = Some(Time::new(501, 500_000_000));
+    let Some((id, 0, sent)) = world.last_write() else { panic!("{:?}", world.sent) };
+    assert_eq!((sent, world.sent.len()), (time, 1), "the second write waits for the first");
+    assert_eq!(world.size_of(Ino(FIRST)), Some(10), "as acknowledged");
+    let call = world.call(lookup("new"));
+    let Some(Ok(Answer::Entry(reported))) = world.answer(call) else { panic!("{:?}", world.frontend) };
+    assert_eq!((reported.attr.size, reported.attr.blocks, Some(reported.attr.mtime)), (10, 1, time));
+    world.reply(id, Touched::default(), Ok(Reply::Done));
+    let Some((id, offset, _)) = world.last_write() else { panic!("{:?}", world.sent) };
+    assert_eq!((offset, world.sent.len()), (espalier_proto::END, 1));
+    let sync = world.call(Request::Fsync { ino: Ino(FIRST) });
+    assert_eq!(world.sent.len(), 1, "the second write waits");
+    let written = Attr { size: 10, ..attr(Ino(FIRST), FileType::Regular, 0) };
+    world.reply(id, Touched { attrs: vec![written], ..Touched::default() }, Ok(Reply::Done));
+    let (id, _, request) = world.last();
+    assert_eq!(request, Request::Fsync { ino: Ino(FIRST) });
+    world.reply(id, Touched::default(), Ok(Reply::Done));
+    assert!(matches!(world.answer(sync), Some(Ok(Answer::Done))));
+    assert_eq!(world.sessions.unanswered_changes(), 0);
+}
+
+#[test]
+fn a_new_file_is_closed_and_removed_after_what_was_written() {
+    let mut world = World::new();
+    assert!(world.is_answered(create("new", true)));
+    let (made, ..) = world.last();
+    assert!(world.is_written(write(FIRST, 0, b"bytes")));
+    let call = world.call_as(user(0, 0), Call::Release { ino: Ino(FIRST) });
+    assert!(world.answer(call).is_some());
+    world.revoke(3);
+    world.made(made, FIRST, 3);
+    let unlink = world.call(unlink("new"));
+    assert!(world.answer(unlink).is_none());
+    let (id, ..) = world.last_write().expect("the write is sent");
+    assert_eq!((&world.revoked[..], world.sent.len()), (&[][..], 1), "others would see it without its bytes");
+    world.reply(id, Touched::default(), Ok(Reply::Done));
+    assert_eq!(world.revoked, [3]);
+    let mut actions = Actions::default();
+    world.sessions.tick(world.now, |_| false, &mut actions);
+    world.take(actions);
+    let requests: Vec<_> = world.sent.iter().map(|(_, _, request)| request.clone()).collect();
+    let [Request::Unlink { .. }, Request::ForgetAll { released, .. }] = &requests[..] else {
+        panic!("{requests:?}")
+    };
+    assert_eq!(released, &[Ino(FIRST)]);
+}
+
+#[test]
+fn only_small_writes_to_unshared_new_files_are_acknowledged_at_once() {
+    let cases: [(&str, Event, Call<'_>); 6] = [
+        ("it outgrows the strip", |_| (), write(FIRST, 96, b"bytes")),
+        ("it has been there before", |_| (), write(11, 0, b"bytes")),
+        ("others may know it", |world| world.revoke(3), write(FIRST, 0, b"bytes")),
+        ("the lease is over", |world| world.now += u64::from(TERM), write(FIRST, 0, b"bytes")),
+        (
+            "it is truncated before",
+            |world| {
+                let set = espalier_proto::SetAttr { size: Some(0), ..Default::default() };
+                world.call(Request::SetAttr { ino: Ino(FIRST), set });
+            },
+            write(FIRST, 0, b"bytes"),
+        ),
+        (
+            "it is closed, and may be open elsewhere",
+            |world| {
+                world.call_as(user(0, 0), Call::Release { ino: Ino(FIRST) });
+            },
+            write(FIRST, 0, b"bytes"),
+        ),
+    ];
+    for (why, happens, write) in cases {
+        let mut world = World::new();
+        assert!(world.is_answered(create("new", true)));
+        happens(&mut world);
+        assert!(!world.is_written(write), "{why}");
+    }
+    let mut world = World::new();
+    assert!(world.is_answered(create("new", true)));
+    assert!(world.is_written(write(FIRST, 95, b"bytes")), "it fits exactly");
+}
+
+#[test]
+fn fsync_reports_failed_write_behind() {
+    let mut world = World::new();
+    assert!(world.is_answered(create("new", true)));
+    let (made, ..) = world.last();
+    assert!(world.is_written(write(FIRST, 0, b"bytes")));
+    world.made(made, FIRST, 3);
+    let (id, ..) = world.last_write().expect("the write is sent");
+    world.reply(id, Touched::default(), Err(Errno::EIO));
+    let reported = &world.frontend[..];
+    assert!(
+        matches!(reported, [FrontendEvent::Distrust { .. }, FrontendEvent::Failed { name: None, .. }]),
+        "{reported:?}"
+    );
+    for (ino, errno) in [(DIR, None), (Ino(FIRST), Some(Errno::EIO)), (Ino(FIRST), None)] {
+        let call = world.call(Request::Fsync { ino });
+        assert_eq!(world.answer(call).map(|answer| answer.expect_err("a failure")), errno);
+    }
+}
+
+#[test]
+fn pending_write_is_resent_or_lost_with_session() {
+    for (incarnation, resumed) in [(1, true), (2, true), (2, false)] {
+        let mut world = World::new();
+        assert!(world.is_answered(create("new", true)));
+        let (made, ..) = world.last();
+        assert!(world.is_written(write(FIRST, 0, b"one")));
+        assert!(world.is_written(write(FIRST, 3, b"two")));
+        world.made(made, FIRST, 3);
+        world.held.clear();
+        world.connect(incarnation, resumed);
+        let failed =
+            world.frontend.iter().filter(|reported| matches!(reported, FrontendEvent::Failed { .. })).count();
+        assert_eq!((world.last_write().is_some(), failed), (resumed, if resumed { 0 } else { 2 }));
+        let is_sole_holder = world.held.iter().any(|held| held.ino == DIR && held.exclusive);
+        assert_eq!(
+            is_sole_holder,
+            incarnation == 2 && resumed,
+            "others would see the file without its bytes"
+        );
+        assert_eq!(world.sessions.unanswered_changes(), if resumed { 2 } else { 0 });
+    }
+}
+
+#[test]
+fn blocked_call_ignores_later_operations() {
+    let mut world = World::new();
+    assert!(world.is_answered(create("a", false)));
+    let (first, ..) = world.last();
+    let listing = Request::ReadDir { dir: DIR, after: 0, limit: 5, plus: true };
+    world.call(Request::Fsync { ino: DIR });
+    world.call(listing.clone());
+    assert!(world.is_answered(create("b", false)));
+    assert_eq!(world.sent.len(), 2);
+    world.made(first, FIRST, 3);
+    let requests: Vec<_> = world.sent.iter().map(|(_, _, request)| request.clone()).collect();
+    assert_eq!(requests[1..], [Request::Fsync { ino: DIR }, listing]);
+    // The attributes of the directory in an older reply are corrected.
+    let call = world.call(Request::Lookup { dir: Ino::ROOT, name: name("other") });
+    let (id, ..) = world.last();
+    world.reply(id, Touched::default(), Ok(Reply::Entry(entry(attr(DIR, FileType::Directory, 3), true))));
+    let Some(Ok(Answer::Entry(reported))) = world.answer(call) else { panic!("{:?}", world.frontend) };
+    assert_eq!(reported.attr.size, 4);
+}
+
+#[test]
+fn attributes_that_are_not_known_are_asked_for_once_when_all_is_answered() {
+    let mut world = World::new();
+    assert!(world.is_answered(create("a", false)));
+    let (first, ..) = world.last();
+    // The attributes of an inode that is about to change are not cached.
+    world.call(make("pipe", NewNode::Fifo));
+    let call = world.call(Request::GetAttr { ino: DIR });
+    assert!(world.answer(call).is_none());
+    assert_eq!(world.sent.len(), 2, "a reply would predate the acknowledged state");
+    world.made(first, FIRST, 3);
+    assert_eq!(world.last().2, Request::GetAttr { ino: DIR });
+}
+
+#[test]
+fn full_server_queues_new_requests() {
+    const MOST: usize = 64;
+    let mut world = World::new();
+    for n in 0..MOST {
+        assert!(world.is_answered(create(&format!("n{n}"), false)));
+    }
+    let first = world.sent.first().expect("an operation is sent").0;
+    let [next, after] = ["next", "after"].map(|file| world.call(create(file, true)));
+    // An operation of the batch is not sent earlier because of a dependent call, which may depend
+    // on another.
+    assert!(world.answer(next).is_none() && world.sent.len() == MOST - 15);
+    world.made(first, FIRST, 3);
+    // The create was acknowledged early.
+    let ino = FIRST + MOST as u64;
+    assert!(
+        matches!(world.answer(next), Some(Ok(Answer::Created(reported, _))) if reported.attr.ino == Ino(ino))
+    );
+    assert!(
+        matches!(world.last().2, Request::Create { writeback: Some(WritebackCreate { ino: it, .. }), .. } if it == Ino(ino))
+    );
+    assert!(world.answer(after).is_none() && world.sent.len() == MOST);
+    // A write to it must wait for room as well.
+    let written = world.call_as(user(0, 0), write(ino, 0, b"four"));
+    let ids: Vec<RequestId> = world.sent.iter().map(|(id, ..)| *id).collect();
+    world.made(ids[0], FIRST + 1, 4);
+    assert!(world.answer(after).is_some() && world.answer(written).is_none());
+    world.made(ids[1], FIRST + 2, 5);
+    assert!(matches!(world.answer(written), Some(Ok(Answer::Written(4)))));
+    assert_eq!(world.size_of_dir(), Some(2 + MOST as u64 + 2));
+}

@@ -1,0 +1,372 @@
+//! Two-phase commit: the coordinator, and requests to other ranks.
+//!
+//! The coordinator locks nothing at its own rank. When all participants have prepared, the
+//! operation starts over and determines its edits again. If they are the same, it commits at once;
+//! otherwise it withdraws the proposal and makes another.
+
+use alloc::vec::Vec;
+
+use espalier_proto::{Caller, Errno, FileType, Ino, Rank, Time};
+
+use super::edit::{Edit, Part};
+use super::message::{Answer, PeerMessage, Question, TransactionId};
+use crate::event::Event;
+use crate::journal::Held;
+use crate::machine::{Cx, Meta};
+use crate::step::{Step, Stop, Wait};
+use crate::task::Task;
+
+/// Number of restarts after which an operation gives up: names and inodes are inconsistent, and
+/// `fsck` reports how.
+const MAX_SURPRISES: u32 = 20;
+
+type Named = Option<(Ino, FileType)>;
+
+/// An operation's state of requests and transactions with other ranks, while it waits.
+#[derive(Debug, Default)]
+pub(crate) struct Coordinator {
+    /// Time of the operation's first attempt; orders transactions by age.
+    pub since: Option<Time>,
+    /// Rank at which the directory is made.
+    pub home: Option<Rank>,
+    questions: Vec<PeerQuestion>,
+    /// The proposed edits of other ranks, with their time.
+    proposal: Option<(TransactionId, Time, Vec<Edit>)>,
+    turn: Option<TransactionId>,
+    /// Times that the operation has started over because other ranks' answers were outdated.
+    surprises: u32,
+}
+
+#[derive(Debug)]
+struct PeerQuestion {
+    id: TransactionId,
+    rank: Rank,
+    caller: Caller,
+    question: Question,
+    answer: Option<Answer>,
+}
+
+impl PeerQuestion {
+    fn message(&self) -> PeerMessage {
+        PeerMessage::Ask { id: self.id, caller: self.caller.clone(), question: self.question.clone() }
+    }
+
+    fn is_part(&self) -> bool {
+        matches!(self.question, Question::Prepare { .. })
+    }
+}
+
+impl Cx<'_> {
+    pub(crate) fn coordinator(&mut self) -> &mut Coordinator {
+        self.coordinator.get_or_insert_default()
+    }
+
+    /// The caller with all its groups, which other ranks cannot query.
+    pub(crate) fn whole_caller(&self) -> Step<Caller> {
+        if !self.caller.is_superuser() && self.caller.groups.is_none() {
+            return Err(Stop::Wait(Wait::Groups));
+        }
+        Ok(self.caller.clone())
+    }
+}
+
+impl Meta {
+    /// Allocates a transaction number. The number contains the sequence number of a durable event
+    /// of this incarnation, so no number is used twice.
+    fn next_transaction(&mut self) -> Step<TransactionId> {
+        let began = match self.ranks.began {
+            Some(began) => began,
+            None => {
+                self.append(&Event::Began)?;
+                *self.ranks.began.insert(self.state.sequence)
+            }
+        };
+        if self.journal.durable < began {
+            return Err(Stop::Wait(Wait::Durable));
+        }
+        self.ranks.number += 1;
+        Ok(TransactionId { began, number: self.ranks.number, rank: self.config.rank })
+    }
+
+    /// The answer of another rank to a question; sends the question first if needed.
+    ///
+    /// # Errors
+    /// `EAGAIN` if the rank reports that its state has changed, or the error with which it refuses.
+    pub(crate) fn query_rank(&mut self, cx: &mut Cx<'_>, rank: Rank, question: Question) -> Step<Answer> {
+        if let Some(peer_question) =
+            cx.coordinator().questions.iter().find(|it| (it.rank, &it.question) == (rank, &question))
+        {
+            return match &peer_question.answer {
+                None => Err(Stop::Wait(Wait::Peers)),
+                Some(Answer::Refused(errno)) => Err((*errno).into()),
+                Some(Answer::Changed) => Err(Errno::EAGAIN.into()),
+                Some(answer) => Ok(answer.clone()),
+            };
+        }
+        // Locations do not depend on the caller.
+        let is_anybodys = matches!(question, Question::Above { .. } | Question::Dirs { .. });
+        let caller = if is_anybodys { Caller::SERVER } else { cx.whole_caller()? };
+        let id = self.next_transaction()?;
+        self.send_question(cx, PeerQuestion { id, rank, caller, question, answer: None });
+        Err(Stop::Wait(Wait::Peers))
+    }
+
+    fn send_question(&mut self, cx: &mut Cx<'_>, peer_question: PeerQuestion) {
+        self.send_to_rank(peer_question.rank, peer_question.message());
+        cx.coordinator().questions.push(peer_question);
+    }
+
+    /// Has the other ranks prepare exactly these edits. Returns the inode that is made or linked,
+    /// if any.
+    pub(crate) fn prepare_edits(&mut self, cx: &mut Cx<'_>, edits: &[Edit]) -> Step<Named> {
+        let (now, coordinator) = (cx.now, cx.coordinator());
+        if coordinator.proposal.as_ref().is_some_and(|(_, _, proposed)| proposed != edits) {
+            // Answers to earlier questions may be outdated too.
+            self.withdraw(coordinator);
+            return Err(Stop::Wait(Wait::Others));
+        }
+        let id = match &cx.coordinator().proposal {
+            Some((id, ..)) => *id,
+            None => {
+                let (id, caller) = (self.next_transaction()?, cx.whole_caller()?);
+                let since = *cx.coordinator().since.get_or_insert(now);
+                cx.coordinator().proposal = Some((id, now, edits.to_vec()));
+                for (rank, edits) in by_rank(edits) {
+                    let question = Question::Prepare { edits, time: now, since };
+                    self.send_question(
+                        cx,
+                        PeerQuestion { id, rank, caller: caller.clone(), question, answer: None },
+                    );
+                }
+                id
+            }
+        };
+        self.is_prepared(cx, id)
+    }
+
+    fn is_prepared(&mut self, cx: &mut Cx<'_>, id: TransactionId) -> Step<Named> {
+        let (mut inode, mut refused, mut is_busy, mut is_awaited) = (None, None, false, false);
+        for peer_question in cx.coordinator().questions.iter().filter(|peer_question| peer_question.id == id)
+        {
+            match &peer_question.answer {
+                Some(Answer::Ready { named, .. }) => inode = inode.or(*named),
+                // Another participant may yet report that the name refers to something else.
+                Some(Answer::Refused(errno)) => refused = refused.or(Some(*errno)),
+                Some(Answer::Changed) => return Err(Errno::EAGAIN.into()),
+                Some(_) => is_busy = true,
+                None => is_awaited = true,
+            }
+        }
+        if is_busy {
+            self.withdraw(cx.coordinator());
+            return Err(Stop::Wait(Wait::While));
+        }
+        match (is_awaited, refused) {
+            (true, _) => Err(Stop::Wait(Wait::Peers)),
+            (false, Some(errno)) => Err(errno.into()),
+            (false, None) => Ok(inode),
+        }
+    }
+
+    /// Takes the lock on moving directories, which serialises such moves in the whole namespace
+    /// until the operation ends.
+    pub(crate) fn lock_moves(&mut self, cx: &mut Cx<'_>) -> Step<()> {
+        let id = match cx.coordinator().turn {
+            Some(id) => id,
+            None => {
+                let (id, now) = (self.next_transaction()?, cx.now);
+                let since = *cx.coordinator().since.get_or_insert(now);
+                cx.coordinator().turn = Some(id);
+                let question = Question::Prepare { edits: [Edit::MoveLock].into(), time: now, since };
+                let (rank, caller) = (Ino::ROOT.rank(), Caller::SERVER);
+                self.send_question(cx, PeerQuestion { id, rank, caller, question, answer: None });
+                id
+            }
+        };
+        self.is_prepared(cx, id).map(drop)
+    }
+
+    /// Revokes other clients' leases on what edits change.
+    pub(crate) fn revoke_edits(&mut self, cx: &mut Cx<'_>, edits: &[Edit]) -> Step<()> {
+        self.revoke_all(cx, &|state, see| {
+            edits.iter().for_each(|edit| edit.touched(state, see));
+            Ok(())
+        })
+    }
+
+    /// Commits: applies this rank's edits with the decision, after all participants have prepared
+    /// theirs.
+    pub(crate) fn commit_edits(&mut self, cx: &mut Cx<'_>, edits: Vec<Edit>) -> Step<()> {
+        self.revoke_edits(cx, &edits)?;
+        self.state.load_edits(&edits)?;
+        let Some((id, time, _)) = cx.coordinator().proposal.take() else { return Err(Errno::EIO.into()) };
+        let peer_question = cx.coordinator().questions.extract_if(.., |peer_question| peer_question.id == id);
+        let ranks = peer_question.filter_map(|peer_question| match peer_question.answer {
+            Some(Answer::Ready { vote, .. }) => Some((peer_question.rank, vote)),
+            _ => None,
+        });
+        let ranks = ranks.collect();
+        self.ranks.asking.remove(&id);
+        cx.read_set.touched.extend(edits.iter().filter_map(Edit::addressed));
+        cx.changed = true;
+        let nameless = nameless(&edits);
+        let part = Part { edits, time, since: time };
+        self.append_part(part.edits.clone(), &Event::Committed { id, part, ranks })?;
+        self.journal.hold(self.state.sequence, Held::Committed(id));
+        for ino in nameless {
+            self.name_taken(cx, ino)?;
+        }
+        Ok(())
+    }
+
+    /// Appends an event that makes these edits, preceded by the locations that replay needs.
+    pub(crate) fn append_part(&mut self, edits: Vec<Edit>, event: &Event) -> Step<()> {
+        let mut addressed: Vec<Ino> = edits.iter().filter_map(Edit::addressed).collect();
+        addressed.sort_unstable();
+        addressed.dedup();
+        for ino in &addressed {
+            if let Some((dir, hash)) = self.state.unchanged_dentry(*ino) {
+                self.record(&Event::Locate { ino: *ino, dir, hash })?;
+            }
+        }
+        let location = |meta: &Self, ino: &Ino| meta.state.inodes.get(ino).map(|cached| cached.location);
+        let locations: Vec<_> =
+            edits.iter().filter_map(Edit::moved).map(|ino| (ino, location(self, &ino))).collect();
+        self.record(event)?;
+        for (ino, before) in locations {
+            let is_held = self.state.inodes.get(&ino).is_some_and(|cached| cached.in_use());
+            let is_known = is_held || self.sessions.in_grace();
+            if self.config.session_ms.is_some() && is_known && location(self, &ino) != before {
+                self.record(&Event::Moved { ino })?;
+            }
+        }
+        Ok(())
+    }
+
+    // ---- Waiting
+
+    /// Registers a waiting operation under its requests.
+    pub(crate) fn register_questions(&mut self, task: &Task, number: u64) {
+        for peer_question in task.coordinator.iter().flat_map(|coordinator| &coordinator.questions) {
+            self.ranks.asking.insert(peer_question.id, number);
+        }
+        if let Some(peer_request) = &task.peer_request {
+            self.ranks.peer_requests.insert(peer_request.key(), number);
+        }
+    }
+
+    pub(crate) fn await_ranks(&mut self, number: u64) {
+        self.ranks.unanswered.insert(number);
+    }
+
+    pub(crate) fn await_lock(&mut self, number: u64) {
+        self.ranks.locked_out.insert(number);
+    }
+
+    pub(crate) fn answered(
+        &mut self,
+        now: crate::outbox::Now,
+        from: Rank,
+        id: TransactionId,
+        answer: Answer,
+        out: &mut crate::outbox::Outbox,
+    ) {
+        let Some(number) = self.ranks.asking.get(&id).copied() else {
+            if let Answer::Ready { vote, .. } = answer {
+                // The operation no longer needs the prepared part, unless the transaction is
+                // decided.
+                self.inquired(from, id, vote);
+            }
+            return;
+        };
+        let coordinator = self.tasks.get_mut(&number).and_then(|task| task.coordinator.as_mut());
+        let peer_question =
+            coordinator.and_then(|it| it.questions.iter_mut().find(|it| (it.id, it.rank) == (id, from)));
+        if let Some(peer_question) = peer_question {
+            peer_question.answer = Some(answer);
+        }
+        if self.ranks.unanswered.remove(&number) {
+            self.resume(now, number, out);
+        }
+    }
+
+    /// Resends unanswered requests to a rank, which may have been lost.
+    pub(crate) fn ask_again(&mut self, rank: Rank) {
+        let coordinator = self.tasks.values().filter_map(|task| task.coordinator.as_ref());
+        let peer_question = coordinator.flat_map(|coordinator| &coordinator.questions);
+        let unanswered = peer_question
+            .filter(|peer_question| peer_question.rank == rank && peer_question.answer.is_none());
+        let messages: Vec<_> = unanswered.map(PeerQuestion::message).collect();
+        for message in messages {
+            self.send_to_rank(rank, message);
+        }
+    }
+
+    /// Withdraws an operation's proposal and questions.
+    pub(crate) fn withdraw(&mut self, coordinator: &mut Coordinator) {
+        (coordinator.proposal, coordinator.turn) = (None, None);
+        for peer_question in coordinator.questions.drain(..) {
+            self.ranks.asking.remove(&peer_question.id);
+            if peer_question.is_part() {
+                self.send_to_rank(
+                    peer_question.rank,
+                    PeerMessage::Finish { id: peer_question.id, vote: None },
+                );
+            }
+        }
+    }
+
+    /// Restarts an operation whose answers from other ranks contradict this rank's state. Returns
+    /// false if it must fail.
+    pub(crate) fn start_over(&mut self, task: &mut Task) -> bool {
+        let Some(coordinator) = &mut task.coordinator else { return false };
+        if task.peer_request.is_some()
+            || coordinator.questions.is_empty()
+            || coordinator.surprises == MAX_SURPRISES
+        {
+            return false;
+        }
+        coordinator.surprises += 1;
+        task.loaded = None;
+        self.withdraw_all(task);
+        true
+    }
+
+    pub(crate) fn withdraw_all(&mut self, task: &mut Task) {
+        if let Some(mut coordinator) = task.coordinator.take() {
+            self.withdraw(&mut coordinator);
+            task.coordinator = Some(coordinator);
+        }
+    }
+}
+
+impl Edit {
+    /// The inode whose location may change.
+    fn moved(&self) -> Option<Ino> {
+        match self {
+            Self::Link { ino, .. } | Self::Move { ino, .. } | Self::PutName { ino, .. } => Some(*ino),
+            _ => None,
+        }
+    }
+}
+
+/// The inodes that may lose their last name, or that had none.
+pub(super) fn nameless(edits: &[Edit]) -> Vec<Ino> {
+    let ino = |edit: &Edit| match edit {
+        Edit::Unlink { ino, .. } | Edit::Link { ino, .. } => Some(*ino),
+        _ => None,
+    };
+    edits.iter().filter_map(ino).collect()
+}
+
+/// Groups edits by rank, in their order.
+fn by_rank(edits: &[Edit]) -> Vec<(Rank, Vec<Edit>)> {
+    let mut parts: Vec<(Rank, Vec<Edit>)> = Vec::new();
+    for edit in edits {
+        match parts.iter_mut().find(|(rank, _)| *rank == edit.rank()) {
+            Some((_, part)) => part.push(edit.clone()),
+            None => parts.push((edit.rank(), [edit.clone()].into())),
+        }
+    }
+    parts
+}

@@ -1,0 +1,378 @@
+//! Two-phase commit: the participant. Answers other ranks' questions, prepares their edits, and
+//! carries out their decisions.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+
+use espalier_proto::{
+    Access, Caller, Errno, FileType, Ino, InodeFlags, Name, Rank, Reply, Request, RequestId, mode,
+};
+
+use super::coordinator::nameless;
+use super::edit::{Edit, Part};
+use super::lock::MOVE_LOCK;
+use super::message::{Answer, MAX_DIRS, PeerMessage, Question, TransactionId};
+use crate::event::Event;
+use crate::machine::{Cx, Meta};
+use crate::ops::rmdir::check_empty;
+use crate::outbox::{Now, Outbox};
+use crate::permission::check_not;
+use crate::record::{Body, Inode};
+use crate::state::{Cached, Location, Target};
+use crate::step::{Step, Stop, StreamCall, Wait};
+use crate::task::Task;
+use crate::trash::INTERNAL_CLIENT;
+use crate::usage::Usage;
+
+#[derive(Clone, Debug)]
+pub(crate) enum PeerRequest {
+    Answer { from: Rank, id: TransactionId, question: Question },
+    Decide { from: Rank, id: TransactionId, commit: bool },
+    Count { from: Rank, last: u64, changes: Vec<(Ino, Usage)>, about: Vec<Ino> },
+}
+
+/// The state of this rank does not match what the coordinator has seen. `ESTALE`, for an inode that
+/// no longer exists, means the same.
+const CHANGED: Stop = Stop::Fail(Errno::EAGAIN);
+
+impl PeerRequest {
+    pub(super) fn key(&self) -> (Rank, TransactionId) {
+        match self {
+            Self::Answer { from, id, .. } | Self::Decide { from, id, .. } => (*from, *id),
+            // One at a time per rank. No transaction has this id.
+            Self::Count { from, .. } => (*from, TransactionId { began: 0, number: 0, rank: *from }),
+        }
+    }
+}
+
+impl Meta {
+    pub(crate) fn begin_peer_request(
+        &mut self,
+        now: Now,
+        peer_request: PeerRequest,
+        caller: Caller,
+        out: &mut Outbox,
+    ) {
+        // A duplicate of a request in progress.
+        if self.ranks.peer_requests.contains_key(&peer_request.key()) {
+            return;
+        }
+        let request = Request::Find { ino: Ino::ROOT, kind: Some(FileType::Directory), open: None };
+        let task = Task {
+            peer_request: Some(Box::new(peer_request)),
+            ..Task::new(INTERNAL_CLIENT, RequestId(0), caller, request)
+        };
+        self.run(now, task, None, out);
+    }
+
+    /// Cancels a request that its sender has withdrawn.
+    pub(crate) fn cancel_peer_request(&mut self, key: (Rank, TransactionId)) {
+        let Some(number) = self.ranks.peer_requests.remove(&key) else { return };
+        self.ranks.locked_out.remove(&number);
+        if let Some(mut task) = self.tasks.remove(&number) {
+            self.lift_barriers(&mut task);
+        }
+    }
+
+    pub(crate) fn run_peer_request(&mut self, cx: &mut Cx<'_>, peer_request: &PeerRequest) -> Step<Reply> {
+        match peer_request {
+            PeerRequest::Decide { id, commit, .. } => self.decide(cx, *id, *commit)?,
+            PeerRequest::Count { from, last, changes, about } => {
+                self.count_received(*from, *last, changes, about)?
+            }
+            PeerRequest::Answer { from, id, question } => {
+                let answer = self.answer_rank(cx, *id, question)?;
+                let is_ready = matches!(answer, Answer::Ready { .. });
+                let message = PeerMessage::Answer { id: *id, answer };
+                if is_ready {
+                    self.send_to_rank_when_durable(*from, message);
+                } else {
+                    self.send_to_rank(*from, message);
+                }
+            }
+        }
+        Ok(Reply::Done)
+    }
+
+    /// Handles the end of another rank's request.
+    pub(crate) fn end_peer_request(
+        &mut self,
+        now: Now,
+        peer_request: &PeerRequest,
+        result: Result<Reply, Errno>,
+        out: &mut Outbox,
+    ) {
+        self.ranks.peer_requests.remove(&peer_request.key());
+        match (peer_request, result) {
+            (PeerRequest::Answer { from, id, question }, Err(errno)) => {
+                let is_part = matches!(question, Question::Prepare { .. });
+                let answer = match errno {
+                    Errno::EAGAIN => Answer::Changed,
+                    Errno::ESTALE if is_part => Answer::Changed,
+                    _ => Answer::Refused(errno),
+                };
+                self.send_to_rank(*from, PeerMessage::Answer { id: *id, answer });
+            }
+            (PeerRequest::Decide { from, id, commit }, Ok(_)) => {
+                if *commit {
+                    self.ranks.acknowledgements.push_back((self.state.sequence, *from, *id));
+                }
+                self.resume_locked_out(now, out);
+            }
+            (PeerRequest::Count { from, last, .. }, Err(Errno::ESTALE)) => {
+                if self.skip_gone(*from, *last) {
+                    self.begin_peer_request(now, peer_request.clone(), Caller::SERVER, out);
+                }
+            }
+            // The next tick sends the inquiry or the deltas again.
+            (PeerRequest::Decide { .. } | PeerRequest::Count { .. }, Err(_))
+            | (PeerRequest::Answer { .. } | PeerRequest::Count { .. }, Ok(_)) => {}
+        }
+    }
+
+    fn answer_rank(&mut self, cx: &mut Cx<'_>, id: TransactionId, question: &Question) -> Step<Answer> {
+        match question {
+            Question::Look { dir, name } => self.look(cx, *dir, name),
+            Question::Above { dir } => {
+                let (dirs, next) = self.above(*dir)?;
+                Ok(Answer::Above { dirs, next })
+            }
+            Question::Dirs { ino, after } => Ok(Answer::Dirs { dirs: self.dirs_of(*ino, *after)? }),
+            Question::Prepare { edits, time, since } => {
+                let part = Part { edits: edits.clone(), time: *time, since: *since };
+                let age = part.age(id);
+                match self.prepare(cx, id, part) {
+                    // Wait-die: a transaction does not wait for an older one.
+                    Err(Stop::Wait(Wait::Locked(holder))) if holder < age => Ok(Answer::Busy),
+                    outcome => outcome,
+                }
+            }
+        }
+    }
+
+    fn look(&self, cx: &Cx<'_>, dir: Ino, name: &Name) -> Step<Answer> {
+        let parent = self.state.dir(dir)?;
+        cx.check(parent, Access::EXEC)?;
+        if self.state.is_removed(dir)? {
+            return Err(Errno::ENOENT.into());
+        }
+        let target = self.whose_name(dir, name)?;
+        Ok(Answer::Found { target, sticky: cx.is_bound_by_sticky(parent) })
+    }
+
+    /// What a name refers to, at any rank.
+    pub(crate) fn whose_name(&self, dir: Ino, name: &Name) -> Step<Option<(Ino, FileType)>> {
+        Ok(match self.state.target(dir, &self.state.slot(name))? {
+            Target::Primary(ino) => Some((ino, self.state.inode(ino)?.kind)),
+            Target::Remote(ino, kind) => Some((ino, kind)),
+            Target::Absent => None,
+        })
+    }
+
+    /// The ancestors of a directory at this rank, itself included. Also returns the parent of the
+    /// last one, if it is at another rank or the list is truncated.
+    pub(crate) fn above(&self, dir: Ino) -> Step<(Vec<Ino>, Option<Ino>)> {
+        let (mut dirs, mut dir) = (Vec::new(), dir);
+        loop {
+            let inode = self.state.dir(dir)?;
+            let Body::Directory(directory) = &inode.body else { return Err(Errno::EIO.into()) };
+            dirs.push(dir);
+            if dir == Ino::ROOT || inode.nlink == 0 {
+                return Ok((dirs, None));
+            }
+            if directory.parent.rank() != dir.rank() || dirs.len() == MAX_DIRS {
+                return Ok((dirs, Some(directory.parent)));
+            }
+            dir = directory.parent;
+        }
+    }
+
+    /// The directory itself, or the directories with names of a file: those above `after`, by
+    /// ascending number.
+    pub(crate) fn dirs_of(&self, ino: Ino, after: Ino) -> Step<Vec<Ino>> {
+        let cached = self.state.cached(ino)?;
+        let mut dirs: Vec<Ino> = match (&cached.inode, cached.location) {
+            (inode, _) if inode.is_dir() => [ino].into(),
+            (_, Location::Dentry { dir, .. }) => [dir].into(),
+            (inode, _) => {
+                inode.rare.names.iter().flat_map(|names| names.iter()).map(|(dir, _)| *dir).collect()
+            }
+        };
+        dirs.retain(|dir| *dir > after);
+        dirs.sort_unstable();
+        dirs.truncate(MAX_DIRS);
+        Ok(dirs)
+    }
+
+    fn prepare(&mut self, cx: &mut Cx<'_>, id: TransactionId, mut part: Part) -> Step<Answer> {
+        if let Some((part, vote)) = self.state.prepared(id) {
+            return Ok(Answer::Ready { vote, named: part.named() });
+        }
+        self.writable()?;
+        self.state.load_names(&part.edits)?;
+        self.check_edits(cx, &part.edits)?;
+        let makes = part.edits.iter().any(|edit| matches!(edit, Edit::Make { .. }));
+        let new_ino = makes.then(|| self.new_ino()).transpose()?;
+        self.revoke_edits(cx, &part.edits)?;
+        let time = part.time;
+        for edit in &mut part.edits {
+            match edit {
+                Edit::Make { inode } => {
+                    inode.ino = new_ino.unwrap_or(inode.ino);
+                    (inode.atime, inode.mtime, inode.ctime, inode.btime) = (time, time, time, time);
+                }
+                Edit::Link { ino, found, .. } => {
+                    let cached = self.state.cached(*ino)?;
+                    *found = Some((cached.inode.kind, cached.location));
+                }
+                _ => {}
+            }
+        }
+        // Replies that expose such a directory before the decision must not be cached.
+        if let Some(leases) = &mut self.leases {
+            for edit in &part.edits {
+                edit.touched(&self.state, &mut |key, _| leases.raise_barrier(cx.barriers, key));
+            }
+        }
+        let (age, named) = (part.age(id), part.named());
+        self.state.lock(age, &part.edits);
+        self.append(&Event::Prepared { id, part })?;
+        self.ranks.barriers.insert(id, core::mem::take(cx.barriers));
+        Ok(Answer::Ready { vote: self.state.sequence, named })
+    }
+
+    /// Checks that edits can be made in this order. Edits of names come first: a name that has
+    /// changed takes precedence over errors about inodes.
+    pub(crate) fn check_edits(&mut self, cx: &mut Cx<'_>, edits: &[Edit]) -> Step<()> {
+        for edit in edits {
+            if let Edit::Unlink { ino, .. } = edit {
+                self.revoke_exclusive(cx, *ino)?;
+            }
+        }
+        let (names, inodes): (Vec<_>, Vec<_>) = (0..edits.len()).partition(|at| edits[*at].is_of_name());
+        names.into_iter().chain(inodes).try_for_each(|at| self.check_edit(cx, edits, at))
+    }
+
+    /// Checks that an edit can be made after those before it, as far as only this rank knows.
+    pub(crate) fn check_edit(&self, cx: &Cx<'_>, edits: &[Edit], at: usize) -> Step<()> {
+        match &edits[at] {
+            Edit::MoveLock => self.state.locks.as_ref().map_or(Ok(()), |locks| locks.check(MOVE_LOCK)),
+            Edit::Expect { dir, name, ino } => {
+                self.state.dir(*dir)?;
+                let target = self.state.target(*dir, &self.state.slot(name))?.ino();
+                if target == *ino { Ok(()) } else { Err(CHANGED) }
+            }
+            Edit::Make { .. } => self.growable(),
+            Edit::Link { ino, .. } => {
+                if self.sessions.in_grace() && !self.state.inodes.contains_key(ino) {
+                    // Its client may not have reclaimed its location yet.
+                    return Err(Stop::Wait(Wait::Grace));
+                }
+                let cached = self.state.cached(*ino)?;
+                if cached.inode.is_dir() || cached.inode.has_no_metafile() {
+                    return Err(Errno::EPERM.into());
+                }
+                check_not(&cached.inode, InodeFlags::PROTECTED)?;
+                if cached.inode.nlink == 0 && !cached.nameless {
+                    return Err(Errno::ENOENT.into());
+                }
+                if cached.inode.nlink == u32::MAX { Err(Errno::EMLINK.into()) } else { Ok(()) }
+            }
+            Edit::Unlink { ino, dir, owner } => {
+                let cached = self.state.cached(*ino)?;
+                is_named(cached, *dir)?;
+                check_taken(&cached.inode, *owner)?;
+                if cached.inode.is_dir() { check_empty(&cached.inode) } else { Ok(()) }
+            }
+            Edit::Move { ino, from, to, owner, replaces } => {
+                let cached = self.state.cached(*ino)?;
+                is_named(cached, *from)?;
+                check_taken(&cached.inode, *owner)?;
+                if cached.inode.is_dir() && from != to {
+                    // Moving it changes its `..`.
+                    cx.check(&cached.inode, Access::WRITE)?;
+                }
+                if *replaces && cached.inode.is_streamed() {
+                    // After a crash there is the old file or the new one, not a name without bytes.
+                    cx.stream(StreamCall::Sync { ino: *ino })?;
+                }
+                Ok(())
+            }
+            Edit::TakeName { dir, name, ino, sticky, .. } => {
+                self.check_dir(cx, *dir)?;
+                check_not(self.state.dir(*dir)?, InodeFlags::APPEND)?;
+                let target = self.state.target(*dir, &self.state.slot(name))?.ino();
+                let is_as_found =
+                    target == Some(*ino) && cx.is_bound_by_sticky(self.state.dir(*dir)?) == *sticky;
+                if is_as_found { Ok(()) } else { Err(CHANGED) }
+            }
+            Edit::PutName { dir, name, .. } => {
+                self.check_dir(cx, *dir)?;
+                let target = self.state.target(*dir, &self.state.slot(name))?.ino();
+                let is_taken = |edit: &Edit| matches!(edit, Edit::TakeName { dir: d, name: n, .. } if (d, n) == (dir, name));
+                if target.is_none() || edits[..at].iter().any(is_taken) { Ok(()) } else { Err(CHANGED) }
+            }
+        }
+    }
+
+    fn check_dir(&self, cx: &Cx<'_>, dir: Ino) -> Step<()> {
+        let parent = self.state.dir(dir)?;
+        if parent.nlink == 0 {
+            return Err(Errno::ENOENT.into());
+        }
+        cx.check_change(parent)
+    }
+
+    /// Commits or aborts a prepared part.
+    fn decide(&mut self, cx: &mut Cx<'_>, id: TransactionId, commit: bool) -> Step<()> {
+        let Some(part) = self.state.prepared(id).map(|(part, _)| part.clone()) else { return Ok(()) };
+        let locks = self.state.locks.take();
+        let loaded = if commit { self.state.load_edits(&part.edits) } else { Ok(()) };
+        self.state.locks = locks;
+        loaded?;
+        let (age, nameless) = (part.age(id), nameless(&part.edits));
+        let edits = if commit { part.edits } else { Vec::new() };
+        self.append_part(edits, &Event::Decided { id, commit })?;
+        self.state.unlock(age);
+        // The barrier was held since the leases were revoked, so nobody has been granted one
+        // meanwhile.
+        if let (Some(leases), Some(mut barriers)) = (&mut self.leases, self.ranks.barriers.remove(&id)) {
+            leases.lift_barriers(&mut barriers);
+            self.streams_changed += 1;
+        }
+        for ino in nameless {
+            self.name_taken(cx, ino)?;
+        }
+        Ok(())
+    }
+}
+
+impl Cx<'_> {
+    /// True if the caller may remove only names of its own inodes from the directory.
+    pub(crate) fn is_bound_by_sticky(&self, dir: &Inode) -> bool {
+        dir.perm & mode::STICKY != 0 && !self.is_owner(dir)
+    }
+}
+
+/// Checks that an inode has a name in a directory.
+fn is_named(cached: &Cached, dir: Ino) -> Step<()> {
+    let is_named = match (&cached.inode.body, cached.location) {
+        (_, Location::Orphan) => false,
+        (Body::Directory(directory), _) => directory.parent == dir,
+        (_, Location::Dentry { dir: lies, .. }) => lies == dir,
+        (_, Location::Table) => {
+            cached.inode.rare.names.iter().flat_map(|names| names.iter()).any(|(at, _)| *at == dir)
+        }
+    };
+    if is_named { Ok(()) } else { Err(CHANGED) }
+}
+
+/// Checks that a name of an inode may be removed or renamed: only by its owner, if `owner` is
+/// given.
+fn check_taken(inode: &Inode, owner: Option<u32>) -> Step<()> {
+    check_not(inode, InodeFlags::PROTECTED)?;
+    match owner {
+        Some(uid) if inode.uid != uid => Err(Errno::EPERM.into()),
+        _ => Ok(()),
+    }
+}

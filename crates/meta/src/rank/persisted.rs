@@ -1,0 +1,133 @@
+//! Persistent state of transactions: prepared parts, and decisions that participants have not all
+//! carried out. It is journaled, and stored in records beside those of sessions.
+
+use alloc::vec::Vec;
+
+use espalier_proto::{FileType, Ino, ObjectId, Rank, TableWrite};
+use serde::{Deserialize, Serialize};
+
+use super::edit::{Edit, Part};
+use super::message::{Age, TransactionId, Vote};
+use crate::record::{Corrupt, decode, encode};
+use crate::session::PersistedKey;
+use crate::snapshot::Changed;
+use crate::state::{State, Track};
+use crate::step::Step;
+
+#[derive(Debug)]
+pub(crate) struct TransactionRecord {
+    pub what: TransactionState,
+    pub track: Track,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) enum TransactionState {
+    /// A part prepared for another rank, or a lock on moving directories.
+    Prepared(Part, Vote),
+    /// A decision of this rank, with the participants that have yet to carry out their parts.
+    Committed(Vec<(Rank, Vote)>),
+}
+
+impl TransactionRecord {
+    /// True if a record is valid.
+    pub(crate) fn is_sound_record(value: &[u8]) -> bool {
+        decode::<TransactionState>(value).is_ok()
+    }
+}
+
+impl Part {
+    pub(crate) fn age(&self, id: TransactionId) -> Age {
+        Age { since: self.since, id }
+    }
+
+    /// The inode that the part creates.
+    fn made(&self) -> Option<Ino> {
+        self.edits
+            .iter()
+            .find_map(|edit| if let Edit::Make { inode } = edit { Some(inode.ino) } else { None })
+    }
+
+    /// The inode that is made or linked.
+    pub(crate) fn named(&self) -> Option<(Ino, FileType)> {
+        self.edits.iter().find_map(|edit| match edit {
+            Edit::Make { inode } => Some((inode.ino, inode.kind)),
+            Edit::Link { ino, found, .. } => Some((*ino, found.as_ref()?.0)),
+            _ => None,
+        })
+    }
+}
+
+impl State {
+    pub(crate) fn prepared(&self, id: TransactionId) -> Option<(&Part, Vote)> {
+        match &self.transactions.get(&id)?.what {
+            TransactionState::Prepared(part, vote) => Some((part, *vote)),
+            TransactionState::Committed(_) => None,
+        }
+    }
+
+    pub(crate) fn committed(&self, id: TransactionId) -> Option<&[(Rank, Vote)]> {
+        match &self.transactions.get(&id)?.what {
+            TransactionState::Committed(ranks) => Some(ranks),
+            TransactionState::Prepared(..) => None,
+        }
+    }
+
+    pub(crate) fn apply_prepared(&mut self, id: TransactionId, part: &Part) {
+        if let Some(ino) = part.made() {
+            // The number is never reused, whatever the decision.
+            self.next_ino = self.next_ino.max(ino.0 + 1);
+        }
+        self.add_transaction(id, TransactionState::Prepared(part.clone(), self.sequence));
+    }
+
+    pub(crate) fn apply_committed(
+        &mut self,
+        id: TransactionId,
+        part: &Part,
+        ranks: &[(Rank, Vote)],
+    ) -> Step<()> {
+        self.apply_edits(part)?;
+        self.add_transaction(id, TransactionState::Committed(ranks.to_vec()));
+        Ok(())
+    }
+
+    pub(crate) fn apply_decided(&mut self, id: TransactionId, commit: bool) -> Step<()> {
+        if let Some(part) = self.prepared(id).filter(|_| commit).map(|(part, _)| part.clone()) {
+            self.apply_edits(&part)?;
+        }
+        self.forget_transaction(id);
+        Ok(())
+    }
+
+    fn add_transaction(&mut self, id: TransactionId, what: TransactionState) {
+        let track = Track { epoch: self.epoch, ..Track::default() };
+        self.transactions.insert(id, TransactionRecord { what, track });
+        self.changed.push_back(Changed::TransactionRecord(id));
+    }
+
+    /// Removes the record, which never changes.
+    pub(crate) fn forget_transaction(&mut self, id: TransactionId) {
+        let Some(it) = self.transactions.get(&id) else { return };
+        if it.track.epoch != 0 && it.track.epoch != self.epoch {
+            // The current snapshot includes it.
+            self.encode_transaction(id);
+        }
+        if self.transactions.remove(&id).is_some_and(|it| it.track.stored) {
+            let key = PersistedKey::TransactionRecord(id).to_bytes();
+            self.erased.push(TableWrite { object: ObjectId::SESSIONS, key, value: None });
+        }
+    }
+
+    /// Adds the record to the current snapshot.
+    pub(crate) fn encode_transaction(&mut self, id: TransactionId) {
+        let Some(it) = self.transactions.get_mut(&id) else { return };
+        it.track = Track { epoch: 0, written: self.epoch - 1, stored: true };
+        let (key, value) = (PersistedKey::TransactionRecord(id).to_bytes(), Some(encode(&it.what)));
+        self.snapshot.writes.push(TableWrite { object: ObjectId::SESSIONS, key, value });
+    }
+
+    pub(crate) fn loaded_transaction(&mut self, id: TransactionId, value: &[u8]) -> Result<(), Corrupt> {
+        self.transactions.insert(id, TransactionRecord { what: decode(value)?, track: Track::STORED });
+        Ok(())
+    }
+}

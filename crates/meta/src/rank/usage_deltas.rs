@@ -1,0 +1,216 @@
+//! Usage deltas between ranks (docs/usage.md).
+//!
+//! A change of usage in a directory of another rank is owed to that rank as a delta. Once a second,
+//! deltas are numbered and sent, and sent again until the other rank acknowledges that it has
+//! counted them durably. Both sides journal their position, so each delta is counted once, whatever
+//! is lost or duplicated.
+
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+use core::cell::Cell;
+
+use espalier_proto::{Errno, Ino, Limit, ObjectId, Rank, TableWrite};
+use serde::{Deserialize, Serialize};
+
+use super::message::PeerMessage;
+use crate::event::Event;
+use crate::machine::Meta;
+use crate::record::{Corrupt, decode, encode};
+use crate::session::PersistedKey;
+use crate::snapshot::Changed;
+use crate::state::{State, Track};
+use crate::step::Step;
+use crate::usage::{Limits, Usage};
+
+/// Maximum number of directories per message.
+const MAX_DIRS_SENT: usize = 1000;
+/// Maximum number of remembered directories of another rank with quotas above them.
+const MOST_LIMITS: usize = 100_000;
+
+/// The exchange of usage deltas with one other rank; a record of its own.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct UsageDeltas {
+    /// Number of deltas sent to the other rank.
+    pub sent: u64,
+    /// Number of the other rank's deltas counted here.
+    pub heard: u64,
+    /// The last deltas sent, which the other rank has not acknowledged.
+    pub unanswered: Vec<(Ino, Usage)>,
+    /// Deltas to send next; none is zero.
+    pub owed: BTreeMap<Ino, Usage>,
+    /// Quotas above directories of the other rank, as of the last change that it has counted, and
+    /// whether they have been read since. Empty after a restart.
+    #[serde(skip)]
+    limits: BTreeMap<Ino, (Limits, Cell<bool>)>,
+    #[serde(skip)]
+    track: Track,
+}
+
+impl State {
+    /// Adds a gain and a loss to what is owed for a directory at another rank.
+    pub(crate) fn owe(&mut self, dir: Ino, gain: Usage, loss: Usage) {
+        let owed = &mut self.touch_deltas(dir.rank()).owed;
+        let sum = owed.get(&dir).copied().unwrap_or_default().plus(gain).minus(loss);
+        if sum == Usage::default() {
+            owed.remove(&dir);
+        } else {
+            owed.insert(dir, sum);
+        }
+    }
+
+    /// The known quotas above a directory at another rank, with what that rank has not counted yet
+    /// added to their usage.
+    pub(crate) fn remote_limits(&self, dir: Ino) -> Option<Limits> {
+        let deltas = self.usage_deltas.get(&dir.rank())?;
+        let (limits, looked_at) = deltas.limits.get(&dir)?;
+        looked_at.set(true);
+        let sent = deltas.unanswered.iter().filter(|(sent_dir, _)| *sent_dir == dir).map(|(_, usage)| *usage);
+        let more = sent.chain(deltas.owed.get(&dir).copied()).fold(Usage::default(), Usage::plus);
+        let add = |limit: Option<Limit>, more: u64| {
+            limit.map(|it| Limit { used: it.used.saturating_add_signed(more as i64), ..it })
+        };
+        Some(Limits { files: add(limits.files, more.inodes()), bytes: add(limits.bytes, more.bytes) })
+    }
+
+    /// Numbers the next deltas for a rank.
+    pub(crate) fn apply_usage_sent(&mut self, to: Rank) {
+        let deltas = self.touch_deltas(to);
+        while deltas.unanswered.len() < MAX_DIRS_SENT
+            && let Some(first) = deltas.owed.pop_first()
+        {
+            deltas.unanswered.push(first);
+            deltas.sent += 1;
+        }
+    }
+
+    /// Counts the next delta of another rank. `None`: its directory is gone.
+    pub(crate) fn apply_heard(&mut self, from: Rank, change: Option<(Ino, Usage)>) -> Step<()> {
+        if let Some((dir, change)) = change {
+            self.load_above(dir)?;
+            self.count(dir, change, Usage::default());
+        }
+        self.touch_deltas(from).heard += 1;
+        Ok(())
+    }
+
+    /// Drops the deltas that a rank has counted.
+    pub(crate) fn apply_counted(&mut self, by: Rank) {
+        self.touch_deltas(by).unanswered.clear();
+    }
+
+    /// Prepares the record for a change: encodes it first if the current snapshot needs its old
+    /// state.
+    fn touch_deltas(&mut self, rank: Rank) -> &mut UsageDeltas {
+        let epoch = self.epoch;
+        let was = self.usage_deltas.get(&rank).map_or(0, |deltas| deltas.track.epoch);
+        if was != epoch {
+            if was != 0 {
+                self.encode_deltas(rank);
+            }
+            self.changed.push_back(Changed::UsageDeltas(rank));
+        }
+        let deltas = self.usage_deltas.entry(rank).or_default();
+        deltas.track.epoch = epoch;
+        deltas
+    }
+
+    /// Adds the record to the current snapshot, if it belongs there and is not in it yet.
+    pub(crate) fn encode_deltas(&mut self, rank: Rank) {
+        let was = self.epoch - 1;
+        let Some(deltas) = self.usage_deltas.get_mut(&rank).filter(|deltas| deltas.track.epoch == was) else {
+            return;
+        };
+        deltas.track = Track { epoch: 0, written: was, stored: true };
+        let (key, value) = (PersistedKey::UsageDeltas(rank).to_bytes(), Some(encode(deltas)));
+        self.snapshot.writes.push(TableWrite { object: ObjectId::SESSIONS, key, value });
+    }
+
+    pub(crate) fn loaded_deltas(&mut self, rank: Rank, value: &[u8]) -> Result<(), Corrupt> {
+        self.usage_deltas.insert(rank, UsageDeltas { track: Track::STORED, ..decode(value)? });
+        Ok(())
+    }
+}
+
+impl Meta {
+    /// Sends usage deltas to other ranks, resends unacknowledged ones, and asks for the quotas in
+    /// use.
+    pub(crate) fn send_usage(&mut self) {
+        if self.state.usage_deltas.is_empty() || self.writable().is_err() {
+            return;
+        }
+        for to in self.state.usage_deltas.keys().copied().collect::<Vec<_>>() {
+            let deltas = self.state.usage_deltas.get(&to);
+            if deltas.is_some_and(|deltas| deltas.unanswered.is_empty() && !deltas.owed.is_empty()) {
+                // Needs no load, so it cannot fail to find a record.
+                let _ = self.append(&Event::UsageSent { to });
+            }
+            let Some(deltas) = self.state.usage_deltas.get(&to) else { continue };
+            let changes = deltas.unanswered.clone();
+            let looked_at = deltas.limits.iter().filter(|(_, (_, looked_at))| looked_at.take());
+            let about: Vec<Ino> = looked_at.map(|(dir, _)| *dir).take(MAX_DIRS_SENT).collect();
+            if !changes.is_empty() || !about.is_empty() {
+                self.send_to_rank_when_durable(to, PeerMessage::Usage { last: deltas.sent, changes, about });
+            }
+        }
+    }
+
+    /// Counts deltas one after another, and resumes where an earlier run has stopped. Then sends
+    /// the acknowledgement with the quotas above.
+    pub(super) fn count_received(
+        &mut self,
+        from: Rank,
+        last: u64,
+        changes: &[(Ino, Usage)],
+        about: &[Ino],
+    ) -> Step<()> {
+        let before = last.checked_sub(changes.len() as u64).ok_or(Errno::EINVAL)?;
+        loop {
+            let heard = self.state.usage_deltas.get(&from).map_or(0, |deltas| deltas.heard);
+            let done = heard.checked_sub(before).ok_or(Errno::EINVAL)?;
+            let Some((dir, change)) = changes.get(done as usize) else { break };
+            self.writable()?;
+            self.state.load_above(*dir)?;
+            self.append(&Event::UsageReceived { from, change: Some((*dir, *change)) })?;
+        }
+        for dir in about {
+            self.state.load_above(*dir)?;
+        }
+        let dirs = changes.iter().map(|(dir, _)| dir).chain(about);
+        let limits = dirs.filter_map(|dir| Some((*dir, self.state.limits_below(*dir).ok()?))).collect();
+        self.send_to_rank_when_durable(from, PeerMessage::Counted { last, limits });
+        Ok(())
+    }
+
+    /// Skips the next delta of a rank, whose directory is gone. Returns false if there is none:
+    /// then a directory that the rank has asked about is gone.
+    pub(super) fn skip_gone(&mut self, from: Rank, last: u64) -> bool {
+        let heard = self.state.usage_deltas.get(&from).map_or(0, |deltas| deltas.heard);
+        heard < last && self.append(&Event::UsageReceived { from, change: None }).is_ok()
+    }
+
+    /// Handles another rank's acknowledgement of all deltas up to `last`.
+    pub(crate) fn usage_counted(&mut self, by: Rank, last: u64, limits: Vec<(Ino, Limits)>) {
+        let Some(deltas) = self.state.usage_deltas.get_mut(&by).filter(|deltas| deltas.sent == last) else {
+            return;
+        };
+        for (dir, limits) in limits {
+            if limits == Limits::default() {
+                deltas.limits.remove(&dir);
+            } else {
+                if deltas.limits.len() == MOST_LIMITS {
+                    // Many may no longer exist. The others are reported again.
+                    deltas.limits.clear();
+                }
+                deltas.limits.insert(dir, (limits, Cell::new(false)));
+            }
+        }
+        if !deltas.unanswered.is_empty() {
+            let _ = self.append(&Event::Counted { by });
+        }
+    }
+
+    /// Number of directories at other ranks with deltas that those have not acknowledged.
+    pub fn unsent_usage(&self) -> usize {
+        self.state.usage_deltas.values().map(|deltas| deltas.unanswered.len() + deltas.owed.len()).sum()
+    }
+}

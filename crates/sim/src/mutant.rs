@@ -1,0 +1,434 @@
+//! Mutants: deliberately broken variants of the program, to test that random runs detect faults. A
+//! mutant changes messages and I/O between machines and drivers, so the machines contain no code
+//! for it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use espalier_meta::{Event, InoRecord, Io, IoDone, Load, PeerMessage, StreamCall, StreamDone, TransactionId};
+use espalier_proto::{
+    DataReply, DataRequest, Errno, FileType, FromClient, FromData, FromServer, Ino, Position, Reply, Request,
+    RequestId, SetAttr, ToData, Touched,
+};
+
+use crate::check::CAPABILITY;
+use crate::message::Message;
+use crate::observe::{Arrival, Mutator, Node};
+
+/// The fault of a mutant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mutation {
+    /// A client acknowledges revocations and keeps its cache.
+    IgnoredRevocation,
+    /// A server replies before its journal is written.
+    UnwrittenJournal,
+    /// The journal ignores syncs.
+    UnsyncedJournal,
+    /// Completed requests are not recorded, so a resent request is executed again.
+    ForgottenCompletion,
+    /// A rename is committed at one rank and aborted at the other.
+    OneSidedCommit,
+    /// The decision of another rank is acknowledged and ignored.
+    IgnoredDecision,
+    /// The journal is trimmed beyond the checkpoint.
+    PrematureTrim,
+    /// The last piece of a checkpoint is not written.
+    TornCheckpoint,
+    /// Usage deltas of another rank are acknowledged and not counted.
+    UncountedUsage,
+    /// The data of files that outgrow the strip is not copied.
+    UnfilledStream,
+    /// Streams of removed files remain.
+    UnremovedStream,
+    /// Evicted records are sometimes not found.
+    LostRecord,
+    /// A server reports new names as absent.
+    LateName,
+    /// A truncation is executed by only some of the data servers.
+    OneSidedTruncation,
+    /// Datafiles of removed files remain.
+    UnremovedDatafile,
+    /// Data servers report data as durable that is not.
+    UnsyncedDatafile,
+    /// The journal lacks changes of directories' policies.
+    UnjournaledPolicy,
+    /// The journal lacks the policy that a new inode inherits.
+    UninheritedPolicy,
+    /// A umask applies although there is a default access control list.
+    UmaskedList,
+    /// Group entries of access control lists do not apply to supplementary groups.
+    IgnoredGroups,
+    /// A change of a mode leaves the mask of the access control list unchanged.
+    StaleMask,
+    /// Quotas allow one file more than their limit, and report the limit as set.
+    LaxQuota,
+    /// Ranks do not exchange quotas.
+    UnreportedQuota,
+    /// A client takes a refused lock as granted.
+    SharedLock,
+    /// Unlocked ranges stay locked.
+    UnreleasedLock,
+    /// A restarted server gets no reclaimed locks.
+    UnclaimedLock,
+    /// A waiter is not notified when it gets the lock.
+    UnreportedLock,
+    /// A client assumes an exclusive lease on each directory that it changes.
+    AssumedExclusive,
+    /// A file that was acknowledged to callers is not made.
+    UnmadeFile,
+    /// File handles find inodes that have no name, and that nobody has open.
+    FoundRemoved,
+    /// A server finds no inode by a file handle that it would have to load.
+    LostPlace,
+    /// Set-id bits survive writes by callers without privilege.
+    KeptSetIds,
+    /// The journal does not say that a file has lost its capability.
+    UnjournaledRemoval,
+}
+
+/// Bytes of the sequence number at the start of a frame.
+const SEQUENCE: usize = 8;
+
+impl Mutation {
+    pub const ALL: [Self; 33] = [
+        Self::IgnoredRevocation,
+        Self::UnwrittenJournal,
+        Self::UnsyncedJournal,
+        Self::ForgottenCompletion,
+        Self::OneSidedCommit,
+        Self::IgnoredDecision,
+        Self::PrematureTrim,
+        Self::TornCheckpoint,
+        Self::UncountedUsage,
+        Self::UnfilledStream,
+        Self::UnremovedStream,
+        Self::LostRecord,
+        Self::LateName,
+        Self::OneSidedTruncation,
+        Self::UnremovedDatafile,
+        Self::UnsyncedDatafile,
+        Self::UnjournaledPolicy,
+        Self::UninheritedPolicy,
+        Self::UmaskedList,
+        Self::IgnoredGroups,
+        Self::StaleMask,
+        Self::LaxQuota,
+        Self::UnreportedQuota,
+        Self::SharedLock,
+        Self::UnreleasedLock,
+        Self::UnclaimedLock,
+        Self::UnreportedLock,
+        Self::AssumedExclusive,
+        Self::UnmadeFile,
+        Self::FoundRemoved,
+        Self::LostPlace,
+        Self::KeptSetIds,
+        Self::UnjournaledRemoval,
+    ];
+}
+
+/// Applies one mutant. Intermittent faults occur by count, so that a run stays a function of its
+/// seed.
+#[derive(Debug)]
+pub struct Mutant {
+    what: Mutation,
+    count: u64,
+    /// Requests that read a limit or ask for a lock: sender, receiver, number.
+    asked: BTreeSet<(Node, Node, RequestId)>,
+    /// Inodes that servers were asked for by a file handle.
+    sought: BTreeSet<(Node, Ino)>,
+    /// Masks of access control lists.
+    masks: BTreeMap<Ino, u32>,
+}
+
+impl Mutant {
+    pub fn new(what: Mutation) -> Self {
+        Self { what, count: 0, asked: BTreeSet::new(), sought: BTreeSet::new(), masks: BTreeMap::new() }
+    }
+
+    fn arrives_at_data(&mut self, asked: ToData) -> Arrival {
+        let is_ignored = match (self.what, &asked.request) {
+            (Mutation::OneSidedTruncation, DataRequest::Truncate { .. }) => self.every(2),
+            (Mutation::UnremovedDatafile, DataRequest::Remove { .. })
+            | (Mutation::UnsyncedDatafile, DataRequest::Sync { .. }) => true,
+            _ => false,
+        };
+        if is_ignored {
+            let result = Ok(DataReply::Done);
+            return Arrival::Answered(Message::FromData(FromData { id: asked.id, announced: false, result }));
+        }
+        Arrival::Taken(Message::ToData(asked))
+    }
+
+    fn with_more_room(&mut self, from: Node, to: Node, mut message: Message) -> Message {
+        match &mut message {
+            Message::FromClient(FromClient::Request { id, request, .. }) => match request {
+                Request::SetXattr { name, value, .. } if is_limit(name) && **value != *b"0" => add(value, 1),
+                Request::GetXattr { name, .. } if is_limit(name) => {
+                    self.asked.insert((from, to, *id));
+                }
+                _ => {}
+            },
+            Message::FromServer(FromServer::Reply { id, result: Ok(Reply::Bytes(reported)), .. })
+                if self.asked.remove(&(to, from, *id)) =>
+            {
+                let mut value = reported[..].into();
+                add(&mut value, -1);
+                *reported = value.into();
+            }
+            _ => {}
+        }
+        message
+    }
+
+    fn with_lock(&mut self, from: Node, to: Node, mut message: Message) -> Message {
+        match &mut message {
+            Message::FromClient(FromClient::Request { id, request: Request::Lock { .. }, .. }) => {
+                self.asked.insert((from, to, *id));
+            }
+            Message::FromServer(FromServer::Reply { id, result, .. })
+                if *result == Err(Errno::EAGAIN) && self.asked.remove(&(to, from, *id)) =>
+            {
+                *result = Ok(Reply::Done);
+            }
+            _ => {}
+        }
+        message
+    }
+
+    /// Replaces the mask in a requested mode by the last one set.
+    fn with_old_mask(&mut self, mut message: Message) -> Message {
+        if let Message::FromClient(FromClient::Request { request, .. }) = &mut message {
+            match request {
+                Request::SetXattr { ino, name, value, .. } if **name == *b"system.posix_acl_access" => {
+                    self.masks.remove(ino);
+                    self.masks.extend(mask(value).map(|mask| (*ino, mask)));
+                }
+                Request::SetAttr { ino, set: SetAttr { perm: Some(perm), .. } } => {
+                    if let Some(mask) = self.masks.get(ino) {
+                        *perm = *perm & !0o070 | mask << 3;
+                    }
+                }
+                _ => {}
+            }
+        }
+        message
+    }
+
+    fn every(&mut self, times: u64) -> bool {
+        self.count += 1;
+        self.count.is_multiple_of(times)
+    }
+}
+
+impl Mutator for Mutant {
+    fn arrives(&mut self, from: Node, to: Node, message: Message) -> Arrival {
+        match (self.what, message) {
+            (Mutation::IgnoredRevocation, Message::FromServer(FromServer::Revoke { number, .. })) => {
+                Arrival::Answered(Message::FromClient(FromClient::Revoked { number }))
+            }
+            (Mutation::LateName, Message::FromServer(FromServer::Reply { id, touched, result, .. })) => {
+                let result = match result {
+                    Ok(Reply::Entry(_)) if self.every(50) => Ok(Reply::Absent { cacheable: false }),
+                    result => result,
+                };
+                Arrival::Taken(reply(id, touched, result))
+            }
+            (Mutation::OneSidedCommit, Message::Peer(PeerMessage::Finish { id, vote: Some(_) })) => {
+                Arrival::Taken(Message::Peer(PeerMessage::Finish { id, vote: None }))
+            }
+            (Mutation::IgnoredDecision, Message::Peer(PeerMessage::Finish { id, vote: Some(_) })) => {
+                finished(id)
+            }
+            (Mutation::UncountedUsage, Message::Peer(PeerMessage::Usage { last, .. })) => {
+                Arrival::Answered(Message::Peer(PeerMessage::Counted { last, limits: Vec::new() }))
+            }
+            (Mutation::UnreportedQuota, Message::Peer(PeerMessage::Counted { last, .. })) => {
+                Arrival::Taken(Message::Peer(PeerMessage::Counted { last, limits: Vec::new() }))
+            }
+            (Mutation::LaxQuota, message) => Arrival::Taken(self.with_more_room(from, to, message)),
+            (Mutation::SharedLock, message) => Arrival::Taken(self.with_lock(from, to, message)),
+            (Mutation::UmaskedList, mut message) => {
+                if let Message::FromClient(FromClient::Request { request, .. }) = &mut message
+                    && let Request::Create { perm, umask, .. } = request
+                {
+                    *perm &= !*umask;
+                }
+                Arrival::Taken(message)
+            }
+            (Mutation::IgnoredGroups, mut message) => {
+                if let Message::FromClient(FromClient::Request { caller, .. }) = &mut message {
+                    caller.groups = Some([].into());
+                }
+                Arrival::Taken(message)
+            }
+            (Mutation::StaleMask, message) => Arrival::Taken(self.with_old_mask(message)),
+            (Mutation::KeptSetIds, Message::FromClient(FromClient::Request { id, request, .. }))
+                if matches!(request, Request::RemovePrivileges { .. }) =>
+            {
+                let removed = Reply::PrivilegesRemoved { changed: false };
+                Arrival::Answered(reply(id, Touched::default(), Ok(removed)))
+            }
+            (Mutation::KeptSetIds, mut message) => {
+                if let Message::FromClient(FromClient::Request { request, .. }) = &mut message
+                    && let Request::Write { kill_suid_gid, .. } = request
+                {
+                    *kill_suid_gid = false;
+                }
+                Arrival::Taken(message)
+            }
+            (Mutation::LostPlace, message) => {
+                if let Message::FromClient(FromClient::Request { request, .. }) = &message
+                    && let Request::Find { ino, kind: None, .. } = request
+                {
+                    self.sought.insert((to, *ino));
+                }
+                Arrival::Taken(message)
+            }
+            (Mutation::FoundRemoved, mut message) => {
+                if let Message::FromClient(FromClient::Request { request, .. }) = &mut message
+                    && let Request::Find { kind: kind @ None, .. } = request
+                {
+                    *kind = Some(FileType::Regular);
+                }
+                Arrival::Taken(message)
+            }
+            (Mutation::UnreportedLock, Message::FromServer(FromServer::Locked { .. })) => Arrival::Swallowed,
+            (Mutation::AssumedExclusive, mut message) => {
+                if let Message::FromServer(FromServer::Reply { touched, .. }) = &mut message {
+                    let dir = touched.attrs.iter().find(|attr| attr.kind == FileType::Directory);
+                    touched.exclusive = dir.map(|attr| attr.ino);
+                }
+                Arrival::Taken(message)
+            }
+            (
+                Mutation::UnmadeFile,
+                Message::FromClient(FromClient::Request {
+                    id,
+                    request: Request::Create { writeback: Some(_), .. },
+                    ..
+                }),
+            ) => Arrival::Answered(reply(id, Touched::default(), Err(Errno::ENOSPC))),
+            (what, Message::FromClient(FromClient::Request { id, request, .. }))
+                if is_ignored_lock(what, &request) =>
+            {
+                Arrival::Answered(reply(id, Touched::default(), Ok(Reply::Done)))
+            }
+            (_, Message::ToData(asked)) => self.arrives_at_data(asked),
+            (_, message) => Arrival::Taken(message),
+        }
+    }
+
+    fn io(&mut self, node: Node, io: &mut Io) -> Option<Result<IoDone, Errno>> {
+        match (self.what, io) {
+            (Mutation::UnwrittenJournal, Io::Journal { frame, .. }) => {
+                let (end, used) = (Position(self.count), 0);
+                self.count += frame.len() as u64;
+                Some(Ok(IoDone::Journaled { end, used, frame: std::mem::take(frame) }))
+            }
+            (Mutation::UnsyncedJournal, Io::Journal { sync, .. }) => {
+                *sync = false;
+                None
+            }
+            (Mutation::UnsyncedJournal, Io::Sync) => Some(Ok(IoDone::Synced)),
+            (Mutation::ForgottenCompletion, Io::Journal { frame, .. }) => {
+                *frame = changed(frame, |event| {
+                    if let Event::Completed { id, .. } = event {
+                        *id = RequestId(0);
+                    }
+                });
+                None
+            }
+            (Mutation::UnjournaledPolicy, Io::Journal { frame, .. }) => {
+                *frame = changed(frame, |event| {
+                    if let Event::SetPolicy { policy, .. } = event {
+                        *policy = None;
+                    }
+                });
+                None
+            }
+            (Mutation::UnjournaledRemoval, Io::Journal { frame, .. }) => {
+                *frame = changed(frame, |event| {
+                    if let Event::SetXattr { name, value: None, .. } = event
+                        && **name == *CAPABILITY
+                    {
+                        *name = Box::from(*b"user.none");
+                    }
+                });
+                None
+            }
+            (Mutation::UninheritedPolicy, Io::Journal { frame, .. }) => {
+                *frame = changed(frame, |event| {
+                    if let Event::Create { inode, .. } | Event::TmpFile { inode } = event {
+                        inode.rare.policy = None;
+                    }
+                });
+                None
+            }
+            (Mutation::PrematureTrim, Io::Stage { .. }) => Some(Ok(IoDone::Staged)),
+            (Mutation::TornCheckpoint, Io::Stage { writes }) => {
+                *writes = writes.iter().take(writes.len().saturating_sub(1)).cloned().collect();
+                None
+            }
+            (Mutation::UnfilledStream, Io::Stream(StreamCall::Fill { bytes, .. }, _)) => {
+                *bytes = vec![0; bytes.len()].into();
+                None
+            }
+            (Mutation::UnremovedStream, Io::Stream(StreamCall::Remove { .. }, _)) => {
+                Some(Ok(IoDone::Stream(StreamDone::Done)))
+            }
+            (Mutation::LostPlace, Io::Load(Load::Record { key, .. }))
+                if InoRecord::from_key(key).is_some_and(|(record, ino)| {
+                    record == InoRecord::Place && self.sought.remove(&(node, ino))
+                }) =>
+            {
+                Some(Ok(IoDone::Record(None)))
+            }
+            (Mutation::LostRecord, Io::Load(_)) if self.every(20) => Some(Ok(IoDone::Record(None))),
+            _ => None,
+        }
+    }
+}
+
+fn is_ignored_lock(what: Mutation, request: &Request) -> bool {
+    match request {
+        Request::Unlock { .. } => what == Mutation::UnreleasedLock,
+        Request::ReclaimLocks { .. } => what == Mutation::UnclaimedLock,
+        _ => false,
+    }
+}
+
+fn is_limit(name: &[u8]) -> bool {
+    *name == *b"user.espalier.quota.max_files"
+}
+
+/// The mask of a list in the kernel's encoding.
+fn mask(list: &[u8]) -> Option<u32> {
+    let entry = list.get(4..)?.chunks_exact(8).find(|entry| entry[0] == 16)?;
+    Some(entry[2].into())
+}
+
+/// Adds to a decimal number.
+fn add(value: &mut Box<[u8]>, more: i64) {
+    let number = std::str::from_utf8(value).ok().and_then(|text| text.parse::<i64>().ok());
+    *value = number.map_or(0, |number| number + more).to_string().into_bytes().into();
+}
+
+fn reply(id: RequestId, touched: Touched, result: Result<Reply, Errno>) -> Message {
+    Message::FromServer(FromServer::Reply { id, lease_ms: 0, announced: false, touched, result })
+}
+
+fn finished(id: TransactionId) -> Arrival {
+    Arrival::Answered(Message::Peer(PeerMessage::Finished { id }))
+}
+
+/// Re-encodes a frame with changed events.
+fn changed(frame: &[u8], change: impl Fn(&mut Event)) -> Vec<u8> {
+    let (sequence, mut rest) = frame.split_at(frame.len().min(SEQUENCE));
+    let mut changed = sequence.to_vec();
+    while let Ok((mut event, later)) = Event::decode(rest) {
+        change(&mut event);
+        event.encode(&mut changed);
+        rest = later;
+    }
+    changed
+}
