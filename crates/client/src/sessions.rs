@@ -426,10 +426,21 @@ impl<T> Sessions<T> {
         if let Some(inos) = forgotten {
             self.blocked.forget_revoked(rank);
             let names = self.cache.leased_names(|dir| dir.rank() == rank);
+            // The kernel invalidates single names with their directories locked, as a pending change has
+            // them: meanwhile the restarted server would let other clients change these names.
+            if self.has_pending_change() {
+                actions.frontend.push(FrontendEvent::DistrustNames);
+            }
             self.invalidate(names, inos, actions);
         }
         self.cache.distrust_rank(rank);
         self.forget_seen(|dir| dir.rank() == rank);
+    }
+
+    /// True if a call that makes or removes a name waits for a server.
+    fn has_pending_change(&self) -> bool {
+        let mut pending = self.server_sessions.values().flat_map(|end| end.pending.values());
+        pending.any(|pending| matches!(&pending.call, Call::Request(it) if it.changed_dirs()[0].is_some()))
     }
 
     /// Makes the frontend drop its cached state of names and inodes.

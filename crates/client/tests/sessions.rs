@@ -364,6 +364,21 @@ fn restart_of_a_server_distrusts_the_names_that_it_has_leased() {
 }
 
 #[test]
+fn restart_during_a_change_distrusts_all_names() {
+    for is_changing in [false, true] {
+        let mut sessions = sessions();
+        lease_root(&mut sessions);
+        if is_changing {
+            let unlink = Request::Unlink { dir: Ino::ROOT, name: name(), time: None };
+            call(&mut sessions, 0, 1, Call::Request(unlink));
+        }
+        sessions.disconnected(NEAR);
+        let actions = connect(&mut sessions, NEAR, 2);
+        assert_eq!(matches!(actions.frontend[0], FrontendEvent::DistrustNames), is_changing);
+    }
+}
+
+#[test]
 fn names_that_a_call_without_a_caller_has_changed_are_distrusted() {
     let mut sessions = sessions();
     let unlink = Call::Request(Request::Unlink { dir: Ino::ROOT, name: name(), time: None });

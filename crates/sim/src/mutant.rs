@@ -262,9 +262,14 @@ impl Mutator for Mutant {
                 Arrival::Taken(message)
             }
             (Mutation::StaleMask, message) => Arrival::Taken(self.with_old_mask(message)),
-            (Mutation::KeptSetIds, Message::FromClient(FromClient::Request { id, request, .. }))
-                if matches!(request, Request::RemovePrivileges { .. }) =>
-            {
+            (
+                Mutation::KeptSetIds,
+                Message::FromClient(FromClient::Request {
+                    id,
+                    request: Request::RemovePrivileges { .. },
+                    ..
+                }),
+            ) => {
                 let removed = Reply::PrivilegesRemoved { changed: false };
                 Arrival::Answered(reply(id, Touched::default(), Ok(removed)))
             }
