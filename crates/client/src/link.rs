@@ -25,8 +25,12 @@ pub struct Link {
     unanswered: BTreeMap<u64, Message>,
     /// Requests with smaller numbers were sent over this connection, or are in `waiting`.
     sent: u64,
-    /// Requests with smaller numbers were sent over some connection of this session.
+    /// Requests with smaller numbers were sent over some connection of this session, or are in
+    /// `unsent`.
     sent_before: u64,
+    /// Requests that wait, or have waited over a lost connection, for the limit on `under_way`, and
+    /// were never sent.
+    unsent: BTreeSet<u64>,
     /// Maximum distance of a sent number from the first unanswered one.
     window: u64,
     /// Bytes of file data in flight over this connection, in requests or expected replies.
@@ -66,6 +70,16 @@ impl Message {
         }
     }
 
+    /// True if the client has already acknowledged the change to its caller (write-back).
+    fn is_acknowledged(&self) -> bool {
+        match self {
+            Self::Request(_, request) => request.is_acknowledged(),
+            Self::Stream(io, _) => {
+                matches!(io, StreamIo::Write { acknowledged: true, .. } | StreamIo::WriteList { .. })
+            }
+        }
+    }
+
     /// Bytes of file data in this message or in its reply.
     fn bytes(&self) -> usize {
         match self {
@@ -100,7 +114,7 @@ struct Hold {
 pub struct Ended {
     /// Inodes to invalidate, with all names.
     pub distrust: Vec<Ino>,
-    /// Requests with an unknown outcome.
+    /// Requests with an unknown outcome, and acknowledged changes that were never sent.
     pub lost: Vec<RequestId>,
     /// Files whose locks are lost; other clients may have locked them since.
     pub unlocked: Vec<Ino>,
@@ -113,6 +127,7 @@ impl Default for Link {
             unanswered: BTreeMap::new(),
             sent: 1,
             sent_before: 1,
+            unsent: BTreeSet::new(),
             window: 1,
             under_way: 0,
             waiting: VecDeque::new(),
@@ -233,6 +248,7 @@ impl Link {
     ) -> Option<u64> {
         // A repeated request may be answered twice.
         let message = self.unanswered.remove(&id.0)?;
+        self.unsent.remove(&id.0);
         self.under_way = self.under_way.saturating_sub(message.bytes());
         self.reclaims.remove(&id.0);
         self.lowered.remove(&id.0);
@@ -460,16 +476,21 @@ impl Link {
         }
     }
 
-    /// Handles the end of the session by the server. The outcome of its requests is unknown; the
-    /// next session reclaims what the client still has.
+    /// Handles the end of the session by the server. The outcome of its requests is unknown, except
+    /// of those that were never sent; the next session sends these, and reclaims what the client
+    /// still has.
     pub fn ended(&mut self) -> Ended {
         if self.incarnation.take().is_none() {
             return Ended::default();
         }
         let mut lost = Vec::new();
         let remaining = self.unanswered.split_off(&self.sent_before);
-        for id in core::mem::replace(&mut self.unanswered, remaining).into_keys() {
-            if !self.reclaims.contains(&id) {
+        for (id, message) in core::mem::replace(&mut self.unanswered, remaining) {
+            // Since an acknowledged write, other clients may have written the same bytes.
+            if self.unsent.contains(&id) && !message.is_acknowledged() {
+                self.unanswered.insert(id, message);
+            } else if !self.reclaims.contains(&id) {
+                self.unsent.remove(&id);
                 lost.push(RequestId(id));
             }
         }
@@ -557,7 +578,8 @@ impl Link {
             .map(|held| Request::Reclaim { held: held.to_vec(), last: false, again: Vec::new() })
             .chain(locks.chunks(Self::RECLAIMED).map(|locks| Request::ReclaimLocks { locks: locks.to_vec() }))
             .collect();
-        let again: Vec<_> = self.unanswered.range(..self.sent_before).map(|(id, _)| RequestId(*id)).collect();
+        let sent_before = self.unanswered.range(..self.sent_before).map(|(id, _)| *id);
+        let again = sent_before.filter(|id| !self.unsent.contains(id)).map(RequestId).collect::<Vec<_>>();
         match requests.last_mut() {
             Some(Request::Reclaim { last, again: none, .. }) => (*last, *none) = (true, again),
             _ => requests.push(Request::Reclaim { held: Vec::new(), last: true, again }),
@@ -586,10 +608,14 @@ impl Link {
         }
         let end = self.first().saturating_add(self.window);
         while let Some((&id, message)) = self.unanswered.range(self.sent..end).next() {
+            let is_first_time = id >= self.sent_before;
             self.sent = id + 1;
             self.sent_before = self.sent_before.max(self.sent);
             if message.bytes() > 0 && !(self.waiting.is_empty() && self.takes(id)) {
                 self.waiting.push_back(id);
+                if is_first_time {
+                    self.unsent.insert(id);
+                }
             } else if !self.reclaims.contains(&id) {
                 self.send(id, out);
             }
@@ -604,6 +630,7 @@ impl Link {
     }
 
     fn send(&mut self, id: u64, out: &mut Vec<FromClient>) {
+        self.unsent.remove(&id);
         let below = RequestId(self.first());
         let message = self.unanswered.get(&id).cloned();
         self.under_way += message.as_ref().map_or(0, Message::bytes);

@@ -67,9 +67,12 @@ impl Locks {
                 noted.over = wait.filter(|wait| self.waits.remove(wait).is_some());
                 self.set(*ino, lock, Some(lock.kind));
             }
-            (Request::Lock { ino, lock, wait }, Err(_)) => {
+            (Request::Lock { ino, lock, wait }, Err(errno)) => {
                 noted.over = wait.filter(|wait| self.waits.remove(wait).is_some());
-                self.give_up_other(*ino, lock);
+                // With `ENOLCK` the server has kept the old lock.
+                if *errno != Errno::ENOLCK {
+                    self.give_up_other(*ino, lock);
+                }
             }
             (Request::Unlock { ino, owner, first, last }, Ok(_)) => {
                 self.unlock(*ino, *owner, (*first, *last));

@@ -426,8 +426,9 @@ impl<T> Sessions<T> {
         if let Some(inos) = forgotten {
             self.blocked.forget_revoked(rank);
             let names = self.cache.leased_names(|dir| dir.rank() == rank);
-            // The kernel invalidates single names with their directories locked, as a pending change has
-            // them: meanwhile the restarted server would let other clients change these names.
+            // The kernel invalidates single names with their directories locked, as a pending
+            // change has them: meanwhile the restarted server would let other clients change these
+            // names.
             if self.has_pending_change() {
                 actions.frontend.push(FrontendEvent::DistrustNames);
             }

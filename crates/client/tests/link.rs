@@ -271,6 +271,71 @@ fn requests_of_lost_session_have_unknown_outcome() {
     assert_eq!(requests(&mut out), [Request::Reclaim { held: vec![], last: true, again: vec![] }, stat(5)]);
 }
 
+/// A write that waits for the limit on bytes in flight cannot have been executed.
+#[test]
+fn data_that_was_never_sent_is_sent_in_the_next_session() {
+    let write = StreamIo::Write { ino: Ino(9), offset: 0, acknowledged: false };
+    let wide = |incarnation| Welcome { window: 64, ..welcome(incarnation) };
+    for was_sent in [false, true] {
+        let (mut link, mut out) = (connected(), Vec::new());
+        link.connected(&wide(1), &[].into(), &mut out);
+        let first = link.stream(write, vec![0; 12 << 20].into(), &mut out);
+        let second = link.stream(write, vec![0; 12 << 20].into(), &mut out);
+        let last = link.ask(Caller::SERVER, stat(9), &mut out);
+        assert_eq!(numbers(&mut out), [(2, 2), (4, 2)]);
+        if was_sent {
+            link.answered(first, &Ok(Reply::Done), true, &mut out);
+        }
+        link.disconnected();
+        link.connected(&wide(1), &[].into(), &mut out);
+        link.disconnected();
+        out.clear();
+        let (lost, sent) = if was_sent { (second, vec![5]) } else { (first, vec![5, 3]) };
+        assert_eq!(link.ended().lost, [lost, last]);
+        link.connected(&wide(2), &[].into(), &mut out);
+        assert_eq!(
+            requests(&mut out.clone()),
+            [Request::Reclaim { held: vec![], last: true, again: vec![] }]
+        );
+        assert_eq!(numbers(&mut out).into_iter().map(|(id, _)| id).collect::<Vec<_>>(), sent);
+        // A restart of the server does not make it a repeated request, until it has been sent.
+        let again = |link: &mut Link, incarnation| {
+            let mut out = Vec::new();
+            link.disconnected();
+            link.connected(&wide(incarnation), &[].into(), &mut out);
+            let Request::Reclaim { again, .. } = requests(&mut out).swap_remove(0) else { panic!() };
+            again
+        };
+        let expected = if was_sent { vec![] } else { vec![second] };
+        assert_eq!(again(&mut link, 3), expected);
+    }
+}
+
+/// Other clients may have written the same bytes since.
+#[test]
+fn acknowledged_data_that_was_never_sent_is_lost_with_the_session() {
+    let write = StreamIo::Write { ino: Ino(9), offset: 0, acknowledged: true };
+    let (mut link, mut out) = (connected(), Vec::new());
+    let writes = [0, 1].map(|_| link.stream(write, vec![0; 12 << 20].into(), &mut out));
+    assert_eq!(numbers(&mut out), [(2, 2)]);
+    link.disconnected();
+    assert_eq!(link.ended().lost, writes);
+    link.connected(&welcome(2), &[].into(), &mut out);
+    assert_eq!(numbers(&mut out), [(4, 4)], "only the reclaim");
+}
+
+#[test]
+fn reclaim_does_not_announce_data_that_was_never_sent() {
+    let write = StreamIo::Write { ino: Ino(9), offset: 0, acknowledged: false };
+    let (mut link, mut out) = (connected(), Vec::new());
+    let first = link.stream(write, vec![0; 12 << 20].into(), &mut out);
+    link.stream(write, vec![0; 12 << 20].into(), &mut out);
+    assert_eq!(numbers(&mut out), [(2, 2)]);
+    link.disconnected();
+    link.connected(&welcome(2), &[].into(), &mut out);
+    assert_eq!(requests(&mut out), [Request::Reclaim { held: vec![], last: true, again: vec![first] }]);
+}
+
 #[test]
 fn reply_without_waiter_is_released() {
     let (mut link, mut out) = (connected(), Vec::new());
@@ -314,6 +379,23 @@ fn file_made_and_removed_by_client_is_closed() {
 
 fn lock(flock: bool, kind: LockKind, (first, last): (u64, u64)) -> Lock {
     Lock { owner: LockOwner { flock, number: 1 }, kind, first, last, pid: 9 }
+}
+
+#[test]
+fn failed_flock_conversion_loses_its_lock_unless_there_are_too_many() {
+    let all = (0, u64::MAX);
+    for (errno, keeps) in [(Errno::EAGAIN, false), (Errno::ENOLCK, true)] {
+        let (mut link, mut out) = (connected(), Vec::new());
+        let shared = lock(true, LockKind::Shared, all);
+        let mut ask = |link: &mut Link, lock, result: Result<Reply, Errno>| {
+            let request = Request::Lock { ino: Ino(5), lock, wait: None };
+            let id = link.ask(Caller::SERVER, request, &mut out);
+            link.answered(id, &result, true, &mut out);
+        };
+        ask(&mut link, shared, Ok(Reply::Done));
+        ask(&mut link, lock(true, LockKind::Exclusive, all), Err(errno));
+        assert_eq!(link.has_locks(Ino(5), shared.owner), keeps, "{errno:?}");
+    }
 }
 
 /// The server may have released the lock before it crashed, and another client may have acquired

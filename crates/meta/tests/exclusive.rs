@@ -246,6 +246,41 @@ fn no_exclusive_lease_where_change_may_be_refused() {
     assert_eq!(one.exclusive_after(&mut fs, create(dir, "four", NewNode::Regular)), None);
 }
 
+/// Silent clients cost the term of one lease, not of one each.
+#[test]
+fn quota_revokes_all_exclusive_leases_at_once() {
+    let (mut fs, mut one, mut other, dir) = exclusive_in();
+    let mut expected = vec![(one.id, Lease::Exclusive { dir })];
+    for at in 0..3 {
+        let dir = one.make(&mut fs, Ino::ROOT, &format!("dir {at}"), NewNode::Directory);
+        assert_eq!(one.exclusive_after(&mut fs, create(dir, "file", NewNode::Regular)), Some(dir));
+        expected.push((one.id, Lease::Exclusive { dir }));
+    }
+    fs.revocations.clear();
+    let quota = Request::SetXattr {
+        ino: Ino::ROOT,
+        name: (*b"user.espalier.quota.max_files").into(),
+        value: b"100"[..].into(),
+        mode: XattrMode::Any,
+        kill_sgid: false,
+    };
+    let id = other.send(&mut fs, quota);
+    let sent = |fs: &Harness| {
+        let mut sent: Vec<_> = fs.revocations.iter().map(|sent| (sent.client, sent.lease.clone())).collect();
+        sent.sort_by_key(|(_, lease)| match lease {
+            Lease::Exclusive { dir } => *dir,
+            other => panic!("{other:?}"),
+        });
+        sent
+    };
+    assert_eq!(sent(&fs), expected);
+    assert_eq!(fs.answers.get(&id), None);
+    // No client acknowledges.
+    fs.uptime_ms += u64::from(TERM) + 1_000;
+    fs.input(Input::Tick);
+    assert_eq!(fs.answers.remove(&id), Some(Ok(Reply::Done)));
+}
+
 #[test]
 fn no_exclusive_lease_without_writeback() {
     let mut fs = fs();

@@ -200,8 +200,11 @@ impl<T> Sessions<T> {
             renew.retain(|ino| self.is_in_use(*ino));
             let written: Vec<_> = take(&mut self.renewal.written).into_iter().collect();
             for files in written.chunk_by(|one, next| one.0 == next.0) {
-                let (dir, files) = (files[0].0, files.iter().map(|(_, file)| *file));
-                self.renew(now, [dir].into_iter().chain(files.take(TOGETHER - 1)).collect(), Some(dir));
+                let dir = files[0].0;
+                for files in files.chunks(TOGETHER - 1) {
+                    let files = files.iter().map(|(_, file)| *file);
+                    self.renew(now, [dir].into_iter().chain(files).collect(), Some(dir));
+                }
             }
         }
         while let Some((ino, watched)) = self.renewal.next(now) {

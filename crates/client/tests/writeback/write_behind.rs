@@ -21,7 +21,11 @@ fn delegation() -> Box<Delegation> {
 }
 
 fn big(offset: u64, length: usize) -> Call<'static> {
-    Call::Write { ino: FILE, offset, data: vec![b'x'; length].into(), kill_suid_gid: false }
+    big_of(FILE, offset, length)
+}
+
+fn big_of(ino: Ino, offset: u64, length: usize) -> Call<'static> {
+    Call::Write { ino, offset, data: vec![b'x'; length].into(), kill_suid_gid: false }
 }
 
 fn unlock() -> Request {
@@ -82,6 +86,31 @@ impl World {
         world.reply(id, Touched::default(), Ok(how));
         world.frontend.clear();
         world
+    }
+
+    /// Creates an open big file with its bytes at the metadata server, in the exclusive directory.
+    fn makes_a_big_file(&mut self, file: &str) -> u64 {
+        self.call(create(file, true));
+        let takes = |request: &Request| matches!(request, Request::TakeNumbers { .. });
+        let created = |(id, _, request): &(RequestId, _, Request)| match request {
+            Request::Create { writeback: Some(writeback), .. } => Some((*id, writeback.ino)),
+            _ => None,
+        };
+        let (id, ino) = self.sent.iter().find_map(created).expect("a pending create");
+        self.made(id, ino.0, 3);
+        if let Some((id, ..)) = self.sent.iter().find(|(_, _, request)| takes(request)).cloned() {
+            let Reply::Numbers { first, count, time, strip, accesses } = numbers() else { unreachable!() };
+            let first = Ino(first.0 + u64::from(count));
+            self.reply(id, Touched::default(), Ok(Reply::Numbers { first, count, time, strip, accesses }));
+        }
+        self.call_as(user(0, 0), big_of(ino, 0, 1000));
+        let (id, ..) = self.last_write().expect("the first write is sent to the metadata server");
+        self.reply(id, Touched::default(), Ok(Reply::Streamed));
+        let (id, ..) = self.last();
+        self.reply(id, Touched::default(), Ok(Reply::Delegated(None)));
+        self.write_done();
+        self.frontend.clear();
+        ino.0
     }
 
     /// The outcome of the first request to data servers.
@@ -238,6 +267,27 @@ fn writing_renews_exclusive_lease() {
     assert!(!world.writes_back());
     world.expects_exclusive(Some(DIR), &[DIR, FILE]);
     assert!(world.writes_back());
+}
+
+#[test]
+fn writing_to_many_files_renews_all_of_them() {
+    const FILES: u64 = 300;
+    let mut world = World::new();
+    let files: Vec<u64> = (0..FILES).map(|at| world.makes_a_big_file(&format!("big {at}"))).collect();
+    world.now += 7_500;
+    for file in &files {
+        assert!(world.is_written(big_of(Ino(*file), 1000, 1000)), "{file}");
+        world.write_done();
+    }
+    world.sent.clear();
+    world.tick();
+    let mut renewed = Vec::new();
+    for (_, _, request) in &world.sent {
+        let Request::Renew { inodes, exclusive_dir: Some(DIR) } = request else { continue };
+        assert!(inodes.len() <= 256 && inodes[0] == DIR);
+        renewed.extend(inodes[1..].iter().map(|ino| ino.0));
+    }
+    assert!(renewed == files, "{} of {FILES}", renewed.len());
 }
 
 #[test]

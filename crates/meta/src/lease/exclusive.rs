@@ -85,15 +85,17 @@ impl Meta {
             return Err(Stop::Wait(Wait::Grace));
         }
         let Some(leases) = &mut self.leases else { return Ok(()) };
+        let mut held = None;
         for dir in leases.exclusive() {
             let key = Key::exclusive(dir);
             // Includes the lease of the caller's own client.
             if leases.revoke(INTERNAL_CLIENT, key, None, cx.uptime_ms) {
                 leases.raise_barrier(cx.barriers, key);
-                return Err(Stop::Wait(Wait::Lease(key)));
+                held = Some(key);
             }
         }
-        Ok(())
+        // The operation starts over when this key is free, and then waits for the next one.
+        held.map_or(Ok(()), |key| Err(Stop::Wait(Wait::Lease(key))))
     }
 
     /// Overrides `EDQUOT` for operations that the exclusive holder has already acknowledged to its

@@ -92,7 +92,7 @@ impl LockTable {
     /// # Errors
     /// - `EAGAIN`: another lock conflicts, and the request does not wait.
     /// - `EDEADLK`: the owner of the conflicting lock waits for this owner.
-    /// - `ENOLCK`: the client has too many locks.
+    /// - `ENOLCK`: the client has too many locks. Its locks are unchanged.
     pub(crate) fn lock(
         &mut self,
         client: ClientId,
@@ -101,17 +101,21 @@ impl LockTable {
         wait: Option<u64>,
     ) -> Result<LockOutcome, Errno> {
         let holder = Holder { client, owner: lock.owner };
-        if lock.owner.flock && !self.covers(holder, ino, &lock) {
+        let waits_already = |table: &Self| wait.is_some_and(|wait| table.waits.contains_key(&(holder, wait)));
+        let converts = lock.owner.flock && !self.covers(holder, ino, &lock);
+        // A refused conversion keeps the old lock, so the limit is checked before its release.
+        let released = if converts { self.ranges_of(holder, ino) } else { 0 };
+        let used = self.clients.get(&client).map_or(0, |share| share.ranges + share.waits);
+        if !waits_already(self) && used - released + 2 > MAX_LOCKS {
+            return Err(Errno::ENOLCK);
+        }
+        if converts {
             // Converting a `flock` releases the old lock first, as Linux does.
             self.set(holder, ino, None, &lock);
             self.grant(ino);
         }
-        if wait.is_some_and(|wait| self.waits.contains_key(&(holder, wait))) {
+        if waits_already(self) {
             return Ok(LockOutcome::Waits);
-        }
-        let share = self.clients.entry(client).or_default();
-        if share.ranges + share.waits + 2 > MAX_LOCKS {
-            return Err(Errno::ENOLCK);
         }
         if self.files.entry(ino).or_default().in_the_way(holder, &lock).next().is_none() {
             self.set(holder, ino, Some(lock.kind), &lock);
@@ -270,6 +274,11 @@ impl LockTable {
                 self.clients.remove(&client);
             }
         }
+    }
+
+    fn ranges_of(&self, holder: Holder, ino: Ino) -> usize {
+        let held = self.files.get(&ino).and_then(|file| file.held.get(&holder));
+        held.map_or(0, |held| held.ranges.len())
     }
 
     fn covers(&self, holder: Holder, ino: Ino, lock: &Lock) -> bool {

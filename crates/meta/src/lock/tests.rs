@@ -234,6 +234,34 @@ fn a_client_has_a_bound() {
     assert_eq!(table.lock(ClientId(1), Ino(2), lock(1), None), Ok(LockOutcome::Locked));
 }
 
+#[test]
+fn flock_conversion_above_the_limit_keeps_its_lock() {
+    const LOCKED: Ino = Ino(2);
+    let (mut table, client) = (LockTable::default(), ClientId(1));
+    let flock = |kind| {
+        let owner = LockOwner { flock: true, number: 2 };
+        Lock { owner, kind, first: 0, last: u64::MAX, pid: 1 }
+    };
+    let owner = LockOwner { flock: false, number: 1 };
+    let record = |kind, first, last| Lock { owner, kind, first, last, pid: 1 };
+    let lock = |table: &mut LockTable, lock| table.lock(client, LOCKED, lock, None);
+    assert_eq!(lock(&mut table, flock(LockKind::Shared)), Ok(LockOutcome::Locked));
+    assert_eq!(lock(&mut table, record(LockKind::Shared, 0, 9)), Ok(LockOutcome::Locked));
+    let full = (10..).find(|at| lock(&mut table, record(LockKind::Shared, 2 * at, 2 * at)).is_err());
+    // The last two ranges come from the split of one.
+    let last = 2 * (full.expect("a limit") - 1);
+    table.unlock(client, LOCKED, owner, (last, last)).expect("below the limit");
+    assert_eq!(lock(&mut table, record(LockKind::Exclusive, 4, 5)), Ok(LockOutcome::Locked));
+    let held = table.len();
+    assert_eq!(lock(&mut table, flock(LockKind::Exclusive)), Err(Errno::ENOLCK));
+    assert_eq!(table.len(), held);
+    let found = table.test(ClientId(2), LOCKED, &flock(LockKind::Exclusive));
+    assert_eq!(found.map(|found| found.kind), Some(LockKind::Shared));
+    table.unlock(client, LOCKED, owner, (last - 2, last - 2)).expect_err("at the limit");
+    table.unlock(client, LOCKED, owner, (0, u64::MAX)).expect("all can be unlocked");
+    assert_eq!(lock(&mut table, flock(LockKind::Exclusive)), Ok(LockOutcome::Locked));
+}
+
 /// The request that has waited longest is granted first, and readers are granted together.
 #[test]
 fn those_who_wait_come_in_their_order() {
