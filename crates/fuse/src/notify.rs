@@ -113,19 +113,19 @@ impl Notifier {
         Note::Inode { node, offset: -1, length: 0 }.send(&self.0.channel);
     }
 
-    /// Drops a name with everything cached below it, and detaches mounts there. Calls `done`, as
-    /// [`Self::fence`] does, when the kernel has dropped the name.
-    pub fn inval_entry(&self, parent: u64, name: &[u8], done: Option<Action>) -> bool {
-        self.push(Note::Entry { parent, name: name.into(), expire: false, done })
+    /// Drops a name with everything cached below it, and detaches mounts there.
+    pub fn inval_entry(&self, parent: u64, name: &[u8]) -> bool {
+        self.push(Note::Entry { parent, name: name.into(), expire: false, done: None })
     }
 
     /// Makes the kernel look a name up again at its next use, which keeps mounts below it if it is
-    /// bound to the same node. Without HAS_EXPIRE_ONLY this is [`Self::inval_entry`].
+    /// bound to the same node. Calls `done`, as [`Self::fence`] does, when the kernel has expired the
+    /// name. Without HAS_EXPIRE_ONLY the name is dropped.
     ///
     /// A lookup that was answered just before can undo this: the kernel revalidates a cached name
     /// without its directory's lock, and sets the timeout when it processes the reply.
-    pub fn expire_entry(&self, parent: u64, name: &[u8]) -> bool {
-        self.push(Note::Entry { parent, name: name.into(), expire: self.0.can_expire, done: None })
+    pub fn expire_entry(&self, parent: u64, name: &[u8], done: Option<Action>) -> bool {
+        self.push(Note::Entry { parent, name: name.into(), expire: self.0.can_expire, done })
     }
 
     /// Reports the removal of a name, also to inotify watchers.

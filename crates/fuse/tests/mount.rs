@@ -319,7 +319,7 @@ impl Mounted {
         assert_eq!(self.filesystem.begun.load(Ordering::Relaxed), 1);
         assert_eq!(*self.filesystem.transport.lock().unwrap(), Some(self.granted.transport()));
         assert_eq!(self.filesystem.ended.load(Ordering::Relaxed), 1);
-        assert!(!self.notifier.inval_entry(ROOT_NODE, b"a", None), "the queue ends with its session");
+        assert!(!self.notifier.inval_entry(ROOT_NODE, b"a"), "the queue ends with its session");
     }
 }
 
@@ -479,13 +479,13 @@ fn notifications_make_the_kernel_forget(transport: Transport) {
 
     let (dropped, done) = mpsc::channel();
     let then = Box::new(move || dropped.send(()).unwrap());
-    assert!(mounted.notifier.inval_entry(ROOT_NODE, b"a", Some(then)));
+    assert!(mounted.notifier.expire_entry(ROOT_NODE, b"a", Some(then)));
     done.recv_timeout(Duration::from_secs(60)).unwrap();
     assert_eq!(mounted.lookups_during(look), 1);
     assert_eq!(mounted.lookups_during(look), 0);
 
     assert!(mounted.granted.flags.contains(InitFlags::HAS_EXPIRE_ONLY));
-    assert!(mounted.notifier.expire_entry(ROOT_NODE, b"a"));
+    assert!(mounted.notifier.expire_entry(ROOT_NODE, b"a", None));
     mounted.wait_until_sent();
     assert_eq!(mounted.lookups_during(look), 1);
 
@@ -515,7 +515,7 @@ fn expired_names_keep_what_is_mounted_on_them(transport: Transport) {
     rustix::mount::mount_bind(top.path(), mounted.path("a")).unwrap();
     let read = || fs::read(mounted.path("a")).unwrap();
     assert_eq!(read(), b"on top");
-    assert!(mounted.notifier.expire_entry(ROOT_NODE, b"a"));
+    assert!(mounted.notifier.expire_entry(ROOT_NODE, b"a", None));
     mounted.wait_until_sent();
     assert_eq!(mounted.lookups_during(|| assert_eq!(read(), b"on top")), 1);
     if mounted.granted.prune {
@@ -525,7 +525,7 @@ fn expired_names_keep_what_is_mounted_on_them(transport: Transport) {
         assert_eq!(read(), b"on top");
     }
     // The name is bound to another node.
-    assert!(mounted.notifier.expire_entry(ROOT_NODE, b"a"));
+    assert!(mounted.notifier.expire_entry(ROOT_NODE, b"a", None));
     mounted.wait_until_sent();
     mounted.filesystem.state.lock().unwrap().add(b"a");
     assert_eq!(read(), b"");
@@ -543,9 +543,9 @@ fn a_notification_that_waits_for_a_directory_holds_up_no_other(transport: Transp
         scope.spawn(|| assert_eq!(errno(fs::metadata(mounted.path("held"))), ENOENT));
         eventually("it is looked up", || mounted.filesystem.held.lock().unwrap().is_some());
         // The kernel has locked the directory for the lookup.
-        assert!(mounted.notifier.inval_entry(ROOT_NODE, b"a", Some(Box::new(signal("locked")))));
-        assert!(mounted.notifier.inval_entry(ROOT_NODE, b"b", Some(Box::new(signal("after it")))));
-        assert!(mounted.notifier.inval_entry(4711, b"a", Some(Box::new(signal("other")))));
+        assert!(mounted.notifier.expire_entry(ROOT_NODE, b"a", Some(Box::new(signal("locked")))));
+        assert!(mounted.notifier.expire_entry(ROOT_NODE, b"b", Some(Box::new(signal("after it")))));
+        assert!(mounted.notifier.expire_entry(4711, b"a", Some(Box::new(signal("other")))));
         assert!(mounted.notifier.fence(signal("fence")));
         assert!(order.recv_timeout(Duration::from_millis(200)).is_err());
         mounted.notifier.relieve(Duration::from_secs(3600));

@@ -108,7 +108,10 @@ impl Frontend for FuseFrontend {
                 // reply.
                 if lease.is_zero() && self.ttl.is_none() {
                     self.notify(
-                        names.into_iter().map(|(dir, name)| KernelNotification::Expired(dir, name)).collect(),
+                        names
+                            .into_iter()
+                            .map(|(dir, name)| KernelNotification::Expired(dir, name, None))
+                            .collect(),
                     );
                 }
                 reply.ok();
@@ -147,7 +150,7 @@ impl Frontend for FuseFrontend {
             (Answer::Removed { dir, name }, Form::Removing(ino)) => {
                 self.notify(
                     [
-                        KernelNotification::Entry(dir, name, None),
+                        KernelNotification::Entry(dir, name),
                         KernelNotification::Attributes(dir),
                         KernelNotification::Attributes(ino),
                     ]
@@ -158,7 +161,7 @@ impl Frontend for FuseFrontend {
             (Answer::Copied(mut copied), Form::Copying(key)) => {
                 self.copies.made(key, &mut copied);
                 let Copied { made, changed, .. } = *copied;
-                let entries = made.into_iter().map(|(dir, name)| KernelNotification::Entry(dir, name, None));
+                let entries = made.into_iter().map(|(dir, name)| KernelNotification::Entry(dir, name));
                 self.notify(entries.chain(changed.into_iter().map(KernelNotification::Attributes)).collect());
                 reply.ok();
             }
@@ -181,7 +184,7 @@ impl Frontend for FuseFrontend {
             // Until this call is answered the kernel holds the lock that it needs to expire the
             // name, and the answer waits for the revocation.
             Lease::Name { dir, name } if is_own => {
-                self.notify([KernelNotification::Expired(*dir, name.clone())].into());
+                self.notify([KernelNotification::Expired(*dir, name.clone(), None)].into());
                 done();
             }
             Lease::Name { dir, name } => {
@@ -191,8 +194,7 @@ impl Frontend for FuseFrontend {
                 let (since, blocked) = (Instant::now(), Some(blocked));
                 revoking.push(Revoking { since, blocked, done: done.clone() });
                 drop(revoking);
-                // Another client changes the name: a reply in flight must not make it valid again.
-                self.notify([KernelNotification::Entry(*dir, name.clone(), Some(done))].into());
+                self.notify([KernelNotification::Expired(*dir, name.clone(), Some(done))].into());
             }
             // The kernel caches nothing under these leases.
             Lease::Exclusive { .. } | Lease::Unannounced { .. } => done(),
@@ -214,7 +216,9 @@ impl Frontend for FuseFrontend {
     /// Names that are not in `names`, such as evicted ones, end with their leases; pruning drops
     /// those of unused inodes.
     fn distrust(&self, names: Vec<(Ino, Name)>, inos: &[Ino]) {
-        self.notify(names.into_iter().map(|(dir, name)| KernelNotification::Expired(dir, name)).collect());
+        self.notify(
+            names.into_iter().map(|(dir, name)| KernelNotification::Expired(dir, name, None)).collect(),
+        );
         self.notify(inos.iter().copied().map(KernelNotification::Attributes).collect());
         self.notify(inos.chunks(PRUNED).filter_map(|inos| self.unused(inos)).collect());
     }
@@ -234,7 +238,7 @@ impl Frontend for FuseFrontend {
         let Some(notifier) = notifier.filter(|notifier| !notifier.is_busy()) else { return };
         // The kernel keeps a directory while names in it are cached, even negative ones.
         for (dir, name) in removed {
-            notifier.inval_entry(dir.0, name, None);
+            notifier.inval_entry(dir.0, name);
         }
         if self.can_prune {
             let inos: Vec<u64> = recalls.iter().map(|recall| recall.ino.0).collect();
@@ -243,7 +247,7 @@ impl Frontend for FuseFrontend {
         }
         for recall in recalls {
             if let (Some(dir), Some(name)) = (recall.dir, &recall.name) {
-                notifier.inval_entry(dir.0, name, None);
+                notifier.inval_entry(dir.0, name);
             }
         }
     }
@@ -527,11 +531,11 @@ fn after(notifier: Option<&Notifier>, done: Once) {
 
 /// A notification for the kernel.
 enum KernelNotification {
-    /// A name was created, changed or removed. The action runs when the kernel has dropped the
-    /// name.
-    Entry(Ino, Name, Option<Once>),
-    /// A name may be bound to another inode; the kernel looks it up again.
-    Expired(Ino, Name),
+    /// A name was created, changed or removed.
+    Entry(Ino, Name),
+    /// A name may be bound to another inode; the kernel looks it up again. The action runs when the
+    /// kernel has expired the name.
+    Expired(Ino, Name, Option<Once>),
     Attributes(Ino),
     /// Inodes that the kernel may forget with their names, if they are unused.
     Unused(Box<[u64]>),
@@ -545,11 +549,11 @@ enum KernelNotification {
 fn notify_some(notifiers: &Notifiers, news: &mut VecDeque<KernelNotification>) -> bool {
     while let Some(next) = news.front() {
         let queued = match next {
-            KernelNotification::Entry(dir, name, done) => {
+            KernelNotification::Entry(dir, name) => notifiers.names.inval_entry(dir.0, name),
+            KernelNotification::Expired(dir, name, done) => {
                 let done = done.clone().map(|done| Box::new(move || done.call()) as Action);
-                notifiers.names.inval_entry(dir.0, name, done)
+                notifiers.names.expire_entry(dir.0, name, done)
             }
-            KernelNotification::Expired(dir, name) => notifiers.names.expire_entry(dir.0, name),
             KernelNotification::Unused(inos) => notifiers.inodes.prune(inos),
             // For a directory, also the listing.
             KernelNotification::Attributes(ino) => notifiers.inodes.inval_inode(ino.0, 0, 0),

@@ -36,7 +36,7 @@ struct Common {
     uid: u32,
     gid: u32,
     umask: u32,
-    #[serde(rename = "frontend")]
+    #[serde(rename = "door")]
     frontend: Frontend,
 }
 
