@@ -44,6 +44,12 @@ kill_server() {
     until_true test ! -e "/proc/$pid"
 }
 
+# reconnected: the mounts at $a and $b have sessions with all servers again. A mount that changes names while it
+# reconnects has all names invalidated, which detaches what is mounted on top: docs/semantics.md.
+reconnected() {
+    ! grep -q 'NOT CONNECTED' <<< "$("$bin" status "$a") $("$bin" status "$b")"
+}
+
 # Servers are not to have open what a test has.
 up() {
     "$bin" cluster up "$cluster" > "$work/up" < /dev/null 8>&- 9>&-

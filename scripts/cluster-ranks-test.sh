@@ -166,6 +166,7 @@ for to in 2 3 4 1; do
 done
 for n in 0 1 2 3; do kill_server "$n"; done
 up
+until_true reconnected
 touch "$a/top/again" "$b/top/too"
 stays 'a restart of all servers'
 # Another mount moves what is on the way.

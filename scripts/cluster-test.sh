@@ -135,6 +135,7 @@ done
 stays 'changes at both mounts'
 kill_server 0
 up
+until_true reconnected
 touch "$b/top/again" "$a/top/too"
 stays 'a restart of the server'
 umount "$a/top/mounted"

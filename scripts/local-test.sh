@@ -156,6 +156,11 @@ if [ -z "${TARGET_DIR:-}" ]; then
             umount "$work/mnt"
             mounted=
         done
+        # Waits until the server process has ended, which still writes to the store.
+        "$bin" mount "$work/data" "$work/mnt"
+        mounted=yes
+        "$bin" umount "$work/mnt"
+        mounted=
     fi
 fi
 echo 'local-test: passed'
