@@ -180,7 +180,7 @@ for file in inherits/file basic varstrip; do
     is "$(tail -c 3 "$a/hints/$file")" END
 done
 refused 'num_dfiles is a number, 1 to 1024, and not `0`' "$bin" policy "$a/hints" --set num_dfiles=0
-refused 'there is no setting `stripes`' "$bin" policy "$a/hints" --unset stripes
+refused "invalid value 'stripes'" "$bin" policy "$a/hints" --unset stripes
 refused 'Invalid argument' setfattr -n user.espalier.dist_name -v raid "$a/hints"
 grep -q 'dist_name is basic, simple_stripe or varstrip, and not `raid`' "$cluster/server-0/log" || fail 'the log does not say why'
 rm -r "$a/hints" "$a/moved"

@@ -119,8 +119,8 @@ impl Notifier {
     }
 
     /// Makes the kernel look a name up again at its next use, which keeps mounts below it if it is
-    /// bound to the same node. Calls `done`, as [`Self::fence`] does, when the kernel has expired the
-    /// name. Without HAS_EXPIRE_ONLY the name is dropped.
+    /// bound to the same node. Calls `done`, as [`Self::fence`] does, when the kernel has expired
+    /// the name. Without HAS_EXPIRE_ONLY the name is dropped.
     ///
     /// A lookup that was answered just before can undo this: the kernel revalidates a cached name
     /// without its directory's lock, and sets the timeout when it processes the reply.
