@@ -2,7 +2,7 @@
 # mount-tests.sh: runs the tests on mounts, and those of UNIT=, side by side.
 #
 # ONLY="local cluster" picks parts; those of scripts/local-test.sh may be named themselves ("pjdfstest model").
-# LANES=4 parts run at a time: most of them wait for disks, for servers that come back, and for leases to end. LANES=1 for one by one.
+# LANES=3 parts run at a time: most of them wait for disks, for servers that come back, and for leases to end. LANES=1 for one by one.
 # UNIT="cargo test --workspace" runs this command as one more part.
 # TARGET_DIR=/some/dir tests that directory's file system instead of a mount of ours (try it on ext4).
 set -euo pipefail
@@ -57,7 +57,7 @@ export started
 # The longest first. Each has its own ports: 127.0.0.1:17440 to 17699, in tens.
 while read -r name command; do
     case " $only " in *" $name "*) echo "$name $command" ;; esac
-done << PARTS | xargs -r -P "${LANES:-4}" -L 1 bash -c 'run_part "$@"' run_part || { cat "$work/failed"; exit 1; }
+done << PARTS | xargs -r -P "${LANES:-3}" -L 1 bash -c 'run_part "$@"' run_part || { cat "$work/failed"; exit 1; }
 unit nice ${UNIT:-}
 powerloss scripts/powerloss-test.sh
 ranks scripts/cluster-ranks-test.sh

@@ -195,8 +195,7 @@ fn a_rename_without_a_lease_is_answered_once_the_new_name_has_one() {
 
 #[test]
 fn a_rename_whose_new_name_may_be_another_inode_distrusts_all_names_first() {
-    let unleased = Entry { name_leased: false, ..entry(Ino(9)) };
-    for result in [Ok(Reply::Entry(entry(Ino(10)))), Ok(Reply::Entry(unleased)), Err(Errno::ENOENT)] {
+    for result in [Ok(Reply::Entry(entry(Ino(10)))), Err(Errno::ENOENT)] {
         let mut sessions = sessions();
         let id = renamed_without_lease(&mut sessions);
         let mut actions = Actions::default();
@@ -209,6 +208,19 @@ fn a_rename_whose_new_name_may_be_another_inode_distrusts_all_names_first() {
             panic!("{:?}", actions.frontend)
         };
     }
+}
+
+#[test]
+fn a_rename_whose_new_name_gets_no_lease_is_answered_without_one() {
+    let mut sessions = sessions();
+    let id = renamed_without_lease(&mut sessions);
+    let unleased = Entry { name_leased: false, ..entry(Ino(9)) };
+    let mut actions = Actions::default();
+    sessions.received(0, FAR, reply(id, 1000, Ok(Reply::Entry(unleased))), &mut actions);
+    let [FrontendEvent::Answer { ticket: 2, result: Ok(Answer::Done), lease_ms: 0 }] = &actions.frontend[..]
+    else {
+        panic!("{:?}", actions.frontend)
+    };
 }
 
 #[test]

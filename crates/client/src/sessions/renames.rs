@@ -76,8 +76,10 @@ impl<T> Sessions<T> {
                 Ok(Reply::Unmeasured(entry, _)) => Ok(*entry),
                 result => result,
             };
-            let is_confirmed = lease > 0 && leased_inode(&result) == Some(moved.ino);
-            let until = now.saturating_add(lease);
+            let (ino, is_leased) = bound_inode(&result).unzip();
+            let is_confirmed = ino == Some(moved.ino);
+            // Without a lease the frontend expires the names once the kernel has renamed.
+            let until = if is_leased == Some(true) { now.saturating_add(lease) } else { now };
             confirmation.until = Some(confirmation.until.map_or(until, |other| other.min(until)));
             if let Ok(Reply::Entry(entry)) = &result {
                 self.give_back(Left::Lookup(entry.attr.ino));
@@ -136,11 +138,11 @@ impl<T> Sessions<T> {
     }
 }
 
-/// The inode that a name is bound to, if the lookup has granted a lease on the name.
-fn leased_inode(result: &Result<Reply, Errno>) -> Option<Ino> {
+/// The inode that a name is bound to, and whether the lookup has granted a lease on the name.
+fn bound_inode(result: &Result<Reply, Errno>) -> Option<(Ino, bool)> {
     match result.as_ref().ok()? {
-        Reply::Entry(Entry { attr, name_leased: true, .. }) => Some(attr.ino),
-        Reply::Remote { ino, name_leased: true, .. } => Some(*ino),
+        Reply::Entry(Entry { attr, name_leased, .. }) => Some((attr.ino, *name_leased)),
+        Reply::Remote { ino, name_leased, .. } => Some((*ino, *name_leased)),
         _ => None,
     }
 }
