@@ -388,7 +388,7 @@ is "$(stat -c %Y "$a"/moved-[1-4])" "$times"
 umount "$a" "$b"
 "$bin" cluster down "$cluster"
 sed -i '/^\[\[data\]\]/{n;s/^number = 2$/&\ndrain = true/}' "$cluster/server-0/server.toml"
-refused '8 files lie on all the other' "$bin" cluster drain "$cluster" --server 2
+refused '8 files are on all other data servers' "$bin" cluster drain "$cluster" --server 2
 
 section 'the end'
 "$bin" cluster fsck "$cluster"

@@ -128,6 +128,31 @@ costs 190 make_100
 costs 210 fill_100
 rm -r "$a/counted"
 
+section 'overlayfs on top'
+mkdir "$a"/lower "$work/merged"
+mkdir "$a/lower"/{1..20}
+for n in {1..20}; do echo "$n" > "$a/lower/$n/file"; done
+# Directories in the root lie at the ranks in turn, so that those that are moved from one layer's place to another change it.
+for n in 1 2 3 4; do
+    mkdir "$a/upper-$n" "$a/workdir-$n"
+    mount -t overlay overlay -o "lowerdir=$a/lower,upperdir=$a/upper-$n,workdir=$a/workdir-$n" "$work/merged"
+    for m in {1..10}; do echo more >> "$work/merged/$m/file"; done
+    cp -a "$work/merged" "$work/merged-copy"
+    cp -a "$work/merged-copy" "$work/merged/copy"
+    mkdir -p "$work/merged/new/below" "$work/merged/3/new"
+    is "$(cat "$work/merged/copy/7/file")" 7$'\n'more
+    mv "$work/merged/new" "$work/merged/newer"
+    rm -r "$work/merged"/{1,12,copy,newer}
+    mkdir "$work/merged/12"
+    is "$(ls "$work/merged/12")" ''
+    is "$(find "$work/merged" -name file | wc -l)" 18
+    is "$(cat "$work/merged/20/file")" 20
+    umount "$work/merged"
+    rm -r "$work/merged-copy"
+    rm -r "$a/upper-$n" "$a/workdir-$n"
+done
+rm -r "$a/lower"
+
 section 'races'
 race() {
     "$conformance" "$a" --race "${SEED:-1}" --beside "$b" "$@" > "$work/race" || { cat "$work/race"; fail 'no order explains it'; }
@@ -176,31 +201,6 @@ stays 'renames at the other mount'
 umount "$a/top/mounted"
 kill "$sleeper"
 wait "$sleeper" 2> /dev/null || true
-
-section 'overlayfs on top'
-mkdir "$a"/lower "$work/merged"
-mkdir "$a/lower"/{1..20}
-for n in {1..20}; do echo "$n" > "$a/lower/$n/file"; done
-# Directories in the root lie at the ranks in turn, so that those that are moved from one layer's place to another change it.
-for n in 1 2 3 4; do
-    mkdir "$a/upper-$n" "$a/workdir-$n"
-    mount -t overlay overlay -o "lowerdir=$a/lower,upperdir=$a/upper-$n,workdir=$a/workdir-$n" "$work/merged"
-    for m in {1..10}; do echo more >> "$work/merged/$m/file"; done
-    cp -a "$work/merged" "$work/merged-copy"
-    cp -a "$work/merged-copy" "$work/merged/copy"
-    mkdir -p "$work/merged/new/below" "$work/merged/3/new"
-    is "$(cat "$work/merged/copy/7/file")" 7$'\n'more
-    mv "$work/merged/new" "$work/merged/newer"
-    rm -r "$work/merged"/{1,12,copy,newer}
-    mkdir "$work/merged/12"
-    is "$(ls "$work/merged/12")" ''
-    is "$(find "$work/merged" -name file | wc -l)" 18
-    is "$(cat "$work/merged/20/file")" 20
-    umount "$work/merged"
-    rm -r "$work/merged-copy"
-    rm -r "$a/upper-$n" "$a/workdir-$n"
-done
-rm -r "$a/lower"
 rm -r "$a"/top*
 
 section 'POSIX'
