@@ -129,29 +129,33 @@ costs 210 fill_100
 rm -r "$a/counted"
 
 section 'overlayfs on top'
-mkdir "$a"/lower "$work/merged"
-mkdir "$a/lower"/{1..20}
-for n in {1..20}; do echo "$n" > "$a/lower/$n/file"; done
-# Directories in the root lie at the ranks in turn, so that those that are moved from one layer's place to another change it.
-for n in 1 2 3 4; do
-    mkdir "$a/upper-$n" "$a/workdir-$n"
-    mount -t overlay overlay -o "lowerdir=$a/lower,upperdir=$a/upper-$n,workdir=$a/workdir-$n" "$work/merged"
-    for m in {1..10}; do echo more >> "$work/merged/$m/file"; done
-    cp -a "$work/merged" "$work/merged-copy"
-    cp -a "$work/merged-copy" "$work/merged/copy"
-    mkdir -p "$work/merged/new/below" "$work/merged/3/new"
-    is "$(cat "$work/merged/copy/7/file")" 7$'\n'more
-    mv "$work/merged/new" "$work/merged/newer"
-    rm -r "$work/merged"/{1,12,copy,newer}
-    mkdir "$work/merged/12"
-    is "$(ls "$work/merged/12")" ''
-    is "$(find "$work/merged" -name file | wc -l)" 18
-    is "$(cat "$work/merged/20/file")" 20
-    umount "$work/merged"
-    rm -r "$work/merged-copy"
-    rm -r "$a/upper-$n" "$a/workdir-$n"
-done
-rm -r "$a/lower"
+overlays() {
+    local n m
+    mkdir "$a"/lower "$work/merged"
+    mkdir "$a/lower"/{1..20}
+    for n in {1..20}; do echo "$n" > "$a/lower/$n/file"; done
+    # Directories in the root lie at the ranks in turn, so that those that are moved from one layer's place to another change it.
+    for n in 1 2 3 4; do
+        mkdir "$a/upper-$n" "$a/workdir-$n"
+        mount -t overlay overlay -o "lowerdir=$a/lower,upperdir=$a/upper-$n,workdir=$a/workdir-$n" "$work/merged"
+        for m in {1..10}; do echo more >> "$work/merged/$m/file"; done
+        cp -a "$work/merged" "$work/merged-copy"
+        cp -a "$work/merged-copy" "$work/merged/copy"
+        mkdir -p "$work/merged/new/below" "$work/merged/3/new"
+        is "$(cat "$work/merged/copy/7/file")" 7$'\n'more
+        mv "$work/merged/new" "$work/merged/newer"
+        rm -r "$work/merged"/{1,12,copy,newer}
+        mkdir "$work/merged/12"
+        is "$(ls "$work/merged/12")" ''
+        is "$(find "$work/merged" -name file | wc -l)" 18
+        is "$(cat "$work/merged/20/file")" 20
+        umount "$work/merged"
+        rm -r "$work/merged-copy"
+        rm -r "$a/upper-$n" "$a/workdir-$n"
+    done
+    rm -r "$a/lower"
+}
+overlays
 
 section 'races'
 race() {
@@ -169,6 +173,9 @@ done
 wait "$racer"
 up
 until_true agree .
+
+section 'overlayfs on top, after restarts'
+overlays
 
 section 'what is mounted on top'
 mkdir "$a"/top-{1,2,3,4} "$a/top" "$a/top/mounted"

@@ -344,8 +344,11 @@ impl State {
     }
 
     /// Ensures that [`Self::cached`] finds an inode that no client knows, by the record of its
-    /// place.
+    /// place. Waits for a prepared transaction that creates the inode.
     pub(crate) fn locate(&self, ino: Ino) -> Step<()> {
+        if let Some(locks) = &self.locks {
+            locks.check(ino)?;
+        }
         let is_found = ino == Ino::ROOT || self.inodes.contains_key(&ino) || self.known.contains_key(&ino);
         if is_found { Ok(()) } else { Err(wait_record(InoRecord::Place, ino)) }
     }

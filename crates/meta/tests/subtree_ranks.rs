@@ -2,7 +2,7 @@
 //! requests of which rank.
 
 use crate::harness::{self, Harness, ROOT_CALLER, name, open_how};
-use espalier_meta::{Acknowledge, Config, Input};
+use espalier_meta::{Acknowledge, Config, Input, PeerMessage};
 use espalier_proto::*;
 
 const ADMIN: ClientId = ClientId(100);
@@ -13,6 +13,8 @@ const DIRECTORY: FileType = FileType::Directory;
 struct Ranks {
     hosts: Vec<Harness>,
     next: u64,
+    /// `Some`: decisions of transactions wait here instead of arriving.
+    decisions: Option<Vec<(Rank, Rank, PeerMessage)>>,
 }
 
 impl Ranks {
@@ -24,7 +26,8 @@ impl Ranks {
             ranks: 3,
             ..harness::config()
         };
-        let mut ranks = Self { hosts: (0..3).map(|rank| Harness::with(config(rank))).collect(), next: 0 };
+        let hosts = (0..3).map(|rank| Harness::with(config(rank))).collect();
+        let mut ranks = Self { hosts, next: 0, decisions: None };
         for rank in 0..3 {
             ranks.connect(rank, ADMIN);
             ranks.connect(rank, GUEST);
@@ -44,6 +47,11 @@ impl Ranks {
                 self.hosts[from].run_until_idle();
                 for (to, message) in std::mem::take(&mut self.hosts[from].peers) {
                     is_idle = false;
+                    let is_decision = matches!(message, PeerMessage::Finish { .. });
+                    if let Some(decisions) = self.decisions.as_mut().filter(|_| is_decision) {
+                        decisions.push((Rank(from as u16), to, message));
+                        continue;
+                    }
                     self.hosts[to.0 as usize].input(Input::Peer { from: Rank(from as u16), message });
                 }
             }
@@ -184,6 +192,37 @@ fn a_restricted_client_uses_all_ranks_below_its_root() {
     // The parent is not disclosed.
     let listing = fs.ask(GUEST, Request::ReadDir { dir: root, after: 0, limit: 99, plus: true });
     assert!(matches!(listing, Ok(Reply::Listing { parent, .. }) if parent == root), "{listing:?}");
+}
+
+#[test]
+fn a_new_directory_is_found_before_its_rank_learns_the_decision() {
+    let fs = &mut Ranks::new();
+    let Tree { root, inside, .. } = plant(fs);
+    fs.find_name(root, "in0").unwrap();
+    let make = |fs: &mut Ranks, number: u32| {
+        let node = NewNode::Directory;
+        let (dir, name, open) = (inside[0], name(&format!("new{number}")), None);
+        let made =
+            Request::Create { dir, name, node, perm: 0o777, umask: 0, open, exclusive: true, writeback: None };
+        fs.ask_at(Rank(0), GUEST, made)
+    };
+    fs.decisions = Some(Vec::new());
+    let remote = (0..9).find_map(|number| match make(fs, number) {
+        Ok(Reply::Remote { ino, .. }) => Some(ino),
+        _ => None,
+    });
+    let made = remote.expect("a directory at another rank");
+    let request = find(made, DIRECTORY);
+    let (id, at) = (RequestId(1_000), usize::from(made.rank().0));
+    fs.hosts[at].input(Input::Request { from: GUEST, id, below: id, caller: ROOT_CALLER, request });
+    fs.deliver();
+    assert!(!fs.hosts[at].answers.contains_key(&1_000), "{:?}", fs.hosts[at].answers);
+    for (from, to, message) in fs.decisions.take().unwrap() {
+        fs.hosts[usize::from(to.0)].input(Input::Peer { from, message });
+    }
+    fs.deliver();
+    let found = fs.hosts[at].answers.remove(&1_000);
+    assert!(matches!(&found, Some(Ok(Reply::Entry(entry))) if entry.attr.ino == made), "{found:?}");
 }
 
 #[test]

@@ -170,10 +170,15 @@ fn cached_read_does_not_wait_for_disk() {
 
     store.stream_sync(Ino(7)).unwrap();
     let file = store.stream_file(Ino(7)).unwrap().unwrap();
-    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+    // The kernel may keep pages that it is using itself at that moment.
+    let evicted_read = |buf: &mut [u8]| {
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+        let (read, is_all) = store.stream_read_cached(Ino(7), 0, buf).unwrap();
+        assert_eq!(is_all, read == bytes.len());
+        (!is_all).then_some(read)
+    };
     buf.fill(0xee);
-    let (read, is_all) = store.stream_read_cached(Ino(7), 0, &mut buf).unwrap();
-    assert!(read < bytes.len() && !is_all, "{read}");
+    let read = (0..1_000).find_map(|_| evicted_read(&mut buf)).expect("an incomplete read");
     let rest = store.stream_read(Ino(7), read as u64, &mut buf[read..]).unwrap();
     assert_eq!((read + rest, &buf[..bytes.len()]), (bytes.len(), &bytes[..]));
 }
