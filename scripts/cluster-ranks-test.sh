@@ -131,7 +131,7 @@ rm -r "$a/counted"
 section 'overlayfs on top'
 overlays() {
     local n m
-    mkdir "$a"/lower "$work/merged"
+    mkdir -p "$a/lower" "$work/merged"
     mkdir "$a/lower"/{1..20}
     for n in {1..20}; do echo "$n" > "$a/lower/$n/file"; done
     # Directories in the root lie at the ranks in turn, so that those that are moved from one layer's place to another change it.

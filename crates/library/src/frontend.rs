@@ -65,7 +65,7 @@ impl Frontend for LibraryFrontend {
         &self,
         _: &Lease,
         _: bool,
-        _: impl FnOnce() + Send + 'static,
+        _: impl Fn() + Send + Sync + 'static,
         done: impl FnOnce() + Send + 'static,
     ) {
         done();

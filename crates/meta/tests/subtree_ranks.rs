@@ -202,8 +202,16 @@ fn a_new_directory_is_found_before_its_rank_learns_the_decision() {
     let make = |fs: &mut Ranks, number: u32| {
         let node = NewNode::Directory;
         let (dir, name, open) = (inside[0], name(&format!("new{number}")), None);
-        let made =
-            Request::Create { dir, name, node, perm: 0o777, umask: 0, open, exclusive: true, writeback: None };
+        let made = Request::Create {
+            dir,
+            name,
+            node,
+            perm: 0o777,
+            umask: 0,
+            open,
+            exclusive: true,
+            writeback: None,
+        };
         fs.ask_at(Rank(0), GUEST, made)
     };
     fs.decisions = Some(Vec::new());

@@ -33,13 +33,13 @@ pub trait Frontend: Sized + Send + Sync + 'static {
     );
 
     /// Drops what the lease covers, then calls `done`. `is_own`: a pending rename of this frontend
-    /// waits for the revocation. `blocked` is called if a pending call of the frontend holds a lock
-    /// that dropping needs.
+    /// waits for the revocation. `blocked` is called, maybe repeatedly, while a pending call of
+    /// the frontend holds a lock that dropping needs.
     fn revoke(
         &self,
         lease: &Lease,
         is_own: bool,
-        blocked: impl FnOnce() + Send + 'static,
+        blocked: impl Fn() + Send + Sync + 'static,
         done: impl FnOnce() + Send + 'static,
     );
 

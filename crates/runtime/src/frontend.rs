@@ -86,9 +86,10 @@ pub struct FuseFrontend {
 /// A revocation of a name.
 struct Revoking {
     since: Instant,
-    /// Has the server refuse calls that hold the directory. `None`: it has been asked to, at
-    /// `since`.
-    blocked: Option<Box<dyn FnOnce() + Send>>,
+    /// Reports to the server that a call holds the directory.
+    blocked: Arc<dyn Fn() + Send + Sync>,
+    /// Times that it was reported.
+    reports: u32,
     done: Once,
 }
 

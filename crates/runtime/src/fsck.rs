@@ -155,7 +155,7 @@ impl Frontend for Closed {
         &self,
         _: &Lease,
         _: bool,
-        _: impl FnOnce() + Send + 'static,
+        _: impl Fn() + Send + Sync + 'static,
         _: impl FnOnce() + Send + 'static,
     ) {
     }

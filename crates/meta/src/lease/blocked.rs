@@ -2,10 +2,9 @@
 //!
 //! A kernel drops a cached name only with its directory locked. A call that has locked the
 //! directory may wait until other clients give up leases; if their kernels have locked it as well,
-//! each waits for the other. One of the calls is refused with `ESTALE` then, before it has changed
-//! anything: Linux looks its names up again and repeats it, once.
-
-use alloc::vec::Vec;
+//! each waits for the other. When both have reported that, one of the calls is refused with
+//! `ESTALE`, before it has changed anything: Linux looks its names up again and repeats it, once.
+//! A call of overlayfs is not repeated, so no call is refused only because it is slow.
 
 use espalier_proto::{ClientId, Errno};
 
@@ -16,10 +15,10 @@ use crate::task::Task;
 
 impl Meta {
     /// A client has a call pending that locks the directory of a revoked name: refuses those of its
-    /// calls there that wait for leases.
+    /// calls there that wait for the leases of clients in the same situation.
     pub(crate) fn blocked(&mut self, now: Now, client: ClientId, number: u64, out: &mut Outbox) {
         let Some(leases) = &mut self.leases else { return };
-        let Some(dir) = leases.revoked_in(client, number) else { return };
+        let Some(dir) = leases.revocation_blocked(client, number) else { return };
         let locks_dir = |task: &Task| {
             let is_refusable = matches!(task.progress, Progress::None) && !task.request.is_acknowledged();
             task.from == client && is_refusable && task.request.changed_dirs().contains(&Some(dir))
@@ -27,11 +26,7 @@ impl Meta {
         let tasks = &self.tasks;
         let caller =
             |number: &u64| tasks.get(number).filter(|task| locks_dir(task)).map(|task| task.caller.pid);
-        let refused: Vec<u64> = leases.refuse_waiting(client, caller);
-        if !refused.is_empty() {
-            leases.unblocks(number);
-        }
-        for number in refused {
+        for number in leases.refuse_waiting((client, number), caller) {
             self.refuse_waiting(now, number, Errno::ESTALE, out);
         }
     }

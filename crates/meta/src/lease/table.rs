@@ -80,8 +80,17 @@ struct SentRevocation {
     revocation: Revocation,
     key: Key,
     at: u64,
-    /// Its client's own operations do not keep it from answering, for they have been refused.
-    unblocked: bool,
+    progress: RevocationProgress,
+}
+
+/// What the client has reported about a revocation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum RevocationProgress {
+    Sent,
+    /// A pending call of the client has locked the directory.
+    Blocked,
+    /// The calls that blocked it have been refused.
+    Unblocked,
 }
 
 /// Statistics of the lease table.
@@ -285,7 +294,8 @@ impl Leases {
             };
             let revocation = Revocation { client, number, lease };
             self.outgoing.push(revocation.clone());
-            self.revocations.insert(number, SentRevocation { revocation, key, at: now, unblocked: false });
+            let progress = RevocationProgress::Sent;
+            self.revocations.insert(number, SentRevocation { revocation, key, at: now, progress });
         }
         match key.hash {
             _ if self.counts.revoked == revoked => {}
@@ -393,19 +403,32 @@ impl Leases {
         Some(task)
     }
 
-    /// Takes waiting operations of a client out of the table: those for which `caller` names a
-    /// process. Leaves those of processes that have not repeated a refused operation yet, and those
-    /// that wait for a client whose own blocking operation was just refused.
+    /// A client reports that one of its calls has locked the directory of a revoked name. Returns
+    /// the directory.
+    pub(crate) fn revocation_blocked(&mut self, client: ClientId, number: u64) -> Option<Ino> {
+        let sent = self.revocations.get_mut(&number).filter(|sent| sent.revocation.client == client)?;
+        if !matches!(sent.revocation.lease, Lease::Name { .. }) {
+            return None;
+        }
+        if sent.progress == RevocationProgress::Sent {
+            sent.progress = RevocationProgress::Blocked;
+        }
+        Some(sent.key.ino)
+    }
+
+    /// Takes operations of a client out of the table that wait for clients which are blocked, too:
+    /// those for which `caller` names a process. Leaves those of processes that have not repeated a
+    /// refused operation yet. `number`: the revocation that these operations block.
     pub(crate) fn refuse_waiting(
         &mut self,
-        client: ClientId,
+        (client, number): (ClientId, u64),
         caller: impl Fn(&u64) -> Option<u32>,
     ) -> Vec<u64> {
         let mut refused = Vec::new();
         for (key, tasks) in &mut self.waiting {
             let awaited = self.holders.get(key).into_iter().flatten();
             let mut awaited = awaited.filter_map(|holder| self.revocations.get(&holder.revocation));
-            if awaited.any(|sent| sent.unblocked) {
+            if !awaited.any(|sent| sent.progress == RevocationProgress::Blocked) {
                 continue;
             }
             let is_refused = |(_, task): &mut (ClientId, u64)| {
@@ -415,14 +438,10 @@ impl Leases {
             refused.extend(tasks.extract_if(.., is_refused).map(|(_, task)| task));
         }
         self.waiting.retain(|_, tasks| !tasks.is_empty());
-        refused
-    }
-
-    /// The client that has been sent this revocation is no longer blocked by its own operations.
-    pub(crate) fn unblocks(&mut self, number: u64) {
-        if let Some(sent) = self.revocations.get_mut(&number) {
-            sent.unblocked = true;
+        if let Some(sent) = self.revocations.get_mut(&number).filter(|_| !refused.is_empty()) {
+            sent.progress = RevocationProgress::Unblocked;
         }
+        refused
     }
 
     pub(crate) fn has_refused(&self) -> bool {
@@ -431,12 +450,6 @@ impl Leases {
 
     pub(crate) fn may_refuse_again(&mut self, client: ClientId, pid: u32) {
         self.refused.remove(&(client, pid));
-    }
-
-    /// The directory of the name that a client has been asked to give up.
-    pub(crate) fn revoked_in(&self, client: ClientId, number: u64) -> Option<Ino> {
-        let sent = self.revocations.get(&number).filter(|sent| sent.revocation.client == client)?;
-        matches!(sent.revocation.lease, Lease::Name { .. }).then_some(sent.key.ino)
     }
 
     /// Handles a client's acknowledgement of a revocation. Returns the operations to resume.

@@ -24,8 +24,10 @@ use crate::clock;
 /// Validity of a stream's attributes: the kernel does not update them for its writes through memory
 /// maps.
 const STREAM_ATTR: Duration = Duration::from_secs(1);
-/// Time limit for the kernel to expire a name.
+/// Time limit for the kernel to expire a name, after which the server is notified.
 const PATIENCE: Duration = Duration::from_millis(50);
+/// Notifications of the server before all names are invalidated.
+const MOST_REPORTS: u32 = 9;
 /// Maximum number of inodes in a prune notification.
 const PRUNED: usize = 512;
 /// The preferred I/O size in `stat`.
@@ -177,7 +179,7 @@ impl Frontend for FuseFrontend {
         &self,
         lease: &Lease,
         is_own: bool,
-        blocked: impl FnOnce() + Send + 'static,
+        blocked: impl Fn() + Send + Sync + 'static,
         done: impl FnOnce() + Send + 'static,
     ) {
         match lease {
@@ -190,9 +192,8 @@ impl Frontend for FuseFrontend {
             Lease::Name { dir, name } => {
                 let done = Once::new(done);
                 let mut revoking = self.revoking.lock().unwrap_or_else(PoisonError::into_inner);
-                let blocked: Box<dyn FnOnce() + Send> = Box::new(blocked);
-                let (since, blocked) = (Instant::now(), Some(blocked));
-                revoking.push(Revoking { since, blocked, done: done.clone() });
+                let (since, reports) = (Instant::now(), 0);
+                revoking.push(Revoking { since, reports, blocked: Arc::new(blocked), done: done.clone() });
                 drop(revoking);
                 self.notify([KernelNotification::Expired(*dir, name.clone(), Some(done))].into());
             }
@@ -315,10 +316,10 @@ impl FuseFrontend {
 
     /// Called many times per second: handles delayed lock attempts and revocations of names.
     ///
-    /// The kernel drops a name under its directory's lock. A caller may hold that lock and wait for
-    /// a server that waits for this mount and another to give up leases. After a while, therefore,
-    /// the server refuses such calls, and the kernel repeats them. Where that does not help, all
-    /// names are invalidated, which takes no lock but detaches mounts below.
+    /// The kernel expires a name under its directory's lock. A caller may hold that lock and wait
+    /// for a server that waits for this mount and another to give up leases. So the server is
+    /// notified, and refuses one of the calls if the other mount reports the same. Where that does
+    /// not help, all names are invalidated, which takes no lock but detaches mounts below.
     pub(crate) fn tick(&self) {
         self.give_up_tries();
         if let Some(notifiers) = self.notifiers.get() {
@@ -327,19 +328,19 @@ impl FuseFrontend {
         let (mut late, mut blocked) = (Vec::new(), Vec::new());
         let mut revoking = self.revoking.lock().unwrap_or_else(PoisonError::into_inner);
         revoking.retain_mut(|it| {
-            if it.done.is_called() || it.since.elapsed() <= PATIENCE {
-                return !it.done.is_called();
+            if it.done.is_called() {
+                return false;
             }
-            if let Some(refuse) = it.blocked.take() {
-                it.since = Instant::now();
-                blocked.push(refuse);
-                return true;
+            if it.since.elapsed() > PATIENCE * (it.reports + 1) {
+                it.reports += 1;
+                blocked.push(Arc::clone(&it.blocked));
             }
-            late.push(it.done.clone());
-            false
+            let is_late = it.reports > MOST_REPORTS;
+            late.extend(is_late.then(|| it.done.clone()));
+            !is_late
         });
         drop(revoking);
-        blocked.into_iter().for_each(|refuse| refuse());
+        blocked.into_iter().for_each(|report| report());
         if !late.is_empty() {
             self.distrust_names();
         }
