@@ -299,7 +299,7 @@ impl Leases {
         }
         match key.hash {
             _ if self.counts.revoked == revoked => {}
-            // A participant revokes names also from the client that renames, which fights with nobody.
+            // A participant revokes names also from the client that renames: no contention.
             _ if client == INTERNAL_CLIENT => {}
             0 => self.inodes.note(key.ino, now),
             // Never contended: no exclusive lease is granted on a directory that others know, and
