@@ -144,7 +144,7 @@ enum Form {
     /// The sync after such a write of this many bytes.
     Written(u32),
     Flush,
-    /// A `flock` request with this number that does not wait.
+    /// A lock request with this number that does not wait.
     TryLock(u64, Ino, Lock),
     /// The removal of this directory tree.
     Removing(Ino),
@@ -262,8 +262,9 @@ impl<C: Calls<FuseFrontend> + 'static> Filesystem for Mounted<C> {
             }
             // A process has closed a file; it rarely holds locks.
             Op::Flush { handle, lock_owner } if self.calls.frontend().shares_locks => {
-                self.calls.frontend().closing(handle);
-                if !self.calls.must_flush(Ino(node), process(lock_owner)) {
+                let process = process(lock_owner);
+                self.calls.frontend().closing(handle, process);
+                if !self.calls.must_flush(Ino(node), process) {
                     return reply.ok();
                 }
             }
@@ -475,7 +476,7 @@ impl<C: Calls<FuseFrontend>> Mounted<C> {
             Op::SetLk(ref lock) if self.calls.frontend().shares_locks => {
                 let request = self.calls.frontend().lock_request(ino, lock, None)?;
                 let form = match request {
-                    Request::Lock { lock, .. } if lock.owner.flock => Form::TryLock(unique, ino, lock),
+                    Request::Lock { lock, .. } => Form::TryLock(unique, ino, lock),
                     _ => Form::Plain,
                 };
                 Ok((Call::Request(request), form))

@@ -331,7 +331,8 @@ pub(super) fn store_through_map_counts(d: &Dir) -> CaseResult {
 pub(super) fn order_of_small_and_big(d: &Dir) -> CaseResult {
     let big = pattern(1, 100_000);
     let open_big = OpenOptions::new().write(true).open(d.file("open", &big)?)?;
-    let slack = if d.is_of_servers() { 20_000_000 } else { 0 };
+    // A client's estimate of its server's clock is off by the time of a message.
+    let slack = if d.is_of_servers() { 200_000_000 } else { 0 };
     let mut last = (0, String::new());
     let mut next = |name: &str| -> CaseResult {
         let time = mtime(&stat(d.at(name))?);

@@ -17,8 +17,9 @@ const F_UNLCK: u32 = 2;
 /// The kernel's end of an unbounded lock.
 const OFFSET_MAX: u64 = i64::MAX as u64;
 
-/// Time in which the kernel reports whether a closed opening had other users.
-const CLOSING: Duration = Duration::from_millis(50);
+/// Time in which the kernel reports whether a closed opening had other users. Usually less than a
+/// millisecond.
+const CLOSING: Duration = Duration::from_millis(200);
 
 /// Lock owners by opening.
 #[derive(Default)]
@@ -27,8 +28,8 @@ pub(super) struct Lockers(Mutex<Inner>);
 #[derive(Default)]
 struct Inner {
     owners: HashMap<u64, Vec<LockOwner>>,
-    /// Openings with `flock` locks that a process has just closed. The locks end with the last
-    /// process that has them open.
+    /// Openings that a process has just closed, with locks that may be of the opening and not of
+    /// that process: `flock` and open-file-description locks end with the last user of an opening.
     closing: HashMap<u64, Instant>,
     /// When such an opening was last released.
     closed: Option<Instant>,
@@ -36,7 +37,7 @@ struct Inner {
     tries: Vec<Try>,
 }
 
-/// An attempt to acquire a `flock` lock.
+/// An attempt to acquire a lock.
 struct Try {
     since: Instant,
     reply: fuse::Reply,
@@ -81,10 +82,10 @@ impl FuseFrontend {
         Ok(Request::Lock { ino, lock: Lock { owner, kind, first, last, pid: asked.pid }, wait })
     }
 
-    /// A process has closed an opening.
-    pub(super) fn closing(&self, handle: u64) {
+    /// A process has closed an opening. Its record locks are released at once.
+    pub(super) fn closing(&self, handle: u64, process: LockOwner) {
         let mut inner = self.lockers.lock();
-        if inner.owners.get(&handle).is_some_and(|owners| owners.iter().any(|owner| owner.flock)) {
+        if inner.owners.get(&handle).is_some_and(|owners| owners.iter().any(|owner| *owner != process)) {
             inner.closing.insert(handle, Instant::now());
         }
     }
