@@ -35,8 +35,8 @@ work=$(mktemp -d)
 mkdir -p "$work/disk" "$work/mnt" "$work/sync-mnt" "$work/scale-mnt" "$out"
 out=$(realpath "$out")
 device=
-# A halted virtual CPU wakes slowly, and whether it halts depends on other load: two levels of
-# speed.
+# A halted virtual CPU wakes slowly. Other load decides if it halts, which gives results two levels
+# of speed; polling avoids the halt.
 poll=/sys/module/haltpoll/parameters/guest_halt_poll_ns
 poll_before=
 cleanup() {

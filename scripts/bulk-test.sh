@@ -29,19 +29,19 @@ start() {
 }
 trash() { "$bin" status "$mnt" --json | jq .figures.trash.entries; }
 inodes() { "$bin" status "$mnt" --json | jq .files; }
-kept() { "$bin" du "$1" --json | jq -c '[.files, .directories, .bytes]'; }
+counted() { "$bin" du "$1" --json | jq -c '[.files, .directories, .bytes]'; }
 walked() {
     find "$1" -mindepth 1 -printf '%y %s\n' | awk '{ if ($1 == "d") d++; else f++ } $1 ~ /[fl]/ { b += $2 }
         END { printf "[%d,%d,%d]\n", f, d, b }'
 }
-check_usage() { [ "$(kept "$1")" = "$(walked "$1")" ] || fail "$1 tells $(kept "$1"), and there is $(walked "$1")"; }
+check_usage() { [ "$(counted "$1")" = "$(walked "$1")" ] || fail "$1 reports $(counted "$1"), and a walk finds $(walked "$1")"; }
 nobody() { setpriv --reuid 65534 --regid 65534 --clear-groups "$@"; }
 
-refuses() { # what is to be said, then the command
+refuses() { # expected message, command
     local what=$1
     shift
-    if "$@" 2> "$work/error"; then fail "was not refused: $*"; fi
-    grep -q "$what" "$work/error" || fail "$*: was refused otherwise: $(cat "$work/error")"
+    if "$@" 2> "$work/error"; then fail "$* succeeds"; fi
+    grep -q "$what" "$work/error" || fail "$* does not print '$what': $(cat "$work/error")"
 }
 
 # Waits until removed trees are freed. Other trees may be freed at the same time.
@@ -53,8 +53,8 @@ wait_for_trash() {
     done
 }
 
-# Everything below a directory; with `all`, also the attributes that cp -a preserves.
-tell() {
+# Describes everything below a directory; with `all`, also the attributes that cp -a preserves.
+describe() {
     local format='%P %y %m %U %G %l'
     [ "$2" != all ] || format+=' %n %t'
     (
@@ -67,8 +67,8 @@ tell() {
             awk '{ if (!($1 in first)) first[$1] = $2; print $2, first[$1] }'
     )
 }
-same() { # two directories, and how closely they are looked at
-    if ! diff <(tell "$1" "$3") <(tell "$2" "$3") > "$work/difference"; then
+same() { # two directories, and `all` or `some`: the attributes to compare
+    if ! diff <(describe "$1" "$3") <(describe "$2" "$3") > "$work/difference"; then
         head -20 "$work/difference" >&2
         fail "$1 and $2 differ"
     fi
@@ -119,12 +119,12 @@ for flags in -r -a; do
     cp $flags tree "theirs$flags"
     "$bin" cp $flags tree "ours$flags"
     same "theirs$flags" "ours$flags" "$how"
-    # As a user without permission for some of it.
-    if nobody cp $flags tree "theirs-nobody$flags" 2> "$work/theirs"; then fail 'cp could read a private directory'; fi
-    if nobody "$bin" cp $flags tree "ours-nobody$flags" 2> "$work/ours"; then fail 'cp of a private directory'; fi
+    # As a user who may not read a part of the tree.
+    if nobody cp $flags tree "theirs-nobody$flags" 2> "$work/theirs"; then fail 'cp has read a private directory'; fi
+    if nobody "$bin" cp $flags tree "ours-nobody$flags" 2> "$work/ours"; then fail 'espalier cp has read a private directory'; fi
     same "theirs-nobody$flags" "ours-nobody$flags" "$how"
     diff <(sed "s/theirs-nobody/x/g; s/^cp: //" "$work/theirs" | LC_ALL=C sort) \
-        <(sed "s/ours-nobody/x/g; s/^espalier cp: //" "$work/ours" | LC_ALL=C sort) || fail 'other messages'
+        <(sed "s/ours-nobody/x/g; s/^espalier cp: //" "$work/ours" | LC_ALL=C sort) || fail 'the messages differ'
 done
 [ "$(stat -c %b ours-a/sparse)" -le "$(stat -c %b theirs-a/sparse)" ] || fail 'holes were filled'
 
@@ -134,14 +134,14 @@ for side in theirs ours; do
     echo old > "$side/into/tree/sub/big"
     echo kept > "$side/into/tree/kept"
     ln -s elsewhere "$side/into/tree/fifo"
-    # The kernel caches that it does not exist.
-    if stat "$side/into/tree/hole" "$side/into/new" 2> /dev/null; then fail 'it is there'; fi
+    # The kernel caches that these names do not exist.
+    if stat "$side/into/tree/hole" "$side/into/new" 2> /dev/null; then fail 'a new name exists before the copy'; fi
 done
 if cp -r tree theirs/into 2> "$work/theirs"; then fail 'cp has overwritten a directory'; fi
-if "$bin" cp -r tree ours/into 2> "$work/ours"; then fail 'a directory was overwritten'; fi
+if "$bin" cp -r tree ours/into 2> "$work/ours"; then fail 'espalier cp has overwritten a directory'; fi
 same theirs/into ours/into some
 grep -q "cannot overwrite directory 'ours/into/tree/dangling'" "$work/ours" || fail "$(cat "$work/ours")"
-stat "ours/into/tree/hole" > /dev/null || fail 'the kernel was not told'
+stat "ours/into/tree/hole" > /dev/null || fail 'the kernel still caches that a copied name does not exist'
 "$bin" cp -r tree/meta/ tree/hole tree/dangling tree/fifo ours/into
 "$bin" cp tree/hole ours/into/new
 cp -r tree/meta/ tree/hole tree/dangling tree/fifo theirs/into
@@ -152,7 +152,7 @@ section 'refused copies'
 refuses 'into itself' "$bin" cp -r tree tree/sub/copy
 refuses 'into itself' "$bin" cp -r tree tree
 refuses 'into itself' "$bin" cp -r . tree
-[ ! -e tree/sub/copy ] || fail 'something was made'
+[ ! -e tree/sub/copy ] || fail 'a refused copy has made something'
 refuses "omitting directory 'tree'" "$bin" cp tree copy
 refuses 'cannot stat' "$bin" cp -r absent copy
 refuses 'is not a directory' "$bin" cp -r tree tree/meta tree/hole
@@ -168,7 +168,7 @@ mkdir limited
 "$bin" quota set limited --files 100
 refuses 'quota exceeded' "$bin" cp -r tree/sub limited/sub
 check_usage limited
-[ "$(kept limited | jq '.[0] + .[1]')" = 100 ] || fail "the quota holds $(kept limited)"
+[ "$(counted limited | jq '.[0] + .[1]')" = 100 ] || fail "the quota allows $(counted limited)"
 mount --bind -o ro "$mnt" "$work/bound" 2> /dev/null || { mount --bind "$mnt" "$work/bound"; mount -o remount,bind,ro "$work/bound"; }
 refuses 'Read-only file system' "$bin" cp -r "$work/bound/tree/meta" "$work/bound/copy"
 refuses 'Read-only file system' "$bin" cp -r "$work/bound/tree/meta" "$work/bound/limited"
@@ -176,10 +176,10 @@ refuses 'Read-only file system' "$bin" cp -r "$work/bound/tree/meta" "$work/boun
 section 'removals'
 refuses 'Read-only file system' "$bin" rm -r "$work/bound/tree"
 umount "$work/bound"
-[ -e tree/hole ] || fail 'it was removed through a read-only mount'
+[ -e tree/hole ] || fail 'rm has removed a file through a read-only mount'
 refuses 'Is a directory' "$bin" rm tree
 refuses "cannot remove 'absent': No such file" "$bin" rm -r absent ours-r
-[ ! -e ours-r ] || fail 'the other operand is still there'
+[ ! -e ours-r ] || fail 'rm did not remove its second operand'
 "$bin" rm -rf absent
 refuses "refusing to remove '.' or '..'" "$bin" rm -r tree/.
 refuses "refusing to remove '.' or '..'" "$bin" rm -r tree/..
@@ -203,7 +203,7 @@ check_usage .
 section 'removals by other users'
 mkdir -m 777 shared
 nobody "$bin" cp -r tree/meta shared/mine
-before=$(tell shared all)
+before=$(describe shared all)
 chown 0 shared/mine/src
 chmod 755 shared/mine/src
 refuses 'Permission denied' nobody "$bin" rm -r shared/mine
@@ -212,10 +212,10 @@ chown 0 shared/mine/src/lib.rs
 refuses 'Operation not permitted' nobody "$bin" rm -r shared/mine
 chown -R 65534:65534 shared/mine/src
 chmod 755 shared/mine/src
-[ "$(tell shared all)" = "$before" ] || fail 'something was removed, or changed'
+[ "$(describe shared all)" = "$before" ] || fail 'a refused removal has changed the tree'
 nobody mkdir -m 0 shared/mine/unreadable
 nobody "$bin" rm -r shared/mine
-[ -z "$(ls shared)" ] || fail 'it is still there'
+[ -z "$(ls shared)" ] || fail 'the removed tree still exists'
 
 section 'files in use'
 "$bin" cp -r tree used
@@ -223,24 +223,24 @@ ln used/meta/Cargo.toml outside
 exec 5< used/sub/big 6< used/meta/Cargo.toml 7< used/sub/deep
 (
     cd used/sub/deep
-    ls -A . > /dev/null # the kernel keeps that until this directory, too, has been freed
+    ls -A . > /dev/null # the kernel caches this listing until the directory is freed
     "$bin" rm -r "$mnt/used"
     for _ in $(seq 600); do
         [ -n "$(ls -A .)" ] || break
         sleep 0.1
     done
-    [ -z "$(ls -A .)" ] || fail "there is something in a removed directory: $(ls -A .)"
-    if (echo new > new) 2> /dev/null; then fail 'something was made in a removed directory'; fi
-    if ln "$mnt/outside" link 2> /dev/null; then fail 'something was linked into a removed directory'; fi
-    if mv 1 "$mnt/saved" 2> /dev/null; then fail 'something was saved from a removed directory'; fi
+    [ -z "$(ls -A .)" ] || fail "a removed directory is not empty: $(ls -A .)"
+    if (echo new > new) 2> /dev/null; then fail 'a file was created in a removed directory'; fi
+    if ln "$mnt/outside" link 2> /dev/null; then fail 'a file was linked into a removed directory'; fi
+    if mv 1 "$mnt/saved" 2> /dev/null; then fail 'a file was renamed out of a removed directory'; fi
     if cat 1 2> /dev/null; then fail 'a removed file was found by its name'; fi
-    [ -z "$(ls -A .)" ] || fail 'something is in a removed directory'
+    [ -z "$(ls -A .)" ] || fail 'a removed directory is not empty'
 )
-[ ! -e used ] || fail 'the kernel was not told'
+[ ! -e used ] || fail 'the kernel still caches the removed name'
 wait_for_trash
 cmp <(cat <&5) tree/sub/big || fail 'an open file has other bytes'
 cmp <(cat <&6) tree/meta/Cargo.toml
-[ "$(stat -c %h outside)" = 1 ] || fail "a file with one name has $(stat -c %h outside) links"
+[ "$(stat -c %h outside)" = 1 ] || fail "a file with one name has a link count of $(stat -c %h outside)"
 cmp outside tree/meta/Cargo.toml
 exec 5<&- 6<&- 7<&-
 mkdir used
@@ -255,7 +255,7 @@ ls . kept > /dev/null
     cd kept
     ls . > /dev/null
     "$bin" rm -r "$mnt/kept"
-    [ -z "$(ls -A .)" ] || fail "there is something in a removed directory: $(ls -A .)"
+    [ -z "$(ls -A .)" ] || fail "a removed directory is not empty: $(ls -A .)"
 )
 if grep -qx kept <<< "$(ls)"; then fail 'a removed directory is listed'; fi
 
@@ -266,11 +266,11 @@ for round in 1 2 3; do "$bin" cp -r "$mnt/many/sub" "$mnt/many/sub$round" && "$b
     mv "$mnt/twice" "$mnt/many/twice$round"; done
 sync "$mnt"
 for round in 1 2 3 4; do
-    size=$(kept "$mnt/many" | jq '.[0] + .[1]')
+    size=$(counted "$mnt/many" | jq '.[0] + .[1]')
     "$bin" cp -a "$mnt/many" "$mnt/copy"
     sync "$mnt"
     "$bin" rm -r "$mnt/copy"
-    [ ! -e "$mnt/copy" ] || fail 'it is still there'
+    [ ! -e "$mnt/copy" ] || fail 'the removed tree still exists'
     # The removal is durable, and the tree is partly freed.
     sync "$mnt"
     left=$(trash)
@@ -287,15 +287,15 @@ for round in 1 2 3 4; do
         mv "$work/two" "$work/data"
     fi
     start
-    [ ! -e "$mnt/copy" ] || fail 'it is back'
-    echo "round $round: of $size entries $left were left at the kill, and $(trash) at the mount after it"
+    [ ! -e "$mnt/copy" ] || fail 'the removed tree is back after the kill'
+    echo "round $round: $left of $size entries were in the trash at the kill, $(trash) after the next mount"
     most=$((${most:-0} > left ? ${most:-0} : left))
     wait_for_trash
     check_usage "$mnt"
     expected=$(find "$mnt" -printf '%i\n' | sort -u | wc -l)
     [ "$(inodes)" = "$expected" ] || fail "$(inodes) inodes in use instead of $expected"
 done
-[ "$most" -gt 0 ] || fail 'all was freed before each kill: it tested nothing'
+[ "$most" -gt 0 ] || fail 'each kill came after the whole tree was freed: nothing was tested'
 "$bin" umount "$mnt"
 "$bin" fsck "$work/data"
 echo 'bulk-test: passed'

@@ -1,12 +1,13 @@
 #!/bin/bash
-# cluster-data-test.sh: big files are striped over the data servers of a cluster, are the same from all mounts, and outlast the
-# death of any server; what nobody refers to is freed. Clients have bytes from the data servers themselves, for as long as they may.
+# cluster-data-test.sh: big files are striped over the data servers of a cluster, are equal on all
+# mounts, and survive the death of any server. Unreferenced datafiles are freed. Clients access data
+# servers directly as long as their capabilities are valid.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bin=$(realpath "${BUILD:-target/release}/espalier")
 conformance=$(realpath "${BUILD:-target/release}/espalier-conformance")
 work=$(mktemp -d)
-chmod 755 "$work" # others look into the mounts, too
+chmod 755 "$work" # other users access the mounts
 cluster=$work/cluster
 a=$work/a b=$work/b c=$work/c
 mkdir "$a" "$b" "$c"
@@ -20,12 +21,12 @@ cleanup() {
 trap cleanup EXIT
 . scripts/cluster-functions.sh
 
-# sent MOUNT WHAT: so many messages.
+# sent MOUNT COUNTER: the number of messages that the mount has sent.
 sent() {
     "$bin" status "$1" --counters | awk -v what="sent.$2" '$1 == what { print $2 }'
 }
 
-# datafiles: as many as there are.
+# datafiles: the number of datafiles on all servers.
 datafiles() {
     find "$cluster"/server-*/data/streams -type f | wc -l
 }
@@ -34,9 +35,9 @@ no_datafiles() {
     [ "$(datafiles)" = "$1" ]
 }
 
-section 'a cluster of four'
+section 'make a cluster of four servers'
 "$bin" cluster init "$cluster" --servers 4 --listen 127.0.0.1:17470 --label tested > /dev/null
-# Small strips, and servers that have nothing of a file.
+# Small strips, and fewer servers per file than there are.
 sed -i 's/^stripe_width = .*/stripe_width = 3\nstripe_strip = "12K"/' "$cluster/server-0/server.toml"
 up
 url=espalier://127.0.0.1:17470/
@@ -45,21 +46,21 @@ refused 'serves no metadata' "$bin" mount espalier://127.0.0.1:17471/ "$a" -o "c
 "$bin" mount "$url" "$a" -o "credentials=$credentials" --log-file "$work/a.log"
 "$bin" mount "$url" "$b" -o "credentials=$credentials" --log-file "$work/b.log"
 
-section 'big files are striped, and whole from everywhere'
+section 'big files are striped, and equal on all mounts'
 head -c 5000000 /dev/urandom > "$work/bytes"
 for n in 1 2 3 4; do cp "$work/bytes" "$a/big-$n"; done
 for n in 1 2 3 4; do cmp "$work/bytes" "$b/big-$n"; done
-# The metadata server has seen none of these bytes.
+# These bytes did not pass through the metadata server.
 for mount in "$a" "$b"; do
     is "$(sent "$mount" streams)" 0
-    [ "$(sent "$mount" data)" -ge 4 ] || fail 'nothing is asked of data servers'
+    [ "$(sent "$mount" data)" -ge 4 ] || fail "$mount sends no requests to data servers"
 done
 is "$(datafiles)" 12
 is "$(stat -c %s "$b/big-1")" 5000000
 is "$(du -B1 --apparent-size "$b/big-1" | cut -f 1)" 5000000
-[ "$(stat -c %b "$b/big-1")" -ge 9700 ] || fail 'blocks are not counted'
+[ "$(stat -c %b "$b/big-1")" -ge 9700 ] || fail 'stat reports too few blocks'
 
-section 'times are final, and the same from everywhere'
+section 'times are final, and equal on all mounts'
 mkdir "$a/times"
 for bytes in 100 30000 200000 3000000; do
     head -c "$bytes" "$work/bytes" > "$a/times/new-$bytes"
@@ -71,7 +72,7 @@ times() { (cd "$1/times" && stat -c '%n %y %z' -- *); }
 times "$a" > "$work/times"
 tar -C "$a" -g "$work/snapshot" -cf "$work/times.tar" times
 for mount in "$b" "$a" "$b"; do
-    times "$mount" | diff "$work/times" - || fail "other times at $mount"
+    times "$mount" | diff "$work/times" - || fail "times differ at $mount"
     sleep 0.5
 done
 is "$(tar -C "$a" -g "$work/snapshot" -cvf "$work/times.tar" times | grep -c 'times/.')" 0
@@ -96,7 +97,7 @@ for n in $(seq 300); do echo "b $n" >> "$b/log"; done
 wait $!
 is "$(wc -l < "$a/log")" 600
 is "$(getfattr --absolute-names --only-values -n user.espalier.rbytes "$a")" "$(find "$a" -type f -printf '%s\n' | awk '{s += $1} END {print s}')"
-# What one has written the other reads, both with the file open.
+# Each mount reads the other's writes while both have the file open.
 cp "$work/bytes" "$a/shared"
 exec 7<> "$a/shared" 8<> "$b/shared"
 for n in $(seq 100); do
@@ -108,20 +109,20 @@ exec 7<&- 8<&-
 rm "$a"/big-* "$a/log" "$a/shared"
 until_true no_datafiles 0
 
-section 'what is done for a write is shown: by client, metadata server and data servers'
+section 'trace a write on the client, the metadata server and the data servers'
 "$bin" trace "$a" "$cluster" --op write --seconds 2 --out "$work/trace.json" --out "$work/trace.svg" > "$work/traced" &
 while kill -0 $! 2> /dev/null; do cp "$work/bytes" "$a/traced" && rm "$a/traced"; done
 wait $!
 for step in 'ask data server [0-3]: write' 'data server [0-3], store'; do
     grep -q "$step" "$work/traced" || fail "no step '$step': $(cat "$work/traced")"
 done
-# Whoever was asked tells of it, too.
-alone='[.traceEvents[].args | select(.id != null and .id.from != .id.to)] | group_by(.id) | map(select(length == 1 and .[0].place == .[0].id.from))'
-is "$(jq -c "$alone" "$work/trace.json")" '[]'
-grep -q 'rank 0 .* create' <<< "$("$bin" trace "$work/trace.json" --op create)" || fail 'what was written is not read again'
+# Each traced request also has its receiver's span.
+unanswered='[.traceEvents[].args | select(.id != null and .id.from != .id.to)] | group_by(.id) | map(select(length == 1 and .[0].place == .[0].id.from))'
+is "$(jq -c "$unanswered" "$work/trace.json")" '[]'
+grep -q 'rank 0 .* create' <<< "$("$bin" trace "$work/trace.json" --op create)" || fail 'a saved trace cannot be read'
 grep -q 'data server' "$work/trace.svg"
 
-section 'a listing without the kernel is as ls has it'
+section 'espalier ls prints what ls prints'
 mkdir "$a/listed"
 cp "$work/bytes" "$a/listed/big"
 ln -s big "$a/listed/link"
@@ -135,12 +136,12 @@ refused 'No such file' "$bin" ls "${url}none" -o "credentials=$credentials"
 rm -r "$a/listed"
 until_true no_datafiles 0
 
-section 'policies: files lie as their directories want'
-# attributes DIR: what is set there, as its list of attributes has it.
+section 'policies of directories determine the layout of files'
+# attributes DIR: the policy attributes that are set on the directory.
 attributes() {
     getfattr --absolute-names -d -m '^user.espalier' "$1" | sed -n 's/^user.espalier.//p' | tr -d '"' | tr '\n' ' '
 }
-# layout_of FILE WHAT
+# layout_of FILE KEY: a value of the file's layout.
 layout_of() {
     "$bin" layout "$1" --json | jq -c ".$2"
 }
@@ -163,7 +164,7 @@ cp "$work/bytes" "$b/hints/varstrip"
 is "$(layout_of "$a/hints/varstrip" servers)" '[0,1,3]'
 file=$(printf %x "$(stat -c %i "$a/hints/varstrip")")
 is "$(for n in 0 1 2 3; do find "$cluster/server-$n/data/streams" -type f -name "$file" -printf '%s '; done)" '3336000 1638400 25600 '
-# A file keeps what held when it was made.
+# A file keeps the policy that applied at its creation.
 echo small > "$a/hints/moved"
 mv "$b/hints/moved" "$b/moved"
 "$bin" policy "$a/hints" --file /dev/null
@@ -182,11 +183,11 @@ done
 refused 'num_dfiles is a number, 1 to 1024, and not `0`' "$bin" policy "$a/hints" --set num_dfiles=0
 refused "invalid value 'stripes'" "$bin" policy "$a/hints" --unset stripes
 refused 'Invalid argument' setfattr -n user.espalier.dist_name -v raid "$a/hints"
-grep -q 'dist_name is basic, simple_stripe or varstrip, and not `raid`' "$cluster/server-0/log" || fail 'the log does not say why'
+grep -q 'dist_name is basic, simple_stripe or varstrip, and not `raid`' "$cluster/server-0/log" || fail 'the log has no reason for the refusal'
 rm -r "$a/hints" "$a/moved"
 until_true no_datafiles 0
 
-# All servers are on one disk here: together they have as much room as so many.
+# All servers are on one disk here: the reported size is a multiple of the disk's.
 size_of() {
     df -B1 --output=size "$1" | tail -n 1
 }
@@ -200,12 +201,12 @@ mkdir "$a/conformance"
 "$conformance" "$a/conformance" > "$work/conformance" || { grep -v ' ok ' "$work/conformance"; fail 'not POSIX'; }
 tail -n 1 "$work/conformance"
 rm -rf "$b/conformance"
-pieces() { "$conformance" "$a" --pieces "${SEED:-1}" --beside "$b" --rounds "$1" > "$work/pieces" || { cat "$work/pieces"; fail 'what was written is not read'; }; }
+pieces() { "$conformance" "$a" --pieces "${SEED:-1}" --beside "$b" --rounds "$1" > "$work/pieces" || { cat "$work/pieces"; fail 'a read does not return what was written'; }; }
 pieces 10
-"$conformance" "$a" --follow "${SEED:-1}" --beside "$b" --rounds 3 > "$work/follow" || { cat "$work/follow"; fail 'followers read something else'; }
+"$conformance" "$a" --follow "${SEED:-1}" --beside "$b" --rounds 3 > "$work/follow" || { cat "$work/follow"; fail 'a follower reads other bytes'; }
 until_true no_datafiles 0
 
-section 'servers that are killed under load'
+section 'kill servers under load'
 writer() {
     local mount=$1 n
     for n in $(seq 25); do
@@ -224,9 +225,9 @@ for victim in 1 0 2 3 0 1; do
     sleep 0.3
     up
 done
-wait "$first" || fail 'what was written at one mount was not there'
-wait "$second" || fail 'what was written at the other mount was not there'
-wait "$third" || fail 'what was written was not read'
+wait "$first" || fail 'a file that was written at the first mount is missing or wrong'
+wait "$second" || fail 'a file that was written at the second mount is missing or wrong'
+wait "$third" || fail 'a read does not return what was written'
 for n in 3 24; do
     for from in a b; do
         cmp <(cat "$work/bytes"; printf more) "$b/$from-$n"
@@ -239,7 +240,7 @@ until_true no_datafiles 48
 section 'a data server that is down'
 cp "$work/bytes" "$a/kept"
 sync "$a/kept"
-# One that the server has a part of.
+# on_server NUMBER: a file of which that server has a datafile.
 on_server() {
     local file
     for file in "$b"/a-*; do
@@ -248,62 +249,62 @@ on_server() {
             return
         fi
     done
-    fail "server $1 has nothing"
+    fail "server $1 has no datafile"
 }
 mkdir "$a/held"
 file=$(on_server 2)
-# Within one mount, so that it stays the file that lies there.
+# At one mount: a rename between mounts would copy the file to other servers.
 mv "$file" "$b/held/big"
 echo other > "$a/held/other"
 file=$(on_server 2)
-# The kernel must not know it by heart.
+# Drops the file from the kernel's page cache.
 dd if="$file" iflag=nocache count=0 status=none
 exec 8< "$file"
 kill_server 2
 echo small > "$a/small"
 is "$(cat "$b/small")" small
 cat "$file" > "$work/read" & reader=$!
-# Who opens it does so while its pages are being read.
+# Waits until the reader has opened the file and reads its pages.
 sleep 1
 truncate -s 5000004 "$file" & truncates=$!
 cat <&8 > "$work/interrupted" & reads=$!
 sleep 1
-[ -e "/proc/$reader" ] || fail 'it was read without one of its servers'
+[ -e "/proc/$reader" ] || fail 'a file was read while one of its servers was down'
 for interrupted in "$reads" "$truncates"; do
     kill "$interrupted"
     until_true test ! -e "/proc/$interrupted"
-    if wait "$interrupted"; then fail 'who waits cannot be interrupted'; fi
+    if wait "$interrupted"; then fail 'an interrupted call has succeeded'; fi
 done
 exec 8<&-
-[ -e "/proc/$reader" ] || fail 'the other went, too'
+[ -e "/proc/$reader" ] || fail 'the signal has ended another reader'
 ls "$a" > "$work/listed"
 grep -q small "$work/listed"
-# Who waits for its size does not hold up its directory, not even at a mount that has never seen it.
+# A wait for a file's size does not block its directory, even at a mount that has not cached it.
 "$bin" mount "$url" "$c" -o "credentials=$credentials" --log-file "$work/c.log"
 stat "$c/held/big" > "$work/size" & stats=$!
 sleep 1
-[ -e "/proc/$stats" ] || fail 'its size is told without one of its servers'
+[ -e "/proc/$stats" ] || fail 'the size was returned while one of its servers was down'
 for change in "touch $c/held/new" "mv $c/held/new $c/held/newer" "rm $c/held/other $c/held/newer"; do
-    timeout 10 $change || fail "$change waits for a data server"
+    timeout 10 $change || fail "'$change' waits for a data server"
 done
 up
-wait "$stats" || fail 'who waits for a size is not told'
+wait "$stats" || fail 'stat fails after the server has started again'
 grep -q 'Size: 5000004' "$work/size" || fail "$(cat "$work/size")"
 umount "$c"
-wait "$reader" || fail 'who waits does not go on'
+wait "$reader" || fail 'the reader fails after the server has started again'
 cmp <(cat "$work/bytes"; printf more) "$work/read"
 cmp "$work/bytes" "$b/kept"
 rm -r "$a"/a-* "$b"/b-* "$a/held"
 until_true no_datafiles 3
 
-section 'a client that vanishes, and comes back'
+section 'a client is stopped, loses its session, and continues'
 sed -i 's/^\(lease\|session\)_seconds = .*/\1_seconds = 12/' "$cluster/server-0/server.toml"
 kill_server 0
 up
 "$bin" mount "$url" "$c" -o "credentials=$credentials" --log-file "$work/c.log"
 cp "$work/bytes" "$c/late"
 mkfifo "$work/began" "$work/go-on"
-# No other process has the file open, for it would wait for the mount when it ends.
+# No other process has the file open: its exit would wait for the stopped mount.
 {
     exec 7<> "$c/late"
     flock -n 7
@@ -313,27 +314,27 @@ mkfifo "$work/began" "$work/go-on"
     printf LATE! >&7
 } 2> "$work/late" & late=$!
 read -r _ < "$work/began"
-# Its capability is good, and what it writes next is on its way when the mount stops.
+# The capability is valid, and the next write is pending when the mount stops.
 stopped=$("$bin" status "$c" --json | sed -n 's/.*"pid": *\([0-9]*\).*/\1/p')
 [ -n "$stopped" ] || fail 'the mount has no process'
 kill -STOP "$stopped"
-# Its threads stop one after the other, and each could still write.
+# The threads stop one by one, and each could still write until it stops.
 has_stopped() { [ -z "$(grep -L '^State:.T' /proc/"$stopped"/task/*/status)" ]; }
 until_true has_stopped
 echo > "$work/go-on"
-# What it has locked others have when nothing can come of it any more.
-timeout 120 flock "$b/late" head -c 5 "$b/late" > "$work/locked" || fail 'its lock is not given up'
+# The lock is free when no write of the stopped client can be executed.
+timeout 120 flock "$b/late" head -c 5 "$b/late" > "$work/locked" || fail 'the lock of the stopped client is not released'
 is "$(cat "$work/locked")" first
 rm "$b/late"
 until_true no_datafiles 3
 kill -CONT "$stopped"
 stopped=
-if wait "$late"; then fail 'who was gone for too long writes'; fi
-# What it would have written is nowhere.
-no_datafiles 3 || fail 'what was removed is back'
+if wait "$late"; then fail 'a write with an expired capability has succeeded'; fi
+# The late write has created no datafile.
+no_datafiles 3 || fail 'a removed datafile is back'
 umount "$c"
 
-section 'removed while its servers are down, by servers that are killed'
+section 'remove a file while its servers are down, and kill the metadata server'
 exec 8< "$a/kept"
 rm "$b/kept"
 cmp "$work/bytes" <(cat <&8)
@@ -341,12 +342,12 @@ kill_server 3
 kill_server 1
 exec 8<&-
 sleep 1
-no_datafiles 0 && fail 'they are gone from servers that do not run'
+no_datafiles 0 && fail 'datafiles were removed from servers that do not run'
 kill_server 0
 up
 until_true no_datafiles 0
 
-section 'a data server is taken out'
+section 'drain and remove a data server'
 on_drained() {
     find "$cluster/server-3/data/streams" -type f | wc -l
 }
@@ -357,7 +358,7 @@ printf END >> "$a/moved-2"
 times=$(stat -c %Y "$a"/moved-*)
 umount "$a" "$b"
 "$bin" cluster down "$cluster"
-[ "$(on_drained)" -ge 2 ] || fail 'nothing lies there'
+[ "$(on_drained)" -ge 2 ] || fail 'server 3 has too few datafiles to test the drain'
 refused 'set drain = true' "$bin" cluster drain "$cluster" --server 3
 refused 'number 7' "$bin" cluster drain "$cluster" --server 7
 sed -i '/^\[\[data\]\]/{n;s/^number = 3$/&\ndrain = true/}' "$cluster/server-0/server.toml"
@@ -383,19 +384,19 @@ for n in 1 3 4 5 6 7 8; do cmp "$work/bytes" "$a/moved-$n"; done
 cmp "$work/bytes" "$b/linked"
 cmp -n 5000000 "$work/bytes" "$a/moved-2"
 is "$(tail -c +5000001 "$b/moved-2" | tr -d '\0')" END
-[ "$(stat -c %b "$b/moved-2")" -le 20000 ] || fail 'holes have been filled'
+[ "$(stat -c %b "$b/moved-2")" -le 20000 ] || fail 'the drain has filled holes'
 is "$(stat -c %Y "$a"/moved-[1-4])" "$times"
 umount "$a" "$b"
 "$bin" cluster down "$cluster"
 sed -i '/^\[\[data\]\]/{n;s/^number = 2$/&\ndrain = true/}' "$cluster/server-0/server.toml"
 refused '8 files are on all other data servers' "$bin" cluster drain "$cluster" --server 2
 
-section 'the end'
+section 'fsck finds an unreferenced datafile; a cluster'"'"'s store is no local store'
 "$bin" cluster fsck "$cluster"
-# What fsck would find.
+# A datafile without an inode.
 mkdir -p "$cluster/server-2/data/streams/02"
 printf lost > "$cluster/server-2/data/streams/02/99902"
-if "$bin" cluster fsck "$cluster" > "$work/found"; then fail 'fsck finds nothing'; fi
+if "$bin" cluster fsck "$cluster" > "$work/found"; then fail 'fsck does not report an unreferenced datafile'; fi
 grep -q 'inode 628994: has a datafile on data server 2' "$work/found"
 refused 'lie on data servers' "$bin" dump "$cluster/server-0/store" "$work/dump"
 refused 'lie on data servers' "$bin" mount "$cluster/server-0/store" "$a"

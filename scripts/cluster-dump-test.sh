@@ -1,6 +1,6 @@
 #!/bin/bash
-# cluster-dump-test.sh: what is dumped of a cluster and loaded into another is the same tree, to the last datafile; what was interrupted is resumed, and
-# what does not fit is refused.
+# cluster-dump-test.sh: a dump of a cluster, loaded into another one, gives an equal tree with equal
+# datafiles; interrupted dumps and loads resume; dumps of other cluster shapes are refused.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bin=$(realpath "${BUILD:-target/release}/espalier")
@@ -16,11 +16,11 @@ cleanup() {
 trap cleanup EXIT
 . scripts/cluster-functions.sh
 
-# made DIR PORT RANKS SERVERS
+# made DIR PORT RANKS SERVERS: initialises a cluster.
 made() {
     "$bin" cluster init "$1" --servers "$4" --ranks "$3" --listen "127.0.0.1:$2" --journal 4M > /dev/null
 }
-# mount_of DIR MOUNT: starts it, and mounts it.
+# mount_of DIR MOUNT: starts the cluster and mounts it.
 mount_of() {
     "$bin" cluster up "$1" > "$work/up" < /dev/null
     "$bin" mount "$("$bin" cluster status "$1" --json | jq -r .url)" "$2" -o "credentials=$1/clients/admin" --log-file "$2.log"
@@ -29,7 +29,7 @@ stop() {
     umount "$2"
     "$bin" cluster down "$1" > /dev/null
 }
-# Everything that can be told of the files, but for times of change: those of big files are those of the load.
+# All attributes of the files below a directory, except ctimes: those of big files are the load's.
 manifest() {
     (
         cd "$1"
@@ -43,24 +43,24 @@ manifest() {
     )
 }
 
-section 'a tree of all that a cluster can hold'
+section 'make a tree of all kinds of files'
 made "$cluster" 17690 2 3
 mount_of "$cluster" "$a"
 (
     cd "$a"
     cp -a "$OLDPWD/docs" .
-    mkdir bare striped made links
-    setfattr -n user.espalier.no_metafile -v 1 bare
+    mkdir no_metafile striped made links
+    setfattr -n user.espalier.no_metafile -v 1 no_metafile
     "$bin" policy striped --set stuffing=false --set precreation=true --set num_dfiles=2
     "$bin" policy made --set create=client --set stuffing=false --set num_dfiles=1
     for at in $(seq 20); do
-        echo "$at" > "bare/$at"
-        : > "bare/empty$at"
+        echo "$at" > "no_metafile/$at"
+        : > "no_metafile/empty$at"
         echo "$at" > "striped/$at"
         : > "striped/empty$at"
         : > "made/$at"
     done
-    touch -d '2001-02-03 04:05:06.123456789' bare/1 bare/empty1 striped/1 striped/empty1 made/1
+    touch -d '2001-02-03 04:05:06.123456789' no_metafile/1 no_metafile/empty1 striped/1 striped/empty1 made/1
     head -c 3000000 /dev/urandom > big
     truncate -s 1G sparse
     printf end >> sparse
@@ -68,15 +68,15 @@ mount_of "$cluster" "$a"
     ln docs/format.md links/format
     ln -s big symlink
     mkfifo fifo
-    mv bare/2 links/was-bare
+    mv no_metafile/2 links/was-no_metafile
     setfattr -n user.color -v green big
     "$bin" quota set docs --files 1000
 )
-# Nobody is waited for: what they had not said when they were killed is in their journals.
+# Without a clean shutdown: the latest changes are only in the journals.
 for server in 0 1 2; do kill_server "$server"; done
 umount -l "$a"
 
-section 'dumped, and loaded'
+section 'dump and load'
 refused 'no tree of files' "$bin" dump "$cluster/server-0/data" "$work/nothing"
 refused 'no tree of files' "$bin" fsck "$cluster/server-1/data"
 refused 'no tree of files' "$bin" fsck --repair "$cluster/server-1/data"
@@ -84,7 +84,7 @@ refused 'no tree of files' "$bin" fsck --repair "$cluster/server-1/data"
 is "$(ls "$work/dumps" | tr '\n' ' ')" 'data-0.dump data-1.dump data-2.dump rank-0.dump rank-1.dump '
 for dump in "$work"/dumps/*; do "$bin" dump --verify "$dump" > /dev/null; done
 refused 'is not empty' "$bin" cluster dump "$cluster" "$work/dumps"
-refused "one of a cluster's servers" "$bin" load "$work/dumps/rank-0.dump" "$work/alone"
+refused "one of a cluster's servers" "$bin" load "$work/dumps/rank-0.dump" "$work/single"
 made "$work/copy" 17695 2 3
 "$bin" cluster load "$work/dumps" "$work/copy" --verify
 "$bin" cluster fsck "$cluster"
@@ -93,14 +93,14 @@ mount_of "$work/copy" "$b"
 manifest "$a" > "$work/manifest.a"
 manifest "$b" > "$work/manifest.b"
 grep -q 'no_metafile = true' "$work/manifest.a"
-diff "$work/manifest.a" "$work/manifest.b" || fail 'what was loaded is not what was dumped'
-echo new > "$b/bare/new"
-is "$(cat "$b/bare/new" "$b/bare/1" | tr '\n' ' ')" 'new 1 '
+diff "$work/manifest.a" "$work/manifest.b" || fail 'the loaded tree differs from the dumped one'
+echo new > "$b/no_metafile/new"
+is "$(cat "$b/no_metafile/new" "$b/no_metafile/1" | tr '\n' ' ')" 'new 1 '
 stop "$cluster" "$a"
 stop "$work/copy" "$b"
 "$bin" cluster fsck "$work/copy"
 
-section 'interrupted'
+section 'interrupted dump and load'
 rm -r "$work/dumps"
 "$bin" cluster dump "$cluster" "$work/dumps"
 cp -r "$work/dumps" "$work/part"
@@ -109,7 +109,7 @@ truncate -s -100 "$work/part/data-0.dump"
 "$bin" cluster dump "$cluster" "$work/part" --resume
 diff -r "$work/dumps" "$work/part"
 refused 'holds files' "$bin" cluster load "$work/dumps" "$work/copy"
-# Also where only a journal tells.
+# Also if only a journal has the file.
 made "$work/other" 17695 2 3
 mount_of "$work/other" "$b"
 echo small > "$b/small"
@@ -125,22 +125,22 @@ stop "$work/other" "$b"
 rm -r "$work/other"
 refused 'nothing to resume' "$bin" cluster load "$work/dumps" "$work/copy" --resume
 mount_of "$work/copy" "$b"
-is "$(cat "$b/bare/new")" new
+is "$(cat "$b/no_metafile/new")" new
 stop "$work/copy" "$b"
-# The last dump to be loaded ends too early: until it is whole there is no file system.
+# The last dump of the load is truncated: there is no file system until all are loaded.
 truncate -s -100 "$work/part/rank-0.dump"
 refused 'is damaged' "$bin" cluster load "$work/part" "$work/copy" --force
 refused 'not completely loaded' "$bin" cluster fsck "$work/copy"
-if "$bin" cluster up "$work/copy" > "$work/up" 2>&1 < /dev/null; then fail 'half a tree is served'; fi
+if "$bin" cluster up "$work/copy" > "$work/up" 2>&1 < /dev/null; then fail 'a partly loaded cluster is served'; fi
 "$bin" cluster down "$work/copy" > /dev/null
 "$bin" cluster load "$work/dumps" "$work/copy" --resume --verify
 [ "$("$bin" cluster load "$work/dumps" "$work/copy" --force --verify | grep -c clean)" = 1 ]
 mount_of "$work/copy" "$b"
 manifest "$b" > "$work/manifest.b"
-diff "$work/manifest.a" "$work/manifest.b" || fail 'what was resumed is not what was dumped'
+diff "$work/manifest.a" "$work/manifest.b" || fail 'the tree of the resumed load differs from the dumped one'
 stop "$work/copy" "$b"
 
-section 'what does not fit'
+section 'refuse dumps of another shape'
 for shape in '1 3' '2 4'; do
     made "$work/other" 17695 $shape
     refused 'as many metadata servers' "$bin" cluster load "$work/dumps" "$work/other"

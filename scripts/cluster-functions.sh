@@ -1,4 +1,5 @@
-# cluster-functions.sh: what the tests of clusters share. They set $bin, $work and $cluster before they use it.
+# cluster-functions.sh: shared functions of the cluster tests. A test sets $bin, $work and $cluster
+# before it sources this file.
 
 . scripts/section-functions.sh
 
@@ -8,35 +9,35 @@ fail() {
     exit 1
 }
 
-# refused TEXT COMMAND...: it fails, and says so.
+# refused TEXT COMMAND...: checks that the command fails and prints TEXT.
 refused() {
     local text=$1
     shift
     if "$@" > "$work/said" 2>&1 < /dev/null; then fail "$* succeeds"; fi
-    grep -q -- "$text" "$work/said" || fail "$* does not say '$text': $(cat "$work/said")"
+    grep -q -- "$text" "$work/said" || fail "$* does not print '$text': $(cat "$work/said")"
 }
 
-# until_true COMMAND...: waits for it, a minute at most.
+# until_true COMMAND...: waits until the command succeeds, for a minute at most.
 until_true() {
     for _ in $(seq 600); do
         if "$@" > /dev/null 2>&1; then return; fi
         sleep 0.1
     done
-    fail "in a minute it did not come true: $*"
+    fail "does not succeed within a minute: $*"
 }
 
-# is WHAT WANTED: what was found is what was wanted.
+# is FOUND EXPECTED: checks that both are equal.
 is() {
     [ "$1" = "$2" ] || fail "'$1' instead of '$2'"
 }
 
-# pid NUMBER: of a server.
+# pid NUMBER: the process of a server.
 pid() {
-    # It fails when one does not run.
+    # `cluster status` fails if a server does not run.
     { "$bin" cluster status "$cluster" || true; } | sed -n "s/^server-$1 .* process \([0-9]*\) .*/\1/p"
 }
 
-# kill_server NUMBER
+# kill_server NUMBER: kills a server and waits for its end.
 kill_server() {
     local pid
     pid=$(pid "$1")
@@ -44,13 +45,14 @@ kill_server() {
     until_true test ! -e "/proc/$pid"
 }
 
-# reconnected: the mounts at $a and $b have sessions with all servers again. A mount that changes names while it
-# reconnects has all names invalidated, which detaches what is mounted on top: docs/semantics.md.
+# reconnected: succeeds if the mounts at $a and $b have sessions with all servers. A mount that
+# changes names while it reconnects invalidates all names, which detaches mounts on top of it
+# (docs/semantics.md).
 reconnected() {
     ! grep -q 'NOT CONNECTED' <<< "$("$bin" status "$a") $("$bin" status "$b")"
 }
 
-# Servers are not to have open what a test has.
+# Starts all servers, without the test's open files.
 up() {
     "$bin" cluster up "$cluster" > "$work/up" < /dev/null 8>&- 9>&-
 }

@@ -1,13 +1,14 @@
 #!/bin/bash
-# cluster-ranks-test.sh: several metadata servers share a tree. Two mounts behave as two processes on one machine, also while any of the
-# servers is killed and started again, and what spans several is done whole or not at all.
+# cluster-ranks-test.sh: several metadata servers share a tree. Two mounts behave as two processes
+# on one machine, also while servers are killed and restarted, and operations that span servers are
+# atomic.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 BUILD=$(realpath "${BUILD:-target/release}")
 export BUILD
 bin=$BUILD/espalier conformance=$BUILD/espalier-conformance
 work=$(mktemp -d)
-chmod 755 "$work" # others look into the mounts, too
+chmod 755 "$work" # other users access the mounts
 cluster=$work/cluster
 a=$work/a b=$work/b
 mkdir "$a" "$b" "$work/second"
@@ -21,10 +22,10 @@ cleanup() {
 trap cleanup EXIT
 . scripts/cluster-functions.sh
 
-section 'a cluster of four ranks'
+section 'make a cluster of four ranks'
 refused 'each has one at most' "$bin" cluster init "$cluster" --servers 2 --ranks 3
 "$bin" cluster init "$cluster" --servers 4 --ranks 4 --listen 127.0.0.1:17480 > /dev/null
-# Who has not said goodbye is not waited for longer than for others.
+# Shortens the wait for sessions of clients that were killed.
 sed -i 's/^session_seconds = .*/session_seconds = 20/' "$cluster"/server-*/server.toml
 store=$cluster/server-1/store
 refused 'cluster up' "$bin" mount "$store" "$a"
@@ -42,12 +43,12 @@ url=$("$bin" cluster status "$cluster" --json | sed 's/^{.*"url":"\([^"]*\)"}$/\
 is "$url" espalier://127.0.0.1:17480,127.0.0.1:17481,127.0.0.1:17482,127.0.0.1:17483/
 credentials=$cluster/clients/admin
 "$bin" mount "$url" "$a" -o "credentials=$credentials" --log-file "$work/a.log"
-# Any of the servers tells of the others.
+# One server is enough: it returns the addresses of the others.
 "$bin" mount espalier://127.0.0.1:17482/ "$b" -o "credentials=$credentials" --log-file "$work/b.log"
 
-section 'what one does the other sees'
+section 'each mount observes the changes of the other'
 mkdir "$a"/home-{1,2,3,4}
-# The inode's number says at which rank a directory is.
+# The upper 16 bits of a directory's inode number are its rank.
 is "$(stat -c %i "$b"/home-* | awk '{print int($1 / 2^48)}' | sort -u | wc -l)" 4
 rmdir "$b"/home-*
 for round in 1 2 3 4 5; do
@@ -57,7 +58,7 @@ for round in 1 2 3 4 5; do
     is "$(stat -c %h "$a/one/two/file")" 2
     mv "$a/one/two/file" "$a/one/two/three/four/moved"
     is "$(cat "$b/other/deep/linked" "$b/one/two/three/four/moved")" "$round"$'\n'"$round"
-    if [ -e "$b/one/two/file" ]; then fail 'the old name is still there'; fi
+    if [ -e "$b/one/two/file" ]; then fail 'the old name exists after a rename'; fi
     mv "$b/one/two" "$b/other/deep/two"
     is "$(ls "$a/other/deep")" linked$'\n'two
     is "$(stat -c %h "$a/one")" 2
@@ -76,7 +77,7 @@ done
 has_all() { grep -q '^rank  *1 of 4, connected to \[0, 2, 3\]; 0 operations' <<< "$("$bin" status "$store")"; }
 until_true has_all
 
-section 'trees, entry by entry'
+section 'copy a tree and check its usage'
 mkdir "$a/tree"
 cp -a crates/library scripts "$a/tree"
 ln "$a/tree/scripts/cluster-test.sh" "$a/tree/library/linked"
@@ -84,18 +85,18 @@ ln "$a/tree/scripts/cluster-test.sh" "$a/tree/library/linked"
 diff -r "$a/tree" "$a/copy"
 listed() { (cd "$1" && find . ! -type d -printf '%p %m %n %s %T@\n' | LC_ALL=C sort); }
 is "$(listed "$a/copy")" "$(listed "$b/tree")"
-# Files, directories and bytes: as told, a little late, and as found.
-told() { "$bin" du "$1" | awk 'NR <= 3 { print $2 }' | tr '\n' ' '; }
+# Files, directories and bytes of a directory: as reported, with a delay, and as found by a walk.
+reported() { "$bin" du "$1" | awk 'NR <= 3 { print $2 }' | tr '\n' ' '; }
 found() {
     find "$1" -mindepth 1 -printf '%y %s\n' |
         awk '$1 == "d" { d++; next } { f++; b += $2 } END { printf "%d %d %d ", f, d, b }'
 }
-agree() { [ "$(told "$a/$1")" = "$(found "$b/$1")" ]; }
+agree() { [ "$(reported "$a/$1")" = "$(found "$b/$1")" ]; }
 until_true agree .
 until_true agree copy
-is "$(told "$b/copy")" "$(found "$a/tree")"
+is "$(reported "$b/copy")" "$(found "$a/tree")"
 "$bin" quota set "$a/copy" --files "$(($(find "$b/copy" -mindepth 1 | wc -l) + 10))"
-# Sooner or later each server knows.
+# The ranks learn of the usage of others with a delay.
 is_full() {
     local dir
     for dir in "$b"/copy/ "$b"/copy/*/; do
@@ -110,31 +111,32 @@ refused 'quota exceeded' mkdir "$a/copy/library/more"
 is "$(ls -A "$a" "$b")" "$a:"$'\n\n'"$b:"
 
 section 'messages'
-# costs FEW COMMAND...: it sends at most so many requests.
+# costs LIMIT COMMAND...: the command sends at most so many requests.
 costs() {
-    local few=$1 before spent
+    local limit=$1 before spent
     shift
     before=$(sent)
     "$@"
     spent=$(($(sent) - before))
-    [ "$spent" -le "$few" ] || fail "$* costs $spent requests instead of $few: $("$bin" status "$a" --counters)"
+    [ "$spent" -le "$limit" ] || fail "$* costs $spent requests instead of $limit: $("$bin" status "$a" --counters)"
 }
 sent() { "$bin" status "$a" --counters | awk '$1 == "sent.requests" { print $2 }'; }
 make_100() { (cd "$a/counted" && seq 100 | xargs mkdir); }
 fill_100() { (cd "$a/counted" && seq -f %g/file 100 | xargs touch -a); }
 mkdir "$a/counted"
-# One for the name, one to the rank of the directory, which is not that of its name three times out of four.
+# One request for the name, and in three of four cases one to another rank, which has the directory.
 costs 190 make_100
 costs 210 fill_100
 rm -r "$a/counted"
 
-section 'overlayfs on top'
+section 'overlayfs on a mount'
 overlays() {
     local n m
     mkdir -p "$a/lower" "$work/merged"
     mkdir "$a/lower"/{1..20}
     for n in {1..20}; do echo "$n" > "$a/lower/$n/file"; done
-    # Directories in the root lie at the ranks in turn, so that those that are moved from one layer's place to another change it.
+    # Directories of the root are placed at the ranks in rotation, so that renames between the
+# directories of overlayfs lead to other ranks.
     for n in 1 2 3 4; do
         mkdir "$a/upper-$n" "$a/workdir-$n"
         mount -t overlay overlay -o "lowerdir=$a/lower,upperdir=$a/upper-$n,workdir=$a/workdir-$n" "$work/merged"
@@ -159,10 +161,10 @@ overlays
 
 section 'races'
 race() {
-    "$conformance" "$a" --race "${SEED:-1}" --beside "$b" "$@" > "$work/race" || { cat "$work/race"; fail 'no order explains it'; }
+    "$conformance" "$a" --race "${SEED:-1}" --beside "$b" "$@" > "$work/race" || { cat "$work/race"; fail 'no order of the operations explains their results'; }
 }
 race
-"$conformance" "$a" --follow "${SEED:-1}" --beside "$b" --rounds 3 > "$work/follow" || { cat "$work/follow"; fail 'followers read something else'; }
+"$conformance" "$a" --follow "${SEED:-1}" --beside "$b" --rounds 3 > "$work/follow" || { cat "$work/follow"; fail 'a follower reads other bytes'; }
 race --rounds 100 & racer=$!
 while [ -e "/proc/$racer" ]; do
     kill_server $((RANDOM % 4))
@@ -174,26 +176,26 @@ wait "$racer"
 up
 until_true agree .
 
-section 'overlayfs on top, after restarts'
+section 'overlayfs on a mount, after restarts'
 overlays
 
-section 'what is mounted on top'
+section 'other mounts on top survive renames and restarts'
 mkdir "$a"/top-{1,2,3,4} "$a/top" "$a/top/mounted"
 is "$(stat -c %i "$a"/top-? | awk '{print int($1 / 2^48)}' | sort -u | wc -l)" 4
 mount -t tmpfs tmpfs "$a/top/mounted"
 cp "$(command -v sleep)" "$a/top/sleep"
 "$a/top/sleep" 300 & sleeper=$!
 stays() {
-    mountpoint -q "$a/top/mounted" || fail "what was mounted is gone after $1"
+    mountpoint -q "$a/top/mounted" || fail "the mount on top was detached by $1"
     is "$(readlink "/proc/$sleeper/exe")" "$a/top/sleep"
 }
 touch "$a/top-1/file"
 for to in 2 3 4 1; do
     mv "$a"/top-?/file "$a/top-$to/file"
     stays 'a rename to another rank'
-    [ -e "$b/top-$to/file" ] || fail 'the file is not where it was moved'
+    [ -e "$b/top-$to/file" ] || fail 'the new name does not exist after a rename'
     mv "$b/top-$to/file" "$b/top-$to/other"
-    if [ -e "$a/top-$to/file" ]; then fail 'the old name is still there'; fi
+    if [ -e "$a/top-$to/file" ]; then fail 'the old name exists after a rename'; fi
     mv "$b/top-$to/other" "$b/top-$to/file"
 done
 for n in 0 1 2 3; do kill_server "$n"; done
@@ -201,7 +203,7 @@ up
 until_true reconnected
 touch "$a/top/again" "$b/top/too"
 stays 'a restart of all servers'
-# Another mount moves what is on the way.
+# The other mount renames a parent directory.
 mv "$b/top" "$b/moved"
 mv "$b/moved" "$b/top"
 stays 'renames at the other mount'
@@ -219,9 +221,9 @@ scripts/pjdfstest.sh "$a/pjdfstest" "$work/second" || fail 'not POSIX'
 umount "$work/second"
 rm -rf "$b/conformance" "$b/pjdfstest"
 
-section 'servers that are killed under load'
+section 'kill servers under load'
 mkdir "$a/links"
-# Each step is seen to be done when it has been acknowledged, and leads to another rank, mostly.
+# Each acknowledged step must be visible. Most steps lead to another rank.
 worker() {
     local mount=$1 own=${1##*/} n last=
     mkdir "$mount/$own" "$mount/$own-others"
@@ -254,8 +256,8 @@ for victim in 1 0 2 3 0 1 3 2; do
     sleep 0.3
     up
 done
-wait "$first" || fail 'what was done at one mount was not there'
-wait "$second" || fail 'what was done at the other mount was not there'
+wait "$first" || fail 'a change of the first mount is missing'
+wait "$second" || fail 'a change of the second mount is missing'
 printf ' after' >&8
 is "$(cat <&9)" 'before after'
 exec 8>&- 9<&-
@@ -270,7 +272,7 @@ for mount in "$a" "$b"; do
     done
 done
 
-section 'the first hour at both mounts, while servers are killed'
+section 'first-hour.sh at both mounts while servers are killed'
 hours=()
 for mount in "$a" "$b"; do
     scripts/first-hour.sh "$mount" > "$mount.hour" 2>&1 &
@@ -284,8 +286,8 @@ while kill -0 "${hours[@]}" 2> /dev/null; do
     up
     victim=$(((victim + 1) % 4))
 done
-wait "${hours[0]}" || { cat "$a.hour"; fail 'the first hour fails at one mount'; }
-wait "${hours[1]}" || { cat "$b.hour"; fail 'the first hour fails at the other mount'; }
+wait "${hours[0]}" || { cat "$a.hour"; fail 'first-hour.sh fails at the first mount'; }
+wait "${hours[1]}" || { cat "$b.hour"; fail 'first-hour.sh fails at the second mount'; }
 
 section 'a server that is down'
 mkdir "$a"/home-{1,2,3,4}
@@ -303,7 +305,7 @@ echo late > "$b/$down/file" & waits=$!
 mv "$a/${others[0]}/${others[1]}" "$a/$down/moved" & interrupted=$!
 sleep 1
 for waiting in "$waits" "$interrupted"; do
-    [ -e "/proc/$waiting" ] || fail 'it did not wait for the server that has the directory'
+    [ -e "/proc/$waiting" ] || fail 'a call to a server that is down has returned'
 done
 kill "$interrupted"
 until_true test ! -e "/proc/$interrupted"
@@ -312,7 +314,7 @@ wait "$waits"
 is "$(cat "$a/$down/file")" late
 is "$(cat "$b/${others[0]}/${others[1]}")" text
 
-section 'all killed at once'
+section 'kill all servers at once'
 busy() {
     local n
     for n in $(seq 100000); do
@@ -326,23 +328,24 @@ done
 sleep 2
 for n in 0 1 2 3; do pids[n]=$(pid "$n"); done
 kill -9 "${pids[@]}"
-# Those who have to do with it must have been told first; then it goes by itself, maybe.
+# `umount -f` aborts the connection, which ends the workers; the mount may then be gone already, or
+# need another attempt.
 unmounted() { umount -f "$1"; ! mountpoint -q "$1"; }
 for mount in "$a" "$b"; do until_true unmounted "$mount"; done
 wait "${workers[@]}"
 for pid in "${pids[@]}"; do until_true test ! -e "/proc/$pid"; done
-# What was under way is brought to its end.
+# fsck completes interrupted transactions.
 "$bin" cluster fsck "$cluster"
 up
 for mount in "$a" "$b"; do "$bin" mount "$url" "$mount" -o "credentials=$credentials" --log-file "$work/${mount##*/}.log"; done
 
-section 'the end'
+section 'stop the cluster while a server is down'
 umount "$a" "$b"
 "$bin" cluster client "$cluster" guest > /dev/null
 for n in 0 1 2 3; do
     printf '\n[clients.guest]\nsubtree = "/projects/a"\n' >> "$cluster/server-$n/server.toml"
 done
-# None of them waits for the others.
+# No server waits for another to stop.
 kill_server 3
 "$bin" cluster down "$cluster"
 "$bin" cluster fsck "$cluster"
@@ -350,7 +353,7 @@ up
 "$bin" mount "$url" "$a" -o "credentials=$credentials" --log-file "$work/a.log"
 is "$(find "$a/links" -type f | wc -l)" 800
 
-section 'a client that is restricted to a subtree'
+section 'restrict a client to a subtree'
 refused 'restricted to' "$bin" mount "$url" "$b" -o "credentials=$cluster/clients/guest"
 mkdir -p "$a/projects/a" "$a/outside"
 echo ours > "$a/outside/file"
@@ -368,11 +371,11 @@ done
 is "$(cat "$a"/projects/a/linked-* | tr -d '\n')" 12345678
 echo theirs > "$a/projects/a/dir-3/moved"
 is "$(cat "$b/linked-2")" theirs
-# A name inside may be used, and is no way out.
+# A link inside the subtree gives access to the file, and not to its other names.
 ln "$a/outside/file" "$a/projects/a/dir-4/ours"
 is "$(cat "$b/dir-4/ours")" ours
 mv "$a/projects/a/dir-5" "$a/outside/"
-if [ -e "$b/dir-5" ]; then fail 'what has been moved out is still there'; fi
+if [ -e "$b/dir-5" ]; then fail 'a directory is visible after it was moved out of the subtree'; fi
 kill_server 1
 kill_server 2
 up
@@ -383,7 +386,7 @@ umount "$b"
 rm -r "$a"/*
 is "$(ls -A "$a")" ''
 umount "$a"
-# All is freed, but for the root.
+# All inodes are freed, except the root.
 inodes() { "$bin" cluster status "$cluster" | awk -v want="$1" '{ sum += $(NF - 3) } END { exit sum != want }'; }
 until_true inodes 1
 "$bin" cluster down "$cluster"

@@ -1,13 +1,13 @@
 #!/bin/bash
-# cluster-test.sh: two mounts of one server behave as two processes on one machine, also while the server is killed and
-# started again; and who may not connect is told so.
+# cluster-test.sh: two mounts of one server behave as two processes on one machine, also while the
+# server is killed and restarted. Connections without permission are refused with a reason.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 BUILD=$(realpath "${BUILD:-target/release}")
 export BUILD
 bin=$BUILD/espalier conformance=$BUILD/espalier-conformance
 work=$(mktemp -d)
-chmod 755 "$work" # others look into the mounts, too
+chmod 755 "$work" # other users access the mounts
 cluster=$work/cluster
 a=$work/a b=$work/b
 mkdir "$a" "$b"
@@ -21,17 +21,17 @@ cleanup() {
 trap cleanup EXIT
 . scripts/cluster-functions.sh
 
-# With the limit of open files that most systems have, which the server raises.
+# With the usual limit of open files, which the server raises.
 up() {
     ulimit -Sn 1024
     "$bin" cluster up "$work/cluster" > "$work/up" < /dev/null
 }
 
-section 'a cluster'
+section 'make a cluster'
 "$bin" cluster init "$work/cluster" --listen 127.0.0.1:17440 --label tested
 refused 'is not empty' "$bin" cluster init "$work/cluster"
 refused 'no cluster' "$bin" cluster up "$work/a"
-if "$bin" cluster status "$work/cluster"; then fail 'it runs'; fi
+if "$bin" cluster status "$work/cluster"; then fail 'status reports a cluster that was not started'; fi
 up
 grep -q 'espalier://127.0.0.1:17440/' <<< "$("$bin" cluster status "$work/cluster")"
 url=$("$bin" cluster status "$work/cluster" --json | sed 's/^{.*"url":"\([^"]*\)"}$/\1/')
@@ -42,7 +42,7 @@ is "$(stat -c %a "$credentials/key.pem")" 600
 "$bin" mount "$url" "$b" -o "credentials=$credentials" --log-file "$work/b.log"
 grep -q '2 clients' <<< "$("$bin" cluster status "$work/cluster")"
 
-section 'who may not connect'
+section 'refused connections'
 refused 'credentials=DIR' "$bin" mount "$url" "$work"
 refused "server's configuration" "$bin" mount "$url" "$work" -o "credentials=$credentials,memory=64M"
 refused 'requires TLS' "$bin" mount "$url" "$work" -o insecure
@@ -56,7 +56,7 @@ printf 'GET / HTTP/1.0\r\n\r\n' > "$work/http"
 timeout 10 bash -c "cat '$work/http' > /dev/tcp/127.0.0.1/17440" || true
 head -c 100000 /dev/urandom | timeout 10 bash -c 'cat > /dev/tcp/127.0.0.1/17440' 2> /dev/null || true
 
-section 'what one does the other sees'
+section 'each mount observes the changes of the other'
 for round in 1 2 3; do
     echo "$round" > "$a/file"
     is "$(cat "$b/file")" "$round"
@@ -65,7 +65,7 @@ for round in 1 2 3; do
     is "$(stat -c %s "$a/file")" "$(stat -c %s "$b/file")"
     mkdir "$a/dir"
     mv "$b/file" "$b/dir/moved"
-    if [ -e "$a/file" ]; then fail 'the old name is still there'; fi
+    if [ -e "$a/file" ]; then fail 'the old name exists after a rename'; fi
     is "$(ls "$a/dir")" moved
     ln "$a/dir/moved" "$a/linked"
     is "$(stat -c %h "$b/linked")" 2
@@ -81,7 +81,7 @@ for round in 1 2 3; do
     is "$(ls "$b/dir")" ''
     rmdir "$b/dir"
     is "$(ls -A "$a")" ''
-    # Big ones are in a stream.
+    # Big files are in a stream.
     head -c 3000000 /dev/urandom > "$a/big"
     cmp "$a/big" "$b/big"
     printf XYZ | dd of="$b/big" bs=1 seek=1000000 conv=notrunc status=none
@@ -91,13 +91,13 @@ for round in 1 2 3; do
     rm "$b/big"
 done
 
-section 'programs that somebody has written to'
+section 'writes to a program remove its set-user-ID bit'
 other=(setpriv --reuid 1234 --regid 1234 --clear-groups)
 for n in 1 2 3 4 5 6; do
-    # Every other one is big, and each mount writes to some.
+    # Every other program is big, and each mount writes to three.
     { cat /usr/bin/id; head -c $((n % 2 * 200000)) /dev/zero; } > "$a/id"
     chmod 4777 "$a/id"
-    # Both kernels know it.
+    # Both mounts cache the program.
     is "$("${other[@]}" "$a/id" -u) $("${other[@]}" "$b/id" -u)" '0 0'
     if [ "$n" -le 3 ]; then writer=$a reader=$b; else writer=$b reader=$a; fi
     "${other[@]}" sh -c 'printf x >> "$1"' sh "$writer/id"
@@ -106,7 +106,7 @@ for n in 1 2 3 4 5 6; do
     rm "$a/id"
 done
 
-section 'both at once'
+section 'changes by both mounts at once'
 mkdir "$a/shared"
 for mount in "$a" "$b"; do
     (
@@ -121,13 +121,13 @@ done
 wait %1 %2
 is "$(find "$a/shared" -name 'moved-*' | wc -l)" 400
 diff <(cd "$a/shared" && ls -l --time-style=full-iso) <(cd "$b/shared" && ls -l --time-style=full-iso)
-# Neither has overwritten what the other appended: O_APPEND is the server's, not the client's, to place.
+# The server determines the offset of O_APPEND writes, so that no mount overwrites another's.
 is "$(wc -l < "$a/shared/log")" 400
 
-section 'what is mounted on top'
+section 'another mount on top survives renames and a restart'
 mkdir "$a/top" "$a/top/mounted"
 mount -t tmpfs tmpfs "$a/top/mounted"
-stays() { mountpoint -q "$a/top/mounted" || fail "what was mounted is gone after $1"; }
+stays() { mountpoint -q "$a/top/mounted" || fail "the mount on top was detached by $1"; }
 for n in $(seq 30); do
     touch "$b/top/$n" "$a/top/$n-here" & mv "$a/top" "$a/moved" & wait
     mv "$a/moved" "$a/top"
@@ -143,7 +143,7 @@ rm -r "$a/top"
 
 section 'locks'
 : > "$a/lock"
-# locked MOUNT: somebody has the lock.
+# locked MOUNT: succeeds if the lock is held.
 locked() { ! flock -n "$1/lock" true; }
 unlocked() { flock -n "$1/lock" true; }
 mkfifo "$work/go"
@@ -153,7 +153,7 @@ mkfifo "$work/go"
 ) 7>> "$a/lock" &
 holder=$!
 until_true locked "$b"
-locked "$a" || fail 'the lock is not seen where it was taken'
+locked "$a" || fail 'the lock is not visible at the mount that holds it'
 (
     flock 7
     echo second > "$b/order"
@@ -161,13 +161,13 @@ locked "$a" || fail 'the lock is not seen where it was taken'
 waiter=$!
 kill_server 0
 up
-locked "$b" || fail 'the lock has not survived the server'
-if [ -e "$a/order" ]; then fail 'two have the lock'; fi
+locked "$b" || fail 'the restart of the server has released the lock'
+if [ -e "$a/order" ]; then fail 'two processes hold the lock'; fi
 echo go > "$work/go"
 wait "$holder" "$waiter"
 is "$(cat "$a/order")" second
 until_true unlocked "$a"
-# fcntl: each writer must see what the other has written.
+# fcntl locks: each writer must see the other's writes.
 sqlite3 "$a/db" 'CREATE TABLE t(id INTEGER PRIMARY KEY, v TEXT);'
 writers=()
 for mount in "$a" "$b"; do
@@ -182,11 +182,11 @@ is "$(sqlite3 "$b/db" 'SELECT count(*) FROM t; PRAGMA integrity_check;' | tr '\n
 rm "$a/lock" "$a/order" "$b/db"
 
 section 'races'
-"$conformance" "$a" --race "${SEED:-1}" --beside "$b" > "$work/race" || { cat "$work/race"; fail 'no order explains it'; }
-"$conformance" "$a" --pieces "${SEED:-1}" --beside "$b" --rounds 6 > "$work/pieces" || { cat "$work/pieces"; fail 'what was written is not read'; }
-"$conformance" "$a" --follow "${SEED:-1}" --beside "$b" --rounds 3 > "$work/follow" || { cat "$work/follow"; fail 'followers read something else'; }
+"$conformance" "$a" --race "${SEED:-1}" --beside "$b" > "$work/race" || { cat "$work/race"; fail 'no order of the operations explains their results'; }
+"$conformance" "$a" --pieces "${SEED:-1}" --beside "$b" --rounds 6 > "$work/pieces" || { cat "$work/pieces"; fail 'a read does not return what was written'; }
+"$conformance" "$a" --follow "${SEED:-1}" --beside "$b" --rounds 3 > "$work/follow" || { cat "$work/follow"; fail 'a follower reads other bytes'; }
 
-section 'a server that is killed'
+section 'kill the server under load'
 mkdir "$a/work"
 printf before > "$a/unlinked"
 exec 8>> "$a/unlinked" 9< "$a/unlinked"
@@ -208,7 +208,7 @@ for _ in 1 2 3 4; do
     sleep 0.3
     up
 done
-wait "$writer" || fail 'what was done was not there'
+wait "$writer" || fail 'an acknowledged change is missing'
 printf ' after' >&8
 is "$(cat <&9)" 'before after'
 exec 8>&- 9<&-
@@ -220,7 +220,7 @@ rm -r "$b/work" "$a/shared"
 section 'signals while there is no server'
 echo text > "$b/asked"
 kill_server 0
-# Alarms that the program handles: nobody expects that a file cannot be found because of one.
+# The program handles these alarms, which must not make its calls fail.
 perl -MTime::HiRes=setitimer,ITIMER_REAL -e '
     my $alarms = 0;
     $SIG{ALRM} = sub { $alarms++ };
@@ -228,19 +228,19 @@ perl -MTime::HiRes=setitimer,ITIMER_REAL -e '
     stat($ARGV[0]) or die "stat: $!";
     open(my $file, "<", $ARGV[0]) or die "open: $!";
     sysread($file, my $text, 100) or die "read: $!";
-    # None may come when the handler is gone already.
+    # An alarm after the end of the handler would kill the program.
     setitimer(ITIMER_REAL, 0);
     print "$text", $alarms > 0 ? "alarmed\n" : "";
 ' "$a/asked" > "$work/asked" &
 asker=$!
-# What ends a process ends its waiting.
+# A fatal signal interrupts a waiting call.
 (exec cat "$a/asked") > "$work/cat" 2>&1 &
 victim=$!
 sleep 1
 kill -TERM "$victim"
-if wait "$victim"; then fail 'it was answered without a server'; fi
+if wait "$victim"; then fail 'a read has succeeded without a server'; fi
 up
-wait "$asker" || fail 'a signal has made a call fail'
+wait "$asker" || fail 'a handled signal has made a call fail'
 is "$(cat "$work/asked")" text$'\n'alarmed
 rm "$b/asked"
 
@@ -260,7 +260,7 @@ section 'many clients'
     fail "$(cat "$work/many")"
 grep -q native/unlink "$work/many"
 
-section 'a client that may only read'
+section 'a read-only client'
 "$bin" cluster client "$work/cluster" reader > /dev/null
 printf '\n[clients.reader]\nread_only = true\n' >> "$work/cluster/server-0/server.toml"
 echo text > "$a/text"
@@ -273,7 +273,7 @@ refused 'Read-only file system' sh -c "echo more >> '$b/text'"
 refused 'Read-only file system' rm "$b/text"
 is "$(cat "$a/text")" text
 
-section 'a client that is shut out while it works'
+section 'reload the configuration and refuse a connected client'
 flock "$b/text" sleep 1000 & locker=$!
 is_locked() { ! flock -n "$a/text" true; }
 until_true is_locked
@@ -287,7 +287,7 @@ sed -i '/^\[clients.reader\]/{n;s/.*/read_only = false/}' "$work/cluster/server-
 "$bin" cluster reload "$work/cluster"
 writes() { echo more >> "$b/text"; }
 until_true writes
-# Commits and payloads, too, under the mounts that are there.
+# Reloads the settings of commits and payloads under the existing mounts.
 sed -i -E '/^(high_watermark|eager_bytes) =/d; 1i high_watermark = 1\neager_bytes = 0' "$work/cluster/server-0/server.toml"
 : > "$work/cluster/server-0/log"
 "$bin" cluster reload "$work/cluster"
@@ -299,13 +299,13 @@ rm "$a/bytes"
 cp "$work/toml" "$work/cluster/server-0/server.toml"
 sed -i '/^\[clients.reader\]/{n;s/.*/refused = true/}' "$work/cluster/server-0/server.toml"
 "$bin" cluster reload "$work/cluster"
-# What it had locked others may have at once.
+# The locks of the refused client are released immediately.
 until_true flock -n "$a/text" true
 refused 'is not to connect' "$bin" mount "$url" "$work" -o "credentials=$work/cluster/clients/reader"
 kill "$locker"
 umount -f "$b" 2> /dev/null || umount -l "$b" 2> /dev/null || true
 
-section 'a client that is restricted to a subtree'
+section 'restrict a client to a subtree'
 "$bin" cluster client "$work/cluster" guest > /dev/null
 printf '\n[clients.guest]\nsubtree = "/projects/a"\n' >> "$work/cluster/server-0/server.toml"
 mkdir -p "$a/projects/a/dir" "$a/secret"
@@ -334,15 +334,15 @@ mv "$a/projects/a" "$a/projects/b"
 refused 'restricted to' "$bin" mount "$url" "$b" -o "credentials=$work/cluster/clients/guest"
 "$bin" mount "$url" "$b" -o "credentials=$credentials" --log-file "$work/b.log"
 
-section 'a client that goes'
+section 'unmounting ends the session'
 has_sessions() { grep -q "\"sessions\":$1," <<< "$("$bin" status "$work/cluster/server-0/store" --json)"; }
 until_true has_sessions 2
 umount "$b"
-# It says so: nobody waits until its session has ended by itself.
+# The client ends its session, which does not have to expire.
 until_true has_sessions 1
 
 section 'messages'
-# A lease that lasts longer than this takes on any machine.
+# Leases that do not expire during this section, however slow the machine.
 sed -i 's/^\(lease\|session\)_seconds = .*/\1_seconds = 600/' "$work/other/server-0/server.toml"
 "$bin" cluster up "$work/other" > /dev/null < /dev/null
 c=$work/c
@@ -353,29 +353,29 @@ done
 sent() {
     "$bin" status "$c" --counters | awk '$1 == "sent.requests" { print $2 }'
 }
-# costs FEW COMMAND...: it sends at most so many requests.
+# costs LIMIT COMMAND...: the command sends at most so many requests.
 costs() {
-    local few=$1 before spent
+    local limit=$1 before spent
     shift
     before=$(sent)
     "$@"
     spent=$(($(sent) - before))
-    [ "$spent" -le "$few" ] || fail "$* costs $spent requests instead of $few: $("$bin" status "$c" --counters)"
+    [ "$spent" -le "$limit" ] || fail "$* costs $spent requests instead of $limit: $("$bin" status "$c" --counters)"
 }
 create_1000() { for n in $(seq 1000); do : > "$c/counted/$n"; done; }
 stat_1000() {
-    # So that the kernel has to ask.
+    # Drops the kernel's caches, so that the client gets all requests.
     sync && echo 2 > /proc/sys/vm/drop_caches
     (cd "$c/counted" && printf '%s\n' $(seq 1000) | xargs stat > /dev/null)
 }
 remove_1000() { (cd "$c/counted" && printf '%s\n' $(seq 1000) | xargs rm); }
 list_1000() { is "$(find "$c/counted" -mindepth 1 -printf '%f %s\n' | sort -n | md5sum)" "$(seq -f '%.0f 0' 1000 | md5sum)"; }
 mkdir "$c/counted"
-# With the numbers that are taken besides.
+# Includes the allocations of inode numbers.
 costs 1010 create_1000
 costs 10 stat_1000
 costs 4 list_1000
-# What another does takes the leases away, and is seen.
+# Changes by another client revoke the leases, and are visible.
 [ "$(ls "$b/counted" | wc -l)" = 1000 ]
 chmod 600 "$c/counted/7"
 is "$(stat -c %a "$b/counted/7")" 600
@@ -386,12 +386,12 @@ grep -q 'connected; ' <<< "$("$bin" status "$c")"
 "$bin" umount "$c"
 
 section 'without leases'
-# costs_more COMMAND...: it cannot be answered without the server.
+# costs_more COMMAND...: the command sends at least one request.
 costs_more() {
     local before
     before=$(sent)
     "$@"
-    [ "$(sent)" -gt "$before" ] || fail "$* costs nothing"
+    [ "$(sent)" -gt "$before" ] || fail "$* sends no request"
 }
 caching() {
     "$bin" mount espalier://127.0.0.1:17441/ "$c" -o "credentials=$work/other/clients/admin,cache=$1" --log-file "$c.log"
@@ -413,7 +413,7 @@ for mode in 600 640 644; do
 done
 is "$("$bin" status "$c" --counters | awk '$1 == "received.revocations" { print $2 }')" 0
 "$bin" umount "$c"
-# What it has been told it believes for as long as it was told to, and no longer.
+# With cache=ttl: the client uses cached replies for that time without requests.
 caching ttl:3600s
 stat_one
 chmod 600 "$b/one"
@@ -423,14 +423,14 @@ is "$(tail -n 1 "$c/one")" 644
 echo bytes > "$b/one"
 is "$(head -c 5 "$c/one")" bytes
 "$bin" umount "$c"
-# What others have just made under a name that it knows not to be there.
+# Another client creates files under names that this client caches as missing.
 caching ttl:20s
 in_use() { "$bin" status "$work/other/server-0/store" --json | jq .files; }
 open_it() { python3 -c 'import os, sys; os.close(os.open(sys.argv[1], os.O_CREAT | os.O_RDWR))' "$1"; }
 echo target > "$b/target"
 before=$(in_use)
 for n in $(seq 20); do
-    if [ -e "$c/dir-$n" ] || [ -e "$c/link-$n" ] || [ -e "$c/fifo-$n" ] || [ -e "$c/made-$n" ]; then fail 'it is there'; fi
+    if [ -e "$c/dir-$n" ] || [ -e "$c/link-$n" ] || [ -e "$c/fifo-$n" ] || [ -e "$c/made-$n" ]; then fail 'a new name exists before its creation'; fi
     mkdir "$b/dir-$n"
     ln -s target "$b/link-$n"
     ln -s "made-by-$n" "$b/made-$n"
@@ -438,7 +438,7 @@ for n in $(seq 20); do
     refused 'Is a directory' open_it "$c/dir-$n"
     is "$(echo more >> "$c/link-$n"; wc -l < "$b/target")" $((n + 1))
     open_it "$c/made-$n"
-    [ -f "$b/made-by-$n" ] || fail 'what the link names was not made'
+    [ -f "$b/made-by-$n" ] || fail "the open did not create the symbolic link's target"
     open_it "$c/fifo-$n"
     rm "$b/link-$n" "$b/fifo-$n" "$b/made-$n" "$b/made-by-$n"
     rmdir "$b/dir-$n"
@@ -455,24 +455,24 @@ until_true changed
 "$bin" umount "$b"
 "$bin" cluster down "$work/other"
 
-section 'experiments of the papers, on servers'
+section 'experiments of the papers on servers'
 refused 'no experiment' "$bin" paper nothing
-# In each of its steps; the signal comes twice, and comes to all that it has started.
+# Interrupts an experiment in each of its steps; all servers that it started must end.
 mkdir "$work/ended"
 for seconds in 0.5 1 1.5 2 3; do
-    if TMPDIR="$work/ended" timeout "$seconds" "$bin" paper kuhn-fig5.1 > "$work/outcome" 2>&1; then fail 'an experiment has not been ended'; fi
+    if TMPDIR="$work/ended" timeout "$seconds" "$bin" paper kuhn-fig5.1 > "$work/outcome" 2>&1; then fail 'an experiment has succeeded in spite of the signal'; fi
     is "$(ls "$work/ended")" ''
     is "$(pgrep -fc -- "--config $work/ended")" 0
 done
 for experiment in carns-fig4 carns-table1 carns-unstuff; do
-    # Claims may not hold on a busy machine: that is 1.
+    # Exit status 1: a claim of the paper does not hold, which may be the load of this machine.
     "$bin" paper "$experiment" --quick --json --out "$work/paper" > "$work/outcome" || [ $? = 1 ]
     grep -q '"place":"machine"' "$work/outcome"
     grep -q '"holds":' "$work/outcome"
     grep -q "<h2[^>]*>$experiment" "$work/paper/index.html"
 done
 
-section 'the end'
+section 'unmount without a server'
 kill_server 0
 timeout 60 umount -f "$a" || timeout 60 umount -l "$a"
 up

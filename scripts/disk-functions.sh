@@ -18,7 +18,7 @@ remove_disk() {
 }
 
 if ! losetup -f > /dev/null 2>&1; then
-    echo "$(basename "$0" .sh): skipped, for there are no loop devices here"
+    echo "$(basename "$0" .sh): skipped, because this machine has no loop devices"
     exit
 fi
 mkdir "$work/below" "$work/disk"

@@ -26,7 +26,7 @@ refused() {
     shift 2
     "$bin" "$@" > "$work/said" 2>&1 || code=$?
     [ "$code" = "$wanted" ] || fail "$* exits with $code instead of $wanted: $(cat "$work/said")"
-    grep -q -- "$text" "$work/said" || fail "$* does not say '$text': $(cat "$work/said")"
+    grep -q -- "$text" "$work/said" || fail "$* does not print '$text': $(cat "$work/said")"
 }
 
 "$bin" mkfs --journal 4M --label one "$work/one" > /dev/null
@@ -80,11 +80,11 @@ refused() {
     "$bin" policy names --set num_dfiles=3 --set dist_params=strip_size:1M
 )
 "$bin" umount "$work/a"
-# Open files without a name are not part of the tree when the machine fails.
+# Unlinked open files are not part of the tree after a crash.
 "$bin" mount "$work/one" "$work/a"
 exec 8> "$work/a/open" 9> "$work/a/opened"
-echo 'nobody has this name' >&8
-printf 'nobody has this name%.0s' $(seq 10000) >&9
+echo 'an unlinked file' >&8
+printf 'an unlinked file%.0s' $(seq 10000) >&9
 sync "$work/a/open" "$work/a/opened"
 rm "$work/a/open" "$work/a/opened"
 sync "$work/a"
@@ -98,7 +98,7 @@ until "$bin" fsck "$work/one" > "$work/said" 2>&1; do
 done
 
 "$bin" dump "$work/one" "$work/dump"
-if grep -q 'nobody has this name' "$work/dump"; then fail 'a file without a name was dumped'; fi
+if grep -q 'an unlinked file' "$work/dump"; then fail 'an unlinked file was dumped'; fi
 "$bin" dump --verify "$work/dump" | grep 'is whole'
 "$bin" load --verify "$work/dump" "$work/two"
 "$bin" fsck "$work/two"
@@ -127,7 +127,7 @@ manifest() {
 manifest "$work/a" > "$work/manifest.a"
 manifest "$work/b" > "$work/manifest.b"
 grep -q 76767676 "$work/manifest.a" # attributes were listed at all
-diff "$work/manifest.a" "$work/manifest.b" || fail 'what was loaded is not what was dumped'
+diff "$work/manifest.a" "$work/manifest.b" || fail 'the loaded tree differs from the dumped one'
 "$bin" umount "$work/a"
 "$bin" umount "$work/b"
 "$bin" dump "$work/two" > "$work/expected"

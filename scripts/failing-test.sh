@@ -30,14 +30,14 @@ await() { # command: until it succeeds
         if "$@"; then return; fi
         sleep 0.1
     done
-    fail "not within a minute: $*"
+    fail "does not succeed within a minute: $*"
 }
 detach() {
     umount "$work/disk"
     losetup -d "$loop"
     loop=
 }
-# Makes changes until one fails, and prints its error.
+# Succeeds if the last error is of a kind that a failing disk may cause.
 refused() { grep -Eq 'Input/output error|Read-only file system' "$work/error"; }
 cannot() { ! "$@" 2> "$work/error" && refused; }
 has_failed() { ! { echo more >> "$work/mnt/more" && sync "$work/mnt/more"; } 2> "$work/error" && refused; }
@@ -46,7 +46,7 @@ contents() { yes "$1" 2> /dev/null | head -c "$2" || true; } # the pipe breaks w
 check_synced() {
     while read -r name size; do
         [[ $name == "${1:-}"* ]] || continue
-        cmp -s <(contents "$name" "$size") "$work/mnt/$name" || fail "$name was synced, and is lost"
+        cmp -s <(contents "$name" "$size") "$work/mnt/$name" || fail "$name was synced, but is lost or damaged"
     done < "$work/synced"
 }
 put() { # name, bytes
@@ -71,17 +71,17 @@ for kind in writes all; do
     echo "$kind" > "$work/control"
     # Writes may stay in memory for a while, but a sync fails soon, and all later changes fail.
     await has_failed
-    cannot touch "$work/mnt/new" || fail "a new file on a disk that fails"
-    cannot rm "$work/mnt/small-$kind-1" || fail "a removal on a disk that fails"
+    cannot touch "$work/mnt/new" || fail "a create succeeds on a failing disk"
+    cannot rm "$work/mnt/small-$kind-1" || fail "a removal succeeds on a failing disk"
     # Cached files are readable; if only writes fail, all files are.
     if [ "$kind" = all ]; then check_synced small; else check_synced; fi
-    grep -q '"failure": *"' <<< "$("$bin" status --json "$work/mnt")" || fail 'the status does not tell'
-    grep -Eq 'cannot be written|the store failed' "$work/log" || fail 'the log does not tell'
-    # A repaired disk has lost data meanwhile: changes must still not be acknowledged.
+    grep -q '"failure": *"' <<< "$("$bin" status --json "$work/mnt")" || fail 'the status does not report the failure'
+    grep -Eq 'cannot be written|the store failed' "$work/log" || fail 'the log does not report the failure'
+    # The repaired disk has lost data: the mount must not acknowledge changes.
     : > "$work/control"
-    cannot touch "$work/mnt/new" || fail 'a new file after a failure'
+    cannot touch "$work/mnt/new" || fail 'a create succeeds after a failure'
     if grep -q 'cannot be written' "$work/log"; then
-        cannot sync "$work/mnt/more" || fail 'a sync after one that failed'
+        cannot sync "$work/mnt/more" || fail 'a sync succeeds after one that failed'
     fi
     echo "$kind" > "$work/control"
     started=$SECONDS

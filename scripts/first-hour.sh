@@ -22,7 +22,7 @@ fail() {
     exit 1
 }
 
-# 200 C files, packed outside, unpacked here, built, touched, and built again.
+# Packs 200 C files outside, unpacks them here, builds them, touches one, and builds again.
 build_c() {
     step 'untar and build a C program'
     local n
@@ -42,11 +42,11 @@ build_c() {
     tar -xzf "$outside/proj.tar.gz"
     make -C proj -j4 -s
     [ "$(proj/prog)" = 20100 ] || fail 'the program prints the wrong sum'
-    [ -z "$(make -C proj -q && echo)" ] || fail 'make wants to build again what is up to date'
+    [ -z "$(make -C proj -q && echo)" ] || fail 'make rebuilds a program that is up to date'
     sleep 0.05
     touch proj/f7.c
-    [ "$(make -C proj | grep -c -- '-c -o')" = 1 ] || fail 'make does not build exactly the file that was touched'
-    make -C proj -q || fail 'still not up to date'
+    [ "$(make -C proj | grep -c -- '-c -o')" = 1 ] || fail 'make does not rebuild exactly the touched file'
+    make -C proj -q || fail 'the program is not up to date after make'
 }
 
 build_rust() {
@@ -56,7 +56,7 @@ build_rust() {
     printf '[package]\nname = "hello"\nversion = "0.1.0"\nedition = "2021"\n[workspace]\n' > hello/Cargo.toml
     echo 'fn main() { println!("hello from {}", env!("CARGO_PKG_NAME")); }' > hello/src/main.rs
     (cd hello && env -u CARGO_TARGET_DIR cargo build --offline --quiet)
-    [ "$(hello/target/debug/hello)" = 'hello from hello' ] || fail 'the program says something else'
+    [ "$(hello/target/debug/hello)" = 'hello from hello' ] || fail 'the program prints something else'
 }
 
 use_git() {
@@ -119,7 +119,7 @@ as_postgres() {
 
 use_postgres() {
     pg=$(ls -d /usr/lib/postgresql/*/bin 2> /dev/null | sort -V | tail -1)
-    [ -n "$pg" ] || { step 'PostgreSQL: not installed, left out' && return; }
+    [ -n "$pg" ] || { step 'PostgreSQL: not installed, skipped' && return; }
     step 'PostgreSQL: initdb, pgbench, crash, recovery, checksums'
     sockets=$(mktemp -d) # a socket's path is short
     mkdir pg
@@ -178,17 +178,17 @@ newline"
     same() {
         local out
         out=$(rsync "${flags[@]}" -n -i "$1/" "$2/")
-        [ -z "$out" ] || fail "rsync still sees a difference between $1 and $2: $out"
+        [ -z "$out" ] || fail "rsync sees differences between $1 and $2: $out"
     }
     rsync "${flags[@]}" "$from/" tree/
     same "$from" tree
-    [ "$(stat -c %h tree/hard)" = 3 ] || fail 'hard links were not kept'
+    [ "$(stat -c %h tree/hard)" = 3 ] || fail 'hard links were not preserved'
     rsync "${flags[@]}" tree/ "$outside/back/"
     same "$from" "$outside/back"
     (cd "$from" && find . -type f -print0 | sort -z | xargs -0 sha256sum) > "$outside/a"
     (cd tree && find . -type f -print0 | sort -z | xargs -0 sha256sum) > "$outside/b"
     cmp "$outside/a" "$outside/b" || fail 'sums differ'
-    # Again after changes, which update in place and delete.
+    # Syncs again after changes, with updates in place and deletions.
     rm "$from/sub/f7"
     echo more >> "$from/sub/f100"
     rsync "${flags[@]}" --inplace "$from/" tree/
@@ -201,7 +201,7 @@ use_tar() {
     truncate -s 1G sparse/big
     echo start | dd of=sparse/big conv=notrunc status=none
     echo middle | dd of=sparse/big bs=1M seek=512 conv=notrunc status=none
-    setfattr -n user.note -v kept sparse/big
+    setfattr -n user.note -v preserved sparse/big
     setfacl -m u:60001:r sparse/big
     tar --sparse --xattrs --acls -cf "$outside/sparse.tar" sparse
     [ "$(stat -c %s "$outside/sparse.tar")" -lt 10000000 ] || fail 'tar did not see the holes'
@@ -209,15 +209,15 @@ use_tar() {
     tar --xattrs --xattrs-include='*' --acls --sparse -C out -xf "$outside/sparse.tar"
     cmp sparse/big out/sparse/big || fail 'the sparse file differs'
     [ "$(du -k out/sparse/big | cut -f1)" -lt 10000 ] || fail 'the holes were filled'
-    [ "$(getfattr --only-values -n user.note out/sparse/big)" = kept ] || fail 'the attribute is gone'
+    [ "$(getfattr --only-values -n user.note out/sparse/big)" = preserved ] || fail 'the attribute is gone'
     grep -q '^user:60001:r--' <<< "$(getfacl -cn out/sparse/big)" || fail 'the ACL is gone'
 }
 
 remove_all() {
-    step 'remove it all'
+    step 'remove everything'
     cd /
     rm -rf "$dir"
-    [ ! -e "$dir" ] || fail 'something is left'
+    [ ! -e "$dir" ] || fail 'rm -rf has left files'
 }
 
 build_c

@@ -28,8 +28,8 @@ fill() { # command that fails when the disk is full
 small() { head -c 30000 /dev/zero | tr '\0' x > "small$1"; }
 big() { head -c 8000000 /dev/zero > "big$1"; }
 
-echo kept > early
-sync early
+echo before > first
+sync first
 bigs=$(fill big)
 rm big*
 # A removal frees space when it is durable, and free space is checked once a second.
@@ -38,11 +38,11 @@ for _ in $(seq 60); do
     sleep 1
 done
 # Allocated space is usable, also after the end of the file.
-fallocate -l 30000 promised
-: > behind
-fallocate -n -l 30000 behind
+fallocate -l 30000 allocated
+: > beyond
+fallocate -n -l 30000 beyond
 fallocate -l 8000000 large
-for file in promised behind large; do
+for file in allocated beyond large; do
     [ "$(stat -c %b "$file")" -ge 58 ] || { echo "full-test: nothing is allocated for $file" >&2; exit 1; }
 done
 smalls=$(fill small)
@@ -53,20 +53,20 @@ overwrite() { # file, bytes
         payload "$2" | dd of="$1" conv=notrunc,fsync status=none 2> /dev/null && return
         sleep 1
     done
-    echo "full-test: what was allocated for $1 cannot be written" >&2
+    echo "full-test: the allocated space of $1 cannot be written" >&2
     return 1
 }
 for _ in 1 2 3; do
-    overwrite promised 30000
-    overwrite behind 30000
+    overwrite allocated 30000
+    overwrite beyond 30000
     overwrite large 8000000
 done
 ! payload 30000 | dd of=denied conv=fsync status=none 2> "$work/error"
 grep -q 'No space left on device' "$work/error"
 # No file is lost, and files can be removed.
-[ "$(cat early)" = kept ]
-cmp <(payload 30000) promised
-cmp <(payload 30000) behind
+[ "$(cat first)" = before ]
+cmp <(payload 30000) allocated
+cmp <(payload 30000) beyond
 cmp <(payload 8000000) large
 [ "$(wc -c < small1)" = 30000 ]
 rm small*
@@ -80,8 +80,8 @@ cd /
 "$bin" umount "$work/mnt"
 "$bin" fsck "$work/disk/data"
 "$bin" mount "$work/disk/data" "$work/mnt"
-[ "$(cat "$work/mnt/early" "$work/mnt/later")" = "$(printf 'kept\nagain')" ]
-cmp <(payload 30000) "$work/mnt/promised"
-cmp <(payload 30000) "$work/mnt/behind"
+[ "$(cat "$work/mnt/first" "$work/mnt/later")" = "$(printf 'before\nagain')" ]
+cmp <(payload 30000) "$work/mnt/allocated"
+cmp <(payload 30000) "$work/mnt/beyond"
 "$bin" umount "$work/mnt"
 echo "full-test: passed ($bigs files of 8 MB, $smalls of 30 KB)"

@@ -52,7 +52,7 @@ for round in $(seq "$rounds"); do
     took=$((($(date +%s%N) - started) / 1000000))
     while read -r path number; do
         if ! cmp -s <(seq "$number" $((number + 200))) "$mnt/$path"; then
-            echo "kill-test: round $round: $path was synced, and is lost" >&2
+            echo "kill-test: round $round: $path was synced, but is lost or damaged" >&2
             exit 1
         fi
     done < "$work/synced"
@@ -66,7 +66,7 @@ for round in $(seq "$rounds"); do
     echo "round $round: mounted again in $took ms; $(wc -l < "$work/synced") synced files so far; $(cat "$work/fsck")"
 done
 if ! grep -q 'replayed the journal' "$work/data/log"; then
-    echo 'kill-test: no mount had anything to replay: it tested nothing' >&2
+    echo 'kill-test: no mount has replayed the journal: nothing was tested' >&2
     exit 1
 fi
 # A crash of the process loses at most the last milliseconds, and nothing that `espalier sync` has
@@ -83,7 +83,7 @@ for way in rest sync; do
     pkill -9 -f "espalier mount .*$mnt\$"
     "$bin" mount "$work/data" "$mnt"
     if ! diff -r --no-dereference --exclude=big crates "$mnt/$way" || ! cmp "$work/big" "$mnt/$way/big"; then
-        echo "kill-test: $way: what was written before is lost" >&2
+        echo "kill-test: $way: files that were written before the kill are lost or damaged" >&2
         exit 1
     fi
     "$bin" umount "$mnt"
@@ -105,7 +105,7 @@ for end in killed unmounted; do
         sleep 0.1
     done
     is_mounted || { cat "$work/run"; exit 1; }
-    touch "$mnt/$end" # the kernel does not know any more what the directory is like
+    touch "$mnt/$end" # invalidates the kernel's cached attributes of the directory
     if [ "$end" = killed ]; then kill -9 "$runner"; else "$bin" umount "$mnt"; fi
     wait "$runner" || [ "$end" = killed ]
 done

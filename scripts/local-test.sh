@@ -1,27 +1,27 @@
 #!/bin/bash
-# local-test.sh: pjdfstest, the conformance cases over both transports, the model, a user's first hour and the benchmark on one mount of
-# a local store, and mount(8) at the end.
+# local-test.sh: on a mount of a local store: pjdfstest, the conformance cases over both transports,
+# random operations against the model, first-hour.sh, the benchmark, and mount(8).
 #
-# TARGET_DIR=/some/dir tests that directory's file system instead of a mount of ours (try it on ext4).
-# ONLY="pjdfstest conformance model first-hour bench helpers" picks parts.
+# TARGET_DIR=/some/dir tests another file system, such as ext4, in that directory instead.
+# ONLY="pjdfstest conformance model first-hour bench helpers" selects parts.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/section-functions.sh
 
 BUILD=$(realpath "${BUILD:-target/release}")
-export BUILD # where the programs are
+export BUILD # the programs' directory
 bin=$BUILD/espalier
 conformance=$BUILD/espalier-conformance
 only=${ONLY:-pjdfstest conformance model first-hour bench helpers}
 
 work=$(mktemp -d)
-chmod 755 "$work" # other users must reach the mount
+chmod 755 "$work" # other users access the mount
 mkdir "$work/second" "$work/mnt"
 mount -t tmpfs -o size=512m tmpfs "$work/second"
 mounted=
 uring=/sys/module/fuse/parameters/enable_uring
 uring_before=
-# Mounts hold this lock while they have turned the switch on.
+# A mount that starts holds this lock while it sets the switch.
 [ ! -w "$uring" ] || uring_before=$(flock "$uring" cat "$uring")
 [ -n "$uring_before" ] || echo "local-test: no $uring: only device queues are tested"
 cleanup() {
@@ -31,13 +31,13 @@ cleanup() {
 }
 trap cleanup EXIT
 
-# until_inside PID: its working directory is the mount's root, or it has left already.
+# until_inside PID: waits until the process has the mount's root as working directory, or has ended.
 until_inside() {
     until [ ! -e "/proc/$1" ] || [ "$(readlink "/proc/$1/cwd")" = "$work/mnt" ]; do sleep 0.01; done
 }
 
 if [ -n "${TARGET_DIR:-}" ]; then
-    # Also through a mount point of its own, as pjdfstest remounts what it finds there.
+    # A mount point is best: otherwise pjdfstest omits the cases that remount the file system.
     dir=$TARGET_DIR
 else
     "$bin" mkfs "$work/data"
@@ -56,15 +56,15 @@ fi
 if part conformance; then
     "$conformance" "$dir"
     if [ -n "$mounted" ]; then
-        # The mount has turned the kernel's switch on for itself alone.
+        # The mount has restored the kernel's switch.
         [ -z "$uring_before" ] || "$bin" status "$work/mnt" | grep '^transport *uring'
         [ -z "$uring_before" ] || [ "$(flock "$uring" cat "$uring")" = "$uring_before" ]
-        # The same over the transport that was not chosen.
+        # The same cases over the other transport.
         "$bin" umount "$work/mnt"
         mounted=
         "$bin" mount -o allow_other,transport=queues "$work/data" "$work/mnt"
         mounted=yes
-        ls "$work/mnt" > /dev/null # the transport is known when the first request has been answered
+        ls "$work/mnt" > /dev/null # the mount determines its transport with the first request
         "$bin" status "$work/mnt" | grep '^transport *queues'
         "$conformance" "$dir"
         "$bin" umount "$work/mnt"
@@ -78,7 +78,7 @@ if part model; then
     "$conformance" "$dir" --model 1 --runs 20 --steps 2000 --threads 4
     "$conformance" "$dir" --pieces 1 --rounds 6
     "$conformance" "$dir" --follow 1 --rounds 3
-    # SEED=$RANDOM goes where nobody has been: a failure prints how to replay it.
+    # SEED=$RANDOM tests other operations; a failure prints how to repeat it.
     "$conformance" "$dir" --model "${SEED:-7}" --runs 20 --steps 1000
 fi
 if part first-hour; then
@@ -101,7 +101,7 @@ if [ -z "${TARGET_DIR:-}" ]; then
         grep -q " $work/mnt fuse.espalier .*noatime" /proc/mounts
         umount "$work/mnt"
         mounted=
-        # Options of all file systems are taken; a remount refuses what it cannot change.
+        # Generic mount options are accepted; a remount refuses those that it cannot change.
         mount -t fuse.espalier -o nodiratime,nosymfollow,lazytime,iversion,X-any,nofail "$work/data" "$work/mnt"
         mounted=yes
         grep -q " $work/mnt fuse.espalier .*nodiratime.*nosymfollow" /proc/mounts
@@ -115,11 +115,11 @@ if [ -z "${TARGET_DIR:-}" ]; then
         umount "$work/mnt"
         mounted=
         if "$bin" mount -o nonsense "$work/data" "$work/mnt"; then exit 1; fi
-        # The kernel has to check who may search a directory.
+        # Permissions of directories are checked by the kernel only: the option is refused.
         if "$bin" mount -o nodefault_permissions "$work/data" "$work/mnt"; then exit 1; fi
         "$bin" mount "$work/data" "$work/mnt"
         mounted=yes
-        # What is mounted on top stays, whoever may not look.
+        # A mount on top survives a lookup by a user without permission.
         mkdir -p "$work/mnt/closed/top"
         mount -t tmpfs tmpfs "$work/mnt/closed/top"
         chmod 700 "$work/mnt/closed"
@@ -127,7 +127,7 @@ if [ -z "${TARGET_DIR:-}" ]; then
         mountpoint -q "$work/mnt/closed/top"
         umount "$work/mnt/closed/top"
         rm -r "$work/mnt/closed"
-        # Whoever is about to leave is waited for, and nobody else.
+        # umount waits briefly for processes that are about to leave, and refuses if others remain.
         (cd "$work/mnt" && exec sleep 0.2) &
         until_inside "$!"
         "$bin" umount "$work/mnt"
@@ -137,14 +137,14 @@ if [ -z "${TARGET_DIR:-}" ]; then
         (cd "$work/mnt" && exec sleep 60) &
         user=$!
         until_inside "$user"
-        # It is not forced, either, where that would be done to one that does not answer.
+        # --timeout forces unresponsive mounts only, not one that is in use.
         if "$bin" umount --timeout 1 "$work/mnt" 2> "$work/refused"; then exit 1; fi
         grep -q 'end what uses it' "$work/refused"
         kill "$user"
         wait "$user" 2> /dev/null || true
         "$bin" umount "$work/mnt"
         mounted=
-        # Mounted again while the server still writes out what there was; but not while it is mounted.
+        # A store can be mounted while the server of its last mount still writes; not while mounted.
         for round in 1 2 3 4 5; do
             "$bin" mount "$work/data" "$work/mnt"
             mounted=yes

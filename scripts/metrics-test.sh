@@ -35,7 +35,7 @@ for number in $(seq 20); do echo "$number" > "$work/mnt/d/$number"; done
 for number in $(seq 20); do mv "$work/mnt/d/$number" "$work/mnt/d/m$number"; done
 sync "$work/mnt/d/m1"
 for number in $(seq 15); do rm "$work/mnt/d/m$number"; done
-rmdir "$work/mnt/d" 2> /dev/null && fail 'removed a directory that is not empty'
+rmdir "$work/mnt/d" 2> /dev/null && fail 'rmdir has removed a directory that is not empty'
 
 scrape "$work/socket"
 for expected in mkdir=1 create=20 write=20 rename=20 fsync=1 unlink=15 rmdir=1; do
@@ -48,9 +48,9 @@ done
 [ "$(value 'espalier_journal_syncs_total')" -ge 1 ] || fail 'the fsync synced nothing'
 # The fsync waited for the journal, and the create did not.
 awk '$1 == "espalier_operation_stage_seconds_total{operation=\"fsync\",stage=\"journal\"}" && $2 > 0 { found = 1 }
-    END { exit !found }' "$work/scrape" || fail 'the fsync has not waited for the journal'
+    END { exit !found }' "$work/scrape" || fail 'the fsync has no wait for the journal'
 [ "$(value 'espalier_operation_stage_seconds_total{operation="create",stage="journal"}')" = 0.0 ] ||
-    fail 'a create has waited for the journal'
+    fail 'the create has a wait for the journal'
 
 # Every line is a comment or a sample, each series occurs once, and each family has a type.
 awk '
@@ -98,14 +98,14 @@ grep -q '"path":"/busy"' "$work/top" || fail 'top does not show the directory'
 grep -q '"name":"create"' "$work/top" || fail 'top does not show the operation'
 grep -Eq "$load +metrics-test.sh" "$work/top.txt" || fail 'the table does not show the process'
 grep -Eq ' /busy$' "$work/top.txt" || fail 'the table does not show the directory'
-"$bin" top --once "$work" 2> "$work/error" && fail 'top shows what is not mounted'
-grep -q 'no Espalier file system is mounted' "$work/error" || fail 'top does not say why'
+"$bin" top --once "$work" 2> "$work/error" && fail 'top accepts a directory of another file system'
+grep -q 'no Espalier file system is mounted' "$work/error" || fail "top's error has no reason"
 
 # An address in use is reported, and the mount fails.
 "$bin" mkfs --journal 4M "$work/mnt/data" > /dev/null
-"$bin" mount -o "metrics=unix:$work/socket" "$work/mnt/data" "$work/slow" 2> "$work/error" && fail 'two serve one address'
-grep -q 'choose another address' "$work/error" || fail "no advice: $(cat "$work/error")"
-! grep -q " $work/slow " /proc/mounts || fail 'mounted in spite of the error'
+"$bin" mount -o "metrics=unix:$work/socket" "$work/mnt/data" "$work/slow" 2> "$work/error" && fail 'two mounts serve metrics at one address'
+grep -q 'choose another address' "$work/error" || fail "the error has no advice: $(cat "$work/error")"
+! grep -q " $work/slow " /proc/mounts || fail 'the failed mount is in /proc/mounts'
 
 # A store inside another mount: while the outer server is stopped, nothing becomes durable.
 "$bin" mount -o "slow=100,metrics=unix:$work/socket2" "$work/mnt/data" "$work/slow"
@@ -131,6 +131,6 @@ grep -E 'WARN .*slow operation operation="?fsync"? inode=2 path="/file" pid=[0-9
     "$work/mnt/data/log" || fail "no slow fsync in the log: $(cat "$work/mnt/data/log")"
 "$bin" umount "$work/slow"
 "$bin" umount "$work/mnt"
-[ ! -e "$work/socket" ] || fail 'the socket is left'
+[ ! -e "$work/socket" ] || fail 'the socket exists after unmounting'
 "$bin" fsck "$work/data" > /dev/null
 echo 'metrics-test: passed'

@@ -1,17 +1,18 @@
 #!/bin/bash
-# mount-tests.sh: runs the tests on mounts, and those of UNIT=, side by side.
+# mount-tests.sh: runs the tests on mounts, and the command in UNIT=, in parallel.
 #
-# ONLY="local cluster" picks parts; those of scripts/local-test.sh may be named themselves ("pjdfstest model").
-# LANES=3 parts run at a time: most of them wait for disks, for servers that come back, and for leases to end. LANES=1 for one by one.
-# UNIT="cargo test --workspace" runs this command as one more part.
-# TARGET_DIR=/some/dir tests that directory's file system instead of a mount of ours (try it on ext4).
+# ONLY="local cluster" selects parts; parts of scripts/local-test.sh can be selected too ("model").
+# LANES=3 is the number of parts that run at a time. Most of a part's time is waits: for disks,
+# restarted servers and the expiry of leases.
+# UNIT="cargo test --workspace" adds this command as a part.
+# TARGET_DIR=/some/dir tests another file system, such as ext4, in that directory instead.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 BUILD=$(realpath "${BUILD:-target/release}")
-export BUILD # where the programs are
+export BUILD # the programs' directory
 local_parts='pjdfstest conformance model first-hour bench helpers'
-all="local powerloss ranks small cluster data bare bulk failing slow usage repair dump cluster-dump kill full memory metrics policy replay"
+all="local powerloss ranks small cluster data no-metafile bulk failing slow usage repair dump cluster-dump kill full memory metrics policy replay"
 only=${ONLY:-$all}
 [ -z "${UNIT:-}" ] || only="unit $only"
 
@@ -33,14 +34,15 @@ cleanup() {
 }
 trap cleanup EXIT
 
-# Parts of local-test.sh that were named.
+# Selected parts of local-test.sh.
 named=
 for part in $local_parts; do
     case " $only " in *" $part "* | *" local "*) named+="$part " ;; esac
 done
 [ -z "$named" ] || only+=' local'
 
-# Each prints what it has to say when it is over. None begins after one has failed, and how that one ended is said again at the end.
+# The output of a part is printed at its end. No part starts after one has failed, and the last
+# lines of the failed one are printed again at the end.
 run_part() {
     local name=$1 result=0
     shift
@@ -54,7 +56,7 @@ export -f run_part
 export work
 started=$(date +%s)
 export started
-# The longest first. Each has its own ports: 127.0.0.1:17440 to 17699, in tens.
+# The longest parts first. Each part has its own ports: 127.0.0.1:17440 to 17699, in tens.
 while read -r name command; do
     case " $only " in *" $name "*) echo "$name $command" ;; esac
 done << PARTS | xargs -r -P "${LANES:-3}" -L 1 bash -c 'run_part "$@"' run_part || { cat "$work/failed"; exit 1; }
@@ -65,7 +67,7 @@ cluster scripts/cluster-test.sh
 small scripts/small-files-test.sh
 local env "ONLY=$named" scripts/local-test.sh
 data scripts/cluster-data-test.sh
-bare scripts/bare-test.sh
+no-metafile scripts/no-metafile-test.sh
 bulk scripts/bulk-test.sh
 failing scripts/failing-test.sh
 slow scripts/slow-disk-test.sh

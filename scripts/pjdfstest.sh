@@ -10,7 +10,7 @@ dir=$1
 second=$2
 tools=$(realpath -m "${BUILD:-target/release}")/tools
 
-# Of several that run at once, the first installs it.
+# The first of several concurrent runs installs the program.
 mkdir -p "$tools"
 exec 6> "$tools/lock"
 flock 6
@@ -19,7 +19,7 @@ if ! grep -qx "pjdfstest $version" <<< "$("$tools/bin/pjdfstest" --version 2> /d
 fi
 exec 6>&-
 
-config() { # may it remount?
+config() { # allow_remount: true or false
     cat <<EOF
 [features]
 posix_fallocate = {}
@@ -66,5 +66,5 @@ config true > "$scratch/config.toml"
 if mountpoint -q "$dir"; then
     NO_COLOR=1 run erofs erofs
 else
-    echo "pjdfstest: erofs cases left out, as $dir is no mount point"
+    echo "pjdfstest: erofs cases skipped, because $dir is no mount point"
 fi

@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 bin=$(realpath "${BUILD:-target/release}/espalier")
 work=$(mktemp -d)
 store=$work/store mnt=$work/mnt
-chmod 755 "$work" # others look into the mount, too
+chmod 755 "$work" # other users access the mount
 mkdir "$mnt"
 cleanup() {
     "$bin" umount --force "$mnt" 2> /dev/null || umount -l "$mnt" 2> /dev/null || true
@@ -24,10 +24,10 @@ refused() {
     local text=$1
     shift
     if "$@" > "$work/said" 2>&1; then fail "$* succeeds"; fi
-    grep -qF -- "$text" "$work/said" || fail "$* does not say '$text': $(cat "$work/said")"
+    grep -qF -- "$text" "$work/said" || fail "$* does not print '$text': $(cat "$work/said")"
 }
 
-# is WHAT WANTED
+# is FOUND EXPECTED: checks that both are equal.
 is() {
     [ "$1" = "$2" ] || fail "'$1' instead of '$2'"
 }
@@ -57,7 +57,7 @@ is "$(policy "$mnt/copied/b" policy)" "$own"
 is "$(policy "$mnt/cloned/b" policy)" "$own"
 "$bin" cp -r "$mnt/dir/a" "$mnt/plain"
 is "$(policy "$mnt/plain/b" policy)" '{}'
-# Where nothing is sent it waits.
+# `eager` affects messages only; without servers it is set, copied and shown.
 "$bin" policy "$mnt/copied" --set eager=false
 is "$(policy "$mnt/copied" policy)" '{"dist_params":"strip_size:1M","eager":false,"num_dfiles":2}'
 echo short > "$mnt/copied/file"
@@ -74,7 +74,7 @@ refused 'is no directory' "$bin" policy "$mnt/dir/file"
 refused 'is no file' "$bin" layout "$mnt/dir"
 refused 'not in a mounted Espalier file system' "$bin" policy "$work"
 refused 'Invalid argument' setfattr -n user.espalier.num_dfiles -v 2 "$mnt/dir/file"
-grep -q 'only directories have policies' "$store/log" || fail 'the log does not say why'
+grep -q 'only directories have policies' "$store/log" || fail 'the log has no reason for the refusal'
 refused 'you may not change the policy' setpriv --reuid 1234 --clear-groups "$bin" policy "$mnt/dir" --unset num_dfiles
 
 sync "$mnt/dir/file"

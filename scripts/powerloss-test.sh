@@ -17,10 +17,10 @@ power=$BUILD/espalier-powerloss
 points=${POINTS:-20}
 seed=${SEED:-1}
 
-export RUST_BACKTRACE=0 # a failed check is no crash of ours
+export RUST_BACKTRACE=0 # failed checks need no backtrace
 
 if ! losetup -f > /dev/null 2>&1; then
-    echo 'powerloss-test: skipped, for there are no loop devices here'
+    echo 'powerloss-test: skipped, because this machine has no loop devices'
     exit
 fi
 work=$(mktemp -d)
@@ -42,7 +42,7 @@ fail() {
     exit 1
 }
 
-unmount() { # a loop device may let go of its image a moment after its file system was unmounted
+unmount() { # a loop device may release its image a moment after the unmount of its file system
     local attempt
     for attempt in $(seq 100); do
         ! umount "$1" 2> /dev/null || return 0
@@ -218,10 +218,10 @@ try() { # directory, point, seed
     lose "$@"
     check "$1" & # in a subshell, which an error ends
     if ! wait "$!"; then
-        local kept
-        kept=$(mktemp -d "${TMPDIR:-/tmp}/espalier-powerloss.XXXXXX")
-        cp --sparse=always "$1"/* "$kept"
-        fail "failed with SEED=$seed; once more: scripts/powerloss-test.sh replay $kept $2 $3"
+        local saved
+        saved=$(mktemp -d "${TMPDIR:-/tmp}/espalier-powerloss.XXXXXX")
+        cp --sparse=always "$1"/* "$saved"
+        fail "failed with SEED=$seed; to repeat: scripts/powerloss-test.sh replay $saved $2 $3"
     fi
 }
 
@@ -235,19 +235,19 @@ try_all() { # directory, number of points, seed
 
 if [ "${1:-}" = replay ]; then
     try "$2" "$3" "$4"
-    echo 'powerloss-test: this time it passed'
+    echo 'powerloss-test: the repeated point passed'
     exit
 fi
 
-# By workload: expected files, besides those of a single server.
+# Workloads on a cluster: the policy of the created files.
 declare -A policies=(
-    [bare]='no_metafile = true'
+    [no_metafile]='no_metafile = true'
     [by_client]=$'create = "client"\nstuffing = false'
-    [bare_by_client]=$'create = "client"\nno_metafile = true'
+    [no_metafile_by_client]=$'create = "client"\nno_metafile = true'
     [pool]=$'stuffing = false\nprecreation = true'
 )
 mapfile -t all < <("$power" list)
-[ $# -gt 0 ] || set -- mkfs load "${all[@]}" served bare by_client bare_by_client pool
+[ $# -gt 0 ] || set -- mkfs load "${all[@]}" served no_metafile by_client no_metafile_by_client pool
 make_disk "$work/empty" 256M
 cp --sparse=always "$work/empty" "$work/made"
 disk_mount "$work/made"
@@ -303,6 +303,6 @@ for workload in "$@"; do
         twice=$(((points + 4) / 5))
         try_all "$second" "$twice" "$seed"
     fi
-    echo "$workload: power lost $points times, and $twice times again while recovering; $(stat -c %s "$first/record") bytes recorded"
+    echo "$workload: power lost $points times, and again during recovery $twice times; $(stat -c %s "$first/record") bytes recorded"
 done
 echo 'powerloss-test: passed'

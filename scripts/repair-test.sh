@@ -63,7 +63,7 @@ fill one 1500 a
 "$bin" umount "$mnt"
 expect 0 "$work/data"
 expect 0 --repair "$work/data"
-[ ! -e "$work/data/quarantine" ] || fail 'a repair of what was clean has put something aside'
+[ ! -e "$work/data/quarantine" ] || fail 'the repair of a clean store has a quarantine'
 expect 8 "$work/nothing"
 cp -a "$work/data" "$work/clean"
 
@@ -132,10 +132,10 @@ grep -q 'events of the journal were replayed' "$work/said" || fail "no journal w
 expect 0 "$work/data"
 expect 0 --repair "$work/data"
 "$bin" mount "$work/data" "$mnt"
-cmp <(seq 20 70) "$mnt/j20" || fail 'what was before the damage in the journal is lost'
-[ ! -e "$mnt/j40" ] || fail 'what was behind the damage is there'
+cmp <(seq 20 70) "$mnt/j20" || fail 'a file from before the damage in the journal is lost'
+[ ! -e "$mnt/j40" ] || fail 'a file from after the damage in the journal exists'
 "$bin" umount "$mnt"
-[ -n "$(find "$work/data/quarantine" -name journal)" ] || fail 'the old journal was not kept'
+[ -n "$(find "$work/data/quarantine" -name journal)" ] || fail 'the damaged journal is not in the quarantine'
 
 section 'an invalid journal'
 truncate -s 10k "$work/data/journal"
@@ -143,14 +143,14 @@ expect 4 "$work/data"
 expect 1 --repair "$work/data"
 expect 0 "$work/data"
 "$bin" mount "$work/data" "$mnt"
-cmp <(seq 20 70) "$mnt/j20" || fail 'what the tables hold is lost'
+cmp <(seq 20 70) "$mnt/j20" || fail 'a file of the tables is lost'
 "$bin" umount "$mnt"
 
 section 'damage the superblock'
 truncate -s 100 "$work/data/superblock"
 expect 4 "$work/data"
-if "$bin" mount "$work/data" "$mnt" 2> "$work/said"; then fail 'a damaged superblock is mounted'; fi
-grep -q 'fsck --repair' "$work/said" || fail "the error does not say what to do: $(cat "$work/said")"
+if "$bin" mount "$work/data" "$mnt" 2> "$work/said"; then fail 'a store with a damaged superblock was mounted'; fi
+grep -q 'fsck --repair' "$work/said" || fail "the error has no advice: $(cat "$work/said")"
 expect 1 --repair "$work/data"
 grep -q 'restored from its copy' "$work/said" || fail "nothing was restored: $(cat "$work/said")"
 expect 0 "$work/data"
@@ -159,11 +159,11 @@ expect 1 --repair "$work/data"
 cmp "$work/data/superblock" "$work/data/superblock.bak"
 rm "$work/data/superblock.bak"
 "$bin" mount "$work/data" "$mnt"
-cmp <(seq 20 70) "$mnt/j20" || fail 'what the tables hold is lost'
+cmp <(seq 20 70) "$mnt/j20" || fail 'a file of the tables is lost'
 "$bin" umount "$mnt"
-cmp "$work/data/superblock" "$work/data/superblock.bak" || fail 'a mount made no copy of the superblock'
+cmp "$work/data/superblock" "$work/data/superblock.bak" || fail 'the mount did not restore the copy of the superblock'
 truncate -s 100 "$work/data/superblock" "$work/data/superblock.bak"
 expect 4 "$work/data"
 expect 4 --repair "$work/data"
-grep -q 'from a backup' "$work/said" || fail "it does not say what to do: $(cat "$work/said")"
+grep -q 'from a backup' "$work/said" || fail "the error has no advice: $(cat "$work/said")"
 echo 'repair-test: passed'

@@ -53,8 +53,8 @@ old() {
 section 'a strace log'
 old "$work/dir"
 strace -f -ttt -T -y -o "$work/log" bash "$work/program" "$work/dir"
-"$bin" sim --trace "$work/log" --trace-root "$work/dir" > "$work/told" || fail "$(cat "$work/told")"
-grep -q 'create' "$work/told" || fail 'nothing was replayed'
+"$bin" sim --trace "$work/log" --trace-root "$work/dir" > "$work/output" || fail "$(cat "$work/output")"
+grep -q 'create' "$work/output" || fail 'nothing was replayed'
 
 section 'a recording of a mount'
 "$bin" mkfs "$work/store" > /dev/null
@@ -64,10 +64,10 @@ old "$mnt"
 "$bin" mount --record "$work/recording" "$work/store" "$mnt"
 bash "$work/program" "$mnt"
 "$bin" umount "$mnt"
-"$bin" sim --trace "$work/recording" > "$work/told" || fail "$(cat "$work/told")"
-grep -q 'create' "$work/told" || fail 'nothing was replayed'
+"$bin" sim --trace "$work/recording" > "$work/output" || fail "$(cat "$work/output")"
+grep -q 'create' "$work/output" || fail 'nothing was replayed'
 
 section 'a difference is reported'
-grep -v '"name":"unpacked"' "$work/recording" > "$work/spoiled"
-if "$bin" sim --trace "$work/spoiled" > "$work/told"; then fail 'a spoiled recording came to the same'; fi
-grep -q '^line' "$work/told" || fail 'no difference is told'
+grep -v '"name":"unpacked"' "$work/recording" > "$work/modified"
+if "$bin" sim --trace "$work/modified" > "$work/output"; then fail 'the replay of a modified recording reports no difference'; fi
+grep -q '^line' "$work/output" || fail "the replay does not print the recording's line"

@@ -1,8 +1,9 @@
 #!/bin/bash
-# setup.sh run|test|bench: installs only what is missing, and says what to do where it cannot.
+# setup.sh run|test|bench: installs missing packages, or prints the names of those that it cannot
+# install.
 set -euo pipefail
 
-need() { # package, then the commands or files that show it is there
+need() { # package, then commands or files of it
     local package=$1 sign
     shift
     for sign in "$@"; do

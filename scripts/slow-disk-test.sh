@@ -33,23 +33,23 @@ sync "$mnt"/big-*
 # Drops the caches.
 find "$cluster"/server-0 -path "*/streams/*" -type f -size +2M |
     while read -r stream; do sync "$stream" && dd if="$stream" iflag=nocache count=0 status=none; done
-read -r _ < "$mnt/big-2" || true # of this one its beginning is in memory again
+read -r _ < "$mnt/big-2" || true # reads its beginning into memory
 
-is_held_up() {
-    : > "$work/control" # the servers' logs are there, too
-    fail "$*, while a file is read from a disk that is slow"
+is_blocked() {
+    : > "$work/control" # the servers' logs are on this disk, too
+    fail "$* while the disk blocks a read"
 }
 echo stuck > "$work/control"
 dd if="$mnt/big-1" of="$work/read" bs=1M iflag=direct status=none &
 reader=$!
 sleep 0.5
 begun=$(date +%s%N)
-timeout -k 1 20 touch "$mnt/made" || is_held_up 'a file cannot be made'
-timeout -k 1 20 ls -l "$mnt" > /dev/null || is_held_up 'a directory cannot be listed'
-timeout -k 1 20 dd if="$mnt/big-2" bs=4K count=1 iflag=direct of="$work/first" status=none || is_held_up 'what is in memory cannot be read'
+timeout -k 1 20 touch "$mnt/made" || is_blocked 'a create does not finish'
+timeout -k 1 20 ls -l "$mnt" > /dev/null || is_blocked 'a listing does not finish'
+timeout -k 1 20 dd if="$mnt/big-2" bs=4K count=1 iflag=direct of="$work/first" status=none || is_blocked 'a read of cached bytes does not finish'
 cmp -n 4096 "$work/first" "$work/bytes-2"
-echo "slow-disk-test: others took $((($(date +%s%N) - begun) / 1000000)) ms"
-[ -e "/proc/$reader" ] || is_held_up 'the disk was not waited for'
+echo "slow-disk-test: other requests took $((($(date +%s%N) - begun) / 1000000)) ms"
+[ -e "/proc/$reader" ] || is_blocked 'the reader has ended'
 : > "$work/control"
 wait "$reader"
 cmp "$work/read" "$work/bytes-1"

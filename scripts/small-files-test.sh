@@ -1,8 +1,9 @@
 #!/bin/bash
-# small-files-test.sh: the ways in which small files are made on data servers are the same file system to users, in any combination and
-# while servers are killed, and leave nothing behind.
+# small-files-test.sh: all techniques of creating small files on data servers behave equally, in any
+# combination and while servers are killed, and leave no unreferenced files.
 #
-# SOAK=1 runs pjdfstest and all conformance cases under every technique, instead of the two that have least in common.
+# SOAK=1 runs pjdfstest and all conformance cases under every technique, instead of the two most
+# different ones.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 BUILD=$(realpath "${BUILD:-target/release}")
@@ -10,7 +11,7 @@ export BUILD
 bin=$BUILD/espalier
 conformance=$BUILD/espalier-conformance
 work=$(mktemp -d)
-chmod 755 "$work" # others look into the mounts, too
+chmod 755 "$work" # other users access the mounts
 cluster=$work/cluster
 a=$work/a b=$work/b
 mkdir "$a" "$b"
@@ -22,26 +23,27 @@ cleanup() {
 trap cleanup EXIT
 . scripts/cluster-functions.sh
 
-# Whether a journal of a data server says that this datafile was made: by itself, or with the next number, as those of a pool.
-read -r -d '' made << 'END' || true
+# Succeeds if a data server's journal has the creation of this datafile: a single one, or with the
+# next number as part of a pool.
+read -r -d '' was_created << 'END' || true
 BEGIN { $number = shift; $own = pack("Q<", $number); $next = pack("Q<", $number + 1) }
 exit(index($_, "+$own") < 0 && index($_, "$own$next") < 0)
 END
 
-# datafiles_of FILE: how many it has, also of those that nobody has written to.
+# datafiles_of FILE: its number of datafiles, including empty ones.
 datafiles_of() {
     local number server count=0
     number=$(stat -c %i "$1")
     for server in "$cluster"/server-*/data; do
         if [ -n "$(find "$server/streams" -type f -name "$(printf %x "$number")")" ] \
-            || perl -0777 -ne "$made" "$number" "$server/journal"; then
+            || perl -0777 -ne "$was_created" "$number" "$server/journal"; then
             count=$((count + 1))
         fi
     done
     echo $count
 }
 
-section 'a cluster of three'
+section 'make a cluster of three servers'
 "$bin" cluster init "$cluster" --servers 3 --listen 127.0.0.1:17570 --label tested > /dev/null
 up
 url=espalier://127.0.0.1:17570/
@@ -50,18 +52,18 @@ for mount in "$a" "$b"; do
     "$bin" mount "$url" "$mount" -o "allow_other,credentials=$credentials" --log-file "$mount.log"
 done
 
-section 'files are made as their directories want'
+section 'policies of directories determine how files are created'
 mkdir "$a/stuffed" "$a/striped" "$a/precreated" "$a/client" "$a/baseline" "$a/announced"
 "$bin" policy "$a/striped" --set stuffing=false
 "$bin" policy "$a/precreated" --set stuffing=false --set precreation=true
-# As PVFS's clients do, with stuffing, and without anything.
+# Created by clients as in PVFS: with stuffing, and without any optimisation.
 "$bin" policy "$a/client" --set create=client
 "$bin" policy "$a/baseline" --set create=client --set stuffing=false
 "$bin" policy "$a/announced" --set eager=false
 refused 'true or false' "$bin" policy "$a/striped" --set stuffing=perhaps
 : > "$a/precreated/first"
 is "$(datafiles_of "$a/precreated/first")" 0
-# The data servers have made datafiles for those that follow.
+# The first create starts the filling of the pool of precreated datafiles.
 pooled() {
     : > "$a/precreated/pooled"
     [ "$(datafiles_of "$a/precreated/pooled")" = 3 ] || { rm "$a/precreated/pooled"; false; }
@@ -71,7 +73,7 @@ touch -d @1000000000 "$a/precreated/pooled"
 is "$(stat -c '%s %Y' "$b/precreated/pooled")" '0 1000000000'
 for dir in stuffed striped precreated client baseline announced; do
     : > "$a/$dir/empty"
-    [ $(($(date +%s) - $(stat -c %Y "$b/$dir/empty"))) -lt 100 ] || fail 'it is older than it is'
+    [ $(($(date +%s) - $(stat -c %Y "$b/$dir/empty"))) -lt 100 ] || fail 'the mtime of a new file is old'
     for n in $(seq 100); do echo "$dir $n" > "$a/$dir/$n"; done
     is "$(cat "$b/$dir/77")" "$dir 77"
     echo more >> "$b/$dir/77"
@@ -79,20 +81,20 @@ for dir in stuffed striped precreated client baseline announced; do
 done
 is "$(datafiles_of "$a/stuffed/1") $(datafiles_of "$a/striped/1") $(datafiles_of "$a/precreated/1")" '0 1 3'
 is "$(datafiles_of "$a/client/1") $(datafiles_of "$a/baseline/1")" '0 3'
-# What is there stays as it is, wherever it goes.
+# A file keeps its layout when it is renamed or linked to other directories.
 mv "$a/striped/1" "$a/stuffed/moved"
 ln "$a/stuffed/moved" "$a/precreated/linked"
 is "$(cat "$b/precreated/linked")" 'striped 1'
 
 section 'POSIX'
-# But for cases that make many thousand files or links, which here are several messages each.
+# Without cases of many thousand files or links, because each of these costs several messages here.
 mapfile -t cases < <("$conformance" --list | sed 's/ .*//' | grep -Ev 'max_links|^many::|creates_in_one_directory')
 whole='precreated baseline'
 [ -z "${SOAK:-}" ] || whole='striped precreated client baseline announced'
 for dir in $whole; do
     mkdir "$a/$dir/conformance"
     "$conformance" "$a/$dir/conformance" "${cases[@]/#/--filter=}" > "$work/conformance" || true
-    # Access times of what lies on data servers are set when it is opened (docs/semantics.md).
+    # The open sets the access time of a file on data servers (docs/semantics.md).
     failed=$(grep FAILED "$work/conformance" | grep -v relatime || true)
     [ -z "$failed" ] || fail "not POSIX: $dir: $failed"
     tail -n 1 "$work/conformance"
@@ -107,7 +109,7 @@ pjdfstest() {
         rm -rf "$a/$dir/pjdfstest"
     done
 }
-# settings LINE...: of all servers, from now on.
+# settings LINE...: restarts all servers with these settings.
 settings() {
     local server
     "$bin" cluster down "$cluster" > /dev/null
@@ -118,7 +120,8 @@ settings() {
     up
 }
 mkdir "$work/second"
-# Files of servers' pools, with all that the paper has; and those of clients, with none of it, as servers keep what they acknowledge.
+# Files of precreated datafiles, with all of the paper's optimisations; then files that clients
+# create, with none of them, on servers that sync each change before the reply.
 pjdfstest precreated
 [ -z "${SOAK:-}" ] || pjdfstest stuffed striped client baseline announced
 settings 'sync = true' 'high_watermark = 1' 'eager_bytes = 0'
@@ -130,8 +133,8 @@ if [ -n "${SOAK:-}" ]; then
 fi
 settings 'sync = false'
 
-section 'servers that are killed'
-# Each finds what it has written, and removes most of it.
+section 'kill servers under load'
+# Reads each file at the other mount, and removes most of them.
 writer() {
     local dir=$1 other=$2 n
     for n in $(seq 300); do
@@ -149,14 +152,14 @@ for victim in 0 1 0 2; do
     kill_server "$victim"
     sleep 0.3
     up
-    # Files that are made from now on go otherwise, while those before are written and read.
+    # Changes the policy of new files while earlier ones are written and read.
     eager=$([ "${eager:-false}" = true ] && echo false || echo true)
     "$bin" policy "$a/announced" --set "eager=$eager"
 done
-for writer in $writers; do wait "$writer" || fail 'what was written was not there'; done
+for writer in $writers; do wait "$writer" || fail 'a file that was written is missing or has wrong contents'; done
 is "$(find "$a" -name 'w*' | wc -l)" 150
 
-section 'nothing is left behind'
+section 'no leftovers'
 "$bin" cluster down "$cluster" > /dev/null
 "$bin" cluster fsck "$cluster"
 up

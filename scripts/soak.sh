@@ -1,8 +1,9 @@
 #!/bin/bash
-# soak.sh: the random tests of `make test` with seeds that it has not had, and the combinations that it leaves out.
+# soak.sh: runs the random tests of `make test` with new seeds, and combinations that it omits.
 #
-# It runs for SOAK_HOURS= hours, or until it is stopped, and goes on where it was when it is started again: SOAK_DIR=
-# (target/soak) holds the number of the next job, and the logs of those that failed. It prints how to repeat each.
+# Runs for SOAK_HOURS= hours, or until it is stopped, and resumes with the next job when it is
+# started again: SOAK_DIR= (target/soak) has the number of the next job, and the logs of failed
+# jobs. Prints the command that repeats a failed job.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 BUILD=$(realpath "${BUILD:-target/debug}")
@@ -11,7 +12,8 @@ dir=${SOAK_DIR:-target/soak}
 mkdir -p "$dir"
 ends=$(($(date +%s) + $(awk -v hours="${SOAK_HOURS:-1000000}" 'BEGIN { printf "%d", hours * 3600 }')))
 
-# FIRST is the first seed of the 2,000 of a round, the first of which `make test` has in round 0; SEEDED is the only seed of a job that has one.
+# FIRST: the first of a round's 2,000 seeds. `make test` uses the first seeds of round 0.
+# SEEDED: the seed of a job that has only one.
 jobs=(
     'SIM_SEED=FIRST SIM_SEEDS=2000 cargo test --workspace --test fuzz nothing_is_found'
     'RANKS_SEED=FIRST RANKS_SEEDS=2000 cargo test --workspace --test machine ranks::'
@@ -26,7 +28,7 @@ jobs=(
 step=$(cat "$dir/next" 2> /dev/null || echo 0) failed=0
 child=
 stop() {
-    echo "soak: stopped in job $step, with which it begins when it is started again"
+    echo "soak: stopped in job $step; the next start repeats this job"
     [ -z "$child" ] || { kill -- "-$child"; wait "$child"; }
     exit 130
 }
@@ -37,14 +39,14 @@ while [ "$(date +%s)" -lt "$ends" ]; do
     job=${job//FIRST/$((round * 2000))}
     job=${job//SEEDED/$((round + 1000))}
     echo "soak: job $step: $job"
-    # With a process group of its own, to be stopped with all that it has started.
+    # In a new process group, so that `stop` can end all processes of the job.
     setsid bash -c "$job" > "$dir/log" 2>&1 < /dev/null &
     child=$!
     if ! wait "$child"; then
         failed=$((failed + 1))
         mv "$dir/log" "$dir/failed-$step.log"
         tail -n 20 "$dir/failed-$step.log"
-        echo "soak: job $step FAILED; its log is $dir/failed-$step.log; once more: $job"
+        echo "soak: job $step FAILED; its log is $dir/failed-$step.log; to repeat: $job"
     fi
     child=
     step=$((step + 1))

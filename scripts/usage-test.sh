@@ -28,7 +28,7 @@ start() {
     server=$("$bin" status "$mnt" --json | sed 's/.*"pid":\([0-9]*\).*/\1/')
 }
 
-kept() {
+counted() {
     "$bin" du "$1" --json | sed 's/.*"bytes":\([0-9]*\),"directories":\([0-9]*\),"files":\([0-9]*\).*/\3 \2 \1/'
 }
 
@@ -37,20 +37,20 @@ walked() {
         END { printf "%d %d %d\n", f, d, b }'
 }
 
-# All directories at or below a path.
+# Checks all directories at or below a path.
 check() {
     local dir
     while IFS= read -r -d '' dir; do
-        [ "$(kept "$dir")" = "$(walked "$dir")" ] ||
-            fail "$dir tells '$(kept "$dir")', and there is '$(walked "$dir")' ($2)"
+        [ "$(counted "$dir")" = "$(walked "$dir")" ] ||
+            fail "$dir reports '$(counted "$dir")', and a walk finds '$(walked "$dir")' ($2)"
     done < <(find "$1" -type d -print0)
 }
 
 refuses() {
     local what=$1
     shift
-    if "$@" 2> "$work/error"; then fail "$what was not refused"; fi
-    grep -qi 'quota exceeded' "$work/error" || fail "$what was refused otherwise: $(cat "$work/error")"
+    if "$@" 2> "$work/error"; then fail "$what has succeeded"; fi
+    grep -qi 'quota exceeded' "$work/error" || fail "$what does not fail with EDQUOT: $(cat "$work/error")"
 }
 
 "$bin" mkfs "$work/data" > /dev/null
@@ -108,7 +108,7 @@ for round in 1 2 3; do
     ) 2> /dev/null &
     load=$!
     until [ "$(tail -1 "$work/done" | grep . || echo 0)" -ge $((40 * round)) ]; do
-        [ $((SECONDS - started)) -lt 120 ] || fail 'the load does not get on'
+        [ $((SECONDS - started)) -lt 120 ] || fail 'the load makes no progress'
         sleep 0.05
     done
     kill -9 "$server"
@@ -124,7 +124,7 @@ mkdir -p "$mnt/q/inner" "$mnt/out"
 "$bin" quota set "$mnt/q" --files 10 --bytes 2M
 "$bin" quota set "$mnt/q/inner" --bytes 1M
 refuses 'dd beyond the inner quota' dd if=/dev/zero of="$mnt/q/inner/dd" bs=64k count=100 status=none
-[ "$(kept "$mnt/q/inner")" = "1 0 1048576" ] || fail "dd left $(kept "$mnt/q/inner")"
+[ "$(counted "$mnt/q/inner")" = "1 0 1048576" ] || fail "dd left $(counted "$mnt/q/inner")"
 head -c 1500000 /dev/zero > "$mnt/out/big"
 refuses 'cp beyond the outer quota' cp "$mnt/out/big" "$mnt/q/copy"
 rm "$mnt/q/copy"
@@ -144,7 +144,7 @@ mkdir "$mnt/q/d9"
 check "$mnt/q" 'under quotas'
 
 section 'shown and set'
-[ "$("$bin" quota get "$mnt/q" --json)" = "{\"bytes\":2097152,\"files\":10,\"path\":\"$mnt/q\"}" ] || fail 'quota get'
+[ "$("$bin" quota get "$mnt/q" --json)" = "{\"bytes\":2097152,\"files\":10,\"path\":\"$mnt/q\"}" ] || fail 'quota get prints other limits'
 grep -q '10 of 10 files and directories' <<< "$("$bin" du "$mnt/q")" || fail "du: $("$bin" du "$mnt/q")"
 [ "$(stat -f -c '%b %S %c %d' "$mnt/q/d2")" = '512 4096 10 0' ] || fail "statfs: $(stat -f "$mnt/q/d2")"
 mount --bind "$mnt/q" "$work/bound"
@@ -155,15 +155,15 @@ for _ in $(seq 50); do
     sleep 0.1
 done
 ! mountpoint -q "$work/bound" || fail "cannot unmount: $(cat "$work/error")"
-[ -z "$(getfattr -d -m - "$mnt/q")" ] || fail 'the figures are listed among the extended attributes'
+[ -z "$(getfattr -d -m - "$mnt/q")" ] || fail 'the usage is listed among the extended attributes'
 chown 65534 "$mnt/q"
 if setpriv --reuid 65534 --clear-groups "$bin" quota set "$mnt/q" --files 99 2> "$work/error"; then
     fail 'an ordinary user has set a quota'
 fi
 grep -q 'only root' "$work/error"
-if "$bin" du "$work" 2> "$work/error"; then fail 'du of another file system'; fi
+if "$bin" du "$work" 2> "$work/error"; then fail 'du accepts a directory of another file system'; fi
 grep -q 'not a directory of a mounted Espalier' "$work/error"
-if setfattr -n user.espalier.rbytes -v 1 "$mnt/q" 2> /dev/null; then fail 'a figure was set'; fi
+if setfattr -n user.espalier.rbytes -v 1 "$mnt/q" 2> /dev/null; then fail 'setfattr has changed a usage attribute'; fi
 
 section 'dump and load keep quotas'
 "$bin" umount "$mnt"
