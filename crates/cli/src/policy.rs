@@ -24,7 +24,7 @@ pub(crate) fn policy(args: &PolicyArgs) -> Result<ExitCode> {
     let path = &args.path;
     if !path.is_dir() {
         bail!(
-            "{} is no directory: `espalier layout` tells of files, which have the policy of the directory that they were made in",
+            "{} is no directory: `espalier layout` prints the layout of a file, which is that of its directory's policy at creation",
             path.display()
         );
     }
@@ -50,7 +50,7 @@ pub(crate) fn policy(args: &PolicyArgs) -> Result<ExitCode> {
 pub(crate) fn layout(args: &LayoutArgs) -> Result<ExitCode> {
     let path = &args.path;
     if !path.is_file() {
-        bail!("{} is no file: `espalier policy` tells of directories", path.display());
+        bail!("{} is no file: `espalier policy` prints the policy of a directory", path.display());
     }
     let text = attribute(path, LAYOUT)?.with_context(|| not_ours(path))?;
     if args.json {

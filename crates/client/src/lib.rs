@@ -179,7 +179,7 @@ pub enum Next {
     Find(Request, RemoteEntry),
     /// Answer the caller at once, and send this request; its reply is ignored.
     Notify(Request, Answer),
-    /// As [`Self::Tell`], for the close of this file; it may be delayed and batched.
+    /// As [`Self::Notify`], for the close of this file; it may be delayed and batched.
     Release(Ino),
     /// Do this I/O on streams; its result is the answer.
     Stream(StreamIo),

@@ -594,7 +594,7 @@ impl<T> Sessions<T> {
         self.server_sessions = server_sessions;
     }
 
-    /// Tells servers to drop lookup counts of evicted inodes.
+    /// Makes servers drop lookup counts of evicted inodes.
     fn give_up_forgotten(&mut self) {
         for (ino, lookups) in self.cache.forgotten() {
             if let Some(end) = self.end(ino.rank()) {

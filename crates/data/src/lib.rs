@@ -52,8 +52,8 @@ pub enum Requester {
 
 #[derive(Debug)]
 pub enum Input {
-    /// A peer has connected. Requests from its earlier connections are dropped. `incarnation` tells
-    /// its starts apart.
+    /// A peer has connected. Requests from its earlier connections are dropped. `incarnation`
+    /// distinguishes its starts.
     Connect {
         from: Requester,
         incarnation: u64,

@@ -132,7 +132,7 @@ impl Filesystem for Memory {
             self.lookups.fetch_add(1, Ordering::Relaxed);
             match name {
                 b"dropped" => return drop(reply),
-                b"panic" => panic!("as told"),
+                b"panic" => panic!("requested"),
                 b"held" => return *self.held.lock().unwrap() = Some(reply),
                 b"later" => {
                     // Another thread answers while this one serves other requests.
@@ -601,7 +601,7 @@ fn a_full_notifier_says_so(transport: Transport) {
     while !mounted.notifier.inval_inode(ROOT_NODE, -1, 0) {
         std::thread::yield_now();
     }
-    while !mounted.notifier.fence(|| panic!("as told")) {
+    while !mounted.notifier.fence(|| panic!("requested")) {
         std::thread::yield_now();
     }
     mounted.wait_until_sent();

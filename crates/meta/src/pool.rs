@@ -4,7 +4,7 @@
 //!
 //! Invariants: a batch is journaled before its datafiles are made, and until all its numbers are
 //! used or the rest is removed, so no datafile is ever lost. After a restart, a batch that was
-//! never opened is used; the rest of an open batch is removed, since clients may have been told of
+//! never opened is used; the rest of an open batch is removed, since replies may have contained
 //! numbers that no event records (`numbers.rs`).
 
 use alloc::collections::BTreeMap;

@@ -344,7 +344,7 @@ fn restarted_server_keeps_subtree_restriction() {
         one.ask(&mut fs, Request::Reclaim { held: vec![held], last: true, again: vec![] }).unwrap();
         assert_eq!(fs.answers.contains_key(&looks), !is_exclusive);
         if is_exclusive {
-            one.make(&mut fs, dir, "told before", NewNode::Regular);
+            one.make(&mut fs, dir, "pending", NewNode::Regular);
             assert_eq!(give_up(&mut fs), [(one.id, Lease::Exclusive { dir })]);
             assert!(fs.answers.contains_key(&looks));
         }

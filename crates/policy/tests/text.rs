@@ -43,7 +43,7 @@ fn valid_setting_is_stored_and_invalid_one_changes_nothing() {
                 let same = printed == text.trim_start_matches('0')
                     || format!("{printed}_dist") == text
                     || switch == text;
-                assert!(same || printed == text, "{text} is told as {printed}");
+                assert!(same || printed == text, "{text} is printed as {printed}");
                 assert_eq!(others(&policy), others(&before));
             }
             Err(_) => {

@@ -27,7 +27,7 @@ pub enum StreamIo {
         offset: u64,
         size: u32,
     },
-    /// The data is the message's payload. `told`: as in
+    /// The data is the message's payload. `acknowledged`: as in
     /// [`Request::Extend`](crate::Request::Extend).
     Write {
         ino: Ino,

@@ -15,7 +15,7 @@ pub const REMOVE_TREE: &str = "system.espalier.remove";
 /// Reading it from a directory returns an empty value when the kernel has been notified of all
 /// earlier changes. Setting an attribute cannot wait for that, since the kernel holds the
 /// directory's lock, for which notifications may wait.
-pub const NOTIFIED: &str = "system.espalier.told";
+pub const NOTIFIED: &str = "system.espalier.notified";
 /// Reading it from any file returns an empty value when all acknowledged changes are durable. It
 /// does what `syncfs` does where the kernel forwards that.
 pub const SYNC: &str = "system.espalier.sync";

@@ -29,7 +29,7 @@ pub use tree::{Operation, Step, operations};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum NodeId {
-    /// A mount, or a program that uses the library. The number only tells it from others.
+    /// A mount, or a program that uses the library. The number only distinguishes it from others.
     Client(u32),
     /// The metadata server of this rank.
     Rank(u16),

@@ -223,7 +223,7 @@ impl Scenario<'_> {
         fs.drain();
         let seen = self.after_crash(calm, fs, durable || !broken, &context);
         for (path, is_there) in reported {
-            assert_eq!(seen.0.contains_key(path), is_there, "{context}: {path} was told");
+            assert_eq!(seen.0.contains_key(path), is_there, "{context}: {path} was reported");
         }
     }
 

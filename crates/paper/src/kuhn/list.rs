@@ -97,7 +97,7 @@ fn figure(
     let servers = machines.servers;
     let setup = format!(
         "{servers} metadata and {servers} data servers; each client has {files} empty files in a directory of its own, and caches nothing. By names and \
-         stats each file is a message to a metadata server and one to its data server, with the hint, too: it tells owner and permissions. With \
+         stats each file is a message to a metadata server and one to its data server, with the hint, too, for owner and permissions. With \
          attributes in the listing, which both have, a page of names is a message, and all sizes of a page are one to each data server.{}",
         often(setting)
     );

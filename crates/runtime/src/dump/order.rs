@@ -63,7 +63,7 @@ impl Order {
             }
             Item::End { records, streams } => {
                 if (*records, *streams) != (self.records, self.streams) {
-                    return Err("its last item tells of more or fewer items than there are");
+                    return Err("its last item counts more or fewer items than there are");
                 }
                 // A data server has no superblock record.
                 if self.has_super || matches!(self.part, Some(Part::Data(_))) {

@@ -1,5 +1,5 @@
-//! Inodes that somebody may have open: these are found by their number even without a name. Nothing
-//! ends that here, for a session may keep open what its client has closed or does not know of.
+//! Inodes that a client may have open: these are found by their number even without a name. The set
+//! never shrinks, because a session may hold inodes open that its client has closed or never opened.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ pub struct Opens {
     /// Clients have files open while they make them, whether or not the caller opens them.
     by_client: bool,
     opened: BTreeSet<Ino>,
-    /// Some inode has been opened by its name, and nobody was told which.
+    /// An inode has been opened by its name, and no reply has returned its number.
     any: bool,
 }
 
@@ -37,12 +37,12 @@ impl Opens {
         }
     }
 
-    /// Nobody will be told what came of an action.
+    /// The result of an action will not be reported.
     pub fn give_up(&mut self, action: &Action) {
         self.any |= self.opens(action);
     }
 
-    /// Whether somebody may have opened an inode, or may have it open by what is under way.
+    /// True if a client may have opened the inode, or a pending action may open it.
     pub fn may_have<'a>(&self, ino: Ino, mut under_way: impl Iterator<Item = &'a Action>) -> bool {
         self.any || self.opened.contains(&ino) || under_way.any(|action| self.opens(action))
     }

@@ -108,10 +108,10 @@ impl Observed<'_> {
                 self.removes_privileges() || matches!(self.action, Action::Truncate { .. })
             }
             (ExpectedOutcome::Done, Ok(Answer::Written(_))) => self.removes_privileges(),
-            // They are gone before the bytes are refused.
+            // The privileges are removed before the write of the bytes is refused.
             (ExpectedOutcome::Done, Err(errno)) => self.removes_privileges() && is_refusal(*errno),
             (ExpectedOutcome::Written, Ok(Answer::Written(_))) => true,
-            // A truncation that is refused tells nothing.
+            // A refused truncation returns no attributes to check.
             (ExpectedOutcome::Stat(_), Err(Errno::EACCES)) => {
                 matches!(self.action, Action::SetAttr { perm: None, .. })
             }

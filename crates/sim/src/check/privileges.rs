@@ -17,8 +17,8 @@ pub enum Cause {
     Bytes,
     /// `truncate(2)`, which overlayfs is spared while it copies a file.
     Truncation,
-    /// Bytes that the server is not told of. No capability: kernels remove that themselves.
-    Unsaid,
+    /// A write that the kernel does not report. Capabilities remain: the kernel removes them itself.
+    Unreported,
 }
 
 /// What a call does to its file's privileges, at an instant of its own: whether it may was decided
@@ -30,7 +30,7 @@ pub fn removal(call: &Call<'_>) -> Option<Action> {
         Call::Request(Request::SetAttr { ino, set: SetAttr { size: Some(_), .. } }) => {
             (ino, Cause::Truncation)
         }
-        Call::Request(Request::SetAttr { ino, set }) if set.kill_suid_gid => (ino, Cause::Unsaid),
+        Call::Request(Request::SetAttr { ino, set }) if set.kill_suid_gid => (ino, Cause::Unreported),
         _ => return None,
     };
     Some(Action::RemovePrivileges { ino, cause })
@@ -79,7 +79,7 @@ impl Tree<'_> {
     pub fn remove_privileges(&mut self, node: Node, who: &Who, cause: Cause) -> ExpectedOutcome {
         self.change(node, |inode| {
             let is_copied = who.uid == 0 && inode.uid == 0 && inode.names == 0;
-            let may = cause != Cause::Unsaid || who.owns(inode) || who.may(inode, Access::WRITE);
+            let may = cause != Cause::Unreported || who.owns(inode) || who.may(inode, Access::WRITE);
             if who.uid != 0 && may {
                 inode.lose_set_ids(who);
             }

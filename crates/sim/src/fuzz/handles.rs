@@ -1,6 +1,6 @@
-//! File handles: numbers of inodes that some process knows. All processes look them up, also those
-//! of clients that were never told of them, as several NFS servers of one tree do; some inodes have
-//! been removed meanwhile, or moved.
+//! File handles: numbers of inodes that a process knows. All processes look them up, including those
+//! of clients that never got them in a reply, as several NFS servers of one tree do. The inodes may
+//! have been removed or renamed meanwhile.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -55,7 +55,7 @@ impl Handles {
         Self { random, exported }
     }
 
-    /// The process has been told of an inode.
+    /// A reply to the process contained the inode.
     pub fn know(&self, ino: Ino, is_dir: bool) {
         self.exported.0.borrow_mut().insert((ino, is_dir));
     }

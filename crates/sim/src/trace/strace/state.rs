@@ -201,7 +201,7 @@ impl State {
             _ => self.table(call.pid).dir.clone(),
         };
         let base = base.ok_or_else(|| {
-            call.bad("in which directory is not known: use `strace -y`, which tells it, and trace from the start on")
+            call.bad("the directory of this path is unknown: use `strace -y`, which prints it, and trace from the start")
         })?;
         Ok(normal(&[&base, b"/".as_slice(), path].concat()))
     }
