@@ -80,8 +80,8 @@ pub fn serve_floor(
     transport: Option<Transport>,
     threads: usize,
 ) -> Result<(), Error> {
-    // As a background mount does. An interrupt at the terminal must not end the floor before its
-    // files are removed.
+    // Detaches from the terminal, like a background mount: an interrupt there must not end the
+    // floor before its files are removed.
     let _ = rustix::process::setsid();
     let options = MountOptions { subtype: "espalier-floor".into(), ..options.clone() };
     let session = Session::mount("floor", mountpoint, &options, &espalier_runtime::wanted(transport))

@@ -24,7 +24,7 @@ pub struct Cli {
 
 #[derive(Clone, Debug, Args)]
 pub struct LogArgs {
-    /// What to log: error, warn, info, debug, trace, or per module, as in `espalier_store=debug`.
+    /// Log level: error, warn, info, debug, trace, or per module, as in `espalier_store=debug`.
     #[arg(long, global = true, default_value = "warn", env = "ESPALIER_LOG", value_name = "FILTER")]
     pub log: String,
     /// Log one JSON object per line.
@@ -78,7 +78,7 @@ pub enum Command {
     Dump(DumpArgs),
     /// Make a file system from the output of `dump`.
     Load(LoadArgs),
-    /// Benchmark a directory of any file system, alone or against another.
+    /// Benchmark a directory of any file system, or compare it with another one.
     Bench(BenchArgs),
     /// Simulate a cluster in virtual time, in this process: a scenario, or traces of real programs.
     /// Exits with 1 if interrupted, or if a replayed operation has a different result than in its

@@ -35,7 +35,7 @@ pub fn fresh(base: &Path, name: &str) -> Result<PathBuf, Failure> {
     Ok(path)
 }
 
-/// Removes the leftovers of a case, whatever they are.
+/// Removes the leftovers of a case, of any type.
 pub fn remove(path: &Path) {
     let _ = fs::remove_dir_all(path);
 }

@@ -5,7 +5,7 @@
 //! - An earlier request never overwrites a later one: a repeated request never runs twice at a
 //!   time, and a restarted metadata server is served only after its predecessor's requests are
 //!   done.
-//! - Requests that replace a whole datafile run alone on it, in order of arrival; a client's
+//! - Requests that replace a whole datafile run exclusively on it, in order of arrival; a client's
 //!   request truncates it once (`truncated.rs`).
 //! - A removal is answered when it is durable, many of them by one sync; datafiles are created in
 //!   batches.
@@ -156,12 +156,12 @@ enum Running {
     Request(RequestKey, Option<(Ino, Use)>),
     Truncation(RequestKey, Truncation),
     Create(Vec<(RequestKey, Ino)>),
-    /// Runs alone until the datafile is gone; its reply waits for the sync.
+    /// Runs exclusively until the datafile is removed; its reply waits for the sync.
     Removal(RequestKey, Ino),
     SyncRemoved(Vec<RequestKey>),
 }
 
-/// How a request uses a datafile.
+/// A request's use of a datafile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Use {
     Shared,
@@ -189,7 +189,7 @@ impl Data {
         Self { individually, ..Self::default() }
     }
 
-    /// As in [`Self::new`], from now on.
+    /// Changes the setting of [`Self::new`].
     pub fn set_individual(&mut self, individually: bool) {
         self.individually = individually;
     }

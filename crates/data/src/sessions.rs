@@ -1,8 +1,8 @@
-//! Which client sessions are live, as their metadata servers report.
+//! The live client sessions, as reported by their metadata servers.
 //!
-//! It uses no clocks. A metadata server ends a session only after every data server has confirmed
-//! that none of its requests is under way; a data server that has not heard from a metadata server
-//! since either of them started serves none of its clients.
+//! This module uses no clocks. A metadata server ends a session only after every data server has
+//! confirmed that none of its requests is in progress. After a restart of either, a data server
+//! serves no client of a metadata server before its first `Admit`.
 
 use alloc::vec::Vec;
 
@@ -34,7 +34,7 @@ pub(crate) struct Sessions {
 #[derive(Debug)]
 struct Reported {
     incarnation: u64,
-    /// Its journal is durable at least up to here.
+    /// Position up to which its journal is known to be durable.
     durable: u64,
     /// `None` before its first report.
     sessions: Option<Live>,

@@ -15,7 +15,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Mount options. The default is a writable mount for the mounting user alone.
+/// Mount options. The default is a writable mount for the mounting user only.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MountOptions {
     /// Shown as `fuse.<subtype>` in the mount table.

@@ -309,7 +309,7 @@ pub enum Flaw {
 }
 
 impl<'a> Request<'a> {
-    /// Decodes one message, which must be complete and alone in `bytes`.
+    /// Decodes `bytes`, which must be exactly one complete message.
     pub fn parse(bytes: &'a [u8]) -> Result<Request<'a>, Malformed> {
         let (header, body) = InHeader::read_from_prefix(bytes).map_err(|_| Malformed {
             unique: None,

@@ -112,8 +112,8 @@ impl Ring {
     /// Waits for the reply to the request. The next [`Ring::receive`] commits it. Returns false if
     /// the mount is gone.
     pub(crate) fn answer(&mut self) -> io::Result<bool> {
-        // SAFETY: the memory is ours until the command is submitted, and nobody holds the message,
-        // see `receive`.
+        // SAFETY: the memory is ours until the command is submitted, and no reference to the
+        // message exists, see `receive`.
         if !unsafe { self.slot.wait_until_sent(self.commit_id) } {
             return Ok(false);
         }

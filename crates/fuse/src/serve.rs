@@ -189,7 +189,7 @@ impl<F: Filesystem + ?Sized> Service<'_, F> {
         self.session.slots().add(ring.slot());
         let work = move || {
             let _alarm = Alarm(self);
-            // Best near its callers; elsewhere is only slower.
+            // A thread near its callers is faster; a failure to move it is harmless.
             run_on(ring.queue());
             let is_late = report.is_none();
             let registered = match ring.register() {

@@ -72,7 +72,7 @@ pub struct Granted {
     pub coherent_direct_writes: bool,
 }
 
-/// How requests and replies are passed.
+/// The channel of requests and replies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Transport {
     /// By reads and writes of clones of the device.

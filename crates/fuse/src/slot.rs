@@ -258,7 +258,8 @@ impl Memory {
     }
 
     unsafe fn write(&self, at: usize, bytes: &[u8]) {
-        // SAFETY: guaranteed by the caller; a slice from elsewhere does not overlap.
+        // SAFETY: guaranteed by the caller; `bytes` is not part of the slot, so it does not
+        // overlap.
         unsafe { self.at(at, bytes.len()).copy_from(NonNull::from(bytes).cast(), bytes.len()) };
     }
 
@@ -276,8 +277,8 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: our own mapping, which nothing refers to any more. The kernel has given it back:
-        // it uses the memory only in calls of the thread that serves the slot.
+        // SAFETY: our own mapping, without references. The kernel does not use it: it accesses the
+        // memory only in calls of the thread that serves the slot.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.length) };
     }
 }

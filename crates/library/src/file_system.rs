@@ -25,7 +25,7 @@ use crate::walk::TargetName;
 #[derive(Clone, Debug)]
 pub struct FileSystem(pub(crate) Arc<Session>);
 
-/// How often a call is retried when an inode is forgotten during path resolution.
+/// Number of attempts of a call whose path resolution meets a forgotten inode.
 const TRIES: u32 = 4;
 /// Maximum number of entries in a listing request.
 const ENTRIES: u32 = 512;
@@ -87,7 +87,7 @@ impl FileSystem {
     /// directory of created or removed entries.
     ///
     /// # Errors
-    /// As fsync(2). Reports an operation that was acknowledged early and has failed, once
+    /// As fsync(2). Reports the failure of a write-back operation once
     /// ([`ConnectOptions::writeback`](crate::ConnectOptions::writeback)).
     pub async fn sync_all(&self, path: impl AsRef<Path>) -> io::Result<()> {
         self.at(path.as_ref(), true, |ino| Request::Fsync { ino }).await.map(drop)

@@ -20,7 +20,7 @@ const CACHED: usize = 1 << 16;
 /// Interval of the client's timer, which reports forgotten inodes to servers.
 const TICK: Duration = Duration::from_millis(200);
 
-/// How a program authenticates itself.
+/// The credentials of a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Credentials {
     /// A directory with `ca.pem`, `certificate.pem` and `key.pem`, created by `espalier cluster

@@ -48,7 +48,7 @@ fn and_where_servers_share_the_tree() {
     race(3);
 }
 
-/// `RACE_SEEDS` seeds from `RACE_SEED` on; only that one if it is set alone.
+/// `RACE_SEEDS` seeds from `RACE_SEED` on; `RACE_SEED` without `RACE_SEEDS` selects that seed.
 fn seeds() -> std::ops::Range<u64> {
     let number = |name| std::env::var(name).ok().and_then(|text| text.parse().ok());
     let (first, count) = (number("RACE_SEED"), number("RACE_SEEDS"));

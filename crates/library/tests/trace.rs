@@ -16,7 +16,7 @@ use espalier_timeline::{Id, NodeId, Operation, Span, operations};
 /// Longer than the test runs.
 const LASTING: Duration = Duration::from_secs(600);
 
-/// Where spans are recorded, and the first number to read.
+/// A recorder of spans, and the first number to read.
 struct Traces<'a> {
     client: &'a FileSystem,
     stores: Vec<PathBuf>,

@@ -32,7 +32,7 @@ fn main() {
     }
 }
 
-/// How much memory an idle connection needs, of the two ends together.
+/// Memory of an idle connection in bytes, at both ends together.
 fn idle(server: Security, client: Security) -> usize {
     const CONNECTIONS: usize = 400;
     let resident = || {
@@ -94,7 +94,7 @@ fn request(id: u64) -> FromClient {
     FromClient::Request { id, below: id, announced: false, caller, request: Request::GetAttr { ino: Ino(1) } }
 }
 
-/// What a server and a client need for TLS.
+/// Certificates and keys of a server and a client.
 fn certified(dir: &std::path::Path) -> (Security, Security) {
     let authority = Authority::create(dir, Validity::years(1)).unwrap();
     let load = |name: &str, issued: espalier_net::pki::Issued| {

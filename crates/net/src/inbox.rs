@@ -13,7 +13,7 @@ use crate::message::Message;
 
 pub(crate) struct Inbox<In> {
     splitter: LengthDelimitedCodec,
-    /// What this side accepts.
+    /// The limits of this side.
     terms: Terms,
     /// Bytes of payloads that may still be granted.
     room: usize,
@@ -162,7 +162,7 @@ impl<In: Message> Inbox<In> {
         Ok(())
     }
 
-    /// Where the rest of an incomplete piece belongs, once the buffer is empty.
+    /// The destination of the rest of an incomplete piece, once the buffer is empty.
     pub(crate) fn rest_of_piece(&mut self) -> Option<impl BufMut> {
         let (number, end) = self.piece?;
         let payload = &mut self.arrivals.get_mut(&number)?.payload;

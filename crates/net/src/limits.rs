@@ -62,7 +62,7 @@ const ANNOUNCED_HEAD_BYTES: usize = 384 << 10;
 /// Payload bytes in one frame, if announced.
 pub(crate) const PIECE_BYTES: usize = 64 << 10;
 
-/// What a side accepts, as stated in the handshake.
+/// Limits of received messages, stated in the handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Terms {
     pub(crate) eager_bytes: u32,
@@ -71,7 +71,7 @@ pub(crate) struct Terms {
 }
 
 impl Terms {
-    /// What this side accepts.
+    /// The limits of this side.
     pub(crate) fn of(limits: &Limits) -> Self {
         let payload_bytes =
             limits.payload_bytes.min(u32::try_from(limits.receiving_bytes).unwrap_or(u32::MAX));
@@ -89,7 +89,7 @@ impl Terms {
         if large { max.min(ANNOUNCED_HEAD_BYTES) } else { max }
     }
 
-    /// What this side sends to a peer that accepts `self`.
+    /// The limits of messages to a peer with the limits `self`.
     pub(crate) fn to_send(self, limits: &Limits) -> Self {
         Self { eager_bytes: self.eager_bytes.min(limits.eager_bytes), ..self }
     }

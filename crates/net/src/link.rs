@@ -73,7 +73,7 @@ impl Link {
     ) -> Self {
         let flight = Some(Rope::default());
         let tls = tls.map(|mut tls| {
-            // Its input is bounded already.
+            // The input is bounded by its source.
             tls.set_buffer_limit(None);
             Mutex::new(tls)
         });

@@ -1,4 +1,4 @@
-//! What the connection must know of a message to send it.
+//! The properties of a message that its transmission depends on.
 
 use bytes::Bytes;
 use espalier_proto::{DataReply, DataRequest, FromClient, FromData, FromServer, Reply, Request, ToData};
@@ -14,7 +14,7 @@ pub trait Message: Serialize + DeserializeOwned + Send + 'static {
     /// message without a request overtakes nothing.
     fn request(&self) -> Option<u64>;
 
-    /// Its payload is announced, however short it is.
+    /// True if the payload is announced regardless of its length.
     fn announced(&self) -> bool {
         false
     }

@@ -20,7 +20,7 @@ const FLIGHT_BYTES: usize = 256 << 10;
 const PUMP_BYTES: usize = 2 * PIECE_BYTES;
 
 pub(crate) struct Outbox {
-    /// What the peer accepts.
+    /// The limits of the peer.
     terms: Terms,
     /// Frames in sending order.
     ready: Rope,
@@ -180,7 +180,7 @@ impl Outbox {
         }
     }
 
-    /// Queues held messages that no longer have to wait.
+    /// Queues held messages whose wait is over.
     fn release(&mut self) {
         self.held_requests.clear();
         for held in mem::take(&mut self.held) {

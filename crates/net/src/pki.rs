@@ -94,7 +94,7 @@ impl Authority {
         let key = KeyPair::from_pem(&pem);
         let key = key.map_err(|cause| PkiError::Key { path: path.clone(), cause })?;
         let params = authority(&key);
-        // Its name is derived from its key, so the certificate need not be parsed.
+        // The name of an authority is derived from its key, so the certificate need not be parsed.
         let expected = params.self_signed(&key)?;
         let subject = |der: &CertificateDer<'_>| {
             let anchor = webpki::anchor_from_trusted_cert(der).ok()?;

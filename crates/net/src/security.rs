@@ -1,4 +1,4 @@
-//! Whether a connection is encrypted and both sides prove who they are.
+//! Security of connections: TLS with mutual authentication, or none.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use tokio_rustls::rustls::{self, ClientConfig, RootCertStore, ServerConfig};
 use crate::identity::{Identity, IdentityError};
 use crate::pki;
 
-/// How a side protects its connections.
+/// The protection of a side's connections.
 #[derive(Clone, Debug)]
 pub enum Security {
     /// No encryption and no authentication: any peer is trusted. For trials on one machine.

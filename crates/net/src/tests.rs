@@ -292,7 +292,7 @@ fn mutated_streams_are_taken_or_refused() {
     assert!(taken > 10_000 && refused > 10_000, "{taken} {refused}");
 }
 
-/// A frame is classified the same from its beginning alone, however it is cut.
+/// The classification of a frame needs only its beginning, and does not depend on the reads.
 #[test]
 fn frames_that_come_byte_by_byte_are_what_they_are() {
     for (id, value) in (0..300).flat_map(|id| [0, 3, 7].map(|value| (id, value))) {

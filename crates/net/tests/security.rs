@@ -28,7 +28,7 @@ fn not_yet() -> Validity {
     Validity { from: SystemTime::now() + DAY, until: SystemTime::now() + 3 * DAY }
 }
 
-/// What both sides report of a connection attempt.
+/// The results of a connection attempt at both sides.
 async fn attempt(
     server: Security,
     client: Security,
@@ -149,7 +149,7 @@ async fn certificates_for_something_else() {
         "{error}"
     );
     server.unwrap_err();
-    // Nor if it names the host and is issued for servers.
+    // Refused also if it names the host and is issued for servers.
     use rcgen::ExtendedKeyUsagePurpose::{ClientAuth, ServerAuth};
     for purposes in [vec![ClientAuth], vec![ClientAuth, ServerAuth]] {
         let (server, client) = attempt(careless(&cluster, purposes), cluster.client("alice")).await;

@@ -22,7 +22,7 @@ pub use page::write_page;
 pub use play::play;
 pub use summary::{Phase, Summary};
 
-/// Where an experiment runs.
+/// The environment of an experiment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Testbed {
@@ -32,7 +32,7 @@ pub enum Testbed {
     Simulator,
 }
 
-/// How to run experiments.
+/// Parameters of a run of experiments.
 #[derive(Clone, Copy, Debug)]
 pub struct Setting<'a> {
     pub place: Testbed,
@@ -47,7 +47,7 @@ pub struct Setting<'a> {
 /// A figure or table of a paper.
 #[derive(Clone, Copy, Debug)]
 pub struct Experiment {
-    /// As `carns-fig3`.
+    /// The experiment's identifier, such as `carns-fig3`.
     pub id: &'static str,
     /// The paper's title for it.
     pub title: &'static str,

@@ -54,7 +54,7 @@ pub(crate) struct Trial {
 
 impl Trial {
     /// # Errors
-    /// It is no valid scenario.
+    /// The text is no valid scenario.
     pub fn new(text: &str) -> Result<Self, PaperError> {
         Ok(Self { scenario: Scenario::parse(text, Path::new("an experiment"))?, crews: Box::new(Vec::new) })
     }

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::value::{DistName, Value, Values, parse_number};
 
-/// The parameters of a distribution, as somebody has written them.
+/// The parameters of a distribution in their original spelling.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct DistParams {
@@ -17,7 +17,7 @@ pub struct DistParams {
     params: Params,
 }
 
-/// What [`DistParams`] say.
+/// The parsed [`DistParams`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Params {
     /// Of simple_stripe: bytes of a strip, 1 byte to 1 GiB.
@@ -116,7 +116,7 @@ fn parse_strip(text: &str) -> Option<Strip> {
     Some(Strip { server, size: parse_size(size)? })
 }
 
-/// As `65536`, `64K`, `1M` or `1G`.
+/// Parses a size such as `65536`, `64K`, `1M` or `1G`.
 fn parse_size(text: &str) -> Option<u64> {
     let units = [(['k', 'K'], 10), (['m', 'M'], 20), (['g', 'G'], 30)];
     let unit = units.into_iter().find_map(|(unit, bits)| Some((text.strip_suffix(unit)?, bits)));

@@ -22,7 +22,7 @@ pub enum PolicyError {
     Mismatch { name: DistName, params: String },
 }
 
-/// As much of a text from outside as a line of a log can hold.
+/// The beginning of an untrusted text, short enough for a log line.
 fn quoted(text: &str) -> String {
     text.chars().take(80).flat_map(char::escape_debug).collect()
 }
@@ -102,8 +102,8 @@ impl Policy {
         policy
     }
 
-    /// Names the distribution that the parameters are of. A file without a metafile has one
-    /// datafile, whatever else is set.
+    /// Sets the distribution of the parameters explicitly. A no-metafile file has one datafile,
+    /// regardless of other settings.
     #[must_use]
     pub fn explicit(mut self) -> Self {
         if self.no_metafile == Some(true) {
@@ -119,7 +119,7 @@ impl Policy {
         self.dist_name.or(self.dist_params.as_ref().map(DistParams::of))
     }
 
-    /// As TOML.
+    /// Formats the policy as TOML.
     pub fn to_toml(&self) -> String {
         let line = |key: Key| {
             let text = self.get(key)?;

@@ -115,7 +115,7 @@ words! {
     Varstrip = "varstrip" | "varstrip_dist";
 }
 
-/// Decimal digits alone.
+/// Parses a number of decimal digits, without a sign.
 pub(crate) fn parse_number(text: &str) -> Option<u64> {
     if text.bytes().all(|byte| byte.is_ascii_digit()) { text.parse().ok() } else { None }
 }

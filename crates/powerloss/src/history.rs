@@ -114,7 +114,7 @@ impl History {
 }
 
 impl Tree {
-    /// What is at a path: a directory, or a file's bytes.
+    /// The entry at a path: a directory, or a file's bytes.
     fn get(&self, path: &str) -> Option<Option<&[u8]>> {
         self.paths.get(path).map(|file| file.map(|file| self.files[file].as_slice()))
     }

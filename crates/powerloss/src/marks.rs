@@ -1,13 +1,13 @@
-//! What a workload marks about its files, line by line, and the check whether a directory matches.
+//! A workload's marks, one per line, and the check that a directory matches them.
 //!
-//! A workload marks what it is about to do, and what is durable. There are three kinds of marks,
-//! each about paths of its own:
+//! A workload marks each operation before it starts, and when its result is durable. There are
+//! three kinds of marks, each for separate paths:
 //!
-//! - A *history* (`do OPERATION`, `synced`) of one thread: after a loss of power there is the state
-//!   after some operation, and no synced one is missing.
+//! - A *history* (`do OPERATION`, `synced`) of one thread: a loss of power leaves the state after
+//!   one of the operations, and no synced one is missing.
 //! - A *file* (`begin PATH STATE`, `done PATH STATE`): it has the last state done, or one begun
-//!   since; never a mixture.
-//! - A *range* (`begin-at`, `done-at`) of a file: the same for each sector by itself.
+//!   later; never a mixture.
+//! - A *range* (`begin-at`, `done-at`) of a file: the same for each sector separately.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
@@ -53,8 +53,8 @@ impl Bytes {
     }
 }
 
-/// Possible state of a file: absent, so many bytes of a seed, or the result of a write of these
-/// that is not durable: at most so many, with zeros where they have not reached the disk.
+/// Possible state of a file: absent, a number of bytes of a seed, or the result of a write of these
+/// that is not durable: at most that number, with zeros for bytes that did not reach the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum State {
     Gone,
@@ -79,7 +79,7 @@ pub enum Mark {
     DoneAt(String, Bytes),
 }
 
-/// Where a workload writes its marks.
+/// The output of a workload's marks.
 pub struct Marks(File);
 
 impl Marks {

@@ -26,7 +26,7 @@ pub const ALL: [(&str, Workload); 6] = [
     ("database", database::run),
 ];
 
-/// Where a workload works, and where it writes its marks.
+/// A workload's directory, and the output of its marks.
 pub struct WorkDir {
     dir: PathBuf,
     marks: PathBuf,

@@ -109,9 +109,9 @@ pub struct Attr {
 impl Attr {
     /// Merges the attributes of the inode record with those of its stream.
     ///
-    /// The record holds the mtime that was last set explicitly; all streams of the file were given
-    /// it. A stream with a different mtime was written since then: its mtime is the file's, and
-    /// also the file's ctime if later than that of the record.
+    /// The record holds the mtime that was last set explicitly, also on all streams of the file. A
+    /// stream with a different mtime was written after that: its mtime is the file's, and also the
+    /// file's ctime if later than that of the record.
     pub fn measure(&mut self, stream: &StreamStat) {
         (self.size, self.blocks) = (stream.size, stream.blocks);
         let is_write = |time: &Time| ![self.mtime, Time::default()].contains(time);

@@ -172,13 +172,13 @@ pub struct Touched {
     pub attrs: Vec<Attr>,
     /// Changed inodes of which the client gets no attributes.
     pub others: Vec<Ino>,
-    /// The client's lease on this directory is exclusive: no other client knows the directory, nor
-    /// will before the lease is revoked. The client may make and remove files in it and acknowledge
+    /// The client's lease on this directory is exclusive: no other client observes the directory
+    /// before the lease is revoked. The client may create and remove files in it and acknowledge
     /// that to its callers before this server replies.
     pub exclusive: Option<Ino>,
 }
 
-/// What a client may cache until the lease expires or is revoked.
+/// The replies that a client may cache until the lease expires or is revoked.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Lease {
     /// Exclusive use of a directory ([`Touched::exclusive`]). Its end leaves cached entries valid.

@@ -174,7 +174,7 @@ impl Observed {
         }
     }
 
-    /// What was read: the length for a file, the target for a link.
+    /// The result of a read: the length for a file, the target for a link.
     pub fn data(asked: &RecordedRequest, data: &[u8]) -> Self {
         match asked {
             RecordedRequest::Request(Request::ReadLink { .. }) => {
@@ -196,7 +196,7 @@ impl Line {
     }
 
     /// # Errors
-    /// What is wrong with the line.
+    /// The line is malformed.
     pub fn parse(line: &str) -> Result<Self, serde_json::Error> {
         serde_json::from_str(line)
     }

@@ -67,7 +67,7 @@ impl BackgroundWork {
             Io::Rest => &self.sweep,
             _ => return Some((id, self.timed(io, &causes))),
         };
-        // It fails only at shutdown, when the background thread is gone.
+        // The send fails only at shutdown, after the end of the background thread.
         let _ = background_work.send(BackgroundJob::Io(id, io, causes));
         None
     }

@@ -208,7 +208,7 @@ pub fn trace_of(store: &Path, since: Option<u64>, lasting: Duration) -> Result<T
 /// As [`trace_of`], for a mount of servers.
 ///
 /// # Errors
-/// It is not such a mount, or another user's.
+/// The path is not such a mount, or another user's.
 pub fn trace_of_mount(mountpoint: &Path, since: Option<u64>, lasting: Duration) -> Result<Traced, Error> {
     ask_mount(mountpoint, &trace_question(since, lasting))
 }

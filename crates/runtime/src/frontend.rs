@@ -319,8 +319,9 @@ impl<C: Calls<FuseFrontend>> Mounted<C> {
             Op::SetAttr(ref set) => {
                 let mut to_set = set_attr(set);
                 if to_set == SetAttr::default() {
-                    // It sets nothing: the bytes of a file with set-id bits are about to change,
-                    // possibly by a passthrough write, or the call is `chown(path, -1, -1)`.
+                    // A SETATTR without attributes: the bytes of a file with set-id bits are about
+                    // to change, possibly by a passthrough write, or the call is `chown(path, -1,
+                    // -1)`.
                     to_set.kill_suid_gid = true;
                     to_set.through_handle = self.calls.frontend().is_passed_through(ino);
                 }

@@ -34,7 +34,7 @@ pub struct MountOptions {
     pub ttl: Option<Duration>,
     /// Time limit for writing out at unmount.
     pub drain: Duration,
-    /// Where metrics are served for Prometheus.
+    /// Address of the metrics for Prometheus.
     pub metrics: Option<MetricsAddress>,
     /// Duration from which on an operation is logged as slow; `None`: never.
     pub slow: Option<Duration>,

@@ -326,7 +326,7 @@ impl<D: Frontend> Remote<D> {
         |layout| self.direct.is_stuck(layout)
     }
 
-    /// It guards nothing that a panic could leave inconsistent.
+    /// Ignores poisoning: the mutex guards no data that a panic could leave inconsistent.
     fn receive(&self) -> MutexGuard<'_, ()> {
         self.receiving.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -29,7 +29,7 @@ use crate::volume::{Volume, fetch, require_single_rank};
 pub struct RepairReport {
     /// The repairs; empty if nothing was wrong.
     pub done: Vec<Finding>,
-    /// Where the old records and files are saved.
+    /// Directory of the saved old records and files.
     pub quarantine: Option<PathBuf>,
     /// The result of the final check.
     pub after: FsckReport,

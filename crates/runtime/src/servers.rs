@@ -10,7 +10,7 @@ use tokio::task::JoinSet;
 use crate::calls::Frontend;
 use crate::remote::Remote;
 
-/// Where a file system is served, and the client's credentials.
+/// Addresses of a file system's servers, and the client's credentials.
 #[derive(Clone, Debug)]
 pub struct Servers {
     /// Addresses of any metadata servers of the cluster, as `HOST:PORT`.

@@ -75,7 +75,7 @@ pub enum Mutation {
     AssumedExclusive,
     /// A file that was acknowledged to callers is not made.
     UnmadeFile,
-    /// File handles find inodes that have no name, and that nobody has open.
+    /// File handles find inodes that have no name, and that no client has open.
     FoundRemoved,
     /// A server finds no inode by a file handle that it would have to load.
     LostPlace,

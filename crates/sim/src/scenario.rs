@@ -126,7 +126,7 @@ pub enum Durability {
     Durable,
 }
 
-/// What clients cache.
+/// The caching mode of clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub enum Caching {

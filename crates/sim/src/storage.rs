@@ -41,7 +41,7 @@ pub struct Left {
     pub lost: Nanos,
 }
 
-/// How a server crashes.
+/// The kind of a server's crash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Loss {
     /// The process ends: all writes are kept.

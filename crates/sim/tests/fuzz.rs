@@ -13,8 +13,8 @@ fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.parse().unwrap())
 }
 
-/// `SIM_SEEDS` seeds from `SIM_SEED` on; `SIM_SEED` alone selects that seed. `scripts/soak.sh` runs
-/// those after the default.
+/// `SIM_SEEDS` seeds from `SIM_SEED` on; `SIM_SEED` without `SIM_SEEDS` selects that seed.
+/// `scripts/soak.sh` runs those after the default.
 fn seeds() -> Range<u64> {
     let (first, count) = (number("SIM_SEED"), number("SIM_SEEDS"));
     let count = count.unwrap_or(if first.is_some() { 1 } else { 500 });

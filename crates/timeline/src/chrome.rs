@@ -117,7 +117,7 @@ pub fn read_chrome(text: &str) -> Result<Vec<Span>, TraceError> {
         let number = spans.len() + 1;
         let args =
             Args::deserialize(args).map_err(|_| TraceError::Foreign("a span does not say where it was"))?;
-        // As many as can be traced apart.
+        // A double is exact to the nanosecond up to here.
         let nanos = |micros: f64| (0.0..9e12).contains(&micros).then(|| (micros * 1e3).round() as u64);
         let (Some(begin), Some(took)) = (nanos(ts), nanos(dur)) else {
             return Err(TraceError::Time { number });

@@ -25,7 +25,7 @@ pub use picture::{Panel, PictureError, picture};
 pub use text::{draw, length};
 pub use tree::{Operation, Step, operations};
 
-/// Where something happens.
+/// The process that records a span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum NodeId {
@@ -73,7 +73,7 @@ pub struct Id {
 pub struct Span {
     pub place: NodeId,
     pub layer: Layer,
-    /// Its name, as `create` or `journal sync`.
+    /// The span's name, such as `create` or `journal sync`.
     pub kind: Cow<'static, str>,
     /// For an operation: served at `id.to`, waited for at `id.from`.
     pub id: Option<Id>,

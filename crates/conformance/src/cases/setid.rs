@@ -258,7 +258,7 @@ pub(super) fn cleared_through_older_opening(d: &Dir) -> CaseResult {
             ("copy", &|| copy_file_range(&other, Some(&mut 0), &file, Some(&mut 0), 50).map(drop).map_err(Failure::from)),
         ];
         for (what, change) in change {
-            // The writer can no longer open the file.
+            // Denies the writer further opens of the file.
             chmod(&f, 0o4755)?;
             same_mode(&f, 0o4755)?;
             BOB.run(change).map_err(|failure| Failure::at(format!("{what}: {}", failure.message)))?;

@@ -115,7 +115,7 @@ pub(super) enum Space {
     Punch,
 }
 
-/// Whether the caller has `CAP_FSETID`, and so keeps set-id bits when changing data.
+/// The caller: with or without `CAP_FSETID`, which preserves set-id bits when data changes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum By {
     Privileged,

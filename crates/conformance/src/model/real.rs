@@ -61,7 +61,7 @@ pub(super) fn apply(root: &Path, handles: &mut Handles, op: &Op) -> Answer {
         }
         Op::Allocate { path, at: offset, len, how } => {
             let file = open(&at(path), OFlags::WRONLY).map_err(|e| e.code())?;
-            // Whether an allocation without an effect removes it depends on the file system.
+            // File systems differ: an allocation without an effect may remove it.
             let _ = rustix::fs::fremovexattr(&file, CAPABILITY);
             let mode = match how {
                 Space::Plain => FallocateFlags::empty(),
@@ -134,7 +134,7 @@ fn read(path: &Path) -> Result<Vec<u8>, i32> {
 /// Stores through a shared mapping, and copies the reported data segments while it is dirty.
 fn store(path: &Path, at: usize, len: usize, fill: u8) -> rustix::io::Result<Vec<u8>> {
     let file = open(path, OFlags::RDWR)?;
-    // Whether a store through a mapping removes it depends on the file system.
+    // File systems differ: a store through a mapping may remove it.
     let _ = rustix::fs::fremovexattr(&file, CAPABILITY);
     let size = rustix::fs::fstat(&file)?.st_size as usize;
     let map = if size > 0 { Some(Map::shared(&file, size)?) } else { None };

@@ -11,7 +11,7 @@ use crate::error::PaperError;
 use crate::play::Crew;
 use crate::summary::{Phase, Summary};
 
-/// What all processes do between two barriers, with each file or directory.
+/// The operation of all processes between two barriers, on each file or directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Does {
     /// Creates files without opening them.

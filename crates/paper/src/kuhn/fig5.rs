@@ -83,8 +83,8 @@ type Timed = (&'static str, u32, OpKind);
 const CREATE: Timed = ("creation", 2, OpKind::Create);
 const REMOVE: Timed = ("removal", 3, OpKind::Unlink);
 
-/// How files are created: by clients as PVFS's do, without and with the hint, and by servers with
-/// it.
+/// Techniques of creating files: by clients as in PVFS, without and with the hint, and by servers
+/// with it.
 pub(super) const WAYS: [&str; 3] =
     ["create = \"client\"", "create = \"client\"\nno_metafile = true", "no_metafile = true"];
 pub(super) const CLIENTS: [u32; 2] = [1, 5];

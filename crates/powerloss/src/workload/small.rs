@@ -72,8 +72,8 @@ fn change(place: &WorkDir, thread: usize, mut rng: Rng, striped: bool) -> Result
                 let new = place.path(&format!("{name}.new"));
                 let mut file = File::create(&new)?;
                 file.write_all(&bytes.make())?;
-                // Syncing the file syncs its new name. Of bytes on data servers only those are safe
-                // that replace others by rename.
+                // Syncing the file syncs its new name. Unsynced bytes on data servers are durable
+                // only if the rename replaces a file.
                 let synced_after = rng.bool() && (!striped || path.exists());
                 if !synced_after {
                     file.sync_all()?;

@@ -289,7 +289,7 @@ impl DataServer {
         senders.sort_unstable_by_key(|(connection, _)| *connection);
         senders.dedup_by_key(|(connection, _)| *connection);
         for (_, sender) in senders {
-            // It fails with the connection, whose task handles that.
+            // The flush fails with the connection, whose task handles that.
             let _ = sender.flush();
         }
         for (id, io) in out.io {

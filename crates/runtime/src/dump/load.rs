@@ -182,7 +182,7 @@ pub(super) fn resume(dir: &Path, dump: &Dump<'_>) -> Result<Option<(LocalStore, 
     let no_load = || Error::NoLoad(dir.into());
     let progress = match store.get(ObjectId::SUPER, PROGRESS)? {
         Some(value) => espalier_meta::decode(&value).map_err(|_| no_load())?,
-        // It was interrupted before the first record of progress.
+        // The load was interrupted before the first record of progress.
         None if store.records().next().is_none() && superblock.hash_key == head.hash_key => *first,
         None => return Err(no_load()),
     };

@@ -143,7 +143,7 @@ impl Sink<'_> {
         for record in store.records() {
             let (object, key, value) = record?;
             if object == ObjectId::SUPER && !key.is_empty() {
-                // It concerns only this store: the journal position of its tables.
+                // The journal position of the tables concerns only this store.
                 continue;
             }
             self.put(Item::Record { object: object.to_bytes(), key, value })?;
@@ -200,8 +200,8 @@ impl Sink<'_> {
     /// Skips the existing extents of a stream; returns the end of the last one, or `None` at
     /// another item. They match the store, since the stream's size and mtime are unchanged.
     ///
-    /// They are not compared, because whether allocated space without data counts as a hole depends
-    /// on the page cache.
+    /// The extents are not compared, because the page cache determines if allocated space without
+    /// data counts as a hole.
     fn extents(&mut self) -> Result<Option<u64>, Error> {
         let mut end = 0;
         while let Some(partial) = &mut self.partial {

@@ -482,7 +482,7 @@ impl FuseFrontend {
         }
     }
 
-    /// How long the kernel may cache attributes.
+    /// The time for which the kernel may cache attributes.
     fn attr_valid(&self, attr: &Attr, lease: Duration) -> Duration {
         match attr.streamed {
             // The kernel does not report a store through a memory map that allocates the first

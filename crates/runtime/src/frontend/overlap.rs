@@ -43,7 +43,7 @@ struct Reading<T> {
     waiting: Option<T>,
 }
 
-/// What to do with the answer to a read.
+/// The treatment of the answer to a read.
 #[derive(Debug, PartialEq, Eq)]
 enum ReadDecision<T> {
     Answer(T),
@@ -113,7 +113,7 @@ impl<T> Overlaps<T> {
         ReadDecision::Answer(ticket)
     }
 
-    /// A signal has come to the caller of a waiting read. Returns the read's ticket if the signal
+    /// The caller of a waiting read has received a signal. Returns the read's ticket if the signal
     /// ends the caller.
     fn interrupt(&self, unique: u64, dies: impl FnOnce(&T) -> bool) -> Option<Option<T>> {
         let mut all = self.lock();

@@ -80,7 +80,7 @@ impl<D: Frontend> Remote<D> {
             let (striper, remote) = (Arc::clone(&self.direct.striper), self.own.clone());
             let call = inner.sessions.call_of_data(number).filter(|_| self.tracer.is_on());
             let cause = call.map(|call| self.tracer.served(self.tracer.place(), call));
-            // It cannot finish before it is registered, since that needs the lock.
+            // The task cannot finish before it is registered, because its end needs the lock.
             let task = self.direct.runtime.spawn(async move {
                 let pass = Pass { capability, _held: held };
                 let result = striper.stream(layout, work, data, Some(&pass), cause.as_slice()).await;

@@ -375,7 +375,7 @@ impl Server {
             let causes = self.background_work.tracer.causes(&io, |(id, _)| self.causes_of(&inner, *id));
             let jobs: Vec<_> = streams.into_iter().map(|stream| inner.job(stream, section)).collect();
             drop(inner);
-            // It fails with the connection, whose task handles that.
+            // The flush fails with the connection, whose task handles that.
             for (_, sender) in senders {
                 let _ = sender.flush();
             }
@@ -455,7 +455,7 @@ impl Server {
             Io::Stream(call, layouts) if !layouts.is_empty() => {
                 self.ask_data_servers(id, call, layouts, causes)
             }
-            // It may wait for the disk.
+            // Stream I/O may wait for the disk.
             io @ Io::Stream(..) => block_in_place(|| self.background_work.execute(id, io, causes)),
             io => self.background_work.execute(id, io, causes),
         }

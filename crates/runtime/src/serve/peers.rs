@@ -39,7 +39,7 @@ pub struct Link {
     sender: Sender<Said>,
 }
 
-/// How to reach the other ranks.
+/// Addresses of the other ranks.
 pub struct Peers {
     pub own: Rank,
     /// Addresses by rank, as `HOST:PORT`.

@@ -67,13 +67,13 @@ impl Server {
             return Some((id, Err(Errno::EAGAIN)));
         }
         let (server, mut inner) = (self.own_handle.upgrade()?, self.lock().ok()?);
-        // It cannot finish before it is registered, since that needs the lock.
+        // The task cannot finish before it is registered, because its end needs the lock.
         let task = self.runtime.spawn(async move {
             let Some(striper) = &server.striper else { return };
             let store = &server.background_work.disk.store;
             let local = |ino| store.stream_stat(ino).map_err(logged);
             let result = striper.call(&call, &layouts, local, &causes).await.map(IoDone::Stream);
-            // It may have been cancelled meanwhile.
+            // The request may have been cancelled meanwhile.
             if server.lock().is_ok_and(|mut inner| inner.asking.remove(&id).is_some()) {
                 server.feed(Input::Done { id, result });
             }
@@ -91,13 +91,13 @@ impl Server {
         let (Some(server), Ok(mut inner)) = (self.own_handle.upgrade(), self.lock()) else { return };
         span.enter_stage(Stage::Disk, Instant::now());
         let (servers, cause) = (layout.servers().to_vec(), self.id_of(&inner, of));
-        // It cannot finish before it is registered, since that needs the lock.
+        // The task cannot finish before it is registered, because its end needs the lock.
         let task = self.runtime.spawn(async move {
             let Some(striper) = &server.striper else { return };
             // A server needs no capability.
             let asked = striper.stream(layout, io, data, None, cause.as_slice()).await;
             let result = asked.unwrap_or(Err(Errno::EIO));
-            // It may have been cancelled meanwhile.
+            // The request may have been cancelled meanwhile.
             let is_noted = server.lock().is_ok_and(|mut inner| inner.striping.remove(&of).is_some());
             if is_noted {
                 span.enter_stage(Stage::Work, Instant::now());

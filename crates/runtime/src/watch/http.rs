@@ -18,7 +18,7 @@ const LIMIT: Duration = Duration::from_secs(5);
 /// Size limit of the request line and the headers, in bytes.
 const REQUEST_BYTES: usize = 8 * 1024;
 
-/// Where metrics are served.
+/// Address of the metrics.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MetricsAddress {
     Tcp(SocketAddr),

@@ -125,7 +125,7 @@ pub struct ClientFigures {
     pub leases_revoked: u64,
     /// Revocations that were not acknowledged in time.
     pub leases_unanswered: u64,
-    /// How often an operation waited for a revocation.
+    /// Number of operations that waited for a revocation.
     pub lease_waits: u64,
 }
 

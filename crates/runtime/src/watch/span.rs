@@ -44,7 +44,7 @@ pub(crate) struct Span {
     /// The frontend's number of the call; 0: none.
     pub number: u64,
     pub pid: u32,
-    /// Its inode; if the operation carries a name, the directory.
+    /// The operation's inode; if it carries a name, the directory.
     pub ino: Ino,
     /// Set while a viewer is active.
     pub dir: Option<Ino>,

@@ -214,7 +214,7 @@ impl Tree<'_> {
                 inode.default_list = list;
                 return;
             }
-            // The set-group-id bit is for members of the group, whatever is set.
+            // Only members of the group can set the set-group-id bit, in ACLs as in modes.
             inode.perm = who.without_foreign_sgid(inode.perm, inode.gid);
             // Removing a list leaves the rest of the mode unchanged.
             if let Some(list) = &list {

@@ -493,7 +493,7 @@ impl Action {
     }
 }
 
-/// What an action reads and changes.
+/// The objects that an action reads and changes.
 #[derive(Default)]
 struct Footprint<'a> {
     names: [Option<(Ino, &'a Name)>; 2],
@@ -527,7 +527,7 @@ impl Inodes {
 }
 
 impl Footprint<'_> {
-    /// It is about bytes, or about a capability, which changes with them.
+    /// True for an action on bytes, or on a capability, which changes with them.
     fn is_of_contents(&self) -> bool {
         let is_capability = |name: Option<&[u8]>| name.is_none_or(|name| name == privileges::CAPABILITY);
         self.bytes.is_some() || self.xattrs.is_some_and(|(_, name)| is_capability(name))

@@ -159,7 +159,7 @@ impl Durability {
         Some(ways)
     }
 
-    /// Drops changes of a file's data, which is no longer checked.
+    /// Drops changes of a file's data and ends its checks.
     pub fn forget(&mut self, ino: Ino) {
         self.calls.retain(|_, logged| logged.action.written() != Some(ino));
     }

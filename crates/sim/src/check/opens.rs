@@ -1,5 +1,6 @@
 //! Inodes that a client may have open: these are found by their number even without a name. The set
-//! never shrinks, because a session may hold inodes open that its client has closed or never opened.
+//! never shrinks, because a session may hold inodes open that its client has closed or never
+//! opened.
 
 use std::collections::BTreeSet;
 
@@ -47,7 +48,7 @@ impl Opens {
         self.any || self.opened.contains(&ino) || under_way.any(|action| self.opens(action))
     }
 
-    /// It opens what it names, or makes.
+    /// True if the action opens the inode that it names or creates.
     fn opens(&self, action: &Action) -> bool {
         match action {
             Action::Create { open, node, .. } => {

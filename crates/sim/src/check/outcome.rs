@@ -74,7 +74,7 @@ pub struct Observed<'a> {
     pub is_late: bool,
     /// Strips are on several servers: size and data of a file are read at different instants.
     pub scattered: bool,
-    /// What it is about may be open.
+    /// True if the action's inode may be open.
     pub may_be_open: bool,
 }
 

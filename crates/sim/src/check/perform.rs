@@ -17,7 +17,7 @@ use super::{quota, usage};
 /// The inode of a number.
 enum Found {
     There(Node),
-    /// Its last name is removed.
+    /// The inode's last name is removed.
     Gone(Node),
     /// No reply has named it.
     Unknown,

@@ -17,12 +17,13 @@ pub enum Cause {
     Bytes,
     /// `truncate(2)`, which overlayfs is spared while it copies a file.
     Truncation,
-    /// A write that the kernel does not report. Capabilities remain: the kernel removes them itself.
+    /// A write that the kernel does not report. Capabilities remain: the kernel removes them
+    /// itself.
     Unreported,
 }
 
-/// What a call does to its file's privileges, at an instant of its own: whether it may was decided
-/// before, and may not be so any more.
+/// The action of a call on its file's privileges. It executes at its own instant: the permission
+/// was checked before, and may have been withdrawn.
 pub fn removal(call: &Call<'_>) -> Option<Action> {
     let (ino, cause) = match *call {
         Call::Write { ino, .. } | Call::Allocate { ino, .. } => (ino, Cause::Bytes),
@@ -60,8 +61,8 @@ impl Inode {
         }
     }
 
-    /// What a file has from a directory with a set-group-id bit. Its mode is what it would be
-    /// without that.
+    /// Applies a directory's set-group-id bit to a new entry: it inherits the group, and a
+    /// directory the bit, too.
     pub fn take_group(&mut self, dir: &Self, who: &Who) {
         if dir.perm & mode::SET_GID == 0 {
             return;
@@ -114,7 +115,7 @@ impl Tree<'_> {
     }
 }
 
-/// Whether a caller may change an inode's owner and group to these.
+/// True if a caller may change an inode's owner and group to these.
 pub fn may_change_owner(who: &Who, inode: &Inode, (uid, gid): (Option<u32>, Option<u32>)) -> bool {
     let is_same = uid.is_none_or(|uid| uid == inode.uid);
     who.owns(inode) && is_same && gid.is_none_or(|gid| gid == inode.gid || who.is_of(gid))

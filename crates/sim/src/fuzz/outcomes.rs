@@ -19,7 +19,7 @@ pub type CallId = (u32, u64);
 struct SentRequest {
     call: u64,
     has_arrived: bool,
-    /// It is the only request of the call.
+    /// True if this is the only request of the call.
     is_all: bool,
 }
 

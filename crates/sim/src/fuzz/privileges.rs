@@ -86,7 +86,7 @@ impl Privileges {
                 let size = Some(random.random_range(0..self.strip));
                 set(file, SetAttr { size, ..SetAttr::default() })
             }
-            // As kernels that pass writes through ask for it.
+            // The request of kernels that pass writes through.
             85..90 if !is_root => set(file, SetAttr { kill_suid_gid: true, ..SetAttr::default() }),
             72..80 | 85..90 => Some(Request::GetAttr { ino: file? }),
             _ => {

@@ -37,7 +37,7 @@ impl Reader {
         is_own
     }
 
-    /// A file is no longer open.
+    /// The process has closed a file.
     pub fn lose(&mut self, ino: Ino) {
         self.open.retain(|open| *open != ino);
     }

@@ -40,7 +40,7 @@ pub(super) enum End {
     TargetName(TargetName),
 }
 
-/// How the last component of a path is resolved.
+/// The resolution of a path's last component.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Last {
     /// Not looked up.

@@ -221,7 +221,7 @@ impl Member {
         format!("{}/{name}", self.crew.dir)
     }
 
-    /// A directory for this process alone.
+    /// The private directory of this process.
     pub(super) fn own(&self) -> String {
         self.path(self.number)
     }

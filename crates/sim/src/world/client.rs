@@ -73,7 +73,7 @@ pub struct Slot {
     has_ended: bool,
 }
 
-/// What a process has reached.
+/// The progress of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reached {
     Barrier,

@@ -110,7 +110,7 @@ impl World<'_> {
         for server in &self.servers {
             let meta = server.meta().filter(|meta| meta.is_idle() && meta.awaited().is_empty())?;
             if meta.broken().is_some() {
-                // Its journal has failed: its replies and its records differ.
+                // A server with a failed journal has other records than it has replied.
                 continue;
             }
             for client in self.clients.iter().filter(|client| client.is_up) {

@@ -43,7 +43,7 @@ impl Lock {
         let path = dir.join(FILE);
         let file = match File::open(&path) {
             Ok(file) => file,
-            // A store on a read-only medium may have no lock file; nobody can write to it.
+            // A store on a read-only medium may have no lock file, and cannot be written to.
             Err(cause) if cause.kind() == ErrorKind::NotFound => return Ok(None),
             Err(cause) => return Err(StoreError::io("open", &path, cause)),
         };

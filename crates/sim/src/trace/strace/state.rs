@@ -42,7 +42,7 @@ pub(super) struct State {
     skipped: BTreeMap<String, u64>,
 }
 
-/// Where a path or a descriptor leads.
+/// The location that a path or a descriptor refers to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Located {
     Path(Vec<u8>),
@@ -216,7 +216,7 @@ impl State {
         Ok(DirArgument { number, path })
     }
 
-    /// Where a path leads in the replay.
+    /// The location of a path in the replay.
     pub(super) fn located(
         &mut self,
         call: &Call,

@@ -156,7 +156,7 @@ impl Reader<'_> {
         self.text(at).is_ok_and(|text| text.split('|').any(|other| other == flag))
     }
 
-    /// Where a path leads, relative to the directory in argument `dir`. Unreadable paths are
+    /// The location of a path, relative to the directory in argument `dir`. Unreadable paths are
     /// outside.
     fn located(&mut self, dir: Option<usize>, at: usize) -> Result<Located, BadLine> {
         let Some(path) = unquote(self.text(at)?) else { return Ok(Located::Outside) };

@@ -66,7 +66,7 @@ impl Server {
         }
     }
 
-    /// As `advance`, after paying for turns.
+    /// As `advance`, after the charge for the work so far.
     pub fn rest(&mut self, fabric: &mut Fabric<'_>, since: Nanos) {
         if self.cpu.has_waiting() || !self.turns.owes() {
             return self.advance(fabric, since);
