@@ -1,4 +1,4 @@
-# The one entry point for people and for CI. Recipes are short: what is long is in scripts/.
+# The entry point for people and for CI. Recipes are short: longer ones are scripts in scripts/.
 
 DATA ?= ./data
 MNT ?= ./mnt
@@ -12,7 +12,7 @@ BIN := $(TARGET)/release/espalier
 help:
 	@echo 'make run [DATA=./data] [MNT=./mnt]   build, create a file system in DATA if there is none, mount it on MNT'
 	@echo 'make test                            every test: unit, and on a mount (as root)'
-	@echo 'make soak [SOAK_HOURS=8]              random tests with ever new seeds, until stopped (as root)'
+	@echo 'make soak [SOAK_HOURS=8]              random tests with new seeds, until stopped (as root)'
 	@echo 'make bench [PARTS="small tree ..."]   the figures of docs/performance.md against their targets (as root)'
 	@echo 'make lint                            formatting and clippy'
 	@echo 'make install [PREFIX=/usr/local]     program, manual page, completions, mount(8) helpers'
@@ -25,7 +25,7 @@ run:
 build:
 	$(CARGO) build --release --workspace
 
-# One build for all tests, and unit tests beside those on mounts, which mostly wait.
+# One build for all tests. Unit tests run in parallel with those on mounts, which mostly wait.
 test:
 	scripts/setup.sh test
 	$(CARGO) build --workspace --all-targets
@@ -34,7 +34,7 @@ test:
 unit:
 	$(CARGO) test --workspace
 
-# The programs that the unit tests are about, with their assertions.
+# Builds with debug assertions, like the unit tests.
 mount-test:
 	$(CARGO) build --workspace
 	BUILD='$(TARGET)/debug' scripts/mount-tests.sh

@@ -141,7 +141,7 @@ fn run_group(options: &Options, selected: &Selected, report: &mut Report) -> Res
                     prepared: &prepared,
                     algorithm: options.algorithm,
                 };
-                // Write out what the previous run has left.
+                // Write out the dirty pages of the previous run.
                 for place in &report.sides {
                     place.sync().map_err(Error::doing(format!("sync {}", place.dir.display())))?;
                 }

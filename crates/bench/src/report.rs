@@ -19,7 +19,7 @@ pub struct Report {
     /// True if the kernel's caches were dropped before all uncached phases; `None` if there were
     /// none.
     pub uncached: Option<bool>,
-    /// The directory, and what it was compared with.
+    /// The directory, and those that it was compared with.
     pub sides: Vec<BenchTarget>,
     pub phases: Vec<PhaseReport>,
 }

@@ -20,7 +20,7 @@ pub(crate) struct Prepared {
     _scratch: Option<TempDir>,
 }
 
-/// Makes the input for `source` with so many files in the directory for temporary files.
+/// Creates the input for `source` with this number of files in the directory for temporary files.
 pub(crate) fn prepare(source: Source, files: u64) -> Result<Prepared, Error> {
     if source == Source::Nothing {
         return Ok(Prepared::default());
@@ -45,7 +45,7 @@ pub(crate) fn prepare(source: Source, files: u64) -> Result<Prepared, Error> {
     Ok(prepared)
 }
 
-/// Number of files and directories of a tree with so many files.
+/// Number of files and directories of a tree with this number of files.
 pub(crate) fn entries(files: u64) -> u64 {
     let mut directories: Vec<String> = Vec::new();
     for number in (0..files).step_by(FILES_OF_DIRECTORY as usize) {

@@ -93,7 +93,7 @@ impl Laps {
         self.operations += 1;
     }
 
-    /// Records the end of an operation that moved so many bytes.
+    /// Records the end of an operation that moved this number of bytes.
     pub(crate) fn moved(&mut self, bytes: usize) {
         self.lap();
         self.bytes += bytes as u64;

@@ -205,7 +205,7 @@ pub enum ClusterCommand {
         /// Rank of the server whose store is lost.
         #[arg(long, value_name = "RANK")]
         lost: u16,
-        /// Do it; without this flag, only show what would be undone.
+        /// Abort the transactions; without this flag, only show them.
         #[arg(long)]
         yes: bool,
     },

@@ -72,7 +72,7 @@ fn remove_tree(path: &Path) -> Result<(), String> {
         }
         Err(errno) => return Err(text(errno)),
     }
-    // The tree is gone, even if this fails.
+    // The tree is removed even if this fails.
     let _ = fgetxattr(&dir, NOTIFIED, &mut [0; 1]);
     Ok(())
 }

@@ -229,8 +229,7 @@ struct Memory {
     length: usize,
 }
 
-// SAFETY: the pages belong to no thread; who may touch them when is for the callers of its methods
-// to say.
+// SAFETY: the pages belong to no thread; the callers of the methods guarantee exclusive access.
 unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
@@ -251,7 +250,8 @@ impl Memory {
     }
 
     /// # Safety
-    /// For this and the next three: no one else writes what is read, or accesses what is written.
+    /// For this and the next three methods: no other thread writes the read bytes or accesses the
+    /// written ones.
     unsafe fn read<T: FromBytes>(&self, at: usize) -> T {
         // SAFETY: any bytes are a valid T; the caller guarantees the rest.
         unsafe { self.at(at, size_of::<T>()).cast::<T>().read_unaligned() }

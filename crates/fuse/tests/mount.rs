@@ -293,14 +293,14 @@ impl Mounted {
 
     /// Waits until the kernel has processed the queued notifications.
     fn wait_until_sent(&self) {
-        let (done, settled) = mpsc::sync_channel(1);
+        let (done, finished) = mpsc::sync_channel(1);
         while !self.notifier.fence({
             let done = done.clone();
             move || done.send(()).unwrap()
         }) {
             std::thread::yield_now();
         }
-        settled.recv_timeout(Duration::from_secs(60)).unwrap();
+        finished.recv_timeout(Duration::from_secs(60)).unwrap();
     }
 
     fn lookups_during(&self, action: impl FnOnce()) -> u64 {

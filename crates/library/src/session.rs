@@ -224,7 +224,7 @@ impl Session {
     }
 }
 
-/// Serves the connections until the session is stopped, and then says goodbye to the servers.
+/// Serves the connections until the session is stopped, and then ends it at the servers.
 async fn serve(
     remote: Arc<Remote<LibraryFrontend>>,
     servers: Servers,
@@ -238,14 +238,14 @@ async fn serve(
             remote.tick();
         }
     };
-    // The goodbye needs the connections that the other branch serves.
-    let farewell = async {
+    // The end of the session needs the connections that the other branch serves.
+    let close = async {
         let _ = stopped.await;
-        remote.farewell().await;
+        remote.close().await;
     };
     tokio::select! {
         () = keep_connected(Arc::clone(&remote), servers, first) => {}
         () = ticks => {}
-        () = farewell => {}
+        () = close => {}
     }
 }

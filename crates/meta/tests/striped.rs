@@ -105,7 +105,11 @@ fn files_are_spread_over_their_servers() {
     assert_eq!(fs.ask(resize(first, u64::MAX)), Err(Errno::EFBIG));
     fs.drain();
     for number in 0..SERVERS {
-        assert_eq!(fs.data.ask(ServerId(number), &DataRequest::New), Ok(DataReply::Inos(vec![])), "settled");
+        assert_eq!(
+            fs.data.ask(ServerId(number), &DataRequest::New),
+            Ok(DataReply::Inos(vec![])),
+            "finalised"
+        );
     }
     fs.ask(Request::Unlink { dir: Ino::ROOT, name: name("first"), time: None }).unwrap();
     fs.send(&harness::ROOT_CALLER, Request::Forget { ino: first, lookups: 2 });

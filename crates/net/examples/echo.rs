@@ -108,8 +108,8 @@ fn certified(dir: &std::path::Path) -> (Security, Security) {
     (load("server", server), load("client", client))
 }
 
-/// Answers per second, and in how many us half of what was sent together had come back. Each end
-/// has a thread of its own.
+/// Replies per second, and the median round trip in us of requests that are sent together. Each
+/// end has its own thread.
 fn measure(server: Security, client: Security, outstanding: u64, size: usize) -> (f64, f64) {
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let listener = std::net::TcpListener::bind("localhost:0").unwrap();

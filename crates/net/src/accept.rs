@@ -79,7 +79,7 @@ impl Acceptor {
         Self { security, limits, eager_bytes }
     }
 
-    /// Applies to connections made from now on.
+    /// Applies to later connections.
     pub fn set_eager_bytes(&self, bytes: u32) {
         self.eager_bytes.store(bytes, Ordering::Relaxed);
     }
@@ -185,7 +185,7 @@ impl Incoming {
     /// Accepts the client.
     ///
     /// # Errors
-    /// Why the connection has ended meanwhile.
+    /// The reason of the connection's end.
     pub async fn welcome<In: Message, Out: Message>(
         mut self,
         welcome: Welcome,

@@ -1,4 +1,4 @@
-//! The send queue: what goes next, and in which order. It does no I/O.
+//! The send queue: determines the order of messages and pieces of payloads. It does no I/O.
 //!
 //! A message with a large payload is announced; its payload flows in pieces once the peer has
 //! granted it. Messages of other requests overtake it meanwhile.
@@ -125,7 +125,7 @@ impl Outbox {
         Ok(())
     }
 
-    /// Moves what goes next into an empty rope: everything ready up to a bound, then pieces.
+    /// Moves the next bytes into an empty rope: everything ready up to a bound, then pieces.
     pub(crate) fn take(&mut self, taken: &mut Rope) {
         while self.ready.remaining() < PUMP_BYTES {
             let Some(number) = self.granted.pop_front() else { break };

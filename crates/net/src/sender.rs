@@ -45,7 +45,7 @@ impl<Out: Message> Sender<Out> {
     /// # Errors
     /// [`NetError::TooLong`]: the message was not queued; the connection goes on.
     /// [`NetError::SlowPeer`]: more waits for the peer than allowed; the connection has ended.
-    /// Otherwise the reason why it ended before.
+    /// Otherwise the reason of its earlier end.
     pub fn queue(&self, mut message: Out) -> Result<(), NetError> {
         let (request, announced) = (message.request(), message.announced());
         let payload = message.payload().map(mem::take).unwrap_or_default();
@@ -66,7 +66,7 @@ impl<Out: Message> Sender<Out> {
     /// thread is writing, it takes this along.
     ///
     /// # Errors
-    /// Why the connection has ended.
+    /// The reason of the connection's end.
     pub fn flush(&self) -> Result<(), NetError> {
         self.link.flush()
     }
@@ -81,7 +81,7 @@ impl<Out: Message> Sender<Out> {
     /// payloads need the [`crate::Receiver`] to run. Messages of the peer are still received.
     ///
     /// # Errors
-    /// Why the connection has ended.
+    /// The reason of the connection's end.
     pub async fn close(&self) -> Result<(), NetError> {
         self.link.close().await
     }

@@ -9,7 +9,7 @@ use serde::Serialize;
 use crate::Testbed;
 use crate::error::PaperError;
 
-/// A claim of the paper, and whether it holds here.
+/// A claim of the paper, and the verdict of this run.
 #[derive(Clone, Debug, Serialize)]
 pub struct Claim {
     pub text: String,
@@ -49,7 +49,7 @@ pub struct ExperimentResult {
     pub id: &'static str,
     pub title: &'static str,
     pub place: Option<Testbed>,
-    /// Setup: what a reader must know to read the numbers.
+    /// Setup: the conditions of the numbers.
     pub setup: String,
     pub claims: Vec<Claim>,
     #[serde(skip)]

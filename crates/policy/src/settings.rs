@@ -43,7 +43,7 @@ macro_rules! settings {
                 match self { $(Self::$key => <$type as Value>::VALUES),+ }
             }
 
-            /// The default as a text, or what an unset setting means.
+            /// The default as a text, or the meaning of an unset setting.
             pub fn default_text(self) -> String {
                 match self { $(Self::$key => settings!(@text $column $default)),+ }
             }
@@ -100,7 +100,7 @@ settings! {
     /// Data servers create the datafiles of files that are not stuffed in advance, in batches
     /// (carns III.A).
     Precreation precreation: bool, default = false;
-    /// A file is a name and a datafile, without metadata of its own (kuhn 4.2).
+    /// A file is a name and a datafile, without a metafile (kuhn 4.2).
     NoMetafile no_metafile: bool, default = false;
     /// The side that creates inode, datafiles, layout and name of a file, message by message: a
     /// metadata server, or the client as in PVFS (carns III.A).

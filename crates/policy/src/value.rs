@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 /// The largest number of data servers of a file.
 pub const MAX_DFILES: u16 = 1024;
 
-/// A type of settings. [`Self::parse`] reads what is displayed.
+/// A type of settings. [`Self::parse`] accepts the displayed form.
 pub(crate) trait Value: Sized + fmt::Display {
     const VALUES: Values;
     fn parse(text: &str) -> Option<Self>;
@@ -68,7 +68,8 @@ impl Value for bool {
     }
 }
 
-/// Makes an enum whose values are words. Aliases behind the first word of a value are only read.
+/// Makes an enum whose values are words. Aliases after the first word of a value are accepted, but
+/// never printed.
 macro_rules! words {
     ($(#[$about:meta])+ $type:ident: $($(#[$what:meta])+ $value:ident = $word:literal $(| $alias:literal)*;)+) => {
         $(#[$about])+

@@ -1,5 +1,5 @@
-//! Workloads for a file system whose disk is recorded. Each marks what it begins and what is
-//! durable.
+//! Workloads for a file system whose disk is recorded. Each marks the operations that it begins and
+//! those that are durable.
 
 mod again;
 mod big;

@@ -197,7 +197,7 @@ impl DataRequest {
             Self::Seek { .. } => "seek",
             Self::Stat { .. } => "stat",
             Self::Fill { .. } => "fill",
-            Self::Finalise { .. } => "settle",
+            Self::Finalise { .. } => "finalise",
             Self::Truncate { .. } => "truncate",
             Self::SetMtime { .. } => "set times",
             Self::Sync { .. } => "sync",

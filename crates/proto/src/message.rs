@@ -405,7 +405,7 @@ pub enum Reads {
     Client,
 }
 
-/// The inode of a name, with what the client may cache of it.
+/// The inode of a name, with the leases on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
     pub attr: Attr,

@@ -97,7 +97,7 @@ pub fn mount_servers(
         outcome
     });
     remote.frontend().finish_recording();
-    runtime.block_on(remote.farewell());
+    runtime.block_on(remote.close());
     runtime.shutdown_background();
     Ok(outcome?)
 }

@@ -32,9 +32,9 @@ pub trait Frontend: Sized + Send + Sync + 'static {
         lease: Duration,
     );
 
-    /// Drops what the lease covers, then calls `done`. `is_own`: a pending rename of this frontend
-    /// waits for the revocation. `blocked` is called, maybe repeatedly, while a pending call of
-    /// the frontend holds a lock that dropping needs.
+    /// Drops everything that the lease covers, then calls `done`. `is_own`: a pending rename of
+    /// this frontend waits for the revocation. `blocked` is called, maybe repeatedly, while a
+    /// pending call of the frontend holds a lock that dropping needs.
     fn revoke(
         &self,
         lease: &Lease,

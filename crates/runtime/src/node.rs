@@ -1,7 +1,7 @@
 //! The driver of an embedded file system: the state machines of this process.
 //!
 //! The thread that makes a call runs the machines and executes the I/O, so a call needs no hop
-//! between threads. A call that must wait is parked; the thread that ends the wait answers it.
+//! between threads. A call that must wait is suspended; the thread that ends the wait answers it.
 
 use std::cell::RefCell;
 use std::collections::HashMap;

@@ -34,9 +34,9 @@ pub use line::Messages;
 /// Time limit at unmount for pending write-back operations. Without a connection no session lasts
 /// longer.
 const PATIENCE: Duration = Duration::from_secs(60);
-const SETTLING: Duration = Duration::from_millis(5);
-/// Time limit for saying goodbye to the servers.
-const FAREWELL: Duration = Duration::from_secs(5);
+const DRAIN_INTERVAL: Duration = Duration::from_millis(5);
+/// Time limit for ending the sessions at the servers.
+const CLOSE_LIMIT: Duration = Duration::from_secs(5);
 
 /// A frontend's sessions with the metadata servers of a cluster.
 pub struct Remote<D: Frontend> {
@@ -197,25 +197,25 @@ impl<D: Frontend> Remote<D> {
     }
 
     /// Waits for pending write-back operations, and ends the sessions.
-    pub async fn farewell(&self) {
+    pub async fn close(&self) {
         let left = || self.cached(|sessions, _| sessions.unanswered_changes()).unwrap_or(0);
-        let settled = async {
+        let drained = async {
             while left() > 0 {
-                tokio::time::sleep(SETTLING).await;
+                tokio::time::sleep(DRAIN_INTERVAL).await;
             }
         };
-        if tokio::time::timeout(PATIENCE, settled).await.is_err() {
+        if tokio::time::timeout(PATIENCE, drained).await.is_err() {
             tracing::error!(
                 changes = left(),
                 "acknowledged operations were not confirmed by any server and may be lost"
             );
         }
-        if tokio::time::timeout(FAREWELL, self.say_goodbye()).await.is_err() {
-            tracing::warn!("cannot say goodbye to a server; the session will time out");
+        if tokio::time::timeout(CLOSE_LIMIT, self.end_sessions()).await.is_err() {
+            tracing::warn!("cannot end the session at a server; it will expire");
         }
     }
 
-    async fn say_goodbye(&self) {
+    async fn end_sessions(&self) {
         self.direct.close();
         let senders = self.lock().map(|mut inner| {
             inner.lines.iter_mut().filter_map(|line| line.sender.take()).collect::<Vec<_>>()
@@ -389,7 +389,7 @@ fn send(Addressed { messages, senders }: Addressed) {
 impl<D: Frontend> Calls<D> for Remote<D> {
     fn call(&self, id: u64, caller: Caller, call: Call<'_>, ticket: D::Ticket) {
         // Delivering a listing locks the machine; meanwhile no other message may be processed.
-        let turn = matches!(call, Call::Request(Request::ReadDir { .. })).then(|| self.receive());
+        let receiving = matches!(call, Call::Request(Request::ReadDir { .. })).then(|| self.receive());
         let mut inner = match self.lock() {
             Ok(inner) => inner,
             Err(errno) => return self.frontend.answer(self, ticket, Err(errno), Duration::ZERO),
@@ -401,7 +401,7 @@ impl<D: Frontend> Calls<D> for Remote<D> {
             self.tracer.end(called);
             // Under the lock, so that it cannot be revoked before it is answered. Exempt are reads,
             // which may be repeated, and whose revocation waits for the page that they fill.
-            if turn.is_some() || matches!(answer, Ok(Answer::Bytes(_))) {
+            if receiving.is_some() || matches!(answer, Ok(Answer::Bytes(_))) {
                 drop(inner);
             }
             return self.answer(ticket, answer, lease_ms);

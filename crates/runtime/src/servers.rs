@@ -19,7 +19,7 @@ pub struct Servers {
     pub limits: Limits,
     /// Unique among all clients.
     pub client: ClientId,
-    /// True if the client wants leases.
+    /// True if the client requests leases.
     pub leases: bool,
     pub accesses: Accesses,
 }

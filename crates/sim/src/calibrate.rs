@@ -111,7 +111,7 @@ impl Fitted {
         )
     }
 
-    /// A copy with parameters changed by so many nanoseconds, clamped to zero.
+    /// A copy with parameters changed by these numbers of nanoseconds, clamped to zero.
     fn turned(&self, by: &[f64]) -> Self {
         let mut new = self.clone();
         let turn = |time: &mut Nanos, by: f64| *time = Nanos((time.0 as f64 + by).max(0.0) as u64);

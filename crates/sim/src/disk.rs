@@ -37,9 +37,9 @@ impl DiskSettings {
 /// A request to a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Read or write of so many bytes.
+    /// Read or write of this number of bytes.
     Transfer(usize),
-    /// Sync with so many unsynced bytes.
+    /// Sync with this number of unsynced bytes.
     Sync(usize),
 }
 

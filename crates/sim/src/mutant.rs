@@ -134,7 +134,7 @@ pub struct Mutant {
     count: u64,
     /// Requests that read a limit or ask for a lock: sender, receiver, number.
     asked: BTreeSet<(Node, Node, RequestId)>,
-    /// Inodes that servers were asked for by a file handle.
+    /// Inodes that were requested by a file handle.
     sought: BTreeSet<(Node, Ino)>,
     /// Masks of access control lists.
     masks: BTreeMap<Ino, u32>,

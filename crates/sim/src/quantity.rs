@@ -40,7 +40,7 @@ pub struct Bytes(pub u64);
 pub struct Rate(pub f64);
 
 impl Rate {
-    /// Transfer time of so many bytes.
+    /// Transfer time of this number of bytes.
     pub fn time(self, bytes: usize) -> Nanos {
         Nanos((bytes as f64 * 1e9 / self.0) as u64)
     }

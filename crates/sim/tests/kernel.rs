@@ -60,7 +60,7 @@ fn close() -> Step {
     Step::Do(Op::Close { file: FILE })
 }
 
-/// Writes after so many seconds.
+/// Writes after this number of seconds.
 fn write_more(after: u64) -> Vec<Step> {
     let write = Op::Write { file: FILE, offset: Some(100), size: 100 };
     let ops = [Op::open(FILE, "/file", OpenFlags::WRITE), write, Op::Close { file: FILE }];

@@ -9,7 +9,7 @@ use espalier_proto::{Ino, ObjectId, Position, TableWrite};
 
 use crate::{BlockFile, Journal, JournalError, Store, StoreError, SyncHandle};
 
-/// The datafiles that were made and not removed, whether written to or not.
+/// The datafiles that were made and not removed, including those never written to.
 pub(crate) struct Made<F: BlockFile> {
     log: Mutex<Log<F>>,
     handle: SyncHandle<F>,

@@ -1,4 +1,4 @@
-//! Spans: what took time on behalf of an operation, and where (kuhn, chapter 6). Drivers write them
+//! Spans: the parts of an operation's time, and their places (kuhn, chapter 6). Drivers write them
 //! into a [`Log`], the runtime with the system's clock and the simulator with its own; both are
 //! drawn alike.
 //!

@@ -28,7 +28,7 @@ pub struct Traced {
 }
 
 impl Log {
-    /// Keeps at most this many ended spans, and as many under way.
+    /// Holds at most this number of ended spans, and as many open ones.
     pub fn new(capacity: usize) -> Self {
         Self { open: BTreeMap::new(), ended: VecDeque::new(), first: 0, capacity }
     }
@@ -58,7 +58,7 @@ impl Log {
         self.ended.push_back(span);
     }
 
-    /// Forgets what is under way.
+    /// Drops the open spans.
     pub fn forget_open(&mut self) {
         self.open.clear();
     }

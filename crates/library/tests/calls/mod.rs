@@ -271,8 +271,8 @@ async fn each_sees_at_once_what_the_other_has_changed() {
     assert!(a.messages().revocations > 0 && b.messages().revocations > 0);
 }
 
-/// Creates files until one is acknowledged early: the server must have created the directory
-/// durably and allocated inode numbers, which may take a while.
+/// Creates files until one is acknowledged by write-back: the server must have created the
+/// directory durably and allocated inode numbers, which may take a while.
 async fn first_writeback(fs: &FileSystem, dir: &str) -> String {
     for file in 0..1_000 {
         let (before, path) = (fs.messages(), format!("{dir}/early {file}"));

@@ -1,4 +1,4 @@
-//! A little work after a recovery, on files of its own.
+//! Short workload after a recovery, on its own files.
 
 use std::fs::File;
 use std::io::Write;

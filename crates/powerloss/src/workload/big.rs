@@ -161,7 +161,7 @@ fn replace(place: &WorkDir, marks: &mut Marks, rng: &mut Rng) -> Result<()> {
         let there = path.exists();
         fs::write(&new, bytes.make())?;
         marks.say(&Mark::Begin(name.into(), state))?;
-        // The first time there is nothing to replace, and no promise.
+        // The first rename replaces no file, which gives no guarantee.
         if name == "replaced-synced" || !there {
             File::open(&new)?.sync_all()?;
         }

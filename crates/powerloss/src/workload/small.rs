@@ -1,4 +1,4 @@
-//! Small files, each made durable by itself, by several threads.
+//! Several threads create small files and make each durable separately.
 
 use std::fs::{self, File};
 use std::io::{IoSlice, Write};

@@ -179,7 +179,7 @@ impl Pair {
         FormatOptions { label, journal_bytes, uuid, rank, ranks, ..dump.format(true) }
     }
 
-    /// Loads what is missing. A data server's store is loaded anew if its progress is unknown,
+    /// Loads the missing parts. A data server's store is loaded anew if its progress is unknown,
     /// since no metadata refers to it yet.
     fn load(&self, options: &LoadOptions, progress: &dyn Fn(u64)) -> Result<Dumped, Error> {
         self.with_dump(|dump| {

@@ -224,7 +224,8 @@ impl Loader {
         Self { store, unsynced: Vec::new(), current: None, last: None, is_part: false }
     }
 
-    /// Stores an item. If it is `durable` already, only notes what later items depend on.
+    /// Stores an item. If it is `durable` already, records only the state that later items depend
+    /// on.
     fn take(&mut self, item: Item, durable: bool) -> Result<(), Error> {
         match item {
             Item::Record { object, value, .. } if object == ObjectId::SUPER.to_bytes() => {
@@ -298,10 +299,10 @@ fn super_write(key: &[u8], value: Option<Vec<u8>>) -> TableWrite {
 /// The superblock record for an empty journal. `is_part`: transactions with data servers have to be
 /// finalised.
 fn with_new_journal(record: Super, is_part: bool) -> Vec<u8> {
-    let settled = Super { journal: 0, ..record };
-    let settled = match is_part {
-        true => settled,
-        false => Super { provisional: Vec::new(), size_dirty: Vec::new(), ..settled },
+    let clean = Super { journal: 0, ..record };
+    let clean = match is_part {
+        true => clean,
+        false => Super { provisional: Vec::new(), size_dirty: Vec::new(), ..clean },
     };
-    settled.encode()
+    clean.encode()
 }

@@ -26,7 +26,7 @@ pub(super) struct Read {
     pub(super) noatime: bool,
 }
 
-/// Pending reads and writes by file. `T`: what is needed to repeat a read.
+/// Pending reads and writes by file. `T`: the parameters that repeat a read.
 pub(super) struct Overlaps<T>(Mutex<HashMap<Ino, Busy<T>>>);
 
 struct Busy<T> {

@@ -87,8 +87,8 @@ pub struct DataRole {
     pub data_key: Option<SealKey>,
 }
 
-/// Serves until the process is asked to end. `ready` is called with the address when clients may
-/// connect.
+/// Serves until the process gets a signal to end. `ready` is called with the address when clients
+/// may connect.
 ///
 /// # Errors
 /// The server cannot start, or could not write everything out.

@@ -1,5 +1,5 @@
-//! Enumerates what a loss of power may take: changes of the rank that coordinates them which are
-//! not durable, with all that depend on them. Later replies decide between the possibilities.
+//! Enumerates the possible losses at a loss of power: changes that are not durable at the rank that
+//! coordinates them, with all dependents. Later replies decide between the possibilities.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -642,7 +642,7 @@ impl Checker {
         self.worlds = worlds.into_iter().map(|world| world.unanswered(parts)).collect();
     }
 
-    /// Moves what all worlds have in common to the base.
+    /// Moves the state that is equal in all worlds to the base.
     fn fold_into_base(&mut self, now: Nanos) {
         let mut worlds: Vec<World> = std::mem::take(&mut self.worlds).into_iter().collect();
         let is_past = |(id, part): &(&PartId, &Part)| {

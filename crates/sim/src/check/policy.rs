@@ -292,8 +292,8 @@ impl Action {
         }
     }
 
-    /// True if the action changes what `other` inherits or reports. The directory of a no-metafile
-    /// file is unknown.
+    /// True if the action changes attributes that `other` inherits or reports. The directory of a
+    /// no-metafile file is unknown.
     pub fn shapes(&self, other: &Self) -> bool {
         let is_known =
             matches!(other, Self::GetXattr { name, may_lack_metafile: true, .. } if is_known(name));

@@ -1,5 +1,5 @@
 //! Set-id bits and `security.capability`: the reference for the program, as the VFS has them.
-//! Callers who are not the superuser lack `CAP_FSETID`, and their calls say so.
+//! Callers other than the superuser lack `CAP_FSETID`, which their calls state.
 
 use espalier_client::Call;
 use espalier_proto::{Access, Errno, Request, SetAttr, mode};

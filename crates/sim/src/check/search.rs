@@ -69,7 +69,7 @@ impl World {
         Self { changes, log: self.log.clone(), done: self.done.clone(), seen: self.seen.clone() }
     }
 
-    /// An action is finished: executed, or never executed.
+    /// An action is finished: it was executed, or never will be.
     pub fn forget(&mut self, id: PartId) {
         self.done.remove(&id);
         self.seen.remove(&id);

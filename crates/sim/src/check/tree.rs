@@ -329,7 +329,7 @@ impl<'a> Tree<'a> {
     }
 }
 
-/// Moves what all trees have in common to the base.
+/// Moves the nodes that are equal in all trees to the base.
 pub fn fold_into_base<'a>(base: &mut Base, trees: impl Iterator<Item = &'a mut Changes>) {
     let mut trees: Vec<&mut Changes> = trees.collect();
     let Some((first, others)) = trees.split_first() else { return };

@@ -45,7 +45,7 @@ impl Violation {
 }
 
 impl Checker {
-    /// With what else has to do with an action.
+    /// Reports a violation, with the calls that are related to an action.
     pub(super) fn violation(
         &self,
         now: Nanos,

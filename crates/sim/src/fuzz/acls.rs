@@ -19,9 +19,9 @@ pub struct Habit {
     defaults: bool,
 }
 
-/// One of so many runs uses lists.
+/// One in this many runs uses lists.
 const EVERY: u32 = 4;
-/// One of so many of those runs has default lists on directories where clients make files: the
+/// One in this many of those runs has default lists on directories where clients make files: the
 /// check gives up if a file's list is unknown.
 const VAGUE: u32 = 3;
 

@@ -8,9 +8,9 @@ use rand::Rng;
 
 use crate::random::{Random, Seed};
 
-/// In one of so many runs processes use exclusive directories.
+/// In one in this many runs processes use exclusive directories.
 const EVERY: u32 = 6;
-/// One of so many calls makes a new directory.
+/// One in this many calls makes a new directory.
 const SELDOM: u32 = 25;
 /// Number of calls in one directory.
 const CALLS: u32 = 12;

@@ -1,6 +1,6 @@
-//! File handles: numbers of inodes that a process knows. All processes look them up, including those
-//! of clients that never got them in a reply, as several NFS servers of one tree do. The inodes may
-//! have been removed or renamed meanwhile.
+//! File handles: numbers of inodes that a process knows. All processes look them up, including
+//! those of clients that never got them in a reply, as several NFS servers of one tree do. The
+//! inodes may have been removed or renamed meanwhile.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -12,12 +12,12 @@ use rand::seq::IteratorRandom;
 
 use crate::random::{Random, Seed};
 
-/// One of so many runs has file handles.
+/// One in this many runs has file handles.
 const EVERY: u32 = 3;
-/// One of so many calls uses one.
+/// One in this many calls uses a handle.
 const SELDOM: u32 = 8;
 
-/// A run has file handles.
+/// Marks a run with file handles.
 #[derive(Clone, Copy, Debug)]
 pub struct Habit {
     seed: u64,

@@ -13,12 +13,12 @@ use crate::random::{Random, Seed};
 /// Percentage of lock calls, in runs with locks.
 pub const OFTEN: u32 = 30;
 
-/// A holder of locks rests before one of so many calls.
+/// A holder of locks rests before one in this many calls.
 const RESTS: u32 = 8;
 /// Longest rest.
 const LONGEST: Nanos = Nanos(3_000_000_000);
 
-/// In one of so many runs files are locked.
+/// In one in this many runs files are locked.
 const EVERY: u32 = 3;
 
 pub fn are_in(seed: u64) -> bool {

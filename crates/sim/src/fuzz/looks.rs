@@ -6,7 +6,7 @@ use rand::Rng;
 
 use crate::random::{Random, Seed};
 
-/// In one of so many runs processes mostly read.
+/// In one in this many runs processes mostly read.
 const EVERY: u32 = 4;
 /// Percentage of reads in these runs.
 const OFTEN: u32 = 85;

@@ -17,7 +17,7 @@ pub struct Live {
     strip: u64,
 }
 
-/// In one of so many runs policies change.
+/// In one in this many runs policies change.
 const EVERY: u32 = 3;
 
 impl Live {

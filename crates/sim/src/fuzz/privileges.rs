@@ -1,5 +1,5 @@
-//! Random set-id bits, capabilities, owners and groups of files, and what takes privileges away.
-//! Between a process's other calls, by numbers of its own.
+//! Random set-id bits, capabilities, owners and groups of files, and operations that remove
+//! privileges, between a process's other calls. They use a separate random generator.
 
 use std::collections::BTreeMap;
 
@@ -11,9 +11,9 @@ use rand::seq::{IndexedRandom, IteratorRandom};
 use crate::check::CAPABILITY;
 use crate::random::{Random, Seed};
 
-/// One of so many runs has privileges.
+/// One in this many runs has privileges.
 const EVERY: u32 = 3;
-/// One of so many calls is about them.
+/// One in this many calls affects privileges.
 const SELDOM: u32 = 4;
 
 /// With and without group execution, on which the set-group-id bit depends.

@@ -7,7 +7,7 @@ use rand::Rng;
 
 use crate::random::{Random, Seed};
 
-/// In one of so many runs processes do this.
+/// In one in this many runs processes read this way.
 const EVERY: u32 = 3;
 /// Percentage of such calls.
 const OFTEN: u32 = 50;

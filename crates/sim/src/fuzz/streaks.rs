@@ -6,9 +6,9 @@ use rand::Rng;
 
 use crate::random::{Random, Seed};
 
-/// One of so many runs with exclusive directories has streaks.
+/// One in this many runs with exclusive directories has streaks.
 const EVERY: u32 = 2;
-/// One of so many new files gets a streak.
+/// One in this many new files gets a streak.
 const SELDOM: u32 = 2;
 /// Most writes of a streak.
 const PLACES: u32 = 24;

@@ -49,7 +49,7 @@ pub struct Watch {
     calls: u64,
     /// The traced call while it is pending: client, and number at the client.
     traced: Option<(u32, u64)>,
-    /// The traced call was answered early (write-back); it is pending until its server replies.
+    /// The traced call was acknowledged by write-back; it is pending until its server replies.
     traced_writeback: bool,
 }
 
@@ -99,7 +99,7 @@ impl Watch {
     }
 
     /// Reports calls without a result to the checker as over.
-    fn settle(&mut self, over: impl IntoIterator<Item = (CallId, Nanos, Fate)>) {
+    fn report_over(&mut self, over: impl IntoIterator<Item = (CallId, Nanos, Fate)>) {
         for ((client, call), at, fate) in over {
             self.checker.over(at, ClientId(client.into()), call, fate);
         }
@@ -151,7 +151,7 @@ impl Observer for Eyes {
             watch.find(reported);
             watch.find(held);
             let over = watch.call_outcomes.answered(now, (client, call), result.as_ref().err().copied());
-            watch.settle(over);
+            watch.report_over(over);
         }
     }
 
@@ -195,7 +195,7 @@ impl Observer for Eyes {
             }
         }
         let over = watch.call_outcomes.replied(now, (client, rank, id), result);
-        watch.settle(over);
+        watch.report_over(over);
     }
 
     fn arrived(&mut self, now: Nanos, from: Node, to: Node, message: &Message) {
@@ -226,7 +226,7 @@ impl Observer for Eyes {
             watch.checker.lost(client);
             watch.locks.lost(client);
             let over = watch.call_outcomes.lost(now, index);
-            watch.settle(over);
+            watch.report_over(over);
         } else if let (true, Some(left)) = (may_be_lost, left) {
             watch.dark.insert(node);
             watch.checker.distrust(Nanos::NEVER);
@@ -237,7 +237,7 @@ impl Observer for Eyes {
         }
         if node.0 < watch.ranks {
             let over = watch.call_outcomes.ended(now, Rank(node.0 as u16));
-            watch.settle(over);
+            watch.report_over(over);
         }
     }
 

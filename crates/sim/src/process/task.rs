@@ -118,7 +118,7 @@ impl Task {
         }
     }
 
-    /// The paths to walk, with what the operation needs of each.
+    /// The paths to walk, with the operation's use of each.
     fn paths(&self, kernel: &Kernel) -> Vec<(Vec<u8>, Last)> {
         let own = self.own_paths(kernel).into_iter().map(|(path, last)| (path.to_vec(), last));
         match &self.op {

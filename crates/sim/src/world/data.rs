@@ -121,7 +121,7 @@ impl DataServer {
         fabric.observer.began(fabric.now, self.node);
     }
 
-    /// Changes the configuration, whether the server is up or not.
+    /// Changes the configuration of a running or stopped server.
     pub fn set_individual(&mut self, individually: bool) {
         self.individually = individually;
         if let Some(machine) = &mut self.machine {

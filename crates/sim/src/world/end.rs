@@ -17,7 +17,7 @@ pub enum Stage {
     /// Processes run.
     Works,
     /// All processes have ended, at that time; pending operations complete.
-    Settles(Nanos),
+    Drains(Nanos),
     /// All processes have ended, at that time; clients leave. Number of checks since all have left.
     Leaves(Nanos, u32),
     /// All clients have left. Number of checkpoints requested from servers.
@@ -29,7 +29,7 @@ pub enum Stage {
 const LOOK: Nanos = Nanos(100_000_000);
 
 /// Time limit for pending operations before clients leave: some never end, such as waits for locks.
-const SETTLE_TIME: Nanos = Nanos(5_000_000_000);
+const DRAIN_TIME: Nanos = Nanos(5_000_000_000);
 
 /// Number of checks after all sessions have ended: servers clean up and exchange usage deltas
 /// meanwhile.
@@ -45,12 +45,12 @@ impl World<'_> {
             Stage::Begins | Stage::Works => {
                 self.sample();
                 self.worked = Some((self.fabric.now, self.used()));
-                self.stage = Stage::Settles(self.fabric.now);
+                self.stage = Stage::Drains(self.fabric.now);
                 self.fabric.now
             }
-            Stage::Settles(since) => {
+            Stage::Drains(since) => {
                 match self.agree() {
-                    None if self.fabric.now - since < SETTLE_TIME => {}
+                    None if self.fabric.now - since < DRAIN_TIME => {}
                     differences => {
                         self.differences = differences.unwrap_or_default();
                         self.leave();

@@ -377,7 +377,7 @@ impl Server {
         fabric.after(self.clock.real(TICK), Event::Tick { node: self.node, start: self.start });
     }
 
-    /// Changes the configuration, whether the server is up or not.
+    /// Changes the configuration of a running or stopped server.
     pub fn set_watermarks(&mut self, fabric: &mut Fabric<'_>, (low, high): (usize, usize)) {
         self.config.watermarks = (low, high);
         self.input(fabric, Input::Watermarks { low, high });

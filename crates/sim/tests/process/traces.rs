@@ -118,7 +118,7 @@ fn different_result_is_reported() {
     assert_eq!(observed, [(2, "/traces/first/d"), (3, "/traces/first/d")]);
 }
 
-/// One process makes what another uses, without pauses: the replay keeps the order.
+/// A process creates files that another uses, without pauses: the replay preserves the order.
 #[test]
 fn processes_wait_for_each_other() {
     let mut log = String::new();
@@ -220,7 +220,7 @@ fn run(embedded: &mut Embedded, workload: &str) {
 }
 
 /// A recording of workloads on a mount has the same results in a file system that contains only
-/// what the recording found.
+/// the files that the recording refers to.
 #[test]
 fn a_recording_comes_to_the_same() {
     let mut embedded = Embedded::new();

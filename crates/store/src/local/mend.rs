@@ -20,7 +20,7 @@ const CACHE_BYTES: u64 = 8 << 20;
 pub struct Mended {
     /// The superblock or its copy was replaced by the other; the reason.
     pub superblock: Option<String>,
-    /// The tables were damaged and rebuilt from what was readable: the reason and the result.
+    /// The tables were damaged and rebuilt from their readable records: the reason and the result.
     pub tables: Option<(String, Salvage)>,
     /// The journal did not belong to this store and was replaced by an empty one; the reason.
     pub journal: Option<String>,

@@ -54,9 +54,9 @@ impl Streams {
             Err(cause) if cause.kind() == ErrorKind::NotFound && !from.exists() => return Ok(()),
             Err(cause) if cause.kind() == ErrorKind::NotFound => {
                 self.places.make_dir_of(&to)?;
-                std::fs::rename(&from, &to).context("settle", &from)?;
+                std::fs::rename(&from, &to).context("finalise", &from)?;
             }
-            Err(cause) => return Err(StoreError::io("settle", &from, cause)),
+            Err(cause) => return Err(StoreError::io("finalise", &from, cause)),
         }
         self.places.entered(ino, false);
         self.places.sync(ino, false)
@@ -199,7 +199,7 @@ impl Streams {
             match retry(step) {
                 Ok(0) => break,
                 Ok(done) => copied += done as u64,
-                // Report what was copied; the next call returns the error.
+                // Report the copied bytes; the next call returns the error.
                 Err(_) if copied > 0 => break,
                 Err(errno) => return Err(StoreError::io("copy to", &self.places.path(to), errno.into())),
             }

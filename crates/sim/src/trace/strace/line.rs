@@ -134,7 +134,7 @@ impl Call {
     }
 }
 
-/// Arguments up to the closing parenthesis, and the index of what follows.
+/// Arguments up to the closing parenthesis, and the index after it.
 fn arguments(text: &str) -> Option<(Vec<&str>, usize)> {
     let bytes = text.as_bytes();
     let (mut all, mut begin, mut depth, mut at) = (Vec::new(), 0, 0, 0);
