@@ -218,7 +218,7 @@ impl Trial {
         let Self { clients, outstanding, files } = *self;
         let (processes, files) = (clients * outstanding, files.div_ceil(outstanding.into()).max(1));
         let text = format!(
-            "seed = {seed}\n[cluster]\nclients = {clients}\ncores = {}\nearly = false\n[[workload]]\nkind = \"create\"\ndoor = \"library\"\n\
+            "seed = {seed}\n[cluster]\nclients = {clients}\ncores = {}\nwriteback = false\n[[workload]]\nkind = \"create\"\nfrontend = \"library\"\n\
              processes = {processes}\nfiles = {files}\nopen = false\nshared = false\none_makes = true\nstat = true\nfresh = true\nremove = true\n",
             machine.processors.unwrap_or(1)
         );

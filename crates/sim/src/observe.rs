@@ -24,7 +24,7 @@ pub trait Observer {
 
     /// The next reply precedes the server's (write-back): a [`Self::replied`] for the call's
     /// request follows later.
-    fn acknowledged_early(&mut self, _client: u32, _call: u64) {}
+    fn acknowledged_writeback(&mut self, _client: u32, _call: u64) {}
 
     /// Data servers have executed a write-back write, or failed, and the client has received their
     /// reply.

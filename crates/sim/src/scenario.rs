@@ -69,7 +69,7 @@ pub struct Cluster {
     pub high_watermark: usize,
     pub cache: Caching,
     /// Metadata write-back in exclusive directories.
-    pub early: bool,
+    pub writeback: bool,
     /// Time of silence after which a client's session ends.
     pub session: Nanos,
     pub lease: Nanos,
@@ -93,7 +93,7 @@ impl Default for Cluster {
             low_watermark: espalier_meta::Config::WATERMARKS.0,
             high_watermark: espalier_meta::Config::WATERMARKS.1,
             cache: Caching::Leases,
-            early: true,
+            writeback: true,
             session: Nanos::from_millis(60_000),
             lease: Nanos::from_millis(10_000),
             strip: Bytes(64 << 10),

@@ -55,7 +55,7 @@ fn costs(policy: &str) -> [(u64, u64); 3] {
     let sent = |what: &str, files: u64| {
         let report = run(&format!(
             "[cluster]\ndata = {DATA_SERVERS}\ncache = \"none\"\n[policy]\n{policy}\n[model]\npreset = \"wu\"\n\
-             [[workload]]\nkind = \"create\"\nopen = false\ndoor = \"library\"\nfiles = {files}\n{what}\n"
+             [[workload]]\nkind = \"create\"\nopen = false\nfrontend = \"library\"\nfiles = {files}\n{what}\n"
         ));
         let count = |kind: &str| report.messages.get(kind).copied().unwrap_or_default();
         (count("request"), count("to_data"))

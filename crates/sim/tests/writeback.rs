@@ -100,8 +100,9 @@ fn writes_in_many_places(seed: u64, settings: &str, faults: &str) -> u64 {
 #[test]
 fn short_writes_to_unshared_file_share_a_message() {
     for data_servers in 0..3 {
-        let count =
-            |early: bool| writes_in_many_places(0, &format!("early = {early}\ndata = {data_servers}"), "");
+        let count = |writeback: bool| {
+            writes_in_many_places(0, &format!("writeback = {writeback}\ndata = {data_servers}"), "")
+        };
         let (gathered, each) = (count(true), count(false));
         assert!(each >= 300 && gathered < 50, "{data_servers}: {gathered} instead of {each}");
     }

@@ -226,7 +226,7 @@ fn seconds(
 ) -> Result<Vec<f64>, PaperError> {
     let cluster = machines.scenario(setting, disk, clients, way);
     let summary = Trial::new(&format!(
-        "{cluster}[[workload]]\nkind = \"create\"\nshared = false\nenter = true\nopen = false\nremove = true\ndoor = \"library\"\nfiles = {files}\n"
+        "{cluster}[[workload]]\nkind = \"create\"\nshared = false\nenter = true\nopen = false\nremove = true\nfrontend = \"library\"\nfiles = {files}\n"
     ))?
     .run(setting)?;
     timed.iter().map(|(_, phase, kind)| Ok(summary.phase(*phase, *kind)?.seconds())).collect()

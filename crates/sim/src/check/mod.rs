@@ -329,7 +329,7 @@ impl Checker {
     }
 
     /// The next reply to the call precedes its execution by the server (write-back).
-    pub fn acknowledged_early(&mut self, client: ClientId, call_id: u64) {
+    pub fn acknowledged_writeback(&mut self, client: ClientId, call_id: u64) {
         self.asked.get_mut(&(client, call_id)).into_iter().for_each(|asked| asked.is_writeback = true);
         self.written_back.insert((client, call_id), Vec::new());
     }

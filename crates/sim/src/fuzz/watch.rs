@@ -155,10 +155,10 @@ impl Observer for Eyes {
         }
     }
 
-    fn acknowledged_early(&mut self, client: u32, call: u64) {
+    fn acknowledged_writeback(&mut self, client: u32, call: u64) {
         let mut watch = self.0.borrow_mut();
         watch.traced_writeback |= watch.traced == Some((client, call));
-        watch.checker.acknowledged_early(ClientId(client.into()), call);
+        watch.checker.acknowledged_writeback(ClientId(client.into()), call);
     }
 
     fn write_behind_completed(&mut self, now: Nanos, client: u32, call: u64, fails: bool) {

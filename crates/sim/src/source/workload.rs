@@ -36,7 +36,6 @@ struct Common {
     uid: u32,
     gid: u32,
     umask: u32,
-    #[serde(rename = "door")]
     frontend: Frontend,
 }
 
@@ -46,7 +45,7 @@ impl Default for Common {
     }
 }
 
-const COMMON: [&str; 6] = ["processes", "dir", "uid", "gid", "umask", "door"];
+const COMMON: [&str; 6] = ["processes", "dir", "uid", "gid", "umask", "frontend"];
 
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]

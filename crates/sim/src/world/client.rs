@@ -125,7 +125,7 @@ impl Client {
         let id = ClientId(FIRST + u64::from(index));
         let mut sessions =
             Sessions::new(Cache::new(CACHED, Users::AtOnce), scenario.cluster.ranks.into(), true);
-        if !scenario.cluster.early {
+        if !scenario.cluster.writeback {
             sessions.wait_for_servers();
         }
         Self {
@@ -327,7 +327,7 @@ impl Client {
             }
         }
         if self.sessions.is_acknowledged(ticket.call) {
-            fabric.observer.acknowledged_early(self.index, ticket.call);
+            fabric.observer.acknowledged_writeback(self.index, ticket.call);
         }
         fabric.observer.answered(fabric.now, self.index, ticket.call, result);
         fabric.end_span(self.place(), self.called(ticket.call));
@@ -493,9 +493,9 @@ impl Client {
             let outcome = result.map_or(DataOutcome::Stale, DataOutcome::Done);
             let (now, fails) = (self.now(fabric), matches!(outcome, DataOutcome::Done(Err(_))));
             let call = self.sessions.call_of_data(number);
-            let acknowledged_early = call.filter(|call| self.sessions.is_acknowledged(*call));
+            let acknowledged_writeback = call.filter(|call| self.sessions.is_acknowledged(*call));
             self.sessions.data_completed(now, number, outcome, &mut self.actions);
-            if let Some(call) = acknowledged_early.filter(|call| !self.sessions.is_acknowledged(*call)) {
+            if let Some(call) = acknowledged_writeback.filter(|call| !self.sessions.is_acknowledged(*call)) {
                 fabric.observer.write_behind_completed(fabric.now, self.index, call, fails);
             }
         }
