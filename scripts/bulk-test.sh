@@ -1,7 +1,7 @@
 #!/bin/bash
 # bulk-test.sh: compares espalier cp and rm with cp and rm: equal trees, messages and exit status,
 # for root and other users; files in use stay intact; a kill while a removed tree is being freed
-# leaves nothing behind.
+# leaves no entries in the trash.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/section-functions.sh
@@ -132,8 +132,8 @@ section 'existing targets'
 for side in theirs ours; do
     mkdir -p "$side/into/tree/sub/deep" "$side/into/tree/dangling"
     echo old > "$side/into/tree/sub/big"
-    echo kept > "$side/into/tree/kept"
-    ln -s elsewhere "$side/into/tree/fifo"
+    echo other > "$side/into/tree/other"
+    ln -s absent "$side/into/tree/fifo"
     # The kernel caches that these names do not exist.
     if stat "$side/into/tree/hole" "$side/into/new" 2> /dev/null; then fail 'a new name exists before the copy'; fi
 done
@@ -247,17 +247,17 @@ mkdir used
 [ -z "$(ls -A used)" ] || fail 'a new directory is not empty'
 
 section 'cached listings'
-mkdir kept
-ls . kept > /dev/null
-"$bin" cp -r tree/meta kept
-[ "$(ls kept)" = meta ] || fail "a listing lacks a copy: $(ls kept)"
+mkdir listed
+ls . listed > /dev/null
+"$bin" cp -r tree/meta listed
+[ "$(ls listed)" = meta ] || fail "a listing lacks a copy: $(ls listed)"
 (
-    cd kept
+    cd listed
     ls . > /dev/null
-    "$bin" rm -r "$mnt/kept"
+    "$bin" rm -r "$mnt/listed"
     [ -z "$(ls -A .)" ] || fail "a removed directory is not empty: $(ls -A .)"
 )
-if grep -qx kept <<< "$(ls)"; then fail 'a removed directory is listed'; fi
+if grep -qx listed <<< "$(ls)"; then fail 'a removed directory is listed'; fi
 
 section 'kill while a removed tree is freed'
 cd "$work"

@@ -66,7 +66,7 @@ for bytes in 100 30000 200000 3000000; do
     head -c "$bytes" "$work/bytes" > "$a/times/new-$bytes"
     head -c "$bytes" "$work/bytes" > "$a/times/set-$bytes"
     touch -d @5 "$a/times/set-$bytes"
-    dd if="$work/bytes" of="$a/times/behind-a-hole-$bytes" bs="$bytes" count=1 seek=290000 oflag=seek_bytes status=none
+    dd if="$work/bytes" of="$a/times/after-a-hole-$bytes" bs="$bytes" count=1 seek=290000 oflag=seek_bytes status=none
 done
 times() { (cd "$1/times" && stat -c '%n %y %z' -- *); }
 times "$a" > "$work/times"
@@ -238,8 +238,8 @@ is "$(find "$a" -type f | wc -l)" 16
 until_true no_datafiles 48
 
 section 'a data server that is down'
-cp "$work/bytes" "$a/kept"
-sync "$a/kept"
+cp "$work/bytes" "$a/synced"
+sync "$a/synced"
 # on_server NUMBER: a file of which that server has a datafile.
 on_server() {
     local file
@@ -293,7 +293,7 @@ grep -q 'Size: 5000004' "$work/size" || fail "$(cat "$work/size")"
 umount "$c"
 wait "$reader" || fail 'the reader fails after the server has started again'
 cmp <(cat "$work/bytes"; printf more) "$work/read"
-cmp "$work/bytes" "$b/kept"
+cmp "$work/bytes" "$b/synced"
 rm -r "$a"/a-* "$b"/b-* "$a/held"
 until_true no_datafiles 3
 
@@ -335,8 +335,8 @@ no_datafiles 3 || fail 'a removed datafile is back'
 umount "$c"
 
 section 'remove a file while its servers are down, and kill the metadata server'
-exec 8< "$a/kept"
-rm "$b/kept"
+exec 8< "$a/synced"
+rm "$b/synced"
 cmp "$work/bytes" <(cat <&8)
 kill_server 3
 kill_server 1

@@ -111,7 +111,7 @@ refused 'quota exceeded' mkdir "$a/copy/library/more"
 is "$(ls -A "$a" "$b")" "$a:"$'\n\n'"$b:"
 
 section 'messages'
-# costs LIMIT COMMAND...: the command sends at most so many requests.
+# costs LIMIT COMMAND...: checks that the command sends at most LIMIT requests.
 costs() {
     local limit=$1 before spent
     shift

@@ -353,7 +353,7 @@ done
 sent() {
     "$bin" status "$c" --counters | awk '$1 == "sent.requests" { print $2 }'
 }
-# costs LIMIT COMMAND...: the command sends at most so many requests.
+# costs LIMIT COMMAND...: checks that the command sends at most LIMIT requests.
 costs() {
     local limit=$1 before spent
     shift

@@ -179,7 +179,7 @@ exec 8>&-
 section 'invalid dumps'
 refused 2 'no dump' load docs/format.md "$work/six"
 refused 1 'no dump' dump --verify docs/format.md
-# Changes the byte whatever its random value was.
+# Changes the byte for any random value.
 byte=$(od -An -tu1 -j50000000 -N1 "$work/dump")
 printf '%b' "\\x$(printf '%02x' $((byte ^ 90)))" | dd of="$work/dump" bs=1 seek=50000000 conv=notrunc status=none
 refused 1 'damaged at byte [45][0-9]\{7\}: a checksum is wrong' dump --verify "$work/dump"
