@@ -20,7 +20,7 @@ use crate::{stop, sweep};
 
 /// Events between two checks for an interrupt.
 const STEP: u64 = 10_000;
-/// Number of most recent spans kept.
+/// Number of most recent spans in memory.
 const SPANS: usize = 100_000;
 /// Exit status if the run was interrupted, a trace was replayed with different results, or a check
 /// failed.

@@ -58,7 +58,7 @@ pub enum Call<'a> {
         /// The caller lacks `CAP_FSETID`: the file loses its set-id bits. Also in the calls below.
         kill_suid_gid: bool,
     },
-    /// Writes to one file that were acknowledged early, batched by write-behind. Only the client
+    /// Acknowledged writes to one file, batched by write-behind. Only the client
     /// itself makes this call. The pieces are sorted by offset and do not overlap.
     WriteList {
         ino: Ino,

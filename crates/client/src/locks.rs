@@ -69,7 +69,7 @@ impl Locks {
             }
             (Request::Lock { ino, lock, wait }, Err(errno)) => {
                 noted.over = wait.filter(|wait| self.waits.remove(wait).is_some());
-                // With `ENOLCK` the server has kept the old lock.
+                // With `ENOLCK` the server has not changed the old lock.
                 if *errno != Errno::ENOLCK {
                     self.give_up_other(*ino, lock);
                 }

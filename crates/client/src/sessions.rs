@@ -86,7 +86,7 @@ const VACATED: usize = 256;
 enum Waiter<T> {
     /// A call of the frontend, with its ticket.
     Frontend(T),
-    /// No one: the caller was answered early. With the number of the pending operation.
+    /// No one: the caller was answered by write-back. With the number of the pending operation.
     Acknowledged(u64),
 }
 

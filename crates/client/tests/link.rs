@@ -148,7 +148,7 @@ fn few_bytes_are_under_way_and_what_moves_none_goes_past_those_that_wait() {
     assert_eq!(sent(&mut out), [4, 5, 7]);
     assert_eq!(answered(&mut link, 4), []);
     assert_eq!(answered(&mut link, 5), []);
-    // A message above the limit is sent alone.
+    // A message above the limit is sent separately.
     assert_eq!(answered(&mut link, 7), [8]);
 }
 

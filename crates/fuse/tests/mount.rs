@@ -568,7 +568,7 @@ fn pruned_nodes_are_forgotten(transport: Transport) {
     }
     fs::write(mounted.path("a"), b"hello").unwrap();
     let node = fs::metadata(mounted.path("a")).unwrap().ino();
-    // A close is asynchronous, and a node in use is kept, so repeat the request.
+    // A close is asynchronous, and a node in use is not dropped, so repeat the request.
     let deadline = Instant::now() + Duration::from_secs(60);
     while mounted.filesystem.forgets.load(Ordering::Relaxed) == 0 {
         assert!(Instant::now() < deadline);

@@ -50,7 +50,7 @@ struct Datafiles {
     sizes: Vec<u64>,
 }
 
-/// Kept small: there is one per inode.
+/// Must be small: there is one per inode.
 #[derive(Debug, Default)]
 struct Seen {
     /// Records that contain the inode itself; must be one.

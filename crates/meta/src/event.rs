@@ -259,7 +259,7 @@ pub struct Change {
 }
 
 impl Event {
-    /// The inodes that the event names by number alone, for which replay needs the location.
+    /// The inodes that the event names only by number, for which replay needs the location.
     pub(crate) fn addressed(&self) -> [Option<Ino>; 2] {
         match self {
             Self::Create { dir, .. }

@@ -43,7 +43,7 @@ pub(crate) enum Held {
     /// Remove the stream of an orphan. If the event that removed its last name were lost, the
     /// stream would be missing.
     RemoveStream(Ino),
-    /// Mark the stream of an unstuffed file as no longer provisional.
+    /// Mark the stream of an unstuffed file as final.
     FinaliseStream(Ino),
     /// Report a session that has started or resumed, or has failed to.
     Session(ClientId, Result<(), Errno>),
@@ -117,7 +117,7 @@ struct InFlight {
 impl Journal {
     /// Size in bytes at which a frame is handed to the driver; bounds memory.
     const FRAME_BYTES: usize = 512 * 1024;
-    /// Space in bytes kept free for what an operation and the driver's framing add.
+    /// Reserve in bytes for the additions of an operation and of the driver's framing.
     const RESERVE: u64 = 1024 * 1024;
 
     pub(crate) fn new(

@@ -59,7 +59,7 @@ pub struct Rare {
 
 pub type Names = Box<Vec<(Ino, u32)>>;
 
-/// The encoding of [`Rare`]. Without a policy it equals that of the option `names` alone, as in
+/// The encoding of [`Rare`]. Without a policy it equals that of only the option `names`, as in
 /// stores from before policies.
 #[derive(Serialize, Deserialize)]
 enum StoredRare<N, P> {

@@ -206,7 +206,7 @@ pub(crate) struct State {
     /// Unstuffed files whose streams the store may still list as provisional
     /// ([`StreamCall::Finalise`]).
     ///
-    /// [`StreamCall::Finalise`]: crate::StreamCall::Settle
+    /// [`StreamCall::Finalise`]: crate::StreamCall::Finalise
     pub provisional: BTreeSet<Ino>,
     /// As `provisional`, for files on data servers; `None`: there never were any.
     pub striped: Option<BTreeSet<Ino>>,

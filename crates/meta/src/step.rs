@@ -1,4 +1,4 @@
-//! Steps of operations. An operation is straight-line code that may start over: it returns early
+//! Steps of operations. An operation is straight-line code that may start over: it returns
 //! with `?` when it must wait, and runs again from its first line when that has arrived. Invariant:
 //! nothing is changed before the last `?`.
 

@@ -25,7 +25,7 @@ fn records_behind_many_that_are_gone_are_written() {
     fs.checkpoint();
     let seen = fs.dump();
     assert_eq!(fs.fsck(), []);
-    // The tables alone must contain everything.
+    // The tables must contain everything without the journal.
     let mut fs = fs.without_journal();
     assert_eq!(fs.dump(), seen);
 }

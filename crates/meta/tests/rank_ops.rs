@@ -451,7 +451,8 @@ fn synced(mut host: Harness) -> Harness {
     host
 }
 
-/// Its number alone does not locate it, and it is in use only for the name that it is about to get.
+/// Its number does not suffice to locate it, and it is in use only for the name that it is about to
+/// get.
 #[test]
 fn a_file_whose_rank_ends_before_it_hears_that_it_has_another_name_is_found_again() {
     let fs = &mut Ranks::new(2);

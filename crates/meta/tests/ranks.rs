@@ -22,7 +22,7 @@ fn setting(seed: u64) -> Setting {
     }
 }
 
-/// `RANKS_SEEDS` sets the number of seeds from `RANKS_SEED` on; `RANKS_SEED` alone selects that
+/// `RANKS_SEEDS` sets the number of seeds from `RANKS_SEED` on; only `RANKS_SEED` selects that
 /// seed.
 fn seeds() -> std::ops::Range<u64> {
     let number = |name| std::env::var(name).ok().and_then(|text| text.parse().ok());

@@ -262,8 +262,7 @@ fn repair_of_random_damage(seed: u64) {
         if changed.contains(&ino) {
             continue;
         }
-        // Another record may claim to be the same inode and look as good; then one of the two is
-        // kept.
+        // Another record may be of the same inode and as consistent; then one of the two remains.
         let in_doubt = blocked.contains(&ino);
         let same_way = above.iter().all(|dir| !changed.contains(dir) && !blocked.contains(dir));
         let there = match same_way && !in_doubt {

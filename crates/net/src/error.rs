@@ -33,7 +33,7 @@ pub enum NetError {
         "the peer has taken nothing of what was sent to it for too long: it does not read, or cannot be reached"
     )]
     Unread,
-    /// The message was not sent; the connection goes on.
+    /// The message was not sent; the connection stays usable.
     #[error("a message of {bytes} bytes is too long; the peer takes {max}")]
     TooLong { bytes: usize, max: usize },
 }

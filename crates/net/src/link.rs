@@ -18,7 +18,7 @@ use crate::frame::Header;
 use crate::outbox::Outbox;
 use crate::rope::{Rope, SLICES};
 
-/// Initial receive buffer, in bytes. It serves many frames, since decoded ones are not kept.
+/// Initial receive buffer, in bytes. It serves many frames, since decoded ones are dropped.
 const FRAMES_BYTES: usize = 1 << 10;
 
 /// Rounds of writing before the flushing thread leaves the rest to the task, so that other threads
@@ -91,7 +91,7 @@ impl Link {
     /// Queues a message: see [`Outbox::message`].
     ///
     /// # Errors
-    /// [`NetError::TooLong`]: the connection goes on. [`NetError::SlowPeer`]: more waits than
+    /// [`NetError::TooLong`]: the connection stays usable. [`NetError::SlowPeer`]: more waits than
     /// allowed; the connection has ended.
     pub(crate) fn message(
         &self,

@@ -10,7 +10,7 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 /// them.
 const SHARED_BYTES: usize = 16 << 10;
 
-/// Memory kept while there is nothing to send, in bytes.
+/// Memory retained while there is nothing to send, in bytes.
 const KEPT_BYTES: usize = 16 << 10;
 
 /// Pieces written by one system call.

@@ -43,7 +43,7 @@ impl<Out: Message> Sender<Out> {
     /// Queues a message; a [`Sender::flush`] after it sends it.
     ///
     /// # Errors
-    /// [`NetError::TooLong`]: the message was not queued; the connection goes on.
+    /// [`NetError::TooLong`]: the message was not queued; the connection stays usable.
     /// [`NetError::SlowPeer`]: more waits for the peer than allowed; the connection has ended.
     /// Otherwise the reason of its earlier end.
     pub fn queue(&self, mut message: Out) -> Result<(), NetError> {

@@ -28,7 +28,7 @@ use crate::pki::{Authority, Validity};
 use crate::rope::Rope;
 use crate::{Acceptor, Connection, Identity, Security};
 
-/// Small, so that bounds are reached early.
+/// Small, so that bounds are reached soon.
 fn limits() -> Limits {
     Limits { eager_bytes: 100, receiving_bytes: 500_000, payload_bytes: 300_000, ..Limits::default() }
 }

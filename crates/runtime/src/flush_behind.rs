@@ -1,6 +1,6 @@
 //! Flush-behind for files that are written sequentially.
 //!
-//! Bytes behind the writer are submitted to the disk early, so that a final fsync need not wait for
+//! Bytes behind the writer are submitted to the disk soon, so that a final fsync need not wait for
 //! the whole file.
 //!
 //! The kernel passes a file through only from its next open on. Until then the bytes of a new file

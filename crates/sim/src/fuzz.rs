@@ -1,5 +1,5 @@
 //! Random runs with checks: some order of the calls must explain all replies, and at the end
-//! everything must come to rest and be consistent. A run is a function of its seed.
+//! everything must become idle and consistent. A run is a function of its seed.
 
 mod acls;
 mod exclusive;

@@ -78,7 +78,7 @@ pub struct Cluster {
     pub journal: Bytes,
     /// Approximate memory of a metadata server for its tables.
     pub memory: Bytes,
-    /// Time limit, after the end of all processes, for everything to come to rest.
+    /// Time limit, after the end of all processes, for everything to become idle.
     pub drain: Nanos,
 }
 

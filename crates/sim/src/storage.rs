@@ -35,7 +35,7 @@ struct Appended {
 /// Remains of the appended frames after a crash, in the journal or in the tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Left {
-    /// Frames appended up to this time are kept.
+    /// Frames appended up to this time survive.
     pub until: Nanos,
     /// Frames appended from this time on are lost.
     pub lost: Nanos,
@@ -44,7 +44,7 @@ pub struct Left {
 /// The kind of a server's crash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Loss {
-    /// The process ends: all writes are kept.
+    /// The process ends: all writes survive.
     Process,
     /// Loss of power: unsynced journal writes are lost or torn, depending on the number.
     Power(u64),

@@ -272,7 +272,7 @@ impl Cache {
         self.note_attr(attr, Term { asked_at: 0, left: until.saturating_sub(now) }, 1, now);
         self.placed(attr, dir, name);
         self.know_empty(attr, until, now);
-        // The lookup of this reply was counted at the early answer.
+        // The lookup of this reply was counted at the write-back answer.
         if let Some(record) = self.records.get_mut(&attr.ino).filter(|_| counts) {
             record.users = record.users.saturating_sub(1);
             if record.users == 0 && record.lease <= now {

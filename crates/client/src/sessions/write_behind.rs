@@ -246,7 +246,7 @@ impl<T> Sessions<T> {
             }
             call => {
                 // A long write is sent at once and in order, so that the server can write out a
-                // sequential file early.
+                // sequential file before its end.
                 self.send_gathered(|of| of == ino, actions);
                 self.writeback.write_behind.send(number, 1);
                 // No signal reaches this write.

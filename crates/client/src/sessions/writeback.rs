@@ -180,7 +180,7 @@ impl Writeback {
 }
 
 impl NumberPool {
-    /// An estimate of the server's time that is not early, and not before any time in its replies.
+    /// An estimate of the server's time: at least its true time and any time in its replies.
     fn time(&self, now: u64) -> Option<Time> {
         let (time, at) = self.clock.filter(|(_, at)| now - at < CLOCK_MS)?;
         Some(time.later(now - at).max(self.latest))
@@ -253,7 +253,7 @@ impl<T> Sessions<T> {
         let (ino, answer, left) = match request {
             Request::Create { node, perm, umask, open, .. } => {
                 let kind = self.writeback_kind(node)?;
-                // Whether the set-group-ID bit is kept depends on all of the caller's groups.
+                // All of the caller's groups determine if the set-group-ID bit is preserved.
                 if !self.cache.is_absent(dir, name, now) || perm & mode::SET_GID != 0 {
                     return None;
                 }
@@ -443,7 +443,7 @@ impl<T> Sessions<T> {
                 let until = if lease == 0 { 0 } else { now + lease };
                 self.cache.create_completed(dir, name, entry, until, now);
                 if until == 0 || !entry.name_leased || !entry.attr_leased {
-                    // The early answer allowed callers to cache it.
+                    // The write-back answer allowed callers to cache it.
                     self.invalidate([(dir, name.clone())].into(), [ino].into(), actions);
                 }
             }

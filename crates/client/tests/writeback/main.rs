@@ -698,7 +698,7 @@ fn full_server_queues_new_requests() {
     // on another.
     assert!(world.answer(next).is_none() && world.sent.len() == MOST - 15);
     world.made(first, FIRST, 3);
-    // The create was acknowledged early.
+    // The create was acknowledged by write-back.
     let ino = FIRST + MOST as u64;
     assert!(
         matches!(world.answer(next), Some(Ok(Answer::Created(reported, _))) if reported.attr.ino == Ino(ino))

@@ -98,7 +98,7 @@ pub(super) enum Op {
     },
 }
 
-/// Number of file handles kept at a time.
+/// Number of file handles held at a time.
 pub(super) const HANDLES: usize = 6;
 
 #[derive(Clone, Copy, Debug, PartialEq)]

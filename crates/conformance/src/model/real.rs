@@ -19,7 +19,7 @@ use crate::map::Map;
 use crate::process::Code;
 use crate::sys::{Handle, drop_caches};
 
-/// The kept file handles.
+/// The held file handles.
 pub(super) type Handles = [Option<Handle>; HANDLES];
 
 /// True if the file system supports file handles and the caller may open them.

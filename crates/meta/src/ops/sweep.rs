@@ -14,8 +14,8 @@ const STEP: usize = 128;
 const STREAMS: usize = 16;
 
 impl Meta {
-    /// Frees the entries of removed trees. Yields after each step, until nothing is left or the
-    /// room is needed elsewhere.
+    /// Frees the entries of removed trees. Yields after each step, until nothing is left or
+    /// other operations need the room.
     pub(crate) fn sweep(&mut self, cx: &mut Cx<'_>) -> Step<Reply> {
         let (mut left, mut streams) = (STEP, STREAMS);
         while let Some(Trashed { dir, after }) = self.state.trash.last().copied() {

@@ -273,7 +273,7 @@ impl Meta {
     ) {
         let Some(number) = self.ranks.asking.get(&id).copied() else {
             if let Answer::Ready { vote, .. } = answer {
-                // The operation no longer needs the prepared part, unless the transaction is
+                // The operation does not need the prepared part again, unless the transaction is
                 // decided.
                 self.inquired(from, id, vote);
             }

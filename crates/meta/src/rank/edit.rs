@@ -82,7 +82,7 @@ impl Edit {
         }
     }
 
-    /// The inode that the edit names by number alone.
+    /// The inode that the edit names only by number.
     pub(crate) fn addressed(&self) -> Option<Ino> {
         match self {
             Self::Link { ino, .. } | Self::Unlink { ino, .. } | Self::Move { ino, .. } => Some(*ino),

@@ -84,7 +84,7 @@ pub(crate) const MAX_DIRS: usize = 1000;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Question {
-    /// What does this name refer to? The caller wants to replace it.
+    /// Request the entry of a name that the caller is about to replace.
     Look { dir: Ino, name: Name },
     /// The ancestors of a directory, itself included, as far as they are at that rank; at most
     /// [`MAX_DIRS`].

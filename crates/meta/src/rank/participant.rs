@@ -31,8 +31,8 @@ pub(crate) enum PeerRequest {
     Count { from: Rank, last: u64, changes: Vec<(Ino, Usage)>, about: Vec<Ino> },
 }
 
-/// The state of this rank does not match what the coordinator has seen. `ESTALE`, for an inode that
-/// no longer exists, means the same.
+/// The state of this rank has changed since the coordinator's query. `ESTALE`, for a removed inode,
+/// means the same.
 const CHANGED: Stop = Stop::Fail(Errno::EAGAIN);
 
 impl PeerRequest {

@@ -198,7 +198,7 @@ impl Meta {
                 deltas.limits.remove(&dir);
             } else {
                 if deltas.limits.len() == MOST_LIMITS {
-                    // Many may no longer exist. The others are reported again.
+                    // Many may have been removed. The others are reported again.
                     deltas.limits.clear();
                 }
                 deltas.limits.insert(dir, (limits, Cell::new(false)));

@@ -1,5 +1,5 @@
 //! Audit of reference counts. Lookups and opens are counted per client and per inode. The two must
-//! agree; otherwise inodes that nobody holds stay, or inodes that somebody holds are freed.
+//! agree; otherwise inodes without holders stay, or inodes with holders are freed.
 
 use alloc::vec::Vec;
 

@@ -1,6 +1,6 @@
 //! Sessions at data servers. A session is numbered when it gets its first capability. Before such a
-//! session ends, and with it what blocks other clients, all data servers have confirmed that they
-//! no longer serve it.
+//! session ends and releases its locks, all data servers have confirmed that they have stopped
+//! serving it.
 
 use alloc::vec::Vec;
 
@@ -52,7 +52,7 @@ impl Meta {
         Ok(self.sessions.data.last)
     }
 
-    /// True if data servers no longer serve a session. Otherwise requests that they stop;
+    /// True if data servers have stopped serving a session. Otherwise requests that they stop;
     /// [`Self::cut_off`] follows.
     pub(super) fn is_cut_off(&mut self, client: ClientId, out: &mut Outbox) -> bool {
         let Some(session) = self.sessions.clients.get_mut(&client) else { return true };

@@ -412,7 +412,7 @@ impl Meta {
     }
 
     /// Stores an answer as it leaves, until the client acknowledges it. Returns false if the
-    /// session or the request no longer exists.
+    /// session or the request has ended.
     pub(crate) fn remember(
         &mut self,
         (to, id): (ClientId, RequestId),

@@ -16,7 +16,7 @@ use crate::outbox::{Now, Outbox};
 /// Bounds on what a client may reclaim of one inode, so that sums do not overflow.
 const MAX_LOOKUPS: u64 = 1 << 40;
 const MAX_OPENS: u32 = 1 << 17;
-/// Maximum number of orphans kept for clients that may hold them.
+/// Maximum number of orphans that wait for clients that may hold them.
 const MAX_UNCLAIMED: usize = 100_000;
 
 impl Meta {
@@ -197,7 +197,7 @@ impl Sessions {
     }
 
     /// True if changes must wait: clients may use leases from before the restart, or too many
-    /// orphans are kept for them.
+    /// orphans wait for them.
     pub(crate) fn must_wait(&self) -> bool {
         self.awaited > 0 && (!self.leases_over || self.unreclaimed.len() >= MAX_UNCLAIMED)
     }

@@ -235,7 +235,7 @@ impl SessionLayer {
     }
 
     /// Records that a client is alive. The driver calls it after a batch of messages of the client,
-    /// or for a sign of life alone.
+    /// or only for a sign of life.
     pub fn heard(&mut self, now: Now, client: ClientId) {
         // Produces no action.
         self.meta.heard(now, client);

@@ -62,7 +62,7 @@ fn inode_is_found_by_its_number_in_every_state_of_memory() {
         let inos = grow(&mut fs);
         let attrs: Vec<Attr> = inos.iter().map(|ino| fs.attr_of(*ino)).collect();
         fs.ask(Request::Fsync { ino: Ino::ROOT }).unwrap();
-        // First after a replay, then from the tables alone.
+        // First after a replay, then only from the tables.
         for _ in 0..2 {
             fs = fs.crash();
             for (ino, attr) in inos.iter().zip(&attrs) {

@@ -142,7 +142,7 @@ impl DataServers {
         servers.iter().all(reached)
     }
 
-    /// Selects the servers that no task keeps connected, and marks them as kept.
+    /// Selects the servers that no task keeps connected, and marks them as connected by a task.
     pub fn unkept(&self, servers: &[ServerId]) -> Vec<ServerId> {
         let take = |server: &&ServerId| {
             let link = self.link(**server);

@@ -1,7 +1,7 @@
 //! Statistics: counts and durations of operations, reported on request.
 //!
 //! An operation carries a [`Span`]. At its end the duration is counted in a histogram of its kind.
-//! The histograms are sharded to reduce contention. Counts by process and directory are kept only
+//! The histograms are sharded to reduce contention. Counts by process and directory exist only
 //! while a viewer requests them.
 
 mod histogram;

@@ -120,7 +120,7 @@ impl Durability {
     }
 
     /// The sets of changes that may be lost together. Changes answered before the first lost frame
-    /// was written are kept; changes requested after the last kept frame are lost.
+    /// was written survive; changes requested after the last surviving frame are lost.
     fn ways(
         &self,
         log: &Log,

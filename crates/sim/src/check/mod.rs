@@ -58,14 +58,14 @@ use unanswered::reports_number;
 pub use usage::ALL as USAGES;
 pub use violation::{Violation, shortened};
 
-/// Number of ended calls kept for the report of a violation.
+/// Number of ended calls in the report of a violation.
 const REMEMBERED: usize = 2000;
 /// Number of possible trees above which details are dropped.
 const MANY_WORLDS: usize = 50;
 /// Number of possible trees above which the check gives up.
 const MOST_WORLDS: usize = 300;
 
-/// Histories kept for each possible tree, for losses of power.
+/// Maximum number of histories per possible tree, for losses of power.
 const MOST_WAYS: usize = 3;
 
 /// A pending call.

@@ -50,7 +50,7 @@ pub struct World {
     done: BTreeMap<PartId, ExpectedOutcome>,
     /// Outcomes that pending actions without an effect would have had at some earlier time.
     seen: BTreeMap<PartId, BTreeSet<ExpectedOutcome>>,
-    /// Changes since the worlds diverged, kept if losses of power must be explained. The last
+    /// Changes since the worlds diverged, recorded if losses of power must be explained. The last
     /// field, so that worlds which differ only in it sort next to each other.
     pub log: Log,
 }
@@ -150,7 +150,7 @@ const MOST_STEPS: usize = 3000;
 pub struct Search<'a> {
     base: &'a Base,
     pending: &'a BTreeMap<PartId, Part>,
-    /// Changes that logs refer to, if logs are kept.
+    /// Changes that logs refer to, if there are logs.
     logged: Option<&'a BTreeMap<PartId, Logged>>,
     strip: u64,
     id: PartId,

@@ -1,5 +1,5 @@
 //! The scenario of a seed: a small cluster of random configuration with many faults, until
-//! everything must come to rest.
+//! everything must become idle.
 
 use std::fmt::Write as _;
 use std::path::Path;

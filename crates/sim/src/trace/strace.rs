@@ -15,7 +15,7 @@ use state::State;
 
 pub(super) use line::is_line;
 
-/// Parses a log. Operations below the directory `root` are kept; its path becomes `/`.
+/// Parses a log. Operations below the directory `root` are replayed; its path becomes `/`.
 pub(super) fn parse(text: &str, root: &Path) -> Result<Trace, BadLine> {
     let events = line::events(text)?;
     let start = events.iter().find_map(|event| match event {

@@ -1,5 +1,5 @@
 //! The end of a run: faults are repaired, clients' and servers' records are compared, clients
-//! leave, and servers come to rest. Failure to come to rest is an error.
+//! leave, and servers become idle. A server that does not become idle is an error.
 
 use espalier_meta::{Check, Finding, Input};
 use espalier_proto::{Ino, ServerId};

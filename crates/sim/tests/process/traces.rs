@@ -171,7 +171,7 @@ fn malformed_lines_are_named() {
     }
 }
 
-/// The example of Table 4.4 with the rest of a program: pauses are kept, and skipped parts are
+/// The example of Table 4.4 with the rest of a program: pauses are preserved, and skipped parts are
 /// counted.
 #[test]
 fn a_trace_of_hecios() {

@@ -39,7 +39,7 @@ pub struct LocalOptions {
     pub read_only: bool,
     /// Cache for table blocks, in bytes.
     pub cache_bytes: u64,
-    /// Number of stream files kept open.
+    /// Maximum number of open stream files.
     pub open_files: usize,
 }
 
