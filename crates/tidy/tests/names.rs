@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use espalier_tidy::rust::{is_word, lines};
 use espalier_tidy::{Source, none, sources};
 
 /// Words that no identifier is made of, and what to write instead.
@@ -141,76 +142,13 @@ const SHARED_NAMES: &[&str] = &[
 
 const WIDTH: usize = 100;
 
-/// A file's code without comments, strings and characters, line by line.
-fn code(source: &Source) -> Vec<String> {
-    let mut lines = vec![String::new()];
-    let mut rest = source.text.as_str();
-    let mut before = ' ';
-    while let Some(c) = rest.chars().next() {
-        let skipped = match c {
-            '/' if rest.starts_with("//") => rest.find('\n').unwrap_or(rest.len()),
-            '/' if rest.starts_with("/*") => rest.find("*/").map_or(rest.len(), |at| at + 2),
-            'r' if !is_word(before) && raw_string(rest).is_some() => raw_string(rest).unwrap_or(rest.len()),
-            '"' => quoted(rest, '"'),
-            '\'' if is_character(rest) => quoted(rest, '\''),
-            _ => 0,
-        };
-        if skipped == 0 {
-            match (c, lines.last_mut()) {
-                ('\n', _) => lines.push(String::new()),
-                (_, Some(line)) => line.push(c),
-                (_, None) => {}
-            }
-            (before, rest) = (c, &rest[c.len_utf8()..]);
-        } else {
-            let newlines = rest[..skipped].matches('\n').count();
-            lines.extend(std::iter::repeat_n(String::new(), newlines));
-            (before, rest) = (' ', &rest[skipped..]);
-            if let Some(line) = lines.last_mut() {
-                line.push(' ');
-            }
-        }
-    }
-    lines
-}
-
-fn is_word(c: char) -> bool {
-    c.is_ascii_alphanumeric() || c == '_'
-}
-
-/// The length of a raw string.
-fn raw_string(text: &str) -> Option<usize> {
-    let hashes = text[1..].chars().take_while(|c| *c == '#').count();
-    let end = format!("\"{}", "#".repeat(hashes));
-    let body = text[1 + hashes..].strip_prefix('"')?;
-    body.find(&end).map(|at| 2 + hashes + at + end.len())
-}
-
-/// The length of what begins with a quote.
-fn quoted(text: &str, quote: char) -> usize {
-    let mut escaped = false;
-    for (at, c) in text.char_indices().skip(1) {
-        match c {
-            _ if escaped => escaped = false,
-            '\\' => escaped = true,
-            _ if c == quote => return at + c.len_utf8(),
-            _ => {}
-        }
-    }
-    text.len()
-}
-
-/// A character, and no lifetime.
-fn is_character(text: &str) -> bool {
-    let mut chars = text.chars().skip(1);
-    match (chars.next(), chars.next()) {
-        (Some('\\'), _) => true,
-        (_, second) => second == Some('\''),
-    }
-}
-
 fn identifiers(line: &str) -> impl Iterator<Item = &str> {
     line.split(|c| !is_word(c)).filter(|word| word.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_'))
+}
+
+/// A file's code without comments and literals, line by line.
+fn code(source: &Source) -> Vec<String> {
+    lines(&source.text).into_iter().map(|line| line.code).collect()
 }
 
 /// `SessionLayer` and `session_layer` as `session`, `layer`.
@@ -335,8 +273,7 @@ fn comments_are_narrow() {
 #[test]
 fn identifiers_are_found() {
     let text = "let told = r#\"door\"#; // errand\nlet c = 'a'; f::<'a>(\"x \\\" tally\", SessionLayer)\n";
-    let source = Source { path: "x.rs".into(), text: text.into() };
-    let code = code(&source);
+    let code = code(&Source { path: "x.rs".into(), text: text.into() });
     assert_eq!(identifiers(&code[0]).collect::<Vec<_>>(), ["let", "told"]);
     assert_eq!(identifiers(&code[1]).collect::<Vec<_>>(), ["let", "c", "f", "a", "SessionLayer"]);
     assert_eq!(words("SessionLayer"), ["session", "layer"]);
