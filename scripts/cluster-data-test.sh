@@ -122,7 +122,7 @@ is "$(jq -c "$unanswered" "$work/trace.json")" '[]'
 grep -q 'rank 0 .* create' <<< "$("$bin" trace "$work/trace.json" --op create)" || fail 'a saved trace cannot be read'
 grep -q 'data server' "$work/trace.svg"
 
-section 'espalier ls prints what ls prints'
+section 'espalier ls and ls print the same'
 mkdir "$a/listed"
 cp "$work/bytes" "$a/listed/big"
 ln -s big "$a/listed/link"
@@ -201,7 +201,7 @@ mkdir "$a/conformance"
 "$conformance" "$a/conformance" > "$work/conformance" || { grep -v ' ok ' "$work/conformance"; fail 'not POSIX'; }
 tail -n 1 "$work/conformance"
 rm -rf "$b/conformance"
-pieces() { "$conformance" "$a" --pieces "${SEED:-1}" --beside "$b" --rounds "$1" > "$work/pieces" || { cat "$work/pieces"; fail 'a read does not return what was written'; }; }
+pieces() { "$conformance" "$a" --pieces "${SEED:-1}" --beside "$b" --rounds "$1" > "$work/pieces" || { cat "$work/pieces"; fail 'a read does not return the written bytes'; }; }
 pieces 10
 "$conformance" "$a" --follow "${SEED:-1}" --beside "$b" --rounds 3 > "$work/follow" || { cat "$work/follow"; fail 'a follower reads other bytes'; }
 until_true no_datafiles 0
@@ -227,7 +227,7 @@ for victim in 1 0 2 3 0 1; do
 done
 wait "$first" || fail 'a file that was written at the first mount is missing or wrong'
 wait "$second" || fail 'a file that was written at the second mount is missing or wrong'
-wait "$third" || fail 'a read does not return what was written'
+wait "$third" || fail 'a read does not return the written bytes'
 for n in 3 24; do
     for from in a b; do
         cmp <(cat "$work/bytes"; printf more) "$b/$from-$n"
@@ -237,7 +237,7 @@ done
 is "$(find "$a" -type f | wc -l)" 16
 until_true no_datafiles 48
 
-section 'a data server that is down'
+section 'stop a data server'
 cp "$work/bytes" "$a/synced"
 sync "$a/synced"
 # on_server NUMBER: a file of which that server has a datafile.

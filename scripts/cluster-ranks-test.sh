@@ -289,7 +289,7 @@ done
 wait "${hours[0]}" || { cat "$a.hour"; fail 'first-hour.sh fails at the first mount'; }
 wait "${hours[1]}" || { cat "$b.hour"; fail 'first-hour.sh fails at the second mount'; }
 
-section 'a server that is down'
+section 'stop a server'
 mkdir "$a"/home-{1,2,3,4}
 others=()
 for home in home-{1,2,3,4}; do

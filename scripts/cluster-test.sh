@@ -183,7 +183,7 @@ rm "$a/lock" "$a/order" "$b/db"
 
 section 'races'
 "$conformance" "$a" --race "${SEED:-1}" --beside "$b" > "$work/race" || { cat "$work/race"; fail 'no order of the operations explains their results'; }
-"$conformance" "$a" --pieces "${SEED:-1}" --beside "$b" --rounds 6 > "$work/pieces" || { cat "$work/pieces"; fail 'a read does not return what was written'; }
+"$conformance" "$a" --pieces "${SEED:-1}" --beside "$b" --rounds 6 > "$work/pieces" || { cat "$work/pieces"; fail 'a read does not return the written bytes'; }
 "$conformance" "$a" --follow "${SEED:-1}" --beside "$b" --rounds 3 > "$work/follow" || { cat "$work/follow"; fail 'a follower reads other bytes'; }
 
 section 'kill the server under load'
