@@ -55,7 +55,7 @@ pub(crate) fn mount(status: &MountStatus) -> String {
     let Messages { requests, forgets, streams, data, others, replies, revocations, notices } = messages;
     let _ = writeln!(
         out,
-        "sent        {requests} requests, {forgets} batches of what is no longer used, {streams} reads and writes of streams, {others} others\n\
+        "sent        {requests} requests, {forgets} batches of forgotten inodes, {streams} reads and writes of streams, {others} others\n\
                      {data} reads and writes to data servers\n\
          received    {replies} replies, {revocations} revocations, {notices} notices"
     );

@@ -153,7 +153,7 @@ impl<In: Message> Inbox<In> {
         let arrival = self.arrivals.get_mut(&number).filter(|arrival| arrival.granted).ok_or(unasked)?;
         let end = arrival.payload.len() + length;
         if length == 0 || end > arrival.length {
-            return Err(NetError::Protocol("a piece is empty, or longer than what is missing"));
+            return Err(NetError::Protocol("a piece is empty, or longer than the missing rest"));
         }
         if arrival.payload.is_empty() {
             arrival.payload.reserve_exact(arrival.length);

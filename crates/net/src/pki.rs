@@ -52,7 +52,7 @@ pub struct Validity {
 pub enum PkiError {
     #[error("{}: {cause}", path.display())]
     File { path: PathBuf, cause: io::Error },
-    #[error("{} is there already: remove it only if no server or client uses it any more", path.display())]
+    #[error("{} is there already: remove it only if no server or client uses it", path.display())]
     Exists { path: PathBuf },
     #[error("{} is no private key in PEM form: {cause}", path.display())]
     Key { path: PathBuf, cause: rcgen::Error },

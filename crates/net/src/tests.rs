@@ -356,11 +356,11 @@ fn payloads_that_break_the_rules() {
             vec![(announce(9), &head, 0), (announce(9), &head, 0)],
         ),
         (
-            "a piece is empty, or longer than what is missing",
+            "a piece is empty, or longer than the missing rest",
             vec![(announce(9), &head, 0), (piece, &Vec::new(), 10)],
         ),
         (
-            "a piece is empty, or longer than what is missing",
+            "a piece is empty, or longer than the missing rest",
             vec![(announce(9), &head, 0), (piece, &Vec::new(), 0)],
         ),
         (

@@ -105,7 +105,7 @@ impl History {
         ensure!(
             last.is_some_and(|last| last >= durable),
             "the history has {ops} operations, {durable} of them durable; the state is that after {last:?}, and most like \
-             that after {}, but for {:?}",
+             that after {}, except {:?}",
             best.0,
             best.1.iter().take(5).collect::<Vec<_>>()
         );

@@ -28,7 +28,7 @@ pub enum Error {
     )]
     Striped(PathBuf),
     #[error(
-        "{} is the store of metadata server {rank} of {ranks}, and cannot be used alone: use `espalier cluster up`, or `espalier cluster fsck`, on the cluster's directory", path.display()
+        "{} is the store of metadata server {rank} of {ranks}, and cannot be used without the others: use `espalier cluster up`, or `espalier cluster fsck`, on the cluster's directory", path.display()
     )]
     OneRank { path: PathBuf, rank: Rank, ranks: u16 },
     #[error(

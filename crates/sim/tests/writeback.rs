@@ -36,7 +36,10 @@ fn exclusive_holder_does_not_wait() {
     let (own, shared) = (run(false), run(true));
     for kind in ["create", "unlink"] {
         let (individually, together) = (mean(&own, kind), mean(&shared, kind));
-        assert!(individually < together / 2.0, "{kind}: {individually} us alone, {together} us together");
+        assert!(
+            individually < together / 2.0,
+            "{kind}: {individually} us separately, {together} us together"
+        );
     }
 }
 

@@ -282,7 +282,7 @@ async fn first_writeback(fs: &FileSystem, dir: &str) -> String {
         }
         tokio::time::sleep(Duration::from_millis(30)).await;
     }
-    panic!("no create is acknowledged early");
+    panic!("no create is acknowledged by write-back");
 }
 
 /// A single-threaded runtime receives nothing while the test does not wait.

@@ -56,7 +56,7 @@ fn run(setting: &Setting<'_>) -> Result<ExperimentResult, PaperError> {
         claim(format!("{most} clients remove files faster with them"), "faster", curves.gain(1, true), 1.1),
         claim("one client makes files faster with them, too".into(), "faster", curves.gain(0, false), 1.1),
         claim(
-            format!("{most} clients of one server make files faster with coalescing alone"),
+            format!("{most} clients of one server make files faster with only coalescing"),
             "a further jump",
             queueing.gain(0, true),
             1.1,
@@ -73,7 +73,7 @@ fn run(setting: &Setting<'_>) -> Result<ExperimentResult, PaperError> {
     });
     let setup = format!(
         "{servers} servers; each client makes {files} files in a directory of its own, message for message as PVFS's clients do, and removes them; \
-         every change is durable before it is acknowledged. Low watermark 1, high watermark 1, and 8 with coalescing. Coalescing alone is also measured on one server, with files that are made \
+         every change is durable before it is acknowledged. Low watermark 1, high watermark 1, and 8 with coalescing. Only coalescing is also measured on one server, with files that are made \
          in one request: at {servers} servers there is no queue of {most} clients.{often}"
     );
     let tables = vec![curves.table(), Table { name: "one-server", ..queueing.table() }];

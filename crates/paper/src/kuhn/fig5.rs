@@ -139,7 +139,7 @@ fn figure(
                     if *timed == CREATE {
                         claims.push(Claim {
                             text: format!(
-                                "by servers alone, as by default, {} by {clients} on a disk takes at most {} of the time",
+                                "only by servers, as by default, {} by {clients} on a disk takes at most {} of the time",
                                 timed.0,
                                 percent(MOST_TOGETHER)
                             ),

@@ -175,7 +175,7 @@ impl Durability {
             (*of == rank).then(|| format!("{since} to {until}{durable}: {action}: {outcome}"))
         };
         let mut lines = vec![format!(
-            "Journal frames written until {} are kept; frames from {} on are lost.",
+            "Journal frames written until {} survive; frames from {} on are lost.",
             left.until, left.lost
         )];
         lines.extend(log.filter_map(line));

@@ -49,7 +49,7 @@ impl Default for FormatOptions {
 pub enum FormatError {
     #[error("{} is already an Espalier store: use --force to make a new one, which loses all its files", .0.display())]
     Exists(PathBuf),
-    #[error("{} has what is left of a store that was not completely made: use --force to make it anew", .0.display())]
+    #[error("{} has the rest of a store that was not completely made: use --force to replace it", .0.display())]
     Unfinished(PathBuf),
     #[error("{} is not empty: name an empty directory, or one that does not exist yet", .0.display())]
     NotEmpty(PathBuf),

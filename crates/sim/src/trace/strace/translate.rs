@@ -128,7 +128,7 @@ pub(super) fn translate(state: &mut State, call: &Call) -> Result<Option<Done>, 
     match reader.op(value)? {
         Some((op, observed)) => Ok(Some(Done { op, expected, observed })),
         None => {
-            state.skip(format!("{} elsewhere", call.name));
+            state.skip(format!("{} outside", call.name));
             Ok(None)
         }
     }
