@@ -43,7 +43,7 @@ pub struct Striped {
 #[derive(Debug)]
 enum Round {
     Read(Read),
-    /// The sizes of the datafiles, to distinguish holes from the end of the file after a short read.
+    /// The sizes of the datafiles, to distinguish holes from the file's end after a short read.
     Measure(Read),
     /// A second read of the missing parts.
     ReadAgain(Read),
