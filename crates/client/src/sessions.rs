@@ -22,7 +22,7 @@ use alloc::vec::Vec;
 
 use espalier_proto::{
     Access, Attr, Caller, Errno, FromClient, FromServer, Ino, Layout, Lease, LockOwner, Name, Rank, Reads,
-    Recall, Request, RequestId, Welcome,
+    Recall, Request, RequestId, RevocationId, Welcome,
 };
 
 use crate::cache::Page;
@@ -348,7 +348,7 @@ impl<T> Sessions<T> {
     }
 
     /// The frontend has executed a [`FrontendEvent::Revoke`].
-    pub fn revoked(&mut self, rank: Rank, number: u64, actions: &mut Actions<T>) {
+    pub fn revoked(&mut self, rank: Rank, number: RevocationId, actions: &mut Actions<T>) {
         if self.is_given_up(rank, number) {
             actions.send.push((rank, FromClient::Revoked { number }));
         }
@@ -357,7 +357,7 @@ impl<T> Sessions<T> {
     /// Reports that a [`FrontendEvent::Revoke`] of a name waits for a pending call of the frontend
     /// that has the name's directory locked. The server may fail that call with `ESTALE` before it
     /// has changed anything; its caller must look its names up again.
-    pub fn blocked(&mut self, rank: Rank, number: u64, actions: &mut Actions<T>) {
+    pub fn blocked(&mut self, rank: Rank, number: RevocationId, actions: &mut Actions<T>) {
         actions.send.push((rank, FromClient::Blocked { number }));
     }
 

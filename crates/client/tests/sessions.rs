@@ -8,7 +8,7 @@ use espalier_client::{
 use espalier_proto::{
     Access, Attr, Caller, Capability, Delegation, Distribution, Entry, Errno, FileType, FromClient,
     FromServer, Ino, Layout, Lease, Location, Name, Rank, Recall, RenameFlags, Reply, Request, RequestId,
-    ServerId, ServerMap, SetAttr, Time, Touched, Welcome,
+    RevocationId, ServerId, ServerMap, SetAttr, Time, Touched, Welcome,
 };
 
 const NEAR: Rank = Rank(0);
@@ -123,15 +123,15 @@ fn a_lease_begins_when_it_is_asked_for_and_ends_when_it_is_revoked() {
     assert!(sessions.answer(2001, &Caller::SERVER, &lookup()).is_none(), "1000 ms after the request");
     let lease = Lease::Name { dir: Ino::ROOT, name: name() };
     let mut actions = Actions::default();
-    sessions.received(1500, rank, FromServer::Revoke { number: 3, lease }, &mut actions);
+    sessions.received(1500, rank, FromServer::Revoke { number: RevocationId(3), lease }, &mut actions);
     assert!(matches!(
         actions.frontend[..],
-        [FrontendEvent::Revoke { rank: NEAR, number: 3, is_own: false, .. }]
+        [FrontendEvent::Revoke { rank: NEAR, number: RevocationId(3), is_own: false, .. }]
     ));
     assert!(actions.send.is_empty(), "the frontend has not given it up");
     assert!(sessions.answer(1500, &Caller::SERVER, &lookup()).is_none());
-    sessions.revoked(rank, 3, &mut actions);
-    assert!(matches!(actions.send[..], [(NEAR, FromClient::Revoked { number: 3 })]));
+    sessions.revoked(rank, RevocationId(3), &mut actions);
+    assert!(matches!(actions.send[..], [(NEAR, FromClient::Revoked { number: RevocationId(3) })]));
 }
 
 fn rename(to_dir: Ino) -> Call<'static> {
@@ -142,7 +142,7 @@ fn rename(to_dir: Ino) -> Call<'static> {
 fn revoke(sessions: &mut Sessions<u64>, rank: Rank, dir: Ino) -> Actions<u64> {
     let mut actions = Actions::default();
     let lease = Lease::Name { dir, name: name() };
-    sessions.received(1, rank, FromServer::Revoke { number: 3, lease }, &mut actions);
+    sessions.received(1, rank, FromServer::Revoke { number: RevocationId(3), lease }, &mut actions);
     actions
 }
 
@@ -266,7 +266,7 @@ fn a_name_that_is_revoked_while_its_inode_is_asked_for_is_not_cached() {
         assert_eq!((rank, far), (NEAR, FAR));
         if is_revoked {
             let lease = Lease::Name { dir: Ino::ROOT, name: name() };
-            sessions.received(1, NEAR, FromServer::Revoke { number: 3, lease }, &mut actions);
+            sessions.received(1, NEAR, FromServer::Revoke { number: RevocationId(3), lease }, &mut actions);
         }
         let mut actions = Actions::default();
         sessions.received(2, FAR, reply(find, 1000, Ok(Reply::Entry(entry(THERE)))), &mut actions);
@@ -442,7 +442,7 @@ fn root_at_another_rank_is_root_to_the_frontend() {
     assert!(sessions.answer(3, &Caller::SERVER, &lookup()).is_some());
     let mut actions = Actions::default();
     let lease = Lease::Name { dir: THERE, name: name() };
-    sessions.received(3, FAR, FromServer::Revoke { number: 1, lease }, &mut actions);
+    sessions.received(3, FAR, FromServer::Revoke { number: RevocationId(1), lease }, &mut actions);
     let lease = Lease::Name { dir: Ino::ROOT, name: name() };
     assert!(
         matches!(&actions.frontend[..], [FrontendEvent::Revoke { lease: of, .. }] if *of == lease),

@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 
 use espalier_proto::{
     Accesses, Caller, ClientId, Errno, Ino, Lease, Name, Position, Rank, Recall, Reply, Request, RequestId,
-    ServerId, StreamIo, TableWrite, Time, Touched,
+    RevocationId, ServerId, StreamIo, TableWrite, Time, Touched,
 };
 
 use crate::rank::PeerMessage;
@@ -73,12 +73,12 @@ pub enum Input {
     /// A client acknowledges the revocation of this number.
     Revoked {
         client: ClientId,
-        number: u64,
+        number: RevocationId,
     },
     /// The client cannot drop the revoked name: one of its own requests has the directory locked.
     Blocked {
         client: ClientId,
-        number: u64,
+        number: RevocationId,
     },
     /// The caller received a signal: the request fails with `EINTR` if it waits for something that
     /// may take long.
@@ -288,7 +288,7 @@ pub struct Answered {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Revocation {
     pub client: ClientId,
-    pub number: u64,
+    pub number: RevocationId,
     pub lease: Lease,
 }
 

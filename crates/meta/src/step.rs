@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 use bytes::Bytes;
 use espalier_proto::{ClientId, Errno, Ino, ObjectId, RequestId, StreamStat, Time};
 
-use crate::lease::Key;
+use crate::lease::LeaseKey;
 use crate::rank::Age;
 
 /// The result of an operation, or of a part of one.
@@ -53,7 +53,7 @@ pub(crate) enum Wait {
     /// Other inputs, which are processed between two steps.
     Others,
     /// Other clients' leases.
-    Lease(Key),
+    Lease(LeaseKey),
     /// A short pause between two steps of background work.
     While,
     /// Answers of other ranks.

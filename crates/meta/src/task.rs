@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 
 use espalier_proto::{Caller, ClientId, Errno, Ino, Request, RequestId, StreamStat, Time};
 
-use crate::lease::{Key, ReadSet};
+use crate::lease::{LeaseKey, ReadSet};
 use crate::progress::Progress;
 use crate::rank::{Coordinator, PeerRequest};
 use crate::session::CompletedOutcome;
@@ -32,7 +32,7 @@ pub(crate) struct Cx<'a> {
     /// What the reply exposes, as far as it may be cached.
     pub read_set: ReadSet,
     /// Its grant barriers.
-    pub barriers: &'a mut Vec<Key>,
+    pub barriers: &'a mut Vec<LeaseKey>,
     /// Its stream queries may be outdated.
     pub streams_have_changed: bool,
     /// State between the steps of the operation.
@@ -136,7 +136,7 @@ pub(crate) struct Task {
     ///
     /// [`Meta::streams_changed`]: crate::Meta
     pub streams_since: u64,
-    pub barriers: Vec<Key>,
+    pub barriers: Vec<LeaseKey>,
     pub page: Option<Page>,
     /// The last load; a second one for the same record would loop.
     pub loaded: Option<Load>,

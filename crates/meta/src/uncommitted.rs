@@ -9,7 +9,7 @@ use espalier_proto::{Errno, Reply};
 
 use crate::event::Event;
 use crate::journal::Acknowledge;
-use crate::lease::{Key, ReadSet};
+use crate::lease::{LeaseKey, ReadSet};
 use crate::machine::Meta;
 use crate::state::Map;
 use crate::step::Step;
@@ -18,20 +18,20 @@ use crate::step::Step;
 #[derive(Debug, Default)]
 pub(crate) struct Uncommitted {
     /// The last event that changed each key.
-    changed: Map<Key, u64>,
+    changed: Map<LeaseKey, u64>,
     /// The keys that each event changed, in order.
-    order: VecDeque<(u64, Key)>,
+    order: VecDeque<(u64, LeaseKey)>,
     /// The last event that changed any key.
     last: u64,
 }
 
 impl Uncommitted {
     /// The last event that changed `key`; 0: it is durable.
-    pub(crate) fn last_change(&self, key: Key) -> u64 {
+    pub(crate) fn last_change(&self, key: LeaseKey) -> u64 {
         self.changed.get(&key).copied().unwrap_or(0)
     }
 
-    pub(crate) fn note(&mut self, event: u64, keys: Vec<Key>) {
+    pub(crate) fn note(&mut self, event: u64, keys: Vec<LeaseKey>) {
         if !keys.is_empty() {
             self.last = event;
             self.order.extend(keys.iter().map(|key| (event, *key)));
@@ -51,7 +51,7 @@ impl Uncommitted {
 
 impl Meta {
     /// The keys that an event will change; empty unless changes are acknowledged when durable.
-    pub(crate) fn changed_by(&self, event: &Event) -> Step<Vec<Key>> {
+    pub(crate) fn changed_by(&self, event: &Event) -> Step<Vec<LeaseKey>> {
         let mut keys = Vec::new();
         match event {
             _ if self.config.acknowledge != Acknowledge::Durable => {}

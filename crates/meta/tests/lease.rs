@@ -337,7 +337,7 @@ fn only_the_client_that_was_asked_can_answer() {
     let id = fs.send_from(A, &ROOT_CALLER, chmod(file, 0o600));
     let number = fs.revocations[0].number;
     fs.input(Input::Revoked { client: A, number });
-    fs.input(Input::Revoked { client: B, number: number + 1 });
+    fs.input(Input::Revoked { client: B, number: RevocationId(number.0 + 1) });
     assert!(!fs.answers.contains_key(&id));
     fs.input(Input::Revoked { client: B, number });
     assert!(fs.answers.contains_key(&id));

@@ -259,7 +259,7 @@ fn grant_precedes_revocation_and_revocation_precedes_change() {
     server.ask(OTHER, lookup(Ino::ROOT, "file")).unwrap();
     let unlink = server.request(ROOT, Request::Unlink { dir: Ino::ROOT, name: name("file"), time: None });
     let reported = server.take(ONE, &all, unlink);
-    let numbers: Vec<u64> = reported
+    let numbers: Vec<RevocationId> = reported
         .iter()
         .map(|(to, message)| match message {
             FromServer::Revoke { number, .. } if *to == OTHER => *number,

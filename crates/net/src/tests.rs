@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use espalier_proto::{
     Accesses, Caller, ClientId, ClusterId, FromClient, FromServer, Hello, Ino, Rank, Request, RequestId,
-    ServerMap, Service, StreamIo, Welcome,
+    RevocationId, ServerMap, Service, StreamIo, Welcome,
 };
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
@@ -121,7 +121,7 @@ fn short_payloads_may_be_announced_too() {
 #[test]
 fn large_messages_are_overtaken_but_by_their_own_kind() {
     let mut line = Line::new();
-    let revoked = FromClient::Revoked { number: 1 };
+    let revoked = FromClient::Revoked { number: RevocationId(1) };
     for message in [write(1, 0, 200_000), cancel(1), revoked.clone(), write(2, 0, 10), write(1, 1, 300)] {
         line.queue(message);
     }
@@ -143,11 +143,11 @@ fn large_messages_share_the_line() {
 fn message_waits_only_for_earlier_ones() {
     let mut line = Line::new();
     line.queue(write(1, 0, 150_000));
-    line.queue(FromClient::Revoked { number: 1 });
+    line.queue(FromClient::Revoked { number: RevocationId(1) });
     // A constant queue of large messages does not delay it.
     for id in 2..100 {
         line.queue(write(id, 0, 150_000));
-        if line.step(usize::MAX).contains(&FromClient::Revoked { number: 1 }) {
+        if line.step(usize::MAX).contains(&FromClient::Revoked { number: RevocationId(1) }) {
             return;
         }
     }
@@ -175,7 +175,7 @@ fn anything_that_is_queued_is_delivered_once_and_in_order() {
         for n in 0..300 {
             let id = random.u64(..8);
             let message = match random.u8(..10) {
-                0 => FromClient::Revoked { number: n },
+                0 => FromClient::Revoked { number: RevocationId(n) },
                 1 => write(id, n, random.usize(60_000..300_000)),
                 2..5 => write(id, n, random.usize(..1000)),
                 _ => write(id, n, random.usize(..100)),
@@ -209,7 +209,7 @@ fn assert_in_order(sent: &[FromClient], delivered: &[FromClient], seed: u64) {
 fn serial(message: &FromClient) -> u64 {
     match message {
         FromClient::Request { request: Request::Write { offset, .. }, .. } => *offset,
-        FromClient::Revoked { number } => *number,
+        FromClient::Revoked { number } => number.0,
         _ => panic!("{message:?}"),
     }
 }

@@ -26,7 +26,7 @@ pub use attr::{Attr, FileType, InodeFlags, SetAttr, SetTime, mode};
 pub use capability::{Capability, Delegation};
 pub use data::{DataReply, DataRequest, FromData, ToData};
 pub use errno::Errno;
-pub use ids::{Caller, ClientId, Ino, Name, NameError, Position, Rank, RequestId};
+pub use ids::{Caller, ClientId, Ino, Name, NameError, Position, Rank, RequestId, RevocationId};
 pub use layout::{Distribution, Layout, LayoutError, Segment, ServerId, Strip};
 pub use list::{Pieces, pieces_of, range_of, write_list};
 pub use lock::{Lock, LockKind, LockOwner, LockRange, LockRanges};

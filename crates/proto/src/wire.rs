@@ -8,7 +8,8 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Attr, Caller, ClientId, Errno, Ino, Name, Rank, Recall, Reply, Request, RequestId, ServerId, StreamIo,
+    Attr, Caller, ClientId, Errno, Ino, Name, Rank, Recall, Reply, Request, RequestId, RevocationId,
+    ServerId, StreamIo,
 };
 
 /// Permanent id of a cluster. Peers of another cluster are refused.
@@ -113,11 +114,11 @@ pub enum FromClient {
     /// The caller was interrupted.
     Cancel { id: RequestId },
     /// The client has dropped what the revocation with that number names.
-    Revoked { number: u64 },
+    Revoked { number: RevocationId },
     /// The name of that revocation cannot be given up yet: a pending call of this client has its
     /// directory locked. Calls of the client that name the directory and wait for leases of others
     /// fail with `ESTALE`, and have changed nothing.
-    Blocked { number: u64 },
+    Blocked { number: RevocationId },
     /// The session ends.
     Goodbye,
     /// The supplementary groups of a request's caller.
@@ -145,7 +146,7 @@ pub enum FromServer {
         result: Result<Reply, Errno>,
     },
     /// Revokes a lease. The client answers with [`FromClient::Revoked`].
-    Revoke { number: u64, lease: Lease },
+    Revoke { number: RevocationId, lease: Lease },
     /// The request's result depends on its caller's supplementary groups. The client answers with
     /// [`FromClient::Groups`].
     AskGroups { id: RequestId, pid: u32 },

@@ -4,7 +4,9 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use bytes::Bytes;
-use espalier_proto::{Delegation, Errno, FromClient, Ino, Lease, Name, Rank, Recall, RequestId};
+use espalier_proto::{
+    Delegation, Errno, FromClient, Ino, Lease, Name, Rank, Recall, RequestId, RevocationId,
+};
 
 use super::Waiter;
 use crate::{Answer, Work};
@@ -33,7 +35,7 @@ pub enum FrontendEvent<T> {
     /// Revokes a lease. The frontend drops what it covers, then calls
     /// [`Sessions::revoked`](super::Sessions::revoked). `is_own`: a pending rename of this frontend
     /// waits for the revocation, and looks the name up before it is answered.
-    Revoke { rank: Rank, number: u64, lease: Lease, is_own: bool },
+    Revoke { rank: Rank, number: RevocationId, lease: Lease, is_own: bool },
     /// Invalidates everything cached of these names and inodes.
     Distrust { names: Vec<(Ino, Name)>, inos: Vec<Ino> },
     /// Invalidates all cached names.

@@ -4,7 +4,7 @@
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
-use espalier_proto::{Errno, FromClient, Ino, Name, Rank, Request};
+use espalier_proto::{Errno, FromClient, Ino, Name, Rank, Request, RevocationId};
 
 use super::writeback::Writeback;
 use super::{Actions, IncomingCall, Sessions, Waiter};
@@ -44,7 +44,7 @@ enum BlockReason {
 #[derive(Debug)]
 struct Revoked {
     rank: Rank,
-    number: u64,
+    number: RevocationId,
     ino: Ino,
     /// The frontend has given the lease up.
     by_frontend: bool,
@@ -233,7 +233,7 @@ impl<T> Sessions<T> {
     }
 
     /// Blocks the answer to a revocation until the operations pending under the lease are answered.
-    pub(super) fn defer_revocation(&mut self, rank: Rank, number: u64, ino: Ino) {
+    pub(super) fn defer_revocation(&mut self, rank: Rank, number: RevocationId, ino: Ino) {
         let is_known = |revoked: &Revoked| (revoked.rank, revoked.number) == (rank, number);
         let is_needed = is_needed(&self.cache, &self.writeback, ino);
         if is_needed && !self.blocked.revoked.iter().any(is_known) {
@@ -242,7 +242,7 @@ impl<T> Sessions<T> {
     }
 
     /// The frontend has given up a lease. Returns true if the server can be answered immediately.
-    pub(super) fn is_given_up(&mut self, rank: Rank, number: u64) -> bool {
+    pub(super) fn is_given_up(&mut self, rank: Rank, number: RevocationId) -> bool {
         let is_it = |revoked: &Revoked| (revoked.rank, revoked.number) == (rank, number);
         let Some(at) = self.blocked.revoked.iter().position(is_it) else { return true };
         let revoked = self.blocked.revoked.get_mut(at);

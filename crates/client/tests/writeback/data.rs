@@ -1,7 +1,7 @@
 //! Bytes of files that other clients write.
 
 use espalier_client::{Answer, Call, FrontendEvent};
-use espalier_proto::{Access, Errno, Ino, OpenHow, Opened, Reply, Request, Touched};
+use espalier_proto::{Access, Errno, Ino, OpenHow, Opened, Reply, Request, RevocationId, Touched};
 
 use super::world::*;
 
@@ -68,7 +68,11 @@ fn kernel_caches_shared_file_under_data_lease() {
     world.is_asked(&read(), 0, bytes());
     assert!(world.retained_for().is_some_and(|ms| ms > 9_000), "the lease covers further reads");
     world.revoke_data(2, FILE);
-    assert!(matches!(&world.frontend[..], [FrontendEvent::Revoke { number: 2, .. }]), "{:?}", world.frontend);
+    assert!(
+        matches!(&world.frontend[..], [FrontendEvent::Revoke { number: RevocationId(2), .. }]),
+        "{:?}",
+        world.frontend
+    );
     world.frontend.clear();
     world.read_page();
     world.is_asked(&read(), 0, bytes());

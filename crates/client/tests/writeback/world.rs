@@ -5,8 +5,8 @@ use espalier_client::{
 };
 use espalier_proto::{
     Access, Attr, Caller, Dirent, Entry, Errno, FileType, FromClient, FromServer, Held, Ino, InodeFlags,
-    Lease, Location, Name, NewNode, OpenHow, Opened, Rank, Reply, Request, RequestId, ServerId, ServerMap,
-    StreamIo, Time, Touched, Welcome, pieces_of,
+    Lease, Location, Name, NewNode, OpenHow, Opened, Rank, Reply, Request, RequestId, RevocationId, ServerId,
+    ServerMap, StreamIo, Time, Touched, Welcome, pieces_of,
 };
 
 pub const RANK: Rank = Rank(0);
@@ -193,7 +193,7 @@ impl World {
                     let pieces = list.iter().map(|(offset, piece)| (*offset, piece.len())).collect();
                     self.streams.push(Streamed { id, pieces, acknowledged: true, bytes });
                 }
-                FromClient::Revoked { number } => self.revoked.push(number),
+                FromClient::Revoked { number } => self.revoked.push(number.0),
                 _ => {}
             }
         }
@@ -298,7 +298,7 @@ impl World {
     pub fn revoke_inode(&mut self, number: u64, ino: Ino) {
         self.revoke_lease(number, Lease::Inode { ino });
         let mut actions = Actions::default();
-        self.sessions.revoked(RANK, number, &mut actions);
+        self.sessions.revoked(RANK, RevocationId(number), &mut actions);
         self.take(actions);
     }
 
@@ -311,6 +311,7 @@ impl World {
     }
 
     fn revoke_lease(&mut self, number: u64, lease: Lease) {
+        let number = RevocationId(number);
         let mut actions = Actions::default();
         self.sessions.received(self.now, RANK, FromServer::Revoke { number, lease }, &mut actions);
         self.take(actions);

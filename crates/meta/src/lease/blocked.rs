@@ -6,7 +6,7 @@
 //! `ESTALE`, before it has changed anything: Linux looks its names up again and repeats it, once.
 //! A call of overlayfs is not repeated, so no call is refused only because it is slow.
 
-use espalier_proto::{ClientId, Errno};
+use espalier_proto::{ClientId, Errno, RevocationId};
 
 use crate::machine::Meta;
 use crate::outbox::{Now, Outbox};
@@ -16,7 +16,7 @@ use crate::task::Task;
 impl Meta {
     /// A client has a call pending that locks the directory of a revoked name: refuses those of its
     /// calls there that wait for the leases of clients in the same situation.
-    pub(crate) fn blocked(&mut self, now: Now, client: ClientId, number: u64, out: &mut Outbox) {
+    pub(crate) fn blocked(&mut self, now: Now, client: ClientId, number: RevocationId, out: &mut Outbox) {
         let Some(leases) = &mut self.leases else { return };
         let Some(dir) = leases.revocation_blocked(client, number) else { return };
         let locks_dir = |task: &Task| {

@@ -16,7 +16,7 @@ use alloc::vec::Vec;
 
 use espalier_proto::{ClientId, Errno, Ino, Reply};
 
-use super::table::Key;
+use super::table::LeaseKey;
 use crate::machine::{Cx, Meta};
 use crate::progress::Progress;
 use crate::session::Sessions;
@@ -27,7 +27,7 @@ impl Meta {
     /// caches them. If the writers do not acknowledge within a lease's term, the reply carries no
     /// lease.
     pub(crate) fn lease_data(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<Reply> {
-        let key = Key::data(ino);
+        let key = LeaseKey::Data(ino);
         cx.read_set.last_change = cx.read_set.last_change.max(Some(0));
         let Some(leases) = &mut self.leases else { return Ok(Reply::Done) };
         // During the grace period, writers that have not reclaimed yet are unknown.
@@ -49,7 +49,7 @@ impl Meta {
             for writer in writers {
                 leases.revoke_unannounced(cx.client, writer, ino, cx.uptime_ms);
             }
-            return Err(Stop::Wait(Wait::Lease(Key::unannounced(ino))));
+            return Err(Stop::Wait(Wait::Lease(LeaseKey::Unannounced(ino))));
         }
         cx.read_set.keys.push(key);
         Ok(Reply::Done)
@@ -70,7 +70,7 @@ impl Meta {
         if self.sessions.leases_may_last() {
             return Err(Stop::Wait(Wait::Grace));
         }
-        let key = Key::data(ino);
+        let key = LeaseKey::Data(ino);
         // Revokes once: leases granted after this point cover the new bytes.
         if !matches!(cx.progress, Progress::Announcing) {
             *cx.progress = Progress::Announcing;

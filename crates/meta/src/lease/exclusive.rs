@@ -7,7 +7,7 @@
 
 use espalier_proto::{ClientId, Errno, Ino, Request};
 
-use super::table::{Key, Leases};
+use super::table::{LeaseKey, Leases};
 use crate::config::Atime;
 use crate::journal::Acknowledge;
 use crate::machine::{Cx, Meta};
@@ -73,7 +73,7 @@ impl Meta {
             return Err(Stop::Wait(Wait::Grace));
         }
         self.revoke_all(cx, &|_, see| {
-            see(Key::exclusive(dir), None);
+            see(LeaseKey::Exclusive(dir), None);
             Ok(())
         })
     }
@@ -87,7 +87,7 @@ impl Meta {
         let Some(leases) = &mut self.leases else { return Ok(()) };
         let mut held = None;
         for dir in leases.exclusive() {
-            let key = Key::exclusive(dir);
+            let key = LeaseKey::Exclusive(dir);
             // Includes the lease of the caller's own client.
             if leases.revoke(INTERNAL_CLIENT, key, None, cx.uptime_ms) {
                 leases.raise_barrier(cx.barriers, key);
@@ -102,7 +102,7 @@ impl Meta {
     /// caller. Setting a quota revokes exclusive leases first, but a quota that is set at another
     /// rank becomes known at this rank only later.
     pub(crate) fn allow_if_acknowledged(&self, cx: &Cx<'_>, dir: Ino, allowed: Step<()>) -> Step<()> {
-        let is_exclusive = |leases: &Leases| leases.is_held_by(cx.client, Key::exclusive(dir));
+        let is_exclusive = |leases: &Leases| leases.is_held_by(cx.client, LeaseKey::Exclusive(dir));
         match allowed {
             Err(Stop::Fail(Errno::EDQUOT))
                 if cx.is_acknowledged && self.leases.as_ref().is_some_and(is_exclusive) =>
@@ -125,7 +125,7 @@ impl Meta {
     /// granted.
     pub(crate) fn grant_exclusive(&mut self, client: ClientId, dir: Ino, now: u64) -> bool {
         let Some(leases) = &mut self.leases else { return false };
-        let keys = [Key::exclusive(dir)];
+        let keys = [LeaseKey::Exclusive(dir)];
         if !leases.is_free(keys[0], &[]) {
             return false;
         }

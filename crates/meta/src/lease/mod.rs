@@ -15,7 +15,7 @@ mod table;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
-use espalier_proto::{Attr, ClientId, Entry, Errno, Ino, Name, Reply, Touched};
+use espalier_proto::{Attr, ClientId, Entry, Errno, Ino, Name, Reply, RevocationId, Touched};
 use smallvec::SmallVec;
 
 use crate::event::{Change, Event};
@@ -28,10 +28,11 @@ use crate::step::{Step, Stop, Wait};
 use crate::task::Task;
 
 use exclusive::named_dir;
-pub(crate) use table::{Key, Leases};
+use table::Epoch;
+pub(crate) use table::{LeaseKey, Leases};
 
 /// Most replies expose one name and one inode.
-type Keys = SmallVec<[Key; 2]>;
+type Keys = SmallVec<[LeaseKey; 2]>;
 
 /// What a reply exposes to its client.
 #[derive(Debug, Default)]
@@ -75,7 +76,7 @@ impl PreparedGrant {
 #[derive(Debug)]
 struct GrantTerms {
     keys: Keys,
-    epoch: u64,
+    epoch: Epoch,
     refused: bool,
     /// Each attribute in it has a lease of its own.
     touched: Touched,
@@ -88,14 +89,14 @@ impl Meta {
 
     /// Records that the reply exposes an inode: its attributes or contents.
     pub(crate) fn note_inode(&self, cx: &mut Cx<'_>, ino: Ino) {
-        if !self.note_read(cx, ino, None) {
+        if !self.note_read(cx, LeaseKey::Inode(ino)) {
             cx.read_set.refused = true;
         }
     }
 
     /// Records that the reply exposes that a name does not exist.
     pub(crate) fn note_absent(&self, cx: &mut Cx<'_>, dir: Ino, slot: &Slot) {
-        if !self.note_read(cx, dir, Some(slot.hash)) {
+        if !self.note_read(cx, LeaseKey::Name { dir, hash: slot.hash }) {
             cx.read_set.refused = true;
         }
     }
@@ -105,7 +106,7 @@ impl Meta {
     /// granted, the reply carries no lease, and the frontend has the kernel look the name up again.
     pub(crate) fn note_moved(&self, cx: &mut Cx<'_>, dir: Ino, name: &Name) {
         let Some(leases) = &self.leases else { return };
-        let key = Key::name(dir, self.state.slot(name).hash);
+        let key = LeaseKey::Name { dir, hash: self.state.slot(name).hash };
         // Only the rank of the directory grants leases on its names.
         let is_own = dir.rank() == self.config.rank;
         if is_own && leases.are_for(cx.client) && leases.is_free(key, cx.barriers) {
@@ -131,24 +132,23 @@ impl Meta {
             cached.lookups += 1;
             location = cached.reported_location();
         }
-        let name_leased = name.is_some_and(|(dir, hash)| self.note_read(cx, dir, Some(hash)));
+        let name_leased = name.is_some_and(|(dir, hash)| self.note_read(cx, LeaseKey::Name { dir, hash }));
         let reclaim_token = self.reclaim_token(cx.client, attr.ino, TokenKind::LookedUp);
         Entry {
             attr,
             cacheable,
             name_leased,
-            attr_leased: self.note_read(cx, attr.ino, None),
+            attr_leased: self.note_read(cx, LeaseKey::Inode(attr.ino)),
             sole_holder,
             location,
             reclaim_token,
         }
     }
 
-    /// Records that the reply exposes an inode, or a name with this hash. Returns whether it may be
-    /// cached.
-    pub(crate) fn note_read(&self, cx: &mut Cx<'_>, ino: Ino, hash: Option<u64>) -> bool {
+    /// Records that the reply exposes an inode or a name. Returns whether it may be cached.
+    pub(crate) fn note_read(&self, cx: &mut Cx<'_>, key: LeaseKey) -> bool {
         let now = cx.uptime_ms;
-        self.note_if(cx, ino, hash, |leases, key, own| leases.may_give(key, own, now))
+        self.note_if(cx, key, |leases, key, own| leases.may_give(key, own, now))
     }
 
     /// Records that the reply exposes a file's bytes.
@@ -161,33 +161,31 @@ impl Meta {
     /// Records a lease for a client that keeps using an inode's contents. Its kernel rereads its
     /// cache without a message, so the lease is granted also under contention.
     pub(crate) fn note_held(&self, cx: &mut Cx<'_>, ino: Ino) -> bool {
-        self.note_if(cx, ino, None, Leases::is_free)
+        self.note_if(cx, LeaseKey::Inode(ino), Leases::is_free)
     }
 
     fn note_if(
         &self,
         cx: &mut Cx<'_>,
-        ino: Ino,
-        hash: Option<u64>,
-        may_give: impl Fn(&Leases, Key, &[Key]) -> bool,
+        key: LeaseKey,
+        may_give: impl Fn(&Leases, LeaseKey, &[LeaseKey]) -> bool,
     ) -> bool {
-        let key = hash.map_or(Key::inode(ino), |hash| Key::name(ino, hash));
         cx.read_set.last_change = cx.read_set.last_change.max(Some(self.uncommitted.last_change(key)));
         let Some(leases) = &self.leases else { return true };
         if cx.read_set.refused {
             return false;
         }
+        let ino = key.as_inode();
         // A stream may have changed since it was queried.
-        let is_fixed = hash.is_some() || !(cx.streams_have_changed || self.is_written(cx.client, ino));
-        let said_by = self.state.inherits_from(ino).filter(|_| hash.is_none());
-        let is_said = |dir| leases.is_free(Key::inode(dir), cx.barriers);
+        let is_fixed = ino.is_none_or(|ino| !cx.streams_have_changed && !self.is_written(cx.client, ino));
+        let dependent = ino.and_then(|file| Some((file, self.state.inherits_from(file)?)));
         let may_cache = is_fixed
             && leases.are_for(cx.client)
             && may_give(leases, key, cx.barriers)
-            && said_by.is_none_or(is_said);
+            && dependent.is_none_or(|(_, dir)| leases.is_free(LeaseKey::Inode(dir), cx.barriers));
         if may_cache {
             cx.read_set.keys.push(key);
-            cx.read_set.dependents.extend(said_by.map(|dir| (ino, dir)));
+            cx.read_set.dependents.extend(dependent);
         }
         may_cache
     }
@@ -218,14 +216,14 @@ impl Meta {
         read_set.touched.dedup();
         let touched = self.attributes(client, &read_set.touched, result, now);
         let keys = if read_set.refused { Keys::new() } else { read_set.keys };
-        let mut epoch = 0;
+        let mut epoch = Epoch::default();
         if let Some(leases) = &mut self.leases
             && !(keys.is_empty() && touched.attrs.is_empty())
         {
             epoch = leases.prepare_grant(client, &keys, now);
             read_set.dependents.into_iter().for_each(|(file, dir)| leases.inherits(file, dir));
             for attr in &touched.attrs {
-                leases.prepare_grant(client, &[Key::inode(attr.ino)], now);
+                leases.prepare_grant(client, &[LeaseKey::Inode(attr.ino)], now);
             }
         }
         let dir = named_dir(&task.request);
@@ -241,7 +239,7 @@ impl Meta {
             _ => None,
         };
         let leases = self.leases.as_ref().filter(|leases| leases.are_for(client));
-        let may_give = |ino| leases.is_some_and(|leases| leases.may_give(Key::inode(ino), &[], now));
+        let may_give = |ino| leases.is_some_and(|leases| leases.may_give(LeaseKey::Inode(ino), &[], now));
         for ino in inos.iter().copied().filter(|ino| Some(*ino) != by_reply) {
             match self.state.inodes.get(&ino).map(|cached| &cached.inode) {
                 Some(inode) if !inode.is_streamed() && may_give(ino) => touched.attrs.push(inode.attr(None)),
@@ -269,7 +267,7 @@ impl Meta {
         let may_grant = is_granted || !grants;
         let mut left = Touched { others: touched.others.clone(), ..Touched::default() };
         for attr in &touched.attrs {
-            if may_grant && leases.finish_grant(client, &[Key::inode(attr.ino)], *epoch, now) {
+            if may_grant && leases.finish_grant(client, &[LeaseKey::Inode(attr.ino)], *epoch, now) {
                 is_granted = true;
                 left.attrs.push(*attr);
             } else {
@@ -307,10 +305,10 @@ impl Meta {
 
     /// Revokes the leases on no-metafile files whose attributes derive from `dir`, before these
     /// change. Returns a key that is still held.
-    fn revoke_dependents(&mut self, cx: &mut Cx<'_>, dir: Ino) -> Option<Key> {
+    fn revoke_dependents(&mut self, cx: &mut Cx<'_>, dir: Ino) -> Option<LeaseKey> {
         let leases = self.leases.as_mut()?;
         let held = leases.revoke_dependents(dir, cx.uptime_ms)?;
-        leases.raise_barrier(cx.barriers, Key::inode(dir));
+        leases.raise_barrier(cx.barriers, LeaseKey::Inode(dir));
         Some(held)
     }
 
@@ -325,7 +323,7 @@ impl Meta {
     /// Revokes other clients' leases on an inode before it changes.
     pub(crate) fn revoke_inode(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<()> {
         self.revoke_all(cx, &|_, see| {
-            see(Key::inode(ino), None);
+            see(LeaseKey::Inode(ino), None);
             Ok(())
         })
     }
@@ -334,7 +332,7 @@ impl Meta {
     /// steps, and blocks new ones until the operation ends.
     pub(crate) fn block_grants(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<()> {
         if let Some(leases) = &mut self.leases {
-            leases.raise_barrier(cx.barriers, Key::inode(ino));
+            leases.raise_barrier(cx.barriers, LeaseKey::Inode(ino));
         }
         self.revoke_inode(cx, ino)
     }
@@ -354,14 +352,14 @@ impl Meta {
 
     // ---- Waiting
 
-    pub(crate) fn wait_for_lease(&mut self, key: Key, client: ClientId, task: u64) {
+    pub(crate) fn wait_for_lease(&mut self, key: LeaseKey, client: ClientId, task: u64) {
         if let Some(leases) = &mut self.leases {
             leases.wait(key, client, task);
         }
     }
 
     /// Handles a client's acknowledgement of a revocation.
-    pub(crate) fn revoked(&mut self, now: Now, client: ClientId, number: u64, out: &mut Outbox) {
+    pub(crate) fn revoked(&mut self, now: Now, client: ClientId, number: RevocationId, out: &mut Outbox) {
         let Some(leases) = &mut self.leases else { return };
         let unannounced = leases.unannounced_file(client, number);
         let ready = leases.revoked(client, number);
@@ -402,7 +400,7 @@ impl Meta {
     }
 }
 
-type See<'a> = &'a mut dyn FnMut(Key, Option<&Name>);
+type See<'a> = &'a mut dyn FnMut(LeaseKey, Option<&Name>);
 type Sight<'a> = &'a dyn Fn(&State, See<'_>) -> Step<()>;
 
 impl State {
@@ -416,7 +414,7 @@ impl State {
             }
             Event::Link { ino, dir, name, .. } => {
                 self.touched_name(*dir, name, see);
-                see(Key::inode(*ino), None);
+                see(LeaseKey::Inode(*ino), None);
             }
             Event::Unlink { dir, name, .. } => self.touched_entry(*dir, name, see)?,
             Event::Rename { from_dir, from, to_dir, to, .. }
@@ -437,7 +435,7 @@ impl State {
             | Event::SetDefaultAcl { ino, .. }
             | Event::SetXattr { ino, .. }
             | Event::SetPolicy { dir: ino, .. }
-            | Event::SetQuota { dir: ino, .. } => see(Key::inode(*ino), None),
+            | Event::SetQuota { dir: ino, .. } => see(LeaseKey::Inode(*ino), None),
             // No client knows a new unnamed file, and the other events change nothing that clients
             // can observe.
             Event::TmpFile { .. }
@@ -467,15 +465,15 @@ impl State {
     }
 
     pub(crate) fn touched_name(&self, dir: Ino, name: &Name, see: See<'_>) {
-        see(Key::name(dir, self.slot(name).hash), Some(name));
-        see(Key::inode(dir), None);
+        see(LeaseKey::Name { dir, hash: self.slot(name).hash }, Some(name));
+        see(LeaseKey::Inode(dir), None);
     }
 
     /// Visits a name and the inode that it refers to, if the name exists.
     fn touched_entry(&self, dir: Ino, name: &Name, see: See<'_>) -> Step<()> {
         self.touched_name(dir, name, see);
         if let Some(ino) = self.target(dir, &self.slot(name))?.ino() {
-            see(Key::inode(ino), None);
+            see(LeaseKey::Inode(ino), None);
         }
         Ok(())
     }

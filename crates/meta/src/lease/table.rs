@@ -4,7 +4,7 @@
 use alloc::collections::{BTreeSet, VecDeque};
 use alloc::vec::Vec;
 
-use espalier_proto::{ClientId, Ino, Lease, Name};
+use espalier_proto::{ClientId, Ino, Lease, Name, RevocationId};
 use smallvec::SmallVec;
 
 use super::contention::Contention;
@@ -13,50 +13,45 @@ use crate::outbox::Revocation;
 use crate::state::Map;
 use crate::trash::INTERNAL_CLIENT;
 
-/// What a lease is on.
+/// What a lease is on (docs/leases.md).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Key {
-    ino: Ino,
-    /// Hash of a name in directory `ino`; 0 for the inode itself; or [`EXCLUSIVE`], [`DATA`] or
-    /// [`UNANNOUNCED`]. No name has one of these hashes. If two names of a directory have the same
-    /// hash, giving up the lease on one also ends the lease on the other without notice: the other
-    /// may be stale until its term is over.
-    hash: u64,
+pub(crate) enum LeaseKey {
+    Inode(Ino),
+    /// The names of a directory with this hash, nearly always one. If there are two, giving up the
+    /// lease on one ends the lease on the other without notice: the other may be stale for the rest
+    /// of its term.
+    Name {
+        dir: Ino,
+        hash: u64,
+    },
+    /// The right to acknowledge changes in a directory before the server does.
+    Exclusive(Ino),
+    /// The bytes of a file that others may write to.
+    Data(Ino),
+    /// The permission to write to a file without announcing it.
+    Unannounced(Ino),
 }
 
-/// Key hash of an exclusive lease on a directory.
-const EXCLUSIVE: u64 = 1;
-/// Key hash of a lease on the bytes of a file that others may write to.
-const DATA: u64 = 2;
-/// Key hash of the permission to write to a file without announcing it. Hashes of names are
-/// smaller.
-const UNANNOUNCED: u64 = u64::MAX;
-
-impl Key {
-    pub(crate) fn inode(ino: Ino) -> Self {
-        Self { ino, hash: 0 }
-    }
-
-    pub(crate) fn name(dir: Ino, hash: u64) -> Self {
-        Self { ino: dir, hash }
-    }
-
-    pub(crate) fn exclusive(dir: Ino) -> Self {
-        Self { ino: dir, hash: EXCLUSIVE }
-    }
-
-    pub(crate) fn data(ino: Ino) -> Self {
-        Self { ino, hash: DATA }
-    }
-
-    pub(crate) fn unannounced(ino: Ino) -> Self {
-        Self { ino, hash: UNANNOUNCED }
-    }
-
+impl LeaseKey {
     pub(crate) fn as_inode(self) -> Option<Ino> {
-        (self.hash == 0).then_some(self.ino)
+        if let Self::Inode(ino) = self { Some(ino) } else { None }
+    }
+
+    /// What clients are asked to give up. `name`: the name of a [`LeaseKey::Name`].
+    fn lease(self, name: Option<&Name>) -> Lease {
+        match (self, name) {
+            (Self::Name { dir, .. }, Some(name)) => Lease::Name { dir, name: name.clone() },
+            (Self::Inode(ino) | Self::Name { dir: ino, .. }, _) => Lease::Inode { ino },
+            (Self::Exclusive(dir), _) => Lease::Exclusive { dir },
+            (Self::Data(ino), _) => Lease::Data { ino },
+            (Self::Unannounced(ino), _) => Lease::Unannounced { ino },
+        }
     }
 }
+
+/// Generation of prepared grants: grows whenever one becomes void.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Epoch(u64);
 
 /// A client that has, had, or is about to have a lease.
 #[derive(Debug)]
@@ -65,20 +60,24 @@ struct Holder {
     /// End of the lease in milliseconds of the server's uptime, as all times here. 0: it has not
     /// begun, or was given up.
     until: u64,
-    /// Number of the unacknowledged revocation; 0: none.
-    revocation: u64,
-    /// Grants that were prepared before this generation are void.
-    void_before: u64,
-    /// Only for a lease on a file's bytes: end of a lease that was granted after the revocation; 0:
-    /// none.
-    again: u64,
+    unacknowledged: Option<Unacknowledged>,
+    /// Grants that were prepared before are void.
+    void_before: Epoch,
+}
+
+/// A holder's revocation that it has not acknowledged.
+#[derive(Debug)]
+struct Unacknowledged {
+    number: RevocationId,
+    /// Only for a lease on a file's bytes: it was granted again since.
+    is_granted_again: bool,
 }
 
 /// A revocation that was sent and is not acknowledged.
 #[derive(Debug)]
 struct SentRevocation {
     revocation: Revocation,
-    key: Key,
+    key: LeaseKey,
     at: u64,
     progress: RevocationProgress,
 }
@@ -110,20 +109,19 @@ pub(crate) struct Leases {
     term_ms: u64,
     most: usize,
     /// Most keys have one holder.
-    holders: Map<Key, SmallVec<[Holder; 1]>>,
+    holders: Map<LeaseKey, SmallVec<[Holder; 1]>>,
     dependents: Dependents,
     /// Each holder once, roughly in the order in which their leases end.
-    order: VecDeque<(u64, Key, ClientId)>,
+    order: VecDeque<(u64, LeaseKey, ClientId)>,
     /// Grant barriers: number of operations about to change the key. No lease is granted on it
     /// meanwhile.
-    barriers: Map<Key, u32>,
+    barriers: Map<LeaseKey, u32>,
     /// Operations blocked on other clients' leases.
-    waiting: Map<Key, Vec<(ClientId, u64)>>,
+    waiting: Map<LeaseKey, Vec<(ClientId, u64)>>,
     /// Revocations that were sent and are not acknowledged.
-    revocations: Map<u64, SentRevocation>,
-    last_revocation: u64,
-    /// Generation of prepared grants: grows whenever one becomes void.
-    epoch: u64,
+    revocations: Map<RevocationId, SentRevocation>,
+    last_revocation: RevocationId,
+    epoch: Epoch,
     /// Clients whose leases were dropped, until the last of these leases would have expired.
     gone: Map<ClientId, u64>,
     /// Clients that take no leases.
@@ -158,8 +156,8 @@ impl Leases {
             barriers: Map::default(),
             waiting: Map::default(),
             revocations: Map::default(),
-            last_revocation: 0,
-            epoch: 1,
+            last_revocation: RevocationId(0),
+            epoch: Epoch(1),
             gone: Map::default(),
             abstainers: BTreeSet::new(),
             refused: BTreeSet::new(),
@@ -190,13 +188,19 @@ impl Leases {
     }
 
     /// True if a lease may be granted to an operation that itself holds the grant barriers `own`.
-    pub(crate) fn may_give(&self, key: Key, own: &[Key], now: u64) -> bool {
-        let contention = if key.hash == 0 { &self.inodes } else { &self.names };
-        self.is_free(key, own) && !contention.is_hot(key.ino, now)
+    pub(crate) fn may_give(&self, key: LeaseKey, own: &[LeaseKey], now: u64) -> bool {
+        let is_contended = match key {
+            LeaseKey::Inode(ino) => self.inodes.is_hot(ino, now),
+            LeaseKey::Name { dir, .. } => self.names.is_hot(dir, now),
+            // No exclusive lease is granted on a directory that others know, and each reader of new
+            // bytes gets a lease on them.
+            LeaseKey::Exclusive(_) | LeaseKey::Data(_) | LeaseKey::Unannounced(_) => false,
+        };
+        self.is_free(key, own) && !is_contended
     }
 
     /// As [`Self::may_give`], but ignores contention.
-    pub(crate) fn is_free(&self, key: Key, own: &[Key]) -> bool {
+    pub(crate) fn is_free(&self, key: LeaseKey, own: &[LeaseKey]) -> bool {
         let barriers =
             if self.barriers.is_empty() { 0 } else { self.barriers.get(&key).copied().unwrap_or(0) };
         barriers <= u32::from(own.contains(&key)) && self.order.len() < self.most
@@ -204,13 +208,13 @@ impl Leases {
 
     /// Prepares grants to a client by a reply that has yet to leave. Returns the generation, for
     /// [`Self::finish_grant`].
-    pub(crate) fn prepare_grant(&mut self, client: ClientId, keys: &[Key], now: u64) -> u64 {
+    pub(crate) fn prepare_grant(&mut self, client: ClientId, keys: &[LeaseKey], now: u64) -> Epoch {
         // Each new holder expires up to two others, which bounds the work of each call.
         self.expire(now, 2 * keys.len());
         for key in keys {
             let holders = self.holders.entry(*key).or_default();
             if !holders.iter().any(|holder| holder.client == client) {
-                holders.push(Holder { client, until: 0, revocation: 0, void_before: self.epoch, again: 0 });
+                holders.push(Holder { client, until: 0, unacknowledged: None, void_before: self.epoch });
                 self.order.push_back((now + self.lasting_ms(), *key, client));
             }
         }
@@ -224,18 +228,29 @@ impl Leases {
 
     /// Grants prepared leases as the reply leaves. Returns false if something in the reply has
     /// changed since.
-    pub(crate) fn finish_grant(&mut self, client: ClientId, keys: &[Key], epoch: u64, now: u64) -> bool {
+    pub(crate) fn finish_grant(
+        &mut self,
+        client: ClientId,
+        keys: &[LeaseKey],
+        epoch: Epoch,
+        now: u64,
+    ) -> bool {
         let until = now + self.lasting_ms();
         let mut granted = true;
         for key in keys {
             let holder = self.holders.get_mut(key);
             let holder = holder.and_then(|all| all.iter_mut().find(|holder| holder.client == client));
-            match holder {
+            match holder.filter(|holder| holder.void_before <= epoch) {
                 // A holder with a pending revocation gets no new lease: its acknowledgement would
                 // end the new one too.
-                Some(holder) if holder.void_before <= epoch && holder.revocation == 0 => holder.until = until,
+                Some(holder) if holder.unacknowledged.is_none() => holder.until = until,
                 // Bytes are the exception: the client receives the revocation before this lease.
-                Some(holder) if holder.void_before <= epoch && key.hash == DATA => holder.again = until,
+                Some(Holder { until: end, unacknowledged: Some(sent), .. })
+                    if matches!(key, LeaseKey::Data(_)) =>
+                {
+                    *end = until;
+                    sent.is_granted_again = true;
+                }
                 _ => granted = false,
             }
         }
@@ -247,80 +262,76 @@ impl Leases {
     }
 
     /// True if a client has a lease, even one that is being revoked.
-    pub(crate) fn is_held_by(&self, client: ClientId, key: Key) -> bool {
+    pub(crate) fn is_held_by(&self, client: ClientId, key: LeaseKey) -> bool {
         let mut holders = self.holders.get(&key).into_iter().flatten();
         holders.any(|holder| holder.client == client && holder.until > 0)
     }
 
     /// Directories on which a client may have an exclusive lease.
     pub(crate) fn exclusive(&self) -> Vec<Ino> {
-        self.holders.keys().filter(|key| key.hash == EXCLUSIVE).map(|key| key.ino).collect()
+        let dir = |key: &LeaseKey| if let LeaseKey::Exclusive(dir) = key { Some(*dir) } else { None };
+        self.holders.keys().filter_map(dir).collect()
     }
 
     // ---- Revoking
 
     /// Revokes other clients' leases on `key` before `client` changes it. Returns true if another
     /// client still holds one.
-    pub(crate) fn revoke(&mut self, client: ClientId, key: Key, name: Option<&Name>, now: u64) -> bool {
+    pub(crate) fn revoke(&mut self, client: ClientId, key: LeaseKey, name: Option<&Name>, now: u64) -> bool {
         let Some(holders) = self.holders.get_mut(&key) else { return false };
-        self.epoch += 1;
+        self.epoch.0 += 1;
         let (mut is_held, revoked) = (false, self.counts.revoked);
         for holder in holders {
             holder.void_before = self.epoch;
             if holder.client == client {
                 continue;
             }
-            if now >= holder.until.max(holder.again) || self.gone.contains_key(&holder.client) {
+            if now >= holder.until || self.gone.contains_key(&holder.client) {
                 end(holder, &mut self.revocations, &mut self.counts);
                 continue;
             }
             is_held = true;
-            if holder.revocation != 0 && holder.again == 0 {
-                continue;
+            if let Some(sent) = &holder.unacknowledged {
+                if !sent.is_granted_again {
+                    continue;
+                }
+                // The new revocation's acknowledgement covers both leases.
+                self.revocations.remove(&sent.number);
             }
-            // The new revocation's acknowledgement covers both leases.
-            self.revocations.remove(&holder.revocation);
-            holder.until = holder.until.max(core::mem::take(&mut holder.again));
-            self.last_revocation += 1;
+            self.last_revocation.0 += 1;
             self.counts.revoked += 1;
             let (client, number) = (holder.client, self.last_revocation);
-            holder.revocation = number;
-            let lease = match name {
-                Some(name) => Lease::Name { dir: key.ino, name: name.clone() },
-                None if key.hash == EXCLUSIVE => Lease::Exclusive { dir: key.ino },
-                None if key.hash == DATA => Lease::Data { ino: key.ino },
-                None if key.hash == UNANNOUNCED => Lease::Unannounced { ino: key.ino },
-                None => Lease::Inode { ino: key.ino },
-            };
+            holder.unacknowledged = Some(Unacknowledged { number, is_granted_again: false });
+            let lease = key.lease(name);
             let revocation = Revocation { client, number, lease };
             self.outgoing.push(revocation.clone());
             let progress = RevocationProgress::Sent;
             self.revocations.insert(number, SentRevocation { revocation, key, at: now, progress });
         }
-        match key.hash {
+        match key {
             _ if self.counts.revoked == revoked => {}
             // A participant revokes names also from the client that renames: no contention.
             _ if client == INTERNAL_CLIENT => {}
-            0 => self.inodes.note(key.ino, now),
+            LeaseKey::Inode(ino) => self.inodes.note(ino, now),
+            LeaseKey::Name { dir, .. } => self.names.note(dir, now),
             // Never contended: no exclusive lease is granted on a directory that others know, and
             // each reader of new bytes gets a lease on them.
-            EXCLUSIVE | DATA | UNANNOUNCED => {}
-            _ => self.names.note(key.ino, now),
+            LeaseKey::Exclusive(_) | LeaseKey::Data(_) | LeaseKey::Unannounced(_) => {}
         }
         is_held
     }
 
     /// Revokes all leases on no-metafile files of `dir`, including those of the client that changes
     /// it: its reply does not list these files. Returns one of the keys that are still held.
-    pub(crate) fn revoke_dependents(&mut self, dir: Ino, now: u64) -> Option<Key> {
-        let keys = self.dependents.of(dir).into_iter().map(Key::inode);
+    pub(crate) fn revoke_dependents(&mut self, dir: Ino, now: u64) -> Option<LeaseKey> {
+        let keys = self.dependents.of(dir).into_iter().map(LeaseKey::Inode);
         keys.filter(|key| self.revoke(INTERNAL_CLIENT, *key, None, now)).last()
     }
 
     /// Asks a client that writes to a file silently to announce its writes. The request is sent
     /// once.
     pub(crate) fn revoke_unannounced(&mut self, by: ClientId, client: ClientId, ino: Ino, now: u64) {
-        let (key, until) = (Key::unannounced(ino), now + self.lasting_ms());
+        let (key, until) = (LeaseKey::Unannounced(ino), now + self.lasting_ms());
         self.prepare_grant(client, &[key], now);
         let holders = self.holders.get_mut(&key).into_iter().flatten();
         for holder in holders.filter(|holder| holder.client == client && holder.until == 0) {
@@ -331,30 +342,32 @@ impl Leases {
 
     /// The file whose writes a client must announce according to this revocation; `None` for other
     /// revocations.
-    pub(crate) fn unannounced_file(&self, client: ClientId, number: u64) -> Option<Ino> {
-        let sent = self.revocations.get(&number)?;
-        (sent.revocation.client == client && sent.key.hash == UNANNOUNCED).then_some(sent.key.ino)
+    pub(crate) fn unannounced_file(&mut self, client: ClientId, number: RevocationId) -> Option<Ino> {
+        match self.sent(client, number)?.key {
+            LeaseKey::Unannounced(ino) => Some(ino),
+            _ => None,
+        }
     }
 
     /// True if another client has not acknowledged a revocation of a file's bytes.
     pub(crate) fn is_data_awaited(&self, client: ClientId, ino: Ino) -> bool {
-        let mut holders = self.holders.get(&Key::data(ino)).into_iter().flatten();
-        holders.any(|holder| holder.client != client && holder.revocation != 0)
+        let mut holders = self.holders.get(&LeaseKey::Data(ino)).into_iter().flatten();
+        holders.any(|holder| holder.client != client && holder.unacknowledged.is_some())
     }
 
     /// True if a client may write to a file without announcing it, since no other client has a
     /// lease on its bytes. Voids other clients' prepared grants on them.
     pub(crate) fn may_write_unannounced(&mut self, client: ClientId, ino: Ino) -> bool {
-        let mut sent = self.holders.get(&Key::unannounced(ino)).into_iter().flatten();
-        if sent.any(|holder| holder.client == client && holder.revocation != 0) {
+        let mut sent = self.holders.get(&LeaseKey::Unannounced(ino)).into_iter().flatten();
+        if sent.any(|holder| holder.client == client && holder.unacknowledged.is_some()) {
             return false;
         }
-        self.epoch += 1;
+        self.epoch.0 += 1;
         let mut is_cached = false;
-        for holder in self.holders.get_mut(&Key::data(ino)).into_iter().flatten() {
+        for holder in self.holders.get_mut(&LeaseKey::Data(ino)).into_iter().flatten() {
             if holder.client != client {
                 holder.void_before = self.epoch;
-                is_cached |= holder.until > 0 || holder.again > 0;
+                is_cached |= holder.until > 0;
             }
         }
         !is_cached
@@ -366,14 +379,14 @@ impl Leases {
 
     /// Sets a grant barrier on `key` until [`Self::lift_barriers`], so that an operation that has
     /// waited does not face new leases.
-    pub(crate) fn raise_barrier(&mut self, barriers: &mut Vec<Key>, key: Key) {
+    pub(crate) fn raise_barrier(&mut self, barriers: &mut Vec<LeaseKey>, key: LeaseKey) {
         if !barriers.contains(&key) {
             barriers.push(key);
             *self.barriers.entry(key).or_default() += 1;
         }
     }
 
-    pub(crate) fn lift_barriers(&mut self, barriers: &mut Vec<Key>) {
+    pub(crate) fn lift_barriers(&mut self, barriers: &mut Vec<LeaseKey>) {
         for key in barriers.drain(..) {
             if let Some(count) = self.barriers.get_mut(&key) {
                 *count -= 1;
@@ -385,7 +398,7 @@ impl Leases {
     }
 
     /// Blocks a client's operation on other clients' leases.
-    pub(crate) fn wait(&mut self, key: Key, client: ClientId, task: u64) {
+    pub(crate) fn wait(&mut self, key: LeaseKey, client: ClientId, task: u64) {
         self.counts.waits += 1;
         self.waiting.entry(key).or_default().push((client, task));
     }
@@ -405,15 +418,13 @@ impl Leases {
 
     /// A client reports that one of its calls has locked the directory of a revoked name. Returns
     /// the directory.
-    pub(crate) fn revocation_blocked(&mut self, client: ClientId, number: u64) -> Option<Ino> {
-        let sent = self.revocations.get_mut(&number).filter(|sent| sent.revocation.client == client)?;
-        if !matches!(sent.revocation.lease, Lease::Name { .. }) {
-            return None;
-        }
+    pub(crate) fn revocation_blocked(&mut self, client: ClientId, number: RevocationId) -> Option<Ino> {
+        let sent = self.sent(client, number)?;
+        let LeaseKey::Name { dir, .. } = sent.key else { return None };
         if sent.progress == RevocationProgress::Sent {
             sent.progress = RevocationProgress::Blocked;
         }
-        Some(sent.key.ino)
+        Some(dir)
     }
 
     /// Takes operations of a client out of the table that wait for clients which are blocked, too:
@@ -421,13 +432,14 @@ impl Leases {
     /// refused operation yet. `number`: the revocation that these operations block.
     pub(crate) fn refuse_waiting(
         &mut self,
-        (client, number): (ClientId, u64),
+        (client, number): (ClientId, RevocationId),
         caller: impl Fn(&u64) -> Option<u32>,
     ) -> Vec<u64> {
         let mut refused = Vec::new();
         for (key, tasks) in &mut self.waiting {
-            let awaited = self.holders.get(key).into_iter().flatten();
-            let mut awaited = awaited.filter_map(|holder| self.revocations.get(&holder.revocation));
+            let holders = self.holders.get(key).into_iter().flatten();
+            let awaited = holders.filter_map(|holder| holder.unacknowledged.as_ref());
+            let mut awaited = awaited.filter_map(|sent| self.revocations.get(&sent.number));
             if !awaited.any(|sent| sent.progress == RevocationProgress::Blocked) {
                 continue;
             }
@@ -452,29 +464,34 @@ impl Leases {
         self.refused.remove(&(client, pid));
     }
 
+    /// A revocation that this client has not acknowledged.
+    fn sent(&mut self, client: ClientId, number: RevocationId) -> Option<&mut SentRevocation> {
+        self.revocations.get_mut(&number).filter(|sent| sent.revocation.client == client)
+    }
+
     /// Handles a client's acknowledgement of a revocation. Returns the operations to resume.
-    pub(crate) fn revoked(&mut self, client: ClientId, number: u64) -> Vec<u64> {
-        if self.revocations.get(&number).is_none_or(|sent| sent.revocation.client != client) {
-            return Vec::new();
-        }
-        let Some(SentRevocation { key, .. }) = self.revocations.remove(&number) else { return Vec::new() };
-        let holders = self.holders.get_mut(&key);
-        let holder = holders.and_then(|all| all.iter_mut().find(|holder| holder.revocation == number));
-        if let Some(holder) = holder {
-            (holder.until, holder.revocation) = (core::mem::take(&mut holder.again), 0);
+    pub(crate) fn revoked(&mut self, client: ClientId, number: RevocationId) -> Vec<u64> {
+        let Some(&mut SentRevocation { key, .. }) = self.sent(client, number) else { return Vec::new() };
+        self.revocations.remove(&number);
+        for holder in self.holders.get_mut(&key).into_iter().flatten() {
+            if let Some(sent) = holder.unacknowledged.take_if(|sent| sent.number == number)
+                && !sent.is_granted_again
+            {
+                holder.until = 0;
+            }
         }
         self.waiters_to_resume(key)
     }
 
     /// Removes and returns the operations blocked on `key` that no other holder blocks.
-    fn waiters_to_resume(&mut self, key: Key) -> Vec<u64> {
+    fn waiters_to_resume(&mut self, key: LeaseKey) -> Vec<u64> {
         if self.waiting.is_empty() {
             return Vec::new();
         }
         let Some(tasks) = self.waiting.get_mut(&key) else { return Vec::new() };
         let holders = self.holders.get(&key).map_or(&[][..], |holders| holders);
         let is_ready = |(client, _): &mut (ClientId, u64)| {
-            !holders.iter().any(|holder| holder.revocation != 0 && holder.client != *client)
+            !holders.iter().any(|holder| holder.unacknowledged.is_some() && holder.client != *client)
         };
         let ready = tasks.extract_if(.., is_ready).map(|(_, task)| task).collect();
         if tasks.is_empty() {
@@ -505,11 +522,11 @@ impl Leases {
     /// Ends leases that operations are blocked on and that have expired, or whose client is gone.
     fn lapse(&mut self, now: u64) -> Vec<u64> {
         let mut ready = Vec::new();
-        let keys: Vec<Key> = self.waiting.keys().copied().collect();
+        let keys: Vec<LeaseKey> = self.waiting.keys().copied().collect();
         for key in keys {
             let is_over = |holder: &&mut Holder| {
-                let until = holder.until.max(holder.again);
-                holder.revocation != 0 && (now >= until || self.gone.contains_key(&holder.client))
+                holder.unacknowledged.is_some()
+                    && (now >= holder.until || self.gone.contains_key(&holder.client))
             };
             for holder in self.holders.get_mut(&key).into_iter().flatten().filter(is_over) {
                 end(holder, &mut self.revocations, &mut self.counts);
@@ -529,7 +546,7 @@ impl Leases {
             self.order.pop_front();
             let Some(holders) = self.holders.get_mut(&key) else { continue };
             let Some(at) = holders.iter().position(|holder| holder.client == client) else { continue };
-            let until = holders[at].until.max(holders[at].again);
+            let until = holders[at].until;
             if now < until {
                 // The lease was renewed.
                 self.order.push_back((until, key, client));
@@ -546,12 +563,13 @@ impl Leases {
 }
 
 /// Ends a lease that has expired, or whose client is gone.
-fn end(holder: &mut Holder, revocations: &mut Map<u64, SentRevocation>, counts: &mut Counts) {
+fn end(holder: &mut Holder, revocations: &mut Map<RevocationId, SentRevocation>, counts: &mut Counts) {
     counts.expired += u64::from(holder.until != 0);
-    if revocations.remove(&holder.revocation).is_some() {
+    if let Some(sent) = holder.unacknowledged.take() {
         counts.unanswered += 1;
+        revocations.remove(&sent.number);
     }
-    (holder.until, holder.revocation, holder.again) = (0, 0, 0);
+    holder.until = 0;
 }
 
 #[cfg(test)]
@@ -560,7 +578,7 @@ mod tests {
 
     const A: ClientId = ClientId(1);
     const B: ClientId = ClientId(2);
-    const KEY: Key = Key { ino: Ino(7), hash: 0 };
+    const KEY: LeaseKey = LeaseKey::Inode(Ino(7));
 
     fn give(leases: &mut Leases, client: ClientId, now: u64) -> bool {
         let epoch = leases.prepare_grant(client, &[KEY], now);
@@ -585,7 +603,7 @@ mod tests {
     fn expired_leases_make_room_without_tick() {
         let mut leases = Leases::new(10_000, 1_000);
         for ino in 0..100_000 {
-            let key = [Key::inode(Ino(ino))];
+            let key = [LeaseKey::Inode(Ino(ino))];
             let epoch = leases.prepare_grant(A, &key, ino * 100);
             assert!(leases.finish_grant(A, &key, epoch, ino * 100));
         }
@@ -602,8 +620,8 @@ mod tests {
         }
         assert_eq!(leases.revoke_dependents(dir, 0), Some(KEY));
         assert_eq!(leases.outgoing.iter().map(|sent| sent.client).collect::<Vec<_>>(), [A, B]);
-        leases.revoked(A, 1);
-        leases.revoked(B, 2);
+        leases.revoked(A, RevocationId(1));
+        leases.revoked(B, RevocationId(2));
         assert_eq!(leases.revoke_dependents(dir, 0), None);
         leases.tick(11_000);
         assert!(leases.dependents.is_empty());
@@ -634,7 +652,7 @@ mod tests {
         assert!(leases.revoke(B, KEY, None, 0) && leases.revoke(B, KEY, None, 0));
         assert_eq!(leases.outgoing.len(), 1, "sent once");
         assert!(!give(&mut leases, A, 0));
-        leases.revoked(A, 1);
+        leases.revoked(A, RevocationId(1));
         assert!(!leases.revoke(B, KEY, None, 0));
         assert!(give(&mut leases, A, 0));
     }
@@ -663,8 +681,8 @@ mod tests {
         leases.wait(KEY, A, 100);
         leases.wait(KEY, B, 101);
         // The revocations were sent in the order B, 3, A.
-        assert_eq!(leases.revoked(ClientId(3), 2), []);
-        assert_eq!(leases.revoked(B, 1), [100]);
+        assert_eq!(leases.revoked(ClientId(3), RevocationId(2)), []);
+        assert_eq!(leases.revoked(B, RevocationId(1)), [100]);
         assert_eq!(leases.drop_client(A, 0), [101]);
         assert!(leases.waiting.is_empty());
     }

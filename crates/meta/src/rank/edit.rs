@@ -8,7 +8,7 @@ use core::fmt;
 use espalier_proto::{FileType, Ino, Name, Rank, Time};
 use serde::{Deserialize, Serialize};
 
-use crate::lease::Key;
+use crate::lease::LeaseKey;
 use crate::record::{Body, Inode};
 use crate::state::{Location, SAME_HASH, State};
 use crate::step::{Load, Step, Stop, Wait};
@@ -97,10 +97,10 @@ impl Edit {
     }
 
     /// Visits what clients may have cached and the edit changes.
-    pub(crate) fn touched(&self, state: &State, see: &mut dyn FnMut(Key, Option<&Name>)) {
+    pub(crate) fn touched(&self, state: &State, see: &mut dyn FnMut(LeaseKey, Option<&Name>)) {
         match self {
             Self::Link { ino, .. } | Self::Unlink { ino, .. } | Self::Move { ino, .. } => {
-                see(Key::inode(*ino), None);
+                see(LeaseKey::Inode(*ino), None);
             }
             Self::TakeName { dir, name, .. } | Self::PutName { dir, name, .. } => {
                 state.touched_name(*dir, name, see);

@@ -32,7 +32,7 @@ use espalier_proto::Rank;
 
 use crate::event::Event;
 use crate::journal::Held;
-use crate::lease::Key;
+use crate::lease::LeaseKey;
 use crate::machine::Meta;
 use crate::outbox::{Now, Outbox};
 use crate::state::Map;
@@ -55,7 +55,7 @@ pub(crate) struct Ranks {
     /// Operations blocked on locks of prepared transactions.
     locked_out: BTreeSet<u64>,
     /// Grant barriers of prepared transactions.
-    barriers: Map<TransactionId, Vec<Key>>,
+    barriers: Map<TransactionId, Vec<LeaseKey>>,
     /// Decisions carried out for other ranks, acknowledged when these events are durable.
     acknowledgements: VecDeque<(u64, Rank, TransactionId)>,
     /// Durably committed transactions, with the ranks that have not carried out their parts.

@@ -9,6 +9,7 @@ use espalier_proto::{
 
 use super::edit::Edit;
 use super::message::{Answer, Question};
+use crate::lease::LeaseKey;
 use crate::machine::{Cx, Meta};
 use crate::permission::check_not;
 use crate::record::Inode;
@@ -29,7 +30,7 @@ impl Meta {
         cacheable: bool,
         (ino, kind): (Ino, FileType),
     ) -> Reply {
-        let name_leased = self.note_read(cx, dir, Some(hash));
+        let name_leased = self.note_read(cx, LeaseKey::Name { dir, hash });
         Reply::Remote { ino, kind, cacheable, name_leased }
     }
 

@@ -7,7 +7,7 @@ use espalier_proto::*;
 
 pub enum Message {
     Reply { id: u64, lease_ms: u32, touched: Touched, result: Result<Reply, Errno> },
-    Revoke { number: u64, lease: Lease },
+    Revoke { number: RevocationId, lease: Lease },
 }
 
 /// A part of an inode's state.
