@@ -3,11 +3,13 @@
 //! for it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use espalier_meta::{Event, InoRecord, Io, IoDone, Load, PeerMessage, StreamCall, StreamDone, TransactionId};
+use espalier_policy::Key;
 use espalier_proto::{
-    DataReply, DataRequest, Errno, FileType, FromClient, FromData, FromServer, Ino, Position, Reply, Request,
-    RequestId, SetAttr, ToData, Touched,
+    Caller, DataReply, DataRequest, Errno, FileType, FromClient, FromData, FromServer, Ino, Position, Reply,
+    Request, RequestId, SetAttr, ToData, Touched,
 };
 
 use crate::check::CAPABILITY;
@@ -53,6 +55,10 @@ pub enum Mutation {
     UnjournaledPolicy,
     /// The journal lacks the policy that a new inode inherits.
     UninheritedPolicy,
+    /// The journal lacks one setting of the policy that a new inode inherits.
+    UninheritedSetting,
+    /// Names are removed without a check of permissions.
+    UncheckedRemoval,
     /// A umask applies although there is a default access control list.
     UmaskedList,
     /// Group entries of access control lists do not apply to supplementary groups.
@@ -89,7 +95,7 @@ pub enum Mutation {
 const SEQUENCE: usize = 8;
 
 impl Mutation {
-    pub const ALL: [Self; 33] = [
+    pub const ALL: [Self; 35] = [
         Self::IgnoredRevocation,
         Self::UnwrittenJournal,
         Self::UnsyncedJournal,
@@ -108,6 +114,8 @@ impl Mutation {
         Self::UnsyncedDatafile,
         Self::UnjournaledPolicy,
         Self::UninheritedPolicy,
+        Self::UninheritedSetting,
+        Self::UncheckedRemoval,
         Self::UmaskedList,
         Self::IgnoredGroups,
         Self::StaleMask,
@@ -255,6 +263,14 @@ impl Mutator for Mutant {
                 }
                 Arrival::Taken(message)
             }
+            (Mutation::UncheckedRemoval, mut message) => {
+                if let Message::FromClient(FromClient::Request { caller, request, .. }) = &mut message
+                    && let Request::Unlink { .. } | Request::RmDir { .. } = request
+                {
+                    *caller = Caller::SERVER;
+                }
+                Arrival::Taken(message)
+            }
             (Mutation::IgnoredGroups, mut message) => {
                 if let Message::FromClient(FromClient::Request { caller, .. }) = &mut message {
                     caller.groups = Some([].into());
@@ -365,6 +381,16 @@ impl Mutator for Mutant {
                 *frame = changed(frame, |event| {
                     if let Event::Create { inode, .. } | Event::TmpFile { inode } = event {
                         inode.rare.policy = None;
+                    }
+                });
+                None
+            }
+            (Mutation::UninheritedSetting, Io::Journal { frame, .. }) => {
+                *frame = changed(frame, |event| {
+                    if let Event::Create { inode, .. } = event
+                        && let Some(policy) = &mut inode.rare.policy
+                    {
+                        Arc::make_mut(policy).unset(Key::Stuffing);
                     }
                 });
                 None
