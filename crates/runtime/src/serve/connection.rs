@@ -5,15 +5,17 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use espalier_meta::{Input, Refused};
-use espalier_net::{Acceptor, Connection, Identity, Incoming, Reason, Refusal};
-use espalier_proto::{Accesses, ClientId, ClusterId, Hello, Ino, Rank, ServerMap, Service, Welcome};
+use espalier_net::{Acceptor, Connection, Identity, Incoming, Reason, Receiver, Refusal, Sender};
+use espalier_proto::{
+    Accesses, ClientId, ClusterId, FromClient, FromServer, Hello, Ino, Rank, ServerMap, Service, Welcome,
+};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 
 use super::Settings;
 use super::access::Access;
-use super::machine::{Guest, Server};
+use super::machine::{Guest, Origin, Server};
 use super::peers;
 use crate::capability::Holder;
 use crate::data::DataServer;
@@ -222,24 +224,8 @@ impl Gate {
         let (resumed, known) = (before.is_some(), before == Some(self.incarnation));
         let root = match meta.server.connect(client, (leases, resumed), accesses, &rights).await? {
             Ok(root) => root,
-            Err(Refused::Ended) => {
-                tracing::info!(peer, client = client.0, "the session of a returning client has ended");
-                let text = "the session has ended: what was open in it is lost";
-                incoming.refuse(Refusal::new(Reason::Ended, text)).await;
-                return Ok(());
-            }
-            Err(Refused::Session(errno)) => {
-                let text = format!(
-                    "the server accepts no new clients ({errno}): see its status, or try again later"
-                );
-                incoming.refuse(Refusal::new(Reason::Full, text)).await;
-                return Ok(());
-            }
-            Err(Refused::Subtree(errno)) => {
-                let text =
-                    format!("the directory that this client is restricted to cannot be entered: {errno}");
-                tracing::warn!(peer, "a client was refused: {text}");
-                incoming.refuse(Refusal::new(Reason::Identity, text)).await;
+            Err(refused) => {
+                incoming.refuse(refusal(refused, peer, client)).await;
                 return Ok(());
             }
         };
@@ -257,34 +243,50 @@ impl Gate {
         // The rights may have changed during the handshake.
         meta.server.enforce(&meta.access(), Some(client));
         tracing::info!(peer, client = client.0, resumed, known, "a client has connected");
-        let mut batch = Vec::new();
-        let ended = loop {
-            match receiver.next(&mut batch).await {
-                Ok(_) => {}
-                Err(error) => break Err(error.into()),
-            }
-            // A client that reads slowly, or requests more than the disks deliver, is not served
-            // meanwhile. If it does not read at all, the connection ends, and the queue becomes
-            // empty.
-            let taken = loop {
-                let now = batch.drain(..batch.len().min(AT_ONCE));
-                if let Err(fault) = meta.server.received(&origin, now) {
-                    break Err(fault);
-                }
-                while sender.unread() + origin.under_way.bytes() > UNREAD {
-                    tokio::time::sleep(PAUSE).await;
-                }
-                if batch.is_empty() {
-                    break Ok(());
-                }
-            };
-            if taken.is_err() {
-                break taken;
-            }
-        };
+        let ended = Self::receive(&meta.server, &mut receiver, &sender, &origin).await;
         sender.end();
         meta.server.detach(&origin);
         ended
+    }
+
+    /// Receives a client's messages until the connection ends. A client that reads slowly, or
+    /// requests more than the disks deliver, is not served meanwhile. If it does not read at all,
+    /// the connection ends, and the queue becomes empty.
+    async fn receive(
+        server: &Server,
+        receiver: &mut Receiver<FromClient>,
+        sender: &Sender<FromServer>,
+        origin: &Origin,
+    ) -> Ended {
+        let mut batch = Vec::new();
+        loop {
+            receiver.next(&mut batch).await?;
+            while !batch.is_empty() {
+                server.received(origin, batch.drain(..batch.len().min(AT_ONCE)))?;
+                while sender.unread() + origin.under_way.bytes() > UNREAD {
+                    tokio::time::sleep(PAUSE).await;
+                }
+            }
+        }
+    }
+}
+
+/// Why a client gets no session.
+fn refusal(refused: Refused, peer: &str, client: ClientId) -> Refusal {
+    match refused {
+        Refused::Ended => {
+            tracing::info!(peer, client = client.0, "the session of a returning client has ended");
+            Refusal::new(Reason::Ended, "the session has ended: what was open in it is lost")
+        }
+        Refused::Session(errno) => {
+            let advice = "see its status, or try again later";
+            Refusal::new(Reason::Full, format!("the server accepts no new clients ({errno}): {advice}"))
+        }
+        Refused::Subtree(errno) => {
+            let text = format!("the directory that this client is restricted to cannot be entered: {errno}");
+            tracing::warn!(peer, "a client was refused: {text}");
+            Refusal::new(Reason::Identity, text)
+        }
     }
 }
 

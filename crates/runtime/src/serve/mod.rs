@@ -11,14 +11,15 @@ mod striped;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicUsize;
-use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::mpsc::{self, RecvTimeoutError, channel};
 use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
 use espalier_net::{Acceptor, Limits, SealKey, Security};
 use espalier_proto::{ClusterId, Errno, Ino, ServerId, ServerMap};
 use espalier_store::Superblock;
-use tokio::runtime::Handle;
+use tokio::net::TcpListener;
+use tokio::runtime::{Handle, Runtime};
 
 use crate::background_work::Background;
 use crate::control::{self, Status, StatusSource};
@@ -99,21 +100,10 @@ pub fn serve(
     ready: impl FnOnce(SocketAddr),
 ) -> Result<(), Error> {
     let ServeOptions { listen, security, limits, max_connections, threads, .. } = options.clone();
-    let io = |what: &str| {
-        let what = what.to_string();
-        move |source| Error::Io { what, source }
-    };
-    // One runtime per thread: in a shared runtime, a thread that finds work wakes another one.
-    let runtimes = (0..threads.max(1))
-        .map(|_| tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build())
-        .collect::<Result<Vec<_>, _>>()
-        .map_err(io("cannot start threads"))?;
+    let runtimes = start_runtimes(threads)?;
     let runtime = runtimes[0].handle().clone();
     let metrics = options.metrics.as_ref().map(MetricsServer::bind).transpose()?;
-    let listener = runtime
-        .block_on(tokio::net::TcpListener::bind(listen))
-        .map_err(io(&format!("cannot listen on {listen}: is another server running there?")))?;
-    let address = listener.local_addr().map_err(io("the listening socket has no address"))?;
+    let (listener, address) = bind(&runtime, listen)?;
     let url = format!("espalier://{address}/");
     let incarnation = crate::clock::incarnation();
     let tree = meta.map(|role| Tree::new(role, &options, &runtime, incarnation)).transpose()?;
@@ -141,29 +131,15 @@ pub fn serve(
         let (stop_clock, stopped) = channel::<()>();
         if let (Some(Tree { server, .. }), Some(background)) = (&tree, background) {
             scope.spawn(|| server.run_background(background));
-            scope.spawn(move || {
-                server.tick();
-                while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(Duration::from_secs(1)) {
-                    server.tick();
-                }
-            });
+            scope.spawn(move || tick_until(server, &stopped));
             server.reach_data_servers();
             if let Some(peers) = peers {
                 peers.reach(server, &runtime);
             }
         }
         if let Some(metrics) = &metrics {
-            // The process may provide both services.
-            let (tree, data) = (&tree_served, &data_served);
-            scope.spawn(move || {
-                let of_tree = || tree.as_ref().map(|served| served.server.exposition());
-                let of_data = || data.as_ref().map(|served| served.server.exposition());
-                metrics.serve(|path| match path {
-                    "/metrics" => of_tree().or_else(of_data),
-                    "/metrics/data" => of_data(),
-                    _ => None,
-                });
-            });
+            let (tree, data) = (tree_served.as_ref(), data_served.as_ref());
+            scope.spawn(move || expose(metrics, tree, data));
         }
         let mut listeners = Vec::new();
         if let (Some(Tree { control: Some(control), superblock, .. }), Some(served)) = (&tree, &tree_served) {
@@ -176,13 +152,8 @@ pub fn serve(
             listeners.push((control, scope.spawn(move || control.serve(answer))));
         }
         let accepting = runtime.spawn(accept(Arc::clone(&gate), listener));
-        let reload = || {
-            let Some(settings) = options.read_settings.as_ref().and_then(|read| read()) else { return };
-            gate.set(settings);
-            tracing::info!("clients, watermarks and eager_bytes are as the configuration says");
-        };
         ready(address);
-        runtime.block_on(stop_signal(reload));
+        runtime.block_on(stop_signal(|| reload(&gate, options.read_settings.as_ref())));
         accepting.abort();
         // Pending requests are answered; clients repeat later ones at the next server process.
         let drained = tree.as_ref().is_none_or(|tree| tree.server.drain(options.drain));
@@ -203,6 +174,51 @@ pub fn serve(
         let failure = tree.as_ref().and_then(|tree| tree.server.state().1);
         if drained { Ok(()) } else { Err(Error::Unwritten(failure.unwrap_or(Errno::EIO))) }
     })
+}
+
+/// One runtime per thread: in a shared runtime, a thread that finds work wakes another one.
+fn start_runtimes(threads: usize) -> Result<Vec<Runtime>, Error> {
+    (0..threads.max(1))
+        .map(|_| tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build())
+        .collect::<Result<_, _>>()
+        .map_err(|source| Error::Io { what: "cannot start threads".to_string(), source })
+}
+
+fn bind(runtime: &Handle, listen: SocketAddr) -> Result<(TcpListener, SocketAddr), Error> {
+    let listener = runtime.block_on(TcpListener::bind(listen)).map_err(|source| {
+        let what = format!("cannot listen on {listen}: is another server running there?");
+        Error::Io { what, source }
+    })?;
+    let address = listener.local_addr().map_err(|source| {
+        let what = "the listening socket has no address".to_string();
+        Error::Io { what, source }
+    })?;
+    Ok((listener, address))
+}
+
+fn reload(gate: &Gate, read: Option<&ReadSettings>) {
+    let Some(settings) = read.and_then(|read| read()) else { return };
+    gate.set(settings);
+    tracing::info!("clients, watermarks and eager_bytes are as the configuration says");
+}
+
+/// Ticks every second until the other end of `stopped` is dropped.
+fn tick_until(server: &Server, stopped: &mpsc::Receiver<()>) {
+    server.tick();
+    while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(Duration::from_secs(1)) {
+        server.tick();
+    }
+}
+
+/// Serves the metrics of the process's services until stopped.
+fn expose(metrics: &MetricsServer, tree: Option<&Served>, data: Option<&DataServed>) {
+    let of_tree = || tree.map(|served| served.server.exposition());
+    let of_data = || data.map(|served| served.server.exposition());
+    metrics.serve(|path| match path {
+        "/metrics" => of_tree().or_else(of_data),
+        "/metrics/data" => of_data(),
+        _ => None,
+    });
 }
 
 /// A running metadata service.
