@@ -7,6 +7,7 @@ mod coherence;
 mod commits;
 mod crash;
 mod eager;
+mod encoding;
 mod evict;
 mod exclusive;
 mod figures;

@@ -187,6 +187,14 @@ impl Disk {
         }
     }
 
+    /// The frames of the journal, in memory, since the last checkpoint.
+    pub fn frames(&self) -> Vec<&[u8]> {
+        match self {
+            Self::Memory(_, journal) => journal.frames.iter().map(|(_, frame)| &frame[..]).collect(),
+            Self::Local(..) => Vec::new(),
+        }
+    }
+
     /// Loses the journal.
     pub fn forget_journal(&mut self) {
         if let Self::Memory(_, journal) = self {
