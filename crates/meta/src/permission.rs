@@ -1,7 +1,7 @@
 //! Permission checks: POSIX permission bits, access control lists, sticky directories, immutable
 //! and append-only files.
 
-use espalier_proto::{Access, Errno, FileType, InodeFlags, mode};
+use espalier_proto::{Access, Errno, FileType, InodeFlags, ModeClass, mode};
 
 use crate::machine::Cx;
 use crate::record::Inode;
@@ -25,17 +25,19 @@ impl Cx<'_> {
             return Ok(!want.contains(Access::EXEC) || inode.is_dir() || inode.perm & mode::ANY_EXEC != 0);
         }
         let grants = |right: u32| right & want.bits() == want.bits();
-        let (user, group, other) = (inode.perm >> 6 & 7, inode.perm >> 3 & 7, inode.perm & 7);
-        if self.caller.uid == inode.uid {
-            return Ok(grants(user));
+        let class = inode.permissions().mode_class(self.caller);
+        if let ModeClass::Owner(rights) = class {
+            return Ok(grants(rights));
         }
         let Some(acl) = &inode.acl else {
-            // Fetching groups is costly: ask only if they matter.
-            return Ok(grants(if grants(group) != grants(other) && self.is_member(inode.gid)? {
-                group
-            } else {
-                other
-            }));
+            return match class {
+                ModeClass::Owner(rights) | ModeClass::Group(rights) => Ok(grants(rights)),
+                // Fetching groups is costly: ask only if they matter.
+                ModeClass::GroupOrOther { group, other } if grants(group) != grants(other) => {
+                    Ok(self.is_member(inode.gid)? == grants(group))
+                }
+                ModeClass::GroupOrOther { other, .. } => Ok(grants(other)),
+            };
         };
         let mask = acl.mask.map_or(7, u32::from);
         if let Some((_, right)) = acl.users.iter().find(|(uid, _)| *uid == self.caller.uid) {
@@ -50,7 +52,7 @@ impl Cx<'_> {
                 }
             }
         }
-        Ok(!is_member && grants(other))
+        Ok(!is_member && grants(inode.perm & 7))
     }
 
     /// True if a group is the caller's primary or a supplementary one.
@@ -63,7 +65,12 @@ impl Cx<'_> {
     }
 
     pub(crate) fn is_owner(&self, inode: &Inode) -> bool {
-        self.caller.is_superuser() || self.caller.uid == inode.uid
+        inode.permissions().is_owned_by(self.caller)
+    }
+
+    /// True if the caller may remove only names of its own inodes from the directory.
+    pub(crate) fn is_bound_by_sticky(&self, dir: &Inode) -> bool {
+        dir.permissions().is_sticky_for(self.caller)
     }
 
     /// Checks that the caller may search the directory and change its entries.
@@ -77,10 +84,8 @@ impl Cx<'_> {
     pub(crate) fn check_removal(&self, dir: &Inode, victim: &Inode) -> Step<()> {
         check_not(dir, InodeFlags::PROTECTED)?;
         check_not(victim, InodeFlags::PROTECTED)?;
-        if dir.perm & mode::STICKY != 0 && !self.is_owner(dir) && !self.is_owner(victim) {
-            return Err(Errno::EPERM.into());
-        }
-        Ok(())
+        let is_allowed = dir.permissions().allows_removal(self.caller, victim.permissions());
+        if is_allowed { Ok(()) } else { Err(Errno::EPERM.into()) }
     }
 
     /// Checks that the caller may give an inode these flags.

@@ -6,7 +6,9 @@ use alloc::vec::Vec;
 use core::hash::Hasher;
 
 use espalier_policy::Policy;
-use espalier_proto::{Attr, FileType, Ino, InodeFlags, Layout, Name, ObjectId, StreamStat, Time, mode};
+use espalier_proto::{
+    Attr, FileType, Ino, InodeFlags, Layout, Name, ObjectId, Permissions, StreamStat, Time, mode,
+};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use siphasher::sip::SipHasher13;
@@ -143,6 +145,10 @@ impl Directory {
 }
 
 impl Inode {
+    pub fn permissions(&self) -> Permissions {
+        Permissions { perm: self.perm, uid: self.uid, gid: self.gid }
+    }
+
     pub fn is_dir(&self) -> bool {
         self.kind == FileType::Directory
     }

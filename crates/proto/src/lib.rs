@@ -18,6 +18,7 @@ mod list;
 mod lock;
 mod message;
 mod object;
+mod permission;
 mod stream;
 mod time;
 mod wire;
@@ -32,6 +33,7 @@ pub use list::{Pieces, pieces_of, range_of, write_list};
 pub use lock::{Lock, LockKind, LockOwner, LockRange, LockRanges};
 pub use message::*;
 pub use object::{ObjectId, ObjectKind, TableWrite};
+pub use permission::{ModeClass, Permissions};
 pub use stream::{Space, StreamIo, StreamStat};
 pub use time::Time;
 pub use wire::{

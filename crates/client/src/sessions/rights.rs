@@ -1,6 +1,6 @@
 //! Permission checks from cached attributes. If the result is uncertain, the server is asked.
 
-use espalier_proto::{Access, Attr, Caller, Ino};
+use espalier_proto::{Access, Attr, Caller, Ino, ModeClass};
 
 use super::Sessions;
 
@@ -16,12 +16,14 @@ impl<T> Sessions<T> {
 /// True if the caller certainly has this access; only one of its groups is known. `as_said`: the
 /// server trusts the client's superuser. Otherwise it may map uid and gid 0 to nobody.
 pub(super) fn certainly_may(attr: &Attr, caller: &Caller, access: Access, as_said: bool) -> bool {
-    let allows = |shift: u32| attr.perm >> shift & access.bits() == access.bits();
-    let by_class = match caller.uid {
-        0 => as_said || allows(6) && allows(3) && allows(0),
-        uid if uid == attr.uid => allows(6),
-        _ if caller.gid == attr.gid && (as_said || caller.gid != 0) => allows(3),
-        _ => allows(3) && allows(0),
+    let grants = |rights: u32| rights & access.bits() == access.bits();
+    let permissions = attr.permissions();
+    let [owner, group, other] = permissions.mode_bits().map(grants);
+    let by_class = match permissions.mode_class(caller) {
+        _ if caller.is_superuser() => as_said || owner && group && other,
+        ModeClass::Owner(_) => owner,
+        ModeClass::Group(_) if as_said || caller.gid != 0 => group,
+        ModeClass::Group(_) | ModeClass::GroupOrOther { .. } => group && other,
     };
     let is_free = attr.flags.is_empty() || !access.contains(Access::WRITE);
     attr.no_xattrs && by_class && is_free

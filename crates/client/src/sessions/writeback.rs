@@ -280,8 +280,7 @@ impl<T> Sessions<T> {
                     Request::RmDir { .. } => attr.kind == FileType::Directory && attr.size == 0,
                     _ => attr.kind != FileType::Directory && attr.nlink == 1 && !attr.streamed,
                 };
-                let owners = [0, attr.uid, parent.uid];
-                let may = parent.perm & mode::STICKY == 0 || owners.contains(&incoming.caller.uid);
+                let may = parent.permissions().allows_removal(&incoming.caller, attr.permissions());
                 let is_used = self.client.files.contains_key(&attr.ino) || self.cache.has_pending(attr.ino);
                 if !is_plain || !may || is_used || !attr.flags.is_empty() {
                     return None;

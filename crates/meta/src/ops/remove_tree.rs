@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 
-use espalier_proto::{Access, Errno, Ino, Name, Reply, mode};
+use espalier_proto::{Access, Errno, Ino, Name, Reply};
 
 use crate::event::Event;
 use crate::machine::{Cx, Meta};
@@ -82,7 +82,7 @@ impl Meta {
                 cx.check(inode, Access::READ | Access::WRITE | Access::EXEC)?;
             }
             let found = self.entries_after(cx, dir, after)?;
-            let is_bound = inode.perm & mode::STICKY != 0 && !cx.is_owner(inode) || self.state.protected > 0;
+            let is_bound = cx.is_bound_by_sticky(inode) || self.state.protected > 0;
             let mut below = Vec::new();
             for (_, target) in &found {
                 match target {

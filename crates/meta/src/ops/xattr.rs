@@ -246,7 +246,7 @@ pub(super) fn check_namespace(cx: &Cx<'_>, inode: &Inode, name: &[u8], want: Acc
         if !matches!(inode.kind, FileType::Regular | FileType::Directory) {
             return Err(if write { Errno::EPERM } else { Errno::ENODATA }.into());
         }
-        if write && inode.is_dir() && inode.perm & mode::STICKY != 0 && !cx.is_owner(inode) {
+        if write && inode.is_dir() && cx.is_bound_by_sticky(inode) {
             return Err(Errno::EPERM.into());
         }
         return cx.check(inode, want);

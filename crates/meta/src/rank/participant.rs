@@ -5,7 +5,7 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 use espalier_proto::{
-    Access, Caller, Errno, FileType, Ino, InodeFlags, Name, Rank, Reply, Request, RequestId, mode,
+    Access, Caller, Errno, FileType, Ino, InodeFlags, Name, Rank, Reply, Request, RequestId,
 };
 
 use super::coordinator::nameless;
@@ -344,13 +344,6 @@ impl Meta {
             self.name_taken(cx, ino)?;
         }
         Ok(())
-    }
-}
-
-impl Cx<'_> {
-    /// True if the caller may remove only names of its own inodes from the directory.
-    pub(crate) fn is_bound_by_sticky(&self, dir: &Inode) -> bool {
-        dir.perm & mode::STICKY != 0 && !self.is_owner(dir)
     }
 }
 
