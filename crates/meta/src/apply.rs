@@ -102,7 +102,7 @@ impl State {
                 let stored = self.strip(*ino)?.len();
                 self.resize(*ino, *size)?;
                 let (from, to) = (*offset as usize, offset.saturating_add(*length) as usize);
-                self.cloned += to.saturating_sub(stored) as u64;
+                self.changes.cloned += to.saturating_sub(stored) as u64;
                 self.change_strip(*ino, |bytes| {
                     bytes.resize(stored.max(to), 0);
                     if *zero {

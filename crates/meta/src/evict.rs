@@ -98,13 +98,15 @@ impl State {
     fn forget_gone(&mut self, limit: usize) {
         for _ in 0..limit {
             match self.gone.front() {
-                Some((epoch, ..)) if *epoch <= self.published => {}
+                Some((epoch, ..)) if *epoch <= self.changes.published() => {}
                 _ => return,
             }
             let Some((_, dir, slot)) = self.gone.pop_front() else { return };
             let Some(fragment) = self.fragments.get_mut(&dir) else { continue };
             let is_gone = |cell: &Cell| {
-                cell.target == Target::Absent && cell.track.is_clean(self.published) && !cell.track.stored
+                cell.target == Target::Absent
+                    && cell.track.is_clean(self.changes.published())
+                    && !cell.track.stored
             };
             if fragment.cells.get(&slot).is_some_and(is_gone) {
                 fragment.cells.remove(&slot);
@@ -125,7 +127,7 @@ impl State {
         let (clean, dirty): (Vec<_>, Vec<_>) = self
             .loose_cells(dir, hash)
             .map(|(slot, cell)| (slot.clone(), cell.track))
-            .partition(|(_, track)| track.is_clean(self.published));
+            .partition(|(_, track)| track.is_clean(self.changes.published()));
         for (slot, _) in clean {
             self.drop_cell(dir, &slot);
         }
@@ -168,7 +170,7 @@ impl State {
     }
 
     fn is_evictable(&self, ino: Ino, cached: &Cached) -> bool {
-        let published = self.published;
+        let published = self.changes.published();
         ino != Ino::ROOT
             && cached.track.is_clean(published)
             && cached.opens == 0

@@ -67,7 +67,7 @@ impl Meta {
             strips: self.state.strips.len() as u64,
             cache_bytes: self.state.cache_bytes() as u64,
             cache_limit: self.config.cache_bytes as u64,
-            dirty_bytes: self.state.dirty as u64,
+            dirty_bytes: self.state.changes.dirty() as u64,
             changes: self.state.sequence,
             journal_used: self.journal.used,
             journal_capacity: self.config.journal_capacity,

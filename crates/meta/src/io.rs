@@ -56,8 +56,8 @@ impl Meta {
     pub(crate) fn done(&mut self, now: Now, id: IoId, result: Result<IoDone, Errno>, out: &mut Outbox) {
         match (self.io.remove(&id), result) {
             // The record read may have been changed, written and evicted meanwhile.
-            (Some(Purpose::Load(load, published)), _) if published != self.state.published => {
-                self.ask(Purpose::Load(load.clone(), self.state.published), Io::Load(load), out);
+            (Some(Purpose::Load(load, published)), _) if published != self.state.changes.published() => {
+                self.ask(Purpose::Load(load.clone(), self.state.changes.published()), Io::Load(load), out);
             }
             (Some(Purpose::Load(load, _)), result) => self.done_load(now, &load, result, out),
             (Some(Purpose::Groups(number)), result) => {

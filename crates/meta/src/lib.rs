@@ -47,6 +47,7 @@ mod snapshot;
 mod state;
 mod step;
 mod striping;
+mod table;
 mod task;
 mod trash;
 mod uncommitted;

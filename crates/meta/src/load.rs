@@ -6,7 +6,8 @@ use alloc::vec::Vec;
 use espalier_proto::{Ino, ObjectId};
 
 use crate::record::{Corrupt, Dentry, InoRecord, Inode, Slot, decode};
-use crate::state::{Cached, Cell, Known, Location, NO_DIR, State, Strip, Target, Track, XattrCell};
+use crate::state::{Cached, Cell, Known, Location, NO_DIR, State, Strip, Target, XattrCell};
+use crate::table::Track;
 
 impl State {
     /// Takes in a loaded record. A record in memory is newer and stays.

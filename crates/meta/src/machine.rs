@@ -185,7 +185,7 @@ impl Meta {
         let now_bound =
             if self.tasks.is_empty() { bound } else { bound.saturating_add(Self::SMALLEST_CACHE) };
         self.state.shrink(now_bound, &mut out.recalls);
-        if self.state.dirty > self.config.cache_bytes / 4 {
+        if self.state.changes.dirty() > self.config.cache_bytes / 4 {
             self.start_checkpoint(out);
         }
     }
@@ -423,7 +423,9 @@ impl Meta {
         if failure.is_some_and(|errno| errno != Errno::ENOSPC) {
             return Err(Errno::EIO.into());
         }
-        if !self.journal.has_room() || self.state.dirty > self.config.cache_bytes / 2 + Self::SMALLEST_CACHE {
+        if !self.journal.has_room()
+            || self.state.changes.dirty() > self.config.cache_bytes / 2 + Self::SMALLEST_CACHE
+        {
             // While checkpoints fail, no space will become free: fail instead of waiting.
             return Err(failure.map_or(Stop::Wait(Wait::Room), Stop::Fail));
         }
@@ -459,7 +461,7 @@ impl Meta {
         if bytes > room {
             return Err(Errno::ENOSPC.into());
         }
-        if self.state.cloned.max(self.cloned) > room - bytes {
+        if self.state.changes.cloned.max(self.cloned) > room - bytes {
             return Err(Stop::Wait(Wait::Room));
         }
         self.cloned += bytes;

@@ -2,14 +2,14 @@
 //! pieces, while operations continue. A record that changes before its piece is written is encoded
 //! just before the change ([`State::touch_inode`] and its like).
 
-use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
-use espalier_proto::{ClientId, Ino, Name, ObjectId, Rank, TableWrite};
+use espalier_proto::{Ino, Name, ObjectId, Rank, TableWrite};
 
 use crate::rank::TransactionId;
 use crate::record::{Dentry, InoRecord, Slot, encode, encode_primary};
-use crate::state::{Cached, Location, NO_DIR, State, Strip, Target, Track, XattrCell, orphan_key};
+use crate::state::{Cached, Location, NO_DIR, State, Strip, Target, XattrCell, orphan_key};
+use crate::table::{Track, Tracked};
 
 /// A record that has changed since the last checkpoint.
 #[derive(Debug)]
@@ -18,41 +18,95 @@ pub(crate) enum Changed {
     Remote(Ino, Slot),
     Strip(Ino),
     Xattrs(Ino),
-    Session(ClientId),
     Moved(Ino),
     TransactionRecord(TransactionId),
     UsageDeltas(Rank),
 }
 
-/// The snapshot of the current checkpoint.
-#[derive(Debug, Default)]
-pub(crate) struct Snapshot {
-    /// Records to encode, except those that were encoded when they changed.
-    pub changed: VecDeque<Changed>,
-    /// Encoded records for the store.
+/// The changes since the last snapshot, and the current snapshot.
+#[derive(Debug)]
+pub(crate) struct UnwrittenChanges {
+    /// The current epoch; grows with every checkpoint.
+    epoch: u32,
+    /// Epoch of the last durable checkpoint.
+    published: u32,
+    /// A record has changed in this epoch.
+    any: bool,
+    /// Approximate size of the records changed in this epoch, in bytes.
+    dirty: usize,
+    /// Removals by the next checkpoint, which precede its other writes.
+    erased: Vec<TableWrite>,
+    /// Writes of the current snapshot that the store has not been given.
     pub writes: Vec<TableWrite>,
+    /// Bytes of files cloned in this epoch, which the journal does not contain.
+    pub cloned: u64,
+}
+
+impl Default for UnwrittenChanges {
+    fn default() -> Self {
+        let (erased, writes) = (Vec::new(), Vec::new());
+        Self { epoch: 1, published: 0, any: false, dirty: 0, erased, writes, cloned: 0 }
+    }
+}
+
+impl UnwrittenChanges {
+    pub(crate) fn epoch(&self) -> u32 {
+        self.epoch
+    }
+
+    pub(crate) fn published(&self) -> u32 {
+        self.published
+    }
+
+    pub(crate) fn dirty(&self) -> usize {
+        self.dirty
+    }
+
+    /// True if a record has changed or was removed in this epoch.
+    pub(crate) fn has_any(&self) -> bool {
+        self.any || !self.erased.is_empty()
+    }
+
+    /// Records that a record has changed, which takes this much memory.
+    pub(crate) fn note(&mut self, bytes: usize) {
+        self.any = true;
+        self.dirty += bytes;
+    }
+
+    /// Removes a record from the store with the next checkpoint.
+    pub(crate) fn erase(&mut self, (object, key): (ObjectId, Vec<u8>)) {
+        self.erased.push(TableWrite { object, key, value: None });
+    }
+
+    /// Adds a record to the current snapshot, if it belongs there and is not in it yet.
+    pub(crate) fn encode<R: Tracked>(&mut self, key: &R::Key, record: &mut R, context: &mut R::Context) {
+        let track = record.track();
+        if track.epoch != 0 && track.epoch != self.epoch {
+            (track.epoch, track.written) = (0, self.epoch - 1);
+            record.write(key, context, &mut self.writes);
+        }
+    }
 }
 
 impl State {
     /// True if there is anything to write.
     pub(crate) fn has_changes(&self) -> bool {
-        !self.changed.is_empty() || !self.erased.is_empty()
+        self.changes.has_any() || !self.changed.is_empty()
     }
 
     /// Fixes the current state as the one that [`Self::next_writes`] returns.
     pub(crate) fn begin_snapshot(&mut self) {
-        self.epoch += 1;
-        (self.dirty, self.cloned) = (0, 0);
-        self.snapshot = Snapshot {
-            changed: core::mem::take(&mut self.changed),
-            writes: core::mem::take(&mut self.erased),
-        };
+        let changes = &mut self.changes;
+        changes.epoch += 1;
+        (changes.any, changes.dirty, changes.cloned) = (false, 0, 0);
+        changes.writes = core::mem::take(&mut changes.erased);
+        self.snapshot = core::mem::take(&mut self.changed);
     }
 
     /// Records that the last snapshot is durable.
     pub(crate) fn snapshot_published(&mut self) {
-        self.published = self.epoch - 1;
-        let published = self.published;
+        let published = self.changes.epoch - 1;
+        self.changes.published = published;
         self.outdated.retain(|_, epoch| *epoch > published);
     }
 
@@ -60,10 +114,10 @@ impl State {
     pub(crate) fn next_writes(&mut self, records: usize) -> Vec<TableWrite> {
         // Records that are gone, or were encoded when they changed, do not count: only the end
         // returns nothing.
-        while self.snapshot.writes.len() < records
-            && let Some(changed) = self.snapshot.changed.pop_front()
+        while self.changes.writes.len() < records
+            && let Some(changed) = self.snapshot.pop_front()
         {
-            let was = self.epoch - 1;
+            let was = self.changes.epoch() - 1;
             match changed {
                 Changed::Inode(ino) => {
                     if self.inodes.get(&ino).is_some_and(|cached| cached.track.epoch == was) {
@@ -78,30 +132,27 @@ impl State {
                         self.encode_transaction(id);
                     }
                 }
-                Changed::Session(client) => {
-                    if self.sessions.get(&client).is_some_and(|persisted| persisted.track.epoch == was) {
-                        self.encode_session(client);
-                    }
-                }
                 Changed::Strip(ino) => {
                     if let Some(strip) = self.strips.get_mut(&ino).filter(|strip| strip.track.epoch == was) {
-                        encode_strip(ino, strip, self.epoch, &mut self.snapshot.writes);
+                        encode_strip(ino, strip, self.changes.epoch(), &mut self.changes.writes);
                     }
                 }
                 Changed::Xattrs(ino) => {
                     if let Some(cell) = self.xattrs.get_mut(&ino).filter(|cell| cell.track.epoch == was) {
-                        encode_xattrs(ino, cell, self.epoch, &mut self.snapshot.writes);
+                        encode_xattrs(ino, cell, self.changes.epoch(), &mut self.changes.writes);
                     }
                 }
             }
         }
-        core::mem::take(&mut self.snapshot.writes)
+        let Self { changes, sessions, .. } = self;
+        sessions.write_changed(records, &mut (), changes);
+        core::mem::take(&mut changes.writes)
     }
 
     /// Adds the inode's record to the current snapshot.
     pub(crate) fn encode_inode(&mut self, ino: Ino) {
         let Some(cached) = self.inodes.get_mut(&ino) else { return };
-        (cached.track.epoch, cached.track.written) = (0, self.epoch - 1);
+        (cached.track.epoch, cached.track.written) = (0, self.changes.epoch() - 1);
         let (object, key, value) = match cached.location {
             Location::Dentry { dir, hash } => {
                 let Some(fragment) = self.fragments.get_mut(&dir) else { return };
@@ -111,11 +162,11 @@ impl State {
                     return;
                 };
                 cell.track.stored = true;
-                place_inode(cached, (dir, hash), &mut self.snapshot.writes);
+                place_inode(cached, (dir, hash), &mut self.changes.writes);
                 (ObjectId::fragment(dir, 0), slot.key(), encode_primary(&cached.inode))
             }
             Location::Table => {
-                place_inode(cached, (NO_DIR, 0), &mut self.snapshot.writes);
+                place_inode(cached, (NO_DIR, 0), &mut self.changes.writes);
                 let (object, key) = InoRecord::Inode.place(ino);
                 (object, key, encode(&cached.inode))
             }
@@ -124,12 +175,12 @@ impl State {
                 (ObjectId::ORPHANS, orphan_key(ino), encode(&cached.inode))
             }
         };
-        self.snapshot.writes.push(TableWrite { object, key, value: Some(value) });
+        self.changes.writes.push(TableWrite { object, key, value: Some(value) });
     }
 
     /// Adds a remote dentry to the current snapshot, if it belongs there and is not in it yet.
     pub(crate) fn encode_remote(&mut self, dir: Ino, slot: &Slot) {
-        let was = self.epoch - 1;
+        let was = self.changes.epoch() - 1;
         let Some(cell) = self.fragments.get_mut(&dir).and_then(|fragment| fragment.cells.get_mut(slot))
         else {
             return;
@@ -140,7 +191,7 @@ impl State {
         {
             cell.track = Track { epoch: 0, written: was, stored: true };
             let value = Some(encode(&Dentry::Remote { ino, kind }));
-            self.snapshot.writes.push(TableWrite {
+            self.changes.writes.push(TableWrite {
                 object: ObjectId::fragment(dir, 0),
                 key: slot.key(),
                 value,

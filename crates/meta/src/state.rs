@@ -8,7 +8,7 @@ use alloc::vec::Vec;
 use core::cell::Cell as Mutable;
 
 pub(crate) use espalier_proto::Location;
-use espalier_proto::{ClientId, Errno, FileType, Ino, Name, ObjectId, Rank, TableWrite};
+use espalier_proto::{Errno, FileType, Ino, Name, ObjectId, Rank};
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
@@ -17,8 +17,9 @@ use crate::pool::Batch;
 use crate::rank::{Locks, TransactionId, TransactionRecord, UsageDeltas};
 use crate::record::{Body, InoRecord, Inode, Slot, Xattrs};
 use crate::session::{PersistedSession, Reclaimed};
-use crate::snapshot::{Changed, Snapshot, encode_strip, encode_xattrs};
+use crate::snapshot::{Changed, UnwrittenChanges, encode_strip, encode_xattrs};
 use crate::step::{Load, Step, Stop, Wait};
+use crate::table::{RecordTable, Track};
 
 pub(crate) type Map<K, V> = HashMap<K, V, FxBuildHasher>;
 
@@ -89,26 +90,6 @@ impl Cached {
     /// The location reported to clients: `Orphan` only if it never had a name.
     pub(crate) fn reported_location(&self) -> Location {
         if self.location == Location::Orphan && !self.nameless { Location::Table } else { self.location }
-    }
-}
-
-/// Tracks whether a checkpoint must write a record.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Track {
-    /// Checkpoint epoch of the last change; 0: unchanged since it was written or loaded.
-    pub epoch: u32,
-    /// Epoch of the checkpoint that writes the record or its removal; 0: it was loaded.
-    pub written: u32,
-    /// The store may have the record, so removing it needs a write.
-    pub stored: bool,
-}
-
-impl Track {
-    pub(crate) const STORED: Self = Self { epoch: 0, written: 0, stored: true };
-
-    /// True if the store durably has what is in memory. `published`: epoch of the last checkpoint.
-    pub(crate) fn is_clean(self, published: u32) -> bool {
-        self.epoch == 0 && self.written <= published
     }
 }
 
@@ -215,30 +196,22 @@ pub(crate) struct State {
     pub size_dirty: BTreeMap<Ino, SizeDirty>,
     /// Removed directories with entries; the last is freed first.
     pub trash: Vec<Trashed>,
-    pub sessions: BTreeMap<ClientId, PersistedSession>,
+    pub sessions: RecordTable<PersistedSession>,
     pub transactions: BTreeMap<TransactionId, TransactionRecord>,
     /// Locks of prepared transactions; `None` while an event is applied.
     pub locks: Option<Box<Locks>>,
     /// Exchange of usage deltas, by rank.
     pub usage_deltas: BTreeMap<Rank, UsageDeltas>,
     pub reclaimed: Reclaimed,
-    /// The current epoch; grows with every checkpoint.
-    pub epoch: u32,
-    /// Epoch of the last durable checkpoint.
-    pub published: u32,
+    pub changes: UnwrittenChanges,
     pub changed: VecDeque<Changed>,
-    /// Keys that the next checkpoint removes, before it writes changed records.
-    pub erased: Vec<TableWrite>,
     /// Removed names, each with the epoch of the checkpoint that removes it from the store.
     pub gone: VecDeque<(u32, Ino, Slot)>,
     /// Inodes whose own record or place was removed, until the checkpoint of that epoch has removed
     /// it from the store.
     pub outdated: Map<Ino, u32>,
-    pub snapshot: Snapshot,
-    /// Approximate size of the records changed in this epoch, in bytes.
-    pub dirty: usize,
-    /// Bytes of files cloned in this epoch, which the journal does not contain.
-    pub cloned: u64,
+    /// Records to encode, except those that were encoded when they changed.
+    pub snapshot: VecDeque<Changed>,
     pub clock: Clock,
 }
 
@@ -261,20 +234,16 @@ impl State {
             striped: None,
             size_dirty: BTreeMap::new(),
             trash: Vec::new(),
-            sessions: BTreeMap::new(),
+            sessions: RecordTable::default(),
             transactions: BTreeMap::new(),
             locks: None,
             usage_deltas: BTreeMap::new(),
             reclaimed: Reclaimed::default(),
-            epoch: 1,
-            published: 0,
+            changes: UnwrittenChanges::default(),
             changed: VecDeque::new(),
-            erased: Vec::new(),
             gone: VecDeque::new(),
             outdated: Map::default(),
-            snapshot: Snapshot::default(),
-            dirty: 0,
-            cloned: 0,
+            snapshot: VecDeque::new(),
             clock: Clock::default(),
         }
     }
@@ -400,7 +369,7 @@ impl State {
     pub(crate) fn unchanged_dentry(&self, ino: Ino) -> Option<(Ino, u64)> {
         let cached = self.inodes.get(&ino)?;
         match cached.location {
-            Location::Dentry { dir, hash } if cached.track.epoch != self.epoch => Some((dir, hash)),
+            Location::Dentry { dir, hash } if cached.track.epoch != self.changes.epoch() => Some((dir, hash)),
             _ => None,
         }
     }
@@ -417,14 +386,14 @@ impl State {
     /// Prepares a change, move or removal of an inode: encodes its record first if the current
     /// snapshot needs its old state.
     pub(crate) fn touch_inode(&mut self, ino: Ino) -> Option<&mut Cached> {
-        let epoch = self.epoch;
+        let epoch = self.changes.epoch();
         let cached = self.inodes.get(&ino)?;
         if cached.track.epoch != epoch {
             if cached.track.epoch != 0 {
                 self.encode_inode(ino);
             }
             self.changed.push_back(Changed::Inode(ino));
-            self.dirty += DIRTY_INODE;
+            self.changes.note(DIRTY_INODE);
         }
         let cached = self.inodes.get_mut(&ino)?;
         cached.track.epoch = epoch;
@@ -433,7 +402,7 @@ impl State {
 
     /// Changes the bytes of a stuffed file, which are in memory if it has any.
     pub(crate) fn change_strip(&mut self, ino: Ino, change: impl FnOnce(&mut Vec<u8>)) {
-        let (epoch, version) = (self.epoch, self.sequence);
+        let (epoch, version) = (self.changes.epoch(), self.sequence);
         let strip = self.strips.entry(ino).or_insert_with(|| {
             let body = self.inodes.get(&ino).map(|cached| &cached.inode.body);
             let was_empty = matches!(body, Some(Body::Stuffed { size: 0, .. }));
@@ -442,22 +411,22 @@ impl State {
         let before = strip.bytes.capacity();
         if strip.track.epoch != epoch {
             if strip.track.epoch != 0 {
-                encode_strip(ino, strip, epoch, &mut self.snapshot.writes);
+                encode_strip(ino, strip, epoch, &mut self.changes.writes);
             }
             self.changed.push_back(Changed::Strip(ino));
-            self.dirty += before;
+            self.changes.note(before);
             strip.track.epoch = epoch;
         }
         strip.version = version;
         change(&mut strip.bytes);
         let grown = strip.bytes.capacity().saturating_sub(before);
-        self.dirty += grown;
+        self.changes.note(grown);
         self.clock.bytes += grown;
     }
 
     /// Gives a new stuffed file all its bytes, from another file.
     pub(crate) fn put_clone(&mut self, ino: Ino, bytes: Vec<u8>) {
-        self.cloned += bytes.len() as u64;
+        self.changes.cloned += bytes.len() as u64;
         self.change_strip(ino, |strip| *strip = bytes);
         if let Some(strip) = self.strips.get_mut(&ino) {
             strip.first = strip.version;
@@ -476,11 +445,11 @@ impl State {
 
     /// Changes the extended attributes of an inode, which are in memory if it has any.
     pub(crate) fn change_xattrs<R>(&mut self, ino: Ino, change: impl FnOnce(&mut Xattrs) -> R) -> R {
-        let epoch = self.epoch;
+        let epoch = self.changes.epoch();
         let cell = self.xattrs.entry(ino).or_default();
         if cell.track.epoch != epoch {
             if cell.track.epoch != 0 {
-                encode_xattrs(ino, cell, epoch, &mut self.snapshot.writes);
+                encode_xattrs(ino, cell, epoch, &mut self.changes.writes);
             }
             self.changed.push_back(Changed::Xattrs(ino));
             cell.track.epoch = epoch;
@@ -488,7 +457,7 @@ impl State {
         let before = cell.bytes();
         let result = change(&mut cell.list);
         let after = cell.bytes();
-        self.dirty += after;
+        self.changes.note(after);
         self.clock.bytes = (self.clock.bytes + after).saturating_sub(before);
         result
     }
@@ -504,8 +473,7 @@ impl State {
     /// Removes a record from the store, if the store has it.
     pub(crate) fn erase_record(&mut self, record: InoRecord, ino: Ino, stored: bool) {
         if stored {
-            let (object, key) = record.place(ino);
-            self.erased.push(TableWrite { object, key, value: None });
+            self.changes.erase(record.place(ino));
         }
     }
 
@@ -517,12 +485,12 @@ impl State {
 
     /// Adds a remote dentry, which replaces an existing one.
     pub(crate) fn put_remote(&mut self, dir: Ino, slot: Slot, ino: Ino, kind: FileType) {
-        let epoch = self.epoch;
+        let epoch = self.changes.epoch();
         // Remote dentries are rare, so each replacement is encoded again.
         self.encode_remote(dir, &slot);
         self.changed.push_back(Changed::Remote(dir, slot.clone()));
         self.clock.loose.push_back((dir, slot.hash));
-        self.dirty += DIRTY_INODE;
+        self.changes.note(DIRTY_INODE);
         self.put_cell(dir, slot, Target::Remote(ino, kind)).track.epoch = epoch;
     }
 
@@ -544,13 +512,12 @@ impl State {
         let fragment = self.fragments.entry(dir).or_default();
         let Some(cell) = fragment.cells.get_mut(slot) else { return };
         if cell.track.stored {
-            let object = ObjectId::fragment(dir, 0);
-            self.erased.push(TableWrite { object, key: slot.key(), value: None });
-            self.gone.push_back((self.epoch, dir, slot.clone()));
-            self.dirty += DIRTY_INODE;
-            cell.track = Track { written: self.epoch, ..Track::default() };
+            self.changes.erase((ObjectId::fragment(dir, 0), slot.key()));
+            self.gone.push_back((self.changes.epoch(), dir, slot.clone()));
+            self.changes.note(DIRTY_INODE);
+            cell.track = Track { written: self.changes.epoch(), ..Track::default() };
         }
-        if cell.track.written > self.published {
+        if cell.track.written > self.changes.published() {
             // Until the checkpoint is durable, the store has the name: remember that it was
             // removed.
             cell.target = Target::Absent;
@@ -574,7 +541,7 @@ impl State {
 
     fn erase_place(&mut self, ino: Ino) {
         self.erase_record(InoRecord::Place, ino, true);
-        self.outdated.insert(ino, self.epoch);
+        self.outdated.insert(ino, self.changes.epoch());
     }
 
     /// Removes the inode's record from the inode or orphan table. There, `track.stored` refers to
@@ -583,16 +550,12 @@ impl State {
         let Some(cached) = self.inodes.get_mut(&ino) else { return };
         if cached.track.stored {
             if !matches!(cached.location, Location::Dentry { .. }) {
-                self.outdated.insert(ino, self.epoch);
+                self.outdated.insert(ino, self.changes.epoch());
             }
             match cached.location {
                 Location::Dentry { .. } => {}
                 Location::Table => self.erase_record(InoRecord::Inode, ino, true),
-                Location::Orphan => self.erased.push(TableWrite {
-                    object: ObjectId::ORPHANS,
-                    key: orphan_key(ino),
-                    value: None,
-                }),
+                Location::Orphan => self.changes.erase((ObjectId::ORPHANS, orphan_key(ino))),
             }
         }
     }
@@ -629,10 +592,10 @@ impl State {
         if inode.is_dir() {
             self.fragments.insert(ino, Fragment { complete: true, ..Fragment::default() });
         }
-        let track = Track { epoch: self.epoch, ..Track::default() };
+        let track = Track { epoch: self.changes.epoch(), ..Track::default() };
         self.add_inode(Cached { names_are_new: true, ..Cached::new(inode, location, track) });
         self.changed.push_back(Changed::Inode(ino));
-        self.dirty += DIRTY_INODE;
+        self.changes.note(DIRTY_INODE);
     }
 }
 

@@ -47,7 +47,7 @@ impl Meta {
             && !self.draining
             && !self.is_checkpoint_running()
             && !self.journal.is_half_full()
-            && self.state.dirty <= self.config.cache_bytes / 4 + Self::SMALLEST_CACHE / 2
+            && self.state.changes.dirty() <= self.config.cache_bytes / 4 + Self::SMALLEST_CACHE / 2
     }
 
     /// Usage of the trash.

@@ -53,7 +53,11 @@ impl Meta {
                 let waiting = self.loads.entry(load.clone()).or_default();
                 waiting.push(number);
                 if waiting.len() == 1 {
-                    self.ask(Purpose::Load(load.clone(), self.state.published), Io::Load(load), out);
+                    self.ask(
+                        Purpose::Load(load.clone(), self.state.changes.published()),
+                        Io::Load(load),
+                        out,
+                    );
                 }
             }
             Wait::Groups => {

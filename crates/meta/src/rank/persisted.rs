@@ -11,8 +11,9 @@ use super::message::{Age, TransactionId, Vote};
 use crate::record::{Corrupt, decode, encode};
 use crate::session::PersistedKey;
 use crate::snapshot::Changed;
-use crate::state::{State, Track};
+use crate::state::State;
 use crate::step::Step;
+use crate::table::Track;
 
 #[derive(Debug)]
 pub(crate) struct TransactionRecord {
@@ -100,7 +101,7 @@ impl State {
     }
 
     fn add_transaction(&mut self, id: TransactionId, what: TransactionState) {
-        let track = Track { epoch: self.epoch, ..Track::default() };
+        let track = Track { epoch: self.changes.epoch(), ..Track::default() };
         self.transactions.insert(id, TransactionRecord { what, track });
         self.changed.push_back(Changed::TransactionRecord(id));
     }
@@ -108,22 +109,22 @@ impl State {
     /// Removes the record, which never changes.
     pub(crate) fn forget_transaction(&mut self, id: TransactionId) {
         let Some(it) = self.transactions.get(&id) else { return };
-        if it.track.epoch != 0 && it.track.epoch != self.epoch {
+        if it.track.epoch != 0 && it.track.epoch != self.changes.epoch() {
             // The current snapshot includes it.
             self.encode_transaction(id);
         }
         if self.transactions.remove(&id).is_some_and(|it| it.track.stored) {
             let key = PersistedKey::TransactionRecord(id).to_bytes();
-            self.erased.push(TableWrite { object: ObjectId::SESSIONS, key, value: None });
+            self.changes.erase((ObjectId::SESSIONS, key));
         }
     }
 
     /// Adds the record to the current snapshot.
     pub(crate) fn encode_transaction(&mut self, id: TransactionId) {
         let Some(it) = self.transactions.get_mut(&id) else { return };
-        it.track = Track { epoch: 0, written: self.epoch - 1, stored: true };
+        it.track = Track { epoch: 0, written: self.changes.epoch() - 1, stored: true };
         let (key, value) = (PersistedKey::TransactionRecord(id).to_bytes(), Some(encode(&it.what)));
-        self.snapshot.writes.push(TableWrite { object: ObjectId::SESSIONS, key, value });
+        self.changes.writes.push(TableWrite { object: ObjectId::SESSIONS, key, value });
     }
 
     pub(crate) fn loaded_transaction(&mut self, id: TransactionId, value: &[u8]) -> Result<(), Corrupt> {

@@ -18,8 +18,9 @@ use crate::machine::Meta;
 use crate::record::{Corrupt, decode, encode};
 use crate::session::PersistedKey;
 use crate::snapshot::Changed;
-use crate::state::{State, Track};
+use crate::state::State;
 use crate::step::Step;
+use crate::table::Track;
 use crate::usage::{Limits, Usage};
 
 /// Maximum number of directories per message.
@@ -101,7 +102,7 @@ impl State {
     /// Prepares the record for a change: encodes it first if the current snapshot needs its old
     /// state.
     fn touch_deltas(&mut self, rank: Rank) -> &mut UsageDeltas {
-        let epoch = self.epoch;
+        let epoch = self.changes.epoch();
         let was = self.usage_deltas.get(&rank).map_or(0, |deltas| deltas.track.epoch);
         if was != epoch {
             if was != 0 {
@@ -116,13 +117,13 @@ impl State {
 
     /// Adds the record to the current snapshot, if it belongs there and is not in it yet.
     pub(crate) fn encode_deltas(&mut self, rank: Rank) {
-        let was = self.epoch - 1;
+        let was = self.changes.epoch() - 1;
         let Some(deltas) = self.usage_deltas.get_mut(&rank).filter(|deltas| deltas.track.epoch == was) else {
             return;
         };
         deltas.track = Track { epoch: 0, written: was, stored: true };
         let (key, value) = (PersistedKey::UsageDeltas(rank).to_bytes(), Some(encode(deltas)));
-        self.snapshot.writes.push(TableWrite { object: ObjectId::SESSIONS, key, value });
+        self.changes.writes.push(TableWrite { object: ObjectId::SESSIONS, key, value });
     }
 
     pub(crate) fn loaded_deltas(&mut self, rank: Rank, value: &[u8]) -> Result<(), Corrupt> {

@@ -3,14 +3,14 @@
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
-use espalier_proto::{ClientId, Ino, Location, ObjectId, Rank, RequestId, TableWrite};
+use espalier_proto::{ClientId, Ino, Location, ObjectId, Rank, RequestId};
 
 use super::completed::CompletedOutcome;
 use super::unused::Unused;
 use crate::rank::{TransactionId, TransactionRecord, UsageDeltas};
 use crate::record::{Corrupt, decode, encode};
-use crate::snapshot::Changed;
-use crate::state::{State, Track};
+use crate::state::State;
+use crate::table::{Record, Track};
 
 /// The persistent part of a session.
 #[derive(Debug, Default)]
@@ -22,24 +22,34 @@ pub(crate) struct PersistedSession {
     pub track: Track,
 }
 
-/// The encoding of [`PersistedSession`].
-type Record = (BTreeMap<RequestId, CompletedOutcome>, Unused);
+impl Record for PersistedSession {
+    type Key = ClientId;
 
-fn parse(value: &[u8]) -> Result<Record, Corrupt> {
-    decode::<Record>(value).and_then(|record| if record.1.is_sound() { Ok(record) } else { Err(Corrupt) })
+    fn place(client: ClientId) -> (ObjectId, Vec<u8>) {
+        PersistedKey::Session(client).place()
+    }
+
+    fn encode(&self) -> Option<Vec<u8>> {
+        Some(encode(&(&self.completed, &self.unused)))
+    }
+
+    fn decode(value: &[u8]) -> Result<Self, Corrupt> {
+        let (completed, unused): (_, Unused) = decode(value)?;
+        let session = Self { completed, unused, track: Track::default() };
+        if session.unused.is_sound() { Ok(session) } else { Err(Corrupt) }
+    }
+
+    fn track(&mut self) -> &mut Track {
+        &mut self.track
+    }
 }
 
 impl State {
     pub(crate) fn apply_session(&mut self, client: ClientId, begins: bool) {
         if begins {
-            self.sessions.entry(client).or_default();
-            self.touch_session(client);
-        } else if self.touch_session(client).is_some()
-            && let Some(persisted) = self.sessions.remove(&client)
-            && persisted.track.stored
-        {
-            let key = PersistedKey::Session(client).to_bytes();
-            self.erased.push(TableWrite { object: ObjectId::SESSIONS, key, value: None });
+            self.sessions.insert(client, PersistedSession::default(), &mut self.changes);
+        } else {
+            self.sessions.remove(client, &mut self.changes);
         }
     }
 
@@ -50,56 +60,24 @@ impl State {
         below: RequestId,
         outcome: &CompletedOutcome,
     ) {
-        if let Some(persisted) = self.touch_session(client) {
-            while let Some(first) = persisted.completed.first_entry()
+        self.sessions.change(client, &mut self.changes, |session| {
+            while let Some(first) = session.completed.first_entry()
                 && *first.key() < below
             {
                 first.remove();
             }
             // The inode exists, so its number is used, if it was one of the client's.
             if let CompletedOutcome::Given { ino, .. } = outcome {
-                persisted.unused.take(*ino);
+                session.unused.take(*ino);
             }
-            persisted.completed.insert(id, outcome.clone());
-        }
-    }
-
-    /// Prepares the record for a change or removal: encodes it first if the current snapshot needs
-    /// its old state.
-    pub(super) fn touch_session(&mut self, client: ClientId) -> Option<&mut PersistedSession> {
-        let epoch = self.epoch;
-        let was = self.sessions.get(&client)?.track.epoch;
-        if was != epoch {
-            if was != 0 {
-                self.encode_session(client);
-            }
-            self.changed.push_back(Changed::Session(client));
-        }
-        let persisted = self.sessions.get_mut(&client)?;
-        persisted.track.epoch = epoch;
-        Some(persisted)
-    }
-
-    /// Adds the record to the current snapshot.
-    pub(crate) fn encode_session(&mut self, client: ClientId) {
-        let Some(persisted) = self.sessions.get_mut(&client) else { return };
-        persisted.track = Track { epoch: 0, written: self.epoch - 1, stored: true };
-        let (key, value) = (
-            PersistedKey::Session(client).to_bytes(),
-            Some(encode(&(&persisted.completed, &persisted.unused))),
-        );
-        self.snapshot.writes.push(TableWrite { object: ObjectId::SESSIONS, key, value });
+            session.completed.insert(id, outcome.clone());
+        });
     }
 
     /// Loads a record of [`ObjectId::SESSIONS`].
     pub(crate) fn loaded_session(&mut self, key: &[u8], value: &[u8]) -> Result<(), Corrupt> {
         match PersistedKey::from_bytes(key).ok_or(Corrupt)? {
-            PersistedKey::Session(client) => {
-                let (completed, unused) = parse(value)?;
-                let persisted = PersistedSession { completed, unused, track: Track::STORED };
-                self.sessions.insert(client, persisted);
-                Ok(())
-            }
+            PersistedKey::Session(client) => self.sessions.load(client, value),
             PersistedKey::Moved(ino) => self.loaded_moved(ino, value),
             PersistedKey::TransactionRecord(id) => self.loaded_transaction(id, value),
             PersistedKey::UsageDeltas(rank) => self.loaded_deltas(rank, value),
@@ -130,6 +108,11 @@ pub(crate) enum PersistedKey {
 }
 
 impl PersistedKey {
+    /// The record's object, and its key there.
+    pub(crate) fn place(self) -> (ObjectId, Vec<u8>) {
+        (ObjectId::SESSIONS, self.to_bytes())
+    }
+
     pub(crate) fn to_bytes(self) -> Vec<u8> {
         let (tag, number) = match self {
             Self::Session(client) => (b's', client.0),
@@ -172,7 +155,9 @@ impl PersistedKey {
 /// The bound below which a record of [`ObjectId::SESSIONS`] has allocated inode numbers; 0 if none.
 pub(crate) fn given_below(key: &[u8], value: &[u8]) -> u64 {
     match PersistedKey::from_bytes(key) {
-        Some(PersistedKey::Session(_)) => parse(value).map_or(0, |(_, unused)| unused.end()),
+        Some(PersistedKey::Session(_)) => {
+            PersistedSession::decode(value).map_or(0, |session| session.unused.end())
+        }
         _ => 0,
     }
 }
@@ -180,7 +165,7 @@ pub(crate) fn given_below(key: &[u8], value: &[u8]) -> u64 {
 /// True if a record of [`ObjectId::SESSIONS`] is valid.
 pub fn is_sound_record(key: &[u8], value: &[u8]) -> bool {
     match PersistedKey::from_bytes(key) {
-        Some(PersistedKey::Session(_)) => parse(value).is_ok(),
+        Some(PersistedKey::Session(_)) => PersistedSession::decode(value).is_ok(),
         Some(PersistedKey::Moved(_)) => decode::<Location>(value).is_ok(),
         Some(PersistedKey::TransactionRecord(_)) => TransactionRecord::is_sound_record(value),
         Some(PersistedKey::UsageDeltas(_)) => decode::<UsageDeltas>(value).is_ok(),

@@ -14,7 +14,8 @@ use crate::machine::Meta;
 use crate::record::{Corrupt, decode, encode};
 use crate::session::PersistedKey;
 use crate::snapshot::Changed;
-use crate::state::{Location, Map, State, Track};
+use crate::state::{Location, Map, State};
+use crate::table::Track;
 
 /// A place in a directory: its inode number and the hash of a name.
 type DentryHint = (Ino, u64);
@@ -123,7 +124,7 @@ impl State {
     // ---- Moved inodes
 
     pub(crate) fn apply_moved(&mut self, ino: Ino, location: Location) {
-        let (epoch, changed) = (self.epoch, &mut self.changed);
+        let (epoch, changed) = (self.changes.epoch(), &mut self.changed);
         let track = Track { epoch, ..Track::default() };
         let moved = self.reclaimed.moved.entry(ino).or_insert_with(|| Moved { location, track });
         moved.location = location;
@@ -136,11 +137,7 @@ impl State {
         if let Some(moved) = self.reclaimed.moved.remove(&ino)
             && moved.track.stored
         {
-            self.erased.push(TableWrite {
-                object: ObjectId::SESSIONS,
-                key: PersistedKey::Moved(ino).to_bytes(),
-                value: None,
-            });
+            self.changes.erase((ObjectId::SESSIONS, PersistedKey::Moved(ino).to_bytes()));
         }
     }
 
@@ -158,9 +155,9 @@ impl State {
     /// is only a hint.
     pub(crate) fn encode_moved(&mut self, ino: Ino) {
         let Some(moved) = self.reclaimed.moved.get_mut(&ino) else { return };
-        moved.track = Track { epoch: 0, written: self.epoch - 1, stored: true };
+        moved.track = Track { epoch: 0, written: self.changes.epoch() - 1, stored: true };
         let (key, value) = (PersistedKey::Moved(ino).to_bytes(), Some(encode(&moved.location)));
-        self.snapshot.writes.push(TableWrite { object: ObjectId::SESSIONS, key, value });
+        self.changes.writes.push(TableWrite { object: ObjectId::SESSIONS, key, value });
     }
 
     pub(crate) fn loaded_moved(&mut self, ino: Ino, value: &[u8]) -> Result<(), Corrupt> {

@@ -23,7 +23,7 @@ impl Meta {
     /// Resumes the journaled sessions. Returns true if any must reclaim: then `orphans` may be
     /// theirs.
     pub(crate) fn recover_sessions(&mut self, orphans: &[(Ino, bool)]) -> bool {
-        let clients: Vec<ClientId> = self.state.sessions.keys().copied().collect();
+        let clients: Vec<ClientId> = self.state.sessions.sorted().map(|(client, _)| *client).collect();
         let Some(_) = self.config.session_ms else {
             clients.into_iter().for_each(|client| self.journal_session(client, false));
             self.state.forget_unheld_moves();

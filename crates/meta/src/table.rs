@@ -1,0 +1,268 @@
+//! Tracked tables: the records of one kind that are in memory, and which of them the next
+//! checkpoint must write.
+//!
+//! A checkpoint writes a snapshot, that is all records as of one position of the journal, in pieces
+//! while operations continue. The changes between two snapshots are an epoch. A record that changes
+//! before its piece of the snapshot is written is encoded just before the change.
+
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+use core::hash::Hash;
+
+use espalier_proto::{ObjectId, TableWrite};
+use hashbrown::hash_map::Entry;
+
+use crate::record::Corrupt;
+use crate::snapshot::UnwrittenChanges;
+use crate::state::Map;
+
+/// Tracks whether a checkpoint must write a record.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Track {
+    /// Epoch of the last change; 0: unchanged since it was written or loaded.
+    pub epoch: u32,
+    /// Epoch of the checkpoint that writes the record or its removal; 0: it was loaded.
+    pub written: u32,
+    /// The store may have the record, so removing it needs a write.
+    pub stored: bool,
+}
+
+impl Track {
+    pub(crate) const STORED: Self = Self { epoch: 0, written: 0, stored: true };
+
+    /// True if the store durably has what is in memory. `published`: epoch of the last checkpoint.
+    pub(crate) fn is_clean(self, published: u32) -> bool {
+        self.epoch == 0 && self.written <= published
+    }
+}
+
+/// What change tracking needs of a record.
+pub(crate) trait Tracked {
+    type Key: Clone + Eq + Hash + Ord;
+    /// Other records that the encoding depends on.
+    type Context;
+
+    fn track(&mut self) -> &mut Track;
+
+    /// Approximate memory that a change takes until a checkpoint has written it, in bytes.
+    fn dirty_bytes(&self) -> usize;
+
+    /// Adds the record to a snapshot.
+    fn write(&mut self, key: &Self::Key, context: &mut Self::Context, writes: &mut Vec<TableWrite>);
+}
+
+/// A kind of record with a key of its own, independent of other kinds.
+pub(crate) trait Record: Sized {
+    type Key: Copy + Eq + Hash + Ord;
+
+    /// The object of the record, and its key there.
+    fn place(key: Self::Key) -> (ObjectId, Vec<u8>);
+
+    /// `None`: an empty record, which is not stored.
+    fn encode(&self) -> Option<Vec<u8>>;
+
+    fn decode(value: &[u8]) -> Result<Self, Corrupt>;
+
+    fn track(&mut self) -> &mut Track;
+
+    /// Size of the record as far as it counts towards the bounds on the cache and on unwritten
+    /// changes, in bytes.
+    fn bytes(&self) -> usize {
+        0
+    }
+}
+
+impl<R: Record> Tracked for R {
+    type Key = R::Key;
+    type Context = ();
+
+    fn track(&mut self) -> &mut Track {
+        Record::track(self)
+    }
+
+    fn dirty_bytes(&self) -> usize {
+        self.bytes()
+    }
+
+    fn write(&mut self, key: &R::Key, (): &mut (), writes: &mut Vec<TableWrite>) {
+        let value = self.encode();
+        let was_stored = core::mem::replace(&mut Record::track(self).stored, value.is_some());
+        if was_stored || value.is_some() {
+            let (object, key) = R::place(*key);
+            writes.push(TableWrite { object, key, value });
+        }
+    }
+}
+
+/// The changed records of one kind, and the size of all that are in memory.
+#[derive(Debug)]
+pub(crate) struct Tracker<K> {
+    /// Keys of changed records, each with the epoch of the change.
+    changed: VecDeque<(u32, K)>,
+    /// Sum of [`Record::bytes`].
+    bytes: usize,
+}
+
+impl<K> Default for Tracker<K> {
+    fn default() -> Self {
+        Self { changed: VecDeque::new(), bytes: 0 }
+    }
+}
+
+impl<K: Clone> Tracker<K> {
+    /// Prepares a change of a record: encodes it first if the current snapshot needs its old state.
+    pub(crate) fn touch<R: Tracked<Key = K>>(
+        &mut self,
+        key: &K,
+        record: &mut R,
+        context: &mut R::Context,
+        changes: &mut UnwrittenChanges,
+    ) {
+        if record.track().epoch != changes.epoch() {
+            changes.encode(key, record, context);
+            record.track().epoch = changes.epoch();
+            changes.note(record.dirty_bytes());
+            self.changed.push_back((changes.epoch(), key.clone()));
+        }
+    }
+
+    fn change<R: Record<Key = K>, T>(
+        &mut self,
+        key: &K,
+        record: &mut R,
+        changes: &mut UnwrittenChanges,
+        change: impl FnOnce(&mut R) -> T,
+    ) -> T {
+        self.touch(key, record, &mut (), changes);
+        let before = record.bytes();
+        let result = change(record);
+        let after = record.bytes();
+        changes.note(after.saturating_sub(before));
+        self.bytes = self.bytes + after - before;
+        result
+    }
+
+    /// The next record that the current snapshot may lack.
+    pub(crate) fn pop(&mut self, changes: &UnwrittenChanges) -> Option<K> {
+        self.changed.pop_front_if(|(epoch, _)| *epoch < changes.epoch()).map(|(_, key)| key)
+    }
+}
+
+/// The records of one kind that are in memory.
+#[derive(Debug)]
+pub(crate) struct RecordTable<R: Tracked> {
+    records: Map<R::Key, R>,
+    tracker: Tracker<R::Key>,
+}
+
+impl<R: Tracked> Default for RecordTable<R> {
+    fn default() -> Self {
+        Self { records: Map::default(), tracker: Tracker::default() }
+    }
+}
+
+impl<R: Tracked> RecordTable<R> {
+    pub(crate) fn get(&self, key: &R::Key) -> Option<&R> {
+        self.records.get(key)
+    }
+
+    /// For changes of what the store does not have.
+    pub(crate) fn untracked(&mut self, key: &R::Key) -> Option<&mut R> {
+        self.records.get_mut(key)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.records.len()
+    }
+
+    /// The records, in no particular order.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&R::Key, &R)> {
+        self.records.iter()
+    }
+
+    /// The records in ascending order of their keys.
+    pub(crate) fn sorted(&self) -> impl Iterator<Item = (&R::Key, &R)> {
+        let mut records: Vec<(&R::Key, &R)> = self.records.iter().collect();
+        records.sort_unstable_by_key(|record| record.0);
+        records.into_iter()
+    }
+
+    /// Adds records to the current snapshot until it has `limit` writes, or all changed records of
+    /// this table.
+    pub(crate) fn write_changed(
+        &mut self,
+        limit: usize,
+        context: &mut R::Context,
+        changes: &mut UnwrittenChanges,
+    ) {
+        while changes.writes.len() < limit
+            && let Some(key) = self.tracker.pop(changes)
+        {
+            if let Some(record) = self.records.get_mut(&key) {
+                changes.encode(&key, record, context);
+            }
+        }
+    }
+}
+
+impl<R: Record> RecordTable<R> {
+    /// Changes a record, if there is one.
+    pub(crate) fn change<T>(
+        &mut self,
+        key: R::Key,
+        changes: &mut UnwrittenChanges,
+        change: impl FnOnce(&mut R) -> T,
+    ) -> Option<T> {
+        let record = self.records.get_mut(&key)?;
+        Some(self.tracker.change(&key, record, changes, change))
+    }
+
+    /// Changes a record that may be new: then it is `new()` before.
+    pub(crate) fn change_or_insert<T>(
+        &mut self,
+        key: R::Key,
+        changes: &mut UnwrittenChanges,
+        new: impl FnOnce() -> R,
+        change: impl FnOnce(&mut R) -> T,
+    ) -> T {
+        let record = self.records.entry(key).or_insert_with(|| {
+            let record = new();
+            self.tracker.bytes += record.bytes();
+            record
+        });
+        self.tracker.change(&key, record, changes, change)
+    }
+
+    /// Adds a record, unless there is one.
+    pub(crate) fn insert(&mut self, key: R::Key, record: R, changes: &mut UnwrittenChanges) {
+        self.change_or_insert(key, changes, || record, |_| ());
+    }
+
+    /// Removes a record, also from the store with the next checkpoint.
+    pub(crate) fn remove(&mut self, key: R::Key, changes: &mut UnwrittenChanges) -> Option<R> {
+        let mut record = self.evict(key)?;
+        changes.encode(&key, &mut record, &mut ());
+        if Record::track(&mut record).stored {
+            changes.erase(R::place(key));
+        }
+        Some(record)
+    }
+
+    /// Drops a record from memory.
+    pub(crate) fn evict(&mut self, key: R::Key) -> Option<R> {
+        let record = self.records.remove(&key)?;
+        self.tracker.bytes -= record.bytes();
+        Some(record)
+    }
+
+    /// Takes in a record of the store. A record in memory is newer and stays.
+    pub(crate) fn load(&mut self, key: R::Key, value: &[u8]) -> Result<(), Corrupt> {
+        if let Entry::Vacant(entry) = self.records.entry(key) {
+            let mut record = R::decode(value)?;
+            *Record::track(&mut record) = Track::STORED;
+            self.tracker.bytes += record.bytes();
+            entry.insert(record);
+        }
+        Ok(())
+    }
+}
