@@ -6,7 +6,6 @@ use alloc::vec::Vec;
 
 use espalier_proto::{Ino, Name, ObjectId, Rank, TableWrite};
 
-use crate::rank::TransactionId;
 use crate::record::{Dentry, InoRecord, Slot, encode, encode_primary};
 use crate::state::{Cached, Location, NO_DIR, State, Strip, Target, XattrCell, orphan_key};
 use crate::table::{Track, Tracked};
@@ -19,7 +18,6 @@ pub(crate) enum Changed {
     Strip(Ino),
     Xattrs(Ino),
     Moved(Ino),
-    TransactionRecord(TransactionId),
     UsageDeltas(Rank),
 }
 
@@ -127,11 +125,6 @@ impl State {
                 Changed::Remote(dir, slot) => self.encode_remote(dir, &slot),
                 Changed::Moved(ino) => self.encode_moved(ino),
                 Changed::UsageDeltas(rank) => self.encode_deltas(rank),
-                Changed::TransactionRecord(id) => {
-                    if self.transactions.get(&id).is_some_and(|it| it.track.epoch == was) {
-                        self.encode_transaction(id);
-                    }
-                }
                 Changed::Strip(ino) => {
                     if let Some(strip) = self.strips.get_mut(&ino).filter(|strip| strip.track.epoch == was) {
                         encode_strip(ino, strip, self.changes.epoch(), &mut self.changes.writes);
@@ -144,7 +137,8 @@ impl State {
                 }
             }
         }
-        let Self { changes, sessions, .. } = self;
+        let Self { changes, sessions, transactions, .. } = self;
+        transactions.write_changed(records, &mut (), changes);
         sessions.write_changed(records, &mut (), changes);
         core::mem::take(&mut changes.writes)
     }

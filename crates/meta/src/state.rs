@@ -14,7 +14,7 @@ use rustc_hash::FxBuildHasher;
 
 use crate::evict::Clock;
 use crate::pool::Batch;
-use crate::rank::{Locks, TransactionId, TransactionRecord, UsageDeltas};
+use crate::rank::{Locks, TransactionRecord, UsageDeltas};
 use crate::record::{Body, InoRecord, Inode, Slot, Xattrs};
 use crate::session::{PersistedSession, Reclaimed};
 use crate::snapshot::{Changed, UnwrittenChanges, encode_strip, encode_xattrs};
@@ -197,7 +197,7 @@ pub(crate) struct State {
     /// Removed directories with entries; the last is freed first.
     pub trash: Vec<Trashed>,
     pub sessions: RecordTable<PersistedSession>,
-    pub transactions: BTreeMap<TransactionId, TransactionRecord>,
+    pub transactions: RecordTable<TransactionRecord>,
     /// Locks of prepared transactions; `None` while an event is applied.
     pub locks: Option<Box<Locks>>,
     /// Exchange of usage deltas, by rank.
@@ -235,7 +235,7 @@ impl State {
             size_dirty: BTreeMap::new(),
             trash: Vec::new(),
             sessions: RecordTable::default(),
-            transactions: BTreeMap::new(),
+            transactions: RecordTable::default(),
             locks: None,
             usage_deltas: BTreeMap::new(),
             reclaimed: Reclaimed::default(),

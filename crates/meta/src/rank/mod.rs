@@ -182,7 +182,7 @@ impl Meta {
     /// Parts prepared here for a coordinator, with their edits. Only the coordinator knows whether
     /// they are committed.
     pub fn prepared_for(&self, coordinator: Rank) -> impl Iterator<Item = (TransactionId, &[Edit])> {
-        self.state.transactions.iter().filter_map(move |(id, it)| match &it.what {
+        self.state.transactions.sorted().filter_map(move |(id, it)| match &it.what {
             TransactionState::Prepared(part, _) if id.rank == coordinator => {
                 Some((*id, part.edits.as_slice()))
             }
@@ -197,7 +197,7 @@ impl Meta {
 
     /// Asks coordinators for the decisions of prepared transactions.
     pub(crate) fn inquire(&mut self, of: impl Fn(Rank) -> bool) {
-        let prepared = self.state.transactions.iter().filter_map(|(id, it)| match it.what {
+        let prepared = self.state.transactions.sorted().filter_map(|(id, it)| match it.what {
             TransactionState::Prepared(_, vote) if of(id.rank) => Some((*id, vote)),
             _ => None,
         });
@@ -241,7 +241,7 @@ impl Meta {
     /// Restores prepared and committed transactions after a restart.
     pub(crate) fn recover_transactions(&mut self) {
         let mut prepared = Vec::new();
-        for (id, it) in &self.state.transactions {
+        for (id, it) in self.state.transactions.sorted() {
             match &it.what {
                 TransactionState::Prepared(part, _) => prepared.push((part.age(*id), part.edits.clone())),
                 TransactionState::Committed(ranks) => {

@@ -3,17 +3,16 @@
 
 use alloc::vec::Vec;
 
-use espalier_proto::{FileType, Ino, ObjectId, Rank, TableWrite};
+use espalier_proto::{FileType, Ino, ObjectId, Rank};
 use serde::{Deserialize, Serialize};
 
 use super::edit::{Edit, Part};
 use super::message::{Age, TransactionId, Vote};
 use crate::record::{Corrupt, decode, encode};
 use crate::session::PersistedKey;
-use crate::snapshot::Changed;
 use crate::state::State;
 use crate::step::Step;
-use crate::table::Track;
+use crate::table::{Record, Track};
 
 #[derive(Debug)]
 pub(crate) struct TransactionRecord {
@@ -29,10 +28,23 @@ pub(crate) enum TransactionState {
     Committed(Vec<(Rank, Vote)>),
 }
 
-impl TransactionRecord {
-    /// True if a record is valid.
-    pub(crate) fn is_sound_record(value: &[u8]) -> bool {
-        decode::<TransactionState>(value).is_ok()
+impl Record for TransactionRecord {
+    type Key = TransactionId;
+
+    fn place(id: TransactionId) -> (ObjectId, Vec<u8>) {
+        PersistedKey::TransactionRecord(id).place()
+    }
+
+    fn encode(&self) -> Option<Vec<u8>> {
+        Some(encode(&self.what))
+    }
+
+    fn decode(value: &[u8]) -> Result<Self, Corrupt> {
+        Ok(Self { what: decode(value)?, track: Track::default() })
+    }
+
+    fn track(&mut self) -> &mut Track {
+        &mut self.track
     }
 }
 
@@ -100,35 +112,13 @@ impl State {
         Ok(())
     }
 
+    /// Adds a record, which never changes.
     fn add_transaction(&mut self, id: TransactionId, what: TransactionState) {
-        let track = Track { epoch: self.changes.epoch(), ..Track::default() };
-        self.transactions.insert(id, TransactionRecord { what, track });
-        self.changed.push_back(Changed::TransactionRecord(id));
+        let record = TransactionRecord { what, track: Track::default() };
+        self.transactions.insert(id, record, &mut self.changes);
     }
 
-    /// Removes the record, which never changes.
     pub(crate) fn forget_transaction(&mut self, id: TransactionId) {
-        let Some(it) = self.transactions.get(&id) else { return };
-        if it.track.epoch != 0 && it.track.epoch != self.changes.epoch() {
-            // The current snapshot includes it.
-            self.encode_transaction(id);
-        }
-        if self.transactions.remove(&id).is_some_and(|it| it.track.stored) {
-            let key = PersistedKey::TransactionRecord(id).to_bytes();
-            self.changes.erase((ObjectId::SESSIONS, key));
-        }
-    }
-
-    /// Adds the record to the current snapshot.
-    pub(crate) fn encode_transaction(&mut self, id: TransactionId) {
-        let Some(it) = self.transactions.get_mut(&id) else { return };
-        it.track = Track { epoch: 0, written: self.changes.epoch() - 1, stored: true };
-        let (key, value) = (PersistedKey::TransactionRecord(id).to_bytes(), Some(encode(&it.what)));
-        self.changes.writes.push(TableWrite { object: ObjectId::SESSIONS, key, value });
-    }
-
-    pub(crate) fn loaded_transaction(&mut self, id: TransactionId, value: &[u8]) -> Result<(), Corrupt> {
-        self.transactions.insert(id, TransactionRecord { what: decode(value)?, track: Track::STORED });
-        Ok(())
+        self.transactions.remove(id, &mut self.changes);
     }
 }

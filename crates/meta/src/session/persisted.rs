@@ -79,7 +79,7 @@ impl State {
         match PersistedKey::from_bytes(key).ok_or(Corrupt)? {
             PersistedKey::Session(client) => self.sessions.load(client, value),
             PersistedKey::Moved(ino) => self.loaded_moved(ino, value),
-            PersistedKey::TransactionRecord(id) => self.loaded_transaction(id, value),
+            PersistedKey::TransactionRecord(id) => self.transactions.load(id, value),
             PersistedKey::UsageDeltas(rank) => self.loaded_deltas(rank, value),
         }
     }
@@ -167,7 +167,7 @@ pub fn is_sound_record(key: &[u8], value: &[u8]) -> bool {
     match PersistedKey::from_bytes(key) {
         Some(PersistedKey::Session(_)) => PersistedSession::decode(value).is_ok(),
         Some(PersistedKey::Moved(_)) => decode::<Location>(value).is_ok(),
-        Some(PersistedKey::TransactionRecord(_)) => TransactionRecord::is_sound_record(value),
+        Some(PersistedKey::TransactionRecord(_)) => TransactionRecord::decode(value).is_ok(),
         Some(PersistedKey::UsageDeltas(_)) => decode::<UsageDeltas>(value).is_ok(),
         None => false,
     }
