@@ -4,7 +4,7 @@
 
 use alloc::vec::Vec;
 
-use espalier_proto::{Ino, Name, ObjectId, Rank, TableWrite};
+use espalier_proto::{Ino, Name, ObjectId, TableWrite};
 
 use crate::record::{Dentry, InoRecord, Slot, encode, encode_primary};
 use crate::state::{Cached, Location, NO_DIR, State, Strip, Target, XattrCell, orphan_key};
@@ -18,7 +18,6 @@ pub(crate) enum Changed {
     Strip(Ino),
     Xattrs(Ino),
     Moved(Ino),
-    UsageDeltas(Rank),
 }
 
 /// The changes since the last snapshot, and the current snapshot.
@@ -124,7 +123,6 @@ impl State {
                 }
                 Changed::Remote(dir, slot) => self.encode_remote(dir, &slot),
                 Changed::Moved(ino) => self.encode_moved(ino),
-                Changed::UsageDeltas(rank) => self.encode_deltas(rank),
                 Changed::Strip(ino) => {
                     if let Some(strip) = self.strips.get_mut(&ino).filter(|strip| strip.track.epoch == was) {
                         encode_strip(ino, strip, self.changes.epoch(), &mut self.changes.writes);
@@ -137,7 +135,8 @@ impl State {
                 }
             }
         }
-        let Self { changes, sessions, transactions, .. } = self;
+        let Self { changes, sessions, transactions, usage_deltas, .. } = self;
+        usage_deltas.write_changed(records, &mut (), changes);
         transactions.write_changed(records, &mut (), changes);
         sessions.write_changed(records, &mut (), changes);
         core::mem::take(&mut changes.writes)

@@ -8,7 +8,7 @@ use alloc::vec::Vec;
 use core::cell::Cell as Mutable;
 
 pub(crate) use espalier_proto::Location;
-use espalier_proto::{Errno, FileType, Ino, Name, ObjectId, Rank};
+use espalier_proto::{Errno, FileType, Ino, Name, ObjectId};
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
@@ -201,7 +201,7 @@ pub(crate) struct State {
     /// Locks of prepared transactions; `None` while an event is applied.
     pub locks: Option<Box<Locks>>,
     /// Exchange of usage deltas, by rank.
-    pub usage_deltas: BTreeMap<Rank, UsageDeltas>,
+    pub usage_deltas: RecordTable<UsageDeltas>,
     pub reclaimed: Reclaimed,
     pub changes: UnwrittenChanges,
     pub changed: VecDeque<Changed>,
@@ -237,7 +237,7 @@ impl State {
             sessions: RecordTable::default(),
             transactions: RecordTable::default(),
             locks: None,
-            usage_deltas: BTreeMap::new(),
+            usage_deltas: RecordTable::default(),
             reclaimed: Reclaimed::default(),
             changes: UnwrittenChanges::default(),
             changed: VecDeque::new(),

@@ -9,7 +9,7 @@ use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::cell::Cell;
 
-use espalier_proto::{Errno, Ino, Limit, ObjectId, Rank, TableWrite};
+use espalier_proto::{Errno, Ino, Limit, ObjectId, Rank};
 use serde::{Deserialize, Serialize};
 
 use super::message::PeerMessage;
@@ -17,10 +17,9 @@ use crate::event::Event;
 use crate::machine::Meta;
 use crate::record::{Corrupt, decode, encode};
 use crate::session::PersistedKey;
-use crate::snapshot::Changed;
 use crate::state::State;
 use crate::step::Step;
-use crate::table::Track;
+use crate::table::{Record, Track};
 use crate::usage::{Limits, Usage};
 
 /// Maximum number of directories per message.
@@ -47,16 +46,37 @@ pub(crate) struct UsageDeltas {
     track: Track,
 }
 
+impl Record for UsageDeltas {
+    type Key = Rank;
+
+    fn place(rank: Rank) -> (ObjectId, Vec<u8>) {
+        PersistedKey::UsageDeltas(rank).place()
+    }
+
+    fn encode(&self) -> Option<Vec<u8>> {
+        Some(encode(self))
+    }
+
+    fn decode(value: &[u8]) -> Result<Self, Corrupt> {
+        decode(value)
+    }
+
+    fn track(&mut self) -> &mut Track {
+        &mut self.track
+    }
+}
+
 impl State {
     /// Adds a gain and a loss to what is owed for a directory at another rank.
     pub(crate) fn owe(&mut self, dir: Ino, gain: Usage, loss: Usage) {
-        let owed = &mut self.touch_deltas(dir.rank()).owed;
-        let sum = owed.get(&dir).copied().unwrap_or_default().plus(gain).minus(loss);
-        if sum == Usage::default() {
-            owed.remove(&dir);
-        } else {
-            owed.insert(dir, sum);
-        }
+        self.change_deltas(dir.rank(), |deltas| {
+            let sum = deltas.owed.get(&dir).copied().unwrap_or_default().plus(gain).minus(loss);
+            if sum == Usage::default() {
+                deltas.owed.remove(&dir);
+            } else {
+                deltas.owed.insert(dir, sum);
+            }
+        });
     }
 
     /// The known quotas above a directory at another rank, with what that rank has not counted yet
@@ -75,13 +95,14 @@ impl State {
 
     /// Numbers the next deltas for a rank.
     pub(crate) fn apply_usage_sent(&mut self, to: Rank) {
-        let deltas = self.touch_deltas(to);
-        while deltas.unanswered.len() < MAX_DIRS_SENT
-            && let Some(first) = deltas.owed.pop_first()
-        {
-            deltas.unanswered.push(first);
-            deltas.sent += 1;
-        }
+        self.change_deltas(to, |deltas| {
+            while deltas.unanswered.len() < MAX_DIRS_SENT
+                && let Some(first) = deltas.owed.pop_first()
+            {
+                deltas.unanswered.push(first);
+                deltas.sent += 1;
+            }
+        });
     }
 
     /// Counts the next delta of another rank. `None`: its directory is gone.
@@ -90,45 +111,17 @@ impl State {
             self.load_above(dir)?;
             self.count(dir, change, Usage::default());
         }
-        self.touch_deltas(from).heard += 1;
+        self.change_deltas(from, |deltas| deltas.heard += 1);
         Ok(())
     }
 
     /// Drops the deltas that a rank has counted.
     pub(crate) fn apply_counted(&mut self, by: Rank) {
-        self.touch_deltas(by).unanswered.clear();
+        self.change_deltas(by, |deltas| deltas.unanswered.clear());
     }
 
-    /// Prepares the record for a change: encodes it first if the current snapshot needs its old
-    /// state.
-    fn touch_deltas(&mut self, rank: Rank) -> &mut UsageDeltas {
-        let epoch = self.changes.epoch();
-        let was = self.usage_deltas.get(&rank).map_or(0, |deltas| deltas.track.epoch);
-        if was != epoch {
-            if was != 0 {
-                self.encode_deltas(rank);
-            }
-            self.changed.push_back(Changed::UsageDeltas(rank));
-        }
-        let deltas = self.usage_deltas.entry(rank).or_default();
-        deltas.track.epoch = epoch;
-        deltas
-    }
-
-    /// Adds the record to the current snapshot, if it belongs there and is not in it yet.
-    pub(crate) fn encode_deltas(&mut self, rank: Rank) {
-        let was = self.changes.epoch() - 1;
-        let Some(deltas) = self.usage_deltas.get_mut(&rank).filter(|deltas| deltas.track.epoch == was) else {
-            return;
-        };
-        deltas.track = Track { epoch: 0, written: was, stored: true };
-        let (key, value) = (PersistedKey::UsageDeltas(rank).to_bytes(), Some(encode(deltas)));
-        self.changes.writes.push(TableWrite { object: ObjectId::SESSIONS, key, value });
-    }
-
-    pub(crate) fn loaded_deltas(&mut self, rank: Rank, value: &[u8]) -> Result<(), Corrupt> {
-        self.usage_deltas.insert(rank, UsageDeltas { track: Track::STORED, ..decode(value)? });
-        Ok(())
+    fn change_deltas(&mut self, rank: Rank, change: impl FnOnce(&mut UsageDeltas)) {
+        self.usage_deltas.change_or_insert(rank, &mut self.changes, UsageDeltas::default, change);
     }
 }
 
@@ -136,10 +129,11 @@ impl Meta {
     /// Sends usage deltas to other ranks, resends unacknowledged ones, and asks for the quotas in
     /// use.
     pub(crate) fn send_usage(&mut self) {
-        if self.state.usage_deltas.is_empty() || self.writable().is_err() {
+        if self.writable().is_err() {
             return;
         }
-        for to in self.state.usage_deltas.keys().copied().collect::<Vec<_>>() {
+        let ranks: Vec<Rank> = self.state.usage_deltas.sorted().map(|(rank, _)| *rank).collect();
+        for to in ranks {
             let deltas = self.state.usage_deltas.get(&to);
             if deltas.is_some_and(|deltas| deltas.unanswered.is_empty() && !deltas.owed.is_empty()) {
                 // Needs no load, so it cannot fail to find a record.
@@ -191,7 +185,7 @@ impl Meta {
 
     /// Handles another rank's acknowledgement of all deltas up to `last`.
     pub(crate) fn usage_counted(&mut self, by: Rank, last: u64, limits: Vec<(Ino, Limits)>) {
-        let Some(deltas) = self.state.usage_deltas.get_mut(&by).filter(|deltas| deltas.sent == last) else {
+        let Some(deltas) = self.state.usage_deltas.untracked(&by).filter(|deltas| deltas.sent == last) else {
             return;
         };
         for (dir, limits) in limits {
@@ -212,6 +206,7 @@ impl Meta {
 
     /// Number of directories at other ranks with deltas that those have not acknowledged.
     pub fn unsent_usage(&self) -> usize {
-        self.state.usage_deltas.values().map(|deltas| deltas.unanswered.len() + deltas.owed.len()).sum()
+        let unsent = |(_, deltas): (_, &UsageDeltas)| deltas.unanswered.len() + deltas.owed.len();
+        self.state.usage_deltas.iter().map(unsent).sum()
     }
 }

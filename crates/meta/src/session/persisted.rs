@@ -80,7 +80,7 @@ impl State {
             PersistedKey::Session(client) => self.sessions.load(client, value),
             PersistedKey::Moved(ino) => self.loaded_moved(ino, value),
             PersistedKey::TransactionRecord(id) => self.transactions.load(id, value),
-            PersistedKey::UsageDeltas(rank) => self.loaded_deltas(rank, value),
+            PersistedKey::UsageDeltas(rank) => self.usage_deltas.load(rank, value),
         }
     }
 
@@ -168,7 +168,7 @@ pub fn is_sound_record(key: &[u8], value: &[u8]) -> bool {
         Some(PersistedKey::Session(_)) => PersistedSession::decode(value).is_ok(),
         Some(PersistedKey::Moved(_)) => decode::<Location>(value).is_ok(),
         Some(PersistedKey::TransactionRecord(_)) => TransactionRecord::decode(value).is_ok(),
-        Some(PersistedKey::UsageDeltas(_)) => decode::<UsageDeltas>(value).is_ok(),
+        Some(PersistedKey::UsageDeltas(_)) => UsageDeltas::decode(value).is_ok(),
         None => false,
     }
 }
