@@ -58,7 +58,7 @@ impl State {
     pub(crate) fn cache_bytes(&self) -> usize {
         self.inodes.len() * INODE
             + self.clock.cells * CELL
-            + (self.known.len() + self.reclaimed.len()) * KNOWN
+            + (self.known.len() + self.reclaimed.len() + self.moved.len()) * KNOWN
             + (self.strips.len() + self.xattrs.len()) * STRIP
             + self.clock.bytes
     }

@@ -17,7 +17,6 @@ pub(crate) enum Changed {
     Remote(Ino, Slot),
     Strip(Ino),
     Xattrs(Ino),
-    Moved(Ino),
 }
 
 /// The changes since the last snapshot, and the current snapshot.
@@ -122,7 +121,6 @@ impl State {
                     }
                 }
                 Changed::Remote(dir, slot) => self.encode_remote(dir, &slot),
-                Changed::Moved(ino) => self.encode_moved(ino),
                 Changed::Strip(ino) => {
                     if let Some(strip) = self.strips.get_mut(&ino).filter(|strip| strip.track.epoch == was) {
                         encode_strip(ino, strip, self.changes.epoch(), &mut self.changes.writes);
@@ -135,7 +133,8 @@ impl State {
                 }
             }
         }
-        let Self { changes, sessions, transactions, usage_deltas, .. } = self;
+        let Self { changes, sessions, transactions, usage_deltas, moved, .. } = self;
+        moved.write_changed(records, &mut (), changes);
         usage_deltas.write_changed(records, &mut (), changes);
         transactions.write_changed(records, &mut (), changes);
         sessions.write_changed(records, &mut (), changes);

@@ -16,7 +16,7 @@ use crate::evict::Clock;
 use crate::pool::Batch;
 use crate::rank::{Locks, TransactionRecord, UsageDeltas};
 use crate::record::{Body, InoRecord, Inode, Slot, Xattrs};
-use crate::session::{PersistedSession, Reclaimed};
+use crate::session::{Moved, PersistedSession, Reclaimed};
 use crate::snapshot::{Changed, UnwrittenChanges, encode_strip, encode_xattrs};
 use crate::step::{Load, Step, Stop, Wait};
 use crate::table::{RecordTable, Track};
@@ -203,6 +203,7 @@ pub(crate) struct State {
     /// Exchange of usage deltas, by rank.
     pub usage_deltas: RecordTable<UsageDeltas>,
     pub reclaimed: Reclaimed,
+    pub moved: RecordTable<Moved>,
     pub changes: UnwrittenChanges,
     pub changed: VecDeque<Changed>,
     /// Removed names, each with the epoch of the checkpoint that removes it from the store.
@@ -239,6 +240,7 @@ impl State {
             locks: None,
             usage_deltas: RecordTable::default(),
             reclaimed: Reclaimed::default(),
+            moved: RecordTable::default(),
             changes: UnwrittenChanges::default(),
             changed: VecDeque::new(),
             gone: VecDeque::new(),

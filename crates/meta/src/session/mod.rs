@@ -20,7 +20,7 @@ pub use audit::Holding;
 pub use completed::CompletedOutcome;
 pub use persisted::is_sound_record;
 pub(crate) use persisted::{PersistedKey, PersistedSession, given_below};
-pub(crate) use reclaim::Reclaimed;
+pub(crate) use reclaim::{Moved, Reclaimed};
 pub(crate) use reclaim_token::TokenKind;
 pub(crate) use unused::Unused;
 

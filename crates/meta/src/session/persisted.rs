@@ -3,9 +3,10 @@
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
-use espalier_proto::{ClientId, Ino, Location, ObjectId, Rank, RequestId};
+use espalier_proto::{ClientId, Ino, ObjectId, Rank, RequestId};
 
 use super::completed::CompletedOutcome;
+use super::reclaim::Moved;
 use super::unused::Unused;
 use crate::rank::{TransactionId, TransactionRecord, UsageDeltas};
 use crate::record::{Corrupt, decode, encode};
@@ -78,7 +79,7 @@ impl State {
     pub(crate) fn loaded_session(&mut self, key: &[u8], value: &[u8]) -> Result<(), Corrupt> {
         match PersistedKey::from_bytes(key).ok_or(Corrupt)? {
             PersistedKey::Session(client) => self.sessions.load(client, value),
-            PersistedKey::Moved(ino) => self.loaded_moved(ino, value),
+            PersistedKey::Moved(ino) => self.moved.load(ino, value),
             PersistedKey::TransactionRecord(id) => self.transactions.load(id, value),
             PersistedKey::UsageDeltas(rank) => self.usage_deltas.load(rank, value),
         }
@@ -166,7 +167,7 @@ pub(crate) fn given_below(key: &[u8], value: &[u8]) -> u64 {
 pub fn is_sound_record(key: &[u8], value: &[u8]) -> bool {
     match PersistedKey::from_bytes(key) {
         Some(PersistedKey::Session(_)) => PersistedSession::decode(value).is_ok(),
-        Some(PersistedKey::Moved(_)) => decode::<Location>(value).is_ok(),
+        Some(PersistedKey::Moved(_)) => Moved::decode(value).is_ok(),
         Some(PersistedKey::TransactionRecord(_)) => TransactionRecord::decode(value).is_ok(),
         Some(PersistedKey::UsageDeltas(_)) => UsageDeltas::decode(value).is_ok(),
         None => false,

@@ -7,15 +7,14 @@
 
 use alloc::vec::Vec;
 
-use espalier_proto::{Held, Ino, ObjectId, TableWrite};
+use espalier_proto::{Held, Ino, ObjectId};
 
 use crate::event::Event;
 use crate::machine::Meta;
 use crate::record::{Corrupt, decode, encode};
 use crate::session::PersistedKey;
-use crate::snapshot::Changed;
 use crate::state::{Location, Map, State};
-use crate::table::Track;
+use crate::table::{Record, Track};
 
 /// A place in a directory: its inode number and the hash of a name.
 type DentryHint = (Ino, u64);
@@ -26,8 +25,6 @@ pub(crate) struct Reclaimed {
     unseen: Map<Ino, Unseen>,
     /// Further hints for these inodes, where clients disagree.
     others: Map<Ino, Vec<DentryHint>>,
-    /// Inodes that clients know and that have moved.
-    moved: Map<Ino, Moved>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -37,15 +34,36 @@ struct Unseen {
     opens: u32,
 }
 
+/// An inode that clients know and that has moved.
 #[derive(Clone, Copy, Debug)]
-struct Moved {
+pub(crate) struct Moved {
     location: Location,
     track: Track,
 }
 
+impl Record for Moved {
+    type Key = Ino;
+
+    fn place(ino: Ino) -> (ObjectId, Vec<u8>) {
+        PersistedKey::Moved(ino).place()
+    }
+
+    fn encode(&self) -> Option<Vec<u8>> {
+        Some(encode(&self.location))
+    }
+
+    fn decode(value: &[u8]) -> Result<Self, Corrupt> {
+        Ok(Self { location: decode(value)?, track: Track::default() })
+    }
+
+    fn track(&mut self) -> &mut Track {
+        &mut self.track
+    }
+}
+
 impl Reclaimed {
     pub(crate) fn len(&self) -> usize {
-        self.unseen.len() + self.moved.len()
+        self.unseen.len()
     }
 
     /// Lookups and opens of an inode that is not in memory.
@@ -99,7 +117,7 @@ impl State {
             cached.nameless |= (cached.location, location) == (Location::Orphan, Location::Orphan);
             return;
         }
-        let location = self.reclaimed.moved.get(&ino).map_or(location, |moved| moved.location);
+        let location = self.moved.get(&ino).map_or(location, |moved| moved.location);
         let hint = if let Location::Dentry { dir, hash } = location { Some((dir, hash)) } else { None };
         let unseen = self.reclaimed.unseen.entry(ino).or_insert(Unseen { hint, ..Unseen::default() });
         unseen.lookups = unseen.lookups.saturating_add(lookups);
@@ -124,45 +142,23 @@ impl State {
     // ---- Moved inodes
 
     pub(crate) fn apply_moved(&mut self, ino: Ino, location: Location) {
-        let (epoch, changed) = (self.changes.epoch(), &mut self.changed);
-        let track = Track { epoch, ..Track::default() };
-        let moved = self.reclaimed.moved.entry(ino).or_insert_with(|| Moved { location, track });
-        moved.location = location;
-        moved.track.epoch = epoch;
-        changed.push_back(Changed::Moved(ino));
+        let new = || Moved { location, track: Track::default() };
+        self.moved.change_or_insert(ino, &mut self.changes, new, |moved| moved.location = location);
     }
 
     /// Forgets that an inode has moved: no client knows its old location.
     pub(crate) fn forget_moved(&mut self, ino: Ino) {
-        if let Some(moved) = self.reclaimed.moved.remove(&ino)
-            && moved.track.stored
-        {
-            self.changes.erase((ObjectId::SESSIONS, PersistedKey::Moved(ino).to_bytes()));
-        }
+        self.moved.remove(ino, &mut self.changes);
     }
 
     /// Forgets moved inodes that no client holds, at the end of the grace period.
     pub(crate) fn forget_unheld_moves(&mut self) {
-        let moved: Vec<Ino> = self.reclaimed.moved.keys().copied().collect();
+        let moved: Vec<Ino> = self.moved.sorted().map(|(ino, _)| *ino).collect();
         for ino in moved {
             if !self.is_held(ino) {
                 self.forget_moved(ino);
             }
         }
-    }
-
-    /// Adds the record to the current snapshot. The record may be newer than the snapshot, since it
-    /// is only a hint.
-    pub(crate) fn encode_moved(&mut self, ino: Ino) {
-        let Some(moved) = self.reclaimed.moved.get_mut(&ino) else { return };
-        moved.track = Track { epoch: 0, written: self.changes.epoch() - 1, stored: true };
-        let (key, value) = (PersistedKey::Moved(ino).to_bytes(), Some(encode(&moved.location)));
-        self.changes.writes.push(TableWrite { object: ObjectId::SESSIONS, key, value });
-    }
-
-    pub(crate) fn loaded_moved(&mut self, ino: Ino, value: &[u8]) -> Result<(), Corrupt> {
-        self.reclaimed.moved.insert(ino, Moved { location: decode(value)?, track: Track::STORED });
-        Ok(())
     }
 }
 
