@@ -29,7 +29,7 @@ pub(crate) struct Clock {
     pub cells: usize,
     /// Number of dentries evicted so far.
     pub dropped: u64,
-    /// Size of names, strips and extended attributes, in bytes.
+    /// Size of names and strips, in bytes.
     pub bytes: usize,
 }
 
@@ -60,6 +60,7 @@ impl State {
             + self.clock.cells * CELL
             + (self.known.len() + self.reclaimed.len() + self.moved.len()) * KNOWN
             + (self.strips.len() + self.xattrs.len()) * STRIP
+            + self.xattrs.bytes()
             + self.clock.bytes
     }
 
@@ -146,9 +147,7 @@ impl State {
         if let Some(strip) = self.strips.remove(&ino) {
             self.clock.bytes = self.clock.bytes.saturating_sub(strip.bytes.capacity());
         }
-        if let Some(cell) = self.xattrs.remove(&ino) {
-            self.clock.bytes = self.clock.bytes.saturating_sub(cell.bytes());
-        }
+        self.xattrs.evict(ino);
         if is_dir {
             self.fragments.remove(&ino);
         }
@@ -177,7 +176,7 @@ impl State {
             && !(cached.inode.is_streamed() && self.size_dirty.contains_key(&ino))
             && cached.location != Location::Orphan
             && self.strips.get(&ino).is_none_or(|strip| strip.track.is_clean(published))
-            && self.xattrs.get(&ino).is_none_or(|cell| cell.track.is_clean(published))
+            && self.xattrs.get(&ino).is_none_or(|xattrs| xattrs.track.is_clean(published))
             && self.fragments.get(&ino).is_none_or(|fragment| fragment.cells.is_empty())
     }
 

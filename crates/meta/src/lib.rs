@@ -18,6 +18,7 @@ mod cause;
 mod check;
 mod checkpoint;
 mod config;
+mod contents;
 mod event;
 mod evict;
 mod fan_out;

@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use espalier_proto::{Ino, ObjectId};
 
 use crate::record::{Corrupt, Dentry, InoRecord, Inode, Slot, decode};
-use crate::state::{Cached, Cell, Known, Location, NO_DIR, State, Strip, Target, XattrCell};
+use crate::state::{Cached, Cell, Known, Location, NO_DIR, State, Strip, Target};
 use crate::table::Track;
 
 impl State {
@@ -43,13 +43,7 @@ impl State {
                             Strip { bytes: value.to_vec(), track: Track::STORED, ..Strip::default() }
                         });
                     }
-                    InoRecord::Xattrs => {
-                        let cell = XattrCell { list: decode(value)?, track: Track::STORED };
-                        self.xattrs.entry(ino).or_insert_with(|| {
-                            self.clock.bytes += cell.bytes();
-                            cell
-                        });
-                    }
+                    InoRecord::Xattrs => self.xattrs.load(ino, value)?,
                 }
                 Ok(())
             }

@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 use espalier_proto::{Ino, Name, ObjectId, TableWrite};
 
 use crate::record::{Dentry, InoRecord, Slot, encode, encode_primary};
-use crate::state::{Cached, Location, NO_DIR, State, Strip, Target, XattrCell, orphan_key};
+use crate::state::{Cached, Location, NO_DIR, State, Strip, Target, orphan_key};
 use crate::table::{Track, Tracked};
 
 /// A record that has changed since the last checkpoint.
@@ -16,7 +16,6 @@ pub(crate) enum Changed {
     Inode(Ino),
     Remote(Ino, Slot),
     Strip(Ino),
-    Xattrs(Ino),
 }
 
 /// The changes since the last snapshot, and the current snapshot.
@@ -126,14 +125,10 @@ impl State {
                         encode_strip(ino, strip, self.changes.epoch(), &mut self.changes.writes);
                     }
                 }
-                Changed::Xattrs(ino) => {
-                    if let Some(cell) = self.xattrs.get_mut(&ino).filter(|cell| cell.track.epoch == was) {
-                        encode_xattrs(ino, cell, self.changes.epoch(), &mut self.changes.writes);
-                    }
-                }
             }
         }
-        let Self { changes, sessions, transactions, usage_deltas, moved, .. } = self;
+        let Self { changes, xattrs, sessions, transactions, usage_deltas, moved, .. } = self;
+        xattrs.write_changed(records, &mut (), changes);
         moved.write_changed(records, &mut (), changes);
         usage_deltas.write_changed(records, &mut (), changes);
         transactions.write_changed(records, &mut (), changes);
@@ -206,11 +201,6 @@ fn place_inode(cached: &mut Cached, place: (Ino, u64), writes: &mut Vec<TableWri
 pub(crate) fn encode_strip(ino: Ino, strip: &mut Strip, epoch: u32, writes: &mut Vec<TableWrite>) {
     let value = (!strip.bytes.is_empty()).then(|| strip.bytes.clone());
     encode_by_ino(InoRecord::Strip, ino, &mut strip.track, epoch, value, writes);
-}
-
-pub(crate) fn encode_xattrs(ino: Ino, cell: &mut XattrCell, epoch: u32, writes: &mut Vec<TableWrite>) {
-    let value = (!cell.list.is_empty()).then(|| encode(&cell.list));
-    encode_by_ino(InoRecord::Xattrs, ino, &mut cell.track, epoch, value, writes);
 }
 
 fn encode_by_ino(

@@ -12,12 +12,13 @@ use espalier_proto::{Errno, FileType, Ino, Name, ObjectId};
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
+use crate::contents::XattrList;
 use crate::evict::Clock;
 use crate::pool::Batch;
 use crate::rank::{Locks, TransactionRecord, UsageDeltas};
-use crate::record::{Body, InoRecord, Inode, Slot, Xattrs};
+use crate::record::{Body, InoRecord, Inode, Slot};
 use crate::session::{Moved, PersistedSession, Reclaimed};
-use crate::snapshot::{Changed, UnwrittenChanges, encode_strip, encode_xattrs};
+use crate::snapshot::{Changed, UnwrittenChanges, encode_strip};
 use crate::step::{Load, Step, Stop, Wait};
 use crate::table::{RecordTable, Track};
 
@@ -151,18 +152,6 @@ pub(crate) struct Strip {
     pub track: Track,
 }
 
-#[derive(Debug, Default)]
-pub(crate) struct XattrCell {
-    pub list: Xattrs,
-    pub track: Track,
-}
-
-impl XattrCell {
-    pub(crate) fn bytes(&self) -> usize {
-        self.list.iter().map(|(name, value)| name.len() + value.len() + 2 * size_of::<Box<[u8]>>()).sum()
-    }
-}
-
 #[derive(Debug)]
 pub(crate) struct State {
     pub hash_key: [u8; 16],
@@ -172,7 +161,7 @@ pub(crate) struct State {
     pub known: Map<Ino, Known>,
     pub fragments: Map<Ino, Fragment>,
     pub strips: Map<Ino, Strip>,
-    pub xattrs: Map<Ino, XattrCell>,
+    pub xattrs: RecordTable<XattrList>,
     pub next_ino: u64,
     /// Bound below which inode numbers may have been allocated, even if nothing records that
     /// (`numbers.rs`); 0: unused.
@@ -224,7 +213,7 @@ impl State {
             known: Map::default(),
             fragments: Map::default(),
             strips: Map::default(),
-            xattrs: Map::default(),
+            xattrs: RecordTable::default(),
             next_ino: Ino::ROOT.0 + 1,
             reserved: 0,
             pool: Vec::new(),
@@ -356,17 +345,6 @@ impl State {
         }
     }
 
-    pub(crate) fn xattr_list(&self, ino: Ino) -> Step<&Xattrs> {
-        match (self.inode(ino)?.has_xattrs, self.xattrs.get(&ino)) {
-            (_, Some(cell)) => Ok(&cell.list),
-            (true, None) => Err(wait_record(InoRecord::Xattrs, ino)),
-            (false, None) => {
-                static NONE: Xattrs = Xattrs::new();
-                Ok(&NONE)
-            }
-        }
-    }
-
     /// The dentry in the last checkpoint that contains an inode, if it is unchanged since.
     pub(crate) fn unchanged_dentry(&self, ino: Ino) -> Option<(Ino, u64)> {
         let cached = self.inodes.get(&ino)?;
@@ -442,33 +420,6 @@ impl State {
         if let Some(strip) = self.strips.remove(&ino) {
             self.clock.bytes = self.clock.bytes.saturating_sub(strip.bytes.capacity());
             self.erase_record(InoRecord::Strip, ino, strip.track.stored);
-        }
-    }
-
-    /// Changes the extended attributes of an inode, which are in memory if it has any.
-    pub(crate) fn change_xattrs<R>(&mut self, ino: Ino, change: impl FnOnce(&mut Xattrs) -> R) -> R {
-        let epoch = self.changes.epoch();
-        let cell = self.xattrs.entry(ino).or_default();
-        if cell.track.epoch != epoch {
-            if cell.track.epoch != 0 {
-                encode_xattrs(ino, cell, epoch, &mut self.changes.writes);
-            }
-            self.changed.push_back(Changed::Xattrs(ino));
-            cell.track.epoch = epoch;
-        }
-        let before = cell.bytes();
-        let result = change(&mut cell.list);
-        let after = cell.bytes();
-        self.changes.note(after);
-        self.clock.bytes = (self.clock.bytes + after).saturating_sub(before);
-        result
-    }
-
-    pub(crate) fn drop_xattrs(&mut self, ino: Ino) {
-        self.change_xattrs(ino, |_| ());
-        if let Some(cell) = self.xattrs.remove(&ino) {
-            self.clock.bytes = self.clock.bytes.saturating_sub(cell.bytes());
-            self.erase_record(InoRecord::Xattrs, ino, cell.track.stored);
         }
     }
 
@@ -578,9 +529,7 @@ impl State {
                 matches!(cached.inode.body, Body::Stuffed { stored: 1.., .. }),
             );
         }
-        if self.xattrs.contains_key(&ino) {
-            self.drop_xattrs(ino);
-        } else {
+        if self.xattrs.remove(ino, &mut self.changes).is_none() {
             self.erase_record(InoRecord::Xattrs, ino, cached.inode.has_xattrs);
         }
         if let Some(fragment) = self.fragments.remove(&ino) {
@@ -615,7 +564,7 @@ pub(crate) fn orphan_key(ino: Ino) -> Vec<u8> {
     ino.0.to_be_bytes().to_vec()
 }
 
-fn wait_record(record: InoRecord, ino: Ino) -> Stop {
+pub(crate) fn wait_record(record: InoRecord, ino: Ino) -> Stop {
     let (object, key) = record.place(ino);
     Stop::Wait(Wait::Load(Load::Record { object, key }))
 }

@@ -238,6 +238,11 @@ impl<R: Record> RecordTable<R> {
         self.change_or_insert(key, changes, || record, |_| ());
     }
 
+    /// Size of the records, in bytes.
+    pub(crate) fn bytes(&self) -> usize {
+        self.tracker.bytes
+    }
+
     /// Removes a record, also from the store with the next checkpoint.
     pub(crate) fn remove(&mut self, key: R::Key, changes: &mut UnwrittenChanges) -> Option<R> {
         let mut record = self.evict(key)?;
