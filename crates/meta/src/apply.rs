@@ -113,7 +113,7 @@ impl State {
             }
             Event::Unstuff { ino } => {
                 self.strip(*ino)?;
-                self.drop_strip(*ino);
+                self.strips.remove(*ino, &mut self.changes);
                 self.provisional.insert(*ino);
                 // If this event is lost, so is the stream, and no write to it needs counting.
                 self.size_dirty.insert(*ino, SizeDirty::new(0));
@@ -121,7 +121,7 @@ impl State {
             }
             Event::Stripe { ino, layout } => {
                 self.strip(*ino)?;
-                self.drop_strip(*ino);
+                self.strips.remove(*ino, &mut self.changes);
                 self.striped.get_or_insert_default().insert(*ino);
                 self.size_dirty.insert(*ino, SizeDirty { outgrew: true, ..SizeDirty::new(self.sequence) });
                 self.change(*ino, |inode| {

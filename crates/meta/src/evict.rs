@@ -29,7 +29,7 @@ pub(crate) struct Clock {
     pub cells: usize,
     /// Number of dentries evicted so far.
     pub dropped: u64,
-    /// Size of names and strips, in bytes.
+    /// Size of names, in bytes.
     pub bytes: usize,
 }
 
@@ -60,6 +60,7 @@ impl State {
             + self.clock.cells * CELL
             + (self.known.len() + self.reclaimed.len() + self.moved.len()) * KNOWN
             + (self.strips.len() + self.xattrs.len()) * STRIP
+            + self.strips.bytes()
             + self.xattrs.bytes()
             + self.clock.bytes
     }
@@ -144,9 +145,7 @@ impl State {
         }
         let (location, lookups, is_dir) = (cached.location, cached.lookups, cached.inode.is_dir());
         self.inodes.remove(&ino);
-        if let Some(strip) = self.strips.remove(&ino) {
-            self.clock.bytes = self.clock.bytes.saturating_sub(strip.bytes.capacity());
-        }
+        self.strips.evict(ino);
         self.xattrs.evict(ino);
         if is_dir {
             self.fragments.remove(&ino);

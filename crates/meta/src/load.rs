@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use espalier_proto::{Ino, ObjectId};
 
 use crate::record::{Corrupt, Dentry, InoRecord, Inode, Slot, decode};
-use crate::state::{Cached, Cell, Known, Location, NO_DIR, State, Strip, Target};
+use crate::state::{Cached, Cell, Known, Location, NO_DIR, State, Target};
 use crate::table::Track;
 
 impl State {
@@ -37,12 +37,7 @@ impl State {
                             self.known.entry(ino).or_insert(known);
                         }
                     }
-                    InoRecord::Strip => {
-                        self.strips.entry(ino).or_insert_with(|| {
-                            self.clock.bytes += value.len();
-                            Strip { bytes: value.to_vec(), track: Track::STORED, ..Strip::default() }
-                        });
-                    }
+                    InoRecord::Strip => self.strips.load(ino, value)?,
                     InoRecord::Xattrs => self.xattrs.load(ino, value)?,
                 }
                 Ok(())

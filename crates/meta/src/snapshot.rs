@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 use espalier_proto::{Ino, Name, ObjectId, TableWrite};
 
 use crate::record::{Dentry, InoRecord, Slot, encode, encode_primary};
-use crate::state::{Cached, Location, NO_DIR, State, Strip, Target, orphan_key};
+use crate::state::{Cached, Location, NO_DIR, State, Target, orphan_key};
 use crate::table::{Track, Tracked};
 
 /// A record that has changed since the last checkpoint.
@@ -15,7 +15,6 @@ use crate::table::{Track, Tracked};
 pub(crate) enum Changed {
     Inode(Ino),
     Remote(Ino, Slot),
-    Strip(Ino),
 }
 
 /// The changes since the last snapshot, and the current snapshot.
@@ -120,14 +119,10 @@ impl State {
                     }
                 }
                 Changed::Remote(dir, slot) => self.encode_remote(dir, &slot),
-                Changed::Strip(ino) => {
-                    if let Some(strip) = self.strips.get_mut(&ino).filter(|strip| strip.track.epoch == was) {
-                        encode_strip(ino, strip, self.changes.epoch(), &mut self.changes.writes);
-                    }
-                }
             }
         }
-        let Self { changes, xattrs, sessions, transactions, usage_deltas, moved, .. } = self;
+        let Self { changes, strips, xattrs, sessions, transactions, usage_deltas, moved, .. } = self;
+        strips.write_changed(records, &mut (), changes);
         xattrs.write_changed(records, &mut (), changes);
         moved.write_changed(records, &mut (), changes);
         usage_deltas.write_changed(records, &mut (), changes);
@@ -194,27 +189,5 @@ fn place_inode(cached: &mut Cached, place: (Ino, u64), writes: &mut Vec<TableWri
         cached.is_placed = true;
         let (object, key) = InoRecord::Place.place(ino);
         writes.push(TableWrite { object, key, value: Some(encode(&place)) });
-    }
-}
-
-/// Adds a strip to the current snapshot, which was begun with `epoch`.
-pub(crate) fn encode_strip(ino: Ino, strip: &mut Strip, epoch: u32, writes: &mut Vec<TableWrite>) {
-    let value = (!strip.bytes.is_empty()).then(|| strip.bytes.clone());
-    encode_by_ino(InoRecord::Strip, ino, &mut strip.track, epoch, value, writes);
-}
-
-fn encode_by_ino(
-    record: InoRecord,
-    ino: Ino,
-    track: &mut Track,
-    epoch: u32,
-    value: Option<Vec<u8>>,
-    writes: &mut Vec<TableWrite>,
-) {
-    let (object, key) = record.place(ino);
-    let was = *track;
-    *track = Track { epoch: 0, written: epoch - 1, stored: value.is_some() };
-    if was.stored || value.is_some() {
-        writes.push(TableWrite { object, key, value });
     }
 }

@@ -12,13 +12,13 @@ use espalier_proto::{Errno, FileType, Ino, Name, ObjectId};
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
-use crate::contents::XattrList;
+use crate::contents::{Strip, XattrList};
 use crate::evict::Clock;
 use crate::pool::Batch;
 use crate::rank::{Locks, TransactionRecord, UsageDeltas};
 use crate::record::{Body, InoRecord, Inode, Slot};
 use crate::session::{Moved, PersistedSession, Reclaimed};
-use crate::snapshot::{Changed, UnwrittenChanges, encode_strip};
+use crate::snapshot::{Changed, UnwrittenChanges};
 use crate::step::{Load, Step, Stop, Wait};
 use crate::table::{RecordTable, Track};
 
@@ -140,18 +140,6 @@ pub(crate) struct Fragment {
     pub has_no_metafile_entries: bool,
 }
 
-/// The bytes of a stuffed file.
-#[derive(Debug, Default)]
-pub(crate) struct Strip {
-    pub bytes: Vec<u8>,
-    /// Sequence number of the event that last changed it; 0: unchanged since it was loaded.
-    pub version: u64,
-    /// Sequence number of the event before which the file was empty; 0: it was not empty when
-    /// loaded or made.
-    pub first: u64,
-    pub track: Track,
-}
-
 #[derive(Debug)]
 pub(crate) struct State {
     pub hash_key: [u8; 16],
@@ -160,7 +148,7 @@ pub(crate) struct State {
     /// Inodes that clients know and that are not in `inodes`.
     pub known: Map<Ino, Known>,
     pub fragments: Map<Ino, Fragment>,
-    pub strips: Map<Ino, Strip>,
+    pub strips: RecordTable<Strip>,
     pub xattrs: RecordTable<XattrList>,
     pub next_ino: u64,
     /// Bound below which inode numbers may have been allocated, even if nothing records that
@@ -212,7 +200,7 @@ impl State {
             inodes: Map::default(),
             known: Map::default(),
             fragments: Map::default(),
-            strips: Map::default(),
+            strips: RecordTable::default(),
             xattrs: RecordTable::default(),
             next_ino: Ino::ROOT.0 + 1,
             reserved: 0,
@@ -336,15 +324,6 @@ impl State {
         Err(Stop::Wait(Wait::Load(load)))
     }
 
-    /// The stored bytes of a stuffed file.
-    pub(crate) fn strip(&self, ino: Ino) -> Step<&[u8]> {
-        match (&self.inode(ino)?.body, self.strips.get(&ino)) {
-            (_, Some(strip)) => Ok(&strip.bytes),
-            (Body::Stuffed { stored: 1.., .. }, None) => Err(wait_record(InoRecord::Strip, ino)),
-            _ => Ok(&[]),
-        }
-    }
-
     /// The dentry in the last checkpoint that contains an inode, if it is unchanged since.
     pub(crate) fn unchanged_dentry(&self, ino: Ino) -> Option<(Ino, u64)> {
         let cached = self.inodes.get(&ino)?;
@@ -378,49 +357,6 @@ impl State {
         let cached = self.inodes.get_mut(&ino)?;
         cached.track.epoch = epoch;
         Some(cached)
-    }
-
-    /// Changes the bytes of a stuffed file, which are in memory if it has any.
-    pub(crate) fn change_strip(&mut self, ino: Ino, change: impl FnOnce(&mut Vec<u8>)) {
-        let (epoch, version) = (self.changes.epoch(), self.sequence);
-        let strip = self.strips.entry(ino).or_insert_with(|| {
-            let body = self.inodes.get(&ino).map(|cached| &cached.inode.body);
-            let was_empty = matches!(body, Some(Body::Stuffed { size: 0, .. }));
-            Strip { first: if was_empty { version } else { 0 }, ..Strip::default() }
-        });
-        let before = strip.bytes.capacity();
-        if strip.track.epoch != epoch {
-            if strip.track.epoch != 0 {
-                encode_strip(ino, strip, epoch, &mut self.changes.writes);
-            }
-            self.changed.push_back(Changed::Strip(ino));
-            self.changes.note(before);
-            strip.track.epoch = epoch;
-        }
-        strip.version = version;
-        change(&mut strip.bytes);
-        let grown = strip.bytes.capacity().saturating_sub(before);
-        self.changes.note(grown);
-        self.clock.bytes += grown;
-    }
-
-    /// Gives a new stuffed file all its bytes, from another file.
-    pub(crate) fn put_clone(&mut self, ino: Ino, bytes: Vec<u8>) {
-        self.changes.cloned += bytes.len() as u64;
-        self.change_strip(ino, |strip| *strip = bytes);
-        if let Some(strip) = self.strips.get_mut(&ino) {
-            strip.first = strip.version;
-        }
-    }
-
-    /// Removes the bytes of a stuffed file.
-    pub(crate) fn drop_strip(&mut self, ino: Ino) {
-        // The store has them if the inode says so or a checkpoint wrote them.
-        self.change_strip(ino, |_| ());
-        if let Some(strip) = self.strips.remove(&ino) {
-            self.clock.bytes = self.clock.bytes.saturating_sub(strip.bytes.capacity());
-            self.erase_record(InoRecord::Strip, ino, strip.track.stored);
-        }
     }
 
     /// Removes a record from the store, if the store has it.
@@ -520,14 +456,9 @@ impl State {
         if cached.is_placed {
             self.erase_place(ino);
         }
-        if self.strips.contains_key(&ino) {
-            self.drop_strip(ino);
-        } else {
-            self.erase_record(
-                InoRecord::Strip,
-                ino,
-                matches!(cached.inode.body, Body::Stuffed { stored: 1.., .. }),
-            );
+        if self.strips.remove(ino, &mut self.changes).is_none() {
+            let stored = matches!(cached.inode.body, Body::Stuffed { stored: 1.., .. });
+            self.erase_record(InoRecord::Strip, ino, stored);
         }
         if self.xattrs.remove(ino, &mut self.changes).is_none() {
             self.erase_record(InoRecord::Xattrs, ino, cached.inode.has_xattrs);
