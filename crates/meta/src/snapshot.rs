@@ -7,15 +7,8 @@ use alloc::vec::Vec;
 use espalier_proto::{Ino, Name, ObjectId, TableWrite};
 
 use crate::record::{Dentry, InoRecord, Slot, encode, encode_primary};
-use crate::state::{Cached, Location, NO_DIR, State, Target, orphan_key};
+use crate::state::{Cached, Cell, DIRTY_INODE, Location, NO_DIR, State, Target, orphan_key};
 use crate::table::{Track, Tracked};
-
-/// A record that has changed since the last checkpoint.
-#[derive(Debug)]
-pub(crate) enum Changed {
-    Inode(Ino),
-    Remote(Ino, Slot),
-}
 
 /// The changes since the last snapshot, and the current snapshot.
 #[derive(Debug)]
@@ -109,16 +102,19 @@ impl State {
         // Records that are gone, or were encoded when they changed, do not count: only the end
         // returns nothing.
         while self.changes.writes.len() < records
-            && let Some(changed) = self.snapshot.pop_front()
+            && let Some(ino) = self.snapshot.pop_front()
         {
             let was = self.changes.epoch() - 1;
-            match changed {
-                Changed::Inode(ino) => {
-                    if self.inodes.get(&ino).is_some_and(|cached| cached.track.epoch == was) {
-                        self.encode_inode(ino);
-                    }
-                }
-                Changed::Remote(dir, slot) => self.encode_remote(dir, &slot),
+            if self.inodes.get(&ino).is_some_and(|cached| cached.track.epoch == was) {
+                self.encode_inode(ino);
+            }
+        }
+        while self.changes.writes.len() < records
+            && let Some(key) = self.remotes.pop(&self.changes)
+        {
+            let fragment = self.fragments.get_mut(&key.0);
+            if let Some(cell) = fragment.and_then(|fragment| fragment.cells.get_mut(&key.1)) {
+                self.changes.encode(&key, cell, &mut ());
             }
         }
         let Self { changes, strips, xattrs, sessions, transactions, usage_deltas, moved, .. } = self;
@@ -159,25 +155,26 @@ impl State {
         };
         self.changes.writes.push(TableWrite { object, key, value: Some(value) });
     }
+}
 
-    /// Adds a remote dentry to the current snapshot, if it belongs there and is not in it yet.
-    pub(crate) fn encode_remote(&mut self, dir: Ino, slot: &Slot) {
-        let was = self.changes.epoch() - 1;
-        let Some(cell) = self.fragments.get_mut(&dir).and_then(|fragment| fragment.cells.get_mut(slot))
-        else {
-            return;
-        };
-        if let Target::Remote(ino, kind) = cell.target
-            && cell.track.epoch == was
-            && was != 0
-        {
-            cell.track = Track { epoch: 0, written: was, stored: true };
-            let value = Some(encode(&Dentry::Remote { ino, kind }));
-            self.changes.writes.push(TableWrite {
-                object: ObjectId::fragment(dir, 0),
-                key: slot.key(),
-                value,
-            });
+/// Remote dentries. They are not in a table, since a directory has its dentries in order.
+impl Tracked for Cell {
+    type Key = (Ino, Slot);
+    type Context = ();
+
+    fn track(&mut self) -> &mut Track {
+        &mut self.track
+    }
+
+    fn dirty_bytes(&self) -> usize {
+        DIRTY_INODE
+    }
+
+    fn write(&mut self, (dir, slot): &(Ino, Slot), (): &mut (), writes: &mut Vec<TableWrite>) {
+        if let Target::Remote(ino, kind) = self.target {
+            self.track.stored = true;
+            let (object, value) = (ObjectId::fragment(*dir, 0), encode(&Dentry::Remote { ino, kind }));
+            writes.push(TableWrite { object, key: slot.key(), value: Some(value) });
         }
     }
 }

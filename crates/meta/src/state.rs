@@ -18,9 +18,9 @@ use crate::pool::Batch;
 use crate::rank::{Locks, TransactionRecord, UsageDeltas};
 use crate::record::{Body, InoRecord, Inode, Slot};
 use crate::session::{Moved, PersistedSession, Reclaimed};
-use crate::snapshot::{Changed, UnwrittenChanges};
+use crate::snapshot::UnwrittenChanges;
 use crate::step::{Load, Step, Stop, Wait};
-use crate::table::{RecordTable, Track};
+use crate::table::{RecordTable, Track, Tracker};
 
 pub(crate) type Map<K, V> = HashMap<K, V, FxBuildHasher>;
 
@@ -140,6 +140,16 @@ pub(crate) struct Fragment {
     pub has_no_metafile_entries: bool,
 }
 
+impl Fragment {
+    /// The dentry of a name, which is added if there is none.
+    fn cell(&mut self, slot: Slot, target: Target, clock: &mut Clock) -> &mut Cell {
+        self.cells.entry(slot).or_insert_with_key(|slot| {
+            clock.cell_added(slot);
+            Cell { target, track: Track::default() }
+        })
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct State {
     pub hash_key: [u8; 16],
@@ -182,14 +192,16 @@ pub(crate) struct State {
     pub reclaimed: Reclaimed,
     pub moved: RecordTable<Moved>,
     pub changes: UnwrittenChanges,
-    pub changed: VecDeque<Changed>,
+    pub changed: VecDeque<Ino>,
+    /// Changed remote dentries.
+    pub remotes: Tracker<(Ino, Slot)>,
     /// Removed names, each with the epoch of the checkpoint that removes it from the store.
     pub gone: VecDeque<(u32, Ino, Slot)>,
     /// Inodes whose own record or place was removed, until the checkpoint of that epoch has removed
     /// it from the store.
     pub outdated: Map<Ino, u32>,
     /// Records to encode, except those that were encoded when they changed.
-    pub snapshot: VecDeque<Changed>,
+    pub snapshot: VecDeque<Ino>,
     pub clock: Clock,
 }
 
@@ -220,6 +232,7 @@ impl State {
             moved: RecordTable::default(),
             changes: UnwrittenChanges::default(),
             changed: VecDeque::new(),
+            remotes: Tracker::default(),
             gone: VecDeque::new(),
             outdated: Map::default(),
             snapshot: VecDeque::new(),
@@ -351,7 +364,7 @@ impl State {
             if cached.track.epoch != 0 {
                 self.encode_inode(ino);
             }
-            self.changed.push_back(Changed::Inode(ino));
+            self.changed.push_back(ino);
             self.changes.note(DIRTY_INODE);
         }
         let cached = self.inodes.get_mut(&ino)?;
@@ -369,37 +382,30 @@ impl State {
     /// Adds a primary dentry for an inode that is in no dentry. The name must be free.
     pub(crate) fn put_primary(&mut self, dir: Ino, slot: Slot, ino: Ino) {
         self.set_location(ino, Location::Dentry { dir, hash: slot.hash });
-        self.put_cell(dir, slot, Target::Primary(ino));
+        let target = Target::Primary(ino);
+        let cell = self.fragments.entry(dir).or_default().cell(slot, target, &mut self.clock);
+        cell.target = target;
+        cell.track.epoch = 0;
     }
 
     /// Adds a remote dentry, which replaces an existing one.
     pub(crate) fn put_remote(&mut self, dir: Ino, slot: Slot, ino: Ino, kind: FileType) {
-        let epoch = self.changes.epoch();
-        // Remote dentries are rare, so each replacement is encoded again.
-        self.encode_remote(dir, &slot);
-        self.changed.push_back(Changed::Remote(dir, slot.clone()));
-        self.clock.loose.push_back((dir, slot.hash));
-        self.changes.note(DIRTY_INODE);
-        self.put_cell(dir, slot, Target::Remote(ino, kind)).track.epoch = epoch;
-    }
-
-    fn put_cell(&mut self, dir: Ino, slot: Slot, target: Target) -> &mut Cell {
-        let cells = &mut self.fragments.entry(dir).or_default().cells;
-        let cell = cells.entry(slot).or_insert_with_key(|slot| {
-            self.clock.cell_added(slot);
-            Cell { target, track: Track::default() }
-        });
+        let Self { fragments, clock, remotes, changes, .. } = self;
+        clock.loose.push_back((dir, slot.hash));
+        let target = Target::Remote(ino, kind);
+        let cell = fragments.entry(dir).or_default().cell(slot.clone(), target, clock);
+        remotes.touch(&(dir, slot), cell, &mut (), changes);
         cell.target = target;
-        cell.track.epoch = 0;
-        cell
     }
 
     /// Removes a name. The inode of a primary dentry must have been touched, and must move or be
     /// removed.
     pub(crate) fn erase_cell(&mut self, dir: Ino, slot: &Slot) {
-        self.encode_remote(dir, slot);
         let fragment = self.fragments.entry(dir).or_default();
         let Some(cell) = fragment.cells.get_mut(slot) else { return };
+        if let Target::Remote(..) = cell.target {
+            self.changes.encode(&(dir, slot.clone()), cell, &mut ());
+        }
         if cell.track.stored {
             self.changes.erase((ObjectId::fragment(dir, 0), slot.key()));
             self.gone.push_back((self.changes.epoch(), dir, slot.clone()));
@@ -476,7 +482,7 @@ impl State {
         }
         let track = Track { epoch: self.changes.epoch(), ..Track::default() };
         self.add_inode(Cached { names_are_new: true, ..Cached::new(inode, location, track) });
-        self.changed.push_back(Changed::Inode(ino));
+        self.changed.push_back(ino);
         self.changes.note(DIRTY_INODE);
     }
 }
@@ -489,7 +495,7 @@ const SMALL_DIRECTORY: usize = 256;
 pub(crate) const SAME_HASH: usize = 4;
 /// Approximate memory that a changed inode or removed name takes until a checkpoint has written it,
 /// in bytes.
-const DIRTY_INODE: usize = 256;
+pub(crate) const DIRTY_INODE: usize = 256;
 
 pub(crate) fn orphan_key(ino: Ino) -> Vec<u8> {
     ino.0.to_be_bytes().to_vec()

@@ -38,7 +38,7 @@ impl Track {
 
 /// What change tracking needs of a record.
 pub(crate) trait Tracked {
-    type Key: Clone + Eq + Hash + Ord;
+    type Key: Clone;
     /// Other records that the encoding depends on.
     type Context;
 
@@ -161,7 +161,7 @@ impl<R: Tracked> Default for RecordTable<R> {
     }
 }
 
-impl<R: Tracked> RecordTable<R> {
+impl<R: Tracked<Key: Eq + Hash + Ord>> RecordTable<R> {
     pub(crate) fn get(&self, key: &R::Key) -> Option<&R> {
         self.records.get(key)
     }
