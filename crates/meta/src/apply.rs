@@ -225,7 +225,6 @@ impl State {
                 let is_protected = self.inode(*ino)?.is_protected();
                 self.size_dirty.remove(ino);
                 self.forget_moved(*ino);
-                self.touch_inode(*ino);
                 self.drop_inode(*ino);
                 self.files = self.files.saturating_sub(1);
                 self.protected = self.protected.saturating_sub(u64::from(is_protected));
@@ -353,7 +352,7 @@ impl State {
                 add_name(names, dir);
             }
         });
-        if let Some(cached) = self.inodes.get_mut(&ino) {
+        if let Some(cached) = self.inodes.untracked(&ino) {
             cached.nameless = false;
         }
         match location {

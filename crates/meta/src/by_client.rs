@@ -64,7 +64,7 @@ impl Meta {
         let (streamed, announced) = (inode.is_streamed(), self.announces(&inode));
         self.note_pool_use(&inode);
         self.commit(cx, &Event::TmpFile { inode })?;
-        if let Some(cached) = self.state.inodes.get_mut(&ino) {
+        if let Some(cached) = self.state.inodes.untracked(&ino) {
             cached.nameless = true;
         }
         if streamed {

@@ -41,7 +41,7 @@ impl Checkpoint {
     /// Starts a checkpoint, unless one is in progress or there is nothing to write or trim. `end`:
     /// end of the journal; `used`: bytes in use before it.
     pub(crate) fn begin(&mut self, state: &mut State, end: Position, used: u64) -> Option<Io> {
-        if self.goal.is_some() || (!state.has_changes() && used == 0) {
+        if self.goal.is_some() || (!state.changes.has_any() && used == 0) {
             return None;
         }
         state.begin_snapshot();

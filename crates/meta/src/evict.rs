@@ -42,6 +42,11 @@ const STRIP: usize = 128;
 const NAME: usize = 24;
 
 impl Clock {
+    pub(crate) fn inode_added(&mut self, ino: Ino) {
+        self.inodes.push_back(ino);
+        self.added += 1;
+    }
+
     pub(crate) fn cell_added(&mut self, slot: &Slot) {
         self.cells += 1;
         self.bytes += slot.name.len() + NAME;
@@ -144,9 +149,9 @@ impl State {
             return self.clock.inodes.push_back(ino);
         }
         let (location, lookups, is_dir) = (cached.location, cached.lookups, cached.inode.is_dir());
-        self.inodes.remove(&ino);
-        self.strips.evict(ino);
-        self.xattrs.evict(ino);
+        self.inodes.evict(&ino);
+        self.strips.evict(&ino);
+        self.xattrs.evict(&ino);
         if is_dir {
             self.fragments.remove(&ino);
         }

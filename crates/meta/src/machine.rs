@@ -544,7 +544,7 @@ impl Meta {
         if cached.inode.is_streamed() {
             self.sessions.making.remove(&ino);
             // It can get no name from here on.
-            if let Some(cached) = self.state.inodes.get_mut(&ino) {
+            if let Some(cached) = self.state.inodes.untracked(&ino) {
                 cached.nameless = false;
             }
             self.journal.hold(self.state.sequence, Held::RemoveStream(ino));

@@ -152,7 +152,7 @@ impl State {
         let Some(heritage) = self.inodes.get(&dir).map(|cached| Inherited::of(&cached.inode)) else { return };
         for cell in fragment.cells.values() {
             if let Target::Primary(ino) = cell.target
-                && let Some(cached) = self.inodes.get_mut(&ino)
+                && let Some(cached) = self.inodes.untracked(&ino)
                 && cached.inode.has_no_metafile()
             {
                 heritage.give(&mut cached.inode);

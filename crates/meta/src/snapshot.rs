@@ -1,13 +1,14 @@
 //! Snapshots: what a checkpoint writes, that is the tables as of one position of the journal, in
 //! pieces, while operations continue. A record that changes before its piece is written is encoded
-//! just before the change ([`State::touch_inode`] and its like).
+//! just before the change (`table.rs`).
 
+use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 use espalier_proto::{Ino, Name, ObjectId, TableWrite};
 
 use crate::record::{Dentry, InoRecord, Slot, encode, encode_primary};
-use crate::state::{Cached, Cell, DIRTY_INODE, Location, NO_DIR, State, Target, orphan_key};
+use crate::state::{Cached, Cell, DIRTY_INODE, Fragment, Location, Map, NO_DIR, State, Target, orphan_key};
 use crate::table::{Track, Tracked};
 
 /// The changes since the last snapshot, and the current snapshot.
@@ -49,7 +50,7 @@ impl UnwrittenChanges {
         self.dirty
     }
 
-    /// True if a record has changed or was removed in this epoch.
+    /// True if there is anything to write.
     pub(crate) fn has_any(&self) -> bool {
         self.any || !self.erased.is_empty()
     }
@@ -76,18 +77,12 @@ impl UnwrittenChanges {
 }
 
 impl State {
-    /// True if there is anything to write.
-    pub(crate) fn has_changes(&self) -> bool {
-        self.changes.has_any() || !self.changed.is_empty()
-    }
-
     /// Fixes the current state as the one that [`Self::next_writes`] returns.
     pub(crate) fn begin_snapshot(&mut self) {
         let changes = &mut self.changes;
         changes.epoch += 1;
         (changes.any, changes.dirty, changes.cloned) = (false, 0, 0);
         changes.writes = core::mem::take(&mut changes.erased);
-        self.snapshot = core::mem::take(&mut self.changed);
     }
 
     /// Records that the last snapshot is durable.
@@ -101,59 +96,63 @@ impl State {
     pub(crate) fn next_writes(&mut self, records: usize) -> Vec<TableWrite> {
         // Records that are gone, or were encoded when they changed, do not count: only the end
         // returns nothing.
-        while self.changes.writes.len() < records
-            && let Some(ino) = self.snapshot.pop_front()
-        {
-            let was = self.changes.epoch() - 1;
-            if self.inodes.get(&ino).is_some_and(|cached| cached.track.epoch == was) {
-                self.encode_inode(ino);
-            }
-        }
-        while self.changes.writes.len() < records
-            && let Some(key) = self.remotes.pop(&self.changes)
+        let changes = &mut self.changes;
+        self.inodes.write_changed(records, &mut self.fragments, changes);
+        self.strips.write_changed(records, &mut (), changes);
+        self.xattrs.write_changed(records, &mut (), changes);
+        self.sessions.write_changed(records, &mut (), changes);
+        self.transactions.write_changed(records, &mut (), changes);
+        self.usage_deltas.write_changed(records, &mut (), changes);
+        self.moved.write_changed(records, &mut (), changes);
+        while changes.writes.len() < records
+            && let Some(key) = self.remotes.pop(changes)
         {
             let fragment = self.fragments.get_mut(&key.0);
             if let Some(cell) = fragment.and_then(|fragment| fragment.cells.get_mut(&key.1)) {
-                self.changes.encode(&key, cell, &mut ());
+                changes.encode(&key, cell, &mut ());
             }
         }
-        let Self { changes, strips, xattrs, sessions, transactions, usage_deltas, moved, .. } = self;
-        strips.write_changed(records, &mut (), changes);
-        xattrs.write_changed(records, &mut (), changes);
-        moved.write_changed(records, &mut (), changes);
-        usage_deltas.write_changed(records, &mut (), changes);
-        transactions.write_changed(records, &mut (), changes);
-        sessions.write_changed(records, &mut (), changes);
         core::mem::take(&mut changes.writes)
     }
+}
 
-    /// Adds the inode's record to the current snapshot.
-    pub(crate) fn encode_inode(&mut self, ino: Ino) {
-        let Some(cached) = self.inodes.get_mut(&ino) else { return };
-        (cached.track.epoch, cached.track.written) = (0, self.changes.epoch() - 1);
-        let (object, key, value) = match cached.location {
+impl Tracked for Box<Cached> {
+    type Key = Ino;
+    /// The directories, of which one names the inode.
+    type Context = Map<Ino, Fragment>;
+
+    fn track(&mut self) -> &mut Track {
+        &mut self.track
+    }
+
+    fn dirty_bytes(&self) -> usize {
+        DIRTY_INODE
+    }
+
+    fn write(&mut self, ino: &Ino, fragments: &mut Map<Ino, Fragment>, writes: &mut Vec<TableWrite>) {
+        let (object, key, value) = match self.location {
             Location::Dentry { dir, hash } => {
-                let Some(fragment) = self.fragments.get_mut(&dir) else { return };
+                let Some(fragment) = fragments.get_mut(&dir) else { return };
                 let from = Slot { hash, name: Name::lowest() };
                 let mut cells = fragment.cells.range_mut(from..);
-                let Some((slot, cell)) = cells.find(|(_, cell)| cell.target == Target::Primary(ino)) else {
+                let Some((slot, cell)) = cells.find(|(_, cell)| cell.target == Target::Primary(*ino)) else {
                     return;
                 };
                 cell.track.stored = true;
-                place_inode(cached, (dir, hash), &mut self.changes.writes);
-                (ObjectId::fragment(dir, 0), slot.key(), encode_primary(&cached.inode))
+                write_place(self, (dir, hash), writes);
+                (ObjectId::fragment(dir, 0), slot.key(), encode_primary(&self.inode))
             }
             Location::Table => {
-                place_inode(cached, (NO_DIR, 0), &mut self.changes.writes);
-                let (object, key) = InoRecord::Inode.place(ino);
-                (object, key, encode(&cached.inode))
+                write_place(self, (NO_DIR, 0), writes);
+                let (object, key) = InoRecord::Inode.place(*ino);
+                (object, key, encode(&self.inode))
             }
             Location::Orphan => {
-                cached.track.stored = true;
-                (ObjectId::ORPHANS, orphan_key(ino), encode(&cached.inode))
+                self.track.stored = true;
+                (ObjectId::ORPHANS, orphan_key(*ino), encode(&self.inode))
             }
         };
-        self.changes.writes.push(TableWrite { object, key, value: Some(value) });
+        writes.push(TableWrite { object, key, value: Some(value) });
     }
 }
 
@@ -179,8 +178,8 @@ impl Tracked for Cell {
     }
 }
 
-/// Adds an inode's place to the current snapshot, unless the store has it.
-fn place_inode(cached: &mut Cached, place: (Ino, u64), writes: &mut Vec<TableWrite>) {
+/// Adds the place of an inode to a snapshot, unless the store has it.
+fn write_place(cached: &mut Cached, place: (Ino, u64), writes: &mut Vec<TableWrite>) {
     let ino = cached.inode.ino;
     if !core::mem::replace(&mut cached.track.stored, true) && ino != Ino::ROOT {
         cached.is_placed = true;

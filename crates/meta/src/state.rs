@@ -154,7 +154,7 @@ impl Fragment {
 pub(crate) struct State {
     pub hash_key: [u8; 16],
     /// Boxed, which keeps the map small when it grows.
-    pub inodes: Map<Ino, Box<Cached>>,
+    pub inodes: RecordTable<Box<Cached>>,
     /// Inodes that clients know and that are not in `inodes`.
     pub known: Map<Ino, Known>,
     pub fragments: Map<Ino, Fragment>,
@@ -192,7 +192,6 @@ pub(crate) struct State {
     pub reclaimed: Reclaimed,
     pub moved: RecordTable<Moved>,
     pub changes: UnwrittenChanges,
-    pub changed: VecDeque<Ino>,
     /// Changed remote dentries.
     pub remotes: Tracker<(Ino, Slot)>,
     /// Removed names, each with the epoch of the checkpoint that removes it from the store.
@@ -200,8 +199,6 @@ pub(crate) struct State {
     /// Inodes whose own record or place was removed, until the checkpoint of that epoch has removed
     /// it from the store.
     pub outdated: Map<Ino, u32>,
-    /// Records to encode, except those that were encoded when they changed.
-    pub snapshot: VecDeque<Ino>,
     pub clock: Clock,
 }
 
@@ -209,7 +206,7 @@ impl State {
     pub(crate) fn new(hash_key: [u8; 16]) -> Self {
         Self {
             hash_key,
-            inodes: Map::default(),
+            inodes: RecordTable::default(),
             known: Map::default(),
             fragments: Map::default(),
             strips: RecordTable::default(),
@@ -231,11 +228,9 @@ impl State {
             reclaimed: Reclaimed::default(),
             moved: RecordTable::default(),
             changes: UnwrittenChanges::default(),
-            changed: VecDeque::new(),
             remotes: Tracker::default(),
             gone: VecDeque::new(),
             outdated: Map::default(),
-            snapshot: VecDeque::new(),
             clock: Clock::default(),
         }
     }
@@ -346,11 +341,11 @@ impl State {
         }
     }
 
+    /// Takes in an inode of the store.
     pub(crate) fn add_inode(&mut self, cached: Cached) {
         let ino = cached.inode.ino;
-        self.clock.inodes.push_back(ino);
-        self.clock.added += 1;
-        self.inodes.insert(ino, Box::new(cached));
+        self.clock.inode_added(ino);
+        self.inodes.put(ino, Box::new(cached));
     }
 
     // ---- Writing: each `touch` precedes the change itself
@@ -358,18 +353,7 @@ impl State {
     /// Prepares a change, move or removal of an inode: encodes its record first if the current
     /// snapshot needs its old state.
     pub(crate) fn touch_inode(&mut self, ino: Ino) -> Option<&mut Cached> {
-        let epoch = self.changes.epoch();
-        let cached = self.inodes.get(&ino)?;
-        if cached.track.epoch != epoch {
-            if cached.track.epoch != 0 {
-                self.encode_inode(ino);
-            }
-            self.changed.push_back(ino);
-            self.changes.note(DIRTY_INODE);
-        }
-        let cached = self.inodes.get_mut(&ino)?;
-        cached.track.epoch = epoch;
-        Some(cached)
+        self.inodes.touch(&ino, &mut self.fragments, &mut self.changes).map(Box::as_mut)
     }
 
     /// Removes a record from the store, if the store has it.
@@ -423,10 +407,10 @@ impl State {
         }
     }
 
-    /// Moves an inode, which must have been touched, to another location.
+    /// Moves an inode to another location.
     pub(crate) fn set_location(&mut self, ino: Ino, location: Location) {
         self.leave_location(ino);
-        let Some(cached) = self.inodes.get_mut(&ino) else { return };
+        let Some(cached) = self.touch_inode(ino) else { return };
         cached.location = location;
         cached.track.stored = false;
         if location == Location::Orphan && core::mem::take(&mut cached.is_placed) {
@@ -442,23 +426,20 @@ impl State {
     /// Removes the inode's record from the inode or orphan table. There, `track.stored` refers to
     /// this record; for an inode in a dentry, it says whether the stored place is up to date.
     fn leave_location(&mut self, ino: Ino) {
-        let Some(cached) = self.inodes.get_mut(&ino) else { return };
-        if cached.track.stored {
-            if !matches!(cached.location, Location::Dentry { .. }) {
-                self.outdated.insert(ino, self.changes.epoch());
-            }
-            match cached.location {
-                Location::Dentry { .. } => {}
-                Location::Table => self.erase_record(InoRecord::Inode, ino, true),
-                Location::Orphan => self.changes.erase((ObjectId::ORPHANS, orphan_key(ino))),
-            }
-        }
+        let Some(cached) = self.touch_inode(ino).filter(|cached| cached.track.stored) else { return };
+        let place = match cached.location {
+            Location::Dentry { .. } => return,
+            Location::Table => InoRecord::Inode.place(ino),
+            Location::Orphan => (ObjectId::ORPHANS, orphan_key(ino)),
+        };
+        self.changes.erase(place);
+        self.outdated.insert(ino, self.changes.epoch());
     }
 
-    /// Removes an inode, which must have been touched, with its contents and attributes.
+    /// Removes an inode with its contents and attributes.
     pub(crate) fn drop_inode(&mut self, ino: Ino) {
         self.leave_location(ino);
-        let Some(cached) = self.inodes.remove(&ino) else { return };
+        let Some(cached) = self.inodes.evict(&ino) else { return };
         if cached.is_placed {
             self.erase_place(ino);
         }
@@ -480,10 +461,9 @@ impl State {
         if inode.is_dir() {
             self.fragments.insert(ino, Fragment { complete: true, ..Fragment::default() });
         }
-        let track = Track { epoch: self.changes.epoch(), ..Track::default() };
-        self.add_inode(Cached { names_are_new: true, ..Cached::new(inode, location, track) });
-        self.changed.push_back(ino);
-        self.changes.note(DIRTY_INODE);
+        self.clock.inode_added(ino);
+        let cached = Cached { names_are_new: true, ..Cached::new(inode, location, Track::default()) };
+        self.inodes.put_new(ino, Box::new(cached), &mut self.fragments, &mut self.changes);
     }
 }
 

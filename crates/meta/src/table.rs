@@ -44,6 +44,11 @@ pub(crate) trait Tracked {
 
     fn track(&mut self) -> &mut Track;
 
+    /// Size as far as the bound on the cache does not count it per record, in bytes.
+    fn bytes(&self) -> usize {
+        0
+    }
+
     /// Approximate memory that a change takes until a checkpoint has written it, in bytes.
     fn dirty_bytes(&self) -> usize;
 
@@ -65,8 +70,8 @@ pub(crate) trait Record: Sized {
 
     fn track(&mut self) -> &mut Track;
 
-    /// Size of the record as far as it counts towards the bounds on the cache and on unwritten
-    /// changes, in bytes.
+    /// Size as far as the bounds on the cache and on unwritten changes do not count it per record,
+    /// in bytes.
     fn bytes(&self) -> usize {
         0
     }
@@ -80,8 +85,12 @@ impl<R: Record> Tracked for R {
         Record::track(self)
     }
 
+    fn bytes(&self) -> usize {
+        Record::bytes(self)
+    }
+
     fn dirty_bytes(&self) -> usize {
-        self.bytes()
+        Record::bytes(self)
     }
 
     fn write(&mut self, key: &R::Key, (): &mut (), writes: &mut Vec<TableWrite>) {
@@ -134,9 +143,9 @@ impl<K: Clone> Tracker<K> {
         change: impl FnOnce(&mut R) -> T,
     ) -> T {
         self.touch(key, record, &mut (), changes);
-        let before = record.bytes();
+        let before = Record::bytes(record);
         let result = change(record);
-        let after = record.bytes();
+        let after = Record::bytes(record);
         changes.note(after.saturating_sub(before));
         self.bytes = self.bytes + after - before;
         result
@@ -171,6 +180,10 @@ impl<R: Tracked<Key: Eq + Hash + Ord>> RecordTable<R> {
         self.records.get_mut(key)
     }
 
+    pub(crate) fn contains_key(&self, key: &R::Key) -> bool {
+        self.records.contains_key(key)
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.records.len()
     }
@@ -185,6 +198,49 @@ impl<R: Tracked<Key: Eq + Hash + Ord>> RecordTable<R> {
         let mut records: Vec<(&R::Key, &R)> = self.records.iter().collect();
         records.sort_unstable_by_key(|record| record.0);
         records.into_iter()
+    }
+
+    /// Sum of [`Tracked::bytes`].
+    pub(crate) fn bytes(&self) -> usize {
+        self.tracker.bytes
+    }
+
+    /// Prepares a change or removal of a record: encodes it first if the current snapshot needs its
+    /// old state.
+    pub(crate) fn touch(
+        &mut self,
+        key: &R::Key,
+        context: &mut R::Context,
+        changes: &mut UnwrittenChanges,
+    ) -> Option<&mut R> {
+        let record = self.records.get_mut(key)?;
+        self.tracker.touch(key, record, context, changes);
+        Some(record)
+    }
+
+    /// Takes in a record of the store.
+    pub(crate) fn put(&mut self, key: R::Key, record: R) {
+        self.tracker.bytes += record.bytes();
+        self.records.insert(key, record);
+    }
+
+    /// Adds a record that the store does not have.
+    pub(crate) fn put_new(
+        &mut self,
+        key: R::Key,
+        mut record: R,
+        context: &mut R::Context,
+        changes: &mut UnwrittenChanges,
+    ) {
+        self.tracker.touch(&key, &mut record, context, changes);
+        self.put(key, record);
+    }
+
+    /// Drops a record from memory.
+    pub(crate) fn evict(&mut self, key: &R::Key) -> Option<R> {
+        let record = self.records.remove(key)?;
+        self.tracker.bytes -= record.bytes();
+        Some(record)
     }
 
     /// Adds records to the current snapshot until it has `limit` writes, or all changed records of
@@ -227,7 +283,7 @@ impl<R: Record> RecordTable<R> {
     ) -> T {
         let record = self.records.entry(key).or_insert_with(|| {
             let record = new();
-            self.tracker.bytes += record.bytes();
+            self.tracker.bytes += Record::bytes(&record);
             record
         });
         self.tracker.change(&key, record, changes, change)
@@ -238,25 +294,13 @@ impl<R: Record> RecordTable<R> {
         self.change_or_insert(key, changes, || record, |_| ());
     }
 
-    /// Size of the records, in bytes.
-    pub(crate) fn bytes(&self) -> usize {
-        self.tracker.bytes
-    }
-
     /// Removes a record, also from the store with the next checkpoint.
     pub(crate) fn remove(&mut self, key: R::Key, changes: &mut UnwrittenChanges) -> Option<R> {
-        let mut record = self.evict(key)?;
+        let mut record = self.evict(&key)?;
         changes.encode(&key, &mut record, &mut ());
         if Record::track(&mut record).stored {
             changes.erase(R::place(key));
         }
-        Some(record)
-    }
-
-    /// Drops a record from memory.
-    pub(crate) fn evict(&mut self, key: R::Key) -> Option<R> {
-        let record = self.records.remove(&key)?;
-        self.tracker.bytes -= record.bytes();
         Some(record)
     }
 
@@ -265,7 +309,7 @@ impl<R: Record> RecordTable<R> {
         if let Entry::Vacant(entry) = self.records.entry(key) {
             let mut record = R::decode(value)?;
             *Record::track(&mut record) = Track::STORED;
-            self.tracker.bytes += record.bytes();
+            self.tracker.bytes += Record::bytes(&record);
             entry.insert(record);
         }
         Ok(())

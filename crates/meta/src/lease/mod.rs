@@ -128,7 +128,7 @@ impl Meta {
     ) -> Entry {
         let mut location = Location::Table;
         let sole_holder = self.is_sole_holder(cx.client, attr.ino);
-        if let Some(cached) = self.state.inodes.get_mut(&attr.ino) {
+        if let Some(cached) = self.state.inodes.untracked(&attr.ino) {
             cached.lookups += 1;
             location = cached.reported_location();
         }

@@ -31,7 +31,7 @@ impl Meta {
 
     /// Drops a client's lookups of an inode. An inode without lookups, opens and names is freed.
     pub(crate) fn forget(&mut self, cx: &mut Cx<'_>, ino: Ino, lookups: u64) -> Step<Reply> {
-        if let Some(cached) = self.state.inodes.get_mut(&ino) {
+        if let Some(cached) = self.state.inodes.untracked(&ino) {
             cached.lookups = cached.lookups.saturating_sub(lookups);
             if !cached.in_use() {
                 self.forget_moved(ino);

@@ -18,7 +18,7 @@ impl Meta {
         let slot = self.state.slot(name);
         let ino = match self.state.target(dir, &slot)? {
             Target::Absent => {
-                if let Some(cached) = self.state.inodes.get_mut(&dir) {
+                if let Some(cached) = self.state.inodes.untracked(&dir) {
                     cached.names_are_new = false;
                 }
                 self.note_absent(cx, dir, &slot);

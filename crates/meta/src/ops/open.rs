@@ -115,7 +115,7 @@ impl Meta {
     }
 
     pub(crate) fn opened(&mut self, ino: Ino) {
-        if let Some(cached) = self.state.inodes.get_mut(&ino) {
+        if let Some(cached) = self.state.inodes.untracked(&ino) {
             cached.opens += 1;
         }
     }
@@ -129,7 +129,7 @@ impl Meta {
             size_dirty.used = self.ticks;
             size_dirty.unmeasured |= measured.is_none();
         }
-        if let Some(cached) = self.state.inodes.get_mut(&ino) {
+        if let Some(cached) = self.state.inodes.untracked(&ino) {
             cached.opens = cached.opens.saturating_sub(1);
             let (last, counted) = (cached.opens == 0, cached.inode.counted_bytes());
             if !cached.in_use() {

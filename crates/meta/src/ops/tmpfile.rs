@@ -15,7 +15,7 @@ impl Meta {
         let (attr, announced) = (inode.attr(None), self.announces(&inode));
         self.note_pool_use(&inode);
         self.commit(cx, &Event::TmpFile { inode })?;
-        if let Some(cached) = self.state.inodes.get_mut(&attr.ino) {
+        if let Some(cached) = self.state.inodes.untracked(&attr.ino) {
             cached.nameless = true;
         }
         let entry = self.entry(cx, None, false, attr);

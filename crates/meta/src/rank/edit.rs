@@ -175,7 +175,7 @@ impl State {
                     inode.ctime = time;
                     add_name(inode.rare.names.get_or_insert_default(), *dir);
                 });
-                if let Some(cached) = self.inodes.get_mut(ino) {
+                if let Some(cached) = self.inodes.untracked(ino) {
                     cached.nameless = false;
                 }
                 self.owe_gain(*dir, *ino);
@@ -212,7 +212,6 @@ impl State {
                 self.count(*dir, self.weight_in(*dir, *ino), Usage::default());
                 let (slot, is_dir) = (self.slot(name), *kind == FileType::Directory);
                 if self.has_no_metafile(*ino) || (is_dir && ino.rank() == dir.rank()) {
-                    self.touch_inode(*ino);
                     self.put_primary(*dir, slot, *ino);
                 } else {
                     self.put_remote(*dir, slot, *ino, *kind);

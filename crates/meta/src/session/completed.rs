@@ -170,7 +170,7 @@ impl Meta {
                     Opened { streamed, accessed: true, limited, shared: false, announced, reclaim_token };
                 let delegation = self.grant_making(cx, &inode)?;
                 // The client has not received the file, so it has not named it.
-                if let Some(cached) = self.state.inodes.get_mut(ino) {
+                if let Some(cached) = self.state.inodes.untracked(ino) {
                     cached.nameless |= cached.location == Location::Orphan;
                 }
                 Reply::Made(Box::new(Made { ino: *ino, opened, delegation }))

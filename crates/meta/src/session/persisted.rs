@@ -87,7 +87,7 @@ impl State {
 
     /// Subtracts from the opens of an inode.
     pub(super) fn close(&mut self, ino: Ino, opens: u32) {
-        if let Some(cached) = self.inodes.get_mut(&ino) {
+        if let Some(cached) = self.inodes.untracked(&ino) {
             cached.opens = cached.opens.saturating_sub(opens);
         } else {
             self.reclaimed.give_up(ino, 0, opens);

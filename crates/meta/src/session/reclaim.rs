@@ -110,7 +110,7 @@ impl State {
     /// Adds a client's reclaimed hold.
     pub(crate) fn reclaim(&mut self, held: Held) {
         let Held { ino, location, lookups, opens, .. } = held;
-        if let Some(cached) = self.inodes.get_mut(&ino) {
+        if let Some(cached) = self.inodes.untracked(&ino) {
             cached.lookups = cached.lookups.saturating_add(lookups);
             cached.opens = cached.opens.saturating_add(opens);
             // Replies report an orphan location only for an inode that never had a name.

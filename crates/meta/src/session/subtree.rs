@@ -52,7 +52,7 @@ impl Meta {
         }
         // The hold keeps the root findable by number.
         let hold = Hold::LOOKUP;
-        if let Some(cached) = self.state.inodes.get_mut(&root).filter(|_| is_here) {
+        if let Some(cached) = self.state.inodes.untracked(&root).filter(|_| is_here) {
             cached.lookups += 1;
             session.hold(root, hold);
         }
