@@ -125,6 +125,12 @@ impl Checkpoint {
 }
 
 impl Meta {
+    /// Audits change tracking: the records that the store must have, since they are in memory and
+    /// the next checkpoint does not write them.
+    pub fn clean_records(&mut self) -> Vec<TableWrite> {
+        self.state.clean_records()
+    }
+
     pub(crate) fn is_checkpoint_running(&self) -> bool {
         self.checkpoint.is_running()
     }

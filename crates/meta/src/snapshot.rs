@@ -114,6 +114,25 @@ impl State {
         }
         core::mem::take(&mut changes.writes)
     }
+
+    /// The records that the store has as they are in memory, unless a change of them was not marked.
+    pub(crate) fn clean_records(&mut self) -> Vec<TableWrite> {
+        let (published, mut clean) = (self.changes.published, Vec::new());
+        self.inodes.write_clean(published, &mut self.fragments, &mut clean);
+        self.strips.write_clean(published, &mut (), &mut clean);
+        self.xattrs.write_clean(published, &mut (), &mut clean);
+        self.sessions.write_clean(published, &mut (), &mut clean);
+        self.transactions.write_clean(published, &mut (), &mut clean);
+        self.usage_deltas.write_clean(published, &mut (), &mut clean);
+        self.moved.write_clean(published, &mut (), &mut clean);
+        for (dir, fragment) in &mut self.fragments {
+            let cells = fragment.cells.iter_mut();
+            for (slot, cell) in cells.filter(|(_, cell)| cell.track.is_clean(published)) {
+                cell.write(&(*dir, slot.clone()), &mut (), &mut clean);
+            }
+        }
+        clean
+    }
 }
 
 impl Tracked for Box<Cached> {

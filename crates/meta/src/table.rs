@@ -259,6 +259,21 @@ impl<R: Tracked<Key: Eq + Hash + Ord>> RecordTable<R> {
             }
         }
     }
+
+    /// Encodes the records that the store has as they are in memory, unless a change of them was
+    /// not marked.
+    pub(crate) fn write_clean(
+        &mut self,
+        published: u32,
+        context: &mut R::Context,
+        writes: &mut Vec<TableWrite>,
+    ) {
+        for (key, record) in &mut self.records {
+            if record.track().is_clean(published) {
+                record.write(key, context, writes);
+            }
+        }
+    }
 }
 
 impl<R: Record> RecordTable<R> {

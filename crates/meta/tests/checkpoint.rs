@@ -1,6 +1,9 @@
 //! Contents of checkpoints, whatever was created and removed since the last one.
 
-use crate::harness::{Harness, ROOT_CALLER, name};
+use std::panic::catch_unwind;
+
+use crate::harness::{Harness, ROOT_CALLER, Selection, name};
+use espalier_meta::{Dentry, decode};
 use espalier_proto::*;
 
 /// Makes and removes more files than a piece of a checkpoint has records.
@@ -58,4 +61,47 @@ fn changes_while_a_checkpoint_is_under_way_belong_to_the_next() {
     fs.run_until_idle();
     fs.lazy = false;
     assert_eq!(fs.fsck(), []);
+}
+
+/// Makes records of all kinds that need neither sessions nor other ranks, and changes them between
+/// checkpoints.
+fn change_all_kinds(unmarked: Option<Selection>) {
+    let mut fs = Harness::new();
+    fs.unmarked = unmarked;
+    let ino = fs.file("file", b"bytes");
+    let linked = fs.make("linked", NewNode::Regular);
+    fs.make("orphan", NewNode::Regular);
+    let orphan = fs.open("orphan");
+    fs.ask(Request::Unlink { dir: Ino::ROOT, name: name("orphan"), time: None }).unwrap();
+    for number in 0..3 {
+        fs.write(ino, number, b"more").unwrap();
+        fs.set_xattr(ino, &number.to_string());
+        fs.ask(Request::Link { ino: linked, dir: Ino::ROOT, name: name(&number.to_string()) }).unwrap();
+        fs.write(orphan, number, b"more").unwrap();
+        fs.checkpoint();
+    }
+}
+
+/// Mutants: checkpoints lack the records of one kind, as if their changes were not marked. The
+/// harness compares all records that count as written after each checkpoint of each test.
+#[test]
+fn record_that_is_not_marked_changed_is_found() {
+    fn is_remote(write: &TableWrite) -> bool {
+        matches!(write.value.as_deref().map(decode), Some(Ok(Dentry::Remote { .. })))
+    }
+    fn is_tagged(write: &TableWrite, tag: u8) -> bool {
+        write.object.kind == ObjectKind::Inodes && write.key.first() == Some(&tag)
+    }
+    let kinds: [(&str, Selection); 6] = [
+        ("inode in its dentry", |write| write.object.kind == ObjectKind::Fragment && !is_remote(write)),
+        ("remote dentry", |write| write.object.kind == ObjectKind::Fragment && is_remote(write)),
+        ("inode with several names", |write| is_tagged(write, b'i')),
+        ("orphan", |write| write.object.kind == ObjectKind::Orphans),
+        ("strip", |write| is_tagged(write, b's')),
+        ("extended attributes", |write| is_tagged(write, b'x')),
+    ];
+    change_all_kinds(None);
+    for (kind, unmarked) in kinds {
+        assert!(catch_unwind(|| change_all_kinds(Some(unmarked))).is_err(), "{kind}");
+    }
 }

@@ -6,6 +6,11 @@ mod cache;
 mod cluster;
 mod model;
 
+use std::panic::catch_unwind;
+
+use espalier_proto::{ObjectKind, TableWrite};
+
+use crate::harness::Selection;
 use cluster::{Cluster, Crash, Setting};
 
 fn setting(seed: u64) -> Setting {
@@ -19,6 +24,7 @@ fn setting(seed: u64) -> Setting {
         evicting: false,
         moving: false,
         leases: false,
+        unmarked: None,
     }
 }
 
@@ -97,5 +103,28 @@ fn losses_of_power_leave_nothing_half_done() {
     for seed in seeds() {
         let evicting = seed % 2 == 0;
         Cluster::new(Setting { losses: true, evicting, crash: Crash::PowerUnsynced, ..setting(seed) }).run();
+    }
+}
+
+/// Mutants: see `checkpoint.rs`.
+#[test]
+fn records_of_ranks_that_are_not_marked_changed_are_found() {
+    fn is_tagged(write: &TableWrite, tag: u8) -> bool {
+        write.object.kind == ObjectKind::Sessions && write.key.first() == Some(&tag)
+    }
+    let kinds: [(&str, Selection); 4] = [
+        ("session", |write| is_tagged(write, b's')),
+        ("moved inode", |write| is_tagged(write, b'm')),
+        ("transaction", |write| is_tagged(write, b't')),
+        ("usage deltas", |write| is_tagged(write, b'u')),
+    ];
+    for (kind, unmarked) in kinds {
+        let is_found = |seed| {
+            let setting = Setting { evicting: true, unmarked: Some(unmarked), ..setting(seed) };
+            catch_unwind(|| Cluster::new(setting).run()).is_err()
+        };
+        let found = (0..100).find(|seed| is_found(*seed));
+        println!("{kind}: found with seed {found:?}");
+        assert!(found.is_some(), "{kind}");
     }
 }

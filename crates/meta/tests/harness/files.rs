@@ -90,6 +90,13 @@ impl Harness {
         }
     }
 
+    /// Sets an extended attribute whose value is its name.
+    pub fn set_xattr(&mut self, ino: Ino, name: &str) {
+        let name: Box<[u8]> = format!("user.{name}").into_bytes().into();
+        let (value, mode) = (name.clone(), XattrMode::Any);
+        self.ask(Request::SetXattr { ino, name, value, mode, kill_sgid: false }).unwrap();
+    }
+
     pub fn set_limit(&mut self, dir: Ino, name: &str, max: u64) -> Result<Reply, Errno> {
         let name = format!("user.espalier.quota.{name}").into_bytes().into();
         let value = max.to_string().into_bytes().into();

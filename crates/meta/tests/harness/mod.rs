@@ -32,6 +32,9 @@ pub enum Fault {
     Interrupts,
 }
 
+/// Selects records.
+pub type Selection = fn(&TableWrite) -> bool;
+
 pub struct Harness {
     pub meta: Meta,
     pub disk: Disk,
@@ -77,6 +80,8 @@ pub struct Harness {
     pub count: u64,
     /// The I/O that fails, and how.
     pub fault: Option<(u64, Fault)>,
+    /// Checkpoints lack these records, as if their changes were not marked.
+    pub unmarked: Option<Selection>,
     dead: bool,
     /// Number of the last request.
     pub next: u64,
@@ -142,6 +147,7 @@ impl Harness {
             shuffle: None,
             count: 0,
             fault: None,
+            unmarked: None,
             dead: false,
             next: 0,
         }
@@ -265,16 +271,35 @@ impl Harness {
         if fault == Some(Fault::Interrupts) {
             self.input(Input::Cancel { from: ClientId(1), id: RequestId(self.next) });
         }
+        let publishes = matches!(io, Io::Publish { .. });
         let result = match fault {
             Some(Fault::Fails(errno)) => Err(errno),
             Some(Fault::SeemsToFail(errno)) => self.execute(io).and(Err(errno)),
             _ => self.execute(io),
         };
+        let is_published = publishes && result.is_ok();
         self.input(Input::Done { id, result });
+        if is_published {
+            self.check_clean_records();
+        }
+    }
+
+    /// Checks that the store has all records that are in memory and count as written.
+    fn check_clean_records(&mut self) {
+        for TableWrite { object, key, value } in self.meta.clean_records() {
+            let stored = self.disk.store().get(object, &key).unwrap();
+            assert!(stored == value, "a change of {object:?} was not marked: {key:?}");
+        }
     }
 
     fn execute(&mut self, io: Io) -> Result<IoDone, Errno> {
         match io {
+            Io::Stage { writes } if self.unmarked.is_some() => {
+                let is_unmarked =
+                    |write: &&TableWrite| write.value.is_some() && self.unmarked.is_some_and(|it| it(write));
+                let writes = writes.iter().filter(|write| !is_unmarked(write)).cloned().collect();
+                self.disk.execute(Io::Stage { writes })
+            }
             Io::Stream(call, layouts) if !layouts.is_empty() => self.data.call(&call, &layouts),
             io => self.disk.execute(io),
         }

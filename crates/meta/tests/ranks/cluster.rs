@@ -10,7 +10,7 @@ use fastrand::Rng;
 
 use super::cache::Cache;
 use super::model::Model;
-use crate::harness::{Harness, ROOT_CALLER, config, name};
+use crate::harness::{Harness, ROOT_CALLER, Selection, config, name};
 
 /// What a crash is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +37,8 @@ pub struct Setting {
     pub moving: bool,
     /// Clients cache replies.
     pub leases: bool,
+    /// Records that checkpoints lack.
+    pub unmarked: Option<Selection>,
 }
 
 const LEASE_MS: u32 = 3000;
@@ -107,6 +109,7 @@ impl Cluster {
                 ..config()
             };
             let mut fs = Harness::with(config);
+            fs.unmarked = setting.unmarked;
             prepare(&mut fs, &mut random);
             Host { fs, incarnation: 1 }
         };
