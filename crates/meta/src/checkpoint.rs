@@ -44,7 +44,7 @@ impl Checkpoint {
         if self.goal.is_some() || (!state.changes.has_any() && used == 0) {
             return None;
         }
-        state.begin_snapshot();
+        state.changes.begin_snapshot();
         let (next_ino, files, sequence) = (state.next_ino.max(state.reserved), state.files, state.sequence);
         let provisional = state.provisional.iter().copied().collect();
         let size_dirty = state.size_dirty_places();
@@ -159,7 +159,7 @@ impl Meta {
         match used {
             Ok(used) => {
                 if let Some(sequence) = self.checkpoint.published() {
-                    self.state.snapshot_published();
+                    self.state.changes.publish();
                     let held = self.journal.checkpointed(sequence, used);
                     self.release_held(now, held, out);
                 }

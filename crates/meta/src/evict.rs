@@ -104,11 +104,7 @@ impl State {
     /// Forgets removed names that a checkpoint has removed from the store.
     fn forget_gone(&mut self, limit: usize) {
         for _ in 0..limit {
-            match self.gone.front() {
-                Some((epoch, ..)) if *epoch <= self.changes.published() => {}
-                _ => return,
-            }
-            let Some((_, dir, slot)) = self.gone.pop_front() else { return };
+            let Some((dir, slot)) = self.changes.pop_gone() else { return };
             let Some(fragment) = self.fragments.get_mut(&dir) else { continue };
             let is_gone = |cell: &Cell| {
                 cell.target == Target::Absent

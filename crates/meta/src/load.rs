@@ -30,7 +30,7 @@ impl State {
                     InoRecord::Inode => self.loaded_inode(decode(value)?, Location::Table),
                     InoRecord::Place => {
                         let (dir, hash) = decode(value)?;
-                        if !self.inodes.contains_key(&ino) && !self.outdated.contains_key(&ino) {
+                        if !self.inodes.contains_key(&ino) && !self.changes.is_outdated(ino) {
                             let location =
                                 if dir == NO_DIR { Location::Table } else { Location::Dentry { dir, hash } };
                             let known = Known { location, lookups: 0 };
@@ -112,7 +112,7 @@ impl State {
         {
             inode.rare.policy = Some(Arc::clone(theirs));
         }
-        if !self.inodes.contains_key(&ino) && !self.outdated.contains_key(&ino) {
+        if !self.inodes.contains_key(&ino) && !self.changes.is_outdated(ino) {
             self.inherit(&mut inode, location);
             let is_dir = inode.is_dir();
             let lookups = self.known.remove(&ino).map_or(0, |known| known.lookups);

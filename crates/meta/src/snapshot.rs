@@ -3,6 +3,7 @@
 //! just before the change (`table.rs`).
 
 use alloc::boxed::Box;
+use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
 use espalier_proto::{Ino, Name, ObjectId, TableWrite};
@@ -28,12 +29,26 @@ pub(crate) struct UnwrittenChanges {
     pub writes: Vec<TableWrite>,
     /// Bytes of files cloned in this epoch, which the journal does not contain.
     pub cloned: u64,
+    /// Removed names, each with the epoch of the checkpoint that removes it from the store.
+    gone: VecDeque<(u32, Ino, Slot)>,
+    /// Inodes whose own record or place was removed, until the checkpoint of that epoch has removed
+    /// it from the store.
+    outdated: Map<Ino, u32>,
 }
 
 impl Default for UnwrittenChanges {
     fn default() -> Self {
-        let (erased, writes) = (Vec::new(), Vec::new());
-        Self { epoch: 1, published: 0, any: false, dirty: 0, erased, writes, cloned: 0 }
+        Self {
+            epoch: 1,
+            published: 0,
+            any: false,
+            dirty: 0,
+            erased: Vec::new(),
+            writes: Vec::new(),
+            cloned: 0,
+            gone: VecDeque::new(),
+            outdated: Map::default(),
+        }
     }
 }
 
@@ -66,6 +81,44 @@ impl UnwrittenChanges {
         self.erased.push(TableWrite { object, key, value: None });
     }
 
+    /// Removes an inode's own record or place.
+    pub(crate) fn erase_inode(&mut self, ino: Ino, place: (ObjectId, Vec<u8>)) {
+        self.erase(place);
+        self.outdated.insert(ino, self.epoch);
+    }
+
+    /// True if the store may have a removed record or place of an inode.
+    pub(crate) fn is_outdated(&self, ino: Ino) -> bool {
+        self.outdated.contains_key(&ino)
+    }
+
+    pub(crate) fn erase_name(&mut self, dir: Ino, slot: &Slot) {
+        self.erase((ObjectId::fragment(dir, 0), slot.key()));
+        self.gone.push_back((self.epoch, dir, slot.clone()));
+        self.note(DIRTY_INODE);
+    }
+
+    /// The next removed name that the store does not have any more.
+    pub(crate) fn pop_gone(&mut self) -> Option<(Ino, Slot)> {
+        let published = self.published;
+        let gone = self.gone.pop_front_if(|(epoch, ..)| *epoch <= published);
+        gone.map(|(_, dir, slot)| (dir, slot))
+    }
+
+    /// Fixes the current state as the one that [`State::next_writes`] returns.
+    pub(crate) fn begin_snapshot(&mut self) {
+        self.epoch += 1;
+        (self.any, self.dirty, self.cloned) = (false, 0, 0);
+        self.writes = core::mem::take(&mut self.erased);
+    }
+
+    /// Records that the last snapshot is durable.
+    pub(crate) fn publish(&mut self) {
+        let published = self.epoch - 1;
+        self.published = published;
+        self.outdated.retain(|_, epoch| *epoch > published);
+    }
+
     /// Adds a record to the current snapshot, if it belongs there and is not in it yet.
     pub(crate) fn encode<R: Tracked>(&mut self, key: &R::Key, record: &mut R, context: &mut R::Context) {
         let track = record.track();
@@ -77,21 +130,6 @@ impl UnwrittenChanges {
 }
 
 impl State {
-    /// Fixes the current state as the one that [`Self::next_writes`] returns.
-    pub(crate) fn begin_snapshot(&mut self) {
-        let changes = &mut self.changes;
-        changes.epoch += 1;
-        (changes.any, changes.dirty, changes.cloned) = (false, 0, 0);
-        changes.writes = core::mem::take(&mut changes.erased);
-    }
-
-    /// Records that the last snapshot is durable.
-    pub(crate) fn snapshot_published(&mut self) {
-        let published = self.changes.epoch - 1;
-        self.changes.published = published;
-        self.outdated.retain(|_, epoch| *epoch > published);
-    }
-
     /// Encodes the next piece of the snapshot, of at least `records` records. Empty at the end.
     pub(crate) fn next_writes(&mut self, records: usize) -> Vec<TableWrite> {
         // Records that are gone, or were encoded when they changed, do not count: only the end

@@ -3,7 +3,7 @@
 //! (`evict.rs`).
 
 use alloc::boxed::Box;
-use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 use core::cell::Cell as Mutable;
 
@@ -194,11 +194,6 @@ pub(crate) struct State {
     pub changes: UnwrittenChanges,
     /// Changed remote dentries.
     pub remotes: Tracker<(Ino, Slot)>,
-    /// Removed names, each with the epoch of the checkpoint that removes it from the store.
-    pub gone: VecDeque<(u32, Ino, Slot)>,
-    /// Inodes whose own record or place was removed, until the checkpoint of that epoch has removed
-    /// it from the store.
-    pub outdated: Map<Ino, u32>,
     pub clock: Clock,
 }
 
@@ -229,8 +224,6 @@ impl State {
             moved: RecordTable::default(),
             changes: UnwrittenChanges::default(),
             remotes: Tracker::default(),
-            gone: VecDeque::new(),
-            outdated: Map::default(),
             clock: Clock::default(),
         }
     }
@@ -356,13 +349,6 @@ impl State {
         self.inodes.touch(&ino, &mut self.fragments, &mut self.changes).map(Box::as_mut)
     }
 
-    /// Removes a record from the store, if the store has it.
-    pub(crate) fn erase_record(&mut self, record: InoRecord, ino: Ino, stored: bool) {
-        if stored {
-            self.changes.erase(record.place(ino));
-        }
-    }
-
     /// Adds a primary dentry for an inode that is in no dentry. The name must be free.
     pub(crate) fn put_primary(&mut self, dir: Ino, slot: Slot, ino: Ino) {
         self.set_location(ino, Location::Dentry { dir, hash: slot.hash });
@@ -391,9 +377,7 @@ impl State {
             self.changes.encode(&(dir, slot.clone()), cell, &mut ());
         }
         if cell.track.stored {
-            self.changes.erase((ObjectId::fragment(dir, 0), slot.key()));
-            self.gone.push_back((self.changes.epoch(), dir, slot.clone()));
-            self.changes.note(DIRTY_INODE);
+            self.changes.erase_name(dir, slot);
             cell.track = Track { written: self.changes.epoch(), ..Track::default() };
         }
         if cell.track.written > self.changes.published() {
@@ -414,13 +398,8 @@ impl State {
         cached.location = location;
         cached.track.stored = false;
         if location == Location::Orphan && core::mem::take(&mut cached.is_placed) {
-            self.erase_place(ino);
+            self.changes.erase_inode(ino, InoRecord::Place.place(ino));
         }
-    }
-
-    fn erase_place(&mut self, ino: Ino) {
-        self.erase_record(InoRecord::Place, ino, true);
-        self.outdated.insert(ino, self.changes.epoch());
     }
 
     /// Removes the inode's record from the inode or orphan table. There, `track.stored` refers to
@@ -432,8 +411,7 @@ impl State {
             Location::Table => InoRecord::Inode.place(ino),
             Location::Orphan => (ObjectId::ORPHANS, orphan_key(ino)),
         };
-        self.changes.erase(place);
-        self.outdated.insert(ino, self.changes.epoch());
+        self.changes.erase_inode(ino, place);
     }
 
     /// Removes an inode with its contents and attributes.
@@ -441,14 +419,14 @@ impl State {
         self.leave_location(ino);
         let Some(cached) = self.inodes.evict(&ino) else { return };
         if cached.is_placed {
-            self.erase_place(ino);
+            self.changes.erase_inode(ino, InoRecord::Place.place(ino));
         }
-        if self.strips.remove(ino, &mut self.changes).is_none() {
-            let stored = matches!(cached.inode.body, Body::Stuffed { stored: 1.., .. });
-            self.erase_record(InoRecord::Strip, ino, stored);
+        let has_strip = matches!(cached.inode.body, Body::Stuffed { stored: 1.., .. });
+        if self.strips.remove(ino, &mut self.changes).is_none() && has_strip {
+            self.changes.erase(InoRecord::Strip.place(ino));
         }
-        if self.xattrs.remove(ino, &mut self.changes).is_none() {
-            self.erase_record(InoRecord::Xattrs, ino, cached.inode.has_xattrs);
+        if self.xattrs.remove(ino, &mut self.changes).is_none() && cached.inode.has_xattrs {
+            self.changes.erase(InoRecord::Xattrs.place(ino));
         }
         if let Some(fragment) = self.fragments.remove(&ino) {
             fragment.cells.keys().for_each(|slot| self.clock.cell_removed(slot));
