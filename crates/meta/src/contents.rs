@@ -8,7 +8,7 @@ use espalier_proto::{Ino, ObjectId};
 use crate::record::{Body, Corrupt, InoRecord, Xattrs, decode, encode};
 use crate::state::{State, wait_record};
 use crate::step::Step;
-use crate::table::{Record, Track};
+use crate::table::Record;
 
 /// The bytes of a stuffed file.
 #[derive(Debug, Default)]
@@ -19,7 +19,6 @@ pub(crate) struct Strip {
     /// Sequence number of the event before which the file was empty; 0: it was not empty when
     /// loaded or made.
     pub first: u64,
-    pub track: Track,
 }
 
 impl Record for Strip {
@@ -37,23 +36,12 @@ impl Record for Strip {
         Ok(Self { bytes: value.to_vec(), ..Self::default() })
     }
 
-    fn track(&mut self) -> &mut Track {
-        &mut self.track
-    }
-
     fn bytes(&self) -> usize {
         self.bytes.capacity()
     }
 }
 
-/// The extended attributes of an inode.
-#[derive(Debug, Default)]
-pub(crate) struct XattrList {
-    pub list: Xattrs,
-    pub track: Track,
-}
-
-impl Record for XattrList {
+impl Record for Xattrs {
     type Key = Ino;
 
     fn place(ino: Ino) -> (ObjectId, Vec<u8>) {
@@ -61,19 +49,15 @@ impl Record for XattrList {
     }
 
     fn encode(&self) -> Option<Vec<u8>> {
-        (!self.list.is_empty()).then(|| encode(&self.list))
+        (!self.is_empty()).then(|| encode(self))
     }
 
     fn decode(value: &[u8]) -> Result<Self, Corrupt> {
-        Ok(Self { list: decode(value)?, track: Track::default() })
-    }
-
-    fn track(&mut self) -> &mut Track {
-        &mut self.track
+        decode(value)
     }
 
     fn bytes(&self) -> usize {
-        self.list.iter().map(|(name, value)| name.len() + value.len() + 2 * size_of::<Box<[u8]>>()).sum()
+        self.iter().map(|(name, value)| name.len() + value.len() + 2 * size_of::<Box<[u8]>>()).sum()
     }
 }
 
@@ -106,13 +90,13 @@ impl State {
         self.changes.cloned += bytes.len() as u64;
         let version = self.sequence;
         self.strips.change_or_insert(ino, &mut self.changes, Strip::default, |strip| {
-            *strip = Strip { bytes, version, first: version, track: strip.track };
+            *strip = Strip { bytes, version, first: version };
         });
     }
 
     pub(crate) fn xattr_list(&self, ino: Ino) -> Step<&Xattrs> {
         match (self.inode(ino)?.has_xattrs, self.xattrs.get(&ino)) {
-            (_, Some(xattrs)) => Ok(&xattrs.list),
+            (_, Some(xattrs)) => Ok(xattrs),
             (true, None) => Err(wait_record(InoRecord::Xattrs, ino)),
             (false, None) => {
                 static NONE: Xattrs = Xattrs::new();
@@ -123,7 +107,6 @@ impl State {
 
     /// Changes the extended attributes of an inode, which are in memory if it has any.
     pub(crate) fn change_xattrs<R>(&mut self, ino: Ino, change: impl FnOnce(&mut Xattrs) -> R) -> R {
-        let change = |xattrs: &mut XattrList| change(&mut xattrs.list);
-        self.xattrs.change_or_insert(ino, &mut self.changes, XattrList::default, change)
+        self.xattrs.change_or_insert(ino, &mut self.changes, Xattrs::new, change)
     }
 }

@@ -42,11 +42,6 @@ const STRIP: usize = 128;
 const NAME: usize = 24;
 
 impl Clock {
-    pub(crate) fn inode_added(&mut self, ino: Ino) {
-        self.inodes.push_back(ino);
-        self.added += 1;
-    }
-
     pub(crate) fn cell_added(&mut self, slot: &Slot) {
         self.cells += 1;
         self.bytes += slot.name.len() + NAME;
@@ -175,8 +170,8 @@ impl State {
             && cached.opens == 0
             && !(cached.inode.is_streamed() && self.size_dirty.contains_key(&ino))
             && cached.location != Location::Orphan
-            && self.strips.get(&ino).is_none_or(|strip| strip.track.is_clean(published))
-            && self.xattrs.get(&ino).is_none_or(|xattrs| xattrs.track.is_clean(published))
+            && self.strips.get(&ino).is_none_or(|strip| strip.is_clean(published))
+            && self.xattrs.get(&ino).is_none_or(|xattrs| xattrs.is_clean(published))
             && self.fragments.get(&ino).is_none_or(|fragment| fragment.cells.is_empty())
     }
 

@@ -298,13 +298,11 @@ impl Recovery {
         if has_root && !self.state.inodes.get(&Ino::ROOT).is_some_and(|cached| cached.inode.is_dir()) {
             return Err(RecoveryError::Corrupt("the tables have no root directory".into()));
         }
-        let orphans = self.state.inodes.iter().filter(|(_, cached)| cached.location == Location::Orphan);
+        let orphans = self.state.inodes.sorted().filter(|(_, cached)| cached.location == Location::Orphan);
         let (full, orphans): (Vec<_>, Vec<_>) = orphans.partition(|(_, cached)| cached.inode.has_entries());
-        let mut trash: Vec<Trashed> = full.iter().map(|(dir, _)| Trashed { dir: **dir, after: 0 }).collect();
-        trash.sort_unstable_by_key(|trashed| trashed.dir);
-        let mut orphans: Vec<(Ino, bool)> =
+        let trash = full.iter().map(|(dir, _)| Trashed { dir: **dir, after: 0 }).collect();
+        let orphans: Vec<(Ino, bool)> =
             orphans.iter().map(|(ino, cached)| (**ino, cached.inode.is_streamed())).collect();
-        orphans.sort_unstable();
         self.state.trash = trash;
         for (ino, _) in sizes {
             self.load_size_dirty(*ino, fetch)?;

@@ -10,7 +10,7 @@ use espalier_proto::{Ino, Name, ObjectId, TableWrite};
 
 use crate::record::{Dentry, InoRecord, Slot, encode, encode_primary};
 use crate::state::{Cached, Cell, DIRTY_INODE, Fragment, Location, Map, NO_DIR, State, Target, orphan_key};
-use crate::table::{Track, Tracked};
+use crate::table::{Select, Track, Tracked};
 
 /// The changes since the last snapshot, and the current snapshot.
 #[derive(Debug)]
@@ -134,42 +134,51 @@ impl State {
     pub(crate) fn next_writes(&mut self, records: usize) -> Vec<TableWrite> {
         // Records that are gone, or were encoded when they changed, do not count: only the end
         // returns nothing.
-        let changes = &mut self.changes;
-        self.inodes.write_changed(records, &mut self.fragments, changes);
-        self.strips.write_changed(records, &mut (), changes);
-        self.xattrs.write_changed(records, &mut (), changes);
-        self.sessions.write_changed(records, &mut (), changes);
-        self.transactions.write_changed(records, &mut (), changes);
-        self.usage_deltas.write_changed(records, &mut (), changes);
-        self.moved.write_changed(records, &mut (), changes);
-        while changes.writes.len() < records
-            && let Some(key) = self.remotes.pop(changes)
-        {
-            let fragment = self.fragments.get_mut(&key.0);
-            if let Some(cell) = fragment.and_then(|fragment| fragment.cells.get_mut(&key.1)) {
-                changes.encode(&key, cell, &mut ());
-            }
-        }
-        core::mem::take(&mut changes.writes)
+        self.write_tables(Select::Missing(records));
+        core::mem::take(&mut self.changes.writes)
     }
 
     /// The records that the store has as they are in memory, unless a change of them was not marked.
     pub(crate) fn clean_records(&mut self) -> Vec<TableWrite> {
-        let (published, mut clean) = (self.changes.published, Vec::new());
-        self.inodes.write_clean(published, &mut self.fragments, &mut clean);
-        self.strips.write_clean(published, &mut (), &mut clean);
-        self.xattrs.write_clean(published, &mut (), &mut clean);
-        self.sessions.write_clean(published, &mut (), &mut clean);
-        self.transactions.write_clean(published, &mut (), &mut clean);
-        self.usage_deltas.write_clean(published, &mut (), &mut clean);
-        self.moved.write_clean(published, &mut (), &mut clean);
-        for (dir, fragment) in &mut self.fragments {
-            let cells = fragment.cells.iter_mut();
-            for (slot, cell) in cells.filter(|(_, cell)| cell.track.is_clean(published)) {
-                cell.write(&(*dir, slot.clone()), &mut (), &mut clean);
+        let snapshot = core::mem::take(&mut self.changes.writes);
+        self.write_tables(Select::Clean);
+        core::mem::replace(&mut self.changes.writes, snapshot)
+    }
+
+    fn write_tables(&mut self, select: Select) {
+        let changes = &mut self.changes;
+        self.inodes.write(select, &mut self.fragments, changes);
+        self.strips.write(select, &mut (), changes);
+        self.xattrs.write(select, &mut (), changes);
+        self.sessions.write(select, &mut (), changes);
+        self.transactions.write(select, &mut (), changes);
+        self.usage_deltas.write(select, &mut (), changes);
+        self.moved.write(select, &mut (), changes);
+        self.write_remotes(select);
+    }
+
+    fn write_remotes(&mut self, select: Select) {
+        let changes = &mut self.changes;
+        match select {
+            Select::Missing(limit) => {
+                while changes.writes.len() < limit
+                    && let Some(key) = self.remotes.pop(changes)
+                {
+                    let fragment = self.fragments.get_mut(&key.0);
+                    if let Some(cell) = fragment.and_then(|fragment| fragment.cells.get_mut(&key.1)) {
+                        changes.encode(&key, cell, &mut ());
+                    }
+                }
+            }
+            Select::Clean => {
+                for (dir, fragment) in &mut self.fragments {
+                    let cells = fragment.cells.iter_mut();
+                    for (slot, cell) in cells.filter(|(_, cell)| cell.track.is_clean(changes.published)) {
+                        cell.write(&(*dir, slot.clone()), &mut (), &mut changes.writes);
+                    }
+                }
             }
         }
-        clean
     }
 }
 

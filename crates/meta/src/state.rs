@@ -12,15 +12,15 @@ use espalier_proto::{Errno, FileType, Ino, Name, ObjectId};
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
-use crate::contents::{Strip, XattrList};
+use crate::contents::Strip;
 use crate::evict::Clock;
 use crate::pool::Batch;
-use crate::rank::{Locks, TransactionRecord, UsageDeltas};
-use crate::record::{Body, InoRecord, Inode, Slot};
+use crate::rank::{Locks, TransactionState, UsageDeltas};
+use crate::record::{Body, InoRecord, Inode, Slot, Xattrs};
 use crate::session::{Moved, PersistedSession, Reclaimed};
 use crate::snapshot::UnwrittenChanges;
 use crate::step::{Load, Step, Stop, Wait};
-use crate::table::{RecordTable, Track, Tracker};
+use crate::table::{RecordTable, Stored, Track, Tracker};
 
 pub(crate) type Map<K, V> = HashMap<K, V, FxBuildHasher>;
 
@@ -158,8 +158,8 @@ pub(crate) struct State {
     /// Inodes that clients know and that are not in `inodes`.
     pub known: Map<Ino, Known>,
     pub fragments: Map<Ino, Fragment>,
-    pub strips: RecordTable<Strip>,
-    pub xattrs: RecordTable<XattrList>,
+    pub strips: RecordTable<Stored<Strip>>,
+    pub xattrs: RecordTable<Stored<Xattrs>>,
     pub next_ino: u64,
     /// Bound below which inode numbers may have been allocated, even if nothing records that
     /// (`numbers.rs`); 0: unused.
@@ -183,14 +183,14 @@ pub(crate) struct State {
     pub size_dirty: BTreeMap<Ino, SizeDirty>,
     /// Removed directories with entries; the last is freed first.
     pub trash: Vec<Trashed>,
-    pub sessions: RecordTable<PersistedSession>,
-    pub transactions: RecordTable<TransactionRecord>,
+    pub sessions: RecordTable<Stored<PersistedSession>>,
+    pub transactions: RecordTable<Stored<TransactionState>>,
     /// Locks of prepared transactions; `None` while an event is applied.
     pub locks: Option<Box<Locks>>,
     /// Exchange of usage deltas, by rank.
-    pub usage_deltas: RecordTable<UsageDeltas>,
+    pub usage_deltas: RecordTable<Stored<UsageDeltas>>,
     pub reclaimed: Reclaimed,
-    pub moved: RecordTable<Moved>,
+    pub moved: RecordTable<Stored<Moved>>,
     pub changes: UnwrittenChanges,
     /// Changed remote dentries.
     pub remotes: Tracker<(Ino, Slot)>,
@@ -334,10 +334,11 @@ impl State {
         }
     }
 
-    /// Takes in an inode of the store.
+    /// Adds an inode: one of the store, or a new one, which is touched then.
     pub(crate) fn add_inode(&mut self, cached: Cached) {
         let ino = cached.inode.ino;
-        self.clock.inode_added(ino);
+        self.clock.inodes.push_back(ino);
+        self.clock.added += 1;
         self.inodes.put(ino, Box::new(cached));
     }
 
@@ -439,9 +440,8 @@ impl State {
         if inode.is_dir() {
             self.fragments.insert(ino, Fragment { complete: true, ..Fragment::default() });
         }
-        self.clock.inode_added(ino);
-        let cached = Cached { names_are_new: true, ..Cached::new(inode, location, Track::default()) };
-        self.inodes.put_new(ino, Box::new(cached), &mut self.fragments, &mut self.changes);
+        self.add_inode(Cached { names_are_new: true, ..Cached::new(inode, location, Track::default()) });
+        self.touch_inode(ino);
     }
 }
 

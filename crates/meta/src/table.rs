@@ -8,6 +8,7 @@
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::hash::Hash;
+use core::ops::{Deref, DerefMut};
 
 use espalier_proto::{ObjectId, TableWrite};
 use hashbrown::hash_map::Entry;
@@ -68,8 +69,6 @@ pub(crate) trait Record: Sized {
 
     fn decode(value: &[u8]) -> Result<Self, Corrupt>;
 
-    fn track(&mut self) -> &mut Track;
-
     /// Size as far as the bounds on the cache and on unwritten changes do not count it per record,
     /// in bytes.
     fn bytes(&self) -> usize {
@@ -77,30 +76,67 @@ pub(crate) trait Record: Sized {
     }
 }
 
-impl<R: Record> Tracked for R {
+/// A record and its track.
+#[derive(Debug)]
+pub(crate) struct Stored<R> {
+    record: R,
+    track: Track,
+}
+
+impl<R> Stored<R> {
+    /// See [`Track::is_clean`].
+    pub(crate) fn is_clean(&self, published: u32) -> bool {
+        self.track.is_clean(published)
+    }
+}
+
+impl<R> Deref for Stored<R> {
+    type Target = R;
+
+    fn deref(&self) -> &R {
+        &self.record
+    }
+}
+
+impl<R> DerefMut for Stored<R> {
+    fn deref_mut(&mut self) -> &mut R {
+        &mut self.record
+    }
+}
+
+impl<R: Record> Tracked for Stored<R> {
     type Key = R::Key;
     type Context = ();
 
     fn track(&mut self) -> &mut Track {
-        Record::track(self)
+        &mut self.track
     }
 
     fn bytes(&self) -> usize {
-        Record::bytes(self)
+        self.record.bytes()
     }
 
     fn dirty_bytes(&self) -> usize {
-        Record::bytes(self)
+        self.record.bytes()
     }
 
     fn write(&mut self, key: &R::Key, (): &mut (), writes: &mut Vec<TableWrite>) {
-        let value = self.encode();
-        let was_stored = core::mem::replace(&mut Record::track(self).stored, value.is_some());
+        let value = self.record.encode();
+        let was_stored = core::mem::replace(&mut self.track.stored, value.is_some());
         if was_stored || value.is_some() {
             let (object, key) = R::place(*key);
             writes.push(TableWrite { object, key, value });
         }
     }
+}
+
+/// Selects records for [`RecordTable::write`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Select {
+    /// Those that the current snapshot lacks, until it has this number of writes.
+    Missing(usize),
+    /// Those that the store has as they are in memory, unless a change was not marked.
+    Clean,
 }
 
 /// The changed records of one kind, and the size of all that are in memory.
@@ -138,14 +174,14 @@ impl<K: Clone> Tracker<K> {
     fn change<R: Record<Key = K>, T>(
         &mut self,
         key: &K,
-        record: &mut R,
+        stored: &mut Stored<R>,
         changes: &mut UnwrittenChanges,
         change: impl FnOnce(&mut R) -> T,
     ) -> T {
-        self.touch(key, record, &mut (), changes);
-        let before = Record::bytes(record);
-        let result = change(record);
-        let after = Record::bytes(record);
+        self.touch(key, stored, &mut (), changes);
+        let before = stored.record.bytes();
+        let result = change(&mut stored.record);
+        let after = stored.record.bytes();
         changes.note(after.saturating_sub(before));
         self.bytes = self.bytes + after - before;
         result
@@ -188,11 +224,6 @@ impl<R: Tracked<Key: Eq + Hash + Ord>> RecordTable<R> {
         self.records.len()
     }
 
-    /// The records, in no particular order.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (&R::Key, &R)> {
-        self.records.iter()
-    }
-
     /// The records in ascending order of their keys.
     pub(crate) fn sorted(&self) -> impl Iterator<Item = (&R::Key, &R)> {
         let mut records: Vec<(&R::Key, &R)> = self.records.iter().collect();
@@ -218,22 +249,10 @@ impl<R: Tracked<Key: Eq + Hash + Ord>> RecordTable<R> {
         Some(record)
     }
 
-    /// Takes in a record of the store.
+    /// Adds a record: one of the store, or a new one, which is touched then.
     pub(crate) fn put(&mut self, key: R::Key, record: R) {
         self.tracker.bytes += record.bytes();
         self.records.insert(key, record);
-    }
-
-    /// Adds a record that the store does not have.
-    pub(crate) fn put_new(
-        &mut self,
-        key: R::Key,
-        mut record: R,
-        context: &mut R::Context,
-        changes: &mut UnwrittenChanges,
-    ) {
-        self.tracker.touch(&key, &mut record, context, changes);
-        self.put(key, record);
     }
 
     /// Drops a record from memory.
@@ -243,40 +262,30 @@ impl<R: Tracked<Key: Eq + Hash + Ord>> RecordTable<R> {
         Some(record)
     }
 
-    /// Adds records to the current snapshot until it has `limit` writes, or all changed records of
-    /// this table.
-    pub(crate) fn write_changed(
-        &mut self,
-        limit: usize,
-        context: &mut R::Context,
-        changes: &mut UnwrittenChanges,
-    ) {
-        while changes.writes.len() < limit
-            && let Some(key) = self.tracker.pop(changes)
-        {
-            if let Some(record) = self.records.get_mut(&key) {
-                changes.encode(&key, record, context);
+    /// Encodes records into [`UnwrittenChanges::writes`].
+    pub(crate) fn write(&mut self, select: Select, context: &mut R::Context, changes: &mut UnwrittenChanges) {
+        match select {
+            Select::Missing(limit) => {
+                while changes.writes.len() < limit
+                    && let Some(key) = self.tracker.pop(changes)
+                {
+                    if let Some(record) = self.records.get_mut(&key) {
+                        changes.encode(&key, record, context);
+                    }
+                }
             }
-        }
-    }
-
-    /// Encodes the records that the store has as they are in memory, unless a change of them was
-    /// not marked.
-    pub(crate) fn write_clean(
-        &mut self,
-        published: u32,
-        context: &mut R::Context,
-        writes: &mut Vec<TableWrite>,
-    ) {
-        for (key, record) in &mut self.records {
-            if record.track().is_clean(published) {
-                record.write(key, context, writes);
+            Select::Clean => {
+                for (key, record) in &mut self.records {
+                    if record.track().is_clean(changes.published()) {
+                        record.write(key, context, &mut changes.writes);
+                    }
+                }
             }
         }
     }
 }
 
-impl<R: Record> RecordTable<R> {
+impl<R: Record> RecordTable<Stored<R>> {
     /// Changes a record, if there is one.
     pub(crate) fn change<T>(
         &mut self,
@@ -284,8 +293,8 @@ impl<R: Record> RecordTable<R> {
         changes: &mut UnwrittenChanges,
         change: impl FnOnce(&mut R) -> T,
     ) -> Option<T> {
-        let record = self.records.get_mut(&key)?;
-        Some(self.tracker.change(&key, record, changes, change))
+        let stored = self.records.get_mut(&key)?;
+        Some(self.tracker.change(&key, stored, changes, change))
     }
 
     /// Changes a record that may be new: then it is `new()` before.
@@ -296,12 +305,12 @@ impl<R: Record> RecordTable<R> {
         new: impl FnOnce() -> R,
         change: impl FnOnce(&mut R) -> T,
     ) -> T {
-        let record = self.records.entry(key).or_insert_with(|| {
+        let stored = self.records.entry(key).or_insert_with(|| {
             let record = new();
-            self.tracker.bytes += Record::bytes(&record);
-            record
+            self.tracker.bytes += record.bytes();
+            Stored { record, track: Track::default() }
         });
-        self.tracker.change(&key, record, changes, change)
+        self.tracker.change(&key, stored, changes, change)
     }
 
     /// Adds a record, unless there is one.
@@ -311,21 +320,20 @@ impl<R: Record> RecordTable<R> {
 
     /// Removes a record, also from the store with the next checkpoint.
     pub(crate) fn remove(&mut self, key: R::Key, changes: &mut UnwrittenChanges) -> Option<R> {
-        let mut record = self.evict(&key)?;
-        changes.encode(&key, &mut record, &mut ());
-        if Record::track(&mut record).stored {
+        let mut stored = self.evict(&key)?;
+        changes.encode(&key, &mut stored, &mut ());
+        if stored.track.stored {
             changes.erase(R::place(key));
         }
-        Some(record)
+        Some(stored.record)
     }
 
     /// Takes in a record of the store. A record in memory is newer and stays.
     pub(crate) fn load(&mut self, key: R::Key, value: &[u8]) -> Result<(), Corrupt> {
         if let Entry::Vacant(entry) = self.records.entry(key) {
-            let mut record = R::decode(value)?;
-            *Record::track(&mut record) = Track::STORED;
-            self.tracker.bytes += Record::bytes(&record);
-            entry.insert(record);
+            let record = R::decode(value)?;
+            self.tracker.bytes += record.bytes();
+            entry.insert(Stored { record, track: Track::STORED });
         }
         Ok(())
     }

@@ -22,7 +22,7 @@ pub(crate) use lock::Locks;
 pub(crate) use message::Age;
 pub use message::{Answer, PeerMessage, Question, TransactionId, Vote};
 pub(crate) use participant::PeerRequest;
-pub(crate) use persisted::TransactionRecord;
+pub(crate) use persisted::TransactionState;
 pub(crate) use usage_deltas::UsageDeltas;
 
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -36,7 +36,6 @@ use crate::lease::LeaseKey;
 use crate::machine::Meta;
 use crate::outbox::{Now, Outbox};
 use crate::state::Map;
-use persisted::TransactionState;
 
 /// Volatile state of a rank's communication with other ranks.
 #[derive(Debug, Default)]
@@ -182,7 +181,7 @@ impl Meta {
     /// Parts prepared here for a coordinator, with their edits. Only the coordinator knows whether
     /// they are committed.
     pub fn prepared_for(&self, coordinator: Rank) -> impl Iterator<Item = (TransactionId, &[Edit])> {
-        self.state.transactions.sorted().filter_map(move |(id, it)| match &it.what {
+        self.state.transactions.sorted().filter_map(move |(id, state)| match &**state {
             TransactionState::Prepared(part, _) if id.rank == coordinator => {
                 Some((*id, part.edits.as_slice()))
             }
@@ -197,7 +196,7 @@ impl Meta {
 
     /// Asks coordinators for the decisions of prepared transactions.
     pub(crate) fn inquire(&mut self, of: impl Fn(Rank) -> bool) {
-        let prepared = self.state.transactions.sorted().filter_map(|(id, it)| match it.what {
+        let prepared = self.state.transactions.sorted().filter_map(|(id, state)| match **state {
             TransactionState::Prepared(_, vote) if of(id.rank) => Some((*id, vote)),
             _ => None,
         });
@@ -241,8 +240,8 @@ impl Meta {
     /// Restores prepared and committed transactions after a restart.
     pub(crate) fn recover_transactions(&mut self) {
         let mut prepared = Vec::new();
-        for (id, it) in self.state.transactions.sorted() {
-            match &it.what {
+        for (id, state) in self.state.transactions.sorted() {
+            match &**state {
                 TransactionState::Prepared(part, _) => prepared.push((part.age(*id), part.edits.clone())),
                 TransactionState::Committed(ranks) => {
                     self.ranks.unfinished.insert(*id, ranks.iter().copied().collect());

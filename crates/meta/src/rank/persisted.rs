@@ -12,14 +12,9 @@ use crate::record::{Corrupt, decode, encode};
 use crate::session::PersistedKey;
 use crate::state::State;
 use crate::step::Step;
-use crate::table::{Record, Track};
+use crate::table::Record;
 
-#[derive(Debug)]
-pub(crate) struct TransactionRecord {
-    pub what: TransactionState,
-    pub track: Track,
-}
-
+/// The record of a transaction, which never changes.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum TransactionState {
     /// A part prepared for another rank, or a lock on moving directories.
@@ -28,7 +23,7 @@ pub(crate) enum TransactionState {
     Committed(Vec<(Rank, Vote)>),
 }
 
-impl Record for TransactionRecord {
+impl Record for TransactionState {
     type Key = TransactionId;
 
     fn place(id: TransactionId) -> (ObjectId, Vec<u8>) {
@@ -36,15 +31,11 @@ impl Record for TransactionRecord {
     }
 
     fn encode(&self) -> Option<Vec<u8>> {
-        Some(encode(&self.what))
+        Some(encode(self))
     }
 
     fn decode(value: &[u8]) -> Result<Self, Corrupt> {
-        Ok(Self { what: decode(value)?, track: Track::default() })
-    }
-
-    fn track(&mut self) -> &mut Track {
-        &mut self.track
+        decode(value)
     }
 }
 
@@ -72,14 +63,14 @@ impl Part {
 
 impl State {
     pub(crate) fn prepared(&self, id: TransactionId) -> Option<(&Part, Vote)> {
-        match &self.transactions.get(&id)?.what {
+        match &**self.transactions.get(&id)? {
             TransactionState::Prepared(part, vote) => Some((part, *vote)),
             TransactionState::Committed(_) => None,
         }
     }
 
     pub(crate) fn committed(&self, id: TransactionId) -> Option<&[(Rank, Vote)]> {
-        match &self.transactions.get(&id)?.what {
+        match &**self.transactions.get(&id)? {
             TransactionState::Committed(ranks) => Some(ranks),
             TransactionState::Prepared(..) => None,
         }
@@ -90,7 +81,8 @@ impl State {
             // The number is never reused, whatever the decision.
             self.next_ino = self.next_ino.max(ino.0 + 1);
         }
-        self.add_transaction(id, TransactionState::Prepared(part.clone(), self.sequence));
+        let state = TransactionState::Prepared(part.clone(), self.sequence);
+        self.transactions.insert(id, state, &mut self.changes);
     }
 
     pub(crate) fn apply_committed(
@@ -100,7 +92,8 @@ impl State {
         ranks: &[(Rank, Vote)],
     ) -> Step<()> {
         self.apply_edits(part)?;
-        self.add_transaction(id, TransactionState::Committed(ranks.to_vec()));
+        let state = TransactionState::Committed(ranks.to_vec());
+        self.transactions.insert(id, state, &mut self.changes);
         Ok(())
     }
 
@@ -110,12 +103,6 @@ impl State {
         }
         self.forget_transaction(id);
         Ok(())
-    }
-
-    /// Adds a record, which never changes.
-    fn add_transaction(&mut self, id: TransactionId, what: TransactionState) {
-        let record = TransactionRecord { what, track: Track::default() };
-        self.transactions.insert(id, record, &mut self.changes);
     }
 
     pub(crate) fn forget_transaction(&mut self, id: TransactionId) {

@@ -19,7 +19,7 @@ use crate::record::{Corrupt, decode, encode};
 use crate::session::PersistedKey;
 use crate::state::State;
 use crate::step::Step;
-use crate::table::{Record, Track};
+use crate::table::Record;
 use crate::usage::{Limits, Usage};
 
 /// Maximum number of directories per message.
@@ -42,8 +42,6 @@ pub(crate) struct UsageDeltas {
     /// whether they have been read since. Empty after a restart.
     #[serde(skip)]
     limits: BTreeMap<Ino, (Limits, Cell<bool>)>,
-    #[serde(skip)]
-    track: Track,
 }
 
 impl Record for UsageDeltas {
@@ -59,10 +57,6 @@ impl Record for UsageDeltas {
 
     fn decode(value: &[u8]) -> Result<Self, Corrupt> {
         decode(value)
-    }
-
-    fn track(&mut self) -> &mut Track {
-        &mut self.track
     }
 }
 
@@ -206,7 +200,7 @@ impl Meta {
 
     /// Number of directories at other ranks with deltas that those have not acknowledged.
     pub fn unsent_usage(&self) -> usize {
-        let unsent = |(_, deltas): (_, &UsageDeltas)| deltas.unanswered.len() + deltas.owed.len();
-        self.state.usage_deltas.iter().map(unsent).sum()
+        let deltas = self.state.usage_deltas.sorted();
+        deltas.map(|(_, deltas)| deltas.unanswered.len() + deltas.owed.len()).sum()
     }
 }

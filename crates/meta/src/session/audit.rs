@@ -46,7 +46,7 @@ impl Meta {
         }
         // Skips inodes in neither table: a client may have removed one that others knew (carns
         // III.A).
-        let (cached, known) = (self.state.inodes.iter(), self.state.known.iter());
+        let (cached, known) = (self.state.inodes.sorted(), self.state.known.iter());
         let cached = cached.map(|(ino, cached)| (*ino, cached.lookups, cached.opens));
         let counted = cached.chain(known.map(|(ino, known)| (*ino, known.lookups, 0)));
         let mut differ: Vec<_> = counted

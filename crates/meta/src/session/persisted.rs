@@ -4,23 +4,23 @@ use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
 use espalier_proto::{ClientId, Ino, ObjectId, Rank, RequestId};
+use serde::{Deserialize, Serialize};
 
 use super::completed::CompletedOutcome;
 use super::reclaim::Moved;
 use super::unused::Unused;
-use crate::rank::{TransactionId, TransactionRecord, UsageDeltas};
+use crate::rank::{TransactionId, TransactionState, UsageDeltas};
 use crate::record::{Corrupt, decode, encode};
 use crate::state::State;
-use crate::table::{Record, Track};
+use crate::table::Record;
 
 /// The persistent part of a session.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct PersistedSession {
     /// Outcomes of requests that have changed something and whose answers the client may not have.
     pub completed: BTreeMap<RequestId, CompletedOutcome>,
     /// Inode numbers allocated to the client for new files.
     pub unused: Unused,
-    pub track: Track,
 }
 
 impl Record for PersistedSession {
@@ -31,17 +31,12 @@ impl Record for PersistedSession {
     }
 
     fn encode(&self) -> Option<Vec<u8>> {
-        Some(encode(&(&self.completed, &self.unused)))
+        Some(encode(self))
     }
 
     fn decode(value: &[u8]) -> Result<Self, Corrupt> {
-        let (completed, unused): (_, Unused) = decode(value)?;
-        let session = Self { completed, unused, track: Track::default() };
+        let session: Self = decode(value)?;
         if session.unused.is_sound() { Ok(session) } else { Err(Corrupt) }
-    }
-
-    fn track(&mut self) -> &mut Track {
-        &mut self.track
     }
 }
 
@@ -168,7 +163,7 @@ pub fn is_sound_record(key: &[u8], value: &[u8]) -> bool {
     match PersistedKey::from_bytes(key) {
         Some(PersistedKey::Session(_)) => PersistedSession::decode(value).is_ok(),
         Some(PersistedKey::Moved(_)) => Moved::decode(value).is_ok(),
-        Some(PersistedKey::TransactionRecord(_)) => TransactionRecord::decode(value).is_ok(),
+        Some(PersistedKey::TransactionRecord(_)) => TransactionState::decode(value).is_ok(),
         Some(PersistedKey::UsageDeltas(_)) => UsageDeltas::decode(value).is_ok(),
         None => false,
     }

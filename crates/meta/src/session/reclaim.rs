@@ -8,13 +8,14 @@
 use alloc::vec::Vec;
 
 use espalier_proto::{Held, Ino, ObjectId};
+use serde::{Deserialize, Serialize};
 
 use crate::event::Event;
 use crate::machine::Meta;
 use crate::record::{Corrupt, decode, encode};
 use crate::session::PersistedKey;
 use crate::state::{Location, Map, State};
-use crate::table::{Record, Track};
+use crate::table::Record;
 
 /// A place in a directory: its inode number and the hash of a name.
 type DentryHint = (Ino, u64);
@@ -34,12 +35,9 @@ struct Unseen {
     opens: u32,
 }
 
-/// An inode that clients know and that has moved.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Moved {
-    location: Location,
-    track: Track,
-}
+/// The location of an inode that clients know and that has moved.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Moved(Location);
 
 impl Record for Moved {
     type Key = Ino;
@@ -49,15 +47,11 @@ impl Record for Moved {
     }
 
     fn encode(&self) -> Option<Vec<u8>> {
-        Some(encode(&self.location))
+        Some(encode(self))
     }
 
     fn decode(value: &[u8]) -> Result<Self, Corrupt> {
-        Ok(Self { location: decode(value)?, track: Track::default() })
-    }
-
-    fn track(&mut self) -> &mut Track {
-        &mut self.track
+        decode(value)
     }
 }
 
@@ -117,7 +111,7 @@ impl State {
             cached.nameless |= (cached.location, location) == (Location::Orphan, Location::Orphan);
             return;
         }
-        let location = self.moved.get(&ino).map_or(location, |moved| moved.location);
+        let location = self.moved.get(&ino).map_or(location, |moved| moved.0);
         let hint = if let Location::Dentry { dir, hash } = location { Some((dir, hash)) } else { None };
         let unseen = self.reclaimed.unseen.entry(ino).or_insert(Unseen { hint, ..Unseen::default() });
         unseen.lookups = unseen.lookups.saturating_add(lookups);
@@ -142,8 +136,7 @@ impl State {
     // ---- Moved inodes
 
     pub(crate) fn apply_moved(&mut self, ino: Ino, location: Location) {
-        let new = || Moved { location, track: Track::default() };
-        self.moved.change_or_insert(ino, &mut self.changes, new, |moved| moved.location = location);
+        self.moved.change_or_insert(ino, &mut self.changes, || Moved(location), |moved| moved.0 = location);
     }
 
     /// Forgets that an inode has moved: no client knows its old location.
