@@ -125,10 +125,10 @@ impl Checkpoint {
 }
 
 impl Meta {
-    /// Audits change tracking: the records that the store must have, since they are in memory and
-    /// the next checkpoint does not write them.
-    pub fn clean_records(&mut self) -> Vec<TableWrite> {
-        self.state.clean_records()
+    /// For audits: the records that the store must have, since they are in memory and no checkpoint
+    /// is going to write them.
+    pub fn written_records(&mut self) -> Vec<TableWrite> {
+        self.state.written_records()
     }
 
     pub(crate) fn is_checkpoint_running(&self) -> bool {

@@ -76,6 +76,12 @@ impl UnwrittenChanges {
         self.dirty += bytes;
     }
 
+    /// For audits: true if the store has a record as it is in memory, unless a change was not
+    /// marked, or a checkpoint has left it out.
+    pub(crate) fn counts_as_written(&self, track: Track) -> bool {
+        track.epoch + 1 < self.epoch && track.written <= self.published
+    }
+
     /// Removes a record from the store with the next checkpoint.
     pub(crate) fn erase(&mut self, (object, key): (ObjectId, Vec<u8>)) {
         self.erased.push(TableWrite { object, key, value: None });
@@ -138,10 +144,10 @@ impl State {
         core::mem::take(&mut self.changes.writes)
     }
 
-    /// The records that the store has as they are in memory, unless a change of them was not marked.
-    pub(crate) fn clean_records(&mut self) -> Vec<TableWrite> {
+    /// The records that [`UnwrittenChanges::counts_as_written`].
+    pub(crate) fn written_records(&mut self) -> Vec<TableWrite> {
         let snapshot = core::mem::take(&mut self.changes.writes);
-        self.write_tables(Select::Clean);
+        self.write_tables(Select::Written);
         core::mem::replace(&mut self.changes.writes, snapshot)
     }
 
@@ -170,11 +176,12 @@ impl State {
                     }
                 }
             }
-            Select::Clean => {
+            Select::Written => {
                 for (dir, fragment) in &mut self.fragments {
-                    let cells = fragment.cells.iter_mut();
-                    for (slot, cell) in cells.filter(|(_, cell)| cell.track.is_clean(changes.published)) {
-                        cell.write(&(*dir, slot.clone()), &mut (), &mut changes.writes);
+                    for (slot, cell) in &mut fragment.cells {
+                        if changes.counts_as_written(cell.track) {
+                            cell.write(&(*dir, slot.clone()), &mut (), &mut changes.writes);
+                        }
                     }
                 }
             }

@@ -135,8 +135,8 @@ impl<R: Record> Tracked for Stored<R> {
 pub(crate) enum Select {
     /// Those that the current snapshot lacks, until it has this number of writes.
     Missing(usize),
-    /// Those that the store has as they are in memory, unless a change was not marked.
-    Clean,
+    /// For audits: those that [`UnwrittenChanges::counts_as_written`].
+    Written,
 }
 
 /// The changed records of one kind, and the size of all that are in memory.
@@ -274,9 +274,9 @@ impl<R: Tracked<Key: Eq + Hash + Ord>> RecordTable<R> {
                     }
                 }
             }
-            Select::Clean => {
+            Select::Written => {
                 for (key, record) in &mut self.records {
-                    if record.track().is_clean(changes.published()) {
+                    if changes.counts_as_written(*record.track()) {
                         record.write(key, context, &mut changes.writes);
                     }
                 }

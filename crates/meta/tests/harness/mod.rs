@@ -280,13 +280,13 @@ impl Harness {
         let is_published = publishes && result.is_ok();
         self.input(Input::Done { id, result });
         if is_published {
-            self.check_clean_records();
+            self.check_written_records();
         }
     }
 
     /// Checks that the store has all records that are in memory and count as written.
-    fn check_clean_records(&mut self) {
-        for TableWrite { object, key, value } in self.meta.clean_records() {
+    fn check_written_records(&mut self) {
+        for TableWrite { object, key, value } in self.meta.written_records() {
             let stored = self.disk.store().get(object, &key).unwrap();
             assert!(stored == value, "a change of {object:?} was not marked: {key:?}");
         }
