@@ -25,7 +25,8 @@ use alloc::vec::Vec;
 use bytes::Bytes;
 use espalier_proto::{
     Access, AllocateMode, Attr, Capacity, Copied, Delegation, Dirent, Entry, Errno, FileType, Ino,
-    InodeFlags, Location, Lock, Name, NewNode, OpenHow, Opened, Reply, Request, SeekWhat, StreamIo, Time,
+    InodeFlags, Location, Lock, Name, NewNode, OpenHow, Opened, Rank, Reply, Request, SeekWhat, StreamIo,
+    Time, write_list,
 };
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
@@ -99,6 +100,15 @@ impl Call<'_> {
             | Call::Allocate { ino, .. }
             | Call::Seek { ino, .. } => Some(ino),
             _ => None,
+        }
+    }
+
+    /// The bytes that the call writes, as they are sent.
+    fn bytes_to_write(&self) -> Bytes {
+        match self {
+            Call::Write { data, .. } => data.to_bytes(),
+            Call::WriteList { pieces, .. } => write_list(pieces),
+            _ => Bytes::new(),
         }
     }
 
@@ -192,6 +202,17 @@ pub enum Next {
 }
 
 impl Next {
+    /// The server that gets the request.
+    fn rank(&self) -> Rank {
+        match self {
+            Self::Answer(_) | Self::Apart => Rank(0),
+            Self::Ask(request) | Self::Find(request, _) | Self::Notify(request, _) => request.rank(),
+            Self::Release(ino) => ino.rank(),
+            Self::Stream(io) => io.rank(),
+            Self::Data(delegation, _) => delegation.capability.ino.rank(),
+        }
+    }
+
     /// Marks the request as a write that the caller considers done already.
     fn mark_acknowledged(&mut self) {
         if let Self::Stream(StreamIo::Write { acknowledged, .. })

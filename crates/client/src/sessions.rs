@@ -32,7 +32,7 @@ use call_state::CallState;
 use data_calls::DataCalls;
 use delegated_open::DelegatedOpens;
 use renewal::Renewal;
-use server_session::ServerSession;
+use server_session::{PendingCall, ServerSession};
 use writeback::Writeback;
 
 pub use actions::{Actions, DataOperation, FrontendEvent, Interrupt};
@@ -157,14 +157,14 @@ impl<T> Sessions<T> {
 
     /// The frontend's number of the call that made this request.
     pub fn call_of(&self, rank: Rank, id: RequestId) -> Option<u64> {
-        self.server_sessions.get(&rank)?.pending.get(&id).map(|pending| pending.call_id)
+        self.server_sessions.get(&rank)?.pending.get(&id).map(|pending| pending.incoming.call_id)
     }
 
     /// As [`Self::call_of`], for requests to data servers ([`DataOperation::number`]).
     pub fn call_of_data(&self, number: u64) -> Option<u64> {
         let pending = self.data_calls.waits(number)?;
-        match pending.ticket {
-            Waiter::Frontend(_) => Some(pending.call_id),
+        match pending.incoming.ticket {
+            Waiter::Frontend(_) => Some(pending.incoming.call_id),
             Waiter::Acknowledged(change) => self.writeback.write_behind.call_of(change),
         }
     }
@@ -287,7 +287,7 @@ impl<T> Sessions<T> {
         let known =
             self.known_remote(now, &incoming).or_else(|| Some((self.lease_first(now, &incoming.call)?, 0)));
         let (next, lease) = known.unwrap_or_else(|| (self.client.start(&incoming.call), 0));
-        self.advance(now, (incoming, call_state), next, lease, actions);
+        self.advance(now, PendingCall { incoming, call_state }, next, lease, actions);
     }
 
     /// Callers have forgotten `lookups` references to an inode.
@@ -408,11 +408,11 @@ impl<T> Sessions<T> {
         self.distrust(rank, Some(distrust), actions);
         failed.append(&mut self.data_calls.lose(rank, actions));
         for pending in failed {
-            let is_lookup = matches!(pending.call, Call::Request(Request::Lookup { .. }));
+            let is_lookup = matches!(pending.incoming.call, Call::Request(Request::Lookup { .. }));
             if is_lookup && pending.call_state.own.is_none() && !pending.call_state.interrupted {
                 // It has changed nothing, and a kernel detaches mounts on a name whose lookup
                 // fails.
-                self.take_after(now, pending.into_incoming().0, actions);
+                self.take_after(now, pending.incoming, actions);
             } else {
                 self.give_up(pending, Errno::EIO, actions);
             }
@@ -441,7 +441,9 @@ impl<T> Sessions<T> {
     /// True if a call that makes or removes a name waits for a server.
     fn has_pending_change(&self) -> bool {
         let mut pending = self.server_sessions.values().flat_map(|end| end.pending.values());
-        pending.any(|pending| matches!(&pending.call, Call::Request(it) if it.changed_dirs()[0].is_some()))
+        pending.any(
+            |pending| matches!(&pending.incoming.call, Call::Request(it) if it.changed_dirs()[0].is_some()),
+        )
     }
 
     /// Makes the frontend drop its cached state of names and inodes.
@@ -530,7 +532,7 @@ impl<T> Sessions<T> {
             FromServer::Locked { wait } => {
                 end.link.locked(wait);
                 if let Some(pending) = end.waits.remove(&wait) {
-                    actions.answer(pending.ticket, Ok(Answer::Done));
+                    actions.answer(pending.incoming.ticket, Ok(Answer::Done));
                 }
             }
             FromServer::Recall(recalls) => {
@@ -557,19 +559,19 @@ impl<T> Sessions<T> {
     /// Handles the outcome of requests to data servers.
     pub fn data_completed(&mut self, now: u64, number: u64, outcome: DataOutcome, actions: &mut Actions<T>) {
         // The call may have been abandoned meanwhile.
-        let Some((pending, delegation)) = self.data_calls.came(number) else { return };
+        let Some((mut pending, delegation)) = self.data_calls.came(number) else { return };
         match outcome {
             DataOutcome::Done(result) => self.resume_call(now, pending, result, 0, actions),
-            DataOutcome::Stale => {
-                let (incoming, mut call_state) = pending.into_incoming();
-                if let Some(own) = call_state.own.take() {
-                    let step = own.stale(&incoming.call);
-                    self.take_step(now, (incoming, call_state), step, 0, actions);
-                } else {
-                    let next = self.client.stale(&incoming.call, &delegation);
-                    self.advance(now, (incoming, call_state), next, 0, actions);
+            DataOutcome::Stale => match pending.call_state.own.take() {
+                Some(own) => {
+                    let step = own.stale(&pending.incoming.call);
+                    self.take_step(now, pending, step, 0, actions);
                 }
-            }
+                None => {
+                    let next = self.client.stale(&pending.incoming.call, &delegation);
+                    self.advance(now, pending, next, 0, actions);
+                }
+            },
         }
         self.resume_after_write_behind(now, actions);
         self.say(actions);

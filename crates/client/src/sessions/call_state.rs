@@ -3,10 +3,7 @@
 use alloc::vec::Vec;
 use core::mem::take;
 
-use bytes::Bytes;
-use espalier_proto::{
-    Access, Caller, Entry, Errno, Ino, Layout, Rank, Reply, Request, RequestId, StreamIo, Touched, write_list,
-};
+use espalier_proto::{Access, Caller, Entry, Errno, Ino, Layout, Rank, Reply, Request, RequestId, Touched};
 
 use super::data::DataLease;
 use super::own::{Left, Own, Step};
@@ -22,6 +19,8 @@ pub(super) struct CallState {
     /// When the call began, and in which epoch.
     pub begun: u64,
     pub epoch: u64,
+    /// When its last request was sent.
+    pub sent: u64,
     pub name_state: NameState,
     /// The client-driven operation that the call executes, if any.
     pub own: Option<Own>,
@@ -60,7 +59,8 @@ impl<T> Sessions<T> {
         let over = end.link.answered(id, &result, is_waited_for, &mut end.out);
         let waited = over.and_then(|wait| end.waits.remove(&wait));
         // The exclusive lease counts from the same time as the reply's other leases.
-        let sent = pending.as_ref().map(|pending| pending.sent).or_else(|| self.writeback.sent(rank, id));
+        let sent =
+            pending.as_ref().map(|pending| pending.call_state.sent).or_else(|| self.writeback.sent(rank, id));
         let until = sent.map_or(0, |sent| sent.saturating_add(lease));
         let sole_holder = touched.exclusive.map(|dir| (dir, sole_held_inodes(&result)));
         let changes = lease > 0 && !touched.attrs.is_empty();
@@ -72,7 +72,7 @@ impl<T> Sessions<T> {
         self.hear_time(now, rank, &result, &touched);
         let was_acknowledged = self.pending_reply(now, (rank, id), (lease, &touched), &result, actions);
         if let Some(waited) = waited {
-            actions.answer(waited.ticket, result.map(|_| Answer::Done));
+            actions.answer(waited.incoming.ticket, result.map(|_| Answer::Done));
         } else if !was_acknowledged {
             self.complete_call(now, (rank, id), pending, (lease, touched), result, actions);
         }
@@ -107,19 +107,21 @@ impl<T> Sessions<T> {
             given_up.is_some() || result.is_err() && !(touched.attrs.is_empty() && touched.others.is_empty());
         let names = match (&given_up, &pending) {
             (Some(names), _) => names.clone(),
-            (None, Some(pending)) if is_doubtful => changed_names(&pending.call),
+            (None, Some(pending)) if is_doubtful => changed_names(&pending.incoming.call),
             _ => Vec::new(),
         };
         // Without a waiting call, the time of the request is unknown. A millisecond that has begun
         // counts as passed.
-        let sent = pending.as_ref().map(|pending| pending.sent);
+        let sent = pending.as_ref().map(|pending| pending.call_state.sent);
         let lease = sent.map_or(0, |sent| lease.saturating_sub(now.saturating_sub(sent) + 1));
         let whole = match (&pending, &mut result) {
-            (Some(pending), Ok(Reply::OpenedWhole(_, bytes))) => pending.call.opens().zip(Some(take(bytes))),
+            (Some(pending), Ok(Reply::OpenedWhole(_, bytes))) => {
+                pending.incoming.call.opens().zip(Some(take(bytes)))
+            }
             _ => None,
         };
         if let Some(pending) = pending {
-            if let Some(ino) = pending.call.unprivileged(&result) {
+            if let Some(ino) = pending.incoming.call.unprivileged(&result) {
                 self.cache.touched(ino);
                 actions.frontend.push(FrontendEvent::Changed(self.shown_all([ino].into())));
             }
@@ -151,44 +153,44 @@ impl<T> Sessions<T> {
         let Some((pending, result, lease)) = self.confirm(now, pending, result, lease, actions) else {
             return;
         };
-        let Some(pending) = self.resume_with_data(now, pending, &result, lease, actions) else { return };
-        let name_state = pending.call_state.name_state;
+        let Some(mut pending) = self.resume_with_data(now, pending, &result, lease, actions) else { return };
+        let PendingCall { incoming, call_state } = &mut pending;
+        let name_state = call_state.name_state;
         let Some(remote_entry) = name_state.remote_entry else {
-            let (incoming, mut call_state) = pending.into_incoming();
             let step = match call_state.own.take() {
                 Some(own) => own.advance(&incoming.call, result),
                 None => Own::begin(&incoming.call, result),
             };
-            return self.take_step(now, (incoming, call_state), step, lease, actions);
+            return self.take_step(now, pending, step, lease, actions);
         };
         // The lease on the name may have ended meanwhile.
         let left = name_state.until.saturating_sub(now);
         let remote_entry = RemoteEntry { leased: left > 0, ..remote_entry };
         let next = self.client.found(
-            &pending.call,
+            &incoming.call,
             &remote_entry,
             name_state.gone == Some(remote_entry.ino),
             result,
         );
         if let Next::Answer(result) = &next {
-            let term = Term { asked_at: pending.call_state.begun, left: lease };
-            self.cache.found(&pending.call, result.as_ref().ok(), term, now);
+            let term = Term { asked_at: call_state.begun, left: lease };
+            self.cache.found(&incoming.call, result.as_ref().ok(), term, now);
         }
         let lease = if left > 0 { lease.min(left) } else { lease };
-        let (incoming, mut call_state) = pending.into_incoming();
         call_state.name_state = NameState { gone: Some(remote_entry.ino), ..NameState::default() };
-        self.advance(now, (incoming, call_state), next, lease, actions);
+        self.advance(now, pending, next, lease, actions);
     }
 
     /// Executes the next step of a call, which the client may have to drive itself.
     pub(super) fn take_step(
         &mut self,
         now: u64,
-        (incoming, mut call_state): (IncomingCall<'static, Waiter<T>>, CallState),
+        mut pending: PendingCall<T>,
         step: Step,
         lease: u64,
         actions: &mut Actions<T>,
     ) {
+        let PendingCall { incoming, call_state } = &mut pending;
         let next = match step {
             Step::Ask(own, request) => {
                 call_state.own = Some(own);
@@ -215,7 +217,7 @@ impl<T> Sessions<T> {
                 next
             }
         };
-        self.advance(now, (incoming, call_state), next, lease, actions);
+        self.advance(now, pending, next, lease, actions);
     }
 
     /// Advances a call until it is finished or must wait. `lease`: the remaining time of the last
@@ -223,98 +225,91 @@ impl<T> Sessions<T> {
     pub(super) fn advance(
         &mut self,
         now: u64,
-        (incoming, mut call_state): (IncomingCall<'static, Waiter<T>>, CallState),
-        mut next: Next,
+        mut pending: PendingCall<T>,
+        next: Next,
         lease: u64,
         actions: &mut Actions<T>,
     ) {
-        next = self.before_answer(now, &incoming.call, &mut call_state, next, lease > 0);
-        let IncomingCall { call_id, caller, call, ticket } = incoming;
-        if let Waiter::Acknowledged(_) = ticket {
+        let PendingCall { incoming, call_state } = &mut pending;
+        let mut next = self.before_answer(now, &incoming.call, call_state, next, lease > 0);
+        if let Waiter::Acknowledged(_) = incoming.ticket {
             next.mark_acknowledged();
         }
-        let rank = match &next {
-            Next::Answer(_) | Next::Apart => Rank(0),
-            Next::Ask(request) | Next::Find(request, _) | Next::Notify(request, _) => request.rank(),
-            Next::Release(ino) => ino.rank(),
-            Next::Stream(io) => io.rank(),
-            Next::Data(delegation, _) => delegation.capability.ino.rank(),
-        };
         if let Next::Find(_, remote_entry) = &next {
-            self.cache.remote_found(&call, remote_entry, lease, now);
-            let until = if remote_entry.leased { now.saturating_add(lease) } else { 0 };
-            call_state.name_state =
-                NameState { remote_entry: Some(*remote_entry), until, ..call_state.name_state };
+            self.cache.remote_found(&incoming.call, remote_entry, lease, now);
+            call_state.name_state.remote_entry = Some(*remote_entry);
+            call_state.name_state.until = if remote_entry.leased { now.saturating_add(lease) } else { 0 };
         }
         if let Next::Notify(Request::Release { ino }, _) | Next::Release(ino) = next {
             if self.data_calls.puts_off(ino) {
-                return actions.answer(ticket, Ok(Answer::Done));
+                return actions.answer(pending.incoming.ticket, Ok(Answer::Done));
             }
             self.closed(ino, now);
         }
-        let page = Page::of(&call).filter(|page| self.may(&caller, page.dir, Access::READ, now));
+        let page =
+            Page::of(&incoming.call).filter(|page| self.may(&incoming.caller, page.dir, Access::READ, now));
         let entries = page.and_then(|page| self.cache.entries_to_ask_for(page));
+        let rank = next.rank();
         let Some(end) = self.end(rank) else {
             // Such an inode never came from a server.
-            return actions.answer(ticket, Err(Errno::ESTALE));
+            return actions.answer(pending.incoming.ticket, Err(Errno::ESTALE));
         };
         let id = match next {
-            Next::Answer(mut result) => {
-                if let Some(ino) = result.as_ref().ok().and_then(|answer| call.opened_to_write(answer)) {
-                    self.cache.opened_to_write(ino);
-                }
-                let outdated = result.as_mut().ok().and_then(|answer| self.cache.apply_pending(answer));
-                let is_lookup = matches!(
-                    call,
-                    Call::Request(Request::Lookup { .. } | Request::Find { .. } | Request::Parent { .. })
-                );
-                if let Some(ino) = outdated.filter(|_| is_lookup) {
-                    self.cache.forget(ino, 1);
-                    return self.retry_when_unblocked(ino, IncomingCall { call_id, caller, call, ticket });
-                }
-                let lease_ms = match &mut result {
-                    Ok(answer) => self.retain_pages(now, call_state.epoch, &call, answer, lease, actions),
-                    Err(_) => lease,
-                };
-                let result = result.map(|answer| self.shown(answer));
-                return actions.answer_leased(ticket, result, lease_ms);
-            }
-            Next::Data(delegation, work) => {
-                let pending = PendingCall { call_id, caller, call, ticket, sent: now, call_state };
-                return self.data_calls.ask(pending, delegation, work, actions);
-            }
-            Next::Apart => {
-                let incoming = IncomingCall { call_id, caller, call, ticket };
-                return self.write_apart(now, (incoming, call_state), actions);
-            }
+            Next::Answer(result) => return self.finish(now, pending, result, lease, actions),
+            Next::Data(delegation, work) => return self.data_calls.ask(pending, delegation, work, actions),
+            Next::Apart => return self.write_apart(now, pending, actions),
             Next::Notify(request, answer) => {
-                end.ask(caller, request);
-                return actions.answer(ticket, Ok(answer));
+                end.ask(pending.incoming.caller, request);
+                return actions.answer(pending.incoming.ticket, Ok(answer));
             }
             Next::Release(ino) => {
                 end.link.release(ino, &mut end.out);
-                return actions.answer(ticket, Ok(Answer::Done));
+                return actions.answer(pending.incoming.ticket, Ok(Answer::Done));
             }
             Next::Ask(mut request) | Next::Find(mut request, _) => {
                 if let (Request::ReadDir { limit, .. }, Some(more)) = (&mut request, entries) {
                     *limit = more.max(*limit);
                 }
-                end.ask(caller.clone(), request)
+                end.ask(incoming.caller.clone(), request)
             }
-            Next::Stream(io) => {
-                let data = match (&call, io) {
-                    (Call::Write { data, .. }, StreamIo::Write { .. }) => data.to_bytes(),
-                    (Call::WriteList { pieces, .. }, StreamIo::WriteList { .. }) => write_list(pieces),
-                    _ => Bytes::new(),
-                };
-                end.link.stream(io, data, &mut end.out)
-            }
+            Next::Stream(io) => end.link.stream(io, incoming.call.bytes_to_write(), &mut end.out),
         };
-        let interrupted = call_state.interrupted;
-        end.pending.insert(id, PendingCall { call_id, caller, call, ticket, sent: now, call_state });
-        if interrupted && let (_, Some(gone)) = end.interrupt(call_id) {
+        call_state.sent = now;
+        let (is_interrupted, call_id) = (call_state.interrupted, incoming.call_id);
+        end.pending.insert(id, pending);
+        if is_interrupted && let (_, Some(gone)) = end.interrupt(call_id) {
             self.give_up(gone, Errno::EINTR, actions);
         }
+    }
+
+    /// Answers a caller, unless pending operations on the inode in the answer come first.
+    fn finish(
+        &mut self,
+        now: u64,
+        pending: PendingCall<T>,
+        mut result: Result<Answer, Errno>,
+        lease: u64,
+        actions: &mut Actions<T>,
+    ) {
+        let PendingCall { incoming, call_state } = pending;
+        if let Some(ino) = result.as_ref().ok().and_then(|answer| incoming.call.opened_to_write(answer)) {
+            self.cache.opened_to_write(ino);
+        }
+        let outdated = result.as_mut().ok().and_then(|answer| self.cache.apply_pending(answer));
+        let is_lookup = matches!(
+            incoming.call,
+            Call::Request(Request::Lookup { .. } | Request::Find { .. } | Request::Parent { .. })
+        );
+        if let Some(ino) = outdated.filter(|_| is_lookup) {
+            self.cache.forget(ino, 1);
+            return self.retry_when_unblocked(ino, incoming);
+        }
+        let lease_ms = match &mut result {
+            Ok(answer) => self.retain_pages(now, call_state.epoch, &incoming.call, answer, lease, actions),
+            Err(_) => lease,
+        };
+        let result = result.map(|answer| self.shown(answer));
+        actions.answer_leased(incoming.ticket, result, lease_ms);
     }
 
     /// Records that a caller has closed a file, if it was the last one.
@@ -331,7 +326,7 @@ impl<T> Sessions<T> {
             self.give_back(own.left());
         }
         let result = Self::abandon(&pending.call_state.confirmation, errno, actions);
-        actions.answer(pending.ticket, result);
+        actions.answer(pending.incoming.ticket, result);
     }
 
     /// As [`Self::give_up`], for interrupted calls that wait for unreachable data servers.
@@ -352,10 +347,11 @@ impl<T> Sessions<T> {
     ) {
         let is_wanted = |ino| !self.client.is_open(ino) && !self.cache.has_pending(ino);
         for (pending, entry) in self.data_calls.give_up_lookups(is_stuck, is_wanted, actions) {
-            let term = Term { asked_at: pending.call_state.begun, left: 0 };
+            let PendingCall { incoming, call_state } = pending;
+            let term = Term { asked_at: call_state.begun, left: 0 };
             let answer = Answer::Unmeasured(entry);
-            self.cache.answered(&pending.call, Some(&answer), term, now);
-            actions.answer(pending.ticket, Ok(answer));
+            self.cache.answered(&incoming.call, Some(&answer), term, now);
+            actions.answer(incoming.ticket, Ok(answer));
         }
     }
 

@@ -22,9 +22,9 @@ const TRIES: u32 = 4;
 pub(super) enum DataLease {
     #[default]
     Nothing,
-    /// A lease has been requested this many times: unanswered, or answered.
-    DataCalls(u32),
-    IncomingCall(u32),
+    /// A lease has been requested this many times; the last request is unanswered, or answered.
+    Requested(u32),
+    Answered(u32),
     /// The call's answer, which waits for the announcement, and the epoch in which the announcement
     /// began.
     Announcing(Box<Result<Answer, Errno>>, u64),
@@ -60,12 +60,12 @@ impl<T> Sessions<T> {
         leased: bool,
     ) -> Next {
         let tries = match call_state.data {
-            DataLease::IncomingCall(tries) => tries,
+            DataLease::Answered(tries) => tries,
             _ => 0,
         };
         let result = match next {
             Next::Ask(Request::LeaseData { .. }) => {
-                call_state.data = DataLease::DataCalls(tries + 1);
+                call_state.data = DataLease::Requested(tries + 1);
                 return next;
             }
             Next::Answer(result) => result,
@@ -75,7 +75,7 @@ impl<T> Sessions<T> {
             && let Some(ino) =
                 self.uncovered(now, call, if leased { self.cache.epoch() } else { call_state.epoch })
         {
-            call_state.data = DataLease::DataCalls(tries + 1);
+            call_state.data = DataLease::Requested(tries + 1);
             return Next::Ask(Request::LeaseData { ino });
         }
         if let DataLease::Nothing = call_state.data
@@ -101,15 +101,15 @@ impl<T> Sessions<T> {
     pub(super) fn resume_with_data(
         &mut self,
         now: u64,
-        pending: PendingCall<T>,
+        mut pending: PendingCall<T>,
         result: &Result<Reply, Errno>,
         lease: u64,
         actions: &mut Actions<T>,
     ) -> Option<PendingCall<T>> {
-        if !matches!(pending.call_state.data, DataLease::DataCalls(_) | DataLease::Announcing(..)) {
+        if !matches!(pending.call_state.data, DataLease::Requested(_) | DataLease::Announcing(..)) {
             return Some(pending);
         }
-        let (incoming, mut call_state) = pending.into_incoming();
+        let PendingCall { incoming, call_state } = &mut pending;
         let next = match take(&mut call_state.data) {
             DataLease::Announcing(answer, since) => {
                 if let (Ok(Reply::Announced(again)), Some(ino)) = (result, incoming.call.changed(&answer)) {
@@ -118,8 +118,8 @@ impl<T> Sessions<T> {
                 call_state.data = DataLease::Announced;
                 Next::Answer(*answer)
             }
-            DataLease::DataCalls(tries) => {
-                call_state.data = DataLease::IncomingCall(tries);
+            DataLease::Requested(tries) => {
+                call_state.data = DataLease::Answered(tries);
                 if let (Call::Read { ino, .. }, Ok(_), 1..) = (&incoming.call, result, lease) {
                     self.cache.data_leased(*ino, now.saturating_add(lease), now);
                 }
@@ -131,7 +131,7 @@ impl<T> Sessions<T> {
             }
             _ => return None,
         };
-        self.advance(now, (incoming, call_state), next, 0, actions);
+        self.advance(now, pending, next, 0, actions);
         None
     }
 }

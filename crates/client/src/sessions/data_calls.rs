@@ -3,8 +3,7 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use bytes::Bytes;
-use espalier_proto::{Delegation, Entry, Errno, Ino, Layout, Rank, Reply, Request, write_list};
+use espalier_proto::{Delegation, Entry, Errno, Ino, Layout, Rank, Reply, Request};
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
@@ -54,11 +53,7 @@ impl<T> DataCalls<T> {
         actions: &mut Actions<T>,
     ) {
         self.next += 1;
-        let data = match &pending.call {
-            Call::Write { data, .. } => data.to_bytes(),
-            Call::WriteList { pieces, .. } => write_list(pieces),
-            _ => Bytes::new(),
-        };
+        let data = pending.incoming.call.bytes_to_write();
         let held = match work {
             Work::Stream(_) | Work::Create { .. } => {
                 Arc::clone(self.held.entry(delegation.capability.ino).or_default())
@@ -88,9 +83,9 @@ impl<T> DataCalls<T> {
 
     /// Handles a signal to a call's caller. `dies`: true for a process that the signal ends.
     pub fn interrupt(&mut self, call_id: u64, dies: impl Fn(u32) -> bool) -> Interrupt {
-        match self.calls.values_mut().find(|waiting| waiting.pending.call_id == call_id) {
+        match self.calls.values_mut().find(|waiting| waiting.pending.incoming.call_id == call_id) {
             None => Interrupt::Unknown,
-            Some(waiting) if !dies(waiting.pending.caller.pid) => Interrupt::Survived,
+            Some(waiting) if !dies(waiting.pending.incoming.caller.pid) => Interrupt::Survived,
             Some(waiting) => {
                 waiting.pending.call_state.interrupted = true;
                 Interrupt::Heard
@@ -124,7 +119,7 @@ impl<T> DataCalls<T> {
         is_wanted: impl Fn(Ino) -> bool,
         actions: &mut Actions<T>,
     ) -> Vec<(PendingCall<T>, Entry)> {
-        let entry = |pending: &PendingCall<T>| match (&pending.call, &pending.call_state.own) {
+        let entry = |pending: &PendingCall<T>| match (&pending.incoming.call, &pending.call_state.own) {
             (Call::Request(Request::Lookup { .. }), Some(Own::Measure(Reply::Entry(entry)))) => Some(*entry),
             _ => None,
         };

@@ -67,7 +67,7 @@ impl<T> Sessions<T> {
         lease: u64,
         actions: &mut Actions<T>,
     ) -> Option<(PendingCall<T>, Result<Reply, Errno>, u64)> {
-        if !matches!(pending.call, Call::Request(Request::Rename { .. })) {
+        if !matches!(pending.incoming.call, Call::Request(Request::Rename { .. })) {
             return Some((pending, result, lease));
         }
         let confirmation = &mut pending.call_state.confirmation;
@@ -101,13 +101,14 @@ impl<T> Sessions<T> {
         };
         let lookup = Request::Lookup { dir: moved.dir, name: moved.name.clone() };
         confirmation.current = Some(moved);
-        let caller = pending.caller.clone();
+        let caller = pending.incoming.caller.clone();
         let Some(end) = self.end(lookup.rank()) else {
             actions.frontend.push(FrontendEvent::DistrustNames);
             return Some((pending, Ok(Reply::Done), 0));
         };
         let id = end.ask(caller, lookup);
-        end.pending.insert(id, PendingCall { sent: now, ..pending });
+        pending.call_state.sent = now;
+        end.pending.insert(id, pending);
         None
     }
 
@@ -131,7 +132,7 @@ impl<T> Sessions<T> {
         let Lease::Name { dir, name } = lease else { return false };
         let mut pending = self.server_sessions.values_mut().flat_map(|end| end.pending.values_mut());
         let renamed = pending.find(|pending| {
-            matches!(&pending.call, Call::Request(Request::Rename { from_dir, to_dir, to, .. })
+            matches!(&pending.incoming.call, Call::Request(Request::Rename { from_dir, to_dir, to, .. })
                 if from_dir.rank() != to_dir.rank() && (to_dir, to) == (dir, name))
         });
         renamed.map(|pending| pending.call_state.confirmation.revoked = true).is_some()

@@ -25,23 +25,18 @@ pub(super) struct ServerSession<T> {
     pub given_up: HashMap<RequestId, Vec<(Ino, Name)>, FxBuildHasher>,
 }
 
-/// A call that waits.
+/// A call that has begun.
 #[derive(Debug)]
 pub(super) struct PendingCall<T> {
-    /// The frontend's number of the call.
-    pub call_id: u64,
-    pub caller: Caller,
-    pub call: Call<'static>,
-    pub ticket: Waiter<T>,
-    pub sent: u64,
+    pub incoming: IncomingCall<'static, Waiter<T>>,
     pub call_state: CallState,
 }
 
 impl<T> PendingCall<T> {
-    /// The call and its state, to advance it.
-    pub fn into_incoming(self) -> (IncomingCall<'static, Waiter<T>>, CallState) {
-        let Self { call_id, caller, call, ticket, call_state, .. } = self;
-        (IncomingCall { call_id, caller, call, ticket }, call_state)
+    /// A call that completes the acknowledged write with this number; no signal reaches it.
+    pub fn acknowledged(number: u64, caller: Caller, call: Call<'static>, call_state: CallState) -> Self {
+        let incoming = IncomingCall { call_id: 0, caller, call, ticket: Waiter::Acknowledged(number) };
+        Self { incoming, call_state }
     }
 }
 
@@ -71,7 +66,7 @@ impl<T> ServerSession<T> {
 
     /// Handles the reply that a call must wait for a lock.
     pub fn wait(&mut self, pending: PendingCall<T>) {
-        if let Call::Request(Request::Lock { wait: Some(wait), .. }) = pending.call {
+        if let Call::Request(Request::Lock { wait: Some(wait), .. }) = pending.incoming.call {
             if pending.call_state.interrupted {
                 self.link.stop_waiting(wait, &mut self.out);
             }
@@ -81,21 +76,22 @@ impl<T> ServerSession<T> {
 
     /// True if the signal does not end the caller and the call does not wait for a lock.
     pub fn outlives(&self, call_id: u64, dies: impl Fn(u32) -> bool) -> bool {
-        let pending = self.pending.values().find(|pending| pending.call_id == call_id);
+        let pending = self.pending.values().find(|pending| pending.incoming.call_id == call_id);
         pending.is_some_and(|pending| {
-            !matches!(pending.call, Call::Request(Request::Lock { .. })) && !dies(pending.caller.pid)
+            !matches!(pending.incoming.call, Call::Request(Request::Lock { .. }))
+                && !dies(pending.incoming.caller.pid)
         })
     }
 
     /// Interrupts a call. Returns whether it is known, and the call itself if it must end at once:
     /// without a connection the time of an answer is unknown.
     pub fn interrupt(&mut self, call_id: u64) -> (bool, Option<PendingCall<T>>) {
-        let found = self.pending.iter_mut().find(|(_, pending)| pending.call_id == call_id);
+        let found = self.pending.iter_mut().find(|(_, pending)| pending.incoming.call_id == call_id);
         if let Some((&id, pending)) = found {
             pending.call_state.interrupted = true;
             let goes_on = self.link.cancel(id, &mut self.out);
             let gone = if goes_on { None } else { self.pending.remove(&id) };
-            self.given_up.extend(gone.as_ref().map(|gone| (id, changed_names(&gone.call))));
+            self.given_up.extend(gone.as_ref().map(|gone| (id, changed_names(&gone.incoming.call))));
             return (true, gone);
         }
         let is_known = self.waits.contains_key(&call_id);

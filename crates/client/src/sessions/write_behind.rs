@@ -12,6 +12,7 @@ use bytes::Bytes;
 use espalier_proto::{Caller, END, Errno, Ino, Rank};
 
 use super::call_state::CallState;
+use super::server_session::PendingCall;
 use super::writeback::{Change, ChangeKind};
 use super::{Actions, IncomingCall, Sessions, Waiter};
 use crate::{Answer, Call, Next, Payload};
@@ -249,15 +250,8 @@ impl<T> Sessions<T> {
                 // sequential file before its end.
                 self.send_gathered(|of| of == ino, actions);
                 self.writeback.write_behind.send(number, 1);
-                // No signal reaches this write.
-                let (call_id, ticket) = (0, Waiter::Acknowledged(number));
-                self.advance(
-                    now,
-                    (IncomingCall { call_id, caller, call, ticket }, call_state),
-                    next,
-                    0,
-                    actions,
-                );
+                let pending = PendingCall::acknowledged(number, caller, call, call_state);
+                self.advance(now, pending, next, 0, actions);
             }
         }
         None
@@ -297,29 +291,23 @@ impl<T> Sessions<T> {
             self.writeback.write_behind.send(number, 1);
             let call = Call::WriteList { ino, pieces: pieces.into_iter().collect() };
             let next = self.client.start(&call);
-            let incoming = IncomingCall { call_id: 0, caller, call, ticket: Waiter::Acknowledged(number) };
             // The lease of the reply counts from the beginning of the first write.
-            self.advance(call_state.begun, (incoming, call_state), next, 0, actions);
+            let begun = call_state.begun;
+            let pending = PendingCall::acknowledged(number, caller, call, call_state);
+            self.advance(begun, pending, next, 0, actions);
         }
     }
 
     /// Sends the pieces of a [`Call::WriteList`] one by one, because each needs permission or the
     /// file is stuffed again.
-    pub(super) fn write_apart(
-        &mut self,
-        now: u64,
-        (incoming, call_state): (IncomingCall<'static, Waiter<T>>, CallState),
-        actions: &mut Actions<T>,
-    ) {
-        let IncomingCall {
-            caller,
-            call: Call::WriteList { ino, pieces },
-            ticket: Waiter::Acknowledged(number),
-            ..
-        } = incoming
+    pub(super) fn write_apart(&mut self, now: u64, pending: PendingCall<T>, actions: &mut Actions<T>) {
+        let PendingCall { incoming, call_state } = pending;
+        let (Call::WriteList { ino, pieces }, Waiter::Acknowledged(number)) =
+            (incoming.call, &incoming.ticket)
         else {
             return actions.answer(incoming.ticket, Err(Errno::EIO));
         };
+        let number = *number;
         self.writeback.write_behind.send(number, pieces.len());
         for (offset, piece) in pieces.iter() {
             let call = Call::Write { ino, offset: *offset, data: piece.clone().into(), kill_suid_gid: false };
@@ -331,13 +319,8 @@ impl<T> Sessions<T> {
                 ..CallState::default()
             };
             let next = self.client.start(&call);
-            let incoming = IncomingCall {
-                call_id: 0,
-                caller: caller.clone(),
-                call,
-                ticket: Waiter::Acknowledged(number),
-            };
-            self.advance(now, (incoming, call_state), next, 0, actions);
+            let pending = PendingCall::acknowledged(number, incoming.caller.clone(), call, call_state);
+            self.advance(now, pending, next, 0, actions);
         }
     }
 
