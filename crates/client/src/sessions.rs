@@ -28,7 +28,7 @@ use espalier_proto::{
 use crate::cache::Page;
 use crate::{Answer, Binding, Cache, Call, Client, Ended};
 use blocked::BlockedCalls;
-use call_state::CallState;
+use call_state::{CallState, ServerReply};
 use data_calls::DataCalls;
 use delegated_open::DelegatedOpens;
 use renewal::Renewal;
@@ -490,7 +490,8 @@ impl<T> Sessions<T> {
         let Some(end) = self.end(rank) else { return };
         match message {
             FromServer::Reply { id, lease_ms, touched, result, .. } => {
-                self.reply(now, (rank, id), (lease_ms.into(), touched), result, actions);
+                let reply = ServerReply { rank, id, lease: lease_ms.into(), touched, result };
+                self.reply(now, reply, actions);
                 self.give_up_forgotten();
             }
             FromServer::AskGroups { id, pid } => {

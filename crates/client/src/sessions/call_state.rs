@@ -43,38 +43,49 @@ pub(super) struct NameState {
     pub gone: Option<Ino>,
 }
 
+/// A server's reply to a request.
+#[derive(Debug)]
+pub(super) struct ServerReply {
+    pub rank: Rank,
+    pub id: RequestId,
+    /// The term of the reply's leases, from when the request was sent, in ms.
+    pub lease: u64,
+    pub touched: Touched,
+    pub result: Result<Reply, Errno>,
+}
+
+impl ServerReply {
+    /// How long the leases last, in ms; without the time of the request there are none. A
+    /// millisecond that has begun counts as passed.
+    pub fn lease_left(&self, sent: Option<u64>, now: u64) -> u64 {
+        sent.map_or(0, |sent| self.lease.saturating_sub(now.saturating_sub(sent) + 1))
+    }
+}
+
 impl<T> Sessions<T> {
-    pub(super) fn reply(
-        &mut self,
-        now: u64,
-        (rank, id): (Rank, RequestId),
-        (lease, touched): (u64, Touched),
-        result: Result<Reply, Errno>,
-        actions: &mut Actions<T>,
-    ) {
+    pub(super) fn reply(&mut self, now: u64, reply: ServerReply, actions: &mut Actions<T>) {
+        let (rank, id) = (reply.rank, reply.id);
         let has_pending = self.writeback.is_change(rank, id);
         let Some(end) = self.end(rank) else { return };
         let pending = end.pending.remove(&id);
         let is_waited_for = pending.is_some() || has_pending;
-        let over = end.link.answered(id, &result, is_waited_for, &mut end.out);
+        let over = end.link.answered(id, &reply.result, is_waited_for, &mut end.out);
         let waited = over.and_then(|wait| end.waits.remove(&wait));
         // The exclusive lease counts from the same time as the reply's other leases.
-        let sent =
-            pending.as_ref().map(|pending| pending.call_state.sent).or_else(|| self.writeback.sent(rank, id));
-        let until = sent.map_or(0, |sent| sent.saturating_add(lease));
-        let sole_holder = touched.exclusive.map(|dir| (dir, sole_held_inodes(&result)));
-        let changes = lease > 0 && !touched.attrs.is_empty();
-        if self.numbers_received(now, (rank, id), &result)
-            || self.renewed(now, (rank, id), &result, (lease, &touched))
-        {
+        let sent = pending.as_ref().map(|pending| pending.call_state.sent);
+        let sent = sent.or_else(|| self.writeback.sent(rank, id));
+        let until = sent.map_or(0, |sent| sent.saturating_add(reply.lease));
+        let sole_holder = reply.touched.exclusive.map(|dir| (dir, sole_held_inodes(&reply.result)));
+        let changes = reply.lease > 0 && !reply.touched.attrs.is_empty();
+        if self.numbers_received(now, &reply) || self.renewed(now, &reply) {
             return;
         }
-        self.hear_time(now, rank, &result, &touched);
-        let was_acknowledged = self.pending_reply(now, (rank, id), (lease, &touched), &result, actions);
+        self.hear_time(now, &reply);
+        let was_acknowledged = self.pending_reply(now, &reply, actions);
         if let Some(waited) = waited {
-            actions.answer(waited.incoming.ticket, result.map(|_| Answer::Done));
+            actions.answer(waited.incoming.ticket, reply.result.map(|_| Answer::Done));
         } else if !was_acknowledged {
-            self.complete_call(now, (rank, id), pending, (lease, touched), result, actions);
+            self.complete_call(now, reply, pending, actions);
         }
         if let Some((dir, inos)) = sole_holder {
             self.cache.grant_exclusive(dir, &inos, until, now);
@@ -91,12 +102,12 @@ impl<T> Sessions<T> {
     fn complete_call(
         &mut self,
         now: u64,
-        (rank, id): (Rank, RequestId),
+        reply: ServerReply,
         pending: Option<PendingCall<T>>,
-        (lease, touched): (u64, Touched),
-        mut result: Result<Reply, Errno>,
         actions: &mut Actions<T>,
     ) {
+        let lease = reply.lease_left(pending.as_ref().map(|pending| pending.call_state.sent), now);
+        let ServerReply { rank, id, touched, mut result, .. } = reply;
         let Some(end) = self.end(rank) else { return };
         let pending = match pending {
             Some(pending) if result == Ok(Reply::Waits) => return end.wait(pending),
@@ -110,10 +121,6 @@ impl<T> Sessions<T> {
             (None, Some(pending)) if is_doubtful => changed_names(&pending.incoming.call),
             _ => Vec::new(),
         };
-        // Without a waiting call, the time of the request is unknown. A millisecond that has begun
-        // counts as passed.
-        let sent = pending.as_ref().map(|pending| pending.call_state.sent);
-        let lease = sent.map_or(0, |sent| lease.saturating_sub(now.saturating_sub(sent) + 1));
         let whole = match (&pending, &mut result) {
             (Some(pending), Ok(Reply::OpenedWhole(_, bytes))) => {
                 pending.incoming.call.opens().zip(Some(take(bytes)))

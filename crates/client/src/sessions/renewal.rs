@@ -8,10 +8,11 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::mem::take;
 
-use espalier_proto::{Caller, Errno, Ino, Rank, Reply, Request, RequestId, Touched};
+use espalier_proto::{Caller, Ino, Rank, Reply, Request, RequestId};
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
+use super::call_state::ServerReply;
 use super::{Actions, FrontendEvent, Sessions};
 use crate::cache::SOON_MS;
 use crate::{Answer, Call};
@@ -233,19 +234,13 @@ impl<T> Sessions<T> {
     }
 
     /// Handles the reply to a renewal; returns false if the request is none.
-    pub(super) fn renewed(
-        &mut self,
-        now: u64,
-        incoming: (Rank, RequestId),
-        result: &Result<Reply, Errno>,
-        (lease, touched): (u64, &Touched),
-    ) -> bool {
-        let Some(sent) = self.renewal.renewals.remove(&incoming) else { return false };
-        if let Ok(Reply::Renewed(inodes)) = result {
+    pub(super) fn renewed(&mut self, now: u64, reply: &ServerReply) -> bool {
+        let Some(sent) = self.renewal.renewals.remove(&(reply.rank, reply.id)) else { return false };
+        if let Ok(Reply::Renewed(inodes)) = &reply.result {
             // A millisecond that has begun counts as passed.
-            let until = (sent + lease).saturating_sub(1);
+            let until = (sent + reply.lease).saturating_sub(1);
             inodes.iter().for_each(|ino| self.cache.renewed(*ino, until, now));
-            if let Some(dir) = touched.exclusive {
+            if let Some(dir) = reply.touched.exclusive {
                 let files = inodes.iter().filter(|ino| **ino != dir);
                 self.cache.grant_exclusive(dir, &files.map(|ino| (*ino, 1)).collect::<Vec<_>>(), until, now);
             }

@@ -1,6 +1,6 @@
 //! Metadata write-back: operations that are acknowledged before the server has applied them.
 //! They are creates, removals and small writes in a directory on which this client has an exclusive
-//! lease ([`Touched::exclusive`]). Calls on the same names and inodes, syncs, and the revocation of
+//! lease ([`Touched::exclusive`](espalier_proto::Touched::exclusive)). Calls on the same names and inodes, syncs, and the revocation of
 //! the lease are blocked on pending operations.
 //!
 //! Pending operations are sent in batches, as small segments are by J. Nagle (RFC 896): the first
@@ -12,11 +12,12 @@ use alloc::vec::Vec;
 
 use espalier_proto::{
     Access, Caller, END, Errno, FileType, FromClient, Ino, InodeFlags, Name, NewNode, OpenHow, Opened, Rank,
-    Reads, Reply, Request, RequestId, Time, Touched, mode,
+    Reads, Reply, Request, RequestId, Time, mode,
 };
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
+use super::call_state::ServerReply;
 use super::rights::certainly_may;
 use super::write_behind::WriteBehind;
 use super::{Actions, FrontendEvent, IncomingCall, ServerSession, Sessions, Waiter};
@@ -111,7 +112,7 @@ struct NumberPool {
     /// The latest time in any reply of the server.
     latest: Time,
     /// The allocation request and when it was sent.
-    incoming: Option<(RequestId, u64)>,
+    requested: Option<(RequestId, u64)>,
     /// The server has refused an allocation and is not asked again before this time.
     refused_until: u64,
 }
@@ -187,7 +188,7 @@ impl NumberPool {
     }
 
     fn is_short(&self, now: u64) -> bool {
-        let is_due = self.incoming.is_none() && now >= self.refused_until;
+        let is_due = self.requested.is_none() && now >= self.refused_until;
         is_due && (self.wanted() > 0 || self.time(now).is_none())
     }
 
@@ -423,19 +424,12 @@ impl<T> Sessions<T> {
     }
 
     /// Handles the reply to a pending operation; returns false if the request is none.
-    pub(super) fn pending_reply(
-        &mut self,
-        now: u64,
-        of: (Rank, RequestId),
-        (lease, touched): (u64, &Touched),
-        result: &Result<Reply, Errno>,
-        actions: &mut Actions<T>,
-    ) -> bool {
-        let Some(change) = self.writeback.changes.remove(&of) else { return false };
+    pub(super) fn pending_reply(&mut self, now: u64, reply: &ServerReply, actions: &mut Actions<T>) -> bool {
+        let Some(change) = self.writeback.changes.remove(&(reply.rank, reply.id)) else { return false };
         let Change { dir, ref what, ino, sent, .. } = change;
         self.cache.end_pending(dir, change.name(), ino);
-        let lease = lease.saturating_sub(now.saturating_sub(sent) + 1);
-        match (result, what) {
+        let lease = reply.lease_left(Some(sent), now);
+        match (&reply.result, what) {
             (Ok(Reply::Entry(entry) | Reply::Created(entry, _)), ChangeKind::Name(name))
                 if entry.attr.ino == ino =>
             {
@@ -451,7 +445,7 @@ impl<T> Sessions<T> {
             (Ok(_), _) => self.pending_failed(change, Errno::EIO, actions),
             (Err(errno), _) => self.pending_failed(change, *errno, actions),
         }
-        self.cache.changed(touched, lease, now);
+        self.cache.changed(&reply.touched, lease, now);
         self.send_next(now, ino);
         true
     }
@@ -516,23 +510,17 @@ impl<T> Sessions<T> {
             return;
         }
         let request = Request::TakeNumbers { rank, count: number_pool.wanted() };
-        let incoming = self.end(rank).map(|end| end.ask(Caller::SERVER, request));
+        let id = self.end(rank).map(|end| end.ask(Caller::SERVER, request));
         if let Some(number_pool) = self.writeback.number_pools.get_mut(&rank) {
-            number_pool.incoming = incoming.map(|id| (id, now));
+            number_pool.requested = id.map(|id| (id, now));
         }
     }
 
     /// Updates the estimate of the server's time from a reply.
-    pub(super) fn hear_time(
-        &mut self,
-        now: u64,
-        rank: Rank,
-        result: &Result<Reply, Errno>,
-        touched: &Touched,
-    ) {
-        let Some(number_pool) = self.writeback.number_pools.get_mut(&rank) else { return };
+    pub(super) fn hear_time(&mut self, now: u64, reply: &ServerReply) {
+        let Some(number_pool) = self.writeback.number_pools.get_mut(&reply.rank) else { return };
         let Some(time) = number_pool.time(now) else { return };
-        let actions = match result {
+        let latest = match &reply.result {
             Ok(Reply::Attr(attr)) => Some(attr.ctime),
             Ok(Reply::Entry(entry) | Reply::Created(entry, _)) => Some(entry.attr.ctime),
             Ok(Reply::Listing { entries, .. }) => {
@@ -540,27 +528,17 @@ impl<T> Sessions<T> {
             }
             _ => None,
         };
-        let touched = touched.attrs.iter().map(|attr| attr.ctime);
+        let touched = reply.touched.attrs.iter().map(|attr| attr.ctime);
         // Later times are of a clock that was set back since.
-        let heard = touched.chain(actions).filter(|actions| *actions < time.later(AHEAD_MS));
+        let heard = touched.chain(latest).filter(|ctime| *ctime < time.later(AHEAD_MS));
         number_pool.latest = heard.fold(number_pool.latest, Time::max);
     }
 
     /// Handles the reply to an allocation request; returns false if the request is none.
-    pub(super) fn numbers_received(
-        &mut self,
-        now: u64,
-        (rank, id): (Rank, RequestId),
-        result: &Result<Reply, Errno>,
-    ) -> bool {
-        let number_pool = self
-            .writeback
-            .number_pools
-            .get_mut(&rank)
-            .filter(|number_pool| number_pool.incoming.is_some_and(|(incoming, _)| incoming == id));
-        let Some(number_pool) = number_pool else { return false };
-        let sent = number_pool.incoming.take().map_or(now, |(_, sent)| sent);
-        match result {
+    pub(super) fn numbers_received(&mut self, now: u64, reply: &ServerReply) -> bool {
+        let Some(number_pool) = self.writeback.number_pools.get_mut(&reply.rank) else { return false };
+        let Some((_, sent)) = number_pool.requested.take_if(|(id, _)| *id == reply.id) else { return false };
+        match &reply.result {
             Ok(Reply::Numbers { first, count, time, strip, accesses }) => {
                 (number_pool.strip, number_pool.accesses) = (u64::from(*strip), *accesses);
                 number_pool.numbers.extend((first.0..first.0 + u64::from(*count)).map(Ino));
