@@ -5,14 +5,15 @@ mod actions;
 mod blocked;
 mod call_state;
 mod data;
-mod data_calls;
 mod delegated_open;
 mod own;
+mod pending_calls;
+mod releases;
 mod renames;
 mod renewal;
+mod revocations;
 mod rights;
 mod root;
-mod server_session;
 mod write_behind;
 mod writeback;
 
@@ -26,17 +27,16 @@ use espalier_proto::{
 };
 
 use crate::cache::Page;
-use crate::{Answer, Binding, Cache, Call, Client, Ended};
-use blocked::BlockedCalls;
+use crate::{Answer, Binding, Cache, Call, Client, Ended, Link};
 use call_state::{CallState, ServerReply};
-use data_calls::DataCalls;
 use delegated_open::DelegatedOpens;
+use pending_calls::{CallWait, Interrupted, PendingCall, PendingCalls};
+use releases::DeferredReleases;
 use renewal::Renewal;
-use server_session::{PendingCall, ServerSession};
+use revocations::DeferredRevocation;
 use writeback::Writeback;
 
-pub use actions::{Actions, DataOperation, FrontendEvent, Interrupt};
-pub use data_calls::DataOutcome;
+pub use actions::{Actions, DataOperation, DataOutcome, FrontendEvent, Interrupt};
 
 /// Extended attributes that kernels request themselves, independent of read permission.
 const KERNEL_XATTRS: [&[u8]; 2] = [b"security.", b"system.posix_acl_"];
@@ -48,7 +48,7 @@ pub struct Sessions<T> {
     client: Client,
     cache: Cache,
     /// Sessions with the servers that have been needed so far.
-    server_sessions: BTreeMap<Rank, ServerSession<T>>,
+    server_sessions: BTreeMap<Rank, ServerSession>,
     ranks: usize,
     /// The inode that the frontend calls [`Ino::ROOT`]: a restricted client's root is a subtree.
     root: Ino,
@@ -56,15 +56,29 @@ pub struct Sessions<T> {
     is_checked: bool,
     /// Write-back is enabled.
     uses_writeback: bool,
-    /// Calls that wait for data servers.
-    data_calls: DataCalls<T>,
+    calls: PendingCalls<T>,
     writeback: Writeback,
-    blocked: BlockedCalls<T>,
+    releases: DeferredReleases,
+    revocations: Vec<DeferredRevocation>,
     delegated_opens: DelegatedOpens,
     renewal: Renewal,
     /// The names last removed or renamed by callers: the kernel knows of these changes, and may
     /// have bound a name again.
     vacated: VecDeque<(Ino, Name)>,
+}
+
+/// The client's session with one server.
+#[derive(Debug, Default)]
+struct ServerSession {
+    link: Link,
+    /// Messages to send.
+    out: Vec<FromClient>,
+}
+
+impl ServerSession {
+    fn ask(&mut self, caller: Caller, request: Request) -> RequestId {
+        self.link.ask(caller, request, &mut self.out)
+    }
 }
 
 /// A call from the frontend.
@@ -94,24 +108,20 @@ impl<T> Sessions<T> {
     /// `ranks`: number of metadata servers. `is_checked`: a kernel checks search and read
     /// permission of directories; otherwise the cache answers only where permission is certain.
     pub fn new(cache: Cache, ranks: usize, is_checked: bool) -> Self {
-        let (client, data_calls) = (Client { is_served: true, ..Client::default() }, DataCalls::default());
-        let (server_sessions, root) = (BTreeMap::new(), Ino::ROOT);
-        let (writeback, blocked, delegated_opens, renewal) =
-            (Writeback::default(), BlockedCalls::default(), DelegatedOpens::default(), Renewal::default());
-        let uses_writeback = true;
         Self {
-            client,
+            client: Client { is_served: true, ..Client::default() },
             cache,
-            server_sessions,
+            server_sessions: BTreeMap::new(),
             ranks,
-            root,
+            root: Ino::ROOT,
             is_checked,
-            uses_writeback,
-            data_calls,
-            writeback,
-            blocked,
-            delegated_opens,
-            renewal,
+            uses_writeback: true,
+            calls: PendingCalls::default(),
+            writeback: Writeback::default(),
+            releases: DeferredReleases::default(),
+            revocations: Vec::new(),
+            delegated_opens: DelegatedOpens::default(),
+            renewal: Renewal::default(),
             vacated: VecDeque::new(),
         }
     }
@@ -152,17 +162,17 @@ impl<T> Sessions<T> {
 
     /// Number of calls that wait for a server.
     pub fn waiting(&self, rank: Rank) -> usize {
-        self.server_sessions.get(&rank).map_or(0, |end| end.pending.len())
+        self.calls.count(rank)
     }
 
     /// The frontend's number of the call that made this request.
     pub fn call_of(&self, rank: Rank, id: RequestId) -> Option<u64> {
-        self.server_sessions.get(&rank)?.pending.get(&id).map(|pending| pending.incoming.call_id)
+        self.calls.get(CallWait::Reply(rank, id)).map(|pending| pending.incoming.call_id)
     }
 
     /// As [`Self::call_of`], for requests to data servers ([`DataOperation::number`]).
     pub fn call_of_data(&self, number: u64) -> Option<u64> {
-        let pending = self.data_calls.waits(number)?;
+        let pending = self.calls.get(CallWait::Data(number))?;
         match pending.incoming.ticket {
             Waiter::Frontend(_) => Some(pending.incoming.call_id),
             Waiter::Acknowledged(change) => self.writeback.write_behind.call_of(change),
@@ -238,7 +248,7 @@ impl<T> Sessions<T> {
             request.each_inode(&mut |ino| *ino = self.real(*ino));
         }
         if let Call::Request(Request::RmDir { .. } | Request::Rename { .. }) = incoming.call {
-            self.vacated.extend(server_session::changed_names(&incoming.call));
+            self.vacated.extend(pending_calls::changed_names(&incoming.call));
             self.vacated.drain(..self.vacated.len().saturating_sub(VACATED));
         }
         self.take(now, incoming, actions);
@@ -310,23 +320,18 @@ impl<T> Sessions<T> {
         is_stuck: impl Fn(&Layout) -> bool,
         actions: &mut Actions<T>,
     ) -> Interrupt {
-        for end in self.server_sessions.values_mut() {
-            if end.outlives(call_id, &dies) {
-                return Interrupt::Survived;
+        let interrupt = match self.calls.interrupt(call_id, dies) {
+            Interrupted::Unknown => Interrupt::Unknown,
+            Interrupted::Survived => Interrupt::Survived,
+            Interrupted::Blocked(incoming) => {
+                actions.answer(incoming.ticket, Err(Errno::EINTR));
+                Interrupt::Heard
             }
-            if let (true, gone) = end.interrupt(call_id) {
-                if let Some(pending) = gone {
-                    self.give_up(pending, Errno::EINTR, actions);
-                }
-                self.say(actions);
-                return Interrupt::Heard;
+            Interrupted::Waiting(wait) => {
+                self.cancel(wait, actions);
+                Interrupt::Heard
             }
-        }
-        if let Some(interrupt) = self.interrupt_blocked(call_id, &dies, actions) {
-            self.say(actions);
-            return interrupt;
-        }
-        let interrupt = self.data_calls.interrupt(call_id, dies);
+        };
         self.give_up_stuck(is_stuck, actions);
         self.say(actions);
         interrupt
@@ -398,15 +403,10 @@ impl<T> Sessions<T> {
         if !unlocked.is_empty() {
             actions.frontend.push(FrontendEvent::Unlocked(unlocked.len()));
         }
-        let mut failed = Vec::new();
-        for id in &lost {
-            end.given_up.remove(id);
-            failed.extend(end.pending.remove(id));
-        }
+        let failed = self.calls.lose(rank, &lost, actions);
         self.lose_pending(rank, &lost, actions);
         self.lose_renewals(rank);
         self.distrust(rank, Some(distrust), actions);
-        failed.append(&mut self.data_calls.lose(rank, actions));
         for pending in failed {
             let is_lookup = matches!(pending.incoming.call, Call::Request(Request::Lookup { .. }));
             if is_lookup && pending.call_state.own.is_none() && !pending.call_state.interrupted {
@@ -424,7 +424,7 @@ impl<T> Sessions<T> {
     /// do not list the changes. `forgotten`: the inodes that a restarted server does not know.
     fn distrust(&mut self, rank: Rank, forgotten: Option<Vec<Ino>>, actions: &mut Actions<T>) {
         if let Some(inos) = forgotten {
-            self.blocked.forget_revoked(rank);
+            self.revocations.retain(|revocation| revocation.rank != rank);
             let names = self.cache.leased_names(|dir| dir.rank() == rank);
             // The kernel invalidates single names with their directories locked, as a pending
             // change has them: meanwhile the restarted server would let other clients change these
@@ -440,10 +440,8 @@ impl<T> Sessions<T> {
 
     /// True if a call that makes or removes a name waits for a server.
     fn has_pending_change(&self) -> bool {
-        let mut pending = self.server_sessions.values().flat_map(|end| end.pending.values());
-        pending.any(
-            |pending| matches!(&pending.incoming.call, Call::Request(it) if it.changed_dirs()[0].is_some()),
-        )
+        let is_change = |call: &Call<'_>| matches!(call, Call::Request(it) if it.changed_dirs()[0].is_some());
+        self.calls.requests().any(|pending| is_change(&pending.incoming.call))
     }
 
     /// Makes the frontend drop its cached state of names and inodes.
@@ -473,12 +471,7 @@ impl<T> Sessions<T> {
             actions.send.extend(end.out.drain(..).map(|message| (*rank, message)));
             end.link.send_forgets(&mut end.out);
         }
-        for ino in self.data_calls.released() {
-            if let Some(end) = self.end(ino.rank()) {
-                end.ask(Caller::SERVER, Request::Release { ino });
-            }
-            self.closed(ino, now);
-        }
+        self.release_unused(now);
         self.look_past_stuck(now, &is_stuck, actions);
         self.give_up_stuck(is_stuck, actions);
         self.say(actions);
@@ -532,7 +525,7 @@ impl<T> Sessions<T> {
             }
             FromServer::Locked { wait } => {
                 end.link.locked(wait);
-                if let Some(pending) = end.waits.remove(&wait) {
+                if let Some(pending) = self.calls.remove(CallWait::Lock(rank, wait)) {
                     actions.answer(pending.incoming.ticket, Ok(Answer::Done));
                 }
             }
@@ -560,7 +553,8 @@ impl<T> Sessions<T> {
     /// Handles the outcome of requests to data servers.
     pub fn data_completed(&mut self, now: u64, number: u64, outcome: DataOutcome, actions: &mut Actions<T>) {
         // The call may have been abandoned meanwhile.
-        let Some((mut pending, delegation)) = self.data_calls.came(number) else { return };
+        let Some(mut pending) = self.calls.remove(CallWait::Data(number)) else { return };
+        let Some(delegation) = pending.call_state.delegation.take() else { return };
         match outcome {
             DataOutcome::Done(result) => self.resume_call(now, pending, result, 0, actions),
             DataOutcome::Stale => match pending.call_state.own.take() {
@@ -580,7 +574,7 @@ impl<T> Sessions<T> {
 
     // ---- Output
 
-    fn end(&mut self, rank: Rank) -> Option<&mut ServerSession<T>> {
+    fn end(&mut self, rank: Rank) -> Option<&mut ServerSession> {
         (usize::from(rank.0) < self.ranks).then(|| self.server_sessions.entry(rank).or_default())
     }
 
@@ -610,14 +604,10 @@ impl<T> Sessions<T> {
     fn forget_seen(&mut self, is_one: impl Fn(Ino) -> bool) {
         // A cluster with one rank has no remote dentries.
         if self.ranks > 1 {
-            for pending in self.server_sessions.values_mut().flat_map(|end| end.pending.values_mut()) {
-                if pending
-                    .call_state
-                    .name_state
-                    .remote_entry
-                    .is_some_and(|remote_entry| is_one(remote_entry.dir))
-                {
-                    pending.call_state.name_state.until = 0;
+            for pending in self.calls.requests_mut() {
+                let name_state = &mut pending.call_state.name_state;
+                if name_state.remote_entry.is_some_and(|remote_entry| is_one(remote_entry.dir)) {
+                    name_state.until = 0;
                 }
             }
         }

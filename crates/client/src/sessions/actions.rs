@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 
 use bytes::Bytes;
 use espalier_proto::{
-    Delegation, Errno, FromClient, Ino, Lease, Name, Rank, Recall, RequestId, RevocationId,
+    Delegation, Errno, FromClient, Ino, Lease, Name, Rank, Recall, Reply, RequestId, RevocationId,
 };
 
 use super::Waiter;
@@ -64,6 +64,15 @@ pub struct DataOperation {
     /// To be held as long as a request of the operation may be executed, even if the call was
     /// abandoned.
     pub held: Arc<()>,
+}
+
+/// The outcome of requests to data servers.
+#[derive(Debug)]
+pub enum DataOutcome {
+    Done(Result<Reply, Errno>),
+    /// The data servers refuse the capability: get another. The requests may have been executed in
+    /// part.
+    Stale,
 }
 
 /// The effect of a signal.

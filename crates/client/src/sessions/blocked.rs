@@ -1,30 +1,16 @@
-//! Waiting for pending write-back operations: dependent calls, closes of new files, and
-//! revocations of leases.
+//! Calls that are blocked on pending write-back operations.
 
-use alloc::collections::VecDeque;
-use alloc::vec::Vec;
+use espalier_proto::{Ino, Name, Request};
 
-use espalier_proto::{Errno, FromClient, Ino, Name, Rank, Request, RevocationId};
-
-use super::writeback::Writeback;
+use super::pending_calls::PendingCalls;
 use super::{Actions, IncomingCall, Sessions, Waiter};
 use crate::cache::Subject;
-use crate::{Binding, Cache, Call, Interrupt};
+use crate::{Binding, Call};
 
 /// See the module's documentation.
 #[derive(Debug)]
-pub(super) struct BlockedCalls<T> {
-    /// Blocked calls in order of arrival.
-    calls: VecDeque<Renewal<T>>,
-    /// New files whose close is blocked on their creation.
-    closed: Vec<Ino>,
-    revoked: Vec<Revoked>,
-}
-
-/// A blocked call.
-#[derive(Debug)]
-struct Renewal<T> {
-    incoming: IncomingCall<'static, Waiter<T>>,
+pub(super) struct BlockedCall<T> {
+    pub incoming: IncomingCall<'static, Waiter<T>>,
     why: BlockReason,
     /// The number of the last pending operation at the call's arrival.
     last: u64,
@@ -40,55 +26,30 @@ enum BlockReason {
     Inode(Ino),
 }
 
-/// A revocation that is blocked on pending operations.
-#[derive(Debug)]
-struct Revoked {
-    rank: Rank,
-    number: RevocationId,
-    ino: Ino,
-    /// The frontend has given the lease up.
-    by_frontend: bool,
-}
-
-impl<T> Default for BlockedCalls<T> {
-    fn default() -> Self {
-        Self { calls: VecDeque::new(), closed: Vec::new(), revoked: Vec::new() }
-    }
-}
-
-impl<T> BlockedCalls<T> {
+impl<T> PendingCalls<T> {
     /// True if no call is blocked on a particular operation. Calls that wait for room proceed when
     /// any sent operation is answered.
-    pub fn is_patient(&self) -> bool {
-        self.revoked.is_empty() && self.calls.iter().all(|renewal| renewal.why == BlockReason::Room)
+    pub fn only_wait_for_room(&self) -> bool {
+        self.blocked.iter().all(|blocked| blocked.why == BlockReason::Room)
     }
 
-    /// True if anything may be blocked on writes to this file.
-    pub fn is_any_for(&self, ino: Ino) -> bool {
+    /// True if a call may be blocked on writes to this file.
+    pub fn is_any_blocked_on(&self, ino: Ino) -> bool {
         let may_be = |call: &Call<'_>| call.stream().is_none_or(|of| of == ino);
-        !self.revoked.is_empty()
-            || self
-                .calls
-                .iter()
-                .any(|renewal| renewal.why == BlockReason::Room || may_be(&renewal.incoming.call))
+        self.blocked.iter().any(|blocked| blocked.why == BlockReason::Room || may_be(&blocked.incoming.call))
     }
 
     /// True if a blocked call refers to this inode, or its answer does.
-    pub fn is_any_about(&self, ino: Ino) -> bool {
-        self.calls.iter().any(|renewal| {
-            renewal.why == BlockReason::Inode(ino) || is_about(&renewal.incoming.call, |it| it == ino)
+    pub fn is_any_blocked_about(&self, ino: Ino) -> bool {
+        self.blocked.iter().any(|blocked| {
+            blocked.why == BlockReason::Inode(ino) || is_about(&blocked.incoming.call, |it| it == ino)
         })
     }
 
     /// True if a blocked call may change the binding of this name.
-    pub fn is_any_named(&self, dir: Ino, name: &Name) -> bool {
-        let mut subjects = self.calls.iter().map(|renewal| Subject::of(&renewal.incoming.call));
+    pub fn is_any_blocked_named(&self, dir: Ino, name: &Name) -> bool {
+        let mut subjects = self.blocked.iter().map(|blocked| Subject::of(&blocked.incoming.call));
         subjects.any(|subject| subject.is_change && subject.names().any(|it| it == (dir, name)))
-    }
-
-    /// Drops the revocations of a server that has restarted.
-    pub fn forget_revoked(&mut self, rank: Rank) {
-        self.revoked.retain(|revoked| revoked.rank != rank);
     }
 }
 
@@ -101,18 +62,15 @@ impl<T> Sessions<T> {
     ) -> Option<IncomingCall<'static, Waiter<T>>> {
         let last = self.writeback.last();
         let Some(why) = self.block_reason(now, &incoming.call, last) else { return Some(incoming) };
-        self.blocked.calls.push_back(Renewal { incoming, why, last });
+        self.calls.blocked.push_back(BlockedCall { incoming, why, last });
         None
     }
 
     /// Blocks a call until all pending operations on an inode are answered; then the call is
     /// repeated.
     pub(super) fn retry_when_unblocked(&mut self, ino: Ino, incoming: IncomingCall<'static, Waiter<T>>) {
-        self.blocked.calls.push_back(Renewal {
-            incoming,
-            why: BlockReason::Inode(ino),
-            last: self.writeback.last(),
-        });
+        let (why, last) = (BlockReason::Inode(ino), self.writeback.last());
+        self.calls.blocked.push_back(BlockedCall { incoming, why, last });
     }
 
     /// Why a call is blocked: it waits for room, or depends on a pending operation with a number up
@@ -171,37 +129,11 @@ impl<T> Sessions<T> {
         }
     }
 
-    /// Closes a new file locally; the server is notified when it has created the file. Returns
-    /// whether this was possible.
-    pub(super) fn close_pending(&mut self, call: &Call<'_>, now: u64) -> bool {
-        let Call::Release { ino } = *call else { return false };
-        self.writeback.closed(ino);
-        // A file with pending writes stays open, since they may need another capability of data
-        // servers.
-        let is_quick = !self.blocked.is_any_about(ino) && !self.writeback.write_behind.is_any_of(ino);
-        let has_pending = is_quick && self.cache.has_pending(ino);
-        if has_pending {
-            let _ = self.client.start(call);
-            self.closed(ino, now);
-            self.blocked.closed.push(ino);
-        }
-        has_pending
-    }
-
     /// Resumes what was blocked, after an operation was answered.
     pub(super) fn resume_blocked(&mut self, now: u64, actions: &mut Actions<T>) {
-        for ino in self.blocked.closed.extract_if(.., |ino| !self.cache.has_pending(*ino)).collect::<Vec<_>>()
-        {
-            if let Some(end) = self.end(ino.rank()) {
-                end.link.release(ino, &mut end.out);
-            }
-        }
-        let (cache, writeback) = (&self.cache, &self.writeback);
-        let is_due = |revoked: &mut Revoked| revoked.by_frontend && !is_needed(cache, writeback, revoked.ino);
-        for Revoked { rank, number, .. } in self.blocked.revoked.extract_if(.., is_due) {
-            actions.send.push((rank, FromClient::Revoked { number }));
-        }
-        for Renewal { incoming, why, last } in core::mem::take(&mut self.blocked.calls) {
+        self.release_created();
+        self.acknowledge_revocations(actions);
+        for BlockedCall { incoming, why, last } in core::mem::take(&mut self.calls.blocked) {
             let Some(incoming) = self.try_writeback(now, incoming, actions) else { continue };
             let still =
                 |ino| self.writeback.is_any_left(last, |dir, of| [dir, of].contains(&ino)).then_some(why);
@@ -210,55 +142,11 @@ impl<T> Sessions<T> {
                 BlockReason::Room | BlockReason::Change => self.block_reason(now, &incoming.call, last),
             };
             match why {
-                Some(why) => self.blocked.calls.push_back(Renewal { incoming, why, last }),
+                Some(why) => self.calls.blocked.push_back(BlockedCall { incoming, why, last }),
                 None => self.take_after(now, incoming, actions),
             }
         }
     }
-
-    /// As [`Sessions::interrupt`], for blocked calls.
-    pub(super) fn interrupt_blocked(
-        &mut self,
-        call_id: u64,
-        dies: impl Fn(u32) -> bool,
-        actions: &mut Actions<T>,
-    ) -> Option<Interrupt> {
-        let at = self.blocked.calls.iter().position(|renewal| renewal.incoming.call_id == call_id)?;
-        if !self.blocked.calls.get(at).is_some_and(|renewal| dies(renewal.incoming.caller.pid)) {
-            return Some(Interrupt::Survived);
-        }
-        let Renewal { incoming, .. } = self.blocked.calls.remove(at)?;
-        actions.answer(incoming.ticket, Err(Errno::EINTR));
-        Some(Interrupt::Heard)
-    }
-
-    /// Blocks the answer to a revocation until the operations pending under the lease are answered.
-    pub(super) fn defer_revocation(&mut self, rank: Rank, number: RevocationId, ino: Ino) {
-        let is_known = |revoked: &Revoked| (revoked.rank, revoked.number) == (rank, number);
-        let is_needed = is_needed(&self.cache, &self.writeback, ino);
-        if is_needed && !self.blocked.revoked.iter().any(is_known) {
-            self.blocked.revoked.push(Revoked { rank, number, ino, by_frontend: false });
-        }
-    }
-
-    /// The frontend has given up a lease. Returns true if the server can be answered immediately.
-    pub(super) fn is_given_up(&mut self, rank: Rank, number: RevocationId) -> bool {
-        let is_it = |revoked: &Revoked| (revoked.rank, revoked.number) == (rank, number);
-        let Some(at) = self.blocked.revoked.iter().position(is_it) else { return true };
-        let revoked = self.blocked.revoked.get_mut(at);
-        if let Some(revoked) = revoked.filter(|revoked| is_needed(&self.cache, &self.writeback, revoked.ino))
-        {
-            revoked.by_frontend = true;
-            return false;
-        }
-        self.blocked.revoked.swap_remove(at);
-        true
-    }
-}
-
-/// True if operations are pending under the lease on an inode, or in that directory.
-fn is_needed(cache: &Cache, writeback: &Writeback, ino: Ino) -> bool {
-    cache.has_pending(ino) || writeback.write_behind.is_any_in(ino)
 }
 
 /// True if the call refers by number to an inode that `is_one` selects.

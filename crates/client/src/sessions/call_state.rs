@@ -1,17 +1,20 @@
 //! The state of a pending call, and how a server's reply advances it.
 
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::mem::take;
 
-use espalier_proto::{Access, Caller, Entry, Errno, Ino, Layout, Rank, Reply, Request, RequestId, Touched};
+use espalier_proto::{
+    Access, Caller, Delegation, Entry, Errno, Ino, Layout, Rank, Reply, Request, RequestId, Touched,
+};
 
 use super::data::DataLease;
 use super::own::{Left, Own, Step};
+use super::pending_calls::{CallWait, PendingCall};
 use super::renames::Confirmation;
-use super::server_session::{PendingCall, changed_names};
-use super::{Actions, FrontendEvent, IncomingCall, Sessions, Waiter};
+use super::{Actions, DataOperation, FrontendEvent, IncomingCall, Sessions, Waiter};
 use crate::cache::{Page, Term};
-use crate::{Answer, Call, Changes, Next, RemoteEntry};
+use crate::{Answer, Call, Changes, Next, RemoteEntry, Work};
 
 /// The client's state of one call.
 #[derive(Debug, Default)]
@@ -26,6 +29,8 @@ pub(super) struct CallState {
     pub own: Option<Own>,
     /// The caller has been interrupted.
     pub interrupted: bool,
+    /// The delegation of the operation on data servers that the call waits for.
+    pub delegation: Option<Arc<Delegation>>,
     pub data: DataLease,
     pub confirmation: Confirmation,
     #[expect(dead_code, reason = "held until the call ends")]
@@ -65,12 +70,11 @@ impl ServerReply {
 impl<T> Sessions<T> {
     pub(super) fn reply(&mut self, now: u64, reply: ServerReply, actions: &mut Actions<T>) {
         let (rank, id) = (reply.rank, reply.id);
-        let has_pending = self.writeback.is_change(rank, id);
+        let pending = self.calls.remove(CallWait::Reply(rank, id));
+        let is_waited_for = pending.is_some() || self.writeback.is_change(rank, id);
         let Some(end) = self.end(rank) else { return };
-        let pending = end.pending.remove(&id);
-        let is_waited_for = pending.is_some() || has_pending;
         let over = end.link.answered(id, &reply.result, is_waited_for, &mut end.out);
-        let waited = over.and_then(|wait| end.waits.remove(&wait));
+        let waited = over.and_then(|wait| self.calls.remove(CallWait::Lock(rank, wait)));
         // The exclusive lease counts from the same time as the reply's other leases.
         let sent = pending.as_ref().map(|pending| pending.call_state.sent);
         let sent = sent.or_else(|| self.writeback.sent(rank, id));
@@ -108,17 +112,16 @@ impl<T> Sessions<T> {
     ) {
         let lease = reply.lease_left(pending.as_ref().map(|pending| pending.call_state.sent), now);
         let ServerReply { rank, id, touched, mut result, .. } = reply;
-        let Some(end) = self.end(rank) else { return };
         let pending = match pending {
-            Some(pending) if result == Ok(Reply::Waits) => return end.wait(pending),
+            Some(pending) if result == Ok(Reply::Waits) => return self.wait_for_lock(rank, pending),
             pending => pending,
         };
-        let given_up = end.given_up.remove(&id);
+        let given_up = self.calls.remove_abandoned(rank, id);
         let is_doubtful =
             given_up.is_some() || result.is_err() && !(touched.attrs.is_empty() && touched.others.is_empty());
         let names = match (&given_up, &pending) {
             (Some(names), _) => names.clone(),
-            (None, Some(pending)) if is_doubtful => changed_names(&pending.incoming.call),
+            (None, Some(pending)) if is_doubtful => pending.changed_names(),
             _ => Vec::new(),
         };
         let whole = match (&pending, &mut result) {
@@ -146,6 +149,17 @@ impl<T> Sessions<T> {
             let changed = touched.attrs.iter().map(|attr| attr.ino).chain(touched.others);
             self.invalidate(names, changed.collect(), actions);
         }
+    }
+
+    /// Handles the reply that a call must wait for a lock.
+    fn wait_for_lock(&mut self, rank: Rank, pending: PendingCall<T>) {
+        let Call::Request(Request::Lock { wait: Some(wait), .. }) = pending.incoming.call else { return };
+        if pending.call_state.interrupted
+            && let Some(end) = self.end(rank)
+        {
+            end.link.stop_waiting(wait, &mut end.out);
+        }
+        self.calls.insert(CallWait::Lock(rank, wait), pending);
     }
 
     /// Advances a call with a server's reply. `lease`: its remaining time in ms.
@@ -248,7 +262,7 @@ impl<T> Sessions<T> {
             call_state.name_state.until = if remote_entry.leased { now.saturating_add(lease) } else { 0 };
         }
         if let Next::Notify(Request::Release { ino }, _) | Next::Release(ino) = next {
-            if self.data_calls.puts_off(ino) {
+            if self.releases.defer(ino) {
                 return actions.answer(pending.incoming.ticket, Ok(Answer::Done));
             }
             self.closed(ino, now);
@@ -263,7 +277,7 @@ impl<T> Sessions<T> {
         };
         let id = match next {
             Next::Answer(result) => return self.finish(now, pending, result, lease, actions),
-            Next::Data(delegation, work) => return self.data_calls.ask(pending, delegation, work, actions),
+            Next::Data(delegation, work) => return self.ask_data_servers(pending, delegation, work, actions),
             Next::Apart => return self.write_apart(now, pending, actions),
             Next::Notify(request, answer) => {
                 end.ask(pending.incoming.caller, request);
@@ -282,10 +296,40 @@ impl<T> Sessions<T> {
             Next::Stream(io) => end.link.stream(io, incoming.call.bytes_to_write(), &mut end.out),
         };
         call_state.sent = now;
-        let (is_interrupted, call_id) = (call_state.interrupted, incoming.call_id);
-        end.pending.insert(id, pending);
-        if is_interrupted && let (_, Some(gone)) = end.interrupt(call_id) {
-            self.give_up(gone, Errno::EINTR, actions);
+        let (wait, is_interrupted) = (CallWait::Reply(rank, id), call_state.interrupted);
+        self.calls.insert(wait, pending);
+        if is_interrupted {
+            self.cancel(wait, actions);
+        }
+    }
+
+    /// Starts a call's operation on data servers.
+    fn ask_data_servers(
+        &mut self,
+        pending: PendingCall<T>,
+        delegation: Arc<Delegation>,
+        work: Work,
+        actions: &mut Actions<T>,
+    ) {
+        let data = pending.incoming.call.bytes_to_write();
+        let held = self.releases.hold(delegation.capability.ino, &work);
+        let number = self.calls.insert_data(pending, Arc::clone(&delegation));
+        actions.data.push(DataOperation { number, delegation, work, data, held });
+    }
+
+    /// Cancels the wait of an interrupted call. Without a connection the time of the server's
+    /// answer is unknown, so the call ends at once.
+    pub(super) fn cancel(&mut self, wait: CallWait, actions: &mut Actions<T>) {
+        let will_end = match wait {
+            CallWait::Reply(rank, id) => self.end(rank).is_none_or(|end| end.link.cancel(id, &mut end.out)),
+            CallWait::Lock(rank, wait) => {
+                self.end(rank).is_none_or(|end| end.link.stop_waiting(wait, &mut end.out))
+            }
+            // See `give_up_stuck`.
+            CallWait::Data(_) => true,
+        };
+        if !will_end && let Some(pending) = self.calls.abandon(wait) {
+            self.give_up(pending, Errno::EINTR, actions);
         }
     }
 
@@ -338,7 +382,10 @@ impl<T> Sessions<T> {
 
     /// As [`Self::give_up`], for interrupted calls that wait for unreachable data servers.
     pub(super) fn give_up_stuck(&mut self, is_stuck: impl Fn(&Layout) -> bool, actions: &mut Actions<T>) {
-        for pending in self.data_calls.give_up_stuck(is_stuck, actions) {
+        let is_one = |pending: &PendingCall<T>, delegation: &Delegation| {
+            pending.call_state.interrupted && is_stuck(&delegation.layout)
+        };
+        for pending in self.calls.take_data(is_one, actions) {
             self.give_up(pending, Errno::EINTR, actions);
         }
     }
@@ -353,7 +400,12 @@ impl<T> Sessions<T> {
         actions: &mut Actions<T>,
     ) {
         let is_wanted = |ino| !self.client.is_open(ino) && !self.cache.has_pending(ino);
-        for (pending, entry) in self.data_calls.give_up_lookups(is_stuck, is_wanted, actions) {
+        let is_one = |pending: &PendingCall<T>, delegation: &Delegation| {
+            pending.unmeasured_entry().is_some_and(|entry| is_wanted(entry.attr.ino))
+                && is_stuck(&delegation.layout)
+        };
+        for pending in self.calls.take_data(is_one, actions) {
+            let Some(entry) = pending.unmeasured_entry() else { continue };
             let PendingCall { incoming, call_state } = pending;
             let term = Term { asked_at: call_state.begun, left: 0 };
             let answer = Answer::Unmeasured(entry);
@@ -376,9 +428,9 @@ impl<T> Sessions<T> {
         }
         // A pending operation may still create datafiles.
         let is_put_off = match left {
-            Left::Open(_) | Left::Created(_) => self.data_calls.puts_off(ino),
+            Left::Open(_) | Left::Created(_) => self.releases.defer(ino),
             Left::OpenNamed(_) => {
-                self.data_calls.is_over(ino);
+                self.releases.end_use(ino);
                 false
             }
             Left::Nothing | Left::Lookup(_) | Left::Orphan(_) => false,

@@ -8,7 +8,7 @@ use core::mem::take;
 use espalier_proto::{Errno, Ino, Reply, Request};
 
 use super::call_state::CallState;
-use super::server_session::PendingCall;
+use super::pending_calls::PendingCall;
 use super::{Actions, Sessions};
 use crate::{Answer, Call, Next};
 

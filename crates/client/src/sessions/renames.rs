@@ -10,7 +10,7 @@ use alloc::vec::Vec;
 use espalier_proto::{Entry, Errno, Ino, Lease, Name, RenameFlags, Reply, Request};
 
 use super::own::Left;
-use super::server_session::PendingCall;
+use super::pending_calls::{CallWait, PendingCall};
 use super::{Actions, FrontendEvent, Sessions};
 use crate::{Answer, Call};
 
@@ -101,14 +101,14 @@ impl<T> Sessions<T> {
         };
         let lookup = Request::Lookup { dir: moved.dir, name: moved.name.clone() };
         confirmation.current = Some(moved);
-        let caller = pending.incoming.caller.clone();
-        let Some(end) = self.end(lookup.rank()) else {
+        let (rank, caller) = (lookup.rank(), pending.incoming.caller.clone());
+        let Some(end) = self.end(rank) else {
             actions.frontend.push(FrontendEvent::DistrustNames);
             return Some((pending, Ok(Reply::Done), 0));
         };
         let id = end.ask(caller, lookup);
         pending.call_state.sent = now;
-        end.pending.insert(id, pending);
+        self.calls.insert(CallWait::Reply(rank, id), pending);
         None
     }
 
@@ -130,8 +130,7 @@ impl<T> Sessions<T> {
     /// kernel holds the directory's lock meanwhile.
     pub(super) fn is_renamed_to(&mut self, lease: &Lease) -> bool {
         let Lease::Name { dir, name } = lease else { return false };
-        let mut pending = self.server_sessions.values_mut().flat_map(|end| end.pending.values_mut());
-        let renamed = pending.find(|pending| {
+        let renamed = self.calls.requests_mut().find(|pending| {
             matches!(&pending.incoming.call, Call::Request(Request::Rename { from_dir, to_dir, to, .. })
                 if from_dir.rank() != to_dir.rank() && (to_dir, to) == (dir, name))
         });

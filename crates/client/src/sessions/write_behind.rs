@@ -12,7 +12,7 @@ use bytes::Bytes;
 use espalier_proto::{Caller, END, Errno, Ino, Rank};
 
 use super::call_state::CallState;
-use super::server_session::PendingCall;
+use super::pending_calls::PendingCall;
 use super::writeback::{Change, ChangeKind};
 use super::{Actions, IncomingCall, Sessions, Waiter};
 use crate::{Answer, Call, Next, Payload};
@@ -185,7 +185,7 @@ impl<T> Sessions<T> {
         let is_ready = self.server_sessions.get(&ino.rank())?.link.is_ready();
         // Other pending operations on the file come first.
         let is_plain = !self.cache.has_pending(*ino) || self.writeback.write_behind.is_any_of(*ino);
-        let waits = self.blocked.is_any_about(*ino) || self.writeback.has_failed(*ino);
+        let waits = self.calls.is_any_blocked_about(*ino) || self.writeback.has_failed(*ino);
         (is_ready && is_plain && !waits).then_some((dir, *offset..end))
     }
 
@@ -275,7 +275,8 @@ impl<T> Sessions<T> {
 
     /// Sends the gathered writes that something is blocked on.
     pub(super) fn send_wanted(&mut self, actions: &mut Actions<T>) {
-        let wanted = self.writeback.write_behind.take_gathered(|ino| self.blocked.is_any_for(ino));
+        let is_wanted = |ino| !self.revocations.is_empty() || self.calls.is_any_blocked_on(ino);
+        let wanted = self.writeback.write_behind.take_gathered(is_wanted);
         self.send_lists(wanted, actions);
     }
 

@@ -248,7 +248,7 @@ impl<T> Sessions<T> {
         let time = self.may_acknowledge(now, rank)?;
         // The server has allocated numbers, so it trusts this client's superuser.
         let may = certainly_may(&parent, &incoming.caller, Access::WRITE | Access::EXEC, true);
-        if !may || self.cache.has_pending_name(dir, name) || self.blocked.is_any_named(dir, name) {
+        if !may || self.cache.has_pending_name(dir, name) || self.calls.is_any_blocked_named(dir, name) {
             return None;
         }
         let (ino, answer, left) = match request {
@@ -321,7 +321,7 @@ impl<T> Sessions<T> {
         let end = start.checked_add(data.len() as u64)?;
         let kills = *kill_suid_gid && attr.perm & (mode::SET_UID | mode::SET_GID) != 0;
         let is_small = !data.is_empty() && end <= self.writeback.number_pools.get(&rank)?.strip;
-        if kills || !is_small || self.blocked.is_any_about(ino) {
+        if kills || !is_small || self.calls.is_any_blocked_about(ino) {
             return None;
         }
         let is_first = !self.cache.has_pending(ino);
@@ -343,7 +343,8 @@ impl<T> Sessions<T> {
         self.cache.content(ino, now).filter(|_| reads)?;
         let attr = self.cache.attr(ino, now)?;
         let time = self.may_acknowledge(now, ino.rank())?;
-        if !certainly_may(&attr, &incoming.caller, Access::READ, true) || self.blocked.is_any_about(ino) {
+        if !certainly_may(&attr, &incoming.caller, Access::READ, true) || self.calls.is_any_blocked_about(ino)
+        {
             return None;
         }
         // The server applies the same rule (`relatime`).
@@ -399,14 +400,15 @@ impl<T> Sessions<T> {
 
     /// True if the queued messages to a server may wait for more: no call is blocked on them, and
     /// an earlier operation will be answered.
-    pub(super) fn may_linger(&self, rank: Rank, end: &ServerSession<T>) -> bool {
+    pub(super) fn may_linger(&self, rank: Rank, end: &ServerSession) -> bool {
         let actions = |message: &FromClient| match message {
             FromClient::Request { id, .. } => Some(*id).filter(|id| self.writeback.is_change(rank, *id)),
             _ => None,
         };
         let Some(first) = end.out.first().and_then(actions) else { return false };
         let mut before = self.writeback.changes.range((rank, RequestId(0))..(rank, first));
-        self.blocked.is_patient()
+        self.revocations.is_empty()
+            && self.calls.only_wait_for_room()
             && end.out.len() < TOGETHER
             && end.out.iter().all(|message| actions(message).is_some())
             && before.next().is_some()

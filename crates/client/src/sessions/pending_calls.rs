@@ -1,0 +1,216 @@
+//! The table of pending calls: those that a caller waits for, and those that complete acknowledged
+//! writes. Each is in one state.
+//!
+//! | state | resumed by | a fatal signal | the server's session ends |
+//! |---|---|---|---|
+//! | blocked on pending operations | [`Sessions::resume_blocked`] | ends it | it stays |
+//! | waits for a reply | [`Sessions::reply`] | cancels the request | fails, if it was sent |
+//! | waits for a lock | the grant, or the reply to a repeated or cancelled request | any signal stops the wait | it stays |
+//! | waits for data servers | [`Sessions::data_completed`] | ends it if one is unreachable | fails |
+//!
+//! A lost connection changes no state, since the next one repeats the requests. Without a
+//! connection a signal ends calls that wait for a server; their requests are *abandoned*.
+//!
+//! [`Sessions::resume_blocked`]: super::Sessions::resume_blocked
+//! [`Sessions::reply`]: super::Sessions::reply
+//! [`Sessions::data_completed`]: super::Sessions::data_completed
+
+use alloc::collections::VecDeque;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use espalier_proto::{Caller, Delegation, Entry, Ino, Name, Rank, Reply, Request, RequestId};
+use hashbrown::HashMap;
+use rustc_hash::FxBuildHasher;
+
+use super::blocked::BlockedCall;
+use super::call_state::CallState;
+use super::own::Own;
+use super::{Actions, IncomingCall, Waiter};
+use crate::Call;
+use crate::cache::Subject;
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(super) struct PendingCalls<T> {
+    /// Calls that have not begun, in order of arrival.
+    pub blocked: VecDeque<BlockedCall<T>>,
+    /// Calls that have begun, by what they wait for.
+    begun: HashMap<CallWait, PendingCall<T>, FxBuildHasher>,
+    /// Abandoned requests that a server may still execute, with the names that each may change.
+    abandoned: HashMap<(Rank, RequestId), Vec<(Ino, Name)>, FxBuildHasher>,
+    /// The number of the last operation on data servers.
+    last_operation: u64,
+}
+
+/// What a call waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum CallWait {
+    Reply(Rank, RequestId),
+    /// A lock, by wait number.
+    Lock(Rank, u64),
+    /// Data servers, by [`DataOperation::number`](super::DataOperation::number).
+    Data(u64),
+}
+
+/// A call that has begun.
+#[derive(Debug)]
+pub(super) struct PendingCall<T> {
+    pub incoming: IncomingCall<'static, Waiter<T>>,
+    pub call_state: CallState,
+}
+
+/// The effect of a signal on a call.
+#[derive(Debug)]
+pub(super) enum Interrupted<T> {
+    /// No such call.
+    Unknown,
+    /// The caller survives, and the call continues.
+    Survived,
+    /// The call was blocked, and is removed.
+    Blocked(IncomingCall<'static, Waiter<T>>),
+    /// The wait is to be cancelled.
+    Waiting(CallWait),
+}
+
+impl<T> PendingCall<T> {
+    /// A call that completes the acknowledged write with this number; no signal reaches it.
+    pub fn acknowledged(number: u64, caller: Caller, call: Call<'static>, call_state: CallState) -> Self {
+        let incoming = IncomingCall { call_id: 0, caller, call, ticket: Waiter::Acknowledged(number) };
+        Self { incoming, call_state }
+    }
+
+    /// The entry that a lookup has found, without the size and times that data servers have.
+    pub fn unmeasured_entry(&self) -> Option<Entry> {
+        match (&self.incoming.call, &self.call_state.own) {
+            (Call::Request(Request::Lookup { .. }), Some(Own::Measure(Reply::Entry(entry)))) => Some(*entry),
+            _ => None,
+        }
+    }
+
+    /// The names that the call may change.
+    pub fn changed_names(&self) -> Vec<(Ino, Name)> {
+        changed_names(&self.incoming.call)
+    }
+}
+
+/// The names that a call may change.
+pub(super) fn changed_names(call: &Call<'_>) -> Vec<(Ino, Name)> {
+    let subject = Subject::of(call);
+    let names = subject.names().filter(|_| subject.is_change);
+    names.map(|(dir, name)| (dir, name.clone())).collect()
+}
+
+impl<T> Default for PendingCalls<T> {
+    fn default() -> Self {
+        let (blocked, begun, abandoned) = (VecDeque::new(), HashMap::default(), HashMap::default());
+        Self { blocked, begun, abandoned, last_operation: 0 }
+    }
+}
+
+impl<T> PendingCalls<T> {
+    pub fn insert(&mut self, wait: CallWait, pending: PendingCall<T>) {
+        self.begun.insert(wait, pending);
+    }
+
+    /// Adds a call that waits for data servers; returns the number of the operation.
+    pub fn insert_data(&mut self, mut pending: PendingCall<T>, delegation: Arc<Delegation>) -> u64 {
+        self.last_operation += 1;
+        pending.call_state.delegation = Some(delegation);
+        self.insert(CallWait::Data(self.last_operation), pending);
+        self.last_operation
+    }
+
+    pub fn get(&self, wait: CallWait) -> Option<&PendingCall<T>> {
+        self.begun.get(&wait)
+    }
+
+    pub fn remove(&mut self, wait: CallWait) -> Option<PendingCall<T>> {
+        self.begun.remove(&wait)
+    }
+
+    /// Removes a call whose answer no caller waits for any more.
+    pub fn abandon(&mut self, wait: CallWait) -> Option<PendingCall<T>> {
+        let pending = self.remove(wait)?;
+        if let CallWait::Reply(rank, id) = wait {
+            self.abandoned.insert((rank, id), pending.changed_names());
+        }
+        Some(pending)
+    }
+
+    /// Handles the reply to a request. Returns the names that it may have changed if it was
+    /// abandoned.
+    pub fn remove_abandoned(&mut self, rank: Rank, id: RequestId) -> Option<Vec<(Ino, Name)>> {
+        self.abandoned.remove(&(rank, id))
+    }
+
+    /// The calls that wait for replies.
+    pub fn requests(&self) -> impl Iterator<Item = &PendingCall<T>> {
+        self.begun.iter().filter_map(|(wait, pending)| wait.is_reply().then_some(pending))
+    }
+
+    pub fn requests_mut(&mut self) -> impl Iterator<Item = &mut PendingCall<T>> {
+        self.begun.iter_mut().filter_map(|(wait, pending)| wait.is_reply().then_some(pending))
+    }
+
+    /// Number of calls that wait for a server's replies.
+    pub fn count(&self, rank: Rank) -> usize {
+        self.begun.keys().filter(|wait| matches!(wait, CallWait::Reply(of, _) if *of == rank)).count()
+    }
+
+    /// Handles a signal to a call's caller. `dies`: true for a thread that the signal ends.
+    pub fn interrupt(&mut self, call_id: u64, dies: impl Fn(u32) -> bool) -> Interrupted<T> {
+        let found = self.begun.iter_mut().find(|(_, pending)| pending.incoming.call_id == call_id);
+        if let Some((wait, PendingCall { incoming, call_state })) = found {
+            let is_lock = matches!(incoming.call, Call::Request(Request::Lock { .. }));
+            if !is_lock && !dies(incoming.caller.pid) {
+                return Interrupted::Survived;
+            }
+            call_state.interrupted = true;
+            return Interrupted::Waiting(*wait);
+        }
+        let at = self.blocked.iter().position(|blocked| blocked.incoming.call_id == call_id);
+        let Some(at) = at else { return Interrupted::Unknown };
+        if !self.blocked.get(at).is_some_and(|blocked| dies(blocked.incoming.caller.pid)) {
+            return Interrupted::Survived;
+        }
+        let blocked = self.blocked.remove(at);
+        blocked.map_or(Interrupted::Unknown, |blocked| Interrupted::Blocked(blocked.incoming))
+    }
+
+    /// Handles the end of a server's session, which revokes its capabilities. `lost`: the requests
+    /// that it ends. Returns the calls whose outcome is unknown.
+    pub fn lose(&mut self, rank: Rank, lost: &[RequestId], actions: &mut Actions<T>) -> Vec<PendingCall<T>> {
+        lost.iter().for_each(|id| drop(self.abandoned.remove(&(rank, *id))));
+        let mut failed: Vec<_> =
+            lost.iter().filter_map(|id| self.begun.remove(&CallWait::Reply(rank, *id))).collect();
+        let is_of = |_: &_, delegation: &Delegation| delegation.capability.ino.rank() == rank;
+        failed.append(&mut self.take_data(is_of, actions));
+        failed
+    }
+
+    /// Removes the calls that wait for data servers and that `is_one` selects.
+    pub fn take_data(
+        &mut self,
+        is_one: impl Fn(&PendingCall<T>, &Delegation) -> bool,
+        actions: &mut Actions<T>,
+    ) -> Vec<PendingCall<T>> {
+        let is_one = |pending: &PendingCall<T>| {
+            pending.call_state.delegation.as_ref().is_some_and(|delegation| is_one(pending, delegation))
+        };
+        let taken = self.begun.extract_if(|_, pending| is_one(pending));
+        let taken = taken.map(|(wait, pending)| {
+            if let CallWait::Data(number) = wait {
+                actions.abandoned.push(number);
+            }
+            pending
+        });
+        taken.collect()
+    }
+}
+
+impl CallWait {
+    fn is_reply(self) -> bool {
+        matches!(self, Self::Reply(..))
+    }
+}
