@@ -6,6 +6,7 @@ mod blocked;
 mod call_state;
 mod data;
 mod delegated_open;
+mod entry;
 mod own;
 mod pending_calls;
 mod releases;
@@ -22,15 +23,15 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use espalier_proto::{
-    Access, Attr, Caller, Errno, FromClient, FromServer, Ino, Layout, Lease, LockOwner, Name, Rank, Reads,
-    Recall, Request, RequestId, RevocationId, Welcome,
+    Access, Attr, Caller, Errno, FromClient, FromServer, Ino, Layout, Lease, LockOwner, Name, Rank, Recall,
+    Request, RequestId, RevocationId, Welcome,
 };
 
 use crate::cache::Page;
 use crate::{Answer, Binding, Cache, Call, Client, Ended, Link};
-use call_state::{CallState, ServerReply};
+use call_state::ServerReply;
 use delegated_open::DelegatedOpens;
-use pending_calls::{CallWait, Interrupted, PendingCall, PendingCalls};
+use pending_calls::{CallWait, PendingCalls};
 use releases::DeferredReleases;
 use renewal::Renewal;
 use revocations::DeferredRevocation;
@@ -91,6 +92,9 @@ pub struct IncomingCall<'a, T> {
     /// Identifies the call to the frontend.
     pub ticket: T,
 }
+
+/// A call that can be stored.
+type OwnedCall<T> = IncomingCall<'static, Waiter<T>>;
 
 /// Maximum number of names in [`Sessions::vacated`].
 const VACATED: usize = 256;
@@ -240,7 +244,7 @@ impl<T> Sessions<T> {
     pub fn call(&mut self, now: u64, incoming: IncomingCall<'_, T>, actions: &mut Actions<T>) {
         let IncomingCall { call_id, caller, call, ticket } = incoming;
         // The data to write is copied here, and shared from here on.
-        let mut incoming =
+        let mut incoming: OwnedCall<T> =
             IncomingCall { call_id, caller, call: call.into_owned(), ticket: Waiter::Frontend(ticket) };
         if let Call::Request(request) = &mut incoming.call
             && self.root != Ino::ROOT
@@ -251,53 +255,8 @@ impl<T> Sessions<T> {
             self.vacated.extend(pending_calls::changed_names(&incoming.call));
             self.vacated.drain(..self.vacated.len().saturating_sub(VACATED));
         }
-        self.take(now, incoming, actions);
+        self.enter(now, incoming, actions);
         self.say(actions);
-    }
-
-    fn take(&mut self, now: u64, incoming: IncomingCall<'static, Waiter<T>>, actions: &mut Actions<T>) {
-        if self.close_delegated(now, &incoming.call) {
-            return actions.answer(incoming.ticket, Ok(Answer::Done));
-        }
-        let Some(incoming) = self.try_writeback(now, incoming, actions) else { return };
-        self.announce_delegated_for(now, &incoming.call);
-        if self.close_pending(&incoming.call, now) {
-            return actions.answer(incoming.ticket, Ok(Answer::Done));
-        }
-        let Some(incoming) = self.block_call(now, incoming) else { return };
-        self.take_after(now, incoming, actions);
-    }
-
-    /// Starts a call that is not blocked on pending operations.
-    fn take_after(
-        &mut self,
-        now: u64,
-        mut incoming: IncomingCall<'static, Waiter<T>>,
-        actions: &mut Actions<T>,
-    ) {
-        if let Some(errno) = self.deferred_error(&incoming.call) {
-            // The file is closed nevertheless.
-            if let Call::Request(request @ Request::Unlock { ino, .. }) = &incoming.call
-                && let Some(end) = self.end(ino.rank())
-            {
-                end.ask(incoming.caller, request.clone());
-            }
-            return actions.answer(incoming.ticket, Err(errno));
-        }
-        if let Call::Request(Request::Open { ino, how }) = &mut incoming.call
-            && how.reads == Reads::Whole
-            && self.cache.content(*ino, now).is_some()
-        {
-            how.reads = Reads::Client;
-        }
-        let confirmation = self.confirmation(&incoming.call, now);
-        let changes = self.cache.sent(&incoming.call, now);
-        let epoch = self.cache.epoch();
-        let call_state = CallState { begun: now, epoch, changes, confirmation, ..CallState::default() };
-        let known =
-            self.known_remote(now, &incoming).or_else(|| Some((self.lease_first(now, &incoming.call)?, 0)));
-        let (next, lease) = known.unwrap_or_else(|| (self.client.start(&incoming.call), 0));
-        self.advance(now, PendingCall { incoming, call_state }, next, lease, actions);
     }
 
     /// Callers have forgotten `lookups` references to an inode.
@@ -320,18 +279,7 @@ impl<T> Sessions<T> {
         is_stuck: impl Fn(&Layout) -> bool,
         actions: &mut Actions<T>,
     ) -> Interrupt {
-        let interrupt = match self.calls.interrupt(call_id, dies) {
-            Interrupted::Unknown => Interrupt::Unknown,
-            Interrupted::Survived => Interrupt::Survived,
-            Interrupted::Blocked(incoming) => {
-                actions.answer(incoming.ticket, Err(Errno::EINTR));
-                Interrupt::Heard
-            }
-            Interrupted::Waiting(wait) => {
-                self.cancel(wait, actions);
-                Interrupt::Heard
-            }
-        };
+        let interrupt = self.interrupt_call(call_id, dies, actions);
         self.give_up_stuck(is_stuck, actions);
         self.say(actions);
         interrupt
@@ -412,7 +360,7 @@ impl<T> Sessions<T> {
             if is_lookup && pending.call_state.own.is_none() && !pending.call_state.interrupted {
                 // It has changed nothing, and a kernel detaches mounts on a name whose lookup
                 // fails.
-                self.take_after(now, pending.incoming, actions);
+                self.enter_unblocked(now, pending.incoming, actions);
             } else {
                 self.give_up(pending, Errno::EIO, actions);
             }
@@ -439,7 +387,7 @@ impl<T> Sessions<T> {
     }
 
     /// True if a call that makes or removes a name waits for a server.
-    fn has_pending_change(&self) -> bool {
+    fn has_pending_change(&mut self) -> bool {
         let is_change = |call: &Call<'_>| matches!(call, Call::Request(it) if it.changed_dirs()[0].is_some());
         self.calls.requests().any(|pending| is_change(&pending.incoming.call))
     }
@@ -490,39 +438,7 @@ impl<T> Sessions<T> {
             FromServer::AskGroups { id, pid } => {
                 actions.frontend.push(FrontendEvent::Groups { rank, id, pid })
             }
-            FromServer::Revoke { number, lease: Lease::Unannounced { ino } } => {
-                self.client.announce(ino, self.cache.epoch());
-                self.revoked(rank, number, actions);
-            }
-            FromServer::Revoke { number, lease: Lease::Data { ino } } => {
-                self.cache.lose_data(ino);
-                let lease = Lease::Data { ino: self.shown_as(ino) };
-                actions.frontend.push(FrontendEvent::Revoke { rank, number, lease, is_own: false });
-            }
-            FromServer::Revoke { number, lease } => {
-                self.cache.revoke(&lease);
-                let (Lease::Name { dir, .. }
-                | Lease::Inode { ino: dir }
-                | Lease::Data { ino: dir }
-                | Lease::Unannounced { ino: dir }
-                | Lease::Exclusive { dir }) = lease;
-                self.forget_seen(|name_state| name_state == dir);
-                self.announce_delegated(now, dir);
-                self.defer_revocation(rank, number, dir);
-                if let Lease::Exclusive { .. } = lease {
-                    // Callers cache nothing under this lease.
-                    self.revoked(rank, number, actions);
-                    return self.say(actions);
-                }
-                let is_own = self.is_renamed_to(&lease);
-                let lease = match lease {
-                    Lease::Name { dir, name } => Lease::Name { dir: self.shown_as(dir), name },
-                    Lease::Inode { ino } => Lease::Inode { ino: self.shown_as(ino) },
-                    Lease::Data { ino } => Lease::Data { ino: self.shown_as(ino) },
-                    Lease::Exclusive { .. } | Lease::Unannounced { .. } => lease,
-                };
-                actions.frontend.push(FrontendEvent::Revoke { rank, number, lease, is_own });
-            }
+            FromServer::Revoke { number, lease } => self.lease_revoked(now, rank, number, lease, actions),
             FromServer::Locked { wait } => {
                 end.link.locked(wait);
                 if let Some(pending) = self.calls.remove(CallWait::Lock(rank, wait)) {
@@ -548,6 +464,36 @@ impl<T> Sessions<T> {
         }
         self.resume_after_write_behind(now, actions);
         self.say(actions);
+    }
+
+    fn lease_revoked(&mut self, now: u64, rank: Rank, number: u64, lease: Lease, actions: &mut Actions<T>) {
+        let is_own = match lease {
+            Lease::Unannounced { ino } => {
+                self.client.announce(ino, self.cache.epoch());
+                return self.revoked(rank, number, actions);
+            }
+            Lease::Data { ino } => {
+                self.cache.lose_data(ino);
+                false
+            }
+            Lease::Name { dir: ino, .. } | Lease::Inode { ino } | Lease::Exclusive { dir: ino } => {
+                self.cache.revoke(&lease);
+                self.forget_seen(|dir| dir == ino);
+                self.announce_delegated(now, ino);
+                self.defer_revocation(rank, number, ino);
+                self.is_renamed_to(&lease)
+            }
+        };
+        let lease = match lease {
+            // Callers cache nothing under this lease.
+            Lease::Exclusive { .. } | Lease::Unannounced { .. } => {
+                return self.revoked(rank, number, actions);
+            }
+            Lease::Name { dir, name } => Lease::Name { dir: self.shown_as(dir), name },
+            Lease::Inode { ino } => Lease::Inode { ino: self.shown_as(ino) },
+            Lease::Data { ino } => Lease::Data { ino: self.shown_as(ino) },
+        };
+        actions.frontend.push(FrontendEvent::Revoke { rank, number, lease, is_own });
     }
 
     /// Handles the outcome of requests to data servers.
@@ -604,7 +550,7 @@ impl<T> Sessions<T> {
     fn forget_seen(&mut self, is_one: impl Fn(Ino) -> bool) {
         // A cluster with one rank has no remote dentries.
         if self.ranks > 1 {
-            for pending in self.calls.requests_mut() {
+            for pending in self.calls.requests() {
                 let name_state = &mut pending.call_state.name_state;
                 if name_state.remote_entry.is_some_and(|remote_entry| is_one(remote_entry.dir)) {
                     name_state.until = 0;

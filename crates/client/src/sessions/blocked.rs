@@ -3,14 +3,14 @@
 use espalier_proto::{Ino, Name, Request};
 
 use super::pending_calls::PendingCalls;
-use super::{Actions, IncomingCall, Sessions, Waiter};
+use super::{Actions, OwnedCall, Sessions};
 use crate::cache::Subject;
 use crate::{Binding, Call};
 
 /// See the module's documentation.
 #[derive(Debug)]
 pub(super) struct BlockedCall<T> {
-    pub incoming: IncomingCall<'static, Waiter<T>>,
+    pub incoming: OwnedCall<T>,
     why: BlockReason,
     /// The number of the last pending operation at the call's arrival.
     last: u64,
@@ -55,11 +55,7 @@ impl<T> PendingCalls<T> {
 
 impl<T> Sessions<T> {
     /// Blocks a call that depends on pending operations; returns it if it does not.
-    pub(super) fn block_call(
-        &mut self,
-        now: u64,
-        incoming: IncomingCall<'static, Waiter<T>>,
-    ) -> Option<IncomingCall<'static, Waiter<T>>> {
+    pub(super) fn block_call(&mut self, now: u64, incoming: OwnedCall<T>) -> Option<OwnedCall<T>> {
         let last = self.writeback.last();
         let Some(why) = self.block_reason(now, &incoming.call, last) else { return Some(incoming) };
         self.calls.blocked.push_back(BlockedCall { incoming, why, last });
@@ -68,7 +64,7 @@ impl<T> Sessions<T> {
 
     /// Blocks a call until all pending operations on an inode are answered; then the call is
     /// repeated.
-    pub(super) fn retry_when_unblocked(&mut self, ino: Ino, incoming: IncomingCall<'static, Waiter<T>>) {
+    pub(super) fn retry_when_unblocked(&mut self, ino: Ino, incoming: OwnedCall<T>) {
         let (why, last) = (BlockReason::Inode(ino), self.writeback.last());
         self.calls.blocked.push_back(BlockedCall { incoming, why, last });
     }
@@ -143,7 +139,7 @@ impl<T> Sessions<T> {
             };
             match why {
                 Some(why) => self.calls.blocked.push_back(BlockedCall { incoming, why, last }),
-                None => self.take_after(now, incoming, actions),
+                None => self.enter_unblocked(now, incoming, actions),
             }
         }
     }

@@ -10,9 +10,9 @@ use espalier_proto::{
 
 use super::data::DataLease;
 use super::own::{Left, Own, Step};
-use super::pending_calls::{CallWait, PendingCall};
+use super::pending_calls::{CallWait, PendingCall, changed_names};
 use super::renames::Confirmation;
-use super::{Actions, DataOperation, FrontendEvent, IncomingCall, Sessions, Waiter};
+use super::{Actions, DataOperation, FrontendEvent, OwnedCall, Sessions, Waiter};
 use crate::cache::{Page, Term};
 use crate::{Answer, Call, Changes, Next, RemoteEntry, Work};
 
@@ -121,7 +121,7 @@ impl<T> Sessions<T> {
             given_up.is_some() || result.is_err() && !(touched.attrs.is_empty() && touched.others.is_empty());
         let names = match (&given_up, &pending) {
             (Some(names), _) => names.clone(),
-            (None, Some(pending)) if is_doubtful => pending.changed_names(),
+            (None, Some(pending)) if is_doubtful => changed_names(&pending.incoming.call),
             _ => Vec::new(),
         };
         let whole = match (&pending, &mut result) {
@@ -317,22 +317,6 @@ impl<T> Sessions<T> {
         actions.data.push(DataOperation { number, delegation, work, data, held });
     }
 
-    /// Cancels the wait of an interrupted call. Without a connection the time of the server's
-    /// answer is unknown, so the call ends at once.
-    pub(super) fn cancel(&mut self, wait: CallWait, actions: &mut Actions<T>) {
-        let will_end = match wait {
-            CallWait::Reply(rank, id) => self.end(rank).is_none_or(|end| end.link.cancel(id, &mut end.out)),
-            CallWait::Lock(rank, wait) => {
-                self.end(rank).is_none_or(|end| end.link.stop_waiting(wait, &mut end.out))
-            }
-            // See `give_up_stuck`.
-            CallWait::Data(_) => true,
-        };
-        if !will_end && let Some(pending) = self.calls.abandon(wait) {
-            self.give_up(pending, Errno::EINTR, actions);
-        }
-    }
-
     /// Answers a caller, unless pending operations on the inode in the answer come first.
     fn finish(
         &mut self,
@@ -447,11 +431,7 @@ impl<T> Sessions<T> {
 
     /// The first step of a lookup of a cached remote dentry whose inode is not cached; also returns
     /// how long the dentry is valid, in ms.
-    pub(super) fn known_remote(
-        &self,
-        now: u64,
-        incoming: &IncomingCall<'_, Waiter<T>>,
-    ) -> Option<(Next, u64)> {
+    pub(super) fn known_remote(&self, now: u64, incoming: &OwnedCall<T>) -> Option<(Next, u64)> {
         let Call::Request(Request::Lookup { dir, name }) = &incoming.call else { return None };
         if !self.may(&incoming.caller, *dir, Access::EXEC, now) {
             return None;

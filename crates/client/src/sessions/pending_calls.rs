@@ -10,23 +10,18 @@
 //!
 //! A lost connection changes no state, since the next one repeats the requests. Without a
 //! connection a signal ends calls that wait for a server; their requests are *abandoned*.
-//!
-//! [`Sessions::resume_blocked`]: super::Sessions::resume_blocked
-//! [`Sessions::reply`]: super::Sessions::reply
-//! [`Sessions::data_completed`]: super::Sessions::data_completed
-
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use espalier_proto::{Caller, Delegation, Entry, Ino, Name, Rank, Reply, Request, RequestId};
+use espalier_proto::{Caller, Delegation, Entry, Errno, Ino, Name, Rank, Reply, Request, RequestId};
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
 use super::blocked::BlockedCall;
 use super::call_state::CallState;
 use super::own::Own;
-use super::{Actions, IncomingCall, Waiter};
+use super::{Actions, IncomingCall, Interrupt, OwnedCall, Sessions, Waiter};
 use crate::Call;
 use crate::cache::Subject;
 
@@ -56,21 +51,8 @@ pub(super) enum CallWait {
 /// A call that has begun.
 #[derive(Debug)]
 pub(super) struct PendingCall<T> {
-    pub incoming: IncomingCall<'static, Waiter<T>>,
+    pub incoming: OwnedCall<T>,
     pub call_state: CallState,
-}
-
-/// The effect of a signal on a call.
-#[derive(Debug)]
-pub(super) enum Interrupted<T> {
-    /// No such call.
-    Unknown,
-    /// The caller survives, and the call continues.
-    Survived,
-    /// The call was blocked, and is removed.
-    Blocked(IncomingCall<'static, Waiter<T>>),
-    /// The wait is to be cancelled.
-    Waiting(CallWait),
 }
 
 impl<T> PendingCall<T> {
@@ -86,11 +68,6 @@ impl<T> PendingCall<T> {
             (Call::Request(Request::Lookup { .. }), Some(Own::Measure(Reply::Entry(entry)))) => Some(*entry),
             _ => None,
         }
-    }
-
-    /// The names that the call may change.
-    pub fn changed_names(&self) -> Vec<(Ino, Name)> {
-        changed_names(&self.incoming.call)
     }
 }
 
@@ -133,7 +110,7 @@ impl<T> PendingCalls<T> {
     pub fn abandon(&mut self, wait: CallWait) -> Option<PendingCall<T>> {
         let pending = self.remove(wait)?;
         if let CallWait::Reply(rank, id) = wait {
-            self.abandoned.insert((rank, id), pending.changed_names());
+            self.abandoned.insert((rank, id), changed_names(&pending.incoming.call));
         }
         Some(pending)
     }
@@ -145,37 +122,14 @@ impl<T> PendingCalls<T> {
     }
 
     /// The calls that wait for replies.
-    pub fn requests(&self) -> impl Iterator<Item = &PendingCall<T>> {
-        self.begun.iter().filter_map(|(wait, pending)| wait.is_reply().then_some(pending))
-    }
-
-    pub fn requests_mut(&mut self) -> impl Iterator<Item = &mut PendingCall<T>> {
-        self.begun.iter_mut().filter_map(|(wait, pending)| wait.is_reply().then_some(pending))
+    pub fn requests(&mut self) -> impl Iterator<Item = &mut PendingCall<T>> {
+        let is_reply = |wait: &CallWait| matches!(wait, CallWait::Reply(..));
+        self.begun.iter_mut().filter_map(move |(wait, pending)| is_reply(wait).then_some(pending))
     }
 
     /// Number of calls that wait for a server's replies.
     pub fn count(&self, rank: Rank) -> usize {
         self.begun.keys().filter(|wait| matches!(wait, CallWait::Reply(of, _) if *of == rank)).count()
-    }
-
-    /// Handles a signal to a call's caller. `dies`: true for a thread that the signal ends.
-    pub fn interrupt(&mut self, call_id: u64, dies: impl Fn(u32) -> bool) -> Interrupted<T> {
-        let found = self.begun.iter_mut().find(|(_, pending)| pending.incoming.call_id == call_id);
-        if let Some((wait, PendingCall { incoming, call_state })) = found {
-            let is_lock = matches!(incoming.call, Call::Request(Request::Lock { .. }));
-            if !is_lock && !dies(incoming.caller.pid) {
-                return Interrupted::Survived;
-            }
-            call_state.interrupted = true;
-            return Interrupted::Waiting(*wait);
-        }
-        let at = self.blocked.iter().position(|blocked| blocked.incoming.call_id == call_id);
-        let Some(at) = at else { return Interrupted::Unknown };
-        if !self.blocked.get(at).is_some_and(|blocked| dies(blocked.incoming.caller.pid)) {
-            return Interrupted::Survived;
-        }
-        let blocked = self.blocked.remove(at);
-        blocked.map_or(Interrupted::Unknown, |blocked| Interrupted::Blocked(blocked.incoming))
     }
 
     /// Handles the end of a server's session, which revokes its capabilities. `lost`: the requests
@@ -209,8 +163,52 @@ impl<T> PendingCalls<T> {
     }
 }
 
-impl CallWait {
-    fn is_reply(self) -> bool {
-        matches!(self, Self::Reply(..))
+impl<T> Sessions<T> {
+    /// As [`Sessions::interrupt`].
+    pub(super) fn interrupt_call(
+        &mut self,
+        call_id: u64,
+        dies: impl Fn(u32) -> bool,
+        actions: &mut Actions<T>,
+    ) -> Interrupt {
+        let mut begun = self.calls.begun.iter_mut();
+        let found = begun.find(|(_, pending)| pending.incoming.call_id == call_id);
+        if let Some((&wait, PendingCall { incoming, call_state })) = found {
+            let is_lock = matches!(incoming.call, Call::Request(Request::Lock { .. }));
+            if !is_lock && !dies(incoming.caller.pid) {
+                return Interrupt::Survived;
+            }
+            call_state.interrupted = true;
+            self.cancel(wait, actions);
+            return Interrupt::Heard;
+        }
+        let mut blocked = self.calls.blocked.iter();
+        let Some(at) = blocked.position(|blocked| blocked.incoming.call_id == call_id) else {
+            return Interrupt::Unknown;
+        };
+        let blocked = &mut self.calls.blocked;
+        if !blocked.get(at).is_some_and(|blocked| dies(blocked.incoming.caller.pid)) {
+            return Interrupt::Survived;
+        }
+        if let Some(BlockedCall { incoming, .. }) = blocked.remove(at) {
+            actions.answer(incoming.ticket, Err(Errno::EINTR));
+        }
+        Interrupt::Heard
+    }
+
+    /// Cancels the wait of an interrupted call. Without a connection the time of the server's
+    /// answer is unknown, so the call ends at once.
+    pub(super) fn cancel(&mut self, wait: CallWait, actions: &mut Actions<T>) {
+        let will_end = match wait {
+            CallWait::Reply(rank, id) => self.end(rank).is_none_or(|end| end.link.cancel(id, &mut end.out)),
+            CallWait::Lock(rank, wait) => {
+                self.end(rank).is_none_or(|end| end.link.stop_waiting(wait, &mut end.out))
+            }
+            // See `give_up_stuck`.
+            CallWait::Data(_) => true,
+        };
+        if !will_end && let Some(pending) = self.calls.abandon(wait) {
+            self.give_up(pending, Errno::EINTR, actions);
+        }
     }
 }

@@ -65,7 +65,7 @@ impl<T> Sessions<T> {
 
     /// Closes a new file locally; the server is notified when it has created the file. Returns
     /// whether this was possible.
-    pub(super) fn close_pending(&mut self, call: &Call<'_>, now: u64) -> bool {
+    pub(super) fn close_uncreated(&mut self, now: u64, call: &Call<'_>) -> bool {
         let Call::Release { ino } = *call else { return false };
         self.writeback.closed(ino);
         // A file with pending writes stays open, since they may need another capability of data

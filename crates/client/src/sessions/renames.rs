@@ -130,7 +130,7 @@ impl<T> Sessions<T> {
     /// kernel holds the directory's lock meanwhile.
     pub(super) fn is_renamed_to(&mut self, lease: &Lease) -> bool {
         let Lease::Name { dir, name } = lease else { return false };
-        let renamed = self.calls.requests_mut().find(|pending| {
+        let renamed = self.calls.requests().find(|pending| {
             matches!(&pending.incoming.call, Call::Request(Request::Rename { from_dir, to_dir, to, .. })
                 if from_dir.rank() != to_dir.rank() && (to_dir, to) == (dir, name))
         });

@@ -14,7 +14,7 @@ use espalier_proto::{Caller, END, Errno, Ino, Rank};
 use super::call_state::CallState;
 use super::pending_calls::PendingCall;
 use super::writeback::{Change, ChangeKind};
-use super::{Actions, IncomingCall, Sessions, Waiter};
+use super::{Actions, IncomingCall, OwnedCall, Sessions, Waiter};
 use crate::{Answer, Call, Next, Payload};
 
 /// Maximum number of pending writes: enough to keep servers busy until the next ones arrive.
@@ -112,7 +112,7 @@ impl WriteBehind {
     }
 
     /// Overwrites a gathered piece of the same range; returns false if there is none.
-    fn replace(&mut self, ino: Ino, call: u64, (offset, data): (u64, &Payload<'_>)) -> bool {
+    fn replace(&mut self, ino: Ino, call: u64, offset: u64, data: &Payload<'_>) -> bool {
         let gathered = self.files.get_mut(&ino).and_then(|file| file.gathered.as_mut());
         let Some(Gathered { number, pieces, .. }) = gathered else { return false };
         let piece = pieces.get_mut(&offset).filter(|piece| piece.len() == data.len());
@@ -202,9 +202,9 @@ impl<T> Sessions<T> {
     pub(super) fn write_behind(
         &mut self,
         now: u64,
-        incoming: IncomingCall<'static, Waiter<T>>,
+        incoming: OwnedCall<T>,
         actions: &mut Actions<T>,
-    ) -> Option<IncomingCall<'static, Waiter<T>>> {
+    ) -> Option<OwnedCall<T>> {
         if let Call::Write { ino, .. } = incoming.call
             && self.uses_writeback
             && self.client.is_streamed(ino)
@@ -220,7 +220,7 @@ impl<T> Sessions<T> {
         }
         let write_behind = &mut self.writeback.write_behind;
         let gathers = write_behind.is_any_of(ino) && length <= SHORT;
-        let replaces = gathers && write_behind.replace(ino, incoming.call_id, (offset, data));
+        let replaces = gathers && write_behind.replace(ino, incoming.call_id, offset, data);
         if !replaces && (!write_behind.has_room(length as u64) || write_behind.overlaps(ino, &bytes)) {
             return Some(incoming);
         }
@@ -234,7 +234,7 @@ impl<T> Sessions<T> {
             return None;
         }
         let number = self.writeback.write_behind.gathers(ino).filter(|_| gathers).unwrap_or_else(|| {
-            let change = self.writeback.new_change(call_id, (dir, ChangeKind::Bytes), ino, now);
+            let change = self.writeback.new_change(call_id, dir, ChangeKind::Bytes, ino, now);
             let number = change.number;
             self.writeback.write_behind.begin(change);
             self.cache.begin_write_behind(ino);
@@ -243,7 +243,9 @@ impl<T> Sessions<T> {
         self.writeback.write_behind.add(number, call_id, bytes);
         match call {
             Call::Write { data, .. } if gathers => {
-                self.gather((ino, number, caller, call_state), (offset, data.to_bytes()), actions);
+                let (bytes, pieces) = (0, BTreeMap::new());
+                let new = Gathered { number, caller, call_state, bytes, pieces };
+                self.gather(ino, new, offset, data.to_bytes(), actions);
             }
             call => {
                 // A long write is sent at once and in order, so that the server can write out a
@@ -257,17 +259,12 @@ impl<T> Sessions<T> {
         None
     }
 
-    fn gather(
-        &mut self,
-        (ino, number, caller, call_state): (Ino, u64, Caller, CallState),
-        piece: (u64, Bytes),
-        actions: &mut Actions<T>,
-    ) {
+    /// Gathers a piece with those before it, or in `new` if it is the first.
+    fn gather(&mut self, ino: Ino, new: Gathered, offset: u64, piece: Bytes, actions: &mut Actions<T>) {
         let Some(file) = self.writeback.write_behind.files.get_mut(&ino) else { return };
-        let new = || Gathered { number, caller, call_state, bytes: 0, pieces: BTreeMap::new() };
-        let gathered = file.gathered.get_or_insert_with(new);
-        gathered.bytes += piece.1.len().max(PIECE_BYTES);
-        gathered.pieces.insert(piece.0, piece.1);
+        let gathered = file.gathered.get_or_insert(new);
+        gathered.bytes += piece.len().max(PIECE_BYTES);
+        gathered.pieces.insert(offset, piece);
         if gathered.bytes >= TOGETHER_BYTES {
             self.send_gathered(|of| of == ino, actions);
         }

@@ -20,7 +20,7 @@ use rustc_hash::FxBuildHasher;
 use super::call_state::ServerReply;
 use super::rights::certainly_may;
 use super::write_behind::WriteBehind;
-use super::{Actions, FrontendEvent, IncomingCall, ServerSession, Sessions, Waiter};
+use super::{Actions, FrontendEvent, OwnedCall, ServerSession, Sessions};
 use crate::cache::new_inode;
 use crate::{Answer, Call};
 
@@ -174,7 +174,7 @@ impl Writeback {
         self.changes.len() + self.unsent.len()
     }
 
-    pub fn new_change(&mut self, call: u64, (dir, what): (Ino, ChangeKind), ino: Ino, now: u64) -> Change {
+    pub fn new_change(&mut self, call: u64, dir: Ino, what: ChangeKind, ino: Ino, now: u64) -> Change {
         self.last += 1;
         Change { number: self.last, call, dir, what, ino, sent: now }
     }
@@ -204,9 +204,9 @@ impl<T> Sessions<T> {
     pub(super) fn try_writeback(
         &mut self,
         now: u64,
-        incoming: IncomingCall<'static, Waiter<T>>,
+        incoming: OwnedCall<T>,
         actions: &mut Actions<T>,
-    ) -> Option<IncomingCall<'static, Waiter<T>>> {
+    ) -> Option<OwnedCall<T>> {
         let writeback =
             self.writeback_change(now, &incoming).or_else(|| self.writeback_write(now, &incoming));
         let writeback = writeback.or_else(|| self.open_delegated(now, &incoming));
@@ -231,11 +231,7 @@ impl<T> Sessions<T> {
 
     /// Acknowledges and sends a change of an exclusive directory. Returns the answer and how long
     /// it may be cached, in ms.
-    fn writeback_change(
-        &mut self,
-        now: u64,
-        incoming: &IncomingCall<'_, Waiter<T>>,
-    ) -> Option<(Answer, u64)> {
+    fn writeback_change(&mut self, now: u64, incoming: &OwnedCall<T>) -> Option<(Answer, u64)> {
         let Call::Request(request) = &incoming.call else { return None };
         let (Request::Create { dir, name, .. }
         | Request::Unlink { dir, name, .. }
@@ -291,7 +287,7 @@ impl<T> Sessions<T> {
             }
         };
         let change =
-            self.writeback.new_change(incoming.call_id, (dir, ChangeKind::Name(name.clone())), ino, now);
+            self.writeback.new_change(incoming.call_id, dir, ChangeKind::Name(name.clone()), ino, now);
         self.send_pending(rank, change, incoming.caller.clone(), request.clone().acknowledged(ino, time));
         Some((answer, left))
     }
@@ -308,7 +304,7 @@ impl<T> Sessions<T> {
 
     /// Acknowledges a write to a new file that has been open since its creation, if the file stays
     /// small. The write is sent when the earlier operations on the file are answered.
-    fn writeback_write(&mut self, now: u64, incoming: &IncomingCall<'_, Waiter<T>>) -> Option<(Answer, u64)> {
+    fn writeback_write(&mut self, now: u64, incoming: &OwnedCall<T>) -> Option<(Answer, u64)> {
         let Call::Write { ino, offset, data, kill_suid_gid } = &incoming.call else { return None };
         let (ino, rank) = (*ino, ino.rank());
         let dir = *self.writeback.open.get(&ino)?;
@@ -326,7 +322,7 @@ impl<T> Sessions<T> {
         }
         let is_first = !self.cache.has_pending(ino);
         self.cache.write_pending(dir, ino, (start, data), time);
-        let change = self.writeback.new_change(incoming.call_id, (dir, ChangeKind::Bytes), ino, now);
+        let change = self.writeback.new_change(incoming.call_id, dir, ChangeKind::Bytes, ino, now);
         let (data, kill_suid_gid) = (data.to_bytes(), false);
         let answer = Answer::Written(data.len() as u32);
         let request = Request::Write { ino, offset: *offset, data, kill_suid_gid, time: None };
@@ -337,7 +333,7 @@ impl<T> Sessions<T> {
 
     /// Acknowledges an open for reading of a small file whose contents are cached. The lease on the
     /// file stands for the open; the server is notified before the lease ends.
-    fn open_delegated(&mut self, now: u64, incoming: &IncomingCall<'_, Waiter<T>>) -> Option<(Answer, u64)> {
+    fn open_delegated(&mut self, now: u64, incoming: &OwnedCall<T>) -> Option<(Answer, u64)> {
         let Call::Request(Request::Open { ino, how }) = incoming.call else { return None };
         let reads = how.access == Access::READ && how.reads == Reads::Whole && !how.truncate;
         self.cache.content(ino, now).filter(|_| reads)?;
@@ -367,7 +363,7 @@ impl<T> Sessions<T> {
     pub(super) fn announce_open(&mut self, now: u64, call_id: u64, ino: Ino, caller: Caller) {
         let is_first = !self.cache.has_pending(ino);
         self.cache.open_pending(ino);
-        let change = self.writeback.new_change(call_id, (ino, ChangeKind::Opening), ino, now);
+        let change = self.writeback.new_change(call_id, ino, ChangeKind::Opening, ino, now);
         let how = OpenHow { access: Access::READ, reads: Reads::Client, ..OpenHow::default() };
         let request = Request::Open { ino, how };
         self.send_in_order(is_first, Unsent { change, caller, request });
