@@ -11,7 +11,7 @@ use espalier_proto::{Capability, DataReply, DataRequest, Errno, FromData, Ino, R
 pub struct DataLink<T> {
     next: u64,
     /// Unanswered requests by number.
-    unanswered: BTreeMap<u64, IncomingCall<T>>,
+    unanswered: BTreeMap<u64, UnansweredRequest<T>>,
     phase: Phase,
     /// The server has listed its provisional datafiles, or need not list them.
     known: bool,
@@ -33,7 +33,7 @@ enum Phase {
 }
 
 #[derive(Debug)]
-struct IncomingCall<T> {
+struct UnansweredRequest<T> {
     request: DataRequest,
     capability: Option<Capability>,
     waits: T,
@@ -91,7 +91,7 @@ impl<T> DataLink<T> {
         if let DataRequest::Finalise { durable, .. } = request {
             self.durable = self.durable.max(durable);
         }
-        self.unanswered.insert(self.next, IncomingCall { request, capability, waits });
+        self.unanswered.insert(self.next, UnansweredRequest { request, capability, waits });
         self.fill(out);
         RequestId(self.next)
     }
@@ -137,7 +137,7 @@ impl<T> DataLink<T> {
             self.fill(out);
             return DataEvent::New(inos);
         }
-        let Some(IncomingCall { request, waits, .. }) = self.unanswered.remove(&id.0) else {
+        let Some(UnansweredRequest { request, waits, .. }) = self.unanswered.remove(&id.0) else {
             return DataEvent::Nothing;
         };
         self.under_way = self.under_way.saturating_sub(request.bytes());
@@ -150,7 +150,7 @@ impl<T> DataLink<T> {
         if self.phase != Phase::Connected {
             return;
         }
-        for (number, IncomingCall { request, capability, .. }) in self.unanswered.range(self.sent..) {
+        for (number, UnansweredRequest { request, capability, .. }) in self.unanswered.range(self.sent..) {
             if self.under_way > 0 && self.under_way + request.bytes() > UNDER_WAY {
                 break;
             }

@@ -109,6 +109,21 @@ struct Hold {
     announced: bool,
 }
 
+impl Hold {
+    fn at(location: Location) -> Self {
+        Self {
+            location,
+            before: None,
+            lookups: 0,
+            opens: 0,
+            lookup_token: 0,
+            opened: 0,
+            writes: false,
+            announced: false,
+        }
+    }
+}
+
 /// What an ended session leaves behind.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Ended {
@@ -376,20 +391,9 @@ impl Link {
                 _ => {}
             },
             (_, Ok(Reply::Made(made))) => {
-                let location = Location::Orphan;
                 let Opened { reclaim_token: opened, announced, .. } = made.opened;
-                let before = None;
-                let new = Hold {
-                    location,
-                    before,
-                    lookups: 0,
-                    opens: 1,
-                    lookup_token: 0,
-                    opened,
-                    writes: true,
-                    announced,
-                };
-                self.held.insert(made.ino, new);
+                let hold = Hold::at(Location::Orphan);
+                self.held.insert(made.ino, Hold { opens: 1, opened, writes: true, announced, ..hold });
             }
             (Message::Request(_, request), Ok(Reply::Created(entry, opened))) => {
                 self.note(entry);
@@ -411,18 +415,8 @@ impl Link {
     }
 
     fn note(&mut self, entry: &Entry) {
-        let (location, before, announced) = (entry.location, None, false);
-        let new = Hold {
-            location,
-            before,
-            lookups: 0,
-            opens: 0,
-            lookup_token: 0,
-            opened: 0,
-            writes: false,
-            announced,
-        };
-        let hold = self.held.entry(entry.attr.ino).or_insert(new);
+        let location = entry.location;
+        let hold = self.held.entry(entry.attr.ino).or_insert(Hold::at(location));
         if hold.location != location {
             hold.before = Some(hold.location);
         }

@@ -466,7 +466,14 @@ impl<T> Sessions<T> {
         self.say(actions);
     }
 
-    fn lease_revoked(&mut self, now: u64, rank: Rank, number: u64, lease: Lease, actions: &mut Actions<T>) {
+    fn lease_revoked(
+        &mut self,
+        now: u64,
+        rank: Rank,
+        number: RevocationId,
+        lease: Lease,
+        actions: &mut Actions<T>,
+    ) {
         let is_own = match lease {
             Lease::Unannounced { ino } => {
                 self.client.announce(ino, self.cache.epoch());

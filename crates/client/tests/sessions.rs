@@ -7,8 +7,8 @@ use espalier_client::{
 };
 use espalier_proto::{
     Access, Attr, Caller, Capability, Delegation, Distribution, Entry, Errno, FileType, FromClient,
-    FromServer, Ino, Layout, Lease, Location, Name, Rank, Recall, RenameFlags, Reply, Request, RequestId,
-    RevocationId, ServerId, ServerMap, SetAttr, Time, Touched, Welcome,
+    FromServer, Ino, Layout, Lease, Location, Lock, LockKind, LockOwner, Name, Rank, Recall, RenameFlags,
+    Reply, Request, RequestId, RevocationId, ServerId, ServerMap, SetAttr, Time, Touched, Welcome,
 };
 
 const NEAR: Rank = Rank(0);
@@ -314,6 +314,68 @@ fn reply_after_interrupt_is_not_cached() {
     sessions.received(0, rank, reply(id, 1000, Ok(Reply::Entry(entry(Ino(9))))), &mut actions);
     assert!(matches!(actions.frontend[..], [FrontendEvent::Distrust { .. }]), "{:?}", actions.frontend);
     assert!(sessions.answer(1, &Caller::SERVER, &lookup()).is_none());
+}
+
+#[test]
+fn any_signal_ends_the_wait_for_a_lock() {
+    for is_connected in [true, false] {
+        let (mut sessions, mut actions) = (sessions(), Actions::default());
+        let owner = LockOwner { flock: false, number: 1 };
+        let lock = Lock { owner, kind: LockKind::Exclusive, first: 0, last: 9, pid: 9 };
+        let request = Request::Lock { ino: Ino(5), lock, wait: Some(1) };
+        let (rank, id) = call(&mut sessions, 0, 1, Call::Request(request));
+        sessions.received(0, rank, reply(id, 0, Ok(Reply::Waits)), &mut actions);
+        assert_eq!((sessions.waiting(rank), actions.frontend.len()), (0, 0));
+        if !is_connected {
+            sessions.disconnected(rank);
+        }
+        assert_eq!(sessions.interrupt(1, |_| false, |_| false, &mut actions), Interrupt::Heard);
+        if is_connected {
+            assert!(actions.frontend.is_empty(), "the server may have granted it");
+            let (rank, id) = sent(&actions);
+            sessions.received(0, rank, reply(id, 0, Err(Errno::EINTR)), &mut actions);
+        }
+        let [FrontendEvent::Answer { ticket: 1, result: Err(Errno::EINTR), .. }] = actions.frontend[..]
+        else {
+            panic!("{:?}", actions.frontend)
+        };
+        assert_eq!(sessions.interrupt(1, |_| true, |_| false, &mut actions), Interrupt::Unknown);
+    }
+}
+
+/// A `getattr` that waits for data servers.
+fn measuring(sessions: &mut Sessions<u64>) -> u64 {
+    let (rank, id) = call(sessions, 0, 1, Call::Request(Request::GetAttr { ino: Ino(7) }));
+    let mut actions = Actions::default();
+    sessions.received(0, rank, reply(id, 0, unmeasured(Reply::Attr(entry(Ino(7)).attr))), &mut actions);
+    actions.data[0].number
+}
+
+#[test]
+fn fatal_signal_ends_a_call_when_a_data_server_is_unreachable() {
+    let (mut sessions, mut actions) = (sessions(), Actions::default());
+    let number = measuring(&mut sessions);
+    assert_eq!(sessions.interrupt(1, |_| false, |_| true, &mut actions), Interrupt::Survived);
+    assert_eq!(sessions.interrupt(1, |_| true, |_| false, &mut actions), Interrupt::Heard);
+    assert!(actions.frontend.is_empty(), "the data servers will answer");
+    sessions.tick(0, |_| true, &mut actions);
+    assert_eq!(actions.abandoned, [number]);
+    let [FrontendEvent::Answer { ticket: 1, result: Err(Errno::EINTR), .. }] = actions.frontend[..] else {
+        panic!("{:?}", actions.frontend)
+    };
+}
+
+#[test]
+fn end_of_a_session_fails_calls_that_wait_for_data_servers() {
+    let (mut sessions, mut actions) = (sessions(), Actions::default());
+    let number = measuring(&mut sessions);
+    sessions.ended(0, FAR, &mut actions);
+    assert!(actions.abandoned.is_empty(), "the other server's capabilities are valid");
+    sessions.ended(0, NEAR, &mut actions);
+    assert_eq!((&actions.abandoned[..], sessions.call_of_data(number)), (&[number][..], None));
+    let [.., FrontendEvent::Answer { ticket: 1, result: Err(Errno::EIO), .. }] = actions.frontend[..] else {
+        panic!("{:?}", actions.frontend)
+    };
 }
 
 #[test]

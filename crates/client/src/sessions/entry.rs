@@ -3,12 +3,12 @@
 //! 1. *Close a delegated open.* The server does not know of the open, and step 3 would announce it.
 //! 2. *Write back.* An eligible call depends on nothing that the next steps wait for, and is
 //!    acknowledged. An open that becomes delegated here must not be announced in step 3.
-//! 3. *Announce delegated opens* that the call depends on. The announcements are pending operations,
-//!    on which the call blocks in step 5.
+//! 3. *Announce delegated opens* that the call depends on. The announcements are pending
+//!    operations, on which the call blocks in step 5.
 //! 4. *Close a file that is not created yet.* It would block in step 5.
 //! 5. *Block* on pending operations. When one is answered, a blocked call repeats steps 2 and 5: it
 //!    may be eligible by then.
-//! 6. *Report an error* of an earlier operation: those that the call was blocked on may have failed.
+//! 6. *Report an error* of an earlier operation: those that it was blocked on may have failed.
 //! 7. *Begin.* The first request depends on what is cached, which changes while a call is blocked.
 
 use espalier_proto::{Reads, Request};

@@ -1,15 +1,16 @@
 //! The table of pending calls: those that a caller waits for, and those that complete acknowledged
 //! writes. Each is in one state.
 //!
-//! | state | resumed by | a fatal signal | the server's session ends |
+//! | state | resumed by | a fatal signal | its session ends |
 //! |---|---|---|---|
-//! | blocked on pending operations | [`Sessions::resume_blocked`] | ends it | it stays |
+//! | blocked on operations | [`Sessions::resume_blocked`] | ends it | it stays |
 //! | waits for a reply | [`Sessions::reply`] | cancels the request | fails, if it was sent |
-//! | waits for a lock | the grant, or the reply to a repeated or cancelled request | any signal stops the wait | it stays |
-//! | waits for data servers | [`Sessions::data_completed`] | ends it if one is unreachable | fails |
+//! | waits for a lock | the grant, or its refusal | stops the wait, as any signal | it stays |
+//! | waits for data servers | [`Sessions::data_completed`] | ends it, if one is down | fails |
 //!
 //! A lost connection changes no state, since the next one repeats the requests. Without a
 //! connection a signal ends calls that wait for a server; their requests are *abandoned*.
+
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use alloc::vec::Vec;

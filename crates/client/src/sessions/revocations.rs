@@ -1,7 +1,7 @@
 //! Revocations of leases that are acknowledged when the operations pending under the lease are
 //! answered.
 
-use espalier_proto::{FromClient, Ino, Rank};
+use espalier_proto::{FromClient, Ino, Rank, RevocationId};
 
 use super::writeback::Writeback;
 use super::{Actions, Sessions};
@@ -11,35 +11,38 @@ use crate::Cache;
 #[derive(Debug)]
 pub(super) struct DeferredRevocation {
     pub rank: Rank,
-    number: u64,
+    number: RevocationId,
     ino: Ino,
     /// The frontend has given the lease up.
     by_frontend: bool,
 }
 
+impl DeferredRevocation {
+    fn is(&self, rank: Rank, number: RevocationId) -> bool {
+        (self.rank, self.number) == (rank, number)
+    }
+}
+
 impl<T> Sessions<T> {
     /// Defers the acknowledgement of a revocation if operations are pending under the lease.
-    pub(super) fn defer_revocation(&mut self, rank: Rank, number: u64, ino: Ino) {
-        let is_known =
-            self.revocations.iter().any(|revocation| (revocation.rank, revocation.number) == (rank, number));
+    pub(super) fn defer_revocation(&mut self, rank: Rank, number: RevocationId, ino: Ino) {
+        let is_known = self.revocations.iter().any(|revocation| revocation.is(rank, number));
         if !is_known && is_needed(&self.cache, &self.writeback, ino) {
             self.revocations.push(DeferredRevocation { rank, number, ino, by_frontend: false });
         }
     }
 
     /// The frontend has given up a lease. Returns true if the server can be answered immediately.
-    pub(super) fn is_given_up(&mut self, rank: Rank, number: u64) -> bool {
-        let is_it = |revocation: &DeferredRevocation| (revocation.rank, revocation.number) == (rank, number);
-        let Some(at) = self.revocations.iter().position(is_it) else { return true };
-        let revocation = self.revocations.get_mut(at);
-        if let Some(revocation) =
-            revocation.filter(|revocation| is_needed(&self.cache, &self.writeback, revocation.ino))
-        {
-            revocation.by_frontend = true;
-            return false;
+    pub(super) fn is_given_up(&mut self, rank: Rank, number: RevocationId) -> bool {
+        let mut revocations = self.revocations.iter();
+        let Some(at) = revocations.position(|revocation| revocation.is(rank, number)) else { return true };
+        let revocation = &mut self.revocations[at];
+        revocation.by_frontend = is_needed(&self.cache, &self.writeback, revocation.ino);
+        let is_due = !revocation.by_frontend;
+        if is_due {
+            self.revocations.swap_remove(at);
         }
-        self.revocations.swap_remove(at);
-        true
+        is_due
     }
 
     /// Acknowledges the revocations that no operation is pending for.

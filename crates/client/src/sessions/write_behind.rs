@@ -306,16 +306,12 @@ impl<T> Sessions<T> {
             return actions.answer(incoming.ticket, Err(Errno::EIO));
         };
         let number = *number;
+        let CallState { begun, epoch, .. } = call_state;
         self.writeback.write_behind.send(number, pieces.len());
         for (offset, piece) in pieces.iter() {
             let call = Call::Write { ino, offset: *offset, data: piece.clone().into(), kill_suid_gid: false };
             let changes = self.cache.sent(&call, now);
-            let call_state = CallState {
-                begun: call_state.begun,
-                epoch: call_state.epoch,
-                changes,
-                ..CallState::default()
-            };
+            let call_state = CallState { begun, epoch, changes, ..CallState::default() };
             let next = self.client.start(&call);
             let pending = PendingCall::acknowledged(number, incoming.caller.clone(), call, call_state);
             self.advance(now, pending, next, 0, actions);

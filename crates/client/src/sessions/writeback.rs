@@ -1,11 +1,13 @@
 //! Metadata write-back: operations that are acknowledged before the server has applied them.
 //! They are creates, removals and small writes in a directory on which this client has an exclusive
-//! lease ([`Touched::exclusive`](espalier_proto::Touched::exclusive)). Calls on the same names and inodes, syncs, and the revocation of
+//! lease ([`Touched::exclusive`]). Calls on the same names and inodes, syncs, and the revocation of
 //! the lease are blocked on pending operations.
 //!
 //! Pending operations are sent in batches, as small segments are by J. Nagle (RFC 896): the first
 //! is sent at once, those that follow when its reply arrives. One message per operation would cost
 //! both sides more than the operation.
+//!
+//! [`Touched::exclusive`]: espalier_proto::Touched::exclusive
 
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
