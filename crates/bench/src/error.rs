@@ -12,8 +12,8 @@ pub enum Error {
     TooSmall { option: &'static str, least: u64 },
     #[error("{} is not a usable directory", dir.display())]
     Directory { dir: PathBuf, source: io::Error },
-    #[error("cannot {what}")]
-    Io { what: String, source: io::Error },
+    #[error("cannot {context}")]
+    Io { context: String, source: io::Error },
     /// A worker has reported a failure.
     #[error("process {rank} of {group} in {}: {message}", dir.display())]
     Failed { group: &'static str, dir: PathBuf, rank: u32, message: String },
@@ -40,9 +40,9 @@ pub enum Error {
 
 impl Error {
     /// For `map_err`: the attempted action, as in "cannot WHAT".
-    pub(crate) fn doing(what: impl Into<String>) -> impl FnOnce(io::Error) -> Error {
-        let what = what.into();
-        move |source| Error::Io { what, source }
+    pub(crate) fn doing(context: impl Into<String>) -> impl FnOnce(io::Error) -> Error {
+        let context = context.into();
+        move |source| Error::Io { context, source }
     }
 
     pub(crate) fn hearing(source: io::Error) -> Error {

@@ -1,4 +1,4 @@
-//! The floor: [`Memory`] mounted in a separate process, for comparison.
+//! The floor: [`MemoryFs`] mounted in a separate process, for comparison.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::Path;
@@ -9,7 +9,7 @@ use espalier_fuse::{MountOptions, Session, Transport};
 use tempfile::TempDir;
 
 use crate::error::Error;
-use crate::memory::Memory;
+use crate::memory::MemoryFs;
 use crate::place::BenchTarget;
 
 /// Hidden command of the program that links this crate: it takes mount options (`-o`) and a mount
@@ -98,6 +98,6 @@ pub fn serve_floor(
         .and_then(|()| out.flush())
         .map_err(Error::doing("report that the floor is ready"))?;
     let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-    let memory = Memory::new(uid, gid, session.granted(), options.default_permissions);
+    let memory = MemoryFs::new(uid, gid, session.granted(), options.default_permissions);
     Ok(session.run(threads, Arc::new(memory))?)
 }

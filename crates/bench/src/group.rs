@@ -12,7 +12,7 @@ pub struct Group {
     pub files: u64,
     pub bytes: u64,
     pub procs: Procs,
-    pub(crate) source: Source,
+    pub(crate) source: ProgramInput,
     /// Untimed preparation.
     pub(crate) start: fn(&mut Worker) -> WorkerResult,
     pub(crate) phases: &'static [Phase],
@@ -29,7 +29,7 @@ pub enum Procs {
 
 /// Input that a group's programs need.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Source {
+pub(crate) enum ProgramInput {
     Nothing,
     /// A tar archive of a source tree.
     Archive,

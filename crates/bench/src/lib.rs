@@ -32,17 +32,17 @@ use tempfile::TempDir;
 pub use error::Error;
 pub use floor::{FLOOR_COMMAND, serve_floor};
 pub use group::{GROUPS, Group, Procs};
-pub use listing::{Listed, sample_listing};
+pub use listing::{ListingCost, sample_listing};
 pub use native::{NativeOptions, Processors, Sample, native, sample};
 pub use place::BenchTarget;
 pub use plot::plot;
-pub use report::{Against, Figures, PhaseReport, Report};
+pub use report::{Against, PhaseReport, Report, SideFigures};
 pub use team::WORKER_COMMAND;
 pub use worker::worker;
 
 use floor::Floor;
 use group::{Selected, Uncached};
-use team::{Job, PhaseOutcome};
+use team::{PhaseOutcome, TeamJob};
 
 /// Parameters of a benchmark.
 #[derive(Debug, Clone)]
@@ -126,13 +126,13 @@ fn run_group(options: &Options, selected: &Selected, report: &mut Report) -> Res
     for &procs in numbers {
         let mut outcomes: Vec<Vec<Vec<PhaseOutcome>>> = report.sides.iter().map(|_| Vec::new()).collect();
         for run in 0..report.runs as usize {
-            for turn in 0..report.sides.len() {
+            for offset in 0..report.sides.len() {
                 // Alternate the first side, so that the order favours none.
-                let side = (turn + run) % report.sides.len();
+                let side = (offset + run) % report.sides.len();
                 let place = &report.sides[side];
                 let unusable = |source| Error::Directory { dir: place.dir.clone(), source };
                 let dir = TempDir::with_prefix_in("espalier-bench-", &place.dir).map_err(unusable)?;
-                let job = Job {
+                let job = TeamJob {
                     group,
                     dir: dir.path(),
                     procs,
@@ -146,7 +146,7 @@ fn run_group(options: &Options, selected: &Selected, report: &mut Report) -> Res
                     place.sync().map_err(Error::doing(format!("sync {}", place.dir.display())))?;
                 }
                 let uncached = &mut report.uncached;
-                outcomes[side].push(team::run(&job, |what| forget(what, place, uncached))?);
+                outcomes[side].push(team::run(&job, |caches| forget(caches, place, uncached))?);
                 dir.close().map_err(Error::doing("remove the created files"))?;
             }
         }
@@ -160,10 +160,10 @@ fn run_group(options: &Options, selected: &Selected, report: &mut Report) -> Res
 }
 
 /// Drops kernel caches; `done` records whether that always succeeded.
-fn forget(what: Uncached, place: &BenchTarget, done: &mut Option<bool>) {
-    if what != Uncached::Nothing {
+fn forget(caches: Uncached, place: &BenchTarget, done: &mut Option<bool>) {
+    if caches != Uncached::Nothing {
         let forgotten =
-            place::forget(what, place).inspect_err(|error| tracing::info!(%error, "cannot drop caches"));
+            place::forget(caches, place).inspect_err(|error| tracing::info!(%error, "cannot drop caches"));
         *done = Some(done.unwrap_or(true) && forgotten.is_ok());
     }
 }

@@ -15,7 +15,7 @@ const ENOUGH: Duration = Duration::from_secs(1);
 
 /// Server processor time per listed entry, including its share of the requests.
 #[derive(Clone, Copy, Debug)]
-pub struct Listed {
+pub struct ListingCost {
     /// An entry without attributes.
     pub entry: Duration,
     pub with_attributes: Duration,
@@ -25,7 +25,10 @@ pub struct Listed {
 ///
 /// # Errors
 /// The client cannot connect, or a call fails.
-pub fn sample_listing(options: &NativeOptions, processors: &dyn Fn() -> Processors) -> Result<Listed, Error> {
+pub fn sample_listing(
+    options: &NativeOptions,
+    processors: &dyn Fn() -> Processors,
+) -> Result<ListingCost, Error> {
     let (runtime, files) = (runtime()?, options.files);
     let fs =
         runtime.block_on(FileSystem::connect(&options.url, &options.credentials)).map_err(Error::Connect)?;
@@ -37,12 +40,16 @@ pub fn sample_listing(options: &NativeOptions, processors: &dyn Fn() -> Processo
     Ok(measured)
 }
 
-async fn measure(fs: &FileSystem, files: u64, processors: &dyn Fn() -> Processors) -> io::Result<Listed> {
+async fn measure(
+    fs: &FileSystem,
+    files: u64,
+    processors: &dyn Fn() -> Processors,
+) -> io::Result<ListingCost> {
     fs.create_dir(DIR).await?;
     for file in 0..files {
         fs.create_file(path(file), 0o644).await?;
     }
-    Ok(Listed {
+    Ok(ListingCost {
         entry: each(fs, false, processors).await?,
         with_attributes: each(fs, true, processors).await?,
     })

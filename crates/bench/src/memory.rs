@@ -25,8 +25,8 @@ const PARTS: u64 = 64;
 
 type Result<T> = std::result::Result<T, Errno>;
 
-pub(crate) struct Memory {
-    parts: Vec<Mutex<FxHashMap<u64, Inode>>>,
+pub(crate) struct MemoryFs {
+    parts: Vec<Mutex<FxHashMap<u64, MemoryInode>>>,
     last: AtomicU64,
     /// Write-only handles bypass the kernel's cache.
     writes_directly: bool,
@@ -34,35 +34,35 @@ pub(crate) struct Memory {
     kernel_opens_directories: bool,
 }
 
-struct Inode {
+struct MemoryInode {
     attr: Attr,
     /// Lookup count of the kernel.
     lookups: u64,
-    names: Names,
+    names: DirNames,
     /// File contents, or a link's target.
     data: Vec<u8>,
 }
 
 /// Names of a directory. The index of a name in `slots` is its listing offset.
 #[derive(Default)]
-struct Names {
-    slots: Vec<Option<(Box<[u8]>, Child)>>,
+struct DirNames {
+    slots: Vec<Option<(Box<[u8]>, DirChild)>>,
     places: FxHashMap<Box<[u8]>, usize>,
 }
 
 #[derive(Clone, Copy)]
-struct Child {
+struct DirChild {
     node: u64,
     kind: u32,
 }
 
-impl Names {
-    fn get(&self, name: &[u8]) -> Option<Child> {
+impl DirNames {
+    fn get(&self, name: &[u8]) -> Option<DirChild> {
         self.places.get(name).and_then(|&place| self.slots[place].as_ref()).map(|(_, child)| *child)
     }
 
     /// Adds a name; returns the child that it named before.
-    fn insert(&mut self, name: &[u8], child: Child) -> Option<Child> {
+    fn insert(&mut self, name: &[u8], child: DirChild) -> Option<DirChild> {
         match self.places.entry(name.into()) {
             Place::Occupied(place) => {
                 let slot = self.slots[*place.get()].as_mut();
@@ -76,7 +76,7 @@ impl Names {
         }
     }
 
-    fn remove(&mut self, name: &[u8]) -> Option<Child> {
+    fn remove(&mut self, name: &[u8]) -> Option<DirChild> {
         let place = self.places.remove(name)?;
         let child = self.slots[place].take().map(|(_, child)| child);
         if self.places.is_empty() {
@@ -86,24 +86,24 @@ impl Names {
     }
 }
 
-impl Memory {
+impl MemoryFs {
     /// An empty tree that belongs to this user.
-    pub(crate) fn new(uid: u32, gid: u32, granted: &Granted, kernel_checks: bool) -> Memory {
+    pub(crate) fn new(uid: u32, gid: u32, granted: &Granted, kernel_checks: bool) -> MemoryFs {
         let parts = (0..PARTS).map(|_| Mutex::default()).collect();
         let writes_directly = granted.coherent_direct_writes;
         let kernel_opens_directories = kernel_checks && granted.flags.contains(InitFlags::NO_OPENDIR_SUPPORT);
         let memory =
-            Memory { parts, last: AtomicU64::new(ROOT_NODE), writes_directly, kernel_opens_directories };
+            MemoryFs { parts, last: AtomicU64::new(ROOT_NODE), writes_directly, kernel_opens_directories };
         let root = Attr { ino: ROOT_NODE, mode: DIRECTORY | 0o755, uid, gid, ..fresh() };
-        memory.part(ROOT_NODE).insert(ROOT_NODE, Inode::new(root));
+        memory.part(ROOT_NODE).insert(ROOT_NODE, MemoryInode::new(root));
         memory
     }
 
-    fn part(&self, node: u64) -> MutexGuard<'_, FxHashMap<u64, Inode>> {
+    fn part(&self, node: u64) -> MutexGuard<'_, FxHashMap<u64, MemoryInode>> {
         self.parts[(node % PARTS) as usize].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn with<T>(&self, node: u64, use_it: impl FnOnce(&mut Inode) -> T) -> Result<T> {
+    fn with<T>(&self, node: u64, use_it: impl FnOnce(&mut MemoryInode) -> T) -> Result<T> {
         self.part(node).get_mut(&node).map(use_it).ok_or(Errno::NOENT)
     }
 
@@ -126,9 +126,9 @@ impl Memory {
         let node = self.last.fetch_add(1, Ordering::Relaxed) + 1;
         let (uid, gid, size) = (request.uid, request.gid, data.len() as u64);
         let attr = Attr { ino: node, mode, uid, gid, size, ..fresh() };
-        let inode = Inode { lookups: 1, data: data.to_vec(), ..Inode::new(attr) };
+        let inode = MemoryInode { lookups: 1, data: data.to_vec(), ..MemoryInode::new(attr) };
         self.part(node).insert(node, inode);
-        let child = Child { node, kind: mode & KIND };
+        let child = DirChild { node, kind: mode & KIND };
         self.with(request.node, |dir| dir.names.insert(name, child))?;
         Ok(entry(attr))
     }
@@ -158,7 +158,7 @@ impl Memory {
     }
 
     /// Removes a node's only name; the node stays while the kernel knows it.
-    fn unname(&self, child: Child) -> Result<()> {
+    fn unname(&self, child: DirChild) -> Result<()> {
         self.with(child.node, |inode| inode.attr.nlink = 0)?;
         self.forget(child.node, 0);
         Ok(())
@@ -229,41 +229,41 @@ impl Memory {
         Ok(bytes)
     }
 
-    fn answer(&self, request: &Request) -> Result<Answer> {
+    fn answer(&self, request: &Request) -> Result<MemoryReply> {
         let node = request.node;
         Ok(match request.op {
-            Op::Lookup { name } => Answer::Entry(self.lookup(node, name)?),
-            Op::GetAttr { .. } => Answer::Attr(self.with(node, |inode| inode.attr)?),
-            Op::SetAttr(ref set) => Answer::Attr(self.set(node, set)?),
+            Op::Lookup { name } => MemoryReply::Entry(self.lookup(node, name)?),
+            Op::GetAttr { .. } => MemoryReply::Attr(self.with(node, |inode| inode.attr)?),
+            Op::SetAttr(ref set) => MemoryReply::Attr(self.set(node, set)?),
             Op::Create { name, mode, umask, .. } => {
-                Answer::Created(self.create(request, name, REGULAR | mode & !KIND & !umask, &[])?)
+                MemoryReply::Created(self.create(request, name, REGULAR | mode & !KIND & !umask, &[])?)
             }
             Op::MkDir { name, mode, umask } => {
-                Answer::Entry(self.create(request, name, DIRECTORY | mode & !KIND & !umask, &[])?)
+                MemoryReply::Entry(self.create(request, name, DIRECTORY | mode & !KIND & !umask, &[])?)
             }
             Op::MkNod { name, mode, umask, .. } => {
-                Answer::Entry(self.create(request, name, mode & !umask, &[])?)
+                MemoryReply::Entry(self.create(request, name, mode & !umask, &[])?)
             }
             Op::Symlink { name, target } => {
-                Answer::Entry(self.create(request, name, SYMLINK | 0o777, target)?)
+                MemoryReply::Entry(self.create(request, name, SYMLINK | 0o777, target)?)
             }
-            Op::ReadLink => Answer::Data(self.with(node, |inode| inode.data.clone())?),
-            Op::Unlink { name } => Answer::Done(self.remove(node, name)?),
-            Op::RmDir { name } => Answer::Done(self.remove_directory(node, name)?),
+            Op::ReadLink => MemoryReply::Data(self.with(node, |inode| inode.data.clone())?),
+            Op::Unlink { name } => MemoryReply::Done(self.remove(node, name)?),
+            Op::RmDir { name } => MemoryReply::Done(self.remove_directory(node, name)?),
             Op::Rename { name, new_parent, new_name, flags } => {
-                Answer::Done(self.rename((node, name), (new_parent, new_name), flags)?)
+                MemoryReply::Done(self.rename((node, name), (new_parent, new_name), flags)?)
             }
-            Op::Open { .. } => Answer::Opened,
-            Op::OpenDir { .. } if !self.kernel_opens_directories => Answer::Opened,
-            Op::Write { offset, data, .. } => Answer::Written(self.write(node, offset, data)?),
-            Op::ReadDir { offset, size, .. } => Answer::Data(self.list(node, offset, size, false)?),
-            Op::ReadDirPlus { offset, size, .. } => Answer::Data(self.list(node, offset, size, true)?),
+            Op::Open { .. } => MemoryReply::Opened,
+            Op::OpenDir { .. } if !self.kernel_opens_directories => MemoryReply::Opened,
+            Op::Write { offset, data, .. } => MemoryReply::Written(self.write(node, offset, data)?),
+            Op::ReadDir { offset, size, .. } => MemoryReply::Data(self.list(node, offset, size, false)?),
+            Op::ReadDirPlus { offset, size, .. } => MemoryReply::Data(self.list(node, offset, size, true)?),
             Op::Release { .. }
             | Op::ReleaseDir { .. }
             | Op::Flush { .. }
             | Op::FSync { .. }
             | Op::FSyncDir { .. }
-            | Op::Access { .. } => Answer::Done(()),
+            | Op::Access { .. } => MemoryReply::Done(()),
             // The kernel does not repeat the request.
             _ => return Err(Errno::NOSYS),
         })
@@ -288,7 +288,7 @@ impl Memory {
     }
 }
 
-enum Answer {
+enum MemoryReply {
     Done(()),
     Entry(Entry),
     Attr(Attr),
@@ -298,7 +298,7 @@ enum Answer {
     Data(Vec<u8>),
 }
 
-impl Filesystem for Memory {
+impl Filesystem for MemoryFs {
     fn request(&self, request: Request<'_>, reply: Reply) {
         let flags = match request.op {
             Op::Create { flags, .. } | Op::Open { flags, .. } => flags,
@@ -319,13 +319,13 @@ impl Filesystem for Memory {
             _ => {}
         }
         match self.answer(&request) {
-            Ok(Answer::Done(())) => reply.ok(),
-            Ok(Answer::Entry(entry)) => reply.entry(&entry),
-            Ok(Answer::Attr(attr)) => reply.attr(&attr, FOREVER),
-            Ok(Answer::Created(entry)) => reply.create(&entry, &self.opened(flags)),
-            Ok(Answer::Opened) => reply.open(&self.opened(flags)),
-            Ok(Answer::Written(bytes)) => reply.written(bytes),
-            Ok(Answer::Data(bytes)) => reply.data(&bytes),
+            Ok(MemoryReply::Done(())) => reply.ok(),
+            Ok(MemoryReply::Entry(entry)) => reply.entry(&entry),
+            Ok(MemoryReply::Attr(attr)) => reply.attr(&attr, FOREVER),
+            Ok(MemoryReply::Created(entry)) => reply.create(&entry, &self.opened(flags)),
+            Ok(MemoryReply::Opened) => reply.open(&self.opened(flags)),
+            Ok(MemoryReply::Written(bytes)) => reply.written(bytes),
+            Ok(MemoryReply::Data(bytes)) => reply.data(&bytes),
             Err(errno) => reply.error(errno.raw_os_error()),
         }
     }
@@ -343,9 +343,9 @@ const ROOM: StatFs = StatFs {
     name_max: 255,
 };
 
-impl Inode {
-    fn new(attr: Attr) -> Inode {
-        Inode { attr, lookups: 0, names: Names::default(), data: Vec::new() }
+impl MemoryInode {
+    fn new(attr: Attr) -> MemoryInode {
+        MemoryInode { attr, lookups: 0, names: DirNames::default(), data: Vec::new() }
     }
 
     fn resize(&mut self, size: usize) {

@@ -42,7 +42,7 @@ pub struct NativeOptions {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Work {
+enum NativeWork {
     Create,
     Stat,
     Unlink,
@@ -51,15 +51,15 @@ enum Work {
 }
 
 /// Name of a phase, its work, and true if its clients connect anew with empty caches.
-type Phase = (&'static str, Work, bool);
+type NativePhase = (&'static str, NativeWork, bool);
 
-const PHASES: [Phase; 6] = [
-    ("create", Work::Create, false),
-    ("stat", Work::Stat, true),
-    ("stat leased", Work::Stat, false),
-    ("unlink", Work::Unlink, false),
-    ("create and write", Work::Write, false),
-    ("open and read", Work::Read, true),
+const PHASES: [NativePhase; 6] = [
+    ("create", NativeWork::Create, false),
+    ("stat", NativeWork::Stat, true),
+    ("stat leased", NativeWork::Stat, false),
+    ("unlink", NativeWork::Unlink, false),
+    ("create and write", NativeWork::Write, false),
+    ("open and read", NativeWork::Read, true),
 ];
 
 /// Measures a server. Everything created there is removed, also after a failure.
@@ -165,9 +165,9 @@ fn processor_time(process: &str) -> Duration {
 /// # Errors
 /// As [`native`].
 pub fn sample(options: &NativeOptions, processors: &dyn Fn() -> Processors) -> Result<Vec<Sample>, Error> {
-    const SAMPLED: [Phase; 3] = [PHASES[0], PHASES[1], PHASES[3]];
+    const SAMPLED: [NativePhase; 3] = [PHASES[0], PHASES[1], PHASES[3]];
     let outcomes = runs(options, &SAMPLED, processors)?;
-    let sum = |(phase, runs): (&Phase, Vec<(PhaseOutcome, Took)>)| {
+    let sum = |(phase, runs): (&NativePhase, Vec<(PhaseOutcome, Took)>)| {
         let (mut seconds, mut latencies, mut all) = (0.0, histogram(), Took::default());
         for (outcome, took) in runs {
             (seconds, all.processors) = (seconds + outcome.seconds, all.processors.plus(took.processors));
@@ -183,7 +183,7 @@ pub fn sample(options: &NativeOptions, processors: &dyn Fn() -> Processors) -> R
 /// By phase: the results of each run, and their durations.
 fn runs(
     options: &NativeOptions,
-    phases: &[Phase],
+    phases: &[NativePhase],
     processors: &dyn Fn() -> Processors,
 ) -> Result<Vec<Vec<(PhaseOutcome, Took)>>, Error> {
     // Each client connects to every server. An invalid URL is reported at connect.
@@ -208,12 +208,12 @@ struct Fleet<'a> {
     /// Runtime of the main thread, which waits for the others.
     here: Runtime,
     ships: Vec<Ship>,
-    clients: Vec<Client>,
+    clients: Vec<BenchClient>,
     idle: Vec<(FileSystem, Handle)>,
 }
 
 /// A client and its directory, on a thread.
-struct Client {
+struct BenchClient {
     fs: FileSystem,
     own: String,
     thread: Handle,
@@ -303,7 +303,7 @@ impl<'a> Fleet<'a> {
         self.disconnect()?;
         for (own, ship) in self.own().into_iter().zip(self.ships.iter().cycle()) {
             let thread = ship.handle.clone();
-            self.clients.push(Client { fs: self.connect_on(&thread)?, own, thread });
+            self.clients.push(BenchClient { fs: self.connect_on(&thread)?, own, thread });
         }
         Ok(())
     }
@@ -331,7 +331,7 @@ impl<'a> Fleet<'a> {
 
     fn run(
         &mut self,
-        phases: &[Phase],
+        phases: &[NativePhase],
         processors: &dyn Fn() -> Processors,
         outcomes: &mut [Vec<(PhaseOutcome, Took)>],
     ) -> Result<(), Error> {
@@ -359,7 +359,7 @@ impl<'a> Fleet<'a> {
         &self,
         work: impl Fn(FileSystem, String) -> F,
     ) -> Result<(), Error> {
-        for Client { fs, own, thread } in &self.clients {
+        for BenchClient { fs, own, thread } in &self.clients {
             let done = self.on(thread, work(fs.clone(), own.clone()))?;
             done.map_err(Error::doing(format!("use {own}")))?;
         }
@@ -367,7 +367,7 @@ impl<'a> Fleet<'a> {
     }
 
     /// Runs the work of all clients concurrently.
-    fn measure(&self, work: Work) -> Result<PhaseOutcome, Error> {
+    fn measure(&self, work: NativeWork) -> Result<PhaseOutcome, Error> {
         let options = self.options;
         let data: Arc<[u8]> = vec![b'e'; options.bytes as usize].into();
         let mut latencies = histogram();
@@ -406,7 +406,8 @@ impl<'a> Fleet<'a> {
             latencies += &*times.lock().unwrap_or_else(PoisonError::into_inner);
         }
         let operations = latencies.len();
-        let bytes = if matches!(work, Work::Write | Work::Read) { operations * options.bytes } else { 0 };
+        let bytes =
+            if matches!(work, NativeWork::Write | NativeWork::Read) { operations * options.bytes } else { 0 };
         Ok(PhaseOutcome { seconds, operations, bytes, latencies })
     }
 
@@ -434,16 +435,16 @@ impl<'a> Fleet<'a> {
     }
 }
 
-async fn operate(fs: &FileSystem, work: Work, path: &str, data: &[u8]) -> io::Result<()> {
+async fn operate(fs: &FileSystem, work: NativeWork, path: &str, data: &[u8]) -> io::Result<()> {
     match work {
-        Work::Create => fs.create_file(path, 0o644).await,
-        Work::Stat => fs.metadata(path).await.map(drop),
-        Work::Unlink => fs.remove_file(path).await,
-        Work::Write => {
+        NativeWork::Create => fs.create_file(path, 0o644).await,
+        NativeWork::Stat => fs.metadata(path).await.map(drop),
+        NativeWork::Unlink => fs.remove_file(path).await,
+        NativeWork::Write => {
             let file = OpenOptions::new().write(true).create_new(true).open(fs, path).await?;
             file.write_all_at(data, 0).await
         }
-        Work::Read => {
+        NativeWork::Read => {
             let mut bytes = vec![0; data.len()];
             let read = fs.open(path).await?.read_at(&mut bytes, 0).await?;
             if bytes[..read] == *data { Ok(()) } else { Err(io::ErrorKind::InvalidData.into()) }

@@ -91,8 +91,8 @@ const PAUSE: Duration = Duration::from_millis(500);
 
 /// Drops kernel caches of the whole machine; root only. Writes dirty data first, which cannot be
 /// dropped. Caches of a file system's server stay.
-pub(crate) fn forget(what: Uncached, place: &BenchTarget) -> io::Result<()> {
-    let caches = match what {
+pub(crate) fn forget(uncached: Uncached, place: &BenchTarget) -> io::Result<()> {
+    let caches = match uncached {
         Uncached::Nothing => return Ok(()),
         Uncached::Names => "2",
         Uncached::Everything => "3",

@@ -7,7 +7,7 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use crate::error::Error;
-use crate::report::{Figures, Report, letter};
+use crate::report::{Report, SideFigures, letter};
 
 const COLOURS: [RGBColor; 3] = [RGBColor(31, 119, 180), RGBColor(214, 110, 20), RGBColor(110, 110, 110)];
 const ROW: u32 = 28;
@@ -62,7 +62,7 @@ fn draw(report: &Report, picture: &mut String) -> Result<(), Box<dyn std::error:
         // The sides of a phase are slightly offset.
         let lower = side as f64 * 0.22 - 0.22 * (report.sides.len() - 1) as f64 / 2.0;
         let points = (0..rows).filter_map(|row| Some((height(row) - lower, sides(row).nth(side)?)));
-        let points: Vec<(f64, &Figures)> = points.collect();
+        let points: Vec<(f64, &SideFigures)> = points.collect();
         chart.draw_series(points.iter().map(|(at, figures)| {
             let runs = figures.runs.iter().copied();
             let (low, high) = (runs.clone().fold(f64::INFINITY, f64::min), runs.fold(0.0, f64::max));

@@ -29,7 +29,7 @@ pub struct Report {
 pub struct PhaseReport {
     pub name: String,
     #[serde(flatten)]
-    pub figures: Figures,
+    pub figures: SideFigures,
     /// Median of the ratios to the first of `against`. Above 1, the first side is faster.
     pub ratio: Option<f64>,
     pub procs: u32,
@@ -39,7 +39,7 @@ pub struct PhaseReport {
 
 /// Results of one side.
 #[derive(Debug, Serialize)]
-pub struct Figures {
+pub struct SideFigures {
     /// Median of the runs.
     pub ops_per_s: f64,
     /// Median latency of an operation over all runs; `None` for programs.
@@ -56,7 +56,7 @@ pub struct Figures {
 pub struct Against {
     pub side: usize,
     #[serde(flatten)]
-    pub figures: Figures,
+    pub figures: SideFigures,
     /// Median, minimum and maximum of `ratios`.
     pub ratio: f64,
     pub ratio_min: f64,
@@ -68,8 +68,8 @@ pub struct Against {
 impl PhaseReport {
     /// Builds the report from the results of each side and run.
     pub(crate) fn new(name: String, procs: u32, sides: &[Vec<&PhaseOutcome>]) -> PhaseReport {
-        let mut all = sides.iter().map(|runs| Figures::new(runs));
-        let figures = all.next().unwrap_or_else(|| Figures::new(&[]));
+        let mut all = sides.iter().map(|runs| SideFigures::new(runs));
+        let figures = all.next().unwrap_or_else(|| SideFigures::new(&[]));
         let against: Vec<_> =
             (1..).zip(all).map(|(side, other)| Against::new(side, other, &figures)).collect();
         PhaseReport {
@@ -83,8 +83,8 @@ impl PhaseReport {
     }
 }
 
-impl Figures {
-    fn new(runs: &[&PhaseOutcome]) -> Figures {
+impl SideFigures {
+    fn new(runs: &[&PhaseOutcome]) -> SideFigures {
         // Avoids a division by zero.
         let rate = |amount: u64, outcome: &PhaseOutcome| amount as f64 / outcome.seconds.max(1e-9);
         let rates: Vec<f64> = runs.iter().map(|run| rate(run.operations, run)).collect();
@@ -93,7 +93,7 @@ impl Figures {
         for run in runs {
             latencies += &run.latencies;
         }
-        Figures {
+        SideFigures {
             ops_per_s: median(&rates),
             p50_us: quantile(&latencies, 0.5),
             p99_us: quantile(&latencies, 0.99),
@@ -104,7 +104,7 @@ impl Figures {
 }
 
 impl Against {
-    fn new(side: usize, other: Figures, first: &Figures) -> Against {
+    fn new(side: usize, other: SideFigures, first: &SideFigures) -> Against {
         let ratios: Vec<f64> = first.runs.iter().zip(&other.runs).map(|(a, b)| a / b).collect();
         Against {
             side,
@@ -180,7 +180,7 @@ impl fmt::Display for Report {
     }
 }
 
-impl fmt::Display for Figures {
+impl fmt::Display for SideFigures {
     fn fmt(&self, out: &mut fmt::Formatter) -> fmt::Result {
         let micros = |value: Option<f64>| value.map_or("-".into(), |micros| format!("{micros:.1}"));
         write!(out, "{:12.0} {:>9} {:>9}", self.ops_per_s, micros(self.p50_us), micros(self.p99_us))

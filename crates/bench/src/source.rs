@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use tempfile::TempDir;
 
 use crate::error::Error;
-use crate::group::Source;
+use crate::group::ProgramInput;
 
 const FILES_OF_DIRECTORY: u64 = 15;
 
@@ -21,15 +21,15 @@ pub(crate) struct Prepared {
 }
 
 /// Creates the input for `source` with this number of files in the directory for temporary files.
-pub(crate) fn prepare(source: Source, files: u64) -> Result<Prepared, Error> {
-    if source == Source::Nothing {
+pub(crate) fn prepare(source: ProgramInput, files: u64) -> Result<Prepared, Error> {
+    if source == ProgramInput::Nothing {
         return Ok(Prepared::default());
     }
     let scratch = TempDir::with_prefix("espalier-bench-").map_err(Error::doing("make a directory"))?;
     let tree = scratch.path().join("tree");
     grow(&tree, files).map_err(Error::doing(format!("make a source tree in {}", tree.display())))?;
     let mut prepared = Prepared::default();
-    if source == Source::Archive {
+    if source == ProgramInput::Archive {
         let archive = scratch.path().join("tree.tar");
         run(scratch.path(), "tar", &["-cf", "tree.tar", "tree"])?;
         fs::remove_dir_all(&tree).map_err(Error::doing("remove a source tree"))?;
@@ -96,8 +96,8 @@ pub(crate) fn without_configuration(command: &mut Command) {
     command.env("GIT_CONFIG_GLOBAL", "/dev/null").env("GIT_CONFIG_NOSYSTEM", "1");
     // No background work after a command has ended.
     command.env("GIT_CONFIG_COUNT", "1").env("GIT_CONFIG_KEY_0", "gc.auto").env("GIT_CONFIG_VALUE_0", "0");
-    for who in ["AUTHOR", "COMMITTER"] {
-        command.env(format!("GIT_{who}_NAME"), "bench").env(format!("GIT_{who}_EMAIL"), "bench@localhost");
+    for role in ["AUTHOR", "COMMITTER"] {
+        command.env(format!("GIT_{role}_NAME"), "bench").env(format!("GIT_{role}_EMAIL"), "bench@localhost");
     }
     for name in ["GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"] {
         command.env_remove(name);
@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn entries_are_what_is_there() {
+    fn archive_entries_match_source_tree() {
         let scratch = tempfile::tempdir().unwrap();
         let tree = scratch.path().join("tree");
         grow(&tree, 1600).unwrap();

@@ -13,13 +13,13 @@ use crate::Algorithm;
 use crate::error::Error;
 use crate::group::{Group, Uncached};
 use crate::source::Prepared;
-use crate::worker::{Measured, Said, Task, histogram};
+use crate::worker::{Measured, Said, WorkerTask, histogram};
 
 /// Hidden command of the program that links this crate: it calls [`crate::worker()`].
 pub const WORKER_COMMAND: &str = "bench-worker";
 
 /// A run of a group on one directory.
-pub(crate) struct Job<'a> {
+pub(crate) struct TeamJob<'a> {
     pub(crate) group: &'static Group,
     pub(crate) dir: &'a Path,
     pub(crate) procs: u32,
@@ -40,7 +40,7 @@ pub(crate) struct PhaseOutcome {
 
 /// Executes all phases of a group. `forget` is called before a phase, with all processes at the
 /// barrier.
-pub(crate) fn run(job: &Job, mut forget: impl FnMut(Uncached)) -> Result<Vec<PhaseOutcome>, Error> {
+pub(crate) fn run(job: &TeamJob, mut forget: impl FnMut(Uncached)) -> Result<Vec<PhaseOutcome>, Error> {
     let (heard, words) = channel();
     let mut team = Team { job, members: Vec::new(), words };
     for rank in 0..job.procs {
@@ -83,7 +83,7 @@ fn combine(algorithm: Algorithm, measured: &[Measured]) -> PhaseOutcome {
 type Word = (usize, io::Result<Option<Said>>);
 
 struct Team<'a> {
-    job: &'a Job<'a>,
+    job: &'a TeamJob<'a>,
     members: Vec<Member>,
     words: Receiver<Word>,
 }
@@ -96,7 +96,7 @@ struct Member {
 impl Team<'_> {
     fn start(&mut self, rank: u32, heard: Sender<Word>) -> Result<(), Error> {
         let job = self.job;
-        let task = Task {
+        let task = WorkerTask {
             group: job.group.name.into(),
             dir: job.dir.into(),
             rank,

@@ -1,6 +1,6 @@
 //! A benchmark process: it executes its group's phases, with a barrier around each.
 //!
-//! It reads its [`Task`] from the first line of standard input; every further line releases a
+//! It reads its [`WorkerTask`] from the first line of standard input; every further line releases a
 //! barrier. It writes [`Said`] messages to standard output, one per line. The process ends when its
 //! input does.
 
@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use crate::group;
 
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Task {
+pub(crate) struct WorkerTask {
     pub(crate) group: String,
     /// Directory of the group; each process works in a subdirectory.
     pub(crate) dir: PathBuf,
@@ -58,18 +58,18 @@ pub(crate) struct Measured {
 
 /// Why a phase failed.
 #[derive(Debug)]
-pub(crate) struct Failure(pub(crate) String);
-pub(crate) type WorkerResult<T = ()> = Result<T, Failure>;
+pub(crate) struct PhaseFailure(pub(crate) String);
+pub(crate) type WorkerResult<T = ()> = Result<T, PhaseFailure>;
 
-impl From<io::Error> for Failure {
+impl From<io::Error> for PhaseFailure {
     fn from(error: io::Error) -> Self {
-        Failure(error.to_string())
+        PhaseFailure(error.to_string())
     }
 }
 
 /// For `map_err`: the attempted action and its file.
-pub(crate) fn doing(what: &str, name: &str) -> impl FnOnce(Errno) -> Failure {
-    move |errno| Failure(format!("cannot {what} {name}: {}", io::Error::from(errno)))
+pub(crate) fn doing(action: &str, name: &str) -> impl FnOnce(Errno) -> PhaseFailure {
+    move |errno| PhaseFailure(format!("cannot {action} {name}: {}", io::Error::from(errno)))
 }
 
 /// Counts operations of a phase and their latencies.
@@ -113,7 +113,7 @@ pub(crate) fn histogram() -> Histogram<u64> {
 
 /// State shared by the phases of a process.
 pub(crate) struct Worker {
-    pub(crate) task: Task,
+    pub(crate) task: WorkerTask,
     /// Directory of the group.
     pub(crate) base: OwnedFd,
     /// Directory of this process, once made.
@@ -125,7 +125,7 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    fn new(task: Task) -> WorkerResult<Worker> {
+    fn new(task: WorkerTask) -> WorkerResult<Worker> {
         let base = open_directory(CWD, &task.dir.to_string_lossy())?;
         Ok(Worker { task, base, own: None, open: Vec::new(), buffer: Vec::new() })
     }
@@ -143,7 +143,7 @@ impl Worker {
     }
 
     pub(crate) fn own(&self) -> WorkerResult<&OwnedFd> {
-        self.own.as_ref().ok_or_else(|| Failure("the directory has not been made".into()))
+        self.own.as_ref().ok_or_else(|| PhaseFailure("the directory has not been made".into()))
     }
 
     /// Closes everything.
@@ -184,14 +184,14 @@ pub(crate) fn create_for(at: &OwnedFd, name: &str, access: OFlags) -> WorkerResu
 pub(crate) fn write(file: &OwnedFd, bytes: &[u8], offset: u64) -> WorkerResult {
     match rustix::io::pwrite(file, bytes, offset).map_err(doing("write", "a file"))? {
         written if written == bytes.len() => Ok(()),
-        written => Err(Failure(format!("only {written} of {} bytes were written", bytes.len()))),
+        written => Err(PhaseFailure(format!("only {written} of {} bytes were written", bytes.len()))),
     }
 }
 
 pub(crate) fn read(file: &OwnedFd, bytes: &mut [u8], offset: u64) -> WorkerResult {
     match rustix::io::pread(file, &mut *bytes, offset).map_err(doing("read", "a file"))? {
         read if read == bytes.len() => Ok(()),
-        read => Err(Failure(format!("only {read} of {} bytes were read", bytes.len()))),
+        read => Err(PhaseFailure(format!("only {read} of {} bytes were read", bytes.len()))),
     }
 }
 
@@ -224,7 +224,7 @@ pub(crate) fn list(dir: &OwnedFd, expected: u64, laps: &mut Laps) -> WorkerResul
     if seen == expected {
         Ok(())
     } else {
-        Err(Failure(format!("the listing showed {seen} files where there are {expected}")))
+        Err(PhaseFailure(format!("the listing showed {seen} files where there are {expected}")))
     }
 }
 
@@ -232,7 +232,7 @@ pub(crate) fn list(dir: &OwnedFd, expected: u64, laps: &mut Laps) -> WorkerResul
 pub fn worker() -> ExitCode {
     match serve(&mut io::stdin().lock()) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(Failure(message)) => {
+        Err(PhaseFailure(message)) => {
             let _ = say(&Said::Failed(message));
             ExitCode::FAILURE
         }
@@ -240,9 +240,9 @@ pub fn worker() -> ExitCode {
 }
 
 fn serve(input: &mut impl BufRead) -> WorkerResult {
-    let task: Task = serde_json::from_str(&next_line(input)?)
-        .map_err(|error| Failure(format!("a task is expected on standard input: {error}")))?;
-    let group = group::find(&task.group).ok_or_else(|| Failure(format!("no group {}", task.group)))?;
+    let task: WorkerTask = serde_json::from_str(&next_line(input)?)
+        .map_err(|error| PhaseFailure(format!("a task is expected on standard input: {error}")))?;
+    let group = group::find(&task.group).ok_or_else(|| PhaseFailure(format!("no group {}", task.group)))?;
     let mut worker = Worker::new(task)?;
     (group.start)(&mut worker)?;
     say(&Said::Ready)?;
@@ -269,7 +269,7 @@ fn serve(input: &mut impl BufRead) -> WorkerResult {
 fn next_line(input: &mut impl BufRead) -> WorkerResult<String> {
     let mut line = String::new();
     match input.read_line(&mut line)? {
-        0 => Err(Failure("the parent process has ended".into())),
+        0 => Err(PhaseFailure("the parent process has ended".into())),
         _ => Ok(line),
     }
 }

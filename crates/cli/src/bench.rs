@@ -79,7 +79,7 @@ pub struct FloorArgs {
 pub(crate) fn bench(args: BenchArgs) -> Result<ExitCode> {
     // The first interrupt ends the processes and thereby the benchmark, which cleans up; the second
     // one ends it at once.
-    let requested = stop::when_asked()?;
+    let requested = stop::on_signal()?;
     let report = match &args.native {
         Some(url) => native(url, &args, requested)?,
         None => directories(&args)?,

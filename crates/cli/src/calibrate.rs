@@ -44,7 +44,7 @@ const PREDICTED: (u32, u32) = (4, 4);
 const ROUNDS: usize = 25;
 
 /// A private server, stopped when dropped.
-struct Server {
+struct PrivateServer {
     cluster: LocalCluster,
     process: u32,
     stop: Arc<AtomicBool>,
@@ -73,7 +73,7 @@ struct Compared {
 }
 
 pub(crate) fn calibrate(args: &CalibrateArgs) -> Result<ExitCode> {
-    let server = Server::start()?;
+    let server = PrivateServer::start()?;
     let trial = |(clients, outstanding): (u32, u32)| {
         let files = args.files.div_ceil(clients.into());
         Trial { clients, outstanding, files }
@@ -116,9 +116,9 @@ pub(crate) fn calibrate(args: &CalibrateArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-impl Server {
+impl PrivateServer {
     fn start() -> Result<Self> {
-        let stop = stop::when_asked()?;
+        let stop = stop::on_signal()?;
         let program = std::env::current_exe().context("cannot find this program")?;
         let wanted =
             Wanted { servers: 1, ranks: 1, insecure: false, settings: toml::Table::new(), in_memory: false };

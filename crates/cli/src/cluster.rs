@@ -174,17 +174,17 @@ fn client(dir: &Path, name: &str) -> Result<ExitCode> {
 }
 
 /// A server of a cluster.
-struct Server {
+struct ServerProcess {
     dir: PathBuf,
     config: Config,
 }
 
 /// The servers of a cluster, by number.
-fn servers(dir: &Path) -> Result<Vec<Server>> {
+fn servers(dir: &Path) -> Result<Vec<ServerProcess>> {
     let entries = fs::read_dir(dir).with_context(|| format!("no cluster in {}", dir.display()))?;
     let paths =
         entries.filter_map(|entry| Some(entry.ok()?.path())).filter(|path| path.join(CONFIG).is_file());
-    let read = |dir: PathBuf| Ok(Server { config: Config::read(&dir.join(CONFIG))?, dir });
+    let read = |dir: PathBuf| Ok(ServerProcess { config: Config::read(&dir.join(CONFIG))?, dir });
     let mut found = paths.map(read).collect::<Result<Vec<_>>>()?;
     found.sort_by_key(|server| server.config.number);
     if found.is_empty() {
@@ -213,7 +213,7 @@ pub(crate) fn is_cluster(dir: &Path) -> bool {
     entries.map(|entry| entry.path().join(CONFIG)).any(|config| config.is_file())
 }
 
-impl Server {
+impl ServerProcess {
     fn stores(&self) -> Vec<PathBuf> {
         self.config.stores(&self.dir)
     }
@@ -292,7 +292,7 @@ fn up(dir: &Path, count: Option<u16>) -> Result<ExitCode> {
 
 /// Process id of a cluster's first server.
 pub(crate) fn process(dir: &Path) -> Result<u32> {
-    let status = servers(dir)?.first().map(Server::running).transpose()?.flatten();
+    let status = servers(dir)?.first().map(ServerProcess::running).transpose()?.flatten();
     status
         .and_then(|status| status.pid)
         .with_context(|| format!("the server of {} does not run", dir.display()))
@@ -330,7 +330,7 @@ fn down(dir: &Path) -> Result<ExitCode> {
 }
 
 /// All stores of a cluster.
-fn all_stores(servers: &[Server]) -> Result<ClusterStores> {
+fn all_stores(servers: &[ServerProcess]) -> Result<ClusterStores> {
     let of = |role: Role| servers.iter().filter(move |server| server.config.has(role));
     let ranks = of(Role::Meta).map(|server| server.dir.join(&server.config.store)).collect::<Vec<_>>();
     if ranks.is_empty() {
@@ -355,7 +355,7 @@ fn drain(dir: &Path, number: ServerId) -> Result<ExitCode> {
         bail!("no data server with number {number} in {}", dir.display());
     };
     let from = data.remove(at);
-    for Server { dir, config } in servers.iter().filter(|server| server.config.has(Role::Meta)) {
+    for ServerProcess { dir, config } in servers.iter().filter(|server| server.config.has(Role::Meta)) {
         if !config.drained().any(|drained| drained == number) {
             bail!(
                 "new files would be placed there: set drain = true below [[data]] of number {number} in {}",

@@ -89,8 +89,9 @@ impl Copier {
         if !self.recursive {
             return Err(format!("-r not specified; omitting directory '{}'", from.display()));
         }
-        let cannot =
-            |what: &str, path: &Path, errno| format!("cannot {what} '{}': {}", path.display(), text(errno));
+        let cannot = |action: &str, path: &Path, errno| {
+            format!("cannot {action} '{}': {}", path.display(), text(errno))
+        };
         let mode = metadata.mode() & 0o1777;
         let is_new = match to.symlink_metadata() {
             Err(_) => {

@@ -86,8 +86,8 @@ pub(crate) fn progress() -> Result<ProgressBar> {
 pub(crate) fn show(findings: &[Finding]) {
     for finding in findings {
         match finding.ino {
-            Some(ino) => println!("inode {ino}: {}", finding.what),
-            None => println!("{}", finding.what),
+            Some(ino) => println!("inode {ino}: {}", finding.message),
+            None => println!("{}", finding.message),
         }
     }
 }
@@ -100,8 +100,7 @@ pub(crate) fn summary(report: &FsckReport, good: &str) {
 }
 
 fn findings(findings: &[Finding]) -> serde_json::Value {
-    let json =
-        |finding: &Finding| serde_json::json!({ "ino": finding.ino.map(|ino| ino.0), "what": finding.what });
+    let json = |finding: &Finding| serde_json::json!({ "ino": finding.ino.map(|ino| ino.0), "what": finding.message });
     findings.iter().map(json).collect()
 }
 

@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn top_shows_what_is_counted() {
+    fn top_shows_counted_operations() {
         let (_, mount) = parse_text("metrics=127.0.0.1:9464,slow=20").expect("good options");
         assert_eq!(mount.metrics, Some(MetricsAddress::Tcp(([127, 0, 0, 1], 9464).into())));
         assert_eq!(mount.slow, Some(Duration::from_millis(20)));

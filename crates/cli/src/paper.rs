@@ -36,7 +36,7 @@ pub(crate) fn paper(args: &PaperArgs) -> Result<ExitCode> {
         }
         return Ok(ExitCode::SUCCESS);
     }
-    let stop = stop::when_asked()?;
+    let stop = stop::on_signal()?;
     let program = std::env::current_exe().context("cannot find this program")?;
     let place = if args.sim { Testbed::Simulator } else { Testbed::Machine };
     let setting = Setting { place, quick: args.quick, program: &program, stop: &stop };

@@ -77,7 +77,7 @@ pub(crate) fn sim(args: &SimArgs) -> Result<ExitCode> {
     let scenario = scenario(args)?;
     // The first interrupt ends the run and reports its results so far; the second one ends it at
     // once.
-    let stop = stop::when_asked()?;
+    let stop = stop::on_signal()?;
     if !scenario.sweep.is_empty() {
         return sweep(&scenario, args, &stop);
     }
@@ -184,7 +184,7 @@ struct ReplaySummary {
 
 impl ReplaySummary {
     fn new((file, replay): &(PathBuf, Replay)) -> Self {
-        let skipped = replay.skipped().iter().map(|(what, count)| (what.clone(), *count)).collect();
+        let skipped = replay.skipped().iter().map(|(reason, count)| (reason.clone(), *count)).collect();
         Self { file: file.clone(), skipped, replayed: replay.replayed() }
     }
 
@@ -210,7 +210,7 @@ impl ReplaySummary {
         }
         if !self.skipped.is_empty() {
             let skipped: Vec<_> =
-                self.skipped.iter().map(|(what, count)| format!("{count} {what}")).collect();
+                self.skipped.iter().map(|(reason, count)| format!("{count} {reason}")).collect();
             println!("not replayed: {}", skipped.join(", "));
         }
     }
@@ -223,7 +223,7 @@ impl ReplaySummary {
             "file": self.file,
             "operations": kinds.collect::<serde_json::Map<_, _>>(),
             "differences": self.replayed.differences.iter().map(ToString::to_string).collect::<Vec<_>>(),
-            "skipped": self.skipped.iter().cloned().map(|(what, count)| (what, count.into())).collect::<serde_json::Map<_, _>>(),
+            "skipped": self.skipped.iter().cloned().map(|(reason, count)| (reason, count.into())).collect::<serde_json::Map<_, _>>(),
         })
     }
 }

@@ -105,13 +105,13 @@ fn width() -> usize {
 }
 
 /// A process that records spans, and the number of the first span requested from it.
-struct Source {
+struct SpanSource {
     path: PathBuf,
     is_mount: bool,
     from: u64,
 }
 
-impl Source {
+impl SpanSource {
     fn begin(path: PathBuf, is_mount: bool, lasting: Duration) -> Result<Self> {
         let mut source = Self { path, is_mount, from: 0 };
         source.from = source.ask(None, lasting)?.next;
@@ -165,18 +165,18 @@ fn nanos_today() -> u64 {
 }
 
 /// The processes at a place, with recording started.
-fn live(place: &Path, lasting: Duration) -> Result<Vec<Source>> {
+fn live(place: &Path, lasting: Duration) -> Result<Vec<SpanSource>> {
     match report::store_of(place)? {
         Some(store) if store.to_str().is_some_and(cluster::is_url) => {
-            Ok(vec![Source::begin(place.into(), true, lasting)?])
+            Ok(vec![SpanSource::begin(place.into(), true, lasting)?])
         }
-        Some(store) => Ok(vec![Source::begin(store, false, lasting)?]),
+        Some(store) => Ok(vec![SpanSource::begin(store, false, lasting)?]),
         None if cluster::is_cluster(place) => {
             let stores = cluster::running_stores(place)?.into_iter();
-            stores.map(|store| Source::begin(store, false, lasting)).collect()
+            stores.map(|store| SpanSource::begin(store, false, lasting)).collect()
         }
         None if !place.exists() => bail!("there is no {}", place.display()),
-        None => Ok(vec![Source::begin(place.into(), false, lasting)?]),
+        None => Ok(vec![SpanSource::begin(place.into(), false, lasting)?]),
     }
 }
 

@@ -131,9 +131,9 @@ fn bench_refuses_with_reason() {
 }
 
 /// A cluster that is stopped when dropped.
-struct Cluster(PathBuf);
+struct RunningCluster(PathBuf);
 
-impl Drop for Cluster {
+impl Drop for RunningCluster {
     fn drop(&mut self) {
         let _ = program().args(["cluster", "down"]).arg(&self.0).output();
     }
@@ -142,7 +142,7 @@ impl Drop for Cluster {
 #[test]
 fn a_server_is_measured_without_a_kernel_in_between() {
     let work = scratch();
-    let cluster = Cluster(work.path().join("cluster"));
+    let cluster = RunningCluster(work.path().join("cluster"));
     let cluster_command = |command: &str, more: &[&str]| {
         let output = program().args(["cluster", command]).arg(&cluster.0).args(more).output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

@@ -25,7 +25,7 @@ use crate::{Answer, Call, RemoteEntry};
 use changes::Changing;
 use contents::Contents;
 use listings::Listings;
-use record::{KnownName, Record};
+use record::{InodeRecord, KnownName};
 use writeback::PendingOps;
 use writing::Writing;
 
@@ -57,8 +57,8 @@ pub enum Users {
 pub struct Cache {
     capacity: usize,
     users: Users,
-    records: HashMap<Ino, Record, FxBuildHasher>,
-    /// Leased records with the earliest time at which they can expire; see [`Record::due`].
+    records: HashMap<Ino, InodeRecord, FxBuildHasher>,
+    /// Leased records with the earliest time at which they can expire; see [`InodeRecord::due`].
     order: VecDeque<(u64, Ino)>,
     /// Number of names in all records.
     names: usize,
@@ -79,7 +79,7 @@ pub struct Cache {
 #[derive(Clone, Copy, Debug)]
 pub struct Term {
     /// When the request was sent.
-    pub asked_at: u64,
+    pub requested_at: u64,
     /// Remaining time of its lease; 0: no lease.
     pub left: u64,
 }
@@ -170,13 +170,13 @@ impl Cache {
     }
 
     /// The record and attributes of an inode, if valid, including the size and times of a stream.
-    fn known(&self, ino: Ino, now: u64) -> Option<(&Record, &Attr)> {
+    fn known(&self, ino: Ino, now: u64) -> Option<(&InodeRecord, &Attr)> {
         let (record, attr) = self.known_attr(ino, now)?;
-        (!attr.streamed || self.writing.allows(ino, record.asked_at)).then_some((record, attr))
+        (!attr.streamed || self.writing.allows(ino, record.requested_at)).then_some((record, attr))
     }
 
     /// The record and attributes of an inode; the size and times of a stream may be stale.
-    fn known_attr(&self, ino: Ino, now: u64) -> Option<(&Record, &Attr)> {
+    fn known_attr(&self, ino: Ino, now: u64) -> Option<(&InodeRecord, &Attr)> {
         let record =
             self.records.get(&ino).filter(|record| record.lease > now && !self.changing.is_so(ino))?;
         Some((record, record.attr.as_deref()?))
@@ -429,7 +429,7 @@ impl Cache {
                 self.drop_lease(attr.ino);
             } else if self.records.contains_key(&attr.ino) {
                 // None of these inodes has a stream.
-                self.note_attr(attr, Term { asked_at: now, left: lease }, 0, now);
+                self.note_attr(attr, Term { requested_at: now, left: lease }, 0, now);
             }
         }
     }
@@ -512,7 +512,7 @@ impl Cache {
             record.users += lookups;
         }
         if until > now && !has_pending {
-            (record.attr, record.asked_at) = (Some(Box::new(*attr)), term.asked_at);
+            (record.attr, record.requested_at) = (Some(Box::new(*attr)), term.requested_at);
         } else if !has_pending && record.attr.as_deref().is_some_and(|known| known.ctime < attr.ctime) {
             // The new attributes may not be cached, and the cached ones are stale.
             record.attr = None;
@@ -523,7 +523,7 @@ impl Cache {
     }
 
     /// Extends the lease on an inode until `until`, unless that has passed.
-    fn renew(&mut self, ino: Ino, until: u64, now: u64) -> &mut Record {
+    fn renew(&mut self, ino: Ino, until: u64, now: u64) -> &mut InodeRecord {
         self.has_leases |= until > now;
         let record = self.records.entry(ino).or_default();
         if record.lease <= now {

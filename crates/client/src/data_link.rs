@@ -12,7 +12,7 @@ pub struct DataLink<T> {
     next: u64,
     /// Unanswered requests by number.
     unanswered: BTreeMap<u64, UnansweredRequest<T>>,
-    phase: Phase,
+    phase: LinkState,
     /// The server has listed its provisional datafiles, or need not list them.
     known: bool,
     /// The last durable journal position that was sent; a restarted data server has lost it.
@@ -24,7 +24,7 @@ pub struct DataLink<T> {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
+enum LinkState {
     /// Disconnected.
     Away,
     /// Connected; the list of provisional datafiles has been requested.
@@ -66,7 +66,7 @@ impl<T> DataLink<T> {
         Self {
             next,
             unanswered: BTreeMap::new(),
-            phase: Phase::Away,
+            phase: LinkState::Away,
             known,
             durable: 0,
             sent: 0,
@@ -76,7 +76,7 @@ impl<T> DataLink<T> {
 
     /// True if requests are sent immediately.
     pub fn is_connected(&self) -> bool {
-        self.phase == Phase::Connected
+        self.phase == LinkState::Connected
     }
 
     /// Queues a request and returns its number. Messages that can be sent are appended to `out`.
@@ -107,33 +107,33 @@ impl<T> DataLink<T> {
         if let Some((below, live)) = admit {
             out.push(plain(ADMIT, DataRequest::Admit { below, live, durable: self.durable }));
         }
-        self.unanswered.retain(|_, asked| interested(&asked.waits));
+        self.unanswered.retain(|_, requested| interested(&requested.waits));
         (self.sent, self.under_way) = (0, 0);
         if self.known {
-            self.phase = Phase::Connected;
+            self.phase = LinkState::Connected;
             self.fill(out);
         } else {
-            self.phase = Phase::Asking;
+            self.phase = LinkState::Asking;
             self.request_provisional(out);
         }
     }
 
     pub fn disconnected(&mut self) {
-        self.phase = Phase::Away;
+        self.phase = LinkState::Away;
     }
 
     /// Requests the list of provisional datafiles again.
     pub fn request_provisional(&self, out: &mut Vec<ToData>) {
-        if self.phase == Phase::Asking {
+        if self.phase == LinkState::Asking {
             out.push(plain(NEW, DataRequest::New));
         }
     }
 
     pub fn received(&mut self, message: FromData, out: &mut Vec<ToData>) -> DataEvent<T> {
         let FromData { id, result, .. } = message;
-        if id == NEW && self.phase == Phase::Asking {
+        if id == NEW && self.phase == LinkState::Asking {
             let Ok(DataReply::Inos(inos)) = result else { return DataEvent::NoNew(result) };
-            (self.phase, self.known) = (Phase::Connected, true);
+            (self.phase, self.known) = (LinkState::Connected, true);
             self.fill(out);
             return DataEvent::New(inos);
         }
@@ -147,7 +147,7 @@ impl<T> DataLink<T> {
 
     /// Sends queued requests in order, within the limit of bytes in flight.
     fn fill(&mut self, out: &mut Vec<ToData>) {
-        if self.phase != Phase::Connected {
+        if self.phase != LinkState::Connected {
             return;
         }
         for (number, UnansweredRequest { request, capability, .. }) in self.unanswered.range(self.sent..) {

@@ -15,14 +15,14 @@ use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
 use crate::data_link::UNDER_WAY;
-use crate::locks::{LockRequester, Locks, Noted};
+use crate::locks::{HeldLocks, LockRequester, Noted};
 
 /// The client's end of a session. See the module's documentation.
 #[derive(Debug)]
 pub struct Link {
     next: u64,
     /// Requests that were sent or wait for the window, by number.
-    unanswered: BTreeMap<u64, Message>,
+    unanswered: BTreeMap<u64, OutgoingMessage>,
     /// Requests with smaller numbers were sent over this connection, or are in `waiting`.
     sent: u64,
     /// Requests with smaller numbers were sent over some connection of this session, or are in
@@ -47,7 +47,7 @@ pub struct Link {
     /// Numbers of requests that restore locks after an interrupted request.
     lowered: BTreeSet<u64>,
     held: HashMap<Ino, Hold, FxBuildHasher>,
-    locks: Locks,
+    locks: HeldLocks,
     /// Forgotten inodes and closed files of which the server has not been notified.
     forgotten: Vec<(Ino, u64)>,
     released: Vec<Ino>,
@@ -56,12 +56,12 @@ pub struct Link {
 }
 
 #[derive(Clone, Debug)]
-enum Message {
+enum OutgoingMessage {
     Request(Caller, Request),
     Stream(StreamIo, Bytes),
 }
 
-impl Message {
+impl OutgoingMessage {
     /// The wait number that this request cancels.
     fn stops(&self) -> Option<u64> {
         match self {
@@ -152,7 +152,7 @@ impl Default for Link {
             lock_retries: BTreeSet::new(),
             lowered: BTreeSet::new(),
             held: HashMap::default(),
-            locks: Locks::default(),
+            locks: HeldLocks::default(),
             forgotten: Vec::new(),
             released: Vec::new(),
             released_made: false,
@@ -181,15 +181,15 @@ impl Link {
         if self.released_made && matches!(request, Request::Unlink { .. }) {
             self.send_forgets(out);
         }
-        self.add(Message::Request(caller, request), out)
+        self.add(OutgoingMessage::Request(caller, request), out)
     }
 
     /// As [`Self::ask`], for stream I/O.
     pub fn stream(&mut self, io: StreamIo, data: Bytes, out: &mut Vec<FromClient>) -> RequestId {
-        self.add(Message::Stream(io, data), out)
+        self.add(OutgoingMessage::Stream(io, data), out)
     }
 
-    fn add(&mut self, message: Message, out: &mut Vec<FromClient>) -> RequestId {
+    fn add(&mut self, message: OutgoingMessage, out: &mut Vec<FromClient>) -> RequestId {
         let id = self.next;
         self.next += 1;
         self.unanswered.insert(id, message);
@@ -208,7 +208,7 @@ impl Link {
     pub fn cancel(&mut self, id: RequestId, out: &mut Vec<FromClient>) -> bool {
         match self.unanswered.get(&id.0) {
             Some(_) if self.connected => out.push(FromClient::Cancel { id }),
-            Some(Message::Request(_, Request::Lock { ino, lock, wait })) => {
+            Some(OutgoingMessage::Request(_, Request::Lock { ino, lock, wait })) => {
                 let (ino, lock, wait) = (*ino, *lock, *wait);
                 if let Some(wait) = wait {
                     self.ask(Caller::SERVER, Request::StopWaiting { ino, lock, wait }, out);
@@ -269,15 +269,15 @@ impl Link {
         self.lowered.remove(&id.0);
         let lock_retries = self.lock_retries.remove(&id.0);
         self.account(&message, result);
-        let mut settled = None;
-        if let Message::Request(_, request) = &message {
+        let mut lock_outcome = None;
+        if let OutgoingMessage::Request(_, request) = &message {
             let requester = match (is_waited_for, lock_retries) {
                 (true, _) => LockRequester::Caller,
                 (false, true) => LockRequester::Again,
                 (false, false) => LockRequester::Abandoned,
             };
             let Noted { over, unwanted } = self.locks.answered(request, result, requester);
-            settled = over;
+            lock_outcome = over;
             if let Some(request) = unwanted {
                 self.ask(Caller::SERVER, request, out);
             }
@@ -286,7 +286,7 @@ impl Link {
             self.give_back(&message, reply, out);
         }
         self.fill(out);
-        settled
+        lock_outcome
     }
 
     // ---- Locks
@@ -294,8 +294,8 @@ impl Link {
     /// True if an owner may have locks on a file. An unanswered request counts, even an abandoned
     /// one: its lock may be granted and then returned.
     pub fn has_locks(&self, ino: Ino, owner: LockOwner) -> bool {
-        let asks = |message: &Message| match message {
-            Message::Request(
+        let asks = |message: &OutgoingMessage| match message {
+            OutgoingMessage::Request(
                 _,
                 Request::Lock { ino: of, lock, .. } | Request::StopWaiting { ino: of, lock, .. },
             ) => (*of, lock.owner) == (ino, owner),
@@ -322,12 +322,12 @@ impl Link {
         self.connected
     }
 
-    /// Restores an owner's locks after an abandoned request that may still be granted. `asked`: the
-    /// number of that request, or the next number.
-    fn take_back(&mut self, ino: Ino, lock: &Lock, asked: u64, out: &mut Vec<FromClient>) {
-        let before = self.unanswered.range(..asked).filter_map(|(_, message)| match message {
-            Message::Request(_, request) => Some(request),
-            Message::Stream(..) => None,
+    /// Restores an owner's locks after an abandoned request that may still be granted. `requested`:
+    /// the number of that request, or the next number.
+    fn take_back(&mut self, ino: Ino, lock: &Lock, requested: u64, out: &mut Vec<FromClient>) {
+        let before = self.unanswered.range(..requested).filter_map(|(_, message)| match message {
+            OutgoingMessage::Request(_, request) => Some(request),
+            OutgoingMessage::Stream(..) => None,
         });
         for request in self.locks.without(ino, lock, before) {
             if matches!(request, Request::Lock { .. }) {
@@ -337,13 +337,14 @@ impl Link {
         }
     }
 
-    fn give_back(&mut self, message: &Message, reply: &Reply, out: &mut Vec<FromClient>) {
+    fn give_back(&mut self, message: &OutgoingMessage, reply: &Reply, out: &mut Vec<FromClient>) {
         let opened = match (message, reply) {
             (_, Reply::Created(entry, _)) => Some(entry.attr.ino),
             (_, Reply::Made(made)) => Some(made.ino),
-            (Message::Request(_, Request::Open { ino, .. }), Reply::Opened(_) | Reply::OpenedWhole(..)) => {
-                Some(*ino)
-            }
+            (
+                OutgoingMessage::Request(_, Request::Open { ino, .. }),
+                Reply::Opened(_) | Reply::OpenedWhole(..),
+            ) => Some(*ino),
             _ => None,
         };
         if let Some(ino) = opened {
@@ -365,9 +366,9 @@ impl Link {
     }
 
     /// Updates the records of what is held, as the server does.
-    fn account(&mut self, message: &Message, result: &Result<Reply, Errno>) {
+    fn account(&mut self, message: &OutgoingMessage, result: &Result<Reply, Errno>) {
         match message {
-            Message::Request(_, Request::ForgetAll { inodes, released }) => {
+            OutgoingMessage::Request(_, Request::ForgetAll { inodes, released }) => {
                 for ino in released {
                     self.change(*ino, |hold| hold.opens = hold.opens.saturating_sub(1));
                 }
@@ -375,32 +376,34 @@ impl Link {
                     self.change(*ino, |hold| hold.lookups = hold.lookups.saturating_sub(*lookups));
                 }
             }
-            Message::Request(_, Request::Release { ino }) => {
+            OutgoingMessage::Request(_, Request::Release { ino }) => {
                 self.change(*ino, |hold| hold.opens = hold.opens.saturating_sub(1));
             }
             _ => {}
         }
         match (message, result) {
             (_, Ok(Reply::Entry(entry))) => self.note(entry),
-            (Message::Request(_, request), Ok(Reply::Unmeasured(lookup_token, _))) => match &**lookup_token {
-                Reply::Entry(entry) => self.note(entry),
-                Reply::Created(entry, opened) => {
-                    self.note(entry);
-                    self.note_opened(entry.attr.ino, request, opened);
+            (OutgoingMessage::Request(_, request), Ok(Reply::Unmeasured(lookup_token, _))) => {
+                match &**lookup_token {
+                    Reply::Entry(entry) => self.note(entry),
+                    Reply::Created(entry, opened) => {
+                        self.note(entry);
+                        self.note_opened(entry.attr.ino, request, opened);
+                    }
+                    _ => {}
                 }
-                _ => {}
-            },
+            }
             (_, Ok(Reply::Made(made))) => {
                 let Opened { reclaim_token: opened, announced, .. } = made.opened;
                 let hold = Hold::at(Location::Orphan);
                 self.held.insert(made.ino, Hold { opens: 1, opened, writes: true, announced, ..hold });
             }
-            (Message::Request(_, request), Ok(Reply::Created(entry, opened))) => {
+            (OutgoingMessage::Request(_, request), Ok(Reply::Created(entry, opened))) => {
                 self.note(entry);
                 self.note_opened(entry.attr.ino, request, opened);
             }
             (
-                Message::Request(_, request @ Request::Open { ino, .. }),
+                OutgoingMessage::Request(_, request @ Request::Open { ino, .. }),
                 Ok(Reply::Opened(opened) | Reply::OpenedWhole(opened, _)),
             ) => {
                 self.note_opened(*ino, request, opened);
@@ -438,11 +441,11 @@ impl Link {
     /// The inodes that the client holds, sorted, with lookup and open counts. `None` while requests
     /// are unanswered or notifications are queued.
     pub fn holdings(&self) -> Option<Vec<(Ino, u64, u32)>> {
-        let is_settled = self.connected
+        let is_idle = self.connected
             && self.unanswered.is_empty()
             && self.forgotten.is_empty()
             && self.released.is_empty();
-        is_settled.then(|| {
+        is_idle.then(|| {
             let mut held: Vec<_> =
                 self.held.iter().map(|(ino, hold)| (*ino, hold.lookups, hold.opens)).collect();
             held.sort_unstable();
@@ -520,9 +523,9 @@ impl Link {
         for id in core::mem::take(&mut self.lock_retries) {
             self.unanswered.remove(&id);
         }
-        let stopping: BTreeSet<u64> = self.unanswered.values().filter_map(Message::stops).collect();
+        let stopping: BTreeSet<u64> = self.unanswered.values().filter_map(OutgoingMessage::stops).collect();
         for request in self.locks.ask_again(&stopping) {
-            self.unanswered.insert(self.next, Message::Request(Caller::SERVER, request));
+            self.unanswered.insert(self.next, OutgoingMessage::Request(Caller::SERVER, request));
             self.lock_retries.insert(self.next);
             self.next += 1;
         }
@@ -562,7 +565,7 @@ impl Link {
             .flatten()
             .collect();
         for message in self.unanswered.values() {
-            if let Message::Request(_, request) = message {
+            if let OutgoingMessage::Request(_, request) = message {
                 self.locks.doubt(request);
             }
         }
@@ -579,7 +582,7 @@ impl Link {
             _ => requests.push(Request::Reclaim { held: Vec::new(), last: true, again }),
         }
         for request in requests {
-            self.unanswered.insert(self.next, Message::Request(Caller::SERVER, request));
+            self.unanswered.insert(self.next, OutgoingMessage::Request(Caller::SERVER, request));
             self.reclaims.insert(self.next);
             self.next += 1;
         }
@@ -619,7 +622,7 @@ impl Link {
     /// True if the data of this message may be in flight with the rest. A single message always
     /// may.
     fn takes(&self, id: u64) -> bool {
-        let bytes = self.unanswered.get(&id).map_or(0, Message::bytes);
+        let bytes = self.unanswered.get(&id).map_or(0, OutgoingMessage::bytes);
         self.under_way == 0 || self.under_way + bytes <= UNDER_WAY
     }
 
@@ -627,15 +630,15 @@ impl Link {
         self.unsent.remove(&id);
         let below = RequestId(self.first());
         let message = self.unanswered.get(&id).cloned();
-        self.under_way += message.as_ref().map_or(0, Message::bytes);
+        self.under_way += message.as_ref().map_or(0, OutgoingMessage::bytes);
         let id = RequestId(id);
         let announced = |ino| self.held.get(&ino).is_some_and(|hold| hold.announced);
         out.extend(message.map(|message| match message {
-            Message::Request(caller, request) => {
+            OutgoingMessage::Request(caller, request) => {
                 let announced = request.moves().is_some_and(announced);
                 FromClient::Request { id, below, announced, caller, request }
             }
-            Message::Stream(io, data) => {
+            OutgoingMessage::Stream(io, data) => {
                 FromClient::Stream { id, below, announced: announced(io.ino()), io, data }
             }
         }));

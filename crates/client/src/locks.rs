@@ -7,14 +7,14 @@ use alloc::vec::Vec;
 use espalier_proto::{Errno, Ino, Lock, LockKind, LockOwner, LockRanges, Reply, Request};
 
 #[derive(Debug, Default)]
-pub(crate) struct Locks {
-    held: BTreeMap<(Ino, LockOwner), Held>,
+pub(crate) struct HeldLocks {
+    held: BTreeMap<(Ino, LockOwner), HeldLock>,
     /// By wait number.
     waits: BTreeMap<u64, (Ino, Lock)>,
 }
 
 #[derive(Debug, Default)]
-struct Held {
+struct HeldLock {
     ranges: LockRanges,
     pid: u32,
 }
@@ -39,7 +39,7 @@ pub(crate) struct Noted {
     pub unwanted: Option<Request>,
 }
 
-impl Locks {
+impl HeldLocks {
     pub(crate) fn has(&self, ino: Ino, owner: LockOwner) -> bool {
         self.held.contains_key(&(ino, owner))
     }

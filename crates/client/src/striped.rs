@@ -36,12 +36,12 @@ impl From<StreamIo> for Work {
 #[derive(Debug)]
 pub struct Striped {
     layout: Arc<Layout>,
-    round: Round,
+    round: StripedRound,
 }
 
 /// The requests of the current round.
 #[derive(Debug)]
-enum Round {
+enum StripedRound {
     Read(Read),
     /// The sizes of the datafiles, to distinguish holes from the file's end after a short read.
     Measure(Read),
@@ -87,7 +87,7 @@ impl Striped {
             Work::Stream(io) => begin(&layout, io, data),
             Work::Create { ino, sync } => each(&layout, &DataRequest::Create { ino, sync }),
             Work::Remove(ino) => each(&layout, &DataRequest::Remove { ino }),
-            Work::Measure(attr) => (Round::Attr(attr), StripedStep::Ask(measure(&layout, attr.ino))),
+            Work::Measure(attr) => (StripedRound::Attr(attr), StripedStep::Ask(measure(&layout, attr.ino))),
         };
         (Self { layout, round }, epoch)
     }
@@ -103,25 +103,25 @@ impl Striped {
     fn proceed(&mut self, replies: Vec<Result<DataReply, Errno>>) -> Result<StripedStep, Errno> {
         let replies = replies.into_iter().collect::<Result<Vec<_>, _>>()?;
         let layout = Arc::clone(&self.layout);
-        let (round, epoch) = match core::mem::replace(&mut self.round, Round::Each) {
-            Round::Read(read) => read.received(replies)?.judge(&layout),
-            Round::ReadAgain(read) => done(Ok(Reply::Bytes(read.received(replies)?.gather(&layout)))),
-            Round::Measure(read) => read.measured(&layout, layout.size(sizes(&replies)?)),
-            Round::Write { length } => done(Ok(Reply::Written(length as u32))),
-            Round::Each => done(Ok(Reply::Done)),
-            Round::Attr(attr) => done(measured(&layout, attr, &replies)),
-            Round::Seek { offset, what } => done(found(&layout, offset, what, &replies)),
+        let (round, epoch) = match core::mem::replace(&mut self.round, StripedRound::Each) {
+            StripedRound::Read(read) => read.received(replies)?.judge(&layout),
+            StripedRound::ReadAgain(read) => done(Ok(Reply::Bytes(read.received(replies)?.gather(&layout)))),
+            StripedRound::Measure(read) => read.measured(&layout, layout.size(sizes(&replies)?)),
+            StripedRound::Write { length } => done(Ok(Reply::Written(length as u32))),
+            StripedRound::Each => done(Ok(Reply::Done)),
+            StripedRound::Attr(attr) => done(measured(&layout, attr, &replies)),
+            StripedRound::Seek { offset, what } => done(found(&layout, offset, what, &replies)),
         };
         self.round = round;
         Ok(epoch)
     }
 }
 
-fn done(result: Result<Reply, Errno>) -> (Round, StripedStep) {
-    (Round::Each, StripedStep::Done(result))
+fn done(result: Result<Reply, Errno>) -> (StripedRound, StripedStep) {
+    (StripedRound::Each, StripedStep::Done(result))
 }
 
-fn begin(layout: &Layout, io: StreamIo, data: Bytes) -> (Round, StripedStep) {
+fn begin(layout: &Layout, io: StreamIo, data: Bytes) -> (StripedRound, StripedStep) {
     match io {
         StreamIo::Read { ino, offset, size } => Read::begin(layout, ino, offset, size),
         StreamIo::Write { ino, offset, .. } => write(layout, ino, offset, data),
@@ -131,7 +131,10 @@ fn begin(layout: &Layout, io: StreamIo, data: Bytes) -> (Round, StripedStep) {
             let ask = |Segment { place, local: offset, length }| {
                 (layout.servers()[place], DataRequest::Allocate { ino, offset, length, mode })
             };
-            (Round::Each, StripedStep::Ask(layout.parts(offset, length).into_iter().map(ask).collect()))
+            (
+                StripedRound::Each,
+                StripedStep::Ask(layout.parts(offset, length).into_iter().map(ask).collect()),
+            )
         }
         StreamIo::Seek { ino, offset, what } => {
             let mut asks = measure(layout, ino);
@@ -139,7 +142,7 @@ fn begin(layout: &Layout, io: StreamIo, data: Bytes) -> (Round, StripedStep) {
                 let offset = layout.local_size(place, offset);
                 (*server, DataRequest::Seek { ino, offset, what })
             }));
-            (Round::Seek { offset, what }, StripedStep::Ask(asks))
+            (StripedRound::Seek { offset, what }, StripedStep::Ask(asks))
         }
         // The caller falls back to reading and writing.
         StreamIo::Copy { .. } => done(Err(Errno::EXDEV)),
@@ -156,9 +159,9 @@ fn measure(layout: &Layout, ino: Ino) -> Vec<(ServerId, DataRequest)> {
     layout.servers().iter().map(|server| (*server, DataRequest::Stat { inos: vec![ino] })).collect()
 }
 
-fn each(layout: &Layout, request: &DataRequest) -> (Round, StripedStep) {
+fn each(layout: &Layout, request: &DataRequest) -> (StripedRound, StripedStep) {
     (
-        Round::Each,
+        StripedRound::Each,
         StripedStep::Ask(layout.servers().iter().map(|server| (*server, request.clone())).collect()),
     )
 }
@@ -180,7 +183,7 @@ fn measured(layout: &Layout, mut attr: Attr, replies: &[DataReply]) -> Result<Re
     Ok(Reply::Attr(attr))
 }
 
-fn write(layout: &Layout, ino: Ino, offset: u64, data: Bytes) -> (Round, StripedStep) {
+fn write(layout: &Layout, ino: Ino, offset: u64, data: Bytes) -> (StripedRound, StripedStep) {
     if is_too_far(offset, data.len() as u64) {
         return done(Err(Errno::EFBIG));
     }
@@ -193,11 +196,11 @@ fn write(layout: &Layout, ino: Ino, offset: u64, data: Bytes) -> (Round, Striped
         (layout.servers()[place], DataRequest::Write { ino, offset, data })
     };
     let asks = layout.parts(offset, length as u64).into_iter().map(ask).collect();
-    (Round::Write { length }, StripedStep::Ask(asks))
+    (StripedRound::Write { length }, StripedStep::Ask(asks))
 }
 
 /// Sends each server the list of the pieces that it stores.
-fn write_pieces(layout: &Layout, ino: Ino, list: &Bytes) -> (Round, StripedStep) {
+fn write_pieces(layout: &Layout, ino: Ino, list: &Bytes) -> (StripedRound, StripedStep) {
     let pieces = match pieces_of(list) {
         Ok(pieces) => pieces,
         Err(errno) => return done(Err(errno)),
@@ -214,11 +217,11 @@ fn write_pieces(layout: &Layout, ino: Ino, list: &Bytes) -> (Round, StripedStep)
         (!list.is_empty()).then(|| (*server, DataRequest::WriteList { ino, data: write_list(&list) }))
     };
     let asks = layout.servers().iter().zip(lists).filter_map(ask).collect();
-    (Round::Write { length }, StripedStep::Ask(asks))
+    (StripedRound::Write { length }, StripedStep::Ask(asks))
 }
 
 impl Read {
-    fn begin(layout: &Layout, ino: Ino, offset: u64, size: u32) -> (Round, StripedStep) {
+    fn begin(layout: &Layout, ino: Ino, offset: u64, size: u32) -> (StripedRound, StripedStep) {
         let length = u64::from(size);
         if length == 0 || is_too_far(offset, length) {
             return done(Ok(Reply::Bytes(Bytes::new())));
@@ -226,7 +229,7 @@ impl Read {
         let bytes = vec![Bytes::new(); layout.servers().len()];
         let read = Self { ino, offset, length, parts: layout.parts(offset, length), bytes };
         let asks = read.asks(layout);
-        (Round::Read(read), StripedStep::Ask(asks))
+        (StripedRound::Read(read), StripedStep::Ask(asks))
     }
 
     fn asks(&self, layout: &Layout) -> Vec<(ServerId, DataRequest)> {
@@ -245,13 +248,13 @@ impl Read {
         Ok(self)
     }
 
-    fn judge(mut self, layout: &Layout) -> (Round, StripedStep) {
+    fn judge(mut self, layout: &Layout) -> (StripedRound, StripedStep) {
         let is_short = |part: &Segment| (self.bytes[part.place].len() as u64) < part.length;
         if let [only] = &self.bytes[..] {
             self.length = only.len() as u64;
         } else if self.parts.iter().any(is_short) {
             let asks = measure(layout, self.ino);
-            return (Round::Measure(self), StripedStep::Ask(asks));
+            return (StripedRound::Measure(self), StripedStep::Ask(asks));
         }
         done(Ok(Reply::Bytes(self.gather(layout))))
     }
@@ -259,7 +262,7 @@ impl Read {
     /// Bytes missing before the end of the file are a hole only if a second read does not find them
     /// either: they may have been written after the first read and before the write that determined
     /// the size.
-    fn measured(mut self, layout: &Layout, size: u64) -> (Round, StripedStep) {
+    fn measured(mut self, layout: &Layout, size: u64) -> (StripedRound, StripedStep) {
         self.length = self.length.min(size.saturating_sub(self.offset));
         self.parts = layout.parts(self.offset, self.length);
         self.parts.retain(|part| (self.bytes[part.place].len() as u64) < part.length);
@@ -267,7 +270,7 @@ impl Read {
             return done(Ok(Reply::Bytes(self.gather(layout))));
         }
         let asks = self.asks(layout);
-        (Round::ReadAgain(self), StripedStep::Ask(asks))
+        (StripedRound::ReadAgain(self), StripedStep::Ask(asks))
     }
 
     fn gather(&self, layout: &Layout) -> Bytes {

@@ -119,7 +119,7 @@ fn requests_beyond_window_wait() {
 }
 
 #[test]
-fn few_bytes_are_under_way_and_what_moves_none_goes_past_those_that_wait() {
+fn bytes_in_flight_are_bounded_and_other_requests_overtake() {
     let (mut link, mut out) = (connected(), Vec::new());
     let wide = Welcome { window: 64, ..welcome(1) };
     link.connected(&wide, &[].into(), &mut out);

@@ -81,7 +81,7 @@ fn replies_of_two_ranks_form_one_answer() {
 }
 
 #[test]
-fn an_inode_that_is_gone_is_looked_up_again_once() {
+fn stale_inode_is_looked_up_once_more() {
     let mut client = Client::default();
     let remote_entry = sight(&mut client, &lookup());
     let next = client.found(&lookup(), &remote_entry, false, Err(Errno::ESTALE));
@@ -94,7 +94,7 @@ fn an_inode_that_is_gone_is_looked_up_again_once() {
 }
 
 #[test]
-fn a_directory_that_has_been_made_has_been_made_whatever_becomes_of_it() {
+fn mkdir_succeeds_even_if_directory_is_removed_later() {
     let mut client = Client::default();
     let remote_entry = sight(&mut client, &mkdir());
     let next = client.found(&mkdir(), &remote_entry, false, Err(Errno::ESTALE));

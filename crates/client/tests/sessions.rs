@@ -84,8 +84,8 @@ fn reply(id: RequestId, lease_ms: u32, result: Result<Reply, Errno>) -> FromServ
 fn call(sessions: &mut Sessions<u64>, now: u64, ticket: u64, call: Call<'static>) -> (Rank, RequestId) {
     assert!(sessions.answer(now, &Caller::SERVER, &call).is_none(), "nothing is cached");
     let mut actions = Actions::default();
-    let asked = IncomingCall { call_id: ticket, caller: Caller::SERVER, call, ticket };
-    sessions.call(now, asked, &mut actions);
+    let incoming = IncomingCall { call_id: ticket, caller: Caller::SERVER, call, ticket };
+    sessions.call(now, incoming, &mut actions);
     sent(&actions)
 }
 
@@ -105,7 +105,7 @@ fn lease_root(sessions: &mut Sessions<u64>) {
 }
 
 #[test]
-fn a_lease_begins_when_it_is_asked_for_and_ends_when_it_is_revoked() {
+fn lease_begins_at_request_and_ends_at_revocation() {
     let mut sessions = sessions();
     lease_root(&mut sessions);
     let (rank, id) = call(&mut sessions, 1000, 1, lookup());
@@ -253,15 +253,15 @@ fn a_rename_that_fails_after_its_new_name_was_revoked_distrusts_all_names() {
 }
 
 #[test]
-fn a_name_that_is_revoked_while_its_inode_is_asked_for_is_not_cached() {
+fn name_revoked_during_lookup_is_not_cached() {
     for is_revoked in [false, true] {
         let mut sessions = sessions();
         lease_root(&mut sessions);
         let (rank, id) = call(&mut sessions, 0, 1, lookup());
         let (kind, cacheable, name_leased) = (FileType::Regular, true, true);
-        let elsewhere = Reply::Remote { ino: THERE, kind, cacheable, name_leased };
+        let remote = Reply::Remote { ino: THERE, kind, cacheable, name_leased };
         let mut actions = Actions::default();
-        sessions.received(0, rank, reply(id, 1000, Ok(elsewhere)), &mut actions);
+        sessions.received(0, rank, reply(id, 1000, Ok(remote)), &mut actions);
         let (far, find) = sent(&actions);
         assert_eq!((rank, far), (NEAR, FAR));
         if is_revoked {
@@ -279,7 +279,7 @@ fn a_name_that_is_revoked_while_its_inode_is_asked_for_is_not_cached() {
 }
 
 #[test]
-fn a_session_that_is_lost_fails_what_may_have_been_done_and_is_distrusted_first() {
+fn lost_session_fails_uncertain_calls_after_distrust() {
     let mut sessions = sessions();
     let mkdir = Request::Unlink { dir: Ino::ROOT, name: name(), time: None };
     call(&mut sessions, 0, 1, Call::Request(mkdir));
@@ -476,8 +476,8 @@ fn root_at_another_rank_is_root_to_the_frontend() {
     connect_below(THERE, &mut sessions, FAR, 1);
     let get_attr = || Call::Request(Request::GetAttr { ino: Ino::ROOT });
     let mut actions = Actions::default();
-    let asked = IncomingCall { call_id: 1, caller: Caller::SERVER, call: get_attr(), ticket: 1 };
-    sessions.call(0, asked, &mut actions);
+    let incoming = IncomingCall { call_id: 1, caller: Caller::SERVER, call: get_attr(), ticket: 1 };
+    sessions.call(0, incoming, &mut actions);
     let [(FAR, FromClient::Request { id, request: Request::GetAttr { ino: THERE }, .. })] = actions.send[..]
     else {
         panic!("{:?}", actions.send)

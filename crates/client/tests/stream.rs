@@ -5,7 +5,7 @@ use espalier_client::{Call, Client, Next};
 use espalier_proto::{Access, AllocateMode, Ino, OpenHow, Opened, Reply, Request, StreamIo};
 
 #[test]
-fn a_stream_that_a_loss_of_power_has_taken_is_asked_for_no_more() {
+fn stream_lost_in_power_failure_is_not_requested_again() {
     let ino = Ino(7);
     let mut client = Client::default();
     let how = OpenHow { access: Access::WRITE, ..OpenHow::default() };
@@ -23,7 +23,7 @@ fn a_stream_that_a_loss_of_power_has_taken_is_asked_for_no_more() {
 
 /// A server permits a write in the step in which it executes it.
 #[test]
-fn a_server_is_not_asked_before_it_is_sent_what_is_written() {
+fn metadata_request_follows_unsent_stream_writes() {
     let ino = Ino(7);
     let mut client = Client::default();
     client.is_served = true;

@@ -14,9 +14,9 @@ const INO: Ino = Ino(5);
 
 /// Bytes; `None` was never written.
 #[derive(Clone, Debug, Default, PartialEq)]
-struct Bytes(Vec<Option<u8>>);
+struct SparseBytes(Vec<Option<u8>>);
 
-impl Bytes {
+impl SparseBytes {
     fn reach(&mut self, end: usize) {
         self.0.resize(self.0.len().max(end), None);
     }
@@ -88,12 +88,12 @@ fn strips(random: &mut Rng, servers: usize) -> Vec<Strip> {
     places.into_iter().map(|place| Strip { place, length: random.u64(1..=17) }).collect()
 }
 
-struct Cluster {
+struct StripedCluster {
     layout: Arc<Layout>,
-    servers: Vec<Bytes>,
+    servers: Vec<SparseBytes>,
 }
 
-impl Cluster {
+impl StripedCluster {
     fn new(random: &mut Rng, width: u16) -> Self {
         // Server numbers need not be places.
         let servers: Vec<_> = (0..width).map(|place| ServerId(100 - place)).collect();
@@ -103,7 +103,7 @@ impl Cluster {
             _ => Distribution::SimpleStripe { strip: random.u64(1..=17) },
         };
         let layout = Layout::new(distribution, servers).expect("a layout");
-        Self { layout: Arc::new(layout), servers: vec![Bytes::default(); usize::from(width)] }
+        Self { layout: Arc::new(layout), servers: vec![SparseBytes::default(); usize::from(width)] }
     }
 
     /// `between`: other clients' operations between two rounds.
@@ -148,7 +148,7 @@ fn striped_files_are_as_whole_ones() {
     for seed in 0..400 {
         let random = &mut Rng::with_seed(seed);
         let width = random.u16(1..=5);
-        let (mut cluster, mut model) = (Cluster::new(random, width), Bytes::default());
+        let (mut cluster, mut model) = (StripedCluster::new(random, width), SparseBytes::default());
         for step in 0..60 {
             let (offset, length) = (random.usize(0..200), random.usize(1..120));
             let (ino, at) = (INO, offset as u64);
@@ -214,9 +214,9 @@ fn striped_files_are_as_whole_ones() {
 fn concurrent_append_leaves_no_hole() {
     for seed in 0..200 {
         let random = &mut Rng::with_seed(seed);
-        let mut cluster = Cluster::new(random, 3);
+        let mut cluster = StripedCluster::new(random, 3);
         let mut length = random.usize(0..60);
-        let grow = |cluster: &mut Cluster, length: &mut usize, by: usize| {
+        let grow = |cluster: &mut StripedCluster, length: &mut usize, by: usize| {
             for _ in 0..by {
                 let at = cluster.layout.parts(*length as u64, 1)[0];
                 cluster.servers[at.place].write(at.local as usize, b"x");

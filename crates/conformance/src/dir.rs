@@ -12,7 +12,7 @@ use crate::process::User;
 
 /// Resource limits of a run.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub struct ResourceLimits {
     /// Entries of the largest directory.
     pub entries: u32,
 }
@@ -21,11 +21,11 @@ pub struct Limits {
 #[derive(Clone, Debug)]
 pub struct Dir {
     path: PathBuf,
-    pub limits: Limits,
+    pub limits: ResourceLimits,
 }
 
 impl Dir {
-    pub fn new(path: PathBuf, limits: Limits) -> Self {
+    pub fn new(path: PathBuf, limits: ResourceLimits) -> Self {
         Self { path, limits }
     }
 

@@ -30,25 +30,26 @@ pub fn run(ways: &[PathBuf], seed: u64, rounds: u64) -> CaseResult {
         ("an overwritten big file", |round| round.overwritten()),
     ];
     for seed in seed..seed + rounds {
-        for (number, (what, case)) in cases.iter().enumerate() {
+        for (number, (case_name, case)) in cases.iter().enumerate() {
             let name = format!("follow.{}.{seed}.{number}", std::process::id());
-            let round = Round { ways, name };
+            let round = FollowRound { ways, name };
             let outcome = case(&round);
             rustix::fs::unlink(ways[0].join(&round.name))?;
-            outcome.map_err(|failure| Failure::at(format!("{what}: seed {seed}: {}", failure.message)))?;
+            outcome
+                .map_err(|failure| Failure::at(format!("{case_name}: seed {seed}: {}", failure.message)))?;
         }
     }
     Ok(())
 }
 
-type Case = fn(&Round<'_>) -> CaseResult;
+type Case = fn(&FollowRound<'_>) -> CaseResult;
 
-struct Round<'a> {
+struct FollowRound<'a> {
     ways: &'a [PathBuf],
     name: String,
 }
 
-impl Round<'_> {
+impl FollowRound<'_> {
     /// The path of the writer.
     fn writes(&self) -> &PathBuf {
         &self.ways[0]

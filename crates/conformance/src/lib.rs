@@ -19,5 +19,5 @@ pub mod pieces;
 pub mod race;
 pub mod runner;
 
-pub use dir::{Dir, Limits};
+pub use dir::{Dir, ResourceLimits};
 pub use process::{CaseResult, Failure};

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
-use espalier_conformance::{CaseResult, Failure, Limits, cases, follow, model, pieces, race, runner};
+use espalier_conformance::{CaseResult, Failure, ResourceLimits, cases, follow, model, pieces, race, runner};
 
 /// Tests any directory of any file system by system calls only.
 #[derive(Parser)]
@@ -92,7 +92,7 @@ fn report(outcome: CaseResult) -> u64 {
 }
 
 fn run_cases(args: &Args, base: PathBuf) -> u64 {
-    let limits = Limits { entries: if args.large { 1_000_000 } else { 20_000 } };
+    let limits = ResourceLimits { entries: if args.large { 1_000_000 } else { 20_000 } };
     let (mut passed, mut failed, mut skipped) = (0, 0, 0);
     for case in cases::ALL {
         let name = case.to_string();

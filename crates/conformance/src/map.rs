@@ -9,12 +9,12 @@ use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
 use crate::CaseResult;
 
 /// A mapping of the first `len` bytes of a file.
-pub(crate) struct Map {
+pub(crate) struct FileMapping {
     start: *mut u8,
     len: usize,
 }
 
-impl Map {
+impl FileMapping {
     pub(crate) fn new(
         file: impl AsFd,
         len: usize,
@@ -52,7 +52,7 @@ impl Map {
     }
 }
 
-impl Drop for Map {
+impl Drop for FileMapping {
     fn drop(&mut self) {
         // SAFETY: exactly the mapping, which is not used afterwards.
         let _ = unsafe { munmap(self.start.cast(), self.len) };

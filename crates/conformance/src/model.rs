@@ -11,7 +11,7 @@ use std::path::Path;
 
 use crate::process::Child;
 use crate::{CaseResult, Failure, runner};
-use op::Op;
+use op::ModelOp;
 use reference::Reference;
 
 pub use threads::run_threads;
@@ -24,7 +24,7 @@ const TREE_EVERY: usize = 40;
 /// Executes `steps` operations. A failure is shrunk and reported as a list of operations.
 pub fn run(base: &Path, seed: u64, steps: usize) -> CaseResult {
     let mut rng = fastrand::Rng::with_seed(seed);
-    let ops: Vec<Op> = std::iter::repeat_with(|| Op::random(&mut rng)).take(steps).collect();
+    let ops: Vec<ModelOp> = std::iter::repeat_with(|| ModelOp::random(&mut rng)).take(steps).collect();
     match attempt(base, &ops) {
         Ok(()) => Ok(()),
         Err((_, failure)) if failure.skip => Err(failure),
@@ -45,14 +45,14 @@ pub fn run(base: &Path, seed: u64, steps: usize) -> CaseResult {
 }
 
 /// Removes ever smaller parts while the rest still fails.
-fn shrink(base: &Path, mut ops: Vec<Op>, mut failure: Failure) -> (Vec<Op>, Failure) {
+fn shrink(base: &Path, mut ops: Vec<ModelOp>, mut failure: Failure) -> (Vec<ModelOp>, Failure) {
     let mut runs = 0;
     let mut piece = ops.len().div_ceil(2);
     while piece > 0 {
         let mut start = 0;
         while start < ops.len() && runs < SHRINK_RUNS {
             let end = (start + piece).min(ops.len());
-            let rest: Vec<Op> = ops[..start].iter().chain(&ops[end..]).cloned().collect();
+            let rest: Vec<ModelOp> = ops[..start].iter().chain(&ops[end..]).cloned().collect();
             runs += 1;
             match attempt(base, &rest) {
                 Err((at, found)) if !found.skip => {
@@ -68,7 +68,7 @@ fn shrink(base: &Path, mut ops: Vec<Op>, mut failure: Failure) -> (Vec<Op>, Fail
 }
 
 /// Executes operations in a fresh directory; an error contains the index of the operation.
-fn attempt(base: &Path, ops: &[Op]) -> Result<(), (usize, Failure)> {
+fn attempt(base: &Path, ops: &[ModelOp]) -> Result<(), (usize, Failure)> {
     let root = runner::fresh(base, "model").map_err(|e| (0, e))?;
     let mut at = 0;
     let outcome = replay(&root, ops, &mut at);
@@ -76,7 +76,7 @@ fn attempt(base: &Path, ops: &[Op]) -> Result<(), (usize, Failure)> {
     outcome.map_err(|failure| (at, failure))
 }
 
-fn replay(root: &Path, ops: &[Op], at: &mut usize) -> CaseResult {
+fn replay(root: &Path, ops: &[ModelOp], at: &mut usize) -> CaseResult {
     let (mut reference, mut handles) = (Reference::new(), real::Handles::default());
     let mut times = HashMap::new();
     for (step, op) in ops.iter().enumerate() {
@@ -93,8 +93,12 @@ fn replay(root: &Path, ops: &[Op], at: &mut usize) -> CaseResult {
 }
 
 /// Executes `op` on both sides and compares the results.
-fn step_both(root: &Path, (reference, handles): (&mut Reference, &mut real::Handles), op: &Op) -> CaseResult {
-    if matches!(op, Op::KeepHandle { .. } | Op::StatHandle { .. }) && !real::has_handles(root) {
+fn step_both(
+    root: &Path,
+    (reference, handles): (&mut Reference, &mut real::Handles),
+    op: &ModelOp,
+) -> CaseResult {
+    if matches!(op, ModelOp::KeepHandle { .. } | ModelOp::StatHandle { .. }) && !real::has_handles(root) {
         return Ok(());
     }
     let want = reference.apply(op);

@@ -259,15 +259,15 @@ impl Bell {
 
 /// Adds a description to an error.
 pub(crate) trait Context<T> {
-    fn context(self, what: impl Display) -> Result<T, Failure>;
+    fn context(self, context: impl Display) -> Result<T, Failure>;
 }
 
 impl<T, E: std::error::Error> Context<T> for Result<T, E> {
     #[track_caller]
-    fn context(self, what: impl Display) -> Result<T, Failure> {
+    fn context(self, context: impl Display) -> Result<T, Failure> {
         match self {
             Ok(value) => Ok(value),
-            Err(error) => Err(Failure::at(format!("{what}: {error}"))),
+            Err(error) => Err(Failure::at(format!("{context}: {error}"))),
         }
     }
 }

@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use history::Did;
 pub use mounted::run;
-pub use op::{DIRS, How, Op, PathIndex, REGISTER, Seen};
+pub use op::{DIRS, How, PathIndex, REGISTER, RaceOp, Seen};
 
 use crate::process::Code;
 use crate::{CaseResult, Failure};
@@ -28,7 +28,7 @@ pub trait Way: Sync {
     ///
     /// # Errors
     /// Those of the operation, which may be expected.
-    fn perform(&self, op: Op) -> io::Result<Seen>;
+    fn perform(&self, op: RaceOp) -> io::Result<Seen>;
 }
 
 /// Which orders are permitted.
@@ -87,7 +87,7 @@ fn one<W: Way>(
 ) -> Result<Vec<Did>, Failure> {
     let mut done = Vec::with_capacity(STEPS);
     for step in 0..STEPS {
-        let op = Op::random(&mut rng, W::RENAMES, (thread * STEPS + step) as u32 + 1);
+        let op = RaceOp::random(&mut rng, W::RENAMES, (thread * STEPS + step) as u32 + 1);
         let from = begun.elapsed();
         let seen = match way.perform(op) {
             Err(error) if error.code() != 0 => Seen::Error(error.code()),

@@ -6,16 +6,16 @@ use std::time::{Duration, Instant};
 
 use crate::cases::Case;
 use crate::process::Child;
-use crate::{CaseResult, Dir, Failure, Limits};
+use crate::{CaseResult, Dir, Failure, ResourceLimits};
 
 /// The result of a case.
-pub struct Report {
+pub struct CaseReport {
     pub case: &'static Case,
     pub outcome: CaseResult,
     pub seconds: f64,
 }
 
-impl Report {
+impl CaseReport {
     pub fn passed(&self) -> bool {
         self.outcome.is_ok()
     }
@@ -40,7 +40,7 @@ pub fn remove(path: &Path) {
     let _ = fs::remove_dir_all(path);
 }
 
-pub fn run(base: &Path, case: &'static Case, limits: Limits, limit: Duration) -> Report {
+pub fn run(base: &Path, case: &'static Case, limits: ResourceLimits, limit: Duration) -> CaseReport {
     let start = Instant::now();
     let outcome = (|| {
         let path = fresh(base, &format!("{}-{}", case.subject, case.name))?;
@@ -56,5 +56,5 @@ pub fn run(base: &Path, case: &'static Case, limits: Limits, limit: Duration) ->
         }
         outcome
     })();
-    Report { case, outcome, seconds: start.elapsed().as_secs_f64() }
+    CaseReport { case, outcome, seconds: start.elapsed().as_secs_f64() }
 }

@@ -141,7 +141,7 @@ fn done(result: i32) -> io::Result<()> {
 
 /// An entry of `getdents64`; `next` is the offset after it, as of `telldir`.
 #[derive(Clone, Debug)]
-pub(crate) struct Entry {
+pub(crate) struct ListedEntry {
     pub(crate) name: OsString,
     pub(crate) ino: u64,
     pub(crate) kind: FileType,
@@ -149,24 +149,24 @@ pub(crate) struct Entry {
 }
 
 /// An open directory that is read in small pieces.
-pub(crate) struct Reader {
+pub(crate) struct DirReader {
     file: File,
     buffer: Vec<MaybeUninit<u8>>,
 }
 
-impl Reader {
+impl DirReader {
     pub(crate) fn open(path: impl AsRef<Path>, buffer: usize) -> Result<Self, Failure> {
         let file = crate::dir::open(path, OFlags::RDONLY | OFlags::DIRECTORY)?;
         Ok(Self { file, buffer: vec![MaybeUninit::uninit(); buffer] })
     }
 
     /// The entries of one `getdents64`; empty at the end.
-    pub(crate) fn some(&mut self) -> Result<Vec<Entry>, Failure> {
+    pub(crate) fn some(&mut self) -> Result<Vec<ListedEntry>, Failure> {
         let mut entries = Vec::new();
         let mut raw = RawDir::new(self.file.as_fd(), &mut self.buffer);
         while let Some(entry) = raw.next() {
             let entry = entry?;
-            entries.push(Entry {
+            entries.push(ListedEntry {
                 name: OsString::from_vec(entry.file_name().to_bytes().to_vec()),
                 ino: entry.ino(),
                 kind: entry.file_type(),
@@ -180,7 +180,7 @@ impl Reader {
     }
 
     /// The remaining entries, without `.` and `..`.
-    pub(crate) fn rest(&mut self) -> Result<Vec<Entry>, Failure> {
+    pub(crate) fn rest(&mut self) -> Result<Vec<ListedEntry>, Failure> {
         let mut all = Vec::new();
         loop {
             let some = self.some()?;
@@ -199,7 +199,7 @@ impl Reader {
 
 /// Sorted names in a directory, without `.` and `..`.
 pub(crate) fn names(path: impl AsRef<Path>) -> Result<Vec<OsString>, Failure> {
-    let mut names: Vec<_> = Reader::open(path, 32 * 1024)?.rest()?.into_iter().map(|e| e.name).collect();
+    let mut names: Vec<_> = DirReader::open(path, 32 * 1024)?.rest()?.into_iter().map(|e| e.name).collect();
     names.sort();
     Ok(names)
 }

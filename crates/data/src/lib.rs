@@ -32,10 +32,10 @@ use espalier_proto::{
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
-use sessions::{Session, Sessions};
+use sessions::{ClientSession, SessionTable};
 use truncated::{Truncated, Truncation};
 
-type Map<K, V> = HashMap<K, V, FxBuildHasher>;
+type FxMap<K, V> = HashMap<K, V, FxBuildHasher>;
 
 /// Names an I/O that the machine has requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -101,7 +101,7 @@ type RequestKey = (Requester, u64, RequestId);
 
 /// A connected peer.
 #[derive(Debug)]
-struct Peer {
+struct ConnectedPeer {
     incarnation: u64,
     connection: u64,
     /// Requests of earlier incarnations under way, and those that wait for their end.
@@ -120,24 +120,24 @@ struct UnderWay {
 
 impl UnderWay {
     /// For a client: its session.
-    fn session(&self) -> Option<Session> {
-        self.capability.as_ref().map(Session::of)
+    fn session(&self) -> Option<ClientSession> {
+        self.capability.as_ref().map(ClientSession::of)
     }
 }
 
 /// The data server's machine. See the crate's documentation.
 #[derive(Debug, Default)]
 pub struct Data {
-    peers: Map<Requester, Peer>,
-    under_way: Map<RequestKey, UnderWay>,
-    sessions: Sessions,
+    peers: FxMap<Requester, ConnectedPeer>,
+    under_way: FxMap<RequestKey, UnderWay>,
+    sessions: SessionTable,
     /// Answered when no request of an ended session is under way.
     admissions: Vec<RequestKey>,
     /// Metadata servers that ask for the new datafiles; answered when no ended session can add to
     /// them.
     listings: Vec<RequestKey>,
-    running: Map<IoId, Running>,
-    files: Map<Ino, File>,
+    running: FxMap<IoId, Running>,
+    files: FxMap<Ino, DatafileQueue>,
     truncated: Truncated,
     next_io: u64,
     /// Waiting for the batch under way.
@@ -170,13 +170,13 @@ enum Use {
 
 /// Requests under way on a datafile, and those that wait.
 #[derive(Debug, Default)]
-struct File {
+struct DatafileQueue {
     running: usize,
     individually: bool,
     waiting: VecDeque<(RequestKey, Use, DataRequest)>,
 }
 
-impl File {
+impl DatafileQueue {
     fn takes(&self, how: Use) -> bool {
         !self.individually && (how == Use::Shared || self.running == 0)
     }
@@ -200,7 +200,8 @@ impl Data {
             Input::Connect { from, incarnation, connection } => {
                 let is_old = |(of, when, _): &&RequestKey| *of == from && *when != incarnation;
                 let old = self.under_way.keys().filter(is_old).count();
-                self.peers.insert(from, Peer { incarnation, connection, old, deferred: VecDeque::new() });
+                self.peers
+                    .insert(from, ConnectedPeer { incarnation, connection, old, deferred: VecDeque::new() });
                 if let Requester::Server(server) = from {
                     self.sessions.begin(server, incarnation);
                 }
@@ -279,7 +280,7 @@ impl Data {
         }
         let is_client = matches!(from, Requester::Client(_));
         let capability = capability.filter(|_| is_client);
-        let session = capability.as_ref().map(Session::of);
+        let session = capability.as_ref().map(ClientSession::of);
         self.under_way.insert(key, UnderWay { connection, capability });
         let may = !is_client || capability.is_some_and(|capability| capability.permits(&request));
         match request.check() {
@@ -304,7 +305,7 @@ impl Data {
 
     fn answer_admissions(&mut self, out: &mut Outbox) {
         for key in core::mem::take(&mut self.admissions) {
-            let of = |session: &Session| Requester::Server(session.server) == key.0;
+            let of = |session: &ClientSession| Requester::Server(session.server) == key.0;
             let mut sessions = self.under_way.values().filter_map(UnderWay::session);
             if sessions.any(|session| of(&session) && !self.sessions.has(session)) {
                 self.admissions.push(key);

@@ -8,17 +8,17 @@ use alloc::vec::Vec;
 
 use espalier_proto::{Capability, ServerId};
 
-use crate::Map;
+use crate::FxMap;
 
 /// A client's session with one incarnation of a metadata server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Session {
+pub(crate) struct ClientSession {
     pub server: ServerId,
     incarnation: u64,
     number: u64,
 }
 
-impl Session {
+impl ClientSession {
     pub fn of(capability: &Capability) -> Self {
         let Capability { server, incarnation, session: number, .. } = *capability;
         Self { server, incarnation, number }
@@ -26,8 +26,8 @@ impl Session {
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Sessions {
-    servers: Map<ServerId, Reported>,
+pub(crate) struct SessionTable {
+    servers: FxMap<ServerId, Reported>,
 }
 
 /// A metadata server's last report.
@@ -48,7 +48,7 @@ struct Live {
     live: Vec<u64>,
 }
 
-impl Sessions {
+impl SessionTable {
     /// A metadata server has connected. Reports of an earlier incarnation are void.
     pub fn begin(&mut self, server: ServerId, incarnation: u64) {
         let anew = || Reported { incarnation, durable: 0, sessions: None };
@@ -84,7 +84,7 @@ impl Sessions {
         }
     }
 
-    pub fn has(&self, session: Session) -> bool {
+    pub fn has(&self, session: ClientSession) -> bool {
         let reported =
             self.servers.get(&session.server).filter(|reported| reported.incarnation == session.incarnation);
         reported.and_then(|reported| reported.sessions.as_ref()).is_some_and(|Live { below, live }| {

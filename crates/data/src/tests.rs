@@ -8,12 +8,12 @@ const A: Requester = Requester::Server(SERVER);
 const CLIENT: Requester = Requester::Client(ClientId(77));
 const FILE: Ino = Ino(9);
 
-struct Server {
+struct TestServer {
     data: Data,
     out: Outbox,
 }
 
-impl Server {
+impl TestServer {
     fn new() -> Self {
         let mut server = Self { data: Data::default(), out: Outbox::default() };
         server.connect(1, 1);
@@ -63,8 +63,8 @@ fn write(byte: u8) -> DataRequest {
 }
 
 #[test]
-fn a_request_that_comes_again_is_not_done_twice_at_a_time() {
-    let mut server = Server::new();
+fn repeated_request_does_not_run_concurrently() {
+    let mut server = TestServer::new();
     server.ask(1, 1, write(1));
     server.connect(1, 2);
     server.ask(1, 2, write(2));
@@ -77,8 +77,8 @@ fn a_request_that_comes_again_is_not_done_twice_at_a_time() {
 }
 
 #[test]
-fn requests_that_replace_a_datafile_run_exclusively_and_in_order() {
-    let mut server = Server::new();
+fn datafile_replacements_run_exclusively_and_in_order() {
+    let mut server = TestServer::new();
     server.ask(1, 1, write(1));
     server.ask(1, 2, write(2));
     assert_eq!(server.out.io.len(), 2, "writes do not wait for each other");
@@ -101,7 +101,7 @@ fn requests_that_replace_a_datafile_run_exclusively_and_in_order() {
 
 #[test]
 fn a_truncation_is_done_once_for_a_request() {
-    let mut server = Server::new();
+    let mut server = TestServer::new();
     let truncation = |client, request| DataRequest::Truncate {
         ino: FILE,
         size: 0,
@@ -140,7 +140,7 @@ fn a_truncation_is_done_once_for_a_request() {
 
 #[test]
 fn removals_are_answered_when_they_are_durable() {
-    let mut server = Server::new();
+    let mut server = TestServer::new();
     for id in 1..=3 {
         server.ask(1, id, DataRequest::Remove { ino: Ino(id) });
     }
@@ -157,7 +157,7 @@ fn removals_are_answered_when_they_are_durable() {
 
 #[test]
 fn datafiles_that_are_made_share_a_write() {
-    let mut server = Server::new();
+    let mut server = TestServer::new();
     for id in 1..=3 {
         server.ask(1, id, DataRequest::Create { ino: Ino(id), sync: true });
     }
@@ -179,7 +179,7 @@ fn datafiles_that_are_made_share_a_write() {
         Some(Io::Request(DataRequest::Create { ino: Ino(5), sync: false }))
     );
     assert_eq!(server.work(), Io::Create(vec![Ino(4)]));
-    let mut server = Server::new();
+    let mut server = TestServer::new();
 
     server.data.individually = true;
     (5..=7).for_each(|id| server.ask(1, id, DataRequest::Create { ino: Ino(id), sync: true }));
@@ -189,7 +189,7 @@ fn datafiles_that_are_made_share_a_write() {
 
 #[test]
 fn failed_datafile_creation_is_reported_and_blocks_nothing() {
-    let mut server = Server::new();
+    let mut server = TestServer::new();
     server.ask(1, 1, DataRequest::Create { ino: FILE, sync: true });
     server.ask(1, 2, DataRequest::Create { ino: Ino(8), sync: true });
     server.ask(1, 3, write(3));
@@ -204,7 +204,7 @@ fn failed_datafile_creation_is_reported_and_blocks_nothing() {
 
 #[test]
 fn failed_removal_is_reported_and_blocks_nothing() {
-    let mut server = Server::new();
+    let mut server = TestServer::new();
     server.ask(1, 1, DataRequest::Remove { ino: FILE });
     server.ask(1, 2, write(2));
     let (id, _) = server.out.io.remove(0);
@@ -216,7 +216,7 @@ fn failed_removal_is_reported_and_blocks_nothing() {
 
 #[test]
 fn malformed_requests_are_refused() {
-    let mut server = Server::new();
+    let mut server = TestServer::new();
     server.ask(1, 1, DataRequest::Write { ino: FILE, offset: espalier_proto::END, data: vec![1].into() });
     server.ask(1, 2, DataRequest::Stat { inos: vec![FILE; DataRequest::MAX_INODES + 1] });
     assert!(server.out.io.is_empty());
@@ -231,7 +231,7 @@ fn malformed_requests_are_refused() {
 /// The write of an earlier incarnation would overwrite the next one's.
 #[test]
 fn requests_from_before_a_restart_are_done_first() {
-    let mut server = Server::new();
+    let mut server = TestServer::new();
     server.ask(1, 1, write(1));
     server.ask(1, 2, DataRequest::Remove { ino: FILE });
     server.connect(2, 2);
@@ -254,8 +254,8 @@ fn capability(session: u64) -> Capability {
     Capability { ino: FILE, access, server: SERVER, incarnation: 1, session, since, announced, seal }
 }
 
-fn with_client() -> Server {
-    let mut server = Server::new();
+fn with_client() -> TestServer {
+    let mut server = TestServer::new();
     server.data.on(Input::Connect { from: CLIENT, incarnation: 0, connection: 9 }, &mut server.out);
     server
 }
@@ -264,7 +264,7 @@ const STALE: Result<DataReply, Errno> = Ok(DataReply::Stale);
 const DONE: Result<DataReply, Errno> = Ok(DataReply::Done);
 
 #[test]
-fn clients_do_what_their_capabilities_say() {
+fn capabilities_limit_clients() {
     let mut server = with_client();
     server.admit(1, 1, &[]);
     let read_only = Capability { access: Access::READ, ..capability(1) };
@@ -304,7 +304,7 @@ fn clients_do_what_their_capabilities_say() {
 }
 
 #[test]
-fn nothing_is_done_for_a_session_that_has_ended() {
+fn ended_session_is_refused() {
     let mut server = with_client();
     server.ask_with(capability(1), 1, write(1));
     assert_eq!(server.replies(), [STALE], "of that server nothing has been heard");
@@ -334,7 +334,7 @@ fn nothing_is_done_for_a_session_that_has_ended() {
 }
 
 #[test]
-fn a_metadata_server_that_was_started_anew_knows_no_old_capabilities() {
+fn restarted_metadata_server_rejects_old_capabilities() {
     let mut server = with_client();
     server.admit(1, 1, &[]);
     server.ask_with(capability(1), 1, write(1));
@@ -357,7 +357,7 @@ fn datafiles_of_provisional_files_are_listed_as_new() {
     let mut server = with_client();
     server.admit(1, 1, &[]);
     let young = Capability { since: 5, ..capability(1) };
-    let how = |server: &mut Server, capability, id| {
+    let how = |server: &mut TestServer, capability, id| {
         server.ask_with(capability, id, write(1));
         matches!(server.work(), Io::WriteNew(DataRequest::Write { ino: FILE, offset: 0, .. }))
     };
@@ -416,7 +416,7 @@ fn new_datafiles_are_listed_when_no_old_session_adds_to_them() {
 }
 
 #[test]
-fn the_requests_of_a_client_that_connects_again_are_not_done_twice_at_a_time() {
+fn requests_repeated_after_reconnect_do_not_run_concurrently() {
     let mut server = with_client();
     server.admit(1, 1, &[]);
     server.ask_with(capability(1), 1, write(1));

@@ -19,9 +19,9 @@ use zerocopy::IntoBytes;
 /// A bounded queue of notifications. Those of one inode or directory are sent in order. Each method
 /// returns false if the queue is full or the mount is gone; the notification is then not queued.
 #[derive(Clone)]
-pub struct Notifier(Arc<Shared>);
+pub struct Notifier(Arc<NotifierState>);
 
-struct Shared {
+struct NotifierState {
     queue: Mutex<Queue>,
     changed: Condvar,
     capacity: usize,
@@ -54,13 +54,13 @@ struct Sending {
 
 enum Note {
     Inode { node: u64, offset: i64, length: i64 },
-    Entry { parent: u64, name: Box<[u8]>, expire: bool, done: Option<Action> },
+    Entry { parent: u64, name: Box<[u8]>, expire: bool, done: Option<FenceAction> },
     Delete { parent: u64, node: u64, name: Box<[u8]> },
     Prune(Box<[u64]>),
-    Fence(Action),
+    Fence(FenceAction),
 }
 
-type Action = Box<dyn FnOnce() + Send>;
+type FenceAction = Box<dyn FnOnce() + Send>;
 
 impl Notifier {
     /// Maximum number of threads, all of which may block in the kernel.
@@ -74,7 +74,8 @@ impl Notifier {
     ) -> io::Result<Notifier> {
         let queue = Mutex::new(Queue { threads: 1, ..Queue::default() });
         let changed = Condvar::new();
-        let notifier = Notifier(Arc::new(Shared { queue, changed, capacity, channel, slots, can_expire }));
+        let notifier =
+            Notifier(Arc::new(NotifierState { queue, changed, capacity, channel, slots, can_expire }));
         notifier.start_thread()?;
         Ok(notifier)
     }
@@ -124,7 +125,7 @@ impl Notifier {
     ///
     /// A lookup that was answered just before can undo this: the kernel revalidates a cached name
     /// without its directory's lock, and sets the timeout when it processes the reply.
-    pub fn expire_entry(&self, parent: u64, name: &[u8], done: Option<Action>) -> bool {
+    pub fn expire_entry(&self, parent: u64, name: &[u8], done: Option<FenceAction>) -> bool {
         self.push(Note::Entry { parent, name: name.into(), expire: self.0.can_expire, done })
     }
 
@@ -193,7 +194,7 @@ impl fmt::Debug for Notifier {
     }
 }
 
-impl Shared {
+impl NotifierState {
     fn lock(&self) -> MutexGuard<'_, Queue> {
         // No foreign code runs under the lock, so a poisoned queue is consistent.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)

@@ -13,7 +13,7 @@ use zerocopy::{Immutable, IntoBytes};
 /// The obligation to reply to one request, from any thread at any time.
 #[derive(Debug)]
 pub struct Reply {
-    way: Way,
+    way: ReplyDestination,
     unique: u64,
     opcode: u32,
     owed: Owed,
@@ -21,7 +21,7 @@ pub struct Reply {
 
 /// The destination of a reply.
 #[derive(Debug, Clone)]
-pub(crate) enum Way {
+pub(crate) enum ReplyDestination {
     Device(Channel),
     Uring(Arc<Slot>),
 }
@@ -96,10 +96,10 @@ pub struct StatXExtra {
 }
 
 impl Reply {
-    pub(crate) fn new(way: Way, unique: u64, opcode: u32) -> Reply {
+    pub(crate) fn new(way: ReplyDestination, unique: u64, opcode: u32) -> Reply {
         let owed = match Opcode::from_wire(opcode) {
             // The ring entry is reusable only after a reply, even for these requests.
-            _ if matches!(way, Way::Uring(_)) => Owed::Answer,
+            _ if matches!(way, ReplyDestination::Uring(_)) => Owed::Answer,
             Some(Opcode::Forget | Opcode::BatchForget) => Owed::Nothing,
             Some(Opcode::Interrupt) => Owed::Optional,
             _ => Owed::Answer,
@@ -110,8 +110,8 @@ impl Reply {
     /// The connection to the kernel, for registering backing files.
     pub fn channel(&self) -> &Channel {
         match &self.way {
-            Way::Device(channel) => channel,
-            Way::Uring(slot) => slot.device(),
+            ReplyDestination::Device(channel) => channel,
+            ReplyDestination::Uring(slot) => slot.device(),
         }
     }
 
@@ -255,11 +255,11 @@ impl Reply {
     }
 }
 
-impl Way {
+impl ReplyDestination {
     fn send(&self, unique: u64, error: i32, body: &[IoSlice<'_>]) -> rustix::io::Result<()> {
         match self {
-            Way::Device(channel) => channel.send(unique, error, body),
-            Way::Uring(slot) => slot.send(error, body),
+            ReplyDestination::Device(channel) => channel.send(unique, error, body),
+            ReplyDestination::Uring(slot) => slot.send(error, body),
         }
     }
 }

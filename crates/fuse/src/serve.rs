@@ -13,7 +13,7 @@
 
 use crate::abi::{self, InitFlags, Opcode};
 use crate::channel::{Channel, Received};
-use crate::reply::{Reply, Way};
+use crate::reply::{Reply, ReplyDestination};
 use crate::request::{Op, Request};
 use crate::ring::Ring;
 use crate::session::{Buffer, Filesystem, RunError, Session, Threads};
@@ -49,7 +49,7 @@ pub(crate) fn serve<F: Filesystem + ?Sized>(
     let service = Service {
         session,
         filesystem,
-        device: Crew::new(threads.device),
+        device: ReaderThreads::new(threads.device),
         free: (0..queues).map(|_| AtomicUsize::new(0)).collect(),
         vacant: AtomicUsize::new(threads.rings_max.saturating_sub(rings.len())),
         gate: RwLock::new(false),
@@ -96,7 +96,7 @@ fn deepen(session: &Session, rings: &mut Vec<Ring>, threads: usize) -> io::Resul
 struct Service<'a, F: ?Sized> {
     session: &'a Session,
     filesystem: &'a F,
-    device: Crew,
+    device: ReaderThreads,
     /// Waiting entries by queue.
     free: Vec<AtomicUsize>,
     /// Number of rings that may still be added.
@@ -107,28 +107,28 @@ struct Service<'a, F: ?Sized> {
 }
 
 /// Counts the threads that read the device.
-struct Crew {
-    counts: Mutex<Counts>,
+struct ReaderThreads {
+    counts: Mutex<ThreadCounts>,
     /// Maximum number of waiting threads. The kernel wakes them in turn, so with many of them each
     /// would have a cold cache.
     waiting_max: usize,
 }
 
-struct Counts {
+struct ThreadCounts {
     waiting: usize,
     /// Number of threads that may still be started.
     vacant: usize,
 }
 
-impl Crew {
+impl ReaderThreads {
     /// Starts with one waiting thread.
-    fn new(threads: usize) -> Crew {
-        let counts = Mutex::new(Counts { waiting: 1, vacant: threads.saturating_sub(1) });
+    fn new(threads: usize) -> ReaderThreads {
+        let counts = Mutex::new(ThreadCounts { waiting: 1, vacant: threads.saturating_sub(1) });
         let waiting_max = thread::available_parallelism().map_or(2, NonZero::get).max(2);
-        Crew { counts, waiting_max }
+        ReaderThreads { counts, waiting_max }
     }
 
-    fn counts(&self) -> MutexGuard<'_, Counts> {
+    fn counts(&self) -> MutexGuard<'_, ThreadCounts> {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -139,7 +139,7 @@ impl Crew {
         counts.waiting -= 1;
         let more = counts.waiting == 0 && counts.vacant > 0;
         if more {
-            *counts = Counts { waiting: 1, vacant: counts.vacant - 1 };
+            *counts = ThreadCounts { waiting: 1, vacant: counts.vacant - 1 };
         }
         more
     }
@@ -223,7 +223,11 @@ impl<F: Filesystem + ?Sized> Service<'_, F> {
                         tracing::debug!(%error, "no further thread");
                         self.device.lose();
                     }
-                    dispatch(Way::Device(channel.clone()), &buffer.as_mut()[..length], self.filesystem);
+                    dispatch(
+                        ReplyDestination::Device(channel.clone()),
+                        &buffer.as_mut()[..length],
+                        self.filesystem,
+                    );
                     if !self.device.come_back() {
                         return;
                     }
@@ -282,7 +286,7 @@ impl<F: Filesystem + ?Sized> Service<'_, F> {
             if free.fetch_sub(1, Ordering::SeqCst) <= SPARE {
                 self.grow(scope, queue);
             }
-            dispatch(Way::Uring(Arc::clone(&slot)), message, self.filesystem);
+            dispatch(ReplyDestination::Uring(Arc::clone(&slot)), message, self.filesystem);
             match ring.answer() {
                 Ok(true) => free.fetch_add(1, Ordering::SeqCst),
                 Ok(false) => return self.close(),
@@ -323,7 +327,7 @@ impl<F: ?Sized> Drop for Alarm<'_, '_, F> {
 }
 
 /// Decodes a message and passes it to the file system. A panic there affects only this request.
-fn dispatch<F: Filesystem + ?Sized>(way: Way, message: &[u8], filesystem: &F) {
+fn dispatch<F: Filesystem + ?Sized>(way: ReplyDestination, message: &[u8], filesystem: &F) {
     let request = match Request::parse(message) {
         Ok(request) => request,
         Err(malformed) => {
@@ -366,11 +370,11 @@ fn opcode_of(message: &[u8]) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    use super::Crew;
+    use super::ReaderThreads;
 
     #[test]
     fn threads_start_when_none_wait_and_end_when_enough_do() {
-        let crew = Crew { waiting_max: 2, ..Crew::new(4) };
+        let crew = ReaderThreads { waiting_max: 2, ..ReaderThreads::new(4) };
         // Each request finds no thread waiting, up to the limit.
         assert_eq!([(); 4].map(|()| crew.leave()), [true, true, true, false]);
         assert_eq!([(); 4].map(|()| crew.come_back()), [true, true, false, false]);
@@ -379,8 +383,8 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_cannot_be_started_is_not_tried_again() {
-        let crew = Crew::new(2);
+    fn failed_thread_start_is_not_retried() {
+        let crew = ReaderThreads::new(2);
         assert!(crew.leave());
         crew.lose();
         assert!(crew.come_back() && !crew.leave());
@@ -388,7 +392,7 @@ mod tests {
 
     #[test]
     fn a_limit_of_one_starts_none() {
-        let crew = Crew::new(64);
+        let crew = ReaderThreads::new(64);
         crew.limit(1);
         assert!(!crew.leave() && crew.come_back());
     }

@@ -4,7 +4,7 @@ use crate::abi::{self, InitFlags, Opcode};
 use crate::channel::{Channel, Received};
 use crate::mount::{self, MountError, MountOptions};
 use crate::notify::Notifier;
-use crate::reply::{Reply, Way};
+use crate::reply::{Reply, ReplyDestination};
 use crate::request::{Init, Op, Request};
 use crate::ring::{self, Ring};
 use crate::serve::{RINGS_MAX, serve};
@@ -254,7 +254,7 @@ fn handshake(channel: &Channel, wanted: &Wanted) -> Result<(Granted, Vec<Ring>),
     };
     let request =
         Request::parse(&buffer.as_mut()[..length]).map_err(|e| MountError::Handshake(io::Error::other(e)))?;
-    let reply = Reply::new(Way::Device(channel.clone()), request.unique, Opcode::Init as u32);
+    let reply = Reply::new(ReplyDestination::Device(channel.clone()), request.unique, Opcode::Init as u32);
     let Op::Init(offer) = request.op else {
         reply.error(Errno::PROTO.raw_os_error());
         return Err(MountError::Handshake(Errno::PROTO.into()));
@@ -350,7 +350,7 @@ mod tests {
     const OFFER: Init = Init { major: 7, minor: 45, max_readahead: 131_072, flags: InitFlags::all() };
 
     #[test]
-    fn takes_what_is_wanted_of_what_is_offered() {
+    fn session_takes_wanted_subset_of_offered_flags() {
         let wanted = Wanted { flags: InitFlags::PASSTHROUGH | InitFlags::DONT_MASK, ..Wanted::default() };
         let (granted, out) = negotiate(&OFFER, &wanted);
         assert_eq!(granted.flags, wanted.flags | ALWAYS);
@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_that_the_kernel_refuses_is_no_error() {
+    fn refused_ring_falls_back() {
         struct Empty(std::sync::Mutex<Option<Transport>>);
         impl Filesystem for Empty {
             fn init(&self, granted: &Granted) {

@@ -19,14 +19,14 @@ use zerocopy::{FromBytes, IntoBytes};
 #[derive(Debug)]
 pub(crate) struct Slot {
     device: Channel,
-    memory: Memory,
-    answer: Mutex<Answer>,
+    memory: SlotMemory,
+    answer: Mutex<SlotReply>,
     changed: Condvar,
 }
 
 #[derive(Debug)]
-struct Answer {
-    state: State,
+struct SlotReply {
+    state: ReplyState,
     /// The request has no data in the payload, so the reply can be stored there immediately.
     direct: bool,
     aside: Vec<u8>,
@@ -35,7 +35,7 @@ struct Answer {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum ReplyState {
     Owed,
     /// A reply is owed, and the slot's thread sleeps until it is given.
     Awaited,
@@ -53,8 +53,8 @@ impl Slot {
     /// `payload_max`: size of the largest request or reply without headers.
     pub(crate) fn new(device: Channel, payload_max: usize) -> rustix::io::Result<Slot> {
         // The kernel requires two pages at least.
-        let memory = Memory::new(abi::PAGE + payload_max.max(2 * abi::PAGE))?;
-        let answer = Answer { state: State::Closed, direct: true, aside: Vec::new(), number: 0 };
+        let memory = SlotMemory::new(abi::PAGE + payload_max.max(2 * abi::PAGE))?;
+        let answer = SlotReply { state: ReplyState::Closed, direct: true, aside: Vec::new(), number: 0 };
         Ok(Slot { device, memory, answer: Mutex::new(answer), changed: Condvar::new() })
     }
 
@@ -87,8 +87,8 @@ impl Slot {
         let (arguments, payload) = if fits { (arguments, payload) } else { (0, 0) };
         let start = abi::PAGE - arguments - size_of::<InHeader>();
         let mut answer = self.lock();
-        if answer.state != State::Closed {
-            (answer.state, answer.direct) = (State::Owed, payload == 0);
+        if answer.state != ReplyState::Closed {
+            (answer.state, answer.direct) = (ReplyState::Owed, payload == 0);
         }
         drop(answer);
         // SAFETY: the memory is ours, and no answer is put into the part that the message covers
@@ -110,9 +110,11 @@ impl Slot {
         }
         let mut answer = self.lock();
         let awaited = match answer.state {
-            State::Owed => false,
-            State::Awaited => true,
-            State::Given { .. } | State::Delivered | State::Closed => return Err(Errno::NODEV),
+            ReplyState::Owed => false,
+            ReplyState::Awaited => true,
+            ReplyState::Given { .. } | ReplyState::Delivered | ReplyState::Closed => {
+                return Err(Errno::NODEV);
+            }
         };
         if answer.direct {
             let mut at = abi::PAGE;
@@ -126,7 +128,7 @@ impl Slot {
             answer.aside.clear();
             body.iter().for_each(|piece| answer.aside.extend_from_slice(piece));
         }
-        answer.state = State::Given { error, length };
+        answer.state = ReplyState::Given { error, length };
         answer.number += 1;
         drop(answer);
         if awaited {
@@ -143,9 +145,9 @@ impl Slot {
         let mut answer = self.lock();
         let (error, length) = loop {
             match answer.state {
-                State::Given { error, length } => break (error, length),
-                State::Closed | State::Delivered => return false,
-                State::Owed | State::Awaited => answer.state = State::Awaited,
+                ReplyState::Given { error, length } => break (error, length),
+                ReplyState::Closed | ReplyState::Delivered => return false,
+                ReplyState::Owed | ReplyState::Awaited => answer.state = ReplyState::Awaited,
             }
             answer = self.changed.wait(answer).unwrap_or_else(PoisonError::into_inner);
         };
@@ -159,24 +161,24 @@ impl Slot {
             self.memory.write(0, out.as_bytes());
             self.memory.write(abi::URING_ENTRY_AT, entry.as_bytes());
         }
-        answer.state = State::Delivered;
+        answer.state = ReplyState::Delivered;
         true
     }
 
     /// The number of a reply that was given and not committed, if there is one.
     fn unsent(&self) -> Option<u64> {
         let answer = self.lock();
-        matches!(answer.state, State::Given { .. }).then_some(answer.number)
+        matches!(answer.state, ReplyState::Given { .. }).then_some(answer.number)
     }
 
     /// A thread serves this slot from here on.
     pub(crate) fn open(&self) {
-        self.lock().state = State::Owed;
+        self.lock().state = ReplyState::Owed;
     }
 
     /// The mount is gone: wakes the thread that waits for a reply.
     pub(crate) fn close(&self) {
-        self.lock().state = State::Closed;
+        self.lock().state = ReplyState::Closed;
         self.changed.notify_one();
     }
 
@@ -184,7 +186,7 @@ impl Slot {
         self.memory.length - abi::PAGE
     }
 
-    fn lock(&self) -> MutexGuard<'_, Answer> {
+    fn lock(&self) -> MutexGuard<'_, SlotReply> {
         // No code under the lock can leave an inconsistent state.
         self.answer.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -224,22 +226,22 @@ impl Slots {
 
 /// Zeroed pages, allocated on first use.
 #[derive(Debug)]
-struct Memory {
+struct SlotMemory {
     base: NonNull<u8>,
     length: usize,
 }
 
 // SAFETY: the pages belong to no thread; the callers of the methods guarantee exclusive access.
-unsafe impl Send for Memory {}
+unsafe impl Send for SlotMemory {}
 // SAFETY: as above.
-unsafe impl Sync for Memory {}
+unsafe impl Sync for SlotMemory {}
 
-impl Memory {
-    fn new(length: usize) -> rustix::io::Result<Memory> {
+impl SlotMemory {
+    fn new(length: usize) -> rustix::io::Result<SlotMemory> {
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
         // SAFETY: a new mapping, which takes no other's place.
         let base = unsafe { mmap_anonymous(null_mut(), length, protection, flags) }?;
-        Ok(Memory { base: NonNull::new(base.cast()).ok_or(Errno::NOMEM)?, length })
+        Ok(SlotMemory { base: NonNull::new(base.cast()).ok_or(Errno::NOMEM)?, length })
     }
 
     /// The address of `length` bytes from `at` on.
@@ -275,7 +277,7 @@ impl Memory {
     }
 }
 
-impl Drop for Memory {
+impl Drop for SlotMemory {
     fn drop(&mut self) {
         // SAFETY: our own mapping, without references. The kernel does not use it: it accesses the
         // memory only in calls of the thread that serves the slot.

@@ -26,8 +26,8 @@ const HOUR: Duration = Duration::from_secs(3600);
 
 /// A directory of files in memory. Some names misbehave, see `lookup`.
 #[derive(Default)]
-struct Memory {
-    state: Mutex<State>,
+struct MemoryFs {
+    state: Mutex<MemoryFsState>,
     /// The backing file of passthrough opens.
     backing: Option<File>,
     lookups: AtomicU64,
@@ -74,14 +74,14 @@ impl Syncs {
 }
 
 #[derive(Default)]
-struct State {
+struct MemoryFsState {
     names: BTreeMap<Vec<u8>, u64>,
     data: BTreeMap<u64, Vec<u8>>,
     last: u64,
     open: Option<BackingId>,
 }
 
-impl State {
+impl MemoryFsState {
     fn attr(&self, node: u64) -> Option<Attr> {
         if node == ROOT_NODE {
             return Some(Attr { ino: 1, mode: 0o040755, nlink: 2, ..Attr::default() });
@@ -116,7 +116,7 @@ impl State {
     }
 }
 
-impl Filesystem for Memory {
+impl Filesystem for MemoryFs {
     fn init(&self, granted: &Granted) {
         assert!(granted.minor >= 36);
         *self.transport.lock().unwrap() = Some(granted.transport());
@@ -257,9 +257,9 @@ impl Filesystem for Memory {
 }
 
 /// A served mount; dropping it unmounts.
-struct Mounted {
+struct TestMount {
     directory: tempfile::TempDir,
-    filesystem: Arc<Memory>,
+    filesystem: Arc<MemoryFs>,
     notifier: Notifier,
     granted: Granted,
     server: Option<JoinHandle<()>>,
@@ -274,7 +274,7 @@ fn wanted(transport: Transport) -> Wanted {
     Wanted { flags, ..Wanted::default() }
 }
 
-fn mount(transport: Transport, filesystem: Memory, options: &MountOptions) -> Mounted {
+fn mount(transport: Transport, filesystem: MemoryFs, options: &MountOptions) -> TestMount {
     let directory = tempfile::tempdir().unwrap();
     let mut session = Session::mount("a,test", directory.path(), options, &wanted(transport)).unwrap();
     assert_eq!(session.granted().transport(), transport);
@@ -283,10 +283,10 @@ fn mount(transport: Transport, filesystem: Memory, options: &MountOptions) -> Mo
     let filesystem = Arc::new(filesystem);
     let served = Arc::clone(&filesystem);
     let server = std::thread::spawn(move || session.run(THREADS, served).unwrap());
-    Mounted { directory, filesystem, notifier, granted, server: Some(server) }
+    TestMount { directory, filesystem, notifier, granted, server: Some(server) }
 }
 
-impl Mounted {
+impl TestMount {
     fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
@@ -323,7 +323,7 @@ impl Mounted {
     }
 }
 
-impl Drop for Mounted {
+impl Drop for TestMount {
     fn drop(&mut self) {
         if self.server.is_some() {
             let _ = force_unmount(self.directory.path());
@@ -391,8 +391,8 @@ fn errno<T: std::fmt::Debug>(result: std::io::Result<T>) -> i32 {
 }
 
 fn files_can_be_made_read_listed_renamed_and_removed(transport: Transport) {
-    let mounted = mount(transport, Memory::default(), &MountOptions::default());
-    let names = |mounted: &Mounted| -> BTreeSet<String> {
+    let mounted = mount(transport, MemoryFs::default(), &MountOptions::default());
+    let names = |mounted: &TestMount| -> BTreeSet<String> {
         fs::read_dir(mounted.directory.path())
             .unwrap()
             .map(|entry| entry.unwrap().file_name().into_string().unwrap())
@@ -421,7 +421,7 @@ fn files_can_be_made_read_listed_renamed_and_removed(transport: Transport) {
 }
 
 fn large_reads_and_writes_keep_their_bytes(transport: Transport) {
-    let mounted = mount(transport, Memory::default(), &MountOptions::default());
+    let mounted = mount(transport, MemoryFs::default(), &MountOptions::default());
     assert_eq!(mounted.granted.max_write, 1 << 20);
     let bytes: Vec<u8> = (0..9_000_001u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
     std::thread::scope(|scope| {
@@ -448,7 +448,7 @@ fn large_reads_and_writes_keep_their_bytes(transport: Transport) {
 }
 
 fn a_dropped_reply_and_a_panic_cost_that_request_only(transport: Transport) {
-    let mounted = mount(transport, Memory::default(), &MountOptions::default());
+    let mounted = mount(transport, MemoryFs::default(), &MountOptions::default());
     fs::write(mounted.path("a"), b"hello").unwrap();
     for _ in 0..3 {
         assert_eq!(errno(fs::metadata(mounted.path("dropped"))), EIO);
@@ -459,7 +459,7 @@ fn a_dropped_reply_and_a_panic_cost_that_request_only(transport: Transport) {
 }
 
 fn a_reply_may_come_later_and_from_another_thread(transport: Transport) {
-    let mounted = mount(transport, Memory::default(), &MountOptions::default());
+    let mounted = mount(transport, MemoryFs::default(), &MountOptions::default());
     let start = Instant::now();
     std::thread::scope(|scope| {
         for _ in 0..8 {
@@ -472,7 +472,7 @@ fn a_reply_may_come_later_and_from_another_thread(transport: Transport) {
 }
 
 fn notifications_make_the_kernel_forget(transport: Transport) {
-    let mounted = mount(transport, Memory::default(), &MountOptions::default());
+    let mounted = mount(transport, MemoryFs::default(), &MountOptions::default());
     fs::write(mounted.path("a"), b"hello").unwrap();
     let look = || assert!(fs::metadata(mounted.path("a")).is_ok());
     assert_eq!(mounted.lookups_during(look), 0, "cached for an hour");
@@ -508,7 +508,7 @@ fn notifications_make_the_kernel_forget(transport: Transport) {
 }
 
 fn expired_names_keep_what_is_mounted_on_them(transport: Transport) {
-    let mounted = mount(transport, Memory::default(), &MountOptions::default());
+    let mounted = mount(transport, MemoryFs::default(), &MountOptions::default());
     fs::write(mounted.path("a"), b"below").unwrap();
     let top = tempfile::NamedTempFile::new().unwrap();
     fs::write(top.path(), b"on top").unwrap();
@@ -533,7 +533,7 @@ fn expired_names_keep_what_is_mounted_on_them(transport: Transport) {
 }
 
 fn a_notification_that_waits_for_a_directory_holds_up_no_other(transport: Transport) {
-    let mounted = mount(transport, Memory::default(), &MountOptions::default());
+    let mounted = mount(transport, MemoryFs::default(), &MountOptions::default());
     let (done, order) = mpsc::channel();
     let signal = |what: &'static str| {
         let done = done.clone();
@@ -562,7 +562,7 @@ fn a_notification_that_waits_for_a_directory_holds_up_no_other(transport: Transp
 }
 
 fn pruned_nodes_are_forgotten(transport: Transport) {
-    let mounted = mount(transport, Memory::default(), &MountOptions::default());
+    let mounted = mount(transport, MemoryFs::default(), &MountOptions::default());
     if !mounted.granted.prune {
         return mounted.end();
     }
@@ -580,7 +580,7 @@ fn pruned_nodes_are_forgotten(transport: Transport) {
 }
 
 fn a_full_notifier_says_so(transport: Transport) {
-    let mounted = mount(transport, Memory::default(), &MountOptions::default());
+    let mounted = mount(transport, MemoryFs::default(), &MountOptions::default());
     let (release, held) = mpsc::channel::<()>();
     let (started, running) = mpsc::channel();
     let hold = move || {
@@ -614,7 +614,7 @@ fn a_backing_file_is_read_and_written_without_us(transport: Transport) {
         let mut file = tempfile::tempfile_in(place).unwrap();
         file.write_all(b"from the backing file").unwrap();
         let backing = Some(file.try_clone().unwrap());
-        let mounted = mount(transport, Memory { backing, ..Memory::default() }, &MountOptions::default());
+        let mounted = mount(transport, MemoryFs { backing, ..MemoryFs::default() }, &MountOptions::default());
         assert!(mounted.granted.flags.contains(InitFlags::PASSTHROUGH));
         {
             let mut state = mounted.filesystem.state.lock().unwrap();
@@ -643,7 +643,7 @@ fn a_backing_file_is_read_and_written_without_us(transport: Transport) {
 
 fn a_request_that_takes_long_holds_up_no_other(transport: Transport) {
     const SYNCS: u64 = 8;
-    let mounted = mount(transport, Memory::default(), &MountOptions::default());
+    let mounted = mount(transport, MemoryFs::default(), &MountOptions::default());
     let files: Vec<File> =
         (0..SYNCS).map(|n| File::create(mounted.path(&format!("f{n}"))).unwrap()).collect();
     let syncs = &mounted.filesystem.syncs;
@@ -674,7 +674,7 @@ fn a_request_that_takes_long_holds_up_no_other(transport: Transport) {
 }
 
 fn an_abort_ends_what_is_never_answered(transport: Transport) {
-    let mut mounted = mount(transport, Memory::default(), &MountOptions::default());
+    let mut mounted = mount(transport, MemoryFs::default(), &MountOptions::default());
     let files = ["a", "b"].map(|name| File::create(mounted.path(name)).unwrap());
     let filesystem = Arc::clone(&mounted.filesystem);
     std::thread::scope(|scope| {
@@ -705,7 +705,7 @@ fn options_reach_the_mount_table(transport: Transport) {
         max_read: Some(65536),
         ..MountOptions::default()
     };
-    let mounted = mount(transport, Memory::default(), &options);
+    let mounted = mount(transport, MemoryFs::default(), &options);
     let table = fs::read_to_string("/proc/self/mounts").unwrap();
     let line = table.lines().find(|line| line.contains(mounted.directory.path().to_str().unwrap())).unwrap();
     let fields: Vec<_> = line.split(' ').collect();
@@ -721,7 +721,7 @@ fn options_reach_the_mount_table(transport: Transport) {
 }
 
 fn a_busy_mount_is_detached_by_force_only(transport: Transport) {
-    let mut mounted = mount(transport, Memory::default(), &MountOptions::default());
+    let mut mounted = mount(transport, MemoryFs::default(), &MountOptions::default());
     fs::write(mounted.path("a"), b"hello").unwrap();
     let mut open = File::open(mounted.path("a")).unwrap();
     assert_eq!(unmount(mounted.directory.path()).unwrap_err().kind(), ErrorKind::ResourceBusy);
@@ -761,7 +761,7 @@ fn late_session_end_does_not_affect_next_mount(transport: Transport) {
 fn an_ordinary_user_mounts_with_the_helper() {
     let transport = Transport::Queues;
     let mounted =
-        mount(transport, Memory::default(), &MountOptions { no_exec: true, ..MountOptions::default() });
+        mount(transport, MemoryFs::default(), &MountOptions { no_exec: true, ..MountOptions::default() });
     let table = fs::read_to_string("/proc/self/mounts").unwrap();
     let line = table.lines().find(|line| line.contains(mounted.directory.path().to_str().unwrap())).unwrap();
     assert!(
@@ -772,7 +772,7 @@ fn an_ordinary_user_mounts_with_the_helper() {
     assert_eq!(fs::read(mounted.path("a")).unwrap(), b"hello");
     mounted.end();
 
-    let mut mounted = mount(transport, Memory::default(), &MountOptions::default());
+    let mut mounted = mount(transport, MemoryFs::default(), &MountOptions::default());
     fs::write(mounted.path("a"), b"hello").unwrap();
     let open = File::open(mounted.path("a")).unwrap();
     force_unmount(mounted.directory.path()).unwrap();
@@ -798,7 +798,7 @@ fn serve_in_a_process() {
     let path = PathBuf::from(std::env::var_os(MOUNTPOINT).unwrap());
     let uring = std::env::var(TRANSPORT).unwrap() == "Uring";
     let mut transport = if uring { Transport::Uring } else { Transport::Queues };
-    let asked = wanted(transport);
+    let requested = wanted(transport);
     if std::env::var_os(DESCRIPTORS).is_some() {
         // Two remain: one for the kernel's switch, and one for the device.
         let next = File::open("/dev/null").unwrap().as_raw_fd() as u64;
@@ -806,9 +806,9 @@ fn serve_in_a_process() {
         setrlimit(Resource::Nofile, limit).unwrap();
         transport = Transport::Queues;
     }
-    let session = Session::mount("doomed", &path, &MountOptions::default(), &asked).unwrap();
+    let session = Session::mount("doomed", &path, &MountOptions::default(), &requested).unwrap();
     assert_eq!(session.granted().transport(), transport);
-    session.run(THREADS, Arc::new(Memory::default())).unwrap();
+    session.run(THREADS, Arc::new(MemoryFs::default())).unwrap();
 }
 
 fn serve_elsewhere(directory: &Path, transport: Transport, descriptors: Option<&str>) -> Child {

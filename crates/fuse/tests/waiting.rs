@@ -16,9 +16,9 @@ const ENOSYS: i32 = 38;
 
 /// An empty directory. Lookups of `wait` are left unanswered.
 #[derive(Default)]
-struct Waiting(Mutex<Vec<Reply>>);
+struct BlockedLookups(Mutex<Vec<Reply>>);
 
-impl Filesystem for Waiting {
+impl Filesystem for BlockedLookups {
     fn request(&self, request: Request<'_>, reply: Reply) {
         match request.op {
             Op::Lookup { name } if name.starts_with(b"wait") => self.0.lock().unwrap().push(reply),
@@ -42,7 +42,7 @@ fn blocked_requests_do_not_stop_others() {
     if session.granted().transport() != Transport::Uring {
         return eprintln!("skipped: the kernel has no io_uring to offer");
     }
-    let filesystem = Arc::new(Waiting::default());
+    let filesystem = Arc::new(BlockedLookups::default());
     let served = Arc::clone(&filesystem);
     let threads = Threads { device: 2, rings: 8, rings_max: 256 };
     let server = std::thread::spawn(move || session.run(threads, served).unwrap());

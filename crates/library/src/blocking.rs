@@ -17,16 +17,16 @@ use crate::{
 /// As [`crate::FileSystem`].
 #[derive(Clone, Debug)]
 pub struct FileSystem {
-    shared: Arc<Shared>,
+    shared: Arc<SharedRuntime>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct SharedRuntime {
     runtime: Runtime,
     fs: crate::FileSystem,
 }
 
-impl Drop for Shared {
+impl Drop for SharedRuntime {
     fn drop(&mut self) {
         self.runtime.block_on(self.fs.clone().close());
     }
@@ -61,7 +61,7 @@ impl FileSystem {
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let runtime = runtime.map_err(ConnectError::Threads)?;
         let fs = runtime.block_on(options.connect(url, credentials))?;
-        Ok(Self { shared: Arc::new(Shared { runtime, fs }) })
+        Ok(Self { shared: Arc::new(SharedRuntime { runtime, fs }) })
     }
 
     /// Counts of messages sent and received.
@@ -150,7 +150,7 @@ blocking! {
 pub struct File {
     // Dropped before `shared`, whose runtime closes it.
     file: crate::File,
-    shared: Arc<Shared>,
+    shared: Arc<SharedRuntime>,
 }
 
 impl File {

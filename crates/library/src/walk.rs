@@ -46,7 +46,7 @@ enum Last {
 }
 
 /// A resolution in progress.
-struct Walk<'a> {
+struct PathWalk<'a> {
     /// The path with symbolic links expanded.
     path: Cow<'a, [u8]>,
     /// Offset of the unresolved part.
@@ -59,7 +59,7 @@ struct Walk<'a> {
 }
 
 /// The next step of a resolution.
-enum Step {
+enum WalkStep {
     End(End),
     /// Renew the lease on the root. It has no name whose lookup would do so.
     Root,
@@ -68,7 +68,7 @@ enum Step {
     Follow(Ino),
 }
 
-impl<'a> Walk<'a> {
+impl<'a> PathWalk<'a> {
     fn new(path: &'a [u8], last: Last) -> Result<Self, Errno> {
         if path.is_empty() {
             return Err(Errno::ENOENT);
@@ -77,7 +77,7 @@ impl<'a> Walk<'a> {
         Ok(Self { path: path.into(), at: 0, dirs: smallvec![Ino::ROOT], links: 0, last, is_dir })
     }
 
-    fn advance<T>(&mut self, sessions: &Sessions<T>, now: u64) -> Result<Step, Errno> {
+    fn advance<T>(&mut self, sessions: &Sessions<T>, now: u64) -> Result<WalkStep, Errno> {
         while let Some(component) = next(&self.path, &mut self.at) {
             if component == b".." {
                 if self.dirs.len() > 1 {
@@ -91,10 +91,10 @@ impl<'a> Walk<'a> {
             })?;
             let (dir, is_last) = (self.dir(), self.is_last());
             if is_last && self.last == Last::TargetName {
-                return Ok(Step::End(End::TargetName(TargetName { dir, name, is_dir: self.is_dir })));
+                return Ok(WalkStep::End(End::TargetName(TargetName { dir, name, is_dir: self.is_dir })));
             }
             let (ino, kind) = match sessions.name(dir, &name, now) {
-                None => return Ok(Step::LookUp(dir, name)),
+                None => return Ok(WalkStep::LookUp(dir, name)),
                 Some(Binding::Absent) => return Err(Errno::ENOENT),
                 Some(Binding::Inode(ino, kind)) => (ino, kind),
             };
@@ -105,11 +105,11 @@ impl<'a> Walk<'a> {
         }
         let ino = self.dir();
         let attr = sessions.attr(ino, now);
-        Ok(Step::End(End::Found(Found { ino, kind: FileType::Directory, attr })))
+        Ok(WalkStep::End(End::Found(Found { ino, kind: FileType::Directory, attr })))
     }
 
     /// Enters the inode of the last component.
-    fn enter(&mut self, found: Found) -> Result<Option<Step>, Errno> {
+    fn enter(&mut self, found: Found) -> Result<Option<WalkStep>, Errno> {
         let is_last = self.is_last();
         let must_be_dir = !is_last || self.is_dir;
         match found.kind {
@@ -118,14 +118,14 @@ impl<'a> Walk<'a> {
                 if self.links > MAX_LINKS {
                     return Err(Errno::ELOOP);
                 }
-                Ok(Some(Step::Follow(found.ino)))
+                Ok(Some(WalkStep::Follow(found.ino)))
             }
             FileType::Directory if !is_last => {
                 self.dirs.push(found.ino);
                 Ok(None)
             }
             kind if must_be_dir && kind != FileType::Directory => Err(Errno::ENOTDIR),
-            _ => Ok(Some(Step::End(End::Found(found)))),
+            _ => Ok(Some(WalkStep::End(End::Found(found)))),
         }
     }
 
@@ -178,25 +178,25 @@ impl Session {
     }
 
     async fn walk(self: &Arc<Self>, path: &Path, last: Last) -> Result<End, Errno> {
-        let mut walk = Walk::new(path.as_os_str().as_bytes(), last)?;
+        let mut walk = PathWalk::new(path.as_os_str().as_bytes(), last)?;
         let mut decided = None;
         loop {
             let step = decided.take().map_or_else(
                 || {
                     let known = self.cached(|sessions, now| {
                         let is_due = !sessions.is_leased(Ino::ROOT, now) && self.may_ask_for_root(now);
-                        if is_due { Ok(Step::Root) } else { walk.advance(sessions, now) }
+                        if is_due { Ok(WalkStep::Root) } else { walk.advance(sessions, now) }
                     });
                     known.unwrap_or(Err(Errno::EIO))
                 },
                 Ok,
             );
             match step? {
-                Step::End(end) => return Ok(end),
+                WalkStep::End(end) => return Ok(end),
                 // Without this lease nothing can be cached, which is slow but correct.
-                Step::Root => drop(self.ask(Request::GetAttr { ino: Ino::ROOT }).await),
-                Step::LookUp(dir, name) => decided = walk.enter(self.look_up(dir, name).await?)?,
-                Step::Follow(ino) => walk.follow(&self.target(ino).await?),
+                WalkStep::Root => drop(self.ask(Request::GetAttr { ino: Ino::ROOT }).await),
+                WalkStep::LookUp(dir, name) => decided = walk.enter(self.look_up(dir, name).await?)?,
+                WalkStep::Follow(ino) => walk.follow(&self.target(ino).await?),
             }
         }
     }

@@ -23,7 +23,7 @@ fn nameless(fs: &blocking::FileSystem) -> blocking::File {
 }
 
 #[test]
-fn keeps_its_session_and_what_it_has_open() {
+fn reconnect_keeps_session_and_open_files() {
     let url = common::with_sessions(1, SESSION_MS);
     let fs = blocking::FileSystem::connect(&url, &Credentials::Insecure).unwrap();
     let file = nameless(&fs);
@@ -35,12 +35,12 @@ fn keeps_its_session_and_what_it_has_open() {
 
 /// A proxy between a client and a server.
 #[derive(Clone, Default)]
-struct Way {
+struct Proxy {
     is_cut: Arc<AtomicBool>,
     connections: Arc<Mutex<Vec<TcpStream>>>,
 }
 
-impl Way {
+impl Proxy {
     /// Starts a proxy to the server of `url`; also returns the URL of the proxy.
     fn to(url: &str) -> (Self, String) {
         let server = url.trim_start_matches("espalier://").trim_end_matches('/').to_owned();
@@ -77,8 +77,8 @@ impl Way {
 }
 
 #[test]
-fn knows_that_its_session_has_ended_and_goes_on_in_another() {
-    let (way, url) = Way::to(&common::with_sessions(1, SESSION_MS));
+fn client_starts_new_session_after_expiry() {
+    let (way, url) = Proxy::to(&common::with_sessions(1, SESSION_MS));
     let fs = blocking::FileSystem::connect(&url, &Credentials::Insecure).unwrap();
     let (lost, retained) = (nameless(&fs), fs.create("/kept").unwrap());
     way.cut(true);

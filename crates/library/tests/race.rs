@@ -4,7 +4,7 @@
 use std::io;
 
 use crate::common::servers;
-use espalier_conformance::race::{DIRS, How, Op, REGISTER, Rules, Seen, Way, round};
+use espalier_conformance::race::{DIRS, How, REGISTER, RaceOp, Rules, Seen, Way, round};
 use espalier_library::{Credentials, OpenOptions, blocking};
 
 struct Native {
@@ -16,30 +16,30 @@ struct Native {
 impl Way for Native {
     const RENAMES: &'static [How] = &[How::Plain];
 
-    fn perform(&self, op: Op) -> io::Result<Seen> {
+    fn perform(&self, op: RaceOp) -> io::Result<Seen> {
         let (fs, at) = (&self.fs, |place: espalier_conformance::race::PathIndex| {
             format!("{}/{}", self.root, place.path())
         });
         match op {
-            Op::Symlink(place, token) => fs.symlink(token.to_string(), at(place))?,
-            Op::ReadLink(place) => return fs.read_link(at(place)).map(|target| Seen::target(&target)),
-            Op::MkDir(place) => fs.create_dir(at(place))?,
-            Op::RmDir(place) => fs.remove_dir(at(place))?,
-            Op::Unlink(place) => fs.remove_file(at(place))?,
-            Op::Rename(from, to, _) => fs.rename(at(from), at(to))?,
-            Op::Read => {
+            RaceOp::Symlink(place, token) => fs.symlink(token.to_string(), at(place))?,
+            RaceOp::ReadLink(place) => return fs.read_link(at(place)).map(|target| Seen::target(&target)),
+            RaceOp::MkDir(place) => fs.create_dir(at(place))?,
+            RaceOp::RmDir(place) => fs.remove_dir(at(place))?,
+            RaceOp::Unlink(place) => fs.remove_file(at(place))?,
+            RaceOp::Rename(from, to, _) => fs.rename(at(from), at(to))?,
+            RaceOp::Read => {
                 let mut bytes = [0; 4];
                 self.register.read_at(&mut bytes, 0)?;
                 return Ok(Seen::Number(u32::from_le_bytes(bytes)));
             }
-            Op::Write(value) => self.register.write_all_at(&value.to_le_bytes(), 0)?,
+            RaceOp::Write(value) => self.register.write_all_at(&value.to_le_bytes(), 0)?,
         }
         Ok(Seen::Done)
     }
 }
 
 #[test]
-fn some_order_explains_what_racing_clients_see() {
+fn racing_clients_are_serialisable() {
     race(1);
 }
 

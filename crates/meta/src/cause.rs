@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use espalier_proto::{ClientId, Rank, RequestId};
 
 use crate::io::Purpose;
-use crate::journal::Held;
+use crate::journal::HeldOutput;
 use crate::machine::Meta;
 use crate::outbox::IoId;
 use crate::rank::{PeerMessage, PeerRequest, TransactionId};
@@ -45,11 +45,11 @@ impl Meta {
         self.cause_of(self.ranks.requester(id)?)
     }
 
-    fn cause_of_held(&self, held: &Held) -> Option<Cause> {
+    fn cause_of_held(&self, held: &HeldOutput) -> Option<Cause> {
         match held {
-            Held::Reply(client, id, ..) => Some(Cause::Request(*client, *id)),
-            Held::Task(number) => self.cause_of(*number),
-            Held::Peer(rank, PeerMessage::Answer { id, .. }) => Some(Cause::Question(*rank, *id)),
+            HeldOutput::Reply(client, id, ..) => Some(Cause::Request(*client, *id)),
+            HeldOutput::Task(number) => self.cause_of(*number),
+            HeldOutput::Peer(rank, PeerMessage::Answer { id, .. }) => Some(Cause::Question(*rank, *id)),
             _ => None,
         }
     }

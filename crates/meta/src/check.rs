@@ -13,13 +13,13 @@ use crate::rank::{RemoteNames, UsageDeltas};
 use crate::record::{Body, Dentry, InoRecord, Inode, Slot, Super, Xattrs, decode};
 use crate::recount::Recount;
 use crate::session::{PersistedKey, is_sound_record};
-use crate::state::{Map, NO_DIR, orphan_key};
+use crate::state::{FxMap, NO_DIR, orphan_key};
 
 /// An inconsistency.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
     pub ino: Option<Ino>,
-    pub what: String,
+    pub message: String,
 }
 
 /// A check in progress: each record in the order of the store, then each stream, then
@@ -30,10 +30,10 @@ pub struct Check {
     findings: Vec<Finding>,
     super_record: Option<Super>,
     /// What the records say of each inode number.
-    seen: Map<Ino, Seen>,
+    seen: FxMap<Ino, Seen>,
     recount: Recount,
     usage_deltas: BTreeMap<Rank, UsageDeltas>,
-    striped: Map<Ino, Datafiles>,
+    striped: FxMap<Ino, Datafiles>,
     remote_names: RemoteNames,
     protected: u64,
     pub records: u64,
@@ -91,10 +91,10 @@ impl Check {
             hash_key,
             findings: Vec::new(),
             super_record: None,
-            seen: Map::default(),
+            seen: FxMap::default(),
             recount: Recount::default(),
             usage_deltas: BTreeMap::new(),
-            striped: Map::default(),
+            striped: FxMap::default(),
             remote_names: RemoteNames::default(),
             protected: 0,
             records: 0,
@@ -103,8 +103,8 @@ impl Check {
         }
     }
 
-    fn find(&mut self, ino: Option<Ino>, what: String) {
-        self.findings.push(Finding { ino, what });
+    fn find(&mut self, ino: Option<Ino>, message: String) {
+        self.findings.push(Finding { ino, message });
     }
 
     pub fn record(&mut self, object: ObjectId, key: &[u8], value: &[u8]) {
@@ -295,8 +295,8 @@ impl Check {
             }
         }
         wrong.sort_unstable();
-        for (ino, what) in wrong {
-            self.find(Some(ino), what);
+        for (ino, message) in wrong {
+            self.find(Some(ino), message);
         }
     }
 
@@ -328,7 +328,7 @@ impl Check {
         let mut recounted = recount.finish();
         recounted.sort_unstable();
         let found = recounted.into_iter().chain(remote_names.finish());
-        findings.extend(found.map(|(ino, what)| Finding { ino: Some(ino), what }));
+        findings.extend(found.map(|(ino, message)| Finding { ino: Some(ino), message }));
         findings
     }
 
@@ -422,8 +422,8 @@ impl Check {
         if (seen.flags & HAS_XATTRS != 0) != (seen.flags & XATTRS_FOUND != 0) && seen.inodes > 0 {
             wrong.push("its inode and its extended attributes disagree on whether it has any".into());
         }
-        for what in wrong {
-            self.find(Some(ino), what);
+        for message in wrong {
+            self.find(Some(ino), message);
         }
     }
 

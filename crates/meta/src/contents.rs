@@ -12,7 +12,7 @@ use crate::table::Record;
 
 /// The bytes of a stuffed file.
 #[derive(Debug, Default)]
-pub(crate) struct Strip {
+pub(crate) struct StuffedBytes {
     pub bytes: Vec<u8>,
     /// Sequence number of the event that last changed it; 0: unchanged since it was loaded.
     pub version: u64,
@@ -21,7 +21,7 @@ pub(crate) struct Strip {
     pub first: u64,
 }
 
-impl Record for Strip {
+impl Record for StuffedBytes {
     type Key = Ino;
 
     fn place(ino: Ino) -> (ObjectId, Vec<u8>) {
@@ -77,7 +77,7 @@ impl State {
         let new = || {
             let body = self.inodes.get(&ino).map(|cached| &cached.inode.body);
             let was_empty = matches!(body, Some(Body::Stuffed { size: 0, .. }));
-            Strip { first: if was_empty { version } else { 0 }, ..Strip::default() }
+            StuffedBytes { first: if was_empty { version } else { 0 }, ..StuffedBytes::default() }
         };
         self.strips.change_or_insert(ino, &mut self.changes, new, |strip| {
             strip.version = version;
@@ -89,8 +89,8 @@ impl State {
     pub(crate) fn put_clone(&mut self, ino: Ino, bytes: Vec<u8>) {
         self.changes.cloned += bytes.len() as u64;
         let version = self.sequence;
-        self.strips.change_or_insert(ino, &mut self.changes, Strip::default, |strip| {
-            *strip = Strip { bytes, version, first: version };
+        self.strips.change_or_insert(ino, &mut self.changes, StuffedBytes::default, |strip| {
+            *strip = StuffedBytes { bytes, version, first: version };
         });
     }
 

@@ -12,7 +12,7 @@ use alloc::vec::Vec;
 use espalier_proto::{Ino, Name};
 
 use crate::record::Slot;
-use crate::state::{Cached, Cell, Known, Location, State, Target};
+use crate::state::{Cached, Cell, KnownInode, Location, State, Target};
 use espalier_proto::Recall;
 
 /// The eviction order, and the size of the cache.
@@ -36,7 +36,7 @@ pub(crate) struct Clock {
 /// Approximate memory per item, with its share of maps and allocator, in bytes.
 const INODE: usize = size_of::<Cached>() + 64;
 const CELL: usize = (size_of::<Slot>() + size_of::<Cell>()) * 3 / 2;
-const KNOWN: usize = (size_of::<Ino>() + size_of::<Known>()) * 3 / 2;
+const KNOWN: usize = (size_of::<Ino>() + size_of::<KnownInode>()) * 3 / 2;
 const STRIP: usize = 128;
 /// The allocator's overhead per name, in bytes.
 const NAME: usize = 24;
@@ -154,7 +154,7 @@ impl State {
             self.drop_cell(*dir, slot);
         }
         if lookups > 0 {
-            self.known.insert(ino, Known { location, lookups });
+            self.known.insert(ino, KnownInode { location, lookups });
             // A directory may be a working directory, which the kernel cannot forget without harm.
             if self.known.len() * KNOWN > bound / 4 && !is_dir {
                 let (dir, name) = slot.map(|(dir, slot)| (dir, slot.name)).unzip();

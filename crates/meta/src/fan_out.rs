@@ -75,15 +75,15 @@ impl StreamCall {
         })
     }
 
-    /// Combines the answers. `asked`: the result of [`Self::requests`]; `replies`: in the same
-    /// order; `local`: the store's answer for a file without a layout.
+    /// Combines the answers. `data_requests`: the result of [`Self::requests`]; `replies`: in the
+    /// same order; `local`: the store's answer for a file without a layout.
     ///
     /// # Errors
     /// The first of the servers', and those of `local`.
     pub fn combine(
         &self,
         layouts: &Layouts,
-        asked: &[(ServerId, DataRequest)],
+        data_requests: &[(ServerId, DataRequest)],
         replies: Vec<Result<DataReply, Errno>>,
         local: impl Fn(Ino) -> Result<StreamStat, Errno>,
     ) -> Result<StreamDone, Errno> {
@@ -94,7 +94,7 @@ impl StreamCall {
             _ => return Ok(StreamDone::Done),
         };
         let mut stats_of: BTreeMap<(Ino, ServerId), StreamStat> = BTreeMap::new();
-        for ((server, request), reply) in asked.iter().zip(replies) {
+        for ((server, request), reply) in data_requests.iter().zip(replies) {
             let (DataRequest::Stat { inos }, DataReply::Stats(stats)) = (request, reply) else {
                 return Err(Errno::EIO);
             };
@@ -117,15 +117,15 @@ impl StreamCall {
 
 /// One request per server for many files.
 fn by_server(layouts: &Layouts, request: impl Fn(Vec<Ino>) -> DataRequest) -> Vec<(ServerId, DataRequest)> {
-    let mut asked: BTreeMap<ServerId, Vec<Ino>> = BTreeMap::new();
+    let mut inos_by_server: BTreeMap<ServerId, Vec<Ino>> = BTreeMap::new();
     for (ino, layout) in layouts {
         for server in layout.servers() {
-            asked.entry(*server).or_default().push(*ino);
+            inos_by_server.entry(*server).or_default().push(*ino);
         }
     }
     let chunk = |(server, inos): &(ServerId, Vec<Ino>)| {
         let chunks = inos.chunks(DataRequest::MAX_INODES);
         chunks.map(|inos| (*server, request(inos.to_vec()))).collect::<Vec<_>>()
     };
-    asked.into_iter().collect::<Vec<_>>().iter().flat_map(chunk).collect()
+    inos_by_server.into_iter().collect::<Vec<_>>().iter().flat_map(chunk).collect()
 }

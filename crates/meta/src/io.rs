@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use espalier_proto::{Errno, Ino};
 
 use crate::event::Event;
-use crate::journal::Held;
+use crate::journal::HeldOutput;
 use crate::machine::Meta;
 use crate::outbox::{Io, IoDone, IoId, Now, Outbox};
 use crate::step::{Load, StreamCall};
@@ -126,21 +126,21 @@ impl Meta {
         }
     }
 
-    pub(crate) fn release_held(&mut self, now: Now, held: Vec<Held>, out: &mut Outbox) {
+    pub(crate) fn release_held(&mut self, now: Now, held: Vec<HeldOutput>, out: &mut Outbox) {
         self.uncommitted.forget(self.journal.durable);
         for held in held {
             match held {
-                Held::Reply(to, id, result, grant) => self.answer(now, (to, id), result, &grant, out),
-                Held::Session(client, result) => self.connected(client, result, out),
-                Held::Task(number) => self.resume(now, number, out),
-                Held::Peer(rank, message) => self.send_to_rank(rank, message),
+                HeldOutput::Reply(to, id, result, grant) => self.answer(now, (to, id), result, &grant, out),
+                HeldOutput::Session(client, result) => self.connected(client, result, out),
+                HeldOutput::Task(number) => self.resume(now, number, out),
+                HeldOutput::Peer(rank, message) => self.send_to_rank(rank, message),
                 // `tend_pool` runs after each input.
-                Held::Pool => {}
-                Held::Committed(id) => self.committed_durably(id),
-                Held::RemoveStream(ino) => {
+                HeldOutput::Pool => {}
+                HeldOutput::Committed(id) => self.committed_durably(id),
+                HeldOutput::RemoveStream(ino) => {
                     self.ask(Purpose::RemoveStream(ino), self.stream_io(StreamCall::Remove { ino }), out);
                 }
-                Held::FinaliseStream(ino) => self.finalise_soon(ino, out),
+                HeldOutput::FinaliseStream(ino) => self.finalise_soon(ino, out),
             }
         }
     }

@@ -36,7 +36,7 @@ pub enum Acknowledge {
 #[derive(Debug)]
 // Nearly all are replies.
 #[allow(clippy::large_enum_variant)]
-pub(crate) enum Held {
+pub(crate) enum HeldOutput {
     Reply(ClientId, RequestId, Result<Reply, Errno>, PreparedGrant),
     /// Resume an operation.
     Task(u64),
@@ -89,9 +89,9 @@ pub(crate) struct Journal {
     /// All events up to this one are durable, or written to the journal's file.
     written: u64,
     /// The coalescing queue: what waits for its event to be durable, by event.
-    held: VecDeque<(u64, Held)>,
+    held: VecDeque<(u64, HeldOutput)>,
     /// What waits for its event to be written.
-    unwritten: VecDeque<(u64, Held)>,
+    unwritten: VecDeque<(u64, HeldOutput)>,
     /// End of the journal, as reported by the driver.
     pub end: Position,
     pub used: u64,
@@ -172,7 +172,12 @@ impl Journal {
     /// Holds back a reply until it may leave; returns it if it may leave at once. `until`: the
     /// reply claims that everything up to this event is durable. If that fails, the reply becomes
     /// an error. `coalescing`: as for [`Self::hold_change`].
-    pub(crate) fn hold_answer(&mut self, until: u64, answer: Held, coalescing: Option<bool>) -> Option<Held> {
+    pub(crate) fn hold_answer(
+        &mut self,
+        until: u64,
+        answer: HeldOutput,
+        coalescing: Option<bool>,
+    ) -> Option<HeldOutput> {
         if until > self.durable {
             if self.broken.is_some() {
                 return fail(answer, Errno::EIO);
@@ -188,7 +193,7 @@ impl Journal {
 
     /// Holds something back until all events so far are written. Returns it if they are, or never
     /// will be.
-    pub(crate) fn hold_written(&mut self, held: Held) -> Option<Held> {
+    pub(crate) fn hold_written(&mut self, held: HeldOutput) -> Option<HeldOutput> {
         if self.last == self.written || self.broken.is_some() {
             return Some(held);
         }
@@ -199,7 +204,7 @@ impl Journal {
     /// As [`Self::hold`], for a change that consists of the events so far and may get a commit of
     /// its own. `coalescing`: whether the change shares commits; `None`: as the watermarks
     /// determine.
-    pub(crate) fn hold_change(&mut self, until: u64, held: Held, coalescing: Option<bool>) {
+    pub(crate) fn hold_change(&mut self, until: u64, held: HeldOutput, coalescing: Option<bool>) {
         self.hold(until, held);
         let is_exclusive = !coalescing.unwrap_or(self.high_watermark > 1);
         if is_exclusive
@@ -214,7 +219,7 @@ impl Journal {
     }
 
     /// Holds something back until all events up to `until` are durable.
-    pub(crate) fn hold(&mut self, until: u64, held: Held) {
+    pub(crate) fn hold(&mut self, until: u64, held: HeldOutput) {
         let at = self.held.partition_point(|(sequence, _)| *sequence <= until);
         self.held.insert(at, (until, held));
     }
@@ -308,7 +313,7 @@ impl Journal {
 
     /// Returns what waits for events that are already durable, as the removal of a stream does if
     /// its file lost its name long before it was closed.
-    pub(crate) fn due(&mut self) -> Vec<Held> {
+    pub(crate) fn due(&mut self) -> Vec<HeldOutput> {
         if self.broken.is_some() { Vec::new() } else { self.release(self.durable) }
     }
 
@@ -330,7 +335,7 @@ impl Journal {
     }
 
     /// Completes a sync beside frames. Returns what it releases.
-    pub(crate) fn synced(&mut self, result: Result<(), Errno>) -> Vec<Held> {
+    pub(crate) fn synced(&mut self, result: Result<(), Errno>) -> Vec<HeldOutput> {
         match (self.syncing.take(), result) {
             (Some(sequence), Ok(())) => self.release(sequence),
             (None, Ok(())) => Vec::new(),
@@ -338,7 +343,7 @@ impl Journal {
         }
     }
 
-    fn fail(&mut self, errno: Errno) -> Vec<Held> {
+    fn fail(&mut self, errno: Errno) -> Vec<HeldOutput> {
         self.broken = Some(errno);
         let held = self.held.drain(..).chain(self.unwritten.drain(..));
         held.filter_map(|(_, held)| fail(held, errno)).collect()
@@ -353,7 +358,7 @@ impl Journal {
     }
 
     /// Completes the frame in flight. Returns what it releases.
-    pub(crate) fn appended(&mut self, result: Result<(Position, u64), Errno>) -> Vec<Held> {
+    pub(crate) fn appended(&mut self, result: Result<(Position, u64), Errno>) -> Vec<HeldOutput> {
         let Some(frame) = self.in_flight.take() else { return Vec::new() };
         match result {
             Ok((end, used)) => {
@@ -370,35 +375,36 @@ impl Journal {
 
     /// Handles a durable checkpoint that contains all events up to `sequence`. Returns what it
     /// releases.
-    pub(crate) fn checkpointed(&mut self, sequence: u64, used: u64) -> Vec<Held> {
+    pub(crate) fn checkpointed(&mut self, sequence: u64, used: u64) -> Vec<HeldOutput> {
         self.used = used;
         let mut released = self.release_written(sequence);
         released.append(&mut self.release(sequence));
         released
     }
 
-    fn release_written(&mut self, written: u64) -> Vec<Held> {
+    fn release_written(&mut self, written: u64) -> Vec<HeldOutput> {
         self.written = self.written.max(written);
         let free = self.unwritten.partition_point(|(sequence, _)| *sequence <= self.written);
         self.unwritten.drain(..free).map(|(_, held)| held).collect()
     }
 
-    fn release(&mut self, durable: u64) -> Vec<Held> {
+    fn release(&mut self, durable: u64) -> Vec<HeldOutput> {
         self.durable = self.durable.max(durable);
         let free = self.held.partition_point(|(sequence, _)| *sequence <= self.durable);
         let released: Vec<_> = self.held.drain(..free).map(|(_, held)| held).collect();
-        self.synced_replies += released.iter().filter(|held| matches!(held, Held::Reply(..))).count() as u64;
+        self.synced_replies +=
+            released.iter().filter(|held| matches!(held, HeldOutput::Reply(..))).count() as u64;
         released
     }
 
     /// What waits for the frame in flight.
-    pub(crate) fn held_by_frame(&self) -> impl Iterator<Item = &Held> {
+    pub(crate) fn held_by_frame(&self) -> impl Iterator<Item = &HeldOutput> {
         let (last, synced) = self.in_flight.map_or((0, 0), |it| (it.last, if it.sync { it.last } else { 0 }));
         up_to(&self.unwritten, last).chain(up_to(&self.held, synced))
     }
 
     /// What waits for the sync in progress beside frames.
-    pub(crate) fn held_by_sync(&self) -> impl Iterator<Item = &Held> {
+    pub(crate) fn held_by_sync(&self) -> impl Iterator<Item = &HeldOutput> {
         up_to(&self.held, self.syncing.unwrap_or(0))
     }
 
@@ -410,22 +416,24 @@ impl Journal {
     }
 }
 
-fn up_to(held: &VecDeque<(u64, Held)>, last: u64) -> impl Iterator<Item = &Held> {
+fn up_to(held: &VecDeque<(u64, HeldOutput)>, last: u64) -> impl Iterator<Item = &HeldOutput> {
     held.iter().take_while(move |(sequence, _)| *sequence <= last).map(|(_, held)| held)
 }
 
 /// Fails what waits for durability: nothing is acknowledged, and nothing is done that relies on it.
-fn fail(held: Held, errno: Errno) -> Option<Held> {
+fn fail(held: HeldOutput, errno: Errno) -> Option<HeldOutput> {
     match held {
-        Held::Reply(from, id, _, grant) => Some(Held::Reply(from, id, Err(errno), grant.voided())),
-        Held::Session(client, _) => Some(Held::Session(client, Err(errno))),
+        HeldOutput::Reply(from, id, _, grant) => {
+            Some(HeldOutput::Reply(from, id, Err(errno), grant.voided()))
+        }
+        HeldOutput::Session(client, _) => Some(HeldOutput::Session(client, Err(errno))),
         // The operation finds the journal broken.
-        Held::Task(_) => Some(held),
-        Held::RemoveStream(_)
-        | Held::FinaliseStream(_)
-        | Held::Peer(..)
-        | Held::Committed(_)
-        | Held::Pool => None,
+        HeldOutput::Task(_) => Some(held),
+        HeldOutput::RemoveStream(_)
+        | HeldOutput::FinaliseStream(_)
+        | HeldOutput::Peer(..)
+        | HeldOutput::Committed(_)
+        | HeldOutput::Pool => None,
     }
 }
 
@@ -443,7 +451,7 @@ mod tests {
         journal.append(sequence, &Event::Purge { ino: Ino(sequence) });
         journal.hold(
             sequence,
-            Held::Reply(ClientId(1), RequestId(sequence), Ok(Reply::Done), PreparedGrant::default()),
+            HeldOutput::Reply(ClientId(1), RequestId(sequence), Ok(Reply::Done), PreparedGrant::default()),
         );
     }
 
@@ -471,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn a_drained_queue_flushes_what_was_put_off() {
+    fn drained_queue_flushes_deferred_events() {
         let mut journal = journal();
         change(&mut journal, 1);
         assert_eq!(journal.next_frame(3, false), None);
@@ -496,8 +504,12 @@ mod tests {
         let mut journal = journal();
         let change = |journal: &mut Journal, sequence| {
             journal.append(sequence, &Event::Purge { ino: Ino(sequence) });
-            let reply =
-                Held::Reply(ClientId(1), RequestId(sequence), Ok(Reply::Done), PreparedGrant::default());
+            let reply = HeldOutput::Reply(
+                ClientId(1),
+                RequestId(sequence),
+                Ok(Reply::Done),
+                PreparedGrant::default(),
+            );
             assert!(journal.hold_answer(sequence, reply, None).is_none());
         };
         let answers = |journal: &mut Journal| {
@@ -517,13 +529,13 @@ mod tests {
     }
 
     #[test]
-    fn some_changes_are_committed_by_themselves_and_others_together() {
+    fn only_coalescing_changes_share_a_commit() {
         for watermarks in [(1, 8), (1, 1)] {
             let mut journal = Journal::new(0, Position(0), 0, 64 << 20, watermarks, Acknowledge::Durable);
             for (sequence, coalescing) in [(1, true), (2, true), (3, false), (4, false), (5, true), (6, true)]
             {
                 journal.append(sequence, &Event::Purge { ino: Ino(sequence) });
-                journal.hold_change(sequence, Held::Pool, Some(coalescing));
+                journal.hold_change(sequence, HeldOutput::Pool, Some(coalescing));
             }
             // A commit includes all events before it, and a commit that is not shared is not
             // delayed.
@@ -542,7 +554,8 @@ mod tests {
     #[test]
     fn without_coalescing_each_operation_has_a_commit_of_its_own() {
         let mut journal = Journal::new(0, Position(0), 0, 64 << 20, (1, 1), Acknowledge::Durable);
-        let reply = |id| Held::Reply(ClientId(1), RequestId(id), Ok(Reply::Done), PreparedGrant::default());
+        let reply =
+            |id| HeldOutput::Reply(ClientId(1), RequestId(id), Ok(Reply::Done), PreparedGrant::default());
         for sequence in [1, 3, 5] {
             journal.append(sequence, &Event::Purge { ino: Ino(sequence) });
             journal.append(sequence + 1, &Event::Purge { ino: Ino(sequence + 1) });
@@ -570,9 +583,9 @@ mod tests {
             journal.append(sequence, &Event::Purge { ino: Ino(sequence) });
             // Like a participant's part, or an event that no request has caused.
             if sequence <= 2 {
-                journal.hold_change(sequence, Held::Pool, None);
+                journal.hold_change(sequence, HeldOutput::Pool, None);
             } else {
-                journal.hold(sequence, Held::Pool);
+                journal.hold(sequence, HeldOutput::Pool);
             }
         }
         for released in [1, 1, 2] {
@@ -612,7 +625,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_that_a_sync_took_meanwhile_is_not_written_again() {
+    fn frame_written_by_concurrent_sync_is_not_rewritten() {
         let mut journal = Journal::new(0, Position(0), 0, 64 << 20, (1, 8), Acknowledge::Volatile);
         change(&mut journal, 1);
         assert!(journal.begin_write_delay());
@@ -626,7 +639,7 @@ mod tests {
     }
 
     #[test]
-    fn other_journals_write_only_what_is_waited_for() {
+    fn acknowledging_journal_begins_no_write_delay() {
         for acknowledge in [Acknowledge::Written, Acknowledge::Durable] {
             let mut journal = Journal::new(0, Position(0), 0, 64 << 20, (1, 8), acknowledge);
             journal.append(1, &Event::Purge { ino: Ino(1) });
@@ -635,12 +648,12 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_journal_fails_what_waits_for_it() {
+    fn broken_journal_fails_waiting_operations() {
         let mut journal = journal();
         change(&mut journal, 1);
         assert!(journal.next_frame(0, false).is_some());
         let failed = journal.appended(Err(Errno::EIO));
-        assert!(matches!(failed[..], [Held::Reply(_, _, Err(Errno::EIO), _)]));
+        assert!(matches!(failed[..], [HeldOutput::Reply(_, _, Err(Errno::EIO), _)]));
         assert_eq!(journal.next_frame(0, true), None);
     }
 

@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use espalier_proto::{Ino, ObjectId};
 
 use crate::record::{Corrupt, Dentry, InoRecord, Inode, Slot, decode};
-use crate::state::{Cached, Cell, Known, Location, NO_DIR, State, Target};
+use crate::state::{Cached, Cell, KnownInode, Location, NO_DIR, State, Target};
 use crate::table::Track;
 
 impl State {
@@ -33,7 +33,7 @@ impl State {
                         if !self.inodes.contains_key(&ino) && !self.changes.is_outdated(ino) {
                             let location =
                                 if dir == NO_DIR { Location::Table } else { Location::Dentry { dir, hash } };
-                            let known = Known { location, lookups: 0 };
+                            let known = KnownInode { location, lookups: 0 };
                             self.known.entry(ino).or_insert(known);
                         }
                     }

@@ -14,7 +14,7 @@ use crate::checkpoint::Checkpoint;
 use crate::config::Config;
 use crate::event::Event;
 use crate::io::Purpose;
-use crate::journal::{Acknowledge, Held, Journal};
+use crate::journal::{Acknowledge, HeldOutput, Journal};
 use crate::lease::{Leases, PreparedGrant, ReadSet};
 use crate::lock::LockTable;
 use crate::numbers::Numbers;
@@ -23,7 +23,7 @@ use crate::pool::Pool;
 use crate::progress::Progress;
 use crate::rank::Ranks;
 use crate::record::Inode;
-use crate::session::Sessions;
+use crate::session::SessionTable;
 use crate::state::State;
 use crate::step::{Load, Step, Stop, StreamCall, Wait};
 pub(crate) use crate::task::Cx;
@@ -39,7 +39,7 @@ pub struct Meta {
     pub(crate) state: State,
     pub(crate) journal: Journal,
     pub(crate) checkpoint: Checkpoint,
-    pub(crate) sessions: Sessions,
+    pub(crate) sessions: SessionTable,
     pub(crate) ranks: Ranks,
     pub(crate) numbers: Numbers,
     pub(crate) pool: Pool,
@@ -90,7 +90,7 @@ impl Meta {
             state,
             journal,
             checkpoint: Checkpoint::default(),
-            sessions: Sessions::default(),
+            sessions: SessionTable::default(),
             ranks: Ranks::default(),
             numbers: Numbers::default(),
             pool: Pool::default(),
@@ -301,9 +301,9 @@ impl Meta {
         let until =
             if durable || is_change { self.state.sequence } else { self.last_change_of(&read_set, &result) };
         let grant = self.prepare_grant(task, read_set, &result, now.uptime_ms);
-        let answer = Held::Reply(task.from, task.id, result, grant);
+        let answer = HeldOutput::Reply(task.from, task.id, result, grant);
         match self.journal.hold_answer(until, answer, task.coalescing.or(self.config.policy.coalescing())) {
-            Some(Held::Reply(to, id, result, grant)) => self.answer(now, (to, id), result, &grant, out),
+            Some(HeldOutput::Reply(to, id, result, grant)) => self.answer(now, (to, id), result, &grant, out),
             _ => out.waiting.push((task.from, task.id, Waiting::Journal)),
         }
     }
@@ -547,7 +547,7 @@ impl Meta {
             if let Some(cached) = self.state.inodes.untracked(&ino) {
                 cached.nameless = false;
             }
-            self.journal.hold(self.state.sequence, Held::RemoveStream(ino));
+            self.journal.hold(self.state.sequence, HeldOutput::RemoveStream(ino));
             Ok(())
         } else {
             self.commit(cx, &Event::Purge { ino })

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::event::Event;
 use crate::io::Purpose;
-use crate::journal::Held;
+use crate::journal::HeldOutput;
 use crate::machine::Meta;
 use crate::outbox::{Io, Outbox};
 use crate::record::Inode;
@@ -75,7 +75,7 @@ pub(crate) fn round_robin(servers: &[ServerId], width: usize, ino: Ino) -> Vec<S
 /// State of a batch since the start of the machine. Batches without one have not been touched
 /// since.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
+enum BatchState {
     /// The event that creates the batch is not durable yet.
     Planned {
         event: u64,
@@ -94,7 +94,7 @@ enum Phase {
 #[derive(Debug)]
 pub(crate) struct Pool {
     /// By the end of their batch.
-    phases: BTreeMap<u64, Phase>,
+    phases: BTreeMap<u64, BatchState>,
     /// Numbers in the next batch.
     size: u64,
     /// Files are being made that use the pool.
@@ -143,7 +143,7 @@ impl Meta {
     pub(crate) fn pooled_ino(&self, layout: impl Fn(Ino) -> Option<Arc<Layout>>) -> Option<Ino> {
         let is_usable = |batch: &&Batch| {
             let phase = self.pool.phases.get(&batch.end);
-            matches!(phase, Some(Phase::Open { event }) if *event <= self.journal.durable)
+            matches!(phase, Some(BatchState::Open { event }) if *event <= self.journal.durable)
         };
         let batch = self.state.pool.iter().find(is_usable)?;
         let ino = Ino(batch.first);
@@ -181,10 +181,10 @@ impl Meta {
             self.plan_batch(&spread);
         }
         let next = |batch: &Batch| match self.pool.phases.get(&batch.end) {
-            None if batch.open || !batch.is_spread(&spread) => Some((batch.clone(), Phase::Discarding)),
-            None => Some((batch.clone(), Phase::Making)),
-            Some(Phase::Planned { event }) if *event <= self.journal.durable => {
-                Some((batch.clone(), Phase::Making))
+            None if batch.open || !batch.is_spread(&spread) => Some((batch.clone(), BatchState::Discarding)),
+            None => Some((batch.clone(), BatchState::Making)),
+            Some(BatchState::Planned { event }) if *event <= self.journal.durable => {
+                Some((batch.clone(), BatchState::Making))
             }
             Some(_) => None,
         };
@@ -195,7 +195,7 @@ impl Meta {
     }
 
     /// Sum of the unused numbers of the batches that `is_counted` selects.
-    fn pooled(&self, is_counted: impl Fn(&Batch, Option<&Phase>) -> bool) -> u64 {
+    fn pooled(&self, is_counted: impl Fn(&Batch, Option<&BatchState>) -> bool) -> u64 {
         let counted = |batch: &&Batch| is_counted(batch, self.pool.phases.get(&batch.end));
         self.state.pool.iter().filter(counted).map(|batch| batch.end - batch.first).sum()
     }
@@ -204,7 +204,7 @@ impl Meta {
     fn plan_batch(&mut self, spread: &Spread) {
         let coming = self.pooled(|batch, phase| match phase {
             None => !batch.open && batch.is_spread(spread),
-            Some(phase) => *phase != Phase::Discarding,
+            Some(phase) => *phase != BatchState::Discarding,
         });
         if coming >= self.pool.size / 2 || self.pool.failed {
             return;
@@ -221,23 +221,23 @@ impl Meta {
         let batch = Batch { first, end, open: false, width, servers };
         let pool = self.state.pool.iter().cloned().chain([batch]).collect();
         if let Some(event) = self.note_pool(pool) {
-            self.pool.phases.insert(end, Phase::Planned { event });
+            self.pool.phases.insert(end, BatchState::Planned { event });
         }
     }
 
     /// Opens the next batch before the current one is exhausted.
     fn open_batch(&mut self) {
-        let left = self.pooled(|_, phase| matches!(phase, Some(Phase::Open { .. })));
+        let left = self.pooled(|_, phase| matches!(phase, Some(BatchState::Open { .. })));
         if left >= self.pool.size / 4 {
             return;
         }
         let mut pool = self.state.pool.clone();
-        let is_next = |batch: &&mut Batch| self.pool.phases.get(&batch.end) == Some(&Phase::Made);
+        let is_next = |batch: &&mut Batch| self.pool.phases.get(&batch.end) == Some(&BatchState::Made);
         let Some(batch) = pool.iter_mut().find(is_next) else { return };
         batch.open = true;
         let end = batch.end;
         if let Some(event) = self.note_pool(pool) {
-            self.pool.phases.insert(end, Phase::Open { event });
+            self.pool.phases.insert(end, BatchState::Open { event });
         }
     }
 
@@ -245,15 +245,15 @@ impl Meta {
     fn note_pool(&mut self, pool: Vec<Batch>) -> Option<u64> {
         // Needs no load, so it cannot fail to find a record.
         self.append(&Event::Pool { pool }).ok()?;
-        self.journal.hold(self.state.sequence, Held::Pool);
+        self.journal.hold(self.state.sequence, HeldOutput::Pool);
         Some(self.state.sequence)
     }
 
-    fn ask_for(&mut self, batch: &Batch, phase: Phase, out: &mut Outbox) {
+    fn ask_for(&mut self, batch: &Batch, phase: BatchState, out: &mut Outbox) {
         let Some(striping) = &self.config.striping else { return };
         let layout = |ino| striping.of(batch.servers_of(ino)).ok().map(|layout| (ino, layout));
         let layouts: Layouts = batch.inos().filter_map(layout).collect();
-        let call = if phase == Phase::Making { StreamCall::Precreate } else { StreamCall::Discard };
+        let call = if phase == BatchState::Making { StreamCall::Precreate } else { StreamCall::Discard };
         self.pool.phases.insert(batch.end, phase);
         self.ask(Purpose::Pool(batch.end), Io::Stream(call, layouts), out);
     }
@@ -262,10 +262,10 @@ impl Meta {
     pub(crate) fn pool_done(&mut self, end: u64, result: Result<(), Errno>) {
         match (self.pool.phases.remove(&end), result) {
             (_, Err(_)) => self.pool.failed = true,
-            (Some(Phase::Making), Ok(())) => {
-                self.pool.phases.insert(end, Phase::Made);
+            (Some(BatchState::Making), Ok(())) => {
+                self.pool.phases.insert(end, BatchState::Made);
             }
-            (Some(Phase::Discarding), Ok(())) => {
+            (Some(BatchState::Discarding), Ok(())) => {
                 let pool = self.state.pool.iter().filter(|batch| batch.end != end).cloned().collect();
                 self.note_pool(pool);
             }

@@ -9,20 +9,20 @@ use espalier_proto::{FileType, Ino, Rank};
 
 use crate::rank::UsageDeltas;
 use crate::record::{Body, Inode};
-use crate::state::Map;
+use crate::state::FxMap;
 use crate::usage::Usage;
 
 #[derive(Debug, Default)]
 pub(crate) struct Recount {
-    dirs: Map<Ino, Dir>,
+    dirs: FxMap<Ino, DirUsage>,
     /// Files in the inode table.
-    files: Map<Ino, File>,
+    files: FxMap<Ino, FileUsage>,
     /// Names of these files, each with its directory.
     remotes: Vec<(Ino, Ino)>,
 }
 
 #[derive(Debug, Default)]
-struct Dir {
+struct DirUsage {
     /// The usage in its record.
     recorded: Usage,
     /// The usage of its own entries, without what is below them.
@@ -33,7 +33,7 @@ struct Dir {
 }
 
 #[derive(Debug)]
-struct File {
+struct FileUsage {
     weight: Usage,
     names: Vec<(Ino, u32)>,
 }
@@ -99,7 +99,7 @@ impl Recount {
                 let mut names = inode.rare.names.as_deref().cloned().unwrap_or_default();
                 names.retain(|(dir, _)| dir.rank() == inode.ino.rank());
                 names.sort_unstable();
-                self.files.insert(inode.ino, File { weight: inode.weight(), names });
+                self.files.insert(inode.ino, FileUsage { weight: inode.weight(), names });
             }
             _ => {}
         }
@@ -108,7 +108,7 @@ impl Recount {
     /// The findings, in no order.
     pub(crate) fn finish(mut self) -> Vec<(Ino, String)> {
         let mut found = Vec::new();
-        let mut names: Map<Ino, BTreeMap<Ino, u32>> = Map::default();
+        let mut names: FxMap<Ino, BTreeMap<Ino, u32>> = FxMap::default();
         for (ino, dir) in core::mem::take(&mut self.remotes) {
             if dir.rank() == ino.rank() {
                 *names.entry(ino).or_default().entry(dir).or_default() += 1;

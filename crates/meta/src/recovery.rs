@@ -9,7 +9,7 @@ use espalier_proto::{Errno, FileType, Ino, ObjectId, Position, Rank, TableWrite,
 
 use crate::config::Config;
 use crate::event::Event;
-use crate::journal::Held;
+use crate::journal::HeldOutput;
 use crate::machine::Meta;
 use crate::outbox::IoDone;
 use crate::record::{Body, Directory, InoRecord, Inode, Rare, Super, encode};
@@ -98,7 +98,7 @@ impl fmt::Display for RecoveryError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Read(errno) => write!(f, "the tables cannot be read: {errno}"),
-            Self::Corrupt(what) => write!(f, "{what}; run `espalier fsck --repair`"),
+            Self::Corrupt(message) => write!(f, "{message}; run `espalier fsck --repair`"),
         }
     }
 }
@@ -129,7 +129,7 @@ impl Recovery {
         orphans: &[(Vec<u8>, Vec<u8>)],
         sessions: &[(Vec<u8>, Vec<u8>)],
     ) -> Result<(Self, Position), RecoveryError> {
-        let damaged = |what: &str| RecoveryError::Corrupt(what.into());
+        let damaged = |message: &str| RecoveryError::Corrupt(message.into());
         let record =
             Super::parse(super_value).ok_or_else(|| damaged("the super record of the tables is damaged"))?;
         let mut state = State::new(config.hash_key);
@@ -170,9 +170,9 @@ impl Recovery {
             if sequence > self.state.sequence {
                 if sequence != self.state.sequence + 1 {
                     let after = self.state.sequence;
-                    let what =
+                    let message =
                         alloc::format!("the journal continues with event {sequence} after event {after}");
-                    return Err(RecoveryError::Corrupt(what));
+                    return Err(RecoveryError::Corrupt(message));
                 }
                 self.replay(&event, fetch)?;
                 self.events += 1;
@@ -212,9 +212,9 @@ impl Recovery {
                 Err(Stop::Wait(Wait::Load(load))) if last.as_ref() != Some(&load) => load,
                 Err(stop) => {
                     let sequence = self.state.sequence + 1;
-                    let what =
+                    let message =
                         alloc::format!("event {sequence} of the journal does not fit the tables ({stop:?})");
-                    return Err(RecoveryError::Corrupt(what));
+                    return Err(RecoveryError::Corrupt(message));
                 }
             };
             self.load(&load, fetch)?;
@@ -341,7 +341,7 @@ impl Meta {
         }
         if streamed {
             // Its `Unlink` is in the journal on disk, so the next flush releases it.
-            self.journal.hold(self.state.sequence, Held::RemoveStream(ino));
+            self.journal.hold(self.state.sequence, HeldOutput::RemoveStream(ino));
         } else if self.state.apply(&Event::Purge { ino }).is_ok() {
             self.journal.append(self.state.sequence, &Event::Purge { ino });
         }

@@ -9,7 +9,7 @@ use alloc::vec::Vec;
 use espalier_proto::{Ino, Name, ObjectId, TableWrite};
 
 use crate::record::{Dentry, InoRecord, Slot, encode, encode_primary};
-use crate::state::{Cached, Cell, DIRTY_INODE, Fragment, Location, Map, NO_DIR, State, Target, orphan_key};
+use crate::state::{Cached, Cell, DIRTY_INODE, Fragment, FxMap, Location, NO_DIR, State, Target, orphan_key};
 use crate::table::{Select, Track, Tracked};
 
 /// The changes since the last snapshot, and the current snapshot.
@@ -33,7 +33,7 @@ pub(crate) struct UnwrittenChanges {
     gone: VecDeque<(u32, Ino, Slot)>,
     /// Inodes whose own record or place was removed, until the checkpoint of that epoch has removed
     /// it from the store.
-    outdated: Map<Ino, u32>,
+    outdated: FxMap<Ino, u32>,
 }
 
 impl Default for UnwrittenChanges {
@@ -47,7 +47,7 @@ impl Default for UnwrittenChanges {
             writes: Vec::new(),
             cloned: 0,
             gone: VecDeque::new(),
-            outdated: Map::default(),
+            outdated: FxMap::default(),
         }
     }
 }
@@ -104,7 +104,7 @@ impl UnwrittenChanges {
         self.note(DIRTY_INODE);
     }
 
-    /// The next removed name that the store does not have any more.
+    /// The next removed name that a durable checkpoint has removed from the store.
     pub(crate) fn pop_gone(&mut self) -> Option<(Ino, Slot)> {
         let published = self.published;
         let gone = self.gone.pop_front_if(|(epoch, ..)| *epoch <= published);
@@ -192,7 +192,7 @@ impl State {
 impl Tracked for Box<Cached> {
     type Key = Ino;
     /// The directories, of which one names the inode.
-    type Context = Map<Ino, Fragment>;
+    type Context = FxMap<Ino, Fragment>;
 
     fn track(&mut self) -> &mut Track {
         &mut self.track
@@ -202,7 +202,7 @@ impl Tracked for Box<Cached> {
         DIRTY_INODE
     }
 
-    fn write(&mut self, ino: &Ino, fragments: &mut Map<Ino, Fragment>, writes: &mut Vec<TableWrite>) {
+    fn write(&mut self, ino: &Ino, fragments: &mut FxMap<Ino, Fragment>, writes: &mut Vec<TableWrite>) {
         let (object, key, value) = match self.location {
             Location::Dentry { dir, hash } => {
                 let Some(fragment) = fragments.get_mut(&dir) else { return };

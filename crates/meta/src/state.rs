@@ -12,17 +12,17 @@ use espalier_proto::{Errno, FileType, Ino, Name, ObjectId};
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
-use crate::contents::Strip;
+use crate::contents::StuffedBytes;
 use crate::evict::Clock;
 use crate::pool::Batch;
-use crate::rank::{Locks, TransactionState, UsageDeltas};
+use crate::rank::{TransactionLocks, TransactionState, UsageDeltas};
 use crate::record::{Body, InoRecord, Inode, Slot, Xattrs};
 use crate::session::{Moved, PersistedSession, Reclaimed};
 use crate::snapshot::UnwrittenChanges;
 use crate::step::{Load, Step, Stop, Wait};
 use crate::table::{RecordTable, Stored, Track, Tracker};
 
-pub(crate) type Map<K, V> = HashMap<K, V, FxBuildHasher>;
+pub(crate) type FxMap<K, V> = HashMap<K, V, FxBuildHasher>;
 
 #[derive(Debug)]
 pub(crate) struct Cached {
@@ -44,7 +44,7 @@ pub(crate) struct Cached {
 
 /// The location and lookups of an inode that clients know and that is not in memory.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Known {
+pub(crate) struct KnownInode {
     pub location: Location,
     pub lookups: u64,
 }
@@ -156,9 +156,9 @@ pub(crate) struct State {
     /// Boxed, which keeps the map small when it grows.
     pub inodes: RecordTable<Box<Cached>>,
     /// Inodes that clients know and that are not in `inodes`.
-    pub known: Map<Ino, Known>,
-    pub fragments: Map<Ino, Fragment>,
-    pub strips: RecordTable<Stored<Strip>>,
+    pub known: FxMap<Ino, KnownInode>,
+    pub fragments: FxMap<Ino, Fragment>,
+    pub strips: RecordTable<Stored<StuffedBytes>>,
     pub xattrs: RecordTable<Stored<Xattrs>>,
     pub next_ino: u64,
     /// Bound below which inode numbers may have been allocated, even if nothing records that
@@ -186,7 +186,7 @@ pub(crate) struct State {
     pub sessions: RecordTable<Stored<PersistedSession>>,
     pub transactions: RecordTable<Stored<TransactionState>>,
     /// Locks of prepared transactions; `None` while an event is applied.
-    pub locks: Option<Box<Locks>>,
+    pub locks: Option<Box<TransactionLocks>>,
     /// Exchange of usage deltas, by rank.
     pub usage_deltas: RecordTable<Stored<UsageDeltas>>,
     pub reclaimed: Reclaimed,
@@ -202,8 +202,8 @@ impl State {
         Self {
             hash_key,
             inodes: RecordTable::default(),
-            known: Map::default(),
-            fragments: Map::default(),
+            known: FxMap::default(),
+            fragments: FxMap::default(),
             strips: RecordTable::default(),
             xattrs: RecordTable::default(),
             next_ino: Ino::ROOT.0 + 1,
@@ -253,7 +253,7 @@ impl State {
 
     fn wait_inode(&self, ino: Ino) -> Stop {
         match self.known.get(&ino) {
-            Some(Known { location: Location::Dentry { dir, hash }, .. }) => {
+            Some(KnownInode { location: Location::Dentry { dir, hash }, .. }) => {
                 Stop::Wait(Wait::Load(Load::Dentries { dir: *dir, from: *hash, limit: SAME_HASH }))
             }
             Some(_) => wait_record(InoRecord::Inode, ino),

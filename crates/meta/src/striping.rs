@@ -13,7 +13,7 @@ use espalier_proto::{
 
 use crate::event::Event;
 use crate::io::Purpose;
-use crate::journal::Held;
+use crate::journal::HeldOutput;
 use crate::machine::{Cx, Meta};
 use crate::outbox::{Io, IoId, Now, Outbox};
 use crate::pool::round_robin;
@@ -293,7 +293,8 @@ impl Meta {
     pub(crate) fn recover_striped(&mut self) {
         let provisional = self.state.striped.iter().flat_map(BTreeSet::iter).copied();
         if self.config.striping.is_some() {
-            provisional.for_each(|ino| self.journal.hold(self.state.sequence, Held::FinaliseStream(ino)));
+            provisional
+                .for_each(|ino| self.journal.hold(self.state.sequence, HeldOutput::FinaliseStream(ino)));
         }
         for (ino, size_dirty) in &mut self.state.size_dirty {
             let inode = self.state.inodes.get(ino).map(|cached| &cached.inode);
@@ -324,10 +325,10 @@ impl Meta {
 
     /// The stream I/O that a request waits for.
     pub fn stream_io_of(&self, client: ClientId, request: RequestId) -> Option<IoId> {
-        let asked = |number: &u64| {
+        let is_target = |number: &u64| {
             self.tasks.get(number).is_some_and(|task| (task.from, task.id) == (client, request))
         };
-        let waits = |purpose: &Purpose| matches!(purpose, Purpose::Stream(number, _) if asked(number));
+        let waits = |purpose: &Purpose| matches!(purpose, Purpose::Stream(number, _) if is_target(number));
         self.io.iter().find(|(_, purpose)| waits(purpose)).map(|(id, _)| *id)
     }
 

@@ -15,7 +15,7 @@ use hashbrown::hash_map::Entry;
 
 use crate::record::Corrupt;
 use crate::snapshot::UnwrittenChanges;
-use crate::state::Map;
+use crate::state::FxMap;
 
 /// Tracks whether a checkpoint must write a record.
 #[derive(Clone, Copy, Debug, Default)]
@@ -196,13 +196,13 @@ impl<K: Clone> Tracker<K> {
 /// The records of one kind that are in memory.
 #[derive(Debug)]
 pub(crate) struct RecordTable<R: Tracked> {
-    records: Map<R::Key, R>,
+    records: FxMap<R::Key, R>,
     tracker: Tracker<R::Key>,
 }
 
 impl<R: Tracked> Default for RecordTable<R> {
     fn default() -> Self {
-        Self { records: Map::default(), tracker: Tracker::default() }
+        Self { records: FxMap::default(), tracker: Tracker::default() }
     }
 }
 

@@ -11,14 +11,14 @@ use crate::event::Event;
 use crate::journal::Acknowledge;
 use crate::lease::{LeaseKey, ReadSet};
 use crate::machine::Meta;
-use crate::state::Map;
+use crate::state::FxMap;
 use crate::step::Step;
 
 /// See the module's description. Events are identified by sequence numbers.
 #[derive(Debug, Default)]
 pub(crate) struct Uncommitted {
     /// The last event that changed each key.
-    changed: Map<LeaseKey, u64>,
+    changed: FxMap<LeaseKey, u64>,
     /// The keys that each event changed, in order.
     order: VecDeque<(u64, LeaseKey)>,
     /// The last event that changed any key.

@@ -11,7 +11,7 @@ use core::mem::take;
 use espalier_proto::{Ino, ServerId, Time};
 
 use crate::io::Purpose;
-use crate::journal::Held;
+use crate::journal::HeldOutput;
 use crate::machine::{Cx, Meta};
 use crate::outbox::{Io, Now, Outbox};
 use crate::record::Body;
@@ -46,10 +46,10 @@ impl Filling {
         self.files.entry(ino).or_default().waiting.push(number);
     }
 
-    /// Removes the waiting operation that `is_it` selects.
-    pub(crate) fn stop_waiting(&mut self, is_it: impl Fn(&u64) -> bool) -> Option<u64> {
+    /// Removes the waiting operation that `is_target` selects.
+    pub(crate) fn stop_waiting(&mut self, is_target: impl Fn(&u64) -> bool) -> Option<u64> {
         let mut all = self.files.values_mut().map(|fill| &mut fill.waiting);
-        all.find_map(|waiting| waiting.iter().position(&is_it).map(|at| waiting.swap_remove(at)))
+        all.find_map(|waiting| waiting.iter().position(&is_target).map(|at| waiting.swap_remove(at)))
     }
 
     /// Starts to fill or remove a file's stream. Returns true if no remains of an earlier attempt
@@ -104,7 +104,7 @@ impl Meta {
         };
         cx.stream(StreamCall::Fill { ino, version, bytes: bytes.into(), size, mtime, sync, clean })?;
         self.commit(cx, &self.unstuffing(ino)?)?;
-        self.journal.hold(self.state.sequence, Held::FinaliseStream(ino));
+        self.journal.hold(self.state.sequence, HeldOutput::FinaliseStream(ino));
         self.filling.end(ino);
         Ok(())
     }

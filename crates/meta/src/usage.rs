@@ -65,13 +65,13 @@ pub struct Quota {
 
 /// The tightest quotas above a place, each with the usage below it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Limits {
+pub struct QuotaLimits {
     /// Files and directories together.
     pub files: Option<Limit>,
     pub bytes: Option<Limit>,
 }
 
-impl Limits {
+impl QuotaLimits {
     pub(crate) fn is_any(&self) -> bool {
         self.files.is_some() || self.bytes.is_some()
     }
@@ -240,7 +240,7 @@ impl State {
                     Err(Errno::EDQUOT.into())
                 }
             })?;
-            if let Some((quota, now)) = self.remote_limits(top).map(Limits::to_quota) {
+            if let Some((quota, now)) = self.remote_limits(top).map(QuotaLimits::to_quota) {
                 let (gain, loss) = (self.total_below(top, gains)?, self.total_below(top, losses)?);
                 if !quota.allows(now, gain, loss) {
                     return Err(Errno::EDQUOT.into());
@@ -274,20 +274,20 @@ impl State {
     }
 
     /// The tightest limits on bytes and on files above an inode; for a file, above its first name.
-    pub(crate) fn limits(&self, ino: Ino) -> Step<Limits> {
+    pub(crate) fn limits(&self, ino: Ino) -> Step<QuotaLimits> {
         let cached = self.cached(ino)?;
         let first =
             if cached.inode.is_dir() { Some(ino) } else { cached.parents().first().map(|(dir, _)| *dir) };
         // No limit applies to a removed directory.
         match first.filter(|_| cached.inode.nlink > 0) {
             Some(dir) => self.limits_below(dir),
-            None => Ok(Limits::default()),
+            None => Ok(QuotaLimits::default()),
         }
     }
 
     /// As [`Self::limits`], for what is in a directory.
-    pub(crate) fn limits_below(&self, dir: Ino) -> Step<Limits> {
-        let mut limits = Limits::default();
+    pub(crate) fn limits_below(&self, dir: Ino) -> Step<QuotaLimits> {
+        let mut limits = QuotaLimits::default();
         let top = self.each_above(dir, |_, directory| {
             let max = |max: Option<u64>, used| max.map(|max| Limit { max, used });
             tighten(&mut limits.bytes, max(directory.quota.bytes, directory.usage.bytes));

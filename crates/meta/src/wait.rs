@@ -5,7 +5,7 @@ use alloc::boxed::Box;
 use espalier_proto::{ClientId, Errno, ObjectId, ObjectKind, Reply, Request, RequestId};
 
 use crate::io::Purpose;
-use crate::journal::Held;
+use crate::journal::HeldOutput;
 use crate::lease::PreparedGrant;
 use crate::machine::Meta;
 use crate::outbox::{Io, IoDone, Now, Outbox, Waiting};
@@ -72,11 +72,11 @@ impl Meta {
             }
             Wait::Durable => {
                 task.loaded = None;
-                self.journal.hold(self.state.sequence, Held::Task(number));
+                self.journal.hold(self.state.sequence, HeldOutput::Task(number));
             }
             Wait::Written => {
                 task.loaded = None;
-                if self.journal.hold_written(Held::Task(number)).is_some() {
+                if self.journal.hold_written(HeldOutput::Task(number)).is_some() {
                     return self.run(now, task, Some(number), out);
                 }
             }
@@ -132,14 +132,14 @@ impl Meta {
         // Unlock requests are executed all the same.
         let gives_back =
             |task: &Task| matches!(task.request, Request::Unlock { .. } | Request::StopWaiting { .. });
-        let is_it = |task: &Task| (task.from, task.id) == (from, id) && !gives_back(task);
-        let asked = |number: &u64| self.tasks.get(number).is_some_and(|task| is_it(task));
+        let is_task = |task: &Task| (task.from, task.id) == (from, id) && !gives_back(task);
+        let is_target = |number: &u64| self.tasks.get(number).is_some_and(|task| is_task(task));
         let waiting_for_space =
-            self.waiting_for_space.iter().position(asked).map(|at| self.waiting_for_space.remove(at));
-        let waiting = || self.leases.as_mut().and_then(|leases| leases.stop_waiting(asked));
-        let among_ranks = || self.ranks.stop_waiting(asked);
-        let ends = || self.sessions.ends.stop_waiting(asked);
-        let filling = || self.filling.stop_waiting(asked);
+            self.waiting_for_space.iter().position(is_target).map(|at| self.waiting_for_space.remove(at));
+        let waiting = || self.leases.as_mut().and_then(|leases| leases.stop_waiting(is_target));
+        let among_ranks = || self.ranks.stop_waiting(is_target);
+        let ends = || self.sessions.ends.stop_waiting(is_target);
+        let filling = || self.filling.stop_waiting(is_target);
         let number = waiting_for_space.or_else(waiting).or_else(among_ranks).or_else(filling).or_else(ends);
         if let Some(number) = number {
             self.refuse_waiting(now, number, Errno::EINTR, out);

@@ -7,7 +7,7 @@ pub mod requests;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use crate::harness::{Harness, ROOT_CALLER, config};
-use client::{Client, Message, Thing, call_of};
+use client::{CachingClient, ServerMessage, Thing, call_of};
 use espalier_client::Users;
 use espalier_meta::{Acknowledge, Config, Input};
 use espalier_proto::*;
@@ -18,15 +18,15 @@ use requests::random_request;
 const OBSERVER: ClientId = ClientId(1);
 
 /// The current tree.
-pub struct Tree {
+pub struct CurrentTree {
     pub names: BTreeMap<(Ino, Name), Ino>,
     pub dirs: BTreeSet<Ino>,
     pub files: Vec<Ino>,
 }
 
-struct World {
+struct CoherenceWorld {
     fs: Harness,
-    clients: Vec<Client>,
+    clients: Vec<CachingClient>,
     random: Rng,
     /// When each unanswered request was sent.
     sent: HashMap<u64, u64>,
@@ -37,7 +37,7 @@ struct World {
     from_cache: u64,
 }
 
-impl World {
+impl CoherenceWorld {
     fn new(seed: u64) -> Self {
         let mut random = Rng::with_seed(seed);
         let config = Config {
@@ -54,7 +54,7 @@ impl World {
         fs.shuffle = random.bool().then(|| random.fork());
         let users = |number: u64| if number.is_multiple_of(2) { Users::Report } else { Users::AtOnce };
         let clients: Vec<_> =
-            (0..4).map(|number| Client::new(ClientId(10 + number), users(number))).collect();
+            (0..4).map(|number| CachingClient::new(ClientId(10 + number), users(number))).collect();
         for client in clients.iter().map(|client| client.id).chain([OBSERVER]) {
             fs.input(Input::Connect { client, leases: true, resumes: false });
         }
@@ -74,7 +74,7 @@ impl World {
     }
 
     /// The tree at one instant.
-    fn tree(&mut self) -> Tree {
+    fn tree(&mut self) -> CurrentTree {
         loop {
             let changes = self.fs.meta.figures().changes;
             let tree = self.walk();
@@ -84,8 +84,8 @@ impl World {
         }
     }
 
-    fn walk(&mut self) -> Result<Tree, Errno> {
-        let mut tree = Tree { names: BTreeMap::new(), dirs: [Ino::ROOT].into(), files: Vec::new() };
+    fn walk(&mut self) -> Result<CurrentTree, Errno> {
+        let mut tree = CurrentTree { names: BTreeMap::new(), dirs: [Ino::ROOT].into(), files: Vec::new() };
         let mut left = vec![Ino::ROOT];
         while let Some(dir) = left.pop() {
             for entry in self.list(dir)? {
@@ -120,8 +120,8 @@ impl World {
             let Some(sent) = self.sent.remove(&id) else { continue };
             let took = now - sent;
             assert!(took < 40_000, "an answer after {took} ms");
-            let client = self.clients.iter_mut().find(|client| client.asked.contains_key(&id)).unwrap();
-            client.inbox.push_back(Message::Reply { id, lease_ms, touched, result });
+            let client = self.clients.iter_mut().find(|client| client.pending.contains_key(&id)).unwrap();
+            client.inbox.push_back(ServerMessage::Reply { id, lease_ms, touched, result });
         }
         for revocation in std::mem::take(&mut self.fs.revocations) {
             if revocation.client == OBSERVER {
@@ -129,7 +129,9 @@ impl World {
                 continue;
             }
             let client = self.clients.iter_mut().find(|client| client.id == revocation.client).unwrap();
-            client.inbox.push_back(Message::Revoke { number: revocation.number, lease: revocation.lease });
+            client
+                .inbox
+                .push_back(ServerMessage::Revoke { number: revocation.number, lease: revocation.lease });
         }
     }
 
@@ -140,7 +142,7 @@ impl World {
         let id = self.fs.send_from(self.clients[client].id, &ROOT_CALLER, request.clone());
         if is_answered {
             self.sent.insert(id, now);
-            self.clients[client].asked.insert(id, (request, now, changes));
+            self.clients[client].pending.insert(id, (request, now, changes));
         }
         self.pump();
     }
@@ -149,7 +151,7 @@ impl World {
     fn deliver(&mut self, client: usize) {
         match self.clients[client].inbox.pop_front() {
             None => {}
-            Some(Message::Revoke { number, lease }) => {
+            Some(ServerMessage::Revoke { number, lease }) => {
                 self.clients[client].forget(&lease);
                 self.clients[client].cache.revoke(&lease);
                 let client = self.clients[client].id;
@@ -159,8 +161,8 @@ impl World {
                 self.fs.input(Input::Revoked { client, number });
                 self.pump();
             }
-            Some(Message::Reply { id, lease_ms, touched, result }) => {
-                let (request, sent, _changes) = self.clients[client].asked.remove(&id).unwrap();
+            Some(ServerMessage::Reply { id, lease_ms, touched, result }) => {
+                let (request, sent, _changes) = self.clients[client].pending.remove(&id).unwrap();
                 let is_outdated = self.clients[client].outdated.remove(&id);
                 let until = if is_outdated { 0 } else { sent + u64::from(lease_ms) };
                 let now = self.fs.uptime_ms;
@@ -180,7 +182,7 @@ impl World {
     fn step(&mut self) {
         let client = self.random.usize(..self.clients.len());
         match self.random.u32(..100) {
-            0..40 if self.clients[client].asked.len() < 2 && self.is_awake(client) => {
+            0..40 if self.clients[client].pending.len() < 2 && self.is_awake(client) => {
                 let tree = self.tree();
                 let request = random_request(&mut self.random, &tree);
                 if self.clients[client].answers(&request, self.fs.uptime_ms) {
@@ -195,8 +197,8 @@ impl World {
                 self.pump();
             }
             90..91 => {
-                let asked: Vec<u64> = self.clients[client].asked.keys().copied().collect();
-                if let Some(id) = asked.into_iter().min() {
+                let pending: Vec<u64> = self.clients[client].pending.keys().copied().collect();
+                if let Some(id) = pending.into_iter().min() {
                     self.fs.input(Input::Cancel { from: self.clients[client].id, id: RequestId(id) });
                     self.pump();
                 }
@@ -275,7 +277,7 @@ impl World {
     }
 
     /// The current state of an inode; `None`: it is gone.
-    fn thing(&mut self, tree: &Tree, ino: Ino, like: &Thing) -> Option<Thing> {
+    fn thing(&mut self, tree: &CurrentTree, ino: Ino, like: &Thing) -> Option<Thing> {
         let request = match like {
             Thing::Attr(_) => Request::GetAttr { ino },
             Thing::Bytes(_) => Request::Read { ino, offset: 0, size: 1 << 20, noatime: false },
@@ -297,7 +299,7 @@ impl World {
 }
 
 fn run(seed: u64) -> (u64, u64, u64) {
-    let mut world = World::new(seed);
+    let mut world = CoherenceWorld::new(seed);
     for _ in 0..3_000 {
         world.step();
     }
@@ -305,7 +307,7 @@ fn run(seed: u64) -> (u64, u64, u64) {
     for client in &mut world.clients {
         client.asleep_until = 0;
     }
-    while world.clients.iter().any(|client| !client.asked.is_empty() || !client.inbox.is_empty()) {
+    while world.clients.iter().any(|client| !client.pending.is_empty() || !client.inbox.is_empty()) {
         for client in 0..world.clients.len() {
             world.deliver(client);
         }

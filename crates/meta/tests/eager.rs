@@ -35,9 +35,9 @@ fn open_reply_says_how_payloads_are_sent() {
         let dir = fs.mkdir("dir");
         let (old, announced) = opened(&mut fs, create(dir, "old"));
         assert_eq!(announced, by_default == Some(false));
-        for (turn, eager) in [false, true, false].into_iter().enumerate() {
+        for (round, eager) in [false, true, false].into_iter().enumerate() {
             set(&mut fs, dir, eager);
-            let below = fs.mkdir(&format!("dir/{turn}"));
+            let below = fs.mkdir(&format!("dir/{round}"));
             let (new, reported) = opened(&mut fs, create(below, "new"));
             let (_, of_nameless) = opened(&mut fs, Request::TmpFile { dir, perm: 0o644, umask: 0 });
             assert_eq!((reported, of_nameless), (!eager, !eager));

@@ -101,7 +101,7 @@ fn an_inode_that_has_ceased_to_be_is_not_found_by_its_number() {
 }
 
 #[test]
-fn a_record_that_is_missing_is_looked_for_once() {
+fn missing_record_is_loaded_once() {
     let mut fs = Harness::with(config());
     let ino = fs.create(Ino::ROOT, "one", NewNode::Regular).unwrap();
     fs.create(Ino::ROOT, "other", NewNode::Regular).unwrap();

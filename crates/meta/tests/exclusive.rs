@@ -6,12 +6,12 @@ use espalier_proto::*;
 
 const TERM: u32 = 10_000;
 
-struct Client {
+struct TestClient {
     id: ClientId,
     next: u64,
 }
 
-impl Client {
+impl TestClient {
     fn connect(fs: &mut Harness, number: u64) -> Self {
         let id = ClientId(100 + number);
         fs.input(Input::Connect { client: id, leases: true, resumes: false });
@@ -92,9 +92,9 @@ fn give_up(fs: &mut Harness) -> Vec<(ClientId, Lease)> {
 }
 
 /// Two clients, and a directory on which the first has an exclusive lease.
-fn exclusive_in() -> (Harness, Client, Client, Ino) {
+fn exclusive_in() -> (Harness, TestClient, TestClient, Ino) {
     let mut fs = fs();
-    let (mut one, other) = (Client::writeback(&mut fs, 1), Client::writeback(&mut fs, 2));
+    let (mut one, other) = (TestClient::writeback(&mut fs, 1), TestClient::writeback(&mut fs, 2));
     let dir = one.make(&mut fs, Ino::ROOT, "dir", NewNode::Directory);
     assert_eq!(one.exclusive_after(&mut fs, create(dir, "file", NewNode::Regular)), Some(dir));
     fs.revocations.clear();
@@ -105,14 +105,14 @@ fn exclusive_in() -> (Harness, Client, Client, Ino) {
 /// its exclusive lease, which is sent once.
 fn waits_for(
     fs: &mut Harness,
-    (one, other): (&Client, &mut Client),
+    (one, other): (&TestClient, &mut TestClient),
     dir: Ino,
     request: Request,
 ) -> Result<Reply, Errno> {
     let id = other.send(fs, request.clone());
     assert_eq!(fs.answers.get(&id), None, "{request:?}");
-    let asked = give_up(fs);
-    assert!(asked.contains(&(one.id, Lease::Exclusive { dir })), "{request:?}: {asked:?}");
+    let requested = give_up(fs);
+    assert!(requested.contains(&(one.id, Lease::Exclusive { dir })), "{request:?}: {requested:?}");
     while !fs.revocations.is_empty() {
         give_up(fs);
     }
@@ -190,9 +190,9 @@ fn lookup_waits_for_exclusive_holder() {
         let (mut fs, mut one, mut other, dir) = exclusive_in();
         other.make(&mut fs, Ino::ROOT, "empty", NewNode::Directory);
         fs.revocations.clear();
-        let came = waits_for(&mut fs, (&one, &mut other), dir, look);
+        let outcome = waits_for(&mut fs, (&one, &mut other), dir, look);
         // Without the first client's file the directory would be empty.
-        assert_eq!(came.err(), (at > 1).then_some(Errno::ENOTEMPTY), "{at}");
+        assert_eq!(outcome.err(), (at > 1).then_some(Errno::ENOTEMPTY), "{at}");
         let after = one.exclusive_after(&mut fs, create(dir, "again", NewNode::Regular));
         assert_eq!(after, (at > 1).then_some(dir), "{at}");
     }
@@ -284,7 +284,7 @@ fn quota_revokes_all_exclusive_leases_at_once() {
 #[test]
 fn no_exclusive_lease_without_writeback() {
     let mut fs = fs();
-    let mut one = Client::connect(&mut fs, 1);
+    let mut one = TestClient::connect(&mut fs, 1);
     let dir = one.make(&mut fs, Ino::ROOT, "dir", NewNode::Directory);
     assert_eq!(one.exclusive_after(&mut fs, create(dir, "file", NewNode::Regular)), None);
 }
@@ -361,8 +361,11 @@ fn exclusive_lease_does_not_lease_other_replies() {
     one.send(&mut fs, create(Ino::ROOT, "new", NewNode::Regular));
     let listed = one.send(&mut fs, Request::ReadDir { dir, after: 0, limit: 10, plus: false });
     other.send(&mut fs, rmdir(Ino::ROOT, "empty"));
-    let asked: Vec<Lease> = fs.revocations.iter().map(|revocation| revocation.lease.clone()).collect();
-    assert!(asked.contains(&Lease::Inode { ino: dir }) && !fs.answers.contains_key(&listed), "{asked:?}");
+    let requested: Vec<Lease> = fs.revocations.iter().map(|revocation| revocation.lease.clone()).collect();
+    assert!(
+        requested.contains(&Lease::Inode { ino: dir }) && !fs.answers.contains_key(&listed),
+        "{requested:?}"
+    );
     while fs.run_one() {}
     assert!(matches!(fs.answers[&listed], Ok(Reply::Listing { .. })), "{:?}", fs.answers[&listed]);
     assert_eq!((fs.leases[&listed].0, fs.leases[&listed].1.exclusive), (0, None));

@@ -21,7 +21,7 @@ fn paths_and_directories_as_far_as_they_are_known() {
 }
 
 #[test]
-fn says_what_a_request_waits_for() {
+fn figures_name_what_a_request_waits_for() {
     let mut fs = Harness::new();
     fs.create(Ino::ROOT, "file", NewNode::Regular).unwrap();
     let mut ask = |id, request| {

@@ -99,10 +99,10 @@ fn opening_for_write_revokes_leases_of_others() {
     for access in [Access::READ, Access::WRITE] {
         assert_eq!(ask(&mut fs, A, getattr(file)).1, TERM);
         let id = fs.send_from(B, &ROOT_CALLER, open(access));
-        let is_asked = !fs.revocations.is_empty();
-        assert_eq!((is_asked, fs.answers.contains_key(&id)), (access == Access::WRITE, !is_asked));
+        let is_revoked = !fs.revocations.is_empty();
+        assert_eq!((is_revoked, fs.answers.contains_key(&id)), (access == Access::WRITE, !is_revoked));
         // What it reports until then counts.
-        if is_asked {
+        if is_revoked {
             assert!(ask(&mut fs, A, open(Access::READ)).0.is_ok());
             assert_eq!(answer_all(&mut fs), [(A, Lease::Inode { ino: file })]);
             let opened = fs.answers.remove(&id);
@@ -176,9 +176,9 @@ fn rename_grants_lease_on_new_name() {
             let names = if flags.is_empty() { vec!["to"] } else { vec!["to", "from"] };
             for file in names {
                 let removed = fs.send_from(B, &ROOT_CALLER, unlink(file));
-                let asked = answer_all(&mut fs);
+                let revoked = answer_all(&mut fs);
                 let lease = Lease::Name { dir: Ino::ROOT, name: name(file) };
-                assert!(asked.contains(&(A, lease)), "{file}, {flags:?}: {asked:?}");
+                assert!(revoked.contains(&(A, lease)), "{file}, {flags:?}: {revoked:?}");
                 assert_eq!(fs.answers.remove(&removed), Some(Ok(Reply::Done)));
             }
             fs.uptime_ms += 100_000;
@@ -308,7 +308,7 @@ fn change_reply_is_leased_only_while_current() {
 }
 
 #[test]
-fn a_client_that_does_not_answer_is_waited_for_until_its_lease_is_over() {
+fn silent_client_is_waited_for_until_its_lease_ends() {
     let mut fs = leased();
     let file = make(&mut fs, A, Ino::ROOT, "file", NewNode::Regular);
     assert_eq!(ask(&mut fs, B, getattr(file)).1, TERM);
@@ -320,17 +320,17 @@ fn a_client_that_does_not_answer_is_waited_for_until_its_lease_is_over() {
     tick(&mut fs, 1_000);
     assert!(matches!(fs.answers.remove(&id), Some(Ok(_))));
     // Revocations are resent, since messages may be lost; a late acknowledgement has no effect.
-    let asked = answer_all(&mut fs);
+    let revoked = answer_all(&mut fs);
     assert!(
-        asked.len() > 1 && asked.iter().all(|asked| *asked == (B, Lease::Inode { ino: file })),
-        "{asked:?}"
+        revoked.len() > 1 && revoked.iter().all(|revoked| *revoked == (B, Lease::Inode { ino: file })),
+        "{revoked:?}"
     );
     let figures = fs.meta.figures();
     assert_eq!((figures.leases_revoked, figures.leases_unanswered, figures.lease_waits), (1, 1, 1));
 }
 
 #[test]
-fn only_the_client_that_was_asked_can_answer() {
+fn only_revoked_client_can_acknowledge() {
     let mut fs = leased();
     let file = make(&mut fs, A, Ino::ROOT, "file", NewNode::Regular);
     ask(&mut fs, B, getattr(file)).0.unwrap();
@@ -404,7 +404,7 @@ fn a_client_whose_session_ends_is_not_waited_for() {
 }
 
 #[test]
-fn a_lease_begins_when_its_reply_leaves_and_not_at_all_if_that_is_out_of_date_by_then() {
+fn lease_begins_with_its_reply_unless_reply_is_stale() {
     let mut fs =
         Harness::with(Config { lease_ms: Some(TERM), acknowledge: Acknowledge::Durable, ..config() });
     let file = make(&mut fs, A, Ino::ROOT, "file", NewNode::Regular);
@@ -430,7 +430,7 @@ fn a_lease_begins_when_its_reply_leaves_and_not_at_all_if_that_is_out_of_date_by
 }
 
 #[test]
-fn names_that_are_fought_over_are_not_leased_for_a_while() {
+fn contended_names_are_not_leased_for_a_while() {
     let mut fs = leased();
     let file = make(&mut fs, A, Ino::ROOT, "file", NewNode::Regular);
     fight(&mut fs);

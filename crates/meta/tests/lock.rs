@@ -37,7 +37,7 @@ fn owner_of(call: u64) -> usize {
 }
 
 /// A client: its link, and what a frontend knows besides.
-struct Peer {
+struct LockClient {
     link: Link,
     /// Messages in transit; `None`: no connection.
     connection: Option<(VecDeque<FromClient>, VecDeque<FromServer>)>,
@@ -49,10 +49,10 @@ struct Peer {
     opened: bool,
 }
 
-struct World {
+struct LockWorld {
     fs: Harness,
     incarnation: u64,
-    peers: Vec<Peer>,
+    peers: Vec<LockClient>,
     random: fastrand::Rng,
     calls: u64,
     /// Result of the last lock test.
@@ -61,9 +61,9 @@ struct World {
     seen: [u32; 3],
 }
 
-impl World {
+impl LockWorld {
     fn new(seed: u64) -> Self {
-        let peer = |_| Peer {
+        let peer = |_| LockClient {
             link: Link::default(),
             connection: None,
             calls: HashMap::new(),
@@ -368,10 +368,10 @@ fn range(lock: &Lock) -> std::ops::Range<usize> {
 }
 
 #[test]
-fn no_two_believe_to_have_one_lock_and_all_who_wait_get_theirs() {
+fn locks_are_exclusive_and_every_waiter_is_granted() {
     let mut seen = [0; 3];
     for seed in 0..400 {
-        let mut world = World::new(seed);
+        let mut world = LockWorld::new(seed);
         for _ in 0..300 {
             let (at, owner) = (world.random.usize(..CLIENTS), world.random.usize(..OWNERS));
             match world.random.u32(..1000) {
@@ -425,7 +425,7 @@ fn no_two_believe_to_have_one_lock_and_all_who_wait_get_theirs() {
             world.fs.answers.clear();
             let id = (at as u64 + 1) << 32 | 1 << 31;
             world.fs.input(Input::Request {
-                from: World::id(at),
+                from: LockWorld::id(at),
                 id: RequestId(id),
                 below: RequestId(id),
                 caller: ROOT_CALLER,

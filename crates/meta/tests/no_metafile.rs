@@ -431,7 +431,7 @@ impl Harness {
 }
 
 #[test]
-fn a_crash_at_any_io_leaves_files_whole_and_nothing_behind() {
+fn crash_at_any_io_keeps_files_whole() {
     for acknowledge in [Acknowledge::Volatile, Acknowledge::Durable] {
         for cache_bytes in [usize::MAX, 0] {
             let mut crashes = 0;
@@ -640,7 +640,7 @@ impl Ranks {
 }
 
 #[test]
-fn a_file_that_moves_to_another_rank_gets_an_inode_and_one_that_replaces_what_is_there_does_not() {
+fn file_moved_to_other_rank_gets_inode_unless_it_replaces_one() {
     let host = |rank| cluster(Config { rank: Rank(rank), ranks: 2, ..striped(Acknowledge::Volatile) });
     let fs = &mut Ranks([host(0), host(1)]);
     let (perm, umask, open, exclusive) = (0o755, 0, None, true);

@@ -211,7 +211,7 @@ fn new_directory_is_the_same_at_any_rank() {
 }
 
 #[test]
-fn in_a_sticky_directory_others_take_no_names_of_what_is_elsewhere() {
+fn sticky_directory_protects_remote_entries() {
     let fs = &mut Ranks::new(3);
     let (sticky, open) =
         (fs.mkdir_at(1, Ino::ROOT, "sticky", 0o1777), fs.mkdir_at(2, Ino::ROOT, "open", 0o777));
@@ -426,7 +426,7 @@ fn rename_to_other_rank_grants_no_lease() {
 
 /// Other ranks need not be asked.
 #[test]
-fn an_fsync_waits_for_what_another_rank_has_yet_to_make_durable() {
+fn fsync_waits_for_undurable_changes_of_other_rank() {
     let fs = &mut Ranks::new(2);
     let far = fs.mkdir_at(1, Ino::ROOT, "far", 0o755);
     let file = fs.create_as(&ROOT_CALLER, Ino::ROOT, "file", NewNode::Regular, 0o644);
@@ -595,7 +595,7 @@ fn new_file(dir: Ino, file: &str, writeback: Option<WritebackCreate>) -> Request
 }
 
 #[test]
-fn a_quota_bounds_what_other_ranks_make_below() {
+fn quota_bounds_creates_at_other_ranks() {
     let fs = &mut Ranks::new(2);
     let top = fs.mkdir_at(0, Ino::ROOT, "top", 0o755);
     let far = fs.mkdir_at(1, top, "far", 0o755);
@@ -761,7 +761,7 @@ fn miscounted(lie: bool) -> Vec<Option<Ino>> {
     }
     assert_eq!(fs.0[1].meta.unsent_usage(), 1);
     let findings = Check::finish_all(fs.0.iter().map(|host| host.disk.checked(&host.config)).collect());
-    findings.iter().filter(|finding| finding.what.contains("counts")).map(|finding| finding.ino).collect()
+    findings.iter().filter(|finding| finding.message.contains("counts")).map(|finding| finding.ino).collect()
 }
 
 #[test]
@@ -771,7 +771,7 @@ fn fsck_accounts_for_unsent_usage_deltas() {
 }
 
 #[test]
-fn a_rank_that_is_down_holds_up_only_what_needs_it_and_that_can_be_interrupted() {
+fn rank_that_is_down_blocks_only_its_operations_interruptibly() {
     let fs = &mut Ranks::new(2);
     let far = fs.mkdir_at(1, Ino::ROOT, "far", 0o755);
     let make = Request::Create {
@@ -867,7 +867,7 @@ fn long_ancestor_chain_is_returned_in_parts() {
 }
 
 #[test]
-fn a_client_that_has_left_while_a_rank_was_away_is_not_waited_for_there() {
+fn rank_does_not_wait_for_client_that_left_while_it_was_down() {
     let host =
         |rank| Harness::with(Config { rank: Rank(rank), ranks: 2, session_ms: Some(60_000), ..config() });
     let fs = &mut Ranks((0..2).map(host).collect());

@@ -11,10 +11,10 @@ use std::panic::catch_unwind;
 use espalier_proto::{ObjectKind, TableWrite};
 
 use crate::harness::Selection;
-use cluster::{Cluster, Crash, Setting};
+use cluster::{ClusterOptions, Crash, RankCluster};
 
-fn setting(seed: u64) -> Setting {
-    Setting {
+fn setting(seed: u64) -> ClusterOptions {
+    ClusterOptions {
         seed,
         ranks: 2 + (seed % 3) as u16,
         clients: 1 + (seed % 4) as usize,
@@ -41,7 +41,7 @@ fn seeds() -> std::ops::Range<u64> {
 #[test]
 fn operations_of_several_clients_are_done_one_after_another() {
     for seed in seeds() {
-        Cluster::new(setting(seed)).run();
+        RankCluster::new(setting(seed)).run();
     }
 }
 
@@ -49,7 +49,7 @@ fn operations_of_several_clients_are_done_one_after_another() {
 fn directories_do_not_get_into_themselves() {
     for seed in seeds() {
         let (ranks, clients, moving) = (3 + (seed % 2) as u16, 4, true);
-        Cluster::new(Setting { ranks, clients, moving, operations: 60, ..setting(seed) }).run();
+        RankCluster::new(ClusterOptions { ranks, clients, moving, operations: 60, ..setting(seed) }).run();
     }
 }
 
@@ -57,14 +57,14 @@ fn directories_do_not_get_into_themselves() {
 fn two_directories_are_not_moved_into_each_other() {
     for seed in seeds() {
         let (clients, operations) = (2, 0);
-        Cluster::new(Setting { clients, operations, ..setting(seed) }).move_into_each_other();
+        RankCluster::new(ClusterOptions { clients, operations, ..setting(seed) }).move_into_each_other();
     }
 }
 
 #[test]
 fn lost_and_repeated_messages_change_nothing() {
     for seed in seeds() {
-        Cluster::new(Setting { losses: true, evicting: seed % 2 == 0, ..setting(seed) }).run();
+        RankCluster::new(ClusterOptions { losses: true, evicting: seed % 2 == 0, ..setting(seed) }).run();
     }
 }
 
@@ -77,32 +77,40 @@ fn caches_are_coherent() {
             1 => (true, Crash::Never),
             _ => (true, Crash::Process),
         };
-        cached += Cluster::new(Setting { leases: true, losses, crash, ..setting(seed) }).run();
+        cached += RankCluster::new(ClusterOptions { leases: true, losses, crash, ..setting(seed) }).run();
     }
     assert!(cached > seeds().count() / 10, "{cached}");
 }
 
 #[test]
-fn servers_that_are_killed_lose_nothing() {
+fn killed_servers_lose_no_change() {
     for seed in seeds() {
         let evicting = seed % 2 == 0;
-        Cluster::new(Setting { losses: true, evicting, crash: Crash::Process, ..setting(seed) }).run();
+        RankCluster::new(ClusterOptions { losses: true, evicting, crash: Crash::Process, ..setting(seed) })
+            .run();
     }
 }
 
 #[test]
-fn losses_of_power_lose_nothing_that_was_durable() {
+fn losses_of_power_keep_durable_changes() {
     for seed in seeds() {
         let evicting = seed % 2 == 0;
-        Cluster::new(Setting { losses: true, evicting, crash: Crash::Power, ..setting(seed) }).run();
+        RankCluster::new(ClusterOptions { losses: true, evicting, crash: Crash::Power, ..setting(seed) })
+            .run();
     }
 }
 
 #[test]
-fn losses_of_power_leave_nothing_half_done() {
+fn losses_of_power_leave_no_partial_operation() {
     for seed in seeds() {
         let evicting = seed % 2 == 0;
-        Cluster::new(Setting { losses: true, evicting, crash: Crash::PowerUnsynced, ..setting(seed) }).run();
+        RankCluster::new(ClusterOptions {
+            losses: true,
+            evicting,
+            crash: Crash::PowerUnsynced,
+            ..setting(seed)
+        })
+        .run();
     }
 }
 
@@ -120,8 +128,8 @@ fn records_of_ranks_that_are_not_marked_changed_are_found() {
     ];
     for (kind, unmarked) in kinds {
         let is_found = |seed| {
-            let setting = Setting { evicting: true, unmarked: Some(unmarked), ..setting(seed) };
-            catch_unwind(|| Cluster::new(setting).run()).is_err()
+            let setting = ClusterOptions { evicting: true, unmarked: Some(unmarked), ..setting(seed) };
+            catch_unwind(|| RankCluster::new(setting).run()).is_err()
         };
         assert!((0..100).any(is_found), "{kind}");
     }

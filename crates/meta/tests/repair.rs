@@ -3,14 +3,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::harness::{Disk, Harness, ROOT_CALLER, config, name, open_how};
+use crate::harness::{Harness, ROOT_CALLER, TestDisk, config, name, open_how};
 use espalier_meta::{Config, Dentry, InoRecord, Inode, Input, Repair, Repaired, Super, decode};
 use espalier_proto::*;
 use espalier_store::Store;
 
-type Key = (ObjectId, Vec<u8>);
+type RecordKey = (ObjectId, Vec<u8>);
 
-fn records(store: &dyn Store) -> BTreeMap<Key, Vec<u8>> {
+fn records(store: &dyn Store) -> BTreeMap<RecordKey, Vec<u8>> {
     let records = store.records().map(Result::unwrap);
     records.map(|(object, key, value)| ((object, key), value)).collect()
 }
@@ -104,9 +104,9 @@ fn grown(rng: &mut fastrand::Rng) -> Harness {
 }
 
 /// Damages a store. Returns the damaged keys and streams.
-fn damage(rng: &mut fastrand::Rng, store: &dyn Store) -> (BTreeSet<Key>, BTreeSet<Ino>) {
+fn damage(rng: &mut fastrand::Rng, store: &dyn Store) -> (BTreeSet<RecordKey>, BTreeSet<Ino>) {
     let (mut touched, mut streams) = (BTreeSet::new(), BTreeSet::new());
-    let mut put = |(object, key): &Key, value: Option<Vec<u8>>| {
+    let mut put = |(object, key): &RecordKey, value: Option<Vec<u8>>| {
         let write = TableWrite { object: *object, key: key.clone(), value };
         store.stage(vec![write]).unwrap();
         store.publish().unwrap();
@@ -115,7 +115,7 @@ fn damage(rng: &mut fastrand::Rng, store: &dyn Store) -> (BTreeSet<Key>, BTreeSe
     for _ in 0..rng.usize(1..6) {
         let all = records(store);
         // Rare kinds of records are damaged as often as frequent ones.
-        let kind = |(object, key): &Key| match object.kind {
+        let kind = |(object, key): &RecordKey| match object.kind {
             ObjectKind::Inodes => key.first().copied().unwrap_or(0),
             kind => kind as u8,
         };
@@ -173,7 +173,7 @@ fn damage(rng: &mut fastrand::Rng, store: &dyn Store) -> (BTreeSet<Key>, BTreeSe
 }
 
 /// The inode that a record claims to be, and the one that its key or name refers to.
-fn speaks_of((object, key): &Key, value: &[u8]) -> (Option<Ino>, Option<Ino>) {
+fn speaks_of((object, key): &RecordKey, value: &[u8]) -> (Option<Ino>, Option<Ino>) {
     match object.kind {
         ObjectKind::Super => (None, None),
         ObjectKind::Fragment => match decode::<Dentry>(value) {
@@ -221,7 +221,7 @@ fn repair_of_random_damage(seed: u64) {
     let mut rng = fastrand::Rng::with_seed(seed);
     let mut fs = grown(&mut rng);
     let expected = look(&mut fs);
-    let mut disk: Disk = fs.disk.crash();
+    let mut disk: TestDisk = fs.disk.crash();
     disk.forget_journal();
     let before = records(disk.store());
     let clean = plan(disk.store());
@@ -293,7 +293,7 @@ fn repair_of_random_damage(seed: u64) {
 }
 
 #[test]
-fn places_that_are_missing_wrong_or_left_over_are_repaired() {
+fn missing_wrong_and_stale_inode_locations_are_repaired() {
     let mut fs = Harness::with(config());
     let (file, gone) = (fs.file("file", b"bytes"), fs.file("gone", b""));
     fs.ask(Request::Unlink { dir: Ino::ROOT, name: name("gone"), time: None }).unwrap();
@@ -318,7 +318,7 @@ fn places_that_are_missing_wrong_or_left_over_are_repaired() {
 
 /// Their clients may have acknowledged files under these numbers.
 #[test]
-fn numbers_that_clients_have_been_given_are_not_given_again() {
+fn inode_numbers_of_clients_are_not_reused() {
     let mut fs = Harness::with(Config { session_ms: Some(10_000), ..config() });
     fs.input(Input::Connect { client: ClientId(1), leases: false, resumes: false });
     let taken = fs.ask(Request::TakeNumbers { rank: Rank(0), count: 256 });

@@ -14,14 +14,14 @@ fn config() -> Config {
 }
 
 /// A client that numbers its requests, and accepts only the answer to the last one.
-struct Client {
+struct TestClient {
     id: ClientId,
     next: u64,
     /// The request that is unanswered.
     unanswered: Option<u64>,
 }
 
-impl Client {
+impl TestClient {
     /// Requests of different clients get different numbers, so the harness can distinguish them.
     fn new(number: u64) -> Self {
         Self { id: ClientId(100 + number), next: number << 32, unanswered: None }
@@ -121,7 +121,7 @@ fn create(dir: Ino, file: &str, node: NewNode) -> Request {
 }
 
 /// The first inode of a server waits for a sync; this makes it.
-fn reserve_numbers(fs: &mut Harness, client: &mut Client) {
+fn reserve_numbers(fs: &mut Harness, client: &mut TestClient) {
     client.create(fs, Ino::ROOT, "the first", NewNode::Regular);
     fs.run_until_idle();
 }
@@ -133,7 +133,7 @@ fn tick(fs: &mut Harness, ms: u64) {
 }
 
 /// Lets all sessions expire except those of `clients`.
-fn expire_all_but(fs: &mut Harness, clients: &[&Client]) {
+fn expire_all_but(fs: &mut Harness, clients: &[&TestClient]) {
     tick(fs, 1);
     for _ in 0..=SESSION_MS / 1000 {
         for client in clients {
@@ -146,7 +146,7 @@ fn expire_all_but(fs: &mut Harness, clients: &[&Client]) {
 #[test]
 fn a_client_without_a_session_is_refused() {
     let fs = &mut Harness::with(config());
-    let mut stranger = Client::new(1);
+    let mut stranger = TestClient::new(1);
     assert_eq!(stranger.ask(fs, Request::GetAttr { ino: Ino::ROOT }), Err(Errno::ESTALE));
     assert_eq!(stranger.ask(fs, create(Ino::ROOT, "a", NewNode::Regular)), Err(Errno::ESTALE));
     assert!(!stranger.reconnect(fs));
@@ -159,9 +159,9 @@ fn a_client_without_a_session_is_refused() {
 }
 
 #[test]
-fn a_request_that_comes_twice_is_done_once() {
+fn repeated_request_is_executed_once() {
     let fs = &mut Harness::with(config());
-    let mut client = Client::connect(fs, 1);
+    let mut client = TestClient::connect(fs, 1);
     let make = create(Ino::ROOT, "a", NewNode::Regular);
     let first = client.ask(fs, make.clone());
     assert_eq!(client.again(fs, make.clone()), first);
@@ -171,7 +171,7 @@ fn a_request_that_comes_twice_is_done_once() {
     assert_eq!(client.again(fs, remove.clone()), Ok(Reply::Done));
     assert_eq!(client.ask(fs, remove), Err(Errno::ENOENT));
     // A second execution would find a file.
-    let mut other = Client::connect(fs, 2);
+    let mut other = TestClient::connect(fs, 2);
     other.create(fs, Ino::ROOT, "a", NewNode::Regular);
     assert_eq!(
         client.again(fs, Request::Unlink { dir: Ino::ROOT, name: name("a"), time: None }),
@@ -192,9 +192,9 @@ fn a_request_that_comes_twice_is_done_once() {
 }
 
 #[test]
-fn a_listing_that_is_asked_for_twice_counts_once() {
+fn repeated_listing_counts_lookups_once() {
     let fs = &mut Harness::with(config());
-    let mut client = Client::connect(fs, 1);
+    let mut client = TestClient::connect(fs, 1);
     let ino = client.create(fs, Ino::ROOT, "a", NewNode::Regular);
     let list = Request::ReadDir { dir: Ino::ROOT, after: 0, limit: 10, plus: true };
     // Lookups counted for the first answer may make it seem known to others.
@@ -214,9 +214,9 @@ fn a_listing_that_is_asked_for_twice_counts_once() {
 }
 
 #[test]
-fn a_request_that_comes_again_while_it_runs_is_answered_once() {
+fn request_repeated_while_running_is_answered_once() {
     let fs = &mut Harness::with(config());
-    let mut client = Client::connect(fs, 1);
+    let mut client = TestClient::connect(fs, 1);
     fs.lazy = true;
     let make = create(Ino::ROOT, "a", NewNode::Regular);
     let id = client.send(fs, &make, false);
@@ -241,7 +241,7 @@ fn a_request_that_comes_again_while_it_runs_is_answered_once() {
 #[test]
 fn ended_session_is_refused_until_client_requests_new_one() {
     let mut fs = Harness::with(config());
-    let (mut one, other) = (Client::connect(&mut fs, 1), Client::connect(&mut fs, 2));
+    let (mut one, other) = (TestClient::connect(&mut fs, 1), TestClient::connect(&mut fs, 2));
     one.ask(&mut fs, Request::GetAttr { ino: Ino::ROOT }).unwrap();
     expire_all_but(&mut fs, &[&other]);
     // The refusal may have been lost.
@@ -258,7 +258,7 @@ fn ended_session_is_refused_until_client_requests_new_one() {
 #[test]
 fn holds_of_expired_client_are_released() {
     let fs = &mut Harness::with(config());
-    let (mut one, mut other) = (Client::connect(fs, 1), Client::connect(fs, 2));
+    let (mut one, mut other) = (TestClient::connect(fs, 1), TestClient::connect(fs, 2));
     for number in 0..300 {
         let file = format!("file{number}");
         let ino = one.create(fs, Ino::ROOT, &file, NewNode::Regular);
@@ -284,7 +284,7 @@ fn holds_of_expired_client_are_released() {
 #[test]
 fn a_client_reaches_the_bytes_of_files_that_it_has_open() {
     let fs = &mut Harness::with(config());
-    let (mut one, mut two) = (Client::connect(fs, 1), Client::connect(fs, 2));
+    let (mut one, mut two) = (TestClient::connect(fs, 1), TestClient::connect(fs, 2));
     let ino = one.create(fs, Ino::ROOT, "a", NewNode::Regular);
     one.open(fs, ino);
     assert_eq!(two.lookup(fs, Ino::ROOT, "a"), ino);
@@ -314,9 +314,9 @@ fn a_client_reaches_the_bytes_of_files_that_it_has_open() {
 }
 
 #[test]
-fn others_are_asked_to_forget_what_has_lost_its_last_name() {
+fn other_clients_are_recalled_after_last_unlink() {
     let fs = &mut Harness::with(config());
-    let (mut one, mut two) = (Client::connect(fs, 1), Client::connect(fs, 2));
+    let (mut one, mut two) = (TestClient::connect(fs, 1), TestClient::connect(fs, 2));
     one.create(fs, Ino::ROOT, "a", NewNode::Fifo);
     let unlink = |file: &str| Request::Unlink { dir: Ino::ROOT, name: name(file), time: None };
     one.ask(fs, unlink("a")).unwrap();
@@ -349,7 +349,7 @@ fn others_are_asked_to_forget_what_has_lost_its_last_name() {
 fn recall_is_resent_to_reconnecting_client() {
     for has_said in [false, true] {
         let fs = &mut Harness::with(config());
-        let (mut one, mut two) = (Client::connect(fs, 1), Client::connect(fs, 2));
+        let (mut one, mut two) = (TestClient::connect(fs, 1), TestClient::connect(fs, 2));
         let made = one.ask(fs, create(Ino::ROOT, "a", NewNode::Fifo)).unwrap();
         let ones = [held(&made, 1, 0)];
         let found = two.ask(fs, Request::Lookup { dir: Ino::ROOT, name: name("a") }).unwrap();
@@ -372,9 +372,9 @@ fn recall_is_resent_to_reconnecting_client() {
 }
 
 #[test]
-fn a_client_cannot_release_what_it_does_not_have() {
+fn client_cannot_release_inode_it_does_not_hold() {
     let fs = &mut Harness::with(config());
-    let (mut one, mut other) = (Client::connect(fs, 1), Client::connect(fs, 2));
+    let (mut one, mut other) = (TestClient::connect(fs, 1), TestClient::connect(fs, 2));
     let ino = one.create(fs, Ino::ROOT, "a", NewNode::Regular);
     one.open(fs, ino);
     one.ask(fs, Request::Unlink { dir: Ino::ROOT, name: name("a"), time: None }).unwrap();
@@ -393,7 +393,7 @@ fn a_client_cannot_release_what_it_does_not_have() {
 #[test]
 fn stream_operation_is_executed_once() {
     let fs = &mut Harness::with(config());
-    let client = Client::connect(fs, 1);
+    let client = TestClient::connect(fs, 1);
     let of = |id| (client.id, RequestId(id));
     let now = Now { time: fs.now, uptime_ms: fs.uptime_ms, queued: 0 };
     let begin = |fs: &mut Harness, id, below| {
@@ -418,7 +418,7 @@ fn stream_operation_is_executed_once() {
 #[test]
 fn session_state_is_bounded() {
     let fs = &mut Harness::with(config());
-    let (one, mut other) = (Client::connect(fs, 1), Client::connect(fs, 2));
+    let (one, mut other) = (TestClient::connect(fs, 1), TestClient::connect(fs, 2));
     let mut refused = 0;
     for number in 1..=1100 {
         fs.input(Input::Request {
@@ -438,14 +438,14 @@ fn session_state_is_bounded() {
     assert!(!fs.refused.is_empty());
     assert!(fs.refused.iter().all(|(_, errno)| *errno == Errno::ENFILE));
     expire_all_but(fs, &[&other]);
-    assert!(!Client::new(9).reconnect(fs), "a session is free again");
+    assert!(!TestClient::new(9).reconnect(fs), "a session is free again");
 }
 
 /// An answered request's effect survives the end of the server's process.
 #[test]
 fn acknowledged_change_survives_process() {
     let mut fs = Harness::on(Engine::Local, config());
-    let (mut one, mut other) = (Client::connect(&mut fs, 1), Client::connect(&mut fs, 2));
+    let (mut one, mut other) = (TestClient::connect(&mut fs, 1), TestClient::connect(&mut fs, 2));
     reserve_numbers(&mut fs, &mut one);
     fs.lazy = true;
     let made = one.send(&mut fs, &create(Ino::ROOT, "a", NewNode::Regular), false);
@@ -457,13 +457,13 @@ fn acknowledged_change_survives_process() {
     fs.run_one();
     assert!(fs.answers[&made].is_ok() && fs.answers[&seen].is_ok());
     fs.lazy = false;
-    let asked = fs.count;
+    let requested = fs.count;
     other.ask(&mut fs, Request::GetAttr { ino: Ino::ROOT }).unwrap();
-    assert_eq!(fs.count, asked, "a reply that exposes no change does not wait");
+    assert_eq!(fs.count, requested, "a reply that exposes no change does not wait");
     fs.lazy = true;
     one.send(&mut fs, &create(Ino::ROOT, "b", NewNode::Regular), false);
     let mut fs = fs.crash();
-    let mut one = Client::connect(&mut fs, 3);
+    let mut one = TestClient::connect(&mut fs, 3);
     one.lookup(&mut fs, Ino::ROOT, "a");
     let lost = one.ask(&mut fs, Request::Lookup { dir: Ino::ROOT, name: name("b") });
     assert!(matches!(lost, Ok(Reply::Absent { .. })), "{lost:?}");
@@ -474,7 +474,7 @@ fn acknowledged_change_survives_process() {
 #[test]
 fn changes_are_acknowledged_while_the_journal_is_synced() {
     let fs = &mut Harness::with(config());
-    let (mut one, mut other) = (Client::connect(fs, 1), Client::connect(fs, 2));
+    let (mut one, mut other) = (TestClient::connect(fs, 1), TestClient::connect(fs, 2));
     reserve_numbers(fs, &mut one);
     fs.lazy = true;
     let made = one.send(fs, &create(Ino::ROOT, "a", NewNode::Regular), false);
@@ -521,7 +521,7 @@ fn changes_are_acknowledged_while_the_journal_is_synced() {
 #[test]
 fn a_loss_of_power_takes_the_last_second_at_most() {
     let mut fs = Harness::on(Engine::Memory, config());
-    let mut one = Client::connect(&mut fs, 1);
+    let mut one = TestClient::connect(&mut fs, 1);
     tick(&mut fs, 1000);
     one.create(&mut fs, Ino::ROOT, "a", NewNode::Regular);
     fs = fs.crash();
@@ -535,9 +535,9 @@ fn a_loss_of_power_takes_the_last_second_at_most() {
 }
 
 #[test]
-fn requests_that_come_together_share_a_frame() {
+fn concurrent_requests_share_a_journal_frame() {
     let fs = &mut Harness::with(config());
-    let mut client = Client::connect(fs, 1);
+    let mut client = TestClient::connect(fs, 1);
     reserve_numbers(fs, &mut client);
     fs.lazy = true;
     fs.answered.clear();
@@ -564,7 +564,7 @@ fn requests_that_come_together_share_a_frame() {
 // ---- Restarts
 
 /// Has a client reclaim everything that it holds.
-fn reclaim(fs: &mut Harness, client: &mut Client, held: &[Held]) {
+fn reclaim(fs: &mut Harness, client: &mut TestClient, held: &[Held]) {
     assert!(client.reconnect(fs), "the session resumes");
     assert_eq!(
         client.ask(fs, Request::Reclaim { held: held.to_vec(), last: true, again: vec![] }),
@@ -592,9 +592,9 @@ fn held(reply: &Reply, lookups: u64, opens: u32) -> Held {
 }
 
 /// Kills and restarts a server on a disk that keeps what was written.
-fn killed(fs: Harness, memory: Memory) -> Harness {
+fn killed(fs: Harness, memory: CacheState) -> Harness {
     let mut fs = fs.crash();
-    if memory == Memory::Cold {
+    if memory == CacheState::Cold {
         fs.checkpoint();
         fs = fs.crash();
     }
@@ -602,7 +602,7 @@ fn killed(fs: Harness, memory: Memory) -> Harness {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Memory {
+enum CacheState {
     Replayed,
     Cold,
 }
@@ -672,9 +672,9 @@ const NEW: Ino = Ino(8);
 
 /// Makes a directory with a file and an empty directory, a non-empty directory, and another file.
 /// Returns the client's holds too.
-fn prepare(fs: &mut Harness, client: &mut Client) -> (Ino, Ino, Ino, Vec<Held>) {
+fn prepare(fs: &mut Harness, client: &mut TestClient) -> (Ino, Ino, Ino, Vec<Held>) {
     let mut has = Vec::new();
-    let mut make = |fs: &mut Harness, client: &mut Client, dir: Ino, file: &str, node: NewNode| {
+    let mut make = |fs: &mut Harness, client: &mut TestClient, dir: Ino, file: &str, node: NewNode| {
         let reply = client.ask(fs, create(dir, file, node)).unwrap();
         has.push(held(&reply, 1, 0));
         entry(Ok(reply))
@@ -745,7 +745,7 @@ fn every_change_is_made_once_whatever_the_server_is_killed_at() {
     let count = changes(Ino(2), Ino(3), Ino(6)).len();
     for at in 0..count {
         let mut calm = Harness::on(Engine::Local, config());
-        let mut client = Client::connect(&mut calm, 1);
+        let mut client = TestClient::connect(&mut calm, 1);
         let (dir, file, full, _) = prepare(&mut calm, &mut client);
         let request = changes(dir, file, full).swap_remove(at);
         calm.now = Time::new(2000, 0);
@@ -755,11 +755,12 @@ fn every_change_is_made_once_whatever_the_server_is_killed_at() {
         let ios = calm.count;
         expire_all_but(&mut calm, &[]);
         let (files, after) = (calm.meta.files(), look(&mut calm));
-        for (crash, memory) in (0..=ios).flat_map(|crash| [(crash, Memory::Replayed), (crash, Memory::Cold)])
+        for (crash, memory) in
+            (0..=ios).flat_map(|crash| [(crash, CacheState::Replayed), (crash, CacheState::Cold)])
         {
             let context = format!("{request:?}, killed at I/O {crash}");
             let mut fs = Harness::on(Engine::Local, config());
-            let mut client = Client::connect(&mut fs, 1);
+            let mut client = TestClient::connect(&mut fs, 1);
             let (_, _, _, held) = prepare(&mut fs, &mut client);
             (fs.now, fs.count) = (Time::new(2000, 0), 0);
             fs.fault = Some((crash, harness::Fault::Crash));
@@ -812,23 +813,23 @@ fn writeback(fs: &Harness, file: &str, ino: u64) -> Request {
 }
 
 #[test]
-fn numbers_that_are_asked_for_twice_are_the_same() {
-    for memory in [Memory::Replayed, Memory::Cold] {
+fn repeated_number_request_returns_same_numbers() {
+    for memory in [CacheState::Replayed, CacheState::Cold] {
         let mut fs = Harness::on(Engine::Local, config());
-        let mut one = Client::connect(&mut fs, 1);
+        let mut one = TestClient::connect(&mut fs, 1);
         let first = one.ask(&mut fs, TAKE);
         assert_eq!(one.again(&mut fs, TAKE), first);
         let mut fs = killed(fs, memory);
-        let (asked, mut other) = (one.next, Client::connect(&mut fs, 2));
-        one.unanswered = Some(asked);
+        let (requested, mut other) = (one.next, TestClient::connect(&mut fs, 2));
+        one.unanswered = Some(requested);
         reclaim(&mut fs, &mut one, &[]);
-        one.next = asked;
+        one.next = requested;
         assert_eq!(
             take_numbers(one.again(&mut fs, TAKE)),
             take_numbers(first.clone()),
             "the answer was lost"
         );
-        (one.next, one.unanswered) = (asked + 1, None);
+        (one.next, one.unanswered) = (requested + 1, None);
         let (first, more) = (take_numbers(first), take_numbers(one.ask(&mut fs, TAKE)));
         assert!(more.start >= first.end);
         assert!(take_numbers(other.ask(&mut fs, TAKE)).start >= more.end);
@@ -836,9 +837,9 @@ fn numbers_that_are_asked_for_twice_are_the_same() {
 }
 
 #[test]
-fn a_directory_gets_a_number_that_its_client_has_taken_and_nothing_else_does() {
+fn only_directory_gets_number_taken_by_its_client() {
     let mut fs = Harness::on(Engine::Local, config());
-    let mut one = Client::connect(&mut fs, 1);
+    let mut one = TestClient::connect(&mut fs, 1);
     let first = take_numbers(one.ask(&mut fs, TAKE)).start;
     let make = |fs: &Harness, file: &str, new: NewNode, number: u64| {
         let mut request = writeback(fs, file, number);
@@ -868,7 +869,7 @@ fn a_directory_gets_a_number_that_its_client_has_taken_and_nothing_else_does() {
 fn a_number_is_used_once_whatever_the_server_is_killed_at() {
     let prepared = || {
         let mut fs = Harness::on(Engine::Local, config());
-        let mut one = Client::connect(&mut fs, 1);
+        let mut one = TestClient::connect(&mut fs, 1);
         let numbers = take_numbers(one.ask(&mut fs, TAKE));
         (fs.now, fs.count) = (Time::new(2000, 0), 0);
         (fs, one, numbers)
@@ -877,17 +878,19 @@ fn a_number_is_used_once_whatever_the_server_is_killed_at() {
     let request = writeback(&calm, "a", numbers.start + 3);
     one.ask(&mut calm, request.clone()).unwrap();
     let ios = calm.count;
-    for (crash, memory) in (0..=ios).flat_map(|crash| [(crash, Memory::Replayed), (crash, Memory::Cold)]) {
+    for (crash, memory) in
+        (0..=ios).flat_map(|crash| [(crash, CacheState::Replayed), (crash, CacheState::Cold)])
+    {
         let (mut fs, mut one, numbers) = prepared();
         fs.fault = Some((crash, harness::Fault::Crash));
         let context = format!("killed at I/O {crash}");
         assert_eq!(crash == ios, one.ask(&mut fs, request.clone()).is_ok(), "{context}");
         let mut fs = killed(fs, memory);
-        let asked = one.next;
-        one.unanswered = Some(asked);
+        let requested = one.next;
+        one.unanswered = Some(requested);
         reclaim(&mut fs, &mut one, &[]);
         fs.now = Time::new(2001, 0);
-        one.next = asked;
+        one.next = requested;
         let reply = one.again(&mut fs, request.clone());
         let Ok(Reply::Entry(reported)) = &reply else { panic!("{context}: {reply:?}") };
         assert_eq!(
@@ -896,7 +899,7 @@ fn a_number_is_used_once_whatever_the_server_is_killed_at() {
             "{context}"
         );
         assert_eq!(one.again(&mut fs, request.clone()).as_ref().map(|_| ()), Ok(()), "{context}");
-        (one.next, one.unanswered) = (asked + 1, None);
+        (one.next, one.unanswered) = (requested + 1, None);
         let again = writeback(&fs, "b", numbers.start + 3);
         assert_eq!(one.ask(&mut fs, again), Err(Errno::EINVAL), "{context}");
         let mut fs = killed(fs, memory);
@@ -914,14 +917,14 @@ fn a_number_is_used_once_whatever_the_server_is_killed_at() {
 #[test]
 fn numbers_go_with_their_session() {
     let mut fs = Harness::on(Engine::Local, config());
-    let mut one = Client::connect(&mut fs, 1);
+    let mut one = TestClient::connect(&mut fs, 1);
     let numbers = take_numbers(one.ask(&mut fs, TAKE));
     fs.input(Input::Leave { client: one.id });
     fs.run_until_idle();
     assert!(!one.reconnect(&mut fs), "a new session");
     let request = writeback(&fs, "a", numbers.start);
     assert_eq!(one.ask(&mut fs, request), Err(Errno::EINVAL));
-    let mut fs = killed(fs, Memory::Cold);
+    let mut fs = killed(fs, CacheState::Cold);
     reclaim(&mut fs, &mut one, &[]);
     assert!(one.create(&mut fs, Ino::ROOT, "b", NewNode::Regular).0 >= numbers.end);
     assert!(take_numbers(one.ask(&mut fs, TAKE)).start >= numbers.end);
@@ -933,7 +936,7 @@ fn numbers_go_with_their_session() {
 #[test]
 fn numbers_do_not_come_again_after_a_loss_of_power() {
     let mut fs = Harness::on(Engine::Memory, config());
-    let mut one = Client::connect(&mut fs, 1);
+    let mut one = TestClient::connect(&mut fs, 1);
     let numbers = take_numbers(one.ask(&mut fs, TAKE));
     let request = writeback(&fs, "a", numbers.start);
     one.ask(&mut fs, request).unwrap();
@@ -952,9 +955,9 @@ fn numbers_do_not_come_again_after_a_loss_of_power() {
 /// A removed file that clients have open survives the server until they have released it.
 #[test]
 fn open_files_without_a_name_survive_a_restart() {
-    for memory in [Memory::Replayed, Memory::Cold] {
+    for memory in [CacheState::Replayed, CacheState::Cold] {
         let mut fs = Harness::on(Engine::Local, config());
-        let (mut one, mut other) = (Client::connect(&mut fs, 1), Client::connect(&mut fs, 2));
+        let (mut one, mut other) = (TestClient::connect(&mut fs, 1), TestClient::connect(&mut fs, 2));
         let mut has = Vec::new();
         for file in ["a", "b", "c"] {
             let reply = one.ask(&mut fs, create(Ino::ROOT, file, NewNode::Regular)).unwrap();
@@ -992,10 +995,10 @@ fn open_files_without_a_name_survive_a_restart() {
 #[test]
 fn reclaimed_holds_are_counted_once_after_restart() {
     let mut fs = Harness::on(Engine::Local, config());
-    let mut one = Client::connect(&mut fs, 1);
+    let mut one = TestClient::connect(&mut fs, 1);
     let tmp = one.ask(&mut fs, Request::TmpFile { dir: Ino::ROOT, perm: 0o600, umask: 0 }).unwrap();
     let has = held(&tmp, 1, 1);
-    let mut fs = killed(fs, Memory::Replayed);
+    let mut fs = killed(fs, CacheState::Replayed);
     one.unanswered = Some(one.next);
     reclaim(&mut fs, &mut one, &[has]);
     one.unanswered = None;
@@ -1009,9 +1012,9 @@ fn reclaimed_holds_are_counted_once_after_restart() {
 /// A file that never had a name may still get one.
 #[test]
 fn a_nameless_file_is_named_after_a_restart() {
-    for memory in [Memory::Replayed, Memory::Cold] {
+    for memory in [CacheState::Replayed, CacheState::Cold] {
         let mut fs = Harness::on(Engine::Local, config());
-        let mut one = Client::connect(&mut fs, 1);
+        let mut one = TestClient::connect(&mut fs, 1);
         let tmp = one.ask(&mut fs, Request::TmpFile { dir: Ino::ROOT, perm: 0o600, umask: 0 }).unwrap();
         let gone = one.ask(&mut fs, create(Ino::ROOT, "a", NewNode::Regular)).unwrap();
         one.ask(&mut fs, Request::Unlink { dir: Ino::ROOT, name: name("a"), time: None }).unwrap();
@@ -1031,7 +1034,7 @@ fn a_nameless_file_is_named_after_a_restart() {
 #[test]
 fn reclaiming_an_open_needs_its_token() {
     let mut fs = Harness::on(Engine::Local, config());
-    let (mut one, mut liar) = (Client::connect(&mut fs, 1), Client::connect(&mut fs, 2));
+    let (mut one, mut liar) = (TestClient::connect(&mut fs, 1), TestClient::connect(&mut fs, 2));
     let reply = one.ask(&mut fs, create(Ino::ROOT, "a", NewNode::Regular)).unwrap();
     let ino = entry(Ok(reply.clone()));
     let opened = one.open(&mut fs, ino);
@@ -1044,14 +1047,14 @@ fn reclaiming_an_open_needs_its_token() {
         (Held { opened, ..seen }, Err(Errno::EBADF)),
         (Held { opened: seen.lookup_token, ..seen }, Err(Errno::EBADF)),
     ] {
-        fs = killed(fs, Memory::Replayed);
+        fs = killed(fs, CacheState::Replayed);
         reclaim(&mut fs, &mut liar, &[claim]);
         reclaim(&mut fs, &mut one, &[honest]);
         assert_eq!(liar.ask(&mut fs, read.clone()), outcome, "{claim:?}");
         assert_eq!(one.ask(&mut fs, read.clone()), Ok(Reply::Bytes(vec![].into())));
     }
     let opened = liar.open(&mut fs, ino);
-    fs = killed(fs, Memory::Cold);
+    fs = killed(fs, CacheState::Cold);
     reclaim(&mut fs, &mut liar, &[Held { opened, ..seen }]);
     reclaim(&mut fs, &mut one, &[honest]);
     assert_eq!(liar.ask(&mut fs, read), Ok(Reply::Bytes(vec![].into())));
@@ -1060,9 +1063,9 @@ fn reclaiming_an_open_needs_its_token() {
 /// A client that may read a file cannot write to it, before and after a restart; one that has
 /// opened it for writing can until it has closed it.
 #[test]
-fn a_client_writes_to_what_it_has_opened_for_writing() {
+fn client_writes_only_to_files_open_for_writing() {
     let mut fs = Harness::on(Engine::Local, config());
-    let mut one = Client::connect(&mut fs, 1);
+    let mut one = TestClient::connect(&mut fs, 1);
     let reply = one.ask(&mut fs, create(Ino::ROOT, "a", NewNode::Regular)).unwrap();
     let ino = entry(Ok(reply.clone()));
     let truncate = SetAttr { size: Some(0), through_handle: true, ..SetAttr::default() };
@@ -1074,7 +1077,7 @@ fn a_client_writes_to_what_it_has_opened_for_writing() {
         Request::SetAttr { ino, set: truncate },
     ];
     let write = StreamIo::Write { ino, offset: 0, acknowledged: false };
-    let may_write = |fs: &mut Harness, one: &mut Client| {
+    let may_write = |fs: &mut Harness, one: &mut TestClient| {
         let read = Request::Read { ino, offset: 0, size: 1, noatime: false };
         assert!(one.ask(fs, read).is_ok());
         assert_eq!(fs.meta.may_stream(one.id, &StreamIo::Read { ino, offset: 0, size: 1 }), Ok(()));
@@ -1089,7 +1092,7 @@ fn a_client_writes_to_what_it_has_opened_for_writing() {
     };
     let reads = one.open_for(&mut fs, ino, Access::READ);
     assert!(!may_write(&mut fs, &mut one));
-    fs = killed(fs, Memory::Cold);
+    fs = killed(fs, CacheState::Cold);
     reclaim(&mut fs, &mut one, &[Held { opened: reads, ..held(&reply, 1, 1) }]);
     assert!(!may_write(&mut fs, &mut one));
 
@@ -1097,7 +1100,7 @@ fn a_client_writes_to_what_it_has_opened_for_writing() {
     assert!(may_write(&mut fs, &mut one));
     one.ask(&mut fs, Request::Release { ino }).unwrap();
     assert!(may_write(&mut fs, &mut one), "some opens are left, and nobody knows which");
-    fs = killed(fs, Memory::Cold);
+    fs = killed(fs, CacheState::Cold);
     reclaim(&mut fs, &mut one, &[Held { opened: writes, ..held(&reply, 1, 1) }]);
     assert!(may_write(&mut fs, &mut one));
     one.ask(&mut fs, Request::Release { ino }).unwrap();
@@ -1107,9 +1110,9 @@ fn a_client_writes_to_what_it_has_opened_for_writing() {
 
 /// What a client that never returns held is freed when its session ends, and not earlier.
 #[test]
-fn the_grace_ends_with_the_last_session_that_was() {
+fn grace_ends_when_last_old_session_has_reclaimed() {
     let mut fs = Harness::on(Engine::Local, config());
-    let (mut one, mut other) = (Client::connect(&mut fs, 1), Client::connect(&mut fs, 2));
+    let (mut one, mut other) = (TestClient::connect(&mut fs, 1), TestClient::connect(&mut fs, 2));
     let ino = one.create(&mut fs, Ino::ROOT, "a", NewNode::Regular);
     one.open(&mut fs, ino);
     one.ask(&mut fs, Request::Unlink { dir: Ino::ROOT, name: name("a"), time: None }).unwrap();
@@ -1117,7 +1120,7 @@ fn the_grace_ends_with_the_last_session_that_was() {
     let b = other.lookup(&mut fs, Ino::ROOT, "b");
     // It has received the answer.
     one.create(&mut fs, Ino::ROOT, "c", NewNode::Regular);
-    let mut fs = killed(fs, Memory::Cold);
+    let mut fs = killed(fs, CacheState::Cold);
     reclaim(&mut fs, &mut other, &[Held { lookups: 1, ..held(&reply, 1, 0) }]);
     // The other client removes a file that the first may have open.
     other.ask(&mut fs, Request::Unlink { dir: Ino::ROOT, name: name("b"), time: None }).unwrap();
@@ -1153,8 +1156,8 @@ fn changes_wait_for_leases_of_the_time_before() {
     let config = || Config { lease_ms: Some(10_000), ..config() };
     let start = || {
         let mut fs = Harness::on(Engine::Local, config());
-        let (one, other) = (Client::connect(&mut fs, 1), Client::connect(&mut fs, 2));
-        let mut fs = killed(fs, Memory::Replayed);
+        let (one, other) = (TestClient::connect(&mut fs, 1), TestClient::connect(&mut fs, 2));
+        let mut fs = killed(fs, CacheState::Replayed);
         tick(&mut fs, 1000);
         (fs, one, other)
     };
@@ -1195,9 +1198,9 @@ fn changes_wait_for_leases_of_the_time_before() {
 /// any number of restarts.
 #[test]
 fn moved_inode_is_found() {
-    for memory in [Memory::Replayed, Memory::Cold] {
+    for memory in [CacheState::Replayed, CacheState::Cold] {
         let mut fs = Harness::on(Engine::Local, Config { cache_bytes: 0, ..config() });
-        let (mut one, mut other) = (Client::connect(&mut fs, 1), Client::connect(&mut fs, 2));
+        let (mut one, mut other) = (TestClient::connect(&mut fs, 1), TestClient::connect(&mut fs, 2));
         let mut has = Vec::new();
         let sub = other.create(&mut fs, Ino::ROOT, "sub", NewNode::Directory);
         for file in ["renamed", "twice", "linked", "exchanged", "stays", "dir"] {
@@ -1250,10 +1253,10 @@ fn moved_inode_is_found() {
 /// has not reclaimed yet.
 #[test]
 fn moved_inode_is_found_after_others_forget_it() {
-    for memory in [Memory::Replayed, Memory::Cold] {
+    for memory in [CacheState::Replayed, CacheState::Cold] {
         for closes in [false, true] {
             let mut fs = Harness::on(Engine::Local, Config { cache_bytes: 0, ..config() });
-            let (mut one, mut other) = (Client::connect(&mut fs, 1), Client::connect(&mut fs, 2));
+            let (mut one, mut other) = (TestClient::connect(&mut fs, 1), TestClient::connect(&mut fs, 2));
             let made = one.ask(&mut fs, create(Ino::ROOT, "a", NewNode::Regular)).unwrap();
             let has = [held(&made, 1, 0)];
             let ino = has[0].ino;
@@ -1282,11 +1285,11 @@ fn moved_inode_is_found_after_others_forget_it() {
 /// Whatever a client claims, other clients find what they hold.
 #[test]
 fn wrong_hints_do_no_harm() {
-    for memory in [Memory::Replayed, Memory::Cold] {
+    for memory in [CacheState::Replayed, CacheState::Cold] {
         for (liar_first, looks) in [(true, true), (true, false), (false, true)] {
             let cache_bytes = if looks { 0 } else { usize::MAX };
             let mut fs = Harness::on(Engine::Local, Config { cache_bytes, ..config() });
-            let (mut one, mut liar) = (Client::connect(&mut fs, 1), Client::connect(&mut fs, 2));
+            let (mut one, mut liar) = (TestClient::connect(&mut fs, 1), TestClient::connect(&mut fs, 2));
             let (dir, file, full, mut has) = prepare(&mut fs, &mut one);
             has.push(held(
                 &one.ask(&mut fs, Request::Link { ino: file, dir: full, name: name("l") }).unwrap(),
@@ -1358,12 +1361,12 @@ fn wrong_hints_do_no_harm() {
 #[test]
 fn without_sessions_there_is_nothing_to_wait_for() {
     let mut fs = Harness::on(Engine::Local, config());
-    let mut one = Client::connect(&mut fs, 1);
+    let mut one = TestClient::connect(&mut fs, 1);
     let ino = one.create(&mut fs, Ino::ROOT, "a", NewNode::Regular);
     one.open(&mut fs, ino);
     one.ask(&mut fs, Request::Unlink { dir: Ino::ROOT, name: name("a"), time: None }).unwrap();
     fs.config = harness::config();
-    let mut fs = killed(fs, Memory::Cold);
+    let mut fs = killed(fs, CacheState::Cold);
     assert_eq!((fs.meta.files(), fs.meta.awaited()), (1, vec![]));
     assert_eq!(fs.fsck(), []);
     assert_eq!(fs.disk.store().scan(ObjectId::SESSIONS, std::ops::Bound::Unbounded, 9).unwrap(), []);
@@ -1379,7 +1382,7 @@ struct Lane {
     names: Vec<Name>,
     bytes: Vec<u8>,
     /// The unanswered request.
-    asked: Option<(u64, Request)>,
+    requested: Option<(u64, Request)>,
 }
 
 /// A client with several lanes.
@@ -1440,7 +1443,7 @@ impl Lane {
     }
 
     fn answered(&mut self, reply: Result<Reply, Errno>, context: &str) {
-        let (_, request) = self.asked.take().unwrap();
+        let (_, request) = self.requested.take().unwrap();
         let reply = reply.unwrap_or_else(|errno| panic!("{context}: {request:?}: {errno}"));
         match (request, reply) {
             (Request::Create { name, .. }, reply @ Reply::Created(..)) => {
@@ -1466,7 +1469,7 @@ impl Lane {
 
 impl Actor {
     fn send(&self, fs: &mut Harness, id: u64, request: &Request) {
-        let unanswered = self.lanes.iter().filter_map(|lane| lane.asked.as_ref().map(|(id, _)| *id));
+        let unanswered = self.lanes.iter().filter_map(|lane| lane.requested.as_ref().map(|(id, _)| *id));
         let below = RequestId(unanswered.min().unwrap_or(id).min(id));
         let (from, caller, request) = (self.id, ROOT_CALLER, request.clone());
         fs.input(Input::Request { from, id: RequestId(id), below, caller, request });
@@ -1475,7 +1478,7 @@ impl Actor {
     /// Takes the answers that have arrived.
     fn look(&mut self, fs: &mut Harness, context: &str) {
         for lane in &mut self.lanes {
-            let answer = lane.asked.as_ref().and_then(|(id, _)| fs.answers.remove(id));
+            let answer = lane.requested.as_ref().and_then(|(id, _)| fs.answers.remove(id));
             if let Some(reply) = answer {
                 lane.answered(reply, context);
             }
@@ -1485,14 +1488,14 @@ impl Actor {
     /// Sends one more request, or repeats one.
     fn act(&mut self, fs: &mut Harness, rng: &mut fastrand::Rng) {
         let (at, dir) = (rng.usize(..self.lanes.len()), self.dir.unwrap().ino);
-        if self.lanes[at].asked.is_none() {
+        if self.lanes[at].requested.is_none() {
             self.next += 1;
             let request = self.lanes[at].decide(rng, dir, name(&format!("n{}", self.next)));
-            self.lanes[at].asked = Some((self.next, request));
+            self.lanes[at].requested = Some((self.next, request));
         } else if rng.u8(0..4) > 0 {
             return;
         }
-        let (id, request) = self.lanes[at].asked.clone().unwrap();
+        let (id, request) = self.lanes[at].requested.clone().unwrap();
         self.send(fs, id, &request);
     }
 
@@ -1504,7 +1507,7 @@ impl Actor {
         self.next += 1;
         self.send(fs, self.next, &Request::Reclaim { held, last: true, again: vec![] });
         for lane in &self.lanes {
-            if let Some((id, request)) = &lane.asked {
+            if let Some((id, request)) = &lane.requested {
                 self.send(fs, *id, request);
             }
         }
@@ -1515,7 +1518,7 @@ impl Actor {
 #[test]
 fn with_sync_changes_are_invisible_until_durable() {
     let mut fs = Harness::with(Config { acknowledge: Acknowledge::Durable, ..config() });
-    let (mut changer, mut other) = (Client::connect(&mut fs, 1), Client::connect(&mut fs, 2));
+    let (mut changer, mut other) = (TestClient::connect(&mut fs, 1), TestClient::connect(&mut fs, 2));
     let old = changer.create(&mut fs, Ino::ROOT, "old", NewNode::Regular);
     let unannounced = changer.create(&mut fs, Ino::ROOT, "quiet", NewNode::Regular);
     fs.run_until_idle();
@@ -1523,7 +1526,7 @@ fn with_sync_changes_are_invisible_until_durable() {
     let lookup = |file| Request::Lookup { dir: Ino::ROOT, name: name(file) };
     let set = SetAttr { perm: Some(0o600), ..SetAttr::default() };
     let list = Request::ReadDir { dir: Ino::ROOT, after: 0, limit: 10, plus: false };
-    for (change, asked) in [
+    for (change, requested) in [
         (Request::SetAttr { ino: old, set }, [Request::GetAttr { ino: old }, lookup("old")]),
         (create(Ino::ROOT, "new", NewNode::Regular), [lookup("new"), list]),
         (
@@ -1532,7 +1535,7 @@ fn with_sync_changes_are_invisible_until_durable() {
         ),
     ] {
         let changed = changer.send(&mut fs, &change, false);
-        let reported = asked.map(|request| other.send(&mut fs, &request, false));
+        let reported = requested.map(|request| other.send(&mut fs, &request, false));
         let about_others = [lookup("quiet"), Request::GetAttr { ino: unannounced }];
         let about_others = about_others.map(|request| other.send(&mut fs, &request, false));
         assert!(about_others.iter().all(|id| fs.answers.contains_key(id)), "{change:?} is not in their way");
@@ -1565,7 +1568,7 @@ fn run_actors(mut fs: Harness, seed: u64, context: &str) {
     let mut rng = fastrand::Rng::with_seed(seed);
     let mut actors: Vec<Actor> = Vec::new();
     for number in 1..=3 {
-        let mut client = Client::connect(&mut fs, number);
+        let mut client = TestClient::connect(&mut fs, number);
         let dir =
             client.ask(&mut fs, create(Ino::ROOT, &format!("dir{number}"), NewNode::Directory)).unwrap();
         let lanes = (0..5).map(|_| Lane::default()).collect();
@@ -1599,11 +1602,11 @@ fn run_actors(mut fs: Harness, seed: u64, context: &str) {
         }
     }
     fs.run_until_idle();
-    let mut other = Client::connect(&mut fs, 9);
+    let mut other = TestClient::connect(&mut fs, 9);
     let mut files = 1;
     for (actor, number) in actors.iter_mut().zip(1..) {
         actor.look(&mut fs, context);
-        assert!(actor.lanes.iter().all(|lane| lane.asked.is_none()), "{context}: all is answered");
+        assert!(actor.lanes.iter().all(|lane| lane.requested.is_none()), "{context}: all is answered");
         let dir = other.lookup(&mut fs, Ino::ROOT, &format!("dir{number}"));
         let mut there = 0;
         for lane in &actor.lanes {
@@ -1635,7 +1638,7 @@ fn run_actors(mut fs: Harness, seed: u64, context: &str) {
 #[test]
 fn a_client_that_owes_an_answer_expires() {
     let fs = &mut Harness::with(config());
-    let mut client = Client::connect(fs, 1);
+    let mut client = TestClient::connect(fs, 1);
     let dir = client.create(fs, Ino::ROOT, "dir", NewNode::Directory);
     let set = SetAttr { perm: Some(0o070), gid: Some(5), ..SetAttr::default() };
     client.ask(fs, Request::SetAttr { ino: dir, set }).unwrap();
@@ -1659,9 +1662,9 @@ fn a_client_that_owes_an_answer_expires() {
 
 /// The server does not wait for a client that leaves.
 #[test]
-fn a_client_that_leaves_has_nothing_any_more() {
+fn client_that_leaves_holds_nothing() {
     let fs = &mut Harness::with(config());
-    let mut client = Client::connect(fs, 1);
+    let mut client = TestClient::connect(fs, 1);
     let ino = client.create(fs, Ino::ROOT, "a", NewNode::Regular);
     client.open(fs, ino);
     client.ask(fs, Request::Unlink { dir: Ino::ROOT, name: name("a"), time: None }).unwrap();

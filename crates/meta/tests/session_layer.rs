@@ -1,7 +1,7 @@
 //! The session layer: what clients are sent, in which order, and which of their messages are
 //! accepted.
 
-use crate::harness::{self, DataServers, Disk, Engine, STRIP, name, open_how};
+use crate::harness::{self, DataServers, Engine, STRIP, TestDisk, name, open_how};
 use espalier_meta::*;
 use espalier_proto::*;
 
@@ -13,9 +13,9 @@ fn config() -> Config {
 }
 
 /// A server without a network.
-struct Server {
+struct TestServer {
     session_layer: SessionLayer,
-    disk: Disk,
+    disk: TestDisk,
     data: DataServers,
     config: Config,
     next: u64,
@@ -29,10 +29,10 @@ struct Server {
     waiting: Vec<(IoId, Io)>,
 }
 
-impl Server {
+impl TestServer {
     fn new(config: Config) -> Self {
         let config = Config { session_ms: Some(60_000), lease_ms: Some(10_000), ..config };
-        let mut disk = Disk::new(Engine::Memory, &config);
+        let mut disk = TestDisk::new(Engine::Memory, &config);
         let session_layer = SessionLayer::new(disk.recover(&config));
         Self {
             session_layer,
@@ -184,8 +184,8 @@ fn subtree(path: &str) -> Rights {
 const USER: Caller = Caller { uid: 7, gid: 7, pid: 70, groups: None };
 
 #[test]
-fn groups_are_asked_for_again_over_the_next_connection() {
-    let mut server = Server::new(config());
+fn group_queries_are_resent_after_reconnect() {
+    let mut server = TestServer::new(config());
     let all = Rights::default();
     server.connect(ONE, &all).unwrap();
     let dir = server.make(ONE, Ino::ROOT, "dir", NewNode::Directory);
@@ -210,7 +210,7 @@ fn groups_are_asked_for_again_over_the_next_connection() {
 
 #[test]
 fn forgets_are_resent_over_next_connection() {
-    let mut server = Server::new(config());
+    let mut server = TestServer::new(config());
     let all = Rights::default();
     server.connect(ONE, &all).unwrap();
     server.connect(OTHER, &all).unwrap();
@@ -230,7 +230,7 @@ fn forgets_are_resent_over_next_connection() {
 
 #[test]
 fn leaving_client_gets_no_more_messages() {
-    let mut server = Server::new(config());
+    let mut server = TestServer::new(config());
     let all = Rights::default();
     server.connect(ONE, &all).unwrap();
     let dir = server.make(ONE, Ino::ROOT, "dir", NewNode::Directory);
@@ -250,7 +250,7 @@ fn leaving_client_gets_no_more_messages() {
 
 #[test]
 fn grant_precedes_revocation_and_revocation_precedes_change() {
-    let mut server = Server::new(config());
+    let mut server = TestServer::new(config());
     let all = Rights::default();
     server.connect(ONE, &all).unwrap();
     server.connect(OTHER, &all).unwrap();
@@ -284,20 +284,20 @@ fn grant_precedes_revocation_and_revocation_precedes_change() {
 
 #[test]
 fn read_only_client_is_refused_changes() {
-    let mut server = Server::new(config());
+    let mut server = TestServer::new(config());
     let reader = Rights { read_only: true, ..Rights::default() };
     server.connect(ONE, &reader).unwrap();
-    let asked = create(Ino::ROOT, "file", NewNode::Regular);
-    assert_eq!(server.ask_as(ONE, &reader, asked.clone()), Err(Errno::EROFS));
+    let creation = create(Ino::ROOT, "file", NewNode::Regular);
+    assert_eq!(server.ask_as(ONE, &reader, creation.clone()), Err(Errno::EROFS));
     let (_, write) = server.stream(StreamIo::Write { ino: Ino(2), offset: 0, acknowledged: false });
     let reported = server.take(ONE, &reader, write);
     assert!(matches!(reported[0].1, FromServer::Reply { result: Err(Errno::EROFS), .. }), "{reported:?}");
-    server.ask(ONE, asked).unwrap();
+    server.ask(ONE, creation).unwrap();
 }
 
 #[test]
 fn restricted_client_sees_nothing_above_its_root() {
-    let mut server = Server::new(config());
+    let mut server = TestServer::new(config());
     let guest = subtree("/projects/a");
     server.connect(ONE, &Rights::default()).unwrap();
     assert_eq!(server.connect(OTHER, &guest), Err(Refused::Subtree(Errno::ENOENT)));
@@ -319,8 +319,8 @@ fn restricted_client_sees_nothing_above_its_root() {
 }
 
 #[test]
-fn a_restricted_client_whose_session_has_ended_is_not_let_loose() {
-    let mut server = Server::new(config());
+fn restricted_client_stays_restricted_after_its_session() {
+    let mut server = TestServer::new(config());
     let guest = subtree("/a");
     server.connect(ONE, &Rights::default()).unwrap();
     server.make(ONE, Ino::ROOT, "a", NewNode::Directory);
@@ -352,7 +352,7 @@ fn a_restricted_client_whose_session_has_ended_is_not_let_loose() {
 fn where_bytes_are_is_found_out_before_anything_is_done_with_them() {
     let servers: Vec<_> = (0..4).map(ServerId).collect();
     let striping = Striping::new(Distribution::SimpleStripe { strip: 10 }, servers, 3).unwrap();
-    let mut server = Server::new(Config { striping: Some(striping), ..config() });
+    let mut server = TestServer::new(Config { striping: Some(striping), ..config() });
     let all = Rights::default();
     server.connect(ONE, &all).unwrap();
     let (dir, how) = (Ino::ROOT, open_how(Access::READ | Access::WRITE, false));
@@ -430,7 +430,7 @@ fn where_bytes_are_is_found_out_before_anything_is_done_with_them() {
 /// After a power failure, a file that a client writes to may have no stream.
 #[test]
 fn stream_operation_on_stuffed_file_is_returned() {
-    let mut server = Server::new(config());
+    let mut server = TestServer::new(config());
     let all = Rights::default();
     server.connect(ONE, &all).unwrap();
     let ino = server.make(ONE, Ino::ROOT, "file", NewNode::Regular);
@@ -457,7 +457,7 @@ fn announced(mut message: FromClient) -> FromClient {
 
 #[test]
 fn answers_are_announced_as_their_requests_say() {
-    let mut server = Server::new(config());
+    let mut server = TestServer::new(config());
     let all = Rights::default();
     server.connect(ONE, &all).unwrap();
     let ino = server.make(ONE, Ino::ROOT, "file", NewNode::Regular);
@@ -487,7 +487,7 @@ fn answers_are_announced_as_their_requests_say() {
 // ---- Writes to streams
 
 /// A big file of 100 bytes that a client has open for writing.
-fn big_file(server: &mut Server) -> Ino {
+fn big_file(server: &mut TestServer) -> Ino {
     server.connect(ONE, &Rights::default()).unwrap();
     let ino = server.make(ONE, Ino::ROOT, "big", NewNode::Regular);
     server.ask(ONE, Request::Open { ino, how: open_how(Access::WRITE, false) }).unwrap();
@@ -496,7 +496,7 @@ fn big_file(server: &mut Server) -> Ino {
     ino
 }
 
-impl Server {
+impl TestServer {
     /// Writes ten bytes. Returns the answer if there is one already.
     fn write(&mut self, ino: Ino, offset: u64) -> (RequestId, Option<Result<Reply, Errno>>) {
         let (id, mut message) = self.stream(StreamIo::Write { ino, offset, acknowledged: false });
@@ -531,8 +531,8 @@ fn answer_to(id: RequestId, said: Vec<(ClientId, FromServer)>) -> Option<Result<
 }
 
 #[test]
-fn a_quota_bounds_what_is_written_to_streams() {
-    let mut server = Server::new(config());
+fn quota_bounds_stream_writes() {
+    let mut server = TestServer::new(config());
     let ino = big_file(&mut server);
     server.limit("150");
     assert_eq!(server.write(ino, 141).1, Some(Err(Errno::EDQUOT)));
@@ -542,7 +542,7 @@ fn a_quota_bounds_what_is_written_to_streams() {
 
 #[test]
 fn a_write_to_a_stream_takes_a_programs_capabilities_away_first() {
-    let mut server = Server::new(config());
+    let mut server = TestServer::new(config());
     let ino = big_file(&mut server);
     let (name, value) = (b"security.capability"[..].into(), b"some".to_vec().into());
     let set = Request::SetXattr { ino, name, value, mode: XattrMode::Any, kill_sgid: false };
@@ -554,9 +554,9 @@ fn a_write_to_a_stream_takes_a_programs_capabilities_away_first() {
 
 /// Changes that accompany a write are durable before the write is acknowledged.
 #[test]
-fn a_write_to_a_stream_waits_for_what_it_changes_besides() {
+fn stream_write_waits_for_its_metadata() {
     for is_closed in [false, true] {
-        let mut server = Server::new(Config { acknowledge: Acknowledge::Durable, ..config() });
+        let mut server = TestServer::new(Config { acknowledge: Acknowledge::Durable, ..config() });
         let ino = big_file(&mut server);
         server.limit("150");
         server.stuck = |io| matches!(io, Io::Journal { .. } | Io::Sync);
@@ -574,7 +574,7 @@ fn a_write_to_a_stream_waits_for_what_it_changes_besides() {
 
 #[test]
 fn a_write_to_a_stream_that_waits_for_room_can_be_interrupted() {
-    let mut server = Server::new(Config { journal_capacity: 1 << 20, ..config() });
+    let mut server = TestServer::new(Config { journal_capacity: 1 << 20, ..config() });
     let ino = big_file(&mut server);
     server.limit("1000000");
     server.stuck = |io| matches!(io, Io::Stage { .. });

@@ -168,7 +168,7 @@ fn crash_everywhere(config: &Config) {
 }
 
 #[test]
-fn a_crash_at_any_io_leaves_nothing_of_what_is_striped_from_its_birth() {
+fn crash_at_any_io_leaves_no_part_of_striped_create() {
     for acknowledge in [Acknowledge::Volatile, Acknowledge::Durable] {
         crash_everywhere(&unstuffed(acknowledge));
     }
@@ -222,7 +222,7 @@ fn exhausted_pool_falls_back_and_grows() {
 }
 
 #[test]
-fn a_crash_at_any_io_leaves_no_datafile_that_is_neither_a_files_nor_the_pools() {
+fn crash_at_any_io_leaves_no_stray_datafile() {
     for acknowledge in [Acknowledge::Volatile, Acknowledge::Durable] {
         crash_everywhere(&precreated(acknowledge));
     }
@@ -282,7 +282,7 @@ fn pool_of_former_servers_is_removed() {
 }
 
 #[test]
-fn a_directory_says_how_its_files_are_made_and_those_that_are_there_stay_as_they_are() {
+fn directory_policy_applies_to_new_files_only() {
     let mut fs = cluster(Config { policy: Policy::NONE, ..unstuffed(Acknowledge::Volatile) });
     let set = |fs: &mut Harness, name: &str, value: &str| {
         let (name, value) = (format!("user.espalier.{name}").into_bytes(), value.as_bytes().into());

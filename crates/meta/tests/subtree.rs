@@ -7,12 +7,12 @@ use espalier_proto::*;
 const ADMIN: ClientId = ClientId(100);
 const GUEST: ClientId = ClientId(101);
 
-struct World {
+struct SubtreeWorld {
     fs: Harness,
     next: u64,
 }
 
-impl World {
+impl SubtreeWorld {
     fn ask(&mut self, from: ClientId, request: Request) -> Result<Reply, Errno> {
         self.next += 1;
         let id = RequestId(self.next);
@@ -127,8 +127,8 @@ fn requests(ino: Ino, within: Ino) -> Vec<Request> {
 }
 
 #[test]
-fn a_restricted_client_reaches_what_it_has_found_below_its_root_and_nothing_else() {
-    let mut world = World { fs: Harness::on(Engine::Local, config()), next: 0 };
+fn restricted_client_reaches_only_entries_below_its_root() {
+    let mut world = SubtreeWorld { fs: Harness::on(Engine::Local, config()), next: 0 };
     world.connect(ADMIN);
     let projects = world.make(Ino::ROOT, "projects", NewNode::Directory).attr.ino;
     let root = world.make(projects, "a", NewNode::Directory).attr.ino;
@@ -140,7 +140,7 @@ fn a_restricted_client_reaches_what_it_has_found_below_its_root_and_nothing_else
     assert_eq!(world.enter(&["projects", "a"]), Ok(()));
     assert_eq!(world.fs.meta.root_of(GUEST), Some(root));
     let outside = [Ino::ROOT, projects, secret.attr.ino, file.attr.ino, Ino(1 << 40)];
-    let refused = |world: &mut World, inos: &[Ino]| {
+    let refused = |world: &mut SubtreeWorld, inos: &[Ino]| {
         for request in inos.iter().flat_map(|ino| requests(*ino, root)) {
             assert_eq!(world.ask(GUEST, request.clone()), Err(Errno::ESTALE), "{request:?}");
         }

@@ -134,7 +134,7 @@ fn link(ino: Ino, dir: Ino, file: &str) -> Request {
 }
 
 /// The tree: `root`, at rank 1, is `/outer/a`, where `outer` is at rank 2.
-struct Tree {
+struct SubtreeTree {
     outer: Ino,
     root: Ino,
     /// Directories in `root`, one per rank.
@@ -144,20 +144,20 @@ struct Tree {
     secrets: [Ino; 3],
 }
 
-fn plant(fs: &mut Ranks) -> Tree {
+fn plant(fs: &mut Ranks) -> SubtreeTree {
     let outer = fs.mkdir_at(2, Ino::ROOT, "outer");
     let root = fs.mkdir_at(1, outer, "a");
     let inside = [0, 1, 2].map(|rank| fs.mkdir_at(rank, root, &format!("in{rank}")));
     let outside = [0, 1, 2].map(|rank| fs.mkdir_at(rank, Ino::ROOT, &format!("out{rank}")));
     let secrets = outside.map(|dir| fs.make(ADMIN, dir, "secret", NewNode::Regular));
     assert_eq!(fs.enter(&["outer", "a"]), [Ok(root); 3]);
-    Tree { outer, root, inside, outside, secrets }
+    SubtreeTree { outer, root, inside, outside, secrets }
 }
 
 #[test]
 fn a_restricted_client_uses_all_ranks_below_its_root() {
     let fs = &mut Ranks::new();
-    let Tree { root, inside, .. } = plant(fs);
+    let SubtreeTree { root, inside, .. } = plant(fs);
     for (rank, dir) in inside.into_iter().enumerate() {
         assert_eq!(fs.find_name(root, &format!("in{rank}")), Ok(dir));
         let file = fs.make(GUEST, dir, "file", NewNode::Regular);
@@ -197,7 +197,7 @@ fn a_restricted_client_uses_all_ranks_below_its_root() {
 #[test]
 fn a_new_directory_is_found_before_its_rank_learns_the_decision() {
     let fs = &mut Ranks::new();
-    let Tree { root, inside, .. } = plant(fs);
+    let SubtreeTree { root, inside, .. } = plant(fs);
     fs.find_name(root, "in0").unwrap();
     let make = |fs: &mut Ranks, number: u32| {
         let node = NewNode::Directory;
@@ -236,7 +236,7 @@ fn a_new_directory_is_found_before_its_rank_learns_the_decision() {
 #[test]
 fn nothing_outside_is_reached_by_its_number() {
     let fs = &mut Ranks::new();
-    let Tree { outer, root, inside, outside, secrets } = plant(fs);
+    let SubtreeTree { outer, root, inside, outside, secrets } = plant(fs);
     for (rank, dir) in inside.into_iter().enumerate() {
         fs.find_name(root, &format!("in{rank}")).unwrap();
         fs.make(GUEST, dir, "file", NewNode::Regular);
@@ -288,7 +288,7 @@ fn nothing_outside_is_reached_by_its_number() {
 #[test]
 fn inode_moved_out_of_subtree_is_reached_only_by_holds() {
     let fs = &mut Ranks::new();
-    let Tree { root, inside, outside, .. } = plant(fs);
+    let SubtreeTree { root, inside, outside, .. } = plant(fs);
     assert_eq!(fs.find_name(root, "in2"), Ok(inside[2]));
     let (near, far) = (fs.mkdir_at(2, inside[2], "near"), fs.mkdir_at(0, inside[2], "far"));
     let file = fs.make(ADMIN, far, "file", NewNode::Regular);
@@ -316,7 +316,7 @@ fn inode_moved_out_of_subtree_is_reached_only_by_holds() {
 #[test]
 fn a_root_is_a_directory_wherever_it_lies() {
     let fs = &mut Ranks::new();
-    let Tree { root, inside, outside, .. } = plant(fs);
+    let SubtreeTree { root, inside, outside, .. } = plant(fs);
     assert_eq!(fs.enter(&["outer", "none"]), [Err(Errno::ENOENT); 3]);
     assert_eq!(fs.enter(&["out1", "secret"]), [Err(Errno::ENOTDIR); 3]);
     assert_eq!(fs.enter(&["out2", "secret", "more"]), [Err(Errno::ENOTDIR); 3]);
@@ -332,7 +332,7 @@ fn a_root_is_a_directory_wherever_it_lies() {
 #[test]
 fn of_many_names_one_inside_will_do() {
     let fs = &mut Ranks::new();
-    let Tree { root, inside, secrets, .. } = plant(fs);
+    let SubtreeTree { root, inside, secrets, .. } = plant(fs);
     for number in 0..1200 {
         let dir = fs.mkdir_at(0, Ino::ROOT, &format!("{number}"));
         fs.ask(ADMIN, link(secrets[2], dir, "linked")).unwrap();

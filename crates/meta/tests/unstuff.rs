@@ -39,7 +39,7 @@ fn fsync(fs: &mut Harness) {
 }
 
 #[test]
-fn bytes_that_were_durable() {
+fn durable_bytes_survive_outgrowing_the_strip() {
     let mut fs = Harness::new();
     let ino = file(&mut fs);
     fs.write(ino, 0, &[7; 50]).unwrap();
@@ -48,7 +48,7 @@ fn bytes_that_were_durable() {
 }
 
 #[test]
-fn bytes_that_were_durable_before_a_change_that_is_not() {
+fn durable_bytes_survive_an_undurable_change() {
     let mut fs = Harness::new();
     let ino = file(&mut fs);
     fs.write(ino, 0, &[7; 50]).unwrap();
@@ -58,7 +58,7 @@ fn bytes_that_were_durable_before_a_change_that_is_not() {
 }
 
 #[test]
-fn bytes_that_were_durable_before_a_crash() {
+fn durable_bytes_survive_a_crash() {
     let mut fs = Harness::new();
     let ino = file(&mut fs);
     fs.write(ino, 0, &[7; 50]).unwrap();
@@ -100,7 +100,7 @@ fn a_new_file_is_not_synced() {
 }
 
 #[test]
-fn a_stream_that_was_removed_stays_away() {
+fn removed_stream_stays_removed_after_crash() {
     let mut fs = Harness::new();
     let ino = file(&mut fs);
     fs.ask(Request::SetAttr { ino, set: LARGE }).unwrap();
@@ -128,7 +128,7 @@ fn a_file_that_replaces_another_has_its_bytes() {
 }
 
 #[test]
-fn an_opening_with_dsync_makes_what_is_known_durable() {
+fn open_with_dsync_makes_known_bytes_durable() {
     let mut fs = Harness::new();
     let ino = file(&mut fs);
     fs.ask(Request::SetAttr { ino, set: LARGE }).unwrap();
@@ -160,7 +160,7 @@ fn fills(fs: &Harness) -> usize {
 }
 
 #[test]
-fn a_stream_that_the_file_does_not_need_after_all_is_removed() {
+fn unneeded_stream_is_removed() {
     let striping = Striping::new(Distribution::SimpleStripe { strip: 10 }, [ServerId(0)].into(), 1).unwrap();
     for striping in [None, Some(striping)] {
         let mut fs = Harness::with(Config { striping, ..harness::config() });
@@ -230,7 +230,7 @@ fn fill_requests(fs: &Harness) -> usize {
 }
 
 #[test]
-fn only_data_servers_that_get_bytes_are_asked_unless_they_may_have_some() {
+fn unstuffing_contacts_only_servers_that_get_bytes() {
     let all = SERVERS.map(|server| (server, false));
     assert_eq!(fill_requests(&about_to_fill(&all).0), 1);
     assert_eq!(fill_requests(&about_to_fill(&all[..2]).0), 3, "one has not reported");

@@ -290,7 +290,7 @@ fn fsck_finds_figures_that_are_wrong() {
 }
 
 #[test]
-fn a_name_counts_where_it_is_and_a_quota_holds_for_each() {
+fn name_counts_in_its_directory_for_every_quota() {
     let mut fs = Harness::new();
     let (one, two) = (fs.mkdir("one"), fs.mkdir("two"));
     let file = fs.file("one/file", b"bytes");

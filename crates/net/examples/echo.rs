@@ -50,10 +50,10 @@ fn idle(server: Security, client: Security) -> usize {
                 let incoming = acceptor.accept(listener.accept().await.unwrap().0).await.unwrap();
                 incoming.welcome(WELCOME).await.unwrap()
             };
-            let (mut served, asked): (Connection<FromClient, FromServer>, Result<_, _>) =
+            let (mut served, requester): (Connection<FromClient, FromServer>, Result<_, _>) =
                 tokio::join!(serving, connect(&address, &client, &limits, HELLO));
-            let (_, mut asked): (_, Connection<FromServer, FromClient>) = asked.unwrap();
-            asked.sender.send(request(1)).unwrap();
+            let (_, mut requester): (_, Connection<FromServer, FromClient>) = requester.unwrap();
+            requester.sender.send(request(1)).unwrap();
             served.receiver.next(&mut Vec::new()).await.unwrap();
             let result = Ok(Reply::Done);
             served
@@ -66,8 +66,8 @@ fn idle(server: Security, client: Security) -> usize {
                     result,
                 })
                 .unwrap();
-            asked.receiver.next(&mut Vec::new()).await.unwrap();
-            retained.push((served, asked));
+            requester.receiver.next(&mut Vec::new()).await.unwrap();
+            retained.push((served, requester));
         }
         (resident() - before) / CONNECTIONS
     })

@@ -9,9 +9,9 @@ use tokio_rustls::rustls;
 use crate::error::NetError;
 use crate::inbox::Inbox;
 use crate::limits::{Limits, Terms};
-use crate::link::{Counters, Link};
+use crate::link::{Counters, SocketLink};
 use crate::message::Message;
-use crate::outbox::Outbox;
+use crate::outbox::SendQueue;
 use crate::receiver::Receiver;
 use crate::sender::Sender;
 
@@ -24,7 +24,7 @@ pub struct Connection<In, Out> {
 
 /// Traffic since the handshake, in bytes on the network, TLS included.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct TrafficCounts {
     pub messages_sent: u64,
     pub bytes_sent: u64,
     pub messages_received: u64,
@@ -40,8 +40,8 @@ impl<In: Message, Out: Message> Connection<In, Out> {
         theirs: Terms,
     ) -> Result<Self, NetError> {
         let (read, write) = socket.into_split();
-        let outbox = Outbox::new(theirs.to_send(limits));
-        let link = Arc::new(Link::new(write, tls, outbox, limits.unsent_bytes));
+        let outbox = SendQueue::new(theirs.to_send(limits));
+        let link = Arc::new(SocketLink::new(write, tls, outbox, limits.unsent_bytes));
         let inbox = Inbox::new(Terms::of(limits), limits.receiving_bytes);
         let receiver = Receiver::new(Arc::clone(&link), read, inbox, limits.silence)?;
         tokio::spawn(Arc::clone(&link).write_rest());
@@ -49,7 +49,7 @@ impl<In: Message, Out: Message> Connection<In, Out> {
     }
 }
 
-impl Counts {
+impl TrafficCounts {
     pub(crate) fn of(counters: &Counters) -> Self {
         Self {
             messages_sent: counters.messages_sent.load(Ordering::Relaxed),

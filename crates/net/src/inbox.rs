@@ -19,7 +19,7 @@ pub(crate) struct Inbox<In> {
     room: usize,
     arrivals: BTreeMap<u32, Arrival<In>>,
     /// Entries of `arrivals` that wait for a grant.
-    asked: VecDeque<u32>,
+    ungranted: VecDeque<u32>,
     /// Part of a frame has arrived.
     cut: bool,
     /// The splitter holds a frame's beginning; the buffer continues it.
@@ -55,7 +55,7 @@ impl<In: Message> Inbox<In> {
             terms,
             room,
             arrivals: BTreeMap::new(),
-            asked: VecDeque::new(),
+            ungranted: VecDeque::new(),
             cut: false,
             split: false,
             piece: None,
@@ -109,11 +109,11 @@ impl<In: Message> Inbox<In> {
 
     /// The next announced payload that there is room for.
     pub(crate) fn grant(&mut self) -> Option<u32> {
-        let number = *self.asked.front()?;
+        let number = *self.ungranted.front()?;
         let arrival = self.arrivals.get_mut(&number)?;
         self.room = self.room.checked_sub(arrival.length)?;
         arrival.granted = true;
-        self.asked.pop_front()
+        self.ungranted.pop_front()
     }
 
     /// Makes room for payloads.
@@ -144,13 +144,13 @@ impl<In: Message> Inbox<In> {
         }
         let arrival = Arrival { message, length: length as usize, payload: Vec::new(), granted: false };
         self.arrivals.insert(number, arrival);
-        self.asked.push_back(number);
+        self.ungranted.push_back(number);
         Ok(())
     }
 
     fn begin_piece(&mut self, number: u32, length: usize) -> Result<(), NetError> {
-        let unasked = NetError::Protocol("a piece of a payload came that was not granted");
-        let arrival = self.arrivals.get_mut(&number).filter(|arrival| arrival.granted).ok_or(unasked)?;
+        let not_granted = NetError::Protocol("a piece of a payload came that was not granted");
+        let arrival = self.arrivals.get_mut(&number).filter(|arrival| arrival.granted).ok_or(not_granted)?;
         let end = arrival.payload.len() + length;
         if length == 0 || end > arrival.length {
             return Err(NetError::Protocol("a piece is empty, or longer than the missing rest"));
@@ -172,7 +172,7 @@ impl<In: Message> Inbox<In> {
 
     /// True if pieces are expected.
     pub(crate) fn awaits_pieces(&self) -> bool {
-        self.arrivals.len() > self.asked.len()
+        self.arrivals.len() > self.ungranted.len()
     }
 
     /// Takes more of a piece.

@@ -29,7 +29,7 @@ mod tests;
 
 pub use accept::{Acceptor, Incoming};
 pub use connect::connect;
-pub use connection::{Connection, Counts};
+pub use connection::{Connection, TrafficCounts};
 pub use error::{AcceptError, ConnectError, NetError};
 pub use handshake::{Reason, Refusal, VERSION};
 pub use identity::{Identity, IdentityError};

@@ -15,7 +15,7 @@ use tokio_rustls::rustls;
 
 use crate::error::NetError;
 use crate::frame::Header;
-use crate::outbox::Outbox;
+use crate::outbox::SendQueue;
 use crate::rope::{Rope, SLICES};
 
 /// Initial receive buffer, in bytes. It serves many frames, since decoded ones are dropped.
@@ -25,7 +25,7 @@ const FRAMES_BYTES: usize = 1 << 10;
 /// cannot keep it.
 const ROUNDS: usize = 8;
 
-pub(crate) struct Link {
+pub(crate) struct SocketLink {
     socket: OwnedWriteHalf,
     tls: Option<Mutex<rustls::Connection>>,
     out: Mutex<Out>,
@@ -55,7 +55,7 @@ enum Closing {
 }
 
 struct Out {
-    outbox: Outbox,
+    outbox: SendQueue,
     /// Bytes in wire format; `None` while a thread writes them.
     flight: Option<Rope>,
     /// TLS has something to send.
@@ -64,11 +64,11 @@ struct Out {
     ended: Option<NetError>,
 }
 
-impl Link {
+impl SocketLink {
     pub(crate) fn new(
         socket: OwnedWriteHalf,
         tls: Option<rustls::Connection>,
-        outbox: Outbox,
+        outbox: SendQueue,
         unsent_max: usize,
     ) -> Self {
         let flight = Some(Rope::default());
@@ -88,7 +88,7 @@ impl Link {
         }
     }
 
-    /// Queues a message: see [`Outbox::message`].
+    /// Queues a message: see [`SendQueue::message`].
     ///
     /// # Errors
     /// [`NetError::TooLong`]: the connection stays usable. [`NetError::SlowPeer`]: more waits than

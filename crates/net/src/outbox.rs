@@ -19,7 +19,7 @@ const FLIGHT_BYTES: usize = 256 << 10;
 /// Pieces are added only while less than this is ready, which bounds the delay of the next message.
 const PUMP_BYTES: usize = 2 * PIECE_BYTES;
 
-pub(crate) struct Outbox {
+pub(crate) struct SendQueue {
     /// The limits of the peer.
     terms: Terms,
     /// Frames in sending order.
@@ -28,7 +28,7 @@ pub(crate) struct Outbox {
     /// Granted entries of `announced`, served round robin.
     granted: VecDeque<u32>,
     /// Messages that must not overtake an announced one, or that cannot be announced yet; in order.
-    held: VecDeque<Held>,
+    held: VecDeque<HeldMessage>,
     held_requests: HashSet<u64>,
     /// Bytes in `announced` and `held`.
     apart: usize,
@@ -44,7 +44,7 @@ struct Transfer {
     granted: bool,
 }
 
-struct Held {
+struct HeldMessage {
     order: u64,
     request: Option<u64>,
     head: Vec<u8>,
@@ -53,13 +53,13 @@ struct Held {
     large: bool,
 }
 
-impl Held {
+impl HeldMessage {
     fn bytes(&self) -> usize {
         self.head.len() + self.payload.len()
     }
 }
 
-impl Outbox {
+impl SendQueue {
     pub(crate) fn new(terms: Terms) -> Self {
         Self {
             terms,
@@ -136,7 +136,7 @@ impl Outbox {
 
     fn place(&mut self, order: u64, request: Option<u64>, head: &[u8], payload: Bytes, large: bool) {
         if self.waits(order, request) || (large && self.announced.len() >= ANNOUNCED_MAX) {
-            let held = Held { order, request, head: head.to_vec(), payload, large };
+            let held = HeldMessage { order, request, head: head.to_vec(), payload, large };
             self.apart += held.bytes();
             self.held_requests.extend(request);
             self.held.push_back(held);

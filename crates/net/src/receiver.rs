@@ -19,7 +19,7 @@ use crate::error::NetError;
 use crate::frame::Header;
 use crate::inbox::{Inbox, Taken};
 use crate::limits::SILENCES_MAX;
-use crate::link::Link;
+use crate::link::SocketLink;
 use crate::message::Message;
 
 /// Messages in a batch, at most.
@@ -37,7 +37,7 @@ thread_local! {
 
 /// Receives messages. Dropping it ends the connection.
 pub struct Receiver<In> {
-    link: Arc<Link>,
+    link: Arc<SocketLink>,
     socket: OwnedReadHalf,
     /// An incomplete frame, and frames that did not fit the batch.
     buffer: BytesMut,
@@ -54,7 +54,7 @@ pub struct Receiver<In> {
 
 impl<In: Message> Receiver<In> {
     pub(crate) fn new(
-        link: Arc<Link>,
+        link: Arc<SocketLink>,
         socket: OwnedReadHalf,
         inbox: Inbox<In>,
         silence: Duration,
@@ -160,7 +160,7 @@ impl<In: Message> Receiver<In> {
 
     fn poll_read(
         socket: &mut OwnedReadHalf,
-        link: &Link,
+        link: &SocketLink,
         inbox: &mut Inbox<In>,
         buffer: &mut BytesMut,
         cx: &mut Context<'_>,

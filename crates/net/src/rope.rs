@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_taken_in_parts() {
+    fn rope_is_taken_in_parts() {
         for lengths in LENGTHS {
             for most in [1, 1000, 4096, 30_000] {
                 let (mut rope, plain) = rope(lengths);
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn slices_are_what_is_advanced_over() {
+    fn rope_slices_match_advanced_bytes() {
         for lengths in LENGTHS {
             let (mut rope, plain) = rope(lengths);
             let mut seen = Vec::new();

@@ -7,9 +7,9 @@ use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::connection::Counts;
+use crate::connection::TrafficCounts;
 use crate::error::NetError;
-use crate::link::Link;
+use crate::link::SocketLink;
 use crate::message::Message;
 
 thread_local! {
@@ -22,12 +22,12 @@ const SCRATCH_BYTES: usize = 64 << 10;
 
 /// Sends messages. Any thread may use it; only [`Sender::close`] waits.
 pub struct Sender<Out> {
-    pub(crate) link: Arc<Link>,
+    pub(crate) link: Arc<SocketLink>,
     messages: PhantomData<fn(Out)>,
 }
 
 impl<Out: Message> Sender<Out> {
-    pub(crate) fn new(link: Arc<Link>) -> Self {
+    pub(crate) fn new(link: Arc<SocketLink>) -> Self {
         Self { link, messages: PhantomData }
     }
 
@@ -91,8 +91,8 @@ impl<Out: Message> Sender<Out> {
         self.link.end(NetError::Dropped);
     }
 
-    pub fn counts(&self) -> Counts {
-        Counts::of(&self.link.counters)
+    pub fn counts(&self) -> TrafficCounts {
+        TrafficCounts::of(&self.link.counters)
     }
 }
 

@@ -23,7 +23,7 @@ use crate::handshake::{
 use crate::inbox::{Inbox, Taken};
 use crate::limits::{ANNOUNCED_MAX, Limits, Terms};
 use crate::message::Message;
-use crate::outbox::Outbox;
+use crate::outbox::SendQueue;
 use crate::pki::{Authority, Validity};
 use crate::rope::Rope;
 use crate::{Acceptor, Connection, Identity, Security};
@@ -45,17 +45,17 @@ fn cancel(id: u64) -> FromClient {
 }
 
 /// One direction of a connection.
-struct Line {
-    outbox: Outbox,
+struct TestLine {
+    outbox: SendQueue,
     wire: BytesMut,
     inbox: Inbox<FromClient>,
 }
 
-impl Line {
+impl TestLine {
     fn new() -> Self {
         let terms = Terms::of(&limits());
         let inbox = Inbox::new(terms, limits().receiving_bytes);
-        Self { outbox: Outbox::new(terms), wire: BytesMut::new(), inbox }
+        Self { outbox: SendQueue::new(terms), wire: BytesMut::new(), inbox }
     }
 
     fn queue(&mut self, mut message: FromClient) {
@@ -107,7 +107,7 @@ fn announced(mut message: FromClient) -> FromClient {
 
 #[test]
 fn short_payloads_may_be_announced_too() {
-    let mut line = Line::new();
+    let mut line = TestLine::new();
     for message in [announced(write(1, 0, 10)), cancel(1), cancel(2), announced(write(3, 0, 0)), cancel(3)] {
         line.queue(message);
     }
@@ -120,7 +120,7 @@ fn short_payloads_may_be_announced_too() {
 
 #[test]
 fn large_messages_are_overtaken_but_by_their_own_kind() {
-    let mut line = Line::new();
+    let mut line = TestLine::new();
     let revoked = FromClient::Revoked { number: RevocationId(1) };
     for message in [write(1, 0, 200_000), cancel(1), revoked.clone(), write(2, 0, 10), write(1, 1, 300)] {
         line.queue(message);
@@ -132,7 +132,7 @@ fn large_messages_are_overtaken_but_by_their_own_kind() {
 
 #[test]
 fn large_messages_share_the_line() {
-    let mut line = Line::new();
+    let mut line = TestLine::new();
     line.queue(write(1, 0, 300_000));
     line.queue(write(2, 0, 70_000));
     let delivered = line.all();
@@ -141,7 +141,7 @@ fn large_messages_share_the_line() {
 
 #[test]
 fn message_waits_only_for_earlier_ones() {
-    let mut line = Line::new();
+    let mut line = TestLine::new();
     line.queue(write(1, 0, 150_000));
     line.queue(FromClient::Revoked { number: RevocationId(1) });
     // A constant queue of large messages does not delay it.
@@ -156,7 +156,7 @@ fn message_waits_only_for_earlier_ones() {
 
 #[test]
 fn more_large_messages_than_may_be_announced() {
-    let mut line = Line::new();
+    let mut line = TestLine::new();
     let count = 3 * ANNOUNCED_MAX as u64;
     for id in 0..count {
         line.queue(write(id, 0, 1000));
@@ -167,10 +167,10 @@ fn more_large_messages_than_may_be_announced() {
 }
 
 #[test]
-fn anything_that_is_queued_is_delivered_once_and_in_order() {
+fn queued_messages_are_delivered_once_and_in_order() {
     for seed in 0..200 {
         let mut random = fastrand::Rng::with_seed(seed);
-        let mut line = Line::new();
+        let mut line = TestLine::new();
         let (mut sent, mut delivered) = (Vec::new(), Vec::new());
         for n in 0..300 {
             let id = random.u64(..8);
@@ -294,14 +294,14 @@ fn mutated_streams_are_taken_or_refused() {
 
 /// The classification of a frame needs only its beginning, and does not depend on the reads.
 #[test]
-fn frames_that_come_byte_by_byte_are_what_they_are() {
+fn frames_split_into_bytes_are_decoded() {
     for (id, value) in (0..300).flat_map(|id| [0, 3, 7].map(|value| (id, value))) {
         let (ino, below, announced, data) = (Ino(value << (3 * id % 60)), RequestId(0), false, Bytes::new());
         let io = StreamIo::Write { ino, offset: 0, acknowledged: false };
         let stream = FromClient::Stream { id: RequestId(id), below, announced, io, data };
         for message in [write(id, value, id as usize % 90), cancel(id), stream] {
             let mut inbox: Inbox<FromClient> = Inbox::new(Terms::of(&limits()), limits().receiving_bytes);
-            let (mut outbox, mut buffer) = (Outbox::new(Terms::of(&limits())), BytesMut::new());
+            let (mut outbox, mut buffer) = (SendQueue::new(Terms::of(&limits())), BytesMut::new());
             let mut sent = message.clone();
             let payload = sent.payload().map(mem::take).unwrap_or_default();
             let head = postcard::to_extend(&sent, Vec::new()).unwrap();
@@ -338,7 +338,7 @@ fn random_bytes_are_refused() {
 }
 
 #[test]
-fn payloads_that_break_the_rules() {
+fn invalid_payload_frames_are_rejected() {
     let encoded = |message: &FromClient| postcard::to_extend(message, Vec::new()).unwrap();
     let (head, inline, other) = (encoded(&write(1, 1, 0)), encoded(&write(1, 1, 5)), encoded(&cancel(1)));
     let announce = |length| Header::Announce { number: 1, length };

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use crate::common::{Client, Heard, Server, bytes, hello, pair, plain, stat, tls, welcome, within};
+use crate::common::{
+    ClientConnection, Heard, ServerConnection, bytes, hello, pair, plain, stat, tls, welcome, within,
+};
 use espalier_net::{AcceptError, Acceptor, ConnectError, Limits, NetError, Reason, Security, connect};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -48,7 +50,7 @@ async fn accepted(bytes: &[u8]) -> (AcceptError, Vec<u8>) {
 }
 
 /// A server's connection to a client with a valid greeting.
-async fn greeted(limits: Limits) -> (Server, TcpStream) {
+async fn greeted(limits: Limits) -> (ServerConnection, TcpStream) {
     let (socket, mut client) = sockets().await;
     client.write_all(&greeting()).await.unwrap();
     let incoming = Acceptor::new(Security::Insecure, limits).accept(socket).await.unwrap();
@@ -96,7 +98,7 @@ async fn a_later_version_refuses() {
         };
         let limits = Limits::default();
         let connecting = connect(&address, &Security::Insecure, &limits, hello());
-        let (connected, ()): (Result<(_, Client), _>, ()) =
+        let (connected, ()): (Result<(_, ClientConnection), _>, ()) =
             within(async { tokio::join!(connecting, answering) }).await;
         match (connected.unwrap_err(), expected) {
             (ConnectError::Refused { refusal, .. }, Some((reason, text))) => {
@@ -109,7 +111,7 @@ async fn a_later_version_refuses() {
 }
 
 #[tokio::test]
-async fn malformed_greetings() {
+async fn malformed_greetings_are_rejected() {
     let (error, received) = accepted(&prelude(1, b"no greeting at all, though it is here")).await;
     assert!(matches!(error, AcceptError::Malformed), "{error}");
     assert_eq!(received[16], 6);
@@ -127,7 +129,8 @@ async fn malformed_greetings() {
 async fn addresses_without_a_server() {
     let limits = Limits { handshake: Duration::from_secs(60), ..Limits::default() };
     let attempt = async |address: &str| -> ConnectError {
-        let connected: Result<(_, Client), _> = connect(address, &Security::Insecure, &limits, hello()).await;
+        let connected: Result<(_, ClientConnection), _> =
+            connect(address, &Security::Insecure, &limits, hello()).await;
         connected.unwrap_err()
     };
     for address in ["", "localhost", "localhost:", ":1", "localhost:65536", "::1:5", "[::1:5"] {
@@ -141,12 +144,13 @@ async fn addresses_without_a_server() {
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let limits = Limits { handshake: Duration::from_millis(200), ..Limits::default() };
     let address = silent.local_addr().unwrap().to_string();
-    let connected: Result<(_, Client), _> = connect(&address, &Security::Insecure, &limits, hello()).await;
+    let connected: Result<(_, ClientConnection), _> =
+        connect(&address, &Security::Insecure, &limits, hello()).await;
     assert!(matches!(connected.unwrap_err(), ConnectError::TimedOut { .. }));
 }
 
 #[tokio::test]
-async fn frames_that_make_no_sense() {
+async fn malformed_frames_are_rejected() {
     let protocol = async |bytes: &[u8], expected: &str| match said_of(bytes).await {
         NetError::Protocol(said) => assert_eq!(said, expected),
         other => panic!("{other}"),
@@ -185,7 +189,7 @@ async fn messages_before_nonsense_are_given() {
 }
 
 #[tokio::test]
-async fn a_peer_that_does_not_read_is_given_up() {
+async fn peer_that_does_not_read_is_disconnected() {
     let limits = Limits { unsent_bytes: 1 << 20, ..Limits::default() };
     let (server, client) = pair((Security::Insecure, limits), (Security::Insecure, Limits::default())).await;
     let heard = Heard::new(server.receiver);

@@ -5,7 +5,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use crate::common::{Client, Cluster, Heard, Server, bytes, hello, pair, pattern, welcome, within, write};
+use crate::common::{
+    ClientConnection, Heard, ServerConnection, TestPki, bytes, hello, pair, pattern, welcome, within, write,
+};
 use espalier_net::pki::{Authority, Issued, Validity};
 use espalier_net::{
     AcceptError, Acceptor, ConnectError, Identity, Limits, Reason, Refusal, Security, connect,
@@ -32,7 +34,7 @@ fn not_yet() -> Validity {
 async fn attempt(
     server: Security,
     client: Security,
-) -> (Result<Server, AcceptError>, Result<Client, ConnectError>) {
+) -> (Result<ServerConnection, AcceptError>, Result<ClientConnection, ConnectError>) {
     let listener = TcpListener::bind("localhost:0").await.unwrap();
     let address = format!("localhost:{}", listener.local_addr().unwrap().port());
     let serving = async {
@@ -41,31 +43,32 @@ async fn attempt(
         Ok(incoming.welcome(welcome()).await.unwrap())
     };
     let limits = Limits::default();
-    let connecting =
-        async { connect(&address, &client, &limits, hello()).await.map(|(_, client): (_, Client)| client) };
+    let connecting = async {
+        connect(&address, &client, &limits, hello()).await.map(|(_, client): (_, ClientConnection)| client)
+    };
     within(async { tokio::join!(serving, connecting) }).await
 }
 
 #[tokio::test]
 async fn messages_go_over_tls() {
-    let cluster = Cluster::new();
+    let cluster = TestPki::new();
     let limits = Limits::default();
     let (server, client) =
         pair((cluster.server(), limits.clone()), (cluster.client("alice"), limits.clone())).await;
-    let (mut asked, mut answered) = (Heard::new(server.receiver), Heard::new(client.receiver));
+    let (mut at_server, mut at_client) = (Heard::new(server.receiver), Heard::new(client.receiver));
     for length in [0, 1, 16_384, 16_385, 65_536, 1_000_000, 4_194_304] {
         client.sender.send(write(1, pattern(length))).unwrap();
         server.sender.send(bytes(1, pattern(length))).unwrap();
-        assert!(asked.next().await == write(1, pattern(length)), "{length}");
-        assert!(answered.next().await == bytes(1, pattern(length)), "{length}");
+        assert!(at_server.next().await == write(1, pattern(length)), "{length}");
+        assert!(at_client.next().await == bytes(1, pattern(length)), "{length}");
     }
     client.sender.close().await.unwrap();
-    assert!(matches!(within(asked.ended).await.unwrap(), espalier_net::NetError::Closed));
+    assert!(matches!(within(at_server.ended).await.unwrap(), espalier_net::NetError::Closed));
 }
 
 #[tokio::test]
-async fn a_server_knows_who_connects() {
-    let cluster = Cluster::new();
+async fn server_identifies_connecting_client() {
+    let cluster = TestPki::new();
     for (security, expected) in [
         (cluster.client("alice"), Identity::Client("alice".into())),
         (cluster.server(), Identity::Server("s1".into())),
@@ -74,7 +77,7 @@ async fn a_server_knows_who_connects() {
         let listener = TcpListener::bind("localhost:0").await.unwrap();
         let address = format!("localhost:{}", listener.local_addr().unwrap().port());
         let connecting = tokio::spawn(async move {
-            let connected: Result<(_, Client), _> =
+            let connected: Result<(_, ClientConnection), _> =
                 connect(&address, &security, &Limits::default(), hello()).await;
             connected.unwrap_err()
         });
@@ -93,7 +96,7 @@ async fn a_server_knows_who_connects() {
 
 #[tokio::test]
 async fn an_authority_is_found_again() {
-    let cluster = Cluster::new();
+    let cluster = TestPki::new();
     let authority = Authority::load(cluster.dir.path()).unwrap();
     let issued = authority.issue_client(&Identity::client("bob").unwrap(), Validity::years(1)).unwrap();
     let (server, client) = attempt(cluster.server(), cluster.load(issued)).await;
@@ -102,14 +105,14 @@ async fn an_authority_is_found_again() {
     assert_eq!(mode("ca.key"), 0o600);
     let again = Authority::create(cluster.dir.path(), Validity::years(1)).unwrap_err();
     assert!(again.to_string().contains("ca.key is there already"), "{again}");
-    let other = Cluster::new();
+    let other = TestPki::new();
     std::fs::copy(other.dir.path().join("ca.pem"), cluster.dir.path().join("ca.pem")).unwrap();
     assert!(Authority::load(cluster.dir.path()).unwrap_err().to_string().contains("do not belong together"));
 }
 
 #[tokio::test]
 async fn certificates_of_another_authority() {
-    let (ours, theirs) = (Cluster::new(), Cluster::new());
+    let (ours, theirs) = (TestPki::new(), TestPki::new());
     let (server, client) = attempt(ours.server(), theirs.client("alice")).await;
     assert!(matches!(client.unwrap_err(), ConnectError::UnknownAuthority { .. }));
     server.unwrap_err();
@@ -125,7 +128,7 @@ async fn certificates_of_another_authority() {
 
 #[tokio::test]
 async fn certificates_out_of_their_time() {
-    let cluster = Cluster::new();
+    let cluster = TestPki::new();
     for validity in [expired(), not_yet()] {
         let (server, client) =
             attempt(cluster.server_for("localhost", validity), cluster.client("alice")).await;
@@ -141,7 +144,7 @@ async fn certificates_out_of_their_time() {
 
 #[tokio::test]
 async fn certificates_for_something_else() {
-    let cluster = Cluster::new();
+    let cluster = TestPki::new();
     let (server, client) = attempt(cluster.client("mallory"), cluster.client("alice")).await;
     let error = client.unwrap_err();
     assert!(
@@ -157,20 +160,20 @@ async fn certificates_for_something_else() {
         assert!(matches!(error, ConnectError::NotAServer { .. }), "{error}");
         server.unwrap_err();
     }
-    let elsewhere = cluster.server_for("files.example.com", Validity::years(1));
-    let (server, client) = attempt(elsewhere, cluster.client("alice")).await;
+    let other_host = cluster.server_for("files.example.com", Validity::years(1));
+    let (server, client) = attempt(other_host, cluster.client("alice")).await;
     let error = client.unwrap_err();
     assert!(matches!(error, ConnectError::CertificateName { .. }), "{error}");
     server.unwrap_err();
 }
 
 /// A client's certificate with a host name, as a careless authority may issue it.
-fn careless(cluster: &Cluster, purposes: Vec<rcgen::ExtendedKeyUsagePurpose>) -> Security {
+fn careless(cluster: &TestPki, purposes: Vec<rcgen::ExtendedKeyUsagePurpose>) -> Security {
     cluster.load(signed(cluster, &["mallory.client.espalier.internal", "localhost"], purposes))
 }
 
 /// Anything that the authority's key can be made to sign.
-fn signed(cluster: &Cluster, names: &[&str], purposes: Vec<rcgen::ExtendedKeyUsagePurpose>) -> Issued {
+fn signed(cluster: &TestPki, names: &[&str], purposes: Vec<rcgen::ExtendedKeyUsagePurpose>) -> Issued {
     let pem = std::fs::read_to_string(cluster.dir.path().join("ca.key")).unwrap();
     let authority = rcgen::KeyPair::from_pem(&pem).unwrap();
     let mut issuer = rcgen::CertificateParams::default();
@@ -187,7 +190,7 @@ fn signed(cluster: &Cluster, names: &[&str], purposes: Vec<rcgen::ExtendedKeyUsa
 
 #[tokio::test]
 async fn certificates_without_names() {
-    let cluster = Cluster::new();
+    let cluster = TestPki::new();
     for names in [
         &["localhost"][..],
         &["alice.espalier.internal"],
@@ -228,7 +231,7 @@ async fn certificates_without_names() {
 
 #[tokio::test]
 async fn one_side_without_tls() {
-    let cluster = Cluster::new();
+    let cluster = TestPki::new();
     let (server, client) = attempt(cluster.server(), Security::Insecure).await;
     assert!(matches!(server.unwrap_err(), AcceptError::NoTls));
     match client.unwrap_err() {
@@ -243,7 +246,7 @@ async fn one_side_without_tls() {
 
 #[tokio::test]
 async fn browser_gets_an_explanation() {
-    for security in [Security::Insecure, Cluster::new().server()] {
+    for security in [Security::Insecure, TestPki::new().server()] {
         let listener = TcpListener::bind("localhost:0").await.unwrap();
         let mut browser = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         browser.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
@@ -264,8 +267,8 @@ async fn browser_gets_an_explanation() {
 }
 
 #[test]
-fn files_that_cannot_be_used() {
-    let cluster = Cluster::new();
+fn unusable_certificate_files_are_rejected() {
+    let cluster = TestPki::new();
     let dir = cluster.dir.path();
     let issued = |name: &str| {
         let identity = Identity::client(name).unwrap();
@@ -294,7 +297,7 @@ fn invalid_certificate_names() {
         assert!(Identity::client(name).is_err(), "{name}");
         assert!(Identity::server(name).is_err(), "{name}");
     }
-    let cluster = Cluster::new();
+    let cluster = TestPki::new();
     let identity = Identity::server("s1").unwrap();
     for host in ["", "a b", "x.client.espalier.internal", "*.example.com"] {
         let issued = cluster.authority.issue_server(&identity, &[host.to_owned()], Validity::years(1));

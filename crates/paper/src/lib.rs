@@ -20,7 +20,7 @@ pub use error::PaperError;
 pub use outcome::{Chart, Claim, ExperimentResult, Picture, Table};
 pub use page::write_page;
 pub use play::play;
-pub use summary::{Phase, Summary};
+pub use summary::{PhaseSummary, Summary};
 
 /// The environment of an experiment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]

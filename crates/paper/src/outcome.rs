@@ -32,7 +32,7 @@ pub struct Table {
 pub struct Chart {
     pub name: &'static str,
     pub over: &'static str,
-    pub what: &'static str,
+    pub quantity: &'static str,
     pub lines: Vec<Line>,
 }
 
@@ -91,9 +91,9 @@ impl ExperimentResult {
         for table in &self.tables {
             write(format!("{}-{}.csv", self.stem(), table.name), table.csv())?;
         }
-        for Chart { name, over, what, lines } in &self.charts {
+        for Chart { name, over, quantity, lines } in &self.charts {
             let file = dir.join(format!("{}-{name}.svg", self.stem()));
-            plot(&file, over, &format!("{name}: {what}"), lines)?;
+            plot(&file, over, &format!("{name}: {quantity}"), lines)?;
         }
         for Picture { name, svg } in &self.pictures {
             write(format!("{}-{name}.svg", self.stem()), svg.clone())?;

@@ -17,7 +17,7 @@ use crate::error::PaperError;
 use crate::summary::Summary;
 
 /// Processes that share barriers, each with the number of its client.
-pub type Crew = Vec<(u32, Box<dyn Program>)>;
+pub type ProcessGroup = Vec<(u32, Box<dyn Program>)>;
 
 /// The servers to connect to.
 #[derive(Clone, Debug)]
@@ -42,10 +42,10 @@ impl Believing {
         if let Some(answer) = known {
             return Ok(answer);
         }
-        let asked = self.believed.borrow().is_some().then(|| call.clone());
+        let requested = self.believed.borrow().is_some().then(|| call.clone());
         let result = self.client.call(caller, call).await;
-        if let (Some(believed), Some(asked)) = (&mut *self.believed.borrow_mut(), asked) {
-            believed.learn(now(), &asked, &result);
+        if let (Some(believed), Some(requested)) = (&mut *self.believed.borrow_mut(), requested) {
+            believed.learn(now(), &requested, &result);
         }
         result
     }
@@ -93,7 +93,7 @@ impl Barrier {
 /// # Errors
 /// A client cannot connect, or the run is stopped.
 pub fn play(
-    crews: Vec<Crew>,
+    crews: Vec<ProcessGroup>,
     called: &Called<'_>,
     seed: u64,
     stop: &AtomicBool,

@@ -11,7 +11,7 @@ use crate::error::PaperError;
 
 /// Operations of one kind between two barriers, of all processes.
 #[derive(Clone, Debug)]
-pub struct Phase {
+pub struct PhaseSummary {
     pub count: u64,
     begun: Nanos,
     ended: Nanos,
@@ -19,7 +19,7 @@ pub struct Phase {
     pub latencies: Histogram<u64>,
 }
 
-impl Phase {
+impl PhaseSummary {
     /// Operations a second, from the start of the first to the end of the last (carns, Algorithm
     /// 1).
     pub fn rate(&self) -> f64 {
@@ -41,7 +41,7 @@ impl Phase {
 /// Operations by phase and kind.
 #[derive(Clone, Debug, Default)]
 pub struct Summary {
-    phases: BTreeMap<(u32, OpKind), Phase>,
+    phases: BTreeMap<(u32, OpKind), PhaseSummary>,
     failed: Option<(OpKind, Errno)>,
 }
 
@@ -50,7 +50,7 @@ impl Summary {
         if let Err(errno) = done.result {
             self.failed.get_or_insert((done.kind, errno));
         }
-        let new = || Phase { count: 0, begun: done.begun, ended: done.ended, latencies: histogram() };
+        let new = || PhaseSummary { count: 0, begun: done.begun, ended: done.ended, latencies: histogram() };
         let phase = self.phases.entry((done.phase, done.kind)).or_insert_with(new);
         phase.count += 1;
         (phase.begun, phase.ended) = (phase.begun.min(done.begun), phase.ended.max(done.ended));
@@ -62,7 +62,7 @@ impl Summary {
     ///
     /// # Errors
     /// One of them failed, or there are none.
-    pub fn phase(&self, number: u32, kind: OpKind) -> Result<&Phase, PaperError> {
+    pub fn phase(&self, number: u32, kind: OpKind) -> Result<&PhaseSummary, PaperError> {
         if let Some((kind, errno)) = self.failed {
             return Err(PaperError::Failed { kind: kind.name(), errno });
         }

@@ -9,7 +9,7 @@ use espalier_sim::{Distribution, Durability, Scenario, World};
 
 use crate::cluster::{LocalCluster, Wanted};
 use crate::error::PaperError;
-use crate::play::{Called, Crew, play};
+use crate::play::{Called, ProcessGroup, play};
 use crate::summary::Summary;
 use crate::{Setting, Testbed};
 
@@ -27,8 +27,8 @@ pub(crate) fn medians(
 ) -> Result<Vec<Vec<f64>>, PaperError> {
     let mut measured: Vec<Vec<Vec<f64>>> = vec![Vec::new(); ways];
     for trial in 0..trials {
-        for turn in 0..ways {
-            let way = if trial.is_multiple_of(2) { turn } else { ways - 1 - turn };
+        for index in 0..ways {
+            let way = if trial.is_multiple_of(2) { index } else { ways - 1 - index };
             let figures = measure(way)?;
             measured[way].resize(figures.len(), Vec::new());
             measured[way].iter_mut().zip(figures).for_each(|(all, figure)| all.push(figure));
@@ -49,7 +49,7 @@ const STEP: u64 = 100_000;
 pub(crate) struct Trial {
     pub scenario: Scenario,
     /// Processes besides the scenario's workloads.
-    pub crews: Box<dyn Fn() -> Vec<Crew>>,
+    pub crews: Box<dyn Fn() -> Vec<ProcessGroup>>,
 }
 
 impl Trial {

@@ -6,7 +6,7 @@ use core::num::NonZeroU16;
 
 use crate::distribution::DistParams;
 use crate::settings::{Key, Policy, Setting};
-use crate::value::{DistName, Listed};
+use crate::value::{DistName, WordList};
 
 /// The beginning of the names of settings as extended attributes.
 pub const PREFIX: &str = "user.espalier.";
@@ -14,7 +14,7 @@ pub const PREFIX: &str = "user.espalier.";
 /// A setting that no policy can have.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PolicyError {
-    #[error("there is no setting `{0}`: there are {all}", all = Listed(&Key::ALL.map(Key::name), "and"))]
+    #[error("there is no setting `{0}`: there are {all}", all = WordList(&Key::ALL.map(Key::name), "and"))]
     Unknown(String),
     #[error("{name} is {values}, and not `{text}`", name = key.name(), values = key.values())]
     Value { key: Key, text: String },

@@ -27,7 +27,7 @@ impl fmt::Display for Values {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::UpTo(most) => write!(f, "a number, 1 to {most}"),
-            Self::Words(words) => Listed(words, "or").fmt(f),
+            Self::Words(words) => WordList(words, "or").fmt(f),
             Self::DistParams => f.write_str(
                 "`strip_size:SIZE` for simple_stripe, or `strips:SERVER:SIZE;SERVER:SIZE...` for varstrip, at most 1024 bytes, \
                  each SIZE 1 to 1G as in 65536 or 64K",
@@ -37,9 +37,9 @@ impl fmt::Display for Values {
 }
 
 /// Words with commas, and a conjunction before the last.
-pub(crate) struct Listed<'a>(pub(crate) &'a [&'a str], pub(crate) &'a str);
+pub(crate) struct WordList<'a>(pub(crate) &'a [&'a str], pub(crate) &'a str);
 
-impl fmt::Display for Listed<'_> {
+impl fmt::Display for WordList<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self([first @ .., last], conjunction) = self else { return Ok(()) };
         write!(f, "{} {conjunction} {last}", first.join(", "))

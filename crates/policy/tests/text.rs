@@ -59,7 +59,7 @@ fn valid_setting_is_stored_and_invalid_one_changes_nothing() {
 }
 
 #[test]
-fn parameters_say_what_pvfs_says() {
+fn parameters_have_pvfs_meaning() {
     let params = |text: &str| policy(&[(Key::DistParams, text)]).dist_params().unwrap().params().clone();
     assert_eq!(params("strip_size:65536"), Params::StripSize(65536));
     assert_eq!(params("strip_size:64K"), Params::StripSize(65536));
@@ -125,7 +125,7 @@ fn a_distribution_and_its_parameters_go_together() {
 }
 
 #[test]
-fn every_default_is_in_force_where_nothing_is_set() {
+fn unset_settings_have_defaults() {
     for key in Key::ALL {
         let default = Policy::NONE.or(&Policy::DEFAULT).get(key);
         assert!(default.is_none_or(|default| default == key.default_text()), "{key:?}");

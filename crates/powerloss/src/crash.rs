@@ -10,17 +10,17 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use fastrand::Rng;
 
-use crate::record::Entry;
+use crate::record::LogEntry;
 
 const SECTOR: usize = 512;
 /// ext4 requires that its first block, with the superblock, is written atomically.
 const SUPERBLOCK: u64 = 4096;
 
 /// Writes a possible disk after a loss of power behind `entries` to `image`.
-pub fn lose_power(image: &Path, entries: &[Entry], seed: u64) -> Result<()> {
+pub fn lose_power(image: &Path, entries: &[LogEntry], seed: u64) -> Result<()> {
     let file = File::options().write(true).open(image);
     let file = file.with_context(|| format!("cannot open {}", image.display()))?;
-    let durable = entries.iter().rposition(|entry| *entry == Entry::Flush).unwrap_or(0);
+    let durable = entries.iter().rposition(|entry| *entry == LogEntry::Flush).unwrap_or(0);
     for (offset, data) in writes(&entries[..durable]) {
         file.write_all_at(data, offset)?;
     }
@@ -41,10 +41,10 @@ pub fn lose_power(image: &Path, entries: &[Entry], seed: u64) -> Result<()> {
     Ok(())
 }
 
-fn writes(entries: &[Entry]) -> impl Iterator<Item = (u64, &[u8])> {
+fn writes(entries: &[LogEntry]) -> impl Iterator<Item = (u64, &[u8])> {
     entries.iter().filter_map(|entry| match entry {
-        Entry::Write { offset, data } => Some((*offset, data.as_slice())),
-        Entry::Flush | Entry::Mark(_) => None,
+        LogEntry::Write { offset, data } => Some((*offset, data.as_slice())),
+        LogEntry::Flush | LogEntry::Mark(_) => None,
     })
 }
 
@@ -53,12 +53,12 @@ fn writes(entries: &[Entry]) -> impl Iterator<Item = (u64, &[u8])> {
 mod tests {
     use super::*;
 
-    fn write(sector: u64, byte: u8, sectors: usize) -> Entry {
-        Entry::Write { offset: SUPERBLOCK + sector * SECTOR as u64, data: vec![byte; sectors * SECTOR] }
+    fn write(sector: u64, byte: u8, sectors: usize) -> LogEntry {
+        LogEntry::Write { offset: SUPERBLOCK + sector * SECTOR as u64, data: vec![byte; sectors * SECTOR] }
     }
 
     /// The first bytes of the sectors after each of many losses.
-    fn outcomes(entries: &[Entry]) -> std::collections::BTreeSet<[u8; 3]> {
+    fn outcomes(entries: &[LogEntry]) -> std::collections::BTreeSet<[u8; 3]> {
         let image = tempfile::NamedTempFile::new().unwrap();
         let outcome = |seed| {
             image.as_file().set_len(0).unwrap();
@@ -72,12 +72,12 @@ mod tests {
 
     #[test]
     fn flushed_writes_are_there() {
-        assert_eq!(outcomes(&[write(0, 1, 3), Entry::Flush]), [[1, 1, 1]].into());
+        assert_eq!(outcomes(&[write(0, 1, 3), LogEntry::Flush]), [[1, 1, 1]].into());
     }
 
     #[test]
     fn unflushed_writes_may_be_lost_reordered_and_torn() {
-        let found = outcomes(&[write(0, 1, 1), Entry::Flush, write(1, 2, 2), write(2, 3, 1)]);
+        let found = outcomes(&[write(0, 1, 1), LogEntry::Flush, write(1, 2, 2), write(2, 3, 1)]);
         let all = [2, 0].into_iter().flat_map(|b| [0, 2, 3].map(|c| [1, b, c]));
         assert_eq!(found, all.collect());
     }

@@ -23,7 +23,7 @@ const ENOENT: i32 = 2;
 const EIO: i32 = 5;
 const ENOSYS: i32 = 38;
 
-struct Disk {
+struct RecordingDisk {
     image: File,
     size: u64,
     /// Held while the image changes, so that the record has the same order.
@@ -35,7 +35,8 @@ pub fn serve(image: &Path, record: &Path, mountpoint: &Path) -> Result<()> {
     let file = File::options().read(true).write(true).open(image);
     let file = file.with_context(|| format!("cannot open {}", image.display()))?;
     let size = file.metadata()?.len();
-    let disk = Arc::new(Disk { image: file, size, record: Mutex::new(Some(Recorder::create(record)?)) });
+    let disk =
+        Arc::new(RecordingDisk { image: file, size, record: Mutex::new(Some(Recorder::create(record)?)) });
     let options = MountOptions { subtype: "espalier-powerloss".into(), ..MountOptions::default() };
     let session = Session::mount("powerloss", mountpoint, &options, &Wanted::default())?;
     session.run(4, Arc::clone(&disk))?;
@@ -43,7 +44,7 @@ pub fn serve(image: &Path, record: &Path, mountpoint: &Path) -> Result<()> {
     recorder.map_or(Ok(()), Recorder::finish).context("cannot write the record")
 }
 
-impl Filesystem for Disk {
+impl Filesystem for RecordingDisk {
     fn request(&self, request: Request<'_>, reply: Reply) {
         match (request.op, request.node) {
             (Op::Lookup { name: b"disk" }, ROOT) => reply.entry(&self.entry(DISK)),
@@ -87,7 +88,7 @@ impl Filesystem for Disk {
     }
 }
 
-impl Disk {
+impl RecordingDisk {
     fn record(&self, entry: impl FnOnce(&mut Recorder) -> std::io::Result<()>) -> bool {
         let mut record = self.record.lock().unwrap_or_else(PoisonError::into_inner);
         record.as_mut().is_some_and(|record| entry(record).is_ok())

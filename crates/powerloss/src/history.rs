@@ -7,27 +7,27 @@ use std::str::SplitAsciiWhitespace;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::marks::{Bytes, HISTORY, next};
+use crate::marks::{HISTORY, SeededBytes, next};
 
 /// An operation on paths relative to the directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Op {
+pub enum HistoryOp {
     MkDir(String),
     Create(String),
-    Write(String, Bytes),
+    Write(String, SeededBytes),
     Truncate(String, usize),
     Rename(String, String),
     Link(String, String),
     Unlink(String),
 }
 
-impl Op {
+impl HistoryOp {
     pub(crate) fn parse(words: &mut SplitAsciiWhitespace<'_>) -> Result<Self> {
         let (kind, path) = (next(words)?, next(words)?.to_owned());
         Ok(match kind {
             "mkdir" => Self::MkDir(path),
             "create" => Self::Create(path),
-            "write" => Self::Write(path, Bytes::parse(words)?),
+            "write" => Self::Write(path, SeededBytes::parse(words)?),
             "truncate" => Self::Truncate(path, next(words)?.parse()?),
             "rename" => Self::Rename(path, next(words)?.into()),
             "link" => Self::Link(path, next(words)?.into()),
@@ -37,7 +37,7 @@ impl Op {
     }
 }
 
-impl fmt::Display for Op {
+impl fmt::Display for HistoryOp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::MkDir(path) => write!(f, "mkdir {path}"),
@@ -53,20 +53,20 @@ impl fmt::Display for Op {
 
 /// A tree of paths: each a directory, or the number of a file.
 #[derive(Default)]
-struct Tree {
+struct PathTree {
     paths: BTreeMap<String, Option<usize>>,
     files: Vec<Vec<u8>>,
 }
 
 #[derive(Default)]
 pub struct History {
-    ops: Vec<Op>,
+    ops: Vec<HistoryOp>,
     /// This many operations are known to be durable.
     durable: usize,
 }
 
 impl History {
-    pub fn begun(&mut self, op: Op) {
+    pub fn begun(&mut self, op: HistoryOp) {
         self.ops.push(op);
     }
 
@@ -81,7 +81,7 @@ impl History {
         }
         let mut found = BTreeMap::new();
         snapshot(dir, "", &mut found)?;
-        let mut tree = Tree::default();
+        let mut tree = PathTree::default();
         let mut differ: BTreeSet<String> = found.keys().cloned().collect();
         let mut best = (0, differ.clone());
         let mut last = differ.is_empty().then_some(0);
@@ -113,21 +113,21 @@ impl History {
     }
 }
 
-impl Tree {
+impl PathTree {
     /// The entry at a path: a directory, or a file's bytes.
     fn get(&self, path: &str) -> Option<Option<&[u8]>> {
         self.paths.get(path).map(|file| file.map(|file| self.files[file].as_slice()))
     }
 
     /// Executes an operation. Returns the paths that have changed.
-    fn apply(&mut self, op: &Op) -> Result<Vec<String>> {
+    fn apply(&mut self, op: &HistoryOp) -> Result<Vec<String>> {
         match op {
-            Op::MkDir(path) => drop(self.paths.insert(path.clone(), None)),
-            Op::Create(path) => {
+            HistoryOp::MkDir(path) => drop(self.paths.insert(path.clone(), None)),
+            HistoryOp::Create(path) => {
                 self.paths.insert(path.clone(), Some(self.files.len()));
                 self.files.push(Vec::new());
             }
-            Op::Write(path, bytes) => {
+            HistoryOp::Write(path, bytes) => {
                 let file = self.file(path)?;
                 let (from, to) = (bytes.offset as usize, bytes.offset as usize + bytes.length);
                 let contents = &mut self.files[file];
@@ -135,21 +135,25 @@ impl Tree {
                 contents[from..to].copy_from_slice(&bytes.make());
                 return Ok(self.names(file));
             }
-            Op::Truncate(path, size) => {
+            HistoryOp::Truncate(path, size) => {
                 let file = self.file(path)?;
                 self.files[file].resize(*size, 0);
                 return Ok(self.names(file));
             }
-            Op::Rename(from, to) => {
+            HistoryOp::Rename(from, to) => {
                 let file = self.file(from)?;
                 self.paths.remove(from);
                 self.paths.insert(to.clone(), Some(file));
                 return Ok(vec![from.clone(), to.clone()]);
             }
-            Op::Link(from, to) => drop(self.paths.insert(to.clone(), Some(self.file(from)?))),
-            Op::Unlink(path) => drop(self.paths.remove(path)),
+            HistoryOp::Link(from, to) => drop(self.paths.insert(to.clone(), Some(self.file(from)?))),
+            HistoryOp::Unlink(path) => drop(self.paths.remove(path)),
         }
-        let (Op::MkDir(path) | Op::Create(path) | Op::Link(_, path) | Op::Unlink(path)) = op else {
+        let (HistoryOp::MkDir(path)
+        | HistoryOp::Create(path)
+        | HistoryOp::Link(_, path)
+        | HistoryOp::Unlink(path)) = op
+        else {
             return Ok(Vec::new());
         };
         Ok(vec![path.clone()])

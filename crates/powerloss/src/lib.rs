@@ -9,4 +9,4 @@ pub mod marks;
 pub mod record;
 pub mod workload;
 
-pub use history::Op;
+pub use history::HistoryOp;

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, ensure};
 use clap::{Parser, Subcommand};
 use espalier_powerloss::marks::{self, Mark};
-use espalier_powerloss::record::{self, Entry};
+use espalier_powerloss::record::{self, LogEntry};
 use espalier_powerloss::{crash, disk, workload};
 
 #[derive(Parser)]
@@ -55,8 +55,8 @@ fn main() -> Result<()> {
             crash::lose_power(&image, entries, seed)?;
             let mut text = std::fs::read_to_string(&marks).unwrap_or_default();
             text.extend(entries.iter().filter_map(|entry| match entry {
-                Entry::Mark(text) => Some(text.as_str()),
-                Entry::Write { .. } | Entry::Flush => None,
+                LogEntry::Mark(text) => Some(text.as_str()),
+                LogEntry::Write { .. } | LogEntry::Flush => None,
             }));
             std::fs::write(&marks, text).with_context(|| format!("cannot write {}", marks.display()))
         }

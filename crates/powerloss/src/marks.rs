@@ -18,7 +18,7 @@ use std::str::{FromStr, SplitAsciiWhitespace};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::history::{History, Op};
+use crate::history::{History, HistoryOp};
 
 const SECTOR: usize = 512;
 /// Prefix of the names of histories, and of no other files.
@@ -27,13 +27,13 @@ pub const HISTORY: &str = "h-";
 /// Bytes known by length and seed: those of one seed agree wherever both exist. Seed 0 is all
 /// zeros.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Bytes {
+pub struct SeededBytes {
     pub seed: u64,
     pub offset: u64,
     pub length: usize,
 }
 
-impl Bytes {
+impl SeededBytes {
     pub fn new(seed: u64, offset: u64, length: usize) -> Self {
         Self { seed, offset, length }
     }
@@ -56,27 +56,27 @@ impl Bytes {
 /// Possible state of a file: absent, a number of bytes of a seed, or the result of a write of these
 /// that is not durable: at most that number, with zeros for bytes that did not reach the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum State {
+pub enum FileState {
     Gone,
-    Bytes(Bytes),
-    Torn(Bytes),
+    Bytes(SeededBytes),
+    Torn(SeededBytes),
 }
 
-impl State {
+impl FileState {
     pub fn bytes(seed: u64, length: usize) -> Self {
-        Self::Bytes(Bytes::new(seed, 0, length))
+        Self::Bytes(SeededBytes::new(seed, 0, length))
     }
 }
 
 /// A line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Mark {
-    Do(Op),
+    Do(HistoryOp),
     Synced,
-    Begin(String, State),
-    Done(String, State),
-    BeginAt(String, Bytes),
-    DoneAt(String, Bytes),
+    Begin(String, FileState),
+    Done(String, FileState),
+    BeginAt(String, SeededBytes),
+    DoneAt(String, SeededBytes),
 }
 
 /// The output of a workload's marks.
@@ -106,7 +106,7 @@ impl fmt::Display for Mark {
     }
 }
 
-impl fmt::Display for State {
+impl fmt::Display for FileState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Gone => f.write_str("gone"),
@@ -116,7 +116,7 @@ impl fmt::Display for State {
     }
 }
 
-impl fmt::Display for Bytes {
+impl fmt::Display for SeededBytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {} {}", self.seed, self.offset, self.length)
     }
@@ -128,29 +128,29 @@ impl FromStr for Mark {
     fn from_str(line: &str) -> Result<Self> {
         let words = &mut line.split_ascii_whitespace();
         Ok(match next(words)? {
-            "do" => Self::Do(Op::parse(words)?),
+            "do" => Self::Do(HistoryOp::parse(words)?),
             "synced" => Self::Synced,
-            "begin" => Self::Begin(next(words)?.into(), State::parse(words)?),
-            "done" => Self::Done(next(words)?.into(), State::parse(words)?),
-            "begin-at" => Self::BeginAt(next(words)?.into(), Bytes::parse(words)?),
-            "done-at" => Self::DoneAt(next(words)?.into(), Bytes::parse(words)?),
+            "begin" => Self::Begin(next(words)?.into(), FileState::parse(words)?),
+            "done" => Self::Done(next(words)?.into(), FileState::parse(words)?),
+            "begin-at" => Self::BeginAt(next(words)?.into(), SeededBytes::parse(words)?),
+            "done-at" => Self::DoneAt(next(words)?.into(), SeededBytes::parse(words)?),
             other => bail!("there are no marks `{other}`"),
         })
     }
 }
 
-impl State {
+impl FileState {
     fn parse(words: &mut SplitAsciiWhitespace<'_>) -> Result<Self> {
         let mut ahead = words.clone();
         match next(&mut ahead)? {
             "gone" => Ok(Self::Gone),
-            "torn" => Bytes::parse(&mut ahead).map(Self::Torn),
-            _ => Bytes::parse(words).map(Self::Bytes),
+            "torn" => SeededBytes::parse(&mut ahead).map(Self::Torn),
+            _ => SeededBytes::parse(words).map(Self::Bytes),
         }
     }
 }
 
-impl Bytes {
+impl SeededBytes {
     pub(crate) fn parse(words: &mut SplitAsciiWhitespace<'_>) -> Result<Self> {
         Ok(Self::new(next(words)?.parse()?, next(words)?.parse()?, next(words)?.parse()?))
     }
@@ -195,8 +195,8 @@ pub struct Checked {
 /// Checks a directory against all marks before the loss of power.
 pub fn check(dir: &Path, marks: &[Mark]) -> Result<Checked> {
     let mut history = History::default();
-    let mut files: BTreeMap<&str, Claim<State>> = BTreeMap::new();
-    let mut ranges: BTreeMap<(&str, u64, usize), Claim<Bytes>> = BTreeMap::new();
+    let mut files: BTreeMap<&str, Claim<FileState>> = BTreeMap::new();
+    let mut ranges: BTreeMap<(&str, u64, usize), Claim<SeededBytes>> = BTreeMap::new();
     for mark in marks {
         match mark {
             Mark::Do(op) => history.begun(op.clone()),
@@ -222,16 +222,16 @@ pub fn check(dir: &Path, marks: &[Mark]) -> Result<Checked> {
     Ok(Checked { files: files.len(), ranges: ranges.len(), history })
 }
 
-fn check_file(path: &Path, claim: &Claim<State>) -> Result<()> {
+fn check_file(path: &Path, claim: &Claim<FileState>) -> Result<()> {
     let found = read(path)?;
-    let is = |state: State| match (state, &found) {
-        (State::Gone, found) => found.is_none(),
-        (State::Bytes(bytes), Some(found)) => found.len() == bytes.length && *found == bytes.make(),
-        (State::Torn(bytes), Some(found)) => {
+    let is = |state: FileState| match (state, &found) {
+        (FileState::Gone, found) => found.is_none(),
+        (FileState::Bytes(bytes), Some(found)) => found.len() == bytes.length && *found == bytes.make(),
+        (FileState::Torn(bytes), Some(found)) => {
             found.len() <= bytes.length
                 && found.iter().zip(bytes.make()).all(|(is, written)| [0, written].contains(is))
         }
-        (State::Bytes(_) | State::Torn(_), None) => false,
+        (FileState::Bytes(_) | FileState::Torn(_), None) => false,
     };
     // Before the first mark is done, the file may be absent.
     let absent = claim.durable.is_none() && found.is_none();
@@ -244,13 +244,13 @@ fn check_file(path: &Path, claim: &Claim<State>) -> Result<()> {
     Ok(())
 }
 
-fn check_range(path: &Path, claim: &Claim<Bytes>) -> Result<()> {
+fn check_range(path: &Path, claim: &Claim<SeededBytes>) -> Result<()> {
     let Some(durable) = claim.durable else { return Ok(()) };
     let found = read(path)?.context("it is not there")?;
     let (from, to) = (durable.offset as usize, durable.offset as usize + durable.length);
     let found = found.get(from..to).with_context(|| format!("it has {} bytes", found.len()))?;
-    let allowed: HashSet<Bytes> = claim.allowed().collect();
-    let allowed: Vec<Vec<u8>> = allowed.into_iter().map(Bytes::make).collect();
+    let allowed: HashSet<SeededBytes> = claim.allowed().collect();
+    let allowed: Vec<Vec<u8>> = allowed.into_iter().map(SeededBytes::make).collect();
     let mut at = 0;
     while at < found.len() {
         // To the end of the sector.
@@ -292,10 +292,10 @@ mod tests {
         assert!(check(dir.path(), &begun).is_ok());
         assert!(check(dir.path(), &done).is_err(), "lost");
         for seed in [1, 2] {
-            std::fs::write(&path, Bytes::new(seed, 0, 900).make()).unwrap();
+            std::fs::write(&path, SeededBytes::new(seed, 0, 900).make()).unwrap();
             assert!(check(dir.path(), &done).is_ok());
         }
-        let mixed = [Bytes::new(1, 0, 512).make(), Bytes::new(2, 512, 388).make()].concat();
+        let mixed = [SeededBytes::new(1, 0, 512).make(), SeededBytes::new(2, 512, 388).make()].concat();
         std::fs::write(&path, mixed).unwrap();
         assert!(check(dir.path(), &done).is_err(), "mixed");
         assert!(check(dir.path(), &marks("done f gone")).is_err(), "back");
@@ -306,7 +306,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("f");
         let begun = marks("begin f torn 1 0 900");
-        let written = Bytes::new(1, 0, 900).make();
+        let written = SeededBytes::new(1, 0, 900).make();
         let zeros = [&vec![0; 512], &written[512..]].concat();
         for fits in [&[], &zeros[..600], &zeros, &written] {
             std::fs::write(&path, fits).unwrap();
@@ -321,12 +321,13 @@ mod tests {
     }
 
     #[test]
-    fn a_range_may_be_mixed_but_has_nothing_else() {
+    fn range_may_mix_old_and_new_bytes_only() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("f");
         let claim = marks("done-at f 1 100 1024\nbegin-at f 2 100 1024");
         let whole = |from: u64, to: u64| {
-            [vec![0; 100], Bytes::new(from, 100, 412).make(), Bytes::new(to, 512, 612).make()].concat()
+            [vec![0; 100], SeededBytes::new(from, 100, 412).make(), SeededBytes::new(to, 512, 612).make()]
+                .concat()
         };
         for (from, to, fits) in [(1, 1, true), (1, 2, true), (2, 1, true), (1, 0, false), (3, 2, false)] {
             std::fs::write(&path, whole(from, to)).unwrap();
@@ -344,7 +345,7 @@ mod tests {
         let history = marks(text);
         assert!(check(dir.path(), &history).is_err(), "all lost");
         let (a, b, c) = (dir.path().join("h-a"), dir.path().join("h-b"), dir.path().join("h-c"));
-        std::fs::write(&a, Bytes::new(1, 0, 700).make()).unwrap();
+        std::fs::write(&a, SeededBytes::new(1, 0, 700).make()).unwrap();
         assert_eq!(check(dir.path(), &history).unwrap().history, Some((2, 5)));
         std::fs::write(&c, b"").unwrap();
         assert!(check(dir.path(), &history).is_err(), "out of order");

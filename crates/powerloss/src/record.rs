@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 
 /// A request to the disk, or a workload's mark at this point.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Entry {
+pub enum LogEntry {
     Write {
         offset: u64,
         data: Vec<u8>,
@@ -57,7 +57,7 @@ impl Recorder {
 }
 
 /// Reads a whole record.
-pub fn read(path: &Path) -> Result<Vec<Entry>> {
+pub fn read(path: &Path) -> Result<Vec<LogEntry>> {
     let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
     let mut from = BufReader::with_capacity(1 << 20, file);
     let mut entries = Vec::new();
@@ -68,9 +68,9 @@ pub fn read(path: &Path) -> Result<Vec<Entry>> {
             outcome => outcome?,
         }
         entries.push(match tag[0] {
-            WRITE => Entry::Write { offset: number(&mut from)?, data: bytes(&mut from)? },
-            FLUSH => Entry::Flush,
-            MARK => Entry::Mark(String::from_utf8(bytes(&mut from)?)?),
+            WRITE => LogEntry::Write { offset: number(&mut from)?, data: bytes(&mut from)? },
+            FLUSH => LogEntry::Flush,
+            MARK => LogEntry::Mark(String::from_utf8(bytes(&mut from)?)?),
             other => bail!("a record has no entries of kind {other}"),
         });
     }

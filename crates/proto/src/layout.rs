@@ -191,10 +191,10 @@ impl Layout {
             }
             &Distribution::SimpleStripe { strip } => {
                 let (full, rest) = (size / strip, size % strip);
-                let (rounds, turn) = (full / self.width(), full % self.width());
+                let (rounds, partial) = (full / self.width(), full % self.width());
                 let place = place as u64;
                 rounds * strip
-                    + match place.cmp(&turn) {
+                    + match place.cmp(&partial) {
                         core::cmp::Ordering::Less => strip,
                         core::cmp::Ordering::Equal => rest,
                         core::cmp::Ordering::Greater => 0,

@@ -19,7 +19,8 @@ pub struct Line {
     pub pid: u32,
     pub uid: u32,
     pub gid: u32,
-    pub asked: RecordedRequest,
+    #[serde(rename = "asked")]
+    pub recorded: RecordedRequest,
     #[serde(flatten)]
     pub observed: Observed,
     /// Earlier calls that are missing from the recording, since the disk was too slow.
@@ -175,8 +176,8 @@ impl Observed {
     }
 
     /// The result of a read: the length for a file, the target for a link.
-    pub fn data(asked: &RecordedRequest, data: &[u8]) -> Self {
-        match asked {
+    pub fn data(recorded: &RecordedRequest, data: &[u8]) -> Self {
+        match recorded {
             RecordedRequest::Request(Request::ReadLink { .. }) => {
                 Self { target: Some(data.into()), ..Self::default() }
             }
@@ -191,7 +192,7 @@ impl Line {
     /// # Errors
     /// Those of the writer.
     pub fn write(&self, writer: &mut impl io::Write) -> io::Result<()> {
-        self.serialize(&mut serde_json::Serializer::with_formatter(&mut *writer, Names))?;
+        self.serialize(&mut serde_json::Serializer::with_formatter(&mut *writer, JsonNames))?;
         writer.write_all(b"\n")
     }
 
@@ -203,9 +204,9 @@ impl Line {
 }
 
 /// JSON with names as strings if they are UTF-8, otherwise as arrays of bytes.
-struct Names;
+struct JsonNames;
 
-impl Formatter for Names {
+impl Formatter for JsonNames {
     fn write_byte_array<W: ?Sized + io::Write>(&mut self, writer: &mut W, bytes: &[u8]) -> io::Result<()> {
         let written = match std::str::from_utf8(bytes) {
             Ok(text) => serde_json::to_writer(writer, text),
@@ -243,7 +244,7 @@ mod tests {
             pid: 3,
             uid: 0,
             gid: 0,
-            asked: RecordedRequest::Request(request),
+            recorded: RecordedRequest::Request(request),
             observed,
             lost: 0,
         }

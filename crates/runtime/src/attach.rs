@@ -41,7 +41,7 @@ pub fn mount_servers(
         .worker_threads(1)
         .enable_all()
         .build()
-        .map_err(|source| Error::Io { what: "cannot start threads".into(), source })?;
+        .map_err(|source| Error::Io { context: "cannot start threads".into(), source })?;
     // Before mounting, so that a refused connection is reported.
     let first = runtime.block_on(servers.reach())?;
     let recorder = options.record.as_deref().map(Recorder::start).transpose()?;

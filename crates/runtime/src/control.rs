@@ -160,14 +160,19 @@ pub fn status_of_mount(mountpoint: &Path) -> Result<MountStatus, Error> {
 }
 
 fn ask_mount<T: DeserializeOwned>(mountpoint: &Path, question: &str) -> Result<T, Error> {
-    let device = espalier_fuse::mounted_device(mountpoint)
-        .map_err(|source| Error::Io { what: format!("cannot look at {}", mountpoint.display()), source })?;
-    let asked = match device.and_then(mount_socket_path) {
+    let device = espalier_fuse::mounted_device(mountpoint).map_err(|source| Error::Io {
+        context: format!("cannot look at {}", mountpoint.display()),
+        source,
+    })?;
+    let response = match device.and_then(mount_socket_path) {
         Some(path) => ask_at(&path, question),
         None => Err(std::io::ErrorKind::NotFound.into()),
     };
-    asked.map_err(|source| Error::Io {
-        what: format!("cannot ask the mount on {}: was it mounted by the same user?", mountpoint.display()),
+    response.map_err(|source| Error::Io {
+        context: format!(
+            "cannot ask the mount on {}: was it mounted by the same user?",
+            mountpoint.display()
+        ),
         source,
     })
 }
@@ -182,7 +187,7 @@ pub fn status_of(store: &Path) -> Result<Status, Error> {
 /// Counting starts with the first query and continues while the next one comes within `lasting`.
 pub fn top_of(store: &Path, viewer: u64, lasting: Duration, rows: usize) -> Result<Top, Error> {
     ask(store, &format!("top {viewer} {} {rows}", lasting.as_millis())).map_err(|source| Error::Io {
-        what: format!(
+        context: format!(
             "cannot ask the file system in {}: is it mounted, and by the same user?",
             store.display()
         ),
@@ -197,7 +202,7 @@ pub fn top_of(store: &Path, viewer: u64, lasting: Duration, rows: usize) -> Resu
 /// No process serves the store, or another user's does.
 pub fn trace_of(store: &Path, since: Option<u64>, lasting: Duration) -> Result<Traced, Error> {
     ask(store, &trace_question(since, lasting)).map_err(|source| Error::Io {
-        what: format!(
+        context: format!(
             "cannot trace what {} does: is it mounted or served, by the same user?",
             store.display()
         ),

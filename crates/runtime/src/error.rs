@@ -72,8 +72,8 @@ pub enum Error {
     Session(#[from] espalier_fuse::RunError),
     #[error(transparent)]
     Connect(#[from] espalier_net::ConnectError),
-    #[error("{what}")]
-    Io { what: String, source: std::io::Error },
+    #[error("{context}")]
+    Io { context: String, source: std::io::Error },
     #[error("cannot move a datafile: {0}; see the log, and repeat the command")]
     Drain(Errno),
     #[error(

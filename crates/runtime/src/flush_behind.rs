@@ -26,10 +26,10 @@ fn flushed_behind(offset: u64, end: u64) -> Option<Range<u64>> {
 
 /// A thread that starts writeback; created at its first use.
 #[derive(Default)]
-pub(crate) struct Writeback(OnceLock<Option<(SyncSender<Job>, JoinHandle<()>)>>);
+pub(crate) struct Writeback(OnceLock<Option<(SyncSender<FlushJob>, JoinHandle<()>)>>);
 
 /// A file, and the offset up to which it is written out.
-type Job = (Arc<File>, u64);
+type FlushJob = (Arc<File>, u64);
 
 impl Writeback {
     /// Called after a write. If it extends a big file, starts writeback and returns the range
@@ -78,7 +78,7 @@ impl Drop for Writeback {
     }
 }
 
-fn serve(jobs: Receiver<Job>) {
+fn serve(jobs: Receiver<FlushJob>) {
     for (file, end) in jobs {
         // The kernel reports write errors to the next sync of the file.
         if let Err(error) = start_writing(&file, end) {

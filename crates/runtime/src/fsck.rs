@@ -59,7 +59,7 @@ pub fn fsck_cluster(
 fn report_damage(checked: Result<FsckReport, Error>) -> Result<FsckReport, Error> {
     match checked {
         Err(error) if error.is_damage() => {
-            let findings = vec![Finding { ino: None, what: error.to_string() }];
+            let findings = vec![Finding { ino: None, message: error.to_string() }];
             Ok(FsckReport { findings, ..FsckReport::default() })
         }
         outcome => outcome,
@@ -79,8 +79,8 @@ fn check_all(volumes: Vec<Volume>, data: &[DataStore], progress: &impl Fn(u64)) 
         report.files += check.files;
         report.directories += check.directories;
         if open > 0 {
-            let what = format!("{open} operations among ranks do not come to their end at rank {rank}");
-            report.findings.push(Finding { ino: None, what });
+            let message = format!("{open} operations among ranks do not come to their end at rank {rank}");
+            report.findings.push(Finding { ino: None, message });
         }
         checks.push(check);
     }

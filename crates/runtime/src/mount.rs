@@ -133,7 +133,7 @@ pub(crate) fn start_session(
 ) -> Result<Session, Error> {
     let failed = |error| Error::Mount { mountpoint: mountpoint.into(), source: error };
     espalier_fuse::detach_dead(mountpoint).map_err(|source| Error::Io {
-        what: format!("cannot remove a dead mount from {}", mountpoint.display()),
+        context: format!("cannot remove a dead mount from {}", mountpoint.display()),
         source,
     })?;
     // The kernel's cached names are valid for every caller, so the kernel must check search
@@ -168,7 +168,7 @@ fn read_further_ahead(mountpoint: &Path) {
 
 pub(crate) fn set_notifiers(session: &mut Session, frontend: &FuseFrontend) -> Result<(), Error> {
     let mut start = || {
-        let failed = |source| Error::Io { what: "cannot start a thread for notifications".into(), source };
+        let failed = |source| Error::Io { context: "cannot start a thread for notifications".into(), source };
         session.notifier(NOTIFICATIONS).map_err(failed)
     };
     frontend.set_notifiers(Notifiers { names: start()?, inodes: start()? });

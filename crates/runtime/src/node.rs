@@ -60,14 +60,14 @@ enum FinalStep<'a> {
 }
 
 /// Results of inputs, to be executed after the lock is released.
-struct Work<'a, T> {
+struct PendingEffects<'a, T> {
     out: Outbox,
     finished: Vec<Finished<'a, T>>,
     /// The critical section of the inputs.
     section: CriticalSection,
 }
 
-impl<T> Work<'_, T> {
+impl<T> PendingEffects<'_, T> {
     /// Reserves room for one reply, the usual number: a vector's default capacity would exceed what
     /// the allocator serves without a lock.
     fn new(section: CriticalSection) -> Self {
@@ -133,19 +133,19 @@ impl<D: Frontend> Node<D> {
 
     fn feed(&self, input: Input) {
         let Ok((mut inner, section)) = self.enter() else { return };
-        let mut work = Work::new(section);
+        let mut work = PendingEffects::new(section);
         self.input(&mut inner, &mut work, input);
         self.carry_out(inner, work);
     }
 
     /// Locks the machines and notes the time; without contention the clock is read once.
     fn enter(&self) -> Result<(Locked<'_, D::Ticket>, CriticalSection), Errno> {
-        let asked = Instant::now();
+        let requested = Instant::now();
         if let Ok(inner) = self.inner.try_lock() {
-            return Ok((inner, CriticalSection { asked, began: asked }));
+            return Ok((inner, CriticalSection { requested, began: requested }));
         }
         let inner = self.lock()?;
-        Ok((inner, CriticalSection { asked, began: Instant::now() }))
+        Ok((inner, CriticalSection { requested, began: Instant::now() }))
     }
 
     /// Fails after a panic under the lock: the machines' state is unreliable then.
@@ -153,7 +153,7 @@ impl<D: Frontend> Node<D> {
         self.inner.lock().map_err(|_| Errno::EIO)
     }
 
-    fn input(&self, inner: &mut Inner<D::Ticket>, work: &mut Work<'_, D::Ticket>, input: Input) {
+    fn input(&self, inner: &mut Inner<D::Ticket>, work: &mut PendingEffects<'_, D::Ticket>, input: Input) {
         let now = Now {
             time: clock::now(),
             uptime_ms: clock::uptime_ms(),
@@ -166,7 +166,7 @@ impl<D: Frontend> Node<D> {
     fn advance<'a>(
         &self,
         inner: &mut Inner<D::Ticket>,
-        work: &mut Work<'a, D::Ticket>,
+        work: &mut PendingEffects<'a, D::Ticket>,
         id: RequestId,
         (caller, call, ticket, span): (Caller, Call<'a>, D::Ticket, Span),
         mut next: Next,
@@ -215,7 +215,7 @@ impl<D: Frontend> Node<D> {
     }
 
     /// Executes all results, and the results of these, until nothing is left.
-    fn carry_out<'a>(&'a self, mut inner: Locked<'a, D::Ticket>, mut work: Work<'a, D::Ticket>)
+    fn carry_out<'a>(&'a self, mut inner: Locked<'a, D::Ticket>, mut work: PendingEffects<'a, D::Ticket>)
     where
         D::Ticket: 'a,
     {
@@ -263,7 +263,7 @@ impl<D: Frontend> Node<D> {
     fn resume_pending(
         &self,
         inner: &mut Inner<D::Ticket>,
-        work: &mut Work<'_, D::Ticket>,
+        work: &mut PendingEffects<'_, D::Ticket>,
         id: RequestId,
         reply: Result<Reply, Errno>,
     ) {
@@ -399,7 +399,7 @@ impl<D: Frontend> Calls<D> for Node<D> {
             Ok(section) => section,
             Err(errno) => return self.frontend.answer(self, ticket, Err(errno), FOREVER),
         };
-        let mut work = Work::new(section);
+        let mut work = PendingEffects::new(section);
         let (kind, ino) = Kind::of(&call);
         let mut span = Span::start(kind, caller.pid, ino, work.section);
         span.number = id;
@@ -418,7 +418,7 @@ impl<D: Frontend> Calls<D> for Node<D> {
 
     fn forget(&self, requests: impl IntoIterator<Item = Request>) {
         let Ok((mut inner, section)) = self.enter() else { return };
-        let mut work = Work::new(section);
+        let mut work = PendingEffects::new(section);
         let mut span = Span::start(Kind::Forget, 0, Ino::ROOT, work.section);
         for request in requests {
             self.input(&mut inner, &mut work, without_reply(request));

@@ -39,7 +39,7 @@ pub struct Begun {
     pid: u32,
     uid: u32,
     gid: u32,
-    asked: RecordedRequest,
+    recorded: RecordedRequest,
 }
 
 impl Recorder {
@@ -48,7 +48,7 @@ impl Recorder {
     /// # Errors
     /// The file exists or cannot be created.
     pub fn start(path: &Path) -> Result<Self, Error> {
-        let failed = |source| Error::Io { what: format!("cannot record to {}", path.display()), source };
+        let failed = |source| Error::Io { context: format!("cannot record to {}", path.display()), source };
         let file = File::create_new(path).map_err(failed)?;
         let (queue, lines) = sync_channel(WAITING);
         let name = path.display().to_string();
@@ -65,21 +65,21 @@ impl Recorder {
     /// Records the start of a call.
     pub fn begin(&self, caller: &Caller, call: &Call<'_>) -> Box<Begun> {
         let (at, &Caller { pid, uid, gid, .. }) = (self.started.elapsed(), caller);
-        Box::new(Begun { at, pid, uid, gid, asked: RecordedRequest::from(call) })
+        Box::new(Begun { at, pid, uid, gid, recorded: RecordedRequest::from(call) })
     }
 
     /// Records the answer to a call.
     pub fn end(&self, begun: Begun, outcome: &Result<CallOutcome<'_>, Errno>) {
-        let Begun { at, pid, uid, gid, asked } = begun;
+        let Begun { at, pid, uid, gid, recorded } = begun;
         let observed = match outcome {
-            Ok(CallOutcome::Data(data)) => Observed::data(&asked, data),
+            Ok(CallOutcome::Data(data)) => Observed::data(&recorded, data),
             Ok(CallOutcome::Answer(answer)) => Observed::new(Ok(answer)),
             Err(errno) => Observed::new(Err(*errno)),
         };
         let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let took = nanos(self.started.elapsed().saturating_sub(at));
         let lost = self.lost.swap(0, Ordering::Relaxed);
-        let line = Line { at: nanos(at), took, pid, uid, gid, asked, observed, lost };
+        let line = Line { at: nanos(at), took, pid, uid, gid, recorded, observed, lost };
         if self.queue.try_send(Some(line)).is_err() {
             self.lost.fetch_add(lost + 1, Ordering::Relaxed);
         }
@@ -146,7 +146,7 @@ mod tests {
         let lines: Vec<Line> = text.lines().map(|line| Line::parse(line).expect("a line")).collect();
         assert_eq!(lines.len(), 3);
         assert_eq!((lines[0].pid, lines[0].uid, lines[0].gid, lines[0].observed.bytes), (9, 7, 8, Some(3)));
-        assert!(matches!(lines[0].asked, RecordedRequest::Read { ino: Ino(5), offset: 3, size: 100, .. }));
+        assert!(matches!(lines[0].recorded, RecordedRequest::Read { ino: Ino(5), offset: 3, size: 100, .. }));
         assert_eq!((lines[1].observed.error, lines[2].observed.error), (None, Some(Errno::EIO)));
         assert!(lines[0].at <= lines[1].at);
     }

@@ -28,8 +28,8 @@ use crate::servers::{Servers, rank_count};
 use crate::tracer::{NodeId, Tracer, place_of};
 use crate::watch::Kind;
 use direct::Direct;
-use line::Line;
 pub use line::Messages;
+use line::ServerLine;
 
 /// Time limit at unmount for pending write-back operations. Without a connection no session lasts
 /// longer.
@@ -77,7 +77,7 @@ struct Inner<T> {
     /// Origin of the machine's clock.
     started: Instant,
     /// Connections by rank.
-    lines: Vec<Line>,
+    lines: Vec<ServerLine>,
     /// Operations on data servers in progress, by number.
     tasks: HashMap<u64, AbortHandle>,
 }
@@ -95,7 +95,7 @@ impl<D: Frontend> Remote<D> {
         let inner = Inner {
             sessions,
             started: Instant::now(),
-            lines: (0..ranks).map(|_| Line::default()).collect(),
+            lines: (0..ranks).map(|_| ServerLine::default()).collect(),
             tasks: HashMap::new(),
         };
         let tracer = Tracer::new(place_of(servers.client));
@@ -112,7 +112,7 @@ impl<D: Frontend> Remote<D> {
     /// State of the sessions, by rank.
     pub fn sessions(&self) -> Vec<SessionState> {
         let Ok(inner) = self.lock() else { return Vec::new() };
-        let state = |(number, line): (usize, &Line)| SessionState {
+        let state = |(number, line): (usize, &ServerLine)| SessionState {
             connected: line.sender.is_some(),
             waiting: inner.sessions.waiting(Rank(number as u16)),
             messages: line.messages,
@@ -146,7 +146,7 @@ impl<D: Frontend> Remote<D> {
 
     /// Handles a new connection to a server.
     pub fn connected(&self, rank: Rank, welcome: &Welcome, sender: Sender<FromClient>) {
-        let _turn = self.receive();
+        let _receive_guard = self.receive();
         let Ok(mut inner) = self.lock() else { return };
         self.direct.learn(&welcome.servers);
         let mut actions = Actions::default();
@@ -162,7 +162,7 @@ impl<D: Frontend> Remote<D> {
 
     /// Handles the end of a session by the server.
     pub fn ended(&self, rank: Rank) {
-        let _turn = self.receive();
+        let _receive_guard = self.receive();
         self.with_machine(|sessions, now, actions| sessions.ended(now, rank, actions));
     }
 
@@ -181,7 +181,7 @@ impl<D: Frontend> Remote<D> {
 
     /// Processes messages from a server.
     pub fn received(&self, rank: Rank, messages: impl IntoIterator<Item = FromServer>) {
-        let _turn = self.receive();
+        let _receive_guard = self.receive();
         let Ok(mut inner) = self.lock() else { return };
         let (mut actions, now) = (Actions::default(), inner.now());
         for message in messages {
@@ -189,7 +189,7 @@ impl<D: Frontend> Remote<D> {
                 line.count_received(&message);
             }
             if let FromServer::Reply { id, .. } = &message {
-                self.tracer.end(self.tracer.asked(NodeId::Rank(rank.0), id.0));
+                self.tracer.end(self.tracer.request_id(NodeId::Rank(rank.0), id.0));
             }
             inner.sessions.received(now, rank, message, &mut actions);
         }
@@ -351,8 +351,8 @@ impl<T> Inner<T> {
             line.count_sent(message);
             if let (true, Some((id, kind))) = (tracer.is_on(), asks(message)) {
                 let call = self.sessions.call_of(*rank, id).map(|call| tracer.served(tracer.place(), call));
-                let asked = tracer.asked(NodeId::Rank(rank.0), id.0);
-                tracer.begin(asked, kind.name(), || call.into_iter().collect());
+                let id = tracer.request_id(NodeId::Rank(rank.0), id.0);
+                tracer.begin(id, kind.name(), || call.into_iter().collect());
             }
             if let Some(sender) = &line.sender
                 && senders.iter().all(|(to, _)| to != rank)

@@ -42,7 +42,7 @@ pub struct RepairReport {
 pub fn repair(dir: &Path, progress: impl Fn(u64)) -> Result<RepairReport, Error> {
     match try_repair(dir, progress) {
         Err(error) if error.is_damage() => {
-            let findings = vec![Finding { ino: None, what: error.to_string() }];
+            let findings = vec![Finding { ino: None, message: error.to_string() }];
             let after = FsckReport { findings, ..FsckReport::default() };
             Ok(RepairReport { done: Vec::new(), quarantine: None, after })
         }
@@ -81,13 +81,13 @@ fn try_repair(dir: &Path, progress: impl Fn(u64)) -> Result<RepairReport, Error>
     Ok(RepairReport { done, quarantine, after })
 }
 
-fn say(done: &mut Vec<Finding>, what: String) {
-    done.push(Finding { ino: None, what });
+fn say(done: &mut Vec<Finding>, message: String) {
+    done.push(Finding { ino: None, message });
 }
 
 fn say_mended(mended: &Mended, done: &mut Vec<Finding>) {
-    if let Some(what) = &mended.superblock {
-        say(done, what.clone());
+    if let Some(message) = &mended.superblock {
+        say(done, message.clone());
     }
     if let Some((why, salvage)) = &mended.tables {
         let (read, blocks) = (salvage.read, salvage.lost_blocks);
@@ -242,7 +242,7 @@ fn quarantine_records(
     quarantine: &Path,
 ) -> Result<(), Error> {
     let path = quarantine.join("records");
-    let failed = |source| Error::Io { what: format!("cannot write {}", path.display()), source };
+    let failed = |source| Error::Io { context: format!("cannot write {}", path.display()), source };
     std::fs::create_dir_all(quarantine).map_err(failed)?;
     let file = File::options().create(true).append(true).open(&path).map_err(failed)?;
     let mut file = BufWriter::new(file);

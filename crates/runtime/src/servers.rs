@@ -94,12 +94,12 @@ pub fn rank_count(welcome: &Welcome) -> usize {
 
 /// Addresses of the metadata servers by rank, as last reported; empty: one server, at all
 /// addresses.
-type Known = Arc<Mutex<Vec<String>>>;
+type KnownServers = Arc<Mutex<Vec<String>>>;
 
 /// Keeps connections to all metadata servers, forever. `first`: the established connection.
 pub async fn keep_connected<D: Frontend>(remote: Arc<Remote<D>>, servers: Servers, first: Conversation) {
     let (welcome, connection) = first;
-    let known = Known::default();
+    let known = KnownServers::default();
     let mut first = Some(begin(&remote, &known, welcome.rank, (welcome.clone(), connection)));
     let mut tasks = JoinSet::new();
     for number in 0..remote.sessions().len() {
@@ -112,7 +112,7 @@ pub async fn keep_connected<D: Frontend>(remote: Arc<Remote<D>>, servers: Server
 
 fn begin<D: Frontend>(
     remote: &Remote<D>,
-    known: &Known,
+    known: &KnownServers,
     rank: Rank,
     (welcome, connection): Conversation,
 ) -> Receiver<FromServer> {
@@ -125,7 +125,7 @@ fn begin<D: Frontend>(
 async fn keep_rank<D: Frontend>(
     remote: Arc<Remote<D>>,
     servers: Servers,
-    known: Known,
+    known: KnownServers,
     rank: Rank,
     mut receiver: Option<Receiver<FromServer>>,
 ) {
@@ -167,7 +167,7 @@ async fn keep_rank<D: Frontend>(
 async fn reach_rank<D: Frontend>(
     remote: &Remote<D>,
     servers: &Servers,
-    known: &Known,
+    known: &KnownServers,
     rank: Rank,
 ) -> Result<Conversation, RankError> {
     let address = {

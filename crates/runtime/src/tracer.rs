@@ -68,7 +68,7 @@ impl Tracer {
     }
 
     /// The identifier of a request from this place to another.
-    pub fn asked(&self, to: NodeId, number: u64) -> Id {
+    pub fn request_id(&self, to: NodeId, number: u64) -> Id {
         Id { from: self.place, to, number }
     }
 
@@ -101,10 +101,10 @@ impl Tracer {
         traced
     }
 
-    fn write(&self, what: impl FnOnce(&mut Log, u64)) {
+    fn write(&self, action: impl FnOnce(&mut Log, u64)) {
         let (mut inner, now) = (self.lock(), Instant::now());
         if now < inner.until {
-            what(&mut inner.log, nanos(now.saturating_duration_since(self.origin)));
+            action(&mut inner.log, nanos(now.saturating_duration_since(self.origin)));
         } else {
             self.is_on.store(false, Relaxed);
             inner.log.forget_open();
@@ -129,10 +129,10 @@ impl Steps<'_> {
     pub const NONE: Self = Self { tracer: None, causes: &[] };
 
     /// Records and executes one step.
-    pub fn step<R>(&self, layer: Layer, kind: &'static str, what: impl FnOnce() -> R) -> R {
-        let Some(tracer) = self.tracer.filter(|tracer| tracer.is_on()) else { return what() };
+    pub fn step<R>(&self, layer: Layer, kind: &'static str, action: impl FnOnce() -> R) -> R {
+        let Some(tracer) = self.tracer.filter(|tracer| tracer.is_on()) else { return action() };
         let began = Instant::now();
-        let result = what();
+        let result = action();
         let begin = nanos(began.saturating_duration_since(tracer.origin));
         tracer.write(|log, end| {
             let (place, kind) = (tracer.place, kind.into());

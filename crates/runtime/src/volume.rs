@@ -75,7 +75,7 @@ fn journal_bytes_for(dir: &Path) -> Result<u64, Error> {
     let dir = std::path::absolute(dir).unwrap_or_else(|_| dir.into());
     let existing = dir.ancestors().find(|ancestor| ancestor.exists()).unwrap_or(&dir);
     let stat = rustix::fs::statvfs(existing).map_err(|error| Error::Io {
-        what: format!("cannot look at {}", existing.display()),
+        context: format!("cannot look at {}", existing.display()),
         source: error.into(),
     })?;
     let (all, free) =

@@ -107,7 +107,7 @@ fn flushed_pages_are_not_cached_twice() {
 
 /// Other processes read and map the range behind the writer.
 #[test]
-fn a_growing_file_is_what_was_written() {
+fn growing_file_keeps_written_bytes() {
     on_mount(|dir| {
         const PIECE: usize = 300_007;
         let length = 150 * PIECE;

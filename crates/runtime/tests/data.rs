@@ -79,7 +79,7 @@ async fn ask_with(
 }
 
 /// The certificates of a cluster, and its data server 3.
-struct Cluster {
+struct DataCluster {
     dir: tempfile::TempDir,
     authority: Authority,
     key: SealKey,
@@ -91,7 +91,7 @@ fn new_key(path: &Path) -> SealKey {
     SealKey::load(path).unwrap()
 }
 
-impl Cluster {
+impl DataCluster {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let authority = Authority::create(dir.path(), Validity::years(1)).unwrap();
@@ -146,7 +146,7 @@ fn refused(outcome: Result<(Welcome, DataRequester), ConnectError>) -> Reason {
 
 #[tokio::test]
 async fn data_servers_are_for_servers() {
-    let cluster = Cluster::new();
+    let cluster = DataCluster::new();
     let (address, server, client) = (cluster.address, cluster.server("server-0"), cluster.client("eve"));
     assert_eq!(refused(reach(address, &client, data(3)).await), Reason::Identity);
     assert_eq!(refused(reach(address, &server, data(2)).await), Reason::Service);
@@ -184,8 +184,8 @@ async fn data_servers_are_for_servers() {
 }
 
 #[tokio::test]
-async fn clients_have_what_they_have_capabilities_for() {
-    let cluster = Cluster::new();
+async fn clients_access_only_files_of_their_capabilities() {
+    let cluster = DataCluster::new();
     let service = Service::Delegated(ServerId(3));
     let (_, mut server) = reach(cluster.address, &cluster.server("server-0"), data(3)).await.unwrap();
     let (_, mut alice) = reach(cluster.address, &cluster.client("alice"), service).await.unwrap();
@@ -220,8 +220,8 @@ async fn clients_have_what_they_have_capabilities_for() {
     ] {
         assert_eq!(ask_with(&mut eve, forged, write()).await, Err(Errno::EACCES), "{forged:?}");
     }
-    let elsewhere = DataRequest::Read { ino: Ino(10), offset: 0, size: 1 };
-    assert_eq!(ask_with(&mut eve, Some(own), elsewhere).await, Err(Errno::EACCES));
+    let other_file = DataRequest::Read { ino: Ino(10), offset: 0, size: 1 };
+    assert_eq!(ask_with(&mut eve, Some(own), other_file).await, Err(Errno::EACCES));
     assert_eq!(ask_with(&mut eve, Some(own), DataRequest::Remove { ino: INO }).await, Err(Errno::EACCES));
     assert_eq!(ask_with(&mut eve, Some(own), admit(9, &[])).await, Err(Errno::EACCES));
     assert_eq!(ask_with(&mut eve, Some(own), write()).await, Ok(DataReply::Done));
@@ -241,7 +241,7 @@ async fn clients_have_what_they_have_capabilities_for() {
 
 #[tokio::test]
 async fn data_server_operations_are_counted() {
-    let cluster = Cluster::new();
+    let cluster = DataCluster::new();
     let (_, mut server) = reach(cluster.address, &cluster.server("server-0"), data(3)).await.unwrap();
     assert_eq!(ask(&mut server, write()).await, Ok(DataReply::Done));
     let far = DataRequest::Write { ino: INO, offset: espalier_proto::END, data: vec![1].into() };
@@ -277,8 +277,8 @@ async fn data_server_operations_are_counted() {
 
 /// A client that reads nothing, or repeats its requests, does not delay other clients.
 #[tokio::test]
-async fn a_client_that_does_not_read_is_not_in_the_way() {
-    let cluster = Cluster::new();
+async fn client_that_does_not_read_blocks_no_other() {
+    let cluster = DataCluster::new();
     let service = Service::Delegated(ServerId(3));
     let (_, mut server) = reach(cluster.address, &cluster.server("server-0"), data(3)).await.unwrap();
     assert_eq!(

@@ -137,7 +137,7 @@ fn load_restores_the_dump() {
 }
 
 #[test]
-fn a_dump_that_was_interrupted_anywhere_is_completed() {
+fn interrupted_dump_is_completed() {
     let dir = made();
     let bytes = dump_of(dir.path());
     let path = dir.path().with_extension("dump");
@@ -197,7 +197,7 @@ fn space_without_data_does_not_look_changed() {
 }
 
 #[test]
-fn a_dump_of_what_has_changed_is_not_completed() {
+fn dump_of_changed_store_is_not_resumed() {
     let dir = made();
     let bytes = dump_of(dir.path());
     let path = dir.path().with_extension("dump");
@@ -230,7 +230,7 @@ fn a_dump_of_what_has_changed_is_not_completed() {
 }
 
 #[test]
-fn a_load_that_was_interrupted_anywhere_is_completed() {
+fn interrupted_load_is_completed() {
     let dir = made();
     let bytes = dump_of(dir.path());
     let places = places(&bytes);
@@ -266,7 +266,7 @@ fn a_load_that_was_interrupted_anywhere_is_completed() {
 }
 
 #[test]
-fn a_load_is_resumed_only_from_its_dump_and_where_it_was() {
+fn load_resumes_only_from_same_dump_and_position() {
     let dir = made();
     let bytes = dump_of(dir.path());
     write(&open(dir.path()), 2, b"another value");
@@ -304,7 +304,7 @@ fn a_load_is_resumed_only_from_its_dump_and_where_it_was() {
 }
 
 #[test]
-fn damage_is_found_where_it_is_and_nothing_is_made_of_it() {
+fn damaged_dump_is_located_and_not_loaded() {
     let dir = made();
     let bytes = dump_of(dir.path());
     let mut random = fastrand::Rng::with_seed(11);
@@ -347,7 +347,7 @@ fn joined(title: &[u8], frames: &[&[u8]]) -> Vec<u8> {
 }
 
 #[test]
-fn frames_cannot_be_missing_twice_or_elsewhere() {
+fn missing_repeated_or_moved_frames_are_detected() {
     let dir = made();
     let bytes = dump_of(dir.path());
     let title = &bytes[..TITLE_BYTES];

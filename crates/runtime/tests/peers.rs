@@ -145,7 +145,7 @@ async fn ranks_talk_to_the_right_ones_only() {
 }
 
 #[test]
-fn a_rank_is_nothing_by_itself() {
+fn rank_of_a_cluster_is_refused_on_its_own() {
     let dir = tempfile::tempdir().unwrap();
     let stores = stores(dir.path(), 3);
     let refuses_single_rank =
@@ -225,16 +225,16 @@ async fn make(connection: &mut Connection<FromServer, FromClient>, ids: std::ops
         };
         connection.sender.send(message).unwrap();
     }
-    let (mut batch, mut answered, mut elsewhere) = (Vec::new(), 0, 0);
+    let (mut batch, mut answered, mut remote_replies) = (Vec::new(), 0, 0);
     while answered < ids.end - ids.start {
         connection.receiver.next(&mut batch).await.unwrap();
         for message in batch.drain(..) {
             let FromServer::Reply { result, .. } = message else { continue };
-            elsewhere += usize::from(matches!(result.unwrap(), Reply::Remote { .. }));
+            remote_replies += usize::from(matches!(result.unwrap(), Reply::Remote { .. }));
             answered += 1;
         }
     }
-    elsewhere
+    remote_replies
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -85,7 +85,7 @@ fn a_position_where_no_journal_goes_on_is_mended() {
 }
 
 #[test]
-fn a_position_that_cannot_be_is_forgotten() {
+fn journal_with_invalid_position_is_quarantined() {
     let (_dir, report) = repaired(|store| {
         let mut first = Super::parse(&store.get(ObjectId::SUPER, b"").unwrap().unwrap()).unwrap();
         first.journal = u64::MAX - 7;
@@ -95,7 +95,7 @@ fn a_position_that_cannot_be_is_forgotten() {
 }
 
 #[test]
-fn a_record_of_an_orphan_that_is_none_goes() {
+fn malformed_orphan_record_is_removed() {
     repaired(|store| write(store, ObjectId::ORPHANS, vec![0, 0, 0, 0, 0, 0, 0, 9], Some(vec![1; 3])));
 }
 
@@ -117,7 +117,7 @@ fn unowned_stream_is_moved_to_lost_found() {
 }
 
 #[test]
-fn a_store_that_was_never_finished_is_not_made_one() {
+fn repair_refuses_unfinished_store() {
     let dir = made();
     let (object, key) = InoRecord::Inode.place(Ino::ROOT);
     write(&open(dir.path()), object, key, None);

@@ -114,16 +114,16 @@ impl Fitted {
     /// A copy with parameters changed by these numbers of nanoseconds, clamped to zero.
     fn turned(&self, by: &[f64]) -> Self {
         let mut new = self.clone();
-        let turn = |time: &mut Nanos, by: f64| *time = Nanos((time.0 as f64 + by).max(0.0) as u64);
+        let adjust = |time: &mut Nanos, by: f64| *time = Nanos((time.0 as f64 + by).max(0.0) as u64);
         let (works, common) = by.split_at(new.works.len());
-        new.works.iter_mut().zip(works).for_each(|((_, time), by)| turn(time, *by));
+        new.works.iter_mut().zip(works).for_each(|((_, time), by)| adjust(time, *by));
         // The client's share of an operation stays as measured; no load separates it from the
         // server's.
         let sum = |of: &Self| of.works.iter().map(|(_, time)| time.0).sum::<u64>() as f64;
         new.client = Nanos((self.client.0 as f64 * sum(&new) / sum(self).max(1.0)) as u64);
-        [&mut new.turn, &mut new.client_turn].into_iter().for_each(|time| turn(time, common[0]));
-        turn(&mut new.append, common[1]);
-        new.latency.iter_mut().for_each(|time| turn(time, common[2]));
+        [&mut new.turn, &mut new.client_turn].into_iter().for_each(|time| adjust(time, common[0]));
+        adjust(&mut new.append, common[1]);
+        new.latency.iter_mut().for_each(|time| adjust(time, common[2]));
         new
     }
 
@@ -142,14 +142,14 @@ impl Fitted {
 
     fn guess(Samples { one, several, many }: Samples<'_>, processors: usize) -> Self {
         let (one, several, many) = (one.operations, several.operations, many.operations);
-        let mean = |of: &[Measured], what: fn(&Measured) -> Nanos| {
-            Nanos(of.iter().map(|it| what(it).0).sum::<u64>() / of.len().max(1) as u64)
+        let mean = |of: &[Measured], field: fn(&Measured) -> Nanos| {
+            Nanos(of.iter().map(|it| field(it).0).sum::<u64>() / of.len().max(1) as u64)
         };
         let [server, client]: [fn(&Measured) -> Nanos; 2] = [|it| it.server, |it| it.client];
-        let more = |more: &[Measured], less: &[Measured], what| mean(more, what) - mean(less, what);
+        let more = |more: &[Measured], less: &[Measured], field| mean(more, field) - mean(less, field);
         // A quarter is the cost of waking. The rest does not delay other work: a processor that
         // goes to sleep or wakes up is accounted as busy.
-        let wake = |what| Nanos(more(one, several, what).0 / 4);
+        let wake = |field| Nanos(more(one, several, field).0 / 4);
         let [wake, client_wake] = [wake(server), wake(client)];
         let steps = one.iter().map(|measured| measured.quantiles.len()).min().unwrap_or(0);
         let there_and_back: Vec<_> = (0..steps)
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn clients_send_what_the_measured_ones_send() {
+    fn simulated_clients_send_as_measured_clients() {
         let machine = Machine::parse("[network]\npreset = \"loopback\"", Path::new("machine.toml")).unwrap();
         let report = Trial { clients: 8, outstanding: 2, files: 500 }.simulate(&machine, 1).unwrap();
         // One request for each of three operations, plus a few at the start.

@@ -36,7 +36,7 @@ impl DiskSettings {
 
 /// A request to a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Access {
+pub enum DiskRequest {
     /// Read or write of this number of bytes.
     Transfer(usize),
     /// Sync with this number of unsynced bytes.
@@ -45,7 +45,7 @@ pub enum Access {
 
 /// State of a disk.
 #[derive(Clone, Debug)]
-pub struct Disk {
+pub struct DiskModel {
     settings: DiskSettings,
     random: Random,
     /// Factor of all service times.
@@ -54,19 +54,19 @@ pub struct Disk {
     pub fails: bool,
 }
 
-impl Disk {
+impl DiskModel {
     pub fn new(settings: &DiskSettings, random: Random) -> Self {
         Self { settings: settings.clone(), random, slowness: 1.0, fails: false }
     }
 
     /// Service time of a request.
-    pub fn time(&mut self, access: Access) -> Nanos {
-        let (what, bytes) = match access {
-            Access::Transfer(bytes) => (&self.settings.latency, bytes),
-            Access::Sync(bytes) => (&self.settings.sync, bytes),
+    pub fn time(&mut self, access: DiskRequest) -> Nanos {
+        let (base_time, bytes) = match access {
+            DiskRequest::Transfer(bytes) => (&self.settings.latency, bytes),
+            DiskRequest::Sync(bytes) => (&self.settings.sync, bytes),
         };
         let bytes = self.settings.bandwidth.map_or(Nanos::ZERO, |rate| rate.time(bytes));
-        let time = what.sample(&mut self.random) + bytes;
+        let time = base_time.sample(&mut self.random) + bytes;
         Nanos((time.0 as f64 * self.slowness) as u64)
     }
 }
@@ -81,12 +81,12 @@ mod tests {
     fn disk_operations_take_time() {
         let settings: DiskSettings =
             toml::from_str("latency = \"1 ms\"\nbandwidth = \"1 MB/s\"\nsync = \"5 ms\"").unwrap();
-        let mut disk = Disk::new(&settings, Seed(1).random("disk", 0));
-        assert_eq!(disk.time(Access::Transfer(1000)), Nanos::from_millis(2));
-        assert_eq!(disk.time(Access::Sync(2000)), Nanos::from_millis(7));
+        let mut disk = DiskModel::new(&settings, Seed(1).random("disk", 0));
+        assert_eq!(disk.time(DiskRequest::Transfer(1000)), Nanos::from_millis(2));
+        assert_eq!(disk.time(DiskRequest::Sync(2000)), Nanos::from_millis(7));
         disk.slowness = 10.0;
-        assert_eq!(disk.time(Access::Sync(0)), Nanos::from_millis(50));
-        let mut free = Disk::new(&DiskSettings::free(), Seed(1).random("disk", 0));
-        assert_eq!(free.time(Access::Sync(1 << 30)), Nanos::ZERO);
+        assert_eq!(disk.time(DiskRequest::Sync(0)), Nanos::from_millis(50));
+        let mut free = DiskModel::new(&DiskSettings::free(), Seed(1).random("disk", 0));
+        assert_eq!(free.time(DiskRequest::Sync(1 << 30)), Nanos::ZERO);
     }
 }

@@ -39,7 +39,7 @@ use watch::{Eyes, Watch};
 
 /// Why a run failed.
 #[derive(Debug, thiserror::Error)]
-pub enum Failure {
+pub enum RunFailure {
     #[error(transparent)]
     Violation(Box<Violation>),
     #[error(transparent)]
@@ -72,22 +72,22 @@ pub fn scenario_text(seed: u64) -> Result<String, ScenarioError> {
 /// Executes the run of a seed.
 ///
 /// # Errors
-/// [`Failure`]
-pub fn run(seed: u64) -> Result<Passed, Failure> {
+/// [`RunFailure`]
+pub fn run(seed: u64) -> Result<Passed, RunFailure> {
     mutated(seed, &mut ())
 }
 
 /// Executes the run of a seed with a mutant.
 ///
 /// # Errors
-/// [`Failure`]
-pub fn mutated(seed: u64, mutator: &mut dyn Mutator) -> Result<Passed, Failure> {
+/// [`RunFailure`]
+pub fn mutated(seed: u64, mutator: &mut dyn Mutator) -> Result<Passed, RunFailure> {
     run_observed(seed, None, mutator).0
 }
 
 /// Executes the run of a seed; returns the messages of the client of call number `call`, counted
 /// from 1, and those between servers, during that call.
-pub fn replay(seed: u64, call: Option<u64>) -> (Result<Passed, Failure>, Vec<String>) {
+pub fn replay(seed: u64, call: Option<u64>) -> (Result<Passed, RunFailure>, Vec<String>) {
     run_observed(seed, call, &mut ())
 }
 
@@ -95,7 +95,7 @@ fn run_observed(
     seed: u64,
     call: Option<u64>,
     mutator: &mut dyn Mutator,
-) -> (Result<Passed, Failure>, Vec<String>) {
+) -> (Result<Passed, RunFailure>, Vec<String>) {
     let case = match Case::new(seed) {
         Ok(case) => case,
         Err(error) => return (Err(RunError::from(error).into()), Vec::new()),
@@ -103,7 +103,7 @@ fn run_observed(
     let watch = Rc::new(RefCell::new(Watch::new(&case, call)));
     let eyes = Eyes(Rc::clone(&watch));
     let result = catch_unwind(AssertUnwindSafe(|| run_with_observer(&case, eyes, mutator)));
-    let result = result.unwrap_or_else(|panic| Err(Failure::Panic(text_of(panic))));
+    let result = result.unwrap_or_else(|panic| Err(RunFailure::Panic(text_of(panic))));
     // The borrow fails only if its holder has panicked.
     let lines = watch.try_borrow_mut().map_or(Vec::new(), |mut watch| std::mem::take(&mut watch.trace.lines));
     (result, lines)
@@ -122,7 +122,7 @@ const PATIENCE: Nanos = Nanos(3_600_000_000_000);
 /// Number of events between two checks for failures.
 const EVENTS: u64 = 200;
 
-fn run_with_observer(case: &Case, mut eyes: Eyes, mutator: &mut dyn Mutator) -> Result<Passed, Failure> {
+fn run_with_observer(case: &Case, mut eyes: Eyes, mutator: &mut dyn Mutator) -> Result<Passed, RunFailure> {
     let watch = Rc::clone(&eyes.0);
     let mut world = World::empty(&case.scenario, &mut eyes, mutator)?;
     world.keep_lookups();
@@ -141,7 +141,7 @@ fn run_with_observer(case: &Case, mut eyes: Eyes, mutator: &mut dyn Mutator) -> 
         let progress = world.advance(EVENTS)?;
         let mut watch = watch.borrow_mut();
         if let Some(violation) = watch.violation.take() {
-            return Err(Failure::Violation(violation));
+            return Err(RunFailure::Violation(violation));
         }
         if progress.is_over {
             break;
@@ -151,11 +151,11 @@ fn run_with_observer(case: &Case, mut eyes: Eyes, mutator: &mut dyn Mutator) -> 
         }
     }
     if !world.differences().is_empty() {
-        return Err(Failure::Disagree(world.differences().to_vec()));
+        return Err(RunFailure::Disagree(world.differences().to_vec()));
     }
     let findings = world.fsck()?;
     if !findings.is_empty() {
-        return Err(Failure::Unclean(findings));
+        return Err(RunFailure::Unclean(findings));
     }
     let watch = watch.borrow();
     Ok(Passed { answers: watch.checker.checked(), given_up: watch.checker.has_given_up() })

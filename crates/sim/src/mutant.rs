@@ -138,10 +138,10 @@ impl Mutation {
 /// seed.
 #[derive(Debug)]
 pub struct Mutant {
-    what: Mutation,
+    mutation: Mutation,
     count: u64,
     /// Requests that read a limit or ask for a lock: sender, receiver, number.
-    asked: BTreeSet<(Node, Node, RequestId)>,
+    requested: BTreeSet<(Node, Node, RequestId)>,
     /// Inodes that were requested by a file handle.
     sought: BTreeSet<(Node, Ino)>,
     /// Masks of access control lists.
@@ -149,12 +149,18 @@ pub struct Mutant {
 }
 
 impl Mutant {
-    pub fn new(what: Mutation) -> Self {
-        Self { what, count: 0, asked: BTreeSet::new(), sought: BTreeSet::new(), masks: BTreeMap::new() }
+    pub fn new(mutation: Mutation) -> Self {
+        Self {
+            mutation,
+            count: 0,
+            requested: BTreeSet::new(),
+            sought: BTreeSet::new(),
+            masks: BTreeMap::new(),
+        }
     }
 
-    fn arrives_at_data(&mut self, asked: ToData) -> Arrival {
-        let is_ignored = match (self.what, &asked.request) {
+    fn arrives_at_data(&mut self, requested: ToData) -> Arrival {
+        let is_ignored = match (self.mutation, &requested.request) {
             (Mutation::OneSidedTruncation, DataRequest::Truncate { .. }) => self.every(2),
             (Mutation::UnremovedDatafile, DataRequest::Remove { .. })
             | (Mutation::UnsyncedDatafile, DataRequest::Sync { .. }) => true,
@@ -162,9 +168,13 @@ impl Mutant {
         };
         if is_ignored {
             let result = Ok(DataReply::Done);
-            return Arrival::Answered(Message::FromData(FromData { id: asked.id, announced: false, result }));
+            return Arrival::Answered(Message::FromData(FromData {
+                id: requested.id,
+                announced: false,
+                result,
+            }));
         }
-        Arrival::Taken(Message::ToData(asked))
+        Arrival::Taken(Message::ToData(requested))
     }
 
     fn with_more_room(&mut self, from: Node, to: Node, mut message: Message) -> Message {
@@ -172,12 +182,12 @@ impl Mutant {
             Message::FromClient(FromClient::Request { id, request, .. }) => match request {
                 Request::SetXattr { name, value, .. } if is_limit(name) && **value != *b"0" => add(value, 1),
                 Request::GetXattr { name, .. } if is_limit(name) => {
-                    self.asked.insert((from, to, *id));
+                    self.requested.insert((from, to, *id));
                 }
                 _ => {}
             },
             Message::FromServer(FromServer::Reply { id, result: Ok(Reply::Bytes(reported)), .. })
-                if self.asked.remove(&(to, from, *id)) =>
+                if self.requested.remove(&(to, from, *id)) =>
             {
                 let mut value = reported[..].into();
                 add(&mut value, -1);
@@ -191,10 +201,10 @@ impl Mutant {
     fn with_lock(&mut self, from: Node, to: Node, mut message: Message) -> Message {
         match &mut message {
             Message::FromClient(FromClient::Request { id, request: Request::Lock { .. }, .. }) => {
-                self.asked.insert((from, to, *id));
+                self.requested.insert((from, to, *id));
             }
             Message::FromServer(FromServer::Reply { id, result, .. })
-                if *result == Err(Errno::EAGAIN) && self.asked.remove(&(to, from, *id)) =>
+                if *result == Err(Errno::EAGAIN) && self.requested.remove(&(to, from, *id)) =>
             {
                 *result = Ok(Reply::Done);
             }
@@ -230,7 +240,7 @@ impl Mutant {
 
 impl Mutator for Mutant {
     fn arrives(&mut self, from: Node, to: Node, message: Message) -> Arrival {
-        match (self.what, message) {
+        match (self.mutation, message) {
             (Mutation::IgnoredRevocation, Message::FromServer(FromServer::Revoke { number, .. })) => {
                 Arrival::Answered(Message::FromClient(FromClient::Revoked { number }))
             }
@@ -329,18 +339,18 @@ impl Mutator for Mutant {
                     ..
                 }),
             ) => Arrival::Answered(reply(id, Touched::default(), Err(Errno::ENOSPC))),
-            (what, Message::FromClient(FromClient::Request { id, request, .. }))
-                if is_ignored_lock(what, &request) =>
+            (mutation, Message::FromClient(FromClient::Request { id, request, .. }))
+                if is_ignored_lock(mutation, &request) =>
             {
                 Arrival::Answered(reply(id, Touched::default(), Ok(Reply::Done)))
             }
-            (_, Message::ToData(asked)) => self.arrives_at_data(asked),
+            (_, Message::ToData(requested)) => self.arrives_at_data(requested),
             (_, message) => Arrival::Taken(message),
         }
     }
 
     fn io(&mut self, node: Node, io: &mut Io) -> Option<Result<IoDone, Errno>> {
-        match (self.what, io) {
+        match (self.mutation, io) {
             (Mutation::UnwrittenJournal, Io::Journal { frame, .. }) => {
                 let (end, used) = (Position(self.count), 0);
                 self.count += frame.len() as u64;
@@ -420,10 +430,10 @@ impl Mutator for Mutant {
     }
 }
 
-fn is_ignored_lock(what: Mutation, request: &Request) -> bool {
+fn is_ignored_lock(mutation: Mutation, request: &Request) -> bool {
     match request {
-        Request::Unlock { .. } => what == Mutation::UnreleasedLock,
-        Request::ReclaimLocks { .. } => what == Mutation::UnclaimedLock,
+        Request::Unlock { .. } => mutation == Mutation::UnreleasedLock,
+        Request::ReclaimLocks { .. } => mutation == Mutation::UnclaimedLock,
         _ => false,
     }
 }

@@ -61,13 +61,13 @@ pub struct Network {
     loss: f64,
     retransmit: Nanos,
     pub timeout: Nanos,
-    lines: Vec<Line>,
+    lines: Vec<NodeLine>,
     random: Random,
 }
 
 /// A node's line to the switch.
 #[derive(Clone, Copy, Debug, Default)]
-struct Line {
+struct NodeLine {
     /// Times when the queued messages of each direction have been carried.
     sends_until: Nanos,
     receives_until: Nanos,
@@ -98,7 +98,7 @@ impl Network {
             loss: settings.loss,
             retransmit: settings.retransmit.unwrap_or(Nanos::from_millis(200)),
             timeout: settings.timeout.unwrap_or(Nanos::from_millis(1000)),
-            lines: vec![Line::default(); nodes],
+            lines: vec![NodeLine::default(); nodes],
             random,
         }
     }
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn presets_are_what_their_names_say() {
+    fn network_presets_match_their_names() {
         let arrives =
             |preset: &str| network(&format!("preset = \"{preset}\"")).send(Nanos::ZERO, 0, 1, 1 << 20);
         let [gigabit, myri, loopback, free] = ["gigabit", "myri10g", "loopback", "free"].map(arrives);

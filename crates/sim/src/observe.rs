@@ -31,7 +31,7 @@ pub trait Observer {
     fn write_behind_completed(&mut self, _now: Nanos, _client: u32, _call: u64, _fails: bool) {}
 
     /// A client sends a request for a call to a metadata server, possibly again.
-    fn asked(&mut self, _client: u32, _call: u64, _rank: Rank, _message: &FromClient) {}
+    fn requested(&mut self, _client: u32, _call: u64, _rank: Rank, _message: &FromClient) {}
 
     /// A metadata server has replied to a request, whether or not the client receives it.
     fn replied(

@@ -54,14 +54,14 @@ pub fn plot_sweep(dir: &Path, points: &[Point]) -> Result<(), OutputError> {
     let mut clients: Vec<u32> = points.iter().map(|point| point.clients).collect();
     clients.sort_unstable();
     clients.dedup();
-    let draw = |file: &str, what: &str, value: fn(&Point) -> f64| {
+    let draw = |file: &str, quantity: &str, value: fn(&Point) -> f64| {
         let line = |clients: &u32| {
             let of = points.iter().filter(|point| point.clients == *clients);
             let points = of.map(|point| (f64::from(point.ranks), value(point))).collect();
             Line { name: format!("{clients} clients"), points, dots: false }
         };
         let lines: Vec<_> = clients.iter().map(line).collect();
-        plot(&dir.join(file), "metadata servers", what, &lines)
+        plot(&dir.join(file), "metadata servers", quantity, &lines)
     };
     draw("throughput.svg", "operations per second", |point| point.per_second)?;
     draw("queue.svg", "requests in a server", |point| point.queue)?;

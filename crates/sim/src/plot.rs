@@ -35,20 +35,20 @@ pub struct PlotError {
     message: String,
 }
 
-/// Draws lines to an SVG file; the y axis begins at 0. `over`, `what`: labels of the axes.
+/// Draws lines to an SVG file; the y axis begins at 0. `over`, `quantity`: labels of the axes.
 ///
 /// # Errors
 /// The file cannot be written.
-pub fn plot(file: &Path, over: &str, what: &str, lines: &[Line]) -> Result<(), PlotError> {
+pub fn plot(file: &Path, over: &str, quantity: &str, lines: &[Line]) -> Result<(), PlotError> {
     let failed = |message: String| PlotError { file: file.into(), message };
     let mut picture = String::new();
-    draw(over, what, lines, &mut picture).map_err(|error| failed(error.to_string()))?;
+    draw(over, quantity, lines, &mut picture).map_err(|error| failed(error.to_string()))?;
     std::fs::write(file, picture).map_err(|error| failed(error.to_string()))
 }
 
 fn draw(
     over: &str,
-    what: &str,
+    quantity: &str,
     lines: &[Line],
     picture: &mut String,
 ) -> Result<(), Box<dyn std::error::Error>> {
@@ -65,7 +65,7 @@ fn draw(
         .build_cartesian_2d(0.0..end, 0.0..top)?;
     let mesh = &mut chart.configure_mesh();
     let mesh = mesh.x_label_formatter(&number).y_label_formatter(&number).max_light_lines(1);
-    mesh.x_desc(over).y_desc(what).label_style(("sans-serif", 16)).draw()?;
+    mesh.x_desc(over).y_desc(quantity).label_style(("sans-serif", 16)).draw()?;
     for (line, colour) in lines.iter().zip(COLOURS.iter().cycle()) {
         let dots = |size| line.points.iter().map(move |point| Circle::new(*point, size, colour.filled()));
         if !line.dots && line.points.len() <= MARKED {

@@ -13,7 +13,7 @@ use espalier_proto::{Caller, Errno, Ino};
 
 use crate::source::{Done, Next, Source};
 use crate::{Nanos, Random};
-use task::{Task, TaskStep};
+use task::{ProcessTask, TaskStep};
 
 pub use files::{FileTable, WORKING_DIR};
 
@@ -73,7 +73,7 @@ pub struct Identity {
 pub struct Process {
     kernel: Kernel,
     source: Box<dyn Source>,
-    task: Option<Task>,
+    task: Option<ProcessTask>,
     last: Option<Done>,
     finished: Vec<Done>,
     barriers: u32,
@@ -136,7 +136,7 @@ impl Program for Process {
                 }
             }
             match self.source.next(random, self.last.as_ref()) {
-                Next::Do(op) => self.task = Some(Task::new(op, now)),
+                Next::Do(op) => self.task = Some(ProcessTask::new(op, now)),
                 Next::Pause(time) => return Act::Pause(time),
                 Next::Barrier => {
                     self.barriers += 1;

@@ -60,7 +60,7 @@ fn parse(text: &str, units: &[(&str, f64)]) -> Option<f64> {
 
 /// Deserialises a string with a unit.
 struct WithUnit {
-    what: &'static str,
+    expected: &'static str,
     units: &'static [(&'static str, f64)],
 }
 
@@ -69,7 +69,7 @@ impl Visitor<'_> for WithUnit {
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let units: Vec<_> = self.units.iter().map(|(unit, _)| *unit).collect();
-        write!(f, "{} in quotes with a unit, one of {}", self.what, units.join(", "))
+        write!(f, "{} in quotes with a unit, one of {}", self.expected, units.join(", "))
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<f64, E> {
@@ -79,21 +79,21 @@ impl Visitor<'_> for WithUnit {
 
 impl<'de> Deserialize<'de> for Nanos {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let nanos = deserializer.deserialize_str(WithUnit { what: "a time", units: TIMES })?;
+        let nanos = deserializer.deserialize_str(WithUnit { expected: "a time", units: TIMES })?;
         Ok(Self(nanos.round() as u64))
     }
 }
 
 impl<'de> Deserialize<'de> for Bytes {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let bytes = deserializer.deserialize_str(WithUnit { what: "a size", units: SIZES })?;
+        let bytes = deserializer.deserialize_str(WithUnit { expected: "a size", units: SIZES })?;
         Ok(Self(bytes.round() as u64))
     }
 }
 
 impl<'de> Deserialize<'de> for Rate {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let rate = deserializer.deserialize_str(WithUnit { what: "a bandwidth", units: RATES })?;
+        let rate = deserializer.deserialize_str(WithUnit { expected: "a bandwidth", units: RATES })?;
         if rate > 0.0 { Ok(Self(rate)) } else { Err(D::Error::custom("a bandwidth is more than 0")) }
     }
 }

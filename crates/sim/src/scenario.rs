@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_need_be_said() {
+    fn empty_scenario_has_defaults() {
         let scenario = parse("").unwrap();
         assert_eq!((scenario.cluster.ranks, scenario.cluster.clients, scenario.seed), (1, 1, 0));
         assert_eq!(scenario.nodes(), 2);

@@ -11,7 +11,7 @@ mod workload;
 mod zipf;
 
 pub use op::{Op, OpKind, OpenFlags, RecordedCall, Target};
-pub use script::{Script, Step, list, make_file};
+pub use script::{Script, ScriptStep, list, make_file};
 pub use workload::{Started, Workload};
 
 use espalier_proto::Errno;

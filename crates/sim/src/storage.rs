@@ -10,7 +10,7 @@ use espalier_meta::{
 use espalier_proto::{Errno, Ino, ObjectId, Position, Rank, Reply, Space, StreamIo, Time, pieces_of};
 use espalier_store::{Journal, JournalError, MemoryStore, SimFile, Store, StoreError};
 
-use crate::disk::Access;
+use crate::disk::DiskRequest;
 use crate::time::Nanos;
 
 /// See the module description.
@@ -164,29 +164,29 @@ impl Storage {
     }
 
     /// The disk request of an I/O.
-    pub fn access(&self, io: &Io) -> Access {
+    pub fn access(&self, io: &Io) -> DiskRequest {
         match io {
-            Io::Journal { frame, .. } => Access::Sync(self.unsynced + frame.len()),
-            Io::Sync => Access::Sync(self.unsynced),
-            Io::Publish { .. } => Access::Sync(self.staged),
+            Io::Journal { frame, .. } => DiskRequest::Sync(self.unsynced + frame.len()),
+            Io::Sync => DiskRequest::Sync(self.unsynced),
+            Io::Publish { .. } => DiskRequest::Sync(self.staged),
             Io::Stage { writes } => {
                 let bytes = |write: &espalier_proto::TableWrite| {
                     write.key.len() + write.value.as_ref().map_or(0, Vec::len)
                 };
-                Access::Transfer(writes.iter().map(bytes).sum())
+                DiskRequest::Transfer(writes.iter().map(bytes).sum())
             }
-            Io::Load(Load::Dentries { .. }) => Access::Transfer(DENTRIES),
-            Io::Stream(StreamCall::Fill { bytes, sync: true, .. }, _) => Access::Sync(bytes.len()),
-            Io::Stream(StreamCall::Fill { bytes, .. }, _) => Access::Transfer(bytes.len()),
-            Io::Stream(StreamCall::Write { bytes, .. }, _) => Access::Transfer(bytes.len()),
-            Io::Stream(StreamCall::Sync { .. } | StreamCall::SyncStore, _) => Access::Sync(0),
-            _ => Access::Transfer(RECORD),
+            Io::Load(Load::Dentries { .. }) => DiskRequest::Transfer(DENTRIES),
+            Io::Stream(StreamCall::Fill { bytes, sync: true, .. }, _) => DiskRequest::Sync(bytes.len()),
+            Io::Stream(StreamCall::Fill { bytes, .. }, _) => DiskRequest::Transfer(bytes.len()),
+            Io::Stream(StreamCall::Write { bytes, .. }, _) => DiskRequest::Transfer(bytes.len()),
+            Io::Stream(StreamCall::Sync { .. } | StreamCall::SyncStore, _) => DiskRequest::Sync(0),
+            _ => DiskRequest::Transfer(RECORD),
         }
     }
 
     /// The disk request of a recovery.
-    pub fn to_replay(&self) -> Access {
-        Access::Transfer(
+    pub fn to_replay(&self) -> DiskRequest {
+        DiskRequest::Transfer(
             usize::try_from(self.journal.capacity().min(self.journal.used() + 4096)).unwrap_or(0),
         )
     }
@@ -210,7 +210,7 @@ impl Storage {
             }
             Io::Sync => self.sync().map(|()| IoDone::Synced),
             Io::Stage { writes } => {
-                if let Access::Transfer(bytes) = self.access(&Io::Stage { writes: writes.clone() }) {
+                if let DiskRequest::Transfer(bytes) = self.access(&Io::Stage { writes: writes.clone() }) {
                     self.staged += bytes;
                 }
                 self.store.stage(writes.to_vec()).map(|()| IoDone::Staged).map_err(|error| error.errno())
@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn a_crash_loses_what_was_not_durable_and_nothing_else() {
+    fn crash_loses_exactly_undurable_changes() {
         let config = config();
         let mut storage = Storage::format(&config, Time::new(1, 0)).unwrap();
         let mut meta = storage.recover(&config).unwrap();
@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loss_of_power_finds_what_was_synced() {
+    fn synced_bytes_survive_loss_of_power() {
         const ALL: Left = Left { until: Nanos(7), lost: Nanos::NEVER };
         let config = config();
         for seed in 0..20 {
@@ -443,7 +443,7 @@ mod tests {
             ask(&mut meta, &mut storage, 1, mkdir("kept")).unwrap();
             input(&mut meta, &mut storage, Input::Tick);
             storage.append(b"no frame of the machine's".to_vec(), Nanos(7)).unwrap();
-            assert_eq!(storage.access(&Io::Sync), Access::Sync(25));
+            assert_eq!(storage.access(&Io::Sync), DiskRequest::Sync(25));
             let (mut storage, left) = storage.crash(Loss::Power(seed)).unwrap();
             assert!(left == ALL || left == Left { until: Nanos::ZERO, lost: Nanos(7) });
             // The frame is either intact, and fails to decode, or lost.
@@ -455,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_that_fails_writes_nothing() {
+    fn failed_disk_writes_nothing() {
         let config = config();
         let mut storage = Storage::format(&config, Time::new(1, 0)).unwrap();
         storage.fail(true);

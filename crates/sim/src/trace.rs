@@ -21,7 +21,7 @@ pub use replay::{Difference, Replay, Replayed};
 /// Recorded operations of processes, and the files that existed before.
 #[derive(Clone, Debug, Default)]
 pub struct Trace {
-    pub(crate) processes: Vec<Vec<Entry>>,
+    pub(crate) processes: Vec<Vec<RecordedOp>>,
     /// Operations that make the files that existed before.
     pub(crate) before: Vec<Op>,
     /// Parts of the trace that are not replayed, with their number.
@@ -32,7 +32,7 @@ pub struct Trace {
 
 /// A recorded operation.
 #[derive(Clone, Debug)]
-pub(crate) struct Entry {
+pub(crate) struct RecordedOp {
     /// Line in the file, from 1.
     pub(crate) line: u64,
     /// Computing time of the process before the operation.
@@ -82,8 +82,8 @@ impl fmt::Display for Expected {
 pub enum TraceError {
     #[error("{}: {cause}", path.display())]
     Read { path: PathBuf, cause: std::io::Error },
-    #[error("{}, line {line}: {what}", path.display())]
-    Malformed { path: PathBuf, line: u64, what: String },
+    #[error("{}, line {line}: {message}", path.display())]
+    Malformed { path: PathBuf, line: u64, message: String },
     #[error(
         "{}: it is no trace: neither a directory with HECIOS's event files, nor such a file, nor what `strace -f -ttt -T -y -o FILE` \
          writes, nor what `espalier mount --record FILE` writes",
@@ -96,16 +96,16 @@ pub enum TraceError {
 #[derive(Debug, PartialEq, Eq)]
 struct BadLine {
     line: u64,
-    what: String,
+    message: String,
 }
 
 impl BadLine {
-    fn new(line: u64, what: impl Into<String>) -> Self {
-        Self { line, what: what.into() }
+    fn new(line: u64, message: impl Into<String>) -> Self {
+        Self { line, message: message.into() }
     }
 
     fn of(self, path: &Path) -> TraceError {
-        TraceError::Malformed { path: path.into(), line: self.line, what: self.what }
+        TraceError::Malformed { path: path.into(), line: self.line, message: self.message }
     }
 }
 

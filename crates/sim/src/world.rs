@@ -12,8 +12,8 @@ mod line;
 mod pages;
 mod server;
 mod spans;
+mod switches;
 mod ttl_cache;
-mod turns;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -36,12 +36,12 @@ use crate::storage::StorageError;
 use crate::time::Nanos;
 use crate::trace::{Replay, TraceError};
 pub use client::FIRST as FIRST_CLIENT;
-use client::{Client, Reached};
+use client::{Reached, SimClient};
 use data::DataServer;
-use end::Stage;
-use event::Event;
+use end::RunStage;
+use event::SimEvent;
 use fabric::{Fabric, WireId};
-use server::{Server, Setup};
+use server::{Setup, SimServer};
 pub use spans::Tracing;
 pub use ttl_cache::TtlCache;
 
@@ -50,13 +50,13 @@ pub struct World<'o> {
     scenario: Scenario,
     seed: Seed,
     fabric: Fabric<'o>,
-    servers: Vec<Server>,
+    servers: Vec<SimServer>,
     data: Vec<DataServer>,
-    clients: Vec<Client>,
+    clients: Vec<SimClient>,
     faults: Faults,
-    crews: Vec<Crew>,
+    crews: Vec<RunningProcesses>,
     replays: Vec<(PathBuf, Replay)>,
-    stage: Stage,
+    stage: RunStage,
     events: u64,
     summary: Summary,
     series: Series,
@@ -70,7 +70,7 @@ pub struct World<'o> {
 
 /// The processes of a workload.
 #[derive(Clone, Debug, Default)]
-struct Crew {
+struct RunningProcesses {
     /// Number of running processes.
     left: usize,
     /// Processes that wait at the barrier.
@@ -143,7 +143,7 @@ impl<'o> World<'o> {
         let server = |rank: u16| {
             let node = Node(rank.into());
             let setup = Setup { node, config: config(scenario, rank, striping.clone()), scenario, seed };
-            Server::new(setup).map_err(|cause| RunError::Start { at: Nanos::ZERO, node, cause })
+            SimServer::new(setup).map_err(|cause| RunError::Start { at: Nanos::ZERO, node, cause })
         };
         let servers = (0..cluster.ranks).map(server).collect::<Result<_, _>>()?;
         let first = u32::from(cluster.ranks) + u32::from(cluster.data);
@@ -152,7 +152,7 @@ impl<'o> World<'o> {
             let failed = |cause: StoreError| RunError::Start { at: Nanos::ZERO, node, cause: cause.into() };
             DataServer::new(node, scenario, seed).map_err(failed)
         };
-        let client = |index| Client::new(index, Node(first + index), scenario, seed);
+        let client = |index| SimClient::new(index, Node(first + index), scenario, seed);
         Ok(Self {
             seed,
             fabric,
@@ -162,7 +162,7 @@ impl<'o> World<'o> {
             faults: Faults::new(&scenario.faults, seed),
             crews: Vec::new(),
             replays: Vec::new(),
-            stage: Stage::Begins,
+            stage: RunStage::Begins,
             events: 0,
             summary: Summary::default(),
             series: Series::new(first as usize, cluster.clients as usize),
@@ -187,7 +187,7 @@ impl<'o> World<'o> {
     /// exist.
     pub fn add_processes(&mut self, processes: Vec<(u32, Box<dyn Program>)>) {
         let number = self.crews.len() as u32;
-        self.crews.push(Crew { left: processes.len(), waiting: Vec::new() });
+        self.crews.push(RunningProcesses { left: processes.len(), waiting: Vec::new() });
         let count = self.clients.len();
         for (client, process) in processes {
             let client = &mut self.clients[client as usize % count];
@@ -209,11 +209,11 @@ impl<'o> World<'o> {
     /// # Errors
     /// [`RunError`]
     pub fn advance(&mut self, events: u64) -> Result<Progress, RunError> {
-        if self.stage == Stage::Begins {
+        if self.stage == RunStage::Begins {
             self.begin()?;
         }
         for _ in 0..events {
-            if self.stage == Stage::Over {
+            if self.stage == RunStage::Over {
                 break;
             }
             // Cannot happen: ticks repeat forever.
@@ -243,12 +243,12 @@ impl<'o> World<'o> {
             ended: processes - left,
             processes,
             operations,
-            is_over: self.stage == Stage::Over,
+            is_over: self.stage == RunStage::Over,
         }
     }
 
     fn begin(&mut self) -> Result<(), RunError> {
-        self.stage = Stage::Works;
+        self.stage = RunStage::Works;
         for server in &mut self.data {
             server.begin(&mut self.fabric);
         }
@@ -259,11 +259,11 @@ impl<'o> World<'o> {
             client.begin(&mut self.fabric);
         }
         for (at, kind) in self.faults.first() {
-            self.fabric.queue.add(at, Event::Fault(kind));
+            self.fabric.queue.add(at, SimEvent::Fault(kind));
         }
-        self.fabric.after(self.scenario.output.series, Event::Sample);
+        self.fabric.after(self.scenario.output.series, SimEvent::Sample);
         if self.crews.iter().all(|crew| crew.left == 0) {
-            self.fabric.after(Nanos::ZERO, Event::Drain);
+            self.fabric.after(Nanos::ZERO, SimEvent::Drain);
         }
         Ok(())
     }
@@ -283,32 +283,32 @@ impl<'o> World<'o> {
         self.data.get_mut(place)
     }
 
-    /// Calls `what` with a data server that has not restarted since `start`.
-    fn at_data(&mut self, node: Node, start: u64, what: impl FnOnce(&mut DataServer, &mut Fabric<'o>)) {
+    /// Calls `action` with a data server that has not restarted since `start`.
+    fn at_data(&mut self, node: Node, start: u64, action: impl FnOnce(&mut DataServer, &mut Fabric<'o>)) {
         let found =
             (node.0 as usize).checked_sub(self.servers.len()).and_then(|place| self.data.get_mut(place));
         if let Some(server) = found.filter(|server| server.start == start && server.is_up()) {
-            what(server, &mut self.fabric);
+            action(server, &mut self.fabric);
         }
     }
 
-    /// Calls `what` with a metadata server that has not restarted since `start`.
-    fn at_server(&mut self, node: Node, start: u64, what: impl FnOnce(&mut Server, &mut Fabric<'o>)) {
+    /// Calls `action` with a metadata server that has not restarted since `start`.
+    fn at_server(&mut self, node: Node, start: u64, action: impl FnOnce(&mut SimServer, &mut Fabric<'o>)) {
         let found = self.servers.get_mut(node.0 as usize);
         if let Some(server) = found.filter(|server| server.start == start && server.is_up()) {
-            what(server, &mut self.fabric);
+            action(server, &mut self.fabric);
         }
     }
 
-    fn happen(&mut self, event: Event) -> Result<(), RunError> {
+    fn happen(&mut self, event: SimEvent) -> Result<(), RunError> {
         match event {
-            Event::Arrives { wire, to, message } => self.arrives(wire, to, message),
-            Event::Handshake { node } => {
+            SimEvent::Arrives { wire, to, message } => self.arrives(wire, to, message),
+            SimEvent::Handshake { node } => {
                 if let Some(client) = self.client_at(node) {
                     self.clients[client].shakes_hands(&mut self.fabric);
                 }
             }
-            Event::Lost { node, wire } => match self.client_at(node) {
+            SimEvent::Lost { node, wire } => match self.client_at(node) {
                 Some(client) => self.clients[client].lost(&mut self.fabric, wire),
                 None => {
                     if let Some(server) = self.servers.get_mut(node.0 as usize) {
@@ -318,7 +318,7 @@ impl<'o> World<'o> {
                     }
                 }
             },
-            Event::Reach { node, start, other } => match self.client_at(node) {
+            SimEvent::Reach { node, start, other } => match self.client_at(node) {
                 Some(client) => match other.0.checked_sub(self.servers.len() as u32) {
                     None => self.clients[client].reach(&mut self.fabric, Rank(other.0 as u16)),
                     Some(server) => {
@@ -327,57 +327,57 @@ impl<'o> World<'o> {
                 },
                 None => self.at_server(node, start, |server, fabric| server.reach(fabric, other)),
             },
-            Event::Served { node, start, since, job } => {
+            SimEvent::Served { node, start, since, job } => {
                 self.at_server(node, start, |server, fabric| server.served(fabric, since, job));
             }
-            Event::Turned { node, start, since } => match self.client_at(node) {
+            SimEvent::Turned { node, start, since } => match self.client_at(node) {
                 Some(client) => self.clients[client].rest(&mut self.fabric, since),
                 None => self.at_server(node, start, |server, fabric| server.rest(fabric, since)),
             },
-            Event::Stored { node, start, since, job } => {
+            SimEvent::Stored { node, start, since, job } => {
                 self.at_server(node, start, |server, fabric| server.stored(fabric, since, job));
             }
-            Event::DataServed { node, start, since, job } => {
+            SimEvent::DataServed { node, start, since, job } => {
                 self.at_data(node, start, |server, fabric| server.served(fabric, since, job));
             }
-            Event::DataStored { node, start, since, job } => {
+            SimEvent::DataStored { node, start, since, job } => {
                 self.at_data(node, start, |server, fabric| server.stored(fabric, since, job));
             }
-            Event::Paused { node, start, id } => {
+            SimEvent::Paused { node, start, id } => {
                 self.at_server(node, start, |server, fabric| server.paused(fabric, id));
             }
-            Event::Tick { node, start } => match self.client_at(node) {
+            SimEvent::Tick { node, start } => match self.client_at(node) {
                 Some(client) => {
                     self.clients[client].tick(&mut self.fabric);
                     self.after_client(client);
                 }
                 None => self.at_server(node, start, |server, fabric| server.tick(fabric)),
             },
-            Event::Worked { since, event } => {
+            SimEvent::Worked { since, event } => {
                 self.fabric.worked(since);
                 self.happen(*event)?;
             }
-            Event::Prepared { client, job, since } => {
+            SimEvent::Prepared { client, job, since } => {
                 self.clients[client as usize].prepared(&mut self.fabric, job, since);
                 self.after_client(client as usize);
             }
-            Event::Interrupt { client, call } => {
+            SimEvent::Interrupt { client, call } => {
                 self.clients[client as usize].interrupt(&mut self.fabric, call);
                 self.after_client(client as usize);
             }
-            Event::Resume { client, process } => {
+            SimEvent::Resume { client, process } => {
                 self.clients[client as usize].resume(&mut self.fabric, process);
                 self.after_client(client as usize);
             }
-            Event::Fault(kind) => self.fault(kind)?,
-            Event::Mend(mend) => self.mend(mend)?,
-            Event::Sample => {
-                if self.stage == Stage::Works {
+            SimEvent::Fault(kind) => self.fault(kind)?,
+            SimEvent::Mend(mend) => self.mend(mend)?,
+            SimEvent::Sample => {
+                if self.stage == RunStage::Works {
                     self.sample();
-                    self.fabric.after(self.scenario.output.series, Event::Sample);
+                    self.fabric.after(self.scenario.output.series, SimEvent::Sample);
                 }
             }
-            Event::Drain => self.drain()?,
+            SimEvent::Drain => self.drain()?,
         }
         Ok(())
     }
@@ -420,11 +420,11 @@ impl<'o> World<'o> {
             }
             if crew.waiting.len() == crew.left {
                 for (client, process) in crew.waiting.drain(..) {
-                    self.fabric.after(Nanos::ZERO, Event::Resume { client, process });
+                    self.fabric.after(Nanos::ZERO, SimEvent::Resume { client, process });
                 }
             }
             if reached == Reached::End && self.crews.iter().all(|crew| crew.left == 0) {
-                self.fabric.after(Nanos::ZERO, Event::Drain);
+                self.fabric.after(Nanos::ZERO, SimEvent::Drain);
             }
         }
     }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use espalier_proto::{Caller, Errno};
 use espalier_sim::process::{Frontend, Identity, Process, WORKING_DIR};
-use espalier_sim::source::{Done, Op, OpKind, OpenFlags, Script, Step};
+use espalier_sim::source::{Done, Op, OpKind, OpenFlags, Script, ScriptStep};
 use espalier_sim::{Nanos, Observer, Scenario, World};
 
 #[derive(Default)]
@@ -27,7 +27,7 @@ fn run(model: &str, kind: OpKind, ops: Vec<Op>) -> Vec<Done> {
     let mut world = World::empty(&scenario, &mut times, &mut mutator).unwrap();
     let begin = [Op::mkdir("/dir"), Op::open(WORKING_DIR, "/dir", OpenFlags::READ | OpenFlags::DIRECTORY)];
     let make = (0..100).map(|file| Op::mknod(format!("file{file}")));
-    let steps = begin.into_iter().chain(make).chain(ops).map(Step::Do);
+    let steps = begin.into_iter().chain(make).chain(ops).map(ScriptStep::Do);
     let caller = Caller { uid: 0, gid: 0, pid: 1, groups: Some([].into()) };
     let identity = Identity { number: 0, caller, umask: 0, frontend: Frontend::Mount };
     world.add_processes(vec![(0, Box::new(Process::new(identity, Box::new(Script::new(steps)))))]);
@@ -41,7 +41,7 @@ fn took(done: &Done) -> Nanos {
 }
 
 #[test]
-fn a_listing_costs_what_its_entries_cost() {
+fn listing_cost_grows_with_entries() {
     let list = |plus, limit| {
         let from = Op::Seek { file: WORKING_DIR, offset: 0 };
         vec![from, Op::List { file: WORKING_DIR, limit, plus }]
@@ -54,7 +54,7 @@ fn a_listing_costs_what_its_entries_cost() {
 }
 
 #[test]
-fn messages_that_come_cost_clients() {
+fn received_messages_cost_client_time() {
     let done =
         run("client_message = \"7 us\"", OpKind::Stat, vec![Op::stat("file1"), Op::stat("/dir/file1")]);
     // The working directory needs one lookup; the root needs its attributes and two lookups.

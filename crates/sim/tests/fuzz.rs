@@ -35,7 +35,7 @@ fn for_all(range: Range<u64>, work: impl Fn(u64) + Sync) {
 }
 
 #[test]
-fn nothing_is_found() {
+fn fuzzing_finds_no_violation() {
     let [answers, given_up, failed] = [const { AtomicU64::new(0) }; 3];
     for_all(seeds(), |seed| match fuzz::run(seed) {
         Ok(passed) => {

@@ -72,7 +72,7 @@ fn costs(policy: &str) -> [(u64, u64); 3] {
 }
 
 #[test]
-fn the_papers_baseline_costs_what_it_says() {
+fn baseline_of_paper_has_its_stated_cost() {
     let walk = costs("")[0].0 - 1;
     let messages = |policy: &str| {
         costs(policy).map(|(requests, data)| {

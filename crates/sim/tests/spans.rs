@@ -67,10 +67,10 @@ fn a_durable_create_waits_for_a_sync_and_a_write_for_data_servers() {
     let (served, synced) = (format!("{rank}: create"), format!("{rank}: journal sync"));
     assert_eq!(create, [(0, "client: create"), (1, "client: create"), (2, &served), (3, &synced)]);
     let writes = shapes.iter().filter(|shape| shape[0].1 == "client: write");
-    let asked = |number: u16| (2, format!("data server {number}: write"));
+    let server_write = |number: u16| (2, format!("data server {number}: write"));
     assert!(
-        writes.clone().any(|shape| shape.contains(&asked(0)))
-            && writes.clone().any(|shape| shape.contains(&asked(1)))
+        writes.clone().any(|shape| shape.contains(&server_write(0)))
+            && writes.clone().any(|shape| shape.contains(&server_write(1)))
     );
     // A client that leaves does not wait for replies to its releases.
     let mut roots = operations.iter().map(Operation::root).filter(|root| root.kind != "release");

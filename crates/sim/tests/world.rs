@@ -50,7 +50,7 @@ const FAULTS: &str = "[cluster]\nranks = 3\nclients = 6\n[clock]\nskew = \"2 s\"
     [[workload]]\nkind = \"create\"\nprocesses = 12\nfiles = 100\n[[workload]]\nkind = \"mdtest\"\nprocesses = 4\nfiles = 200\n";
 
 #[test]
-fn faults_end() {
+fn cluster_recovers_after_faults() {
     for seed in 0..2 {
         let report = run(&format!("seed = {seed}\n{FAULTS}"));
         assert!(report.faults.len() == 5, "{:?}", report.faults);

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use espalier_proto::Caller;
 use espalier_sim::process::{Frontend, Identity, Process};
-use espalier_sim::source::{Done, Op, OpKind, OpenFlags, Script, Step};
+use espalier_sim::source::{Done, Op, OpKind, OpenFlags, Script, ScriptStep};
 use espalier_sim::{Nanos, Observer, Report, Scenario, World};
 
 const FILE: u32 = 3;
@@ -64,7 +64,7 @@ impl Observer for AllDone {
 fn writes_to_a_big_file(
     (seed, settings, faults): (u64, &str, &str),
     offset: u64,
-    places: impl Iterator<Item = Step> + 'static,
+    places: impl Iterator<Item = ScriptStep> + 'static,
 ) -> (AllDone, u64) {
     let text = format!(
         "seed = {seed}\n[cluster]\n{settings}\n[network]\npreset = \"gigabit\"\n[faults]\n{faults}\n"
@@ -73,12 +73,12 @@ fn writes_to_a_big_file(
     let (mut done, mut mutator) = (AllDone::default(), ());
     let mut world = World::empty(&scenario, &mut done, &mut mutator).unwrap();
     // Time for the client to get inode numbers and for the file to grow.
-    let soon = || Step::Pause(Nanos(300_000_000));
-    let begin = [Step::Do(Op::mkdir("/dir")), soon(), Step::Do(Op::create(FILE, "/dir/file"))];
-    let grows = [Step::Do(write(0, 1 << 20)), soon()];
+    let soon = || ScriptStep::Pause(Nanos(300_000_000));
+    let begin = [ScriptStep::Do(Op::mkdir("/dir")), soon(), ScriptStep::Do(Op::create(FILE, "/dir/file"))];
+    let grows = [ScriptStep::Do(write(0, 1 << 20)), soon()];
     let read = Op::Read { file: FILE + 1, offset: Some(offset), size: 4096 };
     let end = [Op::Sync { file: FILE }, Op::open(FILE + 1, "/dir/file", OpenFlags::READ), read];
-    let steps = begin.into_iter().chain(grows).chain(places).chain(end.map(Step::Do));
+    let steps = begin.into_iter().chain(grows).chain(places).chain(end.map(ScriptStep::Do));
     let caller = Caller { uid: 0, gid: 0, pid: 1, groups: Some([].into()) };
     let identity = Identity { number: 0, caller, umask: 0, frontend: Frontend::Mount };
     world.add_processes(vec![(0, Box::new(Process::new(identity, Box::new(Script::new(steps)))))]);
@@ -96,7 +96,7 @@ fn write(offset: u64, size: u64) -> Op {
 
 /// 300 writes.
 fn writes_in_many_places(seed: u64, settings: &str, faults: &str) -> u64 {
-    let places = (0..300).map(|number| Step::Do(write(number * 7919 % 300 * 8192, 4096)));
+    let places = (0..300).map(|number| ScriptStep::Do(write(number * 7919 % 300 * 8192, 4096)));
     writes_to_a_big_file((seed, settings, faults), 1 << 21, places).1
 }
 
@@ -115,8 +115,8 @@ fn short_writes_to_unshared_file_share_a_message() {
 fn writes_to_such_a_file_do_not_wait_either_when_the_first_lease_is_over() {
     // For half a minute, without other operations in the directory.
     let places = (0..60).flat_map(|number| {
-        let write = Step::Do(write(number * 8192, 4096));
-        [Step::Pause(Nanos(500_000_000)), write]
+        let write = ScriptStep::Do(write(number * 8192, 4096));
+        [ScriptStep::Pause(Nanos(500_000_000)), write]
     });
     let (done, messages) = writes_to_a_big_file((0, "", ""), 0, places);
     let took = |done: &Done| done.ended.0 - done.begun.0;

@@ -24,10 +24,10 @@ fn main() {
     tables(&dir.path().join("store"), records);
 }
 
-fn report(what: &str, mut times: Vec<Duration>) {
+fn report(operation: &str, mut times: Vec<Duration>) {
     times.sort();
     let at = |percent: usize| times[(times.len() - 1) * percent / 100];
-    println!("{what}: p50 {:?}, p99 {:?}", at(50), at(99));
+    println!("{operation}: p50 {:?}, p99 {:?}", at(50), at(99));
 }
 
 fn timed(mut step: impl FnMut(usize)) -> Vec<Duration> {
@@ -99,13 +99,13 @@ fn tables(dir: &Path, records: u64) {
     let (store, _) = LocalStore::open(dir, false).unwrap();
     println!("opening: {:?}", started.elapsed());
     let mut random = fastrand::Rng::with_seed(1);
-    for (what, beyond) in [("get", 0), ("get of what is not there", records)] {
+    for (operation, beyond) in [("get", 0), ("get of what is not there", records)] {
         let started = Instant::now();
         for _ in 0..200_000 {
             let TableWrite { object, key, .. } = record(beyond + random.u64(0..records));
             assert_eq!(store.get(object, &key).unwrap().is_some(), beyond == 0);
         }
-        println!("{what}: {:?}", started.elapsed() / 200_000);
+        println!("{operation}: {:?}", started.elapsed() / 200_000);
     }
     let started = Instant::now();
     let found = store.scan(ObjectId::fragment(Ino(1), 0), Bound::Unbounded, usize::MAX).unwrap().len();

@@ -11,11 +11,11 @@ use crate::{BlockFile, Journal, JournalError, Store, StoreError, SyncHandle};
 
 /// The datafiles that were made and not removed, including those never written to.
 pub(crate) struct Made<F: BlockFile> {
-    log: Mutex<Log<F>>,
+    log: Mutex<DatafileLog<F>>,
     handle: SyncHandle<F>,
 }
 
-struct Log<F: BlockFile> {
+struct DatafileLog<F: BlockFile> {
     journal: Journal<F>,
     /// Changes that the tables lack: true for a datafile that was made, false for one that was
     /// removed.
@@ -48,7 +48,7 @@ impl<F: BlockFile> Made<F> {
             return Err(StoreError::corrupt("the journal is not that of a data server"));
         }
         journal.forget_torn()?;
-        Ok(Self { handle: journal.sync_handle(), log: Mutex::new(Log { journal, changed }) })
+        Ok(Self { handle: journal.sync_handle(), log: Mutex::new(DatafileLog { journal, changed }) })
     }
 
     pub fn has(&self, store: &impl Store, ino: Ino) -> Result<bool, StoreError> {
@@ -114,13 +114,13 @@ impl<F: BlockFile> Made<F> {
         of(self.log().journal.file())
     }
 
-    fn log(&self) -> MutexGuard<'_, Log<F>> {
+    fn log(&self) -> MutexGuard<'_, DatafileLog<F>> {
         // Every statement leaves the log consistent, so poisoning is ignored.
         self.log.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl<F: BlockFile> Log<F> {
+impl<F: BlockFile> DatafileLog<F> {
     /// Writes the journal's contents to the tables and trims the journal.
     fn checkpoint(&mut self, store: &impl Store) -> Result<(), StoreError> {
         let position = self.journal.sync()?;

@@ -8,8 +8,8 @@ use crate::{JournalError, SuperblockError};
 /// Why a store operation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    #[error("cannot {what} {}: {cause}", path.display())]
-    Io { what: &'static str, path: PathBuf, cause: io::Error },
+    #[error("cannot {operation} {}: {cause}", path.display())]
+    Io { operation: &'static str, path: PathBuf, cause: io::Error },
     #[error("no space is left for {}", path.display())]
     NoSpace { path: PathBuf },
     /// The operation that failed returned the cause; all later ones return this error.
@@ -17,8 +17,8 @@ pub enum StoreError {
     Failed { path: PathBuf },
     #[error("the store is open for reading only")]
     ReadOnly,
-    #[error("the store is damaged: {what}")]
-    Corrupt { what: String },
+    #[error("the store is damaged: {damage}")]
+    Corrupt { damage: String },
     #[error("{} is in use{}", path.display(), by(*.pid))]
     InUse { path: PathBuf, pid: Option<u32> },
     /// The request is invalid for this store or stream.
@@ -50,26 +50,26 @@ impl StoreError {
         }
     }
 
-    pub(crate) fn io(what: &'static str, path: &Path, cause: io::Error) -> Self {
+    pub(crate) fn io(operation: &'static str, path: &Path, cause: io::Error) -> Self {
         match cause.kind() {
             io::ErrorKind::StorageFull => Self::NoSpace { path: path.into() },
             io::ErrorKind::ReadOnlyFilesystem => Self::ReadOnly,
-            _ => Self::Io { what, path: path.into(), cause },
+            _ => Self::Io { operation, path: path.into(), cause },
         }
     }
 
-    pub(crate) fn corrupt(what: impl Into<String>) -> Self {
-        Self::Corrupt { what: what.into() }
+    pub(crate) fn corrupt(damage: impl Into<String>) -> Self {
+        Self::Corrupt { damage: damage.into() }
     }
 }
 
 /// Adds to an I/O error what was attempted and on which file.
 pub(crate) trait Context<T> {
-    fn context(self, what: &'static str, path: &Path) -> Result<T, StoreError>;
+    fn context(self, operation: &'static str, path: &Path) -> Result<T, StoreError>;
 }
 
 impl<T, E: Into<io::Error>> Context<T> for Result<T, E> {
-    fn context(self, what: &'static str, path: &Path) -> Result<T, StoreError> {
-        self.map_err(|error| StoreError::io(what, path, error.into()))
+    fn context(self, operation: &'static str, path: &Path) -> Result<T, StoreError> {
+        self.map_err(|error| StoreError::io(operation, path, error.into()))
     }
 }

@@ -92,8 +92,8 @@ pub enum SuperblockError {
     /// The copy is intact.
     #[error("the superblock of {0} is damaged: {why}; run `espalier fsck --repair {0}`", path.display())]
     Restorable { path: PathBuf, why: String },
-    #[error("cannot {what} the superblock of {}: {cause}", path.display())]
-    Io { what: &'static str, path: PathBuf, cause: io::Error },
+    #[error("cannot {operation} the superblock of {}: {cause}", path.display())]
+    Io { operation: &'static str, path: PathBuf, cause: io::Error },
 }
 
 /// Fields of the file in every version.
@@ -159,7 +159,7 @@ fn read_file(dir: &Path, name: &str) -> Result<Superblock, SuperblockError> {
             let is_dir = dir.is_dir();
             Err(if is_dir { SuperblockError::NoStore(path) } else { SuperblockError::NoDirectory(path) })
         }
-        Err(cause) => Err(SuperblockError::Io { what: "read", path: dir.into(), cause }),
+        Err(cause) => Err(SuperblockError::Io { operation: "read", path: dir.into(), cause }),
     }
 }
 
@@ -219,7 +219,7 @@ pub(crate) fn write_copy(dir: &Path, superblock: &Superblock) -> Result<(), Supe
 }
 
 fn write_file(dir: &Path, name: &str, superblock: &Superblock) -> Result<(), SuperblockError> {
-    let io = |what| move |cause| SuperblockError::Io { what, path: dir.into(), cause };
+    let io = |operation| move |cause| SuperblockError::Io { operation, path: dir.into(), cause };
     let text = encode(superblock).map_err(|error| io("encode")(io::Error::other(error)))?;
     let (path, new) = (dir.join(name), dir.join(FILE_NEW));
     let mut file = std::fs::File::create(&new).map_err(io("create"))?;

@@ -6,27 +6,27 @@ use std::collections::{BTreeMap, BTreeSet};
 use espalier_proto::{DataReply, DataRequest, Ino, StreamStat, Time};
 use espalier_store::{Datafiles, FormatOptions, LocalStore, MemoryStore, SimFile, Store, superblock};
 
-type Memory = Datafiles<MemoryStore, SimFile>;
+type MemoryDatafiles = Datafiles<MemoryStore, SimFile>;
 
-fn numbers(files: &Memory) -> BTreeSet<u64> {
+fn numbers(files: &MemoryDatafiles) -> BTreeSet<u64> {
     files.all().unwrap().into_iter().map(|(ino, _)| ino.0).collect()
 }
 
-fn stat(files: &Memory, ino: u64) -> StreamStat {
+fn stat(files: &MemoryDatafiles, ino: u64) -> StreamStat {
     match files.carry_out(DataRequest::Stat { inos: vec![Ino(ino)] }).unwrap() {
         DataReply::Stats(stats) => stats[0],
         other => panic!("{other:?}"),
     }
 }
 
-fn write(files: &Memory, ino: u64) {
+fn write(files: &MemoryDatafiles, ino: u64) {
     files.store().set_now(Time::new(5, 0));
     files.carry_out(DataRequest::Write { ino: Ino(ino), offset: 0, data: vec![1].into() }).unwrap();
 }
 
 #[test]
 fn empty_datafile_exists_until_removed() {
-    let files = Memory::in_memory(false).unwrap();
+    let files = MemoryDatafiles::in_memory(false).unwrap();
     assert_eq!(stat(&files, 7), StreamStat::default());
     files.carry_out(DataRequest::Create { ino: Ino(7), sync: true }).unwrap();
     let made = stat(&files, 7);
@@ -44,7 +44,7 @@ fn empty_datafile_exists_until_removed() {
 
 #[test]
 fn many_are_made_by_one_sync() {
-    let files = Memory::in_memory(true).unwrap();
+    let files = MemoryDatafiles::in_memory(true).unwrap();
     let syncs = || files.with_journal(SimFile::syncs);
     let before = syncs();
     files.create(&(1..1000).map(Ino).collect::<Vec<_>>(), true).unwrap();
@@ -62,7 +62,7 @@ fn many_are_made_by_one_sync() {
 fn answered_change_survives_any_crash() {
     let mut random = fastrand::Rng::with_seed(1);
     for seed in 0..8 {
-        let mut files = Memory::in_memory(true).unwrap();
+        let mut files = MemoryDatafiles::in_memory(true).unwrap();
         // Datafiles that must exist, and those that may.
         let (mut there, mut maybe) = (BTreeSet::new(), BTreeSet::new());
         let mut next = 1;
@@ -104,7 +104,7 @@ fn answered_change_survives_any_crash() {
 
 #[test]
 fn failed_creation_is_reported() {
-    let files = Memory::in_memory(true).unwrap();
+    let files = MemoryDatafiles::in_memory(true).unwrap();
     files.with_journal(|file| file.fail_after(0));
     assert!(files.create(&[Ino(1)], true).is_err());
     files.with_journal(|file| file.fail_after(u64::MAX));
@@ -114,7 +114,7 @@ fn failed_creation_is_reported() {
 
 /// In a local directory, with the store's own journal and tables.
 #[test]
-fn a_store_in_a_directory_has_them_when_it_is_opened_again() {
+fn datafiles_persist_in_reopened_store() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("data");
     superblock::format(&path, &FormatOptions { journal_bytes: 128 << 10, ..FormatOptions::default() })

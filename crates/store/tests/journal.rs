@@ -164,7 +164,7 @@ fn reading_only_writes_nothing() {
 }
 
 #[test]
-fn a_journal_that_was_not_replayed_is_not_appended_to() {
+fn unreplayed_journal_refuses_appends() {
     let mut journal = Journal::open(create(4096).file().reopen()).unwrap();
     assert!(matches!(journal.append(b"one"), Err(JournalError::NotReplayed)));
     // The first append begins the epoch.
@@ -226,14 +226,14 @@ fn a_handle_syncs_while_frames_are_appended() {
 
 /// Expected contents of the journal.
 #[derive(Default)]
-struct Model {
+struct JournalModel {
     frames: Vec<(Position, Vec<u8>)>,
     /// Durable position.
     synced: u64,
     trimmed: Position,
 }
 
-impl Model {
+impl JournalModel {
     /// Checks the frames found after a crash and continues from them.
     fn recover(&mut self, found: &[(Position, Vec<u8>)], seed: u64) {
         self.frames.retain(|(end, _)| *end > self.trimmed);
@@ -250,7 +250,7 @@ fn crash_test(seed: u64) {
     let mut random = fastrand::Rng::with_seed(seed);
     let capacity = 8 * random.u64(20..600);
     let mut journal = create(capacity);
-    let mut model = Model::default();
+    let mut model = JournalModel::default();
     for _ in 0..random.usize(1..12) {
         for _ in 0..random.usize(0..40) {
             match random.u32(0..10) {
@@ -305,7 +305,7 @@ fn crash_test(seed: u64) {
 }
 
 #[test]
-fn no_crash_loses_what_was_synced() {
+fn synced_frames_survive_any_crash() {
     let rounds = std::env::var("ESPALIER_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(3000);
     for seed in 0..rounds {
         crash_test(seed);

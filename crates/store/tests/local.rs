@@ -66,7 +66,7 @@ fn a_superblock_is_read_as_it_was_written() {
 }
 
 #[test]
-fn formatting_refuses_what_would_be_lost() {
+fn format_refuses_existing_data() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("thesis.tex"), "").unwrap();
     for force in [false, true] {
@@ -92,7 +92,7 @@ fn formatting_refuses_what_would_be_lost() {
 }
 
 #[test]
-fn a_mkfs_that_was_interrupted_can_be_done_again() {
+fn interrupted_mkfs_can_be_repeated() {
     let dir = made();
     std::fs::remove_file(dir.path().join("superblock")).unwrap();
     assert!(matches!(superblock::format(dir.path(), &options()), Err(FormatError::Exists(_))), "its copy");
@@ -103,7 +103,7 @@ fn a_mkfs_that_was_interrupted_can_be_done_again() {
 }
 
 #[test]
-fn opening_says_what_is_wrong_with_the_superblock() {
+fn open_reports_superblock_damage() {
     let dir = tempfile::tempdir().unwrap();
     let kind = |dir: &Path| superblock::read(dir).unwrap_err();
     assert!(matches!(kind(&dir.path().join("absent")), SuperblockError::NoDirectory(_)));

@@ -343,7 +343,7 @@ fn threads_use_it_at_once(store: &impl Store) {
 }
 
 #[test]
-fn memory_loses_what_was_not_durable() {
+fn memory_store_loses_undurable_changes() {
     let store = MemoryStore::new();
     store.stage(vec![put(dir(1), b"a", b"1")]).unwrap();
     store.publish().unwrap();

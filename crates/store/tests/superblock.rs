@@ -121,7 +121,7 @@ fn a_damaged_copy_is_written_anew_by_repairing_and_by_mounting() {
 }
 
 #[test]
-fn without_either_there_is_nothing_to_restore() {
+fn superblock_cannot_be_restored_without_copies() {
     let fixture = Fixture::new();
     let [main, copy] = fixture.files();
     for of_main in damages(&fixture.bytes) {

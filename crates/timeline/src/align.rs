@@ -12,18 +12,18 @@ type Bounds = BTreeMap<(NodeId, NodeId), (i128, i128)>;
 /// Shifts the spans of each place as little as possible, so that its service lies within others'
 /// waiting. Clients' clocks stay; places of one host need no shift.
 pub fn align(spans: &mut [Span]) {
-    let mut asked: BTreeMap<Id, &Span> = BTreeMap::new();
+    let mut requested: BTreeMap<Id, &Span> = BTreeMap::new();
     for span in spans.iter() {
         if let Some(id) = span.id.filter(|id| span.place == id.from && id.from != id.to) {
-            asked.insert(id, span);
+            requested.insert(id, span);
         }
     }
     let mut bounds = Bounds::new();
     for served in spans.iter() {
         let Some(id) = served.id.filter(|id| served.place == id.to) else { continue };
-        let Some(asked) = asked.get(&id) else { continue };
-        let earliest = i128::from(asked.begin) - i128::from(served.begin);
-        let latest = i128::from(asked.end) - i128::from(served.end);
+        let Some(requested) = requested.get(&id) else { continue };
+        let earliest = i128::from(requested.begin) - i128::from(served.begin);
+        let latest = i128::from(requested.end) - i128::from(served.end);
         let both = bounds.entry((id.from, id.to)).or_insert((earliest, latest));
         *both = (both.0.max(earliest), both.1.min(latest));
     }
@@ -88,8 +88,11 @@ mod tests {
             assert_eq!(operations.len(), 2);
             for operation in operations {
                 assert!(operation.root().begin >= 10_000, "a client's clock stays");
-                let (asked, served) = (operation.steps[1].span, operation.steps[2].span);
-                assert!(asked.begin <= served.begin && served.end <= asked.end, "{asked:?} {served:?}");
+                let (requested, served) = (operation.steps[1].span, operation.steps[2].span);
+                assert!(
+                    requested.begin <= served.begin && served.end <= requested.end,
+                    "{requested:?} {served:?}"
+                );
             }
         }
     }

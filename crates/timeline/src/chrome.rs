@@ -23,7 +23,7 @@ pub enum TraceError {
 
 /// The fields of a span beside its name and times.
 #[derive(Serialize, Deserialize)]
-struct Args {
+struct SpanArgs {
     place: NodeId,
     layer: Layer,
     kind: String,
@@ -32,13 +32,13 @@ struct Args {
 }
 
 #[derive(Deserialize)]
-struct File {
+struct ChromeTrace {
     #[serde(rename = "traceEvents")]
-    events: Vec<Event>,
+    events: Vec<ChromeEvent>,
 }
 
 #[derive(Deserialize)]
-struct Event {
+struct ChromeEvent {
     ph: String,
     /// Microseconds.
     #[serde(default)]
@@ -70,7 +70,7 @@ pub fn write_chrome(spans: &[Span]) -> String {
                 .push(json!({ "ph": "M", "pid": pid, "tid": thread, "name": "thread_name", "args": named }));
         }
         let Span { place, layer, id, .. } = *span;
-        let args = Args { place, layer, kind: span.kind.to_string(), id, causes: span.causes.clone() };
+        let args = SpanArgs { place, layer, kind: span.kind.to_string(), id, causes: span.causes.clone() };
         let (ts, dur) = (micros(span.begin - origin), micros(span.end - span.begin));
         events.push(json!({
             "ph": "X", "pid": pid, "tid": thread, "name": name(span), "cat": layer, "ts": ts, "dur": dur, "args": args
@@ -111,18 +111,18 @@ fn threads(spans: &[Span]) -> Vec<(usize, Option<String>)> {
 /// [`TraceError`]
 pub fn read_chrome(text: &str) -> Result<Vec<Span>, TraceError> {
     let value: Value = serde_json::from_str(text)?;
-    let file = File::deserialize(value).map_err(|_| TraceError::Foreign("it has no traceEvents"))?;
+    let file = ChromeTrace::deserialize(value).map_err(|_| TraceError::Foreign("it has no traceEvents"))?;
     let mut spans = Vec::new();
-    for Event { ts, dur, args, .. } in file.events.into_iter().filter(|event| event.ph == "X") {
+    for ChromeEvent { ts, dur, args, .. } in file.events.into_iter().filter(|event| event.ph == "X") {
         let number = spans.len() + 1;
-        let args =
-            Args::deserialize(args).map_err(|_| TraceError::Foreign("a span does not say where it was"))?;
+        let args = SpanArgs::deserialize(args)
+            .map_err(|_| TraceError::Foreign("a span does not say where it was"))?;
         // A double is exact to the nanosecond up to here.
         let nanos = |micros: f64| (0.0..9e12).contains(&micros).then(|| (micros * 1e3).round() as u64);
         let (Some(begin), Some(took)) = (nanos(ts), nanos(dur)) else {
             return Err(TraceError::Time { number });
         };
-        let Args { place, layer, kind, id, causes } = args;
+        let SpanArgs { place, layer, kind, id, causes } = args;
         spans.push(Span { place, layer, kind: kind.into(), id, causes, begin, end: begin + took });
     }
     Ok(spans)

@@ -58,11 +58,11 @@ impl<'a> Index<'a> {
     fn is_root(&self, span: &Span) -> bool {
         let Some(id) = span.id else { return false };
         let has_cause = span.causes.iter().any(|cause| self.named.contains_key(cause));
-        let is_asked = || {
+        let is_request = || {
             let mut same = self.named.get(&id).into_iter().flatten();
             span.place != id.from && same.any(|other| other.place == id.from && overlap(other, span))
         };
-        !has_cause && !is_asked()
+        !has_cause && !is_request()
     }
 
     fn walk(
@@ -123,16 +123,16 @@ pub(crate) mod tests {
     /// Two creates that share a commit.
     pub(crate) fn two_creates() -> Vec<Span> {
         let (call, other) = (id(CLIENT, CLIENT, 1), id(CLIENT, CLIENT, 2));
-        let (ask, asked) = (id(CLIENT, RANK, 11), id(CLIENT, RANK, 12));
-        let commit = span(RANK, "journal sync", None, &[ask, asked], (22, 28));
+        let (ask, requested) = (id(CLIENT, RANK, 11), id(CLIENT, RANK, 12));
+        let commit = span(RANK, "journal sync", None, &[ask, requested], (22, 28));
         let load = span(RANK, "table read", None, &[ask], (12, 20));
         vec![
             commit,
             load,
             span(RANK, "create", Some(ask), &[], (11, 30)),
-            span(RANK, "create", Some(asked), &[], (13, 30)),
+            span(RANK, "create", Some(requested), &[], (13, 30)),
             span(CLIENT, "create", Some(ask), &[call], (10, 40)),
-            span(CLIENT, "create", Some(asked), &[other], (12, 41)),
+            span(CLIENT, "create", Some(requested), &[other], (12, 41)),
             span(CLIENT, "create", Some(call), &[], (9, 42)),
             span(CLIENT, "create", Some(other), &[], (11, 43)),
         ]

@@ -2,7 +2,7 @@
 
 use rustix::fs::{OFlags, fdatasync};
 
-use crate::group::{Group, Phase, Procs, Source, Uncached};
+use crate::group::{Group, Phase, Procs, ProgramInput, Uncached};
 use crate::worker::{Laps, Worker, WorkerResult, create_for, doing, open, read, write};
 
 const LARGE: u64 = 1 << 20;
@@ -16,7 +16,7 @@ pub(crate) static GROUP: Group = Group {
     files: 1,
     bytes: 256 << 20,
     procs: Procs::Default(&[1]),
-    source: Source::Nothing,
+    source: ProgramInput::Nothing,
     start: Worker::make_own,
     phases: &[
         Phase::new("sequential write+fdatasync", |worker, laps| {

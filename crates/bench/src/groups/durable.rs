@@ -2,7 +2,7 @@
 
 use rustix::fs::{fdatasync, fsync};
 
-use crate::group::{Group, Phase, Procs, Source};
+use crate::group::{Group, Phase, Procs, ProgramInput};
 use crate::worker::{Worker, WorkerResult, create, doing, file_name, write};
 
 pub(crate) static GROUP: Group = Group {
@@ -10,7 +10,7 @@ pub(crate) static GROUP: Group = Group {
     files: 500,
     bytes: 4096,
     procs: Procs::Default(&[1, 4]),
-    source: Source::Nothing,
+    source: ProgramInput::Nothing,
     start,
     phases: &[
         Phase::new("create+write+fsync", |worker, laps| {

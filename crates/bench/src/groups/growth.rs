@@ -1,6 +1,6 @@
 //! A large directory (`--files`) and one of a hundredth of the size: the same operations in both.
 
-use crate::group::{Group, Phase, Procs, Source, Uncached};
+use crate::group::{Group, Phase, Procs, ProgramInput, Uncached};
 use crate::worker::{
     Laps, Worker, WorkerResult, create, file_name, make_directory, open_directory, stat, unlink,
 };
@@ -17,7 +17,7 @@ pub(crate) static GROUP: Group = Group {
     files: 1_000_000,
     bytes: 0,
     procs: Procs::Default(&[1]),
-    source: Source::Nothing,
+    source: ProgramInput::Nothing,
     start,
     phases: &[
         Phase::new("fill", |worker, laps| {

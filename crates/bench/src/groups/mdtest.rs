@@ -3,7 +3,7 @@
 
 use rustix::fs::OFlags;
 
-use crate::group::{Group, Phase, Procs, Source};
+use crate::group::{Group, Phase, Procs, ProgramInput};
 use crate::worker::{Worker, WorkerResult, create, file_name, make_directory, open, read, remove_directory};
 use crate::worker::{stat, unlink, write};
 
@@ -16,7 +16,7 @@ pub(crate) static GROUP: Group = Group {
     files: 5000,
     bytes: 8192,
     procs: Procs::Default(&[1]),
-    source: Source::Nothing,
+    source: ProgramInput::Nothing,
     start,
     phases: &[
         Phase::new("tree create", |worker, laps| {

@@ -1,8 +1,10 @@
 //! The nine phases of Carns et al., "Small-File Access in Parallel File Systems", section IV. Files
 //! stay open from their creation to the seventh phase.
 
-use crate::group::{Group, Phase, Procs, Source};
-use crate::worker::{Failure, Laps, Worker, WorkerResult, create, file_name, list, open_directory, read};
+use crate::group::{Group, Phase, Procs, ProgramInput};
+use crate::worker::{
+    Laps, PhaseFailure, Worker, WorkerResult, create, file_name, list, open_directory, read,
+};
 use crate::worker::{remove_directory, unlink, write};
 use espalier_runtime::may_open;
 
@@ -11,7 +13,7 @@ pub(crate) static GROUP: Group = Group {
     files: 5000,
     bytes: 8192,
     procs: Procs::Default(&[1]),
-    source: Source::Nothing,
+    source: ProgramInput::Nothing,
     start,
     phases: &[
         Phase::new("mkdir", |worker, laps| {
@@ -69,7 +71,9 @@ pub(crate) static GROUP: Group = Group {
 fn start(worker: &mut Worker) -> WorkerResult {
     worker.buffer = vec![b'x'; worker.task.bytes as usize];
     may_open(worker.task.files).map_err(|most| {
-        Failure(format!("the nine phases keep every file open: use --files {most} or raise `ulimit -Hn`"))
+        PhaseFailure(format!(
+            "the nine phases keep every file open: use --files {most} or raise `ulimit -Hn`"
+        ))
     })
 }
 

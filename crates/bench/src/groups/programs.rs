@@ -5,16 +5,16 @@ use std::fs::File;
 use std::io;
 use std::process::{Command, Stdio};
 
-use crate::group::{Group, Phase, Procs, Source, Uncached};
+use crate::group::{Group, Phase, Procs, ProgramInput, Uncached};
 use crate::source;
-use crate::worker::{Failure, Laps, Worker, WorkerResult};
+use crate::worker::{Laps, PhaseFailure, Worker, WorkerResult};
 
 pub(crate) static TREE: Group = Group {
     name: "tree",
     files: 30_000,
     bytes: 0,
     procs: Procs::One,
-    source: Source::Archive,
+    source: ProgramInput::Archive,
     start: |worker| {
         // Cache the archive, so that every run reads it from memory.
         if let Some(archive) = &worker.task.archive {
@@ -39,7 +39,7 @@ pub(crate) static BULK: Group = Group {
     files: 30_000,
     bytes: 0,
     procs: Procs::One,
-    source: Source::Archive,
+    source: ProgramInput::Archive,
     start: |worker| {
         let archive = worker.task.archive.clone().unwrap_or_default();
         let untar = [OsStr::new("-xf"), archive.as_os_str()];
@@ -59,7 +59,7 @@ pub(crate) static GIT: Group = Group {
     files: 10_000,
     bytes: 0,
     procs: Procs::One,
-    source: Source::Repository,
+    source: ProgramInput::Repository,
     start: |_| Ok(()),
     phases: &[
         Phase::new("clone", |worker, laps| {
@@ -104,9 +104,10 @@ fn run_program<S: AsRef<OsStr>>(
     source::without_configuration(&mut command);
     let command = command.args(args).current_dir(&worker.task.dir);
     let status = command.stdin(Stdio::null()).stdout(Stdio::null()).status();
-    let status = status.map_err(|error| Failure(format!("cannot run {}: {error}", program.display())))?;
+    let status =
+        status.map_err(|error| PhaseFailure(format!("cannot run {}: {error}", program.display())))?;
     if !status.success() {
-        return Err(Failure(format!("{} failed ({status})", program.display())));
+        return Err(PhaseFailure(format!("{} failed ({status})", program.display())));
     }
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! Small files in sequence, where the number of requests to the file system dominates.
 
-use crate::group::{Group, Phase, Procs, Source, Uncached};
+use crate::group::{Group, Phase, Procs, ProgramInput, Uncached};
 use crate::worker::{
     Laps, Worker, WorkerResult, create, file_name, list, open_directory, stat, unlink, write,
 };
@@ -10,7 +10,7 @@ pub(crate) static GROUP: Group = Group {
     files: 10_000,
     bytes: 4096,
     procs: Procs::Default(&[1]),
-    source: Source::Nothing,
+    source: ProgramInput::Nothing,
     start,
     phases: &[
         Phase::new("create", |worker, laps| {

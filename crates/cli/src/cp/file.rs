@@ -20,8 +20,8 @@ const CHUNK: u64 = 16 << 20;
 /// Linux's limit for the value of an extended attribute, or for a list of names.
 const MAX_XATTR: usize = 64 << 10;
 
-fn cannot(what: &str, path: &Path, errno: Errno) -> String {
-    format!("cannot {what} '{}': {}", path.display(), text(errno))
+fn cannot(action: &str, path: &Path, errno: Errno) -> String {
+    format!("cannot {action} '{}': {}", path.display(), text(errno))
 }
 
 impl Copier {
@@ -127,8 +127,8 @@ fn copy_bytes(source: &File, target: &mut File, size: u64) -> std::io::Result<()
 }
 
 /// Offset of the next data or hole; `None` if there is none.
-fn next(file: &File, what: SeekFrom) -> rustix::io::Result<Option<u64>> {
-    match seek(file, what) {
+fn next(file: &File, from: SeekFrom) -> rustix::io::Result<Option<u64>> {
+    match seek(file, from) {
         Ok(at) => Ok(Some(at)),
         Err(Errno::NXIO) => Ok(None),
         Err(errno) => Err(errno),

@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_the_client_has_written_itself_survives_changes() {
+    fn only_own_writes_survive_invalidation() {
         let mut contents = Contents::new(1000);
         contents.learn(Ino(1), vec![], true);
         contents.learn(Ino(2), vec![], false);

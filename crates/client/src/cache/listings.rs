@@ -8,7 +8,7 @@ use alloc::vec::Vec;
 
 use espalier_proto::{Dirent, Entry, Ino, Location, Request};
 
-use super::{Binding, Cache, Record, Users};
+use super::{Binding, Cache, InodeRecord, Users};
 use crate::{Answer, Call};
 
 /// Listings in progress; the last one read is at the back.
@@ -130,7 +130,12 @@ impl Cache {
     }
 
     /// The current state of a directory's entry, and until when it is valid.
-    fn known_entry(&self, (dir, listed): (Ino, &Record), dirent: &Dirent, now: u64) -> Option<(Entry, u64)> {
+    fn known_entry(
+        &self,
+        (dir, listed): (Ino, &InodeRecord),
+        dirent: &Dirent,
+        now: u64,
+    ) -> Option<(Entry, u64)> {
         let name = listed.names.get(&dirent.name).filter(|_| !self.changing.is_named(dir, &dirent.name))?;
         if !matches!(name.at(now)?, Binding::Inode(ino, _) if ino == dirent.ino) {
             return None;
@@ -203,7 +208,7 @@ mod tests {
         cache: Cache,
         now: u64,
         /// The limits of the requests to the server.
-        asked_at: Vec<u32>,
+        requested_at: Vec<u32>,
     }
 
     fn list(after: u64) -> Call<'static> {
@@ -214,7 +219,7 @@ mod tests {
         fn new(count: u64) -> Self {
             let name = |number| Name::new(format!("{number}").as_bytes()).expect("a name");
             let names = (1..=count).map(|number| (10 * number, name(number))).collect();
-            Self { names, cache: Cache::new(1 << 20, Users::Report), now: 0, asked_at: Vec::new() }
+            Self { names, cache: Cache::new(1 << 20, Users::Report), now: 0, requested_at: Vec::new() }
         }
 
         fn serve(&self, after: u64, limit: u32) -> Answer {
@@ -244,12 +249,12 @@ mod tests {
             let answer =
                 self.cache.next_page(page, self.now).map(|(answer, _)| answer).unwrap_or_else(|| {
                     let limit = self.cache.entries_to_ask_for(page).unwrap_or(LIMIT);
-                    self.asked_at.push(limit);
+                    self.requested_at.push(limit);
                     let mut answer = self.serve(after, limit);
                     self.cache.answered(
                         &call,
                         Some(&answer),
-                        Term { asked_at: self.now, left: LEASE },
+                        Term { requested_at: self.now, left: LEASE },
                         self.now,
                     );
                     self.cache.hold_back(&call, &mut answer, self.now);
@@ -282,7 +287,12 @@ mod tests {
             let call = Call::Request(Request::Unlink { dir: DIR, name: dirent.name.clone(), time: None });
             drop(self.cache.sent(&call, self.now));
             self.names.remove(&dirent.cursor);
-            self.cache.answered(&call, Some(&Answer::Done), Term { asked_at: self.now, left: 0 }, self.now);
+            self.cache.answered(
+                &call,
+                Some(&Answer::Done),
+                Term { requested_at: self.now, left: 0 },
+                self.now,
+            );
         }
     }
 
@@ -295,10 +305,10 @@ mod tests {
         let mut bench = Bench::new(5000);
         let all = bench.list(0, |_, _| {});
         assert_eq!(names(&all), bench.names.values().cloned().collect::<Vec<_>>());
-        assert_eq!(bench.asked_at, [LIMIT, 2048, 2048, 2048]);
+        assert_eq!(bench.requested_at, [LIMIT, 2048, 2048, 2048]);
         let mut bench = Bench::new(150);
         assert_eq!(bench.list(0, |_, _| {}).len(), 150);
-        assert_eq!(bench.asked_at, [LIMIT]);
+        assert_eq!(bench.requested_at, [LIMIT]);
     }
 
     #[test]
@@ -331,10 +341,10 @@ mod tests {
         let mut bench = Bench::new(1000);
         bench.page(0);
         bench.page(1900);
-        let asked_at = bench.asked_at.len();
+        let requested_at = bench.requested_at.len();
         bench.cache.revoke(&Lease::Inode { ino: Ino(3900) });
         assert_eq!(bench.page(3800).0.len(), ROOM);
-        assert_eq!(bench.asked_at.len(), asked_at + 1);
+        assert_eq!(bench.requested_at.len(), requested_at + 1);
     }
 
     #[test]
@@ -342,7 +352,7 @@ mod tests {
         let mut bench = Bench::new(1000);
         let all = bench.list(0, |bench, page| page.iter().for_each(|dirent| bench.unlink(dirent)));
         assert_eq!((all.len(), bench.names.len()), (1000, 0));
-        assert!(bench.asked_at.iter().all(|limit| *limit == LIMIT), "{:?}", bench.asked_at);
+        assert!(bench.requested_at.iter().all(|limit| *limit == LIMIT), "{:?}", bench.requested_at);
     }
 
     #[test]

@@ -63,14 +63,14 @@ impl Cache {
         self.epoch += 1;
     }
 
-    /// A kernel receives pages that it requested in epoch `asked_at`. Returns how long it may cache
-    /// them, in ms.
-    pub fn note_kernel_pages(&mut self, ino: Ino, asked_at: u64, now: u64) -> u64 {
+    /// A kernel receives pages that it requested in epoch `requested_at`. Returns how long it may
+    /// cache them, in ms.
+    pub fn note_kernel_pages(&mut self, ino: Ino, requested_at: u64, now: u64) -> u64 {
         let Some(record) = self.records.get_mut(&ino) else { return 0 };
         // Data requested before the lease began may have changed before it began.
-        if record.lease <= now + SOON_MS || record.since > asked_at {
+        if record.lease <= now + SOON_MS || record.since > requested_at {
             record.pages = Pages::Before(None);
-            let is_covered = record.data > now + SOON_MS && record.data_since <= asked_at;
+            let is_covered = record.data > now + SOON_MS && record.data_since <= requested_at;
             return if is_covered { record.data - now } else { 0 };
         }
         if record.pages == Pages::Nothing {
@@ -79,10 +79,10 @@ impl Cache {
         record.lease - now
     }
 
-    /// True if a lease covers pages that were requested in epoch `asked_at`.
-    pub fn covers_pages(&self, ino: Ino, asked_at: u64, now: u64) -> bool {
+    /// True if a lease covers pages that were requested in epoch `requested_at`.
+    pub fn covers_pages(&self, ino: Ino, requested_at: u64, now: u64) -> bool {
         let Some(record) = self.records.get(&ino) else { return false };
-        let is_covered = |until, since| until > now + SOON_MS && since <= asked_at;
+        let is_covered = |until, since| until > now + SOON_MS && since <= requested_at;
         is_covered(record.lease, record.since) || is_covered(record.data, record.data_since)
     }
 

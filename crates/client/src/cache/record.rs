@@ -9,7 +9,7 @@ use super::pages::Pages;
 
 /// The cached state of an inode, including the names in a directory.
 #[derive(Debug, Default)]
-pub(super) struct Record {
+pub(super) struct InodeRecord {
     /// The server's lookup count of this inode for this client.
     pub lookups: u64,
     /// Lookup references that users still hold.
@@ -33,7 +33,7 @@ pub(super) struct Record {
     /// `None` for the many inodes of which only the counts are cached.
     pub attr: Option<Box<Attr>>,
     /// When the attributes were requested: later writes to a stream of this client are not in them.
-    pub asked_at: u64,
+    pub requested_at: u64,
     /// The record is retained until then, even without users.
     pub keep_until: u64,
     /// The time of its entry in [`Cache::order`](super::Cache); 0: no entry.
@@ -65,7 +65,7 @@ impl KnownName {
     }
 }
 
-impl Record {
+impl InodeRecord {
     /// Everyone who can reach this directory may search it, so its names may be cached for all
     /// callers.
     pub fn is_searchable_by_all(&self) -> bool {

@@ -62,7 +62,7 @@ fn file(ino: u64) -> Option<Binding> {
 }
 
 fn answered(cache: &mut Cache, call: &Call<'_>, answer: Option<&Answer>, left: u64, now: u64) {
-    cache.answered(call, answer, Term { asked_at: now, left }, now);
+    cache.answered(call, answer, Term { requested_at: now, left }, now);
 }
 
 /// A cache with a lease on the directory.
@@ -105,7 +105,7 @@ fn a_name_is_trusted_while_its_directory_is_leased_without_a_break() {
 }
 
 #[test]
-fn revocations_and_own_changes_empty_it() {
+fn revocations_and_own_changes_empty_cache() {
     let mut cache = cache(10, 100);
     let fill = |cache: &mut Cache| {
         answered(cache, &lookup("a"), Some(&entry(7, 1)), 50, 10);
@@ -138,7 +138,7 @@ fn revocations_and_own_changes_empty_it() {
 }
 
 #[test]
-fn a_session_that_is_lost_takes_everything_with_it_but_what_is_to_be_forgotten() {
+fn lost_session_clears_cache_but_keeps_forgets() {
     let mut cache = cache(10, 100);
     answered(&mut cache, &lookup("a"), Some(&entry(7, 1)), 50, 10);
     answered(&mut cache, &lookup("a"), Some(&entry(7, 1)), 50, 10);
@@ -151,7 +151,7 @@ fn a_session_that_is_lost_takes_everything_with_it_but_what_is_to_be_forgotten()
 
 /// Random inputs against a plain model of all valid entries and their times.
 #[test]
-fn it_never_knows_more_than_a_model_and_stays_within_its_bounds() {
+fn cache_matches_model_within_its_bounds() {
     let mut random = fastrand::Rng::with_seed(4);
     let capacity = 12;
     let mut cache = Cache::new(capacity, Users::AtOnce);
@@ -340,7 +340,7 @@ fn a_name_at_another_rank_is_known_as_long_as_nothing_of_it_is_revoked() {
     assert_eq!(cache.name(DIR, &name("far"), 0), Some(far));
     // The second reply arrives after a revocation of the name.
     cache.revoke(&Lease::Name { dir: DIR, name: name("far") });
-    cache.found(&make, Some(&made(FAR.0, FileType::Directory)), Term { asked_at: 0, left: 100 }, 0);
+    cache.found(&make, Some(&made(FAR.0, FileType::Directory)), Term { requested_at: 0, left: 100 }, 0);
     assert_eq!(cache.name(DIR, &name("far"), 0), None);
     assert_eq!(cache.name(FAR, &name("a"), 0), Some(Binding::Absent), "the directory is empty");
 
@@ -479,8 +479,8 @@ fn stream_attributes_are_trusted_only_after_last_write() {
     let mut cache = cache(10, 1_000);
     let ask = Call::Request(Request::GetAttr { ino: Ino(7) });
     let streamed = |size| Answer::Attr(Attr { streamed: true, ..attr(7, FileType::Regular, size) });
-    let reported = |cache: &mut Cache, size: u64, asked_at: u64, now: u64| {
-        cache.answered(&ask, Some(&streamed(size)), Term { asked_at, left: 500 }, now);
+    let reported = |cache: &mut Cache, size: u64, requested_at: u64, now: u64| {
+        cache.answered(&ask, Some(&streamed(size)), Term { requested_at, left: 500 }, now);
         assert!(cache.has_no_xattrs(Ino(7), now), "independent of its contents");
         cache.attr(Ino(7), now).map(|attr| attr.size)
     };
@@ -490,8 +490,8 @@ fn stream_attributes_are_trusted_only_after_last_write() {
     assert_eq!(reported(&mut cache, 2, 30, 40), None);
     cache.closed(Ino(7), 50);
     assert!(cache.get_attr(Ino(7), 60).is_none());
-    for asked_at in [40, 50] {
-        assert_eq!(reported(&mut cache, 2, asked_at, 60), None);
+    for requested_at in [40, 50] {
+        assert_eq!(reported(&mut cache, 2, requested_at, 60), None);
     }
     assert_eq!(reported(&mut cache, 3, 51, 60), Some(3));
     // The same holds after the time of the close is forgotten.

@@ -8,7 +8,7 @@ use espalier_proto::{Attr, Entry, FileType, Ino, InodeFlags, Location, Name, Tim
 use hashbrown::{HashMap, HashSet};
 use rustc_hash::FxBuildHasher;
 
-use super::record::Record;
+use super::record::InodeRecord;
 use super::{Binding, Cache, Term, Users};
 use crate::Answer;
 
@@ -114,7 +114,7 @@ impl Cache {
     pub fn sole_holder_dir(&self, ino: Ino) -> Option<(Ino, u64)> {
         let record = self.records.get(&ino)?;
         let dir = record.exclusive_dir?;
-        let holds = |held: &&Record| record.sole_holder > 0 && held.exclusive == record.sole_holder;
+        let holds = |held: &&InodeRecord| record.sole_holder > 0 && held.exclusive == record.sole_holder;
         Some((dir, self.records.get(&dir).filter(holds).map_or(0, |held| held.exclusive_until)))
     }
 
@@ -171,7 +171,7 @@ impl Cache {
         let (until, exclusive) = lease;
         self.change_pending(dir, 1, attr.kind, attr.mtime);
         self.bind(dir, name, Binding::Inode(attr.ino, attr.kind), until, now);
-        self.note_attr(&attr, Term { asked_at: now, left: until.saturating_sub(now) }, 0, now);
+        self.note_attr(&attr, Term { requested_at: now, left: until.saturating_sub(now) }, 0, now);
         if attr.kind == FileType::Regular {
             self.contents.learn(attr.ino, Vec::new(), true);
         }
@@ -269,7 +269,7 @@ impl Cache {
         }
         let until = if entry.attr_leased { until } else { 0 };
         // The file was small at its creation; request its present attributes.
-        self.note_attr(attr, Term { asked_at: 0, left: until.saturating_sub(now) }, 1, now);
+        self.note_attr(attr, Term { requested_at: 0, left: until.saturating_sub(now) }, 1, now);
         self.placed(attr, dir, name);
         self.know_empty(attr, until, now);
         // The lookup of this reply was counted at the write-back answer.

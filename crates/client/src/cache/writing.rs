@@ -34,12 +34,13 @@ impl Writing {
         }
     }
 
-    /// True if attributes requested at `asked_at` include all of this client's writes to the file.
-    pub fn allows(&self, ino: Ino, asked_at: u64) -> bool {
+    /// True if attributes requested at `requested_at` include all of this client's writes to the
+    /// file.
+    pub fn allows(&self, ino: Ino, requested_at: u64) -> bool {
         self.files
             .get(&ino)
             .map_or(Some(self.closed), |closed| *closed)
-            .is_some_and(|closed| asked_at > closed)
+            .is_some_and(|closed| requested_at > closed)
     }
 
     pub fn expire(&mut self, now: u64) {

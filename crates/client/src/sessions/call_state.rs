@@ -9,7 +9,7 @@ use espalier_proto::{
 };
 
 use super::data::DataLease;
-use super::own::{Left, Own, Step};
+use super::own::{Left, Own, OwnCallStep};
 use super::pending_calls::{CallWait, PendingCall, changed_names};
 use super::renames::Confirmation;
 use super::{Actions, DataOperation, FrontendEvent, OwnedCall, Sessions, Waiter};
@@ -194,7 +194,7 @@ impl<T> Sessions<T> {
             result,
         );
         if let Next::Answer(result) = &next {
-            let term = Term { asked_at: call_state.begun, left: lease };
+            let term = Term { requested_at: call_state.begun, left: lease };
             self.cache.found(&incoming.call, result.as_ref().ok(), term, now);
         }
         let lease = if left > 0 { lease.min(left) } else { lease };
@@ -207,29 +207,29 @@ impl<T> Sessions<T> {
         &mut self,
         now: u64,
         mut pending: PendingCall<T>,
-        step: Step,
+        step: OwnCallStep,
         lease: u64,
         actions: &mut Actions<T>,
     ) {
         let PendingCall { incoming, call_state } = &mut pending;
         let next = match step {
-            Step::Ask(own, request) => {
+            OwnCallStep::Ask(own, request) => {
                 call_state.own = Some(own);
                 Next::Ask(request)
             }
-            Step::Data(own, delegation, work) => {
+            OwnCallStep::Data(own, delegation, work) => {
                 call_state.own = Some(own);
                 Next::Data(delegation, work)
             }
-            Step::Anew(left) => {
+            OwnCallStep::Anew(left) => {
                 self.give_back(left);
                 self.client.start(&incoming.call)
             }
-            Step::Over(result, left) => {
+            OwnCallStep::Over(result, left) => {
                 self.give_back(left);
                 let mut next = self.client.reply(&incoming.call, result);
                 if let Next::Answer(result) = &mut next {
-                    let term = Term { asked_at: call_state.begun, left: lease };
+                    let term = Term { requested_at: call_state.begun, left: lease };
                     self.cache.answered(&incoming.call, result.as_ref().ok(), term, now);
                     if let Ok(listing) = result {
                         self.cache.hold_back(&incoming.call, listing, now);
@@ -391,7 +391,7 @@ impl<T> Sessions<T> {
         for pending in self.calls.take_data(is_one, actions) {
             let Some(entry) = pending.unmeasured_entry() else { continue };
             let PendingCall { incoming, call_state } = pending;
-            let term = Term { asked_at: call_state.begun, left: 0 };
+            let term = Term { requested_at: call_state.begun, left: 0 };
             let answer = Answer::Unmeasured(entry);
             self.cache.answered(&incoming.call, Some(&answer), term, now);
             actions.answer(incoming.ticket, Ok(answer));

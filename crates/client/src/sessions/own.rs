@@ -31,11 +31,11 @@ pub(super) enum Own {
 pub(super) struct Make {
     ino: Ino,
     opened: Opened,
-    stage: Stage,
+    stage: OwnCallStage,
 }
 
 #[derive(Debug)]
-enum Stage {
+enum OwnCallStage {
     /// Another capability has been requested.
     Renewing,
     Datafiles(Arc<Layout>),
@@ -45,7 +45,7 @@ enum Stage {
 
 /// The next step of the call.
 #[derive(Debug)]
-pub(super) enum Step {
+pub(super) enum OwnCallStep {
     Ask(Own, Request),
     Data(Own, Arc<Delegation>, Work),
     Over(Result<Reply, Errno>, Left),
@@ -70,86 +70,88 @@ pub(super) enum Left {
 
 impl Own {
     /// The first step, from a server's reply.
-    pub fn begin(call: &Call<'_>, reply: Result<Reply, Errno>) -> Step {
+    pub fn begin(call: &Call<'_>, reply: Result<Reply, Errno>) -> OwnCallStep {
         match reply {
             Ok(Reply::Made(made)) => {
                 let Made { ino, opened, delegation } = *made;
                 match delegation {
                     Some(delegation) => Make::make_datafiles(ino, opened, delegation),
-                    None => Make { ino, opened, stage: Stage::Name }.give_name(call),
+                    None => Make { ino, opened, stage: OwnCallStage::Name }.give_name(call),
                 }
             }
             Ok(Reply::Unmeasured(actions, delegation)) => match &*actions {
                 Reply::Attr(attr) | Reply::Entry(Entry { attr, .. }) => {
                     let work = Work::Measure(*attr);
-                    Step::Data(Self::Measure(*actions), Arc::from(delegation), work)
+                    OwnCallStep::Data(Self::Measure(*actions), Arc::from(delegation), work)
                 }
                 Reply::Created(entry, opened) => {
                     // A file that a power failure loses was never written to, so its loss is
                     // harmless.
                     let work = Work::Create { ino: entry.attr.ino, sync: false };
                     let own = Self::Datafile(*entry, *opened);
-                    Step::Data(own, Arc::from(delegation), work)
+                    OwnCallStep::Data(own, Arc::from(delegation), work)
                 }
-                _ => Step::Over(Err(Errno::EIO), Left::Nothing),
+                _ => OwnCallStep::Over(Err(Errno::EIO), Left::Nothing),
             },
             Ok(Reply::Orphaned(ino, Some(delegation))) => {
-                Step::Data(Self::Remove(ino), Arc::from(delegation), Work::Remove(ino))
+                OwnCallStep::Data(Self::Remove(ino), Arc::from(delegation), Work::Remove(ino))
             }
             Ok(Reply::Orphaned(ino, None)) => purge(ino),
-            reply => Step::Over(reply, Left::Nothing),
+            reply => OwnCallStep::Over(reply, Left::Nothing),
         }
     }
 
     /// The next step, from the result of the last one.
-    pub fn advance(self, call: &Call<'_>, result: Result<Reply, Errno>) -> Step {
+    pub fn advance(self, call: &Call<'_>, result: Result<Reply, Errno>) -> OwnCallStep {
         match (self, result) {
             (Self::Make(make), result) => make.advance(call, result),
             // The server may have measured the file itself meanwhile.
             (Self::Measure(actions) | Self::Remeasure(actions), Ok(Reply::Attr(attr))) => match actions {
-                Reply::Entry(entry) => Step::Over(Ok(Reply::Entry(Entry { attr, ..entry })), Left::Nothing),
-                _ => Step::Over(Ok(Reply::Attr(attr)), Left::Nothing),
+                Reply::Entry(entry) => {
+                    OwnCallStep::Over(Ok(Reply::Entry(Entry { attr, ..entry })), Left::Nothing)
+                }
+                _ => OwnCallStep::Over(Ok(Reply::Attr(attr)), Left::Nothing),
             },
             (Self::Remeasure(actions), Ok(Reply::Unmeasured(_, delegation))) => match attr_of(&actions) {
                 Some(attr) => {
                     let work = Work::Measure(*attr);
-                    Step::Data(Self::Measure(actions), Arc::from(delegation), work)
+                    OwnCallStep::Data(Self::Measure(actions), Arc::from(delegation), work)
                 }
-                None => Step::Over(Err(Errno::EIO), Left::Nothing),
+                None => OwnCallStep::Over(Err(Errno::EIO), Left::Nothing),
             },
             (Self::Remove(ino), Ok(Reply::Done)) => purge(ino),
             // The name is removed, even if the rest fails.
-            (own @ Self::Remove(_), _) => Step::Over(Ok(Reply::Done), own.left()),
-            (Self::Purge, _) => Step::Over(Ok(Reply::Done), Left::Nothing),
+            (own @ Self::Remove(_), _) => OwnCallStep::Over(Ok(Reply::Done), own.left()),
+            (Self::Purge, _) => OwnCallStep::Over(Ok(Reply::Done), Left::Nothing),
             // A file that was never written to needs no datafile.
             (Self::Datafile(entry, opened), Ok(_)) => made(call, entry, opened),
             (own @ Self::Datafile(..), Err(_)) => own.stale(call),
-            (own, result) => Step::Over(Err(result.err().unwrap_or(Errno::EIO)), own.left()),
+            (own, result) => OwnCallStep::Over(Err(result.err().unwrap_or(Errno::EIO)), own.left()),
         }
     }
 
     /// The next step after data servers have refused the capability.
-    pub fn stale(self, call: &Call<'_>) -> Step {
+    pub fn stale(self, call: &Call<'_>) -> OwnCallStep {
         match self {
             Self::Make(make) => {
                 let request = Request::Delegate { ino: make.ino, access: Access::EXEC };
-                Step::Ask(Self::Make(Make { stage: Stage::Renewing, ..make }), request)
+                OwnCallStep::Ask(Self::Make(Make { stage: OwnCallStage::Renewing, ..make }), request)
             }
             // For `getattr`, the server would wait for the data servers.
             Self::Measure(Reply::Entry(entry)) if matches!(call, Call::Request(Request::Lookup { .. })) => {
-                Step::Anew(Left::Lookup(entry.attr.ino))
+                OwnCallStep::Anew(Left::Lookup(entry.attr.ino))
             }
             Self::Measure(actions) => match attr_of(&actions).map(|attr| attr.ino) {
-                Some(ino) => Step::Ask(Self::Remeasure(actions), Request::GetAttr { ino }),
-                None => Step::Over(Err(Errno::EIO), Left::Nothing),
+                Some(ino) => OwnCallStep::Ask(Self::Remeasure(actions), Request::GetAttr { ino }),
+                None => OwnCallStep::Over(Err(Errno::EIO), Left::Nothing),
             },
             // The datafile may still be created.
             Self::Datafile(entry, opened) => match made(call, entry, opened) {
-                Step::Over(reply, Left::OpenNamed(ino)) => Step::Over(reply, Left::Open(ino)),
+                OwnCallStep::Over(reply, Left::OpenNamed(ino)) => OwnCallStep::Over(reply, Left::Open(ino)),
                 step => step,
             },
-            Self::Remeasure(_) => Step::Over(Err(Errno::EIO), self.left()),
-            Self::Remove(_) | Self::Purge => Step::Over(Ok(Reply::Done), self.left()),
+            Self::Remeasure(_) => OwnCallStep::Over(Err(Errno::EIO), self.left()),
+            Self::Remove(_) | Self::Purge => OwnCallStep::Over(Ok(Reply::Done), self.left()),
         }
     }
 
@@ -168,12 +170,12 @@ impl Own {
 }
 
 /// A create is finished; the file is open.
-fn made(call: &Call<'_>, entry: Entry, opened: Opened) -> Step {
+fn made(call: &Call<'_>, entry: Entry, opened: Opened) -> OwnCallStep {
     match created(call) {
-        Some((_, _, Some(_))) => Step::Over(Ok(Reply::Created(entry, opened)), Left::Nothing),
+        Some((_, _, Some(_))) => OwnCallStep::Over(Ok(Reply::Created(entry, opened)), Left::Nothing),
         _ => {
             let ino = entry.attr.ino;
-            Step::Over(Ok(Reply::Entry(entry)), Left::OpenNamed(ino))
+            OwnCallStep::Over(Ok(Reply::Entry(entry)), Left::OpenNamed(ino))
         }
     }
 }
@@ -185,40 +187,44 @@ fn attr_of(reply: &Reply) -> Option<&Attr> {
     }
 }
 
-fn purge(ino: Ino) -> Step {
-    Step::Ask(Own::Purge, Request::Purge { ino, removed: true })
+fn purge(ino: Ino) -> OwnCallStep {
+    OwnCallStep::Ask(Own::Purge, Request::Purge { ino, removed: true })
 }
 
 impl Make {
-    fn make_datafiles(ino: Ino, opened: Opened, delegation: Delegation) -> Step {
-        let stage = Stage::Datafiles(Arc::clone(&delegation.layout));
+    fn make_datafiles(ino: Ino, opened: Opened, delegation: Delegation) -> OwnCallStep {
+        let stage = OwnCallStage::Datafiles(Arc::clone(&delegation.layout));
         let work = Work::Create { ino, sync: true };
-        Step::Data(Own::Make(Self { ino, opened, stage }), Arc::new(delegation), work)
+        OwnCallStep::Data(Own::Make(Self { ino, opened, stage }), Arc::new(delegation), work)
     }
 
-    fn give_name(self, call: &Call<'_>) -> Step {
+    fn give_name(self, call: &Call<'_>) -> OwnCallStep {
         let Some((dir, name, _)) = created(call) else { return self.fail(Errno::EIO) };
         let request = Request::Link { ino: self.ino, dir, name: name.clone() };
-        Step::Ask(Own::Make(Self { stage: Stage::Name, ..self }), request)
+        OwnCallStep::Ask(Own::Make(Self { stage: OwnCallStage::Name, ..self }), request)
     }
 
-    fn fail(self, errno: Errno) -> Step {
-        Step::Over(Err(errno), Own::Make(self).left())
+    fn fail(self, errno: Errno) -> OwnCallStep {
+        OwnCallStep::Over(Err(errno), Own::Make(self).left())
     }
 
-    fn advance(self, call: &Call<'_>, result: Result<Reply, Errno>) -> Step {
+    fn advance(self, call: &Call<'_>, result: Result<Reply, Errno>) -> OwnCallStep {
         let Self { ino, opened, .. } = self;
         match (self.stage, result) {
-            (Stage::Renewing, Ok(Reply::Delegated(Some(given)))) => Self::make_datafiles(ino, opened, *given),
-            (Stage::Datafiles(layout), Ok(Reply::Done)) => {
-                let make = Self { ino, opened, stage: Stage::Layout };
-                Step::Ask(Own::Make(make), Request::SetLayout { ino, layout })
+            (OwnCallStage::Renewing, Ok(Reply::Delegated(Some(given)))) => {
+                Self::make_datafiles(ino, opened, *given)
             }
-            (Stage::Layout, Ok(Reply::Done)) => Self { ino, opened, stage: Stage::Name }.give_name(call),
-            (Stage::Name, Ok(Reply::Entry(entry))) => made(call, entry, opened),
+            (OwnCallStage::Datafiles(layout), Ok(Reply::Done)) => {
+                let make = Self { ino, opened, stage: OwnCallStage::Layout };
+                OwnCallStep::Ask(Own::Make(make), Request::SetLayout { ino, layout })
+            }
+            (OwnCallStage::Layout, Ok(Reply::Done)) => {
+                Self { ino, opened, stage: OwnCallStage::Name }.give_name(call)
+            }
+            (OwnCallStage::Name, Ok(Reply::Entry(entry))) => made(call, entry, opened),
             // Another client has created the name: open that file if the call permits it.
             (stage, Err(Errno::EEXIST)) if may_be_there(call) => {
-                Step::Anew(Own::Make(Self { ino, opened, stage }).left())
+                OwnCallStep::Anew(Own::Make(Self { ino, opened, stage }).left())
             }
             (stage, result) => Self { ino, opened, stage }.fail(result.err().unwrap_or(Errno::EIO)),
         }

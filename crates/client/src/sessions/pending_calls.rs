@@ -107,7 +107,7 @@ impl<T> PendingCalls<T> {
         self.begun.remove(&wait)
     }
 
-    /// Removes a call whose answer no caller waits for any more.
+    /// Removes a call that no caller waits for.
     pub fn abandon(&mut self, wait: CallWait) -> Option<PendingCall<T>> {
         let pending = self.remove(wait)?;
         if let CallWait::Reply(rank, id) = wait {

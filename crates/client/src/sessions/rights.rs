@@ -37,7 +37,7 @@ mod tests {
     use crate::cache::new_inode;
 
     #[test]
-    fn only_what_is_certain_is() {
+    fn only_certain_permissions_are_decided_locally() {
         let read = |perm, uid, gid, caller: (u32, u32), as_said| {
             let attr = new_inode(Ino(1), FileType::Regular, (perm, uid, gid), Time::new(0, 0));
             let caller = Caller { uid: caller.0, gid: caller.1, pid: 1, groups: None };

@@ -13,7 +13,7 @@ use espalier_proto::{Caller, END, Errno, Ino, Rank};
 
 use super::call_state::CallState;
 use super::pending_calls::PendingCall;
-use super::writeback::{Change, ChangeKind};
+use super::writeback::{ChangeKind, PendingOp};
 use super::{Actions, IncomingCall, OwnedCall, Sessions, Waiter};
 use crate::{Answer, Call, Next, Payload};
 
@@ -33,13 +33,13 @@ const PIECE_BYTES: usize = 256;
 pub(super) struct WriteBehind {
     /// Pending writes by number; all gathered pieces of a file are one.
     writes: BTreeMap<u64, Write>,
-    files: BTreeMap<Ino, File>,
+    files: BTreeMap<Ino, DirtyFile>,
     bytes: u64,
 }
 
 #[derive(Debug)]
 struct Write {
-    change: Change,
+    change: PendingOp,
     /// The pieces, each with the frontend's number of its call.
     pieces: Vec<(u64, Range<u64>)>,
     /// Unanswered requests; 0: the pieces are still being gathered.
@@ -49,7 +49,7 @@ struct Write {
 
 /// A file with pending writes.
 #[derive(Debug, Default)]
-struct File {
+struct DirtyFile {
     /// Pending byte ranges, start to end, disjoint.
     pieces: BTreeMap<u64, u64>,
     gathered: Option<Gathered>,
@@ -68,7 +68,7 @@ struct Gathered {
 }
 
 impl WriteBehind {
-    pub fn changes(&self) -> impl Iterator<Item = &Change> {
+    pub fn changes(&self) -> impl Iterator<Item = &PendingOp> {
         self.writes.values().map(|write| &write.change)
     }
 
@@ -123,7 +123,7 @@ impl WriteBehind {
         true
     }
 
-    fn begin(&mut self, change: Change) {
+    fn begin(&mut self, change: PendingOp) {
         self.files.entry(change.ino).or_default();
         let write = Write { change, pieces: Vec::new(), left: 0, failed: None };
         self.writes.insert(write.change.number, write);
@@ -147,7 +147,7 @@ impl WriteBehind {
 
     /// Handles the reply to a request. Returns the operation and its error if this was the last
     /// reply.
-    fn end(&mut self, number: u64, failed: Option<Errno>) -> Option<(Change, Option<Errno>)> {
+    fn end(&mut self, number: u64, failed: Option<Errno>) -> Option<(PendingOp, Option<Errno>)> {
         let write = self.writes.get_mut(&number)?;
         write.failed = write.failed.or(failed);
         if write.left > 1 {
@@ -168,7 +168,8 @@ impl WriteBehind {
 
     /// Takes the gathered pieces of the files that `of` selects.
     fn take_gathered(&mut self, of: impl Fn(Ino) -> bool) -> Vec<(Ino, Gathered)> {
-        let gathered = |(ino, file): (&Ino, &mut File)| Some((*ino, file.gathered.take_if(|_| of(*ino))?));
+        let gathered =
+            |(ino, file): (&Ino, &mut DirtyFile)| Some((*ino, file.gathered.take_if(|_| of(*ino))?));
         self.files.iter_mut().filter_map(gathered).collect()
     }
 }

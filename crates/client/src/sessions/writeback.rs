@@ -47,7 +47,7 @@ const REFUSED_MS: u64 = 60_000;
 /// The pending operations, and what they need.
 #[derive(Debug, Default)]
 pub(super) struct Writeback {
-    changes: BTreeMap<(Rank, RequestId), Change>,
+    changes: BTreeMap<(Rank, RequestId), PendingOp>,
     /// Writes that wait until the earlier operations on their files are answered, in order.
     unsent: VecDeque<Unsent>,
     /// Pending writes to streams.
@@ -63,13 +63,13 @@ pub(super) struct Writeback {
 
 /// A pending operation.
 #[derive(Debug)]
-pub(super) struct Change {
+pub(super) struct PendingOp {
     /// Ascending.
     pub number: u64,
     /// The frontend's number of the call; 0: the call ended long ago.
     pub call: u64,
     pub dir: Ino,
-    what: ChangeKind,
+    change_kind: ChangeKind,
     pub ino: Ino,
     sent: u64,
 }
@@ -85,9 +85,9 @@ pub(super) enum ChangeKind {
     Opening,
 }
 
-impl Change {
+impl PendingOp {
     fn name(&self) -> Option<&Name> {
-        match &self.what {
+        match &self.change_kind {
             ChangeKind::Name(name) => Some(name),
             ChangeKind::Bytes | ChangeKind::Opening => None,
         }
@@ -96,7 +96,7 @@ impl Change {
 
 #[derive(Debug)]
 struct Unsent {
-    change: Change,
+    change: PendingOp,
     caller: Caller,
     request: Request,
 }
@@ -136,14 +136,14 @@ impl Writeback {
     }
 
     /// True if an operation with a number up to `last` is pending on a directory and file that
-    /// `is_it` selects.
-    pub fn is_any_left(&self, last: u64, is_it: impl Fn(Ino, Ino) -> bool) -> bool {
-        self.left().any(|change| change.number <= last && is_it(change.dir, change.ino))
+    /// `concerns` selects.
+    pub fn is_any_left(&self, last: u64, concerns: impl Fn(Ino, Ino) -> bool) -> bool {
+        self.left().any(|change| change.number <= last && concerns(change.dir, change.ino))
     }
 
     /// The directories with pending operations.
     pub fn dirs(&self) -> BTreeSet<Ino> {
-        let changes = self.left().filter(|change| !matches!(change.what, ChangeKind::Opening));
+        let changes = self.left().filter(|change| !matches!(change.change_kind, ChangeKind::Opening));
         changes.map(|change| change.dir).collect()
     }
 
@@ -152,11 +152,11 @@ impl Writeback {
         self.open.remove(&ino);
     }
 
-    fn left(&self) -> impl Iterator<Item = &Change> {
+    fn left(&self) -> impl Iterator<Item = &PendingOp> {
         self.small().chain(self.write_behind.changes())
     }
 
-    fn small(&self) -> impl Iterator<Item = &Change> {
+    fn small(&self) -> impl Iterator<Item = &PendingOp> {
         self.changes.values().chain(self.unsent.iter().map(|unsent| &unsent.change))
     }
 
@@ -176,9 +176,16 @@ impl Writeback {
         self.changes.len() + self.unsent.len()
     }
 
-    pub fn new_change(&mut self, call: u64, dir: Ino, what: ChangeKind, ino: Ino, now: u64) -> Change {
+    pub fn new_change(
+        &mut self,
+        call: u64,
+        dir: Ino,
+        change_kind: ChangeKind,
+        ino: Ino,
+        now: u64,
+    ) -> PendingOp {
         self.last += 1;
-        Change { number: self.last, call, dir, what, ino, sent: now }
+        PendingOp { number: self.last, call, dir, change_kind, ino, sent: now }
     }
 }
 
@@ -389,7 +396,7 @@ impl<T> Sessions<T> {
         }
     }
 
-    fn send_pending(&mut self, rank: Rank, change: Change, caller: Caller, request: Request) {
+    fn send_pending(&mut self, rank: Rank, change: PendingOp, caller: Caller, request: Request) {
         if let Some(end) = self.end(rank) {
             let id = end.ask(caller, request);
             self.writeback.changes.insert((rank, id), change);
@@ -426,10 +433,10 @@ impl<T> Sessions<T> {
     /// Handles the reply to a pending operation; returns false if the request is none.
     pub(super) fn pending_reply(&mut self, now: u64, reply: &ServerReply, actions: &mut Actions<T>) -> bool {
         let Some(change) = self.writeback.changes.remove(&(reply.rank, reply.id)) else { return false };
-        let Change { dir, ref what, ino, sent, .. } = change;
+        let PendingOp { dir, ref change_kind, ino, sent, .. } = change;
         self.cache.end_pending(dir, change.name(), ino);
         let lease = reply.lease_left(Some(sent), now);
-        match (&reply.result, what) {
+        match (&reply.result, change_kind) {
             (Ok(Reply::Entry(entry) | Reply::Created(entry, _)), ChangeKind::Name(name))
                 if entry.attr.ino == ino =>
             {
@@ -450,10 +457,10 @@ impl<T> Sessions<T> {
         true
     }
 
-    pub(super) fn pending_failed(&mut self, change: Change, errno: Errno, actions: &mut Actions<T>) {
+    pub(super) fn pending_failed(&mut self, change: PendingOp, errno: Errno, actions: &mut Actions<T>) {
         self.cache.operation_failed(change.dir, change.name(), change.ino);
-        let Change { dir, what, ino, .. } = change;
-        let (name, places) = match what {
+        let PendingOp { dir, change_kind, ino, .. } = change;
+        let (name, places) = match change_kind {
             // The next read requests the contents.
             ChangeKind::Opening => return self.invalidate(Vec::new(), [ino].into(), actions),
             ChangeKind::Bytes => (None, Vec::from([ino])),

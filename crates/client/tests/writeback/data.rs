@@ -7,7 +7,7 @@ use super::world::*;
 
 const FILE: Ino = Ino(11);
 
-impl World {
+impl ClientWorld {
     fn open_file(&mut self, access: Access, opened: Opened) {
         let how = OpenHow { access, ..OpenHow::default() };
         self.call(Request::Open { ino: FILE, how });
@@ -21,7 +21,7 @@ impl World {
     }
 
     /// Answers the last request.
-    fn is_asked(&mut self, expected: &Request, term: u32, result: Result<Reply, Errno>) {
+    fn expect_request(&mut self, expected: &Request, term: u32, result: Result<Reply, Errno>) {
         let (id, _, request) = self.last();
         assert_eq!(request, *expected);
         self.term = term;
@@ -51,7 +51,7 @@ impl World {
 
 #[test]
 fn kernel_caches_shared_file_under_data_lease() {
-    let mut world = World::new();
+    let mut world = ClientWorld::new();
     world.open_file(Access::READ, Opened::default());
     world.revoke_inode(1, FILE);
     world.frontend.clear();
@@ -59,13 +59,13 @@ fn kernel_caches_shared_file_under_data_lease() {
     let lease = Request::LeaseData { ino: FILE };
     let bytes = || Ok(Reply::Bytes(b"0123"[..].into()));
     world.read_page();
-    world.is_asked(&read(), 0, bytes());
+    world.expect_request(&read(), 0, bytes());
     assert_eq!(world.retained_for(), None, "no lease covers it");
-    world.is_asked(&lease, TERM, Ok(Reply::Done));
-    world.is_asked(&read(), 0, bytes());
+    world.expect_request(&lease, TERM, Ok(Reply::Done));
+    world.expect_request(&read(), 0, bytes());
     assert!(world.retained_for().is_some_and(|ms| ms > 9_000));
     world.read_page();
-    world.is_asked(&read(), 0, bytes());
+    world.expect_request(&read(), 0, bytes());
     assert!(world.retained_for().is_some_and(|ms| ms > 9_000), "the lease covers further reads");
     world.revoke_data(2, FILE);
     assert!(
@@ -75,27 +75,27 @@ fn kernel_caches_shared_file_under_data_lease() {
     );
     world.frontend.clear();
     world.read_page();
-    world.is_asked(&read(), 0, bytes());
+    world.expect_request(&read(), 0, bytes());
     for _ in 0..4 {
-        world.is_asked(&lease, 0, Ok(Reply::Done));
-        world.is_asked(&read(), 0, bytes());
+        world.expect_request(&lease, 0, Ok(Reply::Done));
+        world.expect_request(&read(), 0, bytes());
     }
     assert_eq!(world.retained_for(), Some(0), "the server grants no lease");
 }
 
 #[test]
 fn write_is_announced_before_its_caller_is_answered_while_others_may_cache_the_file() {
-    let mut world = World::new();
+    let mut world = ClientWorld::new();
     world.open_file(Access::WRITE, Opened { shared: true, streamed: true, ..Opened::default() });
     let announce = Request::Announce(FILE);
     assert!(world.write_waits());
-    world.is_asked(&announce, 0, Ok(Reply::Announced(true)));
+    world.expect_request(&announce, 0, Ok(Reply::Announced(true)));
     assert!(matches!(
         world.frontend.pop(),
         Some(FrontendEvent::Answer { result: Ok(Answer::Written(7)), .. })
     ));
     assert!(world.write_waits());
-    world.is_asked(&announce, 0, Ok(Reply::Announced(false)));
+    world.expect_request(&announce, 0, Ok(Reply::Announced(false)));
     assert!(!world.write_waits(), "no client caches it");
     world.revoke_unannounced(5, FILE);
     assert_eq!(world.revoked, [5], "answered at once");

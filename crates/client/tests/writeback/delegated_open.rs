@@ -22,7 +22,7 @@ fn opening() -> Request {
     Request::Open { ino: OLD, how }
 }
 
-impl World {
+impl ClientWorld {
     /// A closed file whose contents are cached.
     fn known(accessed: bool) -> Self {
         let mut world = Self::new();
@@ -70,7 +70,7 @@ impl World {
 
 #[test]
 fn delegated_open_closed_in_time_sends_nothing() {
-    let mut world = World::known(true);
+    let mut world = ClientWorld::known(true);
     for _ in 0..2 {
         assert!(!world.open() && !world.open());
         let call = world.call_as(user(0, 0), Call::Read { ino: OLD, offset: 1, size: 9, noatime: false });
@@ -85,8 +85,8 @@ fn delegated_open_closed_in_time_sends_nothing() {
 }
 
 #[test]
-fn a_lease_is_given_up_when_the_server_knows_who_has_the_file_open() {
-    let mut world = World::known(true);
+fn delegated_lease_is_returned_after_server_records_open() {
+    let mut world = ClientWorld::known(true);
     world.open();
     world.open();
     world.close();
@@ -117,7 +117,7 @@ fn calls_on_delegated_open_follow_its_announcement() {
         Request::Open { ino: OLD, how: write },
         Request::RemoveTree { dir: DIR },
     ] {
-        let mut world = World::known(true);
+        let mut world = ClientWorld::known(true);
         world.open();
         world.call(request.clone());
         assert_eq!(world.requests()[0], opening(), "{request:?}");
@@ -126,7 +126,7 @@ fn calls_on_delegated_open_follow_its_announcement() {
         assert_ne!(world.last().2, opening(), "{request:?}");
     }
     // A name with an unknown binding may refer to any file.
-    let mut world = World::known(true);
+    let mut world = ClientWorld::known(true);
     world.open();
     world.call(Request::Unlink { dir: Ino::ROOT, name: name("unheard-of"), time: None });
     assert_eq!(world.requests()[0], opening());
@@ -134,7 +134,7 @@ fn calls_on_delegated_open_follow_its_announcement() {
 
 #[test]
 fn the_server_knows_before_the_lease_ends() {
-    let mut world = World::known(true);
+    let mut world = ClientWorld::known(true);
     world.open();
     world.now += u64::from(TERM) / 2;
     world.tick();
@@ -147,7 +147,7 @@ fn the_server_knows_before_the_lease_ends() {
 #[test]
 fn pending_opens_are_announced_to_disconnected_server() {
     for (incarnation, resumed) in [(1, true), (2, true), (2, false)] {
-        let mut world = World::known(true);
+        let mut world = ClientWorld::known(true);
         world.open();
         world.open();
         world.connect(incarnation, resumed);
@@ -166,7 +166,7 @@ fn pending_opens_are_announced_to_disconnected_server() {
 
 #[test]
 fn opens_without_token_are_announced_at_once() {
-    let mut world = World::new();
+    let mut world = ClientWorld::new();
     // As `mknod` does.
     assert!(world.is_answered(create("new", false)));
     let (id, _, request) = world.last();
@@ -184,7 +184,7 @@ fn opens_without_token_are_announced_at_once() {
 
 #[test]
 fn accesses_are_batched_and_deferred() {
-    let mut world = World::known(false);
+    let mut world = ClientWorld::known(false);
     assert!(world.open());
     world.close();
     assert!(!world.open(), "the access is recorded already");
@@ -201,7 +201,7 @@ fn accesses_are_batched_and_deferred() {
 #[test]
 fn access_is_sent_before_later_calls() {
     for revokes in [true, false] {
-        let mut world = World::known(false);
+        let mut world = ClientWorld::known(false);
         world.open();
         world.close();
         if revokes {

@@ -17,7 +17,7 @@ use world::*;
 
 #[test]
 fn a_file_is_made_at_once_as_the_server_will_say() {
-    let mut world = World::new();
+    let mut world = ClientWorld::new();
     world.now += 2500;
     // A kernel looks the name up first.
     let call = world.call(lookup("new"));
@@ -47,9 +47,9 @@ fn a_file_is_made_at_once_as_the_server_will_say() {
 }
 
 #[test]
-fn nothing_is_older_than_what_was_there_before() {
-    let mut world = World::new();
-    let reported_at = |world: &mut World, ctime: Time, file: &str| {
+fn reported_ctime_never_goes_back() {
+    let mut world = ClientWorld::new();
+    let reported_at = |world: &mut ClientWorld, ctime: Time, file: &str| {
         world.call(lookup("old"));
         let seen = Request::SetAttr { ino: Ino(11), set: Default::default() };
         world.call(seen);
@@ -71,7 +71,7 @@ fn nothing_is_older_than_what_was_there_before() {
 
 #[test]
 fn replies_older_than_pending_operations_are_ignored() {
-    let mut world = World::new();
+    let mut world = ClientWorld::new();
     for file in ["a", "b", "c"] {
         assert!(world.is_answered(create(file, false)));
     }
@@ -86,9 +86,9 @@ fn replies_older_than_pending_operations_are_ignored() {
 }
 
 #[test]
-fn those_that_come_while_one_is_under_way_are_sent_together() {
-    let mut world = World::new();
-    let names = |world: &World| -> Vec<Name> {
+fn operations_during_a_pending_one_are_sent_in_one_batch() {
+    let mut world = ClientWorld::new();
+    let names = |world: &ClientWorld| -> Vec<Name> {
         let name = |request: &Request| match request {
             Request::Create { name, .. } => Some(name.clone()),
             _ => None,
@@ -127,7 +127,7 @@ fn those_that_come_while_one_is_under_way_are_sent_together() {
 
 #[test]
 fn acknowledged_state_is_known_without_reply() {
-    let mut world = World::new();
+    let mut world = ClientWorld::new();
     for file in ["a", "b"] {
         assert!(world.is_answered(create(file, false)));
     }
@@ -148,11 +148,11 @@ fn acknowledged_state_is_known_without_reply() {
     assert_eq!(world.size_of_dir(), None);
 }
 
-type Event = fn(&mut World);
+type WorldEvent = fn(&mut ClientWorld);
 
 #[test]
 fn uncertain_permission_waits_for_server() {
-    let cases: [(&str, Event); 6] = [
+    let cases: [(&str, WorldEvent); 6] = [
         ("the lease was given back", |world| world.revoke(3)),
         ("the lease is over", |world| world.now += u64::from(TERM)),
         ("the server's clock was asked for long ago", |world| {
@@ -169,17 +169,17 @@ fn uncertain_permission_waits_for_server() {
         }),
     ];
     for (why, happens) in cases {
-        let mut world = World::new();
+        let mut world = ClientWorld::new();
         happens(&mut world);
         assert!(!world.is_answered(create("new", false)), "{why}");
     }
-    let mut world = World::without_numbers(true);
+    let mut world = ClientWorld::without_numbers(true);
     assert!(!world.is_answered(create("new", false)), "the pool of inode numbers is empty");
-    let mut world = World::new();
+    let mut world = ClientWorld::new();
     assert!(!world.is_answered(create("old", false)), "the name exists");
     assert!(!world.is_answered(make("new", NewNode::Directory)), "the server chooses its rank");
     for ((uid, gid), may) in [((0, 5), true), ((5, 5), false)] {
-        let mut world = World::new();
+        let mut world = ClientWorld::new();
         let call = world.call_as(user(uid, gid), Call::Request(create(&uid.to_string(), false)));
         assert_eq!(world.answer(call).is_some(), may, "{uid}");
     }
@@ -187,8 +187,8 @@ fn uncertain_permission_waits_for_server() {
 
 #[test]
 fn certain_permission_is_answered_from_cache_without_kernel() {
-    let mut world = World::of(false);
-    let is_answered = |world: &mut World, caller: Caller, request: Request| {
+    let mut world = ClientWorld::of(false);
+    let is_answered = |world: &mut ClientWorld, caller: Caller, request: Request| {
         let call = world.call_as(caller, Call::Request(request));
         world.answer(call).is_some()
     };
@@ -222,10 +222,10 @@ fn certain_permission_is_answered_from_cache_without_kernel() {
 
 #[test]
 fn writeback_can_be_turned_off() {
-    let mut world = World::new();
+    let mut world = ClientWorld::new();
     world.sessions.wait_for_servers();
     assert!(!world.is_answered(create("new", true)) && !world.is_answered(unlink("old")));
-    let mut world = World::without_numbers(true);
+    let mut world = ClientWorld::without_numbers(true);
     world.sessions.wait_for_servers();
     world.call(make("fifo", NewNode::Fifo));
     let (id, ..) = world.last();
@@ -237,7 +237,7 @@ fn writeback_can_be_turned_off() {
 
 #[test]
 fn dependent_call_waits_for_pending_operation() {
-    let mut world = World::new();
+    let mut world = ClientWorld::new();
     let made = world.call(create("new", true));
     assert!(world.answer(made).is_some());
     let (id, ..) = world.last();
@@ -271,8 +271,8 @@ fn dependent_call_waits_for_pending_operation() {
 }
 
 #[test]
-fn a_directory_is_made_at_once_and_what_is_in_it_waits() {
-    let mut world = World::new();
+fn mkdir_is_acknowledged_at_once_and_its_entries_wait() {
+    let mut world = ClientWorld::new();
     let made = world.call(make("sub", NewNode::Directory));
     let Some(Ok(Answer::Entry(reported))) = world.answer(made) else { panic!("{:?}", world.frontend) };
     let sub = Ino(FIRST);
@@ -312,7 +312,7 @@ fn a_directory_is_removed_at_once_if_it_is_empty() {
     let rmdir = || Request::RmDir { dir: DIR, name: name("sub"), time: None };
     let sub = Ino(FIRST);
     for size in [0, 1] {
-        let mut world = World::new();
+        let mut world = ClientWorld::new();
         assert!(world.is_answered(make("sub", NewNode::Directory)));
         let (id, ..) = world.last();
         assert!(!world.is_answered(rmdir()), "its creation is pending");
@@ -339,7 +339,7 @@ fn a_directory_is_removed_at_once_if_it_is_empty() {
 
 #[test]
 fn a_directory_that_is_made_at_once_inherits_a_group() {
-    let mut world = World::new();
+    let mut world = ClientWorld::new();
     assert!(world.is_answered(create("file", false)));
     let (id, ..) = world.last();
     let parent = Attr { perm: 0o2777, gid: 7, ..attr(DIR, FileType::Directory, 3) };
@@ -355,7 +355,7 @@ fn a_directory_that_is_made_at_once_inherits_a_group() {
 
 #[test]
 fn revocation_is_acknowledged_after_pending_operations() {
-    let mut world = World::new();
+    let mut world = ClientWorld::new();
     assert!(world.is_answered(create("new", false)));
     let (id, ..) = world.last();
     world.revoke(3);
@@ -369,7 +369,7 @@ fn revocation_is_acknowledged_after_pending_operations() {
 
 #[test]
 fn a_name_is_removed_at_once_and_older_answers_do_not_bring_it_back() {
-    let mut world = World::new();
+    let mut world = ClientWorld::new();
     let listing = Request::ReadDir { dir: DIR, after: 0, limit: 5, plus: true };
     world.call(listing);
     let (lists, ..) = world.last();
@@ -390,7 +390,7 @@ fn a_name_is_removed_at_once_and_older_answers_do_not_bring_it_back() {
 
 #[test]
 fn open_or_shared_file_is_not_removed_by_writeback() {
-    let mut world = World::new();
+    let mut world = ClientWorld::new();
     let how = OpenHow { access: Access::READ, ..OpenHow::default() };
     world.call(Request::Open { ino: Ino(11), how });
     let (id, ..) = world.last();
@@ -398,7 +398,7 @@ fn open_or_shared_file_is_not_removed_by_writeback() {
     world.reply(id, Touched::default(), Ok(Reply::Opened(opened)));
     assert!(!world.is_answered(unlink("old")), "it is open");
 
-    let mut world = World::new();
+    let mut world = ClientWorld::new();
     world.revoke(3);
     // Another client may have looked it up meanwhile, though the directory is exclusive again.
     world.call(make("pipe", NewNode::Fifo));
@@ -412,7 +412,7 @@ fn open_or_shared_file_is_not_removed_by_writeback() {
 
 #[test]
 fn fsync_reports_failed_pending_operation() {
-    let mut world = World::new();
+    let mut world = ClientWorld::new();
     assert!(world.is_answered(create("new", true)));
     let (id, ..) = world.last();
     world.reply(id, Touched::default(), Err(Errno::ENOSPC));
@@ -434,7 +434,7 @@ fn fsync_reports_failed_pending_operation() {
 #[test]
 fn reconnecting_resends_pending_operations() {
     for (incarnation, resumed) in [(1, true), (2, true), (2, false)] {
-        let mut world = World::new();
+        let mut world = ClientWorld::new();
         assert!(world.is_answered(create("new", true)));
         let (id, ..) = world.last();
         world.held.clear();
@@ -458,7 +458,7 @@ fn reconnecting_resends_pending_operations() {
 
 #[test]
 fn caller_blocked_on_pending_operation_can_be_interrupted() {
-    let mut world = World::new();
+    let mut world = ClientWorld::new();
     assert!(world.is_answered(create("new", true)));
     let call = world.call(Request::GetXattr { ino: Ino(FIRST), name: (*b"user.x").into() });
     let mut actions = Actions::default();
@@ -470,7 +470,7 @@ fn caller_blocked_on_pending_operation_can_be_interrupted() {
 /// The kernel looks up the directory before each file, and closes each file.
 #[test]
 fn the_third_file_in_a_new_directory_is_made_at_once() {
-    let mut world = World::without_numbers(true);
+    let mut world = ClientWorld::without_numbers(true);
     let new = Ino(20);
     let in_new = |file: &str| match create(file, true) {
         Request::Create { name, node, perm, umask, open, exclusive, writeback, .. } => {
@@ -517,7 +517,7 @@ fn the_third_file_in_a_new_directory_is_made_at_once() {
 
 #[test]
 fn a_new_file_is_written_at_once_and_sent_when_it_is_made() {
-    let mut world = World::new();
+    let mut world = ClientWorld::new();
     assert!(world.is_answered(create("new", true)));
     let (made, ..) = world.last();
     world.now += 1500;
@@ -547,8 +547,8 @@ fn a_new_file_is_written_at_once_and_sent_when_it_is_made() {
 }
 
 #[test]
-fn a_new_file_is_closed_and_removed_after_what_was_written() {
-    let mut world = World::new();
+fn new_file_is_closed_and_removed_after_its_writes() {
+    let mut world = ClientWorld::new();
     assert!(world.is_answered(create("new", true)));
     let (made, ..) = world.last();
     assert!(world.is_written(write(FIRST, 0, b"bytes")));
@@ -574,7 +574,7 @@ fn a_new_file_is_closed_and_removed_after_what_was_written() {
 
 #[test]
 fn only_small_writes_to_unshared_new_files_are_acknowledged_at_once() {
-    let cases: [(&str, Event, Call<'_>); 6] = [
+    let cases: [(&str, WorldEvent, Call<'_>); 6] = [
         ("it outgrows the strip", |_| (), write(FIRST, 96, b"bytes")),
         ("it has been there before", |_| (), write(11, 0, b"bytes")),
         ("others may know it", |world| world.revoke(3), write(FIRST, 0, b"bytes")),
@@ -596,19 +596,19 @@ fn only_small_writes_to_unshared_new_files_are_acknowledged_at_once() {
         ),
     ];
     for (why, happens, write) in cases {
-        let mut world = World::new();
+        let mut world = ClientWorld::new();
         assert!(world.is_answered(create("new", true)));
         happens(&mut world);
         assert!(!world.is_written(write), "{why}");
     }
-    let mut world = World::new();
+    let mut world = ClientWorld::new();
     assert!(world.is_answered(create("new", true)));
     assert!(world.is_written(write(FIRST, 95, b"bytes")), "it fits exactly");
 }
 
 #[test]
 fn fsync_reports_failed_write_behind() {
-    let mut world = World::new();
+    let mut world = ClientWorld::new();
     assert!(world.is_answered(create("new", true)));
     let (made, ..) = world.last();
     assert!(world.is_written(write(FIRST, 0, b"bytes")));
@@ -629,7 +629,7 @@ fn fsync_reports_failed_write_behind() {
 #[test]
 fn pending_write_is_resent_or_lost_with_session() {
     for (incarnation, resumed) in [(1, true), (2, true), (2, false)] {
-        let mut world = World::new();
+        let mut world = ClientWorld::new();
         assert!(world.is_answered(create("new", true)));
         let (made, ..) = world.last();
         assert!(world.is_written(write(FIRST, 0, b"one")));
@@ -652,7 +652,7 @@ fn pending_write_is_resent_or_lost_with_session() {
 
 #[test]
 fn blocked_call_ignores_later_operations() {
-    let mut world = World::new();
+    let mut world = ClientWorld::new();
     assert!(world.is_answered(create("a", false)));
     let (first, ..) = world.last();
     let listing = Request::ReadDir { dir: DIR, after: 0, limit: 5, plus: true };
@@ -672,8 +672,8 @@ fn blocked_call_ignores_later_operations() {
 }
 
 #[test]
-fn attributes_that_are_not_known_are_asked_for_once_when_all_is_answered() {
-    let mut world = World::new();
+fn unknown_attributes_are_requested_once_after_all_replies() {
+    let mut world = ClientWorld::new();
     assert!(world.is_answered(create("a", false)));
     let (first, ..) = world.last();
     // The attributes of an inode that is about to change are not cached.
@@ -688,7 +688,7 @@ fn attributes_that_are_not_known_are_asked_for_once_when_all_is_answered() {
 #[test]
 fn full_server_queues_new_requests() {
     const MOST: usize = 64;
-    let mut world = World::new();
+    let mut world = ClientWorld::new();
     for n in 0..MOST {
         assert!(world.is_answered(create(&format!("n{n}"), false)));
     }

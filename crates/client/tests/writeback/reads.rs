@@ -23,7 +23,7 @@ fn emptied(file: &str) -> Request {
     request
 }
 
-impl World {
+impl ClientWorld {
     /// Reads from the cache; `None` if the read needs a message.
     fn read(&mut self, ino: Ino, offset: u64, size: u32) -> Option<Vec<u8>> {
         let call = self.call_as(user(0, 0), Call::Read { ino, offset, size, noatime: false });
@@ -62,7 +62,7 @@ impl World {
 
 #[test]
 fn content_sent_with_open_is_read_without_message() {
-    let mut world = World::new();
+    let mut world = ClientWorld::new();
     world.open_old();
     assert_eq!(world.read(OLD, 0, 100).as_deref(), Some(&b"0123"[..]));
     assert_eq!(world.read(OLD, 2, 1).as_deref(), Some(&b"2"[..]));
@@ -80,7 +80,7 @@ fn changed_or_revoked_file_is_read_from_server() {
         write(OLD.0, 0, b"x"),
         Call::Request(emptied("old")),
     ] {
-        let mut world = World::new();
+        let mut world = ClientWorld::new();
         world.open_old();
         world.call_as(user(0, 0), change);
         let (id, ..) = world.last();
@@ -89,7 +89,7 @@ fn changed_or_revoked_file_is_read_from_server() {
         world.reply(id, Touched { others: vec![OLD], ..Touched::default() }, Err(Errno::EIO));
         assert_eq!(world.read(OLD, 0, 100), None);
     }
-    let mut world = World::new();
+    let mut world = ClientWorld::new();
     world.open_old();
     world.revoke_inode(3, OLD);
     assert_eq!(world.read(OLD, 0, 100), None);
@@ -97,7 +97,7 @@ fn changed_or_revoked_file_is_read_from_server() {
 
 #[test]
 fn new_file_holds_what_was_written() {
-    let mut world = World::new();
+    let mut world = ClientWorld::new();
     assert!(world.is_answered(create("new", true)));
     let (id, ..) = world.last();
     assert!(world.is_written(write(FIRST, 2, b"cd")) && world.is_written(write(FIRST, 0, b"a")));
@@ -116,26 +116,26 @@ fn new_file_holds_what_was_written() {
 
 #[test]
 fn a_file_of_which_all_is_known_is_opened_at_once() {
-    let mut world = World::new();
+    let mut world = ClientWorld::new();
     let atime = Time::new(500, 0);
     world.report_old(Attr { atime, ..attr(OLD, FileType::Regular, 4) });
     assert!(!world.is_answered(open(OLD)), "the contents are not cached");
     world.reply_opened(Some(b"0123"));
     world.frontend.clear();
-    let asked = |reads| OpenHow { access: Access::READ, reads, ..OpenHow::default() };
+    let open_how = |reads| OpenHow { access: Access::READ, reads, ..OpenHow::default() };
     for how in [
-        asked(Reads::Server),
-        OpenHow { truncate: true, ..asked(Reads::Whole) },
-        OpenHow { access: Access::READ | Access::WRITE, ..asked(Reads::Whole) },
+        open_how(Reads::Server),
+        OpenHow { truncate: true, ..open_how(Reads::Whole) },
+        OpenHow { access: Access::READ | Access::WRITE, ..open_how(Reads::Whole) },
     ] {
-        let mut world = World::new();
+        let mut world = ClientWorld::new();
         world.open_old();
         assert!(!world.is_answered(Request::Open { ino: OLD, how }), "{how:?}");
     }
     let call = world.call_as(user(5, 5), Call::Request(open(OLD)));
     assert!(matches!(world.answer(call), Some(Ok(Answer::Opened(opening))) if !opening.accessed));
     let (id, caller, request) = world.last();
-    assert_eq!((caller.uid, request), (5, Request::Open { ino: OLD, how: asked(Reads::Client) }));
+    assert_eq!((caller.uid, request), (5, Request::Open { ino: OLD, how: open_how(Reads::Client) }));
     let call = world.call(open(OLD));
     assert!(world.answer(call).is_some());
     assert_eq!(world.sent.len(), 1, "the second is sent after the first reply");
@@ -153,7 +153,7 @@ fn a_file_of_which_all_is_known_is_opened_at_once() {
 
 #[test]
 fn uncertain_reader_waits_for_server() {
-    let mut world = World::new();
+    let mut world = ClientWorld::new();
     let atime = Time::new(500, 0);
     world.report_old(Attr { perm: 0o600, uid: 5, atime, ..attr(OLD, FileType::Regular, 4) });
     world.open_old();
@@ -165,8 +165,8 @@ fn uncertain_reader_waits_for_server() {
 }
 
 #[test]
-fn that_it_is_accessed_is_seen() {
-    let mut world = World::new();
+fn access_time_is_updated() {
+    let mut world = ClientWorld::new();
     world.open_old();
     // It has not been accessed since its last change.
     let call = world.call(open(OLD));
@@ -185,7 +185,7 @@ fn that_it_is_accessed_is_seen() {
 #[test]
 fn newer_uncacheable_reply_drops_cached_state() {
     for (newer, is_known) in [(false, true), (true, false)] {
-        let mut world = World::new();
+        let mut world = ClientWorld::new();
         let known = attr(OLD, FileType::Regular, 4);
         world.report_old(known);
         world.call(emptied("old"));
@@ -199,7 +199,7 @@ fn newer_uncacheable_reply_drops_cached_state() {
 
 #[test]
 fn reply_older_than_pending_operation_is_requested_again() {
-    let mut world = World::new();
+    let mut world = ClientWorld::new();
     let look = Request::Lookup { dir: Ino::ROOT, name: name("dir") };
     assert!(world.is_answered(create("a", false)));
     // The server has restarted and waits for other clients before it creates the file.
@@ -222,7 +222,7 @@ fn reply_older_than_pending_operation_is_requested_again() {
 
 #[test]
 fn listing_older_than_pending_operation_omits_its_attributes() {
-    let mut world = World::new();
+    let mut world = ClientWorld::new();
     assert!(world.is_answered(create("a", false)));
     world.connect(2, true);
     let call = world.call(Request::ReadDir { dir: Ino::ROOT, after: 0, limit: 10, plus: true });

@@ -9,7 +9,7 @@ use super::world::*;
 
 const OLD: Ino = Ino(11);
 
-impl World {
+impl ClientWorld {
     /// Opens the file, whose contents are not cached; returns whether the kernel's pages are valid.
     fn retains_old(&mut self) -> bool {
         let how = OpenHow { access: Access::READ, reads: Reads::Server, ..OpenHow::default() };
@@ -70,17 +70,17 @@ impl World {
     }
 
     fn renewals(&mut self) -> Vec<(RequestId, Vec<Ino>)> {
-        let asked = |(id, _, request): &(RequestId, _, Request)| match request {
+        let requested = |(id, _, request): &(RequestId, _, Request)| match request {
             Request::Renew { inodes, .. } => Some((*id, inodes.clone())),
             _ => None,
         };
-        self.sent.iter().filter_map(asked).collect()
+        self.sent.iter().filter_map(requested).collect()
     }
 }
 
 #[test]
 fn leases_of_open_files_are_renewed() {
-    let mut world = World::new();
+    let mut world = ClientWorld::new();
     assert!(!world.retains_old(), "the kernel's pages are of unknown age");
     assert!(world.reads_old() > 9_000);
     assert!(world.renewals().is_empty());
@@ -106,23 +106,23 @@ fn leases_of_open_files_are_renewed() {
     // A lease that stays missing is requested once per second.
     world.revoke_inode(1, OLD);
     world.term = 0;
-    let asked = world.renewals().len();
+    let requested = world.renewals().len();
     for _ in 0..3 {
         assert_eq!(world.reads_old(), 0);
         world.tick();
     }
-    assert_eq!(world.renewals().len(), asked);
+    assert_eq!(world.renewals().len(), requested);
     world.now += 1_000;
     world.tick();
-    assert_eq!(world.renewals().len(), asked + 1);
+    assert_eq!(world.renewals().len(), requested + 1);
     world.close_old();
     assert!(world.dropped(30_000).is_empty(), "the next open reports it");
 }
 
 /// A kernel that drops pages during an open waits for reads in progress.
 #[test]
-fn an_opening_drops_nothing_of_what_is_open_already() {
-    let mut world = World::new();
+fn open_keeps_cache_of_already_open_file() {
+    let mut world = ClientWorld::new();
     world.term = 0;
     assert!(!world.retains_old());
     world.asks_for_old();
@@ -134,7 +134,7 @@ fn an_opening_drops_nothing_of_what_is_open_already() {
 
 #[test]
 fn reply_requested_before_lease_is_not_cached() {
-    let mut world = World::new();
+    let mut world = ClientWorld::new();
     world.retains_old();
     let (before, after) = (world.asks_for_old(), world.asks_for_old());
     world.revoke_inode(1, OLD);
@@ -149,7 +149,7 @@ fn reply_requested_before_lease_is_not_cached() {
 
 #[test]
 fn reopen_keeps_pages_of_unchanged_file() {
-    let mut world = World::new();
+    let mut world = ClientWorld::new();
     world.retains_old();
     world.reads_old();
     world.close_old();
@@ -168,7 +168,7 @@ fn reopen_keeps_pages_of_unchanged_file() {
 
 #[test]
 fn written_pages_are_cached() {
-    let mut world = World::new();
+    let mut world = ClientWorld::new();
     world.call(create("new", true));
     world.frontend.clear();
     world.call_as(user(0, 0), write(FIRST, 0, b"new"));
@@ -181,8 +181,8 @@ fn written_pages_are_cached() {
 
 #[test]
 fn listing_is_cached_for_the_directory_lease() {
-    let mut world = World::new();
-    let open = |world: &mut World| world.sessions.open_dir(world.now, DIR);
+    let mut world = ClientWorld::new();
+    let open = |world: &mut ClientWorld| world.sessions.open_dir(world.now, DIR);
     assert_eq!(open(&mut world), Some(true), "the listing is cached");
     assert_eq!(open(&mut world), Some(true));
     world.sessions.close_dir(DIR);

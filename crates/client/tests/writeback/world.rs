@@ -16,7 +16,7 @@ pub const TERM: u32 = 10_000;
 pub const STRIP: u32 = 100;
 
 /// A client's state machine and a scripted server.
-pub struct World {
+pub struct ClientWorld {
     pub sessions: Sessions<u64>,
     pub now: u64,
     pub calls: u64,
@@ -102,7 +102,7 @@ pub fn numbers() -> Reply {
     Reply::Numbers { first, count: 256, time, strip: STRIP, accesses: true }
 }
 
-impl World {
+impl ClientWorld {
     /// A client with an exclusive lease on a directory that it has listed and that contains one
     /// file.
     pub fn new() -> Self {
@@ -207,8 +207,8 @@ impl World {
         if let Some((result, lease_ms)) = self.sessions.answer(self.now, &caller, &call) {
             self.frontend.push(FrontendEvent::Answer { ticket: self.calls, result, lease_ms });
         } else {
-            let asked = IncomingCall { call_id: self.calls, caller, call, ticket: self.calls };
-            self.sessions.call(self.now, asked, &mut actions);
+            let incoming = IncomingCall { call_id: self.calls, caller, call, ticket: self.calls };
+            self.sessions.call(self.now, incoming, &mut actions);
         }
         self.take(actions);
         self.calls
@@ -245,8 +245,8 @@ impl World {
 
     /// The answer to a call, if it has been answered.
     pub fn answer(&mut self, call: u64) -> Option<Result<Answer, Errno>> {
-        let is_it = |actions: &mut FrontendEvent<u64>| matches!(actions, FrontendEvent::Answer { ticket, .. } if *ticket == call);
-        match self.frontend.extract_if(.., is_it).next()? {
+        let is_match = |actions: &mut FrontendEvent<u64>| matches!(actions, FrontendEvent::Answer { ticket, .. } if *ticket == call);
+        match self.frontend.extract_if(.., is_match).next()? {
             FrontendEvent::Answer { result, .. } => Some(result),
             _ => None,
         }

@@ -33,7 +33,7 @@ fn unlock() -> Request {
     Request::Unlock { ino: FILE, owner, first: 0, last: u64::MAX }
 }
 
-impl World {
+impl ClientWorld {
     /// A client with an open big file that it has created in an exclusive directory.
     fn with_a_big_file() -> Self {
         Self::with_one_that_has_grown(Reply::Outgrown(delegation()))
@@ -142,7 +142,7 @@ impl World {
 
 #[test]
 fn write_to_unshared_large_file_is_acknowledged_at_once() {
-    let mut world = World::with_a_big_file();
+    let mut world = ClientWorld::with_a_big_file();
     assert!(world.is_written(big(0, 20_000)));
     assert!(world.is_written(big(20_000, 20_000)));
     assert_eq!(world.data.len(), 2, "both are in flight");
@@ -160,7 +160,7 @@ fn write_to_unshared_large_file_is_acknowledged_at_once() {
 
 #[test]
 fn no_more_is_under_way_than_there_is_room_for() {
-    let mut world = World::with_a_big_file();
+    let mut world = ClientWorld::with_a_big_file();
     let count = (0..100).take_while(|n| world.is_written(big(n << 20, 1 << 20))).count();
     assert_eq!(count, 8);
     // Calls on other files and on metadata are not blocked.
@@ -171,8 +171,8 @@ fn no_more_is_under_way_than_there_is_room_for() {
 }
 
 #[test]
-fn short_writes_that_come_while_one_is_under_way_are_gathered() {
-    let mut world = World::with_a_big_file_there();
+fn short_writes_are_gathered_while_one_is_in_flight() {
+    let mut world = ClientWorld::with_a_big_file_there();
     world.write_at(&[1000, 5000, 3000, 2000]);
     world.write_done();
     assert_eq!(world.sent_to_streams().len(), 0);
@@ -188,7 +188,7 @@ fn short_writes_that_come_while_one_is_under_way_are_gathered() {
 
 #[test]
 fn short_writes_to_striped_files_are_gathered_too() {
-    let mut world = World::with_a_big_file();
+    let mut world = ClientWorld::with_a_big_file();
     world.write_at(&[1000, 5000, 3000]);
     assert_eq!(world.data.len(), 1);
     world.data_written();
@@ -209,17 +209,17 @@ fn short_writes_to_striped_files_are_gathered_too() {
 
 #[test]
 fn gathered_writes_are_admitted_one_by_one_under_quota() {
-    let mut world = World::with_a_big_file();
+    let mut world = ClientWorld::with_a_big_file();
     world.write_at(&[1000, 5000, 3000]);
     world.data_written();
     world.tick();
     let before = world.sent.len();
     world.gets_another(Box::new(Delegation { limited: true, ..*delegation() }));
-    let asked: Vec<_> = world.sent.drain(before..).map(|(_, _, request)| request).collect();
-    assert!(matches!(asked[..], [Request::Extend { .. }, Request::Extend { .. }]), "{asked:?}");
+    let requested: Vec<_> = world.sent.drain(before..).map(|(_, _, request)| request).collect();
+    assert!(matches!(requested[..], [Request::Extend { .. }, Request::Extend { .. }]), "{requested:?}");
 }
 
-impl World {
+impl ClientWorld {
     /// Writes, and the server executes the write. Returns whether it was acknowledged before.
     fn writes_back(&mut self) -> bool {
         let has_pending = self.is_written(big(1000, 1000));
@@ -243,7 +243,7 @@ impl World {
 
 #[test]
 fn writing_renews_exclusive_lease() {
-    let mut world = World::with_a_big_file_there();
+    let mut world = ClientWorld::with_a_big_file_there();
     assert!(world.writes_back());
     assert_eq!(world.requests_exclusive(), None, "the lease lasts long enough");
     world.now += 7_500;
@@ -272,7 +272,7 @@ fn writing_renews_exclusive_lease() {
 #[test]
 fn writing_to_many_files_renews_all_of_them() {
     const FILES: u64 = 300;
-    let mut world = World::new();
+    let mut world = ClientWorld::new();
     let files: Vec<u64> = (0..FILES).map(|at| world.makes_a_big_file(&format!("big {at}"))).collect();
     world.now += 7_500;
     for file in &files {
@@ -292,13 +292,13 @@ fn writing_to_many_files_renews_all_of_them() {
 
 #[test]
 fn file_being_linked_has_no_sole_holder() {
-    let mut world = World::with_a_big_file_there();
+    let mut world = ClientWorld::with_a_big_file_there();
     world.now += 7_500;
     assert!(world.writes_back());
-    let asked = world.requests_exclusive().expect("the renewal is sent");
+    let requested = world.requests_exclusive().expect("the renewal is sent");
     world.call(Request::Link { ino: FILE, dir: Ino::ROOT, name: name("link") });
     let actions = Touched { exclusive: Some(DIR), ..Touched::default() };
-    world.reply(asked, actions, Ok(Reply::Renewed(vec![DIR, FILE])));
+    world.reply(requested, actions, Ok(Reply::Renewed(vec![DIR, FILE])));
     assert!(!world.writes_back());
 }
 
@@ -306,14 +306,14 @@ fn file_being_linked_has_no_sole_holder() {
 fn gathered_writes_are_sent_when_waited_for() {
     let waits = [Call::Request(Request::Fsync { ino: FILE }), Call::Request(unlock()), big(3500, 1000)];
     for waits in waits {
-        let mut world = World::with_a_big_file_there();
+        let mut world = ClientWorld::with_a_big_file_there();
         world.write_at(&[1000, 3000]);
         let call = world.call_as(user(0, 0), waits);
         assert!(world.answer(call).is_none());
         assert_eq!(world.sent_to_streams(), [[(1000, 1000)], [(3000, 1000)]]);
     }
     // The server revokes a lease.
-    let mut world = World::with_a_big_file_there();
+    let mut world = ClientWorld::with_a_big_file_there();
     world.write_at(&[1000, 3000]);
     world.revoke(5);
     assert_eq!(world.sent_to_streams().len(), 2);
@@ -325,7 +325,7 @@ fn gathered_writes_are_sent_when_waited_for() {
 
 #[test]
 fn rewritten_gathered_bytes_are_sent_once() {
-    let mut world = World::with_a_big_file_there();
+    let mut world = ClientWorld::with_a_big_file_there();
     let write =
         |offset, byte| Call::Write { ino: FILE, offset, data: vec![byte; 1000].into(), kill_suid_gid: false };
     for (offset, byte) in [(1000, b'a'), (3000, b'b'), (5000, b'c'), (3000, b'd')] {
@@ -339,7 +339,7 @@ fn rewritten_gathered_bytes_are_sent_once() {
 
 #[test]
 fn neither_many_bytes_are_gathered_nor_long_writes() {
-    let mut world = World::with_a_big_file_there();
+    let mut world = ClientWorld::with_a_big_file_there();
     assert!((0..17).all(|number| world.is_written(big(32_768 * number, 16 << 10))));
     assert_eq!(world.sent_to_streams().iter().map(Vec::len).collect::<Vec<_>>(), [1, 16]);
     assert!(world.is_written(big(1 << 20, (16 << 10) + 1)));
@@ -351,7 +351,7 @@ fn neither_many_bytes_are_gathered_nor_long_writes() {
 
 #[test]
 fn a_list_has_no_more_pieces_than_fit_a_message() {
-    let mut world = World::with_a_big_file_there();
+    let mut world = ClientWorld::with_a_big_file_there();
     assert!((0..5000).all(|number| world.is_written(big(2 * number, 1))));
     assert_eq!(world.sent_to_streams()[1..].iter().map(Vec::len).collect::<Vec<_>>(), [1024; 4]);
 }
@@ -359,7 +359,7 @@ fn a_list_has_no_more_pieces_than_fit_a_message() {
 /// A program's writes of one MiB arrive as 1,048,560 and 16 bytes.
 #[test]
 fn gathered_writes_precede_later_ones() {
-    let mut world = World::with_a_big_file_there();
+    let mut world = ClientWorld::with_a_big_file_there();
     let pieces = [(0, 1 << 20), (1 << 20, 16), ((1 << 20) + 16, 1 << 20)];
     assert!(pieces.iter().all(|(offset, length)| world.is_written(big(*offset, *length))));
     assert_eq!(world.sent_to_streams(), pieces.map(|piece| [piece]));
@@ -367,7 +367,7 @@ fn gathered_writes_precede_later_ones() {
 
 #[test]
 fn failed_gathered_write_is_reported() {
-    let (mut world, id) = World::with_a_list_under_way();
+    let (mut world, id) = ClientWorld::with_a_list_under_way();
     world.reply(id, Touched::default(), Err(Errno::ENOSPC));
     let call = world.call(Request::Fsync { ino: FILE });
     assert!(matches!(world.answer(call), Some(Err(Errno::ENOSPC))));
@@ -376,7 +376,7 @@ fn failed_gathered_write_is_reported() {
 
 #[test]
 fn gathered_writes_are_dropped_with_session() {
-    let mut world = World::with_a_big_file_there();
+    let mut world = ClientWorld::with_a_big_file_there();
     world.write_at(&[1000, 3000]);
     let mut actions = Actions::default();
     world.sessions.ended(world.now, Rank(0), &mut actions);
@@ -392,17 +392,17 @@ fn gathered_writes_are_dropped_with_session() {
 /// A power failure has undone the unstuffing; the client writes the pieces again.
 #[test]
 fn gathered_writes_to_stuffed_file_are_sent_one_by_one() {
-    let (mut world, id) = World::with_a_list_under_way();
+    let (mut world, id) = ClientWorld::with_a_list_under_way();
     let before = world.sent.len();
     world.reply(id, Touched::default(), Ok(Reply::Stuffed));
-    let asked: Vec<_> = world.sent.drain(before..).collect();
+    let requested: Vec<_> = world.sent.drain(before..).collect();
     let written = |request: &Request| match request {
         Request::Write { ino: FILE, offset, data, .. } => Some((*offset, data.len())),
         _ => None,
     };
-    let writes: Vec<_> = asked.iter().filter_map(|(_, _, request)| written(request)).collect();
+    let writes: Vec<_> = requested.iter().filter_map(|(_, _, request)| written(request)).collect();
     assert_eq!(writes, [(3000, 1000), (5000, 1000)]);
-    let ids: Vec<_> = asked.into_iter().map(|(id, ..)| id).collect();
+    let ids: Vec<_> = requested.into_iter().map(|(id, ..)| id).collect();
     world.reply(ids[0], Touched::default(), Err(Errno::EDQUOT));
     assert_eq!(world.sessions.unanswered_changes(), 1);
     world.reply(ids[1], Touched::default(), Ok(Reply::Written(1000)));
@@ -413,7 +413,7 @@ fn gathered_writes_to_stuffed_file_are_sent_one_by_one() {
 
 #[test]
 fn dependent_call_waits_for_write() {
-    let mut world = World::with_a_big_file();
+    let mut world = ClientWorld::with_a_big_file();
     assert!(world.is_written(big(1000, 1000)));
     let sent = world.sent.len();
     let stat = world.waits(Request::GetAttr { ino: FILE });
@@ -435,7 +435,7 @@ fn dependent_call_waits_for_write() {
 
 #[test]
 fn a_file_is_released_when_all_is_written() {
-    let mut world = World::with_a_big_file();
+    let mut world = ClientWorld::with_a_big_file();
     assert!(world.is_written(big(1000, 1000)));
     let sent = world.sent.len();
     world.call_as(user(0, 0), Call::Release { ino: FILE });
@@ -449,7 +449,7 @@ fn a_file_is_released_when_all_is_written() {
 #[test]
 fn next_operation_reports_failed_write() {
     for next in [Call::Request(Request::Fsync { ino: FILE }), Call::Request(unlock()), big(3000, 10)] {
-        let mut world = World::with_a_big_file();
+        let mut world = ClientWorld::with_a_big_file();
         assert!(world.is_written(big(1000, 1000)));
         assert!(world.sessions.has_write_behind(FILE));
         world.data_done(DataOutcome::Done(Err(Errno::ENOSPC)));
@@ -470,7 +470,7 @@ fn next_operation_reports_failed_write() {
 
 #[test]
 fn interrupt_keeps_acknowledged_operation() {
-    let mut world = World::with_a_big_file();
+    let mut world = ClientWorld::with_a_big_file();
     let call = world.call_as(user(0, 0), big(1000, 1000));
     assert!(world.answer(call).is_some());
     let mut actions = Actions::default();
@@ -480,8 +480,8 @@ fn interrupt_keeps_acknowledged_operation() {
 }
 
 #[test]
-fn others_come_to_know_a_file_when_all_is_written() {
-    let mut world = World::with_a_big_file();
+fn file_is_visible_to_others_after_all_writes() {
+    let mut world = ClientWorld::with_a_big_file();
     assert!(world.is_written(big(1000, 1000)));
     world.revoke(5);
     assert_eq!(world.revoked, []);
@@ -497,12 +497,12 @@ fn others_come_to_know_a_file_when_all_is_written() {
 #[test]
 fn only_unshared_single_link_files_use_write_behind() {
     // A second name may be in a directory that other clients know.
-    let mut world = World::with_a_big_file();
+    let mut world = ClientWorld::with_a_big_file();
     let link = Request::Link { ino: FILE, dir: DIR, name: name("second") };
     world.call(link);
     assert!(!world.is_written(big(1000, 1000)));
 
-    let mut world = World::with_a_big_file();
+    let mut world = ClientWorld::with_a_big_file();
     let two = Attr { nlink: 2, streamed: true, ..attr(FILE, FileType::Regular, 1000) };
     world.sessions.cache().distrust();
     world.call(lookup("big"));
@@ -514,7 +514,7 @@ fn only_unshared_single_link_files_use_write_behind() {
 
 #[test]
 fn writes_lost_with_session_are_reported() {
-    let mut world = World::with_a_big_file();
+    let mut world = ClientWorld::with_a_big_file();
     assert!(world.is_written(big(1000, 1000)));
     // The session continues on another connection.
     world.connect(1, true);

@@ -9,27 +9,27 @@ const DEFAULT: &str = "system.posix_acl_default";
 const NO_ID: u32 = u32::MAX;
 
 /// Tag, permissions, id, as in `linux/posix_acl.h`.
-type Entry = (u16, u16, u32);
-const fn owner(perm: u16) -> Entry {
+type AclEntry = (u16, u16, u32);
+const fn owner(perm: u16) -> AclEntry {
     (1, perm, NO_ID)
 }
-const fn user(who: User, perm: u16) -> Entry {
-    (2, perm, who.uid)
+const fn user(principal: User, perm: u16) -> AclEntry {
+    (2, perm, principal.uid)
 }
-const fn group(perm: u16) -> Entry {
+const fn group(perm: u16) -> AclEntry {
     (4, perm, NO_ID)
 }
-const fn named_group(gid: u32, perm: u16) -> Entry {
+const fn named_group(gid: u32, perm: u16) -> AclEntry {
     (8, perm, gid)
 }
-const fn mask(perm: u16) -> Entry {
+const fn mask(perm: u16) -> AclEntry {
     (16, perm, NO_ID)
 }
-const fn other(perm: u16) -> Entry {
+const fn other(perm: u16) -> AclEntry {
     (32, perm, NO_ID)
 }
 
-fn encode(entries: &[Entry]) -> Vec<u8> {
+fn encode(entries: &[AclEntry]) -> Vec<u8> {
     let mut out = 2u32.to_le_bytes().to_vec();
     for (tag, perm, id) in entries {
         out.extend(tag.to_le_bytes());
@@ -39,11 +39,11 @@ fn encode(entries: &[Entry]) -> Vec<u8> {
     out
 }
 
-fn set(path: &Path, name: &str, entries: &[Entry]) -> rustix::io::Result<()> {
+fn set(path: &Path, name: &str, entries: &[AclEntry]) -> rustix::io::Result<()> {
     setxattr(path, name, &encode(entries), XattrFlags::empty())
 }
 
-fn get(path: &Path, name: &str) -> rustix::io::Result<Vec<Entry>> {
+fn get(path: &Path, name: &str) -> rustix::io::Result<Vec<AclEntry>> {
     let mut buffer = vec![0; 4096];
     let len = getxattr(path, name, &mut buffer[..])?;
     let short = |b: &[u8]| u16::from_le_bytes([b[0], b[1]]);
@@ -75,10 +75,10 @@ pub(super) fn masked(d: &Dir) -> CaseResult {
     Ok(())
 }
 
-fn may(who: User, groups: &[u32], path: &Path, read: bool, write: bool) -> CaseResult {
-    who.run_in(groups, || {
-        same!(File::open(path).is_ok(), read, "{who:?} {groups:?} reads");
-        same!(OpenOptions::new().write(true).open(path).is_ok(), write, "{who:?} {groups:?} writes");
+fn may(principal: User, groups: &[u32], path: &Path, read: bool, write: bool) -> CaseResult {
+    principal.run_in(groups, || {
+        same!(File::open(path).is_ok(), read, "{principal:?} {groups:?} reads");
+        same!(OpenOptions::new().write(true).open(path).is_ok(), write, "{principal:?} {groups:?} writes");
         Ok(())
     })
 }

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use super::prelude::*;
-use crate::sys::{Reader, names};
+use crate::sys::{DirReader, names};
 
 const THREADS: u64 = 4;
 
@@ -55,7 +55,7 @@ pub(super) fn same_names(d: &Dir) -> CaseResult {
     // Renames that do not replace keep the number of files.
     let left = names(d.path())?;
     same!(left.len(), created.into_inner() - removed.into_inner());
-    for entry in Reader::open(d.path(), 4096)?.rest()? {
+    for entry in DirReader::open(d.path(), 4096)?.rest()? {
         let s = stat(d.at(&entry.name))?;
         same!((s.st_ino, s.st_nlink), (entry.ino, 1));
         fs::remove_file(d.at(&entry.name))?;
@@ -111,7 +111,7 @@ pub(super) fn renames_across(d: &Dir) -> CaseResult {
     let mut files = Vec::new();
     let mut stack = vec![d.path().to_path_buf()];
     while let Some(path) = stack.pop() {
-        let entries = Reader::open(&path, 4096)?.rest()?;
+        let entries = DirReader::open(&path, 4096)?.rest()?;
         let directories = entries.iter().filter(|e| e.kind == rustix::fs::FileType::Directory).count();
         same!(stat(&path)?.st_nlink, directories as u64 + 2, "{}", path.display());
         for entry in entries {

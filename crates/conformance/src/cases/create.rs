@@ -50,12 +50,12 @@ pub(super) fn append_processes(d: &Dir) -> CaseResult {
     const RECORDS: usize = 400;
     let path = d.file("log", b"")?;
     let children: Vec<Child> = (0..4u8)
-        .map(|who| {
+        .map(|writer| {
             let path = path.clone();
             Child::start(move || {
                 let log = OpenOptions::new().append(true).open(path)?;
                 for n in 0..RECORDS {
-                    let mut record = [b'a' + who; 61];
+                    let mut record = [b'a' + writer; 61];
                     record[..4].copy_from_slice(format!("{n:04}").as_bytes());
                     same!(rustix::io::write(&log, &record)?, record.len());
                 }
@@ -70,10 +70,10 @@ pub(super) fn append_processes(d: &Dir) -> CaseResult {
     same!(log.len(), 4 * RECORDS * 61);
     let mut next = [0; 4];
     for record in log.chunks(61) {
-        let who = usize::from(record[60] - b'a');
+        let writer = usize::from(record[60] - b'a');
         check!(record[4..].iter().all(|b| *b == record[60]), "a torn record");
-        same!(record[..4], *format!("{:04}", next[who]).as_bytes(), "a lost or reordered record");
-        next[who] += 1;
+        same!(record[..4], *format!("{:04}", next[writer]).as_bytes(), "a lost or reordered record");
+        next[writer] += 1;
     }
     Ok(())
 }

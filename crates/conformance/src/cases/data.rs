@@ -63,13 +63,13 @@ pub(super) fn model_two_handles(d: &Dir) -> CaseResult {
         let mut want: Vec<u8> = Vec::new();
         for _ in 0..60 {
             let bytes = pattern(rng.u64(..), rng.usize(1..9000));
-            let who = rng.usize(..3);
-            if who == 2 {
+            let index = rng.usize(..3);
+            if index == 2 {
                 rustix::io::write(&files[2], &bytes)?;
                 want.extend_from_slice(&bytes);
             } else {
                 let at = rng.usize(..150_000);
-                files[who].write_all_at(&bytes, at as u64)?;
+                files[index].write_all_at(&bytes, at as u64)?;
                 want.resize(want.len().max(at + bytes.len()), 0);
                 want[at..at + bytes.len()].copy_from_slice(&bytes);
             }

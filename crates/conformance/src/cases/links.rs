@@ -64,8 +64,8 @@ pub(super) fn errors(d: &Dir) -> CaseResult {
     fails!(fs::hard_link(d.at("none"), d.at("b")), ENOENT);
     fails!(fs::hard_link(&a, d.at("none/b")), ENOENT);
     fails!(fs::hard_link(&a, d.at("a/b")), ENOTDIR);
-    let elsewhere = ["/dev/shm", "/tmp", "/run", "/"].into_iter().map(Path::new);
-    for other in elsewhere.filter(|p| stat(p).is_ok_and(|s| s.st_dev != stat(&a).map_or(0, |s| s.st_dev))) {
+    let other_mounts = ["/dev/shm", "/tmp", "/run", "/"].into_iter().map(Path::new);
+    for other in other_mounts.filter(|p| stat(p).is_ok_and(|s| s.st_dev != stat(&a).map_or(0, |s| s.st_dev))) {
         fails!(fs::hard_link(&a, other.join("espalier-never-made")), EXDEV);
     }
     same!(stat(&a)?.st_nlink, 1);

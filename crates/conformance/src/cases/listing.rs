@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::prelude::*;
-use crate::sys::{Entry, Reader, names};
+use crate::sys::{ListedEntry, DirReader, names};
 
 /// Buffer size in bytes; small, so that a listing takes many calls.
 const PIECE: usize = 512;
@@ -19,8 +19,8 @@ pub(super) fn seek_while_changing(d: &Dir) -> CaseResult {
         d.file(format!("go{n:05}"), b"")?;
     }
     let mut rng = fastrand::Rng::with_seed(1);
-    let mut reader = Reader::open(d.path(), PIECE)?;
-    let mut seen: Vec<Entry> = Vec::new();
+    let mut reader = DirReader::open(d.path(), PIECE)?;
+    let mut seen: Vec<ListedEntry> = Vec::new();
     let (mut gone, mut made) = (0, 0);
     loop {
         let some = reader.some()?;
@@ -41,7 +41,7 @@ pub(super) fn seek_while_changing(d: &Dir) -> CaseResult {
             }
         }
         if rng.bool() {
-            reader = Reader::open(d.path(), PIECE)?;
+            reader = DirReader::open(d.path(), PIECE)?;
         }
         reader.seek(some[take - 1].next)?;
     }
@@ -61,7 +61,7 @@ pub(super) fn seek_while_changing(d: &Dir) -> CaseResult {
 
 pub(super) fn rewind(d: &Dir) -> CaseResult {
     fill(d, 100)?;
-    let mut reader = Reader::open(d.path(), PIECE)?;
+    let mut reader = DirReader::open(d.path(), PIECE)?;
     reader.some()?;
     d.file("late", b"")?;
     fs::remove_file(d.at("keep00000"))?;
@@ -78,7 +78,7 @@ pub(super) fn rewind(d: &Dir) -> CaseResult {
 pub(super) fn remove_while_reading(d: &Dir) -> CaseResult {
     for (count, piece) in [(1000, PIECE), (3000, 32 * 1024), (10, 4096)] {
         fill(d, count)?;
-        let mut reader = Reader::open(d.path(), piece)?;
+        let mut reader = DirReader::open(d.path(), piece)?;
         let mut removed = 0;
         loop {
             let some = reader.some()?;
@@ -106,7 +106,7 @@ pub(super) fn types_and_inodes(d: &Dir) -> CaseResult {
     rustix::fs::mknodat(CWD, d.at("char"), FileType::CharacterDevice, Mode::from_raw_mode(0o600), 0x103)?;
     rustix::fs::mknodat(CWD, d.at("block"), FileType::BlockDevice, Mode::from_raw_mode(0o600), 0x700)?;
     fs::hard_link(d.at("file"), d.at("hard"))?;
-    let entries = Reader::open(d.path(), 32 * 1024)?.rest()?;
+    let entries = DirReader::open(d.path(), 32 * 1024)?.rest()?;
     same!(entries.len(), 8);
     for entry in entries {
         let s = stat(d.at(&entry.name))?;
@@ -120,7 +120,7 @@ pub(super) fn dots(d: &Dir) -> CaseResult {
     fs::create_dir_all(d.at("a/b"))?;
     for (path, parent) in [("a/b", "a"), ("a", "")] {
         let all = {
-            let mut reader = Reader::open(d.at(path), 32 * 1024)?;
+            let mut reader = DirReader::open(d.at(path), 32 * 1024)?;
             reader.some()?
         };
         for (name, target) in [(".", path), ("..", parent)] {
@@ -136,17 +136,17 @@ pub(super) fn small_buffers(d: &Dir) -> CaseResult {
     let long = "n".repeat(255);
     d.file(&long, b"")?;
     d.file("short", b"")?;
-    let mut reader = Reader::open(d.path(), 300)?;
+    let mut reader = DirReader::open(d.path(), 300)?;
     same!(reader.rest()?.len(), 2);
     // A buffer too small for the next entry is an error, not the end of the directory.
-    let mut reader = Reader::open(d.path(), 64)?;
+    let mut reader = DirReader::open(d.path(), 64)?;
     fails!(reader.rest().map_err(|_| rustix::io::Errno::INVAL), EINVAL);
     Ok(())
 }
 
 pub(super) fn empty_and_removed(d: &Dir) -> CaseResult {
     fs::create_dir(d.at("e"))?;
-    let mut reader = Reader::open(d.at("e"), PIECE)?;
+    let mut reader = DirReader::open(d.at("e"), PIECE)?;
     same!(reader.rest()?.len(), 0);
     reader.seek(0)?;
     fs::remove_dir(d.at("e"))?;
@@ -167,7 +167,7 @@ pub(super) fn empty_and_removed(d: &Dir) -> CaseResult {
 /// An offset stays valid for a long time.
 pub(super) fn stable_cookies(d: &Dir) -> CaseResult {
     fill(d, 500)?;
-    let mut reader = Reader::open(d.path(), PIECE)?;
+    let mut reader = DirReader::open(d.path(), PIECE)?;
     let all = reader.rest()?;
     let mut rng = fastrand::Rng::with_seed(2);
     for n in 0..100 {

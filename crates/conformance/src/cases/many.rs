@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use super::prelude::*;
-use crate::sys::Reader;
+use crate::sys::DirReader;
 
 pub(super) fn entries_in_a_directory(d: &Dir) -> CaseResult {
     let count = d.limits.entries;
@@ -11,7 +11,7 @@ pub(super) fn entries_in_a_directory(d: &Dir) -> CaseResult {
     for n in 0..count {
         open(d.at(name(n)), OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY)?;
     }
-    let list = || -> Result<Vec<_>, Failure> { Reader::open(d.path(), 64 * 1024)?.rest() };
+    let list = || -> Result<Vec<_>, Failure> { DirReader::open(d.path(), 64 * 1024)?.rest() };
     let all = list()?;
     same!(all.len(), count as usize);
     let inodes: HashSet<u64> = all.iter().map(|e| e.ino).collect();

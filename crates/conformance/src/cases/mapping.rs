@@ -3,7 +3,7 @@
 use rustix::mm::MapFlags;
 
 use super::prelude::*;
-use crate::map::Map;
+use crate::map::FileMapping;
 
 pub(super) fn shared_store_read(d: &Dir) -> CaseResult {
     for len in [4096, 65_536, 300_000] {
@@ -11,7 +11,7 @@ pub(super) fn shared_store_read(d: &Dir) -> CaseResult {
         let mut want = pattern(1, len);
         d.file(&name, &want)?;
         let file = d.open(&name)?;
-        let map = Map::shared(&file, len)?;
+        let map = FileMapping::shared(&file, len)?;
         same!(map.load(0, len), want);
         for at in [0, len / 2, len - 5] {
             map.store(at, b"store");
@@ -28,7 +28,7 @@ pub(super) fn shared_store_read(d: &Dir) -> CaseResult {
 pub(super) fn write_seen_by_mapping(d: &Dir) -> CaseResult {
     let file = d.open("f")?;
     file.set_len(200_000)?;
-    let map = Map::shared(&file, 200_000)?;
+    let map = FileMapping::shared(&file, 200_000)?;
     for at in [0usize, 10, 4090, 65_530, 199_990] {
         file.write_all_at(b"written", at.min(199_993) as u64)?;
         same!(map.load(at.min(199_993), 7), b"written");
@@ -47,7 +47,7 @@ pub(super) fn write_only_seen_by_others(d: &Dir) -> CaseResult {
         let path = d.file(&name, &pattern(1, len))?;
         let writer = OpenOptions::new().write(true).open(&path)?;
         let reader = d.open(&name)?;
-        let map = Map::shared(&reader, len)?;
+        let map = FileMapping::shared(&reader, len)?;
         let mut want = map.load(0, len);
         for (n, at) in [0, 4090, len / 2, len - 7].into_iter().enumerate() {
             // Data stored first must neither be lost nor reappear.
@@ -75,9 +75,9 @@ pub(super) fn write_only_seen_by_others(d: &Dir) -> CaseResult {
 pub(super) fn shared_between_processes(d: &Dir) -> CaseResult {
     let file = d.open("f")?;
     file.set_len(100_000)?;
-    let map = Map::shared(&file, 100_000)?;
+    let map = FileMapping::shared(&file, 100_000)?;
     in_child(|| {
-        let mine = Map::shared(&d.open("f")?, 100_000)?;
+        let mine = FileMapping::shared(&d.open("f")?, 100_000)?;
         mine.store(70_000, b"from the child");
         Ok(())
     })?;
@@ -91,19 +91,19 @@ pub(super) fn shared_between_processes(d: &Dir) -> CaseResult {
 
 pub(super) fn private_copy(d: &Dir) -> CaseResult {
     let f = d.file("f", &pattern(1, 10_000))?;
-    let map = Map::new(File::open(&f)?, 10_000, MapFlags::PRIVATE, true)?;
+    let map = FileMapping::new(File::open(&f)?, 10_000, MapFlags::PRIVATE, true)?;
     map.store(100, b"mine only");
     same!(map.load(100, 9), b"mine only");
     same!(fs::read(&f)?, pattern(1, 10_000));
     let read_only = File::open(&f)?;
-    fails!(Map::shared(&read_only, 100), EACCES);
+    fails!(FileMapping::shared(&read_only, 100), EACCES);
     Ok(())
 }
 
 pub(super) fn growing(d: &Dir) -> CaseResult {
     let file = d.open("f")?;
     file.write_all_at(b"short", 0)?;
-    let map = Map::shared(&file, 256 * 1024)?;
+    let map = FileMapping::shared(&file, 256 * 1024)?;
     same!(map.load(0, 5), b"short");
     file.set_len(256 * 1024)?;
     map.store(200_000, b"grown");
@@ -120,7 +120,7 @@ pub(super) fn growing(d: &Dir) -> CaseResult {
 pub(super) fn past_end_zero(d: &Dir) -> CaseResult {
     let file = d.open("f")?;
     file.write_all_at(b"abc", 0)?;
-    let map = Map::shared(&file, 4096)?;
+    let map = FileMapping::shared(&file, 4096)?;
     same!(map.load(3, 100), [0; 100]);
     // A store after the end of the file does not become part of it.
     map.store(10, b"lost");
@@ -131,7 +131,7 @@ pub(super) fn past_end_zero(d: &Dir) -> CaseResult {
     same!(fs::read(d.at("f"))?[..3], *b"abc");
     same!(fs::read(d.at("f"))?.len(), 20);
     // A load from a page after the end raises SIGBUS.
-    let map = Map::shared(&file, 16_384)?;
+    let map = FileMapping::shared(&file, 16_384)?;
     let outcome = in_child(|| {
         map.load(8192, 1);
         Ok(())
@@ -154,7 +154,7 @@ pub(super) fn executable(d: &Dir) -> CaseResult {
 
 pub(super) fn unlinked_mapping(d: &Dir) -> CaseResult {
     let f = d.file("f", &pattern(3, 150_000))?;
-    let map = Map::shared(&d.open("f")?, 150_000)?;
+    let map = FileMapping::shared(&d.open("f")?, 150_000)?;
     fs::remove_file(&f)?;
     d.file("f", b"another")?;
     same!(map.load(0, 150_000), pattern(3, 150_000));
@@ -170,7 +170,7 @@ pub(super) fn strip_crossing(d: &Dir) -> CaseResult {
     let file = d.open("f")?;
     let mut want = pattern(4, 60_000);
     file.write_all_at(&want, 0)?;
-    let map = Map::shared(&file, 60_000)?;
+    let map = FileMapping::shared(&file, 60_000)?;
     map.store(1000, b"before");
     want[1000..1006].copy_from_slice(b"before");
     file.write_all_at(&pattern(5, 100_000), 60_000)?;
@@ -194,7 +194,7 @@ pub(super) fn dirty_pages_are_data(d: &Dir) -> CaseResult {
         let file = d.open(&name)?;
         file.set_len(len as u64)?;
         same!(file.metadata()?.blocks(), 0);
-        let map = Map::shared(&file, len)?;
+        let map = FileMapping::shared(&file, len)?;
         // Only the mapping keeps the file open.
         drop(file);
         let mut want = vec![0; len];
@@ -237,7 +237,7 @@ pub(super) fn loaded_pages_are_holes(d: &Dir) -> CaseResult {
     for len in [60_000, 300_000, 5 << 20] {
         let file = d.open(format!("f{len}"))?;
         file.set_len(len as u64)?;
-        let map = Map::shared(&file, len)?;
+        let map = FileMapping::shared(&file, len)?;
         same!(map.load(len / 2, 100), [0; 100]);
         fails!(super::sparse::find(&file, true, 0), ENXIO);
         same!(super::sparse::find(&file, false, 0)?, 0);

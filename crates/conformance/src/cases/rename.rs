@@ -172,11 +172,11 @@ pub(super) fn open_directory(d: &Dir) -> CaseResult {
 
 pub(super) fn sticky(d: &Dir) -> CaseResult {
     let shared = d.mkdir("shared", 0o1777)?;
-    let mine = |name: &str, who: User| -> CaseResult {
+    let mine = |name: &str, owner: User| -> CaseResult {
         let path = shared.join(name);
         fs::write(&path, b"")?;
         chmod(&path, 0o666)?;
-        chown(&path, who.uid, who.gid)
+        chown(&path, owner.uid, owner.gid)
     };
     mine("alice", ALICE)?;
     mine("bob", BOB)?;

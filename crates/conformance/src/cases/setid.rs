@@ -156,9 +156,9 @@ pub(super) fn capabilities_cleared_by_write(d: &Dir) -> CaseResult {
 }
 
 /// An operation that changes a file's data, given the file and another one of the same size.
-type Change = fn(&Path, &Path) -> CaseResult;
+type DataChange = fn(&Path, &Path) -> CaseResult;
 
-fn changes() -> [(&'static str, Change); 14] {
+fn changes() -> [(&'static str, DataChange); 14] {
     [
         ("write", |f, _| Ok(writer(f)?.write_all_at(b"x", 1)?)),
         ("write of a reader", |f, _| {
@@ -217,10 +217,10 @@ fn allocate(f: &Path, mode: FallocateFlags, length: u64) -> CaseResult {
 }
 
 /// Executes a change as a user; returns true if the file system supports it.
-fn has(by: User, change: Change, f: &Path, other: &Path, what: &str) -> Result<bool, Failure> {
+fn has(by: User, change: DataChange, f: &Path, other: &Path, case_name: &str) -> Result<bool, Failure> {
     match by.run(|| change(f, other)) {
         Err(Failure { skip: true, .. }) => Ok(false),
-        Err(failure) => Err(Failure { message: format!("{what}: {}", failure.message), skip: false }),
+        Err(failure) => Err(Failure { message: format!("{case_name}: {}", failure.message), skip: false }),
         Ok(()) => Ok(true),
     }
 }
@@ -228,7 +228,7 @@ fn has(by: User, change: Change, f: &Path, other: &Path, what: &str) -> Result<b
 pub(super) fn cleared_by_every_change_of_bytes(d: &Dir) -> CaseResult {
     for len in SIZES {
         let other = d.file(format!("other{len}"), &pattern(2, len))?;
-        for (number, (what, change)) in changes().into_iter().enumerate() {
+        for (number, (case_name, change)) in changes().into_iter().enumerate() {
             for (by, older) in [(ALICE, false), (BOB, false), (BOB, true)] {
                 let f = d.file(format!("{len}-{number}-{}-{older}", by.uid), &pattern(1, len))?;
                 // Another handle, for which the kernel may use passthrough.
@@ -236,9 +236,9 @@ pub(super) fn cleared_by_every_change_of_bytes(d: &Dir) -> CaseResult {
                 chown(&f, ALICE.uid, ALICE.gid)?;
                 chmod(&f, 0o6777)?;
                 same_mode(&f, 0o6777)?;
-                if has(by, change, &f, &other, what)? {
+                if has(by, change, &f, &other, case_name)? {
                     let found = mode(&f)?;
-                    check!(found == 0o777, "{what}, {len} bytes: mode is {found:o}");
+                    check!(found == 0o777, "{case_name}, {len} bytes: mode is {found:o}");
                 }
             }
         }
@@ -257,13 +257,13 @@ pub(super) fn cleared_through_older_opening(d: &Dir) -> CaseResult {
             ("fallocate", &|| Ok(fallocate(&file, FallocateFlags::KEEP_SIZE, 0, 300_000)?)),
             ("copy", &|| copy_file_range(&other, Some(&mut 0), &file, Some(&mut 0), 50).map(drop).map_err(Failure::from)),
         ];
-        for (what, change) in change {
+        for (case_name, change) in change {
             // Denies the writer further opens of the file.
             chmod(&f, 0o4755)?;
             same_mode(&f, 0o4755)?;
-            BOB.run(change).map_err(|failure| Failure::at(format!("{what}: {}", failure.message)))?;
+            BOB.run(change).map_err(|failure| Failure::at(format!("{case_name}: {}", failure.message)))?;
             let found = mode(&f)?;
-            check!(found == 0o755, "{what}, {len} bytes: mode is {found:o}");
+            check!(found == 0o755, "{case_name}, {len} bytes: mode is {found:o}");
         }
     }
     Ok(())
@@ -331,15 +331,15 @@ pub(super) fn written_program_runs_as_caller(d: &Dir) -> CaseResult {
 pub(super) fn capabilities_cleared_by_every_change_of_bytes(d: &Dir) -> CaseResult {
     for len in SIZES {
         let other = d.file(format!("other{len}"), &pattern(2, len))?;
-        for (number, (what, change)) in changes().into_iter().enumerate() {
+        for (number, (case_name, change)) in changes().into_iter().enumerate() {
             for (by, older) in [(BOB, false), (BOB, true), (User { uid: 0, gid: 0 }, false)] {
                 let f = d.file(format!("{len}-{number}-{}-{older}", by.uid), &pattern(1, len))?;
                 let _writer = if older { Some(OpenOptions::new().read(true).write(true).open(&f)?) } else { None };
                 chmod(&f, 0o777)?;
                 rustix::fs::setxattr(&f, CAPABILITY, &NET_RAW, XattrFlags::empty())?;
-                if has(by, change, &f, &other, what)? {
+                if has(by, change, &f, &other, case_name)? {
                     let left = rustix::fs::getxattr_query(&f, CAPABILITY);
-                    check!(left == Err(Errno::NODATA), "{what}, {len} bytes: {left:?}");
+                    check!(left == Err(Errno::NODATA), "{case_name}, {len} bytes: {left:?}");
                 }
             }
         }

@@ -6,7 +6,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use super::prelude::*;
-use crate::map::Map;
+use crate::map::FileMapping;
 use crate::dir::{nanos, timespec};
 
 fn set(path: &Path, access: (i64, i64), modification: (i64, i64)) -> rustix::io::Result<()> {
@@ -219,8 +219,8 @@ pub(super) fn final_after_close(d: &Dir) -> CaseResult {
     for len in LENGTHS {
         let bytes = pattern(2, len);
         paths.push(d.file(format!("written{len}"), &bytes)?);
-        let mut opened = |what: &str| -> Result<File, Failure> {
-            let path = d.file(format!("{what}{len}"), &bytes)?;
+        let mut opened = |label: &str| -> Result<File, Failure> {
+            let path = d.file(format!("{label}{len}"), &bytes)?;
             let file = OpenOptions::new().read(true).write(true).open(&path)?;
             paths.push(path);
             Ok(file)
@@ -228,7 +228,7 @@ pub(super) fn final_after_close(d: &Dir) -> CaseResult {
         opened("overwritten")?.write_all_at(b"x", len as u64 / 2)?;
         opened("truncated")?.set_len(len as u64 / 2)?;
         opened("mapped").and_then(|file| {
-            Map::shared(&file, len)?.store(len / 2, b"stored");
+            FileMapping::shared(&file, len)?.store(len / 2, b"stored");
             Ok(())
         })?;
         let file = opened("synced")?;
@@ -286,7 +286,7 @@ pub(super) fn set_while_map_is_dirty(d: &Dir) -> CaseResult {
                 file = d.open(&name)?;
                 file.write_all_at(&pattern(1, len), 0)?;
             }
-            let map = Map::shared(&file, len)?;
+            let map = FileMapping::shared(&file, len)?;
             map.store(5, b"stored");
             set(&path, (1, 0), (1, 0))?;
             same!(mtime(&stat(&path)?), nanos(1, 0), "{name}");
@@ -309,7 +309,7 @@ pub(super) fn store_through_map_counts(d: &Dir) -> CaseResult {
             let path = d.file(&name, &pattern(1, len))?;
             stat(&path)?; // the kernel may keep this
             let file = d.open(&name)?;
-            let map = Map::shared(&file, len)?;
+            let map = FileMapping::shared(&file, len)?;
             let file = keeps_open.then_some(file);
             set(&path, (1, 0), (1, 0))?;
             let before = times(&path)?;

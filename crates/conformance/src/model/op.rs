@@ -4,7 +4,7 @@
 pub(super) type Name = String;
 
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Op {
+pub(super) enum ModelOp {
     Create {
         path: Name,
         exclusive: bool,
@@ -133,18 +133,18 @@ pub(super) const CAPABILITY: &str = "security.capability";
 pub(super) const NET_RAW: [u8; 20] = *b"\0\0\0\x02\0\x20\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
 
 /// Result of an operation; an error is its number.
-pub(super) type Answer = Result<Out, i32>;
+pub(super) type OpResult = Result<Out, i32>;
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Out {
     Done,
     Bytes(Vec<u8>),
     Names(Vec<String>),
-    Attr(Attr),
+    Attr(ModelAttr),
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Attr {
+pub(super) struct ModelAttr {
     pub(super) kind: char,
     pub(super) mode: u32,
     pub(super) nlink: u64,
@@ -155,7 +155,7 @@ pub(super) struct Attr {
 /// A node in the comparison of whole trees.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Seen {
-    pub(super) attr: Attr,
+    pub(super) attr: ModelAttr,
     pub(super) content: Vec<u8>,
     pub(super) xattrs: Vec<(String, Vec<u8>)>,
 }
@@ -174,7 +174,7 @@ fn place(rng: &mut fastrand::Rng) -> u64 {
     (EDGES[rng.usize(..EDGES.len())] + rng.u64(..40)).saturating_sub(20)
 }
 
-impl Op {
+impl ModelOp {
     pub(super) fn random(rng: &mut fastrand::Rng) -> Self {
         let (path, to) = (path(rng), path(rng));
         match rng.u8(..51) {

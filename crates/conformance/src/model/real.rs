@@ -12,10 +12,12 @@ use rustix::fs::{
 };
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 
-use super::op::{Answer, Attr, By, CAPABILITY, HANDLES, How, NET_RAW, Op, Out, Seen, Space, bytes};
+use super::op::{
+    By, CAPABILITY, HANDLES, How, ModelAttr, ModelOp, NET_RAW, OpResult, Out, Seen, Space, bytes,
+};
 use crate::Failure;
 use crate::dir::timespec;
-use crate::map::Map;
+use crate::map::FileMapping;
 use crate::process::Code;
 use crate::sys::{Handle, drop_caches};
 
@@ -28,17 +30,17 @@ pub(super) fn has_handles(root: &Path) -> bool {
     mount.is_ok_and(|mount| Handle::of(root).is_ok_and(|handle| handle.stat(&mount).is_ok()))
 }
 
-pub(super) fn apply(root: &Path, handles: &mut Handles, op: &Op) -> Answer {
+pub(super) fn apply(root: &Path, handles: &mut Handles, op: &ModelOp) -> OpResult {
     let at = |path: &str| PathBuf::from(format!("{}{path}", root.display()));
     match op {
-        Op::Create { path, exclusive } => {
+        ModelOp::Create { path, exclusive } => {
             let how = if *exclusive { OFlags::EXCL } else { OFlags::empty() };
             done(open(&at(path), OFlags::CREATE | OFlags::RDWR | how).map(drop))
         }
-        Op::Mkdir { path, mode } => done(rustix::fs::mkdir(at(path), Mode::from_raw_mode(*mode))),
-        Op::Unlink { path } => done(rustix::fs::unlink(at(path))),
-        Op::Rmdir { path } => done(rustix::fs::rmdir(at(path))),
-        Op::Rename { from, to, how } => {
+        ModelOp::Mkdir { path, mode } => done(rustix::fs::mkdir(at(path), Mode::from_raw_mode(*mode))),
+        ModelOp::Unlink { path } => done(rustix::fs::unlink(at(path))),
+        ModelOp::Rmdir { path } => done(rustix::fs::rmdir(at(path))),
+        ModelOp::Rename { from, to, how } => {
             let flags = match how {
                 How::Plain => RenameFlags::empty(),
                 How::NoReplace => RenameFlags::NOREPLACE,
@@ -46,20 +48,20 @@ pub(super) fn apply(root: &Path, handles: &mut Handles, op: &Op) -> Answer {
             };
             done(rustix::fs::renameat_with(CWD, at(from), CWD, at(to), flags))
         }
-        Op::Link { from, to } => done(rustix::fs::linkat(CWD, at(from), CWD, at(to), AtFlags::empty())),
-        Op::Symlink { path, target } => done(rustix::fs::symlink(target, at(path))),
-        Op::Write { path, at: offset, len, fill, by } => {
+        ModelOp::Link { from, to } => done(rustix::fs::linkat(CWD, at(from), CWD, at(to), AtFlags::empty())),
+        ModelOp::Symlink { path, target } => done(rustix::fs::symlink(target, at(path))),
+        ModelOp::Write { path, at: offset, len, fill, by } => {
             let file = open(&at(path), OFlags::WRONLY).map_err(|e| e.code())?;
             done(run_as(*by, || file.write_all_at(&bytes(*fill, *len), *offset)))
         }
-        Op::Truncate { path, len, by } => {
+        ModelOp::Truncate { path, len, by } => {
             let file = open(&at(path), OFlags::WRONLY).map_err(|e| e.code())?;
             done(run_as(*by, || file.set_len(*len)))
         }
-        Op::Map { path, at: offset, len, fill } => {
+        ModelOp::Map { path, at: offset, len, fill } => {
             store(&at(path), *offset as usize, *len, *fill).map(Out::Bytes).map_err(|e| e.code())
         }
-        Op::Allocate { path, at: offset, len, how } => {
+        ModelOp::Allocate { path, at: offset, len, how } => {
             let file = open(&at(path), OFlags::WRONLY).map_err(|e| e.code())?;
             // File systems differ: an allocation without an effect may remove it.
             let _ = rustix::fs::fremovexattr(&file, CAPABILITY);
@@ -70,24 +72,26 @@ pub(super) fn apply(root: &Path, handles: &mut Handles, op: &Op) -> Answer {
             };
             done(fallocate(&file, mode, *offset, *len))
         }
-        Op::Read { path } => read(&at(path)).map(Out::Bytes),
-        Op::Stat { path } => rustix::fs::lstat(at(path)).map(|s| Out::Attr(attr(&s))).map_err(|e| e.code()),
-        Op::List { path } => names(&at(path)).map(Out::Names),
-        Op::Chmod { path, mode } => done(rustix::fs::chmod(at(path), Mode::from_raw_mode(*mode))),
-        Op::SetXattr { path, name, len, fill } => {
+        ModelOp::Read { path } => read(&at(path)).map(Out::Bytes),
+        ModelOp::Stat { path } => {
+            rustix::fs::lstat(at(path)).map(|s| Out::Attr(attr(&s))).map_err(|e| e.code())
+        }
+        ModelOp::List { path } => names(&at(path)).map(Out::Names),
+        ModelOp::Chmod { path, mode } => done(rustix::fs::chmod(at(path), Mode::from_raw_mode(*mode))),
+        ModelOp::SetXattr { path, name, len, fill } => {
             done(rustix::fs::lsetxattr(at(path), name, &bytes(*fill, *len), XattrFlags::empty()))
         }
-        Op::RemoveXattr { path, name } => done(rustix::fs::lremovexattr(at(path), name)),
-        Op::SetTime { path, secs } => {
+        ModelOp::RemoveXattr { path, name } => done(rustix::fs::lremovexattr(at(path), name)),
+        ModelOp::SetTime { path, secs } => {
             let times =
                 Timestamps { last_access: timespec(0, UTIME_OMIT), last_modification: timespec(*secs, 5) };
             done(rustix::fs::utimensat(CWD, at(path), &times, AtFlags::SYMLINK_NOFOLLOW))
         }
-        Op::KeepHandle { path, place } => {
+        ModelOp::KeepHandle { path, place } => {
             handles[*place] = Some(Handle::of(at(path)).map_err(|e| e.code())?);
             Ok(Out::Done)
         }
-        Op::StatHandle { place, evict } => {
+        ModelOp::StatHandle { place, evict } => {
             if *evict {
                 // Without permission to evict, the test uses the kernel's caches.
                 let _ = drop_caches();
@@ -96,7 +100,7 @@ pub(super) fn apply(root: &Path, handles: &mut Handles, op: &Op) -> Answer {
             let mount = open(root, OFlags::RDONLY | OFlags::DIRECTORY).map_err(|e| e.code())?;
             handle.stat(&mount).map(|s| Out::Attr(attr(&s))).map_err(|e| e.code())
         }
-        Op::SetCapability { path } => {
+        ModelOp::SetCapability { path } => {
             done(rustix::fs::lsetxattr(at(path), CAPABILITY, &NET_RAW, XattrFlags::empty()))
         }
     }
@@ -116,7 +120,7 @@ fn run_as<T>(by: By, call: impl FnOnce() -> std::io::Result<T>) -> std::io::Resu
     result
 }
 
-fn done<E: Code>(result: Result<(), E>) -> Answer {
+fn done<E: Code>(result: Result<(), E>) -> OpResult {
     result.map(|()| Out::Done).map_err(|e| e.code())
 }
 
@@ -137,7 +141,7 @@ fn store(path: &Path, at: usize, len: usize, fill: u8) -> rustix::io::Result<Vec
     // File systems differ: a store through a mapping may remove it.
     let _ = rustix::fs::fremovexattr(&file, CAPABILITY);
     let size = rustix::fs::fstat(&file)?.st_size as usize;
-    let map = if size > 0 { Some(Map::shared(&file, size)?) } else { None };
+    let map = if size > 0 { Some(FileMapping::shared(&file, size)?) } else { None };
     if let Some(map) = &map {
         let at = at.min(size);
         map.store(at, &bytes(fill, len.min(size - at)));
@@ -174,7 +178,7 @@ fn names(path: &Path) -> Result<Vec<String>, i32> {
     Ok(names)
 }
 
-fn attr(s: &Stat) -> Attr {
+fn attr(s: &Stat) -> ModelAttr {
     let kind = match s.st_mode & libc::S_IFMT {
         libc::S_IFREG => 'f',
         libc::S_IFDIR => 'd',
@@ -182,7 +186,7 @@ fn attr(s: &Stat) -> Attr {
         _ => '?',
     };
     let size = if kind == 'd' { 0 } else { s.st_size as u64 };
-    Attr { kind, mode: s.st_mode & 0o7777, nlink: s.st_nlink, size }
+    ModelAttr { kind, mode: s.st_mode & 0o7777, nlink: s.st_nlink, size }
 }
 
 /// All paths below the root with their visible state.

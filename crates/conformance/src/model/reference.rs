@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, HashMap};
 
 use libc::{EEXIST, EINVAL, EISDIR, ELOOP, ENODATA, ENOENT, ENOTDIR, ENOTEMPTY, EPERM, ESTALE};
 
-use super::op::{Answer, Attr, By, CAPABILITY, HANDLES, How, NET_RAW, Op, Out, Seen, Space, bytes};
+use super::op::{
+    By, CAPABILITY, HANDLES, How, ModelAttr, ModelOp, NET_RAW, OpResult, Out, Seen, Space, bytes,
+};
 
 type Id = u64;
 const ROOT: Id = 1;
@@ -17,7 +19,7 @@ enum Body {
 }
 
 #[derive(Clone, Debug)]
-struct Node {
+struct ReferenceNode {
     body: Body,
     mode: u32,
     /// Number of names; 1 for a directory.
@@ -37,7 +39,7 @@ pub(super) struct Times {
 }
 
 pub(super) struct Reference {
-    nodes: HashMap<Id, Node>,
+    nodes: HashMap<Id, ReferenceNode>,
     next: Id,
     changes: u64,
     handles: [Option<Id>; HANDLES],
@@ -50,26 +52,28 @@ impl Reference {
         this
     }
 
-    pub(super) fn apply(&mut self, op: &Op) -> Answer {
+    pub(super) fn apply(&mut self, op: &ModelOp) -> OpResult {
         match op {
-            Op::Create { path, exclusive } => self.create(path, *exclusive),
-            Op::Mkdir { path, mode } => self.make(path, Body::Dir(BTreeMap::new()), mode & !0o022),
-            Op::Symlink { path, target } => self.make(path, Body::Symlink(target.clone()), 0o777),
-            Op::Unlink { path } => self.unlink(path),
-            Op::Rmdir { path } => self.rmdir(path),
-            Op::Rename { from, to, how } => self.rename(from, to, *how),
-            Op::Link { from, to } => self.link(from, to),
-            Op::Write { path, at, len, fill, by } => self.write(path, *at as usize, &bytes(*fill, *len), *by),
-            Op::Truncate { path, len, by } => {
+            ModelOp::Create { path, exclusive } => self.create(path, *exclusive),
+            ModelOp::Mkdir { path, mode } => self.make(path, Body::Dir(BTreeMap::new()), mode & !0o022),
+            ModelOp::Symlink { path, target } => self.make(path, Body::Symlink(target.clone()), 0o777),
+            ModelOp::Unlink { path } => self.unlink(path),
+            ModelOp::Rmdir { path } => self.rmdir(path),
+            ModelOp::Rename { from, to, how } => self.rename(from, to, *how),
+            ModelOp::Link { from, to } => self.link(from, to),
+            ModelOp::Write { path, at, len, fill, by } => {
+                self.write(path, *at as usize, &bytes(*fill, *len), *by)
+            }
+            ModelOp::Truncate { path, len, by } => {
                 self.written(path, EISDIR)?.resize(*len as usize, 0);
                 self.remove_privileges(path, *by)
             }
-            Op::SetTime { path, secs } => {
+            ModelOp::SetTime { path, secs } => {
                 let id = self.lookup(path)?;
                 self.node_mut(id).mtime = Some(*secs);
                 Ok(Out::Done)
             }
-            Op::Map { path, at, len, fill } => {
+            ModelOp::Map { path, at, len, fill } => {
                 let file = self.written(path, EISDIR)?;
                 let at = file.len().min(*at as usize);
                 let len = (*len).min(file.len() - at);
@@ -78,7 +82,7 @@ impl Reference {
                 self.remove_privileges(path, By::Privileged)?;
                 Ok(Out::Bytes(all))
             }
-            Op::Allocate { path, at, len, how } => {
+            ModelOp::Allocate { path, at, len, how } => {
                 let file = self.written(path, EISDIR)?;
                 let (at, end) = (*at as usize, (*at + *len) as usize);
                 match how {
@@ -91,13 +95,13 @@ impl Reference {
                 }
                 self.remove_privileges(path, By::Privileged)
             }
-            Op::Read { path } => Ok(Out::Bytes(self.file(path, EISDIR)?.clone())),
-            Op::Stat { path } => Ok(Out::Attr(self.attr(self.lookup(path)?))),
-            Op::List { path } => match &self.node(self.lookup(path)?).body {
+            ModelOp::Read { path } => Ok(Out::Bytes(self.file(path, EISDIR)?.clone())),
+            ModelOp::Stat { path } => Ok(Out::Attr(self.attr(self.lookup(path)?))),
+            ModelOp::List { path } => match &self.node(self.lookup(path)?).body {
                 Body::Dir(entries) => Ok(Out::Names(entries.keys().cloned().collect())),
                 _ => Err(ENOTDIR),
             },
-            Op::Chmod { path, mode } => {
+            ModelOp::Chmod { path, mode } => {
                 let id = self.lookup(path)?;
                 if matches!(self.node(id).body, Body::Symlink(_)) {
                     return Err(ENOENT); // chmod follows, and all targets dangle
@@ -105,7 +109,7 @@ impl Reference {
                 self.node_mut(id).mode = *mode;
                 Ok(Out::Done)
             }
-            Op::SetXattr { path, name, len, fill } => {
+            ModelOp::SetXattr { path, name, len, fill } => {
                 let id = self.lookup(path)?;
                 if matches!(self.node(id).body, Body::Symlink(_)) {
                     return Err(EPERM);
@@ -113,24 +117,24 @@ impl Reference {
                 self.node_mut(id).xattrs.insert(name.clone(), bytes(*fill, *len));
                 Ok(Out::Done)
             }
-            Op::SetCapability { path } => {
+            ModelOp::SetCapability { path } => {
                 let id = self.lookup(path)?;
                 // Linux permits them on directories and links too.
                 self.node_mut(id).xattrs.insert(CAPABILITY.into(), NET_RAW.into());
                 Ok(Out::Done)
             }
-            Op::RemoveXattr { path, name } => {
+            ModelOp::RemoveXattr { path, name } => {
                 let id = self.lookup(path)?;
                 if matches!(self.node(id).body, Body::Symlink(_)) {
                     return Err(EPERM);
                 }
                 self.node_mut(id).xattrs.remove(name).map(|_| Out::Done).ok_or(ENODATA)
             }
-            Op::KeepHandle { path, place } => {
+            ModelOp::KeepHandle { path, place } => {
                 self.handles[*place] = Some(self.lookup(path)?);
                 Ok(Out::Done)
             }
-            Op::StatHandle { place, .. } => match self.handles[*place] {
+            ModelOp::StatHandle { place, .. } => match self.handles[*place] {
                 None => Ok(Out::Done),
                 Some(id) if !self.nodes.contains_key(&id) => Err(ESTALE),
                 Some(id) => Ok(Out::Attr(self.attr(id))),
@@ -180,16 +184,16 @@ impl Reference {
         let id = self.next;
         self.next += 1;
         let xattrs = BTreeMap::new();
-        self.nodes.insert(id, Node { body, mode, names: 1, xattrs, changed: 0, mtime: None });
+        self.nodes.insert(id, ReferenceNode { body, mode, names: 1, xattrs, changed: 0, mtime: None });
         id
     }
 
-    fn node(&self, id: Id) -> &Node {
+    fn node(&self, id: Id) -> &ReferenceNode {
         &self.nodes[&id]
     }
 
     /// A node to be changed.
-    fn node_mut(&mut self, id: Id) -> &mut Node {
+    fn node_mut(&mut self, id: Id) -> &mut ReferenceNode {
         self.changes += 1;
         let node = self.nodes.get_mut(&id).expect("ids in directories are of nodes");
         node.changed = self.changes;
@@ -234,7 +238,7 @@ impl Reference {
         self.child(dir, &name)
     }
 
-    fn attr(&self, id: Id) -> Attr {
+    fn attr(&self, id: Id) -> ModelAttr {
         let node = self.node(id);
         let (kind, nlink, size) = match &node.body {
             Body::File(data) => ('f', node.names, data.len() as u64),
@@ -244,7 +248,7 @@ impl Reference {
                 ('d', 2 + subdirectories as u64, 0)
             }
         };
-        Attr { kind, mode: node.mode, nlink, size }
+        ModelAttr { kind, mode: node.mode, nlink, size }
     }
 
     fn is_dir(&self, id: Id) -> bool {
@@ -272,7 +276,7 @@ impl Reference {
         }
     }
 
-    fn create(&mut self, path: &str, exclusive: bool) -> Answer {
+    fn create(&mut self, path: &str, exclusive: bool) -> OpResult {
         match self.lookup(path) {
             Ok(_) if exclusive => Err(EEXIST),
             Ok(_) => self.file(path, EISDIR).map(|_| Out::Done),
@@ -280,7 +284,7 @@ impl Reference {
         }
     }
 
-    fn make(&mut self, path: &str, body: Body, mode: u32) -> Answer {
+    fn make(&mut self, path: &str, body: Body, mode: u32) -> OpResult {
         let (dir, name) = self.parent(path)?;
         if self.child(dir, &name).is_ok() {
             return Err(EEXIST);
@@ -299,7 +303,7 @@ impl Reference {
         }
     }
 
-    fn unlink(&mut self, path: &str) -> Answer {
+    fn unlink(&mut self, path: &str) -> OpResult {
         let (dir, name) = self.parent(path)?;
         let id = self.child(dir, &name)?;
         if self.is_dir(id) {
@@ -310,7 +314,7 @@ impl Reference {
         Ok(Out::Done)
     }
 
-    fn rmdir(&mut self, path: &str) -> Answer {
+    fn rmdir(&mut self, path: &str) -> OpResult {
         let (dir, name) = self.parent(path)?;
         let id = self.child(dir, &name)?;
         self.must_be_empty(id)?;
@@ -327,7 +331,7 @@ impl Reference {
         }
     }
 
-    fn link(&mut self, from: &str, to: &str) -> Answer {
+    fn link(&mut self, from: &str, to: &str) -> OpResult {
         let id = self.lookup(from)?;
         let (dir, name) = self.parent(to)?;
         if self.child(dir, &name).is_ok() {
@@ -341,7 +345,7 @@ impl Reference {
         Ok(Out::Done)
     }
 
-    fn rename(&mut self, from: &str, to: &str, how: How) -> Answer {
+    fn rename(&mut self, from: &str, to: &str, how: How) -> OpResult {
         let (from_dir, from_name) = self.parent(from)?;
         let (to_dir, to_name) = self.parent(to)?;
         let id = self.child(from_dir, &from_name)?;
@@ -381,7 +385,7 @@ impl Reference {
         Ok(Out::Done)
     }
 
-    fn write(&mut self, path: &str, at: usize, data: &[u8], by: By) -> Answer {
+    fn write(&mut self, path: &str, at: usize, data: &[u8], by: By) -> OpResult {
         self.file(path, EISDIR)?;
         if !data.is_empty() {
             let file = self.written(path, EISDIR)?;
@@ -394,7 +398,7 @@ impl Reference {
     }
 
     /// Removes set-id bits and capabilities, as a write does.
-    fn remove_privileges(&mut self, path: &str, by: By) -> Answer {
+    fn remove_privileges(&mut self, path: &str, by: By) -> OpResult {
         let id = self.lookup(path)?;
         let node = self.node_mut(id);
         node.xattrs.remove(CAPABILITY);

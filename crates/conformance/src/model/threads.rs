@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use rustix::fs::{CWD, OFlags, RenameFlags};
 
-use super::op::Op;
+use super::op::ModelOp;
 use super::reference::Reference;
 use crate::process::Code;
 use crate::{CaseResult, Failure, runner};
@@ -78,7 +78,7 @@ fn one(root: &Path, seed: u64, steps: usize, thread: usize) -> Result<Deeds, Fai
         if rng.u8(..3) == 0 {
             share(root, &mut rng, &mut deeds, format!("{thread}-{step}"))?;
         } else {
-            let op = Op::random(&mut rng);
+            let op = ModelOp::random(&mut rng);
             super::step_both(&own, (&mut reference, &mut handles), &op).map_err(|e| Failure {
                 message: format!("thread {thread} step {step}: {}", e.message),
                 ..e

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rustix::fs::{CWD, RenameFlags};
 
-use super::{DIRS, How, Op, PathIndex, REGISTER, Rules, Seen, Way, round};
+use super::{DIRS, How, PathIndex, REGISTER, RaceOp, Rules, Seen, Way, round};
 use crate::{CaseResult, Failure, runner};
 
 /// Executes rounds in a fresh directory of the first of `ways`, which all lead to the same
@@ -55,14 +55,14 @@ impl Mounted {
 }
 
 impl Way for Mounted {
-    fn perform(&self, op: Op) -> io::Result<Seen> {
+    fn perform(&self, op: RaceOp) -> io::Result<Seen> {
         match op {
-            Op::Symlink(at, token) => rustix::fs::symlink(format!("{token}"), self.at(at))?,
-            Op::ReadLink(at) => return fs::read_link(self.at(at)).map(|target| Seen::target(&target)),
-            Op::MkDir(at) => fs::create_dir(self.at(at))?,
-            Op::RmDir(at) => fs::remove_dir(self.at(at))?,
-            Op::Unlink(at) => rustix::fs::unlink(self.at(at))?,
-            Op::Rename(from, to, how) => {
+            RaceOp::Symlink(at, token) => rustix::fs::symlink(format!("{token}"), self.at(at))?,
+            RaceOp::ReadLink(at) => return fs::read_link(self.at(at)).map(|target| Seen::target(&target)),
+            RaceOp::MkDir(at) => fs::create_dir(self.at(at))?,
+            RaceOp::RmDir(at) => fs::remove_dir(self.at(at))?,
+            RaceOp::Unlink(at) => rustix::fs::unlink(self.at(at))?,
+            RaceOp::Rename(from, to, how) => {
                 let flags = match how {
                     How::Plain => RenameFlags::empty(),
                     How::NoReplace => RenameFlags::NOREPLACE,
@@ -70,12 +70,12 @@ impl Way for Mounted {
                 };
                 rustix::fs::renameat_with(CWD, self.at(from), CWD, self.at(to), flags)?;
             }
-            Op::Read => {
+            RaceOp::Read => {
                 let mut bytes = [0; 4];
                 self.register.read_exact_at(&mut bytes, 0)?;
                 return Ok(Seen::Number(u32::from_le_bytes(bytes)));
             }
-            Op::Write(value) => self.register.write_all_at(&value.to_le_bytes(), 0)?,
+            RaceOp::Write(value) => self.register.write_all_at(&value.to_le_bytes(), 0)?,
         }
         Ok(Seen::Done)
     }

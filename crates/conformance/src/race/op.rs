@@ -37,7 +37,7 @@ pub enum How {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Op {
+pub enum RaceOp {
     Symlink(PathIndex, Token),
     ReadLink(PathIndex),
     MkDir(PathIndex),
@@ -64,7 +64,7 @@ impl Seen {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-enum Entry {
+enum PathState {
     #[default]
     Free,
     Link(Token),
@@ -73,12 +73,12 @@ enum Entry {
 
 /// State of the names and the file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct State {
-    places: [Entry; PLACES],
+pub struct RaceState {
+    places: [PathState; PLACES],
     register: Token,
 }
 
-impl Op {
+impl RaceOp {
     /// `unique`: a number used only by this operation.
     pub fn random(rng: &mut fastrand::Rng, renames: &[How], unique: u32) -> Self {
         let (a, b) = (PathIndex(rng.usize(..PLACES)), PathIndex(rng.usize(..PLACES)));
@@ -95,11 +95,11 @@ impl Op {
     }
 }
 
-impl Op {
+impl RaceOp {
     /// True if a concurrent change excuses the result `seen` without an effect: a rename may see
     /// one name before and the other after an exchange; or, on the `same_mount`, a name that is
     /// being made, moved or removed is still cached.
-    pub fn is_excused_by(self, seen: Seen, change: Op, same_mount: bool) -> bool {
+    pub fn is_excused_by(self, seen: Seen, change: RaceOp, same_mount: bool) -> bool {
         let (from, to, how) = match change {
             Self::Rename(from, to, how) => (from, to, how),
             // No other operation looks up a name without waiting for concurrent changes of it.
@@ -126,18 +126,18 @@ impl Op {
     }
 }
 
-impl State {
+impl RaceState {
     /// The state after an operation with the result `seen`, if that is possible.
-    pub fn after(&self, op: Op, seen: Seen, rules: Rules) -> Option<Self> {
+    pub fn after(&self, op: RaceOp, seen: Seen, rules: Rules) -> Option<Self> {
         let mut next = self.clone();
         if next.apply(op) == seen {
             return Some(next);
         }
         let did_nothing = match (op, seen) {
             (_, Seen::Error(ESTALE)) => true,
-            (Op::Rename(..), Seen::Error(EEXIST | EISDIR | ENOTDIR)) => true,
-            (Op::Rename(from, to, How::Plain | How::Exchange), Seen::Done) => {
-                self.places[from.0] == Entry::Free || self.places[to.0] == Entry::Free
+            (RaceOp::Rename(..), Seen::Error(EEXIST | EISDIR | ENOTDIR)) => true,
+            (RaceOp::Rename(from, to, How::Plain | How::Exchange), Seen::Done) => {
+                self.places[from.0] == PathState::Free || self.places[to.0] == PathState::Free
             }
             _ => false,
         };
@@ -145,29 +145,29 @@ impl State {
     }
 
     /// Executes an operation and returns its result.
-    fn apply(&mut self, op: Op) -> Seen {
-        use Entry::{Dir, Free, Link};
+    fn apply(&mut self, op: RaceOp) -> Seen {
+        use PathState::{Dir, Free, Link};
         let old = |place: PathIndex| self.places[place.0];
         let outcome = match op {
-            Op::Symlink(a, _) | Op::MkDir(a) if old(a) != Free => Err(EEXIST),
-            Op::Symlink(a, token) => self.put([(a, Link(token))]),
-            Op::MkDir(a) => self.put([(a, Dir)]),
-            Op::ReadLink(a) => match old(a) {
+            RaceOp::Symlink(a, _) | RaceOp::MkDir(a) if old(a) != Free => Err(EEXIST),
+            RaceOp::Symlink(a, token) => self.put([(a, Link(token))]),
+            RaceOp::MkDir(a) => self.put([(a, Dir)]),
+            RaceOp::ReadLink(a) => match old(a) {
                 Free => Err(ENOENT),
                 Dir => Err(EINVAL),
                 Link(token) => Ok(Seen::Number(token)),
             },
-            Op::RmDir(a) => match old(a) {
+            RaceOp::RmDir(a) => match old(a) {
                 Free => Err(ENOENT),
                 Link(_) => Err(ENOTDIR),
                 Dir => self.put([(a, Free)]),
             },
-            Op::Unlink(a) => match old(a) {
+            RaceOp::Unlink(a) => match old(a) {
                 Free => Err(ENOENT),
                 Dir => Err(EISDIR),
                 Link(_) => self.put([(a, Free)]),
             },
-            Op::Rename(a, b, how) => match (old(a), old(b), how) {
+            RaceOp::Rename(a, b, how) => match (old(a), old(b), how) {
                 (Free, ..) | (_, Free, How::Exchange) => Err(ENOENT),
                 (_, Link(_) | Dir, How::NoReplace) => Err(EEXIST),
                 (from, to, How::Exchange) => self.put([(a, to), (b, from)]),
@@ -176,8 +176,8 @@ impl State {
                 (Link(_), Dir, How::Plain) => Err(EISDIR),
                 (from, ..) => self.put([(a, Free), (b, from)]),
             },
-            Op::Read => Ok(Seen::Number(self.register)),
-            Op::Write(value) => {
+            RaceOp::Read => Ok(Seen::Number(self.register)),
+            RaceOp::Write(value) => {
                 self.register = value;
                 Ok(Seen::Done)
             }
@@ -185,7 +185,7 @@ impl State {
         outcome.unwrap_or_else(Seen::Error)
     }
 
-    fn put<const N: usize>(&mut self, entries: [(PathIndex, Entry); N]) -> Result<Seen, i32> {
+    fn put<const N: usize>(&mut self, entries: [(PathIndex, PathState); N]) -> Result<Seen, i32> {
         for (place, entry) in entries {
             self.places[place.0] = entry;
         }

@@ -13,7 +13,7 @@ fn reply(opcode: Opcode) -> (Reply, OwnedFd) {
         None,
     )
     .unwrap();
-    (Reply::new(Way::Device(Channel::from(ours)), 0x1234, opcode as u32), theirs)
+    (Reply::new(ReplyDestination::Device(Channel::from(ours)), 0x1234, opcode as u32), theirs)
 }
 
 fn sent(socket: &OwnedFd) -> Vec<u8> {

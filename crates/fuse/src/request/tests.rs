@@ -241,7 +241,7 @@ fn every_truncation_is_an_error() {
 }
 
 #[test]
-fn bytes_that_newer_kernels_append_do_no_harm() {
+fn bytes_appended_by_newer_kernels_are_ignored() {
     for (opcode, body, op) in samples() {
         let bytes = message(opcode, &with(body, &[0; 24]), &[]);
         assert_eq!(Request::parse(&bytes).unwrap().op, op);
@@ -249,7 +249,7 @@ fn bytes_that_newer_kernels_append_do_no_harm() {
 }
 
 #[test]
-fn a_message_shorter_or_longer_than_it_says_is_an_error() {
+fn message_with_wrong_length_is_an_error() {
     let bytes = message(1, b"abc\0", &[]);
     for length in 0..40 {
         let malformed = Request::parse(&bytes[..length]).unwrap_err();

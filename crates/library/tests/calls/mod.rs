@@ -186,7 +186,7 @@ fn since(fs: &FileSystem, before: Messages) -> (u64, u64) {
 
 /// Clients that contend for a directory get no leases on it for a while.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_directory_that_is_not_leased_costs_a_message_of_each_server_that_knows_it() {
+async fn unleased_directory_costs_one_message_per_server() {
     let url = server();
     let (one, other) = (connect(&url).await, connect(&url).await);
     one.create_dir("/top").await.unwrap();
@@ -208,7 +208,7 @@ async fn a_directory_that_is_not_leased_costs_a_message_of_each_server_that_know
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn create_stat_and_unlink_cost_a_message_each_and_what_is_leased_none() {
+async fn create_stat_and_unlink_cost_one_message_and_leased_entries_none() {
     let url = server();
     let fs = connect(&url).await;
     fs.create_dir("/a").await.unwrap();
@@ -250,7 +250,7 @@ async fn create_stat_and_unlink_cost_a_message_each_and_what_is_leased_none() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_sees_at_once_what_the_other_has_changed() {
+async fn clients_see_changes_of_each_other_immediately() {
     let url = server();
     let (a, b) = (connect(&url).await, connect(&url).await);
     a.create_dir("/dir").await.unwrap();
@@ -339,7 +339,7 @@ async fn departed_client_blocks_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_directory_that_is_closed_is_closed_for_what_is_cached() {
+async fn directory_permission_change_applies_to_cached_entries() {
     let url = server();
     let user = User { uid: 1000, gid: 1000, groups: Vec::new(), umask: 0o022 };
     let root = User { uid: 0, gid: 0, ..user.clone() };
@@ -382,7 +382,7 @@ async fn many_calls_at_once_and_some_given_up() {
 }
 
 #[test]
-fn it_can_be_used_without_a_runtime() {
+fn blocking_client_needs_no_runtime() {
     let url = server();
     let fs = blocking::FileSystem::connect(&url, &Credentials::Insecure).unwrap();
     fs.create_dir("/dir").unwrap();
@@ -434,8 +434,8 @@ async fn a_listing_with_attributes_takes_two_rounds() {
     let listed = other.read_dir_plus("/dir").await.unwrap();
     let sent = other.messages().requests - before.requests;
     // Messages for the name, the listing, the links, and remote directories.
-    let elsewhere = if RANKS > 1 { 4 } else { 0 };
-    assert!((6..=7 + elsewhere).contains(&sent), "{sent}");
+    let remote_messages = if RANKS > 1 { 4 } else { 0 };
+    assert!((6..=7 + remote_messages).contains(&sent), "{sent}");
     assert_eq!(listed.len(), 48);
     for entry in listed {
         let name = entry.entry.file_name().to_str().unwrap();

@@ -4,12 +4,12 @@
 
 use espalier_proto::Ino;
 
-use crate::state::Map;
+use crate::state::FxMap;
 
 /// Inodes on which, or on whose names, leases were revoked recently.
 #[derive(Debug, Default)]
 pub(super) struct Contention {
-    hot: Map<Ino, Heat>,
+    hot: FxMap<Ino, Heat>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]

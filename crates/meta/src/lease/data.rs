@@ -19,7 +19,7 @@ use espalier_proto::{ClientId, Errno, Ino, Reply};
 use super::table::LeaseKey;
 use crate::machine::{Cx, Meta};
 use crate::progress::Progress;
-use crate::session::Sessions;
+use crate::session::SessionTable;
 use crate::step::{Step, Stop, Wait};
 
 impl Meta {
@@ -92,7 +92,7 @@ impl Meta {
     }
 }
 
-impl Sessions {
+impl SessionTable {
     /// The other clients that may write to a file and do not announce their writes.
     fn unannounced_writers(&self, client: ClientId, ino: Ino) -> Vec<ClientId> {
         let unannounced = self.writers(ino).filter(|(writer, announces)| *writer != client && !announces);

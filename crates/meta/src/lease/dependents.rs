@@ -6,12 +6,12 @@ use alloc::vec::Vec;
 
 use espalier_proto::Ino;
 
-use crate::state::Map;
+use crate::state::FxMap;
 
 #[derive(Debug, Default)]
 pub(super) struct Dependents {
-    dirs: Map<Ino, Ino>,
-    files: Map<Ino, BTreeSet<Ino>>,
+    dirs: FxMap<Ino, Ino>,
+    files: FxMap<Ino, BTreeSet<Ino>>,
 }
 
 impl Dependents {

@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use super::contention::Contention;
 use super::dependents::Dependents;
 use crate::outbox::Revocation;
-use crate::state::Map;
+use crate::state::FxMap;
 use crate::trash::INTERNAL_CLIENT;
 
 /// What a lease is on (docs/leases.md).
@@ -55,7 +55,7 @@ pub(crate) struct Epoch(u64);
 
 /// A client that has, had, or is about to have a lease.
 #[derive(Debug)]
-struct Holder {
+struct LeaseHolder {
     client: ClientId,
     /// End of the lease in milliseconds of the server's uptime, as all times here. 0: it has not
     /// begun, or was given up.
@@ -94,7 +94,7 @@ enum RevocationProgress {
 
 /// Statistics of the lease table.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Counts {
+pub(crate) struct LeaseCounts {
     pub given: u64,
     pub revoked: u64,
     pub expired: u64,
@@ -109,21 +109,21 @@ pub(crate) struct Leases {
     term_ms: u64,
     most: usize,
     /// Most keys have one holder.
-    holders: Map<LeaseKey, SmallVec<[Holder; 1]>>,
+    holders: FxMap<LeaseKey, SmallVec<[LeaseHolder; 1]>>,
     dependents: Dependents,
     /// Each holder once, roughly in the order in which their leases end.
     order: VecDeque<(u64, LeaseKey, ClientId)>,
     /// Grant barriers: number of operations about to change the key. No lease is granted on it
     /// meanwhile.
-    barriers: Map<LeaseKey, u32>,
+    barriers: FxMap<LeaseKey, u32>,
     /// Operations blocked on other clients' leases.
-    waiting: Map<LeaseKey, Vec<(ClientId, u64)>>,
+    waiting: FxMap<LeaseKey, Vec<(ClientId, u64)>>,
     /// Revocations that were sent and are not acknowledged.
-    revocations: Map<RevocationId, SentRevocation>,
+    revocations: FxMap<RevocationId, SentRevocation>,
     last_revocation: RevocationId,
     epoch: Epoch,
     /// Clients whose leases were dropped, until the last of these leases would have expired.
-    gone: Map<ClientId, u64>,
+    gone: FxMap<ClientId, u64>,
     /// Clients that take no leases.
     abstainers: BTreeSet<ClientId>,
     /// Processes of clients with a refused operation that they have not repeated yet.
@@ -132,7 +132,7 @@ pub(crate) struct Leases {
     inodes: Contention,
     /// Revocations to send.
     pub outgoing: Vec<Revocation>,
-    pub counts: Counts,
+    pub counts: LeaseCounts,
 }
 
 impl Leases {
@@ -150,21 +150,21 @@ impl Leases {
         Self {
             term_ms: u64::from(term_ms),
             most,
-            holders: Map::default(),
+            holders: FxMap::default(),
             dependents: Dependents::default(),
             order: VecDeque::new(),
-            barriers: Map::default(),
-            waiting: Map::default(),
-            revocations: Map::default(),
+            barriers: FxMap::default(),
+            waiting: FxMap::default(),
+            revocations: FxMap::default(),
             last_revocation: RevocationId(0),
             epoch: Epoch(1),
-            gone: Map::default(),
+            gone: FxMap::default(),
             abstainers: BTreeSet::new(),
             refused: BTreeSet::new(),
             names: Contention::default(),
             inodes: Contention::default(),
             outgoing: Vec::new(),
-            counts: Counts::default(),
+            counts: LeaseCounts::default(),
         }
     }
 
@@ -214,7 +214,7 @@ impl Leases {
         for key in keys {
             let holders = self.holders.entry(*key).or_default();
             if !holders.iter().any(|holder| holder.client == client) {
-                holders.push(Holder { client, until: 0, unacknowledged: None, void_before: self.epoch });
+                holders.push(LeaseHolder { client, until: 0, unacknowledged: None, void_before: self.epoch });
                 self.order.push_back((now + self.lasting_ms(), *key, client));
             }
         }
@@ -245,7 +245,7 @@ impl Leases {
                 // end the new one too.
                 Some(holder) if holder.unacknowledged.is_none() => holder.until = until,
                 // Bytes are the exception: the client receives the revocation before this lease.
-                Some(Holder { until: end, unacknowledged: Some(sent), .. })
+                Some(LeaseHolder { until: end, unacknowledged: Some(sent), .. })
                     if matches!(key, LeaseKey::Data(_)) =>
                 {
                     *end = until;
@@ -403,10 +403,10 @@ impl Leases {
         self.waiting.entry(key).or_default().push((client, task));
     }
 
-    /// Removes the blocked operation that `is_it` selects.
-    pub(crate) fn stop_waiting(&mut self, is_it: impl Fn(&u64) -> bool) -> Option<u64> {
+    /// Removes the blocked operation that `is_target` selects.
+    pub(crate) fn stop_waiting(&mut self, is_target: impl Fn(&u64) -> bool) -> Option<u64> {
         let found = self.waiting.iter().find_map(|(key, tasks)| {
-            let (at, (_, task)) = tasks.iter().enumerate().find(|(_, (_, task))| is_it(task))?;
+            let (at, (_, task)) = tasks.iter().enumerate().find(|(_, (_, task))| is_target(task))?;
             Some((*key, at, *task))
         });
         let (key, at, task) = found?;
@@ -524,7 +524,7 @@ impl Leases {
         let mut ready = Vec::new();
         let keys: Vec<LeaseKey> = self.waiting.keys().copied().collect();
         for key in keys {
-            let is_over = |holder: &&mut Holder| {
+            let is_over = |holder: &&mut LeaseHolder| {
                 holder.unacknowledged.is_some()
                     && (now >= holder.until || self.gone.contains_key(&holder.client))
             };
@@ -563,7 +563,11 @@ impl Leases {
 }
 
 /// Ends a lease that has expired, or whose client is gone.
-fn end(holder: &mut Holder, revocations: &mut Map<RevocationId, SentRevocation>, counts: &mut Counts) {
+fn end(
+    holder: &mut LeaseHolder,
+    revocations: &mut FxMap<RevocationId, SentRevocation>,
+    counts: &mut LeaseCounts,
+) {
     counts.expired += u64::from(holder.until != 0);
     if let Some(sent) = holder.unacknowledged.take() {
         counts.unanswered += 1;
@@ -672,7 +676,7 @@ mod tests {
     }
 
     #[test]
-    fn those_who_wait_go_on_when_all_others_have_answered() {
+    fn waiters_resume_after_all_revocations() {
         let mut leases = Leases::new(10_000, 10);
         for client in [A, B, ClientId(3)] {
             assert!(give(&mut leases, client, 0));

@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 
 use espalier_proto::{ClientId, Errno, Ino, Lock, LockKind, LockOwner, LockRanges};
 
-use crate::state::Map;
+use crate::state::FxMap;
 
 /// Maximum number of a client's locked ranges and waiting requests.
 const MAX_LOCKS: usize = 16_384;
@@ -16,23 +16,23 @@ const MAX_SEARCH: usize = 256;
 /// The locks of all clients.
 #[derive(Debug, Default)]
 pub(crate) struct LockTable {
-    files: Map<Ino, File>,
+    files: FxMap<Ino, FileLocks>,
     waits: BTreeMap<WaitId, Wait>,
-    clients: Map<ClientId, Share>,
+    clients: FxMap<ClientId, Share>,
     /// Granted requests that had waited; to be reported to their clients.
     pub granted: Vec<(ClientId, u64)>,
 }
 
 /// A lock owner of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Holder {
+struct LockHolder {
     client: ClientId,
     owner: LockOwner,
 }
 
 /// A waiting request. The client's number of it comes last, so that the requests of an owner are
 /// adjacent.
-type WaitId = (Holder, u64);
+type WaitId = (LockHolder, u64);
 
 #[derive(Clone, Copy, Debug)]
 struct Wait {
@@ -41,14 +41,14 @@ struct Wait {
 }
 
 #[derive(Debug, Default)]
-struct File {
-    held: BTreeMap<Holder, Held>,
+struct FileLocks {
+    held: BTreeMap<LockHolder, HeldLock>,
     /// In the order of arrival.
     waiting: VecDeque<WaitId>,
 }
 
 #[derive(Debug, Default)]
-struct Held {
+struct HeldLock {
     ranges: LockRanges,
     pid: u32,
 }
@@ -69,9 +69,9 @@ pub(crate) enum LockOutcome {
     Waits,
 }
 
-impl File {
+impl FileLocks {
     /// The locks that conflict with `lock`, each with its owner.
-    fn in_the_way(&self, of: Holder, lock: &Lock) -> impl Iterator<Item = (Holder, Lock)> + '_ {
+    fn in_the_way(&self, of: LockHolder, lock: &Lock) -> impl Iterator<Item = (LockHolder, Lock)> + '_ {
         let Lock { kind, first, last, .. } = *lock;
         let others = self
             .held
@@ -100,7 +100,7 @@ impl LockTable {
         lock: Lock,
         wait: Option<u64>,
     ) -> Result<LockOutcome, Errno> {
-        let holder = Holder { client, owner: lock.owner };
+        let holder = LockHolder { client, owner: lock.owner };
         let waits_already = |table: &Self| wait.is_some_and(|wait| table.waits.contains_key(&(holder, wait)));
         let converts = lock.owner.flock && !self.covers(holder, ino, &lock);
         // A refused conversion keeps the old lock, so the limit is checked before its release.
@@ -135,7 +135,7 @@ impl LockTable {
         result
     }
 
-    fn wait(&mut self, holder: Holder, ino: Ino, lock: Lock, wait: u64) {
+    fn wait(&mut self, holder: LockHolder, ino: Ino, lock: Lock, wait: u64) {
         self.files.entry(ino).or_default().waiting.push_back((holder, wait));
         self.waits.insert((holder, wait), Wait { ino, lock });
         let share = self.clients.entry(holder.client).or_default();
@@ -159,14 +159,14 @@ impl LockTable {
             return Err(Errno::ENOLCK);
         }
         let lock = Lock { owner, kind: LockKind::Shared, first, last, pid: 0 };
-        self.set(Holder { client, owner }, ino, None, &lock);
+        self.set(LockHolder { client, owner }, ino, None, &lock);
         self.grant(ino);
         Ok(())
     }
 
     /// The first lock that conflicts with `lock`. Its pid is 0 if it belongs to another client.
     pub(crate) fn test(&self, client: ClientId, ino: Ino, lock: &Lock) -> Option<Lock> {
-        let holder = Holder { client, owner: lock.owner };
+        let holder = LockHolder { client, owner: lock.owner };
         let (other, lock) = self.files.get(&ino)?.in_the_way(holder, lock).next()?;
         let pid = if other.client == client { lock.pid } else { 0 };
         Some(Lock { pid, ..lock })
@@ -174,7 +174,7 @@ impl LockTable {
 
     /// Cancels a waiting request. Returns true if the lock has been granted meanwhile.
     pub(crate) fn stop_waiting(&mut self, client: ClientId, ino: Ino, lock: &Lock, wait: u64) -> bool {
-        let holder = Holder { client, owner: lock.owner };
+        let holder = LockHolder { client, owner: lock.owner };
         if self.forget_wait((holder, wait)) {
             self.tidy(client, ino);
             return false;
@@ -242,7 +242,7 @@ impl LockTable {
     }
 
     /// Sets or clears (`kind` is `None`) the lock on a holder's range of a file.
-    fn set(&mut self, holder: Holder, ino: Ino, kind: Option<LockKind>, lock: &Lock) {
+    fn set(&mut self, holder: LockHolder, ino: Ino, kind: Option<LockKind>, lock: &Lock) {
         let file = self.files.entry(ino).or_default();
         let held = file.held.entry(holder).or_default();
         let before = held.ranges.len();
@@ -263,7 +263,7 @@ impl LockTable {
     /// Removes empty entries.
     fn tidy(&mut self, client: ClientId, ino: Ino) {
         let Some(file) = self.files.get(&ino) else { return };
-        let is_of = |holder: &Holder| holder.client == client;
+        let is_of = |holder: &LockHolder| holder.client == client;
         let is_known = file.held.keys().any(is_of) || file.waiting.iter().any(|(holder, _)| is_of(holder));
         if file.held.is_empty() && file.waiting.is_empty() {
             self.files.remove(&ino);
@@ -276,19 +276,19 @@ impl LockTable {
         }
     }
 
-    fn ranges_of(&self, holder: Holder, ino: Ino) -> usize {
+    fn ranges_of(&self, holder: LockHolder, ino: Ino) -> usize {
         let held = self.files.get(&ino).and_then(|file| file.held.get(&holder));
         held.map_or(0, |held| held.ranges.len())
     }
 
-    fn covers(&self, holder: Holder, ino: Ino, lock: &Lock) -> bool {
+    fn covers(&self, holder: LockHolder, ino: Ino, lock: &Lock) -> bool {
         let held = self.files.get(&ino).and_then(|file| file.held.get(&holder));
         held.is_some_and(|held| held.ranges.covers(lock.kind, lock.first, lock.last))
     }
 
     /// True if an owner of a conflicting lock waits, directly or indirectly, for `holder`.
-    fn is_waited_for(&self, holder: Holder, ino: Ino, lock: &Lock) -> bool {
-        let blockers = |of: Holder, ino: Ino, lock: &Lock| -> Vec<Holder> {
+    fn is_waited_for(&self, holder: LockHolder, ino: Ino, lock: &Lock) -> bool {
+        let blockers = |of: LockHolder, ino: Ino, lock: &Lock| -> Vec<LockHolder> {
             let file = self.files.get(&ino);
             file.map(|file| file.in_the_way(of, lock).map(|(other, _)| other).collect()).unwrap_or_default()
         };

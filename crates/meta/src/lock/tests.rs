@@ -183,8 +183,8 @@ fn locks_are_as_the_reference_says() {
                     let found = table.test(want.client(), want.ino(), &want.lock());
                     assert_eq!(found.is_none(), blockers.is_empty(), "seed {seed}");
                     if let Some(found) = found {
-                        let is_it = |other: &&usize| self::owner(**other) == found.owner;
-                        let holder = *blockers.iter().find(is_it).expect("one of them");
+                        let is_match = |other: &&usize| self::owner(**other) == found.owner;
+                        let holder = *blockers.iter().find(is_match).expect("one of them");
                         assert!(found.pid == 0 || found.pid as usize == holder || blockers.len() > 1);
                     }
                 }
@@ -264,7 +264,7 @@ fn flock_conversion_above_the_limit_keeps_its_lock() {
 
 /// The request that has waited longest is granted first, and readers are granted together.
 #[test]
-fn those_who_wait_come_in_their_order() {
+fn lock_waiters_are_served_in_order() {
     let mut table = LockTable::default();
     let owner = |number| LockOwner { flock: true, number };
     let lock = |number, kind| Lock { owner: owner(number), kind, first: 0, last: u64::MAX, pid: 0 };

@@ -3,7 +3,7 @@
 use espalier_proto::{Ino, Reply};
 
 use crate::event::Event;
-use crate::journal::Held;
+use crate::journal::HeldOutput;
 use crate::machine::{Cx, Meta};
 use crate::step::Step;
 
@@ -19,7 +19,7 @@ impl Meta {
         if !removed && self.state.inode(ino)?.is_streamed() {
             // Some datafiles may be gone. The file stays closed to opens, and the removal does not
             // wait for clients that know it.
-            self.journal.hold(self.state.sequence, Held::RemoveStream(ino));
+            self.journal.hold(self.state.sequence, HeldOutput::RemoveStream(ino));
         } else {
             self.commit(cx, &Event::Purge { ino })?;
             self.sessions.removing.remove(&ino);

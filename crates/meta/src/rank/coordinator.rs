@@ -9,9 +9,9 @@ use alloc::vec::Vec;
 use espalier_proto::{Caller, Errno, FileType, Ino, Rank, Time};
 
 use super::edit::{Edit, Part};
-use super::message::{Answer, PeerMessage, Question, TransactionId};
+use super::message::{PeerAnswer, PeerMessage, Question, TransactionId};
 use crate::event::Event;
-use crate::journal::Held;
+use crate::journal::HeldOutput;
 use crate::machine::{Cx, Meta};
 use crate::step::{Step, Stop, Wait};
 use crate::task::Task;
@@ -32,7 +32,7 @@ pub(crate) struct Coordinator {
     questions: Vec<PeerQuestion>,
     /// The proposed edits of other ranks, with their time.
     proposal: Option<(TransactionId, Time, Vec<Edit>)>,
-    turn: Option<TransactionId>,
+    move_lock: Option<TransactionId>,
     /// Times that the operation has started over because other ranks' answers were outdated.
     surprises: u32,
 }
@@ -43,7 +43,7 @@ struct PeerQuestion {
     rank: Rank,
     caller: Caller,
     question: Question,
-    answer: Option<Answer>,
+    answer: Option<PeerAnswer>,
 }
 
 impl PeerQuestion {
@@ -92,14 +92,14 @@ impl Meta {
     ///
     /// # Errors
     /// `EAGAIN` if the rank reports that its state has changed, or the error with which it refuses.
-    pub(crate) fn query_rank(&mut self, cx: &mut Cx<'_>, rank: Rank, question: Question) -> Step<Answer> {
+    pub(crate) fn query_rank(&mut self, cx: &mut Cx<'_>, rank: Rank, question: Question) -> Step<PeerAnswer> {
         if let Some(peer_question) =
             cx.coordinator().questions.iter().find(|it| (it.rank, &it.question) == (rank, &question))
         {
             return match &peer_question.answer {
                 None => Err(Stop::Wait(Wait::Peers)),
-                Some(Answer::Refused(errno)) => Err((*errno).into()),
-                Some(Answer::Changed) => Err(Errno::EAGAIN.into()),
+                Some(PeerAnswer::Refused(errno)) => Err((*errno).into()),
+                Some(PeerAnswer::Changed) => Err(Errno::EAGAIN.into()),
                 Some(answer) => Ok(answer.clone()),
             };
         }
@@ -149,10 +149,10 @@ impl Meta {
         for peer_question in cx.coordinator().questions.iter().filter(|peer_question| peer_question.id == id)
         {
             match &peer_question.answer {
-                Some(Answer::Ready { named, .. }) => inode = inode.or(*named),
+                Some(PeerAnswer::Ready { named, .. }) => inode = inode.or(*named),
                 // Another participant may yet report that the name refers to something else.
-                Some(Answer::Refused(errno)) => refused = refused.or(Some(*errno)),
-                Some(Answer::Changed) => return Err(Errno::EAGAIN.into()),
+                Some(PeerAnswer::Refused(errno)) => refused = refused.or(Some(*errno)),
+                Some(PeerAnswer::Changed) => return Err(Errno::EAGAIN.into()),
                 Some(_) => is_busy = true,
                 None => is_awaited = true,
             }
@@ -171,12 +171,12 @@ impl Meta {
     /// Takes the lock on moving directories, which serialises such moves in the whole namespace
     /// until the operation ends.
     pub(crate) fn lock_moves(&mut self, cx: &mut Cx<'_>) -> Step<()> {
-        let id = match cx.coordinator().turn {
+        let id = match cx.coordinator().move_lock {
             Some(id) => id,
             None => {
                 let (id, now) = (self.next_transaction()?, cx.now);
                 let since = *cx.coordinator().since.get_or_insert(now);
-                cx.coordinator().turn = Some(id);
+                cx.coordinator().move_lock = Some(id);
                 let question = Question::Prepare { edits: [Edit::MoveLock].into(), time: now, since };
                 let (rank, caller) = (Ino::ROOT.rank(), Caller::SERVER);
                 self.send_question(cx, PeerQuestion { id, rank, caller, question, answer: None });
@@ -202,7 +202,7 @@ impl Meta {
         let Some((id, time, _)) = cx.coordinator().proposal.take() else { return Err(Errno::EIO.into()) };
         let peer_question = cx.coordinator().questions.extract_if(.., |peer_question| peer_question.id == id);
         let ranks = peer_question.filter_map(|peer_question| match peer_question.answer {
-            Some(Answer::Ready { vote, .. }) => Some((peer_question.rank, vote)),
+            Some(PeerAnswer::Ready { vote, .. }) => Some((peer_question.rank, vote)),
             _ => None,
         });
         let ranks = ranks.collect();
@@ -212,7 +212,7 @@ impl Meta {
         let nameless = nameless(&edits);
         let part = Part { edits, time, since: time };
         self.append_part(part.edits.clone(), &Event::Committed { id, part, ranks })?;
-        self.journal.hold(self.state.sequence, Held::Committed(id));
+        self.journal.hold(self.state.sequence, HeldOutput::Committed(id));
         for ino in nameless {
             self.name_taken(cx, ino)?;
         }
@@ -268,11 +268,11 @@ impl Meta {
         now: crate::outbox::Now,
         from: Rank,
         id: TransactionId,
-        answer: Answer,
+        answer: PeerAnswer,
         out: &mut crate::outbox::Outbox,
     ) {
         let Some(number) = self.ranks.asking.get(&id).copied() else {
-            if let Answer::Ready { vote, .. } = answer {
+            if let PeerAnswer::Ready { vote, .. } = answer {
                 // The operation does not need the prepared part again, unless the transaction is
                 // decided.
                 self.inquired(from, id, vote);
@@ -304,7 +304,7 @@ impl Meta {
 
     /// Withdraws an operation's proposal and questions.
     pub(crate) fn withdraw(&mut self, coordinator: &mut Coordinator) {
-        (coordinator.proposal, coordinator.turn) = (None, None);
+        (coordinator.proposal, coordinator.move_lock) = (None, None);
         for peer_question in coordinator.questions.drain(..) {
             self.ranks.asking.remove(&peer_question.id);
             if peer_question.is_part() {

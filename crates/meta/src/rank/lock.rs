@@ -9,23 +9,23 @@ use espalier_proto::Ino;
 use super::edit::Edit;
 use super::message::Age;
 use crate::record::Slot;
-use crate::state::{Map, State};
+use crate::state::{FxMap, State};
 use crate::step::{Step, Stop, Wait};
 
 /// Stands for an inode in the lock table: the lock on moving directories.
 pub(crate) const MOVE_LOCK: Ino = Ino(0);
 
 #[derive(Debug, Default)]
-pub(crate) struct Locks {
+pub(crate) struct TransactionLocks {
     /// Locked inodes.
-    inodes: Map<Ino, Age>,
+    inodes: FxMap<Ino, Age>,
     names: BTreeMap<(Ino, Slot), Age>,
     /// Directories that contain locked names, with the transactions that hold these, in no order.
     /// Such a directory cannot be read as a whole.
-    dirs: Map<Ino, Vec<Age>>,
+    dirs: FxMap<Ino, Vec<Age>>,
 }
 
-impl Locks {
+impl TransactionLocks {
     /// Waits unless `ino` is unlocked.
     pub(crate) fn check(&self, ino: Ino) -> Step<()> {
         wait(self.inodes.get(&ino))

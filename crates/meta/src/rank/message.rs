@@ -6,7 +6,7 @@ use espalier_proto::{Caller, ClientId, Errno, FileType, Ino, Name, Rank, Time};
 use serde::{Deserialize, Serialize};
 
 use super::edit::Edit;
-use crate::usage::{Limits, Usage};
+use crate::usage::{QuotaLimits, Usage};
 
 /// Identifies a request or transaction. Never reused, not even by another incarnation of the rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -33,7 +33,7 @@ pub(crate) struct Age {
 /// A message from one rank to another.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PeerMessage {
-    /// A request; answered by `Answer`. A `Prepare` has the same id at all participants.
+    /// A request; answered by `PeerAnswer`. A `Prepare` has the same id at all participants.
     Ask {
         id: TransactionId,
         caller: Caller,
@@ -41,7 +41,7 @@ pub enum PeerMessage {
     },
     Answer {
         id: TransactionId,
-        answer: Answer,
+        answer: PeerAnswer,
     },
     /// The decision on a prepared part: commit the part with this vote (answered by `Finished`), or
     /// abort.
@@ -75,7 +75,7 @@ pub enum PeerMessage {
     /// where they are in memory.
     Counted {
         last: u64,
-        limits: Vec<(Ino, Limits)>,
+        limits: Vec<(Ino, QuotaLimits)>,
     },
 }
 
@@ -115,7 +115,7 @@ impl Question {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Answer {
+pub enum PeerAnswer {
     /// `sticky`: the caller must own the inode, since the directory is sticky.
     Found {
         target: Option<(Ino, FileType)>,

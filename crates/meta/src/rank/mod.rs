@@ -18,9 +18,9 @@ pub(crate) use check::RemoteNames;
 pub(crate) use coordinator::Coordinator;
 pub use edit::Edit;
 pub(crate) use edit::Part;
-pub(crate) use lock::Locks;
+pub(crate) use lock::TransactionLocks;
 pub(crate) use message::Age;
-pub use message::{Answer, PeerMessage, Question, TransactionId, Vote};
+pub use message::{PeerAnswer, PeerMessage, Question, TransactionId, Vote};
 pub(crate) use participant::PeerRequest;
 pub(crate) use persisted::TransactionState;
 pub(crate) use usage_deltas::UsageDeltas;
@@ -31,11 +31,11 @@ use alloc::vec::Vec;
 use espalier_proto::Rank;
 
 use crate::event::Event;
-use crate::journal::Held;
+use crate::journal::HeldOutput;
 use crate::lease::LeaseKey;
 use crate::machine::Meta;
 use crate::outbox::{Now, Outbox};
-use crate::state::Map;
+use crate::state::FxMap;
 
 /// Volatile state of a rank's communication with other ranks.
 #[derive(Debug, Default)]
@@ -54,7 +54,7 @@ pub(crate) struct Ranks {
     /// Operations blocked on locks of prepared transactions.
     locked_out: BTreeSet<u64>,
     /// Grant barriers of prepared transactions.
-    barriers: Map<TransactionId, Vec<LeaseKey>>,
+    barriers: FxMap<TransactionId, Vec<LeaseKey>>,
     /// Decisions carried out for other ranks, acknowledged when these events are durable.
     acknowledgements: VecDeque<(u64, Rank, TransactionId)>,
     /// Durably committed transactions, with the ranks that have not carried out their parts.
@@ -67,9 +67,9 @@ pub(crate) struct Ranks {
 }
 
 impl Ranks {
-    /// Removes the waiting operation that `is_it` selects.
-    pub(crate) fn stop_waiting(&mut self, is_it: impl Fn(&u64) -> bool) -> Option<u64> {
-        let number = self.unanswered.iter().chain(&self.locked_out).copied().find(is_it)?;
+    /// Removes the waiting operation that `is_target` selects.
+    pub(crate) fn stop_waiting(&mut self, is_target: impl Fn(&u64) -> bool) -> Option<u64> {
+        let number = self.unanswered.iter().chain(&self.locked_out).copied().find(is_target)?;
         self.unanswered.remove(&number);
         self.locked_out.remove(&number);
         Some(number)
@@ -100,7 +100,7 @@ impl Meta {
             self.send_to_rank(to, message);
         } else if self.journal.broken.is_none() {
             let is_part = matches!(message, PeerMessage::Answer { .. });
-            let (until, held) = (self.state.sequence, Held::Peer(to, message));
+            let (until, held) = (self.state.sequence, HeldOutput::Peer(to, message));
             if is_part {
                 self.journal.hold_change(until, held, self.config.policy.coalescing());
             } else {

@@ -8,7 +8,7 @@ use espalier_proto::{
 };
 
 use super::edit::Edit;
-use super::message::{Answer, Question};
+use super::message::{PeerAnswer, Question};
 use crate::lease::LeaseKey;
 use crate::machine::{Cx, Meta};
 use crate::permission::check_not;
@@ -178,7 +178,7 @@ impl Meta {
         } else {
             let question = Question::Look { dir: to.0, name: to.1.clone() };
             match self.query_rank(cx, to.0.rank(), question)? {
-                Answer::Found { target, sticky } => (target, sticky),
+                PeerAnswer::Found { target, sticky } => (target, sticky),
                 _ => return Err(Errno::EIO.into()),
             }
         };
@@ -289,7 +289,7 @@ impl Meta {
                 self.above(dir)?
             } else {
                 match self.query_rank(cx, dir.rank(), Question::Above { dir })? {
-                    Answer::Above { dirs, next } => (dirs, next),
+                    PeerAnswer::Above { dirs, next } => (dirs, next),
                     _ => return Err(Errno::EIO.into()),
                 }
             };

@@ -11,7 +11,7 @@ use espalier_proto::{
 use super::coordinator::nameless;
 use super::edit::{Edit, Part};
 use super::lock::MOVE_LOCK;
-use super::message::{Answer, MAX_DIRS, PeerMessage, Question, TransactionId};
+use super::message::{MAX_DIRS, PeerAnswer, PeerMessage, Question, TransactionId};
 use crate::event::Event;
 use crate::machine::{Cx, Meta};
 use crate::ops::rmdir::check_empty;
@@ -82,7 +82,7 @@ impl Meta {
             }
             PeerRequest::Answer { from, id, question } => {
                 let answer = self.answer_rank(cx, *id, question)?;
-                let is_ready = matches!(answer, Answer::Ready { .. });
+                let is_ready = matches!(answer, PeerAnswer::Ready { .. });
                 let message = PeerMessage::Answer { id: *id, answer };
                 if is_ready {
                     self.send_to_rank_when_durable(*from, message);
@@ -107,9 +107,9 @@ impl Meta {
             (PeerRequest::Answer { from, id, question }, Err(errno)) => {
                 let is_part = matches!(question, Question::Prepare { .. });
                 let answer = match errno {
-                    Errno::EAGAIN => Answer::Changed,
-                    Errno::ESTALE if is_part => Answer::Changed,
-                    _ => Answer::Refused(errno),
+                    Errno::EAGAIN => PeerAnswer::Changed,
+                    Errno::ESTALE if is_part => PeerAnswer::Changed,
+                    _ => PeerAnswer::Refused(errno),
                 };
                 self.send_to_rank(*from, PeerMessage::Answer { id: *id, answer });
             }
@@ -130,34 +130,34 @@ impl Meta {
         }
     }
 
-    fn answer_rank(&mut self, cx: &mut Cx<'_>, id: TransactionId, question: &Question) -> Step<Answer> {
+    fn answer_rank(&mut self, cx: &mut Cx<'_>, id: TransactionId, question: &Question) -> Step<PeerAnswer> {
         match question {
             Question::Look { dir, name } => self.look(cx, *dir, name),
             Question::Above { dir } => {
                 let (dirs, next) = self.above(*dir)?;
-                Ok(Answer::Above { dirs, next })
+                Ok(PeerAnswer::Above { dirs, next })
             }
-            Question::Dirs { ino, after } => Ok(Answer::Dirs { dirs: self.dirs_of(*ino, *after)? }),
+            Question::Dirs { ino, after } => Ok(PeerAnswer::Dirs { dirs: self.dirs_of(*ino, *after)? }),
             Question::Prepare { edits, time, since } => {
                 let part = Part { edits: edits.clone(), time: *time, since: *since };
                 let age = part.age(id);
                 match self.prepare(cx, id, part) {
                     // Wait-die: a transaction does not wait for an older one.
-                    Err(Stop::Wait(Wait::Locked(holder))) if holder < age => Ok(Answer::Busy),
+                    Err(Stop::Wait(Wait::Locked(holder))) if holder < age => Ok(PeerAnswer::Busy),
                     outcome => outcome,
                 }
             }
         }
     }
 
-    fn look(&self, cx: &Cx<'_>, dir: Ino, name: &Name) -> Step<Answer> {
+    fn look(&self, cx: &Cx<'_>, dir: Ino, name: &Name) -> Step<PeerAnswer> {
         let parent = self.state.dir(dir)?;
         cx.check(parent, Access::EXEC)?;
         if self.state.is_removed(dir)? {
             return Err(Errno::ENOENT.into());
         }
         let target = self.whose_name(dir, name)?;
-        Ok(Answer::Found { target, sticky: cx.is_bound_by_sticky(parent) })
+        Ok(PeerAnswer::Found { target, sticky: cx.is_bound_by_sticky(parent) })
     }
 
     /// What a name refers to, at any rank.
@@ -204,9 +204,9 @@ impl Meta {
         Ok(dirs)
     }
 
-    fn prepare(&mut self, cx: &mut Cx<'_>, id: TransactionId, mut part: Part) -> Step<Answer> {
+    fn prepare(&mut self, cx: &mut Cx<'_>, id: TransactionId, mut part: Part) -> Step<PeerAnswer> {
         if let Some((part, vote)) = self.state.prepared(id) {
-            return Ok(Answer::Ready { vote, named: part.named() });
+            return Ok(PeerAnswer::Ready { vote, named: part.named() });
         }
         self.writable()?;
         self.state.load_names(&part.edits)?;
@@ -238,7 +238,7 @@ impl Meta {
         self.state.lock(age, &part.edits);
         self.append(&Event::Prepared { id, part })?;
         self.ranks.barriers.insert(id, core::mem::take(cx.barriers));
-        Ok(Answer::Ready { vote: self.state.sequence, named })
+        Ok(PeerAnswer::Ready { vote: self.state.sequence, named })
     }
 
     /// Checks that edits can be made in this order. Edits of names come first: a name that has

@@ -20,7 +20,7 @@ use crate::session::PersistedKey;
 use crate::state::State;
 use crate::step::Step;
 use crate::table::Record;
-use crate::usage::{Limits, Usage};
+use crate::usage::{QuotaLimits, Usage};
 
 /// Maximum number of directories per message.
 const MAX_DIRS_SENT: usize = 1000;
@@ -41,7 +41,7 @@ pub(crate) struct UsageDeltas {
     /// Quotas above directories of the other rank, as of the last change that it has counted, and
     /// whether they have been read since. Empty after a restart.
     #[serde(skip)]
-    limits: BTreeMap<Ino, (Limits, Cell<bool>)>,
+    limits: BTreeMap<Ino, (QuotaLimits, Cell<bool>)>,
 }
 
 impl Record for UsageDeltas {
@@ -75,7 +75,7 @@ impl State {
 
     /// The known quotas above a directory at another rank, with what that rank has not counted yet
     /// added to their usage.
-    pub(crate) fn remote_limits(&self, dir: Ino) -> Option<Limits> {
+    pub(crate) fn remote_limits(&self, dir: Ino) -> Option<QuotaLimits> {
         let deltas = self.usage_deltas.get(&dir.rank())?;
         let (limits, looked_at) = deltas.limits.get(&dir)?;
         looked_at.set(true);
@@ -84,7 +84,7 @@ impl State {
         let add = |limit: Option<Limit>, more: u64| {
             limit.map(|it| Limit { used: it.used.saturating_add_signed(more as i64), ..it })
         };
-        Some(Limits { files: add(limits.files, more.inodes()), bytes: add(limits.bytes, more.bytes) })
+        Some(QuotaLimits { files: add(limits.files, more.inodes()), bytes: add(limits.bytes, more.bytes) })
     }
 
     /// Numbers the next deltas for a rank.
@@ -178,12 +178,12 @@ impl Meta {
     }
 
     /// Handles another rank's acknowledgement of all deltas up to `last`.
-    pub(crate) fn usage_counted(&mut self, by: Rank, last: u64, limits: Vec<(Ino, Limits)>) {
+    pub(crate) fn usage_counted(&mut self, by: Rank, last: u64, limits: Vec<(Ino, QuotaLimits)>) {
         let Some(deltas) = self.state.usage_deltas.untracked(&by).filter(|deltas| deltas.sent == last) else {
             return;
         };
         for (dir, limits) in limits {
-            if limits == Limits::default() {
+            if limits == QuotaLimits::default() {
                 deltas.limits.remove(&dir);
             } else {
                 if deltas.limits.len() == MOST_LIMITS {

@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 
 use espalier_proto::{FileType, Ino, ObjectId, TableWrite, Time, mode};
 
-use super::tree::{Node, Tree};
+use super::tree::{RepairedNode, RepairedTree};
 use super::{Candidate, Contents, RecordPlace, Repaired, fingerprint};
 use crate::record::{Body, Dentry, Directory, InoRecord, Inode, Slot, Super, encode};
 use crate::state::{NO_DIR, orphan_key};
@@ -62,7 +62,7 @@ impl Contents {
 
 const COUNTED: &str = "fields that depend on other records were recomputed";
 
-impl Node {
+impl RepairedNode {
     /// Sets the names of an inode that is not a directory, in its record.
     fn name(&mut self, dirs: Option<&BTreeMap<Ino, u32>>) {
         let there: Vec<(Ino, u32)> = dirs.into_iter().flatten().map(|(dir, count)| (*dir, *count)).collect();
@@ -77,7 +77,7 @@ impl Node {
     }
 }
 
-impl Tree {
+impl RepairedTree {
     /// Derives all fields of inodes that follow from other records.
     pub(super) fn derive(&mut self) {
         let mut names: BTreeMap<Ino, BTreeMap<Ino, u32>> = BTreeMap::new();
@@ -124,8 +124,8 @@ impl Tree {
                 said.push((*ino, COUNTED));
             }
         }
-        for (ino, what) in said {
-            self.say(ino, what);
+        for (ino, message) in said {
+            self.say(ino, message);
         }
     }
 

@@ -18,7 +18,7 @@ use siphasher::sip::SipHasher13;
 use crate::check::Finding;
 use crate::record::{Dentry, InoRecord, Inode, Slot, Super, Xattrs, decode};
 use crate::session::{given_below, is_sound_record};
-use tree::Tree;
+use tree::RepairedTree;
 
 /// The repair to execute, in this order: make and copy streams, finalise all remaining streams,
 /// make `writes` durable atomically, and only then remove the copied streams.
@@ -127,8 +127,8 @@ impl Repair {
         };
         self.stored.insert((object, key.to_vec()), fingerprint(value));
         if !understood {
-            let what = format!("a record of {object:?} was damaged, and is removed (key {})", shown(key));
-            self.done.push(Finding { ino: None, what });
+            let message = format!("a record of {object:?} was damaged, and is removed (key {})", shown(key));
+            self.done.push(Finding { ino: None, message });
         }
     }
 
@@ -206,8 +206,8 @@ impl Repair {
         plausible
     }
 
-    fn say(&mut self, ino: Ino, what: String) {
-        self.done.push(Finding { ino: Some(ino), what });
+    fn say(&mut self, ino: Ino, message: String) {
+        self.done.push(Finding { ino: Some(ino), message });
     }
 
     /// Computes the repair; empty if the file system is consistent.
@@ -215,11 +215,11 @@ impl Repair {
         let stored = core::mem::take(&mut self.stored);
         let old = self.super_record.take();
         if old.is_none() {
-            let what = "the super record of the tables was missing or damaged, and is recreated";
-            self.done.push(Finding { ino: None, what: what.into() });
+            let message = "the super record of the tables was missing or damaged, and is recreated";
+            self.done.push(Finding { ino: None, message: message.into() });
         }
         let next_ino = old.as_ref().map_or(0, |old| old.next_ino).max(self.given);
-        let mut tree = Tree::new(self, next_ino);
+        let mut tree = RepairedTree::new(self, next_ino);
         tree.join();
         tree.sort_contents();
         tree.derive();

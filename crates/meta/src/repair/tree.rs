@@ -16,11 +16,11 @@ use crate::record::{Body, Directory, InoRecord, Inode, Rare};
 
 /// The tree that the repaired records describe.
 #[derive(Debug)]
-pub(super) struct Tree {
+pub(super) struct RepairedTree {
     pub(super) hash_key: [u8; 16],
     now: Time,
     pub(super) next_ino: u64,
-    pub(super) nodes: BTreeMap<Ino, Box<Node>>,
+    pub(super) nodes: BTreeMap<Ino, Box<RepairedNode>>,
     /// The entries of each directory.
     pub(super) entries: BTreeMap<Ino, BTreeMap<Name, Ino>>,
     pub(super) contents: Contents,
@@ -32,12 +32,12 @@ pub(super) struct Tree {
 }
 
 #[derive(Debug)]
-pub(super) struct Node {
+pub(super) struct RepairedNode {
     pub(super) inode: Inode,
     pub(super) place: RecordPlace,
 }
 
-impl Node {
+impl RepairedNode {
     /// True if its record is in the inode table: for the root, and inodes that have or had several
     /// names.
     pub(super) fn in_table(&self) -> bool {
@@ -48,7 +48,7 @@ impl Node {
     }
 }
 
-impl Tree {
+impl RepairedTree {
     pub(super) fn new(mut repair: Repair, next_ino: u64) -> Self {
         let candidates = core::mem::take(&mut repair.candidates);
         let names = core::mem::take(&mut repair.names);
@@ -74,8 +74,8 @@ impl Tree {
         tree
     }
 
-    pub(super) fn say(&mut self, ino: Ino, what: impl Into<String>) {
-        self.done.push(Finding { ino: Some(ino), what: what.into() });
+    pub(super) fn say(&mut self, ino: Ino, message: impl Into<String>) {
+        self.done.push(Finding { ino: Some(ino), message: message.into() });
     }
 
     /// Chooses the record that fits other records best, among those that claim to be the same
@@ -97,7 +97,7 @@ impl Tree {
             });
             if let Some(Candidate { mut inode, place }) = best {
                 make_sound(&mut inode);
-                self.nodes.insert(ino, Box::new(Node { inode, place }));
+                self.nodes.insert(ino, Box::new(RepairedNode { inode, place }));
             }
         }
     }
@@ -149,7 +149,7 @@ impl Tree {
             has_xattrs: false,
             rare: Rare::default(),
         };
-        self.nodes.insert(ino, Box::new(Node { inode, place: RecordPlace::Nowhere }));
+        self.nodes.insert(ino, Box::new(RepairedNode { inode, place: RecordPlace::Nowhere }));
     }
 
     fn make_next(&mut self, kind: FileType) -> Ino {
@@ -171,8 +171,9 @@ impl Tree {
                 continue;
             };
             // A directory has one name, where its record is.
-            let elsewhere = node.inode.is_dir() && node.place != RecordPlace::Dentry(dir, name.clone());
-            if ino == Ino::ROOT || elsewhere {
+            let has_other_dentry =
+                node.inode.is_dir() && node.place != RecordPlace::Dentry(dir, name.clone());
+            if ino == Ino::ROOT || has_other_dentry {
                 self.say(ino, format!("is a directory with another name: {name:?} in {dir} is removed"));
                 continue;
             }
@@ -245,7 +246,7 @@ impl Tree {
     }
 
     /// True if it rightly has no name: it was in use at the checkpoint, or is a removed tree.
-    pub(super) fn is_orphan(&self, node: &Node) -> bool {
+    pub(super) fn is_orphan(&self, node: &RepairedNode) -> bool {
         node.place == RecordPlace::Orphan && node.inode.nlink == 0
     }
 
@@ -303,8 +304,9 @@ impl Tree {
         self.copies.push((stream, ino));
         let lost = self.lost_found();
         let name = self.add(lost, &format!("#{stream}.stream"), ino);
-        let what = format!("a stream of {size} bytes that no file referred to is in lost+found as {name:?}");
-        self.say(stream, what);
+        let message =
+            format!("a stream of {size} bytes that no file referred to is in lost+found as {name:?}");
+        self.say(stream, message);
     }
 
     fn lost_found(&mut self) -> Ino {

@@ -7,7 +7,7 @@ use espalier_proto::{ClientId, Ino};
 
 use super::Hold;
 use crate::machine::Meta;
-use crate::state::Map;
+use crate::state::FxMap;
 
 /// The holds of one client, or of all, on an inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +37,7 @@ impl Meta {
     /// Inodes whose sessions' holds differ from their own counts, each with the sum over the
     /// sessions and the inode's lookups and opens. Empty when no operation is in progress.
     pub fn miscounted(&self) -> Vec<(Holding, (u64, u32))> {
-        let mut sums: Map<Ino, Hold> = Map::default();
+        let mut sums: FxMap<Ino, Hold> = FxMap::default();
         let held = self.sessions.clients.values().flat_map(|session| &session.held);
         for (ino, hold) in held.chain(self.sessions.abandoned.iter().map(|(ino, hold)| (ino, hold))) {
             let sum = sums.entry(*ino).or_default();

@@ -28,7 +28,7 @@ impl Reach {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Sessions {
+pub(super) struct DataSessions {
     /// The last session number.
     last: u64,
     /// A request to data servers is in progress.

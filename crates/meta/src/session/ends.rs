@@ -9,7 +9,7 @@ use espalier_proto::{ClientId, Ino, RequestId};
 
 use crate::machine::{Cx, Meta};
 use crate::outbox::{Now, Outbox};
-use crate::state::Map;
+use crate::state::FxMap;
 use crate::step::{Step, Stop, Wait};
 use crate::trash::INTERNAL_CLIENT;
 
@@ -18,7 +18,7 @@ type RequestKey = (ClientId, RequestId);
 /// The locked ends.
 #[derive(Debug, Default)]
 pub(crate) struct Ends {
-    files: Map<Ino, Locked>,
+    files: FxMap<Ino, Locked>,
 }
 
 #[derive(Debug)]
@@ -40,10 +40,10 @@ impl Ends {
         }
     }
 
-    /// Removes the blocked operation that `is_it` selects.
-    pub fn stop_waiting(&mut self, is_it: impl Fn(&u64) -> bool) -> Option<u64> {
+    /// Removes the blocked operation that `is_target` selects.
+    pub fn stop_waiting(&mut self, is_target: impl Fn(&u64) -> bool) -> Option<u64> {
         self.files.values_mut().find_map(|locked| {
-            let at = locked.waiting.iter().position(&is_it)?;
+            let at = locked.waiting.iter().position(&is_target)?;
             Some(locked.waiting.remove(at))
         })
     }

@@ -35,12 +35,12 @@ use espalier_proto::{
 
 use crate::event::Event;
 use crate::io::Purpose;
-use crate::journal::Held;
+use crate::journal::HeldOutput;
 use crate::lease::PreparedGrant;
 use crate::machine::Meta;
 use crate::outbox::{Answered, Now, Outbox};
 use crate::progress::Progress::Append;
-use crate::state::Map;
+use crate::state::FxMap;
 use crate::task::Task;
 use crate::trash::INTERNAL_CLIENT;
 
@@ -59,8 +59,8 @@ const RELEASE: usize = 128;
 
 /// Volatile state of all sessions.
 #[derive(Debug, Default)]
-pub(crate) struct Sessions {
-    clients: Map<ClientId, Session>,
+pub(crate) struct SessionTable {
+    clients: FxMap<ClientId, SessionState>,
     /// Unlinked inodes that clients other than the unlinker still cache; they are recalled.
     pub recalls: Vec<Recall>,
     /// The clients that left most recently; empty on a single rank.
@@ -76,7 +76,7 @@ pub(crate) struct Sessions {
     /// Number of sessions from before the restart that have not finished reclaiming.
     awaited: usize,
     /// Sessions as data servers know them.
-    data: data::Sessions,
+    data: data::DataSessions,
     /// Uptime at which the machine started, as of its first tick; milliseconds.
     began_ms: Option<u64>,
     /// Locks on the ends of files.
@@ -87,7 +87,7 @@ pub(crate) struct Sessions {
     unreclaimed: BTreeSet<Ino>,
 }
 
-impl Sessions {
+impl SessionTable {
     pub(crate) fn set_accesses(&mut self, client: ClientId, accesses: Accesses) {
         if let Some(session) = self.clients.get_mut(&client) {
             session.accesses = accesses;
@@ -101,15 +101,15 @@ impl Sessions {
 }
 
 #[derive(Debug, Default)]
-struct Session {
+struct SessionState {
     /// Uptime at which the client was last heard; `None`: not since the restart.
     heard_ms: Option<u64>,
     /// The client has the answers to all requests before this one.
     below: RequestId,
-    requests: BTreeMap<RequestId, Progress>,
+    requests: BTreeMap<RequestId, RequestState>,
     /// Approximate size of the stored answers, in bytes.
     bytes: usize,
-    held: Map<Ino, Hold>,
+    held: FxMap<Ino, Hold>,
     /// The only subtree that the client may use; `None`: no restriction.
     root: Option<Ino>,
     /// What data servers may do for the client.
@@ -125,7 +125,7 @@ struct Session {
 
 /// State of a request.
 #[derive(Debug)]
-enum Progress {
+enum RequestState {
     Running,
     Answered(Result<Reply, Errno>),
     /// The answer is not stored, since the request can be executed again. It counted lookups of
@@ -150,7 +150,7 @@ impl Hold {
     const MADE: Self = Self { lookups: 0, opens: 1, writes: true, announces: false };
 }
 
-impl Session {
+impl SessionState {
     fn hold(&mut self, ino: Ino, hold: Hold) {
         let held = self.held.entry(ino).or_default();
         held.lookups = held.lookups.saturating_add(hold.lookups);
@@ -186,7 +186,7 @@ impl Session {
     }
 
     fn is_busy(&self) -> bool {
-        self.requests.values().any(|progress| matches!(progress, Progress::Running))
+        self.requests.values().any(|progress| matches!(progress, RequestState::Running))
     }
 
     /// The client has the answers to all requests before `below`: drops the stored ones.
@@ -194,9 +194,9 @@ impl Session {
         self.below = self.below.max(below);
         while let Some(first) = self.requests.first_entry()
             && *first.key() < self.below
-            && !matches!(first.get(), Progress::Running)
+            && !matches!(first.get(), RequestState::Running)
         {
-            if let Progress::Answered(result) = first.remove() {
+            if let RequestState::Answered(result) = first.remove() {
                 self.bytes -= weight(&result);
             }
         }
@@ -276,10 +276,10 @@ impl Meta {
             false => id.0 - session.below.0 >= WINDOW,
         };
         match session.requests.get_mut(&id) {
-            Some(Progress::Running) => return false,
-            Some(Progress::Answered(result)) => return reply_with(result.clone()),
-            Some(progress @ Progress::Rerunnable(_)) => {
-                if let Progress::Rerunnable(inos) = core::mem::replace(progress, Progress::Running) {
+            Some(RequestState::Running) => return false,
+            Some(RequestState::Answered(result)) => return reply_with(result.clone()),
+            Some(progress @ RequestState::Rerunnable(_)) => {
+                if let RequestState::Rerunnable(inos) = core::mem::replace(progress, RequestState::Running) {
                     for ino in inos {
                         let released = session.release_held(ino, Hold::LOOKUP);
                         self.sessions.abandoned.push_back((ino, released));
@@ -287,7 +287,7 @@ impl Meta {
                 }
             }
             None if is_beyond || session.bytes >= WINDOW_BYTES => return reply_with(Err(Errno::EAGAIN)),
-            None => drop(session.requests.insert(id, Progress::Running)),
+            None => drop(session.requests.insert(id, RequestState::Running)),
         }
         while let Some(first) = session.reserved.first_entry()
             && *first.key() < session.below
@@ -422,14 +422,14 @@ impl Meta {
         let Some(progress) = session.requests.get_mut(&id) else { return false };
         *progress = match result {
             // The awaited lock may have been granted meanwhile.
-            Ok(Reply::Bytes(_) | Reply::Waits) => Progress::Rerunnable(Vec::new()),
+            Ok(Reply::Bytes(_) | Reply::Waits) => RequestState::Rerunnable(Vec::new()),
             Ok(Reply::Listing { entries, .. }) => {
                 let released = entries.iter().filter(|entry| entry.entry.is_some());
-                Progress::Rerunnable(released.map(|entry| entry.ino).collect())
+                RequestState::Rerunnable(released.map(|entry| entry.ino).collect())
             }
             _ => {
                 session.bytes += weight(result);
-                Progress::Answered(result.clone())
+                RequestState::Answered(result.clone())
             }
         };
         session.acknowledge(session.below);
@@ -467,7 +467,7 @@ impl Meta {
         if self.journal.broken.is_some() {
             return out.refused.push((client, Errno::EIO));
         }
-        let session = Session { heard_ms: Some(now.uptime_ms), ..Session::default() };
+        let session = SessionState { heard_ms: Some(now.uptime_ms), ..SessionState::default() };
         self.sessions.clients.insert(client, session);
         self.sessions.left.retain(|left| *left != client);
         self.want_leases(client, leases);
@@ -476,8 +476,8 @@ impl Meta {
     }
 
     fn connect_when_written(&mut self, client: ClientId, out: &mut Outbox) {
-        let held = Held::Session(client, Ok(()));
-        if let Some(Held::Session(client, result)) = self.journal.hold_written(held) {
+        let held = HeldOutput::Session(client, Ok(()));
+        if let Some(HeldOutput::Session(client, result)) = self.journal.hold_written(held) {
             self.connected(client, result, out);
         }
     }
@@ -565,7 +565,7 @@ impl Meta {
         let session = self.sessions.clients.get(&client);
         session
             .and_then(|session| session.requests.get(&id))
-            .is_some_and(|it| matches!(it, Progress::Running))
+            .is_some_and(|it| matches!(it, RequestState::Running))
     }
 
     /// True if the client has looked up the inode and not forgotten it, or it is the client's root.
@@ -611,12 +611,12 @@ impl Meta {
 
     /// Fails the group queries of a client that is gone.
     fn give_up_groups(&mut self, now: Now, client: ClientId, out: &mut Outbox) {
-        let is_asked = |purpose: &Purpose| match purpose {
+        let is_group_query = |purpose: &Purpose| match purpose {
             Purpose::Groups(number) => self.tasks.get(number).is_some_and(|task| task.from == client),
             _ => false,
         };
-        let asked = self.io.iter().filter(|(_, purpose)| is_asked(purpose)).map(|(id, _)| *id);
-        for id in asked.collect::<Vec<_>>() {
+        let group_queries = self.io.iter().filter(|(_, purpose)| is_group_query(purpose)).map(|(id, _)| *id);
+        for id in group_queries.collect::<Vec<_>>() {
             self.done(now, id, Err(Errno::EIO), out);
         }
     }
@@ -696,5 +696,5 @@ fn weight(result: &Result<Reply, Errno>) -> usize {
         Ok(Reply::Removed { name, .. }) => name.len(),
         _ => 0,
     };
-    size_of::<Progress>() + more
+    size_of::<RequestState>() + more
 }

@@ -14,7 +14,7 @@ use crate::event::Event;
 use crate::machine::Meta;
 use crate::record::{Corrupt, decode, encode};
 use crate::session::PersistedKey;
-use crate::state::{Location, Map, State};
+use crate::state::{FxMap, Location, State};
 use crate::table::Record;
 
 /// A place in a directory: its inode number and the hash of a name.
@@ -23,9 +23,9 @@ type DentryHint = (Ino, u64);
 #[derive(Debug, Default)]
 pub(crate) struct Reclaimed {
     /// Holds on inodes that are not in memory.
-    unseen: Map<Ino, Unseen>,
+    unseen: FxMap<Ino, Unseen>,
     /// Further hints for these inodes, where clients disagree.
-    others: Map<Ino, Vec<DentryHint>>,
+    others: FxMap<Ino, Vec<DentryHint>>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]

@@ -28,19 +28,19 @@ impl TokenKind {
 
 impl Meta {
     /// The reclaim token for a client; 0 if the machine has no sessions.
-    pub(crate) fn reclaim_token(&self, client: ClientId, ino: Ino, what: TokenKind) -> u64 {
+    pub(crate) fn reclaim_token(&self, client: ClientId, ino: Ino, token_kind: TokenKind) -> u64 {
         if self.config.session_ms.is_none() {
             return 0;
         }
-        prove(&self.state.hash_key, client, ino, what)
+        prove(&self.state.hash_key, client, ino, token_kind)
     }
 }
 
 /// The key also hashes names, whose hashes clients learn. No name begins with NUL, so a token never
 /// equals a name's hash input.
-pub(super) fn prove(key: &[u8; 16], client: ClientId, ino: Ino, what: TokenKind) -> u64 {
+pub(super) fn prove(key: &[u8; 16], client: ClientId, ino: Ino, token_kind: TokenKind) -> u64 {
     let mut hasher = SipHasher24::new_with_key(key);
-    hasher.write(&[0, what as u8]);
+    hasher.write(&[0, token_kind as u8]);
     hasher.write(&client.0.to_be_bytes());
     hasher.write(&ino.0.to_be_bytes());
     hasher.finish()

@@ -8,7 +8,7 @@ use espalier_proto::{Access, ClientId, Errno, Held, Ino, Location, Reply};
 use super::completed::CompletedOutcome;
 use super::data::Reach;
 use super::reclaim_token::{TokenKind, prove};
-use super::{Hold, Session, Sessions};
+use super::{Hold, SessionState, SessionTable};
 use crate::lease::Leases;
 use crate::machine::Meta;
 use crate::outbox::{Now, Outbox};
@@ -33,7 +33,7 @@ impl Meta {
         self.sessions.awaited = clients.len();
         for client in clients {
             let reach = if self.config.striping.is_some() { Reach::BEFORE } else { Reach::default() };
-            let mut session = Session { awaited: true, reach, ..Session::default() };
+            let mut session = SessionState { awaited: true, reach, ..SessionState::default() };
             let persisted = self
                 .state
                 .sessions
@@ -84,7 +84,8 @@ impl Meta {
         let hash_key = self.state.hash_key;
         let mut exclusive_dirs = Vec::new();
         for held in held.iter().filter(|held| held.ino.0 < next_ino) {
-            let proves = |reclaim_token, what| reclaim_token == prove(&hash_key, client, held.ino, what);
+            let proves =
+                |reclaim_token, token_kind| reclaim_token == prove(&hash_key, client, held.ino, token_kind);
             let lookups = if proves(held.lookup_token, TokenKind::LookedUp) { held.lookups } else { 0 };
             let writes = proves(held.opened, TokenKind::OpenedToWrite);
             let opens = if writes || proves(held.opened, TokenKind::Opened) { held.opens } else { 0 };
@@ -153,7 +154,7 @@ impl Meta {
     }
 }
 
-impl Sessions {
+impl SessionTable {
     /// The client's lookups of an inode that it has not forgotten; `None`: the client has no
     /// session.
     pub(crate) fn lookups_of(&self, client: ClientId, ino: Ino) -> Option<u64> {

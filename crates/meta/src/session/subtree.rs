@@ -8,10 +8,10 @@ use alloc::vec::Vec;
 
 use espalier_proto::{Caller, ClientId, Errno, FileType, Ino, Name, Rank, Reply, Request, RequestId};
 
-use super::{Hold, Session};
+use super::{Hold, SessionState};
 use crate::machine::{Cx, Meta};
 use crate::outbox::{Now, Outbox};
-use crate::rank::{Answer, Question};
+use crate::rank::{PeerAnswer, Question};
 use crate::step::{Step, Stop};
 use crate::task::Task;
 use crate::trash::INTERNAL_CLIENT;
@@ -31,7 +31,7 @@ impl Meta {
                 self.whose_name(root, name)?
             } else {
                 let question = Question::Look { dir: root, name: name.clone() };
-                let Answer::Found { target, .. } = self.query_rank(cx, root.rank(), question)? else {
+                let PeerAnswer::Found { target, .. } = self.query_rank(cx, root.rank(), question)? else {
                     return Err(Errno::EIO.into());
                 };
                 target
@@ -110,7 +110,7 @@ impl Meta {
                 self.dirs_of(ino, after)?
             } else {
                 match self.query_rank(cx, ino.rank(), Question::Dirs { ino, after })? {
-                    Answer::Dirs { dirs } => dirs,
+                    PeerAnswer::Dirs { dirs } => dirs,
                     _ => return Err(Errno::EIO.into()),
                 }
             };
@@ -125,7 +125,7 @@ impl Meta {
     }
 }
 
-impl Session {
+impl SessionState {
     /// Checks that a request stays within the client's subtree, except for inodes that other ranks
     /// may have returned.
     pub(super) fn permits(&self, (rank, ranks): (Rank, u16), request: &mut Request) -> Result<(), Errno> {

@@ -2,11 +2,11 @@
 
 use espalier_proto::{ClientId, Ino};
 
-use super::Sessions;
+use super::SessionTable;
 use crate::machine::Meta;
 use crate::step::{Step, Stop, Wait};
 
-impl Sessions {
+impl SessionTable {
     /// The clients that have a file open for writing, each with whether it announces its writes.
     pub(crate) fn writers(&self, ino: Ino) -> impl Iterator<Item = (ClientId, bool)> {
         self.clients.iter().filter_map(move |(client, session)| {

@@ -293,12 +293,12 @@ impl SessionLayer {
             self.attached.remove(&client);
             routed.ended.push(client);
         }
-        for (io, asked) in self.out.io.drain(..) {
-            if let Io::Groups { of: (client, id), pid } = asked {
+        for (io, operation) in self.out.io.drain(..) {
+            if let Io::Groups { of: (client, id), pid } = operation {
                 self.groups.insert((client, id), (io, pid));
                 send.push((client, FromServer::AskGroups { id, pid }));
             } else {
-                routed.io.push((io, asked));
+                routed.io.push((io, operation));
             }
         }
         routed

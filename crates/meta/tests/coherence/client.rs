@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use espalier_client::{Answer, Binding, Cache, Call, Changes, Opening, Term, Users};
 use espalier_proto::*;
 
-pub enum Message {
+pub enum ServerMessage {
     Reply { id: u64, lease_ms: u32, touched: Touched, result: Result<Reply, Errno> },
     Revoke { number: RevocationId, lease: Lease },
 }
@@ -56,13 +56,13 @@ impl Thing {
 /// A name, and what it refers to.
 pub type Named = ((Ino, Name), Option<Ino>);
 
-pub struct Client {
+pub struct CachingClient {
     pub id: ClientId,
     /// The cache under test; the rest is a kernel above it, in the simplest model.
     pub cache: Cache,
-    pub inbox: VecDeque<Message>,
+    pub inbox: VecDeque<ServerMessage>,
     /// Unanswered requests, each with when it was sent.
-    pub asked: HashMap<u64, (Request, u64, Changes)>,
+    pub pending: HashMap<u64, (Request, u64, Changes)>,
     /// Unanswered requests from before the client wrote to a stream.
     pub outdated: HashSet<u64>,
     /// It receives and sends nothing until then.
@@ -72,14 +72,14 @@ pub struct Client {
     things: HashMap<(Ino, usize), (u64, Thing)>,
 }
 
-impl Client {
+impl CachingClient {
     pub fn new(id: ClientId, users: Users) -> Self {
         let (names, things) = (HashMap::new(), HashMap::new());
         Self {
             id,
             cache: Cache::new(1000, users),
             inbox: VecDeque::new(),
-            asked: HashMap::new(),
+            pending: HashMap::new(),
             outdated: HashSet::new(),
             asleep_until: 0,
             names,
@@ -89,7 +89,7 @@ impl Client {
 
     /// Replies in transit may report the file's old state.
     pub fn has_written(&mut self) {
-        self.outdated.extend(self.asked.keys());
+        self.outdated.extend(self.pending.keys());
     }
 
     pub fn expire(&mut self, now: u64) {
@@ -118,14 +118,14 @@ impl Client {
 
     fn is_changing_name(&self, key: &(Ino, Name)) -> bool {
         let changes = |request: &Request| changed_names(request).contains(key) || is_of_trees(request);
-        self.asked.values().any(|(request, ..)| changes(request))
+        self.pending.values().any(|(request, ..)| changes(request))
     }
 
     fn is_changing(&self, ino: Ino) -> bool {
         let changes = |request: &Request| {
             changed_inodes(request).contains(&ino) || finds_by_name(request) || is_of_trees(request)
         };
-        self.asked.values().any(|(request, ..)| changes(request))
+        self.pending.values().any(|(request, ..)| changes(request))
     }
 
     /// True if the cache answers a request; then the caller may cache the answer too.
@@ -150,7 +150,7 @@ impl Client {
     }
 
     /// The part of a tree in the cache, except what the client itself is changing.
-    pub fn known(&self, tree: &super::Tree, now: u64) -> (Vec<Named>, Vec<(Ino, Thing)>) {
+    pub fn known(&self, tree: &super::CurrentTree, now: u64) -> (Vec<Named>, Vec<(Ino, Thing)>) {
         let (mut names, mut things) = (Vec::new(), Vec::new());
         for dir in &tree.dirs {
             for text in ["a", "b", "c", "d"] {
@@ -179,7 +179,7 @@ impl Client {
     ) {
         let lease = until.saturating_sub(now);
         let answer = result.as_ref().ok().and_then(answer_of);
-        self.cache.answered(&call_of(request), answer.as_ref(), Term { asked_at: 0, left: lease }, now);
+        self.cache.answered(&call_of(request), answer.as_ref(), Term { requested_at: 0, left: lease }, now);
         self.cache.changed(touched, lease, now);
         if let (Request::Open { ino, .. }, Ok(Reply::OpenedWhole(_, bytes))) = (request, result) {
             self.cache.learn(*ino, bytes.clone().into(), lease, now);

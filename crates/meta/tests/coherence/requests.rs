@@ -3,10 +3,10 @@
 use espalier_proto::*;
 use fastrand::Rng;
 
-use super::Tree;
+use super::CurrentTree;
 use crate::harness::{STRIP, name, open_how};
 
-pub fn random_request(random: &mut Rng, tree: &Tree) -> Request {
+pub fn random_request(random: &mut Rng, tree: &CurrentTree) -> Request {
     let dirs: Vec<Ino> = tree.dirs.iter().copied().collect();
     let dir = *random.choice(&dirs).unwrap();
     let any_name = |random: &mut Rng| name(random.choice(&["a", "b", "c", "d"]).unwrap());

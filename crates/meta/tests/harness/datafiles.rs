@@ -24,9 +24,9 @@ impl DataServers {
         if self.down && matches!(call, StreamCall::TryStat(_)) {
             return Err(Errno::EAGAIN);
         }
-        let asked = call.requests(layouts)?;
-        let replies = asked.iter().map(|(server, request)| self.ask(*server, request)).collect();
-        call.combine(layouts, &asked, replies, |_| Ok(StreamStat::default())).map(IoDone::Stream)
+        let data_requests = call.requests(layouts)?;
+        let replies = data_requests.iter().map(|(server, request)| self.ask(*server, request)).collect();
+        call.combine(layouts, &data_requests, replies, |_| Ok(StreamStat::default())).map(IoDone::Stream)
     }
 
     pub fn ask(&self, server: ServerId, request: &DataRequest) -> Result<DataReply, Errno> {

@@ -20,7 +20,7 @@ pub enum Engine {
     Local,
 }
 
-pub enum Disk {
+pub enum TestDisk {
     Memory(MemoryStore, Frames),
     Local(Box<(LocalStore, Journal<RealFile>)>, TempDir),
 }
@@ -35,7 +35,7 @@ pub struct Frames {
     end: u64,
 }
 
-impl Disk {
+impl TestDisk {
     /// An empty file system.
     pub fn new(engine: Engine, config: &Config) -> Self {
         let disk = match engine {

@@ -27,13 +27,13 @@ pub fn under_faults(before: impl Fn(&mut Harness), act: impl Fn(&mut Harness) ->
     let written = Config { acknowledge: Acknowledge::Written, ..config() };
     let evicting = Config { cache_bytes: 0, ..config() };
     for (engine, config, memory) in [
-        (Engine::Memory, config(), Memory::Warm),
-        (Engine::Memory, evicting, Memory::Warm),
-        (Engine::Memory, config(), Memory::Replayed),
-        (Engine::Memory, config(), Memory::Cold),
-        (Engine::Memory, sync, Memory::Cold),
-        (Engine::Memory, written, Memory::Cold),
-        (Engine::Local, small(), Memory::Cold),
+        (Engine::Memory, config(), CacheState::Warm),
+        (Engine::Memory, evicting, CacheState::Warm),
+        (Engine::Memory, config(), CacheState::Replayed),
+        (Engine::Memory, config(), CacheState::Cold),
+        (Engine::Memory, sync, CacheState::Cold),
+        (Engine::Memory, written, CacheState::Cold),
+        (Engine::Local, small(), CacheState::Cold),
     ] {
         Scenario { engine, config, memory, before: &before, act: &act }.run();
     }
@@ -46,7 +46,7 @@ fn small() -> Config {
 
 /// The state of memory when the operation starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Memory {
+enum CacheState {
     /// Everything is in memory.
     Warm,
     /// The part that was replayed from the journal.
@@ -58,7 +58,7 @@ enum Memory {
 struct Scenario<'a> {
     engine: Engine,
     config: Config,
-    memory: Memory,
+    memory: CacheState,
     before: &'a dyn Fn(&mut Harness),
     act: &'a dyn Fn(&mut Harness) -> Result<Reply, Errno>,
 }
@@ -143,10 +143,10 @@ impl Scenario<'_> {
         let mut fs = Harness::on(self.engine, self.config.clone());
         (self.before)(&mut fs);
         assert_eq!(fs.ask(Request::Fsync { ino: Ino::ROOT }), Ok(Reply::Done));
-        if self.memory == Memory::Cold {
+        if self.memory == CacheState::Cold {
             fs.checkpoint();
         }
-        if self.memory != Memory::Warm {
+        if self.memory != CacheState::Warm {
             fs = fs.crash();
         }
         fs.count = 0;

@@ -15,7 +15,7 @@ use espalier_meta::{
 use espalier_proto::*;
 
 pub use datafiles::DataServers;
-pub use disk::{Disk, Engine};
+pub use disk::{Engine, TestDisk};
 pub use faults::{everywhere, under_faults};
 pub use files::open_how;
 
@@ -37,7 +37,7 @@ pub type Selection = fn(&TableWrite) -> bool;
 
 pub struct Harness {
     pub meta: Meta,
-    pub disk: Disk,
+    pub disk: TestDisk,
     pub data: DataServers,
     pub now: Time,
     pub uptime_ms: u64,
@@ -115,10 +115,10 @@ impl Harness {
     }
 
     pub fn on(engine: Engine, config: Config) -> Self {
-        Self::recover(Disk::new(engine, &config), config)
+        Self::recover(TestDisk::new(engine, &config), config)
     }
 
-    pub fn recover(mut disk: Disk, config: Config) -> Self {
+    pub fn recover(mut disk: TestDisk, config: Config) -> Self {
         let meta = disk.recover(&config);
         Self {
             meta,

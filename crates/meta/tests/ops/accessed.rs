@@ -71,7 +71,7 @@ fn newer_times_are_preserved() {
 }
 
 #[test]
-fn only_what_the_client_knows_counts_and_only_if_accesses_do() {
+fn accesses_count_only_for_known_inodes() {
     for (mode, by, counts) in
         [(Atime::Relative, ONE, true), (Atime::Relative, OTHER, false), (Atime::Never, ONE, false)]
     {

@@ -20,7 +20,7 @@ const EVERYWHERE: [BytesAt; 3] =
     [BytesAt::Here(Engine::Memory), BytesAt::Here(Engine::Local), BytesAt::OnDataServers];
 
 /// A server with a file of 100 bytes in a stream, which two clients have open.
-struct Server {
+struct TestServer {
     fs: Harness,
     ino: Ino,
     /// Each client's hold on it.
@@ -30,7 +30,7 @@ struct Server {
 const ONE: ClientId = ClientId(1);
 const OTHER: ClientId = ClientId(2);
 
-impl Server {
+impl TestServer {
     fn new(bytes_at: BytesAt) -> Self {
         let distribution = Distribution::SimpleStripe { strip: 10 };
         let striping = Striping::new(distribution, (0..3).map(ServerId).collect(), 3).unwrap();
@@ -160,7 +160,7 @@ fn with(appended: &[&[u8]]) -> Vec<u8> {
 #[test]
 fn append_follows_existing_bytes() {
     for bytes_at in EVERYWHERE {
-        let mut server = Server::new(bytes_at);
+        let mut server = TestServer::new(bytes_at);
         assert_eq!(server.append(ONE, 5, b"one"), Ok(Reply::Written(3)), "{bytes_at:?}");
         assert_eq!(server.append(OTHER, 3, b"other"), Ok(Reply::Written(5)));
         assert_eq!(server.append(OTHER, 4, b""), Ok(Reply::Written(0)));
@@ -172,7 +172,7 @@ fn append_follows_existing_bytes() {
 /// Files that are not open for writing, and quotas.
 #[test]
 fn caller_without_permission_is_refused() {
-    let mut server = Server::new(BytesAt::Here(Engine::Memory));
+    let mut server = TestServer::new(BytesAt::Here(Engine::Memory));
     let (limit, dir) = (b"user.espalier.quota.max_bytes".as_slice().into(), Ino::ROOT);
     let (value, mode) = (b"104".as_slice().into(), XattrMode::Any);
     server.ask(ONE, 6, Request::SetXattr { ino: dir, name: limit, value, mode, kill_sgid: false }).unwrap();
@@ -189,14 +189,14 @@ fn caller_without_permission_is_refused() {
 fn an_append_is_made_once_whatever_the_server_is_killed_at() {
     // These keep what was written, as a kernel does.
     for bytes_at in [BytesAt::Here(Engine::Local), BytesAt::OnDataServers] {
-        let mut calm = Server::new(bytes_at);
+        let mut calm = TestServer::new(bytes_at);
         assert_eq!(calm.append(ONE, 5, b"one"), Ok(Reply::Written(3)));
         let ios = calm.fs.count;
         assert!(ios >= 4, "where it ends, the journal, the bytes, the journal: {ios}");
         for (crash, cold) in (0..=ios).flat_map(|crash| [(crash, false), (crash, true)]) {
             let context = format!("{bytes_at:?}, killed at I/O {crash}, cold: {cold}");
             let killed = || {
-                let mut server = Server::new(bytes_at);
+                let mut server = TestServer::new(bytes_at);
                 server.fs.fault = Some((crash, Fault::Crash));
                 assert_eq!(server.append(ONE, 5, b"one").is_ok(), crash == ios, "{context}");
                 let mut server = server.restart(cold);
@@ -235,7 +235,7 @@ fn an_append_is_made_once_whatever_the_server_is_killed_at() {
 #[test]
 fn abandoned_append_blocks_nothing() {
     for (cold, is_wanted) in [(false, false), (false, true), (true, false), (true, true)] {
-        let mut server = Server::new(BytesAt::OnDataServers);
+        let mut server = TestServer::new(BytesAt::OnDataServers);
         server.fs.fault = Some((3, Fault::Crash));
         server.append(ONE, 6, b"one").unwrap_err();
         let mut server = server.restart(cold);
@@ -258,7 +258,7 @@ fn abandoned_append_blocks_nothing() {
 #[test]
 fn appends_to_a_file_come_one_after_the_other() {
     for bytes_at in EVERYWHERE {
-        let mut server = Server::new(bytes_at);
+        let mut server = TestServer::new(bytes_at);
         server.fs.shuffle = Some(fastrand::Rng::with_seed(1));
         let one = server.send_append(ONE, 5, b"one");
         let interrupted = server.send_append(OTHER, 3, b"never");
@@ -280,7 +280,7 @@ fn a_quota_that_is_set_meanwhile_comes_before_an_append_or_after_it() {
     for (bytes_at, seed) in
         EVERYWHERE.into_iter().flat_map(|bytes_at| (0..60).map(move |seed| (bytes_at, seed)))
     {
-        let mut server = Server::new(bytes_at);
+        let mut server = TestServer::new(bytes_at);
         server.fs.shuffle = Some(fastrand::Rng::with_seed(seed));
         let append = server.send_append(ONE, 5, &[b'+'; 50]);
         for _ in 0..seed % 6 {
@@ -302,9 +302,9 @@ fn a_quota_that_is_set_meanwhile_comes_before_an_append_or_after_it() {
 
 /// A failed append is not repeated, and blocks nothing.
 #[test]
-fn an_append_that_fails_is_over() {
+fn failed_append_does_not_block_the_next() {
     for bytes_at in EVERYWHERE {
-        let mut server = Server::new(bytes_at);
+        let mut server = TestServer::new(bytes_at);
         server.fs.fault = Some((2, Fault::Fails(Errno::ENOSPC)));
         assert_eq!(server.append(ONE, 5, b"one"), Err(Errno::ENOSPC), "{bytes_at:?}");
         assert_eq!(server.append(ONE, 5, b"one"), Err(Errno::ENOSPC), "the answer is sent again");

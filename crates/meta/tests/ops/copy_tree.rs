@@ -223,7 +223,7 @@ fn capability_matches_client_rights() {
 }
 
 #[test]
-fn it_keeps_to_permissions_quotas_and_space() {
+fn tree_copy_honours_permissions_quotas_and_space() {
     everywhere(|fs| {
         grow(fs);
         assert_eq!(copy(fs, &user(5), ("a", "b"), false), Err(Errno::EACCES));

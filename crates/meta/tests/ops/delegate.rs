@@ -172,7 +172,7 @@ fn a_capability_says_how_payloads_go() {
 }
 
 #[test]
-fn capabilities_are_for_those_who_have_the_file_open() {
+fn capabilities_require_an_open_file() {
     let fs = &mut cluster();
     let ino = big(fs, ONE, "big");
     let first = delegate(fs, ONE, ino, Access::READ).unwrap().expect("it is striped");

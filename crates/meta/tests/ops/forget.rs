@@ -14,7 +14,7 @@ fn files(fs: &mut Harness) -> u64 {
 }
 
 #[test]
-fn the_last_one_frees_what_has_no_name() {
+fn last_forget_frees_unlinked_inode() {
     everywhere(|fs| {
         let ino = fs.file("file", b"bytes");
         fs.walk("file").unwrap();

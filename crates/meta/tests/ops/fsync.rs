@@ -32,7 +32,7 @@ fn a_big_files_stream_is_durable() {
 }
 
 #[test]
-fn it_is_answered_when_the_journal_is_synced() {
+fn fsync_is_answered_after_journal_sync() {
     everywhere(|fs| {
         fs.file("file", b"bytes");
         fs.lazy = true;

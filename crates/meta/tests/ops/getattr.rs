@@ -3,7 +3,7 @@ use espalier_proto::*;
 use crate::harness::{Harness, everywhere, open_how, under_faults};
 
 #[test]
-fn a_new_file_is_as_it_was_made() {
+fn new_file_has_attributes_of_its_creation() {
     everywhere(|fs| {
         let ino = fs.file("file", b"");
         let attr = fs.attr_of(ino);

@@ -10,12 +10,12 @@ const TERM: u32 = 10_000;
 const READER: ClientId = OTHER;
 const WRITER: ClientId = ONE;
 
-struct Shared {
+struct SharedFile {
     fs: Harness,
     ino: Ino,
 }
 
-impl Shared {
+impl SharedFile {
     /// A file that one client has opened for reading, and another then for writing, which announces
     /// its first write.
     fn new() -> Self {
@@ -94,7 +94,7 @@ impl Shared {
 
 #[test]
 fn announced_write_is_answered_when_readers_have_dropped_the_file() {
-    let mut shared = Shared::new();
+    let mut shared = SharedFile::new();
     let (ino, leased) = (shared.ino, (Reply::Done, TERM));
     let lease = shared.lease();
     assert_eq!(shared.answer(lease), Some(leased.clone()), "the writer announces already");
@@ -114,7 +114,7 @@ fn announced_write_is_answered_when_readers_have_dropped_the_file() {
 
 #[test]
 fn reader_gets_a_lease_while_its_last_one_is_revoked() {
-    let mut shared = Shared::new();
+    let mut shared = SharedFile::new();
     let ino = shared.ino;
     shared.lease();
     let first = shared.announce();
@@ -144,7 +144,7 @@ fn reader_gets_a_lease_while_its_last_one_is_revoked() {
 
 #[test]
 fn silent_clients_are_waited_for_until_their_leases_are_over() {
-    let mut shared = Shared::new();
+    let mut shared = SharedFile::new();
     shared.lease();
     let announced = shared.announce();
     shared.fs.revocations.clear();
@@ -160,7 +160,7 @@ fn silent_clients_are_waited_for_until_their_leases_are_over() {
 
 #[test]
 fn only_openings_for_writing_make_a_file_shared() {
-    let mut shared = Shared::new();
+    let mut shared = SharedFile::new();
     shared.send(WRITER, Request::Release { ino: shared.ino });
     assert!(!shared.open(READER, Access::READ).shared);
     assert!(!shared.open(WRITER, Access::READ).shared);

@@ -121,12 +121,12 @@ fn directories_inherit_policy_and_files_keep_theirs() {
     set(&mut fs, dir, "num_dfiles", "2").unwrap();
     let after = (fs.mkdir("dir/after"), fs.file("dir/new", b"bytes"));
     set(&mut fs, dir, "num_dfiles", "5").unwrap();
-    let elsewhere = fs.mkdir("else");
-    set(&mut fs, elsewhere, "num_dfiles", "9").unwrap();
+    let other_dir = fs.mkdir("else");
+    set(&mut fs, other_dir, "num_dfiles", "9").unwrap();
     // A move or another name changes neither.
     for text in ["after", "new"] {
         let (from, to, flags) = (name(text), name(text), RenameFlags::empty());
-        fs.ask(Request::Rename { from_dir: dir, from, to_dir: elsewhere, to, flags }).unwrap();
+        fs.ask(Request::Rename { from_dir: dir, from, to_dir: other_dir, to, flags }).unwrap();
     }
     fs.ask(Request::Link { ino: after.1, dir: Ino::ROOT, name: name("link") }).unwrap();
     // From memory, from the journal, from the tables.

@@ -40,7 +40,7 @@ fn pass(fs: &mut Harness, ms: u32) {
 }
 
 #[test]
-fn they_are_renewed_for_who_knows_it_and_unless_others_want_them_back() {
+fn leases_are_renewed_for_holders_unless_revoked() {
     let mut fs = Harness::with(Config { lease_ms: Some(TERM), session_ms: Some(60_000), ..config() });
     for client in [ONE, OTHER] {
         fs.input(Input::Connect { client, leases: true, resumes: false });

@@ -164,7 +164,7 @@ fn unfinished_client_create_leaves_nothing() {
 /// The answer may be lost with the machine: then the client repeats the request, and gets the same
 /// inode.
 #[test]
-fn a_machine_that_was_started_anew_goes_on() {
+fn create_repeated_after_restart_is_completed() {
     let mut fs = cluster(&STRIPED);
     let first = made(&mut fs, ONE);
     let id = fs.answered.last().unwrap().1;

@@ -138,7 +138,7 @@ fn times_are_the_owners_and_now_is_for_writers() {
 /// The request that a kernel sends before a write that it passes through, or for a `chown(2)` that
 /// changes nothing.
 #[test]
-fn set_id_bits_are_removed_by_those_who_may_write() {
+fn write_access_removes_set_id_bits() {
     everywhere(|fs| {
         file(fs);
         let kill = SetAttr { kill_suid_gid: true, ..SetAttr::default() };

@@ -157,7 +157,7 @@ fn a_check_in_between_finds_nothing_and_a_repair_keeps_the_trash() {
 }
 
 #[test]
-fn a_load_that_fails_is_tried_again() {
+fn failed_load_is_retried() {
     let mut fs = Harness::new();
     let top = grow(&mut fs);
     fs.checkpoint();

@@ -11,7 +11,7 @@ fn tmpfile(fs: &mut Harness, caller: &Caller, path: &str) -> Result<Attr, Errno>
 }
 
 #[test]
-fn it_has_no_name_and_goes_when_it_is_closed() {
+fn tmpfile_has_no_name_and_is_removed_on_close() {
     everywhere(|fs| {
         let attr = tmpfile(fs, &ROOT_CALLER, "").unwrap();
         assert_eq!((attr.nlink, attr.kind, attr.perm), (0, FileType::Regular, 0o644));
@@ -25,7 +25,7 @@ fn it_has_no_name_and_goes_when_it_is_closed() {
 }
 
 #[test]
-fn it_may_be_given_a_name() {
+fn tmpfile_may_be_linked() {
     everywhere(|fs| {
         let ino = tmpfile(fs, &ROOT_CALLER, "").unwrap().ino;
         fs.write(ino, 0, b"bytes").unwrap();

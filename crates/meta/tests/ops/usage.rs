@@ -43,7 +43,7 @@ fn only_superuser_sets_limits_and_usage_is_read_only() {
 }
 
 #[test]
-fn only_directories_have_them_and_whoever_may_read_sees_them() {
+fn usage_attributes_exist_on_directories_for_readers() {
     everywhere(|fs| {
         let (dir, file) = (fs.mkdir("dir"), fs.file("file", b"bytes"));
         assert_eq!(fs.figure(file, "rbytes"), Err(Errno::ENODATA));

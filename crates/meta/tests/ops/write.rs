@@ -148,7 +148,7 @@ fn errors_come_in_order() {
 /// With a full store the journal fills, writes fail, and everything continues when there is space
 /// again.
 #[test]
-fn a_checkpoint_that_finds_no_space_is_tried_again() {
+fn checkpoint_without_space_is_retried() {
     let mut fs = Harness::with(config());
     let ino = fs.file("file", b"");
     fs.ask(Request::Fsync { ino }).unwrap();

@@ -214,7 +214,7 @@ fn write_drops_file_capability() {
 
 /// A kernel sends this for a user who writes, after its own checks.
 #[test]
-fn a_capability_is_removed_by_those_who_may_write() {
+fn write_access_removes_file_capability() {
     const NAME: &str = "security.capability";
     everywhere(|fs| {
         let ino = fs.file("file", b"program");

@@ -9,7 +9,7 @@ use espalier_proto::*;
 use fastrand::Rng;
 
 use super::cache::Cache;
-use super::model::Model;
+use super::model::TreeModel;
 use crate::harness::{Harness, ROOT_CALLER, Selection, config, name};
 
 /// What a crash is.
@@ -24,7 +24,7 @@ pub enum Crash {
     PowerUnsynced,
 }
 
-pub struct Setting {
+pub struct ClusterOptions {
     pub seed: u64,
     pub ranks: u16,
     pub clients: usize,
@@ -49,7 +49,7 @@ struct Host {
 }
 
 /// A client's connection to a rank.
-struct Line {
+struct RankConnection {
     link: Link,
     up: bool,
     to_server: VecDeque<FromClient>,
@@ -58,12 +58,12 @@ struct Line {
     greeting: bool,
 }
 
-struct Client {
+struct RankClient {
     id: ClientId,
-    lines: Vec<Line>,
+    lines: Vec<RankConnection>,
     /// The current operation: its number and request, the rank it was sent to, and the request
     /// number there.
-    asked: Option<(u64, Request, Rank, RequestId)>,
+    outstanding: Option<(u64, Request, Rank, RequestId)>,
     /// Requests to send next.
     next: VecDeque<Request>,
     /// Known directories and files.
@@ -74,16 +74,16 @@ struct Client {
     since: u64,
 }
 
-pub struct Cluster {
-    setting: Setting,
+pub struct RankCluster {
+    setting: ClusterOptions,
     random: Rng,
     hosts: Vec<Host>,
-    clients: Vec<Client>,
+    clients: Vec<RankClient>,
     /// Messages between ranks.
     wires: BTreeMap<(u16, u16), VecDeque<PeerMessage>>,
     /// Disconnected pairs of ranks, the smaller first.
     cut: Vec<(u16, u16)>,
-    model: Model,
+    model: TreeModel,
     operation: u64,
     uptime_ms: u64,
     /// Number of operations answered without a message.
@@ -93,8 +93,8 @@ pub struct Cluster {
     is_vague: bool,
 }
 
-impl Cluster {
-    pub fn new(setting: Setting) -> Self {
+impl RankCluster {
+    pub fn new(setting: ClusterOptions) -> Self {
         let mut random = Rng::with_seed(setting.seed);
         let acknowledge =
             if setting.crash == Crash::Power { Acknowledge::Durable } else { Acknowledge::Written };
@@ -114,17 +114,17 @@ impl Cluster {
             Host { fs, incarnation: 1 }
         };
         let hosts: Vec<Host> = (0..setting.ranks).map(host).collect();
-        let line = |_| Line {
+        let line = |_| RankConnection {
             link: Link::default(),
             up: false,
             to_server: VecDeque::new(),
             to_client: VecDeque::new(),
             greeting: false,
         };
-        let client = |number| Client {
+        let client = |number| RankClient {
             id: ClientId(100 + number as u64),
             lines: (0..setting.ranks).map(line).collect(),
-            asked: None,
+            outstanding: None,
             next: VecDeque::new(),
             dirs: vec![Ino::ROOT],
             files: Vec::new(),
@@ -144,7 +144,7 @@ impl Cluster {
             clients,
             wires: BTreeMap::new(),
             cut,
-            model: Model::new(),
+            model: TreeModel::new(),
             operation: 0,
             uptime_ms: 0,
             cached: 0,
@@ -187,7 +187,7 @@ impl Cluster {
     /// Executes all operations, finishes those in progress, and checks everything.
     pub fn run(mut self) -> usize {
         let mut steps = 0;
-        while self.left > 0 || self.clients.iter().any(|client| client.asked.is_some()) {
+        while self.left > 0 || self.clients.iter().any(|client| client.outstanding.is_some()) {
             self.step();
             steps += 1;
             assert!(steps < 400_000, "seed {}: operations do not end", self.setting.seed);
@@ -294,11 +294,12 @@ impl Cluster {
         let it = &mut self.clients[client];
         match message {
             FromServer::Reply { id, lease_ms, touched, result, .. } => {
-                let asked = it.asked.take_if(|(_, _, at, number)| (at.0 as usize, *number) == (rank, id));
+                let outstanding =
+                    it.outstanding.take_if(|(_, _, at, number)| (at.0 as usize, *number) == (rank, id));
                 let mut out = Vec::new();
-                it.lines[rank].link.answered(id, &result, asked.is_some(), &mut out);
+                it.lines[rank].link.answered(id, &result, outstanding.is_some(), &mut out);
                 it.lines[rank].to_server.extend(out);
-                if let Some((operation, request, ..)) = asked {
+                if let Some((operation, request, ..)) = outstanding {
                     let attrs = touched.attrs.iter().map(|attr| attr.ino);
                     let touched: Vec<Ino> = attrs.chain(touched.others.iter().copied()).collect();
                     it.cache.forget(&request, &touched);
@@ -353,11 +354,11 @@ impl Cluster {
                 it.cache.distrust(rank);
                 for id in line.link.ended().lost {
                     if it
-                        .asked
+                        .outstanding
                         .as_ref()
                         .is_some_and(|(_, _, at, number)| (at.0 as usize, *number) == (rank, id))
                     {
-                        it.asked = None;
+                        it.outstanding = None;
                     }
                 }
             }
@@ -450,7 +451,7 @@ impl Cluster {
 
     fn begin_operation(&mut self) {
         let client = self.random.usize(..self.clients.len());
-        if self.clients[client].asked.is_some() || self.left == 0 {
+        if self.clients[client].outstanding.is_some() || self.left == 0 {
             return;
         }
         let request = match self.clients[client].next.pop_front() {
@@ -478,7 +479,7 @@ impl Cluster {
         let line = &mut it.lines[rank.0 as usize];
         let id = line.link.ask(ROOT_CALLER, request.clone(), &mut out);
         line.to_server.extend(out);
-        it.asked = Some((self.operation, request, rank, id));
+        it.outstanding = Some((self.operation, request, rank, id));
     }
 
     fn ended(&mut self, client: usize, operation: u64, request: Request, result: Result<Reply, Errno>) {
@@ -503,7 +504,7 @@ impl Cluster {
     }
 
     fn random_request(&mut self, client: usize) -> Request {
-        let (random, Client { dirs, files, .. }) = (&mut self.random, &self.clients[client]);
+        let (random, RankClient { dirs, files, .. }) = (&mut self.random, &self.clients[client]);
         let any_dir = |random: &mut Rng, dirs: &[Ino]| {
             // Recent directories are more interesting than those that are gone.
             let newest = dirs.len().saturating_sub(6);
@@ -598,7 +599,7 @@ impl Cluster {
             self.collect();
             let is_over = self.hosts.iter().all(|host| host.fs.meta.open_transactions() == 0)
                 && self.wires.values().all(VecDeque::is_empty)
-                && self.clients.iter().all(|client| client.asked.is_none())
+                && self.clients.iter().all(|client| client.outstanding.is_none())
                 && self
                     .clients
                     .iter()
@@ -608,8 +609,8 @@ impl Cluster {
             }
         }
         let open: Vec<_> = self.hosts.iter().map(|host| host.fs.meta.open_transactions()).collect();
-        let asked: Vec<_> = self.clients.iter().map(|client| &client.asked).collect();
-        panic!("seed {}: transactions stay open: {open:?}; unanswered: {asked:?}", self.setting.seed);
+        let outstanding: Vec<_> = self.clients.iter().map(|client| &client.outstanding).collect();
+        panic!("seed {}: transactions stay open: {open:?}; unanswered: {outstanding:?}", self.setting.seed);
     }
 
     /// Runs until all ranks have counted all usage. `fsck` takes uncounted deltas into account.

@@ -6,23 +6,23 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use espalier_proto::*;
 
 /// A node of the tree, identified by the operation that made it.
-type Node = u64;
-const ROOT: Node = 0;
+type ModelNode = u64;
+const ROOT: ModelNode = 0;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Inode {
+struct ModelInode {
     is_dir: bool,
     /// Number of names; 1 for directories.
     names: u32,
-    parent: Node,
+    parent: ModelNode,
 }
 
 /// A possible tree, with the executed operations that are not answered yet.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct World {
-    nodes: BTreeMap<Node, Inode>,
-    names: BTreeMap<(Node, Name), Node>,
-    inos: BTreeMap<Ino, Node>,
+struct PossibleTree {
+    nodes: BTreeMap<ModelNode, ModelInode>,
+    names: BTreeMap<(ModelNode, Name), ModelNode>,
+    inos: BTreeMap<Ino, ModelNode>,
     done: BTreeMap<u64, CompletedOutcome>,
 }
 
@@ -34,20 +34,20 @@ enum CompletedOutcome {
     /// It concerned something that has been removed.
     Gone,
     Absent,
-    Named(Node),
-    Attr(Node, u32, u64),
-    Listing(BTreeMap<Name, Node>),
+    Named(ModelNode),
+    Attr(ModelNode, u32, u64),
+    Listing(BTreeMap<Name, ModelNode>),
 }
 
-pub struct Model {
-    worlds: HashSet<World>,
+pub struct TreeModel {
+    worlds: HashSet<PossibleTree>,
     pending: BTreeMap<u64, Request>,
 }
 
-impl Model {
+impl TreeModel {
     pub fn new() -> Self {
-        let root = Inode { is_dir: true, names: 1, parent: ROOT };
-        let world = World {
+        let root = ModelInode { is_dir: true, names: 1, parent: ROOT };
+        let world = PossibleTree {
             nodes: [(ROOT, root)].into(),
             names: BTreeMap::new(),
             inos: [(Ino::ROOT, ROOT)].into(),
@@ -64,8 +64,8 @@ impl Model {
     #[must_use]
     pub fn ends(&mut self, id: u64, answer: &Result<Reply, Errno>) -> bool {
         let mut found = HashSet::new();
-        let mut seen: HashSet<World> = self.worlds.clone();
-        let mut left: Vec<World> = self.worlds.drain().collect();
+        let mut seen: HashSet<PossibleTree> = self.worlds.clone();
+        let mut left: Vec<PossibleTree> = self.worlds.drain().collect();
         while let Some(mut world) = left.pop() {
             if let Some(outcome) = world.done.remove(&id) {
                 if world.explains(&outcome, answer) {
@@ -94,7 +94,7 @@ fn fails(errnos: impl IntoIterator<Item = Errno>) -> CompletedOutcome {
     CompletedOutcome::Fails(errnos.into_iter().map(Errno::raw).collect())
 }
 
-impl World {
+impl PossibleTree {
     /// True if the predicted outcome matches the answer. Learns the numbers of inodes.
     fn explains(&mut self, outcome: &CompletedOutcome, answer: &Result<Reply, Errno>) -> bool {
         match (outcome, answer) {
@@ -124,33 +124,33 @@ impl World {
         }
     }
 
-    fn bind(&mut self, ino: Ino, node: Node) -> bool {
+    fn bind(&mut self, ino: Ino, node: ModelNode) -> bool {
         *self.inos.entry(ino).or_insert(node) == node
             && self.inos.values().filter(|it| **it == node).count() == 1
     }
 
-    fn node(&self, ino: Ino) -> Option<Node> {
+    fn node(&self, ino: Ino) -> Option<ModelNode> {
         let node = *self.inos.get(&ino).unwrap_or_else(|| panic!("no reply has reported {ino}"));
         (self.nodes[&node].names > 0).then_some(node)
     }
 
-    fn children(&self, dir: Node) -> impl Iterator<Item = (&Name, Node)> {
+    fn children(&self, dir: ModelNode) -> impl Iterator<Item = (&Name, ModelNode)> {
         self.names.iter().filter(move |((at, _), _)| *at == dir).map(|((_, name), node)| (name, *node))
     }
 
-    fn is_empty(&self, dir: Node) -> bool {
+    fn is_empty(&self, dir: ModelNode) -> bool {
         self.children(dir).next().is_none()
     }
 
-    fn is_below(&self, dir: Node, top: Node) -> bool {
+    fn is_below(&self, dir: ModelNode, top: ModelNode) -> bool {
         dir == top || (dir != ROOT && self.is_below(self.nodes[&dir].parent, top))
     }
 
-    fn lose(&mut self, node: Node) {
+    fn lose(&mut self, node: ModelNode) {
         self.nodes.get_mut(&node).unwrap().names -= 1;
     }
 
-    fn put(&mut self, dir: Node, name: &Name, node: Node) {
+    fn put(&mut self, dir: ModelNode, name: &Name, node: ModelNode) {
         self.names.insert((dir, name.clone()), node);
         let inode = self.nodes.get_mut(&node).unwrap();
         if inode.is_dir {
@@ -169,7 +169,7 @@ impl World {
             Request::GetAttr { ino } | Request::Find { ino, .. } => {
                 let Some(node) = self.node(*ino) else { return CompletedOutcome::Gone };
                 let inode = &self.nodes[&node];
-                let children: Vec<Node> = self.children(node).map(|(_, node)| node).collect();
+                let children: Vec<ModelNode> = self.children(node).map(|(_, node)| node).collect();
                 let subdirs = children.iter().filter(|node| self.nodes[node].is_dir).count() as u32;
                 let nlink = if inode.is_dir { 2 + subdirs } else { inode.names };
                 CompletedOutcome::Attr(node, nlink, children.len() as u64)
@@ -186,7 +186,7 @@ impl World {
                     return fails([Errno::EEXIST]);
                 }
                 let is_dir = *node == NewNode::Directory;
-                self.nodes.insert(id, Inode { is_dir, names: 1, parent: dir });
+                self.nodes.insert(id, ModelInode { is_dir, names: 1, parent: dir });
                 self.put(dir, name, id);
                 CompletedOutcome::Named(id)
             }
@@ -229,19 +229,19 @@ impl World {
     fn rename(&mut self, from: (Ino, &Name), to: (Ino, &Name), flags: RenameFlags) -> CompletedOutcome {
         let exchange = flags.contains(RenameFlags::EXCHANGE);
         let (from_dir, to_dir) = (self.node(from.0), self.node(to.0));
-        let find = |dir: Option<Node>, name: &Name| self.names.get(&(dir?, name.clone())).copied();
+        let find = |dir: Option<ModelNode>, name: &Name| self.names.get(&(dir?, name.clone())).copied();
         let (moved, target) = (find(from_dir, from.1), find(to_dir, to.1));
         let mut errors = BTreeSet::new();
         if from_dir.is_none() || to_dir.is_none() || moved.is_none() || (exchange && target.is_none()) {
             errors.extend([Errno::ENOENT.raw(), Errno::ESTALE.raw()]);
         }
-        let is_dir = |node: Option<Node>| node.is_some_and(|node| self.nodes[&node].is_dir);
+        let is_dir = |node: Option<ModelNode>| node.is_some_and(|node| self.nodes[&node].is_dir);
         if flags.contains(RenameFlags::NOREPLACE) && target.is_some() {
             errors.insert(Errno::EEXIST.raw());
         } else if moved.is_some() && moved == target {
             return CompletedOutcome::Done;
         }
-        let mut into_itself = |node: Option<Node>, dir: Option<Node>| {
+        let mut into_itself = |node: Option<ModelNode>, dir: Option<ModelNode>| {
             if let (true, Some(node), Some(dir)) = (is_dir(node), node, dir)
                 && self.is_below(dir, node)
             {

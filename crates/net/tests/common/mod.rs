@@ -17,16 +17,16 @@ use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-pub type Server = Connection<FromClient, FromServer>;
-pub type Client = Connection<FromServer, FromClient>;
+pub type ServerConnection = Connection<FromClient, FromServer>;
+pub type ClientConnection = Connection<FromServer, FromClient>;
 
 /// An authority with certificates of every kind.
-pub struct Cluster {
+pub struct TestPki {
     pub dir: TempDir,
     pub authority: Authority,
 }
 
-impl Cluster {
+impl TestPki {
     pub fn new() -> Self {
         let dir = TempDir::new().unwrap();
         let authority = Authority::create(dir.path(), Validity::years(1)).unwrap();
@@ -84,7 +84,10 @@ pub fn welcome() -> Welcome {
 }
 
 /// Two connected ends.
-pub async fn pair(server: (Security, Limits), client: (Security, Limits)) -> (Server, Client) {
+pub async fn pair(
+    server: (Security, Limits),
+    client: (Security, Limits),
+) -> (ServerConnection, ClientConnection) {
     let listener = TcpListener::bind("localhost:0").await.unwrap();
     let address = format!("localhost:{}", listener.local_addr().unwrap().port());
     let serving = tokio::spawn(async move {
@@ -93,19 +96,19 @@ pub async fn pair(server: (Security, Limits), client: (Security, Limits)) -> (Se
         assert_eq!(incoming.hello(), &hello());
         incoming.welcome(welcome()).await.unwrap()
     });
-    let connected: Result<(Welcome, Client), ConnectError> =
+    let connected: Result<(Welcome, ClientConnection), ConnectError> =
         connect(&address, &client.0, &client.1, hello()).await;
     let (welcomed, client) = connected.unwrap();
     assert_eq!(welcomed, welcome());
     (serving.await.unwrap(), client)
 }
 
-pub async fn plain() -> (Server, Client) {
+pub async fn plain() -> (ServerConnection, ClientConnection) {
     pair((Security::Insecure, Limits::default()), (Security::Insecure, Limits::default())).await
 }
 
-pub async fn tls() -> (Server, Client) {
-    let cluster = Cluster::new();
+pub async fn tls() -> (ServerConnection, ClientConnection) {
+    let cluster = TestPki::new();
     pair((cluster.server(), Limits::default()), (cluster.client("alice"), Limits::default())).await
 }
 

@@ -5,11 +5,11 @@
 use espalier_proto::Caller;
 use espalier_sim::Nanos;
 use espalier_sim::process::{Frontend, Identity, Process, Program, WORKING_DIR};
-use espalier_sim::source::{Op, OpKind, OpenFlags, Script, Step};
+use espalier_sim::source::{Op, OpKind, OpenFlags, Script, ScriptStep};
 
 use crate::error::PaperError;
-use crate::play::Crew;
-use crate::summary::{Phase, Summary};
+use crate::play::ProcessGroup;
+use crate::summary::{PhaseSummary, Summary};
 
 /// The operation of all processes between two barriers, on each file or directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,8 +41,8 @@ const PAUSE: Nanos = Nanos(150_000_000);
 const BEFORE: u32 = 2;
 
 impl Does {
-    fn steps(self, files: u32) -> Box<dyn Iterator<Item = Step>> {
-        let each = move |op: fn(u32) -> Op| (0..files).map(op).map(Step::Do);
+    fn steps(self, files: u32) -> Box<dyn Iterator<Item = ScriptStep>> {
+        let each = move |op: fn(u32) -> Op| (0..files).map(op).map(ScriptStep::Do);
         match self {
             Self::Make => Box::new(each(|file| Op::mknod(name(file)))),
             Self::Create => Box::new(each(|file| {
@@ -50,8 +50,8 @@ impl Does {
                 Op::open(FIRST + file, name(file), how)
             })),
             Self::List => {
-                let from_its_begin = Step::Do(Op::Seek { file: WORKING_DIR, offset: 0 });
-                let page = Step::UntilNothing(Op::List { file: WORKING_DIR, limit: PAGE, plus: false });
+                let from_its_begin = ScriptStep::Do(Op::Seek { file: WORKING_DIR, offset: 0 });
+                let page = ScriptStep::UntilNothing(Op::List { file: WORKING_DIR, limit: PAGE, plus: false });
                 Box::new([from_its_begin, page].into_iter().chain(each(|file| Op::stat(name(file)))))
             }
             Self::Stat => Box::new(each(|file| Op::stat(name(file)))),
@@ -96,29 +96,29 @@ fn dir_name(dir: u32) -> String {
 /// As [`Summary::phase`].
 pub(super) fn rates(summary: &Summary, phases: &[Does]) -> Result<Vec<f64>, PaperError> {
     let rate = |(number, does): (u32, &Does)| {
-        let phases: Result<Vec<&Phase>, _> =
+        let phases: Result<Vec<&PhaseSummary>, _> =
             does.kinds().iter().map(|kind| summary.phase(BEFORE + number, *kind)).collect();
         let phases = phases?;
         let count = phases.first().map_or(0, |phase| phase.count);
-        Ok(count as f64 / Phase::seconds_of(&phases).max(f64::MIN_POSITIVE))
+        Ok(count as f64 / PhaseSummary::seconds_of(&phases).max(f64::MIN_POSITIVE))
     };
     (0..).zip(phases).map(rate).collect()
 }
 
 /// This many processes, assigned to clients round robin, each with this many files.
-pub(super) fn crew(processes: u32, clients: u32, files: u32, phases: &'static [Does]) -> Crew {
+pub(super) fn crew(processes: u32, clients: u32, files: u32, phases: &'static [Does]) -> ProcessGroup {
     let process = |number| {
         let caller = Caller { uid: 0, gid: 0, pid: number + 1, groups: Some([].into()) };
         let identity = Identity { number, caller, umask: 0o022, frontend: Frontend::Mount };
         let own = format!("/processes/{number}");
         let begin = (number == 0).then(|| Op::mkdir("/processes").into()).into_iter().chain([
-            Step::Barrier,
+            ScriptStep::Barrier,
             Op::mkdir(own.clone()).into(),
             Op::open(WORKING_DIR, own, OpenFlags::READ | OpenFlags::DIRECTORY).into(),
         ]);
-        let steps = phases
-            .iter()
-            .flat_map(move |does| [Step::Barrier, Step::Pause(PAUSE)].into_iter().chain(does.steps(files)));
+        let steps = phases.iter().flat_map(move |does| {
+            [ScriptStep::Barrier, ScriptStep::Pause(PAUSE)].into_iter().chain(does.steps(files))
+        });
         let program: Box<dyn Program> =
             Box::new(Process::new(identity, Box::new(Script::new(begin.chain(steps)))));
         (number % clients, program)

@@ -118,7 +118,7 @@ impl Curves {
                 dots: false,
             };
             let lines = self.series.iter().map(line).collect();
-            Chart { name, over: self.over, what: "operations per second", lines }
+            Chart { name, over: self.over, quantity: "operations per second", lines }
         };
         self.phases.iter().enumerate().map(chart).collect()
     }

@@ -27,8 +27,10 @@ fn run(setting: &Setting<'_>) -> Result<ExperimentResult, PaperError> {
             Ok(vec![rates[1], rates[3]])
         })?;
     let most = clients.last().copied().unwrap_or(1);
-    let claim = |(phase, what): (usize, &str)| Claim {
-        text: format!("with stuffing {most} clients look at {what} files at least {LEAST} times as fast"),
+    let claim = |(phase, operation): (usize, &str)| Claim {
+        text: format!(
+            "with stuffing {most} clients look at {operation} files at least {LEAST} times as fast"
+        ),
         paper: "significant".into(),
         ours: format!("{:.1} times", curves.gain(phase, true)),
         holds: curves.gain(phase, true) >= LEAST,

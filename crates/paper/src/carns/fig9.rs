@@ -19,8 +19,8 @@ fn run(setting: &Setting<'_>) -> Result<ExperimentResult, PaperError> {
         Ok(measure(setting, size, (series, servers), PHASES)?.split_off(1))
     })?;
     let most = size.servers[size.servers.len() - 1];
-    let claim = |(phase, what, paper): (usize, &str, &str)| Claim {
-        text: format!("with {most} servers 8 KiB are {what} at least 1.25 times as fast when optimized"),
+    let claim = |(phase, operation, paper): (usize, &str, &str)| Claim {
+        text: format!("with {most} servers 8 KiB are {operation} at least 1.25 times as fast when optimized"),
         paper: paper.into(),
         ours: percent(curves.gain(phase, true)),
         holds: curves.gain(phase, true) >= 1.25,

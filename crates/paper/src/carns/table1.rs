@@ -2,12 +2,12 @@
 
 use espalier_proto::Caller;
 use espalier_sim::process::{Frontend, Identity, Process};
-use espalier_sim::source::{Op, OpKind, Script, Step, list, make_file};
+use espalier_sim::source::{Op, OpKind, Script, ScriptStep, list, make_file};
 
 use super::{CLUSTER, servers};
 use crate::error::PaperError;
 use crate::outcome::{Claim, ExperimentResult, Table};
-use crate::play::Crew;
+use crate::play::ProcessGroup;
 use crate::trial::Trial;
 use crate::{Experiment, Setting};
 
@@ -74,12 +74,12 @@ fn files(quick: bool) -> u64 {
 }
 
 /// A process creates the files, drops its cache, and lists them.
-fn way(files: u64, frontend: Frontend, plus: bool) -> Vec<Crew> {
+fn way(files: u64, frontend: Frontend, plus: bool) -> Vec<ProcessGroup> {
     let path = |file: u64| format!("{DIR}/{file:08}");
-    let stats = (0..files).filter(move |_| !plus).map(move |file| Step::Do(Op::stat(path(file))));
-    let steps = std::iter::once(Step::Do(Op::mkdir(DIR)))
+    let stats = (0..files).filter(move |_| !plus).map(move |file| ScriptStep::Do(Op::stat(path(file))));
+    let steps = std::iter::once(ScriptStep::Do(Op::mkdir(DIR)))
         .chain((0..files).flat_map(move |file| make_file(path(file), 8 << 10, 1 << 20)))
-        .chain([Step::Barrier, Step::Forget])
+        .chain([ScriptStep::Barrier, ScriptStep::Forget])
         .chain(list(DIR.into(), plus))
         .chain(stats);
     let caller = Caller { uid: 0, gid: 0, pid: 1, groups: Some([].into()) };

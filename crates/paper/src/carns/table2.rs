@@ -30,14 +30,14 @@ fn run(setting: &Setting<'_>) -> Result<ExperimentResult, PaperError> {
     let [baseline, optimized] = [0, 1].map(|series| measure(setting, size, (series, servers), PHASES));
     let (baseline, optimized) = (baseline?, optimized?);
     let (mut rows, mut claims) = (Vec::new(), Vec::new());
-    for ((what, paper, paper_optimized, least), (ours, ours_optimized)) in
+    for ((operation, paper, paper_optimized, least), (ours, ours_optimized)) in
         ROWS.into_iter().zip(baseline.into_iter().zip(optimized))
     {
         let (paper_gain, gain) = (paper_optimized / paper, ours_optimized / ours.max(f64::MIN_POSITIVE));
         let rates = [paper, paper_optimized, ours, ours_optimized].map(|rate| format!("{rate:.0}"));
         let [paper, paper_optimized, ours, ours_optimized] = rates;
         rows.push(vec![
-            what.into(),
+            operation.into(),
             paper,
             paper_optimized,
             percent(paper_gain),
@@ -48,7 +48,7 @@ fn run(setting: &Setting<'_>) -> Result<ExperimentResult, PaperError> {
         let Some(least) = least else { continue };
         let least = least[usize::from(setting.place == Testbed::Machine)];
         claims.push(Claim {
-            text: format!("{what} is at least {least} times as fast when optimized"),
+            text: format!("{operation} is at least {least} times as fast when optimized"),
             paper: format!("{paper_gain:.1} times"),
             ours: format!("{gain:.1} times"),
             holds: gain >= least,

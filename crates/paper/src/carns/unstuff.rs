@@ -2,12 +2,12 @@
 
 use espalier_proto::Caller;
 use espalier_sim::process::{Frontend, Identity, Process};
-use espalier_sim::source::{Op, OpKind, OpenFlags, Script, Step};
+use espalier_sim::source::{Op, OpKind, OpenFlags, Script, ScriptStep};
 
 use super::{CLUSTER, servers};
 use crate::error::PaperError;
 use crate::outcome::{Claim, ExperimentResult, Table};
-use crate::play::Crew;
+use crate::play::ProcessGroup;
 use crate::trial::Trial;
 use crate::{Experiment, Setting};
 
@@ -53,7 +53,7 @@ fn run(setting: &Setting<'_>) -> Result<ExperimentResult, PaperError> {
         ("write after it", next),
         ("write after that", striped),
     ];
-    let rows = rows.map(|(what, time)| vec![what.to_string(), format!("{time:.0}")]).to_vec();
+    let rows = rows.map(|(operation, time)| vec![operation.to_string(), format!("{time:.0}")]).to_vec();
     let table = Table { name: "latencies", columns: vec!["operation", "median us"], rows };
     let setup = format!(
         "A metadata server and {servers} data servers; one client writes {PIECE} bytes each to {FILES} files, one file after the other: within the first 64 KiB, \
@@ -62,17 +62,17 @@ fn run(setting: &Setting<'_>) -> Result<ExperimentResult, PaperError> {
     Ok(ExperimentResult { setup, claims, tables: vec![table], ..ExperimentResult::default() })
 }
 
-fn crew() -> Vec<Crew> {
+fn crew() -> Vec<ProcessGroup> {
     let path = |file: u32| format!("/{file}");
     let create = OpenFlags::WRITE | OpenFlags::READ | OpenFlags::CREATE;
     // One file after the other, so that all find servers equally awake.
     let writes = |file: u32| {
         WRITES.into_iter().flat_map(move |offset| {
-            [Step::Barrier, Step::Do(Op::Write { file, offset: Some(offset), size: PIECE })]
+            [ScriptStep::Barrier, ScriptStep::Do(Op::Write { file, offset: Some(offset), size: PIECE })]
         })
     };
     let steps = (3..3 + FILES)
-        .map(move |file| Step::Do(Op::open(file, path(file), create)))
+        .map(move |file| ScriptStep::Do(Op::open(file, path(file), create)))
         .chain((3..3 + FILES).flat_map(writes));
     let caller = Caller { uid: 0, gid: 0, pid: 1, groups: Some([].into()) };
     let identity = Identity { number: 0, caller, umask: 0o022, frontend: Frontend::Library };

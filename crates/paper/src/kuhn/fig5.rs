@@ -184,8 +184,8 @@ fn figure(
         often(setting)
     );
     let table = Table { name: "seconds", columns, rows };
-    let what = "percent of the time without the hint";
-    let charts = vec![Chart { name: "parts", over: "clients", what, lines }];
+    let quantity = "percent of the time without the hint";
+    let charts = vec![Chart { name: "parts", over: "clients", quantity, lines }];
     Ok(ExperimentResult { setup, claims, tables: vec![table], charts, ..ExperimentResult::default() })
 }
 

@@ -8,7 +8,7 @@ use espalier_library::{FileSystem, Traced};
 use espalier_proto::Caller;
 use espalier_runtime::trace_of;
 use espalier_sim::process::{Frontend, Identity, Process};
-use espalier_sim::source::{Op, Script, Step as Do, list, make_file};
+use espalier_sim::source::{Op, Script, ScriptStep as Do, list, make_file};
 use espalier_sim::{Nanos, Scenario, Tracing, World};
 use espalier_timeline::{Log, NodeId, Operation, Panel, Span, Step, align, length, operations, picture};
 
@@ -119,8 +119,8 @@ fn steps_of_servers(operation: &Operation<'_>) -> usize {
 }
 
 fn messages(operation: &Operation<'_>) -> usize {
-    let is_asked = |span: &Span| span.id.is_some_and(|id| id.from == span.place && id.to != id.from);
-    operation.steps.iter().filter(|step| is_asked(step.span)).count()
+    let is_request = |span: &Span| span.id.is_some_and(|id| id.from == span.place && id.to != id.from);
+    operation.steps.iter().filter(|step| is_request(step.span)).count()
 }
 
 fn simulate(policy: &str) -> Result<Vec<Span>, PaperError> {

@@ -4,12 +4,12 @@
 use espalier_proto::Caller;
 use espalier_sim::Line;
 use espalier_sim::process::{Frontend, Identity, Process};
-use espalier_sim::source::{Op, OpKind, Script, Step, list};
+use espalier_sim::source::{Op, OpKind, Script, ScriptStep, list};
 
 use super::fig5::{CLIENTS, FIVE, Machines, ONE, STORAGES, WAYS, files, often, percent, trials};
 use crate::error::PaperError;
 use crate::outcome::{Chart, Claim, ExperimentResult, Table};
-use crate::play::Crew;
+use crate::play::ProcessGroup;
 use crate::trial::{Trial, medians};
 use crate::{Experiment, Setting};
 
@@ -102,26 +102,27 @@ fn figure(
         often(setting)
     );
     let table = Table { name: "seconds", columns, rows };
-    let what = "percent of a listing and stats without the hint";
-    let charts = vec![Chart { name: "parts", over: "clients", what, lines }];
+    let quantity = "percent of a listing and stats without the hint";
+    let charts = vec![Chart { name: "parts", over: "clients", quantity, lines }];
     Ok(ExperimentResult { setup, claims, tables: vec![table], charts, ..ExperimentResult::default() })
 }
 
 /// Each client creates files in its own directory and lists them both ways, the short one several
 /// times, each time with an empty cache.
-fn crew(clients: u32, files: u32) -> Vec<Crew> {
+fn crew(clients: u32, files: u32) -> Vec<ProcessGroup> {
     let process = |client: u32| {
         let dir = format!("/{client}");
         let path = move |file: u32| format!("/{client}/{file:08}");
-        let steps = std::iter::once(Step::Do(Op::mkdir(dir.clone())))
-            .chain([Step::Barrier])
-            .chain((0..files).map(move |file| Step::Do(Op::mknod(path(file)))))
-            .chain([Step::Barrier, Step::Forget])
+        let steps = std::iter::once(ScriptStep::Do(Op::mkdir(dir.clone())))
+            .chain([ScriptStep::Barrier])
+            .chain((0..files).map(move |file| ScriptStep::Do(Op::mknod(path(file)))))
+            .chain([ScriptStep::Barrier, ScriptStep::Forget])
             .chain(list(dir.clone(), false))
-            .chain((0..files).map(move |file| Step::Do(Op::stat(path(file)))))
-            .chain([Step::Barrier])
+            .chain((0..files).map(move |file| ScriptStep::Do(Op::stat(path(file)))))
+            .chain([ScriptStep::Barrier])
             .chain(
-                (0..LISTINGS).flat_map(move |_| std::iter::once(Step::Forget).chain(list(dir.clone(), true))),
+                (0..LISTINGS)
+                    .flat_map(move |_| std::iter::once(ScriptStep::Forget).chain(list(dir.clone(), true))),
             );
         let caller = Caller { uid: 0, gid: 0, pid: 1, groups: Some([].into()) };
         let identity = Identity { number: client, caller, umask: 0o022, frontend: Frontend::Library };

@@ -9,7 +9,7 @@ use fastrand::Rng;
 use rustix::fs::{FallocateFlags, OFlags, copy_file_range};
 
 use super::WorkDir;
-use crate::marks::{Bytes, Mark, Marks, State};
+use crate::marks::{FileState, Mark, Marks, SeededBytes};
 
 const STRIP: usize = 64 << 10;
 
@@ -36,7 +36,7 @@ pub fn run_synchronous(place: &WorkDir, mut rng: Rng) -> Result<()> {
         let path = place.path(&name);
         let (mut file, mut at, mut pieces) = (File::create(&path)?, 0, Vec::new());
         for piece in 0..6 {
-            let bytes = Bytes::new(rng.u64(1..), at, rng.usize(1..STRIP));
+            let bytes = SeededBytes::new(rng.u64(1..), at, rng.usize(1..STRIP));
             file.write_all_at(&bytes.make(), at)?;
             marks.say(&Mark::DoneAt(name.clone(), bytes))?;
             pieces.push(bytes);
@@ -46,7 +46,7 @@ pub fn run_synchronous(place: &WorkDir, mut rng: Rng) -> Result<()> {
                 file = File::options().write(true).open(&path)?;
             }
         }
-        let zeros = Bytes::new(0, at, STRIP);
+        let zeros = SeededBytes::new(0, at, STRIP);
         if round % 2 == 0 {
             file.set_len(at + STRIP as u64)?;
         } else {
@@ -69,7 +69,7 @@ fn grow(place: &WorkDir, marks: &mut Marks, rng: &mut Rng, name: &str) -> Result
     let path = place.path(name);
     let (mut file, mut at) = (File::create(&path)?, 0);
     for _ in 0..6 {
-        let bytes = Bytes::new(rng.u64(1..), at, rng.usize(1..2 * STRIP));
+        let bytes = SeededBytes::new(rng.u64(1..), at, rng.usize(1..2 * STRIP));
         marks.say(&Mark::BeginAt(name.into(), bytes))?;
         file.write_all_at(&bytes.make(), at)?;
         if rng.bool() {
@@ -91,7 +91,7 @@ fn grow(place: &WorkDir, marks: &mut Marks, rng: &mut Rng, name: &str) -> Result
 fn grow_far(place: &WorkDir, marks: &mut Marks, rng: &mut Rng, name: &str) -> Result<()> {
     const PIECE: usize = 1 << 20;
     let file = File::create(place.path(name))?;
-    let pieces = (0..24).map(|piece| Bytes::new(rng.u64(1..), piece * PIECE as u64, PIECE));
+    let pieces = (0..24).map(|piece| SeededBytes::new(rng.u64(1..), piece * PIECE as u64, PIECE));
     let pieces: Vec<_> = pieces.collect();
     for bytes in &pieces {
         marks.say(&Mark::BeginAt(name.into(), *bytes))?;
@@ -107,7 +107,7 @@ fn grow_synchronously(place: &WorkDir, marks: &mut Marks, rng: &mut Rng, name: &
     let mut file = open_synchronously(&path, rng)?;
     let mut at = 0;
     for _ in 0..6 {
-        let bytes = Bytes::new(rng.u64(1..), at, rng.usize(1..STRIP));
+        let bytes = SeededBytes::new(rng.u64(1..), at, rng.usize(1..STRIP));
         marks.say(&Mark::BeginAt(name.into(), bytes))?;
         file.write_all_at(&bytes.make(), at)?;
         marks.say(&Mark::DoneAt(name.into(), bytes))?;
@@ -120,8 +120,8 @@ fn grow_synchronously(place: &WorkDir, marks: &mut Marks, rng: &mut Rng, name: &
     // Written through an opening without syncs, and then a little through one with.
     let other = format!("{name}-other");
     let path = place.path(&other);
-    fs::write(&path, Bytes::new(rng.u64(1..), 0, 2 * STRIP).make())?;
-    let bytes = Bytes::new(rng.u64(1..), 0, 1000);
+    fs::write(&path, SeededBytes::new(rng.u64(1..), 0, 2 * STRIP).make())?;
+    let bytes = SeededBytes::new(rng.u64(1..), 0, 1000);
     open_synchronously(&path, rng)?.write_all_at(&bytes.make(), 0)?;
     marks.say(&Mark::DoneAt(other, bytes))
 }
@@ -138,14 +138,16 @@ fn outgrow_what_is_durable(place: &WorkDir, marks: &mut Marks, rng: &mut Rng, na
     for (kind, preserved, size) in [("bytes", 40_000, 40_000), ("hole", 0, 50_000), ("both", 1000, 50_000)] {
         let name = format!("{name}-{kind}");
         let file = File::create(place.path(&name))?;
-        let (bytes, zeros) =
-            (Bytes::new(rng.u64(1..), 0, preserved), Bytes::new(0, preserved as u64, size - preserved));
+        let (bytes, zeros) = (
+            SeededBytes::new(rng.u64(1..), 0, preserved),
+            SeededBytes::new(0, preserved as u64, size - preserved),
+        );
         file.write_all_at(&bytes.make(), 0)?;
         file.set_len(size as u64)?;
         file.sync_all()?;
         marks.say(&Mark::DoneAt(name.clone(), bytes))?;
         marks.say(&Mark::DoneAt(name, zeros))?;
-        file.write_all_at(&Bytes::new(rng.u64(1..), size as u64, STRIP).make(), size as u64)?;
+        file.write_all_at(&SeededBytes::new(rng.u64(1..), size as u64, STRIP).make(), size as u64)?;
         // Makes the event durable.
         File::open(&place.dir)?.sync_all()?;
     }
@@ -155,8 +157,8 @@ fn outgrow_what_is_durable(place: &WorkDir, marks: &mut Marks, rng: &mut Rng, na
 /// A new file is renamed over an old one.
 fn replace(place: &WorkDir, marks: &mut Marks, rng: &mut Rng) -> Result<()> {
     for name in ["replaced-synced", "replaced"] {
-        let state = State::bytes(rng.u64(1..), rng.usize(1..4 * STRIP));
-        let State::Bytes(bytes) = state else { continue };
+        let state = FileState::bytes(rng.u64(1..), rng.usize(1..4 * STRIP));
+        let FileState::Bytes(bytes) = state else { continue };
         let (path, new) = (place.path(name), place.path(&format!("{name}.new")));
         let there = path.exists();
         fs::write(&new, bytes.make())?;
@@ -177,13 +179,13 @@ fn replace(place: &WorkDir, marks: &mut Marks, rng: &mut Rng) -> Result<()> {
 /// Removed files stay removed, and leave nothing.
 fn remove(place: &WorkDir, marks: &mut Marks, rng: &mut Rng, name: &str) -> Result<()> {
     let path = place.path(name);
-    let state = State::bytes(rng.u64(1..), rng.usize(STRIP..4 * STRIP));
-    let State::Bytes(bytes) = state else { return Ok(()) };
+    let state = FileState::bytes(rng.u64(1..), rng.usize(STRIP..4 * STRIP));
+    let FileState::Bytes(bytes) = state else { return Ok(()) };
     fs::write(&path, bytes.make())?;
     File::open(&path)?.sync_all()?;
     marks.say(&Mark::Done(name.into(), state))?;
-    marks.say(&Mark::Begin(name.into(), State::Gone))?;
+    marks.say(&Mark::Begin(name.into(), FileState::Gone))?;
     fs::remove_file(&path)?;
     File::open(&place.dir)?.sync_all()?;
-    marks.say(&Mark::Done(name.into(), State::Gone))
+    marks.say(&Mark::Done(name.into(), FileState::Gone))
 }

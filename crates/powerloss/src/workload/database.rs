@@ -7,7 +7,7 @@ use anyhow::Result;
 use fastrand::Rng;
 
 use super::WorkDir;
-use crate::marks::{Bytes, Mark};
+use crate::marks::{Mark, SeededBytes};
 
 const PAGE: usize = 4096;
 const TRANSACTIONS: usize = 80;
@@ -17,7 +17,7 @@ pub fn run(place: &WorkDir, mut rng: Rng) -> Result<()> {
     for (name, pages) in [("db-small", 12), ("db-big", 300)] {
         let file =
             File::options().read(true).write(true).create(true).truncate(false).open(place.path(name))?;
-        let page = |number: u64, seed| Bytes::new(seed, number * PAGE as u64, PAGE);
+        let page = |number: u64, seed| SeededBytes::new(seed, number * PAGE as u64, PAGE);
         for number in 0..pages {
             file.write_all_at(&page(number, 1).make(), number * PAGE as u64)?;
         }
@@ -26,7 +26,7 @@ pub fn run(place: &WorkDir, mut rng: Rng) -> Result<()> {
             marks.say(&Mark::DoneAt(name.into(), page(number, 1)))?;
         }
         for _ in 0..TRANSACTIONS {
-            let changed: Vec<Bytes> =
+            let changed: Vec<SeededBytes> =
                 (0..rng.usize(1..6)).map(|_| page(rng.u64(..pages), rng.u64(2..))).collect();
             for bytes in &changed {
                 marks.say(&Mark::BeginAt(name.into(), *bytes))?;

@@ -8,8 +8,8 @@ use anyhow::Result;
 use fastrand::Rng;
 
 use super::WorkDir;
-use crate::history::Op;
-use crate::marks::{Bytes, HISTORY, Mark, Marks};
+use crate::history::HistoryOp;
+use crate::marks::{HISTORY, Mark, Marks, SeededBytes};
 
 /// Most files stay below a strip, since bytes of larger ones are not ordered.
 const MAX_BYTES: usize = 24_000;
@@ -19,21 +19,21 @@ const PAGE: u64 = 4096;
 const LINK: &str = "-link";
 
 pub fn run(place: &WorkDir, rng: Rng) -> Result<()> {
-    Walk::new(place, rng)?.steps(400, Some(40))
+    HistoryWalk::new(place, rng)?.steps(400, Some(40))
 }
 
 /// Enough changes for many checkpoints of a journal of 4 MiB.
 pub fn run_long(place: &WorkDir, rng: Rng) -> Result<()> {
-    Walk::new(place, rng)?.steps(4000, Some(200))
+    HistoryWalk::new(place, rng)?.steps(4000, Some(200))
 }
 
 /// On a mount with `sync`: every operation that has returned is durable.
 pub fn run_synchronous(place: &WorkDir, mut rng: Rng) -> Result<()> {
-    Walk::new(place, rng.fork())?.steps(150, None)?;
+    HistoryWalk::new(place, rng.fork())?.steps(150, None)?;
     super::big::run_synchronous(place, rng)
 }
 
-struct Walk<'a> {
+struct HistoryWalk<'a> {
     place: &'a WorkDir,
     marks: Marks,
     rng: Rng,
@@ -41,7 +41,7 @@ struct Walk<'a> {
     dirs: Vec<String>,
 }
 
-impl<'a> Walk<'a> {
+impl<'a> HistoryWalk<'a> {
     fn new(place: &'a WorkDir, rng: Rng) -> Result<Self> {
         Ok(Self { place, marks: place.marks()?, rng, files: BTreeSet::new(), dirs: Vec::new() })
     }
@@ -65,35 +65,39 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    fn choose(&mut self) -> Vec<Op> {
+    fn choose(&mut self) -> Vec<HistoryOp> {
         let known = (!self.files.is_empty())
             .then(|| self.files.iter().nth(self.rng.usize(..self.files.len())).cloned())
             .flatten();
         let name = self.name();
-        let bytes = Bytes::new(self.rng.u64(1..), 0, self.rng.usize(1..MAX_BYTES));
+        let bytes = SeededBytes::new(self.rng.u64(1..), 0, self.rng.usize(1..MAX_BYTES));
         match (self.rng.u8(..10), known) {
             (0, _) if self.dirs.len() < 8 => {
                 let path = format!("{HISTORY}d{}", self.dirs.len());
                 self.dirs.push(path.clone());
-                vec![Op::MkDir(path)]
+                vec![HistoryOp::MkDir(path)]
             }
             // Not for links: renaming one name of a file over another does nothing.
             (1 | 2, Some(from)) if from != name && !is_link(&from) => {
                 self.files.remove(&from);
                 self.files.insert(name.clone());
-                vec![Op::Rename(from, name)]
+                vec![HistoryOp::Rename(from, name)]
             }
             (3 | 4, Some(path)) => {
                 self.files.remove(&path);
-                vec![Op::Unlink(path)]
+                vec![HistoryOp::Unlink(path)]
             }
             (5, Some(from)) if self.files.insert(format!("{name}{LINK}")) => {
-                vec![Op::Link(from, format!("{name}{LINK}"))]
+                vec![HistoryOp::Link(from, format!("{name}{LINK}"))]
             }
-            (6, Some(path)) => vec![Op::Truncate(path, self.rng.usize(..2 * MAX_BYTES))],
-            (7 | 8, Some(path)) => vec![Op::Write(path, Bytes { offset: PAGE * self.rng.u64(..6), ..bytes })],
-            _ if self.files.insert(name.clone()) => vec![Op::Create(name.clone()), Op::Write(name, bytes)],
-            _ => vec![Op::Write(name, bytes)],
+            (6, Some(path)) => vec![HistoryOp::Truncate(path, self.rng.usize(..2 * MAX_BYTES))],
+            (7 | 8, Some(path)) => {
+                vec![HistoryOp::Write(path, SeededBytes { offset: PAGE * self.rng.u64(..6), ..bytes })]
+            }
+            _ if self.files.insert(name.clone()) => {
+                vec![HistoryOp::Create(name.clone()), HistoryOp::Write(name, bytes)]
+            }
+            _ => vec![HistoryOp::Write(name, bytes)],
         }
     }
 
@@ -105,17 +109,17 @@ impl<'a> Walk<'a> {
         }
     }
 
-    fn execute(&self, op: &Op) -> Result<()> {
+    fn execute(&self, op: &HistoryOp) -> Result<()> {
         let path = |path: &str| self.place.path(path);
         let open = |name: &str| File::options().write(true).open(path(name));
         match op {
-            Op::MkDir(name) => fs::create_dir(path(name))?,
-            Op::Create(name) => drop(File::create_new(path(name))?),
-            Op::Write(name, bytes) => open(name)?.write_all_at(&bytes.make(), bytes.offset)?,
-            Op::Truncate(name, size) => open(name)?.set_len(*size as u64)?,
-            Op::Rename(from, to) => fs::rename(path(from), path(to))?,
-            Op::Link(from, to) => fs::hard_link(path(from), path(to))?,
-            Op::Unlink(name) => fs::remove_file(path(name))?,
+            HistoryOp::MkDir(name) => fs::create_dir(path(name))?,
+            HistoryOp::Create(name) => drop(File::create_new(path(name))?),
+            HistoryOp::Write(name, bytes) => open(name)?.write_all_at(&bytes.make(), bytes.offset)?,
+            HistoryOp::Truncate(name, size) => open(name)?.set_len(*size as u64)?,
+            HistoryOp::Rename(from, to) => fs::rename(path(from), path(to))?,
+            HistoryOp::Link(from, to) => fs::hard_link(path(from), path(to))?,
+            HistoryOp::Unlink(name) => fs::remove_file(path(name))?,
         }
         Ok(())
     }

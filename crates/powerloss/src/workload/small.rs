@@ -9,7 +9,7 @@ use rustix::fs::fgetxattr;
 use rustix::io::ReadWriteFlags;
 
 use super::WorkDir;
-use crate::marks::{Mark, State};
+use crate::marks::{FileState, Mark};
 
 const THREADS: usize = 4;
 const CHANGES: usize = 60;
@@ -42,15 +42,15 @@ fn change(place: &WorkDir, thread: usize, mut rng: Rng, striped: bool) -> Result
     for _ in 0..CHANGES {
         let name = format!("s{thread}-{}", rng.u8(..10));
         let path = place.path(&name);
-        let state = State::bytes(rng.u64(1..), rng.usize(1..MAX_BYTES));
-        let State::Bytes(bytes) = state else { continue };
+        let state = FileState::bytes(rng.u64(1..), rng.usize(1..MAX_BYTES));
+        let FileState::Bytes(bytes) = state else { continue };
         match rng.u8(..4) {
             // A new file is empty first, then has some bytes, so the old one is removed first. On
             // data servers a file may have its size before the disk has its bytes, as on their file
             // system.
             0 if !path.exists() => {
-                marks.say(&Mark::Begin(name.clone(), State::bytes(1, 0)))?;
-                let begun = if striped { State::Torn(bytes) } else { state };
+                marks.say(&Mark::Begin(name.clone(), FileState::bytes(1, 0)))?;
+                let begun = if striped { FileState::Torn(bytes) } else { state };
                 marks.say(&Mark::Begin(name.clone(), begun))?;
                 let mut file = File::create(&path)?;
                 if rng.bool() {
@@ -62,10 +62,10 @@ fn change(place: &WorkDir, thread: usize, mut rng: Rng, striped: bool) -> Result
                 marks.say(&Mark::Done(name, state))?;
             }
             1 if path.exists() => {
-                marks.say(&Mark::Begin(name.clone(), State::Gone))?;
+                marks.say(&Mark::Begin(name.clone(), FileState::Gone))?;
                 fs::remove_file(&path)?;
                 make_durable(&File::open(&place.dir)?, &mut rng)?;
-                marks.say(&Mark::Done(name, State::Gone))?;
+                marks.say(&Mark::Done(name, FileState::Gone))?;
             }
             _ => {
                 marks.say(&Mark::Begin(name.clone(), state))?;

@@ -30,14 +30,14 @@ fn layouts() -> Vec<Layout> {
 /// Index of the server of each byte, computed byte by byte from the definitions of the
 /// distributions.
 fn places(layout: &Layout) -> impl Iterator<Item = usize> {
-    let turns: Vec<(usize, u64)> = match layout.distribution() {
+    let stretches: Vec<(usize, u64)> = match layout.distribution() {
         Distribution::Basic => vec![(0, 1)],
         Distribution::SimpleStripe { strip } => (0..layout.servers().len()).map(|at| (at, *strip)).collect(),
         Distribution::Varstrip { strips } => {
             strips.iter().map(|strip| (usize::from(strip.place), strip.length)).collect()
         }
     };
-    turns.into_iter().cycle().flat_map(|(place, length)| (0..length).map(move |_| place))
+    stretches.into_iter().cycle().flat_map(|(place, length)| (0..length).map(move |_| place))
 }
 
 #[test]
@@ -93,7 +93,7 @@ fn scattered_bytes_lie_where_they_are_looked_for() {
 }
 
 #[test]
-fn layouts_that_make_no_sense_are_refused() {
+fn invalid_layouts_are_refused() {
     let stripe = |strip| Distribution::SimpleStripe { strip };
     let wrong = [
         (stripe(0), vec![ServerId(1)]),
@@ -113,7 +113,7 @@ fn layouts_that_make_no_sense_are_refused() {
 }
 
 #[test]
-fn sizes_that_are_no_sizes_do_no_harm() {
+fn invalid_sizes_are_harmless() {
     for layout in [simple(2, 1 << 30), layout(2, strips(&[(0, 1 << 30), (1, 1)]))] {
         for place in 0..2 {
             assert_eq!(layout.logical(place, u64::MAX), u64::MAX);

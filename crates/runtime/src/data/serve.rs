@@ -105,7 +105,8 @@ impl DataServer {
     pub fn figures(&self) -> MachineFigures {
         let now = Instant::now();
         let Ok(inner) = self.inner.lock() else { return MachineFigures::default() };
-        let spans = || inner.peers.values().flat_map(|peer| peer.under_way.values()).map(|asked| &asked.span);
+        let spans =
+            || inner.peers.values().flat_map(|peer| peer.under_way.values()).map(|requested| &requested.span);
         let longest = spans().map(|span| now.saturating_duration_since(span.mark())).max();
         let read_bytes = self.read_bytes.load(Ordering::Relaxed);
         let written_bytes = self.written_bytes.load(Ordering::Relaxed);
@@ -251,7 +252,7 @@ impl DataServer {
             self.tracer.begin(served, message.request.name(), Vec::new);
             let (kind, ino) = Kind::of_data(&message.request);
             let mut span =
-                Span::start(kind, Span::NO_PROCESS, ino, CriticalSection { asked: now, began: now });
+                Span::start(kind, Span::NO_PROCESS, ino, CriticalSection { requested: now, began: now });
             // Until a thread executes it.
             span.enter_stage(Stage::Queue, now);
             if peer.under_way.insert(message.id, UnderWay { bytes, writes, span }).is_none() {
@@ -276,9 +277,9 @@ impl DataServer {
         for (connection, reply) in out.replies {
             let Some(peer) = inner.peers.get_mut(&connection) else { continue };
             self.tracer.end(self.tracer.served(peer.place, reply.id.0));
-            if let Some(asked) = peer.under_way.remove(&reply.id) {
-                peer.bytes = peer.bytes.saturating_sub(asked.bytes);
-                self.count(asked, &reply.result);
+            if let Some(requested) = peer.under_way.remove(&reply.id) {
+                peer.bytes = peer.bytes.saturating_sub(requested.bytes);
+                self.count(requested, &reply.result);
             }
             if peer.sender.queue(reply).is_ok() {
                 senders.push((connection, peer.sender.clone()));
@@ -300,10 +301,10 @@ impl DataServer {
 
     /// The requests that wait for an I/O.
     fn causes_of(&self, inner: &Inner, id: IoId) -> Vec<Id> {
-        let asked = |(connection, request): (u64, RequestId)| {
+        let requested = |(connection, request): (u64, RequestId)| {
             Some(self.tracer.served(inner.peers.get(&connection)?.place, request.0))
         };
-        inner.machine.requests_of(id).into_iter().filter_map(asked).collect()
+        inner.machine.requests_of(id).into_iter().filter_map(requested).collect()
     }
 
     fn work(self: &Arc<Self>, id: IoId, io: Io, causes: &[Id]) {
@@ -321,17 +322,17 @@ impl DataServer {
         let Ok(mut inner) = self.inner.lock() else { return };
         for (connection, request) in inner.machine.requests_of(id) {
             if let Some(peer) = inner.peers.get_mut(&connection)
-                && let Some(asked) = peer.under_way.get_mut(&request)
+                && let Some(requested) = peer.under_way.get_mut(&request)
             {
-                asked.span.enter_stage(Stage::Disk, began);
+                requested.span.enter_stage(Stage::Disk, began);
             }
         }
         self.input_to(inner, [Input::Done { id, result }]);
     }
 
     /// Counts an answered request.
-    fn count(&self, asked: UnderWay, result: &Result<DataReply, Errno>) {
-        let UnderWay { bytes, writes, mut span } = asked;
+    fn count(&self, requested: UnderWay, result: &Result<DataReply, Errno>) {
+        let UnderWay { bytes, writes, mut span } = requested;
         span.enter_stage(Stage::Work, Instant::now());
         self.watch.record(&span, result.is_err());
         match result {

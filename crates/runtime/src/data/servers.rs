@@ -16,11 +16,11 @@ use tokio::sync::oneshot;
 use crate::tracer::{Id, NodeId, Tracer};
 
 /// A pending answer of a data server.
-pub type Answer = oneshot::Receiver<Result<DataReply, Errno>>;
+pub type PendingReply = oneshot::Receiver<Result<DataReply, Errno>>;
 
 /// Connections to all data servers. See the module's documentation.
 pub struct DataServers {
-    links: Mutex<HashMap<ServerId, Arc<Link>>>,
+    links: Mutex<HashMap<ServerId, Arc<DataServerLink>>>,
     /// The last reported free space of each server.
     space: Mutex<BTreeMap<ServerId, Space>>,
     /// The valid sessions, as in [`DataRequest::Admit`].
@@ -50,7 +50,7 @@ pub struct Pass {
     pub _held: Arc<()>,
 }
 
-struct Link {
+struct DataServerLink {
     inner: Mutex<Inner>,
 }
 
@@ -93,7 +93,7 @@ impl DataServers {
         for (server, address) in addresses {
             let link = DataLink::new(lists_provisional);
             let inner = Inner { address: String::new(), is_kept_connected: false, link, sender: None };
-            let new = || Arc::new(Link { inner: Mutex::new(inner) });
+            let new = || Arc::new(DataServerLink { inner: Mutex::new(inner) });
             links.entry(server).or_insert_with(new).lock().address = address;
         }
     }
@@ -102,17 +102,23 @@ impl DataServers {
         self.lock().keys().copied().collect()
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<ServerId, Arc<Link>>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<ServerId, Arc<DataServerLink>>> {
         // The state is consistent between any two statements.
         self.links.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn link(&self, server: ServerId) -> Option<Arc<Link>> {
+    fn link(&self, server: ServerId) -> Option<Arc<DataServerLink>> {
         self.lock().get(&server).cloned()
     }
 
     /// Sends a request. To cancel, drop the answer. `causes`: the operations that wait for it.
-    pub fn ask(&self, server: ServerId, request: DataRequest, pass: Option<Pass>, causes: &[Id]) -> Answer {
+    pub fn ask(
+        &self,
+        server: ServerId,
+        request: DataRequest,
+        pass: Option<Pass>,
+        causes: &[Id],
+    ) -> PendingReply {
         let (reply_to, answer) = oneshot::channel();
         let Some(link) = self.link(server) else {
             tracing::error!(%server, "a file is stored on a data server that the configuration does not list");
@@ -122,14 +128,14 @@ impl DataServers {
         let (mut out, capability) = (Vec::new(), pass.as_ref().map(|pass| pass.capability));
         let (mut inner, kind) = (link.lock(), request.name());
         let id = inner.link.ask(request, capability, Waits { reply_to, _pass: pass }, &mut out);
-        self.tracer.begin(self.tracer.asked(NodeId::Data(server.0), id.0), kind, || causes.into());
+        self.tracer.begin(self.tracer.request_id(NodeId::Data(server.0), id.0), kind, || causes.into());
         inner.send(out);
         answer
     }
 
     /// Sends the valid sessions to all servers; an unreachable one receives them before any other
     /// request.
-    pub fn admit(&self, below: u64, live: Vec<u64>) -> Vec<Answer> {
+    pub fn admit(&self, below: u64, live: Vec<u64>) -> Vec<PendingReply> {
         *self.sessions.lock().unwrap_or_else(PoisonError::into_inner) = (below, live.clone());
         let request = DataRequest::Admit { below, live, durable: 0 };
         self.numbers().into_iter().map(|server| self.ask(server, request.clone(), None, &[])).collect()
@@ -196,7 +202,7 @@ impl DataServers {
     async fn reach(
         &self,
         server: ServerId,
-        link: &Link,
+        link: &DataServerLink,
     ) -> Result<(Welcome, Connection<FromData, ToData>), ConnectError> {
         let (service, client, incarnation) = match self.requester {
             DataRequester::Server { number, incarnation } => {
@@ -212,7 +218,7 @@ impl DataServers {
     async fn converse(
         &self,
         server: ServerId,
-        link: &Link,
+        link: &DataServerLink,
         mut receiver: Receiver<FromData>,
         sender: Sender<ToData>,
         new: impl Fn(ServerId, Vec<Ino>),
@@ -230,7 +236,7 @@ impl DataServers {
                 return error;
             }
             let end_span = |message: &FromData| {
-                self.tracer.end(self.tracer.asked(NodeId::Data(server.0), message.id.0));
+                self.tracer.end(self.tracer.request_id(NodeId::Data(server.0), message.id.0));
             };
             let others = link.take(batch.drain(..).inspect(end_span));
             for other in others {
@@ -264,7 +270,7 @@ impl Inner {
     }
 }
 
-impl Link {
+impl DataServerLink {
     fn begin(&self, sender: Sender<ToData>, admit: Option<(u64, Vec<u64>)>) {
         let (mut inner, mut out) = (self.lock(), Vec::new());
         inner.link.connected(admit, |waits| !waits.reply_to.is_closed(), &mut out);

@@ -138,9 +138,9 @@ impl DataStore {
         request: DataRequest,
         execute: impl FnOnce(DataRequest) -> Result<DataReply, StoreError>,
     ) -> Result<DataReply, Errno> {
-        let asked = request.clone();
+        let requested = request.clone();
         let done = execute(request).map_err(logged)?;
-        if let Some((ino, pieces)) = asked.written()?.filter(|_| !self.sync) {
+        if let Some((ino, pieces)) = requested.written()?.filter(|_| !self.sync) {
             let file = || self.files.store().stream_file(ino).map_err(logged).ok().flatten();
             for (offset, piece) in pieces {
                 self.writeback.follow(offset, piece.len() as u64, file);

@@ -8,7 +8,7 @@ use espalier_client::{Striped, StripedStep, Work};
 use espalier_meta::{Layouts, StreamCall, StreamDone};
 use espalier_proto::{DataReply, DataRequest, Errno, Ino, Layout, Reply, ServerId, StreamStat};
 
-use super::servers::{Answer, DataServers, Pass};
+use super::servers::{DataServers, Pass, PendingReply};
 use crate::tracer::Id;
 
 /// See the module's documentation.
@@ -66,19 +66,24 @@ impl Striper {
         local: impl Fn(Ino) -> Result<StreamStat, Errno>,
         causes: &[Id],
     ) -> Result<StreamDone, Errno> {
-        let asked = call.requests(layouts)?;
-        let replies = answers(self.ask(asked.clone(), None, causes)).await;
-        call.combine(layouts, &asked, replies, local)
+        let data_requests = call.requests(layouts)?;
+        let replies = answers(self.ask(data_requests.clone(), None, causes)).await;
+        call.combine(layouts, &data_requests, replies, local)
     }
 
     /// All requests are queued before this returns, so they are sent in the order of the calls.
-    fn ask(&self, asks: Vec<(ServerId, DataRequest)>, pass: Option<&Pass>, causes: &[Id]) -> Vec<Answer> {
+    fn ask(
+        &self,
+        asks: Vec<(ServerId, DataRequest)>,
+        pass: Option<&Pass>,
+        causes: &[Id],
+    ) -> Vec<PendingReply> {
         let ask = |(server, request)| self.servers.ask(server, request, pass.cloned(), causes);
         asks.into_iter().map(ask).collect()
     }
 }
 
-pub async fn answers(answers: Vec<Answer>) -> Vec<Result<DataReply, Errno>> {
+pub async fn answers(answers: Vec<PendingReply>) -> Vec<Result<DataReply, Errno>> {
     let mut come = Vec::with_capacity(answers.len());
     for answer in answers {
         come.push(answer.await.unwrap_or(Err(Errno::EIO)));

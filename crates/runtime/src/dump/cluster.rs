@@ -11,9 +11,9 @@ use espalier_proto::ServerId;
 use espalier_store::{FormatOptions, Superblock, superblock};
 
 use super::Dumped;
-use super::frame::{Part, read_failed, write_failed};
+use super::frame::{StoreRole, read_failed, write_failed};
 use super::load::{Dump, LoadOptions, make, prepare, resume, resume_data};
-use super::write::{self, Source};
+use super::write::{self, DumpSource};
 use crate::data::DataStore;
 use crate::error::Error;
 use crate::fsck::checkpoint;
@@ -58,20 +58,20 @@ pub fn dump_cluster(
     }
     let mut all = Dumped::default();
     for (superblock, disk) in &disks {
-        let part = Part::Rank { rank: superblock.rank, ranks: superblock.ranks };
-        let source = Source { superblock, part: Some(part), store: &disk.store };
+        let part = StoreRole::Rank { rank: superblock.rank, ranks: superblock.ranks };
+        let source = DumpSource { superblock, part: Some(part), store: &disk.store };
         all += file(&source, &to.join(name(part)), resume, &progress)?;
     }
     for store in &data {
-        let part = Part::Data(store.number());
-        let source = Source { superblock: store.superblock(), part: Some(part), store: store.tables()? };
+        let part = StoreRole::Data(store.number());
+        let source = DumpSource { superblock: store.superblock(), part: Some(part), store: store.tables()? };
         all += file(&source, &to.join(name(part)), resume, &progress)?;
     }
     File::open(to).and_then(|dir| dir.sync_all()).map_err(write_failed)?;
     Ok(all)
 }
 
-fn file(source: &Source<'_>, path: &Path, resume: bool, progress: &dyn Fn(u64)) -> Result<Dumped, Error> {
+fn file(source: &DumpSource<'_>, path: &Path, resume: bool, progress: &dyn Fn(u64)) -> Result<Dumped, Error> {
     let mut options = File::options();
     let file =
         options.read(true).write(true).create(true).truncate(false).open(path).map_err(write_failed)?;
@@ -83,16 +83,16 @@ fn file(source: &Source<'_>, path: &Path, resume: bool, progress: &dyn Fn(u64)) 
     Ok(dumped)
 }
 
-fn name(part: Part) -> String {
+fn name(part: StoreRole) -> String {
     match part {
-        Part::Rank { rank, .. } => format!("rank-{rank}.dump"),
-        Part::Data(number) => format!("data-{number}.dump"),
+        StoreRole::Rank { rank, .. } => format!("rank-{rank}.dump"),
+        StoreRole::Data(number) => format!("data-{number}.dump"),
     }
 }
 
 /// A store, and the dump for it.
 struct Pair {
-    part: Part,
+    part: StoreRole,
     file: PathBuf,
     store: PathBuf,
     superblock: Superblock,
@@ -113,12 +113,12 @@ pub fn load_cluster(
     let ranks = u16::try_from(stores.ranks.len()).map_err(|_| Error::OtherRanks)?;
     let mut trees = Vec::new();
     for store in &stores.ranks {
-        let part = Part::Rank { rank: superblock::read(store)?.rank, ranks };
+        let part = StoreRole::Rank { rank: superblock::read(store)?.rank, ranks };
         trees.push(Pair::of(from, part, store)?);
     }
     // The root is finished last.
     trees.sort_by_key(|pair| Reverse(pair.superblock.rank));
-    let data = stores.data.iter().map(|(number, store)| Pair::of(from, Part::Data(*number), store));
+    let data = stores.data.iter().map(|(number, store)| Pair::of(from, StoreRole::Data(*number), store));
     let data = data.collect::<Result<Vec<_>, _>>()?;
     let files = fs::read_dir(from).map_err(read_failed)?.count();
     if files != trees.len() + data.len() {
@@ -161,7 +161,7 @@ fn is_new(stores: &ClusterStores) -> Result<bool, Error> {
 }
 
 impl Pair {
-    fn of(from: &Path, part: Part, store: &Path) -> Result<Self, Error> {
+    fn of(from: &Path, part: StoreRole, store: &Path) -> Result<Self, Error> {
         let file = from.join(name(part));
         let pair = Self { part, file, store: store.into(), superblock: superblock::read(store)? };
         let is_same = pair.file.is_file() && pair.with_dump(|dump| Ok(dump.part() == Some(part)))?;
@@ -184,12 +184,12 @@ impl Pair {
     fn load(&self, options: &LoadOptions, progress: &dyn Fn(u64)) -> Result<Dumped, Error> {
         self.with_dump(|dump| {
             let found = match self.part {
-                Part::Rank { .. } => match resume(&self.store, &dump) {
+                StoreRole::Rank { .. } => match resume(&self.store, &dump) {
                     Err(Error::Loaded(_)) => return Ok(Dumped::default()),
                     found => found?,
                 },
-                Part::Data(_) if options.resume => resume_data(&self.store, &dump)?,
-                Part::Data(_) => None,
+                StoreRole::Data(_) if options.resume => resume_data(&self.store, &dump)?,
+                StoreRole::Data(_) => None,
             };
             let (store, done) = match found {
                 Some(found) => found,

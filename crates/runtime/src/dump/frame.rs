@@ -43,12 +43,12 @@ pub(super) enum Item {
         streams: u64,
     },
     /// After the head: the store is one of several.
-    Part(Part),
+    Part(StoreRole),
 }
 
 /// The store's place in its cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum Part {
+pub(super) enum StoreRole {
     Rank { rank: Rank, ranks: u16 },
     Data(ServerId),
 }
@@ -185,9 +185,9 @@ impl<'a> Reader<'a> {
 }
 
 pub(super) fn read_failed(source: std::io::Error) -> Error {
-    Error::Io { what: "cannot read the dump".into(), source }
+    Error::Io { context: "cannot read the dump".into(), source }
 }
 
 pub(super) fn write_failed(source: std::io::Error) -> Error {
-    Error::Io { what: "cannot write the dump".into(), source }
+    Error::Io { context: "cannot write the dump".into(), source }
 }

@@ -10,7 +10,7 @@ use espalier_store::{FormatOptions, LocalOptions, LocalStore, Store, SuperblockE
 use serde::{Deserialize, Serialize};
 
 use super::Dumped;
-use super::frame::{Head, Item, Part, Reader};
+use super::frame::{Head, Item, Reader, StoreRole};
 use crate::data::is_data_store;
 use crate::error::Error;
 use crate::volume::check_sizes;
@@ -42,7 +42,7 @@ impl Default for LoadOptions {
 
 /// The durable part of a load.
 #[derive(Clone, Copy, Serialize, Deserialize)]
-pub(super) struct Progress {
+pub(super) struct LoadProgress {
     frames: u64,
     /// Checksum of the first frame.
     head: u64,
@@ -81,7 +81,7 @@ pub(super) struct Dump<'a> {
     head: Head,
     /// End of the head.
     begun: u64,
-    first: Progress,
+    first: LoadProgress,
     /// The item after the head, if it is complete.
     next: Result<Item, Error>,
 }
@@ -90,13 +90,13 @@ impl<'a> Dump<'a> {
     pub fn begin(input: &'a mut dyn Read) -> Result<Self, Error> {
         let mut reader = Reader::begin(input)?;
         let Item::Head(head) = reader.next()? else { return Err(Error::ForeignDump) };
-        let first = Progress { frames: reader.frames(), head: reader.sum(), sum: reader.sum() };
+        let first = LoadProgress { frames: reader.frames(), head: reader.sum(), sum: reader.sum() };
         let begun = reader.offset();
         let next = reader.next();
         Ok(Self { reader, head, begun, first, next })
     }
 
-    pub fn part(&self) -> Option<Part> {
+    pub fn part(&self) -> Option<StoreRole> {
         if let Ok(Item::Part(part)) = self.next { Some(part) } else { None }
     }
 
@@ -108,7 +108,7 @@ impl<'a> Dump<'a> {
     }
 
     /// The progress of a load that has not begun.
-    pub fn nothing(&self) -> Progress {
+    pub fn nothing(&self) -> LoadProgress {
         self.first
     }
 
@@ -116,7 +116,7 @@ impl<'a> Dump<'a> {
     pub fn load_into(
         self,
         store: LocalStore,
-        done: Progress,
+        done: LoadProgress,
         interval: u64,
         progress: &dyn Fn(u64),
     ) -> Result<Dumped, Error> {
@@ -127,7 +127,7 @@ impl<'a> Dump<'a> {
         let mut item = next?;
         let (mut saved, mut resumed_at) = (begun, 0);
         loop {
-            let now = Progress { frames: reader.frames(), head: first.head, sum: reader.sum() };
+            let now = LoadProgress { frames: reader.frames(), head: first.head, sum: reader.sum() };
             if now.frames <= done.frames {
                 if (now.frames == done.frames && now.sum != done.sum) || matches!(item, Item::End { .. }) {
                     return Err(Error::OtherDump);
@@ -158,7 +158,7 @@ pub(super) fn make(dir: &Path, format: FormatOptions) -> Result<LocalStore, Erro
 }
 
 /// Creates an empty store and records which dump is loaded into it.
-pub(super) fn prepare(dir: &Path, format: FormatOptions, nothing: Progress) -> Result<(), Error> {
+pub(super) fn prepare(dir: &Path, format: FormatOptions, nothing: LoadProgress) -> Result<(), Error> {
     Loader::of(make(dir, format)?).save(nothing)
 }
 
@@ -168,7 +168,7 @@ fn open(dir: &Path) -> Result<LocalStore, Error> {
 }
 
 /// Opens a store with an interrupted load, and returns its progress. `None`: there is no store yet.
-pub(super) fn resume(dir: &Path, dump: &Dump<'_>) -> Result<Option<(LocalStore, Progress)>, Error> {
+pub(super) fn resume(dir: &Path, dump: &Dump<'_>) -> Result<Option<(LocalStore, LoadProgress)>, Error> {
     let Dump { head, first, .. } = dump;
     let superblock = match superblock::read(dir) {
         Ok(superblock) => superblock,
@@ -191,10 +191,10 @@ pub(super) fn resume(dir: &Path, dump: &Dump<'_>) -> Result<Option<(LocalStore, 
 
 /// As [`resume`], for a data server's store. `None`: it was started with another dump, or is
 /// complete, which cannot be distinguished.
-pub(super) fn resume_data(dir: &Path, dump: &Dump<'_>) -> Result<Option<(LocalStore, Progress)>, Error> {
+pub(super) fn resume_data(dir: &Path, dump: &Dump<'_>) -> Result<Option<(LocalStore, LoadProgress)>, Error> {
     let store = open(dir)?;
     let progress = store.get(ObjectId::SUPER, PROGRESS)?;
-    let progress = progress.and_then(|value| espalier_meta::decode::<Progress>(&value).ok());
+    let progress = progress.and_then(|value| espalier_meta::decode::<LoadProgress>(&value).ok());
     Ok(progress.filter(|progress| progress.head == dump.first.head).map(|progress| (store, progress)))
 }
 
@@ -267,7 +267,7 @@ impl Loader {
     }
 
     /// Makes everything durable, with the progress.
-    fn save(&mut self, progress: Progress) -> Result<(), Error> {
+    fn save(&mut self, progress: LoadProgress) -> Result<(), Error> {
         if let Some((ino, ..)) = self.current {
             self.store.stream_sync(ino)?;
         }

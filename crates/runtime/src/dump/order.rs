@@ -3,7 +3,7 @@
 use espalier_meta::Super;
 use espalier_proto::{Ino, ObjectId, ObjectKind};
 
-use super::frame::{Item, Part};
+use super::frame::{Item, StoreRole};
 
 /// The state after the items read so far.
 #[derive(Default)]
@@ -11,15 +11,15 @@ pub(super) struct Order {
     begun: bool,
     /// The last record.
     record: Option<([u8; 13], Vec<u8>)>,
-    stream: Option<Stream>,
+    stream: Option<StreamOrder>,
     records: u64,
     streams: u64,
     has_super: bool,
-    part: Option<Part>,
+    part: Option<StoreRole>,
 }
 
 #[derive(Clone, Copy)]
-struct Stream {
+struct StreamOrder {
     ino: Ino,
     size: u64,
     /// The end of the last extent.
@@ -51,7 +51,7 @@ impl Order {
                     return Err("a big file is not where it belongs");
                 }
                 self.streams += 1;
-                self.stream = Some(Stream { ino: *ino, size: *size, end: 0 });
+                self.stream = Some(StreamOrder { ino: *ino, size: *size, end: 0 });
                 Ok(())
             }
             Item::Extent { offset, bytes } => {
@@ -66,7 +66,7 @@ impl Order {
                     return Err("its last item counts more or fewer items than there are");
                 }
                 // A data server has no superblock record.
-                if self.has_super || matches!(self.part, Some(Part::Data(_))) {
+                if self.has_super || matches!(self.part, Some(StoreRole::Data(_))) {
                     Ok(())
                 } else {
                     Err("the record about the whole file system is missing")

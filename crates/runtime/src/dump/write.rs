@@ -10,7 +10,7 @@ use espalier_proto::{Ino, ObjectId, SeekWhat};
 use espalier_store::{LocalStore, Store, Superblock};
 
 use super::Dumped;
-use super::frame::{Head, Item, Part, Reader, TITLE, Writer, read_failed, write_failed};
+use super::frame::{Head, Item, Reader, StoreRole, TITLE, Writer, read_failed, write_failed};
 use crate::disk::Disk;
 use crate::error::Error;
 use crate::fsck::checkpoint;
@@ -20,9 +20,9 @@ use crate::volume::{OpenOptions, Volume};
 const CHUNK: usize = 1 << 20;
 
 /// The store to dump; all its contents are in its tables and streams.
-pub(super) struct Source<'a> {
+pub(super) struct DumpSource<'a> {
     pub superblock: &'a Superblock,
-    pub part: Option<Part>,
+    pub part: Option<StoreRole>,
     pub store: &'a LocalStore,
 }
 
@@ -32,7 +32,7 @@ pub(super) struct Source<'a> {
 /// Errors of opening the store; [`Error::Io`] if the dump cannot be written.
 pub fn dump(dir: &Path, out: &mut dyn Write, progress: impl Fn(u64)) -> Result<Dumped, Error> {
     let (superblock, disk) = open(dir)?;
-    begin(&Source { superblock: &superblock, part: None, store: &disk.store }, out, &progress)
+    begin(&DumpSource { superblock: &superblock, part: None, store: &disk.store }, out, &progress)
 }
 
 /// Completes an interrupted dump: compares the existing part with the store, truncates an
@@ -44,7 +44,7 @@ pub fn dump(dir: &Path, out: &mut dyn Write, progress: impl Fn(u64)) -> Result<D
 /// unchanged.
 pub fn resume_dump(dir: &Path, file: &File, progress: impl Fn(u64)) -> Result<Dumped, Error> {
     let (superblock, disk) = open(dir)?;
-    resume(&Source { superblock: &superblock, part: None, store: &disk.store }, file, &progress)
+    resume(&DumpSource { superblock: &superblock, part: None, store: &disk.store }, file, &progress)
 }
 
 fn open(dir: &Path) -> Result<(Superblock, Arc<Disk>), Error> {
@@ -54,7 +54,7 @@ fn open(dir: &Path) -> Result<(Superblock, Arc<Disk>), Error> {
 }
 
 pub(super) fn begin(
-    source: &Source<'_>,
+    source: &DumpSource<'_>,
     out: &mut dyn Write,
     progress: &dyn Fn(u64),
 ) -> Result<Dumped, Error> {
@@ -63,7 +63,7 @@ pub(super) fn begin(
     Sink { writer, partial: None, resumed_at: 0, progress, is_part: source.part.is_some() }.fill(source)
 }
 
-pub(super) fn resume(source: &Source<'_>, file: &File, progress: &dyn Fn(u64)) -> Result<Dumped, Error> {
+pub(super) fn resume(source: &DumpSource<'_>, file: &File, progress: &dyn Fn(u64)) -> Result<Dumped, Error> {
     let mut start = Vec::new();
     let mut input = file;
     input.rewind().map_err(read_failed)?;
@@ -128,8 +128,8 @@ fn is_same_tree(one: &Item, other: &Item) -> bool {
 }
 
 impl Sink<'_> {
-    fn fill(mut self, source: &Source<'_>) -> Result<Dumped, Error> {
-        let Source { superblock, part, store } = source;
+    fn fill(mut self, source: &DumpSource<'_>) -> Result<Dumped, Error> {
+        let DumpSource { superblock, part, store } = source;
         self.put(Item::Head(Head {
             label: superblock.label.clone(),
             strip_bytes: superblock.strip_bytes,

@@ -496,11 +496,11 @@ impl FuseFrontend {
     }
 }
 
-type Action = Box<dyn FnOnce() + Send>;
+type OnceAction = Box<dyn FnOnce() + Send>;
 
 /// An action that is called once, by the first of several callers.
 #[derive(Clone)]
-pub(super) struct Once(Arc<Mutex<Option<Action>>>);
+pub(super) struct Once(Arc<Mutex<Option<OnceAction>>>);
 
 impl Once {
     fn new(call: impl FnOnce() + Send + 'static) -> Self {
@@ -552,7 +552,7 @@ fn notify_some(notifiers: &Notifiers, news: &mut VecDeque<KernelNotification>) -
         let queued = match next {
             KernelNotification::Entry(dir, name) => notifiers.names.inval_entry(dir.0, name),
             KernelNotification::Expired(dir, name, done) => {
-                let done = done.clone().map(|done| Box::new(move || done.call()) as Action);
+                let done = done.clone().map(|done| Box::new(move || done.call()) as OnceAction);
                 notifiers.names.expire_entry(dir.0, name, done)
             }
             KernelNotification::Unused(inos) => notifiers.inodes.prune(inos),

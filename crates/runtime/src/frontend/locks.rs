@@ -66,20 +66,20 @@ impl FuseFrontend {
     pub(super) fn lock_request(
         &self,
         ino: Ino,
-        asked: &fuse::Lock,
+        requested: &fuse::Lock,
         wait: Option<u64>,
     ) -> Result<Request, Errno> {
-        let owner = LockOwner { flock: asked.flock, number: asked.owner };
-        let first = if asked.flock { 0 } else { asked.start };
-        let last = if asked.flock || asked.end >= OFFSET_MAX { u64::MAX } else { asked.end };
-        let kind = match asked.kind {
+        let owner = LockOwner { flock: requested.flock, number: requested.owner };
+        let first = if requested.flock { 0 } else { requested.start };
+        let last = if requested.flock || requested.end >= OFFSET_MAX { u64::MAX } else { requested.end };
+        let kind = match requested.kind {
             F_UNLCK => return Ok(Request::Unlock { ino, owner, first, last }),
             F_RDLCK => LockKind::Shared,
             F_WRLCK => LockKind::Exclusive,
             _ => return Err(Errno::EINVAL),
         };
-        self.lockers.note(asked.handle, owner);
-        Ok(Request::Lock { ino, lock: Lock { owner, kind, first, last, pid: asked.pid }, wait })
+        self.lockers.note(requested.handle, owner);
+        Ok(Request::Lock { ino, lock: Lock { owner, kind, first, last, pid: requested.pid }, wait })
     }
 
     /// A process has closed an opening. Its record locks are released at once.

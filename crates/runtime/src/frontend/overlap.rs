@@ -117,9 +117,9 @@ impl<T> Overlaps<T> {
     /// ends the caller.
     fn interrupt(&self, unique: u64, dies: impl FnOnce(&T) -> bool) -> Option<Option<T>> {
         let mut all = self.lock();
-        let is_it = |read: &Reading<T>| read.unique == unique && read.waiting.is_some();
-        let (ino, busy) = all.iter_mut().find(|(_, busy)| busy.reads.iter().any(is_it))?;
-        let (ino, at) = (*ino, busy.reads.iter().position(is_it)?);
+        let is_waiting_read = |read: &Reading<T>| read.unique == unique && read.waiting.is_some();
+        let (ino, busy) = all.iter_mut().find(|(_, busy)| busy.reads.iter().any(is_waiting_read))?;
+        let (ino, at) = (*ino, busy.reads.iter().position(is_waiting_read)?);
         if !busy.reads[at].waiting.as_ref().is_some_and(dies) {
             return Some(None);
         }
@@ -210,7 +210,7 @@ mod tests {
     const FILE: Ino = Ino(2);
 
     #[test]
-    fn a_read_waits_for_a_write_of_its_pages_and_is_asked_for_again() {
+    fn read_waits_for_overlapping_write_and_is_repeated() {
         let overlaps = Overlaps::default();
         overlaps.read(FILE, 1, 0, 100);
         overlaps.write(FILE, 2, 200, Some(1));

@@ -42,7 +42,7 @@ impl Messages {
     }
 }
 
-pub(super) struct Line {
+pub(super) struct ServerLine {
     /// Set while connected.
     pub sender: Option<Sender<FromClient>>,
     pub messages: Messages,
@@ -50,13 +50,13 @@ pub(super) struct Line {
     pub kinds: [u64; Kind::ALL.len()],
 }
 
-impl Default for Line {
+impl Default for ServerLine {
     fn default() -> Self {
         Self { sender: None, messages: Messages::default(), kinds: [0; Kind::ALL.len()] }
     }
 }
 
-impl Line {
+impl ServerLine {
     pub fn count_sent(&mut self, message: &FromClient) {
         let (count, kind) = match message {
             FromClient::Request { request, .. } => {

@@ -113,7 +113,7 @@ impl Gate {
     async fn serve(&self, socket: TcpStream, is_full: bool) {
         let peer = socket.peer_addr().map_or_else(|_| "?".into(), |address| address.to_string());
         let accepted = {
-            let _turn = self.handshakes.acquire().await;
+            let _permit = self.handshakes.acquire().await;
             self.acceptor.accept(socket).await
         };
         let incoming = match accepted {

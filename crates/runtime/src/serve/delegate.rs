@@ -32,9 +32,9 @@ impl Server {
     /// acknowledged.
     pub(super) fn admit(&self, id: IoId, below: u64, live: Vec<u64>) {
         let (Some(striper), Some(server)) = (&self.striper, self.own_handle.upgrade()) else { return };
-        let asked = striper.servers.admit(below, live);
+        let pending_replies = striper.servers.admit(below, live);
         self.runtime.spawn(async move {
-            let result = answers(asked).await.into_iter().find_map(Result::err);
+            let result = answers(pending_replies).await.into_iter().find_map(Result::err);
             let result = result.map_or(Ok(IoDone::Admitted), Err);
             server.feed(Input::Done { id, result });
         });

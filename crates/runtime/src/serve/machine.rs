@@ -20,7 +20,7 @@ use tokio::task::block_in_place;
 use super::access::Access;
 use super::connection::Ended;
 use super::delegate::Sealer;
-use super::peers::Link;
+use super::peers::PeerConnection;
 use super::streams::UnderWay;
 use super::striped::Striping;
 use crate::background_work::{Background, BackgroundWork};
@@ -56,7 +56,7 @@ pub(super) struct Inner {
     /// The machine's own operations on striped files.
     pub(super) asking: HashMap<IoId, Striping>,
     /// Connected ranks.
-    pub(super) ranks: BTreeMap<Rank, Link>,
+    pub(super) ranks: BTreeMap<Rank, PeerConnection>,
     pub(super) next_connection: u64,
 }
 
@@ -222,8 +222,8 @@ impl Server {
             now.queued -= 1;
             let mut request = None;
             match &message {
-                FromClient::Request { id, caller, request: asked, .. } => {
-                    let (kind, ino) = Kind::of_request(asked);
+                FromClient::Request { id, caller, request: requested, .. } => {
+                    let (kind, ino) = Kind::of_request(requested);
                     self.begin_span(&inner, (client, *id), kind);
                     inner.spans.insert((client, *id), Span::start(kind, caller.pid, ino, section));
                     request = Some(*id);
@@ -325,9 +325,9 @@ impl Server {
     }
 
     pub(super) fn enter(&self) -> Result<(Locked<'_>, CriticalSection), Errno> {
-        let asked = Instant::now();
+        let requested = Instant::now();
         let inner = self.lock()?;
-        Ok((inner, CriticalSection { asked, began: Instant::now() }))
+        Ok((inner, CriticalSection { requested, began: Instant::now() }))
     }
 
     /// Fails after a panic under the lock: the machine's state is unreliable then.

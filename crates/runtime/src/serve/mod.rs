@@ -106,7 +106,7 @@ pub fn serve(
     let (listener, address) = bind(&runtime, listen)?;
     let url = format!("espalier://{address}/");
     let incarnation = crate::clock::incarnation();
-    let tree = meta.map(|role| Tree::new(role, &options, &runtime, incarnation)).transpose()?;
+    let tree = meta.map(|role| MetadataService::new(role, &options, &runtime, incarnation)).transpose()?;
     let (metadata, mut tree) = tree.unzip();
     let data = data.map(|DataRole { store, data_key }| Arc::new(DataServer::new(store, data_key, threads)));
     let data_control = data.as_ref().and_then(|data| control::Listener::of_store(data.store.path()));
@@ -129,7 +129,7 @@ pub fn serve(
     let data_served = data.map(|server| DataServed { server, url });
     std::thread::scope(|scope| {
         let (stop_clock, stopped) = channel::<()>();
-        if let (Some(Tree { server, .. }), Some(background)) = (&tree, background) {
+        if let (Some(MetadataService { server, .. }), Some(background)) = (&tree, background) {
             scope.spawn(|| server.run_background(background));
             scope.spawn(move || tick_until(server, &stopped));
             server.reach_data_servers();
@@ -142,7 +142,9 @@ pub fn serve(
             scope.spawn(move || expose(metrics, tree, data));
         }
         let mut listeners = Vec::new();
-        if let (Some(Tree { control: Some(control), superblock, .. }), Some(served)) = (&tree, &tree_served) {
+        if let (Some(MetadataService { control: Some(control), superblock, .. }), Some(served)) =
+            (&tree, &tree_served)
+        {
             let answer = |words: &[&str]| control::answer(superblock, served, words);
             listeners.push((control, scope.spawn(move || control.serve(answer))));
         }
@@ -181,17 +183,17 @@ fn start_runtimes(threads: usize) -> Result<Vec<Runtime>, Error> {
     (0..threads.max(1))
         .map(|_| tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build())
         .collect::<Result<_, _>>()
-        .map_err(|source| Error::Io { what: "cannot start threads".to_string(), source })
+        .map_err(|source| Error::Io { context: "cannot start threads".to_string(), source })
 }
 
 fn bind(runtime: &Handle, listen: SocketAddr) -> Result<(TcpListener, SocketAddr), Error> {
     let listener = runtime.block_on(TcpListener::bind(listen)).map_err(|source| {
-        let what = format!("cannot listen on {listen}: is another server running there?");
-        Error::Io { what, source }
+        let context = format!("cannot listen on {listen}: is another server running there?");
+        Error::Io { context, source }
     })?;
     let address = listener.local_addr().map_err(|source| {
-        let what = "the listening socket has no address".to_string();
-        Error::Io { what, source }
+        let context = "the listening socket has no address".to_string();
+        Error::Io { context, source }
     })?;
     Ok((listener, address))
 }
@@ -222,7 +224,7 @@ fn expose(metrics: &MetricsServer, tree: Option<&Served>, data: Option<&DataServ
 }
 
 /// A running metadata service.
-struct Tree {
+struct MetadataService {
     server: Arc<Server>,
     background: Option<Background>,
     /// Set until the ranks are connected.
@@ -231,7 +233,7 @@ struct Tree {
     superblock: Superblock,
 }
 
-impl Tree {
+impl MetadataService {
     fn new(
         role: MetaRole,
         options: &ServeOptions,

@@ -33,7 +33,7 @@ impl Message for Said {
 }
 
 /// The connection to another rank.
-pub struct Link {
+pub struct PeerConnection {
     /// Distinguishes successive connections.
     connection: u64,
     sender: Sender<Said>,
@@ -132,7 +132,7 @@ impl Server {
             inner.next_connection += 1;
             let connection = inner.next_connection;
             attached = Some(connection);
-            if let Some(old) = inner.ranks.insert(rank, Link { connection, sender }) {
+            if let Some(old) = inner.ranks.insert(rank, PeerConnection { connection, sender }) {
                 old.sender.end();
             }
             [Input::PeerConnected { rank }]
@@ -187,7 +187,7 @@ impl Server {
                 PeerMessage::Ask { id, question, .. } => {
                     let cause = inner.session_layer.meta().cause_of_question(*id);
                     let cause = cause.and_then(|cause| self.id_of_cause(inner, cause));
-                    tracer.begin(tracer.asked(place, id.number), question.name(), || {
+                    tracer.begin(tracer.request_id(place, id.number), question.name(), || {
                         cause.into_iter().collect()
                     });
                 }
@@ -203,7 +203,7 @@ impl Server {
             PeerMessage::Ask { id, question, .. } => {
                 tracer.begin(tracer.served(place, id.number), question.name(), Vec::new);
             }
-            PeerMessage::Answer { id, .. } => tracer.end(tracer.asked(place, id.number)),
+            PeerMessage::Answer { id, .. } => tracer.end(tracer.request_id(place, id.number)),
             _ => {}
         }
     }

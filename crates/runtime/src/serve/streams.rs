@@ -35,7 +35,7 @@ impl UnderWay {
 }
 
 /// Stream I/O to execute.
-pub(super) struct Job {
+pub(super) struct StreamJob {
     pub(super) stream: StreamRequest,
     pub(super) span: Span,
     /// The part that was read from the page cache.
@@ -63,19 +63,19 @@ pub(super) struct Streamed {
 }
 
 impl Inner {
-    pub(super) fn job(&self, stream: StreamRequest, section: CriticalSection) -> Job {
+    pub(super) fn job(&self, stream: StreamRequest, section: CriticalSection) -> StreamJob {
         let (kind, ino) = Kind::of_stream(&stream.io);
-        let asked =
+        let requested =
             if let StreamIo::Read { size, .. } = stream.io { size as usize } else { stream.data.len() };
-        let (bytes, peer) = (asked.max(LEAST_BYTES), self.peers.get(&stream.of.0));
+        let (bytes, peer) = (requested.max(LEAST_BYTES), self.peers.get(&stream.of.0));
         let under_way = peer.map(|peer| Arc::clone(&peer.under_way)).unwrap_or_default();
         under_way.0.fetch_add(bytes, Ordering::Relaxed);
         let (span, reading) = (Span::start(kind, 0, ino, section), Reading::default());
-        Job { stream, span, reading, _counted: Counted { under_way, bytes } }
+        StreamJob { stream, span, reading, _counted: Counted { under_way, bytes } }
     }
 }
 
-impl Job {
+impl StreamJob {
     /// The file, if the job writes; writes to a file are executed in order of arrival.
     fn written(&self) -> Option<Ino> {
         match self.stream.io {
@@ -97,12 +97,12 @@ impl Streamed {
 
 impl Server {
     /// Executes the jobs, some of them before it returns.
-    pub(super) fn do_streams(&self, jobs: Vec<Job>) {
+    pub(super) fn do_streams(&self, jobs: Vec<StreamJob>) {
         if jobs.is_empty() {
             return;
         }
         // One part per thread: the writes to a file, or one other job.
-        let mut parts: Vec<Vec<Job>> = Vec::new();
+        let mut parts: Vec<Vec<StreamJob>> = Vec::new();
         self.answer_together(jobs.into_iter().filter_map(|mut job| {
             if job.stream.layout.is_some() {
                 self.stripe(job);
@@ -118,7 +118,7 @@ impl Server {
             }
             None
         }));
-        let bytes = |part: &[Job]| part.iter().map(|job| job.stream.data.len()).sum::<usize>();
+        let bytes = |part: &[StreamJob]| part.iter().map(|job| job.stream.data.len()).sum::<usize>();
         let own = parts.pop_if(|part| part[0].written().is_some() && bytes(part) <= TOGETHER_BYTES);
         for mut part in parts {
             let Some(server) = self.own_handle.upgrade() else { return };
@@ -130,19 +130,19 @@ impl Server {
         }
     }
 
-    fn do_jobs(&self, jobs: Vec<Job>) {
+    fn do_jobs(&self, jobs: Vec<StreamJob>) {
         self.answer_together(jobs.into_iter().map(|job| self.do_job(job)));
     }
 
     /// Reads from the page cache; returns true if that is everything.
-    fn read_at_once(&self, job: &mut Job) -> bool {
+    fn read_at_once(&self, job: &mut StreamJob) -> bool {
         let StreamIo::Read { ino, offset, size } = job.stream.io else { return false };
         job.span.enter_stage(Stage::Disk, Instant::now());
         self.background_work.disk.read_cached(ino, offset, size, &mut job.reading)
     }
 
-    fn do_job(&self, job: Job) -> Streamed {
-        let Job { stream: StreamRequest { of, io, data, .. }, mut span, reading, .. } = job;
+    fn do_job(&self, job: StreamJob) -> Streamed {
+        let StreamJob { stream: StreamRequest { of, io, data, .. }, mut span, reading, .. } = job;
         let disk = &self.background_work.disk;
         span.enter_stage(Stage::Disk, Instant::now());
         let inner = if self.background_work.tracer.is_on() { self.lock().ok() } else { None };

@@ -8,7 +8,7 @@ use espalier_store::Store;
 use tokio::task::AbortHandle;
 
 use super::machine::{Inner, Server, now};
-use super::streams::{Job, Streamed};
+use super::streams::{StreamJob, Streamed};
 use crate::data::Striper;
 use crate::disk::logged;
 use crate::tracer::Id;
@@ -83,8 +83,8 @@ impl Server {
     }
 
     /// Executes a client's I/O on a striped file.
-    pub(super) fn stripe(&self, job: Job) {
-        let Job { stream: StreamRequest { of, io, layout, data }, mut span, .. } = job;
+    pub(super) fn stripe(&self, job: StreamJob) {
+        let StreamJob { stream: StreamRequest { of, io, layout, data }, mut span, .. } = job;
         let (Some(layout), true) = (layout, self.striper.is_some()) else {
             return self.streamed([Streamed { of, span, result: Err(Errno::EIO) }]);
         };
@@ -95,8 +95,8 @@ impl Server {
         let task = self.runtime.spawn(async move {
             let Some(striper) = &server.striper else { return };
             // A server needs no capability.
-            let asked = striper.stream(layout, io, data, None, cause.as_slice()).await;
-            let result = asked.unwrap_or(Err(Errno::EIO));
+            let requested = striper.stream(layout, io, data, None, cause.as_slice()).await;
+            let result = requested.unwrap_or(Err(Errno::EIO));
             // The request may have been cancelled meanwhile.
             let is_noted = server.lock().is_ok_and(|mut inner| inner.striping.remove(&of).is_some());
             if is_noted {
@@ -128,7 +128,8 @@ impl Server {
     /// Cancels the try-stats that wait for unreachable servers.
     pub(super) fn give_up_try_stats(&self) {
         let (Some(striper), Ok(mut inner)) = (&self.striper, self.lock()) else { return };
-        let is_in_vain = |_: &IoId, asked: &mut Striping| asked.is_try_stat && asked.is_stuck(striper);
+        let is_in_vain =
+            |_: &IoId, requested: &mut Striping| requested.is_try_stat && requested.is_stuck(striper);
         let given_up: Vec<_> = inner.asking.extract_if(is_in_vain).collect();
         drop(inner);
         for (id, Striping { task, .. }) in given_up {

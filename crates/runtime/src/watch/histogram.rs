@@ -27,7 +27,7 @@ impl Histogram {
         self.nanos.fetch_add(nanos, Relaxed);
     }
 
-    pub(crate) fn add_to(&self, sum: &mut Distribution) {
+    pub(crate) fn add_to(&self, sum: &mut HistogramCounts) {
         for (sum, count) in sum.buckets.iter_mut().zip(&self.buckets) {
             *sum += count.load(Relaxed);
         }
@@ -37,18 +37,18 @@ impl Histogram {
 
 /// The counts of one or several histograms at some time.
 #[derive(Clone, Debug)]
-pub(crate) struct Distribution {
+pub(crate) struct HistogramCounts {
     buckets: [u64; BUCKETS],
     pub nanos: u64,
 }
 
-impl Default for Distribution {
+impl Default for HistogramCounts {
     fn default() -> Self {
         Self { buckets: [0; BUCKETS], nanos: 0 }
     }
 }
 
-impl Distribution {
+impl HistogramCounts {
     pub(crate) fn count(&self) -> u64 {
         self.buckets.iter().sum()
     }
@@ -133,7 +133,7 @@ mod tests {
         }
         histogram.record(5_000_000);
         histogram.record(5_000_000);
-        let mut all = Distribution::default();
+        let mut all = HistogramCounts::default();
         histogram.add_to(&mut all);
         assert_eq!((all.count(), all.nanos), (100, 98 * 10_000 + 10_000_000));
         let near = |share, nanos| {
@@ -151,7 +151,7 @@ mod tests {
         for nanos in [500, 1_023, 1_024, 60_000_000_000] {
             histogram.record(nanos);
         }
-        let mut all = Distribution::default();
+        let mut all = HistogramCounts::default();
         histogram.add_to(&mut all);
         let coarse = all.coarse();
         assert_eq!((coarse[0], coarse[1].1, coarse.len()), ((1.024e-6, 2), 1, 14));

@@ -62,7 +62,9 @@ impl MetricsServer {
             MetricsAddress::Unix(path) => (bind_unix(path), path.display().to_string()),
         };
         let listener = bound.map_err(|source| Error::Io {
-            what: format!("cannot serve metrics on {shown}: choose another address for the option metrics"),
+            context: format!(
+                "cannot serve metrics on {shown}: choose another address for the option metrics"
+            ),
             source,
         })?;
         // The system may have chosen the port.
@@ -199,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_what_is_asked() {
+    fn http_server_answers_each_path() {
         let ok = ask(b"GET /metrics?x=y HTTP/1.1\r\nHost: here\r\n\r\n");
         assert!(ok.starts_with("HTTP/1.1 200 OK\r\n") && ok.ends_with("\r\n\r\nfigures"), "{ok}");
         assert!(ok.contains("Content-Length: 7\r\n"));
@@ -230,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_that_is_left_over_is_replaced_and_another_file_is_not() {
+    fn stale_socket_is_replaced_but_other_file_is_kept() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("socket");
         let address = MetricsAddress::Unix(path.clone());

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use espalier_meta::Io;
 
 pub(crate) use espalier_client::Kind;
-use histogram::{Distribution, Histogram};
+use histogram::{Histogram, HistogramCounts};
 pub use http::MetricsAddress;
 pub(crate) use http::MetricsServer;
 pub(crate) use prometheus::exposition;
@@ -140,12 +140,12 @@ struct Slow {
 #[derive(Clone, Debug)]
 pub(crate) struct Totals {
     kinds: Vec<KindTotals>,
-    io: Vec<Distribution>,
+    io: Vec<HistogramCounts>,
 }
 
 #[derive(Clone, Debug, Default)]
 struct KindTotals {
-    latency: Distribution,
+    latency: HistogramCounts,
     waited: [u64; 3],
     errors: u64,
 }
@@ -233,7 +233,7 @@ impl Watch {
                 sum.errors += measure.errors.load(Relaxed);
             }
         }
-        let mut io = vec![Distribution::default(); self.io.len()];
+        let mut io = vec![HistogramCounts::default(); self.io.len()];
         for (sum, histogram) in io.iter_mut().zip(&self.io) {
             histogram.add_to(sum);
         }
@@ -290,7 +290,7 @@ impl Totals {
         Kind::ALL.iter().copied().zip(&self.kinds)
     }
 
-    fn io(&self) -> impl Iterator<Item = (IoKind, &Distribution)> {
+    fn io(&self) -> impl Iterator<Item = (IoKind, &HistogramCounts)> {
         IoKind::ALL.into_iter().zip(&self.io)
     }
 }

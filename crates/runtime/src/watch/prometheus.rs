@@ -7,7 +7,7 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeGaugeValue, MetricEnc
 use prometheus_client::metrics::MetricType::{Counter, Gauge, Histogram};
 use prometheus_client::registry::{Registry, Unit};
 
-use super::histogram::Distribution;
+use super::histogram::HistogramCounts;
 use super::{Figures, Stage, Totals};
 
 const SECONDS: Option<&Unit> = Some(&Unit::Seconds);
@@ -135,7 +135,7 @@ impl Scrape {
     }
 }
 
-fn encode_histogram(metric: &mut MetricEncoder<'_>, all: &Distribution) -> Result {
+fn encode_histogram(metric: &mut MetricEncoder<'_>, all: &HistogramCounts) -> Result {
     let seconds = all.nanos as f64 / 1e9;
     metric.encode_histogram::<NoLabelSet>(seconds, all.count(), &all.coarse(), None)
 }

@@ -31,7 +31,7 @@ impl Stage {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CriticalSection {
     /// When the thread began to wait for the lock.
-    pub asked: Instant,
+    pub requested: Instant,
     /// When it acquired the lock.
     pub began: Instant,
 }
@@ -67,7 +67,7 @@ impl Span {
             dir: None,
             spent: [0; 4],
             stage: Stage::Queue,
-            mark: section.asked,
+            mark: section.requested,
         };
         span.enter_stage(Stage::Work, section.began);
         span
@@ -83,7 +83,7 @@ impl Span {
     /// Resumes the operation in this critical section, if it waited.
     pub(crate) fn resume(&mut self, section: CriticalSection) {
         if self.stage != Stage::Work {
-            self.enter_stage(Stage::Queue, section.asked);
+            self.enter_stage(Stage::Queue, section.requested);
             self.enter_stage(Stage::Work, section.began);
         }
     }
@@ -106,10 +106,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn time_goes_to_what_it_was_spent_on() {
+    fn time_is_charged_to_its_stage() {
         let zero = Instant::now();
         let at = |ms| zero + Duration::from_millis(ms);
-        let section = |asked, began| CriticalSection { asked: at(asked), began: at(began) };
+        let section = |requested, began| CriticalSection { requested: at(requested), began: at(began) };
         let mut span = Span::start(Kind::Create, 1, Ino::ROOT, section(0, 1));
         span.resume(section(0, 1));
         span.enter_stage(Stage::Disk, at(3));

@@ -6,7 +6,7 @@ use super::*;
 /// journal.
 fn span(kind: Kind, pid: u32, dir: u64, (work, journal): (u64, u64)) -> Span {
     let began = Instant::now();
-    let mut span = Span::start(kind, pid, Ino(dir), CriticalSection { asked: began, began });
+    let mut span = Span::start(kind, pid, Ino(dir), CriticalSection { requested: began, began });
     span.dir = Some(Ino(dir));
     span.enter_stage(Stage::Journal, began + Duration::from_millis(work));
     span.enter_stage(Stage::Work, began + Duration::from_millis(work + journal));
@@ -55,7 +55,7 @@ fn slow_operations_are_logged_at_a_bounded_rate() {
 }
 
 #[test]
-fn each_who_watches_sees_what_came_since_his_last_look() {
+fn each_watcher_sees_counts_since_its_last_report() {
     let watch = Watch::new(1, None);
     let top = |viewer| {
         let request = (viewer, Duration::from_secs(600), 2);
@@ -98,7 +98,7 @@ fn inactive_viewer_is_dropped() {
 }
 
 #[test]
-fn the_exposition_is_what_prometheus_reads() {
+fn exposition_has_prometheus_format() {
     let watch = Watch::new(3, None);
     watch.record(&span(Kind::Create, 1, 1, (1, 3)), true);
     watch.record_io(IoKind::JournalSync, Duration::from_millis(2));

@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn a_curve_is_fitted_through_what_it_was_measured_at() {
+    fn fitted_curve_passes_through_measurements() {
         let curve = |[a, b, c]: &[f64; 3], x: f64| a * (b * x).exp() + c;
         let real = [2.0, -0.5, 1.0];
         let errors = |model: &[f64; 3]| -> Result<Vec<f64>, ()> {

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use espalier_proto::{Errno, FileType, mode};
 
 use super::outcome::ExpectedOutcome;
-use super::permit::Who;
-use super::tree::{Inode, Node, Tree};
+use super::permit::CallerCreds;
+use super::tree::{ModelInode, ModelNode, Tree};
 
 /// Extended attributes that represent the lists.
 pub const ACCESS: &[u8] = b"system.posix_acl_access";
@@ -99,18 +99,18 @@ impl List {
     }
 
     /// True if the list grants `want` on an inode with this owner and group.
-    pub fn allows(&self, who: &Who, (uid, gid): (u32, u32), want: u32) -> bool {
+    pub fn allows(&self, creds: &CallerCreds, (uid, gid): (u32, u32), want: u32) -> bool {
         let allows = |right: u32| right & want == want;
         let mask = self.right(MASK).unwrap_or(7);
-        if who.uid == uid {
+        if creds.uid == uid {
             return self.right(OWNER).is_some_and(allows);
         }
-        if let Some(right) = self.0.get(&(NAMED_USER, who.uid)) {
+        if let Some(right) = self.0.get(&(NAMED_USER, creds.uid)) {
             return allows(right & mask);
         }
         let is_of = |(tag, id): &(u16, u32)| match *tag {
-            GROUP => who.is_of(gid),
-            NAMED_GROUP => who.is_of(*id),
+            GROUP => creds.is_of(gid),
+            NAMED_GROUP => creds.is_of(*id),
             _ => false,
         };
         let mut groups = self.0.iter().filter(|(of, _)| is_of(of)).map(|(_, right)| right & mask).peekable();
@@ -132,7 +132,7 @@ impl List {
     }
 }
 
-impl Inode {
+impl ModelInode {
     /// Updates the list for `chmod`.
     pub fn set_perm(&mut self, perm: u32) {
         self.perm = perm;
@@ -176,8 +176,8 @@ impl Tree<'_> {
     /// exists.
     pub fn set_list(
         &mut self,
-        node: Node,
-        who: &Who,
+        node: ModelNode,
+        creds: &CallerCreds,
         default: bool,
         value: Option<&[u8]>,
     ) -> ExpectedOutcome {
@@ -187,7 +187,7 @@ impl Tree<'_> {
             if own.is_none() {
                 return ExpectedOutcome::fails([Errno::ENODATA]);
             }
-            self.put_list(node, who, default, None);
+            self.put_list(node, creds, default, None);
             return ExpectedOutcome::Done;
         };
         let is_empty = value == VERSION.to_le_bytes() || value.is_empty();
@@ -204,18 +204,18 @@ impl Tree<'_> {
         if errnos.iter().any(Option::is_some) {
             return ExpectedOutcome::fails(errnos.into_iter().flatten());
         }
-        self.put_list(node, who, default, list);
+        self.put_list(node, creds, default, list);
         ExpectedOutcome::Done
     }
 
-    fn put_list(&mut self, node: Node, who: &Who, default: bool, list: Option<List>) {
+    fn put_list(&mut self, node: ModelNode, creds: &CallerCreds, default: bool, list: Option<List>) {
         self.change(node, |inode| {
             if default {
                 inode.default_list = list;
                 return;
             }
             // Only members of the group can set the set-group-id bit, in ACLs as in modes.
-            inode.perm = who.without_foreign_sgid(inode.perm, inode.gid);
+            inode.perm = creds.without_foreign_sgid(inode.perm, inode.gid);
             // Removing a list leaves the rest of the mode unchanged.
             if let Some(list) = &list {
                 inode.perm = inode.perm & (mode::PERMISSIONS & !0o777) | list.mode();
@@ -227,14 +227,14 @@ impl Tree<'_> {
 }
 
 /// The list as `getxattr` returns it.
-pub fn encoded(inode: &Inode, name: &[u8]) -> ExpectedOutcome {
+pub fn encoded(inode: &ModelInode, name: &[u8]) -> ExpectedOutcome {
     let list = if is_default(name) { &inode.default_list } else { &inode.access_list };
     list.as_ref()
         .map_or(ExpectedOutcome::fails([Errno::ENODATA]), |list| ExpectedOutcome::Bytes(list.encoded()))
 }
 
 /// Names of the existing lists, as in `listxattr`.
-pub fn names(inode: &Inode) -> impl Iterator<Item = u8> {
+pub fn names(inode: &ModelInode) -> impl Iterator<Item = u8> {
     let access = inode.access_list.iter().map(|_| ACCESS);
     let names = access.chain(inode.default_list.iter().map(|_| DEFAULT));
     names.flat_map(|name| name.iter().copied().chain([0]))

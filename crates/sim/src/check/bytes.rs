@@ -10,7 +10,7 @@ use super::usage;
 use crate::Nanos;
 
 /// See the module description.
-pub struct Bytes {
+pub struct FileBytes {
     /// Strips are on several data servers.
     pub scattered: bool,
     /// No file is stuffed.
@@ -30,7 +30,7 @@ pub struct Bytes {
     emptied: Nanos,
 }
 
-impl Bytes {
+impl FileBytes {
     pub fn new(scattered: bool, unstuffed: bool) -> Self {
         Self {
             scattered,

@@ -96,8 +96,8 @@ impl CachedViews {
     }
 }
 
-fn remember<T>(all: &mut VecDeque<(Nanos, T)>, since: Nanos, now: Nanos, what: T) {
-    all.push_front((now, what));
+fn remember<T>(all: &mut VecDeque<(Nanos, T)>, since: Nanos, now: Nanos, view: T) {
+    all.push_front((now, view));
     while all.back().is_some_and(|(at, _)| *at < since) {
         all.pop_back();
     }

@@ -6,11 +6,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use espalier_proto::{Ino, Rank};
 
 use super::action::Action;
-use super::bytes::Bytes;
+use super::bytes::FileBytes;
 use super::outcome::{ExpectedOutcome, Stat};
-use super::permit::Who;
+use super::permit::CallerCreds;
 use super::search::{PartId, World};
-use super::tree::{self, Base, Node, Tree};
+use super::tree::{self, Base, ModelNode, Tree};
 use super::violation::shortened;
 use crate::Nanos;
 use crate::storage::Left;
@@ -18,7 +18,7 @@ use crate::storage::Left;
 /// A change that is in the log of some world.
 pub struct Logged {
     pub action: Action,
-    pub who: Who,
+    pub creds: CallerCreds,
     pub rank: Rank,
     pub since: Nanos,
     /// Time of the reply.
@@ -26,7 +26,7 @@ pub struct Logged {
 }
 
 /// Changes in execution order, with their outcomes.
-pub type Log = Vec<(PartId, ExpectedOutcome)>;
+pub type ChangeLog = Vec<(PartId, ExpectedOutcome)>;
 
 /// Keeps changes until they are durable.
 pub struct Durability {
@@ -35,7 +35,7 @@ pub struct Durability {
     /// The tree with all durable changes.
     anchor: Base,
     /// Later changes that are common to all worlds; each world's log follows.
-    common: Log,
+    common: ChangeLog,
     pub calls: BTreeMap<PartId, Logged>,
     /// For each rank: changes answered before this time are durable.
     synced: BTreeMap<Rank, Nanos>,
@@ -50,7 +50,7 @@ impl Durability {
     /// `anchor`: the initial tree.
     pub fn new(within: Nanos, anchor: Base) -> Self {
         let (calls, synced) = (BTreeMap::new(), BTreeMap::new());
-        Self { within, anchor, common: Log::new(), calls, synced, is_blurred: false }
+        Self { within, anchor, common: ChangeLog::new(), calls, synced, is_blurred: false }
     }
 
     /// An `fsync` that was called at `since` is answered.
@@ -101,13 +101,13 @@ impl Durability {
         &mut self,
         rank: Rank,
         when: (Nanos, Left),
-        bytes: &Bytes,
+        bytes: &FileBytes,
         (base, worlds): (&Base, &BTreeSet<World>),
         strip: u64,
     ) -> Option<(Base, BTreeSet<World>)> {
         let mut found = BTreeSet::new();
         for world in worlds {
-            let log: Log = self.common.iter().chain(&world.log).cloned().collect();
+            let log: ChangeLog = self.common.iter().chain(&world.log).cloned().collect();
             for lost in self.ways(&log, rank, when, bytes)? {
                 found.extend(self.without((base, bytes), world, &log, &lost, strip));
                 if found.len() > MOST_WAYS {
@@ -123,10 +123,10 @@ impl Durability {
     /// was written survive; changes requested after the last surviving frame are lost.
     fn ways(
         &self,
-        log: &Log,
+        log: &ChangeLog,
         rank: Rank,
         (now, left): (Nanos, Left),
-        bytes: &Bytes,
+        bytes: &FileBytes,
     ) -> Option<Vec<BTreeSet<PartId>>> {
         let of_rank = log.iter().filter_map(|(id, outcome)| Some((*id, outcome, self.calls.get(id)?)));
         let of_rank: Vec<_> = of_rank.filter(|(_, _, logged)| logged.rank == rank).collect();
@@ -186,9 +186,9 @@ impl Durability {
     /// outcomes then.
     fn without(
         &self,
-        (base, bytes): (&Base, &Bytes),
+        (base, bytes): (&Base, &FileBytes),
         world: &World,
-        log: &Log,
+        log: &ChangeLog,
         lost: &BTreeSet<PartId>,
         strip: u64,
     ) -> Option<World> {
@@ -203,7 +203,7 @@ impl Durability {
                 return None;
             }
         }
-        let mut retained = Log::new();
+        let mut retained = ChangeLog::new();
         // Ignores sizes of files that are not checked.
         let sized = |outcome: ExpectedOutcome| match outcome.of_open().clone() {
             ExpectedOutcome::Stat(stat) => {
@@ -234,7 +234,7 @@ impl Durability {
         // A lost inode may have been seen, so its number may be known later. A repetition of its
         // call makes a different inode.
         for id in lost {
-            let mut node = Node::of(id.0);
+            let mut node = ModelNode::of(id.0);
             while let Some(inode) = observed.inode(node) {
                 bind_removed(&mut tree, node, inode);
                 node = node.again();
@@ -248,7 +248,7 @@ impl Durability {
 }
 
 /// Binds a number to its inode, even if that is removed. Returns false if it is impossible.
-fn bind_number(tree: &mut Tree<'_>, observed: &Tree<'_>, ino: Ino, node: Node) -> bool {
+fn bind_number(tree: &mut Tree<'_>, observed: &Tree<'_>, ino: Ino, node: ModelNode) -> bool {
     if let Some(inode) = observed.inode(node) {
         bind_removed(tree, node, inode);
     }
@@ -256,13 +256,13 @@ fn bind_number(tree: &mut Tree<'_>, observed: &Tree<'_>, ino: Ino, node: Node) -
 }
 
 /// Inserts a node as removed, unless it exists.
-fn bind_removed(tree: &mut Tree<'_>, node: Node, like: &tree::Inode) {
+fn bind_removed(tree: &mut Tree<'_>, node: ModelNode, like: &tree::ModelInode) {
     if tree.inode(node).is_none() {
-        tree.insert(node, tree::Inode { names: 0, ino: None, ..like.clone() });
+        tree.insert(node, tree::ModelInode { names: 0, ino: None, ..like.clone() });
     }
 }
 
-fn size(observed: &Tree<'_>, bytes: &Bytes, stat: &Stat) -> u64 {
+fn size(observed: &Tree<'_>, bytes: &FileBytes, stat: &Stat) -> u64 {
     let ino = observed.inode(stat.node).and_then(|inode| inode.ino);
     if ino.is_some_and(|ino| bytes.is_lost(ino)) { 0 } else { stat.size }
 }
@@ -286,7 +286,7 @@ fn replay(
         }
         node = node.again();
     }
-    let outcome = tree.attempt(&logged.action, &logged.who, id.0, strip);
+    let outcome = tree.attempt(&logged.action, &logged.creds, id.0, strip);
     let is_new = tree.inode(node).is_some_and(|inode| inode.ino.is_none());
     if let (true, Some(ino)) = (is_new, observed.inode(node).and_then(|inode| inode.ino)) {
         // Cannot fail: all numbers come from one tree.
@@ -297,7 +297,7 @@ fn replay(
 
 /// Appends a change to a log, and moves it before later calls that it does not conflict with, so
 /// that equivalent logs are equal.
-pub fn append(log: &mut Log, calls: &BTreeMap<PartId, Logged>, id: PartId, outcome: ExpectedOutcome) {
+pub fn append(log: &mut ChangeLog, calls: &BTreeMap<PartId, Logged>, id: PartId, outcome: ExpectedOutcome) {
     let Some(new) = calls.get(&id) else { return };
     let mut place = log.len();
     for (at, (other, _)) in log.iter().enumerate().rev() {

@@ -12,7 +12,7 @@ use espalier_proto::{ClientId, Errno, Ino, Lock, LockKind, LockOwner, LockRanges
 use super::violation::{Violation, shortened};
 use crate::Nanos;
 
-type Holder = (ClientId, LockOwner);
+type LockHolder = (ClientId, LockOwner);
 
 /// Ranges of a file that an owner holds according to replies.
 struct Belief {
@@ -25,32 +25,32 @@ struct Belief {
 struct Possible {
     call: (ClientId, u64),
     ino: Ino,
-    holder: Holder,
+    holder: LockHolder,
     lock: Lock,
     until: Option<Nanos>,
 }
 
 /// See the module description.
-pub struct Locks {
+pub struct LockChecker {
     /// Time of silence after which a server may have ended a client's session, reduced by the error
     /// of clocks.
     session: Nanos,
-    beliefs: BTreeMap<(Ino, Holder), Belief>,
+    beliefs: BTreeMap<(Ino, LockHolder), Belief>,
     possible: Vec<Possible>,
-    asked: BTreeMap<(ClientId, u64), (Nanos, Request)>,
+    pending_requests: BTreeMap<(ClientId, u64), (Nanos, Request)>,
     heard: BTreeMap<(ClientId, Rank), Nanos>,
     /// Clients whose session with a rank has ended. They are not notified of the loss of their
     /// locks.
     strangers: BTreeSet<(ClientId, Rank)>,
 }
 
-impl Locks {
+impl LockChecker {
     pub fn new(session: Nanos) -> Self {
         Self {
             session: Nanos(session.0 / 100 * 97),
             beliefs: BTreeMap::new(),
             possible: Vec::new(),
-            asked: BTreeMap::new(),
+            pending_requests: BTreeMap::new(),
             heard: BTreeMap::new(),
             strangers: BTreeSet::new(),
         }
@@ -76,7 +76,7 @@ impl Locks {
             Request::TestLock { .. } => {}
             _ => return,
         }
-        self.asked.insert((client, call_id), (now, request.clone()));
+        self.pending_requests.insert((client, call_id), (now, request.clone()));
     }
 
     /// # Errors
@@ -88,7 +88,7 @@ impl Locks {
         call_id: u64,
         result: &Result<Answer, Errno>,
     ) -> Result<(), Box<Violation>> {
-        let Some((since, request)) = self.asked.remove(&(client, call_id)) else { return Ok(()) };
+        let Some((since, request)) = self.pending_requests.remove(&(client, call_id)) else { return Ok(()) };
         let why = match (&request, result) {
             (Request::Lock { ino, lock, .. }, Ok(_)) => {
                 let holder = (client, lock.owner);
@@ -117,7 +117,7 @@ impl Locks {
             }
             _ => None,
         };
-        let oldest = self.asked.values().map(|(since, _)| *since).min().unwrap_or(now);
+        let oldest = self.pending_requests.values().map(|(since, _)| *since).min().unwrap_or(now);
         self.possible.retain(|it| it.until.is_none_or(|until| until >= oldest));
         let Some(why) = why else { return Ok(()) };
         Err(Box::new(Violation {
@@ -148,7 +148,7 @@ impl Locks {
     /// A client has crashed.
     pub fn lost(&mut self, client: ClientId) {
         self.forget(|holder, _| holder == client);
-        self.asked.retain(|(of, _), _| *of != client);
+        self.pending_requests.retain(|(of, _), _| *of != client);
     }
 
     fn forget(&mut self, is_lost: impl Fn(ClientId, Rank) -> bool) {
@@ -161,7 +161,14 @@ impl Locks {
         heard + self.session <= now || self.strangers.contains(&(client, rank))
     }
 
-    fn believe(&mut self, now: Nanos, ino: Ino, holder: Holder, kind: Option<LockKind>, part: (u64, u64)) {
+    fn believe(
+        &mut self,
+        now: Nanos,
+        ino: Ino,
+        holder: LockHolder,
+        kind: Option<LockKind>,
+        part: (u64, u64),
+    ) {
         let none = || Belief { ranges: LockRanges::default(), since: now };
         let belief = self.beliefs.entry((ino, holder)).or_insert_with(none);
         belief.ranges.set(kind, part.0, part.1);
@@ -174,7 +181,7 @@ impl Locks {
     }
 
     /// Converts exclusive locks in the range to shared ones.
-    fn weaken(&mut self, now: Nanos, ino: Ino, holder: Holder, (first, last): (u64, u64)) {
+    fn weaken(&mut self, now: Nanos, ino: Ino, holder: LockHolder, (first, last): (u64, u64)) {
         let Some(belief) = self.beliefs.get(&(ino, holder)) else { return };
         let there = belief.ranges.iter().filter(|it| it.first <= last && first <= it.last);
         let parts: Vec<_> = there.map(|it| (it.first.max(first), it.last.min(last))).collect();
@@ -186,7 +193,7 @@ impl Locks {
     }
 
     /// Ends the possible locks of a holder in the range, except those of call `by`.
-    fn release(&mut self, now: Nanos, by: (ClientId, u64), ino: Ino, holder: Holder, part: (u64, u64)) {
+    fn release(&mut self, now: Nanos, by: (ClientId, u64), ino: Ino, holder: LockHolder, part: (u64, u64)) {
         let is_there = |it: &&mut Possible| {
             let is_covered = part.0 <= it.lock.first && it.lock.last <= part.1;
             it.call != by && (it.ino, it.holder) == (ino, holder) && it.until.is_none() && is_covered
@@ -195,7 +202,14 @@ impl Locks {
     }
 
     /// Describes a holder of a conflicting lock since `since`, if any.
-    fn in_the_way(&self, now: Nanos, since: Nanos, ino: Ino, holder: Holder, lock: &Lock) -> Option<String> {
+    fn in_the_way(
+        &self,
+        now: Nanos,
+        since: Nanos,
+        ino: Ino,
+        holder: LockHolder,
+        lock: &Lock,
+    ) -> Option<String> {
         let of_file = self
             .beliefs
             .iter()
@@ -208,7 +222,7 @@ impl Locks {
         (!is_cut_off).then(|| format!("Client {} holds {range:?} by its {:?}", other.0.0, other.1))
     }
 
-    fn may_be_in_the_way(&self, since: Nanos, ino: Ino, holder: Holder, lock: &Lock) -> bool {
+    fn may_be_in_the_way(&self, since: Nanos, ino: Ino, holder: LockHolder, lock: &Lock) -> bool {
         self.possible.iter().any(|it| {
             let is_there = it.lock.first <= lock.last && lock.first <= it.lock.last;
             let excludes = lock.kind == LockKind::Exclusive || it.lock.kind == LockKind::Exclusive;

@@ -38,20 +38,20 @@ use crate::Nanos;
 use crate::storage::Left;
 pub use acl::{ACCESS as ACCESS_LIST, DEFAULT as DEFAULT_LIST};
 use action::Action;
-use bytes::Bytes;
+use bytes::FileBytes;
 use cached_views::CachedViews;
 use durable::{Durability, Logged};
-pub use locks::Locks;
+pub use locks::LockChecker;
 use opens::Opens;
 pub use outcome::is_unknown;
 use outcome::{Observed, is_refusal};
-pub use permit::Who;
-use policy::{Born, Server, Vague};
+pub use permit::CallerCreds;
+use policy::{Born, ServerDefaults, Vague};
 pub use policy::{EFFECTIVE, LAYOUT, of_server};
 pub use privileges::CAPABILITY;
 use quota::Quotas;
 pub use quota::{ALL as QUOTAS, LATE as QUOTAS_LATE};
-use search::{Part, PartId, Search, World};
+use search::{PartId, PendingAction, Search, World};
 use tree::{Base, Tree};
 pub use unanswered::Fate;
 use unanswered::reports_number;
@@ -110,14 +110,14 @@ pub struct Checker {
     base: Base,
     worlds: BTreeSet<World>,
     /// Actions that have been requested and may be executed at any time.
-    pending: BTreeMap<PartId, Part>,
-    asked: BTreeMap<(ClientId, u64), OpenCall>,
+    pending: BTreeMap<PartId, PendingAction>,
+    open_calls: BTreeMap<(ClientId, u64), OpenCall>,
     /// Calls whose callers do not get the result.
     unanswered_parts: BTreeMap<(ClientId, u64), Vec<PartId>>,
     /// Write-back calls that were answered, until their clients have received the server's reply.
     written_back: BTreeMap<(ClientId, u64), Vec<PartId>>,
     next: u64,
-    bytes: Bytes,
+    bytes: FileBytes,
     opens: Opens,
     quotas: Quotas,
     cached_views: Option<CachedViews>,
@@ -164,7 +164,7 @@ impl Checker {
         let policy = server.or(&Policy::DEFAULT);
         let no_metafile = scattered && policy.no_metafile() == Some(true);
         let unstuffed = no_metafile || (scattered && policy.stuffing() == Some(false));
-        let base = tree::empty(Server::new(server, scattered));
+        let base = tree::empty(ServerDefaults::new(server, scattered));
         Self {
             strip: u64::from(rules.strip_bytes.max(1)),
             no_metafile: no_metafile || (live && scattered),
@@ -175,11 +175,11 @@ impl Checker {
             base,
             worlds: [World::default()].into(),
             pending: BTreeMap::new(),
-            asked: BTreeMap::new(),
+            open_calls: BTreeMap::new(),
             unanswered_parts: BTreeMap::new(),
             written_back: BTreeMap::new(),
             next: 1,
-            bytes: Bytes::new(scattered, unstuffed && !live),
+            bytes: FileBytes::new(scattered, unstuffed && !live),
             opens: Opens::new(live || server.create() == Some(Creator::Client)),
             quotas: Quotas::new(several_ranks),
             cached_views: rules.cached_views.map(CachedViews::new),
@@ -205,7 +205,14 @@ impl Checker {
     }
 
     /// A client makes a call. `call_id` is unique among the client's pending calls.
-    pub fn invoked(&mut self, now: Nanos, client: ClientId, call_id: u64, who: Who, call: &Call<'_>) {
+    pub fn invoked(
+        &mut self,
+        now: Nanos,
+        client: ClientId,
+        call_id: u64,
+        creds: CallerCreds,
+        call: &Call<'_>,
+    ) {
         if self.given_up {
             return;
         }
@@ -252,12 +259,13 @@ impl Checker {
                 self.given_up |= !vague.begin(&action, &under_way, is_by_client);
             }
             if let (Some(durability), false) = (&mut self.durability, action.is_read()) {
-                let (action, who) = (action.clone(), who.clone());
-                durability.calls.insert(id, Logged { action, who, rank, since: now, until: None });
+                let (action, creds) = (action.clone(), creds.clone());
+                durability.calls.insert(id, Logged { action, creds, rank, since: now, until: None });
             }
             let (is_answered, is_blurred, may_be_lost) = (true, false, false);
-            let who = who.clone();
-            let part = Part { action, who, is_answered, is_blurred, may_be_lost, since: now, over: None };
+            let creds = creds.clone();
+            let part =
+                PendingAction { action, creds, is_answered, is_blurred, may_be_lost, since: now, over: None };
             self.pending.insert(id, part);
             parts.push(id);
         }
@@ -273,8 +281,8 @@ impl Checker {
             _ => None,
         };
         let (since, text, is_writeback) = (now, violation::shortened(call), false);
-        let asked = OpenCall { number, since, text, is_whole, synced, ranks, is_writeback, parts };
-        self.asked.insert((client, call_id), asked);
+        let open_call = OpenCall { number, since, text, is_whole, synced, ranks, is_writeback, parts };
+        self.open_calls.insert((client, call_id), open_call);
     }
 
     /// A call is answered.
@@ -288,27 +296,27 @@ impl Checker {
         call_id: u64,
         result: &Result<Answer, Errno>,
     ) -> Result<(), Box<Violation>> {
-        let Some(asked) = self.asked.remove(&(client, call_id)) else { return Ok(()) };
+        let Some(open_call) = self.open_calls.remove(&(client, call_id)) else { return Ok(()) };
         let part = |id: &PartId| self.pending.get(id).map(|part| (*id, part.action.clone()));
-        let parts: Vec<(PartId, Action)> = asked.parts.iter().filter_map(part).collect();
+        let parts: Vec<(PartId, Action)> = open_call.parts.iter().filter_map(part).collect();
         let is_over = !matches!(result, Err(errno) if is_unknown(*errno));
         self.opens.end(parts.iter().map(|(_, action)| action), result);
-        if let (Some(ino), Ok(_)) = (asked.synced, result) {
-            self.bytes.synced(ino, asked.since, self.pending.values().map(|part| &part.action));
+        if let (Some(ino), Ok(_)) = (open_call.synced, result) {
+            self.bytes.synced(ino, open_call.since, self.pending.values().map(|part| &part.action));
         }
         if let Some(durability) = &mut self.durability {
-            if let (Some(ino), Ok(_)) = (asked.synced, result) {
-                durability.synced(ino.rank(), asked.since);
+            if let (Some(ino), Ok(_)) = (open_call.synced, result) {
+                durability.synced(ino.rank(), open_call.since);
             }
             match self.written_back.get_mut(&(client, call_id)) {
-                Some(parts) => parts.clone_from(&asked.parts),
-                None if is_over => durability.answered(&asked.parts, now),
+                Some(parts) => parts.clone_from(&open_call.parts),
+                None if is_over => durability.answered(&open_call.parts, now),
                 None => {}
             }
         }
         if is_over {
-            self.check_quotas(now, client, &asked, &parts, result)?;
-            self.explain(now, client, &asked, &parts, result)?;
+            self.check_quotas(now, client, &open_call, &parts, result)?;
+            self.explain(now, client, &open_call, &parts, result)?;
             let observed = match result {
                 Ok(Answer::Created(entry, _)) => Some(entry.attr.ino),
                 _ => None,
@@ -316,21 +324,24 @@ impl Checker {
             observed.into_iter().for_each(|ino| self.bear(ino));
             for (_, action) in &parts {
                 let others = self.pending.values().map(|part| &part.action);
-                self.bytes.end(now, asked.since, action, observed, others);
+                self.bytes.end(now, open_call.since, action, observed, others);
             }
         } else {
-            self.give_up((client, call_id), &asked.parts);
+            self.give_up((client, call_id), &open_call.parts);
         }
         self.forget_lost();
         let actions = parts.into_iter().map(|(_, action)| action).collect();
         let answer = violation::shortened(result);
-        self.remember(client, asked, is_over.then_some(now), answer, actions);
+        self.remember(client, open_call, is_over.then_some(now), answer, actions);
         Ok(())
     }
 
     /// The next reply to the call precedes its execution by the server (write-back).
     pub fn acknowledged_writeback(&mut self, client: ClientId, call_id: u64) {
-        self.asked.get_mut(&(client, call_id)).into_iter().for_each(|asked| asked.is_writeback = true);
+        self.open_calls
+            .get_mut(&(client, call_id))
+            .into_iter()
+            .for_each(|open_call| open_call.is_writeback = true);
         self.written_back.insert((client, call_id), Vec::new());
     }
 
@@ -352,13 +363,14 @@ impl Checker {
     /// A client has crashed. Its requests may still be executed.
     pub fn lost(&mut self, client: ClientId) {
         self.written_back.retain(|(of, _), _| *of != client);
-        let calls: Vec<_> = self.asked.range((client, 0)..=(client, u64::MAX)).map(|(key, _)| *key).collect();
+        let calls: Vec<_> =
+            self.open_calls.range((client, 0)..=(client, u64::MAX)).map(|(key, _)| *key).collect();
         for key in calls {
-            let Some(asked) = self.asked.remove(&key) else { continue };
-            self.give_up(key, &asked.parts);
-            let actions = asked.parts.iter().filter_map(|id| self.pending.get(id));
+            let Some(open_call) = self.open_calls.remove(&key) else { continue };
+            self.give_up(key, &open_call.parts);
+            let actions = open_call.parts.iter().filter_map(|id| self.pending.get(id));
             let actions = actions.map(|part| part.action.clone()).collect();
-            self.remember(client, asked, None, "never answered".into(), actions);
+            self.remember(client, open_call, None, "never answered".into(), actions);
         }
     }
 
@@ -449,7 +461,7 @@ impl Checker {
         &mut self,
         now: Nanos,
         client: ClientId,
-        asked: &OpenCall,
+        open_call: &OpenCall,
         parts: &[(PartId, Action)],
         result: &Result<Answer, Errno>,
     ) -> Result<(), Box<Violation>> {
@@ -457,14 +469,14 @@ impl Checker {
         let may_be_lost = |id: &PartId| self.pending.get(id).is_some_and(|part| part.may_be_lost);
         let is_before = |world: &&World| parts.iter().all(|(id, _)| !world.is_done(*id));
         let trees = self.worlds.iter().filter(is_before).map(|world| self.tree(world));
-        let call = (asked.number, asked.since);
+        let call = (open_call.number, open_call.since);
         let is_right = self.given_up
             || (result.is_err() && !is_refused)
             || parts.iter().any(|(id, _)| may_be_lost(id))
             || self.quotas.allow(call, is_refused, self.strip, &self.bytes, trees);
-        let oldest = self.asked.values().map(|asked| asked.since).min().unwrap_or(now);
+        let oldest = self.open_calls.values().map(|open_call| open_call.since).min().unwrap_or(now);
         let observed = result.as_ref().map(drop).map_err(|errno| *errno);
-        self.quotas.end(asked.number, now, observed, oldest);
+        self.quotas.end(open_call.number, now, observed, oldest);
         if is_right {
             return Ok(());
         }
@@ -475,33 +487,33 @@ impl Checker {
         let observed =
             if is_refused { "No quota would have been exceeded" } else { "A quota would have been exceeded" };
         let action = parts.first().map_or(Action::Attr { ino: Ino::ROOT }, |(_, action)| action.clone());
-        Err(Box::new(self.violation(now, client, asked, &action, result, [observed.into()].into())))
+        Err(Box::new(self.violation(now, client, open_call, &action, result, [observed.into()].into())))
     }
 
     fn explain(
         &mut self,
         now: Nanos,
         client: ClientId,
-        asked: &OpenCall,
+        open_call: &OpenCall,
         parts: &[(PartId, Action)],
         result: &Result<Answer, Errno>,
     ) -> Result<(), Box<Violation>> {
         let is_stranger = |rank: &Rank| self.strangers.contains(&(client, *rank));
         let is_stale =
-            matches!(result, Err(Errno::ESTALE | Errno::ENOENT)) && asked.ranks.iter().any(is_stranger);
-        let has_begun = |rank: &Rank| self.began.get(rank).is_some_and(|at| *at > asked.since);
-        let is_late = asked.ranks.iter().any(has_begun);
+            matches!(result, Err(Errno::ESTALE | Errno::ENOENT)) && open_call.ranks.iter().any(is_stranger);
+        let has_begun = |rank: &Rank| self.began.get(rank).is_some_and(|at| *at > open_call.since);
+        let is_late = open_call.ranks.iter().any(has_begun);
         let mut read = 0;
         for (id, action) in parts {
             // Strips are changed one after the other. The explanation of an earlier strip may have
             // dropped further files.
-            let loose = self.bytes.loose(asked.since, self.pending.values().map(|part| &part.action));
+            let loose = self.bytes.loose(open_call.since, self.pending.values().map(|part| &part.action));
             let skip = match action {
                 Action::Read { from, to, .. } => {
                     read += to - from;
                     read - (to - from)
                 }
-                Action::List { .. } => usize::from(!asked.is_whole),
+                Action::List { .. } => usize::from(!open_call.is_whole),
                 _ => 0,
             };
             let is_late = is_late && !action.is_read();
@@ -510,12 +522,12 @@ impl Checker {
             let may_be_open =
                 matches!(action, Action::Find { ino } if self.opens.may_have(*ino, &mut others));
             let observed = Observed { action, result, skip, loose: &loose, is_late, scattered, may_be_open };
-            let may_be_old = action.is_read() && asked.since < self.distrusted_until;
+            let may_be_old = action.is_read() && open_call.since < self.distrusted_until;
             let under_way = self.pending.values().map(|part| &part.action);
             let is_unchecked =
-                self.bytes.is_unchecked(action, asked.since, &loose, under_way) || self.is_vague(action);
+                self.bytes.is_unchecked(action, open_call.since, &loose, under_way) || self.is_vague(action);
             // A reply at the time of the call comes from the client's cache.
-            let is_believed = asked.since == now
+            let is_believed = open_call.since == now
                 && self
                     .cached_views
                     .as_ref()
@@ -559,13 +571,13 @@ impl Checker {
                 return Ok(());
             }
             // The client may not know yet that its directory is lost.
-            let is_distrusted = asked.is_writeback && now < self.distrusted_until;
+            let is_distrusted = open_call.is_writeback && now < self.distrusted_until;
             if found.is_empty() && (self.is_unsure || is_distrusted) {
                 self.given_up = true;
                 return Ok(());
             }
             if found.is_empty() {
-                return Err(Box::new(self.violation(now, client, asked, action, result, possible)));
+                return Err(Box::new(self.violation(now, client, open_call, action, result, possible)));
             }
             self.pending.remove(id);
             self.worlds = found.into_iter().map(|world| world.without(*id)).collect();
@@ -586,7 +598,8 @@ impl Checker {
 
     /// Records that a file may be unstuffed since its creation.
     fn bear(&mut self, ino: Ino) {
-        let may_be_born = |inode: Option<&tree::Inode>| inode.is_none_or(|inode| inode.born != Born::Stuffed);
+        let may_be_born =
+            |inode: Option<&tree::ModelInode>| inode.is_none_or(|inode| inode.born != Born::Stuffed);
         let may_be = |world: &World| {
             let tree = self.tree(world);
             let node = tree.numbered(ino);
@@ -597,7 +610,7 @@ impl Checker {
         }
     }
 
-    fn makes_vague(&self, node: tree::Node) -> bool {
+    fn makes_vague(&self, node: tree::ModelNode) -> bool {
         self.vague.as_ref().is_some_and(|vague| vague.is(node))
     }
 
@@ -645,7 +658,7 @@ impl Checker {
     /// Moves the state that is equal in all worlds to the base.
     fn fold_into_base(&mut self, now: Nanos) {
         let mut worlds: Vec<World> = std::mem::take(&mut self.worlds).into_iter().collect();
-        let is_past = |(id, part): &(&PartId, &Part)| {
+        let is_past = |(id, part): &(&PartId, &PendingAction)| {
             part.over.is_some() && worlds.iter().all(|world| world.is_done(**id))
         };
         let past: Vec<PartId> = self.pending.iter().filter(is_past).map(|(id, _)| *id).collect();
@@ -672,7 +685,7 @@ impl Checker {
     fn remember(
         &mut self,
         client: ClientId,
-        asked: OpenCall,
+        open_call: OpenCall,
         to: Option<Nanos>,
         answer: String,
         actions: Vec<Action>,
@@ -680,7 +693,7 @@ impl Checker {
         if self.past.len() == REMEMBERED {
             self.past.pop_front();
         }
-        let OpenCall { number, since: from, text: call, .. } = asked;
+        let OpenCall { number, since: from, text: call, .. } = open_call;
         self.past.push_back(Past { client, number, from, to, call, answer, actions });
     }
 }

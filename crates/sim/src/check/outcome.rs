@@ -7,12 +7,12 @@ use espalier_proto::{Attr, Entry, Errno, Ino, Name};
 
 use super::action::Action;
 use super::policy::Layout;
-use super::tree::{Node, Tree};
+use super::tree::{ModelNode, Tree};
 
 /// Attributes of a node that `stat` returns.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Stat {
-    pub node: Node,
+    pub node: ModelNode,
     pub kind: u32,
     pub perm: u32,
     pub uid: u32,
@@ -30,7 +30,7 @@ pub enum ExpectedOutcome {
     /// The inode of a name.
     Named(Stat),
     Stat(Stat),
-    Listing(BTreeMap<Name, Node>),
+    Listing(BTreeMap<Name, ModelNode>),
     Bytes(Vec<u8>),
     /// Placement of a file's data.
     Layout(Box<Layout>),

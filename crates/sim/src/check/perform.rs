@@ -8,24 +8,30 @@ use espalier_proto::{Errno, FileType, Ino, Name, NewNode, RenameFlags, XattrMode
 use super::acl;
 use super::action::Action;
 use super::outcome::{ExpectedOutcome, Stat};
-use super::permit::Who;
+use super::permit::CallerCreds;
 use super::policy::{self, Born};
 use super::privileges::Cause;
-use super::tree::{Inode, Node, Tree};
+use super::tree::{ModelInode, ModelNode, Tree};
 use super::{quota, usage};
 
 /// The inode of a number.
 enum Found {
-    There(Node),
+    There(ModelNode),
     /// The inode's last name is removed.
-    Gone(Node),
+    Gone(ModelNode),
     /// No reply has named it.
     Unknown,
 }
 
 impl Tree<'_> {
     /// Executes an action. `call`: the call that it belongs to; `strip`: size in bytes.
-    pub fn perform(&mut self, action: &Action, who: &Who, call: u64, strip: u64) -> ExpectedOutcome {
+    pub fn perform(
+        &mut self,
+        action: &Action,
+        creds: &CallerCreds,
+        call: u64,
+        strip: u64,
+    ) -> ExpectedOutcome {
         match action {
             Action::Lookup { dir, name } => match self.find(*dir) {
                 Found::There(dir) => self
@@ -74,7 +80,7 @@ impl Tree<'_> {
                 self.of_inode(*ino, |inode| acl::encoded(inode, name))
             }
             Action::SetList { ino, default, value, .. } => {
-                self.of(*ino, |tree, node| tree.set_list(node, who, *default, value.as_deref()))
+                self.of(*ino, |tree, node| tree.set_list(node, creds, *default, value.as_deref()))
             }
             Action::GetXattr { ino, name, .. } => self.of_inode(*ino, |inode| match inode.xattrs.get(name) {
                 Some(value) => ExpectedOutcome::Bytes(value.to_vec()),
@@ -94,21 +100,21 @@ impl Tree<'_> {
             }),
             Action::Open { ino, .. } => self.of(*ino, |_, _| ExpectedOutcome::Done),
             Action::Create { dir, name, node, perm, umask, open, exclusive } => {
-                self.create((*dir, name), node, (who, *perm, *umask), *open, *exclusive, call, strip)
+                self.create((*dir, name), node, (creds, *perm, *umask), *open, *exclusive, call, strip)
             }
             Action::Link { ino, dir, name } => self.link(*ino, (*dir, name), strip),
             Action::Unlink { dir, name } => self.remove((*dir, name), false),
             Action::RmDir { dir, name } => self.remove((*dir, name), true),
             Action::Rename { from, to, flags } => self.rename((from.0, &from.1), (to.0, &to.1), *flags),
             Action::ChangeOwner { ino, uid, gid, .. } => {
-                self.of(*ino, |tree, node| tree.change_owner(node, who, (*uid, *gid), strip))
+                self.of(*ino, |tree, node| tree.change_owner(node, creds, (*uid, *gid), strip))
             }
             Action::RemovePrivileges { ino, cause } => {
-                self.of(*ino, |tree, node| tree.remove_privileges(node, who, *cause))
+                self.of(*ino, |tree, node| tree.remove_privileges(node, creds, *cause))
             }
             Action::SetAttr { ino, perm, .. } => self.of(*ino, |tree, node| {
                 if let (Some(perm), Some(inode)) = (perm, tree.inode(node)) {
-                    let perm = who.without_foreign_sgid(*perm, inode.gid);
+                    let perm = creds.without_foreign_sgid(*perm, inode.gid);
                     if inode.no_metafile && inode.perm != perm {
                         return ExpectedOutcome::fails([Errno::EPERM]);
                     }
@@ -165,7 +171,11 @@ impl Tree<'_> {
     }
 
     /// Outcome of an action on an inode that may be open without a name.
-    pub fn of(&mut self, ino: Ino, act: impl FnOnce(&mut Self, Node) -> ExpectedOutcome) -> ExpectedOutcome {
+    pub fn of(
+        &mut self,
+        ino: Ino,
+        act: impl FnOnce(&mut Self, ModelNode) -> ExpectedOutcome,
+    ) -> ExpectedOutcome {
         match self.find(ino) {
             Found::There(node) => act(self, node),
             Found::Gone(node) => ExpectedOutcome::OrGone(Box::new(act(self, node))),
@@ -173,11 +183,11 @@ impl Tree<'_> {
         }
     }
 
-    fn of_inode(&mut self, ino: Ino, look: impl FnOnce(&Inode) -> ExpectedOutcome) -> ExpectedOutcome {
+    fn of_inode(&mut self, ino: Ino, look: impl FnOnce(&ModelInode) -> ExpectedOutcome) -> ExpectedOutcome {
         self.of(ino, |tree, node| tree.inode(node).map_or(ExpectedOutcome::Gone, look))
     }
 
-    pub fn stat(&self, node: Node, strip: u64) -> Stat {
+    pub fn stat(&self, node: ModelNode, strip: u64) -> Stat {
         let inode = self.inode(node);
         Stat {
             node,
@@ -185,13 +195,13 @@ impl Tree<'_> {
             perm: inode.map_or(0, |inode| inode.perm),
             uid: inode.map_or(0, |inode| inode.uid),
             gid: inode.map_or(0, |inode| inode.gid),
-            nlink: inode.map_or(0, Inode::nlink),
+            nlink: inode.map_or(0, ModelInode::nlink),
             size: inode.map_or(0, |inode| inode.size(strip)),
         }
     }
 
     /// True for a file without a metafile.
-    pub fn has_no_metafile(&self, node: Node) -> bool {
+    pub fn has_no_metafile(&self, node: ModelNode) -> bool {
         self.inode(node).is_some_and(|inode| inode.no_metafile)
     }
 
@@ -201,14 +211,14 @@ impl Tree<'_> {
     }
 
     /// Gives the file a metafile, and so permissions of its own.
-    fn make_whole(&mut self, node: Node) {
+    fn make_whole(&mut self, node: ModelNode) {
         if self.has_no_metafile(node) {
             self.change(node, |inode| inode.no_metafile = false);
         }
     }
 
     /// Updates the attributes that no-metafile files inherit from their directory.
-    pub fn update_dependents(&mut self, dir: Node) {
+    pub fn update_dependents(&mut self, dir: ModelNode) {
         let Some(inode) = self.inode(dir).filter(|inode| inode.is_dir()) else { return };
         let (perm, uid, gid, settings) =
             (inode.no_metafile_perm(), inode.uid, inode.gid, inode.settings.clone());
@@ -222,11 +232,11 @@ impl Tree<'_> {
         }
     }
 
-    fn is_dir(&self, node: Node) -> bool {
-        self.inode(node).is_some_and(Inode::is_dir)
+    fn is_dir(&self, node: ModelNode) -> bool {
+        self.inode(node).is_some_and(ModelInode::is_dir)
     }
 
-    fn is_empty(&self, node: Node) -> bool {
+    fn is_empty(&self, node: ModelNode) -> bool {
         self.inode(node).is_none_or(|inode| inode.entries == 0)
     }
 
@@ -235,7 +245,7 @@ impl Tree<'_> {
         &mut self,
         (dir, name): (Ino, &Name),
         node: &NewNode,
-        (who, perm, umask): (&Who, u32, u32),
+        (creds, perm, umask): (&CallerCreds, u32, u32),
         open: Option<bool>,
         exclusive: bool,
         call: u64,
@@ -260,7 +270,7 @@ impl Tree<'_> {
             if empties {
                 // Other inodes have no data.
                 self.change(there, |inode| inode.strips.clear());
-                self.remove_privileges(there, who, Cause::Bytes);
+                self.remove_privileges(there, creds, Cause::Bytes);
             }
             return ExpectedOutcome::Named(self.stat(there, strip));
         }
@@ -276,12 +286,12 @@ impl Tree<'_> {
         let (settings, born) = self.inherited(dir, node);
         let no_metafile = born == Born::NoMetafile;
         let new = self.new_node(call);
-        let (uid, gid) = (who.uid, who.gid);
+        let (uid, gid) = (creds.uid, creds.gid);
         let mut inode =
-            Inode { target, uid, gid, no_metafile, born, settings, ..Inode::new(kind, perm, dir) };
+            ModelInode { target, uid, gid, no_metafile, born, settings, ..ModelInode::new(kind, perm, dir) };
         let default = self.inode(dir).and_then(|dir| dir.default_list.as_ref());
         inode.take_lists(default, umask);
-        self.inode(dir).into_iter().for_each(|dir| inode.take_group(dir, who));
+        self.inode(dir).into_iter().for_each(|dir| inode.take_group(dir, creds));
         self.insert(new, inode);
         self.put(dir, name, new);
         self.update_dependents(dir);
@@ -335,7 +345,7 @@ impl Tree<'_> {
             _ => return ExpectedOutcome::Unknown,
         };
         let exchange = flags.contains(RenameFlags::EXCHANGE);
-        let named = |dir: Option<Node>, name: &Name| dir.and_then(|dir| self.name(dir, name));
+        let named = |dir: Option<ModelNode>, name: &Name| dir.and_then(|dir| self.name(dir, name));
         let (moved, target) = (named(from_dir, from.1), named(to_dir, to.1));
         // If several errors apply, any of them is right.
         let mut errnos = BTreeSet::new();
@@ -347,7 +357,7 @@ impl Tree<'_> {
         } else if moved.is_some() && moved == target {
             return ExpectedOutcome::Done;
         }
-        let mut into_itself = |node: Option<Node>, dir: Option<Node>| {
+        let mut into_itself = |node: Option<ModelNode>, dir: Option<ModelNode>| {
             if let (Some(node), Some(dir)) = (node, dir)
                 && self.is_dir(node)
                 && self.is_below(dir, node)
@@ -390,7 +400,7 @@ impl Tree<'_> {
     }
 }
 
-fn append(inode: &mut Inode, data: &[u8], strip: u64) {
+fn append(inode: &mut ModelInode, data: &[u8], strip: u64) {
     let (mut at, mut data) = (inode.size(strip), data);
     while !data.is_empty() {
         let from = (at % strip) as usize;
@@ -401,7 +411,7 @@ fn append(inode: &mut Inode, data: &[u8], strip: u64) {
     }
 }
 
-fn truncate(inode: &mut Inode, at: u64, size: u64, strip: u64) {
+fn truncate(inode: &mut ModelInode, at: u64, size: u64, strip: u64) {
     let last = size.saturating_sub(1) / strip;
     let written = inode.strips.get(&at).map_or(0, |bytes| bytes.len());
     let end = size.saturating_sub(at * strip).min(strip) as usize;

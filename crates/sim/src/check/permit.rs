@@ -10,24 +10,24 @@ use super::action::Action;
 use super::outcome::ExpectedOutcome;
 use super::privileges::{CAPABILITY, may_change_owner};
 use super::quota;
-use super::tree::{Inode, Tree};
+use super::tree::{ModelInode, Tree};
 
 /// Credentials of a caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Who {
+pub struct CallerCreds {
     pub uid: u32,
     pub gid: u32,
     /// Supplementary groups.
     groups: Option<Arc<[u32]>>,
 }
 
-impl From<&Caller> for Who {
+impl From<&Caller> for CallerCreds {
     fn from(caller: &Caller) -> Self {
         Self { groups: caller.groups.clone(), ..Self::new(caller.uid, caller.gid) }
     }
 }
 
-impl Who {
+impl CallerCreds {
     pub const fn new(uid: u32, gid: u32) -> Self {
         Self { uid, gid, groups: None }
     }
@@ -36,23 +36,29 @@ impl Who {
         self.gid == gid || self.groups.iter().any(|groups| groups.contains(&gid))
     }
 
-    pub fn may(&self, inode: &Inode, want: Access) -> bool {
+    pub fn may(&self, inode: &ModelInode, want: Access) -> bool {
         let of_mode = || List::of_mode(inode.perm);
         let list = inode.access_list.clone().unwrap_or_else(of_mode);
         self.uid == 0 || list.allows(self, (inode.uid, inode.gid), want.bits())
     }
 
-    pub fn owns(&self, inode: &Inode) -> bool {
+    pub fn owns(&self, inode: &ModelInode) -> bool {
         self.uid == 0 || self.uid == inode.uid
     }
 }
 
 impl Tree<'_> {
     /// As [`Self::perform`], with a permission check first.
-    pub fn attempt(&mut self, action: &Action, who: &Who, call: u64, strip: u64) -> ExpectedOutcome {
-        let refusal = if who.uid == 0 { None } else { self.refusal(action, who) };
-        let Some(refusal) = refusal else { return self.perform(action, who, call, strip) };
-        let outcome = self.clone().perform(action, who, call, strip);
+    pub fn attempt(
+        &mut self,
+        action: &Action,
+        creds: &CallerCreds,
+        call: u64,
+        strip: u64,
+    ) -> ExpectedOutcome {
+        let refusal = if creds.uid == 0 { None } else { self.refusal(action, creds) };
+        let Some(refusal) = refusal else { return self.perform(action, creds, call, strip) };
+        let outcome = self.clone().perform(action, creds, call, strip);
         match action {
             // Kernels check these permissions: a client answers from its cache without a check.
             Action::Lookup { .. } | Action::List { .. } => ExpectedOutcome::OrRefused(Box::new(outcome)),
@@ -70,9 +76,10 @@ impl Tree<'_> {
         node(from) == node(to)
     }
 
-    fn refusal(&self, action: &Action, who: &Who) -> Option<Errno> {
+    fn refusal(&self, action: &Action, creds: &CallerCreds) -> Option<Errno> {
         let inode = |ino: &Ino| self.numbered(*ino).and_then(|node| self.inode(node));
-        let lacks = |ino: &Ino, want| inode(ino).filter(|inode| !who.may(inode, want)).map(|_| Errno::EACCES);
+        let lacks =
+            |ino: &Ino, want| inode(ino).filter(|inode| !creds.may(inode, want)).map(|_| Errno::EACCES);
         let change = Access::WRITE | Access::EXEC;
         match action {
             Action::Lookup { dir, .. } => lacks(dir, Access::EXEC),
@@ -88,14 +95,15 @@ impl Tree<'_> {
             }
             Action::SetXattr { name, .. } if **name == *CAPABILITY => Some(Errno::EPERM),
             Action::SetXattr { ino, .. } | Action::RemoveXattr { ino, .. } => {
-                let is_foreign = |it: &&Inode| it.is_dir() && it.perm & mode::STICKY != 0 && !who.owns(it);
+                let is_foreign =
+                    |it: &&ModelInode| it.is_dir() && it.perm & mode::STICKY != 0 && !creds.owns(it);
                 inode(ino).filter(is_foreign).map(|_| Errno::EPERM).or(lacks(ino, Access::WRITE))
             }
             Action::SetAttr { ino, perm: Some(_), .. } | Action::SetList { ino, .. } => {
-                inode(ino).filter(|inode| !who.owns(inode)).map(|_| Errno::EPERM)
+                inode(ino).filter(|inode| !creds.owns(inode)).map(|_| Errno::EPERM)
             }
             Action::ChangeOwner { ino, uid, gid, .. } => {
-                inode(ino).filter(|inode| !may_change_owner(who, inode, (*uid, *gid))).map(|_| Errno::EPERM)
+                inode(ino).filter(|inode| !may_change_owner(creds, inode, (*uid, *gid))).map(|_| Errno::EPERM)
             }
             Action::Create { dir, name, open, exclusive, .. } => {
                 lacks(dir, Access::EXEC).or_else(|| match self.entry(*dir, name) {
@@ -104,15 +112,15 @@ impl Tree<'_> {
                         let access = Access::READ | Access::WRITE;
                         let is_regular = there.kind == FileType::Regular.bits();
                         let is_opened = open.is_some() && !exclusive && is_regular;
-                        (is_opened && !who.may(there, access)).then_some(Errno::EACCES)
+                        (is_opened && !creds.may(there, access)).then_some(Errno::EACCES)
                     }
                 })
             }
             Action::Link { dir, .. } => lacks(dir, change),
             Action::Unlink { dir, name } | Action::RmDir { dir, name } => {
-                lacks(dir, change).or(self.sticky(*dir, name, who))
+                lacks(dir, change).or(self.sticky(*dir, name, creds))
             }
-            Action::Rename { from, to, flags } => self.refusal_to_move(from, to, *flags, who),
+            Action::Rename { from, to, flags } => self.refusal_to_move(from, to, *flags, creds),
             _ => None,
         }
     }
@@ -122,37 +130,37 @@ impl Tree<'_> {
         from: &(Ino, Name),
         to: &(Ino, Name),
         flags: RenameFlags,
-        who: &Who,
+        creds: &CallerCreds,
     ) -> Option<Errno> {
         let (moved, target) = (self.entry(from.0, &from.1), self.entry(to.0, &to.1));
         let lacks = |dir: Ino| {
             let inode = self.numbered(dir).and_then(|node| self.inode(node))?;
-            (!who.may(inode, Access::WRITE | Access::EXEC)).then_some(Errno::EACCES)
+            (!creds.may(inode, Access::WRITE | Access::EXEC)).then_some(Errno::EACCES)
         };
         // A move to another parent changes the directory's `..`.
-        let stays = |inode: Option<&Inode>| {
+        let stays = |inode: Option<&ModelInode>| {
             inode
-                .filter(|it| it.is_dir() && from.0 != to.0 && !who.may(it, Access::WRITE))
+                .filter(|it| it.is_dir() && from.0 != to.0 && !creds.may(it, Access::WRITE))
                 .map(|_| Errno::EACCES)
         };
-        let first = lacks(from.0).or(lacks(to.0)).or(self.sticky(from.0, &from.1, who)).or(stays(moved));
+        let first = lacks(from.0).or(lacks(to.0)).or(self.sticky(from.0, &from.1, creds)).or(stays(moved));
         let is_replaced = !flags.contains(RenameFlags::NOREPLACE)
             && target.is_some_and(|target| !moved.is_some_and(|moved| std::ptr::eq(moved, target)));
         first.or_else(|| {
-            let second = is_replaced.then(|| self.sticky(to.0, &to.1, who)).flatten();
+            let second = is_replaced.then(|| self.sticky(to.0, &to.1, creds)).flatten();
             second.or(flags.contains(RenameFlags::EXCHANGE).then(|| stays(target)).flatten())
         })
     }
 
-    fn entry(&self, dir: Ino, name: &Name) -> Option<&Inode> {
+    fn entry(&self, dir: Ino, name: &Name) -> Option<&ModelInode> {
         self.name(self.numbered(dir)?, name).and_then(|node| self.inode(node))
     }
 
     /// In a sticky directory, only the owner of the directory or the entry may remove the entry.
-    fn sticky(&self, dir: Ino, name: &Name, who: &Who) -> Option<Errno> {
+    fn sticky(&self, dir: Ino, name: &Name, creds: &CallerCreds) -> Option<Errno> {
         let parent = self.numbered(dir).and_then(|node| self.inode(node))?;
         let entry = self.entry(dir, name)?;
-        let is_foreign = parent.perm & mode::STICKY != 0 && !who.owns(parent) && !who.owns(entry);
+        let is_foreign = parent.perm & mode::STICKY != 0 && !creds.owns(parent) && !creds.owns(entry);
         is_foreign.then_some(Errno::EPERM)
     }
 }

@@ -9,7 +9,7 @@ use espalier_proto::{Errno, FileType, Ino, NewNode, XattrMode};
 use super::action::Action;
 use super::outcome::ExpectedOutcome;
 use super::quota;
-use super::tree::{Inode, Node, Tree};
+use super::tree::{ModelInode, ModelNode, Tree};
 
 /// Extended attribute with the effective policy of an inode, including the server's defaults.
 pub const EFFECTIVE: &[u8] = b"user.espalier.policy";
@@ -67,13 +67,13 @@ impl Settings {
 
 /// The server's defaults.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Server {
+pub struct ServerDefaults {
     settings: Settings,
     /// There are data servers.
     pub scattered: bool,
 }
 
-impl Server {
+impl ServerDefaults {
     pub fn new(settings: &Policy, scattered: bool) -> Self {
         Self { settings: settings.into(), scattered }
     }
@@ -133,7 +133,7 @@ impl Layout {
 
 impl Tree<'_> {
     /// Policy that a new inode inherits from its directory, and placement of its data.
-    pub fn inherited(&self, dir: Node, node: &NewNode) -> (Settings, Born) {
+    pub fn inherited(&self, dir: ModelNode, node: &NewNode) -> (Settings, Born) {
         let settings = self.inode(dir).map_or(Settings::default(), |dir| dir.settings.clone());
         let server = self.server();
         let policy = server.effective(&settings).or(&Policy::DEFAULT);
@@ -148,7 +148,7 @@ impl Tree<'_> {
 
     /// True if clients may make the files of the directory.
     pub fn is_by_client(&self, dir: Ino) -> bool {
-        let creator = |dir: &Inode| self.server().effective(&dir.settings).or(&Policy::DEFAULT).create();
+        let creator = |dir: &ModelInode| self.server().effective(&dir.settings).or(&Policy::DEFAULT).create();
         let inode = self.numbered(dir).and_then(|node| self.inode(node));
         inode.is_none_or(|dir| creator(dir) == Some(Creator::Client))
     }
@@ -156,7 +156,7 @@ impl Tree<'_> {
     /// True if the directory may have no-metafile files.
     pub fn may_have_no_metafile_entries(&self, dir: Ino) -> bool {
         self.numbered(dir).is_none_or(|dir| {
-            self.inode(dir).is_some_and(Inode::is_dir)
+            self.inode(dir).is_some_and(ModelInode::is_dir)
                 && (self.inherited(dir, &NewNode::Regular).1 == Born::NoMetafile
                     || self.names(dir).into_values().any(|node| self.has_no_metafile(node)))
         })
@@ -186,7 +186,7 @@ impl Tree<'_> {
         })
     }
 
-    fn layout(&self, inode: &Inode) -> Layout {
+    fn layout(&self, inode: &ModelInode) -> Layout {
         let server = self.server();
         let policy = server.effective(&inode.settings).explicit();
         let (dist, most, params) = match policy.distribution() {
@@ -202,7 +202,7 @@ impl Tree<'_> {
                 (DistName::SimpleStripe, policy.num_dfiles().map_or(u16::MAX, NonZeroU16::get), params)
             }
         };
-        let Inode { born, no_metafile, .. } = *inode;
+        let ModelInode { born, no_metafile, .. } = *inode;
         Layout { born, no_metafile, scattered: server.scattered, dist: dist.to_string(), most, params }
     }
 
@@ -345,7 +345,7 @@ impl Vague {
         vague.is_empty() || !(is_willed || changed.contains(&Key::NoMetafile))
     }
 
-    pub fn is(&self, node: Node) -> bool {
+    pub fn is(&self, node: ModelNode) -> bool {
         self.calls.contains(&node.call)
     }
 }

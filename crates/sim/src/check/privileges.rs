@@ -6,8 +6,8 @@ use espalier_proto::{Access, Errno, Request, SetAttr, mode};
 
 use super::action::Action;
 use super::outcome::ExpectedOutcome;
-use super::permit::Who;
-use super::tree::{Inode, Node, Tree};
+use super::permit::CallerCreds;
+use super::tree::{ModelInode, ModelNode, Tree};
 
 pub const CAPABILITY: &[u8] = b"security.capability";
 
@@ -37,7 +37,7 @@ pub fn removal(call: &Call<'_>) -> Option<Action> {
     Some(Action::RemovePrivileges { ino, cause })
 }
 
-impl Who {
+impl CallerCreds {
     /// The mode that a file gets if the caller sets this one: set-group-id bits are for members of
     /// the group.
     pub fn without_foreign_sgid(&self, perm: u32, gid: u32) -> u32 {
@@ -54,16 +54,16 @@ impl Who {
     }
 }
 
-impl Inode {
-    pub fn lose_set_ids(&mut self, who: &Who) {
+impl ModelInode {
+    pub fn lose_set_ids(&mut self, creds: &CallerCreds) {
         if !self.is_dir() && !self.no_metafile {
-            self.perm = who.without_privileges(self.perm, self.gid);
+            self.perm = creds.without_privileges(self.perm, self.gid);
         }
     }
 
     /// Applies a directory's set-group-id bit to a new entry: it inherits the group, and a
     /// directory the bit, too.
-    pub fn take_group(&mut self, dir: &Self, who: &Who) {
+    pub fn take_group(&mut self, dir: &Self, creds: &CallerCreds) {
         if dir.perm & mode::SET_GID == 0 {
             return;
         }
@@ -71,18 +71,23 @@ impl Inode {
         if self.is_dir() {
             self.perm |= mode::SET_GID;
         } else if self.perm & mode::GROUP_EXEC != 0 {
-            self.perm = who.without_foreign_sgid(self.perm, self.gid);
+            self.perm = creds.without_foreign_sgid(self.perm, self.gid);
         }
     }
 }
 
 impl Tree<'_> {
-    pub fn remove_privileges(&mut self, node: Node, who: &Who, cause: Cause) -> ExpectedOutcome {
+    pub fn remove_privileges(
+        &mut self,
+        node: ModelNode,
+        creds: &CallerCreds,
+        cause: Cause,
+    ) -> ExpectedOutcome {
         self.change(node, |inode| {
-            let is_copied = who.uid == 0 && inode.uid == 0 && inode.names == 0;
-            let may = cause != Cause::Unreported || who.owns(inode) || who.may(inode, Access::WRITE);
-            if who.uid != 0 && may {
-                inode.lose_set_ids(who);
+            let is_copied = creds.uid == 0 && inode.uid == 0 && inode.names == 0;
+            let may = cause != Cause::Unreported || creds.owns(inode) || creds.may(inode, Access::WRITE);
+            if creds.uid != 0 && may {
+                inode.lose_set_ids(creds);
             }
             if cause == Cause::Bytes || cause == Cause::Truncation && !is_copied {
                 inode.xattrs.remove(CAPABILITY);
@@ -93,8 +98,8 @@ impl Tree<'_> {
 
     pub fn change_owner(
         &mut self,
-        node: Node,
-        who: &Who,
+        node: ModelNode,
+        creds: &CallerCreds,
         (uid, gid): (Option<u32>, Option<u32>),
         strip: u64,
     ) -> ExpectedOutcome {
@@ -104,7 +109,7 @@ impl Tree<'_> {
             return ExpectedOutcome::fails([Errno::EPERM]);
         }
         self.change(node, |inode| {
-            inode.lose_set_ids(who);
+            inode.lose_set_ids(creds);
             if !inode.is_dir() {
                 inode.xattrs.remove(CAPABILITY);
             }
@@ -116,7 +121,11 @@ impl Tree<'_> {
 }
 
 /// True if a caller may change an inode's owner and group to these.
-pub fn may_change_owner(who: &Who, inode: &Inode, (uid, gid): (Option<u32>, Option<u32>)) -> bool {
+pub fn may_change_owner(
+    creds: &CallerCreds,
+    inode: &ModelInode,
+    (uid, gid): (Option<u32>, Option<u32>),
+) -> bool {
     let is_same = uid.is_none_or(|uid| uid == inode.uid);
-    who.owns(inode) && is_same && gid.is_none_or(|gid| gid == inode.gid || who.is_of(gid))
+    creds.owns(inode) && is_same && gid.is_none_or(|gid| gid == inode.gid || creds.is_of(gid))
 }

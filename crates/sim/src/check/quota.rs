@@ -10,9 +10,9 @@ use std::collections::{BTreeMap, VecDeque};
 use espalier_proto::{Errno, Ino, Name, NewNode, RenameFlags, XattrMode};
 
 use super::action::Action;
-use super::bytes::Bytes;
+use super::bytes::FileBytes;
 use super::outcome::ExpectedOutcome;
-use super::tree::{Inode, Node, Tree};
+use super::tree::{ModelInode, ModelNode, Tree};
 use crate::Nanos;
 
 pub const MAX_FILES: &[u8] = b"user.espalier.quota.max_files";
@@ -71,7 +71,7 @@ impl Weight {
 }
 
 /// A call that changes or may change usage.
-struct Change {
+struct UsageChange {
     number: u64,
     actions: Vec<Action>,
     until: Option<Nanos>,
@@ -103,7 +103,7 @@ pub struct Quotas {
     late: bool,
     /// Some call may have set a limit.
     is_limited: bool,
-    recent: VecDeque<Change>,
+    recent: VecDeque<UsageChange>,
     streak: Option<Streak>,
     /// Time of the last reply to a change.
     ended: Nanos,
@@ -114,7 +114,7 @@ struct Case<'a> {
     since: Nanos,
     actions: &'a [Action],
     strip: u64,
-    bytes: &'a Bytes,
+    bytes: &'a FileBytes,
 }
 
 impl Quotas {
@@ -126,7 +126,7 @@ impl Quotas {
         let sets = |action: &Action| matches!(action, Action::SetXattr { name, .. } if is_limit(name));
         self.is_limited |= actions.iter().any(sets);
         if actions.iter().any(is_change) {
-            self.recent.push_back(Change { number, actions: actions.to_vec(), until: None });
+            self.recent.push_back(UsageChange { number, actions: actions.to_vec(), until: None });
         }
     }
 
@@ -160,7 +160,7 @@ impl Quotas {
         (number, since): (u64, Nanos),
         is_refused: bool,
         strip: u64,
-        bytes: &Bytes,
+        bytes: &FileBytes,
         trees: impl Iterator<Item = Tree<'a>>,
     ) -> bool {
         let actions = self.recent.iter().find(|it| it.number == number).map(|it| &it.actions[..]);
@@ -170,7 +170,8 @@ impl Quotas {
         let case = Case { since, actions: actions.unwrap_or_default(), strip, bytes };
         let others = self.recent.iter().filter(|it| it.number != number);
         let others = others.filter(|it| it.until.is_none_or(|at| at >= since));
-        let (over, under_way): (Vec<&Change>, Vec<&Change>) = others.partition(|it| it.until.is_some());
+        let (over, under_way): (Vec<&UsageChange>, Vec<&UsageChange>) =
+            others.partition(|it| it.until.is_some());
         let under_way: Vec<&Action> = under_way.into_iter().flat_map(|it| &it.actions).collect();
         let others = || over.iter().flat_map(|it| &it.actions).chain(under_way.iter().copied());
         let meets = |other: &Action| case.actions.iter().any(|action| action.conflicts(other));
@@ -220,7 +221,7 @@ impl Quotas {
 }
 
 /// The value of a limit as `getxattr` returns it.
-pub fn encoded(inode: &Inode, name: &[u8]) -> ExpectedOutcome {
+pub fn encoded(inode: &ModelInode, name: &[u8]) -> ExpectedOutcome {
     match *{ inode.quota }.get(name) {
         Some(limit) => ExpectedOutcome::Bytes(limit.to_string().into_bytes()),
         None => ExpectedOutcome::fails([Errno::ENODATA]),
@@ -231,7 +232,7 @@ impl Tree<'_> {
     /// Sets or removes a limit.
     pub fn limit(
         &mut self,
-        node: Node,
+        node: ModelNode,
         name: &[u8],
         value: Option<&[u8]>,
         mode: XattrMode,
@@ -273,7 +274,7 @@ fn is_change(action: &Action) -> bool {
 fn demands(tree: &Tree<'_>, case: &Case<'_>) -> Option<(Vec<Demand>, usize)> {
     let below = Below::of(tree, case.strip, case.bytes);
     let (mut gains, mut losses) = (Vec::new(), Vec::new());
-    let weigh = |node: Node| below.weight(tree, node);
+    let weigh = |node: ModelNode| below.weight(tree, node);
     let entry = |dir: &Ino, name: &Name| {
         let dir = tree.numbered(*dir)?;
         Some((dir, tree.name(dir, name)?))
@@ -315,7 +316,7 @@ fn demands(tree: &Tree<'_>, case: &Case<'_>) -> Option<(Vec<Demand>, usize)> {
     let switches_to = |top| gains.iter().map(|(at, _)| switches(tree, *at, top)).max().unwrap_or(0);
     let mut demands = Vec::new();
     for (dir, inode) in below.limited(tree) {
-        let total = |all: &[(Node, Weight)]| {
+        let total = |all: &[(ModelNode, Weight)]| {
             let there = all.iter().filter(|(at, _)| tree.is_below(*at, dir));
             there.fold(Weight::NONE, |sum, (_, weight)| sum.plus(*weight))
         };
@@ -332,17 +333,17 @@ fn demands(tree: &Tree<'_>, case: &Case<'_>) -> Option<(Vec<Demand>, usize)> {
             }
         }
     }
-    let switches = switches_to(Node::ROOT);
+    let switches = switches_to(ModelNode::ROOT);
     Some((demands, switches))
 }
 
 /// Number of changes of rank on the path from a directory up to another.
-fn switches(tree: &Tree<'_>, mut dir: Node, top: Node) -> usize {
-    let rank = |node: Node| tree.inode(node).and_then(|inode| inode.ino).map(Ino::rank);
+fn switches(tree: &Tree<'_>, mut dir: ModelNode, top: ModelNode) -> usize {
+    let rank = |node: ModelNode| tree.inode(node).and_then(|inode| inode.ino).map(Ino::rank);
     let mut count = 0;
     while dir != top
         && let Some(inode) = tree.inode(dir)
-        && dir != Node::ROOT
+        && dir != ModelNode::ROOT
     {
         count += usize::from(rank(dir) != rank(inode.parent));
         dir = inode.parent;
@@ -352,19 +353,19 @@ fn switches(tree: &Tree<'_>, mut dir: Node, top: Node) -> usize {
 
 /// All names, and the usage below directories.
 struct Below {
-    usages: BTreeMap<Node, Weight>,
-    names: BTreeMap<Node, Vec<Node>>,
-    files: BTreeMap<Node, Weight>,
+    usages: BTreeMap<ModelNode, Weight>,
+    names: BTreeMap<ModelNode, Vec<ModelNode>>,
+    files: BTreeMap<ModelNode, Weight>,
 }
 
 impl Below {
-    fn of(tree: &Tree<'_>, strip: u64, bytes: &Bytes) -> Self {
+    fn of(tree: &Tree<'_>, strip: u64, bytes: &FileBytes) -> Self {
         let mut all = Self { usages: BTreeMap::new(), names: BTreeMap::new(), files: BTreeMap::new() };
-        all.add(tree, Node::ROOT, strip, bytes);
+        all.add(tree, ModelNode::ROOT, strip, bytes);
         all
     }
 
-    fn add(&mut self, tree: &Tree<'_>, dir: Node, strip: u64, bytes: &Bytes) -> Weight {
+    fn add(&mut self, tree: &Tree<'_>, dir: ModelNode, strip: u64, bytes: &FileBytes) -> Weight {
         let mut sum = Weight::NONE;
         for node in tree.names(dir).into_values() {
             let Some(inode) = tree.inode(node) else { continue };
@@ -384,12 +385,12 @@ impl Below {
         sum
     }
 
-    fn usage(&self, dir: Node) -> Weight {
+    fn usage(&self, dir: ModelNode) -> Weight {
         self.usages.get(&dir).copied().unwrap_or(Weight::NONE)
     }
 
     /// The contribution of one name of a node.
-    fn weight(&self, tree: &Tree<'_>, node: Node) -> Weight {
+    fn weight(&self, tree: &Tree<'_>, node: ModelNode) -> Weight {
         let one = Weight { files: Some(1), bytes: Some(0) };
         match tree.inode(node) {
             Some(inode) if inode.is_dir() => self.usage(node).plus(one),
@@ -397,8 +398,8 @@ impl Below {
         }
     }
 
-    fn limited(&self, tree: &Tree<'_>) -> Vec<(Node, Quota)> {
-        let quota = |dir: &Node| Some((*dir, tree.inode(*dir)?.quota));
+    fn limited(&self, tree: &Tree<'_>) -> Vec<(ModelNode, Quota)> {
+        let quota = |dir: &ModelNode| Some((*dir, tree.inode(*dir)?.quota));
         self.usages.keys().filter_map(quota).filter(|(_, quota)| *quota != Quota::default()).collect()
     }
 
@@ -409,7 +410,7 @@ impl Below {
         ino: Ino,
         new: impl Fn(u64) -> u64,
         case: &Case<'_>,
-        gains: &mut Vec<(Node, Weight)>,
+        gains: &mut Vec<(ModelNode, Weight)>,
     ) -> Option<()> {
         let (node, strip) = (tree.numbered(ino)?, case.strip);
         let size = tree.inode(node)?.size(strip);

@@ -11,19 +11,19 @@ use std::collections::{BTreeMap, BTreeSet};
 use espalier_proto::Ino;
 
 use super::action::Action;
-use super::durable::{self, Log, Logged};
+use super::durable::{self, ChangeLog, Logged};
 use super::outcome::{ExpectedOutcome, Observed};
-use super::permit::Who;
-use super::tree::{Base, Changes, Record, Strips, Tree};
+use super::permit::CallerCreds;
+use super::tree::{Base, Changes, Strips, Tree, TreeRecord};
 use crate::Nanos;
 
 /// An action: the number of its call, and its index in the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PartId(pub u64, pub u32);
 
-pub struct Part {
+pub struct PendingAction {
     pub action: Action,
-    pub who: Who,
+    pub creds: CallerCreds,
     /// The reply was or will be delivered.
     pub is_answered: bool,
     /// While the action was pending, there were too many changes to examine all orders: it may have
@@ -52,7 +52,7 @@ pub struct World {
     seen: BTreeMap<PartId, BTreeSet<ExpectedOutcome>>,
     /// Changes since the worlds diverged, recorded if losses of power must be explained. The last
     /// field, so that worlds which differ only in it sort next to each other.
-    pub log: Log,
+    pub log: ChangeLog,
 }
 
 impl World {
@@ -90,7 +90,7 @@ impl World {
     }
 
     /// Drops the contents of a file and all actions on them.
-    pub fn forgetting(mut self, base: &Base, ino: Ino, pending: &BTreeMap<PartId, Part>) -> Self {
+    pub fn forgetting(mut self, base: &Base, ino: Ino, pending: &BTreeMap<PartId, PendingAction>) -> Self {
         let is_of_it = |id: &PartId| pending.get(id).is_some_and(|part| part.action.written() == Some(ino));
         self.done.retain(|id, _| !is_of_it(id));
         self.log.retain(|(id, _)| !is_of_it(id));
@@ -133,7 +133,7 @@ pub fn blurred(worlds: BTreeSet<World>) -> BTreeSet<World> {
 pub fn most_uncertain(worlds: &BTreeSet<World>) -> Option<Ino> {
     let mut ways: BTreeMap<Ino, BTreeSet<&Strips>> = BTreeMap::new();
     for record in worlds.iter().flat_map(|world| world.changes.values().flatten()) {
-        if let Record::Inode(inode) = record
+        if let TreeRecord::Inode(inode) = record
             && let Some(ino) = inode.ino
         {
             ways.entry(ino).or_default().insert(&inode.strips);
@@ -149,7 +149,7 @@ const MOST_STEPS: usize = 3000;
 
 pub struct Search<'a> {
     base: &'a Base,
-    pending: &'a BTreeMap<PartId, Part>,
+    pending: &'a BTreeMap<PartId, PendingAction>,
     /// Changes that logs refer to, if there are logs.
     logged: Option<&'a BTreeMap<PartId, Logged>>,
     strip: u64,
@@ -167,7 +167,7 @@ pub struct Search<'a> {
 impl<'a> Search<'a> {
     pub fn new(
         base: &'a Base,
-        pending: &'a BTreeMap<PartId, Part>,
+        pending: &'a BTreeMap<PartId, PendingAction>,
         logged: Option<&'a BTreeMap<PartId, Logged>>,
         strip: u64,
         id: PartId,
@@ -311,7 +311,7 @@ impl<'a> Search<'a> {
     /// Excludes actions that ended before action `id` was requested and were not executed. `None`:
     /// one of them was certainly executed, so the world is impossible.
     fn in_time(&self, mut world: World, id: PartId) -> Option<World> {
-        let Part { action, since, .. } = &self.pending[&id];
+        let PendingAction { action, since, .. } = &self.pending[&id];
         for (other, part) in self.pending {
             let over = part.over.filter(|over| over.at < *since && !world.is_done(*other));
             let Some(over) = over.filter(|_| part.action.conflicts(action)) else { continue };
@@ -326,9 +326,9 @@ impl<'a> Search<'a> {
 
     /// The world after a change, if it differs, and the outcome.
     fn perform(&self, world: &World, id: PartId) -> (Option<World>, ExpectedOutcome) {
-        let Part { action, who, .. } = &self.pending[&id];
+        let PendingAction { action, creds, .. } = &self.pending[&id];
         let mut tree = Tree { base: self.base, changes: world.changes.clone() };
-        let outcome = tree.attempt(action, who, id.0, self.strip);
+        let outcome = tree.attempt(action, creds, id.0, self.strip);
         if tree.changes == world.changes {
             return (None, outcome);
         }

@@ -33,10 +33,10 @@ struct Run {
     checker: Checker,
     now: u64,
     calls: u64,
-    who: Who,
+    creds: CallerCreds,
 }
 
-const ROOT: Who = Who::new(0, 0);
+const ROOT: CallerCreds = CallerCreds::new(0, 0);
 
 fn name(text: &str) -> Name {
     Name::new(text.as_bytes()).unwrap()
@@ -160,7 +160,7 @@ fn absent() -> Answer {
 
 impl Run {
     fn new() -> Self {
-        Self { checker: Checker::new(RULES), now: 0, calls: 0, who: ROOT }
+        Self { checker: Checker::new(RULES), now: 0, calls: 0, creds: ROOT }
     }
 
     /// With file "f", number 2.
@@ -178,7 +178,7 @@ impl Run {
     fn asks(&mut self, call: Call<'_>) -> u64 {
         let now = self.tick();
         self.calls += 1;
-        self.checker.invoked(now, ClientId(self.calls), 0, self.who.clone(), &call);
+        self.checker.invoked(now, ClientId(self.calls), 0, self.creds.clone(), &call);
         self.calls
     }
 
@@ -327,7 +327,7 @@ fn directories_are_not_moved_into_each_other() {
 }
 
 #[test]
-fn directories_count_what_is_in_them() {
+fn directories_count_their_entries() {
     let mut run = Run::new();
     assert!(run.did(mkdir(1, "a"), Ok(dir(2))) && run.did(mkdir(2, "b"), Ok(dir(3))));
     assert!(run.did(getattr(2), Ok(Answer::Attr(attr(2, FileType::Directory, 3, 1)))));
@@ -478,7 +478,7 @@ impl Run {
 }
 
 #[test]
-fn a_loss_of_power_takes_what_was_last() {
+fn loss_of_power_loses_last_changes() {
     let lose = || {
         let mut run = Run::with_losses();
         assert!(run.did(create("a"), Ok(file(2))) && run.did(create("b"), Ok(file(3))));
@@ -548,7 +548,7 @@ fn concurrent_changes_may_be_lost_in_any_order() {
 }
 
 #[test]
-fn journal_end_shows_what_was_lost() {
+fn journal_end_shows_lost_changes() {
     let lose = |until, lost| {
         let mut run = Run::with_losses();
         assert!(run.did(create("a"), Ok(file(2))) && run.did(create("b"), Ok(file(3))));

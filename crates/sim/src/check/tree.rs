@@ -7,18 +7,18 @@ use espalier_policy::Policy;
 use espalier_proto::{FileType, Ino, Name};
 
 use super::acl::List;
-use super::policy::{Born, Server, Settings};
+use super::policy::{Born, ServerDefaults, Settings};
 use super::quota::Quota;
 
 /// An inode, identified by the call that makes it; its number may be learnt later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Node {
+pub struct ModelNode {
     pub call: u64,
     /// Number of earlier inodes of the same call that were lost in power failures.
     lost: u32,
 }
 
-impl Node {
+impl ModelNode {
     pub const ROOT: Self = Self::of(0);
 
     pub const fn of(call: u64) -> Self {
@@ -32,24 +32,24 @@ impl Node {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Key {
+pub enum TreeKey {
     /// The server's defaults.
     Server,
-    Inode(Node),
-    Name(Node, Name),
+    Inode(ModelNode),
+    Name(ModelNode, Name),
     Number(Ino),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Record {
-    Server(Rc<Server>),
-    Inode(Rc<Inode>),
+pub enum TreeRecord {
+    Server(Rc<ServerDefaults>),
+    Inode(Rc<ModelInode>),
     /// The node of a name or a number.
-    Node(Node),
+    Node(ModelNode),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Inode {
+pub struct ModelInode {
     /// `None`: no reply has named it.
     pub ino: Option<Ino>,
     /// Type bits of `st_mode`.
@@ -60,7 +60,7 @@ pub struct Inode {
     /// Number of names; 1 for an existing directory.
     pub names: u32,
     /// Directories: the parent, and the numbers of entries and of subdirectories.
-    pub parent: Node,
+    pub parent: ModelNode,
     pub entries: u64,
     pub subdirs: u32,
     /// Symbolic links: the target.
@@ -82,8 +82,8 @@ pub struct Inode {
 
 pub type Strips = BTreeMap<u64, Rc<[u8]>>;
 
-impl Inode {
-    pub fn new(kind: FileType, perm: u32, parent: Node) -> Self {
+impl ModelInode {
+    pub fn new(kind: FileType, perm: u32, parent: ModelNode) -> Self {
         Self {
             ino: None,
             kind: kind.bits(),
@@ -148,22 +148,22 @@ impl Inode {
 }
 
 /// The records that all trees have in common.
-pub type Base = BTreeMap<Key, Record>;
+pub type Base = BTreeMap<TreeKey, TreeRecord>;
 
 /// Records of a tree that differ from the base; `None`: removed. Contains no record equal to the
 /// base.
-pub type Changes = BTreeMap<Key, Option<Record>>;
+pub type Changes = BTreeMap<TreeKey, Option<TreeRecord>>;
 
 /// Permissions of the root in runs.
 const ROOT_PERM: u32 = 0o777;
 
 /// A tree with an empty root.
-pub fn empty(server: Server) -> Base {
-    let mut root = Inode::new(FileType::Directory, ROOT_PERM, Node::ROOT);
+pub fn empty(server: ServerDefaults) -> Base {
+    let mut root = ModelInode::new(FileType::Directory, ROOT_PERM, ModelNode::ROOT);
     root.ino = Some(Ino::ROOT);
-    let number = (Key::Number(Ino::ROOT), Record::Node(Node::ROOT));
-    let server = (Key::Server, Record::Server(Rc::new(server)));
-    [server, (Key::Inode(Node::ROOT), Record::Inode(Rc::new(root))), number].into()
+    let number = (TreeKey::Number(Ino::ROOT), TreeRecord::Node(ModelNode::ROOT));
+    let server = (TreeKey::Server, TreeRecord::Server(Rc::new(server)));
+    [server, (TreeKey::Inode(ModelNode::ROOT), TreeRecord::Inode(Rc::new(root))), number].into()
 }
 
 /// One tree.
@@ -180,25 +180,25 @@ impl<'a> Tree<'a> {
     }
 
     /// All known numbers with their nodes.
-    pub fn numbers(&self) -> Vec<(Ino, Node)> {
-        let of = |(key, record): (&Key, &Record)| match (key, record) {
-            (Key::Number(ino), Record::Node(node)) => Some((*ino, *node)),
+    pub fn numbers(&self) -> Vec<(Ino, ModelNode)> {
+        let of = |(key, record): (&TreeKey, &TreeRecord)| match (key, record) {
+            (TreeKey::Number(ino), TreeRecord::Node(node)) => Some((*ino, *node)),
             _ => None,
         };
-        let first = Key::Number(Ino(0));
+        let first = TreeKey::Number(Ino(0));
         let changed =
             self.changes.range(first.clone()..).filter_map(|(key, record)| of((key, record.as_ref()?)));
         self.base.range(first..).filter_map(of).chain(changed).collect()
     }
 
-    fn get(&self, key: &Key) -> Option<&Record> {
+    fn get(&self, key: &TreeKey) -> Option<&TreeRecord> {
         match self.changes.get(key) {
             Some(change) => change.as_ref(),
             None => self.base.get(key),
         }
     }
 
-    fn set(&mut self, key: Key, record: Option<Record>) {
+    fn set(&mut self, key: TreeKey, record: Option<TreeRecord>) {
         if self.base.get(&key) == record.as_ref() {
             self.changes.remove(&key);
         } else {
@@ -206,73 +206,73 @@ impl<'a> Tree<'a> {
         }
     }
 
-    pub fn server(&self) -> Rc<Server> {
-        match self.base.get(&Key::Server) {
-            Some(Record::Server(server)) => Rc::clone(server),
-            _ => Rc::new(Server::new(&Policy::NONE, false)),
+    pub fn server(&self) -> Rc<ServerDefaults> {
+        match self.base.get(&TreeKey::Server) {
+            Some(TreeRecord::Server(server)) => Rc::clone(server),
+            _ => Rc::new(ServerDefaults::new(&Policy::NONE, false)),
         }
     }
 
     /// The node of a number; `None`: no reply has named the number.
-    pub fn numbered(&self, ino: Ino) -> Option<Node> {
-        match self.get(&Key::Number(ino)) {
-            Some(Record::Node(node)) => Some(*node),
+    pub fn numbered(&self, ino: Ino) -> Option<ModelNode> {
+        match self.get(&TreeKey::Number(ino)) {
+            Some(TreeRecord::Node(node)) => Some(*node),
             _ => None,
         }
     }
 
     /// Binds a number to a node. Returns false if either is bound differently.
     #[must_use]
-    pub fn bind(&mut self, ino: Ino, node: Node) -> bool {
+    pub fn bind(&mut self, ino: Ino, node: ModelNode) -> bool {
         match (self.numbered(ino), self.inode(node).and_then(|inode| inode.ino)) {
             (Some(known), _) => known == node,
             (None, Some(_)) => false,
             (None, None) => {
-                self.set(Key::Number(ino), Some(Record::Node(node)));
+                self.set(TreeKey::Number(ino), Some(TreeRecord::Node(node)));
                 self.change(node, |inode| inode.ino = Some(ino));
                 true
             }
         }
     }
 
-    pub fn inode(&self, node: Node) -> Option<&Inode> {
-        match self.get(&Key::Inode(node)) {
-            Some(Record::Inode(inode)) => Some(inode),
+    pub fn inode(&self, node: ModelNode) -> Option<&ModelInode> {
+        match self.get(&TreeKey::Inode(node)) {
+            Some(TreeRecord::Inode(inode)) => Some(inode),
             _ => None,
         }
     }
 
-    pub fn name(&self, dir: Node, name: &Name) -> Option<Node> {
-        match self.get(&Key::Name(dir, name.clone())) {
-            Some(Record::Node(node)) => Some(*node),
+    pub fn name(&self, dir: ModelNode, name: &Name) -> Option<ModelNode> {
+        match self.get(&TreeKey::Name(dir, name.clone())) {
+            Some(TreeRecord::Node(node)) => Some(*node),
             _ => None,
         }
     }
 
-    pub fn names(&self, dir: Node) -> BTreeMap<Name, Node> {
-        fn of(dir: Node, key: &Key) -> Option<&Name> {
+    pub fn names(&self, dir: ModelNode) -> BTreeMap<Name, ModelNode> {
+        fn of(dir: ModelNode, key: &TreeKey) -> Option<&Name> {
             match key {
-                Key::Name(at, name) if *at == dir => Some(name),
+                TreeKey::Name(at, name) if *at == dir => Some(name),
                 _ => None,
             }
         }
-        let first = Key::Name(dir, Name::lowest());
+        let first = TreeKey::Name(dir, Name::lowest());
         let mut names = BTreeMap::new();
         for (key, record) in self.base.range(first.clone()..) {
-            let (Some(name), Record::Node(node)) = (of(dir, key), record) else { break };
+            let (Some(name), TreeRecord::Node(node)) = (of(dir, key), record) else { break };
             names.insert(name.clone(), *node);
         }
         for (key, record) in self.changes.range(first..) {
             let Some(name) = of(dir, key) else { break };
             match record {
-                Some(Record::Node(node)) => drop(names.insert(name.clone(), *node)),
+                Some(TreeRecord::Node(node)) => drop(names.insert(name.clone(), *node)),
                 _ => drop(names.remove(name)),
             }
         }
         names
     }
 
-    pub fn change(&mut self, node: Node, change: impl FnOnce(&mut Inode)) {
+    pub fn change(&mut self, node: ModelNode, change: impl FnOnce(&mut ModelInode)) {
         if let Some(inode) = self.inode(node) {
             let mut inode = inode.clone();
             change(&mut inode);
@@ -281,22 +281,22 @@ impl<'a> Tree<'a> {
     }
 
     /// The node that a call makes next.
-    pub fn new_node(&self, call: u64) -> Node {
-        let mut node = Node::of(call);
+    pub fn new_node(&self, call: u64) -> ModelNode {
+        let mut node = ModelNode::of(call);
         while self.inode(node).is_some() {
             node = node.again();
         }
         node
     }
 
-    pub fn insert(&mut self, node: Node, inode: Inode) {
-        self.set(Key::Inode(node), Some(Record::Inode(Rc::new(inode))));
+    pub fn insert(&mut self, node: ModelNode, inode: ModelInode) {
+        self.set(TreeKey::Inode(node), Some(TreeRecord::Inode(Rc::new(inode))));
     }
 
     /// Adds a free name. Does not change the node's count of names.
-    pub fn put(&mut self, dir: Node, name: &Name, node: Node) {
-        self.set(Key::Name(dir, name.clone()), Some(Record::Node(node)));
-        let is_dir = self.inode(node).is_some_and(Inode::is_dir);
+    pub fn put(&mut self, dir: ModelNode, name: &Name, node: ModelNode) {
+        self.set(TreeKey::Name(dir, name.clone()), Some(TreeRecord::Node(node)));
+        let is_dir = self.inode(node).is_some_and(ModelInode::is_dir);
         self.change(dir, |dir| {
             dir.entries += 1;
             dir.subdirs += u32::from(is_dir);
@@ -307,10 +307,10 @@ impl<'a> Tree<'a> {
     }
 
     /// Removes a name. Does not change the node's count of names.
-    pub fn take(&mut self, dir: Node, name: &Name) {
+    pub fn take(&mut self, dir: ModelNode, name: &Name) {
         let Some(node) = self.name(dir, name) else { return };
-        self.set(Key::Name(dir, name.clone()), None);
-        let is_dir = self.inode(node).is_some_and(Inode::is_dir);
+        self.set(TreeKey::Name(dir, name.clone()), None);
+        let is_dir = self.inode(node).is_some_and(ModelInode::is_dir);
         self.change(dir, |dir| {
             dir.entries -= 1;
             dir.subdirs -= u32::from(is_dir);
@@ -318,10 +318,10 @@ impl<'a> Tree<'a> {
     }
 
     /// True if `dir` is `top` or below it.
-    pub fn is_below(&self, mut dir: Node, top: Node) -> bool {
+    pub fn is_below(&self, mut dir: ModelNode, top: ModelNode) -> bool {
         while dir != top {
             match self.inode(dir) {
-                Some(inode) if dir != Node::ROOT => dir = inode.parent,
+                Some(inode) if dir != ModelNode::ROOT => dir = inode.parent,
                 _ => return false,
             }
         }
@@ -333,10 +333,10 @@ impl<'a> Tree<'a> {
 pub fn fold_into_base<'a>(base: &mut Base, trees: impl Iterator<Item = &'a mut Changes>) {
     let mut trees: Vec<&mut Changes> = trees.collect();
     let Some((first, others)) = trees.split_first() else { return };
-    let is_common = |(key, record): &(&Key, &Option<Record>)| {
+    let is_common = |(key, record): &(&TreeKey, &Option<TreeRecord>)| {
         others.iter().all(|changes| changes.get(*key) == Some(record))
     };
-    let common: Vec<(Key, Option<Record>)> =
+    let common: Vec<(TreeKey, Option<TreeRecord>)> =
         first.iter().filter(is_common).map(|(key, record)| (key.clone(), record.clone())).collect();
     for (key, record) in common {
         trees.iter_mut().for_each(|changes| drop(changes.remove(&key)));

@@ -1,6 +1,6 @@
 //! Usage below a directory, counted entry by entry.
 
-use super::tree::{Node, Tree};
+use super::tree::{ModelNode, Tree};
 
 /// The figures of `espalier du` and of the extended attributes with these names.
 #[derive(Default)]
@@ -32,7 +32,7 @@ impl Usage {
 
 impl Tree<'_> {
     /// Usage below a directory. A file with several names counts once per name.
-    pub fn usage(&self, dir: Node, strip: u64) -> Usage {
+    pub fn usage(&self, dir: ModelNode, strip: u64) -> Usage {
         let (mut usage, mut left) = (Usage::default(), vec![dir]);
         while let Some(dir) = left.pop() {
             for node in self.names(dir).into_values() {

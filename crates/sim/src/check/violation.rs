@@ -50,7 +50,7 @@ impl Checker {
         &self,
         now: Nanos,
         client: ClientId,
-        asked: &OpenCall,
+        open_call: &OpenCall,
         action: &Action,
         result: &Result<Answer, Errno>,
         possible: BTreeSet<String>,
@@ -58,7 +58,7 @@ impl Checker {
         let is_about = |past: &&Past| past.actions.iter().any(|other| other.is_about(action));
         let ended = self.past.iter().rev().filter(is_about).take(MAX_LISTED);
         let mut related: Vec<(u64, String)> = ended.map(|past| (past.number, past.to_string())).collect();
-        for ((client, _), other) in &self.asked {
+        for ((client, _), other) in &self.open_calls {
             let parts = other.parts.iter().filter_map(|id| self.pending.get(id));
             if parts.into_iter().any(|part| part.action.is_about(action)) {
                 related.push((other.number, under_way(*client, other.number, other.since, &other.text)));
@@ -68,9 +68,9 @@ impl Checker {
         Violation {
             at: now,
             client,
-            number: asked.number,
-            since: asked.since,
-            call: asked.text.clone(),
+            number: open_call.number,
+            since: open_call.since,
+            call: open_call.text.clone(),
             answer: shortened(result),
             possible: possible.into_iter().take(MAX_LISTED).collect(),
             related: related.into_iter().map(|(_, text)| text).collect(),

@@ -37,16 +37,18 @@ impl ExclusiveDir {
     }
 
     /// Learns from the reply to a call.
-    pub fn learn(&mut self, asked: &Call<'_>, answer: &Result<Answer, Errno>) {
+    pub fn learn(&mut self, requested: &Call<'_>, answer: &Result<Answer, Errno>) {
         if let (
             Call::Request(Request::Create { node: NewNode::Directory, name, .. }),
             Ok(Answer::Entry(entry)),
-        ) = (asked, answer)
+        ) = (requested, answer)
             && *name == self.name()
         {
             self.dir = Some((entry.attr.ino, CALLS));
         }
-        if let (Call::Request(Request::Create { dir, .. }), Ok(Answer::Created(entry, _))) = (asked, answer) {
+        if let (Call::Request(Request::Create { dir, .. }), Ok(Answer::Created(entry, _))) =
+            (requested, answer)
+        {
             let is_new = entry.attr.kind == FileType::Regular && self.dir.is_some_and(|(own, _)| own == *dir);
             self.file = is_new.then_some(entry.attr.ino);
         }

@@ -98,8 +98,8 @@ impl Locker {
         Request::Unlock { ino, owner: self.owner(flock), first: 0, last: u64::MAX }
     }
 
-    pub fn learn(&mut self, asked: &Call<'_>, answer: &Result<Answer, Errno>) {
-        if let Call::Request(Request::Unlock { ino, owner, first: 0, last: u64::MAX }) = asked
+    pub fn learn(&mut self, requested: &Call<'_>, answer: &Result<Answer, Errno>) {
+        if let Call::Request(Request::Unlock { ino, owner, first: 0, last: u64::MAX }) = requested
             && !matches!(answer, Err(Errno::EIO | Errno::EINTR))
         {
             self.locked.remove(&(*ino, owner.flock));

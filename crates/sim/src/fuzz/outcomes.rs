@@ -42,8 +42,8 @@ pub struct CallOutcomes {
 }
 
 impl CallOutcomes {
-    pub fn invoked(&mut self, call: CallId, what: &Call<'_>) {
-        let kind = match what {
+    pub fn invoked(&mut self, call: CallId, invoked_call: &Call<'_>) {
+        let kind = match invoked_call {
             Call::Request(request) => Some(discriminant(request)),
             _ => None,
         };
@@ -51,7 +51,7 @@ impl CallOutcomes {
     }
 
     /// A call sends a request to a server, possibly again.
-    pub fn asked(&mut self, (client, call): CallId, rank: Rank, message: &FromClient) {
+    pub fn requested(&mut self, (client, call): CallId, rank: Rank, message: &FromClient) {
         let (id, kind) = match message {
             FromClient::Request { id, request, .. } => (*id, Some(discriminant(request))),
             FromClient::Stream { id, .. } => (*id, None),
@@ -65,9 +65,9 @@ impl CallOutcomes {
 
     pub fn arrived(&mut self, client: u32, rank: Rank, message: &FromClient) {
         let (FromClient::Request { id, .. } | FromClient::Stream { id, .. }) = message else { return };
-        if let Some(asked) = self.requests.get_mut(&(client, rank, *id)) {
-            asked.has_arrived = true;
-            self.calls.entry((client, asked.call)).and_modify(|progress| progress.has_arrived = true);
+        if let Some(requested) = self.requests.get_mut(&(client, rank, *id)) {
+            requested.has_arrived = true;
+            self.calls.entry((client, requested.call)).and_modify(|progress| progress.has_arrived = true);
         }
     }
 
@@ -79,8 +79,8 @@ impl CallOutcomes {
         (client, rank, id): (u32, Rank, RequestId),
         result: &Result<Reply, Errno>,
     ) -> Option<(CallId, Nanos, Fate)> {
-        let asked = self.requests.remove(&(client, rank, id))?;
-        let call = (client, asked.call);
+        let requested = self.requests.remove(&(client, rank, id))?;
+        let call = (client, requested.call);
         let fate = match result {
             // The client continues the operation.
             Ok(Reply::Made(_) | Reply::Unmeasured(..)) => Fate::Either,
@@ -88,7 +88,7 @@ impl CallOutcomes {
             Err(errno) if is_unknown(*errno) => Fate::Either,
             Err(_) => Fate::Nothing,
         };
-        if let Some(progress) = self.calls.get_mut(&call).filter(|_| asked.is_all) {
+        if let Some(progress) = self.calls.get_mut(&call).filter(|_| requested.is_all) {
             progress.replied = Some((now, fate));
         }
         self.over(now, call)
@@ -101,13 +101,13 @@ impl CallOutcomes {
         let courses = self.calls.values_mut().filter_map(|progress| progress.replied.as_mut());
         courses.filter(|(_, fate)| *fate == Fate::Done).for_each(|(_, fate)| *fate = Fate::Either);
         let mut calls = Vec::new();
-        self.requests.retain(|(client, to, _), asked| {
-            let call = (*client, asked.call);
+        self.requests.retain(|(client, to, _), requested| {
+            let call = (*client, requested.call);
             let is_gone = *to == rank && self.calls.get(&call).is_none_or(|progress| progress.is_given_up);
             if is_gone {
                 calls.push(call);
             } else if *to == rank {
-                asked.has_arrived = false;
+                requested.has_arrived = false;
             }
             !is_gone
         });
@@ -122,7 +122,7 @@ impl CallOutcomes {
         call: CallId,
         errno: Option<Errno>,
     ) -> Option<(CallId, Nanos, Fate)> {
-        self.requests.retain(|(client, ..), asked| (*client, asked.call) != call);
+        self.requests.retain(|(client, ..), requested| (*client, requested.call) != call);
         if errno == Some(Errno::EIO) {
             self.calls.entry(call).and_modify(|progress| progress.is_given_up = true);
             return self.over(now, call);
@@ -133,7 +133,7 @@ impl CallOutcomes {
 
     /// A client has crashed: requests in flight are lost. Returns the calls that are thereby over.
     pub fn lost(&mut self, now: Nanos, client: u32) -> Vec<(CallId, Nanos, Fate)> {
-        self.requests.retain(|(of, ..), asked| *of != client || asked.has_arrived);
+        self.requests.retain(|(of, ..), requested| *of != client || requested.has_arrived);
         let calls: Vec<CallId> =
             self.calls.range((client, 0)..=(client, u64::MAX)).map(|(call, _)| *call).collect();
         for call in &calls {
@@ -143,7 +143,8 @@ impl CallOutcomes {
     }
 
     fn over(&mut self, now: Nanos, call: CallId) -> Option<(CallId, Nanos, Fate)> {
-        let is_under_way = self.requests.iter().any(|((client, ..), asked)| (*client, asked.call) == call);
+        let is_under_way =
+            self.requests.iter().any(|((client, ..), requested)| (*client, requested.call) == call);
         if is_under_way || !self.calls.get(&call)?.is_given_up {
             return None;
         }

@@ -73,8 +73,8 @@ enum Trial {
 }
 
 impl Trials {
-    pub fn learn(&mut self, asked: &Call<'_>, answer: &Result<Answer, Errno>) {
-        match (asked, answer) {
+    pub fn learn(&mut self, requested: &Call<'_>, answer: &Result<Answer, Errno>) {
+        match (requested, answer) {
             (Call::Request(Request::GetXattr { ino, name }), Ok(Answer::Bytes(xattr))) => {
                 let number = std::str::from_utf8(xattr).ok().and_then(|text| text.parse::<u64>().ok());
                 if USAGES[..2].contains(&&**name) {

@@ -19,7 +19,7 @@ use super::looks;
 use super::policies::{Live, Policies};
 use super::privileges::{self, Privileges};
 use super::quotas;
-use super::reads::Reader;
+use super::reads::RandomReader;
 use super::streaks::Streak;
 use crate::process::{Act, Program};
 use crate::{Nanos, Random};
@@ -77,7 +77,7 @@ pub struct RandomCaller {
     open: BTreeMap<Ino, u32>,
     /// Number of final calls made so far.
     finished: u32,
-    asked: Option<Call<'static>>,
+    pending_call: Option<Call<'static>>,
     /// Directory and cursor of the current listing.
     listing: Option<(Ino, u64)>,
     written: u32,
@@ -87,7 +87,7 @@ pub struct RandomCaller {
     privileges: Option<Privileges>,
     locker: Locker,
     exclusive: Option<ExclusiveDir>,
-    reader: Option<Reader>,
+    reader: Option<RandomReader>,
     streak: Option<Streak>,
 }
 
@@ -110,7 +110,7 @@ impl RandomCaller {
             links: Vec::new(),
             open: BTreeMap::new(),
             finished: 0,
-            asked: None,
+            pending_call: None,
             listing: None,
             written: 0,
             policies: live.map(|live| Policies::new(live, number)),
@@ -119,23 +119,23 @@ impl RandomCaller {
             privileges: habits.privileges.map(|habit| Privileges::new(habit, number, habits.strip)),
             locker: Locker::new(number),
             exclusive: habits.exclusive.then(|| ExclusiveDir::new(number)),
-            reader: habits.reads.then(Reader::default),
+            reader: habits.reads.then(RandomReader::default),
             streak: habits.streaks.then(Streak::default),
         }
     }
 
     fn learn(&mut self, answer: &Result<Answer, Errno>) {
-        let asked = self.asked.take();
-        asked.iter().for_each(|asked| self.locker.learn(asked, answer));
-        if let (Some(exclusive), Some(asked)) = (&mut self.exclusive, &asked) {
-            exclusive.learn(asked, answer);
+        let pending_call = self.pending_call.take();
+        pending_call.iter().for_each(|pending_call| self.locker.learn(pending_call, answer));
+        if let (Some(exclusive), Some(pending_call)) = (&mut self.exclusive, &pending_call) {
+            exclusive.learn(pending_call, answer);
         }
-        if let (Some(reader), Some(asked)) = (&mut self.reader, &asked)
-            && reader.learn(asked, answer)
+        if let (Some(reader), Some(pending_call)) = (&mut self.reader, &pending_call)
+            && reader.learn(pending_call, answer)
         {
             return;
         }
-        match (asked, answer) {
+        match (pending_call, answer) {
             (_, Ok(Answer::Entry(entry) | Answer::Unmeasured(entry))) => {
                 self.know(entry.attr.ino, entry.attr.kind)
             }
@@ -406,7 +406,7 @@ impl RandomCaller {
             (LAST, Some(ino)) => Some(Call::Request(Request::Fsync { ino })),
             _ => {
                 let unlock = self.locker.give_up().map(Call::Request);
-                let read = self.reader.as_mut().and_then(Reader::close);
+                let read = self.reader.as_mut().and_then(RandomReader::close);
                 let next = unlock.or(read);
                 next.or_else(|| self.open.keys().next().copied().map(|ino| self.close(ino)))
             }
@@ -469,7 +469,7 @@ impl Program for RandomCaller {
         if self.privileges.is_some() && !self.caller.is_superuser() {
             privileges::lack(&mut call);
         }
-        self.asked = Some(call.clone());
+        self.pending_call = Some(call.clone());
         match Locker::patience(random, &call) {
             Some(patience) => Act::CallFor(self.caller.clone(), call, patience),
             None => Act::Call(self.caller.clone(), call),

@@ -20,14 +20,14 @@ pub fn are_in(seed: u64) -> bool {
 
 /// State of a process that does this.
 #[derive(Debug, Default)]
-pub struct Reader {
+pub struct RandomReader {
     open: Vec<Ino>,
 }
 
-impl Reader {
+impl RandomReader {
     /// Learns from the reply to a call. Returns true if it has opened a file for reading.
-    pub fn learn(&mut self, asked: &Call<'_>, answer: &Result<Answer, Errno>) -> bool {
-        let (Call::Request(Request::Open { ino, how }), Ok(Answer::Opened(_))) = (asked, answer) else {
+    pub fn learn(&mut self, requested: &Call<'_>, answer: &Result<Answer, Errno>) -> bool {
+        let (Call::Request(Request::Open { ino, how }), Ok(Answer::Opened(_))) = (requested, answer) else {
             return false;
         };
         let is_own = how.reads == Reads::Whole;

@@ -9,16 +9,16 @@ use crate::message::Message;
 use crate::observe::Node;
 
 /// Sender, receiver, and number of a request.
-type RequestKey = (Node, Node, RequestId);
+type MessageKey = (Node, Node, RequestId);
 
 /// See the module description.
 #[derive(Debug, Default)]
 pub struct Repeats {
     /// Requests to data servers.
-    data: BTreeMap<RequestKey, Ino>,
+    data: BTreeMap<MessageKey, Ino>,
     /// Stream requests to metadata servers in the current incarnation, and in earlier ones.
-    streams: BTreeSet<RequestKey>,
-    old: BTreeSet<RequestKey>,
+    streams: BTreeSet<MessageKey>,
+    old: BTreeSet<MessageKey>,
 }
 
 impl Repeats {
@@ -43,9 +43,9 @@ impl Repeats {
                 io: StreamIo::Write { ino, .. } | StreamIo::WriteList { ino, .. },
                 ..
             }) => {
-                let asked = (from, to, *id);
-                self.streams.insert(asked);
-                self.old.contains(&asked).then_some(*ino)
+                let request_key = (from, to, *id);
+                self.streams.insert(request_key);
+                self.old.contains(&request_key).then_some(*ino)
             }
             _ => None,
         }

@@ -34,7 +34,7 @@ pub struct Surveyor {
     seen: BTreeSet<Ino>,
     /// Final tests of quotas.
     trials: Option<Trials>,
-    asked: Option<Call<'static>>,
+    pending_call: Option<Call<'static>>,
 }
 
 impl Surveyor {
@@ -44,16 +44,16 @@ impl Surveyor {
         let left = vec![list(Ino::ROOT, 0), attr(Ino::ROOT)];
         let last = usages(Ino::ROOT, limited).collect();
         let trials = limited.then(Trials::default);
-        let (seen, asked) = (BTreeSet::new(), None);
-        Self { from, has_waited: false, left, last, exported, live, listed, seen, trials, asked }
+        let (seen, pending_call) = (BTreeSet::new(), None);
+        Self { from, has_waited: false, left, last, exported, live, listed, seen, trials, pending_call }
     }
 
     fn learn(&mut self, answer: &Result<Answer, Errno>) {
-        let Some(asked) = self.asked.take() else { return };
+        let Some(pending_call) = self.pending_call.take() else { return };
         if let Some(trials) = &mut self.trials {
-            trials.learn(&asked, answer);
+            trials.learn(&pending_call, answer);
         }
-        match (asked, answer) {
+        match (pending_call, answer) {
             (Call::Request(Request::ReadDir { dir, .. }), Ok(Answer::Listing { entries, end, .. })) => {
                 let last = entries.last().filter(|_| !end);
                 self.left.extend(last.map(|last| list(dir, last.cursor)));
@@ -126,7 +126,7 @@ impl Program for Surveyor {
         self.left.extend(self.exported.take().into_iter().map(Call::Request));
         match self.left.pop() {
             Some(call) => {
-                self.asked = Some(call.clone());
+                self.pending_call = Some(call.clone());
                 Act::Call(CALLER, call)
             }
             None if self.last.is_empty() => {

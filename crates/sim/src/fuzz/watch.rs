@@ -11,7 +11,7 @@ use super::outcomes::{CallId, CallOutcomes};
 use super::repeats::Repeats;
 use super::scenario::Case;
 use crate::Nanos;
-use crate::check::{Checker, Fate, Locks, Rules, Violation, of_server, shortened};
+use crate::check::{Checker, Fate, LockChecker, Rules, Violation, of_server, shortened};
 use crate::message::Message;
 use crate::observe::{Node, Observer};
 use crate::scenario::Caching;
@@ -29,7 +29,7 @@ pub struct Trace {
 /// See the module description.
 pub struct Watch {
     pub checker: Checker,
-    locks: Locks,
+    locks: LockChecker,
     pub violation: Option<Box<Violation>>,
     pub trace: Trace,
     ranks: u32,
@@ -45,7 +45,7 @@ pub struct Watch {
     repeats: Repeats,
     call_outcomes: CallOutcomes,
     /// The call of each request.
-    asked: BTreeMap<(u32, Rank, RequestId), u64>,
+    calls_by_request: BTreeMap<(u32, Rank, RequestId), u64>,
     calls: u64,
     /// The traced call while it is pending: client, and number at the client.
     traced: Option<(u32, u64)>,
@@ -74,7 +74,7 @@ impl Watch {
                     Caching::Leases | Caching::None => None,
                 },
             }),
-            locks: Locks::new(cluster.session),
+            locks: LockChecker::new(cluster.session),
             violation: None,
             trace: Trace { call, lines: Vec::new() },
             ranks: cluster.ranks.into(),
@@ -85,7 +85,7 @@ impl Watch {
             dark: BTreeSet::new(),
             repeats: Repeats::default(),
             call_outcomes: CallOutcomes::default(),
-            asked: BTreeMap::new(),
+            calls_by_request: BTreeMap::new(),
             calls: 0,
             traced: None,
             traced_writeback: false,
@@ -106,9 +106,9 @@ impl Watch {
     }
 
     /// Records a line while the traced call is pending.
-    fn note(&mut self, now: Nanos, what: impl FnOnce() -> String) {
+    fn note(&mut self, now: Nanos, line: impl FnOnce() -> String) {
         if self.traced.is_some() {
-            self.trace.lines.push(format!("{now} {}", what()));
+            self.trace.lines.push(format!("{now} {}", line()));
         }
     }
 
@@ -125,16 +125,18 @@ impl Watch {
 const SLACK: Nanos = Nanos(100_000_000);
 
 impl Observer for Eyes {
-    fn invoked(&mut self, now: Nanos, client: u32, call: u64, caller: &Caller, what: &Call<'_>) {
+    fn invoked(&mut self, now: Nanos, client: u32, call: u64, caller: &Caller, invoked_call: &Call<'_>) {
         let mut watch = self.0.borrow_mut();
         watch.calls += 1;
         if watch.trace.call == Some(watch.calls) {
             watch.traced = Some((client, call));
-            watch.note(now, || format!("client {client} calls as {}: {}", caller.uid, shortened(what)));
+            watch.note(now, || {
+                format!("client {client} calls as {}: {}", caller.uid, shortened(invoked_call))
+            });
         }
-        watch.checker.invoked(now, ClientId(client.into()), call, caller.into(), what);
-        watch.locks.invoked(now, ClientId(client.into()), call, what);
-        watch.call_outcomes.invoked((client, call), what);
+        watch.checker.invoked(now, ClientId(client.into()), call, caller.into(), invoked_call);
+        watch.locks.invoked(now, ClientId(client.into()), call, invoked_call);
+        watch.call_outcomes.invoked((client, call), invoked_call);
     }
 
     fn answered(&mut self, now: Nanos, client: u32, call: u64, result: &Result<Answer, Errno>) {
@@ -167,11 +169,11 @@ impl Observer for Eyes {
         checker.heard(ClientId(client.into()), call);
     }
 
-    fn asked(&mut self, client: u32, call: u64, rank: Rank, message: &FromClient) {
+    fn requested(&mut self, client: u32, call: u64, rank: Rank, message: &FromClient) {
         let mut watch = self.0.borrow_mut();
-        watch.call_outcomes.asked((client, call), rank, message);
+        watch.call_outcomes.requested((client, call), rank, message);
         if let FromClient::Request { id, .. } = message {
-            watch.asked.insert((client, rank, *id), call);
+            watch.calls_by_request.insert((client, rank, *id), call);
         }
     }
 
@@ -186,7 +188,7 @@ impl Observer for Eyes {
         let mut watch = self.0.borrow_mut();
         let client = client.0.checked_sub(FIRST_CLIENT).and_then(|index| u32::try_from(index).ok());
         let Some(client) = client else { return };
-        if let Some(call) = watch.asked.get(&(client, rank, id)).copied() {
+        if let Some(call) = watch.calls_by_request.get(&(client, rank, id)).copied() {
             let fails = watch.disks_fail && *result == Err(Errno::EIO);
             watch.checker.carried_out(now, ClientId(client.into()), call, fails);
             if watch.traced_writeback && watch.traced == Some((client, call)) {
@@ -208,7 +210,7 @@ impl Observer for Eyes {
         }
         if let (Some(client), Message::FromServer(FromServer::Reply { id, .. })) =
             (to.0.checked_sub(watch.servers), message)
-            && let Some(call) = watch.asked.remove(&(client, Rank(from.0 as u16), *id))
+            && let Some(call) = watch.calls_by_request.remove(&(client, Rank(from.0 as u16), *id))
         {
             watch.checker.heard(ClientId(client.into()), call);
         }

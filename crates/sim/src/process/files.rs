@@ -22,7 +22,7 @@ pub(super) struct OpenFile {
     /// Offset of the next read or write.
     pub(super) offset: u64,
     /// Cursor of the last listed entry, or the end of the listing.
-    pub(super) listed: Listed,
+    pub(super) listed: ListingProgress,
 }
 
 impl OpenFile {
@@ -33,7 +33,7 @@ impl OpenFile {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Listed {
+pub(super) enum ListingProgress {
     UpTo(u64),
     All,
 }
@@ -70,7 +70,7 @@ impl FileTable {
     }
 
     pub(super) fn opened(&self, number: u32, ino: Ino, flags: OpenFlags, is_dir: bool) {
-        let file = OpenFile { ino, flags, is_dir, offset: 0, listed: Listed::UpTo(0) };
+        let file = OpenFile { ino, flags, is_dir, offset: 0, listed: ListingProgress::UpTo(0) };
         self.0.borrow_mut().files.insert(number, file);
     }
 

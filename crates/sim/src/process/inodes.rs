@@ -30,18 +30,18 @@ impl Inodes {
     ///
     /// # Errors
     /// `ESTALE`: an inode is unknown.
-    pub(super) fn translate(&self, asked: &RecordedRequest) -> Result<RecordedRequest, Errno> {
-        let (mut asked, mut all_known) = (asked.clone(), true);
-        asked.each_inode(&mut |ino| match self.now.get(ino) {
+    pub(super) fn translate(&self, recorded_request: &RecordedRequest) -> Result<RecordedRequest, Errno> {
+        let (mut recorded_request, mut all_known) = (recorded_request.clone(), true);
+        recorded_request.each_inode(&mut |ino| match self.now.get(ino) {
             Some(now) => *ino = *now,
             None => all_known = false,
         });
-        if all_known { Ok(asked) } else { Err(Errno::ESTALE) }
+        if all_known { Ok(recorded_request) } else { Err(Errno::ESTALE) }
     }
 
     /// Learns numbers from a recorded request, its recorded reply, and the present reply.
-    pub(super) fn learn(&mut self, asked: &RecordedRequest, observed: &Observed, answer: &Answer) {
-        let RecordedRequest::Request(request) = asked else { return };
+    pub(super) fn learn(&mut self, recorded_request: &RecordedRequest, observed: &Observed, answer: &Answer) {
+        let RecordedRequest::Request(request) = recorded_request else { return };
         match (request, answer) {
             (
                 Request::Lookup { dir, name }
@@ -95,8 +95,8 @@ impl Inodes {
     }
 
     /// The paths of the request's inodes, if all are known.
-    pub(super) fn paths(&self, asked: &RecordedRequest) -> Vec<Vec<u8>> {
-        let paths: Option<Vec<_>> = of(asked).into_iter().map(|ino| self.path(ino)).collect();
+    pub(super) fn paths(&self, recorded_request: &RecordedRequest) -> Vec<Vec<u8>> {
+        let paths: Option<Vec<_>> = of(recorded_request).into_iter().map(|ino| self.path(ino)).collect();
         paths.unwrap_or_default()
     }
 
@@ -116,13 +116,13 @@ impl Inodes {
     }
 
     /// Learns the numbers found by looking the paths up again.
-    pub(super) fn relearn(&mut self, asked: &RecordedRequest, found: &[Ino]) {
-        self.now.extend(of(asked).into_iter().zip(found.iter().copied()));
+    pub(super) fn relearn(&mut self, recorded_request: &RecordedRequest, found: &[Ino]) {
+        self.now.extend(of(recorded_request).into_iter().zip(found.iter().copied()));
     }
 }
 
-fn of(asked: &RecordedRequest) -> Vec<Ino> {
+fn of(recorded_request: &RecordedRequest) -> Vec<Ino> {
     let mut all = Vec::new();
-    asked.clone().each_inode(&mut |ino| all.push(*ino));
+    recorded_request.clone().each_inode(&mut |ino| all.push(*ino));
     all
 }

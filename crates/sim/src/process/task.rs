@@ -5,8 +5,8 @@ use espalier_proto::{
     Access, Caller, END, Errno, FileType, Ino, NewNode, OpenHow, Reads, RenameFlags, Request, SetAttr, mode,
 };
 
-use super::files::Listed;
-use super::walk::{End, Found, Known, Last, Step, TargetName, Walk};
+use super::files::ListingProgress;
+use super::walk::{End, Found, Last, NameLookup, PathWalk, TargetName, WalkStep};
 use super::{Frontend, Kernel};
 use crate::Nanos;
 use crate::source::{Op, OpKind, OpenFlags, Target};
@@ -25,11 +25,11 @@ pub(super) enum TaskStep {
 }
 
 #[derive(Debug)]
-enum Stage {
+enum TaskStage {
     Start,
     /// Requesting the root's attributes.
     Root,
-    Walk(Walk),
+    Walk(PathWalk),
     /// Executing its own call, after `done` bytes.
     Own {
         done: u64,
@@ -37,17 +37,17 @@ enum Stage {
 }
 
 #[derive(Debug)]
-pub(super) struct Task {
+pub(super) struct ProcessTask {
     op: Op,
     pub(super) begun: Nanos,
     tries: u32,
-    stage: Stage,
+    stage: TaskStage,
     ends: Vec<End>,
 }
 
-impl Task {
+impl ProcessTask {
     pub(super) fn new(op: Op, begun: Nanos) -> Self {
-        Self { op, begun, tries: 0, stage: Stage::Start, ends: Vec::new() }
+        Self { op, begun, tries: 0, stage: TaskStage::Start, ends: Vec::new() }
     }
 
     pub(super) fn kind(&self) -> OpKind {
@@ -63,7 +63,7 @@ impl Task {
         match self.try_step(kernel, now, answer) {
             Ok(step) => step,
             Err(errno) => {
-                (self.tries, self.stage) = (self.tries + 1, Stage::Start);
+                (self.tries, self.stage) = (self.tries + 1, TaskStage::Start);
                 if errno != Errno::ESTALE || self.tries == TRIES || self.paths(kernel).is_empty() {
                     return TaskStep::Done(Err(errno));
                 }
@@ -87,31 +87,31 @@ impl Task {
         answer: Option<Result<Answer, Errno>>,
     ) -> Result<TaskStep, Errno> {
         match &mut self.stage {
-            Stage::Start => {
+            TaskStage::Start => {
                 self.ends.clear();
                 if let Op::Open { file, .. } = self.op
                     && let Some(old) = kernel.files.close(file).filter(|old| old.is_held())
                 {
                     return Ok(TaskStep::Ask(Call::Release { ino: old.ino }));
                 }
-                let renews = kernel.root_requested.is_none_or(|asked| now >= asked + ROOT_RENEWAL);
+                let renews = kernel.root_requested.is_none_or(|requested| now >= requested + ROOT_RENEWAL);
                 let begins_there = |(path, _): &(Vec<u8>, Last)| kernel.files.origin(path) == Ino::ROOT;
                 if renews && self.paths(kernel).iter().any(begins_there) {
                     kernel.root_requested = Some(now);
-                    self.stage = Stage::Root;
+                    self.stage = TaskStage::Root;
                     return Ok(TaskStep::Ask(Call::Request(Request::GetAttr { ino: Ino::ROOT })));
                 }
                 self.walk(kernel)
             }
-            Stage::Root => self.walk(kernel),
-            Stage::Walk(walk) => match walk.step(answer.transpose()?) {
-                Step::Ask(request) => Ok(TaskStep::Ask(Call::Request(request))),
-                Step::End(end) => {
+            TaskStage::Root => self.walk(kernel),
+            TaskStage::Walk(walk) => match walk.step(answer.transpose()?) {
+                WalkStep::Ask(request) => Ok(TaskStep::Ask(Call::Request(request))),
+                WalkStep::End(end) => {
                     self.ends.push(end?);
                     self.walk(kernel)
                 }
             },
-            Stage::Own { done } => {
+            TaskStage::Own { done } => {
                 let done = *done;
                 self.answered(kernel, done, answer.unwrap_or(Err(Errno::EIO)))
             }
@@ -124,7 +124,7 @@ impl Task {
         match &self.op {
             // Look up inodes that were forgotten.
             Op::Recorded(call) if self.tries > 0 => {
-                let paths = kernel.files.inodes().paths(&call.asked);
+                let paths = kernel.files.inodes().paths(&call.recorded);
                 paths.into_iter().map(|path| (path, Last::NoFollow)).collect()
             }
             _ => own.collect(),
@@ -176,14 +176,14 @@ impl Task {
         let next = self
             .paths(kernel)
             .get(self.ends.len())
-            .map(|(path, last)| Walk::new(kernel.files.origin(path), path, *last));
+            .map(|(path, last)| PathWalk::new(kernel.files.origin(path), path, *last));
         match next {
             Some(walk) => {
-                self.stage = Stage::Walk(walk?);
+                self.stage = TaskStage::Walk(walk?);
                 self.try_step(kernel, Nanos::ZERO, None)
             }
             None => {
-                self.stage = Stage::Own { done: 0 };
+                self.stage = TaskStage::Own { done: 0 };
                 self.own(kernel, 0)
             }
         }
@@ -194,9 +194,9 @@ impl Task {
         if let Op::Recorded(call) = &self.op {
             let found: Vec<_> =
                 self.ends.iter().map(|end| Ok(found(end)?.ino)).collect::<Result<_, Errno>>()?;
-            kernel.files.inodes().relearn(&call.asked, &found);
-            let asked = kernel.files.inodes().translate(&call.asked)?;
-            return Ok(ask_call(asked.call(|size| kernel.stamp(size))));
+            kernel.files.inodes().relearn(&call.recorded, &found);
+            let requested = kernel.files.inodes().translate(&call.recorded)?;
+            return Ok(ask_call(requested.call(|size| kernel.stamp(size))));
         }
         let is_user = !kernel.identity.caller.is_superuser();
         let mut ends = self.ends.iter();
@@ -255,7 +255,7 @@ impl Task {
             Op::Seek { file, offset } => {
                 kernel.files.get(*file)?;
                 kernel.files.update(*file, |file| {
-                    (file.offset, file.listed) = (*offset, Listed::UpTo(*offset));
+                    (file.offset, file.listed) = (*offset, ListingProgress::UpTo(*offset));
                 });
                 TaskStep::Done(Ok(*offset))
             }
@@ -272,7 +272,7 @@ impl Task {
                 if !dir.is_dir {
                     return Err(Errno::ENOTDIR);
                 }
-                let Listed::UpTo(after) = dir.listed else { return Ok(TaskStep::Done(Ok(0))) };
+                let ListingProgress::UpTo(after) = dir.listed else { return Ok(TaskStep::Done(Ok(0))) };
                 ask(Request::ReadDir { dir: dir.ino, after, limit: *limit, plus: *plus })
             }
             Op::Stat { target: Target::File(file) } => {
@@ -358,7 +358,7 @@ impl Task {
             (_, Err(errno)) => return Err(errno),
             (Op::Recorded(_), Ok(Answer::Absent { .. })) => return Err(Errno::ENOENT),
             (Op::Recorded(call), Ok(answer)) => {
-                kernel.files.inodes().learn(&call.asked, &call.observed, &answer);
+                kernel.files.inodes().learn(&call.recorded, &call.observed, &answer);
                 return Ok(TaskStep::Done(Ok(0)));
             }
             (Op::Read { .. }, Ok(Answer::Bytes(bytes))) => Some(bytes.len() as u64),
@@ -374,8 +374,8 @@ impl Task {
             }
             (Op::List { file, .. }, Ok(Answer::Listing { entries, end, .. })) => {
                 let listed = match entries.last() {
-                    Some(last) if !end => Listed::UpTo(last.cursor),
-                    _ => Listed::All,
+                    Some(last) if !end => ListingProgress::UpTo(last.cursor),
+                    _ => ListingProgress::All,
                 };
                 kernel.files.update(*file, |dir| dir.listed = listed);
                 return Ok(TaskStep::Done(Ok(entries.len() as u64)));
@@ -390,11 +390,11 @@ impl Task {
         let (Op::Read { file, offset, size } | Op::Write { file, offset, size }) = self.op else {
             return Err(Errno::EIO);
         };
-        let asked = (size - done).min(CHUNK);
-        let moved = moved.map(|moved| moved.min(asked));
+        let requested = (size - done).min(CHUNK);
+        let moved = moved.map(|moved| moved.min(requested));
         let total = done + moved.unwrap_or(0);
-        if moved == Some(asked) && total < size {
-            self.stage = Stage::Own { done: total };
+        if moved == Some(requested) && total < size {
+            self.stage = TaskStage::Own { done: total };
             return self.own(kernel, total);
         }
         if offset.is_none() {
@@ -460,8 +460,12 @@ fn open(kernel: &Kernel, end: &End, flags: OpenFlags, perm: u32) -> Result<TaskS
     let found = match end {
         End::Found(found) => found,
         End::TargetName(place) if place.is_dir => return Err(Errno::EISDIR),
-        End::TargetName(TargetName { known: Known::Is(_), .. }) if exclusive => return Err(Errno::EEXIST),
-        End::TargetName(TargetName { known: Known::Is(found), .. }) if found.kind != FileType::Symlink => {
+        End::TargetName(TargetName { known: NameLookup::Is(_), .. }) if exclusive => {
+            return Err(Errno::EEXIST);
+        }
+        End::TargetName(TargetName { known: NameLookup::Is(found), .. })
+            if found.kind != FileType::Symlink =>
+        {
             found
         }
         // The lookup also shows symbolic links.
@@ -492,11 +496,12 @@ fn open(kernel: &Kernel, end: &End, flags: OpenFlags, perm: u32) -> Result<TaskS
 
 fn rename(from: &TargetName, to: &End, flags: RenameFlags) -> Result<TaskStep, Errno> {
     let End::TargetName(to) = to else { return Err(Errno::EBUSY) };
-    if (from.is_dir || to.is_dir) && !matches!(from.known, Known::Is(Found { kind: FileType::Directory, .. }))
+    if (from.is_dir || to.is_dir)
+        && !matches!(from.known, NameLookup::Is(Found { kind: FileType::Directory, .. }))
     {
         return Err(Errno::ENOTDIR);
     }
-    if flags.contains(RenameFlags::NOREPLACE) && matches!(to.known, Known::Is(_)) {
+    if flags.contains(RenameFlags::NOREPLACE) && matches!(to.known, NameLookup::Is(_)) {
         return Err(Errno::EEXIST);
     }
     let (from_dir, from, to_dir, to) = (from.dir, from.name.clone(), to.dir, to.name.clone());
@@ -513,7 +518,7 @@ fn found(end: &End) -> Result<&Found, Errno> {
 /// The place of a name that must not exist.
 fn new(end: &End) -> Result<&TargetName, Errno> {
     match end {
-        End::TargetName(place) if !matches!(place.known, Known::Is(_)) => Ok(place),
+        End::TargetName(place) if !matches!(place.known, NameLookup::Is(_)) => Ok(place),
         _ => Err(Errno::EEXIST),
     }
 }
@@ -521,7 +526,7 @@ fn new(end: &End) -> Result<&TargetName, Errno> {
 /// The place of a name that may exist. `otherwise`: the error for the root.
 fn there(end: &End, otherwise: Errno) -> Result<&TargetName, Errno> {
     match end {
-        End::TargetName(place) if !matches!(place.known, Known::Absent) => Ok(place),
+        End::TargetName(place) if !matches!(place.known, NameLookup::Absent) => Ok(place),
         End::TargetName(_) => Err(Errno::ENOENT),
         End::Found(_) => Err(otherwise),
     }

@@ -22,13 +22,13 @@ pub(super) struct TargetName {
     pub(super) name: Name,
     /// The path ends with a slash.
     pub(super) is_dir: bool,
-    pub(super) known: Known,
+    pub(super) known: NameLookup,
 }
 
 /// Known state of a name.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Known {
-    NotAsked,
+pub(super) enum NameLookup {
+    NotRequested,
     Absent,
     Is(Found),
 }
@@ -54,14 +54,14 @@ pub(super) enum Last {
 
 /// Next step of a walk.
 #[derive(Debug)]
-pub(super) enum Step {
+pub(super) enum WalkStep {
     Ask(Request),
     End(Result<End, Errno>),
 }
 
 /// A walk in progress.
 #[derive(Debug)]
-pub(super) struct Walk {
+pub(super) struct PathWalk {
     last: Last,
     is_dir: bool,
     links: u32,
@@ -70,24 +70,24 @@ pub(super) struct Walk {
     /// Remaining components, last first.
     left: Vec<Vec<u8>>,
     /// The name that is being looked up, or whose link is being read.
-    asked: Option<Name>,
+    pending_name: Option<Name>,
 }
 
-impl Walk {
+impl PathWalk {
     pub(super) fn new(origin: Ino, path: &[u8], last: Last) -> Result<Self, Errno> {
         if path.is_empty() {
             return Err(Errno::ENOENT);
         }
         let is_dir = path.ends_with(b"/") || path.ends_with(b"/.");
         let (dirs, left) = (vec![origin], components(path).collect());
-        Ok(Self { last, is_dir, links: 0, dirs, left, asked: None })
+        Ok(Self { last, is_dir, links: 0, dirs, left, pending_name: None })
     }
 
     /// `answer`: reply to the last request.
-    pub(super) fn step(&mut self, answer: Option<Answer>) -> Step {
+    pub(super) fn step(&mut self, answer: Option<Answer>) -> WalkStep {
         match self.take(answer).and_then(|step| step.map_or_else(|| self.advance(), Ok)) {
             Ok(step) => step,
-            Err(errno) => Step::End(Err(errno)),
+            Err(errno) => WalkStep::End(Err(errno)),
         }
     }
 
@@ -95,18 +95,18 @@ impl Walk {
         self.dirs.last().copied().unwrap_or(Ino::ROOT)
     }
 
-    fn take(&mut self, answer: Option<Answer>) -> Result<Option<Step>, Errno> {
-        let (Some(answer), Some(name)) = (answer, self.asked.take()) else { return Ok(None) };
+    fn take(&mut self, answer: Option<Answer>) -> Result<Option<WalkStep>, Errno> {
+        let (Some(answer), Some(name)) = (answer, self.pending_name.take()) else { return Ok(None) };
         let is_last = self.left.is_empty();
         let (dir, is_dir) = (self.dir(), self.is_dir);
-        let place = |name, known| Step::End(Ok(End::TargetName(TargetName { dir, name, is_dir, known })));
+        let place = |name, known| WalkStep::End(Ok(End::TargetName(TargetName { dir, name, is_dir, known })));
         match answer {
             Answer::Entry(entry) | Answer::Unmeasured(entry) => {
                 let (ino, kind) = (entry.attr.ino, entry.attr.kind);
                 let attr = if let Answer::Entry(_) = answer { Some(entry.attr) } else { None };
                 let found = Found { ino, kind, attr };
                 if is_last && self.last == Last::Look {
-                    return Ok(Some(place(name, Known::Is(found))));
+                    return Ok(Some(place(name, NameLookup::Is(found))));
                 }
                 match kind {
                     FileType::Symlink if !is_last || self.last == Last::Follow || self.is_dir => {
@@ -114,20 +114,20 @@ impl Walk {
                         if self.links > MAX_LINKS {
                             return Err(Errno::ELOOP);
                         }
-                        self.asked = Some(name);
-                        Ok(Some(Step::Ask(Request::ReadLink { ino })))
+                        self.pending_name = Some(name);
+                        Ok(Some(WalkStep::Ask(Request::ReadLink { ino })))
                     }
-                    FileType::Directory if is_last => Ok(Some(Step::End(Ok(End::Found(found))))),
+                    FileType::Directory if is_last => Ok(Some(WalkStep::End(Ok(End::Found(found))))),
                     FileType::Directory => {
                         self.dirs.push(ino);
                         Ok(None)
                     }
                     _ if !is_last || self.is_dir => Err(Errno::ENOTDIR),
-                    _ => Ok(Some(Step::End(Ok(End::Found(found))))),
+                    _ => Ok(Some(WalkStep::End(Ok(End::Found(found))))),
                 }
             }
             Answer::Absent { .. } if is_last && self.last == Last::Look => {
-                Ok(Some(place(name, Known::Absent)))
+                Ok(Some(place(name, NameLookup::Absent)))
             }
             Answer::Absent { .. } => Err(Errno::ENOENT),
             Answer::Bytes(target) => {
@@ -141,7 +141,7 @@ impl Walk {
         }
     }
 
-    fn advance(&mut self) -> Result<Step, Errno> {
+    fn advance(&mut self) -> Result<WalkStep, Errno> {
         while let Some(component) = self.left.pop() {
             if component == b".." {
                 if self.dirs.len() > 1 {
@@ -158,14 +158,14 @@ impl Walk {
             })?;
             let dir = self.dir();
             if self.left.is_empty() && self.last == Last::TargetName {
-                let (is_dir, known) = (self.is_dir, Known::NotAsked);
-                return Ok(Step::End(Ok(End::TargetName(TargetName { dir, name, is_dir, known }))));
+                let (is_dir, known) = (self.is_dir, NameLookup::NotRequested);
+                return Ok(WalkStep::End(Ok(End::TargetName(TargetName { dir, name, is_dir, known }))));
             }
-            self.asked = Some(name.clone());
-            return Ok(Step::Ask(Request::Lookup { dir, name }));
+            self.pending_name = Some(name.clone());
+            return Ok(WalkStep::Ask(Request::Lookup { dir, name }));
         }
         let found = Found { ino: self.dir(), kind: FileType::Directory, attr: None };
-        Ok(Step::End(Ok(End::Found(found))))
+        Ok(WalkStep::End(Ok(End::Found(found))))
     }
 }
 

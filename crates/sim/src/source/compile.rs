@@ -4,7 +4,7 @@
 use serde::Deserialize;
 
 use super::create::begin;
-use super::script::{FILE, Step, make_file, only_if, read_file, script, write};
+use super::script::{FILE, ScriptStep, make_file, only_if, read_file, script, write};
 use super::workload::{Member, range};
 use super::{Op, OpenFlags, Target};
 use crate::{Bytes, Nanos};
@@ -59,7 +59,7 @@ impl Compile {
         sizes.into_iter().try_for_each(|(key, bytes)| range(key, bytes.0, 0, 1 << 30))
     }
 
-    pub(super) fn script(&self, member: &Member) -> impl Iterator<Item = Step> + use<> {
+    pub(super) fn script(&self, member: &Member) -> impl Iterator<Item = ScriptStep> + use<> {
         let (own, sources, settings) = (member.own(), self.sources, self.clone());
         let source = {
             let own = own.clone();
@@ -88,10 +88,10 @@ impl Compile {
         let (member, objects) = (member.clone(), object.clone());
         begin(&member)
             .chain(only_if(member.is_first(), include_dirs))
-            .chain(script([Step::Barrier, Op::mkdir(own).into()]))
+            .chain(script([ScriptStep::Barrier, Op::mkdir(own).into()]))
             .chain(headers)
             .chain(sources_made)
-            .chain(script([Step::Barrier]))
+            .chain(script([ScriptStep::Barrier]))
             .chain(
                 (0..sources).flat_map(move |number| {
                     settings.compile(&member, number, source(number), object(number))
@@ -106,7 +106,7 @@ impl Compile {
         member.path(format_args!("include{}/{number}.h", number % self.include_path))
     }
 
-    fn compile(&self, member: &Member, number: u32, source: String, object: String) -> Vec<Step> {
+    fn compile(&self, member: &Member, number: u32, source: String, object: String) -> Vec<ScriptStep> {
         let mut steps = vec![Op::stat(source.clone()).into()];
         steps.extend(read_file(source, PIECE));
         // Sources include different headers.
@@ -115,25 +115,25 @@ impl Compile {
             let missed = (0..header % self.include_path).map(|dir| {
                 Op::open(FILE, member.path(format_args!("include{dir}/{header}.h")), OpenFlags::READ)
             });
-            steps.extend(missed.map(Step::Do));
+            steps.extend(missed.map(ScriptStep::Do));
             let path = self.header(member, header);
             steps.push(Op::open(FILE, path, OpenFlags::READ).into());
             steps.push(Op::Stat { target: Target::File(FILE) }.into());
             steps.push(Op::Read { file: FILE, offset: None, size: self.header_bytes.0 }.into());
             steps.push(Op::Close { file: FILE }.into());
         }
-        steps.push(Step::Pause(self.time));
+        steps.push(ScriptStep::Pause(self.time));
         steps.extend(output(&object, self.object_bytes.0));
         steps
     }
 }
 
 /// Writes the output of a compiler or linker, replacing an existing file.
-fn output(path: &str, bytes: u64) -> impl Iterator<Item = Step> + use<> {
+fn output(path: &str, bytes: u64) -> impl Iterator<Item = ScriptStep> + use<> {
     let flags = OpenFlags::READ | OpenFlags::WRITE | OpenFlags::CREATE | OpenFlags::TRUNCATE;
     [Op::unlink(path), Op::open(FILE, path, flags)]
         .into_iter()
         .chain(write(FILE, bytes, PIECE))
         .chain([Op::Close { file: FILE }])
-        .map(Step::Do)
+        .map(ScriptStep::Do)
 }

@@ -3,7 +3,7 @@
 
 use serde::Deserialize;
 
-use super::script::{Step, make_file, only_if, script};
+use super::script::{ScriptStep, make_file, only_if, script};
 use super::workload::{Member, range};
 use super::{Op, OpenFlags};
 use crate::Bytes;
@@ -55,7 +55,7 @@ impl Create {
         range("bytes", self.bytes.0, 0, 1 << 40)
     }
 
-    pub(super) fn script(&self, member: &Member) -> impl Iterator<Item = Step> + use<> {
+    pub(super) fn script(&self, member: &Member) -> impl Iterator<Item = ScriptStep> + use<> {
         let Self { files, shared, one_makes, enter, bytes, open, stat, remove, fresh } = *self;
         let dir = if shared { member.crew.dir.clone() } else { member.own() };
         let dirs = match (one_makes, member.is_first()) {
@@ -73,26 +73,26 @@ impl Create {
         begin(member)
             .chain(only_if(
                 !shared,
-                dirs.into_iter().map(|dir| Step::Do(Op::mkdir(dir))).chain([Step::Barrier]),
+                dirs.into_iter().map(|dir| ScriptStep::Do(Op::mkdir(dir))).chain([ScriptStep::Barrier]),
             ))
             .chain(only_if(enter, [entered.into()]))
             .chain(only_if(open, paths().flat_map(move |path| make_file(path, bytes.0, 1 << 20))))
             .chain(only_if(!open, made().map(|path| Op::mknod(path).into())))
-            .chain(only_if(stat && fresh, [Step::Barrier, Step::Forget]))
+            .chain(only_if(stat && fresh, [ScriptStep::Barrier, ScriptStep::Forget]))
             .chain(only_if(stat, after_barrier(stats().map(Op::stat))))
             .chain(only_if(remove, after_barrier(removes().map(Op::unlink))))
     }
 }
 
 /// The first process makes the shared directory.
-pub(super) fn begin(member: &Member) -> impl Iterator<Item = Step> + use<> {
+pub(super) fn begin(member: &Member) -> impl Iterator<Item = ScriptStep> + use<> {
     let dir = member.crew.dir.clone();
     only_if(member.is_first(), [Op::MkDir { path: dir.into(), mode: 0o1777 }.into()])
-        .chain(script([Step::Barrier]))
+        .chain(script([ScriptStep::Barrier]))
 }
 
-pub(super) fn after_barrier(ops: impl Iterator<Item = Op>) -> impl Iterator<Item = Step> {
-    script([Step::Barrier]).chain(ops.map(Step::Do))
+pub(super) fn after_barrier(ops: impl Iterator<Item = Op>) -> impl Iterator<Item = ScriptStep> {
+    script([ScriptStep::Barrier]).chain(ops.map(ScriptStep::Do))
 }
 
 /// Opens a file for reading and writing, creating it if absent.

@@ -5,7 +5,7 @@ use serde::Deserialize;
 
 use super::Op;
 use super::create::{after_barrier, begin};
-use super::script::{Step, make_file, read_file, script};
+use super::script::{ScriptStep, make_file, read_file, script};
 use super::workload::{Member, range};
 use crate::Bytes;
 
@@ -44,7 +44,7 @@ impl MdTest {
         Ok(())
     }
 
-    pub(super) fn script(&self, member: &Member) -> impl Iterator<Item = Step> + use<> {
+    pub(super) fn script(&self, member: &Member) -> impl Iterator<Item = ScriptStep> + use<> {
         let Self { files, bytes, .. } = *self;
         let tree = self.tree(&format!("{}.tree", member.own()));
         let dirs = tree.clone();
@@ -57,10 +57,10 @@ impl MdTest {
             .chain(after_barrier(each("dir").map(Op::mkdir)))
             .chain(after_barrier(each("dir").map(Op::stat)))
             .chain(after_barrier(each("dir").map(Op::rmdir)))
-            .chain(script([Step::Barrier]))
+            .chain(script([ScriptStep::Barrier]))
             .chain(each("file").flat_map(move |path| make_file(path, bytes.0, 1 << 20)))
             .chain(after_barrier(each("file").map(Op::stat)))
-            .chain(script([Step::Barrier]))
+            .chain(script([ScriptStep::Barrier]))
             .chain(each("file").flat_map(move |path| read_file(path, bytes.0.clamp(1, 1 << 20))))
             .chain(after_barrier(each("file").map(Op::unlink)))
             .chain(after_barrier(dirs.into_iter().rev().map(Op::rmdir)))

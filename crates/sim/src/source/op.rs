@@ -128,7 +128,7 @@ pub enum Op {
 pub struct RecordedCall {
     pub uid: u32,
     pub gid: u32,
-    pub asked: RecordedRequest,
+    pub recorded: RecordedRequest,
     pub observed: Observed,
 }
 
@@ -184,7 +184,7 @@ impl Op {
             Self::Symlink { .. } => OpKind::Symlink,
             Self::ReadLink { .. } => OpKind::ReadLink,
             Self::Enter { .. } => OpKind::Stat,
-            Self::Recorded(call) => OpKind::of(&call.asked),
+            Self::Recorded(call) => OpKind::of(&call.recorded),
         }
     }
 }
@@ -236,8 +236,8 @@ impl Op {
 
 impl OpKind {
     /// The kind of a recorded call.
-    fn of(asked: &RecordedRequest) -> Self {
-        let request = match asked {
+    fn of(recorded: &RecordedRequest) -> Self {
+        let request = match recorded {
             RecordedRequest::Read { .. } => return Self::Read,
             RecordedRequest::Write { .. } => return Self::Write,
             RecordedRequest::Allocate { .. } => return Self::Allocate,

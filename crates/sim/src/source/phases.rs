@@ -5,7 +5,7 @@ use serde::Deserialize;
 
 use super::Op;
 use super::create::{after_barrier, begin, open_new};
-use super::script::{FILE, Step, list, script};
+use super::script::{FILE, ScriptStep, list, script};
 use super::workload::{Member, range};
 use crate::Bytes;
 
@@ -29,7 +29,7 @@ impl Phases {
         range("bytes", self.bytes.0, 1, 1 << 40)
     }
 
-    pub(super) fn script(&self, member: &Member) -> impl Iterator<Item = Step> + use<> {
+    pub(super) fn script(&self, member: &Member) -> impl Iterator<Item = ScriptStep> + use<> {
         let Self { files, bytes: Bytes(size) } = *self;
         let own = member.own();
         let path = {
@@ -41,7 +41,7 @@ impl Phases {
             let own = own.clone();
             move || {
                 let stat = stat.clone();
-                script([Step::Barrier])
+                script([ScriptStep::Barrier])
                     .chain(list(own.clone(), false))
                     .chain((0..files).map(move |number| Op::stat(stat(number)).into()))
             }

@@ -7,7 +7,7 @@ use crate::{Nanos, Random};
 
 /// A step of a script.
 #[derive(Clone, Debug)]
-pub enum Step {
+pub enum ScriptStep {
     Do(Op),
     /// Repeat until the operation returns 0 or fails.
     UntilNothing(Op),
@@ -16,7 +16,7 @@ pub enum Step {
     Forget,
 }
 
-impl From<Op> for Step {
+impl From<Op> for ScriptStep {
     fn from(op: Op) -> Self {
         Self::Do(op)
     }
@@ -24,13 +24,13 @@ impl From<Op> for Step {
 
 /// A program with fixed steps.
 pub struct Script {
-    steps: Box<dyn Iterator<Item = Step>>,
+    steps: Box<dyn Iterator<Item = ScriptStep>>,
     /// The operation that is being repeated.
     again: Option<Op>,
 }
 
 impl Script {
-    pub fn new(steps: impl Iterator<Item = Step> + 'static) -> Self {
+    pub fn new(steps: impl Iterator<Item = ScriptStep> + 'static) -> Self {
         Self { steps: Box::new(steps), again: None }
     }
 }
@@ -51,11 +51,11 @@ impl Source for Script {
         self.again = None;
         match self.steps.next() {
             None => Next::End,
-            Some(Step::Do(op)) => Next::Do(op),
-            Some(Step::Pause(time)) => Next::Pause(time),
-            Some(Step::Barrier) => Next::Barrier,
-            Some(Step::Forget) => Next::Forget,
-            Some(Step::UntilNothing(op)) => Next::Do(self.again.insert(op).clone()),
+            Some(ScriptStep::Do(op)) => Next::Do(op),
+            Some(ScriptStep::Pause(time)) => Next::Pause(time),
+            Some(ScriptStep::Barrier) => Next::Barrier,
+            Some(ScriptStep::Forget) => Next::Forget,
+            Some(ScriptStep::UntilNothing(op)) => Next::Do(self.again.insert(op).clone()),
         }
     }
 }
@@ -65,21 +65,24 @@ pub(super) const FILE: u32 = 3;
 /// Entries per listing request.
 const PAGE: u32 = 512;
 
-pub(super) fn script<const N: usize>(steps: [Step; N]) -> impl Iterator<Item = Step> {
+pub(super) fn script<const N: usize>(steps: [ScriptStep; N]) -> impl Iterator<Item = ScriptStep> {
     steps.into_iter()
 }
 
 /// The steps, if `wanted`.
-pub(super) fn only_if<I: IntoIterator<Item = Step>>(wanted: bool, steps: I) -> impl Iterator<Item = Step> {
+pub(super) fn only_if<I: IntoIterator<Item = ScriptStep>>(
+    wanted: bool,
+    steps: I,
+) -> impl Iterator<Item = ScriptStep> {
     wanted.then_some(steps).into_iter().flatten()
 }
 
 /// Creates a file of `bytes` bytes in writes of `piece` bytes.
-pub fn make_file(path: String, bytes: u64, piece: u64) -> impl Iterator<Item = Step> {
+pub fn make_file(path: String, bytes: u64, piece: u64) -> impl Iterator<Item = ScriptStep> {
     std::iter::once(Op::create(FILE, path))
         .chain(write(FILE, bytes, piece))
         .chain([Op::Close { file: FILE }])
-        .map(Step::Do)
+        .map(ScriptStep::Do)
 }
 
 /// Writes of `piece` bytes each, the last one possibly shorter.
@@ -89,19 +92,19 @@ pub(super) fn write(file: u32, bytes: u64, piece: u64) -> impl Iterator<Item = O
 }
 
 /// Reads a file to its end, without requesting its size.
-pub(super) fn read_file(path: String, piece: u64) -> impl Iterator<Item = Step> {
+pub(super) fn read_file(path: String, piece: u64) -> impl Iterator<Item = ScriptStep> {
     script([
-        Step::Do(Op::open(FILE, path, OpenFlags::READ)),
-        Step::UntilNothing(Op::Read { file: FILE, offset: None, size: piece }),
-        Step::Do(Op::Close { file: FILE }),
+        ScriptStep::Do(Op::open(FILE, path, OpenFlags::READ)),
+        ScriptStep::UntilNothing(Op::Read { file: FILE, offset: None, size: piece }),
+        ScriptStep::Do(Op::Close { file: FILE }),
     ])
 }
 
 /// Lists a directory; `plus`: with attributes.
-pub fn list(path: String, plus: bool) -> impl Iterator<Item = Step> {
+pub fn list(path: String, plus: bool) -> impl Iterator<Item = ScriptStep> {
     script([
-        Step::Do(Op::open(FILE, path, OpenFlags::READ | OpenFlags::DIRECTORY)),
-        Step::UntilNothing(Op::List { file: FILE, limit: PAGE, plus }),
-        Step::Do(Op::Close { file: FILE }),
+        ScriptStep::Do(Op::open(FILE, path, OpenFlags::READ | OpenFlags::DIRECTORY)),
+        ScriptStep::UntilNothing(Op::List { file: FILE, limit: PAGE, plus }),
+        ScriptStep::Do(Op::Close { file: FILE }),
     ])
 }

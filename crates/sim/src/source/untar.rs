@@ -9,7 +9,7 @@ use rand_distr::{Distribution, LogNormal};
 use serde::Deserialize;
 
 use super::create::begin;
-use super::script::{FILE, Step, write};
+use super::script::{FILE, ScriptStep, write};
 use super::workload::{Member, range};
 use super::{Op, OpenFlags, Target};
 use crate::{Bytes, Seed};
@@ -50,7 +50,7 @@ enum Leaf {
 
 /// Contents of an archive.
 #[derive(Debug)]
-struct Tree {
+struct ArchiveTree {
     /// Parent of each directory but the first; parents come first.
     parents: Vec<usize>,
     /// Files and links with the index of their directory.
@@ -72,7 +72,7 @@ impl Untar {
     }
 
     /// Directories near the root have more subdirectories: a tree of 75,000 files is about 10 deep.
-    fn tree(&self) -> Tree {
+    fn tree(&self) -> ArchiveTree {
         const MOST_BYTES: f64 = 1e9;
         let mut random = Seed(self.tree).random("tree", 0);
         let sizes = LogNormal::new((self.median.0 as f64).ln(), self.sigma).ok();
@@ -89,10 +89,10 @@ impl Untar {
             })
             .collect();
         leaves.sort_by_key(|(dir, _)| *dir);
-        Tree { parents, leaves }
+        ArchiveTree { parents, leaves }
     }
 
-    pub(super) fn script(&self, member: &Member) -> impl Iterator<Item = Step> + use<> {
+    pub(super) fn script(&self, member: &Member) -> impl Iterator<Item = ScriptStep> + use<> {
         let (tree, is_root) = (Rc::new(self.tree()), member.crew.is_root);
         let mut dirs: Vec<String> = Vec::with_capacity(tree.parents.len());
         for (number, parent) in tree.parents.iter().enumerate() {
@@ -111,7 +111,7 @@ impl Untar {
 }
 
 /// Unpacks a directory without its subdirectories.
-fn unpack_directory(tree: &Tree, dirs: &[String], number: usize, is_root: bool) -> Vec<Step> {
+fn unpack_directory(tree: &ArchiveTree, dirs: &[String], number: usize, is_root: bool) -> Vec<ScriptStep> {
     let begin = tree.leaves.partition_point(|(dir, _)| *dir < number);
     let end = tree.leaves.partition_point(|(dir, _)| *dir <= number);
     let mut steps = vec![Op::MkDir { path: dirs[number].clone().into(), mode: 0o700 }.into()];
@@ -124,27 +124,27 @@ fn unpack_directory(tree: &Tree, dirs: &[String], number: usize, is_root: bool) 
                 let path: Vec<u8> = format!("{}/l{at}", dirs[number]).into();
                 let target = Target::Link(path.clone());
                 steps.push(Op::Symlink { target: b"f0".into(), path }.into());
-                steps.extend(attributes(is_root, target).map(Step::Do));
+                steps.extend(attributes(is_root, target).map(ScriptStep::Do));
             }
         }
     }
     steps
 }
 
-fn unpack_file(path: String, bytes: u64, is_root: bool) -> impl Iterator<Item = Step> {
+fn unpack_file(path: String, bytes: u64, is_root: bool) -> impl Iterator<Item = ScriptStep> {
     let flags = OpenFlags::WRITE | OpenFlags::CREATE | OpenFlags::EXCLUSIVE;
     let open = Op::Open { file: FILE, path: path.into(), flags, mode: 0o600 };
     std::iter::once(open)
         .chain(write(FILE, bytes, PIECE))
         .chain(attributes(is_root, Target::File(FILE)))
         .chain([chmod(Target::File(FILE), 0o644), Op::Close { file: FILE }])
-        .map(Step::Do)
+        .map(ScriptStep::Do)
 }
 
 /// Sets the times of a directory after all its entries are made.
-fn finish_directory(path: &str, is_root: bool) -> impl Iterator<Item = Step> + use<> {
+fn finish_directory(path: &str, is_root: bool) -> impl Iterator<Item = ScriptStep> + use<> {
     let chmod = chmod(Target::Path(path.into()), 0o755);
-    attributes(is_root, Target::Link(path.into())).chain([chmod]).map(Step::Do)
+    attributes(is_root, Target::Link(path.into())).chain([chmod]).map(ScriptStep::Do)
 }
 
 /// Only the superuser can change owners.

@@ -138,7 +138,8 @@ impl Workload {
     pub fn start(&self, number: u32, first: u32, clients: u32, from: &Path) -> Result<Started, TraceError> {
         let processes = self.common.processes.unwrap_or(clients);
         let dir = self.common.dir.clone().unwrap_or_else(|| format!("work{number}"));
-        let crew = Rc::new(Crew { dir: format!("/{dir}"), processes, is_root: self.common.uid == 0 });
+        let crew =
+            Rc::new(WorkloadProcesses { dir: format!("/{dir}"), processes, is_root: self.common.uid == 0 });
         if let Kind::Trace(traces) = &self.kind {
             return traces.start(&crew.dir, first, clients, from);
         }
@@ -195,7 +196,7 @@ impl Traces {
 
 /// The processes of a workload.
 #[derive(Debug)]
-pub(super) struct Crew {
+pub(super) struct WorkloadProcesses {
     /// Their directory.
     pub(super) dir: String,
     pub(super) processes: u32,
@@ -205,7 +206,7 @@ pub(super) struct Crew {
 /// A process of a workload.
 #[derive(Clone, Debug)]
 pub(super) struct Member {
-    pub(super) crew: Rc<Crew>,
+    pub(super) crew: Rc<WorkloadProcesses>,
     /// Index in the workload, from 0.
     pub(super) number: u32,
 }

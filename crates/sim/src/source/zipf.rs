@@ -5,7 +5,7 @@ use rand_distr::Distribution;
 use serde::Deserialize;
 
 use super::create::begin;
-use super::script::{FILE, Script, Step, make_file, only_if, script};
+use super::script::{FILE, Script, ScriptStep, make_file, only_if, script};
 use super::workload::{Member, range};
 use super::{Done, Next, Op, OpenFlags, Source};
 use crate::{Bytes, Random};
@@ -71,9 +71,9 @@ impl Zipf {
         };
         let making = begin(member)
             .chain(only_if(is_first, (0..dirs).map(make_dir)))
-            .chain(script([Step::Barrier]))
+            .chain(script([ScriptStep::Barrier]))
             .chain(paths.flat_map(move |path| make_file(path, bytes, 1 << 20)))
-            .chain(script([Step::Barrier]));
+            .chain(script([ScriptStep::Barrier]));
         // The checked values are valid for the distribution.
         match rand_distr::Zipf::new(self.files as f64, self.exponent) {
             Ok(law) => Box::new(Choosing {

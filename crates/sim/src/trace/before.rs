@@ -9,7 +9,7 @@ use crate::source::{Op, OpenFlags, Target};
 
 /// Present state of a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Known {
+enum PriorState {
     Absent,
     There,
 }
@@ -46,7 +46,7 @@ pub(super) enum Observed {
 /// The state of a partially examined trace.
 #[derive(Debug, Default)]
 pub(super) struct Before {
-    known: BTreeMap<Vec<u8>, Known>,
+    known: BTreeMap<Vec<u8>, PriorState>,
     /// Initial state by initial path.
     was: BTreeMap<Vec<u8>, Was>,
     /// Renames in order: old and new path.
@@ -69,7 +69,8 @@ impl Before {
         match op {
             Op::MkDir { path, .. } | Op::MkNod { path, .. } | Op::Symlink { path, .. } => self.made(path),
             Op::Open { file, path, flags, .. } => {
-                let is_new = flags.contains(OpenFlags::CREATE) && self.known.get(path) != Some(&Known::There);
+                let is_new =
+                    flags.contains(OpenFlags::CREATE) && self.known.get(path) != Some(&PriorState::There);
                 if is_new {
                     self.made(path);
                 } else {
@@ -118,11 +119,11 @@ impl Before {
             }
             Op::Unlink { path } => {
                 self.found(path, Was::Something);
-                self.known.insert(path.clone(), Known::Absent);
+                self.known.insert(path.clone(), PriorState::Absent);
             }
             Op::RmDir { path } => {
                 self.found(path, Was::Directory);
-                self.known.insert(path.clone(), Known::Absent);
+                self.known.insert(path.clone(), PriorState::Absent);
             }
             Op::Rename { from, to, .. } => self.renamed(from, to),
             Op::Link { from, to } => {
@@ -148,11 +149,11 @@ impl Before {
         };
         match (errno, op) {
             (Errno::ENOENT, Op::MkDir { .. } | Op::Symlink { .. }) => {}
-            (Errno::ENOENT, _) => drop(self.known.entry(path.clone()).or_insert(Known::Absent)),
+            (Errno::ENOENT, _) => drop(self.known.entry(path.clone()).or_insert(PriorState::Absent)),
             (Errno::EEXIST, Op::MkDir { .. }) | (Errno::EISDIR, _) => self.found(path, Was::Directory),
             (Errno::ENOTEMPTY, _) => {
                 self.found(path, Was::Directory);
-                let is_empty = !self.below(path).any(|(_, known)| *known == Known::There);
+                let is_empty = !self.below(path).any(|(_, known)| *known == PriorState::There);
                 if is_empty {
                     self.found(&[path, b"/.kept".as_slice()].concat(), Was::Something);
                 }
@@ -168,7 +169,7 @@ impl Before {
     }
 
     /// Names in a directory and below it.
-    fn below<'a>(&'a self, path: &[u8]) -> impl Iterator<Item = (&'a Vec<u8>, &'a Known)> + use<'a> {
+    fn below<'a>(&'a self, path: &[u8]) -> impl Iterator<Item = (&'a Vec<u8>, &'a PriorState)> + use<'a> {
         let prefix = [path, b"/".as_slice()].concat();
         self.known.range(prefix.clone()..).take_while(move |(name, _)| name.starts_with(&prefix))
     }
@@ -177,7 +178,7 @@ impl Before {
         if let Some(parent) = parent(path) {
             self.found(parent, Was::Directory);
         }
-        self.known.insert(path.to_vec(), Known::There);
+        self.known.insert(path.to_vec(), PriorState::There);
     }
 
     /// A path exists, and the trace may not have made it.
@@ -194,7 +195,7 @@ impl Before {
             if let Some(parent) = parent(path) {
                 self.found(parent, Was::Directory);
             }
-            self.known.insert(path.to_vec(), Known::There);
+            self.known.insert(path.to_vec(), PriorState::There);
             self.was.insert(self.original(path), was);
         } else if let Some(known) = self.was.get_mut(&self.original(path)) {
             known.learn(was);
@@ -245,7 +246,7 @@ impl Before {
             self.known.remove(&[from, &rest].concat());
             self.known.insert([to, &rest].concat(), known);
         }
-        self.known.insert(from.to_vec(), Known::Absent);
+        self.known.insert(from.to_vec(), PriorState::Absent);
         self.made(to);
         self.renamed.push((from.to_vec(), to.to_vec()));
     }

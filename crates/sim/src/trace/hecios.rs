@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use espalier_proto::SetAttr;
 
-use super::{Act, BadLine, Entry, Expected, Trace, TraceError, before, lines, read};
+use super::{Act, BadLine, Expected, RecordedOp, Trace, TraceError, before, lines, read};
 use crate::Nanos;
 use crate::source::{Op, OpenFlags, Target};
 
@@ -122,7 +122,7 @@ struct Events {
 }
 
 /// A line of events.
-struct Record<'a> {
+struct HeciosRecord<'a> {
     line: u64,
     id: u64,
     duration: Nanos,
@@ -130,18 +130,18 @@ struct Record<'a> {
     parameters: Vec<&'a str>,
 }
 
-impl Record<'_> {
-    fn bad(&self, what: impl Into<String>) -> BadLine {
-        BadLine::new(self.line, what)
+impl HeciosRecord<'_> {
+    fn bad(&self, message: impl Into<String>) -> BadLine {
+        BadLine::new(self.line, message)
     }
 
-    fn text(&self, at: usize, what: &str) -> Result<&str, BadLine> {
-        self.parameters.get(at).copied().ok_or_else(|| self.bad(format!("{what} is missing")))
+    fn text(&self, at: usize, message: &str) -> Result<&str, BadLine> {
+        self.parameters.get(at).copied().ok_or_else(|| self.bad(format!("{message} is missing")))
     }
 
-    fn number(&self, at: usize, what: &str) -> Result<u64, BadLine> {
-        let text = self.text(at, what)?;
-        number(text).ok_or_else(|| self.bad(format!("{what} is `{text}`, which is no number")))
+    fn number(&self, at: usize, message: &str) -> Result<u64, BadLine> {
+        let text = self.text(at, message)?;
+        number(text).ok_or_else(|| self.bad(format!("{message} is `{text}`, which is no number")))
     }
 }
 
@@ -162,7 +162,7 @@ impl Events {
         }
     }
 
-    fn parse(mut self, text: &str, skipped: &mut BTreeMap<String, u64>) -> Result<Vec<Entry>, BadLine> {
+    fn parse(mut self, text: &str, skipped: &mut BTreeMap<String, u64>) -> Result<Vec<RecordedOp>, BadLine> {
         let (mut entries, mut pause) = (Vec::new(), Nanos::ZERO);
         for (line, text) in lines(text) {
             let fields: Vec<&str> = text.split_whitespace().collect();
@@ -170,14 +170,14 @@ impl Events {
             if matches!(fields.as_slice(), ["ID", ..] | ["..."]) {
                 continue;
             }
-            let bad = |what: &str| BadLine::new(line, what);
+            let bad = |message: &str| BadLine::new(line, message);
             let [id, instruction, start, duration, ..] = *fields else {
                 return Err(bad("it is ID, instruction, start time, duration, return value and parameters"));
             };
-            let seconds = |text: &str, what: &str| {
+            let seconds = |text: &str, message: &str| {
                 let seconds = text.parse::<f64>().ok().filter(|seconds| (0.0..1e9).contains(seconds));
                 seconds.ok_or_else(|| {
-                    BadLine::new(line, format!("{what} is `{text}`, which is no time in seconds"))
+                    BadLine::new(line, format!("{message} is `{text}`, which is no time in seconds"))
                 })
             };
             seconds(start, "the start time")?;
@@ -185,7 +185,7 @@ impl Events {
                 None | Some(Some(0)) => Expected::Success,
                 Some(_) => Expected::AnyError,
             };
-            let record = Record {
+            let record = HeciosRecord {
                 line,
                 id: id.parse().map_err(|_| bad("the ID is no number"))?,
                 duration: Nanos::from_secs_f64(seconds(duration, "the duration")?),
@@ -199,7 +199,7 @@ impl Events {
             }
             match self.act(&instruction, &record)? {
                 Some(act) => {
-                    entries.push(Entry { line, pause, act, after: Vec::new() });
+                    entries.push(RecordedOp { line, pause, act, after: Vec::new() });
                     pause = Nanos::ZERO;
                 }
                 None => *skipped.entry(instruction).or_default() += 1,
@@ -208,7 +208,7 @@ impl Events {
         Ok(entries)
     }
 
-    fn act(&mut self, instruction: &str, record: &Record<'_>) -> Result<Option<Act>, BadLine> {
+    fn act(&mut self, instruction: &str, record: &HeciosRecord<'_>) -> Result<Option<Act>, BadLine> {
         let call = instruction.strip_prefix("MPI_").unwrap_or(instruction);
         let op = match call.strip_prefix("FILE_").unwrap_or(call) {
             "BARRIER" if self.is_world(record)? => return Ok(Some(Act::Barrier)),
@@ -237,12 +237,12 @@ impl Events {
     }
 
     /// True if the communicator contains all processes; no other communicator is supported.
-    fn is_world(&self, record: &Record<'_>) -> Result<bool, BadLine> {
+    fn is_world(&self, record: &HeciosRecord<'_>) -> Result<bool, BadLine> {
         let Some(world) = self.constants.get("MPI_COMM_WORLD") else { return Ok(true) };
         Ok(record.number(0, "the communicator")? == *world)
     }
 
-    fn open(&mut self, record: &Record<'_>) -> Result<Op, BadLine> {
+    fn open(&mut self, record: &HeciosRecord<'_>) -> Result<Op, BadLine> {
         let (path, mode) = (self.path(record, 1)?, record.number(2, "the mode")?);
         let mut flags = OpenFlags::empty();
         MODES.iter().filter(|(bit, _)| mode & bit != 0).for_each(|(_, flag)| flags |= *flag);
@@ -264,7 +264,7 @@ impl Events {
     }
 
     /// A path, given directly or by its address.
-    fn path(&self, record: &Record<'_>, at: usize) -> Result<Vec<u8>, BadLine> {
+    fn path(&self, record: &HeciosRecord<'_>, at: usize) -> Result<Vec<u8>, BadLine> {
         let text = record.text(at, "the file's name")?;
         let Some(address) = text.strip_prefix("0x").and_then(|_| number(text)) else {
             return Ok(text.as_bytes().to_vec());
@@ -275,12 +275,12 @@ impl Events {
         Ok(string.ok_or_else(missing)?.as_bytes().to_vec())
     }
 
-    fn file(&mut self, record: &Record<'_>) -> Result<&mut (u32, u64), BadLine> {
+    fn file(&mut self, record: &HeciosRecord<'_>) -> Result<&mut (u32, u64), BadLine> {
         let handle = self.handle(record.number(0, "the file handle")?, record.id);
         self.open.get_mut(&handle).ok_or_else(|| not_open(record))
     }
 
-    fn seek(&mut self, record: &Record<'_>) -> Result<Op, BadLine> {
+    fn seek(&mut self, record: &HeciosRecord<'_>) -> Result<Op, BadLine> {
         let by = record.number(1, "the offset")?;
         let whence = record.number(2, "the place to seek from")?;
         let is_from_here = self.constants.get("MPI_SEEK_CUR").map_or(whence == 602, |cur| *cur == whence);
@@ -297,7 +297,7 @@ impl Events {
     }
 
     /// A read or a write. Elements count as bytes, since the trace does not contain their type.
-    fn moves(&mut self, record: &Record<'_>, reads: bool, is_at: bool) -> Result<Op, BadLine> {
+    fn moves(&mut self, record: &HeciosRecord<'_>, reads: bool, is_at: bool) -> Result<Op, BadLine> {
         let offset = if is_at { Some(record.number(1, "the offset")?) } else { None };
         let size = record.number(if is_at { 3 } else { 2 }, "the count")?;
         if size > MOST_BYTES {
@@ -312,6 +312,6 @@ impl Events {
     }
 }
 
-fn not_open(record: &Record<'_>) -> BadLine {
+fn not_open(record: &HeciosRecord<'_>) -> BadLine {
     record.bad("the file handle is of no file that has been opened before")
 }

@@ -8,14 +8,14 @@ use espalier_proto::{Ino, Name, Request};
 use espalier_recording::RecordedRequest;
 
 use super::before::{Before, Observed};
-use super::{Act, Entry, Trace};
+use super::{Act, RecordedOp, Trace};
 use crate::Nanos;
 use crate::source::{Op, OpenFlags, RecordedCall};
 
 /// An entry with its start and end time.
 #[derive(Debug)]
 pub(super) struct Timed {
-    pub(super) entry: Entry,
+    pub(super) entry: RecordedOp,
     pub(super) begun: Nanos,
     pub(super) ended: Nanos,
     pub(super) observed: Option<Observed>,
@@ -125,12 +125,12 @@ fn name(path: &[u8], changes: bool, places: &mut Vec<(SharedResource, bool)>) {
 /// these only afterwards.
 fn recorded(call: &RecordedCall, places: &mut Vec<(SharedResource, bool)>) {
     let mut look = |ino: &mut Ino| places.push((SharedResource::Inode(*ino), false));
-    call.asked.clone().each_inode(&mut look);
+    call.recorded.clone().each_inode(&mut look);
     let observed = call.observed.inode.iter().chain(call.observed.entries.iter().map(|(_, inode)| inode));
     places.extend(observed.map(|inode| (SharedResource::Inode(inode.ino), true)));
     let mut entry =
         |dir: &Ino, name: &Name, changes| places.push((SharedResource::Entry(*dir, name.clone()), changes));
-    match &call.asked {
+    match &call.recorded {
         RecordedRequest::Request(request) => match request {
             Request::Lookup { dir, name } => entry(dir, name, false),
             Request::Create { dir, name, .. }

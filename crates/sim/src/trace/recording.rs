@@ -7,30 +7,30 @@ use espalier_proto::{FileType, Ino, Name, Request, SetAttr};
 use espalier_recording::{Inode, Line, RecordedRequest};
 
 use super::order::{self, Timed};
-use super::{Act, BadLine, Entry, Expected, Trace, before, lines};
+use super::{Act, BadLine, Expected, RecordedOp, Trace, before, lines};
 use crate::Nanos;
 use crate::source::{Op, RecordedCall, Target};
 
 pub(super) fn parse(text: &str) -> Result<Trace, BadLine> {
     // By process: its entries, and the end of the last one.
     let mut processes: BTreeMap<u32, (Vec<Timed>, Nanos)> = BTreeMap::new();
-    let (mut tree, mut skipped) = (Tree::default(), BTreeMap::new());
+    let (mut tree, mut skipped) = (EarlierTree::default(), BTreeMap::new());
     for (number, text) in lines(text) {
         let line = Line::parse(text).map_err(|error| BadLine::new(number, error.to_string()))?;
         if line.lost > 0 {
             *skipped.entry("calls that were not recorded".to_string()).or_default() += line.lost;
         }
         tree.see(&line);
-        let Line { at, took, pid, uid, gid, asked, observed, .. } = line;
-        if let Some(what) = is_skipped(&asked) {
-            *skipped.entry(what.to_string()).or_default() += 1;
+        let Line { at, took, pid, uid, gid, recorded, observed, .. } = line;
+        if let Some(reason) = is_skipped(&recorded) {
+            *skipped.entry(reason.to_string()).or_default() += 1;
             continue;
         }
         let (begun, ended) = (Nanos(at), Nanos(at) + Nanos(took));
         let expected = observed.error.map_or(Expected::Success, Expected::Error);
-        let act = Act::Do(Op::Recorded(Rc::new(RecordedCall { uid, gid, asked, observed })), expected);
+        let act = Act::Do(Op::Recorded(Rc::new(RecordedCall { uid, gid, recorded, observed })), expected);
         let (entries, last) = processes.entry(pid).or_default();
-        let entry = Entry { line: number, pause: begun - *last, act, after: Vec::new() };
+        let entry = RecordedOp { line: number, pause: begun - *last, act, after: Vec::new() };
         *last = ended.max(*last);
         entries.push(Timed { entry, begun, ended, observed: None });
     }
@@ -39,8 +39,8 @@ pub(super) fn parse(text: &str) -> Result<Trace, BadLine> {
 }
 
 /// Kind of a call that depends on state outside the recording, and is skipped.
-fn is_skipped(asked: &RecordedRequest) -> Option<&'static str> {
-    match asked {
+fn is_skipped(recorded: &RecordedRequest) -> Option<&'static str> {
+    match recorded {
         RecordedRequest::Request(Request::CopyTree(_)) => Some("steps of copying a tree"),
         RecordedRequest::Request(
             Request::Lock { .. }
@@ -54,7 +54,7 @@ fn is_skipped(asked: &RecordedRequest) -> Option<&'static str> {
 
 /// The files that existed before: names that calls found and had not made.
 #[derive(Debug, Default)]
-struct Tree {
+struct EarlierTree {
     names: BTreeMap<(Ino, Name), Ino>,
     inodes: BTreeMap<Ino, Inode>,
     targets: BTreeMap<Ino, Vec<u8>>,
@@ -63,9 +63,9 @@ struct Tree {
     made: BTreeSet<Ino>,
 }
 
-impl Tree {
+impl EarlierTree {
     fn see(&mut self, line: &Line) {
-        let (RecordedRequest::Request(request), observed) = (&line.asked, &line.observed) else { return };
+        let (RecordedRequest::Request(request), observed) = (&line.recorded, &line.observed) else { return };
         if observed.error.is_some() {
             return;
         }

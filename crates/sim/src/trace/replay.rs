@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use espalier_proto::{Caller, Errno};
 
-use super::{Act, Entry, Expected, Trace};
+use super::{Act, Expected, RecordedOp, Trace};
 use crate::process::{FileTable, Frontend, Identity, Process};
 use crate::source::{Done, Next, Op, OpKind, Source};
 use crate::{Nanos, Random};
@@ -23,18 +23,18 @@ const GIVES_UP: Nanos = Nanos(60_000_000_000);
 
 /// A replay of a trace, shared by its processes.
 #[derive(Clone, Debug)]
-pub struct Replay(Rc<Shared>);
+pub struct Replay(Rc<SharedReplay>);
 
 #[derive(Debug)]
-struct Shared {
+struct SharedReplay {
     trace: Rc<Trace>,
     /// Directory of the replay.
     dir: String,
-    state: RefCell<State>,
+    state: RefCell<ReplayState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct ReplayState {
     /// Completed entries of each process.
     done: Vec<usize>,
     replayed: Replayed,
@@ -71,7 +71,7 @@ impl Replay {
             }
         }
         let done = vec![0; trace.processes.len()];
-        Self(Rc::new(Shared { trace, dir, state: RefCell::new(State { done, replayed }) }))
+        Self(Rc::new(SharedReplay { trace, dir, state: RefCell::new(ReplayState { done, replayed }) }))
     }
 
     /// The processes, each with the number of its client. `first`: number of the first process.
@@ -106,7 +106,7 @@ impl Replay {
 
     /// Operations that make the directory and the files that existed before.
     fn making(&self) -> impl Iterator<Item = Op> {
-        let Shared { trace, dir, .. } = &*self.0;
+        let SharedReplay { trace, dir, .. } = &*self.0;
         let parents = dir.match_indices('/').map(|(at, _)| &dir[..at]).filter(|dir| !dir.is_empty());
         let dirs = parents.chain([dir.as_str()]).map(|dir| Op::MkDir { path: dir.into(), mode: 0o777 });
         dirs.chain(trace.before.iter().map(|op| moved(op, dir)))
@@ -122,7 +122,7 @@ impl Replay {
         self.0.state.borrow().replayed.clone()
     }
 
-    fn may_begin(&self, entry: &Entry) -> bool {
+    fn may_begin(&self, entry: &RecordedOp) -> bool {
         let state = self.0.state.borrow();
         entry.after.iter().all(|(process, number)| state.done[*process] > *number)
     }
@@ -242,7 +242,7 @@ fn moved(op: &Op, dir: &str) -> Op {
 /// The subject of an operation, for messages.
 fn subject(op: &Op) -> String {
     match op {
-        Op::Recorded(call) => format!("{:?}", call.asked),
+        Op::Recorded(call) => format!("{:?}", call.recorded),
         op => match (op.clone().paths().as_slice(), op.file()) {
             ([first, ..], _) => String::from_utf8_lossy(first).into_owned(),
             ([], Some(file)) => format!("open file {file}"),

@@ -8,10 +8,10 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use super::order::{self, Timed};
-use super::{Act, BadLine, Entry, Trace};
+use super::{Act, BadLine, RecordedOp, Trace};
 use crate::Nanos;
-use line::Event;
-use state::State;
+use line::StraceEvent;
+use state::StraceState;
 
 pub(super) use line::is_line;
 
@@ -19,17 +19,17 @@ pub(super) use line::is_line;
 pub(super) fn parse(text: &str, root: &Path) -> Result<Trace, BadLine> {
     let events = line::events(text)?;
     let start = events.iter().find_map(|event| match event {
-        Event::Call(call) => Some(call.begun),
-        Event::Exit { .. } => None,
+        StraceEvent::Call(call) => Some(call.begun),
+        StraceEvent::Exit { .. } => None,
     });
-    let mut state = State::new(root, &events)?;
+    let mut state = StraceState::new(root, &events)?;
     // By process number: its entries, and the end of the last one.
     let mut processes: Vec<(Vec<Timed>, Nanos)> = Vec::new();
     let mut numbers: BTreeMap<u32, usize> = BTreeMap::new();
     for event in &events {
         let call = match event {
-            Event::Call(call) => call,
-            Event::Exit { pid } => {
+            StraceEvent::Call(call) => call,
+            StraceEvent::Exit { pid } => {
                 state.exit(*pid);
                 numbers.remove(pid);
                 continue;
@@ -51,7 +51,7 @@ pub(super) fn parse(text: &str, root: &Path) -> Result<Trace, BadLine> {
         let pause = call.begun - *last;
         *last = call.ended;
         let act = Act::Do(done.op, done.expected);
-        let entry = Entry { line: call.line, pause, act, after: after.into_iter().collect() };
+        let entry = RecordedOp { line: call.line, pause, act, after: after.into_iter().collect() };
         entries.push(Timed { entry, begun: call.begun, ended: call.ended, observed: done.observed });
     }
     let processes = processes.into_iter().map(|(entries, _)| entries).collect();

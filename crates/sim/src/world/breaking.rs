@@ -3,25 +3,25 @@
 use espalier_meta::Config;
 use rand::Rng;
 
-use crate::disk::Disk;
+use crate::disk::DiskModel;
 use crate::faults::FaultKind;
 use crate::observe::Node;
 use crate::storage::Loss;
 use crate::time::Nanos;
-use crate::world::end::Stage;
-use crate::world::event::{Event, Mend};
+use crate::world::end::RunStage;
+use crate::world::event::{Mend, SimEvent};
 use crate::world::{RunError, World};
 
 impl World<'_> {
     pub(super) fn fault(&mut self, kind: FaultKind) -> Result<(), RunError> {
         let now = self.fabric.now;
-        if self.stage != Stage::Works {
+        if self.stage != RunStage::Works {
             return Ok(());
         }
         if !self.faults.is_stated(kind, now)
             && let Some(at) = self.faults.next(kind, now)
         {
-            self.fabric.queue.add(at, Event::Fault(kind));
+            self.fabric.queue.add(at, SimEvent::Fault(kind));
         }
         let nodes = match kind {
             FaultKind::ClientCrash => self.clients.len(),
@@ -58,13 +58,13 @@ impl World<'_> {
                     let other = (node + 1) % sides.len();
                     sides[other] = false;
                     self.fabric.part(sides);
-                    self.fabric.after(lasts, Event::Mend(Mend::Join));
+                    self.fabric.after(lasts, SimEvent::Mend(Mend::Join));
                 }
             }
             FaultKind::Late => {
                 let late = self.faults.lateness();
                 self.fabric.network.set_late(node, late);
-                self.fabric.after(lasts, Event::Mend(Mend::OnTime(Node(node as u32))));
+                self.fabric.after(lasts, SimEvent::Mend(Mend::OnTime(Node(node as u32))));
             }
             FaultKind::DiskFailure => self.fail_disk(node, lasts),
             FaultKind::SlowDisk => {
@@ -72,19 +72,19 @@ impl World<'_> {
                 if let Some(disk) = self.disk(node) {
                     disk.slowness = slowness;
                 }
-                self.fabric.after(lasts, Event::Mend(Mend::Speed(Node(node as u32))));
+                self.fabric.after(lasts, SimEvent::Mend(Mend::Speed(Node(node as u32))));
             }
             FaultKind::Reload => {
                 let is_exclusive = self.scenario.cluster.high_watermark <= 1;
                 self.reload(node, if is_exclusive { Config::WATERMARKS } else { (1, 1) });
-                self.fabric.after(lasts, Event::Mend(Mend::Watermarks(Node(node as u32))));
+                self.fabric.after(lasts, SimEvent::Mend(Mend::Watermarks(Node(node as u32))));
             }
         }
         Ok(())
     }
 
     /// The disk of a server.
-    fn disk(&mut self, node: usize) -> Option<&mut Disk> {
+    fn disk(&mut self, node: usize) -> Option<&mut DiskModel> {
         if node < self.servers.len() {
             Some(&mut self.servers[node].disk)
         } else {
@@ -106,7 +106,7 @@ impl World<'_> {
         if let Some(server) = self.servers.get_mut(node) {
             server.storage.fail(true);
         }
-        self.fabric.after(lasts, Event::Mend(Mend::Disk(Node(node as u32))));
+        self.fabric.after(lasts, SimEvent::Mend(Mend::Disk(Node(node as u32))));
     }
 
     fn crash(&mut self, node: usize, loss: Loss, lasts: Nanos) -> Result<(), RunError> {
@@ -118,14 +118,14 @@ impl World<'_> {
             let node = server.node;
             let crashed = server.crash(&mut self.fabric, loss);
             crashed.map_err(|cause| RunError::Start { at: self.fabric.now, node, cause: cause.into() })?;
-            self.fabric.after(lasts, Event::Mend(Mend::Start(node)));
+            self.fabric.after(lasts, SimEvent::Mend(Mend::Start(node)));
             return Ok(());
         };
         if server.is_up() {
             let node = server.node;
             let crashed = server.crash(&mut self.fabric, loss);
             let replay = crashed.map_err(|cause| RunError::Start { at: self.fabric.now, node, cause })?;
-            self.fabric.after(lasts + replay, Event::Mend(Mend::Start(node)));
+            self.fabric.after(lasts + replay, SimEvent::Mend(Mend::Start(node)));
         }
         Ok(())
     }
@@ -157,7 +157,7 @@ impl World<'_> {
                     // After a disk failure the server must restart.
                     self.crash(node.0 as usize, Loss::Process, Nanos::ZERO)?;
                 } else {
-                    self.fabric.after(Nanos::ZERO, Event::Mend(Mend::Start(node)));
+                    self.fabric.after(Nanos::ZERO, SimEvent::Mend(Mend::Start(node)));
                 }
             }
             Mend::Speed(node) => {

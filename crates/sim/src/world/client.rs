@@ -27,13 +27,13 @@ use crate::station::{Arrived, Station};
 use crate::storage::Loss;
 use crate::time::Nanos;
 use crate::world::data_calls::{DataCallEvent, DataCalls, DataClient};
-use crate::world::event::Event;
+use crate::world::event::SimEvent;
 use crate::world::fabric::{Fabric, WireId};
 use crate::world::line::Line;
 use crate::world::pages::Pages;
 use crate::world::spans::{asks, place_of};
+use crate::world::switches::SwitchCosts;
 use crate::world::ttl_cache::TtlCache;
-use crate::world::turns::Turns;
 
 /// Number of the first client; smaller numbers are reserved for the machines.
 pub const FIRST: u64 = 100;
@@ -44,7 +44,7 @@ const TICK: Nanos = Nanos(500_000_000);
 
 /// The caller of a call: process and number.
 #[derive(Clone, Copy, Debug)]
-pub struct Ticket {
+pub struct CallTicket {
     process: u32,
     call: u64,
 }
@@ -63,7 +63,7 @@ pub enum ClientJob {
 }
 
 /// A process of a client.
-pub struct Slot {
+pub struct ProcessSlot {
     process: Box<dyn Program>,
     random: Random,
     /// Index of its workload in the scenario.
@@ -81,21 +81,21 @@ pub enum Reached {
 }
 
 /// See the module description.
-pub struct Client {
+pub struct SimClient {
     pub node: Node,
     /// Index, from 0.
     pub index: u32,
     pub id: ClientId,
     clock: Clock,
-    sessions: Sessions<Ticket>,
-    actions: Actions<Ticket>,
+    sessions: Sessions<CallTicket>,
+    actions: Actions<CallTicket>,
     lines: BTreeMap<Rank, Line>,
     /// Requests to data servers, with their numbers in the sessions.
     data_calls: DataCalls<DataTicket>,
-    pub slots: Vec<Slot>,
+    pub slots: Vec<ProcessSlot>,
     calls: u64,
     cpu: Station<ClientJob>,
-    turns: Turns,
+    switches: SwitchCosts,
     random: Random,
     leases: bool,
     /// Cache with a fixed term, if the client has no leases.
@@ -118,7 +118,7 @@ pub struct Client {
     pub done: Vec<(u32, Done)>,
 }
 
-impl Client {
+impl SimClient {
     pub fn new(index: u32, node: Node, scenario: &Scenario, seed: Seed) -> Self {
         let number = u64::from(node.0);
         let session = scenario.cluster.session;
@@ -140,7 +140,7 @@ impl Client {
             slots: Vec::new(),
             calls: 0,
             cpu: Station::new(1),
-            turns: Turns::default(),
+            switches: SwitchCosts::default(),
             random: seed.random("client", number),
             leases: scenario.cluster.cache == Caching::Leases,
             ttl_cache: TtlCache::of(scenario.cluster.cache),
@@ -157,7 +157,7 @@ impl Client {
     }
 
     pub fn add(&mut self, process: Box<dyn Program>, workload: u32, random: Random) -> u32 {
-        self.slots.push(Slot { process, random, workload, answer: None, has_ended: false });
+        self.slots.push(ProcessSlot { process, random, workload, answer: None, has_ended: false });
         (self.slots.len() - 1) as u32
     }
 
@@ -172,9 +172,9 @@ impl Client {
     pub fn begin(&mut self, fabric: &mut Fabric<'_>) {
         // Spread the ticks of clients.
         let first = Nanos(self.random.random_range(0..TICK.0));
-        fabric.after(first, Event::Tick { node: self.node, start: 0 });
+        fabric.after(first, SimEvent::Tick { node: self.node, start: 0 });
         for process in 0..self.slots.len() as u32 {
-            fabric.after(Nanos::ZERO, Event::Resume { client: self.index, process });
+            fabric.after(Nanos::ZERO, SimEvent::Resume { client: self.index, process });
         }
     }
 
@@ -209,14 +209,15 @@ impl Client {
         Id { from: self.place(), to: self.place(), number: call }
     }
 
-    fn asked(&self, rank: Rank, number: u64) -> Id {
+    fn request_id(&self, rank: Rank, number: u64) -> Id {
         Id { from: self.place(), to: NodeId::Rank(rank.0), number }
     }
 
     fn trace_sent(&self, fabric: &mut Fabric<'_>, rank: Rank, message: &FromClient) {
         if let (true, Some((number, kind))) = (fabric.traces(), asks(message)) {
             let call = self.sessions.call_of(rank, RequestId(number)).map(|call| self.called(call));
-            fabric.begin_span(self.place(), self.asked(rank, number), kind, || call.into_iter().collect());
+            fabric
+                .begin_span(self.place(), self.request_id(rank, number), kind, || call.into_iter().collect());
         }
     }
 
@@ -251,7 +252,7 @@ impl Client {
         match act {
             Act::Call(caller, call) => self.call(fabric, process, caller, call),
             Act::CallFor(caller, call, patience) => {
-                let event = Event::Interrupt { client: self.index, call: self.calls + 1 };
+                let event = SimEvent::Interrupt { client: self.index, call: self.calls + 1 };
                 fabric.after(patience, event);
                 self.call(fabric, process, caller, call);
             }
@@ -261,7 +262,7 @@ impl Client {
                 self.pages.iter_mut().for_each(Pages::drop_all);
                 self.ready.push_back((process, None));
             }
-            Act::Pause(time) => fabric.after(time, Event::Resume { client: self.index, process }),
+            Act::Pause(time) => fabric.after(time, SimEvent::Resume { client: self.index, process }),
             Act::Barrier(_) => self.reached.push((process, Reached::Barrier)),
             Act::End => {
                 self.slots[process as usize].has_ended = true;
@@ -273,7 +274,7 @@ impl Client {
     fn call(&mut self, fabric: &mut Fabric<'_>, process: u32, caller: Caller, call: Call<'static>) {
         self.calls += 1;
         let now = self.now(fabric);
-        let ticket = Ticket { process, call: self.calls };
+        let ticket = CallTicket { process, call: self.calls };
         fabric.observer.invoked(fabric.now, self.index, ticket.call, &caller, &call);
         fabric.begin_span(self.place(), self.called(ticket.call), Kind::of(&call).0.name(), Vec::new);
         let shown = self.clock.shown(fabric.now);
@@ -314,7 +315,7 @@ impl Client {
     fn end_call(
         &mut self,
         fabric: &mut Fabric<'_>,
-        ticket: Ticket,
+        ticket: CallTicket,
         result: &Result<Answer, Errno>,
         lease_ms: u64,
     ) {
@@ -336,7 +337,7 @@ impl Client {
     fn answered(
         &mut self,
         fabric: &mut Fabric<'_>,
-        ticket: Ticket,
+        ticket: CallTicket,
         result: Result<Answer, Errno>,
         lease_ms: u64,
     ) {
@@ -370,13 +371,13 @@ impl Client {
         let mut time = fabric.model.cost(work).sample(&mut self.random)
             + fabric.model.wake(Work::ClientWake, idle, &mut self.random);
         if let ClientJob::Message(wire, ..) = job {
-            time += self.turns.turn(fabric, Work::ClientTurn, (wire, since), &mut self.random);
+            time += self.switches.cost_of(fabric, Work::ClientTurn, (wire, since), &mut self.random);
         }
-        fabric.work(time, Event::Prepared { client: self.index, job, since });
+        fabric.work(time, SimEvent::Prepared { client: self.index, job, since });
     }
 
     pub fn prepared(&mut self, fabric: &mut Fabric<'_>, job: ClientJob, since: Nanos) {
-        let rests = self.turns.owes() && !self.cpu.has_waiting();
+        let rests = self.switches.owes() && !self.cpu.has_waiting();
         if !rests {
             self.prepare_next(fabric, since);
         }
@@ -401,11 +402,11 @@ impl Client {
     /// The processor has finished work that arrived at `since`: continues with the next, after
     /// paying for its turns.
     pub fn rest(&mut self, fabric: &mut Fabric<'_>, since: Nanos) {
-        if self.cpu.has_waiting() || !self.turns.owes() {
+        if self.cpu.has_waiting() || !self.switches.owes() {
             return self.prepare_next(fabric, since);
         }
-        let owed = self.turns.take_owed();
-        fabric.work(owed, Event::Turned { node: self.node, start: 0, since });
+        let owed = self.switches.take_owed();
+        fabric.work(owed, SimEvent::Turned { node: self.node, start: 0, since });
     }
 
     pub fn shakes_hands(&mut self, fabric: &mut Fabric<'_>) {
@@ -425,7 +426,7 @@ impl Client {
                         self.sessions.call_of(rank, id).or_else(|| self.sessions.pending_call_of(rank, id))
                     });
                     if let Some(call) = call {
-                        fabric.observer.asked(self.index, call, rank, &message);
+                        fabric.observer.requested(self.index, call, rank, &message);
                     }
                     fabric.send(wire, self.node, Message::FromClient(message));
                 }
@@ -532,15 +533,15 @@ impl Client {
     }
 
     pub fn lost(&mut self, fabric: &mut Fabric<'_>, wire: WireId) {
-        self.turns.lost(wire);
+        self.switches.lost(wire);
         if let Some((other, pause)) = self.data_calls.lost(wire) {
-            return fabric.after(pause, Event::Reach { node: self.node, start: 0, other });
+            return fabric.after(pause, SimEvent::Reach { node: self.node, start: 0, other });
         }
         for (rank, line) in &mut self.lines {
             if line.lose(wire) {
                 self.sessions.disconnected(*rank);
                 let other = Node(rank.0.into());
-                fabric.after(line.pause(), Event::Reach { node: self.node, start: 0, other });
+                fabric.after(line.pause(), SimEvent::Reach { node: self.node, start: 0, other });
                 return;
             }
         }
@@ -584,7 +585,7 @@ impl Client {
             }
             Message::FromServer(message) => {
                 if let FromServer::Reply { id, .. } = &message {
-                    fabric.end_span(self.place(), self.asked(rank, id.0));
+                    fabric.end_span(self.place(), self.request_id(rank, id.0));
                 }
                 let now = self.now(fabric);
                 self.sessions.received(now, rank, message, &mut self.actions);
@@ -620,7 +621,7 @@ impl Client {
         if self.leaves {
             self.leave(fabric);
         }
-        fabric.after(self.clock.real(TICK), Event::Tick { node: self.node, start: 0 });
+        fabric.after(self.clock.real(TICK), SimEvent::Tick { node: self.node, start: 0 });
     }
 
     // ---- The end

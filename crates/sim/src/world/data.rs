@@ -9,7 +9,7 @@ use espalier_timeline::{Id, Layer, NodeId};
 use rustc_hash::FxHashMap;
 
 use crate::clock::Clock;
-use crate::disk::{Access, Disk};
+use crate::disk::{DiskModel, DiskRequest};
 use crate::message::Message;
 use crate::model::Work;
 use crate::observe::Node;
@@ -19,7 +19,7 @@ use crate::scenario::{Durability, Scenario};
 use crate::station::{Arrived, Station};
 use crate::storage::Loss;
 use crate::time::Nanos;
-use crate::world::event::Event;
+use crate::world::event::SimEvent;
 use crate::world::fabric::{Fabric, WireId};
 use crate::world::spans::place_of;
 
@@ -44,7 +44,7 @@ pub struct DataServer {
     place: NodeId,
     pub start: u64,
     clock: Clock,
-    pub disk: Disk,
+    pub disk: DiskModel,
     files: Datafiles<MemoryStore, SimFile>,
     /// Number of datafiles.
     count: u64,
@@ -74,7 +74,7 @@ impl DataServer {
             place: NodeId::Data(u16::try_from(node.0).unwrap_or(u16::MAX) - scenario.cluster.ranks),
             start: 0,
             clock: Clock::new(&scenario.clock, &mut seed.random("clock", number)),
-            disk: Disk::new(&scenario.disk, seed.random("disk", number)),
+            disk: DiskModel::new(&scenario.disk, seed.random("disk", number)),
             files: Datafiles::in_memory(sync)?,
             count: 0,
             sync,
@@ -218,7 +218,7 @@ impl DataServer {
 
     fn serve(&mut self, fabric: &mut Fabric<'_>, Arrived { at: since, job }: Arrived<DataJob>) {
         let time = fabric.model.cost(Work::Data).sample(&mut self.random);
-        fabric.after(time, Event::DataServed { node: self.node, start: self.start, since, job });
+        fabric.after(time, SimEvent::DataServed { node: self.node, start: self.start, since, job });
     }
 
     /// The service of a request ends.
@@ -273,9 +273,9 @@ impl DataServer {
             Io::SyncRemoved => "sync removed",
         };
         let requests = self.machine.as_ref().map(|machine| machine.requests_of(id)).unwrap_or_default();
-        let asked =
+        let request_id =
             |(connection, request): (u64, espalier_proto::RequestId)| self.served_to(connection, request.0);
-        let causes = requests.into_iter().filter_map(asked).collect();
+        let causes = requests.into_iter().filter_map(request_id).collect();
         fabric.add_span(self.place, (Layer::Store, kind), causes, since);
     }
 
@@ -287,18 +287,18 @@ impl DataServer {
                 | DataRequest::SyncAll
                 | DataRequest::Finalise { .. }
                 | DataRequest::Discard { .. },
-            ) => Access::Sync(0),
-            Io::Request(request @ DataRequest::Fill { sync: true, .. }) => Access::Sync(request.bytes()),
-            Io::Create(inos) if self.sync => Access::Sync(NOTE * inos.len()),
-            Io::Create(inos) => Access::Transfer(NOTE * inos.len()),
-            Io::Request(DataRequest::Create { .. }) => Access::Transfer(NOTE),
+            ) => DiskRequest::Sync(0),
+            Io::Request(request @ DataRequest::Fill { sync: true, .. }) => DiskRequest::Sync(request.bytes()),
+            Io::Create(inos) if self.sync => DiskRequest::Sync(NOTE * inos.len()),
+            Io::Create(inos) => DiskRequest::Transfer(NOTE * inos.len()),
+            Io::Request(DataRequest::Create { .. }) => DiskRequest::Transfer(NOTE),
             Io::Request(request) | Io::WriteNew(request) if self.sync && changes(request) => {
-                Access::Sync(request.bytes())
+                DiskRequest::Sync(request.bytes())
             }
-            Io::Request(request) | Io::WriteNew(request) => Access::Transfer(request.bytes()),
+            Io::Request(request) | Io::WriteNew(request) => DiskRequest::Transfer(request.bytes()),
         };
         let time = self.disk.time(access);
-        fabric.after(time, Event::DataStored { node: self.node, start: self.start, since, job });
+        fabric.after(time, SimEvent::DataStored { node: self.node, start: self.start, since, job });
     }
 
     /// The disk has completed an operation.

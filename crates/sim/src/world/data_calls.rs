@@ -35,7 +35,7 @@ pub struct DataCalls<P> {
     first: Node,
     lines: BTreeMap<ServerId, DataLine>,
     lists_provisional: bool,
-    rounds: BTreeMap<u64, Round<P>>,
+    rounds: BTreeMap<u64, DataRound<P>>,
     next_round: u64,
     /// Continuing sessions of clients, as in [`DataRequest::Admit`].
     sessions: (u64, Vec<u64>),
@@ -49,9 +49,9 @@ struct DataLine {
 }
 
 #[derive(Debug)]
-struct Round<P> {
+struct DataRound<P> {
     purpose: P,
-    asked: Vec<(ServerId, DataRequest)>,
+    data_requests: Vec<(ServerId, DataRequest)>,
     replies: Vec<Option<Result<DataReply, Errno>>>,
     /// For a stream operation: its further rounds.
     striped: Option<(Striped, Option<Capability>)>,
@@ -63,7 +63,11 @@ struct Round<P> {
 #[derive(Debug)]
 pub enum DataCallEvent<P> {
     /// All requests are answered.
-    Replies { purpose: P, asked: Vec<(ServerId, DataRequest)>, replies: Vec<Result<DataReply, Errno>> },
+    Replies {
+        purpose: P,
+        data_requests: Vec<(ServerId, DataRequest)>,
+        replies: Vec<Result<DataReply, Errno>>,
+    },
     /// The stream operation is complete; `None`: its capability is stale.
     Streamed { purpose: P, result: Option<Result<Reply, Errno>> },
     /// A data server was reached for the first time, with its provisional datafiles.
@@ -165,10 +169,10 @@ impl<P> DataCalls<P> {
         &mut self,
         fabric: &mut Fabric<'_>,
         purpose: P,
-        asked: Vec<(ServerId, DataRequest)>,
+        data_requests: Vec<(ServerId, DataRequest)>,
         causes: Vec<Id>,
     ) -> Option<DataCallEvent<P>> {
-        self.begin_round(fabric, purpose, asked, None, causes)
+        self.begin_round(fabric, purpose, data_requests, None, causes)
     }
 
     /// Informs all data servers of the continuing sessions.
@@ -181,8 +185,8 @@ impl<P> DataCalls<P> {
     ) -> Option<DataCallEvent<P>> {
         self.sessions = (below, live.clone());
         let request = DataRequest::Admit { below, live, durable: 0 };
-        let asked = self.lines.keys().map(|server| (*server, request.clone())).collect();
-        self.ask(fabric, purpose, asked, Vec::new())
+        let data_requests = self.lines.keys().map(|server| (*server, request.clone())).collect();
+        self.ask(fabric, purpose, data_requests, Vec::new())
     }
 
     /// Starts an operation on a striped file.
@@ -195,8 +199,8 @@ impl<P> DataCalls<P> {
         capability: Option<Capability>,
         causes: Vec<Id>,
     ) -> Option<DataCallEvent<P>> {
-        let (striped, turn) = Striped::start(layout, work, data);
-        self.advance(fabric, purpose, (striped, capability), turn, causes)
+        let (striped, step) = Striped::start(layout, work, data);
+        self.advance(fabric, purpose, (striped, capability), step, causes)
     }
 
     fn advance(
@@ -204,11 +208,13 @@ impl<P> DataCalls<P> {
         fabric: &mut Fabric<'_>,
         purpose: P,
         striped: (Striped, Option<Capability>),
-        turn: StripedStep,
+        step: StripedStep,
         causes: Vec<Id>,
     ) -> Option<DataCallEvent<P>> {
-        match turn {
-            StripedStep::Ask(asked) => self.begin_round(fabric, purpose, asked, Some(striped), causes),
+        match step {
+            StripedStep::Ask(data_requests) => {
+                self.begin_round(fabric, purpose, data_requests, Some(striped), causes)
+            }
             StripedStep::Done(result) => Some(DataCallEvent::Streamed { purpose, result: Some(result) }),
         }
     }
@@ -217,25 +223,25 @@ impl<P> DataCalls<P> {
         &mut self,
         fabric: &mut Fabric<'_>,
         purpose: P,
-        asked: Vec<(ServerId, DataRequest)>,
+        data_requests: Vec<(ServerId, DataRequest)>,
         striped: Option<(Striped, Option<Capability>)>,
         causes: Vec<Id>,
     ) -> Option<DataCallEvent<P>> {
         self.next_round += 1;
         let round = self.next_round;
         let capability = striped.as_ref().and_then(|(_, capability)| *capability);
-        for (place, (server, request)) in asked.iter().enumerate() {
+        for (place, (server, request)) in data_requests.iter().enumerate() {
             let (from, own) = (self.place, self.own);
             let (line, mut out) = (self.line(*server), Vec::new());
             let id = line.link.ask(request.clone(), capability, (round, place), &mut out);
-            let asked = Id { from, to: NodeId::Data(server.0), number: id.0 };
-            fabric.begin_span(from, asked, request.name(), || causes.clone());
+            let data_requests = Id { from, to: NodeId::Data(server.0), number: id.0 };
+            fabric.begin_span(from, data_requests, request.name(), || causes.clone());
             if let Some(wire) = line.line.wire {
                 send(fabric, own, wire, out);
             }
         }
-        let replies = asked.iter().map(|_| None).collect();
-        self.rounds.insert(round, Round { purpose, asked, replies, striped, causes });
+        let replies = data_requests.iter().map(|_| None).collect();
+        self.rounds.insert(round, DataRound { purpose, data_requests, replies, striped, causes });
         self.end_round(fabric, round)
     }
 
@@ -245,16 +251,16 @@ impl<P> DataCalls<P> {
         if replies.iter().any(Option::is_none) {
             return None;
         }
-        let Round { purpose, asked, replies, striped, causes } = self.rounds.remove(&number)?;
+        let DataRound { purpose, data_requests, replies, striped, causes } = self.rounds.remove(&number)?;
         let replies: Vec<_> = replies.into_iter().flatten().collect();
         match striped {
-            None => Some(DataCallEvent::Replies { purpose, asked, replies }),
+            None => Some(DataCallEvent::Replies { purpose, data_requests, replies }),
             Some(_) if replies.contains(&Ok(DataReply::Stale)) => {
                 Some(DataCallEvent::Streamed { purpose, result: None })
             }
             Some((mut striped, capability)) => {
-                let turn = striped.advance(replies);
-                self.advance(fabric, purpose, (striped, capability), turn, causes)
+                let step = striped.advance(replies);
+                self.advance(fabric, purpose, (striped, capability), step, causes)
             }
         }
     }
@@ -262,8 +268,8 @@ impl<P> DataCalls<P> {
     /// Data servers with unanswered requests.
     pub fn awaited(&self) -> Vec<ServerId> {
         let awaited = self.rounds.values().flat_map(|round| {
-            let asked = round.asked.iter().zip(&round.replies);
-            asked.filter(|(_, reply)| reply.is_none()).map(|((server, _), _)| *server)
+            let data_requests = round.data_requests.iter().zip(&round.replies);
+            data_requests.filter(|(_, reply)| reply.is_none()).map(|((server, _), _)| *server)
         });
         awaited.collect::<BTreeSet<_>>().into_iter().collect()
     }

@@ -7,12 +7,12 @@ use espalier_proto::{Ino, ServerId};
 use crate::storage::StorageError;
 use crate::time::Nanos;
 use crate::world::data::DataServer;
-use crate::world::event::Event;
+use crate::world::event::SimEvent;
 use crate::world::{RunError, World};
 
 /// Stage of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stage {
+pub enum RunStage {
     Begins,
     /// Processes run.
     Works,
@@ -42,13 +42,13 @@ const ROUNDS: u32 = 3;
 impl World<'_> {
     pub(super) fn drain(&mut self) -> Result<(), RunError> {
         let since = match self.stage {
-            Stage::Begins | Stage::Works => {
+            RunStage::Begins | RunStage::Works => {
                 self.sample();
                 self.worked = Some((self.fabric.now, self.used()));
-                self.stage = Stage::Drains(self.fabric.now);
+                self.stage = RunStage::Drains(self.fabric.now);
                 self.fabric.now
             }
-            Stage::Drains(since) => {
+            RunStage::Drains(since) => {
                 match self.agree() {
                     None if self.fabric.now - since < DRAIN_TIME => {}
                     differences => {
@@ -58,17 +58,17 @@ impl World<'_> {
                 }
                 since
             }
-            Stage::Leaves(since, looks) => {
+            RunStage::Leaves(since, looks) => {
                 self.stage = match looks {
-                    _ if !self.have_left() => Stage::Leaves(since, 0),
-                    LOOKS => Stage::Writes(since, 0),
-                    looks => Stage::Leaves(since, looks + 1),
+                    _ if !self.have_left() => RunStage::Leaves(since, 0),
+                    LOOKS => RunStage::Writes(since, 0),
+                    looks => RunStage::Leaves(since, looks + 1),
                 };
                 since
             }
-            Stage::Writes(since, rounds) => {
+            RunStage::Writes(since, rounds) => {
                 let are_idle = |world: &Self| {
-                    let is_at_rest = |server: &super::Server| {
+                    let is_at_rest = |server: &super::SimServer| {
                         server.meta().is_some_and(|meta| {
                             meta.is_idle() && meta.open_transactions() == 0 && meta.unsent_usage() == 0
                         }) && server.cpu.is_idle()
@@ -77,22 +77,22 @@ impl World<'_> {
                     world.servers.iter().all(is_at_rest) && world.data.iter().all(DataServer::is_idle)
                 };
                 if rounds >= ROUNDS && are_idle(self) {
-                    self.stage = Stage::Over;
+                    self.stage = RunStage::Over;
                     return Ok(());
                 }
                 for server in &mut self.servers {
                     server.input(&mut self.fabric, Input::Drain);
                 }
-                self.stage = Stage::Writes(since, rounds + 1);
+                self.stage = RunStage::Writes(since, rounds + 1);
                 since
             }
-            Stage::Over => return Ok(()),
+            RunStage::Over => return Ok(()),
         };
         let passed = self.fabric.now - since;
         if passed > self.scenario.cluster.drain {
             return Err(RunError::NotIdle { after: passed, waits: self.waits() });
         }
-        self.fabric.after(LOOK, Event::Drain);
+        self.fabric.after(LOOK, SimEvent::Drain);
         Ok(())
     }
 
@@ -100,7 +100,7 @@ impl World<'_> {
         for client in self.clients.iter_mut().filter(|client| client.is_up) {
             client.leave(&mut self.fabric);
         }
-        self.stage = Stage::Leaves(self.fabric.now, 0);
+        self.stage = RunStage::Leaves(self.fabric.now, 0);
     }
 
     /// Differences between clients' and servers' records of clients' state; `None` while anything
@@ -142,7 +142,7 @@ impl World<'_> {
     /// True if no client has a session, ranks owe each other nothing, and no disk fails; a server
     /// with a failing disk cannot write.
     fn have_left(&self) -> bool {
-        let is_left = |server: &super::Server| {
+        let is_left = |server: &super::SimServer| {
             server.meta().is_some_and(|meta| {
                 let figures = meta.figures();
                 figures.sessions == 0 && meta.open_transactions() == 0 && meta.unsent_usage() == 0
@@ -176,8 +176,8 @@ impl World<'_> {
                 (server.device.load(self.fabric.now).number as u64, "operations on its disk"),
                 (u64::from(!meta.is_idle()), "operations or I/O under way"),
             ];
-            for (count, what) in counts.into_iter().filter(|(count, _)| *count > 0) {
-                waits.push(format!("metadata server {rank} has {what} ({count})"));
+            for (count, problem) in counts.into_iter().filter(|(count, _)| *count > 0) {
+                waits.push(format!("metadata server {rank} has {problem} ({count})"));
             }
         }
         for server in &self.servers {
@@ -187,8 +187,8 @@ impl World<'_> {
             );
         }
         for (number, server) in self.data.iter().enumerate().filter(|(_, server)| !server.is_idle()) {
-            let what = if server.is_up() { "has requests under way" } else { "is down" };
-            waits.push(format!("data server {number} {what}"));
+            let problem = if server.is_up() { "has requests under way" } else { "is down" };
+            waits.push(format!("data server {number} {problem}"));
         }
         for client in self.clients.iter().filter(|client| !client.has_left()) {
             for (rank, calls) in client.waits_for() {
@@ -205,7 +205,7 @@ impl World<'_> {
     pub fn fsck(&self) -> Result<Vec<Finding>, RunError> {
         let failed = |node| move |cause: StorageError| RunError::Start { at: self.fabric.now, node, cause };
         let checked =
-            |server: &super::Server| server.storage.check(&server.config).map_err(failed(server.node));
+            |server: &super::SimServer| server.storage.check(&server.config).map_err(failed(server.node));
         let mut checks = self.servers.iter().map(checked).collect::<Result<Vec<_>, _>>()?;
         for (number, server) in self.data.iter().enumerate() {
             for (ino, size) in server.datafiles().map_err(|cause| failed(server.node)(cause.into()))? {

@@ -9,12 +9,12 @@ use crate::time::Nanos;
 use crate::world::client::ClientJob;
 use crate::world::data::{DataDiskJob, DataJob};
 use crate::world::fabric::WireId;
-use crate::world::job::Job;
+use crate::world::job::ProcessorJob;
 use crate::world::server::DiskJob;
 
 /// An event. `start`: incarnation of the node; events for an earlier incarnation are ignored.
 #[derive(Debug)]
-pub enum Event {
+pub enum SimEvent {
     Arrives {
         wire: WireId,
         to: Node,
@@ -38,14 +38,14 @@ pub enum Event {
     /// A processor shared by all nodes has finished work that was queued at `since`.
     Worked {
         since: Nanos,
-        event: Box<Event>,
+        event: Box<SimEvent>,
     },
     /// A server's processor has finished a job that arrived at `since`.
     Served {
         node: Node,
         start: u64,
         since: Nanos,
-        job: Job,
+        job: ProcessorJob,
     },
     /// A server's processor has paid for its turns and is idle.
     Turned {

@@ -12,18 +12,18 @@ use crate::observe::{Mutator, Node, Observer};
 use crate::queue::Queue;
 use crate::station::{Arrived, Station};
 use crate::time::Nanos;
-use crate::world::event::Event;
+use crate::world::event::SimEvent;
 
 /// See the module description.
 pub struct Fabric<'o> {
     pub now: Nanos,
-    pub queue: Queue<Event>,
+    pub queue: Queue<SimEvent>,
     pub model: Model,
     pub observer: &'o mut dyn Observer,
     pub mutator: &'o mut dyn Mutator,
     pub network: Network,
     /// Processors of the machine that runs all nodes, if it is shared.
-    machine: Option<Station<(Nanos, Event)>>,
+    machine: Option<Station<(Nanos, SimEvent)>>,
     wires: Vec<Wire>,
     free: Vec<u32>,
     /// Side of each node in a partition, if there is one.
@@ -82,12 +82,12 @@ impl<'o> Fabric<'o> {
         }
     }
 
-    pub fn after(&mut self, time: Nanos, event: Event) {
+    pub fn after(&mut self, time: Nanos, event: SimEvent) {
         self.queue.add(self.now + time, event);
     }
 
     /// Occupies a processor for `time`, then delivers `event`. Nodes serialise their own work.
-    pub fn work(&mut self, time: Nanos, event: Event) {
+    pub fn work(&mut self, time: Nanos, event: SimEvent) {
         let Some(machine) = self.machine.as_mut().filter(|_| time > Nanos::ZERO) else {
             return self.after(time, event);
         };
@@ -96,8 +96,8 @@ impl<'o> Fabric<'o> {
         }
     }
 
-    fn begin_work(&mut self, Arrived { at: since, job: (time, event) }: Arrived<(Nanos, Event)>) {
-        self.after(time, Event::Worked { since, event: Box::new(event) });
+    fn begin_work(&mut self, Arrived { at: since, job: (time, event) }: Arrived<(Nanos, SimEvent)>) {
+        self.after(time, SimEvent::Worked { since, event: Box::new(event) });
     }
 
     /// A shared processor becomes free.
@@ -108,7 +108,7 @@ impl<'o> Fabric<'o> {
         }
     }
 
-    /// Opens a connection. The connecting node gets [`Event::Lost`] if it fails.
+    /// Opens a connection. The connecting node gets [`SimEvent::Lost`] if it fails.
     pub fn connect(&mut self, from: Node, to: Node, hello: Hello) -> WireId {
         let index = self.free.pop().unwrap_or_else(|| {
             let wire = Wire { generation: 0, open: false, ends: [from, to], last: [Nanos::ZERO; 2] };
@@ -151,13 +151,13 @@ impl<'o> Fabric<'o> {
             arrives += handshake;
             if !self.model.is_free(Work::ClientMessage) {
                 // The announcement arrives at one node, the grant at the other.
-                [from, to].into_iter().for_each(|node| self.after(handshake, Event::Handshake { node }));
+                [from, to].into_iter().for_each(|node| self.after(handshake, SimEvent::Handshake { node }));
             }
         }
         let last = &mut self.wires[id.index as usize].last[end];
         *last = arrives.max(*last);
         let at = *last;
-        self.queue.add(at, Event::Arrives { wire: id, to, message });
+        self.queue.add(at, SimEvent::Arrives { wire: id, to, message });
     }
 
     fn wire(&self, id: WireId) -> Option<&Wire> {
@@ -174,7 +174,7 @@ impl<'o> Fabric<'o> {
         if let Some(other) = self.other(id, by) {
             let at = self.network.send(self.now, by.0 as usize, other.0 as usize, 0);
             self.release(id);
-            self.queue.add(at, Event::Lost { node: other, wire: id });
+            self.queue.add(at, SimEvent::Lost { node: other, wire: id });
         }
     }
 
@@ -183,7 +183,7 @@ impl<'o> Fabric<'o> {
         if let Some(ends) = self.wire(id).map(|wire| wire.ends) {
             self.release(id);
             for node in ends {
-                self.after(notice, Event::Lost { node, wire: id });
+                self.after(notice, SimEvent::Lost { node, wire: id });
             }
         }
     }

@@ -9,7 +9,7 @@ use crate::world::fabric::WireId;
 
 /// A job for the server's processor.
 #[derive(Debug)]
-pub enum Job {
+pub enum ProcessorJob {
     Hello(WireId, Hello),
     Client(WireId, FromClient),
     Peer(WireId, PeerMessage),
@@ -17,7 +17,7 @@ pub enum Job {
     Append(IoId, Result<IoDone, Errno>),
 }
 
-impl Job {
+impl ProcessorJob {
     /// The connection that the job arrived on.
     pub fn wire(&self) -> Option<WireId> {
         match self {

@@ -35,10 +35,10 @@ impl Line {
 
     /// Handles the loss of a connection. Returns true if it was this one.
     pub fn lose(&mut self, wire: WireId) -> bool {
-        let is_it = self.wire == Some(wire);
-        if is_it {
+        let is_connected = self.wire == Some(wire);
+        if is_connected {
             (self.wire, self.up) = (None, false);
         }
-        is_it
+        is_connected
     }
 }

@@ -21,7 +21,7 @@ use rand::Rng;
 use rustc_hash::FxHashMap;
 
 use crate::clock::Clock;
-use crate::disk::{Access, Disk};
+use crate::disk::{DiskModel, DiskRequest};
 use crate::message::Message;
 use crate::model::Work;
 use crate::observe::Node;
@@ -32,12 +32,12 @@ use crate::station::{Arrived, Station};
 use crate::storage::{Loss, Storage, StorageError};
 use crate::time::Nanos;
 use crate::world::data_calls::{DataCallEvent, DataCalls, DataClient};
-use crate::world::event::Event;
+use crate::world::event::SimEvent;
 use crate::world::fabric::{Fabric, WireId};
-use crate::world::job::Job;
+use crate::world::job::ProcessorJob;
 use crate::world::line::Line;
 use crate::world::spans::{asks, id_of, layered, place_of};
-use crate::world::turns::Turns;
+use crate::world::switches::SwitchCosts;
 
 /// Most unanswered requests of a client.
 const WINDOW: u32 = 1024;
@@ -57,17 +57,17 @@ pub enum DiskJob {
 }
 
 /// See the module description.
-pub struct Server {
+pub struct SimServer {
     pub node: Node,
     pub rank: Rank,
     pub config: Config,
     /// Incarnation: number of starts of the process.
     pub start: u64,
     pub clock: Clock,
-    pub disk: Disk,
+    pub disk: DiskModel,
     pub storage: Storage,
     session_layer: Option<SessionLayer>,
-    pub cpu: Station<Job>,
+    pub cpu: Station<ProcessorJob>,
     pub device: Station<DiskJob>,
     random: Random,
     rights: Rights,
@@ -81,7 +81,7 @@ pub struct Server {
     /// matters.
     servers: ServerMap,
     data_calls: DataCalls<Purpose>,
-    turns: Turns,
+    switches: SwitchCosts,
 }
 
 /// Purpose of requests to data servers.
@@ -100,7 +100,7 @@ pub struct Setup<'a> {
     pub seed: Seed,
 }
 
-impl Server {
+impl SimServer {
     /// A server of an empty file system.
     ///
     /// # Errors
@@ -114,7 +114,7 @@ impl Server {
             node,
             rank,
             start: 0,
-            disk: Disk::new(&scenario.disk, seed.random("disk", number)),
+            disk: DiskModel::new(&scenario.disk, seed.random("disk", number)),
             storage: Storage::format(&config, clock.time(Nanos::ZERO))?,
             config,
             clock,
@@ -132,7 +132,7 @@ impl Server {
                 data: (0..scenario.cluster.data).map(|server| (ServerId(server), String::new())).collect(),
             },
             data_calls: DataCalls::new((node, NodeId::Rank(rank.0)), Node(ranks.into()), true),
-            turns: Turns::default(),
+            switches: SwitchCosts::default(),
         })
     }
 
@@ -166,7 +166,7 @@ impl Server {
         fabric.observer.began(fabric.now, self.node);
         // Spread the ticks of servers.
         let first = Nanos(self.random.random_range(0..TICK.0));
-        fabric.after(first, Event::Tick { node: self.node, start: self.start });
+        fabric.after(first, SimEvent::Tick { node: self.node, start: self.start });
         for rank in 0..self.rank.0 {
             self.reach(fabric, Node(rank.into()));
         }
@@ -190,7 +190,7 @@ impl Server {
         self.wires.clear();
         self.greeted.clear();
         self.peers.fill(Line::default());
-        self.turns.clear();
+        self.switches.clear();
         self.data_calls = DataCalls::new((self.node, self.place()), Node(self.config.ranks.into()), true);
         self.start += 1;
         fabric.observer.crashed(fabric.now, self.node, loss, Some(left));
@@ -219,7 +219,7 @@ impl Server {
 
     /// A connection is broken.
     pub fn lost(&mut self, fabric: &mut Fabric<'_>, wire: WireId) {
-        self.turns.lost(wire);
+        self.switches.lost(wire);
         if let Some(client) = self.wires.remove(&wire) {
             if self.clients.get(&client) == Some(&wire) {
                 self.clients.remove(&client);
@@ -230,13 +230,13 @@ impl Server {
             return;
         }
         if let Some((other, pause)) = self.data_calls.lost(wire) {
-            return fabric.after(pause, Event::Reach { node: self.node, start: self.start, other });
+            return fabric.after(pause, SimEvent::Reach { node: self.node, start: self.start, other });
         }
         let own = usize::from(self.rank.0);
         for (rank, line) in self.peers.iter_mut().enumerate() {
             if line.lose(wire) && rank < own {
                 let other = Node(rank as u32);
-                fabric.after(line.pause(), Event::Reach { node: self.node, start: self.start, other });
+                fabric.after(line.pause(), SimEvent::Reach { node: self.node, start: self.start, other });
                 return;
             }
         }
@@ -247,17 +247,17 @@ impl Server {
             return fabric.close(wire, self.node);
         }
         let job = match message {
-            Message::Hello(hello) => Job::Hello(wire, hello),
+            Message::Hello(hello) => ProcessorJob::Hello(wire, hello),
             Message::FromClient(message) => {
                 if let (Some(&client), Some((number, kind))) = (self.wires.get(&wire), asks(&message)) {
                     fabric.begin_span(self.place(), self.served_to(client, number), kind, Vec::new);
                 }
-                Job::Client(wire, message)
+                ProcessorJob::Client(wire, message)
             }
             Message::Peer(message) => {
                 let other = Rank(u16::try_from(from.0).unwrap_or(u16::MAX));
                 fabric.trace_peer((self.rank, other), &message, false, || None);
-                Job::Peer(wire, message)
+                ProcessorJob::Peer(wire, message)
             }
             Message::Alive => {
                 if let Some(&client) = self.wires.get(&wire) {
@@ -284,14 +284,14 @@ impl Server {
             Message::Refused | Message::Ended | Message::FromServer(_) | Message::ToData(_) => return,
         };
         if !fabric.model.is_free(Work::Append) {
-            self.turns.reached(wire);
+            self.switches.reached(wire);
         }
         self.work(fabric, job);
     }
 
     /// Executes a served job.
-    fn serve_job(&mut self, fabric: &mut Fabric<'_>, job: Job) {
-        let left = job.wire().map_or(0, |wire| self.turns.dealt(wire));
+    fn serve_job(&mut self, fabric: &mut Fabric<'_>, job: ProcessorJob) {
+        let left = job.wire().map_or(0, |wire| self.switches.dealt(wire));
         let queued = match self.config.acknowledge {
             Acknowledge::Durable => self.cpu.number(),
             // Messages that wait on the connection; not counted if writes cost nothing.
@@ -300,20 +300,20 @@ impl Server {
         let now = self.now(fabric, queued);
         let Some(session_layer) = &mut self.session_layer else { return };
         match job {
-            Job::Client(wire, message) => {
+            ProcessorJob::Client(wire, message) => {
                 let Some(&client) = self.wires.get(&wire) else { return };
                 if session_layer.take(now, client, &self.rights, message).is_err() {
                     fabric.close(wire, self.node);
                 }
                 session_layer.heard(now, client);
             }
-            Job::Peer(wire, message) => {
+            ProcessorJob::Peer(wire, message) => {
                 let from = self.peers.iter().position(|line| line.up && line.wire == Some(wire));
                 let Some(from) = from else { return };
                 session_layer.input(now, Input::Peer { from: Rank(from as u16), message });
             }
-            Job::Append(id, result) => session_layer.input(now, Input::Done { id, result }),
-            Job::Hello(wire, hello) => match hello.service {
+            ProcessorJob::Append(id, result) => session_layer.input(now, Input::Done { id, result }),
+            ProcessorJob::Hello(wire, hello) => match hello.service {
                 Service::Metadata { leases, accesses } => {
                     self.greeted.insert(hello.client, wire);
                     let resumes = hello.incarnation.is_some();
@@ -374,7 +374,7 @@ impl Server {
         let free = self.storage.space().available;
         self.input(fabric, Input::Space { free });
         self.input(fabric, Input::Tick);
-        fabric.after(self.clock.real(TICK), Event::Tick { node: self.node, start: self.start });
+        fabric.after(self.clock.real(TICK), SimEvent::Tick { node: self.node, start: self.start });
     }
 
     /// Changes the configuration of a running or stopped server.
@@ -413,14 +413,14 @@ impl Server {
         if !fabric.traces() {
             return;
         }
-        let (what, causes) = match job {
+        let (name, causes) = match job {
             DiskJob::Io(id, io) => (layered(io), self.causes_of(fabric, *id)),
             DiskJob::Journal(id, _) => ((Layer::Disk, "journal sync"), self.causes_of(fabric, *id)),
             DiskJob::Stream(StreamRequest { of: (client, id), .. }) => {
                 ((Layer::Store, "stream"), vec![self.served_to(*client, id.0)])
             }
         };
-        fabric.add_span(self.place(), what, causes, since);
+        fabric.add_span(self.place(), name, causes, since);
     }
 
     // ---- Actions of the machine
@@ -542,9 +542,9 @@ impl Server {
                 // Requests of metadata servers have no capabilities.
                 session_layer.end_stream(of, result.unwrap_or(Err(Errno::EIO)));
             }
-            DataCallEvent::Replies { purpose: Purpose::Io(id, call, layouts), asked, replies } => {
+            DataCallEvent::Replies { purpose: Purpose::Io(id, call, layouts), data_requests, replies } => {
                 let local = |ino| self.storage.stream_stat(ino);
-                let result = call.combine(&layouts, &asked, replies, local).map(IoDone::Stream);
+                let result = call.combine(&layouts, &data_requests, replies, local).map(IoDone::Stream);
                 session_layer.input(now, Input::Done { id, result });
             }
             DataCallEvent::Replies { purpose: Purpose::Admit(id), replies, .. } => {
@@ -573,13 +573,13 @@ impl Server {
         match call.requests(&layouts) {
             Err(errno) => Some((id, Err(errno))),
             // No data server is involved: the store's result is complete.
-            Ok(asked) if asked.is_empty() => {
+            Ok(data_requests) if data_requests.is_empty() => {
                 let local = |ino| self.storage.stream_stat(ino);
-                Some((id, call.combine(&layouts, &asked, Vec::new(), local).map(IoDone::Stream)))
+                Some((id, call.combine(&layouts, &data_requests, Vec::new(), local).map(IoDone::Stream)))
             }
-            Ok(asked) => {
+            Ok(data_requests) => {
                 let causes = self.causes_of(fabric, id);
-                self.data_calls.ask(fabric, Purpose::Io(id, call, layouts), asked, causes);
+                self.data_calls.ask(fabric, Purpose::Io(id, call, layouts), data_requests, causes);
                 None
             }
         }
@@ -599,7 +599,7 @@ impl Server {
                 if fabric.model.is_free(Work::Append) {
                     return Some((id, result));
                 }
-                self.work(fabric, Job::Append(id, result));
+                self.work(fabric, ProcessorJob::Append(id, result));
             }
             Io::Journal { frame, sync: true } => match self.storage.append(frame, fabric.now) {
                 Ok(done) => self.store(fabric, DiskJob::Journal(id, done)),
@@ -611,7 +611,7 @@ impl Server {
                     Io::WriteDelay => WRITE_DELAY,
                     _ => Nanos::ZERO,
                 };
-                fabric.after(time, Event::Paused { node: self.node, start: self.start, id });
+                fabric.after(time, SimEvent::Paused { node: self.node, start: self.start, id });
             }
             Io::Stream(call, layouts) if !layouts.is_empty() => {
                 return self.ask_data_servers(fabric, id, call, layouts);
@@ -638,13 +638,13 @@ impl Server {
         let access = match &job {
             DiskJob::Io(_, io) => self.storage.access(io),
             DiskJob::Journal(..) => self.storage.access(&Io::Sync),
-            DiskJob::Stream(stream) => Access::Transfer(match stream.io {
+            DiskJob::Stream(stream) => DiskRequest::Transfer(match stream.io {
                 espalier_proto::StreamIo::Read { size, .. } => size as usize,
                 _ => stream.data.len(),
             }),
         };
         let time = self.disk.time(access);
-        fabric.after(time, Event::Stored { node: self.node, start: self.start, since, job });
+        fabric.after(time, SimEvent::Stored { node: self.node, start: self.start, since, job });
     }
 
     /// The disk has completed an operation.

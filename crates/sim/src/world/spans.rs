@@ -83,17 +83,19 @@ impl Fabric<'_> {
         cause: impl FnOnce() -> Option<Id>,
     ) {
         let (own, other) = (NodeId::Rank(own.0), NodeId::Rank(other.0));
-        let (asked, served) =
+        let (request_id, served) =
             (|number| Id { from: own, to: other, number }, |number| Id { from: other, to: own, number });
         match message {
             PeerMessage::Ask { id, question, .. } if is_sent => {
-                self.begin_span(own, asked(id.number), question.name(), || cause().into_iter().collect());
+                self.begin_span(own, request_id(id.number), question.name(), || {
+                    cause().into_iter().collect()
+                });
             }
             PeerMessage::Ask { id, question, .. } => {
                 self.begin_span(own, served(id.number), question.name(), Vec::new);
             }
             PeerMessage::Answer { id, .. } if is_sent => self.end_span(own, served(id.number)),
-            PeerMessage::Answer { id, .. } => self.end_span(own, asked(id.number)),
+            PeerMessage::Answer { id, .. } => self.end_span(own, request_id(id.number)),
             _ => {}
         }
     }

@@ -26,7 +26,7 @@ pub struct Embedded {
     pub now: Nanos,
     requests: u64,
     /// Requests that the machine received.
-    pub asked: Vec<Request>,
+    pub received: Vec<Request>,
     /// Recording of the calls, as of a mount, if enabled.
     pub recording: Option<Vec<u8>>,
 }
@@ -49,7 +49,7 @@ impl Embedded {
             journal,
             now: Nanos::ZERO,
             requests: 0,
-            asked: Vec::new(),
+            received: Vec::new(),
             recording: None,
         }
     }
@@ -123,12 +123,12 @@ impl Embedded {
     fn record(&mut self, caller: &Caller, call: &Call<'_>, result: &Result<Answer, Errno>) {
         let Some(recording) = &mut self.recording else { return };
         let &Caller { pid, uid, gid, .. } = caller;
-        let asked = RecordedRequest::from(call);
+        let recorded = RecordedRequest::from(call);
         let observed = match result {
-            Ok(Answer::Bytes(bytes)) => Observed::data(&asked, bytes),
+            Ok(Answer::Bytes(bytes)) => Observed::data(&recorded, bytes),
             result => Observed::new(result.as_ref().map_err(|errno| *errno)),
         };
-        let line = Line { at: self.now.0, took: 500, pid, uid, gid, asked, observed, lost: 0 };
+        let line = Line { at: self.now.0, took: 500, pid, uid, gid, recorded, observed, lost: 0 };
         line.write(recording).unwrap();
     }
 
@@ -157,7 +157,7 @@ impl Embedded {
     }
 
     fn ask(&mut self, caller: &Caller, request: Request) -> Result<Reply, Errno> {
-        self.asked.push(request.clone());
+        self.received.push(request.clone());
         self.requests += 1;
         let id = RequestId(self.requests);
         let (from, caller) = (ClientId(1), caller.clone());

@@ -175,7 +175,7 @@ fn a_kernel_looks_up_names_before_it_uses_them() {
     let count = |frontend| {
         let mut embedded = Embedded::new();
         embedded.run_as(0, frontend, [Op::create(3, "/file"), Op::unlink("/file")]);
-        embedded.asked.iter().filter(|request| matches!(request, Request::Lookup { .. })).count()
+        embedded.received.iter().filter(|request| matches!(request, Request::Lookup { .. })).count()
     };
     assert_eq!((count(Frontend::Mount), count(Frontend::Library)), (2, 0));
 }
@@ -184,6 +184,6 @@ fn a_kernel_looks_up_names_before_it_uses_them() {
 fn process_exit_closes_open_files() {
     let mut embedded = Embedded::new();
     embedded.run([Op::create(3, "/one"), Op::create(4, "/two"), Op::create(3, "/three")]);
-    let released = embedded.asked.iter().filter(|request| matches!(request, Request::Release { .. }));
+    let released = embedded.received.iter().filter(|request| matches!(request, Request::Release { .. }));
     assert_eq!(released.count(), 3);
 }

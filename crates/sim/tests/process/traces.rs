@@ -81,7 +81,7 @@ const SHELL: &str = r#"100 1700000000.000100 execve("/bin/sh", ["sh"], 0x7ffc /*
 "#;
 
 #[test]
-fn a_log_of_strace_comes_to_the_same() {
+fn strace_replay_ends_in_same_tree() {
     let trace = read(SHELL, "/users/me").unwrap();
     assert_eq!(trace.skipped["mmap"], 1);
     assert_eq!(trace.skipped["openat outside"], 1);
@@ -222,7 +222,7 @@ fn run(embedded: &mut Embedded, workload: &str) {
 /// A recording of workloads on a mount has the same results in a file system that contains only
 /// the files that the recording refers to.
 #[test]
-fn a_recording_comes_to_the_same() {
+fn recording_replay_ends_in_same_tree() {
     let mut embedded = Embedded::new();
     run(&mut embedded, "kind = \"untar\"\nprocesses = 2\nfiles = 60\nlinks = 0.1");
     // Not everything exists from the start.

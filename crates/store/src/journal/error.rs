@@ -1,8 +1,8 @@
 /// Why a journal operation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
-    #[error("cannot {what} the journal: {cause}")]
-    Io { what: &'static str, cause: std::io::Error },
+    #[error("cannot {operation} the journal: {cause}")]
+    Io { operation: &'static str, cause: std::io::Error },
     #[error("the journal is full: {needed} bytes are needed, {free} are free until the next checkpoint")]
     Full { needed: u64, free: u64 },
     /// Events that were durable are missing.

@@ -11,7 +11,7 @@ const SLOT_MAGIC: u64 = u64::from_le_bytes(*b"ESPJRNL1");
 
 /// A header slot, written each time the journal is opened for writing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Slot {
+pub(crate) struct HeaderSlot {
     /// Bytes of the ring.
     pub capacity: u64,
     /// Identifies the store that owns the journal; seeds all checksums.
@@ -23,7 +23,7 @@ pub(crate) struct Slot {
     pub boundary: u64,
 }
 
-impl Slot {
+impl HeaderSlot {
     pub(crate) fn encode(&self) -> [u8; SLOT_BYTES] {
         let mut bytes = [0; SLOT_BYTES];
         let fields = [SLOT_MAGIC, self.capacity, self.tag, self.epoch, self.boundary, 0];

@@ -27,15 +27,15 @@ use espalier_proto::Position;
 
 pub use error::JournalError;
 pub use file::{BlockFile, RealFile};
-use frame::{FRAME_HEADER_BYTES, FrameHeader, HEADER_BYTES, SLOT_BYTES, SLOT_OFFSETS, Slot};
+use frame::{FRAME_HEADER_BYTES, FrameHeader, HEADER_BYTES, HeaderSlot, SLOT_BYTES, SLOT_OFFSETS};
 pub use sim::SimFile;
 
 const CHUNK_BYTES: usize = 256 * 1024;
 
 /// An open journal. One thread appends; a [`SyncHandle`] lets other threads sync meanwhile.
 pub struct Journal<F: BlockFile> {
-    shared: Arc<Shared<F>>,
-    slot: Slot,
+    shared: Arc<JournalShared<F>>,
+    slot: HeaderSlot,
     /// Index of the header slot that holds `slot`.
     slot_index: usize,
     mode: Mode,
@@ -54,7 +54,7 @@ enum Mode {
     Ready,
 }
 
-struct Shared<F> {
+struct JournalShared<F> {
     file: F,
     appended: AtomicU64,
     durable: AtomicU64,
@@ -64,7 +64,7 @@ struct Shared<F> {
     syncing: Mutex<()>,
 }
 
-impl<F: BlockFile> Shared<F> {
+impl<F: BlockFile> JournalShared<F> {
     fn check(&self) -> Result<(), JournalError> {
         if self.failed.load(Ordering::Acquire) { Err(JournalError::Failed) } else { Ok(()) }
     }
@@ -83,13 +83,13 @@ impl<F: BlockFile> Shared<F> {
     fn sync_file(&self) -> Result<(), JournalError> {
         self.file.sync_data().map_err(|cause| {
             self.failed.store(true, Ordering::Release);
-            JournalError::Io { what: "sync", cause }
+            JournalError::Io { operation: "sync", cause }
         })
     }
 }
 
 /// Syncs the journal while another thread appends.
-pub struct SyncHandle<F: BlockFile>(Arc<Shared<F>>);
+pub struct SyncHandle<F: BlockFile>(Arc<JournalShared<F>>);
 
 impl<F: BlockFile> SyncHandle<F> {
     /// Makes everything that was appended before the call durable. Returns the durable position.
@@ -132,7 +132,7 @@ impl<F: BlockFile> Journal<F> {
             file.write_at(offset, &zeros[..length as usize]).map_err(io("write"))?;
             offset += length;
         }
-        let slot = Slot { capacity, tag, epoch: 1, boundary: 0 };
+        let slot = HeaderSlot { capacity, tag, epoch: 1, boundary: 0 };
         file.write_at(SLOT_OFFSETS[0], &slot.encode()).map_err(io("write"))?;
         file.sync_data().map_err(io("sync"))?;
         Ok(Self::new(file, slot, 0, Mode::Ready))
@@ -163,7 +163,7 @@ impl<F: BlockFile> Journal<F> {
         for (slot, offset) in slots.iter_mut().zip(SLOT_OFFSETS) {
             let mut bytes = [0; SLOT_BYTES];
             file.read_at(offset, &mut bytes).map_err(io("read"))?;
-            *slot = Slot::decode(&bytes);
+            *slot = HeaderSlot::decode(&bytes);
         }
         let (slot, index) = match slots {
             [Some(first), Some(second)] if first.epoch > second.epoch => (first, 0),
@@ -178,10 +178,10 @@ impl<F: BlockFile> Journal<F> {
         Ok(Self::new(file, slot, index, mode))
     }
 
-    fn new(file: F, slot: Slot, slot_index: usize, mode: Mode) -> Self {
+    fn new(file: F, slot: HeaderSlot, slot_index: usize, mode: Mode) -> Self {
         let (appended, durable) = (AtomicU64::new(0), AtomicU64::new(0));
         let failed = AtomicBool::new(false);
-        let shared = Arc::new(Shared { file, appended, durable, failed, syncing: Mutex::new(()) });
+        let shared = Arc::new(JournalShared { file, appended, durable, failed, syncing: Mutex::new(()) });
         Self { shared, slot, slot_index, mode, position: 0, trimmed: 0, buffer: Vec::new() }
     }
 
@@ -321,7 +321,7 @@ impl<F: BlockFile> Journal<F> {
     fn begin_epoch(&mut self) -> Result<(), JournalError> {
         // A killed process may have left frames that are readable but not yet on disk.
         self.shared.sync_file()?;
-        let slot = Slot { epoch: self.slot.epoch + 1, boundary: self.position, ..self.slot };
+        let slot = HeaderSlot { epoch: self.slot.epoch + 1, boundary: self.position, ..self.slot };
         let index = 1 - self.slot_index;
         self.shared.file.write_at(SLOT_OFFSETS[index], &slot.encode()).map_err(io("write"))?;
         self.shared.sync_file()?;
@@ -400,6 +400,6 @@ impl<F: BlockFile> Journal<F> {
     }
 }
 
-fn io(what: &'static str) -> impl FnOnce(std::io::Error) -> JournalError {
-    move |cause| JournalError::Io { what, cause }
+fn io(operation: &'static str) -> impl FnOnce(std::io::Error) -> JournalError {
+    move |cause| JournalError::Io { operation, cause }
 }

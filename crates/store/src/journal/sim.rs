@@ -7,10 +7,10 @@ use super::BlockFile;
 const SECTOR_BYTES: usize = 512;
 
 /// A file in memory that can lose power, for tests and the simulator.
-pub struct SimFile(Mutex<State>);
+pub struct SimFile(Mutex<SimFileState>);
 
 #[derive(Clone)]
-struct State {
+struct SimFileState {
     /// Contents as the operating system returns them.
     bytes: Vec<u8>,
     /// Contents at the last sync.
@@ -36,7 +36,7 @@ impl SimFile {
     }
 
     fn of(bytes: Vec<u8>, durable: Vec<u8>) -> Self {
-        Self(Mutex::new(State { bytes, durable, written: BTreeMap::new(), left: u64::MAX, syncs: 0 }))
+        Self(Mutex::new(SimFileState { bytes, durable, written: BTreeMap::new(), left: u64::MAX, syncs: 0 }))
     }
 
     /// The file as a power failure at this moment may leave it. Each sector independently holds its
@@ -85,12 +85,12 @@ impl SimFile {
         self.state().syncs
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, SimFileState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl SimFileState {
     fn count(&mut self) -> io::Result<()> {
         if self.left == 0 {
             return Err(io::Error::other("the simulated disk fails"));
@@ -133,7 +133,7 @@ impl BlockFile for SimFile {
     fn sync_data(&self) -> io::Result<()> {
         let mut state = self.state();
         state.count()?;
-        let State { durable, written, .. } = &mut *state;
+        let SimFileState { durable, written, .. } = &mut *state;
         for (sector, versions) in std::mem::take(written) {
             if let Some(last) = versions.last() {
                 let start = sector * SECTOR_BYTES;

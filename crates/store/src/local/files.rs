@@ -21,12 +21,12 @@ const SHARDS: usize = 16;
 pub(super) struct Places {
     root: PathBuf,
     /// Indexed by the low byte of the inode number; the last one is [`NEW`].
-    dirs: [Dir; FAN_OUT + 1],
+    dirs: [DirDurability; FAN_OUT + 1],
 }
 
 /// Durability of a directory's entries.
 #[derive(Default)]
-struct Dir {
+struct DirDurability {
     /// Number of changes of entries, and number of those that are durable.
     changes: AtomicU64,
     synced: Mutex<u64>,
@@ -45,7 +45,7 @@ impl Places {
 
     pub(super) fn new(root: PathBuf) -> Self {
         // A killed process may have left entries that are not durable.
-        let dir = |_| Dir { changes: AtomicU64::new(1), ..Dir::default() };
+        let dir = |_| DirDurability { changes: AtomicU64::new(1), ..DirDurability::default() };
         Self { root, dirs: std::array::from_fn(dir) }
     }
 

@@ -16,9 +16,9 @@ const PAUSE: Duration = Duration::from_millis(2);
 
 /// A store's lock, held until it is dropped or the process ends.
 #[derive(Debug)]
-pub(crate) struct Lock(File);
+pub(crate) struct StoreLock(File);
 
-impl Drop for Lock {
+impl Drop for StoreLock {
     /// A child that was just forked may share the descriptor, so closing it may not release the
     /// lock.
     fn drop(&mut self) {
@@ -26,7 +26,7 @@ impl Drop for Lock {
     }
 }
 
-impl Lock {
+impl StoreLock {
     /// Takes the exclusive lock of a writer.
     pub(crate) fn take(dir: &Path) -> Result<Self, StoreError> {
         let path = dir.join(FILE);
@@ -128,7 +128,7 @@ pub fn is_open(dir: &Path) -> bool {
 /// True if the lock cannot be taken in mode `how`.
 fn is_held(dir: &Path, how: FlockOperation) -> bool {
     let Ok(file) = File::open(dir.join(FILE)) else { return false };
-    flock(&Lock(file).0, how) == Err(Errno::WOULDBLOCK)
+    flock(&StoreLock(file).0, how) == Err(Errno::WOULDBLOCK)
 }
 
 #[cfg(test)]
@@ -138,7 +138,7 @@ mod tests {
     #[test]
     fn lock_is_released_while_child_has_descriptor() {
         let dir = tempfile::tempdir().expect("a directory");
-        let lock = Lock::take(dir.path()).expect("a lock");
+        let lock = StoreLock::take(dir.path()).expect("a lock");
         let _inherited = lock.0.try_clone().expect("a descriptor");
         assert!(is_locked(dir.path()));
         drop(lock);
@@ -149,7 +149,7 @@ mod tests {
     fn a_holder_runs_until_its_process_has_ended() {
         let dir = tempfile::tempdir().expect("a directory");
         assert_eq!(Holder::of(dir.path()), None);
-        let lock = Lock::take(dir.path()).expect("a lock");
+        let lock = StoreLock::take(dir.path()).expect("a lock");
         drop(lock);
         assert!(Holder::of(dir.path()).expect("a holder").runs(), "runs, though the lock is free");
         let mut other = std::process::Command::new("sleep").arg("60").spawn().expect("a process");

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use super::salvage::{Salvage, salvage};
 use super::streams::Streams;
 use super::tables::Tables;
-use super::{JOURNAL, Lock, STREAMS, TABLES, open_journal};
+use super::{JOURNAL, STREAMS, StoreLock, TABLES, open_journal};
 use crate::error::Context;
 use crate::{Journal, JournalError, RealFile, StoreError, Superblock, SuperblockError, superblock};
 
@@ -39,7 +39,7 @@ pub fn mend(dir: &Path, quarantine: &Path) -> Result<Mended, StoreError> {
         // Before taking the lock, which would make a file in a directory that is not a store.
         Err(error) => return Err(error.into()),
     }
-    let _lock = Lock::take(dir)?;
+    let _lock = StoreLock::take(dir)?;
     let mut mended = Mended { superblock: mend_superblock(dir, quarantine)?, ..Mended::default() };
     let superblock = superblock::read(dir)?;
     let (tables, tables_new) = (dir.join(TABLES), dir.join(TABLES_NEW));
@@ -52,11 +52,11 @@ pub fn mend(dir: &Path, quarantine: &Path) -> Result<Mended, StoreError> {
         }
     }
     match Tables::open(tables.clone(), true, CACHE_BYTES).and_then(|tables| tables.verify()) {
-        Err(StoreError::Corrupt { what }) => {
+        Err(StoreError::Corrupt { damage }) => {
             let salvaged = salvage(&tables, &tables_new)?;
             set_aside(dir, TABLES, quarantine)?;
             replace(dir, TABLES_NEW, TABLES)?;
-            mended.tables = Some((what, salvaged));
+            mended.tables = Some((damage, salvaged));
         }
         outcome => outcome?,
     }
@@ -93,9 +93,9 @@ fn mend_superblock(dir: &Path, quarantine: &Path) -> Result<Option<String>, Stor
         (Ok(main), _) => {
             let there = dir.join(superblock::COPY).exists();
             superblock::write_copy(dir, &main)?;
-            let what = "the copy of the superblock was damaged or outdated, and was rewritten";
+            let message = "the copy of the superblock was damaged or outdated, and was rewritten";
             // Stores made by versions without a copy are not damaged.
-            return Ok(there.then(|| what.into()));
+            return Ok(there.then(|| message.into()));
         }
         (Err(SuperblockError::Restorable { why, .. }), Ok(copy)) if fits(&copy) => why,
         (Err(SuperblockError::Restorable { path, why }), _) => {

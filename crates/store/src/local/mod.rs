@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use espalier_proto::{AllocateMode, Ino, ObjectId, SeekWhat, Space, StreamStat, TableWrite, Time};
 
-pub(crate) use lock::Lock;
+pub(crate) use lock::StoreLock;
 pub use lock::{Holder, is_locked, is_open};
 pub(crate) use mend::{JOURNAL_NEW, TABLES_NEW};
 pub use mend::{Mended, mend, new_journal, replace_journal};
@@ -56,7 +56,7 @@ pub struct LocalStore {
     streams: Streams,
     path: PathBuf,
     read_only: bool,
-    _lock: Option<Lock>,
+    _lock: Option<StoreLock>,
 }
 
 impl LocalStore {
@@ -77,7 +77,7 @@ impl LocalStore {
         let LocalOptions { read_only, cache_bytes, open_files } = options;
         // Before taking the lock, which would make a file in a directory that is not a store.
         superblock::read(dir)?;
-        let lock = if read_only { Lock::share(dir)? } else { Some(Lock::take(dir)?) };
+        let lock = if read_only { StoreLock::share(dir)? } else { Some(StoreLock::take(dir)?) };
         let superblock = superblock::read(dir)?;
         let journal = open_journal(&dir.join(JOURNAL), read_only, superblock.tag())?;
         if !read_only && let Err(error) = superblock::write_copy(dir, &superblock) {

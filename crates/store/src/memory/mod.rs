@@ -13,7 +13,7 @@ use espalier_proto::{
 
 use crate::StoreError;
 use crate::store::{Pairs, Records, Store};
-use stream::Bytes;
+use stream::StreamBytes;
 
 const TOTAL_BYTES: u64 = 1 << 40;
 
@@ -21,24 +21,24 @@ const TOTAL_BYTES: u64 = 1 << 40;
 ///
 /// It has no clock: changes of streams are stamped with the time last given to [`Self::set_now`].
 #[derive(Default)]
-pub struct MemoryStore(Mutex<State>);
+pub struct MemoryStore(Mutex<MemoryState>);
 
-type Key = (ObjectId, Vec<u8>);
+type RecordKey = (ObjectId, Vec<u8>);
 
 #[derive(Clone, Default)]
-struct State {
-    published: BTreeMap<Key, Vec<u8>>,
-    staged: BTreeMap<Key, Option<Vec<u8>>>,
-    streams: BTreeMap<Ino, Stream>,
+struct MemoryState {
+    published: BTreeMap<RecordKey, Vec<u8>>,
+    staged: BTreeMap<RecordKey, Option<Vec<u8>>>,
+    streams: BTreeMap<Ino, MemoryStream>,
     now: Time,
     full: bool,
 }
 
 #[derive(Clone, Default)]
-struct Stream {
-    live: Bytes,
+struct MemoryStream {
+    live: StreamBytes,
     /// Contents at the last sync; `None`: the stream's existence is not durable.
-    durable: Option<Bytes>,
+    durable: Option<StreamBytes>,
     new: bool,
 }
 
@@ -81,14 +81,14 @@ impl MemoryStore {
         self.state().full = full;
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, MemoryState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn change<T>(
         &self,
         ino: Ino,
-        change: impl FnOnce(&mut Bytes) -> Result<T, StoreError>,
+        change: impl FnOnce(&mut StreamBytes) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
         let mut state = self.state();
         state.check_space()?;
@@ -100,14 +100,14 @@ impl MemoryStore {
     }
 }
 
-impl State {
+impl MemoryState {
     fn check_space(&self) -> Result<(), StoreError> {
         if self.full { Err(StoreError::NoSpace { path: "memory".into() }) } else { Ok(()) }
     }
 
     /// At most `limit` records from a key on, staged ones included; of one object, or of all.
-    fn range(&self, from: Bound<Key>, of: Option<ObjectId>, limit: usize) -> Vec<(Key, Vec<u8>)> {
-        let wanted = |key: &Key| of.is_none_or(|object| key.0 == object);
+    fn range(&self, from: Bound<RecordKey>, of: Option<ObjectId>, limit: usize) -> Vec<(RecordKey, Vec<u8>)> {
+        let wanted = |key: &RecordKey| of.is_none_or(|object| key.0 == object);
         let range = (from, Bound::Unbounded);
         let mut published = self.published.range(range.clone()).take_while(|(key, _)| wanted(key)).peekable();
         let mut staged = self.staged.range(range).take_while(|(key, _)| wanted(key)).peekable();
@@ -135,7 +135,7 @@ impl State {
         found
     }
 
-    fn stream(&self, ino: Ino) -> Option<&Bytes> {
+    fn stream(&self, ino: Ino) -> Option<&StreamBytes> {
         self.streams.get(&ino).map(|stream| &stream.live)
     }
 }
@@ -221,7 +221,7 @@ impl Store for MemoryStore {
     }
 
     fn stream_stat(&self, ino: Ino) -> Result<StreamStat, StoreError> {
-        Ok(self.state().stream(ino).map(Bytes::stat).unwrap_or_default())
+        Ok(self.state().stream(ino).map(StreamBytes::stat).unwrap_or_default())
     }
 
     fn stream_truncate(&self, ino: Ino, size: u64) -> Result<(), StoreError> {

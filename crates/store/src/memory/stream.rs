@@ -9,14 +9,14 @@ const PAGE: u64 = 4096;
 
 /// The bytes of a stream. Ranges that were never written are holes and take no memory.
 #[derive(Clone, Default)]
-pub(super) struct Bytes {
+pub(super) struct StreamBytes {
     size: u64,
     /// Bytes after the size are zero.
     pages: BTreeMap<u64, Arc<[u8; PAGE as usize]>>,
     pub mtime: Time,
 }
 
-impl Bytes {
+impl StreamBytes {
     pub(super) fn stat(&self) -> StreamStat {
         let blocks = self.pages.len() as u64 * (PAGE / 512);
         StreamStat { exists: true, size: self.size, blocks, mtime: self.mtime, ..StreamStat::default() }

@@ -6,7 +6,7 @@ use espalier_proto::Rank;
 use uuid::Uuid;
 
 use super::{COPY, FILE, FILE_NEW, FORMAT, Superblock, SuperblockError, is_store, write};
-use crate::local::{self, Lock};
+use crate::local::{self, StoreLock};
 use crate::{Journal, RealFile, StoreError};
 
 /// Parameters of a new store.
@@ -53,8 +53,8 @@ pub enum FormatError {
     Unfinished(PathBuf),
     #[error("{} is not empty: name an empty directory, or one that does not exist yet", .0.display())]
     NotEmpty(PathBuf),
-    #[error("cannot {what} {}: {cause}", path.display())]
-    Io { what: &'static str, path: PathBuf, cause: io::Error },
+    #[error("cannot {operation} {}: {cause}", path.display())]
+    Io { operation: &'static str, path: PathBuf, cause: io::Error },
     #[error(transparent)]
     Superblock(#[from] SuperblockError),
     #[error(transparent)]
@@ -85,10 +85,10 @@ const ENTRIES: [&str; 12] = [
 /// The message of each error states the remedy. All errors but [`FormatError::Io`] leave a
 /// directory without a store unchanged.
 pub fn format(dir: &Path, options: &FormatOptions) -> Result<Superblock, FormatError> {
-    let io = |what| move |cause| FormatError::Io { what, path: dir.into(), cause };
+    let io = |operation| move |cause| FormatError::Io { operation, path: dir.into(), cause };
     std::fs::create_dir_all(dir).map_err(io("create"))?;
     check(dir, options.force)?;
-    let _lock = Lock::take(dir)?;
+    let _lock = StoreLock::take(dir)?;
     clear(dir)?;
 
     let mut hash_key = [0; 16];
@@ -125,7 +125,7 @@ pub fn format(dir: &Path, options: &FormatOptions) -> Result<Superblock, FormatE
 }
 
 fn check(dir: &Path, force: bool) -> Result<(), FormatError> {
-    let io = |cause| FormatError::Io { what: "read", path: dir.into(), cause };
+    let io = |cause| FormatError::Io { operation: "read", path: dir.into(), cause };
     let store = is_store(dir);
     if store && !force {
         return Err(FormatError::Exists(dir.into()));
@@ -156,7 +156,7 @@ fn clear(dir: &Path) -> Result<(), FormatError> {
             Err(cause) if cause.kind() == io::ErrorKind::NotFound => continue,
             Err(cause) => Err(cause),
         };
-        removed.map_err(|cause| FormatError::Io { what: "remove", path, cause })?;
+        removed.map_err(|cause| FormatError::Io { operation: "remove", path, cause })?;
     }
     Ok(())
 }

@@ -4,9 +4,9 @@ use espalier_proto::XattrMode;
 
 use super::*;
 
-const OWNER: Who = Who::new(7, 70);
-const FRIEND: Who = Who::new(8, 80);
-const OTHER: Who = Who::new(9, 90);
+const OWNER: CallerCreds = CallerCreds::new(7, 70);
+const FRIEND: CallerCreds = CallerCreds::new(8, 80);
+const OTHER: CallerCreds = CallerCreds::new(9, 90);
 const NOBODY: u32 = u32::MAX;
 
 fn encoded(entries: &[(u16, u16, u32)]) -> Box<[u8]> {
@@ -55,7 +55,7 @@ fn chmod(perm: u32) -> Call<'static> {
 
 /// With a directory of the owner, number 2.
 fn owned() -> Run {
-    let mut run = Run { who: OWNER, ..Run::new() };
+    let mut run = Run { creds: OWNER, ..Run::new() };
     assert!(run.did(mkdir(1, "d"), Ok(entry(shown(2, FileType::Directory, 0o755)))));
     run
 }
@@ -67,9 +67,9 @@ fn with(name: &[u8], value: Box<[u8]>) -> Run {
 }
 
 #[test]
-fn a_named_entry_says_who_may_as_far_as_the_mask_lets_it() {
+fn named_acl_entry_is_limited_by_mask() {
     let make = || make(2, "f", NewNode::Fifo);
-    for (list, who, may) in [
+    for (list, creds, may) in [
         (list(7, 0, 0, 7), FRIEND, true),
         (list(7, 0, 0, 5), FRIEND, false),
         (list(5, 7, 7, 7), FRIEND, false),
@@ -77,10 +77,10 @@ fn a_named_entry_says_who_may_as_far_as_the_mask_lets_it() {
         (list(0, 7, 0, 7), OTHER, false),
         (list(0, 0, 0, 0), OWNER, true),
     ] {
-        let made = Attr { uid: who.uid, gid: who.gid, ..shown(3, FileType::Fifo, 0o755) };
+        let made = Attr { uid: creds.uid, gid: creds.gid, ..shown(3, FileType::Fifo, 0o755) };
         for (result, is_right) in [(Ok(entry(made)), may), (Err(Errno::EACCES), !may)] {
-            let mut run = Run { who: who.clone(), ..with(ACCESS_LIST, list.clone()) };
-            assert_eq!(run.did(make(), result), is_right, "{who:?} {list:?}");
+            let mut run = Run { creds: creds.clone(), ..with(ACCESS_LIST, list.clone()) };
+            assert_eq!(run.did(make(), result), is_right, "{creds:?} {list:?}");
         }
     }
 }
@@ -130,8 +130,8 @@ fn new_inode_gets_default_acl_without_umask() {
 #[test]
 fn invalid_or_foreign_acl_is_refused() {
     let none: Box<[u8]> = encoded(&[(1, 7, NOBODY), (2, 7, 8), (4, 5, NOBODY), (32, 0, NOBODY)]);
-    for (who, value, errno) in [(OWNER, none, Errno::EINVAL), (FRIEND, list(7, 7, 7, 7), Errno::EPERM)] {
-        let run = || Run { who: who.clone(), ..owned() };
+    for (creds, value, errno) in [(OWNER, none, Errno::EINVAL), (FRIEND, list(7, 7, 7, 7), Errno::EPERM)] {
+        let run = || Run { creds: creds.clone(), ..owned() };
         assert!(run().did(set(2, ACCESS_LIST, value.clone()), Err(errno)));
         assert!(!run().did(set(2, ACCESS_LIST, value.clone()), Ok(Answer::Done)));
     }

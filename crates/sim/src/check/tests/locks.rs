@@ -2,7 +2,7 @@
 
 use espalier_proto::{ClientId, Ino, Lock, LockKind, LockOwner, Rank};
 
-use super::super::Locks;
+use super::super::LockChecker;
 use super::*;
 
 const FILE: Ino = Ino(2);
@@ -11,7 +11,7 @@ const EXCLUSIVE: LockKind = LockKind::Exclusive;
 const SHARED: LockKind = LockKind::Shared;
 
 struct Holders {
-    locks: Locks,
+    locks: LockChecker,
     now: u64,
     calls: u64,
 }
@@ -35,7 +35,7 @@ fn look(kind: LockKind) -> Call<'static> {
 
 impl Holders {
     fn new() -> Self {
-        Self { locks: Locks::new(SESSION), now: 0, calls: 0 }
+        Self { locks: LockChecker::new(SESSION), now: 0, calls: 0 }
     }
 
     fn tick(&mut self) -> Nanos {

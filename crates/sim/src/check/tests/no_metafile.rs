@@ -34,7 +34,7 @@ fn chmod(ino: u64, perm: u32) -> Call<'static> {
 }
 
 #[test]
-fn a_directory_says_who_may_use_its_files_until_they_leave_it() {
+fn directory_permissions_apply_to_no_metafile_files() {
     let root = |perm| Ok(Answer::Attr(with_perm(1, FileType::Directory, perm)));
     for (perm, is_so) in [(0o640, true), (0o666, false), (0o750, false)] {
         let mut run = no_metafile();

@@ -34,7 +34,7 @@ fn text(text: Option<&str>) -> Result<Answer, Errno> {
 }
 
 #[test]
-fn a_new_directory_has_the_policy_of_the_one_that_it_is_made_in() {
+fn new_directory_inherits_policy_of_parent() {
     for (replied, is_so) in [(Some("false"), true), (Some("true"), false), (None, false)] {
         let mut run = live();
         assert!(run.did(set(3, "stuffing", "false"), Ok(Answer::Done)));
@@ -55,7 +55,7 @@ fn a_new_directory_has_the_policy_of_the_one_that_it_is_made_in() {
 }
 
 #[test]
-fn only_settings_that_make_sense_are_set_and_only_on_directories() {
+fn only_valid_settings_are_set_and_only_on_directories() {
     let refused = [
         (set(3, "stuffing", "perhaps"), Errno::EINVAL),
         (set(3, "stuffed", "true"), Errno::EINVAL),

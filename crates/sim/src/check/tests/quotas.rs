@@ -40,7 +40,7 @@ fn limited(name: &[u8], value: &str) -> Run {
 }
 
 #[test]
-fn without_a_quota_nothing_is_refused() {
+fn unlimited_directory_refuses_nothing() {
     assert!(!Run::with_file().did(create("g"), Err(Errno::EDQUOT)));
     assert!(!limited(FILES, "0").did(new("c"), Err(Errno::EDQUOT)));
 }
@@ -90,7 +90,7 @@ fn refused_change_leaves_no_trace() {
 }
 
 #[test]
-fn of_two_at_a_time_that_have_room_for_one_either_is_refused() {
+fn either_of_two_concurrent_creates_may_exceed_quota() {
     for (first, second, is_right) in [
         (Ok(file(5)), Err(Errno::EDQUOT), true),
         (Err(Errno::EDQUOT), Ok(file(5)), true),
@@ -129,7 +129,7 @@ fn quota_reads_back_as_set() {
     assert!(run.did(get_limit(FILES), Ok(bytes(b"2"))));
     assert!(run.did(get_limit(BYTES), Err(Errno::ENODATA)));
     assert!(!limited(FILES, "2").did(get_limit(FILES), Ok(bytes(b"3"))));
-    let mut run = Run { who: Who::new(7, 7), ..limited(FILES, "2") };
+    let mut run = Run { creds: CallerCreds::new(7, 7), ..limited(FILES, "2") };
     assert!(run.did(limit(FILES, "9"), Err(Errno::EPERM)));
 }
 

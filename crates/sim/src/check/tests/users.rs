@@ -2,9 +2,9 @@
 
 use super::*;
 
-const OWNER: Who = Who::new(7, 70);
-const FRIEND: Who = Who::new(8, 70);
-const OTHER: Who = Who::new(9, 90);
+const OWNER: CallerCreds = CallerCreds::new(7, 70);
+const FRIEND: CallerCreds = CallerCreds::new(8, 70);
+const OTHER: CallerCreds = CallerCreds::new(9, 90);
 
 fn chmod(ino: u64, perm: u32) -> Call<'static> {
     let set = SetAttr { perm: Some(perm), ..SetAttr::default() };
@@ -17,7 +17,7 @@ fn shown(attr: Attr, perm: u32) -> Attr {
 
 /// The owner has made directory 2 with this mode, and a file in it.
 fn owned(perm: u32) -> Run {
-    let mut run = Run { who: OWNER, ..Run::new() };
+    let mut run = Run { creds: OWNER, ..Run::new() };
     let made = shown(attr(2, FileType::Directory, 2, 0), 0o755);
     assert!(run.did(mkdir(1, "d"), Ok(entry(made))));
     let made = shown(attr(3, FileType::Regular, 1, 0), 0o755);
@@ -33,7 +33,7 @@ fn remove() -> Call<'static> {
 
 #[test]
 fn permission_decides_refusal() {
-    for (perm, who, errno) in [
+    for (perm, creds, errno) in [
         (0o755, OWNER, None),
         (0o755, FRIEND, Some(Errno::EACCES)),
         (0o755, ROOT, None),
@@ -46,31 +46,31 @@ fn permission_decides_refusal() {
         (0o555, ROOT, None),
     ] {
         for replied in [None, Some(Errno::EACCES), Some(Errno::EPERM)] {
-            let mut run = Run { who: who.clone(), ..owned(perm) };
+            let mut run = Run { creds: creds.clone(), ..owned(perm) };
             let result = replied.map_or(Ok(Answer::Done), Err);
             let is_right = replied == errno || (replied.is_some() && errno.is_some());
-            assert_eq!(run.did(remove(), result), is_right, "{perm:o} {who:?} {replied:?}");
+            assert_eq!(run.did(remove(), result), is_right, "{perm:o} {creds:?} {replied:?}");
         }
     }
 }
 
 #[test]
 fn refused_call_has_no_effect() {
-    let mut run = Run { who: OTHER, ..owned(0o755) };
+    let mut run = Run { creds: OTHER, ..owned(0o755) };
     assert!(run.did(remove(), Err(Errno::EACCES)));
-    run.who = OWNER;
+    run.creds = OWNER;
     assert!(run.did(remove(), Ok(Answer::Done)));
 }
 
 #[test]
 fn modes_are_for_their_owner_to_change() {
-    let mut run = Run { who: OTHER, ..owned(0o755) };
+    let mut run = Run { creds: OTHER, ..owned(0o755) };
     assert!(run.did(chmod(2, 0o777), Err(Errno::EPERM)) && !run.did(chmod(2, 0o777), Err(Errno::ENOENT)));
     // Both results are possible during the change.
     for result in [Ok(Answer::Done), Err(Errno::EACCES)] {
         let mut run = owned(0o755);
         let changing = run.asks(chmod(2, 0o777));
-        run.who = OTHER;
+        run.creds = OTHER;
         let removing = run.asks(remove());
         assert!(run.ends(removing, result));
         // A caller with permission had it before.
@@ -82,8 +82,8 @@ fn modes_are_for_their_owner_to_change() {
 fn cached_names_are_shown_to_all_callers() {
     let look = || Call::Request(Request::Lookup { dir: Ino(2), name: name("f") });
     let there = || Ok(entry(shown(attr(3, FileType::Regular, 1, 0), 0o755)));
-    assert!(Run { who: OTHER, ..owned(0o700) }.did(look(), there()));
-    assert!(Run { who: OTHER, ..owned(0o700) }.did(look(), Err(Errno::EACCES)));
-    assert!(!Run { who: OTHER, ..owned(0o700) }.did(look(), Ok(absent())));
-    assert!(!Run { who: OTHER, ..owned(0o755) }.did(look(), Err(Errno::EACCES)));
+    assert!(Run { creds: OTHER, ..owned(0o700) }.did(look(), there()));
+    assert!(Run { creds: OTHER, ..owned(0o700) }.did(look(), Err(Errno::EACCES)));
+    assert!(!Run { creds: OTHER, ..owned(0o700) }.did(look(), Ok(absent())));
+    assert!(!Run { creds: OTHER, ..owned(0o755) }.did(look(), Err(Errno::EACCES)));
 }

@@ -13,7 +13,7 @@ fn scattered() -> Run {
 }
 
 #[test]
-fn where_a_file_ends_is_found_out_at_another_instant_than_what_is_in_it() {
+fn size_and_bytes_may_be_read_at_different_instants() {
     let replied = |replied: &[u8]| {
         let mut run = scattered();
         let reading = run.asks(read(0, 30));
@@ -74,7 +74,7 @@ fn truncating_open_may_empty_strip_by_strip() {
 }
 
 #[test]
-fn bytes_that_were_made_durable_are_not_lost() {
+fn durable_bytes_are_not_lost() {
     let fsync = || Call::Request(Request::Fsync { ino: Ino(2) });
     let lose = |before: &dyn Fn(&mut Run)| {
         let mut run = scattered();

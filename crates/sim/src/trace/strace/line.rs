@@ -19,7 +19,7 @@ pub(super) struct Call {
 
 /// A line of a log.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Event {
+pub(super) enum StraceEvent {
     Call(Call),
     Exit { pid: u32 },
 }
@@ -60,24 +60,24 @@ pub(in crate::trace) fn is_line(line: &str) -> bool {
 }
 
 /// Parses a log. Calls are in the order of their start; calls that never returned are omitted.
-pub(super) fn events(text: &str) -> Result<Vec<Event>, BadLine> {
+pub(super) fn events(text: &str) -> Result<Vec<StraceEvent>, BadLine> {
     let mut events = Vec::new();
     // Calls that have not returned: their indices in the events.
     let mut unfinished: BTreeMap<u32, usize> = BTreeMap::new();
     for (line, text) in lines(text) {
-        let bad = |what: &str| BadLine::new(line, what);
+        let bad = |message: &str| BadLine::new(line, message);
         let (pid, now, rest) = split(text).ok_or_else(|| {
             bad("it does not begin with a process and a time: use `strace -f -ttt -T -y -o FILE`")
         })?;
         if let Some(resumed) = rest.strip_prefix("<... ") {
             let (_, tail) = resumed.split_once(" resumed>").ok_or_else(|| bad("no call is resumed"))?;
             let at = unfinished.remove(&pid).ok_or_else(|| bad("the call that is resumed has not begun"))?;
-            if let Some(Event::Call(call)) = events.get_mut(at) {
+            if let Some(StraceEvent::Call(call)) = events.get_mut(at) {
                 call.rest.push_str(tail);
                 call.ended = now;
             }
         } else if rest.starts_with("+++") {
-            events.push(Event::Exit { pid });
+            events.push(StraceEvent::Exit { pid });
         } else if !rest.starts_with("---") {
             let (name, rest) = rest.split_once('(').ok_or_else(|| bad("no call is named"))?;
             let head = rest.strip_suffix("<unfinished ...>");
@@ -87,7 +87,7 @@ pub(super) fn events(text: &str) -> Result<Vec<Event>, BadLine> {
                 Some(_) => drop(unfinished.insert(pid, events.len())),
                 None => call.ended = now + call.took(),
             }
-            events.push(Event::Call(call));
+            events.push(StraceEvent::Call(call));
         }
     }
     let never: Vec<usize> = unfinished.into_values().collect();
@@ -100,8 +100,8 @@ pub(super) fn events(text: &str) -> Result<Vec<Event>, BadLine> {
 }
 
 impl Call {
-    pub(super) fn bad(&self, what: impl std::fmt::Display) -> BadLine {
-        BadLine::new(self.line, format!("{}: {what}", self.name))
+    pub(super) fn bad(&self, message: impl std::fmt::Display) -> BadLine {
+        BadLine::new(self.line, format!("{}: {message}", self.name))
     }
 
     /// Duration by `-T`; 0 without it.
@@ -216,7 +216,7 @@ mod tests {
 
     fn parse(line: &str) -> (Vec<String>, Returned) {
         let events = events(line).expect("a good line");
-        let [Event::Call(call)] = events.as_slice() else { panic!("{events:?}") };
+        let [StraceEvent::Call(call)] = events.as_slice() else { panic!("{events:?}") };
         let (arguments, returned) = call.parse().expect("a good call");
         (arguments.into_iter().map(String::from).collect(), returned)
     }
@@ -243,11 +243,11 @@ mod tests {
                    7 2.0 <... openat resumed>) = -1 ENOENT (No such file or directory) <0.9>\n7 2.5 read(3, <unfinished ...>\n";
         let events = events(log).expect("a good log");
         assert_eq!(events.len(), 3);
-        let Event::Call(call) = &events[0] else { panic!("{events:?}") };
+        let StraceEvent::Call(call) = &events[0] else { panic!("{events:?}") };
         assert_eq!((call.begun, call.ended), (Nanos(1_000_001_000), Nanos(2_000_000_000)));
         let (arguments, returned) = call.parse().expect("a good call");
         assert_eq!((arguments.len(), returned), (3, Returned::Errno("ENOENT".into())));
-        assert_eq!(events[2], Event::Exit { pid: 8 });
+        assert_eq!(events[2], StraceEvent::Exit { pid: 8 });
     }
 
     #[test]
@@ -258,7 +258,7 @@ mod tests {
             ("7 1.5 <... read resumed>) = 0", "line 1 the call that is resumed"),
         ] {
             let error = events(log).expect_err("a bad line");
-            let error = format!("line {} {}", error.line, error.what);
+            let error = format!("line {} {}", error.line, error.message);
             assert!(error.contains(words), "{error}");
         }
         for (line, words) in [
@@ -268,9 +268,9 @@ mod tests {
             ("7 1.5 read(3) = -1", "which error"),
         ] {
             let events = events(line).expect("lines as calls have them");
-            let [Event::Call(call)] = events.as_slice() else { panic!("{events:?}") };
+            let [StraceEvent::Call(call)] = events.as_slice() else { panic!("{events:?}") };
             let error = call.parse().expect_err("a bad call");
-            assert!(error.what.contains(words), "{error:?}");
+            assert!(error.message.contains(words), "{error:?}");
         }
     }
 }

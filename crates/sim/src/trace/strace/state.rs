@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use super::line::{Call, Event, Returned, unescape};
+use super::line::{Call, Returned, StraceEvent, unescape};
 use crate::trace::BadLine;
 
 /// A descriptor.
@@ -24,15 +24,15 @@ struct Table {
 
 /// A child process.
 #[derive(Clone, Copy, Debug)]
-struct Child {
+struct ChildProcess {
     parent: u32,
     shares_files: bool,
 }
 
 #[derive(Debug)]
-pub(super) struct State {
+pub(super) struct StraceState {
     root: Vec<u8>,
-    children: BTreeMap<u32, Child>,
+    children: BTreeMap<u32, ChildProcess>,
     tables: Vec<Table>,
     /// Table of each process.
     of: BTreeMap<u32, usize>,
@@ -60,19 +60,19 @@ struct DirArgument {
 /// File systems without persistent files.
 const VIRTUAL: [&[u8]; 3] = [b"/proc", b"/sys", b"/dev"];
 
-impl State {
+impl StraceState {
     /// `events`: the log, searched for children: a child may appear before its parent's call has
     /// returned.
-    pub(super) fn new(root: &Path, events: &[Event]) -> Result<Self, BadLine> {
+    pub(super) fn new(root: &Path, events: &[StraceEvent]) -> Result<Self, BadLine> {
         let mut children = BTreeMap::new();
         for event in events {
-            let Event::Call(call) = event else { continue };
+            let StraceEvent::Call(call) = event else { continue };
             if matches!(call.name.as_str(), "clone" | "clone3" | "fork" | "vfork")
                 && let (arguments, Returned::Value(child)) = call.parse()?
             {
                 let shares_files = arguments.iter().any(|argument| argument.contains("CLONE_FILES"));
                 let child = u32::try_from(child).map_err(|_| call.bad("it returned no process"))?;
-                children.insert(child, Child { parent: call.pid, shares_files });
+                children.insert(child, ChildProcess { parent: call.pid, shares_files });
             }
         }
         let root = normal(root.as_os_str().as_encoded_bytes());
@@ -81,8 +81,8 @@ impl State {
         Ok(Self { root, children, tables, of, held, files: 0, skipped: BTreeMap::new() })
     }
 
-    pub(super) fn skip(&mut self, what: impl Into<String>) {
-        *self.skipped.entry(what.into()).or_default() += 1;
+    pub(super) fn skip(&mut self, reason: impl Into<String>) {
+        *self.skipped.entry(reason.into()).or_default() += 1;
     }
 
     pub(super) fn into_skipped(self) -> BTreeMap<String, u64> {

@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 use espalier_proto::{Access, Errno, RenameFlags, SetAttr, SetTime, Time};
 
 use super::line::{Call, Returned, unquote};
-use super::state::{Descriptor, Located, State, descriptor};
+use super::state::{Descriptor, Located, StraceState, descriptor};
 use crate::source::{Op, OpenFlags, Target};
 use crate::trace::before::Observed;
 use crate::trace::{BadLine, Expected};
@@ -103,14 +103,14 @@ struct Pair {
 }
 
 /// Reader of a call's arguments.
-struct Reader<'a> {
-    state: &'a mut State,
+struct ArgReader<'a> {
+    state: &'a mut StraceState,
     call: &'a Call,
     arguments: Vec<&'a str>,
 }
 
 /// The operation of a call, if it is replayed; updates the state for later calls.
-pub(super) fn translate(state: &mut State, call: &Call) -> Result<Option<Done>, BadLine> {
+pub(super) fn translate(state: &mut StraceState, call: &Call) -> Result<Option<Done>, BadLine> {
     if !CALLS.contains(&call.name.as_str()) {
         state.skip(&call.name);
         return Ok(None);
@@ -121,7 +121,7 @@ pub(super) fn translate(state: &mut State, call: &Call) -> Result<Option<Done>, 
         Returned::Value(value) => (Expected::Success, *value),
         Returned::Errno(name) => (error(name), -1),
     };
-    let mut reader = Reader { state, call, arguments };
+    let mut reader = ArgReader { state, call, arguments };
     if reader.descriptors(value)? {
         return Ok(None);
     }
@@ -142,7 +142,7 @@ fn error(name: &str) -> Expected {
     ALL.get(name).map_or(Expected::AnyError, |errno| Expected::Error(*errno))
 }
 
-impl Reader<'_> {
+impl ArgReader<'_> {
     fn text(&self, at: usize) -> Result<&str, BadLine> {
         self.arguments.get(at).copied().ok_or_else(|| self.call.bad(format!("it has no argument {}", at + 1)))
     }
@@ -290,8 +290,9 @@ impl Reader<'_> {
                 let at = usize::from(dir.is_some());
                 let want = self.text(at + 1)?;
                 let flags = [("R_OK", Access::READ), ("W_OK", Access::WRITE), ("X_OK", Access::EXEC)];
-                let asked = flags.into_iter().filter(|(name, _)| want.split('|').any(|other| other == *name));
-                let want = asked.fold(Access::empty(), |all, (_, flag)| all | flag);
+                let requested =
+                    flags.into_iter().filter(|(name, _)| want.split('|').any(|other| other == *name));
+                let want = requested.fold(Access::empty(), |all, (_, flag)| all | flag);
                 self.path(dir, at)?.map(|path| plain(Op::Access { path, want }))
             }
             "chmod" | "fchmod" | "fchmodat" | "chown" | "lchown" | "fchown" | "fchownat" | "truncate"

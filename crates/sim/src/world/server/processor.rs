@@ -6,14 +6,14 @@ use crate::dist::Distribution;
 use crate::model::Work;
 use crate::station::Arrived;
 use crate::time::Nanos;
-use crate::world::event::Event;
+use crate::world::event::SimEvent;
 use crate::world::fabric::Fabric;
-use crate::world::job::Job;
+use crate::world::job::ProcessorJob;
 
-use super::Server;
+use super::SimServer;
 
-impl Server {
-    pub(super) fn work(&mut self, fabric: &mut Fabric<'_>, job: Job) {
+impl SimServer {
+    pub(super) fn work(&mut self, fabric: &mut Fabric<'_>, job: ProcessorJob) {
         let idle = self.cpu.idle(fabric.now);
         if let Some(arrived) = self.cpu.arrive(fabric.now, job) {
             self.serve(fabric, arrived, idle);
@@ -21,18 +21,23 @@ impl Server {
     }
 
     /// The service of a job begins. `idle`: idle time before.
-    fn serve(&mut self, fabric: &mut Fabric<'_>, Arrived { at: since, job }: Arrived<Job>, idle: Nanos) {
+    fn serve(
+        &mut self,
+        fabric: &mut Fabric<'_>,
+        Arrived { at: since, job }: Arrived<ProcessorJob>,
+        idle: Nanos,
+    ) {
         let mut time = fabric.model.wake(Work::Wake, idle, &mut self.random);
         if let Some(wire) = job.wire() {
-            time += self.turns.turn(fabric, Work::Turn, (wire, since), &mut self.random);
+            time += self.switches.cost_of(fabric, Work::Turn, (wire, since), &mut self.random);
         }
         if let Some(work) = job.work() {
             time += fabric.model.cost(work).sample(&mut self.random);
         }
-        if let Job::Client(_, FromClient::Request { request, .. }) = &job {
+        if let ProcessorJob::Client(_, FromClient::Request { request, .. }) = &job {
             time += self.listing(fabric, request);
         }
-        fabric.work(time, Event::Served { node: self.node, start: self.start, since, job });
+        fabric.work(time, SimEvent::Served { node: self.node, start: self.start, since, job });
     }
 
     /// Cost of a listing's entries, by their number at the start of the service.
@@ -48,8 +53,8 @@ impl Server {
     }
 
     /// The service of a job ends.
-    pub fn served(&mut self, fabric: &mut Fabric<'_>, since: Nanos, job: Job) {
-        let rests = self.turns.owes() && !self.cpu.has_waiting();
+    pub fn served(&mut self, fabric: &mut Fabric<'_>, since: Nanos, job: ProcessorJob) {
+        let rests = self.switches.owes() && !self.cpu.has_waiting();
         if !rests {
             self.advance(fabric, since);
         }
@@ -68,10 +73,10 @@ impl Server {
 
     /// As `advance`, after the charge for the work so far.
     pub fn rest(&mut self, fabric: &mut Fabric<'_>, since: Nanos) {
-        if self.cpu.has_waiting() || !self.turns.owes() {
+        if self.cpu.has_waiting() || !self.switches.owes() {
             return self.advance(fabric, since);
         }
-        let owed = self.turns.take_owed();
-        fabric.work(owed, Event::Turned { node: self.node, start: self.start, since });
+        let owed = self.switches.take_owed();
+        fabric.work(owed, SimEvent::Turned { node: self.node, start: self.start, since });
     }
 }

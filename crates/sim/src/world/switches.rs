@@ -10,25 +10,25 @@ use crate::world::fabric::{Fabric, WireId};
 
 /// The turns of a node.
 #[derive(Debug, Default)]
-pub struct Turns {
-    lines: FxHashMap<WireId, Line>,
+pub struct SwitchCosts {
+    lines: FxHashMap<WireId, ConnectionSwitches>,
     /// Unpaid cost of turns.
     owed: Nanos,
 }
 
 /// A connection.
 #[derive(Debug, Default)]
-struct Line {
+struct ConnectionSwitches {
     /// Time of the last turn.
-    turned: Option<Nanos>,
+    switched: Option<Nanos>,
     /// Number of waiting messages.
     waiting: usize,
 }
 
-impl Turns {
+impl SwitchCosts {
     /// The cost to pay before a message that arrived on a connection at such a time: if it needs a
     /// new turn, the unpaid cost of earlier turns.
-    pub fn turn(
+    pub fn cost_of(
         &mut self,
         fabric: &Fabric<'_>,
         work: Work,
@@ -39,10 +39,10 @@ impl Turns {
             return Nanos::ZERO;
         }
         let line = self.lines.entry(wire).or_default();
-        if line.turned.is_some_and(|turned| reached <= turned) {
+        if line.switched.is_some_and(|switched| reached <= switched) {
             return Nanos::ZERO;
         }
-        line.turned = Some(fabric.now);
+        line.switched = Some(fabric.now);
         std::mem::replace(&mut self.owed, fabric.model.cost(work).sample(random))
     }
 
