@@ -6,6 +6,7 @@ use espalier_proto::*;
 
 const A: ClientId = ClientId(10);
 const B: ClientId = ClientId(11);
+const C: ClientId = ClientId(12);
 const TERM: u32 = 10_000;
 
 fn leased() -> Harness {
@@ -599,4 +600,21 @@ fn one_call_of_clients_that_block_each_other_is_refused() {
     fs.input(Input::Revoked { client: A, number: of_a });
     answer_all(&mut fs);
     assert!(matches!(fs.answers.remove(&again), Some(Ok(Reply::Entry(_)))));
+}
+
+#[test]
+fn call_that_waits_for_a_slow_client_is_not_refused() {
+    let mut fs = leased();
+    for client in [A, B] {
+        ask(&mut fs, client, lookup(Ino::ROOT, "file")).0.unwrap();
+    }
+    let by_a = fs.send_from(A, &ROOT_CALLER, create(Ino::ROOT, "file", NewNode::Regular));
+    fs.send_from(C, &ROOT_CALLER, create(Ino::ROOT, "file", NewNode::Regular));
+    let of_a = fs.revocations.iter().find(|it| it.client == A).unwrap().number;
+    fs.input(Input::Blocked { client: A, number: of_a });
+    assert!(!fs.answers.contains_key(&by_a), "B is not blocked");
+    let of_b = fs.revocations.iter().find(|it| it.client == B).unwrap().number;
+    fs.input(Input::Revoked { client: B, number: of_b });
+    fs.input(Input::Revoked { client: A, number: of_a });
+    assert!(matches!(fs.answers.remove(&by_a), Some(Ok(Reply::Entry(_)))));
 }

@@ -17,14 +17,14 @@ use espalier_client::{Call, Interrupt};
 use espalier_fuse::{self as fuse, BackingId, Filesystem, Granted, Notifier, Op, OpenedFlags, Transport};
 use espalier_meta::Atime;
 use espalier_proto::{
-    Access, AllocateMode, Caller, END, Errno, FileType, Ino, Lock, LockOwner, Name, NameError, NewNode,
-    OpenHow, Rank, Reads, RenameFlags, Request, SeekWhat, SetAttr, SetTime, Time, XattrMode, mode,
+    Access, AllocateMode, Caller, END, Errno, FileType, Ino, LockOwner, Name, NameError, NewNode, OpenHow,
+    Rank, Reads, RenameFlags, Request, SeekWhat, SetAttr, SetTime, Time, XattrMode, mode,
 };
 use rustix::fs::OFlags;
 use rustix::param::page_size;
 
 use answer::{Once, answer_data};
-use locks::Lockers;
+use locks::{LockAttempt, Lockers};
 use mapped::Mapped;
 use openings::{DIRECT, Openings, Use};
 use overlap::{Overlaps, Read};
@@ -144,8 +144,7 @@ enum Form {
     /// The sync after such a write of this many bytes.
     Written(u32),
     Flush,
-    /// A lock request with this number that does not wait.
-    TryLock(u64, Ino, Lock),
+    LockAttempt(LockAttempt),
     /// The removal of this directory tree.
     Removing(Ino),
     Copying(CopyKey),
@@ -211,6 +210,9 @@ impl<C: Calls<FuseFrontend> + 'static> Filesystem for Mounted<C> {
                 self.calls.forget(forgets.map(|(node, lookups)| Request::Forget { ino: Ino(node), lookups }));
                 return reply.none();
             }
+            Op::Interrupt { unique } if self.calls.frontend().interrupt_attempt(*unique) => {
+                return reply.none();
+            }
             Op::Interrupt { unique } => {
                 return match self.calls.frontend().interrupt(&*self.calls, *unique) {
                     // The interrupt may have overtaken its request: the kernel repeats it.
@@ -263,7 +265,7 @@ impl<C: Calls<FuseFrontend> + 'static> Filesystem for Mounted<C> {
             // A process has closed a file; it rarely holds locks.
             Op::Flush { handle, lock_owner } if self.calls.frontend().shares_locks => {
                 let process = process(lock_owner);
-                self.calls.frontend().closing(handle, process);
+                self.calls.frontend().closing(&*self.calls, Ino(node), handle, process);
                 if !self.calls.must_flush(Ino(node), process) {
                     return reply.ok();
                 }
@@ -477,7 +479,9 @@ impl<C: Calls<FuseFrontend>> Mounted<C> {
             Op::SetLk(ref lock) if self.calls.frontend().shares_locks => {
                 let request = self.calls.frontend().lock_request(ino, lock, None)?;
                 let form = match request {
-                    Request::Lock { lock, .. } => Form::TryLock(unique, ino, lock),
+                    Request::Lock { lock, .. } => {
+                        Form::LockAttempt(LockAttempt { unique, ino, lock, failed: None })
+                    }
                     _ => Form::Plain,
                 };
                 Ok((Call::Request(request), form))

@@ -6,7 +6,7 @@
 //! `ESTALE`, before it has changed anything: Linux looks its names up again and repeats it, once.
 //! A call of overlayfs is not repeated, so no call is refused only because it is slow.
 
-use espalier_proto::{ClientId, Errno, RevocationId};
+use espalier_proto::{ClientId, Errno, Ino, RevocationId};
 
 use crate::machine::Meta;
 use crate::outbox::{Now, Outbox};
@@ -19,14 +19,13 @@ impl Meta {
     pub(crate) fn blocked(&mut self, now: Now, client: ClientId, number: RevocationId, out: &mut Outbox) {
         let Some(leases) = &mut self.leases else { return };
         let Some(dir) = leases.revocation_blocked(client, number) else { return };
-        let locks_dir = |task: &Task| {
-            let is_refusable = matches!(task.progress, Progress::None) && !task.request.is_acknowledged();
-            task.from == client && is_refusable && task.request.changed_dirs().contains(&Some(dir))
-        };
         let tasks = &self.tasks;
-        let caller =
-            |number: &u64| tasks.get(number).filter(|task| locks_dir(task)).map(|task| task.caller.pid);
-        for number in leases.refuse_waiting((client, number), caller) {
+        let locker = |number: u64, dir: Ino| {
+            let task = tasks.get(&number).filter(|task| task.request.changed_dirs().contains(&Some(dir)))?;
+            let is_refusable = matches!(task.progress, Progress::None) && !task.request.is_acknowledged();
+            is_refusable.then_some(task.caller.pid)
+        };
+        for number in leases.refuse_waiting(client, dir, locker) {
             self.refuse_waiting(now, number, Errno::ESTALE, out);
         }
     }

@@ -427,31 +427,47 @@ impl Leases {
         Some(dir)
     }
 
-    /// Takes operations of a client out of the table that wait for clients which are blocked, too:
-    /// those for which `caller` names a process. Leaves those of processes that have not repeated a
-    /// refused operation yet. `number`: the revocation that these operations block.
+    /// Takes operations of a client out of the table that have locked `dir` and wait for clients
+    /// which are blocked, too. Leaves those of processes that have not repeated a refused operation
+    /// yet. `locker`: the process whose operation has locked a directory, if it may be refused.
     pub(crate) fn refuse_waiting(
         &mut self,
-        (client, number): (ClientId, RevocationId),
-        caller: impl Fn(&u64) -> Option<u32>,
+        client: ClientId,
+        dir: Ino,
+        locker: impl Fn(u64, Ino) -> Option<u32>,
     ) -> Vec<u64> {
+        let waiting: Vec<(ClientId, u64)> = self.waiting.values().flatten().copied().collect();
+        let is_blocked = |sent: &SentRevocation| match sent.key {
+            LeaseKey::Name { dir, .. } if sent.progress == RevocationProgress::Blocked => {
+                let locks =
+                    |(of, task): &(_, u64)| *of == sent.revocation.client && locker(*task, dir).is_some();
+                waiting.iter().any(locks)
+            }
+            _ => false,
+        };
         let mut refused = Vec::new();
         for (key, tasks) in &mut self.waiting {
-            let holders = self.holders.get(key).into_iter().flatten();
-            let awaited = holders.filter_map(|holder| holder.unacknowledged.as_ref());
+            let others = self.holders.get(key).into_iter().flatten().filter(|other| other.client != client);
+            let awaited = others.filter_map(|holder| holder.unacknowledged.as_ref());
             let mut awaited = awaited.filter_map(|sent| self.revocations.get(&sent.number));
-            if !awaited.any(|sent| sent.progress == RevocationProgress::Blocked) {
+            if !awaited.any(is_blocked) {
                 continue;
             }
-            let is_refused = |(_, task): &mut (ClientId, u64)| {
+            let is_refused = |(of, task): &mut (ClientId, u64)| {
                 let has_room = self.refused.len() < Self::MOST_REFUSED;
-                caller(task).is_some_and(|pid| has_room && self.refused.insert((client, pid)))
+                let locker = locker(*task, dir).filter(|_| has_room && *of == client);
+                locker.is_some_and(|pid| self.refused.insert((client, pid)))
             };
             refused.extend(tasks.extract_if(.., is_refused).map(|(_, task)| task));
         }
         self.waiting.retain(|_, tasks| !tasks.is_empty());
-        if let Some(sent) = self.revocations.get_mut(&number).filter(|_| !refused.is_empty()) {
-            sent.progress = RevocationProgress::Unblocked;
+        if !refused.is_empty() {
+            let of_dir = |sent: &&mut SentRevocation| {
+                let is_in_dir = matches!(sent.key, LeaseKey::Name { dir: of, .. } if of == dir);
+                is_in_dir && sent.revocation.client == client
+            };
+            let unblocked = self.revocations.values_mut().filter(of_dir);
+            unblocked.for_each(|sent| sent.progress = RevocationProgress::Unblocked);
         }
         refused
     }

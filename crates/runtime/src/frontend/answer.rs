@@ -57,8 +57,8 @@ impl Frontend for FuseFrontend {
         let answer = match outcome {
             Err(errno) => {
                 return match form {
-                    Form::TryLock(unique, ino, lock) if errno == Errno::EAGAIN => {
-                        self.failed_try(calls, reply, (unique, ino, lock));
+                    Form::LockAttempt(attempt) if errno == Errno::EAGAIN => {
+                        self.failed_attempt(calls, reply, attempt);
                     }
                     // The create has found an existing file of another type. The kernel accepts
                     // only a regular file here; this error makes it resolve the path again.
@@ -321,7 +321,7 @@ impl FuseFrontend {
     /// notified, and refuses one of the calls if the other mount reports the same. Where that does
     /// not help, all names are invalidated, which takes no lock but detaches mounts below.
     pub(crate) fn tick(&self) {
-        self.give_up_tries();
+        self.give_up_attempts();
         if let Some(notifiers) = self.notifiers.get() {
             notifiers.names.relieve(PATIENCE);
         }

@@ -19,7 +19,7 @@ const OFFSET_MAX: u64 = i64::MAX as u64;
 
 /// Time in which the kernel reports whether a closed opening had other users. Usually less than a
 /// millisecond.
-const CLOSING: Duration = Duration::from_millis(200);
+const CLOSING: Duration = Duration::from_millis(100);
 
 /// Lock owners by opening.
 #[derive(Default)]
@@ -30,20 +30,21 @@ struct Inner {
     owners: HashMap<u64, Vec<LockOwner>>,
     /// Openings that a process has just closed, with locks that may be of the opening and not of
     /// that process: `flock` and open-file-description locks end with the last user of an opening.
-    closing: HashMap<u64, Instant>,
-    /// When such an opening was last released.
-    closed: Option<Instant>,
-    /// Failed attempts since then that may precede the release.
-    tries: Vec<Try>,
+    closing: HashMap<u64, (Ino, Instant)>,
+    /// Files of which such an opening was released.
+    closed: Vec<(Ino, Instant)>,
+    /// Failed attempts that may precede a release.
+    tries: Vec<(LockAttempt, fuse::Reply)>,
 }
 
-/// An attempt to acquire a lock.
-struct Try {
-    since: Instant,
-    reply: fuse::Reply,
-    unique: u64,
-    ino: Ino,
-    lock: Lock,
+/// A lock request that does not wait.
+pub(super) struct LockAttempt {
+    /// Number of the kernel's request.
+    pub unique: u64,
+    pub ino: Ino,
+    pub lock: Lock,
+    /// When it failed first.
+    pub failed: Option<Instant>,
 }
 
 impl Lockers {
@@ -83,73 +84,86 @@ impl FuseFrontend {
     }
 
     /// A process has closed an opening. Its record locks are released at once.
-    pub(super) fn closing(&self, handle: u64, process: LockOwner) {
-        let mut inner = self.lockers.lock();
-        if inner.owners.get(&handle).is_some_and(|owners| owners.iter().any(|owner| *owner != process)) {
-            inner.closing.insert(handle, Instant::now());
+    pub(super) fn closing(&self, calls: &impl Calls<Self>, ino: Ino, handle: u64, process: LockOwner) {
+        let Some(owners) = self.lockers.lock().owners.get(&handle).cloned() else { return };
+        if owners.iter().any(|owner| *owner != process && calls.has_locks(ino, *owner)) {
+            self.lockers.lock().closing.insert(handle, (ino, Instant::now()));
         }
     }
 
     /// An opening is released. The kernel has reported the closes of all processes; `flock` and
     /// open-file-description locks remain to be released.
     pub(super) fn closed(&self, calls: &impl Calls<Self>, ino: Ino, handle: u64) {
-        let (owners, tries) = {
-            let mut inner = self.lockers.lock();
-            let Some(owners) = inner.owners.remove(&handle) else { return };
-            if inner.closing.remove(&handle).is_some() {
-                inner.closed = Some(Instant::now());
-            }
-            (owners, std::mem::take(&mut inner.tries))
-        };
+        let Some(owners) = self.lockers.lock().owners.remove(&handle) else { return };
         for owner in owners {
             if calls.has_locks(ino, owner) {
                 calls.unlock(ino, owner);
             }
         }
-        for Try { reply, unique, ino, lock, .. } in tries {
-            try_lock(calls, reply, Form::TryLock(unique, ino, lock), unique, ino, lock);
+        let tries: Vec<_> = {
+            let mut inner = self.lockers.lock();
+            if inner.closing.remove(&handle).is_some() {
+                inner.closed.push((ino, Instant::now()));
+            }
+            inner.tries.extract_if(.., |(attempt, _)| attempt.ino == ino).collect()
+        };
+        for (attempt, reply) in tries {
+            attempt.repeat(calls, reply, true);
         }
     }
 
     /// Handles a failed attempt. The kernel reports a release after `close` has returned, so a lock
     /// of an opening that was closed earlier must not make the attempt fail.
-    pub(super) fn failed_try(
+    pub(super) fn failed_attempt(
         &self,
         calls: &impl Calls<Self>,
         reply: fuse::Reply,
-        (unique, ino, lock): (u64, Ino, Lock),
+        mut attempt: LockAttempt,
     ) {
+        let failed = *attempt.failed.get_or_insert_with(Instant::now);
         let mut inner = self.lockers.lock();
-        inner.closing.retain(|_, since| since.elapsed() < CLOSING);
-        if !inner.closing.is_empty() {
-            inner.tries.push(Try { since: Instant::now(), reply, unique, ino, lock });
-        } else if inner.closed.is_some_and(|at| at.elapsed() < CLOSING) {
+        inner.closing.retain(|_, (_, since)| since.elapsed() < CLOSING);
+        inner.closed.retain(|(_, at)| at.elapsed() < CLOSING);
+        let is_late = failed.elapsed() > CLOSING;
+        if !is_late && inner.closing.values().any(|(ino, _)| *ino == attempt.ino) {
+            inner.tries.push((attempt, reply));
+        } else if !is_late && inner.closed.iter().any(|(ino, _)| *ino == attempt.ino) {
             drop(inner);
-            try_lock(calls, reply, Form::Plain, unique, ino, lock);
+            attempt.repeat(calls, reply, false);
         } else {
             reply.error(Errno::EAGAIN.raw());
         }
     }
 
     /// Fails attempts that have waited long enough.
-    pub(super) fn give_up_tries(&self) {
+    pub(super) fn give_up_attempts(&self) {
+        let is_late = |attempt: &LockAttempt| attempt.failed.is_none_or(|at| at.elapsed() > CLOSING);
         let mut inner = self.lockers.lock();
-        for late in inner.tries.extract_if(.., |it| it.since.elapsed() > CLOSING) {
-            late.reply.error(Errno::EAGAIN.raw());
+        for (_, reply) in inner.tries.extract_if(.., |(attempt, _)| is_late(attempt)) {
+            reply.error(Errno::EAGAIN.raw());
         }
+    }
+
+    /// Ends an attempt whose caller got a signal. Returns false if it does not wait here.
+    pub(super) fn interrupt_attempt(&self, unique: u64) -> bool {
+        let mut inner = self.lockers.lock();
+        let Some(at) = inner.tries.iter().position(|(attempt, _)| attempt.unique == unique) else {
+            return false;
+        };
+        let (_, reply) = inner.tries.swap_remove(at);
+        reply.error(Errno::EINTR.raw());
+        true
     }
 }
 
-fn try_lock(
-    calls: &impl Calls<FuseFrontend>,
-    reply: fuse::Reply,
-    form: Form,
-    unique: u64,
-    ino: Ino,
-    lock: Lock,
-) {
-    let call = Call::Request(Request::Lock { ino, lock, wait: None });
-    calls.call(unique, Caller::SERVER, call, Ticket { reply, form, begun: None });
+impl LockAttempt {
+    /// `may_fail_again`: the attempt may wait for another release.
+    fn repeat(self, calls: &impl Calls<FuseFrontend>, reply: fuse::Reply, may_fail_again: bool) {
+        let unique = self.unique;
+        let call = Call::Request(Request::Lock { ino: self.ino, lock: self.lock, wait: None });
+        let form = if may_fail_again { Form::LockAttempt(self) } else { Form::Plain };
+        calls.call(unique, Caller::SERVER, call, Ticket { reply, form, begun: None });
+    }
 }
 
 /// Replies with the lock that conflicts with a tested one.

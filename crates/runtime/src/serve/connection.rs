@@ -251,7 +251,7 @@ impl Gate {
 
     /// Receives a client's messages until the connection ends. A client that reads slowly, or
     /// requests more than the disks deliver, is not served meanwhile. If it does not read at all,
-    /// the connection ends, and the queue becomes empty.
+    /// the connection ends, and the queue becomes empty. An empty batch is a sign of life.
     async fn receive(
         server: &Server,
         receiver: &mut Receiver<FromClient>,
@@ -261,10 +261,13 @@ impl Gate {
         let mut batch = Vec::new();
         loop {
             receiver.next(&mut batch).await?;
-            while !batch.is_empty() {
+            loop {
                 server.received(origin, batch.drain(..batch.len().min(AT_ONCE)))?;
                 while sender.unread() + origin.under_way.bytes() > UNREAD {
                     tokio::time::sleep(PAUSE).await;
+                }
+                if batch.is_empty() {
+                    break;
                 }
             }
         }
