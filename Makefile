@@ -14,7 +14,7 @@ help:
 	@echo 'make test                            every test: unit, and on a mount (as root)'
 	@echo 'make soak [SOAK_HOURS=8]              random tests with new seeds, until stopped (as root)'
 	@echo 'make bench [PARTS="small tree ..."]   the figures of docs/performance.md against their targets (as root)'
-	@echo 'make lint                            formatting and clippy'
+	@echo 'make lint                            formatting, the rules of crates/tidy, and clippy'
 	@echo 'make install [PREFIX=/usr/local]     program, manual page, completions, mount(8) helpers'
 
 run:
@@ -51,6 +51,7 @@ bench:
 
 lint:
 	$(CARGO) fmt --all --check
+	$(CARGO) test --quiet -p espalier-tidy
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 
 # DESTDIR= is for packagers. The helpers let mount(8) and fstab find the program by the type's name.
