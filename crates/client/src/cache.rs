@@ -43,7 +43,7 @@ pub enum Binding {
     Inode(Ino, FileType),
 }
 
-/// How users of the cache release inodes that were returned to them.
+/// The way in which users of the cache release inodes that were returned to them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Users {
     /// A kernel: users report each inode that they forget.

@@ -11,7 +11,7 @@ use espalier_proto::{Access, Delegation, END, Errno, Ino, Request, StreamIo};
 
 use crate::{Answer, Call, Client, Next, Work, extend, to_stream, write};
 
-/// Where the client sends reads and writes of a file.
+/// The destination of reads and writes of a file.
 #[derive(Clone, Debug, Default)]
 pub(crate) enum DataPath {
     /// Ask the metadata server first.

@@ -92,7 +92,7 @@ impl OutgoingMessage {
     }
 }
 
-/// What the server records that the client holds of an inode.
+/// The lookups and opens of an inode that the server records for the client.
 #[derive(Clone, Copy, Debug)]
 struct Hold {
     location: Location,
@@ -124,7 +124,7 @@ impl Hold {
     }
 }
 
-/// What an ended session leaves behind.
+/// The remains of an ended session.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Ended {
     /// Inodes to invalidate, with all names.

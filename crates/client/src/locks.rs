@@ -19,7 +19,7 @@ struct HeldLock {
     pid: u32,
 }
 
-/// Who requested a lock.
+/// The requester of a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LockRequester {
     /// A caller that waits for the answer.

@@ -1,4 +1,4 @@
-//! Whether a file is streamed is determined by its server's last reply.
+//! The server's last reply determines whether a file is streamed.
 #![allow(clippy::unwrap_used)]
 
 use espalier_client::{Call, Client, Next};

@@ -31,7 +31,7 @@ pub trait Way: Sync {
     fn perform(&self, op: RaceOp) -> io::Result<Seen>;
 }
 
-/// Which orders are permitted.
+/// The permitted orders.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rules {
     Strict,

@@ -139,7 +139,7 @@ impl Meta {
         attr: Attr,
         layout: Arc<Layout>,
     ) -> Step<(Attr, Option<Box<Delegation>>)> {
-        // What the client queries later may differ from the current state.
+        // Later queries of the client may differ from the current state.
         cx.read_set.refuse();
         Ok((attr, Some(Box::new(self.grant(cx, attr.ino, layout, Access::empty(), false)?))))
     }

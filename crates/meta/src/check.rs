@@ -29,7 +29,7 @@ pub struct Check {
     hash_key: [u8; 16],
     findings: Vec<Finding>,
     super_record: Option<Super>,
-    /// What the records say of each inode number.
+    /// The records of each inode number.
     seen: FxMap<Ino, Seen>,
     recount: Recount,
     usage_deltas: BTreeMap<Rank, UsageDeltas>,

@@ -43,7 +43,7 @@ pub struct Config {
     pub lease_ms: Option<u32>,
     /// Maximum number of leases held at any time; each takes about 150 bytes.
     pub most_leases: usize,
-    /// How files are distributed over data servers, if there are any.
+    /// The distribution of files over data servers, if there are any.
     pub striping: Option<Striping>,
     /// The policy where a directory sets none.
     pub policy: Policy,

@@ -32,7 +32,7 @@ pub enum Acknowledge {
     Durable,
 }
 
-/// What is held back until a certain event is durable or written.
+/// A message or grant that is held back until a certain event is durable or written.
 #[derive(Debug)]
 // Nearly all are replies.
 #[allow(clippy::large_enum_variant)]
@@ -90,7 +90,7 @@ pub(crate) struct Journal {
     written: u64,
     /// The coalescing queue: what waits for its event to be durable, by event.
     held: VecDeque<(u64, HeldOutput)>,
-    /// What waits for its event to be written.
+    /// Output that waits for its event to be written.
     unwritten: VecDeque<(u64, HeldOutput)>,
     /// End of the journal, as reported by the driver.
     pub end: Position,
@@ -397,13 +397,13 @@ impl Journal {
         released
     }
 
-    /// What waits for the frame in flight.
+    /// Output that waits for the frame in flight.
     pub(crate) fn held_by_frame(&self) -> impl Iterator<Item = &HeldOutput> {
         let (last, synced) = self.in_flight.map_or((0, 0), |it| (it.last, if it.sync { it.last } else { 0 }));
         up_to(&self.unwritten, last).chain(up_to(&self.held, synced))
     }
 
-    /// What waits for the sync in progress beside frames.
+    /// Output that waits for the sync in progress beside frames.
     pub(crate) fn held_by_sync(&self) -> impl Iterator<Item = &HeldOutput> {
         up_to(&self.held, self.syncing.unwrap_or(0))
     }

@@ -259,7 +259,7 @@ pub struct Outbox {
     pub warnings: Vec<String>,
 }
 
-/// What a request waits for.
+/// The event that resumes a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waiting {
     /// The tables, the caller's groups, or a stream.

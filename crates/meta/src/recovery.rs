@@ -90,7 +90,7 @@ impl Format {
 pub enum RecoveryError {
     /// A table cannot be read.
     Read(Errno),
-    /// What is damaged, and where.
+    /// The damage, and its place.
     Corrupt(String),
 }
 

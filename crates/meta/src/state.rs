@@ -94,7 +94,7 @@ impl Cached {
     }
 }
 
-/// What a name in a directory refers to.
+/// The target of a name in a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Target {
     Primary(Ino),
@@ -302,7 +302,7 @@ impl State {
         if is_found { Ok(()) } else { Err(wait_record(InoRecord::Place, ino)) }
     }
 
-    /// What a name refers to.
+    /// The target of a name.
     pub(crate) fn target(&self, dir: Ino, slot: &Slot) -> Step<Target> {
         if let Some(locks) = &self.locks {
             locks.check_name(dir, slot)?;

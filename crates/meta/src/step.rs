@@ -26,7 +26,7 @@ impl From<Errno> for Stop {
     }
 }
 
-/// What an operation waits for.
+/// The event that resumes an operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Wait {
     /// The load of a record.

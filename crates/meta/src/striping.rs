@@ -142,7 +142,7 @@ impl Striping {
     }
 }
 
-/// Where the bytes of a file are.
+/// The location of the bytes of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DataLocation {
     /// With the inode: there is no stream.
@@ -268,7 +268,7 @@ impl Meta {
         self.state.striped.as_ref().is_some_and(|provisional| provisional.contains(&ino))
     }
 
-    /// Where the bytes of a stream request's file are.
+    /// The location of the bytes of a stream request's file.
     pub fn place_of(&self, io: &StreamIo) -> DataLocation {
         let of = |ino: Ino| match self.state.inodes.get(&ino).map(|cached| &cached.inode.body) {
             Some(Body::Streamed { .. }) => DataLocation::Store,

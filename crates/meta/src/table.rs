@@ -37,7 +37,7 @@ impl Track {
     }
 }
 
-/// What change tracking needs of a record.
+/// The interface of a record to change tracking.
 pub(crate) trait Tracked {
     type Key: Clone;
     /// Other records that the encoding depends on.

@@ -27,9 +27,9 @@ pub(crate) struct Cx<'a> {
     pub durable: bool,
     /// The operation has changed something.
     pub changed: bool,
-    /// Whether its changes share commits, by the policy of what they changed.
+    /// True if its changes share commits, by the policy of the changed inodes.
     pub coalescing: Option<bool>,
-    /// What the reply exposes, as far as it may be cached.
+    /// The state that the reply exposes, as far as it may be cached.
     pub read_set: ReadSet,
     /// Its grant barriers.
     pub barriers: &'a mut Vec<LeaseKey>,
@@ -142,7 +142,7 @@ pub(crate) struct Task {
     pub loaded: Option<Load>,
     /// It has changed something in an earlier run.
     pub changed: bool,
-    /// Whether its changes share commits, by the policy of what they changed.
+    /// True if its changes share commits, by the policy of the changed inodes.
     pub coalescing: Option<bool>,
     pub progress: Progress,
     /// It was completed before a restart: the outcome to report again.

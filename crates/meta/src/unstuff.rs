@@ -79,7 +79,7 @@ impl Meta {
         bytes.truncate(size as usize);
         let (version, first) =
             self.state.strips.get(&ino).map_or((0, 0), |strip| (strip.version, strip.first));
-        // What is durable, even a size without bytes, must not be lost for what is not.
+        // Durable state, even a size without bytes, must not be lost for state that is not durable.
         let sync = size > 0 && first <= self.journal.durable_bound();
         let mut filled = cx.streams.iter().rev().filter_map(|(call, _)| call.fills());
         let filled = filled.find(|filled| filled.ino == ino);

@@ -95,7 +95,7 @@ impl Meta {
                 self.start_checkpoint(out);
             }
             Wait::Lease(key) => {
-                // What was loaded may be evicted by then.
+                // Loaded records may be evicted by then.
                 (task.loaded, task.page) = (None, None);
                 self.wait_for_lease(key, task.from, number);
             }

@@ -1,4 +1,4 @@
-//! Which changes share a commit, with durable acknowledgement.
+//! Changes that share a commit, with durable acknowledgement.
 
 use crate::harness::{Harness, ROOT_CALLER, config, name};
 use espalier_meta::{Acknowledge, Config};

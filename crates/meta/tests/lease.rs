@@ -102,7 +102,7 @@ fn opening_for_write_revokes_leases_of_others() {
         let id = fs.send_from(B, &ROOT_CALLER, open(access));
         let is_revoked = !fs.revocations.is_empty();
         assert_eq!((is_revoked, fs.answers.contains_key(&id)), (access == Access::WRITE, !is_revoked));
-        // What it reports until then counts.
+        // Its reports until then count.
         if is_revoked {
             assert!(ask(&mut fs, A, open(Access::READ)).0.is_ok());
             assert_eq!(answer_all(&mut fs), [(A, Lease::Inode { ino: file })]);
@@ -136,7 +136,7 @@ fn client_without_leases_blocks_nothing() {
         },
     );
     assert_eq!(fs.answers.remove(&id), Some(Ok(Reply::Done)));
-    // What it has touched comes without attributes, which would need leases.
+    // Touched inodes come without attributes, which would need leases.
     let (lease_ms, touched) = &fs.leases[&id];
     assert!(*lease_ms == 0 && touched.attrs.is_empty() && touched.others.contains(&Ino::ROOT));
     assert_eq!(ask(&mut fs, A, getattr(file)).1, 0);

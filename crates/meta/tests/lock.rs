@@ -43,7 +43,7 @@ struct LockClient {
     connection: Option<(VecDeque<FromClient>, VecDeque<FromServer>)>,
     calls: HashMap<RequestId, (u64, Request, bool)>,
     waits: HashMap<u64, Request>,
-    /// What its callers believe to hold.
+    /// The locks that its callers believe to hold.
     bytes: [[Option<LockKind>; BYTES]; OWNERS],
     file: Option<Ino>,
     opened: bool,

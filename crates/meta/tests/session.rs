@@ -1108,7 +1108,7 @@ fn client_writes_only_to_files_open_for_writing() {
     assert!(!may_write(&mut fs, &mut one));
 }
 
-/// What a client that never returns held is freed when its session ends, and not earlier.
+/// Inodes held by a client that never returns are freed when its session ends, and not earlier.
 #[test]
 fn grace_ends_when_last_old_session_has_reclaimed() {
     let mut fs = Harness::on(Engine::Local, config());

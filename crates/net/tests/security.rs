@@ -1,4 +1,4 @@
-//! Which peers may connect, and the reasons that others get.
+//! The peers that may connect, and the reasons that others get.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;

@@ -29,7 +29,7 @@ pub enum Params {
 /// One of the strips of varstrip. After the last the first follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Strip {
-    /// Which of the data servers, counted from 0.
+    /// The number of the data server, counted from 0.
     pub server: u16,
     /// Bytes, 1 to 1 GiB.
     pub size: u64,

@@ -392,7 +392,7 @@ pub struct OpenHow {
     pub reads: Reads,
 }
 
-/// Which side answers reads of a small file that is opened for reading only.
+/// The side that answers reads of a small file that is opened for reading only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reads {
     /// The server answers each read.
@@ -583,7 +583,7 @@ pub struct CopyLevel {
 /// Result of a [`CopyTree`] step.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Copied {
-    /// Where the next step continues; empty at the end.
+    /// The position at which the next step continues; empty at the end.
     pub levels: Vec<CopyLevel>,
     /// Entries processed and bytes copied.
     pub entries: u64,

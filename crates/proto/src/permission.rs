@@ -4,7 +4,7 @@
 use crate::attr::{Attr, mode};
 use crate::ids::Caller;
 
-/// What permission checks know of an inode.
+/// The attributes of an inode that permission checks use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Permissions {
     /// Permission, set-id and sticky bits.

@@ -21,7 +21,7 @@ impl ClusterId {
     pub const ANY: Self = Self([0; 16]);
 }
 
-/// Which accesses of a client update access times, if the server permits any updates.
+/// The accesses of a client that update access times, if the server permits any updates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Accesses {
     #[default]

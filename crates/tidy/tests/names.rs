@@ -95,7 +95,7 @@ fn words(identifier: &str) -> Vec<String> {
     words
 }
 
-/// What to write instead of an identifier.
+/// The word to write instead of an identifier.
 fn instead_of(identifier: &str) -> Option<&'static str> {
     let whole = RETIRED_WHOLE.iter().find(|(name, _)| *name == identifier);
     let part = || {

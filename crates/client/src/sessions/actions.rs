@@ -61,8 +61,8 @@ pub struct DataOperation {
     pub work: Work,
     /// The bytes to write.
     pub data: Bytes,
-    /// To be held as long as a request of the operation may be executed, even if the call was
-    /// abandoned.
+    /// The driver holds this as long as a request of the operation may be executed, even after the
+    /// call was abandoned.
     pub held: Arc<()>,
 }
 

@@ -37,7 +37,7 @@ pub(super) struct CallState {
     pub changes: Changes,
 }
 
-/// What the name's rank has returned for a call whose inode is at another rank.
+/// The reply of the name's rank for a call whose inode is at another rank.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct NameState {
     /// The remote dentry, while the inode's rank is asked.

@@ -53,7 +53,7 @@ pub(super) enum OwnCallStep {
     Anew(Left),
 }
 
-/// What the client must return to the server after the operation.
+/// The lookups and opens that the client returns to the server after the operation.
 #[derive(Debug)]
 pub(super) enum Left {
     Nothing,
@@ -155,7 +155,7 @@ impl Own {
         }
     }
 
-    /// What must be returned if the operation is abandoned.
+    /// The lookups and opens to return if the operation is abandoned.
     pub fn left(&self) -> Left {
         match self {
             Self::Make(Make { ino, .. }) => Left::Open(*ino),

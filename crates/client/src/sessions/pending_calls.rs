@@ -39,7 +39,7 @@ pub(super) struct PendingCalls<T> {
     last_operation: u64,
 }
 
-/// What a call waits for.
+/// The event that resumes a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum CallWait {
     Reply(Rank, RequestId),

@@ -101,7 +101,7 @@ struct Unsent {
     request: Request,
 }
 
-/// What a server provides for future operations of this client.
+/// Resources that a server provides for future operations of this client.
 #[derive(Debug, Default)]
 struct NumberPool {
     numbers: VecDeque<Ino>,

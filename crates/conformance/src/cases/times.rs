@@ -64,7 +64,7 @@ pub(super) fn range(d: &Dir) -> CaseResult {
     Ok(())
 }
 
-/// Which of atime, mtime and ctime an operation changed.
+/// The times that an operation changed: atime, mtime, ctime.
 fn moved(path: &Path, operation: impl FnOnce() -> CaseResult) -> Result<(bool, bool, bool), Failure> {
     let before = stat(path)?;
     tick();

@@ -34,7 +34,7 @@ pub(crate) use table::{LeaseKey, Leases};
 /// Most replies expose one name and one inode.
 type Keys = SmallVec<[LeaseKey; 2]>;
 
-/// What a reply exposes to its client.
+/// The state that a reply exposes to its client.
 #[derive(Debug, Default)]
 pub(crate) struct ReadSet {
     keys: Keys,

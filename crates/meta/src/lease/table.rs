@@ -13,7 +13,7 @@ use crate::outbox::Revocation;
 use crate::state::FxMap;
 use crate::trash::INTERNAL_CLIENT;
 
-/// What a lease is on (docs/leases.md).
+/// The item of a lease (docs/leases.md).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum LeaseKey {
     Inode(Ino),
@@ -37,7 +37,7 @@ impl LeaseKey {
         if let Self::Inode(ino) = self { Some(ino) } else { None }
     }
 
-    /// What clients are asked to give up. `name`: the name of a [`LeaseKey::Name`].
+    /// The lease in a revocation. `name`: the name of a [`LeaseKey::Name`].
     fn lease(self, name: Option<&Name>) -> Lease {
         match (self, name) {
             (Self::Name { dir, .. }, Some(name)) => Lease::Name { dir, name: name.clone() },
@@ -82,7 +82,7 @@ struct SentRevocation {
     progress: RevocationProgress,
 }
 
-/// What the client has reported about a revocation.
+/// The client's last report about a revocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RevocationProgress {
     Sent,

@@ -22,7 +22,7 @@ const STEP_BYTES: u64 = 1 << 20;
 /// Bytes of paths left to the caller per step.
 const LEFT_BYTES: usize = 32 << 10;
 
-/// What happened to an entry.
+/// The result of copying an entry.
 enum CopyOutcome {
     /// Copied, with this number of bytes.
     Copied(u64),
@@ -77,7 +77,7 @@ impl Meta {
             let found =
                 if is_removed { Vec::new() } else { self.entries_after(cx, level.from, level.after)? };
             let Some(hash) = found.last().map(|(slot, _)| slot.hash) else {
-                // What the caller copies itself changes the directory's times once more.
+                // Entries that the caller copies itself change the directory's times once more.
                 if !copied.left.is_empty() {
                     return Ok(());
                 }

@@ -13,7 +13,7 @@ use crate::step::{Step, Stop, StreamCall, StreamDone, Wait};
 
 impl Meta {
     /// Prepares a client's write to a stream: does what [`Self::write`] does except for the bytes.
-    /// Where a quota applies, counts the growth.
+    /// Counts the growth, if a quota applies.
     pub(crate) fn extend(
         &mut self,
         cx: &mut Cx<'_>,

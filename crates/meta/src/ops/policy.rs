@@ -20,7 +20,7 @@ pub(super) enum PolicyAttribute {
     Setting(Key),
     /// All settings, the server's included, as TOML.
     Effective,
-    /// Where a file's bytes are, as TOML.
+    /// The location of a file's bytes, as TOML.
     Layout,
 }
 

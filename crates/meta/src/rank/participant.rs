@@ -160,7 +160,7 @@ impl Meta {
         Ok(PeerAnswer::Found { target, sticky: cx.is_bound_by_sticky(parent) })
     }
 
-    /// What a name refers to, at any rank.
+    /// The target of a name, at any rank.
     pub(crate) fn whose_name(&self, dir: Ino, name: &Name) -> Step<Option<(Ino, FileType)>> {
         Ok(match self.state.target(dir, &self.state.slot(name))? {
             Target::Primary(ino) => Some((ino, self.state.inode(ino)?.kind)),

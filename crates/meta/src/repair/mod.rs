@@ -56,13 +56,13 @@ struct Candidate {
     place: RecordPlace,
 }
 
-/// Where a record is.
+/// The place of a record.
 #[derive(Debug, PartialEq, Eq)]
 enum RecordPlace {
     Dentry(Ino, Name),
     Table,
     Orphan,
-    /// Where no inode should be.
+    /// A place where no inode should be.
     Nowhere,
 }
 

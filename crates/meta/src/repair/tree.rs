@@ -217,7 +217,7 @@ impl RepairedTree {
         for ino in nameless {
             self.put_into_lost_found(ino);
         }
-        // What remains is in a cycle of directories, or below one.
+        // The remaining inodes are in a cycle of directories, or below one.
         let mut reached = BTreeSet::new();
         self.walk(Ino::ROOT, &mut reached);
         for (ino, _) in self.nodes.iter().filter(|(_, node)| self.is_orphan(node)) {

@@ -25,7 +25,7 @@ pub enum CompletedOutcome {
     Given {
         ino: Ino,
         location: Location,
-        /// Whether the name may be cached for every caller; `None`: no name.
+        /// True if every caller may cache the name; `None`: no name.
         named: Option<bool>,
         /// Access mode of the open; `None`: not opened.
         opened: Option<Access>,

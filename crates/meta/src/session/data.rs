@@ -11,7 +11,7 @@ use crate::machine::Meta;
 use crate::outbox::{Io, Now, Outbox};
 use crate::step::Step;
 
-/// What data servers may do for a session.
+/// The rights of a session at data servers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Reach {
     #[default]

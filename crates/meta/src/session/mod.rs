@@ -112,7 +112,7 @@ struct SessionState {
     held: FxMap<Ino, Hold>,
     /// The only subtree that the client may use; `None`: no restriction.
     root: Option<Ino>,
-    /// What data servers may do for the client.
+    /// The client's rights at data servers.
     reach: data::Reach,
     accesses: Accesses,
     /// The client has ended its session.

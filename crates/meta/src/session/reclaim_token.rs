@@ -9,7 +9,7 @@ use siphasher::sip::SipHasher24;
 
 use crate::machine::Meta;
 
-/// What a reclaim token proves.
+/// The statement that a reclaim token proves.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum TokenKind {
     /// The client has looked up the inode by name, or made it.

@@ -275,7 +275,7 @@ pub fn call_of(request: &Request) -> Call<'static> {
     }
 }
 
-/// What the cache learns from a reply.
+/// The knowledge that the cache gains from a reply.
 fn answer_of(reply: &Reply) -> Option<Answer> {
     Some(match reply.clone() {
         Reply::Done => Answer::Done,

@@ -19,7 +19,7 @@ pub use disk::{Engine, TestDisk};
 pub use faults::{everywhere, under_faults};
 pub use files::open_how;
 
-/// How an I/O fails.
+/// The failure of an I/O.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// It is not executed.

@@ -8,7 +8,7 @@ use crate::harness::{DataServers, Engine, Fault, Harness, ROOT_CALLER, config, n
 const SESSION_MS: u32 = 60_000;
 const BEFORE: &[u8] = &[b'.'; 100];
 
-/// Where a server stores its streams.
+/// The place of a server's streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum BytesAt {
     /// With its tables, in memory or in a directory.

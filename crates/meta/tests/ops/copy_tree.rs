@@ -163,7 +163,7 @@ fn large_copy_is_left_to_the_caller() {
         let left = copy(fs, &ROOT_CALLER, ("a", "c"), true);
         let paths = ["device", "file", "sub"].map(String::from).to_vec();
         assert_eq!(left, Ok(paths), "links to keep, and what is there");
-        // What the caller may not read or search.
+        // Entries that the caller may not read or search.
         fs.mkdir("d");
         fs.chmod("d", 0o777);
         fs.chmod("a/sub/deep", 0o711);

@@ -12,7 +12,7 @@ use super::cache::Cache;
 use super::model::TreeModel;
 use crate::harness::{Harness, ROOT_CALLER, Selection, config, name};
 
-/// What a crash is.
+/// The kind of a crash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Crash {
     Never,

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use espalier_meta::Rights;
 use espalier_net::Identity;
 
-/// Which clients may connect, and their rights.
+/// The clients that may connect, and their rights.
 #[derive(Clone, Debug, Default)]
 pub struct Access {
     /// Rights by the name in a client's certificate; clients that are not listed have all rights.
