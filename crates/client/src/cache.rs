@@ -250,13 +250,6 @@ impl Cache {
         }
     }
 
-    /// Answers `getattr`. Also returns how long the answer may be cached, in ms.
-    pub fn get_attr(&mut self, ino: Ino, now: u64) -> Option<(Answer, u64)> {
-        let (attr, until) = (self.attr(ino, now)?, self.records.get(&ino)?.lease);
-        self.counts.hits += 1;
-        Some((Answer::Attr(attr), until - now))
-    }
-
     /// True if the inode is known to have no extended attributes and no access control lists.
     pub fn has_no_xattrs(&mut self, ino: Ino, now: u64) -> bool {
         let has_no_xattrs = self.known_attr(ino, now).is_some_and(|(_, attr)| attr.no_xattrs);

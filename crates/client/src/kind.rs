@@ -134,6 +134,8 @@ impl Kind {
             Request::Renew { .. } => (Self::Renew, Ino::ROOT),
             Request::LeaseData { ino } => (Self::LeaseData, *ino),
             Request::Announce(ino) => (Self::Announce, *ino),
+            Request::Fragments { dir } => (Self::GetAttr, *dir),
+            Request::Split { dir } => (Self::Rename, *dir),
             Request::Sweep | Request::Enter { .. } => (Self::RemoveTree, Ino::ROOT),
             Request::Recount { ino } => (Self::GetAttr, *ino),
             Request::Place { io, .. } => Self::of_stream(io),

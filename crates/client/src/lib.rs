@@ -25,8 +25,8 @@ use alloc::vec::Vec;
 use bytes::Bytes;
 use espalier_proto::{
     Access, AllocateMode, Attr, Capacity, Copied, Delegation, Dirent, Entry, Errno, FileType, Ino,
-    InodeFlags, Location, Lock, Name, NewNode, OpenHow, Opened, Rank, Reply, Request, SeekWhat, StreamIo,
-    Time, write_list,
+    InodeFlags, LAST_CURSOR, Location, Lock, Name, NewNode, OpenHow, Opened, Rank, Reply, Request, SeekWhat,
+    StreamIo, Time, write_list,
 };
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
@@ -381,7 +381,14 @@ impl Client {
                 }
                 Answer::Written(written)
             }
-            Reply::Listing { entries, parent, end } => Answer::Listing { entries, parent, end },
+            Reply::Listing { mut entries, parent, end, until } => {
+                let is_over = end && until >= LAST_CURSOR;
+                if let (true, false, Some(last)) = (end, is_over, entries.last_mut()) {
+                    // The listing continues with the next fragment.
+                    last.cursor = until;
+                }
+                Answer::Listing { entries, parent, end: is_over }
+            }
             Reply::StatFs(capacity) => Answer::StatFs(capacity),
             Reply::Removed { dir, name } => Answer::Removed { dir, name },
             Reply::Copied(copied) => Answer::Copied(copied),
@@ -408,6 +415,8 @@ impl Client {
             | Reply::Orphaned(..)
             | Reply::Numbers { .. }
             | Reply::Renewed(_)
+            | Reply::Fragments(_)
+            | Reply::Misrouted { .. }
             | Reply::Announced(_) => {
                 return Next::Answer(Err(Errno::EIO));
             }
@@ -575,6 +584,7 @@ impl RemoteEntry {
             btime: none,
             streamed: false,
             no_xattrs: false,
+            map_version: 0,
             flags: InodeFlags::empty(),
         };
         let (name_leased, attr_leased) = (false, false);

@@ -7,6 +7,7 @@ mod call_state;
 mod data;
 mod delegated_open;
 mod entry;
+mod fragments;
 mod own;
 mod pending_calls;
 mod releases;
@@ -31,6 +32,7 @@ use crate::cache::Page;
 use crate::{Answer, Binding, Cache, Call, Client, Ended, Link};
 use call_state::ServerReply;
 use delegated_open::DelegatedOpens;
+use fragments::KnownFragments;
 use pending_calls::{CallWait, PendingCalls};
 use releases::DeferredReleases;
 use renewal::Renewal;
@@ -57,6 +59,7 @@ pub struct Sessions<T> {
     is_checked: bool,
     /// Write-back is enabled.
     uses_writeback: bool,
+    fragments: KnownFragments,
     calls: PendingCalls<T>,
     writeback: Writeback,
     releases: DeferredReleases,
@@ -120,6 +123,7 @@ impl<T> Sessions<T> {
             root: Ino::ROOT,
             is_checked,
             uses_writeback: true,
+            fragments: KnownFragments::default(),
             calls: PendingCalls::default(),
             writeback: Writeback::default(),
             releases: DeferredReleases::default(),
@@ -195,7 +199,7 @@ impl<T> Sessions<T> {
     ) -> Option<(Result<Answer, Errno>, u64)> {
         let (answer, left) = match call {
             Call::Request(Request::Lookup { dir, name }) => {
-                let dir = self.real(*dir);
+                let dir = self.fragment_of(self.real(*dir), name);
                 if !self.may(caller, dir, Access::EXEC, now) {
                     return None;
                 }
@@ -206,13 +210,17 @@ impl<T> Sessions<T> {
                 let answer = Answer::Bytes(self.cache.read(ino, *offset, *size, now)?.into());
                 (answer, self.retain_known(now, ino).unwrap_or(0))
             }
-            Call::Request(Request::GetAttr { ino }) => self.cache.get_attr(self.real(*ino), now)?,
-            Call::Request(Request::ReadDir { dir, .. }) => {
-                let dir = self.real(*dir);
+            Call::Request(Request::GetAttr { ino }) => {
+                let (attr, until) = self.whole_attr(self.real(*ino), now)?;
+                self.cache.hit();
+                (Answer::Attr(attr), until - now)
+            }
+            Call::Request(Request::ReadDir { dir, after, .. }) => {
+                let (dir, after) = self.fragments.of_cursor(self.real(*dir), *after);
                 if !self.may(caller, dir, Access::READ, now) || self.retain_known(now, dir) == Some(0) {
                     return None;
                 }
-                self.cache.next_page(Page { dir, ..Page::of(call)? }, now)?
+                self.cache.next_page(Page { dir, after, ..Page::of(call)? }, now)?
             }
             Call::Request(Request::GetXattr { ino, name })
                 if KERNEL_XATTRS.iter().any(|often| name.starts_with(often))
@@ -222,17 +230,17 @@ impl<T> Sessions<T> {
             }
             _ => return None,
         };
-        Some((Ok(self.shown(answer)), left))
+        Some((Ok(self.shown(now, answer)), left))
     }
 
     /// The binding of a name, if cached.
     pub fn name(&self, dir: Ino, name: &Name, now: u64) -> Option<Binding> {
-        self.cache.name(self.real(dir), name, now)
+        self.cache.name(self.fragment_of(self.real(dir), name), name, now)
     }
 
     /// The attributes of an inode, if cached and valid.
     pub fn attr(&self, ino: Ino, now: u64) -> Option<Attr> {
-        Some(Attr { ino, ..self.cache.attr(self.real(ino), now)? })
+        Some(Attr { ino, ..self.whole_attr(self.real(ino), now)?.0 })
     }
 
     /// True if the client has a lease on this inode.
@@ -251,6 +259,7 @@ impl<T> Sessions<T> {
         {
             request.each_inode(&mut |ino| *ino = self.real(*ino));
         }
+        self.route(&mut incoming.call);
         if let Call::Request(Request::RmDir { .. } | Request::Rename { .. }) = incoming.call {
             self.vacated.extend(pending_calls::changed_names(&incoming.call));
             self.vacated.drain(..self.vacated.len().saturating_sub(VACATED));
@@ -546,7 +555,9 @@ impl<T> Sessions<T> {
 
     /// Makes servers drop lookup counts of evicted inodes.
     fn give_up_forgotten(&mut self) {
-        for (ino, lookups) in self.cache.forgotten() {
+        let forgotten = self.cache.forgotten();
+        self.forget_fragments(forgotten.iter().map(|(ino, _)| *ino));
+        for (ino, lookups) in forgotten.into_iter().chain(self.cache.forgotten()) {
             if let Some(end) = self.end(ino.rank()) {
                 end.link.forget(ino, lookups, &mut end.out);
             }

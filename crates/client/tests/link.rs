@@ -62,6 +62,7 @@ fn entry(ino: u64) -> Entry {
         btime: time,
         streamed: false,
         no_xattrs: true,
+        map_version: 0,
         flags: InodeFlags::empty(),
     };
     Entry {

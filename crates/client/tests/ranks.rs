@@ -55,6 +55,7 @@ fn entry() -> Entry {
         streamed,
         no_xattrs,
         flags: espalier_proto::InodeFlags::empty(),
+        map_version: 0,
     };
     Entry {
         attr,

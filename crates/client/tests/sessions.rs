@@ -64,6 +64,7 @@ fn entry(ino: Ino) -> Entry {
         streamed,
         no_xattrs,
         flags: espalier_proto::InodeFlags::empty(),
+        map_version: 0,
     };
     Entry {
         attr,

@@ -64,7 +64,7 @@ impl State {
             }
             Event::SetAttr { ino, change } => {
                 let was_protected = self.inode(*ino)?.is_protected();
-                self.change(*ino, |inode| change.apply(inode));
+                self.change(*ino, |inode| event.change_rights(inode));
                 if let Some(flags) = change.flags {
                     let is_protected = flags.intersects(InodeFlags::PROTECTED);
                     let others = self.protected.saturating_sub(u64::from(was_protected));
@@ -158,27 +158,13 @@ impl State {
                     inode.ctime = *time;
                 });
             }
-            Event::SetPolicy { dir, policy, time } => {
+            Event::SetPolicy { dir, .. } => {
                 self.dir(*dir)?;
-                self.change(*dir, |inode| {
-                    inode.rare.policy.clone_from(policy);
-                    inode.ctime = *time;
-                });
+                self.change(*dir, |inode| event.change_rights(inode));
             }
-            Event::SetAcl { ino, acl, perm, time } => {
+            Event::SetAcl { ino, .. } | Event::SetDefaultAcl { ino, .. } => {
                 self.inode(*ino)?;
-                self.change(*ino, |inode| {
-                    inode.acl.clone_from(acl);
-                    inode.perm = *perm;
-                    inode.ctime = *time;
-                });
-            }
-            Event::SetDefaultAcl { ino, acl, time } => {
-                self.inode(*ino)?;
-                self.change(*ino, |inode| {
-                    inode.default_acl.clone_from(acl);
-                    inode.ctime = *time;
-                });
+                self.change(*ino, |inode| event.change_rights(inode));
             }
             Event::SetXattr { ino, name, value, time } => {
                 self.xattr_list(*ino)?;

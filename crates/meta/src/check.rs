@@ -7,9 +7,9 @@ use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
 
-use espalier_proto::{FileType, Ino, Layout, ObjectId, ObjectKind, Rank, ServerId};
+use espalier_proto::{FileType, FragmentMap, Ino, Layout, ObjectId, ObjectKind, Rank, ServerId};
 
-use crate::rank::{RemoteNames, UsageDeltas};
+use crate::rank::{FragmentCheck, RemoteNames, UsageDeltas};
 use crate::record::{Body, Dentry, InoRecord, Inode, Slot, Super, Xattrs, decode};
 use crate::recount::Recount;
 use crate::session::{PersistedKey, is_sound_record};
@@ -35,6 +35,7 @@ pub struct Check {
     usage_deltas: BTreeMap<Rank, UsageDeltas>,
     striped: FxMap<Ino, Datafiles>,
     remote_names: RemoteNames,
+    fragments: FragmentCheck,
     protected: u64,
     pub records: u64,
     pub files: u64,
@@ -96,6 +97,7 @@ impl Check {
             usage_deltas: BTreeMap::new(),
             striped: FxMap::default(),
             remote_names: RemoteNames::default(),
+            fragments: FragmentCheck::default(),
             protected: 0,
             records: 0,
             files: 0,
@@ -147,6 +149,7 @@ impl Check {
             self.find(Some(dir), format!("the key of entry {:?} has another name's hash", slot.name));
         }
         self.seen.entry(dir).or_default().found += 1;
+        self.fragments.name(dir, slot.hash);
         match dentry {
             Dentry::Primary(inode) => {
                 if inode.is_dir() {
@@ -230,7 +233,11 @@ impl Check {
         match &inode.body {
             Body::Directory(directory) => {
                 seen.flags |= DIRECTORY;
+                self.fragments.dir(inode, directory);
                 (seen.entries, seen.a, seen.b) = (directory.entries, dir.0, directory.parent.0);
+                for fragment in inode.fragment_map().into_iter().flat_map(FragmentMap::others) {
+                    self.remote_names.name(fragment, inode.ino);
+                }
                 if place & IN_TABLE != 0 && directory.parent.rank() != inode.ino.rank() {
                     seen.a = directory.parent.0;
                     self.remote_names.named(inode.ino, directory.parent, 1);
@@ -308,13 +315,14 @@ impl Check {
     /// As [`Self::finish`], for all ranks that share a namespace. Finds unfinished transactions
     /// between them too.
     pub fn finish_all(checks: Vec<Self>) -> Vec<Finding> {
-        let mut remote_names = RemoteNames::default();
+        let (mut remote_names, mut fragments) = (RemoteNames::default(), FragmentCheck::default());
         let mut findings = Vec::new();
         let is_exclusive = checks.len() == 1;
         let (mut recount, mut usage_deltas) = (Recount::default(), BTreeMap::new());
         for mut check in checks {
             let rank = check.super_record.as_ref().map_or(Ino::ROOT.rank(), |it| Ino(it.next_ino).rank());
             remote_names.add(core::mem::take(&mut check.remote_names));
+            fragments.add(core::mem::take(&mut check.fragments));
             recount.add(core::mem::take(&mut check.recount));
             usage_deltas.extend(
                 core::mem::take(&mut check.usage_deltas).into_iter().map(|(to, it)| ((rank, to), it)),
@@ -327,7 +335,7 @@ impl Check {
         recount.leave_out(&usage_deltas);
         let mut recounted = recount.finish();
         recounted.sort_unstable();
-        let found = recounted.into_iter().chain(remote_names.finish());
+        let found = recounted.into_iter().chain(remote_names.finish()).chain(fragments.finish());
         findings.extend(found.map(|(ino, message)| Finding { ino: Some(ino), message }));
         findings
     }

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::acl::Acl;
 use crate::pool::Batch;
-use crate::rank::{Part, TransactionId, Vote};
+use crate::rank::{Edit, Part, TransactionId, Vote};
 use crate::record::{Corrupt, Inode};
 use crate::session::CompletedOutcome;
 use crate::usage::{Quota, Usage};
@@ -299,6 +299,55 @@ impl Event {
             | Self::Count { ino, .. }
             | Self::SetPolicy { dir: ino, .. }
             | Self::Purge { ino } => [Some(*ino), None],
+        }
+    }
+
+    /// Visits the directories that may have more entries after the event, or another policy.
+    pub(crate) fn each_grown(&self, see: &mut dyn FnMut(Ino)) {
+        let mut see_edits = |edits: &[Edit]| {
+            for edit in edits {
+                match edit {
+                    Edit::PutName { dir, .. } | Edit::SetRights { ino: dir, .. } => see(*dir),
+                    Edit::CedeNames { fragment, .. } | Edit::AcceptNames { fragment, .. } => see(*fragment),
+                    Edit::Make { inode } => see(inode.ino),
+                    _ => {}
+                }
+            }
+        };
+        match self {
+            Self::Committed { part, .. } => see_edits(&part.edits),
+            Self::Create { dir, inode, .. } => {
+                see(*dir);
+                if inode.is_dir() {
+                    see(inode.ino);
+                }
+            }
+            Self::CreateNoMetafile { dir, .. }
+            | Self::Clone { dir, .. }
+            | Self::Link { dir, .. }
+            | Self::Rename { to_dir: dir, .. }
+            | Self::SetPolicy { dir, .. } => see(*dir),
+            _ => {}
+        }
+    }
+
+    /// Sets the permissions, times and policy of an inode as the event does.
+    pub(crate) fn change_rights(&self, inode: &mut Inode) {
+        match self {
+            Self::SetAttr { change, .. } => change.apply(inode),
+            Self::SetAcl { acl, perm, time, .. } => {
+                inode.acl.clone_from(acl);
+                (inode.perm, inode.ctime) = (*perm, *time);
+            }
+            Self::SetDefaultAcl { acl, time, .. } => {
+                inode.default_acl.clone_from(acl);
+                inode.ctime = *time;
+            }
+            Self::SetPolicy { policy, time, .. } => {
+                inode.rare.policy.clone_from(policy);
+                inode.ctime = *time;
+            }
+            _ => {}
         }
     }
 

@@ -23,6 +23,7 @@ mod event;
 mod evict;
 mod fan_out;
 mod figures;
+mod fragment;
 mod io;
 mod journal;
 mod lease;

@@ -13,6 +13,7 @@ use rustc_hash::FxBuildHasher;
 use crate::checkpoint::Checkpoint;
 use crate::config::Config;
 use crate::event::Event;
+use crate::fragment::DueSplits;
 use crate::io::Purpose;
 use crate::journal::{Acknowledge, HeldOutput, Journal};
 use crate::lease::{Leases, PreparedGrant, ReadSet};
@@ -41,6 +42,7 @@ pub struct Meta {
     pub(crate) checkpoint: Checkpoint,
     pub(crate) sessions: SessionTable,
     pub(crate) ranks: Ranks,
+    pub(crate) splits: DueSplits,
     pub(crate) numbers: Numbers,
     pub(crate) pool: Pool,
     pub(crate) filling: Filling,
@@ -92,6 +94,7 @@ impl Meta {
             checkpoint: Checkpoint::default(),
             sessions: SessionTable::default(),
             ranks: Ranks::default(),
+            splits: DueSplits::default(),
             numbers: Numbers::default(),
             pool: Pool::default(),
             filling: Filling::default(),
@@ -168,6 +171,7 @@ impl Meta {
         if self.sweep_due {
             self.start_sweep(now, out);
         }
+        self.start_split(now, out);
         self.send_to_ranks(now, out);
         self.tend_pool(out);
         out.changed.append(&mut self.changed);
@@ -242,6 +246,11 @@ impl Meta {
                 self.finish(now, &task, durable, read_set, Ok(reply), out);
             }
             Err(Stop::Fail(errno)) => self.refuse(now, &mut task, errno, out),
+            Err(Stop::Misrouted(dir)) => {
+                self.give_back(&mut task, out);
+                let reply = self.reply_misrouted(dir);
+                self.finish(now, &task, false, ReadSet::default(), Ok(reply), out);
+            }
         }
     }
 
@@ -275,6 +284,7 @@ impl Meta {
         match task.request {
             // A failed sweep is retried at the next tick.
             Request::Sweep => return self.sweeping = false,
+            Request::Split { dir } => return self.split_ended(dir, &result),
             Request::Recount { ino } => {
                 if let Some(size_dirty) = self.state.size_dirty.get_mut(&ino) {
                     size_dirty.unmeasured |= result.is_err();
@@ -386,6 +396,8 @@ impl Meta {
             Request::Reclaim { .. } | Request::ReclaimLocks { .. } => Err(Errno::EINVAL.into()),
             Request::Enter { client, path } => self.enter(cx, *client, path),
             Request::Sweep => self.sweep(cx),
+            Request::Split { dir } => self.split(cx, *dir),
+            Request::Fragments { dir } => self.fragments(*dir),
             Request::Recount { ino } => self.recount_file(cx, *ino),
             Request::Place { io, length } => self.place(cx, io, *length),
             Request::Find { ino, kind, open } => self.find(cx, *ino, *kind, *open),
@@ -510,6 +522,7 @@ impl Meta {
         self.state.apply(event)?;
         self.uncommitted.note(self.state.sequence, changed);
         self.journal.append(self.state.sequence, event);
+        event.each_grown(&mut |dir| self.note_growth(dir));
         Ok(())
     }
 
@@ -559,6 +572,7 @@ impl Meta {
         self.sweep_due = true;
         self.finalise_filled(out);
         self.retry_pool();
+        self.retry_splits();
         if let Some(io) = self.checkpoint.retry() {
             self.ask_checkpoint(io, out);
         }

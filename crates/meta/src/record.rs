@@ -3,15 +3,15 @@
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::hash::Hasher;
+use core::ops::RangeInclusive;
 
 use espalier_policy::Policy;
 use espalier_proto::{
-    Attr, FileType, Ino, InodeFlags, Layout, Name, ObjectId, Permissions, StreamStat, Time, mode,
+    Attr, FIRST_HASH, FileType, FragmentMap, Ino, InodeFlags, Layout, Name, ObjectId, Permissions,
+    StreamStat, Time, hashes, mode, name_hash,
 };
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use siphasher::sip::SipHasher13;
 
 use crate::acl::Acl;
 use crate::no_metafile::NoMetafile;
@@ -136,11 +136,25 @@ pub struct Directory {
     /// Everything below it, at any depth.
     pub usage: Usage,
     pub quota: Quota,
+    /// Present if it is a fragment of a partitioned directory.
+    pub partition: Option<Box<Partition>>,
+}
+
+/// The part of a partitioned directory that a directory record holds (wu 3). A fragment at another
+/// rank than the directory is a directory record of its own: its parent is the directory, no name
+/// refers to it, and it has copies of the directory's permissions and policy.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Partition {
+    /// The first fragment, in the directory itself.
+    First(FragmentMap),
+    /// The fragment with this number and depth in the splitting tree.
+    Fragment { number: u16, depth: u8 },
 }
 
 impl Directory {
     pub fn empty(parent: Ino) -> Box<Self> {
-        Box::new(Self { parent, entries: 0, usage: Usage::default(), quota: Quota::default() })
+        let (usage, quota) = (Usage::default(), Quota::default());
+        Box::new(Self { parent, entries: 0, usage, quota, partition: None })
     }
 }
 
@@ -162,6 +176,32 @@ impl Inode {
     /// True if it is immutable or append-only.
     pub(crate) fn is_protected(&self) -> bool {
         self.rare.flags.intersects(InodeFlags::PROTECTED)
+    }
+
+    fn partition(&self) -> Option<&Partition> {
+        if let Body::Directory(directory) = &self.body { directory.partition.as_deref() } else { None }
+    }
+
+    /// The map of a partitioned directory.
+    pub fn fragment_map(&self) -> Option<&FragmentMap> {
+        if let Some(Partition::First(map)) = self.partition() { Some(map) } else { None }
+    }
+
+    /// The number and depth of a fragment that is not the directory itself.
+    pub fn fragment(&self) -> Option<(u16, u8)> {
+        match self.partition() {
+            Some(Partition::Fragment { number, depth }) => Some((*number, *depth)),
+            _ => None,
+        }
+    }
+
+    /// The hashes of the names that are in this directory record.
+    pub fn hashes(&self) -> RangeInclusive<u64> {
+        match self.partition() {
+            None => 0..=u64::MAX,
+            Some(Partition::First(map)) => map.hashes(0),
+            Some(Partition::Fragment { number, depth }) => hashes((*number).into(), (*depth).into()),
+        }
     }
 
     pub(crate) fn has_entries(&self) -> bool {
@@ -214,6 +254,7 @@ impl Inode {
             streamed: self.is_streamed(),
             no_xattrs: !self.has_xattrs && self.acl.is_none() && self.default_acl.is_none(),
             flags: self.rare.flags,
+            map_version: self.fragment_map().map_or(0, FragmentMap::version),
         };
         if self.has_no_metafile() {
             // A no-metafile file stores neither.
@@ -241,16 +282,11 @@ pub struct Slot {
 }
 
 impl Slot {
-    /// Smaller cursors stand for `.` and `..`, and the kernel takes the largest for the end.
-    pub const FIRST: u64 = 3;
-    const LAST: u64 = i64::MAX as u64 - 1;
+    pub const FIRST: u64 = FIRST_HASH;
 
-    /// `key` is the file system's secret, so nobody can construct names that collide.
+    /// `key` is the file system's secret.
     pub fn new(key: &[u8; 16], name: Name) -> Self {
-        let mut hasher = SipHasher13::new_with_key(key);
-        hasher.write(&name);
-        let hash = (hasher.finish() >> 1).clamp(Self::FIRST, Self::LAST);
-        Self { hash, name }
+        Self { hash: name_hash(key, &name), name }
     }
 
     /// The key of the dentry in the fragment's object.

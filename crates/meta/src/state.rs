@@ -307,6 +307,7 @@ impl State {
         if let Some(locks) = &self.locks {
             locks.check_name(dir, slot)?;
         }
+        self.check_hash(dir, slot.hash)?;
         let fragment = self.fragments.get(&dir);
         if let Some(cell) = fragment.and_then(|fragment| fragment.cells.get(slot)) {
             return Ok(cell.target);

@@ -18,6 +18,8 @@ pub(crate) type Step<T> = Result<T, Stop>;
 pub(crate) enum Stop {
     Wait(Wait),
     Fail(Errno),
+    /// Another fragment of this directory record's directory has the name that the request names.
+    Misrouted(Ino),
 }
 
 impl From<Errno> for Stop {

@@ -101,6 +101,8 @@ impl Inode {
     /// The usage that one name of it adds to the directories above.
     pub(crate) fn weight(&self) -> Usage {
         match &self.body {
+            // A fragment is a part of its directory.
+            Body::Directory(directory) if self.fragment().is_some() => directory.usage,
             Body::Directory(directory) => directory.usage.plus(Usage { dirs: 1, ..Usage::default() }),
             _ => Usage { files: 1, dirs: 0, bytes: self.counted_bytes() },
         }

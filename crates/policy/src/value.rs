@@ -1,12 +1,14 @@
 //! The types of settings, and the texts of their values.
 
 use core::fmt;
-use core::num::NonZeroU16;
+use core::num::{NonZeroU16, NonZeroU32};
 
 use serde::{Deserialize, Serialize};
 
 /// The largest number of data servers of a file.
 pub const MAX_DFILES: u16 = 1024;
+/// The largest number of entries in a setting.
+const MAX_ENTRIES: u32 = 1 << 30;
 
 /// A type of settings. [`Self::parse`] accepts the displayed form.
 pub(crate) trait Value: Sized + fmt::Display {
@@ -18,7 +20,7 @@ pub(crate) trait Value: Sized + fmt::Display {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Values {
     /// From 1.
-    UpTo(u16),
+    UpTo(u32),
     Words(&'static [&'static str]),
     DistParams,
 }
@@ -47,11 +49,20 @@ impl fmt::Display for WordList<'_> {
 }
 
 impl Value for NonZeroU16 {
-    const VALUES: Values = Values::UpTo(MAX_DFILES);
+    const VALUES: Values = Values::UpTo(MAX_DFILES as u32);
 
     fn parse(text: &str) -> Option<Self> {
         let number = Self::new(parse_number(text)?.try_into().ok()?)?;
         Some(number).filter(|number| number.get() <= MAX_DFILES)
+    }
+}
+
+impl Value for NonZeroU32 {
+    const VALUES: Values = Values::UpTo(MAX_ENTRIES);
+
+    fn parse(text: &str) -> Option<Self> {
+        let number = Self::new(parse_number(text)?.try_into().ok()?)?;
+        Some(number).filter(|number| number.get() <= MAX_ENTRIES)
     }
 }
 

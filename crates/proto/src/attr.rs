@@ -104,6 +104,9 @@ pub struct Attr {
     /// The inode has neither extended attributes nor access control lists.
     pub no_xattrs: bool,
     pub flags: InodeFlags,
+    /// For a partitioned directory: the version of its fragment map. These attributes are then
+    /// those of its first fragment ([`Self::add_fragment`]). 0: not partitioned.
+    pub map_version: u32,
 }
 
 impl Attr {
@@ -119,6 +122,14 @@ impl Attr {
             self.mtime = written;
             self.ctime = self.ctime.max(written);
         }
+    }
+
+    /// Adds what another fragment contributes to the attributes of a partitioned directory.
+    pub fn add_fragment(&mut self, fragment: &Self) {
+        self.size += fragment.size;
+        self.nlink += fragment.nlink.saturating_sub(2);
+        self.mtime = self.mtime.max(fragment.mtime);
+        self.ctime = self.ctime.max(fragment.ctime);
     }
 
     /// True for a file with size but without allocated blocks.

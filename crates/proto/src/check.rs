@@ -35,12 +35,8 @@ impl Request {
         };
         let range = |first: u64, last: u64| require(first <= last, Errno::EINVAL);
         match self {
-            // Internal requests of the server.
-            Self::Sweep
-            | Self::Enter { .. }
-            | Self::Recount { .. }
-            | Self::Place { .. }
-            | Self::Forget { .. } => Err(Errno::EINVAL),
+            Self::Forget { .. } => Err(Errno::EINVAL),
+            _ if self.is_internal() => Err(Errno::EINVAL),
             Self::Create { node, perm: bits, writeback, .. } => {
                 perm(*bits)?;
                 let may_be_written_back = matches!(node, NewNode::Regular | NewNode::Directory);
@@ -132,6 +128,8 @@ impl Request {
             | Self::Announce(ino)
             | Self::Find { ino, .. }
             | Self::Parent { dir: ino }
+            | Self::Fragments { dir: ino }
+            | Self::Split { dir: ino }
             | Self::SetLayout { ino, .. }
             | Self::Purge { ino, .. }
             | Self::Lock { ino, .. }
@@ -149,6 +147,14 @@ impl Request {
             Self::Sweep | Self::Enter { .. } => Ino::ROOT,
         };
         ino.rank()
+    }
+
+    /// True for requests that only the server itself makes.
+    pub fn is_internal(&self) -> bool {
+        matches!(
+            self,
+            Self::Sweep | Self::Split { .. } | Self::Enter { .. } | Self::Recount { .. } | Self::Place { .. }
+        )
     }
 
     pub fn is_about_locks(&self) -> bool {

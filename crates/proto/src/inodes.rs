@@ -1,8 +1,24 @@
 //! Visits the inode numbers in a request, to inspect or to replace them.
 
-use crate::{Ino, Request};
+use crate::{Ino, Name, Request};
 
 impl Request {
+    /// Calls `see` for each name of the request, with the directory that has it.
+    pub fn each_name(&mut self, see: &mut dyn FnMut(&mut Ino, &Name)) {
+        match self {
+            Self::Lookup { dir, name }
+            | Self::Create { dir, name, .. }
+            | Self::Link { dir, name, .. }
+            | Self::Unlink { dir, name, .. }
+            | Self::RmDir { dir, name, .. } => see(dir, name),
+            Self::Rename { from_dir, from, to_dir, to, .. } => {
+                see(from_dir, from);
+                see(to_dir, to);
+            }
+            _ => {}
+        }
+    }
+
     /// Calls `see` for each inode that the request operates on. Skips inodes that it forgets or
     /// reclaims.
     pub fn each_inode(&mut self, see: &mut dyn FnMut(&mut Ino)) {
@@ -36,6 +52,7 @@ impl Request {
             | Self::RemovePrivileges { ino }
             | Self::StatFs { ino }
             | Self::RemoveTree { dir: ino }
+            | Self::Fragments { dir: ino }
             | Self::Lock { ino, .. }
             | Self::Unlock { ino, .. }
             | Self::TestLock { ino, .. }
@@ -67,6 +84,7 @@ impl Request {
             | Self::Renew { .. }
             | Self::Recount { .. }
             | Self::Place { .. }
+            | Self::Split { .. }
             | Self::Sweep => {}
         }
     }

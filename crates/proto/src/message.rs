@@ -9,8 +9,8 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Attr, Capability, ClientId, Delegation, FileType, Ino, Layout, Lock, LockOwner, Name, Rank, RequestId,
-    SetAttr, Space, StreamIo, Time,
+    Attr, Capability, ClientId, Delegation, FileType, Fragments, Ino, Layout, Lock, LockOwner, Name, Rank,
+    RequestId, SetAttr, Space, StreamIo, Time,
 };
 
 bitflags! {
@@ -298,6 +298,14 @@ pub enum Request {
         client: ClientId,
         path: Box<[Name]>,
     },
+    /// The fragment map of a directory: [`Reply::Fragments`].
+    Fragments {
+        dir: Ino,
+    },
+    /// Split a fragment of a directory. Internal to the server; never answered.
+    Split {
+        dir: Ino,
+    },
     /// Continue freeing removed trees. Internal to the server; never answered.
     Sweep,
     /// Determine the size of a file that was being written when the server ended. Internal, as
@@ -460,7 +468,11 @@ pub enum Reply {
         entries: Vec<Dirent>,
         /// The directory's parent, for `..`.
         parent: Ino,
+        /// There are no more entries in this fragment of the directory.
         end: bool,
+        /// The last cursor that belongs to this fragment. With `end`, the listing continues after
+        /// it with the next fragment, unless it is the last cursor of all.
+        until: u64,
     },
     StatFs(Capacity),
     /// `Extend`: the write may proceed.
@@ -518,6 +530,14 @@ pub enum Reply {
     },
     /// `Renew`: the inodes on which the client has a lease.
     Renewed(Vec<Ino>),
+    /// The fragment map of the directory; also the reply to a request for a name that another
+    /// fragment has. The client repeats such a request there.
+    Fragments(Box<Fragments>),
+    /// The reply to a request for a name that another fragment has; this server does not know
+    /// which.
+    Misrouted {
+        dir: Ino,
+    },
     /// `Announce`: no other client caches the old data. True if the client must announce its next
     /// write too.
     Announced(bool),

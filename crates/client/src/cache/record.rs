@@ -4,8 +4,8 @@ use espalier_proto::{Attr, Ino, Name, mode};
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
-use super::Binding;
 use super::pages::Pages;
+use super::{Binding, Cache};
 
 /// The cached state of an inode, including the names in a directory.
 #[derive(Debug, Default)]
@@ -101,5 +101,17 @@ impl InodeRecord {
     pub fn drop_names(&mut self) -> usize {
         self.listed = None;
         core::mem::take(&mut self.names).len()
+    }
+}
+
+impl Cache {
+    /// Counts a call that is answered without a message.
+    pub fn hit(&mut self) {
+        self.counts.hits += 1;
+    }
+
+    /// True if the server counts lookups of the inode by this client.
+    pub fn holds(&self, ino: Ino) -> bool {
+        self.records.get(&ino).is_some_and(|record| record.lookups > 0)
     }
 }

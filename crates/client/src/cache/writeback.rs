@@ -315,6 +315,7 @@ pub fn new_inode(ino: Ino, kind: FileType, (perm, uid, gid): (u32, u32, u32), ti
         btime: time,
         streamed: false,
         no_xattrs: true,
+        map_version: 0,
         flags: InodeFlags::empty(),
     }
 }

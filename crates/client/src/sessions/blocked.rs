@@ -83,7 +83,10 @@ impl<T> Sessions<T> {
             return false;
         }
         let is_left = |of: Ino| {
-            self.cache.has_pending(of) && self.writeback.is_any_left(last, |dir, ino| dir == of || ino == of)
+            self.any_fragment(of, |of| {
+                self.cache.has_pending(of)
+                    && self.writeback.is_any_left(last, |dir, ino| dir == of || ino == of)
+            })
         };
         // The server does not know this inode yet.
         let is_new =
@@ -102,14 +105,15 @@ impl<T> Sessions<T> {
                 // These need all earlier operations, to sync, count, copy or remove them. Exempt
                 // are writes to other files' streams, since a data server may be down.
                 Request::Fsync { ino } => {
-                    self.writeback.is_any_left_of(last, |of| of == *ino || *ino == self.root)
+                    let is_of = |of| self.any_fragment(*ino, |fragment| of == fragment);
+                    self.writeback.is_any_left_of(last, |of| is_of(of) || *ino == self.root)
                 }
                 Request::StatFs { .. } => self.writeback.is_any_left_of(last, |_| false),
                 Request::CopyTree(_) | Request::RemoveTree { .. } | Request::SyncFs { .. } => true,
                 // The attributes are not cached, so no more operations on the inode become pending;
                 // and the cache would ignore a reply that arrived before the pending ones are
                 // answered.
-                Request::GetAttr { ino } => self.cache.has_pending(*ino),
+                Request::GetAttr { ino } => self.any_fragment(*ino, |of| self.cache.has_pending(of)),
                 // The entry that is found is corrected by the cached state.
                 Request::Lookup { dir, name } => is_new(*dir) || is_named(*dir, name, false),
                 Request::Create { dir, name, .. }

@@ -9,6 +9,7 @@ use espalier_proto::{
 };
 
 use super::data::DataLease;
+use super::fragments::FragmentWait;
 use super::own::{Left, Own, OwnCallStep};
 use super::pending_calls::{CallWait, PendingCall, changed_names};
 use super::renames::Confirmation;
@@ -33,6 +34,11 @@ pub(super) struct CallState {
     pub delegation: Option<Arc<Delegation>>,
     pub data: DataLease,
     pub confirmation: Confirmation,
+    pub fragment_wait: FragmentWait,
+    /// Number of times that the call has been routed again.
+    pub routes: u8,
+    /// All fragments of the directory have contributed to the answer.
+    pub is_summed: bool,
     #[expect(dead_code, reason = "held until the call ends")]
     pub changes: Changes,
 }
@@ -171,6 +177,9 @@ impl<T> Sessions<T> {
         lease: u64,
         actions: &mut Actions<T>,
     ) {
+        let Some((pending, result)) = self.resume_fragments(now, pending, result, lease, actions) else {
+            return;
+        };
         let Some((pending, result, lease)) = self.confirm(now, pending, result, lease, actions) else {
             return;
         };
@@ -317,15 +326,21 @@ impl<T> Sessions<T> {
         actions.data.push(DataOperation { number, delegation, work, data, held });
     }
 
-    /// Answers a caller, unless pending operations on the inode in the answer come first.
-    fn finish(
+    /// Answers a caller, unless pending operations on the inode in the answer come first, or other
+    /// fragments of a directory. `lease`: the remaining time of the answer's lease in ms.
+    pub(super) fn finish(
         &mut self,
         now: u64,
         pending: PendingCall<T>,
-        mut result: Result<Answer, Errno>,
+        result: Result<Answer, Errno>,
         lease: u64,
         actions: &mut Actions<T>,
     ) {
+        let Some((pending, result)) = self.sync_fragments(now, pending, result, actions) else { return };
+        let Some((pending, mut result, lease)) = self.sum_fragments(now, pending, result, lease, actions)
+        else {
+            return;
+        };
         let PendingCall { incoming, call_state } = pending;
         if let Some(ino) = result.as_ref().ok().and_then(|answer| incoming.call.opened_to_write(answer)) {
             self.cache.opened_to_write(ino);
@@ -343,7 +358,7 @@ impl<T> Sessions<T> {
             Ok(answer) => self.retain_pages(now, call_state.epoch, &incoming.call, answer, lease, actions),
             Err(_) => lease,
         };
-        let result = result.map(|answer| self.shown(answer));
+        let result = result.map(|answer| self.shown(now, answer));
         actions.answer_leased(incoming.ticket, result, lease_ms);
     }
 

@@ -36,7 +36,7 @@ impl<T> Sessions<T> {
     /// Takes a call that is not blocked through the last steps.
     pub(super) fn enter_unblocked(&mut self, now: u64, incoming: OwnedCall<T>, actions: &mut Actions<T>) {
         let Some(incoming) = self.report_error(incoming, actions) else { return };
-        self.begin(now, incoming, actions);
+        self.begin(now, incoming, CallState::default(), actions);
     }
 
     /// Answers a call that must report the error of an earlier operation; otherwise returns it.
@@ -52,7 +52,13 @@ impl<T> Sessions<T> {
         None
     }
 
-    fn begin(&mut self, now: u64, mut incoming: OwnedCall<T>, actions: &mut Actions<T>) {
+    pub(super) fn begin(
+        &mut self,
+        now: u64,
+        mut incoming: OwnedCall<T>,
+        call_state: CallState,
+        actions: &mut Actions<T>,
+    ) {
         if let Call::Request(Request::Open { ino, how }) = &mut incoming.call
             && how.reads == Reads::Whole
             && self.cache.content(*ino, now).is_some()
@@ -62,7 +68,11 @@ impl<T> Sessions<T> {
         let confirmation = self.confirmation(&incoming.call, now);
         let changes = self.cache.sent(&incoming.call, now);
         let epoch = self.cache.epoch();
-        let call_state = CallState { begun: now, epoch, changes, confirmation, ..CallState::default() };
+        let call_state = CallState { begun: now, epoch, changes, confirmation, ..call_state };
+        let pending = PendingCall { incoming, call_state };
+        let Some(PendingCall { incoming, call_state }) = self.enter_fragment(now, pending, actions) else {
+            return;
+        };
         let known =
             self.known_remote(now, &incoming).or_else(|| Some((self.lease_first(now, &incoming.call)?, 0)));
         let (next, lease) = known.unwrap_or_else(|| (self.client.start(&incoming.call), 0));

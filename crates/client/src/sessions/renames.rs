@@ -36,6 +36,11 @@ struct Moved {
 }
 
 impl Confirmation {
+    /// True while a lookup confirms a rename.
+    pub fn is_confirming(&self) -> bool {
+        self.current.is_some()
+    }
+
     /// True if the kernel's cache may be stale when the call fails or is abandoned.
     fn is_doubtful(&self) -> bool {
         self.revoked || self.current.is_some()

@@ -1,4 +1,5 @@
-//! The number of the mount's root: the frontend always uses [`Ino::ROOT`].
+//! The inode numbers that frontends use: [`Ino::ROOT`] for the root of the mount, and a directory's
+//! own for its fragments.
 
 use alloc::vec::Vec;
 
@@ -13,6 +14,7 @@ impl<T> Sessions<T> {
     }
 
     pub(super) fn shown_as(&self, ino: Ino) -> Ino {
+        let ino = self.fragments.whole(ino);
         if ino == self.root { Ino::ROOT } else { ino }
     }
 
@@ -21,7 +23,8 @@ impl<T> Sessions<T> {
         inos
     }
 
-    pub(super) fn shown(&self, mut answer: Answer) -> Answer {
+    pub(super) fn shown(&mut self, now: u64, mut answer: Answer) -> Answer {
+        self.complete_attrs(now, &mut answer);
         if let Answer::Attr(Attr { ino, .. })
         | Answer::Entry(Entry { attr: Attr { ino, .. }, .. })
         | Answer::Listing { parent: ino, .. }

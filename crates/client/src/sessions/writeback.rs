@@ -464,7 +464,7 @@ impl<T> Sessions<T> {
             // The next read requests the contents.
             ChangeKind::Opening => return self.invalidate(Vec::new(), [ino].into(), actions),
             ChangeKind::Bytes => (None, Vec::from([ino])),
-            ChangeKind::Name(name) => (Some(name), Vec::from([ino, dir])),
+            ChangeKind::Name(name) => (Some(name), Vec::from([ino, self.fragments.whole(dir)])),
         };
         for place in &places {
             self.writeback.failed.entry(*place).or_insert(errno);

@@ -52,7 +52,7 @@ pub fn attr(ino: Ino, kind: FileType, size: u64) -> Attr {
     let (atime, mtime, ctime, btime, streamed, no_xattrs) = (time, time, time, time, false, true);
     let flags = InodeFlags::empty();
     #[rustfmt::skip]
-    let attr = Attr { ino, kind, perm, nlink, uid, gid, rdev, size, blocks, atime, mtime, ctime, btime, streamed, no_xattrs, flags };
+    let attr = Attr { ino, kind, perm, nlink, uid, gid, rdev, size, blocks, atime, mtime, ctime, btime, streamed, no_xattrs, flags, map_version: 0 };
     attr
 }
 
@@ -151,7 +151,7 @@ impl ClientWorld {
         let old = entry(attr(Ino(11), FileType::Regular, 0), true);
         let dirent =
             Dirent { name: name("old"), ino: Ino(11), kind: FileType::Regular, cursor: 7, entry: Some(old) };
-        let listing = Reply::Listing { entries: vec![dirent], parent: Ino::ROOT, end: true };
+        let listing = Reply::Listing { entries: vec![dirent], parent: Ino::ROOT, end: true, until: u64::MAX };
         self.reply(id, Touched { exclusive: Some(DIR), ..Touched::default() }, Ok(listing));
     }
 

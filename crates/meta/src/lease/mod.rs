@@ -305,7 +305,7 @@ impl Meta {
 
     /// Revokes the leases on no-metafile files whose attributes derive from `dir`, before these
     /// change. Returns a key that is still held.
-    fn revoke_dependents(&mut self, cx: &mut Cx<'_>, dir: Ino) -> Option<LeaseKey> {
+    pub(crate) fn revoke_dependents(&mut self, cx: &mut Cx<'_>, dir: Ino) -> Option<LeaseKey> {
         let leases = self.leases.as_mut()?;
         let held = leases.revoke_dependents(dir, cx.uptime_ms)?;
         leases.raise_barrier(cx.barriers, LeaseKey::Inode(dir));

@@ -96,7 +96,7 @@ impl Meta {
             None => policy.unset(key),
         }
         let policy = Some(policy).filter(|policy| !policy.is_empty()).map(Arc::new);
-        self.commit(cx, &Event::SetPolicy { dir, policy, time: cx.now })?;
+        self.commit_rights(cx, &Event::SetPolicy { dir, policy, time: cx.now })?;
         Ok(Reply::Done)
     }
 

@@ -30,17 +30,23 @@ impl Meta {
         if let Some(locks) = &self.state.locks {
             locks.check_whole(dir)?;
         }
+        // A listing of a fragment begins at 0, too.
+        if after > 0 {
+            self.state.check_hash(dir, after.saturating_add(1))?;
+        }
         let Body::Directory(directory) = &inode.body else {
             return Err(Stop::Fail(espalier_proto::Errno::EIO));
         };
-        let (parent, cacheable) =
-            (self.parent_for(cx.client, dir, directory.parent), inode.searchable_by_all());
+        let (parent, cacheable, hashes) = (directory.parent, inode.searchable_by_all(), inode.hashes());
+        let is_fragment = inode.fragment().is_some();
+        let parent = if self.state.is_here(parent) { self.state.whole_dir(parent)? } else { parent };
+        let parent = self.parent_for(cx.client, dir, parent);
         // The kernel checks this when it opens a directory, but other clients exist too.
         if self.config.session_ms.is_some() && self.opens_of(cx.client, dir) == 0 {
             cx.check(inode, Access::READ)?;
         }
         if self.state.is_removed(dir)? {
-            return Ok(Reply::Listing { entries: Vec::new(), parent, end: true });
+            return Ok(Reply::Listing { entries: Vec::new(), parent, end: true, until: u64::MAX });
         }
         let page = self.page(cx, dir, after);
         let (found, end) = self
@@ -55,15 +61,15 @@ impl Meta {
         let entries =
             if plus { self.with_attributes(cx, dir, cacheable, found)? } else { self.without(found)? };
         self.note_inode(cx, dir);
-        if after == 0 {
+        if after == 0 && !is_fragment {
             self.accessed(cx, dir)?;
         }
-        Ok(Reply::Listing { entries, parent, end })
+        Ok(Reply::Listing { entries, parent, end, until: *hashes.end() })
     }
 
     /// The next entry after a cursor, with all others of the same hash. Empty at the end of the
     /// directory.
-    pub(super) fn entries_after(&self, cx: &Cx<'_>, dir: Ino, after: u64) -> Step<Vec<(Slot, Target)>> {
+    pub(crate) fn entries_after(&self, cx: &Cx<'_>, dir: Ino, after: u64) -> Step<Vec<(Slot, Target)>> {
         let page = self.page(cx, dir, after);
         let fragment = self.state.fragments.get(&dir);
         let (found, end) =

@@ -23,8 +23,8 @@ impl Meta {
                 continue;
             }
             match self.state.inode(*ino).map(drop) {
-                Err(Stop::Wait(wait)) => return Err(Stop::Wait(wait)),
-                Err(Stop::Fail(_)) => continue,
+                Err(stop @ Stop::Wait(_)) => return Err(stop),
+                Err(_) => continue,
                 Ok(()) => {}
             }
             let is_wanted = exclusive_dir

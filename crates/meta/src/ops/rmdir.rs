@@ -14,9 +14,15 @@ impl Meta {
                 _ => Err(Errno::ENOTDIR.into()),
             };
         }
-        let ino = self.victim(cx, dir, name)?.ino;
+        let (ino, is_partitioned) = {
+            let inode = self.victim(cx, dir, name)?;
+            (inode.ino, inode.fragment_map().is_some())
+        };
         self.revoke_exclusive(cx, ino)?;
         check_empty(self.state.inode(ino)?)?;
+        if is_partitioned {
+            return self.remove_remote(cx, dir, name, (ino, FileType::Directory));
+        }
         self.remove(cx, dir, name, ino)
     }
 }

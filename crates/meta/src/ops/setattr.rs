@@ -67,7 +67,7 @@ impl Meta {
         // Query the stream first: an operation that waits after its change would repeat it.
         self.attr_or_grant(cx, ino)?;
         if change != Change::default() {
-            self.commit(cx, &Event::SetAttr { ino, change })?;
+            self.commit_rights(cx, &Event::SetAttr { ino, change })?;
         }
         self.getattr(cx, ino)
     }
@@ -252,8 +252,8 @@ impl Meta {
             let changed = match self.state.inode(*ino) {
                 _ if !is_known => continue,
                 Ok(inode) => inode.ctime,
-                Err(Stop::Wait(wait)) => return Err(Stop::Wait(wait)),
-                Err(Stop::Fail(_)) => continue,
+                Err(stop @ Stop::Wait(_)) => return Err(stop),
+                Err(_) => continue,
             };
             cx.now = reported_time(*time, now);
             // A change since the access overrides it.

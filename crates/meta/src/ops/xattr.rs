@@ -204,7 +204,7 @@ impl Meta {
             if !inode.is_dir() {
                 return Err(if acl.is_some() { Errno::EACCES } else { Errno::ENODATA }.into());
             }
-            self.commit(cx, &Event::SetDefaultAcl { ino, acl: acl.map(Box::new), time })?;
+            self.commit_rights(cx, &Event::SetDefaultAcl { ino, acl: acl.map(Box::new), time })?;
             return Ok(Reply::Done);
         }
         let mut perm = inode.perm;
@@ -222,7 +222,7 @@ impl Meta {
             let is_same = acl.is_none() && perm == inode.perm;
             return if is_same { Ok(Reply::Done) } else { Err(Errno::EPERM.into()) };
         }
-        self.commit(cx, &Event::SetAcl { ino, acl, perm, time })?;
+        self.commit_rights(cx, &Event::SetAcl { ino, acl, perm, time })?;
         Ok(Reply::Done)
     }
 }

@@ -1,12 +1,86 @@
-//! `fsck` across ranks: checks names whose inode is at another rank, and that all directories are
-//! reachable from the root.
+//! `fsck` across ranks: checks names whose inode is at another rank, the fragments of partitioned
+//! directories, and that all directories are reachable from the root.
 
 use alloc::collections::BTreeMap;
 use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
+use core::ops::RangeInclusive;
 
-use espalier_proto::Ino;
+use espalier_proto::{FragmentMap, Ino};
+
+use crate::record::{Directory, Inode};
+
+/// Partitioned directories: whether each hash is in one fragment, as the map says.
+#[derive(Debug, Default)]
+pub(crate) struct FragmentCheck {
+    maps: BTreeMap<Ino, FragmentMap>,
+    /// The directory, number and depth of each fragment that is not the directory itself.
+    fragments: BTreeMap<Ino, (Ino, u16, u8)>,
+    /// The lowest and the highest hash of the names in each directory record.
+    spans: BTreeMap<Ino, (u64, u64)>,
+}
+
+impl FragmentCheck {
+    pub(crate) fn dir(&mut self, inode: &Inode, directory: &Directory) {
+        if let Some(map) = inode.fragment_map() {
+            self.maps.insert(inode.ino, map.clone());
+        }
+        if let Some((number, depth)) = inode.fragment() {
+            self.fragments.insert(inode.ino, (directory.parent, number, depth));
+        }
+    }
+
+    pub(crate) fn name(&mut self, dir: Ino, hash: u64) {
+        let span = self.spans.entry(dir).or_insert((hash, hash));
+        *span = (span.0.min(hash), span.1.max(hash));
+    }
+
+    pub(crate) fn add(&mut self, other: Self) {
+        self.maps.extend(other.maps);
+        self.fragments.extend(other.fragments);
+        self.spans.extend(other.spans);
+    }
+
+    pub(crate) fn finish(mut self) -> Vec<(Ino, String)> {
+        let mut wrong = Vec::new();
+        for (dir, map) in &self.maps {
+            if map.dir() != *dir {
+                wrong.push((*dir, format!("has the fragment map of directory {}", map.dir())));
+            }
+            self.check_span(*dir, map.hashes(0), &mut wrong);
+            for (number, ino) in map.fragments().skip(1) {
+                match self.fragments.remove(&ino) {
+                    Some((of, at, depth))
+                        if (of, usize::from(at), u32::from(depth)) == (*dir, number, map.depth(number)) => {}
+                    Some((of, at, depth)) => wrong.push((
+                        ino,
+                        format!(
+                            "is fragment {at} of depth {depth} of directory {of}, but directory {dir} \
+                             says number {number} and depth {}",
+                            map.depth(number)
+                        ),
+                    )),
+                    None => wrong.push((ino, format!("is missing: fragment {number} of directory {dir}"))),
+                }
+                self.check_span(ino, map.hashes(number), &mut wrong);
+            }
+        }
+        for (ino, (dir, number, _)) in &self.fragments {
+            wrong
+                .push((*ino, format!("is fragment {number} of directory {dir}, whose map does not name it")));
+        }
+        wrong
+    }
+
+    fn check_span(&self, ino: Ino, hashes: RangeInclusive<u64>, wrong: &mut Vec<(Ino, String)>) {
+        if let Some((first, last)) = self.spans.get(&ino)
+            && !(hashes.contains(first) && hashes.contains(last))
+        {
+            wrong.push((ino, "has names that belong to another fragment".into()));
+        }
+    }
+}
 
 #[derive(Debug, Default)]
 pub(crate) struct RemoteNames {

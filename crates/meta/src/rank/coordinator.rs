@@ -9,7 +9,7 @@ use alloc::vec::Vec;
 use espalier_proto::{Caller, Errno, FileType, Ino, Rank, Time};
 
 use super::edit::{Edit, Part};
-use super::message::{PeerAnswer, PeerMessage, Question, TransactionId};
+use super::message::{Age, PeerAnswer, PeerMessage, Question, TransactionId};
 use crate::event::Event;
 use crate::journal::HeldOutput;
 use crate::machine::{Cx, Meta};
@@ -33,6 +33,8 @@ pub(crate) struct Coordinator {
     /// The proposed edits of other ranks, with their time.
     proposal: Option<(TransactionId, Time, Vec<Edit>)>,
     move_lock: Option<TransactionId>,
+    /// The lock of an inode at this rank that the operation holds.
+    frozen: Option<Age>,
     /// Times that the operation has started over because other ranks' answers were outdated.
     surprises: u32,
 }
@@ -104,7 +106,7 @@ impl Meta {
             };
         }
         // Locations do not depend on the caller.
-        let is_anybodys = matches!(question, Question::Above { .. } | Question::Dirs { .. });
+        let is_anybodys = !matches!(question, Question::Look { .. } | Question::Prepare { .. });
         let caller = if is_anybodys { Caller::SERVER } else { cx.whole_caller()? };
         let id = self.next_transaction()?;
         self.send_question(cx, PeerQuestion { id, rank, caller, question, answer: None });
@@ -186,8 +188,38 @@ impl Meta {
         self.is_prepared(cx, id).map(drop)
     }
 
+    /// Locks a directory record of this rank until the operation commits or is withdrawn: other
+    /// operations on it wait.
+    pub(crate) fn freeze(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<()> {
+        if cx.coordinator().frozen.is_some() {
+            return Ok(());
+        }
+        if let Some(locks) = &self.state.locks {
+            locks.check_whole(ino)?;
+        }
+        let (id, now) = (self.next_transaction()?, cx.now);
+        let since = *cx.coordinator().since.get_or_insert(now);
+        let age = *cx.coordinator().frozen.insert(Age { since, id });
+        self.state.freeze(ino, age);
+        Ok(())
+    }
+
+    pub(crate) fn unfreeze(&mut self, coordinator: &mut Coordinator) {
+        if let Some(age) = coordinator.frozen.take() {
+            self.state.unlock(age);
+            self.ranks.unfrozen = true;
+        }
+    }
+
     /// Revokes other clients' leases on what edits change.
     pub(crate) fn revoke_edits(&mut self, cx: &mut Cx<'_>, edits: &[Edit]) -> Step<()> {
+        for edit in edits {
+            if let Edit::SetRights { ino, .. } = edit
+                && let Some(held) = self.revoke_dependents(cx, *ino)
+            {
+                return Err(Stop::Wait(Wait::Lease(held)));
+            }
+        }
         self.revoke_all(cx, &|state, see| {
             edits.iter().for_each(|edit| edit.touched(state, see));
             Ok(())
@@ -207,7 +239,7 @@ impl Meta {
         });
         let ranks = ranks.collect();
         self.ranks.asking.remove(&id);
-        cx.read_set.touched.extend(edits.iter().filter_map(Edit::addressed));
+        cx.read_set.touched.extend(edits.iter().flat_map(Edit::addressed));
         cx.changed = true;
         let nameless = nameless(&edits);
         let part = Part { edits, time, since: time };
@@ -221,7 +253,7 @@ impl Meta {
 
     /// Appends an event that makes these edits, preceded by the locations that replay needs.
     pub(crate) fn append_part(&mut self, edits: Vec<Edit>, event: &Event) -> Step<()> {
-        let mut addressed: Vec<Ino> = edits.iter().filter_map(Edit::addressed).collect();
+        let mut addressed: Vec<Ino> = edits.iter().flat_map(Edit::addressed).collect();
         addressed.sort_unstable();
         addressed.dedup();
         for ino in &addressed {
@@ -231,7 +263,7 @@ impl Meta {
         }
         let location = |meta: &Self, ino: &Ino| meta.state.inodes.get(ino).map(|cached| cached.location);
         let locations: Vec<_> =
-            edits.iter().filter_map(Edit::moved).map(|ino| (ino, location(self, &ino))).collect();
+            edits.iter().flat_map(Edit::moved).map(|ino| (ino, location(self, &ino))).collect();
         self.record(event)?;
         for (ino, before) in locations {
             let is_held = self.state.inodes.get(&ino).is_some_and(|cached| cached.in_use());
@@ -305,6 +337,7 @@ impl Meta {
     /// Withdraws an operation's proposal and questions.
     pub(crate) fn withdraw(&mut self, coordinator: &mut Coordinator) {
         (coordinator.proposal, coordinator.move_lock) = (None, None);
+        self.unfreeze(coordinator);
         for peer_question in coordinator.questions.drain(..) {
             self.ranks.asking.remove(&peer_question.id);
             if peer_question.is_part() {
@@ -341,11 +374,15 @@ impl Meta {
 }
 
 impl Edit {
-    /// The inode whose location may change.
-    fn moved(&self) -> Option<Ino> {
+    /// The inodes whose location may change.
+    fn moved(&self) -> Vec<Ino> {
         match self {
-            Self::Link { ino, .. } | Self::Move { ino, .. } | Self::PutName { ino, .. } => Some(*ino),
-            _ => None,
+            Self::Link { ino, .. } | Self::Move { ino, .. } | Self::PutName { ino, .. } => [*ino].into(),
+            Self::CedeNames { names, .. } | Self::AcceptNames { names, .. } => {
+                names.iter().map(|name| name.ino).collect()
+            }
+            Self::MoveNames { inodes, .. } => inodes.clone(),
+            _ => Vec::new(),
         }
     }
 }

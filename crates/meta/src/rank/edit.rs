@@ -5,9 +5,10 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt;
 
-use espalier_proto::{FileType, Ino, Name, Rank, Time};
+use espalier_proto::{FileType, FragmentMap, Ino, Name, Rank, Time};
 use serde::{Deserialize, Serialize};
 
+use crate::fragment::Rights;
 use crate::lease::LeaseKey;
 use crate::record::{Body, Inode};
 use crate::state::{Location, SAME_HASH, State};
@@ -25,11 +26,12 @@ pub enum Edit {
     /// current location.
     Link { ino: Ino, dir: Ino, found: Option<(FileType, Location)> },
     /// Removes an inode's name in `dir`; without names the inode becomes an orphan. A directory
-    /// must be empty.
-    Unlink { ino: Ino, dir: Ino, owner: Option<u32> },
+    /// must be empty. `map_version`: that of a partitioned directory, whose fragments the
+    /// transaction unlinks too.
+    Unlink { ino: Ino, dir: Ino, owner: Option<u32>, map_version: u32 },
     /// Moves an inode's name to another directory. `replaces`: the move replaces another inode's
-    /// name.
-    Move { ino: Ino, from: Ino, to: Ino, owner: Option<u32>, replaces: bool },
+    /// name. `changes_parent`: the directories are not fragments of one.
+    Move { ino: Ino, from: Ino, to: Ino, owner: Option<u32>, replaces: bool, changes_parent: bool },
     /// Removes a name, which refers to an inode of any rank. `sticky`: whether the sticky bit bound
     /// the caller when `owner` was determined.
     TakeName { dir: Ino, name: Name, ino: Ino, kind: FileType, sticky: bool },
@@ -39,6 +41,25 @@ pub enum Edit {
     MoveLock,
     /// Changes nothing; the name must refer to this inode, or be free.
     Expect { dir: Ino, name: Name, ino: Option<Ino> },
+    /// Removes names, with their part of the hashes, from a fragment of a directory; the fragment
+    /// `to` accepts them.
+    CedeNames { fragment: Ino, to: Ino, names: Vec<FragmentName> },
+    /// Adds names that another fragment cedes.
+    AcceptNames { fragment: Ino, names: Vec<FragmentName> },
+    /// One name of each of these inodes goes from a fragment to another.
+    MoveNames { from: Ino, to: Ino, inodes: Vec<Ino> },
+    /// Sets the fragment map of a directory, whose present one has version `after`.
+    SetMap { dir: Ino, map: FragmentMap, after: u32 },
+    /// Sets what all fragments of a directory have in common.
+    SetRights { ino: Ino, rights: Box<Rights> },
+}
+
+/// A name that goes from a fragment to another, with the inode that it refers to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FragmentName {
+    pub name: Name,
+    pub ino: Ino,
+    pub kind: FileType,
 }
 
 /// The edits of a transaction at one rank, with their time.
@@ -68,6 +89,19 @@ impl fmt::Display for Edit {
             }
             Self::MoveLock => write!(f, "a directory is moved"),
             Self::Expect { dir, name, .. } => write!(f, "the name {:?} in directory {dir} stays", text(name)),
+            Self::CedeNames { fragment, to, names } => {
+                write!(f, "{} names go from fragment {fragment} to fragment {to}", names.len())
+            }
+            Self::AcceptNames { fragment, names } => {
+                write!(f, "{} names come to fragment {fragment}", names.len())
+            }
+            Self::MoveNames { from, to, inodes } => {
+                write!(f, "names of {} inodes go from fragment {from} to fragment {to}", inodes.len())
+            }
+            Self::SetMap { dir, map, .. } => {
+                write!(f, "directory {dir} gets version {} of its fragment map", map.version())
+            }
+            Self::SetRights { ino, .. } => write!(f, "fragment {ino} gets its directory's permissions"),
         }
     }
 }
@@ -79,15 +113,27 @@ impl Edit {
             Self::Link { ino, .. } | Self::Unlink { ino, .. } | Self::Move { ino, .. } => ino.rank(),
             Self::TakeName { dir, .. } | Self::PutName { dir, .. } | Self::Expect { dir, .. } => dir.rank(),
             Self::MoveLock => Ino::ROOT.rank(),
+            Self::CedeNames { fragment: ino, .. }
+            | Self::AcceptNames { fragment: ino, .. }
+            | Self::SetMap { dir: ino, .. }
+            | Self::SetRights { ino, .. } => ino.rank(),
+            Self::MoveNames { from, inodes, .. } => inodes.first().unwrap_or(from).rank(),
         }
     }
 
-    /// The inode that the edit names only by number.
-    pub(crate) fn addressed(&self) -> Option<Ino> {
+    /// The inodes that the edit names only by number.
+    pub(crate) fn addressed(&self) -> Vec<Ino> {
         match self {
-            Self::Link { ino, .. } | Self::Unlink { ino, .. } | Self::Move { ino, .. } => Some(*ino),
-            Self::TakeName { dir, .. } | Self::PutName { dir, .. } => Some(*dir),
-            Self::Make { .. } | Self::MoveLock | Self::Expect { .. } => None,
+            Self::Link { ino, .. }
+            | Self::Unlink { ino, .. }
+            | Self::Move { ino, .. }
+            | Self::TakeName { dir: ino, .. }
+            | Self::PutName { dir: ino, .. }
+            | Self::CedeNames { fragment: ino, .. }
+            | Self::SetMap { dir: ino, .. }
+            | Self::SetRights { ino, .. } => [*ino].into(),
+            Self::MoveNames { inodes, .. } => inodes.clone(),
+            Self::Make { .. } | Self::MoveLock | Self::Expect { .. } | Self::AcceptNames { .. } => Vec::new(),
         }
     }
 
@@ -105,6 +151,20 @@ impl Edit {
             Self::TakeName { dir, name, .. } | Self::PutName { dir, name, .. } => {
                 state.touched_name(*dir, name, see);
             }
+            Self::CedeNames { fragment, names, .. } => {
+                see(LeaseKey::Exclusive(*fragment), None);
+                see(LeaseKey::Inode(*fragment), None);
+                for FragmentName { name, .. } in names {
+                    see(LeaseKey::Name { dir: *fragment, hash: state.slot(name).hash }, Some(name));
+                }
+            }
+            Self::SetMap { dir: ino, .. } | Self::SetRights { ino, .. } => {
+                see(LeaseKey::Exclusive(*ino), None);
+                see(LeaseKey::Inode(*ino), None);
+            }
+            // No client knows a new fragment, and the fragment of a name is no attribute of its
+            // inode.
+            Self::AcceptNames { .. } | Self::MoveNames { .. } => {}
             Self::Make { .. } | Self::MoveLock | Self::Expect { .. } => {}
         }
     }
@@ -118,6 +178,13 @@ impl State {
                 self.dir(*dir)?;
                 self.load_above(*dir)?;
                 self.target(*dir, &self.slot(name))?;
+            }
+            if let Edit::CedeNames { fragment, names, .. } = edit {
+                self.dir(*fragment)?;
+                self.load_above(*fragment)?;
+                for FragmentName { name, .. } in names {
+                    self.target(*fragment, &self.slot(name))?;
+                }
             }
         }
         Ok(())
@@ -144,6 +211,19 @@ impl State {
                 {
                     self.cached(*ino)?;
                 }
+                Edit::CedeNames { fragment: dir, names, .. } | Edit::AcceptNames { fragment: dir, names } => {
+                    for FragmentName { ino, .. } in names.iter().filter(|name| name.ino.rank() == dir.rank())
+                    {
+                        self.cached(*ino)?;
+                    }
+                    if !is_made(*dir) {
+                        self.dir(*dir)?;
+                    }
+                }
+                Edit::MoveNames { inodes, .. } => {
+                    inodes.iter().try_for_each(|ino| self.cached(*ino).map(drop))?;
+                }
+                Edit::SetMap { dir: ino, .. } | Edit::SetRights { ino, .. } => drop(self.dir(*ino)?),
                 _ => {}
             }
         }
@@ -163,6 +243,7 @@ impl State {
         match edit {
             Edit::Make { inode } => {
                 self.files += 1;
+                self.protected += u64::from(inode.is_protected());
                 self.insert_inode((**inode).clone(), Location::Table);
                 if let Body::Directory(directory) = &inode.body {
                     self.owe_gain(directory.parent, inode.ino);
@@ -189,19 +270,8 @@ impl State {
                 self.change(*ino, |inode| inode.ctime = time);
             }
             Edit::Move { ino, from, to, .. } => {
-                self.leave_dentry(*ino);
-                self.owe_loss(*from, *ino);
-                self.owe_gain(*to, *ino);
-                self.change(*ino, |inode| {
-                    inode.ctime = time;
-                    if let Body::Directory(directory) = &mut inode.body {
-                        directory.parent = *to;
-                    } else {
-                        let names = inode.rare.names.get_or_insert_default();
-                        remove_name(names, *from);
-                        add_name(names, *to);
-                    }
-                });
+                self.move_name(*ino, *from, *to);
+                self.change(*ino, |inode| inode.ctime = time);
             }
             Edit::TakeName { dir, name, ino, kind, .. } => {
                 self.count(*dir, Usage::default(), self.weight_in(*dir, *ino));
@@ -209,22 +279,50 @@ impl State {
                 self.entry_removed(*dir, *kind == FileType::Directory, time);
             }
             Edit::PutName { dir, name, ino, kind } => {
-                self.count(*dir, self.weight_in(*dir, *ino), Usage::default());
-                let (slot, is_dir) = (self.slot(name), *kind == FileType::Directory);
-                if self.has_no_metafile(*ino) || (is_dir && ino.rank() == dir.rank()) {
-                    self.put_primary(*dir, slot, *ino);
-                } else {
-                    self.put_remote(*dir, slot, *ino, *kind);
-                }
-                self.entry_added(*dir, is_dir, time);
+                self.put_name(*dir, name, *ino, *kind);
+                self.entry_added(*dir, *kind == FileType::Directory, time);
             }
+            Edit::CedeNames { fragment, to, names } => self.cede_names(*fragment, *to, names),
+            Edit::AcceptNames { fragment, names } => self.accept_names(*fragment, names),
+            Edit::MoveNames { from, to, inodes } => {
+                inodes.iter().for_each(|ino| self.move_name(*ino, *from, *to));
+            }
+            Edit::SetMap { dir, map, .. } => self.set_fragment_map(*dir, map),
+            Edit::SetRights { ino, rights } => self.set_rights(*ino, rights, time),
             Edit::MoveLock | Edit::Expect { .. } => {}
         }
     }
 
+    /// Adds a name of an inode, as far as it concerns the directory's entries and usage.
+    pub(crate) fn put_name(&mut self, dir: Ino, name: &Name, ino: Ino, kind: FileType) {
+        self.count(dir, self.weight_in(dir, ino), Usage::default());
+        let (slot, is_dir) = (self.slot(name), kind == FileType::Directory);
+        if self.has_no_metafile(ino) || (is_dir && ino.rank() == dir.rank()) {
+            self.put_primary(dir, slot, ino);
+        } else {
+            self.put_remote(dir, slot, ino, kind);
+        }
+    }
+
+    /// Moves a name of an inode to another directory, as far as it concerns the inode.
+    pub(crate) fn move_name(&mut self, ino: Ino, from: Ino, to: Ino) {
+        self.leave_dentry(ino);
+        self.owe_loss(from, ino);
+        self.owe_gain(to, ino);
+        self.change(ino, |inode| {
+            if let Body::Directory(directory) = &mut inode.body {
+                directory.parent = to;
+            } else {
+                let names = inode.rare.names.get_or_insert_default();
+                remove_name(names, from);
+                add_name(names, to);
+            }
+        });
+    }
+
     /// The usage that a name adds to `dir`: none if its inode is at another rank, which reports it
     /// as usage deltas.
-    fn weight_in(&self, dir: Ino, ino: Ino) -> Usage {
+    pub(crate) fn weight_in(&self, dir: Ino, ino: Ino) -> Usage {
         match self.inodes.get(&ino) {
             Some(cached) if ino.rank() == dir.rank() => cached.inode.weight(),
             _ => Usage::default(),

@@ -69,9 +69,19 @@ impl State {
                     locks.inodes.insert(*ino, age);
                 }
                 Edit::MoveLock => drop(locks.inodes.insert(MOVE_LOCK, age)),
+                Edit::CedeNames { fragment: ino, .. }
+                | Edit::AcceptNames { fragment: ino, .. }
+                | Edit::SetMap { dir: ino, .. }
+                | Edit::SetRights { ino, .. } => drop(locks.inodes.insert(*ino, age)),
+                Edit::MoveNames { inodes, .. } => locks.inodes.extend(inodes.iter().map(|ino| (*ino, age))),
             }
         }
         self.locks = Some(locks);
+    }
+
+    /// Locks an inode for an operation of this rank.
+    pub(super) fn freeze(&mut self, ino: Ino, age: Age) {
+        self.locks.get_or_insert_default().inodes.insert(ino, age);
     }
 
     pub(crate) fn unlock(&mut self, age: Age) {

@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 
-use espalier_proto::{Caller, ClientId, Errno, FileType, Ino, Name, Rank, Time};
+use espalier_proto::{Caller, ClientId, Errno, FileType, FragmentMap, Ino, Name, Rank, Time};
 use serde::{Deserialize, Serialize};
 
 use super::edit::Edit;
@@ -92,6 +92,10 @@ pub enum Question {
     /// The directory itself, or the directories that contain names of a file: those with the
     /// smallest numbers above `after`, at most [`MAX_DIRS`].
     Dirs { ino: Ino, after: Ino },
+    /// The fragment map of a directory.
+    Map { dir: Ino },
+    /// Allocate the number of an inode that a later `Prepare` makes.
+    NewNumber,
     /// Checks and prepares these edits.
     Prepare {
         edits: Vec<Edit>,
@@ -109,6 +113,8 @@ impl Question {
             Self::Look { .. } => "look",
             Self::Above { .. } => "above",
             Self::Dirs { .. } => "dirs",
+            Self::Map { .. } => "map",
+            Self::NewNumber => "new number",
             Self::Prepare { .. } => "prepare",
         }
     }
@@ -118,6 +124,8 @@ impl Question {
 pub enum PeerAnswer {
     /// `sticky`: the caller must own the inode, since the directory is sticky.
     Found {
+        /// The directory; of a fragment, the directory that it belongs to.
+        dir: Ino,
         target: Option<(Ino, FileType)>,
         sticky: bool,
     },
@@ -128,6 +136,16 @@ pub enum PeerAnswer {
     },
     Dirs {
         dirs: Vec<Ino>,
+    },
+    Map {
+        map: FragmentMap,
+    },
+    Number {
+        ino: Ino,
+    },
+    /// Another fragment of this directory has the name.
+    Misrouted {
+        dir: Ino,
     },
     /// The part is durably prepared. `named`: the inode that is made or linked.
     Ready {

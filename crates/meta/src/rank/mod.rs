@@ -14,10 +14,10 @@ mod participant;
 mod persisted;
 mod usage_deltas;
 
-pub(crate) use check::RemoteNames;
+pub(crate) use check::{FragmentCheck, RemoteNames};
 pub(crate) use coordinator::Coordinator;
-pub use edit::Edit;
 pub(crate) use edit::Part;
+pub use edit::{Edit, FragmentName};
 pub(crate) use lock::TransactionLocks;
 pub(crate) use message::Age;
 pub use message::{PeerAnswer, PeerMessage, Question, TransactionId, Vote};
@@ -62,6 +62,8 @@ pub(crate) struct Ranks {
     outgoing: Vec<(Rank, PeerMessage)>,
     /// Messages of this rank to itself.
     own: VecDeque<PeerMessage>,
+    /// Locks of this rank's own operations have been released.
+    unfrozen: bool,
     /// Offset of the rank at which the last directory was made.
     last_home: u16,
 }
@@ -111,6 +113,9 @@ impl Meta {
 
     /// Moves the messages for other ranks to the outbox, after an input.
     pub(crate) fn send_to_ranks(&mut self, now: Now, out: &mut Outbox) {
+        if core::mem::take(&mut self.ranks.unfrozen) {
+            self.resume_locked_out(now, out);
+        }
         while let Some(message) = self.ranks.own.pop_front() {
             self.peer(now, self.config.rank, message, out);
         }

@@ -123,9 +123,14 @@ impl Meta {
         let sticky = cx.is_bound_by_sticky(parent);
         let owner = sticky.then_some(cx.caller.uid);
         let take = [Edit::TakeName { dir, name: name.clone(), ino, kind, sticky }];
-        self.revoke_edits(cx, &take)?;
-        self.prepare_edits(cx, &[Edit::Unlink { ino, dir, owner }])?;
-        self.commit_edits(cx, take.into())?;
+        let unlink = self.unlink_edits(cx, (ino, kind), dir, owner)?;
+        let rank = self.config.rank;
+        let (mut own, others): (Vec<_>, Vec<_>) = unlink.into_iter().partition(|edit| edit.rank() == rank);
+        own.extend(take);
+        self.revoke_edits(cx, &own)?;
+        self.check_edits(cx, &own)?;
+        self.prepare_edits(cx, &others)?;
+        self.commit_edits(cx, own)?;
         Ok(Reply::Done)
     }
 
@@ -168,17 +173,20 @@ impl Meta {
         cx.check_change(from_dir)?;
         let from_sticky = cx.is_bound_by_sticky(from_dir);
         let (ino, kind) = self.whose_name(from.0, from.1)?.ok_or(Errno::ENOENT)?;
-        let (target, to_sticky) = if to.0.rank() == rank {
+        let parent = self.state.whole_dir(from.0)?;
+        let (to_parent, target, to_sticky) = if to.0.rank() == rank {
             let to_dir = self.state.dir(to.0)?;
             if to_dir.nlink == 0 {
                 return Err(Errno::ENOENT.into());
             }
             cx.check_change(to_dir)?;
-            (self.whose_name(to.0, to.1)?, cx.is_bound_by_sticky(to_dir))
+            let sticky = cx.is_bound_by_sticky(to_dir);
+            (self.state.whole_dir(to.0)?, self.whose_name(to.0, to.1)?, sticky)
         } else {
             let question = Question::Look { dir: to.0, name: to.1.clone() };
             match self.query_rank(cx, to.0.rank(), question)? {
-                PeerAnswer::Found { target, sticky } => (target, sticky),
+                PeerAnswer::Found { dir, target, sticky } => (dir, target, sticky),
+                PeerAnswer::Misrouted { dir } => return Err(Stop::Misrouted(dir)),
                 _ => return Err(Errno::EIO.into()),
             }
         };
@@ -197,7 +205,8 @@ impl Meta {
             self.confirm(cx, &expected)?;
             return Ok(outcome?);
         }
-        if from.0 != to.0 {
+        let changes_parent = parent != to_parent;
+        if changes_parent {
             if kind == DIRECTORY {
                 self.check_not_below(cx, to.0, ino)?;
             }
@@ -206,8 +215,14 @@ impl Meta {
                 self.confirm_failure(cx, outcome, &expected)?;
             }
         }
+        let unlink = match target.filter(|_| !exchange) {
+            Some(target) => self.unlink_edits(cx, target, to.0, to_sticky.then_some(cx.caller.uid))?,
+            None => Vec::new(),
+        };
         let is_here = |ino: Ino| ino.rank() == rank;
-        if is_here(to.0) && is_here(ino) && target.is_none_or(|(ino, _)| is_here(ino)) {
+        // A partitioned directory that is replaced is at several ranks.
+        let is_all_here = is_here(to.0) && is_here(ino) && target.is_none_or(|(ino, _)| is_here(ino));
+        if is_all_here && unlink.len() < 2 {
             return Ok(true);
         }
         let whiteout = flags.contains(RenameFlags::WHITEOUT);
@@ -220,6 +235,7 @@ impl Meta {
             to,
             owner: sticky.then_some(uid),
             replaces,
+            changes_parent,
         };
         let take = |(dir, name): (Ino, &Name), (ino, kind), sticky| Edit::TakeName {
             dir,
@@ -231,10 +247,8 @@ impl Meta {
         let put =
             |(dir, name): (Ino, &Name), (ino, kind)| Edit::PutName { dir, name: name.clone(), ino, kind };
         let mut edits = Vec::from([moves(ino, from.0, to.0, from_sticky, target.is_some() && !exchange)]);
-        edits.extend(target.map(|(ino, _)| match exchange {
-            true => moves(ino, to.0, from.0, to_sticky, false),
-            false => Edit::Unlink { ino, dir: to.0, owner: to_sticky.then_some(uid) },
-        }));
+        edits.extend(target.filter(|_| exchange).map(|(ino, _)| moves(ino, to.0, from.0, to_sticky, false)));
+        edits.extend(unlink);
         edits.push(take(from, (ino, kind), from_sticky));
         edits.extend(target.map(|target| take(to, target, to_sticky)));
         edits.push(put(to, (ino, kind)));

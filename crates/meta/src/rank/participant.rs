@@ -5,7 +5,7 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 use espalier_proto::{
-    Access, Caller, Errno, FileType, Ino, InodeFlags, Name, Rank, Reply, Request, RequestId,
+    Access, Caller, Errno, FileType, FragmentMap, Ino, InodeFlags, Name, Rank, Reply, Request, RequestId,
 };
 
 use super::coordinator::nameless;
@@ -132,18 +132,24 @@ impl Meta {
 
     fn answer_rank(&mut self, cx: &mut Cx<'_>, id: TransactionId, question: &Question) -> Step<PeerAnswer> {
         match question {
-            Question::Look { dir, name } => self.look(cx, *dir, name),
+            Question::Look { dir, name } => match self.look(cx, *dir, name) {
+                Err(Stop::Misrouted(dir)) => Ok(PeerAnswer::Misrouted { dir: self.state.whole_dir(dir)? }),
+                answer => answer,
+            },
             Question::Above { dir } => {
                 let (dirs, next) = self.above(*dir)?;
                 Ok(PeerAnswer::Above { dirs, next })
             }
             Question::Dirs { ino, after } => Ok(PeerAnswer::Dirs { dirs: self.dirs_of(*ino, *after)? }),
+            Question::Map { dir } => self.answer_map(*dir),
+            Question::NewNumber => self.answer_new_number(),
             Question::Prepare { edits, time, since } => {
                 let part = Part { edits: edits.clone(), time: *time, since: *since };
                 let age = part.age(id);
                 match self.prepare(cx, id, part) {
                     // Wait-die: a transaction does not wait for an older one.
                     Err(Stop::Wait(Wait::Locked(holder))) if holder < age => Ok(PeerAnswer::Busy),
+                    Err(Stop::Misrouted(_)) => Err(CHANGED),
                     outcome => outcome,
                 }
             }
@@ -157,7 +163,8 @@ impl Meta {
             return Err(Errno::ENOENT.into());
         }
         let target = self.whose_name(dir, name)?;
-        Ok(PeerAnswer::Found { target, sticky: cx.is_bound_by_sticky(parent) })
+        let sticky = cx.is_bound_by_sticky(parent);
+        Ok(PeerAnswer::Found { dir: self.state.whole_dir(dir)?, target, sticky })
     }
 
     /// The target of a name, at any rank.
@@ -211,13 +218,15 @@ impl Meta {
         self.writable()?;
         self.state.load_names(&part.edits)?;
         self.check_edits(cx, &part.edits)?;
-        let makes = part.edits.iter().any(|edit| matches!(edit, Edit::Make { .. }));
+        // A fragment has got its number before, and the times of its directory.
+        let is_new = |inode: &Inode| inode.fragment().is_none();
+        let makes = part.edits.iter().any(|edit| matches!(edit, Edit::Make { inode } if is_new(inode)));
         let new_ino = makes.then(|| self.new_ino()).transpose()?;
         self.revoke_edits(cx, &part.edits)?;
         let time = part.time;
         for edit in &mut part.edits {
             match edit {
-                Edit::Make { inode } => {
+                Edit::Make { inode } if is_new(inode) => {
                     inode.ino = new_ino.unwrap_or(inode.ino);
                     (inode.atime, inode.mtime, inode.ctime, inode.btime) = (time, time, time, time);
                 }
@@ -278,17 +287,18 @@ impl Meta {
                 }
                 if cached.inode.nlink == u32::MAX { Err(Errno::EMLINK.into()) } else { Ok(()) }
             }
-            Edit::Unlink { ino, dir, owner } => {
+            Edit::Unlink { ino, dir, owner, map_version } => {
                 let cached = self.state.cached(*ino)?;
                 is_named(cached, *dir)?;
+                check_map(&cached.inode, *map_version)?;
                 check_taken(&cached.inode, *owner)?;
                 if cached.inode.is_dir() { check_empty(&cached.inode) } else { Ok(()) }
             }
-            Edit::Move { ino, from, to, owner, replaces } => {
+            Edit::Move { ino, from, owner, replaces, changes_parent, .. } => {
                 let cached = self.state.cached(*ino)?;
                 is_named(cached, *from)?;
                 check_taken(&cached.inode, *owner)?;
-                if cached.inode.is_dir() && from != to {
+                if cached.inode.is_dir() && *changes_parent {
                     // Moving it changes its `..`.
                     cx.check(&cached.inode, Access::WRITE)?;
                 }
@@ -312,6 +322,14 @@ impl Meta {
                 let is_taken = |edit: &Edit| matches!(edit, Edit::TakeName { dir: d, name: n, .. } if (d, n) == (dir, name));
                 if target.is_none() || edits[..at].iter().any(is_taken) { Ok(()) } else { Err(CHANGED) }
             }
+            // Only the fragment's own rank cedes names.
+            Edit::CedeNames { .. } => Err(Errno::EINVAL.into()),
+            Edit::AcceptNames { .. } => self.growable(),
+            Edit::MoveNames { from, inodes, .. } => {
+                inodes.iter().try_for_each(|ino| is_named(self.state.cached(*ino)?, *from))
+            }
+            Edit::SetMap { dir, after, .. } => check_map(self.state.dir(*dir)?, *after),
+            Edit::SetRights { ino, .. } => self.state.dir(*ino).map(drop),
         }
     }
 
@@ -358,6 +376,12 @@ fn is_named(cached: &Cached, dir: Ino) -> Step<()> {
         }
     };
     if is_named { Ok(()) } else { Err(CHANGED) }
+}
+
+/// Checks that a directory exists and has this version of its fragment map.
+fn check_map(inode: &Inode, version: u32) -> Step<()> {
+    let is_as_found = inode.fragment_map().map_or(0, FragmentMap::version) == version;
+    if is_as_found && inode.nlink > 0 { Ok(()) } else { Err(CHANGED) }
 }
 
 /// Checks that a name of an inode may be removed or renamed: only by its owner, if `owner` is

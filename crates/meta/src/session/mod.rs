@@ -369,9 +369,7 @@ impl Meta {
             }
             _ if request.writes().is_some_and(|ino| !session.writes(ino)) => Err(Errno::EBADF),
             // Requests that only the machine itself may issue.
-            Request::Sweep | Request::Enter { .. } | Request::Recount { .. } | Request::Place { .. } => {
-                Err(Errno::EINVAL)
-            }
+            _ if request.is_internal() => Err(Errno::EINVAL),
             _ => return true,
         };
         self.answer(now, (from, id), result, &PreparedGrant::default(), out);

@@ -26,15 +26,18 @@ impl Meta {
     pub(crate) fn enter(&mut self, cx: &mut Cx<'_>, client: ClientId, path: &[Name]) -> Step<Reply> {
         let (mut root, own) = (Ino::ROOT, self.config.rank);
         for name in path {
-            let target = if root.rank() == own {
-                self.state.dir(root)?;
-                self.whose_name(root, name)?
+            let dir = self.query_map(cx, root)?.fragment(self.state.slot(name).hash);
+            let target = if dir.rank() == own {
+                self.state.dir(dir)?;
+                self.whose_name(dir, name)?
             } else {
-                let question = Question::Look { dir: root, name: name.clone() };
-                let PeerAnswer::Found { target, .. } = self.query_rank(cx, root.rank(), question)? else {
-                    return Err(Errno::EIO.into());
-                };
-                target
+                let question = Question::Look { dir, name: name.clone() };
+                match self.query_rank(cx, dir.rank(), question)? {
+                    PeerAnswer::Found { target, .. } => target,
+                    // The fragment has split meanwhile.
+                    PeerAnswer::Misrouted { .. } => return Err(Errno::EAGAIN.into()),
+                    _ => return Err(Errno::EIO.into()),
+                }
             };
             match target.ok_or(Errno::ENOENT)? {
                 (ino, FileType::Directory) => root = ino,

@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use espalier_client::{Answer, Binding, Cache, Call, Changes, Opening, Term, Users};
 use espalier_proto::*;
 
+#[expect(clippy::large_enum_variant, reason = "nearly all messages are replies")]
 pub enum ServerMessage {
     Reply { id: u64, lease_ms: u32, touched: Touched, result: Result<Reply, Errno> },
     Revoke { number: RevocationId, lease: Lease },
@@ -132,7 +133,10 @@ impl CachingClient {
     pub fn answers(&mut self, request: &Request, now: u64) -> bool {
         let answered = match request {
             Request::Lookup { dir, name } => self.cache.look_up(*dir, name, now),
-            Request::GetAttr { ino } => self.cache.get_attr(*ino, now),
+            Request::GetAttr { ino } => {
+                let left = self.cache.leased_until(*ino).saturating_sub(now);
+                self.cache.attr(*ino, now).map(|attr| (Answer::Attr(attr), left))
+            }
             _ => None,
         };
         let Some((answer, left)) = answered else { return false };
@@ -287,7 +291,7 @@ fn answer_of(reply: &Reply) -> Option<Answer> {
             let Opened { accessed, shared, .. } = opened;
             Answer::Created(entry, Opening { ino, accessed, shared, keep_cache: true, passthrough })
         }
-        Reply::Listing { entries, parent, end } => Answer::Listing { entries, parent, end },
+        Reply::Listing { entries, parent, end, .. } => Answer::Listing { entries, parent, end },
         Reply::Removed { dir, name } => Answer::Removed { dir, name },
         Reply::Copied(copied) => Answer::Copied(copied),
         _ => return None,

@@ -24,6 +24,7 @@ fn new_file_has_attributes_of_its_creation() {
             btime: time,
             streamed: false,
             no_xattrs: true,
+            map_version: 0,
             flags: InodeFlags::empty(),
         };
         assert_eq!(attr, expected);

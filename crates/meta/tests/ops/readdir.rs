@@ -69,7 +69,7 @@ fn parent_directory_is_returned() {
     everywhere(|fs| {
         let dir = fs.mkdir("dir");
         fs.mkdir("dir/sub");
-        let expected = Reply::Listing { entries: Vec::new(), parent: dir, end: true };
+        let expected = Reply::Listing { entries: Vec::new(), parent: dir, end: true, until: u64::MAX };
         assert_eq!(page(fs, "dir/sub", 0, 10, false), Ok(expected));
     });
 }
@@ -129,12 +129,12 @@ fn is_whole_under_faults() {
     for plus in [false, true] {
         under_faults(fill, |fs| {
             let reply = page(fs, "dir", 0, 100, plus)?;
-            let Reply::Listing { mut entries, parent, end } = reply else { return Ok(reply) };
+            let Reply::Listing { mut entries, parent, end, until } = reply else { return Ok(reply) };
             for entry in &mut entries {
                 // The store determines the times of a stream.
                 entry.entry = entry.entry.filter(|entry| !entry.attr.streamed);
             }
-            Ok(Reply::Listing { entries, parent, end })
+            Ok(Reply::Listing { entries, parent, end, until })
         });
     }
 }

@@ -159,6 +159,7 @@ fn attr() -> Attr {
         btime: zero,
         streamed: true,
         no_xattrs: true,
+        map_version: 0,
         flags: crate::InodeFlags::empty(),
     }
 }

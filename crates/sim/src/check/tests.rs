@@ -60,6 +60,7 @@ fn attr(ino: u64, kind: FileType, nlink: u32, size: u64) -> Attr {
         btime: none,
         streamed: false,
         no_xattrs: true,
+        map_version: 0,
         flags: InodeFlags::empty(),
     }
 }

@@ -1,0 +1,439 @@
+//! Partitioned directories (wu 3.3): which fragment has a name, and what all fragments contribute
+//! to the attributes of their directory.
+//!
+//! Frontends know only the directory. Its calls are routed to fragments before they begin, and from
+//! there on a fragment is a directory like any other: it has names, leases and write-back of its
+//! own. A fragment map may be outdated: the reply to a misrouted request leads to a newer one.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+
+use espalier_proto::{Attr, Entry, Errno, FileType, Fragments, Ino, LAST_CURSOR, Name, Reply, Request};
+use hashbrown::HashMap;
+use rustc_hash::FxBuildHasher;
+
+use super::call_state::CallState;
+use super::pending_calls::{CallWait, PendingCall};
+use super::{Actions, Sessions};
+use crate::cache::Term;
+use crate::{Answer, Call};
+
+/// The fragment maps of directories whose inodes are cached.
+#[derive(Debug, Default)]
+pub(super) struct KnownFragments {
+    maps: HashMap<Ino, Box<Fragments>, FxBuildHasher>,
+    /// The directory of each fragment that is not the directory itself.
+    dirs: HashMap<Ino, Ino, FxBuildHasher>,
+}
+
+impl KnownFragments {
+    /// The directory of a fragment; any other inode is returned as it is.
+    pub fn whole(&self, ino: Ino) -> Ino {
+        self.dirs.get(&ino).copied().unwrap_or(ino)
+    }
+
+    /// The fragments of a directory other than the directory itself.
+    pub fn others(&self, dir: Ino) -> impl Iterator<Item = Ino> {
+        self.maps.get(&dir).into_iter().flat_map(|fragments| fragments.map.others())
+    }
+
+    /// The fragment that has a name. `dir`: the directory, or one of its fragments.
+    fn of_name(&self, dir: Ino, name: &Name) -> Ino {
+        let dir = self.whole(dir);
+        self.maps.get(&dir).map_or(dir, |fragments| fragments.of(name))
+    }
+
+    /// The fragment in which a listing continues after a cursor, and the cursor to continue after
+    /// there.
+    pub fn of_cursor(&self, dir: Ino, after: u64) -> (Ino, u64) {
+        let dir = self.whole(dir);
+        let Some(Fragments { map, .. }) = self.maps.get(&dir).map(|fragments| &**fragments) else {
+            return (dir, after);
+        };
+        let number = map.number(after.saturating_add(1));
+        let is_start = after.saturating_add(1) == *map.hashes(number).start();
+        (map.fragment(after.saturating_add(1)), if is_start { 0 } else { after })
+    }
+
+    fn learn(&mut self, fragments: Box<Fragments>) {
+        let dir = fragments.map.dir();
+        if self.maps.get(&dir).is_some_and(|known| known.map.version() > fragments.map.version()) {
+            return;
+        }
+        self.forget(dir);
+        self.dirs.extend(fragments.map.others().map(|fragment| (fragment, dir)));
+        self.maps.insert(dir, fragments);
+    }
+
+    /// Drops a directory's map. Returns its fragments.
+    fn forget(&mut self, dir: Ino) -> Vec<Ino> {
+        let fragments: Vec<Ino> = self.others(dir).collect();
+        self.maps.remove(&dir);
+        self.dirs.retain(|_, of| *of != dir);
+        fragments
+    }
+}
+
+/// What a call waits for that concerns fragments.
+#[derive(Debug, Default)]
+pub(super) enum FragmentWait {
+    #[default]
+    Nothing,
+    /// A newer map; the call is then routed again.
+    Map,
+    /// The attributes of the fragment that the call is routed to, with a lease on it.
+    Entry,
+    /// The attributes of a directory: those of the fragments that remain are added to them.
+    Sum(Box<FragmentSum>),
+    /// Syncs of the fragments that remain.
+    Sync(Vec<Ino>),
+}
+
+/// The sum of the fragments' attributes, in progress.
+#[derive(Debug)]
+pub(super) struct FragmentSum {
+    answer: Answer,
+    /// When the shortest of the leases ends.
+    until: u64,
+    /// `None`: the map is requested first.
+    left: Option<Vec<Ino>>,
+}
+
+/// Maximum number of times that a call is routed again.
+const MOST_ROUTES: u8 = 16;
+
+impl<T> Sessions<T> {
+    /// Names the fragments in a call instead of the directory.
+    pub(super) fn route(&self, call: &mut Call<'_>) {
+        let Call::Request(request) = call else { return };
+        request.each_name(&mut |dir, name| *dir = self.fragments.of_name(*dir, name));
+        if let Request::ReadDir { dir, after, .. } = request {
+            (*dir, *after) = self.fragments.of_cursor(*dir, *after);
+        }
+    }
+
+    /// The fragment of a directory that has a name.
+    pub(super) fn fragment_of(&self, dir: Ino, name: &Name) -> Ino {
+        self.fragments.of_name(dir, name)
+    }
+
+    /// True if the client knows that a directory is partitioned.
+    pub fn is_partitioned(&self, dir: Ino) -> bool {
+        self.fragments.others(self.real(dir)).next().is_some()
+    }
+
+    /// True for an inode, or a fragment of it, that `is_one` selects.
+    pub(super) fn any_fragment(&self, ino: Ino, is_one: impl Fn(Ino) -> bool) -> bool {
+        is_one(ino) || self.fragments.others(ino).any(is_one)
+    }
+
+    /// The attributes of an inode; of a partitioned directory, if those of all fragments are
+    /// cached. Also returns when the first of their leases ends.
+    pub(super) fn whole_attr(&self, ino: Ino, now: u64) -> Option<(Attr, u64)> {
+        let mut attr = self.cache.attr(ino, now)?;
+        let mut until = self.cache.leased_until(ino);
+        if attr.map_version > 0 {
+            let known = self.fragments.maps.get(&ino)?;
+            if known.map.version() != attr.map_version {
+                return None;
+            }
+            for fragment in known.map.others() {
+                attr.add_fragment(&self.cache.attr(fragment, now)?);
+                until = until.min(self.cache.leased_until(fragment));
+            }
+        }
+        Some((attr, until))
+    }
+
+    /// Completes the attributes of partitioned directories in an answer with what is cached. Those
+    /// that remain incomplete are marked as unleased, so that frontends request them.
+    pub(super) fn complete_attrs(&mut self, now: u64, answer: &mut Answer) {
+        let complete = |sessions: &Self, entry: &mut Entry| {
+            if entry.attr.map_version == 0 {
+                return true;
+            }
+            match sessions.whole_attr(entry.attr.ino, now) {
+                Some((attr, _)) => entry.attr = attr,
+                None => entry.attr_leased = false,
+            }
+            entry.attr_leased
+        };
+        match answer {
+            Answer::Entry(entry) => drop(complete(self, entry)),
+            Answer::Listing { entries, .. } => {
+                for dirent in entries {
+                    let Some(mut entry) = dirent.entry else { continue };
+                    dirent.entry = Some(entry).filter(|_| complete(self, &mut entry)).map(|_| entry);
+                    if dirent.entry.is_none() && self.cache.has_kernel() {
+                        self.cache.forget(dirent.ino, 1);
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Requests the fragment that a call is routed to, if the client does not hold it; otherwise
+    /// returns the call.
+    pub(super) fn enter_fragment(
+        &mut self,
+        now: u64,
+        mut pending: PendingCall<T>,
+        actions: &mut Actions<T>,
+    ) -> Option<PendingCall<T>> {
+        let Call::Request(request) = &mut pending.incoming.call else { return Some(pending) };
+        let mut fragment = None;
+        request.each_name(&mut |dir, _| fragment = fragment.or(Some(*dir)));
+        let is_new =
+            |fragment: &Ino| self.fragments.dirs.contains_key(fragment) && !self.cache.holds(*fragment);
+        let Some(ino) = fragment.filter(is_new) else { return Some(pending) };
+        pending.call_state.fragment_wait = FragmentWait::Entry;
+        let find = Request::Find { ino, kind: Some(FileType::Directory), open: None };
+        self.ask_for(now, pending, find, actions);
+        None
+    }
+
+    fn ask_for(&mut self, now: u64, mut pending: PendingCall<T>, request: Request, actions: &mut Actions<T>) {
+        let (rank, caller) = (request.rank(), pending.incoming.caller.clone());
+        let Some(end) = self.end(rank) else {
+            return actions.answer(pending.incoming.ticket, Err(Errno::ESTALE));
+        };
+        let id = end.ask(caller, request);
+        pending.call_state.sent = now;
+        let (wait, is_interrupted) = (CallWait::Reply(rank, id), pending.call_state.interrupted);
+        self.calls.insert(wait, pending);
+        if is_interrupted {
+            self.cancel(wait, actions);
+        }
+    }
+
+    /// Handles a reply that concerns fragments; otherwise returns it. `lease`: its remaining time
+    /// in ms.
+    pub(super) fn resume_fragments(
+        &mut self,
+        now: u64,
+        mut pending: PendingCall<T>,
+        result: Result<Reply, Errno>,
+        lease: u64,
+        actions: &mut Actions<T>,
+    ) -> Option<(PendingCall<T>, Result<Reply, Errno>)> {
+        let wait = core::mem::take(&mut pending.call_state.fragment_wait);
+        match (wait, result) {
+            (FragmentWait::Sum(sum), result) => self.add_to_sum(now, pending, sum, result, lease, actions),
+            (FragmentWait::Sync(left), Ok(_)) => self.sync_next(now, pending, left, actions),
+            (FragmentWait::Entry, Ok(Reply::Entry(entry))) => {
+                let find = Request::Find { ino: entry.attr.ino, kind: Some(FileType::Directory), open: None };
+                let term = Term { requested_at: pending.call_state.sent, left: lease };
+                self.cache.answered(&Call::Request(find), Some(&Answer::Entry(entry)), term, now);
+                self.restart(now, pending, actions);
+            }
+            // The fragment has been merged, or the directory removed.
+            (FragmentWait::Entry, Err(Errno::ESTALE | Errno::ENOENT)) => {
+                let mut dir = None;
+                if let Call::Request(request) = &mut pending.incoming.call {
+                    request.each_name(&mut |fragment, _| dir = dir.or(Some(self.fragments.whole(*fragment))));
+                }
+                self.ask_for_map(now, pending, dir.unwrap_or(self.root), actions);
+            }
+            (FragmentWait::Map, Err(errno)) => self.give_up(pending, errno, actions),
+            // A lookup that confirms a rename is not repeated.
+            (_, result) if pending.call_state.confirmation.is_confirming() => return Some((pending, result)),
+            (_, Ok(Reply::Fragments(fragments))) => {
+                self.learn_fragments(fragments);
+                self.restart(now, pending, actions);
+            }
+            (_, Ok(Reply::Misrouted { dir })) => self.ask_for_map(now, pending, dir, actions),
+            (_, Ok(Reply::Listing { entries, end: true, until, .. }))
+                if entries.is_empty() && until < LAST_CURSOR =>
+            {
+                if let Call::Request(Request::ReadDir { after, .. }) = &mut pending.incoming.call {
+                    *after = until;
+                }
+                pending.call_state.routes = 0;
+                self.restart(now, pending, actions);
+            }
+            (_, result) => return Some((pending, result)),
+        }
+        None
+    }
+
+    fn learn_fragments(&mut self, fragments: Box<Fragments>) {
+        self.fragments.learn(fragments);
+    }
+
+    fn ask_for_map(&mut self, now: u64, mut pending: PendingCall<T>, dir: Ino, actions: &mut Actions<T>) {
+        pending.call_state.fragment_wait = FragmentWait::Map;
+        self.ask_for(now, pending, Request::Fragments { dir }, actions);
+    }
+
+    /// Routes a call again and starts it over.
+    fn restart(&mut self, now: u64, pending: PendingCall<T>, actions: &mut Actions<T>) {
+        let PendingCall { mut incoming, call_state } = pending;
+        if let Some(own) = &call_state.own {
+            self.give_back(own.left());
+        }
+        let routes = call_state.routes + 1;
+        if routes > MOST_ROUTES {
+            return actions.answer(incoming.ticket, Err(Errno::EIO));
+        }
+        self.route(&mut incoming.call);
+        let interrupted = call_state.interrupted;
+        drop(call_state);
+        self.begin(now, incoming, CallState { routes, interrupted, ..CallState::default() }, actions);
+    }
+
+    // ---- Attributes of all fragments
+
+    /// Completes an answer with the attributes of a partitioned directory; returns it when it is
+    /// complete. `lease`: as for [`Self::finish`].
+    pub(super) fn sum_fragments(
+        &mut self,
+        now: u64,
+        pending: PendingCall<T>,
+        result: Result<Answer, Errno>,
+        lease: u64,
+        actions: &mut Actions<T>,
+    ) -> Option<(PendingCall<T>, Result<Answer, Errno>, u64)> {
+        let attr = match &result {
+            Ok(Answer::Attr(attr)) => attr,
+            // A kernel requests the attributes of an unleased entry when it needs them.
+            Ok(Answer::Entry(entry)) if !self.cache.has_kernel() => &entry.attr,
+            _ => return Some((pending, result, lease)),
+        };
+        if attr.map_version == 0 || pending.call_state.is_summed {
+            return Some((pending, result, lease));
+        }
+        let (dir, version) = (attr.ino, attr.map_version);
+        let is_known = self.fragments.maps.get(&dir).is_some_and(|known| known.map.version() == version);
+        let left = is_known.then(|| self.fragments.others(dir).collect());
+        let until = if lease == 0 { 0 } else { now.saturating_add(lease) };
+        let sum = FragmentSum { answer: result.ok()?, until, left };
+        self.sum_next(now, pending, Box::new(sum), actions);
+        None
+    }
+
+    fn sum_next(
+        &mut self,
+        now: u64,
+        mut pending: PendingCall<T>,
+        mut sum: Box<FragmentSum>,
+        actions: &mut Actions<T>,
+    ) {
+        let Some(mut left) = sum.left.take() else {
+            let dir = sum.attr().map_or(self.root, |attr| attr.ino);
+            pending.call_state.fragment_wait = FragmentWait::Sum(sum);
+            return self.ask_for(now, pending, Request::Fragments { dir }, actions);
+        };
+        while let Some(ino) = left.last().copied() {
+            let Some(attr) = self.cache.attr(ino, now) else {
+                sum.left = Some(left);
+                pending.call_state.fragment_wait = FragmentWait::Sum(sum);
+                return self.ask_for(now, pending, Request::GetAttr { ino }, actions);
+            };
+            left.pop();
+            sum.until = sum.until.min(self.cache.leased_until(ino));
+            sum.add(&attr);
+        }
+        let FragmentSum { answer, until, .. } = *sum;
+        pending.call_state.is_summed = true;
+        self.finish(now, pending, Ok(answer), until.saturating_sub(now), actions);
+    }
+
+    fn add_to_sum(
+        &mut self,
+        now: u64,
+        pending: PendingCall<T>,
+        mut sum: Box<FragmentSum>,
+        result: Result<Reply, Errno>,
+        lease: u64,
+        actions: &mut Actions<T>,
+    ) {
+        match (result, &mut sum.left) {
+            (Ok(Reply::Fragments(fragments)), left) => {
+                *left = Some(fragments.map.others().collect());
+                self.learn_fragments(fragments);
+            }
+            (Ok(Reply::Attr(attr)), Some(left)) => {
+                left.pop();
+                let term = Term { requested_at: pending.call_state.sent, left: lease };
+                let get = Call::Request(Request::GetAttr { ino: attr.ino });
+                self.cache.answered(&get, Some(&Answer::Attr(attr)), term, now);
+                sum.until = if lease == 0 { 0 } else { sum.until.min(now.saturating_add(lease)) };
+                sum.add(&attr);
+            }
+            // The fragment has been merged, or the directory removed.
+            (Err(Errno::ESTALE), Some(left)) => {
+                left.pop();
+                sum.until = 0;
+            }
+            (result, _) => {
+                let errno = result.err().unwrap_or(Errno::EIO);
+                return self.finish(now, pending, Err(errno), 0, actions);
+            }
+        }
+        self.sum_next(now, pending, sum, actions);
+    }
+
+    // ---- Syncs of all fragments
+
+    /// Has the ranks of a directory's fragments sync after the directory's own; returns the answer
+    /// when all have.
+    pub(super) fn sync_fragments(
+        &mut self,
+        now: u64,
+        pending: PendingCall<T>,
+        result: Result<Answer, Errno>,
+        actions: &mut Actions<T>,
+    ) -> Option<(PendingCall<T>, Result<Answer, Errno>)> {
+        let left: Vec<Ino> = match &pending.incoming.call {
+            Call::Request(Request::Fsync { ino }) if result.is_ok() && !pending.call_state.is_summed => {
+                self.fragments.others(*ino).collect()
+            }
+            _ => Vec::new(),
+        };
+        if left.is_empty() {
+            return Some((pending, result));
+        }
+        self.sync_next(now, pending, left, actions);
+        None
+    }
+
+    fn sync_next(
+        &mut self,
+        now: u64,
+        mut pending: PendingCall<T>,
+        mut left: Vec<Ino>,
+        actions: &mut Actions<T>,
+    ) {
+        let Some(ino) = left.pop() else {
+            pending.call_state.is_summed = true;
+            return self.finish(now, pending, Ok(Answer::Done), 0, actions);
+        };
+        pending.call_state.fragment_wait = FragmentWait::Sync(left);
+        self.ask_for(now, pending, Request::Fsync { ino }, actions);
+    }
+
+    /// Forgets the fragments of directories that are not cached.
+    pub(super) fn forget_fragments(&mut self, dirs: impl Iterator<Item = Ino>) {
+        for dir in dirs {
+            for fragment in self.fragments.forget(dir) {
+                self.cache.forget(fragment, 1);
+            }
+        }
+    }
+}
+
+impl FragmentSum {
+    fn attr(&self) -> Option<&Attr> {
+        match &self.answer {
+            Answer::Attr(attr) | Answer::Entry(Entry { attr, .. }) => Some(attr),
+            _ => None,
+        }
+    }
+
+    fn add(&mut self, fragment: &Attr) {
+        if let Answer::Attr(attr) | Answer::Entry(Entry { attr, .. }) = &mut self.answer {
+            attr.add_fragment(fragment);
+        }
+    }
+}

@@ -1,0 +1,239 @@
+//! Partitioned directories (wu 3): the fragments at this rank.
+//!
+//! A directory's first fragment is the directory itself, at its home server. Every other fragment
+//! is a directory record of its own, at another rank, whose parent is the directory. Requests name
+//! the fragment that has the name; one that another fragment has is *misrouted*, and its reply says
+//! where the fragments are.
+//!
+//! Invariants: the hashes of the fragments are disjoint and cover all hashes. All fragments have
+//! the directory's owner, permissions, flags, access control lists and policy ([`Rights`]).
+
+mod split;
+
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use espalier_policy::Policy;
+use espalier_proto::{Errno, FileType, FragmentMap, Fragments, Ino, InodeFlags, Reply, Time};
+use serde::{Deserialize, Serialize};
+
+use crate::acl::Acl;
+use crate::event::Event;
+use crate::machine::{Cx, Meta};
+use crate::rank::{Edit, FragmentName, PeerAnswer, Question};
+use crate::record::{Body, Directory, Inode, Partition};
+use crate::state::State;
+use crate::step::{Step, Stop};
+use crate::usage::Usage;
+
+pub(crate) use split::DueSplits;
+
+/// What all fragments of a directory have in common.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rights {
+    perm: u32,
+    uid: u32,
+    gid: u32,
+    flags: InodeFlags,
+    acl: Option<Box<Acl>>,
+    default_acl: Option<Box<Acl>>,
+    policy: Option<Arc<Policy>>,
+    /// Present if it is set too: the directory's is the latest of the fragments'.
+    mtime: Option<Time>,
+    /// Of the directory itself.
+    atime: Time,
+}
+
+impl Rights {
+    fn of(inode: &Inode, mtime: Option<Time>) -> Self {
+        Self {
+            perm: inode.perm,
+            uid: inode.uid,
+            gid: inode.gid,
+            flags: inode.rare.flags,
+            acl: inode.acl.clone(),
+            default_acl: inode.default_acl.clone(),
+            policy: inode.rare.policy.clone(),
+            mtime,
+            atime: inode.atime,
+        }
+    }
+
+    pub(crate) fn apply(&self, inode: &mut Inode, time: Time) {
+        (inode.perm, inode.uid, inode.gid) = (self.perm, self.uid, self.gid);
+        inode.rare.flags = self.flags;
+        inode.acl.clone_from(&self.acl);
+        inode.default_acl.clone_from(&self.default_acl);
+        inode.rare.policy.clone_from(&self.policy);
+        inode.mtime = self.mtime.unwrap_or(inode.mtime);
+        (inode.atime, inode.ctime) = (self.atime, time);
+    }
+}
+
+impl State {
+    /// Checks that a directory record has the names with this hash.
+    pub(crate) fn check_hash(&self, dir: Ino, hash: u64) -> Step<()> {
+        match self.inodes.get(&dir) {
+            Some(cached) if !cached.inode.hashes().contains(&hash) => Err(Stop::Misrouted(dir)),
+            _ => Ok(()),
+        }
+    }
+
+    /// The directory of a fragment; for any other directory, the directory itself.
+    pub(crate) fn whole_dir(&self, dir: Ino) -> Step<Ino> {
+        let inode = self.dir_even_if_locked(dir)?;
+        Ok(match &inode.body {
+            Body::Directory(directory) if inode.fragment().is_some() => directory.parent,
+            _ => dir,
+        })
+    }
+
+    pub(crate) fn cede_names(&mut self, fragment: Ino, to: Ino, names: &[FragmentName]) {
+        for FragmentName { name, ino, .. } in names {
+            if ino.rank() == fragment.rank() {
+                self.count(fragment, Usage::default(), self.weight_in(fragment, *ino));
+                self.move_name(*ino, fragment, to);
+            }
+            self.erase_cell(fragment, &self.slot(name));
+        }
+        self.change_entries(fragment, names, |entries, change| entries.saturating_sub(change));
+        self.change_partition(fragment, |partition| {
+            if let Some(Partition::Fragment { depth, .. }) = partition.as_deref_mut() {
+                *depth += 1;
+            }
+        });
+    }
+
+    pub(crate) fn accept_names(&mut self, fragment: Ino, names: &[FragmentName]) {
+        for FragmentName { name, ino, kind } in names {
+            self.put_name(fragment, name, *ino, *kind);
+        }
+        self.change_entries(fragment, names, u64::saturating_add);
+    }
+
+    /// Counts names that come or go without a change of the directory's times.
+    fn change_entries(&mut self, dir: Ino, names: &[FragmentName], change: impl Fn(u64, u64) -> u64) {
+        let subdirs = names.iter().filter(|name| name.kind == FileType::Directory).count() as u64;
+        self.change(dir, |inode| {
+            inode.nlink = u32::try_from(change(inode.nlink.into(), subdirs)).unwrap_or(u32::MAX);
+            if let Body::Directory(directory) = &mut inode.body {
+                directory.entries = change(directory.entries, names.len() as u64);
+            }
+        });
+    }
+
+    pub(crate) fn set_fragment_map(&mut self, dir: Ino, map: &FragmentMap) {
+        self.change_partition(dir, |partition| *partition = Some(Box::new(Partition::First(map.clone()))));
+    }
+
+    pub(crate) fn set_rights(&mut self, ino: Ino, rights: &Rights, time: Time) {
+        let is_protected = |state: &Self| {
+            u64::from(state.inodes.get(&ino).is_some_and(|cached| cached.inode.is_protected()))
+        };
+        let before = is_protected(self);
+        self.change(ino, |inode| rights.apply(inode, time));
+        self.protected = self.protected.saturating_sub(before) + is_protected(self);
+        self.update_dependents(ino);
+    }
+
+    fn change_partition(&mut self, dir: Ino, change: impl FnOnce(&mut Option<Box<Partition>>)) {
+        self.change(dir, |inode| {
+            if let Body::Directory(directory) = &mut inode.body {
+                change(&mut directory.partition);
+            }
+        });
+    }
+}
+
+impl Meta {
+    /// The reply to a request for a name that `dir` does not have.
+    pub(crate) fn reply_misrouted(&self, dir: Ino) -> Reply {
+        match self.state.inodes.get(&dir).map(|cached| &cached.inode).and_then(Inode::fragment_map) {
+            Some(map) => self.reply_fragments(map.clone()),
+            None => Reply::Misrouted { dir: self.state.whole_dir(dir).unwrap_or(dir) },
+        }
+    }
+
+    fn reply_fragments(&self, map: FragmentMap) -> Reply {
+        Reply::Fragments(Box::new(Fragments { map, hash_key: self.config.hash_key }))
+    }
+
+    /// Returns a directory's fragment map.
+    pub(crate) fn fragments(&self, dir: Ino) -> Step<Reply> {
+        Ok(self.reply_fragments(self.map_of(dir)?))
+    }
+
+    fn map_of(&self, dir: Ino) -> Step<FragmentMap> {
+        let map = self.state.dir(dir)?.fragment_map().cloned();
+        Ok(map.unwrap_or_else(|| FragmentMap::new(dir, self.config.ranks)))
+    }
+
+    /// Answers another rank that asks for a directory's fragment map.
+    pub(crate) fn answer_map(&self, dir: Ino) -> Step<PeerAnswer> {
+        Ok(PeerAnswer::Map { map: self.map_of(dir)? })
+    }
+
+    /// The fragment map of a directory at any rank.
+    pub(crate) fn query_map(&mut self, cx: &mut Cx<'_>, dir: Ino) -> Step<FragmentMap> {
+        if dir.rank() == self.config.rank {
+            return self.map_of(dir);
+        }
+        match self.query_rank(cx, dir.rank(), Question::Map { dir })? {
+            PeerAnswer::Map { map } => Ok(map),
+            _ => Err(Errno::EIO.into()),
+        }
+    }
+
+    /// The edits that unlink a directory with its fragments, which must all be empty.
+    pub(crate) fn unlink_edits(
+        &mut self,
+        cx: &mut Cx<'_>,
+        (ino, kind): (Ino, FileType),
+        dir: Ino,
+        owner: Option<u32>,
+    ) -> Step<Vec<Edit>> {
+        if kind != FileType::Directory {
+            return Ok([Edit::Unlink { ino, dir, owner, map_version: 0 }].into());
+        }
+        let map = self.query_map(cx, ino)?;
+        let mut edits = Vec::from([Edit::Unlink { ino, dir, owner, map_version: map.version() }]);
+        let unlink = |fragment| Edit::Unlink { ino: fragment, dir: ino, owner: None, map_version: 0 };
+        edits.extend(map.others().map(unlink));
+        Ok(edits)
+    }
+
+    /// Commits a change of an inode's permissions, times or policy; for a partitioned directory, at
+    /// all fragments at once.
+    pub(crate) fn commit_rights(&mut self, cx: &mut Cx<'_>, event: &Event) -> Step<()> {
+        let (ino, mtime) = match event {
+            Event::SetAttr { ino, change } => (*ino, change.mtime),
+            Event::SetAcl { ino, .. }
+            | Event::SetDefaultAcl { ino, .. }
+            | Event::SetPolicy { dir: ino, .. } => (*ino, None),
+            _ => return self.commit(cx, event),
+        };
+        let inode = self.state.inode(ino)?;
+        let Some(map) = inode.fragment_map().cloned() else { return self.commit(cx, event) };
+        let mut changed = inode.clone();
+        event.change_rights(&mut changed);
+        let rights = Rights::of(&changed, mtime);
+        let set = |ino| Edit::SetRights { ino, rights: Box::new(rights.clone()) };
+        let others: Vec<Edit> = map.others().map(set).collect();
+        self.revoke_edits(cx, &[set(ino)])?;
+        if !others.is_empty() {
+            self.prepare_edits(cx, &others)?;
+        }
+        self.commit_edits(cx, [set(ino)].into())
+    }
+}
+
+/// The record of a new fragment of a directory.
+fn new_fragment(of: &Inode, ino: Ino, dir: Ino, number: u16, depth: u8) -> Inode {
+    let mut inode = of.clone();
+    (inode.ino, inode.nlink, inode.has_xattrs) = (ino, 2, false);
+    inode.rare.names = None;
+    let partition = Some(Box::new(Partition::Fragment { number, depth }));
+    inode.body = Body::Directory(Box::new(Directory { partition, ..*Directory::empty(dir) }));
+    inode
+}

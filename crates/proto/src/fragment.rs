@@ -1,0 +1,311 @@
+//! Fragments of a directory (wu 3.1 to 3.4, after GIGA+): the parts into which a large directory is
+//! split, each at a metadata server of its own.
+//!
+//! Fragment `i` is served by server `i` of the directory's server list; the home server, which has
+//! the directory's inode, is server 0. A fragment is a range of name hashes: its number, with the
+//! bits reversed, is the prefix that the hashes of its names share. So a listing in hash order
+//! visits one fragment after the other, and its cursors stay valid when fragments split.
+
+use alloc::vec::Vec;
+use core::hash::Hasher;
+use core::ops::RangeInclusive;
+
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
+use siphasher::sip::SipHasher13;
+
+use crate::{Ino, Name, Rank};
+
+/// Number of bits of a name's hash. A hash is a cursor of listings, which the kernel takes for a
+/// non-negative number.
+const HASH_BITS: u32 = 63;
+/// Smaller cursors stand for `.` and `..`, and the kernel takes the largest for the end.
+pub const FIRST_HASH: u64 = 3;
+const LAST_HASH: u64 = LAST_CURSOR - 1;
+/// The end of all listings.
+pub const LAST_CURSOR: u64 = i64::MAX as u64;
+
+/// The hash of a name: its position in listings, and what assigns it to a fragment. `key` is the
+/// file system's secret, so nobody can construct names that collide.
+pub fn name_hash(key: &[u8; 16], name: &Name) -> u64 {
+    let mut hasher = SipHasher13::new_with_key(key);
+    hasher.write(name);
+    (hasher.finish() >> 1).clamp(FIRST_HASH, LAST_HASH)
+}
+
+/// A server of a directory's server list (wu 3.1), with its fragment if it has one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct FragmentServer {
+    rank: Rank,
+    fragment: Option<Ino>,
+}
+
+/// A directory's fragment map: its server list, and which of the servers have a fragment (the P2S
+/// map of wu 3.2). A client's map may be outdated; the map of the home server never is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct FragmentMap {
+    version: u32,
+    servers: Vec<FragmentServer>,
+}
+
+impl FragmentMap {
+    /// Maximum number of servers of a directory.
+    const MAX_SERVERS: usize = 1 << 15;
+
+    /// The map of a directory with one fragment, the directory itself, in a cluster of `ranks`. The
+    /// server list goes clockwise from the home server.
+    pub fn new(dir: Ino, ranks: u16) -> Self {
+        let home = dir.rank().0;
+        let clockwise = (home..ranks).chain(0..home.min(ranks));
+        let server =
+            |rank: u16| FragmentServer { rank: Rank(rank), fragment: Some(dir).filter(|_| rank == home) };
+        Self { version: 0, servers: clockwise.map(server).collect() }
+    }
+
+    /// Number of changes since the directory was whole.
+    pub fn version(&self) -> u32 {
+        self.version
+    }
+
+    /// The directory, which is its first fragment.
+    pub fn dir(&self) -> Ino {
+        self.servers[0].fragment.unwrap_or(Ino::ROOT)
+    }
+
+    /// Number of servers in the server list.
+    pub fn servers(&self) -> usize {
+        self.servers.len()
+    }
+
+    /// The rank of a server of the list; `None` if there is no such server.
+    pub fn rank(&self, server: usize) -> Option<Rank> {
+        self.servers.get(server).map(|server| server.rank)
+    }
+
+    /// The fragments, the directory first, with their numbers.
+    pub fn fragments(&self) -> impl Iterator<Item = (usize, Ino)> {
+        self.servers.iter().enumerate().filter_map(|(number, server)| Some((number, server.fragment?)))
+    }
+
+    /// The fragments other than the directory itself.
+    pub fn others(&self) -> impl Iterator<Item = Ino> {
+        self.fragments().skip(1).map(|(_, fragment)| fragment)
+    }
+
+    /// The number of bits of a virtual server id: n = ceil(log2 N) for N servers.
+    fn id_bits(&self) -> u32 {
+        self.servers.len().next_power_of_two().trailing_zeros()
+    }
+
+    /// The virtual server id of a hash (Eq. 3.1).
+    fn virtual_id(&self, hash: u64) -> usize {
+        let prefix = hash >> (HASH_BITS - self.id_bits());
+        reverse(prefix, self.id_bits()) as usize
+    }
+
+    fn has(&self, number: usize) -> bool {
+        self.servers.get(number).is_some_and(|server| server.fragment.is_some())
+    }
+
+    /// The number of the fragment that contains a hash: clears the highest set bit of the virtual
+    /// server id until there is a fragment of that number (wu 3.3, Table 3.3); at most ceil(log2 N)
+    /// rounds.
+    pub fn number(&self, hash: u64) -> usize {
+        let mut id = self.virtual_id(hash);
+        while !self.has(id) {
+            id &= !(1 << id.ilog2());
+        }
+        id
+    }
+
+    /// The fragment that contains a hash.
+    pub fn fragment(&self, hash: u64) -> Ino {
+        self.servers[self.number(hash)].fragment.unwrap_or(self.dir())
+    }
+
+    /// The depth of a fragment in the splitting tree: the number of low bits of their virtual
+    /// server ids that its hashes have in common.
+    pub fn depth(&self, number: usize) -> u32 {
+        let own_bits = usize::BITS - number.leading_zeros();
+        let is_split = |depth: &u32| self.has(number | 1 << depth);
+        own_bits + (own_bits..self.id_bits()).take_while(is_split).count() as u32
+    }
+
+    /// The hashes of a fragment.
+    pub fn hashes(&self, number: usize) -> RangeInclusive<u64> {
+        hashes(number, self.depth(number))
+    }
+
+    /// The number of the fragment that splits off next from a fragment; `None`: it is inseparable,
+    /// since no server has that number (wu 3.4).
+    pub fn next_split(&self, number: usize) -> Option<usize> {
+        let child = number | 1 << self.depth(number);
+        (child < self.servers.len()).then_some(child)
+    }
+
+    /// Adds the fragment that splits off next from another, or that has just been merged.
+    pub fn set(&mut self, number: usize, fragment: Option<Ino>) {
+        if let Some(server) = self.servers.get_mut(number).filter(|_| number > 0) {
+            server.fragment = fragment;
+            self.version += 1;
+        }
+    }
+}
+
+/// The hashes of the fragment with this number and depth.
+pub fn hashes(number: usize, depth: u32) -> RangeInclusive<u64> {
+    let rest = HASH_BITS - depth.min(HASH_BITS);
+    let first = reverse(number as u64, depth) << rest;
+    first..=first | ((1 << rest) - 1)
+}
+
+fn reverse(id: u64, bits: u32) -> u64 {
+    if bits == 0 { 0 } else { id.reverse_bits() >> (u64::BITS - bits) }
+}
+
+impl<'de> Deserialize<'de> for FragmentMap {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let (version, servers) = <(u32, Vec<FragmentServer>)>::deserialize(deserializer)?;
+        let has_home = servers.first().is_some_and(|home| home.fragment.is_some());
+        if !has_home || servers.len() > Self::MAX_SERVERS {
+            return Err(D::Error::custom("a fragment map without a home server, or with too many servers"));
+        }
+        Ok(Self { version, servers })
+    }
+}
+
+/// A directory's fragment map, with the key of the hashes, for a client.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fragments {
+    pub map: FragmentMap,
+    #[serde(with = "serde_bytes")]
+    pub hash_key: [u8; 16],
+}
+
+impl Fragments {
+    /// The fragment that contains a name.
+    pub fn of(&self, name: &Name) -> Ino {
+        self.map.fragment(name_hash(&self.hash_key, name))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::format;
+
+    use super::*;
+
+    fn ino(rank: u16, number: u64) -> Ino {
+        Ino(Ino::none_of(Rank(rank)).0 + number)
+    }
+
+    /// A map of a directory on rank 0 of `ranks`, with these fragments besides the first.
+    fn map(ranks: u16, numbers: &[usize]) -> FragmentMap {
+        let mut map = FragmentMap::new(ino(0, 9), ranks);
+        for number in numbers {
+            let fragment = ino(map.rank(*number).expect("a server").0, 100);
+            map.set(*number, Some(fragment));
+        }
+        map
+    }
+
+    fn hash_of(id: u64, bits: u32) -> u64 {
+        reverse(id, bits) << (HASH_BITS - bits)
+    }
+
+    #[test]
+    fn server_lists_go_clockwise_from_the_home_server() {
+        // Tables 3.1 and 3.2: the metadata servers 0, 1, 4, 5 and 7 are ranks 0 to 4 here.
+        let servers = [0, 1, 4, 5, 7];
+        let list = |home: u16| {
+            let map = FragmentMap::new(ino(home, 9), 5);
+            let ranks = (0..map.servers()).filter_map(|at| map.rank(at));
+            ranks.map(|rank| servers[usize::from(rank.0)]).collect::<Vec<_>>()
+        };
+        assert_eq!(list(0), [0, 1, 4, 5, 7]);
+        assert_eq!(list(1), [1, 4, 5, 7, 0]);
+        assert_eq!(list(3), [5, 7, 0, 1, 4]);
+    }
+
+    #[test]
+    fn lookup_clears_the_highest_set_bit() {
+        // Table 3.3: the rounds for the virtual server ids 1 to 7, each with one more fragment
+        // missing.
+        let rounds: [&[usize]; 7] =
+            [&[1, 0], &[2, 0], &[3, 1, 0], &[4, 0], &[5, 1, 0], &[6, 2, 0], &[7, 3, 1, 0]];
+        for (id, rounds) in (1..).zip(rounds) {
+            for at in 0..rounds.len() {
+                let map = map(8, &rounds[at..rounds.len() - 1]);
+                assert_eq!(map.number(hash_of(id, 3)), rounds[at], "virtual server id {id}");
+            }
+        }
+    }
+
+    #[test]
+    fn fragments_are_ranges_that_cover_all_hashes() {
+        for ranks in 1..=17 {
+            let mut map = FragmentMap::new(ino(2 % ranks, 9), ranks);
+            // As fragments split in any order that their servers choose.
+            for step in 0..usize::from(ranks) {
+                let splits: Vec<_> =
+                    map.fragments().filter_map(|(number, _)| map.next_split(number)).collect();
+                let Some(next) = splits.get(step * 7 % splits.len().max(1)) else { break };
+                map.set(*next, Some(ino(map.rank(*next).expect("a server").0, 100)));
+                let mut ranges: Vec<_> =
+                    map.fragments().map(|(number, _)| (map.hashes(number), number)).collect();
+                ranges.sort_unstable_by_key(|(range, _)| *range.start());
+                let mut expected = 0;
+                for (range, number) in ranges {
+                    assert_eq!(*range.start(), expected, "{map:?}");
+                    assert_eq!((map.number(*range.start()), map.number(*range.end())), (number, number));
+                    expected = range.end() + 1;
+                }
+                assert_eq!(expected, 1 << HASH_BITS);
+            }
+            assert_eq!(map.fragments().count(), usize::from(ranks), "every server gets a fragment");
+            assert!(map.fragments().all(|(number, _)| map.next_split(number).is_none()));
+        }
+    }
+
+    #[test]
+    fn a_fragment_whose_next_server_does_not_exist_is_inseparable() {
+        let map = map(5, &[1, 2, 3]);
+        assert_eq!(map.next_split(0), Some(4));
+        for number in [1, 2, 3] {
+            assert_eq!(map.next_split(number), None);
+        }
+    }
+
+    #[test]
+    fn a_map_without_a_home_server_is_refused() {
+        let encode = |map: &FragmentMap| postcard::to_allocvec(map).expect("encodes");
+        let good = map(4, &[1]);
+        assert_eq!(postcard::from_bytes::<FragmentMap>(&encode(&good)), Ok(good));
+        for servers in [Vec::new(), [FragmentServer { rank: Rank(0), fragment: None }].into()] {
+            let bytes = encode(&FragmentMap { version: 1, servers });
+            assert!(postcard::from_bytes::<FragmentMap>(&bytes).is_err());
+        }
+    }
+
+    #[test]
+    fn names_spread_evenly_over_fragments() {
+        // Names as programs make them; the counts of eight fragments differ from the mean by less
+        // than five standard deviations.
+        let sets: [fn(u32) -> alloc::string::String; 5] = [
+            |n| format!("{n}"),
+            |n| format!("file.mdtest.{}.{}", n % 8, n / 8),
+            |n| format!("IMG_{n:05}.JPG"),
+            |n| format!("{:016x}.o", u64::from(n).wrapping_mul(0x9e37_79b9_7f4a_7c15)),
+            |n| format!("sample_{:03}_chr{}.bam.bai", n / 24, n % 24),
+        ];
+        let map = map(8, &[1, 2, 3, 4, 5, 6, 7]);
+        for (set, name) in sets.iter().enumerate() {
+            let mut counts = [0_i64; 8];
+            for n in 0..8000 {
+                let name = Name::new(name(n).as_bytes()).expect("a name");
+                counts[map.number(name_hash(&[7; 16], &name))] += 1;
+            }
+            assert!(counts.iter().all(|count| (count - 1000).abs() < 150), "set {set}: {counts:?}");
+        }
+    }
+}
