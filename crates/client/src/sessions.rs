@@ -199,7 +199,7 @@ impl<T> Sessions<T> {
     ) -> Option<(Result<Answer, Errno>, u64)> {
         let (answer, left) = match call {
             Call::Request(Request::Lookup { dir, name }) => {
-                let dir = self.fragment_of(self.real(*dir), name);
+                let dir = self.certain_fragment(self.real(*dir), name, now)?;
                 if !self.may(caller, dir, Access::EXEC, now) {
                     return None;
                 }
@@ -235,7 +235,7 @@ impl<T> Sessions<T> {
 
     /// The binding of a name, if cached.
     pub fn name(&self, dir: Ino, name: &Name, now: u64) -> Option<Binding> {
-        self.cache.name(self.fragment_of(self.real(dir), name), name, now)
+        self.cache.name(self.certain_fragment(self.real(dir), name, now)?, name, now)
     }
 
     /// The attributes of an inode, if cached and valid.

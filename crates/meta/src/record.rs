@@ -254,7 +254,11 @@ impl Inode {
             streamed: self.is_streamed(),
             no_xattrs: !self.has_xattrs && self.acl.is_none() && self.default_acl.is_none(),
             flags: self.rare.flags,
-            map_version: self.fragment_map().map_or(0, FragmentMap::version),
+            map_version: match self.partition() {
+                None => 0,
+                Some(Partition::First(map)) => map.version(),
+                Some(Partition::Fragment { .. }) => Attr::FRAGMENT,
+            },
         };
         if self.has_no_metafile() {
             // A no-metafile file stores neither.

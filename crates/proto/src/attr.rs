@@ -124,6 +124,9 @@ impl Attr {
         }
     }
 
+    /// [`Self::map_version`] of a fragment that is not the directory itself.
+    pub const FRAGMENT: u32 = u32::MAX;
+
     /// Adds what another fragment contributes to the attributes of a partitioned directory.
     pub fn add_fragment(&mut self, fragment: &Self) {
         self.size += fragment.size;

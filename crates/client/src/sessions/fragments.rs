@@ -13,6 +13,7 @@ use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
 use super::call_state::CallState;
+use super::own::Left;
 use super::pending_calls::{CallWait, PendingCall};
 use super::{Actions, Sessions};
 use crate::cache::Term;
@@ -89,15 +90,25 @@ pub(super) enum FragmentWait {
     Sync(Vec<Ino>),
 }
 
-/// The sum of the fragments' attributes, in progress.
+/// The attributes of a directory's fragments, in progress. Those that are not leased are requested
+/// until two rounds find the same: then they were all valid at one time between.
 #[derive(Debug)]
 pub(super) struct FragmentSum {
+    /// The answer, with the attributes of the first fragment.
     answer: Answer,
     /// When the shortest of the leases ends.
     until: u64,
-    /// `None`: the map is requested first.
-    left: Option<Vec<Ino>>,
+    /// The directory and its other fragments; empty: the map is requested first.
+    fragments: Vec<Ino>,
+    /// The attributes of the fragments, as far as they are known in this round.
+    parts: Vec<Attr>,
+    /// Those of the last round.
+    before: Vec<Attr>,
+    rounds: u8,
 }
+
+/// Maximum number of rounds of a sum; then the directory changes all the time.
+const MOST_ROUNDS: u8 = 8;
 
 /// Maximum number of times that a call is routed again.
 const MOST_ROUTES: u8 = 16;
@@ -112,9 +123,21 @@ impl<T> Sessions<T> {
         }
     }
 
-    /// The fragment of a directory that has a name.
-    pub(super) fn fragment_of(&self, dir: Ino, name: &Name) -> Ino {
-        self.fragments.of_name(dir, name)
+    /// The fragment that certainly has a name, so that what is cached of it may be returned.
+    pub(super) fn certain_fragment(&self, dir: Ino, name: &Name, now: u64) -> Option<Ino> {
+        self.knows_fragments(dir, now).then(|| self.fragments.of_name(dir, name))
+    }
+
+    /// True if the client knows which hashes a directory or fragment has: the lease on the
+    /// directory covers its map. An outdated map could make names appear absent that are in a new
+    /// fragment.
+    pub(super) fn knows_fragments(&self, dir: Ino, now: u64) -> bool {
+        let dir = self.fragments.whole(dir);
+        let version = self.cache.attr(dir, now).map(|attr| attr.map_version);
+        match self.fragments.maps.get(&dir) {
+            Some(known) => version == Some(known.map.version()),
+            None => version.is_none_or(|version| version == 0),
+        }
     }
 
     /// True if the client knows that a directory is partitioned.
@@ -239,7 +262,7 @@ impl<T> Sessions<T> {
             // A lookup that confirms a rename is not repeated.
             (_, result) if pending.call_state.confirmation.is_confirming() => return Some((pending, result)),
             (_, Ok(Reply::Fragments(fragments))) => {
-                self.learn_fragments(fragments);
+                self.fragments.learn(fragments);
                 self.restart(now, pending, actions);
             }
             (_, Ok(Reply::Misrouted { dir })) => self.ask_for_map(now, pending, dir, actions),
@@ -252,13 +275,18 @@ impl<T> Sessions<T> {
                 pending.call_state.routes = 0;
                 self.restart(now, pending, actions);
             }
+            // The parent of the inode is a fragment; the directory is the fragment's parent.
+            (_, Ok(Reply::Entry(entry)))
+                if entry.attr.map_version == Attr::FRAGMENT
+                    && matches!(pending.incoming.call, Call::Request(Request::Parent { .. })) =>
+            {
+                self.give_back(Left::Lookup(entry.attr.ino));
+                pending.incoming.call = Call::Request(Request::Parent { dir: entry.attr.ino });
+                self.restart(now, pending, actions);
+            }
             (_, result) => return Some((pending, result)),
         }
         None
-    }
-
-    fn learn_fragments(&mut self, fragments: Box<Fragments>) {
-        self.fragments.learn(fragments);
     }
 
     fn ask_for_map(&mut self, now: u64, mut pending: PendingCall<T>, dir: Ino, actions: &mut Actions<T>) {
@@ -305,11 +333,16 @@ impl<T> Sessions<T> {
         }
         let (dir, version) = (attr.ino, attr.map_version);
         let is_known = self.fragments.maps.get(&dir).is_some_and(|known| known.map.version() == version);
-        let left = is_known.then(|| self.fragments.others(dir).collect());
+        let fragments = if is_known { self.all_fragments(dir) } else { Vec::new() };
         let until = if lease == 0 { 0 } else { now.saturating_add(lease) };
-        let sum = FragmentSum { answer: result.ok()?, until, left };
+        let (parts, before) = ([*attr].into(), Vec::new());
+        let sum = FragmentSum { answer: result.ok()?, until, fragments, parts, before, rounds: 0 };
         self.sum_next(now, pending, Box::new(sum), actions);
         None
+    }
+
+    fn all_fragments(&self, dir: Ino) -> Vec<Ino> {
+        core::iter::once(dir).chain(self.fragments.others(dir)).collect()
     }
 
     fn sum_next(
@@ -319,24 +352,34 @@ impl<T> Sessions<T> {
         mut sum: Box<FragmentSum>,
         actions: &mut Actions<T>,
     ) {
-        let Some(mut left) = sum.left.take() else {
-            let dir = sum.attr().map_or(self.root, |attr| attr.ino);
+        if sum.fragments.is_empty() {
+            let dir = sum.parts.first().map_or(self.root, |attr| attr.ino);
             pending.call_state.fragment_wait = FragmentWait::Sum(sum);
             return self.ask_for(now, pending, Request::Fragments { dir }, actions);
-        };
-        while let Some(ino) = left.last().copied() {
-            let Some(attr) = self.cache.attr(ino, now) else {
-                sum.left = Some(left);
-                pending.call_state.fragment_wait = FragmentWait::Sum(sum);
-                return self.ask_for(now, pending, Request::GetAttr { ino }, actions);
-            };
-            left.pop();
-            sum.until = sum.until.min(self.cache.leased_until(ino));
-            sum.add(&attr);
         }
-        let FragmentSum { answer, until, .. } = *sum;
-        pending.call_state.is_summed = true;
-        self.finish(now, pending, Ok(answer), until.saturating_sub(now), actions);
+        loop {
+            while let Some(ino) = sum.fragments.get(sum.parts.len()).copied() {
+                let Some(attr) = self.cache.attr(ino, now) else {
+                    pending.call_state.fragment_wait = FragmentWait::Sum(sum);
+                    return self.ask_for(now, pending, Request::GetAttr { ino }, actions);
+                };
+                sum.until = sum.until.min(self.cache.leased_until(ino));
+                sum.parts.push(attr);
+            }
+            let dir = sum.fragments[0];
+            let leased = self.whole_attr(dir, now);
+            if leased.is_some() || sum.parts == sum.before || sum.rounds == MOST_ROUNDS {
+                let (attr, until) = leased.unwrap_or_else(|| (sum.total(), 0));
+                pending.call_state.is_summed = true;
+                let FragmentSum { mut answer, .. } = *sum;
+                if let Answer::Attr(whole) | Answer::Entry(Entry { attr: whole, .. }) = &mut answer {
+                    *whole = attr;
+                }
+                return self.finish(now, pending, Ok(answer), until.saturating_sub(now), actions);
+            }
+            sum.before = core::mem::take(&mut sum.parts);
+            sum.rounds += 1;
+        }
     }
 
     fn add_to_sum(
@@ -348,25 +391,30 @@ impl<T> Sessions<T> {
         lease: u64,
         actions: &mut Actions<T>,
     ) {
-        match (result, &mut sum.left) {
-            (Ok(Reply::Fragments(fragments)), left) => {
-                *left = Some(fragments.map.others().collect());
-                self.learn_fragments(fragments);
+        match result {
+            Ok(Reply::Fragments(fragments)) => {
+                let dir = fragments.map.dir();
+                self.fragments.learn(fragments);
+                sum.fragments = self.all_fragments(dir);
             }
-            (Ok(Reply::Attr(attr)), Some(left)) => {
-                left.pop();
+            Ok(Reply::Attr(attr)) => {
                 let term = Term { requested_at: pending.call_state.sent, left: lease };
                 let get = Call::Request(Request::GetAttr { ino: attr.ino });
                 self.cache.answered(&get, Some(&Answer::Attr(attr)), term, now);
-                sum.until = if lease == 0 { 0 } else { sum.until.min(now.saturating_add(lease)) };
-                sum.add(&attr);
+                sum.parts.push(attr);
+                let known = self.fragments.maps.get(&attr.ino);
+                if known.is_some_and(|known| known.map.version() != attr.map_version) {
+                    // The directory has split meanwhile.
+                    (sum.fragments, sum.parts) = (Vec::new(), [attr].into());
+                }
             }
-            // The fragment has been merged, or the directory removed.
-            (Err(Errno::ESTALE), Some(left)) => {
-                left.pop();
-                sum.until = 0;
+            // The fragment has been merged, or the directory removed: its attributes are those of
+            // the first fragment.
+            Err(Errno::ESTALE) => {
+                sum.fragments.truncate(sum.parts.len());
+                sum.rounds = MOST_ROUNDS;
             }
-            (result, _) => {
+            result => {
                 let errno = result.err().unwrap_or(Errno::EIO);
                 return self.finish(now, pending, Err(errno), 0, actions);
             }
@@ -424,16 +472,9 @@ impl<T> Sessions<T> {
 }
 
 impl FragmentSum {
-    fn attr(&self) -> Option<&Attr> {
-        match &self.answer {
-            Answer::Attr(attr) | Answer::Entry(Entry { attr, .. }) => Some(attr),
-            _ => None,
-        }
-    }
-
-    fn add(&mut self, fragment: &Attr) {
-        if let Answer::Attr(attr) | Answer::Entry(Entry { attr, .. }) = &mut self.answer {
-            attr.add_fragment(fragment);
-        }
+    fn total(&self) -> Attr {
+        let mut total = self.parts[0];
+        self.parts[1..].iter().for_each(|part| total.add_fragment(part));
+        total
     }
 }

@@ -249,7 +249,7 @@ impl<T> Sessions<T> {
             return None;
         };
         let (dir, rank) = (*dir, dir.rank());
-        let parent = self.cache.exclusive_dir(dir, now)?;
+        let parent = self.cache.exclusive_dir(dir, now).filter(|_| self.knows_fragments(dir, now))?;
         let time = self.may_acknowledge(now, rank)?;
         // The server has allocated numbers, so it trusts this client's superuser.
         let may = certainly_may(&parent, &incoming.caller, Access::WRITE | Access::EXEC, true);

@@ -39,6 +39,7 @@ impl Meta {
             Body::Directory(directory) if inode.nlink > 0 => directory.parent,
             _ => return Err(Errno::ESTALE.into()),
         };
+        let parent = if self.state.is_here(parent) { self.state.whole_dir(parent)? } else { parent };
         let parent = match self.root_of(cx.client) {
             Some(root) if dir == root => root,
             Some(root) if !self.is_below(cx, parent, root)? => return Err(Errno::ESTALE.into()),

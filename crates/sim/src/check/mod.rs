@@ -102,6 +102,7 @@ pub struct Checker {
     /// Files may have no metafile.
     no_metafile: bool,
     /// The policies of directories change during the run.
+    splits: bool,
     live: bool,
     /// Files may have set-id bits and capabilities.
     privileges: bool,
@@ -141,6 +142,8 @@ pub struct Rules {
     pub strip_bytes: u32,
     /// There are several ranks, which exchange usage deltas with delay.
     pub several_ranks: bool,
+    /// Directories may be partitioned: their names may be at other ranks than they are.
+    pub splits: bool,
     /// Strips are on several data servers.
     pub scattered: bool,
     /// The server's defaults for directories without a policy.
@@ -181,7 +184,8 @@ impl Checker {
             next: 1,
             bytes: FileBytes::new(scattered, unstuffed && !live),
             opens: Opens::new(live || server.create() == Some(Creator::Client)),
-            quotas: Quotas::new(several_ranks),
+            splits: rules.splits,
+            quotas: Quotas::new(several_ranks, rules.splits),
             cached_views: rules.cached_views.map(CachedViews::new),
             past: VecDeque::new(),
             distrusted_until: Nanos::ZERO,
@@ -521,7 +525,9 @@ impl Checker {
             let mut others = self.pending.values().map(|part| &part.action);
             let may_be_open =
                 matches!(action, Action::Find { ino } if self.opens.may_have(*ino, &mut others));
-            let observed = Observed { action, result, skip, loose: &loose, is_late, scattered, may_be_open };
+            let splits = self.splits;
+            let observed =
+                Observed { splits, action, result, skip, loose: &loose, is_late, scattered, may_be_open };
             let may_be_old = action.is_read() && open_call.since < self.distrusted_until;
             let under_way = self.pending.values().map(|part| &part.action);
             let is_unchecked =

@@ -74,6 +74,8 @@ pub struct Observed<'a> {
     pub is_late: bool,
     /// Strips are on several servers: size and data of a file are read at different instants.
     pub scattered: bool,
+    /// Directories may be partitioned.
+    pub splits: bool,
     /// True if the action's inode may be open.
     pub may_be_open: bool,
 }
@@ -133,6 +135,13 @@ impl Observed<'_> {
             (ExpectedOutcome::OrGone(outcome), _) => self.is(outcome, tree),
             (ExpectedOutcome::OrRefused(_), Err(Errno::EACCES | Errno::EPERM)) => true,
             (ExpectedOutcome::OrRefused(outcome), _) => self.is(outcome, tree),
+            // Fragments at other ranks have the rest of these attributes, and a kernel requests them.
+            (ExpectedOutcome::Named(stat), Ok(Answer::Entry(entry)))
+                if entry.attr.map_version > 0 && !entry.attr_leased =>
+            {
+                let (size, nlink) = (entry.attr.size, entry.attr.nlink);
+                self.names(&Stat { size, nlink, ..stat.clone() }, entry, tree)
+            }
             (ExpectedOutcome::Named(stat), Ok(Answer::Entry(entry) | Answer::Created(entry, _))) => {
                 self.names(stat, entry, tree)
             }
@@ -184,7 +193,7 @@ impl Observed<'_> {
             _ => None,
         };
         // Name and attributes from different ranks may be of different instants.
-        let is_of_two = dir.is_some_and(|dir| dir.rank() != attr.ino.rank());
+        let is_of_two = dir.is_some_and(|dir| self.splits || dir.rank() != attr.ino.rank());
         // The same holds for a file that is truncated first, strip by strip.
         let empties = matches!(self.action, Action::Create { open: Some(true), exclusive: false, .. });
         let is_known =

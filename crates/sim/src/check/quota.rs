@@ -101,6 +101,7 @@ struct Demand {
 pub struct Quotas {
     /// There are several ranks, which learn usage at other ranks with delay.
     late: bool,
+    splits: bool,
     /// Some call may have set a limit.
     is_limited: bool,
     recent: VecDeque<UsageChange>,
@@ -118,8 +119,10 @@ struct Case<'a> {
 }
 
 impl Quotas {
-    pub fn new(late: bool) -> Self {
-        Self { late, is_limited: false, recent: VecDeque::new(), streak: None, ended: Nanos::ZERO }
+    /// `late`: there are several ranks. `splits`: directories may be partitioned; then the rank of
+    /// each fragment learns the quotas above on its own.
+    pub fn new(late: bool, splits: bool) -> Self {
+        Self { late, splits, is_limited: false, recent: VecDeque::new(), streak: None, ended: Nanos::ZERO }
     }
 
     pub fn begin(&mut self, number: u64, actions: &[Action]) {
@@ -211,7 +214,7 @@ impl Quotas {
     fn known(&self, case: &Case<'_>) -> usize {
         match (case.actions, self.streak) {
             ([Action::Create { dir, .. }], Some(streak))
-                if streak.dir == *dir && streak.last + LATE <= case.since =>
+                if !self.splits && streak.dir == *dir && streak.last + LATE <= case.since =>
             {
                 streak.count
             }

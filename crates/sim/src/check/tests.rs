@@ -20,6 +20,7 @@ const STRIP: u32 = 8;
 const RULES: Rules = Rules {
     strip_bytes: STRIP,
     several_ranks: false,
+    splits: false,
     scattered: false,
     server: Policy::NONE,
     live: false,

@@ -1,7 +1,7 @@
 //! Changes of directories' policies between the other calls of a process, while files are made
 //! concurrently.
 
-use espalier_policy::{Key, Values};
+use espalier_policy::{Creator, Key, Policy, Values};
 use espalier_proto::{Ino, Request, XattrMode};
 use rand::Rng;
 use rand::seq::IndexedRandom;
@@ -21,14 +21,13 @@ pub struct Live {
 const EVERY: u32 = 3;
 
 impl Live {
-    /// `by_client`: clients make files themselves by default.
-    pub fn of(seed: u64, strip: u64, by_client: bool) -> Option<Self> {
+    /// `server`: the policy by default.
+    pub fn of(seed: u64, strip: u64, server: &Policy) -> Option<Self> {
+        let by_client = server.create() == Some(Creator::Client);
         let mut random = Seed(seed).random("fuzz policies", 0);
         if random.random_range(0..EVERY) > 0 {
             return None;
         }
-        let is_any = |key: &Key| !matches!(key, Key::Create | Key::NoMetafile);
-        let any = Key::ALL.into_iter().filter(is_any);
         // The check gives up if it is unknown whether a file that a client makes has a metafile, so
         // this case is rare.
         let own = match random.random_range(0..6) {
@@ -36,8 +35,21 @@ impl Live {
             1..4 if !by_client => [Key::NoMetafile; 2],
             _ => [Key::Create; 2],
         };
+        // The check does not know that a split gives files without a metafile one.
+        let splits = !own.contains(&Key::NoMetafile) && server.no_metafile() != Some(true);
+        let is_any = |key: &Key| match key {
+            Key::Create | Key::NoMetafile => false,
+            Key::DirSplit | Key::DirServers => splits,
+            _ => true,
+        };
+        let any = Key::ALL.into_iter().filter(is_any);
         let often = own.into_iter().chain([Key::Stuffing]);
         Some(Self { seed: Seed(seed), keys: often.chain(any).collect(), strip })
+    }
+
+    /// True if directories may be partitioned.
+    pub fn splits(&self) -> bool {
+        self.keys.contains(&Key::DirSplit)
     }
 
     fn text(&self, random: &mut Random, key: Key) -> String {

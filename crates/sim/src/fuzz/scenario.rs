@@ -59,7 +59,7 @@ impl Case {
         let is_of_ranks = |fault: &Fault| fault.nodes.is_empty() || fault.nodes.iter().any(|it| *it < ranks);
         let is_dark = scenario.faults.power.as_ref().is_some_and(is_of_ranks);
         let by_client = scenario.policy.0.create() == Some(Creator::Client);
-        let live = Live::of(seed, strip, by_client);
+        let live = Live::of(seed, strip, &scenario.policy.0);
         let is_made_so = by_client || live.as_ref().is_some_and(|live| live.keys.contains(&Key::Create));
         let acls = acls::Habit::of(seed, is_made_so);
         let mut habits = Habits {
