@@ -58,9 +58,6 @@ impl KnownFragments {
 
     fn learn(&mut self, fragments: Box<Fragments>) {
         let dir = fragments.map.dir();
-        if self.maps.get(&dir).is_some_and(|known| known.map.version() > fragments.map.version()) {
-            return;
-        }
         self.forget(dir);
         self.dirs.extend(fragments.map.others().map(|fragment| (fragment, dir)));
         self.maps.insert(dir, fragments);
@@ -241,6 +238,10 @@ impl<T> Sessions<T> {
         actions: &mut Actions<T>,
     ) -> Option<(PendingCall<T>, Result<Reply, Errno>)> {
         let wait = core::mem::take(&mut pending.call_state.fragment_wait);
+        let is_entry = matches!(wait, FragmentWait::Entry);
+        // The fragment has been merged, or the directory removed.
+        let is_stale = result == Err(Errno::ESTALE) && pending.call_state.routes < 2;
+        let is_gone = (is_entry || is_stale) && self.routed_fragment(&mut pending.incoming.call).is_some();
         match (wait, result) {
             (FragmentWait::Sum(sum), result) => self.add_to_sum(now, pending, sum, result, lease, actions),
             (FragmentWait::Sync(left), Ok(_)) => self.sync_next(now, pending, left, actions),
@@ -249,14 +250,6 @@ impl<T> Sessions<T> {
                 let term = Term { requested_at: pending.call_state.sent, left: lease };
                 self.cache.answered(&Call::Request(find), Some(&Answer::Entry(entry)), term, now);
                 self.restart(now, pending, actions);
-            }
-            // The fragment has been merged, or the directory removed.
-            (FragmentWait::Entry, Err(Errno::ESTALE | Errno::ENOENT)) => {
-                let mut dir = None;
-                if let Call::Request(request) = &mut pending.incoming.call {
-                    request.each_name(&mut |fragment, _| dir = dir.or(Some(self.fragments.whole(*fragment))));
-                }
-                self.ask_for_map(now, pending, dir.unwrap_or(self.root), actions);
             }
             (FragmentWait::Map, Err(errno)) => self.give_up(pending, errno, actions),
             // A lookup that confirms a rename is not repeated.
@@ -284,9 +277,22 @@ impl<T> Sessions<T> {
                 pending.incoming.call = Call::Request(Request::Parent { dir: entry.attr.ino });
                 self.restart(now, pending, actions);
             }
+            (_, Err(Errno::ESTALE | Errno::ENOENT)) if is_gone => {
+                let fragment = self.routed_fragment(&mut pending.incoming.call).unwrap_or(self.root);
+                let dir = self.fragments.whole(fragment);
+                self.ask_for_map(now, pending, dir, actions);
+            }
             (_, result) => return Some((pending, result)),
         }
         None
+    }
+
+    /// The fragment that a call is routed to, if it is not the directory itself.
+    fn routed_fragment(&self, call: &mut Call<'_>) -> Option<Ino> {
+        let Call::Request(request) = call else { return None };
+        let mut fragment = None;
+        request.each_name(&mut |dir, _| fragment = fragment.or(Some(*dir)));
+        fragment.filter(|fragment| self.fragments.dirs.contains_key(fragment))
     }
 
     fn ask_for_map(&mut self, now: u64, mut pending: PendingCall<T>, dir: Ino, actions: &mut Actions<T>) {

@@ -137,6 +137,13 @@ impl State {
         self.update_dependents(ino);
     }
 
+    /// Makes a removed directory, which is empty, whole again.
+    pub(crate) fn remove_fragment_map(&mut self, dir: Ino) {
+        if self.inodes.get(&dir).is_some_and(|cached| cached.inode.fragment_map().is_some()) {
+            self.change_partition(dir, |partition| *partition = None);
+        }
+    }
+
     fn change_partition(&mut self, dir: Ino, change: impl FnOnce(&mut Option<Box<Partition>>)) {
         self.change(dir, |inode| {
             if let Body::Directory(directory) = &mut inode.body {

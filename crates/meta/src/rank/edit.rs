@@ -264,6 +264,8 @@ impl State {
             Edit::Unlink { ino, dir, .. } => {
                 self.owe_loss(*dir, *ino);
                 self.lose_name(*ino, *dir, time);
+                // The transaction has unlinked all fragments.
+                self.remove_fragment_map(*ino);
             }
             // The file stays a no-metafile file; `PutName` moves it.
             Edit::Move { ino, from, to, .. } if from == to && self.has_no_metafile(*ino) => {
