@@ -7,7 +7,7 @@ use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
 
-use espalier_proto::{FileType, FragmentMap, Ino, Layout, ObjectId, ObjectKind, Rank, ServerId};
+use espalier_proto::{FileType, FragmentMap, Ino, Layout, ObjectId, ObjectKind, Rank, ServerId, name_key};
 
 use crate::rank::{FragmentCheck, RemoteNames, UsageDeltas};
 use crate::record::{Body, Dentry, InoRecord, Inode, Slot, Super, Xattrs, decode};
@@ -26,7 +26,7 @@ pub struct Finding {
 /// [`Self::finish`].
 #[derive(Debug)]
 pub struct Check {
-    hash_key: [u8; 16],
+    name_key: [u8; 16],
     findings: Vec<Finding>,
     super_record: Option<Super>,
     /// The records of each inode number.
@@ -87,9 +87,9 @@ const IN_TABLE: u8 = 32;
 const STREAM_FOUND: u8 = 64;
 
 impl Check {
-    pub fn new(hash_key: [u8; 16]) -> Self {
+    pub fn new(secret: [u8; 16]) -> Self {
         Self {
-            hash_key,
+            name_key: name_key(&secret),
             findings: Vec::new(),
             super_record: None,
             seen: FxMap::default(),
@@ -145,7 +145,7 @@ impl Check {
 
     fn dentry(&mut self, dir: Ino, key: &[u8], value: &[u8]) -> bool {
         let (Some(slot), Ok(dentry)) = (Slot::from_key(key), decode::<Dentry>(value)) else { return false };
-        if Slot::new(&self.hash_key, slot.name.clone()).hash != slot.hash {
+        if Slot::new(&self.name_key, slot.name.clone()).hash != slot.hash {
             self.find(Some(dir), format!("the key of entry {:?} has another name's hash", slot.name));
         }
         self.seen.entry(dir).or_default().found += 1;

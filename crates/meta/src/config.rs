@@ -17,7 +17,7 @@ pub enum Atime {
 
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The file system's secret key for hashing names.
+    /// The file system's secret.
     pub hash_key: [u8; 16],
     /// Largest stuffed file, in bytes.
     pub strip_bytes: u32,

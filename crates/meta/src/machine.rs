@@ -171,7 +171,7 @@ impl Meta {
         if self.sweep_due {
             self.start_sweep(now, out);
         }
-        self.start_split(now, out);
+        self.start_splits(now, out);
         self.send_to_ranks(now, out);
         self.tend_pool(out);
         out.changed.append(&mut self.changed);
@@ -572,7 +572,7 @@ impl Meta {
         self.sweep_due = true;
         self.finalise_filled(out);
         self.retry_pool();
-        self.retry_splits();
+        self.retry_splits(out);
         if let Some(io) = self.checkpoint.retry() {
             self.ask_checkpoint(io, out);
         }

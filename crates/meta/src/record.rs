@@ -288,7 +288,7 @@ pub struct Slot {
 impl Slot {
     pub const FIRST: u64 = FIRST_HASH;
 
-    /// `key` is the file system's secret.
+    /// `key`: see [`espalier_proto::name_key`].
     pub fn new(key: &[u8; 16], name: Name) -> Self {
         Self { hash: name_hash(key, &name), name }
     }

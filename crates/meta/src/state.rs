@@ -8,7 +8,7 @@ use alloc::vec::Vec;
 use core::cell::Cell as Mutable;
 
 pub(crate) use espalier_proto::Location;
-use espalier_proto::{Errno, FileType, Ino, Name, ObjectId};
+use espalier_proto::{Errno, FileType, Ino, Name, ObjectId, name_key};
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
@@ -152,7 +152,10 @@ impl Fragment {
 
 #[derive(Debug)]
 pub(crate) struct State {
-    pub hash_key: [u8; 16],
+    /// The file system's secret.
+    pub secret: [u8; 16],
+    /// The key of the hashes of names.
+    pub name_key: [u8; 16],
     /// Boxed, which keeps the map small when it grows.
     pub inodes: RecordTable<Box<Cached>>,
     /// Inodes that clients know and that are not in `inodes`.
@@ -198,9 +201,10 @@ pub(crate) struct State {
 }
 
 impl State {
-    pub(crate) fn new(hash_key: [u8; 16]) -> Self {
+    pub(crate) fn new(secret: [u8; 16]) -> Self {
         Self {
-            hash_key,
+            secret,
+            name_key: name_key(&secret),
             inodes: RecordTable::default(),
             known: FxMap::default(),
             fragments: FxMap::default(),
@@ -229,7 +233,7 @@ impl State {
     }
 
     pub(crate) fn slot(&self, name: &Name) -> Slot {
-        Slot::new(&self.hash_key, name.clone())
+        Slot::new(&self.name_key, name.clone())
     }
 
     // ---- Reading

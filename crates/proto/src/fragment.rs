@@ -12,7 +12,7 @@ use core::ops::RangeInclusive;
 
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
-use siphasher::sip::SipHasher13;
+use siphasher::sip::{SipHasher13, SipHasher24};
 
 use crate::{Ino, Name, Rank};
 
@@ -25,8 +25,24 @@ const LAST_HASH: u64 = LAST_CURSOR - 1;
 /// The end of all listings.
 pub const LAST_CURSOR: u64 = i64::MAX as u64;
 
-/// The hash of a name: its position in listings, and what assigns it to a fragment. `key` is the
-/// file system's secret, so nobody can construct names that collide.
+/// The key of name hashes, from the file system's secret. Clients of partitioned directories know
+/// the key, which tells nothing about the secret.
+pub fn name_key(secret: &[u8; 16]) -> [u8; 16] {
+    let half = |number: u8| {
+        let mut hasher = SipHasher24::new_with_key(secret);
+        hasher.write(b"\0name key");
+        hasher.write(&[number]);
+        hasher.finish().to_be_bytes()
+    };
+    let mut key = [0; 16];
+    let (first, second) = key.split_at_mut(8);
+    first.copy_from_slice(&half(0));
+    second.copy_from_slice(&half(1));
+    key
+}
+
+/// The hash of a name: its position in listings, and what assigns it to a fragment. `key`: from
+/// [`name_key`]; programs do not know it, so they cannot construct names that collide.
 pub fn name_hash(key: &[u8; 16], name: &Name) -> u64 {
     let mut hasher = SipHasher13::new_with_key(key);
     hasher.write(name);
@@ -178,14 +194,15 @@ impl<'de> Deserialize<'de> for FragmentMap {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fragments {
     pub map: FragmentMap,
+    /// See [`name_key`].
     #[serde(with = "serde_bytes")]
-    pub hash_key: [u8; 16],
+    pub name_key: [u8; 16],
 }
 
 impl Fragments {
     /// The fragment that contains a name.
     pub fn of(&self, name: &Name) -> Ino {
-        self.map.fragment(name_hash(&self.hash_key, name))
+        self.map.fragment(name_hash(&self.name_key, name))
     }
 }
 

@@ -95,8 +95,10 @@ pub(super) struct FragmentSum {
     answer: Answer,
     /// When the shortest of the leases ends.
     until: u64,
-    /// The directory and its other fragments; empty: the map is requested first.
+    /// The directory and its other fragments, as the map of this version has them; empty: the map
+    /// is requested first.
     fragments: Vec<Ino>,
+    version: u32,
     /// The attributes of the fragments, as far as they are known in this round.
     parts: Vec<Attr>,
     /// Those of the last round.
@@ -328,7 +330,10 @@ impl<T> Sessions<T> {
         lease: u64,
         actions: &mut Actions<T>,
     ) -> Option<(PendingCall<T>, Result<Answer, Errno>, u64)> {
+        let is_stat = matches!(pending.incoming.call, Call::Request(Request::GetAttr { .. }));
         let attr = match &result {
+            // The kernel requests the attributes when it needs them.
+            Ok(Answer::Attr(attr)) if attr.map_version > 0 && !is_stat => return Some((pending, result, 0)),
             Ok(Answer::Attr(attr)) => attr,
             // A kernel requests the attributes of an unleased entry when it needs them.
             Ok(Answer::Entry(entry)) if !self.cache.has_kernel() => &entry.attr,
@@ -342,7 +347,8 @@ impl<T> Sessions<T> {
         let fragments = if is_known { self.all_fragments(dir) } else { Vec::new() };
         let until = if lease == 0 { 0 } else { now.saturating_add(lease) };
         let (parts, before) = ([*attr].into(), Vec::new());
-        let sum = FragmentSum { answer: result.ok()?, until, fragments, parts, before, rounds: 0 };
+        let answer = result.ok()?;
+        let sum = FragmentSum { answer, until, fragments, version, parts, before, rounds: 0 };
         self.sum_next(now, pending, Box::new(sum), actions);
         None
     }
@@ -400,6 +406,7 @@ impl<T> Sessions<T> {
         match result {
             Ok(Reply::Fragments(fragments)) => {
                 let dir = fragments.map.dir();
+                sum.version = fragments.map.version();
                 self.fragments.learn(fragments);
                 sum.fragments = self.all_fragments(dir);
             }
@@ -408,8 +415,7 @@ impl<T> Sessions<T> {
                 let get = Call::Request(Request::GetAttr { ino: attr.ino });
                 self.cache.answered(&get, Some(&Answer::Attr(attr)), term, now);
                 sum.parts.push(attr);
-                let known = self.fragments.maps.get(&attr.ino);
-                if known.is_some_and(|known| known.map.version() != attr.map_version) {
+                if attr.map_version != Attr::FRAGMENT && attr.map_version != sum.version {
                     // The directory has split meanwhile.
                     (sum.fragments, sum.parts) = (Vec::new(), [attr].into());
                 }

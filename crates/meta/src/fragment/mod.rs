@@ -163,7 +163,7 @@ impl Meta {
     }
 
     fn reply_fragments(&self, map: FragmentMap) -> Reply {
-        Reply::Fragments(Box::new(Fragments { map, hash_key: self.config.hash_key }))
+        Reply::Fragments(Box::new(Fragments { map, name_key: self.state.name_key }))
     }
 
     /// Returns a directory's fragment map.

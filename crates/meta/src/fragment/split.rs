@@ -9,6 +9,7 @@
 
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::format;
 use alloc::vec::Vec;
 use core::mem::take;
 use core::ops::RangeInclusive;
@@ -32,13 +33,25 @@ pub(crate) struct DueSplits {
     due: BTreeSet<Ino>,
     /// Those whose split has failed; they become due again with the next tick.
     failed: BTreeSet<Ino>,
-    is_running: bool,
+    running: BTreeSet<Ino>,
+    /// Those that were running at the last tick.
+    slow: BTreeSet<Ino>,
+    /// Those that have too many names to split.
+    refused: BTreeSet<Ino>,
 }
+
+/// Maximum number of splits that a rank runs at a time.
+const MOST_SPLITS: usize = 8;
+/// Maximum size of the names that a split moves, in bytes: it is one message and one event.
+const MOST_BYTES: usize = 256 << 10;
+/// Size of a name with its inode in a message, in bytes, besides the name's length.
+const NAME_BYTES: usize = 24;
 
 impl Meta {
     /// Examines a directory that has grown, or whose policy has changed.
     pub(crate) fn note_growth(&mut self, dir: Ino) {
         if self.config.ranks > 1
+            && !self.splits.refused.contains(&dir)
             && self.state.inodes.get(&dir).is_some_and(|cached| self.should_split(&cached.inode))
         {
             self.splits.due.insert(dir);
@@ -67,19 +80,24 @@ impl Meta {
         self.setting(inode, Policy::dir_servers).map_or(1, |servers| servers.get().into())
     }
 
-    /// Starts a split that is due, unless one is running.
-    pub(crate) fn start_split(&mut self, now: Now, out: &mut Outbox) {
-        if self.splits.is_running || self.sessions.in_grace() || self.draining || self.config.read_only {
+    /// Starts the splits that are due.
+    pub(crate) fn start_splits(&mut self, now: Now, out: &mut Outbox) {
+        if self.sessions.in_grace() || self.draining || self.config.read_only {
             return;
         }
-        let Some(dir) = self.splits.due.pop_first() else { return };
-        self.splits.is_running = true;
-        let request = Request::Split { dir };
-        self.run(now, Task::new(INTERNAL_CLIENT, RequestId(0), Caller::SERVER, request), None, out);
+        while self.splits.running.len() < MOST_SPLITS
+            && let Some(dir) = self.splits.due.pop_first()
+        {
+            if self.splits.running.insert(dir) {
+                let (request, number) = (Request::Split { dir }, RequestId(0));
+                self.run(now, Task::new(INTERNAL_CLIENT, number, Caller::SERVER, request), None, out);
+            }
+        }
     }
 
     pub(crate) fn split_ended(&mut self, dir: Ino, result: &Result<Reply, Errno>) {
-        self.splits.is_running = false;
+        self.splits.running.remove(&dir);
+        self.splits.slow.remove(&dir);
         if result.is_err() {
             self.splits.failed.insert(dir);
         } else {
@@ -87,9 +105,25 @@ impl Meta {
         }
     }
 
-    pub(crate) fn retry_splits(&mut self) {
+    /// Called with each tick: failed splits become due again, and those that wait for another rank
+    /// with their fragment frozen are withdrawn.
+    pub(crate) fn retry_splits(&mut self, out: &mut Outbox) {
         let failed = take(&mut self.splits.failed);
         self.splits.due.extend(failed);
+        let slow = core::mem::replace(&mut self.splits.slow, self.splits.running.clone());
+        let is_frozen = |task: &Task| task.coordinator.as_ref().is_some_and(|it| it.is_frozen());
+        let stuck = self.tasks.iter().filter_map(|(number, task)| match task.request {
+            Request::Split { dir } if slow.contains(&dir) && is_frozen(task) => Some((*number, dir)),
+            _ => None,
+        });
+        for (number, dir) in stuck.collect::<Vec<_>>() {
+            if self.ranks.stop_waiting(|waiting| *waiting == number).is_some()
+                && let Some(mut task) = self.tasks.remove(&number)
+            {
+                self.give_back(&mut task, out);
+                self.split_ended(dir, &Err(Errno::EAGAIN));
+            }
+        }
     }
 
     /// Splits a directory record once. An empty directory that is not partitioned yet gets all the
@@ -116,6 +150,16 @@ impl Meta {
         let mut new_map = map.clone();
         children.iter().zip(&numbers).for_each(|(child, ino)| new_map.set(*child, Some(*ino)));
         let names = if is_new { Vec::new() } else { self.names_in(cx, fragment, new_map.hashes(child))? };
+        let bytes: usize = names.iter().map(|name| name.name.len() + NAME_BYTES).sum();
+        if bytes > MOST_BYTES {
+            self.warnings.push(format!(
+                "directory {dir} is not split: the {} names that fragment {fragment} would cede are too many for one step; \
+                 make a new directory with dir_servers set, and move the files",
+                names.len()
+            ));
+            self.splits.refused.insert(fragment);
+            return Ok(Reply::Done);
+        }
         let (own, others) = edits((&inode, dir), (&map, &new_map), &numbers, names);
         self.revoke_edits(cx, &own)?;
         self.freeze(cx, fragment)?;

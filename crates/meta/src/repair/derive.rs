@@ -192,7 +192,7 @@ impl RepairedTree {
                     true => Dentry::Remote { ino: *ino, kind: node.inode.kind },
                     false => Dentry::Primary(node.inode.clone()),
                 };
-                let slot = Slot::new(&self.hash_key, name.clone());
+                let slot = Slot::new(&self.name_key, name.clone());
                 put(ObjectId::fragment(*dir, 0), slot.key(), encode(&dentry));
                 if !node.in_table() {
                     let (object, key) = InoRecord::Place.place(*ino);

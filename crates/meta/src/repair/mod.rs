@@ -12,7 +12,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::hash::Hasher;
 
-use espalier_proto::{Ino, Name, ObjectId, ObjectKind, TableWrite, Time};
+use espalier_proto::{Ino, Name, ObjectId, ObjectKind, TableWrite, Time, name_key};
 use siphasher::sip::SipHasher13;
 
 use crate::check::Finding;
@@ -36,7 +36,7 @@ pub struct Repaired {
 /// A repair in progress: each record, then each stream, then [`Self::finish`].
 #[derive(Debug)]
 pub struct Repair {
-    hash_key: [u8; 16],
+    name_key: [u8; 16],
     now: Time,
     super_record: Option<Super>,
     /// Fingerprints of all values, except of strips and extended attributes that may stay.
@@ -92,9 +92,9 @@ fn is_plausible(ino: Ino) -> bool {
 
 impl Repair {
     /// `now`: the time of inodes that are made anew.
-    pub fn new(hash_key: [u8; 16], now: Time) -> Self {
+    pub fn new(secret: [u8; 16], now: Time) -> Self {
         Self {
-            hash_key,
+            name_key: name_key(&secret),
             now,
             super_record: None,
             stored: BTreeMap::new(),
@@ -154,7 +154,7 @@ impl Repair {
         let slot = Slot::from_key(key).filter(|_| is_plausible(dir) && is_plausible(ino));
         let place = match slot {
             Some(slot) => {
-                let in_place = Slot::new(&self.hash_key, slot.name.clone()).hash == slot.hash;
+                let in_place = Slot::new(&self.name_key, slot.name.clone()).hash == slot.hash;
                 self.names.push(Named { dir, name: slot.name.clone(), ino, in_place });
                 RecordPlace::Dentry(dir, slot.name)
             }

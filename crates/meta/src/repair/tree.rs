@@ -17,7 +17,7 @@ use crate::record::{Body, Directory, InoRecord, Inode, Rare};
 /// The tree that the repaired records describe.
 #[derive(Debug)]
 pub(super) struct RepairedTree {
-    pub(super) hash_key: [u8; 16],
+    pub(super) name_key: [u8; 16],
     now: Time,
     pub(super) next_ino: u64,
     pub(super) nodes: BTreeMap<Ino, Box<RepairedNode>>,
@@ -53,7 +53,7 @@ impl RepairedTree {
         let candidates = core::mem::take(&mut repair.candidates);
         let names = core::mem::take(&mut repair.names);
         let mut tree = Self {
-            hash_key: repair.hash_key,
+            name_key: repair.name_key,
             now: repair.now,
             next_ino: if is_plausible(Ino(next_ino)) { next_ino } else { 0 },
             nodes: BTreeMap::new(),

@@ -32,14 +32,13 @@ impl Meta {
         if self.config.session_ms.is_none() {
             return 0;
         }
-        prove(&self.state.hash_key, client, ino, token_kind)
+        prove(&self.state.secret, client, ino, token_kind)
     }
 }
 
-/// The key also hashes names, whose hashes clients learn. No name begins with NUL, so a token never
-/// equals a name's hash input.
-pub(super) fn prove(key: &[u8; 16], client: ClientId, ino: Ino, token_kind: TokenKind) -> u64 {
-    let mut hasher = SipHasher24::new_with_key(key);
+/// The secret also makes the key of name hashes, from a text that is longer than a kind.
+pub(super) fn prove(secret: &[u8; 16], client: ClientId, ino: Ino, token_kind: TokenKind) -> u64 {
+    let mut hasher = SipHasher24::new_with_key(secret);
     hasher.write(&[0, token_kind as u8]);
     hasher.write(&client.0.to_be_bytes());
     hasher.write(&ino.0.to_be_bytes());

@@ -81,11 +81,11 @@ impl Meta {
         let session = self.sessions.clients.get_mut(&client).ok_or(Errno::ESTALE)?;
         // Ignores inode numbers that were never allocated.
         let next_ino = self.state.next_ino;
-        let hash_key = self.state.hash_key;
+        let secret = self.state.secret;
         let mut exclusive_dirs = Vec::new();
         for held in held.iter().filter(|held| held.ino.0 < next_ino) {
             let proves =
-                |reclaim_token, token_kind| reclaim_token == prove(&hash_key, client, held.ino, token_kind);
+                |reclaim_token, token_kind| reclaim_token == prove(&secret, client, held.ino, token_kind);
             let lookups = if proves(held.lookup_token, TokenKind::LookedUp) { held.lookups } else { 0 };
             let writes = proves(held.opened, TokenKind::OpenedToWrite);
             let opens = if writes || proves(held.opened, TokenKind::Opened) { held.opens } else { 0 };

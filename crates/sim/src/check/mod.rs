@@ -275,6 +275,7 @@ impl Checker {
         }
         let is_whole = matches!(call, Call::Request(Request::ReadDir { after: 0, .. }));
         let mut ranks = vec![rank];
+
         match call {
             Call::Request(Request::Rename { to_dir, .. }) => ranks.push(to_dir.rank()),
             Call::Request(Request::Link { ino, .. }) => ranks.push(ino.rank()),
@@ -502,11 +503,15 @@ impl Checker {
         parts: &[(PartId, Action)],
         result: &Result<Answer, Errno>,
     ) -> Result<(), Box<Violation>> {
+        // Names of a partitioned directory may be at any rank.
+        let ranks: Vec<Rank> = match self.splits {
+            true => self.began.keys().copied().chain(self.strangers.iter().map(|(_, rank)| *rank)).collect(),
+            false => open_call.ranks.clone(),
+        };
         let is_stranger = |rank: &Rank| self.strangers.contains(&(client, *rank));
-        let is_stale =
-            matches!(result, Err(Errno::ESTALE | Errno::ENOENT)) && open_call.ranks.iter().any(is_stranger);
+        let is_stale = matches!(result, Err(Errno::ESTALE | Errno::ENOENT)) && ranks.iter().any(is_stranger);
         let has_begun = |rank: &Rank| self.began.get(rank).is_some_and(|at| *at > open_call.since);
-        let is_late = open_call.ranks.iter().any(has_begun);
+        let is_late = ranks.iter().any(has_begun);
         let mut read = 0;
         for (id, action) in parts {
             // Strips are changed one after the other. The explanation of an earlier strip may have

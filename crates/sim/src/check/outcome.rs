@@ -149,6 +149,14 @@ impl Observed<'_> {
                 let stat = Stat { size: entry.attr.size, ..stat.clone() };
                 self.names(&stat, entry, tree)
             }
+            // The client reads the rest of these attributes only for a `stat`.
+            (ExpectedOutcome::Stat(stat), Ok(Answer::Attr(attr)))
+                if attr.map_version > 0 && !matches!(self.action, Action::Attr { .. }) =>
+            {
+                let (size, nlink) = (attr.size, attr.nlink);
+                self.matches_attr(&Stat { size, nlink, ..stat.clone() }, attr)
+                    && tree.bind(attr.ino, stat.node)
+            }
             (ExpectedOutcome::Stat(stat), Ok(Answer::Attr(attr))) => {
                 self.matches_attr(stat, attr) && tree.bind(attr.ino, stat.node)
             }

@@ -30,26 +30,19 @@ impl Live {
         }
         // The check gives up if it is unknown whether a file that a client makes has a metafile, so
         // this case is rare.
+        let splits = server.dir_split().is_some();
         let own = match random.random_range(0..6) {
+            // See the scenarios' default policies.
+            _ if splits => [Key::DirSplit, Key::DirServers],
             0 => [Key::Create, Key::NoMetafile],
             1..4 if !by_client => [Key::NoMetafile; 2],
             _ => [Key::Create; 2],
         };
-        // The check does not know that a split gives files without a metafile one.
-        let splits = !own.contains(&Key::NoMetafile) && server.no_metafile() != Some(true);
-        let is_any = |key: &Key| match key {
-            Key::Create | Key::NoMetafile => false,
-            Key::DirSplit | Key::DirServers => splits,
-            _ => true,
-        };
+        let is_any =
+            |key: &Key| !matches!(key, Key::Create | Key::NoMetafile | Key::DirSplit | Key::DirServers);
         let any = Key::ALL.into_iter().filter(is_any);
         let often = own.into_iter().chain([Key::Stuffing]);
         Some(Self { seed: Seed(seed), keys: often.chain(any).collect(), strip })
-    }
-
-    /// True if directories may be partitioned.
-    pub fn splits(&self) -> bool {
-        self.keys.contains(&Key::DirSplit)
     }
 
     fn text(&self, random: &mut Random, key: Key) -> String {

@@ -158,12 +158,14 @@ fn text(seed: u64, strip: u64, calm: u64, random: &mut Random) -> String {
     say(format!("drift_ppm = {}", one_of(random, &["0.0", "200.0"])));
     say("\n[faults]".into());
     say(format!("until = \"{calm} s\""));
-    let (mut is_dark, mut crashes) = (false, false);
+    let (mut is_dark, mut loses, mut crashes) = (false, false, false);
     for kind in ["crash", "power", "client_crash", "cut", "partition", "late", "disk_failure", "slow_disk"] {
         if random.random_range(0..3) == 0 {
             let every = one_of(random, &["300 ms", "2 s", "6 s"]);
             let lasts = one_of(random, &["10 ms", "300 ms", "2 s"]);
             say(format!("{kind} = {{ every = {{ exponential = \"{every}\" }}, for = \"{lasts}\" }}"));
+            // A failed disk loses changes, as a loss of power does.
+            loses |= matches!(kind, "power" | "disk_failure");
             is_dark |= kind == "power";
             crashes |= kind == "crash";
         }
@@ -195,8 +197,18 @@ fn text(seed: u64, strip: u64, calm: u64, random: &mut Random) -> String {
     };
     let is_by_client = Seed(seed).random("fuzz create", 0).random_range(0..3) == 0;
     let creator = if is_by_client { "create = \"client\"\n" } else { "" };
-    if !settings.is_empty() || is_by_client {
-        let _ = write!(text, "\n[policy]\n{settings}{creator}");
+    let mut random = Seed(seed).random("fuzz splits", 0);
+    // The check does not know that a split gives files without a metafile one, nor which rank has a
+    // name when that loses changes; and it takes a creation by a client for one step.
+    let has_other_files = settings.contains("no_metafile") || is_by_client;
+    let may_split = !has_other_files && !loses && random.random_range(0..2) == 0;
+    let splits = if may_split {
+        format!("dir_split = {}\ndir_servers = {}\n", random.random_range(1..5), random.random_range(1..5))
+    } else {
+        String::new()
+    };
+    if !settings.is_empty() || is_by_client || may_split {
+        let _ = write!(text, "\n[policy]\n{settings}{creator}{splits}");
     }
     text
 }

@@ -64,7 +64,7 @@ impl Watch {
             checker: Checker::new(Rules {
                 strip_bytes: strip,
                 several_ranks: cluster.ranks > 1,
-                splits: cluster.ranks > 1 && case.live.as_ref().is_some_and(super::policies::Live::splits),
+                splits: cluster.ranks > 1 && settings.dir_split().is_some(),
                 scattered: cluster.data > 0,
                 server: of_server(settings, cluster.data, cluster.strip.0),
                 live: case.live.is_some(),
