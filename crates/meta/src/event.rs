@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::acl::Acl;
 use crate::pool::Batch;
-use crate::rank::{Edit, Part, TransactionId, Vote};
+use crate::rank::{Part, TransactionId, Vote};
 use crate::record::{Corrupt, Inode};
 use crate::session::CompletedOutcome;
 use crate::usage::{Quota, Usage};
@@ -302,20 +302,10 @@ impl Event {
         }
     }
 
-    /// Visits the directories that may have more entries after the event, or another policy.
+    /// Visits the directories that may have more entries after the event, or another policy; those
+    /// of transactions: [`crate::rank::Edit::grown`].
     pub(crate) fn each_grown(&self, see: &mut dyn FnMut(Ino)) {
-        let mut see_edits = |edits: &[Edit]| {
-            for edit in edits {
-                match edit {
-                    Edit::PutName { dir, .. } | Edit::SetRights { ino: dir, .. } => see(*dir),
-                    Edit::CedeNames { fragment, .. } | Edit::AcceptNames { fragment, .. } => see(*fragment),
-                    Edit::Make { inode } => see(inode.ino),
-                    _ => {}
-                }
-            }
-        };
         match self {
-            Self::Committed { part, .. } => see_edits(&part.edits),
             Self::Create { dir, inode, .. } => {
                 see(*dir);
                 if inode.is_dir() {

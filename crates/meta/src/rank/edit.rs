@@ -137,6 +137,18 @@ impl Edit {
         }
     }
 
+    /// The directory that may have more entries after the edit, or another policy.
+    pub(crate) fn grown(&self) -> Option<Ino> {
+        match self {
+            Self::PutName { dir: ino, .. }
+            | Self::SetRights { ino, .. }
+            | Self::CedeNames { fragment: ino, .. }
+            | Self::AcceptNames { fragment: ino, .. } => Some(*ino),
+            Self::Make { inode } => Some(inode.ino),
+            _ => None,
+        }
+    }
+
     /// True if the edit concerns what a name refers to.
     pub(crate) fn is_of_name(&self) -> bool {
         matches!(self, Self::TakeName { .. } | Self::PutName { .. } | Self::Expect { .. })
