@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::harness::{ROOT_CALLER, Ranks, config, name, user};
+use espalier_meta::{Check, Finding, InoRecord};
 use espalier_proto::*;
 
 /// Ranks with a client that knows the fragment maps of the directories that it has used.
@@ -450,4 +451,218 @@ fn moving_a_directory_between_fragments_does_not_change_its_parent() {
         }
     }
     fs.fs.fsck();
+}
+
+#[test]
+fn listing_shows_each_name_once_while_the_directory_splits() {
+    let files = names("file", 40);
+    for (servers, at) in [b"1", b"2"].into_iter().flat_map(|servers| (0..20).map(move |at| (servers, at))) {
+        let (mut fs, dir) = Routed::with_dir();
+        fs.ask(set_xattr(dir, "user.espalier.dir_servers", servers)).unwrap();
+        fs.make_files(dir, &files);
+        let (mut listed, mut after, mut pages) = (Vec::new(), Some(0), 0);
+        while let Some(cursor) = after {
+            if pages == at {
+                fs.ask(set_xattr(dir, "user.espalier.dir_split", b"4")).unwrap();
+            }
+            let (entries, next) = fs.page(dir, cursor, 3);
+            assert!(next != after);
+            listed.extend(entries.iter().map(|entry| String::from_utf8(entry.name.to_vec()).unwrap()));
+            (after, pages) = (next, pages + 1);
+        }
+        assert_eq!((listed.len(), fs.map(dir).fragments().count() == 4), (40, pages > at), "page {at}");
+        assert_eq!(BTreeSet::from_iter(&listed), BTreeSet::from_iter(&files));
+    }
+}
+
+/// A directory with names of inodes at all ranks, which are durable.
+fn full_dir() -> (Routed, Ino, Vec<String>) {
+    let (mut fs, dir) = Routed::with_dir();
+    let (files, mut all) = (names("file", 12), names("dir", 8));
+    for file in &all {
+        fs.make(dir, file, NewNode::Directory);
+    }
+    fs.make_files(dir, &files);
+    all.extend(files);
+    let far = fs.fs.mkdir_at(3, Ino::ROOT, "far", 0o755);
+    let ino = fs.make(far, "linked", NewNode::Regular);
+    let linked = fs.ask(Request::Link { ino, dir, name: name("linked") });
+    assert_eq!(fs.fs.found(linked).unwrap().nlink, 2);
+    all.push("linked".into());
+    for rank in 0..RANKS {
+        assert_eq!(fs.fs.ask(Request::SyncFs { rank: Rank(rank) }), Ok(Reply::Done));
+    }
+    (fs, dir, all)
+}
+
+/// A crash of a rank after each number of messages of all splits of a directory.
+fn split_with_crash_of(rank: u16, is_power_failure: bool) {
+    for messages in 0.. {
+        let (mut fs, dir, mut files) = full_dir();
+        let split = set_xattr(dir, "user.espalier.dir_split", b"4");
+        fs.fs.0[usize::from(HOME)].send(&ROOT_CALLER, split.clone());
+        let is_over = (0..messages).any(|_| !fs.fs.deliver_one());
+        fs.fs.crash(rank, is_power_failure);
+        fs.fs.deliver();
+        for _ in 0..5 {
+            fs.fs.tick();
+        }
+        fs.assert_names(dir, &files);
+        // Splits that the crash has ended begin again.
+        fs.ask(split).unwrap();
+        files.push("last".into());
+        fs.make(dir, "last", NewNode::Regular);
+        assert_eq!(fs.map(dir).fragments().count(), 4, "{messages} messages");
+        fs.assert_names(dir, &files);
+        fs.fs.fsck();
+        if is_over {
+            assert!(messages > 20, "{messages} messages");
+            return;
+        }
+    }
+}
+
+#[test]
+fn split_survives_crash_of_home() {
+    split_with_crash_of(HOME, false);
+    split_with_crash_of(HOME, true);
+}
+
+#[test]
+fn split_survives_crash_of_the_rank_of_the_first_new_fragment() {
+    split_with_crash_of(HOME + 1, false);
+    split_with_crash_of(HOME + 1, true);
+}
+
+#[test]
+fn split_survives_crash_of_other_ranks() {
+    for rank in [0, 3] {
+        split_with_crash_of(rank, false);
+        split_with_crash_of(rank, true);
+    }
+}
+
+#[test]
+fn removed_partitioned_directory_in_use_takes_no_names() {
+    let (mut fs, dir) = Routed::with_fragments();
+    let map = fs.map(dir);
+    for ino in map.others() {
+        fs.fs.ask(Request::Find { ino, kind: Some(FileType::Directory), open: None }).unwrap();
+    }
+    assert_eq!(fs.ask(rmdir(Ino::ROOT, "dir")), Ok(Reply::Done));
+    for (number, fragment) in map.fragments() {
+        let file = name_in(&map, number, "name");
+        for node in [NewNode::Regular, NewNode::Directory] {
+            assert_eq!(fs.fs.ask(create(fragment, &file, node)), Err(Errno::ENOENT));
+        }
+    }
+    assert_eq!(fs.map(dir).fragments().count(), 1);
+    for number in 0..4 {
+        let file = name_in(&map, number, "name");
+        assert_eq!(fs.ask(create(dir, &file, NewNode::Regular)), Err(Errno::ENOENT));
+    }
+    fs.ask(set_perm(dir, 0o700)).unwrap();
+    let attr = fs.attr(dir);
+    assert_eq!((attr.perm, attr.nlink, attr.size), (0o700, 0, 0));
+    assert_eq!(fs.list(dir), [""; 0]);
+    for (_, ino) in map.fragments() {
+        fs.fs.0[usize::from(ino.rank().0)].forget(ino);
+        assert_eq!(fs.fs.ask(Request::GetAttr { ino }), Err(Errno::ESTALE));
+    }
+    fs.fs.fsck();
+}
+
+#[test]
+fn usage_is_that_of_all_fragments_which_count_as_no_directories() {
+    let (mut fs, dir) = Routed::with_fragments();
+    let map = fs.map(dir);
+    for number in 0..4 {
+        let ino = fs.make(dir, &name_in(&map, number, "file"), NewNode::Regular);
+        fs.fs.write(ino, 10);
+        fs.make(dir, &name_in(&map, number, "dir"), NewNode::Directory);
+    }
+    fs.fs.send_usage();
+    assert_eq!((fs.fs.usage(dir), fs.fs.usage(Ino::ROOT)), ([4, 4, 40], [4, 5, 40]));
+    fs.ask(unlink(dir, &name_in(&map, 2, "file"))).unwrap();
+    fs.ask(rmdir(dir, &name_in(&map, 3, "dir"))).unwrap();
+    fs.fs.send_usage();
+    assert_eq!((fs.fs.usage(dir), fs.fs.usage(Ino::ROOT)), ([3, 3, 30], [3, 4, 30]));
+    fs.fs.fsck();
+}
+
+#[test]
+fn split_changes_no_usage_of_the_directory() {
+    for is_counted in [false, true] {
+        let (mut fs, dir, files) = full_dir();
+        for file in files.iter().filter(|file| file.starts_with("file")) {
+            let ino = fs.lookup(dir, file).unwrap().ino;
+            fs.fs.write(ino, 5);
+        }
+        if is_counted {
+            fs.fs.send_usage();
+            assert_eq!(fs.fs.usage(dir), [13, 8, 60]);
+        }
+        fs.ask(set_xattr(dir, "user.espalier.dir_split", b"4")).unwrap();
+        fs.fs.send_usage();
+        assert_eq!((fs.fs.usage(dir), fs.fs.usage(Ino::ROOT)), ([13, 8, 60], [14, 10, 60]));
+        fs.fs.fsck();
+    }
+}
+
+/// `fsck` findings after the records of each rank have been changed.
+fn found_after(
+    damage: impl Fn(Ino, &FragmentMap, ObjectId, &[u8], &[u8]) -> Vec<TableWrite>,
+) -> Vec<Finding> {
+    let (mut fs, dir) = Routed::with_fragments();
+    fs.make_files(dir, &names("file", 20));
+    let map = fs.map(dir);
+    fs.fs.fsck();
+    let mut writes = Vec::new();
+    for host in &fs.fs.0 {
+        for record in host.disk.store().records() {
+            let (object, key, value) = record.unwrap();
+            writes.extend(damage(dir, &map, object, &key, &value));
+        }
+    }
+    assert!(!writes.is_empty());
+    for host in &fs.fs.0 {
+        // A rank without a record ignores its removal.
+        host.disk.store().stage(writes.clone()).unwrap();
+        host.disk.store().publish().unwrap();
+    }
+    Check::finish_all(fs.fs.0.iter().map(|host| host.disk.checked(&host.config)).collect())
+}
+
+fn without_inode(ino: Ino, object: ObjectId, key: &[u8]) -> Vec<TableWrite> {
+    let is_inode = matches!(InoRecord::from_key(key), Some((InoRecord::Inode, one)) if one == ino);
+    let is_inode = is_inode && object.kind == ObjectKind::Inodes;
+    is_inode.then(|| TableWrite { object, key: key.into(), value: None }).into_iter().collect()
+}
+
+#[test]
+fn fsck_finds_a_name_in_the_wrong_fragment() {
+    let findings = found_after(|dir, map, object, key, value| {
+        let is_name = object.kind == ObjectKind::Fragment && object.id == map.fragment(1 << 62).0;
+        let (key, value) = (key.to_vec(), Some(value.to_vec()));
+        let write = TableWrite { object: ObjectId { id: dir.0, ..object }, key, value };
+        is_name.then_some(write).into_iter().collect()
+    });
+    let is_found = |finding: &Finding| finding.message == "has names that belong to another fragment";
+    assert!(findings.iter().any(is_found), "{findings:?}");
+}
+
+#[test]
+fn fsck_finds_a_fragment_that_is_missing() {
+    let findings = found_after(|_, map, object, key, _| {
+        map.others().skip(1).take(1).flat_map(|ino| without_inode(ino, object, key)).collect()
+    });
+    let is_found = |finding: &Finding| finding.message.starts_with("is missing: fragment 2 of directory");
+    assert!(findings.iter().any(is_found), "{findings:?}");
+}
+
+#[test]
+fn fsck_finds_fragments_that_no_map_names() {
+    let findings = found_after(|dir, _, object, key, _| without_inode(dir, object, key));
+    let is_found = |finding: &&Finding| finding.message.ends_with("whose map does not name it");
+    assert_eq!(findings.iter().filter(is_found).count(), 3, "{findings:?}");
 }

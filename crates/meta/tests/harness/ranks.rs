@@ -122,10 +122,13 @@ impl Ranks {
         true
     }
 
-    /// Ends the process of a rank, and starts it again; messages to and from it are lost.
-    pub fn crash(&mut self, rank: u16) {
+    /// Ends the process of a rank, and starts it again; messages to and from it are lost. A power
+    /// failure also loses what is not durable.
+    pub fn crash(&mut self, rank: u16, is_power_failure: bool) {
         let mut host = self.0.remove(usize::from(rank));
-        host.disk.sync_journal();
+        if !is_power_failure {
+            host.disk.sync_journal();
+        }
         self.0.insert(usize::from(rank), host.crash());
         for host in &mut self.0 {
             host.peers.retain(|(to, _)| to.0 != rank);
