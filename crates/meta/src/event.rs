@@ -302,12 +302,10 @@ impl Event {
         }
     }
 
-    /// Visits the directories that may have more entries after the event, or another policy.
+    /// Visits the directories that may have more entries after the event, or another policy; those
+    /// of transactions: [`crate::rank::Edit::grown`].
     pub(crate) fn each_grown(&self, see: &mut dyn FnMut(Ino)) {
         match self {
-            Self::Committed { part, .. } => {
-                part.edits.iter().for_each(|edit| edit.grown().into_iter().for_each(&mut *see))
-            }
             Self::Create { dir, inode, .. } => {
                 see(*dir);
                 if inode.is_dir() {

@@ -11,6 +11,7 @@ mod encoding;
 mod evict;
 mod exclusive;
 mod figures;
+mod fragments;
 mod harness;
 mod interrupt;
 mod lease;

@@ -272,6 +272,7 @@ impl Meta {
         let locations: Vec<_> =
             edits.iter().flat_map(Edit::moved).map(|ino| (ino, location(self, &ino))).collect();
         self.record(event)?;
+        edits.iter().filter_map(Edit::grown).for_each(|dir| self.note_growth(dir));
         for (ino, before) in locations {
             let is_held = self.state.inodes.get(&ino).is_some_and(|cached| cached.in_use());
             let is_known = is_held || self.sessions.in_grace();

@@ -350,10 +350,8 @@ impl Meta {
         loaded?;
         let (age, nameless) = (part.age(id), nameless(&part.edits));
         let edits = if commit { part.edits } else { Vec::new() };
-        let grown: Vec<Ino> = edits.iter().filter_map(Edit::grown).collect();
         self.append_part(edits, &Event::Decided { id, commit })?;
         self.state.unlock(age);
-        grown.into_iter().for_each(|dir| self.note_growth(dir));
         // The barrier was held since the leases were revoked, so nobody has been granted one
         // meanwhile.
         if let (Some(leases), Some(mut barriers)) = (&mut self.leases, self.ranks.barriers.remove(&id)) {

@@ -6,6 +6,7 @@ mod datafiles;
 mod disk;
 mod faults;
 mod files;
+mod ranks;
 
 use std::collections::HashMap;
 
@@ -18,6 +19,7 @@ pub use datafiles::DataServers;
 pub use disk::{Engine, TestDisk};
 pub use faults::{everywhere, under_faults};
 pub use files::open_how;
+pub use ranks::Ranks;
 
 /// The failure of an I/O.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
