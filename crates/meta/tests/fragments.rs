@@ -17,7 +17,7 @@ const HOME: u16 = 1;
 const RANKS: u16 = 4;
 
 fn hash(file: &str) -> u64 {
-    name_hash(&config().hash_key, &name(file))
+    name_hash(&name_key(&config().hash_key), &name(file))
 }
 
 /// Names that all begin with `tag`.

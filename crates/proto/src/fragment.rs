@@ -26,7 +26,7 @@ const LAST_HASH: u64 = LAST_CURSOR - 1;
 pub const LAST_CURSOR: u64 = i64::MAX as u64;
 
 /// The key of name hashes, from the file system's secret. Clients of partitioned directories know
-/// the key, which tells nothing about the secret.
+/// the key; the secret does not follow from it.
 pub fn name_key(secret: &[u8; 16]) -> [u8; 16] {
     let half = |number: u8| {
         let mut hasher = SipHasher24::new_with_key(secret);

@@ -5,11 +5,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use espalier_meta::{Event, InoRecord, Io, IoDone, Load, PeerMessage, StreamCall, StreamDone, TransactionId};
+use espalier_meta::{
+    Edit, Event, InoRecord, Io, IoDone, Load, PeerMessage, Question, StreamCall, StreamDone, TransactionId,
+};
 use espalier_policy::Key;
 use espalier_proto::{
-    Caller, DataReply, DataRequest, Errno, FileType, FromClient, FromData, FromServer, Ino, Position, Reply,
-    Request, RequestId, SetAttr, ToData, Touched,
+    Attr, Caller, DataReply, DataRequest, Errno, FileType, FromClient, FromData, FromServer, Ino, Position,
+    Reply, Request, RequestId, SetAttr, ToData, Touched,
 };
 
 use crate::check::CAPABILITY;
@@ -89,13 +91,27 @@ pub enum Mutation {
     KeptSetIds,
     /// The journal does not say that a file has lost its capability.
     UnjournaledRemoval,
+    /// A new fragment of a directory lacks one of the names that another has ceded.
+    LostName,
+    /// An inode whose name goes to another fragment keeps the old one as its parent.
+    UnmovedName,
+    /// A change of a directory's permissions does not reach its other fragments.
+    KeptRights,
+    /// A directory's home server does not learn that another fragment has split.
+    UnsetMap,
+    /// A listing ends with the first fragment.
+    ShortListing,
+    /// The entries of fragments count twice.
+    DoubledFragment,
+    /// A server reports a name that another fragment has as absent.
+    UnroutedName,
 }
 
 /// Bytes of the sequence number at the start of a frame.
 const SEQUENCE: usize = 8;
 
 impl Mutation {
-    pub const ALL: [Self; 35] = [
+    pub const ALL: [Self; 42] = [
         Self::IgnoredRevocation,
         Self::UnwrittenJournal,
         Self::UnsyncedJournal,
@@ -131,6 +147,13 @@ impl Mutation {
         Self::LostPlace,
         Self::KeptSetIds,
         Self::UnjournaledRemoval,
+        Self::LostName,
+        Self::UnmovedName,
+        Self::KeptRights,
+        Self::UnsetMap,
+        Self::ShortListing,
+        Self::DoubledFragment,
+        Self::UnroutedName,
     ];
 }
 
@@ -232,6 +255,43 @@ impl Mutant {
         message
     }
 
+    /// Breaks a split, or another change of a partitioned directory, on its way to a participant.
+    fn with_fewer_edits(&self, mut message: Message) -> Message {
+        if let Message::Peer(PeerMessage::Ask { question: Question::Prepare { edits, .. }, .. }) =
+            &mut message
+        {
+            edits.retain_mut(|edit| match (self.mutation, edit) {
+                (Mutation::KeptRights, Edit::SetRights { .. })
+                | (Mutation::UnsetMap, Edit::SetMap { .. }) => false,
+                (Mutation::LostName, Edit::AcceptNames { names, .. }) => {
+                    names.pop();
+                    true
+                }
+                (Mutation::UnmovedName, Edit::MoveNames { inodes, .. }) => {
+                    inodes.pop();
+                    !inodes.is_empty()
+                }
+                _ => true,
+            });
+        }
+        message
+    }
+
+    /// Breaks the reply to a request that concerns fragments of a directory.
+    fn with_wrong_fragment(&self, mut message: Message) -> Message {
+        if let Message::FromServer(FromServer::Reply { result, .. }) = &mut message {
+            match (self.mutation, &mut *result) {
+                (Mutation::ShortListing, Ok(Reply::Listing { until, .. })) => *until = u64::MAX,
+                (Mutation::DoubledFragment, Ok(Reply::Attr(attr))) if attr.map_version == Attr::FRAGMENT => {
+                    attr.size *= 2;
+                }
+                (Mutation::UnroutedName, Ok(Reply::Fragments(_))) => *result = Err(Errno::ENOENT),
+                _ => {}
+            }
+        }
+        message
+    }
+
     fn every(&mut self, times: u64) -> bool {
         self.count += 1;
         self.count.is_multiple_of(times)
@@ -262,6 +322,13 @@ impl Mutator for Mutant {
             }
             (Mutation::UnreportedQuota, Message::Peer(PeerMessage::Counted { last, .. })) => {
                 Arrival::Taken(Message::Peer(PeerMessage::Counted { last, limits: Vec::new() }))
+            }
+            (
+                Mutation::LostName | Mutation::UnmovedName | Mutation::KeptRights | Mutation::UnsetMap,
+                message,
+            ) => Arrival::Taken(self.with_fewer_edits(message)),
+            (Mutation::ShortListing | Mutation::DoubledFragment | Mutation::UnroutedName, message) => {
+                Arrival::Taken(self.with_wrong_fragment(message))
             }
             (Mutation::LaxQuota, message) => Arrival::Taken(self.with_more_room(from, to, message)),
             (Mutation::SharedLock, message) => Arrival::Taken(self.with_lock(from, to, message)),

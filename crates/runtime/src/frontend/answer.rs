@@ -355,7 +355,8 @@ impl FuseFrontend {
         let is_timed = self.ttl.is_some();
         let entry_valid = if entry.name_leased || is_timed { lease } else { Duration::ZERO };
         let attr = &entry.attr;
-        // Fragments of a partitioned directory at other servers may have the rest of its attributes.
+        // Fragments of a partitioned directory at other servers may have the rest of its
+        // attributes.
         let is_timed = is_timed && attr.map_version == 0;
         let attr_lease = if entry.attr_leased || is_timed { lease } else { Duration::ZERO };
         fuse::Entry {

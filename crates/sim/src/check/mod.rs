@@ -20,6 +20,7 @@ mod permit;
 mod policy;
 mod privileges;
 mod quota;
+mod rules;
 mod search;
 #[cfg(test)]
 mod tests;
@@ -51,6 +52,7 @@ pub use policy::{EFFECTIVE, LAYOUT, of_server};
 pub use privileges::CAPABILITY;
 use quota::Quotas;
 pub use quota::{ALL as QUOTAS, LATE as QUOTAS_LATE};
+pub use rules::Rules;
 use search::{PartId, PendingAction, Search, World};
 use tree::{Base, Tree};
 pub use unanswered::Fate;
@@ -134,29 +136,6 @@ pub struct Checker {
     /// After a loss of power, some possible trees were dropped.
     is_unsure: bool,
     checked: u64,
-}
-
-/// Scope of the check, and guarantees of the configuration.
-#[derive(Clone, Debug)]
-pub struct Rules {
-    pub strip_bytes: u32,
-    /// There are several ranks, which exchange usage deltas with delay.
-    pub several_ranks: bool,
-    /// Directories may be partitioned: their names may be at other ranks than they are.
-    pub splits: bool,
-    /// Strips are on several data servers.
-    pub scattered: bool,
-    /// The server's defaults for directories without a policy.
-    pub server: Policy,
-    /// The policies of directories change during the run.
-    pub live: bool,
-    /// Files may have set-id bits and capabilities.
-    pub privileges: bool,
-    /// Time after the reply at which a change is durable; zero: at the reply. `None`: no losses of
-    /// power.
-    pub durable: Option<Nanos>,
-    /// Term for which clients cache names and attributes without a lease.
-    pub cached_views: Option<Nanos>,
 }
 
 impl Checker {

@@ -135,7 +135,8 @@ impl Observed<'_> {
             (ExpectedOutcome::OrGone(outcome), _) => self.is(outcome, tree),
             (ExpectedOutcome::OrRefused(_), Err(Errno::EACCES | Errno::EPERM)) => true,
             (ExpectedOutcome::OrRefused(outcome), _) => self.is(outcome, tree),
-            // Fragments at other ranks have the rest of these attributes, and a kernel requests them.
+            // Fragments at other ranks have the rest of these attributes, and a kernel requests
+            // them.
             (ExpectedOutcome::Named(stat), Ok(Answer::Entry(entry)))
                 if entry.attr.map_version > 0 && !entry.attr_leased =>
             {
