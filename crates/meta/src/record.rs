@@ -8,7 +8,7 @@ use core::ops::RangeInclusive;
 use espalier_policy::Policy;
 use espalier_proto::{
     Attr, FIRST_HASH, FileType, FragmentMap, Ino, InodeFlags, Layout, Name, ObjectId, Permissions,
-    StreamStat, Time, hashes, mode, name_hash,
+    StreamStat, Time, mode, name_hash,
 };
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -147,8 +147,8 @@ pub struct Directory {
 pub enum Partition {
     /// The first fragment, in the directory itself.
     First(FragmentMap),
-    /// The fragment with this number and depth in the splitting tree.
-    Fragment { number: u16, depth: u8 },
+    /// The fragment with this number, which has the names with these hashes.
+    Fragment { number: u16, first: u64, last: u64 },
 }
 
 impl Directory {
@@ -178,7 +178,7 @@ impl Inode {
         self.rare.flags.intersects(InodeFlags::PROTECTED)
     }
 
-    fn partition(&self) -> Option<&Partition> {
+    pub(crate) fn partition(&self) -> Option<&Partition> {
         if let Body::Directory(directory) = &self.body { directory.partition.as_deref() } else { None }
     }
 
@@ -187,10 +187,10 @@ impl Inode {
         if let Some(Partition::First(map)) = self.partition() { Some(map) } else { None }
     }
 
-    /// The number and depth of a fragment that is not the directory itself.
-    pub fn fragment(&self) -> Option<(u16, u8)> {
+    /// The number of a fragment that is not the directory itself.
+    pub fn fragment(&self) -> Option<u16> {
         match self.partition() {
-            Some(Partition::Fragment { number, depth }) => Some((*number, *depth)),
+            Some(Partition::Fragment { number, .. }) => Some(*number),
             _ => None,
         }
     }
@@ -200,7 +200,7 @@ impl Inode {
         match self.partition() {
             None => 0..=u64::MAX,
             Some(Partition::First(map)) => map.hashes(0),
-            Some(Partition::Fragment { number, depth }) => hashes((*number).into(), (*depth).into()),
+            Some(Partition::Fragment { first, last, .. }) => *first..=*last,
         }
     }
 

@@ -54,6 +54,9 @@ pub fn name_hash(key: &[u8; 16], name: &Name) -> u64 {
 struct FragmentServer {
     rank: Rank,
     fragment: Option<Ino>,
+    /// The lowest hash that the fragment has. While a fragment splits, it cedes its hashes to the
+    /// new one from the highest down.
+    first: u64,
 }
 
 /// A directory's fragment map: its server list, and which of the servers have a fragment (the P2S
@@ -73,8 +76,11 @@ impl FragmentMap {
     pub fn new(dir: Ino, ranks: u16) -> Self {
         let home = dir.rank().0;
         let clockwise = (home..ranks).chain(0..home.min(ranks));
-        let server =
-            |rank: u16| FragmentServer { rank: Rank(rank), fragment: Some(dir).filter(|_| rank == home) };
+        let server = |rank: u16| FragmentServer {
+            rank: Rank(rank),
+            fragment: Some(dir).filter(|_| rank == home),
+            first: 0,
+        };
         Self { version: 0, servers: clockwise.map(server).collect() }
     }
 
@@ -98,6 +104,11 @@ impl FragmentMap {
         self.servers.get(server).map(|server| server.rank)
     }
 
+    /// The inode number of the fragment with this number.
+    pub fn ino(&self, number: usize) -> Option<Ino> {
+        self.servers.get(number).and_then(|server| server.fragment)
+    }
+
     /// The fragments, the directory first, with their numbers.
     pub fn fragments(&self) -> impl Iterator<Item = (usize, Ino)> {
         self.servers.iter().enumerate().filter_map(|(number, server)| Some((number, server.fragment?)))
@@ -119,8 +130,14 @@ impl FragmentMap {
         reverse(prefix, self.id_bits()) as usize
     }
 
-    fn has(&self, number: usize) -> bool {
-        self.servers.get(number).is_some_and(|server| server.fragment.is_some())
+    /// The lowest hash of a fragment; `None` if there is no such fragment.
+    fn first(&self, number: usize) -> Option<u64> {
+        self.servers.get(number).filter(|server| server.fragment.is_some()).map(|server| server.first)
+    }
+
+    /// True while the fragment that this one splits off from cedes hashes to it.
+    fn is_partial(&self, number: usize) -> bool {
+        self.first(number).is_some_and(|first| first != *hashes(number, id_length(number)).start())
     }
 
     /// The number of the fragment that contains a hash: clears the highest set bit of the virtual
@@ -128,7 +145,7 @@ impl FragmentMap {
     /// rounds.
     pub fn number(&self, hash: u64) -> usize {
         let mut id = self.virtual_id(hash);
-        while !self.has(id) {
+        while id > 0 && self.first(id).is_none_or(|first| hash < first) {
             id &= !(1 << id.ilog2());
         }
         id
@@ -139,37 +156,78 @@ impl FragmentMap {
         self.servers[self.number(hash)].fragment.unwrap_or(self.dir())
     }
 
-    /// The depth of a fragment in the splitting tree: the number of low bits of their virtual
-    /// server ids that its hashes have in common.
-    pub fn depth(&self, number: usize) -> u32 {
-        let own_bits = usize::BITS - number.leading_zeros();
-        let is_split = |depth: &u32| self.has(number | 1 << depth);
-        own_bits + (own_bits..self.id_bits()).take_while(is_split).count() as u32
+    /// The number of low bits that the virtual server ids of a fragment's hashes have in common:
+    /// its depth in the splitting tree.
+    fn depth(&self, number: usize) -> u32 {
+        let own = id_length(number);
+        let is_split = |depth: &u32| self.first(number | 1 << depth).is_some();
+        own + (own..self.id_bits()).take_while(is_split).count() as u32
+    }
+
+    /// The fragment to which another is ceding hashes.
+    fn unfinished_split(&self, number: usize) -> Option<usize> {
+        let depth = self.depth(number);
+        let last = (depth > id_length(number)).then(|| number | 1 << (depth - 1));
+        last.filter(|child| self.is_partial(*child))
     }
 
     /// The hashes of a fragment.
     pub fn hashes(&self, number: usize) -> RangeInclusive<u64> {
-        hashes(number, self.depth(number))
+        let unfinished = self.unfinished_split(number).and_then(|child| self.first(child));
+        let last = match unfinished {
+            Some(ceded) => ceded.saturating_sub(1),
+            None => *hashes(number, self.depth(number)).end(),
+        };
+        self.first(number).unwrap_or_default()..=last
     }
 
-    /// The number of the fragment that splits off next from a fragment; `None`: it is inseparable,
-    /// since no server has that number (wu 3.4).
+    /// The number of the fragment that splits off next from a fragment, or to which it is ceding
+    /// hashes. `None`: it is inseparable, since no server has that number (wu 3.4), or it is being
+    /// split off itself.
     pub fn next_split(&self, number: usize) -> Option<usize> {
-        let child = number | 1 << self.depth(number);
+        if self.is_partial(number) {
+            return None;
+        }
+        let child = self.unfinished_split(number).unwrap_or(number | 1 << self.depth(number));
         (child < self.servers.len()).then_some(child)
     }
 
-    /// Adds the fragment that splits off next from another, or that has just been merged.
-    pub fn set(&mut self, number: usize, fragment: Option<Ino>) {
-        if let Some(server) = self.servers.get_mut(number).filter(|_| number > 0) {
-            server.fragment = fragment;
+    /// The hashes that a fragment has yet to cede to the one that splits off next.
+    pub fn to_cede(&self, child: usize) -> RangeInclusive<u64> {
+        let range = hashes(child, id_length(child));
+        let last = self.first(child).map_or(*range.end(), |first| first.saturating_sub(1));
+        *range.start()..=last
+    }
+
+    /// Gives a fragment the hashes from `first` on that [`Self::to_cede`] returns.
+    pub fn cede(&mut self, child: usize, fragment: Ino, first: u64) {
+        if let Some(server) = self.servers.get_mut(child).filter(|_| child > 0) {
+            (server.fragment, server.first) = (Some(fragment), first);
             self.version += 1;
         }
     }
 }
 
+/// The number of the fragment that splits off next from one with these hashes, as far as it is
+/// known without the map; `None` while the fragment cedes hashes or is being split off itself.
+pub fn next_number(number: usize, range: &RangeInclusive<u64>) -> Option<usize> {
+    let width = range.end().saturating_sub(*range.start()).saturating_add(1);
+    let depth = HASH_BITS.checked_sub(width.ilog2())?;
+    (hashes(number, depth) == *range).then_some(number | 1 << depth)
+}
+
+/// True if a fragment with these hashes is not being split off from another.
+pub fn is_split_off(number: usize, range: &RangeInclusive<u64>) -> bool {
+    range.start() == hashes(number, id_length(number)).start()
+}
+
+/// The number of bits of a fragment number: the depth at which the fragment splits off.
+fn id_length(number: usize) -> u32 {
+    usize::BITS - number.leading_zeros()
+}
+
 /// The hashes of the fragment with this number and depth.
-pub fn hashes(number: usize, depth: u32) -> RangeInclusive<u64> {
+fn hashes(number: usize, depth: u32) -> RangeInclusive<u64> {
     let rest = HASH_BITS - depth.min(HASH_BITS);
     let first = reverse(number as u64, depth) << rest;
     first..=first | ((1 << rest) - 1)
@@ -221,7 +279,8 @@ mod tests {
         let mut map = FragmentMap::new(ino(0, 9), ranks);
         for number in numbers {
             let fragment = ino(map.rank(*number).expect("a server").0, 100);
-            map.set(*number, Some(fragment));
+            let first = *map.to_cede(*number).start();
+            map.cede(*number, fragment, first);
         }
         map
     }
@@ -267,21 +326,41 @@ mod tests {
                 let splits: Vec<_> =
                     map.fragments().filter_map(|(number, _)| map.next_split(number)).collect();
                 let Some(next) = splits.get(step * 7 % splits.len().max(1)) else { break };
-                map.set(*next, Some(ino(map.rank(*next).expect("a server").0, 100)));
-                let mut ranges: Vec<_> =
-                    map.fragments().map(|(number, _)| (map.hashes(number), number)).collect();
-                ranges.sort_unstable_by_key(|(range, _)| *range.start());
-                let mut expected = 0;
-                for (range, number) in ranges {
-                    assert_eq!(*range.start(), expected, "{map:?}");
-                    assert_eq!((map.number(*range.start()), map.number(*range.end())), (number, number));
-                    expected = range.end() + 1;
+                let (next, to_cede) = (*next, map.to_cede(*next));
+                let fragment = ino(map.rank(next).expect("a server").0, 100);
+                if step % 3 == 0 {
+                    // In two steps.
+                    let half = to_cede.start() + (to_cede.end() - to_cede.start()) / 2;
+                    map.cede(next, fragment, half);
+                    check_ranges(&map);
+                    assert_eq!((map.to_cede(next).end() + 1, map.next_split(next)), (half, None));
                 }
-                assert_eq!(expected, 1 << HASH_BITS);
+                map.cede(next, fragment, *to_cede.start());
+                check_ranges(&map);
             }
             assert_eq!(map.fragments().count(), usize::from(ranks), "every server gets a fragment");
             assert!(map.fragments().all(|(number, _)| map.next_split(number).is_none()));
         }
+    }
+
+    /// Checks that the ranges of the fragments cover all hashes, and that hashes are found in them.
+    fn check_ranges(map: &FragmentMap) {
+        let mut ranges: Vec<_> = map.fragments().map(|(number, _)| (map.hashes(number), number)).collect();
+        ranges.sort_unstable_by_key(|(range, _)| *range.start());
+        let mut expected = 0;
+        for (range, number) in ranges {
+            assert_eq!(*range.start(), expected, "{map:?}");
+            assert_eq!((map.number(*range.start()), map.number(*range.end())), (number, number));
+            assert_eq!(is_split_off(number, &range), !map.is_partial(number));
+            if is_split_off(number, &range) && map.unfinished_split(number).is_none() {
+                let next = next_number(number, &range).filter(|next| *next < map.servers());
+                assert_eq!(next, map.next_split(number), "{map:?}");
+            } else {
+                assert_eq!(next_number(number, &range), None);
+            }
+            expected = range.end() + 1;
+        }
+        assert_eq!(expected, 1 << HASH_BITS);
     }
 
     #[test]
@@ -298,7 +377,7 @@ mod tests {
         let encode = |map: &FragmentMap| postcard::to_allocvec(map).expect("encodes");
         let good = map(4, &[1]);
         assert_eq!(postcard::from_bytes::<FragmentMap>(&encode(&good)), Ok(good));
-        for servers in [Vec::new(), [FragmentServer { rank: Rank(0), fragment: None }].into()] {
+        for servers in [Vec::new(), [FragmentServer { rank: Rank(0), fragment: None, first: 0 }].into()] {
             let bytes = encode(&FragmentMap { version: 1, servers });
             assert!(postcard::from_bytes::<FragmentMap>(&bytes).is_err());
         }

@@ -28,7 +28,9 @@ pub use attr::{Attr, FileType, InodeFlags, SetAttr, SetTime, mode};
 pub use capability::{Capability, Delegation};
 pub use data::{DataReply, DataRequest, FromData, ToData};
 pub use errno::Errno;
-pub use fragment::{FIRST_HASH, FragmentMap, Fragments, LAST_CURSOR, hashes, name_hash, name_key};
+pub use fragment::{
+    FIRST_HASH, FragmentMap, Fragments, LAST_CURSOR, is_split_off, name_hash, name_key, next_number,
+};
 pub use ids::{Caller, ClientId, Ino, Name, NameError, Position, Rank, RequestId, RevocationId};
 pub use layout::{Distribution, Layout, LayoutError, Segment, ServerId, Strip};
 pub use list::{Pieces, pieces_of, range_of, write_list};

@@ -13,6 +13,7 @@ mod split;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::ops::RangeInclusive;
 
 use espalier_policy::Policy;
 use espalier_proto::{Errno, FileType, FragmentMap, Fragments, Ino, InodeFlags, Reply, Time};
@@ -89,7 +90,7 @@ impl State {
         })
     }
 
-    pub(crate) fn cede_names(&mut self, fragment: Ino, to: Ino, names: &[FragmentName]) {
+    pub(crate) fn cede_names(&mut self, fragment: Ino, to: Ino, first: u64, names: &[FragmentName]) {
         for FragmentName { name, ino, .. } in names {
             if ino.rank() == fragment.rank() {
                 self.count(fragment, Usage::default(), self.weight_in(fragment, *ino));
@@ -97,19 +98,24 @@ impl State {
             }
             self.erase_cell(fragment, &self.slot(name));
         }
-        self.change_entries(fragment, names, |entries, change| entries.saturating_sub(change));
+        self.change_entries(fragment, names, u64::saturating_sub);
         self.change_partition(fragment, |partition| {
-            if let Some(Partition::Fragment { depth, .. }) = partition.as_deref_mut() {
-                *depth += 1;
+            if let Some(Partition::Fragment { last, .. }) = partition.as_deref_mut() {
+                *last = first.saturating_sub(1);
             }
         });
     }
 
-    pub(crate) fn accept_names(&mut self, fragment: Ino, names: &[FragmentName]) {
+    pub(crate) fn accept_names(&mut self, fragment: Ino, from: u64, names: &[FragmentName]) {
         for FragmentName { name, ino, kind } in names {
             self.put_name(fragment, name, *ino, *kind);
         }
         self.change_entries(fragment, names, u64::saturating_add);
+        self.change_partition(fragment, |partition| {
+            if let Some(Partition::Fragment { first, .. }) = partition.as_deref_mut() {
+                *first = from;
+            }
+        });
     }
 
     /// Counts names that come or go without a change of the directory's times.
@@ -236,11 +242,12 @@ impl Meta {
 }
 
 /// The record of a new fragment of a directory.
-fn new_fragment(of: &Inode, ino: Ino, dir: Ino, number: u16, depth: u8) -> Inode {
+fn new_fragment(of: &Inode, ino: Ino, dir: Ino, number: u16, hashes: &RangeInclusive<u64>) -> Inode {
     let mut inode = of.clone();
     (inode.ino, inode.nlink, inode.has_xattrs) = (ino, 2, false);
     inode.rare.names = None;
-    let partition = Some(Box::new(Partition::Fragment { number, depth }));
+    let (first, last) = (*hashes.start(), *hashes.end());
+    let partition = Some(Box::new(Partition::Fragment { number, first, last }));
     inode.body = Body::Directory(Box::new(Directory { partition, ..*Directory::empty(dir) }));
     inode
 }

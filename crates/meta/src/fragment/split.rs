@@ -1,21 +1,23 @@
 //! Splits (wu 3.4): a fragment that has grown past its capacity gives half of its hashes to a new
 //! fragment at the next server of its directory's list. Each fragment splits on its own.
 //!
-//! A split is a transaction of the fragment's rank with the new fragment's, the directory's home
-//! and the ranks of inodes whose names move. The fragment is frozen while the others prepare. An
-//! inode stays at its rank, and its name becomes a remote dentry: files that are made after the
+//! A split moves names in steps, from the highest hash down, and other operations run between two
+//! steps. A step is a transaction of the fragment's rank with the new fragment's, the directory's
+//! home and the ranks of inodes whose names move. The fragment is frozen while the others prepare.
+//! An inode stays at its rank, and its name becomes a remote dentry: files that are made after the
 //! split lie with their names again. A directory splits only once per server, so few files are
 //! moved away from their names.
 
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet};
-use alloc::format;
 use alloc::vec::Vec;
 use core::mem::take;
 use core::ops::RangeInclusive;
 
 use espalier_policy::Policy;
-use espalier_proto::{Caller, Errno, FragmentMap, Ino, Rank, Reply, Request, RequestId};
+use espalier_proto::{
+    Caller, Errno, FragmentMap, Ino, LAST_CURSOR, Rank, Reply, Request, RequestId, is_split_off, next_number,
+};
 
 use super::new_fragment;
 use crate::machine::{Cx, Meta};
@@ -36,13 +38,13 @@ pub(crate) struct DueSplits {
     running: BTreeSet<Ino>,
     /// Those that were running at the last tick.
     slow: BTreeSet<Ino>,
-    /// Those that have too many names to split.
-    refused: BTreeSet<Ino>,
 }
 
 /// Maximum number of splits that a rank runs at a time.
 const MOST_SPLITS: usize = 8;
-/// Maximum size of the names that a split moves, in bytes: it is one message and one event.
+/// Number of names that a step of a split moves, about.
+const STEP: u64 = 2048;
+/// Maximum size of these names in bytes: they are in one message and one event.
 const MOST_BYTES: usize = 256 << 10;
 /// Size of a name with its inode in a message, in bytes, besides the name's length.
 const NAME_BYTES: usize = 24;
@@ -51,29 +53,31 @@ impl Meta {
     /// Examines a directory that has grown, or whose policy has changed.
     pub(crate) fn note_growth(&mut self, dir: Ino) {
         if self.config.ranks > 1
-            && !self.splits.refused.contains(&dir)
             && self.state.inodes.get(&dir).is_some_and(|cached| self.should_split(&cached.inode))
         {
             self.splits.due.insert(dir);
         }
     }
 
-    /// True if a directory record should split: it has passed its capacity, or its directory is to
-    /// be spread over more servers (wu 3.4, hints).
+    /// True if a directory record should split, or continue to: it has passed its capacity, or its
+    /// directory is to be spread over more servers (wu 3.4, hints).
     fn should_split(&self, inode: &Inode) -> bool {
         let Body::Directory(directory) = &inode.body else { return false };
-        let child = match (inode.fragment(), inode.fragment_map()) {
-            (Some((number, depth)), _) => usize::from(number) | 1 << depth,
-            (None, Some(map)) => 1 << map.depth(0),
-            (None, None) => 1,
+        let (number, hashes) = (inode.fragment().unwrap_or_default().into(), inode.hashes());
+        if inode.nlink == 0 || !is_split_off(number, &hashes) {
+            return false;
+        }
+        let next = match inode.partition() {
+            None => Some(1),
+            Some(_) => next_number(number, &hashes),
         };
+        // It is ceding hashes.
+        let Some(next) = next else { return true };
         let is_full = || {
             let capacity = self.setting(inode, Policy::dir_split);
             capacity.is_some_and(|capacity| directory.entries > capacity.get().into())
         };
-        inode.nlink > 0
-            && child < self.config.ranks.into()
-            && (child < self.wanted_servers(inode) || is_full())
+        next < self.config.ranks.into() && (next < self.wanted_servers(inode) || is_full())
     }
 
     fn wanted_servers(&self, inode: &Inode) -> usize {
@@ -126,41 +130,39 @@ impl Meta {
         }
     }
 
-    /// Splits a directory record once. An empty directory that is not partitioned yet gets all the
-    /// fragments that its policy wants at once (pre-distribution).
+    /// Takes a step of a split: moves the names with the highest hashes that the new fragment
+    /// lacks. An empty directory that is not partitioned yet gets all the fragments that its policy
+    /// wants at once (pre-distribution).
     pub(crate) fn split(&mut self, cx: &mut Cx<'_>, fragment: Ino) -> Step<Reply> {
         self.growable()?;
         let inode = self.state.dir_even_if_locked(fragment)?;
         if !self.should_split(inode) {
             return Ok(Reply::Done);
         }
-        let (inode, number) = (inode.clone(), inode.fragment().map_or(0, |(number, _)| number.into()));
+        let (inode, number) = (inode.clone(), inode.fragment().unwrap_or_default().into());
         let dir = self.state.whole_dir(fragment)?;
         let map = match inode.fragment_map() {
             Some(map) => map.clone(),
             None if dir == fragment => FragmentMap::new(dir, self.config.ranks),
             None => self.query_map(cx, dir)?,
         };
-        let is_new = map.version() == 0 && !inode.has_entries();
         let Some(child) = map.next_split(number) else { return Ok(Reply::Done) };
+        let is_new = map.version() == 0 && !inode.has_entries();
         let end = if is_new { self.wanted_servers(&inode).min(map.servers()) } else { 0 };
         let children: Vec<usize> = (child..end.max(child + 1)).collect();
-        let numbers = self.new_numbers(cx, &map, &children)?;
+        let inos = self.new_fragments(cx, &map, &children)?;
 
         let mut new_map = map.clone();
-        children.iter().zip(&numbers).for_each(|(child, ino)| new_map.set(*child, Some(*ino)));
-        let names = if is_new { Vec::new() } else { self.names_in(cx, fragment, new_map.hashes(child))? };
-        let bytes: usize = names.iter().map(|name| name.name.len() + NAME_BYTES).sum();
-        if bytes > MOST_BYTES {
-            self.warnings.push(format!(
-                "directory {dir} is not split: the {} names that fragment {fragment} would cede are too many for one step; \
-                 make a new directory with dir_servers set, and move the files",
-                names.len()
-            ));
-            self.splits.refused.insert(fragment);
-            return Ok(Reply::Done);
+        let mut names = Vec::new();
+        for (child, ino) in children.iter().zip(&inos) {
+            let to_cede = map.to_cede(*child);
+            let mut first = *to_cede.start();
+            if !is_new {
+                (first, names) = self.names_to_cede(cx, &inode, to_cede)?;
+            }
+            new_map.cede(*child, *ino, first);
         }
-        let (own, others) = edits((&inode, dir), (&map, &new_map), &numbers, names);
+        let (own, others) = edits((&inode, dir), (&map, &new_map), &children, names);
         self.revoke_edits(cx, &own)?;
         self.freeze(cx, fragment)?;
         self.prepare_edits(cx, &others)?;
@@ -169,20 +171,51 @@ impl Meta {
         Ok(Reply::Done)
     }
 
-    /// The inode numbers of new fragments.
-    fn new_numbers(&mut self, cx: &mut Cx<'_>, map: &FragmentMap, children: &[usize]) -> Step<Vec<Ino>> {
-        let mut numbers = Vec::with_capacity(children.len());
+    /// The names with the highest hashes in a range, as many as a step of a split moves, and the
+    /// lowest hash of the range that they fill.
+    fn names_to_cede(
+        &self,
+        cx: &Cx<'_>,
+        inode: &Inode,
+        range: RangeInclusive<u64>,
+    ) -> Step<(u64, Vec<FragmentName>)> {
+        let Body::Directory(directory) = &inode.body else { return Err(Errno::EIO.into()) };
+        let (start, end) = (*range.start(), *range.end());
+        // Hashes are uniform.
+        let all = inode.hashes();
+        let per_name = ((*all.end()).min(LAST_CURSOR) - all.start()) / directory.entries.max(1);
+        let mut first = end.saturating_sub(per_name.saturating_mul(STEP)).max(start);
+        if first - start < per_name {
+            first = start;
+        }
+        loop {
+            let names = self.names_in(cx, inode.ino, first..=end)?;
+            let bytes: usize = names.iter().map(|name| name.name.len() + NAME_BYTES).sum();
+            if bytes <= MOST_BYTES || first == end {
+                return Ok((first, names));
+            }
+            first += (end - first).div_ceil(2);
+        }
+    }
+
+    /// The inode numbers of fragments, which are allocated for new ones.
+    fn new_fragments(&mut self, cx: &mut Cx<'_>, map: &FragmentMap, children: &[usize]) -> Step<Vec<Ino>> {
+        let mut inos = Vec::with_capacity(children.len());
         let mut waiting = None;
         for child in children {
+            if let Some(ino) = map.ino(*child) {
+                inos.push(ino);
+                continue;
+            }
             let rank = map.rank(*child).ok_or(Errno::EIO)?;
             match self.query_rank(cx, rank, Question::NewNumber) {
-                Ok(PeerAnswer::Number { ino }) => numbers.push(ino),
+                Ok(PeerAnswer::Number { ino }) => inos.push(ino),
                 Ok(_) => return Err(Errno::EIO.into()),
                 Err(Stop::Wait(Wait::Peers)) => waiting = Some(Stop::Wait(Wait::Peers)),
                 Err(stop) => return Err(stop),
             }
         }
-        waiting.map_or(Ok(numbers), Err)
+        waiting.map_or(Ok(inos), Err)
     }
 
     /// Allocates an inode number for another rank, which makes an inode here later.
@@ -221,14 +254,15 @@ impl Meta {
 fn edits(
     (inode, dir): (&Inode, Ino),
     (old, new): (&FragmentMap, &FragmentMap),
-    numbers: &[Ino],
+    children: &[usize],
     names: Vec<FragmentName>,
 ) -> (Vec<Edit>, Vec<Edit>) {
     let (mut own, mut others) = (Vec::new(), Vec::new());
-    let is_new = |(number, ino): &(usize, Ino)| *number > 0 && numbers.contains(ino);
-    for (number, ino) in new.fragments().filter(is_new) {
-        let fragment = new_fragment(inode, ino, dir, number as u16, new.depth(number) as u8);
-        others.push(Edit::Make { inode: Box::new(fragment) });
+    for (child, ino) in children.iter().filter_map(|child| Some((*child, new.ino(*child)?))) {
+        if old.ino(child).is_none() {
+            let fragment = new_fragment(inode, ino, dir, child as u16, &new.hashes(child));
+            others.push(Edit::Make { inode: Box::new(fragment) });
+        }
     }
     let set_map = Edit::SetMap { dir, map: new.clone(), after: old.version() };
     if dir == inode.ino {
@@ -236,20 +270,19 @@ fn edits(
     } else {
         others.push(set_map)
     }
-    if names.is_empty() && dir == inode.ino {
-        return (own, others);
-    }
-    if let Some(to) = numbers.first().copied() {
+    // With several new fragments the directory is empty, and no other rank need know of it.
+    if let [child] = children
+        && let Some(to) = new.ino(*child)
+    {
+        let first = *new.hashes(*child).start();
         let mut by_rank: BTreeMap<Rank, Vec<Ino>> = BTreeMap::new();
         for name in names.iter().filter(|name| name.ino.rank() != inode.ino.rank()) {
             by_rank.entry(name.ino.rank()).or_default().push(name.ino);
         }
         let moves = |inodes| Edit::MoveNames { from: inode.ino, to, inodes };
         others.extend(by_rank.into_values().map(moves));
-        if !names.is_empty() {
-            others.push(Edit::AcceptNames { fragment: to, names: names.clone() });
-        }
-        own.push(Edit::CedeNames { fragment: inode.ino, to, names });
+        others.push(Edit::AcceptNames { fragment: to, first, names: names.clone() });
+        own.push(Edit::CedeNames { fragment: inode.ino, to, first, names });
     }
     (own, others)
 }

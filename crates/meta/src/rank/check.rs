@@ -15,8 +15,8 @@ use crate::record::{Directory, Inode};
 #[derive(Debug, Default)]
 pub(crate) struct FragmentCheck {
     maps: BTreeMap<Ino, FragmentMap>,
-    /// The directory, number and depth of each fragment that is not the directory itself.
-    fragments: BTreeMap<Ino, (Ino, u16, u8)>,
+    /// The directory, number and hashes of each fragment that is not the directory itself.
+    fragments: BTreeMap<Ino, (Ino, u16, RangeInclusive<u64>)>,
     /// The lowest and the highest hash of the names in each directory record.
     spans: BTreeMap<Ino, (u64, u64)>,
 }
@@ -26,8 +26,8 @@ impl FragmentCheck {
         if let Some(map) = inode.fragment_map() {
             self.maps.insert(inode.ino, map.clone());
         }
-        if let Some((number, depth)) = inode.fragment() {
-            self.fragments.insert(inode.ino, (directory.parent, number, depth));
+        if let Some(number) = inode.fragment() {
+            self.fragments.insert(inode.ino, (directory.parent, number, inode.hashes()));
         }
     }
 
@@ -51,14 +51,14 @@ impl FragmentCheck {
             self.check_span(*dir, map.hashes(0), &mut wrong);
             for (number, ino) in map.fragments().skip(1) {
                 match self.fragments.remove(&ino) {
-                    Some((of, at, depth))
-                        if (of, usize::from(at), u32::from(depth)) == (*dir, number, map.depth(number)) => {}
-                    Some((of, at, depth)) => wrong.push((
+                    Some((of, at, hashes))
+                        if (of, usize::from(at), &hashes) == (*dir, number, &map.hashes(number)) => {}
+                    Some((of, at, hashes)) => wrong.push((
                         ino,
                         format!(
-                            "is fragment {at} of depth {depth} of directory {of}, but directory {dir} \
-                             says number {number} and depth {}",
-                            map.depth(number)
+                            "is fragment {at} of directory {of} with hashes {hashes:?}, but directory {dir} says \
+                             number {number} and hashes {:?}",
+                            map.hashes(number)
                         ),
                     )),
                     None => wrong.push((ino, format!("is missing: fragment {number} of directory {dir}"))),

@@ -41,11 +41,11 @@ pub enum Edit {
     MoveLock,
     /// Changes nothing; the name must refer to this inode, or be free.
     Expect { dir: Ino, name: Name, ino: Option<Ino> },
-    /// Removes names, with their part of the hashes, from a fragment of a directory; the fragment
+    /// Removes the names with hashes from `first` on from a fragment of a directory; the fragment
     /// `to` accepts them.
-    CedeNames { fragment: Ino, to: Ino, names: Vec<FragmentName> },
-    /// Adds names that another fragment cedes.
-    AcceptNames { fragment: Ino, names: Vec<FragmentName> },
+    CedeNames { fragment: Ino, to: Ino, first: u64, names: Vec<FragmentName> },
+    /// Adds names with hashes from `first` on that another fragment cedes.
+    AcceptNames { fragment: Ino, first: u64, names: Vec<FragmentName> },
     /// One name of each of these inodes goes from a fragment to another.
     MoveNames { from: Ino, to: Ino, inodes: Vec<Ino> },
     /// Sets the fragment map of a directory, whose present one has version `after`.
@@ -89,10 +89,10 @@ impl fmt::Display for Edit {
             }
             Self::MoveLock => write!(f, "a directory is moved"),
             Self::Expect { dir, name, .. } => write!(f, "the name {:?} in directory {dir} stays", text(name)),
-            Self::CedeNames { fragment, to, names } => {
+            Self::CedeNames { fragment, to, names, .. } => {
                 write!(f, "{} names go from fragment {fragment} to fragment {to}", names.len())
             }
-            Self::AcceptNames { fragment, names } => {
+            Self::AcceptNames { fragment, names, .. } => {
                 write!(f, "{} names come to fragment {fragment}", names.len())
             }
             Self::MoveNames { from, to, inodes } => {
@@ -223,7 +223,8 @@ impl State {
                 {
                     self.cached(*ino)?;
                 }
-                Edit::CedeNames { fragment: dir, names, .. } | Edit::AcceptNames { fragment: dir, names } => {
+                Edit::CedeNames { fragment: dir, names, .. }
+                | Edit::AcceptNames { fragment: dir, names, .. } => {
                     for FragmentName { ino, .. } in names.iter().filter(|name| name.ino.rank() == dir.rank())
                     {
                         self.cached(*ino)?;
@@ -296,8 +297,10 @@ impl State {
                 self.put_name(*dir, name, *ino, *kind);
                 self.entry_added(*dir, *kind == FileType::Directory, time);
             }
-            Edit::CedeNames { fragment, to, names } => self.cede_names(*fragment, *to, names),
-            Edit::AcceptNames { fragment, names } => self.accept_names(*fragment, names),
+            Edit::CedeNames { fragment, to, first, names } => {
+                self.cede_names(*fragment, *to, *first, names);
+            }
+            Edit::AcceptNames { fragment, first, names } => self.accept_names(*fragment, *first, names),
             Edit::MoveNames { from, to, inodes } => {
                 inodes.iter().for_each(|ino| self.move_name(*ino, *from, *to));
             }
