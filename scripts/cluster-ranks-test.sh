@@ -27,6 +27,8 @@ refused 'each has one at most' "$bin" cluster init "$cluster" --servers 2 --rank
 "$bin" cluster init "$cluster" --servers 4 --ranks 4 --listen 127.0.0.1:17480 > /dev/null
 # Shortens the wait for sessions of clients that were killed.
 sed -i 's/^session_seconds = .*/session_seconds = 20/' "$cluster"/server-*/server.toml
+# All sections use directories that split.
+for config in "$cluster"/server-*/server.toml; do printf '\n[policy]\ndir_split = 16\n' >> "$config"; done
 store=$cluster/server-1/store
 refused 'cluster up' "$bin" mount "$store" "$a"
 refused 'cluster fsck' "$bin" fsck "$store"
@@ -124,6 +126,7 @@ sent() { "$bin" status "$a" --counters | awk '$1 == "sent.requests" { print $2 }
 make_100() { (cd "$a/counted" && seq 100 | xargs mkdir); }
 fill_100() { (cd "$a/counted" && seq -f %g/file 100 | xargs touch -a); }
 mkdir "$a/counted"
+"$bin" policy "$a/counted" --set dir_split=8192 > /dev/null
 # One request for the name, and in three of four cases one to another rank, which has the directory.
 costs 190 make_100
 costs 210 fill_100
@@ -220,6 +223,39 @@ mount -t tmpfs tmpfs "$work/second"
 scripts/pjdfstest.sh "$a/pjdfstest" "$work/second" || fail 'not POSIX'
 umount "$work/second"
 rm -rf "$b/conformance" "$b/pjdfstest"
+
+section 'partitioned directories'
+ranks_of() { find "$1" -type f -printf '%i\n' | awk '{ print int($1 / 2^48) }' | sort -u | wc -l; }
+mkdir "$a/spread" "$a/spread/empty"
+"$bin" policy "$a/spread" --set dir_servers=4 > /dev/null
+make_files() { for n in $(seq "$2"); do echo "$2 $n" > "$1/$3-$n"; done; }
+make_files "$a/spread" 1000 a & first=$!
+make_files "$b/spread" 1000 b & second=$!
+# Names that stay are listed once while the directory changes.
+while kill -0 "$first" 2> /dev/null; do
+    is "$(find "$b/spread" -mindepth 1 -maxdepth 1 -printf '%f\n' | sort | uniq -d)" ''
+done
+wait "$first" "$second"
+is "$(ranks_of "$a/spread")" 4
+is "$(find "$a/spread" -type f | wc -l)" 2000
+is "$(stat -c '%s %h' "$a/spread" "$b/spread")" '2001 3'$'\n''2001 3'
+is "$(cat "$a"/spread/b-* | sort -n -k 2 | tail -n 1)" '1000 1000'
+chmod 700 "$b/spread"
+is "$(stat -c %a "$a/spread")" 700
+mv "$a/spread/a-7" "$b/spread/renamed"
+is "$(cat "$b/spread/renamed")" '1000 7'
+refused 'not empty' rmdir "$b/spread"
+# A directory that is full before it is spread.
+mkdir "$a/late"
+"$bin" policy "$a/late" --set dir_split=100000 > /dev/null
+make_files "$a/late" 300 c
+is "$(stat -c %s "$b/late")" 300
+"$bin" policy "$b/late" --set dir_servers=4 > /dev/null
+touch "$b/late/one-more"
+spreads() { make_files "$b/late" 20 d && [ "$(ranks_of "$b/late")" = 4 ]; }
+until_true spreads
+is "$(find "$a/late" -name 'c-*' | wc -l)" 300
+rm -r "$a/spread" "$b/late"
 
 section 'kill servers under load'
 mkdir "$a/links"

@@ -146,7 +146,8 @@ impl Meta {
             None if dir == fragment => FragmentMap::new(dir, self.config.ranks),
             None => self.query_map(cx, dir)?,
         };
-        let Some(child) = map.next_split(number) else { return Ok(Reply::Done) };
+        // The map and the fragment disagree; a later attempt may find that they agree.
+        let child = map.next_split(number).ok_or(Errno::EBUSY)?;
         let is_new = map.version() == 0 && !inode.has_entries();
         let end = if is_new { self.wanted_servers(&inode).min(map.servers()) } else { 0 };
         let children: Vec<usize> = (child..end.max(child + 1)).collect();
