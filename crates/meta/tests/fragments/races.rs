@@ -56,7 +56,7 @@ fn operations_are_done_once_while_the_directory_splits() {
     for seed in 0..600 {
         let random = &mut Rng::with_seed(seed);
         let (servers, messages) = (if seed % 2 == 0 { b"1" } else { b"2" }, random.usize(..120));
-        let (mut fs, dir, mut files) = full_dir();
+        let (mut fs, dir, mut files) = if seed % 3 == 0 { full_dir_on_disk() } else { full_dir() };
         let far = fs.fs.mkdir_at(3, Ino::ROOT, "other", 0o777);
         fs.make_files(far, &names("far", 4));
         let linked = fs.make(far, "again", NewNode::Regular);
@@ -109,6 +109,29 @@ fn operations_are_done_once_while_the_directory_splits() {
         for (_, fragment) in fs.map(dir).fragments() {
             assert_eq!(fs.fs.attr(fragment).perm, 0o711, "seed {seed}");
         }
+        fs.fs.fsck();
+    }
+}
+
+#[test]
+fn split_survives_crashes_of_several_ranks() {
+    for seed in 0..300 {
+        let random = &mut Rng::with_seed(seed);
+        let (mut fs, dir, mut files) = if seed % 2 == 0 { full_dir_on_disk() } else { full_dir() };
+        let split = set_xattr(dir, "user.espalier.dir_split", b"4");
+        fs.send(split.clone());
+        for _ in 0..3 {
+            let messages = random.usize(..40);
+            fs.deliver_shuffled(random, messages);
+            fs.fs.crash(random.u16(..RANKS), random.bool());
+        }
+        fs.finish();
+        fs.assert_names(dir, &files);
+        fs.ask(split).unwrap();
+        files.push("last".into());
+        fs.make(dir, "last", NewNode::Regular);
+        assert_eq!(fs.map(dir).fragments().count(), 4, "seed {seed}");
+        fs.assert_names(dir, &files);
         fs.fs.fsck();
     }
 }

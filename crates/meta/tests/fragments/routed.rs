@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::harness::{ROOT_CALLER, Ranks, config, name};
+use crate::harness::{Harness, ROOT_CALLER, Ranks, config, name};
+use espalier_meta::Config;
 use espalier_proto::*;
 
 /// Ranks with a client that knows the fragment maps of the directories that it has used.
@@ -208,7 +209,25 @@ impl Routed {
 
 /// A directory with names of inodes at all ranks, which are durable.
 pub fn full_dir() -> (Routed, Ino, Vec<String>) {
-    let (mut fs, dir) = Routed::with_dir();
+    fill_dir(Routed::new())
+}
+
+/// As [`full_dir`], with nothing in memory except what is in use.
+pub fn full_dir_on_disk() -> (Routed, Ino, Vec<String>) {
+    let host = |rank| Harness::with(Config { rank: Rank(rank), ranks: RANKS, cache_bytes: 0, ..config() });
+    let (mut fs, dir, files) =
+        fill_dir(Routed { fs: Ranks((0..RANKS).map(host).collect()), maps: BTreeMap::new() });
+    for rank in 0..RANKS {
+        fs.fs.0[usize::from(rank)].checkpoint();
+        fs.fs.deliver();
+        fs.fs.crash(rank, false);
+        fs.fs.deliver();
+    }
+    (fs, dir, files)
+}
+
+fn fill_dir(mut fs: Routed) -> (Routed, Ino, Vec<String>) {
+    let dir = fs.fs.mkdir_at(HOME, Ino::ROOT, "dir", 0o777);
     let (files, mut all) = (names("file", 12), names("dir", 8));
     for file in &all {
         fs.make(dir, file, NewNode::Directory);
