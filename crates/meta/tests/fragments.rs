@@ -39,6 +39,69 @@ fn empty_directory_gets_all_fragments_that_its_policy_wants_at_once() {
 }
 
 #[test]
+fn directories_below_a_policy_are_spread_wherever_they_are_made() {
+    let mut fs = Routed::new();
+    fs.ask(set_xattr(Ino::ROOT, "user.espalier.dir_servers", b"4")).unwrap();
+    assert_eq!(fs.map(Ino::ROOT).fragments().count(), 4);
+    let dirs = names("dir", 12);
+    for file in &dirs {
+        let dir = fs.make(Ino::ROOT, file, NewNode::Directory);
+        assert_eq!(fs.map(dir).fragments().count(), 4);
+        assert_eq!(fs.parent(dir), Ino::ROOT);
+    }
+    fs.assert_names(Ino::ROOT, &dirs);
+    fs.fs.fsck();
+}
+
+#[test]
+fn directory_is_not_moved_below_itself_through_a_fragment() {
+    let (mut fs, dir) = Routed::with_fragments();
+    let map = fs.map(dir);
+    for (number, rank) in (0..4).flat_map(|number| (0..4).map(move |rank| (number, rank))) {
+        let file = name_in(&map, number, &format!("dir{rank}"));
+        let below = loop {
+            let ino = fs.make(dir, &file, NewNode::Directory);
+            if ino.rank() == Rank(rank) {
+                break ino;
+            }
+            fs.ask(rmdir(dir, &file)).unwrap();
+        };
+        assert_eq!(fs.rename_as(&ROOT_CALLER, (Ino::ROOT, "dir"), (below, "dir")), Err(Errno::EINVAL));
+        let deeper = fs.make(below, "deeper", NewNode::Directory);
+        assert_eq!(fs.rename_as(&ROOT_CALLER, (dir, &file), (deeper, "dir")), Err(Errno::EINVAL));
+    }
+    fs.fs.fsck();
+}
+
+#[test]
+fn names_of_two_fragments_are_exchanged_and_replaced() {
+    let (mut fs, dir) = Routed::with_fragments();
+    let map = fs.map(dir);
+    for (from, to) in (0..4).flat_map(|from| (0..4).map(move |to| (from, to))) {
+        for node in [NewNode::Regular, NewNode::Directory] {
+            let [one, two] = [(from, "one"), (to, "two")].map(|(number, tag)| name_in(&map, number, tag));
+            let inodes = [&one, &two].map(|file| fs.make(dir, file, node.clone()));
+            let (names, flags) = ((name(&one), name(&two)), RenameFlags::EXCHANGE);
+            let (from, to) = names.clone();
+            assert_eq!(
+                fs.ask(Request::Rename { from_dir: dir, from, to_dir: dir, to, flags }),
+                Ok(Reply::Done)
+            );
+            let found = [&two, &one].map(|file| fs.lookup(dir, file).unwrap().ino);
+            assert_eq!(found, inodes);
+            assert_eq!(fs.rename_as(&ROOT_CALLER, (dir, &one), (dir, &two)), Ok(Reply::Done));
+            assert_eq!(fs.lookup(dir, &two).unwrap().ino, inodes[1]);
+            assert_eq!(fs.lookup(dir, &one), Err(Errno::ENOENT));
+            fs.fs.0[usize::from(inodes[0].rank().0)].forget(inodes[0]);
+            let left = if node == NewNode::Directory { rmdir(dir, &two) } else { unlink(dir, &two) };
+            assert_eq!(fs.ask(left), Ok(Reply::Done));
+        }
+    }
+    fs.assert_names(dir, &[]);
+    fs.fs.fsck();
+}
+
+#[test]
 fn wrong_fragment_answers_where_the_fragments_are() {
     let (mut fs, dir) = Routed::with_fragments();
     let map = fs.map(dir);
