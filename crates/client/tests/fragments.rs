@@ -448,3 +448,23 @@ fn cached_name_is_not_used_while_the_directory_may_have_another_map() {
     assert_eq!(machine.sessions.name(DIR, &name, 1), None);
     assert!(machine.sessions.answer(1, &Caller::SERVER, &Call::Request(lookup(&name))).is_none());
 }
+
+#[test]
+fn frontend_gives_up_leases_of_a_fragment_as_those_of_the_directory() {
+    let mut machine = Machine::with_map(&[1]);
+    let name = name_in(&map(&[1]), 1);
+    let named = |dir| Lease::Name { dir, name: name.clone() };
+    for (lease, shown) in [
+        (named(ONE), named(DIR)),
+        (Lease::Inode { ino: ONE }, Lease::Inode { ino: DIR }),
+        (named(DIR), named(DIR)),
+    ] {
+        let mut actions = Actions::default();
+        let revoke = FromServer::Revoke { number: RevocationId(1), lease };
+        machine.sessions.received(1, Rank(1), revoke, &mut actions);
+        let [FrontendEvent::Revoke { lease, .. }] = &actions.frontend[..] else {
+            panic!("{:?}", actions.frontend)
+        };
+        assert_eq!(*lease, shown);
+    }
+}

@@ -1,8 +1,10 @@
 //! Operations on a directory while it splits, and crashes during changes of all fragments.
 
+use std::collections::BTreeMap;
+
 use super::routed::*;
-use crate::harness::{ROOT_CALLER, name};
-use espalier_meta::Input;
+use crate::harness::{Harness, ROOT_CALLER, Ranks, config, name};
+use espalier_meta::{Acknowledge, Config, Input, Revocation};
 use espalier_proto::*;
 use fastrand::Rng;
 
@@ -214,4 +216,46 @@ fn removal_of_all_fragments_survives_a_crash() {
             fs.fs.0[usize::from(HOME)].forget(dir);
         },
     );
+}
+
+/// A client that caches replies.
+const CACHING: ClientId = ClientId(100);
+
+#[test]
+fn split_waits_until_leases_on_the_names_that_move_are_given_up() {
+    let host = |rank| {
+        let (session_ms, lease_ms, acknowledge) = (Some(60_000), Some(10_000), Acknowledge::Written);
+        let (rank, ranks) = (Rank(rank), RANKS);
+        Harness::with(Config { rank, ranks, session_ms, lease_ms, acknowledge, ..config() })
+    };
+    let mut fs = Routed { fs: Ranks((0..RANKS).map(host).collect()), maps: BTreeMap::new() };
+    for (client, leases) in [(ClientId(1), false), (CACHING, true)] {
+        fs.fs.0.iter_mut().for_each(|host| host.input(Input::Connect { client, leases, resumes: false }));
+    }
+    let dir = fs.fs.mkdir_at(HOME, Ino::ROOT, "dir", 0o777);
+    let home = usize::from(HOME);
+    let mut after = FragmentMap::new(dir, RANKS);
+    after.set(1, Some(Ino(1)));
+    let [stays, moves] = [(0, "stays"), (1, "moves")].map(|(number, tag)| name_in(&after, number, tag));
+    fs.make_files(dir, &[stays.clone(), moves.clone()]);
+    fs.ask(set_xattr(dir, "user.espalier.dir_split", b"2")).unwrap();
+    let look = |fs: &mut Routed, file: &str| {
+        let id = fs.fs.0[home].send_from(CACHING, &ROOT_CALLER, Request::Lookup { dir, name: name(file) });
+        fs.fs.deliver();
+        assert!(fs.fs.0[home].answers.remove(&id).is_some_and(|reply| reply.is_ok()), "{file}");
+        assert!(fs.fs.0[home].leases[&id].0 > 0, "{file}");
+    };
+    [&stays, &moves].iter().for_each(|file| look(&mut fs, file));
+    fs.make(dir, &name_in(&after, 1, "new"), NewNode::Regular);
+    let mut revoked = Vec::new();
+    while let Some(Revocation { client, number, lease }) = fs.fs.0[home].revocations.pop() {
+        assert_eq!(fs.map(dir).version(), 0, "the split waits");
+        revoked.push(lease);
+        fs.fs.0[home].input(Input::Revoked { client, number });
+        fs.fs.deliver();
+    }
+    assert_eq!(fs.map(dir).version(), 1);
+    let of = |file: &str| Lease::Name { dir, name: name(file) };
+    assert!(revoked.contains(&of(&moves)) && !revoked.contains(&of(&stays)), "{revoked:?}");
+    fs.assert_names(dir, &[stays, moves, name_in(&after, 1, "new")]);
 }
