@@ -80,10 +80,11 @@ impl Meta {
 
     pub(crate) fn split_ended(&mut self, dir: Ino, result: &Result<Reply, Errno>) {
         self.splits.is_running = false;
-        if result.is_err() {
-            self.splits.failed.insert(dir);
-        } else {
-            self.note_growth(dir);
+        match result {
+            Ok(_) => self.note_growth(dir),
+            // The directory has been removed.
+            Err(Errno::ESTALE) => {}
+            Err(_) => drop(self.splits.failed.insert(dir)),
         }
     }
 
