@@ -122,6 +122,7 @@ impl Meta {
 
     /// Processes one input. On return, `out` contains all immediate actions.
     pub fn on(&mut self, now: Now, input: Input, out: &mut Outbox) {
+        self.splits.uptime_ms = now.uptime_ms;
         // Draining appends no events.
         if !matches!(input, Input::Drain) {
             self.reserve_numbers();

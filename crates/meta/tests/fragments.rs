@@ -1,211 +1,14 @@
-//! Partitioned directories: a client that routes names by hand, as the replies say.
+//! Partitioned directories.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod races;
+mod routed;
 
-use crate::harness::{ROOT_CALLER, Ranks, config, name, user};
+use std::collections::BTreeSet;
+
+use crate::harness::{ROOT_CALLER, name, user};
 use espalier_meta::{Check, Finding, InoRecord};
 use espalier_proto::*;
-
-/// Ranks with a client that knows the fragment maps of the directories that it has used.
-struct Routed {
-    fs: Ranks,
-    maps: BTreeMap<Ino, Fragments>,
-}
-
-/// The directory of most tests is at this rank; its parent, the root, is not.
-const HOME: u16 = 1;
-const RANKS: u16 = 4;
-
-fn hash(file: &str) -> u64 {
-    name_hash(&name_key(&config().hash_key), &name(file))
-}
-
-/// Names that all begin with `tag`.
-fn names(tag: &str, count: usize) -> Vec<String> {
-    (0..count).map(|number| format!("{tag}{number}")).collect()
-}
-
-/// A new name with hashes of a fragment. `number`: that of the fragment in `map`.
-fn name_in(map: &FragmentMap, number: usize, tag: &str) -> String {
-    let names = (0..).map(|at| format!("{tag}-{at}"));
-    names.into_iter().find(|file| map.number(hash(file)) == number).unwrap()
-}
-
-fn create(dir: Ino, file: &str, node: NewNode) -> Request {
-    let (perm, umask, open, exclusive) = (0o777, 0, None, true);
-    Request::Create { dir, name: name(file), node, perm, umask, open, exclusive, writeback: None }
-}
-
-fn set_xattr(ino: Ino, attribute: &str, value: &[u8]) -> Request {
-    let (name, value, mode) = (attribute.as_bytes().into(), value.into(), XattrMode::Any);
-    Request::SetXattr { ino, name, value, mode, kill_sgid: false }
-}
-
-fn set_perm(ino: Ino, perm: u32) -> Request {
-    Request::SetAttr { ino, set: SetAttr { perm: Some(perm), ..SetAttr::default() } }
-}
-
-fn rmdir(dir: Ino, file: &str) -> Request {
-    Request::RmDir { dir, name: name(file), time: None }
-}
-
-fn unlink(dir: Ino, file: &str) -> Request {
-    Request::Unlink { dir, name: name(file), time: None }
-}
-
-impl Routed {
-    fn new() -> Self {
-        Self { fs: Ranks::new(RANKS), maps: BTreeMap::new() }
-    }
-
-    /// A file system with the directory `dir` in the root.
-    fn with_dir() -> (Self, Ino) {
-        let mut fs = Self::new();
-        let dir = fs.fs.mkdir_at(HOME, Ino::ROOT, "dir", 0o777);
-        (fs, dir)
-    }
-
-    /// A file system with the directory `dir` in the root, which has a fragment at each rank.
-    fn with_fragments() -> (Self, Ino) {
-        let (mut fs, dir) = Self::with_dir();
-        fs.ask(set_xattr(dir, "user.espalier.dir_servers", b"4")).unwrap();
-        assert_eq!(fs.map(dir).fragments().count(), 4);
-        (fs, dir)
-    }
-
-    fn ask(&mut self, request: Request) -> Result<Reply, Errno> {
-        self.ask_as(&ROOT_CALLER, request)
-    }
-
-    fn ask_as(&mut self, caller: &Caller, request: Request) -> Result<Reply, Errno> {
-        for _ in 0..8 {
-            let mut routed = request.clone();
-            self.route(&mut routed);
-            match self.fs.ask_as(caller, routed) {
-                Ok(Reply::Fragments(fragments)) => self.learn(*fragments),
-                Ok(Reply::Misrouted { dir }) => drop(self.map(dir)),
-                reply => return reply,
-            }
-        }
-        panic!("is routed in circles: {request:?}");
-    }
-
-    fn route(&self, request: &mut Request) {
-        request.each_name(&mut |dir, name| {
-            *dir = self.maps.get(dir).map_or(*dir, |fragments| fragments.of(name));
-        });
-        if let Request::ReadDir { dir, after, .. } = request
-            && let Some(Fragments { map, .. }) = self.maps.get(dir)
-        {
-            let next = *after + 1;
-            *dir = map.fragment(next);
-            if next == *map.hashes(map.number(next)).start() {
-                *after = 0;
-            }
-        }
-    }
-
-    fn learn(&mut self, fragments: Fragments) {
-        self.maps.insert(fragments.map.dir(), fragments);
-    }
-
-    /// The current map of a directory.
-    fn map(&mut self, dir: Ino) -> FragmentMap {
-        match self.fs.ask(Request::Fragments { dir }) {
-            Ok(Reply::Fragments(fragments)) => {
-                self.learn((*fragments).clone());
-                fragments.map
-            }
-            other => panic!("{other:?}"),
-        }
-    }
-
-    fn make(&mut self, dir: Ino, file: &str, node: NewNode) -> Ino {
-        let reply = self.ask(create(dir, file, node));
-        self.fs.found(reply).unwrap().ino
-    }
-
-    fn make_files(&mut self, dir: Ino, files: &[String]) {
-        for file in files {
-            self.make(dir, file, NewNode::Regular);
-        }
-    }
-
-    fn lookup(&mut self, dir: Ino, file: &str) -> Result<Attr, Errno> {
-        match self.ask(Request::Lookup { dir, name: name(file) }) {
-            Ok(Reply::Absent { .. }) => Err(Errno::ENOENT),
-            reply => self.fs.found(reply),
-        }
-    }
-
-    fn rename_as(&mut self, caller: &Caller, from: (Ino, &str), to: (Ino, &str)) -> Result<Reply, Errno> {
-        let flags = RenameFlags::empty();
-        let (from_dir, to_dir) = (from.0, to.0);
-        self.ask_as(caller, Request::Rename { from_dir, from: name(from.1), to_dir, to: name(to.1), flags })
-    }
-
-    /// The parent of a directory, as clients determine it.
-    fn parent(&mut self, dir: Ino) -> Ino {
-        let reply = self.ask(Request::Parent { dir });
-        let attr = self.fs.found(reply).unwrap();
-        if attr.map_version == Attr::FRAGMENT { self.parent(attr.ino) } else { attr.ino }
-    }
-
-    /// The attributes of all fragments together.
-    fn attr(&mut self, dir: Ino) -> Attr {
-        let mut attr = self.fs.attr(dir);
-        for fragment in self.map(dir).others() {
-            let part = self.fs.attr(fragment);
-            assert_eq!(part.map_version, Attr::FRAGMENT);
-            attr.add_fragment(&part);
-        }
-        attr
-    }
-
-    /// A page of a listing, and the cursor to continue after; `None` at the end.
-    fn page(&mut self, dir: Ino, after: u64, limit: u32) -> (Vec<Dirent>, Option<u64>) {
-        let reply = self.ask(Request::ReadDir { dir, after, limit, plus: false });
-        let Ok(Reply::Listing { entries, end, until, .. }) = reply else { panic!("{reply:?}") };
-        let last = entries.last().map(|entry| entry.cursor);
-        let next = if end { Some(until).filter(|until| *until < LAST_CURSOR) } else { last };
-        (entries, next)
-    }
-
-    /// All names of a directory in the order of a listing.
-    fn list(&mut self, dir: Ino) -> Vec<String> {
-        let (mut found, mut after) = (Vec::new(), Some(0));
-        while let Some(cursor) = after {
-            let (entries, next) = self.page(dir, cursor, 3);
-            found.extend(entries.iter().map(|entry| String::from_utf8(entry.name.to_vec()).unwrap()));
-            after = next;
-        }
-        found
-    }
-
-    /// Checks that each name is in the one fragment that the map says, and that no other is.
-    fn assert_names<'a>(&mut self, dir: Ino, expected: impl IntoIterator<Item = &'a String>) {
-        let expected: BTreeSet<&String> = expected.into_iter().collect();
-        let mut found = BTreeSet::new();
-        let map = self.map(dir);
-        for (number, fragment) in map.fragments() {
-            let listing = Request::ReadDir { dir: fragment, after: 0, limit: 1000, plus: false };
-            let Ok(Reply::Listing { entries, end: true, .. }) = self.fs.ask(listing) else { panic!() };
-            for entry in &entries {
-                let file = String::from_utf8(entry.name.to_vec()).unwrap();
-                assert_eq!(map.number(hash(&file)), number, "{file}");
-                assert!(found.insert(file));
-            }
-            assert_eq!(self.fs.attr(fragment).size, entries.len() as u64);
-        }
-        assert_eq!(found.iter().collect::<BTreeSet<_>>(), expected);
-        for file in expected {
-            assert!(self.lookup(dir, file).is_ok(), "{file}");
-        }
-        let listed = self.list(dir);
-        assert_eq!(listed.len(), found.len());
-        assert_eq!(BTreeSet::from_iter(listed), found);
-    }
-}
+use routed::*;
 
 #[test]
 fn full_directory_splits_and_each_name_is_in_one_fragment() {
@@ -232,6 +35,69 @@ fn empty_directory_gets_all_fragments_that_its_policy_wants_at_once() {
     assert_eq!(map.fragments().map(|(_, ino)| ino.rank().0).collect::<Vec<_>>(), [1, 2, 3]);
     fs.ask(set_xattr(dir, "user.espalier.dir_servers", b"1000")).unwrap();
     assert_eq!(fs.map(dir).fragments().count(), 4, "all servers");
+    fs.fs.fsck();
+}
+
+#[test]
+fn directories_below_a_policy_are_spread_wherever_they_are_made() {
+    let mut fs = Routed::new();
+    fs.ask(set_xattr(Ino::ROOT, "user.espalier.dir_servers", b"4")).unwrap();
+    assert_eq!(fs.map(Ino::ROOT).fragments().count(), 4);
+    let dirs = names("dir", 12);
+    for file in &dirs {
+        let dir = fs.make(Ino::ROOT, file, NewNode::Directory);
+        assert_eq!(fs.map(dir).fragments().count(), 4);
+        assert_eq!(fs.parent(dir), Ino::ROOT);
+    }
+    fs.assert_names(Ino::ROOT, &dirs);
+    fs.fs.fsck();
+}
+
+#[test]
+fn directory_is_not_moved_below_itself_through_a_fragment() {
+    let (mut fs, dir) = Routed::with_fragments();
+    let map = fs.map(dir);
+    for (number, rank) in (0..4).flat_map(|number| (0..4).map(move |rank| (number, rank))) {
+        let file = name_in(&map, number, &format!("dir{rank}"));
+        let below = loop {
+            let ino = fs.make(dir, &file, NewNode::Directory);
+            if ino.rank() == Rank(rank) {
+                break ino;
+            }
+            fs.ask(rmdir(dir, &file)).unwrap();
+        };
+        assert_eq!(fs.rename_as(&ROOT_CALLER, (Ino::ROOT, "dir"), (below, "dir")), Err(Errno::EINVAL));
+        let deeper = fs.make(below, "deeper", NewNode::Directory);
+        assert_eq!(fs.rename_as(&ROOT_CALLER, (dir, &file), (deeper, "dir")), Err(Errno::EINVAL));
+    }
+    fs.fs.fsck();
+}
+
+#[test]
+fn names_of_two_fragments_are_exchanged_and_replaced() {
+    let (mut fs, dir) = Routed::with_fragments();
+    let map = fs.map(dir);
+    for (from, to) in (0..4).flat_map(|from| (0..4).map(move |to| (from, to))) {
+        for node in [NewNode::Regular, NewNode::Directory] {
+            let [one, two] = [(from, "one"), (to, "two")].map(|(number, tag)| name_in(&map, number, tag));
+            let inodes = [&one, &two].map(|file| fs.make(dir, file, node.clone()));
+            let (names, flags) = ((name(&one), name(&two)), RenameFlags::EXCHANGE);
+            let (from, to) = names.clone();
+            assert_eq!(
+                fs.ask(Request::Rename { from_dir: dir, from, to_dir: dir, to, flags }),
+                Ok(Reply::Done)
+            );
+            let found = [&two, &one].map(|file| fs.lookup(dir, file).unwrap().ino);
+            assert_eq!(found, inodes);
+            assert_eq!(fs.rename_as(&ROOT_CALLER, (dir, &one), (dir, &two)), Ok(Reply::Done));
+            assert_eq!(fs.lookup(dir, &two).unwrap().ino, inodes[1]);
+            assert_eq!(fs.lookup(dir, &one), Err(Errno::ENOENT));
+            fs.fs.0[usize::from(inodes[0].rank().0)].forget(inodes[0]);
+            let left = if node == NewNode::Directory { rmdir(dir, &two) } else { unlink(dir, &two) };
+            assert_eq!(fs.ask(left), Ok(Reply::Done));
+        }
+    }
+    fs.assert_names(dir, &[]);
     fs.fs.fsck();
 }
 
@@ -473,26 +339,6 @@ fn listing_shows_each_name_once_while_the_directory_splits() {
         assert_eq!((listed.len(), fs.map(dir).fragments().count() == 4), (40, pages > at), "page {at}");
         assert_eq!(BTreeSet::from_iter(&listed), BTreeSet::from_iter(&files));
     }
-}
-
-/// A directory with names of inodes at all ranks, which are durable.
-fn full_dir() -> (Routed, Ino, Vec<String>) {
-    let (mut fs, dir) = Routed::with_dir();
-    let (files, mut all) = (names("file", 12), names("dir", 8));
-    for file in &all {
-        fs.make(dir, file, NewNode::Directory);
-    }
-    fs.make_files(dir, &files);
-    all.extend(files);
-    let far = fs.fs.mkdir_at(3, Ino::ROOT, "far", 0o755);
-    let ino = fs.make(far, "linked", NewNode::Regular);
-    let linked = fs.ask(Request::Link { ino, dir, name: name("linked") });
-    assert_eq!(fs.fs.found(linked).unwrap().nlink, 2);
-    all.push("linked".into());
-    for rank in 0..RANKS {
-        assert_eq!(fs.fs.ask(Request::SyncFs { rank: Rank(rank) }), Ok(Reply::Done));
-    }
-    (fs, dir, all)
 }
 
 /// A crash of a rank after each number of messages of all splits of a directory.

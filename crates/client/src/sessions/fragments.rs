@@ -23,7 +23,8 @@ use crate::{Answer, Call};
 #[derive(Debug, Default)]
 pub(super) struct KnownFragments {
     maps: HashMap<Ino, Box<Fragments>, FxBuildHasher>,
-    /// The directory of each fragment that is not the directory itself.
+    /// The directory of each fragment that is not the directory itself. Includes removed fragments,
+    /// which calls may still name.
     dirs: HashMap<Ino, Ino, FxBuildHasher>,
 }
 
@@ -58,17 +59,16 @@ impl KnownFragments {
 
     fn learn(&mut self, fragments: Box<Fragments>) {
         let dir = fragments.map.dir();
-        self.forget(dir);
         self.dirs.extend(fragments.map.others().map(|fragment| (fragment, dir)));
         self.maps.insert(dir, fragments);
     }
 
-    /// Drops a directory's map. Returns its fragments.
+    /// Drops a directory's map. Returns the fragments that it has or had.
     fn forget(&mut self, dir: Ino) -> Vec<Ino> {
-        let fragments: Vec<Ino> = self.others(dir).collect();
-        self.maps.remove(&dir);
-        self.dirs.retain(|_, of| *of != dir);
-        fragments
+        if self.maps.remove(&dir).is_none() {
+            return Vec::new();
+        }
+        self.dirs.extract_if(|_, of| *of == dir).map(|(fragment, _)| fragment).collect()
     }
 }
 

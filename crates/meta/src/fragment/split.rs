@@ -38,7 +38,23 @@ pub(crate) struct DueSplits {
     running: BTreeSet<Ino>,
     /// Those that were running at the last tick.
     slow: BTreeSet<Ino>,
+    /// Directory records that may split soon, and the uptime in ms from which on no leases on the
+    /// absence of names in them are granted. A split can revoke only leases on names that exist.
+    near: BTreeMap<Ino, u64>,
+    pub(crate) uptime_ms: u64,
 }
+
+/// Whether a directory record splits.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Outlook {
+    Stays,
+    /// It is half full.
+    Near,
+    Due,
+}
+
+/// Time in ms within which a reply that grants a lease leaves.
+const LATEST_GRANT_MS: u64 = 1_000;
 
 /// Maximum number of splits that a rank runs at a time.
 const MOST_SPLITS: usize = 8;
@@ -52,32 +68,59 @@ const NAME_BYTES: usize = 24;
 impl Meta {
     /// Examines a directory that has grown, or whose policy has changed.
     pub(crate) fn note_growth(&mut self, dir: Ino) {
-        if self.config.ranks > 1
-            && self.state.inodes.get(&dir).is_some_and(|cached| self.should_split(&cached.inode))
-        {
-            self.splits.due.insert(dir);
+        if self.config.ranks == 1 {
+            return;
+        }
+        let Some(cached) = self.state.inodes.get(&dir) else { return };
+        match self.outlook(&cached.inode) {
+            Outlook::Stays => drop(self.splits.near.remove(&dir)),
+            Outlook::Near => drop(self.splits.near.entry(dir).or_insert(self.splits.uptime_ms)),
+            Outlook::Due => {
+                self.splits.near.entry(dir).or_insert(self.splits.uptime_ms);
+                self.splits.due.insert(dir);
+            }
         }
     }
 
-    /// True if a directory record should split, or continue to: it has passed its capacity, or its
+    /// Whether a directory record splits, or continues to: it has passed its capacity, or its
     /// directory is to be spread over more servers (wu 3.4, hints).
-    fn should_split(&self, inode: &Inode) -> bool {
-        let Body::Directory(directory) = &inode.body else { return false };
+    fn outlook(&self, inode: &Inode) -> Outlook {
+        let Body::Directory(directory) = &inode.body else { return Outlook::Stays };
         let (number, hashes) = (inode.fragment().unwrap_or_default().into(), inode.hashes());
         if inode.nlink == 0 || !is_split_off(number, &hashes) {
-            return false;
+            return Outlook::Stays;
         }
         let next = match inode.partition() {
             None => Some(1),
             Some(_) => next_number(number, &hashes),
         };
         // It is ceding hashes.
-        let Some(next) = next else { return true };
-        let is_full = || {
-            let capacity = self.setting(inode, Policy::dir_split);
-            capacity.is_some_and(|capacity| directory.entries > capacity.get().into())
-        };
-        next < self.config.ranks.into() && (next < self.wanted_servers(inode) || is_full())
+        let Some(next) = next else { return Outlook::Due };
+        let capacity =
+            self.setting(inode, Policy::dir_split).map_or(u64::MAX, |capacity| capacity.get().into());
+        if next >= self.config.ranks.into() {
+            Outlook::Stays
+        } else if next < self.wanted_servers(inode) || directory.entries > capacity {
+            Outlook::Due
+        } else if directory.entries > capacity / 2 {
+            Outlook::Near
+        } else {
+            Outlook::Stays
+        }
+    }
+
+    /// True if leases on the absence of names in a directory record may be granted.
+    pub(crate) fn may_lease_absence(&self, dir: Ino) -> bool {
+        !self.splits.near.contains_key(&dir)
+    }
+
+    /// True if no client has a lease on the absence of a name in a directory record.
+    fn may_split(&self, dir: Ino) -> bool {
+        let is_new = || self.state.inodes.get(&dir).is_some_and(|cached| cached.names_are_new);
+        self.config.lease_ms.is_none_or(|term| {
+            let since = self.splits.near.get(&dir).copied().unwrap_or(self.splits.uptime_ms);
+            is_new() || since + u64::from(term) + LATEST_GRANT_MS <= self.splits.uptime_ms
+        })
     }
 
     fn wanted_servers(&self, inode: &Inode) -> usize {
@@ -90,8 +133,9 @@ impl Meta {
             return;
         }
         while self.splits.running.len() < MOST_SPLITS
-            && let Some(dir) = self.splits.due.pop_first()
+            && let Some(dir) = self.splits.due.iter().copied().find(|dir| self.may_split(*dir))
         {
+            self.splits.due.remove(&dir);
             if self.splits.running.insert(dir) {
                 let (request, number) = (Request::Split { dir }, RequestId(0));
                 self.run(now, Task::new(INTERNAL_CLIENT, number, Caller::SERVER, request), None, out);
@@ -102,10 +146,11 @@ impl Meta {
     pub(crate) fn split_ended(&mut self, dir: Ino, result: &Result<Reply, Errno>) {
         self.splits.running.remove(&dir);
         self.splits.slow.remove(&dir);
-        if result.is_err() {
-            self.splits.failed.insert(dir);
-        } else {
-            self.note_growth(dir);
+        match result {
+            Ok(_) => self.note_growth(dir),
+            // The directory has been removed.
+            Err(Errno::ESTALE) => drop(self.splits.near.remove(&dir)),
+            Err(_) => drop(self.splits.failed.insert(dir)),
         }
     }
 
@@ -136,7 +181,7 @@ impl Meta {
     pub(crate) fn split(&mut self, cx: &mut Cx<'_>, fragment: Ino) -> Step<Reply> {
         self.growable()?;
         let inode = self.state.dir_even_if_locked(fragment)?;
-        if !self.should_split(inode) {
+        if self.outlook(inode) != Outlook::Due {
             return Ok(Reply::Done);
         }
         let (inode, number) = (inode.clone(), inode.fragment().unwrap_or_default().into());

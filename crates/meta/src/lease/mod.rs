@@ -96,7 +96,7 @@ impl Meta {
 
     /// Records that the reply exposes that a name does not exist.
     pub(crate) fn note_absent(&self, cx: &mut Cx<'_>, dir: Ino, slot: &Slot) {
-        if !self.note_read(cx, LeaseKey::Name { dir, hash: slot.hash }) {
+        if !self.may_lease_absence(dir) || !self.note_read(cx, LeaseKey::Name { dir, hash: slot.hash }) {
             cx.read_set.refused = true;
         }
     }

@@ -1,0 +1,473 @@
+//! Calls on a partitioned directory, which frontends see as one.
+
+use std::collections::VecDeque;
+
+use espalier_client::{Actions, Answer, Cache, Call, FrontendEvent, IncomingCall, Sessions, Users};
+use espalier_proto::{
+    Attr, Caller, Dirent, Entry, Errno, FileType, FragmentMap, Fragments, FromClient, FromServer, Ino,
+    InodeFlags, LAST_CURSOR, Lease, Location, Name, Rank, RenameFlags, Reply, Request, RequestId,
+    RevocationId, ServerMap, Time, Touched, Welcome, name_hash,
+};
+
+const DIR: Ino = Ino(20);
+const ONE: Ino = Ino(1 << 48 | 5);
+const TWO: Ino = Ino(2 << 48 | 5);
+const FILE: Ino = Ino(1 << 48 | 9);
+const KEY: [u8; 16] = [7; 16];
+const LEASE_MS: u32 = 60_000;
+
+/// The client, with the requests that it has sent.
+struct Machine {
+    sessions: Sessions<u64>,
+    requests: VecDeque<(Rank, RequestId, Request)>,
+    answers: Vec<(Result<Answer, Errno>, u64)>,
+    calls: u64,
+}
+
+impl Machine {
+    fn new() -> Self {
+        let mut sessions = Sessions::new(Cache::new(1000, Users::AtOnce), 3, true);
+        for rank in [0, 1, 2].map(Rank) {
+            let (servers, root) = (ServerMap::NONE, Ino::ROOT);
+            let welcome = Welcome { incarnation: 1, window: 64, session_ms: 60_000, rank, root, servers };
+            sessions.connected(0, rank, &welcome, &mut Actions::default());
+        }
+        Self { sessions, requests: VecDeque::new(), answers: Vec::new(), calls: 0 }
+    }
+
+    /// A client that knows a map with these fragments besides the first, and holds them.
+    fn with_map(numbers: &[usize]) -> Self {
+        let mut machine = Self::new();
+        for number in core::iter::once(&0).chain(numbers) {
+            let file = name_in(&map(numbers), *number);
+            machine.call(lookup(&file));
+            while let Some((_, request)) = machine.sent() {
+                let reply = match request {
+                    Request::Lookup { dir: DIR, .. } if *number > 0 => fragments(numbers),
+                    Request::Lookup { .. } => Reply::Absent { cacheable: false },
+                    Request::Find { ino, .. } => Reply::Entry(entry(fragment(ino, 0, 2))),
+                    other => panic!("{other:?}"),
+                };
+                machine.reply(0, Ok(reply));
+            }
+            assert!(matches!(machine.answer(), Ok(Answer::Absent { .. })));
+        }
+        machine
+    }
+
+    fn call(&mut self, request: Request) {
+        let call = Call::Request(request);
+        assert!(self.sessions.answer(0, &Caller::SERVER, &call).is_none(), "nothing is cached");
+        self.calls += 1;
+        let incoming = IncomingCall { call_id: self.calls, caller: Caller::SERVER, call, ticket: self.calls };
+        let mut actions = Actions::default();
+        self.sessions.call(0, incoming, &mut actions);
+        self.take(actions);
+    }
+
+    fn take(&mut self, actions: Actions<u64>) {
+        for (rank, message) in actions.send {
+            // A client that makes changes fetches inode numbers in the background.
+            if let FromClient::Request { id, request, .. } = message
+                && !matches!(request, Request::TakeNumbers { .. })
+            {
+                self.requests.push_back((rank, id, request));
+            }
+        }
+        for event in actions.frontend {
+            if let FrontendEvent::Answer { result, lease_ms, .. } = event {
+                self.answers.push((result, lease_ms));
+            }
+        }
+    }
+
+    /// The oldest request that has no reply, with its rank.
+    fn sent(&self) -> Option<(u16, Request)> {
+        self.requests.front().map(|(rank, _, request)| (rank.0, request.clone()))
+    }
+
+    /// Replies to the oldest request.
+    fn reply(&mut self, lease_ms: u32, result: Result<Reply, Errno>) {
+        self.reply_touching(lease_ms, Touched::default(), result);
+    }
+
+    fn reply_touching(&mut self, lease_ms: u32, touched: Touched, result: Result<Reply, Errno>) {
+        let (rank, id, _) = self.requests.pop_front().expect("a request");
+        let mut actions = Actions::default();
+        let message = FromServer::Reply { id, lease_ms, announced: false, touched, result };
+        self.sessions.received(0, rank, message, &mut actions);
+        self.take(actions);
+    }
+
+    /// Expects a request, and replies to it without a lease.
+    fn expect(&mut self, request: Request, result: Result<Reply, Errno>) {
+        assert_eq!(self.sent(), Some((request.rank().0, request)));
+        self.reply(0, result);
+    }
+
+    /// The answer to the only call.
+    fn answer(&mut self) -> Result<Answer, Errno> {
+        assert_eq!((self.requests.len(), self.answers.len()), (0, 1));
+        self.answers.remove(0).0
+    }
+
+    /// The number and the size that a frontend gets.
+    fn attr(&mut self) -> (Ino, u64, u32) {
+        let Ok(Answer::Attr(attr)) = self.answer() else { panic!() };
+        (attr.ino, attr.size, attr.nlink)
+    }
+}
+
+fn map(numbers: &[usize]) -> FragmentMap {
+    let mut map = FragmentMap::new(DIR, 3);
+    for number in numbers {
+        let first = *map.to_cede(*number).start();
+        map.cede(*number, [DIR, ONE, TWO][*number], first);
+    }
+    map
+}
+
+fn fragments(numbers: &[usize]) -> Reply {
+    Reply::Fragments(Box::new(Fragments { map: map(numbers), name_key: KEY }))
+}
+
+/// A name with hashes of a fragment.
+fn name_in(map: &FragmentMap, number: usize) -> Name {
+    let names = (0..).map(|at| Name::new(format!("name{at}").as_bytes()).expect("a name"));
+    names.into_iter().find(|name| map.number(name_hash(&KEY, name)) == number).expect("a name")
+}
+
+fn lookup(name: &Name) -> Request {
+    Request::Lookup { dir: DIR, name: name.clone() }
+}
+
+fn lookup_in(dir: Ino, name: &Name) -> Request {
+    Request::Lookup { dir, name: name.clone() }
+}
+
+fn find(ino: Ino) -> Request {
+    Request::Find { ino, kind: Some(FileType::Directory), open: None }
+}
+
+/// The attributes of a directory record.
+fn part(ino: Ino, map_version: u32, size: u64, nlink: u32) -> Attr {
+    let time = Time::new(1, 0);
+    Attr {
+        ino,
+        kind: FileType::Directory,
+        perm: 0o755,
+        nlink,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        size,
+        blocks: 0,
+        atime: time,
+        mtime: time,
+        ctime: time,
+        btime: time,
+        streamed: false,
+        no_xattrs: true,
+        flags: InodeFlags::empty(),
+        map_version,
+    }
+}
+
+fn fragment(ino: Ino, size: u64, nlink: u32) -> Attr {
+    part(ino, Attr::FRAGMENT, size, nlink)
+}
+
+fn entry(attr: Attr) -> Entry {
+    Entry {
+        attr,
+        cacheable: true,
+        name_leased: true,
+        attr_leased: true,
+        sole_holder: false,
+        location: Location::Table,
+        reclaim_token: 1,
+    }
+}
+
+fn file() -> Entry {
+    entry(Attr { kind: FileType::Regular, ..part(FILE, 0, 0, 1) })
+}
+
+#[test]
+fn call_for_a_name_goes_to_the_fragment_that_has_it() {
+    let mut machine = Machine::new();
+    let name = name_in(&map(&[1]), 1);
+    machine.call(lookup(&name));
+    machine.expect(lookup(&name), Ok(fragments(&[1])));
+    // Later replies may concern the fragment only if the client holds it.
+    machine.expect(find(ONE), Ok(Reply::Entry(entry(fragment(ONE, 1, 2)))));
+    machine.expect(lookup_in(ONE, &name), Ok(Reply::Entry(file())));
+    assert!(matches!(machine.answer(), Ok(Answer::Entry(found)) if found.attr.ino == FILE));
+    // From here on the client knows the map.
+    machine.call(Request::Unlink { dir: DIR, name: name.clone(), time: None });
+    machine.expect(Request::Unlink { dir: ONE, name, time: None }, Ok(Reply::Done));
+    assert!(matches!(machine.answer(), Ok(Answer::Done)));
+}
+
+#[test]
+fn rename_names_the_fragments_of_both_names() {
+    let mut machine = Machine::with_map(&[1, 2]);
+    let [from, to] = [1, 2].map(|number| name_in(&map(&[1, 2]), number));
+    let flags = RenameFlags::empty();
+    let rename =
+        |from_dir, to_dir| Request::Rename { from_dir, from: from.clone(), to_dir, to: to.clone(), flags };
+    machine.call(rename(DIR, DIR));
+    machine.expect(rename(ONE, TWO), Ok(Reply::Done));
+}
+
+#[test]
+fn misrouted_call_asks_the_home_server_for_the_map() {
+    let mut machine = Machine::with_map(&[1]);
+    // Fragment 0 has split: 2 has taken names of it. Fragment 1 does not know of that.
+    let [one, two] = [1, 2].map(|number| name_in(&map(&[1, 2]), number));
+    machine.call(lookup(&one));
+    machine.expect(lookup_in(ONE, &one), Ok(Reply::Misrouted { dir: DIR }));
+    machine.expect(Request::Fragments { dir: DIR }, Ok(fragments(&[1, 2])));
+    machine.expect(lookup_in(ONE, &one), Ok(Reply::Entry(file())));
+    assert!(machine.answer().is_ok());
+    machine.call(lookup(&two));
+    machine.expect(find(TWO), Ok(Reply::Entry(entry(fragment(TWO, 1, 2)))));
+    machine.expect(lookup_in(TWO, &two), Ok(Reply::Absent { cacheable: true }));
+    assert!(matches!(machine.answer(), Ok(Answer::Absent { .. })));
+}
+
+#[test]
+fn call_that_is_always_misrouted_fails() {
+    let mut machine = Machine::with_map(&[1]);
+    machine.call(lookup(&name_in(&map(&[1]), 1)));
+    for _ in 0..100 {
+        match machine.sent() {
+            Some((_, Request::Fragments { .. })) => machine.reply(0, Ok(fragments(&[1]))),
+            Some(_) => machine.reply(0, Ok(Reply::Misrouted { dir: DIR })),
+            None => break,
+        }
+    }
+    assert_eq!(machine.answer().err(), Some(Errno::EIO));
+}
+
+#[test]
+fn calls_that_name_a_removed_fragment_are_routed_by_the_present_map() {
+    let mut machine = Machine::with_map(&[1]);
+    let name = name_in(&map(&[1]), 1);
+    machine.call(lookup(&name));
+    machine.call(lookup(&name));
+    machine.expect(lookup_in(ONE, &name), Err(Errno::ESTALE));
+    let second = machine.requests.pop_front().expect("a request");
+    machine.expect(Request::Fragments { dir: DIR }, Ok(fragments(&[])));
+    machine.expect(lookup(&name), Err(Errno::ENOENT));
+    assert_eq!(machine.answer().err(), Some(Errno::ENOENT));
+    machine.requests.push_back(second);
+    machine.expect(lookup_in(ONE, &name), Err(Errno::ESTALE));
+    machine.expect(Request::Fragments { dir: DIR }, Ok(fragments(&[])));
+    machine.expect(lookup(&name), Err(Errno::ENOENT));
+    assert_eq!(machine.answer().err(), Some(Errno::ENOENT));
+}
+
+fn get_attr(ino: Ino) -> Request {
+    Request::GetAttr { ino }
+}
+
+#[test]
+fn unleased_attributes_are_summed_until_two_rounds_agree() {
+    let mut machine = Machine::new();
+    let sizes = |machine: &mut Machine, sizes: [u64; 3]| {
+        machine.expect(get_attr(DIR), Ok(Reply::Attr(part(DIR, 2, sizes[0], 3))));
+        if machine.sent() == Some((0, Request::Fragments { dir: DIR })) {
+            machine.reply(0, Ok(fragments(&[1, 2])));
+        }
+        machine.expect(get_attr(ONE), Ok(Reply::Attr(fragment(ONE, sizes[1], 4))));
+        machine.expect(get_attr(TWO), Ok(Reply::Attr(fragment(TWO, sizes[2], 2))));
+    };
+    machine.call(get_attr(DIR));
+    sizes(&mut machine, [10, 20, 30]);
+    sizes(&mut machine, [10, 19, 30]);
+    sizes(&mut machine, [10, 19, 31]);
+    sizes(&mut machine, [10, 19, 31]);
+    assert_eq!(machine.attr(), (DIR, 60, 2 + 1 + 2));
+    assert!(machine.sessions.attr(DIR, 0).is_none());
+}
+
+#[test]
+fn sum_is_repeated_with_the_map_of_a_directory_that_splits_meanwhile() {
+    let mut machine = Machine::new();
+    machine.call(get_attr(DIR));
+    machine.expect(get_attr(DIR), Ok(Reply::Attr(part(DIR, 1, 10, 2))));
+    machine.expect(Request::Fragments { dir: DIR }, Ok(fragments(&[1])));
+    machine.expect(get_attr(ONE), Ok(Reply::Attr(fragment(ONE, 10, 2))));
+    // Four of the first fragment's names have gone to another.
+    machine.expect(get_attr(DIR), Ok(Reply::Attr(part(DIR, 2, 6, 2))));
+    machine.expect(Request::Fragments { dir: DIR }, Ok(fragments(&[1, 2])));
+    machine.expect(get_attr(ONE), Ok(Reply::Attr(fragment(ONE, 10, 2))));
+    machine.expect(get_attr(TWO), Ok(Reply::Attr(fragment(TWO, 4, 2))));
+    for attr in [part(DIR, 2, 6, 2), fragment(ONE, 10, 2), fragment(TWO, 4, 2)] {
+        machine.expect(get_attr(attr.ino), Ok(Reply::Attr(attr)));
+    }
+    assert_eq!(machine.attr(), (DIR, 20, 2));
+}
+
+#[test]
+fn leased_attributes_are_summed_in_one_round_and_cached() {
+    let mut machine = Machine::with_map(&[1]);
+    machine.call(get_attr(DIR));
+    for attr in [part(DIR, 1, 10, 2), fragment(ONE, 5, 3)] {
+        assert_eq!(machine.sent(), Some((attr.ino.rank().0, get_attr(attr.ino))));
+        machine.reply(LEASE_MS, Ok(Reply::Attr(attr)));
+    }
+    assert_eq!(machine.attr(), (DIR, 15, 3));
+    assert_eq!(machine.sessions.attr(DIR, 1).map(|attr| attr.size), Some(15));
+    // The first of their leases that ends is that of the answer.
+    let (number, lease) = (RevocationId(1), Lease::Inode { ino: ONE });
+    machine.sessions.received(1, Rank(1), FromServer::Revoke { number, lease }, &mut Actions::default());
+    assert!(machine.sessions.attr(DIR, 1).is_none());
+}
+
+fn read_dir(dir: Ino, after: u64) -> Request {
+    Request::ReadDir { dir, after, limit: 100, plus: false }
+}
+
+fn listing(names: &[&Name], end: bool, until: u64) -> Reply {
+    let dirent = |name: &&Name| Dirent {
+        name: (*name).clone(),
+        ino: FILE,
+        kind: FileType::Regular,
+        cursor: name_hash(&KEY, name),
+        entry: None,
+    };
+    Reply::Listing { entries: names.iter().map(dirent).collect(), parent: Ino::ROOT, end, until }
+}
+
+/// The names, the last cursor, and whether the listing is over.
+fn page(machine: &mut Machine) -> (Vec<Name>, u64, bool) {
+    let Ok(Answer::Listing { entries, end, .. }) = machine.answer() else { panic!() };
+    let cursor = entries.last().map_or(0, |entry| entry.cursor);
+    (entries.into_iter().map(|entry| entry.name).collect(), cursor, end)
+}
+
+#[test]
+fn listing_continues_with_the_next_fragment() {
+    let mut machine = Machine::with_map(&[1, 2]);
+    let map = map(&[1, 2]);
+    let [zero, one] = [0, 1].map(|number| name_in(&map, number));
+    let end_of = |number| *map.hashes(number).end();
+    machine.call(read_dir(DIR, 0));
+    machine.expect(read_dir(DIR, 0), Ok(listing(&[&zero], true, end_of(0))));
+    assert_eq!(page(&mut machine), (vec![zero], end_of(0), false));
+    // In the order of hashes fragment 2 is between 0 and 1. It is empty.
+    machine.call(read_dir(DIR, end_of(0)));
+    machine.expect(read_dir(TWO, 0), Ok(listing(&[], true, end_of(2))));
+    machine.expect(read_dir(ONE, 0), Ok(listing(&[&one], false, end_of(1))));
+    assert_eq!(page(&mut machine), (vec![one.clone()], name_hash(&KEY, &one), false));
+    machine.call(read_dir(DIR, name_hash(&KEY, &one)));
+    assert!(end_of(1) >= LAST_CURSOR);
+    machine.expect(read_dir(ONE, name_hash(&KEY, &one)), Ok(listing(&[], true, end_of(1))));
+    assert_eq!(page(&mut machine), (vec![], 0, true));
+}
+
+#[test]
+fn listing_goes_on_in_a_fragment_that_has_split_off() {
+    let mut machine = Machine::with_map(&[1]);
+    let (zero, two) = (name_in(&map(&[1, 2]), 0), name_in(&map(&[1, 2]), 2));
+    let end = *map(&[1, 2]).hashes(0).end();
+    machine.call(read_dir(DIR, 0));
+    machine.expect(read_dir(DIR, 0), Ok(listing(&[&zero], true, end)));
+    assert_eq!(page(&mut machine), (vec![zero], end, false));
+    machine.call(read_dir(DIR, end));
+    machine.expect(read_dir(DIR, end), Ok(fragments(&[1, 2])));
+    machine.expect(read_dir(TWO, 0), Ok(listing(&[&two], true, *map(&[1, 2]).hashes(2).end())));
+    assert_eq!(page(&mut machine).0, [two]);
+}
+
+#[test]
+fn fsync_syncs_all_fragments() {
+    let sync = |ino| Request::Fsync { ino };
+    for failing in [None, Some(DIR), Some(ONE), Some(TWO)] {
+        let mut machine = Machine::with_map(&[1, 2]);
+        machine.call(sync(DIR));
+        let mut synced = Vec::new();
+        while let Some((_, Request::Fsync { ino })) = machine.sent() {
+            assert!(machine.answers.is_empty());
+            synced.push(ino);
+            machine.reply(0, if failing == Some(ino) { Err(Errno::EIO) } else { Ok(Reply::Done) });
+        }
+        assert_eq!(machine.answer().err(), failing.map(|_| Errno::EIO));
+        synced.sort_unstable();
+        assert!(failing.is_some() || synced == [DIR, ONE, TWO], "{synced:?}");
+    }
+}
+
+/// Leases the directory, and the absence of a name.
+fn with_absent_name(map_version: u32, name: &Name) -> Machine {
+    let mut machine = Machine::new();
+    machine.call(get_attr(DIR));
+    machine.reply(LEASE_MS, Ok(Reply::Attr(part(DIR, map_version, 0, 2))));
+    machine.answer().expect("attributes");
+    machine.call(lookup(name));
+    machine.reply(LEASE_MS, Ok(Reply::Absent { cacheable: true }));
+    machine.answer().expect("an answer");
+    assert!(machine.sessions.answer(1, &Caller::SERVER, &Call::Request(lookup(name))).is_some());
+    machine
+}
+
+#[test]
+fn outdated_map_makes_no_name_absent() {
+    let name = name_in(&map(&[1]), 1);
+    let mut machine = with_absent_name(0, &name);
+    // Another reply mentions the directory, which has split: its map is not known.
+    machine.call(get_attr(Ino::ROOT));
+    let touched = Touched { attrs: vec![part(DIR, 1, 0, 2)], ..Touched::default() };
+    machine.reply_touching(LEASE_MS, touched, Ok(Reply::Attr(part(Ino::ROOT, 0, 1, 3))));
+    machine.answer().expect("attributes");
+    assert_eq!(machine.sessions.name(DIR, &name, 1), None);
+    machine.call(lookup(&name));
+    machine.expect(lookup(&name), Ok(fragments(&[1])));
+    machine.expect(find(ONE), Ok(Reply::Entry(entry(fragment(ONE, 1, 2)))));
+    machine.expect(lookup_in(ONE, &name), Ok(Reply::Entry(file())));
+    assert!(matches!(machine.answer(), Ok(Answer::Entry(_))));
+}
+
+#[test]
+fn cached_name_is_not_used_while_the_directory_may_have_another_map() {
+    let mut machine = Machine::with_map(&[1]);
+    let name = name_in(&map(&[1]), 1);
+    for attr in [part(DIR, 1, 0, 2), fragment(ONE, 1, 2)] {
+        if machine.requests.is_empty() {
+            machine.call(get_attr(DIR));
+        }
+        assert_eq!(machine.sent().map(|(_, request)| request), Some(get_attr(attr.ino)));
+        machine.reply(LEASE_MS, Ok(Reply::Attr(attr)));
+    }
+    machine.attr();
+    machine.call(lookup(&name));
+    machine.reply(LEASE_MS, Ok(Reply::Entry(file())));
+    machine.answer().expect("an entry");
+    assert!(machine.sessions.name(DIR, &name, 1).is_some());
+    let (number, lease) = (RevocationId(1), Lease::Inode { ino: DIR });
+    machine.sessions.received(1, Rank(0), FromServer::Revoke { number, lease }, &mut Actions::default());
+    assert_eq!(machine.sessions.name(DIR, &name, 1), None);
+    assert!(machine.sessions.answer(1, &Caller::SERVER, &Call::Request(lookup(&name))).is_none());
+}
+
+#[test]
+fn frontend_gives_up_leases_of_a_fragment_as_those_of_the_directory() {
+    let mut machine = Machine::with_map(&[1]);
+    let name = name_in(&map(&[1]), 1);
+    let named = |dir| Lease::Name { dir, name: name.clone() };
+    for (lease, shown) in [
+        (named(ONE), named(DIR)),
+        (Lease::Inode { ino: ONE }, Lease::Inode { ino: DIR }),
+        (named(DIR), named(DIR)),
+    ] {
+        let mut actions = Actions::default();
+        let revoke = FromServer::Revoke { number: RevocationId(1), lease };
+        machine.sessions.received(1, Rank(1), revoke, &mut actions);
+        let [FrontendEvent::Revoke { lease, .. }] = &actions.frontend[..] else {
+            panic!("{:?}", actions.frontend)
+        };
+        assert_eq!(*lease, shown);
+    }
+}
