@@ -216,11 +216,11 @@ impl<T> Sessions<T> {
                 (Answer::Attr(attr), until - now)
             }
             Call::Request(Request::ReadDir { dir, after, .. }) => {
-                let (dir, after) = self.fragments.of_cursor(self.real(*dir), *after);
+                let dir = self.fragments.of_cursor(self.real(*dir), *after);
                 if !self.may(caller, dir, Access::READ, now) || self.retain_known(now, dir) == Some(0) {
                     return None;
                 }
-                self.cache.next_page(Page { dir, after, ..Page::of(call)? }, now)?
+                self.cache.next_page(Page { dir, ..Page::of(call)? }, now)?
             }
             Call::Request(Request::GetXattr { ino, name })
                 if KERNEL_XATTRS.iter().any(|often| name.starts_with(often))
@@ -392,6 +392,7 @@ impl<T> Sessions<T> {
             self.invalidate(names, inos, actions);
         }
         self.cache.distrust_rank(rank);
+        self.fragments.distrust(rank);
         self.forget_seen(|dir| dir.rank() == rank);
     }
 

@@ -359,8 +359,8 @@ fn listing_continues_with_the_next_fragment() {
     assert_eq!(page(&mut machine), (vec![zero], end_of(0), false));
     // In the order of hashes fragment 2 is between 0 and 1. It is empty.
     machine.call(read_dir(DIR, end_of(0)));
-    machine.expect(read_dir(TWO, 0), Ok(listing(&[], true, end_of(2))));
-    machine.expect(read_dir(ONE, 0), Ok(listing(&[&one], false, end_of(1))));
+    machine.expect(read_dir(TWO, end_of(0)), Ok(listing(&[], true, end_of(2))));
+    machine.expect(read_dir(ONE, end_of(2)), Ok(listing(&[&one], false, end_of(1))));
     assert_eq!(page(&mut machine), (vec![one.clone()], name_hash(&KEY, &one), false));
     machine.call(read_dir(DIR, name_hash(&KEY, &one)));
     assert!(end_of(1) >= LAST_CURSOR);
@@ -378,7 +378,7 @@ fn listing_goes_on_in_a_fragment_that_has_split_off() {
     assert_eq!(page(&mut machine), (vec![zero], end, false));
     machine.call(read_dir(DIR, end));
     machine.expect(read_dir(DIR, end), Ok(fragments(&[1, 2])));
-    machine.expect(read_dir(TWO, 0), Ok(listing(&[&two], true, *map(&[1, 2]).hashes(2).end())));
+    machine.expect(read_dir(TWO, end), Ok(listing(&[&two], true, *map(&[1, 2]).hashes(2).end())));
     assert_eq!(page(&mut machine).0, [two]);
 }
 

@@ -47,6 +47,8 @@ pub struct Config {
     pub striping: Option<Striping>,
     /// The policy where a directory sets none.
     pub policy: Policy,
+    /// Number of names that a step of a split of a directory moves, about.
+    pub split_names: u64,
     /// The rank of this server, and the number of ranks.
     pub rank: Rank,
     pub ranks: u16,
@@ -78,6 +80,7 @@ impl Config {
             most_leases: 1 << 20,
             striping: None,
             policy: Policy::NONE,
+            split_names: 2048,
             rank: Rank(0),
             ranks: 1,
         }

@@ -293,7 +293,10 @@ impl Meta {
                 return;
             }
             Request::Place { .. } => return out.placed.push(((task.from, task.id), result.map(drop))),
-            Request::Enter { client, .. } => return out.entered.push((client, result.map(drop))),
+            Request::Enter { client, .. } => {
+                let entered = result.and_then(|reply| (reply == Reply::Done).then_some(()).ok_or(Errno::EIO));
+                return out.entered.push((client, entered));
+            }
             Request::Forget { .. } if self.config.session_ms.is_none() => return,
             _ => {}
         }

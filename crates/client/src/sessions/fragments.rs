@@ -8,7 +8,7 @@
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
-use espalier_proto::{Attr, Entry, Errno, FileType, Fragments, Ino, LAST_CURSOR, Name, Reply, Request};
+use espalier_proto::{Attr, Entry, Errno, FileType, Fragments, Ino, LAST_CURSOR, Name, Rank, Reply, Request};
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
@@ -45,16 +45,10 @@ impl KnownFragments {
         self.maps.get(&dir).map_or(dir, |fragments| fragments.of(name))
     }
 
-    /// The fragment in which a listing continues after a cursor, and the cursor to continue after
-    /// there.
-    pub fn of_cursor(&self, dir: Ino, after: u64) -> (Ino, u64) {
+    /// The fragment in which a listing continues after a cursor.
+    pub fn of_cursor(&self, dir: Ino, after: u64) -> Ino {
         let dir = self.whole(dir);
-        let Some(Fragments { map, .. }) = self.maps.get(&dir).map(|fragments| &**fragments) else {
-            return (dir, after);
-        };
-        let number = map.number(after.saturating_add(1));
-        let is_start = after.saturating_add(1) == *map.hashes(number).start();
-        (map.fragment(after.saturating_add(1)), if is_start { 0 } else { after })
+        self.maps.get(&dir).map_or(dir, |fragments| fragments.map.fragment(after.saturating_add(1)))
     }
 
     fn learn(&mut self, fragments: Box<Fragments>) {
@@ -63,9 +57,15 @@ impl KnownFragments {
         self.maps.insert(dir, fragments);
     }
 
+    /// Drops the maps of directories at a rank that may have lost changes of them.
+    pub fn distrust(&mut self, rank: Rank) {
+        self.maps.retain(|dir, _| dir.rank() != rank);
+    }
+
     /// Drops a directory's map. Returns the fragments that it has or had.
     fn forget(&mut self, dir: Ino) -> Vec<Ino> {
-        if self.maps.remove(&dir).is_none() {
+        self.maps.remove(&dir);
+        if self.dirs.is_empty() {
             return Vec::new();
         }
         self.dirs.extract_if(|_, of| *of == dir).map(|(fragment, _)| fragment).collect()
@@ -118,7 +118,7 @@ impl<T> Sessions<T> {
         let Call::Request(request) = call else { return };
         request.each_name(&mut |dir, name| *dir = self.fragments.of_name(*dir, name));
         if let Request::ReadDir { dir, after, .. } = request {
-            (*dir, *after) = self.fragments.of_cursor(*dir, *after);
+            *dir = self.fragments.of_cursor(*dir, *after);
         }
     }
 
@@ -242,7 +242,10 @@ impl<T> Sessions<T> {
         let wait = core::mem::take(&mut pending.call_state.fragment_wait);
         let is_entry = matches!(wait, FragmentWait::Entry);
         // The fragment has been merged, or the directory removed.
-        let is_stale = result == Err(Errno::ESTALE) && pending.call_state.routes < 2;
+        let CallState { routes, own, name_state, .. } = &pending.call_state;
+        // Otherwise an inode is gone, and the call may have changed something.
+        let is_about_name = own.is_none() && name_state.remote_entry.is_none();
+        let is_stale = result == Err(Errno::ESTALE) && *routes < 2 && is_about_name;
         let is_gone = (is_entry || is_stale) && self.routed_fragment(&mut pending.incoming.call).is_some();
         match (wait, result) {
             (FragmentWait::Sum(sum), result) => self.add_to_sum(now, pending, sum, result, lease, actions),
@@ -313,6 +316,7 @@ impl<T> Sessions<T> {
             return actions.answer(incoming.ticket, Err(Errno::EIO));
         }
         self.route(&mut incoming.call);
+        let Some(incoming) = self.block_call(now, incoming) else { return };
         let interrupted = call_state.interrupted;
         drop(call_state);
         self.begin(now, incoming, CallState { routes, interrupted, ..CallState::default() }, actions);
@@ -422,7 +426,7 @@ impl<T> Sessions<T> {
             }
             // The fragment has been merged, or the directory removed: its attributes are those of
             // the first fragment.
-            Err(Errno::ESTALE) => {
+            Err(Errno::ESTALE) if !sum.parts.is_empty() && !sum.fragments.is_empty() => {
                 sum.fragments.truncate(sum.parts.len());
                 sum.rounds = MOST_ROUNDS;
             }
@@ -477,7 +481,8 @@ impl<T> Sessions<T> {
     pub(super) fn forget_fragments(&mut self, dirs: impl Iterator<Item = Ino>) {
         for dir in dirs {
             for fragment in self.fragments.forget(dir) {
-                self.cache.forget(fragment, 1);
+                // Several calls may have requested it at the same time.
+                self.cache.forget(fragment, u64::MAX);
             }
         }
     }

@@ -146,7 +146,9 @@ impl<T> Sessions<T> {
         if retain_pages {
             self.track(dir, now);
         }
-        (self.cache.leased_until(dir) > now + SOON_MS).then_some(retain_pages)
+        // Leases on the other fragments are not renewed.
+        let is_covered = self.cache.leased_until(dir) > now + SOON_MS && !self.is_partitioned(dir);
+        is_covered.then_some(retain_pages)
     }
 
     pub fn close_dir(&mut self, dir: Ino) {

@@ -58,8 +58,6 @@ const LATEST_GRANT_MS: u64 = 1_000;
 
 /// Maximum number of splits that a rank runs at a time.
 const MOST_SPLITS: usize = 8;
-/// Number of names that a step of a split moves, about.
-const STEP: u64 = 2048;
 /// Maximum size of these names in bytes: they are in one message and one event.
 const MOST_BYTES: usize = 256 << 10;
 /// Size of a name with its inode in a message, in bytes, besides the name's length.
@@ -154,15 +152,14 @@ impl Meta {
         }
     }
 
-    /// Called with each tick: failed splits become due again, and those that wait for another rank
-    /// with their fragment frozen are withdrawn.
+    /// Called with each tick: failed splits become due again, and those that wait long for another
+    /// rank are withdrawn.
     pub(crate) fn retry_splits(&mut self, out: &mut Outbox) {
         let failed = take(&mut self.splits.failed);
         self.splits.due.extend(failed);
         let slow = core::mem::replace(&mut self.splits.slow, self.splits.running.clone());
-        let is_frozen = |task: &Task| task.coordinator.as_ref().is_some_and(|it| it.is_frozen());
         let stuck = self.tasks.iter().filter_map(|(number, task)| match task.request {
-            Request::Split { dir } if slow.contains(&dir) && is_frozen(task) => Some((*number, dir)),
+            Request::Split { dir } if slow.contains(&dir) => Some((*number, dir)),
             _ => None,
         });
         for (number, dir) in stuck.collect::<Vec<_>>() {
@@ -230,7 +227,7 @@ impl Meta {
         // Hashes are uniform.
         let all = inode.hashes();
         let per_name = ((*all.end()).min(LAST_CURSOR) - all.start()) / directory.entries.max(1);
-        let mut first = end.saturating_sub(per_name.saturating_mul(STEP)).max(start);
+        let mut first = end.saturating_sub(per_name.saturating_mul(self.config.split_names)).max(start);
         if first - start < per_name {
             first = start;
         }

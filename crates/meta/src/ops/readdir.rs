@@ -30,7 +30,7 @@ impl Meta {
         if let Some(locks) = &self.state.locks {
             locks.check_whole(dir)?;
         }
-        // A listing of a fragment begins at 0, too.
+        // A listing begins at 0 in the first fragment.
         if after > 0 {
             self.state.check_hash(dir, after.saturating_add(1))?;
         }
@@ -39,15 +39,16 @@ impl Meta {
         };
         let (parent, cacheable, hashes) = (directory.parent, inode.searchable_by_all(), inode.hashes());
         let is_fragment = inode.fragment().is_some();
-        let parent = if self.state.is_here(parent) { self.state.whole_dir(parent)? } else { parent };
-        let parent = self.parent_for(cx.client, dir, parent);
         // The kernel checks this when it opens a directory, but other clients exist too.
         if self.config.session_ms.is_some() && self.opens_of(cx.client, dir) == 0 {
             cx.check(inode, Access::READ)?;
         }
         if self.state.is_removed(dir)? {
+            let parent = self.parent_for(cx.client, dir, parent);
             return Ok(Reply::Listing { entries: Vec::new(), parent, end: true, until: u64::MAX });
         }
+        let parent = if self.state.is_here(parent) { self.state.whole_dir(parent)? } else { parent };
+        let parent = self.parent_for(cx.client, dir, parent);
         let page = self.page(cx, dir, after);
         let (found, end) = self
             .state

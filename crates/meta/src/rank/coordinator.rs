@@ -48,13 +48,6 @@ struct PeerQuestion {
     answer: Option<PeerAnswer>,
 }
 
-impl Coordinator {
-    /// True if the operation holds the lock of an inode at this rank.
-    pub(crate) fn is_frozen(&self) -> bool {
-        self.frozen.is_some()
-    }
-}
-
 impl PeerQuestion {
     fn message(&self) -> PeerMessage {
         PeerMessage::Ask { id: self.id, caller: self.caller.clone(), question: self.question.clone() }

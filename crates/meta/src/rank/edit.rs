@@ -170,13 +170,14 @@ impl Edit {
                     see(LeaseKey::Name { dir: *fragment, hash: state.slot(name).hash }, Some(name));
                 }
             }
-            Self::SetMap { dir: ino, .. } | Self::SetRights { ino, .. } => {
+            Self::SetMap { dir: ino, .. }
+            | Self::SetRights { ino, .. }
+            | Self::AcceptNames { fragment: ino, .. } => {
                 see(LeaseKey::Exclusive(*ino), None);
                 see(LeaseKey::Inode(*ino), None);
             }
-            // No client knows a new fragment, and the fragment of a name is no attribute of its
-            // inode.
-            Self::AcceptNames { .. } | Self::MoveNames { .. } => {}
+            // The fragment of a name is no attribute of its inode.
+            Self::MoveNames { .. } => {}
             Self::Make { .. } | Self::MoveLock | Self::Expect { .. } => {}
         }
     }

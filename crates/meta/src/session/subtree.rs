@@ -29,7 +29,10 @@ impl Meta {
             let dir = self.query_map(cx, root)?.fragment(self.state.slot(name).hash);
             let target = if dir.rank() == own {
                 self.state.dir(dir)?;
-                self.whose_name(dir, name)?
+                match self.whose_name(dir, name) {
+                    Err(Stop::Misrouted(_)) => return Err(Errno::EAGAIN.into()),
+                    target => target?,
+                }
             } else {
                 let question = Question::Look { dir, name: name.clone() };
                 match self.query_rank(cx, dir.rank(), question)? {

@@ -104,7 +104,7 @@ pub fn name(text: &str) -> Name {
 pub const STRIP: u64 = 64;
 
 pub fn config() -> Config {
-    Config { atime: Atime::Never, reserve: 0, ..Config::new([7; 16], STRIP as u32, 2 << 20) }
+    Config { atime: Atime::Never, reserve: 0, split_names: 3, ..Config::new([7; 16], STRIP as u32, 2 << 20) }
 }
 
 impl Harness {
