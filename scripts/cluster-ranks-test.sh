@@ -123,14 +123,15 @@ costs() {
     [ "$spent" -le "$limit" ] || fail "$* costs $spent requests instead of $limit: $("$bin" status "$a" --counters)"
 }
 sent() { "$bin" status "$a" --counters | awk '$1 == "sent.requests" { print $2 }'; }
-make_100() { (cd "$a/counted" && seq 100 | xargs mkdir); }
-fill_100() { (cd "$a/counted" && seq -f %g/file 100 | xargs touch -a); }
-mkdir "$a/counted"
-"$bin" policy "$a/counted" --set dir_split=8192 > /dev/null
+make_100() { (cd "$a/whole/counted" && seq 100 | xargs mkdir); }
+fill_100() { (cd "$a/whole/counted" && seq -f %g/file 100 | xargs touch -a); }
+mkdir "$a/whole"
+"$bin" policy "$a/whole" --set dir_split=8192 > /dev/null
+mkdir "$a/whole/counted"
 # One request for the name, and in three of four cases one to another rank, which has the directory.
 costs 190 make_100
 costs 210 fill_100
-rm -r "$a/counted"
+rm -r "$a/whole"
 
 section 'overlayfs on a mount'
 overlays() {
