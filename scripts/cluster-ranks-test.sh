@@ -253,7 +253,7 @@ make_files "$a/late" 300 c
 is "$(stat -c %s "$b/late")" 300
 "$bin" policy "$b/late" --set dir_servers=4 > /dev/null
 touch "$b/late/one-more"
-spreads() { make_files "$b/late" 20 d && [ "$(ranks_of "$b/late")" = 4 ]; }
+spreads() { make_files "$b/late" 20 "d$RANDOM" && [ "$(ranks_of "$b/late")" = 4 ]; }
 until_true spreads
 is "$(find "$a/late" -name 'c-*' | wc -l)" 300
 rm -r "$a/spread" "$b/late"
