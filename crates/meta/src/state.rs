@@ -35,7 +35,7 @@ pub(crate) struct Cached {
     pub nameless: bool,
     /// Used since the eviction clock last passed.
     pub used: Mutable<bool>,
-    /// For a directory: no reply has reported a name in it as absent.
+    /// For a directory: no reply that may be cached has reported a name in it as absent.
     pub names_are_new: bool,
     /// The store has a record of its place, possibly outdated.
     pub is_placed: bool,

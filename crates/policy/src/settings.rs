@@ -87,10 +87,6 @@ macro_rules! settings {
     (@text unset $meaning:expr) => { $meaning.to_string() };
 }
 
-/// The default of `dir_split`: large enough that few directories split, and small enough that a
-/// split takes a fraction of a second.
-const SPLIT: NonZeroU32 = NonZeroU32::new(8192).expect("not zero");
-
 settings! {
     /// A large file is spread over at most this many data servers. A number larger than theirs
     /// means all of them.
@@ -117,7 +113,7 @@ settings! {
     Eager eager: bool, default = true;
     /// A fragment of a directory that has more entries than this gives half of them to another
     /// metadata server (wu 3.4).
-    DirSplit dir_split: NonZeroU32, default = SPLIT;
+    DirSplit dir_split: NonZeroU32, unset = "no directory splits by itself";
     /// A directory is spread over this many metadata servers from the start (wu 3.4). A number
     /// larger than theirs means all of them.
     DirServers dir_servers: NonZeroU16, default = NonZeroU16::MIN;
