@@ -38,7 +38,7 @@ pub(super) struct CallState {
     /// Number of times that the call has been routed again.
     pub routes: u8,
     /// All fragments of the directory have contributed to the answer.
-    pub is_summed: bool,
+    pub has_all_fragments: bool,
     #[expect(dead_code, reason = "held until the call ends")]
     pub changes: Changes,
 }
@@ -304,8 +304,19 @@ impl<T> Sessions<T> {
             }
             Next::Stream(io) => end.link.stream(io, incoming.call.bytes_to_write(), &mut end.out),
         };
-        call_state.sent = now;
-        let (wait, is_interrupted) = (CallWait::Reply(rank, id), call_state.interrupted);
+        self.await_reply(now, pending, CallWait::Reply(rank, id), actions);
+    }
+
+    /// Has a call wait for the reply to a request sent now.
+    pub(super) fn await_reply(
+        &mut self,
+        now: u64,
+        mut pending: PendingCall<T>,
+        wait: CallWait,
+        actions: &mut Actions<T>,
+    ) {
+        pending.call_state.sent = now;
+        let is_interrupted = pending.call_state.interrupted;
         self.calls.insert(wait, pending);
         if is_interrupted {
             self.cancel(wait, actions);

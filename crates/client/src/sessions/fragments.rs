@@ -93,8 +93,6 @@ pub(super) enum FragmentWait {
 pub(super) struct FragmentSum {
     /// The answer, with the attributes of the first fragment.
     answer: Answer,
-    /// When the shortest of the leases ends.
-    until: u64,
     /// The directory and its other fragments, as the map of this version has them; empty: the map
     /// is requested first.
     fragments: Vec<Ino>,
@@ -185,8 +183,9 @@ impl<T> Sessions<T> {
             Answer::Listing { entries, .. } => {
                 for dirent in entries {
                     let Some(mut entry) = dirent.entry else { continue };
-                    dirent.entry = Some(entry).filter(|_| complete(self, &mut entry)).map(|_| entry);
-                    if dirent.entry.is_none() && self.cache.has_kernel() {
+                    let is_complete = complete(self, &mut entry);
+                    dirent.entry = is_complete.then_some(entry);
+                    if !is_complete && self.cache.has_kernel() {
                         self.cache.forget(dirent.ino, 1);
                     }
                 }
@@ -203,30 +202,21 @@ impl<T> Sessions<T> {
         mut pending: PendingCall<T>,
         actions: &mut Actions<T>,
     ) -> Option<PendingCall<T>> {
-        let Call::Request(request) = &mut pending.incoming.call else { return Some(pending) };
-        let mut fragment = None;
-        request.each_name(&mut |dir, _| fragment = fragment.or(Some(*dir)));
-        let is_new =
-            |fragment: &Ino| self.fragments.dirs.contains_key(fragment) && !self.cache.holds(*fragment);
-        let Some(ino) = fragment.filter(is_new) else { return Some(pending) };
+        let fragment = self.routed_fragment(&mut pending.incoming.call);
+        let Some(ino) = fragment.filter(|ino| !self.cache.holds(*ino)) else { return Some(pending) };
         pending.call_state.fragment_wait = FragmentWait::Entry;
         let find = Request::Find { ino, kind: Some(FileType::Directory), open: None };
         self.ask_for(now, pending, find, actions);
         None
     }
 
-    fn ask_for(&mut self, now: u64, mut pending: PendingCall<T>, request: Request, actions: &mut Actions<T>) {
+    fn ask_for(&mut self, now: u64, pending: PendingCall<T>, request: Request, actions: &mut Actions<T>) {
         let (rank, caller) = (request.rank(), pending.incoming.caller.clone());
         let Some(end) = self.end(rank) else {
             return actions.answer(pending.incoming.ticket, Err(Errno::ESTALE));
         };
         let id = end.ask(caller, request);
-        pending.call_state.sent = now;
-        let (wait, is_interrupted) = (CallWait::Reply(rank, id), pending.call_state.interrupted);
-        self.calls.insert(wait, pending);
-        if is_interrupted {
-            self.cancel(wait, actions);
-        }
+        self.await_reply(now, pending, CallWait::Reply(rank, id), actions);
     }
 
     /// Handles a reply that concerns fragments; otherwise returns it. `lease`: its remaining time
@@ -241,12 +231,12 @@ impl<T> Sessions<T> {
     ) -> Option<(PendingCall<T>, Result<Reply, Errno>)> {
         let wait = core::mem::take(&mut pending.call_state.fragment_wait);
         let is_entry = matches!(wait, FragmentWait::Entry);
-        // The fragment has been merged, or the directory removed.
         let CallState { routes, own, name_state, .. } = &pending.call_state;
         // Otherwise an inode is gone, and the call may have changed something.
         let is_about_name = own.is_none() && name_state.remote_entry.is_none();
         let is_stale = result == Err(Errno::ESTALE) && *routes < 2 && is_about_name;
-        let is_gone = (is_entry || is_stale) && self.routed_fragment(&mut pending.incoming.call).is_some();
+        // If the directory has been removed, the request for its map fails.
+        let gone = if is_entry || is_stale { self.routed_fragment(&mut pending.incoming.call) } else { None };
         match (wait, result) {
             (FragmentWait::Sum(sum), result) => self.add_to_sum(now, pending, sum, result, lease, actions),
             (FragmentWait::Sync(left), Ok(_)) => self.sync_next(now, pending, left, actions),
@@ -282,8 +272,8 @@ impl<T> Sessions<T> {
                 pending.incoming.call = Call::Request(Request::Parent { dir: entry.attr.ino });
                 self.restart(now, pending, actions);
             }
-            (_, Err(Errno::ESTALE | Errno::ENOENT)) if is_gone => {
-                let fragment = self.routed_fragment(&mut pending.incoming.call).unwrap_or(self.root);
+            (_, Err(Errno::ESTALE | Errno::ENOENT)) if gone.is_some() => {
+                let fragment = gone.unwrap_or(self.root);
                 let dir = self.fragments.whole(fragment);
                 self.ask_for_map(now, pending, dir, actions);
             }
@@ -343,16 +333,15 @@ impl<T> Sessions<T> {
             Ok(Answer::Entry(entry)) if !self.cache.has_kernel() => &entry.attr,
             _ => return Some((pending, result, lease)),
         };
-        if attr.map_version == 0 || pending.call_state.is_summed {
+        if attr.map_version == 0 || pending.call_state.has_all_fragments {
             return Some((pending, result, lease));
         }
         let (dir, version) = (attr.ino, attr.map_version);
         let is_known = self.fragments.maps.get(&dir).is_some_and(|known| known.map.version() == version);
         let fragments = if is_known { self.all_fragments(dir) } else { Vec::new() };
-        let until = if lease == 0 { 0 } else { now.saturating_add(lease) };
         let (parts, before) = ([*attr].into(), Vec::new());
         let answer = result.ok()?;
-        let sum = FragmentSum { answer, until, fragments, version, parts, before, rounds: 0 };
+        let sum = FragmentSum { answer, fragments, version, parts, before, rounds: 0 };
         self.sum_next(now, pending, Box::new(sum), actions);
         None
     }
@@ -379,14 +368,13 @@ impl<T> Sessions<T> {
                     pending.call_state.fragment_wait = FragmentWait::Sum(sum);
                     return self.ask_for(now, pending, Request::GetAttr { ino }, actions);
                 };
-                sum.until = sum.until.min(self.cache.leased_until(ino));
                 sum.parts.push(attr);
             }
             let dir = sum.fragments[0];
             let leased = self.whole_attr(dir, now);
             if leased.is_some() || sum.parts == sum.before || sum.rounds == MOST_ROUNDS {
                 let (attr, until) = leased.unwrap_or_else(|| (sum.total(), 0));
-                pending.call_state.is_summed = true;
+                pending.call_state.has_all_fragments = true;
                 let FragmentSum { mut answer, .. } = *sum;
                 if let Answer::Attr(whole) | Answer::Entry(Entry { attr: whole, .. }) = &mut answer {
                     *whole = attr;
@@ -424,8 +412,7 @@ impl<T> Sessions<T> {
                     (sum.fragments, sum.parts) = (Vec::new(), [attr].into());
                 }
             }
-            // The fragment has been merged, or the directory removed: its attributes are those of
-            // the first fragment.
+            // The directory has been removed: its attributes are those of the first fragment.
             Err(Errno::ESTALE) if !sum.parts.is_empty() && !sum.fragments.is_empty() => {
                 sum.fragments.truncate(sum.parts.len());
                 sum.rounds = MOST_ROUNDS;
@@ -450,7 +437,9 @@ impl<T> Sessions<T> {
         actions: &mut Actions<T>,
     ) -> Option<(PendingCall<T>, Result<Answer, Errno>)> {
         let left: Vec<Ino> = match &pending.incoming.call {
-            Call::Request(Request::Fsync { ino }) if result.is_ok() && !pending.call_state.is_summed => {
+            Call::Request(Request::Fsync { ino })
+                if result.is_ok() && !pending.call_state.has_all_fragments =>
+            {
                 self.fragments.others(*ino).collect()
             }
             _ => Vec::new(),
@@ -470,7 +459,7 @@ impl<T> Sessions<T> {
         actions: &mut Actions<T>,
     ) {
         let Some(ino) = left.pop() else {
-            pending.call_state.is_summed = true;
+            pending.call_state.has_all_fragments = true;
             return self.finish(now, pending, Ok(Answer::Done), 0, actions);
         };
         pending.call_state.fragment_wait = FragmentWait::Sync(left);

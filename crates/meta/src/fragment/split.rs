@@ -58,7 +58,7 @@ const LATEST_GRANT_MS: u64 = 1_000;
 
 /// Maximum number of splits that a rank runs at a time.
 const MOST_SPLITS: usize = 8;
-/// Maximum size of these names in bytes: they are in one message and one event.
+/// Maximum size in bytes of the names that a step moves: they are in one message and one event.
 const MOST_BYTES: usize = 256 << 10;
 /// Size of a name with its inode in a message, in bytes, besides the name's length.
 const NAME_BYTES: usize = 24;
