@@ -93,7 +93,7 @@ fn report(outcome: CaseResult) -> u64 {
 
 fn run_cases(args: &Args, base: PathBuf) -> u64 {
     let limits = ResourceLimits { entries: if args.large { 1_000_000 } else { 20_000 } };
-    let (mut passed, mut failed, mut skipped) = (0, 0, 0);
+    let (mut passed, mut skipped, mut failures) = (0, 0, Vec::new());
     for case in cases::ALL {
         let name = case.to_string();
         if !args.filter.is_empty() && !args.filter.iter().any(|f| name.contains(f.as_str())) {
@@ -108,7 +108,7 @@ fn run_cases(args: &Args, base: PathBuf) -> u64 {
         match word {
             "ok" => passed += 1,
             "skipped" => skipped += 1,
-            _ => failed += 1,
+            _ => failures.push((name.clone(), detail.clone())),
         }
         if args.json {
             println!(
@@ -121,11 +121,17 @@ fn run_cases(args: &Args, base: PathBuf) -> u64 {
             println!("{name:52} {word:8} {:6.2} s  {detail}", report.seconds);
         }
     }
-    if skipped > 0 && !args.json {
-        println!("{skipped} skipped");
+    if !args.json {
+        // Again, because scripts print only the last lines of a part that failed.
+        for (name, detail) in &failures {
+            println!("{name:52} FAILED  {detail}");
+        }
+        if skipped > 0 {
+            println!("{skipped} skipped");
+        }
     }
-    println!("{passed} passed, {failed} failed");
-    failed
+    println!("{passed} passed, {} failed", failures.len());
+    failures.len() as u64
 }
 
 fn run_model(args: &Args, base: PathBuf, first: u64) -> u64 {

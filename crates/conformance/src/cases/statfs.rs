@@ -18,7 +18,7 @@ pub(super) fn counts_change(d: &Dir) -> CaseResult {
     let mut used = 0;
     // Retry: other programs may free space meanwhile, and earlier removals may be freed in the
     // background.
-    for attempt in 0..5 {
+    for attempt in 0..20 {
         let before = d.statfs()?;
         let file = d.open(format!("f{attempt}"))?;
         file.write_all_at(&pattern(1, 32 << 20), 0)?;
