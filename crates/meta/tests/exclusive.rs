@@ -120,6 +120,23 @@ fn waits_for(
 }
 
 #[test]
+fn acknowledged_symlink_and_attributes_are_made_as_the_client_said() {
+    let (mut fs, mut one, _, dir) = exclusive_in();
+    let numbers = one.ask(&mut fs, Request::TakeNumbers { rank: Rank(0), count: 1 });
+    let Ok(Reply::Numbers { first: ino, time, .. }) = numbers else { panic!("{numbers:?}") };
+    let at = |seconds: i64| Time::new(time.secs + seconds, 5);
+    let make = create(dir, "link", NewNode::Symlink((*b"target").into())).acknowledged(ino, at(-1));
+    let made = one.ask(&mut fs, make);
+    let Ok(Reply::Entry(entry)) = made else { panic!("{made:?}") };
+    let attr = entry.attr;
+    assert_eq!((attr.ino, attr.perm, attr.size, attr.ctime), (ino, 0o777, 6, at(-1)));
+    let set = SetAttr { uid: Some(5), atime: Some(SetTime::Now), ..SetAttr::default() };
+    let request = Request::SetAttr { ino, set }.acknowledged(ino, at(1));
+    let Ok(Reply::Attr(changed)) = one.ask(&mut fs, request) else { panic!("no attributes") };
+    assert_eq!(changed, Attr { uid: 5, atime: at(1), ctime: at(1), ..attr });
+}
+
+#[test]
 fn client_is_exclusive_in_unshared_directory() {
     let (mut fs, mut one, mut other, dir) = exclusive_in();
     for request in [

@@ -16,6 +16,7 @@ const LARGE: SetAttr = SetAttr {
     flags: None,
     kill_suid_gid: false,
     through_handle: false,
+    time: None,
 };
 
 /// Unstuffs a file, makes the event durable but not the stream, and loses power. Returns the first

@@ -163,4 +163,6 @@ pub struct SetAttr {
     pub kill_suid_gid: bool,
     /// The request is made through an open file, so write permission was checked at open.
     pub through_handle: bool,
+    /// When the client acknowledged the change to its caller (write-back).
+    pub time: Option<Time>,
 }

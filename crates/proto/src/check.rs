@@ -1,8 +1,8 @@
 //! Validation of requests from other machines: rejects values that no correct client sends.
 
 use crate::{
-    Access, AllocateMode, CopyTree, Errno, Ino, InodeFlags, NewNode, Rank, RenameFlags, Request, StreamIo,
-    Time, WritebackCreate, mode,
+    Access, AllocateMode, CopyTree, Errno, Ino, InodeFlags, NewNode, Rank, RenameFlags, Request, SetAttr,
+    StreamIo, Time, WritebackCreate, mode,
 };
 
 /// The kernel's limit for one read or write. Clients rely on at least this much.
@@ -39,7 +39,8 @@ impl Request {
             _ if self.is_internal() => Err(Errno::EINVAL),
             Self::Create { node, perm: bits, writeback, .. } => {
                 perm(*bits)?;
-                let may_be_written_back = matches!(node, NewNode::Regular | NewNode::Directory);
+                let may_be_written_back =
+                    matches!(node, NewNode::Regular | NewNode::Directory | NewNode::Symlink(_));
                 require(writeback.is_none() || may_be_written_back, Errno::EINVAL)?;
                 let NewNode::Symlink(target) = node else { return Ok(()) };
                 require(target.len() <= MAX_TARGET_BYTES, Errno::ENAMETOOLONG)?;
@@ -232,7 +233,10 @@ impl Request {
     pub fn time(&self) -> Option<Time> {
         match self {
             Self::Create { writeback, .. } => writeback.map(|writeback| writeback.time),
-            Self::Unlink { time, .. } | Self::RmDir { time, .. } | Self::Write { time, .. } => *time,
+            Self::Unlink { time, .. }
+            | Self::RmDir { time, .. }
+            | Self::Write { time, .. }
+            | Self::SetAttr { set: SetAttr { time, .. }, .. } => *time,
             _ => None,
         }
     }
@@ -253,9 +257,10 @@ impl Request {
     pub fn acknowledged(mut self, ino: Ino, at: Time) -> Self {
         match &mut self {
             Self::Create { writeback, .. } => *writeback = Some(WritebackCreate { ino, time: at }),
-            Self::Unlink { time, .. } | Self::RmDir { time, .. } | Self::Write { time, .. } => {
-                *time = Some(at)
-            }
+            Self::Unlink { time, .. }
+            | Self::RmDir { time, .. }
+            | Self::Write { time, .. }
+            | Self::SetAttr { set: SetAttr { time, .. }, .. } => *time = Some(at),
             _ => {}
         }
         self
@@ -365,7 +370,7 @@ mod tests {
     use alloc::vec;
 
     use super::*;
-    use crate::{Ino, LockOwner, Name, OpenHow, SetAttr, WritebackCreate, XattrMode};
+    use crate::{Ino, LockOwner, Name, OpenHow, WritebackCreate, XattrMode};
 
     const INO: Ino = Ino(7);
 
@@ -402,6 +407,10 @@ mod tests {
         let mode = AllocateMode::from_bits_retain(0x80);
         let name = Name::lowest;
         let data = vec![0; MAX_IO_BYTES + 1];
+        let mut fifo = symlink(b"a");
+        if let Request::Create { node, .. } = &mut fifo {
+            *node = NewNode::Fifo;
+        }
         for (request, errno) in [
             (Request::Sweep, Errno::EINVAL),
             (Request::Forget { ino: INO, lookups: 1 }, Errno::EINVAL),
@@ -418,7 +427,7 @@ mod tests {
             (Request::ForgetAll { inodes: vec![], released: vec![INO; MAX_INODES + 1] }, Errno::EINVAL),
             (symlink(b""), Errno::EINVAL),
             (symlink(b"a\0b"), Errno::EINVAL),
-            (writeback(symlink(b"a")), Errno::EINVAL),
+            (writeback(fifo), Errno::EINVAL),
             (symlink(&[b'x'; 4096]), Errno::ENAMETOOLONG),
             (
                 Request::Unlock { ino: INO, owner: LockOwner { flock: false, number: 1 }, first: 2, last: 1 },
@@ -430,7 +439,7 @@ mod tests {
         ] {
             assert_eq!(request.check(), Err(errno), "{request:?}");
         }
-        assert_eq!(symlink(&[b'x'; 4095]).check(), Ok(()));
+        assert_eq!(writeback(symlink(&[b'x'; 4095])).check(), Ok(()));
         assert_eq!(set_xattr(b"user.a", 65_536).check(), Ok(()));
         assert_eq!(
             StreamIo::Seek { ino: INO, offset: 0, what: crate::SeekWhat::Data }.check(b"x"),

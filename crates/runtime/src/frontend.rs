@@ -642,5 +642,6 @@ fn set_attr(set: &fuse::SetAttr) -> SetAttr {
         flags: None,
         kill_suid_gid: set.kill_suid_gid,
         through_handle: set.handle.is_some(),
+        time: None,
     }
 }

@@ -83,6 +83,8 @@ pub enum Mutation {
     AssumedExclusive,
     /// A file that was acknowledged to callers is not made.
     UnmadeFile,
+    /// A change of attributes that was acknowledged to callers is not made.
+    UnsetAttributes,
     /// File handles find inodes that have no name, and that no client has open.
     FoundRemoved,
     /// A server finds no inode by a file handle that it would have to load.
@@ -111,7 +113,7 @@ pub enum Mutation {
 const SEQUENCE: usize = 8;
 
 impl Mutation {
-    pub const ALL: [Self; 42] = [
+    pub const ALL: [Self; 43] = [
         Self::IgnoredRevocation,
         Self::UnwrittenJournal,
         Self::UnsyncedJournal,
@@ -143,6 +145,7 @@ impl Mutation {
         Self::UnreportedLock,
         Self::AssumedExclusive,
         Self::UnmadeFile,
+        Self::UnsetAttributes,
         Self::FoundRemoved,
         Self::LostPlace,
         Self::KeptSetIds,
@@ -406,6 +409,14 @@ impl Mutator for Mutant {
                     ..
                 }),
             ) => Arrival::Answered(reply(id, Touched::default(), Err(Errno::ENOSPC))),
+            (
+                Mutation::UnsetAttributes,
+                Message::FromClient(FromClient::Request {
+                    id,
+                    request: Request::SetAttr { set: SetAttr { time: Some(_), .. }, .. },
+                    ..
+                }),
+            ) => Arrival::Answered(reply(id, Touched::default(), Err(Errno::EROFS))),
             (mutation, Message::FromClient(FromClient::Request { id, request, .. }))
                 if is_ignored_lock(mutation, &request) =>
             {

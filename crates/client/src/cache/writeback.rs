@@ -206,6 +206,14 @@ impl Cache {
         self.begin_pending(dir, None, ino);
     }
 
+    /// Applies a pending change of a file's owner, permissions or times.
+    pub fn set_attr_pending(&mut self, dir: Ino, changed: Attr) {
+        if let Some(attr) = self.records.get_mut(&changed.ino).and_then(|record| record.attr.as_mut()) {
+            **attr = changed;
+        }
+        self.begin_pending(dir, None, changed.ino);
+    }
+
     /// Records a pending write to a stream.
     pub fn begin_write_behind(&mut self, ino: Ino) {
         *self.pending_ops.inodes.entry(ino).or_default() += 1;
@@ -297,7 +305,7 @@ impl Cache {
     }
 }
 
-/// The attributes that the server will give a new file or directory.
+/// The attributes that the server will give a new, empty inode.
 pub fn new_inode(ino: Ino, kind: FileType, (perm, uid, gid): (u32, u32, u32), time: Time) -> Attr {
     Attr {
         ino,

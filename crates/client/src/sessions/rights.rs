@@ -1,6 +1,6 @@
 //! Permission checks from cached attributes. If the result is uncertain, the server is asked.
 
-use espalier_proto::{Access, Attr, Caller, Ino, ModeClass};
+use espalier_proto::{Access, Attr, Caller, Ino, ModeClass, SetAttr, SetTime, Time, mode};
 
 use super::Sessions;
 
@@ -29,9 +29,37 @@ pub(super) fn certainly_may(attr: &Attr, caller: &Caller, access: Access, as_sai
     attr.no_xattrs && by_class && is_free
 }
 
+/// The attributes after a change of owner, permissions or times that the server certainly makes at
+/// `time`; otherwise `None`. The server trusts the client's superuser.
+pub(super) fn certainly_sets(attr: &Attr, caller: &Caller, set: &SetAttr, time: Time) -> Option<Attr> {
+    let SetAttr { perm, uid, gid, size, atime, mtime, ctime, flags, .. } = *set;
+    let is_owner = caller.uid == attr.uid;
+    let keeps_owner = uid.is_none_or(|uid| uid == attr.uid);
+    let may_set_group = gid.is_none_or(|gid| gid == attr.gid || gid == caller.gid);
+    let may = caller.is_superuser() || is_owner && keeps_owner && may_set_group;
+    // The server removes set-id bits by rules that depend on all of the caller's groups.
+    let has_privileges = (attr.perm | perm.unwrap_or(0)) & (mode::SET_UID | mode::SET_GID) != 0;
+    let is_plain = size.is_none() && flags.is_none() && attr.flags.is_empty() && attr.no_xattrs;
+    if !may || has_privileges || !is_plain {
+        return None;
+    }
+    let resolve = |time_set: SetTime| match time_set {
+        SetTime::Now => time,
+        SetTime::To(time) => time,
+    };
+    let mut changed = *attr;
+    changed.perm = perm.map_or(attr.perm, |perm| perm & mode::PERMISSIONS);
+    (changed.uid, changed.gid) = (uid.unwrap_or(attr.uid), gid.unwrap_or(attr.gid));
+    changed.atime = atime.map_or(attr.atime, resolve);
+    changed.mtime = mtime.map_or(attr.mtime, resolve);
+    let is_change = perm.or(uid).or(gid).is_some() || atime.or(mtime).is_some() || ctime.is_some();
+    changed.ctime = if is_change { time } else { attr.ctime };
+    Some(changed)
+}
+
 #[cfg(test)]
 mod tests {
-    use espalier_proto::{FileType, InodeFlags, Time};
+    use espalier_proto::{FileType, InodeFlags};
 
     use super::*;
     use crate::cache::new_inode;
@@ -56,5 +84,38 @@ mod tests {
         assert!(!read(0o440, 5, 6, (0, 0), false), "the superuser may be mapped to nobody");
         assert!(read(0o444, 5, 6, (0, 0), false));
         assert!(!read(0o040, 5, 0, (7, 0), false), "root's group may be mapped to nobody");
+    }
+
+    #[test]
+    fn only_certain_changes_are_decided_locally() {
+        let (old, now) = (Time::new(1, 0), Time::new(9, 0));
+        let attr = new_inode(Ino(1), FileType::Regular, (0o640, 5, 6), old);
+        let set_by = |attr: &Attr, uid, gid, set: SetAttr| {
+            certainly_sets(attr, &Caller { uid, gid, pid: 1, groups: None }, &set, now)
+        };
+        let set = SetAttr::default();
+        let chmod = SetAttr { perm: Some(0o600), ..set };
+        let chown = SetAttr { uid: Some(7), gid: Some(8), ..set };
+        let chgrp = |gid| SetAttr { gid: Some(gid), ..set };
+        let utimes = SetAttr { atime: Some(SetTime::Now), mtime: Some(SetTime::To(Time::new(3, 3))), ..set };
+        assert_eq!(set_by(&attr, 5, 6, chmod), Some(Attr { perm: 0o600, ctime: now, ..attr }));
+        assert_eq!(set_by(&attr, 0, 0, chown), Some(Attr { uid: 7, gid: 8, ctime: now, ..attr }));
+        assert_eq!(set_by(&attr, 5, 8, chgrp(8)), Some(Attr { gid: 8, ctime: now, ..attr }));
+        let times = Attr { atime: now, mtime: Time::new(3, 3), ctime: now, ..attr };
+        assert_eq!(set_by(&attr, 5, 6, utimes), Some(times));
+        assert_eq!(set_by(&attr, 5, 6, SetAttr { kill_suid_gid: true, ..set }), Some(attr));
+        for (why, of, uid, set) in [
+            ("another user", attr, 7, chmod),
+            ("the owner gives the file away", attr, 5, chown),
+            ("the caller may be in the group", attr, 5, chgrp(9)),
+            ("a truncation", attr, 5, SetAttr { size: Some(0), ..set }),
+            ("flags", attr, 0, SetAttr { flags: Some(InodeFlags::IMMUTABLE), ..set }),
+            ("an immutable file", Attr { flags: InodeFlags::IMMUTABLE, ..attr }, 0, chmod),
+            ("an access control list", Attr { no_xattrs: false, ..attr }, 0, chmod),
+            ("set-id bits are removed", Attr { perm: 0o4755, ..attr }, 0, chown),
+            ("the caller may be outside the group", attr, 5, SetAttr { perm: Some(0o2755), ..set }),
+        ] {
+            assert_eq!(set_by(&of, uid, 6, set), None, "{why}");
+        }
     }
 }

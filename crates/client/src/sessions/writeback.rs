@@ -1,6 +1,6 @@
 //! Metadata write-back: operations that are acknowledged before the server has applied them.
-//! They are creates, removals and small writes in a directory on which this client has an exclusive
-//! lease ([`Touched::exclusive`]). Calls on the same names and inodes, syncs, and the revocation of
+//! They are creates, removals, small writes and changes of attributes in a directory on which this
+//! client has an exclusive lease ([`Touched::exclusive`]). Calls on the same names and inodes, syncs, and the revocation of
 //! the lease are blocked on pending operations.
 //!
 //! Pending operations are sent in batches, as small segments are by J. Nagle (RFC 896): the first
@@ -13,14 +13,14 @@ use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
 
 use espalier_proto::{
-    Access, Caller, END, Errno, FileType, FromClient, Ino, InodeFlags, Name, NewNode, OpenHow, Opened, Rank,
-    Reads, Reply, Request, RequestId, Time, mode,
+    Access, Attr, Caller, END, Errno, FileType, FromClient, Ino, InodeFlags, Name, NewNode, OpenHow, Opened,
+    Rank, Reads, Reply, Request, RequestId, SetAttr, Time, mode,
 };
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
 use super::call_state::ServerReply;
-use super::rights::certainly_may;
+use super::rights::{certainly_may, certainly_sets};
 use super::write_behind::WriteBehind;
 use super::{Actions, FrontendEvent, OwnedCall, ServerSession, Sessions};
 use crate::cache::new_inode;
@@ -48,7 +48,7 @@ const REFUSED_MS: u64 = 60_000;
 #[derive(Debug, Default)]
 pub(super) struct Writeback {
     changes: BTreeMap<(Rank, RequestId), PendingOp>,
-    /// Writes that wait until the earlier operations on their files are answered, in order.
+    /// Operations that wait until the earlier ones on their files are answered, in order.
     unsent: VecDeque<Unsent>,
     /// Pending writes to streams.
     pub write_behind: WriteBehind,
@@ -81,6 +81,8 @@ pub(super) enum ChangeKind {
     Name(Name),
     /// A write to a file.
     Bytes,
+    /// A change of owner, permissions or times.
+    Attributes,
     /// An open. Its directory is the file itself.
     Opening,
 }
@@ -89,7 +91,7 @@ impl PendingOp {
     fn name(&self) -> Option<&Name> {
         match &self.change_kind {
             ChangeKind::Name(name) => Some(name),
-            ChangeKind::Bytes | ChangeKind::Opening => None,
+            ChangeKind::Bytes | ChangeKind::Attributes | ChangeKind::Opening => None,
         }
     }
 }
@@ -216,9 +218,11 @@ impl<T> Sessions<T> {
         incoming: OwnedCall<T>,
         actions: &mut Actions<T>,
     ) -> Option<OwnedCall<T>> {
-        let writeback =
-            self.writeback_change(now, &incoming).or_else(|| self.writeback_write(now, &incoming));
-        let writeback = writeback.or_else(|| self.open_delegated(now, &incoming));
+        let writeback = self
+            .writeback_change(now, &incoming)
+            .or_else(|| self.writeback_write(now, &incoming))
+            .or_else(|| self.writeback_set_attr(now, &incoming))
+            .or_else(|| self.open_delegated(now, &incoming));
         let Some((mut answer, lease)) = writeback else { return self.write_behind(now, incoming, actions) };
         let lease_ms =
             self.retain_pages(now, self.cache.epoch(), &incoming.call, &mut answer, lease, actions);
@@ -232,6 +236,9 @@ impl<T> Sessions<T> {
             Call::Request(Request::Create { dir, node, .. }) => self.writeback_kind(node).map(|_| *dir),
             Call::Request(Request::Unlink { dir, .. } | Request::RmDir { dir, .. }) => Some(*dir),
             Call::Write { ino, .. } => self.writeback.open.get(ino).copied(),
+            Call::Request(Request::SetAttr { ino, .. }) => {
+                self.cache.sole_holder_dir(*ino).map(|(dir, _)| dir)
+            }
             _ => None,
         };
         self.writeback.count() >= MOST && dir.is_some_and(|dir| self.cache.exclusive_dir(dir, now).is_some())
@@ -267,8 +274,12 @@ impl<T> Sessions<T> {
                 let inherits = parent.perm & mode::SET_GID;
                 let gid = if inherits != 0 { parent.gid } else { incoming.caller.gid };
                 let inherited = if kind == FileType::Directory { inherits } else { 0 };
-                let rights = (perm & mode::PERMISSIONS & !umask | inherited, incoming.caller.uid, gid);
-                let made = new_inode(ino, kind, rights, time);
+                let (perm, size) = match node {
+                    NewNode::Symlink(target) => (0o777, target.len() as u64),
+                    _ => (perm & mode::PERMISSIONS & !umask | inherited, 0),
+                };
+                let made = new_inode(ino, kind, (perm, incoming.caller.uid, gid), time);
+                let made = Attr { size, ..made };
                 let (entry, until) = self.cache.create_pending((dir, name), &parent, made, now);
                 let answer = match open {
                     Some(_) => {
@@ -306,6 +317,7 @@ impl<T> Sessions<T> {
     fn writeback_kind(&self, node: &NewNode) -> Option<FileType> {
         match node {
             NewNode::Regular => Some(FileType::Regular),
+            NewNode::Symlink(_) => Some(FileType::Symlink),
             NewNode::Directory if self.ranks == 1 => Some(FileType::Directory),
             _ => None,
         }
@@ -338,6 +350,29 @@ impl<T> Sessions<T> {
         let request = request.acknowledged(ino, time);
         self.send_in_order(is_first, Unsent { change, caller: incoming.caller.clone(), request });
         Some((answer, 0))
+    }
+
+    /// Acknowledges a change of owner, permissions or times of a small file or symbolic link that no
+    /// other client knows.
+    fn writeback_set_attr(&mut self, now: u64, incoming: &OwnedCall<T>) -> Option<(Answer, u64)> {
+        let Call::Request(Request::SetAttr { ino, set }) = incoming.call else { return None };
+        let (dir, until) = self.cache.sole_holder_dir(ino).filter(|(_, until)| *until > now)?;
+        let attr = self.cache.sole_writer_attr(dir, ino, now)?;
+        let time = self.may_acknowledge(now, ino.rank())?;
+        let changed = certainly_sets(&attr, &incoming.caller, &set, time)?;
+        if attr.streamed || attr.kind == FileType::Directory || self.calls.is_any_blocked_about(ino) {
+            return None;
+        }
+        // The change may forbid an open of which the server does not know yet.
+        self.announce_delegated(now, ino);
+        let is_first = !self.cache.has_pending(ino);
+        self.cache.set_attr_pending(dir, changed);
+        let change = self.writeback.new_change(incoming.call_id, dir, ChangeKind::Attributes, ino, now);
+        // The server may not know that the file is open, and need not.
+        let set = SetAttr { through_handle: false, ..set };
+        let request = Request::SetAttr { ino, set }.acknowledged(ino, time);
+        self.send_in_order(is_first, Unsent { change, caller: incoming.caller.clone(), request });
+        Some((Answer::Attr(changed), until - now))
     }
 
     /// Acknowledges an open for reading of a small file whose contents are cached. The lease on the
@@ -419,7 +454,7 @@ impl<T> Sessions<T> {
             && before.next().is_some()
     }
 
-    /// Sends the next queued write to a file, after an operation on it was answered.
+    /// Sends the next queued operation on a file, after an operation on it was answered.
     fn send_next(&mut self, now: u64, of: Ino) {
         let at = self.writeback.unsent.iter().position(|unsent| unsent.change.ino == of);
         if let Some(Unsent { mut change, caller, request }) =
@@ -448,6 +483,11 @@ impl<T> Sessions<T> {
                 }
             }
             (Ok(Reply::Done), ChangeKind::Name(name)) => self.cache.remove_completed(dir, name),
+            (Ok(Reply::Attr(_)), ChangeKind::Attributes) if lease == 0 => {
+                // As above.
+                self.invalidate(Vec::new(), [ino].into(), actions);
+            }
+            (Ok(Reply::Attr(_)), ChangeKind::Attributes) => {}
             (Ok(Reply::Done), ChangeKind::Bytes) | (Ok(Reply::Opened(_)), ChangeKind::Opening) => {}
             (Ok(_), _) => self.pending_failed(change, Errno::EIO, actions),
             (Err(errno), _) => self.pending_failed(change, *errno, actions),
@@ -463,7 +503,7 @@ impl<T> Sessions<T> {
         let (name, places) = match change_kind {
             // The next read requests the contents.
             ChangeKind::Opening => return self.invalidate(Vec::new(), [ino].into(), actions),
-            ChangeKind::Bytes => (None, Vec::from([ino])),
+            ChangeKind::Bytes | ChangeKind::Attributes => (None, Vec::from([ino])),
             ChangeKind::Name(name) => (Some(name), Vec::from([ino, self.fragments.whole(dir)])),
         };
         for place in &places {

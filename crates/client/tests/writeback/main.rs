@@ -9,8 +9,8 @@ mod write_behind;
 
 use espalier_client::{Actions, Answer, Call, FrontendEvent, Interrupt};
 use espalier_proto::{
-    Access, Attr, Caller, Errno, FileType, Ino, Name, NewNode, OpenHow, Opened, Reply, Request, RequestId,
-    SeekWhat, Time, Touched, WritebackCreate,
+    Access, Attr, Caller, Errno, FileType, Ino, InodeFlags, Name, NewNode, OpenHow, Opened, Reply, Request,
+    RequestId, SeekWhat, SetAttr, SetTime, Time, Touched, WritebackCreate,
 };
 
 use world::*;
@@ -51,8 +51,9 @@ fn reported_ctime_never_goes_back() {
     let mut world = ClientWorld::new();
     let reported_at = |world: &mut ClientWorld, ctime: Time, file: &str| {
         world.call(lookup("old"));
-        let seen = Request::SetAttr { ino: Ino(11), set: Default::default() };
-        world.call(seen);
+        // The server decides about flags.
+        let set = SetAttr { flags: Some(InodeFlags::NOATIME), ..SetAttr::default() };
+        world.call(Request::SetAttr { ino: Ino(11), set });
         let (id, ..) = world.last();
         let attr = Attr { ctime, ..attr(Ino(11), FileType::Regular, 0) };
         world.reply(id, Touched::default(), Ok(Reply::Attr(attr)));
@@ -268,6 +269,77 @@ fn dependent_call_waits_for_pending_operation() {
     let kinds: Vec<_> = world.sent.iter().map(|(_, _, request)| core::mem::discriminant(request)).collect();
     assert!(world.sent.iter().any(|(_, _, request)| matches!(request, Request::Seek { .. })), "{kinds:?}");
     assert!(world.sent.iter().any(|(_, _, request)| matches!(request, Request::Fsync { .. })), "{kinds:?}");
+}
+
+#[test]
+fn attributes_are_set_at_once_and_in_order() {
+    let mut world = ClientWorld::new();
+    assert!(world.is_answered(create("new", true)));
+    assert!(world.is_written(write(FIRST, 0, b"data")));
+    let ino = Ino(FIRST);
+    let chown = SetAttr { uid: Some(5), gid: Some(6), through_handle: true, ..SetAttr::default() };
+    let utimes = SetAttr { mtime: Some(SetTime::To(Time::new(3, 0))), ..SetAttr::default() };
+    for set in [chown, utimes] {
+        assert!(world.is_answered(Request::SetAttr { ino, set }));
+    }
+    let call = world.call(Request::GetAttr { ino });
+    let Some(Ok(Answer::Attr(reported))) = world.answer(call) else { panic!("{:?}", world.frontend) };
+    assert_eq!((reported.uid, reported.gid, reported.size, reported.mtime), (5, 6, 4, Time::new(3, 0)));
+    // Each operation on the file is sent when the one before is answered.
+    assert_eq!(world.sent.len(), 1, "{:?}", world.sent);
+    world.made(world.last().0, FIRST, 3);
+    let (id, ..) = world.last_write().expect("the write is next");
+    world.reply(id, Touched::default(), Ok(Reply::Done));
+    let (id, _, request) = world.last();
+    let time = Some(Time::new(500, 0));
+    let chown = SetAttr { through_handle: false, time, ..chown };
+    assert_eq!(request, Request::SetAttr { ino, set: chown });
+    world.reply(id, Touched::default(), Ok(Reply::Attr(reported)));
+    let (id, _, request) = world.last();
+    assert_eq!(request, Request::SetAttr { ino, set: SetAttr { time, ..utimes } });
+    // A failure is reported once, and the kernel forgets the attributes.
+    world.reply(id, Touched::default(), Err(Errno::EROFS));
+    let is_failure = |event: &FrontendEvent<u64>| matches!(event, FrontendEvent::Failed { ino: of, errno: Errno::EROFS, .. } if *of == ino);
+    assert!(world.frontend.iter().any(is_failure), "{:?}", world.frontend);
+    assert!(!world.is_answered(Request::GetAttr { ino }));
+}
+
+#[test]
+fn attributes_are_set_by_server_if_others_may_know_the_file() {
+    let set = SetAttr { perm: Some(0o600), ..SetAttr::default() };
+    let chmod = Request::SetAttr { ino: Ino(11), set };
+    assert!(ClientWorld::new().is_answered(chmod.clone()), "the file is known only to this client");
+    let cases: [(&str, WorldEvent); 3] = [
+        ("the lease was given back", |world| world.revoke(3)),
+        ("the lease is over", |world| world.now += u64::from(TERM)),
+        ("a name is about to be added", |world| {
+            world.call(Request::Link { ino: Ino(11), dir: DIR, name: name("other") });
+        }),
+    ];
+    for (why, happens) in cases {
+        let mut world = ClientWorld::new();
+        happens(&mut world);
+        assert!(!world.is_answered(chmod.clone()), "{why}");
+    }
+    let mut world = ClientWorld::new();
+    let dir = Request::SetAttr { ino: DIR, set };
+    assert!(!world.is_answered(dir), "a directory");
+}
+
+#[test]
+fn symlink_is_acknowledged_at_once() {
+    let mut world = ClientWorld::new();
+    let target = NewNode::Symlink((*b"target").into());
+    let made = world.call(make("link", target));
+    let Some(Ok(Answer::Entry(reported))) = world.answer(made) else { panic!("{:?}", world.frontend) };
+    let time = Time::new(500, 0);
+    let expected = Attr { perm: 0o777, ..attr(Ino(FIRST), FileType::Symlink, 6) };
+    assert_eq!(
+        reported.attr,
+        Attr { atime: time, mtime: time, ctime: time, btime: time, blocks: 0, ..expected }
+    );
+    assert!(!world.is_answered(Request::ReadLink { ino: Ino(FIRST) }), "the server has it first");
+    assert_eq!(world.sent.len(), 1, "{:?}", world.sent);
 }
 
 #[test]

@@ -145,6 +145,7 @@ impl Meta {
             (NewNode::Directory, Some(ino)) if self.config.ranks == 1 => {
                 (self.given_ino(cx.client, ino)?, Body::Node)
             }
+            (NewNode::Symlink(_), Some(ino)) => (self.given_ino(cx.client, ino)?, Body::Node),
             (_, Some(_)) => return Err(Errno::EINVAL.into()),
             (_, None) => (self.new_ino()?, Body::Node),
         };

@@ -136,6 +136,7 @@ fn check_protected(inode: &Inode, set: &SetAttr) -> Step<()> {
         through_handle: _,
         ctime: _,
         kill_suid_gid: _,
+        time: _,
         perm,
         uid,
         gid,
