@@ -65,6 +65,8 @@ pub enum Command {
     Policy(PolicyArgs),
     /// Show where the data of a file of a mounted file system is stored.
     Layout(LayoutArgs),
+    /// Show how a directory of a mounted file system is divided among metadata servers.
+    Subtree(SubtreeArgs),
     /// Remove files, and directory trees of a mounted file system in one operation each. Does not
     /// prompt. Exits with 1 if a removal fails; a tree is then unchanged.
     Rm(RmArgs),
@@ -320,6 +322,24 @@ pub struct DuArgs {
     pub path: PathBuf,
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct SubtreeArgs {
+    #[command(subcommand)]
+    pub command: SubtreeCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum SubtreeCommand {
+    /// Show the fragments of a directory: the ranges of name hashes, their metadata servers and
+    /// numbers of entries.
+    Show {
+        #[arg(value_hint = ValueHint::DirPath)]
+        path: PathBuf,
+        #[arg(long)]
+        json: bool,
+    },
 }
 
 #[derive(Debug, Args)]

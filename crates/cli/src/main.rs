@@ -23,6 +23,7 @@ mod screen;
 mod serve;
 mod sim;
 mod stop;
+mod subtree;
 mod sweep;
 mod sync;
 mod table;
@@ -83,6 +84,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Command::Quota(args) => usage::quota(&args),
         Command::Policy(args) => policy::policy(&args),
         Command::Layout(args) => policy::layout(&args),
+        Command::Subtree(args) => subtree::subtree(&args.command),
         Command::Cp(args) => Ok(cp::cp(&args)),
         Command::Rm(args) => Ok(remove::rm(&args)),
         Command::Sync(args) => Ok(sync::sync(&args)),

@@ -176,7 +176,7 @@ fn show(args: &PolicyArgs, own: &Policy, effective: &str) -> Result<ExitCode> {
 }
 
 /// Value of an extended attribute; `None` if it does not exist.
-fn attribute(path: &Path, name: &str) -> Result<Option<String>> {
+pub(crate) fn attribute(path: &Path, name: &str) -> Result<Option<String>> {
     let mut value = vec![0; 65536];
     match getxattr(path, name, &mut value) {
         Ok(length) => Ok(Some(String::from_utf8_lossy(&value[..length]).into_owned())),

@@ -2,6 +2,7 @@
 
 mod races;
 mod routed;
+mod show;
 
 use std::collections::BTreeSet;
 

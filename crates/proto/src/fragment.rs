@@ -208,6 +208,13 @@ impl FragmentMap {
     }
 }
 
+/// The prefix that hashes in a range share, and its number of bits.
+pub fn common_prefix(range: &RangeInclusive<u64>) -> (u64, u32) {
+    let (first, last) = (range.start() & LAST_CURSOR, range.end() & LAST_CURSOR);
+    let rest = u64::BITS - (first ^ last).leading_zeros();
+    (first >> rest, HASH_BITS - rest)
+}
+
 /// The number of the fragment that splits off next from one with these hashes, as far as it is
 /// known without the map; `None` while the fragment cedes hashes or is being split off itself.
 pub fn next_number(number: usize, range: &RangeInclusive<u64>) -> Option<usize> {
@@ -361,6 +368,17 @@ mod tests {
             expected = range.end() + 1;
         }
         assert_eq!(expected, 1 << HASH_BITS);
+    }
+
+    #[test]
+    fn hashes_of_a_fragment_share_a_prefix() {
+        let map = map(5, &[1, 2, 3, 4]);
+        let prefixes: Vec<_> =
+            map.fragments().map(|(number, _)| common_prefix(&map.hashes(number))).collect();
+        assert_eq!(prefixes, [(0b000, 3), (0b10, 2), (0b01, 2), (0b11, 2), (0b001, 3)]);
+        assert_eq!(common_prefix(&(0..=LAST_CURSOR)), (0, 0));
+        assert_eq!(common_prefix(&(9..=9)), (9, HASH_BITS));
+        assert_eq!(common_prefix(&(0..=u64::MAX)), (0, 0));
     }
 
     #[test]

@@ -8,6 +8,7 @@
 //! Invariants: the hashes of the fragments are disjoint and cover all hashes. All fragments have
 //! the directory's owner, permissions, flags, access control lists and policy ([`Rights`]).
 
+mod show;
 mod split;
 
 use alloc::boxed::Box;

@@ -1,5 +1,6 @@
 //! Recursive statistics and quotas of directories as extended attributes, named after CephFS's.
-//! They are not listed, so tools that copy attributes skip them.
+//! They are not listed, so tools that copy attributes skip them. The fragments of a directory are
+//! another such attribute.
 
 use alloc::string::ToString;
 
@@ -19,6 +20,8 @@ pub(super) enum Virtual {
     Bytes,
     MaxFiles,
     MaxBytes,
+    /// The directory's fragments, as TOML.
+    Fragments,
 }
 
 impl Virtual {
@@ -29,6 +32,7 @@ impl Virtual {
             b"user.espalier.rbytes" => Self::Bytes,
             b"user.espalier.quota.max_files" => Self::MaxFiles,
             b"user.espalier.quota.max_bytes" => Self::MaxBytes,
+            b"user.espalier.fragments" => Self::Fragments,
             _ => return None,
         })
     }
@@ -37,7 +41,7 @@ impl Virtual {
         match self {
             Self::MaxFiles => Some(&mut quota.files),
             Self::MaxBytes => Some(&mut quota.bytes),
-            Self::Files | Self::Dirs | Self::Bytes => None,
+            Self::Files | Self::Dirs | Self::Bytes | Self::Fragments => None,
         }
     }
 }
@@ -63,6 +67,7 @@ impl Meta {
             Virtual::Bytes => directory.usage.bytes,
             Virtual::MaxFiles => directory.quota.files.ok_or(Errno::ENODATA)?,
             Virtual::MaxBytes => directory.quota.bytes.ok_or(Errno::ENODATA)?,
+            Virtual::Fragments => return Ok(Reply::Bytes(self.show_fragments(cx, ino)?.into())),
         };
         Ok(Reply::Bytes(number.to_string().into()))
     }

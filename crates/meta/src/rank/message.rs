@@ -94,6 +94,8 @@ pub enum Question {
     Dirs { ino: Ino, after: Ino },
     /// The fragment map of a directory.
     Map { dir: Ino },
+    /// The number of entries of a fragment.
+    Entries { dir: Ino },
     /// Allocate the number of an inode that a later `Prepare` makes.
     NewNumber,
     /// Checks and prepares these edits.
@@ -114,6 +116,7 @@ impl Question {
             Self::Above { .. } => "above",
             Self::Dirs { .. } => "dirs",
             Self::Map { .. } => "map",
+            Self::Entries { .. } => "entries",
             Self::NewNumber => "new number",
             Self::Prepare { .. } => "prepare",
         }
@@ -139,6 +142,9 @@ pub enum PeerAnswer {
     },
     Map {
         map: FragmentMap,
+    },
+    Entries {
+        entries: u64,
     },
     Number {
         ino: Ino,

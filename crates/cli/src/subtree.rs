@@ -1,0 +1,150 @@
+//! `espalier subtree`: how directories of a mounted file system are divided among metadata servers.
+
+use std::fmt::Write;
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use espalier_proto::common_prefix;
+use serde::{Deserialize, Serialize};
+
+use crate::args::SubtreeCommand;
+use crate::policy::attribute;
+use crate::usage::print_text;
+
+const FRAGMENTS: &str = "user.espalier.fragments";
+
+/// The fragments of a directory, as its server returns them.
+#[derive(Debug, Deserialize)]
+struct Shown {
+    version: u32,
+    servers: u32,
+    fragments: Vec<ShownFragment>,
+}
+
+#[derive(Debug, Deserialize)]
+struct ShownFragment {
+    rank: u16,
+    inode: u64,
+    /// The lowest and the highest hash.
+    first: u64,
+    last: u64,
+    entries: u64,
+}
+
+/// A fragment in the output for programs.
+#[derive(Debug, Serialize)]
+struct JsonFragment {
+    /// The most significant bits that the name hashes have in common.
+    prefix: u64,
+    bits: u32,
+    rank: u16,
+    entries: u64,
+    inode: u64,
+    first_hash: u64,
+    last_hash: u64,
+}
+
+pub(crate) fn subtree(command: &SubtreeCommand) -> Result<ExitCode> {
+    match command {
+        SubtreeCommand::Show { path, json } => {
+            let shown = read(path)?;
+            if *json { print_text(&to_json(path, &shown)) } else { print_text(&to_text(&shown).trim_end()) }
+        }
+    }
+}
+
+fn read(path: &Path) -> Result<Shown> {
+    let text = attribute(path, FRAGMENTS)?.with_context(|| {
+        format!("{} is not a directory of a mounted Espalier file system", path.display())
+    })?;
+    toml::from_str(&text).with_context(|| format!("cannot decode {FRAGMENTS} of {}", path.display()))
+}
+
+fn to_json(path: &Path, shown: &Shown) -> serde_json::Value {
+    let fragment = |of: &ShownFragment| {
+        let (prefix, bits) = common_prefix(&(of.first..=of.last));
+        JsonFragment {
+            prefix,
+            bits,
+            rank: of.rank,
+            entries: of.entries,
+            inode: of.inode,
+            first_hash: of.first,
+            last_hash: of.last,
+        }
+    };
+    let fragments: Vec<_> = shown.fragments.iter().map(fragment).collect();
+    serde_json::json!({
+        "path": path, "version": shown.version, "servers": shown.servers, "fragments": fragments
+    })
+}
+
+fn to_text(shown: &Shown) -> String {
+    let total: u64 = shown.fragments.iter().map(|fragment| fragment.entries).sum();
+    let mut text = format!(
+        "{} fragments at {} servers, {total} entries, map version {}\n{:<18}{:>6}{:>12}  INODE\n",
+        shown.fragments.len(),
+        shown.servers,
+        shown.version,
+        "HASHES",
+        "RANK",
+        "ENTRIES"
+    );
+    for ShownFragment { rank, inode, first, last, entries } in &shown.fragments {
+        let hashes = show_hashes(*first, *last);
+        let _ = writeln!(text, "{hashes:<18}{rank:>6}{entries:>12}  {inode}");
+    }
+    text
+}
+
+/// A range of hashes as the prefix that they share, in binary; `...` follows while the fragment
+/// splits and has only some of the hashes with this prefix.
+fn show_hashes(first: u64, last: u64) -> String {
+    let (prefix, bits) = common_prefix(&(first..=last));
+    let digits = if bits == 0 { String::new() } else { format!("{prefix:0width$b}", width = bits as usize) };
+    // All hashes with the prefix begin with it and end in all zeros or all ones.
+    let is_whole = (last - first).checked_add(1).is_some_and(u64::is_power_of_two)
+        && first.trailing_zeros().min(63) >= 63 - bits;
+    format!("{digits}*{}", if is_whole { "" } else { "..." })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HALF: u64 = 1 << 62;
+
+    fn shown(text: &str) -> Shown {
+        toml::from_str(text).expect("fragments")
+    }
+
+    #[test]
+    fn whole_directory_is_one_fragment_without_prefix() {
+        let last = i64::MAX;
+        let shown = shown(&format!(
+            "version = 0\nservers = 1\nfragments = [\n{{ rank = 0, inode = 1, first = 0, last = {last}, entries = 3 }},\n]\n"
+        ));
+        let json = to_json(Path::new("/mnt"), &shown);
+        let fragment = serde_json::json!({
+            "prefix": 0, "bits": 0, "rank": 0, "entries": 3, "inode": 1, "first_hash": 0, "last_hash": last
+        });
+        assert_eq!(json["fragments"], serde_json::json!([fragment]));
+        assert!(
+            to_text(&shown).ends_with("\n*                      0           3  1\n"),
+            "{}",
+            to_text(&shown)
+        );
+    }
+
+    #[test]
+    fn hashes_are_shown_as_their_prefix() {
+        assert_eq!(show_hashes(0, i64::MAX as u64), "*");
+        assert_eq!(show_hashes(HALF, i64::MAX as u64), "1*");
+        assert_eq!(show_hashes(HALF / 2, HALF - 1), "01*");
+        assert_eq!(show_hashes(HALF, HALF), format!("1{}*", "0".repeat(62)));
+        // Names above this hash are in another fragment already.
+        assert_eq!(show_hashes(0, HALF - 2), "0*...");
+        assert_eq!(show_hashes(HALF + 5, i64::MAX as u64), "1*...");
+    }
+}

@@ -1,0 +1,71 @@
+//! Shows the fragments of a directory (`espalier subtree show`).
+
+use alloc::format;
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use espalier_proto::{Errno, FragmentMap, Ino};
+
+use crate::machine::{Cx, Meta};
+use crate::rank::{PeerAnswer, Question};
+use crate::record::Body;
+use crate::step::{Step, Stop, Wait};
+
+/// Maximum size in bytes of an extended attribute's value, as on Linux.
+const MAX_VALUE: usize = 65536;
+
+impl Meta {
+    /// The fragments of a directory in the order of their hashes, as TOML. Numbers of entries at
+    /// different ranks may be from different times.
+    ///
+    /// # Errors
+    /// `ENODATA`: it is not a directory. `E2BIG`: it has more than about 600 fragments.
+    pub(crate) fn show_fragments(&mut self, cx: &mut Cx<'_>, dir: Ino) -> Step<String> {
+        let inode = self.state.inode(dir)?;
+        if !inode.is_dir() || inode.fragment().is_some() {
+            return Err(Errno::ENODATA.into());
+        }
+        let map = self.map_of(dir)?;
+        let mut text = format!("version = {}\nservers = {}\nfragments = [\n", map.version(), map.servers());
+        for (number, ino, entries) in self.entries_of_fragments(cx, &map)? {
+            let (rank, hashes) = (ino.rank().0, map.hashes(number));
+            let (first, last) = hashes.into_inner();
+            text += &format!(
+                "{{ rank = {rank}, inode = {ino}, first = {first}, last = {last}, entries = {entries} }},\n"
+            );
+        }
+        text.push_str("]\n");
+        if text.len() > MAX_VALUE { Err(Errno::E2BIG.into()) } else { Ok(text) }
+    }
+
+    /// The fragments of a map with their numbers and numbers of entries, in the order of their
+    /// hashes.
+    fn entries_of_fragments(&mut self, cx: &mut Cx<'_>, map: &FragmentMap) -> Step<Vec<(usize, Ino, u64)>> {
+        let (mut found, mut waits) = (Vec::new(), false);
+        for (number, dir) in map.fragments() {
+            match self.query_entries(cx, dir) {
+                Ok(entries) => found.push((number, dir, entries)),
+                // The other ranks count meanwhile.
+                Err(Stop::Wait(Wait::Peers)) => waits = true,
+                Err(stop) => return Err(stop),
+            }
+        }
+        found.sort_unstable_by_key(|(number, ..)| *map.hashes(*number).start());
+        if waits { Err(Stop::Wait(Wait::Peers)) } else { Ok(found) }
+    }
+
+    fn query_entries(&mut self, cx: &mut Cx<'_>, dir: Ino) -> Step<u64> {
+        let answer = match dir.rank() {
+            rank if rank == self.config.rank => self.answer_entries(dir)?,
+            rank => self.query_rank(cx, rank, Question::Entries { dir })?,
+        };
+        let PeerAnswer::Entries { entries } = answer else { return Err(Errno::EIO.into()) };
+        Ok(entries)
+    }
+
+    /// Answers another rank that asks how many entries a fragment has.
+    pub(crate) fn answer_entries(&self, dir: Ino) -> Step<PeerAnswer> {
+        let Body::Directory(directory) = &self.state.dir(dir)?.body else { return Err(Errno::EIO.into()) };
+        Ok(PeerAnswer::Entries { entries: directory.entries })
+    }
+}
