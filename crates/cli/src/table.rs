@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use espalier_runtime::{Figures, Messages, MountStatus, Top};
+use espalier_runtime::{Figures, FragmentFigures, Messages, MountStatus, Top};
 
 /// Table of operations by kind. The times after the quantiles are means.
 pub(crate) fn operations(figures: &Figures) -> String {
@@ -52,6 +52,13 @@ pub(crate) fn mount(status: &MountStatus) -> String {
     let MountStatus { cache_inodes, cache_names, cache_hits, messages, .. } = status;
     let _ =
         writeln!(out, "cache       {cache_inodes} inodes, {cache_names} names; answered {cache_hits} calls");
+    if status.partitioned_directories > 0 {
+        let MountStatus { partitioned_directories, redirects, .. } = status;
+        let _ = writeln!(
+            out,
+            "fragments   of {partitioned_directories} directories known; {redirects} redirects"
+        );
+    }
     let Messages { requests, forgets, streams, data, others, replies, revocations, notices } = messages;
     let _ = writeln!(
         out,
@@ -65,8 +72,8 @@ pub(crate) fn mount(status: &MountStatus) -> String {
 /// Numbers of messages between a mount and its servers, in total and by server.
 pub(crate) fn counters(status: &MountStatus) -> String {
     let asked = status.asked.iter().map(|(name, count)| (format!("asked.{name}"), *count));
-    let hits = ("cache.hits".into(), status.cache_hits);
-    let mut all: Vec<(String, u64)> = asked.chain(kinds("", &status.messages)).chain([hits]).collect();
+    let own = [("cache.hits".into(), status.cache_hits), ("redirects".into(), status.redirects)];
+    let mut all: Vec<(String, u64)> = asked.chain(kinds("", &status.messages)).chain(own).collect();
     if status.ranks.len() > 1 {
         for (rank, session) in status.ranks.iter().enumerate() {
             all.extend(kinds(&format!("rank{rank}."), &session.messages));
@@ -121,6 +128,15 @@ pub(crate) fn state(figures: &Figures) -> String {
         let _ = write!(out, "; {} given, {} revoked", clients.leases_given, clients.leases_revoked);
         if clients.awaited > 0 {
             let _ = write!(out, "; {} have not come back yet", clients.awaited);
+        }
+    }
+    let fragments = &figures.fragments;
+    if *fragments != FragmentFigures::default() {
+        let FragmentFigures { held, splitting, splits, names_moved, misrouted, .. } = fragments;
+        let _ = write!(out, "\nfragments   {held}, {splitting} splitting; {splits} split off");
+        let _ = write!(out, ", {names_moved} names moved; {misrouted} misrouted requests");
+        if fragments.failed_splits > 0 {
+            let _ = write!(out, "; {} steps of splits failed", fragments.failed_splits);
         }
     }
     let data = &figures.data;

@@ -38,7 +38,9 @@ pub use data_link::{DataEvent, DataLink};
 pub use kind::Kind;
 pub use link::{Ended, Link};
 pub use payload::Payload;
-pub use sessions::{Actions, DataOperation, DataOutcome, FrontendEvent, IncomingCall, Interrupt, Sessions};
+pub use sessions::{
+    Actions, DataOperation, DataOutcome, FragmentCounts, FrontendEvent, IncomingCall, Interrupt, Sessions,
+};
 pub use striped::{Striped, StripedStep, Work};
 
 /// An operation of a program, as a frontend receives it.

@@ -40,6 +40,7 @@ use revocations::DeferredRevocation;
 use writeback::Writeback;
 
 pub use actions::{Actions, DataOperation, DataOutcome, FrontendEvent, Interrupt};
+pub use fragments::FragmentCounts;
 
 /// Extended attributes that kernels request themselves, independent of read permission.
 const KERNEL_XATTRS: [&[u8]; 2] = [b"security.", b"system.posix_acl_"];

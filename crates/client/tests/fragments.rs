@@ -223,6 +223,8 @@ fn rename_names_the_fragments_of_both_names() {
 #[test]
 fn misrouted_call_asks_the_home_server_for_the_map() {
     let mut machine = Machine::with_map(&[1]);
+    let before = machine.sessions.fragment_counts();
+    assert_eq!((before.directories, before.redirects), (1, 1));
     // Fragment 0 has split: 2 has taken names of it. Fragment 1 does not know of that.
     let [one, two] = [1, 2].map(|number| name_in(&map(&[1, 2]), number));
     machine.call(lookup(&one));
@@ -234,6 +236,8 @@ fn misrouted_call_asks_the_home_server_for_the_map() {
     machine.expect(find(TWO), Ok(Reply::Entry(entry(fragment(TWO, 1, 2)))));
     machine.expect(lookup_in(TWO, &two), Ok(Reply::Absent { cacheable: true }));
     assert!(matches!(machine.answer(), Ok(Answer::Absent { .. })));
+    // A requested map is no redirect.
+    assert_eq!(machine.sessions.fragment_counts().redirects, 2);
 }
 
 #[test]

@@ -208,12 +208,14 @@ impl State {
             Event::UsageReceived { from, change } => self.apply_heard(*from, *change)?,
             Event::Counted { by } => self.apply_counted(*by),
             Event::Purge { ino } => {
-                let is_protected = self.inode(*ino)?.is_protected();
+                let inode = self.inode(*ino)?;
+                let (is_protected, is_partition) = (inode.is_protected(), inode.partition().is_some());
                 self.size_dirty.remove(ino);
                 self.forget_moved(*ino);
                 self.drop_inode(*ino);
                 self.files = self.files.saturating_sub(1);
                 self.protected = self.protected.saturating_sub(u64::from(is_protected));
+                self.partitions = self.partitions.saturating_sub(u64::from(is_partition));
             }
         }
         event.changes_dependents().into_iter().for_each(|dir| self.update_dependents(dir));

@@ -37,6 +37,7 @@ pub struct Check {
     remote_names: RemoteNames,
     fragments: FragmentCheck,
     protected: u64,
+    partitions: u64,
     pub records: u64,
     pub files: u64,
     pub directories: u64,
@@ -99,6 +100,7 @@ impl Check {
             remote_names: RemoteNames::default(),
             fragments: FragmentCheck::default(),
             protected: 0,
+            partitions: 0,
             records: 0,
             files: 0,
             directories: 0,
@@ -216,6 +218,7 @@ impl Check {
         self.recount.inode(inode, place & IN_TABLE != 0);
         self.directories += u64::from(inode.is_dir());
         self.protected += u64::from(inode.is_protected());
+        self.partitions += u64::from(inode.partition().is_some());
         if !inode.fits() {
             self.find(Some(inode.ino), format!("has type {:?}, but the body of another type", inode.kind));
         }
@@ -362,6 +365,10 @@ impl Check {
                         None,
                         format!("{counted} immutable and append-only inodes are recorded, {found} found"),
                     );
+                }
+                if record.partitions != self.partitions {
+                    let (counted, found) = (record.partitions, self.partitions);
+                    self.find(None, format!("{counted} fragments are recorded, {found} found"));
                 }
                 if let Some(last) = inos.last().filter(|last| last.0 >= record.next_ino) {
                     self.find(

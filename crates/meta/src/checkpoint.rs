@@ -50,11 +50,12 @@ impl Checkpoint {
         let size_dirty = state.size_dirty_places();
         let striped = state.striped.as_ref().map(|inos| inos.iter().copied().collect());
         let pool = state.pool.clone();
-        let protected = state.protected;
+        let (protected, partitions) = (state.protected, state.partitions);
         let record = Super {
             next_ino,
             files,
             protected,
+            partitions,
             sequence,
             journal: end.0,
             provisional,

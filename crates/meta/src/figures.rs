@@ -6,6 +6,7 @@ use core::ops::Bound;
 use espalier_proto::{Ino, Name};
 
 use crate::config::Atime;
+use crate::fragment::FragmentCounts;
 use crate::machine::Meta;
 use crate::record::Slot;
 use crate::state::{Location, Target};
@@ -51,6 +52,11 @@ pub struct Figures {
     pub leases_unanswered: u64,
     /// Times that operations waited for other clients' leases.
     pub lease_waits: u64,
+    /// Fragments of partitioned directories at this rank.
+    pub fragments: u64,
+    /// Splits of fragments at this rank that are due or running.
+    pub splits_running: u64,
+    pub fragment_counts: FragmentCounts,
 }
 
 impl Meta {
@@ -84,6 +90,9 @@ impl Meta {
             leases_expired: leases.expired,
             leases_unanswered: leases.unanswered,
             lease_waits: leases.waits,
+            fragments: self.state.partitions,
+            splits_running: self.splits.unfinished() as u64,
+            fragment_counts: self.splits.counts,
         }
     }
 

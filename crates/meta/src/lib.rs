@@ -62,6 +62,7 @@ pub use check::{Check, Finding};
 pub use config::{Atime, Config};
 pub use event::Event;
 pub use figures::Figures;
+pub use fragment::FragmentCounts;
 pub use journal::Acknowledge;
 pub use machine::Meta;
 pub use no_metafile::NoMetafile;

@@ -249,6 +249,7 @@ impl Meta {
             Err(Stop::Fail(errno)) => self.refuse(now, &mut task, errno, out),
             Err(Stop::Misrouted(dir)) => {
                 self.give_back(&mut task, out);
+                self.splits.counts.misrouted += 1;
                 let reply = self.reply_misrouted(dir);
                 self.finish(now, &task, false, ReadSet::default(), Ok(reply), out);
             }

@@ -370,6 +370,8 @@ pub struct Super {
     pub files: u64,
     /// Number of immutable or append-only inodes.
     pub protected: u64,
+    /// Number of partitioned directories here and of fragments of others.
+    pub partitions: u64,
     /// The last event that the tables contain, with all before it.
     pub sequence: u64,
     /// Position in the journal at which to search for later events; frames there may repeat older

@@ -56,6 +56,7 @@ impl Format {
             next_ino,
             files: 1,
             protected: 0,
+            partitions: 0,
             sequence: 0,
             journal: 0,
             provisional,
@@ -74,6 +75,7 @@ impl Format {
             next_ino,
             files: 0,
             protected: 0,
+            partitions: 0,
             sequence: 0,
             journal: 0,
             provisional,
@@ -134,7 +136,7 @@ impl Recovery {
             Super::parse(super_value).ok_or_else(|| damaged("the super record of the tables is damaged"))?;
         let mut state = State::new(config.hash_key);
         (state.next_ino, state.files, state.sequence) = (record.next_ino, record.files, record.sequence);
-        state.protected = record.protected;
+        (state.protected, state.partitions) = (record.protected, record.partitions);
         state.provisional = record.provisional.into_iter().collect();
         state.striped = record.striped.map(|inos| inos.into_iter().collect());
         state.pool = record.pool;

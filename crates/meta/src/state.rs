@@ -172,6 +172,8 @@ pub(crate) struct State {
     pub files: u64,
     /// Number of immutable or append-only inodes.
     pub protected: u64,
+    /// Number of partitioned directories here and of fragments of others.
+    pub partitions: u64,
     /// Sequence number of the last event applied.
     pub sequence: u64,
     /// Unstuffed files whose streams the store may still list as provisional
@@ -215,6 +217,7 @@ impl State {
             pool: Vec::new(),
             files: 0,
             protected: 0,
+            partitions: 0,
             sequence: 0,
             provisional: BTreeSet::new(),
             striped: None,

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use espalier_client::{Cache, Users};
+use espalier_client::{Cache, Sessions, Users};
 use espalier_fuse::Threads;
 use espalier_meta::Atime;
 
@@ -121,7 +121,8 @@ impl Mount {
 
     fn status(&self) -> MountStatus {
         let ranks = self.remote.sessions();
-        let cache = self.remote.cached(|sessions, _| sessions.cache().counts()).unwrap_or_default();
+        let counts = |sessions: &mut Sessions<_>, _| (sessions.cache().counts(), sessions.fragment_counts());
+        let (cache, fragments) = self.remote.cached(counts).unwrap_or_default();
         MountStatus {
             url: self.url.clone(),
             mountpoint: self.mountpoint.clone(),
@@ -136,6 +137,8 @@ impl Mount {
             cache_hits: cache.hits,
             cache_inodes: cache.inodes,
             cache_names: cache.names,
+            partitioned_directories: fragments.directories,
+            redirects: fragments.redirects,
         }
     }
 }

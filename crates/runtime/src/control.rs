@@ -112,6 +112,10 @@ pub struct MountStatus {
     /// Cached inodes and names.
     pub cache_inodes: u64,
     pub cache_names: u64,
+    /// Partitioned directories whose fragment maps are known.
+    pub partitioned_directories: u64,
+    /// Replies that sent a request to another fragment, since mounting.
+    pub redirects: u64,
 }
 
 impl Status {

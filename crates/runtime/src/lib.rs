@@ -56,6 +56,6 @@ pub use servers::{Conversation, Servers, UrlError, keep_connected, rank_count};
 pub use tracer::Traced;
 pub use volume::{MkfsOptions, OpenOptions, Volume, mkfs, mkfs_ranks};
 pub use watch::{
-    CacheFigures, CheckpointFigures, ClientFigures, DataFigures, DirectoryFigures, Figures, IoFigures,
-    JournalFigures, MetricsAddress, OperationFigures, ProcessFigures, Split, Top, TrashFigures,
+    CacheFigures, CheckpointFigures, ClientFigures, DataFigures, DirectoryFigures, Figures, FragmentFigures,
+    IoFigures, JournalFigures, MetricsAddress, OperationFigures, ProcessFigures, Split, Top, TrashFigures,
 };

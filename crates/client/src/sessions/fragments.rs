@@ -26,6 +26,18 @@ pub(super) struct KnownFragments {
     /// The directory of each fragment that is not the directory itself. Includes removed fragments,
     /// which calls may still name.
     dirs: HashMap<Ino, Ino, FxBuildHasher>,
+    /// Replies that sent a request to another fragment.
+    redirects: u64,
+}
+
+/// Counts that concern partitioned directories.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FragmentCounts {
+    /// Partitioned directories whose maps are known.
+    pub directories: u64,
+    /// Replies since the start that sent a request to another fragment, because the map was
+    /// outdated or not known yet.
+    pub redirects: u64,
 }
 
 impl KnownFragments {
@@ -142,6 +154,11 @@ impl<T> Sessions<T> {
         self.fragments.others(self.real(dir)).next().is_some()
     }
 
+    pub fn fragment_counts(&self) -> FragmentCounts {
+        let directories = self.fragments.maps.len() as u64;
+        FragmentCounts { directories, redirects: self.fragments.redirects }
+    }
+
     /// True for an inode, or a fragment of it, that `is_one` selects.
     pub(super) fn any_fragment(&self, ino: Ino, is_one: impl Fn(Ino) -> bool) -> bool {
         is_one(ino) || self.fragments.others(ino).any(is_one)
@@ -249,11 +266,15 @@ impl<T> Sessions<T> {
             (FragmentWait::Map, Err(errno)) => self.give_up(pending, errno, actions),
             // A lookup that confirms a rename is not repeated.
             (_, result) if pending.call_state.confirmation.is_confirming() => return Some((pending, result)),
-            (_, Ok(Reply::Fragments(fragments))) => {
+            (wait, Ok(Reply::Fragments(fragments))) => {
+                self.fragments.redirects += u64::from(!matches!(wait, FragmentWait::Map));
                 self.fragments.learn(fragments);
                 self.restart(now, pending, actions);
             }
-            (_, Ok(Reply::Misrouted { dir })) => self.ask_for_map(now, pending, dir, actions),
+            (_, Ok(Reply::Misrouted { dir })) => {
+                self.fragments.redirects += 1;
+                self.ask_for_map(now, pending, dir, actions);
+            }
             (_, Ok(Reply::Listing { entries, end: true, until, .. }))
                 if entries.is_empty() && until < LAST_CURSOR =>
             {

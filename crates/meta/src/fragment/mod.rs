@@ -30,6 +30,7 @@ use crate::step::{Step, Stop};
 use crate::usage::Usage;
 
 pub(crate) use split::DueSplits;
+pub use split::FragmentCounts;
 
 /// What all fragments of a directory have in common.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -131,7 +132,14 @@ impl State {
     }
 
     pub(crate) fn set_fragment_map(&mut self, dir: Ino, map: &FragmentMap) {
+        let is_partitioned = self.is_partitioned(dir);
         self.change_partition(dir, |partition| *partition = Some(Box::new(Partition::First(map.clone()))));
+        self.partitions += u64::from(!is_partitioned);
+    }
+
+    /// True if a directory here has a fragment map.
+    fn is_partitioned(&self, dir: Ino) -> bool {
+        self.inodes.get(&dir).is_some_and(|cached| cached.inode.fragment_map().is_some())
     }
 
     pub(crate) fn set_rights(&mut self, ino: Ino, rights: &Rights, time: Time) {
@@ -146,8 +154,9 @@ impl State {
 
     /// Makes a removed directory, which is empty, whole again.
     pub(crate) fn remove_fragment_map(&mut self, dir: Ino) {
-        if self.inodes.get(&dir).is_some_and(|cached| cached.inode.fragment_map().is_some()) {
+        if self.is_partitioned(dir) {
             self.change_partition(dir, |partition| *partition = None);
+            self.partitions = self.partitions.saturating_sub(1);
         }
     }
 

@@ -42,6 +42,28 @@ pub(crate) struct DueSplits {
     /// absence of names in them are granted. A split can revoke only leases on names that exist.
     near: BTreeMap<Ino, u64>,
     pub(crate) uptime_ms: u64,
+    pub(crate) counts: FragmentCounts,
+}
+
+/// Counts since the start that concern partitioned directories.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FragmentCounts {
+    /// Fragments that have been split off completely.
+    pub splits: u64,
+    /// Steps of splits that failed; they are tried again.
+    pub failed_splits: u64,
+    /// Names that have moved to new fragments.
+    pub names_moved: u64,
+    /// Requests of clients for names that another fragment has, because their map is outdated or
+    /// they have none yet.
+    pub misrouted: u64,
+}
+
+impl DueSplits {
+    /// Number of directory records that are splitting, or about to.
+    pub(crate) fn unfinished(&self) -> usize {
+        self.due.len() + self.failed.len() + self.running.len()
+    }
 }
 
 /// Whether a directory record splits.
@@ -148,7 +170,10 @@ impl Meta {
             Ok(_) => self.note_growth(dir),
             // The directory has been removed.
             Err(Errno::ESTALE) => drop(self.splits.near.remove(&dir)),
-            Err(_) => drop(self.splits.failed.insert(dir)),
+            Err(_) => {
+                self.splits.counts.failed_splits += 1;
+                self.splits.failed.insert(dir);
+            }
         }
     }
 
@@ -205,12 +230,16 @@ impl Meta {
             }
             new_map.cede(*child, *ino, first);
         }
+        let is_done = |child: &&usize| new_map.to_cede(**child).is_empty();
+        let (splits, moved) = (children.iter().filter(is_done).count(), names.len());
         let (own, others) = edits((&inode, dir), (&map, &new_map), &children, names);
         self.revoke_edits(cx, &own)?;
         self.freeze(cx, fragment)?;
         self.prepare_edits(cx, &others)?;
         self.unfreeze(cx.coordinator());
         self.commit_edits(cx, own)?;
+        self.splits.counts.splits += splits as u64;
+        self.splits.counts.names_moved += moved as u64;
         Ok(Reply::Done)
     }
 

@@ -258,6 +258,7 @@ impl State {
             Edit::Make { inode } => {
                 self.files += 1;
                 self.protected += u64::from(inode.is_protected());
+                self.partitions += u64::from(inode.partition().is_some());
                 self.insert_inode((**inode).clone(), Location::Table);
                 if let Body::Directory(directory) = &inode.body {
                     self.owe_gain(directory.parent, inode.ino);

@@ -217,6 +217,7 @@ impl RepairedTree {
             next_ino: 0,
             files: 0,
             protected: 0,
+            partitions: 0,
             sequence: 0,
             journal: 0,
             provisional: Vec::new(),
@@ -227,6 +228,8 @@ impl RepairedTree {
         let mut record = old.unwrap_or(none);
         (record.next_ino, record.files) = (self.next_ino, self.nodes.len() as u64);
         record.protected = self.nodes.values().filter(|node| node.inode.is_protected()).count() as u64;
+        let partitions = self.nodes.values().filter(|node| node.inode.partition().is_some());
+        record.partitions = partitions.count() as u64;
         record.provisional.retain(|ino| self.nodes.get(ino).is_some_and(|node| node.inode.is_streamed()));
         record.size_dirty.retain(|(ino, place)| {
             let node = self.nodes.get(ino).filter(|node| node.inode.is_streamed() && node.inode.nlink > 0);

@@ -1,6 +1,7 @@
-//! The attribute that shows a directory's fragments.
+//! What users see of fragments: the attribute that shows them, and counts.
 
 use super::*;
+use espalier_meta::Figures;
 
 fn fragments_of(fs: &mut Routed, dir: Ino) -> Result<String, Errno> {
     let name = (*b"user.espalier.fragments").into();
@@ -52,4 +53,39 @@ fn fragments_are_shown_only_to_those_who_may_read_the_directory() {
     assert_eq!(fs.ask_as(&user(7), get), Err(Errno::EACCES));
     assert_eq!(fs.ask(set_xattr(dir, "user.espalier.fragments", b"")), Err(Errno::EPERM));
     assert_eq!(fs.ask(Request::RemoveXattr { ino: dir, name }), Err(Errno::EPERM));
+}
+
+#[test]
+fn splits_and_misrouted_requests_are_counted() {
+    let (mut fs, dir) = Routed::with_dir();
+    fs.make_files(dir, &names("file", 40));
+    let sum = |fs: &Routed, count: fn(&Figures) -> u64| -> u64 {
+        fs.fs.0.iter().map(|rank| count(&rank.meta.figures())).sum()
+    };
+    assert_eq!(sum(&fs, |figures| figures.fragments), 0);
+    fs.ask(set_xattr(dir, "user.espalier.dir_split", b"4")).unwrap();
+    fs.make(dir, "one-more", NewNode::Regular);
+    assert_eq!(fs.map(dir).fragments().count(), 4);
+    assert!(fs.fs.0.iter().all(|rank| rank.meta.figures().fragments == 1));
+    assert_eq!(sum(&fs, |figures| figures.fragment_counts.splits), 3);
+    assert_eq!(sum(&fs, |figures| figures.splits_running), 0);
+    let attr = fs.fs.attr(dir);
+    // Each name has moved once or twice, unless it is in the first fragment.
+    let moved = sum(&fs, |figures| figures.fragment_counts.names_moved);
+    assert!((41 - attr.size..=2 * 41).contains(&moved), "{moved} of {attr:?}");
+    let before = sum(&fs, |figures| figures.fragment_counts.misrouted);
+    fs.maps.clear();
+    let in_one = name_in(&fs.map(dir), 1, "misrouted");
+    fs.maps.clear();
+    assert_eq!(fs.lookup(dir, &in_one), Err(Errno::ENOENT));
+    assert_eq!(sum(&fs, |figures| figures.fragment_counts.misrouted), before + 1);
+    let files = fs.list(dir);
+    for file in &files {
+        fs.ask(unlink(dir, file)).unwrap();
+    }
+    fs.ask(rmdir(Ino::ROOT, "dir")).unwrap();
+    for rank in 0..RANKS {
+        fs.fs.0[usize::from(rank)].forget(dir);
+    }
+    fs.fs.fsck();
 }

@@ -25,8 +25,8 @@ pub(crate) use http::MetricsServer;
 pub(crate) use prometheus::exposition;
 pub(crate) use report::MachineFigures;
 pub use report::{
-    CacheFigures, CheckpointFigures, ClientFigures, DataFigures, Figures, IoFigures, JournalFigures,
-    OperationFigures, Split, TrashFigures,
+    CacheFigures, CheckpointFigures, ClientFigures, DataFigures, Figures, FragmentFigures, IoFigures,
+    JournalFigures, OperationFigures, Split, TrashFigures,
 };
 pub use report::{DirectoryFigures, ProcessFigures, Top};
 pub(crate) use span::{CriticalSection, Span, Stage};

@@ -41,7 +41,8 @@ impl Collector for Scrape {
         for (kind, all) in self.totals.io() {
             encode_histogram(&mut family.encode_family(&[("io", kind.name())])?, all)?;
         }
-        self.encode_state(&mut encoder)
+        self.encode_state(&mut encoder)?;
+        self.encode_fragments(&mut encoder)
     }
 }
 
@@ -132,6 +133,20 @@ impl Scrape {
         counter(encoder, "lease_waits", help, clients.lease_waits)?;
         counter(encoder, "data_read_bytes", "Bytes sent by the data server", data.read_bytes)?;
         counter(encoder, "data_written_bytes", "Bytes received by the data server", data.written_bytes)
+    }
+
+    fn encode_fragments(&self, encoder: &mut DescriptorEncoder<'_>) -> Result {
+        let fragments = &self.figures.fragments;
+        gauge(encoder, "fragments", "Fragments of partitioned directories", None, fragments.held)?;
+        let help = "Fragments that are splitting, or about to";
+        gauge(encoder, "fragments_splitting", help, None, fragments.splitting)?;
+        counter(encoder, "fragment_splits", "Fragments split off", fragments.splits)?;
+        let help = "Steps of splits that failed, and are tried again";
+        counter(encoder, "fragment_split_failures", help, fragments.failed_splits)?;
+        let help = "Names moved to new fragments";
+        counter(encoder, "fragment_names_moved", help, fragments.names_moved)?;
+        let help = "Requests of clients without the current fragment map";
+        counter(encoder, "misrouted_requests", help, fragments.misrouted)
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use espalier_meta::Meta;
+use espalier_meta::{Figures as MetaFigures, Meta};
 use espalier_proto::Ino;
 use serde::{Deserialize, Serialize};
 
@@ -32,6 +32,7 @@ pub struct Figures {
     pub checkpoint: CheckpointFigures,
     pub trash: TrashFigures,
     pub clients: ClientFigures,
+    pub fragments: FragmentFigures,
     pub data: DataFigures,
 }
 
@@ -129,6 +130,37 @@ pub struct ClientFigures {
     pub lease_waits: u64,
 }
 
+/// Fragments of partitioned directories at a metadata server.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FragmentFigures {
+    /// Fragments at present.
+    pub held: u64,
+    /// Fragments that are splitting, or about to.
+    pub splitting: u64,
+    /// Fragments split off since the server's start, like the next three.
+    pub splits: u64,
+    /// Steps of splits that failed; they are tried again.
+    pub failed_splits: u64,
+    /// Names that have moved to new fragments.
+    pub names_moved: u64,
+    /// Requests of clients without the current map.
+    pub misrouted: u64,
+}
+
+impl From<MetaFigures> for FragmentFigures {
+    fn from(figures: MetaFigures) -> Self {
+        let counts = figures.fragment_counts;
+        Self {
+            held: figures.fragments,
+            splitting: figures.splits_running,
+            splits: counts.splits,
+            failed_splits: counts.failed_splits,
+            names_moved: counts.names_moved,
+            misrouted: counts.misrouted,
+        }
+    }
+}
+
 /// Statistics of a data server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DataFigures {
@@ -176,6 +208,7 @@ pub(crate) struct MachineFigures {
     pub checkpoint_running: bool,
     pub trash: TrashFigures,
     pub clients: ClientFigures,
+    pub fragments: FragmentFigures,
     pub data: DataFigures,
 }
 
@@ -213,6 +246,7 @@ impl MachineFigures {
                 leases_unanswered: figures.leases_unanswered,
                 lease_waits: figures.lease_waits,
             },
+            fragments: figures.into(),
             data: DataFigures::default(),
         }
     }
@@ -260,6 +294,7 @@ impl Watch {
             checkpoint,
             trash: machines.trash,
             clients: machines.clients,
+            fragments: machines.fragments,
             data: machines.data,
         }
     }

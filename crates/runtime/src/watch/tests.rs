@@ -116,6 +116,10 @@ fn exposition_has_prometheus_format() {
         "espalier_threads 3",
         "espalier_checkpoint_records_total 40",
         "espalier_checkpoint_last_duration_seconds 0.5",
+        "espalier_fragments 0",
+        "espalier_fragment_splits_total 0",
+        "espalier_fragment_names_moved_total 0",
+        "espalier_misrouted_requests_total 0",
     ] {
         assert!(text.lines().any(|each| each == line), "no {line} in:\n{text}");
     }
