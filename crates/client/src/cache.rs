@@ -1,11 +1,13 @@
 //! Leased names, attributes and small files. The cache's users are a kernel or a program.
 //!
 //! A name is stored with its directory and is valid only while the lease on the directory lasts
-//! without a gap: it covers search permission and the listing. So absent names are known if the
-//! client has made the directory or listed it completely. `now`: ms of a monotonic clock.
+//! without a gap: it covers search permission. Another lease covers the directory's contents. While
+//! that lasts without a gap, absent names are known if the client has made the directory or listed
+//! it completely. `now`: ms of a monotonic clock.
 
 mod changes;
 mod contents;
+mod invalidation;
 mod listings;
 mod pages;
 mod record;
@@ -17,12 +19,12 @@ use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
-use espalier_proto::{Attr, Dirent, Entry, FileType, Ino, Lease, Location, Name, Rank, Request, Touched};
+use espalier_proto::{Attr, Dirent, Entry, FileType, Ino, Location, Name, Request, Touched};
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
 use crate::{Answer, Call, RemoteEntry};
-use changes::Changing;
+use changes::{Changing, Extent};
 use contents::Contents;
 use listings::Listings;
 use record::{InodeRecord, KnownName};
@@ -138,7 +140,7 @@ impl Cache {
         }
         match record.names.get(name) {
             Some(known) => known.at(now),
-            None => record.is_whole().then_some(Binding::Absent),
+            None => record.is_whole(now).then_some(Binding::Absent),
         }
     }
 
@@ -177,18 +179,28 @@ impl Cache {
 
     /// The record and attributes of an inode; the size and times of a stream may be stale.
     fn known_attr(&self, ino: Ino, now: u64) -> Option<(&InodeRecord, &Attr)> {
-        let record =
-            self.records.get(&ino).filter(|record| record.lease > now && !self.changing.is_so(ino))?;
+        let is_valid = |record: &&InodeRecord| {
+            record.contents_lease > now && !record.is_outdated && !self.changing.is_so(ino)
+        };
+        let record = self.records.get(&ino).filter(is_valid)?;
         Some((record, record.attr.as_deref()?))
     }
 
+    /// The attributes of an inode that decide who may use it, and its fragment map's version, if
+    /// cached and valid. Size, link count and times may be out of date.
+    pub fn rights(&self, ino: Ino, now: u64) -> Option<&Attr> {
+        let record = self.records.get(&ino).filter(|record| record.lease > now)?;
+        record.attr.as_deref().filter(|_| !self.changing.may_change_rights(ino))
+    }
+
+    /// True if the client has a lease on an inode; of a directory it may have none on the contents.
     pub fn is_leased(&self, ino: Ino, now: u64) -> bool {
         self.records.get(&ino).is_some_and(|record| record.lease > now)
     }
 
-    /// When the lease on an inode ends; 0: no lease.
+    /// When the first of the leases on an inode and what it contains ends; 0: no lease.
     pub fn leased_until(&self, ino: Ino) -> u64 {
-        self.records.get(&ino).map_or(0, |record| record.lease)
+        self.records.get(&ino).map_or(0, |record| record.contents_lease)
     }
 
     /// Answers a lookup of users that cache it. Also returns how long they may, in ms.
@@ -199,7 +211,7 @@ impl Cache {
         }
         let cacheable = record.is_searchable_by_all();
         let Some(known) = record.names.get(name) else {
-            if !record.is_whole() {
+            if !record.is_whole(now) {
                 return None;
             }
             // Implied by the directory's lease, whose end users are not notified of: they may not
@@ -213,8 +225,15 @@ impl Cache {
         let until = record.lease.min(known.until);
         let answer = match known.at(now)? {
             Binding::Absent => Answer::Absent { cacheable },
-            Binding::Inode(ino, _) => {
-                let attr = self.attr(ino, now)?;
+            Binding::Inode(ino, kind) => {
+                let is_measured = self.attr(ino, now).is_some();
+                let attr = match self.attr(ino, now) {
+                    // A walk through a directory whose names change needs no more.
+                    None if kind == FileType::Directory => {
+                        Attr { contents_leased: false, ..*self.rights(ino, now)? }
+                    }
+                    attr => attr?,
+                };
                 let has_pending = self.pending_ops.is_of(ino);
                 let record = self.records.get_mut(&ino).filter(|record| record.lookups > 0 || has_pending)?;
                 if self.users == Users::Report {
@@ -225,12 +244,15 @@ impl Cache {
                     attr,
                     cacheable,
                     name_leased: true,
-                    attr_leased: true,
+                    attr_leased: is_measured,
                     sole_holder: false,
                     location: Location::Table,
                     reclaim_token: 0,
                 };
-                return Some((Answer::Entry(entry), until.min(record.lease) - now));
+                return Some(match is_measured {
+                    true => (Answer::Entry(entry), until.min(record.contents_lease) - now),
+                    false => (Answer::Unmeasured(entry), until.min(record.lease) - now),
+                });
             }
         };
         self.counts.hits += 1;
@@ -252,7 +274,7 @@ impl Cache {
 
     /// True if the inode is known to have no extended attributes and no access control lists.
     pub fn has_no_xattrs(&mut self, ino: Ino, now: u64) -> bool {
-        let has_no_xattrs = self.known_attr(ino, now).is_some_and(|(_, attr)| attr.no_xattrs);
+        let has_no_xattrs = self.rights(ino, now).is_some_and(|attr| attr.no_xattrs);
         self.counts.hits += u64::from(has_no_xattrs);
         has_no_xattrs
     }
@@ -306,12 +328,16 @@ impl Cache {
             }
         }
         self.distrust_subject(&subject);
-        let writes = call.stream().is_some();
-        if !writes {
+        let extent = match () {
+            () if call.stream().is_some() => Extent::Bytes,
+            () if subject.changes_rights => Extent::Rights,
+            () => Extent::Names,
+        };
+        if extent != Extent::Bytes {
             // The call may give these inodes names that other clients see.
             inos.iter().flatten().for_each(|ino| self.clear_sole_holder(*ino));
         }
-        self.changing.begin(inos.into_iter(), subject.names(), writes)
+        self.changing.begin(inos.into_iter(), subject.names(), extent)
     }
 
     fn distrust_subject(&mut self, subject: &Subject<'_>) {
@@ -421,6 +447,10 @@ impl Cache {
                 // The inode has no name: it exists as long as a client knows it.
                 self.drop_lease(attr.ino);
             } else if self.records.contains_key(&attr.ino) {
+                if !attr.contents_leased && !self.has_pending(attr.ino) {
+                    // Other clients may have changed the directory since.
+                    self.drop_contents(attr.ino);
+                }
                 // None of these inodes has a stream.
                 self.note_attr(attr, Term { requested_at: now, left: lease }, 0, now);
             }
@@ -447,6 +477,7 @@ impl Cache {
     fn know_empty(&mut self, attr: &Attr, until: u64, now: u64) {
         // A reply without its own lease may be stale: other clients may have added entries since.
         if until > now
+            && attr.contents_leased
             && (attr.kind, attr.size) == (FileType::Directory, 0)
             && let Some(empty) = self.records.get_mut(&attr.ino)
         {
@@ -499,24 +530,31 @@ impl Cache {
     fn note_attr(&mut self, attr: &Attr, term: Term, lookups: u64, now: u64) {
         let (counts, has_pending) = (self.users == Users::Report, self.pending_ops.is_of(attr.ino));
         let until = term.until(now);
-        let record = self.renew(attr.ino, until, now);
+        let record = self.renew_parts(attr.ino, attr.contents_leased, until, now);
         record.lookups += lookups;
         if counts {
             record.users += lookups;
         }
         if until > now && !has_pending {
             (record.attr, record.requested_at) = (Some(Box::new(*attr)), term.requested_at);
+            record.is_outdated = !attr.contents_leased;
         } else if !has_pending && record.attr.as_deref().is_some_and(|known| known.ctime < attr.ctime) {
-            // The new attributes may not be cached, and the cached ones are stale.
-            record.attr = None;
+            // The new attributes may not be cached. The cached ones are stale, except for what a
+            // lease covers.
+            record.is_outdated = true;
         }
         if self.order.len() > self.capacity {
             self.make_room();
         }
     }
 
-    /// Extends the lease on an inode until `until`, unless that has passed.
+    /// Extends the leases on an inode and what it contains until `until`, unless that has passed.
     fn renew(&mut self, ino: Ino, until: u64, now: u64) -> &mut InodeRecord {
+        self.renew_parts(ino, true, until, now)
+    }
+
+    /// As [`Self::renew`]. `contents`: the leases cover what a directory contains.
+    fn renew_parts(&mut self, ino: Ino, contents: bool, until: u64, now: u64) -> &mut InodeRecord {
         self.has_leases |= until > now;
         let record = self.records.entry(ino).or_default();
         if record.lease <= now {
@@ -524,10 +562,14 @@ impl Cache {
             self.contents.lose(ino);
         }
         if until > now {
-            if record.lease <= now {
+            record.lease = record.lease.max(until);
+        }
+        if until > now && contents {
+            if record.contents_lease <= now {
+                self.names -= record.drop_contents();
                 record.since = self.epoch;
             }
-            record.lease = record.lease.max(until);
+            record.contents_lease = record.contents_lease.max(until);
         }
         record.keep_until = record.lease;
         if self.users == Users::AtOnce {
@@ -545,7 +587,8 @@ impl Cache {
         let Some(record) = self.records.get_mut(&ino) else { return };
         record.users = record.users.saturating_sub(lookups);
         // The server may be waiting for this to free an unlinked file.
-        if record.users == 0 && record.attr.is_none() && record.names.is_empty() {
+        let is_known = record.attr.is_some() && !record.is_outdated;
+        if record.users == 0 && !is_known && record.names.is_empty() {
             self.remove(ino);
         }
     }
@@ -601,89 +644,6 @@ impl Cache {
             if record.lookups > 0 {
                 self.forgotten.push((ino, record.lookups));
             }
-        }
-    }
-
-    /// Handles the revocation of a lease.
-    pub fn revoke(&mut self, lease: &Lease) {
-        match lease {
-            Lease::Name { dir, name } => self.doubt(*dir, name),
-            Lease::Inode { ino } => self.drop_lease(*ino),
-            Lease::Exclusive { dir } => self.revoke_exclusive(*dir),
-            Lease::Data { ino } => self.lose_data(*ino),
-            Lease::Unannounced { .. } => {}
-        }
-    }
-
-    /// The attributes of an inode have changed.
-    pub fn touched(&mut self, ino: Ino) {
-        self.listings.lose(ino);
-        self.contents.lose(ino);
-        if let Some(record) = self.records.get_mut(&ino) {
-            record.attr = None;
-        }
-    }
-
-    /// Invalidates everything.
-    pub fn distrust(&mut self) {
-        self.distrust_those(|_| true);
-    }
-
-    /// Invalidates everything that a rank has returned.
-    pub fn distrust_rank(&mut self, rank: Rank) {
-        self.distrust_those(|ino| ino.rank() == rank);
-    }
-
-    fn distrust_those(&mut self, is_one: impl Fn(&Ino) -> bool) {
-        let inos: Vec<Ino> = self.records.keys().copied().filter(is_one).collect();
-        for ino in inos {
-            self.lose_data(ino);
-            self.drop_lease(ino);
-        }
-    }
-
-    /// The server asks the client to forget an inode.
-    pub fn recall(&mut self, ino: Ino) {
-        self.drop_lease(ino);
-        if self.users == Users::AtOnce
-            && let Some(record) = self.records.get_mut(&ino)
-            && record.lookups > 0
-        {
-            self.forgotten.push((ino, core::mem::take(&mut record.lookups)));
-        }
-    }
-
-    /// The binding of a name is unknown.
-    fn doubt(&mut self, dir: Ino, name: &Name) {
-        self.listings.lose(dir);
-        let Some(record) = self.records.get_mut(&dir) else { return };
-        if record.is_listed() {
-            if record.names.insert(name.clone(), KnownName::LAPSED).is_none() {
-                self.names += 1;
-                self.bound_names(dir);
-            }
-        } else if record.names.remove(name).is_some() {
-            self.names -= 1;
-        }
-    }
-
-    /// A name has been removed.
-    fn unbind(&mut self, dir: Ino, name: &Name) {
-        self.listings.lose(dir);
-        if let Some(record) = self.records.get_mut(&dir)
-            && record.names.remove(name).is_some()
-        {
-            self.names -= 1;
-        }
-    }
-
-    fn drop_lease(&mut self, ino: Ino) {
-        self.listings.lose(ino);
-        self.contents.lose(ino);
-        let Some(record) = self.records.get_mut(&ino) else { return };
-        self.names -= record.drop_lease();
-        if self.users == Users::Report && record.users == 0 {
-            self.remove(ino);
         }
     }
 }

@@ -244,8 +244,8 @@ pub struct RemoteEntry {
 pub enum Answer {
     Done,
     Entry(Entry),
-    /// The result of a lookup of a striped file when a data server is unreachable: its size and
-    /// times are unknown.
+    /// The result of a lookup without size, link count and times: of a striped file when a data
+    /// server is unreachable, or of a directory whose names change.
     Unmeasured(Entry),
     Absent {
         cacheable: bool,
@@ -587,6 +587,7 @@ impl RemoteEntry {
             streamed: false,
             no_xattrs: false,
             map_version: 0,
+            contents_leased: true,
             flags: InodeFlags::empty(),
         };
         let (name_leased, attr_leased) = (false, false);

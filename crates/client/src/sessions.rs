@@ -494,6 +494,11 @@ impl<T> Sessions<T> {
                 self.cache.lose_data(ino);
                 false
             }
+            Lease::Contents { dir } => {
+                self.cache.revoke(&lease);
+                self.defer_revocation(rank, number, dir);
+                false
+            }
             Lease::Name { dir: ino, .. } | Lease::Inode { ino } | Lease::Exclusive { dir: ino } => {
                 self.cache.revoke(&lease);
                 self.forget_seen(|dir| dir == ino);
@@ -509,6 +514,7 @@ impl<T> Sessions<T> {
             }
             Lease::Name { dir, name } => Lease::Name { dir: self.shown_as(dir), name },
             Lease::Inode { ino } => Lease::Inode { ino: self.shown_as(ino) },
+            Lease::Contents { dir } => Lease::Contents { dir: self.shown_as(dir) },
             Lease::Data { ino } => Lease::Data { ino: self.shown_as(ino) },
         };
         actions.frontend.push(FrontendEvent::Revoke { rank, number, lease, is_own });

@@ -170,6 +170,7 @@ fn part(ino: Ino, map_version: u32, size: u64, nlink: u32) -> Attr {
         no_xattrs: true,
         flags: InodeFlags::empty(),
         map_version,
+        contents_leased: true,
     }
 }
 
@@ -464,6 +465,7 @@ fn frontend_gives_up_leases_of_a_fragment_as_those_of_the_directory() {
     for (lease, shown) in [
         (named(ONE), named(DIR)),
         (Lease::Inode { ino: ONE }, Lease::Inode { ino: DIR }),
+        (Lease::Contents { dir: ONE }, Lease::Contents { dir: DIR }),
         (named(DIR), named(DIR)),
     ] {
         let mut actions = Actions::default();

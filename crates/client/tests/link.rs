@@ -63,6 +63,7 @@ fn entry(ino: u64) -> Entry {
         streamed: false,
         no_xattrs: true,
         map_version: 0,
+        contents_leased: true,
         flags: InodeFlags::empty(),
     };
     Entry {

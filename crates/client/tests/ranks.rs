@@ -56,6 +56,7 @@ fn entry() -> Entry {
         no_xattrs,
         flags: espalier_proto::InodeFlags::empty(),
         map_version: 0,
+        contents_leased: true,
     };
     Entry {
         attr,

@@ -65,6 +65,7 @@ fn entry(ino: Ino) -> Entry {
         no_xattrs,
         flags: espalier_proto::InodeFlags::empty(),
         map_version: 0,
+        contents_leased: true,
     };
     Entry {
         attr,

@@ -259,6 +259,7 @@ impl Inode {
                 Some(Partition::First(map)) => map.version(),
                 Some(Partition::Fragment { .. }) => Attr::FRAGMENT,
             },
+            contents_leased: true,
         };
         if self.has_no_metafile() {
             // A no-metafile file stores neither.

@@ -7,7 +7,7 @@ pub mod requests;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use crate::harness::{Harness, ROOT_CALLER, config};
-use client::{CachingClient, ServerMessage, Thing, call_of};
+use client::{CachingClient, Rights, ServerMessage, Thing, call_of};
 use espalier_client::Users;
 use espalier_meta::{Acknowledge, Config, Input};
 use espalier_proto::*;
@@ -279,7 +279,7 @@ impl CoherenceWorld {
     /// The current state of an inode; `None`: it is gone.
     fn thing(&mut self, tree: &CurrentTree, ino: Ino, like: &Thing) -> Option<Thing> {
         let request = match like {
-            Thing::Attr(_) => Request::GetAttr { ino },
+            Thing::Attr(_) | Thing::Rights(_) => Request::GetAttr { ino },
             Thing::Bytes(_) => Request::Read { ino, offset: 0, size: 1 << 20, noatime: false },
             Thing::Listing(_) => Request::ReadDir { dir: ino, after: 0, limit: 10_000, plus: false },
             Thing::Xattrs(_) => Request::ListXattr { ino },
@@ -294,7 +294,12 @@ impl CoherenceWorld {
         if place.is_some() {
             self.fs.send_from(OBSERVER, &ROOT_CALLER, Request::Forget { ino, lookups: 1 });
         }
-        Thing::of(&request, &reply.ok()?)
+        match (Thing::of(&request, &reply.ok()?)?, like) {
+            (Thing::Attr(attr), Thing::Rights(_)) => Some(Thing::Rights(Rights::of(&attr))),
+            // The observer's lease is no part of the state.
+            (Thing::Attr(attr), _) => Some(Thing::Attr(Attr { contents_leased: true, ..attr })),
+            (thing, _) => Some(thing),
+        }
     }
 }
 

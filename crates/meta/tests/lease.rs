@@ -209,7 +209,7 @@ fn leases_of_others_are_revoked_before_change() {
         (
             create(dir, "new", NewNode::Regular),
             vec![lookup(dir, "new"), Request::ReadDir { dir, after: 0, limit: 100, plus: false }],
-            vec![Lease::Name { dir, name: name("new") }, Lease::Inode { ino: dir }],
+            vec![Lease::Name { dir, name: name("new") }, Lease::Contents { dir }],
         ),
         (
             Request::Link { ino: file, dir, name: name("link") },
@@ -228,7 +228,7 @@ fn leases_of_others_are_revoked_before_change() {
             vec![
                 Lease::Name { dir, name: name("link") },
                 Lease::Name { dir: Ino::ROOT, name: name("moved") },
-                Lease::Inode { ino: Ino::ROOT },
+                Lease::Contents { dir: Ino::ROOT },
                 Lease::Inode { ino: file },
             ],
         ),

@@ -187,9 +187,12 @@ pub enum Lease {
     Exclusive { dir: Ino },
     /// The inode of a name, or the absence of the name.
     Name { dir: Ino, name: Name },
-    /// An inode's attributes (except its access time) and contents: a file's data, a symbolic
-    /// link's target, a directory's listing, extended attributes.
+    /// An inode: its attributes (except its access time), a file's data, a symbolic link's target,
+    /// extended attributes. Of a directory: only its permissions, owner, flags, extended attributes
+    /// and fragment map; other leases cover the rest.
     Inode { ino: Ino },
+    /// A directory's contents: its listing, size, link count and times.
+    Contents { dir: Ino },
     /// A file's data, which other clients may write ([`Request::LeaseData`]).
     Data { ino: Ino },
     /// Permission to write to a file without announcing it ([`Request::Announce`]): no other client

@@ -10,8 +10,8 @@ use espalier_meta::{
 };
 use espalier_policy::Key;
 use espalier_proto::{
-    Attr, Caller, DataReply, DataRequest, Errno, FileType, FromClient, FromData, FromServer, Ino, Position,
-    Reply, Request, RequestId, SetAttr, ToData, Touched,
+    Attr, Caller, DataReply, DataRequest, Errno, FileType, FromClient, FromData, FromServer, Ino, Lease,
+    Position, Reply, Request, RequestId, SetAttr, ToData, Touched,
 };
 
 use crate::check::CAPABILITY;
@@ -107,13 +107,15 @@ pub enum Mutation {
     DoubledFragment,
     /// A server reports a name that another fragment has as absent.
     UnroutedName,
+    /// A change of a directory's permissions revokes only the leases on its contents.
+    KeptPermissions,
 }
 
 /// Bytes of the sequence number at the start of a frame.
 const SEQUENCE: usize = 8;
 
 impl Mutation {
-    pub const ALL: [Self; 43] = [
+    pub const ALL: [Self; 44] = [
         Self::IgnoredRevocation,
         Self::UnwrittenJournal,
         Self::UnsyncedJournal,
@@ -157,6 +159,7 @@ impl Mutation {
         Self::ShortListing,
         Self::DoubledFragment,
         Self::UnroutedName,
+        Self::KeptPermissions,
     ];
 }
 
@@ -172,6 +175,8 @@ pub struct Mutant {
     sought: BTreeSet<(Node, Ino)>,
     /// Masks of access control lists.
     masks: BTreeMap<Ino, u32>,
+    /// Directories whose attributes were in a reply.
+    dirs: BTreeSet<Ino>,
 }
 
 impl Mutant {
@@ -182,6 +187,7 @@ impl Mutant {
             requested: BTreeSet::new(),
             sought: BTreeSet::new(),
             masks: BTreeMap::new(),
+            dirs: BTreeSet::new(),
         }
     }
 
@@ -295,6 +301,30 @@ impl Mutant {
         message
     }
 
+    /// Revokes only the lease on a directory's contents.
+    fn with_kept_permissions(&mut self, mut message: Message) -> Message {
+        match &mut message {
+            Message::FromServer(FromServer::Reply { touched, result, .. }) => {
+                let attr = match result {
+                    Ok(Reply::Attr(attr)) => Some(&*attr),
+                    Ok(Reply::Entry(entry)) => Some(&entry.attr),
+                    _ => None,
+                };
+                let dirs = touched.attrs.iter().chain(attr).filter(|attr| attr.kind == FileType::Directory);
+                self.dirs.extend(dirs.map(|attr| attr.ino));
+            }
+            Message::FromServer(FromServer::Revoke { lease, .. }) => {
+                if let Lease::Inode { ino } = *lease
+                    && self.dirs.contains(&ino)
+                {
+                    *lease = Lease::Contents { dir: ino };
+                }
+            }
+            _ => {}
+        }
+        message
+    }
+
     fn every(&mut self, times: u64) -> bool {
         self.count += 1;
         self.count.is_multiple_of(times)
@@ -333,6 +363,7 @@ impl Mutator for Mutant {
             (Mutation::ShortListing | Mutation::DoubledFragment | Mutation::UnroutedName, message) => {
                 Arrival::Taken(self.with_wrong_fragment(message))
             }
+            (Mutation::KeptPermissions, message) => Arrival::Taken(self.with_kept_permissions(message)),
             (Mutation::LaxQuota, message) => Arrival::Taken(self.with_more_room(from, to, message)),
             (Mutation::SharedLock, message) => Arrival::Taken(self.with_lock(from, to, message)),
             (Mutation::UmaskedList, mut message) => {

@@ -14,30 +14,45 @@ use rustc_hash::FxBuildHasher;
 #[derive(Debug, Default)]
 pub struct Changes([Option<Arc<()>>; 6]);
 
+/// The part of its inodes that a call may change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Extent {
+    Rights,
+    /// The names of the inodes, or in them.
+    Names,
+    Bytes,
+}
+
 /// See the module's description.
 #[derive(Debug, Default)]
 pub(super) struct Changing {
     inodes: HashMap<Ino, Weak<()>, FxBuildHasher>,
+    /// Inodes that get or lose names, or whose names change; permissions stay.
+    named: HashMap<Ino, Weak<()>, FxBuildHasher>,
     /// Files whose bytes are written, but which get no other names.
     written: HashMap<Ino, Weak<()>, FxBuildHasher>,
     /// By directory and hash of the name; on a collision both names are distrusted.
     names: HashMap<(Ino, u64), Weak<()>, FxBuildHasher>,
-    /// A change of an unknown inode; it may be any.
+    /// A change of names of an unknown inode; it may be any.
     unknown: Weak<()>,
 }
 
 impl Changing {
     /// Begins a call that may change up to four inodes and two names. `None` stands for an inode of
-    /// which only the name is known. `writes`: only file bytes change.
+    /// which only the name is known.
     pub fn begin<'a>(
         &mut self,
         inos: impl Iterator<Item = Option<Ino>>,
         names: impl Iterator<Item = (Ino, &'a Name)>,
-        writes: bool,
+        extent: Extent,
     ) -> Changes {
         let mut changes = Changes::default();
         let [inodes @ .., first, second] = &mut changes.0;
-        let of = if writes { &mut self.written } else { &mut self.inodes };
+        let of = match extent {
+            Extent::Rights => &mut self.inodes,
+            Extent::Names => &mut self.named,
+            Extent::Bytes => &mut self.written,
+        };
         for (slot, ino) in inodes.iter_mut().zip(inos) {
             *slot = Some(match ino {
                 Some(ino) => share(of.entry(ino).or_default()),
@@ -58,6 +73,11 @@ impl Changing {
 
     /// True if a pending call may give the inode other names.
     pub fn is_more_than_written(&self, ino: Ino) -> bool {
+        self.may_change_rights(ino) || self.named.get(&ino).is_some_and(is_shared)
+    }
+
+    /// True if a pending call may change who may use the inode.
+    pub fn may_change_rights(&self, ino: Ino) -> bool {
         self.inodes.get(&ino).is_some_and(is_shared)
     }
 
@@ -68,6 +88,7 @@ impl Changing {
     /// Drops the entries of calls that have ended; called periodically.
     pub fn expire(&mut self) {
         self.inodes.retain(|_, shared| is_shared(shared));
+        self.named.retain(|_, shared| is_shared(shared));
         self.written.retain(|_, shared| is_shared(shared));
         self.names.retain(|_, shared| is_shared(shared));
     }

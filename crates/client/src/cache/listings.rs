@@ -115,8 +115,8 @@ impl Cache {
         limit: usize,
         now: u64,
     ) -> Option<(Vec<Dirent>, u64)> {
-        let dir = self.records.get(&listing.dir).filter(|record| record.lease > now)?;
-        let mut until = dir.lease;
+        let dir = self.records.get(&listing.dir).filter(|record| record.contents_lease > now)?;
+        let mut until = dir.contents_lease;
         let mut entries = Vec::with_capacity(limit.min(listing.entries.len() - reported));
         for dirent in listing.entries.iter().skip(reported).take(limit) {
             let mut dirent = dirent.clone();
@@ -151,7 +151,7 @@ impl Cache {
             location,
             reclaim_token: 0,
         };
-        Some((entry, name.until.min(record.lease)))
+        Some((entry, name.until.min(record.contents_lease)))
     }
 
     /// Withholds the entries of a reply that the call did not ask for, and records where the
@@ -161,7 +161,7 @@ impl Cache {
         let before = self.listings.find(page).and_then(|(at, _)| self.listings.0.remove(at));
         let reported = page.limit.min(entries.len());
         let more = entries.len() > reported;
-        if self.users != Users::Report || (*end && !more) || !self.is_leased(page.dir, now) {
+        if self.users != Users::Report || (*end && !more) || self.leased_until(page.dir) <= now {
             self.take_back(&entries[reported..]);
             entries.truncate(reported);
             *end &= !more;

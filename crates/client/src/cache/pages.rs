@@ -68,7 +68,7 @@ impl Cache {
     pub fn note_kernel_pages(&mut self, ino: Ino, requested_at: u64, now: u64) -> u64 {
         let Some(record) = self.records.get_mut(&ino) else { return 0 };
         // Data requested before the lease began may have changed before it began.
-        if record.lease <= now + SOON_MS || record.since > requested_at {
+        if record.contents_lease <= now + SOON_MS || record.since > requested_at {
             record.pages = Pages::Before(None);
             let is_covered = record.data > now + SOON_MS && record.data_since <= requested_at;
             return if is_covered { record.data - now } else { 0 };
@@ -76,14 +76,14 @@ impl Cache {
         if record.pages == Pages::Nothing {
             record.pages = Pages::Leased;
         }
-        record.lease - now
+        record.contents_lease - now
     }
 
     /// True if a lease covers pages that were requested in epoch `requested_at`.
     pub fn covers_pages(&self, ino: Ino, requested_at: u64, now: u64) -> bool {
         let Some(record) = self.records.get(&ino) else { return false };
         let is_covered = |until, since| until > now + SOON_MS && since <= requested_at;
-        is_covered(record.lease, record.since) || is_covered(record.data, record.data_since)
+        is_covered(record.contents_lease, record.since) || is_covered(record.data, record.data_since)
     }
 
     /// Records a lease on a file's bytes.
@@ -105,7 +105,7 @@ impl Cache {
 
     /// Until when a kernel may cache the pages of an inode; 0: it may not.
     pub fn pages_until(&self, ino: Ino) -> u64 {
-        self.records.get(&ino).map_or(0, |record| record.lease.max(record.data))
+        self.records.get(&ino).map_or(0, |record| record.contents_lease.max(record.data))
     }
 
     /// True if the inode has ever been leased; otherwise the server will not lease it.
@@ -118,7 +118,7 @@ impl Cache {
     pub fn keeps_pages(&mut self, ino: Ino, now: u64) -> bool {
         let stamp = self.attr(ino, now).as_ref().map(Stamp::of);
         let Some(record) = self.records.get_mut(&ino) else { return false };
-        let is_covered = record.lease > now + SOON_MS;
+        let is_covered = record.contents_lease > now + SOON_MS;
         match record.pages {
             Pages::Leased if is_covered => true,
             Pages::Before(Some(before)) if is_covered && stamp == Some(before) => {
@@ -139,7 +139,7 @@ impl Cache {
         }
     }
 
-    /// Extends the lease on an inode until `until`.
+    /// Extends the leases on an inode until `until`.
     pub fn renewed(&mut self, ino: Ino, until: u64, now: u64) {
         if self.records.contains_key(&ino) {
             self.renew(ino, until, now);

@@ -14,9 +14,13 @@ pub(super) struct InodeRecord {
     pub lookups: u64,
     /// Lookup references that users still hold.
     pub users: u64,
-    /// When the lease ends; 0: no lease.
+    /// When the lease on the inode ends; 0: no lease. Of a directory it covers permissions, not
+    /// contents.
     pub lease: u64,
-    /// The epoch in which the present or last lease began; 0: there never was one.
+    /// When the lease on what the inode contains ends. Of a file it is that on the inode. Never
+    /// later than `lease`.
+    pub contents_lease: u64,
+    /// The epoch in which the present or last `contents_lease` began; 0: there never was one.
     pub since: u64,
     pub pages: Pages,
     /// When the lease on the bytes of a shared file ends (0: none), and the epoch in which it
@@ -32,6 +36,9 @@ pub(super) struct InodeRecord {
     pub exclusive_dir: Option<Ino>,
     /// `None` for the many inodes of which only the counts are cached.
     pub attr: Option<Box<Attr>>,
+    /// Size, link count and times in `attr` may be out of date, the rest is not: a directory's
+    /// names have changed.
+    pub is_outdated: bool,
     /// When the attributes were requested: later writes to a stream of this client are not in them.
     pub requested_at: u64,
     /// The record is retained until then, even without users.
@@ -73,8 +80,8 @@ impl InodeRecord {
     }
 
     /// The listing is complete: a name that is not in `names` does not exist.
-    pub fn is_whole(&self) -> bool {
-        self.listed == Some(u64::MAX)
+    pub fn is_whole(&self, now: u64) -> bool {
+        self.contents_lease > now && self.listed == Some(u64::MAX)
     }
 
     /// The listing is complete up to some cursor.
@@ -93,9 +100,22 @@ impl InodeRecord {
 
     /// Returns the number of names that were dropped.
     pub fn drop_lease(&mut self) -> usize {
-        self.pages.lapse(self.attr.as_deref());
+        let dropped = self.drop_contents();
         (self.lease, self.exclusive, self.attr) = (0, 0, None);
-        self.drop_names()
+        dropped + self.drop_names()
+    }
+
+    /// Drops what the lease on the contents covers. Names with leases of their own stay. Returns
+    /// the number of names that were dropped.
+    pub fn drop_contents(&mut self) -> usize {
+        self.pages.lapse(self.attr.as_deref().filter(|_| !self.is_outdated));
+        (self.contents_lease, self.is_outdated) = (0, true);
+        if self.listed.take().is_none() {
+            return 0;
+        }
+        let before = self.names.len();
+        self.names.retain(|_, known| known.until > 0);
+        before - self.names.len()
     }
 
     pub fn drop_names(&mut self) -> usize {

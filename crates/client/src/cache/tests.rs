@@ -3,7 +3,7 @@ use alloc::format;
 use alloc::string::String;
 use alloc::vec;
 
-use espalier_proto::{Location, NewNode, SetAttr, Time};
+use espalier_proto::{Lease, Location, NewNode, Rank, SetAttr, Time};
 
 use super::*;
 
@@ -34,6 +34,7 @@ pub(super) fn attr(ino: u64, kind: FileType, size: u64) -> Attr {
         no_xattrs,
         flags,
         map_version: 0,
+        contents_leased: true,
     }
 }
 
@@ -103,6 +104,71 @@ fn a_name_is_trusted_while_its_directory_is_leased_without_a_break() {
     assert_eq!(cache.name(DIR, &name("a"), 349), file(7));
     cache.revoke(&Lease::Inode { ino: DIR });
     assert_eq!((cache.name(DIR, &name("a"), 260), cache.names), (None, 0));
+}
+
+#[test]
+fn names_and_permissions_outlast_the_contents_of_a_directory() {
+    let mut cache = cache(10, 100);
+    let list = Call::Request(Request::ReadDir { dir: DIR, after: 0, limit: 10, plus: false });
+    let listing = Answer::Listing { entries: Vec::new(), parent: Ino::ROOT, end: true };
+    answered(&mut cache, &list, Some(&listing), 100, 10);
+    answered(&mut cache, &lookup("a"), Some(&entry(7, 1)), 50, 10);
+    assert_eq!(cache.name(DIR, &name("b"), 10), Some(Binding::Absent), "all names are known");
+    assert!(matches!(cache.look_up(DIR, &name("c"), 10), Some((Answer::Absent { .. }, 0))));
+    cache.revoke(&Lease::Contents { dir: DIR });
+    assert_eq!(cache.name(DIR, &name("a"), 10), file(7));
+    assert_eq!((cache.name(DIR, &name("b"), 10), cache.name(DIR, &name("c"), 10)), (None, None));
+    assert_eq!((cache.attr(DIR, 10), cache.rights(DIR, 10).map(|attr| attr.perm)), (None, Some(0o644)));
+    // A reply whose lease does not cover the contents.
+    let ask = Call::Request(Request::GetAttr { ino: DIR });
+    let partly = Attr { perm: 0o700, contents_leased: false, ..attr(DIR.0, FileType::Directory, 5) };
+    answered(&mut cache, &ask, Some(&Answer::Attr(partly)), 100, 20);
+    assert_eq!((cache.attr(DIR, 20), cache.rights(DIR, 20).map(|attr| attr.perm)), (None, Some(0o700)));
+    // A new listing does not make names absent that were so in an older one.
+    let dirent = Dirent { name: name("c"), ino: Ino(8), kind: FileType::Regular, cursor: 9, entry: None };
+    let listing = Answer::Listing { entries: vec![dirent], parent: Ino::ROOT, end: true };
+    answered(&mut cache, &list, Some(&listing), 100, 30);
+    assert_eq!(
+        (cache.name(DIR, &name("b"), 30), cache.name(DIR, &name("c"), 30)),
+        (Some(Binding::Absent), None)
+    );
+    cache.revoke(&Lease::Inode { ino: DIR });
+    assert_eq!((cache.name(DIR, &name("a"), 30), cache.rights(DIR, 30)), (None, None));
+}
+
+#[test]
+fn directory_whose_names_change_is_walked_through_without_its_contents() {
+    let mut cache = cache(10, 100);
+    let found = |contents_leased| {
+        let attr = Attr { contents_leased, ..attr(7, FileType::Directory, 3) };
+        let Answer::Entry(entry) = entry(7, 3) else { unreachable!() };
+        Answer::Entry(Entry { attr, ..entry })
+    };
+    answered(&mut cache, &lookup("sub"), Some(&found(true)), 90, 0);
+    assert!(matches!(cache.look_up(DIR, &name("sub"), 10), Some((Answer::Entry(_), 80))));
+    cache.revoke(&Lease::Contents { dir: Ino(7) });
+    let Some((Answer::Unmeasured(entry), 80)) = cache.look_up(DIR, &name("sub"), 10) else { panic!() };
+    assert!(entry.name_leased && !entry.attr_leased && !entry.attr.contents_leased);
+    cache.revoke(&Lease::Inode { ino: Ino(7) });
+    assert!(cache.look_up(DIR, &name("sub"), 10).is_none());
+}
+
+#[test]
+fn own_changes_of_names_keep_permissions_and_those_of_rights_do_not() {
+    let mut cache = cache(10, 100);
+    let create = Call::Request(Request::Unlink { dir: DIR, name: name("a"), time: None });
+    let chmod = Call::Request(Request::SetAttr { ino: DIR, set: SetAttr::default() });
+    let pending = cache.sent(&create, 10);
+    assert!(cache.attr(DIR, 10).is_none() && cache.rights(DIR, 10).is_some());
+    answered(&mut cache, &create, Some(&Answer::Done), 0, 10);
+    drop(pending);
+    assert!(cache.attr(DIR, 10).is_none() && cache.rights(DIR, 10).is_some());
+    let pending = cache.sent(&chmod, 10);
+    assert!(cache.rights(DIR, 10).is_none());
+    let dir = Answer::Attr(attr(DIR.0, FileType::Directory, 0));
+    answered(&mut cache, &Call::Request(Request::GetAttr { ino: DIR }), Some(&dir), 100, 10);
+    assert!(cache.rights(DIR, 10).is_none(), "the reply may be older than the change");
+    drop(pending);
 }
 
 #[test]

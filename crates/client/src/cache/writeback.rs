@@ -87,8 +87,10 @@ impl Cache {
     pub fn is_absent(&self, dir: Ino, name: &Name, now: u64) -> bool {
         let Some(record) = self.records.get(&dir).filter(|record| record.lease > now) else { return false };
         match record.names.get(name) {
-            None => record.is_whole(),
-            Some(known) => known.binding == Some(Binding::Absent) && (known.until > now || record.is_whole()),
+            None => record.is_whole(now),
+            Some(known) => {
+                known.binding == Some(Binding::Absent) && (known.until > now || record.is_whole(now))
+            }
         }
     }
 
@@ -123,7 +125,8 @@ impl Cache {
     pub fn apply_pending(&mut self, answer: &mut Answer) -> Option<Ino> {
         let correct = |attr: &mut Attr| {
             if self.pending_ops.is_of(attr.ino) {
-                *attr = *self.records.get(&attr.ino)?.attr.as_deref()?;
+                let record = self.records.get(&attr.ino).filter(|record| !record.is_outdated)?;
+                *attr = *record.attr.as_deref()?;
             }
             Some(())
         };
@@ -324,6 +327,7 @@ pub fn new_inode(ino: Ino, kind: FileType, (perm, uid, gid): (u32, u32, u32), ti
         streamed: false,
         no_xattrs: true,
         map_version: 0,
+        contents_leased: true,
         flags: InodeFlags::empty(),
     }
 }

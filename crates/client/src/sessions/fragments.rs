@@ -142,7 +142,7 @@ impl<T> Sessions<T> {
     /// fragment.
     pub(super) fn knows_fragments(&self, dir: Ino, now: u64) -> bool {
         let dir = self.fragments.whole(dir);
-        let version = self.cache.attr(dir, now).map(|attr| attr.map_version);
+        let version = self.cache.rights(dir, now).map(|attr| attr.map_version);
         match self.fragments.maps.get(&dir) {
             Some(known) => version == Some(known.map.version()),
             None => version.is_none_or(|version| version == 0),

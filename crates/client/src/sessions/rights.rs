@@ -8,8 +8,8 @@ impl<T> Sessions<T> {
     /// True if the caller certainly has this access to the directory, so that cached entries may be
     /// returned.
     pub(super) fn may(&self, caller: &Caller, dir: Ino, access: Access, now: u64) -> bool {
-        let certainly = |dir: Attr| certainly_may(&dir, caller, access, false);
-        self.is_checked || self.cache.attr(dir, now).is_some_and(certainly)
+        let certainly = |dir: &Attr| certainly_may(dir, caller, access, false);
+        self.is_checked || self.cache.rights(dir, now).is_some_and(certainly)
     }
 }
 

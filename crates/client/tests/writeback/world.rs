@@ -52,7 +52,7 @@ pub fn attr(ino: Ino, kind: FileType, size: u64) -> Attr {
     let (atime, mtime, ctime, btime, streamed, no_xattrs) = (time, time, time, time, false, true);
     let flags = InodeFlags::empty();
     #[rustfmt::skip]
-    let attr = Attr { ino, kind, perm, nlink, uid, gid, rdev, size, blocks, atime, mtime, ctime, btime, streamed, no_xattrs, flags, map_version: 0 };
+    let attr = Attr { ino, kind, perm, nlink, uid, gid, rdev, size, blocks, atime, mtime, ctime, btime, streamed, no_xattrs, flags, map_version: 0, contents_leased: true };
     attr
 }
 

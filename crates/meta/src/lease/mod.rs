@@ -15,7 +15,7 @@ mod table;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
-use espalier_proto::{Attr, ClientId, Entry, Errno, Ino, Name, Reply, RevocationId, Touched};
+use espalier_proto::{Attr, ClientId, Entry, Errno, FileType, Ino, Name, Reply, RevocationId, Touched};
 use smallvec::SmallVec;
 
 use crate::event::{Change, Event};
@@ -87,9 +87,27 @@ struct GrantTerms {
 impl Meta {
     // ---- What replies expose
 
-    /// Records that the reply exposes an inode: its attributes or contents.
+    /// Records that the reply exposes an inode: a file's data, or what [`LeaseKey::Inode`] covers
+    /// of a directory.
     pub(crate) fn note_inode(&self, cx: &mut Cx<'_>, ino: Ino) {
         if !self.note_read(cx, LeaseKey::Inode(ino)) {
+            cx.read_set.refused = true;
+        }
+    }
+
+    /// Records that the reply exposes all attributes of an inode, and notes in them whether the
+    /// contents of a directory may be cached. Returns whether the rest may.
+    pub(crate) fn note_attr(&self, cx: &mut Cx<'_>, attr: &mut Attr) -> bool {
+        let may_cache = self.note_read(cx, LeaseKey::Inode(attr.ino));
+        if attr.kind == FileType::Directory {
+            attr.contents_leased = self.note_read(cx, LeaseKey::Contents(attr.ino));
+        }
+        may_cache
+    }
+
+    /// Records that the reply exposes the listing of a directory.
+    pub(crate) fn note_listing(&self, cx: &mut Cx<'_>, dir: Ino) {
+        if !LeaseKey::of_attributes(dir, FileType::Directory).into_iter().all(|key| self.note_read(cx, key)) {
             cx.read_set.refused = true;
         }
     }
@@ -124,7 +142,7 @@ impl Meta {
         cx: &mut Cx<'_>,
         name: Option<(Ino, u64)>,
         cacheable: bool,
-        attr: Attr,
+        mut attr: Attr,
     ) -> Entry {
         let mut location = Location::Table;
         let sole_holder = self.is_sole_holder(cx.client, attr.ino);
@@ -134,15 +152,8 @@ impl Meta {
         }
         let name_leased = name.is_some_and(|(dir, hash)| self.note_read(cx, LeaseKey::Name { dir, hash }));
         let reclaim_token = self.reclaim_token(cx.client, attr.ino, TokenKind::LookedUp);
-        Entry {
-            attr,
-            cacheable,
-            name_leased,
-            attr_leased: self.note_read(cx, LeaseKey::Inode(attr.ino)),
-            sole_holder,
-            location,
-            reclaim_token,
-        }
+        let attr_leased = self.note_attr(cx, &mut attr);
+        Entry { attr, cacheable, name_leased, attr_leased, sole_holder, location, reclaim_token }
     }
 
     /// Records that the reply exposes an inode or a name. Returns whether it may be cached.
@@ -153,15 +164,16 @@ impl Meta {
 
     /// Records that the reply exposes a file's bytes.
     pub(crate) fn note_bytes(&self, cx: &mut Cx<'_>, ino: Ino) {
-        if !self.note_held(cx, ino) {
+        if !self.note_held(cx, ino, FileType::Regular) {
             cx.read_set.refused = true;
         }
     }
 
     /// Records a lease for a client that keeps using an inode's contents. Its kernel rereads its
-    /// cache without a message, so the lease is granted also under contention.
-    pub(crate) fn note_held(&self, cx: &mut Cx<'_>, ino: Ino) -> bool {
-        self.note_if(cx, LeaseKey::Inode(ino), Leases::is_free)
+    /// cache without a message, so the lease is granted also under contention. `kind`: its type.
+    pub(crate) fn note_held(&self, cx: &mut Cx<'_>, ino: Ino, kind: FileType) -> bool {
+        let mut keys = LeaseKey::of_attributes(ino, kind).into_iter();
+        keys.all(|key| self.note_if(cx, key, Leases::is_free))
     }
 
     fn note_if(
@@ -223,7 +235,7 @@ impl Meta {
             epoch = leases.prepare_grant(client, &keys, now);
             read_set.dependents.into_iter().for_each(|(file, dir)| leases.inherits(file, dir));
             for attr in &touched.attrs {
-                leases.prepare_grant(client, &[LeaseKey::Inode(attr.ino)], now);
+                leases.prepare_grant(client, &leased_keys(attr), now);
             }
         }
         let dir = named_dir(&task.request);
@@ -239,10 +251,14 @@ impl Meta {
             _ => None,
         };
         let leases = self.leases.as_ref().filter(|leases| leases.are_for(client));
-        let may_give = |ino| leases.is_some_and(|leases| leases.may_give(LeaseKey::Inode(ino), &[], now));
+        let may_give = |key| leases.is_some_and(|leases| leases.may_give(key, &[], now));
         for ino in inos.iter().copied().filter(|ino| Some(*ino) != by_reply) {
             match self.state.inodes.get(&ino).map(|cached| &cached.inode) {
-                Some(inode) if !inode.is_streamed() && may_give(ino) => touched.attrs.push(inode.attr(None)),
+                Some(inode) if !inode.is_streamed() && may_give(LeaseKey::Inode(ino)) => {
+                    let mut attr = inode.attr(None);
+                    attr.contents_leased = leased_keys(&attr).into_iter().all(may_give);
+                    touched.attrs.push(attr);
+                }
                 _ => touched.others.push(ino),
             }
         }
@@ -267,7 +283,7 @@ impl Meta {
         let may_grant = is_granted || !grants;
         let mut left = Touched { others: touched.others.clone(), ..Touched::default() };
         for attr in &touched.attrs {
-            if may_grant && leases.finish_grant(client, &[LeaseKey::Inode(attr.ino)], *epoch, now) {
+            if may_grant && leases.finish_grant(client, &leased_keys(attr), *epoch, now) {
                 is_granted = true;
                 left.attrs.push(*attr);
             } else {
@@ -295,7 +311,7 @@ impl Meta {
             return Err(Stop::Wait(Wait::Lease(dependent)));
         }
         let touched = &mut cx.read_set.touched;
-        self.state.touched(event, &mut |key, _| touched.extend(key.as_inode()))?;
+        self.state.touched(event, &mut |key, _| touched.extend(key.changed_inode()))?;
         // The attributes are not revoked, but the client that set them sees the new ones.
         if let Event::SetAttr { ino, .. } = event {
             touched.push(*ino);
@@ -466,7 +482,7 @@ impl State {
 
     pub(crate) fn touched_name(&self, dir: Ino, name: &Name, see: See<'_>) {
         see(LeaseKey::Name { dir, hash: self.slot(name).hash }, Some(name));
-        see(LeaseKey::Inode(dir), None);
+        see(LeaseKey::Contents(dir), None);
     }
 
     /// Visits a name and the inode that it refers to, if the name exists.
@@ -477,4 +493,13 @@ impl State {
         }
         Ok(())
     }
+}
+
+/// The keys of the leases that come with attributes in a reply.
+fn leased_keys(attr: &Attr) -> SmallVec<[LeaseKey; 2]> {
+    let mut keys = LeaseKey::of_attributes(attr.ino, attr.kind);
+    if !attr.contents_leased {
+        keys.truncate(1);
+    }
+    keys
 }

@@ -4,7 +4,7 @@
 use alloc::collections::{BTreeSet, VecDeque};
 use alloc::vec::Vec;
 
-use espalier_proto::{ClientId, Ino, Lease, Name, RevocationId};
+use espalier_proto::{ClientId, FileType, Ino, Lease, Name, RevocationId};
 use smallvec::SmallVec;
 
 use super::contention::Contention;
@@ -17,6 +17,9 @@ use crate::trash::INTERNAL_CLIENT;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum LeaseKey {
     Inode(Ino),
+    /// The listing, size, link count and times of a directory, which each change of its names
+    /// changes.
+    Contents(Ino),
     /// The names of a directory with this hash, nearly always one. If there are two, giving up the
     /// lease on one ends the lease on the other without notice: the other may be stale for the rest
     /// of its term.
@@ -37,11 +40,29 @@ impl LeaseKey {
         if let Self::Inode(ino) = self { Some(ino) } else { None }
     }
 
+    /// The inode that a change of this item changes.
+    pub(crate) fn changed_inode(self) -> Option<Ino> {
+        match self {
+            Self::Inode(ino) | Self::Contents(ino) => Some(ino),
+            Self::Name { .. } | Self::Exclusive(_) | Self::Data(_) | Self::Unannounced(_) => None,
+        }
+    }
+
+    /// The keys of all that a reply with attributes of an inode exposes. `kind`: its type.
+    pub(crate) fn of_attributes(ino: Ino, kind: FileType) -> SmallVec<[Self; 2]> {
+        let mut keys = SmallVec::from_iter([Self::Inode(ino)]);
+        if kind == FileType::Directory {
+            keys.push(Self::Contents(ino));
+        }
+        keys
+    }
+
     /// The lease in a revocation. `name`: the name of a [`LeaseKey::Name`].
     fn lease(self, name: Option<&Name>) -> Lease {
         match (self, name) {
             (Self::Name { dir, .. }, Some(name)) => Lease::Name { dir, name: name.clone() },
             (Self::Inode(ino) | Self::Name { dir: ino, .. }, _) => Lease::Inode { ino },
+            (Self::Contents(dir), _) => Lease::Contents { dir },
             (Self::Exclusive(dir), _) => Lease::Exclusive { dir },
             (Self::Data(ino), _) => Lease::Data { ino },
             (Self::Unannounced(ino), _) => Lease::Unannounced { ino },
@@ -130,6 +151,8 @@ pub(crate) struct Leases {
     refused: BTreeSet<(ClientId, u32)>,
     names: Contention,
     inodes: Contention,
+    /// Contents of directories.
+    contents: Contention,
     /// Revocations to send.
     pub outgoing: Vec<Revocation>,
     pub counts: LeaseCounts,
@@ -163,6 +186,7 @@ impl Leases {
             refused: BTreeSet::new(),
             names: Contention::default(),
             inodes: Contention::default(),
+            contents: Contention::default(),
             outgoing: Vec::new(),
             counts: LeaseCounts::default(),
         }
@@ -191,6 +215,7 @@ impl Leases {
     pub(crate) fn may_give(&self, key: LeaseKey, own: &[LeaseKey], now: u64) -> bool {
         let is_contended = match key {
             LeaseKey::Inode(ino) => self.inodes.is_hot(ino, now),
+            LeaseKey::Contents(dir) => self.contents.is_hot(dir, now),
             LeaseKey::Name { dir, .. } => self.names.is_hot(dir, now),
             // No exclusive lease is granted on a directory that others know, and each reader of new
             // bytes gets a lease on them.
@@ -313,6 +338,7 @@ impl Leases {
             // A participant revokes names also from the client that renames: no contention.
             _ if client == INTERNAL_CLIENT => {}
             LeaseKey::Inode(ino) => self.inodes.note(ino, now),
+            LeaseKey::Contents(dir) => self.contents.note(dir, now),
             LeaseKey::Name { dir, .. } => self.names.note(dir, now),
             // Never contended: no exclusive lease is granted on a directory that others know, and
             // each reader of new bytes gets a lease on them.

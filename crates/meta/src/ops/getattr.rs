@@ -7,8 +7,10 @@ use crate::step::Step;
 
 impl Meta {
     pub(crate) fn getattr(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<Reply> {
-        let (attr, unmeasured) = self.attr_or_grant(cx, ino)?;
-        self.note_inode(cx, ino);
+        let (mut attr, unmeasured) = self.attr_or_grant(cx, ino)?;
+        if !self.note_attr(cx, &mut attr) {
+            cx.read_set.refuse();
+        }
         Ok(Reply::Attr(attr).unless_unmeasured(unmeasured))
     }
 }

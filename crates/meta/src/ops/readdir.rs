@@ -61,7 +61,7 @@ impl Meta {
         }
         let entries =
             if plus { self.with_attributes(cx, dir, cacheable, found)? } else { self.without(found)? };
-        self.note_inode(cx, dir);
+        self.note_listing(cx, dir);
         if after == 0 && !is_fragment {
             self.accessed(cx, dir)?;
         }

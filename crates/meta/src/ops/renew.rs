@@ -22,14 +22,14 @@ impl Meta {
             if !self.sessions.is_known_to(cx.client, *ino) {
                 continue;
             }
-            match self.state.inode(*ino).map(drop) {
+            let kind = match self.state.inode(*ino).map(|inode| inode.kind) {
                 Err(stop @ Stop::Wait(_)) => return Err(stop),
                 Err(_) => continue,
-                Ok(()) => {}
-            }
+                Ok(kind) => kind,
+            };
             let is_wanted = exclusive_dir
                 .is_none_or(|dir| *ino == dir || self.is_sole_holder_of_file_in(cx.client, dir, *ino));
-            if is_wanted && self.note_held(cx, *ino) {
+            if is_wanted && self.note_held(cx, *ino, kind) {
                 renewed.push(*ino);
             }
         }

@@ -18,6 +18,21 @@ pub enum Thing {
     Bytes(Vec<u8>),
     Listing(Vec<(Name, Ino)>),
     Xattrs(Vec<u8>),
+    Rights(Rights),
+}
+
+/// The attributes that decide who may use an inode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rights {
+    perm: u32,
+    owner: (u32, u32),
+    no_xattrs: bool,
+}
+
+impl Rights {
+    pub fn of(attr: &Attr) -> Self {
+        Self { perm: attr.perm, owner: (attr.uid, attr.gid), no_xattrs: attr.no_xattrs }
+    }
 }
 
 impl Thing {
@@ -35,12 +50,18 @@ impl Thing {
         })
     }
 
+    /// True if the lease of a reply covers all of it.
+    fn is_leased(&self) -> bool {
+        !matches!(self, Self::Attr(attr) if !attr.contents_leased)
+    }
+
     pub fn sort(&self) -> usize {
         match self {
             Self::Attr(_) => 0,
             Self::Bytes(_) => 1,
             Self::Listing(_) => 2,
             Self::Xattrs(_) => 3,
+            Self::Rights(_) => 4,
         }
     }
 
@@ -49,7 +70,7 @@ impl Thing {
         match self {
             Self::Attr(attr) => attr.kind == FileType::Directory,
             Self::Bytes(_) => false,
-            Self::Listing(_) | Self::Xattrs(_) => true,
+            Self::Listing(_) | Self::Xattrs(_) | Self::Rights(_) => true,
         }
     }
 }
@@ -103,6 +124,9 @@ impl CachingClient {
             Lease::Name { dir, name } => drop(self.names.remove(&(*dir, name.clone()))),
             Lease::Exclusive { .. } | Lease::Data { .. } | Lease::Unannounced { .. } => {}
             Lease::Inode { ino } => self.things.retain(|(of, _), _| of != ino),
+            Lease::Contents { dir } => {
+                self.things.retain(|(of, _), (_, thing)| of != dir || matches!(thing, Thing::Xattrs(_)));
+            }
         }
     }
 
@@ -168,6 +192,8 @@ impl CachingClient {
         }
         for ino in tree.dirs.iter().chain(&tree.files).filter(|ino| !self.is_changing(**ino)) {
             things.extend(self.cache.attr(*ino, now).map(|attr| (*ino, Thing::Attr(attr))));
+            let rights = self.cache.rights(*ino, now).map(Rights::of);
+            things.extend(rights.map(|rights| (*ino, Thing::Rights(rights))));
             things.extend(self.cache.content(*ino, now).map(|bytes| (*ino, Thing::Bytes(bytes.to_vec()))));
         }
         (names, things)
@@ -256,7 +282,7 @@ impl CachingClient {
     }
 
     fn thing(&mut self, ino: Ino, until: u64, thing: Option<Thing>) {
-        if let Some(thing) = thing {
+        if let Some(thing) = thing.filter(Thing::is_leased) {
             self.things.insert((ino, thing.sort()), (until, thing));
         }
     }

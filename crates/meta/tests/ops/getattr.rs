@@ -25,6 +25,7 @@ fn new_file_has_attributes_of_its_creation() {
             streamed: false,
             no_xattrs: true,
             map_version: 0,
+            contents_leased: true,
             flags: InodeFlags::empty(),
         };
         assert_eq!(attr, expected);

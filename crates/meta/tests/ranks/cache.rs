@@ -26,7 +26,7 @@ impl Cache {
                 if *name_leased {
                     self.name(request, Some((attr.ino, attr.kind)), until);
                 }
-                if *attr_leased {
+                if *attr_leased && attr.contents_leased {
                     self.attrs.insert(attr.ino, (*attr, until));
                 }
             }
@@ -34,7 +34,9 @@ impl Cache {
                 self.name(request, Some((*ino, *kind)), until);
             }
             Reply::Absent { .. } => self.name(request, None, until),
-            Reply::Attr(attr) => drop(self.attrs.insert(attr.ino, (*attr, until))),
+            Reply::Attr(attr) if attr.contents_leased => {
+                self.attrs.insert(attr.ino, (*attr, until));
+            }
             _ => {}
         }
     }
@@ -68,7 +70,9 @@ impl Cache {
         match lease {
             Lease::Name { dir, name } => drop(self.names.remove(&(*dir, name.clone()))),
             Lease::Exclusive { .. } | Lease::Data { .. } | Lease::Unannounced { .. } => {}
-            Lease::Inode { ino } => drop(self.attrs.remove(ino)),
+            Lease::Inode { ino } | Lease::Contents { dir: ino } => {
+                self.attrs.remove(ino);
+            }
         }
     }
 

@@ -160,6 +160,7 @@ fn attr() -> Attr {
         streamed: true,
         no_xattrs: true,
         map_version: 0,
+        contents_leased: true,
         flags: crate::InodeFlags::empty(),
     }
 }

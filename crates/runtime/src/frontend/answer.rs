@@ -98,7 +98,10 @@ impl Frontend for FuseFrontend {
             (Answer::Attr(attr), _) => reply.attr(&attr_out(&attr), self.attr_valid(&attr, lease)),
             (Answer::Entry(entry), _) => reply.entry(&self.entry_out(&entry, lease)),
             // The kernel requests the attributes when it needs them.
-            (Answer::Unmeasured(entry), _) => reply.entry(&self.entry_out(&entry, Duration::ZERO)),
+            (Answer::Unmeasured(entry), _) => {
+                let lease = if self.ttl.is_some() { Duration::ZERO } else { lease };
+                reply.entry(&self.entry_out(&entry, lease));
+            }
             (Answer::Absent { .. }, _) => reply.entry(&fuse::Entry::absent(lease)),
             (Answer::Written(written), Form::Write { ino, unique, sync: true, .. }) => {
                 let ticket = Ticket { reply, form: Form::Written(written), begun: None };
@@ -199,7 +202,8 @@ impl Frontend for FuseFrontend {
             }
             // The kernel caches nothing under these leases.
             Lease::Exclusive { .. } | Lease::Unannounced { .. } => done(),
-            Lease::Inode { ino } | Lease::Data { ino } => {
+            // The kernel invalidates the permissions of a directory together with its contents.
+            Lease::Inode { ino } | Lease::Contents { dir: ino } | Lease::Data { ino } => {
                 self.notify(
                     [KernelNotification::Attributes(*ino), KernelNotification::AllInodes(Once::new(done))]
                         .into(),
@@ -491,6 +495,7 @@ impl FuseFrontend {
             // The kernel does not report a store through a memory map that allocates the first
             // blocks of such a file.
             _ if attr.is_hole() => Duration::ZERO,
+            _ if !attr.contents_leased && self.ttl.is_none() => Duration::ZERO,
             false => lease,
             // The kernel does not update the attributes for stores through a map of such a stream.
             true if self.mapped_through().contains(&attr.ino) => Duration::ZERO,

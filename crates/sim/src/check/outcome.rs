@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use espalier_client::Answer;
-use espalier_proto::{Attr, Entry, Errno, Ino, Name};
+use espalier_proto::{Attr, Entry, Errno, FileType, Ino, Name};
 
 use super::action::Action;
 use super::policy::Layout;
@@ -147,7 +147,9 @@ impl Observed<'_> {
                 self.names(stat, entry, tree)
             }
             (ExpectedOutcome::Named(stat), Ok(Answer::Unmeasured(entry))) => {
-                let stat = Stat { size: entry.attr.size, ..stat.clone() };
+                let is_dir = entry.attr.kind == FileType::Directory;
+                let nlink = if is_dir { entry.attr.nlink } else { stat.nlink };
+                let stat = Stat { size: entry.attr.size, nlink, ..stat.clone() };
                 self.names(&stat, entry, tree)
             }
             // The client reads the rest of these attributes only for a `stat`.

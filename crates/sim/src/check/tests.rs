@@ -62,6 +62,7 @@ fn attr(ino: u64, kind: FileType, nlink: u32, size: u64) -> Attr {
         streamed: false,
         no_xattrs: true,
         map_version: 0,
+        contents_leased: true,
         flags: InodeFlags::empty(),
     }
 }
