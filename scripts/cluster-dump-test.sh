@@ -40,6 +40,7 @@ manifest() {
         find . -mindepth 1 -type d -print0 | sort -z | xargs -0 -n 1 "$bin" du --json
         find . -type f -print0 | sort -z | xargs -0 sha256sum
         find . -type f -print0 | sort -z | xargs -0 -n 1 "$bin" layout
+        find . -type d -print0 | sort -z | xargs -0 -n 1 "$bin" subtree show --json
     )
 }
 
@@ -60,6 +61,18 @@ mount_of "$cluster" "$a"
         : > "striped/empty$at"
         : > "made/$at"
     done
+    # One directory is partitioned from the start, and one splits; names move from one to the other.
+    mkdir spread late
+    "$bin" policy spread --set dir_servers=2
+    "$bin" policy late --set dir_split=20
+    for at in $(seq 60); do
+        echo "$at" > "spread/$at"
+        echo "$at" > "late/$at"
+    done
+    is_split() { [ "$("$bin" subtree show late --json | jq '.fragments | length')" = 2 ]; }
+    until_true is_split
+    for at in $(seq 5); do mv "spread/$at" "late/was-spread$at"; done
+    mkdir spread/below
     touch -d '2001-02-03 04:05:06.123456789' no_metafile/1 no_metafile/empty1 striped/1 striped/empty1 made/1
     head -c 3000000 /dev/urandom > big
     truncate -s 1G sparse
@@ -93,6 +106,7 @@ mount_of "$work/copy" "$b"
 manifest "$a" > "$work/manifest.a"
 manifest "$b" > "$work/manifest.b"
 grep -q 'no_metafile = true' "$work/manifest.a"
+is "$("$bin" subtree show "$b/spread" --json | jq -c '[.fragments[].rank] | sort')" '[0,1]'
 diff "$work/manifest.a" "$work/manifest.b" || fail 'the loaded tree differs from the dumped one'
 echo new > "$b/no_metafile/new"
 is "$(cat "$b/no_metafile/new" "$b/no_metafile/1" | tr '\n' ' ')" 'new 1 '

@@ -241,6 +241,13 @@ done
 wait "$first" "$second"
 is "$(ranks_of "$a/spread")" 4
 is "$(find "$a/spread" -type f | wc -l)" 2000
+"$bin" subtree show "$b/spread" --json > "$work/fragments"
+is "$(jq -c '[.fragments[].rank] | sort' "$work/fragments")" '[0,1,2,3]'
+is "$(jq '[.fragments[].entries] | add' "$work/fragments")" 2001
+held() { "$bin" status "$store" --json | jq .figures.fragments.held; }
+[ "$(held)" -ge 1 ] || fail "the server counts $(held) fragments"
+redirects() { "$bin" status "$1" --counters | awk '$1 == "redirects" { print $2 }'; }
+[ "$(redirects "$a")" -ge 1 ] || fail "the mount counts $(redirects "$a") redirects"
 is "$(stat -c '%s %h' "$a/spread" "$b/spread")" '2001 3'$'\n''2001 3'
 is "$(cat "$a"/spread/b-* | sort -n -k 2 | tail -n 1)" '1000 1000'
 chmod 700 "$b/spread"
@@ -388,6 +395,7 @@ done
 kill_server 3
 "$bin" cluster down "$cluster"
 "$bin" cluster fsck "$cluster"
+is "$("$bin" cluster fsck --repair "$cluster" | grep -c '^clean: ')" 1
 up
 "$bin" mount "$url" "$a" -o "credentials=$credentials" --log-file "$work/a.log"
 is "$(find "$a/links" -type f | wc -l)" 800

@@ -164,11 +164,14 @@ pub enum ClusterCommand {
         #[arg(value_hint = ValueHint::DirPath)]
         dir: PathBuf,
     },
-    /// Check the files of a stopped cluster, and their data on its data servers. Exit status as of
-    /// `espalier fsck`.
+    /// Check or repair the files of a stopped cluster, and check their data on its data servers.
+    /// Exit status as of `espalier fsck`.
     Fsck {
         #[arg(value_hint = ValueHint::DirPath)]
         dir: PathBuf,
+        /// Repair the records of all metadata servers; datafiles are only checked.
+        #[arg(long)]
+        repair: bool,
     },
     /// Write the contents of a stopped cluster to a directory, one file per store.
     Dump {

@@ -34,7 +34,7 @@ pub(crate) fn cluster(command: &ClusterCommand) -> Result<ExitCode> {
         ClusterCommand::Client { dir, name } => client(dir, name),
         ClusterCommand::Up { dir, servers } => up(dir, *servers),
         ClusterCommand::Down { dir } => down(dir),
-        ClusterCommand::Fsck { dir } => Ok(fsck(dir)),
+        ClusterCommand::Fsck { dir, repair } => Ok(fsck(dir, *repair)),
         ClusterCommand::Dump { dir, to, resume } => {
             copy::dump_cluster(&all_stores(&servers(dir)?)?, to, *resume)
         }
@@ -341,10 +341,11 @@ fn all_stores(servers: &[ServerProcess]) -> Result<ClusterStores> {
     Ok(ClusterStores { ranks, data: data.collect() })
 }
 
-fn fsck(dir: &Path) -> ExitCode {
+fn fsck(dir: &Path, is_repair: bool) -> ExitCode {
     crate::fsck::exit_code(servers(dir).and_then(|servers| {
         let ClusterStores { ranks, data } = all_stores(&servers)?;
-        crate::fsck::check_cluster(&ranks, &data)
+        let run = if is_repair { crate::fsck::repair_cluster } else { crate::fsck::check_cluster };
+        run(&ranks, &data)
     }))
 }
 

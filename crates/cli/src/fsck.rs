@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use espalier_meta::Finding;
 use espalier_proto::ServerId;
-use espalier_runtime::FsckReport;
+use espalier_runtime::{FsckReport, RepairReport};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::args::FsckArgs;
@@ -55,25 +55,41 @@ fn repair(args: &FsckArgs) -> Result<u8> {
     let bar = progress()?;
     let report = espalier_runtime::repair(&args.source, |records| bar.set_position(records))?;
     bar.finish_and_clear();
-    let (repaired, clean) = (!report.done.is_empty(), report.after.findings.is_empty());
     if args.json {
         let mut json = json(&report.after);
         json["repaired"] = findings(&report.done);
-        json["quarantine"] = serde_json::json!(report.quarantine);
+        json["quarantine"] = serde_json::json!(report.quarantines.first());
         println!("{json}");
     } else {
-        show(&report.done);
-        if let Some(quarantine) = &report.quarantine {
-            println!("replaced parts are in {}", quarantine.display());
-        }
-        show(&report.after.findings);
-        summary(&report.after, if repaired { "repaired" } else { "clean" });
+        show_repair(&report);
     }
-    Ok(match (clean, repaired) {
+    Ok(repair_code(&report))
+}
+
+/// Repairs the records of all ranks, and checks the datafiles of their files.
+pub(crate) fn repair_cluster(ranks: &[PathBuf], data: &[(ServerId, PathBuf)]) -> Result<u8> {
+    let bar = progress()?;
+    let report = espalier_runtime::repair_cluster(ranks, data, |records| bar.set_position(records))?;
+    bar.finish_and_clear();
+    show_repair(&report);
+    Ok(repair_code(&report))
+}
+
+fn show_repair(report: &RepairReport) {
+    show(&report.done);
+    for quarantine in &report.quarantines {
+        println!("replaced parts are in {}", quarantine.display());
+    }
+    show(&report.after.findings);
+    summary(&report.after, if report.done.is_empty() { "clean" } else { "repaired" });
+}
+
+fn repair_code(report: &RepairReport) -> u8 {
+    match (report.after.findings.is_empty(), report.done.is_empty()) {
         (false, _) => PROBLEMS_LEFT,
-        (true, true) => REPAIRED,
-        (true, false) => CLEAN,
-    })
+        (true, false) => REPAIRED,
+        (true, true) => CLEAN,
+    }
 }
 
 /// A progress bar, shown only on a terminal.

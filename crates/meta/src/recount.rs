@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 
 use espalier_proto::{FileType, Ino, Rank};
 
-use crate::rank::UsageDeltas;
+use crate::rank::{UsageDeltas, uncounted};
 use crate::record::{Body, Inode};
 use crate::state::FxMap;
 use crate::usage::Usage;
@@ -73,14 +73,9 @@ impl Recount {
     /// Subtracts usage deltas that have not been counted. Keys: the rank that has sent them, and
     /// the receiver.
     pub(crate) fn leave_out(&mut self, usage_deltas: &BTreeMap<(Rank, Rank), UsageDeltas>) {
-        for ((by, to), deltas) in usage_deltas {
-            let heard = usage_deltas.get(&(*to, *by)).map_or(0, |its| its.heard);
-            let unheard = deltas.sent.saturating_sub(heard).min(deltas.unanswered.len() as u64) as usize;
-            let unheard = deltas.unanswered.iter().rev().take(unheard).copied();
-            for (dir, usage) in unheard.chain(deltas.owed.iter().map(|(dir, usage)| (*dir, *usage))) {
-                if let Some(dir) = self.dirs.get_mut(&dir) {
-                    dir.within = dir.within.minus(usage);
-                }
+        for (dir, usage) in uncounted(usage_deltas) {
+            if let Some(dir) = self.dirs.get_mut(&dir) {
+                dir.within = dir.within.minus(usage);
             }
         }
     }

@@ -1,6 +1,7 @@
 //! Partitioned directories.
 
 mod races;
+mod repair;
 mod routed;
 mod show;
 

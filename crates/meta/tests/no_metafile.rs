@@ -5,8 +5,7 @@ use std::collections::BTreeMap;
 
 use crate::harness::{DataServers, Fault, Harness, ROOT_CALLER, config, name, open_how, user};
 use espalier_meta::{
-    Acknowledge, Check, Config, DataLocation, Dentry, Finding, Input, NoMetafile, Repair, Striping, decode,
-    relayout,
+    Acknowledge, Check, Config, DataLocation, Dentry, Finding, Input, NoMetafile, Striping, decode, relayout,
 };
 use espalier_policy::{Key, Policy};
 use espalier_proto::*;
@@ -546,12 +545,8 @@ fn inherited_attributes_are_cached_until_directory_changes() {
 
 /// Repairs the records of a store. Returns true if there was nothing to repair.
 fn repaired(fs: &Harness) -> bool {
-    let mut repair = Repair::new(fs.config.hash_key, Time::new(5000, 0));
-    for record in fs.disk.store().records() {
-        let (object, key, value) = record.unwrap();
-        repair.record(object, &key, &value);
-    }
-    let plan = repair.finish();
+    let mut plans = crate::repair::plan_all(&[fs.disk.store()]);
+    let plan = plans.remove(0);
     let is_clean = plan.done.is_empty() && plan.empty.is_empty();
     fs.disk.store().stage(plan.writes).unwrap();
     fs.disk.store().publish().unwrap();

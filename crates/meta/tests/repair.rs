@@ -8,26 +8,34 @@ use espalier_meta::{Config, Dentry, InoRecord, Inode, Input, Repair, Repaired, S
 use espalier_proto::*;
 use espalier_store::Store;
 
-type RecordKey = (ObjectId, Vec<u8>);
+pub type RecordKey = (ObjectId, Vec<u8>);
 
-fn records(store: &dyn Store) -> BTreeMap<RecordKey, Vec<u8>> {
+pub fn records(store: &dyn Store) -> BTreeMap<RecordKey, Vec<u8>> {
     let records = store.records().map(Result::unwrap);
     records.map(|(object, key, value)| ((object, key), value)).collect()
 }
 
 fn plan(store: &dyn Store) -> Repaired {
-    let mut repair = Repair::new(config().hash_key, Time::new(5000, 0));
-    for ((object, key), value) in records(store) {
-        repair.record(object, &key, &value);
-    }
-    for ino in store.streams().unwrap() {
-        repair.stream(ino, store.stream_stat(ino).unwrap().size);
+    plan_all(&[store]).remove(0)
+}
+
+/// As [`plan`], for the stores of all ranks.
+pub fn plan_all(stores: &[&dyn Store]) -> Vec<Repaired> {
+    let ranks = stores.len() as u16;
+    let mut repair = Repair::new(config().hash_key, Time::new(5000, 0), ranks);
+    for (rank, store) in (0..ranks).map(Rank).zip(stores) {
+        for ((object, key), value) in records(*store) {
+            repair.record(rank, object, &key, &value);
+        }
+        for ino in store.streams().unwrap() {
+            repair.stream(rank, ino, store.stream_stat(ino).unwrap().size);
+        }
     }
     repair.finish()
 }
 
 /// Executes a plan as the driver does: all of it, or only the part before the writes.
-fn carry_out(store: &dyn Store, plan: &Repaired, all: bool) {
+pub fn carry_out(store: &dyn Store, plan: &Repaired, all: bool) {
     for ino in &plan.empty {
         store.stream_create(*ino).unwrap();
         store.stream_sync(*ino).unwrap();
@@ -104,7 +112,7 @@ fn grown(rng: &mut fastrand::Rng) -> Harness {
 }
 
 /// Damages a store. Returns the damaged keys and streams.
-fn damage(rng: &mut fastrand::Rng, store: &dyn Store) -> (BTreeSet<RecordKey>, BTreeSet<Ino>) {
+pub fn damage(rng: &mut fastrand::Rng, store: &dyn Store) -> (BTreeSet<RecordKey>, BTreeSet<Ino>) {
     let (mut touched, mut streams) = (BTreeSet::new(), BTreeSet::new());
     let mut put = |(object, key): &RecordKey, value: Option<Vec<u8>>| {
         let write = TableWrite { object: *object, key: key.clone(), value };
@@ -173,7 +181,7 @@ fn damage(rng: &mut fastrand::Rng, store: &dyn Store) -> (BTreeSet<RecordKey>, B
 }
 
 /// The inode that a record claims to be, and the one that its key or name refers to.
-fn speaks_of((object, key): &RecordKey, value: &[u8]) -> (Option<Ino>, Option<Ino>) {
+pub fn speaks_of((object, key): &RecordKey, value: &[u8]) -> (Option<Ino>, Option<Ino>) {
     match object.kind {
         ObjectKind::Super => (None, None),
         ObjectKind::Fragment => match decode::<Dentry>(value) {

@@ -6,6 +6,7 @@
 //! bits reversed, is the prefix that the hashes of its names share. So a listing in hash order
 //! visits one fragment after the other, and its cursors stay valid when fragments split.
 
+use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::hash::Hasher;
 use core::ops::RangeInclusive;
@@ -82,6 +83,47 @@ impl FragmentMap {
             first: 0,
         };
         Self { version: 0, servers: clockwise.map(server).collect() }
+    }
+
+    /// The map of a directory with these fragments besides the first, by number, as far as each
+    /// could split off from the others.
+    pub fn with_fragments(dir: Ino, ranks: u16, fragments: &BTreeMap<usize, Ino>) -> Self {
+        let mut map = Self::new(dir, ranks);
+        for (number, ino) in fragments.range(1..) {
+            let parent = number & !(1 << number.ilog2());
+            let splits_off = map.ino(parent).is_some() && map.next_split(parent) == Some(*number);
+            if splits_off && map.rank(*number) == Some(ino.rank()) {
+                let first = *map.to_cede(*number).start();
+                map.cede(*number, *ino, first);
+            }
+        }
+        map
+    }
+
+    /// True if this can be the map of a directory in a cluster of `ranks`: each fragment is at its
+    /// server, and each hash is in one fragment.
+    pub fn is_sound(&self, dir: Ino, ranks: u16) -> bool {
+        let expected = Self::new(dir, ranks);
+        let of_list = |map: &Self| map.servers.iter().map(|server| server.rank).collect::<Vec<_>>();
+        let is_at_server = |(number, ino): (usize, Ino)| self.rank(number) == Some(ino.rank());
+        of_list(self) == of_list(&expected)
+            && self.dir() == dir
+            && self.fragments().all(is_at_server)
+            && self.covers_all_hashes()
+    }
+
+    fn covers_all_hashes(&self) -> bool {
+        let mut ranges: Vec<_> = self.fragments().map(|(number, _)| (self.hashes(number), number)).collect();
+        ranges.sort_unstable_by_key(|(range, _)| *range.start());
+        let mut next = 0;
+        for (range, number) in ranges {
+            let is_found = |hash: &u64| self.number(*hash) == number;
+            if *range.start() != next || !is_found(range.start()) || !is_found(range.end()) {
+                return false;
+            }
+            next = range.end().saturating_add(1);
+        }
+        next == LAST_CURSOR + 1
     }
 
     /// Number of changes since the directory was whole.
@@ -368,6 +410,45 @@ mod tests {
             expected = range.end() + 1;
         }
         assert_eq!(expected, 1 << HASH_BITS);
+        let ranks = u16::try_from(map.servers()).expect("ranks");
+        assert!(map.is_sound(map.dir(), ranks), "{map:?}");
+    }
+
+    #[test]
+    fn maps_with_missing_or_overlapping_ranges_are_not_sound() {
+        let good = map(4, &[1, 2, 3]);
+        assert!(good.is_sound(ino(0, 9), 4));
+        assert!(!good.is_sound(ino(0, 8), 4), "another directory's map");
+        assert!(!good.is_sound(ino(0, 9), 5), "another cluster's map");
+        let damaged = |change: fn(&mut FragmentMap)| {
+            let mut map = good.clone();
+            change(&mut map);
+            map.is_sound(ino(0, 9), 4)
+        };
+        assert!(!damaged(|map| map.servers[1].fragment = None), "3 has split off from nothing");
+        assert!(!damaged(|map| map.servers[3].fragment = Some(ino(2, 100))), "at another server");
+        assert!(!damaged(|map| map.servers[2].first = 1), "overlap");
+        assert!(!damaged(|map| map.servers[0].first = 1), "a gap");
+        assert!(!damaged(|map| map.servers.swap(1, 2)));
+        assert!(damaged(|map| map.servers[3].fragment = None), "1 has not split");
+    }
+
+    #[test]
+    fn map_is_rebuilt_from_fragments_that_can_split_off() {
+        let fragments = |numbers: &[usize]| {
+            let map = FragmentMap::new(ino(0, 9), 8);
+            numbers.iter().map(|at| (*at, ino(map.rank(*at).expect("a server").0, 100))).collect()
+        };
+        let rebuilt = |numbers: &[usize]| {
+            let map = FragmentMap::with_fragments(ino(0, 9), 8, &fragments(numbers));
+            assert!(map.is_sound(ino(0, 9), 8), "{map:?}");
+            map.fragments().map(|(number, _)| number).collect::<Vec<_>>()
+        };
+        assert_eq!(rebuilt(&[1, 2, 3, 4]), [0, 1, 2, 3, 4]);
+        assert_eq!(rebuilt(&[2, 3]), [0], "1 is missing, so that 2 and 3 cannot exist");
+        assert_eq!(rebuilt(&[1, 3, 6]), [0, 1, 3]);
+        assert_eq!(rebuilt(&[]), [0]);
+        assert_eq!(FragmentMap::with_fragments(ino(0, 9), 8, &[(1, ino(5, 1))].into()).version(), 0);
     }
 
     #[test]

@@ -115,7 +115,7 @@ pub(crate) fn check(
 }
 
 /// Feeds all records of a store to a check.
-fn read(disk: &Disk, hash_key: [u8; 16], progress: &impl Fn(u64)) -> Result<Check, Error> {
+pub(crate) fn read(disk: &Disk, hash_key: [u8; 16], progress: &impl Fn(u64)) -> Result<Check, Error> {
     disk.store.verify()?;
     let mut check = Check::new(hash_key);
     for record in disk.store.records() {

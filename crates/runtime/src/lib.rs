@@ -50,7 +50,7 @@ pub use limit::may_open;
 pub use mount::{MountOptions, mount, wanted};
 pub use ranks::{Undecided, resolve_lost};
 pub use remote::{Called, Messages, Remote, SessionState};
-pub use repair::{RepairReport, repair};
+pub use repair::{RepairReport, repair, repair_cluster};
 pub use serve::{Access, DataRole, MetaRole, ReadSettings, ServeOptions, Settings, serve};
 pub use servers::{Conversation, Servers, UrlError, keep_connected, rank_count};
 pub use tracer::Traced;

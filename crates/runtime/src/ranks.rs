@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use espalier_meta::{Input, Now, Outbox};
 use espalier_proto::Rank;
+use espalier_store::Superblock;
 
 use crate::clock;
 use crate::error::Error;
@@ -21,11 +22,17 @@ const ROUNDS: u32 = 10;
 /// Errors of opening a store; the stores are not those of one complete tree.
 pub(crate) fn open_ranks(dirs: &[PathBuf], options: &OpenOptions) -> Result<Vec<Volume>, Error> {
     let volumes = open_all(dirs, options)?;
-    let of_one = |(at, volume): (usize, &Volume)| {
-        let (own, first) = (&volume.superblock, &volumes[0].superblock);
-        own.rank == rank_of(at) && usize::from(own.ranks) == dirs.len() && own.uuid == first.uuid
-    };
-    if volumes.iter().enumerate().all(of_one) { Ok(volumes) } else { Err(Error::OtherRanks) }
+    let are_one = are_one_tree(volumes.iter().map(|volume| &volume.superblock));
+    if are_one { Ok(volumes) } else { Err(Error::OtherRanks) }
+}
+
+/// True if these are the superblocks of all ranks of one tree, by rank.
+pub(crate) fn are_one_tree<'a>(superblocks: impl ExactSizeIterator<Item = &'a Superblock>) -> bool {
+    let (count, mut first) = (superblocks.len(), None);
+    superblocks.enumerate().all(|(at, own)| {
+        let uuid = *first.get_or_insert(own.uuid);
+        own.rank == rank_of(at) && usize::from(own.ranks) == count && own.uuid == uuid
+    })
 }
 
 /// Opens the stores of some ranks, in the given order.

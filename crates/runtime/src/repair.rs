@@ -1,7 +1,8 @@
-//! Repairs a store that is not mounted: opens and replays as much as possible, then makes the
-//! records consistent. Everything that is replaced or removed is saved in the directory
-//! `quarantine` of the store.
+//! Repairs stores that are not mounted: opens and replays as much as possible, then makes the
+//! records of all ranks consistent. Everything that is replaced or removed is saved in the
+//! directory `quarantine` of its store.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::ops::Bound;
@@ -9,19 +10,21 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use espalier_meta::{
-    Config, Finding, Format, Inode, Recovery, Repair, Repaired, StreamCall, Super, decode, is_sound_record,
+    Check, Config, Finding, Format, Inode, Recovery, Repair, Repaired, StreamCall, Super, decode,
+    is_sound_record,
 };
-use espalier_proto::{ObjectId, Position, TableWrite};
+use espalier_proto::{ObjectId, Position, Rank, ServerId, TableWrite, Time};
 use espalier_store::{
-    Journal, JournalError, LocalOptions, LocalStore, Mended, RealFile, Store, StoreError, mend, new_journal,
-    replace_journal, superblock,
+    Journal, JournalError, LocalOptions, LocalStore, Mended, RealFile, Store, StoreError, Superblock, mend,
+    new_journal, replace_journal, superblock,
 };
 
 use crate::clock;
 use crate::disk::Disk;
 use crate::dump::unfinished;
 use crate::error::Error;
-use crate::fsck::{FsckReport, check, checkpoint};
+use crate::fsck::{FsckReport, check, checkpoint, fsck_cluster, read};
+use crate::ranks::{are_one_tree, finish_transactions};
 use crate::volume::{Volume, fetch, require_single_rank};
 
 /// The result of a repair.
@@ -29,10 +32,28 @@ use crate::volume::{Volume, fetch, require_single_rank};
 pub struct RepairReport {
     /// The repairs; empty if nothing was wrong.
     pub done: Vec<Finding>,
-    /// Directory of the saved old records and files.
-    pub quarantine: Option<PathBuf>,
+    /// Directories of the saved old records and files.
+    pub quarantines: Vec<PathBuf>,
     /// The result of the final check.
     pub after: FsckReport,
+}
+
+/// A store under repair.
+struct Repairing<'a> {
+    dir: &'a Path,
+    quarantine: PathBuf,
+    superblock: Superblock,
+}
+
+/// A store that is open, with its journal replayed as far as possible.
+enum OpenedStore {
+    /// The journal could not be used.
+    Unreplayed(Arc<Disk>),
+    Replayed {
+        volume: Box<Volume>,
+        /// If later events are lost: where replay began, and the end of the good ones.
+        lost: Option<(Position, Position)>,
+    },
 }
 
 /// Repairs a file system. An undamaged one is changed only as by mounting.
@@ -40,11 +61,29 @@ pub struct RepairReport {
 /// # Errors
 /// The store is in use, or the disk fails. The repair can be repeated then.
 pub fn repair(dir: &Path, progress: impl Fn(u64)) -> Result<RepairReport, Error> {
-    match try_repair(dir, progress) {
+    report_damage(try_repair(dir, progress))
+}
+
+/// As [`repair`], for the stores of all ranks, after finishing transactions between them. Datafiles
+/// are checked, and not repaired.
+///
+/// # Errors
+/// As of [`repair`]; the stores are not those of one complete tree.
+pub fn repair_cluster(
+    ranks: &[PathBuf],
+    data: &[(ServerId, PathBuf)],
+    progress: impl Fn(u64),
+) -> Result<RepairReport, Error> {
+    report_damage(try_repair_cluster(ranks, data, progress))
+}
+
+/// Reports damage that prevents a repair as a finding.
+fn report_damage(repaired: Result<RepairReport, Error>) -> Result<RepairReport, Error> {
+    match repaired {
         Err(error) if error.is_damage() => {
             let findings = vec![Finding { ino: None, message: error.to_string() }];
             let after = FsckReport { findings, ..FsckReport::default() };
-            Ok(RepairReport { done: Vec::new(), quarantine: None, after })
+            Ok(RepairReport { done: Vec::new(), quarantines: Vec::new(), after })
         }
         outcome => outcome,
     }
@@ -52,33 +91,123 @@ pub fn repair(dir: &Path, progress: impl Fn(u64)) -> Result<RepairReport, Error>
 
 fn try_repair(dir: &Path, progress: impl Fn(u64)) -> Result<RepairReport, Error> {
     let now = clock::now();
-    let quarantine = dir.join("quarantine").join(format!("{}.{:09}", now.secs, now.nanos));
     let mut done = Vec::new();
     if let Ok(superblock) = superblock::read(dir) {
         require_single_rank(&superblock, dir)?;
     }
-    say_mended(&mend(dir, &quarantine)?, &mut done);
-    let superblock = superblock::read(dir)?;
-    require_single_rank(&superblock, dir)?;
-    let (disk, replayed) = open(dir, &quarantine, &mut done)?;
-    let mut after = check(&disk, superblock.hash_key, replayed, &progress)?;
+    let store = Repairing::mend(dir, now, &mut done)?;
+    require_single_rank(&store.superblock, dir)?;
+    let opened = store.open(&mut done)?;
+    let (disk, replayed) = store.checkpoint(opened)?;
+    let hash_key = store.superblock.hash_key;
+    let mut after = check(&disk, hash_key, replayed, &progress)?;
+    let (stores, disks) = ([store], [disk]);
     if !after.findings.is_empty() {
-        let mut repair = Repair::new(superblock.hash_key, now);
+        repair_records(&stores, &disks, now, &mut done)?;
+        after = check(&disks[0], hash_key, replayed, &progress)?;
+    }
+    Ok(RepairReport { done, quarantines: quarantines(&stores), after })
+}
+
+fn try_repair_cluster(
+    ranks: &[PathBuf],
+    data: &[(ServerId, PathBuf)],
+    progress: impl Fn(u64),
+) -> Result<RepairReport, Error> {
+    let now = clock::now();
+    let mut done = Vec::new();
+    let mut stores = Vec::new();
+    for dir in ranks {
+        let mut of_rank = Vec::new();
+        let store = Repairing::mend(dir, now, &mut of_rank)?;
+        say_rank(store.superblock.rank, of_rank, &mut done);
+        stores.push(store);
+    }
+    stores.sort_by_key(|store| store.superblock.rank);
+    if !are_one_tree(stores.iter().map(|store| &store.superblock)) {
+        return Err(Error::OtherRanks);
+    }
+    let disks = open_all(&stores, &mut done)?;
+    let mut checks = Vec::new();
+    for (store, disk) in stores.iter().zip(&disks) {
+        checks.push(read(disk, store.superblock.hash_key, &progress)?);
+    }
+    if !Check::finish_all(checks).is_empty() {
+        repair_records(&stores, &disks, now, &mut done)?;
+    }
+    drop(disks);
+    let after = fsck_cluster(ranks, data, progress)?;
+    Ok(RepairReport { done, quarantines: quarantines(&stores), after })
+}
+
+/// Opens the stores of all ranks, finishes transactions between them, and writes all events to the
+/// tables.
+fn open_all(stores: &[Repairing<'_>], done: &mut Vec<Finding>) -> Result<Vec<Arc<Disk>>, Error> {
+    let (mut disks, mut volumes) = (BTreeMap::new(), Vec::new());
+    let mut lost_events = BTreeMap::new();
+    for store in stores {
+        let (rank, mut found) = (store.superblock.rank, Vec::new());
+        let opened = store.open(&mut found)?;
+        say_rank(rank, found, done);
+        match opened {
+            OpenedStore::Unreplayed(disk) => drop(disks.insert(rank, disk)),
+            OpenedStore::Replayed { volume, lost } => {
+                volumes.push(*volume);
+                lost_events.insert(rank, lost);
+            }
+        }
+    }
+    finish_transactions(&mut volumes);
+    for volume in volumes {
+        let rank = volume.superblock.rank;
+        let lost = lost_events.remove(&rank).flatten();
+        if let Some(store) = stores.iter().find(|store| store.superblock.rank == rank) {
+            let opened = OpenedStore::Replayed { volume: Box::new(volume), lost };
+            disks.insert(rank, store.checkpoint(opened)?.0);
+        }
+    }
+    Ok(disks.into_values().collect())
+}
+
+/// Repairs the records of all ranks.
+fn repair_records(
+    stores: &[Repairing<'_>],
+    disks: &[Arc<Disk>],
+    now: Time,
+    done: &mut Vec<Finding>,
+) -> Result<(), Error> {
+    let Some(first) = stores.first() else { return Ok(()) };
+    let mut repair = Repair::new(first.superblock.hash_key, now, first.superblock.ranks);
+    for (store, disk) in stores.iter().zip(disks) {
+        let rank = store.superblock.rank;
         for record in disk.store.records() {
             let (object, key, value) = record?;
-            repair.record(object, &key, &value);
+            repair.record(rank, object, &key, &value);
         }
         for ino in disk.store.streams()? {
-            repair.stream(ino, disk.store.stream_stat(ino)?.size);
+            repair.stream(rank, ino, disk.store.stream_stat(ino)?.size);
         }
-        let repaired = repair.finish();
-        quarantine_records(&disk.store, &repaired.writes, dir, &quarantine)?;
+    }
+    for ((store, disk), repaired) in stores.iter().zip(disks).zip(repair.finish()) {
+        if !repaired.writes.is_empty() {
+            quarantine_records(&disk.store, &repaired.writes, store.dir, &store.quarantine)?;
+        }
         carry_out(&disk.store, &repaired)?;
         done.extend(repaired.done);
-        after = check(&disk, superblock.hash_key, replayed, &progress)?;
     }
-    let quarantine = quarantine.exists().then_some(quarantine);
-    Ok(RepairReport { done, quarantine, after })
+    Ok(())
+}
+
+fn quarantines(stores: &[Repairing<'_>]) -> Vec<PathBuf> {
+    let quarantines = stores.iter().map(|store| store.quarantine.clone());
+    quarantines.filter(|quarantine| quarantine.exists()).collect()
+}
+
+/// Adds the rank to what was found in its store.
+fn say_rank(rank: Rank, found: Vec<Finding>, done: &mut Vec<Finding>) {
+    let message =
+        |finding: Finding| Finding { message: format!("rank {rank}: {}", finding.message), ..finding };
+    done.extend(found.into_iter().map(message));
 }
 
 fn say(done: &mut Vec<Finding>, message: String) {
@@ -107,70 +236,112 @@ fn say_mended(mended: &Mended, done: &mut Vec<Finding>) {
     }
 }
 
-/// Opens the store and replays as much as possible; returns the number of replayed events.
-fn open(dir: &Path, quarantine: &Path, done: &mut Vec<Finding>) -> Result<(Arc<Disk>, u64), Error> {
-    let (store, mut journal) = LocalStore::open_with(dir, LocalOptions::default())?;
-    match unfinished(&store, dir)? {
-        loading @ Error::Loading(_) => return Err(loading),
-        datafiles @ Error::Datafiles(_) if store.get(ObjectId::SUPER, b"")?.is_none() => {
-            return Err(datafiles);
-        }
-        unfinished if store.records().next().is_none() => return Err(unfinished),
-        _ => {}
+impl<'a> Repairing<'a> {
+    /// Makes a store's superblock, tables and journal readable.
+    fn mend(dir: &'a Path, now: Time, done: &mut Vec<Finding>) -> Result<Self, Error> {
+        let quarantine = dir.join("quarantine").join(format!("{}.{:09}", now.secs, now.nanos));
+        say_mended(&mend(dir, &quarantine)?, done);
+        Ok(Self { dir, quarantine, superblock: superblock::read(dir)? })
     }
-    let first = store.get(ObjectId::SUPER, b"")?.filter(|first| Super::parse(first).is_some());
-    let Some(first) = first else {
-        // A journal is usable only with the record of its start; it must not be replayed from
-        // another position.
-        let journal = replaced(dir, quarantine, &store)?;
-        say(done, "where to begin in the journal is not known: what only it held is lost".into());
-        return Ok((Arc::new(Disk::new(store, journal, false)), 0));
-    };
-    restore_root(&store, dir, quarantine, done)?;
-    let superblock = store.superblock().clone();
+
+    /// Opens the store and replays as much as possible.
+    fn open(&self, done: &mut Vec<Finding>) -> Result<OpenedStore, Error> {
+        let (dir, quarantine) = (self.dir, &self.quarantine);
+        let (store, mut journal) = LocalStore::open_with(dir, LocalOptions::default())?;
+        match unfinished(&store, dir)? {
+            loading @ Error::Loading(_) => return Err(loading),
+            datafiles @ Error::Datafiles(_) if store.get(ObjectId::SUPER, b"")?.is_none() => {
+                return Err(datafiles);
+            }
+            unfinished if store.records().next().is_none() => return Err(unfinished),
+            _ => {}
+        }
+        let first = store.get(ObjectId::SUPER, b"")?.filter(|first| Super::parse(first).is_some());
+        let Some(first) = first else {
+            // A journal is usable only with the record of its start; it must not be replayed from
+            // another position.
+            let journal = replaced(dir, quarantine, &store)?;
+            say(done, "where to begin in the journal is not known: what only it held is lost".into());
+            return Ok(OpenedStore::Unreplayed(Arc::new(Disk::new(store, journal, false))));
+        };
+        if self.superblock.rank == Rank(0) {
+            restore_root(&store, dir, quarantine, done)?;
+        }
+        let (mut recovery, from) = begin(&store, &self.superblock, &journal, &first)?;
+        let failed = replay(&mut journal, from, &mut recovery, &store)?;
+        if let Some((_, why)) = &failed {
+            let events = recovery.events;
+            let lost = format!("{events} events of the journal were replayed, and those after them are lost");
+            say(done, format!("{why}: {lost}"));
+        }
+        if let Some((good, _)) = &failed {
+            // The old journal stays until a checkpoint contains the replayed events.
+            journal = new_journal(dir, &self.superblock)?;
+            journal.replay(*good, |_, _| ())?;
+        }
+        journal.forget_torn()?;
+        let lost = failed.map(|(good, _)| (from, good));
+        Ok(OpenedStore::Replayed { volume: Box::new(self.recovered(store, journal, recovery, lost)?), lost })
+    }
+
+    /// The volume after replay. `lost`: as of [`OpenedStore::Replayed`].
+    fn recovered(
+        &self,
+        store: LocalStore,
+        journal: Journal<RealFile>,
+        mut recovery: Recovery,
+        lost: Option<(Position, Position)>,
+    ) -> Result<Volume, Error> {
+        let (replayed, new_streams) = (recovery.events, store.new_streams()?);
+        let (end, used) = (journal.position(), journal.used());
+        recovery.forget_lost(&mut |load| fetch(&store, load));
+        let size = |ino| Ok::<_, StoreError>((ino, store.stream_stat(ino)?.size));
+        let sizes = recovery.size_dirty().into_iter().map(size).collect::<Result<Vec<_>, _>>()?;
+        let (meta, mut calls) =
+            recovery.finish(end, used, &new_streams, &sizes, &mut |load| fetch(&store, load))?;
+        if lost.is_some() {
+            // The lost events may refer to these streams, so they are not removed.
+            calls.retain(|call| !matches!(call, StreamCall::Remove { ino } if new_streams.contains(ino)));
+        }
+        let disk = Arc::new(Disk::new(store, journal, false));
+        for call in calls {
+            disk.stream_call(call)?;
+        }
+        Ok(Volume { disk, meta, superblock: self.superblock.clone(), replayed })
+    }
+
+    /// Writes the replayed events to the tables; returns their number.
+    fn checkpoint(&self, opened: OpenedStore) -> Result<(Arc<Disk>, u64), Error> {
+        let (volume, lost) = match opened {
+            OpenedStore::Unreplayed(disk) => return Ok((disk, 0)),
+            OpenedStore::Replayed { volume, lost } => (*volume, lost),
+        };
+        let replayed = volume.replayed;
+        let disk = checkpoint(volume)?;
+        if let Some((from, good)) = lost {
+            begin_at(&disk.store, from, good)?;
+            replace_journal(self.dir, &self.quarantine)?;
+        }
+        Ok((disk, replayed))
+    }
+}
+
+/// Begins the recovery of a store without its damaged records.
+fn begin(
+    store: &LocalStore,
+    superblock: &Superblock,
+    journal: &Journal<RealFile>,
+    first: &[u8],
+) -> Result<(Recovery, Position), Error> {
     let mut config = Config::new(superblock.hash_key, superblock.strip_bytes, journal.capacity());
+    (config.rank, config.ranks) = (superblock.rank, superblock.ranks);
     // Clients of a stopped server keep their sessions.
     config.session_ms = Some(u32::MAX);
     let mut orphans = store.scan(ObjectId::ORPHANS, Bound::Unbounded, usize::MAX)?;
     let mut sessions = store.scan(ObjectId::SESSIONS, Bound::Unbounded, usize::MAX)?;
     orphans.retain(|(_, value)| decode::<Inode>(value).is_ok());
     sessions.retain(|(key, value)| is_sound_record(key, value));
-    let (mut recovery, from) = Recovery::begin(config, &first, &orphans, &sessions)?;
-    let failed = replay(&mut journal, from, &mut recovery, &store)?;
-    if let Some((_, why)) = &failed {
-        let events = recovery.events;
-        say(
-            done,
-            format!("{why}: {events} events of the journal were replayed, and those after them are lost"),
-        );
-    }
-    if let Some((good, _)) = &failed {
-        // The old journal stays until a checkpoint contains the replayed events.
-        journal = new_journal(dir, &superblock)?;
-        journal.replay(*good, |_, _| ())?;
-    }
-    journal.forget_torn()?;
-    let (replayed, new_streams) = (recovery.events, store.new_streams()?);
-    let (end, used) = (journal.position(), journal.used());
-    recovery.forget_lost(&mut |load| fetch(&store, load));
-    let size = |ino| Ok::<_, StoreError>((ino, store.stream_stat(ino)?.size));
-    let sizes = recovery.size_dirty().into_iter().map(size).collect::<Result<Vec<_>, _>>()?;
-    let (meta, mut calls) =
-        recovery.finish(end, used, &new_streams, &sizes, &mut |load| fetch(&store, load))?;
-    if failed.is_some() {
-        // The lost events may refer to these streams, so they are not removed.
-        calls.retain(|call| !matches!(call, StreamCall::Remove { ino } if new_streams.contains(ino)));
-    }
-    let disk = Arc::new(Disk::new(store, journal, false));
-    for call in calls {
-        disk.stream_call(call)?;
-    }
-    let disk = checkpoint(Volume { disk, meta, superblock, replayed })?;
-    if let Some((good, _)) = failed {
-        begin_at(&disk.store, from, good)?;
-        replace_journal(dir, quarantine)?;
-    }
-    Ok((disk, replayed))
+    Ok(Recovery::begin(config, first, &orphans, &sessions)?)
 }
 
 /// Records the start of the new journal, unless a checkpoint did so.

@@ -3,15 +3,22 @@
 
 use std::path::Path;
 
-use espalier_meta::{InoRecord, Super, encode};
-use espalier_proto::{Ino, ObjectId, TableWrite};
-use espalier_runtime::{Error, MkfsOptions, RepairReport, fsck, mkfs, repair};
+use espalier_meta::{Dentry, InoRecord, Slot, Super, encode};
+use espalier_proto::{FileType, Ino, Name, ObjectId, Rank, TableWrite, name_key};
+use espalier_runtime::{
+    Error, MkfsOptions, RepairReport, fsck, fsck_cluster, mkfs, mkfs_ranks, repair, repair_cluster,
+};
 use espalier_store::{LocalStore, Store};
 use tempfile::TempDir;
 
 fn made() -> TempDir {
     let dir = tempfile::tempdir().unwrap();
-    let options = MkfsOptions {
+    mkfs(dir.path(), &options()).unwrap();
+    dir
+}
+
+fn options() -> MkfsOptions {
+    MkfsOptions {
         label: String::new(),
         strip_bytes: MkfsOptions::STRIP_BYTES,
         journal_bytes: Some(4 << 20),
@@ -19,9 +26,7 @@ fn made() -> TempDir {
         uid: 0,
         gid: 0,
         perm: 0o755,
-    };
-    mkfs(dir.path(), &options).unwrap();
-    dir
+    }
 }
 
 fn open(dir: &Path) -> LocalStore {
@@ -44,7 +49,7 @@ fn repaired(damage: impl Fn(&LocalStore)) -> (TempDir, RepairReport) {
     assert_eq!(report.after.findings, []);
     assert_eq!(fsck(dir.path(), |_| ()).unwrap().findings, []);
     let again = repair(dir.path(), |_| ()).unwrap();
-    assert_eq!((again.done, again.quarantine), (vec![], None));
+    assert_eq!((again.done, again.quarantines), (vec![], vec![]));
     (dir, report)
 }
 
@@ -52,16 +57,16 @@ fn repaired(damage: impl Fn(&LocalStore)) -> (TempDir, RepairReport) {
 fn repair_leaves_clean_file_system_unchanged() {
     let dir = made();
     let report = repair(dir.path(), |_| ()).unwrap();
-    assert_eq!((report.done, report.quarantine, report.after.findings), (vec![], None, vec![]));
+    assert_eq!((report.done, report.quarantines, report.after.findings), (vec![], vec![], vec![]));
     assert!(!dir.path().join("quarantine").exists());
 }
 
 #[test]
 fn without_the_first_record_the_journal_is_put_aside() {
     let (_dir, report) = repaired(|store| write(store, ObjectId::SUPER, vec![], None));
-    assert!(report.quarantine.unwrap().join("journal").exists());
+    assert!(report.quarantines[0].join("journal").exists());
     let (_dir, report) = repaired(|store| write(store, ObjectId::SUPER, vec![], Some(vec![0xff; 30])));
-    let retained = std::fs::read_to_string(report.quarantine.unwrap().join("records")).unwrap();
+    let retained = std::fs::read_to_string(report.quarantines[0].join("records")).unwrap();
     assert!(retained.contains(&"ff".repeat(30)), "{retained}");
 }
 
@@ -70,7 +75,7 @@ fn a_root_directory_is_made() {
     let (object, key) = InoRecord::Inode.place(Ino::ROOT);
     repaired(|store| write(store, object, key.clone(), None));
     let (_dir, report) = repaired(|store| write(store, object, key.clone(), Some(b"no inode".to_vec())));
-    let retained = std::fs::read_to_string(report.quarantine.unwrap().join("records")).unwrap();
+    let retained = std::fs::read_to_string(report.quarantines[0].join("records")).unwrap();
     assert!(retained.contains("6e6f20696e6f6465"), "{retained}");
 }
 
@@ -81,7 +86,7 @@ fn a_position_where_no_journal_goes_on_is_mended() {
         first.journal = 12345;
         write(store, ObjectId::SUPER, vec![], Some(encode(&first)));
     });
-    assert!(report.quarantine.unwrap().join("journal").exists());
+    assert!(report.quarantines[0].join("journal").exists());
 }
 
 #[test]
@@ -91,7 +96,7 @@ fn journal_with_invalid_position_is_quarantined() {
         first.journal = u64::MAX - 7;
         write(store, ObjectId::SUPER, vec![], Some(encode(&first)));
     });
-    assert!(report.quarantine.unwrap().join("journal").exists());
+    assert!(report.quarantines[0].join("journal").exists());
 }
 
 #[test]
@@ -123,4 +128,32 @@ fn repair_refuses_unfinished_store() {
     write(&open(dir.path()), object, key, None);
     write(&open(dir.path()), ObjectId::SUPER, vec![], None);
     assert!(matches!(repair(dir.path(), |_| ()), Err(Error::Unfinished(_))));
+}
+
+#[test]
+fn stores_of_all_ranks_are_repaired_together() {
+    let dir = tempfile::tempdir().unwrap();
+    let ranks = [0, 1, 2].map(|rank| dir.path().join(format!("store-{rank}")));
+    mkfs_ranks(&ranks, &options()).unwrap();
+    let clean = repair_cluster(&ranks, &[], |_| ()).unwrap();
+    assert_eq!((clean.done, clean.quarantines, clean.after.findings), (vec![], vec![], vec![]));
+    let store = open(&ranks[0]);
+    let hash_key = store.superblock().hash_key;
+    let slot = Slot::new(&name_key(&hash_key), Name::new(b"gone").unwrap());
+    let dentry = Dentry::Remote { ino: Ino(Ino::none_of(Rank(2)).0 + 7), kind: FileType::Regular };
+    write(&store, ObjectId::fragment(Ino::ROOT, 0), slot.key(), Some(encode(&dentry)));
+    drop(store);
+    // Another rank has lost the start of its journal.
+    write(&open(&ranks[1]), ObjectId::SUPER, vec![], None);
+    assert!(
+        fsck_cluster(&ranks, &[], |_| ()).is_err()
+            || !fsck_cluster(&ranks, &[], |_| ()).unwrap().findings.is_empty()
+    );
+    assert!(matches!(repair(&ranks[0], |_| ()), Err(Error::OneRank { .. })));
+    assert!(matches!(repair_cluster(&ranks[..2], &[], |_| ()), Err(Error::OtherRanks)));
+    let report = repair_cluster(&ranks, &[], |_| ()).unwrap();
+    assert_eq!(report.after.findings, []);
+    assert_eq!(report.quarantines.len(), 2, "{report:?}");
+    let again = repair_cluster(&ranks, &[], |_| ()).unwrap();
+    assert_eq!((again.done, again.quarantines), (vec![], vec![]));
 }

@@ -252,7 +252,13 @@ impl Meta {
 }
 
 /// The record of a new fragment of a directory.
-fn new_fragment(of: &Inode, ino: Ino, dir: Ino, number: u16, hashes: &RangeInclusive<u64>) -> Inode {
+pub(crate) fn new_fragment(
+    of: &Inode,
+    ino: Ino,
+    dir: Ino,
+    number: u16,
+    hashes: &RangeInclusive<u64>,
+) -> Inode {
     let mut inode = of.clone();
     (inode.ino, inode.nlink, inode.has_xattrs) = (ino, 2, false);
     inode.rare.names = None;

@@ -23,7 +23,7 @@ pub(crate) use message::Age;
 pub use message::{PeerAnswer, PeerMessage, Question, TransactionId, Vote};
 pub(crate) use participant::PeerRequest;
 pub(crate) use persisted::TransactionState;
-pub(crate) use usage_deltas::UsageDeltas;
+pub(crate) use usage_deltas::{UsageDeltas, reconcile, uncounted};
 
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;

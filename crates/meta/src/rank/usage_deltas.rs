@@ -5,7 +5,7 @@
 //! counted them durably. Both sides journal their position, so each delta is counted once, whatever
 //! is lost or duplicated.
 
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 use core::cell::Cell;
 
@@ -58,6 +58,37 @@ impl Record for UsageDeltas {
     fn decode(value: &[u8]) -> Result<Self, Corrupt> {
         decode(value)
     }
+}
+
+/// The changes of usage that no rank has counted yet. Keys: the rank that stores the deltas, and
+/// the one that counts them.
+pub(crate) fn uncounted(all: &BTreeMap<(Rank, Rank), UsageDeltas>) -> impl Iterator<Item = (Ino, Usage)> {
+    all.iter().flat_map(|((by, to), deltas)| {
+        let heard = all.get(&(*to, *by)).map_or(0, |its| its.heard);
+        let unheard = deltas.sent.saturating_sub(heard).min(deltas.unanswered.len() as u64) as usize;
+        let unheard = deltas.unanswered.iter().rev().take(unheard).copied();
+        unheard.chain(deltas.owed.iter().map(|(dir, usage)| (*dir, *usage)))
+    })
+}
+
+/// Makes the positions of each two ranks agree, if records are lost: no rank then waits for a delta
+/// that the other does not have. Returns the keys that have changed.
+pub(crate) fn reconcile(all: &mut BTreeMap<(Rank, Rank), UsageDeltas>) -> Vec<(Rank, Rank)> {
+    let pairs: BTreeSet<(Rank, Rank)> = all.keys().flat_map(|(by, to)| [(*by, *to), (*to, *by)]).collect();
+    let mut changed = BTreeSet::new();
+    for (by, to) in pairs {
+        let heard = all.get(&(to, by)).map_or(0, |its| its.heard);
+        let (sent, known) = all.get(&(by, to)).map_or((0, 0), |its| (its.sent, its.unanswered.len() as u64));
+        if (sent.saturating_sub(known)..=sent).contains(&heard) {
+            continue;
+        }
+        let agreed = sent.max(heard);
+        let deltas = all.entry((by, to)).or_default();
+        (deltas.sent, deltas.unanswered) = (agreed, Vec::new());
+        all.entry((to, by)).or_default().heard = agreed;
+        changed.extend([(by, to), (to, by)]);
+    }
+    changed.into_iter().collect()
 }
 
 impl State {

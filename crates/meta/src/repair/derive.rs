@@ -4,11 +4,13 @@ use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
-use espalier_proto::{FileType, Ino, ObjectId, TableWrite, Time, mode};
+use espalier_proto::{FileType, Ino, ObjectId, Rank, TableWrite, Time, mode};
 
 use super::tree::{RepairedNode, RepairedTree};
-use super::{Candidate, Contents, RecordPlace, Repaired, fingerprint};
+use super::{Candidate, Contents, RecordPlace, Repaired, Stored, fingerprint};
+use crate::rank::UsageDeltas;
 use crate::record::{Body, Dentry, Directory, InoRecord, Inode, Slot, Super, encode};
+use crate::session::PersistedKey;
 use crate::state::{NO_DIR, orphan_key};
 use crate::usage::Usage;
 
@@ -24,7 +26,10 @@ impl Contents {
         };
         let place = match (&inode.body, &candidate.place) {
             (Body::Directory(directory), RecordPlace::Dentry(dir, _)) => directory.parent == *dir,
-            (Body::Directory(_), _) => inode.ino == Ino::ROOT,
+            (Body::Directory(directory), RecordPlace::Table) => {
+                inode.ino == Ino::ROOT || directory.parent.rank() != inode.ino.rank()
+            }
+            (Body::Directory(_), _) => false,
             _ => true,
         };
         body && place && inode.fits() && inode.has_xattrs == self.xattrs.contains(&inode.ino)
@@ -60,6 +65,9 @@ impl Contents {
     }
 }
 
+/// Entries, subdirectories, and usage below.
+type DirectoryCounts = (u64, u32, Usage);
+
 const COUNTED: &str = "fields that depend on other records were recomputed";
 
 impl RepairedNode {
@@ -86,6 +94,7 @@ impl RepairedTree {
                 *names.entry(*ino).or_default().entry(*dir).or_default() += 1;
             }
         }
+        self.place_remotely(&names);
         let mut said = Vec::new();
         for (ino, node) in &mut self.nodes {
             let before = node.inode.clone();
@@ -113,8 +122,9 @@ impl RepairedTree {
             let (before, nlink) = (directory.clone(), node.inode.nlink);
             let (count, subdirs, below) = usage.get(ino).copied().unwrap_or_default();
             (directory.entries, directory.usage) = (count, below);
-            let parent = names.get(ino).and_then(|dirs| dirs.keys().next());
-            directory.parent = parent.copied().unwrap_or(directory.parent);
+            let above = || names.get(ino).and_then(|dirs| dirs.keys().next().copied());
+            let parent = self.fragments.dir_of(*ino).or_else(above);
+            directory.parent = parent.unwrap_or(directory.parent);
             if *ino == Ino::ROOT {
                 directory.parent = Ino::ROOT;
             }
@@ -129,9 +139,30 @@ impl RepairedTree {
         }
     }
 
+    /// Notes which inodes have names at other ranks. Those without a metafile get one.
+    fn place_remotely(&mut self, names: &BTreeMap<Ino, BTreeMap<Ino, u32>>) {
+        let mut made_whole = Vec::new();
+        for (ino, node) in &mut self.nodes {
+            let mut dirs = names.get(ino).into_iter().flat_map(BTreeMap::keys);
+            node.is_remote =
+                self.fragments.dir_of(*ino).is_some() || dirs.any(|dir| dir.rank() != ino.rank());
+            if node.inode.has_no_metafile() && node.is_remote {
+                made_whole.push((*ino, names.get(ino).and_then(|dirs| dirs.keys().next().copied())));
+            }
+        }
+        for (ino, dir) in made_whole {
+            let dir = dir.and_then(|dir| self.nodes.get(&dir)).map(|node| node.inode.clone());
+            if let Some(node) = self.nodes.get_mut(&ino) {
+                dir.iter().for_each(|dir| node.inode.strip_to(dir));
+                node.inode.make_whole();
+            }
+            self.say(ino, "gets an inode of its own, since its name is at another rank");
+        }
+    }
+
     /// For each directory: its entries, subdirectories, and the usage below it.
-    fn usage(&self, names: &BTreeMap<Ino, BTreeMap<Ino, u32>>) -> BTreeMap<Ino, (u64, u32, Usage)> {
-        let mut counts: BTreeMap<Ino, (u64, u32, Usage)> = BTreeMap::new();
+    fn usage(&self, names: &BTreeMap<Ino, BTreeMap<Ino, u32>>) -> BTreeMap<Ino, DirectoryCounts> {
+        let mut counts: BTreeMap<Ino, DirectoryCounts> = BTreeMap::new();
         for (dir, entries) in &self.entries {
             let (mut subdirs, mut within) = (0, Usage::default());
             for node in entries.values().filter_map(|ino| self.nodes.get(ino)) {
@@ -144,15 +175,32 @@ impl RepairedTree {
             }
             let count = counts.entry(*dir).or_default();
             (count.0, count.1) = (entries.len() as u64, subdirs);
-            // All cycles are broken by this point.
-            let mut above = Some(dir);
-            while let Some(dir) = above {
-                let below = &mut counts.entry(*dir).or_default().2;
-                *below = below.plus(within);
-                above = names.get(dir).and_then(|dirs| dirs.keys().next());
+            self.add_usage(*dir, within, names, &mut counts);
+        }
+        for (dir, usage) in &self.uncounted {
+            if self.nodes.contains_key(dir) {
+                self.add_usage(*dir, Usage::default().minus(*usage), names, &mut counts);
             }
         }
         counts
+    }
+
+    /// Adds usage to a directory and to all above it.
+    fn add_usage(
+        &self,
+        dir: Ino,
+        usage: Usage,
+        names: &BTreeMap<Ino, BTreeMap<Ino, u32>>,
+        counts: &mut BTreeMap<Ino, DirectoryCounts>,
+    ) {
+        // All cycles are broken by this point.
+        let mut above = Some(dir);
+        while let Some(dir) = above {
+            let below = &mut counts.entry(dir).or_default().2;
+            *below = below.plus(usage);
+            let named = || names.get(&dir).and_then(|dirs| dirs.keys().next().copied());
+            above = self.fragments.dir_of(dir).or_else(named);
+        }
     }
 
     /// Files whose streams are missing.
@@ -168,23 +216,56 @@ impl RepairedTree {
         missing
     }
 
-    /// The writes that turn `stored` into this tree.
+    /// The writes that turn `stored` into this tree, for each rank.
     pub(super) fn repaired(
         mut self,
-        mut stored: BTreeMap<(ObjectId, Vec<u8>), u64>,
-        old: Option<Super>,
-    ) -> Repaired {
-        let mut repaired = Repaired { empty: self.missing_streams(), ..Repaired::default() };
+        stored: Stored,
+        old: BTreeMap<Rank, Super>,
+        usage_deltas: &[(Rank, Rank, UsageDeltas)],
+    ) -> Vec<Repaired> {
+        let empty = self.missing_streams();
+        let mut writes = Writes { stored, changed: BTreeMap::new() };
         for (record, ino) in &self.removed {
             let (object, key) = record.place(*ino);
-            repaired.writes.push(TableWrite { object, key, value: None });
+            writes.change(ino.rank(), TableWrite { object, key, value: None });
         }
-        let mut places = BTreeMap::new();
-        let mut put = |object: ObjectId, key: Vec<u8>, value: Vec<u8>| {
-            if stored.remove(&(object, key.clone())) != Some(fingerprint(&value)) {
-                repaired.writes.push(TableWrite { object, key, value: Some(value) });
+        for (rank, other, deltas) in usage_deltas {
+            let (object, key) = PersistedKey::UsageDeltas(*other).place();
+            writes.put(*rank, object, key, encode(deltas));
+        }
+        let places = self.put_dentries(&mut writes);
+        self.put_inodes(&mut writes);
+        for rank in (0..self.ranks).map(Rank) {
+            let record = self.super_record(rank, old.get(&rank).cloned(), &places);
+            writes.put(rank, ObjectId::SUPER, Vec::new(), record.encode());
+        }
+        let mut repaired: Vec<Repaired> = (0..self.ranks).map(|_| Repaired::default()).collect();
+        for (rank, writes) in writes.finish() {
+            if let Some(of_rank) = repaired.get_mut(usize::from(rank.0)) {
+                of_rank.writes = writes;
             }
-        };
+        }
+        for ino in empty {
+            if let Some(of_rank) = repaired.get_mut(usize::from(ino.rank().0)) {
+                of_rank.empty.push(ino);
+            }
+        }
+        for (from, to) in self.copies {
+            if let Some(of_rank) = repaired.get_mut(usize::from(to.rank().0)) {
+                of_rank.copies.push((from, to));
+            }
+        }
+        for finding in self.done {
+            let rank = finding.ino.map_or(0, |ino| usize::from(ino.rank().0));
+            let rank = if rank < repaired.len() { rank } else { 0 };
+            repaired[rank].done.push(finding);
+        }
+        repaired
+    }
+
+    /// Puts all names; returns where the inodes in dentries are.
+    fn put_dentries(&self, writes: &mut Writes) -> BTreeMap<Ino, (Ino, u64)> {
+        let mut places = BTreeMap::new();
         for (dir, entries) in &self.entries {
             for (name, ino) in entries {
                 let Some(node) = self.nodes.get(ino) else { continue };
@@ -193,26 +274,37 @@ impl RepairedTree {
                     false => Dentry::Primary(node.inode.clone()),
                 };
                 let slot = Slot::new(&self.name_key, name.clone());
-                put(ObjectId::fragment(*dir, 0), slot.key(), encode(&dentry));
+                writes.put(dir.rank(), ObjectId::fragment(*dir, 0), slot.key(), encode(&dentry));
                 if !node.in_table() {
                     let (object, key) = InoRecord::Place.place(*ino);
-                    put(object, key, encode(&(*dir, slot.hash)));
+                    writes.put(ino.rank(), object, key, encode(&(*dir, slot.hash)));
                     places.insert(*ino, (*dir, slot.hash));
                 }
             }
         }
+        places
+    }
+
+    /// Puts the inodes that are not in dentries.
+    fn put_inodes(&self, writes: &mut Writes) {
         for (ino, node) in &self.nodes {
+            let rank = ino.rank();
             if node.inode.nlink == 0 {
-                put(ObjectId::ORPHANS, orphan_key(*ino), encode(&node.inode));
+                writes.put(rank, ObjectId::ORPHANS, orphan_key(*ino), encode(&node.inode));
             } else if node.in_table() {
                 let (object, key) = InoRecord::Inode.place(*ino);
-                put(object, key, encode(&node.inode));
+                writes.put(rank, object, key, encode(&node.inode));
                 if *ino != Ino::ROOT {
                     let (object, key) = InoRecord::Place.place(*ino);
-                    put(object, key, encode(&(NO_DIR, 0u64)));
+                    writes.put(rank, object, key, encode(&(NO_DIR, 0u64)));
                 }
             }
         }
+    }
+
+    fn super_record(&self, rank: Rank, old: Option<Super>, places: &BTreeMap<Ino, (Ino, u64)>) -> Super {
+        let nodes = || self.nodes.values().filter(|node| node.inode.ino.rank() == rank);
+        let count = |is_one: fn(&Inode) -> bool| nodes().filter(|node| is_one(&node.inode)).count() as u64;
         let none = Super {
             next_ino: 0,
             files: 0,
@@ -226,10 +318,10 @@ impl RepairedTree {
             pool: Vec::new(),
         };
         let mut record = old.unwrap_or(none);
-        (record.next_ino, record.files) = (self.next_ino, self.nodes.len() as u64);
-        record.protected = self.nodes.values().filter(|node| node.inode.is_protected()).count() as u64;
-        let partitions = self.nodes.values().filter(|node| node.inode.partition().is_some());
-        record.partitions = partitions.count() as u64;
+        record.next_ino = self.next_ino.get(&rank).copied().unwrap_or_default();
+        record.files = count(|_| true);
+        record.protected = count(Inode::is_protected);
+        record.partitions = count(|inode| inode.partition().is_some());
         record.provisional.retain(|ino| self.nodes.get(ino).is_some_and(|node| node.inode.is_streamed()));
         record.size_dirty.retain(|(ino, place)| {
             let node = self.nodes.get(ino).filter(|node| node.inode.is_streamed() && node.inode.nlink > 0);
@@ -238,17 +330,40 @@ impl RepairedTree {
         // Drop batches with numbers in use: the rest of a batch is removed.
         record.pool.retain(|batch| self.nodes.keys().all(|ino| !batch.has(*ino)));
         // Finalising a stream twice is harmless; a provisional one would be removed.
-        let is_striped = |inode: &Inode| inode.layout().is_some();
-        let striped: Vec<_> =
-            self.nodes.iter().filter(|(_, node)| is_striped(&node.inode)).map(|(ino, _)| *ino).collect();
+        let striped: Vec<Ino> =
+            nodes().filter(|node| node.inode.layout().is_some()).map(|node| node.inode.ino).collect();
         if !striped.is_empty() {
             record.striped = Some(striped);
         }
-        put(ObjectId::SUPER, Vec::new(), record.encode());
-        let rest = stored.into_keys();
-        repaired.writes.extend(rest.map(|(object, key)| TableWrite { object, key, value: None }));
-        (repaired.copies, repaired.done) = (self.copies, self.done);
-        repaired
+        record
+    }
+}
+
+/// The writes that are found so far.
+struct Writes {
+    /// Records that are not known to stay.
+    stored: Stored,
+    changed: BTreeMap<Rank, Vec<TableWrite>>,
+}
+
+impl Writes {
+    fn change(&mut self, rank: Rank, write: TableWrite) {
+        self.changed.entry(rank).or_default().push(write);
+    }
+
+    /// Has a record stay or become this.
+    fn put(&mut self, rank: Rank, object: ObjectId, key: Vec<u8>, value: Vec<u8>) {
+        if self.stored.remove(&(rank, object, key.clone())) != Some(fingerprint(&value)) {
+            self.change(rank, TableWrite { object, key, value: Some(value) });
+        }
+    }
+
+    /// Removes the records that were not put.
+    fn finish(mut self) -> BTreeMap<Rank, Vec<TableWrite>> {
+        for (rank, object, key) in core::mem::take(&mut self.stored).into_keys() {
+            self.change(rank, TableWrite { object, key, value: None });
+        }
+        self.changed
     }
 }
 

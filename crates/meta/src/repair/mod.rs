@@ -1,9 +1,10 @@
-//! `fsck --repair`: takes all records, as [`Check`](crate::Check) does, and computes the writes
-//! after which a check finds nothing. A field that can be derived from other records is; an inode
-//! without a valid location moves to `/lost+found`. This module writes nothing: the driver saves
-//! the old records first.
+//! `fsck --repair`: takes all records of all ranks, as [`Check`](crate::Check) does, and computes
+//! the writes after which a check finds nothing. A field that can be derived from other records is;
+//! an inode without a valid location moves to `/lost+found`. This module writes nothing: the driver
+//! saves the old records first.
 
 mod derive;
+mod fragments;
 mod tree;
 
 use alloc::collections::{BTreeMap, BTreeSet};
@@ -12,16 +13,17 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::hash::Hasher;
 
-use espalier_proto::{Ino, Name, ObjectId, ObjectKind, TableWrite, Time, name_key};
+use espalier_proto::{Ino, Name, ObjectId, ObjectKind, Rank, TableWrite, Time, name_key};
 use siphasher::sip::SipHasher13;
 
 use crate::check::Finding;
+use crate::rank::{UsageDeltas, reconcile};
 use crate::record::{Dentry, InoRecord, Inode, Slot, Super, Xattrs, decode};
-use crate::session::{given_below, is_sound_record};
+use crate::session::{PersistedKey, given_below, is_sound_record};
 use tree::RepairedTree;
 
-/// The repair to execute, in this order: make and copy streams, finalise all remaining streams,
-/// make `writes` durable atomically, and only then remove the copied streams.
+/// The repair of one store to execute, in this order: make and copy streams, finalise all remaining
+/// streams, make `writes` durable atomically, and only then remove the copied streams.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Repaired {
     /// Streams to make, empty.
@@ -33,19 +35,26 @@ pub struct Repaired {
     pub done: Vec<Finding>,
 }
 
+/// Fingerprints of stored values.
+type Stored = BTreeMap<(Rank, ObjectId, Vec<u8>), u64>;
+
 /// A repair in progress: each record, then each stream, then [`Self::finish`].
 #[derive(Debug)]
 pub struct Repair {
     name_key: [u8; 16],
     now: Time,
-    super_record: Option<Super>,
+    /// Number of ranks.
+    ranks: u16,
+    super_records: BTreeMap<Rank, Super>,
     /// Fingerprints of all values, except of strips and extended attributes that may stay.
-    stored: BTreeMap<(ObjectId, Vec<u8>), u64>,
+    stored: Stored,
     candidates: BTreeMap<Ino, Vec<Candidate>>,
     names: Vec<Named>,
     contents: Contents,
-    /// Bound below which clients have been allocated numbers.
-    given: u64,
+    /// Bounds below which clients have been allocated numbers.
+    given: BTreeMap<Rank, u64>,
+    /// By the rank that stores them, and the other one.
+    usage_deltas: BTreeMap<(Rank, Rank), UsageDeltas>,
     done: Vec<Finding>,
 }
 
@@ -83,75 +92,101 @@ struct Contents {
     strips: BTreeMap<Ino, usize>,
     xattrs: BTreeSet<Ino>,
     streams: BTreeMap<Ino, u64>,
+    /// Streams whose numbers are of another rank than the store's, or of none.
+    misplaced: Vec<(Rank, Ino, u64)>,
 }
 
-/// Other numbers are damage: only stores with a single rank are repaired.
-fn is_plausible(ino: Ino) -> bool {
-    ino >= Ino::ROOT && ino.rank() == Ino::ROOT.rank()
+/// True for a number that one of the ranks can have allocated.
+fn is_plausible(ino: Ino, ranks: u16) -> bool {
+    ino > Ino::none_of(ino.rank()) && ino.rank().0 < ranks
 }
 
 impl Repair {
-    /// `now`: the time of inodes that are made anew.
-    pub fn new(secret: [u8; 16], now: Time) -> Self {
+    /// `now`: the time of inodes that are made anew. `ranks`: the number of ranks, all of whose
+    /// records follow.
+    pub fn new(secret: [u8; 16], now: Time, ranks: u16) -> Self {
         Self {
             name_key: name_key(&secret),
             now,
-            super_record: None,
+            ranks,
+            super_records: BTreeMap::new(),
             stored: BTreeMap::new(),
             candidates: BTreeMap::new(),
             names: Vec::new(),
             contents: Contents::default(),
-            given: 0,
+            given: BTreeMap::new(),
+            usage_deltas: BTreeMap::new(),
             done: Vec::new(),
         }
     }
 
-    pub fn record(&mut self, object: ObjectId, key: &[u8], value: &[u8]) {
+    /// A record of the store of a rank.
+    pub fn record(&mut self, rank: Rank, object: ObjectId, key: &[u8], value: &[u8]) {
         let understood = match object.kind {
-            ObjectKind::Super => self.super_record(object, key, value),
-            ObjectKind::Fragment => self.dentry(Ino(object.id), key, value),
-            ObjectKind::Inodes => match self.content(object, key, value) {
+            ObjectKind::Super => self.super_record(rank, object, key, value),
+            ObjectKind::Fragment => self.dentry(rank, Ino(object.id), key, value),
+            ObjectKind::Inodes => match self.content(rank, object, key, value) {
                 // It may stay, or the tree lists it for removal.
                 Some(true) => return,
-                understood => understood.is_some() || self.inode(object, key, value),
+                understood => understood.is_some() || self.inode(rank, object, key, value),
             },
-            ObjectKind::Orphans => {
-                decode(value).is_ok_and(|inode| self.candidate(inode, RecordPlace::Orphan))
-            }
+            ObjectKind::Orphans => decode(value).is_ok_and(|inode: Inode| {
+                let is_here = inode.ino.rank() == rank;
+                self.candidate(inode, if is_here { RecordPlace::Orphan } else { RecordPlace::Nowhere })
+            }),
             // No other record depends on the rest of it.
-            ObjectKind::Sessions if object == ObjectId::SESSIONS && is_sound_record(key, value) => {
-                self.given = self.given.max(given_below(key, value));
-                return;
-            }
+            ObjectKind::Sessions if object == ObjectId::SESSIONS && self.session(rank, key, value) => return,
             ObjectKind::Sessions => false,
         };
-        self.stored.insert((object, key.to_vec()), fingerprint(value));
+        self.stored.insert((rank, object, key.to_vec()), fingerprint(value));
         if !understood {
             let message = format!("a record of {object:?} was damaged, and is removed (key {})", shown(key));
             self.done.push(Finding { ino: None, message });
         }
     }
 
-    /// Reports a stream of the store, with its size in bytes.
-    pub fn stream(&mut self, ino: Ino, size: u64) {
-        self.contents.streams.insert(ino, size);
+    /// Reports a stream of a rank's store, with its size in bytes.
+    pub fn stream(&mut self, rank: Rank, ino: Ino, size: u64) {
+        if ino.rank() == rank {
+            self.contents.streams.insert(ino, size);
+        } else {
+            self.contents.misplaced.push((rank, ino, size));
+        }
     }
 
-    fn super_record(&mut self, object: ObjectId, key: &[u8], value: &[u8]) -> bool {
+    fn super_record(&mut self, rank: Rank, object: ObjectId, key: &[u8], value: &[u8]) -> bool {
         if object != ObjectId::SUPER || !key.is_empty() {
             return false;
         }
-        self.super_record = Super::parse(value);
-        self.super_record.is_some()
+        let record = Super::parse(value);
+        let understood = record.is_some();
+        self.super_records.extend(record.map(|record| (rank, record)));
+        understood
     }
 
-    fn dentry(&mut self, dir: Ino, key: &[u8], value: &[u8]) -> bool {
+    fn session(&mut self, rank: Rank, key: &[u8], value: &[u8]) -> bool {
+        if !is_sound_record(key, value) {
+            return false;
+        }
+        let given = self.given.entry(rank).or_default();
+        *given = (*given).max(given_below(key, value));
+        if let Some(PersistedKey::UsageDeltas(other)) = PersistedKey::from_bytes(key) {
+            if other == rank || other.0 >= self.ranks {
+                return false;
+            }
+            self.usage_deltas.extend(decode(value).ok().map(|deltas| ((rank, other), deltas)));
+        }
+        true
+    }
+
+    fn dentry(&mut self, rank: Rank, dir: Ino, key: &[u8], value: &[u8]) -> bool {
         let Ok(dentry) = decode::<Dentry>(value) else { return false };
         let ino = match &dentry {
             Dentry::Primary(inode) => inode.ino,
             Dentry::Remote { ino, .. } => *ino,
         };
-        let slot = Slot::from_key(key).filter(|_| is_plausible(dir) && is_plausible(ino));
+        let is_here = dir.rank() == rank && self.is_plausible(dir);
+        let slot = Slot::from_key(key).filter(|_| is_here && self.is_plausible(ino));
         let place = match slot {
             Some(slot) => {
                 let in_place = Slot::new(&self.name_key, slot.name.clone()).hash == slot.hash;
@@ -161,6 +196,8 @@ impl Repair {
             None => RecordPlace::Nowhere,
         };
         match dentry {
+            // An inode lies at its own rank.
+            Dentry::Primary(inode) if ino.rank() != rank => self.candidate(inode, RecordPlace::Nowhere),
             Dentry::Primary(inode) => self.candidate(inode, place),
             Dentry::Remote { .. } => place != RecordPlace::Nowhere,
         }
@@ -168,9 +205,9 @@ impl Repair {
 
     /// Takes a record beside an inode. Returns true if it may stay; `None` if the record is an
     /// inode.
-    fn content(&mut self, object: ObjectId, key: &[u8], value: &[u8]) -> Option<bool> {
+    fn content(&mut self, rank: Rank, object: ObjectId, key: &[u8], value: &[u8]) -> Option<bool> {
         let (record, ino) = InoRecord::from_key(key)?;
-        let in_place = ObjectId::inodes(ino) == object && is_plausible(ino);
+        let in_place = ObjectId::inodes(ino) == object && ino.rank() == rank && self.is_plausible(ino);
         match record {
             InoRecord::Inode => return None,
             _ if !in_place => {}
@@ -190,14 +227,15 @@ impl Repair {
         Some(false)
     }
 
-    fn inode(&mut self, object: ObjectId, key: &[u8], value: &[u8]) -> bool {
+    fn inode(&mut self, rank: Rank, object: ObjectId, key: &[u8], value: &[u8]) -> bool {
         let Ok(inode) = decode::<Inode>(value) else { return false };
-        let in_place = (object, key) == as_ref(&InoRecord::Inode.place(inode.ino));
+        let in_place =
+            inode.ino.rank() == rank && (object, key) == as_ref(&InoRecord::Inode.place(inode.ino));
         self.candidate(inode, if in_place { RecordPlace::Table } else { RecordPlace::Nowhere })
     }
 
     fn candidate(&mut self, inode: Inode, place: RecordPlace) -> bool {
-        let plausible = is_plausible(inode.ino);
+        let plausible = self.is_plausible(inode.ino);
         if plausible {
             // Most inodes have one claim, and a growing vector allocates for four.
             let candidates = self.candidates.entry(inode.ino).or_insert_with(|| Vec::with_capacity(1));
@@ -206,24 +244,37 @@ impl Repair {
         plausible
     }
 
+    fn is_plausible(&self, ino: Ino) -> bool {
+        is_plausible(ino, self.ranks)
+    }
+
     fn say(&mut self, ino: Ino, message: String) {
         self.done.push(Finding { ino: Some(ino), message });
     }
 
-    /// Computes the repair; empty if the file system is consistent.
-    pub fn finish(mut self) -> Repaired {
+    /// Computes the repair of each rank's store; empty if the file system is consistent.
+    pub fn finish(mut self) -> Vec<Repaired> {
         let stored = core::mem::take(&mut self.stored);
-        let old = self.super_record.take();
-        if old.is_none() {
-            let message = "the super record of the tables was missing or damaged, and is recreated";
-            self.done.push(Finding { ino: None, message: message.into() });
+        let old = core::mem::take(&mut self.super_records);
+        for rank in (0..self.ranks).map(Rank).filter(|rank| !old.contains_key(rank)) {
+            let message = match self.ranks {
+                1 => "the super record of the tables was missing or damaged, and is recreated".into(),
+                _ => format!("the super record of rank {rank} was missing or damaged, and is recreated"),
+            };
+            self.done.push(Finding { ino: None, message });
         }
-        let next_ino = old.as_ref().map_or(0, |old| old.next_ino).max(self.given);
-        let mut tree = RepairedTree::new(self, next_ino);
+        let mut reconciled = Vec::new();
+        for (rank, other) in reconcile(&mut self.usage_deltas) {
+            let message = format!("rank {rank} and rank {other} disagreed on which usage is counted");
+            self.done.push(Finding { ino: None, message });
+            reconciled
+                .extend(self.usage_deltas.get(&(rank, other)).map(|deltas| (rank, other, deltas.clone())));
+        }
+        let mut tree = RepairedTree::new(self, &old);
         tree.join();
         tree.sort_contents();
         tree.derive();
-        tree.repaired(stored, old)
+        tree.repaired(stored, old, &reconciled)
     }
 }
 

@@ -7,23 +7,32 @@ use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
 
-use espalier_proto::{FileType, Ino, Name, Time};
+use espalier_proto::{FileType, Ino, Name, Rank, Time, name_hash};
 
 use super::derive::make_sound;
+use super::fragments::RepairedFragments;
 use super::{Candidate, Contents, Named, RecordPlace, Repair, is_plausible};
 use crate::check::Finding;
-use crate::record::{Body, Directory, InoRecord, Inode, Rare};
+use crate::rank::uncounted;
+use crate::record::{Body, Directory, InoRecord, Inode, Rare, Super};
+use crate::usage::Usage;
 
 /// The tree that the repaired records describe.
 #[derive(Debug)]
 pub(super) struct RepairedTree {
     pub(super) name_key: [u8; 16],
     now: Time,
-    pub(super) next_ino: u64,
+    pub(super) ranks: u16,
+    /// The next inode number of each rank.
+    pub(super) next_ino: BTreeMap<Rank, u64>,
     pub(super) nodes: BTreeMap<Ino, Box<RepairedNode>>,
-    /// The entries of each directory.
+    /// The entries of each directory record.
     pub(super) entries: BTreeMap<Ino, BTreeMap<Name, Ino>>,
+    pub(super) fragments: RepairedFragments,
     pub(super) contents: Contents,
+    /// Changes of usage that directories do not count yet.
+    pub(super) uncounted: Vec<(Ino, Usage)>,
+    /// With the new file of each.
     pub(super) copies: Vec<(Ino, Ino)>,
     /// Records beside inodes that are to be removed.
     pub(super) removed: Vec<(InoRecord, Ino)>,
@@ -35,43 +44,80 @@ pub(super) struct RepairedTree {
 pub(super) struct RepairedNode {
     pub(super) inode: Inode,
     pub(super) place: RecordPlace,
+    /// It has a name at another rank, or is a fragment.
+    pub(super) is_remote: bool,
 }
 
 impl RepairedNode {
-    /// True if its record is in the inode table: for the root, and inodes that have or had several
-    /// names.
+    pub(super) fn new(inode: Inode, place: RecordPlace) -> Box<Self> {
+        Box::new(Self { inode, place, is_remote: false })
+    }
+
+    /// True if its record is in the inode table: for the root, fragments, and inodes that have or
+    /// had several names or one at another rank.
     pub(super) fn in_table(&self) -> bool {
         match self.inode.is_dir() {
-            true => self.inode.ino == Ino::ROOT,
-            false => self.place == RecordPlace::Table || self.inode.nlink > 1,
+            true => self.inode.ino == Ino::ROOT || self.is_remote,
+            false => self.place == RecordPlace::Table || self.inode.nlink > 1 || self.is_remote,
+        }
+    }
+
+    /// True if a directory may have this name, as far as its record shows: it has one, in the
+    /// directory where its record is, or at another rank.
+    fn may_be_named(&self, dir: Ino, name: &Name) -> bool {
+        match &self.place {
+            RecordPlace::Dentry(of, known) => (*of, known) == (dir, name),
+            RecordPlace::Table | RecordPlace::Nowhere => dir.rank() != self.inode.ino.rank(),
+            RecordPlace::Orphan => false,
         }
     }
 }
 
 impl RepairedTree {
-    pub(super) fn new(mut repair: Repair, next_ino: u64) -> Self {
+    pub(super) fn new(mut repair: Repair, old: &BTreeMap<Rank, Super>) -> Self {
         let candidates = core::mem::take(&mut repair.candidates);
         let names = core::mem::take(&mut repair.names);
+        let uncounted = uncounted(&repair.usage_deltas).collect();
         let mut tree = Self {
             name_key: repair.name_key,
             now: repair.now,
-            next_ino: if is_plausible(Ino(next_ino)) { next_ino } else { 0 },
+            ranks: repair.ranks,
+            next_ino: BTreeMap::new(),
             nodes: BTreeMap::new(),
             entries: BTreeMap::new(),
+            fragments: RepairedFragments::default(),
             contents: repair.contents,
+            uncounted,
             copies: Vec::new(),
             removed: Vec::new(),
             done: repair.done,
             lost: None,
         };
         tree.choose(candidates);
+        tree.count_numbers(old, &repair.given, &names);
+        tree.mend_fragments(&names);
         tree.make_missing(&names);
-        let contents = &tree.contents;
-        let numbers = tree.nodes.keys().chain(contents.strips.keys()).chain(&contents.xattrs);
-        let last = numbers.chain(contents.streams.keys()).filter(|ino| is_plausible(**ino)).max();
-        tree.next_ino = tree.next_ino.max(last.map_or(0, |last| last.0 + 1)).max(Ino::ROOT.0 + 1);
         tree.give_names(names);
         tree
+    }
+
+    /// Finds the numbers from which on none is in use.
+    fn count_numbers(&mut self, old: &BTreeMap<Rank, Super>, given: &BTreeMap<Rank, u64>, names: &[Named]) {
+        for rank in (0..self.ranks).map(Rank) {
+            let recorded = old.get(&rank).map(|old| old.next_ino).filter(|next| Ino(*next).rank() == rank);
+            let given = given.get(&rank).copied().filter(|next| Ino(*next).rank() == rank);
+            let first = Ino::none_of(rank).0.max(if rank == Ino::ROOT.rank() { Ino::ROOT.0 } else { 0 }) + 1;
+            self.next_ino.insert(rank, first.max(recorded.unwrap_or(0)).max(given.unwrap_or(0)));
+        }
+        let Contents { strips, xattrs, streams, .. } = &self.contents;
+        let dirs = names.iter().map(|named| &named.dir);
+        let in_use = self.nodes.keys().chain(strips.keys()).chain(xattrs).chain(streams.keys()).chain(dirs);
+        let others = self.nodes.values().flat_map(|node| node.fragment_numbers());
+        let in_use: Vec<Ino> = in_use.copied().chain(others).collect();
+        for ino in in_use.into_iter().filter(|ino| is_plausible(*ino, self.ranks)) {
+            let next = self.next_ino.entry(ino.rank()).or_default();
+            *next = (*next).max(ino.0 + 1);
+        }
     }
 
     pub(super) fn say(&mut self, ino: Ino, message: impl Into<String>) {
@@ -97,7 +143,7 @@ impl RepairedTree {
             });
             if let Some(Candidate { mut inode, place }) = best {
                 make_sound(&mut inode);
-                self.nodes.insert(ino, Box::new(RepairedNode { inode, place }));
+                self.nodes.insert(ino, RepairedNode::new(inode, place));
             }
         }
     }
@@ -110,14 +156,15 @@ impl RepairedTree {
         }
         let dirs: BTreeSet<Ino> = names.iter().map(|named| named.dir).collect();
         for dir in dirs {
-            if !self.nodes.contains_key(&dir) {
+            if !self.nodes.contains_key(&dir) && !self.fragments.is_dissolved(dir) {
                 self.say(dir, "had entries, but was missing: it is recreated, accessible only to root");
                 self.make(dir, FileType::Directory, 0o700);
             }
         }
         let files: BTreeSet<Ino> =
             self.contents.strips.keys().chain(self.contents.streams.keys()).copied().collect();
-        for ino in files.into_iter().filter(|ino| is_plausible(*ino)) {
+        let ranks = self.ranks;
+        for ino in files.into_iter().filter(|ino| is_plausible(*ino, ranks)) {
             if !self.nodes.contains_key(&ino) {
                 self.say(ino, "had bytes, but was missing: it is recreated, accessible only to root");
                 self.make(ino, FileType::Regular, 0o600);
@@ -149,58 +196,84 @@ impl RepairedTree {
             has_xattrs: false,
             rare: Rare::default(),
         };
-        self.nodes.insert(ino, Box::new(RepairedNode { inode, place: RecordPlace::Nowhere }));
+        self.nodes.insert(ino, RepairedNode::new(inode, RecordPlace::Nowhere));
     }
 
-    fn make_next(&mut self, kind: FileType) -> Ino {
-        let ino = Ino(self.next_ino);
-        self.next_ino += 1;
+    pub(super) fn next_number(&mut self, rank: Rank) -> Ino {
+        let next = self.next_ino.entry(rank).or_insert(Ino::none_of(rank).0 + 1);
+        *next += 1;
+        Ino(*next - 1)
+    }
+
+    fn make_next(&mut self, rank: Rank, kind: FileType) -> Ino {
+        let ino = self.next_number(rank);
         self.make(ino, kind, if kind == FileType::Directory { 0o700 } else { 0o600 });
         ino
     }
 
-    /// Adds the names to directories. Names whose key matches their hash come first, since lookups
-    /// found these.
+    /// Adds the names to directories. Names come first where lookups found them.
     fn give_names(&mut self, mut names: Vec<Named>) {
-        names.sort_by_key(|named| !named.in_place);
+        names.sort_by_cached_key(|named| self.doubts(named));
         // Directories made for the entries of inodes that are not directories.
         let mut instead: BTreeMap<Ino, Ino> = BTreeMap::new();
+        let mut named_dirs = BTreeSet::new();
         for Named { dir, name, ino, in_place } in names {
             let Some(node) = self.nodes.get(&ino) else {
                 self.say(ino, format!("was missing: its name {name:?} in directory {dir} is removed"));
                 continue;
             };
-            // A directory has one name, where its record is.
+            let is_directory = node.inode.is_dir();
             let has_other_dentry =
-                node.inode.is_dir() && node.place != RecordPlace::Dentry(dir, name.clone());
+                is_directory && (!node.may_be_named(dir, &name) || named_dirs.contains(&ino));
             if ino == Ino::ROOT || has_other_dentry {
                 self.say(ino, format!("is a directory with another name: {name:?} in {dir} is removed"));
                 continue;
             }
-            let is_dir = self.nodes.get(&dir).is_some_and(|node| node.inode.is_dir());
-            let location = match instead.get(&dir) {
-                _ if is_dir => dir,
-                Some(location) => *location,
-                None => {
-                    let location = self.make_next(FileType::Directory);
-                    self.say(
-                        dir,
-                        format!("had entries but is no directory: they move to directory {location}"),
-                    );
-                    instead.insert(dir, location);
-                    location
-                }
-            };
+            let location = self.location(dir, &name, &mut instead);
             let entries = self.entries.entry(location).or_default();
             if entries.get(&name).is_some_and(|other| *other != ino) {
                 self.say(ino, format!("had the name {name:?} in {dir}, which belongs to another inode"));
                 continue;
             }
             entries.insert(name.clone(), ino);
-            if !in_place {
+            if is_directory {
+                named_dirs.insert(ino);
+            }
+            if self.fragments.location(dir, self.hash(&name)) != dir {
+                self.say(dir, format!("had entry {name:?}, which belongs to fragment {location}"));
+            } else if !in_place {
                 self.say(dir, format!("the key of entry {name:?} had another name's hash"));
             }
         }
+    }
+
+    pub(super) fn hash(&self, name: &Name) -> u64 {
+        name_hash(&self.name_key, name)
+    }
+
+    /// Whether a name is where lookups do not find it, and whether it is not where its directory's
+    /// record says.
+    fn doubts(&self, named: &Named) -> (bool, bool) {
+        let Named { dir, name, ino, in_place } = named;
+        let is_found = *in_place && self.fragments.location(*dir, self.hash(name)) == *dir;
+        let parent = self.nodes.get(ino).map(|node| &node.inode.body);
+        let is_elsewhere = matches!(parent, Some(Body::Directory(directory)) if directory.parent != *dir);
+        (!is_found, is_elsewhere)
+    }
+
+    /// The directory record for a name, which is made if `dir` is not a directory.
+    fn location(&mut self, dir: Ino, name: &Name, instead: &mut BTreeMap<Ino, Ino>) -> Ino {
+        let location = self.fragments.location(dir, self.hash(name));
+        if self.nodes.get(&location).is_some_and(|node| node.inode.is_dir()) {
+            return location;
+        }
+        if let Some(location) = instead.get(&dir) {
+            return *location;
+        }
+        let location = self.make_next(dir.rank(), FileType::Directory);
+        self.say(dir, format!("had entries but is no directory: they move to directory {location}"));
+        instead.insert(dir, location);
+        location
     }
 
     /// Makes everything reachable from the root: unreachable inodes move to `/lost+found`.
@@ -211,7 +284,10 @@ impl RepairedTree {
         }
         let nodes = self.nodes.iter();
         let nameless: Vec<Ino> = nodes
-            .filter(|(ino, node)| **ino != Ino::ROOT && !named.contains_key(ino) && !self.is_orphan(node))
+            .filter(|(ino, node)| {
+                let is_placed = named.contains_key(ino) || self.fragments.dir_of(**ino).is_some();
+                **ino != Ino::ROOT && !is_placed && !self.is_orphan(node)
+            })
             .map(|(ino, _)| *ino)
             .collect();
         for ino in nameless {
@@ -231,9 +307,11 @@ impl RepairedTree {
             let mut seen = BTreeSet::new();
             let mut dir = start;
             while seen.insert(dir) {
-                let Some((above, _)) = named.get(&dir) else { break };
-                dir = *above;
+                let above = self.fragments.dir_of(dir).or_else(|| named.get(&dir).map(|(above, _)| *above));
+                let Some(above) = above else { break };
+                dir = above;
             }
+            let dir = self.fragments.dir_of(dir).unwrap_or(dir);
             if let Some((above, name)) = named.get(&dir)
                 && let Some(entries) = self.entries.get_mut(above)
             {
@@ -255,6 +333,7 @@ impl RepairedTree {
         while let Some(dir) = ahead.pop() {
             if reached.insert(dir) {
                 ahead.extend(self.entries.get(&dir).into_iter().flat_map(BTreeMap::values));
+                ahead.extend(self.fragments.others(dir));
             }
         }
     }
@@ -273,17 +352,18 @@ impl RepairedTree {
         let is_file =
             |ino: &Ino| self.nodes.get(ino).is_some_and(|node| node.inode.kind == FileType::Regular);
         let body = |ino: &Ino| self.nodes.get(ino).map(|node| &node.inode.body);
-        let Contents { strips, xattrs, streams } = &self.contents;
+        let Contents { strips, xattrs, streams, misplaced } = &self.contents;
         let stuffed = |ino: &Ino| strips.contains_key(ino) && matches!(body(ino), Some(Body::Stuffed { .. }));
-        let stray_streams: Vec<(Ino, u64)> =
-            streams.iter().filter(|(ino, _)| !is_file(ino) || stuffed(ino)).map(|(a, b)| (*a, *b)).collect();
+        let strays = streams.iter().filter(|(ino, _)| !is_file(ino) || stuffed(ino));
+        let strays = strays.map(|(ino, size)| (ino.rank(), *ino, *size));
+        let stray_streams: Vec<(Rank, Ino, u64)> = strays.chain(misplaced.iter().copied()).collect();
         let beside_stream = |ino: &Ino| streams.contains_key(ino) && !stuffed(ino);
         let stray_strips: Vec<Ino> =
             strips.keys().filter(|ino| !is_file(ino) || beside_stream(ino)).copied().collect();
         let stray_xattrs: Vec<Ino> =
             xattrs.iter().filter(|ino| !self.nodes.contains_key(ino)).copied().collect();
-        for (ino, size) in stray_streams {
-            self.copy_into_lost_found(ino, size);
+        for (rank, ino, size) in stray_streams {
+            self.copy_into_lost_found(rank, ino, size);
         }
         for ino in stray_strips {
             self.contents.strips.remove(&ino);
@@ -297,9 +377,11 @@ impl RepairedTree {
         }
     }
 
-    fn copy_into_lost_found(&mut self, stream: Ino, size: u64) {
-        let ino = self.make_next(FileType::Regular);
-        self.contents.streams.remove(&stream);
+    fn copy_into_lost_found(&mut self, rank: Rank, stream: Ino, size: u64) {
+        let ino = self.make_next(rank, FileType::Regular);
+        if stream.rank() == rank {
+            self.contents.streams.remove(&stream);
+        }
         self.contents.streams.insert(ino, size);
         self.copies.push((stream, ino));
         let lost = self.lost_found();
@@ -314,12 +396,15 @@ impl RepairedTree {
             return lost;
         }
         let there = Name::new(b"lost+found").ok();
-        let there = there.and_then(|name| self.entries.get(&Ino::ROOT)?.get(&name).copied());
+        let there = there.and_then(|name| {
+            let location = self.fragments.location(Ino::ROOT, self.hash(&name));
+            self.entries.get(&location)?.get(&name).copied()
+        });
         let is_dir = |ino: &Ino| self.nodes.get(ino).is_some_and(|node| node.inode.is_dir());
         let lost = match there.filter(is_dir) {
             Some(there) => there,
             None => {
-                let ino = self.make_next(FileType::Directory);
+                let ino = self.make_next(Ino::ROOT.rank(), FileType::Directory);
                 self.add(Ino::ROOT, "lost+found", ino);
                 ino
             }
@@ -330,11 +415,12 @@ impl RepairedTree {
 
     /// Adds a name for an inode, with a number if it is taken. Returns the name.
     fn add(&mut self, dir: Ino, wanted: &str, ino: Ino) -> String {
-        let entries = self.entries.entry(dir).or_default();
         let numbered = (1u64..).map(|number| format!("{wanted}-{number}"));
         for text in core::iter::once(String::from(wanted)).chain(numbered) {
             // Letters and digits always form a valid name.
             let Ok(name) = Name::new(text.as_bytes()) else { break };
+            let location = self.fragments.location(dir, self.hash(&name));
+            let entries = self.entries.entry(location).or_default();
             if let Entry::Vacant(entry) = entries.entry(name) {
                 entry.insert(ino);
                 return text;

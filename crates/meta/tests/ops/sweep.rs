@@ -142,15 +142,8 @@ fn a_check_in_between_finds_nothing_and_a_repair_keeps_the_trash() {
     fs.lazy = false;
     fs.input(Input::Drain);
     assert_eq!(fs.fsck(), []);
-    let mut repair = espalier_meta::Repair::new(fs.config.hash_key, Time::new(5, 0));
-    for record in fs.disk.store().records() {
-        let (object, key, value) = record.unwrap();
-        repair.record(object, &key, &value);
-    }
-    for ino in fs.disk.store().streams().unwrap() {
-        repair.stream(ino, fs.disk.store().stream_stat(ino).unwrap().size);
-    }
-    assert_eq!(repair.finish(), espalier_meta::Repaired::default());
+    let repaired = crate::repair::plan_all(&[fs.disk.store()]);
+    assert_eq!(repaired, [espalier_meta::Repaired::default()]);
     let mut fs = fs.without_journal();
     assert_eq!(fs.meta.figures().trash_entries, left, "draining frees nothing");
     check_rest(&mut fs, "after a repair");
