@@ -331,6 +331,36 @@ fn leased_attributes_are_summed_in_one_round_and_cached() {
     assert!(machine.sessions.attr(DIR, 1).is_none());
 }
 
+#[test]
+fn permissions_of_a_contended_directory_are_known_without_its_sum() {
+    let mut machine = Machine::with_map(&[1]);
+    machine.call(get_attr(DIR));
+    for attr in [part(DIR, 1, 10, 2), fragment(ONE, 5, 3)] {
+        machine.reply(LEASE_MS, Ok(Reply::Attr(attr)));
+    }
+    machine.attr();
+    let call = Call::Request(get_attr(DIR));
+    let revoke = |machine: &mut Machine, lease| {
+        let revoke = FromServer::Revoke { number: RevocationId(1), lease };
+        machine.sessions.received(0, Rank(1), revoke, &mut Actions::default());
+    };
+    revoke(&mut machine, Lease::Contents { dir: ONE });
+    // The next sum may be leased again.
+    assert_eq!(machine.sessions.rights_of_contended(0, &call), None);
+    machine.call(get_attr(DIR));
+    machine.reply(LEASE_MS, Ok(Reply::Attr(part(DIR, 1, 10, 2))));
+    for _ in 0..2 {
+        let contended = Attr { contents_leased: false, ..fragment(ONE, 6, 3) };
+        assert_eq!(machine.sent(), Some((1, get_attr(ONE))));
+        machine.reply(LEASE_MS, Ok(Reply::Attr(contended)));
+    }
+    assert_eq!(machine.attr(), (DIR, 16, 3));
+    assert!(machine.sessions.answer(0, &Caller::SERVER, &call).is_none(), "the sum is not leased");
+    assert_eq!(machine.sessions.rights_of_contended(0, &call).map(|attr| attr.perm), Some(0o755));
+    revoke(&mut machine, Lease::Inode { ino: DIR });
+    assert_eq!(machine.sessions.rights_of_contended(0, &call), None);
+}
+
 fn read_dir(dir: Ino, after: u64) -> Request {
     Request::ReadDir { dir, after, limit: 100, plus: false }
 }

@@ -11,6 +11,46 @@ pub fn groups(pid: u32) -> Arc<[u32]> {
     line.split_whitespace().filter_map(|gid| gid.parse().ok()).collect()
 }
 
+/// True if the thread waits in a system call that returns no attributes of the directories in its
+/// paths: its request for a directory's attributes only checks permissions. False if in doubt, as
+/// for a thread that is not visible here or may not be traced.
+pub fn takes_no_attributes(pid: u32) -> bool {
+    let call = std::fs::read_to_string(format!("/proc/{pid}/syscall")).unwrap_or_default();
+    let number = call.split(' ').next().and_then(|number| number.parse().ok());
+    number.is_some_and(|number| WITHOUT_ATTRIBUTES.contains(&number))
+}
+
+/// System calls that make, open or remove names. `rmdir` is not among them: a 32-bit process uses
+/// its number for an old `lstat`.
+const WITHOUT_ATTRIBUTES: &[libc::c_long] = &[
+    libc::SYS_openat,
+    libc::SYS_openat2,
+    libc::SYS_mkdirat,
+    libc::SYS_mknodat,
+    libc::SYS_unlinkat,
+    libc::SYS_renameat2,
+    libc::SYS_linkat,
+    libc::SYS_symlinkat,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_open,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_creat,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_mkdir,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_mknod,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_unlink,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_rename,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_renameat,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_link,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_symlink,
+];
+
 /// True if a pending signal, neither handled nor ignored, will end the thread. Also true for a
 /// thread that has ended or is not visible here.
 pub fn dies(pid: u32) -> bool {
@@ -51,6 +91,35 @@ mod tests {
             std::thread::sleep(std::time::Duration::from_millis(5));
         }
         child
+    }
+
+    #[test]
+    fn opening_takes_no_attributes_and_other_calls_may() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let fifo = dir.path().join("fifo");
+        let (kind, mode) = (rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU);
+        rustix::fs::mknodat(rustix::fs::CWD, &fifo, kind, mode, 0).expect("a fifo");
+        let waiting = |script: &str| {
+            let child = Command::new("sh").args(["-c", script]).arg(&fifo).spawn().expect("a shell");
+            let call = || std::fs::read_to_string(format!("/proc/{}/syscall", child.id()));
+            while call().is_ok_and(|call| call.starts_with("running")) {
+                std::thread::sleep(std::time::Duration::from_millis(5));
+            }
+            child
+        };
+        // Waits for a writer; the other has opened the fifo and waits in a read.
+        for (script, takes_none) in [("exec 3< $0", true), ("exec 3<> $0; read line <&3", false)] {
+            let mut child = waiting(script);
+            let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+            while takes_no_attributes(child.id()) != takes_none {
+                assert!(std::time::Instant::now() < deadline, "{script}");
+            }
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            assert_eq!(takes_no_attributes(child.id()), takes_none, "{script}");
+            child.kill().expect("a process");
+            child.wait().expect("its end");
+            assert!(!takes_no_attributes(child.id()), "the process has ended");
+        }
     }
 
     #[test]

@@ -18,6 +18,11 @@ pub trait Frontend: Sized + Send + Sync + 'static {
         false
     }
 
+    /// True if a caller requests attributes of a directory only to check permissions.
+    fn only_checks(&self, _caller: &Caller) -> bool {
+        false
+    }
+
     /// True if calls may be acknowledged before servers have applied them (write-back).
     fn uses_writeback(&self) -> bool {
         true

@@ -394,10 +394,23 @@ impl<D: Frontend> Calls<D> for Remote<D> {
             Ok(inner) => inner,
             Err(errno) => return self.frontend.answer(self, ticket, Err(errno), Duration::ZERO),
         };
-        let now = inner.now();
+        let mut now = inner.now();
         let called = self.tracer.served(self.tracer.place(), id);
         self.tracer.begin(called, Kind::of(&call).0.name(), Vec::new);
-        if let Some((answer, lease_ms)) = inner.sessions.answer(now, &caller, &call) {
+        let mut answered = inner.sessions.answer(now, &caller, &call);
+        if answered.is_none() && inner.sessions.rights_of_contended(now, &call).is_some() {
+            // Looking the caller up may sleep.
+            drop(inner);
+            let only_checks = self.frontend.only_checks(&caller);
+            inner = match self.lock() {
+                Ok(inner) => inner,
+                Err(errno) => return self.frontend.answer(self, ticket, Err(errno), Duration::ZERO),
+            };
+            now = inner.now();
+            let attr = inner.sessions.rights_of_contended(now, &call).filter(|_| only_checks);
+            answered = attr.map(|attr| (Ok(Answer::Attr(attr)), 0));
+        }
+        if let Some((answer, lease_ms)) = answered {
             self.tracer.end(called);
             // Under the lock, so that it cannot be revoked before it is answered. Exempt are reads,
             // which may be repeated, and whose revocation waits for the page that they fill.

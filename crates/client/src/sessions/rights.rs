@@ -1,8 +1,9 @@
 //! Permission checks from cached attributes. If the result is uncertain, the server is asked.
 
-use espalier_proto::{Access, Attr, Caller, Ino, ModeClass, SetAttr, SetTime, Time, mode};
+use espalier_proto::{Access, Attr, Caller, Ino, ModeClass, Request, SetAttr, SetTime, Time, mode};
 
 use super::Sessions;
+use crate::Call;
 
 impl<T> Sessions<T> {
     /// True if the caller certainly has this access to the directory, so that cached entries may be
@@ -10,6 +11,19 @@ impl<T> Sessions<T> {
     pub(super) fn may(&self, caller: &Caller, dir: Ino, access: Access, now: u64) -> bool {
         let certainly = |dir: &Attr| certainly_may(dir, caller, access, false);
         self.is_checked || self.cache.rights(dir, now).is_some_and(certainly)
+    }
+
+    /// The attributes of a directory whose contents this client and others change, so that no lease
+    /// on them is granted to it. They are true as far as permissions go; the caller must need no
+    /// others and may not cache them. Otherwise each change would cost a request, and the sum of
+    /// all fragments: a kernel checks permissions anew after each change that it makes.
+    pub fn rights_of_contended(&self, now: u64, call: &Call<'_>) -> Option<Attr> {
+        let Call::Request(Request::GetAttr { ino }) = call else { return None };
+        let dir = self.real(*ino);
+        let is_contended =
+            |fragment| self.cache.rights(fragment, now).is_some_and(|attr| !attr.contents_leased);
+        let attr = *self.cache.rights(dir, now)?;
+        self.any_fragment(dir, is_contended).then_some(Attr { ino: *ino, ..attr })
     }
 }
 

@@ -18,6 +18,7 @@ use super::flags::{self, Shape};
 use super::locks::answer_test;
 use super::openings::{CacheMode, DIRECT, Use};
 use super::{Backing, Form, FuseFrontend, Notifiers, O_ACCMODE, O_CREAT, O_RDWR, O_WRONLY, Revoking, Ticket};
+use crate::caller::takes_no_attributes;
 use crate::calls::{CallOutcome, Calls, Frontend};
 use crate::clock;
 
@@ -38,6 +39,10 @@ impl Frontend for FuseFrontend {
 
     fn is_checked(&self) -> bool {
         true
+    }
+
+    fn only_checks(&self, caller: &Caller) -> bool {
+        takes_no_attributes(caller.pid)
     }
 
     fn answer(
