@@ -15,6 +15,7 @@
 
 mod datafile;
 mod empty;
+pub mod engine;
 mod error;
 mod journal;
 mod local;
@@ -24,6 +25,7 @@ mod store;
 pub mod superblock;
 
 pub use datafile::Datafiles;
+pub use engine::{Engine, EngineError, EngineFailure, MemoryEngine};
 pub use error::StoreError;
 pub use journal::{BlockFile, Journal, JournalError, RealFile, SimFile, SyncHandle};
 pub use local::{

@@ -1,0 +1,344 @@
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use espalier_proto::{Space, Time};
+
+use super::{
+    Engine, EngineError, EngineFailure, KeyPage, LockHolder, ObjectOp, ObjectStat, Pending, Version,
+    VersionedBytes,
+};
+use crate::Pairs;
+
+const TOTAL_BYTES: u64 = 1 << 40;
+
+/// An engine in memory, shared by several clients of one process, for tests. Each client fails as
+/// the tests demand.
+pub struct MemoryEngine {
+    shared: Arc<Mutex<SharedObjects>>,
+    /// Number of this client.
+    client: u64,
+}
+
+#[derive(Default)]
+struct SharedObjects {
+    objects: BTreeMap<String, MemoryObject>,
+    version: Version,
+    clients: u64,
+    fenced: BTreeSet<String>,
+    /// Advances the clock of locks.
+    skipped: Duration,
+    is_full: bool,
+    /// Number of operations so far, and the one from which on all fail.
+    operations: u64,
+    fails_from: Option<u64>,
+    /// The only operation that fails.
+    fails_once: Option<u64>,
+}
+
+#[derive(Clone, Default)]
+struct MemoryObject {
+    bytes: Vec<u8>,
+    keys: BTreeMap<Vec<u8>, Vec<u8>>,
+    version: Version,
+    lock: Option<MemoryLock>,
+}
+
+#[derive(Clone)]
+struct MemoryLock {
+    holder: LockHolder,
+    until: Instant,
+}
+
+impl Default for MemoryEngine {
+    fn default() -> Self {
+        Self { shared: Arc::default(), client: 0 }
+    }
+}
+
+impl MemoryEngine {
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Another client of the same objects.
+    #[must_use]
+    pub fn client(&self) -> Self {
+        let mut shared = self.shared();
+        shared.clients += 1;
+        Self { shared: Arc::clone(&self.shared), client: shared.clients }
+    }
+
+    /// An independent copy of all objects, without locks and faults: what remains after a crash of
+    /// all clients.
+    #[must_use]
+    pub fn snapshot(&self) -> Self {
+        let mut shared = SharedObjects { objects: self.shared().objects.clone(), ..SharedObjects::default() };
+        shared.version = self.shared().version;
+        shared.objects.values_mut().for_each(|object| object.lock = None);
+        Self { shared: Arc::new(Mutex::new(shared)), client: 0 }
+    }
+
+    /// Number of operations so far, of all clients.
+    pub fn operations(&self) -> u64 {
+        self.shared().operations
+    }
+
+    /// After `operations` more, all fail; `None`: none fails.
+    pub fn fail_after(&self, operations: Option<u64>) {
+        let mut shared = self.shared();
+        shared.fails_from = operations.map(|operations| shared.operations + operations);
+    }
+
+    /// After `operations` more, one fails.
+    pub fn fail_once_after(&self, operations: u64) {
+        let mut shared = self.shared();
+        shared.fails_once = Some(shared.operations + operations);
+    }
+
+    /// Makes all later writes that need space fail, or succeed again.
+    pub fn set_full(&self, is_full: bool) {
+        self.shared().is_full = is_full;
+    }
+
+    /// Advances the clock of locks.
+    pub fn skip(&self, time: Duration) {
+        self.shared().skipped += time;
+    }
+
+    fn shared(&self) -> MutexGuard<'_, SharedObjects> {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The objects, for one operation of this client.
+    fn enter(
+        &self,
+        operation: &'static str,
+        object: &str,
+    ) -> Result<MutexGuard<'_, SharedObjects>, EngineError> {
+        let mut shared = self.shared();
+        let number = shared.operations;
+        shared.operations += 1;
+        let fails = shared.fails_once == Some(number) || shared.fails_from.is_some_and(|from| number >= from);
+        let failure = match shared.fenced.contains(&self.address()) {
+            true => EngineFailure::Fenced,
+            false if fails => EngineFailure::Io(5),
+            false => return Ok(shared),
+        };
+        Err(EngineError::new(operation, object, failure))
+    }
+
+    fn found<T>(
+        &self,
+        operation: &'static str,
+        object: &str,
+        read: impl FnOnce(&MemoryObject) -> T,
+    ) -> Result<T, EngineError> {
+        let shared = self.enter(operation, object)?;
+        let missing = || EngineError::new(operation, object, EngineFailure::Missing);
+        shared.objects.get(object).map(read).ok_or_else(missing)
+    }
+
+    fn write(&self, name: &str, ops: Vec<ObjectOp>) -> Result<Version, EngineError> {
+        let mut shared = self.enter("write", name)?;
+        let before = shared.objects.get(name);
+        let mut state = ObjectState { object: before.cloned().unwrap_or_default(), exists: before.is_some() };
+        for op in ops {
+            state.apply(op, shared.is_full).map_err(|failure| EngineError::new("write", name, failure))?;
+        }
+        shared.version += 1;
+        state.object.version = shared.version;
+        match state.exists {
+            true => shared.objects.insert(name.into(), state.object),
+            false => shared.objects.remove(name),
+        };
+        Ok(shared.version)
+    }
+}
+
+/// An object during a compound write.
+struct ObjectState {
+    object: MemoryObject,
+    exists: bool,
+}
+
+impl ObjectState {
+    fn apply(&mut self, op: ObjectOp, is_full: bool) -> Result<(), EngineFailure> {
+        let is_removal = matches!(op, ObjectOp::Remove | ObjectOp::RemoveKeys(_) | ObjectOp::Truncate(_));
+        if is_full && !is_removal {
+            return Err(EngineFailure::Full);
+        }
+        let Self { object, exists } = self;
+        match op {
+            ObjectOp::AssertExists | ObjectOp::AssertVersion(_) | ObjectOp::Compare { .. } if !*exists => {
+                return Err(EngineFailure::Missing);
+            }
+            ObjectOp::AssertVersion(version) if version != object.version => {
+                return Err(EngineFailure::Guard);
+            }
+            ObjectOp::Compare { key, value } if object.keys.get(&key) != Some(&value) => {
+                return Err(EngineFailure::Guard);
+            }
+            ObjectOp::AssertExists | ObjectOp::AssertVersion(_) | ObjectOp::Compare { .. } => return Ok(()),
+            ObjectOp::CreateExclusive if *exists => return Err(EngineFailure::Exists),
+            ObjectOp::CreateExclusive => {}
+            ObjectOp::SetKeys(pairs) => {
+                if pairs.iter().any(|(_, value)| value.is_empty()) {
+                    return Err(EngineFailure::Invalid("an empty value"));
+                }
+                object.keys.extend(pairs);
+            }
+            ObjectOp::RemoveKeys(keys) => keys.iter().for_each(|key| drop(object.keys.remove(key))),
+            ObjectOp::Write { offset, bytes } => object.write(offset as usize, &bytes),
+            ObjectOp::WriteFull(bytes) => object.bytes = bytes,
+            ObjectOp::Append(bytes) => object.bytes.extend(bytes),
+            ObjectOp::Truncate(size) => object.bytes.resize(size as usize, 0),
+            ObjectOp::Zero { offset, length } => {
+                let end = object.bytes.len().min((offset + length) as usize);
+                let start = end.min(offset as usize);
+                object.bytes[start..end].fill(0);
+            }
+            ObjectOp::Remove => {
+                if !*exists {
+                    return Err(EngineFailure::Missing);
+                }
+                (*object, *exists) = (MemoryObject::default(), false);
+                return Ok(());
+            }
+        }
+        *exists = true;
+        Ok(())
+    }
+}
+
+impl MemoryObject {
+    fn write(&mut self, offset: usize, bytes: &[u8]) {
+        let end = offset + bytes.len();
+        if end > self.bytes.len() {
+            self.bytes.resize(end, 0);
+        }
+        self.bytes[offset..end].copy_from_slice(bytes);
+    }
+
+    /// The lock, if it has not expired.
+    fn held(&self, now: Instant) -> Option<&MemoryLock> {
+        self.lock.as_ref().filter(|lock| lock.until > now)
+    }
+}
+
+impl SharedObjects {
+    fn now(&self) -> Instant {
+        Instant::now() + self.skipped
+    }
+}
+
+impl Engine for MemoryEngine {
+    fn submit(&self, object: &str, ops: Vec<ObjectOp>) -> Pending<Version> {
+        Pending::done(self.write(object, ops))
+    }
+
+    fn submit_read(&self, object: &str, offset: u64, length: usize) -> Pending<VersionedBytes> {
+        Pending::done(self.found("read", object, |found| {
+            let start = found.bytes.len().min(offset as usize);
+            let end = found.bytes.len().min(start.saturating_add(length));
+            VersionedBytes { bytes: found.bytes[start..end].to_vec(), version: found.version }
+        }))
+    }
+
+    fn values(&self, object: &str, keys: &[&[u8]]) -> Result<Pairs, EngineError> {
+        self.found("read keys of", object, |found| {
+            let pair = |key: &&[u8]| found.keys.get_key_value(*key);
+            keys.iter().filter_map(pair).map(|(key, value)| (key.clone(), value.clone())).collect()
+        })
+    }
+
+    fn page(&self, object: &str, from: Bound<&[u8]>, limit: usize) -> Result<KeyPage, EngineError> {
+        self.found("list keys of", object, |found| {
+            let mut range = found.keys.range::<[u8], _>((from, Bound::Unbounded));
+            let pairs = range.by_ref().take(limit).map(|(key, value)| (key.clone(), value.clone()));
+            KeyPage { pairs: pairs.collect(), more: range.next().is_some() }
+        })
+    }
+
+    fn stat(&self, object: &str) -> Result<ObjectStat, EngineError> {
+        let stat =
+            |found: &MemoryObject| ObjectStat { size: found.bytes.len() as u64, mtime: Time::default() };
+        self.found("examine", object, stat)
+    }
+
+    fn list(&self, prefix: &str) -> Result<Vec<String>, EngineError> {
+        let shared = self.enter("list", prefix)?;
+        Ok(shared.objects.keys().filter(|name| name.starts_with(prefix)).cloned().collect())
+    }
+
+    fn lock(&self, object: &str, cookie: &str, term: Duration) -> Result<(), EngineError> {
+        let mut shared = self.enter("lock", object)?;
+        let now = shared.now();
+        let found = shared.objects.entry(object.into()).or_default();
+        if found.held(now).is_some() {
+            return Err(EngineError::new("lock", object, EngineFailure::Locked));
+        }
+        let client = format!("client.{}", self.client);
+        let holder = LockHolder { client, cookie: cookie.into(), address: self.address() };
+        found.lock = Some(MemoryLock { holder, until: now + term });
+        Ok(())
+    }
+
+    fn renew(&self, object: &str, cookie: &str, term: Duration) -> Result<(), EngineError> {
+        let mut shared = self.enter("renew the lock of", object)?;
+        let (now, address) = (shared.now(), self.address());
+        let found = shared.objects.get_mut(object).and_then(|found| found.lock.as_mut());
+        let held = found.filter(|lock| lock.until > now && lock.holder.address == address);
+        let Some(lock) = held.filter(|lock| lock.holder.cookie == cookie) else {
+            return Err(EngineError::new("renew the lock of", object, EngineFailure::Missing));
+        };
+        lock.until = now + term;
+        Ok(())
+    }
+
+    fn unlock(&self, object: &str, cookie: &str) -> Result<(), EngineError> {
+        let mut shared = self.enter("unlock", object)?;
+        let address = self.address();
+        if let Some(found) = shared.objects.get_mut(object) {
+            let is_ours =
+                |lock: &mut MemoryLock| lock.holder.address == address && lock.holder.cookie == cookie;
+            found.lock.take_if(is_ours);
+        }
+        Ok(())
+    }
+
+    fn lock_holder(&self, object: &str) -> Result<Option<LockHolder>, EngineError> {
+        let shared = self.enter("examine the lock of", object)?;
+        let held = shared.objects.get(object).and_then(|found| found.held(shared.now()));
+        Ok(held.map(|lock| lock.holder.clone()))
+    }
+
+    fn break_lock(&self, object: &str, holder: &LockHolder) -> Result<(), EngineError> {
+        let mut shared = self.enter("break the lock of", object)?;
+        if let Some(found) = shared.objects.get_mut(object) {
+            found.lock.take_if(|lock| lock.holder == *holder);
+        }
+        Ok(())
+    }
+
+    fn fence(&self, address: &str) -> Result<(), EngineError> {
+        self.enter("fence", address)?.fenced.insert(address.into());
+        Ok(())
+    }
+
+    fn address(&self) -> String {
+        format!("memory:{}", self.client)
+    }
+
+    fn space(&self) -> Result<Space, EngineError> {
+        let shared = self.enter("measure", "the pool")?;
+        let of = |object: &MemoryObject| {
+            let keys: usize = object.keys.iter().map(|(key, value)| key.len() + value.len()).sum();
+            (object.bytes.len() + keys) as u64
+        };
+        let used: u64 = shared.objects.values().map(of).sum();
+        let free = if shared.is_full { 0 } else { TOTAL_BYTES.saturating_sub(used) };
+        Ok(Space { total: TOTAL_BYTES, free, available: free, files: 0, files_free: 0 })
+    }
+}
