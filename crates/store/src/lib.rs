@@ -11,7 +11,7 @@
 //!
 //! [`LocalStore`] stores them in a local directory; [`MemoryStore`] and [`SimFile`] in memory, with
 //! simulated loss of power.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod datafile;
 mod empty;
@@ -20,6 +20,7 @@ mod error;
 mod journal;
 mod local;
 mod memory;
+mod rados;
 pub mod stamp;
 mod store;
 pub mod superblock;
@@ -32,6 +33,7 @@ pub use local::{
     Holder, LocalOptions, LocalStore, Mended, Salvage, is_locked, is_open, mend, new_journal, replace_journal,
 };
 pub use memory::MemoryStore;
+pub use rados::{Rados, RadosAddress, RadosError};
 pub use store::{Pairs, Record, Records, Store};
 pub use superblock::{FormatError, FormatOptions, Superblock, SuperblockError};
 

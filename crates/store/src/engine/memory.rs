@@ -189,6 +189,9 @@ impl ObjectState {
                 }
                 object.keys.extend(pairs);
             }
+            // As RADOS does.
+            ObjectOp::RemoveKeys(_) if !*exists => return Err(EngineFailure::Missing),
+            ObjectOp::Truncate(_) | ObjectOp::Zero { .. } if !*exists => return Ok(()),
             ObjectOp::RemoveKeys(keys) => keys.iter().for_each(|key| drop(object.keys.remove(key))),
             ObjectOp::Write { offset, bytes } => object.write(offset as usize, &bytes),
             ObjectOp::WriteFull(bytes) => object.bytes = bytes,
@@ -248,8 +251,9 @@ impl Engine for MemoryEngine {
 
     fn values(&self, object: &str, keys: &[&[u8]]) -> Result<Pairs, EngineError> {
         self.found("read keys of", object, |found| {
-            let pair = |key: &&[u8]| found.keys.get_key_value(*key);
-            keys.iter().filter_map(pair).map(|(key, value)| (key.clone(), value.clone())).collect()
+            let keys: BTreeSet<&[u8]> = keys.iter().copied().collect();
+            let pair = |key: &[u8]| found.keys.get_key_value(key);
+            keys.into_iter().filter_map(pair).map(|(key, value)| (key.clone(), value.clone())).collect()
         })
     }
 

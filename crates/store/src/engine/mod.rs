@@ -111,7 +111,7 @@ pub trait Engine: Send + Sync + 'static {
     /// much is in flight.
     fn submit_read(&self, object: &str, offset: u64, length: usize) -> Pending<VersionedBytes>;
 
-    /// The values of keys; absent keys are left out.
+    /// The values of keys, ascending; absent keys are left out.
     fn values(&self, object: &str, keys: &[&[u8]]) -> Result<Pairs, EngineError>;
 
     /// At most `limit` keys and values, ascending.

@@ -1,0 +1,113 @@
+//! The functions of librados that the engine calls, loaded at run time: the program runs without
+//! Ceph, and does not depend on its version. Types follow `rados/librados.h`.
+
+use std::ffi::{c_char, c_int, c_void};
+use std::sync::OnceLock;
+
+use libloading::Library;
+
+use super::RadosError;
+
+const LIBRARY: &str = "librados.so.2";
+
+/// Handles of librados: a cluster, a pool, a completion, an operation, an iterator or a listing.
+pub type Handle = *mut c_void;
+pub type Callback = extern "C" fn(Handle, *mut c_void);
+type Text = *const c_char;
+type Strings = *const *const c_char;
+type Lengths = *const usize;
+
+#[repr(C)]
+pub struct Timeval {
+    pub seconds: libc::time_t,
+    pub microseconds: libc::suseconds_t,
+}
+
+macro_rules! api {
+    ($(fn $name:ident($($argument:ty),*) $(-> $result:ty)?;)*) => {
+        pub struct Api {
+            $(pub $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
+        }
+
+        impl Api {
+            fn find(library: &Library) -> Result<Self, libloading::Error> {
+                Ok(Self { $(
+                    // SAFETY: the function has this type in all versions of `librados.so.2`; the
+                    // library is never unloaded.
+                    $name: unsafe { *library.get(concat!("rados_", stringify!($name), "\0").as_bytes())? },
+                )* })
+            }
+        }
+    };
+}
+
+api! {
+    fn create2(*mut Handle, Text, Text, u64) -> c_int;
+    fn conf_read_file(Handle, Text) -> c_int;
+    fn conf_set(Handle, Text, Text) -> c_int;
+    fn connect(Handle) -> c_int;
+    fn shutdown(Handle);
+    fn getaddrs(Handle, *mut *mut c_char) -> c_int;
+    fn buffer_free(*mut c_char);
+    fn blocklist_add(Handle, *mut c_char, u32) -> c_int;
+    fn mon_command(
+        Handle, Strings, usize, Text, usize, *mut *mut c_char, *mut usize, *mut *mut c_char, *mut usize
+    ) -> c_int;
+    fn ioctx_create(Handle, Text, *mut Handle) -> c_int;
+    fn ioctx_set_namespace(Handle, Text);
+    fn ioctx_destroy(Handle);
+    fn aio_create_completion2(*mut c_void, Callback, *mut Handle) -> c_int;
+    fn aio_get_return_value(Handle) -> c_int;
+    fn aio_get_version(Handle) -> u64;
+    fn aio_release(Handle);
+    fn aio_read(Handle, Text, Handle, *mut c_char, usize, u64) -> c_int;
+    fn aio_write_op_operate(Handle, Handle, Handle, Text, *mut libc::time_t, c_int) -> c_int;
+    fn create_write_op() -> Handle;
+    fn release_write_op(Handle);
+    fn write_op_assert_exists(Handle);
+    fn write_op_assert_version(Handle, u64);
+    fn write_op_create(Handle, c_int, Text);
+    fn write_op_omap_cmp2(Handle, Text, u8, Text, usize, usize, *mut c_int);
+    fn write_op_omap_set2(Handle, Strings, Strings, Lengths, Lengths, usize);
+    fn write_op_omap_rm_keys2(Handle, Strings, Lengths, usize);
+    fn write_op_write(Handle, Text, usize, u64);
+    fn write_op_write_full(Handle, Text, usize);
+    fn write_op_append(Handle, Text, usize);
+    fn write_op_truncate(Handle, u64);
+    fn write_op_zero(Handle, u64, u64);
+    fn write_op_remove(Handle);
+    fn create_read_op() -> Handle;
+    fn release_read_op(Handle);
+    fn read_op_operate(Handle, Handle, Text, c_int) -> c_int;
+    fn read_op_omap_get_vals2(Handle, Text, Text, u64, *mut Handle, *mut u8, *mut c_int);
+    fn read_op_omap_get_vals_by_keys2(Handle, Strings, usize, Lengths, *mut Handle, *mut c_int);
+    fn omap_get_next2(Handle, *mut *mut c_char, *mut *mut c_char, *mut usize, *mut usize) -> c_int;
+    fn omap_get_end(Handle);
+    fn stat(Handle, Text, *mut u64, *mut libc::time_t) -> c_int;
+    fn nobjects_list_open(Handle, *mut Handle) -> c_int;
+    fn nobjects_list_next2(
+        Handle, *mut Text, *mut Text, *mut Text, *mut usize, *mut usize, *mut usize
+    ) -> c_int;
+    fn nobjects_list_close(Handle);
+    fn lock_exclusive(Handle, Text, Text, Text, Text, *mut Timeval, u8) -> c_int;
+    fn unlock(Handle, Text, Text, Text) -> c_int;
+    fn break_lock(Handle, Text, Text, Text, Text) -> c_int;
+    fn list_lockers(
+        Handle, Text, Text, *mut c_int, *mut c_char, *mut usize, *mut c_char, *mut usize, *mut c_char,
+        *mut usize, *mut c_char, *mut usize
+    ) -> isize;
+}
+
+impl Api {
+    /// The functions; the library is loaded once and stays.
+    pub fn load() -> Result<&'static Self, RadosError> {
+        static LOADED: OnceLock<Result<Api, String>> = OnceLock::new();
+        let load = || {
+            // SAFETY: the initialisers of librados have no requirements.
+            let library = unsafe { Library::new(LIBRARY) };
+            let library = Box::leak(Box::new(library.map_err(|error| error.to_string())?));
+            Self::find(library).map_err(|error| error.to_string())
+        };
+        LOADED.get_or_init(load).as_ref().map_err(|why| RadosError::NoLibrary(why.clone()))
+    }
+}

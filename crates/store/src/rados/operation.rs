@@ -1,0 +1,226 @@
+//! Operations in flight: a compound write as librados represents it, and what is needed when an
+//! operation is complete.
+
+use std::ffi::{CStr, c_char, c_void};
+use std::ptr::{null, null_mut};
+
+use super::api::{Api, Handle};
+use super::budget::Share;
+use super::error::failure;
+use super::key;
+use crate::Pairs;
+use crate::engine::{EngineError, EngineFailure, ObjectOp, Pending, Reply, Version, VersionedBytes};
+
+const CREATE_EXCLUSIVE: i32 = 1;
+const EQUAL: u8 = 1;
+/// Fail if the pool is full, rather than wait for space.
+const FULL_TRY: i32 = 64;
+
+/// A compound write. librados has copied its bytes.
+pub(super) struct WriteOperation {
+    api: &'static Api,
+    handle: Handle,
+}
+
+impl Drop for WriteOperation {
+    fn drop(&mut self) {
+        // SAFETY: it is not used afterwards; librados holds what it still needs.
+        unsafe { (self.api.release_write_op)(self.handle) };
+    }
+}
+
+impl WriteOperation {
+    /// Prepares a compound write; returns it with the number of its bytes.
+    pub fn new(api: &'static Api, ops: &[ObjectOp]) -> Result<(Self, usize), EngineFailure> {
+        // SAFETY: it is released when it is dropped.
+        let write = Self { api, handle: unsafe { (api.create_write_op)() } };
+        let mut bytes = 0;
+        for op in ops {
+            bytes += write.add(op)?;
+        }
+        Ok((write, bytes))
+    }
+
+    /// Adds one step; returns its number of bytes.
+    fn add(&self, op: &ObjectOp) -> Result<usize, EngineFailure> {
+        let (api, handle) = (self.api, self.handle);
+        // SAFETY: the handle is valid; librados copies the bytes during each call.
+        unsafe {
+            match op {
+                ObjectOp::AssertVersion(version) => (api.write_op_assert_version)(handle, *version),
+                ObjectOp::AssertExists => (api.write_op_assert_exists)(handle),
+                ObjectOp::CreateExclusive => (api.write_op_create)(handle, CREATE_EXCLUSIVE, null()),
+                ObjectOp::Compare { key, value } => self.compare(key, value)?,
+                ObjectOp::SetKeys(pairs) => return self.set_keys(pairs),
+                ObjectOp::RemoveKeys(keys) => return Ok(self.remove_keys(keys)),
+                ObjectOp::Write { offset, bytes } => {
+                    (api.write_op_write)(handle, bytes.as_ptr().cast(), bytes.len(), *offset);
+                    return Ok(bytes.len());
+                }
+                ObjectOp::WriteFull(bytes) => {
+                    (api.write_op_write_full)(handle, bytes.as_ptr().cast(), bytes.len());
+                    return Ok(bytes.len());
+                }
+                ObjectOp::Append(bytes) => {
+                    (api.write_op_append)(handle, bytes.as_ptr().cast(), bytes.len());
+                    return Ok(bytes.len());
+                }
+                ObjectOp::Truncate(size) => (api.write_op_truncate)(handle, *size),
+                ObjectOp::Zero { offset, length } => (api.write_op_zero)(handle, *offset, *length),
+                ObjectOp::Remove => (api.write_op_remove)(handle),
+            }
+        }
+        Ok(0)
+    }
+
+    fn compare(&self, key: &[u8], value: &[u8]) -> Result<(), EngineFailure> {
+        if value.is_empty() {
+            return Err(EngineFailure::Invalid("a comparison with an empty value"));
+        }
+        let key = key::encode(key);
+        // SAFETY: librados copies both during the call; a null result is allowed.
+        unsafe {
+            (self.api.write_op_omap_cmp2)(
+                self.handle,
+                key.as_ptr().cast(),
+                EQUAL,
+                value.as_ptr().cast(),
+                key.len(),
+                value.len(),
+                null_mut(),
+            );
+        }
+        Ok(())
+    }
+
+    fn set_keys(&self, pairs: &Pairs) -> Result<usize, EngineFailure> {
+        if pairs.iter().any(|(_, value)| value.is_empty()) {
+            return Err(EngineFailure::Invalid("an empty value"));
+        }
+        let keys: Vec<Vec<u8>> = pairs.iter().map(|(key, _)| key::encode(key)).collect();
+        let (names, name_lengths) = strings(keys.iter());
+        let (values, value_lengths) = strings(pairs.iter().map(|(_, value)| value));
+        // SAFETY: all four lists have the same length; librados copies them during the call.
+        unsafe {
+            (self.api.write_op_omap_set2)(
+                self.handle,
+                names.as_ptr(),
+                values.as_ptr(),
+                name_lengths.as_ptr(),
+                value_lengths.as_ptr(),
+                names.len(),
+            );
+        }
+        Ok(name_lengths.iter().chain(&value_lengths).sum())
+    }
+
+    fn remove_keys(&self, keys: &[Vec<u8>]) -> usize {
+        let keys: Vec<Vec<u8>> = keys.iter().map(|key| key::encode(key)).collect();
+        let (names, lengths) = strings(keys.iter());
+        // SAFETY: both lists have the same length; librados copies them during the call.
+        unsafe {
+            (self.api.write_op_omap_rm_keys2)(self.handle, names.as_ptr(), lengths.as_ptr(), names.len());
+        }
+        lengths.iter().sum()
+    }
+
+    /// Submits the write. Returns a negative error number if the callback will not be called.
+    pub fn start(&self, pool: Handle, object: &CStr, completion: Handle) -> i32 {
+        let start = self.api.aio_write_op_operate;
+        // SAFETY: the handles and the name are valid; the server sets the time.
+        unsafe { start(self.handle, pool, completion, object.as_ptr(), null_mut(), FULL_TRY) }
+    }
+}
+
+fn strings<'a>(strings: impl Iterator<Item = &'a Vec<u8>>) -> (Vec<*const c_char>, Vec<usize>) {
+    strings.map(|string| (string.as_ptr().cast(), string.len())).unzip()
+}
+
+/// An operation in flight: owned by librados until the callback.
+pub(super) struct Submitted {
+    object: String,
+    kind: SubmittedKind,
+    /// Returned when the operation is complete.
+    _share: Share,
+}
+
+enum SubmittedKind {
+    Write(Reply<Version>),
+    Read { buffer: Vec<u8>, reply: Reply<VersionedBytes> },
+}
+
+impl Submitted {
+    pub fn write(object: &str, share: Share) -> (Box<Self>, Pending<Version>) {
+        let (reply, pending) = Pending::begin();
+        let kind = SubmittedKind::Write(reply);
+        (Box::new(Self { object: object.into(), kind, _share: share }), pending)
+    }
+
+    pub fn read(object: &str, length: usize, share: Share) -> (Box<Self>, Pending<VersionedBytes>) {
+        let (reply, pending) = Pending::begin();
+        let kind = SubmittedKind::Read { buffer: vec![0; length], reply };
+        (Box::new(Self { object: object.into(), kind, _share: share }), pending)
+    }
+
+    /// Starts the operation with a completion and the buffer of a read.
+    pub fn start(self: Box<Self>, api: &'static Api, start: impl FnOnce(Handle, &mut [u8]) -> i32) {
+        let submitted = Box::into_raw(self);
+        let mut completion: Handle = null_mut();
+        // SAFETY: the callback takes the box, once.
+        let created = unsafe {
+            (api.aio_create_completion2)(submitted.cast::<c_void>(), completed, &raw mut completion)
+        };
+        let code = match created {
+            0 => {
+                // SAFETY: the callback runs after the operation has started, and only then.
+                let buffer = match unsafe { &mut (*submitted).kind } {
+                    SubmittedKind::Read { buffer, .. } => buffer.as_mut_slice(),
+                    SubmittedKind::Write(_) => &mut [],
+                };
+                start(completion, buffer)
+            }
+            code => code,
+        };
+        if code < 0 {
+            // SAFETY: the callback is not called for an operation that has not started.
+            let submitted = unsafe { Box::from_raw(submitted) };
+            if !completion.is_null() {
+                // SAFETY: it is not used afterwards.
+                unsafe { (api.aio_release)(completion) };
+            }
+            submitted.finish(code, 0);
+        }
+    }
+
+    fn finish(self, code: i32, version: Version) {
+        let Self { object, kind, _share } = self;
+        match kind {
+            SubmittedKind::Write(_) | SubmittedKind::Read { .. } if code < 0 => {
+                let failed = |operation| EngineError::new(operation, &object, failure(code));
+                match kind {
+                    SubmittedKind::Write(reply) => reply.send(Err(failed("write"))),
+                    SubmittedKind::Read { reply, .. } => reply.send(Err(failed("read"))),
+                }
+            }
+            SubmittedKind::Write(reply) => reply.send(Ok(version)),
+            SubmittedKind::Read { mut buffer, reply } => {
+                buffer.truncate(code as usize);
+                reply.send(Ok(VersionedBytes { bytes: buffer, version }));
+            }
+        }
+    }
+}
+
+/// Called by a thread of librados when an operation is complete.
+extern "C" fn completed(completion: Handle, argument: *mut c_void) {
+    // SAFETY: the argument is the box of `Submitted::start`, and this is called once.
+    let submitted = unsafe { Box::from_raw(argument.cast::<Submitted>()) };
+    let Ok(api) = Api::load() else { return };
+    // SAFETY: the completion is valid until it is released.
+    let (code, version) = unsafe {
+        let outcome = ((api.aio_get_return_value)(completion), (api.aio_get_version)(completion));
+        (api.aio_release)(completion);
+        outcome
+    };
+    submitted.finish(code, version);
+}
