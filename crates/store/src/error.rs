@@ -1,9 +1,10 @@
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use espalier_proto::Errno;
+use espalier_proto::{Errno, Rank};
 
-use crate::{JournalError, SuperblockError};
+use crate::{EngineError, EngineFailure, JournalError, SuperblockError};
 
 /// Why a store operation failed.
 #[derive(Debug, thiserror::Error)]
@@ -21,6 +22,16 @@ pub enum StoreError {
     Corrupt { damage: String },
     #[error("{} is in use{}", path.display(), by(*.pid))]
     InUse { path: PathBuf, pid: Option<u32> },
+    #[error(
+        "rank {rank} is in use by {holder}: unmount it, or end that process and wait {} s until its lease is over",
+        term.as_secs()
+    )]
+    HeldBy { rank: Rank, holder: String, term: Duration },
+    /// Another process may serve the store by now.
+    #[error(
+        "the lease of the store is over: the cluster could not be reached, or another process has taken over"
+    )]
+    LeaseOver,
     /// The request is invalid for this store or stream.
     #[error("{0}")]
     Refused(Errno),
@@ -28,6 +39,17 @@ pub enum StoreError {
     Superblock(#[from] SuperblockError),
     #[error(transparent)]
     Journal(#[from] JournalError),
+    #[error(transparent)]
+    Engine(EngineError),
+}
+
+impl From<EngineError> for StoreError {
+    fn from(error: EngineError) -> Self {
+        match error.failure {
+            EngineFailure::Full => Self::NoSpace { path: error.object.into() },
+            _ => Self::Engine(error),
+        }
+    }
 }
 
 fn by(pid: Option<u32>) -> String {
@@ -44,9 +66,14 @@ impl StoreError {
             Self::Io { cause, .. } => cause.raw_os_error().map_or(Errno::EIO, Errno::from_raw),
             Self::NoSpace { .. } => Errno::ENOSPC,
             Self::ReadOnly => Errno::EROFS,
-            Self::InUse { .. } => Errno::EBUSY,
+            Self::InUse { .. } | Self::HeldBy { .. } => Errno::EBUSY,
+            Self::Engine(error) => error.errno(),
             Self::Refused(errno) => *errno,
-            Self::Failed { .. } | Self::Corrupt { .. } | Self::Superblock(_) | Self::Journal(_) => Errno::EIO,
+            Self::LeaseOver
+            | Self::Failed { .. }
+            | Self::Corrupt { .. }
+            | Self::Superblock(_)
+            | Self::Journal(_) => Errno::EIO,
         }
     }
 

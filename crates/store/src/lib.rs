@@ -20,6 +20,7 @@ mod error;
 mod journal;
 mod local;
 mod memory;
+mod object;
 mod rados;
 pub mod stamp;
 mod store;
@@ -33,6 +34,10 @@ pub use local::{
     Holder, LocalOptions, LocalStore, Mended, Salvage, is_locked, is_open, mend, new_journal, replace_journal,
 };
 pub use memory::MemoryStore;
+pub use object::{
+    LeaseHolder, ObjectFile, ObjectOptions, ObjectStore, RankLease, format_objects, lease_holder,
+    read_superblock,
+};
 pub use rados::{Rados, RadosAddress, RadosError};
 pub use store::{Pairs, Record, Records, Store};
 pub use superblock::{FormatError, FormatOptions, Superblock, SuperblockError};

@@ -28,8 +28,19 @@ pub trait Store: Send + Sync + 'static {
     /// At most `limit` keys and values of one object, ascending. Sees staged changes.
     fn scan(&self, object: ObjectId, from: Bound<&[u8]>, limit: usize) -> Result<Pairs, StoreError>;
 
-    /// All records as of the call, ordered by object and key. An error ends the iteration.
+    /// All records, ordered by object and key. Changes that are staged during the iteration may be
+    /// among them or not. An error ends the iteration.
     fn records(&self) -> Records<'_>;
+
+    /// False if another process may serve the store by now: nothing must be answered from it.
+    fn is_held(&self) -> bool {
+        true
+    }
+
+    /// Reads all tables and verifies their checksums, if the engine has any of its own.
+    fn verify(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
 
     /// Adds writes to the current checkpoint. [`Self::publish`] makes them durable.
     fn stage(&self, writes: Vec<TableWrite>) -> Result<(), StoreError>;

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
+pub(crate) use format::new;
 pub use format::{FormatError, FormatOptions, format};
 
 pub(crate) const FILE: &str = "superblock";
@@ -65,7 +66,12 @@ impl std::fmt::Debug for Superblock {
 impl Superblock {
     /// Tag that identifies this store in its files.
     pub(crate) fn tag(&self) -> u64 {
-        xxh3_64_with_seed(self.uuid.as_bytes(), self.rank.0.into())
+        self.tag_of(self.rank)
+    }
+
+    /// Tag that identifies the store of a rank of this file system.
+    pub(crate) fn tag_of(&self, rank: Rank) -> u64 {
+        xxh3_64_with_seed(self.uuid.as_bytes(), rank.0.into())
     }
 }
 
@@ -163,7 +169,8 @@ fn read_file(dir: &Path, name: &str) -> Result<Superblock, SuperblockError> {
     }
 }
 
-fn parse(dir: &Path, bytes: &[u8]) -> Result<Superblock, SuperblockError> {
+/// Parses a superblock. `dir`: where it was found.
+pub(crate) fn parse(dir: &Path, bytes: &[u8]) -> Result<Superblock, SuperblockError> {
     let damaged = |why: String| SuperblockError::Damaged { path: dir.into(), why };
     if bytes.is_empty() || bytes.len() > MAX_BYTES {
         return Err(damaged(format!("it has {} bytes", bytes.len())));
@@ -220,12 +227,20 @@ pub(crate) fn write_copy(dir: &Path, superblock: &Superblock) -> Result<(), Supe
 
 fn write_file(dir: &Path, name: &str, superblock: &Superblock) -> Result<(), SuperblockError> {
     let io = |operation| move |cause| SuperblockError::Io { operation, path: dir.into(), cause };
-    let text = encode(superblock).map_err(|error| io("encode")(io::Error::other(error)))?;
+    let text = text(dir, superblock)?;
     let (path, new) = (dir.join(name), dir.join(FILE_NEW));
     let mut file = std::fs::File::create(&new).map_err(io("create"))?;
     file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(io("write"))?;
     std::fs::rename(&new, &path).map_err(io("replace"))?;
     std::fs::File::open(dir).and_then(|dir| dir.sync_all()).map_err(io("sync the directory of"))
+}
+
+/// The text of a superblock. `dir`: where it is for.
+pub(crate) fn text(dir: &Path, superblock: &Superblock) -> Result<String, SuperblockError> {
+    encode(superblock).map_err(|error| {
+        let cause = io::Error::other(error);
+        SuperblockError::Io { operation: "encode", path: dir.into(), cause }
+    })
 }
 
 fn encode(superblock: &Superblock) -> Result<String, toml::ser::Error> {

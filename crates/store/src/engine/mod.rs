@@ -143,8 +143,8 @@ pub trait Engine: Send + Sync + 'static {
     /// Releases the lock of another client.
     fn break_lock(&self, object: &str, holder: &LockHolder) -> Result<(), EngineError>;
 
-    /// Excludes the client with this address: on return, none of its operations takes effect any
-    /// more, and all of them fail with [`EngineFailure::Fenced`]. A new client of the same process
+    /// Excludes the client with this address: after the return, none of its operations takes
+    /// effect, and all of them fail with [`EngineFailure::Fenced`]. A new client of the same process
     /// has a new address.
     fn fence(&self, address: &str) -> Result<(), EngineError>;
 

@@ -33,7 +33,7 @@ pub use sim::SimFile;
 const CHUNK_BYTES: usize = 256 * 1024;
 
 /// An open journal. One thread appends; a [`SyncHandle`] lets other threads sync meanwhile.
-pub struct Journal<F: BlockFile> {
+pub struct Journal<F: BlockFile + ?Sized = dyn BlockFile> {
     shared: Arc<JournalShared<F>>,
     slot: HeaderSlot,
     /// Index of the header slot that holds `slot`.
@@ -54,17 +54,17 @@ enum Mode {
     Ready,
 }
 
-struct JournalShared<F> {
-    file: F,
+struct JournalShared<F: ?Sized> {
     appended: AtomicU64,
     durable: AtomicU64,
     /// A sync has failed. The kernel drops unwritten pages then, so a later sync proves nothing.
     failed: AtomicBool,
     /// Serialises syncs: the kernel reports a write error to one caller only.
     syncing: Mutex<()>,
+    file: F,
 }
 
-impl<F: BlockFile> JournalShared<F> {
+impl<F: BlockFile + ?Sized> JournalShared<F> {
     fn check(&self) -> Result<(), JournalError> {
         if self.failed.load(Ordering::Acquire) { Err(JournalError::Failed) } else { Ok(()) }
     }
@@ -89,9 +89,9 @@ impl<F: BlockFile> JournalShared<F> {
 }
 
 /// Syncs the journal while another thread appends.
-pub struct SyncHandle<F: BlockFile>(Arc<JournalShared<F>>);
+pub struct SyncHandle<F: BlockFile + ?Sized = dyn BlockFile>(Arc<JournalShared<F>>);
 
-impl<F: BlockFile> SyncHandle<F> {
+impl<F: BlockFile + ?Sized> SyncHandle<F> {
     /// Makes everything that was appended before the call durable. Returns the durable position.
     ///
     /// # Errors
@@ -101,7 +101,7 @@ impl<F: BlockFile> SyncHandle<F> {
     }
 }
 
-impl<F: BlockFile> Clone for SyncHandle<F> {
+impl<F: BlockFile + ?Sized> Clone for SyncHandle<F> {
     fn clone(&self) -> Self {
         Self(Arc::clone(&self.0))
     }
@@ -181,10 +181,22 @@ impl<F: BlockFile> Journal<F> {
     fn new(file: F, slot: HeaderSlot, slot_index: usize, mode: Mode) -> Self {
         let (appended, durable) = (AtomicU64::new(0), AtomicU64::new(0));
         let failed = AtomicBool::new(false);
-        let shared = Arc::new(JournalShared { file, appended, durable, failed, syncing: Mutex::new(()) });
+        let shared = Arc::new(JournalShared { appended, durable, failed, syncing: Mutex::new(()), file });
         Self { shared, slot, slot_index, mode, position: 0, trimmed: 0, buffer: Vec::new() }
     }
 
+    /// The same journal, of whatever file.
+    #[must_use]
+    pub fn erase(self) -> Journal
+    where
+        F: 'static,
+    {
+        let Self { shared, slot, slot_index, mode, position, trimmed, buffer } = self;
+        Journal { shared, slot, slot_index, mode, position, trimmed, buffer }
+    }
+}
+
+impl<F: BlockFile + ?Sized> Journal<F> {
     /// Reads all frames from `from` on, in order, and calls `visit` with the position after each
     /// and its payload. The end of the last one becomes the end of the journal. Frames before
     /// `from` are trimmed. Writes nothing.

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
 
 use crate::StoreError;
 use crate::error::Context;
@@ -78,7 +79,7 @@ impl StoreLock {
 }
 
 /// The process that the lock file names as the writer. Readers are not recorded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Holder {
     pid: u32,
     started: u64,
@@ -88,6 +89,11 @@ impl Holder {
     /// The recorded holder of the store in `dir`. It may have released the lock.
     pub fn of(dir: &Path) -> Option<Self> {
         Self::read(&File::open(dir.join(FILE)).ok()?)
+    }
+
+    /// A running process.
+    pub fn of_process(pid: u32) -> Option<Self> {
+        Some(Self { pid, started: started(pid)? })
     }
 
     fn read(file: &File) -> Option<Self> {

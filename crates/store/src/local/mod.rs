@@ -93,14 +93,6 @@ impl LocalStore {
         &self.superblock
     }
 
-    /// Reads all tables and verifies their checksums.
-    ///
-    /// # Errors
-    /// [`StoreError::Corrupt`], and those of the disk.
-    pub fn verify(&self) -> Result<(), StoreError> {
-        self.tables.verify()
-    }
-
     fn check_writable(&self) -> Result<(), StoreError> {
         if self.read_only { Err(StoreError::ReadOnly) } else { Ok(()) }
     }
@@ -139,6 +131,10 @@ impl Store for LocalStore {
 
     fn records(&self) -> Records<'_> {
         self.tables.records()
+    }
+
+    fn verify(&self) -> Result<(), StoreError> {
+        self.tables.verify()
     }
 
     fn stage(&self, writes: Vec<TableWrite>) -> Result<(), StoreError> {

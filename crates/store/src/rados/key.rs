@@ -1,8 +1,8 @@
 //! Encoding of keys for librados, whose listings begin after a string without NUL bytes.
 //!
 //! The bytes 0 to 2 become 2 and 1 to 3; byte 1 ends the key. The order of keys is preserved, and
-//! no key is empty or a prefix of another one, so a listing can also begin *at* a key: after the key
-//! without its end.
+//! no key is empty or a prefix of another one, so a listing can also begin *at* a key: after the
+//! key without its end.
 
 const END: u8 = 1;
 const ESCAPE: u8 = 2;

@@ -30,7 +30,7 @@ struct PoolUsage {
     stats: PoolStats,
 }
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
 struct PoolStats {
     /// Bytes before replication.
     stored: u64,
@@ -59,8 +59,9 @@ impl SpaceCache {
 
     fn parse(&self, reply: &[u8]) -> Option<Space> {
         let usage: Usage = serde_json::from_slice(reply).ok()?;
-        let pool = usage.pools.into_iter().find(|pool| pool.name == self.pool)?;
-        let PoolStats { stored, max_avail } = pool.stats;
+        // Without figures, the monitors leave pools out.
+        let pool = usage.pools.into_iter().find(|pool| pool.name == self.pool);
+        let PoolStats { stored, max_avail } = pool.map(|pool| pool.stats).unwrap_or_default();
         let is_known = stored > 0 || max_avail > 0;
         let free = if is_known { max_avail } else { UNKNOWN_BYTES };
         Some(Space { total: stored.saturating_add(free), free, available: free, files: 0, files_free: 0 })
@@ -86,6 +87,7 @@ mod tests {
         assert_eq!((space.total, space.available), (100, 90));
         assert_eq!(cache.parse(figures(100, 0).as_bytes()).expect("figures").available, 0);
         assert_eq!(cache.parse(figures(0, 0).as_bytes()).expect("figures").available, UNKNOWN_BYTES);
-        assert!(cache.parse(b"{\"pools\": []}").is_none() && cache.parse(b"nonsense").is_none());
+        assert_eq!(cache.parse(b"{\"pools\": []}").expect("figures").available, UNKNOWN_BYTES);
+        assert!(cache.parse(b"{\"pools\": [1]}").is_none() && cache.parse(b"nonsense").is_none());
     }
 }

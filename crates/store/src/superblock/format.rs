@@ -51,7 +51,7 @@ pub enum FormatError {
     Exists(PathBuf),
     #[error("{} has the rest of a store that was not completely made: use --force to replace it", .0.display())]
     Unfinished(PathBuf),
-    #[error("{} is not empty: name an empty directory, or one that does not exist yet", .0.display())]
+    #[error("{} is not empty: name an empty directory or namespace, or one that does not exist yet", .0.display())]
     NotEmpty(PathBuf),
     #[error("cannot {operation} {}: {cause}", path.display())]
     Io { operation: &'static str, path: PathBuf, cause: io::Error },
@@ -91,24 +91,7 @@ pub fn format(dir: &Path, options: &FormatOptions) -> Result<Superblock, FormatE
     let _lock = StoreLock::take(dir)?;
     clear(dir)?;
 
-    let mut hash_key = [0; 16];
-    let all = rustix::rand::getrandom(&mut hash_key, rustix::rand::GetRandomFlags::empty());
-    // The kernel returns so few bytes in one call.
-    if all.map_err(|errno| io("draw a secret for")(errno.into()))? < hash_key.len() {
-        return Err(io("draw a secret for")(io::ErrorKind::UnexpectedEof.into()));
-    }
-    let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as i64);
-    let superblock = Superblock {
-        format: FORMAT,
-        uuid: options.uuid.unwrap_or_else(Uuid::new_v4),
-        rank: options.rank,
-        ranks: options.ranks,
-        label: options.label.clone(),
-        hash_key: options.hash_key.unwrap_or(hash_key),
-        strip_bytes: options.strip_bytes,
-        journal_bytes: options.journal_bytes.max(1 << 20).next_multiple_of(4096),
-        created,
-    };
+    let superblock = new(dir, options)?;
     let path = dir.join(local::JOURNAL);
     let file = std::fs::File::create_new(&path).map_err(io("create the journal in"))?;
     Journal::create(RealFile(file), superblock.journal_bytes, superblock.tag()).map_err(StoreError::from)?;
@@ -122,6 +105,29 @@ pub fn format(dir: &Path, options: &FormatOptions) -> Result<Superblock, FormatE
             .map_err(io("sync the directory of"))?;
     }
     Ok(superblock)
+}
+
+/// The superblock of a new store. `dir`: where it is made.
+pub(crate) fn new(dir: &Path, options: &FormatOptions) -> Result<Superblock, FormatError> {
+    let io = |operation| move |cause| FormatError::Io { operation, path: dir.into(), cause };
+    let mut hash_key = [0; 16];
+    let all = rustix::rand::getrandom(&mut hash_key, rustix::rand::GetRandomFlags::empty());
+    // The kernel returns so few bytes in one call.
+    if all.map_err(|errno| io("draw a secret for")(errno.into()))? < hash_key.len() {
+        return Err(io("draw a secret for")(io::ErrorKind::UnexpectedEof.into()));
+    }
+    let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as i64);
+    Ok(Superblock {
+        format: FORMAT,
+        uuid: options.uuid.unwrap_or_else(Uuid::new_v4),
+        rank: options.rank,
+        ranks: options.ranks,
+        label: options.label.clone(),
+        hash_key: options.hash_key.unwrap_or(hash_key),
+        strip_bytes: options.strip_bytes,
+        journal_bytes: options.journal_bytes.max(1 << 20).next_multiple_of(4096),
+        created,
+    })
 }
 
 fn check(dir: &Path, force: bool) -> Result<(), FormatError> {

@@ -1,0 +1,93 @@
+//! The superblock in a namespace, and making a file system there.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use espalier_proto::Rank;
+
+use super::file::ObjectFile;
+use super::lease::RankLease;
+use super::names::{Names, SUPERBLOCK};
+use super::tables::Tables;
+use crate::engine::{Engine, EngineFailure, ObjectOp};
+use crate::superblock::{self, FormatError, FormatOptions, Superblock, SuperblockError};
+use crate::{Journal, StoreError};
+
+/// Lease while an old file system is removed.
+const LOCKED: Duration = Duration::from_secs(30);
+
+/// Reads the superblock of a namespace. `name`: how users name it. Its rank is 0.
+///
+/// # Errors
+/// [`StoreError::Superblock`], whose message states the remedy.
+pub fn read_superblock(engine: &impl Engine, name: &str) -> Result<Superblock, StoreError> {
+    match engine.read_versioned(SUPERBLOCK) {
+        Ok(read) => Ok(superblock::parse(Path::new(name), &read.bytes)?),
+        Err(error) if error.is(&EngineFailure::Missing) => {
+            Err(SuperblockError::NoStore(PathBuf::from(name)).into())
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Makes empty stores for all ranks in a namespace. The superblock is written last.
+///
+/// # Errors
+/// The message of each error states the remedy.
+pub fn format_objects<E: Engine>(
+    engine: &Arc<E>,
+    name: &str,
+    options: &FormatOptions,
+) -> Result<Superblock, FormatError> {
+    clear(engine, name, options.force)?;
+    let superblock = superblock::new(Path::new(name), &FormatOptions { rank: Rank(0), ..options.clone() })?;
+    for rank in (0..superblock.ranks).map(Rank) {
+        let names = Names(rank);
+        Tables::create(engine.as_ref(), names)?;
+        let length = Journal::<ObjectFile<E>>::file_bytes(superblock.journal_bytes);
+        let file = ObjectFile::new(Arc::clone(engine), names, length, true);
+        Journal::create(file, superblock.journal_bytes, superblock.tag_of(rank)).map_err(StoreError::from)?;
+    }
+    let text = superblock::text(Path::new(name), &superblock)?;
+    engine.write_if(SUPERBLOCK, text.into_bytes(), None).map_err(StoreError::from)?;
+    Ok(superblock)
+}
+
+/// Checks that the namespace is empty; with `force`, removes a file system.
+fn clear<E: Engine>(engine: &Arc<E>, name: &str, force: bool) -> Result<(), FormatError> {
+    let found = engine.list("").map_err(StoreError::from)?;
+    if found.iter().any(|name| !Names::is_ours(name)) {
+        return Err(FormatError::NotEmpty(name.into()));
+    }
+    let has_superblock = found.iter().any(|name| name == SUPERBLOCK);
+    match (found.is_empty(), force) {
+        (true, _) => return Ok(()),
+        (false, false) if has_superblock => return Err(FormatError::Exists(name.into())),
+        (false, false) => return Err(FormatError::Unfinished(name.into())),
+        (false, true) => {}
+    }
+    // Refused while a process uses one of the ranks.
+    let lock = |rank| RankLease::acquire(engine, rank, LOCKED);
+    let locks = found.iter().filter_map(|name| Names::rank_of_lock(name)).map(lock);
+    let locks = locks.collect::<Result<Vec<_>, _>>()?;
+    // Without a superblock the rest is no file system.
+    let (superblock, rest): (Vec<_>, Vec<_>) = found.into_iter().partition(|name| name == SUPERBLOCK);
+    remove(engine.as_ref(), superblock)?;
+    remove(engine.as_ref(), rest)?;
+    drop(locks);
+    // Releasing the leases makes their objects again.
+    remove(engine.as_ref(), engine.list("").map_err(StoreError::from)?)
+}
+
+fn remove(engine: &impl Engine, names: Vec<String>) -> Result<(), FormatError> {
+    let remove = |name: &String| engine.submit(name, vec![ObjectOp::Remove]);
+    let removals: Vec<_> = names.iter().map(remove).collect();
+    for removal in removals {
+        match removal.wait() {
+            Err(error) if !error.is(&EngineFailure::Missing) => return Err(StoreError::from(error).into()),
+            _ => {}
+        }
+    }
+    Ok(())
+}

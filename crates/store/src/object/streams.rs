@@ -1,0 +1,243 @@
+//! The streams of a rank.
+
+use std::collections::HashMap;
+use std::ops::Bound;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use espalier_proto::{AllocateMode, END, Errno, Ino, SeekWhat, StreamStat, Time};
+
+use super::names::Names;
+use super::stream::{Stream, StreamPlace, end_of, wait_for_records};
+use crate::StoreError;
+use crate::engine::{Engine, EngineFailure, KEYS_MAX, ObjectOp, Pending, Version};
+
+/// Streams whose state stays in memory.
+const OPEN: usize = 4096;
+/// Bytes that one call copies at most.
+const COPY_BYTES: u64 = 16 << 20;
+
+pub(super) struct Streams<E> {
+    engine: Arc<E>,
+    names: Names,
+    open: Mutex<HashMap<Ino, Arc<Mutex<Stream>>>>,
+    removals: Mutex<Vec<Pending<Version>>>,
+}
+
+impl<E: Engine> Streams<E> {
+    pub fn new(engine: Arc<E>, names: Names) -> Self {
+        Self { engine, names, open: Mutex::default(), removals: Mutex::default() }
+    }
+
+    /// Makes an empty, provisional stream. It is registered before it is made, so a crash leaves no
+    /// stream that is not.
+    pub fn create(&self, ino: Ino) -> Result<(), StoreError> {
+        self.with(ino, |stream, at| {
+            if stream.exists {
+                return Ok(());
+            }
+            self.engine
+                .apply(&self.names.provisional(), vec![ObjectOp::SetKeys(vec![(key(ino), vec![1])])])?;
+            stream.create(at)
+        })
+    }
+
+    pub fn finalise(&self, ino: Ino) -> Result<(), StoreError> {
+        self.unregister(ino)?.wait().map(drop).or_else(|error| match error.failure {
+            EngineFailure::Missing => Ok(()),
+            _ => Err(error.into()),
+        })
+    }
+
+    fn unregister(&self, ino: Ino) -> Result<Pending<Version>, StoreError> {
+        Ok(self.engine.submit(&self.names.provisional(), vec![ObjectOp::RemoveKeys(vec![key(ino)])]))
+    }
+
+    pub fn provisional(&self) -> Result<Vec<Ino>, StoreError> {
+        let mut found = Vec::new();
+        let mut from = Bound::Unbounded;
+        loop {
+            let begin = from.as_ref().map(Vec::as_slice);
+            let page = match self.engine.page(&self.names.provisional(), begin, KEYS_MAX) {
+                Err(error) if error.is(&EngineFailure::Missing) => return Ok(found),
+                outcome => outcome?,
+            };
+            let number = |key: &[u8]| Some(Ino(u64::from_be_bytes(key.try_into().ok()?)));
+            found.extend(page.pairs.iter().filter_map(|(key, _)| number(key)));
+            match page.pairs.last().filter(|_| page.more) {
+                Some((last, _)) => from = Bound::Excluded(last.clone()),
+                None => return Ok(found),
+            }
+        }
+    }
+
+    pub fn read(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize, StoreError> {
+        self.with(ino, |stream, at| stream.read(at, offset, buf))
+    }
+
+    pub fn write(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<(), StoreError> {
+        if offset != END {
+            end_of(offset, data.len() as u64)?;
+        }
+        self.change(ino, |stream, at| {
+            let offset = if offset == END { stream.size } else { offset };
+            end_of(offset, data.len() as u64)?;
+            stream.write(at, offset, data)
+        })
+    }
+
+    pub fn stat(&self, ino: Ino) -> Result<StreamStat, StoreError> {
+        self.with(ino, |stream, _| Ok(stream.stat()))
+    }
+
+    pub fn truncate(&self, ino: Ino, size: u64) -> Result<(), StoreError> {
+        end_of(size, 0)?;
+        self.change(ino, |stream, at| stream.truncate(at, size))
+    }
+
+    /// Space cannot be reserved, only given back or zeroed.
+    pub fn allocate(&self, ino: Ino, offset: u64, length: u64, mode: AllocateMode) -> Result<(), StoreError> {
+        let end = end_of(offset, length)?;
+        let keeps_size = mode.contains(AllocateMode::KEEP_SIZE);
+        let what = mode - AllocateMode::KEEP_SIZE;
+        let is_punch = what == AllocateMode::PUNCH_HOLE && keeps_size;
+        if !is_punch && what != AllocateMode::ZERO_RANGE {
+            return Err(StoreError::Refused(Errno::EOPNOTSUPP));
+        }
+        self.change(ino, |stream, at| {
+            stream.zero(at, offset..end)?;
+            if !keeps_size && end > stream.size { stream.truncate(at, end) } else { Ok(()) }
+        })
+    }
+
+    pub fn seek(&self, ino: Ino, offset: u64, what: SeekWhat) -> Result<Option<u64>, StoreError> {
+        self.with(ino, |stream, _| Ok(stream.seek(offset, what)))
+    }
+
+    pub fn copy(
+        &self,
+        from: Ino,
+        from_offset: u64,
+        to: Ino,
+        to_offset: u64,
+        length: u64,
+    ) -> Result<u64, StoreError> {
+        let length = length.min(self.stat(from)?.size.saturating_sub(from_offset)).min(COPY_BYTES);
+        if from == to && from_offset.abs_diff(to_offset) < length {
+            return Err(StoreError::Refused(Errno::EINVAL));
+        }
+        let mut buf = vec![0; length as usize];
+        let read = self.read(from, from_offset, &mut buf)?;
+        if read > 0 {
+            self.write(to, to_offset, &buf[..read])?;
+        }
+        Ok(read as u64)
+    }
+
+    pub fn set_mtime(&self, ino: Ino, mtime: Time) -> Result<(), StoreError> {
+        self.change(ino, |stream, _| {
+            stream.set_mtime(mtime);
+            Ok(())
+        })
+    }
+
+    pub fn sync(&self, ino: Ino) -> Result<(), StoreError> {
+        self.with(ino, |stream, at| if stream.exists { stream.sync(at) } else { Ok(()) })
+    }
+
+    pub fn sync_all(&self) -> Result<(), StoreError> {
+        let open: Vec<Ino> = self.open().keys().copied().collect();
+        open.into_iter().try_for_each(|ino| self.sync(ino))
+    }
+
+    pub fn remove(&self, ino: Ino) -> Result<(), StoreError> {
+        self.with(ino, |stream, at| {
+            if stream.exists {
+                let removal = stream.remove(at)?;
+                let mut removals = self.removals.lock().unwrap_or_else(PoisonError::into_inner);
+                removals.extend([removal, self.unregister(ino)?]);
+            }
+            Ok(())
+        })
+    }
+
+    /// Streams are durable when they are made. Stores changed sizes and times, so that a crash of
+    /// the process loses those of the last second only.
+    pub fn sync_new(&self) -> Result<(), StoreError> {
+        let open: Vec<(Ino, Arc<Mutex<Stream>>)> =
+            self.open().iter().map(|(ino, stream)| (*ino, Arc::clone(stream))).collect();
+        let submit =
+            |(ino, stream): (Ino, Arc<Mutex<Stream>>)| lock(&stream).submit_changes(&self.place(ino));
+        wait_for_records(open.into_iter().filter_map(submit).collect())
+    }
+
+    pub fn sync_removed(&self) -> Result<(), StoreError> {
+        let removals = std::mem::take(&mut *self.removals.lock().unwrap_or_else(PoisonError::into_inner));
+        for removal in removals {
+            match removal.wait() {
+                Err(error) if !error.is(&EngineFailure::Missing) => return Err(error.into()),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    pub fn list(&self) -> Result<Vec<Ino>, StoreError> {
+        let names = self.engine.list(&self.names.streams())?;
+        let mut found: Vec<Ino> = names.iter().filter_map(|name| self.names.stream_of(name)).collect();
+        found.sort_unstable();
+        Ok(found)
+    }
+
+    fn place(&self, ino: Ino) -> StreamPlace<'_, E> {
+        StreamPlace { engine: self.engine.as_ref(), names: self.names, ino }
+    }
+
+    /// Changes a stream, which is made if absent.
+    fn change<T>(
+        &self,
+        ino: Ino,
+        change: impl FnOnce(&mut Stream, &StreamPlace<'_, E>) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        self.with(ino, |stream, at| {
+            if !stream.exists {
+                stream.create(at)?;
+            }
+            change(stream, at)
+        })
+    }
+
+    fn with<T>(
+        &self,
+        ino: Ino,
+        of: impl FnOnce(&mut Stream, &StreamPlace<'_, E>) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let at = self.place(ino);
+        // Two threads may load an absent stream; the first one's state counts.
+        let found = self.open().get(&ino).map(Arc::clone);
+        let stream = match found {
+            Some(stream) => stream,
+            None => {
+                let loaded = Stream::load(&at)?;
+                let mut open = self.open();
+                if open.len() >= OPEN {
+                    // A stream in use has another reference.
+                    open.retain(|_, stream| Arc::strong_count(stream) > 1 || !lock(stream).is_clean());
+                }
+                Arc::clone(open.entry(ino).or_insert_with(|| Arc::new(Mutex::new(loaded))))
+            }
+        };
+        of(&mut lock(&stream), &at)
+    }
+
+    fn open(&self) -> MutexGuard<'_, HashMap<Ino, Arc<Mutex<Stream>>>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn lock(stream: &Mutex<Stream>) -> MutexGuard<'_, Stream> {
+    stream.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn key(ino: Ino) -> Vec<u8> {
+    ino.0.to_be_bytes().to_vec()
+}
