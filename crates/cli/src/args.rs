@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueHint};
 use espalier_policy::Key;
+use espalier_runtime::{RadosAccess, StoreLocation};
 
 use crate::bench::{BenchArgs, FloorArgs};
 use crate::list::LsArgs;
@@ -102,7 +103,7 @@ pub enum Command {
 
 #[derive(Debug, Args)]
 pub struct MkfsArgs {
-    /// The directory; created if absent.
+    /// The directory, created if absent; or rados:POOL/NAMESPACE in a cluster.
     #[arg(value_hint = ValueHint::DirPath)]
     pub dir: PathBuf,
     /// A human-readable name.
@@ -120,6 +121,27 @@ pub struct MkfsArgs {
     pub force: bool,
     #[arg(long)]
     pub json: bool,
+    #[command(flatten)]
+    pub rados: RadosArgs,
+}
+
+/// How to connect to a cluster that has the file system.
+#[derive(Clone, Debug, Args)]
+pub struct RadosArgs {
+    /// For rados:POOL/NAMESPACE: the cluster's configuration [default: CEPH_CONF, or Ceph's own].
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub conf: Option<PathBuf>,
+    /// For rados:POOL/NAMESPACE: the user, without `client.` [default: admin].
+    #[arg(long, value_name = "NAME")]
+    pub user: Option<String>,
+}
+
+impl RadosArgs {
+    /// Where a file system is.
+    pub fn locate(&self, source: &Path) -> Result<StoreLocation, espalier_runtime::Error> {
+        let access = RadosAccess { conf: self.conf.clone(), user: self.user.clone() };
+        StoreLocation::parse(source, &access)
+    }
 }
 
 #[derive(Debug, Args)]
@@ -280,7 +302,7 @@ impl InitArgs {
 
 #[derive(Clone, Debug, Args)]
 pub struct MountArgs {
-    /// The file system: its directory, or espalier://HOST:PORT/ of a server.
+    /// The file system: its directory, rados:POOL/NAMESPACE, or espalier://HOST:PORT/ of a server.
     #[arg(value_hint = ValueHint::DirPath)]
     pub source: PathBuf,
     #[arg(value_hint = ValueHint::DirPath)]
@@ -305,6 +327,8 @@ pub struct MountArgs {
     /// Report readiness on standard output, and leave the terminal's session.
     #[arg(long, hide = true)]
     pub announce: bool,
+    #[command(flatten)]
+    pub rados: RadosArgs,
 }
 
 #[derive(Debug, Args)]
@@ -455,7 +479,7 @@ pub struct CpArgs {
 
 #[derive(Debug, Args)]
 pub struct DumpArgs {
-    /// The file system: its directory.
+    /// The file system: its directory, or rados:POOL/NAMESPACE.
     #[arg(value_hint = ValueHint::DirPath, required_unless_present = "verify")]
     pub source: Option<PathBuf>,
     /// Output file; `-` or none for standard output.
@@ -468,6 +492,8 @@ pub struct DumpArgs {
     /// reports where.
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, conflicts_with_all = ["source", "file", "resume"])]
     pub verify: Option<PathBuf>,
+    #[command(flatten)]
+    pub rados: RadosArgs,
 }
 
 #[derive(Debug, Args)]
@@ -490,11 +516,13 @@ pub struct LoadArgs {
     /// Bytes of the dump between two checkpoints of the load. More of them need more memory.
     #[arg(long, default_value = "64M", value_parser = parse_size, value_name = "SIZE")]
     pub interval: u64,
+    #[command(flatten)]
+    pub rados: RadosArgs,
 }
 
 #[derive(Debug, Args)]
 pub struct FsckArgs {
-    /// The file system: its directory.
+    /// The file system: its directory, or rados:POOL/NAMESPACE.
     #[arg(value_hint = ValueHint::DirPath)]
     pub source: PathBuf,
     /// Repair errors; files without a name move to `lost+found`.
@@ -502,11 +530,13 @@ pub struct FsckArgs {
     pub repair: bool,
     #[arg(long)]
     pub json: bool,
+    #[command(flatten)]
+    pub rados: RadosArgs,
 }
 
 #[derive(Debug, Args)]
 pub struct StatusArgs {
-    /// The file system: its directory or its mount point.
+    /// The file system: its directory, rados:POOL/NAMESPACE, or its mount point.
     #[arg(value_hint = ValueHint::DirPath)]
     pub source: PathBuf,
     /// For a mount of a server: print only the number of messages of each kind, one per line.
@@ -514,6 +544,8 @@ pub struct StatusArgs {
     pub counters: bool,
     #[arg(long)]
     pub json: bool,
+    #[command(flatten)]
+    pub rados: RadosArgs,
 }
 
 #[derive(Debug, Args)]

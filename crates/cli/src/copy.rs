@@ -22,6 +22,7 @@ pub(crate) fn dump(args: &DumpArgs) -> Result<ExitCode> {
         (None, Some(source)) => source,
         (None, None) => bail!("name a file system"),
     };
+    let source = &args.rados.locate(source)?;
     let bar = progress_bar(None)?;
     let progress = |bytes| bar.set_position(bytes);
     let file = args.file.as_deref().filter(|file| !is_standard(file));
@@ -70,15 +71,16 @@ fn verify(path: &Path) -> Result<ExitCode> {
 
 pub(crate) fn load(args: &LoadArgs) -> Result<ExitCode> {
     let (mut dump, bar) = open(&args.file)?;
+    let location = args.rados.locate(&args.dir)?;
     let options = LoadOptions { force: args.force, resume: args.resume, interval: args.interval };
-    let loaded = espalier_runtime::load(&mut *dump, &args.dir, &options, |bytes| bar.set_position(bytes))?;
+    let loaded = espalier_runtime::load(&mut *dump, &location, &options, |bytes| bar.set_position(bytes))?;
     bar.finish_and_clear();
     println!("loaded {} into {}{}", reported(&loaded), args.dir.display(), resumed(&loaded));
     if !args.verify {
         return Ok(ExitCode::SUCCESS);
     }
     let bar = fsck::progress()?;
-    let report = espalier_runtime::fsck(&args.dir, |records| bar.set_position(records))?;
+    let report = espalier_runtime::fsck(&location, |records| bar.set_position(records))?;
     bar.finish_and_clear();
     Ok(verified(&report))
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use espalier_meta::Finding;
 use espalier_proto::ServerId;
 use espalier_runtime::{FsckReport, RepairReport};
@@ -29,7 +29,8 @@ pub(crate) fn exit_code(outcome: Result<u8>) -> ExitCode {
 
 fn check(args: &FsckArgs) -> Result<u8> {
     let bar = progress()?;
-    let report = espalier_runtime::fsck(&args.source, |records| bar.set_position(records))?;
+    let report =
+        espalier_runtime::fsck(&args.rados.locate(&args.source)?, |records| bar.set_position(records))?;
     bar.finish_and_clear();
     let clean = report.findings.is_empty();
     if args.json {
@@ -52,6 +53,9 @@ pub(crate) fn check_cluster(ranks: &[PathBuf], data: &[(ServerId, PathBuf)]) -> 
 }
 
 fn repair(args: &FsckArgs) -> Result<u8> {
+    if espalier_runtime::is_in_cluster(&args.source) {
+        bail!("only a file system in a directory can be repaired: dump what is readable, and load it");
+    }
     let bar = progress()?;
     let report = espalier_runtime::repair(&args.source, |records| bar.set_position(records))?;
     bar.finish_and_clear();

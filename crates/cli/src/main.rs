@@ -149,7 +149,7 @@ fn mkfs(args: &MkfsArgs) -> Result<ExitCode> {
         gid: rustix::process::getegid().as_raw(),
         perm: 0o755,
     };
-    let superblock = espalier_runtime::mkfs(&args.dir, &options)?;
+    let superblock = espalier_runtime::mkfs(&args.rados.locate(&args.dir)?, &options)?;
     if args.json {
         println!("{}", serde_json::json!({ "uuid": superblock.uuid.to_string(), "dir": args.dir }));
     } else {

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use espalier_library::Credentials;
 use espalier_net::{Limits, Security};
 use espalier_proto::{Accesses, ClientId};
-use espalier_runtime::{Error, MountOptions, Servers, Volume, WAITING_MAX};
+use espalier_runtime::{Error, MountOptions, RadosAccess, Servers, StoreLocation, Volume, WAITING_MAX};
 use espalier_store::{Holder, StoreError};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
@@ -47,22 +47,27 @@ pub(crate) fn mount(args: MountArgs, log: &LogArgs) -> Result<ExitCode> {
     if mount.ttl.is_some() {
         bail!("-o cache= is for mounts of a server: no other client changes this store");
     }
-    let source =
-        args.source.canonicalize().with_context(|| format!("no file system in {}", args.source.display()))?;
+    let location = match args.rados.locate(&args.source)? {
+        StoreLocation::Directory(dir) => StoreLocation::Directory(
+            dir.canonicalize().with_context(|| format!("no file system in {}", dir.display()))?,
+        ),
+        location => location,
+    };
     if args.announce {
         let _ = rustix::process::setsid();
-        let path = args.log_file.clone().unwrap_or_else(|| source.join("log"));
+        let in_store = location.directory().map(|dir| dir.join("log"));
+        let path = args.log_file.clone().or(in_store).unwrap_or_else(|| log_of(&args.mountpoint));
         start_log(log, Mutex::new(background::log_file(&path)?))?;
     } else {
         start_log(log, std::io::stderr)?;
     }
-    let volume = open_patiently(&source, open)?;
+    let volume = open_patiently(&location, open)?;
     if volume.replayed > 0 {
         tracing::info!(events = volume.replayed, "replayed the journal");
     }
     let mountpoint = args.mountpoint.clone();
     unmount_on_signal(&mountpoint)?;
-    espalier_runtime::mount(volume, &source, &args.mountpoint, &mount, announced)?;
+    espalier_runtime::mount(volume, &location.name(), &args.mountpoint, &mount, announced)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -130,18 +135,26 @@ fn mount_servers(
     Ok(ExitCode::SUCCESS)
 }
 
-pub(crate) fn open_patiently(source: &Path, options: espalier_runtime::OpenOptions) -> Result<Volume> {
-    patiently(source, || Volume::open(source, options.clone()))
+pub(crate) fn open_patiently(
+    location: &StoreLocation,
+    options: espalier_runtime::OpenOptions,
+) -> Result<Volume> {
+    patiently(location, || Volume::open(location, options.clone()))
 }
 
 /// Opens a store, and waits if it is about to be closed.
-pub(crate) fn patiently<T>(source: &Path, open: impl Fn() -> Result<T, Error>) -> Result<T> {
+pub(crate) fn patiently<T>(location: &StoreLocation, open: impl Fn() -> Result<T, Error>) -> Result<T> {
     let started = Instant::now();
+    let is_about_to_close = |needs_process: bool| {
+        let status = espalier_runtime::status_of(location);
+        status.is_ok_and(|status| status.mountpoint.is_none() && (status.pid.is_some() || !needs_process))
+    };
     loop {
         match open() {
-            Err(Error::Store(StoreError::InUse { .. }))
+            // A process on another machine is not about to close it, as far as is known here.
+            Err(Error::Store(error @ (StoreError::InUse { .. } | StoreError::HeldBy { .. })))
                 if started.elapsed() < PATIENCE
-                    && espalier_runtime::status_of(source)?.mountpoint.is_none() =>
+                    && is_about_to_close(matches!(error, StoreError::HeldBy { .. })) =>
             {
                 std::thread::sleep(Duration::from_millis(50));
             }
@@ -157,10 +170,14 @@ fn mount_in_background(args: &MountArgs, log: &LogArgs) -> Result<ExitCode> {
     if log.log_json {
         command.arg("--log-json");
     }
-    for (option, file) in [("--log-file", &args.log_file), ("--record", &args.record)] {
+    let files = [("--log-file", &args.log_file), ("--record", &args.record), ("--conf", &args.rados.conf)];
+    for (option, file) in files {
         if let Some(file) = file {
             command.arg(option).arg(file);
         }
+    }
+    if let Some(user) = &args.rados.user {
+        command.arg("--user").arg(user);
     }
     if !args.options.is_empty() {
         command.arg("-o").arg(args.options.join(","));
@@ -194,6 +211,11 @@ fn unmount_on_signal(mountpoint: &Path) -> Result<()> {
     Ok(())
 }
 
+/// The process on this machine that has a store in a cluster mounted.
+fn running(location: &StoreLocation) -> Option<Holder> {
+    espalier_runtime::status_of(location).ok()?.pid.and_then(Holder::of_process)
+}
+
 pub(crate) fn umount(args: &UmountArgs) -> Result<ExitCode> {
     let mountpoint = &args.mountpoint;
     let Some(store) = report::store_of(mountpoint)? else {
@@ -201,7 +223,11 @@ pub(crate) fn umount(args: &UmountArgs) -> Result<ExitCode> {
     };
     let timeout = Duration::from_secs(args.timeout);
     let started = Instant::now();
-    let server = Holder::of(&store).filter(Holder::runs);
+    let in_cluster = espalier_runtime::is_in_cluster(&store);
+    let server = match in_cluster {
+        true => running(&StoreLocation::parse(&store, &RadosAccess::default())?),
+        false => Holder::of(&store).filter(Holder::runs),
+    };
     // This thread does not block, even if the file system does.
     let (done, outcome) = channel();
     let (path, force) = (mountpoint.clone(), args.force);
@@ -227,6 +253,13 @@ pub(crate) fn umount(args: &UmountArgs) -> Result<ExitCode> {
     }
     if espalier_store::is_locked(&store) {
         bail!("unmounted, but the server still holds {} after {timeout:?}", store.display());
+    }
+    if in_cluster {
+        // The process releases the lease before it ends.
+        while server.is_some_and(|server| server.runs()) && started.elapsed() < timeout {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        return Ok(ExitCode::SUCCESS);
     }
     // Until the process has ended, it keeps the store's file system busy.
     let unlocked = Instant::now();

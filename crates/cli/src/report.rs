@@ -17,7 +17,7 @@ pub(crate) fn status(args: &StatusArgs) -> Result<ExitCode> {
     if args.counters {
         bail!("--counters is for mounts of a server; other mounts send no messages");
     }
-    let status = espalier_runtime::status_of(&store)?;
+    let status = espalier_runtime::status_of(&args.rados.locate(&store)?)?;
     if args.json {
         println!("{}", serde_json::to_string(&status)?);
         return Ok(ExitCode::SUCCESS);

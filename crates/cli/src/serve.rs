@@ -335,7 +335,7 @@ pub(crate) fn serve(args: &ServeArgs, log: &LogArgs) -> Result<ExitCode> {
     let data = match config.has(Role::Data) {
         true => {
             let store = base.join(&config.data_store);
-            let store = patiently(&store, || DataStore::open(&store, number, config.sync))?;
+            let store = patiently(&(&store).into(), || DataStore::open(&store, number, config.sync))?;
             let store = if config.high_watermark == 1 { store.individually() } else { store };
             Some(DataRole { store, data_key: data_key.clone() })
         }
@@ -344,7 +344,7 @@ pub(crate) fn serve(args: &ServeArgs, log: &LogArgs) -> Result<ExitCode> {
     let meta = match config.has(Role::Meta) {
         true => {
             let store = base.join(&config.store);
-            let volume = open_patiently(&store, open)?;
+            let volume = open_patiently(&(&store).into(), open)?;
             if volume.replayed > 0 {
                 tracing::info!(events = volume.replayed, "replayed the journal");
             }

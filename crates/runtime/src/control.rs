@@ -15,6 +15,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
+use crate::location::{StoreLocation, is_in_cluster};
 use crate::remote::{Messages, SessionState};
 use crate::tracer::{Traced, Tracer};
 use crate::watch::{Figures, MachineFigures, Top, Watch};
@@ -146,16 +147,26 @@ impl Status {
 /// Maximum time for which counting continues after a viewer's last query.
 const LONGEST_WATCH: Duration = Duration::from_secs(600);
 
-fn socket_path(store: &Path) -> PathBuf {
-    store.join("control")
+/// The socket of a store's machine. `store`: its name.
+fn socket_path(store: &Path) -> Option<PathBuf> {
+    if !store.is_dir() && is_in_cluster(store) {
+        let name = store.to_string_lossy().replace('/', "+");
+        return Some(runtime_directory()?.join(name));
+    }
+    Some(store.join("control"))
+}
+
+/// The directory for the sockets of mounts whose store is not a directory.
+fn runtime_directory() -> Option<PathBuf> {
+    let is_root = rustix::process::geteuid().is_root();
+    let base = if is_root { "/run".into() } else { PathBuf::from(std::env::var_os("XDG_RUNTIME_DIR")?) };
+    Some(base.join("espalier"))
 }
 
 /// The socket of a mount of servers, named after the mounted device's number, which is unique at a
 /// time.
 fn mount_socket_path(device: u32) -> Option<PathBuf> {
-    let is_root = rustix::process::geteuid().is_root();
-    let base = if is_root { "/run".into() } else { PathBuf::from(std::env::var_os("XDG_RUNTIME_DIR")?) };
-    Some(base.join("espalier").join(format!("mount-{device}")))
+    Some(runtime_directory()?.join(format!("mount-{device}")))
 }
 
 /// The status of a mount of servers.
@@ -182,9 +193,10 @@ fn ask_mount<T: DeserializeOwned>(mountpoint: &Path, question: &str) -> Result<T
 }
 
 /// The status of a store, mounted or not.
-pub fn status_of(store: &Path) -> Result<Status, Error> {
+pub fn status_of(location: impl Into<StoreLocation>) -> Result<Status, Error> {
+    let location = location.into();
     // The serving process answers even if its disk has failed.
-    ask(store, "status").or_else(|_| Ok(Status::of(&espalier_store::superblock::read(store)?)))
+    ask(&location.name(), "status").or_else(|_| Ok(Status::of(&location.superblock()?)))
 }
 
 /// Activity by process and directory since the viewer's last query, at most `rows` of each.
@@ -235,7 +247,7 @@ pub(crate) fn answer_trace(tracer: &Tracer, since: &str, millis: &str) -> serde_
 }
 
 fn ask<T: DeserializeOwned>(store: &Path, question: &str) -> std::io::Result<T> {
-    ask_at(&socket_path(store), question)
+    ask_at(&socket_path(store).ok_or(std::io::ErrorKind::NotFound)?, question)
 }
 
 fn ask_at<T: DeserializeOwned>(socket: &Path, question: &str) -> std::io::Result<T> {
@@ -268,20 +280,21 @@ fn identity(path: &Path) -> Option<(u64, u64)> {
 impl Listener {
     /// The socket of a store's machine.
     pub(crate) fn of_store(store: &Path) -> Option<Self> {
-        Self::bind(socket_path(store))
+        Self::bind(socket_path(store)?)
     }
 
     /// The socket of a mount of servers.
     pub(crate) fn of_mount(mountpoint: &Path) -> Option<Self> {
         let device = espalier_fuse::mounted_device(mountpoint).ok().flatten()?;
-        let path = mount_socket_path(device)?;
-        path.parent().map(|dir| std::fs::DirBuilder::new().recursive(true).mode(0o755).create(dir));
-        Self::bind(path)
+        Self::bind(mount_socket_path(device)?)
     }
 
     /// Binds a socket. On an error it logs a warning and returns `None`, since the file system
     /// works without it.
     fn bind(path: PathBuf) -> Option<Self> {
+        if path.parent() == runtime_directory().as_deref() {
+            path.parent().map(|dir| std::fs::DirBuilder::new().recursive(true).mode(0o755).create(dir));
+        }
         // The previous owner has ended: this process has locked the store, or the device is new.
         let _ = std::fs::remove_file(&path);
         let socket = UnixListener::bind(&path)

@@ -8,7 +8,7 @@ use std::time::Duration;
 use espalier_client::Answer;
 use espalier_meta::{Io, IoDone, Load, StreamCall, StreamDone};
 use espalier_proto::{Errno, Ino, ObjectId, Space, StreamIo, pieces_of};
-use espalier_store::{Journal, JournalError, LocalStore, RealFile, Store, StoreError};
+use espalier_store::{Journal, JournalError, Store, StoreError};
 
 use crate::caller::groups;
 use crate::flush_behind::Writeback;
@@ -20,12 +20,12 @@ const REST: Duration = Duration::from_millis(2);
 /// Delay before an event that no caller waits for is written to the journal.
 pub(crate) const WRITE_DELAY: Duration = Duration::from_millis(10);
 
-/// The local store and its journal.
+/// A store and its journal.
 pub struct Disk {
-    pub store: LocalStore,
+    pub store: Box<dyn Store>,
     /// Each change of a stream is made durable.
     pub sync: bool,
-    journal: Mutex<Journal<RealFile>>,
+    journal: Mutex<Journal>,
     writeback: Writeback,
 }
 
@@ -38,15 +38,18 @@ pub struct Reading {
 }
 
 impl Disk {
-    pub fn new(store: LocalStore, journal: Journal<RealFile>, sync: bool) -> Self {
+    pub fn new(store: Box<dyn Store>, journal: Journal, sync: bool) -> Self {
         Self { store, sync, journal: Mutex::new(journal), writeback: Writeback::default() }
     }
 
     /// Executes one I/O. Errors are logged here, where the details are known.
     pub fn execute(&self, io: Io, steps: Steps<'_>) -> Result<IoDone, Errno> {
         let name = io.name();
+        if !self.store.is_held() {
+            return Err(logged(StoreError::LeaseOver));
+        }
         match io {
-            Io::Load(wanted) => steps.step(Layer::Store, name, || load(&self.store, &wanted)),
+            Io::Load(wanted) => steps.step(Layer::Store, name, || load(self.store.as_ref(), &wanted)),
             Io::Groups { pid, .. } => Ok(IoDone::Groups(groups(pid))),
             Io::Stream(call, layouts) if layouts.is_empty() => {
                 steps.step(Layer::Store, name, || self.stream_call(call)).map(IoDone::Stream).map_err(logged)
@@ -114,7 +117,7 @@ impl Disk {
         Ok(IoDone::Journaled { end, used: journal.used(), frame })
     }
 
-    fn journal(&self) -> std::sync::MutexGuard<'_, Journal<RealFile>> {
+    fn journal(&self) -> std::sync::MutexGuard<'_, Journal> {
         // Every method leaves the journal consistent, even after a panic.
         self.journal.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -269,7 +272,7 @@ fn not_written(error: &JournalError) -> Errno {
 }
 
 /// Reads the records of a load.
-pub fn load(store: &LocalStore, load: &Load) -> Result<IoDone, Errno> {
+pub fn load(store: &dyn Store, load: &Load) -> Result<IoDone, Errno> {
     let done = match load {
         Load::Record { object, key } => store.get(*object, key).map(IoDone::Record),
         Load::Dentries { dir, from, limit } => {

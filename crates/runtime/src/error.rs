@@ -2,7 +2,7 @@ use std::path::PathBuf;
 
 use espalier_meta::RecoveryError;
 use espalier_proto::{Errno, Rank, ServerId};
-use espalier_store::{FormatError, JournalError, StoreError, SuperblockError};
+use espalier_store::{FormatError, JournalError, RadosError, StoreError, SuperblockError};
 
 /// Why a file system cannot be created, opened, checked or mounted.
 #[derive(Debug, thiserror::Error)]
@@ -13,6 +13,8 @@ pub enum Error {
     Superblock(#[from] SuperblockError),
     #[error(transparent)]
     Store(#[from] StoreError),
+    #[error(transparent)]
+    Rados(#[from] RadosError),
     #[error(transparent)]
     Journal(#[from] JournalError),
     #[error("{0}")]

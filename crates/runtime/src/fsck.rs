@@ -1,18 +1,19 @@
 //! Checks a store that is not mounted.
 
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use espalier_meta::{Check, Finding};
 use espalier_proto::{Errno, Ino, Lease, Name, Recall, ServerId};
-use espalier_store::{Store, Superblock};
+use espalier_store::Superblock;
 
 use crate::calls::{CallOutcome, Calls, Frontend};
 use crate::data::DataStore;
 use crate::disk::Disk;
 use crate::error::Error;
+use crate::location::StoreLocation;
 use crate::node::Node;
 use crate::ranks::{finish_transactions, open_ranks};
 use crate::volume::{OpenOptions, Volume};
@@ -32,10 +33,10 @@ pub struct FsckReport {
 
 /// Replays the journal as mounting does, then checks all records for consistency. `progress`
 /// receives the number of records read.
-pub fn fsck(dir: &Path, progress: impl Fn(u64)) -> Result<FsckReport, Error> {
+pub fn fsck(location: impl Into<StoreLocation>, progress: impl Fn(u64)) -> Result<FsckReport, Error> {
     // Refuses the store of one of several ranks.
     report_damage(
-        Volume::open(dir, OpenOptions::read_once())
+        Volume::open(location, OpenOptions::read_once())
             .and_then(|volume| check_all(vec![volume], &[], &progress)),
     )
 }

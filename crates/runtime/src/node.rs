@@ -345,6 +345,8 @@ impl<D: Frontend> Node<D> {
     /// Counts a finished call and answers it.
     fn answer(&self, ticket: D::Ticket, span: Span, outcome: Result<CallOutcome<'_>, Errno>) {
         self.background_work.tracer.end(self.id_of(span.number));
+        let is_held = self.background_work.disk.store.is_held();
+        let outcome = if is_held { outcome } else { Err(Errno::EIO) };
         let failure = outcome.as_ref().err().copied();
         let log = self.background_work.watch.record(&span, failure.is_some());
         self.frontend.answer(self, ticket, outcome, FOREVER);

@@ -190,9 +190,9 @@ fn repair_records(
     }
     for ((store, disk), repaired) in stores.iter().zip(disks).zip(repair.finish()) {
         if !repaired.writes.is_empty() {
-            quarantine_records(&disk.store, &repaired.writes, store.dir, &store.quarantine)?;
+            quarantine_records(disk.store.as_ref(), &repaired.writes, store.dir, &store.quarantine)?;
         }
-        carry_out(&disk.store, &repaired)?;
+        carry_out(disk.store.as_ref(), &repaired)?;
         done.extend(repaired.done);
     }
     Ok(())
@@ -248,7 +248,7 @@ impl<'a> Repairing<'a> {
     fn open(&self, done: &mut Vec<Finding>) -> Result<OpenedStore, Error> {
         let (dir, quarantine) = (self.dir, &self.quarantine);
         let (store, mut journal) = LocalStore::open_with(dir, LocalOptions::default())?;
-        match unfinished(&store, dir)? {
+        match unfinished(&store, store.superblock(), dir)? {
             loading @ Error::Loading(_) => return Err(loading),
             datafiles @ Error::Datafiles(_) if store.get(ObjectId::SUPER, b"")?.is_none() => {
                 return Err(datafiles);
@@ -262,7 +262,7 @@ impl<'a> Repairing<'a> {
             // another position.
             let journal = replaced(dir, quarantine, &store)?;
             say(done, "where to begin in the journal is not known: what only it held is lost".into());
-            return Ok(OpenedStore::Unreplayed(Arc::new(Disk::new(store, journal, false))));
+            return Ok(OpenedStore::Unreplayed(Arc::new(Disk::new(Box::new(store), journal.erase(), false))));
         };
         if self.superblock.rank == Rank(0) {
             restore_root(&store, dir, quarantine, done)?;
@@ -303,7 +303,7 @@ impl<'a> Repairing<'a> {
             // The lost events may refer to these streams, so they are not removed.
             calls.retain(|call| !matches!(call, StreamCall::Remove { ino } if new_streams.contains(ino)));
         }
-        let disk = Arc::new(Disk::new(store, journal, false));
+        let disk = Arc::new(Disk::new(Box::new(store), journal.erase(), false));
         for call in calls {
             disk.stream_call(call)?;
         }
@@ -319,7 +319,7 @@ impl<'a> Repairing<'a> {
         let replayed = volume.replayed;
         let disk = checkpoint(volume)?;
         if let Some((from, good)) = lost {
-            begin_at(&disk.store, from, good)?;
+            begin_at(disk.store.as_ref(), from, good)?;
             replace_journal(self.dir, &self.quarantine)?;
         }
         Ok((disk, replayed))
@@ -345,7 +345,7 @@ fn begin(
 }
 
 /// Records the start of the new journal, unless a checkpoint did so.
-fn begin_at(store: &LocalStore, before: Position, good: Position) -> Result<(), Error> {
+fn begin_at(store: &dyn Store, before: Position, good: Position) -> Result<(), Error> {
     let first = store.get(ObjectId::SUPER, b"")?.and_then(|first| Super::parse(&first));
     if let Some(first) = first.filter(|first| first.journal == before.0) {
         let value = Some(Super { journal: good.0, ..first }.encode());
@@ -407,7 +407,7 @@ fn replay(
 
 /// Saves the records that are about to change, one per line: object, key and value in hexadecimal.
 fn quarantine_records(
-    store: &LocalStore,
+    store: &dyn Store,
     writes: &[TableWrite],
     dir: &Path,
     quarantine: &Path,
@@ -436,7 +436,7 @@ fn hex(bytes: &[u8]) -> String {
 }
 
 /// Writes the repairs in an order that permits repetition after an interruption.
-fn carry_out(store: &LocalStore, repaired: &Repaired) -> Result<(), StoreError> {
+fn carry_out(store: &dyn Store, repaired: &Repaired) -> Result<(), StoreError> {
     for ino in &repaired.empty {
         store.stream_create(*ino)?;
         store.stream_truncate(*ino, 0)?;

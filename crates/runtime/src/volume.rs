@@ -6,15 +6,14 @@ use std::sync::Arc;
 
 use espalier_meta::{Acknowledge, Atime, Config, Format, IoDone, Load, Meta, Recovery, Striping};
 use espalier_policy::Policy;
-use espalier_proto::{Errno, ObjectId, Rank};
-use espalier_store::{
-    FormatOptions, Journal, LocalOptions, LocalStore, Store, StoreError, Superblock, superblock,
-};
+use espalier_proto::{Errno, ObjectId, Rank, Space};
+use espalier_store::{FormatOptions, Journal, LocalOptions, Store, StoreError, Superblock};
 
 use crate::clock;
 use crate::disk::Disk;
 use crate::dump::unfinished;
 use crate::error::Error;
+use crate::location::{OpenedStore, StoreLocation};
 
 /// Options of `mkfs`.
 #[derive(Clone, Debug)]
@@ -38,9 +37,9 @@ impl MkfsOptions {
     pub const STRIP_BYTES: u32 = 64 * 1024;
 }
 
-/// Creates an empty file system in a directory.
-pub fn mkfs(dir: &Path, options: &MkfsOptions) -> Result<Superblock, Error> {
-    mkfs_rank(dir, options, FormatOptions::default())
+/// Creates an empty file system.
+pub fn mkfs(location: impl Into<StoreLocation>, options: &MkfsOptions) -> Result<Superblock, Error> {
+    mkfs_rank(&location.into(), options, FormatOptions::default())
 }
 
 /// Creates empty stores for several metadata servers, by rank.
@@ -49,19 +48,23 @@ pub fn mkfs_ranks(dirs: &[PathBuf], options: &MkfsOptions) -> Result<(), Error> 
     let mut format = FormatOptions { ranks, ..FormatOptions::default() };
     for (rank, dir) in (0..ranks).zip(dirs) {
         format.rank = Rank(rank);
-        let Superblock { uuid, hash_key, .. } = mkfs_rank(dir, options, format.clone())?;
+        let Superblock { uuid, hash_key, .. } = mkfs_rank(&dir.into(), options, format.clone())?;
         (format.uuid, format.hash_key) = (Some(uuid), Some(hash_key));
     }
     Ok(())
 }
 
-fn mkfs_rank(dir: &Path, options: &MkfsOptions, format: FormatOptions) -> Result<Superblock, Error> {
+fn mkfs_rank(
+    location: &StoreLocation,
+    options: &MkfsOptions,
+    format: FormatOptions,
+) -> Result<Superblock, Error> {
     let MkfsOptions { label, strip_bytes, journal_bytes, force, uid, gid, perm } = options.clone();
-    let journal_bytes = journal_bytes.map_or_else(|| journal_bytes_for(dir), Ok)?;
+    let journal_bytes = journal_bytes.map_or_else(|| journal_bytes_for(location), Ok)?;
     check_sizes(strip_bytes, journal_bytes)?;
     let format = FormatOptions { label, strip_bytes, journal_bytes, force, ..format };
-    let superblock = superblock::format(dir, &format)?;
-    let (store, _) = LocalStore::open(dir, false)?;
+    let superblock = location.format(&format)?;
+    let store = location.open(LocalOptions::default())?.store;
     store.stage(match format.rank {
         Rank(0) => Format { time: clock::now(), uid, gid, perm }.writes(),
         rank => Format::nothing(rank),
@@ -71,16 +74,9 @@ fn mkfs_rank(dir: &Path, options: &MkfsOptions, format: FormatOptions) -> Result
 }
 
 /// Large enough for a burst of small files; a full journal waits for checkpoints.
-fn journal_bytes_for(dir: &Path) -> Result<u64, Error> {
-    let dir = std::path::absolute(dir).unwrap_or_else(|_| dir.into());
-    let existing = dir.ancestors().find(|ancestor| ancestor.exists()).unwrap_or(&dir);
-    let stat = rustix::fs::statvfs(existing).map_err(|error| Error::Io {
-        context: format!("cannot look at {}", existing.display()),
-        source: error.into(),
-    })?;
-    let (all, free) =
-        (stat.f_blocks.saturating_mul(stat.f_frsize), stat.f_bavail.saturating_mul(stat.f_frsize));
-    Ok((all / 64).min(free / 16).clamp(16 << 20, 256 << 20).next_multiple_of(1 << 20))
+fn journal_bytes_for(location: &StoreLocation) -> Result<u64, Error> {
+    let Space { total, available, .. } = location.space()?;
+    Ok((total / 64).min(available / 16).clamp(16 << 20, 256 << 20).next_multiple_of(1 << 20))
 }
 
 /// The event of a full strip must be a small part of the journal.
@@ -163,10 +159,11 @@ pub struct Volume {
 
 impl Volume {
     /// Opens a store and recovers the state after the last event of its journal.
-    pub fn open(dir: &Path, options: OpenOptions) -> Result<Self, Error> {
-        let superblock = superblock::read(dir)?;
+    pub fn open(location: impl Into<StoreLocation>, options: OpenOptions) -> Result<Self, Error> {
+        let location = location.into();
+        let name = location.name();
         if !options.with_ranks {
-            require_single_rank(&superblock, dir)?;
+            require_single_rank(&location.superblock()?, &name)?;
         }
         // A fifth of the memory is for inodes and dentries, a tenth for table blocks; the rest is a
         // reserve for checkpoints, journal frames and requests.
@@ -176,7 +173,7 @@ impl Volume {
             cache_bytes: memory / 10,
             ..LocalOptions::default()
         };
-        let (store, mut journal) = LocalStore::open_with(dir, local)?;
+        let OpenedStore { superblock, store, mut journal } = location.open(local)?;
         let mut config = Config::new(superblock.hash_key, superblock.strip_bytes, journal.capacity());
         (config.read_only, config.atime) = (options.read_only, options.atime);
         config.nodiratime = options.nodiratime;
@@ -191,12 +188,12 @@ impl Volume {
         };
         config.cache_bytes = usize::try_from(memory / 5).unwrap_or(usize::MAX);
         let Some(first) = store.get(ObjectId::SUPER, b"")? else {
-            return Err(unfinished(&store, dir)?);
+            return Err(unfinished(store.as_ref(), &superblock, &name)?);
         };
         let orphans = store.scan(ObjectId::ORPHANS, Bound::Unbounded, usize::MAX)?;
         let sessions = store.scan(ObjectId::SESSIONS, Bound::Unbounded, usize::MAX)?;
         let (mut recovery, from) = Recovery::begin(config, &first, &orphans, &sessions)?;
-        replay(&mut journal, from, &mut recovery, &store)?;
+        replay(&mut journal, from, &mut recovery, store.as_ref())?;
         if !options.read_only {
             journal.forget_torn()?;
         }
@@ -206,7 +203,7 @@ impl Volume {
         let size = |ino| Ok::<_, StoreError>((ino, store.stream_stat(ino)?.size));
         let sizes = recovery.size_dirty().into_iter().map(size).collect::<Result<Vec<_>, _>>()?;
         let (meta, calls) =
-            recovery.finish(end, used, &new_streams, &sizes, &mut |load| fetch(&store, load))?;
+            recovery.finish(end, used, &new_streams, &sizes, &mut |load| fetch(store.as_ref(), load))?;
         let disk = Arc::new(Disk::new(store, journal, options.sync));
         if !options.read_only {
             for call in calls {
@@ -229,10 +226,10 @@ pub(crate) fn require_single_rank(superblock: &Superblock, dir: &Path) -> Result
 }
 
 fn replay(
-    journal: &mut Journal<espalier_store::RealFile>,
+    journal: &mut Journal,
     from: espalier_proto::Position,
     recovery: &mut Recovery,
-    store: &LocalStore,
+    store: &dyn Store,
 ) -> Result<(), Error> {
     let mut failed = None;
     journal.replay(from, |_, frame| {
@@ -243,6 +240,6 @@ fn replay(
     failed.map_or(Ok(()), |error| Err(error.into()))
 }
 
-pub(crate) fn fetch(store: &LocalStore, load: &Load) -> Result<IoDone, Errno> {
+pub(crate) fn fetch(store: &dyn Store, load: &Load) -> Result<IoDone, Errno> {
     crate::disk::load(store, load)
 }

@@ -59,7 +59,7 @@ pub fn dump_cluster(
     let mut all = Dumped::default();
     for (superblock, disk) in &disks {
         let part = StoreRole::Rank { rank: superblock.rank, ranks: superblock.ranks };
-        let source = DumpSource { superblock, part: Some(part), store: &disk.store };
+        let source = DumpSource { superblock, part: Some(part), store: disk.store.as_ref() };
         all += file(&source, &to.join(name(part)), resume, &progress)?;
     }
     for store in &data {
@@ -126,7 +126,7 @@ pub fn load_cluster(
     }
     if options.resume {
         // Existing content is lost only if it is no file system yet.
-        let is_loading = |pair: &Pair| match pair.with_dump(|dump| resume(&pair.store, &dump)) {
+        let is_loading = |pair: &Pair| match pair.with_dump(|dump| resume(&(&pair.store).into(), &dump)) {
             Ok(found) => Ok(found.is_some()),
             Err(Error::Loaded(_)) => Ok(false),
             Err(error) => Err(error),
@@ -140,7 +140,7 @@ pub fn load_cluster(
             return Err(Error::HoldsFiles(trees.swap_remove(0).store));
         }
         for pair in &trees {
-            pair.with_dump(|dump| prepare(&pair.store, pair.format(&dump), dump.nothing()))?;
+            pair.with_dump(|dump| prepare(&(&pair.store).into(), pair.format(&dump), dump.nothing()))?;
         }
     }
     let mut all = Dumped::default();
@@ -184,16 +184,16 @@ impl Pair {
     fn load(&self, options: &LoadOptions, progress: &dyn Fn(u64)) -> Result<Dumped, Error> {
         self.with_dump(|dump| {
             let found = match self.part {
-                StoreRole::Rank { .. } => match resume(&self.store, &dump) {
+                StoreRole::Rank { .. } => match resume(&(&self.store).into(), &dump) {
                     Err(Error::Loaded(_)) => return Ok(Dumped::default()),
                     found => found?,
                 },
-                StoreRole::Data(_) if options.resume => resume_data(&self.store, &dump)?,
+                StoreRole::Data(_) if options.resume => resume_data(&(&self.store).into(), &dump)?,
                 StoreRole::Data(_) => None,
             };
             let (store, done) = match found {
                 Some(found) => found,
-                None => (make(&self.store, self.format(&dump))?, dump.nothing()),
+                None => (make(&(&self.store).into(), self.format(&dump))?, dump.nothing()),
             };
             dump.load_into(store, done, options.interval, progress)
         })

@@ -6,13 +6,14 @@ use std::path::Path;
 
 use espalier_meta::Super;
 use espalier_proto::{Ino, ObjectId, TableWrite, Time};
-use espalier_store::{FormatOptions, LocalOptions, LocalStore, Store, SuperblockError, superblock};
+use espalier_store::{FormatOptions, LocalOptions, Store, Superblock};
 use serde::{Deserialize, Serialize};
 
 use super::Dumped;
 use super::frame::{Head, Item, Reader, StoreRole};
 use crate::data::is_data_store;
 use crate::error::Error;
+use crate::location::{OpenedStore, StoreLocation};
 use crate::volume::check_sizes;
 
 /// Cache for table blocks, which only maintenance reads, in bytes.
@@ -59,7 +60,7 @@ pub(super) struct LoadProgress {
 /// and nothing was changed. [`Error::PartDump`].
 pub fn load(
     dump: &mut dyn Read,
-    dir: &Path,
+    location: impl Into<StoreLocation>,
     options: &LoadOptions,
     progress: impl Fn(u64),
 ) -> Result<Dumped, Error> {
@@ -67,10 +68,11 @@ pub fn load(
     if dump.part().is_some() {
         return Err(Error::PartDump);
     }
-    let found = if options.resume { resume(dir, &dump)? } else { None };
+    let location = location.into();
+    let found = if options.resume { resume(&location, &dump)? } else { None };
     let (store, done) = match found {
         Some(found) => found,
-        None => (make(dir, dump.format(options.force))?, dump.first),
+        None => (make(&location, dump.format(options.force))?, dump.first),
     };
     dump.load_into(store, done, options.interval, &progress)
 }
@@ -115,7 +117,7 @@ impl<'a> Dump<'a> {
     /// Loads everything after `done`.
     pub fn load_into(
         self,
-        store: LocalStore,
+        store: Box<dyn Store>,
         done: LoadProgress,
         interval: u64,
         progress: &dyn Fn(u64),
@@ -151,35 +153,40 @@ impl<'a> Dump<'a> {
 }
 
 /// Creates an empty store.
-pub(super) fn make(dir: &Path, format: FormatOptions) -> Result<LocalStore, Error> {
+pub(super) fn make(location: &StoreLocation, format: FormatOptions) -> Result<Box<dyn Store>, Error> {
     check_sizes(format.strip_bytes, format.journal_bytes)?;
-    superblock::format(dir, &format)?;
-    open(dir)
+    location.format(&format)?;
+    Ok(open(location)?.store)
 }
 
 /// Creates an empty store and records which dump is loaded into it.
-pub(super) fn prepare(dir: &Path, format: FormatOptions, nothing: LoadProgress) -> Result<(), Error> {
-    Loader::of(make(dir, format)?).save(nothing)
+pub(super) fn prepare(
+    location: &StoreLocation,
+    format: FormatOptions,
+    nothing: LoadProgress,
+) -> Result<(), Error> {
+    Loader::of(make(location, format)?).save(nothing)
 }
 
-fn open(dir: &Path) -> Result<LocalStore, Error> {
+fn open(location: &StoreLocation) -> Result<OpenedStore, Error> {
     let options = LocalOptions { cache_bytes: CACHE_BYTES, ..LocalOptions::default() };
-    Ok(LocalStore::open_with(dir, options)?.0)
+    location.open(options)
 }
 
 /// Opens a store with an interrupted load, and returns its progress. `None`: there is no store yet.
-pub(super) fn resume(dir: &Path, dump: &Dump<'_>) -> Result<Option<(LocalStore, LoadProgress)>, Error> {
+pub(super) fn resume(
+    location: &StoreLocation,
+    dump: &Dump<'_>,
+) -> Result<Option<(Box<dyn Store>, LoadProgress)>, Error> {
     let Dump { head, first, .. } = dump;
-    let superblock = match superblock::read(dir) {
-        Ok(superblock) => superblock,
-        Err(SuperblockError::NoDirectory(_) | SuperblockError::NoStore(_)) => return Ok(None),
-        Err(error) => return Err(error.into()),
-    };
-    let store = open(dir)?;
-    if store.get(ObjectId::SUPER, b"")?.is_some() {
-        return Err(Error::Loaded(dir.into()));
+    if location.find_superblock()?.is_none() {
+        return Ok(None);
     }
-    let no_load = || Error::NoLoad(dir.into());
+    let OpenedStore { superblock, store, .. } = open(location)?;
+    if store.get(ObjectId::SUPER, b"")?.is_some() {
+        return Err(Error::Loaded(location.name()));
+    }
+    let no_load = || Error::NoLoad(location.name());
     let progress = match store.get(ObjectId::SUPER, PROGRESS)? {
         Some(value) => espalier_meta::decode(&value).map_err(|_| no_load())?,
         // The load was interrupted before the first record of progress.
@@ -191,24 +198,27 @@ pub(super) fn resume(dir: &Path, dump: &Dump<'_>) -> Result<Option<(LocalStore, 
 
 /// As [`resume`], for a data server's store. `None`: it was started with another dump, or is
 /// complete, which cannot be distinguished.
-pub(super) fn resume_data(dir: &Path, dump: &Dump<'_>) -> Result<Option<(LocalStore, LoadProgress)>, Error> {
-    let store = open(dir)?;
+pub(super) fn resume_data(
+    location: &StoreLocation,
+    dump: &Dump<'_>,
+) -> Result<Option<(Box<dyn Store>, LoadProgress)>, Error> {
+    let store = open(location)?.store;
     let progress = store.get(ObjectId::SUPER, PROGRESS)?;
     let progress = progress.and_then(|value| espalier_meta::decode::<LoadProgress>(&value).ok());
     Ok(progress.filter(|progress| progress.head == dump.first.head).map(|progress| (store, progress)))
 }
 
 /// Why a store without its first record is not a file system.
-pub(crate) fn unfinished(store: &LocalStore, dir: &Path) -> Result<Error, Error> {
+pub(crate) fn unfinished(store: &dyn Store, superblock: &Superblock, name: &Path) -> Result<Error, Error> {
     Ok(match store.get(ObjectId::SUPER, PROGRESS)? {
-        Some(_) => Error::Loading(dir.into()),
-        None if is_data_store(store.superblock()) => Error::Datafiles(dir.into()),
-        None => Error::Unfinished(dir.into()),
+        Some(_) => Error::Loading(name.into()),
+        None if is_data_store(superblock) => Error::Datafiles(name.into()),
+        None => Error::Unfinished(name.into()),
     })
 }
 
 struct Loader {
-    store: LocalStore,
+    store: Box<dyn Store>,
     /// Complete streams that are not durable yet.
     unsynced: Vec<Ino>,
     /// The stream being written, with its final size and mtime.
@@ -220,7 +230,7 @@ struct Loader {
 }
 
 impl Loader {
-    fn of(store: LocalStore) -> Self {
+    fn of(store: Box<dyn Store>) -> Self {
         Self { store, unsynced: Vec::new(), current: None, last: None, is_part: false }
     }
 

@@ -2,18 +2,18 @@
 
 use std::fs::File;
 use std::io::{BufReader, BufWriter, Read, Seek, SeekFrom, Write};
-use std::path::Path;
 use std::sync::Arc;
 
 use espalier_meta::Super;
 use espalier_proto::{Ino, ObjectId, SeekWhat};
-use espalier_store::{LocalStore, Store, Superblock};
+use espalier_store::{Store, Superblock};
 
 use super::Dumped;
 use super::frame::{Head, Item, Reader, StoreRole, TITLE, Writer, read_failed, write_failed};
 use crate::disk::Disk;
 use crate::error::Error;
 use crate::fsck::checkpoint;
+use crate::location::StoreLocation;
 use crate::volume::{OpenOptions, Volume};
 
 /// Maximum bytes of a stream in one frame.
@@ -23,16 +23,20 @@ const CHUNK: usize = 1 << 20;
 pub(super) struct DumpSource<'a> {
     pub superblock: &'a Superblock,
     pub part: Option<StoreRole>,
-    pub store: &'a LocalStore,
+    pub store: &'a dyn Store,
 }
 
 /// Writes a file system that is not mounted. `progress` receives the number of bytes.
 ///
 /// # Errors
 /// Errors of opening the store; [`Error::Io`] if the dump cannot be written.
-pub fn dump(dir: &Path, out: &mut dyn Write, progress: impl Fn(u64)) -> Result<Dumped, Error> {
-    let (superblock, disk) = open(dir)?;
-    begin(&DumpSource { superblock: &superblock, part: None, store: &disk.store }, out, &progress)
+pub fn dump(
+    location: impl Into<StoreLocation>,
+    out: &mut dyn Write,
+    progress: impl Fn(u64),
+) -> Result<Dumped, Error> {
+    let (superblock, disk) = open(&location.into())?;
+    begin(&DumpSource { superblock: &superblock, part: None, store: disk.store.as_ref() }, out, &progress)
 }
 
 /// Completes an interrupted dump: compares the existing part with the store, truncates an
@@ -42,14 +46,18 @@ pub fn dump(dir: &Path, out: &mut dyn Write, progress: impl Fn(u64)) -> Result<D
 /// # Errors
 /// As [`dump`]; [`Error::ForeignDump`], [`Error::OtherDump`] and [`Error::Changed`] leave the file
 /// unchanged.
-pub fn resume_dump(dir: &Path, file: &File, progress: impl Fn(u64)) -> Result<Dumped, Error> {
-    let (superblock, disk) = open(dir)?;
-    resume(&DumpSource { superblock: &superblock, part: None, store: &disk.store }, file, &progress)
+pub fn resume_dump(
+    location: impl Into<StoreLocation>,
+    file: &File,
+    progress: impl Fn(u64),
+) -> Result<Dumped, Error> {
+    let (superblock, disk) = open(&location.into())?;
+    resume(&DumpSource { superblock: &superblock, part: None, store: disk.store.as_ref() }, file, &progress)
 }
 
-fn open(dir: &Path) -> Result<(Superblock, Arc<Disk>), Error> {
-    let volume = Volume::open(dir, OpenOptions::read_once())?;
-    volume.require_whole(dir)?;
+fn open(location: &StoreLocation) -> Result<(Superblock, Arc<Disk>), Error> {
+    let volume = Volume::open(location, OpenOptions::read_once())?;
+    volume.require_whole(&location.name())?;
     Ok((volume.superblock.clone(), checkpoint(volume)?))
 }
 
@@ -150,7 +158,7 @@ impl Sink<'_> {
             records += 1;
         }
         for ino in store.streams()? {
-            self.stream(store, ino)?;
+            self.stream(*store, ino)?;
             streams += 1;
         }
         self.put(Item::End { records, streams })?;
@@ -159,7 +167,7 @@ impl Sink<'_> {
         Ok(Dumped { records, streams, resumed_at })
     }
 
-    fn stream(&mut self, store: &LocalStore, ino: Ino) -> Result<(), Error> {
+    fn stream(&mut self, store: &dyn Store, ino: Ino) -> Result<(), Error> {
         let stat = store.stream_stat(ino)?;
         self.put(Item::Stream { ino, size: stat.size, mtime: stat.mtime })?;
         let Some(mut offset) = self.extents()? else { return Ok(()) };

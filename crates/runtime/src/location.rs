@@ -1,0 +1,201 @@
+//! Where a store is: a directory, or a namespace of a RADOS cluster.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use espalier_proto::{Rank, Space};
+use espalier_store::{
+    Engine, FormatOptions, Journal, LocalOptions, LocalStore, ObjectOptions, ObjectStore, Rados,
+    RadosAddress, RankLease, Store, Superblock, SuperblockError, format_objects, read_superblock, superblock,
+};
+
+use crate::error::Error;
+
+/// Start of the name of a store in a cluster.
+const RADOS: &str = "rados:";
+/// Term of the lease of a store in a cluster: how long a mount is unusable after the machine of the
+/// last one has crashed.
+const TERM: Duration = Duration::from_secs(15);
+
+/// True for the name of a store in a cluster.
+pub fn is_in_cluster(name: &Path) -> bool {
+    name.to_str().is_some_and(|name| name.starts_with(RADOS))
+}
+
+/// Where a store is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StoreLocation {
+    Directory(PathBuf),
+    Rados(RadosAddress),
+}
+
+/// How to connect to a cluster.
+#[derive(Clone, Debug, Default)]
+pub struct RadosAccess {
+    /// The cluster's configuration; `None`: Ceph's default.
+    pub conf: Option<PathBuf>,
+    /// User without the prefix `client.`; `None`: `admin`.
+    pub user: Option<String>,
+}
+
+/// A store that is open, with its journal.
+pub(crate) struct OpenedStore {
+    pub superblock: Superblock,
+    pub store: Box<dyn Store>,
+    pub journal: Journal,
+}
+
+impl From<&Path> for StoreLocation {
+    fn from(dir: &Path) -> Self {
+        Self::Directory(dir.into())
+    }
+}
+
+impl From<&PathBuf> for StoreLocation {
+    fn from(dir: &PathBuf) -> Self {
+        Self::Directory(dir.clone())
+    }
+}
+
+impl From<&Self> for StoreLocation {
+    fn from(location: &Self) -> Self {
+        location.clone()
+    }
+}
+
+impl StoreLocation {
+    /// Parses `rados:POOL` or `rados:POOL/NAMESPACE`; anything else is a directory.
+    ///
+    /// # Errors
+    /// [`Error::Option`] for an incomplete name.
+    pub fn parse(source: &Path, access: &RadosAccess) -> Result<Self, Error> {
+        let Some(name) = source.to_str().and_then(|source| source.strip_prefix(RADOS)) else {
+            return Ok(Self::Directory(source.into()));
+        };
+        let (pool, namespace) = name.split_once('/').unwrap_or((name, ""));
+        if pool.is_empty() || namespace.contains('/') {
+            return Err(Error::Option("a store in a cluster is rados:POOL or rados:POOL/NAMESPACE"));
+        }
+        Ok(Self::Rados(RadosAddress {
+            pool: pool.into(),
+            namespace: namespace.into(),
+            conf: access.conf.clone(),
+            user: access.user.clone().unwrap_or_else(|| "admin".into()),
+        }))
+    }
+
+    /// The store's name for users; the directory itself for a store in a directory.
+    pub fn name(&self) -> PathBuf {
+        match self {
+            Self::Directory(dir) => dir.clone(),
+            Self::Rados(RadosAddress { pool, namespace, .. }) if namespace.is_empty() => {
+                format!("{RADOS}{pool}").into()
+            }
+            Self::Rados(RadosAddress { pool, namespace, .. }) => format!("{RADOS}{pool}/{namespace}").into(),
+        }
+    }
+
+    /// The directory of a store that is in one.
+    pub fn directory(&self) -> Option<&Path> {
+        if let Self::Directory(dir) = self { Some(dir) } else { None }
+    }
+
+    /// Reads the superblock.
+    pub(crate) fn superblock(&self) -> Result<Superblock, Error> {
+        match self {
+            Self::Directory(dir) => Ok(superblock::read(dir)?),
+            Self::Rados(address) => self.superblock_in(&Rados::connect(address)?),
+        }
+    }
+
+    fn superblock_in(&self, engine: &impl Engine) -> Result<Superblock, Error> {
+        Ok(read_superblock(engine, &self.name().to_string_lossy())?)
+    }
+
+    /// As [`Self::superblock`]; `None` if there is no store.
+    pub(crate) fn find_superblock(&self) -> Result<Option<Superblock>, Error> {
+        use SuperblockError::{NoDirectory, NoStore};
+        use espalier_store::StoreError::Superblock as InStore;
+        match self.superblock() {
+            Err(Error::Superblock(NoDirectory(_) | NoStore(_)) | Error::Store(InStore(NoStore(_)))) => {
+                Ok(None)
+            }
+            outcome => outcome.map(Some),
+        }
+    }
+
+    /// Makes empty stores: in a directory of one rank, in a cluster of all.
+    pub(crate) fn format(&self, options: &FormatOptions) -> Result<Superblock, Error> {
+        match self {
+            Self::Directory(dir) => Ok(superblock::format(dir, options)?),
+            Self::Rados(address) => {
+                let engine = Arc::new(Rados::connect(address)?);
+                Ok(format_objects(&engine, &self.name().to_string_lossy(), options)?)
+            }
+        }
+    }
+
+    /// Opens the store; its journal is not replayed.
+    pub(crate) fn open(&self, options: LocalOptions) -> Result<OpenedStore, Error> {
+        match self {
+            Self::Directory(dir) => {
+                let (store, journal) = LocalStore::open_with(dir, options)?;
+                let superblock = store.superblock().clone();
+                Ok(OpenedStore { superblock, store: Box::new(store), journal: journal.erase() })
+            }
+            Self::Rados(address) => {
+                let engine = Arc::new(Rados::connect(address)?);
+                let superblock = self.superblock_in(engine.as_ref())?;
+                let LocalOptions { read_only, cache_bytes, .. } = options;
+                let in_objects = ObjectOptions { read_only, cache_bytes };
+                let lease = RankLease::acquire(&engine, Rank(0), TERM)?;
+                let (store, journal) = ObjectStore::open(&engine, &superblock, lease, in_objects)?;
+                Ok(OpenedStore { superblock, store: Box::new(store), journal: journal.erase() })
+            }
+        }
+    }
+
+    /// Space of the file system or pool that has the store, or will have it.
+    pub(crate) fn space(&self) -> Result<Space, Error> {
+        match self {
+            Self::Directory(dir) => {
+                let dir = std::path::absolute(dir).unwrap_or_else(|_| dir.clone());
+                let existing = dir.ancestors().find(|ancestor| ancestor.exists()).unwrap_or(&dir);
+                let stat = rustix::fs::statvfs(existing).map_err(|error| Error::Io {
+                    context: format!("cannot look at {}", existing.display()),
+                    source: error.into(),
+                })?;
+                let bytes = |blocks: u64| blocks.saturating_mul(stat.f_frsize);
+                let (total, free) = (bytes(stat.f_blocks), bytes(stat.f_bfree));
+                let available = bytes(stat.f_bavail);
+                Ok(Space { total, free, available, files: stat.f_files, files_free: stat.f_favail })
+            }
+            Self::Rados(address) => {
+                Ok(Rados::connect(address)?.space().map_err(espalier_store::StoreError::from)?)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sources_are_directories_or_namespaces() {
+        let access = RadosAccess { conf: Some("c".into()), user: None };
+        let parse = |source: &str| StoreLocation::parse(Path::new(source), &access);
+        assert_eq!(parse("a/rados:b").unwrap(), StoreLocation::from(Path::new("a/rados:b")));
+        for (source, pool, namespace) in [("rados:p", "p", ""), ("rados:p/n", "p", "n")] {
+            let location = parse(source).unwrap();
+            let StoreLocation::Rados(address) = &location else { panic!("{location:?}") };
+            assert_eq!((&*address.pool, &*address.namespace, &*address.user), (pool, namespace, "admin"));
+            assert_eq!((location.name(), location.directory()), (PathBuf::from(source), None));
+        }
+        for source in ["rados:", "rados:/n", "rados:p/n/m"] {
+            assert!(parse(source).is_err(), "{source}");
+        }
+    }
+}
