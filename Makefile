@@ -1,6 +1,7 @@
 # The entry point for people and for CI. Recipes are short: longer ones are scripts in scripts/.
 
 DATA ?= ./data
+STORE ?= $(DATA)
 MNT ?= ./mnt
 PREFIX ?= /usr/local
 CARGO ?= cargo
@@ -11,6 +12,7 @@ BIN := $(TARGET)/release/espalier
 
 help:
 	@echo 'make run [DATA=./data] [MNT=./mnt]   build, create a file system in DATA if there is none, mount it on MNT'
+	@echo 'make run STORE=rados:POOL/NAMESPACE   the same in a Ceph cluster'
 	@echo 'make test                            every test: unit, and on a mount (as root)'
 	@echo 'make soak [SOAK_HOURS=8]              random tests with new seeds, until stopped (as root)'
 	@echo 'make bench [PARTS="small tree ..."]   the figures of docs/performance.md against their targets (as root)'
@@ -20,7 +22,7 @@ help:
 run:
 	@scripts/setup.sh run
 	@$(MAKE) --no-print-directory build
-	@BIN='$(BIN)' scripts/run.sh '$(DATA)' '$(MNT)'
+	@BIN='$(BIN)' scripts/run.sh '$(STORE)' '$(MNT)'
 
 build:
 	$(CARGO) build --release --workspace

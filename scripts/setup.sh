@@ -71,6 +71,22 @@ if [ ${#missing[@]} -gt 0 ]; then
     echo "setup: installed ${missing[*]}"
 fi
 
+# Ceph is large and not packaged everywhere: scripts/rados-test.sh is skipped without it.
+if [ "${1:-run}" = test ]; then
+    missing=()
+    need ceph-mon ceph-mon
+    need ceph-osd ceph-osd
+    need ceph-common ceph rados
+    if [ ${#missing[@]} -gt 0 ]; then
+        export DEBIAN_FRONTEND=noninteractive
+        if as_root apt-get install -y --no-install-recommends "${missing[@]}" > /dev/null 2>&1; then
+            echo "setup: installed ${missing[*]}"
+        else
+            echo "setup: cannot install ${missing[*]}: the tests on a RADOS cluster are skipped"
+        fi
+    fi
+fi
+
 if [ ! -e /dev/fuse ]; then
     as_root modprobe fuse || {
         echo 'setup: no /dev/fuse and the module cannot be loaded; a container needs --device /dev/fuse' >&2

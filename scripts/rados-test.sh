@@ -1,0 +1,119 @@
+#!/bin/bash
+# rados-test.sh: a file system in a RADOS cluster: mounts, kills, a second mount, a cluster that is
+# away, dumps. Makes a cluster of its own, unless CEPH_CONF and POOL name one for tests.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+bin=$(realpath "${BUILD:-target/release}/espalier")
+. scripts/section-functions.sh
+
+for program in ceph-mon ceph-osd ceph rados; do
+    if ! PATH=$PATH:/usr/sbin command -v "$program" > /dev/null; then
+        echo "rados-test: skipped: there is no $program; scripts/setup.sh test installs it where it can"
+        exit 0
+    fi
+done
+
+work=$(mktemp -d)
+mnt=$work/mnt
+mkdir "$mnt" "$work/other"
+cleanup() {
+    for at in "$mnt" "$work/other"; do
+        "$bin" umount --force "$at" 2> /dev/null || umount -l "$at" 2> /dev/null || true
+    done
+    [ -z "${own:-}" ] || scripts/ceph-cluster.sh down "$work/ceph" || true
+    rm -rf --one-file-system "$work"
+}
+trap cleanup EXIT
+fail() {
+    echo "rados-test: $*" >&2
+    tail -n 20 "$work"/*.log >&2 2> /dev/null || true
+    exit 1
+}
+
+section 'a cluster'
+if [ -z "${CEPH_CONF:-}" ] || [ -z "${POOL:-}" ]; then
+    own=yes POOL=esp
+    export CEPH_CONF=$work/ceph/ceph.conf
+    scripts/ceph-cluster.sh up "$work/ceph" "$POOL"
+fi
+store=rados:$POOL/test$$
+# The process that serves the mount.
+server() { "$bin" status --json "$mnt" | jq .pid; }
+mount_it() { "$bin" mount --log-file "$work/mount.log" --log info "$@"; }
+
+section 'mkfs, mount, copy a tree, mount again, compare'
+"$bin" mkfs --journal 32M "$store"
+if "$bin" mkfs "$store" 2> "$work/refused"; then fail 'mkfs replaced a file system without --force'; fi
+grep -q 'already an Espalier store' "$work/refused" || fail "mkfs: $(cat "$work/refused")"
+mount_it "$store" "$mnt"
+mkdir "$work/tree"
+cp -a crates docs scripts "$work/tree"
+head -c 20M /dev/urandom > "$work/tree/big"
+cp -a "$work/tree" "$mnt/"
+"$bin" status "$mnt" | grep "store *$store" > /dev/null || fail 'status does not name the store'
+if mount_it --foreground "$store" "$work/other" 2> "$work/refused"; then fail 'mounted twice'; fi
+grep -q "in use by process $(server) on $(uname -n)" "$work/refused" ||
+    fail "the second mount does not name the first: $(cat "$work/refused")"
+"$bin" umount "$mnt"
+mount_it "$store" "$mnt"
+diff -r "$work/tree" "$mnt/tree" || fail 'files differ after mounting again'
+rm -rf "$mnt/tree/docs"
+"$bin" umount "$mnt"
+"$bin" fsck "$store"
+
+section 'killed under load'
+for round in 1 2 3; do
+    mount_it "$store" "$mnt"
+    (
+        for n in $(seq 100000); do
+            seq "$n" $((n + 300)) > "$mnt/r$round-$n"
+            if [ $((n % 20)) = 0 ]; then
+                sync "$mnt/r$round-$n"
+                echo "r$round-$n $n" >> "$work/synced"
+            fi
+        done
+    ) 2> /dev/null &
+    load=$!
+    sleep 2
+    kill -9 "$(server)"
+    kill "$load" 2> /dev/null || true
+    wait "$load" 2> /dev/null || true
+    # The holder of the lease has ended on this machine: no need to wait for its term.
+    mount_it "$store" "$mnt"
+    while read -r name n; do
+        cmp -s <(seq "$n" $((n + 300))) "$mnt/$name" || fail "$name was synced and is lost or damaged"
+    done < "$work/synced"
+    "$bin" umount "$mnt"
+    "$bin" fsck "$store" > "$work/fsck" || fail "$(cat "$work/fsck")"
+    echo "round $round: $(wc -l < "$work/synced") synced files; $(cat "$work/fsck")"
+done
+
+if [ -n "${own:-}" ]; then
+    section 'the cluster is away for longer than the lease'
+    mount_it "$store" "$mnt"
+    echo before > "$mnt/before"
+    sync "$mnt/before"
+    server=$(server)
+    scripts/ceph-cluster.sh stop-osd "$work/ceph"
+    sleep 17
+    if timeout 60 touch "$mnt/after" 2> /dev/null; then fail 'a change is accepted after the lease is over'; fi
+    if timeout 60 ls "$mnt" > /dev/null 2>&1; then fail 'a listing is answered after the lease is over'; fi
+    scripts/ceph-cluster.sh start-osd "$work/ceph"
+    "$bin" umount --force "$mnt" 2> /dev/null || true
+    for _ in $(seq 100); do
+        kill -0 "$server" 2> /dev/null || break
+        sleep 0.5
+    done
+    mount_it "$store" "$mnt"
+    [ "$(cat "$mnt/before")" = before ] || fail 'a synced file is lost'
+    "$bin" umount "$mnt"
+fi
+
+section 'dump, and load into a directory and back'
+"$bin" dump "$store" "$work/dump"
+"$bin" load --verify "$work/dump" "$work/local"
+"$bin" load --verify "$work/dump" "$store-copy"
+mount_it "$store-copy" "$mnt"
+diff -r --exclude docs "$work/tree" "$mnt/tree" || fail 'the loaded file system differs'
+"$bin" umount "$mnt"
+echo 'rados-test: passed'
