@@ -21,6 +21,7 @@ mod config;
 mod contents;
 mod event;
 mod evict;
+pub mod failover;
 mod fan_out;
 mod figures;
 mod fragment;

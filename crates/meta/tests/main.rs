@@ -10,6 +10,7 @@ mod eager;
 mod encoding;
 mod evict;
 mod exclusive;
+mod failover;
 mod figures;
 mod fragments;
 mod harness;
