@@ -12,7 +12,7 @@ cd "$(dirname "$0")/.."
 BUILD=$(realpath "${BUILD:-target/release}")
 export BUILD # the programs' directory
 local_parts='pjdfstest conformance model first-hour bench helpers'
-all="local powerloss ranks small cluster data no-metafile bulk failing slow usage repair dump cluster-dump kill full memory metrics policy replay rados"
+all="local powerloss ranks small cluster data no-metafile bulk failing slow usage repair dump cluster-dump kill full memory metrics policy replay rados failover"
 only=${ONLY:-$all}
 [ -z "${UNIT:-}" ] || only="unit $only"
 
@@ -82,5 +82,6 @@ metrics scripts/metrics-test.sh
 policy scripts/policy-test.sh
 replay scripts/replay-test.sh
 rados scripts/rados-test.sh
+failover scripts/failover-test.sh
 PARTS
 echo "mount-tests: all passed ($SECONDS s)"

@@ -271,6 +271,13 @@ pub struct InitArgs {
     /// Number of metadata servers that share the namespace: the first of the servers.
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub ranks: u16,
+    /// Store that all servers share, as rados:POOL/NAMESPACE: servers fail over. Without it each
+    /// metadata server has a store of its own, without redundancy.
+    #[arg(long, value_name = "STORE", conflicts_with = "servers")]
+    pub store: Option<String>,
+    /// With `--store`: number of servers besides those of the ranks, to take over.
+    #[arg(long, default_value_t = 1, value_name = "N", requires = "store", value_parser = clap::value_parser!(u16).range(0..=1024))]
+    pub standbys: u16,
     /// Address of the first server, as HOST:PORT; the others use the following ports.
     #[arg(long, default_value = InitArgs::LISTEN, value_name = "ADDRESS")]
     pub listen: String,
@@ -296,7 +303,18 @@ impl InitArgs {
     pub fn of(dir: &Path, servers: u16) -> Self {
         let listen = Self::LISTEN.into();
         let (hosts, label) = (Vec::new(), String::new());
-        Self { dir: dir.into(), servers, ranks: 1, listen, hosts, label, journal: None, insecure: false }
+        Self {
+            dir: dir.into(),
+            servers,
+            ranks: 1,
+            store: None,
+            standbys: 0,
+            listen,
+            hosts,
+            label,
+            journal: None,
+            insecure: false,
+        }
     }
 }
 

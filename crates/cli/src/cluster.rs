@@ -5,17 +5,20 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use espalier_net::pki::{AUTHORITY, Authority, CERTIFICATE, Issued, KEY, Validity};
 use espalier_net::{Identity, SealKey};
 use espalier_proto::{Rank, ServerId};
-use espalier_runtime::{ClusterStores, Drained, LoadOptions, MkfsOptions, Servers, Status, Undecided};
+use espalier_runtime::{
+    ClusterStatus, ClusterStores, Drained, LoadOptions, MkfsOptions, Servers, Status, Undecided,
+};
 use rustix::process::Signal;
 
 use crate::args::{ClusterCommand, InitArgs};
 use crate::background;
 use crate::copy;
 use crate::serve::{Config, DataEntry, MetaEntry, Role};
+use crate::shared;
 
 /// Configuration file in a server's directory.
 const CONFIG: &str = "server.toml";
@@ -54,7 +57,7 @@ fn init(args: &InitArgs) -> Result<ExitCode> {
     if fs::read_dir(dir).is_ok_and(|mut entries| entries.next().is_some()) {
         bail!("{} is not empty: a new cluster needs a directory of its own", dir.display());
     }
-    if args.ranks > args.servers {
+    if args.store.is_none() && args.ranks > args.servers {
         bail!("{} servers cannot have {} ranks: each has one at most", args.servers, args.ranks);
     }
     fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
@@ -74,23 +77,29 @@ fn init(args: &InitArgs) -> Result<ExitCode> {
         if let Some(authority) = &authority {
             issue_server(authority, args, config, &server)?;
         }
-        if config.has(Role::Meta) {
+        if config.has(Role::Meta) && config.shared().is_none() {
             stores.push(server.join(&config.store));
         }
         if config.has(Role::Data) {
             espalier_runtime::mkfs_data(&server.join(&config.data_store), ServerId(config.number))?;
         }
     }
-    espalier_runtime::mkfs_ranks(&stores, &mkfs_options(args))?;
+    match &args.store {
+        Some(store) => shared::create(store, args.ranks, &mkfs_options(args))?,
+        None => espalier_runtime::mkfs_ranks(&stores, &mkfs_options(args))?,
+    }
     if let Some(authority) = &authority {
         issue_client(authority, dir, ADMIN)?;
     }
-    let servers = if args.servers == 1 { "server" } else { "servers" };
+    let servers = if configs.len() == 1 { "server" } else { "servers" };
     println!(
         "made a cluster of {} {servers} in {}; `espalier cluster up {1}` starts it",
-        args.servers,
+        configs.len(),
         dir.display()
     );
+    if args.store.is_none() {
+        println!("its stores have no redundancy: docs/failover.md describes servers that fail over");
+    }
     Ok(ExitCode::SUCCESS)
 }
 
@@ -105,6 +114,14 @@ fn configs(args: &InitArgs) -> Result<Vec<Config>> {
             port.checked_add(number).context("port numbers exceed 65535: give --listen a smaller one")?;
         Ok(format!("{host}:{port}"))
     };
+    if let Some(store) = &args.store {
+        shared::locate(store)?;
+        let config = |number| {
+            let new = Config::new(address(number)?, args.insecure);
+            Ok(Config { number, store: store.into(), ..new })
+        };
+        return (0..args.ranks + args.standbys).map(config).collect();
+    }
     if args.servers == 1 {
         return Ok(vec![first]);
     }
@@ -179,6 +196,27 @@ struct ServerProcess {
     config: Config,
 }
 
+/// What a running server reports.
+struct Running {
+    pid: Option<u32>,
+    url: Option<String>,
+    /// Of its store, or of each rank that it holds.
+    stores: Vec<Status>,
+    /// The cluster map, if servers share a store.
+    shared: Option<ClusterStatus>,
+}
+
+impl Running {
+    fn of_own(status: Status) -> Self {
+        Self { pid: status.pid, url: status.url.clone(), stores: vec![status], shared: None }
+    }
+
+    fn of_shared(status: ClusterStatus) -> Self {
+        let (pid, url, stores) = (Some(status.pid), Some(status.url.clone()), status.ranks.clone());
+        Self { pid, url, stores, shared: Some(status) }
+    }
+}
+
 /// The servers of a cluster, by number.
 fn servers(dir: &Path) -> Result<Vec<ServerProcess>> {
     let entries = fs::read_dir(dir).with_context(|| format!("no cluster in {}", dir.display()))?;
@@ -219,14 +257,18 @@ impl ServerProcess {
     }
 
     /// Status of the server if it runs; of its metadata store if it has one.
-    fn running(&self) -> Result<Option<Status>> {
+    fn running(&self) -> Result<Option<Running>> {
+        if self.config.shared().is_some() {
+            return Ok(espalier_runtime::status_of_server(&self.dir).ok().map(Running::of_shared));
+        }
         let Some(store) = self.stores().into_iter().next() else { return Ok(None) };
-        Ok(Some(espalier_runtime::status_of(&store)?).filter(|status| status.url.is_some()))
+        let status = Some(espalier_runtime::status_of(&store)?).filter(|status| status.url.is_some());
+        Ok(status.map(Running::of_own))
     }
 
     /// Sends a signal to the server's process, if it runs.
     fn signal(&self, signal: Signal) -> Result<bool> {
-        let Some(pid) = self.running()?.and_then(|status| status.pid) else { return Ok(false) };
+        let Some(pid) = self.running()?.and_then(|running| running.pid) else { return Ok(false) };
         let pid = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw);
         let pid = pid.context("the server has no process")?;
         rustix::process::kill_process(pid, signal)
@@ -234,9 +276,20 @@ impl ServerProcess {
         Ok(true)
     }
 
+    fn wait_for_end(&self, runs: impl Fn() -> Result<bool>) -> Result<()> {
+        let began = Instant::now();
+        while runs()? {
+            if began.elapsed() > PATIENCE {
+                bail!("the server of {} still runs after {PATIENCE:?}: see its log", self.dir.display());
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
+    }
+
     /// Address of a running metadata server.
-    fn address(&self, status: Option<&Status>) -> Option<String> {
-        let url = status.filter(|_| self.config.has(Role::Meta))?.url.as_deref()?;
+    fn address(&self, running: Option<&Running>) -> Option<String> {
+        let url = running.filter(|_| self.config.has(Role::Meta))?.url.as_deref()?;
         Some(url.strip_prefix(Servers::SCHEME)?.trim_end_matches('/').into())
     }
 
@@ -260,9 +313,10 @@ fn up(dir: &Path, count: Option<u16>) -> Result<ExitCode> {
             ),
         }
     }
+    let servers = servers(dir)?;
     let mut addresses = Vec::new();
     // Metadata servers need the data servers, so they start last.
-    for server in servers(dir)?.iter().rev() {
+    for server in servers.iter().rev() {
         if server.running()?.is_none() {
             let mut command = Command::new(std::env::current_exe().context("cannot find this program")?);
             command
@@ -274,12 +328,13 @@ fn up(dir: &Path, count: Option<u16>) -> Result<ExitCode> {
                 return Ok(code);
             }
         }
-        let Some(status) = server.running()? else {
+        let Some(running) = server.running()? else {
             bail!("the server has exited: see its log in {}", server.dir.display())
         };
-        addresses.extend(server.address(Some(&status)));
+        addresses.extend(server.address(Some(&running)));
     }
     addresses.reverse();
+    wait_for_ranks(&servers)?;
     let url = url(&addresses);
     let how = if dir.join(AUTHORITY).is_file() {
         format!("credentials={}", dir.join("clients").join(ADMIN).display())
@@ -290,11 +345,29 @@ fn up(dir: &Path, count: Option<u16>) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Waits until servers that share a store serve all ranks.
+fn wait_for_ranks(servers: &[ServerProcess]) -> Result<()> {
+    let Some(server) = servers.iter().find(|server| server.config.shared().is_some()) else { return Ok(()) };
+    let began = Instant::now();
+    loop {
+        let status = espalier_runtime::status_of_server(&server.dir)?;
+        let (ranks, serving) = (status.map.ranks.len(), status.map.ranks.iter().filter(|rank| rank.serving));
+        match serving.count() {
+            serving if serving == ranks && ranks > 0 => return Ok(()),
+            serving if began.elapsed() > PATIENCE => bail!(
+                "{serving} of {ranks} ranks are served after {PATIENCE:?}: see the log in {}",
+                server.dir.display()
+            ),
+            _ => std::thread::sleep(Duration::from_millis(50)),
+        }
+    }
+}
+
 /// Process id of a cluster's first server.
 pub(crate) fn process(dir: &Path) -> Result<u32> {
     let status = servers(dir)?.first().map(ServerProcess::running).transpose()?.flatten();
     status
-        .and_then(|status| status.pid)
+        .and_then(|running| running.pid)
         .with_context(|| format!("the server of {} does not run", dir.display()))
 }
 
@@ -313,17 +386,18 @@ fn reload(dir: &Path) -> Result<ExitCode> {
 }
 
 fn down(dir: &Path) -> Result<ExitCode> {
-    for server in servers(dir)? {
-        if !server.signal(Signal::TERM)? {
-            continue;
-        }
-        let name = server.dir.display();
-        let began = Instant::now();
-        while server.stores().iter().any(|store| espalier_store::is_open(store)) {
-            if began.elapsed() > PATIENCE {
-                bail!("the server of {name} still runs after {PATIENCE:?}: see its log");
-            }
-            std::thread::sleep(Duration::from_millis(20));
+    let servers = servers(dir)?;
+    // All at once: otherwise each hands its ranks to the next.
+    let shared = servers.iter().filter(|server| server.config.shared().is_some());
+    for server in shared.clone() {
+        server.signal(Signal::TERM)?;
+    }
+    for server in shared {
+        server.wait_for_end(|| Ok(server.running()?.is_some()))?;
+    }
+    for server in servers.iter().filter(|server| server.config.shared().is_none()) {
+        if server.signal(Signal::TERM)? {
+            server.wait_for_end(|| Ok(server.stores().iter().any(|store| espalier_store::is_open(store))))?;
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -336,12 +410,24 @@ fn all_stores(servers: &[ServerProcess]) -> Result<ClusterStores> {
     if ranks.is_empty() {
         bail!("no metadata server");
     }
+    if servers.iter().any(|server| server.config.shared().is_some()) {
+        bail!("the servers share a store: this is for clusters whose servers have stores of their own");
+    }
     let data = of(Role::Data)
         .map(|server| (ServerId(server.config.number), server.dir.join(&server.config.data_store)));
     Ok(ClusterStores { ranks, data: data.collect() })
 }
 
 fn fsck(dir: &Path, is_repair: bool) -> ExitCode {
+    let shared = servers(dir).ok().and_then(|servers| Some(servers.first()?.config.shared()?.to_string()));
+    if let Some(store) = shared {
+        if is_repair {
+            return crate::fsck::exit_code(Err(anyhow!(
+                "{store} cannot be repaired: only stores in directories can"
+            )));
+        }
+        return shared::fsck(&store);
+    }
     crate::fsck::exit_code(servers(dir).and_then(|servers| {
         let ClusterStores { ranks, data } = all_stores(&servers)?;
         let run = if is_repair { crate::fsck::repair_cluster } else { crate::fsck::check_cluster };
@@ -421,34 +507,56 @@ fn status(dir: &Path, json: bool) -> Result<ExitCode> {
     for server in &servers {
         all.push((server, server.running()?));
     }
-    let is_up = all.iter().all(|(_, status)| status.is_some());
+    let is_up = all.iter().all(|(_, running)| running.is_some());
+    let newest = all.iter().filter_map(|(_, running)| running.as_ref()?.shared.as_ref());
+    let newest = newest.max_by_key(|status| status.version);
     if json {
         let addresses: Vec<_> =
-            all.iter().filter_map(|(server, status)| server.address(status.as_ref())).collect();
+            all.iter().filter_map(|(server, running)| server.address(running.as_ref())).collect();
         let url = (!addresses.is_empty()).then(|| url(&addresses));
-        let list: Vec<_> = all
-            .iter()
-            .map(|(server, status)| serde_json::json!({ "dir": server.dir, "number": server.config.number, "roles": server.roles(), "running": status.is_some(), "status": status }))
-            .collect();
-        println!("{}", serde_json::json!({ "url": url, "servers": list }));
+        let list: Vec<_> = all.iter().map(|(server, running)| server.json(running.as_ref())).collect();
+        let map = newest.map(|status| serde_json::json!({ "version": status.version, "map": status.map }));
+        println!("{}", serde_json::json!({ "url": url, "servers": list, "cluster": map }));
     } else {
-        for (server, status) in &all {
-            let name = server.dir.file_name().unwrap_or_default().to_string_lossy();
-            let roles = server.roles();
-            match status {
-                None => println!("{name}  {roles}  not running"),
-                Some(status) => println!(
-                    "{name}  {roles}  {}  process {}  {} clients  {} inodes in use{}",
-                    status.url.as_deref().unwrap_or_default(),
-                    status.pid.unwrap_or_default(),
-                    status.clients.unwrap_or_default(),
-                    status.files.unwrap_or_default(),
-                    status.failure.as_ref().map(|failure| format!("  FAILED: {failure}")).unwrap_or_default(),
-                ),
-            }
+        all.iter().for_each(|(server, running)| server.print(running.as_ref()));
+        if let Some(status) = newest {
+            shared::print_ranks(&status.map);
         }
     }
     Ok(if is_up { ExitCode::SUCCESS } else { ExitCode::from(1) })
+}
+
+impl ServerProcess {
+    fn json(&self, running: Option<&Running>) -> serde_json::Value {
+        let (dir, number, roles) = (&self.dir, self.config.number, self.roles());
+        // A server with a store of its own has one, others one for each rank that they hold.
+        let stores = running.map(|running| &running.stores);
+        let status = stores.and_then(|stores| stores.first());
+        serde_json::json!({
+            "dir": dir, "number": number, "roles": roles, "running": running.is_some(),
+            "pid": running.and_then(|running| running.pid), "status": status, "stores": stores,
+        })
+    }
+
+    fn print(&self, running: Option<&Running>) {
+        let name = self.dir.file_name().unwrap_or_default().to_string_lossy();
+        let roles = self.roles();
+        let Some(running) = running else { return println!("{name}  {roles}  not running") };
+        let (url, pid) = (running.url.as_deref().unwrap_or_default(), running.pid.unwrap_or_default());
+        print!("{name}  {roles}  {url}  process {pid}");
+        if running.stores.is_empty() {
+            print!("  standby");
+        }
+        for status in &running.stores {
+            print!(
+                "  {} clients  {} inodes in use{}",
+                status.clients.unwrap_or_default(),
+                status.files.unwrap_or_default(),
+                status.failure.as_ref().map(|failure| format!("  FAILED: {failure}")).unwrap_or_default(),
+            );
+        }
+        println!();
+    }
 }
 
 /// True if a text is the address of a server.

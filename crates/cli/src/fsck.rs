@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::{Result, bail};
 use espalier_meta::Finding;
 use espalier_proto::ServerId;
-use espalier_runtime::{FsckReport, RepairReport};
+use espalier_runtime::{FsckReport, RepairReport, SharedStore};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::args::FsckArgs;
@@ -42,14 +42,26 @@ fn check(args: &FsckArgs) -> Result<u8> {
     Ok(if clean { CLEAN } else { PROBLEMS_LEFT })
 }
 
+/// Checks the stores of all ranks that servers share.
+pub(crate) fn check_shared(shared: &SharedStore) -> Result<u8> {
+    let bar = progress()?;
+    let report = espalier_runtime::fsck_shared(shared, |records| bar.set_position(records))?;
+    bar.finish_and_clear();
+    Ok(conclude(&report))
+}
+
 /// Checks the stores of all ranks and the datafiles of their files.
 pub(crate) fn check_cluster(ranks: &[PathBuf], data: &[(ServerId, PathBuf)]) -> Result<u8> {
     let bar = progress()?;
     let report = espalier_runtime::fsck_cluster(ranks, data, |records| bar.set_position(records))?;
     bar.finish_and_clear();
+    Ok(conclude(&report))
+}
+
+fn conclude(report: &FsckReport) -> u8 {
     show(&report.findings);
-    summary(&report, "clean");
-    Ok(if report.findings.is_empty() { CLEAN } else { PROBLEMS_LEFT })
+    summary(report, "clean");
+    if report.findings.is_empty() { CLEAN } else { PROBLEMS_LEFT }
 }
 
 fn repair(args: &FsckArgs) -> Result<u8> {

@@ -21,6 +21,7 @@ mod remove;
 mod report;
 mod screen;
 mod serve;
+mod shared;
 mod sim;
 mod stop;
 mod subtree;

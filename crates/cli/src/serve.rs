@@ -13,7 +13,8 @@ use espalier_meta::Rights;
 use espalier_net::{Limits, SealKey, Security};
 use espalier_proto::{Distribution, ServerId};
 use espalier_runtime::{
-    Access, DataRole, DataStore, MetaRole, OpenOptions, ReadSettings, ServeOptions, Settings, Striping,
+    Access, DataRole, DataStore, MetaRole, OpenOptions, RankSource, ReadSettings, ServeOptions, Settings,
+    Striping,
 };
 use serde::{Deserialize, Serialize};
 
@@ -21,7 +22,7 @@ use crate::args::{LogArgs, ServeArgs, parse_size};
 use crate::background::{announce, log_file};
 use crate::mount::{open_patiently, patiently};
 use crate::options::{metrics_address, threads_for_servers};
-use crate::{heap, policy, start_log};
+use crate::{heap, policy, shared, start_log};
 
 /// Time limit for writing everything out when the server stops.
 const DRAIN: Duration = Duration::from_secs(30);
@@ -72,9 +73,14 @@ pub(crate) struct Config {
     pub roles: Vec<Role>,
     /// Address to listen on, as `HOST:PORT`.
     pub listen: String,
-    /// The metadata store, made by `espalier mkfs`.
+    /// The metadata store, made by `espalier mkfs`; or `rados:POOL/NAMESPACE`, which all servers of
+    /// the cluster share.
     #[serde(default = "Config::default_store")]
     pub store: PathBuf,
+    /// Address as `HOST:PORT` for clients and other servers, if they share the store; default:
+    /// `listen`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address: Option<String>,
     /// The store for datafiles.
     #[serde(default = "Config::default_data_store")]
     pub data_store: PathBuf,
@@ -145,6 +151,7 @@ impl Config {
             data_key: None,
             meta: Vec::new(),
             data: Vec::new(),
+            address: None,
             listen,
             insecure,
             store: Self::default_store(),
@@ -233,6 +240,9 @@ impl Config {
         if !config.meta.is_empty() && !config.has(Role::Meta) {
             bail!("[[meta]] in {} is for a server with the role \"meta\"", file.display());
         }
+        if config.shared().is_some() && !(config.meta.is_empty() && config.data.is_empty()) {
+            bail!("[[meta]] and [[data]] in {} are for servers with stores of their own", file.display());
+        }
         if config.ranks().zip(0..).any(|(entry, rank)| entry.rank != rank) {
             bail!("[[meta]] in {} names each rank once, from 0 on", file.display());
         }
@@ -272,9 +282,15 @@ impl Config {
         self.roles.contains(&role)
     }
 
-    /// Paths of the server's stores. `dir`: the directory of its configuration.
+    /// The store that all servers share; `None`: the server has its own.
+    pub(crate) fn shared(&self) -> Option<&str> {
+        self.store.to_str().filter(|store| shared::is_shared(store) && self.has(Role::Meta))
+    }
+
+    /// Paths of the server's own stores. `dir`: the directory of its configuration.
     pub(crate) fn stores(&self, dir: &Path) -> Vec<PathBuf> {
-        let store = |(role, path): (Role, &PathBuf)| self.has(role).then(|| dir.join(path));
+        let is_own = |role| self.has(role) && (role == Role::Data || self.shared().is_none());
+        let store = |(role, path): (Role, &PathBuf)| is_own(role).then(|| dir.join(path));
         [(Role::Meta, &self.store), (Role::Data, &self.data_store)].into_iter().filter_map(store).collect()
     }
 
@@ -342,18 +358,7 @@ pub(crate) fn serve(args: &ServeArgs, log: &LogArgs) -> Result<ExitCode> {
         false => None,
     };
     let meta = match config.has(Role::Meta) {
-        true => {
-            let store = base.join(&config.store);
-            let volume = open_patiently(&(&store).into(), open)?;
-            if volume.replayed > 0 {
-                tracing::info!(events = volume.replayed, "replayed the journal");
-            }
-            let ranks = config.ranks().map(|entry| entry.address.clone()).collect();
-            let (access, session_ms) = (Access { clients: config.clients }, config.session_seconds * 1000);
-            let address = |entry: DataEntry| (ServerId(entry.number), entry.address);
-            let data_servers = config.data.into_iter().map(address).collect();
-            Some(MetaRole { volume, store, access, session_ms, ranks, data_servers, data_key })
-        }
+        true => Some(meta_role(config, open, data_key, base)?),
         false => None,
     };
     espalier_runtime::serve(meta, data, options, |address| {
@@ -364,6 +369,26 @@ pub(crate) fn serve(args: &ServeArgs, log: &LogArgs) -> Result<ExitCode> {
         }
     })?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The metadata service of a server. `base`: the directory of its configuration.
+fn meta_role(config: Config, open: OpenOptions, data_key: Option<SealKey>, base: &Path) -> Result<MetaRole> {
+    let source = match config.shared() {
+        Some(store) => RankSource::Shared(shared::ranks(&config, store, open, base)?),
+        None => {
+            let store = base.join(&config.store);
+            let volume = open_patiently(&(&store).into(), open)?;
+            if volume.replayed > 0 {
+                tracing::info!(events = volume.replayed, "replayed the journal");
+            }
+            let ranks = config.ranks().map(|entry| entry.address.clone()).collect();
+            RankSource::Own { volume: Box::new(volume), store, ranks }
+        }
+    };
+    let (access, session_ms) = (Access { clients: config.clients }, config.session_seconds * 1000);
+    let address = |entry: DataEntry| (ServerId(entry.number), entry.address);
+    let data_servers = config.data.into_iter().map(address).collect();
+    Ok(MetaRole { source, access, session_ms, data_servers, data_key })
 }
 
 /// Rereads the settings that can change at run time from the configuration.

@@ -75,7 +75,7 @@ fn idle(server: Security, client: Security) -> usize {
 
 const HELLO: Hello = Hello {
     cluster: ClusterId([1; 16]),
-    service: Service::Metadata { leases: true, accesses: Accesses::All },
+    service: Service::Metadata { leases: true, accesses: Accesses::All, rank: None },
     client: ClientId(1),
     incarnation: None,
 };

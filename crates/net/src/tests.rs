@@ -383,7 +383,7 @@ fn invalid_payload_frames_are_rejected() {
 async fn greetings_and_answers_may_be_anything() {
     let hello = Hello {
         cluster: ClusterId([7; 16]),
-        service: Service::Metadata { leases: true, accesses: Accesses::All },
+        service: Service::Metadata { leases: true, accesses: Accesses::All, rank: None },
         client: ClientId(3),
         incarnation: Some(300),
     };
@@ -450,7 +450,7 @@ async fn bytes_after_the_end_of_tls() {
     let mut stream = TlsConnector::from(config).connect(name, socket).await.unwrap();
     let hello = Hello {
         cluster: ClusterId([7; 16]),
-        service: Service::Metadata { leases: true, accesses: Accesses::All },
+        service: Service::Metadata { leases: true, accesses: Accesses::All, rank: None },
         client: ClientId(3),
         incarnation: None,
     };

@@ -36,14 +36,16 @@ pub enum Accesses {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Service {
     /// The namespace, for clients. Without `leases` replies carry no leases, and no change waits
-    /// for the client.
-    Metadata { leases: bool, accesses: Accesses },
+    /// for the client. `rank`: the rank to talk to; `None`: any that the server has.
+    Metadata { leases: bool, accesses: Accesses, rank: Option<Rank> },
     /// The datafiles of a data server, for metadata servers.
     Data(ServerId),
     /// The datafiles of a data server, for clients with capabilities.
     Delegated(ServerId),
     /// Messages between metadata servers: from rank `from` to rank `to`.
     Peer { from: Rank, to: Rank },
+    /// The addresses of all servers, and each change of them.
+    Addresses,
 }
 
 /// The first message of a client.
@@ -79,13 +81,21 @@ pub struct Welcome {
 /// Addresses of a cluster's servers, as `HOST:PORT`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServerMap {
-    /// The metadata servers by rank. Empty if the sender is the only one.
+    /// Version of the cluster map; 0: the servers are fixed.
+    pub version: u64,
+    /// The metadata servers by rank. Empty if the sender is the only one. The address of a rank
+    /// without a server is empty.
     pub ranks: Vec<String>,
+    /// Incarnations of the ranks, if servers fail over.
+    pub incarnations: Vec<u64>,
+    /// All metadata servers if they fail over, standbys first.
+    pub meta: Vec<String>,
     pub data: Vec<(ServerId, String)>,
 }
 
 impl ServerMap {
-    pub const NONE: Self = Self { ranks: Vec::new(), data: Vec::new() };
+    pub const NONE: Self =
+        Self { version: 0, ranks: Vec::new(), incarnations: Vec::new(), meta: Vec::new(), data: Vec::new() };
 }
 
 /// Message from a client to a metadata server.

@@ -34,3 +34,9 @@ pub fn uptime_ms() -> u64 {
 pub fn incarnation() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |since| since.as_nanos() as u64)
 }
+
+/// Milliseconds of the clock for leases of ranks: monotonic, and runs while the machine sleeps.
+pub fn lease_ms() -> u64 {
+    let now = clock_gettime(ClockId::Boottime);
+    now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
+}

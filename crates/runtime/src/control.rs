@@ -246,7 +246,7 @@ pub(crate) fn answer_trace(tracer: &Tracer, since: &str, millis: &str) -> serde_
     serde_json::to_string(&tracer.report(since, Duration::from_millis(millis).min(LONGEST_WATCH)))
 }
 
-fn ask<T: DeserializeOwned>(store: &Path, question: &str) -> std::io::Result<T> {
+pub(crate) fn ask<T: DeserializeOwned>(store: &Path, question: &str) -> std::io::Result<T> {
     ask_at(&socket_path(store).ok_or(std::io::ErrorKind::NotFound)?, question)
 }
 
@@ -365,7 +365,7 @@ pub(crate) fn answer(
     }
 }
 
-fn status(superblock: &Superblock, status_source: &impl StatusSource) -> Status {
+pub(crate) fn status(superblock: &Superblock, status_source: &impl StatusSource) -> Status {
     let (files, broken) = status_source.state();
     let figures = status_source.watch().figures(&status_source.watch().totals(), status_source.figures());
     let mut status = Status {

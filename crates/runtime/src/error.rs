@@ -2,7 +2,7 @@ use std::path::PathBuf;
 
 use espalier_meta::RecoveryError;
 use espalier_proto::{Errno, Rank, ServerId};
-use espalier_store::{FormatError, JournalError, RadosError, StoreError, SuperblockError};
+use espalier_store::{EngineError, FormatError, JournalError, RadosError, StoreError, SuperblockError};
 
 /// Why a file system cannot be created, opened, checked or mounted.
 #[derive(Debug, thiserror::Error)]
@@ -82,6 +82,16 @@ pub enum Error {
         "transactions between metadata servers are unfinished: start all of them, and stop them again, or see `espalier cluster resolve`"
     )]
     Undecided,
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    #[error(
+        "another server has taken over: this one was silent for too long. Start it again as a standby; see docs/failover.md"
+    )]
+    Removed,
+    #[error(
+        "the store refuses this server, since another one has taken over. Start it again as a standby; see docs/failover.md"
+    )]
+    Fenced,
     #[error("cannot write all changes at shutdown: {0}")]
     Unwritten(Errno),
 }

@@ -16,6 +16,7 @@ use crate::error::Error;
 use crate::location::StoreLocation;
 use crate::node::Node;
 use crate::ranks::{finish_transactions, open_ranks};
+use crate::shared::SharedStore;
 use crate::volume::{OpenOptions, Volume};
 use crate::watch::Watch;
 
@@ -50,10 +51,25 @@ pub fn fsck_cluster(
 ) -> Result<FsckReport, Error> {
     let open = |(number, path): &(ServerId, PathBuf)| DataStore::open(path, *number, false);
     let data = data.iter().map(open).collect::<Result<Vec<_>, _>>()?;
-    report_damage(open_ranks(ranks, &OpenOptions::read_once()).and_then(|mut volumes| {
-        finish_transactions(&mut volumes);
-        check_all(volumes, &data, &progress)
-    }))
+    report_damage(
+        open_ranks(ranks, &OpenOptions::read_once())
+            .and_then(|volumes| check_ranks(volumes, &data, &progress)),
+    )
+}
+
+/// As [`fsck_cluster`], for a store that servers share.
+pub fn fsck_shared(shared: &SharedStore, progress: impl Fn(u64)) -> Result<FsckReport, Error> {
+    let opened = shared.open_all(&OpenOptions::read_once());
+    report_damage(opened.and_then(|volumes| check_ranks(volumes, &[], &progress)))
+}
+
+fn check_ranks(
+    mut volumes: Vec<Volume>,
+    data: &[DataStore],
+    progress: &impl Fn(u64),
+) -> Result<FsckReport, Error> {
+    finish_transactions(&mut volumes);
+    check_all(volumes, data, progress)
 }
 
 /// Reports damage as a finding.

@@ -1,6 +1,7 @@
 //! The production driver: opens a store, recovers the state machines, and runs them for kernel and
 //! network requests.
 
+mod addresses;
 mod attach;
 mod background_work;
 mod bulk;
@@ -27,6 +28,7 @@ mod remote;
 mod repair;
 mod serve;
 mod servers;
+mod shared;
 mod tracer;
 mod volume;
 mod watch;
@@ -46,15 +48,19 @@ pub use dump::{
 pub use error::Error;
 pub use espalier_meta::Striping;
 pub use frontend::FOREVER;
-pub use fsck::{FsckReport, fsck, fsck_cluster};
+pub use fsck::{FsckReport, fsck, fsck_cluster, fsck_shared};
 pub use limit::may_open;
 pub use location::{RadosAccess, StoreLocation, is_in_cluster};
 pub use mount::{MountOptions, mount, wanted};
 pub use ranks::{Undecided, resolve_lost};
 pub use remote::{Called, Messages, Remote, SessionState};
 pub use repair::{RepairReport, repair, repair_cluster};
-pub use serve::{Access, DataRole, MetaRole, ReadSettings, ServeOptions, Settings, serve};
+pub use serve::{
+    Access, ClusterStatus, DataRole, MetaRole, RankSource, RankStores, ReadSettings, ServeOptions, Settings,
+    SharedRanks, create_cluster_map, read_cluster_map, serve, status_of_server,
+};
 pub use servers::{Conversation, Servers, UrlError, keep_connected, rank_count};
+pub use shared::{ServedStores, SharedStore, mkfs_shared};
 pub use tracer::Traced;
 pub use volume::{MkfsOptions, OpenOptions, Volume, mkfs, mkfs_ranks};
 pub use watch::{

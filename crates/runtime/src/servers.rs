@@ -1,12 +1,15 @@
 //! Server addresses, and the connections of a client.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
-use espalier_net::{ConnectError, Connection, Limits, Reason, Receiver, Security, connect};
-use espalier_proto::{Accesses, ClientId, ClusterId, FromClient, FromServer, Hello, Rank, Service, Welcome};
+use espalier_net::{ConnectError, Connection, Limits, NetError, Reason, Receiver, Security, connect};
+use espalier_proto::{
+    Accesses, ClientId, ClusterId, FromClient, FromServer, Hello, Rank, ServerMap, Service, Welcome,
+};
 use tokio::task::JoinSet;
 
+use crate::addresses::{self, Addresses, of_rank};
 use crate::calls::Frontend;
 use crate::remote::Remote;
 
@@ -27,6 +30,10 @@ pub struct Servers {
 /// Minimum and maximum pause between connection attempts.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// Number of servers that report addresses to a client: one may be the one that fails.
+const FOLLOWED: usize = 2;
+/// Time limit for reaching a server that only reports addresses: another one can do so.
+const HANDSHAKE: Duration = Duration::from_secs(2);
 
 pub type Conversation = (Welcome, Connection<FromServer, FromClient>);
 
@@ -56,25 +63,46 @@ impl Servers {
         Ok(addresses)
     }
 
-    /// Connects to the first server that answers.
+    /// Connects to the first server that answers. A standby returns the addresses of the others.
     ///
     /// # Errors
     /// The error of the last server.
     pub async fn reach(&self) -> Result<Conversation, ConnectError> {
-        self.reach_one_of(&self.addresses, None).await
+        let mut last = match self.reach_one_of(&self.addresses, None, None).await {
+            Ok(conversation) => return Ok(conversation),
+            Err(error) => error,
+        };
+        for address in &self.addresses {
+            let Ok(servers) = self.list(address).await else { continue };
+            let known: Vec<_> = servers.ranks.into_iter().filter(|address| !address.is_empty()).collect();
+            match self.reach_one_of(&known, None, None).await {
+                Ok(conversation) => return Ok(conversation),
+                Err(error) if !known.is_empty() => last = error,
+                Err(_) => {}
+            }
+        }
+        Err(last)
     }
 
-    /// `incarnation`: the server incarnation of the present session, if there is one.
+    /// The addresses that a server knows.
+    async fn list(&self, address: &str) -> Result<ServerMap, ConnectError> {
+        let (welcome, _) = addresses::ask(address, &self.security, &self.limits, self.client).await?;
+        Ok(welcome.servers)
+    }
+
+    /// `rank`: the rank to reach. `incarnation`: the server incarnation of the present session, if
+    /// there is one.
     async fn reach_one_of(
         &self,
         addresses: &[String],
+        rank: Option<Rank>,
         incarnation: Option<u64>,
     ) -> Result<Conversation, ConnectError> {
         let mut last = ConnectError::Address(String::new());
         for address in addresses {
             let hello = Hello {
                 cluster: ClusterId::ANY,
-                service: Service::Metadata { leases: self.leases, accesses: self.accesses },
+                service: Service::Metadata { leases: self.leases, accesses: self.accesses, rank },
                 client: self.client,
                 incarnation,
             };
@@ -92,52 +120,57 @@ pub fn rank_count(welcome: &Welcome) -> usize {
     welcome.servers.ranks.len().max(usize::from(welcome.rank.0) + 1)
 }
 
-/// Addresses of the metadata servers by rank, as last reported; empty: one server, at all
-/// addresses.
-type KnownServers = Arc<Mutex<Vec<String>>>;
-
 /// Keeps connections to all metadata servers, forever. `first`: the established connection.
 pub async fn keep_connected<D: Frontend>(remote: Arc<Remote<D>>, servers: Servers, first: Conversation) {
     let (welcome, connection) = first;
-    let known = KnownServers::default();
+    let known = Arc::new(Addresses::new(ServerMap::NONE));
     let mut first = Some(begin(&remote, &known, welcome.rank, (welcome.clone(), connection)));
     let mut tasks = JoinSet::new();
     for number in 0..remote.sessions().len() {
         let rank = Rank(number as u16);
-        let receiver = if rank == welcome.rank { first.take() } else { None };
-        tasks.spawn(keep_rank(Arc::clone(&remote), servers.clone(), Arc::clone(&known), rank, receiver));
+        let line = if rank == welcome.rank { first.take() } else { None };
+        tasks.spawn(keep_rank(Arc::clone(&remote), servers.clone(), Arc::clone(&known), rank, line));
+    }
+    for first in 0..FOLLOWED {
+        if welcome.servers.version > 0 {
+            tasks.spawn(follow_addresses(servers.clone(), Arc::clone(&known), first));
+        }
     }
     while tasks.join_next().await.is_some() {}
 }
 
+/// A connection to a rank.
+struct RankConnection {
+    receiver: Receiver<FromServer>,
+    incarnation: u64,
+}
+
 fn begin<D: Frontend>(
     remote: &Remote<D>,
-    known: &KnownServers,
+    known: &Addresses,
     rank: Rank,
     (welcome, connection): Conversation,
-) -> Receiver<FromServer> {
-    known.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&welcome.servers.ranks);
+) -> RankConnection {
+    addresses::learn(known, &welcome.servers);
     remote.connected(rank, &welcome, connection.sender);
-    connection.receiver
+    RankConnection { receiver: connection.receiver, incarnation: welcome.incarnation }
 }
 
 /// Receives messages from a server, forever; reconnects after a lost connection.
 async fn keep_rank<D: Frontend>(
     remote: Arc<Remote<D>>,
     servers: Servers,
-    known: KnownServers,
+    known: Arc<Addresses>,
     rank: Rank,
-    mut receiver: Option<Receiver<FromServer>>,
+    mut line: Option<RankConnection>,
 ) {
-    let mut batch = Vec::new();
     loop {
-        let is_first = receiver.is_none();
-        if let Some(receiver) = &mut receiver {
-            let error = loop {
-                match receiver.next(&mut batch).await {
-                    Ok(_) => remote.received(rank, batch.drain(..)),
-                    Err(error) => break error,
-                }
+        let is_first = line.is_none();
+        if let Some(mut line) = line.take() {
+            // A server that is gone without a trace keeps the connection open.
+            let error = tokio::select! {
+                error = receive(&remote, rank, &mut line.receiver) => error,
+                () = addresses::moved(&known, rank, None, Some(line.incarnation)) => NetError::Dropped,
             };
             tracing::warn!(rank = rank.0, %error, "lost the connection to a server: reconnecting");
             remote.disconnected(rank);
@@ -156,29 +189,77 @@ async fn keep_rank<D: Frontend>(
                 }
                 Err(error) => tracing::debug!(rank = rank.0, %error, "not connected yet"),
             }
-            tokio::time::sleep(pause).await;
+            addresses::pause(&known, pause).await;
             pause = (pause * 2).min(LONGEST_PAUSE);
         };
         tracing::info!(rank = rank.0, "connected");
-        receiver = Some(begin(&remote, &known, rank, conversation));
+        line = Some(begin(&remote, &known, rank, conversation));
+    }
+}
+
+/// Receives messages until the connection ends.
+async fn receive<D: Frontend>(
+    remote: &Remote<D>,
+    rank: Rank,
+    receiver: &mut Receiver<FromServer>,
+) -> NetError {
+    let mut batch = Vec::new();
+    loop {
+        match receiver.next(&mut batch).await {
+            Ok(_) => remote.received(rank, batch.drain(..)),
+            Err(error) => return error,
+        }
     }
 }
 
 async fn reach_rank<D: Frontend>(
     remote: &Remote<D>,
     servers: &Servers,
-    known: &KnownServers,
+    known: &Addresses,
     rank: Rank,
 ) -> Result<Conversation, RankError> {
-    let address = {
-        let known = known.lock().unwrap_or_else(PoisonError::into_inner);
-        known.get(usize::from(rank.0)).cloned()
+    let (address, fails_over) = {
+        let known = known.borrow();
+        (of_rank(&known, rank).map(String::from), known.version > 0)
     };
+    if fails_over && address.is_none() {
+        return Err(RankError::NoServer);
+    }
     let addresses = address.as_ref().map_or(&servers.addresses[..], std::slice::from_ref);
-    let conversation = servers.reach_one_of(addresses, remote.incarnation(rank)).await?;
+    // A server that does not have the rank refuses the connection, if servers fail over.
+    let wanted = fails_over.then_some(rank);
+    let conversation = tokio::select! {
+        reached = servers.reach_one_of(addresses, wanted, remote.incarnation(rank)) => reached?,
+        () = addresses::moved(known, rank, address.as_deref(), None) => return Err(RankError::NoServer),
+    };
     match conversation.0.rank {
         is if is == rank => Ok(conversation),
         is => Err(RankError::Other { addresses: addresses.join(","), is: is.0 }),
+    }
+}
+
+/// Follows the changes of the addresses, forever: has one of the servers send them. `first`: the
+/// server to begin with.
+async fn follow_addresses(servers: Servers, known: Arc<Addresses>, first: usize) {
+    let mut pause = FIRST_PAUSE;
+    loop {
+        let mut candidates = known.borrow().meta.clone();
+        let first = first.min(candidates.len());
+        candidates.rotate_left(first);
+        candidates.extend(servers.addresses.iter().cloned());
+        for address in candidates {
+            let limits = Limits { handshake: HANDSHAKE, ..servers.limits.clone() };
+            let asked = addresses::ask(&address, &servers.security, &limits, servers.client).await;
+            let Ok((welcome, Connection { mut receiver, sender: _sender })) = asked else { continue };
+            pause = FIRST_PAUSE;
+            addresses::learn(&known, &welcome.servers);
+            let mut batch: Vec<addresses::Listed> = Vec::new();
+            while receiver.next(&mut batch).await.is_ok() {
+                batch.drain(..).for_each(|listed| addresses::learn(&known, &listed.0));
+            }
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
     }
 }
 
@@ -188,6 +269,8 @@ enum RankError {
     Connect(#[from] ConnectError),
     #[error("{addresses} is the server of rank {is}: compare the addresses in the servers' configurations")]
     Other { addresses: String, is: u16 },
+    #[error("no server has the rank")]
+    NoServer,
 }
 
 impl RankError {

@@ -14,6 +14,7 @@ use crate::disk::Disk;
 use crate::dump::unfinished;
 use crate::error::Error;
 use crate::location::{OpenedStore, StoreLocation};
+use crate::shared::SharedStore;
 
 /// Options of `mkfs`.
 #[derive(Clone, Debug)]
@@ -59,18 +60,33 @@ fn mkfs_rank(
     options: &MkfsOptions,
     format: FormatOptions,
 ) -> Result<Superblock, Error> {
-    let MkfsOptions { label, strip_bytes, journal_bytes, force, uid, gid, perm } = options.clone();
-    let journal_bytes = journal_bytes.map_or_else(|| journal_bytes_for(location), Ok)?;
-    check_sizes(strip_bytes, journal_bytes)?;
-    let format = FormatOptions { label, strip_bytes, journal_bytes, force, ..format };
+    let FormatOptions { rank, ranks, uuid, hash_key, .. } = format;
+    let format = FormatOptions { rank, ranks, uuid, hash_key, ..format_of(location, options)? };
     let superblock = location.format(&format)?;
     let store = location.open(LocalOptions::default())?.store;
-    store.stage(match format.rank {
+    write_first_checkpoint(store.as_ref(), format.rank, options)?;
+    Ok(superblock)
+}
+
+/// The parameters of a new store.
+pub(crate) fn format_of(location: &StoreLocation, options: &MkfsOptions) -> Result<FormatOptions, Error> {
+    let MkfsOptions { label, strip_bytes, journal_bytes, force, .. } = options.clone();
+    let journal_bytes = journal_bytes.map_or_else(|| journal_bytes_for(location), Ok)?;
+    check_sizes(strip_bytes, journal_bytes)?;
+    Ok(FormatOptions { label, strip_bytes, journal_bytes, force, ..FormatOptions::default() })
+}
+
+pub(crate) fn write_first_checkpoint(
+    store: &dyn Store,
+    rank: Rank,
+    options: &MkfsOptions,
+) -> Result<(), Error> {
+    let MkfsOptions { uid, gid, perm, .. } = *options;
+    store.stage(match rank {
         Rank(0) => Format { time: clock::now(), uid, gid, perm }.writes(),
         rank => Format::nothing(rank),
     })?;
-    store.publish()?;
-    Ok(superblock)
+    Ok(store.publish()?)
 }
 
 /// Large enough for a burst of small files; a full journal waits for checkpoints.
@@ -119,6 +135,13 @@ pub struct OpenOptions {
 impl OpenOptions {
     pub const LEAST_MEMORY: u64 = 32 << 20;
 
+    /// The part for the store. A fifth of the memory is for inodes and dentries, a tenth for table
+    /// blocks; the rest is a reserve for checkpoints, journal frames and requests.
+    fn of_store(&self) -> LocalOptions {
+        let cache_bytes = self.memory.max(Self::LEAST_MEMORY) / 10;
+        LocalOptions { read_only: self.read_only, cache_bytes, ..LocalOptions::default() }
+    }
+
     /// For a process that reads everything once, with a small cache. Sessions of clients do not
     /// expire.
     pub(crate) fn read_once() -> Self {
@@ -165,15 +188,21 @@ impl Volume {
         if !options.with_ranks {
             require_single_rank(&location.superblock()?, &name)?;
         }
-        // A fifth of the memory is for inodes and dentries, a tenth for table blocks; the rest is a
-        // reserve for checkpoints, journal frames and requests.
+        let opened = location.open(options.of_store())?;
+        Self::recover(opened, &name, options)
+    }
+
+    /// Opens the store of a rank that servers share.
+    pub fn open_rank(shared: &SharedStore, rank: Rank, options: OpenOptions) -> Result<Self, Error> {
+        // Another server may take over at any time, so what is acknowledged must be in the store.
+        let options = OpenOptions { sync: true, ..options };
+        let opened = shared.open(rank, &options.of_store())?;
+        Self::recover(opened, shared.name(), options)
+    }
+
+    fn recover(opened: OpenedStore, name: &Path, options: OpenOptions) -> Result<Self, Error> {
+        let OpenedStore { superblock, store, mut journal } = opened;
         let memory = options.memory.max(OpenOptions::LEAST_MEMORY);
-        let local = LocalOptions {
-            read_only: options.read_only,
-            cache_bytes: memory / 10,
-            ..LocalOptions::default()
-        };
-        let OpenedStore { superblock, store, mut journal } = location.open(local)?;
         let mut config = Config::new(superblock.hash_key, superblock.strip_bytes, journal.capacity());
         (config.read_only, config.atime) = (options.read_only, options.atime);
         config.nodiratime = options.nodiratime;
@@ -188,7 +217,7 @@ impl Volume {
         };
         config.cache_bytes = usize::try_from(memory / 5).unwrap_or(usize::MAX);
         let Some(first) = store.get(ObjectId::SUPER, b"")? else {
-            return Err(unfinished(store.as_ref(), &superblock, &name)?);
+            return Err(unfinished(store.as_ref(), &superblock, name)?);
         };
         let orphans = store.scan(ObjectId::ORPHANS, Bound::Unbounded, usize::MAX)?;
         let sessions = store.scan(ObjectId::SESSIONS, Bound::Unbounded, usize::MAX)?;

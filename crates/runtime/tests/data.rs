@@ -150,7 +150,7 @@ async fn data_servers_are_for_servers() {
     let (address, server, client) = (cluster.address, cluster.server("server-0"), cluster.client("eve"));
     assert_eq!(refused(reach(address, &client, data(3)).await), Reason::Identity);
     assert_eq!(refused(reach(address, &server, data(2)).await), Reason::Service);
-    let metadata = Service::Metadata { leases: true, accesses: Accesses::All };
+    let metadata = Service::Metadata { leases: true, accesses: Accesses::All, rank: None };
     assert_eq!(refused(reach(address, &client, metadata).await), Reason::Service);
     let other = Service::Delegated(ServerId(2));
     assert_eq!(refused(reach(address, &client, other).await), Reason::Service);

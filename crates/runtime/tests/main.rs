@@ -4,5 +4,6 @@
 mod big;
 mod data;
 mod dump;
+mod failover;
 mod peers;
 mod repair;

@@ -15,8 +15,8 @@ use espalier_proto::{
     Request, RequestId, Service,
 };
 use espalier_runtime::{
-    Access, Error, MetaRole, MkfsOptions, OpenOptions, ServeOptions, Volume, fsck, fsck_cluster, mkfs_ranks,
-    repair, serve,
+    Access, Error, MetaRole, MkfsOptions, OpenOptions, RankSource, ServeOptions, Volume, fsck, fsck_cluster,
+    mkfs_ranks, repair, serve,
 };
 
 fn stores(dir: &Path, ranks: usize) -> Vec<PathBuf> {
@@ -44,7 +44,8 @@ fn role(store: &Path, ranks: Vec<String>) -> MetaRole {
     };
     let (volume, store) = (Volume::open(store, open).unwrap(), store.to_path_buf());
     let (access, data_servers, data_key) = (Access::default(), Vec::new(), None);
-    MetaRole { volume, store, access, session_ms, ranks, data_servers, data_key }
+    let source = RankSource::Own { volume: Box::new(volume), store, ranks };
+    MetaRole { source, access, session_ms, data_servers, data_key }
 }
 
 fn options(security: Security) -> ServeOptions {
@@ -135,7 +136,7 @@ async fn ranks_talk_to_the_right_ones_only() {
 
     let hello = Hello {
         cluster,
-        service: Service::Metadata { leases: true, accesses: Accesses::All },
+        service: Service::Metadata { leases: true, accesses: Accesses::All, rank: None },
         client: ClientId(1),
         incarnation: None,
     };
@@ -248,7 +249,7 @@ async fn messages_lost_with_connection_are_resent() {
 
     let hello = Hello {
         cluster: ClusterId::ANY,
-        service: Service::Metadata { leases: true, accesses: Accesses::All },
+        service: Service::Metadata { leases: true, accesses: Accesses::All, rank: None },
         client: ClientId(1),
         incarnation: None,
     };

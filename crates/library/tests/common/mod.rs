@@ -11,8 +11,8 @@ use std::time::Duration;
 use espalier_net::{Limits, SealKey, Security};
 use espalier_proto::{Distribution, ServerId};
 use espalier_runtime::{
-    Access, DataRole, DataStore, MetaRole, MkfsOptions, OpenOptions, ServeOptions, Striping, Volume,
-    mkfs_data, mkfs_ranks, serve,
+    Access, DataRole, DataStore, MetaRole, MkfsOptions, OpenOptions, RankSource, ServeOptions, Striping,
+    Volume, mkfs_data, mkfs_ranks, serve,
 };
 
 /// Starts an empty file system on `ranks` metadata servers until the test process ends; returns its
@@ -97,12 +97,11 @@ fn served() -> OpenOptions {
 }
 
 fn role(store: PathBuf, open: OpenOptions, ranks: Vec<String>) -> MetaRole {
+    let volume = Box::new(Volume::open(&store, open).unwrap());
     MetaRole {
-        volume: Volume::open(&store, open).unwrap(),
-        store,
+        source: RankSource::Own { volume, store, ranks },
         access: Access::default(),
         session_ms: SESSION_MS,
-        ranks,
         data_servers: Vec::new(),
         data_key: None,
     }

@@ -66,7 +66,7 @@ pub async fn within<T>(what: impl Future<Output = T>) -> T {
 pub fn hello() -> Hello {
     Hello {
         cluster: ClusterId([7; 16]),
-        service: Service::Metadata { leases: true, accesses: Accesses::All },
+        service: Service::Metadata { leases: true, accesses: Accesses::All, rank: None },
         client: ClientId(3),
         incarnation: None,
     }

@@ -1,22 +1,24 @@
 //! Serves one connection of a client.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-use espalier_meta::{Input, Refused};
+use espalier_meta::Refused;
 use espalier_net::{Acceptor, Connection, Identity, Incoming, Reason, Receiver, Refusal, Sender};
 use espalier_proto::{
     Accesses, ClientId, ClusterId, FromClient, FromServer, Hello, Ino, Rank, ServerMap, Service, Welcome,
 };
+use espalier_store::Superblock;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 
 use super::Settings;
-use super::access::Access;
 use super::machine::{Guest, Origin, Server};
 use super::peers;
+use super::ranks::RankTable;
+use crate::addresses::Listed;
 use crate::capability::Holder;
 use crate::data::DataServer;
 use crate::tracer::place_of;
@@ -38,8 +40,8 @@ pub type Ended = Result<(), Box<dyn std::error::Error + Send + Sync>>;
 
 /// State shared by all connections of a server.
 pub struct Gate {
-    /// The metadata service, if this server provides it.
-    pub meta: Option<Metadata>,
+    /// The metadata services, if this server provides any.
+    pub meta: Option<Arc<RankTable>>,
     /// The data service, if this server provides it.
     pub data: Option<Arc<DataServer>>,
     pub acceptor: Acceptor,
@@ -52,19 +54,12 @@ pub struct Gate {
     pub handshakes: Semaphore,
 }
 
-/// State shared by the clients of a metadata server.
+/// State shared by the connections to a rank.
 pub struct Metadata {
     pub server: Arc<Server>,
-    pub cluster: ClusterId,
-    pub rank: Rank,
-    /// Number of metadata servers.
-    pub ranks: u16,
-    pub session_ms: u32,
-    /// The server map that clients receive.
-    pub servers: ServerMap,
-    pub access: RwLock<Arc<Access>>,
-    /// Key for hashing client identities, so that clients cannot guess others' session numbers.
-    pub secret: [u8; 16],
+    pub superblock: Superblock,
+    /// Changes with each start of the rank's service.
+    pub incarnation: u64,
 }
 
 impl Gate {
@@ -73,14 +68,13 @@ impl Gate {
         Semaphore::new(HANDSHAKES)
     }
 
-    pub fn set(&self, Settings { access, watermarks: (low, high), eager_bytes }: Settings) {
-        self.acceptor.set_eager_bytes(eager_bytes);
+    pub fn set(&self, settings: Settings) {
+        self.acceptor.set_eager_bytes(settings.eager_bytes);
         if let Some(data) = &self.data {
-            data.set_individual(high == 1);
+            data.set_individual(settings.watermarks.1 == 1);
         }
-        if let Some(meta) = &self.meta {
-            meta.server.feed(Input::Watermarks { low, high });
-            meta.set_access(access);
+        if let Some(table) = &self.meta {
+            table.set(settings);
         }
     }
 }
@@ -132,29 +126,32 @@ impl Gate {
             return;
         }
         let ended = match (incoming.hello().service, &self.meta, &self.data) {
-            (Service::Metadata { leases, accesses }, Some(meta), _) => {
-                self.converse(meta, incoming, &peer, (leases, accesses)).await
-            }
+            (Service::Metadata { leases, accesses, rank }, Some(table), _) => match table.get(rank) {
+                Some(meta) => converse(table, &meta, incoming, &peer, (leases, accesses)).await,
+                None => return refuse_rank(incoming, rank).await,
+            },
+            (Service::Addresses, Some(table), _) => self.list_servers(table, incoming).await,
             (Service::Data(number), _, Some(data)) if number == data.store.number() => {
                 self.serve_data(data, incoming, &peer).await
             }
             (Service::Delegated(number), _, Some(data)) if number == data.store.number() => {
                 data.serve_client(incoming, self.welcome_to_server(Rank(0))).await.map_err(Into::into)
             }
-            (Service::Peer { from, to }, Some(meta), _) if meta.is_peer(from, to) => {
-                self.serve_peer(meta, from, incoming, &peer).await
-            }
+            (Service::Peer { from, to }, Some(table), _) => match table.get(Some(to)) {
+                Some(meta) if meta.is_peer(from) => {
+                    self.serve_peer(table, &meta, from, incoming, &peer).await
+                }
+                _ => return refuse_peer(incoming, &peer, from, to).await,
+            },
             (service, ..) => {
                 let text = match service {
-                    Service::Metadata { .. } => {
+                    Service::Metadata { .. } | Service::Addresses => {
                         "this server serves no metadata: use another in the URL".into()
                     }
                     Service::Data(number) | Service::Delegated(number) => {
                         format!("this is not data server {number}: correct [[data]] in server.toml")
                     }
-                    Service::Peer { from, to } => format!(
-                        "this is not metadata server {to}, to which server {from} connects: correct [[meta]] in server.toml"
-                    ),
+                    Service::Peer { from, to } => return refuse_peer(incoming, &peer, from, to).await,
                 };
                 tracing::warn!(peer, "a peer was refused: {text}");
                 incoming.refuse(Refusal::new(Reason::Service, text)).await;
@@ -167,7 +164,7 @@ impl Gate {
     }
 
     fn refusal(&self, hello: &Hello) -> Option<Refusal> {
-        let own = self.meta.as_ref().map(|meta| meta.cluster);
+        let own = self.meta.as_ref().map(|table| table.cluster);
         let is_any = hello.cluster == ClusterId::ANY && !matches!(hello.service, Service::Peer { .. });
         (!is_any && own.is_some_and(|own| own != hello.cluster))
             .then(|| Refusal::new(Reason::Cluster, "this server is one of another cluster"))
@@ -187,91 +184,149 @@ impl Gate {
         Welcome { incarnation, window: WINDOW, session_ms, rank, root: Ino::ROOT, servers: ServerMap::NONE }
     }
 
-    async fn serve_peer(&self, meta: &Metadata, rank: Rank, incoming: Incoming, peer: &str) -> Ended {
+    async fn serve_peer(
+        &self,
+        table: &RankTable,
+        meta: &Metadata,
+        rank: Rank,
+        incoming: Incoming,
+        peer: &str,
+    ) -> Ended {
         let Some(mut incoming) = Self::servers_only(incoming, peer).await else { return Ok(()) };
         incoming.set_unsent_bytes(peers::UNSENT_BYTES);
-        let connection = incoming.welcome(self.welcome_to_server(meta.rank)).await?;
+        let incarnation = incoming.hello().incarnation;
+        let welcome =
+            Welcome { incarnation: meta.incarnation, ..self.welcome_to_server(meta.superblock.rank) };
+        let connection = incoming.welcome(welcome).await?;
         tracing::info!(peer, %rank, "another metadata server has connected");
-        Err(meta.server.converse_with_rank(rank, connection).await.into())
+        let addresses = &table.addresses;
+        Err(meta.server.converse_with_rank(rank, incarnation, connection, addresses).await.into())
+    }
+
+    /// Sends the addresses of all servers, and each change.
+    async fn list_servers(&self, table: &RankTable, incoming: Incoming) -> Ended {
+        if let (Some(Identity::Client(_)), Err(text)) =
+            (incoming.identity(), table.access().of(incoming.identity()))
+        {
+            incoming.refuse(Refusal::new(Reason::Identity, text)).await;
+            return Ok(());
+        }
+        let mut changes = table.addresses.subscribe();
+        let servers = changes.borrow_and_update().clone();
+        let welcome = Welcome { servers, ..self.welcome_to_server(Rank(0)) };
+        let Connection { mut receiver, sender } = incoming.welcome::<Listed, Listed>(welcome).await?;
+        let mut batch = Vec::new();
+        loop {
+            tokio::select! {
+                received = receiver.next(&mut batch) => {
+                    received?;
+                    if !batch.is_empty() {
+                        return Err("a peer may not change the addresses".into());
+                    }
+                }
+                changed = changes.changed() => {
+                    changed?;
+                    let servers = changes.borrow_and_update().clone();
+                    sender.send(Listed(servers))?;
+                }
+            }
+        }
     }
 
     async fn serve_data(&self, data: &Arc<DataServer>, incoming: Incoming, peer: &str) -> Ended {
         let Some(incoming) = Self::servers_only(incoming, peer).await else { return Ok(()) };
         Ok(data.serve_server(incoming, self.welcome_to_server(Rank(0))).await?)
     }
+}
 
-    async fn converse(
-        &self,
-        meta: &Metadata,
-        incoming: Incoming,
-        peer: &str,
-        (leases, accesses): (bool, Accesses),
-    ) -> Ended {
-        let identity = incoming.identity().cloned();
-        let rights = match meta.access().of(identity.as_ref()) {
-            Ok(rights) => rights,
-            Err(text) => {
-                tracing::warn!(peer, "a client was refused: {text}");
-                incoming.refuse(Refusal::new(Reason::Identity, text)).await;
-                return Ok(());
-            }
-        };
-        let place = place_of(incoming.hello().client);
-        let holder = Holder::new(incoming.identity(), incoming.hello().client);
-        // 1 is the client of an embedded mount.
-        let client = ClientId(holder.number(&meta.secret).0.max(2));
-        let before = incoming.hello().incarnation;
-        let (resumed, known) = (before.is_some(), before == Some(self.incarnation));
-        let root = match meta.server.connect(client, (leases, resumed), accesses, &rights).await? {
-            Ok(root) => root,
-            Err(refused) => {
-                incoming.refuse(refusal(refused, peer, client)).await;
-                return Ok(());
-            }
-        };
-        let welcome = Welcome {
-            incarnation: self.incarnation,
-            window: WINDOW,
-            session_ms: meta.session_ms,
-            rank: meta.rank,
-            root,
-            servers: meta.servers.clone(),
-        };
-        let Connection { mut receiver, sender } = incoming.welcome(welcome).await?;
-        let guest = Guest { identity, holder, rights: rights.clone(), place };
-        let origin = meta.server.attach(client, guest, sender.clone())?;
-        // The rights may have changed during the handshake.
-        meta.server.enforce(&meta.access(), Some(client));
-        tracing::info!(peer, client = client.0, resumed, known, "a client has connected");
-        let ended = Self::receive(&meta.server, &mut receiver, &sender, &origin).await;
-        sender.end();
-        meta.server.detach(&origin);
-        ended
-    }
+async fn converse(
+    table: &RankTable,
+    meta: &Metadata,
+    incoming: Incoming,
+    peer: &str,
+    (leases, accesses): (bool, Accesses),
+) -> Ended {
+    let identity = incoming.identity().cloned();
+    let rights = match table.access().of(identity.as_ref()) {
+        Ok(rights) => rights,
+        Err(text) => {
+            tracing::warn!(peer, "a client was refused: {text}");
+            incoming.refuse(Refusal::new(Reason::Identity, text)).await;
+            return Ok(());
+        }
+    };
+    let place = place_of(incoming.hello().client);
+    let holder = Holder::new(incoming.identity(), incoming.hello().client);
+    // 1 is the client of an embedded mount.
+    let client = ClientId(holder.number(&meta.superblock.hash_key).0.max(2));
+    let before = incoming.hello().incarnation;
+    let (resumed, known) = (before.is_some(), before == Some(meta.incarnation));
+    let root = match meta.server.connect(client, (leases, resumed), accesses, &rights).await? {
+        Ok(root) => root,
+        Err(refused) => {
+            incoming.refuse(refusal(refused, peer, client)).await;
+            return Ok(());
+        }
+    };
+    let welcome = Welcome {
+        incarnation: meta.incarnation,
+        window: WINDOW,
+        session_ms: table.session_ms,
+        rank: meta.superblock.rank,
+        root,
+        servers: table.addresses.borrow().clone(),
+    };
+    let Connection { mut receiver, sender } = incoming.welcome(welcome).await?;
+    let guest = Guest { identity, holder, rights: rights.clone(), place };
+    let origin = meta.server.attach(client, guest, sender.clone())?;
+    // The rights may have changed during the handshake.
+    meta.server.enforce(&table.access(), Some(client));
+    tracing::info!(peer, client = client.0, resumed, known, "a client has connected");
+    let ended = receive(&meta.server, &mut receiver, &sender, &origin).await;
+    sender.end();
+    meta.server.detach(&origin);
+    ended
+}
 
-    /// Receives a client's messages until the connection ends. A client that reads slowly, or
-    /// requests more than the disks deliver, is not served meanwhile. If it does not read at all,
-    /// the connection ends, and the queue becomes empty. An empty batch is a sign of life.
-    async fn receive(
-        server: &Server,
-        receiver: &mut Receiver<FromClient>,
-        sender: &Sender<FromServer>,
-        origin: &Origin,
-    ) -> Ended {
-        let mut batch = Vec::new();
+/// Receives a client's messages until the connection ends. A client that reads slowly, or
+/// requests more than the disks deliver, is not served meanwhile. If it does not read at all,
+/// the connection ends, and the queue becomes empty. An empty batch is a sign of life.
+async fn receive(
+    server: &Server,
+    receiver: &mut Receiver<FromClient>,
+    sender: &Sender<FromServer>,
+    origin: &Origin,
+) -> Ended {
+    let mut batch = Vec::new();
+    loop {
+        receiver.next(&mut batch).await?;
         loop {
-            receiver.next(&mut batch).await?;
-            loop {
-                server.received(origin, batch.drain(..batch.len().min(AT_ONCE)))?;
-                while sender.unread() + origin.under_way.bytes() > UNREAD {
-                    tokio::time::sleep(PAUSE).await;
-                }
-                if batch.is_empty() {
-                    break;
-                }
+            server.received(origin, batch.drain(..batch.len().min(AT_ONCE)))?;
+            while sender.unread() + origin.under_way.bytes() > UNREAD {
+                tokio::time::sleep(PAUSE).await;
+            }
+            if batch.is_empty() {
+                break;
             }
         }
     }
+}
+
+/// Refuses a client whose rank this server does not have.
+async fn refuse_rank(incoming: Incoming, rank: Option<Rank>) {
+    let text = match rank {
+        Some(rank) => format!("this server does not have rank {rank} now"),
+        None => "this server is a standby".into(),
+    };
+    incoming.refuse(Refusal::new(Reason::Unready, text)).await;
+}
+
+async fn refuse_peer(incoming: Incoming, peer: &str, from: Rank, to: Rank) {
+    let text = format!(
+        "this is not metadata server {to}, to which server {from} connects: correct [[meta]] in server.toml"
+    );
+    tracing::warn!(peer, "a peer was refused: {text}");
+    incoming.refuse(Refusal::new(Reason::Service, text)).await;
 }
 
 /// Why a client gets no session.
@@ -294,18 +349,7 @@ fn refusal(refused: Refused, peer: &str, client: ClientId) -> Refusal {
 }
 
 impl Metadata {
-    fn access(&self) -> Arc<Access> {
-        Arc::clone(&self.access.read().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    /// Sets the access rights, also for connected clients.
-    pub fn set_access(&self, access: Access) {
-        let access = Arc::new(access);
-        *self.access.write().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&access);
-        self.server.enforce(&access, None);
-    }
-
-    fn is_peer(&self, from: Rank, to: Rank) -> bool {
-        to == self.rank && from != to && from.0 < self.ranks
+    fn is_peer(&self, from: Rank) -> bool {
+        from != self.superblock.rank && from.0 < self.superblock.ranks
     }
 }

@@ -23,6 +23,7 @@ use super::delegate::Sealer;
 use super::peers::PeerConnection;
 use super::streams::UnderWay;
 use super::striped::Striping;
+use super::term::ServeTerm;
 use crate::background_work::{Background, BackgroundWork};
 use crate::capability::Holder;
 use crate::clock;
@@ -42,6 +43,17 @@ pub struct Server {
     pub(super) own_handle: Weak<Self>,
     /// Issues capabilities; `None`: clients do not access data servers.
     pub(super) sealer: Option<Sealer>,
+    pub(super) term: Arc<ServeTerm>,
+}
+
+/// What a machine's driver needs besides the machine and its disk.
+pub struct Equipment {
+    pub watch: Watch,
+    pub tracer: Arc<Tracer>,
+    pub striper: Option<Striper>,
+    pub sealer: Option<Sealer>,
+    pub runtime: Handle,
+    pub term: ServeTerm,
 }
 
 pub(super) struct Inner {
@@ -58,6 +70,7 @@ pub(super) struct Inner {
     /// Connected ranks.
     pub(super) ranks: BTreeMap<Rank, PeerConnection>,
     pub(super) next_connection: u64,
+    term: Arc<ServeTerm>,
 }
 
 /// A connected client.
@@ -90,15 +103,9 @@ pub struct Origin {
 pub(super) type Locked<'a> = MutexGuard<'a, Inner>;
 
 impl Server {
-    pub fn new(
-        meta: Meta,
-        disk: Arc<Disk>,
-        watch: Watch,
-        tracer: Arc<Tracer>,
-        striper: Option<Striper>,
-        sealer: Option<Sealer>,
-        runtime: Handle,
-    ) -> (Arc<Self>, Background) {
+    pub fn new(meta: Meta, disk: Arc<Disk>, equipment: Equipment) -> (Arc<Self>, Background) {
+        let Equipment { watch, tracer, striper, sealer, runtime, term } = equipment;
+        let term = Arc::new(term);
         let (background_work, background) = BackgroundWork::new(disk, watch, tracer);
         let inner = Inner {
             session_layer: SessionLayer::new(meta),
@@ -109,6 +116,7 @@ impl Server {
             asking: HashMap::new(),
             ranks: BTreeMap::new(),
             next_connection: 0,
+            term: Arc::clone(&term),
         };
         let inner = Mutex::new(inner);
         let server = Arc::new_cyclic(|own_handle| Self {
@@ -118,6 +126,7 @@ impl Server {
             sealer,
             runtime,
             own_handle: own_handle.clone(),
+            term,
         });
         (server, background)
     }
@@ -211,6 +220,9 @@ impl Server {
     /// # Errors
     /// Why nothing more is received from the client.
     pub fn received(&self, origin: &Origin, batch: impl ExactSizeIterator<Item = FromClient>) -> Ended {
+        if self.term.is_over() {
+            return Err("this server may not answer for the rank".into());
+        }
         let client = origin.client;
         let (mut inner, section) = self.enter().map_err(|_| "the server has failed")?;
         if inner.peers.get(&client).is_none_or(|peer| peer.connection != origin.connection) {
@@ -247,6 +259,9 @@ impl Server {
 
     /// Called once per second: reports the time and the free space to the machine.
     pub fn tick(&self) {
+        if self.term.is_over() {
+            self.end_connections();
+        }
         self.measure_space();
         match self.background_work.disk.free_space() {
             Ok(free) => self.feed(Input::Space { free }),
@@ -255,6 +270,13 @@ impl Server {
         self.give_up_try_stats();
         self.feed(Input::Tick);
         self.background_work.watch.tick();
+    }
+
+    /// Ends all connections: this server may not answer.
+    pub fn end_connections(&self) {
+        let Ok(inner) = self.lock() else { return };
+        inner.peers.values().for_each(|peer| peer.sender.end());
+        inner.end_ranks();
     }
 
     /// Runs background work until [`BackgroundWork::stop`].
@@ -506,7 +528,7 @@ impl Inner {
         message: FromServer,
         senders: &mut Vec<(ClientId, Sender<FromServer>)>,
     ) {
-        let Some(Peer { sender, .. }) = self.peers.get(&client) else { return };
+        let Some(sender) = self.sender_to(client) else { return };
         let id = if let FromServer::Reply { id, .. } = &message { Some(*id) } else { None };
         match (sender.queue(message), id) {
             (Err(NetError::TooLong { .. }), Some(id)) => {
@@ -520,11 +542,23 @@ impl Inner {
             (Ok(()), _) => {}
         }
         if senders.iter().all(|(of, _)| *of != client) {
-            senders.push((client, sender.clone()));
+            senders.push((client, sender));
         }
     }
 
+    /// The connection to a client. Past the term it is ended: the client misses a message, which
+    /// it gets over a later connection.
     pub(super) fn sender_to(&self, client: ClientId) -> Option<Sender<FromServer>> {
-        Some(self.peers.get(&client)?.sender.clone())
+        let sender = self.peers.get(&client)?.sender.clone();
+        if self.term.is_over() {
+            sender.end();
+            return None;
+        }
+        Some(sender)
+    }
+
+    /// True if messages to other ranks may be sent.
+    pub(super) fn may_send(&self) -> bool {
+        !self.term.is_over()
     }
 }

@@ -3,36 +3,39 @@
 mod access;
 mod connection;
 mod delegate;
+mod failover;
+mod liveness;
 mod machine;
 mod peers;
+mod ranks;
+mod served;
 mod streams;
 mod striped;
+mod term;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
-use std::sync::mpsc::{self, RecvTimeoutError, channel};
-use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
 use espalier_net::{Acceptor, Limits, SealKey, Security};
-use espalier_proto::{ClusterId, Errno, Ino, ServerId, ServerMap};
-use espalier_store::Superblock;
+use espalier_proto::{ClusterId, Errno, ServerId, ServerMap};
 use tokio::net::TcpListener;
 use tokio::runtime::{Handle, Runtime};
 
-use crate::background_work::Background;
-use crate::control::{self, Status, StatusSource};
-use crate::data::{DataRequester, DataServer, DataServers, DataStore, Striper};
+use crate::control;
+use crate::data::{DataServer, DataStore};
 use crate::error::Error;
-use crate::tracer::{NodeId, Tracer};
 use crate::volume::Volume;
-use crate::watch::{MachineFigures, MetricsAddress, MetricsServer, Watch};
+use crate::watch::{MetricsAddress, MetricsServer};
 pub use access::Access;
-use connection::{Gate, Metadata, accept};
-use delegate::Sealer;
-use machine::Server;
-use peers::Peers;
+use connection::{Gate, accept};
+pub use failover::{
+    ClusterStatus, RankStores, SharedRanks, create_cluster_map, read_cluster_map, status_of_server,
+};
+use ranks::{RankService, RankStarter, RankTable};
+use served::{DataServed, answer_of_ranks, expose};
 
 /// Settings that can change while the server runs.
 #[derive(Clone, Debug)]
@@ -67,18 +70,23 @@ pub struct ServeOptions {
 
 /// The metadata service of a server.
 pub struct MetaRole {
-    pub volume: Volume,
-    /// Path of the store.
-    pub store: PathBuf,
+    pub source: RankSource,
     pub access: Access,
     /// Session timeout in ms.
     pub session_ms: u32,
-    /// Addresses of all metadata servers by rank, as `HOST:PORT`; empty for a single one.
-    pub ranks: Vec<String>,
     /// Addresses of the data servers, as `HOST:PORT`.
     pub data_servers: Vec<(ServerId, String)>,
     /// Key for capabilities; `None`: clients do not access data servers.
     pub data_key: Option<SealKey>,
+}
+
+/// Where a server gets its ranks from.
+pub enum RankSource {
+    /// A store of its own. `ranks`: addresses of all metadata servers by rank, as `HOST:PORT`;
+    /// empty for a single one.
+    Own { volume: Box<Volume>, store: PathBuf, ranks: Vec<String> },
+    /// A store that servers share: they fail over.
+    Shared(SharedRanks),
 }
 
 /// The data service of a server.
@@ -102,16 +110,18 @@ pub fn serve(
     let ServeOptions { listen, security, limits, max_connections, threads, .. } = options.clone();
     let runtimes = start_runtimes(threads)?;
     let runtime = runtimes[0].handle().clone();
-    let metrics = options.metrics.as_ref().map(MetricsServer::bind).transpose()?;
+    let metrics = options.metrics.as_ref().map(MetricsServer::bind).transpose()?.map(Arc::new);
     let (listener, address) = bind(&runtime, listen)?;
     let url = format!("espalier://{address}/");
     let incarnation = crate::clock::incarnation();
-    let tree = meta.map(|role| MetadataService::new(role, &options, &runtime, incarnation)).transpose()?;
-    let (metadata, mut tree) = tree.unzip();
+    let service = match meta {
+        Some(role) => Some(MetadataService::start(role, &options, &runtime, incarnation, address)?),
+        None => None,
+    };
     let data = data.map(|DataRole { store, data_key }| Arc::new(DataServer::new(store, data_key, threads)));
-    let data_control = data.as_ref().and_then(|data| control::Listener::of_store(data.store.path()));
+    let table = service.as_ref().map(|service| Arc::clone(&service.table));
     let gate = Arc::new(Gate {
-        meta: metadata,
+        meta: table.clone(),
         data: data.clone(),
         acceptor: Acceptor::new(security, limits),
         incarnation,
@@ -120,62 +130,39 @@ pub fn serve(
         open: AtomicUsize::new(0),
         handshakes: Gate::turnstile(),
     });
-    let background = tree.as_mut().and_then(|tree| tree.background.take());
-    let peers = tree.as_mut().and_then(|tree| tree.peers.take());
-    let tree_served = tree.as_ref().map(|tree| {
-        let (server, superblock) = (Arc::clone(&tree.server), tree.superblock.clone());
-        Served { server, superblock, url: url.clone() }
-    });
-    let data_served = data.map(|server| DataServed { server, url });
-    std::thread::scope(|scope| {
-        let (stop_clock, stopped) = channel::<()>();
-        if let (Some(MetadataService { server, .. }), Some(background)) = (&tree, background) {
-            scope.spawn(|| server.run_background(background));
-            scope.spawn(move || tick_until(server, &stopped));
-            server.reach_data_servers();
-            if let Some(peers) = peers {
-                peers.reach(server, &runtime);
-            }
+    let mut helpers = Helpers::default();
+    if let Some(metrics) = metrics {
+        helpers.metrics(metrics, table.clone(), data.clone());
+    }
+    if let (Some(service), Some(table)) = (&service, table) {
+        let (status, url) = (service.status(&url), url.clone());
+        helpers.control(service.control.clone(), move |words| match words {
+            ["cluster"] => status(),
+            words => answer_of_ranks(&table, &url, words),
+        });
+    }
+    if let Some(server) = data {
+        let control = control::Listener::of_store(server.store.path()).map(Arc::new);
+        let served = DataServed { server, url };
+        helpers
+            .control(control, move |words| control::answer(served.server.store.superblock(), &served, words));
+    }
+    let accepting = runtime.spawn(accept(Arc::clone(&gate), listener));
+    ready(address);
+    let reload = || reload(&gate, options.read_settings.as_ref());
+    let outcome = match service {
+        Some(service) => service.run(&runtime, stop_signal(reload), options.drain, || accepting.abort()),
+        None => {
+            runtime.block_on(stop_signal(reload));
+            accepting.abort();
+            Ok(None)
         }
-        if let Some(metrics) = &metrics {
-            let (tree, data) = (tree_served.as_ref(), data_served.as_ref());
-            scope.spawn(move || expose(metrics, tree, data));
-        }
-        let mut listeners = Vec::new();
-        if let (Some(MetadataService { control: Some(control), superblock, .. }), Some(served)) =
-            (&tree, &tree_served)
-        {
-            let answer = |words: &[&str]| control::answer(superblock, served, words);
-            listeners.push((control, scope.spawn(move || control.serve(answer))));
-        }
-        if let (Some(control), Some(served)) = (&data_control, &data_served) {
-            let superblock = served.server.store.superblock();
-            let answer = |words: &[&str]| control::answer(superblock, served, words);
-            listeners.push((control, scope.spawn(move || control.serve(answer))));
-        }
-        let accepting = runtime.spawn(accept(Arc::clone(&gate), listener));
-        ready(address);
-        runtime.block_on(stop_signal(|| reload(&gate, options.read_settings.as_ref())));
-        accepting.abort();
-        // Pending requests are answered; clients repeat later ones at the next server process.
-        let drained = tree.as_ref().is_none_or(|tree| tree.server.drain(options.drain));
-        for runtime in runtimes {
-            runtime.shutdown_timeout(Duration::from_secs(1));
-        }
-        drop(stop_clock);
-        if let Some(tree) = &tree {
-            tree.server.background_work.stop();
-        }
-        for (control, listener) in listeners {
-            control.stop();
-            let _ = listener.join();
-        }
-        if let Some(metrics) = &metrics {
-            metrics.stop();
-        }
-        let failure = tree.as_ref().and_then(|tree| tree.server.state().1);
-        if drained { Ok(()) } else { Err(Error::Unwritten(failure.unwrap_or(Errno::EIO))) }
-    })
+    };
+    for runtime in runtimes {
+        runtime.shutdown_timeout(Duration::from_secs(1));
+    }
+    helpers.stop();
+    outcome.map(|left| left.into_iter().for_each(RankService::stop))
 }
 
 /// One runtime per thread: in a shared runtime, a thread that finds work wakes another one.
@@ -204,89 +191,130 @@ fn reload(gate: &Gate, read: Option<&ReadSettings>) {
     tracing::info!("clients, watermarks and eager_bytes are as the configuration says");
 }
 
-/// Ticks every second until the other end of `stopped` is dropped.
-fn tick_until(server: &Server, stopped: &mpsc::Receiver<()>) {
-    server.tick();
-    while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(Duration::from_secs(1)) {
-        server.tick();
-    }
-}
-
-/// Serves the metrics of the process's services until stopped.
-fn expose(metrics: &MetricsServer, tree: Option<&Served>, data: Option<&DataServed>) {
-    let of_tree = || tree.map(|served| served.server.exposition());
-    let of_data = || data.map(|served| served.server.exposition());
-    metrics.serve(|path| match path {
-        "/metrics" => of_tree().or_else(of_data),
-        "/metrics/data" => of_data(),
-        _ => None,
-    });
-}
-
-/// A running metadata service.
+/// The metadata service of a process.
 struct MetadataService {
-    server: Arc<Server>,
-    background: Option<Background>,
-    /// Set until the ranks are connected.
-    peers: Option<Peers>,
-    control: Option<control::Listener>,
-    superblock: Superblock,
+    table: Arc<RankTable>,
+    control: Option<Arc<control::Listener>>,
+    ranks: ServedRanks,
+}
+
+enum ServedRanks {
+    Own(RankService),
+    Shared(failover::Coordinator),
 }
 
 impl MetadataService {
-    fn new(
+    fn start(
         role: MetaRole,
         options: &ServeOptions,
         runtime: &Handle,
         incarnation: u64,
-    ) -> Result<(Metadata, Self), Error> {
-        let MetaRole { volume, store, access, session_ms, ranks, data_servers, data_key } = role;
-        // Data servers identify metadata servers by rank.
-        let number = ServerId(volume.superblock.rank.0);
-        let sealer = data_key.map(|key| Sealer { key, number, incarnation });
-        let data = if sealer.is_some() { data_servers.clone() } else { Vec::new() };
-        let servers = ServerMap { ranks, data };
-        let named = servers.ranks.len().max(1);
-        if named != usize::from(volume.superblock.ranks) {
-            return Err(Error::Ranks { path: store, ranks: volume.superblock.ranks, named });
+        address: SocketAddr,
+    ) -> Result<Self, Error> {
+        let MetaRole { source, access, session_ms, data_servers, data_key } = role;
+        let data = if data_key.is_some() { data_servers.clone() } else { Vec::new() };
+        let starter = |table| {
+            let (options, runtime) = (options.clone(), runtime.clone());
+            RankStarter { table, options, data_servers, data_key, runtime }
+        };
+        match source {
+            RankSource::Own { volume, store, ranks } => {
+                let named = ranks.len().max(1);
+                if named != usize::from(volume.superblock.ranks) {
+                    return Err(Error::Ranks { path: store, ranks: volume.superblock.ranks, named });
+                }
+                let cluster = ClusterId(volume.superblock.uuid.into_bytes());
+                let servers = ServerMap { ranks, data, ..ServerMap::NONE };
+                let table = RankTable::new(cluster, session_ms, servers, access);
+                let control = control::Listener::of_store(&store).map(Arc::new);
+                let service = starter(Arc::clone(&table)).start(*volume, &store, incarnation, None)?;
+                Ok(Self { table, control, ranks: ServedRanks::Own(service) })
+            }
+            RankSource::Shared(shared) => {
+                let table = RankTable::new(shared.cluster, session_ms, ServerMap::NONE, access);
+                let control = control::Listener::of_store(&shared.dir).map(Arc::new);
+                let starter = starter(Arc::clone(&table));
+                let coordinator = failover::Coordinator::start(shared, starter, incarnation, address);
+                Ok(Self { table, control, ranks: ServedRanks::Shared(coordinator) })
+            }
         }
-        let tracer = Tracer::new(NodeId::Rank(volume.superblock.rank.0));
-        let striper = if data_servers.is_empty() {
-            volume.require_whole(&store)?;
-            None
-        } else {
-            let (security, limits) = (options.security.clone(), options.limits.clone());
-            let requester = DataRequester::Server { number, incarnation };
-            let servers = DataServers::new(data_servers, security, limits, requester, Arc::clone(&tracer));
-            Some(Striper::new(servers))
+    }
+
+    /// Answers queries about the cluster.
+    fn status(&self, url: &str) -> impl Fn() -> serde_json::Result<String> + Send + use<> {
+        let known = match &self.ranks {
+            ServedRanks::Own(_) => None,
+            ServedRanks::Shared(coordinator) => Some(coordinator.known()),
         };
-        let Volume { disk, meta, superblock, .. } = volume;
-        let watch = Watch::new(options.threads, options.slow);
-        let (server, background) = Server::new(meta, disk, watch, tracer, striper, sealer, runtime.clone());
-        let cluster = ClusterId(superblock.uuid.into_bytes());
-        let secret = superblock.hash_key;
-        let control = control::Listener::of_store(&store);
-        let Superblock { rank, ranks, .. } = superblock;
-        let peers = Peers {
-            own: rank,
-            addresses: servers.ranks.clone(),
-            cluster,
-            incarnation,
-            security: options.security.clone(),
-            limits: options.limits.clone(),
-        };
-        let metadata = Metadata {
-            server: Arc::clone(&server),
-            cluster,
-            rank,
-            ranks,
-            session_ms,
-            servers,
-            access: RwLock::new(Arc::new(access)),
-            secret,
-        };
-        let (background, peers) = (Some(background), Some(peers));
-        Ok((metadata, Self { server, background, peers, control, superblock }))
+        let url = url.to_string();
+        move || match &known {
+            Some(known) => failover::answer(known, &url),
+            None => control::refused("this server has a store of its own"),
+        }
+    }
+
+    /// Runs until the process gets a signal to end, or must end, and writes everything out.
+    /// Returns a rank that is still open. `refuse`: accepts no more connections.
+    fn run(
+        self,
+        runtime: &Handle,
+        signal: impl Future<Output = ()>,
+        limit: Duration,
+        refuse: impl FnOnce(),
+    ) -> Result<Option<RankService>, Error> {
+        match self.ranks {
+            ServedRanks::Own(service) => {
+                runtime.block_on(signal);
+                refuse();
+                // Pending requests are answered; clients repeat later ones at the next process.
+                if service.drain(limit) {
+                    return Ok(Some(service));
+                }
+                let failure = service.failure();
+                service.stop();
+                Err(Error::Unwritten(failure.unwrap_or(Errno::EIO)))
+            }
+            ServedRanks::Shared(coordinator) => coordinator.run(runtime, signal, limit).map(|()| None),
+        }
+    }
+}
+
+/// Threads that answer queries about a server.
+#[derive(Default)]
+struct Helpers {
+    metrics: Option<Arc<MetricsServer>>,
+    controls: Vec<(Arc<control::Listener>, std::thread::JoinHandle<()>)>,
+}
+
+impl Helpers {
+    fn metrics(
+        &mut self,
+        metrics: Arc<MetricsServer>,
+        table: Option<Arc<RankTable>>,
+        data: Option<Arc<DataServer>>,
+    ) {
+        self.metrics = Some(Arc::clone(&metrics));
+        std::thread::spawn(move || expose(&metrics, table.as_deref(), data.as_deref()));
+    }
+
+    fn control(
+        &mut self,
+        listener: Option<Arc<control::Listener>>,
+        answer: impl Fn(&[&str]) -> serde_json::Result<String> + Send + 'static,
+    ) {
+        let Some(listener) = listener else { return };
+        let serving = Arc::clone(&listener);
+        self.controls.push((listener, std::thread::spawn(move || serving.serve(answer))));
+    }
+
+    fn stop(self) {
+        for (listener, thread) in self.controls {
+            listener.stop();
+            let _ = thread.join();
+        }
+        if let Some(metrics) = self.metrics {
+            metrics.stop();
+        }
     }
 }
 
@@ -304,73 +332,5 @@ async fn stop_signal(reload: impl Fn()) {
             _ = terminate.recv() => return,
             _ = hangup.recv() => reload(),
         }
-    }
-}
-
-/// Answers status queries of a metadata server.
-struct Served {
-    server: Arc<Server>,
-    superblock: Superblock,
-    url: String,
-}
-
-impl StatusSource for Served {
-    fn state(&self) -> (u64, Option<Errno>) {
-        self.server.state()
-    }
-
-    fn figures(&self) -> MachineFigures {
-        self.server.figures()
-    }
-
-    fn watch(&self) -> &Watch {
-        &self.server.background_work.watch
-    }
-
-    fn tracer(&self) -> &Tracer {
-        &self.server.background_work.tracer
-    }
-
-    fn path_of(&self, ino: Ino) -> Option<String> {
-        self.server.path_of(ino)
-    }
-
-    fn complete(&self, status: &mut Status) {
-        status.url = Some(self.url.clone());
-        status.clients = Some(self.server.connections());
-        status.ranks = self.server.ranks_status(&self.superblock);
-    }
-}
-
-/// Answers status queries of a data server.
-struct DataServed {
-    server: Arc<DataServer>,
-    url: String,
-}
-
-impl StatusSource for DataServed {
-    fn state(&self) -> (u64, Option<Errno>) {
-        (0, None)
-    }
-
-    fn figures(&self) -> MachineFigures {
-        self.server.figures()
-    }
-
-    fn watch(&self) -> &Watch {
-        &self.server.watch
-    }
-
-    fn tracer(&self) -> &Tracer {
-        &self.server.tracer
-    }
-
-    fn path_of(&self, _: Ino) -> Option<String> {
-        None
-    }
-
-    fn complete(&self, status: &mut Status) {
-        status.url = Some(self.url.clone());
-        status.clients = Some(self.server.connections());
     }
 }

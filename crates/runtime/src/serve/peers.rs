@@ -11,8 +11,10 @@ use espalier_proto::{ClientId, ClusterId, Hello, Rank, Service};
 use espalier_store::Superblock;
 use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
+use tokio::task::AbortHandle;
 
 use super::machine::{Inner, Server};
+use crate::addresses::{self, Addresses, of_rank};
 use crate::control::RanksStatus;
 use crate::tracer::NodeId;
 
@@ -42,8 +44,7 @@ pub struct PeerConnection {
 /// Addresses of the other ranks.
 pub struct Peers {
     pub own: Rank,
-    /// Addresses by rank, as `HOST:PORT`.
-    pub addresses: Vec<String>,
+    pub addresses: Arc<Addresses>,
     pub cluster: ClusterId,
     pub incarnation: u64,
     pub security: Security,
@@ -58,23 +59,26 @@ const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 impl Peers {
-    /// Keeps connections to all smaller ranks. The larger ranks connect to this server.
-    pub fn reach(self, server: &Arc<Server>, runtime: &Handle) {
+    /// Keeps connections to all smaller ranks, until the tasks are aborted. The larger ranks
+    /// connect to this server.
+    pub fn reach(self, server: &Arc<Server>, runtime: &Handle) -> Vec<AbortHandle> {
         let peers = Arc::new(self);
-        for rank in (0..peers.own.0).map(Rank) {
+        let connect = |rank| {
             let (peers, server) = (Arc::clone(&peers), Arc::clone(server));
-            runtime.spawn(async move { peers.keep_connected(rank, &server).await });
-        }
+            runtime.spawn(async move { peers.keep_connected(rank, &server).await }).abort_handle()
+        };
+        (0..peers.own.0).map(Rank).map(connect).collect()
     }
 
     async fn keep_connected(&self, rank: Rank, server: &Server) {
         let (mut pause, mut logged) = (FIRST_PAUSE, false);
         loop {
             match self.connect(rank).await {
-                Ok(connection) => {
+                Ok((incarnation, connection)) => {
                     tracing::info!(%rank, "connected to another metadata server");
                     (pause, logged) = (FIRST_PAUSE, false);
-                    let error = server.converse_with_rank(rank, connection).await;
+                    let error =
+                        server.converse_with_rank(rank, Some(incarnation), connection, &self.addresses).await;
                     tracing::warn!(%rank, %error, "lost the connection to a metadata server: reconnecting");
                 }
                 Err(error) if logged => tracing::debug!(%rank, %error, "not connected yet"),
@@ -83,12 +87,13 @@ impl Peers {
                     logged = true;
                 }
             }
-            tokio::time::sleep(pause).await;
+            addresses::pause(&self.addresses, pause).await;
             pause = (pause * 2).min(LONGEST_PAUSE);
         }
     }
 
-    async fn connect(&self, rank: Rank) -> Result<Connection<Said, Said>, ConnectError> {
+    /// Connects to the present server of a rank; returns the rank's incarnation.
+    async fn connect(&self, rank: Rank) -> Result<(u64, Connection<Said, Said>), ConnectError> {
         let Self { own, addresses, cluster, incarnation, security, limits } = self;
         let hello = Hello {
             cluster: *cluster,
@@ -97,20 +102,39 @@ impl Peers {
             incarnation: Some(*incarnation),
         };
         let limits = Limits { unsent_bytes: UNSENT_BYTES, ..limits.clone() };
-        let address = addresses.get(usize::from(rank.0)).map(String::as_str).unwrap_or_default();
-        Ok(connect(address, security, &limits, hello).await?.1)
+        let address = of_rank(&addresses.borrow(), rank).map(String::from).unwrap_or_default();
+        let connected = tokio::select! {
+            connected = connect(&address, security, &limits, hello) => connected,
+            () = addresses::moved(addresses, rank, Some(&address), None) => {
+                return Err(ConnectError::NoServer { address });
+            }
+        };
+        connected.map(|(welcome, connection)| (welcome.incarnation, connection))
     }
 }
 
 impl Server {
-    /// Passes messages between the machines until the connection ends; returns the reason.
-    pub async fn converse_with_rank(&self, rank: Rank, connection: Connection<Said, Said>) -> NetError {
+    /// Passes messages between the machines until the connection ends, or another server has the
+    /// rank; returns the reason. `incarnation`: of the rank.
+    pub async fn converse_with_rank(
+        &self,
+        rank: Rank,
+        incarnation: Option<u64>,
+        connection: Connection<Said, Said>,
+        addresses: &Addresses,
+    ) -> NetError {
         let Connection { mut receiver, sender } = connection;
         let Some(number) = self.attach_rank(rank, sender.clone()) else { return NetError::Dropped };
         let mut batch = Vec::new();
+        let moved = addresses::moved(addresses, rank, None, incarnation.or(Some(u64::MAX)));
+        tokio::pin!(moved);
         let error = loop {
             // No back-pressure here: two servers that wait for each other's queues would deadlock.
-            if let Err(error) = receiver.next(&mut batch).await {
+            let received = tokio::select! {
+                received = receiver.next(&mut batch) => received,
+                () = &mut moved => Err(NetError::Dropped),
+            };
+            if let Err(error) = received {
                 break error;
             }
             let heard = |Said(message): &Said| self.trace_heard(rank, message);
@@ -210,6 +234,10 @@ impl Server {
 }
 
 impl Inner {
+    pub(super) fn end_ranks(&self) {
+        self.ranks.values().for_each(|peer| peer.sender.end());
+    }
+
     /// Queues messages for connected ranks; the machine repeats the others after a connection.
     /// Returns the connections to flush.
     pub(super) fn send_to_ranks(
@@ -217,6 +245,10 @@ impl Inner {
         messages: impl Iterator<Item = (Rank, PeerMessage)>,
     ) -> Vec<Sender<Said>> {
         let mut sent: Vec<Rank> = Vec::new();
+        if !self.may_send() {
+            self.end_ranks();
+            return Vec::new();
+        }
         for (rank, message) in messages {
             let Some(link) = self.ranks.get(&rank) else { continue };
             if let Err(error) = link.sender.queue(Said(message)) {

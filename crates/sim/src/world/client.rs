@@ -518,7 +518,8 @@ impl SimClient {
         let line = self.lines.entry(rank).or_default();
         if line.wire.is_none() && self.is_up {
             let (cluster, client) = (ClusterId::ANY, self.id);
-            let service = Service::Metadata { leases: self.leases, accesses: Accesses::All };
+            let service =
+                Service::Metadata { leases: self.leases, accesses: Accesses::All, rank: Some(rank) };
             let incarnation = self.sessions.incarnation(rank);
             let hello = Hello { cluster, service, client, incarnation };
             line.begin(fabric.connect(self.node, Node(rank.0.into()), hello));

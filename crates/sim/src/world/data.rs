@@ -183,7 +183,7 @@ impl DataServer {
                 Requester::Server(ServerId(u16::try_from(hello.client.0).unwrap_or(u16::MAX)))
             }
             Service::Delegated(_) => Requester::Client(hello.client),
-            Service::Metadata { .. } | Service::Peer { .. } => {
+            Service::Metadata { .. } | Service::Peer { .. } | Service::Addresses => {
                 return fabric.send(wire, self.node, Message::Refused);
             }
         };

@@ -128,8 +128,8 @@ impl SimServer {
             greeted: BTreeMap::new(),
             peers: vec![Line::default(); usize::from(ranks)],
             servers: ServerMap {
-                ranks: Vec::new(),
                 data: (0..scenario.cluster.data).map(|server| (ServerId(server), String::new())).collect(),
+                ..ServerMap::NONE
             },
             data_calls: DataCalls::new((node, NodeId::Rank(rank.0)), Node(ranks.into()), true),
             switches: SwitchCosts::default(),
@@ -314,7 +314,7 @@ impl SimServer {
             }
             ProcessorJob::Append(id, result) => session_layer.input(now, Input::Done { id, result }),
             ProcessorJob::Hello(wire, hello) => match hello.service {
-                Service::Metadata { leases, accesses } => {
+                Service::Metadata { leases, accesses, .. } => {
                     self.greeted.insert(hello.client, wire);
                     let resumes = hello.incarnation.is_some();
                     session_layer.connect(now, hello.client, (leases, resumes), accesses, &self.rights);
@@ -332,7 +332,9 @@ impl SimServer {
                         session_layer.input(now, Input::PeerConnected { rank: from });
                     }
                 }
-                Service::Data(_) | Service::Delegated(_) => fabric.send(wire, self.node, Message::Refused),
+                Service::Data(_) | Service::Delegated(_) | Service::Addresses => {
+                    fabric.send(wire, self.node, Message::Refused);
+                }
             },
         }
         self.carry_out(fabric);

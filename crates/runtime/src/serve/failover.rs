@@ -1,0 +1,373 @@
+//! The driver of [`Failover`]: reads and writes the cluster map, fences, and opens and closes ranks.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use espalier_meta::failover::{
+    Action, ClusterMap, Failover, Input, InstanceId, ServerEntry, ServerState, StopReason, Swapped, Timing,
+};
+use espalier_proto::{ClusterId, Errno, Rank};
+use espalier_store::{Engine, EngineError, EngineFailure};
+use serde::{Deserialize, Serialize};
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
+
+use super::liveness::Liveness;
+use super::ranks::{RankService, RankStarter};
+use super::served::Served;
+use super::term::LeaseEnd;
+use crate::clock::lease_ms;
+use crate::control::{self, Status};
+use crate::error::Error;
+use crate::volume::Volume;
+
+/// The object with the cluster map, among those of rank 0.
+const OBJECT: &str = "0.cluster-map";
+const TICK: Duration = Duration::from_millis(25);
+/// Time beyond the limit of writing out, for the other steps of leaving.
+const LEAVE: Duration = Duration::from_secs(10);
+
+/// The stores of all ranks, shared by the servers of a cluster.
+pub trait RankStores: Send + Sync {
+    /// Opens the store of a rank.
+    ///
+    /// # Errors
+    /// The rank is given back, and tried again later.
+    fn open(&self, rank: Rank) -> Result<Volume, Error>;
+
+    /// Excludes these clients of the store, earlier holders of the rank: on return, none of their
+    /// writes takes effect.
+    ///
+    /// # Errors
+    /// The rank is not opened before this succeeds.
+    fn fence(&self, rank: Rank, clients: &[String]) -> Result<(), Error>;
+}
+
+/// Ranks whose stores all servers of a cluster share.
+pub struct SharedRanks {
+    pub engine: Arc<dyn Engine>,
+    pub stores: Arc<dyn RankStores>,
+    pub cluster: ClusterId,
+    /// Number of the server in the cluster.
+    pub number: u16,
+    /// Address for clients and other servers, as `HOST:PORT`; `None`: the bound one.
+    pub address: Option<String>,
+    /// Directory of the server's control socket.
+    pub dir: PathBuf,
+}
+
+/// Makes the cluster map of a new cluster.
+///
+/// # Errors
+/// There is one already; the store fails.
+pub fn create_cluster_map(engine: &dyn Engine, ranks: u16) -> Result<(), Error> {
+    engine.write_if(OBJECT, encode(&ClusterMap::new(ranks))?, None)?;
+    Ok(())
+}
+
+/// The cluster map and its version.
+///
+/// # Errors
+/// There is none; the store fails.
+pub fn read_cluster_map(engine: &dyn Engine) -> Result<(u64, ClusterMap), Error> {
+    let read = engine.read_versioned(OBJECT)?;
+    Ok((read.version, serde_json::from_slice(&read.bytes).map_err(damaged)?))
+}
+
+fn encode(map: &ClusterMap) -> Result<Vec<u8>, Error> {
+    serde_json::to_vec(map).map_err(damaged)
+}
+
+fn damaged(cause: serde_json::Error) -> Error {
+    Error::Io { context: "the cluster map is damaged".into(), source: cause.into() }
+}
+
+/// What a server knows of the cluster.
+pub struct Known {
+    instance: InstanceId,
+    map: Mutex<(u64, ClusterMap)>,
+    starter: Arc<RankStarter>,
+}
+
+/// The status of a server that shares its store with others.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ClusterStatus {
+    pub pid: u32,
+    pub url: String,
+    pub instance: InstanceId,
+    /// Version of the cluster map.
+    pub version: u64,
+    pub map: ClusterMap,
+    /// Ranks that the server serves.
+    pub ranks: Vec<Status>,
+}
+
+/// The status of the server with this directory.
+///
+/// # Errors
+/// No such server runs, or another user's does.
+pub fn status_of_server(dir: &Path) -> Result<ClusterStatus, Error> {
+    control::ask(dir, "cluster").map_err(|source| {
+        let context =
+            format!("cannot ask the server of {}: does it run, and by the same user?", dir.display());
+        Error::Io { context, source }
+    })
+}
+
+pub(super) fn answer(known: &Known, url: &str) -> serde_json::Result<String> {
+    let (version, map) = known.map.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let status = |metadata| {
+        let served = Served { metadata, url: url.into() };
+        control::status(&served.metadata.superblock, &served)
+    };
+    let ranks = known.starter.table.all().into_iter().map(status).collect();
+    let (pid, url, instance) = (std::process::id(), url.into(), known.instance);
+    serde_json::to_string(&ClusterStatus { pid, url, instance, version, map, ranks })
+}
+
+enum Message {
+    Input(Input),
+    Opened(Rank, Box<Result<RankService, Error>>),
+    Closed(Rank),
+}
+
+/// The running driver.
+pub(super) struct Coordinator {
+    messages: mpsc::Sender<Message>,
+    known: Arc<Known>,
+    ended: oneshot::Receiver<Result<(), StopReason>>,
+}
+
+impl Coordinator {
+    /// Joins the cluster in the background.
+    pub(super) fn start(
+        shared: SharedRanks,
+        starter: RankStarter,
+        incarnation: u64,
+        address: SocketAddr,
+    ) -> Self {
+        let SharedRanks { engine, stores, number, address: advertised, .. } = shared;
+        let (instance, store_client) = (InstanceId(incarnation), engine.address());
+        let address = advertised.unwrap_or_else(|| address.to_string());
+        let (state, heartbeat) = (ServerState::Standby, 0);
+        let own = ServerEntry { instance, number, address, store_client, state, heartbeat };
+        let (messages, received) = mpsc::channel();
+        let starter = Arc::new(starter);
+        let known = Arc::new(Known { instance, map: Mutex::default(), starter: Arc::clone(&starter) });
+        let liveness = Liveness::new(instance, &starter, {
+            let messages = messages.clone();
+            move |instance| {
+                let _ = messages.send(Message::Input(Input::Ended(instance)));
+            }
+        });
+        let driver = Driver {
+            machine: Failover::new(Timing::DEFAULT, own),
+            engine,
+            stores,
+            starter,
+            lease: LeaseEnd::default(),
+            messages: messages.clone(),
+            services: BTreeMap::new(),
+            liveness,
+            known: Arc::clone(&known),
+        };
+        let (end, ended) = oneshot::channel();
+        std::thread::spawn(move || {
+            // The other end may be gone at the end of the process.
+            let _ = end.send(driver.run(&received));
+        });
+        Self { messages, known, ended }
+    }
+
+    pub(super) fn known(&self) -> Arc<Known> {
+        Arc::clone(&self.known)
+    }
+
+    /// Runs until the signal, then hands all ranks over; or until another server has taken over.
+    pub(super) fn run(
+        self,
+        runtime: &Handle,
+        signal: impl Future<Output = ()>,
+        limit: Duration,
+    ) -> Result<(), Error> {
+        let Self { messages, mut ended, .. } = self;
+        let ended = runtime.block_on(async {
+            let early = tokio::select! {
+                () = signal => None,
+                ended = &mut ended => Some(ended),
+            };
+            if early.is_some() {
+                return early;
+            }
+            let _ = messages.send(Message::Input(Input::Drain));
+            tokio::time::timeout(limit + LEAVE, ended).await.ok()
+        });
+        let outcome = match ended {
+            Some(Ok(Ok(()))) => Ok(()),
+            Some(Ok(Err(StopReason::Removed))) => Err(Error::Removed),
+            Some(Ok(Err(StopReason::Fenced))) => Err(Error::Fenced),
+            // The thread has panicked, or the time is over.
+            Some(Err(_)) | None => Err(Error::Unwritten(Errno::EIO)),
+        };
+        outcome.inspect_err(|error| tracing::error!("{error}"))
+    }
+}
+
+struct Driver {
+    machine: Failover,
+    engine: Arc<dyn Engine>,
+    stores: Arc<dyn RankStores>,
+    starter: Arc<RankStarter>,
+    lease: LeaseEnd,
+    messages: mpsc::Sender<Message>,
+    services: BTreeMap<Rank, RankService>,
+    liveness: Liveness,
+    known: Arc<Known>,
+}
+
+impl Driver {
+    /// Runs until this server has left the cluster, or must stop.
+    fn run(mut self, received: &mpsc::Receiver<Message>) -> Result<(), StopReason> {
+        let outcome = self.coordinate(received);
+        std::mem::take(&mut self.services).into_values().for_each(RankService::abandon);
+        outcome
+    }
+
+    fn coordinate(&mut self, received: &mpsc::Receiver<Message>) -> Result<(), StopReason> {
+        let mut own = VecDeque::new();
+        loop {
+            let message = match own.pop_front() {
+                Some(message) => message,
+                None => match received.recv_timeout(TICK) {
+                    Ok(message) => message,
+                    Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
+                        Message::Input(Input::Tick)
+                    }
+                },
+            };
+            let input = self.input(message);
+            let actions = self.machine.on(lease_ms(), input);
+            self.lease.set(self.machine.served_until());
+            self.publish();
+            for action in actions {
+                match action {
+                    Action::Look => own.push_back(Message::Input(self.look())),
+                    Action::Swap { version, map } => own.push_back(Message::Input(self.swap(version, &map))),
+                    Action::Fence { rank, clients } => self.fence(rank, clients),
+                    Action::Open { rank, incarnation } => self.open(rank, incarnation),
+                    Action::Close { rank } => self.close(rank),
+                    Action::Stop(reason) => return Err(reason),
+                    Action::Leave => return Ok(()),
+                }
+            }
+        }
+    }
+
+    fn input(&mut self, message: Message) -> Input {
+        match message {
+            Message::Input(input) => input,
+            Message::Opened(rank, opened) => {
+                let done = opened.is_ok();
+                match *opened {
+                    Ok(service) => drop(self.services.insert(rank, service)),
+                    Err(error) => tracing::error!(%rank, %error, "cannot open a rank: it is given back"),
+                }
+                Input::Opened { rank, done }
+            }
+            Message::Closed(rank) => Input::Closed { rank },
+        }
+    }
+
+    fn look(&self) -> Input {
+        match read_cluster_map(&*self.engine) {
+            Ok((version, map)) => Input::Looked(Some((version, map))),
+            Err(error) if is_fenced(&error) => Input::Refused,
+            Err(error) => {
+                tracing::warn!(%error, "cannot read the cluster map");
+                Input::Looked(None)
+            }
+        }
+    }
+
+    fn swap(&self, version: u64, map: &ClusterMap) -> Input {
+        let swapped = encode(map).and_then(|bytes| Ok(self.engine.write_if(OBJECT, bytes, Some(version))?));
+        match swapped {
+            Ok(version) => Input::Swapped(Swapped::Done { version }),
+            Err(error) if is_fenced(&error) => Input::Refused,
+            Err(error) => {
+                tracing::debug!(%error, "the cluster map was not replaced");
+                Input::Swapped(Swapped::Unknown)
+            }
+        }
+    }
+
+    /// Publishes changes of the map.
+    fn publish(&mut self) {
+        let Some((version, map)) = self.machine.map() else { return };
+        let mut known = self.known.map.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.0 == version {
+            return;
+        }
+        *known = (version, map.clone());
+        drop(known);
+        self.liveness.update(map);
+        let mut servers = map.addresses(version);
+        if self.starter.data_key.is_some() {
+            servers.data.clone_from(&self.starter.data_servers);
+        }
+        self.starter.table.addresses.send_if_modified(|published| {
+            // Heartbeats change the version only.
+            let before = std::mem::replace(published, servers);
+            published.ranks != before.ranks
+                || published.incarnations != before.incarnations
+                || published.meta != before.meta
+        });
+    }
+
+    fn fence(&self, rank: Rank, clients: Vec<String>) {
+        let (stores, messages) = (Arc::clone(&self.stores), self.messages.clone());
+        std::thread::spawn(move || {
+            let fenced = stores.fence(rank, &clients);
+            let done = fenced.is_ok();
+            match fenced {
+                Ok(()) => tracing::info!(%rank, ?clients, "fenced the earlier servers of a rank"),
+                Err(error) => tracing::error!(%rank, %error, "cannot fence the earlier servers of a rank"),
+            }
+            let _ = messages.send(Message::Input(Input::Fenced { rank, done }));
+        });
+    }
+
+    fn open(&self, rank: Rank, incarnation: u64) {
+        let (stores, starter) = (Arc::clone(&self.stores), Arc::clone(&self.starter));
+        let (messages, lease) = (self.messages.clone(), self.lease.clone());
+        std::thread::spawn(move || {
+            let opened = stores.open(rank).and_then(|volume| {
+                let events = volume.replayed;
+                let path = format!("rank {rank}");
+                let service = starter.start(volume, Path::new(&path), incarnation, Some(lease))?;
+                tracing::info!(%rank, incarnation, events, "serving a rank: replayed its journal");
+                Ok(service)
+            });
+            let _ = messages.send(Message::Opened(rank, Box::new(opened)));
+        });
+    }
+
+    fn close(&mut self, rank: Rank) {
+        let (service, messages) = (self.services.remove(&rank), self.messages.clone());
+        let limit = self.starter.options.drain;
+        std::thread::spawn(move || {
+            if service.is_some_and(|service| !service.hand_over(limit)) {
+                tracing::warn!(%rank, "not everything was written out: the next server replays the journal");
+            }
+            let _ = messages.send(Message::Closed(rank));
+        });
+    }
+}
+
+fn is_fenced(error: &Error) -> bool {
+    matches!(error, Error::Engine(EngineError { failure: EngineFailure::Fenced, .. }))
+}

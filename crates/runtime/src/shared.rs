@@ -1,0 +1,123 @@
+//! A file system in a cluster whose servers share it: the stores of all ranks over one connection.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use espalier_proto::{ClusterId, Rank};
+use espalier_store::{
+    Engine, EngineError, FormatOptions, LocalOptions, ObjectOptions, ObjectStore, Rados, RankLease,
+    Superblock, format_objects, lease_holder, read_superblock,
+};
+
+use crate::error::Error;
+use crate::location::{OpenedStore, StoreLocation};
+use crate::serve::{RankStores, create_cluster_map};
+use crate::volume::{MkfsOptions, OpenOptions, Volume, format_of, write_first_checkpoint};
+
+/// Term of the lock of a rank's store. Servers are replaced earlier, by the cluster map.
+const TERM: Duration = Duration::from_secs(15);
+
+/// A connection to a file system that servers share.
+pub struct SharedStore {
+    engine: Arc<Rados>,
+    superblock: Superblock,
+    name: PathBuf,
+}
+
+impl SharedStore {
+    /// # Errors
+    /// There is no file system; the cluster cannot be reached.
+    pub fn connect(location: &StoreLocation) -> Result<Self, Error> {
+        let engine = connect(location)?;
+        let name = location.name();
+        let superblock = read_superblock(engine.as_ref(), &name.to_string_lossy())?;
+        Ok(Self { engine, superblock, name })
+    }
+
+    pub fn engine(&self) -> Arc<dyn Engine> {
+        Arc::clone(&self.engine) as Arc<dyn Engine>
+    }
+
+    pub fn cluster(&self) -> ClusterId {
+        ClusterId(self.superblock.uuid.into_bytes())
+    }
+
+    pub fn ranks(&self) -> impl Iterator<Item = Rank> {
+        (0..self.superblock.ranks).map(Rank)
+    }
+
+    pub(crate) fn name(&self) -> &Path {
+        &self.name
+    }
+
+    /// Opens the store of a rank; its journal is not replayed.
+    pub(crate) fn open(&self, rank: Rank, options: &LocalOptions) -> Result<OpenedStore, Error> {
+        let LocalOptions { read_only, cache_bytes, .. } = *options;
+        let superblock = Superblock { rank, ..self.superblock.clone() };
+        let lease = RankLease::acquire(&self.engine, rank, TERM)?;
+        let options = ObjectOptions { read_only, cache_bytes };
+        let (store, journal) = ObjectStore::open(&self.engine, &superblock, lease, options)?;
+        Ok(OpenedStore { superblock, store: Box::new(store), journal: journal.erase() })
+    }
+
+    /// Releases the lock of a rank's store, if a fenced client holds it.
+    fn break_lock(&self, rank: Rank, fenced: &[String]) -> Result<(), EngineError> {
+        let holder = lease_holder(self.engine.as_ref(), rank)?;
+        if holder.is_none_or(|holder| !fenced.contains(&holder.address)) {
+            return Ok(());
+        }
+        let lock = format!("{rank}.lock");
+        match self.engine.lock_holder(&lock)? {
+            Some(locked) => self.engine.break_lock(&lock, &locked),
+            None => Ok(()),
+        }
+    }
+
+    /// Opens the stores of all ranks.
+    pub(crate) fn open_all(&self, options: &OpenOptions) -> Result<Vec<Volume>, Error> {
+        self.ranks().map(|rank| Volume::open_rank(self, rank, options.clone())).collect()
+    }
+}
+
+/// The stores as servers open them.
+pub struct ServedStores {
+    pub shared: SharedStore,
+    pub options: OpenOptions,
+}
+
+impl RankStores for ServedStores {
+    fn open(&self, rank: Rank) -> Result<Volume, Error> {
+        Volume::open_rank(&self.shared, rank, self.options.clone())
+    }
+
+    fn fence(&self, rank: Rank, clients: &[String]) -> Result<(), Error> {
+        clients.iter().try_for_each(|client| self.shared.engine.fence(client))?;
+        Ok(self.shared.break_lock(rank, clients)?)
+    }
+}
+
+fn connect(location: &StoreLocation) -> Result<Arc<Rados>, Error> {
+    match location {
+        StoreLocation::Rados(address) => Ok(Arc::new(Rados::connect(address)?)),
+        StoreLocation::Directory(_) => {
+            Err(Error::Option("servers share a store rados:POOL or rados:POOL/NAMESPACE"))
+        }
+    }
+}
+
+/// Creates an empty file system with this number of ranks, for servers that share it.
+///
+/// # Errors
+/// The namespace is not empty; the cluster cannot be reached.
+pub fn mkfs_shared(location: &StoreLocation, ranks: u16, options: &MkfsOptions) -> Result<(), Error> {
+    let format = FormatOptions { ranks, ..format_of(location, options)? };
+    let engine = connect(location)?;
+    format_objects(&engine, &location.name().to_string_lossy(), &format)?;
+    let shared = SharedStore::connect(location)?;
+    for rank in shared.ranks() {
+        let opened = shared.open(rank, &LocalOptions::default())?;
+        write_first_checkpoint(opened.store.as_ref(), rank, options)?;
+    }
+    create_cluster_map(engine.as_ref(), ranks)
+}

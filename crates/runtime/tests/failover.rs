@@ -1,0 +1,152 @@
+//! Servers that share a cluster map fail over. The stores of the ranks are local here.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+use espalier_meta::failover::ClusterMap;
+use espalier_net::{ConnectError, Connection, Limits, Message, Reason, Security, connect};
+use espalier_proto::{
+    Accesses, ClientId, ClusterId, FromClient, FromServer, Hello, Rank, ServerMap, Service,
+};
+use espalier_runtime::{
+    Access, Error, MetaRole, MkfsOptions, OpenOptions, RankSource, RankStores, ServeOptions, Servers,
+    SharedRanks, Volume, create_cluster_map, mkfs_ranks, read_cluster_map, serve,
+};
+use espalier_store::{Engine, MemoryEngine};
+
+const CLUSTER: ClusterId = ClusterId([7; 16]);
+
+/// A change of the addresses, as sent over the network.
+#[derive(Debug, serde::Serialize, serde::Deserialize)]
+struct Listed(ServerMap);
+
+impl Message for Listed {
+    fn payload(&mut self) -> Option<&mut bytes::Bytes> {
+        None
+    }
+
+    fn request(&self) -> Option<u64> {
+        None
+    }
+}
+
+struct Running {
+    address: SocketAddr,
+    ended: Receiver<Result<(), Error>>,
+}
+
+/// Stores in directories, and a map in memory.
+struct LocalStores {
+    engine: MemoryEngine,
+    stores: Vec<PathBuf>,
+}
+
+impl RankStores for LocalStores {
+    fn open(&self, rank: Rank) -> Result<Volume, Error> {
+        let options = OpenOptions { session_ms: Some(60_000), with_ranks: true, ..OpenOptions::default() };
+        Volume::open(&self.stores[usize::from(rank.0)], options)
+    }
+
+    fn fence(&self, _: Rank, clients: &[String]) -> Result<(), Error> {
+        Ok(clients.iter().try_for_each(|client| self.engine.fence(client))?)
+    }
+}
+
+/// Starts a server; it ends with the test process at the latest.
+fn start(engine: &MemoryEngine, number: u16, stores: Vec<PathBuf>, dir: PathBuf) -> Running {
+    std::fs::create_dir(&dir).unwrap();
+    let stores = Arc::new(LocalStores { engine: engine.client(), stores });
+    let (engine, cluster) = (Arc::new(engine.client()), CLUSTER);
+    let source = RankSource::Shared(SharedRanks { engine, stores, cluster, number, address: None, dir });
+    let (access, data_servers) = (Access::default(), Vec::new());
+    let role = MetaRole { source, access, session_ms: 60_000, data_servers, data_key: None };
+    let options = ServeOptions {
+        listen: ([127, 0, 0, 1], 0).into(),
+        security: Security::Insecure,
+        limits: Limits::default(),
+        max_connections: 10,
+        threads: 2,
+        metrics: None,
+        slow: None,
+        drain: Duration::from_secs(30),
+        read_settings: None,
+    };
+    let (ready, address) = channel();
+    let (end, ended) = channel();
+    std::thread::spawn(move || {
+        let outcome = serve(Some(role), None, options, |address| ready.send(address).unwrap());
+        let _ = end.send(outcome);
+    });
+    Running { address: address.recv().unwrap(), ended }
+}
+
+fn wait_for(engine: &MemoryEngine, what: impl Fn(&ClusterMap) -> bool) -> ClusterMap {
+    let began = Instant::now();
+    loop {
+        let (_, map) = read_cluster_map(engine).unwrap();
+        if what(&map) {
+            return map;
+        }
+        assert!(began.elapsed() < Duration::from_secs(30), "{map:?}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn standby_takes_over_from_fenced_server() {
+    let temporary = tempfile::tempdir().unwrap();
+    let stores = vec![temporary.path().join("store")];
+    let options = MkfsOptions {
+        label: String::new(),
+        strip_bytes: MkfsOptions::STRIP_BYTES,
+        journal_bytes: Some(4 << 20),
+        force: false,
+        uid: 0,
+        gid: 0,
+        perm: 0o777,
+    };
+    mkfs_ranks(&stores, &options).unwrap();
+    let engine = MemoryEngine::new();
+    create_cluster_map(&engine, 1).unwrap();
+    assert!(create_cluster_map(&engine, 1).is_err(), "there is one already");
+    let active = start(&engine, 0, stores.clone(), temporary.path().join("server-0"));
+    let first = wait_for(&engine, |map| map.ranks[0].serving);
+    let standby = start(&engine, 1, stores, temporary.path().join("server-1"));
+    wait_for(&engine, |map| map.servers.len() == 2);
+
+    let (security, limits) = (Security::Insecure, Limits::default());
+    let (address, client) = (standby.address.to_string(), ClientId(9));
+    let hello = |service| Hello { cluster: CLUSTER, service, client, incarnation: None };
+    let metadata = Service::Metadata { leases: true, accesses: Accesses::All, rank: None };
+    let refused = connect::<FromServer, FromClient>(&address, &security, &limits, hello(metadata)).await;
+    let Err(ConnectError::Refused { refusal, .. }) = refused else { panic!("a standby has no rank") };
+    assert_eq!(refusal.reason, Reason::Unready);
+    let began = Instant::now();
+    let (welcome, connection) = loop {
+        let hello = hello(Service::Addresses);
+        let asked = connect::<Listed, Listed>(&address, &security, &limits, hello).await.unwrap();
+        if asked.0.servers.meta.len() == 2 || began.elapsed() > Duration::from_secs(20) {
+            break asked;
+        }
+    };
+    let Connection { mut receiver, sender: _sender } = connection;
+    assert_eq!(welcome.servers.ranks, [active.address.to_string()]);
+    assert_eq!(welcome.servers.meta, [address.clone(), active.address.to_string()]);
+    let (leases, accesses) = (true, Accesses::All);
+    let servers = Servers { addresses: vec![address.clone()], security, limits, client, leases, accesses };
+    let (before, _) = servers.reach().await.unwrap();
+
+    engine.fence(&first.servers[0].store_client).unwrap();
+    let ended = active.ended.recv_timeout(Duration::from_secs(20)).unwrap();
+    assert!(matches!(ended, Err(Error::Fenced)), "{ended:?}");
+    wait_for(&engine, |map| map.ranks[0].serving && map.servers.len() == 1);
+    let mut batch: Vec<Listed> = Vec::new();
+    while batch.last().is_none_or(|Listed(servers)| servers.ranks != [address.clone()]) {
+        receiver.next(&mut batch).await.unwrap();
+    }
+    let (after, _) = servers.reach().await.unwrap();
+    assert!(after.incarnation > before.incarnation);
+}

@@ -1,0 +1,182 @@
+#!/bin/bash
+# failover-test.sh: servers over a shared store fail over. Two mounts work while the servers of
+# ranks are killed, paused and ended; nothing is lost, and the waits are short. Makes a cluster of
+# its own, unless CEPH_CONF and POOL name one for tests.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+BUILD=$(realpath "${BUILD:-target/release}")
+bin=$BUILD/espalier
+for program in ceph-mon ceph-osd ceph rados; do
+    if ! PATH=$PATH:/usr/sbin command -v "$program" > /dev/null; then
+        echo "failover-test: skipped: there is no $program; scripts/setup.sh test installs it where it can"
+        exit 0
+    fi
+done
+work=$(mktemp -d)
+chmod 755 "$work"
+cluster=$work/cluster
+a=$work/a b=$work/b
+mkdir "$a" "$b"
+cleanup() {
+    for mount in "$a" "$b"; do umount -f "$mount" 2> /dev/null || umount -l "$mount" 2> /dev/null || true; done
+    # A paused server does not end by itself.
+    for pid in $paused; do kill -9 "$pid" 2> /dev/null || true; done
+    "$bin" cluster down "$cluster" > /dev/null 2>&1 || true
+    [ -z "${own:-}" ] || scripts/ceph-cluster.sh down "$work/ceph" || true
+    rm -rf --one-file-system "$work"
+}
+paused=
+trap cleanup EXIT
+. scripts/cluster-functions.sh
+
+# milliseconds: the time.
+milliseconds() {
+    echo $(($(date +%s%N) / 1000000))
+}
+
+# holder RANK: the number of the server that has the rank.
+holder() {
+    { "$bin" cluster status "$cluster" || true; } | sed -n "s/^rank $1  server-\([0-9]*\) .* serving$/\1/p"
+}
+
+# has_moved RANK SERVER: succeeds if another server serves the rank.
+has_moved() {
+    local now
+    now=$(holder "$1")
+    [ -n "$now" ] && [ "$now" != "$2" ]
+}
+
+# The longest time in ms between two successful changes since the mark, by each mount.
+longest_wait() {
+    cat "$work"/times.* | awk -v mark="$1" '
+        $1 != who { who = $1; last = 0 }
+        $2 >= mark { wait = last ? $2 - last : 0; if (wait > longest) longest = wait }
+        { last = $2 }
+        END { print longest + 0 }'
+}
+
+# worker NAME DIR: makes a file, reads it at the other mount, renames and removes some, until stopped.
+worker() {
+    local name=$1 dir=$2 other=$3 n=0
+    mkdir -p "$dir/$name"
+    while [ ! -e "$work/stop" ]; do
+        n=$((n + 1))
+        echo "$name $n" > "$dir/$name/new"
+        mv "$dir/$name/new" "$dir/$name/file-$n"
+        [ "$(cat "$other/$name/file-$n")" = "$name $n" ] || { echo "$name $n: wrong bytes" >> "$work/wrong"; return; }
+        if [ $((n % 3)) = 0 ]; then rm "$dir/$name/file-$((n - 1))"; fi
+        echo "$name $(milliseconds)" >> "$work/times.$name"
+        echo "$n" > "$work/count.$name"
+        sleep 0.02
+    done
+}
+
+if [ -z "${CEPH_CONF:-}" ] || [ -z "${POOL:-}" ]; then
+    section 'a cluster of Ceph'
+    own=yes POOL=esp
+    export CEPH_CONF=$work/ceph/ceph.conf
+    scripts/ceph-cluster.sh up "$work/ceph" "$POOL"
+fi
+
+section 'make a cluster of two ranks and a standby'
+"$bin" cluster init "$cluster" --store "rados:$POOL/failover-$$" --ranks 2 --standbys 1 \
+    --listen "127.0.0.1:${PORT:-17680}" > /dev/null
+refused 'cannot be used with' "$bin" cluster init "$work/other" --store "rados:$POOL/x" --servers 2
+up
+"$bin" cluster status "$cluster"
+url=$("$bin" cluster status "$cluster" --json | sed 's/^{.*"url":"\([^"]*\)"}$/\1/')
+credentials=$cluster/clients/admin
+"$bin" mount "$url" "$a" -o "credentials=$credentials" --log-file "$work/a.log"
+# One server is enough, also a standby: it returns the addresses of the others.
+for standby in 0 1 2; do [ "$(holder 0)" = $standby ] || [ "$(holder 1)" = $standby ] || break; done
+port=$((${PORT:-17680} + standby))
+"$bin" mount "espalier://127.0.0.1:$port/" "$b" -o "credentials=$credentials" --log-file "$work/b.log"
+mkdir "$a"/home-{1,2,3,4}
+is "$(stat -c %i "$b"/home-* | awk '{print int($1 / 2^48)}' | sort -u | wc -l)" 2
+
+section 'work on both mounts'
+worker one "$a/home-1" "$b/home-1" & workers=$!
+worker two "$b/home-2" "$a/home-2" & workers+=" $!"
+sleep 2
+tar -cf "$work/source.tar" crates docs scripts
+mkdir "$work/source"
+tar -xf "$work/source.tar" -C "$work/source"
+
+section 'a server is killed while a source tree is extracted'
+mkdir "$a/home-1/tree" "$b/home-2/tree"
+tar -xf "$work/source.tar" -C "$a/home-1/tree" & extracting=$!
+sleep 0.3
+server=$(holder 0) mark=$(milliseconds)
+kill_server "$server"
+until_true has_moved 0 "$server"
+echo "rank 0 is served again after $(($(milliseconds) - mark)) ms"
+wait "$extracting"
+sleep 3
+waited=$(longest_wait "$mark")
+echo "longest wait: $waited ms"
+[ "$waited" -lt 5000 ] || fail "clients waited $waited ms"
+diff -r "$work/source" "$b/home-1/tree"
+up
+
+section 'a server is paused'
+sleep 2
+server=$(holder 1) mark=$(milliseconds)
+paused=$(pid "$server")
+kill -STOP "$paused"
+until_true has_moved 1 "$server"
+echo "rank 1 is served again after $(($(milliseconds) - mark)) ms"
+tar -xf "$work/source.tar" -C "$b/home-2/tree"
+sleep 3
+waited=$(longest_wait "$mark")
+echo "longest wait: $waited ms"
+[ "$waited" -lt 15000 ] || fail "clients waited $waited ms"
+diff -r "$work/source" "$a/home-2/tree"
+kill -CONT "$paused"
+until_true test ! -e "/proc/$paused"
+grep -q 'taken over' "$cluster/server-$server/log" || fail 'the paused server does not report why it ends'
+paused=
+up
+
+section 'all servers are restarted, one after the other'
+mark=$(milliseconds)
+for server in 0 1 2; do
+    sleep 2
+    process=$(pid "$server")
+    kill -TERM "$process"
+    until_true test ! -e "/proc/$process"
+    up
+done
+sleep 2
+waited=$(longest_wait "$mark")
+echo "longest wait: $waited ms"
+[ "$waited" -lt 2000 ] || fail "clients waited $waited ms"
+
+section 'everything is there'
+touch "$work/stop"
+for process in $workers; do wait "$process"; done
+[ ! -e "$work/wrong" ] || fail "$(cat "$work/wrong")"
+for name in one two; do
+    home=home-$([ $name = one ] && echo 1 || echo 2)
+    count=$(cat "$work/count.$name")
+    echo "$name: $count rounds"
+    for mount in "$a" "$b"; do
+        is "$(ls "$mount/$home/$name" | wc -l)" $((count - count / 3))
+        is "$(cat "$mount/$home/$name/file-$count")" "$name $count"
+    done
+done
+umount "$a" "$b"
+
+section 'all servers are killed and started again'
+"$bin" mount "$url" "$a" -o "credentials=$credentials" --log-file "$work/a.log"
+echo durable > "$a/home-1/last"
+for server in 0 1 2; do kill -9 "$(pid "$server")"; done
+sleep 0.5
+up
+is "$(cat "$a/home-1/last")" durable
+diff -r "$work/source" "$a/home-1/tree"
+umount "$a"
+
+section 'the stopped cluster is sound'
+"$bin" cluster down "$cluster"
+"$bin" cluster fsck "$cluster"
+section 'done'
