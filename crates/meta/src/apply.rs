@@ -7,7 +7,7 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use espalier_proto::{Errno, Ino, InodeFlags, Name, Time};
+use espalier_proto::{Errno, Ino, Name, Time};
 
 use crate::event::{Change, Event};
 use crate::no_metafile::NoMetafile;
@@ -46,8 +46,17 @@ impl State {
                 self.apply_create(*dir, name, inode)?;
                 self.put_clone(inode.ino, bytes);
             }
+            Event::Merge { dir, name, inode, bytes } => {
+                self.apply_create(*dir, name, inode)?;
+                if !bytes.is_empty() {
+                    self.put_clone(inode.ino, bytes.clone());
+                }
+            }
+            Event::Decouple { dir, decoupled, time } => self.apply_decouple(*dir, decoupled, *time)?,
             Event::TmpFile { inode } => self.insert_new(inode),
-            Event::Link { ino, dir, name, time } => self.apply_link(*ino, *dir, name, *time)?,
+            Event::Link { ino, dir, name, time } | Event::MergeLink { ino, dir, name, time } => {
+                self.apply_link(*ino, *dir, name, *time)?;
+            }
             Event::Unlink { dir, name, time } => {
                 let (slot, ino) = self.present(*dir, name)?;
                 let (is_dir, weight) = (self.inode(ino)?.is_dir(), self.inode(ino)?.weight());
@@ -63,12 +72,11 @@ impl State {
                 self.apply_exchange((*from_dir, from), (*to_dir, to), *time)?;
             }
             Event::SetAttr { ino, change } => {
-                let was_protected = self.inode(*ino)?.is_protected();
-                self.change(*ino, |inode| event.change_rights(inode));
-                if let Some(flags) = change.flags {
-                    let is_protected = flags.intersects(InodeFlags::PROTECTED);
-                    let others = self.protected.saturating_sub(u64::from(was_protected));
-                    self.protected = others + u64::from(is_protected);
+                self.inode(*ino)?;
+                if change.flags.is_some() {
+                    self.change_protection(*ino, |inode| event.change_rights(inode));
+                } else {
+                    self.change(*ino, |inode| event.change_rights(inode));
                 }
             }
             Event::Write { ino, offset, data, time } => {
@@ -254,6 +262,16 @@ impl State {
         if let Some(cached) = self.touch_inode(ino) {
             change(&mut cached.inode);
         }
+    }
+
+    /// As [`Self::change`], for a change that may protect the inode or end its protection.
+    pub(crate) fn change_protection(&mut self, ino: Ino, change: impl FnOnce(&mut Inode)) {
+        let is_protected = |state: &Self| {
+            u64::from(state.inodes.get(&ino).is_some_and(|cached| cached.inode.is_protected()))
+        };
+        let before = is_protected(self);
+        self.change(ino, change);
+        self.protected = self.protected.saturating_sub(before) + is_protected(self);
     }
 
     /// Prepares a change of a file's counted size.

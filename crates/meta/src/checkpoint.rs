@@ -53,6 +53,7 @@ impl Checkpoint {
         let (protected, partitions) = (state.protected, state.partitions);
         let record = Super {
             next_ino,
+            end_ino: state.end_ino,
             files,
             protected,
             partitions,

@@ -11,6 +11,7 @@ use espalier_proto::{ClientId, Ino, InodeFlags, Layout, Name, Rank, RequestId, S
 use serde::{Deserialize, Serialize};
 
 use crate::acl::Acl;
+use crate::decouple::Decoupled;
 use crate::pool::Batch;
 use crate::rank::{Part, TransactionId, Vote};
 use crate::record::{Corrupt, Inode};
@@ -244,6 +245,28 @@ pub enum Event {
         first: Ino,
         count: u32,
     },
+    /// Decouples a directory, records the progress of its merge, or couples it again.
+    Decouple {
+        dir: Ino,
+        decoupled: Option<Box<Decoupled>>,
+        time: Time,
+    },
+    /// Creates a name with a new inode of a decoupled namespace. `bytes`: what a stuffed file
+    /// stores. Unlike a create, it never makes a directory split.
+    Merge {
+        dir: Ino,
+        name: Name,
+        inode: Inode,
+        #[serde(with = "serde_bytes")]
+        bytes: Vec<u8>,
+    },
+    /// As `Link`, in a decoupled namespace.
+    MergeLink {
+        ino: Ino,
+        dir: Ino,
+        name: Name,
+        time: Time,
+    },
 }
 
 /// New values of attributes; `None` keeps the old one.
@@ -264,9 +287,11 @@ impl Event {
         match self {
             Self::Create { dir, .. }
             | Self::CreateNoMetafile { dir, .. }
+            | Self::Merge { dir, .. }
+            | Self::Decouple { dir, .. }
             | Self::Unlink { dir, .. }
             | Self::SetQuota { dir, .. } => [Some(*dir), None],
-            Self::Link { ino, dir, .. } => [Some(*ino), Some(*dir)],
+            Self::Link { ino, dir, .. } | Self::MergeLink { ino, dir, .. } => [Some(*ino), Some(*dir)],
             Self::Rename { from_dir, to_dir, .. } | Self::Exchange { from_dir, to_dir, .. } => {
                 [Some(*from_dir), Some(*to_dir)]
             }

@@ -19,6 +19,7 @@ mod check;
 mod checkpoint;
 mod config;
 mod contents;
+mod decouple;
 mod event;
 mod evict;
 pub mod failover;
@@ -61,7 +62,8 @@ mod wait;
 pub use cause::Cause;
 pub use check::{Check, Finding};
 pub use config::{Atime, Config};
-pub use event::Event;
+pub use decouple::{DECOUPLE, Decouple, Decoupled, MERGE, MergeBatch, MergeEnd, MergeRecord};
+pub use event::{Change, Event};
 pub use figures::Figures;
 pub use fragment::FragmentCounts;
 pub use journal::Acknowledge;
@@ -69,7 +71,9 @@ pub use machine::Meta;
 pub use no_metafile::NoMetafile;
 pub use outbox::{Answered, Input, Io, IoDone, IoId, Now, Outbox, Revocation, Waiting};
 pub use rank::{Edit, PeerAnswer, PeerMessage, Question, TransactionId, Vote};
-pub use record::{Corrupt, Dentry, InoRecord, Inode, Slot, Super, decode, encode};
+pub use record::{
+    Body, Corrupt, Dentry, Directory, InoRecord, Inode, Rare, Slot, Super, decode, encode,
+};
 pub use recovery::{Format, Recovery, RecoveryError};
 pub use relayout::relayout;
 pub use repair::{Repair, Repaired};

@@ -23,8 +23,14 @@ const BATCH: u64 = 1 << 20;
 
 impl Meta {
     /// Allocates the number of a new inode.
+    ///
+    /// # Errors
+    /// `ENOSPC` if a decoupled namespace has used all that were provisioned.
     pub(crate) fn new_ino(&self) -> Step<Ino> {
         let ino = self.state.next_ino;
+        if ino >= self.state.end_ino {
+            return Err(Errno::ENOSPC.into());
+        }
         if self.may_give(ino) { Ok(Ino(ino)) } else { Err(Stop::Wait(Wait::Durable)) }
     }
 

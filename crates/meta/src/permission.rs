@@ -75,6 +75,7 @@ impl Cx<'_> {
 
     /// Checks that the caller may search the directory and change its entries.
     pub(crate) fn check_change(&self, dir: &Inode) -> Step<()> {
+        check_coupled(dir)?;
         self.check(dir, Access::WRITE | Access::EXEC)
     }
 
@@ -84,6 +85,7 @@ impl Cx<'_> {
     pub(crate) fn check_removal(&self, dir: &Inode, victim: &Inode) -> Step<()> {
         check_not(dir, InodeFlags::PROTECTED)?;
         check_not(victim, InodeFlags::PROTECTED)?;
+        check_coupled(victim)?;
         let is_allowed = dir.permissions().allows_removal(self.caller, victim.permissions());
         if is_allowed { Ok(()) } else { Err(Errno::EPERM.into()) }
     }
@@ -134,4 +136,10 @@ impl Cx<'_> {
 /// Fails with `EPERM` for an inode with one of these flags.
 pub(crate) fn check_not(inode: &Inode, flags: InodeFlags) -> Step<()> {
     if inode.rare.flags.intersects(flags) { Err(Errno::EPERM.into()) } else { Ok(()) }
+}
+
+/// Fails with `EBUSY` for a decoupled directory: until it is merged, it keeps its name, and nothing
+/// else may change its entries.
+pub(crate) fn check_coupled(inode: &Inode) -> Step<()> {
+    if inode.decoupled().is_some() { Err(Errno::EBUSY.into()) } else { Ok(()) }
 }

@@ -61,6 +61,9 @@ impl Walk {
             Event::Create { .. }
             | Event::CreateNoMetafile { .. }
             | Event::Clone { .. }
+            | Event::Merge { .. }
+            | Event::MergeLink { .. }
+            | Event::Decouple { .. }
             | Event::Link { .. }
             | Event::Rename { .. }
             | Event::Exchange { .. }

@@ -14,6 +14,7 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::acl::Acl;
+use crate::decouple::Decoupled;
 use crate::no_metafile::NoMetafile;
 use crate::pool::Batch;
 use crate::usage::{Quota, Usage};
@@ -57,6 +58,8 @@ pub struct Rare {
     pub no_metafile: bool,
     /// The flags that `chattr(1)` sets.
     pub flags: InodeFlags,
+    /// For a directory: it is decoupled.
+    pub decoupled: Option<Box<Decoupled>>,
 }
 
 pub type Names = Box<Vec<(Ino, u32)>>;
@@ -64,16 +67,20 @@ pub type Names = Box<Vec<(Ino, u32)>>;
 /// The encoding of [`Rare`]. Without a policy it equals that of only the option `names`, as in
 /// stores from before policies.
 #[derive(Serialize, Deserialize)]
-enum StoredRare<N, P> {
+enum StoredRare<N, P, D> {
     Nothing,
     Names(N),
     Policy(P, Option<N>),
     Flags(InodeFlags, Option<P>, Option<N>),
+    Decoupled(D, InodeFlags, Option<P>, Option<N>),
 }
 
 impl Serialize for Rare {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let stored = match (&self.policy, &self.names) {
+            (policy, names) if let Some(decoupled) = &self.decoupled => {
+                StoredRare::Decoupled(decoupled, self.flags, policy.as_ref(), names.as_ref())
+            }
             (policy, names) if !self.flags.is_empty() => {
                 StoredRare::Flags(self.flags, policy.as_ref(), names.as_ref())
             }
@@ -87,11 +94,14 @@ impl Serialize for Rare {
 
 impl<'de> Deserialize<'de> for Rare {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Ok(match StoredRare::<Names, Arc<Policy>>::deserialize(deserializer)? {
+        Ok(match StoredRare::<Names, Arc<Policy>, Box<Decoupled>>::deserialize(deserializer)? {
             StoredRare::Nothing => Self::default(),
             StoredRare::Names(names) => Self { names: Some(names), ..Self::default() },
             StoredRare::Policy(policy, names) => Self { names, policy: Some(policy), ..Self::default() },
-            StoredRare::Flags(flags, policy, names) => Self { names, policy, no_metafile: false, flags },
+            StoredRare::Flags(flags, policy, names) => Self { names, policy, flags, ..Self::default() },
+            StoredRare::Decoupled(decoupled, flags, policy, names) => {
+                Self { names, policy, no_metafile: false, flags, decoupled: Some(decoupled) }
+            }
         })
     }
 }
@@ -173,9 +183,14 @@ impl Inode {
         self.rare.policy.as_deref().unwrap_or(&NONE)
     }
 
-    /// True if it is immutable or append-only.
+    /// The state of a decoupled directory.
+    pub fn decoupled(&self) -> Option<&Decoupled> {
+        self.rare.decoupled.as_deref()
+    }
+
+    /// True if it is immutable, append-only or decoupled.
     pub(crate) fn is_protected(&self) -> bool {
-        self.rare.flags.intersects(InodeFlags::PROTECTED)
+        self.rare.flags.intersects(InodeFlags::PROTECTED) || self.rare.decoupled.is_some()
     }
 
     pub(crate) fn partition(&self) -> Option<&Partition> {
@@ -206,6 +221,16 @@ impl Inode {
 
     pub(crate) fn has_entries(&self) -> bool {
         matches!(&self.body, Body::Directory(directory) if directory.entries > 0)
+    }
+
+    /// Bytes that a stuffed file stores; `None` for all other inodes.
+    pub fn stored_bytes(&self) -> Option<u32> {
+        if let Body::Stuffed { stored, .. } = &self.body { Some(*stored) } else { None }
+    }
+
+    /// True if it is a directory that limits the usage below it.
+    pub fn has_quota(&self) -> bool {
+        matches!(&self.body, Body::Directory(directory) if directory.quota != Quota::default())
     }
 
     /// True if the type and the body match.
@@ -261,6 +286,11 @@ impl Inode {
             },
             contents_leased: true,
         };
+        if let Some(decoupled) = &self.rare.decoupled {
+            // Merged entries are hidden until all are there.
+            (attr.size, attr.nlink) = (0, 2);
+            (attr.mtime, attr.ctime) = (decoupled.mtime, decoupled.ctime);
+        }
         if self.has_no_metafile() {
             // A no-metafile file stores neither.
             (attr.atime, attr.btime) = (self.mtime, self.mtime);
@@ -367,9 +397,11 @@ pub(crate) type Xattrs = Vec<(Box<[u8]>, Box<[u8]>)>;
 pub struct Super {
     /// The next inode number to allocate.
     pub next_ino: u64,
+    /// Inode numbers from here on are not this store's to allocate.
+    pub end_ino: u64,
     /// Inodes in use.
     pub files: u64,
-    /// Number of immutable or append-only inodes.
+    /// Number of immutable, append-only and decoupled inodes.
     pub protected: u64,
     /// Number of partitioned directories here and of fragments of others.
     pub partitions: u64,

@@ -4,6 +4,7 @@
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt;
+use core::ops::Range;
 
 use espalier_proto::{Errno, FileType, Ino, ObjectId, Position, Rank, TableWrite, Time};
 
@@ -51,9 +52,15 @@ impl Format {
     }
 
     pub fn writes(&self) -> Vec<TableWrite> {
-        let (next_ino, provisional, size_dirty) = (Ino::ROOT.0 + 1, Vec::new(), Vec::new());
+        self.writes_within(Ino::ROOT.0 + 1..u64::MAX)
+    }
+
+    /// As [`Self::writes`], for a file system that allocates only these inode numbers.
+    pub fn writes_within(&self, inos: Range<u64>) -> Vec<TableWrite> {
+        let (provisional, size_dirty) = (Vec::new(), Vec::new());
         let first = Super {
-            next_ino,
+            next_ino: inos.start,
+            end_ino: inos.end,
             files: 1,
             protected: 0,
             partitions: 0,
@@ -73,6 +80,7 @@ impl Format {
         let (next_ino, provisional, size_dirty) = (Ino::none_of(rank).0 + 1, Vec::new(), Vec::new());
         let first = Super {
             next_ino,
+            end_ino: u64::MAX,
             files: 0,
             protected: 0,
             partitions: 0,
@@ -137,6 +145,7 @@ impl Recovery {
         let mut state = State::new(config.hash_key);
         (state.next_ino, state.files, state.sequence) = (record.next_ino, record.files, record.sequence);
         (state.protected, state.partitions) = (record.protected, record.partitions);
+        state.end_ino = record.end_ino;
         state.provisional = record.provisional.into_iter().collect();
         state.striped = record.striped.map(|inos| inos.into_iter().collect());
         state.pool = record.pool;

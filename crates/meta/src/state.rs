@@ -164,13 +164,15 @@ pub(crate) struct State {
     pub strips: RecordTable<Stored<StuffedBytes>>,
     pub xattrs: RecordTable<Stored<Xattrs>>,
     pub next_ino: u64,
+    /// Inode numbers from here on are not this store's to allocate.
+    pub end_ino: u64,
     /// Bound below which inode numbers may have been allocated, even if nothing records that
     /// (`numbers.rs`); 0: unused.
     pub reserved: u64,
     /// Precreated numbers below `next_ino` (`pool.rs`).
     pub pool: Vec<Batch>,
     pub files: u64,
-    /// Number of immutable or append-only inodes.
+    /// Number of immutable, append-only and decoupled inodes.
     pub protected: u64,
     /// Number of partitioned directories here and of fragments of others.
     pub partitions: u64,
@@ -213,6 +215,7 @@ impl State {
             strips: RecordTable::default(),
             xattrs: RecordTable::default(),
             next_ino: Ino::ROOT.0 + 1,
+            end_ino: u64::MAX,
             reserved: 0,
             pool: Vec::new(),
             files: 0,

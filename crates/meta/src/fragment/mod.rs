@@ -143,12 +143,7 @@ impl State {
     }
 
     pub(crate) fn set_rights(&mut self, ino: Ino, rights: &Rights, time: Time) {
-        let is_protected = |state: &Self| {
-            u64::from(state.inodes.get(&ino).is_some_and(|cached| cached.inode.is_protected()))
-        };
-        let before = is_protected(self);
-        self.change(ino, |inode| rights.apply(inode, time));
-        self.protected = self.protected.saturating_sub(before) + is_protected(self);
+        self.change_protection(ino, |inode| rights.apply(inode, time));
         self.update_dependents(ino);
     }
 

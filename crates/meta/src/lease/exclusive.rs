@@ -55,6 +55,7 @@ impl Meta {
     fn is_plain(&self, dir: &Inode) -> bool {
         matches!(dir.body, Body::Directory(_))
             && dir.nlink > 0
+            && dir.decoupled().is_none()
             && dir.default_acl.is_none()
             && self.is_stuffed_in(dir)
             && !self.wants_clients_to_make(dir)

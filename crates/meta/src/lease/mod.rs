@@ -26,6 +26,7 @@ use crate::session::TokenKind;
 use crate::state::{Location, State};
 use crate::step::{Step, Stop, Wait};
 use crate::task::Task;
+use crate::trash::INTERNAL_CLIENT;
 
 use exclusive::named_dir;
 use table::Epoch;
@@ -353,6 +354,14 @@ impl Meta {
         self.revoke_inode(cx, ino)
     }
 
+    /// Revokes all leases on `key`, also those of the caller's own client, and waits for none: the
+    /// caller's kernel may hold a lock that the client's acknowledgement waits for.
+    pub(crate) fn revoke_without_waiting(&mut self, cx: &Cx<'_>, key: LeaseKey, name: Option<&Name>) {
+        if let Some(leases) = &mut self.leases {
+            leases.revoke(INTERNAL_CLIENT, key, name, cx.uptime_ms);
+        }
+    }
+
     pub(crate) fn revoke_all(&mut self, cx: &mut Cx<'_>, touched: Sight<'_>) -> Step<()> {
         let Some(leases) = &mut self.leases else { return Ok(()) };
         let mut held = None;
@@ -425,10 +434,11 @@ impl State {
         match event {
             Event::Create { dir, name, .. }
             | Event::CreateNoMetafile { dir, name, .. }
+            | Event::Merge { dir, name, .. }
             | Event::Clone { dir, name, .. } => {
                 self.touched_name(*dir, name, see)
             }
-            Event::Link { ino, dir, name, .. } => {
+            Event::Link { ino, dir, name, .. } | Event::MergeLink { ino, dir, name, .. } => {
                 self.touched_name(*dir, name, see);
                 see(LeaseKey::Inode(*ino), None);
             }
@@ -451,6 +461,7 @@ impl State {
             | Event::SetDefaultAcl { ino, .. }
             | Event::SetXattr { ino, .. }
             | Event::SetPolicy { dir: ino, .. }
+            | Event::Decouple { dir: ino, .. }
             | Event::SetQuota { dir: ino, .. } => see(LeaseKey::Inode(*ino), None),
             // No client knows a new unnamed file, and the other events change nothing that clients
             // can observe.

@@ -7,6 +7,7 @@ use espalier_proto::{Access, Errno, FileType, Ino, Name, NewNode, OpenHow, Opene
 use crate::event::Event;
 use crate::machine::{Cx, Meta};
 use crate::no_metafile::NoMetafile;
+use crate::permission::check_coupled;
 use crate::record::{Body, Directory, Inode, Rare};
 use crate::session::TokenKind;
 use crate::state::Target;
@@ -48,6 +49,7 @@ impl Meta {
     ) -> Step<Reply> {
         let parent = self.state.dir(dir)?;
         cx.check(parent, Access::EXEC)?;
+        check_coupled(parent)?;
         let cacheable = parent.searchable_by_all();
         let slot = self.state.slot(name);
         let target = self.state.target(dir, &slot)?;
@@ -137,7 +139,8 @@ impl Meta {
         if self.state.is_removed(dir)? {
             return Err(Errno::ENOENT.into());
         }
-        cx.check_change(parent)?;
+        // A decoupled directory has files without a name: the big ones of its namespace.
+        cx.check(parent, Access::WRITE | Access::EXEC)?;
         let (ino, file) = match (node, writeback) {
             (NewNode::Regular, Some(ino)) => (self.given_ino(cx.client, ino)?, Body::STUFFED),
             (NewNode::Regular, None) => self.new_file(parent)?,

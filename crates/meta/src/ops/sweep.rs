@@ -54,7 +54,7 @@ impl Meta {
     }
 
     /// Frees an entry of a directory in the trash.
-    fn free(&mut self, cx: &mut Cx<'_>, dir: Ino, name: Name, ino: Ino) -> Step<()> {
+    pub(crate) fn free(&mut self, cx: &mut Cx<'_>, dir: Ino, name: Name, ino: Ino) -> Step<()> {
         let has_entries = self.state.inode(ino)?.has_entries();
         // The name is unreachable, but the inode may be open or have another name.
         self.revoke_inode(cx, ino)?;

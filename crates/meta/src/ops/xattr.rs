@@ -10,6 +10,7 @@ use espalier_proto::{Access, Errno, FileType, Ino, InodeFlags, Reply, XattrMode,
 use super::policy::{self, PolicyAttribute};
 use super::usage::Virtual;
 use crate::acl::Acl;
+use crate::decouple::{DECOUPLE, MERGE};
 use crate::event::Event;
 use crate::machine::{Cx, Meta};
 use crate::permission::check_not;
@@ -32,6 +33,9 @@ impl Meta {
         }
         if let Some(which) = PolicyAttribute::of(name) {
             return self.get_policy_attribute(cx, ino, which);
+        }
+        if name == DECOUPLE.as_bytes() {
+            return self.get_decoupled(ino);
         }
         let inode = self.state.inode(ino)?;
         let acl = match name {
@@ -99,6 +103,12 @@ impl Meta {
         if name.starts_with(PREFIX.as_bytes()) {
             return self.set_policy_attribute(cx, ino, name, Some(value), how);
         }
+        if name == DECOUPLE.as_bytes() {
+            return self.decouple(cx, ino, value);
+        }
+        if name == MERGE.as_bytes() {
+            return self.merge(cx, ino, value);
+        }
         let inode = self.state.inode(ino)?;
         check_namespace(cx, inode, name, Access::WRITE)?;
         self.check_has_metafile(ino)?;
@@ -149,6 +159,9 @@ impl Meta {
         }
         if PolicyAttribute::of(name).is_some() {
             return self.set_policy_attribute(cx, ino, name, None, XattrMode::Replace);
+        }
+        if name == DECOUPLE.as_bytes() {
+            return self.abort_decoupled(cx, ino);
         }
         let inode = self.state.inode(ino)?;
         let is_acl = match name {

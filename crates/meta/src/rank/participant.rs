@@ -16,7 +16,7 @@ use crate::event::Event;
 use crate::machine::{Cx, Meta};
 use crate::ops::rmdir::check_empty;
 use crate::outbox::{Now, Outbox};
-use crate::permission::check_not;
+use crate::permission::{check_coupled, check_not};
 use crate::record::{Body, Inode};
 use crate::state::{Cached, Location, Target};
 use crate::step::{Step, Stop, StreamCall, Wait};
@@ -389,6 +389,7 @@ fn check_map(inode: &Inode, version: u32) -> Step<()> {
 /// given.
 fn check_taken(inode: &Inode, owner: Option<u32>) -> Step<()> {
     check_not(inode, InodeFlags::PROTECTED)?;
+    check_coupled(inode)?;
     match owner {
         Some(uid) if inode.uid != uid => Err(Errno::EPERM.into()),
         _ => Ok(()),

@@ -307,6 +307,7 @@ impl RepairedTree {
         let count = |is_one: fn(&Inode) -> bool| nodes().filter(|node| is_one(&node.inode)).count() as u64;
         let none = Super {
             next_ino: 0,
+            end_ino: u64::MAX,
             files: 0,
             protected: 0,
             partitions: 0,

@@ -170,7 +170,7 @@ impl Meta {
         let named =
             |dir: &Ino, name| state.target(*dir, &state.slot(name)).ok().and_then(|target| target.ino());
         let moved = match event {
-            Event::Link { ino, .. } => [Some(*ino), None],
+            Event::Link { ino, .. } | Event::MergeLink { ino, .. } => [Some(*ino), None],
             Event::Rename { from_dir, from, .. } => [named(from_dir, from), None],
             Event::Exchange { from_dir, from, to_dir, to, .. } => [named(from_dir, from), named(to_dir, to)],
             _ => [None; 2],

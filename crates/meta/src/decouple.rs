@@ -1,0 +1,137 @@
+//! Decoupled namespaces (Cudele): what a client and the server exchange about one, and the state of
+//! its directory.
+//!
+//! A client works on a namespace of its own in place of an empty directory. It then merges the
+//! namespace as a sequence of records, which the server applies in order. The directory counts the
+//! applied records, so a merge continues after a crash of either side. Until the last record the
+//! directory appears as it was when it was decoupled.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+
+use espalier_proto::{Ino, InodeFlags, Name, Time};
+use serde::{Deserialize, Serialize};
+
+use crate::event::Change;
+use crate::record::{Inode, Xattrs};
+use crate::state::State;
+use crate::step::Step;
+
+/// Attribute of a directory: setting it to a [`Decouple`] decouples the directory, reading it
+/// returns its [`Decoupled`], and removing it discards what is merged and couples the directory
+/// again. It is not listed.
+pub const DECOUPLE: &str = "system.espalier.decouple";
+/// Setting it on a decoupled directory to a [`MergeBatch`] merges a part of the namespace.
+pub const MERGE: &str = "system.espalier.merge";
+
+/// The state of a decoupled directory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Decoupled {
+    /// The client's number of the namespace; [`Self::ABORTED`] while what is merged is discarded.
+    pub id: u128,
+    /// The directory's times when it was decoupled, which it shows until it is coupled again.
+    pub mtime: Time,
+    pub ctime: Time,
+    /// The largest stuffed file of this server, in bytes.
+    pub strip_bytes: u32,
+    /// The range of inode numbers provisioned for the namespace.
+    pub first: Ino,
+    pub inodes: u64,
+    /// The lowest number of the range that no record has used. Records use numbers in ascending
+    /// order.
+    pub next: Ino,
+    /// Number of records merged.
+    pub merged: u64,
+    /// [`MergeBatch::digest`] of the first record.
+    pub digest: u64,
+}
+
+impl Decoupled {
+    pub const ABORTED: u128 = 0;
+
+    /// True if a merged inode may have this number.
+    pub(crate) fn has_merged(&self, ino: Ino) -> bool {
+        (self.first..self.next).contains(&ino)
+    }
+
+    /// True if the next record may create an inode with this number.
+    pub(crate) fn may_create(&self, ino: Ino) -> bool {
+        ino >= self.next && ino.0 - self.first.0 < self.inodes
+    }
+}
+
+/// The value that decouples a directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Decouple {
+    pub id: u128,
+    /// Inode numbers to provision.
+    pub inodes: u64,
+}
+
+impl Decouple {
+    /// Most inode numbers of one namespace.
+    pub const MAX_INODES: u64 = 1 << 32;
+}
+
+/// Consecutive records of a namespace.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MergeBatch {
+    pub id: u128,
+    /// Identifies the sequence of records. A namespace that has changed since its merge began has
+    /// another one.
+    pub digest: u64,
+    /// Number of records before these.
+    pub after: u64,
+    pub records: Vec<MergeRecord>,
+    /// With the last records.
+    pub end: Option<MergeEnd>,
+}
+
+/// A record of a namespace. A directory precedes its entries. [`Ino::ROOT`] stands for the
+/// decoupled directory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum MergeRecord {
+    /// An inode with its first name. `bytes`: what a stuffed file stores.
+    Create {
+        dir: Ino,
+        name: Name,
+        inode: Box<Inode>,
+        #[serde(with = "serde_bytes")]
+        bytes: Vec<u8>,
+        xattrs: Xattrs,
+    },
+    /// More names of a merged inode; or all names of a file without one that the client has made
+    /// with ordinary calls, as it does for big files.
+    Link { ino: Ino, names: Vec<(Ino, Name)>, time: Time },
+    /// Attributes that later records would change or prevent: the times of a directory with all its
+    /// entries, and flags.
+    Finish { ino: Ino, atime: Time, mtime: Time, ctime: Time, flags: Option<InodeFlags> },
+}
+
+/// Completes a merge: the directory shows its entries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MergeEnd {
+    /// Number of records in all.
+    pub records: u64,
+    /// New attributes of the directory itself.
+    pub change: Change,
+}
+
+impl State {
+    pub(crate) fn apply_decouple(
+        &mut self,
+        dir: Ino,
+        decoupled: &Option<Box<Decoupled>>,
+        time: Time,
+    ) -> Step<()> {
+        self.dir(dir)?;
+        if let Some(decoupled) = decoupled {
+            self.next_ino = self.next_ino.max(decoupled.first.0 + decoupled.inodes);
+        }
+        self.change_protection(dir, |inode| {
+            inode.rare.decoupled.clone_from(decoupled);
+            inode.ctime = time;
+        });
+        Ok(())
+    }
+}
