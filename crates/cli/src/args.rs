@@ -1,5 +1,6 @@
 //! Command line arguments; the source of help texts, completions and the manual page.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueHint};
@@ -74,6 +75,11 @@ pub enum Command {
     /// Copy files, and directory trees of a mounted file system within that file system. Exits with
     /// 1 if a copy fails.
     Cp(CpArgs),
+    /// Work on a directory of a mounted file system in a namespace of its own, at the speed of this
+    /// machine, and merge it at the end.
+    Decouple(DecoupleArgs),
+    /// Merge a decoupled directory into its file system, or continue an interrupted merge.
+    Merge(MergeArgs),
     /// Make all data durable that was written to the mounted file systems of these paths. Exits
     /// with 1 if that fails for any of them.
     Sync(SyncArgs),
@@ -493,6 +499,37 @@ pub struct CpArgs {
     /// as far as permitted.
     #[arg(short, long)]
     pub archive: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct DecoupleArgs {
+    /// An empty directory that the caller owns.
+    #[arg(value_hint = ValueHint::DirPath)]
+    pub path: PathBuf,
+    /// Directory for the namespace, on a local disk; created if absent, otherwise empty [default: a
+    /// directory below /var/lib/espalier, or ~/.local/state/espalier for other users than root].
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub store: Option<PathBuf>,
+    /// Most inodes that can be created in the namespace; those of removed files count.
+    #[arg(long, value_name = "N", default_value_t = 16 << 20, value_parser = clap::value_parser!(u64).range(1..=1 << 31))]
+    pub inodes: u64,
+    /// A command, after `--`. The namespace is merged when it exits with 0. Without a command the
+    /// directory stays decoupled until `espalier merge`.
+    #[arg(last = true, value_name = "COMMAND")]
+    pub command: Vec<OsString>,
+}
+
+#[derive(Debug, Args)]
+pub struct MergeArgs {
+    /// The decoupled directory.
+    #[arg(value_hint = ValueHint::DirPath)]
+    pub path: PathBuf,
+    /// The namespace's directory, if it is neither mounted on PATH nor in the default place.
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath, conflicts_with = "abort")]
+    pub from: Option<PathBuf>,
+    /// Give the namespace up: PATH is empty again. The namespace's directory stays.
+    #[arg(long)]
+    pub abort: bool,
 }
 
 #[derive(Debug, Args)]

@@ -8,10 +8,12 @@ mod calibrate;
 mod cluster;
 mod copy;
 mod cp;
+mod decouple;
 mod fsck;
 mod fuzz;
 mod heap;
 mod list;
+mod merge;
 mod mount;
 mod options;
 mod paper;
@@ -88,6 +90,8 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Command::Subtree(args) => subtree::subtree(&args.command),
         Command::Cp(args) => Ok(cp::cp(&args)),
         Command::Rm(args) => Ok(remove::rm(&args)),
+        Command::Decouple(args) => decouple::decouple(&args),
+        Command::Merge(args) => merge::merge(&args),
         Command::Sync(args) => Ok(sync::sync(&args)),
         Command::Dump(args) => copy::dump(&args),
         Command::Load(args) => copy::load(&args),

@@ -15,6 +15,7 @@ use rustix::io::Errno;
 use toml::{Table, Value};
 
 use crate::args::{LayoutArgs, PolicyArgs};
+use crate::decouple::{open_dir, state_of};
 use crate::usage::print_text;
 
 const EFFECTIVE: &str = "user.espalier.policy";
@@ -157,7 +158,10 @@ fn change(dir: &Path, old: &Policy, new: &Policy) -> Result<()> {
 fn show(args: &PolicyArgs, own: &Policy, effective: &str) -> Result<ExitCode> {
     if args.json {
         let (own, effective): (Table, Table) = (toml::from_str(&own.to_toml())?, toml::from_str(effective)?);
-        return print_text(&serde_json::json!({ "path": args.path, "policy": own, "effective": effective }));
+        let merged = merged_records(&args.path)?;
+        return print_text(&serde_json::json!({
+            "path": args.path, "policy": own, "effective": effective, "decoupled": merged.is_some(), "merged": merged,
+        }));
     }
     let effective = from_table(toml::from_str(effective)?)?;
     let mut text = String::new();
@@ -169,10 +173,20 @@ fn show(args: &PolicyArgs, own: &Policy, effective: &str) -> Result<ExitCode> {
         };
         writeln!(text, "{:<12} {value:<24} {whose}", key.name())?;
     }
+    if let Some(merged) = merged_records(&args.path)? {
+        writeln!(text, "{:<12} {:<24} {merged} records merged", "decoupled", "interfere = block")?;
+    }
     if text.is_empty() {
         text.push_str("no attribute is set, here or by the server");
     }
     print_text(&text.trim_end())
+}
+
+/// Number of records merged into a decoupled directory; `None` if it is not decoupled.
+fn merged_records(path: &Path) -> Result<Option<u64>> {
+    let is_dir = path.is_dir();
+    let state = is_dir.then(|| state_of(&open_dir(path)?)).transpose()?.flatten();
+    Ok(state.map(|decoupled| decoupled.merged))
 }
 
 /// Value of an extended attribute; `None` if it does not exist.

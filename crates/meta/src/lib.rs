@@ -71,9 +71,7 @@ pub use machine::Meta;
 pub use no_metafile::NoMetafile;
 pub use outbox::{Answered, Input, Io, IoDone, IoId, Now, Outbox, Revocation, Waiting};
 pub use rank::{Edit, PeerAnswer, PeerMessage, Question, TransactionId, Vote};
-pub use record::{
-    Body, Corrupt, Dentry, Directory, InoRecord, Inode, Rare, Slot, Super, decode, encode,
-};
+pub use record::{Body, Corrupt, Dentry, Directory, InoRecord, Inode, Rare, Slot, Super, decode, encode};
 pub use recovery::{Format, Recovery, RecoveryError};
 pub use relayout::relayout;
 pub use repair::{Repair, Repaired};

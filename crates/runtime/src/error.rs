@@ -1,7 +1,7 @@
 use std::path::PathBuf;
 
 use espalier_meta::RecoveryError;
-use espalier_proto::{Errno, Rank, ServerId};
+use espalier_proto::{Errno, Ino, Rank, ServerId};
 use espalier_store::{EngineError, FormatError, JournalError, RadosError, StoreError, SuperblockError};
 
 /// Why a file system cannot be created, opened, checked or mounted.
@@ -94,6 +94,11 @@ pub enum Error {
     Fenced,
     #[error("cannot write all changes at shutdown: {0}")]
     Unwritten(Errno),
+    #[error("{} is not the store of the namespace that this directory was decoupled for", .0.display())]
+    OtherNamespace(PathBuf),
+    /// The inode number in the namespace, and the reason.
+    #[error("inode {0} cannot be merged: {1}")]
+    Unmergeable(Ino, &'static str),
 }
 
 impl Error {

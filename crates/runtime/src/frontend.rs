@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use espalier_client::{Call, Interrupt};
 use espalier_fuse::{self as fuse, BackingId, Filesystem, Granted, Notifier, Op, OpenedFlags, Transport};
-use espalier_meta::Atime;
+use espalier_meta::{Atime, DECOUPLE, MERGE};
 use espalier_proto::{
     Access, AllocateMode, Caller, END, Errno, FileType, Ino, LockOwner, Name, NameError, NewNode, OpenHow,
     Rank, Reads, RenameFlags, Request, SeekWhat, SetAttr, SetTime, Time, XattrMode, mode,
@@ -440,6 +440,9 @@ impl<C: Calls<FuseFrontend>> Mounted<C> {
                     2 => XattrMode::Replace,
                     _ => return Err(Errno::EINVAL),
                 };
+                if [DECOUPLE, MERGE].iter().any(|of| name == of.as_bytes()) {
+                    check_root(request)?;
+                }
                 let (name, value, kill_sgid) = (name.into(), value.into(), acl_kill_sgid);
                 plain(Request::SetXattr { ino, name, value, mode, kill_sgid })
             }

@@ -90,7 +90,7 @@ pub(crate) fn write_first_checkpoint(
 }
 
 /// Large enough for a burst of small files; a full journal waits for checkpoints.
-fn journal_bytes_for(location: &StoreLocation) -> Result<u64, Error> {
+pub(crate) fn journal_bytes_for(location: &StoreLocation) -> Result<u64, Error> {
     let Space { total, available, .. } = location.space()?;
     Ok((total / 64).min(available / 16).clamp(16 << 20, 256 << 20).next_multiple_of(1 << 20))
 }

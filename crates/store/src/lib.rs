@@ -40,6 +40,8 @@ pub use object::{
 };
 pub use rados::{Rados, RadosAddress, RadosError};
 pub use store::{Pairs, Record, Records, Store};
+pub use uuid::Uuid;
+
 pub use superblock::{FormatError, FormatOptions, Superblock, SuperblockError};
 
 pub use espalier_proto::{SeekWhat, StreamStat};

@@ -75,8 +75,7 @@ impl Meta {
             let dir = self.state.dir(level.from)?;
             cx.check(dir, Access::READ | Access::EXEC)?;
             let is_hidden = dir.decoupled().is_some() || self.state.is_removed(level.from)?;
-            let found =
-                if is_hidden { Vec::new() } else { self.entries_after(cx, level.from, level.after)? };
+            let found = if is_hidden { Vec::new() } else { self.entries_after(cx, level.from, level.after)? };
             let Some(hash) = found.last().map(|(slot, _)| slot.hash) else {
                 // Entries that the caller copies itself change the directory's times once more.
                 if !copied.left.is_empty() {

@@ -1,0 +1,475 @@
+//! A decoupled namespace at its client: a store of its own, whose root stands for the decoupled
+//! directory, and the sequence of records that merges it.
+//!
+//! The sequence depends only on the store's contents, so an interrupted merge continues at any
+//! record. A server accepts new inode numbers in ascending order only. An inode therefore keeps its
+//! number unless it is in a directory that is newer than itself, into which it was moved; then it
+//! receives an unused number of the upper half of the provisioned range.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use espalier_meta::{Change, Decoupled, Dentry, Format, InoRecord, Inode, MergeRecord, Slot, decode, encode};
+use espalier_proto::{FileType, Ino, InodeFlags, Name, ObjectKind, SeekWhat};
+use espalier_store::{FormatOptions, LocalStore, Store, StoreError, Uuid, superblock};
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+use crate::clock;
+use crate::disk::Disk;
+use crate::error::Error;
+use crate::fsck::checkpoint;
+use crate::location::StoreLocation;
+use crate::volume::{OpenOptions, Volume, check_sizes, journal_bytes_for};
+
+/// Extended attributes: names and values.
+pub type Xattrs = Vec<(Box<[u8]>, Box<[u8]>)>;
+
+/// Stored bytes from which on a file is merged as a big one: a batch must fit into an extended
+/// attribute of 64 KiB.
+const MAX_INLINE: u32 = 32 << 10;
+/// Encoded extended attributes from which on an inode cannot be merged with one record.
+const MAX_XATTRS: usize = 24 << 10;
+/// Encoded names from which on a big file cannot be merged.
+const MAX_NAMES: usize = 48 << 10;
+/// Bytes copied at a time.
+const CHUNK: usize = 1 << 20;
+
+/// Owner and permissions of the root directory of a namespace.
+#[derive(Clone, Copy, Debug)]
+pub struct RootAttributes {
+    pub uid: u32,
+    pub gid: u32,
+    pub perm: u32,
+}
+
+/// Creates the store of a namespace that allocates the lower half of the provisioned numbers.
+///
+/// # Errors
+/// As of `mkfs`.
+pub fn mkfs_namespace(dir: &Path, decoupled: &Decoupled, root: RootAttributes) -> Result<(), Error> {
+    let journal_bytes = journal_bytes_for(&StoreLocation::Directory(dir.into()))?;
+    check_sizes(decoupled.strip_bytes, journal_bytes)?;
+    let uuid = Some(Uuid::from_u128(decoupled.id));
+    let strip_bytes = decoupled.strip_bytes;
+    let label = "decoupled".into();
+    superblock::format(
+        dir,
+        &FormatOptions { label, strip_bytes, journal_bytes, uuid, ..FormatOptions::default() },
+    )?;
+    let (store, _) = LocalStore::open(dir, false)?;
+    let RootAttributes { uid, gid, perm } = root;
+    let numbers = NumberRange::of(decoupled);
+    let format = Format { time: clock::now(), uid, gid, perm };
+    store.stage(format.writes_within(numbers.first..numbers.spare))?;
+    Ok(store.publish()?)
+}
+
+/// The inode numbers of a namespace. In the namespace they lack the rank of the server's.
+#[derive(Clone, Copy, Debug)]
+struct NumberRange {
+    rank: u64,
+    first: u64,
+    /// From here on, numbers for inodes that cannot keep theirs.
+    spare: u64,
+    end: u64,
+}
+
+impl NumberRange {
+    fn of(decoupled: &Decoupled) -> Self {
+        let rank = Ino::none_of(decoupled.first.rank()).0;
+        let first = decoupled.first.0 - rank;
+        let end = first + decoupled.inodes;
+        Self { rank, first, spare: first + decoupled.inodes / 2, end }
+    }
+}
+
+/// A record of the sequence.
+pub enum Merged {
+    Record(MergeRecord),
+    /// A file whose bytes are written to a file without a name, which is then merged.
+    Big(BigFile),
+}
+
+/// A file that is merged by a [`MergeRecord::Link`] once its bytes are at the server.
+pub struct BigFile {
+    pub inode: Inode,
+    pub xattrs: Xattrs,
+    pub names: Vec<(Ino, Name)>,
+    local: Ino,
+}
+
+/// The place of a record in the sequence.
+enum MergeStep {
+    Create { ino: Ino, dir: Ino, name: Name },
+    Big { ino: Ino },
+    Link { ino: Ino, names: Vec<(Ino, Name)> },
+    Finish { ino: Ino },
+}
+
+/// An inode with its names.
+struct NamedInode {
+    inode: Inode,
+    /// Directory and name of each; empty once they are part of the sequence.
+    names: Vec<(Ino, Name)>,
+}
+
+/// A namespace that is not mounted.
+pub struct Namespace {
+    pub id: u128,
+    /// The attributes of the root directory.
+    pub root: Inode,
+    disk: Arc<Disk>,
+    nodes: BTreeMap<Ino, NamedInode>,
+    steps: Vec<MergeStep>,
+    /// The server's numbers of merged inodes, by the namespace's; the root's stands for itself.
+    merged: HashMap<Ino, Ino>,
+    digest: u64,
+}
+
+impl Namespace {
+    /// Opens the store of a namespace that is decoupled as `decoupled` says.
+    ///
+    /// # Errors
+    /// Errors of opening the store; [`Error::OtherNamespace`] if it is not that of `decoupled`.
+    pub fn open(dir: &Path, decoupled: &Decoupled) -> Result<Self, Error> {
+        // Inode numbers are reserved only for sessions, of which an embedded store has none.
+        let volume = Volume::open(dir, OpenOptions { memory: 128 << 20, ..OpenOptions::default() })?;
+        let id = volume.superblock.uuid.as_u128();
+        if id != decoupled.id {
+            return Err(Error::OtherNamespace(dir.into()));
+        }
+        volume.require_whole(dir)?;
+        let disk = checkpoint(volume)?;
+        let mut nodes = read(disk.store.as_ref())?;
+        let root = nodes.remove(&Ino::ROOT).ok_or_else(damaged)?.inode;
+        let merged = HashMap::from([(Ino::ROOT, Ino::ROOT)]);
+        let mut namespace = Self { id, root, disk, nodes, steps: Vec::new(), merged, digest: 0 };
+        namespace.order(NumberRange::of(decoupled))?;
+        namespace.digest = namespace.summed();
+        Ok(namespace)
+    }
+
+    /// Number of records.
+    pub fn len(&self) -> u64 {
+        self.steps.len() as u64
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.steps.is_empty()
+    }
+
+    /// [`espalier_meta::MergeBatch::digest`].
+    pub fn digest(&self) -> u64 {
+        self.digest
+    }
+
+    /// The attributes that the decoupled directory gets at the end.
+    pub fn root_change(&self) -> Change {
+        let Inode { perm, uid, gid, atime, mtime, .. } = self.root;
+        Change {
+            perm: Some(perm),
+            uid: Some(uid),
+            gid: Some(gid),
+            atime: Some(atime),
+            mtime: Some(mtime),
+            ..Change::default()
+        }
+    }
+
+    /// The extended attributes of the root directory, ACLs included.
+    ///
+    /// # Errors
+    /// [`Error::Store`].
+    pub fn root_xattrs(&self) -> Result<Xattrs, Error> {
+        self.all_xattrs(Ino::ROOT, &self.root)
+    }
+
+    /// The record with this number.
+    ///
+    /// # Errors
+    /// [`Error::Store`]; [`Error::Unmergeable`] for a record that no batch can hold.
+    pub fn record(&self, number: u64) -> Result<Merged, Error> {
+        let step = self.steps.get(number as usize).ok_or_else(damaged)?;
+        Ok(Merged::Record(match step {
+            MergeStep::Create { ino, dir, name } => {
+                let inode = self.inode(*ino)?;
+                let (dir, name) = (self.number(*dir)?, name.clone());
+                let inode = Box::new(Inode { ino: self.number(*ino)?, ..without_flags(inode) });
+                let xattrs = self.xattrs(*ino, &inode)?;
+                if encode(&xattrs).len() > MAX_XATTRS {
+                    return Err(Error::Unmergeable(*ino, "more than 24 KiB of extended attributes"));
+                }
+                MergeRecord::Create { dir, name, inode, bytes: self.strip(*ino)?, xattrs }
+            }
+            MergeStep::Link { ino, names } => {
+                let (ino, time) = (self.number(*ino)?, self.inode(*ino)?.ctime);
+                MergeRecord::Link { ino, names: self.numbered(names)?, time }
+            }
+            MergeStep::Finish { ino } => {
+                let Inode { atime, mtime, ctime, rare, .. } = self.inode(*ino)?;
+                let flags = (!rare.flags.is_empty()).then_some(rare.flags);
+                let (atime, mtime, ctime) = (*atime, *mtime, *ctime);
+                MergeRecord::Finish { ino: self.number(*ino)?, atime, mtime, ctime, flags }
+            }
+            MergeStep::Big { ino } => {
+                let inode = self.inode(*ino)?.clone();
+                if !inode.rare.flags.is_empty() {
+                    return Err(Error::Unmergeable(*ino, "a big file with flags of chattr(1): remove them"));
+                }
+                let names = self.nodes.get(ino).map_or_else(Vec::new, |node| node.names.clone());
+                let names = self.numbered(&names)?;
+                if encode(&names).len() > MAX_NAMES {
+                    return Err(Error::Unmergeable(*ino, "a big file with more than 48 KiB of names"));
+                }
+                let xattrs = self.all_xattrs(*ino, &inode)?;
+                return Ok(Merged::Big(BigFile { inode, xattrs, names, local: *ino }));
+            }
+        }))
+    }
+
+    /// Size and modification time of a big file, and its bytes written to `to`.
+    ///
+    /// # Errors
+    /// [`Error::Store`], and [`Error::Io`] if `to` cannot be written.
+    pub fn copy_big(&self, file: &BigFile, to: &File) -> Result<espalier_proto::Attr, Error> {
+        let store = &self.disk.store;
+        let failed = |source| Error::Io { context: "cannot write a big file to the server".into(), source };
+        if !file.inode.is_streamed() {
+            let attr = file.inode.attr(None);
+            to.write_all_at(&self.strip(file.local)?, 0).map_err(failed)?;
+            to.set_len(attr.size).map_err(failed)?;
+            return Ok(attr);
+        }
+        let attr = file.inode.attr(Some(&store.stream_stat(file.local)?));
+        let (mut offset, mut buffer) = (0, vec![0; CHUNK]);
+        while let Some(data) = store.stream_seek(file.local, offset, SeekWhat::Data)? {
+            let hole = store.stream_seek(file.local, data, SeekWhat::Hole)?.unwrap_or(attr.size);
+            offset = data;
+            while offset < hole {
+                let length = CHUNK.min(usize::try_from(hole - offset).unwrap_or(CHUNK));
+                let read = store.stream_read(file.local, offset, &mut buffer[..length])?;
+                if read == 0 {
+                    break;
+                }
+                to.write_all_at(&buffer[..read], offset).map_err(failed)?;
+                offset += read as u64;
+            }
+        }
+        to.set_len(attr.size).map_err(failed)?;
+        Ok(attr)
+    }
+
+    /// The path of the record's inode below the root, for messages.
+    pub fn path_of(&self, number: u64) -> Vec<u8> {
+        let place = |ino: Ino| {
+            self.steps.iter().find_map(|step| match step {
+                MergeStep::Create { ino: of, dir, name } if *of == ino => Some((*dir, name.clone())),
+                MergeStep::Big { ino: of } if *of == ino => self.nodes.get(of)?.names.first().cloned(),
+                _ => None,
+            })
+        };
+        let Some(step) = self.steps.get(number as usize) else { return Vec::new() };
+        let (MergeStep::Create { ino, .. }
+        | MergeStep::Big { ino }
+        | MergeStep::Link { ino, .. }
+        | MergeStep::Finish { ino }) = step;
+        let (mut path, mut at) = (Vec::new(), *ino);
+        while let Some((dir, name)) = place(at) {
+            let below = std::mem::replace(&mut path, name.to_vec());
+            if !below.is_empty() {
+                path.push(b'/');
+                path.extend(below);
+            }
+            at = dir;
+        }
+        path
+    }
+
+    fn inode(&self, ino: Ino) -> Result<&Inode, Error> {
+        self.nodes.get(&ino).map(|node| &node.inode).ok_or_else(damaged)
+    }
+
+    fn number(&self, ino: Ino) -> Result<Ino, Error> {
+        self.merged.get(&ino).copied().ok_or_else(damaged)
+    }
+
+    fn numbered(&self, names: &[(Ino, Name)]) -> Result<Vec<(Ino, Name)>, Error> {
+        names.iter().map(|(dir, name)| Ok((self.number(*dir)?, name.clone()))).collect()
+    }
+
+    fn strip(&self, ino: Ino) -> Result<Vec<u8>, Error> {
+        let (object, key) = InoRecord::Strip.place(ino);
+        Ok(self.disk.store.get(object, &key)?.unwrap_or_default())
+    }
+
+    fn xattrs(&self, ino: Ino, inode: &Inode) -> Result<Xattrs, Error> {
+        if !inode.has_xattrs {
+            return Ok(Xattrs::new());
+        }
+        let (object, key) = InoRecord::Xattrs.place(ino);
+        let value = self.disk.store.get(object, &key)?.ok_or_else(damaged)?;
+        decode(&value).map_err(|_| damaged())
+    }
+
+    fn all_xattrs(&self, ino: Ino, inode: &Inode) -> Result<Xattrs, Error> {
+        let mut xattrs = self.xattrs(ino, inode)?;
+        for (name, acl) in [("access", &inode.acl), ("default", &inode.default_acl)] {
+            if let Some(acl) = acl {
+                let name = format!("system.posix_acl_{name}").into_bytes();
+                xattrs.push((name.into(), acl.format().into()));
+            }
+        }
+        Ok(xattrs)
+    }
+
+    // ---- The sequence
+
+    fn order(&mut self, numbers: NumberRange) -> Result<(), Error> {
+        let mut postponed = Vec::new();
+        for ino in self.nodes.keys().copied().collect::<Vec<_>>() {
+            if !self.try_create(ino, Ino(numbers.rank + ino.0)) {
+                postponed.push(ino);
+            }
+        }
+        self.order_postponed(&postponed, numbers)?;
+        self.order_rest();
+        Ok(())
+    }
+
+    /// Appends the creation of an inode, if a directory with one of its names precedes. A big file
+    /// needs no number.
+    fn try_create(&mut self, ino: Ino, number: Ino) -> bool {
+        let Some(node) = self.nodes.get_mut(&ino) else { return false };
+        if is_big(&node.inode) {
+            return true;
+        }
+        let merged = &self.merged;
+        let Some(at) = node.names.iter().position(|(dir, _)| merged.contains_key(dir)) else { return false };
+        let (dir, name) = node.names.remove(at);
+        self.merged.insert(ino, number);
+        self.steps.push(MergeStep::Create { ino, dir, name });
+        true
+    }
+
+    /// Inodes in directories newer than themselves.
+    fn order_postponed(&mut self, postponed: &[Ino], numbers: NumberRange) -> Result<(), Error> {
+        let mut below: BTreeMap<Ino, Vec<Ino>> = BTreeMap::new();
+        for ino in postponed {
+            for (dir, _) in &self.nodes[ino].names {
+                below.entry(*dir).or_default().push(*ino);
+            }
+        }
+        let dirs = below.keys().copied().filter(|dir| self.merged.contains_key(dir));
+        let mut reached: VecDeque<Ino> = dirs.collect();
+        let mut next = numbers.spare;
+        while let Some(dir) = reached.pop_front() {
+            for ino in below.remove(&dir).unwrap_or_default() {
+                if self.merged.contains_key(&ino) {
+                    continue;
+                }
+                if next == numbers.end {
+                    let why = "no inode number is left for it: copy the files instead";
+                    return Err(Error::Unmergeable(ino, why));
+                }
+                self.try_create(ino, Ino(numbers.rank + next));
+                next += 1;
+                reached.push_back(ino);
+            }
+        }
+        Ok(())
+    }
+
+    /// Big files, further names, and what must follow everything else. Inodes below no directory of
+    /// the sequence were removed while they were in use.
+    fn order_rest(&mut self) {
+        let merged = &self.merged;
+        let (mut files, mut finished) = (Vec::new(), Vec::new());
+        for (ino, node) in &mut self.nodes {
+            node.names.retain(|(dir, _)| merged.contains_key(dir));
+            if is_big(&node.inode) {
+                files.extend((!node.names.is_empty()).then_some(MergeStep::Big { ino: *ino }));
+            } else if merged.contains_key(ino) {
+                let names = core::mem::take(&mut node.names);
+                // A batch has room for this many of the longest names.
+                let parts =
+                    names.chunks(128).map(|names| MergeStep::Link { ino: *ino, names: names.to_vec() });
+                files.extend(parts);
+                if node.inode.kind == FileType::Directory || !node.inode.rare.flags.is_empty() {
+                    finished.push(MergeStep::Finish { ino: *ino });
+                }
+            }
+        }
+        self.steps.extend(files);
+        self.steps.extend(finished);
+    }
+
+    /// A checksum of the sequence, without the bytes of files, whose changes show in the times.
+    fn summed(&self) -> u64 {
+        let mut sum = self.steps.len() as u64;
+        for step in &self.steps {
+            let (ino, names) = match step {
+                MergeStep::Create { ino, dir, name } => (ino, encode(&(dir, name))),
+                MergeStep::Big { ino } => {
+                    (ino, self.nodes.get(ino).map_or_else(Vec::new, |n| encode(&n.names)))
+                }
+                MergeStep::Link { ino, names } => (ino, encode(names)),
+                MergeStep::Finish { ino } => (ino, Vec::new()),
+            };
+            sum = xxh3_64_with_seed(&names, sum);
+            if let Some(node) = self.nodes.get(ino) {
+                sum = xxh3_64_with_seed(&encode(&node.inode), sum);
+            }
+        }
+        sum
+    }
+}
+
+fn is_big(inode: &Inode) -> bool {
+    inode.is_streamed() || matches!(inode.stored_bytes(), Some(MAX_INLINE..))
+}
+
+fn without_flags(inode: &Inode) -> Inode {
+    let mut inode = inode.clone();
+    inode.rare.flags = InodeFlags::empty();
+    inode
+}
+
+fn damaged() -> Error {
+    Error::Store(StoreError::Corrupt { damage: "a record of the namespace is missing or damaged".into() })
+}
+
+/// All inodes of a store with their names; the root has none.
+fn read(store: &dyn Store) -> Result<BTreeMap<Ino, NamedInode>, Error> {
+    let mut nodes: BTreeMap<Ino, NamedInode> = BTreeMap::new();
+    let mut links: Vec<(Ino, (Ino, Name))> = Vec::new();
+    for record in store.records() {
+        let (object, key, value) = record?;
+        match object.kind {
+            ObjectKind::Fragment => {
+                let dir = Ino(object.id);
+                let Slot { name, .. } = Slot::from_key(&key).ok_or_else(damaged)?;
+                match decode::<Dentry>(&value).map_err(|_| damaged())? {
+                    Dentry::Primary(inode) => {
+                        nodes.insert(inode.ino, NamedInode { inode, names: vec![(dir, name)] });
+                    }
+                    Dentry::Remote { ino, .. } => links.push((ino, (dir, name))),
+                }
+            }
+            ObjectKind::Inodes => {
+                if let Some((InoRecord::Inode, ino)) = InoRecord::from_key(&key) {
+                    let inode = decode(&value).map_err(|_| damaged())?;
+                    nodes.insert(ino, NamedInode { inode, names: Vec::new() });
+                }
+            }
+            // Inodes without a name end with the programs that used them.
+            ObjectKind::Super | ObjectKind::Orphans | ObjectKind::Sessions => {}
+        }
+    }
+    for (ino, name) in links {
+        nodes.get_mut(&ino).ok_or_else(damaged)?.names.push(name);
+    }
+    Ok(nodes)
+}

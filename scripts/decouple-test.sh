@@ -1,0 +1,194 @@
+#!/bin/bash
+# decouple-test.sh: a decoupled directory on mounts of one server and of four ranks: a command in a
+# namespace of its own, interference from another mount, merges that are killed and continued,
+# damaged and foreign namespaces.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+bin=$(realpath "${BUILD:-target/release}/espalier")
+work=$(mktemp -d)
+chmod 755 "$work" # other users access the mounts
+cluster=$work/cluster
+a=$work/a b=$work/b
+mkdir "$a" "$b"
+cleanup() {
+    umount "$a"/*/ 2> /dev/null || true
+    for mount in "$a" "$b"; do umount -f "$mount" 2> /dev/null || umount -l "$mount" 2> /dev/null || true; done
+    "$bin" cluster down "$cluster" > /dev/null 2>&1 || true
+    rm -rf --one-file-system "$work"
+}
+trap cleanup EXIT
+. scripts/cluster-functions.sh
+
+port=17770
+start() { # number of ranks
+    "$bin" cluster init "$cluster" --insecure --listen "127.0.0.1:$port" --servers "$1" --ranks "$1"
+    up
+    for mount in "$a" "$b"; do
+        "$bin" mount "espalier://127.0.0.1:$port/" "$mount" -o insecure --log-file "$mount.log"
+    done
+}
+stop() {
+    umount "$a" "$b"
+    "$bin" cluster down "$cluster" > /dev/null
+    "$bin" cluster fsck "$cluster"
+    rm -rf "$cluster"
+    port=$((port + 5))
+}
+
+# Describes a tree, except access times, which reading it changes: types, permissions, links, sizes, times to the nanosecond, bytes, attributes.
+describe() {
+    (
+        cd "$1"
+        find . -mindepth 1 -printf '%P %y %m %U %G %n %s %l %T@\n' | LC_ALL=C sort
+        find . -type f -print0 | LC_ALL=C sort -z | xargs -0r md5sum
+        find . -print0 | LC_ALL=C sort -z | xargs -0 getfattr -hd -m - 2> /dev/null
+        find . ! -type l -print0 | LC_ALL=C sort -z | xargs -0 getfacl -p 2> /dev/null
+    )
+}
+
+# fill DIR: entries of all types.
+fill() {
+    mkdir -p "$1/sub/deep" "$1/empty" "$1/new"
+    for number in $(seq 200); do echo "$number" > "$1/sub/file$number"; done
+    head -c 50000 /dev/urandom > "$1/sub/nearly"
+    head -c 3000000 /dev/urandom > "$1/sub/big"
+    truncate -s 9000000 "$1/sub/sparse"
+    printf x | dd of="$1/sub/sparse" bs=1 seek=5000000 conv=notrunc status=none
+    ln "$1/sub/big" "$1/also"
+    ln "$1/sub/file7" "$1/sub/deep/linked"
+    ln -s sub/file7 "$1/symlink"
+    mkfifo "$1/fifo"
+    mknod "$1/device" c 1 3
+    echo moved > "$1/sub/moves"
+    mv "$1/sub/moves" "$1/new/moved"
+    mv "$1/sub/file9" "$1/sub/file10" # replaces it
+    rm "$1/sub/file11"
+    chown 65534:65533 "$1/sub/file1"
+    chmod 4751 "$1/sub/file2"
+    setfattr -n user.color -v blue "$1/sub/file3"
+    setfattr -n user.color -v red "$1/sub/big"
+    setfacl -m u:65534:rw "$1/sub/file4" "$1/sub/big"
+    setfacl -d -m u:65534:rx "$1/empty"
+    touch -d '2001-02-03 04:05:06.789' "$1/sub/file5" "$1/empty" "$1/sub/big"
+    touch -h -d '2001-02-03' "$1/symlink"
+}
+
+
+check_command() {
+    section "a command in a namespace of its own"
+    mkdir "$a/job"
+    chmod 2775 "$a/job"
+    setfattr -n user.label -v job "$a/job"
+    ls "$a/job/early" 2> /dev/null || true
+    ls "$b/job/early" 2> /dev/null || true
+    export -f fill describe
+    export job=$a/job work
+    "$bin" decouple "$a/job" --store "$work/store" -- bash -ec '
+        fill "$job"
+        getfattr -n user.label "$job" > /dev/null
+        echo early > "$job/early"
+        describe "$job" > "$work/inside"'
+    describe "$a/job" > "$work/outside"
+    cmp "$work/inside" "$work/outside" || { diff "$work/inside" "$work/outside" | head >&2; fail 'the merged tree differs'; }
+    describe "$b/job" | cmp "$work/inside" - || fail 'another mount shows another tree'
+    is "$(stat -c '%a %h' "$b/job")" '2775 5'
+    [ ! -e "$work/store" ] || fail 'the namespace stays after the merge'
+    echo more >> "$b/job/sub/big"
+    echo new > "$b/job/sub/new"
+    is "$(cat "$a/job/sub/new")" new
+    rm -r "$b/job"
+    if [ -e "$a/job" ]; then fail 'a merged tree cannot be removed'; fi
+}
+
+check_interference() {
+    section "interference of another mount"
+    mkdir "$a/job"
+    "$bin" decouple "$a/job" --store "$work/store" > /dev/null
+    echo inside > "$a/job/file"
+    is "$(ls -A "$b/job")" ''
+    refused 'busy' touch "$b/job/file"
+    refused 'busy' rmdir "$b/job"
+    refused 'busy' mv "$b/job" "$b/moved"
+    refused 'decoupled already' "$bin" decouple "$b/job"
+    refused 'not empty' "$bin" decouple "$b"
+    sleep 1 # another mount's lookups end leases on names; the namespace stays mounted
+    is "$(cat "$a/job/file")" inside
+    (cd "$a/job" && exec sleep 100) &
+    sleeper=$!
+    until_true test "$(readlink "/proc/$sleeper/cwd")" = "$a/job"
+    until_true grep -q sleep "/proc/$sleeper/comm"
+    refused 'end what uses it' "$bin" merge "$a/job"
+    kill "$sleeper"
+    wait "$sleeper" || true
+    "$bin" merge "$a/job"
+    is "$(cat "$b/job/file")" inside
+    refused 'not decoupled' "$bin" merge "$a/job"
+    rm -r "$b/job"
+}
+
+check_failures() {
+    section "a command that fails, aborts, and damaged namespaces"
+    mkdir "$a/job"
+    if "$bin" decouple "$a/job" --store "$work/store" -- sh -c "fill() { echo x > '$a/job/file'; }; fill; exit 3" \
+        2> "$work/said"; then
+        fail 'the failure of the command is lost'
+    else
+        is $? 3
+    fi
+    grep -q 'stays decoupled' "$work/said"
+    "$bin" umount "$a/job"
+    cp -a "$work/store" "$work/copy"
+    refused 'is not the store' sh -c "'$bin' mkfs '$work/foreign' > /dev/null; '$bin' merge '$a/job' --from '$work/foreign'"
+    for file in "$work/copy/journal"; do
+        printf '\377' | dd of="$file" bs=1 seek=100 conv=notrunc status=none
+        truncate -s 5000 "$file"
+    done
+    refused '' "$bin" merge "$a/job" --from "$work/copy"
+    is "$(ls -A "$b/job")" ''
+    "$bin" merge --abort "$a/job"
+    refused 'not decoupled' "$bin" merge "$a/job" --from "$work/store"
+    touch "$b/job/file"
+    rm -r "$work/store" "$work/copy" "$work/foreign" "$b/job"
+}
+
+# Merges with kills of the merging program and of the server.
+check_kills() {
+    section "merges that are killed and continued"
+    mkdir "$a/job"
+    "$bin" decouple "$a/job" --store "$work/store" > /dev/null
+    for dir in $(seq 8); do
+        mkdir "$a/job/$dir"
+        (cd "$a/job/$dir" && seq 1500 | xargs touch)
+    done
+    head -c 2000000 /dev/urandom > "$a/job/8/big"
+    sum=$(md5sum < "$a/job/8/big")
+    kill -9 "$("$bin" status "$a/job" --json | jq .pid)"
+    umount "$a/job"
+    for wait in 0.05 0.1 0.15 0.2; do
+        timeout -s KILL "$wait" "$bin" merge "$a/job" --from "$work/store" > /dev/null 2>&1 || true
+        [ -e "$work/store" ] || break
+        is "$(ls -A "$b/job")" ''
+    done
+    if [ -e "$work/store" ]; then
+        "$bin" merge "$a/job" --from "$work/store" > "$work/merged" 2>&1 &
+        merging=$!
+        sleep 0.1
+        kill_server 0
+        up
+        wait "$merging" || "$bin" merge "$a/job" --from "$work/store"
+    fi
+    is "$(find "$b/job" -type f | wc -l)" 12001
+    is "$(md5sum < "$b/job/8/big")" "$sum"
+}
+
+start 1
+check_command
+check_interference
+check_failures
+check_kills
+stop
+start 4
+check_command
+check_interference
+stop
+echo 'decouple-test: passed'
