@@ -210,7 +210,7 @@ fn split_survives_every_crash() {
         engine.operations() - before
     };
     // Copying takes most operations, and differs little from one to the next.
-    for crash in (0..operations).filter(|crash| crash % 9 == 0 || operations - crash < 20) {
+    for crash in (0..operations).filter(|crash| crash % 29 == 0 || operations - crash < 12) {
         let engine = after_crash(&base);
         let (store, _) = open(&engine).unwrap();
         stage(&store);
@@ -324,8 +324,8 @@ fn bytes_after_a_crash_are_not_exposed() {
     let (engine, store) = new();
     store.stream_write(Ino(5), 0, b"synced").unwrap();
     store.stream_sync(Ino(5)).unwrap();
-    store.stream_write(Ino(5), 6, b" lost").unwrap();
-    store.stream_write(Ino(5), 3 * CHUNK - 2, b"lost, too").unwrap();
+    store.stream_write(Ino(5), 3 * CHUNK - 2, b"lost").unwrap();
+    store.stream_write(Ino(5), 6, b" and lost, too").unwrap();
     let crashed = after_crash(&engine);
     let (store, _) = open(&crashed).unwrap();
     assert_eq!(store.stream_stat(Ino(5)).unwrap().size, 6);

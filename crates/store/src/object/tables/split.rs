@@ -31,10 +31,9 @@ struct Growing {
 impl<E: Engine> Tables<E> {
     /// Splits the shards that the staged changes would make too large.
     pub(super) fn make_room(&self) -> Result<(), StoreError> {
-        for growing in growing(&self.state()) {
-            self.split(&growing)?;
-        }
-        Ok(())
+        // Splitting locks the state for writing.
+        let growing = growing(&self.state());
+        growing.iter().try_for_each(|growing| self.split(growing))
     }
 
     /// Splits a shard, or finds that it has fewer keys than was assumed.
