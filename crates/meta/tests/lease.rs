@@ -274,6 +274,27 @@ fn leases_of_others_are_revoked_before_change() {
 }
 
 #[test]
+fn contended_contents_leave_permissions_leased() {
+    let mut fs = leased();
+    let has_contents =
+        |reply: &Result<Reply, Errno>| matches!(reply, Ok(Reply::Attr(Attr { contents_leased: true, .. })));
+    for new in 0..4 {
+        let (reply, term) = ask(&mut fs, B, getattr(Ino::ROOT));
+        assert!(has_contents(&reply) && term == TERM);
+        fs.send_from(A, &ROOT_CALLER, create(Ino::ROOT, &format!("{new}"), NewNode::Regular));
+        assert_eq!(answer_all(&mut fs), [(B, Lease::Contents { dir: Ino::ROOT })]);
+    }
+    let (reply, term) = ask(&mut fs, B, getattr(Ino::ROOT));
+    assert!(!has_contents(&reply) && term == TERM);
+    fs.send_from(A, &ROOT_CALLER, create(Ino::ROOT, "more", NewNode::Regular));
+    assert_eq!(answer_all(&mut fs), [], "no lease covers the contents");
+    fs.send_from(A, &ROOT_CALLER, chmod(Ino::ROOT, 0o711));
+    assert_eq!(answer_all(&mut fs), [(B, Lease::Inode { ino: Ino::ROOT })]);
+    tick(&mut fs, 2_000);
+    assert!(has_contents(&ask(&mut fs, B, getattr(Ino::ROOT)).0), "the suspension is over");
+}
+
+#[test]
 fn changer_keeps_leases_and_gets_new_attributes() {
     let mut fs = leased();
     let file = make(&mut fs, A, Ino::ROOT, "file", NewNode::Regular);
