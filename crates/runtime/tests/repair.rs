@@ -144,7 +144,7 @@ fn stores_of_all_ranks_are_repaired_together() {
     write(&store, ObjectId::fragment(Ino::ROOT, 0), slot.key(), Some(encode(&dentry)));
     drop(store);
     // Another rank has lost the start of its journal.
-    write(&open(&ranks[1]), ObjectId::SUPER, vec![], None);
+    write(&open(&ranks[1]), ObjectId::SUPER, vec![], Some(b"damaged".to_vec()));
     assert!(
         fsck_cluster(&ranks, &[], |_| ()).is_err()
             || !fsck_cluster(&ranks, &[], |_| ()).unwrap().findings.is_empty()

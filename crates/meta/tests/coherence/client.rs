@@ -168,7 +168,7 @@ impl CachingClient {
             (Request::Lookup { dir, name }, Answer::Absent { .. }) => {
                 self.names.insert((*dir, name.clone()), (now + left, None));
             }
-            (Request::Lookup { dir, name }, Answer::Entry(entry)) => {
+            (Request::Lookup { dir, name }, Answer::Entry(entry) | Answer::Unmeasured(entry)) => {
                 self.entry(*dir, name, &entry, now + left);
             }
             (_, Answer::Attr(attr)) => self.thing(attr.ino, now + left, Some(Thing::Attr(attr))),
