@@ -54,7 +54,8 @@ impl Meta {
         if waits { Err(Stop::Wait(Wait::Peers)) } else { Ok(found) }
     }
 
-    fn query_entries(&mut self, cx: &mut Cx<'_>, dir: Ino) -> Step<u64> {
+    /// The number of entries of a fragment, once no prepared transaction changes the fragment.
+    pub(super) fn query_entries(&mut self, cx: &mut Cx<'_>, dir: Ino) -> Step<u64> {
         let answer = match dir.rank() {
             rank if rank == self.config.rank => self.answer_entries(dir)?,
             rank => self.query_rank(cx, rank, Question::Entries { dir })?,

@@ -270,12 +270,14 @@ impl Meta {
         }
     }
 
-    /// The inode numbers of fragments, which are allocated for new ones.
+    /// The inode numbers of fragments, which are allocated for new ones. Existing ones must have
+    /// carried out the step before, before this rank's fragment is frozen.
     fn new_fragments(&mut self, cx: &mut Cx<'_>, map: &FragmentMap, children: &[usize]) -> Step<Vec<Ino>> {
         let mut inos = Vec::with_capacity(children.len());
         let mut waiting = None;
         for child in children {
             if let Some(ino) = map.ino(*child) {
+                self.query_entries(cx, ino)?;
                 inos.push(ino);
                 continue;
             }

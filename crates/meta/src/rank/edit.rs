@@ -183,6 +183,11 @@ impl Edit {
     }
 }
 
+/// True if one of the edits creates this inode.
+pub(super) fn makes(edits: &[Edit], ino: Ino) -> bool {
+    edits.iter().any(|edit| matches!(edit, Edit::Make { inode } if inode.ino == ino))
+}
+
 impl State {
     /// Ensures that the edits' names are in memory; they locate inodes that lie in their dentries.
     pub(crate) fn load_names(&self, edits: &[Edit]) -> Step<()> {
@@ -206,7 +211,6 @@ impl State {
     /// Ensures that everything that the edits change is in memory.
     pub(crate) fn load_edits(&self, edits: &[Edit]) -> Step<()> {
         self.load_names(edits)?;
-        let is_made = |ino| edits.iter().any(|edit| matches!(edit, Edit::Make { inode } if inode.ino == ino));
         for edit in edits {
             match edit {
                 // The inode may have only this name, and only this dentry leads to it.
@@ -220,7 +224,7 @@ impl State {
                     self.cached(*ino)?;
                 }
                 Edit::TakeName { dir, ino, .. } | Edit::PutName { dir, ino, .. }
-                    if ino.rank() == dir.rank() && !is_made(*ino) =>
+                    if ino.rank() == dir.rank() && !makes(edits, *ino) =>
                 {
                     self.cached(*ino)?;
                 }
@@ -230,7 +234,7 @@ impl State {
                     {
                         self.cached(*ino)?;
                     }
-                    if !is_made(*dir) {
+                    if !makes(edits, *dir) {
                         self.dir(*dir)?;
                     }
                 }

@@ -9,7 +9,7 @@ use espalier_proto::{
 };
 
 use super::coordinator::nameless;
-use super::edit::{Edit, Part};
+use super::edit::{Edit, Part, makes};
 use super::lock::MOVE_LOCK;
 use super::message::{MAX_DIRS, PeerAnswer, PeerMessage, Question, TransactionId};
 use crate::event::Event;
@@ -273,21 +273,7 @@ impl Meta {
                 if target == *ino { Ok(()) } else { Err(CHANGED) }
             }
             Edit::Make { .. } => self.growable(),
-            Edit::Link { ino, .. } => {
-                if self.sessions.in_grace() && !self.state.inodes.contains_key(ino) {
-                    // Its client may not have reclaimed its location yet.
-                    return Err(Stop::Wait(Wait::Grace));
-                }
-                let cached = self.state.cached(*ino)?;
-                if cached.inode.is_dir() || cached.inode.has_no_metafile() {
-                    return Err(Errno::EPERM.into());
-                }
-                check_not(&cached.inode, InodeFlags::PROTECTED)?;
-                if cached.inode.nlink == 0 && !cached.nameless {
-                    return Err(Errno::ENOENT.into());
-                }
-                if cached.inode.nlink == u32::MAX { Err(Errno::EMLINK.into()) } else { Ok(()) }
-            }
+            Edit::Link { ino, .. } => self.check_link(*ino),
             Edit::Unlink { ino, dir, owner, map_version } => {
                 let cached = self.state.cached(*ino)?;
                 is_named(cached, *dir)?;
@@ -325,13 +311,33 @@ impl Meta {
             }
             // Only the fragment's own rank cedes names.
             Edit::CedeNames { .. } => Err(Errno::EINVAL.into()),
-            Edit::AcceptNames { .. } => self.growable(),
+            Edit::AcceptNames { fragment, .. } => {
+                self.growable()?;
+                // Two prepared steps of a split could be carried out in the wrong order.
+                if makes(&edits[..at], *fragment) { Ok(()) } else { self.state.dir(*fragment).map(drop) }
+            }
             Edit::MoveNames { from, inodes, .. } => {
                 inodes.iter().try_for_each(|ino| is_named(self.state.cached(*ino)?, *from))
             }
             Edit::SetMap { dir, after, .. } => check_map(self.state.dir(*dir)?, *after),
             Edit::SetRights { ino, .. } => self.state.dir(*ino).map(drop),
         }
+    }
+
+    fn check_link(&self, ino: Ino) -> Step<()> {
+        if self.sessions.in_grace() && !self.state.inodes.contains_key(&ino) {
+            // Its client may not have reclaimed its location yet.
+            return Err(Stop::Wait(Wait::Grace));
+        }
+        let cached = self.state.cached(ino)?;
+        if cached.inode.is_dir() || cached.inode.has_no_metafile() {
+            return Err(Errno::EPERM.into());
+        }
+        check_not(&cached.inode, InodeFlags::PROTECTED)?;
+        if cached.inode.nlink == 0 && !cached.nameless {
+            return Err(Errno::ENOENT.into());
+        }
+        if cached.inode.nlink == u32::MAX { Err(Errno::EMLINK.into()) } else { Ok(()) }
     }
 
     fn check_dir(&self, cx: &Cx<'_>, dir: Ino) -> Step<()> {

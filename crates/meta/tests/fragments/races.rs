@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::routed::*;
 use crate::harness::{Harness, ROOT_CALLER, Ranks, config, name};
-use espalier_meta::{Acknowledge, Config, Input, Revocation};
+use espalier_meta::{Acknowledge, Config, Input, PeerMessage, Revocation};
 use espalier_proto::*;
 use fastrand::Rng;
 
@@ -44,6 +44,19 @@ impl Routed {
             let first = peers.iter().position(|(other, _)| *other == to).unwrap();
             let (_, message) = peers.remove(first);
             self.fs.0[usize::from(to.0)].input(Input::Peer { from: Rank(from as u16), message });
+        }
+    }
+
+    /// Delivers messages in any order that connections permit, and completes I/O in any order.
+    fn deliver_between_io(&mut self, random: &mut Rng, steps: usize) {
+        for _ in 0..steps {
+            let waits = |host: &Harness| !host.waiting.is_empty();
+            let busy: Vec<usize> = (0..4).filter(|rank| waits(&self.fs.0[*rank])).collect();
+            match random.choice(busy) {
+                Some(rank) if random.bool() => drop(self.fs.0[rank].run_one()),
+                None if self.fs.0.iter().all(|host| host.peers.is_empty()) => return,
+                _ => self.deliver_shuffled(random, 1),
+            }
         }
     }
 
@@ -133,6 +146,54 @@ fn split_survives_crashes_of_several_ranks() {
         files.push("last".into());
         fs.make(dir, "last", NewNode::Regular);
         assert_eq!(fs.map(dir).fragments().count(), 4, "seed {seed}");
+        fs.assert_names(dir, &files);
+        fs.fs.fsck();
+    }
+}
+
+#[test]
+fn new_fragment_prepares_a_step_of_a_split_only_after_the_step_before() {
+    let (mut fs, dir, files) = full_dir();
+    let (home, new) = (usize::from(HOME), Rank(HOME + 1));
+    fs.send(set_xattr(dir, "user.espalier.dir_split", b"4"));
+    let mut late = Vec::new();
+    for _ in 0..200 {
+        // A decision leaves when it is durable; the questions of the next step may overtake it.
+        let is_late = |it: &mut (Rank, PeerMessage)| {
+            it.0 == new && matches!(it.1, PeerMessage::Finish { vote: Some(_), .. })
+        };
+        late.extend(fs.fs.0[home].peers.extract_if(.., is_late));
+        fs.fs.deliver_one();
+    }
+    assert_eq!(late.len(), 1);
+    assert_eq!(fs.fs.0[usize::from(new.0)].meta.prepared_for(Rank(HOME)).count(), 1);
+    fs.fs.0[home].peers.append(&mut late);
+    fs.finish();
+    assert_eq!(fs.map(dir).fragments().count(), 4);
+    fs.assert_names(dir, &files);
+    fs.fs.fsck();
+}
+
+#[test]
+fn steps_of_a_split_are_made_in_order_whenever_records_are_loaded() {
+    for seed in 0..200 {
+        let random = &mut Rng::with_seed(seed);
+        let (mut fs, dir, mut files) = full_dir_on_disk();
+        fs.fs.0.iter_mut().for_each(|host| host.shuffle = Some(random.fork()));
+        fs.send(set_xattr(dir, "user.espalier.dir_split", b"4"));
+        for _ in 0..3 {
+            let steps = random.usize(..400);
+            fs.deliver_between_io(random, steps);
+            fs.fs.crash(random.u16(..RANKS), false);
+            fs.fs.0.iter_mut().for_each(|host| host.shuffle = Some(random.fork()));
+        }
+        fs.deliver_between_io(random, usize::MAX);
+        fs.fs.0.iter_mut().for_each(|host| host.shuffle = None);
+        fs.finish();
+        fs.fs.fsck();
+        files.push("last".into());
+        fs.ask(set_xattr(dir, "user.espalier.dir_split", b"4")).unwrap();
+        fs.make(dir, "last", NewNode::Regular);
         fs.assert_names(dir, &files);
         fs.fs.fsck();
     }
