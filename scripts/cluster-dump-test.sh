@@ -103,6 +103,10 @@ made "$work/copy" 17695 2 3
 "$bin" cluster fsck "$cluster"
 mount_of "$cluster" "$a"
 mount_of "$work/copy" "$b"
+# Usage at other ranks is counted a second later.
+is_counted() { [ "$("$bin" du --json "$1/late" | jq .files)" = 65 ]; }
+until_true is_counted "$a"
+until_true is_counted "$b"
 manifest "$a" > "$work/manifest.a"
 manifest "$b" > "$work/manifest.b"
 grep -q 'no_metafile = true' "$work/manifest.a"

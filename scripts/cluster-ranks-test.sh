@@ -220,7 +220,9 @@ rm -r "$a"/top*
 
 section 'POSIX'
 mkdir "$a/conformance" "$a/pjdfstest"
-"$conformance" "$a/conformance" > "$work/conformance" || { grep -v ' ok ' "$work/conformance"; fail 'not POSIX'; }
+# 65,000 links take minutes here.
+mapfile -t cases < <("$conformance" --list | sed 's/ .*//' | { [ -n "${SOAK:-}" ] && cat || grep -v max_links; } | sed 's/^/--filter=/')
+"$conformance" "$a/conformance" "${cases[@]}" > "$work/conformance" || { grep -v ' ok ' "$work/conformance"; fail 'not POSIX'; }
 tail -n 1 "$work/conformance"
 mount -t tmpfs tmpfs "$work/second"
 scripts/pjdfstest.sh "$a/pjdfstest" "$work/second" || fail 'not POSIX'

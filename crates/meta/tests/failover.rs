@@ -12,7 +12,7 @@ use fastrand::Rng;
 const RANKS: u16 = 2;
 
 /// One start of a server's process.
-struct Process {
+struct ServerProcess {
     number: u16,
     machine: Failover,
     /// Rate and offset of its clock.
@@ -25,7 +25,7 @@ struct Process {
     left: bool,
 }
 
-impl Process {
+impl ServerProcess {
     fn clock(&self, now: u64) -> u64 {
         (now as f64 * self.rate + self.offset) as u64
     }
@@ -53,7 +53,7 @@ struct World {
     now: u64,
     version: u64,
     map: ClusterMap,
-    processes: BTreeMap<InstanceId, Process>,
+    processes: BTreeMap<InstanceId, ServerProcess>,
     fenced: BTreeSet<String>,
     /// The last process that opened a rank's store.
     opened: BTreeMap<Rank, InstanceId>,
@@ -107,7 +107,7 @@ impl World {
             state: ServerState::Standby,
             heartbeat: 0,
         };
-        let process = Process {
+        let process = ServerProcess {
             number,
             machine: Failover::new(self.timing, own),
             rate: 0.95 + 0.1 * self.random.f64(),
@@ -210,7 +210,7 @@ impl World {
         }
     }
 
-    fn process(&mut self, instance: InstanceId) -> &mut Process {
+    fn process(&mut self, instance: InstanceId) -> &mut ServerProcess {
         self.processes.get_mut(&instance).expect("a process")
     }
 
@@ -258,7 +258,7 @@ impl World {
     }
 
     fn holder(&self, rank: Rank) -> Option<InstanceId> {
-        let answers = |(_, process): &(&InstanceId, &Process)| process.answers(rank, self.now);
+        let answers = |(_, process): &(&InstanceId, &ServerProcess)| process.answers(rank, self.now);
         self.processes.iter().find(answers).map(|(instance, _)| *instance)
     }
 

@@ -33,7 +33,7 @@ impl Message for Listed {
     }
 }
 
-struct Running {
+struct RunningServer {
     address: SocketAddr,
     ended: Receiver<Result<(), Error>>,
 }
@@ -56,7 +56,7 @@ impl RankStores for LocalStores {
 }
 
 /// Starts a server; it ends with the test process at the latest.
-fn start(engine: &MemoryEngine, number: u16, stores: Vec<PathBuf>, dir: PathBuf) -> Running {
+fn start(engine: &MemoryEngine, number: u16, stores: Vec<PathBuf>, dir: PathBuf) -> RunningServer {
     std::fs::create_dir(&dir).unwrap();
     let stores = Arc::new(LocalStores { engine: engine.client(), stores });
     let (engine, cluster) = (Arc::new(engine.client()), CLUSTER);
@@ -80,7 +80,7 @@ fn start(engine: &MemoryEngine, number: u16, stores: Vec<PathBuf>, dir: PathBuf)
         let outcome = serve(Some(role), None, options, |address| ready.send(address).unwrap());
         let _ = end.send(outcome);
     });
-    Running { address: address.recv().unwrap(), ended }
+    RunningServer { address: address.recv().unwrap(), ended }
 }
 
 fn wait_for(engine: &MemoryEngine, what: impl Fn(&ClusterMap) -> bool) -> ClusterMap {

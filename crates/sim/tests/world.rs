@@ -152,7 +152,7 @@ fn big_files_lie_on_data_servers() {
 fn data_servers_that_break_lose_no_file() {
     for seed in 0..5 {
         let faults = "crash = { every = { exponential = \"400 ms\" }, for = \"300 ms\" }\ncut = { every = \"100 ms\" }\n\
-            partition = { every = \"2 s\", for = \"500 ms\" }\n";
+            partition = { every = \"1 s\", for = \"300 ms\" }\n";
         let report = run(&format!(
             "seed = {seed}\n[faults]\n{faults}{STRIPED}[[workload]]\nkind = \"create\"\nprocesses = 8\nfiles = 50\nbytes = \"30 KiB\"\nremove = true\n"
         ));

@@ -16,14 +16,14 @@ use espalier_store::{
 
 const TERM: Duration = Duration::from_secs(60);
 
-type Opened = (ObjectStore<MemoryEngine>, Journal<ObjectFile<MemoryEngine>>);
+type OpenedRank = (ObjectStore<MemoryEngine>, Journal<ObjectFile<MemoryEngine>>);
 
 fn format(engine: &Arc<MemoryEngine>) -> Superblock {
     let options = FormatOptions { journal_bytes: 1 << 20, ..FormatOptions::default() };
     format_objects(engine, "test", &options).unwrap()
 }
 
-fn open(engine: &Arc<MemoryEngine>) -> Result<Opened, StoreError> {
+fn open(engine: &Arc<MemoryEngine>) -> Result<OpenedRank, StoreError> {
     let superblock = read_superblock(engine.as_ref(), "test")?;
     let lease = RankLease::acquire(engine, Rank(0), TERM)?;
     ObjectStore::open(engine, &superblock, lease, ObjectOptions::default())

@@ -1,7 +1,7 @@
 //! Metadata write-back: operations that are acknowledged before the server has applied them.
 //! They are creates, removals, small writes and changes of attributes in a directory on which this
-//! client has an exclusive lease ([`Touched::exclusive`]). Calls on the same names and inodes, syncs, and the revocation of
-//! the lease are blocked on pending operations.
+//! client has an exclusive lease ([`Touched::exclusive`]). Calls on the same names and inodes,
+//! syncs, and the revocation of the lease are blocked on pending operations.
 //!
 //! Pending operations are sent in batches, as small segments are by J. Nagle (RFC 896): the first
 //! is sent at once, those that follow when its reply arrives. One message per operation would cost
@@ -352,8 +352,8 @@ impl<T> Sessions<T> {
         Some((answer, 0))
     }
 
-    /// Acknowledges a change of owner, permissions or times of a small file or symbolic link that no
-    /// other client knows.
+    /// Acknowledges a change of owner, permissions or times of a small file or symbolic link that
+    /// no other client knows.
     fn writeback_set_attr(&mut self, now: u64, incoming: &OwnedCall<T>) -> Option<(Answer, u64)> {
         let Call::Request(Request::SetAttr { ino, set }) = incoming.call else { return None };
         let (dir, until) = self.cache.sole_holder_dir(ino).filter(|(_, until)| *until > now)?;

@@ -184,8 +184,8 @@ fn since(fs: &FileSystem, before: Messages) -> (u64, u64) {
     (now.requests - before.requests, now.revocations - before.revocations)
 }
 
-/// Clients that contend for a directory get no leases on its contents for a while; those on names and
-/// permissions stay.
+/// Clients that contend for a directory get no leases on its contents for a while; those on names
+/// and permissions stay.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn contended_directory_costs_one_message() {
     let url = server();

@@ -130,7 +130,7 @@ enum Phase {
 
 /// The last observed heartbeat of a server.
 #[derive(Clone, Copy, Debug)]
-struct Heard {
+struct LastHeartbeat {
     heartbeat: u64,
     since: u64,
 }
@@ -165,7 +165,7 @@ pub struct Failover {
     swapping: Option<(Attempt, ClusterMap)>,
     /// Attempts since the last look whose outcome is unknown.
     attempts: Vec<Attempt>,
-    heard: BTreeMap<InstanceId, Heard>,
+    heard: BTreeMap<InstanceId, LastHeartbeat>,
     ended: BTreeSet<InstanceId>,
     ranks: BTreeMap<Rank, Phase>,
     free_since: BTreeMap<Rank, u64>,
@@ -286,7 +286,7 @@ impl Failover {
     /// Takes over a version of the map.
     fn learn(&mut self, now: u64, version: u64, map: ClusterMap, actions: &mut Vec<Action>) {
         for server in &map.servers {
-            let heard = Heard { heartbeat: server.heartbeat, since: now };
+            let heard = LastHeartbeat { heartbeat: server.heartbeat, since: now };
             let before = self.heard.entry(server.instance).or_insert(heard);
             if before.heartbeat != server.heartbeat {
                 *before = heard;
@@ -429,7 +429,7 @@ impl Failover {
         if server.instance == self.own.instance {
             return false;
         }
-        let is_silent = |heard: &Heard| now >= heard.since + self.timing.takeover_ms;
+        let is_silent = |heard: &LastHeartbeat| now >= heard.since + self.timing.takeover_ms;
         let is_earlier_start = server.number == self.own.number && server.address == self.own.address;
         is_earlier_start
             || self.ended.contains(&server.instance)

@@ -1,4 +1,4 @@
-//! The driver of [`Failover`]: reads and writes the cluster map, fences, and opens and closes ranks.
+//! The driver of [`Failover`]: reads and writes the cluster map, fences, opens and closes ranks.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
@@ -129,7 +129,7 @@ pub(super) fn answer(known: &Known, url: &str) -> serde_json::Result<String> {
     serde_json::to_string(&ClusterStatus { pid, url, instance, version, map, ranks })
 }
 
-enum Message {
+enum DriverEvent {
     Input(Input),
     Opened(Rank, Box<Result<RankService, Error>>),
     Closed(Rank),
@@ -137,7 +137,7 @@ enum Message {
 
 /// The running driver.
 pub(super) struct Coordinator {
-    messages: mpsc::Sender<Message>,
+    messages: mpsc::Sender<DriverEvent>,
     known: Arc<Known>,
     ended: oneshot::Receiver<Result<(), StopReason>>,
 }
@@ -161,7 +161,7 @@ impl Coordinator {
         let liveness = Liveness::new(instance, &starter, {
             let messages = messages.clone();
             move |instance| {
-                let _ = messages.send(Message::Input(Input::Ended(instance)));
+                let _ = messages.send(DriverEvent::Input(Input::Ended(instance)));
             }
         });
         let driver = Driver {
@@ -203,7 +203,7 @@ impl Coordinator {
             if early.is_some() {
                 return early;
             }
-            let _ = messages.send(Message::Input(Input::Drain));
+            let _ = messages.send(DriverEvent::Input(Input::Drain));
             tokio::time::timeout(limit + LEAVE, ended).await.ok()
         });
         let outcome = match ended {
@@ -223,7 +223,7 @@ struct Driver {
     stores: Arc<dyn RankStores>,
     starter: Arc<RankStarter>,
     lease: LeaseEnd,
-    messages: mpsc::Sender<Message>,
+    messages: mpsc::Sender<DriverEvent>,
     services: BTreeMap<Rank, RankService>,
     liveness: Liveness,
     known: Arc<Known>,
@@ -231,13 +231,13 @@ struct Driver {
 
 impl Driver {
     /// Runs until this server has left the cluster, or must stop.
-    fn run(mut self, received: &mpsc::Receiver<Message>) -> Result<(), StopReason> {
+    fn run(mut self, received: &mpsc::Receiver<DriverEvent>) -> Result<(), StopReason> {
         let outcome = self.coordinate(received);
         std::mem::take(&mut self.services).into_values().for_each(RankService::abandon);
         outcome
     }
 
-    fn coordinate(&mut self, received: &mpsc::Receiver<Message>) -> Result<(), StopReason> {
+    fn coordinate(&mut self, received: &mpsc::Receiver<DriverEvent>) -> Result<(), StopReason> {
         let mut own = VecDeque::new();
         loop {
             let message = match own.pop_front() {
@@ -245,7 +245,7 @@ impl Driver {
                 None => match received.recv_timeout(TICK) {
                     Ok(message) => message,
                     Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
-                        Message::Input(Input::Tick)
+                        DriverEvent::Input(Input::Tick)
                     }
                 },
             };
@@ -255,8 +255,10 @@ impl Driver {
             self.publish();
             for action in actions {
                 match action {
-                    Action::Look => own.push_back(Message::Input(self.look())),
-                    Action::Swap { version, map } => own.push_back(Message::Input(self.swap(version, &map))),
+                    Action::Look => own.push_back(DriverEvent::Input(self.look())),
+                    Action::Swap { version, map } => {
+                        own.push_back(DriverEvent::Input(self.swap(version, &map)))
+                    }
                     Action::Fence { rank, clients } => self.fence(rank, clients),
                     Action::Open { rank, incarnation } => self.open(rank, incarnation),
                     Action::Close { rank } => self.close(rank),
@@ -267,10 +269,10 @@ impl Driver {
         }
     }
 
-    fn input(&mut self, message: Message) -> Input {
+    fn input(&mut self, message: DriverEvent) -> Input {
         match message {
-            Message::Input(input) => input,
-            Message::Opened(rank, opened) => {
+            DriverEvent::Input(input) => input,
+            DriverEvent::Opened(rank, opened) => {
                 let done = opened.is_ok();
                 match *opened {
                     Ok(service) => drop(self.services.insert(rank, service)),
@@ -278,7 +280,7 @@ impl Driver {
                 }
                 Input::Opened { rank, done }
             }
-            Message::Closed(rank) => Input::Closed { rank },
+            DriverEvent::Closed(rank) => Input::Closed { rank },
         }
     }
 
@@ -337,7 +339,7 @@ impl Driver {
                 Ok(()) => tracing::info!(%rank, ?clients, "fenced the earlier servers of a rank"),
                 Err(error) => tracing::error!(%rank, %error, "cannot fence the earlier servers of a rank"),
             }
-            let _ = messages.send(Message::Input(Input::Fenced { rank, done }));
+            let _ = messages.send(DriverEvent::Input(Input::Fenced { rank, done }));
         });
     }
 
@@ -352,7 +354,7 @@ impl Driver {
                 tracing::info!(%rank, incarnation, events, "serving a rank: replayed its journal");
                 Ok(service)
             });
-            let _ = messages.send(Message::Opened(rank, Box::new(opened)));
+            let _ = messages.send(DriverEvent::Opened(rank, Box::new(opened)));
         });
     }
 
@@ -363,7 +365,7 @@ impl Driver {
             if service.is_some_and(|service| !service.hand_over(limit)) {
                 tracing::warn!(%rank, "not everything was written out: the next server replays the journal");
             }
-            let _ = messages.send(Message::Closed(rank));
+            let _ = messages.send(DriverEvent::Closed(rank));
         });
     }
 }

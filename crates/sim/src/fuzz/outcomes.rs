@@ -88,7 +88,9 @@ impl CallOutcomes {
             Err(errno) if is_unknown(*errno) => Fate::Either,
             Err(_) => Fate::Nothing,
         };
-        if let Some(progress) = self.calls.get_mut(&call).filter(|_| requested.is_all) {
+        // The client sends such a request again, to another server.
+        let is_misrouted = matches!(result, Ok(Reply::Fragments(_) | Reply::Misrouted { .. }));
+        if let Some(progress) = self.calls.get_mut(&call).filter(|_| requested.is_all && !is_misrouted) {
             progress.replied = Some((now, fate));
         }
         self.over(now, call)
@@ -155,5 +157,33 @@ impl CallOutcomes {
             None => (now, Fate::Nothing),
         };
         Some((call, at, fate))
+    }
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used)]
+mod tests {
+    use espalier_proto::{Caller, Ino, Name};
+
+    use super::*;
+
+    #[test]
+    fn misrouted_request_of_a_crashed_client_has_no_known_effect() {
+        let mut outcomes = CallOutcomes::default();
+        let (call, rank, id) = ((1, 2), Rank(0), RequestId(3));
+        let request = Request::RmDir { dir: Ino::ROOT, name: Name::new(b"a").unwrap(), time: None };
+        let message = FromClient::Request {
+            id,
+            below: id,
+            announced: false,
+            caller: Caller::SERVER,
+            request: request.clone(),
+        };
+        outcomes.invoked(call, &Call::Request(request));
+        outcomes.requested(call, rank, &message);
+        outcomes.arrived(1, rank, &message);
+        let reply = Ok(Reply::Misrouted { dir: Ino::ROOT });
+        assert_eq!(outcomes.replied(Nanos(1), (1, rank, id), &reply), None);
+        assert_eq!(outcomes.lost(Nanos(2), 1), [(call, Nanos(2), Fate::Either)]);
     }
 }

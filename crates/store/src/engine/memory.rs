@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use espalier_proto::{Space, Time};
 
 use super::{
-    Engine, EngineError, EngineFailure, KeyPage, LockHolder, ObjectOp, ObjectStat, Pending, Version,
+    Engine, EngineError, EngineFailure, KeyPage, ObjectLockHolder, ObjectOp, ObjectStat, Pending, Version,
     VersionedBytes,
 };
 use crate::Pairs;
@@ -47,7 +47,7 @@ struct MemoryObject {
 
 #[derive(Clone)]
 struct MemoryLock {
-    holder: LockHolder,
+    holder: ObjectLockHolder,
     until: Instant,
 }
 
@@ -284,7 +284,7 @@ impl Engine for MemoryEngine {
             return Err(EngineError::new("lock", object, EngineFailure::Locked));
         }
         let client = format!("client.{}", self.client);
-        let holder = LockHolder { client, cookie: cookie.into(), address: self.address() };
+        let holder = ObjectLockHolder { client, cookie: cookie.into(), address: self.address() };
         found.lock = Some(MemoryLock { holder, until: now + term });
         Ok(())
     }
@@ -312,13 +312,13 @@ impl Engine for MemoryEngine {
         Ok(())
     }
 
-    fn lock_holder(&self, object: &str) -> Result<Option<LockHolder>, EngineError> {
+    fn lock_holder(&self, object: &str) -> Result<Option<ObjectLockHolder>, EngineError> {
         let shared = self.enter("examine the lock of", object)?;
         let held = shared.objects.get(object).and_then(|found| found.held(shared.now()));
         Ok(held.map(|lock| lock.holder.clone()))
     }
 
-    fn break_lock(&self, object: &str, holder: &LockHolder) -> Result<(), EngineError> {
+    fn break_lock(&self, object: &str, holder: &ObjectLockHolder) -> Result<(), EngineError> {
         let mut shared = self.enter("break the lock of", object)?;
         if let Some(found) = shared.objects.get_mut(object) {
             found.lock.take_if(|lock| lock.holder == *holder);

@@ -14,7 +14,7 @@ use espalier_proto::{Space, Time};
 
 pub use error::{EngineError, EngineFailure};
 pub use memory::MemoryEngine;
-pub use pending::{Pending, Reply};
+pub use pending::{Completion, Pending};
 
 use crate::Pairs;
 
@@ -85,7 +85,7 @@ pub struct VersionedBytes {
 
 /// The holder of an object's lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LockHolder {
+pub struct ObjectLockHolder {
     /// The engine's name of the client.
     pub client: String,
     /// The client's name of this lock.
@@ -138,14 +138,14 @@ pub trait Engine: Send + Sync + 'static {
     fn unlock(&self, object: &str, cookie: &str) -> Result<(), EngineError>;
 
     /// The holder of the lock, if it has not expired.
-    fn lock_holder(&self, object: &str) -> Result<Option<LockHolder>, EngineError>;
+    fn lock_holder(&self, object: &str) -> Result<Option<ObjectLockHolder>, EngineError>;
 
     /// Releases the lock of another client.
-    fn break_lock(&self, object: &str, holder: &LockHolder) -> Result<(), EngineError>;
+    fn break_lock(&self, object: &str, holder: &ObjectLockHolder) -> Result<(), EngineError>;
 
     /// Excludes the client with this address: after the return, none of its operations takes
-    /// effect, and all of them fail with [`EngineFailure::Fenced`]. A new client of the same process
-    /// has a new address.
+    /// effect, and all of them fail with [`EngineFailure::Fenced`]. A new client of the same
+    /// process has a new address.
     fn fence(&self, address: &str) -> Result<(), EngineError>;
 
     /// This client's address.

@@ -8,13 +8,13 @@ pub struct Pending<T>(Receiver<Result<T, EngineError>>);
 
 /// The engine's end of a [`Pending`].
 #[derive(Debug)]
-pub struct Reply<T>(Sender<Result<T, EngineError>>);
+pub struct Completion<T>(Sender<Result<T, EngineError>>);
 
 impl<T> Pending<T> {
     /// An operation in progress, and the handle that completes it.
-    pub fn begin() -> (Reply<T>, Self) {
+    pub fn begin() -> (Completion<T>, Self) {
         let (sender, receiver) = channel();
-        (Reply(sender), Self(receiver))
+        (Completion(sender), Self(receiver))
     }
 
     /// An operation that is complete.
@@ -47,7 +47,7 @@ impl<T> Pending<T> {
     }
 }
 
-impl<T> Reply<T> {
+impl<T> Completion<T> {
     /// Completes the operation.
     pub fn send(self, outcome: Result<T, EngineError>) {
         // A caller that dropped the pending operation needs no outcome.

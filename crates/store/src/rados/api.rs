@@ -11,8 +11,8 @@ use super::RadosError;
 const LIBRARY: &str = "librados.so.2";
 
 /// Handles of librados: a cluster, a pool, a completion, an operation, an iterator or a listing.
-pub type Handle = *mut c_void;
-pub type Callback = extern "C" fn(Handle, *mut c_void);
+pub type RadosHandle = *mut c_void;
+pub type Callback = extern "C" fn(RadosHandle, *mut c_void);
 type Text = *const c_char;
 type Strings = *const *const c_char;
 type Lengths = *const usize;
@@ -42,58 +42,58 @@ macro_rules! api {
 }
 
 api! {
-    fn create2(*mut Handle, Text, Text, u64) -> c_int;
-    fn conf_read_file(Handle, Text) -> c_int;
-    fn conf_set(Handle, Text, Text) -> c_int;
-    fn connect(Handle) -> c_int;
-    fn shutdown(Handle);
-    fn getaddrs(Handle, *mut *mut c_char) -> c_int;
+    fn create2(*mut RadosHandle, Text, Text, u64) -> c_int;
+    fn conf_read_file(RadosHandle, Text) -> c_int;
+    fn conf_set(RadosHandle, Text, Text) -> c_int;
+    fn connect(RadosHandle) -> c_int;
+    fn shutdown(RadosHandle);
+    fn getaddrs(RadosHandle, *mut *mut c_char) -> c_int;
     fn buffer_free(*mut c_char);
-    fn blocklist_add(Handle, *mut c_char, u32) -> c_int;
+    fn blocklist_add(RadosHandle, *mut c_char, u32) -> c_int;
     fn mon_command(
-        Handle, Strings, usize, Text, usize, *mut *mut c_char, *mut usize, *mut *mut c_char, *mut usize
+        RadosHandle, Strings, usize, Text, usize, *mut *mut c_char, *mut usize, *mut *mut c_char, *mut usize
     ) -> c_int;
-    fn ioctx_create(Handle, Text, *mut Handle) -> c_int;
-    fn ioctx_set_namespace(Handle, Text);
-    fn ioctx_destroy(Handle);
-    fn aio_create_completion2(*mut c_void, Callback, *mut Handle) -> c_int;
-    fn aio_get_return_value(Handle) -> c_int;
-    fn aio_get_version(Handle) -> u64;
-    fn aio_release(Handle);
-    fn aio_read(Handle, Text, Handle, *mut c_char, usize, u64) -> c_int;
-    fn aio_write_op_operate(Handle, Handle, Handle, Text, *mut libc::time_t, c_int) -> c_int;
-    fn create_write_op() -> Handle;
-    fn release_write_op(Handle);
-    fn write_op_assert_exists(Handle);
-    fn write_op_assert_version(Handle, u64);
-    fn write_op_create(Handle, c_int, Text);
-    fn write_op_omap_cmp2(Handle, Text, u8, Text, usize, usize, *mut c_int);
-    fn write_op_omap_set2(Handle, Strings, Strings, Lengths, Lengths, usize);
-    fn write_op_omap_rm_keys2(Handle, Strings, Lengths, usize);
-    fn write_op_write(Handle, Text, usize, u64);
-    fn write_op_write_full(Handle, Text, usize);
-    fn write_op_append(Handle, Text, usize);
-    fn write_op_truncate(Handle, u64);
-    fn write_op_zero(Handle, u64, u64);
-    fn write_op_remove(Handle);
-    fn create_read_op() -> Handle;
-    fn release_read_op(Handle);
-    fn read_op_operate(Handle, Handle, Text, c_int) -> c_int;
-    fn read_op_omap_get_vals2(Handle, Text, Text, u64, *mut Handle, *mut u8, *mut c_int);
-    fn read_op_omap_get_vals_by_keys2(Handle, Strings, usize, Lengths, *mut Handle, *mut c_int);
-    fn omap_get_next2(Handle, *mut *mut c_char, *mut *mut c_char, *mut usize, *mut usize) -> c_int;
-    fn omap_get_end(Handle);
-    fn stat(Handle, Text, *mut u64, *mut libc::time_t) -> c_int;
-    fn nobjects_list_open(Handle, *mut Handle) -> c_int;
+    fn ioctx_create(RadosHandle, Text, *mut RadosHandle) -> c_int;
+    fn ioctx_set_namespace(RadosHandle, Text);
+    fn ioctx_destroy(RadosHandle);
+    fn aio_create_completion2(*mut c_void, Callback, *mut RadosHandle) -> c_int;
+    fn aio_get_return_value(RadosHandle) -> c_int;
+    fn aio_get_version(RadosHandle) -> u64;
+    fn aio_release(RadosHandle);
+    fn aio_read(RadosHandle, Text, RadosHandle, *mut c_char, usize, u64) -> c_int;
+    fn aio_write_op_operate(RadosHandle, RadosHandle, RadosHandle, Text, *mut libc::time_t, c_int) -> c_int;
+    fn create_write_op() -> RadosHandle;
+    fn release_write_op(RadosHandle);
+    fn write_op_assert_exists(RadosHandle);
+    fn write_op_assert_version(RadosHandle, u64);
+    fn write_op_create(RadosHandle, c_int, Text);
+    fn write_op_omap_cmp2(RadosHandle, Text, u8, Text, usize, usize, *mut c_int);
+    fn write_op_omap_set2(RadosHandle, Strings, Strings, Lengths, Lengths, usize);
+    fn write_op_omap_rm_keys2(RadosHandle, Strings, Lengths, usize);
+    fn write_op_write(RadosHandle, Text, usize, u64);
+    fn write_op_write_full(RadosHandle, Text, usize);
+    fn write_op_append(RadosHandle, Text, usize);
+    fn write_op_truncate(RadosHandle, u64);
+    fn write_op_zero(RadosHandle, u64, u64);
+    fn write_op_remove(RadosHandle);
+    fn create_read_op() -> RadosHandle;
+    fn release_read_op(RadosHandle);
+    fn read_op_operate(RadosHandle, RadosHandle, Text, c_int) -> c_int;
+    fn read_op_omap_get_vals2(RadosHandle, Text, Text, u64, *mut RadosHandle, *mut u8, *mut c_int);
+    fn read_op_omap_get_vals_by_keys2(RadosHandle, Strings, usize, Lengths, *mut RadosHandle, *mut c_int);
+    fn omap_get_next2(RadosHandle, *mut *mut c_char, *mut *mut c_char, *mut usize, *mut usize) -> c_int;
+    fn omap_get_end(RadosHandle);
+    fn stat(RadosHandle, Text, *mut u64, *mut libc::time_t) -> c_int;
+    fn nobjects_list_open(RadosHandle, *mut RadosHandle) -> c_int;
     fn nobjects_list_next2(
-        Handle, *mut Text, *mut Text, *mut Text, *mut usize, *mut usize, *mut usize
+        RadosHandle, *mut Text, *mut Text, *mut Text, *mut usize, *mut usize, *mut usize
     ) -> c_int;
-    fn nobjects_list_close(Handle);
-    fn lock_exclusive(Handle, Text, Text, Text, Text, *mut Timeval, u8) -> c_int;
-    fn unlock(Handle, Text, Text, Text) -> c_int;
-    fn break_lock(Handle, Text, Text, Text, Text) -> c_int;
+    fn nobjects_list_close(RadosHandle);
+    fn lock_exclusive(RadosHandle, Text, Text, Text, Text, *mut Timeval, u8) -> c_int;
+    fn unlock(RadosHandle, Text, Text, Text) -> c_int;
+    fn break_lock(RadosHandle, Text, Text, Text, Text) -> c_int;
     fn list_lockers(
-        Handle, Text, Text, *mut c_int, *mut c_char, *mut usize, *mut c_char, *mut usize, *mut c_char,
+        RadosHandle, Text, Text, *mut c_int, *mut c_char, *mut usize, *mut c_char, *mut usize, *mut c_char,
         *mut usize, *mut c_char, *mut usize
     ) -> isize;
 }

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use espalier_proto::{Space, Time};
 
-use api::{Api, Handle, Timeval};
+use api::{Api, RadosHandle, Timeval};
 use budget::Budget;
 pub use error::RadosError;
 use error::{describe, failure};
@@ -28,7 +28,7 @@ use space::SpaceCache;
 
 use crate::Pairs;
 use crate::engine::{
-    Engine, EngineError, EngineFailure, KeyPage, LockHolder, ObjectOp, ObjectStat, Pending, Version,
+    Engine, EngineError, EngineFailure, KeyPage, ObjectLockHolder, ObjectOp, ObjectStat, Pending, Version,
     VersionedBytes,
 };
 
@@ -58,8 +58,8 @@ pub struct RadosAddress {
 /// A connection to one namespace of a pool.
 pub struct Rados {
     api: &'static Api,
-    cluster: Handle,
-    pool: Handle,
+    cluster: RadosHandle,
+    pool: RadosHandle,
     address: String,
     budget: Arc<Budget>,
     space: SpaceCache,
@@ -140,11 +140,11 @@ impl Rados {
     fn read_keys(
         &self,
         object: &str,
-        prepare: impl FnOnce(Handle, *mut Handle),
+        prepare: impl FnOnce(RadosHandle, *mut RadosHandle),
     ) -> Result<Pairs, EngineError> {
         const OPERATION: &str = "read keys of";
         let name = name_of(OPERATION, object)?;
-        let mut iterator: Handle = null_mut();
+        let mut iterator: RadosHandle = null_mut();
         // SAFETY: the operation is released below, after its last use.
         let read = unsafe { (self.api.create_read_op)() };
         prepare(read, &raw mut iterator);
@@ -163,7 +163,7 @@ impl Rados {
     }
 
     /// The keys and values of an iterator.
-    fn pairs(&self, object: &str, iterator: Handle) -> Result<Pairs, EngineError> {
+    fn pairs(&self, object: &str, iterator: RadosHandle) -> Result<Pairs, EngineError> {
         let mut pairs = Vec::new();
         loop {
             let (mut key, mut value) = (null_mut(), null_mut());
@@ -338,7 +338,7 @@ impl Engine for Rados {
 
     fn list(&self, prefix: &str) -> Result<Vec<String>, EngineError> {
         let failed = |code| EngineError::new("list", prefix, failure(code));
-        let mut listing: Handle = null_mut();
+        let mut listing: RadosHandle = null_mut();
         // SAFETY: the listing is closed below, after its last use.
         check(unsafe { (self.api.nobjects_list_open)(self.pool, &raw mut listing) }).map_err(failed)?;
         let mut names = Vec::new();
@@ -402,7 +402,7 @@ impl Engine for Rados {
             .map_err(|code| EngineError::new("unlock", object, failure(code)))
     }
 
-    fn lock_holder(&self, object: &str) -> Result<Option<LockHolder>, EngineError> {
+    fn lock_holder(&self, object: &str) -> Result<Option<ObjectLockHolder>, EngineError> {
         let name = name_of("examine the lock of", object)?;
         let mut exclusive = 0;
         // An exclusive lock has one holder, whose strings are short.
@@ -437,10 +437,10 @@ impl Engine for Rados {
             let text = CStr::from_bytes_until_nul(&text).unwrap_or_default();
             text.to_string_lossy().into_owned()
         });
-        Ok(Some(LockHolder { client, cookie, address }))
+        Ok(Some(ObjectLockHolder { client, cookie, address }))
     }
 
-    fn break_lock(&self, object: &str, holder: &LockHolder) -> Result<(), EngineError> {
+    fn break_lock(&self, object: &str, holder: &ObjectLockHolder) -> Result<(), EngineError> {
         const OPERATION: &str = "break the lock of";
         let (name, cookie) = (name_of(OPERATION, object)?, name_of(OPERATION, &holder.cookie)?);
         let client = name_of(OPERATION, &holder.client)?;

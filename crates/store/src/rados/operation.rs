@@ -4,12 +4,12 @@
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr::{null, null_mut};
 
-use super::api::{Api, Handle};
+use super::api::{Api, RadosHandle};
 use super::budget::Share;
 use super::error::failure;
 use super::key;
 use crate::Pairs;
-use crate::engine::{EngineError, EngineFailure, ObjectOp, Pending, Reply, Version, VersionedBytes};
+use crate::engine::{Completion, EngineError, EngineFailure, ObjectOp, Pending, Version, VersionedBytes};
 
 const CREATE_EXCLUSIVE: i32 = 1;
 const EQUAL: u8 = 1;
@@ -19,7 +19,7 @@ const FULL_TRY: i32 = 64;
 /// A compound write. librados has copied its bytes.
 pub(super) struct WriteOperation {
     api: &'static Api,
-    handle: Handle,
+    handle: RadosHandle,
 }
 
 impl Drop for WriteOperation {
@@ -125,7 +125,7 @@ impl WriteOperation {
     }
 
     /// Submits the write. Returns a negative error number if the callback will not be called.
-    pub fn start(&self, pool: Handle, object: &CStr, completion: Handle) -> i32 {
+    pub fn start(&self, pool: RadosHandle, object: &CStr, completion: RadosHandle) -> i32 {
         let start = self.api.aio_write_op_operate;
         // SAFETY: the handles and the name are valid; the server sets the time.
         unsafe { start(self.handle, pool, completion, object.as_ptr(), null_mut(), FULL_TRY) }
@@ -145,8 +145,8 @@ pub(super) struct Submitted {
 }
 
 enum SubmittedKind {
-    Write(Reply<Version>),
-    Read { buffer: Vec<u8>, reply: Reply<VersionedBytes> },
+    Write(Completion<Version>),
+    Read { buffer: Vec<u8>, reply: Completion<VersionedBytes> },
 }
 
 impl Submitted {
@@ -163,9 +163,9 @@ impl Submitted {
     }
 
     /// Starts the operation with a completion and the buffer of a read.
-    pub fn start(self: Box<Self>, api: &'static Api, start: impl FnOnce(Handle, &mut [u8]) -> i32) {
+    pub fn start(self: Box<Self>, api: &'static Api, start: impl FnOnce(RadosHandle, &mut [u8]) -> i32) {
         let submitted = Box::into_raw(self);
-        let mut completion: Handle = null_mut();
+        let mut completion: RadosHandle = null_mut();
         // SAFETY: the callback takes the box, once.
         let created = unsafe {
             (api.aio_create_completion2)(submitted.cast::<c_void>(), completed, &raw mut completion)
@@ -212,7 +212,7 @@ impl Submitted {
 }
 
 /// Called by a thread of librados when an operation is complete.
-extern "C" fn completed(completion: Handle, argument: *mut c_void) {
+extern "C" fn completed(completion: RadosHandle, argument: *mut c_void) {
     // SAFETY: the argument is the box of `Submitted::start`, and this is called once.
     let submitted = unsafe { Box::from_raw(argument.cast::<Submitted>()) };
     let Ok(api) = Api::load() else { return };

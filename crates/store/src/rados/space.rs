@@ -20,7 +20,7 @@ pub(super) struct SpaceCache {
 }
 
 #[derive(Deserialize)]
-struct Usage {
+struct ClusterUsage {
     pools: Vec<PoolUsage>,
 }
 
@@ -58,7 +58,7 @@ impl SpaceCache {
     }
 
     fn parse(&self, reply: &[u8]) -> Option<Space> {
-        let usage: Usage = serde_json::from_slice(reply).ok()?;
+        let usage: ClusterUsage = serde_json::from_slice(reply).ok()?;
         // Without figures, the monitors leave pools out.
         let pool = usage.pools.into_iter().find(|pool| pool.name == self.pool);
         let PoolStats { stored, max_avail } = pool.map(|pool| pool.stats).unwrap_or_default();
