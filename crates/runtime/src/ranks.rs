@@ -39,7 +39,7 @@ pub(crate) fn are_one_tree<'a>(superblocks: impl ExactSizeIterator<Item = &'a Su
 fn open_all(dirs: &[PathBuf], options: &OpenOptions) -> Result<Vec<Volume>, Error> {
     let options = OpenOptions { with_ranks: true, ..options.clone() };
     let open = |dir| Volume::open(dir, options.clone());
-    let mut volumes = dirs.iter().map(|dir| open(dir)).collect::<Result<Vec<_>, _>>()?;
+    let mut volumes = dirs.iter().map(open).collect::<Result<Vec<_>, _>>()?;
     volumes.sort_by_key(|volume| volume.superblock.rank);
     Ok(volumes)
 }

@@ -173,11 +173,11 @@ fn open(location: &StoreLocation) -> Result<OpenedStore, Error> {
     location.open(options)
 }
 
+/// A store whose load was interrupted, and how far the load got.
+pub(super) type ResumedLoad = (Box<dyn Store>, LoadProgress);
+
 /// Opens a store with an interrupted load, and returns its progress. `None`: there is no store yet.
-pub(super) fn resume(
-    location: &StoreLocation,
-    dump: &Dump<'_>,
-) -> Result<Option<(Box<dyn Store>, LoadProgress)>, Error> {
+pub(super) fn resume(location: &StoreLocation, dump: &Dump<'_>) -> Result<Option<ResumedLoad>, Error> {
     let Dump { head, first, .. } = dump;
     if location.find_superblock()?.is_none() {
         return Ok(None);
@@ -198,10 +198,7 @@ pub(super) fn resume(
 
 /// As [`resume`], for a data server's store. `None`: it was started with another dump, or is
 /// complete, which cannot be distinguished.
-pub(super) fn resume_data(
-    location: &StoreLocation,
-    dump: &Dump<'_>,
-) -> Result<Option<(Box<dyn Store>, LoadProgress)>, Error> {
+pub(super) fn resume_data(location: &StoreLocation, dump: &Dump<'_>) -> Result<Option<ResumedLoad>, Error> {
     let store = open(location)?.store;
     let progress = store.get(ObjectId::SUPER, PROGRESS)?;
     let progress = progress.and_then(|value| espalier_meta::decode::<LoadProgress>(&value).ok());

@@ -15,6 +15,7 @@ const TOTAL_BYTES: u64 = 1 << 40;
 
 /// An engine in memory, shared by several clients of one process, for tests. Each client fails as
 /// the tests demand.
+#[derive(Default)]
 pub struct MemoryEngine {
     shared: Arc<Mutex<SharedObjects>>,
     /// Number of this client.
@@ -49,12 +50,6 @@ struct MemoryObject {
 struct MemoryLock {
     holder: ObjectLockHolder,
     until: Instant,
-}
-
-impl Default for MemoryEngine {
-    fn default() -> Self {
-        Self { shared: Arc::default(), client: 0 }
-    }
 }
 
 impl MemoryEngine {
