@@ -197,7 +197,7 @@ struct ServerProcess {
 }
 
 /// What a running server reports.
-struct Running {
+struct RunningServer {
     pid: Option<u32>,
     url: Option<String>,
     /// Of its store, or of each rank that it holds.
@@ -206,7 +206,7 @@ struct Running {
     shared: Option<ClusterStatus>,
 }
 
-impl Running {
+impl RunningServer {
     fn of_own(status: Status) -> Self {
         Self { pid: status.pid, url: status.url.clone(), stores: vec![status], shared: None }
     }
@@ -257,13 +257,13 @@ impl ServerProcess {
     }
 
     /// Status of the server if it runs; of its metadata store if it has one.
-    fn running(&self) -> Result<Option<Running>> {
+    fn running(&self) -> Result<Option<RunningServer>> {
         if self.config.shared().is_some() {
-            return Ok(espalier_runtime::status_of_server(&self.dir).ok().map(Running::of_shared));
+            return Ok(espalier_runtime::status_of_server(&self.dir).ok().map(RunningServer::of_shared));
         }
         let Some(store) = self.stores().into_iter().next() else { return Ok(None) };
         let status = Some(espalier_runtime::status_of(&store)?).filter(|status| status.url.is_some());
-        Ok(status.map(Running::of_own))
+        Ok(status.map(RunningServer::of_own))
     }
 
     /// Sends a signal to the server's process, if it runs.
@@ -288,7 +288,7 @@ impl ServerProcess {
     }
 
     /// Address of a running metadata server.
-    fn address(&self, running: Option<&Running>) -> Option<String> {
+    fn address(&self, running: Option<&RunningServer>) -> Option<String> {
         let url = running.filter(|_| self.config.has(Role::Meta))?.url.as_deref()?;
         Some(url.strip_prefix(Servers::SCHEME)?.trim_end_matches('/').into())
     }
@@ -527,7 +527,7 @@ fn status(dir: &Path, json: bool) -> Result<ExitCode> {
 }
 
 impl ServerProcess {
-    fn json(&self, running: Option<&Running>) -> serde_json::Value {
+    fn json(&self, running: Option<&RunningServer>) -> serde_json::Value {
         let (dir, number, roles) = (&self.dir, self.config.number, self.roles());
         // A server with a store of its own has one, others one for each rank that they hold.
         let stores = running.map(|running| &running.stores);
@@ -538,7 +538,7 @@ impl ServerProcess {
         })
     }
 
-    fn print(&self, running: Option<&Running>) {
+    fn print(&self, running: Option<&RunningServer>) {
         let name = self.dir.file_name().unwrap_or_default().to_string_lossy();
         let roles = self.roles();
         let Some(running) = running else { return println!("{name}  {roles}  not running") };
