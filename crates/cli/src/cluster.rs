@@ -196,11 +196,11 @@ struct ServerProcess {
     config: Config,
 }
 
-/// What a running server reports.
+/// The report of a running server.
 struct RunningServer {
     pid: Option<u32>,
     url: Option<String>,
-    /// Of its store, or of each rank that it holds.
+    /// One for its store, or for each rank that it holds.
     stores: Vec<Status>,
     /// The cluster map, if servers share a store.
     shared: Option<ClusterStatus>,

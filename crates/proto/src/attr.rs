@@ -107,7 +107,7 @@ pub struct Attr {
     /// For a partitioned directory: the version of its fragment map. These attributes are then
     /// those of its first fragment ([`Self::add_fragment`]). 0: not partitioned.
     pub map_version: u32,
-    /// Of a directory: the reply's lease covers its contents too, that is size, link count and
+    /// The reply's lease on a directory covers its contents too, that is size, link count and
     /// times. Otherwise these are only true when the reply is given.
     pub contents_leased: bool,
 }

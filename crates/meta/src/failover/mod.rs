@@ -142,7 +142,7 @@ struct Attempt {
     began: u64,
 }
 
-/// What this server knows of the map.
+/// The map as this server last read it.
 #[derive(Clone, Debug)]
 struct Known {
     version: u64,

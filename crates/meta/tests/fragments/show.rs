@@ -1,4 +1,4 @@
-//! What users see of fragments: the attribute that shows them, and counts.
+//! Fragments as users see them: the attribute that shows them, and counts.
 
 use super::*;
 use espalier_meta::Figures;

@@ -86,7 +86,7 @@ fn damaged(cause: serde_json::Error) -> Error {
     Error::Io { context: "the cluster map is damaged".into(), source: cause.into() }
 }
 
-/// What a server knows of the cluster.
+/// The cluster as a server knows it.
 pub struct Known {
     instance: InstanceId,
     map: Mutex<(u64, ClusterMap)>,

@@ -46,7 +46,7 @@ pub struct Server {
     pub(super) term: Arc<ServeTerm>,
 }
 
-/// What a machine's driver needs besides the machine and its disk.
+/// The needs of a machine's driver besides the machine and its disk.
 pub struct Equipment {
     pub watch: Watch,
     pub tracer: Arc<Tracer>,

@@ -37,7 +37,7 @@ pub struct RankTable {
     ranks: RwLock<BTreeMap<Rank, Arc<Metadata>>>,
     pub cluster: ClusterId,
     pub session_ms: u32,
-    /// What clients and other servers get.
+    /// Addresses for clients and other servers.
     pub addresses: Arc<Addresses>,
     access: RwLock<Arc<Access>>,
     /// Watermarks that differ from those of the start.
