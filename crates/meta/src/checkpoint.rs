@@ -152,6 +152,9 @@ impl Meta {
     }
 
     pub(crate) fn ask_checkpoint(&mut self, io: Io, out: &mut Outbox) {
+        if let Io::Stage { writes } = &io {
+            self.count_stored(writes);
+        }
         let purpose = if matches!(io, Io::Publish { .. }) { Purpose::Publish } else { Purpose::Stage };
         self.ask(purpose, io, out);
     }

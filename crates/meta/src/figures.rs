@@ -3,7 +3,7 @@
 use alloc::vec::Vec;
 use core::ops::Bound;
 
-use espalier_proto::{Ino, Name};
+use espalier_proto::{Ino, Name, Rank};
 
 use crate::config::Atime;
 use crate::fragment::FragmentCounts;
@@ -99,6 +99,10 @@ impl Meta {
     /// Approximate size of the cache in bytes.
     pub fn cache_bytes(&self) -> usize {
         self.state.cache_bytes()
+    }
+
+    pub fn rank(&self) -> Rank {
+        self.config.rank
     }
 
     /// When reading updates access times.

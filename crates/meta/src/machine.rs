@@ -18,6 +18,7 @@ use crate::io::Purpose;
 use crate::journal::{Acknowledge, HeldOutput, Journal};
 use crate::lease::{Leases, PreparedGrant, ReadSet};
 use crate::lock::LockTable;
+use crate::metrics::Metrics;
 use crate::numbers::Numbers;
 use crate::outbox::{Answered, Input, Io, IoId, Now, Outbox, Waiting};
 use crate::pool::Pool;
@@ -43,6 +44,7 @@ pub struct Meta {
     pub(crate) sessions: SessionTable,
     pub(crate) ranks: Ranks,
     pub(crate) splits: DueSplits,
+    pub(crate) metrics: Metrics,
     pub(crate) numbers: Numbers,
     pub(crate) pool: Pool,
     pub(crate) filling: Filling,
@@ -95,6 +97,7 @@ impl Meta {
             sessions: SessionTable::default(),
             ranks: Ranks::default(),
             splits: DueSplits::default(),
+            metrics: Metrics::default(),
             numbers: Numbers::default(),
             pool: Pool::default(),
             filling: Filling::default(),
@@ -123,12 +126,14 @@ impl Meta {
     /// Processes one input. On return, `out` contains all immediate actions.
     pub fn on(&mut self, now: Now, input: Input, out: &mut Outbox) {
         self.splits.uptime_ms = now.uptime_ms;
+        self.metrics.counters.advance(now.uptime_ms);
         // Draining appends no events.
         if !matches!(input, Input::Drain) {
             self.reserve_numbers();
         }
         match input {
             Input::Request { from, id, below, caller, request } => {
+                self.metrics.heartbeats.arrived(now.queued + self.tasks.len());
                 let task = Task::new(from, id, caller, request);
                 match self.config.session_ms {
                     None => self.run(now, task, None, out),
@@ -156,12 +161,14 @@ impl Meta {
                 (self.free_space, self.cloned) = (free, 0);
                 self.resume_waiting_for_space(now, out);
             }
+            Input::Resources { cpu, mem } => self.set_resources(cpu, mem),
             Input::Peer { from, message } => self.peer(now, from, message, out),
             Input::PeerConnected { rank } => self.peer_connected(rank),
             Input::PeerLost { rank } => self.peer_lost(now, rank, out),
             Input::Tick => {
                 self.expire(now, out);
                 self.tick(now, out);
+                self.tick_metrics(out);
             }
             Input::Drain => {
                 self.draining = true;
@@ -240,6 +247,9 @@ impl Meta {
             Err(Stop::Fail(Errno::EAGAIN)) if self.start_over(&mut task) => Err(Stop::Wait(Wait::While)),
             outcome => outcome,
         };
+        if !matches!(outcome, Err(Stop::Wait(_))) {
+            self.count_operation(&task, &outcome);
+        }
         match outcome {
             Err(Stop::Wait(wait)) => self.wait(now, task, number, wait, out),
             Ok(reply) => {

@@ -10,6 +10,7 @@ use espalier_proto::{
     RevocationId, ServerId, StreamIo, TableWrite, Time, Touched,
 };
 
+use crate::metrics::Milli;
 use crate::rank::PeerMessage;
 use crate::step::{Load, StreamCall, StreamDone};
 use crate::striping::Layouts;
@@ -112,6 +113,11 @@ pub enum Input {
     /// Free space of the store in bytes.
     Space {
         free: u64,
+    },
+    /// Use of the machine's processors and memory by the server's process, in percent of all.
+    Resources {
+        cpu: Milli,
+        mem: Milli,
     },
     /// A message from another rank.
     Peer {

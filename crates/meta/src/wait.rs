@@ -177,13 +177,15 @@ impl Meta {
         result: Result<IoDone, Errno>,
         out: &mut Outbox,
     ) {
-        let mut page = None;
+        let (mut page, mut records) = (None, 0);
         let loaded = match (load, result) {
             (Load::Record { object, key }, Ok(IoDone::Record(value))) => {
+                records = usize::from(value.is_some());
                 self.state.loaded(*object, key, value.as_deref()).map_err(|_| Errno::EIO)
             }
             (Load::Dentries { dir, from, limit }, Ok(IoDone::Dentries(pairs))) => {
-                let end = pairs.len() < *limit;
+                records = pairs.len();
+                let end = records < *limit;
                 let last = pairs
                     .last()
                     .and_then(|(key, _)| key.first_chunk::<8>())
@@ -198,6 +200,9 @@ impl Meta {
             (_, Err(errno)) => Err(errno),
             (_, Ok(_)) => Err(Errno::EIO),
         };
+        if loaded.is_ok() {
+            self.count_loaded(load, records);
+        }
         for number in self.loads.remove(load).unwrap_or_default() {
             match loaded {
                 Ok(()) => {

@@ -17,6 +17,7 @@ mod harness;
 mod interrupt;
 mod lease;
 mod lock;
+mod metrics;
 mod no_metafile;
 mod numbers;
 mod ops;

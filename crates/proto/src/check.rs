@@ -93,8 +93,15 @@ impl Request {
 
     /// The rank that executes the request.
     pub fn rank(&self) -> Rank {
-        let ino = match self {
-            Self::TakeNumbers { rank, .. } | Self::SyncFs { rank } => return *rank,
+        match self {
+            Self::TakeNumbers { rank, .. } | Self::SyncFs { rank } => *rank,
+            _ => self.ino().rank(),
+        }
+    }
+
+    /// The inode that the request is about: the directory of a name, or the first of several.
+    pub fn ino(&self) -> Ino {
+        match self {
             Self::Lookup { dir, .. }
             | Self::Create { dir, .. }
             | Self::TmpFile { dir, .. }
@@ -145,9 +152,8 @@ impl Request {
             Self::CopyTree(copy) => copy.levels.first().map_or(Ino::ROOT, |level| level.from),
             Self::ReclaimLocks { locks } => locks.first().map_or(Ino::ROOT, |(ino, _)| *ino),
             Self::Place { io, .. } => io.ino(),
-            Self::Sweep | Self::Enter { .. } => Ino::ROOT,
-        };
-        ino.rank()
+            Self::Sweep | Self::Enter { .. } | Self::TakeNumbers { .. } | Self::SyncFs { .. } => Ino::ROOT,
+        }
     }
 
     /// True for requests that only the server itself makes.
@@ -155,6 +161,21 @@ impl Request {
         matches!(
             self,
             Self::Sweep | Self::Split { .. } | Self::Enter { .. } | Self::Recount { .. } | Self::Place { .. }
+        )
+    }
+
+    /// True for requests that are about a client's session, not about one inode.
+    pub fn is_about_sessions(&self) -> bool {
+        matches!(
+            self,
+            Self::Forget { .. }
+                | Self::ForgetAll { .. }
+                | Self::Accessed { .. }
+                | Self::Renew { .. }
+                | Self::Reclaim { .. }
+                | Self::ReclaimLocks { .. }
+                | Self::TakeNumbers { .. }
+                | Self::SyncFs { .. }
         )
     }
 

@@ -7,6 +7,7 @@ use alloc::vec::Vec;
 use espalier_proto::{Errno, FragmentMap, Ino};
 
 use crate::machine::{Cx, Meta};
+use crate::metrics::Popularity;
 use crate::rank::{PeerAnswer, Question};
 use crate::record::Body;
 use crate::step::{Step, Stop, Wait};
@@ -19,7 +20,7 @@ impl Meta {
     /// different ranks may be from different times.
     ///
     /// # Errors
-    /// `ENODATA`: it is not a directory. `E2BIG`: it has more than about 600 fragments.
+    /// `ENODATA`: it is not a directory. `E2BIG`: it has more than about 400 fragments.
     pub(crate) fn show_fragments(&mut self, cx: &mut Cx<'_>, dir: Ino) -> Step<String> {
         let inode = self.state.inode(dir)?;
         if !inode.is_dir() || inode.fragment().is_some() {
@@ -27,24 +28,30 @@ impl Meta {
         }
         let map = self.map_of(dir)?;
         let mut text = format!("version = {}\nservers = {}\nfragments = [\n", map.version(), map.servers());
-        for (number, ino, entries) in self.entries_of_fragments(cx, &map)? {
+        for (number, ino, (entries, popularity)) in self.entries_of_fragments(cx, &map)? {
             let (rank, hashes) = (ino.rank().0, map.hashes(number));
             let (first, last) = hashes.into_inner();
             text += &format!(
-                "{{ rank = {rank}, inode = {ino}, first = {first}, last = {last}, entries = {entries} }},\n"
+                "{{ rank = {rank}, inode = {ino}, first = {first}, last = {last}, entries = {entries}, \
+                 popularity = {:.1?} }},\n",
+                popularity.counts()
             );
         }
         text.push_str("]\n");
         if text.len() > MAX_VALUE { Err(Errno::E2BIG.into()) } else { Ok(text) }
     }
 
-    /// The fragments of a map with their numbers and numbers of entries, in the order of their
-    /// hashes.
-    fn entries_of_fragments(&mut self, cx: &mut Cx<'_>, map: &FragmentMap) -> Step<Vec<(usize, Ino, u64)>> {
+    /// The fragments of a map with their numbers, numbers of entries and popularity, in the order of
+    /// their hashes.
+    fn entries_of_fragments(
+        &mut self,
+        cx: &mut Cx<'_>,
+        map: &FragmentMap,
+    ) -> Step<Vec<(usize, Ino, (u64, Popularity))>> {
         let (mut found, mut waits) = (Vec::new(), false);
         for (number, dir) in map.fragments() {
-            match self.query_entries(cx, dir) {
-                Ok(entries) => found.push((number, dir, entries)),
+            match self.query_fragment(cx, dir) {
+                Ok(shown) => found.push((number, dir, shown)),
                 // The other ranks count meanwhile.
                 Err(Stop::Wait(Wait::Peers)) => waits = true,
                 Err(stop) => return Err(stop),
@@ -56,17 +63,21 @@ impl Meta {
 
     /// The number of entries of a fragment, once no prepared transaction changes the fragment.
     pub(super) fn query_entries(&mut self, cx: &mut Cx<'_>, dir: Ino) -> Step<u64> {
+        self.query_fragment(cx, dir).map(|(entries, _)| entries)
+    }
+
+    fn query_fragment(&mut self, cx: &mut Cx<'_>, dir: Ino) -> Step<(u64, Popularity)> {
         let answer = match dir.rank() {
             rank if rank == self.config.rank => self.answer_entries(dir)?,
             rank => self.query_rank(cx, rank, Question::Entries { dir })?,
         };
-        let PeerAnswer::Entries { entries } = answer else { return Err(Errno::EIO.into()) };
-        Ok(entries)
+        let PeerAnswer::Entries { entries, popularity } = answer else { return Err(Errno::EIO.into()) };
+        Ok((entries, popularity))
     }
 
-    /// Answers another rank that asks how many entries a fragment has.
+    /// Answers another rank that asks about a fragment.
     pub(crate) fn answer_entries(&self, dir: Ino) -> Step<PeerAnswer> {
         let Body::Directory(directory) = &self.state.dir(dir)?.body else { return Err(Errno::EIO.into()) };
-        Ok(PeerAnswer::Entries { entries: directory.entries })
+        Ok(PeerAnswer::Entries { entries: directory.entries, popularity: self.popularity_of(dir) })
     }
 }

@@ -1,6 +1,6 @@
 //! Recursive statistics and quotas of directories as extended attributes, named after CephFS's.
-//! They are not listed, so tools that copy attributes skip them. The fragments of a directory are
-//! another such attribute.
+//! They are not listed, so tools that copy attributes skip them. The fragments of a directory, and the load of the cluster,
+//! are other such attributes.
 
 use alloc::string::ToString;
 
@@ -22,6 +22,8 @@ pub(super) enum Virtual {
     MaxBytes,
     /// The directory's fragments, as TOML.
     Fragments,
+    /// Of the root: a [`LoadReport`](crate::LoadReport), encoded.
+    Load,
 }
 
 impl Virtual {
@@ -33,6 +35,7 @@ impl Virtual {
             b"user.espalier.quota.max_files" => Self::MaxFiles,
             b"user.espalier.quota.max_bytes" => Self::MaxBytes,
             b"user.espalier.fragments" => Self::Fragments,
+            b"user.espalier.load" => Self::Load,
             _ => return None,
         })
     }
@@ -41,7 +44,7 @@ impl Virtual {
         match self {
             Self::MaxFiles => Some(&mut quota.files),
             Self::MaxBytes => Some(&mut quota.bytes),
-            Self::Files | Self::Dirs | Self::Bytes | Self::Fragments => None,
+            Self::Files | Self::Dirs | Self::Bytes | Self::Fragments | Self::Load => None,
         }
     }
 }
@@ -67,6 +70,7 @@ impl Meta {
             Virtual::Bytes => directory.usage.bytes,
             Virtual::MaxFiles => directory.quota.files.ok_or(Errno::ENODATA)?,
             Virtual::MaxBytes => directory.quota.bytes.ok_or(Errno::ENODATA)?,
+            Virtual::Load => return Ok(Reply::Bytes(self.show_load(cx, ino)?.into())),
             Virtual::Fragments => return Ok(Reply::Bytes(self.show_fragments(cx, ino)?.into())),
         };
         Ok(Reply::Bytes(number.to_string().into()))

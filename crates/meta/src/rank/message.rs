@@ -6,6 +6,7 @@ use espalier_proto::{Caller, ClientId, Errno, FileType, FragmentMap, Ino, Name, 
 use serde::{Deserialize, Serialize};
 
 use super::edit::Edit;
+use crate::metrics::{DirectoryLoad, Popularity, RankLoad};
 use crate::usage::{QuotaLimits, Usage};
 
 /// Identifies a request or transaction. Never reused, not even by another incarnation of the rank.
@@ -77,6 +78,10 @@ pub enum PeerMessage {
         last: u64,
         limits: Vec<(Ino, QuotaLimits)>,
     },
+    /// The sender's load, every other second. May be lost.
+    Heartbeat {
+        load: RankLoad,
+    },
 }
 
 /// Maximum number of directories in an answer, which bounds its size.
@@ -94,8 +99,10 @@ pub enum Question {
     Dirs { ino: Ino, after: Ino },
     /// The fragment map of a directory.
     Map { dir: Ino },
-    /// The number of entries of a fragment.
+    /// The number of entries of a fragment, and its popularity.
     Entries { dir: Ino },
+    /// The hottest directories, at most this many.
+    Hottest { most: u32 },
     /// Allocate the number of an inode that a later `Prepare` makes.
     NewNumber,
     /// Checks and prepares these edits.
@@ -117,6 +124,7 @@ impl Question {
             Self::Dirs { .. } => "dirs",
             Self::Map { .. } => "map",
             Self::Entries { .. } => "entries",
+            Self::Hottest { .. } => "hottest",
             Self::NewNumber => "new number",
             Self::Prepare { .. } => "prepare",
         }
@@ -145,6 +153,10 @@ pub enum PeerAnswer {
     },
     Entries {
         entries: u64,
+        popularity: Popularity,
+    },
+    Hottest {
+        directories: Vec<DirectoryLoad>,
     },
     Number {
         ino: Ino,

@@ -143,6 +143,7 @@ impl Meta {
             Question::Dirs { ino, after } => Ok(PeerAnswer::Dirs { dirs: self.dirs_of(*ino, *after)? }),
             Question::Map { dir } => self.answer_map(*dir),
             Question::Entries { dir } => self.answer_entries(*dir),
+            Question::Hottest { most } => Ok(self.answer_hottest(*most)),
             Question::NewNumber => self.answer_new_number(),
             Question::Prepare { edits, time, since } => {
                 let part = Part { edits: edits.clone(), time: *time, since: *since };

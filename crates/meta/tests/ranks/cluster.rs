@@ -598,7 +598,11 @@ impl RankCluster {
             }
             self.collect();
             let is_over = self.hosts.iter().all(|host| host.fs.meta.open_transactions() == 0)
-                && self.wires.values().all(VecDeque::is_empty)
+                && self
+                    .wires
+                    .values()
+                    .flatten()
+                    .all(|message| matches!(message, PeerMessage::Heartbeat { .. }))
                 && self.clients.iter().all(|client| client.outstanding.is_none())
                 && self
                     .clients

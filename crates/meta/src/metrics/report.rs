@@ -1,0 +1,214 @@
+//! Reports the load: of all ranks, and of the hottest directories.
+
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use espalier_proto::{Errno, Ino, Rank};
+use serde::{Deserialize, Serialize};
+
+use super::Popularity;
+use super::counters::{Weighted, add, load_of};
+use super::heartbeat::KnownLoad;
+use crate::machine::{Cx, Meta};
+use crate::rank::{PeerAnswer, Question};
+use crate::record::{Body, encode};
+use crate::state::FxMap;
+use crate::step::{Step, Stop, Wait};
+
+/// The load of a directory or fragment at one rank.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DirectoryLoad {
+    pub rank: Rank,
+    pub ino: Ino,
+    /// Its path, or its directory's. `None`: part of it is not in memory, or at another rank.
+    pub path: Option<String>,
+    pub entries: u64,
+    pub own: Popularity,
+    /// Of the directory and all below it that has counters at this rank.
+    pub subtree: Popularity,
+}
+
+/// The input of a balancer (sevilla Table 4.2). The attribute `user.espalier.load` of the root has
+/// it in the encoding of [`encode`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LoadReport {
+    /// By rank.
+    pub ranks: Vec<KnownLoad>,
+    /// The directories with the highest loads of their own, highest first.
+    pub directories: Vec<DirectoryLoad>,
+}
+
+/// Number of directories in the report of a cluster.
+const SHOWN: u32 = 64;
+/// Maximum number of directories of one rank in a report.
+const MAX_SHOWN: usize = 1000;
+/// Maximum size in bytes of an extended attribute's value, as on Linux.
+const MAX_VALUE: usize = 65536;
+
+impl Meta {
+    /// The loads of all ranks: this rank's own, and the last heartbeats of the others.
+    pub fn known_loads(&self) -> Vec<KnownLoad> {
+        let now_ms = self.metrics.counters.now_ms();
+        let known = |rank| match rank {
+            rank if rank == self.config.rank => KnownLoad { rank, load: self.own_load(), age_ms: Some(0) },
+            rank => self.metrics.heartbeats.known(rank, now_ms),
+        };
+        (0..self.config.ranks).map(|rank| known(Rank(rank))).collect()
+    }
+
+    /// The loads of all ranks, and `most` of the hottest directories of this one. Takes about 0.2
+    /// microseconds for each directory with counters.
+    pub fn load_report(&self, most: usize) -> LoadReport {
+        LoadReport { ranks: self.known_loads(), directories: self.hottest(most) }
+    }
+
+    /// The decayed counts of a directory without what is below it.
+    pub(crate) fn popularity_of(&self, dir: Ino) -> Popularity {
+        let counters = &self.metrics.counters;
+        counters.directories.get(&dir).map(|own| counters.popularity(own)).unwrap_or_default()
+    }
+
+    fn hottest(&self, most: usize) -> Vec<DirectoryLoad> {
+        let counters = &self.metrics.counters;
+        let mut hottest: Vec<(Ino, &Weighted)> =
+            counters.directories.iter().map(|(dir, own)| (*dir, own)).collect();
+        hottest.sort_unstable_by(|(a, first), (b, second)| {
+            load_of(second).total_cmp(&load_of(first)).then(a.cmp(b))
+        });
+        hottest.truncate(most.min(MAX_SHOWN));
+        let sums = self.sums();
+        let shown = hottest.into_iter().map(|(ino, own)| DirectoryLoad {
+            rank: self.config.rank,
+            ino,
+            path: self.shown_path(ino),
+            entries: self.directory(ino).map_or(0, |(_, entries)| entries),
+            own: counters.popularity(own),
+            subtree: counters.popularity(sums.get(&ino).unwrap_or(own)),
+        });
+        shown.collect()
+    }
+
+    fn shown_path(&self, dir: Ino) -> Option<String> {
+        let path = self.path_of(self.state.whole_dir(dir).ok()?)?;
+        Some(String::from_utf8_lossy(&path).into_owned())
+    }
+
+    /// The parent and the number of entries of a directory in memory.
+    fn directory(&self, dir: Ino) -> Option<(Ino, u64)> {
+        match &self.state.inodes.get(&dir)?.inode.body {
+            Body::Directory(directory) => Some((directory.parent, directory.entries)),
+            _ => None,
+        }
+    }
+
+    /// The parent of a directory in memory, if it is at this rank and in memory, too.
+    fn parent_here(&self, dir: Ino) -> Option<Ino> {
+        let (parent, _) = self.directory(dir)?;
+        (parent != dir && self.state.inodes.contains_key(&parent)).then_some(parent)
+    }
+
+    /// The counts of directories with those of all directories below them, as far as their parents
+    /// are in memory at this rank. Visits each directory once, after those below it.
+    fn sums(&self) -> FxMap<Ino, Weighted> {
+        let own = &self.metrics.counters.directories;
+        let mut sums: FxMap<Ino, Weighted> = own.clone();
+        // Numbers of children that are not added yet.
+        let mut unadded: FxMap<Ino, u32> = FxMap::default();
+        for dir in own.keys() {
+            let mut dir = *dir;
+            while let Some(parent) = self.parent_here(dir) {
+                let children = unadded.entry(parent).or_insert(0);
+                *children += 1;
+                // A directory with counters, or another child, has counted the parent.
+                if *children > 1 || own.contains_key(&parent) {
+                    break;
+                }
+                dir = parent;
+            }
+        }
+        let mut ready: Vec<Ino> = own.keys().filter(|dir| !unadded.contains_key(*dir)).copied().collect();
+        while let Some(dir) = ready.pop() {
+            let Some((parent, sum)) = self.parent_here(dir).zip(sums.get(&dir).copied()) else { continue };
+            add(sums.entry(parent).or_default(), &sum);
+            if let Some(children) = unadded.get_mut(&parent) {
+                *children -= 1;
+                if *children == 0 {
+                    ready.push(parent);
+                }
+            }
+        }
+        sums
+    }
+
+    /// Answers another rank that asks for the hottest directories.
+    pub(crate) fn answer_hottest(&self, most: u32) -> PeerAnswer {
+        PeerAnswer::Hottest { directories: self.hottest(most as usize) }
+    }
+
+    /// The load of the whole cluster as an extended attribute of the root. Silent ranks are not
+    /// asked for their directories.
+    ///
+    /// # Errors
+    /// `ENODATA`: it is not the root. `EPERM`: the caller is not the superuser, and might see paths
+    /// that it may not read.
+    pub(crate) fn show_load(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<Vec<u8>> {
+        if ino != Ino::ROOT {
+            return Err(Errno::ENODATA.into());
+        }
+        if !cx.caller.is_superuser() {
+            return Err(Errno::EPERM.into());
+        }
+        let (ranks, mut waits) = (self.known_loads(), false);
+        let mut directories = Vec::new();
+        for KnownLoad { rank, .. } in ranks.iter().filter(|known| !known.is_silent()) {
+            if *rank == self.config.rank {
+                directories.extend(self.hottest(SHOWN as usize));
+                continue;
+            }
+            match self.query_rank(cx, *rank, Question::Hottest { most: SHOWN }) {
+                Ok(PeerAnswer::Hottest { directories: theirs }) => directories.extend(theirs),
+                Ok(_) => return Err(Errno::EIO.into()),
+                // The other ranks answer meanwhile.
+                Err(Stop::Wait(Wait::Peers)) => waits = true,
+                Err(stop) => return Err(stop),
+            }
+        }
+        if waits {
+            return Err(Stop::Wait(Wait::Peers));
+        }
+        Ok(LoadReport { ranks, directories }.encoded(SHOWN as usize))
+    }
+}
+
+impl LoadReport {
+    /// Joins the reports of several ranks: the newest load of each, and the `most` hottest
+    /// directories.
+    pub fn join(reports: impl IntoIterator<Item = Self>, most: usize) -> Self {
+        let mut joined = Self { ranks: Vec::new(), directories: Vec::new() };
+        for report in reports {
+            joined.ranks.extend(report.ranks);
+            joined.directories.extend(report.directories);
+        }
+        let age = |known: &KnownLoad| known.age_ms.unwrap_or(u64::MAX);
+        joined.ranks.sort_by_key(|known| (known.rank, age(known)));
+        joined.ranks.dedup_by_key(|known| known.rank);
+        joined.sort(most);
+        joined
+    }
+
+    fn sort(&mut self, most: usize) {
+        self.directories.sort_by(|a, b| b.own.load().total_cmp(&a.own.load()).then(a.ino.cmp(&b.ino)));
+        self.directories.truncate(most);
+    }
+
+    /// Encoded with as many directories as fit in an extended attribute.
+    fn encoded(mut self, most: usize) -> Vec<u8> {
+        self.sort(most);
+        loop {
+            let value = encode(&self);
+            if value.len() <= MAX_VALUE || self.directories.pop().is_none() {
+                return value;
+            }
+        }
+    }
+}
