@@ -246,6 +246,13 @@ is "$(find "$a/spread" -type f | wc -l)" 2000
 "$bin" subtree show "$b/spread" --json > "$work/fragments"
 is "$(jq -c '[.fragments[].rank] | sort' "$work/fragments")" '[0,1,2,3]'
 is "$(jq '[.fragments[].entries] | add' "$work/fragments")" 2001
+is "$(jq '[.fragments[].iwr > 0] | all' "$work/fragments")" true
+for source in "$cluster" "$b" "$store"; do
+    "$bin" balancer metrics "$source" --json > "$work/load"
+    is "$(jq -c '[.ranks[].silent]' "$work/load")" '[false,false,false,false]'
+done
+"$bin" balancer metrics "$b" --json > "$work/load"
+is "$(jq -c '[.directories[] | select(.iwr > 10) | .rank] | unique' "$work/load")" '[0,1,2,3]'
 held() { "$bin" status "$store" --json | jq .figures.fragments.held; }
 [ "$(held)" -ge 1 ] || fail "the server counts $(held) fragments"
 # Which requests meet an outdated map depends on their timing.

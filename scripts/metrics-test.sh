@@ -98,6 +98,16 @@ grep -q '"path":"/busy"' "$work/top" || fail 'top does not show the directory'
 grep -q '"name":"create"' "$work/top" || fail 'top does not show the operation'
 grep -Eq "$load +metrics-test.sh" "$work/top.txt" || fail 'the table does not show the process'
 grep -Eq ' /busy$' "$work/top.txt" || fail 'the table does not show the directory'
+# The counters for balancers need no viewer.
+for source in "$work/mnt" "$work/data"; do
+    "$bin" balancer metrics --json "$source" > "$work/load"
+    jq -e '.directories[0] | .path == "/busy" and .iwr > 50 and .rank == 0' "$work/load" > /dev/null ||
+        fail "$source: the hottest directory is not /busy: $(cat "$work/load")"
+    jq -e '.ranks | length == 1 and .[0].auth > 100 and .[0].req > 10' "$work/load" > /dev/null ||
+        fail "$source: the rank has no load: $(cat "$work/load")"
+done
+scrape "$work/socket"
+awk '$1 == "espalier_load_auth" && $2 > 100 { found = 1 } END { exit !found }' "$work/scrape" || fail 'no load is scraped'
 "$bin" top --once "$work" 2> "$work/error" && fail 'top accepts a directory of another file system'
 grep -q 'no Espalier file system is mounted' "$work/error" || fail "top's error has no reason"
 

@@ -7,6 +7,7 @@ use clap::{Args, Parser, Subcommand, ValueHint};
 use espalier_policy::Key;
 use espalier_runtime::{RadosAccess, StoreLocation};
 
+use crate::balancer::BalancerArgs;
 use crate::bench::{BenchArgs, FloorArgs};
 use crate::list::LsArgs;
 use crate::paper::PaperArgs;
@@ -69,6 +70,8 @@ pub enum Command {
     Layout(LayoutArgs),
     /// Show how a directory of a mounted file system is divided among metadata servers.
     Subtree(SubtreeArgs),
+    /// Balance the load among metadata servers.
+    Balancer(BalancerArgs),
     /// Remove files, and directory trees of a mounted file system in one operation each. Does not
     /// prompt. Exits with 1 if a removal fails; a tree is then unchanged.
     Rm(RmArgs),
@@ -383,8 +386,8 @@ pub struct SubtreeArgs {
 
 #[derive(Debug, Subcommand)]
 pub enum SubtreeCommand {
-    /// Show the fragments of a directory: the ranges of name hashes, their metadata servers and
-    /// numbers of entries.
+    /// Show the fragments of a directory: the ranges of name hashes, their metadata servers,
+    /// numbers of entries and loads.
     Show {
         #[arg(value_hint = ValueHint::DirPath)]
         path: PathBuf,

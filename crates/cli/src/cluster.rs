@@ -6,6 +6,7 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
+use espalier_meta::LoadReport;
 use espalier_net::pki::{AUTHORITY, Authority, CERTIFICATE, Issued, KEY, Validity};
 use espalier_net::{Identity, SealKey};
 use espalier_proto::{Rank, ServerId};
@@ -243,6 +244,25 @@ pub(crate) fn running_stores(dir: &Path) -> Result<Vec<PathBuf>> {
         bail!("no server of the cluster in {} runs: `espalier cluster up` starts them", dir.display());
     }
     Ok(stores)
+}
+
+/// The loads that each running metadata server knows, with at most `most` directories of its own.
+pub(crate) fn loads(dir: &Path, most: usize) -> Result<Vec<LoadReport>> {
+    let mut loads = Vec::new();
+    for server in servers(dir)?.iter().filter(|server| server.config.has(Role::Meta)) {
+        if server.running()?.is_none() {
+            continue;
+        }
+        let own_store = server.stores().into_iter().next().filter(|_| server.config.shared().is_none());
+        loads.push(espalier_runtime::load_of(&own_store.unwrap_or_else(|| server.dir.clone()), most)?);
+    }
+    if loads.is_empty() {
+        bail!(
+            "no metadata server of the cluster in {} runs: `espalier cluster up` starts them",
+            dir.display()
+        );
+    }
+    Ok(loads)
 }
 
 /// True if the directory holds a cluster.

@@ -3,6 +3,7 @@
 
 mod args;
 mod background;
+mod balancer;
 mod bench;
 mod calibrate;
 mod cluster;
@@ -88,6 +89,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Command::Policy(args) => policy::policy(&args),
         Command::Layout(args) => policy::layout(&args),
         Command::Subtree(args) => subtree::subtree(&args.command),
+        Command::Balancer(args) => balancer::balancer(&args),
         Command::Cp(args) => Ok(cp::cp(&args)),
         Command::Rm(args) => Ok(remove::rm(&args)),
         Command::Decouple(args) => decouple::decouple(&args),

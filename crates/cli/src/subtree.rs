@@ -30,6 +30,8 @@ struct ShownFragment {
     first: u64,
     last: u64,
     entries: u64,
+    /// Decayed counts: reads, writes, listings, records loaded and stored.
+    popularity: [f64; 5],
 }
 
 /// A fragment in the output for programs.
@@ -43,6 +45,11 @@ struct JsonFragment {
     inode: u64,
     first_hash: u64,
     last_hash: u64,
+    ird: f64,
+    iwr: f64,
+    readdir: f64,
+    fetch: f64,
+    store: f64,
 }
 
 pub(crate) fn subtree(command: &SubtreeCommand) -> Result<ExitCode> {
@@ -64,6 +71,7 @@ fn read(path: &Path) -> Result<Shown> {
 fn to_json(path: &Path, shown: &Shown) -> serde_json::Value {
     let fragment = |of: &ShownFragment| {
         let (prefix, bits) = common_prefix(&(of.first..=of.last));
+        let [ird, iwr, readdir, fetch, store] = of.popularity;
         JsonFragment {
             prefix,
             bits,
@@ -72,6 +80,11 @@ fn to_json(path: &Path, shown: &Shown) -> serde_json::Value {
             inode: of.inode,
             first_hash: of.first,
             last_hash: of.last,
+            ird,
+            iwr,
+            readdir,
+            fetch,
+            store,
         }
     };
     let fragments: Vec<_> = shown.fragments.iter().map(fragment).collect();
@@ -83,17 +96,27 @@ fn to_json(path: &Path, shown: &Shown) -> serde_json::Value {
 fn to_text(shown: &Shown) -> String {
     let total: u64 = shown.fragments.iter().map(|fragment| fragment.entries).sum();
     let mut text = format!(
-        "{} fragments at {} servers, {total} entries, map version {}\n{:<18}{:>6}{:>12}  INODE\n",
+        "{} fragments at {} servers, {total} entries, map version {}\n\
+         {:<18}{:>6}{:>12}{:>9}{:>9}{:>9}{:>9}{:>9}  INODE\n",
         shown.fragments.len(),
         shown.servers,
         shown.version,
         "HASHES",
         "RANK",
-        "ENTRIES"
+        "ENTRIES",
+        "IRD",
+        "IWR",
+        "READDIR",
+        "FETCH",
+        "STORE"
     );
-    for ShownFragment { rank, inode, first, last, entries } in &shown.fragments {
+    for ShownFragment { rank, inode, first, last, entries, popularity } in &shown.fragments {
         let hashes = show_hashes(*first, *last);
-        let _ = writeln!(text, "{hashes:<18}{rank:>6}{entries:>12}  {inode}");
+        let _ = write!(text, "{hashes:<18}{rank:>6}{entries:>12}");
+        for count in popularity {
+            let _ = write!(text, "{count:>9.1}");
+        }
+        let _ = writeln!(text, "  {inode}");
     }
     text
 }
@@ -123,15 +146,18 @@ mod tests {
     fn whole_directory_is_one_fragment_without_prefix() {
         let last = i64::MAX;
         let shown = shown(&format!(
-            "version = 0\nservers = 1\nfragments = [\n{{ rank = 0, inode = 1, first = 0, last = {last}, entries = 3 }},\n]\n"
+            "version = 0\nservers = 1\nfragments = [\n{{ rank = 0, inode = 1, first = 0, last = {last}, entries = 3, popularity = [1.5, 0.0, 2, 0.0, 4.0] }},\n]\n"
         ));
         let json = to_json(Path::new("/mnt"), &shown);
         let fragment = serde_json::json!({
-            "prefix": 0, "bits": 0, "rank": 0, "entries": 3, "inode": 1, "first_hash": 0, "last_hash": last
+            "prefix": 0, "bits": 0, "rank": 0, "entries": 3, "inode": 1, "first_hash": 0, "last_hash": last,
+            "ird": 1.5, "iwr": 0.0, "readdir": 2.0, "fetch": 0.0, "store": 4.0
         });
         assert_eq!(json["fragments"], serde_json::json!([fragment]));
         assert!(
-            to_text(&shown).ends_with("\n*                      0           3  1\n"),
+            to_text(&shown).ends_with(
+                "\n*                      0           3      1.5      0.0      2.0      0.0      4.0  1\n"
+            ),
             "{}",
             to_text(&shown)
         );

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use espalier_runtime::{Figures, FragmentFigures, Messages, MountStatus, Top};
+use espalier_runtime::{Figures, FragmentFigures, Messages, MountStatus, RankFigures, Top};
 
 /// Table of operations by kind. The times after the quantiles are means.
 pub(crate) fn operations(figures: &Figures) -> String {
@@ -130,6 +130,7 @@ pub(crate) fn state(figures: &Figures) -> String {
             let _ = write!(out, "; {} have not come back yet", clients.awaited);
         }
     }
+    out += &loads(figures);
     let fragments = &figures.fragments;
     if *fragments != FragmentFigures::default() {
         let FragmentFigures { held, splitting, splits, names_moved, misrouted, .. } = fragments;
@@ -150,6 +151,24 @@ pub(crate) fn state(figures: &Figures) -> String {
     }
     let _ = writeln!(out, "; {} have been slow", figures.slow_operations);
     out
+}
+
+/// The load of a rank, and the heartbeats of the others.
+fn loads(figures: &Figures) -> String {
+    let Some(RankFigures { auth, all, cpu, mem, q, req, .. }) = figures.load else { return String::new() };
+    let mut out = format!("\nload        {auth:.1} of the directories here, {all:.1} in all; ");
+    let _ = write!(out, "{req:.1} requests per second, {q:.1} queued; cpu {cpu:.1} %, memory {mem:.1} %");
+    for (at, rank) in figures.heartbeats.iter().enumerate() {
+        let title = if at == 0 { "\nheartbeats " } else { "," };
+        let _ = write!(out, "{title} rank {} {}", rank.rank, heartbeat(rank));
+    }
+    out
+}
+
+/// The age of a rank's last heartbeat.
+pub(crate) fn heartbeat(rank: &RankFigures) -> String {
+    let age = rank.age_ms.map_or("none".into(), |age| format!("{:.1} s ago", age as f64 / 1000.0));
+    if rank.silent { format!("SILENT: {age}") } else { age }
 }
 
 /// The screen of `top`, in lines of at most `width` characters.
@@ -184,7 +203,7 @@ pub(crate) fn top(mountpoint: &Path, top: &Top, width: usize) -> String {
 }
 
 /// Escapes control characters: other users' names must not control the terminal.
-fn printable(line: &str) -> String {
+pub(crate) fn printable(line: &str) -> String {
     line.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 

@@ -10,6 +10,7 @@ use espalier_meta::{Io, IoDone, IoId};
 use espalier_proto::Errno;
 
 use crate::disk::{Disk, WRITE_DELAY};
+use crate::resources::ResourceMeter;
 use crate::tracer::{Id, Tracer};
 use crate::watch::{IoKind, Watch};
 
@@ -18,6 +19,7 @@ pub struct BackgroundWork {
     pub disk: Arc<Disk>,
     pub watch: Watch,
     pub tracer: Arc<Tracer>,
+    pub resources: ResourceMeter,
     /// Pieces of a checkpoint, one at a time.
     checkpoint: SyncSender<BackgroundJob>,
     /// Journal frames, one at a time, and the delays before they are written.
@@ -51,9 +53,9 @@ impl BackgroundWork {
         let (journal, frames) = sync_channel(2);
         let (sweep, sweeps) = sync_channel(2);
         let (upkeep, upkeeps) = sync_channel(2);
-        let stopping = AtomicBool::new(false);
+        let (resources, stopping) = (ResourceMeter::new(), AtomicBool::new(false));
         (
-            Self { disk, watch, tracer, checkpoint, journal, sweep, upkeep, stopping },
+            Self { disk, watch, tracer, resources, checkpoint, journal, sweep, upkeep, stopping },
             Background { checkpoints, frames, sweeps, upkeeps },
         )
     }

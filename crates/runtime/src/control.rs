@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use espalier_meta::LoadReport;
 use espalier_proto::{Errno, Ino};
 use espalier_store::Superblock;
 use serde::de::DeserializeOwned;
@@ -31,6 +32,10 @@ pub(crate) trait StatusSource: Sync {
     /// Number of inodes in use, and the failure of the machine, if any.
     fn state(&self) -> (u64, Option<Errno>);
     fn figures(&self) -> MachineFigures;
+    /// The load of the metadata machine, with at most this many directories; `None`: there is none.
+    fn load(&self, _most: usize) -> Option<LoadReport> {
+        None
+    }
     fn watch(&self) -> &Watch;
     fn tracer(&self) -> &Tracer;
     /// The path of an inode, as far as it is cached.
@@ -211,6 +216,22 @@ pub fn top_of(store: &Path, viewer: u64, lasting: Duration, rows: usize) -> Resu
     })
 }
 
+/// The loads of all ranks as the machine of a store knows them, and of at most `most` of its
+/// directories, hottest first. Of a server that shares its store with others: `store` is the
+/// server's directory.
+///
+/// # Errors
+/// No process serves the metadata of the store, or another user's does.
+pub fn load_of(store: &Path, most: usize) -> Result<LoadReport, Error> {
+    ask(store, &format!("load {most}")).map_err(|source| Error::Io {
+        context: format!(
+            "cannot ask the file system in {}: is it mounted or served, by the same user?",
+            store.display()
+        ),
+        source,
+    })
+}
+
 /// Spans of a store's machine with numbers from `since` on; `None` returns none. Keeps tracing on
 /// for `lasting`.
 ///
@@ -360,8 +381,21 @@ pub(crate) fn answer(
             },
             None => refused("malformed question"),
         },
+        ["load", most] => answer_load(|most| status_source.load(most), most),
         ["trace", since, millis] => answer_trace(status_source.tracer(), since, millis),
         _ => refused("unknown question"),
+    }
+}
+
+/// Answers a query about the load.
+pub(crate) fn answer_load(
+    report: impl Fn(usize) -> Option<LoadReport>,
+    most: &str,
+) -> serde_json::Result<String> {
+    let Ok(most) = most.parse() else { return refused("malformed question") };
+    match report(most) {
+        Some(report) => serde_json::to_string(&report),
+        None => refused("no metadata is served here"),
     }
 }
 

@@ -27,6 +27,7 @@ mod ranks;
 mod record;
 mod remote;
 mod repair;
+mod resources;
 mod serve;
 mod servers;
 mod shared;
@@ -39,7 +40,7 @@ pub use bulk::{CopyHow, CopyKey, CopyReport, NOTIFIED, REMOVE_TREE, SYNC};
 pub use calls::{CallOutcome, Calls, Frontend};
 pub use capability::Holder;
 pub use control::{
-    MountStatus, RanksStatus, Status, status_of, status_of_mount, top_of, trace_of, trace_of_mount,
+    MountStatus, RanksStatus, Status, load_of, status_of, status_of_mount, top_of, trace_of, trace_of_mount,
 };
 pub use data::{DataStore, mkfs_data};
 pub use drain::{Drained, drain};
@@ -67,5 +68,6 @@ pub use tracer::Traced;
 pub use volume::{MkfsOptions, OpenOptions, Volume, mkfs, mkfs_ranks};
 pub use watch::{
     CacheFigures, CheckpointFigures, ClientFigures, DataFigures, DirectoryFigures, Figures, FragmentFigures,
-    IoFigures, JournalFigures, MetricsAddress, OperationFigures, ProcessFigures, Split, Top, TrashFigures,
+    IoFigures, JournalFigures, MetricsAddress, OperationFigures, ProcessFigures, RankFigures, Split, Top,
+    TrashFigures,
 };

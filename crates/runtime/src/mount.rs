@@ -6,6 +6,7 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use espalier_fuse::{InitFlags, Session, Transport, Wanted};
+use espalier_meta::LoadReport;
 use espalier_proto::{Errno, Ino};
 
 use crate::calls::Calls;
@@ -192,6 +193,10 @@ impl StatusSource for Mount {
 
     fn figures(&self) -> MachineFigures {
         self.node.figures()
+    }
+
+    fn load(&self, most: usize) -> Option<LoadReport> {
+        self.node.load(most)
     }
 
     fn watch(&self) -> &Watch {

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 use espalier_client::{Answer, Call, Client, Interrupt, Next};
-use espalier_meta::{Cause, Input, IoId, Meta, Now, Outbox, Waiting};
+use espalier_meta::{Cause, Input, IoId, LoadReport, Meta, Now, Outbox, Waiting};
 use espalier_proto::{Caller, ClientId, Errno, Ino, LockOwner, Reply, Request, RequestId, Space, StreamIo};
 
 use crate::background_work::{Background, BackgroundWork};
@@ -101,6 +101,7 @@ impl<D: Frontend> Node<D> {
             Ok(free) => self.feed(Input::Space { free }),
             Err(error) => tracing::warn!(%error, "cannot determine the free space of the store"),
         }
+        self.feed(self.background_work.resources.sample());
         self.feed(Input::Tick);
         self.background_work.watch.tick();
     }
@@ -116,6 +117,11 @@ impl<D: Frontend> Node<D> {
         let now = Instant::now();
         let waits = inner.pending.values().map(|pending| now.saturating_duration_since(pending.span.mark()));
         MachineFigures::of(&inner.meta, inner.pending.len(), waits.max().unwrap_or_default())
+    }
+
+    /// The load of this machine, with at most this many directories.
+    pub fn load(&self, most: usize) -> Option<LoadReport> {
+        Some(self.lock().ok()?.meta.load_report(most))
     }
 
     /// Statistics since mounting, for Prometheus.

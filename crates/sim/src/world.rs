@@ -18,7 +18,7 @@ mod ttl_cache;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use espalier_meta::{Acknowledge, Atime, Config, Striping};
+use espalier_meta::{Acknowledge, Atime, Config, LoadReport, Striping};
 use espalier_proto::{Distribution, LayoutError, Rank, ServerId};
 use espalier_store::StoreError;
 
@@ -456,6 +456,12 @@ impl<'o> World<'o> {
     /// Series so far.
     pub fn series(&self) -> &Series {
         &self.series
+    }
+
+    /// The loads that a metadata server knows, with at most `most` of its directories. `None`: it
+    /// is down, or there is none of this rank.
+    pub fn load_report(&self, rank: Rank, most: usize) -> Option<LoadReport> {
+        Some(self.servers.get(usize::from(rank.0))?.meta()?.load_report(most))
     }
 
     /// Report so far.

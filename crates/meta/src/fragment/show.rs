@@ -15,6 +15,14 @@ use crate::step::{Step, Stop, Wait};
 /// Maximum size in bytes of an extended attribute's value, as on Linux.
 const MAX_VALUE: usize = 65536;
 
+/// A fragment as its rank describes it.
+struct FragmentState {
+    number: usize,
+    ino: Ino,
+    entries: u64,
+    popularity: Popularity,
+}
+
 impl Meta {
     /// The fragments of a directory in the order of their hashes, as TOML. Numbers of entries at
     /// different ranks may be from different times.
@@ -28,7 +36,7 @@ impl Meta {
         }
         let map = self.map_of(dir)?;
         let mut text = format!("version = {}\nservers = {}\nfragments = [\n", map.version(), map.servers());
-        for (number, ino, (entries, popularity)) in self.entries_of_fragments(cx, &map)? {
+        for FragmentState { number, ino, entries, popularity } in self.fragment_states(cx, &map)? {
             let (rank, hashes) = (ino.rank().0, map.hashes(number));
             let (first, last) = hashes.into_inner();
             text += &format!(
@@ -41,23 +49,18 @@ impl Meta {
         if text.len() > MAX_VALUE { Err(Errno::E2BIG.into()) } else { Ok(text) }
     }
 
-    /// The fragments of a map with their numbers, numbers of entries and popularity, in the order of
-    /// their hashes.
-    fn entries_of_fragments(
-        &mut self,
-        cx: &mut Cx<'_>,
-        map: &FragmentMap,
-    ) -> Step<Vec<(usize, Ino, (u64, Popularity))>> {
+    /// The fragments of a map, in the order of their hashes.
+    fn fragment_states(&mut self, cx: &mut Cx<'_>, map: &FragmentMap) -> Step<Vec<FragmentState>> {
         let (mut found, mut waits) = (Vec::new(), false);
-        for (number, dir) in map.fragments() {
-            match self.query_fragment(cx, dir) {
-                Ok(shown) => found.push((number, dir, shown)),
+        for (number, ino) in map.fragments() {
+            match self.query_fragment(cx, ino) {
+                Ok((entries, popularity)) => found.push(FragmentState { number, ino, entries, popularity }),
                 // The other ranks count meanwhile.
                 Err(Stop::Wait(Wait::Peers)) => waits = true,
                 Err(stop) => return Err(stop),
             }
         }
-        found.sort_unstable_by_key(|(number, ..)| *map.hashes(*number).start());
+        found.sort_unstable_by_key(|state| *map.hashes(state.number).start());
         if waits { Err(Stop::Wait(Wait::Peers)) } else { Ok(found) }
     }
 

@@ -70,15 +70,17 @@ impl Popularity {
     /// The metadata load as CephFS weights it (sevilla 4.2.2): IRD + 2 IWR + READDIR + 2 FETCH +
     /// 4 STORE.
     pub fn load(&self) -> f64 {
-        self.counts().iter().zip(LOAD).map(|(count, weight)| count * f64::from(weight)).sum()
+        let counts = [self.ird, self.iwr, self.readdir, self.fetch, self.store];
+        let weighted = counts.iter().zip(LOAD).map(|(count, weight)| count.0.saturating_mul(weight.into()));
+        Milli(weighted.fold(0, u64::saturating_add)).get()
     }
 }
 
 /// Weights in a metadata load, by [`Activity`].
-const LOAD: [f32; 5] = [1.0, 2.0, 1.0, 2.0, 4.0];
+const LOAD: [u8; 5] = [1, 2, 1, 2, 4];
 
 pub(super) fn load_of(counters: &Weighted) -> f32 {
-    counters.iter().zip(LOAD).map(|(count, weight)| count * weight).sum()
+    counters.iter().zip(LOAD).map(|(count, weight)| count * f32::from(weight)).sum()
 }
 
 pub(super) fn add(sum: &mut Weighted, counters: &Weighted) {

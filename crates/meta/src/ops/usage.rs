@@ -1,6 +1,6 @@
 //! Recursive statistics and quotas of directories as extended attributes, named after CephFS's.
-//! They are not listed, so tools that copy attributes skip them. The fragments of a directory, and the load of the cluster,
-//! are other such attributes.
+//! They are not listed, so tools that copy attributes skip them. The fragments of a directory, and
+//! the load of the cluster, are other such attributes.
 
 use alloc::string::ToString;
 

@@ -31,7 +31,7 @@ fn fragments_are_shown_by_hash_with_their_ranks_and_entries() {
         assert_eq!(fs.fs.attr(Ino(ino)).size, entries);
     }
     assert_eq!(numbers(&shown, "entries").iter().sum::<u64>(), 40);
-    let creates: f64 = shown.split("popularity = [").skip(1).map(|counts| second(counts)).sum();
+    let creates: f64 = shown.split("popularity = [").skip(1).map(second).sum();
     // Each file, and the directory's policy at its first fragment.
     assert!((40.0..=45.0).contains(&creates), "{shown}");
 }

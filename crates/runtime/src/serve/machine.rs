@@ -8,7 +8,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
-use espalier_meta::{Cause, Input, Io, IoDone, IoId, Meta, Now, Refused, Rights, Routed, SessionLayer};
+use espalier_meta::{
+    Cause, Input, Io, IoDone, IoId, LoadReport, Meta, Now, Refused, Rights, Routed, SessionLayer,
+};
 use espalier_net::{Identity, NetError, Sender};
 use espalier_proto::{
     Accesses, ClientId, Errno, FromClient, FromServer, Ino, Rank, Reply, RequestId, Touched,
@@ -268,6 +270,7 @@ impl Server {
             Err(error) => tracing::warn!(%error, "cannot determine the free space of the store"),
         }
         self.give_up_try_stats();
+        self.feed(self.background_work.resources.sample());
         self.feed(Input::Tick);
         self.background_work.watch.tick();
     }
@@ -313,6 +316,11 @@ impl Server {
         let now = Instant::now();
         let longest = inner.spans.values().map(|span| now.saturating_duration_since(span.mark())).max();
         MachineFigures::of(inner.session_layer.meta(), inner.spans.len(), longest.unwrap_or_default())
+    }
+
+    /// The loads of all ranks, and of at most this many directories of this one.
+    pub fn load(&self, most: usize) -> Option<LoadReport> {
+        Some(self.lock().ok()?.session_layer.meta().load_report(most))
     }
 
     /// The server's statistics for Prometheus.

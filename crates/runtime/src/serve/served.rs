@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use espalier_meta::LoadReport;
 use espalier_proto::{Errno, Ino, Rank};
 
 use super::connection::Metadata;
@@ -22,8 +23,15 @@ pub fn expose(metrics: &MetricsServer, table: Option<&RankTable>, data: Option<&
     });
 }
 
-/// Answers a query about the smallest rank that the server has.
+/// Answers a query about the smallest rank that the server has; about the load, of all its ranks.
 pub fn answer_of_ranks(table: &RankTable, url: &str, words: &[&str]) -> serde_json::Result<String> {
+    if let ["load", most] = *words {
+        let report = |most| {
+            let reports = table.all().into_iter().filter_map(|metadata| metadata.server.load(most));
+            Some(LoadReport::join(reports, most))
+        };
+        return control::answer_load(report, most);
+    }
     match table.get(None) {
         Some(metadata) => {
             let served = Served { metadata: Arc::clone(&metadata), url: url.into() };
@@ -46,6 +54,10 @@ impl StatusSource for Served {
 
     fn figures(&self) -> MachineFigures {
         self.metadata.server.figures()
+    }
+
+    fn load(&self, most: usize) -> Option<LoadReport> {
+        self.metadata.server.load(most)
     }
 
     fn watch(&self) -> &Watch {

@@ -26,7 +26,7 @@ pub(crate) use prometheus::exposition;
 pub(crate) use report::MachineFigures;
 pub use report::{
     CacheFigures, CheckpointFigures, ClientFigures, DataFigures, Figures, FragmentFigures, IoFigures,
-    JournalFigures, OperationFigures, Split, TrashFigures,
+    JournalFigures, OperationFigures, RankFigures, Split, TrashFigures,
 };
 pub use report::{DirectoryFigures, ProcessFigures, Top};
 pub(crate) use span::{CriticalSection, Span, Stage};

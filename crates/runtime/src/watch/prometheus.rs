@@ -8,7 +8,7 @@ use prometheus_client::metrics::MetricType::{Counter, Gauge, Histogram};
 use prometheus_client::registry::{Registry, Unit};
 
 use super::histogram::HistogramCounts;
-use super::{Figures, Stage, Totals};
+use super::{Figures, RankFigures, Stage, Totals};
 
 const SECONDS: Option<&Unit> = Some(&Unit::Seconds);
 const BYTES: Option<&Unit> = Some(&Unit::Bytes);
@@ -42,7 +42,8 @@ impl Collector for Scrape {
             encode_histogram(&mut family.encode_family(&[("io", kind.name())])?, all)?;
         }
         self.encode_state(&mut encoder)?;
-        self.encode_fragments(&mut encoder)
+        self.encode_fragments(&mut encoder)?;
+        self.encode_load(&mut encoder)
     }
 }
 
@@ -147,6 +148,21 @@ impl Scrape {
         counter(encoder, "fragment_names_moved", help, fragments.names_moved)?;
         let help = "Requests of clients without the current fragment map";
         counter(encoder, "misrouted_requests", help, fragments.misrouted)
+    }
+
+    /// The load of the rank, as heartbeats carry it.
+    fn encode_load(&self, encoder: &mut DescriptorEncoder<'_>) -> Result {
+        let Some(RankFigures { auth, all, cpu, mem, q, req, .. }) = self.figures.load else { return Ok(()) };
+        let help = "Metadata load of the directories at this rank";
+        gauge(encoder, "load_auth", help, None, auth)?;
+        gauge(encoder, "load_all", "Metadata load of everything that this rank does", None, all)?;
+        gauge(encoder, "load_cpu_percent", "Use of the machine's processors", None, cpu)?;
+        gauge(encoder, "load_memory_percent", "Use of the machine's memory", None, mem)?;
+        let help = "Mean number of requests that an arriving one finds waiting";
+        gauge(encoder, "load_queue", help, None, q)?;
+        gauge(encoder, "load_requests_per_second", "Requests of clients", None, req)?;
+        let silent = self.figures.heartbeats.iter().filter(|rank| rank.silent).count() as u64;
+        gauge(encoder, "ranks_silent", "Other ranks without a heartbeat for seconds", None, silent)
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use espalier_meta::{Figures as MetaFigures, Meta};
+use espalier_meta::{Figures as MetaFigures, KnownLoad, Meta, Milli};
 use espalier_proto::Ino;
 use serde::{Deserialize, Serialize};
 
@@ -33,6 +33,10 @@ pub struct Figures {
     pub trash: TrashFigures,
     pub clients: ClientFigures,
     pub fragments: FragmentFigures,
+    /// The load of the rank; `None` of a data server.
+    pub load: Option<RankFigures>,
+    /// The loads of the other ranks by their last heartbeats.
+    pub heartbeats: Vec<RankFigures>,
     pub data: DataFigures,
 }
 
@@ -161,6 +165,44 @@ impl From<MetaFigures> for FragmentFigures {
     }
 }
 
+/// The load of a metadata server (sevilla Table 4.2; docs/load.md).
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RankFigures {
+    pub rank: u16,
+    /// Metadata load of the directories that it serves, and of everything that it does.
+    pub auth: f64,
+    pub all: f64,
+    /// Use of its machine by its process, in percent.
+    pub cpu: f64,
+    pub mem: f64,
+    /// Mean number of requests that an arriving one finds waiting.
+    pub q: f64,
+    /// Requests per second.
+    pub req: f64,
+    /// Milliseconds since its heartbeat; 0 of the server itself. `None`: there was none.
+    pub age_ms: Option<u64>,
+    /// No heartbeat has come for seconds.
+    pub silent: bool,
+}
+
+impl From<&KnownLoad> for RankFigures {
+    fn from(known: &KnownLoad) -> Self {
+        let load = &known.load;
+        let [cpu, mem, q, req] = [load.cpu, load.mem, load.queue, load.requests].map(Milli::get);
+        Self {
+            rank: known.rank.0,
+            auth: load.auth.load(),
+            all: load.all.load(),
+            cpu,
+            mem,
+            q,
+            req,
+            age_ms: known.age_ms,
+            silent: known.is_silent(),
+        }
+    }
+}
+
 /// Statistics of a data server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DataFigures {
@@ -209,13 +251,17 @@ pub(crate) struct MachineFigures {
     pub trash: TrashFigures,
     pub clients: ClientFigures,
     pub fragments: FragmentFigures,
+    pub load: Option<RankFigures>,
+    pub heartbeats: Vec<RankFigures>,
     pub data: DataFigures,
 }
 
 impl MachineFigures {
     /// `waiting`: number of unanswered requests; `longest_wait`: the wait of the oldest.
     pub(crate) fn of(meta: &Meta, waiting: usize, longest_wait: Duration) -> Self {
-        let figures = meta.figures();
+        let (figures, rank) = (meta.figures(), meta.rank().0);
+        let ranks = meta.known_loads().iter().map(RankFigures::from).collect::<Vec<_>>();
+        let (own, heartbeats) = ranks.into_iter().partition::<Vec<_>, _>(|known| known.rank == rank);
         Self {
             waiting,
             longest_wait,
@@ -247,6 +293,8 @@ impl MachineFigures {
                 lease_waits: figures.lease_waits,
             },
             fragments: figures.into(),
+            load: own.into_iter().next(),
+            heartbeats,
             data: DataFigures::default(),
         }
     }
@@ -295,6 +343,8 @@ impl Watch {
             trash: machines.trash,
             clients: machines.clients,
             fragments: machines.fragments,
+            load: machines.load,
+            heartbeats: machines.heartbeats,
             data: machines.data,
         }
     }

@@ -5,6 +5,7 @@
 //! not served.
 
 mod processor;
+mod resources;
 
 use std::collections::BTreeMap;
 
@@ -82,6 +83,8 @@ pub struct SimServer {
     servers: ServerMap,
     data_calls: DataCalls<Purpose>,
     switches: SwitchCosts,
+    /// Time and busy time of the processor at the last tick.
+    measured: (Nanos, u128),
 }
 
 /// Purpose of requests to data servers.
@@ -133,6 +136,7 @@ impl SimServer {
             },
             data_calls: DataCalls::new((node, NodeId::Rank(rank.0)), Node(ranks.into()), true),
             switches: SwitchCosts::default(),
+            measured: (Nanos::ZERO, 0),
         })
     }
 
@@ -375,6 +379,8 @@ impl SimServer {
         self.storage.store.set_now(self.clock.time(fabric.now));
         let free = self.storage.space().available;
         self.input(fabric, Input::Space { free });
+        let resources = self.resources(fabric.now);
+        self.input(fabric, resources);
         self.input(fabric, Input::Tick);
         fabric.after(self.clock.real(TICK), SimEvent::Tick { node: self.node, start: self.start });
     }
