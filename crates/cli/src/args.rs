@@ -394,6 +394,31 @@ pub enum SubtreeCommand {
         #[arg(long)]
         json: bool,
     },
+    /// Move the names of a directory, and of all directories below it, to another metadata server,
+    /// which then serves what is created there. Needs the superuser.
+    Move {
+        #[arg(value_hint = ValueHint::DirPath)]
+        path: PathBuf,
+        /// The rank of the metadata server, from 0.
+        #[arg(long, value_name = "RANK")]
+        to: u16,
+        /// Move this fragment only: the inode number that `subtree show` prints.
+        #[arg(long, value_name = "INODE")]
+        fragment: Option<u64>,
+        /// Return before the directories have moved.
+        #[arg(long)]
+        no_wait: bool,
+    },
+    /// Keep the names of a directory, and of all directories below it, at one metadata server: the
+    /// policy setting `pin`, which new directories inherit.
+    Pin {
+        #[arg(value_hint = ValueHint::DirPath)]
+        path: PathBuf,
+        /// A rank from 0; `distributed`: each directory at one that its inode number determines;
+        /// `off`: wherever they are.
+        #[arg(value_name = "RANK|distributed|off")]
+        to: String,
+    },
 }
 
 #[derive(Debug, Args)]

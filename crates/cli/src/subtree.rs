@@ -1,11 +1,17 @@
 //! `espalier subtree`: how directories of a mounted file system are divided among metadata servers.
 
 use std::fmt::Write;
-use std::path::Path;
+use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
+use espalier_policy::{Key, Policy};
 use espalier_proto::common_prefix;
+use rustix::fs::{XattrFlags, setxattr};
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::args::SubtreeCommand;
@@ -58,7 +64,101 @@ pub(crate) fn subtree(command: &SubtreeCommand) -> Result<ExitCode> {
             let shown = read(path)?;
             if *json { print_text(&to_json(path, &shown)) } else { print_text(&to_text(&shown).trim_end()) }
         }
+        SubtreeCommand::Move { path, to, fragment, no_wait } => move_tree(path, *to, *fragment, !no_wait),
+        SubtreeCommand::Pin { path, to } => pin(path, to),
     }
+}
+
+/// Interval between looks at directories that move.
+const MOVE_POLL: Duration = Duration::from_millis(200);
+
+/// Moves the directories of a tree, or a fragment of one directory.
+fn move_tree(path: &Path, to: u16, fragment: Option<u64>, waits: bool) -> Result<ExitCode> {
+    let value = fragment.map_or_else(|| to.to_string(), |inode| format!("{inode} {to}"));
+    let dirs = if fragment.is_some() { vec![path.to_owned()] } else { directories(path)? };
+    read(path)?;
+    for dir in &dirs {
+        request_move(dir, &value)?;
+    }
+    let mut names = 0;
+    for dir in dirs.iter().filter(|_| waits) {
+        names += wait_for_move(dir, to, fragment, &value)?;
+    }
+    let count = dirs.len();
+    let done = if waits { format!("moved, with {names} names") } else { "about to move".into() };
+    print_text(&format!("{count} {} {done}", if count == 1 { "directory" } else { "directories" }))
+}
+
+fn request_move(dir: &Path, value: &str) -> Result<()> {
+    setxattr(dir, FRAGMENTS, value.as_bytes(), XattrFlags::empty()).map_err(|errno| {
+        let why = match errno {
+            Errno::PERM | Errno::ACCESS => "only the superuser may move directories",
+            Errno::INVAL => "there is no such rank or fragment",
+            Errno::BUSY => "it is pinned to another rank (espalier subtree pin)",
+            _ => "",
+        };
+        let error = anyhow::Error::from(errno).context(format!("cannot move {}", dir.display()));
+        if why.is_empty() { error } else { anyhow::anyhow!("cannot move {}: {why}", dir.display()) }
+    })
+}
+
+/// Waits until the fragments of a directory are at a rank. Returns the number of their names.
+fn wait_for_move(dir: &Path, to: u16, fragment: Option<u64>, value: &str) -> Result<u64> {
+    let mut tries = 0_u32;
+    loop {
+        // Removed meanwhile.
+        let Some(text) = attribute(dir, FRAGMENTS)? else { return Ok(0) };
+        let shown: Shown = toml::from_str(&text).context("cannot decode the fragments")?;
+        let left = |it: &&ShownFragment| match fragment {
+            Some(inode) => it.inode == inode,
+            None => it.rank != to,
+        };
+        if shown.fragments.iter().find(left).is_none_or(|it| it.rank == to) {
+            return Ok(shown.fragments.iter().filter(|it| it.rank == to).map(|it| it.entries).sum());
+        }
+        std::thread::sleep(MOVE_POLL);
+        tries += 1;
+        // A restarted server has forgotten a move that had not begun.
+        if tries.is_multiple_of(50) {
+            request_move(dir, value)?;
+        }
+    }
+}
+
+/// Sets the policy setting `pin` on all directories of a tree.
+fn pin(path: &Path, to: &str) -> Result<ExitCode> {
+    let mut policy = Policy::NONE;
+    policy.set(Key::Pin, to)?;
+    read(path)?;
+    let dirs = directories(path)?;
+    for dir in &dirs {
+        setxattr(dir, Key::Pin.attribute(), to.as_bytes(), XattrFlags::empty())
+            .with_context(|| format!("cannot set the policy of {}", dir.display()))?;
+    }
+    let count = dirs.len();
+    print_text(&format!("pin = {to} in {count} {}", if count == 1 { "directory" } else { "directories" }))
+}
+
+/// A directory and all those below it on the same file system, which may change meanwhile.
+fn directories(path: &Path) -> Result<Vec<PathBuf>> {
+    let device = std::fs::metadata(path).with_context(|| format!("cannot read {}", path.display()))?.dev();
+    let mut dirs = vec![path.to_owned()];
+    let mut next = 0;
+    while let Some(dir) = dirs.get(next).cloned() {
+        next += 1;
+        let entries = match std::fs::read_dir(&dir) {
+            Err(error) if error.kind() == ErrorKind::NotFound && next > 1 => continue,
+            entries => entries.with_context(|| format!("cannot read {}", dir.display()))?,
+        };
+        for entry in entries {
+            let entry = entry.with_context(|| format!("cannot read {}", dir.display()))?;
+            let is_dir = entry.file_type().is_ok_and(|kind| kind.is_dir());
+            if is_dir && entry.metadata().is_ok_and(|metadata| metadata.dev() == device) {
+                dirs.push(entry.path());
+            }
+        }
+    }
+    Ok(dirs)
 }
 
 fn read(path: &Path) -> Result<Shown> {
@@ -96,9 +196,10 @@ fn to_json(path: &Path, shown: &Shown) -> serde_json::Value {
 fn to_text(shown: &Shown) -> String {
     let total: u64 = shown.fragments.iter().map(|fragment| fragment.entries).sum();
     let mut text = format!(
-        "{} fragments at {} servers, {total} entries, map version {}\n\
+        "{} fragment{} at {} servers, {total} entries, map version {}\n\
          {:<18}{:>6}{:>12}{:>9}{:>9}{:>9}{:>9}{:>9}  INODE\n",
         shown.fragments.len(),
+        if shown.fragments.len() == 1 { "" } else { "s" },
         shown.servers,
         shown.version,
         "HASHES",

@@ -133,11 +133,11 @@ pub(crate) fn state(figures: &Figures) -> String {
     out += &loads(figures);
     let fragments = &figures.fragments;
     if *fragments != FragmentFigures::default() {
-        let FragmentFigures { held, splitting, splits, names_moved, misrouted, .. } = fragments;
-        let _ = write!(out, "\nfragments   {held}, {splitting} splitting; {splits} split off");
-        let _ = write!(out, ", {names_moved} names moved; {misrouted} misrouted requests");
-        if fragments.failed_splits > 0 {
-            let _ = write!(out, "; {} steps of splits failed", fragments.failed_splits);
+        let FragmentFigures { held, changing, splits, merges, moves, names_moved, misrouted, .. } = fragments;
+        let _ = write!(out, "\nfragments   {held}, {changing} changing; {splits} split off, {merges} merged");
+        let _ = write!(out, ", {moves} moved; {names_moved} names moved; {misrouted} misrouted requests");
+        if fragments.failed_steps > 0 {
+            let _ = write!(out, "; {} steps failed", fragments.failed_steps);
         }
     }
     let data = &figures.data;

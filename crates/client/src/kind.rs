@@ -135,7 +135,7 @@ impl Kind {
             Request::LeaseData { ino } => (Self::LeaseData, *ino),
             Request::Announce(ino) => (Self::Announce, *ino),
             Request::Fragments { dir } => (Self::GetAttr, *dir),
-            Request::Split { dir } => (Self::Rename, *dir),
+            Request::Transfer { dir } => (Self::Rename, *dir),
             Request::Sweep | Request::Enter { .. } => (Self::RemoveTree, Ino::ROOT),
             Request::Recount { ino } => (Self::GetAttr, *ino),
             Request::Place { io, .. } => Self::of_stream(io),

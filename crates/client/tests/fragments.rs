@@ -388,7 +388,7 @@ fn listing_continues_with_the_next_fragment() {
     let mut machine = Machine::with_map(&[1, 2]);
     let map = map(&[1, 2]);
     let [zero, one] = [0, 1].map(|number| name_in(&map, number));
-    let end_of = |number| *map.hashes(number).end();
+    let end_of = |number| *map.hashes(map.ino(number).expect("a fragment")).end();
     machine.call(read_dir(DIR, 0));
     machine.expect(read_dir(DIR, 0), Ok(listing(&[&zero], true, end_of(0))));
     assert_eq!(page(&mut machine), (vec![zero], end_of(0), false));
@@ -404,16 +404,32 @@ fn listing_continues_with_the_next_fragment() {
 }
 
 #[test]
+fn listing_of_a_moved_directory_begins_with_its_parent() {
+    let mut machine = Machine::with_map(&[]);
+    machine.call(read_dir(DIR, 0));
+    let mut moved = map(&[]);
+    moved.move_to(0, TWO, 0);
+    let reply = Reply::Fragments(Box::new(Fragments { map: moved, name_key: KEY }));
+    machine.expect(read_dir(DIR, 0), Ok(reply));
+    let name = name_in(&map(&[]), 0);
+    machine.expect(read_dir(TWO, 0), Ok(listing(&[&name], true, LAST_CURSOR)));
+    let parent = Request::Parent { dir: DIR };
+    machine.expect(parent, Ok(Reply::Entry(entry(part(Ino(5), 0, 0, 3)))));
+    let Ok(Answer::Listing { entries, parent, end: true }) = machine.answer() else { panic!() };
+    assert_eq!((entries.len(), parent), (1, Ino(5)));
+}
+
+#[test]
 fn listing_goes_on_in_a_fragment_that_has_split_off() {
     let mut machine = Machine::with_map(&[1]);
     let (zero, two) = (name_in(&map(&[1, 2]), 0), name_in(&map(&[1, 2]), 2));
-    let end = *map(&[1, 2]).hashes(0).end();
+    let end = *map(&[1, 2]).hashes(DIR).end();
     machine.call(read_dir(DIR, 0));
     machine.expect(read_dir(DIR, 0), Ok(listing(&[&zero], true, end)));
     assert_eq!(page(&mut machine), (vec![zero], end, false));
     machine.call(read_dir(DIR, end));
     machine.expect(read_dir(DIR, end), Ok(fragments(&[1, 2])));
-    machine.expect(read_dir(TWO, end), Ok(listing(&[&two], true, *map(&[1, 2]).hashes(2).end())));
+    machine.expect(read_dir(TWO, end), Ok(listing(&[&two], true, *map(&[1, 2]).hashes(TWO).end())));
     assert_eq!(page(&mut machine).0, [two]);
 }
 

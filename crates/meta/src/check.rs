@@ -241,7 +241,8 @@ impl Check {
                 for fragment in inode.fragment_map().into_iter().flat_map(FragmentMap::others) {
                     self.remote_names.name(fragment, inode.ino);
                 }
-                if place & IN_TABLE != 0 && directory.parent.rank() != inode.ino.rank() {
+                let is_remote = directory.parent.rank() != inode.ino.rank() || inode.fragment().is_some();
+                if place & IN_TABLE != 0 && is_remote {
                     seen.a = directory.parent.0;
                     self.remote_names.named(inode.ino, directory.parent, 1);
                 }

@@ -51,12 +51,14 @@ impl Checkpoint {
         let striped = state.striped.as_ref().map(|inos| inos.iter().copied().collect());
         let pool = state.pool.clone();
         let (protected, partitions) = (state.protected, state.partitions);
+        let ceding = state.ceding.iter().copied().collect();
         let record = Super {
             next_ino,
             end_ino: state.end_ino,
             files,
             protected,
             partitions,
+            ceding,
             sequence,
             journal: end.0,
             provisional,

@@ -346,6 +346,13 @@ impl Event {
         }
     }
 
+    /// Visits the directories that have fewer entries after the event.
+    pub(crate) fn each_shrunk(&self, see: &mut dyn FnMut(Ino)) {
+        if let Self::Unlink { dir, .. } | Self::Rename { from_dir: dir, .. } = self {
+            see(*dir);
+        }
+    }
+
     /// Sets the permissions, times and policy of an inode as the event does.
     pub(crate) fn change_rights(&self, inode: &mut Inode) {
         match self {

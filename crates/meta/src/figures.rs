@@ -54,8 +54,8 @@ pub struct Figures {
     pub lease_waits: u64,
     /// Fragments of partitioned directories at this rank.
     pub fragments: u64,
-    /// Splits of fragments at this rank that are due or running.
-    pub splits_running: u64,
+    /// Splits, merges and moves of fragments of this rank that are due or running.
+    pub transfers_running: u64,
     pub fragment_counts: FragmentCounts,
 }
 
@@ -91,8 +91,8 @@ impl Meta {
             leases_unanswered: leases.unanswered,
             lease_waits: leases.waits,
             fragments: self.state.partitions,
-            splits_running: self.splits.unfinished() as u64,
-            fragment_counts: self.splits.counts,
+            transfers_running: self.transfers.unfinished() as u64,
+            fragment_counts: self.transfers.counts,
         }
     }
 

@@ -13,7 +13,7 @@ use rustc_hash::FxBuildHasher;
 use crate::checkpoint::Checkpoint;
 use crate::config::Config;
 use crate::event::Event;
-use crate::fragment::DueSplits;
+use crate::fragment::DueTransfers;
 use crate::io::Purpose;
 use crate::journal::{Acknowledge, HeldOutput, Journal};
 use crate::lease::{Leases, PreparedGrant, ReadSet};
@@ -43,7 +43,7 @@ pub struct Meta {
     pub(crate) checkpoint: Checkpoint,
     pub(crate) sessions: SessionTable,
     pub(crate) ranks: Ranks,
-    pub(crate) splits: DueSplits,
+    pub(crate) transfers: DueTransfers,
     pub(crate) metrics: Metrics,
     pub(crate) numbers: Numbers,
     pub(crate) pool: Pool,
@@ -96,7 +96,7 @@ impl Meta {
             checkpoint: Checkpoint::default(),
             sessions: SessionTable::default(),
             ranks: Ranks::default(),
-            splits: DueSplits::default(),
+            transfers: DueTransfers::default(),
             metrics: Metrics::default(),
             numbers: Numbers::default(),
             pool: Pool::default(),
@@ -125,7 +125,7 @@ impl Meta {
 
     /// Processes one input. On return, `out` contains all immediate actions.
     pub fn on(&mut self, now: Now, input: Input, out: &mut Outbox) {
-        self.splits.uptime_ms = now.uptime_ms;
+        self.transfers.uptime_ms = now.uptime_ms;
         self.metrics.counters.advance(now.uptime_ms);
         // Draining appends no events.
         if !matches!(input, Input::Drain) {
@@ -179,7 +179,7 @@ impl Meta {
         if self.sweep_due {
             self.start_sweep(now, out);
         }
-        self.start_splits(now, out);
+        self.start_transfers(now, out);
         self.send_to_ranks(now, out);
         self.tend_pool(out);
         out.changed.append(&mut self.changed);
@@ -259,7 +259,7 @@ impl Meta {
             Err(Stop::Fail(errno)) => self.refuse(now, &mut task, errno, out),
             Err(Stop::Misrouted(dir)) => {
                 self.give_back(&mut task, out);
-                self.splits.counts.misrouted += 1;
+                self.transfers.counts.misrouted += 1;
                 let reply = self.reply_misrouted(dir);
                 self.finish(now, &task, false, ReadSet::default(), Ok(reply), out);
             }
@@ -296,7 +296,7 @@ impl Meta {
         match task.request {
             // A failed sweep is retried at the next tick.
             Request::Sweep => return self.sweeping = false,
-            Request::Split { dir } => return self.split_ended(dir, &result),
+            Request::Transfer { dir } => return self.transfer_ended(dir, &result),
             Request::Recount { ino } => {
                 if let Some(size_dirty) = self.state.size_dirty.get_mut(&ino) {
                     size_dirty.unmeasured |= result.is_err();
@@ -411,7 +411,7 @@ impl Meta {
             Request::Reclaim { .. } | Request::ReclaimLocks { .. } => Err(Errno::EINVAL.into()),
             Request::Enter { client, path } => self.enter(cx, *client, path),
             Request::Sweep => self.sweep(cx),
-            Request::Split { dir } => self.split(cx, *dir),
+            Request::Transfer { dir } => self.transfer(cx, *dir),
             Request::Fragments { dir } => self.fragments(*dir),
             Request::Recount { ino } => self.recount_file(cx, *ino),
             Request::Place { io, length } => self.place(cx, io, *length),
@@ -538,6 +538,7 @@ impl Meta {
         self.uncommitted.note(self.state.sequence, changed);
         self.journal.append(self.state.sequence, event);
         event.each_grown(&mut |dir| self.note_growth(dir));
+        event.each_shrunk(&mut |dir| self.note_shrinkage(dir));
         Ok(())
     }
 
@@ -587,7 +588,7 @@ impl Meta {
         self.sweep_due = true;
         self.finalise_filled(out);
         self.retry_pool();
-        self.retry_splits(out);
+        self.retry_transfers(out);
         if let Some(io) = self.checkpoint.retry() {
             self.ask_checkpoint(io, out);
         }

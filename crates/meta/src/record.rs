@@ -214,7 +214,7 @@ impl Inode {
     pub fn hashes(&self) -> RangeInclusive<u64> {
         match self.partition() {
             None => 0..=u64::MAX,
-            Some(Partition::First(map)) => map.hashes(0),
+            Some(Partition::First(map)) => map.hashes(self.ino),
             Some(Partition::Fragment { first, last, .. }) => *first..=*last,
         }
     }
@@ -405,6 +405,8 @@ pub struct Super {
     pub protected: u64,
     /// Number of partitioned directories here and of fragments of others.
     pub partitions: u64,
+    /// Directory records that have begun to cede names to another.
+    pub ceding: Vec<Ino>,
     /// The last event that the tables contain, with all before it.
     pub sequence: u64,
     /// Position in the journal at which to search for later events; frames there may repeat older

@@ -64,6 +64,7 @@ impl Format {
             files: 1,
             protected: 0,
             partitions: 0,
+            ceding: Vec::new(),
             sequence: 0,
             journal: 0,
             provisional,
@@ -84,6 +85,7 @@ impl Format {
             files: 0,
             protected: 0,
             partitions: 0,
+            ceding: Vec::new(),
             sequence: 0,
             journal: 0,
             provisional,
@@ -145,6 +147,7 @@ impl Recovery {
         let mut state = State::new(config.hash_key);
         (state.next_ino, state.files, state.sequence) = (record.next_ino, record.files, record.sequence);
         (state.protected, state.partitions) = (record.protected, record.partitions);
+        state.ceding = record.ceding.into_iter().collect();
         state.end_ino = record.end_ino;
         state.provisional = record.provisional.into_iter().collect();
         state.striped = record.striped.map(|inos| inos.into_iter().collect());

@@ -176,6 +176,8 @@ pub(crate) struct State {
     pub protected: u64,
     /// Number of partitioned directories here and of fragments of others.
     pub partitions: u64,
+    /// Directory records that have begun to cede names to another.
+    pub ceding: BTreeSet<Ino>,
     /// Sequence number of the last event applied.
     pub sequence: u64,
     /// Unstuffed files whose streams the store may still list as provisional
@@ -221,6 +223,7 @@ impl State {
             files: 0,
             protected: 0,
             partitions: 0,
+            ceding: BTreeSet::new(),
             sequence: 0,
             provisional: BTreeSet::new(),
             striped: None,

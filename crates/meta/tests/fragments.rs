@@ -1,5 +1,6 @@
 //! Partitioned directories.
 
+mod moves;
 mod races;
 mod repair;
 mod routed;
@@ -117,7 +118,7 @@ fn wrong_fragment_answers_where_the_fragments_are() {
             rmdir(fragment, &other),
             Request::ReadDir {
                 dir: fragment,
-                after: *map.hashes((number + 1) % 4).start() + 9,
+                after: *map.hashes(map.ino((number + 1) % 4).unwrap()).start() + 9,
                 limit: 9,
                 plus: false,
             },

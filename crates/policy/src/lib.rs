@@ -17,4 +17,4 @@ mod value;
 pub use distribution::{DistParams, Params, Strip};
 pub use policy::{PREFIX, PolicyError};
 pub use settings::{Key, Policy, Setting};
-pub use value::{Creator, DistName, MAX_DFILES, Values};
+pub use value::{Creator, DistName, MAX_DFILES, Pin, Values};

@@ -7,7 +7,7 @@ use core::num::{NonZeroU16, NonZeroU32};
 use serde::{Deserialize, Serialize};
 
 use crate::distribution::DistParams;
-use crate::value::{Creator, DistName, Value, Values};
+use crate::value::{Creator, DistName, Pin, Value, Values};
 
 /// Defines everything that depends on the set of settings. The last column of a row is the
 /// `default` or, if that is no value, the meaning of an `unset` setting.
@@ -117,4 +117,10 @@ settings! {
     /// A directory is spread over this many metadata servers from the start (wu 3.4). A number
     /// larger than theirs means all of them.
     DirServers dir_servers: NonZeroU16, default = NonZeroU16::MIN;
+    /// A fragment of a directory that has fewer entries than this returns them to the fragment that
+    /// it has split off from, if that has room.
+    DirMerge dir_merge: NonZeroU32, unset = "a quarter of `dir_split`";
+    /// The metadata server that has the names of the directory, instead of the one that made it
+    /// (sevilla 2.4.2): one rank, or `distributed` for one that its inode number determines.
+    Pin pin: Pin, default = Pin::Off;
 }

@@ -23,6 +23,7 @@ pub enum Values {
     UpTo(u32),
     Words(&'static [&'static str]),
     DistParams,
+    Pin,
 }
 
 impl fmt::Display for Values {
@@ -30,6 +31,7 @@ impl fmt::Display for Values {
         match self {
             Self::UpTo(most) => write!(f, "a number, 1 to {most}"),
             Self::Words(words) => WordList(words, "or").fmt(f),
+            Self::Pin => f.write_str("a rank from 0, `distributed` or `off`"),
             Self::DistParams => f.write_str(
                 "`strip_size:SIZE` for simple_stripe, or `strips:SERVER:SIZE;SERVER:SIZE...` for varstrip, at most 1024 bytes, \
                  each SIZE 1 to 1G as in 65536 or 64K",
@@ -75,6 +77,38 @@ impl Value for bool {
             "true" | "1" => Some(true),
             "false" | "0" => Some(false),
             _ => None,
+        }
+    }
+}
+
+/// The rank that has the names of a directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Pin {
+    /// Any.
+    Off,
+    Rank(u16),
+    /// The one that the directory's inode number determines.
+    Distributed,
+}
+
+impl Value for Pin {
+    const VALUES: Values = Values::Pin;
+
+    fn parse(text: &str) -> Option<Self> {
+        match text {
+            "off" => Some(Self::Off),
+            "distributed" => Some(Self::Distributed),
+            _ => text.parse().ok().map(Self::Rank),
+        }
+    }
+}
+
+impl fmt::Display for Pin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Off => f.write_str("off"),
+            Self::Rank(rank) => rank.fmt(f),
+            Self::Distributed => f.write_str("distributed"),
         }
     }
 }

@@ -137,7 +137,7 @@ impl Request {
             | Self::Find { ino, .. }
             | Self::Parent { dir: ino }
             | Self::Fragments { dir: ino }
-            | Self::Split { dir: ino }
+            | Self::Transfer { dir: ino }
             | Self::SetLayout { ino, .. }
             | Self::Purge { ino, .. }
             | Self::Lock { ino, .. }
@@ -160,7 +160,11 @@ impl Request {
     pub fn is_internal(&self) -> bool {
         matches!(
             self,
-            Self::Sweep | Self::Split { .. } | Self::Enter { .. } | Self::Recount { .. } | Self::Place { .. }
+            Self::Sweep
+                | Self::Transfer { .. }
+                | Self::Enter { .. }
+                | Self::Recount { .. }
+                | Self::Place { .. }
         )
     }
 

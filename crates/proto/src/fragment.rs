@@ -1,10 +1,11 @@
 //! Fragments of a directory (wu 3.1 to 3.4, after GIGA+): the parts into which a large directory is
 //! split, each at a metadata server of its own.
 //!
-//! Fragment `i` is served by server `i` of the directory's server list; the home server, which has
-//! the directory's inode, is server 0. A fragment is a range of name hashes: its number, with the
-//! bits reversed, is the prefix that the hashes of its names share. So a listing in hash order
-//! visits one fragment after the other, and its cursors stay valid when fragments split.
+//! Fragment `i` is made at server `i` of the directory's server list; the home server, which has
+//! the directory's inode, is server 0. A fragment can then move to any other server. It is a range
+//! of name hashes: its number, with the bits reversed, is the prefix that the hashes of its names
+//! share. So a listing in hash order visits one fragment after the other, and its cursors stay valid
+//! when fragments split, merge and move.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -56,8 +57,32 @@ struct FragmentServer {
     rank: Rank,
     fragment: Option<Ino>,
     /// The lowest hash that the fragment has. While a fragment splits, it cedes its hashes to the
-    /// new one from the highest down.
+    /// new one from the highest down; while the new one merges back, it returns them from the lowest
+    /// up.
     first: u64,
+    /// The fragment merges back into the one that it has split off from.
+    merges: bool,
+    /// The fragment moves to another directory record, which has the hashes from this one on.
+    moves: Option<(Ino, u64)>,
+}
+
+/// What a directory record has yet to cede to another one, from one end of its hashes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cession {
+    /// The number of the fragment whose hashes these are.
+    pub number: usize,
+    pub kind: CessionKind,
+    pub hashes: RangeInclusive<u64>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CessionKind {
+    /// To the fragment with this number, which has a record already.
+    Split(usize),
+    /// To the fragment that this one has split off from.
+    Merge,
+    /// To another record of the same fragment.
+    Move(Ino),
 }
 
 /// A directory's fragment map: its server list, and which of the servers have a fragment (the P2S
@@ -65,6 +90,7 @@ struct FragmentServer {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct FragmentMap {
     version: u32,
+    dir: Ino,
     servers: Vec<FragmentServer>,
 }
 
@@ -81,8 +107,10 @@ impl FragmentMap {
             rank: Rank(rank),
             fragment: Some(dir).filter(|_| rank == home),
             first: 0,
+            merges: false,
+            moves: None,
         };
-        Self { version: 0, servers: clockwise.map(server).collect() }
+        Self { version: 0, dir, servers: clockwise.map(server).collect() }
     }
 
     /// The map of a directory with these fragments besides the first, by number, as far as each
@@ -92,7 +120,7 @@ impl FragmentMap {
         for (number, ino) in fragments.range(1..) {
             let parent = number & !(1 << number.ilog2());
             let splits_off = map.ino(parent).is_some() && map.next_split(parent) == Some(*number);
-            if splits_off && map.rank(*number) == Some(ino.rank()) {
+            if splits_off && ino.rank().0 < ranks {
                 let first = *map.to_cede(*number).start();
                 map.cede(*number, *ino, first);
             }
@@ -100,24 +128,26 @@ impl FragmentMap {
         map
     }
 
-    /// True if this can be the map of a directory in a cluster of `ranks`: each fragment is at its
-    /// server, and each hash is in one fragment.
+    /// True if this can be the map of a directory in a cluster of `ranks`: its records differ, and
+    /// each hash is in one fragment.
     pub fn is_sound(&self, dir: Ino, ranks: u16) -> bool {
         let expected = Self::new(dir, ranks);
         let of_list = |map: &Self| map.servers.iter().map(|server| server.rank).collect::<Vec<_>>();
-        let is_at_server = |(number, ino): (usize, Ino)| self.rank(number) == Some(ino.rank());
+        let mut records: Vec<Ino> = self.fragments().map(|(_, ino)| ino).collect();
+        records.sort_unstable();
         of_list(self) == of_list(&expected)
-            && self.dir() == dir
-            && self.fragments().all(is_at_server)
+            && self.dir == dir
+            && records.iter().all(|ino| ino.rank().0 < ranks)
+            && records.is_sorted_by(|one, next| one < next)
             && self.covers_all_hashes()
     }
 
     fn covers_all_hashes(&self) -> bool {
-        let mut ranges: Vec<_> = self.fragments().map(|(number, _)| (self.hashes(number), number)).collect();
+        let mut ranges: Vec<_> = self.fragments().map(|(_, ino)| (self.hashes(ino), ino)).collect();
         ranges.sort_unstable_by_key(|(range, _)| *range.start());
         let mut next = 0;
-        for (range, number) in ranges {
-            let is_found = |hash: &u64| self.number(*hash) == number;
+        for (range, ino) in ranges {
+            let is_found = |hash: &u64| self.fragment(*hash) == ino;
             if *range.start() != next || !is_found(range.start()) || !is_found(range.end()) {
                 return false;
             }
@@ -131,9 +161,9 @@ impl FragmentMap {
         self.version
     }
 
-    /// The directory, which is its first fragment.
+    /// The directory, which is its first fragment unless that has moved.
     pub fn dir(&self) -> Ino {
-        self.servers[0].fragment.unwrap_or(Ino::ROOT)
+        self.dir
     }
 
     /// Number of servers in the server list.
@@ -151,14 +181,20 @@ impl FragmentMap {
         self.servers.get(number).and_then(|server| server.fragment)
     }
 
-    /// The fragments, the directory first, with their numbers.
+    /// The directory records that have names, with the numbers of their fragments: two for a
+    /// fragment that moves.
     pub fn fragments(&self) -> impl Iterator<Item = (usize, Ino)> {
-        self.servers.iter().enumerate().filter_map(|(number, server)| Some((number, server.fragment?)))
+        let records =
+            |server: &FragmentServer| [server.fragment, server.moves.map(|(to, _)| to)].into_iter().flatten();
+        self.servers
+            .iter()
+            .enumerate()
+            .flat_map(move |(number, server)| records(server).map(move |ino| (number, ino)))
     }
 
-    /// The fragments other than the directory itself.
+    /// The directory records other than the directory itself.
     pub fn others(&self) -> impl Iterator<Item = Ino> {
-        self.fragments().skip(1).map(|(_, fragment)| fragment)
+        self.fragments().map(|(_, fragment)| fragment).filter(|fragment| *fragment != self.dir)
     }
 
     /// The number of bits of a virtual server id: n = ceil(log2 N) for N servers.
@@ -193,9 +229,13 @@ impl FragmentMap {
         id
     }
 
-    /// The fragment that contains a hash.
+    /// The directory record that contains a hash.
     pub fn fragment(&self, hash: u64) -> Ino {
-        self.servers[self.number(hash)].fragment.unwrap_or(self.dir())
+        let server = &self.servers[self.number(hash)];
+        match server.moves {
+            Some((to, from)) if hash >= from => to,
+            _ => server.fragment.unwrap_or(self.dir),
+        }
     }
 
     /// The number of low bits that the virtual server ids of a fragment's hashes have in common:
@@ -213,8 +253,8 @@ impl FragmentMap {
         last.filter(|child| self.is_partial(*child))
     }
 
-    /// The hashes of a fragment.
-    pub fn hashes(&self, number: usize) -> RangeInclusive<u64> {
+    /// The hashes of the fragment with this number, at one record or two.
+    fn hashes_of(&self, number: usize) -> RangeInclusive<u64> {
         let unfinished = self.unfinished_split(number).and_then(|child| self.first(child));
         let last = match unfinished {
             Some(ceded) => ceded.saturating_sub(1),
@@ -223,15 +263,61 @@ impl FragmentMap {
         self.first(number).unwrap_or_default()..=last
     }
 
-    /// The number of the fragment that splits off next from a fragment, or to which it is ceding
-    /// hashes. `None`: it is inseparable, since no server has that number (wu 3.4), or it is being
-    /// split off itself.
-    pub fn next_split(&self, number: usize) -> Option<usize> {
-        if self.is_partial(number) {
-            return None;
+    /// The number of a directory record's fragment; `None` if the record has no names.
+    pub fn number_of(&self, record: Ino) -> Option<usize> {
+        self.fragments().find(|(_, ino)| *ino == record).map(|(number, _)| number)
+    }
+
+    /// The hashes of the names in a directory record; an empty range if it has none.
+    pub fn hashes(&self, record: Ino) -> RangeInclusive<u64> {
+        let Some(number) = self.number_of(record) else { return NO_HASHES };
+        let all = self.hashes_of(number);
+        match self.servers[number].moves {
+            Some((to, from)) if to == record => from..=*all.end(),
+            Some((_, from)) => *all.start()..=from.saturating_sub(1),
+            None => all,
         }
-        let child = self.unfinished_split(number).unwrap_or(number | 1 << self.depth(number));
-        (child < self.servers.len()).then_some(child)
+    }
+
+    /// The number of the fragment that splits off next from a fragment. `None`: it is inseparable,
+    /// since no server has that number (wu 3.4), or it is about to change otherwise.
+    pub fn next_split(&self, number: usize) -> Option<usize> {
+        let child = number | 1 << self.depth(number);
+        (self.is_at_rest(number) && child < self.servers.len()).then_some(child)
+    }
+
+    /// The number of the fragment into which another can merge: the one that it has split off from
+    /// last. `None` for the first fragment, for one that others have split off from since, and while
+    /// one of the two changes otherwise.
+    pub fn merge_target(&self, number: usize) -> Option<usize> {
+        let parent = (number > 0).then(|| number & !(1 << number.ilog2()))?;
+        let is_last = self.depth(number) == id_length(number) && self.depth(parent) == id_length(number);
+        (is_last && self.is_at_rest(number) && self.is_at_rest(parent)).then_some(parent)
+    }
+
+    /// True if no hashes of a fragment are being ceded, by it or to it.
+    pub fn is_at_rest(&self, number: usize) -> bool {
+        let is_settled = |server: &FragmentServer| server.moves.is_none() && !server.merges;
+        self.servers.get(number).is_some_and(is_settled)
+            && !self.is_partial(number)
+            && self.unfinished_split(number).is_none()
+    }
+
+    /// What a directory record has begun to cede.
+    pub fn cession(&self, record: Ino) -> Option<Cession> {
+        let number = self.number_of(record)?;
+        let server = &self.servers[number];
+        let cession = |kind, hashes| Some(Cession { number, kind, hashes });
+        match server.moves {
+            Some((to, _)) if to != record => return cession(CessionKind::Move(to), self.hashes(record)),
+            Some(_) => return None,
+            None => {}
+        }
+        if server.merges {
+            return cession(CessionKind::Merge, self.hashes(record));
+        }
+        let child = self.unfinished_split(number).filter(|child| !self.servers[*child].merges)?;
+        cession(CessionKind::Split(child), self.to_cede(child))
     }
 
     /// The hashes that a fragment has yet to cede to the one that splits off next.
@@ -248,7 +334,46 @@ impl FragmentMap {
             self.version += 1;
         }
     }
+
+    /// Returns a fragment's hashes up to `last` to the one that it has split off from. Without
+    /// hashes the fragment is removed.
+    pub fn give_back(&mut self, child: usize, last: u64) {
+        let is_all = last >= *self.hashes_of(child).end();
+        if let Some(server) = self.servers.get_mut(child).filter(|_| child > 0) {
+            server.merges = !is_all;
+            server.first = if is_all { 0 } else { last + 1 };
+            if is_all {
+                server.fragment = None;
+            }
+            self.version += 1;
+        }
+    }
+
+    /// Names another inode as a directory record.
+    pub fn replace(&mut self, record: Ino, other: Ino) {
+        let change = |ino: &mut Ino| *ino = if *ino == record { other } else { *ino };
+        for server in &mut self.servers {
+            server.fragment.iter_mut().for_each(change);
+            server.moves.iter_mut().for_each(|(to, _)| change(to));
+        }
+        self.version += 1;
+    }
+
+    /// Gives another directory record a fragment's hashes from `first` on.
+    pub fn move_to(&mut self, number: usize, to: Ino, first: u64) {
+        if let Some(server) = self.servers.get_mut(number) {
+            server.moves = (first > server.first).then_some((to, first));
+            if server.moves.is_none() {
+                server.fragment = Some(to);
+            }
+            self.version += 1;
+        }
+    }
 }
+
+/// The hashes of a directory record without names.
+#[expect(clippy::reversed_empty_ranges, reason = "an empty range")]
+const NO_HASHES: RangeInclusive<u64> = 1..=0;
 
 /// The prefix that hashes in a range share, and its number of bits.
 pub fn common_prefix(range: &RangeInclusive<u64>) -> (u64, u32) {
@@ -270,6 +395,11 @@ pub fn is_split_off(number: usize, range: &RangeInclusive<u64>) -> bool {
     range.start() == hashes(number, id_length(number)).start()
 }
 
+/// True if a fragment with these hashes is whole, and none has split off from it.
+pub fn is_unsplit(number: usize, range: &RangeInclusive<u64>) -> bool {
+    *range == hashes(number, id_length(number))
+}
+
 /// The number of bits of a fragment number: the depth at which the fragment splits off.
 fn id_length(number: usize) -> u32 {
     usize::BITS - number.leading_zeros()
@@ -288,12 +418,12 @@ fn reverse(id: u64, bits: u32) -> u64 {
 
 impl<'de> Deserialize<'de> for FragmentMap {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let (version, servers) = <(u32, Vec<FragmentServer>)>::deserialize(deserializer)?;
+        let (version, dir, servers) = <(u32, Ino, Vec<FragmentServer>)>::deserialize(deserializer)?;
         let has_home = servers.first().is_some_and(|home| home.fragment.is_some());
         if !has_home || servers.len() > Self::MAX_SERVERS {
             return Err(D::Error::custom("a fragment map without a home server, or with too many servers"));
         }
-        Ok(Self { version, servers })
+        Ok(Self { version, dir, servers })
     }
 }
 
@@ -383,6 +513,9 @@ mod tests {
                     map.cede(next, fragment, half);
                     check_ranges(&map);
                     assert_eq!((map.to_cede(next).end() + 1, map.next_split(next)), (half, None));
+                    let parent = map.ino(next & !(1 << next.ilog2())).expect("a fragment");
+                    let kind = map.cession(parent).map(|cession| cession.kind);
+                    assert_eq!(kind, Some(CessionKind::Split(next)));
                 }
                 map.cede(next, fragment, *to_cede.start());
                 check_ranges(&map);
@@ -392,9 +525,51 @@ mod tests {
         }
     }
 
+    #[test]
+    fn fragments_move_and_merge_in_steps() {
+        let mut map = map(4, &[1, 2, 3]);
+        let half = |range: &RangeInclusive<u64>| range.start() + (range.end() - range.start()) / 2;
+        // The first fragment moves away from the directory, and back.
+        for (from, to) in [(ino(0, 9), ino(3, 7)), (ino(3, 7), ino(0, 9))] {
+            let all = map.hashes(from);
+            assert!(map.is_at_rest(0));
+            map.move_to(0, to, half(&all));
+            assert_eq!(
+                (map.hashes(from), map.hashes(to)),
+                (*all.start()..=half(&all) - 1, half(&all)..=*all.end())
+            );
+            let cession = map.cession(from).expect("a move");
+            assert_eq!((cession.kind, cession.hashes), (CessionKind::Move(to), map.hashes(from)));
+            assert!(map.cession(to).is_none() && !map.is_at_rest(0));
+            assert_eq!((map.fragment(half(&all)), map.fragment(*all.start())), (to, from));
+            assert!(map.is_sound(ino(0, 9), 4), "{map:?}");
+            map.move_to(0, to, *all.start());
+            assert_eq!((map.hashes(from), map.hashes(to)), (NO_HASHES, all));
+            assert!(map.is_sound(ino(0, 9), 4) && map.is_at_rest(0), "{map:?}");
+        }
+        assert_eq!([0, 1, 2, 3].map(|number| map.merge_target(number)), [None, None, Some(0), Some(1)]);
+        for (child, parent) in [(3, 1), (2, 0), (1, 0)] {
+            assert_eq!(map.merge_target(child), Some(parent));
+            let (record, into) = (map.ino(child).expect("a record"), map.ino(parent).expect("a record"));
+            let (all, before) = (map.hashes(record), map.hashes(into));
+            map.give_back(child, half(&all));
+            assert_eq!(
+                (map.hashes(record), map.hashes(into)),
+                (half(&all) + 1..=*all.end(), *before.start()..=half(&all))
+            );
+            assert_eq!(map.cession(record).map(|cession| cession.kind), Some(CessionKind::Merge));
+            assert!(map.cession(into).is_none() && map.next_split(parent).is_none());
+            assert!(map.is_sound(ino(0, 9), 4), "{map:?}");
+            map.give_back(child, *all.end());
+            assert_eq!((map.ino(child), map.hashes(into)), (None, *before.start()..=*all.end()));
+            assert!(map.is_sound(ino(0, 9), 4), "{map:?}");
+        }
+        assert_eq!(map.others().count(), 0);
+    }
+
     /// Checks that the ranges of the fragments cover all hashes, and that hashes are found in them.
     fn check_ranges(map: &FragmentMap) {
-        let mut ranges: Vec<_> = map.fragments().map(|(number, _)| (map.hashes(number), number)).collect();
+        let mut ranges: Vec<_> = map.fragments().map(|(number, _)| (map.hashes_of(number), number)).collect();
         ranges.sort_unstable_by_key(|(range, _)| *range.start());
         let mut expected = 0;
         for (range, number) in ranges {
@@ -426,7 +601,8 @@ mod tests {
             map.is_sound(ino(0, 9), 4)
         };
         assert!(!damaged(|map| map.servers[1].fragment = None), "3 has split off from nothing");
-        assert!(!damaged(|map| map.servers[3].fragment = Some(ino(2, 100))), "at another server");
+        assert!(!damaged(|map| map.servers[3].fragment = Some(ino(2, 100))), "one record twice");
+        assert!(!damaged(|map| map.servers[3].fragment = Some(ino(4, 100))), "at no server");
         assert!(!damaged(|map| map.servers[2].first = 1), "overlap");
         assert!(!damaged(|map| map.servers[0].first = 1), "a gap");
         assert!(!damaged(|map| map.servers.swap(1, 2)));
@@ -448,14 +624,14 @@ mod tests {
         assert_eq!(rebuilt(&[2, 3]), [0], "1 is missing, so that 2 and 3 cannot exist");
         assert_eq!(rebuilt(&[1, 3, 6]), [0, 1, 3]);
         assert_eq!(rebuilt(&[]), [0]);
-        assert_eq!(FragmentMap::with_fragments(ino(0, 9), 8, &[(1, ino(5, 1))].into()).version(), 0);
+        assert_eq!(FragmentMap::with_fragments(ino(0, 9), 8, &[(1, ino(8, 1))].into()).version(), 0);
     }
 
     #[test]
     fn hashes_of_a_fragment_share_a_prefix() {
         let map = map(5, &[1, 2, 3, 4]);
         let prefixes: Vec<_> =
-            map.fragments().map(|(number, _)| common_prefix(&map.hashes(number))).collect();
+            map.fragments().map(|(number, _)| common_prefix(&map.hashes_of(number))).collect();
         assert_eq!(prefixes, [(0b000, 3), (0b10, 2), (0b01, 2), (0b11, 2), (0b001, 3)]);
         assert_eq!(common_prefix(&(0..=LAST_CURSOR)), (0, 0));
         assert_eq!(common_prefix(&(9..=9)), (9, HASH_BITS));
@@ -476,8 +652,9 @@ mod tests {
         let encode = |map: &FragmentMap| postcard::to_allocvec(map).expect("encodes");
         let good = map(4, &[1]);
         assert_eq!(postcard::from_bytes::<FragmentMap>(&encode(&good)), Ok(good));
-        for servers in [Vec::new(), [FragmentServer { rank: Rank(0), fragment: None, first: 0 }].into()] {
-            let bytes = encode(&FragmentMap { version: 1, servers });
+        let no_home = FragmentServer { rank: Rank(0), fragment: None, first: 0, merges: false, moves: None };
+        for servers in [Vec::new(), [no_home].into()] {
+            let bytes = encode(&FragmentMap { version: 1, dir: ino(0, 9), servers });
             assert!(postcard::from_bytes::<FragmentMap>(&bytes).is_err());
         }
     }

@@ -84,7 +84,7 @@ impl Request {
             | Self::Renew { .. }
             | Self::Recount { .. }
             | Self::Place { .. }
-            | Self::Split { .. }
+            | Self::Transfer { .. }
             | Self::Sweep => {}
         }
     }

@@ -29,8 +29,8 @@ pub use capability::{Capability, Delegation};
 pub use data::{DataReply, DataRequest, FromData, ToData};
 pub use errno::Errno;
 pub use fragment::{
-    FIRST_HASH, FragmentMap, Fragments, LAST_CURSOR, common_prefix, is_split_off, name_hash, name_key,
-    next_number,
+    Cession, CessionKind, FIRST_HASH, FragmentMap, Fragments, LAST_CURSOR, common_prefix, is_split_off,
+    is_unsplit, name_hash, name_key, next_number,
 };
 pub use ids::{Caller, ClientId, Ino, Name, NameError, Position, Rank, RequestId, RevocationId};
 pub use layout::{Distribution, Layout, LayoutError, Segment, ServerId, Strip};

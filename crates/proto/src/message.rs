@@ -302,8 +302,9 @@ pub enum Request {
     Fragments {
         dir: Ino,
     },
-    /// Split a fragment of a directory. Internal to the server; never answered.
-    Split {
+    /// Move names of a directory from one of its records to another. Internal to the server; never
+    /// answered.
+    Transfer {
         dir: Ino,
     },
     /// Continue freeing removed trees. Internal to the server; never answered.

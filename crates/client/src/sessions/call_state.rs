@@ -37,6 +37,8 @@ pub(super) struct CallState {
     pub fragment_wait: FragmentWait,
     /// Number of times that the call has been routed again.
     pub routes: u8,
+    /// A listing that began with the first fragment, which is empty.
+    pub lists_start: bool,
     /// All fragments of the directory have contributed to the answer.
     pub has_all_fragments: bool,
     #[expect(dead_code, reason = "held until the call ends")]

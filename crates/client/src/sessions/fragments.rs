@@ -97,6 +97,8 @@ pub(super) enum FragmentWait {
     Sum(Box<FragmentSum>),
     /// Syncs of the fragments that remain.
     Sync(Vec<Ino>),
+    /// The parent of the directory of which a fragment has returned this listing.
+    Parent(Box<Reply>),
 }
 
 /// The attributes of a directory's fragments, in progress. Those that are not leased are requested
@@ -255,6 +257,9 @@ impl<T> Sessions<T> {
         // If the directory has been removed, the request for its map fails.
         let gone = if is_entry || is_stale { self.routed_fragment(&mut pending.incoming.call) } else { None };
         match (wait, result) {
+            (FragmentWait::Parent(listing), result) => {
+                return self.complete_listing(now, pending, listing, result, actions);
+            }
             (FragmentWait::Sum(sum), result) => self.add_to_sum(now, pending, sum, result, lease, actions),
             (FragmentWait::Sync(left), Ok(_)) => self.sync_next(now, pending, left, actions),
             (FragmentWait::Entry, Ok(Reply::Entry(entry))) => {
@@ -279,10 +284,25 @@ impl<T> Sessions<T> {
                 if entries.is_empty() && until < LAST_CURSOR =>
             {
                 if let Call::Request(Request::ReadDir { after, .. }) = &mut pending.incoming.call {
+                    pending.call_state.lists_start |= *after == 0;
                     *after = until;
                 }
                 pending.call_state.routes = 0;
                 self.restart(now, pending, actions);
+            }
+            // A fragment knows only the directory, and the listing begins with `..`.
+            (_, Ok(listing @ Reply::Listing { .. })) => {
+                let CallState { lists_start, .. } = pending.call_state;
+                let dir = match pending.incoming.call {
+                    Call::Request(Request::ReadDir { dir, after, .. }) if lists_start || after == 0 => dir,
+                    _ => return Some((pending, Ok(listing))),
+                };
+                let whole = self.fragments.whole(dir);
+                if whole == dir {
+                    return Some((pending, Ok(listing)));
+                }
+                pending.call_state.fragment_wait = FragmentWait::Parent(Box::new(listing));
+                self.ask_for(now, pending, Request::Parent { dir: whole }, actions);
             }
             // The parent of the inode is a fragment; the directory is the fragment's parent.
             (_, Ok(Reply::Entry(entry)))
@@ -301,6 +321,31 @@ impl<T> Sessions<T> {
             (_, result) => return Some((pending, result)),
         }
         None
+    }
+
+    /// Handles the parent of a directory, which completes a listing; returns the listing then.
+    fn complete_listing(
+        &mut self,
+        now: u64,
+        mut pending: PendingCall<T>,
+        mut listing: Box<Reply>,
+        parent: Result<Reply, Errno>,
+        actions: &mut Actions<T>,
+    ) -> Option<(PendingCall<T>, Result<Reply, Errno>)> {
+        match (parent, &mut *listing) {
+            (Ok(Reply::Entry(Entry { attr, .. })), Reply::Listing { parent, .. }) => {
+                self.give_back(Left::Lookup(attr.ino));
+                if attr.map_version == Attr::FRAGMENT {
+                    pending.call_state.fragment_wait = FragmentWait::Parent(listing);
+                    self.ask_for(now, pending, Request::Parent { dir: attr.ino }, actions);
+                    return None;
+                }
+                *parent = attr.ino;
+            }
+            // The parent's server refuses to show it: the directory stands for it.
+            _ => {}
+        }
+        Some((pending, Ok(*listing)))
     }
 
     /// The fragment that a call is routed to, if it is not the directory itself.
@@ -328,9 +373,10 @@ impl<T> Sessions<T> {
         }
         self.route(&mut incoming.call);
         let Some(incoming) = self.block_call(now, incoming) else { return };
-        let interrupted = call_state.interrupted;
+        let (interrupted, lists_start) = (call_state.interrupted, call_state.lists_start);
         drop(call_state);
-        self.begin(now, incoming, CallState { routes, interrupted, ..CallState::default() }, actions);
+        let call_state = CallState { routes, interrupted, lists_start, ..CallState::default() };
+        self.begin(now, incoming, call_state, actions);
     }
 
     // ---- Attributes of all fragments

@@ -1,15 +1,16 @@
 //! Partitioned directories (wu 3): the fragments at this rank.
 //!
-//! A directory's first fragment is the directory itself, at its home server. Every other fragment
-//! is a directory record of its own, at another rank, whose parent is the directory. Requests name
-//! the fragment that has the name; one that another fragment has is *misrouted*, and its reply says
-//! where the fragments are.
+//! A directory's first fragment is at first the directory itself, at its home server. Every other
+//! fragment, and the first one after it has moved, is a directory record of its own, whose parent is
+//! the directory. Requests name the record that has the name; one that another record has is
+//! *misrouted*, and its reply says where the fragments are.
 //!
-//! Invariants: the hashes of the fragments are disjoint and cover all hashes. All fragments have
-//! the directory's owner, permissions, flags, access control lists and policy ([`Rights`]).
+//! Invariants: the hashes of the records are disjoint and cover all hashes. All records have the
+//! directory's owner, permissions, flags, access control lists and policy ([`Rights`]).
 
+mod due;
 mod show;
-mod split;
+mod transfer;
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -29,8 +30,8 @@ use crate::state::State;
 use crate::step::{Step, Stop};
 use crate::usage::Usage;
 
-pub(crate) use split::DueSplits;
-pub use split::FragmentCounts;
+pub(crate) use due::DueTransfers;
+pub use due::FragmentCounts;
 
 /// What all fragments of a directory have in common.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -92,7 +93,7 @@ impl State {
         })
     }
 
-    pub(crate) fn cede_names(&mut self, fragment: Ino, to: Ino, first: u64, names: &[FragmentName]) {
+    pub(crate) fn cede_names(&mut self, fragment: Ino, to: Ino, rest: (u64, u64), names: &[FragmentName]) {
         for FragmentName { name, ino, .. } in names {
             if ino.rank() == fragment.rank() {
                 self.count(fragment, Usage::default(), self.weight_in(fragment, *ino));
@@ -101,21 +102,22 @@ impl State {
             self.erase_cell(fragment, &self.slot(name));
         }
         self.change_entries(fragment, names, u64::saturating_sub);
-        self.change_partition(fragment, |partition| {
-            if let Some(Partition::Fragment { last, .. }) = partition.as_deref_mut() {
-                *last = first.saturating_sub(1);
-            }
-        });
+        self.set_hashes(fragment, rest);
     }
 
-    pub(crate) fn accept_names(&mut self, fragment: Ino, from: u64, names: &[FragmentName]) {
+    pub(crate) fn accept_names(&mut self, fragment: Ino, hashes: (u64, u64), names: &[FragmentName]) {
         for FragmentName { name, ino, kind } in names {
             self.put_name(fragment, name, *ino, *kind);
         }
         self.change_entries(fragment, names, u64::saturating_add);
+        self.set_hashes(fragment, hashes);
+    }
+
+    /// Sets the hashes of a record that is not the directory itself, whose map says it.
+    fn set_hashes(&mut self, fragment: Ino, hashes: (u64, u64)) {
         self.change_partition(fragment, |partition| {
-            if let Some(Partition::Fragment { first, .. }) = partition.as_deref_mut() {
-                *first = from;
+            if let Some(Partition::Fragment { first, last, .. }) = partition.as_deref_mut() {
+                (*first, *last) = hashes;
             }
         });
     }
@@ -135,6 +137,11 @@ impl State {
         let is_partitioned = self.is_partitioned(dir);
         self.change_partition(dir, |partition| *partition = Some(Box::new(Partition::First(map.clone()))));
         self.partitions += u64::from(!is_partitioned);
+    }
+
+    /// True if an inode in memory is a fragment that is not the directory itself.
+    pub(crate) fn is_fragment(&self, ino: Ino) -> bool {
+        self.inodes.get(&ino).is_some_and(|cached| cached.inode.fragment().is_some())
     }
 
     /// True if a directory here has a fragment map.

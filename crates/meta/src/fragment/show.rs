@@ -17,7 +17,6 @@ const MAX_VALUE: usize = 65536;
 
 /// A fragment as its rank describes it.
 struct FragmentState {
-    number: usize,
     ino: Ino,
     entries: u64,
     popularity: Popularity,
@@ -36,8 +35,8 @@ impl Meta {
         }
         let map = self.map_of(dir)?;
         let mut text = format!("version = {}\nservers = {}\nfragments = [\n", map.version(), map.servers());
-        for FragmentState { number, ino, entries, popularity } in self.fragment_states(cx, &map)? {
-            let (rank, hashes) = (ino.rank().0, map.hashes(number));
+        for FragmentState { ino, entries, popularity } in self.fragment_states(cx, &map)? {
+            let (rank, hashes) = (ino.rank().0, map.hashes(ino));
             let (first, last) = hashes.into_inner();
             text += &format!(
                 "{{ rank = {rank}, inode = {ino}, first = {first}, last = {last}, entries = {entries}, \
@@ -52,15 +51,15 @@ impl Meta {
     /// The fragments of a map, in the order of their hashes.
     fn fragment_states(&mut self, cx: &mut Cx<'_>, map: &FragmentMap) -> Step<Vec<FragmentState>> {
         let (mut found, mut waits) = (Vec::new(), false);
-        for (number, ino) in map.fragments() {
+        for (_, ino) in map.fragments() {
             match self.query_fragment(cx, ino) {
-                Ok((entries, popularity)) => found.push(FragmentState { number, ino, entries, popularity }),
+                Ok((entries, popularity)) => found.push(FragmentState { ino, entries, popularity }),
                 // The other ranks count meanwhile.
                 Err(Stop::Wait(Wait::Peers)) => waits = true,
                 Err(stop) => return Err(stop),
             }
         }
-        found.sort_unstable_by_key(|state| *map.hashes(state.number).start());
+        found.sort_unstable_by_key(|state| *map.hashes(state.ino).start());
         if waits { Err(Stop::Wait(Wait::Peers)) } else { Ok(found) }
     }
 

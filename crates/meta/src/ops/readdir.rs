@@ -30,6 +30,9 @@ impl Meta {
         if let Some(locks) = &self.state.locks {
             locks.check_whole(dir)?;
         }
+        if inode.hashes().is_empty() {
+            return Err(Stop::Misrouted(dir));
+        }
         // A listing begins at 0 in the first fragment.
         if after > 0 {
             self.state.check_hash(dir, after.saturating_add(1))?;

@@ -85,6 +85,9 @@ impl Meta {
         value: Option<&[u8]>,
         how: XattrMode,
     ) -> Step<Reply> {
+        if let (Virtual::Fragments, Some(text)) = (which, value) {
+            return self.request_moves(cx, dir, text);
+        }
         let inode = self.state.inode(dir)?;
         let mut quota = directory(inode).map_or(Quota::default(), |directory| directory.quota);
         let Some(limit) = which.limit(&mut quota) else { return Err(Errno::EPERM.into()) };

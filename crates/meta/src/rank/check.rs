@@ -26,7 +26,8 @@ impl FragmentCheck {
         if let Some(map) = inode.fragment_map() {
             self.maps.insert(inode.ino, map.clone());
         }
-        if let Some(number) = inode.fragment() {
+        // A removed one may still be in use.
+        if let Some(number) = inode.fragment().filter(|_| inode.nlink > 0) {
             self.fragments.insert(inode.ino, (directory.parent, number, inode.hashes()));
         }
     }
@@ -48,22 +49,22 @@ impl FragmentCheck {
             if map.dir() != *dir {
                 wrong.push((*dir, format!("has the fragment map of directory {}", map.dir())));
             }
-            self.check_span(*dir, map.hashes(0), &mut wrong);
-            for (number, ino) in map.fragments().skip(1) {
+            self.check_span(*dir, map.hashes(*dir), &mut wrong);
+            for (number, ino) in map.fragments().filter(|(_, ino)| ino != dir) {
                 match self.fragments.remove(&ino) {
                     Some((of, at, hashes))
-                        if (of, usize::from(at), &hashes) == (*dir, number, &map.hashes(number)) => {}
+                        if (of, usize::from(at), &hashes) == (*dir, number, &map.hashes(ino)) => {}
                     Some((of, at, hashes)) => wrong.push((
                         ino,
                         format!(
                             "is fragment {at} of directory {of} with hashes {hashes:?}, but directory {dir} says \
                              number {number} and hashes {:?}",
-                            map.hashes(number)
+                            map.hashes(ino)
                         ),
                     )),
                     None => wrong.push((ino, format!("is missing: fragment {number} of directory {dir}"))),
                 }
-                self.check_span(ino, map.hashes(number), &mut wrong);
+                self.check_span(ino, map.hashes(ino), &mut wrong);
             }
         }
         for (ino, (dir, number, _)) in &self.fragments {

@@ -231,20 +231,27 @@ impl Meta {
     pub(crate) fn commit_edits(&mut self, cx: &mut Cx<'_>, edits: Vec<Edit>) -> Step<()> {
         self.revoke_edits(cx, &edits)?;
         self.state.load_edits(&edits)?;
+        if cx.coordinator().proposal.is_none() {
+            // No other rank takes part.
+            self.prepare_edits(cx, &[])?;
+        }
         let Some((id, time, _)) = cx.coordinator().proposal.take() else { return Err(Errno::EIO.into()) };
         let peer_question = cx.coordinator().questions.extract_if(.., |peer_question| peer_question.id == id);
         let ranks = peer_question.filter_map(|peer_question| match peer_question.answer {
             Some(PeerAnswer::Ready { vote, .. }) => Some((peer_question.rank, vote)),
             _ => None,
         });
-        let ranks = ranks.collect();
+        let ranks: Vec<_> = ranks.collect();
+        let is_alone = ranks.is_empty();
         self.ranks.asking.remove(&id);
         cx.read_set.touched.extend(edits.iter().flat_map(Edit::addressed));
         cx.changed = true;
         let nameless = nameless(&edits);
         let part = Part { edits, time, since: time };
         self.append_part(part.edits.clone(), &Event::Committed { id, part, ranks })?;
-        self.journal.hold(self.state.sequence, HeldOutput::Committed(id));
+        if !is_alone {
+            self.journal.hold(self.state.sequence, HeldOutput::Committed(id));
+        }
         for ino in nameless {
             self.name_taken(cx, ino)?;
         }
@@ -266,6 +273,7 @@ impl Meta {
             edits.iter().flat_map(Edit::moved).map(|ino| (ino, location(self, &ino))).collect();
         self.record(event)?;
         edits.iter().filter_map(Edit::grown).for_each(|dir| self.note_growth(dir));
+        edits.iter().filter_map(Edit::shrunk).for_each(|dir| self.note_shrinkage(dir));
         for (ino, before) in locations {
             let is_held = self.state.inodes.get(&ino).is_some_and(|cached| cached.in_use());
             let is_known = is_held || self.sessions.in_grace();

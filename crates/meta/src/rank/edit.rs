@@ -41,11 +41,11 @@ pub enum Edit {
     MoveLock,
     /// Changes nothing; the name must refer to this inode, or be free.
     Expect { dir: Ino, name: Name, ino: Option<Ino> },
-    /// Removes the names with hashes from `first` on from a fragment of a directory; the fragment
-    /// `to` accepts them.
-    CedeNames { fragment: Ino, to: Ino, first: u64, names: Vec<FragmentName> },
-    /// Adds names with hashes from `first` on that another fragment cedes.
-    AcceptNames { fragment: Ino, first: u64, names: Vec<FragmentName> },
+    /// Removes names from a directory record, which then has the hashes `rest`; the record `to`
+    /// accepts them. `is_done`: it has no more to cede.
+    CedeNames { fragment: Ino, to: Ino, rest: (u64, u64), names: Vec<FragmentName>, is_done: bool },
+    /// Adds names that another record of the directory cedes; the record then has these hashes.
+    AcceptNames { fragment: Ino, hashes: (u64, u64), names: Vec<FragmentName> },
     /// One name of each of these inodes goes from a fragment to another.
     MoveNames { from: Ino, to: Ino, inodes: Vec<Ino> },
     /// Sets the fragment map of a directory, whose present one has version `after`.
@@ -149,6 +149,11 @@ impl Edit {
         }
     }
 
+    /// The directory that has fewer entries after the edit.
+    pub(crate) fn shrunk(&self) -> Option<Ino> {
+        if let Self::TakeName { dir, .. } = self { Some(*dir) } else { None }
+    }
+
     /// True if the edit concerns what a name refers to.
     pub(crate) fn is_of_name(&self) -> bool {
         matches!(self, Self::TakeName { .. } | Self::PutName { .. } | Self::Expect { .. })
@@ -222,6 +227,11 @@ impl State {
                 }
                 Edit::Link { ino, .. } | Edit::Unlink { ino, .. } | Edit::Move { ino, .. } => {
                     self.cached(*ino)?;
+                    if let Edit::Unlink { dir, .. } = edit
+                        && self.is_fragment(*ino)
+                    {
+                        self.load_above(*dir)?;
+                    }
                 }
                 Edit::TakeName { dir, ino, .. } | Edit::PutName { dir, ino, .. }
                     if ino.rank() == dir.rank() && !makes(edits, *ino) =>
@@ -281,10 +291,15 @@ impl State {
                 self.owe_gain(*dir, *ino);
             }
             Edit::Unlink { ino, dir, .. } => {
+                if self.is_fragment(*ino) && self.is_here(*dir) {
+                    // It may not have counted all losses of usage.
+                    self.count(*dir, Usage::default(), self.weight_in(*dir, *ino));
+                }
                 self.owe_loss(*dir, *ino);
                 self.lose_name(*ino, *dir, time);
                 // The transaction has unlinked all fragments.
                 self.remove_fragment_map(*ino);
+                self.ceding.remove(ino);
             }
             // The file stays a no-metafile file; `PutName` moves it.
             Edit::Move { ino, from, to, .. } if from == to && self.has_no_metafile(*ino) => {
@@ -303,10 +318,15 @@ impl State {
                 self.put_name(*dir, name, *ino, *kind);
                 self.entry_added(*dir, *kind == FileType::Directory, time);
             }
-            Edit::CedeNames { fragment, to, first, names } => {
-                self.cede_names(*fragment, *to, *first, names);
+            Edit::CedeNames { fragment, to, rest, names, is_done } => {
+                self.cede_names(*fragment, *to, *rest, names);
+                if *is_done {
+                    self.ceding.remove(fragment);
+                } else {
+                    self.ceding.insert(*fragment);
+                }
             }
-            Edit::AcceptNames { fragment, first, names } => self.accept_names(*fragment, *first, names),
+            Edit::AcceptNames { fragment, hashes, names } => self.accept_names(*fragment, *hashes, names),
             Edit::MoveNames { from, to, inodes } => {
                 inodes.iter().for_each(|ino| self.move_name(*ino, *from, *to));
             }

@@ -105,6 +105,8 @@ pub enum Question {
     Hottest { most: u32 },
     /// Allocate the number of an inode that a later `Prepare` makes.
     NewNumber,
+    /// Move a fragment from that rank to another one.
+    MoveFragment { fragment: Ino, to: Rank },
     /// Checks and prepares these edits.
     Prepare {
         edits: Vec<Edit>,
@@ -126,6 +128,7 @@ impl Question {
             Self::Entries { .. } => "entries",
             Self::Hottest { .. } => "hottest",
             Self::NewNumber => "new number",
+            Self::MoveFragment { .. } => "move fragment",
             Self::Prepare { .. } => "prepare",
         }
     }
@@ -161,6 +164,8 @@ pub enum PeerAnswer {
     Number {
         ino: Ino,
     },
+    /// The fragment moves from now on.
+    Moves,
     /// Another fragment of this directory has the name.
     Misrouted {
         dir: Ino,

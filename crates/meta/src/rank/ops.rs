@@ -3,6 +3,7 @@
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
+use espalier_policy::{Pin, Policy};
 use espalier_proto::{
     Errno, FileType, Ino, InodeFlags, Name, NewNode, OpenHow, Rank, RenameFlags, Reply, Time,
 };
@@ -79,6 +80,11 @@ impl Meta {
         let (rank, ranks) = (self.config.rank, self.config.ranks);
         if ranks == 1 || !inode.is_dir() {
             return None;
+        }
+        if let Some(Pin::Rank(pinned)) = self.setting(inode, Policy::pin)
+            && pinned < ranks
+        {
+            return (pinned != rank.0).then_some(Rank(pinned));
         }
         let last = &mut self.ranks.last_home;
         let home = *cx.coordinator().home.get_or_insert_with(|| {

@@ -145,6 +145,7 @@ impl Meta {
             Question::Entries { dir } => self.answer_entries(*dir),
             Question::Hottest { most } => Ok(self.answer_hottest(*most)),
             Question::NewNumber => self.answer_new_number(),
+            Question::MoveFragment { fragment, to } => self.answer_move(*fragment, *to),
             Question::Prepare { edits, time, since } => {
                 let part = Part { edits: edits.clone(), time: *time, since: *since };
                 let age = part.age(id);
@@ -314,7 +315,7 @@ impl Meta {
             Edit::CedeNames { .. } => Err(Errno::EINVAL.into()),
             Edit::AcceptNames { fragment, .. } => {
                 self.growable()?;
-                // Two prepared steps of a split could be carried out in the wrong order.
+                // Two prepared steps of a transfer could be carried out in the wrong order.
                 if makes(&edits[..at], *fragment) { Ok(()) } else { self.state.dir(*fragment).map(drop) }
             }
             Edit::MoveNames { from, inodes, .. } => {

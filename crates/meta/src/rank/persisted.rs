@@ -92,8 +92,10 @@ impl State {
         ranks: &[(Rank, Vote)],
     ) -> Step<()> {
         self.apply_edits(part)?;
-        let state = TransactionState::Committed(ranks.to_vec());
-        self.transactions.insert(id, state, &mut self.changes);
+        if !ranks.is_empty() {
+            let state = TransactionState::Committed(ranks.to_vec());
+            self.transactions.insert(id, state, &mut self.changes);
+        }
         Ok(())
     }
 

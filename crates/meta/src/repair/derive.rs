@@ -27,7 +27,8 @@ impl Contents {
         let place = match (&inode.body, &candidate.place) {
             (Body::Directory(directory), RecordPlace::Dentry(dir, _)) => directory.parent == *dir,
             (Body::Directory(directory), RecordPlace::Table) => {
-                inode.ino == Ino::ROOT || directory.parent.rank() != inode.ino.rank()
+                let is_remote = directory.parent.rank() != inode.ino.rank();
+                inode.ino == Ino::ROOT || is_remote || inode.fragment().is_some()
             }
             (Body::Directory(_), _) => false,
             _ => true,
@@ -311,6 +312,7 @@ impl RepairedTree {
             files: 0,
             protected: 0,
             partitions: 0,
+            ceding: Vec::new(),
             sequence: 0,
             journal: 0,
             provisional: Vec::new(),
@@ -320,9 +322,13 @@ impl RepairedTree {
         };
         let mut record = old.unwrap_or(none);
         record.next_ino = self.next_ino.get(&rank).copied().unwrap_or_default();
+        if record.end_ino < record.next_ino {
+            record.end_ino = u64::MAX;
+        }
         record.files = count(|_| true);
         record.protected = count(Inode::is_protected);
         record.partitions = count(|inode| inode.partition().is_some());
+        record.ceding = self.fragments.ceding(rank).collect();
         record.provisional.retain(|ino| self.nodes.get(ino).is_some_and(|node| node.inode.is_streamed()));
         record.size_dirty.retain(|(ino, place)| {
             let node = self.nodes.get(ino).filter(|node| node.inode.is_streamed() && node.inode.nlink > 0);

@@ -6,7 +6,7 @@ use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::format;
 use alloc::vec::Vec;
 
-use espalier_proto::{FragmentMap, Ino};
+use espalier_proto::{FragmentMap, Ino, Rank};
 
 use super::tree::{RepairedNode, RepairedTree};
 use super::{Named, RecordPlace, is_plausible};
@@ -32,6 +32,17 @@ impl RepairedFragments {
     /// The fragments of a directory other than the directory itself.
     pub(super) fn others(&self, dir: Ino) -> impl Iterator<Item = Ino> {
         self.maps.get(&dir).into_iter().flat_map(FragmentMap::others)
+    }
+
+    /// The directory records of a rank that have begun to cede names.
+    pub(super) fn ceding(&self, rank: Rank) -> impl Iterator<Item = Ino> {
+        let records = |map: &FragmentMap| {
+            map.fragments()
+                .filter(|(_, ino)| map.cession(*ino).is_some())
+                .map(|(_, ino)| ino)
+                .collect::<Vec<_>>()
+        };
+        self.maps.values().flat_map(records).filter(move |ino| ino.rank() == rank)
     }
 
     pub(super) fn is_dissolved(&self, fragment: Ino) -> bool {
@@ -151,16 +162,17 @@ impl RepairedTree {
     /// Makes the records of a directory's fragments agree with its map; makes missing fragments.
     fn complete(&mut self, dir: Ino) {
         let Some(mut map) = self.fragments.maps.get(&dir).cloned() else { return };
-        let numbers: Vec<(usize, Ino)> = map.fragments().skip(1).collect();
-        for (number, mut ino) in numbers {
-            let hashes = map.hashes(number);
+        let others = map.fragments().filter(|(_, ino)| *ino != dir);
+        for (number, mut ino) in others.collect::<Vec<_>>() {
+            let hashes = map.hashes(ino);
             let (first, last) = (*hashes.start(), *hashes.end());
             let at = number as u16;
             let is_other = self.nodes.get(&ino).is_some_and(|node| node.inode.fragment().is_none());
             if is_other || self.fragments.dirs.contains_key(&ino) {
                 // The number belongs to another inode.
-                ino = self.next_number(ino.rank());
-                map.cede(number, ino, first);
+                let other = self.next_number(ino.rank());
+                map.replace(ino, other);
+                ino = other;
             }
             let is_missing = !self.nodes.contains_key(&ino);
             if is_missing && let Some(node) = self.nodes.get(&dir) {

@@ -81,7 +81,14 @@ impl Routed {
         for _ in 0..8 {
             let mut routed = request.clone();
             self.route(&mut routed);
+            let is_elsewhere = format!("{routed:?}") != format!("{request:?}");
             match self.fs.ask_as(caller, routed) {
+                // The fragment has been removed.
+                Err(Errno::ESTALE | Errno::ENOENT) if is_elsewhere => {
+                    let dirs: Vec<Ino> = self.maps.keys().copied().collect();
+                    self.maps.clear();
+                    dirs.into_iter().for_each(|dir| drop(self.map_if_any(dir)));
+                }
                 Ok(Reply::Fragments(fragments)) => self.learn(*fragments),
                 Ok(Reply::Misrouted { dir }) => drop(self.map(dir)),
                 reply => return reply,
@@ -99,7 +106,7 @@ impl Routed {
         {
             let next = *after + 1;
             *dir = map.fragment(next);
-            if next == *map.hashes(map.number(next)).start() {
+            if next == *map.hashes(*dir).start() {
                 *after = 0;
             }
         }
@@ -111,13 +118,13 @@ impl Routed {
 
     /// The current map of a directory.
     pub fn map(&mut self, dir: Ino) -> FragmentMap {
-        match self.fs.ask(Request::Fragments { dir }) {
-            Ok(Reply::Fragments(fragments)) => {
-                self.learn((*fragments).clone());
-                fragments.map
-            }
-            other => panic!("{other:?}"),
-        }
+        self.map_if_any(dir).unwrap_or_else(|| panic!("directory {dir} has no map"))
+    }
+
+    fn map_if_any(&mut self, dir: Ino) -> Option<FragmentMap> {
+        let Ok(Reply::Fragments(fragments)) = self.fs.ask(Request::Fragments { dir }) else { return None };
+        self.learn((*fragments).clone());
+        Some(fragments.map)
     }
 
     pub fn make(&mut self, dir: Ino, file: &str, node: NewNode) -> Ino {
@@ -187,12 +194,12 @@ impl Routed {
         let expected: BTreeSet<&String> = expected.into_iter().collect();
         let mut found = BTreeSet::new();
         let map = self.map(dir);
-        for (number, fragment) in map.fragments() {
+        for (_, fragment) in map.fragments() {
             let listing = Request::ReadDir { dir: fragment, after: 0, limit: 1000, plus: false };
             let Ok(Reply::Listing { entries, end: true, .. }) = self.fs.ask(listing) else { panic!() };
             for entry in &entries {
                 let file = String::from_utf8(entry.name.to_vec()).unwrap();
-                assert_eq!(map.number(hash(&file)), number, "{file}");
+                assert_eq!(map.fragment(hash(&file)), fragment, "{file}");
                 assert!(found.insert(file));
             }
             assert_eq!(self.fs.attr(fragment).size, entries.len() as u64);

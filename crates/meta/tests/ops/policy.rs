@@ -154,6 +154,7 @@ fn every_setting_is_inherited_and_outlasts_crashes() {
         Values::UpTo(_) => "2",
         Values::Words(words) => words.iter().find(|word| **word != key.default_text()).unwrap(),
         Values::DistParams => "strip_size:1M",
+        Values::Pin => "2",
     };
     let mut fs = Harness::with(Config { acknowledge: Acknowledge::Durable, ..config() });
     for key in Key::ALL {

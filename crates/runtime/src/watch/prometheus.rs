@@ -139,12 +139,14 @@ impl Scrape {
     fn encode_fragments(&self, encoder: &mut DescriptorEncoder<'_>) -> Result {
         let fragments = &self.figures.fragments;
         gauge(encoder, "fragments", "Fragments of partitioned directories", None, fragments.held)?;
-        let help = "Fragments that are splitting, or about to";
-        gauge(encoder, "fragments_splitting", help, None, fragments.splitting)?;
+        let help = "Fragments that are splitting, merging or moving, or about to";
+        gauge(encoder, "fragments_changing", help, None, fragments.changing)?;
         counter(encoder, "fragment_splits", "Fragments split off", fragments.splits)?;
-        let help = "Steps of splits that failed, and are tried again";
-        counter(encoder, "fragment_split_failures", help, fragments.failed_splits)?;
-        let help = "Names moved to new fragments";
+        counter(encoder, "fragment_merges", "Fragments merged into others", fragments.merges)?;
+        counter(encoder, "fragment_moves", "Fragments moved to other servers", fragments.moves)?;
+        let help = "Steps of splits, merges and moves that failed, and are tried again";
+        counter(encoder, "fragment_step_failures", help, fragments.failed_steps)?;
+        let help = "Names moved to other fragments or servers";
         counter(encoder, "fragment_names_moved", help, fragments.names_moved)?;
         let help = "Requests of clients without the current fragment map";
         counter(encoder, "misrouted_requests", help, fragments.misrouted)

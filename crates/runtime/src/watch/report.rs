@@ -139,13 +139,17 @@ pub struct ClientFigures {
 pub struct FragmentFigures {
     /// Fragments at present.
     pub held: u64,
-    /// Fragments that are splitting, or about to.
-    pub splitting: u64,
-    /// Fragments split off since the server's start, like the next three.
+    /// Fragments that are splitting, merging or moving, or about to.
+    pub changing: u64,
+    /// Fragments split off since the server's start, like the next five.
     pub splits: u64,
-    /// Steps of splits that failed; they are tried again.
-    pub failed_splits: u64,
-    /// Names that have moved to new fragments.
+    /// Fragments that have merged into others.
+    pub merges: u64,
+    /// Fragments that have moved to other servers.
+    pub moves: u64,
+    /// Steps of splits, merges and moves that failed; they are tried again.
+    pub failed_steps: u64,
+    /// Names that have gone to other fragments or servers.
     pub names_moved: u64,
     /// Requests of clients without the current map.
     pub misrouted: u64,
@@ -156,9 +160,11 @@ impl From<MetaFigures> for FragmentFigures {
         let counts = figures.fragment_counts;
         Self {
             held: figures.fragments,
-            splitting: figures.splits_running,
+            changing: figures.transfers_running,
             splits: counts.splits,
-            failed_splits: counts.failed_splits,
+            merges: counts.merges,
+            moves: counts.moves,
+            failed_steps: counts.failed_steps,
             names_moved: counts.names_moved,
             misrouted: counts.misrouted,
         }

@@ -33,13 +33,15 @@ impl Live {
         let splits = server.dir_split().is_some();
         let own = match random.random_range(0..6) {
             // See the scenarios' default policies.
-            _ if splits => [Key::DirSplit, Key::DirServers],
-            0 => [Key::Create, Key::NoMetafile],
-            1..4 if !by_client => [Key::NoMetafile; 2],
-            _ => [Key::Create; 2],
+            _ if splits => [Key::DirSplit, Key::DirServers, Key::DirMerge, Key::Pin],
+            0 => [Key::Create, Key::NoMetafile, Key::Create, Key::NoMetafile],
+            1..4 if !by_client => [Key::NoMetafile; 4],
+            _ => [Key::Create; 4],
         };
-        let is_any =
-            |key: &Key| !matches!(key, Key::Create | Key::NoMetafile | Key::DirSplit | Key::DirServers);
+        let is_any = |key: &Key| {
+            let is_of_splits = matches!(key, Key::DirSplit | Key::DirServers | Key::DirMerge | Key::Pin);
+            !is_of_splits && !matches!(key, Key::Create | Key::NoMetafile)
+        };
         let any = Key::ALL.into_iter().filter(is_any);
         let often = own.into_iter().chain([Key::Stuffing]);
         Some(Self { seed: Seed(seed), keys: often.chain(any).collect(), strip })
@@ -49,6 +51,9 @@ impl Live {
         match key.values() {
             _ if random.random_range(0..30) == 0 => "perhaps".into(),
             Values::UpTo(most) => random.random_range(1..=most.min(4)).to_string(),
+            Values::Pin => {
+                ["0", "1", "2", "distributed", "off"].choose(random).map_or("", |word| *word).into()
+            }
             Values::Words(words) => words.choose(random).map_or("", |word| *word).into(),
             // Shares are whole strips, since a strip is written atomically.
             Values::DistParams if random.random() => {

@@ -203,7 +203,12 @@ fn text(seed: u64, strip: u64, calm: u64, random: &mut Random) -> String {
     let has_other_files = settings.contains("no_metafile") || is_by_client;
     let may_split = !has_other_files && !loses && random.random_range(0..2) == 0;
     let splits = if may_split {
-        format!("dir_split = {}\ndir_servers = {}\n", random.random_range(1..5), random.random_range(1..5))
+        let (split, servers) = (random.random_range(1..5), random.random_range(1..5));
+        let pin = if random.random_range(0..4) == 0 { "pin = \"distributed\"\n" } else { "" };
+        format!(
+            "dir_split = {split}\ndir_servers = {servers}\ndir_merge = {}\n{pin}",
+            random.random_range(1..5)
+        )
     } else {
         String::new()
     };

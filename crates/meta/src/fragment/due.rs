@@ -1,0 +1,348 @@
+//! Which directory records cede names, and when: splits of those that have grown past their
+//! capacity (wu 3.4), merges of those that have shrunk, and moves to other ranks, by request or
+//! because the directory is pinned to one (sevilla 2.4.2).
+
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::vec::Vec;
+use core::mem::take;
+
+use espalier_policy::{Pin, Policy};
+use espalier_proto::{
+    Caller, Errno, Ino, Rank, Reply, Request, RequestId, is_split_off, is_unsplit, next_number,
+};
+
+use crate::machine::{Cx, Meta};
+use crate::outbox::{Now, Outbox};
+use crate::rank::{PeerAnswer, Question};
+use crate::record::{Body, Inode};
+use crate::step::{Step, Stop, Wait};
+use crate::task::Task;
+use crate::trash::INTERNAL_CLIENT;
+
+/// The directory records of this rank that should cede names.
+#[derive(Debug, Default)]
+pub(crate) struct DueTransfers {
+    due: BTreeSet<Ino>,
+    /// Those of which a step has failed; they become due again with the next tick.
+    failed: BTreeSet<Ino>,
+    running: BTreeSet<Ino>,
+    /// Those that were running at the last tick.
+    slow: BTreeSet<Ino>,
+    /// Directory records that may cede names soon, and the uptime in ms from which on no leases on
+    /// the absence of names in them are granted. A transfer can revoke only leases on names that
+    /// exist.
+    near: BTreeMap<Ino, u64>,
+    /// The fragment whose merge has just been refused, since the other one has no room: it stays
+    /// until it has shrunk further.
+    pub(super) refused: Option<Ino>,
+    /// Requested moves.
+    moves: BTreeMap<Ino, Rank>,
+    pub(crate) uptime_ms: u64,
+    pub(crate) counts: FragmentCounts,
+}
+
+/// Counts since the start that concern partitioned directories.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FragmentCounts {
+    /// Fragments that have been split off completely.
+    pub splits: u64,
+    /// Fragments that have merged into others.
+    pub merges: u64,
+    /// Fragments that have moved to other ranks.
+    pub moves: u64,
+    /// Steps of splits, merges and moves that failed; they are tried again.
+    pub failed_steps: u64,
+    /// Names that have been ceded to other records.
+    pub names_moved: u64,
+    /// Requests of clients for names that another fragment has, because their map is outdated or
+    /// they have none yet.
+    pub misrouted: u64,
+}
+
+impl DueTransfers {
+    /// Number of directory records that are ceding names, or about to.
+    pub(crate) fn unfinished(&self) -> usize {
+        self.due.len() + self.failed.len() + self.running.len()
+    }
+
+    fn is_known(&self, dir: Ino) -> bool {
+        [&self.due, &self.failed, &self.running].into_iter().any(|set| set.contains(&dir))
+    }
+}
+
+/// Whether a directory record cedes names.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Outlook {
+    Stays,
+    /// It is half full.
+    Near,
+    Due(Reason),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Reason {
+    /// It has begun to.
+    Begun,
+    /// It is at another rank than it should be.
+    Move(Rank),
+    Split,
+    /// It has few entries.
+    Merge,
+}
+
+/// Time in ms within which a reply that grants a lease leaves.
+const LATEST_GRANT_MS: u64 = 1_000;
+
+/// Maximum number of transfers that a rank runs at a time.
+const MOST_TRANSFERS: usize = 8;
+
+impl Meta {
+    /// Examines a directory that has grown, or whose policy has changed.
+    pub(crate) fn note_growth(&mut self, dir: Ino) {
+        if self.config.ranks == 1 {
+            return;
+        }
+        let Some(cached) = self.state.inodes.get(&dir) else { return };
+        let (outlook, uptime) = (self.outlook(&cached.inode), self.transfers.uptime_ms);
+        let transfers = &mut self.transfers;
+        match outlook {
+            Outlook::Stays => {
+                transfers.near.remove(&dir);
+                transfers.moves.remove(&dir);
+            }
+            Outlook::Near => drop(transfers.near.entry(dir).or_insert(uptime)),
+            Outlook::Due(_) => {
+                transfers.near.entry(dir).or_insert(uptime);
+                transfers.due.insert(dir);
+            }
+        }
+    }
+
+    /// Examines a fragment that has shrunk; seldom, since it asks other ranks whether it can merge.
+    pub(crate) fn note_shrinkage(&mut self, dir: Ino) {
+        let Some(cached) = self.state.inodes.get(&dir) else { return };
+        let Body::Directory(directory) = &cached.inode.body else { return };
+        let is_time = directory.entries == 0 || directory.entries.is_power_of_two();
+        if is_time && cached.inode.fragment().is_some_and(|number| number > 0) {
+            self.note_growth(dir);
+        }
+    }
+
+    /// Whether a directory record cedes names, as far as it knows itself.
+    pub(super) fn outlook(&self, inode: &Inode) -> Outlook {
+        let Body::Directory(directory) = &inode.body else { return Outlook::Stays };
+        let (number, hashes) = (inode.fragment().unwrap_or_default().into(), inode.hashes());
+        if inode.nlink == 0 {
+            return Outlook::Stays;
+        }
+        if self.state.ceding.contains(&inode.ino) {
+            return Outlook::Due(Reason::Begun);
+        }
+        // It has no names, or some of its hashes are still elsewhere.
+        if !is_split_off(number, &hashes) {
+            return Outlook::Stays;
+        }
+        if let Some(rank) = self.wanted_rank(inode) {
+            let is_elsewhere = rank != self.config.rank;
+            return if is_elsewhere { Outlook::Due(Reason::Move(rank)) } else { self.merge_outlook(inode) };
+        }
+        let next = match inode.partition() {
+            None => Some(1),
+            Some(_) => next_number(number, &hashes),
+        };
+        let Some(next) = next.filter(|next| *next < self.config.ranks.into()) else {
+            return self.merge_outlook(inode);
+        };
+        let capacity = self.capacity(inode);
+        if next < self.wanted_servers(inode) || directory.entries > capacity {
+            Outlook::Due(Reason::Split)
+        } else if directory.entries > capacity / 2 {
+            Outlook::Near
+        } else {
+            self.merge_outlook(inode)
+        }
+    }
+
+    /// Whether a fragment is small enough to merge into the one that it has split off from.
+    fn merge_outlook(&self, inode: &Inode) -> Outlook {
+        let Body::Directory(directory) = &inode.body else { return Outlook::Stays };
+        let number = usize::from(inode.fragment().unwrap_or_default());
+        let threshold = match self.setting(inode, Policy::dir_merge) {
+            Some(threshold) => threshold.get().into(),
+            None => {
+                self.setting(inode, Policy::dir_split).map_or(0, |capacity| u64::from(capacity.get()) / 4)
+            }
+        };
+        let may_merge =
+            number > 0 && number >= self.wanted_servers(inode) && is_unsplit(number, &inode.hashes());
+        if may_merge && directory.entries < threshold { Outlook::Due(Reason::Merge) } else { Outlook::Stays }
+    }
+
+    /// Maximum number of entries of a fragment that need not split.
+    pub(super) fn capacity(&self, inode: &Inode) -> u64 {
+        self.setting(inode, Policy::dir_split).map_or(u64::MAX, |capacity| capacity.get().into())
+    }
+
+    /// True if leases on the absence of names in a directory record may be granted.
+    pub(crate) fn may_lease_absence(&self, dir: Ino) -> bool {
+        !self.transfers.near.contains_key(&dir)
+    }
+
+    /// True if no client has a lease on the absence of a name in a directory record.
+    fn may_cede(&self, dir: Ino) -> bool {
+        let is_new = || self.state.inodes.get(&dir).is_some_and(|cached| cached.names_are_new);
+        self.config.lease_ms.is_none_or(|term| {
+            let since = self.transfers.near.get(&dir).copied().unwrap_or(self.transfers.uptime_ms);
+            is_new() || since + u64::from(term) + LATEST_GRANT_MS <= self.transfers.uptime_ms
+        })
+    }
+
+    pub(super) fn wanted_servers(&self, inode: &Inode) -> usize {
+        self.setting(inode, Policy::dir_servers).map_or(1, |servers| servers.get().into())
+    }
+
+    /// The rank at which a directory record should be, if that is determined.
+    fn wanted_rank(&self, inode: &Inode) -> Option<Rank> {
+        let requested = self.transfers.moves.get(&inode.ino).copied();
+        requested.or_else(|| self.pinned_rank(inode))
+    }
+
+    /// The rank that a directory is pinned to; `None` also if there is no such rank.
+    fn pinned_rank(&self, inode: &Inode) -> Option<Rank> {
+        let ranks = self.config.ranks;
+        let rank = match self.setting(inode, Policy::pin)? {
+            Pin::Off => return None,
+            Pin::Rank(rank) => rank,
+            Pin::Distributed => {
+                let dir = self.state.whole_dir(inode.ino).unwrap_or(inode.ino);
+                // Multiplication by the golden ratio spreads consecutive numbers.
+                (dir.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48) as u16 % ranks
+            }
+        };
+        (rank < ranks).then_some(Rank(rank))
+    }
+
+    /// Starts the transfers that are due.
+    pub(crate) fn start_transfers(&mut self, now: Now, out: &mut Outbox) {
+        if self.sessions.in_grace() || self.draining || self.config.read_only {
+            return;
+        }
+        while self.transfers.running.len() < MOST_TRANSFERS
+            && let Some(dir) = self.transfers.due.iter().copied().find(|dir| self.may_cede(*dir))
+        {
+            self.transfers.due.remove(&dir);
+            if self.transfers.running.insert(dir) {
+                let (request, number) = (Request::Transfer { dir }, RequestId(0));
+                self.run(now, Task::new(INTERNAL_CLIENT, number, Caller::SERVER, request), None, out);
+            }
+        }
+    }
+
+    pub(crate) fn transfer_ended(&mut self, dir: Ino, result: &Result<Reply, Errno>) {
+        let transfers = &mut self.transfers;
+        transfers.running.remove(&dir);
+        transfers.slow.remove(&dir);
+        let is_refused = transfers.refused.take() == Some(dir);
+        match result {
+            Ok(_) if is_refused => drop(transfers.near.remove(&dir)),
+            Ok(_) if self.state.inodes.contains_key(&dir) => self.note_growth(dir),
+            // The record has been removed.
+            Ok(_) | Err(Errno::ESTALE) => {
+                transfers.near.remove(&dir);
+                transfers.moves.remove(&dir);
+            }
+            Err(_) => {
+                transfers.counts.failed_steps += 1;
+                transfers.failed.insert(dir);
+            }
+        }
+    }
+
+    /// Called with each tick: failed transfers and those from before a restart become due again,
+    /// and those that wait long for another rank are withdrawn.
+    pub(crate) fn retry_transfers(&mut self, out: &mut Outbox) {
+        let failed = take(&mut self.transfers.failed);
+        self.transfers.due.extend(failed);
+        for dir in self
+            .state
+            .ceding
+            .iter()
+            .filter(|dir| !self.transfers.is_known(**dir))
+            .copied()
+            .collect::<Vec<_>>()
+        {
+            self.transfers.near.entry(dir).or_insert(self.transfers.uptime_ms);
+            self.transfers.due.insert(dir);
+        }
+        let slow = core::mem::replace(&mut self.transfers.slow, self.transfers.running.clone());
+        let stuck = self.tasks.iter().filter_map(|(number, task)| match task.request {
+            Request::Transfer { dir } if slow.contains(&dir) => Some((*number, dir)),
+            _ => None,
+        });
+        for (number, dir) in stuck.collect::<Vec<_>>() {
+            if self.ranks.stop_waiting(|waiting| *waiting == number).is_some()
+                && let Some(mut task) = self.tasks.remove(&number)
+            {
+                self.give_back(&mut task, out);
+                self.transfer_ended(dir, &Err(Errno::EAGAIN));
+            }
+        }
+    }
+
+    /// Has the records of a directory move to a rank: all of them, or the one with this number.
+    ///
+    /// # Errors
+    /// `EPERM`: the caller is not the superuser. `EINVAL`: there is no such rank or record, or the
+    /// text is neither `RANK` nor `INODE RANK`. `EBUSY`: the directory is pinned to another rank.
+    pub(crate) fn request_moves(&mut self, cx: &mut Cx<'_>, dir: Ino, text: &[u8]) -> Step<Reply> {
+        let inode = self.state.dir(dir)?;
+        if !cx.caller.is_superuser() {
+            return Err(Errno::EPERM.into());
+        }
+        let (record, to) = parse_move(text).ok_or(Errno::EINVAL)?;
+        if to.0 >= self.config.ranks || inode.fragment().is_some() {
+            return Err(Errno::EINVAL.into());
+        }
+        if self.pinned_rank(inode).is_some_and(|rank| rank != to) {
+            return Err(Errno::EBUSY.into());
+        }
+        let map = self.map_of(dir)?;
+        let is_named = |ino: &Ino| record.is_none_or(|record| record == *ino);
+        let records: Vec<Ino> = map.fragments().map(|(_, ino)| ino).filter(is_named).collect();
+        if records.is_empty() {
+            return Err(Errno::EINVAL.into());
+        }
+        let mut waits = false;
+        for fragment in records.into_iter().filter(|ino| ino.rank() != to) {
+            let answer = match fragment.rank() {
+                rank if rank == self.config.rank => self.answer_move(fragment, to),
+                rank => self.query_rank(cx, rank, Question::MoveFragment { fragment, to }),
+            };
+            match answer {
+                // The record has just moved.
+                Ok(_) | Err(Stop::Fail(Errno::ESTALE)) => {}
+                Err(Stop::Wait(Wait::Peers)) => waits = true,
+                Err(stop) => return Err(stop),
+            }
+        }
+        if waits { Err(Stop::Wait(Wait::Peers)) } else { Ok(Reply::Done) }
+    }
+
+    /// Has a directory record of this rank move to another one.
+    pub(crate) fn answer_move(&mut self, fragment: Ino, to: Rank) -> Step<PeerAnswer> {
+        self.state.dir(fragment)?;
+        self.transfers.moves.insert(fragment, to);
+        self.note_growth(fragment);
+        Ok(PeerAnswer::Moves)
+    }
+}
+
+/// The record, if one is given, and the rank of `RANK` or `INODE RANK`.
+fn parse_move(text: &[u8]) -> Option<(Option<Ino>, Rank)> {
+    let text = core::str::from_utf8(text).ok()?.trim();
+    let (record, rank) = match text.split_once(' ') {
+        Some((record, rank)) => (Some(Ino(record.parse().ok()?)), rank),
+        None => (None, text),
+    };
+    Some((record, Rank(rank.parse().ok()?)))
+}
