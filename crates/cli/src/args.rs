@@ -70,7 +70,7 @@ pub enum Command {
     Layout(LayoutArgs),
     /// Show how a directory of a mounted file system is divided among metadata servers.
     Subtree(SubtreeArgs),
-    /// Balance the load among metadata servers.
+    /// Balance the load among metadata servers: metrics, and policies to check and try.
     Balancer(BalancerArgs),
     /// Remove files, and directory trees of a mounted file system in one operation each. Does not
     /// prompt. Exits with 1 if a removal fails; a tree is then unchanged.
