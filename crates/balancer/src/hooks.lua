@@ -1,9 +1,10 @@
 -- Completes the environment of a balancer; runs before it, outside its sandbox.
--- Returns the functions that the engine calls.
+-- Returns the function that computes metadata loads: it calls metaload for rows of five counters
+-- and returns the first result that is no load, if any.
 local environment = ...
 
--- Locals, because a policy may change what `math` contains.
-local huge, read, write = math.huge, buffer.readf64, buffer.writef64
+-- A local, because a policy may change what `math` contains.
+local huge = math.huge
 
 -- Table 4.1, for policies that leave these out.
 function environment.metaload()
@@ -18,29 +19,23 @@ end
 
 environment.howmuch = { "big_first" }
 
-local function set_counters(ird, iwr, readdir, fetch, store)
-    local e = environment
-    e.IRD, e.IWR, e.READDIR, e.FETCH, e.STORE = ird, iwr, readdir, fetch, store
-end
-
--- Calls metaload for rows of five counters. Returns the first result that is no load, if any.
+-- The reads and writes are inlined only if they are spelt like this.
 local function metaloads(metaload, count, counters, loads)
+    local e = environment
     for k = 0, count - 1 do
         local at = 40 * k
-        set_counters(
-            read(counters, at),
-            read(counters, at + 8),
-            read(counters, at + 16),
-            read(counters, at + 24),
-            read(counters, at + 32)
-        )
+        e.IRD = buffer.readf64(counters, at)
+        e.IWR = buffer.readf64(counters, at + 8)
+        e.READDIR = buffer.readf64(counters, at + 16)
+        e.FETCH = buffer.readf64(counters, at + 24)
+        e.STORE = buffer.readf64(counters, at + 32)
         local load = metaload()
         if type(load) ~= "number" or not (load >= 0 and load < huge) then
             return true, load
         end
-        write(loads, 8 * k, load)
+        buffer.writef64(loads, 8 * k, load)
     end
     return false, nil
 end
 
-return set_counters, metaloads
+return metaloads

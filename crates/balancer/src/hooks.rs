@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use mlua::{Function, Table, Value, Variadic};
+use mlua::{Function, Table, Value};
 
 use crate::policy::BalancerPolicy;
 use crate::sandbox::{Sandbox, SavedState, ScriptBudget, ScriptError, number_of};
@@ -14,6 +14,8 @@ const STEPS_PER_METALOAD: u64 = 64;
 /// Fragments in one call of Lua.
 const BATCH: usize = 1024;
 const SELECTORS_MAX: usize = 16;
+/// Names of [`PopularityCounters::array`].
+const COUNTERS: [&str; 5] = ["IRD", "IWR", "READDIR", "FETCH", "STORE"];
 
 /// A failed hook.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,7 +48,6 @@ pub(crate) struct Hooks {
     sandbox: Sandbox,
     metrics: Table,
     whoami: usize,
-    set_counters: Function,
     metaloads: Function,
 }
 
@@ -65,7 +66,7 @@ impl Hooks {
         let build = || {
             let (lua, environment) = (sandbox.lua(), sandbox.environment());
             let prelude = lua.load(include_str!("hooks.lua")).set_name("=hooks");
-            let (set_counters, metaloads) = prelude.call::<(Function, Function)>(environment)?;
+            let metaloads = prelude.call::<Function>(environment)?;
             let metrics = lua.create_table_with_capacity(ranks.len(), 0)?;
             for rank in ranks {
                 let row = [("cpu", rank.cpu), ("mem", rank.mem), ("q", rank.q), ("req", rank.req)];
@@ -74,12 +75,12 @@ impl Hooks {
             environment.raw_set("whoami", whoami + 1)?;
             environment.raw_set("MDSs", &metrics)?;
             environment.raw_set("targets", lua.create_table()?)?;
-            Ok((set_counters, metaloads, metrics))
+            Ok((metaloads, metrics))
         };
         let built = build().map_err(|error| failed("start")(sandbox.explain(error)));
-        let (set_counters, metaloads, metrics) = built?;
+        let (metaloads, metrics) = built?;
         sandbox.run(policy.name(), policy.text()).map_err(failed("script"))?;
-        Ok(Self { sandbox, metrics, whoami, set_counters, metaloads })
+        Ok(Self { sandbox, metrics, whoami, metaloads })
     }
 
     fn function(&self, hook: &'static str) -> HookResult<Function> {
@@ -131,9 +132,11 @@ impl Hooks {
             return Ok(());
         }
         self.sandbox.add_steps(STEPS_PER_METALOAD * batch.len() as u64);
-        let rows =
-            batch.iter().flat_map(|(_, counters)| counters.iter().flat_map(|count| count.to_le_bytes()));
-        let (rows, zeros) = (rows.collect::<Vec<u8>>(), vec![0; 8 * batch.len()]);
+        let mut rows = Vec::with_capacity(40 * batch.len());
+        for count in batch.iter().flat_map(|(_, counters)| counters) {
+            rows.extend_from_slice(&count.to_le_bytes());
+        }
+        let zeros = vec![0; 8 * batch.len()];
         let lua = self.sandbox.lua();
         let buffers = lua.create_buffer(rows).and_then(|rows| Ok((rows, lua.create_buffer(zeros)?)));
         let (rows, results) = buffers.map_err(|error| failed("metaload")(self.sandbox.explain(error)))?;
@@ -175,8 +178,9 @@ impl Hooks {
 
     /// Sets the variables of this rank: its counters, and its loads now.
     pub(crate) fn set_own(&self, counters: &PopularityCounters, auth: f64, foreign: f64) -> HookResult<()> {
-        let set = self.sandbox.call::<()>(&self.set_counters, Variadic::from_iter(counters.array()));
-        set.map_err(failed("start"))?;
+        for (name, count) in COUNTERS.into_iter().zip(counters.array()) {
+            self.set(name, count)?;
+        }
         self.set("authmetaload", auth)?;
         self.set("allmetaload", finite("metaload", auth + foreign)?)
     }

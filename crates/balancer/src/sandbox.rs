@@ -139,6 +139,8 @@ impl Sandbox {
             SavedState::Flag(flag) => Value::Boolean(flag),
             SavedState::Number(number) => Value::Number(number),
         };
+        // Inlines functions of the library in the host's code. Scripts cannot reach the globals.
+        lua.globals().set_safeenv(true);
         let prelude = lua.load(include_str!("sandbox.lua")).set_name("=sandbox");
         let (saved_state, set_time_series) = prelude.call((&environment, state))?;
         lua.set_memory_limit(lua.used_memory() + budget.memory_bytes)?;
