@@ -1,0 +1,7 @@
+-- Evicts nothing.
+
+function when()
+    return false
+end
+
+function howmuch() end
