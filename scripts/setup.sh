@@ -31,6 +31,7 @@ if ! command -v cargo > /dev/null; then
     exit 1
 fi
 need fuse3 fusermount3
+need g++ c++
 need gcc cc
 if [ "${1:-run}" = test ]; then
     need acl setfacl
