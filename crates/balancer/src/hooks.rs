@@ -260,7 +260,7 @@ fn load_of(value: &Value) -> Option<f64> {
     number_of(value).filter(|number| number.is_finite() && *number >= 0.0)
 }
 
-fn finite(hook: &'static str, sum: f64) -> HookResult<f64> {
+pub(crate) fn finite(hook: &'static str, sum: f64) -> HookResult<f64> {
     if sum.is_finite() { Ok(sum) } else { invalid(hook, "the sum of the loads is not finite") }
 }
 

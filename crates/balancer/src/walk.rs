@@ -4,7 +4,7 @@
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
-use crate::hooks::{HookError, Hooks};
+use crate::hooks::{HookError, Hooks, finite};
 use crate::plan::PassedOver;
 use crate::selector::{FragmentSelector, closest};
 use crate::snapshot::FragmentMetrics;
@@ -113,7 +113,7 @@ impl<'a> FragmentWalk<'a> {
     pub(crate) fn root_load(&mut self) -> Result<f64, HookError> {
         let roots = self.list(None);
         self.compute(&roots)?;
-        Ok(roots.iter().map(|index| self.loads[*index]).sum())
+        finite("metaload", roots.iter().map(|index| self.loads[*index]).sum())
     }
 
     fn compute(&mut self, list: &[usize]) -> Result<(), HookError> {

@@ -2,7 +2,7 @@
 
 use espalier_balancer::{FragmentMetrics, MetricsSnapshot, MovePlan, PassedOver, RankMetrics, SavedState};
 
-use crate::situation::{decide, engine, half_to_next, one_busy, shipped};
+use crate::situation::{decide, engine, failure, half_to_next, one_busy, shipped};
 
 /// The reason to refuse a snapshot that was changed.
 fn refused(change: impl Fn(&mut MetricsSnapshot)) -> String {
@@ -48,6 +48,16 @@ fn extreme_loads_do_not_overflow() {
         let copy: MovePlan = serde_json::from_str(&serde_json::to_string(&plan).unwrap()).unwrap();
         assert_eq!((copy, plan.is_failure()), (plan.clone(), false), "{plan}");
     }
+}
+
+#[test]
+fn sum_of_loads_has_to_be_finite() {
+    let mut snapshot = one_busy(2);
+    snapshot.fragments.iter_mut().for_each(|fragment| fragment.parent = None);
+    let text = half_to_next("function metaload() return 1e308 end function mdsload(i) return 1 end");
+    let plan = decide(&engine(&text), &snapshot);
+    assert_eq!(plan.metaload, 0.0);
+    assert_eq!(failure(&plan).1.to_string(), "the sum of the loads is not finite");
 }
 
 #[test]
