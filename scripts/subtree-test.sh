@@ -86,6 +86,41 @@ merged() { touch "$a/merges/x" && rm "$a/merges/x" && [ "$(ranks "$b/merges" | j
 until_true merged
 is "$(ls "$a/merges")" m-1
 
+section 'a balancer moves directories'
+mkdir "$a/hot"
+"$bin" subtree pin "$a/hot" 1 > /dev/null
+mkdir "$a"/hot/{1,2,3}
+for dir in "$a"/hot/*; do make_files "$dir" 20 first; done
+"$bin" subtree pin "$a/hot" off > /dev/null
+busy() {
+    local n=0
+    while [ ! -e "$work/stop" ]; do
+        n=$((n + 1))
+        touch "$1/busy-$((n % 500))"
+        rm -f "$1/busy-$(((n + 250) % 500))"
+    done
+}
+for n in 1 2 3; do busy "$a/hot/$n" & done
+refused 'is not in `espalier balancer list`' "$bin" balancer run nonsense "$a" --once
+cat > "$work/spill.lua" << 'LUA'
+function when()  return MDSs[whoami]["load"] > 1.5 * total / #MDSs end
+function where() targets[whoami % #MDSs + 1] = MDSs[whoami]["load"] / 2 end
+howmuch = { "half", "big_small" }
+LUA
+"$bin" balancer run "$work/spill.lua" "$a" --every 1 > "$work/balancer" & balancer=$!
+moved() { [ "$(ranks "$b/hot/1")$(ranks "$b/hot/2")$(ranks "$b/hot/3")" != '[1][1][1]' ]; }
+until_true moved
+refused 'another balancer runs' "$bin" balancer run greedy-spill "$a" --once
+kill "$balancer"
+wait "$balancer" || true
+: > "$work/stop"
+wait
+"$bin" balancer history "$b" > "$work/history"
+path=$(sed -n 's/.* spill.lua: \(.*\) from rank 1 to rank [0-9]*$/\1/p' "$work/history" | head -n 1)
+[[ $("$bin" explain "$b$path") == *"$path from rank 1"*'metadata load'* ]]
+[[ $("$bin" explain "$a/merges") == 'no balancer has moved it'* ]]
+[[ $("$bin" balancer undo "$a") == *' moves back from rank '* ]]
+
 section 'kill servers during moves'
 mkdir "$a/moving"
 make_files "$a/moving" 500 k

@@ -72,6 +72,11 @@ pub enum Command {
     Subtree(SubtreeArgs),
     /// Balance the load among metadata servers: metrics, and policies to check and try.
     Balancer(BalancerArgs),
+    /// Print which balancer has moved a directory, or one above it, and why.
+    Explain {
+        #[arg(value_hint = ValueHint::AnyPath)]
+        path: PathBuf,
+    },
     /// Remove files, and directory trees of a mounted file system in one operation each. Does not
     /// prompt. Exits with 1 if a removal fails; a tree is then unchanged.
     Rm(RmArgs),

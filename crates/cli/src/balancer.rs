@@ -2,6 +2,7 @@
 
 mod metrics;
 mod policies;
+mod run;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -42,7 +43,24 @@ enum BalancerCommand {
         #[arg(long)]
         json: bool,
     },
+    /// Balance the load of a running cluster until stopped: every few seconds let a policy decide
+    /// for each metadata server, and move directories' names as it says. Needs the superuser.
+    Run(run::RunArgs),
+    /// Print the moves that balancers have begun, with their reasons.
+    History {
+        /// A mount of the cluster's root.
+        #[arg(value_hint = ValueHint::DirPath)]
+        mountpoint: PathBuf,
+    },
+    /// Move back what a balancer has moved last.
+    Undo {
+        /// A mount of the cluster's root.
+        #[arg(value_hint = ValueHint::DirPath)]
+        mountpoint: PathBuf,
+    },
 }
+
+pub(crate) use run::explain;
 
 pub(crate) fn balancer(args: &BalancerArgs) -> Result<ExitCode> {
     match &args.command {
@@ -50,5 +68,8 @@ pub(crate) fn balancer(args: &BalancerArgs) -> Result<ExitCode> {
         BalancerCommand::List { json } => policies::list(*json),
         BalancerCommand::Check { policy } => policies::check(policy),
         BalancerCommand::DryRun { policy, snapshot, json } => policies::dry_run(policy, snapshot, *json),
+        BalancerCommand::Run(args) => run::run(args),
+        BalancerCommand::History { mountpoint } => run::history(mountpoint),
+        BalancerCommand::Undo { mountpoint } => run::undo(mountpoint),
     }
 }

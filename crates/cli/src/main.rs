@@ -90,6 +90,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Command::Layout(args) => policy::layout(&args),
         Command::Subtree(args) => subtree::subtree(&args.command),
         Command::Balancer(args) => balancer::balancer(&args),
+        Command::Explain { path } => balancer::explain(&path),
         Command::Cp(args) => Ok(cp::cp(&args)),
         Command::Rm(args) => Ok(remove::rm(&args)),
         Command::Decouple(args) => decouple::decouple(&args),

@@ -22,18 +22,18 @@ const FRAGMENTS: &str = "user.espalier.fragments";
 
 /// The fragments of a directory, as its server returns them.
 #[derive(Debug, Deserialize)]
-struct Shown {
+pub(crate) struct Shown {
     version: u32,
     servers: u32,
-    fragments: Vec<ShownFragment>,
+    pub fragments: Vec<ShownFragment>,
 }
 
 #[derive(Debug, Deserialize)]
-struct ShownFragment {
-    rank: u16,
-    inode: u64,
+pub(crate) struct ShownFragment {
+    pub rank: u16,
+    pub inode: u64,
     /// The lowest and the highest hash.
-    first: u64,
+    pub first: u64,
     last: u64,
     entries: u64,
     /// Decayed counts: reads, writes, listings, records loaded and stored.
@@ -89,7 +89,7 @@ fn move_tree(path: &Path, to: u16, fragment: Option<u64>, waits: bool) -> Result
     print_text(&format!("{count} {} {done}", if count == 1 { "directory" } else { "directories" }))
 }
 
-fn request_move(dir: &Path, value: &str) -> Result<()> {
+pub(crate) fn request_move(dir: &Path, value: &str) -> Result<()> {
     setxattr(dir, FRAGMENTS, value.as_bytes(), XattrFlags::empty()).map_err(|errno| {
         let why = match errno {
             Errno::PERM | Errno::ACCESS => "only the superuser may move directories",
@@ -161,7 +161,7 @@ fn directories(path: &Path) -> Result<Vec<PathBuf>> {
     Ok(dirs)
 }
 
-fn read(path: &Path) -> Result<Shown> {
+pub(crate) fn read(path: &Path) -> Result<Shown> {
     let text = attribute(path, FRAGMENTS)?.with_context(|| {
         format!("{} is not a directory of a mounted Espalier file system", path.display())
     })?;

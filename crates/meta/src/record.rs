@@ -219,6 +219,12 @@ impl Inode {
         }
     }
 
+    /// True if it was a record of a directory and has ceded all names to another one; it is removed
+    /// when nobody uses it.
+    pub(crate) fn is_retired(&self) -> bool {
+        self.nlink == 0 && self.fragment().is_some() && self.hashes().is_empty()
+    }
+
     pub(crate) fn has_entries(&self) -> bool {
         matches!(&self.body, Body::Directory(directory) if directory.entries > 0)
     }

@@ -286,12 +286,13 @@ impl State {
     /// A directory. An unknown one is found by the record of its place.
     ///
     /// # Errors
-    /// `ENOTDIR` for anything else.
+    /// `ENOTDIR` for anything else. [`Stop::Misrouted`]: the record has ceded all names to another.
     pub(crate) fn dir(&self, ino: Ino) -> Step<&Inode> {
         if let Some(locks) = &self.locks {
             locks.check(ino)?;
         }
-        self.dir_even_if_locked(ino)
+        let inode = self.dir_even_if_locked(ino)?;
+        if inode.is_retired() { Err(Stop::Misrouted(ino)) } else { Ok(inode) }
     }
 
     /// As [`Self::dir`], for callers that do not depend on the directory's location.

@@ -81,7 +81,7 @@ fn read(source: &Path, most: usize) -> Result<Vec<LoadReport>> {
     }
 }
 
-fn read_attribute(mountpoint: &Path) -> Result<LoadReport> {
+pub(super) fn read_attribute(mountpoint: &Path) -> Result<LoadReport> {
     let mut value = vec![0; 65536];
     let length = rustix::fs::getxattr(mountpoint, LOAD, &mut value).with_context(|| {
         format!("cannot read {LOAD} of {}: only the superuser may, at the root", mountpoint.display())

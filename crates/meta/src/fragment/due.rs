@@ -303,9 +303,6 @@ impl Meta {
         if to.0 >= self.config.ranks || inode.fragment().is_some() {
             return Err(Errno::EINVAL.into());
         }
-        if self.pinned_rank(inode).is_some_and(|rank| rank != to) {
-            return Err(Errno::EBUSY.into());
-        }
         let map = self.map_of(dir)?;
         let is_named = |ino: &Ino| record.is_none_or(|record| record == *ino);
         let records: Vec<Ino> = map.fragments().map(|(_, ino)| ino).filter(is_named).collect();
@@ -330,7 +327,10 @@ impl Meta {
 
     /// Has a directory record of this rank move to another one.
     pub(crate) fn answer_move(&mut self, fragment: Ino, to: Rank) -> Step<PeerAnswer> {
-        self.state.dir(fragment)?;
+        let inode = self.state.dir(fragment)?;
+        if self.pinned_rank(inode).is_some_and(|rank| rank != to) {
+            return Err(Errno::EBUSY.into());
+        }
         self.transfers.moves.insert(fragment, to);
         self.note_growth(fragment);
         Ok(PeerAnswer::Moves)

@@ -81,7 +81,10 @@ impl Meta {
                 self.count_received(*from, *last, changes, about)?
             }
             PeerRequest::Answer { from, id, question } => {
-                let answer = self.answer_rank(cx, *id, question)?;
+                let answer = match self.answer_rank(cx, *id, question) {
+                    Err(Stop::Misrouted(_)) => Err(CHANGED),
+                    answer => answer,
+                }?;
                 let is_ready = matches!(answer, PeerAnswer::Ready { .. });
                 let message = PeerMessage::Answer { id: *id, answer };
                 if is_ready {
@@ -152,7 +155,6 @@ impl Meta {
                 match self.prepare(cx, id, part) {
                     // Wait-die: a transaction does not wait for an older one.
                     Err(Stop::Wait(Wait::Locked(holder))) if holder < age => Ok(PeerAnswer::Busy),
-                    Err(Stop::Misrouted(_)) => Err(CHANGED),
                     outcome => outcome,
                 }
             }
