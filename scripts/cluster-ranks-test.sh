@@ -247,10 +247,9 @@ is "$(find "$a/spread" -type f | wc -l)" 2000
 is "$(jq -c '[.fragments[].rank] | sort' "$work/fragments")" '[0,1,2,3]'
 is "$(jq '[.fragments[].entries] | add' "$work/fragments")" 2001
 is "$(jq '[.fragments[].iwr > 0] | all' "$work/fragments")" true
-for source in "$cluster" "$b" "$store"; do
-    "$bin" balancer metrics "$source" --json > "$work/load"
-    is "$(jq -c '[.ranks[].silent]' "$work/load")" '[false,false,false,false]'
-done
+# Servers have just been restarted.
+no_rank_is_silent() { [ "$("$bin" balancer metrics "$1" --json | jq -c '[.ranks[].silent]')" = '[false,false,false,false]' ]; }
+for source in "$cluster" "$b" "$store"; do until_true no_rank_is_silent "$source"; done
 "$bin" balancer metrics "$b" --json > "$work/load"
 is "$(jq -c '[.directories[] | select(.iwr > 10) | .rank] | unique' "$work/load")" '[0,1,2,3]'
 held() { "$bin" status "$store" --json | jq .figures.fragments.held; }

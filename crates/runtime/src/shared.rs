@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use espalier_proto::{ClusterId, Rank};
 use espalier_store::{
-    Engine, EngineError, FormatOptions, LocalOptions, ObjectOptions, ObjectStore, Rados, RankLease,
-    Superblock, format_objects, lease_holder, read_superblock,
+    Engine, FormatOptions, LocalOptions, ObjectOptions, ObjectStore, Rados, RankLease, Superblock,
+    break_lease, format_objects, read_superblock,
 };
 
 use crate::error::Error;
@@ -61,19 +61,6 @@ impl SharedStore {
         Ok(OpenedStore { superblock, store: Box::new(store), journal: journal.erase() })
     }
 
-    /// Releases the lock of a rank's store, if a fenced client holds it.
-    fn break_lock(&self, rank: Rank, fenced: &[String]) -> Result<(), EngineError> {
-        let holder = lease_holder(self.engine.as_ref(), rank)?;
-        if holder.is_none_or(|holder| !fenced.contains(&holder.address)) {
-            return Ok(());
-        }
-        let lock = format!("{rank}.lock");
-        match self.engine.lock_holder(&lock)? {
-            Some(locked) => self.engine.break_lock(&lock, &locked),
-            None => Ok(()),
-        }
-    }
-
     /// Opens the stores of all ranks.
     pub(crate) fn open_all(&self, options: &OpenOptions) -> Result<Vec<Volume>, Error> {
         self.ranks().map(|rank| Volume::open_rank(self, rank, options.clone())).collect()
@@ -93,7 +80,7 @@ impl RankStores for ServedStores {
 
     fn fence(&self, rank: Rank, clients: &[String]) -> Result<(), Error> {
         clients.iter().try_for_each(|client| self.shared.engine.fence(client))?;
-        Ok(self.shared.break_lock(rank, clients)?)
+        Ok(break_lease(self.shared.engine.as_ref(), rank, clients)?)
     }
 }
 

@@ -33,6 +33,14 @@ pub struct FaultSettings {
     pub disk_failure: Option<Fault>,
     /// A server's disk is slow.
     pub slow_disk: Option<Fault>,
+    /// A server that fails over is paused, and continues later with what it knew.
+    pub pause: Option<Fault>,
+    /// A server that fails over hands over its ranks, ends, and starts again.
+    pub restart: Option<Fault>,
+    /// A server that fails over does not reach the shared store.
+    pub store_cut: Option<Fault>,
+    /// The shared store answers no server.
+    pub store_down: Option<Fault>,
     /// A server's commit watermarks change: each change by itself, or, if that is the setting,
     /// batches.
     pub reload: Option<Fault>,
@@ -67,10 +75,14 @@ pub enum FaultKind {
     DiskFailure,
     SlowDisk,
     Reload,
+    Pause,
+    Restart,
+    StoreCut,
+    StoreDown,
 }
 
 impl FaultKind {
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 13] = [
         Self::Crash,
         Self::Power,
         Self::ClientCrash,
@@ -80,6 +92,10 @@ impl FaultKind {
         Self::DiskFailure,
         Self::SlowDisk,
         Self::Reload,
+        Self::Pause,
+        Self::Restart,
+        Self::StoreCut,
+        Self::StoreDown,
     ];
 
     /// Name in scenarios.
@@ -94,6 +110,21 @@ impl FaultKind {
             Self::DiskFailure => "disk_failure",
             Self::SlowDisk => "slow_disk",
             Self::Reload => "reload",
+            Self::Pause => "pause",
+            Self::Restart => "restart",
+            Self::StoreCut => "store_cut",
+            Self::StoreDown => "store_down",
+        }
+    }
+}
+
+impl FaultKind {
+    /// True if the kind concerns servers that fail over; `None`: it concerns all clusters.
+    pub fn of_failover(self) -> Option<bool> {
+        match self {
+            Self::Pause | Self::Restart | Self::StoreCut | Self::StoreDown => Some(true),
+            Self::Power | Self::DiskFailure | Self::Reload => Some(false),
+            _ => None,
         }
     }
 }
@@ -110,6 +141,10 @@ impl FaultSettings {
             FaultKind::DiskFailure => self.disk_failure.as_ref(),
             FaultKind::SlowDisk => self.slow_disk.as_ref(),
             FaultKind::Reload => self.reload.as_ref(),
+            FaultKind::Pause => self.pause.as_ref(),
+            FaultKind::Restart => self.restart.as_ref(),
+            FaultKind::StoreCut => self.store_cut.as_ref(),
+            FaultKind::StoreDown => self.store_down.as_ref(),
         }
     }
 }

@@ -3,6 +3,7 @@
 
 mod acls;
 mod exclusive;
+pub mod failover;
 mod handles;
 mod locks;
 mod looks;
@@ -48,6 +49,8 @@ pub enum RunFailure {
     Unclean(Vec<Finding>),
     #[error("clients and servers do not agree: {}", .0.join("; "))]
     Disagree(Vec<String>),
+    #[error("failover: {0}")]
+    Failover(String),
     #[error("a panic: {0}")]
     Panic(String),
 }
@@ -59,6 +62,8 @@ pub struct Passed {
     pub answers: u64,
     /// The check gave up, since there were too many explanations.
     pub given_up: bool,
+    /// Number of ranks that another server served in time after the end of theirs.
+    pub taken_over: u64,
 }
 
 /// The scenario of a seed, in the format of [`crate::Scenario`].
@@ -96,13 +101,32 @@ fn run_observed(
     call: Option<u64>,
     mutator: &mut dyn Mutator,
 ) -> (Result<Passed, RunFailure>, Vec<String>) {
-    let case = match Case::new(seed) {
-        Ok(case) => case,
-        Err(error) => return (Err(RunError::from(error).into()), Vec::new()),
-    };
-    let watch = Rc::new(RefCell::new(Watch::new(&case, call)));
+    match Case::new(seed) {
+        Ok(case) => run_case(&case, call, mutator),
+        Err(error) => (Err(RunError::from(error).into()), Vec::new()),
+    }
+}
+
+/// Executes a scenario with processes that make random calls; returns the events of failover, too.
+/// Faults end with `until`, and the last client is for the final survey.
+///
+/// # Errors
+/// [`RunFailure`]
+pub fn run_scenario(text: &str, mutator: &mut dyn Mutator) -> (Result<Passed, RunFailure>, Vec<String>) {
+    match Case::of_text(text) {
+        Ok(case) => run_case(&case, Some(0), mutator),
+        Err(error) => (Err(RunError::from(error).into()), Vec::new()),
+    }
+}
+
+fn run_case(
+    case: &Case,
+    call: Option<u64>,
+    mutator: &mut dyn Mutator,
+) -> (Result<Passed, RunFailure>, Vec<String>) {
+    let watch = Rc::new(RefCell::new(Watch::new(case, call)));
     let eyes = Eyes(Rc::clone(&watch));
-    let result = catch_unwind(AssertUnwindSafe(|| run_with_observer(&case, eyes, mutator)));
+    let result = catch_unwind(AssertUnwindSafe(|| run_with_observer(case, eyes, mutator)));
     let result = result.unwrap_or_else(|panic| Err(RunFailure::Panic(text_of(panic))));
     // The borrow fails only if its holder has panicked.
     let lines = watch.try_borrow_mut().map_or(Vec::new(), |mut watch| std::mem::take(&mut watch.trace.lines));
@@ -143,6 +167,9 @@ fn run_with_observer(case: &Case, mut eyes: Eyes, mutator: &mut dyn Mutator) -> 
         if let Some(violation) = watch.violation.take() {
             return Err(RunFailure::Violation(violation));
         }
+        if let Some(broken) = watch.broken_rule.take() {
+            return Err(RunFailure::Failover(broken));
+        }
         if progress.is_over {
             break;
         }
@@ -158,5 +185,9 @@ fn run_with_observer(case: &Case, mut eyes: Eyes, mutator: &mut dyn Mutator) -> 
         return Err(RunFailure::Unclean(findings));
     }
     let watch = watch.borrow();
-    Ok(Passed { answers: watch.checker.checked(), given_up: watch.checker.has_given_up() })
+    Ok(Passed {
+        answers: watch.checker.checked(),
+        given_up: watch.checker.has_given_up(),
+        taken_over: watch.taken_over(),
+    })
 }

@@ -2,7 +2,8 @@
 
 use espalier_meta::PeerMessage;
 use espalier_proto::{
-    DataReply, DataRequest, FromClient, FromData, FromServer, Hello, Reply, Request, ToData, Welcome,
+    DataReply, DataRequest, FromClient, FromData, FromServer, Hello, Reply, Request, ServerMap, ToData,
+    Welcome,
 };
 use postcard::ser_flavors::Flavor;
 use serde::Serialize;
@@ -24,6 +25,8 @@ pub enum Message {
     Peer(PeerMessage),
     ToData(ToData),
     FromData(FromData),
+    /// Addresses of the cluster's servers, whenever they change.
+    Addresses(ServerMap),
     /// Keep-alive of a client.
     Alive,
 }
@@ -102,7 +105,7 @@ impl Message {
             Self::FromServer(FromServer::Reply { .. }) => MessageKind::Reply,
             Self::FromServer(FromServer::Revoke { .. }) => MessageKind::Revoke,
             Self::FromServer(FromServer::Recall(_)) => MessageKind::Recall,
-            Self::FromServer(_) => MessageKind::OtherOfServer,
+            Self::FromServer(_) | Self::Addresses(_) => MessageKind::OtherOfServer,
             Self::Peer(_) => MessageKind::Peer,
             Self::ToData(_) => MessageKind::ToData,
             Self::FromData(_) => MessageKind::FromData,

@@ -16,7 +16,7 @@ use espalier_proto::{
 
 use crate::check::CAPABILITY;
 use crate::message::Message;
-use crate::observe::{Arrival, Mutator, Node};
+use crate::observe::{Arrival, FailoverStep, Mutator, Node};
 
 /// The fault of a mutant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,13 +109,23 @@ pub enum Mutation {
     UnroutedName,
     /// A change of a directory's permissions revokes only the leases on its contents.
     KeptPermissions,
+    /// A server answers past its lease.
+    AnswersPastLease,
+    /// A rank is taken over without fencing its earlier holders.
+    UnfencedTakeover,
+    /// A server that takes a rank over ignores the end of its journal.
+    LostTail,
+    /// The cluster map is replaced whatever version it has.
+    UnguardedMap,
+    /// A server that was removed or fenced goes on as if its lease were renewed.
+    RenewedFenced,
 }
 
 /// Bytes of the sequence number at the start of a frame.
 const SEQUENCE: usize = 8;
 
 impl Mutation {
-    pub const ALL: [Self; 44] = [
+    pub const ALL: [Self; 49] = [
         Self::IgnoredRevocation,
         Self::UnwrittenJournal,
         Self::UnsyncedJournal,
@@ -160,7 +170,24 @@ impl Mutation {
         Self::DoubledFragment,
         Self::UnroutedName,
         Self::KeptPermissions,
+        Self::AnswersPastLease,
+        Self::UnfencedTakeover,
+        Self::LostTail,
+        Self::UnguardedMap,
+        Self::RenewedFenced,
     ];
+
+    /// The step of failover that the mutant leaves out.
+    pub fn skipped(self) -> Option<FailoverStep> {
+        match self {
+            Self::AnswersPastLease => Some(FailoverStep::EndTerm),
+            Self::UnfencedTakeover => Some(FailoverStep::Fence),
+            Self::LostTail => Some(FailoverStep::Replay),
+            Self::UnguardedMap => Some(FailoverStep::Guard),
+            Self::RenewedFenced => Some(FailoverStep::Stop),
+            _ => None,
+        }
+    }
 }
 
 /// Applies one mutant. Intermittent faults occur by count, so that a run stays a function of its
@@ -536,6 +563,10 @@ impl Mutator for Mutant {
             (Mutation::LostRecord, Io::Load(_)) if self.every(20) => Some(Ok(IoDone::Record(None))),
             _ => None,
         }
+    }
+
+    fn skips(&self, step: FailoverStep) -> bool {
+        self.mutation.skipped() == Some(step)
     }
 }
 

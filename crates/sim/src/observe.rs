@@ -1,18 +1,16 @@
 //! Interfaces of observers and of mutants.
 
 use espalier_client::{Answer, Call};
+use espalier_meta::failover::{ClusterMap, StopReason};
 use espalier_meta::{Io, IoDone};
 use espalier_proto::{Caller, ClientId, Errno, FromClient, Rank, Reply, RequestId};
 use espalier_timeline::Log;
 
 use crate::message::Message;
+pub use crate::node::Node;
 use crate::source::Done;
 use crate::storage::{Left, Loss};
 use crate::time::Nanos;
-
-/// A node of a run. Metadata servers have the first numbers, then data servers, then clients.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Node(pub u32);
 
 /// Receives the events of a run.
 pub trait Observer {
@@ -54,8 +52,11 @@ pub trait Observer {
     /// A client has crashed with pending write-back operations.
     fn forgot(&mut self) {}
 
-    /// A server has restarted.
-    fn began(&mut self, _now: Nanos, _node: Node) {}
+    /// A server has restarted. `incarnation`: increases with each holder of a rank.
+    fn began(&mut self, _now: Nanos, _node: Node, _incarnation: u64) {}
+
+    /// An event of failover.
+    fn failover(&mut self, _now: Nanos, _event: &FailoverEvent<'_>) {}
 
     /// Log for the spans of operations, if they are recorded.
     fn spans(&mut self) -> Option<&mut Log> {
@@ -67,6 +68,46 @@ pub trait Observer {
 
     /// A message is sent.
     fn sent(&mut self, _now: Nanos, _from: Node, _to: Node, _message: &Message) {}
+}
+
+/// An event of failover. Servers are named by number.
+#[derive(Debug)]
+pub enum FailoverEvent<'a> {
+    /// A process has started.
+    Started { process: u32 },
+    /// A process was killed.
+    Killed { process: u32 },
+    /// A process is paused.
+    Paused { process: u32 },
+    /// A process continues after a pause.
+    Resumed { process: u32 },
+    /// A process was asked to hand over its ranks.
+    Drained { process: u32 },
+    /// A process ends by itself.
+    Ended { process: u32, why: Option<StopReason> },
+    /// A process cannot reach the store, the store is slow or down, or the network is partitioned.
+    Disturbed,
+    /// The cluster map has changed.
+    Swapped { before: &'a ClusterMap, after: &'a ClusterMap },
+    /// A service has written a frame to its rank's journal.
+    Wrote { node: Node },
+    /// A process could not open the store of a rank.
+    NotOpened { process: u32, rank: Rank, cause: String },
+}
+
+/// A step of failover that a mutant can leave out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FailoverStep {
+    /// Past its lease a server answers nothing.
+    EndTerm,
+    /// The earlier holders of a rank are fenced before its store is opened.
+    Fence,
+    /// The cluster map is replaced only if it still has the version that the server has read.
+    Guard,
+    /// A server that was removed from the cluster map, or fenced, ends.
+    Stop,
+    /// The journal is replayed to its end.
+    Replay,
 }
 
 /// Ignores all events.
@@ -91,6 +132,11 @@ pub trait Mutator {
     /// then.
     fn io(&mut self, _node: Node, _io: &mut Io) -> Option<Result<IoDone, Errno>> {
         None
+    }
+
+    /// True if a step of failover is left out.
+    fn skips(&self, _step: FailoverStep) -> bool {
+        false
     }
 }
 

@@ -10,6 +10,7 @@ use crate::disk::DiskSettings;
 use crate::faults::{FaultKind, FaultSettings};
 use crate::model::{Model, ModelError, ModelSettings};
 use crate::network::NetworkSettings;
+use crate::node::NodeNumbers;
 use crate::quantity::{Bytes, parse_time};
 use crate::source::Workload;
 use crate::sweep::SweepSettings;
@@ -54,8 +55,13 @@ pub struct Machine {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Cluster {
-    /// Number of metadata servers.
+    /// Number of metadata servers, or of ranks if servers fail over.
     pub ranks: u16,
+    /// Number of servers that share one store and fail over; 0: each rank has a server with a store
+    /// of its own.
+    pub servers: u16,
+    /// How many of `servers` start only when the others hold all ranks.
+    pub standbys: u16,
     /// Number of data servers.
     pub data: u16,
     pub clients: u32,
@@ -86,6 +92,8 @@ impl Default for Cluster {
     fn default() -> Self {
         Self {
             ranks: 1,
+            servers: 0,
+            standbys: 0,
             data: 0,
             clients: 1,
             cores: 1,
@@ -242,12 +250,23 @@ impl Scenario {
 
     /// Checks the ranges and combinations of values.
     fn check(&self) -> Result<(), ScenarioError> {
-        let Cluster { ranks, data, clients, cores, session, lease, strip, journal, .. } = self.cluster;
+        let Cluster {
+            ranks, servers, standbys, data, clients, cores, session, lease, strip, journal, ..
+        } = self.cluster;
         let loss = self.network.loss;
         // A restarted server refuses changes until all leases have expired.
         let checks = [
             ((1..=4096).contains(&ranks), "[cluster] ranks", "1 to 4096"),
             (data <= 4096, "[cluster] data", "at most 4096"),
+            (servers <= 64, "[cluster] servers", "at most 64"),
+            (servers == 0 || ranks <= 64, "[cluster] ranks", "at most 64 with `servers`"),
+            (servers == 0 || data == 0, "[cluster] data", "0 with `servers`"),
+            (standbys == 0 || standbys < servers, "[cluster] standbys", "less than `servers`"),
+            (
+                servers == 0 || self.cluster.durability == Durability::Durable,
+                "[cluster] durability",
+                "\"durable\" with `servers`",
+            ),
             ((1..=1_000_000).contains(&clients), "[cluster] clients", "1 to 1000000"),
             ((1..=4096).contains(&cores), "[cluster] cores", "1 to 4096"),
             (self.cluster.high_watermark > 0, "[cluster] high_watermark", "1 at least"),
@@ -302,10 +321,17 @@ impl Scenario {
         if fault.every.as_ref().is_some_and(|every| every.mean() < Nanos::from_millis(1)) {
             return bad("it happens every 1 ms at most".into());
         }
+        let Cluster { servers, ranks, data, clients, .. } = self.cluster;
+        match (kind.of_failover(), servers) {
+            (Some(true), 0) => return bad("it concerns clusters with `servers`".into()),
+            (Some(false), 1..) => return bad("it concerns clusters without `servers`".into()),
+            _ => {}
+        }
         let nodes = match kind {
-            FaultKind::ClientCrash => self.cluster.clients,
+            FaultKind::ClientCrash => clients,
             FaultKind::Late => self.nodes(),
-            _ => u32::from(self.cluster.ranks) + u32::from(self.cluster.data),
+            _ if servers > 0 => servers.into(),
+            _ => u32::from(ranks) + u32::from(data),
         };
         match fault.nodes.iter().find(|node| **node >= nodes) {
             Some(node) => {
@@ -317,7 +343,7 @@ impl Scenario {
 
     /// Number of nodes of all types.
     pub fn nodes(&self) -> u32 {
-        u32::from(self.cluster.ranks) + u32::from(self.cluster.data) + self.cluster.clients
+        NodeNumbers::of(&self.cluster).count()
     }
 }
 

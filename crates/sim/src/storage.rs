@@ -1,27 +1,45 @@
-//! Storage of a simulated metadata server: a store and a journal in memory, with the crash
-//! behaviour of a disk.
+//! Storage of a simulated metadata server: a store and a journal on a disk of its own, which may
+//! lose power, or in objects that servers share.
 
 use std::collections::VecDeque;
 use std::ops::Bound;
+use std::sync::Arc;
+use std::time::Duration;
 
 use espalier_meta::{
     Check, Config, Format, Io, IoDone, Load, Meta, Recovery, RecoveryError, StreamCall, StreamDone, Super,
 };
-use espalier_proto::{Errno, Ino, ObjectId, Position, Rank, Reply, Space, StreamIo, Time, pieces_of};
-use espalier_store::{Journal, JournalError, MemoryStore, SimFile, Store, StoreError};
+use espalier_proto::{
+    Errno, Ino, ObjectId, Position, Rank, Reply, Space, StreamIo, TableWrite, Time, pieces_of,
+};
+use espalier_store::{
+    FormatError, Journal, JournalError, MemoryEngine, MemoryStore, ObjectOptions, ObjectStore, RankLease,
+    SimFile, Store, StoreError, Superblock,
+};
 
 use crate::disk::DiskRequest;
 use crate::time::Nanos;
 
 /// See the module description.
 pub struct Storage {
-    pub store: MemoryStore,
-    journal: Journal<SimFile>,
+    store: Arc<dyn Store>,
+    journal: Journal,
+    medium: Medium,
     /// Bytes appended to the journal since its last sync, and staged since the last publish.
     unsynced: usize,
     staged: usize,
     /// Frames that are not durable, preceded by the last durable one.
     appended: VecDeque<Appended>,
+}
+
+/// Location of a store.
+enum Medium {
+    Disk {
+        store: Arc<MemoryStore>,
+        file: Arc<SimFile>,
+    },
+    /// Objects, through the connection of a server's process.
+    Shared(Arc<MemoryEngine>),
 }
 
 /// A frame in the journal.
@@ -58,15 +76,25 @@ pub enum StorageError {
     #[error(transparent)]
     Journal(#[from] JournalError),
     #[error(transparent)]
+    Format(#[from] FormatError),
+    #[error(transparent)]
     Recovery(#[from] RecoveryError),
     #[error("the tables have no first record")]
     Empty,
+    #[error("a store that servers share does not lose power")]
+    Shared,
 }
 
 /// Approximate size on disk of a record, or of a run of dentries, in bytes.
 const RECORD: usize = 4096;
 const DENTRIES: usize = 64 << 10;
 const TAG: u64 = 1;
+/// Term of the lock of a shared store. It does not end by itself: the next holder breaks it, after
+/// it has fenced the earlier ones.
+const TERM: Duration = Duration::from_secs(1 << 30);
+/// Largest number of operations on objects that a server has carried out of a checkpoint's end when
+/// it is killed.
+pub const STEPS: u64 = 12;
 
 impl Storage {
     /// An empty file system, or another rank's part of one.
@@ -76,28 +104,59 @@ impl Storage {
     pub fn format(config: &Config, time: Time) -> Result<Self, StorageError> {
         let bytes =
             usize::try_from(Journal::<SimFile>::file_bytes(config.journal_capacity)).unwrap_or(usize::MAX);
-        let journal = Journal::create(SimFile::new(bytes), config.journal_capacity, TAG)?;
-        let store = MemoryStore::new();
-        let format = Format { time, uid: 0, gid: 0, perm: 0o777 };
-        let first = if config.rank == Rank(0) { format.writes() } else { Format::nothing(config.rank) };
-        store.stage(first)?;
+        let file = Arc::new(SimFile::new(bytes));
+        let journal = Journal::create(Arc::clone(&file), config.journal_capacity, TAG)?;
+        let store = Arc::new(MemoryStore::new());
+        store.stage(first_records(config, time))?;
         store.publish()?;
-        let appended = [Appended { first: 0, end: Position(0), when: Nanos::ZERO }].into();
-        Ok(Self { store, journal, unsynced: 0, staged: 0, appended })
+        let mut storage = Self::new(Arc::clone(&store) as _, journal.erase(), Medium::Disk { store, file });
+        storage.appended.push_back(Appended { first: 0, end: Position(0), when: Nanos::ZERO });
+        Ok(storage)
     }
 
-    /// The storage after a crash, and the remains of the journal.
+    fn new(store: Arc<dyn Store>, journal: Journal, medium: Medium) -> Self {
+        Self { store, journal, medium, unsynced: 0, staged: 0, appended: VecDeque::new() }
+    }
+
+    /// Opens the store of a rank that servers share; its journal is not replayed.
+    ///
+    /// # Errors
+    /// Another server has the rank's lock, or has fenced this one; the store is damaged.
+    pub fn open_shared(
+        engine: &Arc<MemoryEngine>,
+        superblock: &Superblock,
+        rank: Rank,
+    ) -> Result<Self, StorageError> {
+        let superblock = Superblock { rank, ..superblock.clone() };
+        let lease = RankLease::acquire_for(engine, rank, TERM)?;
+        let options = ObjectOptions::default();
+        let (store, journal) = ObjectStore::open(engine, &superblock, lease, options)?;
+        Ok(Self::new(Arc::new(store), journal.erase(), Medium::Shared(Arc::clone(engine))))
+    }
+
+    /// Writes the first records of a rank of an empty file system.
+    ///
+    /// # Errors
+    /// As [`Self::open_shared`].
+    pub fn format_shared(&self, config: &Config, time: Time) -> Result<(), StorageError> {
+        self.store.stage(first_records(config, time))?;
+        Ok(self.store.publish()?)
+    }
+
+    /// The storage after a crash, and the remains of the journal. Shared objects lose nothing.
     ///
     /// # Errors
     /// The journal is invalid.
     pub fn crash(&self, loss: Loss) -> Result<(Self, Left), StorageError> {
+        let Medium::Disk { store, file } = &self.medium else { return Err(StorageError::Shared) };
         let (store, file) = match loss {
-            Loss::Process => (self.store.reopen(), self.journal.file().reopen()),
-            Loss::Power(seed) => (self.store.crash(), self.journal.file().crash(seed)),
+            Loss::Process => (store.reopen(), file.reopen()),
+            Loss::Power(seed) => (store.crash(), file.crash(seed)),
         };
+        let (store, file) = (Arc::new(store), Arc::new(file));
         file.fail_after(u64::MAX);
-        let journal = Journal::open(file)?;
-        let mut found = Self { store, journal, unsynced: 0, staged: 0, appended: VecDeque::new() };
+        let journal = Journal::open(Arc::clone(&file))?.erase();
+        let mut found = Self::new(Arc::clone(&store) as _, journal, Medium::Disk { store, file });
         let tables = Super::parse(&found.first_record()?).ok_or(StorageError::Empty)?;
         let end = found.journal.replay(Position(tables.journal), |_, _| ())?;
         let left = self.left(end, tables.sequence);
@@ -105,21 +164,56 @@ impl Storage {
         Ok((found, left))
     }
 
-    /// Recovers the metadata machine.
+    /// Ends the process that has opened shared objects. `steps`: of the end of a checkpoint, if one
+    /// is under way, that are carried out; nothing later is.
+    pub fn kill(&mut self, steps: Option<u64>) {
+        let Medium::Shared(engine) = &self.medium else { return };
+        if let Some(steps) = steps {
+            engine.end_after(steps);
+            // The process does not learn the outcome.
+            let _ = self.store.publish();
+        }
+        engine.end_after(0);
+    }
+
+    /// Sets the time of later changes.
+    pub fn set_now(&self, now: Time) {
+        match &self.medium {
+            Medium::Disk { store, .. } => store.set_now(now),
+            Medium::Shared(engine) => engine.set_now(now),
+        }
+    }
+
+    fn is_shared(&self) -> bool {
+        matches!(self.medium, Medium::Shared(_))
+    }
+
+    /// Recovers the metadata machine. `loses_tail`: a mutant ignores the journal's last frame.
     ///
     /// # Errors
     /// [`StorageError`]
-    pub fn recover(&mut self, config: &Config) -> Result<Meta, StorageError> {
-        let store = &self.store;
+    pub fn recover(&mut self, config: &Config, loses_tail: bool) -> Result<Meta, StorageError> {
+        let store = Arc::clone(&self.store);
+        let store = store.as_ref();
         let orphans = store.scan(ObjectId::ORPHANS, Bound::Unbounded, usize::MAX)?;
         let sessions = store.scan(ObjectId::SESSIONS, Bound::Unbounded, usize::MAX)?;
         let (mut recovery, from) =
             Recovery::begin(config.clone(), &self.first_record()?, &orphans, &sessions)?;
         let mut fetch = |wanted: &Load| load(store, wanted);
-        let mut failed = None;
-        self.journal.replay(from, |_, frame| {
+        let (mut failed, mut last) = (None, Vec::new());
+        let mut replay = |frame: &[u8]| {
             if failed.is_none() {
                 failed = recovery.frame(frame, &mut fetch).err();
+            }
+        };
+        self.journal.replay(from, |_, frame| {
+            if loses_tail {
+                let before = std::mem::replace(&mut last, frame.to_vec());
+                if !before.is_empty() {
+                    replay(&before);
+                }
+            } else {
+                replay(frame);
             }
         })?;
         if let Some(error) = failed {
@@ -132,7 +226,7 @@ impl Storage {
         let (end, used) = (self.journal.position(), self.journal.used());
         let (meta, calls) = recovery.finish(end, used, &new_streams, &sizes, &mut fetch)?;
         for call in calls {
-            stream_call(store, call)?;
+            self.stream_call(call)?;
         }
         Ok(meta)
     }
@@ -160,7 +254,9 @@ impl Storage {
 
     /// Makes all writes fail, or succeed again.
     pub fn fail(&self, fails: bool) {
-        self.journal.file().fail_after(if fails { 0 } else { u64::MAX });
+        if let Medium::Disk { file, .. } = &self.medium {
+            file.fail_after(if fails { 0 } else { u64::MAX });
+        }
     }
 
     /// The disk request of an I/O.
@@ -170,9 +266,7 @@ impl Storage {
             Io::Sync => DiskRequest::Sync(self.unsynced),
             Io::Publish { .. } => DiskRequest::Sync(self.staged),
             Io::Stage { writes } => {
-                let bytes = |write: &espalier_proto::TableWrite| {
-                    write.key.len() + write.value.as_ref().map_or(0, Vec::len)
-                };
+                let bytes = |write: &TableWrite| write.key.len() + write.value.as_ref().map_or(0, Vec::len);
                 DiskRequest::Transfer(writes.iter().map(bytes).sum())
             }
             Io::Load(Load::Dentries { .. }) => DiskRequest::Transfer(DENTRIES),
@@ -197,10 +291,8 @@ impl Storage {
     /// As returned to the machine.
     pub fn execute(&mut self, io: Io, now: Nanos) -> Result<IoDone, Errno> {
         match io {
-            Io::Load(wanted) => load(&self.store, &wanted),
-            Io::Stream(call, _) => {
-                stream_call(&self.store, call).map(IoDone::Stream).map_err(|error| error.errno())
-            }
+            Io::Load(wanted) => load(self.store.as_ref(), &wanted),
+            Io::Stream(call, _) => self.stream_call(call).map(IoDone::Stream).map_err(|error| error.errno()),
             Io::Journal { frame, sync } => {
                 let done = self.append(frame, now)?;
                 if sync {
@@ -216,6 +308,11 @@ impl Storage {
                 self.store.stage(writes.to_vec()).map(|()| IoDone::Staged).map_err(|error| error.errno())
             }
             Io::Publish { trim } => {
+                if self.is_shared() {
+                    // Trimming would lose the events that repeat the removals.
+                    self.store.sync_removed_streams().map_err(|error| error.errno())?;
+                    self.store.sync_new_streams().map_err(|error| error.errno())?;
+                }
                 self.store.publish().map_err(|error| error.errno())?;
                 self.staged = 0;
                 self.journal.trim(trim);
@@ -253,6 +350,10 @@ impl Storage {
     /// As [`Self::execute`].
     pub fn sync(&mut self) -> Result<(), Errno> {
         self.unsynced = 0;
+        if self.is_shared() {
+            // An event may refer to a new stream.
+            self.store.sync_new_streams().map_err(|error| error.errno())?;
+        }
         self.journal.sync().map(drop).map_err(|_| Errno::EIO)
     }
 
@@ -261,7 +362,7 @@ impl Storage {
     /// # Errors
     /// As returned to the client.
     pub fn stream(&self, io: StreamIo, data: &[u8]) -> Result<Reply, Errno> {
-        let store = &self.store;
+        let store = self.store.as_ref();
         let done = match io {
             StreamIo::Read { ino, offset, size } => {
                 let mut bytes = vec![0; size as usize];
@@ -290,7 +391,25 @@ impl Storage {
                 .stream_copy(from, from_offset, to, to_offset, length)
                 .map(|copied| Reply::Written(copied as u32)),
         };
-        done.map_err(|error| error.errno())
+        let done = done.map_err(|error| error.errno())?;
+        if let Some(ino) = changed_by(&io).filter(|_| self.is_shared()) {
+            // Another server may take over at any time.
+            store.stream_sync(ino).map_err(|error| error.errno())?;
+        }
+        Ok(done)
+    }
+
+    fn stream_call(&self, call: StreamCall) -> Result<StreamDone, StoreError> {
+        let changed = match &call {
+            StreamCall::Fill { ino, .. }
+            | StreamCall::Write { ino, .. }
+            | StreamCall::Truncate { ino, .. }
+            | StreamCall::SetMtime { ino, .. } => Some(*ino).filter(|_| self.is_shared()),
+            _ => None,
+        };
+        let done = stream_call(self.store.as_ref(), call)?;
+        changed.map_or(Ok(()), |ino| self.store.stream_sync(ino))?;
+        Ok(done)
     }
 
     pub fn space(&self) -> Space {
@@ -319,7 +438,24 @@ impl Storage {
     }
 }
 
-fn load(store: &MemoryStore, wanted: &Load) -> Result<IoDone, Errno> {
+/// The first records of a rank of an empty file system.
+fn first_records(config: &Config, time: Time) -> Vec<TableWrite> {
+    let format = Format { time, uid: 0, gid: 0, perm: 0o777 };
+    if config.rank == Rank(0) { format.writes() } else { Format::nothing(config.rank) }
+}
+
+/// The file that an operation changes.
+fn changed_by(io: &StreamIo) -> Option<Ino> {
+    match io {
+        StreamIo::Write { ino, .. } | StreamIo::WriteList { ino, .. } | StreamIo::Allocate { ino, .. } => {
+            Some(*ino)
+        }
+        StreamIo::Copy { to, .. } => Some(*to),
+        StreamIo::Read { .. } | StreamIo::Seek { .. } => None,
+    }
+}
+
+fn load(store: &dyn Store, wanted: &Load) -> Result<IoDone, Errno> {
     let done = match wanted {
         Load::Record { object, key } => store.get(*object, key).map(IoDone::Record),
         Load::Dentries { dir, from, limit } => {
@@ -330,7 +466,7 @@ fn load(store: &MemoryStore, wanted: &Load) -> Result<IoDone, Errno> {
     done.map_err(|error| error.errno())
 }
 
-fn stream_call(store: &MemoryStore, call: StreamCall) -> Result<StreamDone, StoreError> {
+fn stream_call(store: &dyn Store, call: StreamCall) -> Result<StreamDone, StoreError> {
     let stats = |inos: &mut dyn Iterator<Item = Ino>| {
         inos.map(|ino| store.stream_stat(ino)).collect::<Result<_, _>>().map(StreamDone::Stats)
     };
@@ -417,13 +553,13 @@ mod tests {
     fn crash_loses_exactly_undurable_changes() {
         let config = config();
         let mut storage = Storage::format(&config, Time::new(1, 0)).unwrap();
-        let mut meta = storage.recover(&config).unwrap();
+        let mut meta = storage.recover(&config, false).unwrap();
         ask(&mut meta, &mut storage, 1, mkdir("kept")).unwrap();
         input(&mut meta, &mut storage, Input::Tick);
         ask(&mut meta, &mut storage, 2, mkdir("open")).unwrap();
         // In memory only.
         let mut storage = storage.crash(Loss::Process).unwrap().0;
-        let mut meta = storage.recover(&config).unwrap();
+        let mut meta = storage.recover(&config, false).unwrap();
         assert!(matches!(ask(&mut meta, &mut storage, 3, lookup("kept")), Ok(Reply::Entry(_))));
         assert!(matches!(ask(&mut meta, &mut storage, 4, lookup("open")), Ok(Reply::Absent { .. })));
         for _ in 0..3 {
@@ -439,7 +575,7 @@ mod tests {
         let config = config();
         for seed in 0..20 {
             let mut storage = Storage::format(&config, Time::new(1, 0)).unwrap();
-            let mut meta = storage.recover(&config).unwrap();
+            let mut meta = storage.recover(&config, false).unwrap();
             ask(&mut meta, &mut storage, 1, mkdir("kept")).unwrap();
             input(&mut meta, &mut storage, Input::Tick);
             storage.append(b"no frame of the machine's".to_vec(), Nanos(7)).unwrap();
@@ -447,7 +583,7 @@ mod tests {
             let (mut storage, left) = storage.crash(Loss::Power(seed)).unwrap();
             assert!(left == ALL || left == Left { until: Nanos::ZERO, lost: Nanos(7) });
             // The frame is either intact, and fails to decode, or lost.
-            if let Ok(mut meta) = storage.recover(&config) {
+            if let Ok(mut meta) = storage.recover(&config, false) {
                 assert_ne!(left, ALL);
                 assert!(matches!(ask(&mut meta, &mut storage, 3, lookup("kept")), Ok(Reply::Entry(_))));
             }

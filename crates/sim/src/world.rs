@@ -7,6 +7,7 @@ mod data_calls;
 mod end;
 mod event;
 mod fabric;
+mod failover;
 mod job;
 mod line;
 mod pages;
@@ -25,6 +26,7 @@ use espalier_store::StoreError;
 use crate::faults::Faults;
 use crate::message::Message;
 use crate::network::Network;
+use crate::node::NodeNumbers;
 use crate::observe::{Arrival, Mutator, Node, Observer};
 use crate::process::Program;
 use crate::random::Seed;
@@ -41,6 +43,7 @@ use data::DataServer;
 use end::RunStage;
 use event::SimEvent;
 use fabric::{Fabric, WireId};
+use failover::FailoverCluster;
 use server::{Setup, SimServer};
 pub use spans::Tracing;
 pub use ttl_cache::TtlCache;
@@ -49,8 +52,12 @@ pub use ttl_cache::TtlCache;
 pub struct World<'o> {
     scenario: Scenario,
     seed: Seed,
+    numbers: NodeNumbers,
     fabric: Fabric<'o>,
+    /// The metadata services, by node.
     servers: Vec<SimServer>,
+    /// The servers, if they fail over.
+    failover: Option<FailoverCluster>,
     data: Vec<DataServer>,
     clients: Vec<SimClient>,
     faults: Faults,
@@ -140,23 +147,30 @@ impl<'o> World<'o> {
         let fabric =
             Fabric::new(scenario.cost_model()?, network, scenario.processors(), nodes, observer, mutator);
         let striping = striping(cluster)?;
-        let server = |rank: u16| {
-            let node = Node(rank.into());
+        let numbers = NodeNumbers::of(cluster);
+        let start_error = |node| move |cause| RunError::Start { at: Nanos::ZERO, node, cause };
+        let server = |node: u32| {
+            let node = Node(node);
+            let rank = numbers.rank_of(node).unwrap_or_default().0;
             let setup = Setup { node, config: config(scenario, rank, striping.clone()), scenario, seed };
-            SimServer::new(setup).map_err(|cause| RunError::Start { at: Nanos::ZERO, node, cause })
+            SimServer::new(setup).map_err(start_error(node))
         };
-        let servers = (0..cluster.ranks).map(server).collect::<Result<_, _>>()?;
-        let first = u32::from(cluster.ranks) + u32::from(cluster.data);
+        let servers = (0..numbers.services()).map(server).collect::<Result<_, _>>()?;
+        let failover = (numbers.processes > 0).then(|| FailoverCluster::new(scenario, seed));
+        let failover = failover.transpose().map_err(start_error(numbers.process(0)))?;
+        let first = numbers.first_client().0;
         let data = |number: u16| {
-            let node = Node(u32::from(cluster.ranks) + u32::from(number));
+            let node = Node(numbers.first_data().0 + u32::from(number));
             let failed = |cause: StoreError| RunError::Start { at: Nanos::ZERO, node, cause: cause.into() };
             DataServer::new(node, scenario, seed).map_err(failed)
         };
         let client = |index| SimClient::new(index, Node(first + index), scenario, seed);
         Ok(Self {
             seed,
+            numbers,
             fabric,
             servers,
+            failover,
             data: (0..cluster.data).map(data).collect::<Result<_, _>>()?,
             clients: (0..cluster.clients).map(client).collect(),
             faults: Faults::new(&scenario.faults, seed),
@@ -252,8 +266,11 @@ impl<'o> World<'o> {
         for server in &mut self.data {
             server.begin(&mut self.fabric);
         }
-        for rank in 0..self.servers.len() {
-            self.begin_server(Node(rank as u32))?;
+        if self.failover.is_none() {
+            (0..self.numbers.ranks).try_for_each(|rank| self.begin_server(Node(rank)))?;
+        }
+        for process in 0..self.numbers.processes {
+            self.start_process(process);
         }
         for client in &mut self.clients {
             client.begin(&mut self.fabric);
@@ -274,8 +291,8 @@ impl<'o> World<'o> {
     }
 
     fn client_at(&mut self, node: Node) -> Option<usize> {
-        let first = self.clients.first()?.node.0;
-        node.0.checked_sub(first).map(|index| index as usize).filter(|index| self.clients[*index].is_up)
+        let index = self.numbers.client_of(node)? as usize;
+        Some(index).filter(|index| self.clients[*index].is_up)
     }
 
     fn data_at(&mut self, node: Node) -> Option<&mut DataServer> {
@@ -300,7 +317,38 @@ impl<'o> World<'o> {
         }
     }
 
+    /// The server of an event, if servers fail over.
+    fn process_of(&self, event: &SimEvent) -> Option<u32> {
+        match event {
+            SimEvent::Process { process, .. } => Some(*process),
+            SimEvent::Arrives { to: node, .. }
+            | SimEvent::Lost { node, .. }
+            | SimEvent::Reach { node, .. }
+            | SimEvent::Served { node, .. }
+            | SimEvent::Turned { node, .. }
+            | SimEvent::Stored { node, .. }
+            | SimEvent::Paused { node, .. }
+            | SimEvent::Tick { node, .. } => self.numbers.process_of(*node),
+            _ => None,
+        }
+    }
+
+    /// Delays the event of a paused server, and the answer of a store that is out of reach.
+    fn delay(&mut self, event: SimEvent) -> Option<SimEvent> {
+        let Some(process) = self.process_of(&event) else { return Some(event) };
+        if let Some(cluster) = self.failover.as_mut().filter(|cluster| cluster.is_paused(process)) {
+            cluster.defer(process, event);
+            return None;
+        }
+        match self.store_reached(process).filter(|_| matches!(event, SimEvent::Stored { .. })) {
+            Some(until) => self.fabric.queue.add(until, event),
+            None => return Some(event),
+        }
+        None
+    }
+
     fn happen(&mut self, event: SimEvent) -> Result<(), RunError> {
+        let Some(event) = self.delay(event) else { return Ok(()) };
         match event {
             SimEvent::Arrives { wire, to, message } => self.arrives(wire, to, message),
             SimEvent::Handshake { node } => {
@@ -311,7 +359,10 @@ impl<'o> World<'o> {
             SimEvent::Lost { node, wire } => match self.client_at(node) {
                 Some(client) => self.clients[client].lost(&mut self.fabric, wire),
                 None => {
-                    if let Some(server) = self.servers.get_mut(node.0 as usize) {
+                    if let (Some(process), None) = (self.numbers.process_of(node), self.numbers.rank_of(node))
+                    {
+                        self.lost_by_process(process, wire);
+                    } else if let Some(server) = self.servers.get_mut(node.0 as usize) {
                         server.lost(&mut self.fabric, wire);
                     } else if let Some(server) = self.data.get_mut(node.0 as usize - self.servers.len()) {
                         server.lost(&mut self.fabric, wire);
@@ -319,7 +370,7 @@ impl<'o> World<'o> {
                 }
             },
             SimEvent::Reach { node, start, other } => match self.client_at(node) {
-                Some(client) => match other.0.checked_sub(self.servers.len() as u32) {
+                Some(client) => match other.0.checked_sub(self.numbers.first_data().0) {
                     None => self.clients[client].reach(&mut self.fabric, Rank(other.0 as u16)),
                     Some(server) => {
                         self.clients[client].reach_data(&mut self.fabric, ServerId(server as u16))
@@ -369,6 +420,14 @@ impl<'o> World<'o> {
                 self.clients[client as usize].resume(&mut self.fabric, process);
                 self.after_client(client as usize);
             }
+            SimEvent::Follow { client, number } => {
+                self.clients[client as usize].follow(&mut self.fabric, number);
+            }
+            SimEvent::Process { process, start, event } => self.process_event(process, start, event),
+            SimEvent::StoreRequest { process, start, request } => {
+                self.store_request(process, start, request);
+            }
+            SimEvent::StartProcess { process } => self.start_process(process),
             SimEvent::Fault(kind) => self.fault(kind)?,
             SimEvent::Mend(mend) => self.mend(mend)?,
             SimEvent::Sample => {
@@ -393,6 +452,8 @@ impl<'o> World<'o> {
         if let Some(client) = self.client_at(to) {
             self.clients[client].arrives(&mut self.fabric, wire, from, message);
             self.after_client(client);
+        } else if let (Some(process), None) = (self.numbers.process_of(to), self.numbers.rank_of(to)) {
+            self.arrives_at_process(process, wire, message);
         } else if let Some(server) = self.servers.get_mut(to.0 as usize) {
             server.arrives(&mut self.fabric, wire, from, message);
         } else if let Some(server) = self.data.get_mut(to.0 as usize - self.servers.len()) {

@@ -11,7 +11,8 @@ use espalier_proto::{Errno, Ino, ObjectId, Position, Rank, TableWrite};
 use espalier_store::engine::ObjectOp;
 use espalier_store::{
     Engine, FormatError, FormatOptions, Journal, MemoryEngine, ObjectFile, ObjectOptions, ObjectStore,
-    RankLease, Store, StoreError, Superblock, SuperblockError, format_objects, lease_holder, read_superblock,
+    RankLease, Store, StoreError, Superblock, SuperblockError, break_lease, format_objects, lease_holder,
+    read_superblock,
 };
 
 const TERM: Duration = Duration::from_secs(60);
@@ -273,6 +274,34 @@ fn lease_is_renewed_and_ends_without_renewal() {
     engine.fail_after(Some(0));
     std::thread::sleep(Duration::from_millis(500));
     assert!(!lease.is_held());
+}
+
+#[test]
+fn only_lease_of_fenced_client_is_broken() {
+    let engine = Arc::new(MemoryEngine::new());
+    let ended = Arc::new(engine.client());
+    let lease = RankLease::acquire_for(&ended, Rank(1), TERM).unwrap();
+    assert!(lease.is_held());
+    ended.end_after(0);
+    drop(lease);
+    assert!(lease_holder(engine.as_ref(), Rank(1)).unwrap().is_some(), "its process could not release it");
+    break_lease(engine.as_ref(), Rank(1), &["another".into()]).unwrap();
+    assert!(matches!(RankLease::acquire_for(&engine, Rank(1), TERM), Err(StoreError::HeldBy { .. })));
+    engine.fence(&ended.address()).unwrap();
+    break_lease(engine.as_ref(), Rank(1), &[ended.address()]).unwrap();
+    assert!(RankLease::acquire_for(&engine, Rank(1), TERM).unwrap().is_held());
+}
+
+#[test]
+fn client_that_ends_writes_no_more() {
+    let engine = Arc::new(MemoryEngine::new());
+    let ending = engine.client();
+    let append = |client: &MemoryEngine| client.apply("object", vec![ObjectOp::Append(b"1".to_vec())]);
+    ending.end_after(1);
+    append(&ending).unwrap();
+    append(&ending).unwrap_err();
+    append(&engine).unwrap();
+    assert_eq!(engine.read("object", 0, 10).unwrap(), b"11");
 }
 
 #[test]

@@ -8,6 +8,7 @@ use espalier_proto::{AllocateMode, Caller, Ino, Request, SetAttr, XattrMode};
 use rand::Rng;
 use rand::seq::{IndexedRandom, IteratorRandom};
 
+use super::failover;
 use crate::check::CAPABILITY;
 use crate::random::{Random, Seed};
 
@@ -26,12 +27,14 @@ const GROUPS: [u32; 3] = [0, 100, 101];
 #[derive(Clone, Copy, Debug)]
 pub struct Habit {
     seed: u64,
+    /// Stores that servers share cannot reserve space.
+    allocates: bool,
 }
 
 impl Habit {
     pub fn of(seed: u64) -> Option<Self> {
         let is_so = Seed(seed).random("fuzz privileges", 0).random_range(0..EVERY) == 0;
-        is_so.then_some(Self { seed })
+        is_so.then_some(Self { seed, allocates: !failover::is_in(seed) })
     }
 }
 
@@ -40,12 +43,13 @@ impl Habit {
 pub struct Privileges {
     random: Random,
     strip: u64,
+    allocates: bool,
 }
 
 impl Privileges {
     pub fn new(habit: Habit, process: u32, strip: u64) -> Self {
         let random = Seed(habit.seed).random("fuzz privileges of a process", process.into());
-        Self { random, strip }
+        Self { random, strip, allocates: habit.allocates }
     }
 
     /// A call about a file or directory that is known, before the next other one. `open`: files
@@ -89,6 +93,7 @@ impl Privileges {
             // The request of kernels that pass writes through.
             85..90 if !is_root => set(file, SetAttr { kill_suid_gid: true, ..SetAttr::default() }),
             72..80 | 85..90 => Some(Request::GetAttr { ino: file? }),
+            _ if !self.allocates => None,
             _ => {
                 let ino = open.keys().choose(random).copied()?;
                 let (offset, mode) = (0, AllocateMode::KEEP_SIZE);

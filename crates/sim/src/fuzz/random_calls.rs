@@ -33,7 +33,7 @@ const NAMES: [&str; 4] = ["a", "b", "c", "d"];
 const XATTRS: [&str; 2] = ["user.x", "user.y"];
 
 /// Distribution of random calls.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Habits {
     pub calls: u32,
     /// Longest pause between calls; sometimes a process rests a hundred times as long.

@@ -9,6 +9,7 @@ use rand::Rng;
 use rand::seq::IndexedRandom;
 
 use super::acls;
+use super::failover;
 use super::policies::Live;
 use super::privileges;
 use super::quotas;
@@ -52,8 +53,12 @@ impl Case {
     pub fn new(seed: u64) -> Result<Self, ScenarioError> {
         let mut random = Seed(seed).random("fuzz", 0);
         let strip = *[64, 64, 256, 4096, 8192].choose(&mut random).unwrap_or(&64);
-        let calm = random.random_range(1..20);
-        let mut text = text(seed, strip, calm, &mut random);
+        let fails_over = failover::is_in(seed);
+        let calm = random.random_range(if fails_over { 15..50 } else { 1..20 });
+        let mut text = match fails_over {
+            true => failover::text(seed, strip, calm, &mut random),
+            false => text(seed, strip, calm, &mut random),
+        };
         let scenario = Scenario::parse(&text, Path::new("the scenario of a seed"))?;
         let ranks = u32::from(scenario.cluster.ranks);
         let is_of_ranks = |fault: &Fault| fault.nodes.is_empty() || fault.nodes.iter().any(|it| *it < ranks);
@@ -82,6 +87,9 @@ impl Case {
         if habits.looks {
             (habits.calls, habits.pause) = (4 * habits.calls, UNHURRIED);
         }
+        if fails_over {
+            habits.pause = *failover::PAUSES.choose(&mut random).unwrap_or(&UNHURRIED);
+        }
         if let Some(live) = &live {
             let _ = writeln!(text, "\n# Directories' policies change: {:?}", live.keys);
         }
@@ -109,6 +117,20 @@ impl Case {
             },
             scenario,
         })
+    }
+
+    /// A run of this scenario with some processes that make calls with pauses.
+    ///
+    /// # Errors
+    /// The text is not a scenario.
+    pub fn of_text(text: &str) -> Result<Self, ScenarioError> {
+        let scenario = Scenario::parse(text, Path::new("a scenario"))?;
+        let strip = scenario.cluster.strip.0;
+        let habits =
+            Habits { calls: 200, pause: UNHURRIED, strip, bytes: 40, moves: 20, ..Habits::default() };
+        let calm = scenario.faults.until.unwrap_or(Nanos::from_millis(60_000));
+        let wanderers = 2 * (scenario.cluster.clients - 1);
+        Ok(Self { text: text.into(), scenario, wanderers, habits, live: None, calm, durable: None })
     }
 }
 

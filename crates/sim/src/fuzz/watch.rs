@@ -11,9 +11,10 @@ use super::outcomes::{CallId, CallOutcomes};
 use super::repeats::Repeats;
 use super::scenario::Case;
 use crate::Nanos;
-use crate::check::{Checker, Fate, LockChecker, Rules, Violation, of_server, shortened};
+use crate::check::{Checker, FailoverChecker, Fate, LockChecker, Rules, Violation, of_server, shortened};
 use crate::message::Message;
-use crate::observe::{Node, Observer};
+use crate::node::NodeNumbers;
+use crate::observe::{FailoverEvent, Node, Observer};
 use crate::scenario::Caching;
 use crate::storage::{Left, Loss};
 use crate::world::FIRST_CLIENT;
@@ -21,7 +22,7 @@ use crate::world::FIRST_CLIENT;
 /// Messages during a call, as text.
 #[derive(Debug, Default)]
 pub struct Trace {
-    /// Number of the traced call.
+    /// Number of the traced call; 0: none, but the events of servers.
     pub call: Option<u64>,
     pub lines: Vec<String>,
 }
@@ -32,9 +33,11 @@ pub struct Watch {
     locks: LockChecker,
     pub violation: Option<Box<Violation>>,
     pub trace: Trace,
-    ranks: u32,
-    /// Number of metadata and data servers; clients have the node numbers after these.
-    servers: u32,
+    numbers: NodeNumbers,
+    /// Rules of servers that fail over.
+    failover: Option<FailoverChecker>,
+    /// A broken rule of failover.
+    pub broken_rule: Option<String>,
     lease: Nanos,
     /// Replies may report changes that a loss of power takes.
     uses_writeback: bool,
@@ -59,6 +62,8 @@ pub struct Eyes(pub Rc<RefCell<Watch>>);
 impl Watch {
     pub fn new(case: &Case, call: Option<u64>) -> Self {
         let (cluster, settings) = (&case.scenario.cluster, &case.scenario.policy.0);
+        let numbers = NodeNumbers::of(cluster);
+        let is_timed = super::failover::is_timed(&case.scenario.faults);
         let strip = u32::try_from(cluster.strip.0).unwrap_or(u32::MAX);
         Self {
             checker: Checker::new(Rules {
@@ -78,8 +83,9 @@ impl Watch {
             locks: LockChecker::new(cluster.session),
             violation: None,
             trace: Trace { call, lines: Vec::new() },
-            ranks: cluster.ranks.into(),
-            servers: u32::from(cluster.ranks) + u32::from(cluster.data),
+            numbers,
+            failover: (numbers.processes > 0).then(|| FailoverChecker::new(numbers, is_timed)),
+            broken_rule: None,
             lease: cluster.lease,
             uses_writeback: case.durable.is_some(),
             disks_fail: case.scenario.faults.disk_failure.is_some(),
@@ -108,17 +114,36 @@ impl Watch {
 
     /// Records a line while the traced call is pending.
     fn note(&mut self, now: Nanos, line: impl FnOnce() -> String) {
-        if self.traced.is_some() {
+        if self.traced.is_some() || self.trace.call == Some(0) {
             self.trace.lines.push(format!("{now} {}", line()));
         }
     }
 
     fn name(&self, node: Node) -> String {
-        match node.0 {
-            rank if rank < self.ranks => format!("rank {rank}"),
-            data if data < self.servers => format!("data server {}", data - self.ranks),
-            client => format!("client {}", client - self.servers),
+        let NodeNumbers { ranks, .. } = self.numbers;
+        match (self.numbers.rank_of(node), self.numbers.client_of(node), self.numbers.process_of(node)) {
+            (Some(rank), _, Some(process)) => format!("rank {rank} at server {process}"),
+            (Some(rank), ..) => format!("rank {rank}"),
+            (_, Some(client), _) => format!("client {client}"),
+            (_, _, Some(process)) => format!("server {process}"),
+            _ => format!("data server {}", node.0 - ranks),
         }
+    }
+
+    /// Number of ranks that another server served in time after the end of theirs.
+    pub fn taken_over(&self) -> u64 {
+        self.failover.as_ref().map_or(0, |failover| failover.in_time)
+    }
+
+    fn find_broken(&mut self, result: Result<(), String>) {
+        if let (Err(broken), None) = (result, &self.broken_rule) {
+            self.broken_rule = Some(broken);
+        }
+    }
+
+    /// True if a server has its rank, as far as others know.
+    fn is_holder(&self, node: Node) -> bool {
+        self.failover.as_ref().is_none_or(|failover| failover.is_holder(node))
     }
 }
 
@@ -203,15 +228,18 @@ impl Observer for Eyes {
 
     fn arrived(&mut self, now: Nanos, from: Node, to: Node, message: &Message) {
         let mut watch = self.0.borrow_mut();
-        if let (Some(client), true) = (from.0.checked_sub(watch.servers), to.0 < watch.ranks) {
-            watch.locks.heard(now, ClientId(client.into()), Rank(to.0 as u16));
+        let numbers = watch.numbers;
+        if let (Some(client), Some(rank)) = (numbers.client_of(from), numbers.rank_of(to))
+            && watch.is_holder(to)
+        {
+            watch.locks.heard(now, ClientId(client.into()), rank);
             if let Message::FromClient(message) = message {
-                watch.call_outcomes.arrived(client, Rank(to.0 as u16), message);
+                watch.call_outcomes.arrived(client, rank, message);
             }
         }
-        if let (Some(client), Message::FromServer(FromServer::Reply { id, .. })) =
-            (to.0.checked_sub(watch.servers), message)
-            && let Some(call) = watch.calls_by_request.remove(&(client, Rank(from.0 as u16), *id))
+        if let (Some(client), Some(rank)) = (numbers.client_of(to), numbers.rank_of(from))
+            && let Message::FromServer(FromServer::Reply { id, .. }) = message
+            && let Some(call) = watch.calls_by_request.remove(&(client, rank, *id))
         {
             watch.checker.heard(ClientId(client.into()), call);
         }
@@ -223,8 +251,8 @@ impl Observer for Eyes {
         watch.note(now, || format!("{name} ends: {loss:?}"));
         watch.repeats.ended(node);
         let may_be_lost = watch.uses_writeback && (loss != Loss::Process || watch.disks_fail);
-        if node.0 >= watch.servers {
-            let index = node.0 - watch.servers;
+        let rank = watch.numbers.rank_of(node);
+        if let Some(index) = watch.numbers.client_of(node) {
             let client = ClientId(index.into());
             watch.checker.lost(client);
             watch.locks.lost(client);
@@ -233,13 +261,13 @@ impl Observer for Eyes {
         } else if let (true, Some(left)) = (may_be_lost, left) {
             watch.dark.insert(node);
             watch.checker.distrust(Nanos::NEVER);
-            let result = watch.checker.lost_power(now, Rank(node.0 as u16), left);
+            let result = watch.checker.lost_power(now, rank.unwrap_or_default(), left);
             watch.find(result);
         } else if loss != Loss::Process {
             watch.checker.data_lost_power();
         }
-        if node.0 < watch.ranks {
-            let over = watch.call_outcomes.ended(now, Rank(node.0 as u16));
+        if let Some(rank) = rank {
+            let over = watch.call_outcomes.ended(now, rank);
             watch.report_over(over);
         }
     }
@@ -248,12 +276,21 @@ impl Observer for Eyes {
         self.0.borrow_mut().checker.forgotten();
     }
 
-    fn began(&mut self, now: Nanos, node: Node) {
+    fn began(&mut self, now: Nanos, node: Node, incarnation: u64) {
         let mut watch = self.0.borrow_mut();
-        let name = watch.name(node);
+        let (name, rank) = (watch.name(node), watch.numbers.rank_of(node));
         watch.note(now, || format!("{name} begins"));
-        if node.0 < watch.ranks {
-            watch.checker.began(now, Rank(node.0 as u16));
+        if let (Some(failover), Some(rank)) = (&mut watch.failover, rank) {
+            failover.began(node, incarnation);
+            // All earlier servers of the rank have ended, or are fenced.
+            let over = watch.call_outcomes.ended(now, rank);
+            watch.report_over(over);
+            let nodes = (0..watch.numbers.services()).map(Node);
+            let earlier = nodes.filter(|other| watch.numbers.rank_of(*other) == Some(rank));
+            earlier.collect::<Vec<_>>().into_iter().for_each(|node| watch.repeats.ended(node));
+        }
+        if let Some(rank) = rank {
+            watch.checker.began(now, rank);
         }
         if watch.dark.remove(&node) && watch.dark.is_empty() {
             let until = now + watch.lease + SLACK;
@@ -261,10 +298,29 @@ impl Observer for Eyes {
         }
     }
 
+    fn failover(&mut self, now: Nanos, event: &FailoverEvent<'_>) {
+        let mut watch = self.0.borrow_mut();
+        if !matches!(event, FailoverEvent::Swapped { .. } | FailoverEvent::Wrote { .. }) {
+            watch.note(now, || format!("{event:?}"));
+        }
+        let result = watch.failover.as_mut().map_or(Ok(()), |failover| failover.event(now, event));
+        watch.find_broken(result);
+    }
+
     fn sent(&mut self, now: Nanos, from: Node, to: Node, message: &Message) {
         let mut watch = self.0.borrow_mut();
-        if let (Message::Ended, Some(client)) = (message, to.0.checked_sub(watch.servers)) {
-            let (client, rank) = (ClientId(client.into()), Rank(from.0 as u16));
+        let numbers = watch.numbers;
+        if let Some(failover) = &mut watch.failover {
+            let is_answer =
+                matches!(message, Message::FromServer(_) | Message::Peer(_) | Message::Welcome(_));
+            let result = if is_answer { failover.answers(from) } else { Ok(()) };
+            let result = result.and_then(|()| failover.check_time(now));
+            watch.find_broken(result);
+        }
+        if let (Message::Ended, Some(client), Some(rank)) =
+            (message, numbers.client_of(to), numbers.rank_of(from))
+        {
+            let client = ClientId(client.into());
             watch.checker.session_lost(client, rank);
             watch.locks.session_lost(client, rank);
         }
@@ -272,7 +328,7 @@ impl Observer for Eyes {
             watch.checker.done_twice(ino);
         }
         let Some((client, _)) = watch.traced else { return };
-        let client = Node(watch.servers + client);
+        let client = Node(numbers.first_client().0 + client);
         let is_about = from == client || to == client;
         let is_of_servers = matches!(
             message,

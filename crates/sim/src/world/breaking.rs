@@ -5,7 +5,7 @@ use rand::Rng;
 
 use crate::disk::DiskModel;
 use crate::faults::FaultKind;
-use crate::observe::Node;
+use crate::observe::{FailoverEvent, Node};
 use crate::storage::Loss;
 use crate::time::Nanos;
 use crate::world::end::RunStage;
@@ -26,11 +26,18 @@ impl World<'_> {
         let nodes = match kind {
             FaultKind::ClientCrash => self.clients.len(),
             FaultKind::Late => self.scenario.nodes() as usize,
+            _ if self.failover.is_some() => self.numbers.processes as usize,
             _ => self.servers.len() + self.data.len(),
         };
         *self.broken.entry(kind.name()).or_default() += 1;
         let (node, lasts) = self.faults.draw(kind, nodes);
         match kind {
+            FaultKind::Crash | FaultKind::SlowDisk if self.failover.is_some() => {
+                self.fault_of_process(kind, node, lasts);
+            }
+            FaultKind::Pause | FaultKind::Restart | FaultKind::StoreCut | FaultKind::StoreDown => {
+                self.fault_of_process(kind, node, lasts);
+            }
             FaultKind::Crash => self.crash(node, Loss::Process, lasts)?,
             FaultKind::Power => {
                 let seed = self.faults.random(kind).random();
@@ -57,7 +64,7 @@ impl World<'_> {
                     sides[node] = true;
                     let other = (node + 1) % sides.len();
                     sides[other] = false;
-                    self.fabric.part(sides);
+                    self.part(sides);
                     self.fabric.after(lasts, SimEvent::Mend(Mend::Join));
                 }
             }
@@ -83,6 +90,40 @@ impl World<'_> {
         Ok(())
     }
 
+    /// Partitions the network. All nodes of a server are on one side.
+    fn part(&mut self, mut sides: Vec<bool>) {
+        for node in 0..sides.len() {
+            if let Some(process) = self.numbers.process_of(Node(node as u32)) {
+                sides[node] = sides[self.numbers.process(process).0 as usize];
+            }
+        }
+        if self.failover.is_some() {
+            self.fabric.observer.failover(self.fabric.now, &FailoverEvent::Disturbed);
+        }
+        self.fabric.part(sides);
+    }
+
+    /// A fault of a server that fails over, or of its store.
+    fn fault_of_process(&mut self, kind: FaultKind, node: usize, lasts: Nanos) {
+        let process = node as u32;
+        match kind {
+            FaultKind::Crash => self.kill_process(process, lasts),
+            FaultKind::Pause => {
+                if let Some(start) = self.pause_process(process) {
+                    self.fabric.after(lasts, SimEvent::Mend(Mend::Resume { process, start }));
+                }
+            }
+            FaultKind::Restart => self.drain_process(process, lasts),
+            FaultKind::StoreCut => self.cut_store(Some(node), lasts),
+            FaultKind::StoreDown => self.cut_store(None, lasts),
+            _ => {
+                let slowness = self.faults.slowness();
+                self.slow_store(node, slowness);
+                self.fabric.after(lasts, SimEvent::Mend(Mend::Speed(Node(process))));
+            }
+        }
+    }
+
     /// The disk of a server.
     fn disk(&mut self, node: usize) -> Option<&mut DiskModel> {
         if node < self.servers.len() {
@@ -104,7 +145,7 @@ impl World<'_> {
         let Some(disk) = self.disk(node).filter(|disk| !disk.fails) else { return };
         disk.fails = true;
         if let Some(server) = self.servers.get_mut(node) {
-            server.storage.fail(true);
+            server.storage.iter().for_each(|storage| storage.fail(true));
         }
         self.fabric.after(lasts, SimEvent::Mend(Mend::Disk(Node(node as u32))));
     }
@@ -146,13 +187,15 @@ impl World<'_> {
                 }
             }
             Mend::Join => self.fabric.join(),
+            Mend::Resume { process, start } => self.resume_process(process, start),
+            Mend::Speed(node) if self.failover.is_some() => self.slow_store(node.0 as usize, 1.0),
             Mend::OnTime(node) => self.fabric.network.set_late(node.0 as usize, Nanos::ZERO),
             Mend::Disk(node) => {
                 if let Some(disk) = self.disk(node.0 as usize) {
                     disk.fails = false;
                 }
                 let Some(server) = self.servers.get_mut(node.0 as usize) else { return Ok(()) };
-                server.storage.fail(false);
+                server.storage.iter().for_each(|storage| storage.fail(false));
                 if server.is_up() {
                     // After a disk failure the server must restart.
                     self.crash(node.0 as usize, Loss::Process, Nanos::ZERO)?;

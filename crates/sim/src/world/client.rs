@@ -1,5 +1,7 @@
 //! A client node: its sessions and its processes.
 
+mod routes;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
@@ -9,7 +11,7 @@ use espalier_client::{
 };
 use espalier_proto::{
     Accesses, Caller, ClientId, ClusterId, Errno, FromClient, FromServer, Hello, Ino, Layout, Lease, Rank,
-    RequestId, ServerId, Service, Welcome,
+    RequestId, ServerId, ServerMap, Service, Welcome,
 };
 use espalier_timeline::{Id, NodeId};
 
@@ -18,6 +20,7 @@ use rand::Rng;
 use crate::clock::Clock;
 use crate::message::Message;
 use crate::model::Work;
+use crate::node::NodeNumbers;
 use crate::observe::Node;
 use crate::process::{Act, Program};
 use crate::random::{Random, Seed};
@@ -34,6 +37,7 @@ use crate::world::pages::Pages;
 use crate::world::spans::{asks, place_of};
 use crate::world::switches::SwitchCosts;
 use crate::world::ttl_cache::TtlCache;
+use routes::{Resolved, Routes};
 
 /// Number of the first client; smaller numbers are reserved for the machines.
 pub const FIRST: u64 = 100;
@@ -83,6 +87,9 @@ pub enum Reached {
 /// See the module description.
 pub struct SimClient {
     pub node: Node,
+    numbers: NodeNumbers,
+    /// The servers of ranks, if they fail over.
+    routes: Option<Routes>,
     /// Index, from 0.
     pub index: u32,
     pub id: ClientId,
@@ -121,6 +128,7 @@ pub struct SimClient {
 impl SimClient {
     pub fn new(index: u32, node: Node, scenario: &Scenario, seed: Seed) -> Self {
         let number = u64::from(node.0);
+        let numbers = NodeNumbers::of(&scenario.cluster);
         let session = scenario.cluster.session;
         let id = ClientId(FIRST + u64::from(index));
         let mut sessions =
@@ -130,13 +138,15 @@ impl SimClient {
         }
         Self {
             node,
+            numbers,
+            routes: (numbers.processes > 0).then(|| Routes::new(numbers)),
             index,
             id,
             clock: Clock::new(&scenario.clock, &mut seed.random("clock", number)),
             sessions,
             actions: Actions::default(),
             lines: BTreeMap::new(),
-            data_calls: DataCalls::new((node, place_of(id)), Node(scenario.cluster.ranks.into()), false),
+            data_calls: DataCalls::new((node, place_of(id)), numbers.first_data(), false),
             slots: Vec::new(),
             calls: 0,
             cpu: Station::new(1),
@@ -173,6 +183,9 @@ impl SimClient {
         // Spread the ticks of clients.
         let first = Nanos(self.random.random_range(0..TICK.0));
         fabric.after(first, SimEvent::Tick { node: self.node, start: 0 });
+        if let Some(routes) = &mut self.routes {
+            routes.begin(fabric, self.node);
+        }
         for process in 0..self.slots.len() as u32 {
             fabric.after(Nanos::ZERO, SimEvent::Resume { client: self.index, process });
         }
@@ -517,12 +530,45 @@ impl SimClient {
     pub fn reach(&mut self, fabric: &mut Fabric<'_>, rank: Rank) {
         let line = self.lines.entry(rank).or_default();
         if line.wire.is_none() && self.is_up {
+            let to = match self.routes.as_mut().map(|routes| routes.resolve(rank)) {
+                None => Node(rank.0.into()),
+                Some(Resolved::At(node)) => node,
+                Some(Resolved::Nowhere) => {
+                    let (pause, other) = (line.pause(), Node(rank.0.into()));
+                    return fabric.after(pause, SimEvent::Reach { node: self.node, start: 0, other });
+                }
+            };
             let (cluster, client) = (ClusterId::ANY, self.id);
             let service =
                 Service::Metadata { leases: self.leases, accesses: Accesses::All, rank: Some(rank) };
             let incarnation = self.sessions.incarnation(rank);
             let hello = Hello { cluster, service, client, incarnation };
-            line.begin(fabric.connect(self.node, Node(rank.0.into()), hello));
+            line.begin(fabric.connect(self.node, to, hello));
+        }
+    }
+
+    /// Learns which servers have which ranks. Connections to earlier ones end.
+    fn rerouted(&mut self, fabric: &mut Fabric<'_>, servers: &ServerMap) {
+        let Some(routes) = &mut self.routes else { return };
+        if !routes.learn(servers) {
+            return;
+        }
+        let moved: Vec<Rank> = self.lines.keys().copied().filter(|rank| routes.has_moved(*rank)).collect();
+        for rank in moved {
+            let Some(line) = self.lines.get_mut(&rank) else { continue };
+            if let Some(wire) = line.wire {
+                line.lose(wire);
+                fabric.close(wire, self.node);
+                self.sessions.disconnected(rank);
+            }
+            self.reach(fabric, rank);
+        }
+    }
+
+    /// Has another server report the addresses of servers.
+    pub fn follow(&mut self, fabric: &mut Fabric<'_>, number: usize) {
+        if let Some(routes) = self.routes.as_mut().filter(|_| self.is_up) {
+            routes.follow(fabric, self.node, number);
         }
     }
 
@@ -537,6 +583,9 @@ impl SimClient {
         self.switches.lost(wire);
         if let Some((other, pause)) = self.data_calls.lost(wire) {
             return fabric.after(pause, SimEvent::Reach { node: self.node, start: 0, other });
+        }
+        if let Some((number, pause)) = self.routes.as_mut().and_then(|routes| routes.lost(wire)) {
+            return fabric.after(pause, SimEvent::Follow { client: self.index, number });
         }
         for (rank, line) in &mut self.lines {
             if line.lose(wire) {
@@ -565,12 +614,19 @@ impl SimClient {
                 }
                 return;
             }
-            Message::Welcome(_) if from.0 as usize >= self.sessions.ranks() => {
+            Message::Addresses(servers) => return self.rerouted(fabric, &servers),
+            Message::Welcome(welcome) if self.routes.as_mut().is_some_and(|routes| routes.opened(wire)) => {
+                return self.rerouted(fabric, &welcome.servers);
+            }
+            Message::Welcome(_) if self.numbers.rank_of(from).is_none() => {
                 return self.data_calls.welcomed(fabric, DataClient::Client(self.id), from, wire);
+            }
+            Message::Refused if self.numbers.rank_of(from).is_none() => {
+                return fabric.cut(wire, Nanos::ZERO);
             }
             _ => {}
         }
-        let rank = Rank(u16::try_from(from.0).unwrap_or(u16::MAX));
+        let rank = self.numbers.rank_of(from).unwrap_or_default();
         let Some(line) = self.lines.get_mut(&rank).filter(|line| line.wire == Some(wire)) else { return };
         match message {
             Message::Welcome(welcome) => {
@@ -598,6 +654,10 @@ impl SimClient {
 
     fn welcomed(&mut self, fabric: &mut Fabric<'_>, rank: Rank, welcome: &Welcome) {
         let now = self.now(fabric);
+        if let Some(routes) = &mut self.routes {
+            routes.connected(rank, welcome.incarnation);
+        }
+        self.rerouted(fabric, &welcome.servers);
         self.sessions.connected(now, rank, welcome, &mut self.actions);
         self.advance(fabric);
         if self.leaves {
@@ -609,6 +669,9 @@ impl SimClient {
         self.ticks += 1;
         let now = self.now(fabric);
         let shown = self.clock.shown(fabric.now);
+        if let Some(routes) = &mut self.routes {
+            routes.tick(fabric, self.node);
+        }
         self.ttl_cache.iter_mut().for_each(|ttl_cache| ttl_cache.tick(shown));
         let is_stuck =
             |layout: &Layout| !layout.servers().iter().all(|server| self.data_calls.is_reached(*server));

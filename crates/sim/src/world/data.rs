@@ -118,7 +118,7 @@ impl DataServer {
         self.machine = Some(Data::new(self.individually));
         self.start += 1;
         fabric.revive(self.node);
-        fabric.observer.began(fabric.now, self.node);
+        fabric.observer.began(fabric.now, self.node, self.start);
     }
 
     /// Changes the configuration of a running or stopped server.

@@ -2,7 +2,7 @@
 //! leave, and servers become idle. A server that does not become idle is an error.
 
 use espalier_meta::{Check, Finding, Input};
-use espalier_proto::{Ino, ServerId};
+use espalier_proto::{Ino, Rank, ServerId};
 
 use crate::storage::StorageError;
 use crate::time::Nanos;
@@ -74,14 +74,15 @@ impl World<'_> {
                         }) && server.cpu.is_idle()
                             && server.device.is_idle()
                     };
-                    world.servers.iter().all(is_at_rest) && world.data.iter().all(DataServer::is_idle)
+                    world.serving_all().all(is_at_rest) && world.data.iter().all(DataServer::is_idle)
                 };
                 if rounds >= ROUNDS && are_idle(self) {
                     self.stage = RunStage::Over;
                     return Ok(());
                 }
-                for server in &mut self.servers {
-                    server.input(&mut self.fabric, Input::Drain);
+                let serving: Vec<_> = self.serving_all().map(|server| server.node).collect();
+                for node in serving {
+                    self.servers[node.0 as usize].input(&mut self.fabric, Input::Drain);
                 }
                 self.stage = RunStage::Writes(since, rounds + 1);
                 since
@@ -96,6 +97,12 @@ impl World<'_> {
         Ok(())
     }
 
+    /// The server of each rank.
+    fn serving_all(&self) -> impl Iterator<Item = &super::SimServer> {
+        let ranks = (0..self.scenario.cluster.ranks).map(Rank);
+        ranks.map(|rank| &self.servers[self.serving(rank).0 as usize])
+    }
+
     fn leave(&mut self) {
         for client in self.clients.iter_mut().filter(|client| client.is_up) {
             client.leave(&mut self.fabric);
@@ -107,7 +114,7 @@ impl World<'_> {
     /// is pending.
     fn agree(&self) -> Option<Vec<String>> {
         let mut differ = Vec::new();
-        for server in &self.servers {
+        for server in self.serving_all() {
             let meta = server.meta().filter(|meta| meta.is_idle() && meta.awaited().is_empty())?;
             if meta.broken().is_some() {
                 // A server with a failed journal has other records than it has replied.
@@ -149,7 +156,7 @@ impl World<'_> {
             }) && !server.disk.fails
         };
         self.clients.iter().all(|client| client.has_left())
-            && self.servers.iter().all(is_left)
+            && self.serving_all().all(is_left)
             && self.data.iter().all(|server| !server.disk.fails)
     }
 
@@ -161,7 +168,7 @@ impl World<'_> {
     /// Descriptions of everything that is not at rest.
     fn waits(&self) -> Vec<String> {
         let mut waits = Vec::new();
-        for server in &self.servers {
+        for server in self.serving_all() {
             let rank = server.rank;
             let Some(meta) = server.meta() else {
                 waits.push(format!("metadata server {rank} is down"));
@@ -180,7 +187,7 @@ impl World<'_> {
                 waits.push(format!("metadata server {rank} has {problem} ({count})"));
             }
         }
-        for server in &self.servers {
+        for server in self.serving_all() {
             let waiting = server.awaited().into_iter();
             waits.extend(
                 waiting.map(|data| format!("metadata server {} waits for data server {data}", server.rank)),
@@ -204,9 +211,11 @@ impl World<'_> {
     /// Runs `fsck` on all stores together after the run.
     pub fn fsck(&self) -> Result<Vec<Finding>, RunError> {
         let failed = |node| move |cause: StorageError| RunError::Start { at: self.fabric.now, node, cause };
-        let checked =
-            |server: &super::SimServer| server.storage.check(&server.config).map_err(failed(server.node));
-        let mut checks = self.servers.iter().map(checked).collect::<Result<Vec<_>, _>>()?;
+        let checked = |server: &super::SimServer| {
+            let storage = server.storage.as_ref().ok_or(StorageError::Empty);
+            storage.and_then(|storage| storage.check(&server.config)).map_err(failed(server.node))
+        };
+        let mut checks = self.serving_all().map(checked).collect::<Result<Vec<_>, _>>()?;
         for (number, server) in self.data.iter().enumerate() {
             for (ino, size) in server.datafiles().map_err(|cause| failed(server.node)(cause.into()))? {
                 // Count inode numbers of invalid ranks for rank 0, which has no such inode.

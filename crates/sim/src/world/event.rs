@@ -9,6 +9,7 @@ use crate::time::Nanos;
 use crate::world::client::ClientJob;
 use crate::world::data::{DataDiskJob, DataJob};
 use crate::world::fabric::WireId;
+use crate::world::failover::{ProcessEvent, StoreRequest};
 use crate::world::job::ProcessorJob;
 use crate::world::server::DiskJob;
 
@@ -98,6 +99,27 @@ pub enum SimEvent {
         client: u32,
         call: u64,
     },
+    /// A client has another server report the addresses of servers.
+    Follow {
+        client: u32,
+        number: usize,
+    },
+    /// An event of a server's process. `start`: number of its starts.
+    Process {
+        process: u32,
+        start: u64,
+        event: ProcessEvent,
+    },
+    /// A request reaches the shared store, also while its process is paused.
+    StoreRequest {
+        process: u32,
+        start: u64,
+        request: StoreRequest,
+    },
+    /// A server's process starts.
+    StartProcess {
+        process: u32,
+    },
     Fault(FaultKind),
     /// A fault ends.
     Mend(Mend),
@@ -112,6 +134,11 @@ pub enum Mend {
     /// A server restarts.
     Start(Node),
     Join,
+    /// A server's process continues, if it still runs.
+    Resume {
+        process: u32,
+        start: u64,
+    },
     OnTime(Node),
     Disk(Node),
     Speed(Node),

@@ -6,6 +6,7 @@
 
 mod processor;
 mod resources;
+mod term;
 
 use std::collections::BTreeMap;
 
@@ -15,7 +16,7 @@ use espalier_meta::{
 };
 use espalier_proto::{
     ClientId, ClusterId, Errno, FromServer, Hello, Ino, Rank, Reply, RequestId, ServerId, ServerMap, Service,
-    Welcome,
+    StreamStat, Welcome,
 };
 use espalier_timeline::{Id, Layer, NodeId};
 use rand::Rng;
@@ -25,7 +26,8 @@ use crate::clock::Clock;
 use crate::disk::{DiskModel, DiskRequest};
 use crate::message::Message;
 use crate::model::Work;
-use crate::observe::Node;
+use crate::node::NodeNumbers;
+use crate::observe::{FailoverEvent, Node};
 use crate::random::{Random, Seed};
 use crate::report::Used;
 use crate::scenario::Scenario;
@@ -39,6 +41,8 @@ use crate::world::job::ProcessorJob;
 use crate::world::line::Line;
 use crate::world::spans::{asks, id_of, layered, place_of};
 use crate::world::switches::SwitchCosts;
+use term::Term;
+pub use term::{Route, Started};
 
 /// Most unanswered requests of a client.
 const WINDOW: u32 = 1024;
@@ -60,13 +64,22 @@ pub enum DiskJob {
 /// See the module description.
 pub struct SimServer {
     pub node: Node,
+    numbers: NodeNumbers,
     pub rank: Rank,
     pub config: Config,
-    /// Incarnation: number of starts of the process.
+    /// Number of starts and ends.
     pub start: u64,
+    /// Increases with each holder of the rank.
+    pub incarnation: u64,
     pub clock: Clock,
     pub disk: DiskModel,
-    pub storage: Storage,
+    /// `None`: the server does not have the rank.
+    pub storage: Option<Storage>,
+    term: Term,
+    /// Frames reach shared objects at the end of a write, not at its start.
+    writes_late: bool,
+    /// The disk carries out the end of a checkpoint.
+    publishes: bool,
     session_layer: Option<SessionLayer>,
     pub cpu: Station<ProcessorJob>,
     pub device: Station<DiskJob>,
@@ -78,6 +91,10 @@ pub struct SimServer {
     greeted: BTreeMap<ClientId, WireId>,
     /// Connections to other ranks, by rank.
     peers: Vec<Line>,
+    /// Nodes of the other ranks, by rank; `None`: no server has the rank.
+    routes: Vec<Option<Route>>,
+    /// Incarnations of the other ranks at the last attempt to connect to them.
+    reached: Vec<u64>,
     /// Server map for clients. Nodes are found by number, so only the number of data servers
     /// matters.
     servers: ServerMap,
@@ -104,21 +121,36 @@ pub struct Setup<'a> {
 }
 
 impl SimServer {
-    /// A server of an empty file system.
+    /// A server of an empty file system, or one that may take a rank over.
     ///
     /// # Errors
     /// None is expected of memory.
     pub fn new(setup: Setup<'_>) -> Result<Self, StorageError> {
         let Setup { node, config, scenario, seed } = setup;
         let number = u64::from(node.0);
-        let clock = Clock::new(&scenario.clock, &mut seed.random("clock", number));
+        let numbers = NodeNumbers::of(&scenario.cluster);
+        let process = numbers.process_of(node);
+        let clock = Clock::new(&scenario.clock, &mut seed.random("clock", process.map_or(number, u64::from)));
         let (rank, ranks) = (config.rank, config.ranks);
+        let storage = match process {
+            None => Some(Storage::format(&config, clock.time(Nanos::ZERO))?),
+            Some(_) => None,
+        };
+        let fixed = |rank: u16| Some(Route { node: Node(rank.into()), incarnation: 0 });
+        let routes = (0..ranks).map(|rank| process.map_or_else(|| fixed(rank), |_| None)).collect();
         Ok(Self {
             node,
+            numbers,
             rank,
             start: 0,
+            incarnation: 0,
             disk: DiskModel::new(&scenario.disk, seed.random("disk", number)),
-            storage: Storage::format(&config, clock.time(Nanos::ZERO))?,
+            storage,
+            term: Term::default(),
+            writes_late: false,
+            publishes: false,
+            routes,
+            reached: vec![0; usize::from(ranks)],
             config,
             clock,
             session_layer: None,
@@ -134,7 +166,7 @@ impl SimServer {
                 data: (0..scenario.cluster.data).map(|server| (ServerId(server), String::new())).collect(),
                 ..ServerMap::NONE
             },
-            data_calls: DataCalls::new((node, NodeId::Rank(rank.0)), Node(ranks.into()), true),
+            data_calls: DataCalls::new((node, NodeId::Rank(rank.0)), numbers.first_data(), true),
             switches: SwitchCosts::default(),
             measured: (Nanos::ZERO, 0),
         })
@@ -164,10 +196,19 @@ impl SimServer {
     /// # Errors
     /// The storage is damaged.
     pub fn begin(&mut self, fabric: &mut Fabric<'_>) -> Result<(), StorageError> {
-        self.session_layer = Some(SessionLayer::new(self.storage.recover(&self.config)?));
+        let Some(storage) = &mut self.storage else { return Ok(()) };
+        let meta = storage.recover(&self.config, false)?;
         self.start += 1;
+        self.incarnation = self.start;
+        self.serve(fabric, meta);
+        Ok(())
+    }
+
+    /// Begins to serve the rank.
+    fn serve(&mut self, fabric: &mut Fabric<'_>, meta: Meta) {
+        self.session_layer = Some(SessionLayer::new(meta));
         fabric.revive(self.node);
-        fabric.observer.began(fabric.now, self.node);
+        fabric.observer.began(fabric.now, self.node, self.incarnation);
         // Spread the ticks of servers.
         let first = Nanos(self.random.random_range(0..TICK.0));
         fabric.after(first, SimEvent::Tick { node: self.node, start: self.start });
@@ -175,9 +216,8 @@ impl SimServer {
             self.reach(fabric, Node(rank.into()));
         }
         for server in 0..self.servers.data.len() {
-            self.reach(fabric, Node((self.peers.len() + server) as u32));
+            self.reach(fabric, Node(self.numbers.first_data().0 + server as u32));
         }
-        Ok(())
     }
 
     /// Crashes the server. Returns the time that recovery will need to read the journal.
@@ -185,21 +225,28 @@ impl SimServer {
     /// # Errors
     /// The journal cannot be opened.
     pub fn crash(&mut self, fabric: &mut Fabric<'_>, loss: Loss) -> Result<Nanos, StorageError> {
+        let Some(storage) = &self.storage else { return Ok(Nanos::ZERO) };
+        let (found, left) = storage.crash(loss)?;
+        let replay = self.disk.time(found.to_replay());
+        self.storage = Some(found);
+        self.forget(fabric.now);
+        fabric.observer.crashed(fabric.now, self.node, loss, Some(left));
+        fabric.drop_node(self.node, loss != Loss::Process);
+        Ok(replay)
+    }
+
+    /// Forgets everything that is in memory.
+    fn forget(&mut self, now: Nanos) {
         self.session_layer = None;
-        let (found, left) = self.storage.crash(loss)?;
-        self.storage = found;
-        self.cpu.clear(fabric.now);
-        self.device.clear(fabric.now);
+        self.cpu.clear(now);
+        self.device.clear(now);
         self.clients.clear();
         self.wires.clear();
         self.greeted.clear();
         self.peers.fill(Line::default());
         self.switches.clear();
-        self.data_calls = DataCalls::new((self.node, self.place()), Node(self.config.ranks.into()), true);
+        self.data_calls = DataCalls::new((self.node, self.place()), self.numbers.first_data(), true);
         self.start += 1;
-        fabric.observer.crashed(fabric.now, self.node, loss, Some(left));
-        fabric.drop_node(self.node, loss != Loss::Process);
-        Ok(self.disk.time(self.storage.to_replay()))
     }
 
     fn data_client(&self) -> DataClient {
@@ -207,18 +254,26 @@ impl SimServer {
         DataClient::Server(ServerId(self.rank.0), self.start)
     }
 
-    /// Connects to a rank with a smaller number or a data server, unless connected.
+    /// Connects to a rank with a smaller number or a data server, unless connected. A rank is named
+    /// by its first node.
     pub fn reach(&mut self, fabric: &mut Fabric<'_>, other: Node) {
-        let Some(line) = self.peers.get_mut(other.0 as usize) else {
-            let server = ServerId((other.0 as usize - self.peers.len()) as u16);
+        let Some(to) = self.numbers.rank_of(other) else {
+            let server = ServerId((other.0 - self.numbers.first_data().0) as u16);
             return self.data_calls.reach(fabric, self.data_client(), server);
         };
-        if line.wire.is_none() {
-            let (from, to) = (self.rank, Rank(u16::try_from(other.0).unwrap_or(u16::MAX)));
-            let (cluster, client) = (ClusterId::ANY, ClientId(from.0.into()));
-            let (service, incarnation) = (Service::Peer { from, to }, Some(self.start));
-            line.begin(fabric.connect(self.node, other, Hello { cluster, service, client, incarnation }));
+        let place = usize::from(to.0);
+        let line = &mut self.peers[place];
+        if line.wire.is_some() {
+            return;
         }
+        let Some(route) = self.routes[place] else {
+            let pause = line.pause();
+            return fabric.after(pause, SimEvent::Reach { node: self.node, start: self.start, other });
+        };
+        self.reached[place] = route.incarnation;
+        let (cluster, client) = (ClusterId::ANY, ClientId(self.rank.0.into()));
+        let (service, incarnation) = (Service::Peer { from: self.rank, to }, Some(self.incarnation));
+        line.begin(fabric.connect(self.node, route.node, Hello { cluster, service, client, incarnation }));
     }
 
     /// A connection is broken.
@@ -259,7 +314,7 @@ impl SimServer {
                 ProcessorJob::Client(wire, message)
             }
             Message::Peer(message) => {
-                let other = Rank(u16::try_from(from.0).unwrap_or(u16::MAX));
+                let other = self.numbers.rank_of(from).unwrap_or_default();
                 fabric.trace_peer((self.rank, other), &message, false, || None);
                 ProcessorJob::Peer(wire, message)
             }
@@ -269,7 +324,7 @@ impl SimServer {
                 }
                 return;
             }
-            Message::Welcome(_) if from.0 as usize >= self.peers.len() => {
+            Message::Welcome(_) if self.numbers.rank_of(from).is_none() => {
                 return self.data_calls.welcomed(fabric, self.data_client(), from, wire);
             }
             Message::FromData(message) => {
@@ -281,11 +336,17 @@ impl SimServer {
             }
             Message::Welcome(_) => {
                 // The connection to the other rank is accepted.
-                self.peers[from.0 as usize].opened(wire);
-                let rank = Rank(u16::try_from(from.0).unwrap_or(u16::MAX));
+                let rank = self.numbers.rank_of(from).unwrap_or_default();
+                let line = &mut self.peers[usize::from(rank.0)];
+                if line.wire != Some(wire) {
+                    return;
+                }
+                line.opened(wire);
                 return self.input(fabric, Input::PeerConnected { rank });
             }
-            Message::Refused | Message::Ended | Message::FromServer(_) | Message::ToData(_) => return,
+            // The connection is made again.
+            Message::Refused => return fabric.cut(wire, Nanos::ZERO),
+            Message::Ended | Message::FromServer(_) | Message::ToData(_) | Message::Addresses(_) => return,
         };
         if !fabric.model.is_free(Work::Append) {
             self.switches.reached(wire);
@@ -302,6 +363,11 @@ impl SimServer {
             _ => left,
         };
         let now = self.now(fabric, queued);
+        if self.is_over(fabric)
+            && let ProcessorJob::Client(wire, _) | ProcessorJob::Hello(wire, _) = job
+        {
+            return self.turn_away(fabric, wire);
+        }
         let Some(session_layer) = &mut self.session_layer else { return };
         match job {
             ProcessorJob::Client(wire, message) => {
@@ -346,7 +412,7 @@ impl SimServer {
 
     fn welcome(&self) -> Message {
         Message::Welcome(Box::new(Welcome {
-            incarnation: self.start,
+            incarnation: self.incarnation,
             window: WINDOW,
             session_ms: self.config.session_ms.unwrap_or(u32::MAX),
             rank: self.rank,
@@ -376,8 +442,12 @@ impl SimServer {
     }
 
     pub fn tick(&mut self, fabric: &mut Fabric<'_>) {
-        self.storage.store.set_now(self.clock.time(fabric.now));
-        let free = self.storage.space().available;
+        if self.is_over(fabric) {
+            self.end_connections(fabric);
+        }
+        let Some(storage) = &self.storage else { return };
+        storage.set_now(self.clock.time(fabric.now));
+        let free = storage.space().available;
         self.input(fabric, Input::Space { free });
         let resources = self.resources(fabric.now);
         self.input(fabric, resources);
@@ -437,8 +507,16 @@ impl SimServer {
     fn carry_out(&mut self, fabric: &mut Fabric<'_>) {
         loop {
             let Some(session_layer) = &mut self.session_layer else { return };
-            let routed = session_layer.route();
+            let mut routed = session_layer.route();
             let mut goes_on = false;
+            if self.is_over(fabric) {
+                // The clients miss messages, which they get over later connections.
+                goes_on = !routed.send.is_empty() || !routed.connected.is_empty();
+                if goes_on || !routed.peers.is_empty() {
+                    self.end_connections(fabric);
+                }
+                (routed.connected, routed.send, routed.peers) = Default::default();
+            }
             for (client, connected) in routed.connected {
                 let Some(wire) = self.greeted.remove(&client) else { continue };
                 match connected {
@@ -512,7 +590,7 @@ impl SimServer {
     fn complete(&self, mut message: FromServer) -> FromServer {
         match &mut message {
             FromServer::Reply { result: Ok(Reply::StatFs(capacity)), .. } => {
-                capacity.space = self.storage.space();
+                capacity.space = self.storage.as_ref().map(Storage::space).unwrap_or_default();
             }
             FromServer::Reply { result: Ok(reply), .. } => {
                 if let Some(capability) = reply.capability() {
@@ -551,7 +629,7 @@ impl SimServer {
                 session_layer.end_stream(of, result.unwrap_or(Err(Errno::EIO)));
             }
             DataCallEvent::Replies { purpose: Purpose::Io(id, call, layouts), data_requests, replies } => {
-                let local = |ino| self.storage.stream_stat(ino);
+                let local = |ino| stream_stat(self.storage.as_ref(), ino);
                 let result = call.combine(&layouts, &data_requests, replies, local).map(IoDone::Stream);
                 session_layer.input(now, Input::Done { id, result });
             }
@@ -582,7 +660,7 @@ impl SimServer {
             Err(errno) => Some((id, Err(errno))),
             // No data server is involved: the store's result is complete.
             Ok(data_requests) if data_requests.is_empty() => {
-                let local = |ino| self.storage.stream_stat(ino);
+                let local = |ino| stream_stat(self.storage.as_ref(), ino);
                 Some((id, call.combine(&layouts, &data_requests, Vec::new(), local).map(IoDone::Stream)))
             }
             Ok(data_requests) => {
@@ -600,16 +678,17 @@ impl SimServer {
         }
         match io {
             // The write goes to the page cache, which survives the process.
+            io @ Io::Journal { .. } if self.writes_late => self.store(fabric, DiskJob::Io(id, io)),
             Io::Journal { frame, sync: false } => {
                 let causes = self.causes_of(fabric, id);
                 fabric.add_span(self.place(), (Layer::Store, "journal append"), causes, fabric.now);
-                let result = self.storage.append(frame, fabric.now);
+                let result = self.append(frame, fabric.now);
                 if fabric.model.is_free(Work::Append) {
                     return Some((id, result));
                 }
                 self.work(fabric, ProcessorJob::Append(id, result));
             }
-            Io::Journal { frame, sync: true } => match self.storage.append(frame, fabric.now) {
+            Io::Journal { frame, sync: true } => match self.append(frame, fabric.now) {
                 Ok(done) => self.store(fabric, DiskJob::Journal(id, done)),
                 Err(errno) => return Some((id, Err(errno))),
             },
@@ -636,6 +715,10 @@ impl SimServer {
 
     // ---- The disk
 
+    fn append(&mut self, frame: Vec<u8>, now: Nanos) -> Result<IoDone, Errno> {
+        self.storage.as_mut().ok_or(Errno::EIO)?.append(frame, now)
+    }
+
     fn store(&mut self, fabric: &mut Fabric<'_>, job: DiskJob) {
         if let Some(arrived) = self.device.arrive(fabric.now, job) {
             self.start_storing(fabric, arrived);
@@ -643,9 +726,11 @@ impl SimServer {
     }
 
     fn start_storing(&mut self, fabric: &mut Fabric<'_>, Arrived { at: since, job }: Arrived<DiskJob>) {
+        let Some(storage) = &self.storage else { return };
+        self.publishes = matches!(job, DiskJob::Io(_, Io::Publish { .. }));
         let access = match &job {
-            DiskJob::Io(_, io) => self.storage.access(io),
-            DiskJob::Journal(..) => self.storage.access(&Io::Sync),
+            DiskJob::Io(_, io) => storage.access(io),
+            DiskJob::Journal(..) => storage.access(&Io::Sync),
             DiskJob::Stream(stream) => DiskRequest::Transfer(match stream.io {
                 espalier_proto::StreamIo::Read { size, .. } => size as usize,
                 _ => stream.data.len(),
@@ -661,19 +746,25 @@ impl SimServer {
             self.start_storing(fabric, next);
         }
         self.trace_stored(fabric, since, &job);
-        self.storage.store.set_now(self.clock.time(fabric.now));
+        self.publishes = false;
+        let Some(storage) = &mut self.storage else { return };
+        storage.set_now(self.clock.time(fabric.now));
         let fails = self.disk.fails;
         match job {
             DiskJob::Io(id, io) => {
-                let result = if fails { Err(Errno::EIO) } else { self.storage.execute(io, fabric.now) };
+                let is_frame = matches!(&io, Io::Journal { frame, .. } if !frame.is_empty());
+                let result = if fails { Err(Errno::EIO) } else { storage.execute(io, fabric.now) };
+                if is_frame && self.writes_late && result.is_ok() {
+                    fabric.observer.failover(fabric.now, &FailoverEvent::Wrote { node: self.node });
+                }
                 self.input(fabric, Input::Done { id, result });
             }
             DiskJob::Journal(id, done) => {
-                let result = self.storage.sync().map(|()| done);
+                let result = storage.sync().map(|()| done);
                 self.input(fabric, Input::Done { id, result });
             }
             DiskJob::Stream(StreamRequest { of, io, data, .. }) => {
-                let result = if fails { Err(Errno::EIO) } else { self.storage.stream(io, &data) };
+                let result = if fails { Err(Errno::EIO) } else { storage.stream(io, &data) };
                 if let Some(session_layer) = &mut self.session_layer {
                     session_layer.end_stream(of, result);
                 }
@@ -681,4 +772,8 @@ impl SimServer {
             }
         }
     }
+}
+
+fn stream_stat(storage: Option<&Storage>, ino: Ino) -> Result<StreamStat, Errno> {
+    storage.ok_or(Errno::EIO)?.stream_stat(ino)
 }

@@ -9,7 +9,7 @@ use super::{
     Engine, EngineError, EngineFailure, KeyPage, ObjectLockHolder, ObjectOp, ObjectStat, Pending, Version,
     VersionedBytes,
 };
-use crate::Pairs;
+use crate::{Pairs, stamp};
 
 const TOTAL_BYTES: u64 = 1 << 40;
 
@@ -36,6 +36,10 @@ struct SharedObjects {
     fails_from: Option<u64>,
     /// The only operation that fails.
     fails_once: Option<u64>,
+    /// Number of operations that remain to clients which end.
+    ending: BTreeMap<u64, u64>,
+    /// The time of changes; `None`: the system's.
+    now: Option<Time>,
 }
 
 #[derive(Clone, Default)]
@@ -97,6 +101,16 @@ impl MemoryEngine {
         self.shared().is_full = is_full;
     }
 
+    /// After `operations` more, all operations of this client fail: its process has ended.
+    pub fn end_after(&self, operations: u64) {
+        self.shared().ending.insert(self.client, operations);
+    }
+
+    /// Sets the time of later changes.
+    pub fn set_now(&self, now: Time) {
+        self.shared().now = Some(now);
+    }
+
     /// Advances the clock of locks.
     pub fn skip(&self, time: Duration) {
         self.shared().skipped += time;
@@ -116,8 +130,14 @@ impl MemoryEngine {
         let number = shared.operations;
         shared.operations += 1;
         let fails = shared.fails_once == Some(number) || shared.fails_from.is_some_and(|from| number >= from);
+        let has_ended = shared.ending.get_mut(&self.client).is_some_and(|left| {
+            let has_ended = *left == 0;
+            *left = left.saturating_sub(1);
+            has_ended
+        });
         let failure = match shared.fenced.contains(&self.address()) {
             true => EngineFailure::Fenced,
+            false if has_ended => EngineFailure::TimedOut,
             false if fails => EngineFailure::Io(5),
             false => return Ok(shared),
         };
@@ -137,10 +157,20 @@ impl MemoryEngine {
 
     fn write(&self, name: &str, ops: Vec<ObjectOp>) -> Result<Version, EngineError> {
         let mut shared = self.enter("write", name)?;
-        let before = shared.objects.get(name);
-        let mut state = ObjectState { object: before.cloned().unwrap_or_default(), exists: before.is_some() };
-        for op in ops {
-            state.apply(op, shared.is_full).map_err(|failure| EngineError::new("write", name, failure))?;
+        // A single step that fails changes nothing, so the object is not copied.
+        let before = match ops.len() {
+            1 => shared.objects.remove(name),
+            _ => shared.objects.get(name).cloned(),
+        };
+        let is_single = ops.len() == 1;
+        let mut state = ObjectState { exists: before.is_some(), object: before.unwrap_or_default() };
+        let is_full = shared.is_full;
+        let applied = ops.into_iter().try_for_each(|op| state.apply(op, is_full));
+        if let Err(failure) = applied {
+            if is_single && state.exists {
+                shared.objects.insert(name.into(), state.object);
+            }
+            return Err(EngineError::new("write", name, failure));
         }
         shared.version += 1;
         state.object.version = shared.version;
@@ -328,6 +358,10 @@ impl Engine for MemoryEngine {
 
     fn address(&self) -> String {
         format!("memory:{}", self.client)
+    }
+
+    fn now(&self) -> Time {
+        self.shared().now.unwrap_or_else(stamp::now)
     }
 
     fn space(&self) -> Result<Space, EngineError> {

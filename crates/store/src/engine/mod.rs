@@ -16,7 +16,7 @@ pub use error::{EngineError, EngineFailure};
 pub use memory::MemoryEngine;
 pub use pending::{Completion, Pending};
 
-use crate::Pairs;
+use crate::{Pairs, stamp};
 
 /// Largest number of keys in one compound write or one page.
 pub const KEYS_MAX: usize = 10_000;
@@ -153,6 +153,11 @@ pub trait Engine: Send + Sync + 'static {
 
     /// Size and free space of the pool.
     fn space(&self) -> Result<Space, EngineError>;
+
+    /// The time that changes of streams get.
+    fn now(&self) -> Time {
+        stamp::now()
+    }
 
     /// A compound write that is waited for.
     fn apply(&self, object: &str, ops: Vec<ObjectOp>) -> Result<Version, EngineError> {

@@ -1,6 +1,7 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 
 /// A file of fixed size with random access. Until [`Self::sync_data`] returns, a power failure may
 /// lose any part of what was written.
@@ -14,6 +15,25 @@ pub trait BlockFile: Send + Sync {
 
     fn is_empty(&self) -> io::Result<bool> {
         Ok(self.len()? == 0)
+    }
+}
+
+/// A file that is shared.
+impl<F: BlockFile + ?Sized> BlockFile for Arc<F> {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        (**self).read_at(offset, buf)
+    }
+
+    fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        (**self).write_at(offset, data)
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        (**self).sync_data()
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        (**self).len()
     }
 }
 

@@ -76,18 +76,9 @@ impl<E: Engine> RankLease<E> {
     /// # Errors
     /// [`StoreError::HeldBy`] names the holder.
     pub fn acquire(engine: &Arc<E>, rank: Rank, term: Duration) -> Result<Self, StoreError> {
-        let state = LeaseState {
-            engine: Arc::clone(engine),
-            rank,
-            object: Names(rank).lock(),
-            cookie: Uuid::new_v4().to_string(),
-            term,
-            until: Mutex::new(None),
-        };
-        state.take()?;
-        let state = Arc::new(state);
+        let mut lease = Self::acquire_for(engine, rank, term)?;
         let (stop, stopped) = channel();
-        let renewed = Arc::clone(&state);
+        let renewed = Arc::clone(&lease.state);
         let renew = move || {
             while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(renewed.term / RENEWALS) {
                 if !renewed.renew() {
@@ -98,10 +89,28 @@ impl<E: Engine> RankLease<E> {
         let renewer = std::thread::Builder::new().name("lease".into()).spawn(renew);
         let renewer = renewer.map_err(|cause| StoreError::Io {
             operation: "start the renewal of the lease of",
-            path: state.object.clone().into(),
+            path: lease.state.object.clone().into(),
             cause,
         })?;
-        Ok(Self { state, stop: Some(stop), renewer: Some(renewer) })
+        (lease.stop, lease.renewer) = (Some(stop), Some(renewer));
+        Ok(lease)
+    }
+
+    /// As [`Self::acquire`], but the lease is not renewed: it ends with its term.
+    ///
+    /// # Errors
+    /// As [`Self::acquire`].
+    pub fn acquire_for(engine: &Arc<E>, rank: Rank, term: Duration) -> Result<Self, StoreError> {
+        let state = LeaseState {
+            engine: Arc::clone(engine),
+            rank,
+            object: Names(rank).lock(),
+            cookie: Uuid::new_v4().to_string(),
+            term,
+            until: Mutex::new(None),
+        };
+        state.take()?;
+        Ok(Self { state: Arc::new(state), stop: None, renewer: None })
     }
 
     pub fn rank(&self) -> Rank {
@@ -207,4 +216,20 @@ pub fn lease_holder(engine: &impl Engine, rank: Rank) -> Result<Option<LeaseHold
         outcome => outcome?,
     };
     Ok(serde_json::from_slice(&read.bytes).ok())
+}
+
+/// Releases the lease of a rank if one of these fenced clients holds it, by its address.
+///
+/// # Errors
+/// As the engine.
+pub fn break_lease(engine: &impl Engine, rank: Rank, fenced: &[String]) -> Result<(), EngineError> {
+    let holder = lease_holder(engine, rank)?;
+    if holder.is_none_or(|holder| !fenced.contains(&holder.address)) {
+        return Ok(());
+    }
+    let lock = Names(rank).lock();
+    match engine.lock_holder(&lock)? {
+        Some(locked) => engine.break_lock(&lock, &locked),
+        None => Ok(()),
+    }
 }

@@ -17,7 +17,7 @@ use espalier_proto::{AllocateMode, Ino, ObjectId, SeekWhat, Space, StreamStat, T
 
 pub use file::ObjectFile;
 pub use format::{format_objects, read_superblock};
-pub use lease::{LeaseHolder, RankLease, lease_holder};
+pub use lease::{LeaseHolder, RankLease, break_lease, lease_holder};
 use names::Names;
 use streams::Streams;
 use tables::Tables;

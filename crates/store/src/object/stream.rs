@@ -6,8 +6,8 @@ use espalier_proto::{Errno, Ino, SeekWhat, StreamStat, Time};
 
 use super::names::Names;
 use super::{CHUNK_BYTES, Piece, pieces, wait_all};
+use crate::StoreError;
 use crate::engine::{Engine, EngineError, EngineFailure, ObjectOp, Pending, Version};
-use crate::{StoreError, stamp};
 
 /// Key of the first object.
 const KEY: &[u8] = b"stream";
@@ -102,7 +102,7 @@ impl Stream {
 
     /// Makes an empty stream, durably.
     pub fn create<E: Engine>(&mut self, at: &StreamPlace<'_, E>) -> Result<(), StoreError> {
-        let made = Self { mtime: stamp::now(), ..Self::default() };
+        let made = Self { mtime: at.engine.now(), ..Self::default() };
         *self = made;
         self.store_record(at)?;
         self.exists = true;
@@ -163,7 +163,7 @@ impl Stream {
             self.writes.push(at.engine.submit(&at.object(chunk), vec![write]));
         }
         self.size = self.size.max(end);
-        self.changed();
+        self.changed(at.engine.now());
         self.collect_writes();
         Ok(())
     }
@@ -179,7 +179,7 @@ impl Stream {
             }
         }
         self.size = size;
-        self.changed();
+        self.changed(at.engine.now());
         Ok(())
     }
 
@@ -200,7 +200,7 @@ impl Stream {
                 offset = next.map_or(end, |next| next * CHUNK_BYTES);
             }
         }
-        self.changed();
+        self.changed(at.engine.now());
         Ok(())
     }
 
@@ -254,8 +254,8 @@ impl Stream {
         self.writes.is_empty() && self.failed.is_none() && !self.is_changed
     }
 
-    fn changed(&mut self) {
-        self.mtime = stamp::now();
+    fn changed(&mut self, now: Time) {
+        self.mtime = now;
         self.is_changed = true;
     }
 

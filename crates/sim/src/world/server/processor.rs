@@ -16,12 +16,12 @@ impl SimServer {
     pub(super) fn work(&mut self, fabric: &mut Fabric<'_>, job: ProcessorJob) {
         let idle = self.cpu.idle(fabric.now);
         if let Some(arrived) = self.cpu.arrive(fabric.now, job) {
-            self.serve(fabric, arrived, idle);
+            self.begin_job(fabric, arrived, idle);
         }
     }
 
     /// The service of a job begins. `idle`: idle time before.
-    fn serve(
+    fn begin_job(
         &mut self,
         fabric: &mut Fabric<'_>,
         Arrived { at: since, job }: Arrived<ProcessorJob>,
@@ -67,7 +67,7 @@ impl SimServer {
     /// A core that has finished a job which arrived at `since` takes the next one.
     fn advance(&mut self, fabric: &mut Fabric<'_>, since: Nanos) {
         if let Some(next) = self.cpu.leave(fabric.now, since) {
-            self.serve(fabric, next, Nanos::ZERO);
+            self.begin_job(fabric, next, Nanos::ZERO);
         }
     }
 

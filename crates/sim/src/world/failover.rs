@@ -1,0 +1,504 @@
+//! Servers that share a store and fail over: the driver of [`Failover`] in virtual time.
+//!
+//! A server's process can be killed, paused and restarted. While it is paused its events wait; it
+//! then goes on with what it knew. Requests that it has sent to the store are carried out meanwhile
+//! or later: only fencing stops them.
+//!
+//! The store is the program's own: an [`ObjectStore`](espalier_store::ObjectStore) for each rank
+//! and the cluster map, over an engine in memory. The engine completes each request at once, and
+//! the driver delays it, so that no thread waits for it.
+
+mod liveness;
+mod store;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use espalier_meta::failover::{
+    Action, Failover, Input, InstanceId, ServerEntry, ServerState, StopReason, Timing,
+};
+use espalier_proto::{Ino, Rank, ServerMap, Welcome};
+use espalier_store::{Engine, MemoryEngine};
+
+use crate::clock::Clock;
+use crate::disk::{DiskModel, DiskRequest};
+use crate::message::Message;
+use crate::node::NodeNumbers;
+use crate::observe::{FailoverEvent, FailoverStep, Node};
+use crate::random::Seed;
+use crate::scenario::Scenario;
+use crate::storage::{Storage, StorageError};
+use crate::time::Nanos;
+use crate::world::World;
+use crate::world::event::SimEvent;
+use crate::world::fabric::WireId;
+use crate::world::server::{Route, Started};
+use liveness::Watched;
+use store::SharedStore;
+pub use store::StoreRequest;
+
+/// Interval of a process's ticks.
+const TICK: Nanos = Nanos(25_000_000);
+/// Interval of looks at a rank that is handed over.
+const POLL: Nanos = Nanos(2_000_000);
+/// Time for a checkpoint before a rank is handed over, while it is still served.
+const CHECKPOINT: Nanos = Nanos(5_000_000_000);
+/// Limit of writing out.
+const DRAIN: Nanos = Nanos(30_000_000_000);
+/// Time after which a process that has ended by itself is started again.
+const RESTART: Nanos = Nanos(1_000_000_000);
+/// Interval of looks for the time to start a standby.
+const STANDBY: Nanos = Nanos(100_000_000);
+/// Bytes that are read when a rank is opened.
+const OPENED_BYTES: usize = 1 << 20;
+
+/// An event of a process.
+#[derive(Debug)]
+pub enum ProcessEvent {
+    Tick,
+    Input(Input),
+    /// The store of a rank is read.
+    Open {
+        rank: Rank,
+        incarnation: u64,
+    },
+    /// The next look at a rank that is handed over since then.
+    Close {
+        rank: Rank,
+        since: Nanos,
+        is_closed: bool,
+    },
+    /// The next attempt to reach another process.
+    Watch(InstanceId),
+}
+
+/// All servers of a cluster, and their store.
+pub struct FailoverCluster {
+    store: SharedStore,
+    processes: Vec<ServerProcess>,
+    /// The last of the servers start when the others hold all ranks.
+    standbys: u32,
+    instances: u64,
+}
+
+/// A server, whose process may run or not.
+struct ServerProcess {
+    clock: Clock,
+    /// Latencies of the store.
+    latency: DiskModel,
+    /// Number of starts and ends.
+    start: u64,
+    running: Option<RunningProcess>,
+    is_paused: bool,
+    /// Events that wait for the end of a pause.
+    deferred: Vec<SimEvent>,
+    /// Time until which the store is out of reach.
+    cut_until: Nanos,
+    /// Time between a hand-over and the next start.
+    restarts_after: Nanos,
+}
+
+/// A process.
+struct RunningProcess {
+    machine: Failover,
+    instance: InstanceId,
+    engine: Arc<MemoryEngine>,
+    /// Waits for the store's answer about the cluster map; inputs wait meanwhile.
+    is_waiting: bool,
+    inputs: VecDeque<Input>,
+    version: u64,
+    published: ServerMap,
+    /// Connections to peers that get all addresses.
+    followers: Vec<WireId>,
+    watched: BTreeMap<InstanceId, Watched>,
+}
+
+impl FailoverCluster {
+    /// A cluster with an empty file system.
+    ///
+    /// # Errors
+    /// None is expected of memory.
+    pub fn new(scenario: &Scenario, seed: Seed) -> Result<Self, StorageError> {
+        let cluster = &scenario.cluster;
+        let process = |number: u16| {
+            let number = u64::from(number);
+            ServerProcess {
+                clock: Clock::new(&scenario.clock, &mut seed.random("clock", number)),
+                latency: DiskModel::new(&scenario.disk, seed.random("store", number)),
+                start: 0,
+                running: None,
+                is_paused: false,
+                deferred: Vec::new(),
+                cut_until: Nanos::ZERO,
+                restarts_after: RESTART,
+            }
+        };
+        Ok(Self {
+            store: SharedStore::new(scenario, seed)?,
+            processes: (0..cluster.servers).map(process).collect(),
+            standbys: cluster.standbys.into(),
+            instances: 0,
+        })
+    }
+
+    pub fn is_paused(&self, process: u32) -> bool {
+        self.processes[process as usize].is_paused
+    }
+
+    /// Keeps an event until the end of a pause.
+    pub fn defer(&mut self, process: u32, event: SimEvent) {
+        self.processes[process as usize].deferred.push(event);
+    }
+
+    /// The process if it has not ended since `start`.
+    fn running(&mut self, process: u32, start: u64) -> Option<&mut RunningProcess> {
+        let process = self.processes.get_mut(process as usize).filter(|process| process.start == start)?;
+        process.running.as_mut()
+    }
+}
+
+fn of_map(map: &ServerMap, numbers: NodeNumbers) -> Vec<Option<Route>> {
+    let route = |(rank, (address, incarnation)): (u16, (&String, &u64))| {
+        let node = numbers.service(address.parse().ok()?, Rank(rank));
+        Some(Route { node, incarnation: *incarnation })
+    };
+    (0..).zip(map.ranks.iter().zip(&map.incarnations)).map(route).collect()
+}
+
+impl World<'_> {
+    /// Starts the process of a server, unless it runs.
+    pub(super) fn start_process(&mut self, process: u32) {
+        let (now, servers) = (self.fabric.now, u64::from(self.numbers.processes));
+        let Some(cluster) = &mut self.failover else { return };
+        let is_standby = process >= self.numbers.processes - cluster.standbys;
+        let slot = &mut cluster.processes[process as usize];
+        if slot.running.is_some() {
+            return;
+        }
+        if is_standby && slot.start == 0 && !cluster.store.are_served() {
+            return self.fabric.after(STANDBY, SimEvent::StartProcess { process });
+        }
+        cluster.instances += 1;
+        let instance = InstanceId(cluster.instances * servers + u64::from(process));
+        let engine = cluster.store.connect();
+        let own = ServerEntry {
+            instance,
+            number: process as u16,
+            address: process.to_string(),
+            store_client: engine.address(),
+            state: ServerState::Standby,
+            heartbeat: 0,
+        };
+        slot.start += 1;
+        slot.running = Some(RunningProcess {
+            machine: Failover::new(Timing::DEFAULT, own),
+            instance,
+            engine,
+            is_waiting: false,
+            inputs: VecDeque::new(),
+            version: 0,
+            published: ServerMap::NONE,
+            followers: Vec::new(),
+            watched: BTreeMap::new(),
+        });
+        let start = slot.start;
+        self.fabric.revive(self.numbers.process(process));
+        self.fabric.observer.failover(now, &FailoverEvent::Started { process });
+        self.fabric.after(Nanos::ZERO, SimEvent::Process { process, start, event: ProcessEvent::Tick });
+    }
+
+    /// Ends a process. `is_killed`: what it does is interrupted.
+    fn end_process(&mut self, process: u32, is_killed: bool, restarts_after: Nanos) {
+        let Some(cluster) = &mut self.failover else { return };
+        let slot = &mut cluster.processes[process as usize];
+        slot.running = None;
+        slot.start += 1;
+        slot.is_paused = false;
+        slot.deferred.clear();
+        for rank in (0..self.scenario.cluster.ranks).map(Rank) {
+            let service = self.numbers.service(process, rank);
+            self.servers[service.0 as usize].end_shared(&mut self.fabric, is_killed);
+        }
+        self.fabric.drop_node(self.numbers.process(process), false);
+        self.fabric.after(restarts_after, SimEvent::StartProcess { process });
+    }
+
+    /// Kills a process, if it runs.
+    pub(super) fn kill_process(&mut self, process: u32, restarts_after: Nanos) {
+        let runs = |cluster: &FailoverCluster| cluster.processes[process as usize].running.is_some();
+        if self.failover.as_ref().is_some_and(runs) {
+            self.fabric.observer.failover(self.fabric.now, &FailoverEvent::Killed { process });
+            self.end_process(process, true, restarts_after);
+        }
+    }
+
+    /// Pauses a process, if it runs. Returns the number of its start.
+    pub(super) fn pause_process(&mut self, process: u32) -> Option<u64> {
+        let slot = &mut self.failover.as_mut()?.processes[process as usize];
+        if slot.running.is_none() || std::mem::replace(&mut slot.is_paused, true) {
+            return None;
+        }
+        self.fabric.observer.failover(self.fabric.now, &FailoverEvent::Paused { process });
+        Some(slot.start)
+    }
+
+    /// A paused process goes on, unless it was killed.
+    pub(super) fn resume_process(&mut self, process: u32, start: u64) {
+        let Some(cluster) = &mut self.failover else { return };
+        let slot = &mut cluster.processes[process as usize];
+        if slot.start == start && std::mem::take(&mut slot.is_paused) {
+            self.fabric.observer.failover(self.fabric.now, &FailoverEvent::Resumed { process });
+            for event in std::mem::take(&mut slot.deferred) {
+                self.fabric.after(Nanos::ZERO, event);
+            }
+        }
+    }
+
+    /// Has a process hand its ranks over and end.
+    pub(super) fn drain_process(&mut self, process: u32, restarts_after: Nanos) {
+        let Some(cluster) = &mut self.failover else { return };
+        let slot = &mut cluster.processes[process as usize];
+        if slot.running.is_some() {
+            slot.restarts_after = restarts_after;
+            self.fabric.observer.failover(self.fabric.now, &FailoverEvent::Drained { process });
+            let (start, event) = (slot.start, ProcessEvent::Input(Input::Drain));
+            self.fabric.after(Nanos::ZERO, SimEvent::Process { process, start, event });
+        }
+    }
+
+    /// A process does not reach the store for a while; `None`: no process does.
+    pub(super) fn cut_store(&mut self, process: Option<usize>, lasts: Nanos) {
+        let until = self.fabric.now + lasts;
+        let Some(cluster) = &mut self.failover else { return };
+        self.fabric.observer.failover(self.fabric.now, &FailoverEvent::Disturbed);
+        for slot in
+            cluster.processes.iter_mut().enumerate().filter(|(at, _)| process.is_none_or(|it| it == *at))
+        {
+            slot.1.cut_until = until.max(slot.1.cut_until);
+        }
+    }
+
+    /// The store is slow for a process.
+    pub(super) fn slow_store(&mut self, process: usize, slowness: f64) {
+        let Some(cluster) = &mut self.failover else { return };
+        self.fabric.observer.failover(self.fabric.now, &FailoverEvent::Disturbed);
+        cluster.processes[process].latency.slowness = slowness;
+        for rank in (0..self.scenario.cluster.ranks).map(Rank) {
+            let service = self.numbers.service(process as u32, rank);
+            self.servers[service.0 as usize].disk.slowness = slowness;
+        }
+    }
+
+    /// The time at which a request of a node gets through to the store, if that is later.
+    pub(super) fn store_reached(&self, process: u32) -> Option<Nanos> {
+        let until = self.failover.as_ref()?.processes[process as usize].cut_until;
+        (until > self.fabric.now).then_some(until)
+    }
+
+    pub(super) fn process_event(&mut self, process: u32, start: u64, event: ProcessEvent) {
+        let Some(cluster) = &mut self.failover else { return };
+        if cluster.running(process, start).is_none() {
+            return;
+        }
+        match event {
+            ProcessEvent::Tick => {
+                let next = cluster.processes[process as usize].clock.real(TICK);
+                self.fabric.after(next, SimEvent::Process { process, start, event: ProcessEvent::Tick });
+                self.process_input(process, start, Input::Tick);
+            }
+            ProcessEvent::Input(input) => self.process_input(process, start, input),
+            ProcessEvent::Open { rank, incarnation } => match self.store_reached(process) {
+                Some(until) => self.fabric.queue.add(until, SimEvent::Process { process, start, event }),
+                None => self.open_rank(process, start, rank, incarnation),
+            },
+            ProcessEvent::Close { rank, since, is_closed } => {
+                self.close_rank(process, start, rank, since, is_closed);
+            }
+            ProcessEvent::Watch(instance) => self.watch_process(process, instance),
+        }
+    }
+
+    fn process_input(&mut self, process: u32, start: u64, input: Input) {
+        let mut next = Some(input);
+        while let Some(input) = next.take() {
+            let Some(cluster) = &mut self.failover else { return };
+            let now = cluster.processes[process as usize].clock.shown(self.fabric.now).as_millis();
+            let Some(running) = cluster.running(process, start) else { return };
+            let is_answer = matches!(input, Input::Looked(_) | Input::Swapped(_) | Input::Refused);
+            if running.is_waiting && !is_answer {
+                running.inputs.push_back(input);
+                return;
+            }
+            running.is_waiting = false;
+            let actions = running.machine.on(now, input);
+            running.is_waiting =
+                actions.iter().any(|action| matches!(action, Action::Look | Action::Swap { .. }));
+            let lease = match running.machine.served_until() {
+                0 if self.fabric.mutator.skips(FailoverStep::Stop) => u64::MAX,
+                until => until,
+            };
+            for rank in (0..self.scenario.cluster.ranks).map(Rank) {
+                let service = self.numbers.service(process, rank);
+                self.servers[service.0 as usize].set_lease(lease);
+            }
+            self.publish(process, start);
+            for action in actions {
+                self.act(process, start, action);
+            }
+            let running = self.failover.as_mut().and_then(|cluster| cluster.running(process, start));
+            next = running.filter(|running| !running.is_waiting).and_then(|it| it.inputs.pop_front());
+        }
+    }
+
+    fn act(&mut self, process: u32, start: u64, action: Action) {
+        let now = self.fabric.now;
+        let Some(cluster) = &mut self.failover else { return };
+        match action {
+            Action::Look => self.ask_store(process, start, StoreRequest::Look),
+            Action::Swap { version, map } => {
+                self.ask_store(process, start, StoreRequest::Swap { version, map });
+            }
+            Action::Fence { rank, clients } => {
+                self.ask_store(process, start, StoreRequest::Fence { rank, clients });
+            }
+            Action::Open { rank, incarnation } => {
+                let latency = &mut cluster.processes[process as usize].latency;
+                let time = latency.time(DiskRequest::Transfer(OPENED_BYTES));
+                let event = ProcessEvent::Open { rank, incarnation };
+                self.fabric.after(time, SimEvent::Process { process, start, event });
+            }
+            Action::Close { rank } => {
+                let event = ProcessEvent::Close { rank, since: now, is_closed: false };
+                self.fabric.after(Nanos::ZERO, SimEvent::Process { process, start, event });
+            }
+            Action::Stop(_) if self.fabric.mutator.skips(FailoverStep::Stop) => {}
+            Action::Stop(reason) => self.leave_cluster(process, Some(reason), RESTART),
+            Action::Leave => {
+                let restarts_after = cluster.processes[process as usize].restarts_after;
+                self.leave_cluster(process, None, restarts_after);
+            }
+        }
+    }
+
+    fn leave_cluster(&mut self, process: u32, why: Option<StopReason>, restarts_after: Nanos) {
+        self.fabric.observer.failover(self.fabric.now, &FailoverEvent::Ended { process, why });
+        self.end_process(process, false, restarts_after);
+    }
+
+    /// Publishes changes of the map.
+    fn publish(&mut self, process: u32, start: u64) {
+        let Some(cluster) = &mut self.failover else { return };
+        let Some(running) = cluster.running(process, start) else { return };
+        let Some((version, map)) = running.machine.map().filter(|(version, _)| *version != running.version)
+        else {
+            return;
+        };
+        running.version = version;
+        let (map, servers) = (map.clone(), map.addresses(version));
+        let before = std::mem::replace(&mut running.published, servers.clone());
+        // Heartbeats change the version only.
+        let has_changed = servers.ranks != before.ranks
+            || servers.incarnations != before.incarnations
+            || servers.meta != before.meta;
+        let followers = running.followers.clone();
+        self.watch_processes(process, start, &map);
+        if has_changed {
+            let node = self.numbers.process(process);
+            for wire in followers {
+                self.fabric.send(wire, node, Message::Addresses(servers.clone()));
+            }
+            let routes = of_map(&servers, self.numbers);
+            for rank in (0..self.scenario.cluster.ranks).map(Rank) {
+                let service = self.numbers.service(process, rank);
+                self.servers[service.0 as usize].rerouted(&mut self.fabric, &routes, &servers);
+            }
+        }
+    }
+
+    /// Opens the store of a rank and serves it.
+    fn open_rank(&mut self, process: u32, start: u64, rank: Rank, incarnation: u64) {
+        let Some(cluster) = &mut self.failover else { return };
+        let superblock = cluster.store.superblock().clone();
+        let Some(running) = cluster.running(process, start) else { return };
+        let (servers, lease) = (running.published.clone(), running.machine.served_until());
+        let service = &mut self.servers[self.numbers.service(process, rank).0 as usize];
+        let loses_tail = self.fabric.mutator.skips(FailoverStep::Replay);
+        running.engine.set_now(service.clock.time(self.fabric.now));
+        let opened = Storage::open_shared(&running.engine, &superblock, rank).and_then(|mut storage| {
+            let meta = storage.recover(&service.config, loses_tail)?;
+            Ok((storage, meta))
+        });
+        let done = opened.is_ok();
+        match opened {
+            Ok((storage, meta)) => {
+                let routes = of_map(&servers, self.numbers);
+                let started = Started { storage, meta, incarnation, lease, routes, servers };
+                service.begin_shared(&mut self.fabric, started);
+            }
+            Err(cause) => {
+                let event = FailoverEvent::NotOpened { process, rank, cause: cause.to_string() };
+                self.fabric.observer.failover(self.fabric.now, &event);
+            }
+        }
+        self.process_input(process, start, Input::Opened { rank, done });
+    }
+
+    /// Hands a rank over: writes everything out, mostly while the rank is still served, then closes
+    /// the store.
+    fn close_rank(&mut self, process: u32, start: u64, rank: Rank, since: Nanos, mut is_closed: bool) {
+        let passed = self.fabric.now - since;
+        let service = &mut self.servers[self.numbers.service(process, rank).0 as usize];
+        let is_drained = service.drain(&mut self.fabric);
+        if is_closed && (is_drained || passed > DRAIN) {
+            service.end_shared(&mut self.fabric, false);
+            return self.process_input(process, start, Input::Closed { rank });
+        }
+        if !is_closed && (is_drained || passed > CHECKPOINT) {
+            service.close(&mut self.fabric);
+            is_closed = true;
+        }
+        let event = ProcessEvent::Close { rank, since, is_closed };
+        self.fabric.after(POLL, SimEvent::Process { process, start, event });
+    }
+
+    /// A message arrives at a process.
+    pub(super) fn arrives_at_process(&mut self, process: u32, wire: WireId, message: Message) {
+        let node = self.numbers.process(process);
+        let Some(cluster) = &mut self.failover else { return };
+        let slot = &mut cluster.processes[process as usize];
+        let Some(running) = &mut slot.running else {
+            // Nothing listens there.
+            if matches!(message, Message::Hello(_)) {
+                self.fabric.send(wire, node, Message::Refused);
+            }
+            return;
+        };
+        match message {
+            Message::Hello(_) => {
+                running.followers.push(wire);
+                let welcome = Welcome {
+                    incarnation: running.instance.0,
+                    window: 1,
+                    session_ms: u32::MAX,
+                    rank: Rank(0),
+                    root: Ino::ROOT,
+                    servers: running.published.clone(),
+                };
+                self.fabric.send(wire, node, Message::Welcome(Box::new(welcome)));
+            }
+            Message::Welcome(welcome) => {
+                self.process_answers(process, wire, Some(InstanceId(welcome.incarnation)))
+            }
+            Message::Refused => self.process_answers(process, wire, None),
+            _ => {}
+        }
+    }
+
+    /// Number of the service that serves a rank, or would do so.
+    pub(super) fn serving(&self, rank: Rank) -> Node {
+        let services = (0..self.numbers.processes.max(1)).map(|process| self.numbers.service(process, rank));
+        let newest = services.filter(|node| self.servers[node.0 as usize].is_up());
+        let incarnation = |node: &Node| self.servers[node.0 as usize].incarnation;
+        newest.max_by_key(incarnation).unwrap_or(self.numbers.service(0, rank))
+    }
+}

@@ -1,0 +1,167 @@
+//! The store that servers share: objects in memory, with the cluster map among them.
+
+use std::sync::Arc;
+
+use espalier_meta::failover::{ClusterMap, Input, Swapped};
+use espalier_proto::{Rank, Time};
+use espalier_store::engine::ObjectOp;
+use espalier_store::{
+    Engine, EngineFailure, FormatOptions, MemoryEngine, StoreError, Superblock, break_lease, format_objects,
+};
+use rand::Rng;
+
+use crate::disk::DiskRequest;
+use crate::observe::{FailoverEvent, FailoverStep};
+use crate::random::{Random, Seed};
+use crate::scenario::Scenario;
+use crate::storage::{Storage, StorageError};
+use crate::world::World;
+use crate::world::event::SimEvent;
+
+use super::ProcessEvent;
+
+/// The object with the cluster map.
+const OBJECT: &str = "0.cluster-map";
+
+/// A request of a process to the store.
+#[derive(Debug)]
+pub enum StoreRequest {
+    /// Read the cluster map.
+    Look,
+    /// Replace the cluster map of this version.
+    Swap { version: u64, map: ClusterMap },
+    /// Fence these earlier holders of a rank.
+    Fence { rank: Rank, clients: Vec<String> },
+}
+
+/// See the module description.
+pub struct SharedStore {
+    engine: MemoryEngine,
+    superblock: Superblock,
+    random: Random,
+}
+
+impl SharedStore {
+    /// The store of an empty file system.
+    ///
+    /// # Errors
+    /// None is expected of memory.
+    pub fn new(scenario: &Scenario, seed: Seed) -> Result<Self, StorageError> {
+        let ranks = scenario.cluster.ranks;
+        let engine = Arc::new(MemoryEngine::new());
+        let time = Time::new(0, 0);
+        engine.set_now(time);
+        let journal_bytes = scenario.cluster.journal.0;
+        let options = FormatOptions { journal_bytes, ranks, ..FormatOptions::default() };
+        let superblock = format_objects(&engine, "the shared store", &options)?;
+        for rank in 0..ranks {
+            let storage = Storage::open_shared(&engine, &superblock, Rank(rank))?;
+            storage.format_shared(&super::super::config(scenario, rank, None), time)?;
+        }
+        let map = postcard::to_allocvec(&ClusterMap::new(ranks)).map_err(|_| StorageError::Empty)?;
+        engine.write_if(OBJECT, map, None).map_err(StoreError::from)?;
+        Ok(Self { engine: engine.client(), superblock, random: seed.random("shared store", 0) })
+    }
+
+    /// The connection of a new process.
+    pub fn connect(&self) -> Arc<MemoryEngine> {
+        Arc::new(self.engine.client())
+    }
+
+    pub fn superblock(&self) -> &Superblock {
+        &self.superblock
+    }
+
+    fn map(&self) -> ClusterMap {
+        self.engine.read_versioned(OBJECT).ok().and_then(|read| decode(&read.bytes)).unwrap_or_default()
+    }
+
+    /// True if every rank has a server that answers.
+    pub fn are_served(&self) -> bool {
+        self.map().ranks.iter().all(|rank| rank.serving)
+    }
+}
+
+fn decode(bytes: &[u8]) -> Option<ClusterMap> {
+    postcard::from_bytes(bytes).ok()
+}
+
+fn look(engine: &MemoryEngine) -> Input {
+    match engine.read_versioned(OBJECT) {
+        Ok(read) => Input::Looked(decode(&read.bytes).map(|map| (read.version, map))),
+        Err(error) if error.is(&EngineFailure::Fenced) => Input::Refused,
+        Err(_) => Input::Looked(None),
+    }
+}
+
+impl World<'_> {
+    /// A process sends a request to the store.
+    pub(super) fn ask_store(&mut self, process: u32, start: u64, request: StoreRequest) {
+        let Some(cluster) = &mut self.failover else { return };
+        let slot = &mut cluster.processes[process as usize];
+        let time = slot.latency.time(DiskRequest::Transfer(0));
+        self.fabric.after(time, SimEvent::StoreRequest { process, start, request });
+    }
+
+    /// A request reaches the store. A process that was cut off may not get the answer.
+    pub(in crate::world) fn store_request(&mut self, process: u32, start: u64, request: StoreRequest) {
+        if let Some(until) = self.store_reached(process) {
+            return self.fabric.queue.add(until, SimEvent::StoreRequest { process, start, request });
+        }
+        let running = self.failover.as_mut().and_then(|cluster| cluster.running(process, start));
+        let Some(engine) = running.map(|running| Arc::clone(&running.engine)) else { return };
+        let (now, is_swap) = (self.fabric.now, matches!(request, StoreRequest::Swap { .. }));
+        let input = match request {
+            StoreRequest::Look => look(&engine),
+            StoreRequest::Swap { version, map } => self.swap(&engine, version, &map),
+            StoreRequest::Fence { rank, clients } => {
+                Input::Fenced { rank, done: self.fence(&engine, rank, &clients) }
+            }
+        };
+        let Some(cluster) = &mut self.failover else { return };
+        let slot = &mut cluster.processes[process as usize];
+        // The request may have waited for longer than its process.
+        let is_lost = slot.cut_until > crate::Nanos::ZERO
+            && now == slot.cut_until
+            && cluster.store.random.random::<bool>();
+        let input = match (is_lost, is_swap, input) {
+            (true, true, Input::Swapped(_)) => Input::Swapped(Swapped::Unknown),
+            (true, false, Input::Looked(_)) => Input::Looked(None),
+            (_, _, input) => input,
+        };
+        let time = slot.latency.time(DiskRequest::Sync(0));
+        self.fabric.after(time, SimEvent::Process { process, start, event: ProcessEvent::Input(input) });
+    }
+
+    fn swap(&mut self, engine: &MemoryEngine, version: u64, map: &ClusterMap) -> Input {
+        let Some(cluster) = &self.failover else { return Input::Tick };
+        let before = cluster.store.map();
+        let Ok(bytes) = postcard::to_allocvec(map) else { return Input::Swapped(Swapped::Unknown) };
+        let swapped = match self.fabric.mutator.skips(FailoverStep::Guard) {
+            true => engine.apply(OBJECT, vec![ObjectOp::WriteFull(bytes)]),
+            false => engine.write_if(OBJECT, bytes, Some(version)),
+        };
+        match swapped {
+            Ok(version) => {
+                let event = FailoverEvent::Swapped { before: &before, after: map };
+                self.fabric.observer.failover(self.fabric.now, &event);
+                Input::Swapped(Swapped::Done { version })
+            }
+            Err(error) if error.is(&EngineFailure::Fenced) => Input::Refused,
+            Err(_) => Input::Swapped(Swapped::Unknown),
+        }
+    }
+
+    /// Fences earlier holders of a rank, and breaks their lock.
+    fn fence(&self, engine: &MemoryEngine, rank: Rank, clients: &[String]) -> bool {
+        if !self.fabric.mutator.skips(FailoverStep::Fence) {
+            let fenced = clients.iter().try_for_each(|client| engine.fence(client));
+            return fenced.and_then(|()| break_lease(engine, rank, clients)).is_ok();
+        }
+        // The next holder of the lock would fence the one that the lock's object names.
+        let unnamed = vec![ObjectOp::WriteFull(Vec::new())];
+        break_lease(engine, rank, clients)
+            .and_then(|()| engine.apply(&format!("{rank}.lock"), unnamed))
+            .is_ok()
+    }
+}

@@ -1,0 +1,123 @@
+//! Servers that share a store and fail over, in virtual time.
+#![allow(clippy::unwrap_used)]
+
+use espalier_sim::fuzz::{self, Passed};
+use espalier_sim::mutant::{Mutant, Mutation};
+
+/// Four ranks at three servers, with a standby and two clients that write; a third client examines
+/// the tree at the end.
+fn scenario(seed: u64, faults: &str) -> String {
+    format!(
+        "seed = {seed}\n[cluster]\nranks = 4\nservers = 4\nstandbys = 1\nclients = 3\ndurability = \"durable\"\n\
+         strip = \"256 B\"\njournal = \"2 MiB\"\nsession = \"30 s\"\nlease = \"3 s\"\n[disk]\nlatency = \"1 ms\"\nsync = \"2 ms\"\n\
+         [faults]\nuntil = \"30 s\"\n{faults}"
+    )
+}
+
+fn run(seed: u64, faults: &str) -> (Passed, Vec<String>) {
+    let text = scenario(seed, faults);
+    let (result, lines) = fuzz::run_scenario(&text, &mut ());
+    let passed = result.unwrap_or_else(|failure| panic!("{failure}\n{}\n{text}", lines.join("\n")));
+    assert!(passed.answers > 500, "{passed:?}");
+    (passed, lines)
+}
+
+#[test]
+fn standby_serves_ranks_of_killed_server() {
+    for seed in 0..3 {
+        let (passed, _) = run(seed, "crash = { at = [\"6 s\"], for = \"20 s\", nodes = [0] }\n");
+        assert!(passed.taken_over >= 1, "{passed:?}");
+    }
+}
+
+#[test]
+fn standby_fences_paused_server() {
+    for seed in 0..3 {
+        let (passed, lines) = run(seed, "pause = { at = [\"6 s\"], for = \"14 s\", nodes = [0] }\n");
+        assert!(passed.taken_over >= 1, "{passed:?}");
+        assert!(lines.iter().any(|line| line.contains("Ended { process: 0, why: Some(")), "{lines:?}");
+    }
+}
+
+#[test]
+fn short_pause_moves_no_rank() {
+    let (passed, lines) = run(1, "pause = { at = [\"6 s\"], for = \"5 s\", nodes = [0] }\n");
+    assert_eq!(passed.taken_over, 0);
+    assert!(!lines.iter().any(|line| line.contains("Ended")), "{lines:?}");
+}
+
+#[test]
+fn servers_restart_one_after_the_other() {
+    let at = "at = [\"6 s\", \"10 s\", \"14 s\", \"18 s\"]";
+    let (_, lines) = run(2, &format!("restart = {{ {at}, for = \"500 ms\" }}\n"));
+    let ended = lines.iter().filter(|line| line.contains("why: None")).count();
+    assert!(ended >= 3, "{lines:?}");
+}
+
+#[test]
+fn store_that_is_down_stops_no_server_for_good() {
+    run(3, "store_down = { at = [\"6 s\"], for = \"12 s\" }\n");
+    run(4, "store_cut = { at = [\"6 s\"], for = \"14 s\", nodes = [1] }\n");
+}
+
+#[test]
+fn cluster_starts_again_after_all_servers_ended() {
+    // Stated times of a kind draw their nodes one after the other.
+    let at = "at = [\"6 s\", \"6001 ms\", \"6002 ms\", \"6003 ms\", \"6004 ms\", \"6005 ms\", \"6006 ms\"]";
+    run(5, &format!("crash = {{ {at}, for = \"3 s\" }}\n"));
+}
+
+/// Number of seeds among which each mutant must be detected.
+const ENOUGH: u64 = 20;
+
+/// Two servers are paused for longer than their leases; then others are killed.
+const PAUSED: &str = "pause = { at = [\"6 s\", \"6100 ms\"], for = \"14 s\", nodes = [0, 1] }\n\
+    crash = { at = [\"9 s\", \"22 s\", \"22100 ms\", \"22200 ms\"], for = \"3 s\" }\n";
+/// As before, with writes that take long when the servers are paused.
+const SLOW: &str = "slowness = 300.0\nslow_disk = { at = [\"5 s\", \"5001 ms\"], for = \"2 s\", nodes = [0, 1] }\n\
+    pause = { at = [\"6 s\", \"6100 ms\"], for = \"14 s\", nodes = [0, 1] }\n";
+/// A server does not reach the store, and the network is split: some clients may reach only it.
+const SPLIT: &str = "store_cut = { at = [\"6 s\"], for = \"20 s\", nodes = [0] }\n\
+    partition = { at = [\"6 s\"], for = \"20 s\" }\n";
+
+#[test]
+fn mutants_of_failover_are_detected() {
+    let caught = |mutation: Mutation, faults: &str| {
+        let is_caught =
+            |seed: &u64| fuzz::run_scenario(&scenario(*seed, faults), &mut Mutant::new(mutation)).0.is_err();
+        let caught = (0..ENOUGH).find(is_caught);
+        eprintln!("{mutation:?} is found out by seed {caught:?}");
+        caught.is_none().then_some(mutation)
+    };
+    for seed in 0..3 {
+        run(seed, PAUSED);
+        run(seed, SLOW);
+        run(seed, SPLIT);
+    }
+    let mutants = [
+        (Mutation::AnswersPastLease, SPLIT),
+        (Mutation::UnfencedTakeover, SLOW),
+        (Mutation::LostTail, PAUSED),
+        (Mutation::UnguardedMap, PAUSED),
+        (Mutation::RenewedFenced, SPLIT),
+        (Mutation::PrematureTrim, PAUSED),
+    ];
+    let missed: Vec<_> =
+        mutants.into_iter().filter_map(|(mutation, faults)| caught(mutation, faults)).collect();
+    assert!(missed.is_empty(), "{missed:?}");
+}
+
+#[test]
+fn random_clusters_fail_over() {
+    let number = |name: &str| std::env::var(name).ok().map(|text| text.parse().unwrap());
+    let (first, count) = (number("SIM_SEED").unwrap_or(0), number("SIM_SEEDS").unwrap_or(20));
+    let seeds = (first..).filter(|seed| fuzz::failover::is_in(*seed)).take(count as usize);
+    let mut failed = 0;
+    for seed in seeds {
+        if let Err(failure) = fuzz::run(seed) {
+            eprintln!("seed {seed}: {failure}\n{}", fuzz::scenario_text(seed).unwrap());
+            failed += 1;
+        }
+    }
+    assert_eq!(failed, 0);
+}
