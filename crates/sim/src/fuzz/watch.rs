@@ -300,8 +300,11 @@ impl Observer for Eyes {
 
     fn failover(&mut self, now: Nanos, event: &FailoverEvent<'_>) {
         let mut watch = self.0.borrow_mut();
-        if !matches!(event, FailoverEvent::Swapped { .. } | FailoverEvent::Wrote { .. }) {
-            watch.note(now, || format!("{event:?}"));
+        match event {
+            FailoverEvent::Wrote { .. } => {}
+            FailoverEvent::Swapped { before, after } if before.ranks == after.ranks => {}
+            FailoverEvent::Swapped { after, .. } => watch.note(now, || format!("{:?}", after.ranks)),
+            _ => watch.note(now, || format!("{event:?}")),
         }
         let result = watch.failover.as_mut().map_or(Ok(()), |failover| failover.event(now, event));
         watch.find_broken(result);

@@ -75,14 +75,14 @@ pub enum ProcessEvent {
 /// All servers of a cluster, and their store.
 pub struct FailoverCluster {
     store: SharedStore,
-    processes: Vec<ServerProcess>,
+    processes: Vec<SimProcess>,
     /// The last of the servers start when the others hold all ranks.
     standbys: u32,
     instances: u64,
 }
 
 /// A server, whose process may run or not.
-struct ServerProcess {
+struct SimProcess {
     clock: Clock,
     /// Latencies of the store.
     latency: DiskModel,
@@ -122,7 +122,7 @@ impl FailoverCluster {
         let cluster = &scenario.cluster;
         let process = |number: u16| {
             let number = u64::from(number);
-            ServerProcess {
+            SimProcess {
                 clock: Clock::new(&scenario.clock, &mut seed.random("clock", number)),
                 latency: DiskModel::new(&scenario.disk, seed.random("store", number)),
                 start: 0,

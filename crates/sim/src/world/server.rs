@@ -4,21 +4,23 @@
 //! time, and its output leaves at once, so a reply never reflects requests that the processor has
 //! not served.
 
+mod data;
 mod processor;
 mod resources;
+mod spans;
 mod term;
 
 use std::collections::BTreeMap;
 
 use espalier_meta::{
-    Acknowledge, Config, Input, Io, IoDone, IoId, Layouts, Meta, Now, PeerMessage, Refused, Rights,
-    SessionLayer, StreamCall, StreamRequest,
+    Acknowledge, Config, Input, Io, IoDone, IoId, Layouts, Meta, Now, Refused, Rights, SessionLayer,
+    StreamCall, StreamRequest,
 };
 use espalier_proto::{
     ClientId, ClusterId, Errno, FromServer, Hello, Ino, Rank, Reply, RequestId, ServerId, ServerMap, Service,
     StreamStat, Welcome,
 };
-use espalier_timeline::{Id, Layer, NodeId};
+use espalier_timeline::{Layer, NodeId};
 use rand::Rng;
 use rustc_hash::FxHashMap;
 
@@ -34,12 +36,12 @@ use crate::scenario::Scenario;
 use crate::station::{Arrived, Station};
 use crate::storage::{Loss, Storage, StorageError};
 use crate::time::Nanos;
-use crate::world::data_calls::{DataCallEvent, DataCalls, DataClient};
+use crate::world::data_calls::{DataCalls, DataClient};
 use crate::world::event::SimEvent;
 use crate::world::fabric::{Fabric, WireId};
 use crate::world::job::ProcessorJob;
 use crate::world::line::Line;
-use crate::world::spans::{asks, id_of, layered, place_of};
+use crate::world::spans::asks;
 use crate::world::switches::SwitchCosts;
 use term::Term;
 pub use term::{Route, Started};
@@ -461,46 +463,6 @@ impl SimServer {
         self.input(fabric, Input::Watermarks { low, high });
     }
 
-    // ---- Tracing
-
-    fn place(&self) -> NodeId {
-        NodeId::Rank(self.rank.0)
-    }
-
-    fn served_to(&self, client: ClientId, number: u64) -> Id {
-        Id { from: place_of(client), to: self.place(), number }
-    }
-
-    fn trace_actions(&self, fabric: &mut Fabric<'_>, rank: Rank, message: &PeerMessage) {
-        let cause = || match message {
-            PeerMessage::Ask { id, .. } => self.meta()?.cause_of_question(*id).map(|it| id_of(it, self.rank)),
-            _ => None,
-        };
-        fabric.trace_peer((self.rank, rank), message, true, cause);
-    }
-
-    /// Operations that wait for an I/O, if traced.
-    fn causes_of(&self, fabric: &mut Fabric<'_>, id: IoId) -> Vec<Id> {
-        let meta = self.meta().filter(|_| fabric.traces());
-        let causes = meta.map(|meta| meta.causes_of(id)).unwrap_or_default();
-        causes.into_iter().map(|cause| id_of(cause, self.rank)).collect()
-    }
-
-    /// Traces a completed disk operation.
-    fn trace_stored(&self, fabric: &mut Fabric<'_>, since: Nanos, job: &DiskJob) {
-        if !fabric.traces() {
-            return;
-        }
-        let (name, causes) = match job {
-            DiskJob::Io(id, io) => (layered(io), self.causes_of(fabric, *id)),
-            DiskJob::Journal(id, _) => ((Layer::Disk, "journal sync"), self.causes_of(fabric, *id)),
-            DiskJob::Stream(StreamRequest { of: (client, id), .. }) => {
-                ((Layer::Store, "stream"), vec![self.served_to(*client, id.0)])
-            }
-        };
-        fabric.add_span(self.place(), name, causes, since);
-    }
-
     // ---- Actions of the machine
 
     /// Executes the machine's actions and their immediate consequences.
@@ -614,61 +576,6 @@ impl SimServer {
             self.reached(fabric, reached);
             true
         })
-    }
-
-    /// Handles a result from data servers.
-    fn reached(&mut self, fabric: &mut Fabric<'_>, reached: DataCallEvent<Purpose>) {
-        let now = self.now(fabric, 0);
-        let Some(session_layer) = &mut self.session_layer else { return };
-        match reached {
-            DataCallEvent::New(server, inos) => {
-                session_layer.input(now, Input::NewDatafiles { server, inos })
-            }
-            DataCallEvent::Streamed { purpose: Purpose::Stream(of), result } => {
-                // Requests of metadata servers have no capabilities.
-                session_layer.end_stream(of, result.unwrap_or(Err(Errno::EIO)));
-            }
-            DataCallEvent::Replies { purpose: Purpose::Io(id, call, layouts), data_requests, replies } => {
-                let local = |ino| stream_stat(self.storage.as_ref(), ino);
-                let result = call.combine(&layouts, &data_requests, replies, local).map(IoDone::Stream);
-                session_layer.input(now, Input::Done { id, result });
-            }
-            DataCallEvent::Replies { purpose: Purpose::Admit(id), replies, .. } => {
-                let failed = replies.into_iter().find_map(Result::err);
-                session_layer
-                    .input(now, Input::Done { id, result: failed.map_or(Ok(IoDone::Admitted), Err) });
-            }
-            DataCallEvent::Streamed { .. } | DataCallEvent::Replies { .. } => {}
-        }
-    }
-
-    /// Sends the machine's requests to data servers. Returns results that are available at once.
-    fn ask_data_servers(
-        &mut self,
-        fabric: &mut Fabric<'_>,
-        id: IoId,
-        call: StreamCall,
-        layouts: Layouts,
-    ) -> Option<(IoId, Result<IoDone, Errno>)> {
-        let mut servers = layouts.iter().flat_map(|(_, layout)| layout.servers());
-        if matches!(call, StreamCall::TryStat(_))
-            && !servers.all(|server| self.data_calls.is_reached(*server))
-        {
-            return Some((id, Err(Errno::EAGAIN)));
-        }
-        match call.requests(&layouts) {
-            Err(errno) => Some((id, Err(errno))),
-            // No data server is involved: the store's result is complete.
-            Ok(data_requests) if data_requests.is_empty() => {
-                let local = |ino| stream_stat(self.storage.as_ref(), ino);
-                Some((id, call.combine(&layouts, &data_requests, Vec::new(), local).map(IoDone::Stream)))
-            }
-            Ok(data_requests) => {
-                let causes = self.causes_of(fabric, id);
-                self.data_calls.ask(fabric, Purpose::Io(id, call, layouts), data_requests, causes);
-                None
-            }
-        }
     }
 
     /// Starts an I/O. Returns its result if it is complete at once.

@@ -91,7 +91,9 @@ impl SimServer {
 
     /// Ends all connections: this server may not answer.
     pub(super) fn end_connections(&mut self, fabric: &mut Fabric<'_>) {
-        self.greeted.clear();
+        for wire in std::mem::take(&mut self.greeted).into_values() {
+            fabric.close(wire, self.node);
+        }
         let mut clients: Vec<_> = self.clients.drain().collect();
         clients.sort_unstable();
         for (client, wire) in clients {
@@ -127,9 +129,13 @@ impl SimServer {
         }
         self.routes = routes.to_vec();
         self.servers = servers.clone();
-        for rank in 0..usize::from(self.rank.0) {
-            let has_moved = routes[rank].is_some_and(|route| route.incarnation > self.reached[rank]);
-            if let Some(wire) = self.peers[rank].wire.filter(|_| has_moved) {
+        let smaller = routes.iter().zip(&self.reached).take(usize::from(self.rank.0));
+        let has_moved = |(route, reached): (&Option<Route>, &u64)| {
+            route.is_some_and(|route| route.incarnation > *reached)
+        };
+        let moved: Vec<bool> = smaller.map(has_moved).collect();
+        for rank in (0..moved.len()).filter(|rank| moved[*rank]) {
+            if let Some(wire) = self.peers[rank].wire {
                 self.peers[rank].lose(wire);
                 fabric.close(wire, self.node);
                 self.reach(fabric, Node(rank as u32));
