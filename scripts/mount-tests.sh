@@ -41,7 +41,7 @@ for part in $local_parts; do
 done
 [ -z "$named" ] || only+=' local'
 
-# The output of a part is printed at its end. A part that fails beside others is repeated alone at the
+# The output of a part is printed at its end. A part that fails beside others is repeated by itself at the
 # end, since some depend on time limits; one that fails then, too, fails the run.
 run_part() {
     local name=$1 result=0 log=$work/$1.log
@@ -88,7 +88,7 @@ rados scripts/rados-test.sh
 failover scripts/failover-test.sh
 PARTS
 while read -r name command <&3; do
-    echo "== $name fails beside others: again, alone"
+    echo "== $name fails beside others: again, by itself"
     eval "run_part $name $command" || { tail -n 12 "$work/$name.log"; exit 1; }
 done 3< "$work/failed"
 echo "mount-tests: all passed ($SECONDS s)"

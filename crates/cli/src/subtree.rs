@@ -75,13 +75,13 @@ const MOVE_POLL: Duration = Duration::from_millis(200);
 /// Moves the directories of a tree, or a fragment of one directory.
 fn move_tree(path: &Path, to: u16, fragment: Option<u64>, waits: bool) -> Result<ExitCode> {
     let value = fragment.map_or_else(|| to.to_string(), |inode| format!("{inode} {to}"));
-    let dirs = if fragment.is_some() { vec![path.to_owned()] } else { directories(path)? };
+    let dirs = if fragment.is_some() { vec![(path.to_owned(), 0)] } else { directories(path, usize::MAX)? };
     read(path)?;
-    for dir in &dirs {
+    for (dir, _) in &dirs {
         request_move(dir, &value)?;
     }
     let mut names = 0;
-    for dir in dirs.iter().filter(|_| waits) {
+    for (dir, _) in dirs.iter().filter(|_| waits) {
         names += wait_for_move(dir, to, fragment, &value)?;
     }
     let count = dirs.len();
@@ -130,8 +130,8 @@ fn pin(path: &Path, to: &str) -> Result<ExitCode> {
     let mut policy = Policy::NONE;
     policy.set(Key::Pin, to)?;
     read(path)?;
-    let dirs = directories(path)?;
-    for dir in &dirs {
+    let dirs = directories(path, usize::MAX)?;
+    for (dir, _) in &dirs {
         setxattr(dir, Key::Pin.attribute(), to.as_bytes(), XattrFlags::empty())
             .with_context(|| format!("cannot set the policy of {}", dir.display()))?;
     }
@@ -140,11 +140,13 @@ fn pin(path: &Path, to: &str) -> Result<ExitCode> {
 }
 
 /// A directory and all those below it on the same file system, which may change meanwhile.
-fn directories(path: &Path) -> Result<Vec<PathBuf>> {
-    let device = std::fs::metadata(path).with_context(|| format!("cannot read {}", path.display()))?.dev();
-    let mut dirs = vec![path.to_owned()];
+/// Their inode numbers follow. `most`: the number after which the walk ends.
+pub(crate) fn directories(path: &Path, most: usize) -> Result<Vec<(PathBuf, u64)>> {
+    let root = std::fs::metadata(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let device = root.dev();
+    let mut dirs = vec![(path.to_owned(), root.ino())];
     let mut next = 0;
-    while let Some(dir) = dirs.get(next).cloned() {
+    while let Some((dir, _)) = dirs.get(next).filter(|_| dirs.len() < most).cloned() {
         next += 1;
         let entries = match std::fs::read_dir(&dir) {
             Err(error) if error.kind() == ErrorKind::NotFound && next > 1 => continue,
@@ -153,8 +155,11 @@ fn directories(path: &Path) -> Result<Vec<PathBuf>> {
         for entry in entries {
             let entry = entry.with_context(|| format!("cannot read {}", dir.display()))?;
             let is_dir = entry.file_type().is_ok_and(|kind| kind.is_dir());
-            if is_dir && entry.metadata().is_ok_and(|metadata| metadata.dev() == device) {
-                dirs.push(entry.path());
+            if is_dir
+                && let Ok(metadata) = entry.metadata()
+                && metadata.dev() == device
+            {
+                dirs.push((entry.path(), metadata.ino()));
             }
         }
     }

@@ -4,8 +4,8 @@
 //! Fragment `i` is made at server `i` of the directory's server list; the home server, which has
 //! the directory's inode, is server 0. A fragment can then move to any other server. It is a range
 //! of name hashes: its number, with the bits reversed, is the prefix that the hashes of its names
-//! share. So a listing in hash order visits one fragment after the other, and its cursors stay valid
-//! when fragments split, merge and move.
+//! share. So a listing in hash order visits one fragment after the other, and its cursors stay
+//! valid when fragments split, merge and move.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -57,8 +57,8 @@ struct FragmentServer {
     rank: Rank,
     fragment: Option<Ino>,
     /// The lowest hash that the fragment has. While a fragment splits, it cedes its hashes to the
-    /// new one from the highest down; while the new one merges back, it returns them from the lowest
-    /// up.
+    /// new one from the highest down; while the new one merges back, it returns them from the
+    /// lowest up.
     first: u64,
     /// The fragment merges back into the one that it has split off from.
     merges: bool,
@@ -287,8 +287,8 @@ impl FragmentMap {
     }
 
     /// The number of the fragment into which another can merge: the one that it has split off from
-    /// last. `None` for the first fragment, for one that others have split off from since, and while
-    /// one of the two changes otherwise.
+    /// last. `None` for the first fragment, for one that others have split off from since, and
+    /// while one of the two changes otherwise.
     pub fn merge_target(&self, number: usize) -> Option<usize> {
         let parent = (number > 0).then(|| number & !(1 << number.ilog2()))?;
         let is_last = self.depth(number) == id_length(number) && self.depth(parent) == id_length(number);

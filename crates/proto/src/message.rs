@@ -302,8 +302,7 @@ pub enum Request {
     Fragments {
         dir: Ino,
     },
-    /// Move names of a directory from one of its records to another. Internal to the server; never
-    /// answered.
+    /// Move names of a directory to another of its records. Internal to the server; never answered.
     Transfer {
         dir: Ino,
     },

@@ -8,7 +8,7 @@ use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueHint};
@@ -85,9 +85,9 @@ pub(super) fn run(args: &RunArgs) -> Result<ExitCode> {
     if flock(&root, FlockOperation::NonBlockingLockExclusive).is_err() {
         bail!("another balancer runs on {}", mount.display());
     }
-    let mut states = HashMap::new();
+    let (mut states, mut paths) = (HashMap::new(), KnownPaths::default());
     loop {
-        let is_failure = balance(&engine, mount, &mut states, args.dry_run)?;
+        let is_failure = balance(&engine, mount, &mut states, &mut paths, args.dry_run)?;
         if args.once {
             return Ok(if is_failure { ExitCode::FAILURE } else { ExitCode::SUCCESS });
         }
@@ -100,10 +100,12 @@ fn balance(
     engine: &BalancerEngine,
     mount: &Path,
     states: &mut HashMap<u16, SavedState>,
+    paths: &mut KnownPaths,
     dry_run: bool,
 ) -> Result<bool> {
-    let report = read_attribute(mount)?;
+    let mut report = read_attribute(mount)?;
     let mut history = read_moves(mount)?;
+    paths.complete(mount, &mut report, &history)?;
     let mut is_failure = false;
     for known in report.ranks.iter().filter(|known| !known.is_silent()) {
         let rank = known.rank.0;
@@ -119,6 +121,56 @@ fn balance(
         }
     }
     Ok(is_failure)
+}
+
+/// The paths of directory records. A server knows those of directories whose parents it has, too.
+#[derive(Debug, Default)]
+struct KnownPaths {
+    by_inode: HashMap<u64, String>,
+    walked: Option<Instant>,
+}
+
+/// Maximum number of directories that a walk for paths lists, and the interval between walks.
+const MOST_WALKED: usize = 50_000;
+const WALK_INTERVAL: Duration = Duration::from_secs(30);
+
+impl KnownPaths {
+    /// Adds the paths that a report lacks, as far as they are found.
+    fn complete(&mut self, mount: &Path, report: &mut LoadReport, history: &[RecordedMove]) -> Result<()> {
+        let lacks = |paths: &Self, report: &LoadReport| {
+            report
+                .directories
+                .iter()
+                .any(|dir| dir.path.is_none() && !paths.by_inode.contains_key(&dir.ino.0))
+        };
+        if lacks(self, report) {
+            for moved in history {
+                self.learn_records(mount, &moved.path);
+            }
+        }
+        if lacks(self, report) && self.walked.is_none_or(|walked| walked.elapsed() > WALK_INTERVAL) {
+            self.by_inode = subtree::directories(mount, MOST_WALKED)?
+                .into_iter()
+                .filter_map(|(dir, inode)| {
+                    Some((inode, format!("/{}", dir.strip_prefix(mount).ok()?.to_str()?)))
+                })
+                .collect();
+            for moved in history {
+                self.learn_records(mount, &moved.path);
+            }
+            self.walked = Some(Instant::now());
+        }
+        for dir in report.directories.iter_mut().filter(|dir| dir.path.is_none()) {
+            dir.path = self.by_inode.get(&dir.ino.0).cloned();
+        }
+        Ok(())
+    }
+
+    /// Notes the records that a directory has at present.
+    fn learn_records(&mut self, mount: &Path, path: &str) {
+        let Ok(shown) = subtree::read(&mount.join(path.trim_start_matches('/'))) else { return };
+        self.by_inode.extend(shown.fragments.iter().map(|fragment| (fragment.inode, path.to_owned())));
+    }
 }
 
 /// The directories at a rank whose paths are known, so that they can be moved.

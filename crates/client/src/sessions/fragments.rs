@@ -332,18 +332,16 @@ impl<T> Sessions<T> {
         parent: Result<Reply, Errno>,
         actions: &mut Actions<T>,
     ) -> Option<(PendingCall<T>, Result<Reply, Errno>)> {
-        match (parent, &mut *listing) {
-            (Ok(Reply::Entry(Entry { attr, .. })), Reply::Listing { parent, .. }) => {
-                self.give_back(Left::Lookup(attr.ino));
-                if attr.map_version == Attr::FRAGMENT {
-                    pending.call_state.fragment_wait = FragmentWait::Parent(listing);
-                    self.ask_for(now, pending, Request::Parent { dir: attr.ino }, actions);
-                    return None;
-                }
-                *parent = attr.ino;
+        // If the parent's server refuses to show it, the directory stands for it.
+        if let (Ok(Reply::Entry(Entry { attr, .. })), Reply::Listing { parent, .. }) = (parent, &mut *listing)
+        {
+            self.give_back(Left::Lookup(attr.ino));
+            if attr.map_version == Attr::FRAGMENT {
+                pending.call_state.fragment_wait = FragmentWait::Parent(listing);
+                self.ask_for(now, pending, Request::Parent { dir: attr.ino }, actions);
+                return None;
             }
-            // The parent's server refuses to show it: the directory stands for it.
-            _ => {}
+            *parent = attr.ino;
         }
         Some((pending, Ok(*listing)))
     }

@@ -138,13 +138,13 @@ impl Meta {
         if self.state.ceding.contains(&inode.ino) {
             return Outlook::Due(Reason::Begun);
         }
-        // It has no names, or some of its hashes are still elsewhere.
+        // It has no names, or some of its hashes are still at another record.
         if !is_split_off(number, &hashes) {
             return Outlook::Stays;
         }
         if let Some(rank) = self.wanted_rank(inode) {
-            let is_elsewhere = rank != self.config.rank;
-            return if is_elsewhere { Outlook::Due(Reason::Move(rank)) } else { self.merge_outlook(inode) };
+            let is_remote = rank != self.config.rank;
+            return if is_remote { Outlook::Due(Reason::Move(rank)) } else { self.merge_outlook(inode) };
         }
         let next = match inode.partition() {
             None => Some(1),

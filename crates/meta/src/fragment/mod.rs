@@ -1,8 +1,8 @@
 //! Partitioned directories (wu 3): the fragments at this rank.
 //!
 //! A directory's first fragment is at first the directory itself, at its home server. Every other
-//! fragment, and the first one after it has moved, is a directory record of its own, whose parent is
-//! the directory. Requests name the record that has the name; one that another record has is
+//! fragment, and the first one after it has moved, is a directory record of its own, whose parent
+//! is the directory. Requests name the record that has the name; one that another record has is
 //! *misrouted*, and its reply says where the fragments are.
 //!
 //! Invariants: the hashes of the records are disjoint and cover all hashes. All records have the

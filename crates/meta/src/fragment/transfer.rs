@@ -2,11 +2,11 @@
 //! of its hashes to a new one at the next server of its directory's list (wu 3.4), one that merges
 //! returns them, and one that moves gives all to a record at another rank.
 //!
-//! A transfer moves names in steps, from one end of the hashes, and other operations run between two
-//! steps. A step is a transaction of the record's rank with the other record's, the directory's home
-//! and the ranks of inodes whose names move. The record is frozen while the others prepare. An inode
-//! stays at its rank, and its name becomes a remote dentry: files that are made after the transfer
-//! lie with their names again.
+//! A transfer moves names in steps, from one end of the hashes, and other operations run between
+//! two steps. A step is a transaction of the record's rank with the other record's, the directory's
+//! home and the ranks of inodes whose names move. The record is frozen while the others prepare. An
+//! inode stays at its rank, and its name becomes a remote dentry: files that are made after the
+//! transfer lie with their names again.
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;

@@ -171,15 +171,20 @@ impl Edit {
             Self::CedeNames { fragment, names, .. } => {
                 see(LeaseKey::Exclusive(*fragment), None);
                 see(LeaseKey::Inode(*fragment), None);
+                see(LeaseKey::Contents(*fragment), None);
                 for FragmentName { name, .. } in names {
                     see(LeaseKey::Name { dir: *fragment, hash: state.slot(name).hash }, Some(name));
                 }
             }
-            Self::SetMap { dir: ino, .. }
-            | Self::SetRights { ino, .. }
-            | Self::AcceptNames { fragment: ino, .. } => {
+            Self::SetMap { dir: ino, .. } | Self::SetRights { ino, .. } => {
                 see(LeaseKey::Exclusive(*ino), None);
                 see(LeaseKey::Inode(*ino), None);
+            }
+            // A client that knows all names of the record would take the new ones for absent.
+            Self::AcceptNames { fragment, .. } => {
+                see(LeaseKey::Exclusive(*fragment), None);
+                see(LeaseKey::Inode(*fragment), None);
+                see(LeaseKey::Contents(*fragment), None);
             }
             // The fragment of a name is no attribute of its inode.
             Self::MoveNames { .. } => {}
