@@ -179,6 +179,9 @@ impl<T> Sessions<T> {
         lease: u64,
         actions: &mut Actions<T>,
     ) {
+        // A listing that waited for its parent may be older than replies that came meanwhile.
+        let is_late = matches!(pending.call_state.fragment_wait, FragmentWait::Parent(_));
+        let lease = if is_late { 0 } else { lease };
         let Some((pending, result)) = self.resume_fragments(now, pending, result, lease, actions) else {
             return;
         };
