@@ -105,6 +105,11 @@ impl Meta {
                 Some(answer) => Ok(answer.clone()),
             };
         }
+        if cx.coordinator().proposal.is_some() {
+            // The edits will differ, and the locks of the proposal would make the other rank wait.
+            self.withdraw(cx.coordinator());
+            return Err(Stop::Wait(Wait::Others));
+        }
         // Locations do not depend on the caller.
         let is_anybodys = !matches!(question, Question::Look { .. } | Question::Prepare { .. });
         let caller = if is_anybodys { Caller::SERVER } else { cx.whole_caller()? };
