@@ -98,7 +98,8 @@ impl Value for Pin {
         match text {
             "off" => Some(Self::Off),
             "distributed" => Some(Self::Distributed),
-            _ => text.parse().ok().map(Self::Rank),
+            // Each rank has one text.
+            _ => text.parse().ok().map(Self::Rank).filter(|_| text == "0" || !text.starts_with(['0', '+'])),
         }
     }
 }
