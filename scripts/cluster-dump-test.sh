@@ -40,7 +40,8 @@ manifest() {
         find . -mindepth 1 -type d -print0 | sort -z | xargs -0 -n 1 "$bin" du --json
         find . -type f -print0 | sort -z | xargs -0 sha256sum
         find . -type f -print0 | sort -z | xargs -0 -n 1 "$bin" layout
-        find . -type d -print0 | sort -z | xargs -0 -n 1 "$bin" subtree show --json
+        find . -type d -print0 | sort -z | xargs -0 -n 1 "$bin" subtree show --json |
+            jq -c 'del(.fragments[] | .ird, .iwr, .readdir, .fetch, .store)'
     )
 }
 
