@@ -3,14 +3,6 @@
 
 local OFFLOAD_MIN = 1000
 
-function metaload()
-    return IWR + IRD
-end
-
-function mdsload(i)
-    return MDSs[i]["all"]
-end
-
 function when()
     local most = 0
     for i = 1, #MDSs do
@@ -19,14 +11,3 @@ function when()
     local own = MDSs[whoami]["load"]
     return own > total / 2 and own >= most and own - total / #MDSs >= OFFLOAD_MIN
 end
-
-function where()
-    local mean = total / #MDSs
-    for i = 1, #MDSs do
-        if MDSs[i]["load"] < mean then
-            targets[i] = mean - MDSs[i]["load"]
-        end
-    end
-end
-
-howmuch = { "half", "small_first", "big_first", "big_small" }
