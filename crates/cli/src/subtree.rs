@@ -75,13 +75,16 @@ const MOVE_POLL: Duration = Duration::from_millis(200);
 /// Moves the directories of a tree, or a fragment of one directory.
 fn move_tree(path: &Path, to: u16, fragment: Option<u64>, waits: bool) -> Result<ExitCode> {
     let value = fragment.map_or_else(|| to.to_string(), |inode| format!("{inode} {to}"));
-    let dirs = if fragment.is_some() { vec![(path.to_owned(), 0)] } else { directories(path, usize::MAX)? };
+    let mut dirs = vec![path.to_owned()];
+    if fragment.is_none() {
+        dirs = directories(path, usize::MAX)?.into_iter().map(|(dir, _)| dir).collect();
+    }
     read(path)?;
-    for (dir, _) in &dirs {
+    for dir in &dirs {
         request_move(dir, &value)?;
     }
     let mut names = 0;
-    for (dir, _) in dirs.iter().filter(|_| waits) {
+    for dir in dirs.iter().filter(|_| waits) {
         names += wait_for_move(dir, to, fragment, &value)?;
     }
     let count = dirs.len();

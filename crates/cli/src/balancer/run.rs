@@ -144,19 +144,12 @@ impl KnownPaths {
                 .any(|dir| dir.path.is_none() && !paths.by_inode.contains_key(&dir.ino.0))
         };
         if lacks(self, report) {
-            for moved in history {
-                self.learn_records(mount, &moved.path);
-            }
+            history.iter().for_each(|moved| self.learn_records(mount, &moved.path));
         }
         if lacks(self, report) && self.walked.is_none_or(|walked| walked.elapsed() > WALK_INTERVAL) {
-            self.by_inode = subtree::directories(mount, MOST_WALKED)?
-                .into_iter()
-                .filter_map(|(dir, inode)| {
-                    Some((inode, format!("/{}", dir.strip_prefix(mount).ok()?.to_str()?)))
-                })
-                .collect();
-            for moved in history {
-                self.learn_records(mount, &moved.path);
+            for (dir, inode) in subtree::directories(mount, MOST_WALKED)? {
+                let within = dir.strip_prefix(mount).ok().and_then(Path::to_str);
+                self.by_inode.extend(within.map(|path| (inode, format!("/{path}"))));
             }
             self.walked = Some(Instant::now());
         }
