@@ -52,6 +52,13 @@ reconnected() {
     ! grep -q 'NOT CONNECTED' <<< "$("$bin" status "$a") $("$bin" status "$b")"
 }
 
+# remove_cluster: unmounts $a and $b, stops the servers, and removes all files.
+remove_cluster() {
+    for mount in "$a" "$b"; do umount -f "$mount" 2> /dev/null || umount -l "$mount" 2> /dev/null || true; done
+    "$bin" cluster down "$cluster" > /dev/null 2>&1 || true
+    rm -rf --one-file-system "$work"
+}
+
 # Starts all servers, without the test's open files.
 up() {
     "$bin" cluster up "$cluster" > "$work/up" < /dev/null 8>&- 9>&-

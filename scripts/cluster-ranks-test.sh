@@ -15,9 +15,7 @@ mkdir "$a" "$b" "$work/second"
 cleanup() {
     exec 8>&- 9<&-
     umount "$work/second" "$a/top/mounted" "$work/merged" 2> /dev/null || true
-    for mount in "$a" "$b"; do umount -f "$mount" 2> /dev/null || umount -l "$mount" 2> /dev/null || true; done
-    "$bin" cluster down "$cluster" > /dev/null 2>&1 || true
-    rm -rf --one-file-system "$work"
+    remove_cluster
 }
 trap cleanup EXIT
 . scripts/cluster-functions.sh
