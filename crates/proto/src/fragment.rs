@@ -66,7 +66,7 @@ struct FragmentServer {
     moves: Option<(Ino, u64)>,
 }
 
-/// What a directory record has yet to cede to another one, from one end of its hashes.
+/// The hashes that a directory record has yet to cede to another one, from one end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cession {
     /// The number of the fragment whose hashes these are.
@@ -303,7 +303,7 @@ impl FragmentMap {
             && self.unfinished_split(number).is_none()
     }
 
-    /// What a directory record has begun to cede.
+    /// The hashes that a directory record has begun to cede.
     pub fn cession(&self, record: Ino) -> Option<Cession> {
         let number = self.number_of(record)?;
         let server = &self.servers[number];

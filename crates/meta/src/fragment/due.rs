@@ -1,4 +1,4 @@
-//! Which directory records cede names, and when: splits of those that have grown past their
+//! Decides which directory records cede names, and when: splits of those that have grown past their
 //! capacity (wu 3.4), merges of those that have shrunk, and moves to other ranks, by request or
 //! because the directory is pinned to one (sevilla 2.4.2).
 
@@ -70,7 +70,7 @@ impl DueTransfers {
     }
 }
 
-/// Whether a directory record cedes names.
+/// The prospect that a directory record cedes names.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Outlook {
     Stays,
@@ -120,6 +120,9 @@ impl Meta {
 
     /// Examines a fragment that has shrunk; seldom, since it asks other ranks whether it can merge.
     pub(crate) fn note_shrinkage(&mut self, dir: Ino) {
+        if self.state.partitions == 0 {
+            return;
+        }
         let Some(cached) = self.state.inodes.get(&dir) else { return };
         let Body::Directory(directory) = &cached.inode.body else { return };
         let is_time = directory.entries == 0 || directory.entries.is_power_of_two();
@@ -128,7 +131,7 @@ impl Meta {
         }
     }
 
-    /// Whether a directory record cedes names, as far as it knows itself.
+    /// Returns if a directory record cedes names, as far as it knows itself.
     pub(super) fn outlook(&self, inode: &Inode) -> Outlook {
         let Body::Directory(directory) = &inode.body else { return Outlook::Stays };
         let (number, hashes) = (inode.fragment().unwrap_or_default().into(), inode.hashes());
@@ -163,7 +166,7 @@ impl Meta {
         }
     }
 
-    /// Whether a fragment is small enough to merge into the one that it has split off from.
+    /// Returns if a fragment is small enough to merge into the one that it has split off from.
     fn merge_outlook(&self, inode: &Inode) -> Outlook {
         let Body::Directory(directory) = &inode.body else { return Outlook::Stays };
         let number = usize::from(inode.fragment().unwrap_or_default());

@@ -33,10 +33,8 @@ struct TransferStep {
     map: FragmentMap,
     /// New records, with their fragments' numbers.
     new: Vec<(usize, Ino)>,
-    /// Absent if no names move.
-    kind: Option<CessionKind>,
-    /// The record that gets the names.
-    to: Ino,
+    /// The kind of transfer, and the record that gets the names; absent if none move.
+    receiver: Option<(CessionKind, Ino)>,
     names: Vec<FragmentName>,
     is_done: bool,
 }
@@ -76,7 +74,7 @@ impl Meta {
     fn count_step(&mut self, step: &TransferStep) {
         let counts = &mut self.transfers.counts;
         counts.names_moved += step.names.len() as u64;
-        match step.kind {
+        match step.receiver.map(|(kind, _)| kind) {
             None => counts.splits += step.new.len() as u64,
             Some(CessionKind::Split(_)) => counts.splits += u64::from(step.is_done),
             Some(CessionKind::Merge) => counts.merges += u64::from(step.is_done),
@@ -95,10 +93,10 @@ impl Meta {
             let first = *map.to_cede(*number).start();
             map.cede(*number, *ino, first);
         }
-        Ok(TransferStep { map, new, kind: None, to: inode.ino, names: Vec::new(), is_done: true })
+        Ok(TransferStep { map, new, receiver: None, names: Vec::new(), is_done: true })
     }
 
-    /// What a record cedes, to which record, and whether that is to be made.
+    /// The hashes that a record cedes, the record that gets them, and whether that is to be made.
     fn cession(
         &mut self,
         cx: &mut Cx<'_>,
@@ -171,7 +169,7 @@ impl Meta {
             }
         }
         let is_done = map.cession(inode.ino).is_none();
-        Ok(TransferStep { map, new, kind: Some(cession.kind), to, names, is_done })
+        Ok(TransferStep { map, new, receiver: Some((cession.kind, to)), names, is_done })
     }
 
     /// The names at one end of a cession, as many as a step moves, and the hashes that they fill.
@@ -269,10 +267,7 @@ fn edits(inode: &Inode, dir: Ino, before: &FragmentMap, step: &TransferStep) -> 
     };
     let mut edits: Vec<Edit> = step.new.iter().map(make).collect();
     edits.push(Edit::SetMap { dir, map: map.clone(), after: before.version() });
-    let to = step.to;
-    if step.kind.is_none() {
-        return edits;
-    }
+    let Some((_, to)) = step.receiver else { return edits };
     let mut by_rank: BTreeMap<Rank, Vec<Ino>> = BTreeMap::new();
     for name in step.names.iter().filter(|name| name.ino.rank() != record.rank()) {
         by_rank.entry(name.ino.rank()).or_default().push(name.ino);

@@ -15,9 +15,9 @@ const SILENT_MS: u64 = 3 * HEARTBEAT_TICKS * 1000;
 /// The load of a rank (sevilla Table 4.2).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankLoad {
-    /// Of the directories that the rank serves.
+    /// Counts of the directories that the rank serves.
     pub auth: Popularity,
-    /// Also of misrouted requests, and of requests of other ranks.
+    /// The same with those of misrouted requests, and of requests of other ranks.
     pub all: Popularity,
     /// Use of the machine's processors and memory by the process, in percent of all.
     pub cpu: Milli,
@@ -49,7 +49,7 @@ pub(crate) struct Heartbeats {
     /// As in [`RankLoad`], as reported by the driver.
     pub(super) cpu: Milli,
     pub(super) mem: Milli,
-    /// Of the last completed period.
+    /// Means of the last completed period.
     pub(super) queue: Milli,
     pub(super) requests: Milli,
     /// The current period: its beginning, the requests that have arrived, and the sum of the

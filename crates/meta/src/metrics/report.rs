@@ -24,7 +24,7 @@ pub struct DirectoryLoad {
     pub path: Option<String>,
     pub entries: u64,
     pub own: Popularity,
-    /// Of the directory and all below it that has counters at this rank.
+    /// Counts of the directory and all below it that has counters at this rank.
     pub subtree: Popularity,
 }
 

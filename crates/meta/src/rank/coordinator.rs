@@ -247,14 +247,14 @@ impl Meta {
             _ => None,
         });
         let ranks: Vec<_> = ranks.collect();
-        let has_no_other_rank = ranks.is_empty();
+        let has_others = !ranks.is_empty();
         self.ranks.asking.remove(&id);
         cx.read_set.touched.extend(edits.iter().flat_map(Edit::addressed));
         cx.changed = true;
         let nameless = nameless(&edits);
         let part = Part { edits, time, since: time };
         self.append_part(part.edits.clone(), &Event::Committed { id, part, ranks })?;
-        if !has_no_other_rank {
+        if has_others {
             self.journal.hold(self.state.sequence, HeldOutput::Committed(id));
         }
         for ino in nameless {
