@@ -18,7 +18,7 @@ pub struct RankLoad {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TargetPlan {
     pub rank: u16,
-    /// As the policy gave it, in the unit of [`RankLoad::load`].
+    /// The load that the policy gave, in the unit of [`RankLoad::load`].
     pub amount: f64,
     /// The same as metadata load of fragments.
     pub metaload: f64,
@@ -45,7 +45,7 @@ pub struct PlannedMove {
     pub cost: f64,
 }
 
-/// What does not move.
+/// Numbers of fragments that do not move, by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PassedOver {
     /// Fragments that moved less than the dwell time ago.

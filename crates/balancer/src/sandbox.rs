@@ -21,7 +21,7 @@ const STEPS_PER_CLOCK: u64 = 256;
 /// Lua's own functions that scripts may call.
 const BASE: [&str; 8] = ["assert", "error", "ipairs", "next", "pairs", "select", "tonumber", "type"];
 
-/// What one decision may use. Time is limited by the driver, which has the clock.
+/// Limits of one decision. Time is limited by the driver, which has the clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ScriptBudget {
@@ -79,7 +79,7 @@ impl StepMeter {
     }
 }
 
-/// What `WRstate` saves and `RDstate` returns.
+/// The value that `WRstate` saves and `RDstate` returns.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum SavedState {
@@ -161,7 +161,7 @@ impl Sandbox {
         self.call(&self.set_time_series, (points.len(), buffer))
     }
 
-    /// What the script has saved so far.
+    /// The state that the script has saved so far.
     ///
     /// # Errors
     /// A budget is used up.

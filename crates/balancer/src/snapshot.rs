@@ -52,7 +52,7 @@ impl PopularityCounters {
 #[serde(deny_unknown_fields)]
 pub struct RankMetrics {
     pub rank: u16,
-    /// When the rank measured this, in milliseconds of the same clock as
+    /// Time at which the rank measured this, in milliseconds of the same clock as
     /// [`MetricsSnapshot::now_ms`].
     pub at_ms: u64,
     /// CPU utilisation in percent; above 100 for several processors.
@@ -79,7 +79,7 @@ pub struct RankMetrics {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FragmentMetrics {
-    /// For explanations, as the host writes it. May be empty.
+    /// Name in explanations, as the host writes it. May be empty.
     #[serde(default)]
     pub name: String,
     /// Index of the fragment above, which moves with this one inside: less than the own index.
@@ -90,7 +90,7 @@ pub struct FragmentMetrics {
     /// Directory entries here and below.
     #[serde(default)]
     pub entries: u64,
-    /// When it last moved to this rank.
+    /// Time of its last move to this rank.
     #[serde(default)]
     pub moved_ms: Option<u64>,
 }
@@ -109,7 +109,7 @@ pub struct MetricsSnapshot {
     /// Operations counted here on subtrees of other ranks.
     #[serde(default)]
     pub foreign: PopularityCounters,
-    /// When this rank began its last moves.
+    /// Times at which this rank began its last moves.
     #[serde(default)]
     pub recent_moves_ms: Vec<u64>,
     #[serde(default)]
