@@ -61,7 +61,7 @@ pub(crate) fn paper(args: &PaperArgs) -> Result<ExitCode> {
 fn all(setting: &Setting<'_>) -> Result<Vec<ExperimentResult>> {
     let mut outcomes = Vec::new();
     for experiment in Experiment::ALL {
-        for place in [Testbed::Simulator, Testbed::Machine] {
+        for place in experiment.places.iter().copied() {
             eprintln!(
                 "{} ({})",
                 experiment.id,

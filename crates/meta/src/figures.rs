@@ -8,7 +8,7 @@ use espalier_proto::{Ino, Name, Rank};
 use crate::config::Atime;
 use crate::fragment::FragmentCounts;
 use crate::machine::Meta;
-use crate::record::Slot;
+use crate::record::{Body, Inode, Slot};
 use crate::state::{Location, Target};
 
 /// Statistics that are available without computation.
@@ -94,6 +94,16 @@ impl Meta {
             transfers_running: self.transfers.unfinished() as u64,
             fragment_counts: self.transfers.counts,
         }
+    }
+
+    /// Entries of the fragments at this rank, as far as they are in memory. Examines all inodes in
+    /// memory: for models and tests.
+    pub fn fragment_entries(&self) -> u64 {
+        let entries = |inode: &Inode| match &inode.body {
+            Body::Directory(directory) if directory.partition.is_some() => directory.entries,
+            _ => 0,
+        };
+        self.state.inodes.sorted().map(|(_, cached)| entries(&cached.inode)).sum()
     }
 
     /// Approximate size of the cache in bytes.

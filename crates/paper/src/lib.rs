@@ -11,6 +11,7 @@ mod page;
 mod play;
 mod summary;
 mod trial;
+mod wu;
 
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
@@ -51,8 +52,14 @@ pub struct Experiment {
     pub id: &'static str,
     /// The paper's title for it.
     pub title: &'static str,
+    /// Where it can run.
+    pub places: &'static [Testbed],
     run: fn(&Setting<'_>) -> Result<ExperimentResult, PaperError>,
 }
+
+const EVERYWHERE: &[Testbed] = &[Testbed::Simulator, Testbed::Machine];
+/// It needs more machines than one.
+const SIMULATED: &[Testbed] = &[Testbed::Simulator];
 
 impl Experiment {
     pub const ALL: &[Self] = &[
@@ -74,6 +81,16 @@ impl Experiment {
         kuhn::FIG5_7,
         kuhn::FIG5_8,
         kuhn::FIG6,
+        wu::FIG5_2,
+        wu::FIG5_3,
+        wu::FIG5_4,
+        wu::FIG5_5,
+        wu::FIG5_6,
+        wu::FIG5_7,
+        wu::FIG5_8,
+        wu::FIG5_9,
+        wu::FIG5_10,
+        wu::FIG5_11,
     ];
 
     pub fn named(id: &str) -> Option<&'static Self> {
@@ -83,6 +100,9 @@ impl Experiment {
     /// # Errors
     /// [`PaperError`]
     pub fn run(&self, setting: &Setting<'_>) -> Result<ExperimentResult, PaperError> {
+        if !self.places.contains(&setting.place) {
+            return Err(PaperError::OnlySimulated);
+        }
         let outcome = (self.run)(setting)?;
         Ok(ExperimentResult { id: self.id, title: self.title, place: Some(setting.place), ..outcome })
     }

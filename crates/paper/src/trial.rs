@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use espalier_sim::process::Program;
 use espalier_sim::source::Started;
-use espalier_sim::{Distribution, Durability, Scenario, World};
+use espalier_sim::{Distribution, Durability, Nanos, Observer, Report, Scenario, World};
 
 use crate::cluster::{LocalCluster, Wanted};
 use crate::error::PaperError;
@@ -69,19 +69,54 @@ impl Trial {
     }
 
     fn simulate(&self, setting: &Setting<'_>) -> Result<Summary, PaperError> {
-        let (mut summary, mutator) = (Summary::default(), &mut ());
-        let mut world = World::new(&self.scenario, &mut summary, mutator)?;
+        let mut summary = Summary::default();
+        self.observed(setting, &mut summary)?;
+        Ok(summary)
+    }
+
+    /// Runs in the simulator.
+    ///
+    /// # Errors
+    /// [`PaperError`]
+    pub fn observed(&self, setting: &Setting<'_>, observer: &mut dyn Observer) -> Result<Report, PaperError> {
+        self.advance(setting, observer, STEP, &mut |_, _| ())
+    }
+
+    /// Runs in the simulator, and calls `sample` after this many events each.
+    ///
+    /// # Errors
+    /// [`PaperError`]
+    pub fn sampled(
+        &self,
+        setting: &Setting<'_>,
+        events: u64,
+        sample: &mut dyn FnMut(Nanos, &World<'_>),
+    ) -> Result<Report, PaperError> {
+        self.advance(setting, &mut (), events, sample)
+    }
+
+    fn advance(
+        &self,
+        setting: &Setting<'_>,
+        observer: &mut dyn Observer,
+        events: u64,
+        sample: &mut dyn FnMut(Nanos, &World<'_>),
+    ) -> Result<Report, PaperError> {
+        let mutator = &mut ();
+        let mut world = World::new(&self.scenario, observer, mutator)?;
         (self.crews)().into_iter().for_each(|crew| world.add_processes(crew));
         loop {
             if setting.stop.load(Ordering::Relaxed) {
                 return Err(PaperError::Stopped);
             }
-            if world.advance(STEP)?.is_over {
-                break;
+            let progress = world.advance(events)?;
+            if progress.ended < progress.processes {
+                sample(progress.now, &world);
+            }
+            if progress.is_over {
+                return Ok(world.report());
             }
         }
-        drop(world);
-        Ok(summary)
     }
 
     /// On real metadata and data servers. Models of networks and disks are ignored.

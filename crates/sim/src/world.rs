@@ -514,6 +514,11 @@ impl<'o> World<'o> {
         &self.differences
     }
 
+    /// Entries of partitioned directories on each metadata server.
+    pub fn fragment_entries(&self) -> Vec<u64> {
+        self.servers.iter().map(|server| server.meta().map_or(0, |meta| meta.fragment_entries())).collect()
+    }
+
     /// Series so far.
     pub fn series(&self) -> &Series {
         &self.series

@@ -6,10 +6,14 @@ use super::curves::{Counted, Curves};
 use super::{CLUSTER, WAYS, cluster, percent, servers, sizes};
 use crate::error::PaperError;
 use crate::outcome::{Claim, ExperimentResult, Table};
-use crate::{Experiment, Setting, Testbed};
+use crate::{EVERYWHERE, Experiment, Setting, Testbed};
 
-pub(crate) const FIG3: Experiment =
-    Experiment { id: "carns-fig3", title: "Linux cluster: file creation and removal rates", run };
+pub(crate) const FIG3: Experiment = Experiment {
+    id: "carns-fig3",
+    title: "Linux cluster: file creation and removal rates",
+    places: EVERYWHERE,
+    run,
+};
 
 const PHASES: &[Counted] = &[("create", 2, OpKind::Create), ("remove", 3, OpKind::Unlink)];
 

@@ -6,9 +6,10 @@ use super::curves::{Counted, Curves};
 use super::{CLUSTER, percent, servers, sizes};
 use crate::error::PaperError;
 use crate::outcome::{Claim, ExperimentResult};
-use crate::{Experiment, Setting};
+use crate::{EVERYWHERE, Experiment, Setting};
 
-pub(crate) const FIG4: Experiment = Experiment { id: "carns-fig4", title: "Linux cluster: eager I/O", run };
+pub(crate) const FIG4: Experiment =
+    Experiment { id: "carns-fig4", title: "Linux cluster: eager I/O", places: EVERYWHERE, run };
 
 const PHASES: &[Counted] = &[("write", 4, OpKind::Write), ("read", 5, OpKind::Read)];
 /// Longest eager payload, in bytes.

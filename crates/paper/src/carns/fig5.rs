@@ -7,10 +7,14 @@ use super::{CLUSTER, WAYS, cluster, servers, sizes};
 use crate::error::PaperError;
 use crate::outcome::{Claim, ExperimentResult};
 use crate::trial::Trial;
-use crate::{Experiment, Setting};
+use crate::{EVERYWHERE, Experiment, Setting};
 
-pub(crate) const FIG5: Experiment =
-    Experiment { id: "carns-fig5", title: "Linux cluster: readdir and stat with stuffing", run };
+pub(crate) const FIG5: Experiment = Experiment {
+    id: "carns-fig5",
+    title: "Linux cluster: readdir and stat with stuffing",
+    places: EVERYWHERE,
+    run,
+};
 
 const PHASES: &[Does] = &[Does::Create, Does::List, Does::Write, Does::List];
 /// Difference that the text calls significant.

@@ -5,10 +5,14 @@ use super::blue_gene::{SERIES, measure, setup, size};
 use super::curves::Curves;
 use crate::error::PaperError;
 use crate::outcome::{Claim, ExperimentResult};
-use crate::{Experiment, Setting, Testbed};
+use crate::{EVERYWHERE, Experiment, Setting, Testbed};
 
-pub(crate) const FIG8: Experiment =
-    Experiment { id: "carns-fig8", title: "16,384 processes on BG/P: readdir and stat", run };
+pub(crate) const FIG8: Experiment = Experiment {
+    id: "carns-fig8",
+    title: "16,384 processes on BG/P: readdir and stat",
+    places: EVERYWHERE,
+    run,
+};
 
 const PHASES: &[Does] = &[Does::Create, Does::List, Does::Write, Does::List];
 

@@ -6,10 +6,10 @@ use super::curves::Curves;
 use super::percent;
 use crate::error::PaperError;
 use crate::outcome::{Claim, ExperimentResult};
-use crate::{Experiment, Setting};
+use crate::{EVERYWHERE, Experiment, Setting};
 
 pub(crate) const FIG9: Experiment =
-    Experiment { id: "carns-fig9", title: "16,384 processes on BG/P: I/O", run };
+    Experiment { id: "carns-fig9", title: "16,384 processes on BG/P: I/O", places: EVERYWHERE, run };
 
 const PHASES: &[Does] = &[Does::Create, Does::Write, Does::Read];
 

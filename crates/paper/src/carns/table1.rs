@@ -9,10 +9,14 @@ use crate::error::PaperError;
 use crate::outcome::{Claim, ExperimentResult, Table};
 use crate::play::ProcessGroup;
 use crate::trial::Trial;
-use crate::{Experiment, Setting};
+use crate::{EVERYWHERE, Experiment, Setting};
 
-pub(crate) const TABLE1: Experiment =
-    Experiment { id: "carns-table1", title: "Linux cluster: ls times for 12,000 files", run };
+pub(crate) const TABLE1: Experiment = Experiment {
+    id: "carns-table1",
+    title: "Linux cluster: ls times for 12,000 files",
+    places: EVERYWHERE,
+    run,
+};
 
 const DIR: &str = "/dir";
 

@@ -9,10 +9,14 @@ use crate::error::PaperError;
 use crate::outcome::{Claim, ExperimentResult, Table};
 use crate::play::ProcessGroup;
 use crate::trial::Trial;
-use crate::{Experiment, Setting};
+use crate::{EVERYWHERE, Experiment, Setting};
 
-pub(crate) const UNSTUFF: Experiment =
-    Experiment { id: "carns-unstuff", title: "Linux cluster: the cost of unstuffing a file", run };
+pub(crate) const UNSTUFF: Experiment = Experiment {
+    id: "carns-unstuff",
+    title: "Linux cluster: the cost of unstuffing a file",
+    places: EVERYWHERE,
+    run,
+};
 
 /// Files; each is unstuffed once.
 const FILES: u32 = 200;

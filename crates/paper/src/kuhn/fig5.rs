@@ -8,36 +8,42 @@ use espalier_sim::source::OpKind;
 use crate::error::PaperError;
 use crate::outcome::{Chart, Claim, ExperimentResult, Table};
 use crate::trial::{Trial, medians};
-use crate::{Experiment, Setting, Testbed};
+use crate::{EVERYWHERE, Experiment, Setting, Testbed};
 
 pub(crate) const FIG5_1: Experiment = Experiment {
     id: "kuhn-fig5.1",
     title: "One machine: file creation",
+    places: EVERYWHERE,
     run: |on| figure(on, ONE, &[CREATE]),
 };
 pub(crate) const FIG5_3: Experiment = Experiment {
     id: "kuhn-fig5.3",
     title: "One machine: file removal",
+    places: EVERYWHERE,
     run: |on| figure(on, ONE, &[REMOVE]),
 };
 pub(crate) const FIG5_4: Experiment = Experiment {
     id: "kuhn-fig5.4",
     title: "Five machines: file creation",
+    places: EVERYWHERE,
     run: |on| figure(on, FIVE, &[CREATE]),
 };
 pub(crate) const FIG5_6: Experiment = Experiment {
     id: "kuhn-fig5.6",
     title: "Five machines: file removal",
+    places: EVERYWHERE,
     run: |on| figure(on, FIVE, &[REMOVE]),
 };
 pub(crate) const FIG5_7: Experiment = Experiment {
     id: "kuhn-fig5.7",
     title: "One machine: efficiency of the optimized operations",
+    places: EVERYWHERE,
     run: |on| figure(on, ONE, &[CREATE, REMOVE]),
 };
 pub(crate) const FIG5_8: Experiment = Experiment {
     id: "kuhn-fig5.8",
     title: "Five machines: efficiency of the optimized operations",
+    places: EVERYWHERE,
     run: |on| figure(on, FIVE, &[CREATE, REMOVE]),
 };
 

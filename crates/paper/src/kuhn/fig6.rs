@@ -15,11 +15,12 @@ use espalier_timeline::{Log, NodeId, Operation, Panel, Span, Step, align, length
 use crate::cluster::{LocalCluster, Wanted};
 use crate::error::PaperError;
 use crate::outcome::{Claim, ExperimentResult, Picture, Table};
-use crate::{Experiment, Setting};
+use crate::{EVERYWHERE, Experiment, Setting};
 
 pub(crate) const FIG6: Experiment = Experiment {
     id: "kuhn-fig6",
     title: "What servers do to create, list and remove a file (Figs. 6.1 to 6.6)",
+    places: EVERYWHERE,
     run,
 };
 

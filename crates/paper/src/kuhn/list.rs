@@ -11,13 +11,18 @@ use crate::error::PaperError;
 use crate::outcome::{Chart, Claim, ExperimentResult, Table};
 use crate::play::ProcessGroup;
 use crate::trial::{Trial, medians};
-use crate::{Experiment, Setting};
+use crate::{EVERYWHERE, Experiment, Setting};
 
-pub(crate) const FIG5_2: Experiment =
-    Experiment { id: "kuhn-fig5.2", title: "One machine: file listing", run: |on| figure(on, ONE, [60, 55]) };
+pub(crate) const FIG5_2: Experiment = Experiment {
+    id: "kuhn-fig5.2",
+    title: "One machine: file listing",
+    places: EVERYWHERE,
+    run: |on| figure(on, ONE, [60, 55]),
+};
 pub(crate) const FIG5_5: Experiment = Experiment {
     id: "kuhn-fig5.5",
     title: "Five machines: file listing",
+    places: EVERYWHERE,
     run: |on| figure(on, FIVE, [50, 55]),
 };
 
