@@ -63,6 +63,8 @@ struct World {
     timing: Timing,
     /// The store fences clients; false in a mutant.
     fences: bool,
+    /// The store answers nobody before this time.
+    down_until: u64,
 }
 
 fn store_client(instance: InstanceId) -> String {
@@ -84,6 +86,7 @@ impl World {
             faults: true,
             timing: Timing::DEFAULT,
             fences: true,
+            down_until: 0,
         }
     }
 
@@ -158,13 +161,14 @@ impl World {
 
     fn store(&mut self, instance: InstanceId, event: Event) {
         let is_fenced = self.fenced.contains(&store_client(instance));
-        let is_lost = self.faults && self.random.u32(..50) == 0;
+        let is_down = self.now < self.down_until;
+        let is_lost = is_down || self.faults && self.random.u32(..50) == 0;
         let answer = match event {
             _ if is_fenced => Input::Refused,
             Event::Look if is_lost => Input::Looked(None),
             Event::Look => Input::Looked(Some((self.version, self.map.clone()))),
             Event::Swap(version, map) => {
-                let fits = version == self.version;
+                let fits = !is_down && version == self.version;
                 if fits {
                     (self.version, self.map) = (version + 1, map);
                 }
@@ -351,6 +355,19 @@ fn server_without_store_answers_nothing_past_its_lease() {
     assert!(until > clock && until <= clock + Timing::DEFAULT.lease_ms);
     world.run(Timing::DEFAULT.lease_ms * 11 / 10);
     assert_eq!(world.holder(Rank(0)), None);
+}
+
+#[test]
+fn servers_keep_their_ranks_when_the_store_was_down() {
+    let (mut world, started) = calm(3);
+    let holders = [Rank(0), Rank(1)].map(|rank| world.holder(rank));
+    world.down_until = world.now + 30_000;
+    world.run(30_000);
+    assert_eq!(world.holder(Rank(0)), None, "leases are over");
+    world.run(3000);
+    assert_eq!([Rank(0), Rank(1)].map(|rank| world.holder(rank)), holders);
+    assert!(started.iter().all(|instance| world.map.server(*instance).is_some()));
+    assert!(world.fenced.is_empty());
 }
 
 /// Servers start, end, pause and drain at random; afterwards new ones serve all ranks.

@@ -56,7 +56,8 @@ fn servers_restart_one_after_the_other() {
 
 #[test]
 fn store_that_is_down_stops_no_server_for_good() {
-    run(3, "store_down = { at = [\"6 s\"], for = \"12 s\" }\n");
+    let (passed, _) = run(3, "store_down = { at = [\"6 s\"], for = \"20 s\" }\n");
+    assert_eq!(passed.taken_over, 0);
     run(4, "store_cut = { at = [\"6 s\"], for = \"14 s\", nodes = [1] }\n");
 }
 

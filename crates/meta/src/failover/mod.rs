@@ -3,8 +3,8 @@
 //! - All servers share the cluster map, which changes by compare-and-swap only. A server renews its
 //!   lease by raising its heartbeat there. Past [`Failover::served_until`], which counts from the
 //!   start of the last successful renewal, it answers nothing.
-//! - A server whose heartbeat stands still for longer than any lease lasts, or that is known to
-//!   have ended, is removed from the map. A renewal meanwhile makes the compare-and-swap fail. A
+//! - A server whose heartbeat stands still for longer than any lease lasts while others read the
+//!   map, or that is known to have ended, is removed from the map. A renewal meanwhile makes the compare-and-swap fail. A
 //!   server that finds itself removed stops for good.
 //! - The next holder of a rank fences all earlier ones that were removed before it opens the
 //!   rank's store: what they still write fails.
@@ -26,7 +26,8 @@ pub struct Timing {
     pub heartbeat_ms: u64,
     /// Term of a server's lease, from the start of its renewal.
     pub lease_ms: u64,
-    /// Silence after which a server is removed. Exceeds the lease by more than clocks drift apart
+    /// Silence after which a server is removed, without the time in which the map could not be
+    /// read. Exceeds the lease by more than clocks drift apart
     /// in that time.
     pub takeover_ms: u64,
     /// Between two looks at the map; while a server drains, the shorter one.
@@ -285,6 +286,10 @@ impl Failover {
 
     /// Takes over a version of the map.
     fn learn(&mut self, now: u64, version: u64, map: ClusterMap, actions: &mut Vec<Action>) {
+        // While this server could not read the map, the others may not have reached the store either.
+        let unread = self.known.as_ref().map_or(0, |known| now - known.since);
+        let unread = unread.saturating_sub(self.timing.heartbeat_ms);
+        self.heard.values_mut().for_each(|heard| heard.since += unread);
         for server in &map.servers {
             let heard = LastHeartbeat { heartbeat: server.heartbeat, since: now };
             let before = self.heard.entry(server.instance).or_insert(heard);
