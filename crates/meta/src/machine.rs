@@ -125,7 +125,6 @@ impl Meta {
 
     /// Processes one input. On return, `out` contains all immediate actions.
     pub fn on(&mut self, now: Now, input: Input, out: &mut Outbox) {
-        self.transfers.uptime_ms = now.uptime_ms;
         self.metrics.counters.advance(now.uptime_ms);
         // Draining appends no events.
         if !matches!(input, Input::Drain) {

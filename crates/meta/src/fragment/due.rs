@@ -28,16 +28,11 @@ pub(crate) struct DueTransfers {
     running: BTreeSet<Ino>,
     /// Those that were running at the last tick.
     slow: BTreeSet<Ino>,
-    /// Directory records that may cede names soon, and the uptime in ms from which on no leases on
-    /// the absence of names in them are granted. A transfer can revoke only leases on names that
-    /// exist.
-    near: BTreeMap<Ino, u64>,
     /// The fragment whose merge has just been refused, since the other one has no room: it stays
     /// until it has shrunk further.
     pub(super) refused: Option<Ino>,
     /// Requested moves.
     moves: BTreeMap<Ino, Rank>,
-    pub(crate) uptime_ms: u64,
     pub(crate) counts: FragmentCounts,
 }
 
@@ -74,8 +69,6 @@ impl DueTransfers {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Outlook {
     Stays,
-    /// It is half full.
-    Near,
     Due(Reason),
 }
 
@@ -90,9 +83,6 @@ pub(super) enum Reason {
     Merge,
 }
 
-/// Time in ms within which a reply that grants a lease leaves.
-const LATEST_GRANT_MS: u64 = 1_000;
-
 /// Maximum number of transfers that a rank runs at a time.
 const MOST_TRANSFERS: usize = 8;
 
@@ -103,18 +93,9 @@ impl Meta {
             return;
         }
         let Some(cached) = self.state.inodes.get(&dir) else { return };
-        let (outlook, uptime) = (self.outlook(&cached.inode), self.transfers.uptime_ms);
-        let transfers = &mut self.transfers;
-        match outlook {
-            Outlook::Stays => {
-                transfers.near.remove(&dir);
-                transfers.moves.remove(&dir);
-            }
-            Outlook::Near => drop(transfers.near.entry(dir).or_insert(uptime)),
-            Outlook::Due(_) => {
-                transfers.near.entry(dir).or_insert(uptime);
-                transfers.due.insert(dir);
-            }
+        match self.outlook(&cached.inode) {
+            Outlook::Stays => drop(self.transfers.moves.remove(&dir)),
+            Outlook::Due(_) => drop(self.transfers.due.insert(dir)),
         }
     }
 
@@ -159,8 +140,6 @@ impl Meta {
         let capacity = self.capacity(inode);
         if next < self.wanted_servers(inode) || directory.entries > capacity {
             Outlook::Due(Reason::Split)
-        } else if directory.entries > capacity / 2 {
-            Outlook::Near
         } else {
             self.merge_outlook(inode)
         }
@@ -186,18 +165,10 @@ impl Meta {
         self.setting(inode, Policy::dir_split).map_or(u64::MAX, |capacity| capacity.get().into())
     }
 
-    /// True if leases on the absence of names in a directory record may be granted.
+    /// True if leases on the absence of names in a directory record may be granted: it is not about
+    /// to cede names.
     pub(crate) fn may_lease_absence(&self, dir: Ino) -> bool {
-        !self.transfers.near.contains_key(&dir)
-    }
-
-    /// True if no client has a lease on the absence of a name in a directory record.
-    fn may_cede(&self, dir: Ino) -> bool {
-        let is_new = || self.state.inodes.get(&dir).is_some_and(|cached| cached.names_are_new);
-        self.config.lease_ms.is_none_or(|term| {
-            let since = self.transfers.near.get(&dir).copied().unwrap_or(self.transfers.uptime_ms);
-            is_new() || since + u64::from(term) + LATEST_GRANT_MS <= self.transfers.uptime_ms
-        })
+        !self.transfers.is_known(dir)
     }
 
     pub(super) fn wanted_servers(&self, inode: &Inode) -> usize {
@@ -231,9 +202,8 @@ impl Meta {
             return;
         }
         while self.transfers.running.len() < MOST_TRANSFERS
-            && let Some(dir) = self.transfers.due.iter().copied().find(|dir| self.may_cede(*dir))
+            && let Some(dir) = self.transfers.due.pop_first()
         {
-            self.transfers.due.remove(&dir);
             if self.transfers.running.insert(dir) {
                 let (request, number) = (Request::Transfer { dir }, RequestId(0));
                 self.run(now, Task::new(INTERNAL_CLIENT, number, Caller::SERVER, request), None, out);
@@ -247,13 +217,10 @@ impl Meta {
         transfers.slow.remove(&dir);
         let is_refused = transfers.refused.take() == Some(dir);
         match result {
-            Ok(_) if is_refused => drop(transfers.near.remove(&dir)),
+            Ok(_) if is_refused => {}
             Ok(_) if self.state.inodes.contains_key(&dir) => self.note_growth(dir),
             // The record has been removed.
-            Ok(_) | Err(Errno::ESTALE) => {
-                transfers.near.remove(&dir);
-                transfers.moves.remove(&dir);
-            }
+            Ok(_) | Err(Errno::ESTALE) => drop(transfers.moves.remove(&dir)),
             Err(_) => {
                 transfers.counts.failed_steps += 1;
                 transfers.failed.insert(dir);
@@ -266,17 +233,8 @@ impl Meta {
     pub(crate) fn retry_transfers(&mut self, out: &mut Outbox) {
         let failed = take(&mut self.transfers.failed);
         self.transfers.due.extend(failed);
-        for dir in self
-            .state
-            .ceding
-            .iter()
-            .filter(|dir| !self.transfers.is_known(**dir))
-            .copied()
-            .collect::<Vec<_>>()
-        {
-            self.transfers.near.entry(dir).or_insert(self.transfers.uptime_ms);
-            self.transfers.due.insert(dir);
-        }
+        let begun = self.state.ceding.iter().filter(|dir| !self.transfers.is_known(**dir));
+        self.transfers.due.extend(begun.copied().collect::<Vec<_>>());
         let slow = core::mem::replace(&mut self.transfers.slow, self.transfers.running.clone());
         let stuck = self.tasks.iter().filter_map(|(number, task)| match task.request {
             Request::Transfer { dir } if slow.contains(&dir) => Some((*number, dir)),

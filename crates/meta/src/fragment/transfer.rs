@@ -62,6 +62,7 @@ impl Meta {
         let edits = edits(&inode, dir, &map, &step);
         let rank = self.config.rank;
         let (own, others): (Vec<_>, Vec<_>) = edits.into_iter().partition(|edit| edit.rank() == rank);
+        self.revoke_absent(cx, record, &step.map.hashes(record))?;
         self.revoke_edits(cx, &own)?;
         self.freeze(cx, record)?;
         self.prepare_edits(cx, &others)?;

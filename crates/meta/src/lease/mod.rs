@@ -14,6 +14,7 @@ mod table;
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
+use core::ops::RangeInclusive;
 
 use espalier_proto::{Attr, ClientId, Entry, Errno, FileType, Ino, Name, Reply, RevocationId, Touched};
 use smallvec::SmallVec;
@@ -114,9 +115,13 @@ impl Meta {
     }
 
     /// Records that the reply exposes that a name does not exist.
-    pub(crate) fn note_absent(&self, cx: &mut Cx<'_>, dir: Ino, slot: &Slot) {
+    pub(crate) fn note_absent(&mut self, cx: &mut Cx<'_>, dir: Ino, slot: &Slot) {
         if !self.may_lease_absence(dir) || !self.note_read(cx, LeaseKey::Name { dir, hash: slot.hash }) {
             cx.read_set.refused = true;
+        } else if self.config.ranks > 1
+            && let Some(leases) = &mut self.leases
+        {
+            leases.note_absent(dir, slot.hash, &slot.name);
         }
     }
 
@@ -150,6 +155,11 @@ impl Meta {
         if let Some(cached) = self.state.inodes.untracked(&attr.ino) {
             cached.lookups += 1;
             location = cached.reported_location();
+        }
+        if let Some((dir, hash)) = name
+            && let Some(leases) = &mut self.leases
+        {
+            leases.note_present(dir, hash);
         }
         let name_leased = name.is_some_and(|(dir, hash)| self.note_read(cx, LeaseKey::Name { dir, hash }));
         let reclaim_token = self.reclaim_token(cx.client, attr.ino, TokenKind::LookedUp);
@@ -333,6 +343,24 @@ impl Meta {
     pub(crate) fn revoke_new_name(&mut self, cx: &mut Cx<'_>, dir: Ino, name: &Name) -> Step<()> {
         self.revoke_all(cx, &|state, see| {
             state.touched_name(dir, name, see);
+            Ok(())
+        })
+    }
+
+    /// Revokes all leases on absent names of a directory record but those with hashes in `kept`,
+    /// before it cedes the others.
+    pub(crate) fn revoke_absent(
+        &mut self,
+        cx: &mut Cx<'_>,
+        record: Ino,
+        kept: &RangeInclusive<u64>,
+    ) -> Step<()> {
+        let Some(leases) = &self.leases else { return Ok(()) };
+        let absent = leases.absent_outside(record, kept);
+        self.revoke_all(cx, &|_, see| {
+            absent
+                .iter()
+                .for_each(|(hash, name)| see(LeaseKey::Name { dir: record, hash: *hash }, Some(name)));
             Ok(())
         })
     }

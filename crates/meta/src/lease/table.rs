@@ -1,8 +1,9 @@
 //! The lease table: which client may cache what, and until when (Gray and Cheriton, 1989). It knows
 //! nothing of the other tables; an inode that is evicted stays leased.
 
-use alloc::collections::{BTreeSet, VecDeque};
+use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
+use core::ops::RangeInclusive;
 
 use espalier_proto::{ClientId, FileType, Ino, Lease, Name, RevocationId};
 use smallvec::SmallVec;
@@ -132,6 +133,8 @@ pub(crate) struct Leases {
     /// Most keys have one holder.
     holders: FxMap<LeaseKey, SmallVec<[LeaseHolder; 1]>>,
     dependents: Dependents,
+    /// The names that were absent when leases on them were prepared, by directory and hash.
+    absent: BTreeMap<(Ino, u64), Name>,
     /// Each holder once, roughly in the order in which their leases end.
     order: VecDeque<(u64, LeaseKey, ClientId)>,
     /// Grant barriers: number of operations about to change the key. No lease is granted on it
@@ -175,6 +178,7 @@ impl Leases {
             most,
             holders: FxMap::default(),
             dependents: Dependents::default(),
+            absent: BTreeMap::new(),
             order: VecDeque::new(),
             barriers: FxMap::default(),
             waiting: FxMap::default(),
@@ -249,6 +253,26 @@ impl Leases {
     /// Records that the attributes of `file`, on which a grant is prepared, derive from `dir`.
     pub(crate) fn inherits(&mut self, file: Ino, dir: Ino) {
         self.dependents.add(file, dir);
+    }
+
+    /// Records the name of a [`LeaseKey::Name`] that does not exist: revocations contain it.
+    pub(crate) fn note_absent(&mut self, dir: Ino, hash: u64, name: &Name) {
+        self.absent.insert((dir, hash), name.clone());
+    }
+
+    /// Records that a name exists.
+    pub(crate) fn note_present(&mut self, dir: Ino, hash: u64) {
+        if !self.absent.is_empty() {
+            self.absent.remove(&(dir, hash));
+        }
+    }
+
+    /// The absent names of a directory record on which there may be leases, but for those with
+    /// hashes in `kept`.
+    pub(crate) fn absent_outside(&self, record: Ino, kept: &RangeInclusive<u64>) -> Vec<(u64, Name)> {
+        let names = self.absent.range((record, 0)..=(record, u64::MAX));
+        let names = names.filter(|((_, hash), _)| !kept.contains(hash));
+        names.map(|((_, hash), name)| (*hash, name.clone())).collect()
     }
 
     /// Grants prepared leases as the reply leaves. Returns false if something in the reply has
@@ -598,6 +622,9 @@ impl Leases {
             if holders.is_empty() {
                 self.holders.remove(&key);
                 key.as_inode().inspect(|ino| self.dependents.remove(*ino));
+                if let LeaseKey::Name { dir, hash } = key {
+                    self.note_present(dir, hash);
+                }
             }
             end(&mut holder, &mut self.revocations, &mut self.counts);
         }

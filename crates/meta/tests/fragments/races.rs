@@ -329,28 +329,36 @@ fn split_waits_until_leases_on_the_names_that_move_are_given_up() {
 }
 
 #[test]
-fn split_waits_for_the_end_of_leases_on_absent_names() {
+fn split_revokes_leases_on_absent_names_that_move() {
     let (mut fs, dir) = with_leases();
     let home = usize::from(HOME);
-    let look = |fs: &mut Routed| {
-        let lookup = Request::Lookup { dir, name: name("absent") };
+    let mut after = FragmentMap::new(dir, RANKS);
+    let first = *after.to_cede(1).start();
+    after.cede(1, Ino(1), first);
+    let [stays, moves] = [(0, "stays"), (1, "moves")].map(|(number, tag)| name_in(&after, number, tag));
+    let look = |fs: &mut Routed, absent: &str| {
+        let lookup = Request::Lookup { dir, name: name(absent) };
         let id = fs.fs.0[home].send_from(CACHING, &ROOT_CALLER, lookup);
         fs.fs.deliver();
         let reply = fs.fs.0[home].answers.remove(&id);
         assert!(matches!(reply, Some(Ok(Reply::Absent { .. }))), "{reply:?}");
         fs.fs.0[home].leases[&id].0
     };
-    assert!(look(&mut fs) > 0);
+    assert!(look(&mut fs, &stays) > 0 && look(&mut fs, &moves) > 0);
     fs.ask(set_xattr(dir, "user.espalier.dir_split", b"2")).unwrap();
     let files = names("file", 3);
     fs.make_files(dir, &files);
-    // No lease is granted meanwhile, and the split follows the last one.
-    assert_eq!((fs.map(dir).version(), look(&mut fs)), (0, 0));
-    for (seconds, version) in [(9, 0), (3, 1)] {
-        fs.fs.0[home].uptime_ms += 1000 * seconds;
-        fs.fs.0[home].input(Input::Tick);
+    let of = |absent: &str| Lease::Name { dir, name: name(absent) };
+    let mut revoked = Vec::new();
+    while let Some(Revocation { client, number, lease }) = fs.fs.0[home].revocations.pop() {
+        if lease == of(&moves) {
+            assert_eq!((fs.map(dir).version(), look(&mut fs, &moves)), (0, 0), "the split waits");
+        }
+        revoked.push(lease);
+        fs.fs.0[home].input(Input::Revoked { client, number });
         fs.fs.deliver();
-        assert_eq!(fs.map(dir).version(), version, "{seconds} s later");
     }
+    assert_eq!(fs.map(dir).version(), 1);
+    assert!(revoked.contains(&of(&moves)) && !revoked.contains(&of(&stays)), "{revoked:?}");
     fs.assert_names(dir, &files);
 }
