@@ -244,12 +244,13 @@ impl Meta {
         event.change_rights(&mut changed);
         let rights = Rights::of(&changed, mtime);
         let set = |ino| Edit::SetRights { ino, rights: Box::new(rights.clone()) };
-        let others: Vec<Edit> = map.others().map(set).collect();
-        self.revoke_edits(cx, &[set(ino)])?;
+        let edits = [ino].into_iter().chain(map.others()).map(set);
+        let (own, others): (Vec<_>, Vec<_>) = edits.partition(|edit| edit.rank() == ino.rank());
+        self.revoke_edits(cx, &own)?;
         if !others.is_empty() {
             self.prepare_edits(cx, &others)?;
         }
-        self.commit_edits(cx, [set(ino)].into())
+        self.commit_edits(cx, own)
     }
 }
 

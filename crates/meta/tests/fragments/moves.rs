@@ -1,7 +1,7 @@
 //! Fragments that move to other ranks, merge, and are pinned.
 
 use super::routed::*;
-use crate::harness::{ROOT_CALLER, user};
+use crate::harness::{ROOT_CALLER, name, user};
 use espalier_proto::*;
 
 const FRAGMENTS: &str = "user.espalier.fragments";
@@ -58,6 +58,24 @@ fn directory_moves_to_each_rank_and_back_with_all_its_names() {
         }
         fs.fs.fsck();
     }
+}
+
+#[test]
+fn permissions_reach_fragments_at_the_rank_of_their_directory() {
+    let (mut fs, dir) = Routed::with_fragments();
+    let map = fs.map(dir);
+    let files: Vec<_> = (0..4).map(|number| name_in(&map, number, "name")).collect();
+    fs.make_files(dir, &files);
+    move_all(&mut fs, dir, HOME);
+    assert_eq!(ranks(&mut fs, dir), [HOME; 4]);
+    for (perm, expected) in [(0o700, Err(Errno::EACCES)), (0o755, Ok(()))] {
+        fs.ask(set_perm(dir, perm)).unwrap();
+        for file in &files {
+            let reply = fs.ask_as(&user(7), Request::Lookup { dir, name: name(file) });
+            assert_eq!(reply.map(drop), expected, "{perm:o} {file}");
+        }
+    }
+    fs.fs.fsck();
 }
 
 #[test]
