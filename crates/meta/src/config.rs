@@ -57,6 +57,7 @@ pub struct Config {
 impl Config {
     /// Low and high, the best ones in carns IV.A.1.
     pub const WATERMARKS: (usize, usize) = (1, 8);
+    pub const SPLIT_NAMES: u64 = 2048;
 
     pub fn new(hash_key: [u8; 16], strip_bytes: u32, journal_capacity: u64) -> Self {
         let (acknowledge, read_only, atime) = (Acknowledge::Volatile, false, Atime::Relative);
@@ -80,7 +81,7 @@ impl Config {
             most_leases: 1 << 20,
             striping: None,
             policy: Policy::NONE,
-            split_names: 2048,
+            split_names: Self::SPLIT_NAMES,
             rank: Rank(0),
             ranks: 1,
         }

@@ -84,6 +84,8 @@ pub struct Cluster {
     pub journal: Bytes,
     /// Approximate memory of a metadata server for its tables.
     pub memory: Bytes,
+    /// Number of names that a step of a transfer moves, about.
+    pub split_names: u64,
     /// Time limit, after the end of all processes, for everything to become idle.
     pub drain: Nanos,
 }
@@ -107,6 +109,7 @@ impl Default for Cluster {
             strip: Bytes(64 << 10),
             journal: Bytes(16 << 20),
             memory: Bytes(1 << 30),
+            split_names: espalier_meta::Config::SPLIT_NAMES,
             drain: Nanos::from_millis(300_000),
         }
     }
@@ -268,6 +271,7 @@ impl Scenario {
                 "\"durable\" with `servers`",
             ),
             ((1..=1_000_000).contains(&clients), "[cluster] clients", "1 to 1000000"),
+            (self.cluster.split_names > 0, "[cluster] split_names", "1 at least"),
             ((1..=4096).contains(&cores), "[cluster] cores", "1 to 4096"),
             (self.cluster.high_watermark > 0, "[cluster] high_watermark", "1 at least"),
             (session >= Nanos::from_millis(1000), "[cluster] session", "at least 1 s"),

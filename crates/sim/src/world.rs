@@ -574,8 +574,7 @@ fn config(scenario: &Scenario, rank: u16, striping: Option<Striping>) -> Config 
         policy: scenario.policy.0.clone(),
         rank: Rank(rank),
         ranks: cluster.ranks,
-        // Splits take several steps.
-        split_names: 2,
+        split_names: cluster.split_names,
         ..Config::new(*b"in virtual time.", strip, cluster.journal.0)
     }
 }

@@ -165,10 +165,10 @@ impl Meta {
         self.setting(inode, Policy::dir_split).map_or(u64::MAX, |capacity| capacity.get().into())
     }
 
-    /// True if leases on the absence of names in a directory record may be granted: it is not about
-    /// to cede names.
-    pub(crate) fn may_lease_absence(&self, dir: Ino) -> bool {
-        !self.transfers.is_known(dir)
+    /// True if a directory record is ceding names. No leases on its names are granted meanwhile: there
+    /// would always be new ones to revoke.
+    pub(crate) fn is_ceding(&self, dir: Ino) -> bool {
+        self.transfers.running.contains(&dir)
     }
 
     pub(super) fn wanted_servers(&self, inode: &Inode) -> usize {

@@ -116,7 +116,7 @@ impl Meta {
 
     /// Records that the reply exposes that a name does not exist.
     pub(crate) fn note_absent(&mut self, cx: &mut Cx<'_>, dir: Ino, slot: &Slot) {
-        if !self.may_lease_absence(dir) || !self.note_read(cx, LeaseKey::Name { dir, hash: slot.hash }) {
+        if !self.note_read(cx, LeaseKey::Name { dir, hash: slot.hash }) {
             cx.read_set.refused = true;
         } else if self.config.ranks > 1
             && let Some(leases) = &mut self.leases
@@ -133,7 +133,8 @@ impl Meta {
         let key = LeaseKey::Name { dir, hash: self.state.slot(name).hash };
         // Only the rank of the directory grants leases on its names.
         let is_own = dir.rank() == self.config.rank;
-        if is_own && leases.are_for(cx.client) && leases.is_free(key, cx.barriers) {
+        let may_give = is_own && !self.is_ceding(dir) && leases.are_for(cx.client);
+        if may_give && leases.is_free(key, cx.barriers) {
             cx.read_set.keys.push(key);
         } else {
             cx.read_set.refused = true;
@@ -202,7 +203,9 @@ impl Meta {
         // A stream may have changed since it was queried.
         let is_fixed = ino.is_none_or(|ino| !cx.streams_have_changed && !self.is_written(cx.client, ino));
         let dependent = ino.and_then(|file| Some((file, self.state.inherits_from(file)?)));
+        let is_kept = !matches!(key, LeaseKey::Name { dir, .. } if self.is_ceding(dir));
         let may_cache = is_fixed
+            && is_kept
             && leases.are_for(cx.client)
             && may_give(leases, key, cx.barriers)
             && dependent.is_none_or(|(_, dir)| leases.is_free(LeaseKey::Inode(dir), cx.barriers));

@@ -18,9 +18,8 @@ impl Meta {
         let slot = self.state.slot(name);
         let ino = match self.state.target(dir, &slot)? {
             Target::Absent => {
-                let may_lease = self.may_lease_absence(dir);
                 if let Some(cached) = self.state.inodes.untracked(&dir) {
-                    cached.names_are_new &= !may_lease;
+                    cached.names_are_new = false;
                 }
                 self.note_absent(cx, dir, &slot);
                 return Ok(Reply::Absent { cacheable });

@@ -161,7 +161,8 @@ fn text(seed: u64, strip: u64, calm: u64, random: &mut Random) -> String {
     let session = random.random_range(3..30);
     say(format!("session = \"{session} s\""));
     say(format!("lease = \"{}\"", one_of(random, &["200 ms", "1 s", "3 s"])));
-    say(format!("strip = \"{strip} B\"\njournal = \"2 MiB\""));
+    // Splits take several steps.
+    say(format!("strip = \"{strip} B\"\njournal = \"2 MiB\"\nsplit_names = 2"));
     say(format!("memory = \"{}\"", one_of(random, &["0 B", "0 B", "20 KiB", "1 GiB"])));
     say("\n[network]".into());
     say(format!("preset = \"{}\"", one_of(random, &["gigabit", "loopback", "free"])));
