@@ -41,11 +41,16 @@ fn sample(setting: &Setting<'_>, division: Division) -> Result<Samples, PaperErr
     Ok(samples)
 }
 
-/// Number of servers whose entries have become fewer.
+/// Number of servers whose entries have become fewer, after the first 5 % of all: the first clients
+/// begin while the servers are still distributing the directory.
 fn shrunk(samples: &Samples) -> usize {
     let count = samples.first().map_or(0, |(_, entries)| entries.len());
-    let shrinks =
-        |server: &usize| samples.windows(2).any(|pair| pair[1].1.get(*server) < pair[0].1.get(*server));
+    let sum = |(_, entries): &(f64, Vec<u64>)| entries.iter().sum::<u64>();
+    let all = samples.last().map_or(0, sum);
+    let begin = samples.partition_point(|sample| 20 * sum(sample) < all);
+    let shrinks = |server: &usize| {
+        samples[begin..].windows(2).any(|pair| pair[1].1.get(*server) < pair[0].1.get(*server))
+    };
     (0..count).filter(shrinks).count()
 }
 
