@@ -163,10 +163,11 @@ impl Meta {
 
     fn look(&self, cx: &Cx<'_>, dir: Ino, name: &Name) -> Step<PeerAnswer> {
         let parent = self.state.dir(dir)?;
-        cx.check(parent, Access::EXEC)?;
+        // The permissions of a removed fragment are those that it had at its end.
         if self.state.is_removed(dir)? {
             return Err(Errno::ENOENT.into());
         }
+        cx.check(parent, Access::EXEC)?;
         let target = self.whose_name(dir, name)?;
         let sticky = cx.is_bound_by_sticky(parent);
         Ok(PeerAnswer::Found { dir: self.state.whole_dir(dir)?, target, sticky })
