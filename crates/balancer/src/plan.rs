@@ -151,15 +151,23 @@ impl fmt::Display for MovePlan {
     }
 }
 
+impl PlannedMove {
+    /// The numbers that it was decided by.
+    pub fn reason(&self) -> String {
+        let ([from_before, from_after], [to_before, to_after]) = (self.from_load, self.to_load);
+        format!(
+            "metadata load {:.1}, picked by {}; loads {from_before:.1} -> {from_after:.1} here and \
+             {to_before:.1} -> {to_after:.1} there; saves {:.0} requests for {:.0}",
+            self.metaload,
+            self.selector.name(),
+            self.gain,
+            self.cost
+        )
+    }
+}
+
 impl fmt::Display for PlannedMove {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ([from_before, from_after], [to_before, to_after]) = (self.from_load, self.to_load);
-        write!(f, "move fragment {} {} to rank {}: ", self.fragment, self.name, self.to)?;
-        write!(f, "metadata load {:.1}, picked by {}; ", self.metaload, self.selector.name())?;
-        write!(
-            f,
-            "loads {from_before:.1} -> {from_after:.1} here and {to_before:.1} -> {to_after:.1} there; "
-        )?;
-        write!(f, "saves {:.0} requests for {:.0}", self.gain, self.cost)
+        write!(f, "move fragment {} {} to rank {}: {}", self.fragment, self.name, self.to, self.reason())
     }
 }

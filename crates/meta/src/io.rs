@@ -37,6 +37,8 @@ pub(crate) enum Purpose {
     Abandoned,
     /// Announces to data servers which sessions are live.
     Admit,
+    /// The decision of the balancer, with the version of the policy.
+    Decide(u64),
     /// Makes or removes the datafiles of the batch with this end.
     Pool(u64),
 }
@@ -121,6 +123,7 @@ impl Meta {
             }
             (Some(Purpose::Abandoned), _) => self.release_abandoned(now, out),
             (Some(Purpose::Pool(end)), result) => self.pool_done(end, result.map(drop)),
+            (Some(Purpose::Decide(version)), result) => self.decided(now, version, result, out),
             (Some(Purpose::Admit), result) => self.cut_off(now, result.is_ok(), out),
             (None, _) => {}
         }

@@ -13,6 +13,7 @@ extern crate alloc;
 
 mod acl;
 mod apply;
+mod balancing;
 mod by_client;
 mod cause;
 mod check;
@@ -60,6 +61,10 @@ mod unstuff;
 mod usage;
 mod wait;
 
+pub use balancing::{
+    BalancerCommand, BalancerDecision, BalancerEvent, BalancerLogEntry, BalancerReport, BalancerStatus,
+    DecidedMove, DecisionRequest, MoveCandidate, RecentMove, StoredPolicy, Verdict,
+};
 pub use cause::Cause;
 pub use check::{Check, Finding};
 pub use config::{Atime, Config};

@@ -10,6 +10,7 @@ use espalier_proto::{Caller, ClientId, Errno, Ino, NewNode, Position, Reply, Req
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
+use crate::balancing::Balancing;
 use crate::checkpoint::Checkpoint;
 use crate::config::Config;
 use crate::event::Event;
@@ -45,6 +46,7 @@ pub struct Meta {
     pub(crate) ranks: Ranks,
     pub(crate) transfers: DueTransfers,
     pub(crate) metrics: Metrics,
+    pub(crate) balancing: Balancing,
     pub(crate) numbers: Numbers,
     pub(crate) pool: Pool,
     pub(crate) filling: Filling,
@@ -98,6 +100,7 @@ impl Meta {
             ranks: Ranks::default(),
             transfers: DueTransfers::default(),
             metrics: Metrics::default(),
+            balancing: Balancing::default(),
             numbers: Numbers::default(),
             pool: Pool::default(),
             filling: Filling::default(),
@@ -167,6 +170,7 @@ impl Meta {
             Input::Tick => {
                 self.expire(now, out);
                 self.tick(now, out);
+                self.tick_balancer(now, out);
                 self.tick_metrics(out);
             }
             Input::Drain => {

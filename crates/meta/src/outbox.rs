@@ -10,6 +10,7 @@ use espalier_proto::{
     RevocationId, ServerId, StreamIo, TableWrite, Time, Touched,
 };
 
+use crate::balancing::{BalancerDecision, DecisionRequest};
 use crate::metrics::Milli;
 use crate::rank::PeerMessage;
 use crate::step::{Load, StreamCall, StreamDone};
@@ -175,6 +176,8 @@ pub enum Io {
     Publish {
         trim: Position,
     },
+    /// Run the balancing policy, within limits of time. There is one at a time.
+    Decide(Box<DecisionRequest>),
     /// Nothing: waiting inputs are processed first.
     Yield,
     /// Nothing for a millisecond or two: the pause in background work.
@@ -198,6 +201,7 @@ impl Io {
             Self::Sync => "journal sync",
             Self::Stage { .. } => "checkpoint write",
             Self::Publish { .. } => "checkpoint publish",
+            Self::Decide(_) => "decide on moves",
             Self::Yield | Self::Rest => "pause",
             Self::WriteDelay => "write delay",
         }
@@ -220,6 +224,7 @@ pub enum IoDone {
     Synced,
     Admitted,
     Staged,
+    Decided(Box<BalancerDecision>),
     Paused,
     Published {
         used: u64,

@@ -226,7 +226,12 @@ impl Inode {
     }
 
     pub(crate) fn has_entries(&self) -> bool {
-        matches!(&self.body, Body::Directory(directory) if directory.entries > 0)
+        self.entries() > 0
+    }
+
+    /// Number of entries of a directory record; 0 of a file.
+    pub(crate) fn entries(&self) -> u64 {
+        if let Body::Directory(directory) = &self.body { directory.entries } else { 0 }
     }
 
     /// Bytes that a stuffed file stores; `None` for all other inodes.

@@ -2,6 +2,7 @@
 //! the time that one per file takes.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
+mod balancing;
 mod checkpoint;
 mod coherence;
 mod commits;

@@ -225,7 +225,7 @@ fn heartbeats_of_ranks_that_do_not_exist_are_ignored() {
     let mut fs = Ranks::new(2);
     let load = RankLoad { cpu: Milli(u64::MAX), ..RankLoad::default() };
     for from in [Rank(0), Rank(2), Rank(u16::MAX)] {
-        fs.0[0].input(Input::Peer { from, message: PeerMessage::Heartbeat { load } });
+        fs.0[0].input(Input::Peer { from, message: PeerMessage::Heartbeat { load, policy: 1 } });
     }
     let known = fs.0[0].meta.known_loads();
     assert_eq!(known.len(), 2);

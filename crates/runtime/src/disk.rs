@@ -88,8 +88,8 @@ impl Disk {
                 journal.trim(trim);
                 Ok(IoDone::Published { used: journal.used() })
             }
-            // Only a server has data servers.
-            Io::Admit { .. } => Err(Errno::EIO),
+            // Only a server has data servers, and balances.
+            Io::Admit { .. } | Io::Decide(_) => Err(Errno::EIO),
             Io::Yield => {
                 std::thread::yield_now();
                 Ok(IoDone::Paused)

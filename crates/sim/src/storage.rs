@@ -320,7 +320,7 @@ impl Storage {
             }
             Io::Yield | Io::Rest | Io::WriteDelay => Ok(IoDone::Paused),
             // These do not concern a store.
-            Io::Groups { .. } | Io::Admit { .. } => Err(Errno::EIO),
+            Io::Groups { .. } | Io::Admit { .. } | Io::Decide(_) => Err(Errno::EIO),
         }
     }
 

@@ -196,6 +196,13 @@ impl Meta {
         (rank < ranks).then_some(Rank(rank))
     }
 
+    /// True if a balancer may move a directory record.
+    pub(crate) fn may_balance(&self, inode: &Inode) -> bool {
+        let transfers = &self.transfers;
+        let is_moving = transfers.is_known(inode.ino) || transfers.moves.contains_key(&inode.ino);
+        inode.nlink > 0 && !is_moving && self.pinned_rank(inode).is_none()
+    }
+
     /// Starts the transfers that are due.
     pub(crate) fn start_transfers(&mut self, now: Now, out: &mut Outbox) {
         if self.sessions.in_grace() || self.draining || self.config.read_only {

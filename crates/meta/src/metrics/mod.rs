@@ -37,6 +37,9 @@ impl Meta {
             Request::ReadDir { .. } => Activity::ReadDir,
             _ => Activity::InodeRead,
         };
+        if task.peer_request.as_ref().is_some_and(|request| request.is_about_load()) {
+            return;
+        }
         if task.peer_request.is_some() || matches!(outcome, Err(Stop::Misrouted(_))) {
             return self.metrics.counters.count_for_others(activity);
         }
@@ -93,15 +96,17 @@ impl Meta {
         }
         let now_ms = self.metrics.counters.now_ms();
         self.metrics.heartbeats.end_period(now_ms, self.tasks.len());
-        let load = self.own_load();
+        let (load, policy) = (self.own_load(), self.balancing.version());
         let others = (0..self.config.ranks).map(Rank).filter(|rank| *rank != self.config.rank);
-        out.peers.extend(others.map(|rank| (rank, PeerMessage::Heartbeat { load })));
+        out.peers.extend(others.map(|rank| (rank, PeerMessage::Heartbeat { load, policy })));
     }
 
-    /// A heartbeat of another rank. Ranks that do not exist are ignored.
-    pub(crate) fn heartbeat(&mut self, from: Rank, load: RankLoad) {
+    /// A heartbeat of another rank, with its version of the balancing policy. Ranks that do not
+    /// exist are ignored.
+    pub(crate) fn heartbeat(&mut self, from: Rank, load: RankLoad, policy: u64) {
         if from.0 < self.config.ranks && from != self.config.rank {
             self.metrics.heartbeats.heard(from, load, self.metrics.counters.now_ms());
+            self.policy_announced(from, policy);
         }
     }
 

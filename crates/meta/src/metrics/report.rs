@@ -68,14 +68,14 @@ impl Meta {
         counters.directories.get(&dir).map(|own| counters.popularity(own)).unwrap_or_default()
     }
 
-    fn hottest(&self, most: usize) -> Vec<DirectoryLoad> {
-        let most = most.min(MAX_SHOWN);
+    /// The directory records of this rank with the highest loads of their own, highest first.
+    pub(crate) fn hottest_records(&self, most: usize) -> Vec<(Ino, Popularity)> {
         if most == 0 {
             return Vec::new();
         }
-        let counters = &self.metrics.counters;
         // A removed directory may have counters until these have decayed.
-        let present = counters.directories.iter().filter(|(dir, _)| self.state.inodes.contains_key(dir));
+        let counters = self.metrics.counters.directories.iter();
+        let present = counters.filter(|(dir, _)| self.state.inodes.contains_key(dir));
         let mut hottest: Vec<(f32, Ino)> = present.map(|(dir, own)| (load_of(own), *dir)).collect();
         let by_load = |a: &(f32, Ino), b: &(f32, Ino)| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1));
         if most < hottest.len() {
@@ -83,19 +83,28 @@ impl Meta {
             hottest.truncate(most);
         }
         hottest.sort_unstable_by(by_load);
+        hottest.into_iter().map(|(_, ino)| (ino, self.popularity_of(ino))).collect()
+    }
+
+    fn hottest(&self, most: usize) -> Vec<DirectoryLoad> {
+        let (counters, hottest) = (&self.metrics.counters, self.hottest_records(most.min(MAX_SHOWN)));
+        if hottest.is_empty() {
+            return Vec::new();
+        }
         let sums = Sums::of(self);
-        let shown = hottest.into_iter().map(|(_, ino)| DirectoryLoad {
+        let shown = hottest.into_iter().map(|(ino, own)| DirectoryLoad {
             rank: self.config.rank,
             ino,
             path: self.shown_path(ino),
             entries: self.directory(ino).map_or(0, |(_, entries)| entries),
-            own: self.popularity_of(ino),
+            own,
             subtree: counters.popularity(&sums.get(ino)),
         });
         shown.collect()
     }
 
-    fn shown_path(&self, dir: Ino) -> Option<String> {
+    /// The path of a directory or of a fragment of it, if all of it is in memory at this rank.
+    pub(crate) fn shown_path(&self, dir: Ino) -> Option<String> {
         let path = self.path_of(self.state.whole_dir(dir).ok()?)?;
         Some(String::from_utf8_lossy(&path).into_owned())
     }

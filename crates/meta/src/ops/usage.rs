@@ -24,6 +24,9 @@ pub(super) enum Virtual {
     Fragments,
     /// Of the root: a [`LoadReport`](crate::LoadReport), encoded.
     Load,
+    /// Of the root: a [`BalancerReport`](crate::BalancerReport), encoded. Set to a
+    /// [`BalancerCommand`](crate::BalancerCommand).
+    Balancer,
 }
 
 impl Virtual {
@@ -36,6 +39,7 @@ impl Virtual {
             b"user.espalier.quota.max_bytes" => Self::MaxBytes,
             b"user.espalier.fragments" => Self::Fragments,
             b"user.espalier.load" => Self::Load,
+            b"user.espalier.balancer" => Self::Balancer,
             _ => return None,
         })
     }
@@ -44,7 +48,7 @@ impl Virtual {
         match self {
             Self::MaxFiles => Some(&mut quota.files),
             Self::MaxBytes => Some(&mut quota.bytes),
-            Self::Files | Self::Dirs | Self::Bytes | Self::Fragments | Self::Load => None,
+            Self::Files | Self::Dirs | Self::Bytes | Self::Fragments | Self::Load | Self::Balancer => None,
         }
     }
 }
@@ -71,6 +75,7 @@ impl Meta {
             Virtual::MaxFiles => directory.quota.files.ok_or(Errno::ENODATA)?,
             Virtual::MaxBytes => directory.quota.bytes.ok_or(Errno::ENODATA)?,
             Virtual::Load => return Ok(Reply::Bytes(self.show_load(cx, ino)?.into())),
+            Virtual::Balancer => return Ok(Reply::Bytes(self.show_balancer(cx, ino)?.into())),
             Virtual::Fragments => return Ok(Reply::Bytes(self.show_fragments(cx, ino)?.into())),
         };
         Ok(Reply::Bytes(number.to_string().into()))
@@ -87,6 +92,9 @@ impl Meta {
     ) -> Step<Reply> {
         if let (Virtual::Fragments, Some(text)) = (which, value) {
             return self.request_moves(cx, dir, text);
+        }
+        if let (Virtual::Balancer, Some(value)) = (which, value) {
+            return self.command_balancer(cx, dir, value);
         }
         let inode = self.state.inode(dir)?;
         let mut quota = directory(inode).map_or(Quota::default(), |directory| directory.quota);

@@ -73,7 +73,9 @@ impl Meta {
             push(name.as_bytes());
         }
         for (name, _) in self.state.xattr_list(ino)? {
-            if !name.starts_with(b"trusted.") || cx.caller.is_superuser() {
+            let is_shown = !name.starts_with(b"trusted.") || cx.caller.is_superuser();
+            // Tools that copy attributes need not see them.
+            if is_shown && !Self::is_of_balancer(ino, name) {
                 push(name);
             }
         }
@@ -108,6 +110,9 @@ impl Meta {
         }
         if name == MERGE.as_bytes() {
             return self.merge(cx, ino, value);
+        }
+        if Self::is_of_balancer(ino, name) {
+            return Err(Errno::EPERM.into());
         }
         let inode = self.state.inode(ino)?;
         check_namespace(cx, inode, name, Access::WRITE)?;
@@ -162,6 +167,9 @@ impl Meta {
         }
         if name == DECOUPLE.as_bytes() {
             return self.abort_decoupled(cx, ino);
+        }
+        if Self::is_of_balancer(ino, name) {
+            return Err(Errno::EPERM.into());
         }
         let inode = self.state.inode(ino)?;
         let is_acl = match name {

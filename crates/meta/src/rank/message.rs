@@ -1,11 +1,13 @@
 //! Messages between ranks.
 
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use espalier_proto::{Caller, ClientId, Errno, FileType, FragmentMap, Ino, Name, Rank, Time};
 use serde::{Deserialize, Serialize};
 
 use super::edit::Edit;
+use crate::balancing::{BalancerEvent, BalancerStatus, RecentMove, StoredPolicy};
 use crate::metrics::{DirectoryLoad, Popularity, RankLoad};
 use crate::usage::{QuotaLimits, Usage};
 
@@ -78,9 +80,10 @@ pub enum PeerMessage {
         last: u64,
         limits: Vec<(Ino, QuotaLimits)>,
     },
-    /// The sender's load, every other second. May be lost.
+    /// The sender's load, and its version of the balancing policy, every other second. May be lost.
     Heartbeat {
         load: RankLoad,
+        policy: u64,
     },
 }
 
@@ -107,6 +110,12 @@ pub enum Question {
     NewNumber,
     /// Move a fragment from that rank to another one.
     MoveFragment { fragment: Ino, to: Rank },
+    /// The balancing policy, unless it has this version, and the recent moves.
+    Balancer { known: u64 },
+    /// Record these events of the sender's balancer, which has this version of the policy.
+    RecordBalancing { version: u64, events: Vec<BalancerEvent> },
+    /// The state of that rank's balancer.
+    BalancerStatus,
     /// Checks and prepares these edits.
     Prepare {
         edits: Vec<Edit>,
@@ -118,6 +127,17 @@ pub enum Question {
 }
 
 impl Question {
+    /// True if it does not count as load.
+    pub(super) fn is_about_load(&self) -> bool {
+        matches!(
+            self,
+            Self::Hottest { .. }
+                | Self::Balancer { .. }
+                | Self::RecordBalancing { .. }
+                | Self::BalancerStatus
+        )
+    }
+
     /// Name of the question in traces.
     pub fn name(&self) -> &'static str {
         match self {
@@ -129,6 +149,9 @@ impl Question {
             Self::Hottest { .. } => "hottest",
             Self::NewNumber => "new number",
             Self::MoveFragment { .. } => "move fragment",
+            Self::Balancer { .. } => "balancer",
+            Self::RecordBalancing { .. } => "record balancing",
+            Self::BalancerStatus => "balancer status",
             Self::Prepare { .. } => "prepare",
         }
     }
@@ -166,6 +189,17 @@ pub enum PeerAnswer {
     },
     /// The fragment moves from now on.
     Moves,
+    /// The version of the policy, and the policy itself unless the asker has it; `None`, version 0:
+    /// there has never been one.
+    Balancer {
+        version: u64,
+        policy: Option<Arc<StoredPolicy>>,
+        recent: Vec<RecentMove>,
+    },
+    Recorded,
+    BalancerStatus {
+        status: BalancerStatus,
+    },
     /// Another fragment of this directory has the name.
     Misrouted {
         dir: Ino,

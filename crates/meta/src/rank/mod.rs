@@ -154,7 +154,7 @@ impl Meta {
             }
             PeerMessage::Left { clients } => self.left_other_rank(now, &clients, out),
             PeerMessage::Counted { last, limits } => self.usage_counted(from, last, limits),
-            PeerMessage::Heartbeat { load } => self.heartbeat(from, load),
+            PeerMessage::Heartbeat { load, policy } => self.heartbeat(from, load, policy),
         }
     }
 

@@ -12,6 +12,7 @@ use super::coordinator::nameless;
 use super::edit::{Edit, Part, makes};
 use super::lock::MOVE_LOCK;
 use super::message::{MAX_DIRS, PeerAnswer, PeerMessage, Question, TransactionId};
+use crate::balancing::BalancerEvent;
 use crate::event::Event;
 use crate::machine::{Cx, Meta};
 use crate::ops::rmdir::check_empty;
@@ -26,9 +27,30 @@ use crate::usage::Usage;
 
 #[derive(Clone, Debug)]
 pub(crate) enum PeerRequest {
-    Answer { from: Rank, id: TransactionId, question: Question },
-    Decide { from: Rank, id: TransactionId, commit: bool },
-    Count { from: Rank, last: u64, changes: Vec<(Ino, Usage)>, about: Vec<Ino> },
+    Answer {
+        from: Rank,
+        id: TransactionId,
+        question: Question,
+    },
+    Decide {
+        from: Rank,
+        id: TransactionId,
+        commit: bool,
+    },
+    Count {
+        from: Rank,
+        last: u64,
+        changes: Vec<(Ino, Usage)>,
+        about: Vec<Ino>,
+    },
+    /// Of this rank itself: [`Meta::balance`].
+    Balance,
+    /// Of this rank itself: [`Meta::record_balancing`].
+    RecordBalancing {
+        version: u64,
+        since_ms: u64,
+        events: Vec<BalancerEvent>,
+    },
 }
 
 /// The state of this rank has changed since the coordinator's query. `ESTALE`, for a removed inode,
@@ -39,8 +61,19 @@ impl PeerRequest {
     pub(super) fn key(&self) -> (Rank, TransactionId) {
         match self {
             Self::Answer { from, id, .. } | Self::Decide { from, id, .. } => (*from, *id),
-            // One at a time per rank. No transaction has this id.
+            // One at a time per rank. No transaction has such an id.
             Self::Count { from, .. } => (*from, TransactionId { began: 0, number: 0, rank: *from }),
+            Self::Balance => (Rank(0), TransactionId { began: 0, number: 1, rank: Rank(0) }),
+            Self::RecordBalancing { .. } => (Rank(0), TransactionId { began: 0, number: 2, rank: Rank(0) }),
+        }
+    }
+
+    /// True if it does not count as load.
+    pub(crate) fn is_about_load(&self) -> bool {
+        match self {
+            Self::Balance | Self::RecordBalancing { .. } => true,
+            Self::Answer { question, .. } => question.is_about_load(),
+            Self::Decide { .. } | Self::Count { .. } => false,
         }
     }
 }
@@ -80,8 +113,12 @@ impl Meta {
             PeerRequest::Count { from, last, changes, about } => {
                 self.count_received(*from, *last, changes, about)?
             }
+            PeerRequest::Balance => drop(self.balance(cx)?),
+            PeerRequest::RecordBalancing { version, since_ms, events } => {
+                self.record_balancing(cx, *version, *since_ms, events)?;
+            }
             PeerRequest::Answer { from, id, question } => {
-                let answer = match self.answer_rank(cx, *id, question) {
+                let answer = match self.answer_rank(cx, (*from, *id), question) {
                     Err(Stop::Misrouted(_)) => Err(CHANGED),
                     answer => answer,
                 }?;
@@ -107,6 +144,8 @@ impl Meta {
     ) {
         self.ranks.peer_requests.remove(&peer_request.key());
         match (peer_request, result) {
+            (PeerRequest::Balance, result) => self.balanced(now, &result, out),
+            (PeerRequest::RecordBalancing { .. }, result) => self.balancing_recorded(now, &result),
             (PeerRequest::Answer { from, id, question }, Err(errno)) => {
                 let is_part = matches!(question, Question::Prepare { .. });
                 let answer = match errno {
@@ -133,7 +172,12 @@ impl Meta {
         }
     }
 
-    fn answer_rank(&mut self, cx: &mut Cx<'_>, id: TransactionId, question: &Question) -> Step<PeerAnswer> {
+    fn answer_rank(
+        &mut self,
+        cx: &mut Cx<'_>,
+        (from, id): (Rank, TransactionId),
+        question: &Question,
+    ) -> Step<PeerAnswer> {
         match question {
             Question::Look { dir, name } => match self.look(cx, *dir, name) {
                 Err(Stop::Misrouted(dir)) => Ok(PeerAnswer::Misrouted { dir: self.state.whole_dir(dir)? }),
@@ -149,6 +193,9 @@ impl Meta {
             Question::Hottest { most } => Ok(self.answer_hottest(*most)),
             Question::NewNumber => self.answer_new_number(),
             Question::MoveFragment { fragment, to } => self.answer_move(*fragment, *to),
+            Question::Balancer { known } => self.answer_balancer(cx.now, *known),
+            Question::RecordBalancing { version, events } => self.answer_record(cx, from, *version, events),
+            Question::BalancerStatus => Ok(self.answer_balancer_status(cx.uptime_ms)),
             Question::Prepare { edits, time, since } => {
                 let part = Part { edits: edits.clone(), time: *time, since: *since };
                 let age = part.age(id);

@@ -141,6 +141,7 @@ impl TestDisk {
             }
             Io::Yield | Io::Rest | Io::WriteDelay => Ok(IoDone::Paused),
             Io::Admit { .. } => Ok(IoDone::Admitted),
+            Io::Decide(_) => unreachable!("tests decide"),
         }
     }
 

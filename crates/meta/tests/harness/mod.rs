@@ -11,7 +11,8 @@ mod ranks;
 use std::collections::HashMap;
 
 use espalier_meta::{
-    Answered, Atime, Config, Finding, Input, Io, IoDone, IoId, Meta, Now, Outbox, PeerMessage, Revocation,
+    Answered, Atime, Config, DecisionRequest, Finding, Input, Io, IoDone, IoId, Meta, Now, Outbox,
+    PeerMessage, Revocation,
 };
 use espalier_proto::*;
 
@@ -72,6 +73,8 @@ pub struct Harness {
     pub warnings: Vec<String>,
     /// Messages to other ranks.
     pub peers: Vec<(Rank, PeerMessage)>,
+    /// Decisions of the balancer that the test makes.
+    pub decisions: Vec<(IoId, DecisionRequest)>,
     /// Answers with sessions of several clients, whose request numbers may be equal.
     pub replies: Option<Vec<Answered>>,
     /// Number of inputs that follow before the driver does any I/O.
@@ -144,6 +147,7 @@ impl Harness {
             answered: Vec::new(),
             warnings: Vec::new(),
             peers: Vec::new(),
+            decisions: Vec::new(),
             replies: None,
             queued: 0,
             shuffle: None,
@@ -245,6 +249,10 @@ impl Harness {
             self.answers.insert(reply.id.0, reply.result);
         }
         for (id, io) in out.io {
+            if let Io::Decide(request) = io {
+                self.decisions.push((id, *request));
+                continue;
+            }
             let later = matches!(
                 io,
                 Io::Journal { .. }

@@ -482,6 +482,7 @@ impl Server {
                 self.admit(id, below, live);
                 None
             }
+            Io::Decide(request) => self.decide(id, request),
             Io::Stream(call, layouts) if !layouts.is_empty() => {
                 self.ask_data_servers(id, call, layouts, causes)
             }

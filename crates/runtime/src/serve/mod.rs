@@ -1,6 +1,7 @@
 //! A server process: a metadata server, a data server, or both.
 
 mod access;
+mod balancing;
 mod connection;
 mod delegate;
 mod failover;

@@ -109,7 +109,7 @@ impl IoKind {
             Io::Journal { sync: true, .. } | Io::Sync => Self::JournalSync,
             Io::Stage { .. } => Self::CheckpointPiece,
             Io::Publish { .. } => Self::CheckpointPublish,
-            Io::Yield | Io::Rest | Io::WriteDelay | Io::Admit { .. } => return None,
+            Io::Yield | Io::Rest | Io::WriteDelay | Io::Admit { .. } | Io::Decide(_) => return None,
         })
     }
 

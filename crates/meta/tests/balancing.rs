@@ -1,0 +1,339 @@
+//! Balancers inside the ranks: policy, decisions, log.
+
+use crate::harness::{Harness, ROOT_CALLER, Ranks, user};
+use espalier_meta::*;
+use espalier_proto::*;
+
+fn attribute(name: &[u8]) -> Box<[u8]> {
+    name.into()
+}
+
+fn command_as(fs: &mut Ranks, caller: &Caller, ino: Ino, command: &BalancerCommand) -> Result<Reply, Errno> {
+    let (name, value) = (attribute(b"user.espalier.balancer"), encode(command));
+    let (mode, kill_sgid) = (XattrMode::Any, false);
+    fs.ask_as(caller, Request::SetXattr { ino, name, value: value.into(), mode, kill_sgid })
+}
+
+fn policy(version: u64, text: &str) -> StoredPolicy {
+    let (name, text, who, why) = ("test".into(), text.into(), "tester".into(), "to test".into());
+    StoredPolicy { version, name, text, every_s: 10, who, why, time: Time::default() }
+}
+
+fn set(fs: &mut Ranks, version: u64, text: &str) -> Result<Reply, Errno> {
+    command_as(fs, &ROOT_CALLER, Ino::ROOT, &BalancerCommand::Set(policy(version, text)))
+}
+
+fn undo(fs: &mut Ranks) -> Result<Reply, Errno> {
+    command_as(fs, &ROOT_CALLER, Ino::ROOT, &BalancerCommand::Undo { who: "tester".into() })
+}
+
+fn report(fs: &mut Ranks) -> BalancerReport {
+    let name = attribute(b"user.espalier.balancer");
+    let reply = fs.ask(Request::GetXattr { ino: Ino::ROOT, name });
+    let Ok(Reply::Bytes(value)) = reply else { panic!("{reply:?}") };
+    decode(&value).unwrap()
+}
+
+fn seconds_pass(fs: &mut Ranks, seconds: u64) {
+    for _ in 0..seconds {
+        for host in &mut fs.0 {
+            host.uptime_ms += 1000;
+            host.now.secs += 1;
+        }
+        fs.tick();
+    }
+}
+
+/// The decision that a rank asks its driver for.
+fn asked(host: &mut Harness) -> Option<(IoId, DecisionRequest)> {
+    assert!(host.decisions.len() <= 1, "one at a time");
+    host.decisions.pop()
+}
+
+/// Answers the decision that a rank waits for, after at most `every` and a heartbeat.
+fn decide(fs: &mut Ranks, rank: usize, verdict: Verdict) -> DecisionRequest {
+    for _ in 0..13 {
+        if let Some((id, request)) = asked(&mut fs.0[rank]) {
+            let decision = BalancerDecision { verdict, saved: vec![7] };
+            fs.0[rank].input(Input::Done { id, result: Ok(IoDone::Decided(Box::new(decision))) });
+            fs.deliver();
+            return request;
+        }
+        seconds_pass(fs, 1);
+    }
+    panic!("rank {rank} decides nothing");
+}
+
+fn moves(ino: Ino, to: u16) -> Verdict {
+    Verdict::Moves(vec![DecidedMove { ino, to: Rank(to), why: "the reason".into() }])
+}
+
+fn records(fs: &mut Ranks, dir: Ino) -> Vec<Ino> {
+    let Ok(Reply::Fragments(found)) = fs.ask(Request::Fragments { dir }) else { panic!() };
+    found.map.fragments().map(|(_, ino)| ino).collect()
+}
+
+fn rank_of(fs: &mut Ranks, dir: Ino) -> Vec<u16> {
+    records(fs, dir).into_iter().map(|ino| ino.rank().0).collect()
+}
+
+/// A cluster of three ranks with a hot directory at rank 1, whose balancer is on.
+fn hot() -> (Ranks, Ino) {
+    let mut fs = Ranks::new(3);
+    let dir = fs.mkdir_at(1, Ino::ROOT, "dir", 0o755);
+    for n in 0..50 {
+        fs.create_as(&ROOT_CALLER, dir, &format!("file{n}"), NewNode::Regular, 0o644);
+    }
+    seconds_pass(&mut fs, 3);
+    assert_eq!(set(&mut fs, 1, "the text"), Ok(Reply::Done));
+    (fs, dir)
+}
+
+fn log_of(fs: &mut Ranks) -> Vec<BalancerEvent> {
+    report(fs).log.into_iter().map(|entry| entry.event).collect()
+}
+
+fn moved(fs: &mut Ranks) -> usize {
+    log_of(fs).iter().filter(|event| matches!(event, BalancerEvent::Moved { .. })).count()
+}
+
+#[test]
+fn without_a_policy_nobody_decides() {
+    let mut fs = Ranks::new(3);
+    seconds_pass(&mut fs, 60);
+    assert!(fs.0.iter().all(|host| host.decisions.is_empty()));
+    let report = report(&mut fs);
+    assert_eq!((report.policy, report.log, report.ranks.len()), (None, vec![], 3));
+}
+
+#[test]
+fn all_ranks_decide_with_the_policy_seconds_after_it_is_set_until_it_is_off() {
+    let (mut fs, dir) = hot();
+    seconds_pass(&mut fs, 3);
+    for rank in 0..3 {
+        let (id, request) = asked(&mut fs.0[rank]).expect("a decision");
+        assert_eq!((request.policy.version, request.policy.text.as_str()), (1, "the text"));
+        assert_eq!((request.rank, request.loads.len()), (Rank(rank as u16), 3));
+        assert_eq!(request.saved, [0_u8; 0]);
+        let found = request.candidates.iter().find(|candidate| candidate.ino == dir);
+        assert_eq!(found.map(|candidate| candidate.entries), (rank == 1).then_some(50));
+        let decision = BalancerDecision { verdict: Verdict::Holds("idle".into()), saved: vec![9] };
+        fs.0[rank].input(Input::Done { id, result: Ok(IoDone::Decided(Box::new(decision))) });
+    }
+    seconds_pass(&mut fs, 6);
+    assert!(fs.0.iter().all(|host| host.decisions.is_empty()), "the interval is 10 s");
+    assert_eq!(decide(&mut fs, 2, Verdict::Holds("idle".into())).saved, [9]);
+    let shown = report(&mut fs);
+    let statuses: Vec<_> = shown.ranks.iter().map(|(_, status)| status.clone().unwrap()).collect();
+    assert!(statuses.iter().all(|status| status.version == 1 && !status.is_failure), "{statuses:?}");
+    assert_eq!(shown.policy.unwrap().who, "tester");
+    assert_eq!(set(&mut fs, 2, ""), Ok(Reply::Done));
+    seconds_pass(&mut fs, 3);
+    fs.0.iter_mut().for_each(|host| host.decisions.clear());
+    seconds_pass(&mut fs, 40);
+    assert!(fs.0.iter().all(|host| host.decisions.is_empty()));
+    let set_events = log_of(&mut fs);
+    assert!(matches!(
+        set_events.as_slice(),
+        [BalancerEvent::Set { is_on: true, .. }, BalancerEvent::Set { is_on: false, .. }]
+    ));
+}
+
+#[test]
+fn only_the_superuser_sets_the_next_version_of_a_cluster() {
+    let (mut fs, dir) = hot();
+    let next = BalancerCommand::Set(policy(2, "more"));
+    assert_eq!(command_as(&mut fs, &user(7), Ino::ROOT, &next), Err(Errno::EPERM));
+    assert_eq!(command_as(&mut fs, &ROOT_CALLER, dir, &next), Err(Errno::ENODATA));
+    for version in [0, 1, 3, u64::MAX] {
+        assert_eq!(set(&mut fs, version, "other"), Err(Errno::EBUSY));
+    }
+    let long = "x".repeat(63_001);
+    assert_eq!(set(&mut fs, 2, &long), Err(Errno::EINVAL));
+    let mut never = policy(2, "text");
+    never.every_s = 0;
+    let never = BalancerCommand::Set(never);
+    assert_eq!(command_as(&mut fs, &ROOT_CALLER, Ino::ROOT, &never), Err(Errno::EINVAL));
+    assert_eq!(set(&mut fs, 2, &long[1..]), Ok(Reply::Done));
+    for name in [&b"trusted.espalier.balancer"[..], b"trusted.espalier.balancer.log"] {
+        let (ino, name, value) = (Ino::ROOT, attribute(name), b"x"[..].into());
+        let set =
+            Request::SetXattr { ino, name: name.clone(), value, mode: XattrMode::Any, kill_sgid: false };
+        assert_eq!(fs.ask(set), Err(Errno::EPERM));
+        assert_eq!(fs.ask(Request::RemoveXattr { ino, name }), Err(Errno::EPERM));
+    }
+    assert_eq!(fs.ask(Request::ListXattr { ino: Ino::ROOT }), Ok(Reply::Bytes(Default::default())));
+    let mut single = Ranks::new(1);
+    assert_eq!(set(&mut single, 1, "text"), Err(Errno::EOPNOTSUPP));
+}
+
+#[test]
+fn a_decided_move_is_logged_and_made_and_the_fragment_dwells() {
+    let (mut fs, dir) = hot();
+    decide(&mut fs, 1, moves(dir, 2));
+    let [.., BalancerEvent::Moved { dir: logged, to, why, is_undone: false, path, .. }] =
+        &log_of(&mut fs)[..]
+    else {
+        panic!("{:?}", log_of(&mut fs));
+    };
+    assert_eq!((*logged, *to, why.as_str()), (dir, Rank(2), "the reason"));
+    assert_eq!(path.as_deref(), None, "the root is at another rank");
+    seconds_pass(&mut fs, 5);
+    assert_eq!(rank_of(&mut fs, dir), [2]);
+    let record = records(&mut fs, dir)[0];
+    fs.create_as(&ROOT_CALLER, record, "after", NewNode::Regular, 0o644);
+    let request = decide(&mut fs, 1, Verdict::Holds(String::new()));
+    assert_eq!((request.recent_moves_ms.len(), request.saved), (1, vec![7]));
+    decide(&mut fs, 2, Verdict::Holds(String::new()));
+    let request = decide(&mut fs, 2, Verdict::Holds(String::new()));
+    assert_eq!(request.recent_moves_ms, [0_u64; 0]);
+    let moved: Vec<_> = request.candidates.iter().filter_map(|candidate| candidate.moved_ms).collect();
+    assert_eq!(moved.len(), 1, "{request:?}");
+    assert!((1000..40_000).contains(&(request.now_ms - moved[0])));
+    assert_eq!(report(&mut fs).ranks[1].1.as_ref().unwrap().moves, 1);
+    fs.fsck();
+}
+
+#[test]
+fn a_move_is_undone_once() {
+    let (mut fs, dir) = hot();
+    assert_eq!(undo(&mut fs), Err(Errno::ENOENT));
+    decide(&mut fs, 1, moves(dir, 2));
+    seconds_pass(&mut fs, 5);
+    assert_eq!(rank_of(&mut fs, dir), [2]);
+    assert_eq!(undo(&mut fs), Ok(Reply::Done));
+    seconds_pass(&mut fs, 20);
+    assert_eq!(rank_of(&mut fs, dir), [1]);
+    assert_eq!(undo(&mut fs), Err(Errno::ENOENT));
+    assert!(matches!(
+        &log_of(&mut fs)[..],
+        [_, BalancerEvent::Moved { is_undone: true, .. }, BalancerEvent::Undone { to: Rank(1), .. }]
+    ));
+    fs.fsck();
+}
+
+#[test]
+fn failures_move_nothing_and_are_logged_at_intervals() {
+    let (mut fs, dir) = hot();
+    for _ in 0..5 {
+        decide(&mut fs, 1, Verdict::Fails("line 3: no such thing".into()));
+    }
+    let status = report(&mut fs).ranks[1].1.clone().unwrap();
+    assert!(status.is_failure && status.last.contains("line 3"), "{status:?}");
+    let failures = |fs: &mut Ranks| {
+        let log = report(fs).log.into_iter().filter(|entry| entry.rank == Rank(1));
+        log.filter(|entry| matches!(entry.event, BalancerEvent::Failed { .. })).count()
+    };
+    assert_eq!(failures(&mut fs), 1);
+    assert_eq!(fs.0[1].warnings.iter().filter(|warning| warning.contains("line 3")).count(), 1);
+    for n in 0..130 {
+        decide(&mut fs, 1, Verdict::Fails(format!("another, {}", n % 2)));
+    }
+    assert!((10..=30).contains(&failures(&mut fs)), "{}", failures(&mut fs));
+    assert_eq!((rank_of(&mut fs, dir), moved(&mut fs)), (vec![1], 0));
+}
+
+#[test]
+fn nonsense_of_the_driver_moves_nothing() {
+    let (mut fs, dir) = hot();
+    let other = fs.mkdir_at(2, Ino::ROOT, "other", 0o755);
+    let many = Verdict::Moves(vec![DecidedMove { ino: dir, to: Rank(2), why: String::new() }; 65]);
+    for verdict in
+        [moves(dir, 3), moves(dir, u16::MAX), moves(dir, 1), moves(other, 0), moves(Ino(77), 0), many]
+    {
+        decide(&mut fs, 1, verdict);
+        seconds_pass(&mut fs, 3);
+        assert!(report(&mut fs).ranks[1].1.as_ref().unwrap().is_failure);
+    }
+    assert_eq!((rank_of(&mut fs, dir), moved(&mut fs)), (vec![1], 0));
+}
+
+#[test]
+fn a_driver_that_does_not_return_or_fails_moves_nothing() {
+    let (mut fs, dir) = hot();
+    seconds_pass(&mut fs, 3);
+    let (id, _) = asked(&mut fs.0[1]).expect("a decision");
+    seconds_pass(&mut fs, 40);
+    assert!(fs.0[1].decisions.is_empty(), "one at a time");
+    assert_eq!(report(&mut fs).ranks[1].1.as_ref().unwrap().last, "the policy does not return");
+    let decision = BalancerDecision { verdict: moves(dir, 2), saved: vec![] };
+    fs.0[1].input(Input::Done { id, result: Ok(IoDone::Decided(Box::new(decision))) });
+    seconds_pass(&mut fs, 12);
+    let (id, _) = asked(&mut fs.0[1]).expect("a decision");
+    fs.0[1].input(Input::Done { id, result: Err(Errno::EIO) });
+    seconds_pass(&mut fs, 3);
+    assert_eq!((rank_of(&mut fs, dir), moved(&mut fs)), (vec![1], 0));
+}
+
+#[test]
+fn no_move_begins_that_the_log_does_not_have() {
+    let (mut fs, dir) = hot();
+    seconds_pass(&mut fs, 3);
+    let (id, _) = asked(&mut fs.0[1]).expect("a decision");
+    // A newer policy comes between decision and log.
+    assert_eq!(set(&mut fs, 2, "newer"), Ok(Reply::Done));
+    let decision = BalancerDecision { verdict: moves(dir, 2), saved: vec![] };
+    fs.0[1].input(Input::Done { id, result: Ok(IoDone::Decided(Box::new(decision))) });
+    seconds_pass(&mut fs, 5);
+    assert_eq!((rank_of(&mut fs, dir), moved(&mut fs)), (vec![1], 0));
+    // The root's rank is out of reach.
+    let (id, _) = asked(&mut fs.0[1]).expect("a decision with the newer policy");
+    let decision = BalancerDecision { verdict: moves(dir, 2), saved: vec![] };
+    fs.0[1].input(Input::Done { id, result: Ok(IoDone::Decided(Box::new(decision))) });
+    for _ in 0..40 {
+        fs.0[1].uptime_ms += 1000;
+        fs.0[1].input(Input::Tick);
+    }
+    assert!(fs.0[1].decisions.is_empty());
+    fs.crash(0, false);
+    seconds_pass(&mut fs, 6);
+    assert_eq!(rank_of(&mut fs, dir), [1], "the decision is too old");
+    fs.0[1].decisions.clear();
+    seconds_pass(&mut fs, 40);
+    assert_eq!(set(&mut fs, 3, "newest"), Ok(Reply::Done));
+    decide(&mut fs, 1, moves(dir, 2));
+    seconds_pass(&mut fs, 5);
+    assert_eq!(rank_of(&mut fs, dir), [2]);
+}
+
+#[test]
+fn policy_log_and_dwell_times_survive_crashes() {
+    let (mut fs, dir) = hot();
+    decide(&mut fs, 1, moves(dir, 2));
+    seconds_pass(&mut fs, 5);
+    for rank in 0..3 {
+        fs.crash(rank, false);
+    }
+    seconds_pass(&mut fs, 6);
+    fs.0.iter_mut().for_each(|host| host.decisions.clear());
+    assert_eq!(moved(&mut fs), 1);
+    let shown = report(&mut fs);
+    assert_eq!(shown.policy.unwrap().version, 1);
+    let versions: Vec<_> = shown.ranks.iter().map(|(_, status)| status.as_ref().unwrap().version).collect();
+    assert_eq!(versions, [1, 1, 1]);
+    fs.crash(1, true);
+    seconds_pass(&mut fs, 6);
+    let (_, request) = asked(&mut fs.0[1]).expect("a decision");
+    assert_eq!((request.policy.version, request.recent_moves_ms.len()), (1, 1));
+}
+
+#[test]
+fn pinned_directories_are_no_candidates() {
+    let (mut fs, dir) = hot();
+    let (name, value) = (attribute(b"user.espalier.pin"), b"1"[..].into());
+    let pin = Request::SetXattr { ino: dir, name, value, mode: XattrMode::Any, kill_sgid: false };
+    assert_eq!(fs.ask(pin), Ok(Reply::Done));
+    let request = decide(&mut fs, 1, Verdict::Holds(String::new()));
+    assert!(request.candidates.iter().all(|candidate| candidate.ino != dir));
+}
+
+#[test]
+fn the_log_is_bounded() {
+    let (mut fs, _) = hot();
+    for version in 2..700 {
+        set(&mut fs, version, "text").unwrap();
+    }
+    let log = report(&mut fs).log;
+    assert!((200..=400).contains(&log.len()), "{}", log.len());
+    assert_eq!(log.last().unwrap().version, 699);
+}

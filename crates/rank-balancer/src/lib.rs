@@ -1,0 +1,92 @@
+//! Runs a cluster's balancing policy on the metrics of a metadata machine: what a driver does with
+//! [`Io::Decide`](espalier_meta::Io::Decide). No I/O, clock or thread.
+#![forbid(unsafe_code)]
+
+use espalier_balancer::{
+    BalancerEngine, BalancerPolicy, FragmentMetrics, MetricsSnapshot, MovePlan, PlannedMove,
+    PopularityCounters, RankLoad, RankMetrics, SavedState,
+};
+use espalier_meta::{
+    BalancerDecision, DecidedMove, DecisionRequest, KnownLoad, MoveCandidate, Popularity, Verdict,
+};
+use espalier_proto::Rank;
+
+/// Share of the busiest rank's load below which a rank counts as idle. Ranks always have a little
+/// load: parts of others' transactions, and attributes of the directories above.
+const IDLE_SHARE: f64 = 0.02;
+
+/// Number of ranks whose loads a reason to hold still includes.
+const RANKS_SHOWN: usize = 8;
+
+/// Decides what a rank moves. `out_of_time`: as for [`BalancerEngine::decide`].
+pub fn decide(request: &DecisionRequest, out_of_time: impl Fn() -> bool + 'static) -> BalancerDecision {
+    let policy = BalancerPolicy::new(request.policy.name.as_str(), &request.policy.text);
+    let plan = BalancerEngine::new(policy).decide(&snapshot(request), out_of_time);
+    let moved = |planned: &PlannedMove| {
+        let candidate = request.candidates.get(planned.fragment)?;
+        Some(DecidedMove { ino: candidate.ino, to: Rank(planned.to), why: planned.reason() })
+    };
+    let verdict = match &plan.holds_still {
+        Some(reason) if plan.is_failure() => Verdict::Fails(reason.to_string()),
+        Some(reason) => Verdict::Holds(format!("{reason}{}", loads(&plan))),
+        None => Verdict::Moves(plan.moves.iter().filter_map(moved).collect()),
+    };
+    BalancerDecision { verdict, saved: serde_json::to_vec(&plan.state).unwrap_or_default() }
+}
+
+fn loads(plan: &MovePlan) -> String {
+    let shown = |it: &RankLoad| format!("rank {} {:.1}", it.rank, it.load);
+    let shown: Vec<_> = plan.loads.iter().take(RANKS_SHOWN).map(shown).collect();
+    if shown.is_empty() { String::new() } else { format!("; loads: {}", shown.join(", ")) }
+}
+
+/// The inputs of a decision as the engine takes them. Fragments are named by their inodes.
+pub fn snapshot(request: &DecisionRequest) -> MetricsSnapshot {
+    let busiest = request.loads.iter().map(|known| known.load.all.load()).fold(0.0, f64::max);
+    let ranks = request.loads.iter().map(|known| rank_metrics(known, request.now_ms, busiest * IDLE_SHARE));
+    let fragment = |candidate: &MoveCandidate| FragmentMetrics {
+        name: format!("inode {}", candidate.ino),
+        parent: None,
+        counters: counters(&candidate.own),
+        entries: candidate.entries,
+        moved_ms: candidate.moved_ms,
+    };
+    MetricsSnapshot {
+        now_ms: request.now_ms,
+        whoami: request.rank.0,
+        ranks: ranks.collect(),
+        fragments: request.candidates.iter().map(fragment).collect(),
+        foreign: PopularityCounters::default(),
+        recent_moves_ms: request.recent_moves_ms.clone(),
+        // Empty at first.
+        state: serde_json::from_slice(&request.saved).unwrap_or(SavedState::default()),
+        seed: request.now_ms,
+    }
+}
+
+fn rank_metrics(known: &KnownLoad, now_ms: u64, idle: f64) -> RankMetrics {
+    let KnownLoad { rank, load, age_ms } = known;
+    let measured = RankMetrics {
+        rank: rank.0,
+        // A rank without a heartbeat receives nothing: the time before the clock's start is long ago.
+        at_ms: age_ms.map_or(0, |age| now_ms.saturating_sub(age)),
+        cpu: load.cpu.get(),
+        mem: load.mem.get(),
+        ..RankMetrics::default()
+    };
+    if load.all.load() < idle {
+        return measured;
+    }
+    RankMetrics {
+        q: load.queue.get(),
+        req: load.requests.get(),
+        auth: counters(&load.auth),
+        all: counters(&load.all),
+        ..measured
+    }
+}
+
+fn counters(of: &Popularity) -> PopularityCounters {
+    let [inode_reads, inode_writes, readdirs, fetches, stores] = of.counts();
+    PopularityCounters { inode_reads, inode_writes, readdirs, fetches, stores }
+}
