@@ -1,17 +1,19 @@
 #!/bin/bash
-# subtree-test.sh: directories move between four metadata servers, are pinned and merge, while two
-# mounts use them and servers are killed.
+# subtree-test.sh: directories move between four metadata servers, are pinned, merge and are balanced,
+# while mounts use them and servers are killed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 BUILD=$(realpath "${BUILD:-target/release}")
 bin=$BUILD/espalier
 work=$(mktemp -d)
 cluster=$work/cluster
-a=$work/a b=$work/b
+a=$work/a b=$work/b c=$work/c
 chmod 755 "$work" # other users access the mounts
-mkdir "$a" "$b"
+mkdir "$a" "$b" "$c"
 cleanup() {
+    : > "$work/stop"
     exec 8>&- 9<&-
+    umount -l "$c" 2> /dev/null || true
     remove_cluster
 }
 trap cleanup EXIT
@@ -23,9 +25,10 @@ section 'make a cluster of four ranks'
 sed -i 's/^lease_seconds = .*/lease_seconds = 2/' "$cluster"/server-*/server.toml
 up
 url=espalier://127.0.0.1:17780,127.0.0.1:17781,127.0.0.1:17782,127.0.0.1:17783/
-for mount in "$a" "$b"; do
-    "$bin" mount "$url" "$mount" -o "credentials=$cluster/clients/admin" --log-file "$work/${mount##*/}.log"
-done
+mount_at() {
+    "$bin" mount "$url" "$1" -o "credentials=$cluster/clients/admin" --log-file "$work/${1##*/}.log"
+}
+for mount in "$a" "$b"; do mount_at "$mount"; done
 
 ranks() { "$bin" subtree show "$1" --json | jq -c '[.fragments[].rank]'; }
 make_files() { for n in $(seq "$2"); do echo "$3 $n" > "$1/$3-$n"; done; }
@@ -97,42 +100,84 @@ merged() { touch "$a/merges/x" && rm "$a/merges/x" && [ "$(ranks "$b/merges" | j
 until_true merged
 is "$(ls "$a/merges")" m-1
 
-section 'a balancer moves directories'
-mkdir "$a/hot"
-"$bin" subtree pin "$a/hot" 1 > /dev/null
-mkdir "$a"/hot/{1,2,3}
-for dir in "$a"/hot/*; do make_files "$dir" 20 first; done
-"$bin" subtree pin "$a/hot" off > /dev/null
-busy() {
-    local n=0
-    while [ ! -e "$work/stop" ]; do
-        n=$((n + 1))
-        touch "$1/busy-$((n % 500))"
-        rm -f "$1/busy-$(((n + 250) % 500))"
+section 'a balancer in the servers, under compilations from three mounts'
+mount_at "$c"
+mkdir "$a/build"
+"$bin" subtree pin "$a/build" 0 > /dev/null
+mkdir "$a"/build/{1,2,3,4,5,6} "$a/build/include"
+for n in $(seq 20); do echo "static inline int f$n(int a) { return a + $n; }" > "$a/build/include/f$n.h"; done
+for dir in "$a"/build/[1-6]; do
+    for n in $(seq 20); do printf '#include "f%d.h"\nint g%d(int a) { return f%d(a); }\n' $n $n $n > "$dir/g$n.c"; done
+done
+"$bin" subtree pin "$a/build" off > /dev/null
+# compile DIR...: until the file `stop` exists.
+compile() {
+    local source
+    while true; do
+        for source in $(printf '%s/*.c ' "$@"); do
+            if [ -e "$work/stop" ]; then return; fi
+            cc -c -I "$(dirname "$1")/include" -o "${source%.c}.o" "$source" || touch "$work/failed"
+        done
     done
 }
-for n in 1 2 3; do busy "$a/hot/$n" & done
-refused 'is not in `espalier balancer list`' "$bin" balancer run nonsense "$a" --once
-cat > "$work/spill.lua" << 'LUA'
-function when()  return MDSs[whoami]["load"] > 1.5 * total / #MDSs end
-function where() targets[whoami % #MDSs + 1] = MDSs[whoami]["load"] / 2 end
-howmuch = { "half", "big_small" }
+compile "$a"/build/[12] & compile "$b"/build/[34] & compile "$c"/build/[56] &
+sleep 5 # of load
+show() { "$bin" balancer show "$c" --json | jq "$1"; }
+is "$(show .policy)" null
+refused 'is not in `espalier balancer list`' "$bin" balancer set nonsense "$a"
+echo 'function when() return MDSs[whoami]["lod"] > 1 end function where() end' > "$work/wrong.lua"
+refused 'is not set, because it fails' "$bin" balancer set "$work/wrong.lua" "$a"
+refused 'only the superuser' setpriv --reuid 1 --clear-groups "$bin" balancer show "$a"
+is "$("$bin" balancer set greedy-spill "$a" --why 'a test')" 'version 1: greedy-spill, every 10 s'
+set_at=$SECONDS
+decided() { [[ $("$bin" balancer history "$b") == *' greedy-spill: /build/'*' from rank 0 to rank 1'* ]]; }
+until_true decided
+path=$("$bin" balancer history "$b" | sed -n 's/.* greedy-spill: \(.*\) from rank 0 to rank 1$/\1/p' | head -n 1)
+left() { [ "$(ranks "$b$path")" != '[0]' ]; }
+until_true left
+echo "   (the first directory has moved $((SECONDS - set_at)) s after \`balancer set\`)"
+[[ $("$bin" explain "$c$path/g1.c") == *"$path from rank 0 to rank 1"*'metadata load'*'saves'* ]]
+[[ $("$bin" explain "$a/merges") == 'no balancer has moved it'* ]]
+[[ $("$bin" balancer history "$a") == *'set, every 10 s, version 1, by '*': a test'* ]]
+undone() { [[ $("$bin" balancer undo "$a") == *' back from rank '*' to rank '* ]]; }
+until_true undone
+
+section 'a policy that fails in use moves nothing'
+cat > "$work/hangs.lua" << 'LUA'
+function when()
+    if MDSs[whoami]["mem"] ~= 30 then while true do end end -- `check` knows a rank with 30 only
+    return false
+end
+function where() end
 LUA
-"$bin" balancer run "$work/spill.lua" "$a" --every 1 > "$work/balancer" & balancer=$!
-moved() { [ "$(ranks "$b/hot/1")$(ranks "$b/hot/2")$(ranks "$b/hot/3")" != '[1][1][1]' ]; }
-until_true moved
-refused 'another balancer runs' "$bin" balancer run greedy-spill "$a" --once
-kill "$balancer"
-wait "$balancer" || true
+is "$("$bin" balancer set "$work/hangs.lua" "$b" --every 1)" 'version 2: hangs.lua, every 1 s'
+fails() { [ "$(show '[.ranks[] | select(.failure and .version == 2)] | length')" = 4 ]; }
+until_true fails
+logged() { [ "$("$bin" balancer history "$a" | grep -c 'hangs.lua: rank . holds still: the policy fails in when')" = 4 ]; }
+until_true logged
+is "$("$bin" balancer history "$a" | grep -c 'hangs.lua: .* from rank')" 0
+
+section 'a restart keeps the policy'
+is "$("$bin" balancer set adaptable "$c" --every 2)" 'version 3: adaptable, every 2 s'
+for server in 0 1; do
+    kill_server "$server"
+    up
+done
+decides() { [ "$(show '[.ranks[] | select(.version == 3 and .decided_ms != null and (.failure | not))] | length')" = 4 ]; }
+until_true decides
+is "$("$bin" balancer show "$a" --text | head -n 1)" "$("$bin" balancer list --json | jq -r '.[] | select(.name == "adaptable").text' | head -n 1)"
+is "$("$bin" balancer off "$a")" 'version 4: off'
+is_off() { [ "$(show '[.ranks[] | select(.version == 4)] | length')" = 4 ]; }
+until_true is_off
+lines=$("$bin" balancer history "$a" | wc -l)
+sleep 5
+is "$("$bin" balancer history "$a" | wc -l)" "$lines"
+"$bin" balancer record "$a" > "$work/metrics.json"
+[[ $("$bin" balancer dry-run greedy-spill "$work/metrics.json") == 'greedy-spill: rank 0 '* ]]
 : > "$work/stop"
 wait
-"$bin" balancer history "$b" > "$work/history"
-path=$(sed -n 's/.* spill.lua: \(.*\) from rank 1 to rank [0-9]*$/\1/p' "$work/history" | head -n 1)
-[[ $("$bin" explain "$b$path") == *"$path from rank 1"*'metadata load'* ]]
-[[ $("$bin" explain "$a/merges") == 'no balancer has moved it'* ]]
-# It may still be moving.
-undone() { [[ $("$bin" balancer undo "$a") == *' moves back from rank '* ]]; }
-until_true undone
+[ ! -e "$work/failed" ] || fail 'a compilation has failed'
+is "$(find "$b/build" -name '*.o' | wc -l)" 120
 
 section 'kill servers during moves'
 mkdir "$a/moving"
@@ -161,6 +206,6 @@ wait "$second" || fail 'a change of the second mount is missing'
 for mount in "$a" "$b"; do is "$(find "$mount/moving" -type f | wc -l)" 1100; done
 is "$(cat "$a"/moving/k-* | wc -l)" 500
 rm -r "$b/moving" "$a/tree"
-umount "$a" "$b"
+umount "$a" "$b" "$c"
 "$bin" cluster down "$cluster"
 "$bin" cluster fsck "$cluster"

@@ -1,8 +1,8 @@
 //! `espalier balancer`: load balancing among metadata servers.
 
+mod cluster;
 mod metrics;
 mod policies;
-mod run;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -13,11 +13,19 @@ use clap::{Args, Subcommand, ValueHint};
 #[derive(Debug, Args)]
 pub struct BalancerArgs {
     #[command(subcommand)]
-    command: BalancerCommand,
+    command: BalancerVerb,
+}
+
+/// A mount of the cluster's root.
+#[derive(Debug, Args)]
+struct ClusterMount {
+    /// A mount of the cluster's root, or a path in it.
+    #[arg(value_hint = ValueHint::DirPath, default_value = ".")]
+    mountpoint: PathBuf,
 }
 
 #[derive(Debug, Subcommand)]
-enum BalancerCommand {
+enum BalancerVerb {
     /// Show what a balancer sees: the loads of the metadata servers and of the hottest directories.
     Metrics(metrics::MetricsArgs),
     /// List the policies that are part of Espalier.
@@ -37,39 +45,72 @@ enum BalancerCommand {
         /// A policy's Lua file, or a name from `list`.
         #[arg(value_hint = ValueHint::FilePath, value_name = "FILE.lua|NAME")]
         policy: PathBuf,
-        /// Metrics: a snapshot, or a list of consecutive ones.
-        #[arg(value_hint = ValueHint::FilePath, value_name = "SNAPSHOT.json")]
-        snapshot: PathBuf,
+        /// Metrics: a file that `record` has written, or a mount of the cluster's root for the
+        /// present ones.
+        #[arg(value_hint = ValueHint::AnyPath, value_name = "SNAPSHOTS.json|MOUNTPOINT")]
+        source: PathBuf,
         #[arg(long)]
         json: bool,
     },
-    /// Balance the load of a running cluster until stopped: every few seconds let a policy decide
-    /// for each metadata server, and move directories' names as it says. Needs the superuser.
-    Run(run::RunArgs),
-    /// Print the moves that balancers have begun, with their reasons.
-    History {
-        /// A mount of the cluster's root.
-        #[arg(value_hint = ValueHint::DirPath)]
-        mountpoint: PathBuf,
+    /// Print the metrics that the ranks would decide on, for `dry-run`.
+    Record {
+        #[command(flatten)]
+        mount: ClusterMount,
+        /// Number of times.
+        #[arg(long, default_value_t = 1)]
+        count: u32,
+        /// Interval in seconds.
+        #[arg(long, default_value_t = 10)]
+        every: u64,
     },
-    /// Move back what a balancer has moved last.
+    /// Have the metadata servers balance their load with a policy, until `off`. Checks it first.
+    /// Needs the superuser.
+    Set(cluster::SetArgs),
+    /// Stop balancing. What has moved stays where it is.
+    Off {
+        #[command(flatten)]
+        mount: ClusterMount,
+        /// The reason, for the log.
+        #[arg(long, default_value = "")]
+        why: String,
+    },
+    /// Show the policy that balances, and the last decision of each metadata server.
+    Show {
+        #[command(flatten)]
+        mount: ClusterMount,
+        /// Print the policy's text only.
+        #[arg(long)]
+        text: bool,
+        #[arg(long, conflicts_with = "text")]
+        json: bool,
+    },
+    /// Print the log: changes of the policy, moves with their reasons, and failures.
+    History {
+        #[command(flatten)]
+        mount: ClusterMount,
+        #[arg(long)]
+        json: bool,
+    },
+    /// Move back what the balancer has moved last.
     Undo {
-        /// A mount of the cluster's root.
-        #[arg(value_hint = ValueHint::DirPath)]
-        mountpoint: PathBuf,
+        #[command(flatten)]
+        mount: ClusterMount,
     },
 }
 
-pub(crate) use run::explain;
+pub(crate) use cluster::explain;
 
 pub(crate) fn balancer(args: &BalancerArgs) -> Result<ExitCode> {
     match &args.command {
-        BalancerCommand::Metrics(args) => metrics::metrics(args),
-        BalancerCommand::List { json } => policies::list(*json),
-        BalancerCommand::Check { policy } => policies::check(policy),
-        BalancerCommand::DryRun { policy, snapshot, json } => policies::dry_run(policy, snapshot, *json),
-        BalancerCommand::Run(args) => run::run(args),
-        BalancerCommand::History { mountpoint } => run::history(mountpoint),
-        BalancerCommand::Undo { mountpoint } => run::undo(mountpoint),
+        BalancerVerb::Metrics(args) => metrics::metrics(args),
+        BalancerVerb::List { json } => policies::list(*json),
+        BalancerVerb::Check { policy } => policies::check(policy),
+        BalancerVerb::DryRun { policy, source, json } => policies::dry_run(policy, source, *json),
+        BalancerVerb::Record { mount, count, every } => cluster::record(&mount.mountpoint, *count, *every),
+        BalancerVerb::Set(args) => cluster::set(args),
+        BalancerVerb::Off { mount, why } => cluster::off(&mount.mountpoint, why),
+        BalancerVerb::Show { mount, text, json } => cluster::show(&mount.mountpoint, *text, *json),
+        BalancerVerb::History { mount, json } => cluster::history(&mount.mountpoint, *json),
+        BalancerVerb::Undo { mount } => cluster::undo(&mount.mountpoint),
     }
 }

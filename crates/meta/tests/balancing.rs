@@ -1,6 +1,6 @@
 //! Balancers inside the ranks: policy, decisions, log.
 
-use crate::harness::{Harness, ROOT_CALLER, Ranks, user};
+use crate::harness::{Harness, ROOT_CALLER, Ranks, name, user};
 use espalier_meta::*;
 use espalier_proto::*;
 
@@ -205,9 +205,26 @@ fn a_move_is_undone_once() {
     seconds_pass(&mut fs, 20);
     assert_eq!(rank_of(&mut fs, dir), [1]);
     assert_eq!(undo(&mut fs), Err(Errno::ENOENT));
+    // The directory that was moved last is gone: the move before is undone.
+    fs.0.iter_mut().for_each(|host| host.decisions.clear());
+    seconds_pass(&mut fs, 40);
+    set(&mut fs, 2, "text").unwrap();
+    decide(&mut fs, 1, moves(dir, 0));
+    let other = fs.mkdir_at(0, Ino::ROOT, "other", 0o755);
+    decide(&mut fs, 0, Verdict::Holds(String::new()));
+    fs.attr(other);
+    decide(&mut fs, 0, moves(other, 2));
+    seconds_pass(&mut fs, 5);
+    assert_eq!((rank_of(&mut fs, dir), rank_of(&mut fs, other)), (vec![0], vec![2]));
+    assert_eq!(fs.ask(Request::RmDir { dir: Ino::ROOT, name: name("other"), time: None }), Ok(Reply::Done));
+    fs.0.iter_mut().for_each(|host| host.decisions.clear());
+    seconds_pass(&mut fs, 125);
+    assert_eq!(undo(&mut fs), Ok(Reply::Done));
+    seconds_pass(&mut fs, 5);
+    assert_eq!(rank_of(&mut fs, dir), [1]);
     assert!(matches!(
         &log_of(&mut fs)[..],
-        [_, BalancerEvent::Moved { is_undone: true, .. }, BalancerEvent::Undone { to: Rank(1), .. }]
+        [_, BalancerEvent::Moved { is_undone: true, .. }, BalancerEvent::Undone { to: Rank(1), .. }, ..]
     ));
     fs.fsck();
 }
@@ -336,4 +353,111 @@ fn the_log_is_bounded() {
     let log = report(&mut fs).log;
     assert!((200..=400).contains(&log.len()), "{}", log.len());
     assert_eq!(log.last().unwrap().version, 699);
+}
+
+// ---- Policies in the engine
+
+/// A second of creates in six directories of rank 1, after which ranks decide with the engine.
+fn busy_second(fs: &mut Ranks, dirs: &[Ino], second: u64) {
+    for (at, dir) in dirs.iter().enumerate() {
+        let record = records(fs, *dir)[0];
+        for n in 0..20 + 5 * at {
+            fs.create_as(&ROOT_CALLER, record, &format!("{second}.{n}"), NewNode::Regular, 0o644);
+        }
+    }
+    seconds_pass(fs, 1);
+    for host in &mut fs.0 {
+        if let Some((id, request)) = asked(host) {
+            let began = std::time::Instant::now();
+            let late = move || began.elapsed() > std::time::Duration::from_millis(300);
+            let decision = espalier_rank_balancer::decide(&request, late);
+            host.input(Input::Done { id, result: Ok(IoDone::Decided(Box::new(decision))) });
+        }
+    }
+    fs.deliver();
+}
+
+/// Has a policy balance three ranks for some seconds. The whole load is at rank 1 at first.
+fn balanced(text: &str, seconds: u64) -> (Ranks, Vec<Ino>, Vec<BalancerLogEntry>) {
+    let mut fs = Ranks::new(3);
+    let dirs: Vec<Ino> = (0..6).map(|n| fs.mkdir_at(1, Ino::ROOT, &format!("dir{n}"), 0o755)).collect();
+    seconds_pass(&mut fs, 3);
+    set(&mut fs, 1, text).unwrap();
+    for second in 0..seconds {
+        busy_second(&mut fs, &dirs, second);
+    }
+    let log = report(&mut fs).log;
+    (fs, dirs, log)
+}
+
+/// The moves in a log: the time in seconds, the directory and the ranks.
+fn moves_of(log: &[BalancerLogEntry]) -> Vec<(i64, Ino, Rank, Rank)> {
+    let moved = |entry: &BalancerLogEntry| match entry.event {
+        BalancerEvent::Moved { dir, to, .. } => Some((entry.time.secs, dir, entry.rank, to)),
+        _ => None,
+    };
+    log.iter().filter_map(moved).collect()
+}
+
+#[test]
+fn shipped_greedy_spill_moves_half_of_the_load_to_the_idle_rank() {
+    let policy = espalier_balancer::BalancerPolicy::shipped("greedy-spill").unwrap();
+    let (mut fs, dirs, log) = balanced(policy.text(), 20);
+    let moves = moves_of(&log);
+    assert!(!moves.is_empty() && moves.iter().all(|(.., from, to)| (from.0, to.0) == (1, 2)), "{log:?}");
+    let at: Vec<_> = dirs.iter().map(|dir| rank_of(&mut fs, *dir)[0]).collect();
+    assert!((1..=5).contains(&at.iter().filter(|rank| **rank == 2).count()), "{at:?}");
+    fs.fsck();
+}
+
+#[test]
+fn hostile_policies_move_nothing_and_the_log_says_why() {
+    let when = |body: &str| format!("function when() {body} end function where() end");
+    let place = |body: &str| format!("function when() return true end function where() {body} end");
+    for (text, why) in [
+        (when("while true do end"), "endless"),
+        (when("local t = {} while true do t[#t + 1] = { 1, 2, 3, 4, 5, 6, 7, 8 } end"), "memory"),
+        (when("local function f() return f() + 1 end return f()"), "fails in when"),
+        (when("return 1"), "true or false"),
+        (when("error('on purpose')"), "on purpose"),
+        ("function when( return true end".into(), "Expected"),
+        ("function when() return true end".into(), "where"),
+        (place("targets = 7"), "no table"),
+        (place("targets[1] = 'much'"), "no load"),
+        (place("targets[1] = 0/0"), "no load"),
+        (place("targets[1] = 1/0"), "no load"),
+        (place("targets[1] = -1"), "no load"),
+        (place("targets[99] = 10"), "ranks are 1 to 3"),
+        (place("targets[1] = 10") + " function metaload() return 0/0 end", "metaload"),
+        (place("targets[1] = 10") + " function mdsload(i) return 1/0 end", "mdsload"),
+        (place("targets[1] = 10") + " howmuch = { 'everything' }", "everything"),
+    ] {
+        let (mut fs, dirs, log) = balanced(&text, 6);
+        let failures = log.iter().filter_map(|entry| match &entry.event {
+            BalancerEvent::Failed { error } => Some(error.as_str()),
+            _ => None,
+        });
+        let failures: Vec<_> = failures.collect();
+        assert!(failures.iter().any(|error| error.contains(why)), "{text}: {failures:?}");
+        assert!(moves_of(&log).is_empty(), "{text}");
+        assert!(dirs.iter().all(|dir| rank_of(&mut fs, *dir) == [1]), "{text}");
+    }
+}
+
+#[test]
+fn a_policy_that_moves_everything_keeps_to_budget_and_dwell_time() {
+    let text = "function when() return true end \
+        function where() for i = 1, #MDSs do if i ~= whoami then targets[i] = MDSs[whoami][\"load\"] end end end \
+        howmuch = { \"big_first\", \"small_first\" }";
+    let (mut fs, _, log) = balanced(text, 200);
+    let moves = moves_of(&log);
+    assert!(moves.len() > 3, "{log:?}");
+    for (at, (time, dir, from, _)) in moves.iter().enumerate() {
+        let later = &moves[at + 1..];
+        let again = later.iter().filter(|(then, moved, ..)| moved == dir && then - time < 60);
+        assert_eq!(again.count(), 0, "{dir} moved twice within 60 s: {moves:?}");
+        let in_window = later.iter().filter(|(then, _, its, _)| its == from && then - time < 60);
+        assert!(in_window.count() < 16, "{moves:?}");
+    }
+    fs.fsck();
 }

@@ -90,3 +90,60 @@ fn counters(of: &Popularity) -> PopularityCounters {
     let [inode_reads, inode_writes, readdirs, fetches, stores] = of.counts();
     PopularityCounters { inode_reads, inode_writes, readdirs, fetches, stores }
 }
+
+#[cfg(test)]
+mod tests {
+    use espalier_meta::{Milli, StoredPolicy};
+    use espalier_proto::Ino;
+
+    use super::*;
+
+    /// Rank 0 of three decides; it has all load but for `other` at rank 1.
+    fn request(text: &str, other: u64) -> DecisionRequest {
+        let own = Popularity { iwr: Milli(400_000), ..Popularity::default() };
+        let load = |rank: u16, iwr: u64| {
+            let auth = Popularity { iwr: Milli(iwr), ..Popularity::default() };
+            let requests = Milli(if rank == 0 { 500_000 } else { 1000 });
+            let load = espalier_meta::RankLoad { auth, all: auth, requests, ..Default::default() };
+            KnownLoad { rank: Rank(rank), load, age_ms: Some(0) }
+        };
+        let candidate = |ino| MoveCandidate { ino: Ino(ino), own, entries: 10, moved_ms: None };
+        DecisionRequest {
+            now_ms: 1_000_000,
+            rank: Rank(0),
+            policy: StoredPolicy { name: "test".into(), text: text.into(), ..StoredPolicy::default() }.into(),
+            loads: vec![load(0, 1_200_000), load(1, other), load(2, 0)],
+            candidates: vec![candidate(7), candidate(8), candidate(9)],
+            recent_moves_ms: vec![],
+            saved: vec![],
+        }
+    }
+
+    fn greedy(other: u64) -> Verdict {
+        let policy = BalancerPolicy::shipped("greedy-spill").expect("it is shipped");
+        decide(&request(policy.text(), other), || false).verdict
+    }
+
+    #[test]
+    fn a_rank_with_little_load_counts_as_idle() {
+        let Verdict::Moves(moves) = greedy(20_000) else { panic!() };
+        assert!(moves.iter().all(|it| it.to == Rank(1) && it.why.contains("metadata load 400.0")));
+        assert!(!moves.is_empty());
+        let Verdict::Holds(why) = greedy(30_000) else { panic!() };
+        assert_eq!(why, "`when` does not apply; loads: rank 0 1200.0, rank 1 30.0, rank 2 0.0");
+    }
+
+    #[test]
+    fn state_passes_to_the_next_decision_and_time_stops_a_policy() {
+        let text = "function when() WRstate(RDstate() + 1) return RDstate() == 2 end \
+            function where() targets[3] = 300 end";
+        let first = decide(&request(text, 0), || false);
+        assert!(matches!(first.verdict, Verdict::Holds(_)));
+        let next = DecisionRequest { saved: first.saved, ..request(text, 0) };
+        let second = decide(&next, || false);
+        assert!(matches!(&second.verdict, Verdict::Moves(moves) if moves[0].to == Rank(2)));
+        let endless = "function when() while true do end end function where() end";
+        let Verdict::Fails(why) = decide(&request(endless, 0), || true).verdict else { panic!() };
+        assert_eq!(why, "the policy fails in when: it is out of time");
+    }
+}

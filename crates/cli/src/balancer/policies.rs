@@ -1,5 +1,6 @@
 //! `espalier balancer list|check|dry-run`: policies without a cluster.
 
+use std::collections::HashMap;
 use std::fmt::Write;
 use std::path::Path;
 use std::process::ExitCode;
@@ -9,6 +10,7 @@ use anyhow::{Context, Result};
 use espalier_balancer::{BalancerEngine, BalancerPolicy, MetricsSnapshot, MovePlan, check_policy};
 use serde_json::Value;
 
+use super::cluster::snapshots;
 use crate::usage::print_text;
 
 /// Time for a decision, and for all decisions of a check.
@@ -39,9 +41,9 @@ pub(super) fn check(policy: &Path) -> Result<ExitCode> {
     Ok(ExitCode::FAILURE)
 }
 
-pub(super) fn dry_run(policy: &Path, snapshot: &Path, json: bool) -> Result<ExitCode> {
+pub(super) fn dry_run(policy: &Path, source: &Path, json: bool) -> Result<ExitCode> {
     let engine = BalancerEngine::new(load(policy)?);
-    let (snapshots, is_list) = read(snapshot)?;
+    let (snapshots, is_list) = if source.is_dir() { (snapshots(source)?, true) } else { read(source)? };
     let plans = replay(&engine, snapshots);
     let is_failure = plans.iter().any(MovePlan::is_failure);
     match plans.as_slice() {
@@ -52,14 +54,14 @@ pub(super) fn dry_run(policy: &Path, snapshot: &Path, json: bool) -> Result<Exit
     Ok(if is_failure { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// Decides on snapshots of one rank in a row. The first has the saved state that the policy starts
+/// Decides on snapshots in a row. The first of each rank has the saved state that the policy starts
 /// with.
 fn replay(engine: &BalancerEngine, snapshots: Vec<MetricsSnapshot>) -> Vec<MovePlan> {
-    let mut state = None;
+    let mut states = HashMap::new();
     let decide = |mut snapshot: MetricsSnapshot| {
-        snapshot.state = state.unwrap_or(snapshot.state);
+        snapshot.state = states.get(&snapshot.whoami).copied().unwrap_or(snapshot.state);
         let plan = engine.decide(&snapshot, clock());
-        state = Some(plan.state);
+        states.insert(snapshot.whoami, plan.state);
         plan
     };
     snapshots.into_iter().map(decide).collect()
@@ -77,12 +79,13 @@ pub(super) fn load(policy: &Path) -> Result<BalancerPolicy> {
     Ok(BalancerPolicy::new(name, &text))
 }
 
-/// Snapshots, and whether they are a list.
+/// Snapshots, and whether they are one or more lists, one after the other.
 fn read(file: &Path) -> Result<(Vec<MetricsSnapshot>, bool)> {
     let text = std::fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
     let is_list = text.trim_ascii_start().starts_with(b"[");
     let snapshots = if is_list {
-        serde_json::from_slice(&text)
+        let lists = serde_json::Deserializer::from_slice(&text).into_iter::<Vec<MetricsSnapshot>>();
+        lists.collect::<Result<Vec<_>, _>>().map(|lists| lists.into_iter().flatten().collect())
     } else {
         serde_json::from_slice(&text).map(|snapshot| vec![snapshot])
     };
@@ -114,8 +117,8 @@ mod tests {
     fn replay_continues_with_the_saved_state() {
         let dir = tempfile::tempdir().expect("a directory");
         let file = dir.path().join("snapshots.json");
-        let list = [0, 10_000, 20_000].map(snapshot).join(",");
-        std::fs::write(&file, format!("\n[{list}]")).expect("written");
+        let list = [0, 10_000].map(snapshot).join(",");
+        std::fs::write(&file, format!("\n[{list}]\n[{}]\n", snapshot(20_000))).expect("written");
         let (snapshots, is_list) = read(&file).expect("snapshots");
         assert!(is_list);
         let engine = BalancerEngine::new(load(Path::new("fill-and-spill")).expect("shipped"));

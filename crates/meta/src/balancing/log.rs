@@ -83,8 +83,12 @@ pub(super) fn encoded(log: &[BalancerLogEntry]) -> Vec<u8> {
     }
 }
 
-fn millis(time: Time) -> i128 {
-    i128::from(time.secs) * 1000 + i128::from(time.nanos) / 1_000_000
+impl BalancerLogEntry {
+    /// Age in ms. A clock that was set back makes an entry seem to be new.
+    pub(super) fn age_ms(&self, now: Time) -> u64 {
+        let millis = |time: Time| i128::from(time.secs) * 1000 + i128::from(time.nanos) / 1_000_000;
+        u64::try_from(millis(now) - millis(self.time)).unwrap_or(0)
+    }
 }
 
 impl Meta {
@@ -111,9 +115,8 @@ impl Meta {
                 }
                 BalancerEvent::Set { .. } | BalancerEvent::Failed { .. } => return None,
             };
-            // A clock that was set back makes a move seem to be recent.
-            let age_ms = u64::try_from(millis(now) - millis(entry.time)).unwrap_or(0);
-            (age_ms < RECENT_MS).then_some(RecentMove { dir, first, from: entry.rank, age_ms })
+            let (from, age_ms) = (entry.rank, entry.age_ms(now));
+            (age_ms < RECENT_MS).then_some(RecentMove { dir, first, from, age_ms })
         };
         Ok(self.log()?.iter().filter_map(recent).collect())
     }

@@ -29,7 +29,7 @@ use crate::rank::{PeerAnswer, PeerRequest, Question};
 use crate::step::{Step, Stop};
 
 /// Maximum number of directory records in a decision: the hottest ones.
-const MAX_CANDIDATES: usize = 8192;
+const MAX_CANDIDATES: usize = 4096;
 /// Maximum number of moves that follow from a decision.
 const MAX_MOVES: usize = 64;
 /// Time in ms after which a decision is too old to carry out, or is taken for lost.
@@ -361,15 +361,17 @@ impl Meta {
         if cx.uptime_ms >= since_ms + DECISION_MS || version != self.balancing.version() {
             return Ok(Reply::Done);
         }
+        let mut begun = 0;
         for event in events {
             let BalancerEvent::Moved { fragment, to, .. } = event else { continue };
             match self.answer_move(*fragment, *to) {
                 Err(Stop::Wait(wait)) => return Err(Stop::Wait(wait)),
                 // Removed, moved or pinned meanwhile.
                 Err(_) => {}
-                Ok(_) => self.balancing.moves += 1,
+                Ok(_) => begun += 1,
             }
         }
+        self.balancing.moves += begun;
         Ok(Reply::Done)
     }
 

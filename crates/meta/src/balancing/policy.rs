@@ -12,7 +12,7 @@ use crate::event::Event;
 use crate::machine::{Cx, Meta};
 use crate::rank::{PeerAnswer, Question};
 use crate::record::{decode, encode};
-use crate::step::Step;
+use crate::step::{Step, Stop};
 
 /// Names of the attributes that are stored: a [`StoredPolicy`], and the log.
 pub(super) const POLICY: &[u8] = b"trusted.espalier.balancer";
@@ -25,6 +25,9 @@ const MAX_REASON: usize = 400;
 const MAX_POLICY: usize = 63_000;
 /// Longest interval between decisions, in seconds.
 const MAX_EVERY_S: u32 = 86_400;
+
+/// Time in ms within which a fragment moves, unless its directory is removed or its rank restarts.
+const MOVE_MS: u64 = 120_000;
 
 /// A version of the policy.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -138,32 +141,39 @@ impl Meta {
         Ok(())
     }
 
-    /// Moves the fragment back that was moved last and has not been moved back.
+    /// Moves the fragment back that was moved last, has not been moved back, and is where it was
+    /// moved to.
     fn undo_move(&mut self, cx: &mut Cx<'_>, who: String) -> Step<()> {
         if who.len() > MAX_NAME {
             return Err(Errno::EINVAL.into());
         }
         let mut log = self.log()?;
-        let is_done = |entry: &&mut BalancerLogEntry| {
-            matches!(entry.event, BalancerEvent::Moved { is_undone: false, .. })
-        };
-        let Some(last) = log.iter_mut().rev().find(is_done) else { return Err(Errno::ENOENT.into()) };
-        let (version, balancer, home) = (last.version, last.balancer.clone(), last.rank);
-        let BalancerEvent::Moved { dir, first, to, path, is_undone, .. } = &mut last.event else {
-            return Err(Errno::EIO.into());
-        };
-        *is_undone = true;
-        let (dir, first, to, path) = (*dir, *first, *to, path.clone());
-        let map = self.query_map(cx, dir)?;
-        let found = map.fragments().map(|(_, ino)| ino).find(|ino| map.hashes(*ino).contains(&first));
-        let fragment = found.filter(|ino| ino.rank() == to).ok_or(Errno::EBUSY)?;
-        match to {
-            rank if rank == self.config.rank => self.answer_move(fragment, home)?,
-            rank => self.query_rank(cx, rank, Question::MoveFragment { fragment, to: home })?,
-        };
-        let event = BalancerEvent::Undone { dir, first, path, to: home, who };
-        log.push(BalancerLogEntry { time: cx.now, rank: to, version, balancer, event });
-        self.write_log(cx, &log)
+        for at in (0..log.len()).rev() {
+            let BalancerLogEntry { version, rank: home, .. } = log[at];
+            let may_be_moving = log[at].age_ms(cx.now) < MOVE_MS;
+            let BalancerEvent::Moved { dir, first, to, is_undone: false, .. } = log[at].event else {
+                continue;
+            };
+            let fragment = match self.query_map(cx, dir) {
+                Ok(map) => map.fragment(first),
+                // The directory has been removed.
+                Err(Stop::Fail(_)) => continue,
+                Err(stop) => return Err(stop),
+            };
+            match fragment.rank() {
+                rank if rank == home && may_be_moving => return Err(Errno::EBUSY.into()),
+                rank if rank != to => continue,
+                rank if rank == self.config.rank => self.answer_move(fragment, home)?,
+                rank => self.query_rank(cx, rank, Question::MoveFragment { fragment, to: home })?,
+            };
+            let BalancerEvent::Moved { path, is_undone, .. } = &mut log[at].event else { continue };
+            *is_undone = true;
+            let event = BalancerEvent::Undone { dir, first, path: path.clone(), to: home, who };
+            let balancer = log[at].balancer.clone();
+            log.push(BalancerLogEntry { time: cx.now, rank: to, version, balancer, event });
+            return self.write_log(cx, &log);
+        }
+        Err(Errno::ENOENT.into())
     }
 
     /// Replaces the log, which no client caches; the root's times stay.

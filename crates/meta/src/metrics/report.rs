@@ -73,16 +73,18 @@ impl Meta {
         if most == 0 {
             return Vec::new();
         }
-        // A removed directory may have counters until these have decayed.
         let counters = self.metrics.counters.directories.iter();
-        let present = counters.filter(|(dir, _)| self.state.inodes.contains_key(dir));
-        let mut hottest: Vec<(f32, Ino)> = present.map(|(dir, own)| (load_of(own), *dir)).collect();
+        let mut hottest: Vec<(f32, Ino)> = counters.map(|(dir, own)| (load_of(own), *dir)).collect();
         let by_load = |a: &(f32, Ino), b: &(f32, Ino)| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1));
-        if most < hottest.len() {
-            hottest.select_nth_unstable_by(most, by_load);
-            hottest.truncate(most);
+        // A removed directory may have counters until these have decayed.
+        let enough = most.saturating_mul(2);
+        if enough < hottest.len() {
+            hottest.select_nth_unstable_by(enough, by_load);
+            hottest.truncate(enough);
         }
+        hottest.retain(|(_, dir)| self.state.inodes.contains_key(dir));
         hottest.sort_unstable_by(by_load);
+        hottest.truncate(most);
         hottest.into_iter().map(|(_, ino)| (ino, self.popularity_of(ino))).collect()
     }
 

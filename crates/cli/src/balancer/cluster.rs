@@ -1,0 +1,390 @@
+//! The balancer of a running cluster: `espalier balancer record|set|off|show|history|undo` and
+//! `espalier explain`, through an attribute of the root of a mount.
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, ValueHint};
+use espalier_balancer::{BalancerEngine, BalancerPolicy, MetricsSnapshot, check_policy};
+use espalier_meta::{
+    BalancerCommand, BalancerEvent, BalancerLogEntry, BalancerReport, BalancerStatus, DecisionRequest,
+    DirectoryLoad, LoadReport, MoveCandidate, StoredPolicy, decode, encode,
+};
+use espalier_proto::{Ino, Rank, Time};
+use rustix::fs::{XattrFlags, getxattr, setxattr};
+use rustix::io::Errno;
+
+use super::metrics::read_attribute;
+use super::policies::{clock, load};
+use crate::subtree;
+use crate::table::printable;
+use crate::usage::print_text;
+
+/// The attribute of the root that shows and changes the balancer, and the one with the policy.
+const BALANCER: &str = "user.espalier.balancer";
+const POLICY: &str = "trusted.espalier.balancer";
+
+/// Maximum number of directories that a search for paths lists.
+const MOST_WALKED: usize = 50_000;
+
+#[derive(Debug, Args)]
+pub struct SetArgs {
+    /// A policy's Lua file, or a name from `list`.
+    #[arg(value_hint = ValueHint::FilePath, value_name = "FILE.lua|NAME")]
+    policy: PathBuf,
+    /// A mount of the cluster's root, or a path in it.
+    #[arg(value_hint = ValueHint::DirPath, default_value = ".")]
+    mountpoint: PathBuf,
+    /// Interval between the decisions of a metadata server in seconds.
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=86400))]
+    every: u32,
+    /// The reason, for the log.
+    #[arg(long, default_value = "")]
+    why: String,
+}
+
+pub(super) fn set(args: &SetArgs) -> Result<ExitCode> {
+    let policy = load(&args.policy)?;
+    let faults = check_policy(&BalancerEngine::new(policy.clone()), clock());
+    if let Some(fault) = faults.first() {
+        bail!("{} is not set, because it fails: {fault}", args.policy.display());
+    }
+    change(&args.mountpoint, Some(&policy), args.every, &args.why)
+}
+
+pub(super) fn off(path: &Path, why: &str) -> Result<ExitCode> {
+    change(path, None, 10, why)
+}
+
+/// Replaces the policy; `None`: balances no more.
+fn change(path: &Path, policy: Option<&BalancerPolicy>, every_s: u32, why: &str) -> Result<ExitCode> {
+    let root = root_of(path)?;
+    let before = read_report(&root)?.policy.unwrap_or_default();
+    let stored = StoredPolicy {
+        version: before.version + 1,
+        name: policy.map_or(before.name, |policy| policy.name().into()),
+        text: policy.map_or("", BalancerPolicy::text).into(),
+        every_s,
+        who: who(),
+        why: why.into(),
+        time: Time::default(),
+    };
+    command(&root, &BalancerCommand::Set(stored.clone()))?;
+    print_text(&format!("version {}: {}", stored.version, describe(&stored)))
+}
+
+fn describe(policy: &StoredPolicy) -> String {
+    let StoredPolicy { name, every_s, .. } = policy;
+    if policy.is_on() { format!("{name}, every {every_s} s") } else { "off".into() }
+}
+
+/// The user and the host, for the log.
+fn who() -> String {
+    let user = ["SUDO_USER", "USER", "LOGNAME"].iter().find_map(|name| std::env::var(name).ok());
+    let user = user.unwrap_or_else(|| format!("uid {}", rustix::process::getuid().as_raw()));
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    format!("{user}@{}", host.trim()).chars().take(50).collect()
+}
+
+fn command(root: &Path, command: &BalancerCommand) -> Result<()> {
+    let is_undo = matches!(command, BalancerCommand::Undo { .. });
+    setxattr(root, BALANCER, &encode(command), XattrFlags::empty()).map_err(|errno| match errno {
+        Errno::BUSY if is_undo => anyhow::anyhow!("the directory has changed since, or is still moving"),
+        Errno::NOENT => anyhow::anyhow!("there is no move to undo"),
+        Errno::BUSY => anyhow::anyhow!("somebody else has changed the balancer meanwhile"),
+        Errno::INVAL => anyhow::anyhow!("the policy or the reason is too long"),
+        errno => explained(errno, root),
+    })
+}
+
+fn explained(errno: Errno, root: &Path) -> anyhow::Error {
+    let why = match errno {
+        Errno::PERM | Errno::ACCESS => "only the superuser may",
+        Errno::OPNOTSUPP | Errno::NODATA => "it is no mount of the root of several metadata servers",
+        _ => "",
+    };
+    match why {
+        "" => anyhow::Error::from(errno).context(format!("the balancer of {}", root.display())),
+        why => anyhow::anyhow!("the balancer of {}: {why}", root.display()),
+    }
+}
+
+fn read_report(root: &Path) -> Result<BalancerReport> {
+    let mut value = vec![0; 65536];
+    let length = getxattr(root, BALANCER, &mut value).map_err(|errno| explained(errno, root))?;
+    decode(&value[..length]).ok().with_context(|| format!("cannot decode {BALANCER} of {}", root.display()))
+}
+
+pub(super) fn show(path: &Path, text: bool, json: bool) -> Result<ExitCode> {
+    let root = root_of(path)?;
+    if text {
+        let mut value = vec![0; 65536];
+        let length = getxattr(&root, POLICY, &mut value).map_err(|errno| explained(errno, &root))?;
+        let stored: Option<StoredPolicy> = decode(&value[..length]).ok();
+        return print_text(&stored.context("cannot decode the policy")?.text.trim_end());
+    }
+    let report = read_report(&root)?;
+    if json { print_text(&to_json(&report)) } else { print_text(&to_text(&report).trim_end()) }
+}
+
+fn to_json(report: &BalancerReport) -> serde_json::Value {
+    let policy = report.policy.as_ref().map(|policy| {
+        serde_json::json!({ "version": policy.version, "name": policy.name, "on": policy.is_on(),
+            "every_s": policy.every_s, "who": policy.who, "why": policy.why, "time": shown_time(policy.time) })
+    });
+    let rank = |(rank, status): &(Rank, Option<BalancerStatus>)| match status {
+        None => serde_json::json!({ "rank": rank.0, "silent": true }),
+        Some(BalancerStatus { version, decided_ms, last, is_failure, moves }) => serde_json::json!({
+            "rank": rank.0, "silent": false, "version": version, "decided_ms": decided_ms, "last": last,
+            "failure": is_failure, "moves": moves
+        }),
+    };
+    serde_json::json!({ "policy": policy, "ranks": report.ranks.iter().map(rank).collect::<Vec<_>>() })
+}
+
+fn to_text(report: &BalancerReport) -> String {
+    let mut text = match &report.policy {
+        None => "off: no balancer has been set\n".into(),
+        Some(policy) => {
+            let StoredPolicy { version, who, why, time, .. } = policy;
+            let reason = if why.is_empty() { String::new() } else { format!(": {why}") };
+            let (what, time) = (describe(policy), shown_time(*time));
+            format!("version {version}: {what}\nset {time} by {who}{reason}\n")
+        }
+    };
+    let _ = writeln!(text, "{:>4}{:>9}{:>13}{:>7}  LAST DECISION", "RANK", "VERSION", "DECIDED", "MOVES");
+    for (rank, status) in &report.ranks {
+        let Some(BalancerStatus { version, decided_ms, last, is_failure, moves }) = status else {
+            let _ = writeln!(text, "{:>4}  SILENT", rank.0);
+            continue;
+        };
+        let decided = decided_ms.map_or("-".into(), |ms| format!("{:.1} s ago", ms as f64 / 1000.0));
+        let last = printable(last);
+        let failure = if *is_failure { "HOLDS STILL: " } else { "" };
+        let _ = writeln!(text, "{:>4}{version:>9}{decided:>13}{moves:>7}  {failure}{last}", rank.0);
+    }
+    text
+}
+
+fn shown_time(time: Time) -> String {
+    let time = jiff::Timestamp::from_second(time.secs);
+    time.map(|time| time.strftime("%Y-%m-%d %H:%M:%SZ").to_string()).unwrap_or_default()
+}
+
+pub(super) fn history(path: &Path, json: bool) -> Result<ExitCode> {
+    let root = root_of(path)?;
+    let log = read_report(&root)?.log;
+    let paths = KnownPaths::of(&root, &log);
+    let shown: Vec<_> = log.iter().map(|entry| sentence(entry, |dir, path| paths.get(dir, path))).collect();
+    if json {
+        let row = |(entry, shown): (&BalancerLogEntry, &String)| {
+            serde_json::json!({ "time": shown_time(entry.time), "rank": entry.rank.0, "version": entry.version,
+                "balancer": entry.balancer, "event": entry.event, "text": shown })
+        };
+        return print_text(&serde_json::Value::from_iter(log.iter().zip(&shown).map(row)));
+    }
+    print_text(&if shown.is_empty() { "no balancer has been set".into() } else { shown.join("\n") })
+}
+
+/// An entry of the log as text. `path_of`: the path of a directory, for which the log may have one.
+fn sentence(entry: &BalancerLogEntry, path_of: impl Fn(Ino, Option<&str>) -> String) -> String {
+    let BalancerLogEntry { time, rank: Rank(rank), version, balancer, event } = entry;
+    let what = match event {
+        BalancerEvent::Set { is_on, every_s, who, why } => {
+            let reason = if why.is_empty() { String::new() } else { format!(": {why}") };
+            let what = if *is_on { format!("set, every {every_s} s,") } else { "off,".into() };
+            format!("{what} version {version}, by {who}{reason}")
+        }
+        BalancerEvent::Moved { dir, path, to, why, is_undone, .. } => {
+            let undone = if *is_undone { " (undone)" } else { "" };
+            let path = path_of(*dir, path.as_deref());
+            format!("{path} from rank {rank} to rank {to}{undone}\n  {why}")
+        }
+        BalancerEvent::Undone { dir, path, to, who, .. } => {
+            let path = path_of(*dir, path.as_deref());
+            format!("{path} back from rank {rank} to rank {to}, by {who}")
+        }
+        BalancerEvent::Failed { error } => format!("rank {rank} holds still: {}", printable(error)),
+    };
+    format!("{} {balancer}: {what}", shown_time(*time))
+}
+
+/// The paths of the directories in a log. A server knows those of directories whose parents it has,
+/// too.
+struct KnownPaths(HashMap<u64, String>);
+
+impl KnownPaths {
+    fn of(root: &Path, log: &[BalancerLogEntry]) -> Self {
+        let is_unknown = |entry: &BalancerLogEntry| {
+            use BalancerEvent::{Moved, Undone};
+            matches!(entry.event, Moved { path: None, .. } | Undone { path: None, .. })
+        };
+        let mut paths = HashMap::new();
+        if log.iter().any(is_unknown) {
+            // Directories may be removed meanwhile.
+            for (dir, inode) in subtree::directories(root, MOST_WALKED).unwrap_or_default() {
+                let within = dir.strip_prefix(root).ok().and_then(Path::to_str);
+                paths.extend(within.map(|path| (inode, format!("/{path}"))));
+            }
+        }
+        Self(paths)
+    }
+
+    fn get(&self, dir: Ino, logged: Option<&str>) -> String {
+        let found = self.0.get(&dir.0).map(String::as_str).or(logged);
+        found.map_or_else(|| format!("(inode {dir})"), |path| printable(path).to_string())
+    }
+}
+
+pub(super) fn undo(path: &Path) -> Result<ExitCode> {
+    let root = root_of(path)?;
+    command(&root, &BalancerCommand::Undo { who: who() })?;
+    let log = read_report(&root)?.log;
+    let paths = KnownPaths::of(&root, &log);
+    let last = log.iter().rev().find(|entry| matches!(entry.event, BalancerEvent::Undone { .. }));
+    let shown = last.map(|entry| sentence(entry, |dir, path| paths.get(dir, path)));
+    print_text(&shown.unwrap_or_default())
+}
+
+/// Prints the moves of a directory, or of the nearest directory above that a balancer has moved.
+pub(crate) fn explain(path: &Path) -> Result<ExitCode> {
+    let full = path.canonicalize().with_context(|| format!("cannot read {}", path.display()))?;
+    let root = root_of(&full)?;
+    let log = read_report(&root)?.log;
+    for dir in full.ancestors().take_while(|dir| dir.starts_with(&root)) {
+        let ino =
+            Ino(std::fs::metadata(dir).with_context(|| format!("cannot read {}", dir.display()))?.ino());
+        let is_about = |entry: &&BalancerLogEntry| {
+            use BalancerEvent::{Moved, Undone};
+            matches!(&entry.event, Moved { dir, .. } | Undone { dir, .. } if *dir == ino)
+        };
+        let shown = format!("/{}", dir.strip_prefix(&root).unwrap_or(dir).display());
+        let moves = log.iter().filter(is_about).map(|entry| sentence(entry, |_, _| shown.clone()));
+        let moves: Vec<_> = moves.collect();
+        if !moves.is_empty() {
+            return print_text(&moves.join("\n"));
+        }
+    }
+    print_text(&"no balancer has moved it or a directory above")
+}
+
+/// The mount point of the file system that has a path.
+fn root_of(path: &Path) -> Result<PathBuf> {
+    let path = path.canonicalize().with_context(|| format!("cannot read {}", path.display()))?;
+    let device = |path: &Path| std::fs::metadata(path).map(|metadata| metadata.dev());
+    let of = device(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let root = path.ancestors().take_while(|dir| device(dir).is_ok_and(|device| device == of)).last();
+    Ok(root.unwrap_or(&path).to_owned())
+}
+
+pub(super) fn record(path: &Path, count: u32, every: u64) -> Result<ExitCode> {
+    let root = root_of(path)?;
+    for n in 0..count {
+        if n > 0 {
+            std::thread::sleep(Duration::from_secs(every));
+        }
+        print_text(&serde_json::to_value(snapshots(&root)?)?)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The present metrics of a mounted cluster, as each of its ranks that are not silent would decide on
+/// them. They have the hottest directories of the cluster only, and no dwell times.
+pub(super) fn snapshots(root: &Path) -> Result<Vec<MetricsSnapshot>> {
+    let report = read_attribute(root)?;
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    let now_ms = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
+    let awake = report.ranks.iter().filter(|known| !known.is_silent());
+    Ok(awake.map(|known| snapshot(&report, known.rank, now_ms)).collect())
+}
+
+fn snapshot(report: &LoadReport, rank: Rank, now_ms: u64) -> MetricsSnapshot {
+    let dirs: Vec<&DirectoryLoad> = report.directories.iter().filter(|dir| dir.rank == rank).collect();
+    let candidate = |dir: &&DirectoryLoad| MoveCandidate {
+        ino: dir.ino,
+        own: dir.own,
+        entries: dir.entries,
+        moved_ms: None,
+    };
+    let request = DecisionRequest {
+        now_ms,
+        rank,
+        policy: StoredPolicy::default().into(),
+        loads: report.ranks.clone(),
+        candidates: dirs.iter().map(candidate).collect(),
+        recent_moves_ms: Vec::new(),
+        saved: Vec::new(),
+    };
+    let mut snapshot = espalier_rank_balancer::snapshot(&request);
+    for (fragment, dir) in snapshot.fragments.iter_mut().zip(dirs) {
+        fragment.name = dir.path.clone().unwrap_or_else(|| fragment.name.clone());
+    }
+    snapshot
+}
+
+#[cfg(test)]
+mod tests {
+    use espalier_meta::{KnownLoad, Milli, Popularity, RankLoad};
+
+    use super::*;
+
+    fn report() -> LoadReport {
+        let own = Popularity { iwr: Milli(200_000), ..Popularity::default() };
+        let dir = |rank, ino, path: Option<&str>| {
+            let (rank, path) = (Rank(rank), path.map(String::from));
+            DirectoryLoad { rank, ino: Ino(ino), path, entries: 10, own, subtree: own }
+        };
+        let rank = |rank, auth| KnownLoad {
+            rank: Rank(rank),
+            load: RankLoad { auth, all: auth, requests: Milli(500_000), ..RankLoad::default() },
+            age_ms: Some(5),
+        };
+        // Ranks always have a little load.
+        let idle = Popularity { iwr: Milli(1000), ..Popularity::default() };
+        let directories =
+            vec![dir(1, 9, Some("/b")), dir(0, 7, Some("/a")), dir(0, 8, None), dir(0, 10, Some("/c"))];
+        LoadReport { ranks: vec![rank(0, own), rank(1, idle)], directories }
+    }
+
+    #[test]
+    fn a_rank_decides_on_its_own_directories() {
+        let snapshot = snapshot(&report(), Rank(0), 1000);
+        assert_eq!(snapshot.validate(), Ok(()));
+        let names: Vec<_> = snapshot.fragments.iter().map(|it| it.name.as_str()).collect();
+        assert_eq!(names, ["/a", "inode 8", "/c"]);
+        assert_eq!((snapshot.ranks[0].auth.inode_writes, snapshot.ranks[1].at_ms), (200.0, 995));
+        assert_eq!(snapshot.ranks[1].all.inode_writes, 0.0, "it counts as idle");
+    }
+
+    #[test]
+    fn greedy_spill_moves_a_busy_directory_to_a_rank_with_little_load() {
+        let engine = BalancerEngine::new(load(Path::new("greedy-spill")).expect("shipped"));
+        let plan = engine.decide(&snapshot(&report(), Rank(0), 1000), clock());
+        assert_eq!(plan.moves.iter().map(|it| it.to).collect::<Vec<_>>(), [1], "{plan}");
+    }
+
+    #[test]
+    fn log_entries_are_sentences() {
+        let entry = |event| BalancerLogEntry {
+            time: Time::default(),
+            rank: Rank(1),
+            version: 3,
+            balancer: "spill".into(),
+            event,
+        };
+        let shown = |event| sentence(&entry(event), |dir, _| format!("/{dir}"));
+        let (who, why) = ("root@host".to_string(), "a test".to_string());
+        let set = BalancerEvent::Set { is_on: true, every_s: 9, who: who.clone(), why: why.clone() };
+        assert_eq!(shown(set), "1970-01-01 00:00:00Z spill: set, every 9 s, version 3, by root@host: a test");
+        let (dir, fragment, first, path, to) = (Ino(7), Ino(8), 0, None, Rank(2));
+        let moved = BalancerEvent::Moved { dir, fragment, first, path, to, why, is_undone: true };
+        assert_eq!(shown(moved), "1970-01-01 00:00:00Z spill: /7 from rank 1 to rank 2 (undone)\n  a test");
+        let failed = BalancerEvent::Failed { error: "line 1\nline 2".into() };
+        assert_eq!(shown(failed), "1970-01-01 00:00:00Z spill: rank 1 holds still: line 1?line 2");
+    }
+}
