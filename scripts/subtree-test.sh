@@ -102,7 +102,7 @@ is "$(ls "$a/merges")" m-1
 
 section 'a balancer in the servers, under compilations from three mounts'
 mount_at "$c"
-mkdir "$a/build"
+mkdir "$a/build" "$a/idle"
 "$bin" subtree pin "$a/build" 0 > /dev/null
 mkdir "$a"/build/{1,2,3,4,5,6} "$a/build/include"
 for n in $(seq 20); do echo "static inline int f$n(int a) { return a + $n; }" > "$a/build/include/f$n.h"; done
@@ -121,7 +121,7 @@ compile() {
     done
 }
 compile "$a"/build/[12] & compile "$b"/build/[34] & compile "$c"/build/[56] &
-sleep 5 # of load
+sleep 5 # until there is load
 show() { "$bin" balancer show "$c" --json | jq "$1"; }
 is "$(show .policy)" null
 refused 'is not in `espalier balancer list`' "$bin" balancer set nonsense "$a"
@@ -137,7 +137,7 @@ left() { [ "$(ranks "$b$path")" != '[0]' ]; }
 until_true left
 echo "   (the first directory has moved $((SECONDS - set_at)) s after \`balancer set\`)"
 [[ $("$bin" explain "$c$path/g1.c") == *"$path from rank 0 to rank 1"*'metadata load'*'saves'* ]]
-[[ $("$bin" explain "$a/merges") == 'no balancer has moved it'* ]]
+[[ $("$bin" explain "$a/idle") == 'no balancer has moved it'* ]]
 [[ $("$bin" balancer history "$a") == *'set, every 10 s, version 1, by '*': a test'* ]]
 undone() { [[ $("$bin" balancer undo "$a") == *' back from rank '*' to rank '* ]]; }
 until_true undone
