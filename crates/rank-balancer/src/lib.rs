@@ -15,6 +15,10 @@ use espalier_proto::Rank;
 /// load: parts of others' transactions, and attributes of the directories above.
 const IDLE_SHARE: f64 = 0.02;
 
+/// Time in ms that is added to the machine's clock, which may have just started: a rank without a
+/// heartbeat has been silent for that long.
+const PAST_MS: u64 = 3_600_000;
+
 /// Number of ranks whose loads a reason to hold still includes.
 const RANKS_SHOWN: usize = 8;
 
@@ -42,22 +46,23 @@ fn loads(plan: &MovePlan) -> String {
 
 /// The inputs of a decision as the engine takes them. Fragments are named by their inodes.
 pub fn snapshot(request: &DecisionRequest) -> MetricsSnapshot {
+    let now_ms = request.now_ms + PAST_MS;
     let busiest = request.loads.iter().map(|known| known.load.all.load()).fold(0.0, f64::max);
-    let ranks = request.loads.iter().map(|known| rank_metrics(known, request.now_ms, busiest * IDLE_SHARE));
+    let ranks = request.loads.iter().map(|known| rank_metrics(known, now_ms, busiest * IDLE_SHARE));
     let fragment = |candidate: &MoveCandidate| FragmentMetrics {
         name: format!("inode {}", candidate.ino),
         parent: None,
         counters: counters(&candidate.own),
         entries: candidate.entries,
-        moved_ms: candidate.moved_ms,
+        moved_ms: candidate.moved_ms.map(|at| at + PAST_MS),
     };
     MetricsSnapshot {
-        now_ms: request.now_ms,
+        now_ms,
         whoami: request.rank.0,
         ranks: ranks.collect(),
         fragments: request.candidates.iter().map(fragment).collect(),
         foreign: PopularityCounters::default(),
-        recent_moves_ms: request.recent_moves_ms.clone(),
+        recent_moves_ms: request.recent_moves_ms.iter().map(|at| at + PAST_MS).collect(),
         // Empty at first.
         state: serde_json::from_slice(&request.saved).unwrap_or(SavedState::default()),
         seed: request.now_ms,
@@ -68,7 +73,6 @@ fn rank_metrics(known: &KnownLoad, now_ms: u64, idle: f64) -> RankMetrics {
     let KnownLoad { rank, load, age_ms } = known;
     let measured = RankMetrics {
         rank: rank.0,
-        // A rank without a heartbeat receives nothing: the time before the clock's start is long ago.
         at_ms: age_ms.map_or(0, |age| now_ms.saturating_sub(age)),
         cpu: load.cpu.get(),
         mem: load.mem.get(),
@@ -98,7 +102,7 @@ mod tests {
 
     use super::*;
 
-    /// Rank 0 of three decides; it has all load but for `other` at rank 1.
+    /// Rank 0 of three decides; it has all load except `other` at rank 1.
     fn request(text: &str, other: u64) -> DecisionRequest {
         let own = Popularity { iwr: Milli(400_000), ..Popularity::default() };
         let load = |rank: u16, iwr: u64| {

@@ -16,7 +16,7 @@ use crate::step::Step;
 /// Maximum number of entries, and of their bytes.
 const MAX_ENTRIES: usize = 400;
 const MAX_BYTES: usize = 48 << 10;
-/// Age in ms of the oldest move that ranks are told of. No dwell time or window is longer.
+/// Age in ms of the oldest move that is reported to ranks. No dwell time or window is longer.
 const RECENT_MS: u64 = 600_000;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,5 +1,6 @@
-//! Balancers inside the ranks (sevilla, chapter 4; docs/balancing.md): when a rank decides, on which
-//! metrics, and what follows from its decision. The driver runs the policy ([`Io::Decide`]).
+//! Balancers inside the ranks (sevilla, chapter 4; docs/balancing.md): when a rank decides, on
+//! which metrics, and what follows from its decision. The driver runs the policy
+//! ([`Io::Decide`]).
 //!
 //! Invariants: a rank decides with the policy that the root's rank has at that time, on the recent
 //! moves that the log there has; a move begins after the log has it. Whatever fails, nothing moves.
