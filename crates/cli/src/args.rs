@@ -421,7 +421,7 @@ pub enum SubtreeCommand {
         path: PathBuf,
         /// A rank from 0; `distributed`: each directory at one that its inode number determines;
         /// `off`: wherever they are.
-        #[arg(value_name = "RANK|distributed|off")]
+        #[arg(value_name = "RANK|distributed|parent|off")]
         to: String,
     },
 }

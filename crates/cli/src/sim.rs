@@ -9,7 +9,8 @@ use clap::{Args, Subcommand, ValueHint};
 use espalier_sim::source::Workload;
 use espalier_sim::trace::{Replay, Replayed};
 use espalier_sim::{
-    Observer, Report, Scenario, Tracing, World, plot_sweep, write_csv, write_plots, write_sweep,
+    BalancerMove, Observer, Report, Scenario, Tracing, World, plot_sweep, write_csv, write_moves,
+    write_plots, write_sweep,
 };
 use espalier_timeline::{Log, write_chrome};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -88,6 +89,9 @@ pub(crate) fn sim(args: &SimArgs) -> Result<ExitCode> {
     let report = world.report();
     if let Some(dir) = &args.csv {
         write_csv(dir, &report, world.series())?;
+        if report.balancer.is_some() {
+            write_moves(dir, world.balancer_moves())?;
+        }
     }
     if let Some(dir) = &args.plot {
         write_plots(dir, world.series())?;
@@ -96,10 +100,11 @@ pub(crate) fn sim(args: &SimArgs) -> Result<ExitCode> {
     if args.json {
         println!(
             "{}",
-            serde_json::json!({ "report": report, "replays": replays.iter().map(ReplaySummary::json).collect::<Vec<_>>() })
+            serde_json::json!({ "report": report, "moves": world.balancer_moves(), "replays": replays.iter().map(ReplaySummary::json).collect::<Vec<_>>() })
         );
     } else {
         print!("{report}");
+        print_moves(world.balancer_moves());
         replays.iter().for_each(ReplaySummary::print);
     }
     drop(world);
@@ -169,6 +174,17 @@ fn run(world: &mut World<'_>, stop: &AtomicBool) -> Result<bool> {
     }
     bar.finish_and_clear();
     Ok(false)
+}
+
+/// Prints what balancers have moved, the first so many moves.
+fn print_moves(moves: &[BalancerMove]) {
+    const SHOWN: usize = 100;
+    for BalancerMove { time, from, to, directory, reason } in moves.iter().take(SHOWN) {
+        println!("{time:>8.1} s {directory} from rank {from} to rank {to}: {reason}");
+    }
+    if moves.len() > SHOWN {
+        println!("and {} more moves: `--csv DIR` writes all", moves.len() - SHOWN);
+    }
 }
 
 fn is_lawful(report: &Report) -> bool {

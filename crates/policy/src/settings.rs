@@ -121,6 +121,7 @@ settings! {
     /// it has split off from, if that has room.
     DirMerge dir_merge: NonZeroU32, unset = "a quarter of `dir_split`";
     /// The metadata server that has the names of the directory, instead of the one that made it
-    /// (sevilla 2.4.2): one rank, or `distributed` for one that its inode number determines.
+    /// (sevilla 2.4.2): one rank, or `distributed` for one that its inode number determines. With
+    /// `parent` a new directory begins at its parent's, and it may move.
     Pin pin: Pin, default = Pin::Off;
 }

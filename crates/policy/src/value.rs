@@ -31,7 +31,7 @@ impl fmt::Display for Values {
         match self {
             Self::UpTo(most) => write!(f, "a number, 1 to {most}"),
             Self::Words(words) => WordList(words, "or").fmt(f),
-            Self::Pin => f.write_str("a rank from 0, `distributed` or `off`"),
+            Self::Pin => f.write_str("a rank from 0, `distributed`, `parent` or `off`"),
             Self::DistParams => f.write_str(
                 "`strip_size:SIZE` for simple_stripe, or `strips:SERVER:SIZE;SERVER:SIZE...` for varstrip, at most 1024 bytes, \
                  each SIZE 1 to 1G as in 65536 or 64K",
@@ -89,6 +89,8 @@ pub enum Pin {
     Rank(u16),
     /// The one that the directory's inode number determines.
     Distributed,
+    /// Any; a new directory begins where the names of its parent are.
+    Parent,
 }
 
 impl Value for Pin {
@@ -98,6 +100,7 @@ impl Value for Pin {
         match text {
             "off" => Some(Self::Off),
             "distributed" => Some(Self::Distributed),
+            "parent" => Some(Self::Parent),
             // Each rank has one text.
             _ => text.parse().ok().map(Self::Rank).filter(|_| text == "0" || !text.starts_with(['0', '+'])),
         }
@@ -110,6 +113,7 @@ impl fmt::Display for Pin {
             Self::Off => f.write_str("off"),
             Self::Rank(rank) => rank.fmt(f),
             Self::Distributed => f.write_str("distributed"),
+            Self::Parent => f.write_str("parent"),
         }
     }
 }

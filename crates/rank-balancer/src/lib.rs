@@ -25,14 +25,18 @@ const RANKS_SHOWN: usize = 8;
 /// Decides what a rank moves. `out_of_time`: as for [`BalancerEngine::decide`].
 pub fn decide(request: &DecisionRequest, out_of_time: impl Fn() -> bool + 'static) -> BalancerDecision {
     let policy = BalancerPolicy::new(request.policy.name.as_str(), &request.policy.text);
-    let plan = BalancerEngine::new(policy).decide(&snapshot(request), out_of_time);
+    decision(request, &BalancerEngine::new(policy).decide(&snapshot(request), out_of_time))
+}
+
+/// A plan as the machine carries it out.
+pub fn decision(request: &DecisionRequest, plan: &MovePlan) -> BalancerDecision {
     let moved = |planned: &PlannedMove| {
         let candidate = request.candidates.get(planned.fragment)?;
         Some(DecidedMove { ino: candidate.ino, to: Rank(planned.to), why: planned.reason() })
     };
     let verdict = match &plan.holds_still {
         Some(reason) if plan.is_failure() => Verdict::Fails(reason.to_string()),
-        Some(reason) => Verdict::Holds(format!("{reason}{}", loads(&plan))),
+        Some(reason) => Verdict::Holds(format!("{reason}{}", loads(plan))),
         None => Verdict::Moves(plan.moves.iter().filter_map(moved).collect()),
     };
     BalancerDecision { verdict, saved: serde_json::to_vec(&plan.state).unwrap_or_default() }
@@ -140,7 +144,7 @@ mod tests {
     #[test]
     fn state_passes_to_the_next_decision_and_time_stops_a_policy() {
         let text = "function when() WRstate(RDstate() + 1) return RDstate() == 2 end \
-            function where() targets[3] = 1000 end";
+            function where() targets[3] = 300 end";
         let first = decide(&request(text, 0), || false);
         assert!(matches!(first.verdict, Verdict::Holds(_)));
         let next = DecisionRequest { saved: first.saved, ..request(text, 0) };

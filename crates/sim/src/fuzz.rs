@@ -2,6 +2,7 @@
 //! everything must become idle and consistent. A run is a function of its seed.
 
 mod acls;
+pub mod balancers;
 mod exclusive;
 pub mod failover;
 mod handles;
@@ -51,6 +52,8 @@ pub enum RunFailure {
     Disagree(Vec<String>),
     #[error("failover: {0}")]
     Failover(String),
+    #[error("balancers: {0}")]
+    Balancer(String),
     #[error("a panic: {0}")]
     Panic(String),
 }
@@ -64,6 +67,8 @@ pub struct Passed {
     pub given_up: bool,
     /// Number of ranks that another server served in time after the end of theirs.
     pub taken_over: u64,
+    /// Number of moves that balancers decided, and that began.
+    pub moves: [u64; 2],
 }
 
 /// The scenario of a seed, in the format of [`crate::Scenario`].
@@ -170,6 +175,9 @@ fn run_with_observer(case: &Case, mut eyes: Eyes, mutator: &mut dyn Mutator) -> 
         if let Some(broken) = watch.broken_rule.take() {
             return Err(RunFailure::Failover(broken));
         }
+        if let Some(broken) = watch.broken_balance.take() {
+            return Err(RunFailure::Balancer(broken));
+        }
         if progress.is_over {
             break;
         }
@@ -189,5 +197,6 @@ fn run_with_observer(case: &Case, mut eyes: Eyes, mutator: &mut dyn Mutator) -> 
         answers: watch.checker.checked(),
         given_up: watch.checker.has_given_up(),
         taken_over: watch.taken_over(),
+        moves: watch.moves(),
     })
 }

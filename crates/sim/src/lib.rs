@@ -3,6 +3,7 @@
 //! a function of its scenario and its seed.
 #![forbid(unsafe_code)]
 
+mod balancer;
 mod calibrate;
 mod check;
 mod clock;
@@ -33,6 +34,7 @@ mod time;
 pub mod trace;
 mod world;
 
+pub use balancer::{BalancerMove, BalancerReport, BalancerSettings};
 pub use calibrate::{Fitted, Measured, Sampled, Samples, Trial};
 pub use check::{Checker, Violation};
 pub use clock::ClockSettings;
@@ -43,7 +45,9 @@ pub use message::{Message, MessageKind, work_of};
 pub use model::{Model, ModelError, ModelSettings, Work};
 pub use network::{NetworkPreset, NetworkSettings};
 pub use observe::{Arrival, FailoverEvent, FailoverStep, Mutator, Node, Observer};
-pub use output::{OutputError, plot_distributions, plot_sweep, write_csv, write_plots, write_sweep};
+pub use output::{
+    OutputError, plot_distributions, plot_sweep, write_csv, write_moves, write_plots, write_sweep,
+};
 pub use plot::{Line, PlotError, plot};
 pub use quantity::{Bytes, Rate, parse_time};
 pub use queue::Queue;

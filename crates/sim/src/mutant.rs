@@ -5,6 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use espalier_balancer::MetricsSnapshot;
 use espalier_meta::{
     Edit, Event, InoRecord, Io, IoDone, Load, PeerMessage, Question, StreamCall, StreamDone, TransactionId,
 };
@@ -119,13 +120,17 @@ pub enum Mutation {
     UnguardedMap,
     /// A server that was removed or fenced goes on as if its lease were renewed.
     RenewedFenced,
+    /// Balancers forget which fragments have just moved.
+    IgnoredDwell,
+    /// Balancers forget how many moves they have just begun.
+    IgnoredBudget,
 }
 
 /// Bytes of the sequence number at the start of a frame.
 const SEQUENCE: usize = 8;
 
 impl Mutation {
-    pub const ALL: [Self; 49] = [
+    pub const ALL: [Self; 51] = [
         Self::IgnoredRevocation,
         Self::UnwrittenJournal,
         Self::UnsyncedJournal,
@@ -175,7 +180,14 @@ impl Mutation {
         Self::LostTail,
         Self::UnguardedMap,
         Self::RenewedFenced,
+        Self::IgnoredDwell,
+        Self::IgnoredBudget,
     ];
+
+    /// True if the mutant breaks a limit of balancers.
+    pub fn is_of_balancers(self) -> bool {
+        matches!(self, Self::IgnoredDwell | Self::IgnoredBudget)
+    }
 
     /// The step of failover that the mutant leaves out.
     pub fn skipped(self) -> Option<FailoverStep> {
@@ -562,6 +574,16 @@ impl Mutator for Mutant {
             }
             (Mutation::LostRecord, Io::Load(_)) if self.every(20) => Some(Ok(IoDone::Record(None))),
             _ => None,
+        }
+    }
+
+    fn balances(&mut self, snapshot: &mut MetricsSnapshot) {
+        match self.mutation {
+            Mutation::IgnoredDwell => {
+                snapshot.fragments.iter_mut().for_each(|fragment| fragment.moved_ms = None);
+            }
+            Mutation::IgnoredBudget => snapshot.recent_moves_ms.clear(),
+            _ => {}
         }
     }
 

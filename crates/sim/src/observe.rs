@@ -1,8 +1,9 @@
 //! Interfaces of observers and of mutants.
 
+use espalier_balancer::{MetricsSnapshot, MovePlan};
 use espalier_client::{Answer, Call};
 use espalier_meta::failover::{ClusterMap, StopReason};
-use espalier_meta::{Io, IoDone};
+use espalier_meta::{DecisionRequest, Io, IoDone};
 use espalier_proto::{Caller, ClientId, Errno, FromClient, Rank, Reply, RequestId};
 use espalier_timeline::Log;
 
@@ -57,6 +58,9 @@ pub trait Observer {
 
     /// An event of failover.
     fn failover(&mut self, _now: Nanos, _event: &FailoverEvent<'_>) {}
+
+    /// The balancer of a rank has decided. The plan's fragments are candidates of the request.
+    fn balanced(&mut self, _now: Nanos, _request: &DecisionRequest, _plan: &MovePlan) {}
 
     /// Log for the spans of operations, if they are recorded.
     fn spans(&mut self) -> Option<&mut Log> {
@@ -133,6 +137,9 @@ pub trait Mutator {
     fn io(&mut self, _node: Node, _io: &mut Io) -> Option<Result<IoDone, Errno>> {
         None
     }
+
+    /// The balancer of a rank is about to decide on this.
+    fn balances(&mut self, _snapshot: &mut MetricsSnapshot) {}
 
     /// True if a step of failover is left out.
     fn skips(&self, _step: FailoverStep) -> bool {

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
+use crate::balancer::BalancerMove;
 use crate::plot::{Line, PlotError, plot};
 use crate::report::Report;
 use crate::series::{Series, ServerSample};
@@ -33,6 +34,15 @@ pub fn write_csv(dir: &Path, report: &Report, series: &Series) -> Result<(), Out
     table(dir, "server-series", &series.servers)?;
     table(dir, "client-series", &series.clients)?;
     table(dir, "message-series", &series.messages)
+}
+
+/// Writes the moves that balancers have begun as `moves.csv`.
+///
+/// # Errors
+/// [`OutputError`]
+pub fn write_moves(dir: &Path, moves: &[BalancerMove]) -> Result<(), OutputError> {
+    make(dir)?;
+    table(dir, "moves", moves)
 }
 
 /// Writes the results of a sweep as `sweep.csv`.
@@ -121,6 +131,12 @@ pub fn write_plots(dir: &Path, series: &Series) -> Result<(), OutputError> {
     let latencies =
         [total("median", |it| it.p50_us), total("95 %", |it| it.p95_us), total("99 %", |it| it.p99_us)];
     plot(&dir.join("latency.svg"), "seconds", "microseconds", &latencies)?;
+    plot(
+        &dir.join("server-throughput.svg"),
+        "seconds",
+        "requests per second",
+        &of_servers(series, |it| it.throughput),
+    )?;
     plot(&dir.join("queue.svg"), "seconds", "requests in a server", &of_servers(series, |it| it.queue))?;
     plot(
         &dir.join("utilisation.svg"),

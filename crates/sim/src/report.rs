@@ -7,6 +7,7 @@ use std::fmt;
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
+use crate::balancer::BalancerReport;
 use crate::message::MessageKind;
 use crate::source::{Done, OpKind};
 use crate::station::{Little, Load};
@@ -29,8 +30,22 @@ pub struct Report {
     pub message_bytes: u64,
     /// Number of faults by kind.
     pub faults: BTreeMap<&'static str, u64>,
+    pub fragments: FragmentReport,
+    /// Decisions of balancers, if there are any.
+    pub balancer: Option<BalancerReport>,
     /// Stations that violate Little's law, which indicates a bug in the simulator's accounting.
     pub lawless: Vec<String>,
+}
+
+/// Changes of partitioned directories at all ranks, since the last start of their servers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct FragmentReport {
+    pub splits: u64,
+    pub moves: u64,
+    /// Names that went to another record of their directory.
+    pub names_moved: u64,
+    /// Requests for names that another record has, which clients repeat there.
+    pub misrouted: u64,
 }
 
 /// Statistics of one kind of operation. Times are in microseconds.
@@ -182,6 +197,27 @@ impl Report {
         self.operations.iter().map(|kind| kind.count).sum()
     }
 
+    /// Writes what concerns fragments and balancers.
+    fn show_balancing(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let FragmentReport { splits, moves, names_moved, misrouted } = self.fragments;
+        if self.fragments != FragmentReport::default() {
+            writeln!(
+                f,
+                "fragments: {splits} splits, {moves} moves, {names_moved} names moved, {misrouted} misrouted requests"
+            )?;
+        }
+        if let Some(BalancerReport { policy, decisions, moves, failures, error }) = &self.balancer {
+            writeln!(
+                f,
+                "balancer {policy}: {decisions} decisions, {moves} moves begun, {failures} failures"
+            )?;
+            if let Some(error) = error {
+                writeln!(f, "  last failure: {error}")?;
+            }
+        }
+        Ok(())
+    }
+
     /// Mean number of requests in a metadata server.
     pub fn mean_queue(&self) -> f64 {
         let queues: Vec<f64> = self
@@ -246,6 +282,7 @@ impl fmt::Display for Report {
             let faults: Vec<_> = self.faults.iter().map(|(kind, count)| format!("{count} {kind}")).collect();
             writeln!(f, "faults: {}", faults.join(", "))?;
         }
+        self.show_balancing(f)?;
         for lawless in &self.lawless {
             writeln!(f, "ERROR: Little's law does not hold for {lawless}")?;
         }

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use espalier_policy::{Policy, PolicyError};
 use serde::Deserialize;
 
+use crate::balancer::BalancerSettings;
 use crate::clock::ClockSettings;
 use crate::disk::DiskSettings;
 use crate::faults::{FaultKind, FaultSettings};
@@ -28,6 +29,7 @@ pub struct Scenario {
     pub disk: DiskSettings,
     pub clock: ClockSettings,
     pub faults: FaultSettings,
+    pub balancer: BalancerSettings,
     /// A file made by `espalier sim calibrate`, instead of `model` and `network`.
     pub machine: Option<PathBuf>,
     pub workload: Vec<Workload>,
@@ -84,8 +86,8 @@ pub struct Cluster {
     pub journal: Bytes,
     /// Approximate memory of a metadata server for its tables.
     pub memory: Bytes,
-    /// Number of names that a step of a transfer moves, about.
-    pub split_names: u64,
+    /// Number of names that a step of a split or move has.
+    pub names_per_step: u64,
     /// Time limit, after the end of all processes, for everything to become idle.
     pub drain: Nanos,
 }
@@ -109,7 +111,7 @@ impl Default for Cluster {
             strip: Bytes(64 << 10),
             journal: Bytes(16 << 20),
             memory: Bytes(1 << 30),
-            split_names: espalier_meta::Config::SPLIT_NAMES,
+            names_per_step: espalier_meta::Config::SPLIT_NAMES,
             drain: Nanos::from_millis(300_000),
         }
     }
@@ -271,8 +273,8 @@ impl Scenario {
                 "\"durable\" with `servers`",
             ),
             ((1..=1_000_000).contains(&clients), "[cluster] clients", "1 to 1000000"),
-            (self.cluster.split_names > 0, "[cluster] split_names", "1 at least"),
             ((1..=4096).contains(&cores), "[cluster] cores", "1 to 4096"),
+            (self.cluster.names_per_step > 0, "[cluster] names_per_step", "1 at least"),
             (self.cluster.high_watermark > 0, "[cluster] high_watermark", "1 at least"),
             (session >= Nanos::from_millis(1000), "[cluster] session", "at least 1 s"),
             (session <= Nanos::from_millis(86_400_000), "[cluster] session", "at most 24 h"),
@@ -312,6 +314,7 @@ impl Scenario {
                 return Err(ScenarioError::Bad { key: key.into(), wanted: format!("it is {wanted}") });
             }
         }
+        self.balancer.check()?;
         FaultKind::ALL.into_iter().try_for_each(|kind| self.check_fault(kind))
     }
 

@@ -1,5 +1,6 @@
 //! Programs of processes: sequences of operations on paths and open files, as system calls.
 
+mod build;
 mod compile;
 mod create;
 mod mdtest;

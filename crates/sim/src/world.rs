@@ -1,5 +1,6 @@
 //! A run: all nodes of a scenario, in virtual time.
 
+mod balance;
 mod breaking;
 mod client;
 mod data;
@@ -19,10 +20,12 @@ mod ttl_cache;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use espalier_balancer::BalancerPolicy;
 use espalier_meta::{Acknowledge, Atime, Config, LoadReport, Striping};
 use espalier_proto::{Distribution, LayoutError, Rank, ServerId};
 use espalier_store::StoreError;
 
+use crate::balancer::BalancerMove;
 use crate::faults::Faults;
 use crate::message::Message;
 use crate::network::Network;
@@ -30,7 +33,7 @@ use crate::node::NodeNumbers;
 use crate::observe::{Arrival, Mutator, Node, Observer};
 use crate::process::Program;
 use crate::random::Seed;
-use crate::report::{self, Report, ServerReport, Summary, Used};
+use crate::report::{self, FragmentReport, Report, ServerReport, Summary, Used};
 use crate::scenario::{Cluster, Durability, Scenario, ScenarioError};
 use crate::series::Series;
 use crate::source::{Started, Workload};
@@ -58,6 +61,8 @@ pub struct World<'o> {
     servers: Vec<SimServer>,
     /// The servers, if they fail over.
     failover: Option<FailoverCluster>,
+    /// The policy that ranks balance their load by.
+    balancer: Option<BalancerPolicy>,
     data: Vec<DataServer>,
     clients: Vec<SimClient>,
     faults: Faults,
@@ -171,6 +176,7 @@ impl<'o> World<'o> {
             fabric,
             servers,
             failover,
+            balancer: scenario.balancer.policy(&scenario.dir)?,
             data: (0..cluster.data).map(data).collect::<Result<_, _>>()?,
             clients: (0..cluster.clients).map(client).collect(),
             faults: Faults::new(&scenario.faults, seed),
@@ -275,6 +281,7 @@ impl<'o> World<'o> {
         for client in &mut self.clients {
             client.begin(&mut self.fabric);
         }
+        self.begin_balancer();
         for (at, kind) in self.faults.first() {
             self.fabric.queue.add(at, SimEvent::Fault(kind));
         }
@@ -428,6 +435,7 @@ impl<'o> World<'o> {
                 self.store_request(process, start, request);
             }
             SimEvent::StartProcess { process } => self.start_process(process),
+            SimEvent::SetBalancer => self.set_balancer(),
             SimEvent::Fault(kind) => self.fault(kind)?,
             SimEvent::Mend(mend) => self.mend(mend)?,
             SimEvent::Sample => {
@@ -530,6 +538,23 @@ impl<'o> World<'o> {
         Some(self.servers.get(usize::from(rank.0))?.meta()?.load_report(most))
     }
 
+    /// The moves that balancers have decided so far.
+    pub fn balancer_moves(&self) -> &[BalancerMove] {
+        &self.fabric.decisions.moves
+    }
+
+    /// Counts of all ranks since their servers' last start.
+    fn fragment_counts(&self) -> FragmentReport {
+        let counts = self.servers.iter().filter_map(|server| Some(server.meta()?.figures().fragment_counts));
+        counts.fold(FragmentReport::default(), |mut sum, counts| {
+            sum.splits += counts.splits;
+            sum.moves += counts.moves;
+            sum.names_moved += counts.names_moved;
+            sum.misrouted += counts.misrouted;
+            sum
+        })
+    }
+
     /// Report so far.
     pub fn report(&self) -> Report {
         let (worked, used) = self.worked.clone().unwrap_or_else(|| (self.fabric.now, self.used()));
@@ -550,6 +575,8 @@ impl<'o> World<'o> {
             messages: report::messages(&self.fabric.sent),
             message_bytes: self.fabric.bytes,
             faults: self.broken.clone(),
+            fragments: self.fragment_counts(),
+            balancer: self.balancer.as_ref().map(|_| self.fabric.decisions.report.clone()),
             lawless: lawless.into_iter().flatten().collect(),
         }
     }
@@ -574,7 +601,7 @@ fn config(scenario: &Scenario, rank: u16, striping: Option<Striping>) -> Config 
         policy: scenario.policy.0.clone(),
         rank: Rank(rank),
         ranks: cluster.ranks,
-        split_names: cluster.split_names,
+        split_names: cluster.names_per_step,
         ..Config::new(*b"in virtual time.", strip, cluster.journal.0)
     }
 }

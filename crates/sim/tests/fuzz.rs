@@ -58,16 +58,44 @@ fn fuzzing_finds_no_violation() {
 /// Number of seeds within which each mutant must be detected.
 const ENOUGH: u64 = 200;
 
-/// Seeds for a mutant: those of failover are among clusters that fail over.
+/// Seeds for a mutant: those of failover are among clusters that fail over, those of balancers
+/// among clusters with some.
 fn seeds_for(what: Mutation) -> impl Iterator<Item = u64> {
-    (0..).filter(move |seed| what.skipped().is_none() || fuzz::failover::is_in(*seed)).take(ENOUGH as usize)
+    let can_show = move |seed: &u64| match what {
+        _ if what.is_of_balancers() => fuzz::balancers::are_in(*seed),
+        _ => what.skipped().is_none() || fuzz::failover::is_in(*seed),
+    };
+    (0..).filter(can_show).take(ENOUGH as usize)
 }
 
 #[test]
 fn every_mutant_is_detected() {
+    detects(&Mutation::ALL);
+}
+
+#[test]
+fn balancers_move_fragments_and_their_mutants_are_detected() {
+    let of_balancers = Mutation::ALL.into_iter().filter(|what| what.is_of_balancers());
+    detects(&of_balancers.collect::<Vec<_>>());
+    let [runs, begun, ended] = [const { AtomicU64::new(0) }; 3];
+    for_all(0..ENOUGH, |seed| {
+        if fuzz::balancers::are_in(seed)
+            && let Ok(passed) = fuzz::run(seed)
+        {
+            runs.fetch_add(1, Ordering::Relaxed);
+            begun.fetch_add(passed.moves[0], Ordering::Relaxed);
+            ended.fetch_add(passed.moves[1], Ordering::Relaxed);
+        }
+    });
+    let [runs, begun, ended] = [runs, begun, ended].map(AtomicU64::into_inner);
+    eprintln!("{begun} moves decided, {ended} begun in {runs} runs with balancers");
+    assert!(begun > 20 && ended > 5, "{begun} {ended} {runs}");
+}
+
+fn detects(mutations: &[Mutation]) {
     let missed = AtomicU64::new(0);
-    for_all(0..Mutation::ALL.len() as u64, |at| {
-        let what = Mutation::ALL[at as usize];
+    for_all(0..mutations.len() as u64, |at| {
+        let what = mutations[at as usize];
         // Detected by the mutant's own effect.
         let is_caught =
             |seed: &u64| fuzz::mutated(*seed, &mut Mutant::new(what)).is_err() && fuzz::run(*seed).is_ok();

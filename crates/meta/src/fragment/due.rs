@@ -185,7 +185,7 @@ impl Meta {
     fn pinned_rank(&self, inode: &Inode) -> Option<Rank> {
         let ranks = self.config.ranks;
         let rank = match self.setting(inode, Policy::pin)? {
-            Pin::Off => return None,
+            Pin::Off | Pin::Parent => return None,
             Pin::Rank(rank) => rank,
             Pin::Distributed => {
                 let dir = self.state.whole_dir(inode.ino).unwrap_or(inode.ino);

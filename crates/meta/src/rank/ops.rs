@@ -81,10 +81,12 @@ impl Meta {
         if ranks == 1 || !inode.is_dir() {
             return None;
         }
-        if let Some(Pin::Rank(pinned)) = self.setting(inode, Policy::pin)
-            && pinned < ranks
-        {
-            return (pinned != rank.0).then_some(Rank(pinned));
+        match self.setting(inode, Policy::pin) {
+            Some(Pin::Rank(pinned)) if pinned < ranks => {
+                return (pinned != rank.0).then_some(Rank(pinned));
+            }
+            Some(Pin::Parent) => return None,
+            _ => {}
         }
         let last = &mut self.ranks.last_home;
         let home = *cx.coordinator().home.get_or_insert_with(|| {

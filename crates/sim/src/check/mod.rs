@@ -9,6 +9,7 @@
 
 mod acl;
 mod action;
+mod balancer;
 mod bytes;
 mod cached_views;
 mod durable;
@@ -40,6 +41,7 @@ use crate::Nanos;
 use crate::storage::Left;
 pub use acl::{ACCESS as ACCESS_LIST, DEFAULT as DEFAULT_LIST};
 use action::Action;
+pub use balancer::BalancerChecker;
 use bytes::FileBytes;
 use cached_views::CachedViews;
 use durable::{Durability, Logged};

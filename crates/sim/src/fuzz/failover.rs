@@ -33,7 +33,7 @@ pub fn text(seed: u64, strip: u64, calm: u64, random: &mut Random) -> String {
     say("durability = \"durable\"".into());
     say(format!("session = \"{}\"", one_of(random, &["5 s", "20 s", "30 s"])));
     say(format!("lease = \"{}\"", one_of(random, &["200 ms", "1 s", "3 s"])));
-    say(format!("strip = \"{strip} B\"\njournal = \"2 MiB\"\nsplit_names = 2"));
+    say(format!("strip = \"{strip} B\"\njournal = \"2 MiB\"\nnames_per_step = 2"));
     say(format!("memory = \"{}\"", one_of(random, &["0 B", "20 KiB", "1 GiB"])));
     say("\n[network]".into());
     let latency = one_of(random, &["\"50 us\"", "{ exponential = \"500 us\" }"]);

@@ -52,7 +52,7 @@ impl Live {
             _ if random.random_range(0..30) == 0 => "perhaps".into(),
             Values::UpTo(most) => random.random_range(1..=most.min(4)).to_string(),
             Values::Pin => {
-                ["0", "1", "2", "distributed", "off"].choose(random).map_or("", |word| *word).into()
+                ["0", "1", "2", "distributed", "parent", "off"].choose(random).map_or("", |word| *word).into()
             }
             Values::Words(words) => words.choose(random).map_or("", |word| *word).into(),
             // Shares are whole strips, since a strip is written atomically.

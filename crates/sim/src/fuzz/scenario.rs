@@ -9,6 +9,7 @@ use rand::Rng;
 use rand::seq::IndexedRandom;
 
 use super::acls;
+use super::balancers;
 use super::failover;
 use super::policies::Live;
 use super::privileges;
@@ -64,7 +65,8 @@ impl Case {
         let is_of_ranks = |fault: &Fault| fault.nodes.is_empty() || fault.nodes.iter().any(|it| *it < ranks);
         let is_dark = scenario.faults.power.as_ref().is_some_and(is_of_ranks);
         let by_client = scenario.policy.0.create() == Some(Creator::Client);
-        let live = Live::of(seed, strip, &scenario.policy.0);
+        // Balancers move directories, as changes of pins do.
+        let live = Live::of(seed, strip, &scenario.policy.0).filter(|_| !scenario.balancer.is_on());
         let is_made_so = by_client || live.as_ref().is_some_and(|live| live.keys.contains(&Key::Create));
         let acls = acls::Habit::of(seed, is_made_so);
         let mut habits = Habits {
@@ -84,12 +86,7 @@ impl Case {
             reads: reads::are_in(seed),
             streaks: streaks::are_in(seed),
         };
-        if habits.looks {
-            (habits.calls, habits.pause) = (4 * habits.calls, UNHURRIED);
-        }
-        if fails_over {
-            habits.pause = *failover::PAUSES.choose(&mut random).unwrap_or(&UNHURRIED);
-        }
+        set_pace(&mut habits, &scenario, fails_over, &mut random);
         if let Some(live) = &live {
             let _ = writeln!(text, "\n# Directories' policies change: {:?}", live.keys);
         }
@@ -134,6 +131,20 @@ impl Case {
     }
 }
 
+/// Sets how long and how fast processes make calls.
+fn set_pace(habits: &mut Habits, scenario: &Scenario, fails_over: bool, random: &mut Random) {
+    if habits.looks {
+        (habits.calls, habits.pause) = (4 * habits.calls, UNHURRIED);
+    }
+    if fails_over {
+        habits.pause = *failover::PAUSES.choose(random).unwrap_or(&UNHURRIED);
+    }
+    if scenario.balancer.is_on() {
+        habits.calls *= 2;
+        habits.pause = *balancers::PAUSES.choose(random).unwrap_or(&UNHURRIED);
+    }
+}
+
 /// Uses a separate random generator, so that other settings of a seed do not depend on it.
 fn habit_of_quotas(seed: u64, strip: u64) -> Option<quotas::Habit> {
     let is_limited = Seed(seed).random("fuzz quotas", 0).random_range(0..3) == 0;
@@ -162,7 +173,7 @@ fn text(seed: u64, strip: u64, calm: u64, random: &mut Random) -> String {
     say(format!("session = \"{session} s\""));
     say(format!("lease = \"{}\"", one_of(random, &["200 ms", "1 s", "3 s"])));
     // Splits take several steps.
-    say(format!("strip = \"{strip} B\"\njournal = \"2 MiB\"\nsplit_names = 2"));
+    say(format!("strip = \"{strip} B\"\njournal = \"2 MiB\"\nnames_per_step = 2"));
     say(format!("memory = \"{}\"", one_of(random, &["0 B", "0 B", "20 KiB", "1 GiB"])));
     say("\n[network]".into());
     say(format!("preset = \"{}\"", one_of(random, &["gigabit", "loopback", "free"])));
@@ -225,6 +236,7 @@ fn text(seed: u64, strip: u64, calm: u64, random: &mut Random) -> String {
     // name when that loses changes; and it takes a creation by a client for one step.
     let has_other_files = settings.contains("no_metafile") || is_by_client;
     let may_split = !has_other_files && !loses && random.random_range(0..2) == 0;
+    let has_balancers = !has_other_files && !loses && ranks > 1 && balancers::may_be_in(seed);
     let splits = if may_split {
         let (split, servers) = (random.random_range(1..5), random.random_range(1..5));
         let pin = if random.random_range(0..4) == 0 { "pin = \"distributed\"\n" } else { "" };
@@ -232,11 +244,17 @@ fn text(seed: u64, strip: u64, calm: u64, random: &mut Random) -> String {
             "dir_split = {split}\ndir_servers = {servers}\ndir_merge = {}\n{pin}",
             random.random_range(1..5)
         )
+    } else if has_balancers {
+        // Directories move whole, unless their policies change.
+        format!("dir_split = {}\n", balancers::WHOLE)
     } else {
         String::new()
     };
-    if !settings.is_empty() || is_by_client || may_split {
+    if !settings.is_empty() || is_by_client || !splits.is_empty() {
         let _ = write!(text, "\n[policy]\n{settings}{creator}{splits}");
+    }
+    if has_balancers {
+        text.push_str(&balancers::text(seed));
     }
     text
 }

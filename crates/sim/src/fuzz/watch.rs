@@ -4,14 +4,18 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
+use espalier_balancer::MovePlan;
 use espalier_client::{Answer, Call};
+use espalier_meta::DecisionRequest;
 use espalier_proto::{Caller, ClientId, Errno, FromClient, FromServer, Rank, Reply, RequestId};
 
 use super::outcomes::{CallId, CallOutcomes};
 use super::repeats::Repeats;
 use super::scenario::Case;
 use crate::Nanos;
-use crate::check::{Checker, FailoverChecker, Fate, LockChecker, Rules, Violation, of_server, shortened};
+use crate::check::{
+    BalancerChecker, Checker, FailoverChecker, Fate, LockChecker, Rules, Violation, of_server, shortened,
+};
 use crate::message::Message;
 use crate::node::NodeNumbers;
 use crate::observe::{FailoverEvent, Node, Observer};
@@ -38,6 +42,9 @@ pub struct Watch {
     failover: Option<FailoverChecker>,
     /// A broken rule of failover.
     pub broken_rule: Option<String>,
+    /// Rules of balancers, and a broken one.
+    balancer: Option<BalancerChecker>,
+    pub broken_balance: Option<String>,
     lease: Nanos,
     /// Replies may report changes that a loss of power takes.
     uses_writeback: bool,
@@ -62,7 +69,7 @@ pub struct Eyes(pub Rc<RefCell<Watch>>);
 impl Watch {
     pub fn new(case: &Case, call: Option<u64>) -> Self {
         let (cluster, settings) = (&case.scenario.cluster, &case.scenario.policy.0);
-        let numbers = NodeNumbers::of(cluster);
+        let (numbers, balancer) = (NodeNumbers::of(cluster), &case.scenario.balancer);
         let is_timed = super::failover::is_timed(&case.scenario.faults);
         let strip = u32::try_from(cluster.strip.0).unwrap_or(u32::MAX);
         Self {
@@ -86,6 +93,11 @@ impl Watch {
             numbers,
             failover: (numbers.processes > 0).then(|| FailoverChecker::new(numbers, is_timed)),
             broken_rule: None,
+            balancer: balancer.is_on().then(|| {
+                let is_whole = settings.dir_split().is_none_or(|most| most.get() >= super::balancers::WHOLE);
+                BalancerChecker::new(balancer.clone(), cluster.ranks, is_whole)
+            }),
+            broken_balance: None,
             lease: cluster.lease,
             uses_writeback: case.durable.is_some(),
             disks_fail: case.scenario.faults.disk_failure.is_some(),
@@ -133,6 +145,17 @@ impl Watch {
     /// Number of ranks that another server served in time after the end of theirs.
     pub fn taken_over(&self) -> u64 {
         self.failover.as_ref().map_or(0, |failover| failover.in_time)
+    }
+
+    /// Number of moves that balancers decided, and that began.
+    pub fn moves(&self) -> [u64; 2] {
+        self.balancer.as_ref().map_or([0; 2], |balancer| balancer.counts)
+    }
+
+    fn find_unbalanced(&mut self, result: Result<(), String>) {
+        if let (Err(broken), None) = (result, &self.broken_balance) {
+            self.broken_balance = Some(broken);
+        }
     }
 
     fn find_broken(&mut self, result: Result<(), String>) {
@@ -237,6 +260,8 @@ impl Observer for Eyes {
                 watch.call_outcomes.arrived(client, rank, message);
             }
         }
+        let checked = watch.balancer.as_mut().map_or(Ok(()), |checker| checker.arrives(now, message));
+        watch.find_unbalanced(checked);
         if let (Some(client), Some(rank)) = (numbers.client_of(to), numbers.rank_of(from))
             && let Message::FromServer(FromServer::Reply { id, .. }) = message
             && let Some(call) = watch.calls_by_request.remove(&(client, rank, *id))
@@ -308,6 +333,15 @@ impl Observer for Eyes {
         }
         let result = watch.failover.as_mut().map_or(Ok(()), |failover| failover.event(now, event));
         watch.find_broken(result);
+    }
+
+    fn balanced(&mut self, now: Nanos, request: &DecisionRequest, plan: &MovePlan) {
+        let mut watch = self.0.borrow_mut();
+        for planned in &plan.moves {
+            watch.note(now, || format!("rank {}: {planned}", plan.rank));
+        }
+        let checked = watch.balancer.as_mut().map_or(Ok(()), |checker| checker.balanced(now, request, plan));
+        watch.find_unbalanced(checked);
     }
 
     fn sent(&mut self, now: Nanos, from: Node, to: Node, message: &Message) {

@@ -16,6 +16,9 @@ pub(super) struct Create {
     files: u64,
     /// All processes use one directory.
     shared: bool,
+    /// Number of directories in the shared one, which each process uses in turn; 0: it uses the
+    /// shared one itself.
+    directories: u64,
     /// The first process makes the directories of all. Otherwise clients compete for leases on the
     /// parent directory and repeat lookups for a while.
     one_makes: bool,
@@ -35,6 +38,7 @@ impl Default for Create {
         Self {
             files: 1000,
             shared: true,
+            directories: 0,
             one_makes: false,
             enter: false,
             bytes: Bytes(0),
@@ -52,11 +56,15 @@ impl Create {
         if !self.open && self.bytes.0 > 0 {
             return Err("`bytes` are written to files that are opened: leave `open = false` out".into());
         }
+        if self.directories > 0 && (!self.shared || self.enter) {
+            return Err("`directories` are in the shared directory: leave `shared` and `enter` out".into());
+        }
+        range("directories", self.directories, 0, 1 << 20)?;
         range("bytes", self.bytes.0, 0, 1 << 40)
     }
 
     pub(super) fn script(&self, member: &Member) -> impl Iterator<Item = ScriptStep> + use<> {
-        let Self { files, shared, one_makes, enter, bytes, open, stat, remove, fresh } = *self;
+        let Self { files, shared, directories, one_makes, enter, bytes, open, stat, remove, fresh } = *self;
         let dir = if shared { member.crew.dir.clone() } else { member.own() };
         let dirs = match (one_makes, member.is_first()) {
             (false, _) => vec![member.own()],
@@ -67,14 +75,21 @@ impl Create {
         let entered = Op::open(WORKING_DIR, dir.clone(), OpenFlags::PATH | OpenFlags::DIRECTORY);
         let paths = move || {
             let dir = if enter { String::new() } else { format!("{dir}/") };
-            (0..files).map(move |file| format!("{dir}{number}.{file}"))
+            (0..files).map(move |file| match directories {
+                0 => format!("{dir}{number}.{file}"),
+                count => format!("{dir}d{}/{number}.{file}", file % count),
+            })
         };
+        let in_shared = (0..directories).map(|dir| Op::mkdir(member.path(format_args!("d{dir}"))).into());
+        let in_shared: Vec<ScriptStep> = in_shared.collect();
         let (made, stats, removes) = (paths.clone(), paths.clone(), paths.clone());
         begin(member)
             .chain(only_if(
                 !shared,
                 dirs.into_iter().map(|dir| ScriptStep::Do(Op::mkdir(dir))).chain([ScriptStep::Barrier]),
             ))
+            .chain(only_if(member.is_first(), in_shared))
+            .chain(only_if(directories > 0, [ScriptStep::Barrier]))
             .chain(only_if(enter, [entered.into()]))
             .chain(only_if(open, paths().flat_map(move |path| make_file(path, bytes.0, 1 << 20))))
             .chain(only_if(!open, made().map(|path| Op::mknod(path).into())))

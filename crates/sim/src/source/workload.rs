@@ -6,6 +6,7 @@ use std::rc::Rc;
 use espalier_proto::Caller;
 use serde::Deserialize;
 
+use super::build::Build;
 use super::compile::Compile;
 use super::create::Create;
 use super::mdtest::MdTest;
@@ -57,6 +58,7 @@ enum Kind {
     Zipf(Zipf),
     Untar(Untar),
     Compile(Compile),
+    Build(Build),
     Trace(Traces),
 }
 
@@ -121,6 +123,7 @@ impl Workload {
             Kind::Zipf(zipf) => zipf.check(),
             Kind::Untar(untar) => untar.check(),
             Kind::Compile(compile) => compile.check(),
+            Kind::Build(build) => build.check(),
             Kind::Trace(traces) => traces.check(&self.common),
         }
     }
@@ -161,6 +164,7 @@ impl Workload {
             Kind::Zipf(zipf) => zipf.source(member),
             Kind::Untar(untar) => Box::new(Script::new(untar.script(member))),
             Kind::Compile(compile) => Box::new(Script::new(compile.script(member))),
+            Kind::Build(build) => Box::new(Script::new(build.script(member))),
             // A trace has its own processes.
             Kind::Trace(_) => Box::new(Script::new(std::iter::empty())),
         }
@@ -254,7 +258,7 @@ mod tests {
 
     #[test]
     fn every_kind_has_defaults() {
-        for kind in ["create", "mdtest", "nine-phases", "zipf", "untar", "compile"] {
+        for kind in ["create", "mdtest", "nine-phases", "zipf", "untar", "compile", "build"] {
             let workloads = parse(&format!("kind = \"{kind}\"\nprocesses = 5")).expect("a workload");
             let started = workloads[0].start(0, 7, 3, Path::new("")).expect("no files are read");
             let clients: Vec<_> = started.crews[0].iter().map(|(client, _)| *client).collect();
@@ -277,6 +281,7 @@ mod tests {
             ("kind = \"zipf\"\nreads = 1.5", "`reads`"),
             ("kind = \"untar\"\nsigma = 40.0", "`sigma`"),
             ("kind = \"compile\"\nsources = 0", "`sources`"),
+            ("kind = \"build\"\nfiles_per_directory = 0", "`files_per_directory`"),
             ("kind = \"trace\"\nfiles = []", "one trace at least"),
             ("kind = \"trace\"\nfiles = [\"a\"]\nprocesses = 3", "`copies`"),
         ] {

@@ -120,6 +120,8 @@ pub enum SimEvent {
     StartProcess {
         process: u32,
     },
+    /// The policy of the balancers is set, if it is not yet.
+    SetBalancer,
     Fault(FaultKind),
     /// A fault ends.
     Mend(Mend),

@@ -12,6 +12,7 @@ use crate::observe::{Mutator, Node, Observer};
 use crate::queue::Queue;
 use crate::station::{Arrived, Station};
 use crate::time::Nanos;
+use crate::world::balance::Decisions;
 use crate::world::event::SimEvent;
 
 /// See the module description.
@@ -35,6 +36,7 @@ pub struct Fabric<'o> {
     pub bytes: u64,
     /// Hash of all sent messages with times and nodes; identifies the run.
     pub fingerprint: u64,
+    pub decisions: Decisions,
 }
 
 /// Permanent id of a connection.
@@ -79,6 +81,7 @@ impl<'o> Fabric<'o> {
             sent: [0; MessageKind::ALL.len()],
             bytes: 0,
             fingerprint: 0,
+            decisions: Decisions::default(),
         }
     }
 

@@ -4,6 +4,7 @@
 //! time, and its output leaves at once, so a reply never reflects requests that the processor has
 //! not served.
 
+mod balancing;
 mod data;
 mod processor;
 mod resources;
@@ -12,6 +13,7 @@ mod term;
 
 use std::collections::BTreeMap;
 
+use espalier_balancer::MoveLimits;
 use espalier_meta::{
     Acknowledge, Config, Input, Io, IoDone, IoId, Layouts, Meta, Now, Refused, Rights, SessionLayer,
     StreamCall, StreamRequest,
@@ -36,6 +38,7 @@ use crate::scenario::Scenario;
 use crate::station::{Arrived, Station};
 use crate::storage::{Loss, Storage, StorageError};
 use crate::time::Nanos;
+use crate::world::balance::ADMINISTRATOR;
 use crate::world::data_calls::{DataCalls, DataClient};
 use crate::world::event::SimEvent;
 use crate::world::fabric::{Fabric, WireId};
@@ -102,6 +105,8 @@ pub struct SimServer {
     servers: ServerMap,
     data_calls: DataCalls<Purpose>,
     switches: SwitchCosts,
+    /// Limits of the balancer.
+    limits: MoveLimits,
     /// Time and busy time of the processor at the last tick.
     measured: (Nanos, u128),
 }
@@ -170,6 +175,7 @@ impl SimServer {
             },
             data_calls: DataCalls::new((node, NodeId::Rank(rank.0)), numbers.first_data(), true),
             switches: SwitchCosts::default(),
+            limits: scenario.balancer.limits(),
             measured: (Nanos::ZERO, 0),
         })
     }
@@ -495,6 +501,11 @@ impl SimServer {
                     fabric.end_span(self.place(), self.served_to(client, id.0));
                     fabric.observer.replied(fabric.now, self.rank, client, *id, result);
                 }
+                if let (ADMINISTRATOR, FromServer::Reply { result, .. }) = (client, &message) {
+                    // Busy: an earlier attempt was answered while the server went down.
+                    self.administered(fabric, matches!(result, Ok(Reply::Done) | Err(Errno::EBUSY)));
+                    goes_on = true;
+                }
                 if let Some(&wire) = self.clients.get(&client) {
                     let message = self.complete(message);
                     fabric.send(wire, self.node, Message::FromServer(message));
@@ -546,22 +557,6 @@ impl SimServer {
         if let Some(session_layer) = &mut self.session_layer {
             session_layer.attach(client);
         }
-    }
-
-    /// Completes a message with fields that the machine does not know.
-    fn complete(&self, mut message: FromServer) -> FromServer {
-        match &mut message {
-            FromServer::Reply { result: Ok(Reply::StatFs(capacity)), .. } => {
-                capacity.space = self.storage.as_ref().map(Storage::space).unwrap_or_default();
-            }
-            FromServer::Reply { result: Ok(reply), .. } => {
-                if let Some(capability) = reply.capability() {
-                    (capability.server, capability.incarnation) = (ServerId(self.rank.0), self.start);
-                }
-            }
-            _ => {}
-        }
-        message
     }
 
     /// Starts a client's stream operation. Returns true if it is already complete.
@@ -616,7 +611,7 @@ impl SimServer {
             }
             // Takes no simulated time.
             Io::Decide(request) => {
-                let decision = espalier_rank_balancer::decide(&request, || false);
+                let decision = self.decide(fabric, &request);
                 return Some((id, Ok(IoDone::Decided(Box::new(decision)))));
             }
             Io::Groups { .. } => return Some((id, Err(Errno::EIO))),

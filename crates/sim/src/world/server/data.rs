@@ -1,14 +1,31 @@
-//! A metadata server's requests to data servers.
+//! A metadata server's requests to data servers, and what it adds to replies about data.
 
 use espalier_meta::{Input, IoDone, IoId, Layouts, StreamCall};
-use espalier_proto::Errno;
+use espalier_proto::{Errno, FromServer, Reply, ServerId};
 
+use crate::storage::Storage;
 use crate::world::data_calls::DataCallEvent;
 use crate::world::fabric::Fabric;
 
 use super::{Purpose, SimServer, stream_stat};
 
 impl SimServer {
+    /// Completes a message with fields that the machine does not know.
+    pub(super) fn complete(&self, mut message: FromServer) -> FromServer {
+        match &mut message {
+            FromServer::Reply { result: Ok(Reply::StatFs(capacity)), .. } => {
+                capacity.space = self.storage.as_ref().map(Storage::space).unwrap_or_default();
+            }
+            FromServer::Reply { result: Ok(reply), .. } => {
+                if let Some(capability) = reply.capability() {
+                    (capability.server, capability.incarnation) = (ServerId(self.rank.0), self.start);
+                }
+            }
+            _ => {}
+        }
+        message
+    }
+
     /// Handles a result from data servers.
     pub(super) fn reached(&mut self, fabric: &mut Fabric<'_>, reached: DataCallEvent<Purpose>) {
         let now = self.now(fabric, 0);

@@ -1,0 +1,126 @@
+//! Rules of balancers, whatever their policies are:
+//!
+//! - A balancer moves no fragment again before the dwell time since its last move is over, begins
+//!   at most as many moves in a window as the limit says, and moves to other ranks that exist.
+//! - A directory that does not split arrives at other ranks no more often than by these rules: from
+//!   a decision to the arrival after the next n moves passes n times the dwell time at least. This
+//!   holds whatever the ranks remember of earlier moves.
+
+use std::collections::BTreeMap;
+
+use espalier_balancer::MovePlan;
+use espalier_meta::{Body, DecisionRequest, Edit, PeerMessage, Question};
+use espalier_proto::{Ino, Rank};
+
+use crate::balancer::BalancerSettings;
+use crate::message::Message;
+use crate::time::Nanos;
+
+/// Difference of clocks that count milliseconds and run at different rates, within a run.
+const CLOCKS: Nanos = Nanos(50_000_000);
+
+/// See the module description.
+pub struct BalancerChecker {
+    settings: BalancerSettings,
+    ranks: u16,
+    /// Directories stay whole.
+    is_whole: bool,
+    /// The directory of each record that has names of another.
+    dirs: BTreeMap<Ino, Ino>,
+    /// The moves of each directory: the time at which the first one of its record was decided, and
+    /// the record that got the names.
+    moved: BTreeMap<Ino, Vec<(Nanos, Ino)>>,
+    /// Records that are to move, since when.
+    decided: BTreeMap<Ino, Nanos>,
+    /// Number of moves that balancers decided, and that began.
+    pub counts: [u64; 2],
+}
+
+impl BalancerChecker {
+    /// `is_whole`: no directory is partitioned.
+    pub fn new(settings: BalancerSettings, ranks: u16, is_whole: bool) -> Self {
+        let (dirs, moved, decided) = Default::default();
+        Self { settings, ranks, is_whole, dirs, moved, decided, counts: [0; 2] }
+    }
+
+    /// A message of another rank arrives at a rank.
+    ///
+    /// # Errors
+    /// The broken rule.
+    pub fn arrives(&mut self, now: Nanos, message: &Message) -> Result<(), String> {
+        let Message::Peer(PeerMessage::Ask { question: Question::Prepare { edits, .. }, .. }) = message
+        else {
+            return Ok(());
+        };
+        for edit in edits {
+            if let Edit::Make { inode } = edit
+                && let Body::Directory(directory) = &inode.body
+            {
+                self.dirs.insert(inode.ino, directory.parent);
+            }
+        }
+        edits.iter().try_for_each(|edit| match edit {
+            Edit::AcceptNames { fragment, .. } if self.is_whole => self.arrived(now, *fragment),
+            _ => Ok(()),
+        })
+    }
+
+    /// A record gets names: its directory moves, in steps, and perhaps not at the first attempt.
+    fn arrived(&mut self, now: Nanos, record: Ino) -> Result<(), String> {
+        let dir = *self.dirs.get(&record).unwrap_or(&record);
+        let moves = self.moved.entry(dir).or_default();
+        let before = moves.last().map_or(dir, |(_, record)| *record);
+        if before == record {
+            return Ok(());
+        }
+        let Some(decided) = self.decided.get(&before).copied() else {
+            // Another attempt.
+            moves.last_mut().into_iter().for_each(|(_, last)| *last = record);
+            return Ok(());
+        };
+        self.decided.remove(&before);
+        moves.push((decided, record));
+        self.counts[1] += 1;
+        let dwell = self.settings.dwell;
+        let last = moves.len() - 1;
+        for (at, (since, _)) in moves.iter().enumerate() {
+            let least = *since + Nanos(dwell.0.saturating_mul((last - at) as u64));
+            if now + CLOCKS < least {
+                return Err(format!(
+                    "directory {dir} bounces: {} moves since {since} at {now}, with a dwell time of {dwell}",
+                    last - at + 1
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// A balancer has decided.
+    ///
+    /// # Errors
+    /// The broken rule.
+    pub fn balanced(&mut self, now: Nanos, request: &DecisionRequest, plan: &MovePlan) -> Result<(), String> {
+        let BalancerSettings { dwell, window, moves, .. } = self.settings;
+        let is_recent = |at_ms: u64, time: Nanos| request.now_ms < at_ms.saturating_add(time.as_millis());
+        let rank = request.rank;
+        for planned in &plan.moves {
+            let candidate = &request.candidates[planned.fragment];
+            if planned.to >= self.ranks || Rank(planned.to) == rank {
+                return Err(format!("rank {} moves inode {} to rank {}", rank.0, candidate.ino, planned.to));
+            }
+            if candidate.moved_ms.is_some_and(|at_ms| is_recent(at_ms, dwell)) {
+                return Err(format!(
+                    "inode {} bounces at rank {}, before {dwell} are over",
+                    candidate.ino, rank.0
+                ));
+            }
+            self.decided.entry(candidate.ino).or_insert(now);
+        }
+        self.counts[0] += plan.moves.len() as u64;
+        let recent = request.recent_moves_ms.iter().filter(|at_ms| is_recent(**at_ms, window)).count();
+        if !plan.moves.is_empty() && recent + plan.moves.len() > moves {
+            return Err(format!("rank {} begins {} moves in {window}", rank.0, recent + plan.moves.len()));
+        }
+        Ok(())
+    }
+}
