@@ -29,8 +29,6 @@ pub enum PaperError {
     /// The measurement is not the requested one.
     #[error("{kind} failed: {errno}")]
     Failed { kind: &'static str, errno: Errno },
-    #[error("this experiment needs more machines than one: run it with --sim")]
-    OnlySimulated,
     #[error("nothing was measured of {0}")]
     Nothing(&'static str),
 }

@@ -69,6 +69,13 @@ impl Summary {
         self.phases.get(&(number, kind)).ok_or(PaperError::Nothing(kind.name()))
     }
 
+    /// The start of the first operation after this many barriers, and the end of the last.
+    pub fn span(&self, number: u32) -> Option<(Nanos, Nanos)> {
+        let phases = || self.phases.iter().filter(|((of, _), _)| *of == number).map(|(_, phase)| phase);
+        let begun = phases().map(|phase| phase.begun).min()?;
+        Some((begun, phases().map(|phase| phase.ended).max()?))
+    }
+
     /// Seconds from the start of the first operation of these kinds after this many barriers to the
     /// end of the last.
     ///

@@ -1,0 +1,13 @@
+//! Sevilla, "Scalable, global namespaces with programmable storage": chapters 2 and 4, in the
+//! simulator.
+
+mod compile;
+mod create;
+mod goal;
+mod locality;
+mod run;
+
+pub(crate) use compile::{FIG4_8, FIG4_9};
+pub(crate) use create::{FIG4_3, FIG4_4, FIG4_6, FIG4_7};
+pub(crate) use goal::HOT_SUBTREE;
+pub(crate) use locality::{FIG2_1, FIG2_2, FIG4_2};
