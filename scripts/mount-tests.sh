@@ -12,7 +12,7 @@ cd "$(dirname "$0")/.."
 BUILD=$(realpath "${BUILD:-target/release}")
 export BUILD # the programs' directory
 local_parts='pjdfstest conformance model first-hour bench helpers'
-all="local powerloss ranks small cluster data no-metafile bulk decouple failing slow subtree usage repair dump cluster-dump kill full memory metrics policy replay rados failover"
+all="local powerloss ranks small cluster data no-metafile bulk decouple failing slow subtree usage repair dump cluster-dump kill full memory metrics policy replay shared-log rados failover"
 only=${ONLY:-$all}
 [ -z "${UNIT:-}" ] || only="unit $only"
 
@@ -57,7 +57,7 @@ export work
 : > "$work/failed"
 started=$(date +%s)
 export started
-# The longest parts first. Each part has its own ports: 127.0.0.1:17440 to 17789, in tens.
+# The longest parts first. Each part has its own ports: 127.0.0.1:17440 to 17869, in tens.
 while read -r name command; do
     case " $only " in *" $name "*) echo "$name $command" ;; esac
 done << PARTS | xargs -r -P "${LANES:-3}" -L 1 bash -c 'run_part "$@" || true' run_part
@@ -84,6 +84,7 @@ memory scripts/memory-test.sh
 metrics scripts/metrics-test.sh
 policy scripts/policy-test.sh
 replay scripts/replay-test.sh
+shared-log scripts/shared-log-test.sh
 rados scripts/rados-test.sh
 failover scripts/failover-test.sh
 PARTS

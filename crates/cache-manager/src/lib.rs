@@ -27,7 +27,7 @@ pub mod policies;
 mod replay;
 pub mod trace;
 
-pub use replay::{ReplayReport, replay};
+pub use replay::{ReplayReport, replay, replay_observed};
 
 /// Accesses that a policy sees, at most.
 pub const ACCESSES_MAX: usize = 16_384;

@@ -22,13 +22,30 @@ pub struct ReplayReport {
 /// # Errors
 /// The policy fails.
 pub fn replay(name: &str, policy: &str, shape: &TraceShape) -> Result<ReplayReport, ScriptError> {
+    replay_observed(name, policy, shape, |_, _, _| {})
+}
+
+/// As [`replay`]. Calls `observe` each second with the second, the entries after the policy ran,
+/// and the number of entries that it evicted.
+///
+/// # Errors
+/// The policy fails.
+pub fn replay_observed(
+    name: &str,
+    policy: &str,
+    shape: &TraceShape,
+    mut observe: impl FnMut(u64, usize, usize),
+) -> Result<ReplayReport, ScriptError> {
     let mut cache = ManagedCache::new(name, policy);
     let mut report = ReplayReport::default();
     let (mut second, mut sum, mut failure) = (0, 0.0, None);
     shape.run(|now_ms, access| {
         if now_ms / 1000 > second {
             second = now_ms / 1000;
-            failure = failure.take().or(cache.manage(now_ms, || false).err());
+            match cache.manage(now_ms, || false) {
+                Ok(evicted) => observe(second, cache.len(), evicted),
+                Err(error) => failure = failure.take().or(Some(error)),
+            }
             sum += cache.len() as f64;
         }
         match access {

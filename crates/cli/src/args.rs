@@ -10,6 +10,7 @@ use espalier_runtime::{RadosAccess, StoreLocation};
 use crate::balancer::BalancerArgs;
 use crate::bench::{BenchArgs, FloorArgs};
 use crate::list::LsArgs;
+use crate::log::SharedLogArgs;
 use crate::paper::PaperArgs;
 use crate::policy::{Assignment, setting_name, settings_help};
 use crate::sim::SimArgs;
@@ -72,6 +73,8 @@ pub enum Command {
     Subtree(SubtreeArgs),
     /// Balance the load among metadata servers: metrics, and policies to check and try.
     Balancer(BalancerArgs),
+    /// A log that many processes append to, in a directory of any file system that they share.
+    Log(SharedLogArgs),
     /// Print which balancer has moved a directory, or one above it, and why.
     Explain {
         #[arg(value_hint = ValueHint::AnyPath)]

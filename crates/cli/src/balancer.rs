@@ -99,6 +99,7 @@ enum BalancerVerb {
 }
 
 pub(crate) use cluster::explain;
+pub(crate) use policies::load;
 
 pub(crate) fn balancer(args: &BalancerArgs) -> Result<ExitCode> {
     match &args.command {

@@ -14,6 +14,7 @@ mod fsck;
 mod fuzz;
 mod heap;
 mod list;
+mod log;
 mod merge;
 mod mount;
 mod options;
@@ -90,6 +91,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Command::Layout(args) => policy::layout(&args),
         Command::Subtree(args) => subtree::subtree(&args.command),
         Command::Balancer(args) => balancer::balancer(&args),
+        Command::Log(args) => log::log(&args),
         Command::Explain { path } => balancer::explain(&path),
         Command::Cp(args) => Ok(cp::cp(&args)),
         Command::Rm(args) => Ok(remove::rm(&args)),

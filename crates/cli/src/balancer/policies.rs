@@ -68,7 +68,7 @@ fn replay(engine: &BalancerEngine, snapshots: Vec<MetricsSnapshot>) -> Vec<MoveP
 }
 
 /// A shipped policy, or a file.
-pub(super) fn load(policy: &Path) -> Result<BalancerPolicy> {
+pub(crate) fn load(policy: &Path) -> Result<BalancerPolicy> {
     if let Some(shipped) = policy.to_str().and_then(BalancerPolicy::shipped) {
         return Ok(shipped);
     }
