@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use espalier_balancer::ScriptError;
 use espalier_library::ConnectError;
 use espalier_proto::Errno;
 use espalier_sim::{OutputError, PlotError, RunError, ScenarioError};
@@ -26,6 +27,8 @@ pub enum PaperError {
     Plot(#[from] PlotError),
     #[error(transparent)]
     Output(#[from] OutputError),
+    #[error("the policy {name} fails: {error}")]
+    Policy { name: String, error: ScriptError },
     /// The measurement is not the requested one.
     #[error("{kind} failed: {errno}")]
     Failed { kind: &'static str, errno: Errno },

@@ -46,6 +46,14 @@ pub struct Setting<'a> {
     pub stop: &'a AtomicBool,
 }
 
+impl Setting<'_> {
+    /// # Errors
+    /// [`PaperError::Stopped`]
+    pub(crate) fn check_stop(&self) -> Result<(), PaperError> {
+        if self.stop.load(std::sync::atomic::Ordering::Relaxed) { Err(PaperError::Stopped) } else { Ok(()) }
+    }
+}
+
 /// A figure or table of a paper.
 #[derive(Clone, Copy, Debug)]
 pub struct Experiment {
@@ -102,6 +110,13 @@ impl Experiment {
         sevilla::FIG4_8,
         sevilla::FIG4_9,
         sevilla::HOT_SUBTREE,
+        sevilla::chapter5::ALL[0],
+        sevilla::chapter5::ALL[1],
+        sevilla::chapter5::ALL[2],
+        sevilla::chapter5::ALL[3],
+        sevilla::chapter5::ALL[4],
+        sevilla::chapter5::ALL[5],
+        sevilla::chapter5::ALL[6],
     ];
 
     pub fn named(id: &str) -> Option<&'static Self> {

@@ -1,6 +1,7 @@
 //! Sevilla, "Scalable, global namespaces with programmable storage": chapters 2 and 4, in the
-//! simulator.
+//! simulator, and 5.
 
+pub(crate) mod chapter5;
 mod compile;
 mod create;
 mod goal;
