@@ -21,7 +21,7 @@ trap cleanup EXIT
 
 section 'make a cluster of four ranks'
 "$bin" cluster init "$cluster" --servers 4 --ranks 4 --listen 127.0.0.1:17780 > /dev/null
-# Moves wait until leases on absent names are over.
+# Changes wait for the leases of clients that are gone.
 sed -i 's/^lease_seconds = .*/lease_seconds = 2/' "$cluster"/server-*/server.toml
 up
 url=espalier://127.0.0.1:17780,127.0.0.1:17781,127.0.0.1:17782,127.0.0.1:17783/

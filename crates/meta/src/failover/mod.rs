@@ -4,8 +4,8 @@
 //!   lease by raising its heartbeat there. Past [`Failover::served_until`], which counts from the
 //!   start of the last successful renewal, it answers nothing.
 //! - A server whose heartbeat stands still for longer than any lease lasts while others read the
-//!   map, or that is known to have ended, is removed from the map. A renewal meanwhile makes the compare-and-swap fail. A
-//!   server that finds itself removed stops for good.
+//!   map, or that is known to have ended, is removed from the map. A renewal meanwhile makes the
+//!   compare-and-swap fail. A server that finds itself removed stops for good.
 //! - The next holder of a rank fences all earlier ones that were removed before it opens the
 //!   rank's store: what they still write fails.
 
@@ -286,7 +286,7 @@ impl Failover {
 
     /// Takes over a version of the map.
     fn learn(&mut self, now: u64, version: u64, map: ClusterMap, actions: &mut Vec<Action>) {
-        // While this server could not read the map, the others may not have reached the store either.
+        // While this server could not read the map, others may not have reached the store either.
         let unread = self.known.as_ref().map_or(0, |known| now - known.since);
         let unread = unread.saturating_sub(self.timing.heartbeat_ms);
         self.heard.values_mut().for_each(|heard| heard.since += unread);

@@ -165,8 +165,8 @@ impl Meta {
         self.setting(inode, Policy::dir_split).map_or(u64::MAX, |capacity| capacity.get().into())
     }
 
-    /// True if a directory record is ceding names. No leases on its names are granted meanwhile: there
-    /// would always be new ones to revoke.
+    /// True if a directory record is ceding names. No leases on its names are granted meanwhile:
+    /// there would always be new ones to revoke.
     pub(crate) fn is_ceding(&self, dir: Ino) -> bool {
         self.transfers.running.contains(&dir)
     }

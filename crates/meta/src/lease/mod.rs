@@ -350,16 +350,16 @@ impl Meta {
         })
     }
 
-    /// Revokes all leases on absent names of a directory record but those with hashes in `kept`,
+    /// Revokes all leases on absent names of a directory record except those with hashes in `rest`,
     /// before it cedes the others.
     pub(crate) fn revoke_absent(
         &mut self,
         cx: &mut Cx<'_>,
         record: Ino,
-        kept: &RangeInclusive<u64>,
+        rest: &RangeInclusive<u64>,
     ) -> Step<()> {
         let Some(leases) = &self.leases else { return Ok(()) };
-        let absent = leases.absent_outside(record, kept);
+        let absent = leases.absent_outside(record, rest);
         self.revoke_all(cx, &|_, see| {
             absent
                 .iter()

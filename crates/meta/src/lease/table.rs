@@ -267,11 +267,11 @@ impl Leases {
         }
     }
 
-    /// The absent names of a directory record on which there may be leases, but for those with
-    /// hashes in `kept`.
-    pub(crate) fn absent_outside(&self, record: Ino, kept: &RangeInclusive<u64>) -> Vec<(u64, Name)> {
+    /// The absent names of a directory record on which there may be leases, except those with
+    /// hashes in `rest`.
+    pub(crate) fn absent_outside(&self, record: Ino, rest: &RangeInclusive<u64>) -> Vec<(u64, Name)> {
         let names = self.absent.range((record, 0)..=(record, u64::MAX));
-        let names = names.filter(|((_, hash), _)| !kept.contains(hash));
+        let names = names.filter(|((_, hash), _)| !rest.contains(hash));
         names.map(|((_, hash), name)| (*hash, name.clone())).collect()
     }
 

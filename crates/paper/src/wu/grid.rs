@@ -54,7 +54,7 @@ impl Costs {
 
 /// A run: all clients create entries in one directory.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Run {
+pub(super) struct CreateRun {
     pub division: Division,
     pub costs: Costs,
     pub servers: u32,
@@ -63,7 +63,7 @@ pub(super) struct Run {
     pub files: u32,
 }
 
-impl Run {
+impl CreateRun {
     pub fn entries(&self) -> u32 {
         self.clients * self.files
     }
@@ -193,7 +193,8 @@ impl Grid {
     pub fn measure(setting: &Setting<'_>, division: Division, costs: Costs) -> Result<Self, PaperError> {
         let Size { servers, clients, files } = size(setting);
         let pairs = clients.iter().flat_map(|clients| servers.iter().map(|servers| (*servers, *clients)));
-        let point = |(servers, clients)| Run { division, costs, servers, clients, files }.measure(setting);
+        let point =
+            |(servers, clients)| CreateRun { division, costs, servers, clients, files }.measure(setting);
         Ok(Self { costs, points: pairs.map(point).collect::<Result<_, _>>()? })
     }
 

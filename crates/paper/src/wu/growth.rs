@@ -2,7 +2,7 @@
 
 use espalier_sim::Line;
 
-use super::grid::{Costs, Division, Run, setup, size};
+use super::grid::{Costs, CreateRun, Division, setup, size};
 use super::throughput::ends;
 use crate::error::PaperError;
 use crate::outcome::{Chart, Claim, ExperimentResult, Table};
@@ -30,7 +30,7 @@ type Samples = Vec<(f64, Vec<u64>)>;
 fn sample(setting: &Setting<'_>, division: Division) -> Result<Samples, PaperError> {
     let ((_, servers), (_, clients)) = (ends(size(setting).servers), ends(size(setting).clients));
     let files = size(setting).files;
-    let run = Run { division, costs: Costs::Thesis, servers, clients, files };
+    let run = CreateRun { division, costs: Costs::Thesis, servers, clients, files };
     let mut samples = Samples::new();
     run.trial()?.sampled(setting, STEP, &mut |now, world| {
         let entries = world.fragment_entries();
