@@ -19,6 +19,7 @@ jobs=(
     'RANKS_SEED=FIRST RANKS_SEEDS=2000 cargo test --workspace --test machine ranks::'
     'SEED=FIRST SEEDS=2000 cargo test --workspace --test machine repair::'
     'RACE_SEED=FIRST RACE_SEEDS=2000 cargo test --workspace --test file_system race::'
+    'cargo test --package espalier-paper -- --ignored'
     'SEED=SEEDED POINTS=100 scripts/powerloss-test.sh'
     'SEED=SEEDED ONLY=model scripts/mount-tests.sh'
     'SEED=SEEDED ONLY="cluster data ranks" scripts/mount-tests.sh'

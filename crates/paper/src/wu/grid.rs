@@ -177,7 +177,7 @@ pub(super) struct Size {
 
 pub(super) fn size(setting: &Setting<'_>) -> Size {
     if setting.quick {
-        Size { servers: &[1, 4, 16], clients: &[8, 128], files: 60 }
+        Size { servers: &[1, 4, 16], clients: &[8, 64], files: 100 }
     } else {
         Size { servers: &[1, 2, 4, 8, 16, 32], clients: &[32, 64, 128, 256, 512], files: 200 }
     }
