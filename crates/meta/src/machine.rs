@@ -6,7 +6,7 @@ use alloc::collections::BTreeSet;
 use alloc::string::String;
 use alloc::vec::Vec;
 
-use espalier_proto::{Caller, ClientId, Errno, Ino, NewNode, Position, Reply, Request, RequestId};
+use espalier_proto::{Caller, ClientId, Errno, Ino, NewNode, Position, Reply, Request, RequestId, Time};
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
@@ -30,7 +30,7 @@ use crate::session::SessionTable;
 use crate::state::State;
 use crate::step::{Load, Step, Stop, StreamCall, Wait};
 pub(crate) use crate::task::Cx;
-use crate::task::{Task, time_of};
+use crate::task::{Task, reported_time};
 use crate::trash::INTERNAL_CLIENT;
 use crate::uncommitted::Uncommitted;
 use crate::unstuff::Filling;
@@ -79,7 +79,12 @@ pub struct Meta {
     pub(crate) uncommitted: Uncommitted,
     /// Generation of stream queries: grows whenever the result of one may be outdated.
     pub(crate) streams_changed: u64,
+    /// The latest time that a client has reported for a change.
+    latest_reported: Time,
 }
+
+/// Maximum lead, in ms, of a client's estimate of this clock over the clock.
+const MAX_LEAD_MS: u64 = 1_000;
 
 impl Meta {
     /// Ticks between checkpoints when nothing else requires one.
@@ -123,6 +128,7 @@ impl Meta {
             leases,
             uncommitted: Uncommitted::default(),
             streams_changed: 0,
+            latest_reported: Time::default(),
         }
     }
 
@@ -220,9 +226,26 @@ impl Meta {
 
     // ---- Operations
 
+    /// The time of a request's changes: the one that the client has given its caller, or else now,
+    /// but not before the times that clients have given others: their estimates of this clock are
+    /// ahead by a message's time.
+    fn time_of(&mut self, request: &Request, now: Time) -> Time {
+        let latest = now.later(MAX_LEAD_MS);
+        let Some(reported) = request.time() else {
+            return Some(self.latest_reported)
+                .filter(|time| *time <= latest)
+                .map_or(now, |time| now.max(time));
+        };
+        let time = reported_time(reported, now);
+        if time <= latest {
+            self.latest_reported = self.latest_reported.max(time);
+        }
+        time
+    }
+
     pub(crate) fn run(&mut self, now: Now, mut task: Task, number: Option<u64>, out: &mut Outbox) {
         let mut cx = Cx {
-            now: time_of(&task.request, now.time),
+            now: self.time_of(&task.request, now.time),
             uptime_ms: now.uptime_ms,
             client: task.from,
             id: task.id,

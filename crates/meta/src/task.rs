@@ -101,11 +101,6 @@ impl Cx<'_> {
 /// ahead.
 const MAX_SKEW: u64 = 10_000_000_000;
 
-/// The time of a request's changes: the one that the client has given its caller, or else now.
-pub(crate) fn time_of(request: &Request, now: Time) -> Time {
-    request.time().map_or(now, |reported| reported_time(reported, now))
-}
-
 /// The time that a client reports for something it has done, or `now` if it is implausible.
 pub(crate) fn reported_time(reported: Time, now: Time) -> Time {
     let nanos = |time: Time| i128::from(time.secs) * 1_000_000_000 + i128::from(time.nanos);

@@ -1,5 +1,5 @@
 //! A log in a directory, a host of its sequencer, and two clients: `cargo run -p
-//! espalier-shared-log --example tour -- DIRECTORY`.
+//! espalier-shared-log --example append -- DIRECTORY`.
 #![allow(clippy::print_stdout)]
 
 use std::path::PathBuf;
