@@ -195,7 +195,8 @@ impl NumberPool {
     /// An estimate of the server's time: at least its true time and any time in its replies.
     fn time(&self, now: u64) -> Option<Time> {
         let (time, at) = self.clock.filter(|(_, at)| now - at < CLOCK_MS)?;
-        Some(time.later(now - at).max(self.latest))
+        // Both local times are rounded down to milliseconds.
+        Some(time.later(now - at + 1).max(self.latest))
     }
 
     fn is_short(&self, now: u64) -> bool {
