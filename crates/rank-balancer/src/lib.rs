@@ -144,7 +144,7 @@ mod tests {
     #[test]
     fn state_passes_to_the_next_decision_and_time_stops_a_policy() {
         let text = "function when() WRstate(RDstate() + 1) return RDstate() == 2 end \
-            function where() targets[3] = 300 end";
+            function where() targets[3] = 1000 end";
         let first = decide(&request(text, 0), || false);
         assert!(matches!(first.verdict, Verdict::Holds(_)));
         let next = DecisionRequest { saved: first.saved, ..request(text, 0) };
