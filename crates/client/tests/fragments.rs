@@ -420,6 +420,21 @@ fn listing_of_a_moved_directory_begins_with_its_parent() {
 }
 
 #[test]
+fn listing_of_a_fragment_that_is_gone_goes_on_where_its_names_are() {
+    let mut machine = Machine::with_map(&[1]);
+    let mut moved = map(&[1]);
+    let first = *moved.hashes(ONE).start();
+    moved.move_to(1, TWO, first);
+    let name = name_in(&map(&[1]), 1);
+    machine.call(read_dir(DIR, first));
+    machine.expect(read_dir(ONE, first), Err(Errno::ESTALE));
+    let reply = Reply::Fragments(Box::new(Fragments { map: moved, name_key: KEY }));
+    machine.expect(Request::Fragments { dir: DIR }, Ok(reply));
+    machine.expect(read_dir(TWO, first), Ok(listing(&[&name], true, LAST_CURSOR)));
+    assert_eq!(page(&mut machine).0, [name]);
+}
+
+#[test]
 fn listing_goes_on_in_a_fragment_that_has_split_off() {
     let mut machine = Machine::with_map(&[1]);
     let (zero, two) = (name_in(&map(&[1, 2]), 0), name_in(&map(&[1, 2]), 2));

@@ -255,7 +255,14 @@ impl<T> Sessions<T> {
         let is_about_name = own.is_none() && name_state.remote_entry.is_none();
         let is_stale = result == Err(Errno::ESTALE) && *routes < 2 && is_about_name;
         // If the directory has been removed, the request for its map fails.
-        let gone = if is_entry || is_stale { self.routed_fragment(&mut pending.incoming.call) } else { None };
+        let call = &mut pending.incoming.call;
+        let gone = match call {
+            Call::Request(Request::ReadDir { dir, .. }) => {
+                Some(*dir).filter(|dir| is_stale && self.fragments.dirs.contains_key(dir))
+            }
+            _ if is_entry || is_stale => self.routed_fragment(call),
+            _ => None,
+        };
         match (wait, result) {
             (FragmentWait::Parent(listing), result) => {
                 return self.complete_listing(now, pending, listing, result, actions);
