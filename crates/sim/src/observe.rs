@@ -59,6 +59,11 @@ pub trait Observer {
     /// An event of failover.
     fn failover(&mut self, _now: Nanos, _event: &FailoverEvent<'_>) {}
 
+    /// False if balancers hold still, since the run examines what is known only at rest.
+    fn lets_balance(&self) -> bool {
+        true
+    }
+
     /// The balancer of a rank has decided. The plan's fragments are candidates of the request.
     fn balanced(&mut self, _now: Nanos, _request: &DecisionRequest, _plan: &MovePlan) {}
 

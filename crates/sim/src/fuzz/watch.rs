@@ -38,6 +38,9 @@ pub struct Watch {
     pub violation: Option<Box<Violation>>,
     pub trace: Trace,
     numbers: NodeNumbers,
+    /// The client of the final survey, and whether that has begun.
+    surveyor: u32,
+    is_surveyed: bool,
     /// Rules of servers that fail over.
     failover: Option<FailoverChecker>,
     /// A broken rule of failover.
@@ -91,6 +94,8 @@ impl Watch {
             violation: None,
             trace: Trace { call, lines: Vec::new() },
             numbers,
+            surveyor: cluster.clients - 1,
+            is_surveyed: false,
             failover: (numbers.processes > 0).then(|| FailoverChecker::new(numbers, is_timed)),
             broken_rule: None,
             balancer: balancer.is_on().then(|| {
@@ -177,6 +182,7 @@ impl Observer for Eyes {
     fn invoked(&mut self, now: Nanos, client: u32, call: u64, caller: &Caller, invoked_call: &Call<'_>) {
         let mut watch = self.0.borrow_mut();
         watch.calls += 1;
+        watch.is_surveyed |= client == watch.surveyor;
         if watch.trace.call == Some(watch.calls) {
             watch.traced = Some((client, call));
             watch.note(now, || {
@@ -333,6 +339,10 @@ impl Observer for Eyes {
         }
         let result = watch.failover.as_mut().map_or(Ok(()), |failover| failover.event(now, event));
         watch.find_broken(result);
+    }
+
+    fn lets_balance(&self) -> bool {
+        !self.0.borrow().is_surveyed
     }
 
     fn balanced(&mut self, now: Nanos, request: &DecisionRequest, plan: &MovePlan) {

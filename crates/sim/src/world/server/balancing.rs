@@ -1,7 +1,7 @@
 //! Runs the balancing policy for a metadata machine, and sets it there.
 
 use espalier_balancer::{BalancerEngine, BalancerPolicy, MovePlan};
-use espalier_meta::{BalancerDecision, DecisionRequest, Input};
+use espalier_meta::{BalancerDecision, DecisionRequest, Input, Verdict};
 use espalier_rank_balancer::{decision, snapshot};
 
 use crate::world::balance::ADMINISTRATOR;
@@ -14,6 +14,12 @@ const MOST_PATHS: usize = 1000;
 impl SimServer {
     /// Runs the policy for the machine.
     pub(super) fn decide(&self, fabric: &mut Fabric<'_>, request: &DecisionRequest) -> BalancerDecision {
+        if !fabric.observer.lets_balance() {
+            return BalancerDecision {
+                verdict: Verdict::Holds("the run is examined".into()),
+                saved: request.saved.clone(),
+            };
+        }
         let policy = BalancerPolicy::new(request.policy.name.as_str(), &request.policy.text);
         let engine = BalancerEngine { limits: self.limits, ..BalancerEngine::new(policy) };
         let mut snapshot = snapshot(request);
