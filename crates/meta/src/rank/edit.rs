@@ -198,6 +198,17 @@ pub(super) fn makes(edits: &[Edit], ino: Ino) -> bool {
     edits.iter().any(|edit| matches!(edit, Edit::Make { inode } if inode.ino == ino))
 }
 
+/// The parent of a directory that one of the edits creates.
+fn parent_made(edits: &[Edit], ino: Ino) -> Option<Ino> {
+    edits.iter().find_map(|edit| match edit {
+        Edit::Make { inode } if inode.ino == ino => match &inode.body {
+            Body::Directory(directory) => Some(directory.parent),
+            _ => None,
+        },
+        _ => None,
+    })
+}
+
 impl State {
     /// Ensures that the edits' names are in memory; they locate inodes that lie in their dentries.
     pub(crate) fn load_names(&self, edits: &[Edit]) -> Step<()> {
@@ -213,6 +224,10 @@ impl State {
                 for FragmentName { name, .. } in names {
                     self.target(*fragment, &self.slot(name))?;
                 }
+            }
+            // The names' usage counts in every directory above.
+            if let Edit::AcceptNames { fragment, .. } = edit {
+                self.load_above(parent_made(edits, *fragment).unwrap_or(*fragment))?;
             }
         }
         Ok(())

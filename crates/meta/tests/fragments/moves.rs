@@ -61,6 +61,36 @@ fn directory_moves_to_each_rank_and_back_with_all_its_names() {
 }
 
 #[test]
+fn usage_of_moved_names_reaches_directories_that_are_not_in_memory() {
+    let mut fs = Routed::evicting();
+    let top = fs.fs.mkdir_at(HOME, Ino::ROOT, "top", 0o755);
+    let above = fs.fs.mkdir_at(HOME, top, "above", 0o755);
+    let dir = fs.fs.mkdir_at(HOME, above, "dir", 0o755);
+    fs.make_files(dir, &names("file", 12));
+    let find = |fs: &mut Routed| {
+        for (parent, file) in [(Ino::ROOT, "top"), (top, "above"), (above, "dir")] {
+            fs.lookup(parent, file).unwrap();
+        }
+    };
+    let usage = |fs: &mut Routed, dir| {
+        fs.ask(Request::GetXattr { ino: dir, name: (*b"user.espalier.rfiles").into() })
+    };
+    let expected = [above, top].map(|dir| usage(&mut fs, dir));
+    assert_eq!(usage(&mut fs, dir), Ok(Reply::Bytes("12".into())));
+    for rank in [2, HOME] {
+        fs.restart();
+        find(&mut fs);
+        for known in [above, top] {
+            fs.fs.0[usize::from(HOME)].forget(known);
+        }
+        move_all(&mut fs, dir, rank);
+        find(&mut fs);
+        assert_eq!([above, top].map(|dir| usage(&mut fs, dir)), expected, "{rank}");
+    }
+    fs.fs.fsck();
+}
+
+#[test]
 fn permissions_reach_fragments_at_the_rank_of_their_directory() {
     let (mut fs, dir) = Routed::with_fragments();
     let map = fs.map(dir);

@@ -221,16 +221,28 @@ pub fn full_dir() -> (Routed, Ino, Vec<String>) {
 
 /// As [`full_dir`], with nothing in memory except what is in use.
 pub fn full_dir_on_disk() -> (Routed, Ino, Vec<String>) {
-    let host = |rank| Harness::with(Config { rank: Rank(rank), ranks: RANKS, cache_bytes: 0, ..config() });
-    let (mut fs, dir, files) =
-        fill_dir(Routed { fs: Ranks((0..RANKS).map(host).collect()), maps: BTreeMap::new() });
-    for rank in 0..RANKS {
-        fs.fs.0[usize::from(rank)].checkpoint();
-        fs.fs.deliver();
-        fs.fs.crash(rank, false);
-        fs.fs.deliver();
-    }
+    let (mut fs, dir, files) = fill_dir(Routed::evicting());
+    fs.restart();
     (fs, dir, files)
+}
+
+impl Routed {
+    /// Hosts with nothing in memory except what is in use.
+    pub fn evicting() -> Self {
+        let host =
+            |rank| Harness::with(Config { rank: Rank(rank), ranks: RANKS, cache_bytes: 0, ..config() });
+        Self { fs: Ranks((0..RANKS).map(host).collect()), maps: BTreeMap::new() }
+    }
+
+    /// Restarts each host after a checkpoint.
+    pub fn restart(&mut self) {
+        for rank in 0..RANKS {
+            self.fs.0[usize::from(rank)].checkpoint();
+            self.fs.deliver();
+            self.fs.crash(rank, false);
+            self.fs.deliver();
+        }
+    }
 }
 
 fn fill_dir(mut fs: Routed) -> (Routed, Ino, Vec<String>) {
