@@ -593,6 +593,9 @@ impl<T> Sessions<T> {
                 // The server reads its clock when the request arrives, and waits for its disk
                 // afterwards.
                 let read = if now - sent < ROUND_TRIP_MS { sent } else { now };
+                // The estimate before may be ahead of the new one, and files have its times.
+                let reached = number_pool.time(now).filter(|reached| *reached < time.later(AHEAD_MS));
+                number_pool.latest = number_pool.latest.max(reached.unwrap_or_default());
                 number_pool.clock = Some((*time, read));
             }
             _ => number_pool.refused_until = now + REFUSED_MS,

@@ -71,6 +71,29 @@ fn reported_ctime_never_goes_back() {
 }
 
 #[test]
+fn reported_ctime_never_goes_back_when_the_clock_is_read_again() {
+    let mut world = ClientWorld::new();
+    let mut reported = Time::default();
+    for entries in 3.. {
+        let call = world.call(create(&entries.to_string(), false));
+        let Some(Ok(Answer::Entry(entry))) = world.answer(call) else { panic!("{:?}", world.frontend) };
+        assert!(entry.attr.ctime >= reported);
+        reported = entry.attr.ctime;
+        let refill = world.sent.iter().find(|(.., request)| matches!(request, Request::TakeNumbers { .. }));
+        if let Some((id, ..)) = refill.cloned() {
+            let (first, time) = (Ino(FIRST + 1000), Time::new(499, 500_000_000));
+            let numbers = Reply::Numbers { first, count: 100, time, strip: STRIP, accesses: true };
+            world.reply(id, Touched::default(), Ok(numbers));
+            break;
+        }
+        world.made(world.last().0, entry.attr.ino.0, entries);
+    }
+    let call = world.call(create("last", false));
+    let Some(Ok(Answer::Entry(entry))) = world.answer(call) else { panic!("{:?}", world.frontend) };
+    assert_eq!(entry.attr.ctime, reported);
+}
+
+#[test]
 fn replies_older_than_pending_operations_are_ignored() {
     let mut world = ClientWorld::new();
     for file in ["a", "b", "c"] {
