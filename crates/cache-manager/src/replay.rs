@@ -25,7 +25,7 @@ pub fn replay(name: &str, policy: &str, shape: &TraceShape) -> Result<ReplayRepo
     replay_observed(name, policy, shape, |_, _, _| {})
 }
 
-/// As [`replay`]. Calls `observe` each second with the second, the entries after the policy ran,
+/// Replays as [`replay`] does, and calls `observe` each second with the second, the entries after the policy ran,
 /// and the number of entries that it evicted.
 ///
 /// # Errors

@@ -31,17 +31,17 @@ struct ClientArgs {
     /// The log's directory. Hosts of sequencers are those of the directory above it.
     #[arg(value_hint = ValueHint::DirPath, value_name = "LOG")]
     dir: PathBuf,
-    /// Where numbers come from: `lease` (this process holds the sequencer for a while), `direct`
+    /// Source of log positions: `lease` (this process holds the sequencer for a while), `direct`
     /// (the host that holds it) or the name of a host (which asks the holder).
     #[arg(long, default_value = "lease", value_name = "lease|direct|HOST")]
     numbers: String,
-    /// With `lease`: numbers that this process takes before it lets others have the sequencer.
+    /// Numbers that this process takes under a lease before it lets others have the sequencer.
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..))]
     quota: u64,
-    /// With `lease`: milliseconds for which this process holds the sequencer.
+    /// Milliseconds of a lease, for which this process holds the sequencer.
     #[arg(long, default_value_t = 250, value_parser = clap::value_parser!(u64).range(1..))]
     term: u64,
-    /// With `lease`: milliseconds for which this process leaves the sequencer to others afterwards.
+    /// Milliseconds after a lease for which this process leaves the sequencer to others.
     #[arg(long, default_value_t = 5)]
     backoff: u64,
     /// Seconds to wait for a sequencer.

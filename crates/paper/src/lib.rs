@@ -61,7 +61,7 @@ pub struct Experiment {
     pub id: &'static str,
     /// The paper's title for it.
     pub title: &'static str,
-    /// Where it can run.
+    /// Testbeds that can run it.
     pub places: &'static [Testbed],
     run: fn(&Setting<'_>) -> Result<ExperimentResult, PaperError>,
 }

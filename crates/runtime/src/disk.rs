@@ -88,7 +88,7 @@ impl Disk {
                 journal.trim(trim);
                 Ok(IoDone::Published { used: journal.used() })
             }
-            // Only a server has data servers, and balances.
+            // An embedded mount has neither data servers nor a balancer.
             Io::Admit { .. } | Io::Decide(_) => Err(Errno::EIO),
             Io::Yield => {
                 std::thread::yield_now();

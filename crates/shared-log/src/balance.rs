@@ -1,4 +1,4 @@
-//! Which sequencers a host hands over: the balancer's engine on metrics of hosts and sequencers.
+//! Balancing of sequencers: the balancer's engine on metrics of hosts and sequencers.
 
 use espalier_balancer::{
     BalancerEngine, FragmentMetrics, MetricsSnapshot, MovePlan, PopularityCounters, RankMetrics, SavedState,

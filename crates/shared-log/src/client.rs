@@ -17,7 +17,7 @@ const PAUSE_MAX: Duration = Duration::from_millis(50);
 /// A host that does not answer for so long is not asked again.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Where a client's numbers come from.
+/// The source of a client's log positions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NumberSource {
     /// The client holds the sequencer itself for a while, and takes numbers without a message. If a

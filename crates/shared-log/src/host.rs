@@ -100,7 +100,7 @@ fn now_ms() -> u64 {
     SystemTime::UNIX_EPOCH.elapsed().map_or(0, |elapsed| elapsed.as_millis() as u64)
 }
 
-/// What a host reports to its program: decisions that move something or fail.
+/// A callback for each plan of a host that moves sequencers or fails.
 pub type PlanObserver = Box<dyn Fn(&MovePlan) + Send>;
 
 /// Options of a host.
@@ -118,7 +118,7 @@ pub struct HostOptions {
 struct SequencerSlot {
     dir: LogDirectory,
     held: Option<(HeldEpoch, Sequencer)>,
-    /// Not claimed until then.
+    /// The host does not claim the sequencer before this time.
     barred_until: Option<Instant>,
     moved_ms: Option<u64>,
     /// Requests in this interval, and a second in the last one.
@@ -376,7 +376,7 @@ impl HostState {
         }
         let (token, log) = (record.token, log.to_owned());
         let request = NumberRequest { token, log, count: 0, floor: 0, forward: false, sealed: 0 };
-        // If that fails, the first host that a client asks claims it.
+        // After a failure the first host that a client asks claims the sequencer.
         let _ = connection.ask(&request);
         Ok(())
     }

@@ -27,7 +27,7 @@ impl Default for LeaseLimits {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TakenNumbers {
     pub epoch: u64,
-    /// With a count of 0: the tail.
+    /// The first number; the tail, if the count is 0.
     pub first: u64,
 }
 
@@ -116,7 +116,7 @@ impl EpochRecord {
     }
 }
 
-/// What is known of the holder of an epoch that has not been released.
+/// State of the holder of an epoch that has not been released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HolderState {
     /// It has its lock.
@@ -127,7 +127,7 @@ pub enum HolderState {
     Deposed,
 }
 
-/// Who holds the sequencer next.
+/// The next holder of the sequencer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClaimDecision {
     /// The caller, if it is first to create this epoch. `begin`: first number, or `None` if it must

@@ -15,7 +15,7 @@ const LINE_MAX: u64 = 4096;
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct NumberRequest {
-    /// From the host's record, which users of the logs can read.
+    /// The token in the host's record, which users of the logs can read.
     pub token: String,
     pub log: String,
     pub count: u64,

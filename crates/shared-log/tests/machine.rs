@@ -48,7 +48,7 @@ struct LogWorld {
     mutant: Mutant,
     entries: HashMap<u64, u64>,
     records: Vec<EpochRecord>,
-    /// All of them continue to answer, until their epoch is known to be sealed.
+    /// Sequencers that continue to answer until they know that their epoch is sealed.
     sequencers: Vec<Sequencer>,
     /// A claim between the creation of its epoch and the search for the last entry.
     claiming: Option<Option<u64>>,

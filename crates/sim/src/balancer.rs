@@ -23,7 +23,7 @@ pub struct BalancerSettings {
     pub every: Nanos,
     /// Time at which the policy is set; ranks decide some three seconds later for the first time.
     pub from: Nanos,
-    /// As in [`MoveLimits`].
+    /// The limits have the names of [`MoveLimits`].
     pub moves: usize,
     pub window: Nanos,
     pub dwell: Nanos,

@@ -71,7 +71,7 @@ impl RecentMove {
     }
 }
 
-/// As many of the last entries as fit.
+/// Encodes the last entries of the log, up to the size of an attribute.
 pub(super) fn encoded(log: &[BalancerLogEntry]) -> Vec<u8> {
     let mut rest = &log[log.len().saturating_sub(MAX_ENTRIES)..];
     loop {

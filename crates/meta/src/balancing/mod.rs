@@ -133,7 +133,7 @@ impl Balancing {
     fn adopt(&mut self, policy: Option<Arc<StoredPolicy>>) {
         self.known = policy;
         (self.saved, self.logged, self.last) = (Vec::new(), None, None);
-        // What an older policy decides is of no interest.
+        // Plans of an older policy are dropped.
         (self.deciding, self.next_ms) = (None, 0);
     }
 

@@ -24,8 +24,8 @@ pub(super) enum Virtual {
     Fragments,
     /// Of the root: a [`LoadReport`](crate::LoadReport), encoded.
     Load,
-    /// Of the root: a [`BalancerReport`](crate::BalancerReport), encoded. Set to a
-    /// [`BalancerCommand`](crate::BalancerCommand).
+    /// An encoded [`BalancerReport`](crate::BalancerReport), which only the root has. Its value is
+    /// set to a [`BalancerCommand`](crate::BalancerCommand).
     Balancer,
 }
 

@@ -43,9 +43,9 @@ pub(crate) enum PeerRequest {
         changes: Vec<(Ino, Usage)>,
         about: Vec<Ino>,
     },
-    /// Of this rank itself: [`Meta::balance`].
+    /// The rank's own request to balance its load: [`Meta::balance`].
     Balance,
-    /// Of this rank itself: [`Meta::record_balancing`].
+    /// The rank's own request to log what its balancer did: [`Meta::record_balancing`].
     RecordBalancing {
         version: u64,
         since_ms: u64,

@@ -80,7 +80,7 @@ fn fig4_8(setting: &Setting<'_>) -> Result<ExperimentResult, PaperError> {
     let names: Vec<String> =
         ways.iter().map(|(clients, ranks)| format!("{clients} clients, {ranks} ranks")).collect();
     let few = RANKS.len();
-    // Of one of the numbers of ranks, with 3 clients or with 5.
+    // `first`: the first of the runs with the same number of clients.
     let speedup = |first: usize, at: usize| runs[first].seconds() / runs[first + at].seconds();
     let best = |first: usize| (1..few).map(|at| speedup(first, at)).fold(0.0, f64::max);
     let more = speedup(few, 3) / speedup(few, 2);

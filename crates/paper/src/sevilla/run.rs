@@ -190,7 +190,7 @@ pub(super) fn table<'a>(runs: impl IntoIterator<Item = (&'a str, &'a Ran)>) -> T
     Table { name: "runs", columns, rows: runs.into_iter().map(row).collect() }
 }
 
-/// What all experiments have in common, for their descriptions.
+/// Describes the settings that all experiments share.
 pub(super) fn described(slow: u32, client_us: f64) -> String {
     let slower = match slow {
         1 => String::new(),

@@ -9,7 +9,7 @@ use crate::error::PaperError;
 use crate::outcome::{Chart, Table};
 use crate::trial::Trial;
 
-/// How the directory comes to have a fragment on each server.
+/// The cause of the directory's fragments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Division {
     PreDistributed,
@@ -253,7 +253,7 @@ pub(super) fn charts(setting: &Setting<'_>, grids: &[Grid], axis: Axis, (name, o
     grids.iter().map(chart).collect()
 }
 
-/// All numbers of several grids.
+/// A table with the points of several grids.
 pub(super) fn table(grids: &[Grid]) -> Table {
     let columns =
         vec!["costs", "clients", "servers", "creates/s", "mean ms", "queue", "utilisation", "forwards"];

@@ -9,7 +9,7 @@ use super::scenario::Case;
 use crate::random::Seed;
 use crate::time::Nanos;
 
-/// In one in this many of the runs that may have balancers there are.
+/// One in this many of the runs that may have balancers has them.
 const EVERY: u32 = 2;
 
 /// Capacity of directories that do not split.

@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use super::create::begin;
 use super::script::{FILE, ScriptStep, list, make_file, read_file, script, write};
-use super::workload::{Member, range};
+use super::workload::{Member, range, sizes};
 use super::{Op, OpenFlags, Target};
 use crate::{Bytes, Nanos, Random, Seed};
 
@@ -67,7 +67,7 @@ impl Default for Build {
 struct SourceDir {
     path: String,
     sources: u32,
-    /// How many of them are compiled.
+    /// Number of sources that are compiled.
     compiled: u32,
 }
 
@@ -85,12 +85,11 @@ impl Build {
         range("headers", u64::from(self.headers), 1, 1 << 20)?;
         range("files_per_directory", u64::from(self.files_per_directory), 1, 1 << 20)?;
         range("includes", u64::from(self.includes), 0, 1 << 10)?;
-        let sizes = [
+        sizes([
             ("source_bytes", self.source_bytes),
             ("header_bytes", self.header_bytes),
             ("object_bytes", self.object_bytes),
-        ];
-        sizes.into_iter().try_for_each(|(key, bytes)| range(key, bytes.0, 0, 1 << 30))
+        ])
     }
 
     pub(super) fn script(&self, member: &Member) -> impl Iterator<Item = ScriptStep> + use<> {

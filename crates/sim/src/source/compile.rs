@@ -5,7 +5,7 @@ use serde::Deserialize;
 
 use super::create::begin;
 use super::script::{FILE, ScriptStep, make_file, only_if, read_file, script, write};
-use super::workload::{Member, range};
+use super::workload::{Member, range, sizes};
 use super::{Op, OpenFlags, Target};
 use crate::{Bytes, Nanos};
 
@@ -51,12 +51,11 @@ impl Compile {
         range("headers", u64::from(self.headers), 1, 1 << 20)?;
         range("includes", u64::from(self.includes), 0, 1 << 20)?;
         range("include_path", u64::from(self.include_path), 1, 1 << 10)?;
-        let sizes = [
+        sizes([
             ("source_bytes", self.source_bytes),
             ("header_bytes", self.header_bytes),
             ("object_bytes", self.object_bytes),
-        ];
-        sizes.into_iter().try_for_each(|(key, bytes)| range(key, bytes.0, 0, 1 << 30))
+        ])
     }
 
     pub(super) fn script(&self, member: &Member) -> impl Iterator<Item = ScriptStep> + use<> {

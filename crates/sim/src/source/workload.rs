@@ -14,6 +14,7 @@ use super::phases::Phases;
 use super::untar::Untar;
 use super::zipf::Zipf;
 use super::{Script, Source};
+use crate::Bytes;
 use crate::process::{Frontend, Identity, Process};
 use crate::trace::{Replay, Trace, TraceError};
 
@@ -240,6 +241,12 @@ impl Member {
 /// The valid range, if the value is outside it.
 pub(super) fn range(key: &str, value: u64, least: u64, most: u64) -> Result<(), String> {
     if (least..=most).contains(&value) { Ok(()) } else { Err(format!("`{key}` is {least} to {most}")) }
+}
+
+/// # Errors
+/// The valid range, if one of the sizes is outside it.
+pub(super) fn sizes<const N: usize>(sizes: [(&str, Bytes); N]) -> Result<(), String> {
+    sizes.into_iter().try_for_each(|(key, bytes)| range(key, bytes.0, 0, 1 << 30))
 }
 
 #[cfg(test)]

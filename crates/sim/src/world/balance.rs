@@ -17,7 +17,7 @@ const ATTRIBUTE: &[u8] = b"user.espalier.balancer";
 /// Interval between attempts to set the policy.
 const RETRY: Nanos = Nanos(1_000_000_000);
 
-/// What all balancers of a run have decided.
+/// Decisions of all balancers of a run.
 #[derive(Debug, Default)]
 pub struct Decisions {
     /// The root's rank has the policy.

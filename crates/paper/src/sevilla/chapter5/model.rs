@@ -23,12 +23,12 @@ pub(super) struct SequencerCosts {
 pub(super) const THESIS: SequencerCosts =
     SequencerCosts { receive: 260, find: 265, coherence: 300, message: 50 };
 
-/// Where requests go.
+/// The server that a client sends its requests to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RequestRoute {
-    /// To the server that has the sequencer.
+    /// The server that has the sequencer.
     Client,
-    /// To the first server, which passes them on.
+    /// The first server, which passes requests on.
     Proxy,
 }
 
@@ -53,7 +53,7 @@ pub(super) struct SequencerModel {
 }
 
 impl SequencerModel {
-    /// All sequencers begin at the first server. `clients`: of each sequencer.
+    /// All sequencers begin at the first server. `clients`: number of clients of each sequencer.
     pub fn new(
         costs: SequencerCosts,
         route: RequestRoute,

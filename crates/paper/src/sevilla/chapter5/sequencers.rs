@@ -26,7 +26,7 @@ fn rate(value: f64) -> String {
     format!("{value:.0}/s")
 }
 
-/// How requests reach the sequencers, and which have moved to the second server.
+/// Names of the modes, routes of requests, and the server of each sequencer.
 const MODES: [(&str, RequestRoute, &[usize]); 5] = [
     ("no balancing", RequestRoute::Client, &[0, 0]),
     ("client mode (half)", RequestRoute::Client, &[0, 1]),
