@@ -79,5 +79,7 @@ impl Frontend for LibraryFrontend {
 
     fn changed(&self, _: &[Ino]) {}
 
+    fn privileges_removed(&self, _: Ino) {}
+
     fn flushed_behind(&self, _: Ino, _: Range<u64>) {}
 }

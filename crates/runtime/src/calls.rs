@@ -60,6 +60,9 @@ pub trait Frontend: Sized + Send + Sync + 'static {
     /// The attributes or contents of these inodes have changed.
     fn changed(&self, inos: &[Ino]);
 
+    /// A file has lost its set-id bits, and the call that removed them continues when this returns.
+    fn privileges_removed(&self, ino: Ino);
+
     /// Flush-behind has begun to write these bytes of a growing file; callers need not cache them.
     fn flushed_behind(&self, ino: Ino, bytes: Range<u64>);
 }

@@ -184,6 +184,7 @@ impl Frontend for Closed {
     fn recall(&self, _: &[Recall], _: &[(Ino, Name)]) {}
 
     fn changed(&self, _: &[Ino]) {}
+    fn privileges_removed(&self, _: Ino) {}
 
     fn flushed_behind(&self, _: Ino, _: Range<u64>) {}
 }

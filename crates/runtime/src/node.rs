@@ -63,6 +63,8 @@ enum FinalStep<'a> {
 struct PendingEffects<'a, T> {
     out: Outbox,
     finished: Vec<Finished<'a, T>>,
+    /// Files that have lost their set-id bits.
+    unprivileged: Vec<Ino>,
     /// The critical section of the inputs.
     section: CriticalSection,
 }
@@ -72,7 +74,7 @@ impl<T> PendingEffects<'_, T> {
     /// the allocator serves without a lock.
     fn new(section: CriticalSection) -> Self {
         let out = Outbox { replies: Vec::with_capacity(1), ..Outbox::default() };
-        Self { out, finished: Vec::with_capacity(1), section }
+        Self { out, finished: Vec::with_capacity(1), unprivileged: Vec::new(), section }
     }
 }
 
@@ -213,7 +215,7 @@ impl<D: Frontend> Node<D> {
                         return;
                     };
                     let reply = work.out.replies.swap_remove(at);
-                    work.out.changed.extend(call.unprivileged(&reply.result));
+                    work.unprivileged.extend(call.unprivileged(&reply.result));
                     next = inner.client.reply(&call, reply.result);
                 }
             }
@@ -249,6 +251,7 @@ impl<D: Frontend> Node<D> {
             if !changed.is_empty() {
                 self.frontend.changed(&changed);
             }
+            work.unprivileged.drain(..).for_each(|ino| self.frontend.privileges_removed(ino));
             for finished in work.finished.drain(..) {
                 self.finish(finished);
             }
@@ -275,7 +278,7 @@ impl<D: Frontend> Node<D> {
     ) {
         if let Some(PendingCall { caller, call, ticket, mut span }) = inner.pending.remove(&id) {
             span.resume(work.section);
-            work.out.changed.extend(call.unprivileged(&reply));
+            work.unprivileged.extend(call.unprivileged(&reply));
             let next = inner.client.reply(&call, reply);
             self.advance(inner, work, id, (caller, call, ticket, span), next);
         }

@@ -248,8 +248,10 @@ impl<D: Frontend> Remote<D> {
     ) {
         // Attributes are invalidated before the call continues and before its answer.
         for event in &actions.frontend {
-            if let FrontendEvent::Changed(inos) = event {
-                self.frontend.changed(inos);
+            match event {
+                FrontendEvent::Changed(inos) => self.frontend.changed(inos),
+                FrontendEvent::PrivilegesRemoved(ino) => self.frontend.privileges_removed(*ino),
+                _ => {}
             }
         }
         let addressed = inner.address(&mut actions, &self.tracer);
@@ -287,7 +289,7 @@ impl<D: Frontend> Remote<D> {
             FrontendEvent::Distrust { names, inos } => self.frontend.distrust(names, &inos),
             FrontendEvent::Recall { recalls, removed } => self.frontend.recall(&recalls, &removed),
             // Handled above.
-            FrontendEvent::Changed(_) => {}
+            FrontendEvent::Changed(_) | FrontendEvent::PrivilegesRemoved(_) => {}
             FrontendEvent::Groups { rank, id, pid } => self.send_groups(rank, id, pid),
             FrontendEvent::Failed { dir, name: Some(name), errno, .. } => tracing::warn!(
                 dir = dir.0,

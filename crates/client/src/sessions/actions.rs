@@ -44,6 +44,9 @@ pub enum FrontendEvent<T> {
     Recall { recalls: Vec<Recall>, removed: Vec<(Ino, Name)> },
     /// The attributes or contents of these inodes have changed.
     Changed(Vec<Ino>),
+    /// A file has lost its set-id bits; the call that removed them waits for the invalidation of
+    /// its attributes.
+    PrivilegesRemoved(Ino),
     /// Requests the supplementary groups of a process;
     /// [`Sessions::groups`](super::Sessions::groups) takes them.
     Groups { rank: Rank, id: RequestId, pid: u32 },

@@ -141,7 +141,7 @@ impl<T> Sessions<T> {
         if let Some(pending) = pending {
             if let Some(ino) = pending.incoming.call.unprivileged(&result) {
                 self.cache.touched(ino);
-                actions.frontend.push(FrontendEvent::Changed(self.shown_all([ino].into())));
+                actions.frontend.push(FrontendEvent::PrivilegesRemoved(self.shown_as(ino)));
             }
             self.resume_call(now, pending, result, lease, actions);
         }

@@ -235,10 +235,17 @@ impl Frontend for FuseFrontend {
 
     fn changed(&self, inos: &[Ino]) {
         // No later reply may reach a caller while the kernel has old attributes.
-        if let Some(Notifiers { inodes, .. }) = self.notifiers.get() {
-            inos.iter().for_each(|ino| inodes.inval_attributes(ino.0));
-        }
+        inos.iter().for_each(|ino| self.privileges_removed(*ino));
         self.notify(inos.iter().copied().map(KernelNotification::Attributes).collect());
+    }
+
+    /// A second, queued notification would do harm: if the kernel processes it between the next
+    /// request for attributes and the reply, it discards the reply and runs the program with the
+    /// old mode.
+    fn privileges_removed(&self, ino: Ino) {
+        if let Some(Notifiers { inodes, .. }) = self.notifiers.get() {
+            inodes.inval_attributes(ino.0);
+        }
     }
 
     /// The kernel reports the inodes that it forgets. If the queue is busy, or the inode has

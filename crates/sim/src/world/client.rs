@@ -470,6 +470,7 @@ impl SimClient {
                         self.drop_pages(&inos)
                     }
                     FrontendEvent::DistrustNames
+                    | FrontendEvent::PrivilegesRemoved(_)
                     | FrontendEvent::Recall { .. }
                     | FrontendEvent::Unlocked(_)
                     | FrontendEvent::Failed { .. } => {}
