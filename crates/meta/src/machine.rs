@@ -230,17 +230,20 @@ impl Meta {
     /// but not before the times that clients have given others: their estimates of this clock are
     /// ahead by a message's time.
     fn time_of(&mut self, request: &Request, now: Time) -> Time {
-        let latest = now.later(MAX_LEAD_MS);
         let Some(reported) = request.time() else {
-            return Some(self.latest_reported)
-                .filter(|time| *time <= latest)
-                .map_or(now, |time| now.max(time));
+            let latest = Some(self.latest_reported).filter(|time| *time <= now.later(MAX_LEAD_MS));
+            return latest.map_or(now, |time| now.max(time));
         };
         let time = reported_time(reported, now);
-        if time <= latest {
+        self.hear_time(now, time);
+        time
+    }
+
+    /// Notes a time that a client has given to a change, here or at another rank.
+    pub(crate) fn hear_time(&mut self, now: Time, time: Time) {
+        if time <= now.later(MAX_LEAD_MS) {
             self.latest_reported = self.latest_reported.max(time);
         }
-        time
     }
 
     pub(crate) fn run(&mut self, now: Now, mut task: Task, number: Option<u64>, out: &mut Outbox) {

@@ -36,7 +36,7 @@ impl Message for FromClient {
             | Self::Stream { id, .. }
             | Self::Cancel { id }
             | Self::Groups { id, .. } => Some(id.0),
-            Self::Revoked { .. } | Self::Blocked { .. } | Self::Goodbye => None,
+            Self::Revoked { .. } | Self::Blocked { .. } | Self::Goodbye | Self::Clock { .. } => None,
         }
     }
 

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     Attr, Caller, ClientId, Errno, Ino, Name, Rank, Recall, Reply, Request, RequestId, RevocationId,
-    ServerId, StreamIo,
+    ServerId, StreamIo, Time,
 };
 
 /// Permanent id of a cluster. Peers of another cluster are refused.
@@ -133,6 +133,9 @@ pub enum FromClient {
     Goodbye,
     /// The supplementary groups of a request's caller.
     Groups { id: RequestId, groups: Arc<[u32]> },
+    /// The latest time of the changes that the client knows, at other servers. Later changes here
+    /// get no earlier time.
+    Clock { time: Time },
 }
 
 impl FromClient {

@@ -285,6 +285,9 @@ impl<T> Sessions<T> {
             Page::of(&incoming.call).filter(|page| self.may(&incoming.caller, page.dir, Access::READ, now));
         let entries = page.and_then(|page| self.cache.entries_to_ask_for(page));
         let rank = next.rank();
+        if let Next::Ask(request) | Next::Find(request, _) = &next {
+            self.report_time(now, request);
+        }
         let Some(end) = self.end(rank) else {
             // Such an inode never came from a server.
             return actions.answer(pending.incoming.ticket, Err(Errno::ESTALE));

@@ -54,6 +54,8 @@ pub(super) struct Writeback {
     pub write_behind: WriteBehind,
     /// The number of the last operation.
     last: u64,
+    /// The latest time of a change that the client knows, and when it learned the time.
+    latest: (Time, u64),
     /// New files that have been open since their creation, with their directories.
     open: HashMap<Ino, Ino, FxBuildHasher>,
     number_pools: BTreeMap<Rank, NumberPool>,
@@ -113,8 +115,8 @@ struct NumberPool {
     accesses: bool,
     /// A reading of the server's clock, and the local time of the reading.
     clock: Option<(Time, u64)>,
-    /// The latest time in any reply of the server.
-    latest: Time,
+    /// The latest time of a change that the server knows from this client or has returned to it.
+    shared: Time,
     /// The allocation request and when it was sent.
     requested: Option<(RequestId, u64)>,
     /// The server has refused an allocation and is not asked again before this time.
@@ -178,6 +180,22 @@ impl Writeback {
         self.changes.len() + self.unsent.len()
     }
 
+    /// Notes the time that a pending operation has.
+    fn give_time(&mut self, change: &PendingOp, request: &Request) {
+        if let Some(time) = request.time() {
+            self.hear_time(change.sent, request.rank(), time);
+        }
+    }
+
+    /// Notes the time of a change at a server.
+    fn hear_time(&mut self, now: u64, rank: Rank, time: Time) {
+        let pool = self.number_pools.entry(rank).or_default();
+        pool.shared = pool.shared.max(time);
+        if time > self.latest.0 {
+            self.latest = (time, now);
+        }
+    }
+
     pub fn new_change(
         &mut self,
         call: u64,
@@ -192,11 +210,11 @@ impl Writeback {
 }
 
 impl NumberPool {
-    /// An estimate of the server's time: at least its true time and any time in its replies.
+    /// An estimate of the server's time: at least its true time.
     fn time(&self, now: u64) -> Option<Time> {
         let (time, at) = self.clock.filter(|(_, at)| now - at < CLOCK_MS)?;
         // Both local times are rounded down to milliseconds.
-        Some(time.later(now - at + 1).max(self.latest))
+        Some(time.later(now - at + 1))
     }
 
     fn is_short(&self, now: u64) -> bool {
@@ -419,7 +437,10 @@ impl<T> Sessions<T> {
         let is_ready = self.server_sessions.get(&rank)?.link.is_ready()
             && self.writeback.count() < MOST
             && self.uses_writeback;
-        self.writeback.number_pools.get(&rank)?.time(now).filter(|_| is_ready)
+        let time = self.writeback.number_pools.get(&rank)?.time(now).filter(|_| is_ready)?;
+        // Later times are of a clock that was set back since.
+        let latest = Some(self.writeback.latest.0).filter(|latest| *latest < time.later(AHEAD_MS));
+        Some(time.max(latest.unwrap_or_default()))
     }
 
     /// Sends an operation, or queues it until the earlier operations on its file are answered.
@@ -428,11 +449,13 @@ impl<T> Sessions<T> {
             let Unsent { change, caller, request } = unsent;
             self.send_pending(change.ino.rank(), change, caller, request);
         } else {
+            self.writeback.give_time(&unsent.change, &unsent.request);
             self.writeback.unsent.push_back(unsent);
         }
     }
 
     fn send_pending(&mut self, rank: Rank, change: PendingOp, caller: Caller, request: Request) {
+        self.writeback.give_time(&change, &request);
         if let Some(end) = self.end(rank) {
             let id = end.ask(caller, request);
             self.writeback.changes.insert((rank, id), change);
@@ -564,10 +587,8 @@ impl<T> Sessions<T> {
         }
     }
 
-    /// Updates the estimate of the server's time from a reply.
+    /// Notes the times in a reply.
     pub(super) fn hear_time(&mut self, now: u64, reply: &ServerReply) {
-        let Some(number_pool) = self.writeback.number_pools.get_mut(&reply.rank) else { return };
-        let Some(time) = number_pool.time(now) else { return };
         let latest = match &reply.result {
             Ok(Reply::Attr(attr)) => Some(attr.ctime),
             Ok(Reply::Entry(entry) | Reply::Created(entry, _)) => Some(entry.attr.ctime),
@@ -577,9 +598,30 @@ impl<T> Sessions<T> {
             _ => None,
         };
         let touched = reply.touched.attrs.iter().map(|attr| attr.ctime);
+        let estimate = self.writeback.number_pools.get(&reply.rank).and_then(|pool| pool.time(now));
         // Later times are of a clock that was set back since.
-        let heard = touched.chain(latest).filter(|ctime| *ctime < time.later(AHEAD_MS));
-        number_pool.latest = heard.fold(number_pool.latest, Time::max);
+        let heard =
+            touched.chain(latest).filter(|ctime| estimate.is_some_and(|time| *ctime < time.later(AHEAD_MS)));
+        if let Some(time) = heard.max() {
+            self.writeback.hear_time(now, reply.rank, time);
+        }
+    }
+
+    /// Reports the latest time to a server that is about to give a change its own time, if the
+    /// change could look older than an earlier one at another server.
+    pub(super) fn report_time(&mut self, now: u64, request: &Request) {
+        let (rank, (time, at)) = (request.rank(), self.writeback.latest);
+        let is_recent = now - at <= ROUND_TRIP_MS;
+        let shared = self.writeback.number_pools.get(&rank).map(|pool| pool.shared).unwrap_or_default();
+        if is_recent
+            && time > shared
+            && request.is_change()
+            && request.time().is_none()
+            && let Some(end) = self.end(rank).filter(|end| end.link.is_ready())
+        {
+            end.out.push(FromClient::Clock { time });
+            self.writeback.number_pools.entry(rank).or_default().shared = time;
+        }
     }
 
     /// Handles the reply to an allocation request; returns false if the request is none.
@@ -593,9 +635,6 @@ impl<T> Sessions<T> {
                 // The server reads its clock when the request arrives, and waits for its disk
                 // afterwards.
                 let read = if now - sent < ROUND_TRIP_MS { sent } else { now };
-                // The estimate before may be ahead of the new one, and files have its times.
-                let reached = number_pool.time(now).filter(|reached| *reached < time.later(AHEAD_MS));
-                number_pool.latest = number_pool.latest.max(reached.unwrap_or_default());
                 number_pool.clock = Some((*time, read));
             }
             _ => number_pool.refused_until = now + REFUSED_MS,

@@ -9,8 +9,8 @@ mod write_behind;
 
 use espalier_client::{Actions, Answer, Call, FrontendEvent, Interrupt};
 use espalier_proto::{
-    Access, Attr, Caller, Errno, FileType, Ino, InodeFlags, Name, NewNode, OpenHow, Opened, Reply, Request,
-    RequestId, SeekWhat, SetAttr, SetTime, Time, Touched, WritebackCreate,
+    Access, Attr, Caller, Errno, FileType, Ino, InodeFlags, Name, NewNode, OpenHow, Opened, Rank, Reply,
+    Request, RequestId, SeekWhat, SetAttr, SetTime, Time, Touched, WritebackCreate,
 };
 
 use world::*;
@@ -91,6 +91,38 @@ fn reported_ctime_never_goes_back_when_the_clock_is_read_again() {
     let call = world.call(create("last", false));
     let Some(Ok(Answer::Entry(entry))) = world.answer(call) else { panic!("{:?}", world.frontend) };
     assert_eq!(entry.attr.ctime, reported);
+}
+
+#[test]
+fn latest_time_is_reported_to_another_server_before_a_change_there() {
+    let mut world = ClientWorld::of_two_ranks();
+    let far = Rank(1);
+    let make_far = |world: &mut ClientWorld, file: &str| {
+        let Request::Create { node, perm, umask, open, exclusive, .. } = create(file, false) else {
+            panic!()
+        };
+        let dir = Ino(1 << 48 | 7);
+        let request =
+            Request::Create { dir, name: name(file), node, perm, umask, open, exclusive, writeback: None };
+        assert!(!world.is_answered(request.clone()));
+        assert_eq!(world.last().2, request);
+    };
+    make_far(&mut world, "a");
+    assert_eq!(world.clocks, [], "no change has a time yet");
+    assert!(world.is_answered(create("b", false)));
+    world.made(world.last().0, FIRST, 3);
+    assert!(!world.is_answered(Request::GetAttr { ino: Ino(1 << 48 | 8) }));
+    assert_eq!(world.clocks, [], "a read changes nothing");
+    for file in ["c", "d"] {
+        make_far(&mut world, file);
+        assert_eq!(world.clocks, [(far, Time::new(500, 0))], "once");
+    }
+    world.now += 1000;
+    assert!(world.is_answered(create("e", false)));
+    world.made(world.last().0, FIRST + 1, 4);
+    world.now += 1000;
+    make_far(&mut world, "f");
+    assert_eq!(world.clocks.len(), 1, "the server's clock is past it");
 }
 
 #[test]

@@ -28,6 +28,8 @@ pub struct ClientWorld {
     pub streams: Vec<Streamed>,
     pub revoked: Vec<u64>,
     pub held: Vec<Held>,
+    /// Times reported to servers.
+    pub clocks: Vec<(Rank, Time)>,
     pub frontend: Vec<FrontendEvent<u64>>,
     /// Requests to data servers.
     pub data: Vec<DataOperation>,
@@ -112,7 +114,16 @@ impl ClientWorld {
 
     /// `is_checked`: a kernel checks permissions.
     pub fn of(is_checked: bool) -> Self {
-        let mut world = Self::without_numbers(is_checked);
+        Self::without_numbers(is_checked).with_numbers()
+    }
+
+    /// A client of two ranks.
+    pub fn of_two_ranks() -> Self {
+        Self::without_numbers_of(2, true).with_numbers()
+    }
+
+    fn with_numbers(self) -> Self {
+        let mut world = self;
         // A client that makes a change under leases requests inode numbers.
         world.call(make("fifo", NewNode::Fifo));
         let (id, ..) = world.last();
@@ -127,11 +138,18 @@ impl ClientWorld {
     }
 
     pub fn without_numbers(is_checked: bool) -> Self {
-        let sessions = Sessions::new(Cache::new(1000, Users::Report), 1, is_checked);
-        let (sent, streams, revoked, held, frontend, data) = Default::default();
+        Self::without_numbers_of(1, is_checked)
+    }
+
+    fn without_numbers_of(ranks: usize, is_checked: bool) -> Self {
+        let sessions = Sessions::new(Cache::new(1000, Users::Report), ranks, is_checked);
+        let (sent, streams, revoked, held, clocks, frontend, data) = Default::default();
         let (now, calls, term) = (100, 0, TERM);
-        let mut world = Self { sessions, now, calls, term, sent, streams, revoked, held, frontend, data };
-        world.connect(1, true);
+        let mut world =
+            Self { sessions, now, calls, term, sent, streams, revoked, held, clocks, frontend, data };
+        for rank in 0..ranks {
+            world.connect_to(Rank(rank as u16), 1, true);
+        }
         // A lookup of its name makes the directory known.
         let root = Request::Lookup { dir: Ino::ROOT, name: name("dir") };
         world.call(root);
@@ -157,16 +175,20 @@ impl ClientWorld {
     }
 
     pub fn connect(&mut self, incarnation: u64, resumed: bool) {
+        self.connect_to(RANK, incarnation, resumed);
+    }
+
+    fn connect_to(&mut self, rank: Rank, incarnation: u64, resumed: bool) {
         let servers = ServerMap { data: vec![(ServerId(0), String::new())], ..ServerMap::NONE };
         let (window, session_ms, root) = (1024, 60_000, Ino::ROOT);
-        let welcome = Welcome { incarnation, window, session_ms, rank: RANK, root, servers };
+        let welcome = Welcome { incarnation, window, session_ms, rank, root, servers };
         let mut actions = Actions::default();
-        self.sessions.disconnected(RANK);
+        self.sessions.disconnected(rank);
         self.sent.clear();
         if !resumed {
-            self.sessions.ended(self.now, RANK, &mut actions);
+            self.sessions.ended(self.now, rank, &mut actions);
         }
-        self.sessions.connected(self.now, RANK, &welcome, &mut actions);
+        self.sessions.connected(self.now, rank, &welcome, &mut actions);
         self.take(actions);
         for reclaim in self
             .sent
@@ -180,7 +202,7 @@ impl ClientWorld {
     }
 
     pub fn take(&mut self, actions: Actions<u64>) {
-        for (_, message) in actions.send {
+        for (rank, message) in actions.send {
             match message {
                 FromClient::Request { id, caller, request, .. } => self.sent.push((id, caller, request)),
                 FromClient::Stream { id, io: StreamIo::Write { offset, acknowledged, .. }, data, .. } => {
@@ -195,6 +217,7 @@ impl ClientWorld {
                     self.streams.push(Streamed { id, pieces, acknowledged: true, bytes });
                 }
                 FromClient::Revoked { number } => self.revoked.push(number.0),
+                FromClient::Clock { time } => self.clocks.push((rank, time)),
                 _ => {}
             }
         }
