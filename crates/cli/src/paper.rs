@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueHint};
-use espalier_paper::{Experiment, ExperimentResult, Setting, Testbed, write_page};
+use espalier_paper::{Experiment, ExperimentResult, MeasuredGrids, Setting, Testbed, write_page};
 
 use crate::sim::UNLIKE;
 use crate::stop;
@@ -39,7 +39,8 @@ pub(crate) fn paper(args: &PaperArgs) -> Result<ExitCode> {
     let stop = stop::on_signal()?;
     let program = std::env::current_exe().context("cannot find this program")?;
     let place = if args.sim { Testbed::Simulator } else { Testbed::Machine };
-    let setting = Setting { place, quick: args.quick, program: &program, stop: &stop };
+    let grids = MeasuredGrids::default();
+    let setting = Setting { place, quick: args.quick, program: &program, stop: &stop, grids: &grids };
     let outcomes = match Experiment::named(&args.id) {
         Some(experiment) => vec![experiment.run(&setting)?],
         None if args.id == "all" => all(&setting)?,

@@ -5,7 +5,11 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use espalier_library::Credentials;
+use espalier_balancer::BalancerPolicy;
+use espalier_client::{Answer, Call};
+use espalier_library::{Client, Credentials};
+use espalier_meta::{BalancerCommand, BalancerReport, StoredPolicy, decode, encode};
+use espalier_proto::{Caller, Ino, Request, Time, XattrMode};
 use tempfile::TempDir;
 
 use crate::error::PaperError;
@@ -39,6 +43,8 @@ const MEMORY: &str = "/dev/shm";
 const JOURNAL: &str = "32M";
 /// Attempts to find a range of ports.
 const TRIES: u32 = 100;
+/// The root's attribute that shows and changes the balancer.
+const BALANCER: &str = "user.espalier.balancer";
 
 impl LocalCluster {
     /// `program`: the `espalier` binary, whose command `cluster` is used.
@@ -89,6 +95,46 @@ impl LocalCluster {
             true => Credentials::Insecure,
             false => Credentials::Directory(self.dir().join("clients").join("admin")),
         }
+    }
+
+    /// Has the metadata servers balance their load with a policy.
+    ///
+    /// # Errors
+    /// They refuse it.
+    pub fn balance(&self, policy: &BalancerPolicy, every_s: u32) -> Result<(), PaperError> {
+        let stored = StoredPolicy {
+            version: 1,
+            name: policy.name().into(),
+            text: policy.text().into(),
+            every_s,
+            who: "an experiment".into(),
+            why: String::new(),
+            time: Time::default(),
+        };
+        let value = encode(&BalancerCommand::Set(stored)).into();
+        let (name, mode) = (BALANCER.as_bytes().into(), XattrMode::Any);
+        self.ask(Request::SetXattr { ino: Ino::ROOT, name, value, mode, kill_sgid: false }).map(drop)
+    }
+
+    /// Number of moves that the balancer has begun.
+    ///
+    /// # Errors
+    /// The servers do not answer, or there is no balancer.
+    pub fn balancer_moves(&self) -> Result<u64, PaperError> {
+        let answer = self.ask(Request::GetXattr { ino: Ino::ROOT, name: BALANCER.as_bytes().into() })?;
+        let Answer::Bytes(value) = answer else { return Err(PaperError::Nothing(BALANCER)) };
+        let report: BalancerReport = decode(&value).map_err(|_| PaperError::Nothing(BALANCER))?;
+        Ok(report.ranks.iter().flat_map(|(_, status)| status).map(|status| status.moves).sum())
+    }
+
+    fn ask(&self, request: Request) -> Result<Answer, PaperError> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        runtime.block_on(async {
+            let client = Client::connect(&self.url, &self.credentials(), false).await?;
+            let answer = client.call(Caller::SERVER, Call::Request(request)).await;
+            client.close().await;
+            answer.map_err(|errno| PaperError::Failed { kind: BALANCER, errno })
+        })
     }
 
     fn configure(&self, server: u16, settings: &toml::Table) -> Result<(), PaperError> {

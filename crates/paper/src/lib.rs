@@ -23,6 +23,7 @@ pub use outcome::{Chart, Claim, ExperimentResult, Picture, Table};
 pub use page::write_page;
 pub use play::play;
 pub use summary::{PhaseSummary, Summary};
+pub use wu::MeasuredGrids;
 
 /// The environment of an experiment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
@@ -44,6 +45,8 @@ pub struct Setting<'a> {
     pub program: &'a Path,
     /// Set by the caller to stop the run.
     pub stop: &'a AtomicBool,
+    /// Measurements with the same `quick` that several experiments share.
+    pub grids: &'a MeasuredGrids,
 }
 
 impl Setting<'_> {

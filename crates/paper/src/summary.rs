@@ -43,6 +43,8 @@ impl PhaseSummary {
 pub struct Summary {
     phases: BTreeMap<(u32, OpKind), PhaseSummary>,
     failed: Option<(OpKind, Errno)>,
+    /// Moves of the cluster's balancer; only of real servers.
+    pub moves: u64,
 }
 
 impl Summary {

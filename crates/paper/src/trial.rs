@@ -119,7 +119,8 @@ impl Trial {
         }
     }
 
-    /// On real metadata and data servers. Models of networks and disks are ignored.
+    /// On real metadata and data servers. Models of networks and disks are ignored, and so are the
+    /// limits of a balancer, which servers do not change.
     fn play(&self, setting: &Setting<'_>) -> Result<Summary, PaperError> {
         let cluster = &self.scenario.cluster;
         let eager = self.scenario.network.eager.map(|bytes| ("eager_bytes", bytes.0));
@@ -141,6 +142,12 @@ impl Trial {
             in_memory: self.scenario.disk.sync == Distribution::ZERO,
         };
         let running = LocalCluster::start(setting.program, &wanted)?;
+        let balancer = &self.scenario.balancer;
+        let policy = balancer.policy(Path::new(""))?;
+        if let Some(policy) = &policy {
+            let every = balancer.every.as_secs_f64();
+            running.balance(policy, every as u32)?;
+        }
         let (mut crews, mut first) = ((self.crews)(), 0);
         for (number, workload) in (0..).zip(&self.scenario.workload) {
             let started = workload.start(number, first, cluster.clients, Path::new(""));
@@ -154,6 +161,10 @@ impl Trial {
         let credentials = &running.credentials();
         let (clients, caching) = (cluster.clients, cluster.cache);
         let called = Called { url: running.url(), credentials, clients, caching };
-        play(crews, &called, self.scenario.seed, setting.stop)
+        let mut summary = play(crews, &called, self.scenario.seed, setting.stop)?;
+        if policy.is_some() {
+            summary.moves = running.balancer_moves()?;
+        }
+        Ok(summary)
     }
 }

@@ -4,11 +4,12 @@
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
-use espalier_paper::{Experiment, ExperimentResult, PaperError, Setting, Testbed, write_page};
+use espalier_paper::{Experiment, ExperimentResult, MeasuredGrids, PaperError, Setting, Testbed, write_page};
 
 fn run(experiment: &Experiment, stop: bool) -> Result<ExperimentResult, PaperError> {
-    let stop = &AtomicBool::new(stop);
-    experiment.run(&Setting { place: Testbed::Simulator, quick: true, program: Path::new("/none"), stop })
+    let (place, quick, program) = (Testbed::Simulator, true, Path::new("/none"));
+    let (stop, grids) = (&AtomicBool::new(stop), &MeasuredGrids::default());
+    experiment.run(&Setting { place, quick, program, stop, grids })
 }
 
 /// Experiments that take long: seven grids of wu's, and balancers. Some claims of the latter do not

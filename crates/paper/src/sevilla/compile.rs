@@ -2,21 +2,22 @@
 
 use espalier_balancer::BalancerPolicy;
 
+use super::machine;
 use super::run::{Ran, claim, described, limits, model, percent, simulate_all, table};
 use crate::error::PaperError;
 use crate::outcome::{Chart, ExperimentResult};
-use crate::{Experiment, SIMULATED, Setting};
+use crate::{EVERYWHERE, Experiment, Setting, Testbed};
 
 pub(crate) const FIG4_8: Experiment = Experiment {
     id: "sevilla-fig4.8",
     title: "Compilation by 3 and 5 clients at up to 5 ranks",
-    places: SIMULATED,
+    places: EVERYWHERE,
     run: fig4_8,
 };
 pub(crate) const FIG4_9: Experiment = Experiment {
     id: "sevilla-fig4.9",
     title: "Compilation by 5 clients, three balancers",
-    places: SIMULATED,
+    places: EVERYWHERE,
     run: fig4_9,
 };
 
@@ -38,8 +39,15 @@ fn slow(setting: &Setting<'_>) -> u32 {
 pub(super) fn build(seed: u32, ranks: u16, clients: u32, pin: &str, slow: u32) -> String {
     format!(
         "seed = {seed}\n[cluster]\nranks = {ranks}\nclients = {clients}\nwriteback = false\n[policy]\npin = \"{pin}\"\n\
-         [output]\nseries = \"5 s\"\n{}[[workload]]\nkind = \"build\"\nsources = {}\nheaders = {}\ntime = \"{} ms\"\n{SIZES}",
+         [output]\nseries = \"5 s\"\n{}{}",
         model(slow, CLIENT_US),
+        workload(slow)
+    )
+}
+
+pub(super) fn workload(slow: u32) -> String {
+    format!(
+        "[[workload]]\nkind = \"build\"\nsources = {}\nheaders = {}\ntime = \"{} ms\"\n{SIZES}",
         SOURCES / slow,
         SOURCES / 5 / slow,
         f64::from(slow) / 5.0
@@ -66,6 +74,9 @@ fn policy(name: &str, slow: u32) -> String {
 const RANKS: [u16; 4] = [1, 2, 3, 5];
 
 fn fig4_8(setting: &Setting<'_>) -> Result<ExperimentResult, PaperError> {
+    if setting.place == Testbed::Machine {
+        return machine::compilations(setting);
+    }
     let slow = slow(setting);
     let ways: Vec<(u32, u16)> =
         [3, 5].into_iter().flat_map(|clients| RANKS.map(move |ranks| (clients, ranks))).collect();
@@ -119,6 +130,9 @@ fn fig4_8(setting: &Setting<'_>) -> Result<ExperimentResult, PaperError> {
 }
 
 fn fig4_9(setting: &Setting<'_>) -> Result<ExperimentResult, PaperError> {
+    if setting.place == Testbed::Machine {
+        return machine::compilations(setting);
+    }
     let (slow, seeds) = (slow(setting), if setting.quick { 2 } else { 4 });
     let policies = ["adaptable-conservative", "adaptable", "adaptable-too-aggressive"];
     let mut texts = vec![build(1, 1, 5, "parent", slow)];

@@ -5,10 +5,11 @@ use espalier_balancer::BalancerPolicy;
 use espalier_sim::Line;
 use espalier_sim::source::OpKind;
 
+use super::machine;
 use super::run::{CLIENT_US, Ran, claim, described, limits, model, percent, simulate_all, table};
 use crate::error::PaperError;
 use crate::outcome::{Chart, ExperimentResult, Table};
-use crate::{Experiment, SIMULATED, Setting};
+use crate::{EVERYWHERE, Experiment, SIMULATED, Setting, Testbed};
 
 pub(crate) const FIG4_3: Experiment = Experiment {
     id: "sevilla-fig4.3",
@@ -19,30 +20,30 @@ pub(crate) const FIG4_3: Experiment = Experiment {
 pub(crate) const FIG4_4: Experiment = Experiment {
     id: "sevilla-fig4.4",
     title: "One rank and up to seven clients",
-    places: SIMULATED,
+    places: EVERYWHERE,
     run: fig4_4,
 };
 pub(crate) const FIG4_6: Experiment = Experiment {
     id: "sevilla-fig4.6",
     title: "Creates in one directory, over time",
-    places: SIMULATED,
+    places: EVERYWHERE,
     run: fig4_6,
 };
 pub(crate) const FIG4_7: Experiment = Experiment {
     id: "sevilla-fig4.7",
     title: "Creates in one directory, speedups",
-    places: SIMULATED,
+    places: EVERYWHERE,
     run: fig4_7,
 };
 
 /// Clients that use one rank fully.
-const CLIENTS: u32 = 4;
+pub(super) const CLIENTS: u32 = 4;
 /// Clients of Fig. 4.3, for 3 ranks.
 const MORE_CLIENTS: u32 = 6;
 /// Fragments of the shared directory (4.1.2.3).
 const FRAGMENTS: u32 = 8;
 /// Barriers before files are made.
-const MADE: u32 = 2;
+pub(super) const MADE: u32 = 2;
 
 fn slow(setting: &Setting<'_>) -> u32 {
     if setting.quick { 40 } else { 1 }
@@ -60,11 +61,11 @@ fn cluster(seed: u32, ranks: u16, clients: u32, pin: &str, slow: u32) -> String 
     )
 }
 
-fn separate(slow: u32) -> String {
+pub(super) fn separate(slow: u32) -> String {
     format!("[[workload]]\nkind = \"create\"\nfiles = {}\nshared = false\none_makes = true\n", files(slow))
 }
 
-fn shared(slow: u32) -> String {
+pub(super) fn shared(slow: u32) -> String {
     format!("[[workload]]\nkind = \"create\"\nfiles = {}\ndirectories = {FRAGMENTS}\n", files(slow))
 }
 
@@ -73,6 +74,9 @@ fn balancer(policy: &str, slow: u32) -> String {
 }
 
 fn fig4_4(setting: &Setting<'_>) -> Result<ExperimentResult, PaperError> {
+    if setting.place == Testbed::Machine {
+        return machine::fig4_4(setting);
+    }
     let slow = slow(setting);
     let clients: Vec<u32> = (1..=7).collect();
     let text = |clients: &u32| cluster(1, 1, *clients, "parent", slow) + &separate(slow);
@@ -199,8 +203,8 @@ fn spilled(ranks: u16, policy: Option<&str>, slow: u32) -> String {
     cluster(1, ranks, CLIENTS, "parent", slow) + &policy + &shared(slow)
 }
 
-const GREEDY: &str = "policy = \"greedy-spill\"";
-const EVENLY: &str = "policy = \"greedy-spill-evenly\"";
+pub(super) const GREEDY: &str = "policy = \"greedy-spill\"";
+pub(super) const EVENLY: &str = "policy = \"greedy-spill-evenly\"";
 
 fn about_shared(slow: u32) -> String {
     format!(
@@ -212,6 +216,9 @@ fn about_shared(slow: u32) -> String {
 }
 
 fn fig4_6(setting: &Setting<'_>) -> Result<ExperimentResult, PaperError> {
+    if setting.place == Testbed::Machine {
+        return machine::spills(setting);
+    }
     let slow = slow(setting);
     let fill = fill_and_spill(0.25, busy(setting, slow)?);
     let names =
@@ -246,6 +253,9 @@ fn fig4_6(setting: &Setting<'_>) -> Result<ExperimentResult, PaperError> {
 }
 
 fn fig4_7(setting: &Setting<'_>) -> Result<ExperimentResult, PaperError> {
+    if setting.place == Testbed::Machine {
+        return machine::spills(setting);
+    }
     let slow = slow(setting);
     let busy = busy(setting, slow)?;
     let (quarter, tenth) = (fill_and_spill(0.25, busy), fill_and_spill(0.1, busy));

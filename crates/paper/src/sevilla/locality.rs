@@ -8,10 +8,11 @@ use espalier_proto::Rank;
 use espalier_sim::{Line, Nanos, World};
 
 use super::compile::{about, build};
+use super::machine;
 use super::run::{Ran, claim, limits, percent, simulate, simulate_all, table};
 use crate::error::PaperError;
 use crate::outcome::{Chart, ExperimentResult, Picture, Table};
-use crate::{Experiment, SIMULATED, Setting};
+use crate::{EVERYWHERE, Experiment, SIMULATED, Setting, Testbed};
 
 pub(crate) const FIG2_1: Experiment = Experiment {
     id: "sevilla-fig2.1",
@@ -28,7 +29,7 @@ pub(crate) const FIG2_2: Experiment = Experiment {
 pub(crate) const FIG4_2: Experiment = Experiment {
     id: "sevilla-fig4.2",
     title: "Locality and spread for one compilation",
-    places: SIMULATED,
+    places: EVERYWHERE,
     run: fig4_2,
 };
 
@@ -216,6 +217,9 @@ fn drawn(columns: &[(f64, [f64; ROWS.len()])]) -> String {
 }
 
 fn fig4_2(setting: &Setting<'_>) -> Result<ExperimentResult, PaperError> {
+    if setting.place == Testbed::Machine {
+        return machine::fig4_2(setting);
+    }
     let slow = slow(setting);
     let local = simulate(setting, &build(1, 3, 1, "parent", slow), Vec::new(), |_, _| {})?;
     let (compiles, _) = span(&local, 3)?;

@@ -1,11 +1,11 @@
-//! Sevilla, "Scalable, global namespaces with programmable storage": chapters 2 and 4, in the
-//! simulator, and 5.
+//! Sevilla, "Scalable, global namespaces with programmable storage": chapters 2, 4 and 5.
 
 pub(crate) mod chapter5;
 mod compile;
 mod create;
 mod goal;
 mod locality;
+mod machine;
 mod run;
 
 pub(crate) use compile::{FIG4_8, FIG4_9};

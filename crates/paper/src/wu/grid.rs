@@ -1,5 +1,7 @@
 //! Measurements of one directory for numbers of servers and clients.
 
+use std::sync::{Mutex, PoisonError};
+
 use espalier_proto::{ClientId, Errno, FromClient, Ino, Rank, Reply, Request, RequestId};
 use espalier_sim::source::OpKind;
 use espalier_sim::{Line, Nanos, Observer};
@@ -184,18 +186,31 @@ pub(super) fn size(setting: &Setting<'_>) -> Size {
 }
 
 /// Points for all numbers of servers and clients.
+#[derive(Clone, Debug)]
 pub(super) struct Grid {
     pub costs: Costs,
     pub points: Vec<Point>,
 }
 
+/// Grids that have been measured, for the experiments that share them.
+#[derive(Debug, Default)]
+pub struct MeasuredGrids(Mutex<Vec<((Division, Costs), Grid)>>);
+
 impl Grid {
     pub fn measure(setting: &Setting<'_>, division: Division, costs: Costs) -> Result<Self, PaperError> {
+        let grids = || setting.grids.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let measured =
+            grids().iter().find(|(key, _)| *key == (division, costs)).map(|(_, grid)| grid.clone());
+        if let Some(grid) = measured {
+            return Ok(grid);
+        }
         let Size { servers, clients, files } = size(setting);
         let pairs = clients.iter().flat_map(|clients| servers.iter().map(|servers| (*servers, *clients)));
         let point =
             |(servers, clients)| CreateRun { division, costs, servers, clients, files }.measure(setting);
-        Ok(Self { costs, points: pairs.map(point).collect::<Result<_, _>>()? })
+        let grid = Self { costs, points: pairs.map(point).collect::<Result<_, _>>()? };
+        grids().push(((division, costs), grid.clone()));
+        Ok(grid)
     }
 
     /// The points with this many clients, by number of servers.

@@ -4,10 +4,12 @@
 mod forwards;
 mod grid;
 mod growth;
+mod machine;
 mod throughput;
 mod waiting;
 
 pub(crate) use forwards::{FIG5_10, FIG5_11};
+pub use grid::MeasuredGrids;
 pub(crate) use growth::{FIG5_8, FIG5_9};
 pub(crate) use throughput::{FIG5_2, FIG5_3, FIG5_4};
 pub(crate) use waiting::{FIG5_5, FIG5_6, FIG5_7};

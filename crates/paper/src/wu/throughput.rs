@@ -1,14 +1,15 @@
 //! Figs. 5.2 to 5.4: throughput and queues over the number of servers.
 
 use super::grid::{Axis, Costs, Division, Grid, charts, setup, size, table};
+use super::machine;
 use crate::error::PaperError;
 use crate::outcome::{Claim, ExperimentResult};
-use crate::{Experiment, SIMULATED, Setting};
+use crate::{EVERYWHERE, Experiment, SIMULATED, Setting, Testbed};
 
 pub(crate) const FIG5_2: Experiment = Experiment {
     id: "wu-fig5.2",
     title: "creates in a pre-distributed directory",
-    places: SIMULATED,
+    places: EVERYWHERE,
     run: pre_distributed,
 };
 pub(crate) const FIG5_3: Experiment = Experiment {
@@ -20,7 +21,7 @@ pub(crate) const FIG5_3: Experiment = Experiment {
 pub(crate) const FIG5_4: Experiment = Experiment {
     id: "wu-fig5.4",
     title: "creates in a splitting directory",
-    places: SIMULATED,
+    places: EVERYWHERE,
     run: splitting,
 };
 
@@ -29,6 +30,9 @@ fn grids(setting: &Setting<'_>, division: Division) -> Result<Vec<Grid>, PaperEr
 }
 
 fn pre_distributed(setting: &Setting<'_>) -> Result<ExperimentResult, PaperError> {
+    if setting.place == Testbed::Machine {
+        return machine::creates(setting, Division::PreDistributed);
+    }
     let grids = grids(setting, Division::PreDistributed)?;
     let (few, many) = ends(size(setting).clients);
     let (one, most) = ends(size(setting).servers);
@@ -112,6 +116,9 @@ fn queues(setting: &Setting<'_>) -> Result<ExperimentResult, PaperError> {
 }
 
 fn splitting(setting: &Setting<'_>) -> Result<ExperimentResult, PaperError> {
+    if setting.place == Testbed::Machine {
+        return machine::creates(setting, Division::Splitting);
+    }
     let grids = grids(setting, Division::Splitting)?;
     let whole = Grid::measure(setting, Division::PreDistributed, Costs::Thesis)?;
     let (few, many) = ends(size(setting).clients);
