@@ -25,8 +25,8 @@ pub fn replay(name: &str, policy: &str, shape: &TraceShape) -> Result<ReplayRepo
     replay_observed(name, policy, shape, |_, _, _| {})
 }
 
-/// Replays as [`replay`] does, and calls `observe` each second with the second, the entries after the policy ran,
-/// and the number of entries that it evicted.
+/// Replays as [`replay`] does, and calls `observe` each second with the second, the entries after
+/// the policy ran, and the number of entries that it evicted.
 ///
 /// # Errors
 /// The policy fails.
