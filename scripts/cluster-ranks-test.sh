@@ -36,7 +36,7 @@ cp "$cluster/server-2/server.toml" "$work/saved.toml"
 sed -i 's/^rank = 3$/rank = 2/' "$cluster/server-2/server.toml"
 refused 'names each rank once' "$bin" serve --config "$cluster/server-2/server.toml"
 sed -i '/^\[\[meta\]\]$/,+3d' "$cluster/server-2/server.toml"
-refused 'made for 4 metadata servers' "$bin" serve --config "$cluster/server-2/server.toml"
+refused 'one of 4 metadata servers' "$bin" serve --config "$cluster/server-2/server.toml"
 cp "$work/saved.toml" "$cluster/server-2/server.toml"
 up
 url=$("$bin" cluster status "$cluster" --json | sed 's/^{.*"url":"\([^"]*\)"}$/\1/')

@@ -12,7 +12,7 @@ cd "$(dirname "$0")/.."
 BUILD=$(realpath "${BUILD:-target/release}")
 export BUILD # the programs' directory
 local_parts='pjdfstest conformance model first-hour bench helpers'
-all="local powerloss ranks small cluster data no-metafile bulk decouple failing slow subtree usage repair dump cluster-dump kill full memory metrics policy replay shared-log rados failover"
+all="local powerloss ranks small cluster data no-metafile bulk decouple failing slow subtree grow usage repair dump cluster-dump kill full memory metrics policy replay shared-log rados failover"
 only=${ONLY:-$all}
 [ -z "${UNIT:-}" ] || only="unit $only"
 
@@ -57,7 +57,7 @@ export work
 : > "$work/failed"
 started=$(date +%s)
 export started
-# The longest parts first. Each part has its own ports: 127.0.0.1:17440 to 17869, in tens.
+# The longest parts first. Each part has its own ports: 127.0.0.1:17440 to 17879, in tens.
 while read -r name command; do
     case " $only " in *" $name "*) echo "$name $command" ;; esac
 done << PARTS | xargs -r -P "${LANES:-3}" -L 1 bash -c 'run_part "$@" || true' run_part
@@ -74,6 +74,7 @@ decouple scripts/decouple-test.sh
 failing scripts/failing-test.sh
 slow scripts/slow-disk-test.sh
 subtree scripts/subtree-test.sh
+grow scripts/grow-test.sh
 usage scripts/usage-test.sh
 repair scripts/repair-test.sh
 dump scripts/dump-test.sh

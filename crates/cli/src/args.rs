@@ -9,6 +9,7 @@ use espalier_runtime::{RadosAccess, StoreLocation};
 
 use crate::balancer::BalancerArgs;
 use crate::bench::{BenchArgs, FloorArgs};
+use crate::cluster::AddArgs;
 use crate::list::LsArgs;
 use crate::log::SharedLogArgs;
 use crate::paper::PaperArgs;
@@ -182,6 +183,8 @@ pub struct ClusterArgs {
 pub enum ClusterCommand {
     /// Make the files of a new cluster: certificates, configurations and empty stores.
     Init(InitArgs),
+    /// Add a metadata server: the next rank. Servers and mounts that run go on, and hear of it.
+    Add(AddArgs),
     /// Make the credentials of another client.
     Client {
         /// The cluster's directory.
@@ -263,7 +266,7 @@ pub enum ClusterCommand {
         server: u16,
     },
     /// Make the servers on this machine reread the settings that can change at run time:
-    /// `[clients]`, watermarks and `eager_bytes`.
+    /// `[clients]`, watermarks, `eager_bytes` and further `[[meta]]`.
     Reload {
         #[arg(value_hint = ValueHint::DirPath)]
         dir: PathBuf,

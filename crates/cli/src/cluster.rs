@@ -1,8 +1,10 @@
 //! `espalier cluster`: the files of a cluster, and its servers on this machine.
 
+mod add;
+
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -20,6 +22,7 @@ use crate::background;
 use crate::copy;
 use crate::serve::{Config, DataEntry, MetaEntry, Role};
 use crate::shared;
+pub use add::AddArgs;
 
 /// Configuration file in a server's directory.
 const CONFIG: &str = "server.toml";
@@ -35,6 +38,7 @@ const PATIENCE: Duration = Duration::from_secs(40);
 pub(crate) fn cluster(command: &ClusterCommand) -> Result<ExitCode> {
     match command {
         ClusterCommand::Init(args) => init(args),
+        ClusterCommand::Add(args) => add::add(args),
         ClusterCommand::Client { dir, name } => client(dir, name),
         ClusterCommand::Up { dir, servers } => up(dir, *servers),
         ClusterCommand::Down { dir } => down(dir),
@@ -72,11 +76,9 @@ fn init(args: &InitArgs) -> Result<ExitCode> {
         if let Some(file) = &config.data_key {
             SealKey::write(&data_key, &server.join(file))?;
         }
-        let mut text = String::from("# Configuration of an Espalier server; see docs/cluster.md.\n");
-        text.push_str(&toml::to_string(config)?);
-        fs::write(server.join(CONFIG), text)?;
+        config.write(&server.join(CONFIG))?;
         if let Some(authority) = &authority {
-            issue_server(authority, args, config, &server)?;
+            issue_server(authority, &args.hosts, config, dir, &server)?;
         }
         if config.has(Role::Meta) && config.shared().is_none() {
             stores.push(server.join(&config.store));
@@ -143,16 +145,24 @@ fn configs(args: &InitArgs) -> Result<Vec<Config>> {
     (0..args.servers).map(config).collect()
 }
 
-fn issue_server(authority: &Authority, args: &InitArgs, config: &Config, server: &Path) -> Result<()> {
-    let mut hosts = args.hosts.clone();
+/// `hosts`: further names of the server. `cluster`: the directory of the cluster, `server` that of
+/// the server.
+fn issue_server(
+    authority: &Authority,
+    hosts: &[String],
+    config: &Config,
+    cluster: &Path,
+    server: &Path,
+) -> Result<()> {
+    let mut hosts = hosts.to_vec();
     hosts.push(config.address()?.ip().to_string());
-    if let Some((host, _)) = args.listen.rsplit_once(':') {
+    if let Some((host, _)) = config.listen.rsplit_once(':') {
         hosts.push(host.to_string());
     }
     hosts.sort();
     hosts.dedup();
     let identity = Identity::server(&format!("server-{}", config.number))?;
-    write(&authority.issue_server(&identity, &hosts, Validity::years(YEARS))?, &args.dir, server)
+    write(&authority.issue_server(&identity, &hosts, Validity::years(YEARS))?, cluster, server)
 }
 
 fn mkfs_options(args: &InitArgs) -> MkfsOptions {
@@ -338,12 +348,7 @@ fn up(dir: &Path, count: Option<u16>) -> Result<ExitCode> {
     // Metadata servers need the data servers, so they start last.
     for server in servers.iter().rev() {
         if server.running()?.is_none() {
-            let mut command = Command::new(std::env::current_exe().context("cannot find this program")?);
-            command
-                .args(["--log", "info", "serve", "--announce", "--config"])
-                .arg(server.dir.join(CONFIG))
-                .stdin(Stdio::null());
-            let code = background::start(command)?;
+            let code = start(server)?;
             if code != ExitCode::SUCCESS {
                 return Ok(code);
             }
@@ -363,6 +368,13 @@ fn up(dir: &Path, count: Option<u16>) -> Result<ExitCode> {
     };
     println!("running; mount with\n  espalier mount {url} MOUNTPOINT -o {how}");
     Ok(ExitCode::SUCCESS)
+}
+
+/// Starts a server in the background; returns when clients may connect.
+fn start(server: &ServerProcess) -> Result<ExitCode> {
+    let mut command = Command::new(std::env::current_exe().context("cannot find this program")?);
+    command.args(["--log", "info", "serve", "--announce", "--config"]).arg(server.dir.join(CONFIG));
+    background::start(command)
 }
 
 /// Waits until servers that share a store serve all ranks.

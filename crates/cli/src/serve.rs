@@ -249,6 +249,13 @@ impl Config {
         Ok(config)
     }
 
+    /// Makes a configuration file.
+    pub(crate) fn write(&self, file: &Path) -> Result<()> {
+        let mut text = String::from("# Configuration of an Espalier server; see docs/cluster.md.\n");
+        text.push_str(&toml::to_string(self)?);
+        std::fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))
+    }
+
     /// Distribution of new big files; `None` if they are not striped.
     fn striping(&self) -> Result<Option<Striping>> {
         if self.data.is_empty() {
@@ -272,10 +279,15 @@ impl Config {
     }
 
     /// The metadata servers, by rank.
-    fn ranks(&self) -> impl Iterator<Item = &MetaEntry> {
+    pub(crate) fn ranks(&self) -> impl Iterator<Item = &MetaEntry> {
         let mut ranks: Vec<_> = self.meta.iter().collect();
         ranks.sort_by_key(|entry| entry.rank);
         ranks.into_iter()
+    }
+
+    /// Addresses of the metadata servers, by rank; none if there is only one.
+    fn rank_addresses(&self) -> Vec<String> {
+        self.ranks().map(|entry| entry.address.clone()).collect()
     }
 
     pub(crate) fn has(&self, role: Role) -> bool {
@@ -381,8 +393,7 @@ fn meta_role(config: Config, open: OpenOptions, data_key: Option<SealKey>, base:
             if volume.replayed > 0 {
                 tracing::info!(events = volume.replayed, "replayed the journal");
             }
-            let ranks = config.ranks().map(|entry| entry.address.clone()).collect();
-            RankSource::Own { volume: Box::new(volume), store, ranks }
+            RankSource::Own { volume: Box::new(volume), store, ranks: config.rank_addresses() }
         }
     };
     let (access, session_ms) = (Access { clients: config.clients }, config.session_seconds * 1000);
@@ -396,6 +407,7 @@ fn read_settings(file: PathBuf) -> ReadSettings {
     Arc::new(move || {
         Config::read(&file)
             .map(|config| Settings {
+                ranks: config.rank_addresses(),
                 access: Access { clients: config.clients },
                 watermarks: (config.low_watermark, config.high_watermark),
                 eager_bytes: config.eager_bytes,

@@ -6,9 +6,10 @@ use std::sync::Arc;
 
 use anyhow::{Result, bail};
 use espalier_meta::failover::ClusterMap;
+use espalier_proto::Rank;
 use espalier_runtime::{
     MkfsOptions, OpenOptions, RadosAccess, ServedStores, SharedRanks, SharedStore, StoreLocation,
-    is_in_cluster, mkfs_shared,
+    add_shared_rank, is_in_cluster, mkfs_shared,
 };
 
 use crate::serve::Config;
@@ -29,6 +30,11 @@ pub(crate) fn locate(store: &str) -> Result<StoreLocation> {
 /// Makes the stores of a new cluster.
 pub(crate) fn create(store: &str, ranks: u16, options: &MkfsOptions) -> Result<()> {
     Ok(mkfs_shared(&locate(store)?, ranks, options)?)
+}
+
+/// Adds a rank, which one of the cluster's servers takes.
+pub(crate) fn add_rank(store: &str) -> Result<Rank> {
+    Ok(add_shared_rank(&locate(store)?)?)
 }
 
 /// The ranks that a server may serve. `base`: the directory of its configuration.

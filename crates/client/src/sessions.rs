@@ -149,9 +149,14 @@ impl<T> Sessions<T> {
         &mut self.cache
     }
 
-    /// Number of metadata servers.
+    /// Number of metadata servers, as far as this client has heard.
     pub fn ranks(&self) -> usize {
         self.ranks
+    }
+
+    /// Takes note of metadata servers that have joined the cluster.
+    fn learn_ranks(&mut self, ranks: usize) {
+        self.ranks = self.ranks.max(ranks);
     }
 
     /// The servers that have been needed so far, in order of rank.
@@ -304,9 +309,8 @@ impl<T> Sessions<T> {
     /// Releases all locks of an owner on a file; no caller waits for it.
     pub fn unlock(&mut self, ino: Ino, owner: LockOwner, actions: &mut Actions<T>) {
         let ino = self.real(ino);
-        if let Some(end) = self.end(ino.rank()) {
-            end.ask(Caller::SERVER, Request::Unlock { ino, owner, first: 0, last: u64::MAX });
-        }
+        let request = Request::Unlock { ino, owner, first: 0, last: u64::MAX };
+        self.server_session(ino.rank()).ask(Caller::SERVER, request);
         self.say(actions);
     }
 
@@ -344,7 +348,8 @@ impl<T> Sessions<T> {
         let goes_on = self.incarnation(rank) == Some(welcome.incarnation);
         let delegated_opens: Vec<_> =
             if goes_on { Vec::new() } else { self.delegated_opens.forgotten(rank).collect() };
-        let Some(end) = self.end(rank) else { return };
+        self.learn_ranks(welcome.servers.ranks.len());
+        let end = self.server_session(rank);
         delegated_opens.into_iter().for_each(|(ino, opens)| end.link.opened(ino, opens));
         let distrust = end.link.connected(welcome, &writeback, &mut end.out);
         self.distrust(rank, distrust, actions);
@@ -356,8 +361,7 @@ impl<T> Sessions<T> {
     /// Handles the refusal of a connection because the session has ended. The next connection
     /// starts a new session.
     pub fn ended(&mut self, now: u64, rank: Rank, actions: &mut Actions<T>) {
-        let Some(end) = self.end(rank) else { return };
-        let Ended { distrust, lost, unlocked } = end.link.ended();
+        let Ended { distrust, lost, unlocked } = self.server_session(rank).link.ended();
         if !unlocked.is_empty() {
             actions.frontend.push(FrontendEvent::Unlocked(unlocked.len()));
         }
@@ -439,7 +443,6 @@ impl<T> Sessions<T> {
     /// Processes a message of a server.
     pub fn received(&mut self, now: u64, rank: Rank, message: FromServer, actions: &mut Actions<T>) {
         self.cache.next_epoch();
-        let Some(end) = self.end(rank) else { return };
         match message {
             FromServer::Reply { id, lease_ms, touched, result, .. } => {
                 let reply = ServerReply { rank, id, lease: lease_ms.into(), touched, result };
@@ -451,7 +454,7 @@ impl<T> Sessions<T> {
             }
             FromServer::Revoke { number, lease } => self.lease_revoked(now, rank, number, lease, actions),
             FromServer::Locked { wait } => {
-                end.link.locked(wait);
+                self.server_session(rank).link.locked(wait);
                 if let Some(pending) = self.calls.remove(CallWait::Lock(rank, wait)) {
                     actions.answer(pending.incoming.ticket, Ok(Answer::Done));
                 }
@@ -472,6 +475,7 @@ impl<T> Sessions<T> {
                 inos.iter().for_each(|ino| self.cache.touched(*ino));
                 actions.frontend.push(FrontendEvent::Changed(self.shown_all(inos)));
             }
+            FromServer::Servers(servers) => self.learn_ranks(servers.ranks.len()),
         }
         self.resume_after_write_behind(now, actions);
         self.say(actions);
@@ -544,8 +548,11 @@ impl<T> Sessions<T> {
 
     // ---- Output
 
-    fn end(&mut self, rank: Rank) -> Option<&mut ServerSession> {
-        (usize::from(rank.0) < self.ranks).then(|| self.server_sessions.entry(rank).or_default())
+    /// The session with the server of a rank, which another server may have named before this
+    /// client has heard of it.
+    fn server_session(&mut self, rank: Rank) -> &mut ServerSession {
+        self.learn_ranks(usize::from(rank.0) + 1);
+        self.server_sessions.entry(rank).or_default()
     }
 
     /// Emits the queued messages to servers, except those that may linger for a batch.
@@ -566,9 +573,8 @@ impl<T> Sessions<T> {
         let forgotten = self.cache.forgotten();
         self.forget_fragments(forgotten.iter().map(|(ino, _)| *ino));
         for (ino, lookups) in forgotten.into_iter().chain(self.cache.forgotten()) {
-            if let Some(end) = self.end(ino.rank()) {
-                end.link.forget(ino, lookups, &mut end.out);
-            }
+            let end = self.server_session(ino.rank());
+            end.link.forget(ino, lookups, &mut end.out);
         }
     }
 

@@ -115,6 +115,11 @@ impl Meta {
         self.config.rank
     }
 
+    /// The number of ranks of the cluster, as far as this one has heard.
+    pub fn ranks(&self) -> u16 {
+        self.config.ranks
+    }
+
     /// When reading updates access times.
     pub fn atime(&self) -> Atime {
         self.config.atime

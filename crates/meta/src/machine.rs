@@ -165,6 +165,7 @@ impl Meta {
             }
             Input::NewDatafiles { server, inos } => self.new_datafiles(server, &inos, out),
             Input::Watermarks { low, high } => self.journal.set_watermarks((low, high)),
+            Input::Ranks { ranks } => self.ranks_joined(ranks),
             Input::Space { free } => {
                 (self.free_space, self.cloned) = (free, 0);
                 self.resume_waiting_for_space(now, out);

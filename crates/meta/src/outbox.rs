@@ -111,6 +111,10 @@ pub enum Input {
         low: usize,
         high: usize,
     },
+    /// The number of ranks of the cluster, which only grows.
+    Ranks {
+        ranks: u16,
+    },
     /// Free space of the store in bytes.
     Space {
         free: u64,

@@ -1,5 +1,6 @@
 //! Partitioned directories.
 
+mod growth;
 mod moves;
 mod races;
 mod repair;

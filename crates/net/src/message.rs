@@ -58,7 +58,11 @@ impl Message for FromServer {
             Self::Reply { id, .. } | Self::AskGroups { id, .. } => Some(id.0),
             // A client must receive a lease, which may ride in a large reply, before its
             // revocation.
-            Self::Revoke { .. } | Self::Recall(_) | Self::Changed(_) | Self::Locked { .. } => None,
+            Self::Revoke { .. }
+            | Self::Recall(_)
+            | Self::Changed(_)
+            | Self::Locked { .. }
+            | Self::Servers(_) => None,
         }
     }
 

@@ -128,14 +128,31 @@ impl FragmentMap {
         map
     }
 
-    /// True if this can be the map of a directory in a cluster of `ranks`: its records differ, and
-    /// each hash is in one fragment.
+    /// Appends the ranks that the cluster has got since the map was made (wu 3.4). No hash changes
+    /// its fragment, so the version stays.
+    pub fn grow(&mut self, ranks: u16) {
+        let known = self.servers.len().min(ranks.into()) as u16;
+        let server =
+            |rank| FragmentServer { rank: Rank(rank), fragment: None, first: 0, merges: false, moves: None };
+        self.servers.extend((known..ranks).map(server));
+    }
+
+    /// True if this can be the map of a directory in a cluster of `ranks`, of which some may have
+    /// joined later: its records differ, and each hash is in one fragment.
     pub fn is_sound(&self, dir: Ino, ranks: u16) -> bool {
-        let expected = Self::new(dir, ranks);
-        let of_list = |map: &Self| map.servers.iter().map(|server| server.rank).collect::<Vec<_>>();
+        let is_list = |at_first: u16| {
+            let mut expected = Self::new(dir, at_first);
+            expected.grow(self.servers.len() as u16);
+            expected
+                .servers
+                .iter()
+                .map(|server| server.rank)
+                .eq(self.servers.iter().map(|server| server.rank))
+        };
         let mut records: Vec<Ino> = self.fragments().map(|(_, ino)| ino).collect();
         records.sort_unstable();
-        of_list(self) == of_list(&expected)
+        self.servers.len() <= usize::from(ranks)
+            && (dir.rank().0 + 1..=self.servers.len() as u16).any(is_list)
             && self.dir == dir
             && records.iter().all(|ino| ino.rank().0 < ranks)
             && records.is_sorted_by(|one, next| one < next)
@@ -498,10 +515,16 @@ mod tests {
 
     #[test]
     fn fragments_are_ranges_that_cover_all_hashes() {
-        for ranks in 1..=17 {
-            let mut map = FragmentMap::new(ino(2 % ranks, 9), ranks);
+        for ranks in 1..=17_u16 {
+            // Half of the servers join when the others have fragments.
+            let at_first = ranks.div_ceil(2);
+            let mut map = FragmentMap::new(ino(2 % at_first, 9), at_first);
             // As fragments split in any order that their servers choose.
-            for step in 0..usize::from(ranks) {
+            for step in 1..usize::from(ranks) {
+                if step == at_first.into() {
+                    map.grow(ranks);
+                    check_ranges(&map);
+                }
                 let splits: Vec<_> =
                     map.fragments().filter_map(|(number, _)| map.next_split(number)).collect();
                 let Some(next) = splits.get(step * 7 % splits.len().max(1)) else { break };

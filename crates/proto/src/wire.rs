@@ -81,7 +81,7 @@ pub struct Welcome {
 /// Addresses of a cluster's servers, as `HOST:PORT`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServerMap {
-    /// Version of the cluster map; 0: the servers are fixed.
+    /// Version of the cluster map; 0: the servers do not fail over. Others may join.
     pub version: u64,
     /// The metadata servers by rank. Empty if the sender is the only one. The address of a rank
     /// without a server is empty.
@@ -171,6 +171,8 @@ pub enum FromServer {
     Changed(Vec<Ino>),
     /// The waiting [`Request::Lock`] with this number was granted.
     Locked { wait: u64 },
+    /// The addresses of the servers have changed, or servers have joined.
+    Servers(ServerMap),
 }
 
 impl FromServer {

@@ -26,10 +26,12 @@ impl Message for Listed {
     }
 }
 
-/// Takes over newer addresses.
+/// Takes over newer addresses. Without versions, a server that names fewer ranks has not heard yet
+/// that others have joined.
 pub fn learn(addresses: &Addresses, servers: &ServerMap) {
     addresses.send_if_modified(|known| {
-        let is_newer = servers.version > known.version || (servers.version == 0 && servers != known);
+        let is_newer = servers.version > known.version
+            || (servers.version == 0 && servers.ranks.len() >= known.ranks.len() && servers != known);
         if is_newer {
             known.clone_from(servers);
         }

@@ -34,7 +34,7 @@ pub enum Error {
     )]
     OneRank { path: PathBuf, rank: Rank, ranks: u16 },
     #[error(
-        "{} was made for {ranks} metadata servers, and the configuration names {named}: name each of them once in [[meta]], from rank 0 on", path.display()
+        "{} is the store of one of {ranks} metadata servers, and the configuration names {named}: name each of them once in [[meta]], from rank 0 on", path.display()
     )]
     Ranks { path: PathBuf, ranks: u16, named: usize },
     #[error(

@@ -60,12 +60,12 @@ pub use remote::{Called, Messages, Remote, SessionState};
 pub use repair::{RepairReport, repair, repair_cluster};
 pub use serve::{
     Access, ClusterStatus, DataRole, MetaRole, RankSource, RankStores, ReadSettings, ServeOptions, Settings,
-    SharedRanks, create_cluster_map, read_cluster_map, serve, status_of_server,
+    SharedRanks, add_to_cluster_map, create_cluster_map, read_cluster_map, serve, status_of_server,
 };
 pub use servers::{Conversation, Servers, UrlError, keep_connected, rank_count};
-pub use shared::{ServedStores, SharedStore, mkfs_shared};
+pub use shared::{ServedStores, SharedStore, add_shared_rank, mkfs_shared};
 pub use tracer::Traced;
-pub use volume::{MkfsOptions, OpenOptions, Volume, mkfs, mkfs_ranks};
+pub use volume::{MkfsOptions, OpenOptions, Volume, mkfs, mkfs_joining, mkfs_ranks};
 pub use watch::{
     CacheFigures, CheckpointFigures, ClientFigures, DataFigures, DirectoryFigures, Figures, FragmentFigures,
     IoFigures, JournalFigures, MetricsAddress, OperationFigures, ProcessFigures, RankFigures, Split, Top,

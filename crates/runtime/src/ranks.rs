@@ -21,17 +21,22 @@ const ROUNDS: u32 = 10;
 /// # Errors
 /// Errors of opening a store; the stores are not those of one complete tree.
 pub(crate) fn open_ranks(dirs: &[PathBuf], options: &OpenOptions) -> Result<Vec<Volume>, Error> {
-    let volumes = open_all(dirs, options)?;
-    let are_one = are_one_tree(volumes.iter().map(|volume| &volume.superblock));
-    if are_one { Ok(volumes) } else { Err(Error::OtherRanks) }
+    let mut volumes = open_all(dirs, options)?;
+    if !are_one_tree(volumes.iter().map(|volume| &volume.superblock)) {
+        return Err(Error::OtherRanks);
+    }
+    let ranks = volumes.len() as u16;
+    volumes.iter_mut().for_each(|volume| volume.superblock.ranks = ranks);
+    Ok(volumes)
 }
 
-/// True if these are the superblocks of all ranks of one tree, by rank.
+/// True if these are the superblocks of all ranks of one tree, by rank. A server that has not run
+/// since others joined does not know of them yet.
 pub(crate) fn are_one_tree<'a>(superblocks: impl ExactSizeIterator<Item = &'a Superblock>) -> bool {
     let (count, mut first) = (superblocks.len(), None);
     superblocks.enumerate().all(|(at, own)| {
         let uuid = *first.get_or_insert(own.uuid);
-        own.rank == rank_of(at) && usize::from(own.ranks) == count && own.uuid == uuid
+        own.rank == rank_of(at) && usize::from(own.ranks) <= count && own.uuid == uuid
     })
 }
 
@@ -66,12 +71,10 @@ pub fn resolve_lost(
 ) -> Result<bool, Error> {
     let mut volumes = open_all(dirs, &OpenOptions::read_once())?;
     let ranks: Vec<Rank> = volumes.iter().map(|volume| volume.superblock.rank).collect();
-    let of_one = |volume: &Volume| {
-        let (own, first) = (&volume.superblock, &volumes[0].superblock);
-        usize::from(own.ranks) == dirs.len() + 1 && own.uuid == first.uuid
-    };
+    let known = volumes.iter().map(|volume| usize::from(volume.superblock.ranks)).max();
+    let are_one = volumes.iter().all(|volume| volume.superblock.uuid == volumes[0].superblock.uuid);
     let others = (0..=dirs.len()).map(rank_of).filter(|rank| *rank != lost);
-    if !volumes.iter().all(of_one) || !others.eq(ranks.iter().copied()) {
+    if !are_one || known != Some(dirs.len() + 1) || !others.eq(ranks.iter().copied()) {
         return Err(Error::OtherRanks);
     }
     finish_transactions(&mut volumes);

@@ -20,6 +20,7 @@ use espalier_proto::{
 };
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
+use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
 use crate::caller::groups;
@@ -47,6 +48,8 @@ pub struct Remote<D: Frontend> {
     frontend: D,
     tracer: Arc<Tracer>,
     direct: Direct,
+    /// Number of metadata servers, as far as this client has heard.
+    ranks: watch::Sender<usize>,
     own: Weak<Self>,
 }
 
@@ -76,7 +79,7 @@ struct Inner<T> {
     sessions: Sessions<T>,
     /// Origin of the machine's clock.
     started: Instant,
-    /// Connections by rank.
+    /// Connections by rank, of those that were heard of.
     lines: Vec<ServerLine>,
     /// Operations on data servers in progress, by number.
     tasks: HashMap<u64, AbortHandle>,
@@ -100,8 +103,14 @@ impl<D: Frontend> Remote<D> {
         };
         let tracer = Tracer::new(place_of(servers.client));
         let direct = Direct::new(servers, &tracer);
-        let (receiving, inner) = (Mutex::default(), Mutex::new(inner));
-        Arc::new_cyclic(|own| Self { receiving, inner, frontend, tracer, direct, own: Weak::clone(own) })
+        let (receiving, inner, ranks) = (Mutex::default(), Mutex::new(inner), watch::Sender::new(ranks));
+        let own = Weak::clone;
+        Arc::new_cyclic(|weak| Self { receiving, inner, frontend, tracer, direct, ranks, own: own(weak) })
+    }
+
+    /// The number of metadata servers, and each change of it.
+    pub fn ranks_heard(&self) -> watch::Receiver<usize> {
+        self.ranks.subscribe()
     }
 
     /// The server incarnation of the present session; `None`: no session.
@@ -246,6 +255,11 @@ impl<D: Frontend> Remote<D> {
         mut inner: MutexGuard<'_, Inner<Called<D::Ticket>>>,
         mut actions: Actions<Called<D::Ticket>>,
     ) {
+        let ranks = inner.sessions.ranks();
+        if ranks > inner.lines.len() {
+            inner.lines.resize_with(ranks, ServerLine::default);
+            self.ranks.send_replace(ranks);
+        }
         // Attributes are invalidated before the call continues and before its answer.
         for event in &actions.frontend {
             match event {

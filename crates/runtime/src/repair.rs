@@ -177,7 +177,7 @@ fn repair_records(
     done: &mut Vec<Finding>,
 ) -> Result<(), Error> {
     let Some(first) = stores.first() else { return Ok(()) };
-    let mut repair = Repair::new(first.superblock.hash_key, now, first.superblock.ranks);
+    let mut repair = Repair::new(first.superblock.hash_key, now, stores.len() as u16);
     for (store, disk) in stores.iter().zip(disks) {
         let rank = store.superblock.rank;
         for record in disk.store.records() {

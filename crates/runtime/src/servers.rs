@@ -120,23 +120,30 @@ pub fn rank_count(welcome: &Welcome) -> usize {
     welcome.servers.ranks.len().max(usize::from(welcome.rank.0) + 1)
 }
 
-/// Keeps connections to all metadata servers, forever. `first`: the established connection.
+/// Keeps connections to all metadata servers, also to those that join, forever. `first`: the
+/// established connection.
 pub async fn keep_connected<D: Frontend>(remote: Arc<Remote<D>>, servers: Servers, first: Conversation) {
     let (welcome, connection) = first;
     let known = Arc::new(Addresses::new(ServerMap::NONE));
     let mut first = Some(begin(&remote, &known, welcome.rank, (welcome.clone(), connection)));
     let mut tasks = JoinSet::new();
-    for number in 0..remote.sessions().len() {
-        let rank = Rank(number as u16);
-        let line = if rank == welcome.rank { first.take() } else { None };
-        tasks.spawn(keep_rank(Arc::clone(&remote), servers.clone(), Arc::clone(&known), rank, line));
-    }
     for first in 0..FOLLOWED {
         if welcome.servers.version > 0 {
             tasks.spawn(follow_addresses(servers.clone(), Arc::clone(&known), first));
         }
     }
-    while tasks.join_next().await.is_some() {}
+    let (mut heard, mut next) = (remote.ranks_heard(), 0);
+    loop {
+        let ranks = *heard.borrow_and_update();
+        for number in next..ranks {
+            let rank = Rank(number as u16);
+            let line = if rank == welcome.rank { first.take() } else { None };
+            tasks.spawn(keep_rank(Arc::clone(&remote), servers.clone(), Arc::clone(&known), rank, line));
+        }
+        next = ranks;
+        // The sender exists.
+        let _ = heard.changed().await;
+    }
 }
 
 /// A connection to a rank.
@@ -169,7 +176,7 @@ async fn keep_rank<D: Frontend>(
         if let Some(mut line) = line.take() {
             // A server that is gone without a trace keeps the connection open.
             let error = tokio::select! {
-                error = receive(&remote, rank, &mut line.receiver) => error,
+                error = receive(&remote, &known, rank, &mut line.receiver) => error,
                 () = addresses::moved(&known, rank, None, Some(line.incarnation)) => NetError::Dropped,
             };
             tracing::warn!(rank = rank.0, %error, "lost the connection to a server: reconnecting");
@@ -200,15 +207,21 @@ async fn keep_rank<D: Frontend>(
 /// Receives messages until the connection ends.
 async fn receive<D: Frontend>(
     remote: &Remote<D>,
+    known: &Addresses,
     rank: Rank,
     receiver: &mut Receiver<FromServer>,
 ) -> NetError {
     let mut batch = Vec::new();
     loop {
-        match receiver.next(&mut batch).await {
-            Ok(_) => remote.received(rank, batch.drain(..)),
-            Err(error) => return error,
+        if let Err(error) = receiver.next(&mut batch).await {
+            return error;
         }
+        for message in &batch {
+            if let FromServer::Servers(servers) = message {
+                addresses::learn(known, servers);
+            }
+        }
+        remote.received(rank, batch.drain(..));
     }
 }
 
@@ -226,8 +239,8 @@ async fn reach_rank<D: Frontend>(
         return Err(RankError::NoServer);
     }
     let addresses = address.as_ref().map_or(&servers.addresses[..], std::slice::from_ref);
-    // A server that does not have the rank refuses the connection, if servers fail over.
-    let wanted = fails_over.then_some(rank);
+    // A server that does not have the rank refuses the connection.
+    let wanted = (fails_over || address.is_none()).then_some(rank);
     let conversation = tokio::select! {
         reached = servers.reach_one_of(addresses, wanted, remote.incarnation(rank)) => reached?,
         () = addresses::moved(known, rank, address.as_deref(), None) => return Err(RankError::NoServer),

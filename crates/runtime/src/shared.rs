@@ -4,15 +4,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use espalier_meta::Format;
 use espalier_proto::{ClusterId, Rank};
 use espalier_store::{
     Engine, FormatOptions, LocalOptions, ObjectOptions, ObjectStore, Rados, RankLease, Superblock,
-    break_lease, format_objects, read_superblock,
+    break_lease, format_joining, format_objects, read_superblock,
 };
 
 use crate::error::Error;
 use crate::location::{OpenedStore, StoreLocation};
-use crate::serve::{RankStores, create_cluster_map};
+use crate::serve::{RankStores, add_to_cluster_map, create_cluster_map, read_cluster_map};
 use crate::volume::{MkfsOptions, OpenOptions, Volume, format_of, write_first_checkpoint};
 
 /// Term of the lock of a rank's store. Servers are replaced earlier, by the cluster map.
@@ -43,27 +44,28 @@ impl SharedStore {
         ClusterId(self.superblock.uuid.into_bytes())
     }
 
-    pub fn ranks(&self) -> impl Iterator<Item = Rank> {
-        (0..self.superblock.ranks).map(Rank)
-    }
-
     pub(crate) fn name(&self) -> &Path {
         &self.name
     }
 
     /// Opens the store of a rank; its journal is not replayed.
     pub(crate) fn open(&self, rank: Rank, options: &LocalOptions) -> Result<OpenedStore, Error> {
+        self.open_leased(RankLease::acquire(&self.engine, rank, TERM)?, options)
+    }
+
+    fn open_leased(&self, lease: RankLease<Rados>, options: &LocalOptions) -> Result<OpenedStore, Error> {
         let LocalOptions { read_only, cache_bytes, .. } = *options;
-        let superblock = Superblock { rank, ..self.superblock.clone() };
-        let lease = RankLease::acquire(&self.engine, rank, TERM)?;
+        let superblock = Superblock { rank: lease.rank(), ..self.superblock.clone() };
         let options = ObjectOptions { read_only, cache_bytes };
         let (store, journal) = ObjectStore::open(&self.engine, &superblock, lease, options)?;
         Ok(OpenedStore { superblock, store: Box::new(store), journal: journal.erase() })
     }
 
-    /// Opens the stores of all ranks.
+    /// Opens the stores of all ranks, also of those that have joined.
     pub(crate) fn open_all(&self, options: &OpenOptions) -> Result<Vec<Volume>, Error> {
-        self.ranks().map(|rank| Volume::open_rank(self, rank, options.clone())).collect()
+        let (_, map) = read_cluster_map(self.engine.as_ref())?;
+        let ranks = (0..map.ranks.len() as u16).map(Rank);
+        ranks.map(|rank| Volume::open_rank(self, rank, options.clone())).collect()
     }
 }
 
@@ -102,9 +104,30 @@ pub fn mkfs_shared(location: &StoreLocation, ranks: u16, options: &MkfsOptions) 
     let engine = connect(location)?;
     format_objects(&engine, &location.name().to_string_lossy(), &format)?;
     let shared = SharedStore::connect(location)?;
-    for rank in shared.ranks() {
+    for rank in (0..ranks).map(Rank) {
         let opened = shared.open(rank, &LocalOptions::default())?;
         write_first_checkpoint(opened.store.as_ref(), rank, options)?;
     }
     create_cluster_map(engine.as_ref(), ranks)
+}
+
+/// Adds a rank to a file system that servers share, which may be in use; returns its number.
+///
+/// # Errors
+/// There is no file system; another rank has been added at the same time.
+pub fn add_shared_rank(location: &StoreLocation) -> Result<Rank, Error> {
+    let shared = SharedStore::connect(location)?;
+    let count = || read_cluster_map(shared.engine.as_ref()).map(|(_, map)| map.ranks.len());
+    let ranks = count()?;
+    let rank = Rank(u16::try_from(ranks).map_err(|_| Error::Option("there are at most 65535 ranks"))?);
+    let lease = RankLease::acquire(&shared.engine, rank, TERM)?;
+    if count()? != ranks {
+        return Err(Error::OtherRanks);
+    }
+    format_joining(&shared.engine, &shared.superblock, rank)?;
+    let opened = shared.open_leased(lease, &LocalOptions::default())?;
+    opened.store.stage(Format::nothing(rank))?;
+    opened.store.publish()?;
+    add_to_cluster_map(shared.engine.as_ref(), rank)?;
+    Ok(rank)
 }

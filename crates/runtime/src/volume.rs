@@ -7,7 +7,7 @@ use std::sync::Arc;
 use espalier_meta::{Acknowledge, Atime, Config, Format, IoDone, Load, Meta, Recovery, Striping};
 use espalier_policy::Policy;
 use espalier_proto::{Errno, ObjectId, Rank, Space};
-use espalier_store::{FormatOptions, Journal, LocalOptions, Store, StoreError, Superblock};
+use espalier_store::{FormatOptions, Journal, LocalOptions, Store, StoreError, Superblock, superblock};
 
 use crate::clock;
 use crate::disk::Disk;
@@ -53,6 +53,27 @@ pub fn mkfs_ranks(dirs: &[PathBuf], options: &MkfsOptions) -> Result<(), Error> 
         (format.uuid, format.hash_key) = (Some(uuid), Some(hash_key));
     }
     Ok(())
+}
+
+/// Creates the empty store of a rank that joins the cluster with the store `of`.
+///
+/// # Errors
+/// `of` is no store of a metadata server here; the new one cannot be made.
+pub fn mkfs_joining(dir: &Path, of: &Path, rank: Rank, journal_bytes: Option<u64>) -> Result<(), Error> {
+    let of = superblock::read(of)?;
+    let format = FormatOptions {
+        rank,
+        ranks: of.ranks.max(rank.0 + 1),
+        uuid: Some(of.uuid),
+        hash_key: Some(of.hash_key),
+        ..FormatOptions::default()
+    };
+    let (label, strip_bytes, journal_bytes) =
+        (of.label, of.strip_bytes, Some(journal_bytes.unwrap_or(of.journal_bytes)));
+    // Only rank 0 has a root directory.
+    let (uid, gid, perm) = (0, 0, 0);
+    let options = MkfsOptions { label, strip_bytes, journal_bytes, force: false, uid, gid, perm };
+    mkfs_rank(&dir.into(), &options, format).map(drop)
 }
 
 fn mkfs_rank(

@@ -35,8 +35,8 @@ pub use local::{
 };
 pub use memory::MemoryStore;
 pub use object::{
-    LeaseHolder, ObjectFile, ObjectOptions, ObjectStore, RankLease, break_lease, format_objects,
-    lease_holder, read_superblock,
+    LeaseHolder, ObjectFile, ObjectOptions, ObjectStore, RankLease, break_lease, format_joining,
+    format_objects, lease_holder, read_superblock,
 };
 pub use rados::{Rados, RadosAddress, RadosError};
 pub use store::{Pairs, Record, Records, Store};

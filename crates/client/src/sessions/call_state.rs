@@ -80,7 +80,7 @@ impl<T> Sessions<T> {
         let (rank, id) = (reply.rank, reply.id);
         let pending = self.calls.remove(CallWait::Reply(rank, id));
         let is_waited_for = pending.is_some() || self.writeback.is_change(rank, id);
-        let Some(end) = self.end(rank) else { return };
+        let end = self.server_session(rank);
         let over = end.link.answered(id, &reply.result, is_waited_for, &mut end.out);
         let waited = over.and_then(|wait| self.calls.remove(CallWait::Lock(rank, wait)));
         // The exclusive lease counts from the same time as the reply's other leases.
@@ -162,9 +162,8 @@ impl<T> Sessions<T> {
     /// Handles the reply that a call must wait for a lock.
     fn wait_for_lock(&mut self, rank: Rank, pending: PendingCall<T>) {
         let Call::Request(Request::Lock { wait: Some(wait), .. }) = pending.incoming.call else { return };
-        if pending.call_state.interrupted
-            && let Some(end) = self.end(rank)
-        {
+        if pending.call_state.interrupted {
+            let end = self.server_session(rank);
             end.link.stop_waiting(wait, &mut end.out);
         }
         self.calls.insert(CallWait::Lock(rank, wait), pending);
@@ -288,10 +287,7 @@ impl<T> Sessions<T> {
         if let Next::Ask(request) | Next::Find(request, _) = &next {
             self.report_time(now, request);
         }
-        let Some(end) = self.end(rank) else {
-            // Such an inode never came from a server.
-            return actions.answer(pending.incoming.ticket, Err(Errno::ESTALE));
-        };
+        let end = self.server_session(rank);
         let id = match next {
             Next::Answer(result) => return self.finish(now, pending, result, lease, actions),
             Next::Data(delegation, work) => return self.ask_data_servers(pending, delegation, work, actions),
@@ -441,7 +437,8 @@ impl<T> Sessions<T> {
         else {
             return;
         };
-        if let (Left::Created(_), Some(end)) = (&left, self.end(ino.rank())) {
+        if let Left::Created(_) = &left {
+            let end = self.server_session(ino.rank());
             end.link.forget(ino, 1, &mut end.out);
         }
         // A pending operation may still create datafiles.
@@ -453,7 +450,10 @@ impl<T> Sessions<T> {
             }
             Left::Nothing | Left::Lookup(_) | Left::Orphan(_) => false,
         };
-        let Some(end) = self.end(ino.rank()).filter(|_| !is_put_off) else { return };
+        if is_put_off {
+            return;
+        }
+        let end = self.server_session(ino.rank());
         match left {
             Left::Open(_) => drop(end.ask(Caller::SERVER, Request::Release { ino })),
             Left::OpenNamed(_) | Left::Created(_) => end.link.release_made(ino, &mut end.out),

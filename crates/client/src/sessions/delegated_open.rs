@@ -167,9 +167,8 @@ impl<T> Sessions<T> {
         let mut accessed: Vec<(Ino, Time)> = self.delegated_opens.accessed.drain().collect();
         accessed.sort_unstable_by_key(|(ino, _)| (ino.rank(), *ino));
         for files in accessed.chunk_by(|(one, _), (next, _)| one.rank() == next.rank()) {
-            if let Some(end) = files.first().and_then(|(ino, _)| self.end(ino.rank())) {
-                end.ask(Caller::SERVER, Request::Accessed { files: files.to_vec() });
-            }
+            let Some((ino, _)) = files.first() else { continue };
+            self.server_session(ino.rank()).ask(Caller::SERVER, Request::Accessed { files: files.to_vec() });
         }
     }
 }

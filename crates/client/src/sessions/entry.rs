@@ -43,10 +43,8 @@ impl<T> Sessions<T> {
     fn report_error(&mut self, incoming: OwnedCall<T>, actions: &mut Actions<T>) -> Option<OwnedCall<T>> {
         let Some(errno) = self.deferred_error(&incoming.call) else { return Some(incoming) };
         // The file is closed nevertheless.
-        if let Call::Request(request @ Request::Unlock { ino, .. }) = incoming.call
-            && let Some(end) = self.end(ino.rank())
-        {
-            end.ask(incoming.caller, request);
+        if let Call::Request(request @ Request::Unlock { ino, .. }) = incoming.call {
+            self.server_session(ino.rank()).ask(incoming.caller, request);
         }
         actions.answer(incoming.ticket, Err(errno));
         None

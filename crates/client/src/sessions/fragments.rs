@@ -231,10 +231,7 @@ impl<T> Sessions<T> {
 
     fn ask_for(&mut self, now: u64, pending: PendingCall<T>, request: Request, actions: &mut Actions<T>) {
         let (rank, caller) = (request.rank(), pending.incoming.caller.clone());
-        let Some(end) = self.end(rank) else {
-            return actions.answer(pending.incoming.ticket, Err(Errno::ESTALE));
-        };
-        let id = end.ask(caller, request);
+        let id = self.server_session(rank).ask(caller, request);
         self.await_reply(now, pending, CallWait::Reply(rank, id), actions);
     }
 

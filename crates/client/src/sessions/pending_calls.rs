@@ -201,9 +201,13 @@ impl<T> Sessions<T> {
     /// answer is unknown, so the call ends at once.
     pub(super) fn cancel(&mut self, wait: CallWait, actions: &mut Actions<T>) {
         let will_end = match wait {
-            CallWait::Reply(rank, id) => self.end(rank).is_none_or(|end| end.link.cancel(id, &mut end.out)),
+            CallWait::Reply(rank, id) => {
+                let end = self.server_session(rank);
+                end.link.cancel(id, &mut end.out)
+            }
             CallWait::Lock(rank, wait) => {
-                self.end(rank).is_none_or(|end| end.link.stop_waiting(wait, &mut end.out))
+                let end = self.server_session(rank);
+                end.link.stop_waiting(wait, &mut end.out)
             }
             // See `give_up_stuck`.
             CallWait::Data(_) => true,

@@ -107,11 +107,7 @@ impl<T> Sessions<T> {
         let lookup = Request::Lookup { dir: moved.dir, name: moved.name.clone() };
         confirmation.current = Some(moved);
         let (rank, caller) = (lookup.rank(), pending.incoming.caller.clone());
-        let Some(end) = self.end(rank) else {
-            actions.frontend.push(FrontendEvent::DistrustNames);
-            return Some((pending, Ok(Reply::Done), 0));
-        };
-        let id = end.ask(caller, lookup);
+        let id = self.server_session(rank).ask(caller, lookup);
         pending.call_state.sent = now;
         self.calls.insert(CallWait::Reply(rank, id), pending);
         None

@@ -187,9 +187,8 @@ impl<T> Sessions<T> {
     fn renew(&mut self, now: u64, inodes: Vec<Ino>, exclusive_dir: Option<Ino>) {
         let Some(rank) = inodes.first().map(|ino| ino.rank()) else { return };
         let request = Request::Renew { inodes, exclusive_dir };
-        if let Some(id) = self.end(rank).map(|end| end.ask(Caller::SERVER, request)) {
-            self.renewal.renewals.insert((rank, id), now);
-        }
+        let id = self.server_session(rank).ask(Caller::SERVER, request);
+        self.renewal.renewals.insert((rank, id), now);
     }
 
     /// Renews and ends leases; called with each tick.

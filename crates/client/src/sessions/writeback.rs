@@ -456,10 +456,8 @@ impl<T> Sessions<T> {
 
     fn send_pending(&mut self, rank: Rank, change: PendingOp, caller: Caller, request: Request) {
         self.writeback.give_time(&change, &request);
-        if let Some(end) = self.end(rank) {
-            let id = end.ask(caller, request);
-            self.writeback.changes.insert((rank, id), change);
-        }
+        let id = self.server_session(rank).ask(caller, request);
+        self.writeback.changes.insert((rank, id), change);
     }
 
     /// True if the queued messages to a server may wait for more: no call is blocked on them, and
@@ -581,9 +579,9 @@ impl<T> Sessions<T> {
             return;
         }
         let request = Request::TakeNumbers { rank, count: number_pool.wanted() };
-        let id = self.end(rank).map(|end| end.ask(Caller::SERVER, request));
+        let id = self.server_session(rank).ask(Caller::SERVER, request);
         if let Some(number_pool) = self.writeback.number_pools.get_mut(&rank) {
-            number_pool.requested = id.map(|id| (id, now));
+            number_pool.requested = Some((id, now));
         }
     }
 
@@ -617,9 +615,9 @@ impl<T> Sessions<T> {
             && time > shared
             && request.is_change()
             && request.time().is_none()
-            && let Some(end) = self.end(rank).filter(|end| end.link.is_ready())
+            && self.server_session(rank).link.is_ready()
         {
-            end.out.push(FromClient::Clock { time });
+            self.server_session(rank).out.push(FromClient::Clock { time });
             self.writeback.number_pools.entry(rank).or_default().shared = time;
         }
     }

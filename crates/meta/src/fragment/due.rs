@@ -99,6 +99,20 @@ impl Meta {
         }
     }
 
+    /// Takes note of ranks that have joined the cluster: fragments that were inseparable because
+    /// the next server did not exist may split (wu 3.4), and pins may name these ranks. Directories
+    /// that are not in memory are examined when they next grow.
+    pub(crate) fn ranks_joined(&mut self, ranks: u16) {
+        if ranks <= self.config.ranks {
+            return;
+        }
+        self.config.ranks = ranks;
+        let dirs = self.state.inodes.sorted().filter(|(_, cached)| cached.inode.is_dir());
+        for dir in dirs.map(|(ino, _)| *ino).collect::<Vec<_>>() {
+            self.note_growth(dir);
+        }
+    }
+
     /// Examines a fragment that has shrunk; seldom, since it asks other ranks whether it can merge.
     pub(crate) fn note_shrinkage(&mut self, dir: Ino) {
         if self.state.partitions == 0 {
@@ -187,11 +201,7 @@ impl Meta {
         let rank = match self.setting(inode, Policy::pin)? {
             Pin::Off | Pin::Parent => return None,
             Pin::Rank(rank) => rank,
-            Pin::Distributed => {
-                let dir = self.state.whole_dir(inode.ino).unwrap_or(inode.ino);
-                // Multiplication by the golden ratio spreads consecutive numbers.
-                (dir.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48) as u16 % ranks
-            }
+            Pin::Distributed => distributed_rank(self.state.whole_dir(inode.ino).unwrap_or(inode.ino), ranks),
         };
         (rank < ranks).then_some(Rank(rank))
     }
@@ -303,6 +313,18 @@ impl Meta {
         self.note_growth(fragment);
         Ok(PeerAnswer::Moves)
     }
+}
+
+/// The rank of a directory among `ranks` that share all directories evenly. With each rank that
+/// joins, only directories that it gets have another (jump consistent hashing).
+fn distributed_rank(dir: Ino, ranks: u16) -> u16 {
+    let (mut key, mut rank, mut next) = (dir.0, 0, 0);
+    while next < u64::from(ranks) {
+        rank = next;
+        key = key.wrapping_mul(2_862_933_555_777_941_757).wrapping_add(1);
+        next = ((rank + 1) << 31) / ((key >> 33) + 1);
+    }
+    rank as u16
 }
 
 /// The record, if one is given, and the rank of `RANK` or `INODE RANK`.

@@ -46,11 +46,12 @@ impl Meta {
         let inode = self.state.dir_even_if_locked(record)?;
         let Outlook::Due(reason) = self.outlook(inode) else { return Ok(Reply::Done) };
         let (inode, dir) = (inode.clone(), self.state.whole_dir(record)?);
-        let map = match inode.fragment_map() {
+        let mut map = match inode.fragment_map() {
             Some(map) => map.clone(),
             None if dir == record => FragmentMap::new(dir, self.config.ranks),
             None => self.query_map(cx, dir)?,
         };
+        map.grow(self.config.ranks);
         let step = if reason == Reason::Split && map.version() == 0 && !inode.has_entries() {
             self.spread(cx, &inode, &map)?
         } else {

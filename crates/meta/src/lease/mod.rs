@@ -118,9 +118,7 @@ impl Meta {
     pub(crate) fn note_absent(&mut self, cx: &mut Cx<'_>, dir: Ino, slot: &Slot) {
         if !self.note_read(cx, LeaseKey::Name { dir, hash: slot.hash }) {
             cx.read_set.refused = true;
-        } else if self.config.ranks > 1
-            && let Some(leases) = &mut self.leases
-        {
+        } else if let Some(leases) = &mut self.leases {
             leases.note_absent(dir, slot.hash, &slot.name);
         }
     }

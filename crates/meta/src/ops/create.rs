@@ -87,7 +87,9 @@ impl Meta {
         if matches!(node, NewNode::Regular) && writeback.is_none() && self.wants_no_metafile(parent) {
             inode.strip_to(parent);
         }
-        if let Some(rank) = self.remote_home(cx, &inode) {
+        if writeback.is_none()
+            && let Some(rank) = self.remote_home(cx, &inode)
+        {
             return self.mkdir_remote(cx, rank, (dir, name), inode);
         }
         self.allow_if_acknowledged(cx, dir, self.state.admit(&[(dir, inode.weight())], &[]))?;
@@ -144,11 +146,10 @@ impl Meta {
         let (ino, file) = match (node, writeback) {
             (NewNode::Regular, Some(ino)) => (self.given_ino(cx.client, ino)?, Body::STUFFED),
             (NewNode::Regular, None) => self.new_file(parent)?,
-            // Another rank would allocate another number.
-            (NewNode::Directory, Some(ino)) if self.config.ranks == 1 => {
+            // Clients give directories numbers until they hear of a second rank.
+            (NewNode::Symlink(_) | NewNode::Directory, Some(ino)) => {
                 (self.given_ino(cx.client, ino)?, Body::Node)
             }
-            (NewNode::Symlink(_), Some(ino)) => (self.given_ino(cx.client, ino)?, Body::Node),
             (_, Some(_)) => return Err(Errno::EINVAL.into()),
             (_, None) => (self.new_ino()?, Body::Node),
         };

@@ -11,7 +11,7 @@ fn move_all(fs: &mut Routed, dir: Ino, rank: u16) {
     fs.settle();
 }
 
-fn ranks(fs: &mut Routed, dir: Ino) -> Vec<u16> {
+pub fn ranks(fs: &mut Routed, dir: Ino) -> Vec<u16> {
     fs.map(dir).fragments().map(|(_, ino)| ino.rank().0).collect()
 }
 

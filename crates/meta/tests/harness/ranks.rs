@@ -101,6 +101,22 @@ impl Ranks {
         self.rename_as(&ROOT_CALLER, from, to)
     }
 
+    /// Adds a rank, of which the others hear with [`Self::hear`].
+    pub fn join(&mut self) {
+        let rank = self.0.len();
+        self.0.push(Harness::with(Config { rank: Rank(rank as u16), ranks: rank as u16 + 1, ..config() }));
+        (0..rank).for_each(|other| self.connect_pair(other, rank));
+        self.deliver();
+    }
+
+    /// Has a rank hear of all others.
+    pub fn hear(&mut self, at: u16) {
+        let (ranks, host) = (self.0.len() as u16, &mut self.0[usize::from(at)]);
+        host.config.ranks = ranks;
+        host.input(Input::Ranks { ranks });
+        self.deliver();
+    }
+
     /// Reconnects all ranks.
     pub fn connect(&mut self) {
         for a in 0..self.0.len() {

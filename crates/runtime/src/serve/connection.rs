@@ -12,7 +12,7 @@ use espalier_proto::{
 use espalier_store::Superblock;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Handle;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 
 use super::Settings;
 use super::machine::{Guest, Origin, Server};
@@ -268,13 +268,14 @@ async fn converse(
             return Ok(());
         }
     };
+    let mut changes = table.addresses.subscribe();
     let welcome = Welcome {
         incarnation: meta.incarnation,
         window: WINDOW,
         session_ms: table.session_ms,
         rank: meta.superblock.rank,
         root,
-        servers: table.addresses.borrow().clone(),
+        servers: changes.borrow_and_update().clone(),
     };
     let Connection { mut receiver, sender } = incoming.welcome(welcome).await?;
     let guest = Guest { identity, holder, rights: rights.clone(), place };
@@ -282,7 +283,10 @@ async fn converse(
     // The rights may have changed during the handshake.
     meta.server.enforce(&table.access(), Some(client));
     tracing::info!(peer, client = client.0, resumed, known, "a client has connected");
-    let ended = receive(&meta.server, &mut receiver, &sender, &origin).await;
+    let ended = tokio::select! {
+        ended = receive(&meta.server, &mut receiver, &sender, &origin) => ended,
+        ended = send_changes(&mut changes, &sender) => ended,
+    };
     sender.end();
     meta.server.detach(&origin);
     ended
@@ -309,6 +313,15 @@ async fn receive(
                 break;
             }
         }
+    }
+}
+
+/// Notifies a client of each change of the servers' addresses, forever.
+async fn send_changes(changes: &mut watch::Receiver<ServerMap>, sender: &Sender<FromServer>) -> Ended {
+    loop {
+        changes.changed().await?;
+        let servers = changes.borrow_and_update().clone();
+        sender.send(FromServer::Servers(servers))?;
     }
 }
 
@@ -350,6 +363,6 @@ fn refusal(refused: Refused, peer: &str, client: ClientId) -> Refusal {
 
 impl Metadata {
     fn is_peer(&self, from: Rank) -> bool {
-        from != self.superblock.rank && from.0 < self.superblock.ranks
+        from != self.superblock.rank && from.0 < self.server.ranks()
     }
 }

@@ -8,7 +8,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use espalier_meta::failover::{
-    Action, ClusterMap, Failover, Input, InstanceId, ServerEntry, ServerState, StopReason, Swapped, Timing,
+    Action, ClusterMap, Failover, Input, InstanceId, RankEntry, ServerEntry, ServerState, StopReason,
+    Swapped, Timing,
 };
 use espalier_proto::{ClusterId, Errno, Rank};
 use espalier_store::{Engine, EngineError, EngineFailure};
@@ -76,6 +77,26 @@ pub fn create_cluster_map(engine: &dyn Engine, ranks: u16) -> Result<(), Error> 
 pub fn read_cluster_map(engine: &dyn Engine) -> Result<(u64, ClusterMap), Error> {
     let read = engine.read_versioned(OBJECT)?;
     Ok((read.version, serde_json::from_slice(&read.bytes).map_err(damaged)?))
+}
+
+/// Adds a rank, whose store exists, to the cluster map: the next free server serves it.
+///
+/// # Errors
+/// The map has other ranks by now; the store fails.
+pub fn add_to_cluster_map(engine: &dyn Engine, rank: Rank) -> Result<(), Error> {
+    loop {
+        let (version, mut map) = read_cluster_map(engine)?;
+        if map.ranks.len() != usize::from(rank.0) {
+            return Err(Error::OtherRanks);
+        }
+        map.ranks.push(RankEntry::default());
+        match engine.write_if(OBJECT, encode(&map)?, Some(version)) {
+            Ok(_) => return Ok(()),
+            // A server has renewed its lease meanwhile.
+            Err(error) if error.is(&EngineFailure::Guard) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
 }
 
 fn encode(map: &ClusterMap) -> Result<Vec<u8>, Error> {
@@ -321,13 +342,16 @@ impl Driver {
         if self.starter.data_key.is_some() {
             servers.data.clone_from(&self.starter.data_servers);
         }
-        self.starter.table.addresses.send_if_modified(|published| {
+        let has_changed = self.starter.table.addresses.send_if_modified(|published| {
             // Heartbeats change the version only.
             let before = std::mem::replace(published, servers);
             published.ranks != before.ranks
                 || published.incarnations != before.incarnations
                 || published.meta != before.meta
         });
+        if has_changed {
+            self.starter.table.announce_ranks();
+        }
     }
 
     fn fence(&self, rank: Rank, clients: Vec<String>) {

@@ -33,9 +33,10 @@ use crate::watch::{MetricsAddress, MetricsServer};
 pub use access::Access;
 use connection::{Gate, accept};
 pub use failover::{
-    ClusterStatus, RankStores, SharedRanks, create_cluster_map, read_cluster_map, status_of_server,
+    ClusterStatus, RankStores, SharedRanks, add_to_cluster_map, create_cluster_map, read_cluster_map,
+    status_of_server,
 };
-use ranks::{RankService, RankStarter, RankTable};
+use ranks::{RankService, RankStarter, RankTable, record_ranks};
 use served::{DataServed, answer_of_ranks, expose};
 
 /// Settings that can change while the server runs.
@@ -46,6 +47,8 @@ pub struct Settings {
     pub watermarks: (usize, usize),
     /// For new connections: as in [`Limits`].
     pub eager_bytes: u32,
+    /// As in [`RankSource::Own`]; only grows.
+    pub ranks: Vec<String>,
 }
 
 /// Reads the settings from the configuration; `None` if that fails, and nothing changes.
@@ -189,7 +192,7 @@ fn bind(runtime: &Handle, listen: SocketAddr) -> Result<(TcpListener, SocketAddr
 fn reload(gate: &Gate, read: Option<&ReadSettings>) {
     let Some(settings) = read.and_then(|read| read()) else { return };
     gate.set(settings);
-    tracing::info!("clients, watermarks and eager_bytes are as the configuration says");
+    tracing::info!("clients, watermarks, eager_bytes and ranks are as the configuration says");
 }
 
 /// The metadata service of a process.
@@ -220,19 +223,16 @@ impl MetadataService {
         };
         match source {
             RankSource::Own { volume, store, ranks } => {
-                let named = ranks.len().max(1);
-                if named != usize::from(volume.superblock.ranks) {
-                    return Err(Error::Ranks { path: store, ranks: volume.superblock.ranks, named });
-                }
+                record_ranks(&store, ranks.len())?;
                 let cluster = ClusterId(volume.superblock.uuid.into_bytes());
                 let servers = ServerMap { ranks, data, ..ServerMap::NONE };
-                let table = RankTable::new(cluster, session_ms, servers, access);
+                let table = RankTable::new(cluster, session_ms, servers, access, Some(store.clone()));
                 let control = control::Listener::of_store(&store).map(Arc::new);
                 let service = starter(Arc::clone(&table)).start(*volume, &store, incarnation, None)?;
                 Ok(Self { table, control, ranks: ServedRanks::Own(service) })
             }
             RankSource::Shared(shared) => {
-                let table = RankTable::new(shared.cluster, session_ms, ServerMap::NONE, access);
+                let table = RankTable::new(shared.cluster, session_ms, ServerMap::NONE, access, None);
                 let control = control::Listener::of_store(&shared.dir).map(Arc::new);
                 let starter = starter(Arc::clone(&table));
                 let coordinator = failover::Coordinator::start(shared, starter, incarnation, address);

@@ -8,7 +8,6 @@ use bytes::Bytes;
 use espalier_meta::{Input, PeerMessage};
 use espalier_net::{ConnectError, Connection, Limits, Message, NetError, Security, Sender, connect};
 use espalier_proto::{ClientId, ClusterId, Hello, Rank, Service};
-use espalier_store::Superblock;
 use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
@@ -180,12 +179,17 @@ impl Server {
     }
 
     /// Status of the connections to the other ranks.
-    pub fn ranks_status(&self, superblock: &Superblock) -> Option<RanksStatus> {
-        let Superblock { rank: Rank(rank), ranks, .. } = *superblock;
-        let inner = self.lock().ok().filter(|_| ranks > 1)?;
-        let (connected, open) =
-            (inner.ranks.keys().map(|rank| rank.0).collect(), inner.session_layer.meta().open_transactions());
-        Some(RanksStatus { rank, ranks, connected, open })
+    pub fn ranks_status(&self) -> Option<RanksStatus> {
+        let inner = self.lock().ok()?;
+        let meta = inner.session_layer.meta();
+        let (Rank(rank), ranks, open) = (meta.rank(), meta.ranks(), meta.open_transactions());
+        let connected = inner.ranks.keys().map(|rank| rank.0).collect();
+        (ranks > 1).then_some(RanksStatus { rank, ranks, connected, open })
+    }
+
+    /// The number of ranks of the cluster, as far as this server has heard.
+    pub fn ranks(&self) -> u16 {
+        self.lock().map_or(0, |inner| inner.session_layer.meta().ranks())
     }
 
     fn detach_rank(&self, rank: Rank, connection: u64) {

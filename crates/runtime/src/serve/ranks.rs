@@ -1,7 +1,7 @@
 //! The ranks that a server serves: each is a metadata service with threads of its own.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, RecvTimeoutError, channel};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use std::thread::JoinHandle;
@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use espalier_meta::Input;
 use espalier_net::SealKey;
 use espalier_proto::{ClusterId, Errno, Rank, ServerId, ServerMap};
+use espalier_store::{Superblock, superblock};
 use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 
@@ -42,10 +43,18 @@ pub struct RankTable {
     access: RwLock<Arc<Access>>,
     /// Watermarks that differ from those of the start.
     watermarks: RwLock<Option<(usize, usize)>>,
+    /// The store of this server's rank, if it has one of its own.
+    own_store: Option<PathBuf>,
 }
 
 impl RankTable {
-    pub fn new(cluster: ClusterId, session_ms: u32, servers: ServerMap, access: Access) -> Arc<Self> {
+    pub fn new(
+        cluster: ClusterId,
+        session_ms: u32,
+        servers: ServerMap,
+        access: Access,
+        own_store: Option<PathBuf>,
+    ) -> Arc<Self> {
         Arc::new(Self {
             ranks: RwLock::default(),
             cluster,
@@ -53,6 +62,7 @@ impl RankTable {
             addresses: Arc::new(Addresses::new(servers)),
             access: RwLock::new(Arc::new(access)),
             watermarks: RwLock::default(),
+            own_store,
         })
     }
 
@@ -80,8 +90,27 @@ impl RankTable {
         if let Some((low, high)) = *self.watermarks.read().unwrap_or_else(PoisonError::into_inner) {
             metadata.server.feed(Input::Watermarks { low, high });
         }
-        let mut ranks = self.ranks.write().unwrap_or_else(PoisonError::into_inner);
-        ranks.insert(metadata.superblock.rank, metadata);
+        let rank = metadata.superblock.rank;
+        self.ranks.write().unwrap_or_else(PoisonError::into_inner).insert(rank, metadata);
+        self.announce_ranks();
+    }
+
+    /// Notifies the services of the number of ranks.
+    pub fn announce_ranks(&self) {
+        let ranks = self.addresses.borrow().ranks.len() as u16;
+        self.all().iter().for_each(|metadata| metadata.server.feed(Input::Ranks { ranks }));
+    }
+
+    /// Takes over the addresses of all ranks, of which some may have joined.
+    fn set_ranks(&self, ranks: Vec<String>) -> Result<(), Error> {
+        let Some(store) = &self.own_store else { return Ok(()) };
+        record_ranks(store, ranks.len())?;
+        self.addresses.send_if_modified(|servers| {
+            let before = std::mem::replace(&mut servers.ranks, ranks);
+            before != servers.ranks
+        });
+        self.announce_ranks();
+        Ok(())
     }
 
     fn remove(&self, rank: Rank) {
@@ -89,7 +118,7 @@ impl RankTable {
     }
 
     /// Applies settings, also to connected clients.
-    pub fn set(&self, Settings { access, watermarks: (low, high), .. }: Settings) {
+    pub fn set(&self, Settings { access, watermarks: (low, high), ranks, .. }: Settings) {
         let access = Arc::new(access);
         *self.access.write().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&access);
         *self.watermarks.write().unwrap_or_else(PoisonError::into_inner) = Some((low, high));
@@ -97,7 +126,26 @@ impl RankTable {
             metadata.server.feed(Input::Watermarks { low, high });
             metadata.server.enforce(&access, None);
         }
+        if let Err(error) = self.set_ranks(ranks) {
+            tracing::error!("{error}: the metadata servers are unchanged");
+        }
     }
+}
+
+/// Records in a rank's store that there are `named` ranks, before any of them is used.
+///
+/// # Errors
+/// The store knows of more; it cannot be written.
+pub fn record_ranks(store: &Path, named: usize) -> Result<(), Error> {
+    let (superblock, named) = (superblock::read(store)?, named.max(1));
+    if named < superblock.ranks.into() {
+        return Err(Error::Ranks { path: store.into(), ranks: superblock.ranks, named });
+    }
+    let ranks = u16::try_from(named).map_err(|_| Error::Option("there are at most 65535 ranks"))?;
+    if ranks > superblock.ranks {
+        superblock::write(store, &Superblock { ranks, ..superblock })?;
+    }
+    Ok(())
 }
 
 /// Starts the services of ranks.

@@ -75,7 +75,7 @@ impl StatusSource for Served {
     fn complete(&self, status: &mut Status) {
         status.url = Some(self.url.clone());
         status.clients = Some(self.metadata.server.connections());
-        status.ranks = self.metadata.server.ranks_status(&self.metadata.superblock);
+        status.ranks = self.metadata.server.ranks_status();
     }
 }
 

@@ -43,15 +43,36 @@ pub fn format_objects<E: Engine>(
     clear(engine, name, options.force)?;
     let superblock = superblock::new(Path::new(name), &FormatOptions { rank: Rank(0), ..options.clone() })?;
     for rank in (0..superblock.ranks).map(Rank) {
-        let names = Names(rank);
-        Tables::create(engine.as_ref(), names)?;
-        let length = Journal::<ObjectFile<E>>::file_bytes(superblock.journal_bytes);
-        let file = ObjectFile::new(Arc::clone(engine), names, length, true);
-        Journal::create(file, superblock.journal_bytes, superblock.tag_of(rank)).map_err(StoreError::from)?;
+        create_rank(engine, &superblock, rank)?;
     }
     let text = superblock::text(Path::new(name), &superblock)?;
     engine.write_if(SUPERBLOCK, text.into_bytes(), None).map_err(StoreError::from)?;
     Ok(superblock)
+}
+
+/// Makes the empty store of a rank that is about to join. The caller holds the rank's lease, and no
+/// server may know the rank: what is left of an earlier attempt is removed.
+///
+/// # Errors
+/// As [`format_objects`].
+pub fn format_joining<E: Engine>(
+    engine: &Arc<E>,
+    superblock: &Superblock,
+    rank: Rank,
+) -> Result<(), FormatError> {
+    let mut found = engine.list(&format!("{rank}.")).map_err(StoreError::from)?;
+    found.retain(|name| *name != Names(rank).lock());
+    remove(engine.as_ref(), found)?;
+    create_rank(engine, superblock, rank)
+}
+
+fn create_rank<E: Engine>(engine: &Arc<E>, superblock: &Superblock, rank: Rank) -> Result<(), FormatError> {
+    let (names, bytes) = (Names(rank), superblock.journal_bytes);
+    Tables::create(engine.as_ref(), names)?;
+    let length = Journal::<ObjectFile<E>>::file_bytes(bytes);
+    let file = ObjectFile::new(Arc::clone(engine), names, length, true);
+    Journal::create(file, bytes, superblock.tag_of(rank)).map_err(StoreError::from)?;
+    Ok(())
 }
 
 /// Checks that the namespace is empty; with `force`, removes a file system.

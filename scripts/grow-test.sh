@@ -1,0 +1,116 @@
+#!/bin/bash
+# grow-test.sh: metadata servers join a cluster while two mounts use it; directories made before get
+# fragments there.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+BUILD=$(realpath "${BUILD:-target/release}")
+bin=$BUILD/espalier
+work=$(mktemp -d)
+cluster=$work/cluster
+a=$work/a b=$work/b
+mkdir "$a" "$b"
+cleanup() {
+    : > "$work/stop"
+    exec 8>&- 9<&-
+    remove_cluster
+}
+trap cleanup EXIT
+. scripts/cluster-functions.sh
+
+mount_at() {
+    "$bin" mount espalier://127.0.0.1:17870/ "$1" -o "credentials=$cluster/clients/admin" --log-file "$work/${1##*/}.log"
+}
+ranks() { "$bin" subtree show "$1" --json | jq -c '[.fragments[].rank] | sort'; }
+has_ranks() { [ "$(ranks "$1")" = "$2" ]; }
+make_files() { for n in $(seq "$2"); do echo "$3 $n" > "$1/$3-$n"; done; }
+# check_files DIR COUNT TAG: each file is there once, by both mounts.
+check_files() {
+    for mount in "$a" "$b"; do
+        is "$(find "$mount/$1" -name "$3-*" | wc -l)" "$2"
+        is "$(cat "$mount/$1/$3-1" "$mount/$1/$3-$2")" "$3 1"$'\n'"$3 $2"
+    done
+}
+add() { "$bin" cluster add "$cluster" "$@" < /dev/null 8>&- 9<&-; }
+
+section 'a mount that is in use hears of a rank that joins'
+"$bin" cluster init "$cluster" --servers 2 --ranks 2 --listen 127.0.0.1:17870 > /dev/null
+sed -i 's/^lease_seconds = .*/lease_seconds = 2/' "$cluster"/server-*/server.toml
+up
+mount_at "$a"
+mount_at "$b"
+mkdir "$a"/{full,spread,home}
+"$bin" policy "$a/full" --set dir_split=50 > /dev/null
+"$bin" policy "$a/spread" --set dir_servers=3 > /dev/null
+make_files "$a/full" 400 a
+until_true has_ranks "$a/full" '[0,1]'
+is "$(ranks "$a/spread")" '[0,1]'
+make_files "$a/spread" 40 a
+exec 8>> "$a/full/open" 9< "$b/full/a-1"
+flock 8
+while [ ! -e "$work/stop" ]; do
+    echo round > "$b/home/file" && mkdir "$b/home/dir" && rmdir "$b/home/dir" && mv "$b/home/file" "$b/home/moved" || touch "$work/failed"
+done & user=$!
+add > "$work/added"
+is "$(cat "$work/added")" "rank 2 has joined: $cluster/server-2"
+is "$("$bin" cluster status "$cluster" | cut -d' ' -f1,3 | tail -1)" 'server-2 meta'
+
+section 'directories made before and after use it'
+until_true has_ranks "$a/full" '[0,1,2]'
+until_true has_ranks "$b/spread" '[0,1,2]'
+mkdir "$a/new"
+"$bin" policy "$a/new" --set dir_servers=3 > /dev/null
+is "$(ranks "$a/new")" '[0,1,2]'
+make_files "$a/new" 60 a
+make_files "$b/spread" 40 b
+check_files full 400 a
+check_files spread 40 b
+check_files new 60 a
+mkdir "$a"/home/{1,2,3,4,5,6}
+is "$(stat -c %i "$b"/home/? | awk '{print int($1 / 2^48)}' | sort -u | wc -l)" 3
+"$bin" subtree move "$a/home" --to 2 > /dev/null
+is "$(ranks "$b/home")" '[2]'
+touch "$work/stop"
+wait "$user"
+rm "$work/stop"
+[ ! -e "$work/failed" ] || fail 'an operation has failed while a rank joined'
+echo last >&8
+is "$(cat "$b/full/open")" last
+is "$(cat <&9)" 'a 1'
+
+section 'all of it lasts: servers and a mount restart'
+exec 8>&- 9<&-
+umount "$a"
+"$bin" cluster down "$cluster"
+"$bin" cluster fsck "$cluster" > "$work/fsck"
+up
+mount_at "$a"
+check_files full 400 a
+check_files new 60 a
+make_files "$a/new" 60 c
+check_files new 60 c
+
+section 'additions that are refused or were interrupted'
+refused 'HOST:PORT' add --listen nonsense
+[ ! -e "$cluster/server-3" ] || fail 'a refused addition leaves a server'
+refused 'run this again' add --listen 127.0.0.1:17870
+sed -i 's/^listen = .*/listen = "127.0.0.1:17873"/; /^rank = 3$/{n;s/17870/17873/}' "$cluster/server-3/server.toml"
+add > "$work/added"
+is "$(cat "$work/added")" "rank 3 has joined: $cluster/server-3"
+until_true has_ranks "$a/full" '[0,1,2,3]'
+check_files full 400 a
+
+section 'a rank joins a cluster that does not run'
+umount "$a" "$b"
+"$bin" cluster down "$cluster"
+add > "$work/added"
+grep -q 'rank 4 will join when the servers start' "$work/added"
+"$bin" cluster fsck "$cluster" > "$work/fsck"
+up
+mount_at "$a"
+mount_at "$b"
+until_true sh -c "mkdir -p $a/pinned && $bin subtree pin $a/pinned 4"
+make_files "$a/pinned" 20 a
+until_true has_ranks "$b/pinned" '[4]'
+check_files pinned 20 a
+check_files full 400 a
+echo 'grow-test: passed'
