@@ -30,6 +30,19 @@ check_files() {
         is "$(cat "$mount/$1/$3-1" "$mount/$1/$3-$2")" "$3 1"$'\n'"$3 $2"
     done
 }
+# use_mount DIR: changes the directory until $work/stop exists.
+use_mount() {
+    while [ ! -e "$work/stop" ]; do
+        { echo round > "$1/file" && mkdir "$1/dir" && mv "$1/file" "$1/dir/moved" && rm -r "$1/dir"; } ||
+            touch "$work/failed"
+    done
+}
+stop_use() { # PROCESS
+    touch "$work/stop"
+    wait "$1"
+    rm "$work/stop"
+    [ ! -e "$work/failed" ] || fail 'an operation has failed while a rank joined'
+}
 add() { "$bin" cluster add "$cluster" "$@" < /dev/null 8>&- 9<&-; }
 
 section 'a mount that is in use hears of a rank that joins'
@@ -43,13 +56,11 @@ mkdir "$a"/{full,spread,home}
 "$bin" policy "$a/spread" --set dir_servers=3 > /dev/null
 make_files "$a/full" 400 a
 until_true has_ranks "$a/full" '[0,1]'
-is "$(ranks "$a/spread")" '[0,1]'
+until_true has_ranks "$a/spread" '[0,1]'
 make_files "$a/spread" 40 a
 exec 8>> "$a/full/open" 9< "$b/full/a-1"
 flock 8
-while [ ! -e "$work/stop" ]; do
-    echo round > "$b/home/file" && mkdir "$b/home/dir" && rmdir "$b/home/dir" && mv "$b/home/file" "$b/home/moved" || touch "$work/failed"
-done & user=$!
+use_mount "$b/home" & user=$!
 add > "$work/added"
 is "$(cat "$work/added")" "rank 2 has joined: $cluster/server-2"
 is "$("$bin" cluster status "$cluster" | cut -d' ' -f1,3 | tail -1)" 'server-2 meta'
@@ -59,7 +70,7 @@ until_true has_ranks "$a/full" '[0,1,2]'
 until_true has_ranks "$b/spread" '[0,1,2]'
 mkdir "$a/new"
 "$bin" policy "$a/new" --set dir_servers=3 > /dev/null
-is "$(ranks "$a/new")" '[0,1,2]'
+until_true has_ranks "$a/new" '[0,1,2]'
 make_files "$a/new" 60 a
 make_files "$b/spread" 40 b
 check_files full 400 a
@@ -69,10 +80,7 @@ mkdir "$a"/home/{1,2,3,4,5,6}
 is "$(stat -c %i "$b"/home/? | awk '{print int($1 / 2^48)}' | sort -u | wc -l)" 3
 "$bin" subtree move "$a/home" --to 2 > /dev/null
 is "$(ranks "$b/home")" '[2]'
-touch "$work/stop"
-wait "$user"
-rm "$work/stop"
-[ ! -e "$work/failed" ] || fail 'an operation has failed while a rank joined'
+stop_use "$user"
 echo last >&8
 is "$(cat "$b/full/open")" last
 is "$(cat <&9)" 'a 1'
@@ -113,4 +121,38 @@ make_files "$a/pinned" 20 a
 until_true has_ranks "$b/pinned" '[4]'
 check_files pinned 20 a
 check_files full 400 a
+
+section 'a cluster of one server gets a second one'
+umount "$a" "$b"
+"$bin" cluster down "$cluster"
+rm -rf "$cluster"
+"$bin" cluster init "$cluster" --listen 127.0.0.1:17870 > /dev/null
+up
+mount_at "$a"
+mount_at "$b"
+mkdir "$a"/{full,home}
+"$bin" policy "$a/full" --set dir_split=50 > /dev/null
+make_files "$a/full" 200 a
+head -c 3000000 /dev/urandom > "$a/big"
+if [ -e "$b/full/absent" ]; then fail 'a name is there too early'; fi
+use_mount "$b/home" & user=$!
+add > "$work/added"
+until_true has_ranks "$a/full" '[0,1]'
+touch "$a/full/absent"
+[ -e "$b/full/absent" ] || fail 'a mount does not see a new name'
+mkdir "$a/pinned"
+"$bin" subtree pin "$a/pinned" 1 > /dev/null
+until_true has_ranks "$b/pinned" '[1]'
+cp "$b/big" "$a/pinned/big"
+cmp "$b/pinned/big" "$b/big"
+stop_use "$user"
+check_files full 200 a
+umount "$a" "$b"
+"$bin" cluster down "$cluster"
+"$bin" cluster fsck "$cluster" > "$work/fsck"
+up
+mount_at "$a"
+mount_at "$b"
+check_files full 200 a
+cmp "$a/pinned/big" "$b/big"
 echo 'grow-test: passed'

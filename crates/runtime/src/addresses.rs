@@ -96,6 +96,15 @@ mod tests {
         }
     }
 
+    #[test]
+    fn server_that_has_not_heard_of_a_rank_takes_none_away() {
+        let addresses = Addresses::new(ServerMap::NONE);
+        for (ranks, known) in [(2, 2), (3, 3), (2, 3), (3, 3), (4, 4)] {
+            learn(&addresses, &servers(0, &vec![("a:1", 0); ranks]));
+            assert_eq!(addresses.borrow().ranks.len(), known);
+        }
+    }
+
     #[tokio::test]
     async fn rank_moves_with_address_or_incarnation() {
         let addresses = Addresses::new(servers(1, &[("a:1", 4), ("", 2)]));

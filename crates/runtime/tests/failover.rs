@@ -13,7 +13,8 @@ use espalier_proto::{
 };
 use espalier_runtime::{
     Access, Error, MetaRole, MkfsOptions, OpenOptions, RankSource, RankStores, ServeOptions, Servers,
-    SharedRanks, Volume, create_cluster_map, mkfs_ranks, read_cluster_map, serve,
+    SharedRanks, Volume, add_to_cluster_map, create_cluster_map, mkfs_joining, mkfs_ranks, read_cluster_map,
+    serve,
 };
 use espalier_store::{Engine, MemoryEngine};
 
@@ -95,11 +96,8 @@ fn wait_for(engine: &MemoryEngine, what: impl Fn(&ClusterMap) -> bool) -> Cluste
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn standby_takes_over_from_fenced_server() {
-    let temporary = tempfile::tempdir().unwrap();
-    let stores = vec![temporary.path().join("store")];
-    let options = MkfsOptions {
+fn made() -> MkfsOptions {
+    MkfsOptions {
         label: String::new(),
         strip_bytes: MkfsOptions::STRIP_BYTES,
         journal_bytes: Some(4 << 20),
@@ -107,8 +105,50 @@ async fn standby_takes_over_from_fenced_server() {
         uid: 0,
         gid: 0,
         perm: 0o777,
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rank_that_is_added_to_the_map_is_served_and_announced_to_clients() {
+    let temporary = tempfile::tempdir().unwrap();
+    let stores = [0, 1].map(|rank| temporary.path().join(format!("store-{rank}")));
+    mkfs_ranks(&stores[..1], &made()).unwrap();
+    let engine = MemoryEngine::new();
+    create_cluster_map(&engine, 1).unwrap();
+    let server = start(&engine, 0, stores.to_vec(), temporary.path().join("server-0"));
+    wait_for(&engine, |map| map.ranks[0].serving);
+    let (addresses, security) = (vec![server.address.to_string()], Security::Insecure);
+    let (limits, client) = (Limits::default(), ClientId(9));
+    let servers = Servers { addresses, security, limits, client, leases: true, accesses: Accesses::All };
+    let (welcome, mut connection) = servers.reach().await.unwrap();
+    assert_eq!(welcome.servers.ranks.len(), 1);
+
+    mkfs_joining(&stores[1], &stores[0], Rank(1), None).unwrap();
+    for wrong in [0, 2] {
+        assert!(matches!(add_to_cluster_map(&engine, Rank(wrong)), Err(Error::OtherRanks)));
+    }
+    add_to_cluster_map(&engine, Rank(1)).unwrap();
+    wait_for(&engine, |map| map.ranks.get(1).is_some_and(|rank| rank.serving));
+    let mut batch = Vec::new();
+    let is_announced = async {
+        let served = |message: &FromServer| match message {
+            FromServer::Servers(servers) => {
+                servers.ranks == [welcome.servers.ranks[0].clone(), welcome.servers.ranks[0].clone()]
+            }
+            _ => false,
+        };
+        while !batch.drain(..).any(|message| served(&message)) {
+            connection.receiver.next(&mut batch).await.unwrap();
+        }
     };
-    mkfs_ranks(&stores, &options).unwrap();
+    tokio::time::timeout(Duration::from_secs(20), is_announced).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn standby_takes_over_from_fenced_server() {
+    let temporary = tempfile::tempdir().unwrap();
+    let stores = vec![temporary.path().join("store")];
+    mkfs_ranks(&stores, &made()).unwrap();
     let engine = MemoryEngine::new();
     create_cluster_map(&engine, 1).unwrap();
     assert!(create_cluster_map(&engine, 1).is_err(), "there is one already");
