@@ -51,7 +51,7 @@ sed -i 's/^lease_seconds = .*/lease_seconds = 2/' "$cluster"/server-*/server.tom
 up
 mount_at "$a"
 mount_at "$b"
-mkdir "$a"/{full,spread,home}
+mkdir "$a"/{full,spread,base}
 "$bin" policy "$a/full" --set dir_split=50 > /dev/null
 "$bin" policy "$a/spread" --set dir_servers=3 > /dev/null
 make_files "$a/full" 400 a
@@ -60,7 +60,7 @@ until_true has_ranks "$a/spread" '[0,1]'
 make_files "$a/spread" 40 a
 exec 8>> "$a/full/open" 9< "$b/full/a-1"
 flock 8
-use_mount "$b/home" & user=$!
+use_mount "$b/base" & user=$!
 add > "$work/added"
 is "$(cat "$work/added")" "rank 2 has joined: $cluster/server-2"
 is "$("$bin" cluster status "$cluster" | cut -d' ' -f1,3 | tail -1)" 'server-2 meta'
@@ -76,10 +76,13 @@ make_files "$b/spread" 40 b
 check_files full 400 a
 check_files spread 40 b
 check_files new 60 a
-mkdir "$a"/home/{1,2,3,4,5,6}
-is "$(stat -c %i "$b"/home/? | awk '{print int($1 / 2^48)}' | sort -u | wc -l)" 3
-"$bin" subtree move "$a/home" --to 2 > /dev/null
-is "$(ranks "$b/home")" '[2]'
+mkdir "$a"/base/{1,2,3,4,5,6}
+is "$(stat -c %i "$b"/base/? | awk '{print int($1 / 2^48)}' | sort -u | wc -l)" 3
+"$bin" subtree move "$a/base" --to 2 > /dev/null
+is "$(ranks "$b/base")" '[2]'
+head -c 3000000 /dev/urandom > "$a/base/big"
+is "$(($(stat -c %i "$b/base/big") >> 48))" 2
+cmp "$a/base/big" "$b/base/big"
 stop_use "$user"
 echo last >&8
 is "$(cat "$b/full/open")" last
@@ -130,12 +133,12 @@ rm -rf "$cluster"
 up
 mount_at "$a"
 mount_at "$b"
-mkdir "$a"/{full,home}
+mkdir "$a"/{full,base}
 "$bin" policy "$a/full" --set dir_split=50 > /dev/null
 make_files "$a/full" 200 a
 head -c 3000000 /dev/urandom > "$a/big"
 if [ -e "$b/full/absent" ]; then fail 'a name is there too early'; fi
-use_mount "$b/home" & user=$!
+use_mount "$b/base" & user=$!
 add > "$work/added"
 until_true has_ranks "$a/full" '[0,1]'
 touch "$a/full/absent"

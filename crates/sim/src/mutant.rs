@@ -11,8 +11,8 @@ use espalier_meta::{
 };
 use espalier_policy::Key;
 use espalier_proto::{
-    Attr, Caller, DataReply, DataRequest, Errno, FileType, FromClient, FromData, FromServer, Ino, Lease,
-    Position, Reply, Request, RequestId, SetAttr, ToData, Touched,
+    Attr, Caller, DataReply, DataRequest, Errno, FileType, FragmentMap, FromClient, FromData, FromServer,
+    Ino, Lease, Position, Reply, Request, RequestId, SetAttr, ToData, Touched,
 };
 
 use crate::check::CAPABILITY;
@@ -102,6 +102,8 @@ pub enum Mutation {
     KeptRights,
     /// A directory's home server does not learn that another fragment has split.
     UnsetMap,
+    /// The fragments of a directory are renumbered when ranks have joined.
+    RenumberedFragments,
     /// A listing ends with the first fragment.
     ShortListing,
     /// The entries of fragments count twice.
@@ -130,7 +132,7 @@ pub enum Mutation {
 const SEQUENCE: usize = 8;
 
 impl Mutation {
-    pub const ALL: [Self; 51] = [
+    pub const ALL: [Self; 52] = [
         Self::IgnoredRevocation,
         Self::UnwrittenJournal,
         Self::UnsyncedJournal,
@@ -171,6 +173,7 @@ impl Mutation {
         Self::UnmovedName,
         Self::KeptRights,
         Self::UnsetMap,
+        Self::RenumberedFragments,
         Self::ShortListing,
         Self::DoubledFragment,
         Self::UnroutedName,
@@ -311,6 +314,10 @@ impl Mutant {
             edits.retain_mut(|edit| match (self.mutation, edit) {
                 (Mutation::KeptRights, Edit::SetRights { .. })
                 | (Mutation::UnsetMap, Edit::SetMap { .. }) => false,
+                (Mutation::RenumberedFragments, Edit::SetMap { map, .. }) => {
+                    *map = renumbered(map);
+                    true
+                }
                 (Mutation::LostName, Edit::AcceptNames { names, .. }) => {
                     names.pop();
                     true
@@ -396,7 +403,11 @@ impl Mutator for Mutant {
                 Arrival::Taken(Message::Peer(PeerMessage::Counted { last, limits: Vec::new() }))
             }
             (
-                Mutation::LostName | Mutation::UnmovedName | Mutation::KeptRights | Mutation::UnsetMap,
+                Mutation::LostName
+                | Mutation::UnmovedName
+                | Mutation::KeptRights
+                | Mutation::UnsetMap
+                | Mutation::RenumberedFragments,
                 message,
             ) => Arrival::Taken(self.with_fewer_edits(message)),
             (Mutation::ShortListing | Mutation::DoubledFragment | Mutation::UnroutedName, message) => {
@@ -634,4 +645,16 @@ fn changed(frame: &[u8], change: impl Fn(&mut Event)) -> Vec<u8> {
         rest = later;
     }
     changed
+}
+
+/// The map of a directory as if all its servers had been there from the start.
+fn renumbered(map: &FragmentMap) -> FragmentMap {
+    let ranks = map.servers() as u16;
+    let list = FragmentMap::new(map.dir(), ranks);
+    if (0..ranks.into()).all(|at| list.rank(at) == map.rank(at)) {
+        return map.clone();
+    }
+    let number_of = |rank| (0..ranks.into()).find(|at| list.rank(*at) == rank);
+    let fragments = map.fragments().filter_map(|(number, ino)| Some((number_of(map.rank(number))?, ino)));
+    FragmentMap::with_fragments(map.dir(), ranks, &fragments.collect())
 }

@@ -59,6 +59,9 @@ pub struct Machine {
 pub struct Cluster {
     /// Number of metadata servers, or of ranks if servers fail over.
     pub ranks: u16,
+    /// Times at which the last ones of `ranks` join, ascending. The other servers hear of each
+    /// within a second.
+    pub joins: Vec<Nanos>,
     /// Number of servers that share one store and fail over; 0: each rank has a server with a store
     /// of its own.
     pub servers: u16,
@@ -92,10 +95,18 @@ pub struct Cluster {
     pub drain: Nanos,
 }
 
+impl Cluster {
+    /// Number of ranks at the beginning.
+    pub fn first_ranks(&self) -> u16 {
+        self.ranks.saturating_sub(self.joins.len() as u16)
+    }
+}
+
 impl Default for Cluster {
     fn default() -> Self {
         Self {
             ranks: 1,
+            joins: Vec::new(),
             servers: 0,
             standbys: 0,
             data: 0,
@@ -256,12 +267,28 @@ impl Scenario {
     /// Checks the ranges and combinations of values.
     fn check(&self) -> Result<(), ScenarioError> {
         let Cluster {
-            ranks, servers, standbys, data, clients, cores, session, lease, strip, journal, ..
+            ranks,
+            servers,
+            standbys,
+            data,
+            clients,
+            cores,
+            session,
+            lease,
+            strip,
+            journal,
+            ref joins,
+            ..
         } = self.cluster;
         let loss = self.network.loss;
         // A restarted server refuses changes until all leases have expired.
         let checks = [
             ((1..=4096).contains(&ranks), "[cluster] ranks", "1 to 4096"),
+            (
+                joins.len() < ranks.into() && joins.is_sorted() && (joins.is_empty() || servers == 0),
+                "[cluster] joins",
+                "one ascending time for each rank that joins, less than `ranks`, and none with `servers`",
+            ),
             (data <= 4096, "[cluster] data", "at most 4096"),
             (servers <= 64, "[cluster] servers", "at most 64"),
             (servers == 0 || ranks <= 64, "[cluster] ranks", "at most 64 with `servers`"),

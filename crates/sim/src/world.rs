@@ -9,6 +9,7 @@ mod end;
 mod event;
 mod fabric;
 mod failover;
+mod growth;
 mod job;
 mod line;
 mod pages;
@@ -220,7 +221,7 @@ impl<'o> World<'o> {
     /// Makes clients keep all inodes that replies have named, since the processes use their
     /// numbers. Must precede the run.
     pub fn keep_lookups(&mut self) {
-        let ranks = self.scenario.cluster.ranks;
+        let ranks = self.scenario.cluster.first_ranks();
         self.clients.iter_mut().for_each(|client| client.keep_lookups(ranks));
     }
 
@@ -273,7 +274,11 @@ impl<'o> World<'o> {
             server.begin(&mut self.fabric);
         }
         if self.failover.is_none() {
-            (0..self.numbers.ranks).try_for_each(|rank| self.begin_server(Node(rank)))?;
+            let first = self.scenario.cluster.first_ranks();
+            (0..first).try_for_each(|rank| self.begin_server(Node(rank.into())))?;
+            for (rank, at) in (first..).zip(&self.scenario.cluster.joins) {
+                self.fabric.queue.add(*at, SimEvent::Join { rank: Rank(rank) });
+            }
         }
         for process in 0..self.numbers.processes {
             self.start_process(process);
@@ -436,6 +441,10 @@ impl<'o> World<'o> {
             }
             SimEvent::StartProcess { process } => self.start_process(process),
             SimEvent::SetBalancer => self.set_balancer(),
+            SimEvent::Join { rank } => self.join(rank)?,
+            SimEvent::Hear { node, ranks } => {
+                self.servers[node.0 as usize].hear_of_ranks(&mut self.fabric, ranks);
+            }
             SimEvent::Fault(kind) => self.fault(kind)?,
             SimEvent::Mend(mend) => self.mend(mend)?,
             SimEvent::Sample => {
@@ -600,7 +609,7 @@ fn config(scenario: &Scenario, rank: u16, striping: Option<Striping>) -> Config 
         striping,
         policy: scenario.policy.0.clone(),
         rank: Rank(rank),
-        ranks: cluster.ranks,
+        ranks: cluster.first_ranks().max(rank + 1),
         split_names: cluster.names_per_step,
         ..Config::new(*b"in virtual time.", strip, cluster.journal.0)
     }

@@ -151,6 +151,19 @@ fn habit_of_quotas(seed: u64, strip: u64) -> Option<quotas::Habit> {
     is_limited.then_some(quotas::Habit { strip })
 }
 
+/// Times at which ranks join. Uses a separate random generator, so that other settings of a seed do
+/// not depend on it.
+fn joins(seed: u64, ranks: u64, calm: u64) -> String {
+    let mut random = Seed(seed).random("fuzz joins", 0);
+    if ranks == 1 || random.random_range(0..3) > 0 {
+        return String::new();
+    }
+    let count = random.random_range(1..ranks);
+    let mut times: Vec<u64> = (0..count).map(|_| random.random_range(0..calm * 1000)).collect();
+    times.sort_unstable();
+    times.iter().map(|time| format!("\"{time} ms\"")).collect::<Vec<_>>().join(", ")
+}
+
 fn text(seed: u64, strip: u64, calm: u64, random: &mut Random) -> String {
     let mut text = format!("seed = {seed}\n");
     let mut say = |line: String| {
@@ -161,7 +174,7 @@ fn text(seed: u64, strip: u64, calm: u64, random: &mut Random) -> String {
         |random: &mut Random, choices: &[&str]| choices.choose(random).map_or("", |it| *it).to_string();
     say("\n[cluster]".into());
     let ranks = random.random_range(1..=4);
-    say(format!("ranks = {ranks}"));
+    say(format!("ranks = {ranks}\njoins = [{}]", joins(seed, ranks, calm)));
     let data = one_of(random, &["0", "0", "1", "2", "3"]);
     say(format!("data = {data}"));
     say(format!("clients = {}", random.random_range(2..=6)));

@@ -133,7 +133,7 @@ impl SimClient {
         let session = scenario.cluster.session;
         let id = ClientId(FIRST + u64::from(index));
         let mut sessions =
-            Sessions::new(Cache::new(CACHED, Users::AtOnce), scenario.cluster.ranks.into(), true);
+            Sessions::new(Cache::new(CACHED, Users::AtOnce), scenario.cluster.first_ranks().into(), true);
         if !scenario.cluster.writeback {
             sessions.wait_for_servers();
         }

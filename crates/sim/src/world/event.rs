@@ -1,6 +1,7 @@
 //! Events of a world.
 
 use espalier_meta::IoId;
+use espalier_proto::Rank;
 
 use crate::faults::FaultKind;
 use crate::message::Message;
@@ -119,6 +120,15 @@ pub enum SimEvent {
     /// A server's process starts.
     StartProcess {
         process: u32,
+    },
+    /// A rank joins the cluster.
+    Join {
+        rank: Rank,
+    },
+    /// A server hears of the ranks that have joined.
+    Hear {
+        node: Node,
+        ranks: u16,
     },
     /// The policy of the balancers is set, if it is not yet.
     SetBalancer,

@@ -6,6 +6,7 @@
 
 mod balancing;
 mod data;
+mod growth;
 mod processor;
 mod resources;
 mod spans;
@@ -138,7 +139,7 @@ impl SimServer {
         let numbers = NodeNumbers::of(&scenario.cluster);
         let process = numbers.process_of(node);
         let clock = Clock::new(&scenario.clock, &mut seed.random("clock", process.map_or(number, u64::from)));
-        let (rank, ranks) = (config.rank, config.ranks);
+        let (rank, ranks) = (config.rank, scenario.cluster.ranks);
         let storage = match process {
             None => Some(Storage::format(&config, clock.time(Nanos::ZERO))?),
             Some(_) => None,
@@ -396,6 +397,9 @@ impl SimServer {
                     self.greeted.insert(hello.client, wire);
                     let resumes = hello.incarnation.is_some();
                     session_layer.connect(now, hello.client, (leases, resumes), accesses, &self.rights);
+                }
+                Service::Peer { from, .. } if from.0 >= self.config.ranks => {
+                    fabric.send(wire, self.node, Message::Refused);
                 }
                 Service::Peer { from, .. } => {
                     let line = &mut self.peers[usize::from(from.0)];
