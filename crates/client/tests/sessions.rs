@@ -136,6 +136,30 @@ fn lease_begins_at_request_and_ends_at_revocation() {
     assert!(matches!(actions.send[..], [(NEAR, FromClient::Revoked { number: RevocationId(3) })]));
 }
 
+#[test]
+fn call_that_needs_a_rank_that_has_just_joined_waits_for_its_server() {
+    let mut sessions = sessions();
+    let (rank, id) = call(&mut sessions, 0, 1, lookup());
+    let (joined, ino, kind) = (Rank(2), Ino(2 << 48 | 7), FileType::Regular);
+    let remote = Reply::Remote { ino, kind, cacheable: true, name_leased: true };
+    let mut actions = Actions::default();
+    sessions.received(1, rank, reply(id, 1000, Ok(remote)), &mut actions);
+    assert!(actions.frontend.is_empty() && sessions.needed().any(|rank| rank == joined));
+    assert_eq!(sessions.ranks(), 3);
+    let (rank, id) = sent(&connect(&mut sessions, joined, 1));
+    assert_eq!(rank, joined);
+    sessions.received(2, rank, reply(id, 1000, Ok(Reply::Entry(entry(ino)))), &mut actions);
+    let [FrontendEvent::Answer { ticket: 1, result: Ok(Answer::Entry(found)), .. }] = &actions.frontend[..]
+    else {
+        panic!("{:?}", actions.frontend)
+    };
+    assert_eq!(found.attr.ino, ino);
+    let ranks = vec![String::new(); 5];
+    let servers = FromServer::Servers(ServerMap { ranks, ..ServerMap::NONE });
+    sessions.received(3, NEAR, servers, &mut actions);
+    assert_eq!(sessions.ranks(), 5);
+}
+
 fn rename(to_dir: Ino) -> Call<'static> {
     let (from_dir, flags) = (Ino::ROOT, RenameFlags::empty());
     Call::Request(Request::Rename { from_dir, from: name(), to_dir, to: name(), flags })

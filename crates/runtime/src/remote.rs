@@ -103,9 +103,15 @@ impl<D: Frontend> Remote<D> {
         };
         let tracer = Tracer::new(place_of(servers.client));
         let direct = Direct::new(servers, &tracer);
-        let (receiving, inner, ranks) = (Mutex::default(), Mutex::new(inner), watch::Sender::new(ranks));
-        let own = Weak::clone;
-        Arc::new_cyclic(|weak| Self { receiving, inner, frontend, tracer, direct, ranks, own: own(weak) })
+        Arc::new_cyclic(|own| Self {
+            receiving: Mutex::default(),
+            inner: Mutex::new(inner),
+            frontend,
+            tracer,
+            direct,
+            ranks: watch::Sender::new(ranks),
+            own: Weak::clone(own),
+        })
     }
 
     /// The number of metadata servers, and each change of it.

@@ -138,7 +138,7 @@ impl Gate {
                 data.serve_client(incoming, self.welcome_to_server(Rank(0))).await.map_err(Into::into)
             }
             (Service::Peer { from, to }, Some(table), _) => match table.get(Some(to)) {
-                Some(meta) if meta.is_peer(from) => {
+                Some(meta) if table.is_peer(from, to) => {
                     self.serve_peer(table, &meta, from, incoming, &peer).await
                 }
                 _ => return refuse_peer(incoming, &peer, from, to).await,
@@ -193,6 +193,7 @@ impl Gate {
         peer: &str,
     ) -> Ended {
         let Some(mut incoming) = Self::servers_only(incoming, peer).await else { return Ok(()) };
+        table.rank_connected(rank, &meta.server)?;
         incoming.set_unsent_bytes(peers::UNSENT_BYTES);
         let incarnation = incoming.hello().incarnation;
         let welcome =
@@ -358,11 +359,5 @@ fn refusal(refused: Refused, peer: &str, client: ClientId) -> Refusal {
             tracing::warn!(peer, "a client was refused: {text}");
             Refusal::new(Reason::Identity, text)
         }
-    }
-}
-
-impl Metadata {
-    fn is_peer(&self, from: Rank) -> bool {
-        from != self.superblock.rank && from.0 < self.server.ranks()
     }
 }

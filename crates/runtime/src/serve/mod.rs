@@ -36,7 +36,7 @@ pub use failover::{
     ClusterStatus, RankStores, SharedRanks, add_to_cluster_map, create_cluster_map, read_cluster_map,
     status_of_server,
 };
-use ranks::{RankService, RankStarter, RankTable, record_ranks};
+use ranks::{RankService, RankStarter, RankTable, check_ranks};
 use served::{DataServed, answer_of_ranks, expose};
 
 /// Settings that can change while the server runs.
@@ -47,7 +47,7 @@ pub struct Settings {
     pub watermarks: (usize, usize),
     /// For new connections: as in [`Limits`].
     pub eager_bytes: u32,
-    /// As in [`RankSource::Own`]; only grows.
+    /// As in [`RankSource::Own`]; those that have connected stay.
     pub ranks: Vec<String>,
 }
 
@@ -223,7 +223,7 @@ impl MetadataService {
         };
         match source {
             RankSource::Own { volume, store, ranks } => {
-                record_ranks(&store, ranks.len())?;
+                check_ranks(&store, ranks.len())?;
                 let cluster = ClusterId(volume.superblock.uuid.into_bytes());
                 let servers = ServerMap { ranks, data, ..ServerMap::NONE };
                 let table = RankTable::new(cluster, session_ms, servers, access, Some(store.clone()));

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, RecvTimeoutError, channel};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -43,8 +43,9 @@ pub struct RankTable {
     access: RwLock<Arc<Access>>,
     /// Watermarks that differ from those of the start.
     watermarks: RwLock<Option<(usize, usize)>>,
-    /// The store of this server's rank, if it has one of its own.
-    own_store: Option<PathBuf>,
+    /// The store of this server's rank, if it has one of its own; locked while its superblock is
+    /// changed.
+    own_store: Option<Mutex<PathBuf>>,
 }
 
 impl RankTable {
@@ -62,7 +63,7 @@ impl RankTable {
             addresses: Arc::new(Addresses::new(servers)),
             access: RwLock::new(Arc::new(access)),
             watermarks: RwLock::default(),
-            own_store,
+            own_store: own_store.map(Mutex::new),
         })
     }
 
@@ -95,21 +96,42 @@ impl RankTable {
         self.announce_ranks();
     }
 
-    /// Notifies the services of the number of ranks.
-    pub fn announce_ranks(&self) {
-        let ranks = self.addresses.borrow().ranks.len() as u16;
-        self.all().iter().for_each(|metadata| metadata.server.feed(Input::Ranks { ranks }));
+    /// True if another rank may connect to one of this server's.
+    pub fn is_peer(&self, from: Rank, to: Rank) -> bool {
+        from != to && usize::from(from.0) < self.addresses.borrow().ranks.len()
     }
 
-    /// Takes over the addresses of all ranks, of which some may have joined.
+    /// Notifies the services of the ranks in the cluster map, if servers share a store.
+    pub fn announce_ranks(&self) {
+        if self.own_store.is_none() {
+            let ranks = self.addresses.borrow().ranks.len() as u16;
+            self.all().iter().for_each(|metadata| metadata.server.feed(Input::Ranks { ranks }));
+        }
+    }
+
+    /// Takes over the addresses of all ranks. One that joins is used when it has connected.
     fn set_ranks(&self, ranks: Vec<String>) -> Result<(), Error> {
         let Some(store) = &self.own_store else { return Ok(()) };
-        record_ranks(store, ranks.len())?;
+        check_ranks(&store.lock().unwrap_or_else(PoisonError::into_inner), ranks.len())?;
         self.addresses.send_if_modified(|servers| {
             let before = std::mem::replace(&mut servers.ranks, ranks);
             before != servers.ranks
         });
-        self.announce_ranks();
+        Ok(())
+    }
+
+    /// A rank has connected. If it has just joined, that is recorded before the rank is used.
+    ///
+    /// # Errors
+    /// The store cannot be written.
+    pub fn rank_connected(&self, rank: Rank, server: &Server) -> Result<(), Error> {
+        let Some(store) = self.own_store.as_ref().filter(|_| rank.0 >= server.ranks()) else { return Ok(()) };
+        let store = store.lock().unwrap_or_else(PoisonError::into_inner);
+        let (superblock, ranks) = (superblock::read(&store)?, rank.0 + 1);
+        if ranks > superblock.ranks {
+            superblock::write(&store, &Superblock { ranks, ..superblock })?;
+        }
+        server.feed(Input::Ranks { ranks });
         Ok(())
     }
 
@@ -132,20 +154,14 @@ impl RankTable {
     }
 }
 
-/// Records in a rank's store that there are `named` ranks, before any of them is used.
+/// Checks that a configuration names at least the ranks that a store knows of.
 ///
 /// # Errors
-/// The store knows of more; it cannot be written.
-pub fn record_ranks(store: &Path, named: usize) -> Result<(), Error> {
-    let (superblock, named) = (superblock::read(store)?, named.max(1));
-    if named < superblock.ranks.into() {
-        return Err(Error::Ranks { path: store.into(), ranks: superblock.ranks, named });
-    }
-    let ranks = u16::try_from(named).map_err(|_| Error::Option("there are at most 65535 ranks"))?;
-    if ranks > superblock.ranks {
-        superblock::write(store, &Superblock { ranks, ..superblock })?;
-    }
-    Ok(())
+/// [`Error::Ranks`]; the store cannot be read.
+pub fn check_ranks(store: &Path, named: usize) -> Result<(), Error> {
+    let (Superblock { ranks, .. }, named) = (superblock::read(store)?, named.max(1));
+    let path = store.into();
+    if named < ranks.into() { Err(Error::Ranks { path, ranks, named }) } else { Ok(()) }
 }
 
 /// Starts the services of ranks.
