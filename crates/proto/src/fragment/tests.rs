@@ -154,7 +154,8 @@ fn maps_with_missing_or_overlapping_ranges_are_not_sound() {
     let good = map(4, &[1, 2, 3]);
     assert!(good.is_sound(ino(0, 9), 4));
     assert!(!good.is_sound(ino(0, 8), 4), "another directory's map");
-    assert!(!good.is_sound(ino(0, 9), 5), "another cluster's map");
+    assert!(good.is_sound(ino(0, 9), 5), "a rank has joined since");
+    assert!(!good.is_sound(ino(0, 9), 3), "another cluster's map");
     let damaged = |change: fn(&mut FragmentMap)| {
         let mut map = good.clone();
         change(&mut map);
@@ -163,6 +164,7 @@ fn maps_with_missing_or_overlapping_ranges_are_not_sound() {
     assert!(!damaged(|map| map.servers[1].fragment = None), "3 has split off from nothing");
     assert!(!damaged(|map| map.servers[3].fragment = Some(ino(2, 100))), "one record twice");
     assert!(!damaged(|map| map.servers[3].fragment = Some(ino(4, 100))), "at no server");
+    assert!(!damaged(|map| map.servers[3].rank = Rank(2)), "one server twice");
     assert!(!damaged(|map| map.servers[2].first = 1), "overlap");
     assert!(!damaged(|map| map.servers[0].first = 1), "a gap");
     assert!(!damaged(|map| map.servers.swap(1, 2)));

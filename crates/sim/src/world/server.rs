@@ -398,7 +398,7 @@ impl SimServer {
                     let resumes = hello.incarnation.is_some();
                     session_layer.connect(now, hello.client, (leases, resumes), accesses, &self.rights);
                 }
-                Service::Peer { from, .. } if from.0 >= self.config.ranks => {
+                Service::Peer { from, .. } if !self.may_connect(from) => {
                     fabric.send(wire, self.node, Message::Refused);
                 }
                 Service::Peer { from, .. } => {
@@ -410,6 +410,7 @@ impl SimServer {
                     }
                     let welcome = self.welcome();
                     fabric.send(wire, self.node, welcome);
+                    self.rank_connected(fabric, from);
                     if let Some(session_layer) = &mut self.session_layer {
                         session_layer.input(now, Input::PeerConnected { rank: from });
                     }
