@@ -546,11 +546,11 @@ fn late_quota_does_not_reject_acknowledged_operations() {
     let make = |file: &str, writeback: Option<u64>| {
         new_file(near, file, writeback.map(|number| WritebackCreate { ino: Ino(first.0 + number), time }))
     };
-    let mut dir = make("dir", Some(2));
-    if let Request::Create { node, .. } = &mut dir {
-        *node = NewNode::Directory;
+    let mut fifo = make("fifo", Some(2));
+    if let Request::Create { node, .. } = &mut fifo {
+        *node = NewNode::Fifo;
     }
-    assert_eq!(ask(fs, dir).0, Err(Errno::EINVAL), "a client cannot choose the rank");
+    assert_eq!(ask(fs, fifo).0, Err(Errno::EINVAL), "no client numbers it");
     // The rank in between hears of it first.
     for (file, writeback) in [("a", None), ("b", Some(0))] {
         let (made, exclusive_in) = ask(fs, make(file, writeback));
