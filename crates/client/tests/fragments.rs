@@ -222,6 +222,46 @@ fn rename_names_the_fragments_of_both_names() {
 }
 
 #[test]
+fn rename_to_a_fragment_that_is_gone_asks_for_the_maps_of_both_directories() {
+    const OTHER: Ino = Ino(21);
+    let [gone, present] = [Ino(1 << 48 | 6), Ino(2 << 48 | 6)];
+    let mut map_of_other = FragmentMap::new(OTHER, 3);
+    let first = *map_of_other.to_cede(1).start();
+    map_of_other.cede(1, gone, first);
+    let [from, to] = [name_in(&map(&[1]), 1), name_in(&map_of_other, 1)];
+    let reply = |map: &FragmentMap| Reply::Fragments(Box::new(Fragments { map: map.clone(), name_key: KEY }));
+
+    let mut machine = Machine::with_map(&[1]);
+    machine.call(Request::Lookup { dir: OTHER, name: to.clone() });
+    while let Some((_, request)) = machine.sent() {
+        let reply = match request {
+            Request::Lookup { dir: OTHER, .. } => reply(&map_of_other),
+            Request::Lookup { .. } => Reply::Absent { cacheable: false },
+            Request::Find { ino, .. } => Reply::Entry(entry(fragment(ino, 0, 2))),
+            other => panic!("{other:?}"),
+        };
+        machine.reply(0, Ok(reply));
+    }
+    assert!(matches!(machine.answer(), Ok(Answer::Absent { .. })));
+
+    let rename = |from_dir, to_dir| Request::Rename {
+        from_dir,
+        from: from.clone(),
+        to_dir,
+        to: to.clone(),
+        flags: RenameFlags::empty(),
+    };
+    machine.call(rename(DIR, OTHER));
+    machine.expect(rename(ONE, gone), Err(Errno::ESTALE));
+    machine.expect(Request::Fragments { dir: DIR }, Ok(fragments(&[1])));
+    machine.expect(rename(ONE, gone), Err(Errno::ESTALE));
+    map_of_other.move_to(1, present, first);
+    machine.expect(Request::Fragments { dir: OTHER }, Ok(reply(&map_of_other)));
+    machine.expect(rename(ONE, present), Ok(Reply::Done));
+    assert!(matches!(machine.answer(), Ok(Answer::Done)));
+}
+
+#[test]
 fn misrouted_call_asks_the_home_server_for_the_map() {
     let mut machine = Machine::with_map(&[1]);
     let before = machine.sessions.fragment_counts();

@@ -252,14 +252,9 @@ impl<T> Sessions<T> {
         let is_about_name = own.is_none() && name_state.remote_entry.is_none();
         let is_stale = result == Err(Errno::ESTALE) && *routes < 2 && is_about_name;
         // If the directory has been removed, the request for its map fails.
-        let call = &mut pending.incoming.call;
-        let gone = match call {
-            Call::Request(Request::ReadDir { dir, .. }) => {
-                Some(*dir).filter(|dir| is_stale && self.fragments.dirs.contains_key(dir))
-            }
-            _ if is_entry || is_stale => self.routed_fragment(call),
-            _ => None,
-        };
+        let gone = (is_entry || is_stale)
+            .then(|| self.suspect_fragment(&mut pending.incoming.call, pending.call_state.routes))
+            .flatten();
         match (wait, result) {
             (FragmentWait::Parent(listing), result) => {
                 return self.complete_listing(now, pending, listing, result, actions);
@@ -356,6 +351,19 @@ impl<T> Sessions<T> {
         let mut fragment = None;
         request.each_name(&mut |dir, _| fragment = fragment.or(Some(*dir)));
         fragment.filter(|fragment| self.fragments.dirs.contains_key(fragment))
+    }
+
+    /// A fragment that may be gone, since a call to it has failed: of a rename between two, another
+    /// one with each attempt.
+    fn suspect_fragment(&self, call: &mut Call<'_>, attempt: u8) -> Option<Ino> {
+        let Call::Request(request) = call else { return None };
+        let mut fragments = Vec::new();
+        if let Request::ReadDir { dir, .. } = request {
+            fragments.push(*dir);
+        }
+        request.each_name(&mut |dir, _| fragments.push(*dir));
+        fragments.retain(|fragment| self.fragments.dirs.contains_key(fragment));
+        fragments.get(usize::from(attempt) % fragments.len().max(1)).copied()
     }
 
     fn ask_for_map(&mut self, now: u64, mut pending: PendingCall<T>, dir: Ino, actions: &mut Actions<T>) {
