@@ -10,11 +10,15 @@
 extern crate alloc;
 
 mod distribution;
+mod level;
+mod mechanism;
 mod policy;
 mod settings;
 mod value;
 
 pub use distribution::{DistParams, Params, Strip};
+pub use level::{Consistency, Durability, Guarantee, Interference, Level};
+pub use mechanism::{Composition, CompositionError, Mechanism};
 pub use policy::{PREFIX, PolicyError};
 pub use settings::{Key, Policy, Setting};
 pub use value::{Creator, DistName, MAX_DFILES, Pin, Values};

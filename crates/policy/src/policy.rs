@@ -5,6 +5,7 @@ use alloc::vec::Vec;
 use core::num::NonZeroU16;
 
 use crate::distribution::DistParams;
+use crate::level::Durability;
 use crate::settings::{Key, Policy, Setting};
 use crate::value::{DistName, WordList};
 
@@ -20,10 +21,15 @@ pub enum PolicyError {
     Value { key: Key, text: String },
     #[error("dist_params `{params}` do not go with dist_name {name}: remove one of them first")]
     Mismatch { name: DistName, params: String },
+    #[error(
+        "consistency strong goes with durability global, and not with {0}: servers journal every change; unset \
+         one of them first"
+    )]
+    Level(Durability),
 }
 
 /// The beginning of an untrusted text, short enough for a log line.
-fn quoted(text: &str) -> String {
+pub(crate) fn quoted(text: &str) -> String {
     text.chars().take(80).flat_map(char::escape_debug).collect()
 }
 
@@ -82,6 +88,10 @@ impl Policy {
             && params.of() != name
         {
             return Err(PolicyError::Mismatch { name, params: params.to_string() });
+        }
+        let level = new.level();
+        if !level.is_offered() {
+            return Err(PolicyError::Level(level.durability));
         }
         *self = new;
         Ok(())

@@ -7,6 +7,7 @@ use core::num::{NonZeroU16, NonZeroU32};
 use serde::{Deserialize, Serialize};
 
 use crate::distribution::DistParams;
+use crate::level::{Consistency, Durability, Interference};
 use crate::value::{Creator, DistName, Pin, Value, Values};
 
 /// Defines everything that depends on the set of settings. The last column of a row is the
@@ -87,6 +88,9 @@ macro_rules! settings {
     (@text unset $meaning:expr) => { $meaning.to_string() };
 }
 
+/// 16 Mi. A number costs nothing until it is used.
+const DEFAULT_INODES: NonZeroU32 = NonZeroU32::MIN.saturating_add((16 << 20) - 1);
+
 settings! {
     /// A large file is spread over at most this many data servers. A number larger than theirs
     /// means all of them.
@@ -124,4 +128,16 @@ settings! {
     /// (sevilla 2.4.2): one rank, or `distributed` for one that its inode number determines. With
     /// `parent` a new directory begins at its parent's, and it may move.
     Pin pin: Pin, default = Pin::Off;
+    /// When others see the changes that `espalier decouple` makes in the directory (sevilla 6.2.2).
+    /// With strong, its command works in the directory itself.
+    Consistency consistency: Consistency, unset = "weak";
+    /// Where a decoupled namespace is until it is merged: in the client's memory, on its disk, or
+    /// at the servers (sevilla 6.2.2).
+    Durability durability: Durability, unset = "local, or global with consistency strong";
+    /// A decoupled namespace gets this many inode numbers; those of removed files count (sevilla
+    /// 6.2.3).
+    AllocatedInodes allocated_inodes: NonZeroU32, default = DEFAULT_INODES;
+    /// Others may change the directory while it is decoupled, and the namespace takes priority when
+    /// it is merged; or their changes fail with `EBUSY` (sevilla 6.2.3).
+    Interfere interfere: Interference, default = Interference::Block;
 }

@@ -123,11 +123,11 @@ impl fmt::Display for Pin {
 macro_rules! words {
     ($(#[$about:meta])+ $type:ident: $($(#[$what:meta])+ $value:ident = $word:literal $(| $alias:literal)*;)+) => {
         $(#[$about])+
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
         pub enum $type { $($(#[$what])+ $value),+ }
 
-        impl Value for $type {
-            const VALUES: Values = Values::Words(&[$($word),+]);
+        impl $crate::value::Value for $type {
+            const VALUES: $crate::value::Values = $crate::value::Values::Words(&[$($word),+]);
 
             fn parse(text: &str) -> Option<Self> {
                 match text {
@@ -137,13 +137,15 @@ macro_rules! words {
             }
         }
 
-        impl fmt::Display for $type {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        impl core::fmt::Display for $type {
+            fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
                 f.write_str(match self { $(Self::$value => $word),+ })
             }
         }
     };
 }
+
+pub(crate) use words;
 
 words! {
     /// The side that creates inode, datafiles, layout and name of a file, message by message.

@@ -27,7 +27,8 @@ pub fn is_known(name: &[u8]) -> bool {
 
 /// The name of an attribute that is independent of all others.
 pub fn independent_setting(name: &[u8]) -> Option<&[u8]> {
-    let is_of_others = is_known(name) || matches!(key(name), Some(Key::DistName | Key::DistParams));
+    let is_of_others = is_known(name)
+        || matches!(key(name), Some(Key::DistName | Key::DistParams | Key::Consistency | Key::Durability));
     Some(name).filter(|_| !is_of_others)
 }
 
