@@ -3,13 +3,19 @@
 //!
 //! A client works on a namespace of its own in place of an empty directory. It then merges the
 //! namespace as a sequence of records, which the server applies in order. The directory counts the
-//! applied records, so a merge continues after a crash of either side. Until the last record the
-//! directory appears as it was when it was decoupled.
+//! applied records, so a merge continues after a crash of either side.
+//!
+//! If interference is blocked, the directory appears as it was when it was decoupled until the last
+//! record is applied. If it is allowed, the directory is like any other to others, and records
+//! replace their entries.
 
 use alloc::boxed::Box;
+use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
-use espalier_proto::{Ino, InodeFlags, Name, Time};
+use espalier_policy::Interference;
+
+use espalier_proto::{Errno, Ino, InodeFlags, Name, Time};
 use serde::{Deserialize, Serialize};
 
 use crate::event::Change;
@@ -44,10 +50,29 @@ pub struct Decoupled {
     pub merged: u64,
     /// [`MergeBatch::digest`] of the first record.
     pub digest: u64,
+    /// Whether others may change the directory.
+    pub interfere: Interference,
+    /// Directories of the namespace that are not the merged ones with their numbers: united with
+    /// one of others, or lost with one that others have removed.
+    pub redirected: BTreeMap<Ino, Option<Ino>>,
 }
 
 impl Decoupled {
     pub const ABORTED: u128 = 0;
+    /// Most directories in [`Self::redirected`].
+    pub(crate) const MAX_REDIRECTED: usize = 256;
+
+    pub(crate) fn allows_interference(&self) -> bool {
+        self.interfere == Interference::Allow
+    }
+
+    pub(crate) fn redirect(&mut self, dir: Ino, to: Option<Ino>) -> Step<()> {
+        if self.redirected.len() >= Self::MAX_REDIRECTED && !self.redirected.contains_key(&dir) {
+            return Err(Errno::EEXIST.into());
+        }
+        self.redirected.insert(dir, to);
+        Ok(())
+    }
 
     /// True if a merged inode may have this number.
     pub(crate) fn has_merged(&self, ino: Ino) -> bool {

@@ -256,6 +256,7 @@ impl Meta {
             caller: &task.caller,
             streams: &task.streams,
             page: task.page,
+            loaded: task.loaded.as_ref(),
             is_acknowledged: task.request.is_acknowledged(),
             durable: false,
             changed: task.changed,

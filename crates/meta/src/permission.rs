@@ -75,7 +75,7 @@ impl Cx<'_> {
 
     /// Checks that the caller may search the directory and change its entries.
     pub(crate) fn check_change(&self, dir: &Inode) -> Step<()> {
-        check_coupled(dir)?;
+        check_interference(dir)?;
         self.check(dir, Access::WRITE | Access::EXEC)
     }
 
@@ -138,8 +138,12 @@ pub(crate) fn check_not(inode: &Inode, flags: InodeFlags) -> Step<()> {
     if inode.rare.flags.intersects(flags) { Err(Errno::EPERM.into()) } else { Ok(()) }
 }
 
-/// Fails with `EBUSY` for a decoupled directory: until it is merged, it keeps its name, and nothing
-/// else may change its entries.
+/// Fails with `EBUSY` for a directory whose entries only a merge may change.
+pub(crate) fn check_interference(dir: &Inode) -> Step<()> {
+    if dir.hides_entries() { Err(Errno::EBUSY.into()) } else { Ok(()) }
+}
+
+/// Fails with `EBUSY` for a decoupled directory: until it is merged, it keeps its name.
 pub(crate) fn check_coupled(inode: &Inode) -> Step<()> {
     if inode.decoupled().is_some() { Err(Errno::EBUSY.into()) } else { Ok(()) }
 }

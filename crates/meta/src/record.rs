@@ -188,6 +188,12 @@ impl Inode {
         self.rare.decoupled.as_deref()
     }
 
+    /// True for a decoupled directory without interference: until the merge is complete, nobody
+    /// finds or changes its entries.
+    pub(crate) fn hides_entries(&self) -> bool {
+        self.decoupled().is_some_and(|decoupled| !decoupled.allows_interference())
+    }
+
     /// True if it is immutable, append-only or decoupled.
     pub(crate) fn is_protected(&self) -> bool {
         self.rare.flags.intersects(InodeFlags::PROTECTED) || self.rare.decoupled.is_some()
@@ -297,7 +303,9 @@ impl Inode {
             },
             contents_leased: true,
         };
-        if let Some(decoupled) = &self.rare.decoupled {
+        if let Some(decoupled) = &self.rare.decoupled
+            && self.hides_entries()
+        {
             // Merged entries are hidden until all are there.
             (attr.size, attr.nlink) = (0, 2);
             (attr.mtime, attr.ctime) = (decoupled.mtime, decoupled.ctime);

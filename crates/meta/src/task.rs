@@ -21,6 +21,8 @@ pub(crate) struct Cx<'a> {
     pub caller: &'a Caller,
     pub streams: &'a [(StreamCall, Result<StreamDone, Errno>)],
     pub page: Option<Page>,
+    /// The latest load: what memory lacks of it does not exist.
+    pub loaded: Option<&'a Load>,
     /// The client has already acknowledged the request to its caller (write-back).
     pub is_acknowledged: bool,
     /// The reply must wait until everything so far is durable.

@@ -130,7 +130,8 @@ impl Meta {
     pub(super) fn outlook(&self, inode: &Inode) -> Outlook {
         let Body::Directory(directory) = &inode.body else { return Outlook::Stays };
         let (number, hashes) = (inode.fragment().unwrap_or_default().into(), inode.hashes());
-        if inode.nlink == 0 {
+        // A merge finds all names of a decoupled directory at one server.
+        if inode.nlink == 0 || inode.decoupled().is_some() {
             return Outlook::Stays;
         }
         if self.state.ceding.contains(&inode.ino) {
@@ -210,7 +211,7 @@ impl Meta {
     pub(crate) fn may_balance(&self, inode: &Inode) -> bool {
         let transfers = &self.transfers;
         let is_moving = transfers.is_known(inode.ino) || transfers.moves.contains_key(&inode.ino);
-        inode.nlink > 0 && !is_moving && self.pinned_rank(inode).is_none()
+        inode.nlink > 0 && inode.decoupled().is_none() && !is_moving && self.pinned_rank(inode).is_none()
     }
 
     /// Starts the transfers that are due.

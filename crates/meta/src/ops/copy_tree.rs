@@ -10,7 +10,7 @@ use espalier_proto::{
 
 use crate::event::{Change, Event};
 use crate::machine::{Cx, Meta};
-use crate::permission::{check_coupled, check_not};
+use crate::permission::{check_interference, check_not};
 use crate::progress::Progress;
 use crate::record::{Body, Inode, Xattrs};
 use crate::state::Location;
@@ -71,10 +71,10 @@ impl Meta {
                 return Ok(());
             }
             self.revoke_exclusive(cx, level.from)?;
-            check_coupled(self.state.dir(level.to)?)?;
+            check_interference(self.state.dir(level.to)?)?;
             let dir = self.state.dir(level.from)?;
             cx.check(dir, Access::READ | Access::EXEC)?;
-            let is_hidden = dir.decoupled().is_some() || self.state.is_removed(level.from)?;
+            let is_hidden = dir.hides_entries() || self.state.is_removed(level.from)?;
             let found = if is_hidden { Vec::new() } else { self.entries_after(cx, level.from, level.after)? };
             let Some(hash) = found.last().map(|(slot, _)| slot.hash) else {
                 // Entries that the caller copies itself change the directory's times once more.

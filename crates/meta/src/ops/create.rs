@@ -7,7 +7,7 @@ use espalier_proto::{Access, Errno, FileType, Ino, Name, NewNode, OpenHow, Opene
 use crate::event::Event;
 use crate::machine::{Cx, Meta};
 use crate::no_metafile::NoMetafile;
-use crate::permission::check_coupled;
+use crate::permission::check_interference;
 use crate::record::{Body, Directory, Inode, Rare};
 use crate::session::TokenKind;
 use crate::state::Target;
@@ -49,7 +49,7 @@ impl Meta {
     ) -> Step<Reply> {
         let parent = self.state.dir(dir)?;
         cx.check(parent, Access::EXEC)?;
-        check_coupled(parent)?;
+        check_interference(parent)?;
         let cacheable = parent.searchable_by_all();
         let slot = self.state.slot(name);
         let target = self.state.target(dir, &slot)?;

@@ -1,7 +1,9 @@
 //! Decoupling a directory, and aborting that.
 
 use alloc::boxed::Box;
+use alloc::collections::BTreeMap;
 
+use espalier_policy::{Interference, Policy};
 use espalier_proto::{Errno, Ino, Reply};
 
 use crate::decouple::{Decouple, Decoupled};
@@ -18,7 +20,8 @@ const STREAMS: usize = 16;
 
 impl Meta {
     /// Decouples an empty directory: provisions inode numbers for a namespace that a client merges
-    /// later. Until then nobody may change the directory's entries. Repeating it does nothing.
+    /// later. Until then the directory's policy says whether others may change its entries.
+    /// Repeating it does nothing.
     ///
     /// # Errors
     /// - `EPERM`: the caller does not own the directory.
@@ -50,6 +53,7 @@ impl Meta {
         let first = Ino(self.state.next_ino);
         let end = first.0.checked_add(inodes).filter(|end| Ino(*end).rank() == self.config.rank);
         end.ok_or(Errno::ENOSPC)?;
+        let interfere = self.setting(self.state.dir(dir)?, Policy::interfere).unwrap_or(Interference::Block);
         let decoupled = Some(Box::new(Decoupled {
             id,
             mtime: self.state.dir(dir)?.mtime,
@@ -60,6 +64,8 @@ impl Meta {
             next: first,
             merged: 0,
             digest: 0,
+            interfere,
+            redirected: BTreeMap::new(),
         }));
         self.commit(cx, &Event::Decouple { dir, decoupled, time: cx.now })?;
         // The client's own caches may hold the listing, and its write-back ends.
@@ -76,7 +82,8 @@ impl Meta {
         Ok(Reply::Bytes(crate::record::encode(decoupled).into()))
     }
 
-    /// Discards what is merged of a namespace, and couples the directory again.
+    /// Discards what is merged of a namespace, and couples the directory again. If interference is
+    /// allowed, what is merged stays: others may have added to it.
     ///
     /// # Errors
     /// - `EPERM`: the caller does not own the directory.
@@ -89,6 +96,7 @@ impl Meta {
         }
         let mut decoupled = inode.decoupled().ok_or(Errno::ENODATA)?.clone();
         self.block_grants(cx, dir)?;
+        let is_shared = decoupled.allows_interference();
         if decoupled.id != Decoupled::ABORTED {
             // From here on no more records are merged.
             decoupled.id = Decoupled::ABORTED;
@@ -99,7 +107,7 @@ impl Meta {
             Progress::Walk(walk) if walk.top == dir => walk,
             _ => Walk::new(dir),
         };
-        let outcome = self.discard_merged(cx, &mut walk);
+        let outcome = if is_shared { Ok(()) } else { self.discard_merged(cx, &mut walk) };
         *cx.progress = Progress::Walk(walk);
         outcome?;
         self.commit(cx, &Event::Decouple { dir, decoupled: None, time: cx.now })?;

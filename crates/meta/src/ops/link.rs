@@ -4,7 +4,7 @@ use espalier_proto::{Access, Errno, Ino, InodeFlags, Name, Reply};
 
 use crate::event::Event;
 use crate::machine::{Cx, Meta};
-use crate::permission::{check_coupled, check_not};
+use crate::permission::{check_interference, check_not};
 use crate::step::Step;
 
 impl Meta {
@@ -16,7 +16,7 @@ impl Meta {
         self.growable()?;
         let parent = self.state.dir(dir)?;
         cx.check(parent, Access::EXEC)?;
-        check_coupled(parent)?;
+        check_interference(parent)?;
         let slot = self.state.slot(name);
         if self.state.target(dir, &slot)?.ino().is_some() {
             return Err(Errno::EEXIST.into());

@@ -12,7 +12,7 @@ impl Meta {
         let inode = self.state.dir(dir)?;
         cx.check(inode, Access::EXEC)?;
         let cacheable = inode.searchable_by_all();
-        if inode.decoupled().is_some() || self.state.is_removed(dir)? {
+        if inode.hides_entries() || self.state.is_removed(dir)? {
             return Ok(Reply::Absent { cacheable: false });
         }
         let slot = self.state.slot(name);

@@ -12,9 +12,9 @@ use crate::decouple::{Decoupled, MergeBatch, MergeEnd, MergeRecord};
 use crate::event::{Change, Event};
 use crate::lease::LeaseKey;
 use crate::machine::{Cx, Meta};
-use crate::permission::check_not;
+use crate::permission::{check_coupled, check_not};
 use crate::record::{Body, Directory, Inode, Rare, Xattrs, decode};
-use crate::step::Step;
+use crate::step::{Step, Stop, Wait};
 use crate::usage::Quota;
 
 /// Largest target of a symbolic link in bytes.
@@ -49,11 +49,11 @@ impl Meta {
         };
         self.block_grants(cx, dir)?;
         self.state.load_above(dir)?;
-        let before = decoupled.merged;
+        let (before, redirected) = (decoupled.merged, decoupled.redirected.clone());
         decoupled.digest = batch.digest;
         let new = batch.records.into_iter().skip(usize::try_from(skipped).unwrap_or(usize::MAX));
         let outcome = self.merge_records(cx, dir, &mut decoupled, new);
-        if decoupled.merged != before {
+        if decoupled.merged != before || decoupled.redirected != redirected {
             // In the frame of the merged records: a crash cannot separate them.
             cx.changed = true;
             let (merged, time) = (Some(Box::new(decoupled.clone())), cx.now);
@@ -74,47 +74,172 @@ impl Meta {
         records: impl Iterator<Item = MergeRecord>,
     ) -> Step<()> {
         for record in records {
-            match record {
-                MergeRecord::Create { dir, name, inode, bytes, xattrs } => {
-                    let dir = at_server(top, dir);
-                    self.check_merge_name(top, decoupled, dir, &name)?;
-                    let ino = inode.ino;
-                    if !decoupled.may_create(ino) {
-                        return Err(Errno::EINVAL.into());
-                    }
-                    let inode = self.checked_inode(cx, dir, *inode, &bytes)?;
-                    check_xattrs(cx, &inode, &xattrs)?;
-                    self.merge_inode(cx, dir, &name, inode, bytes, xattrs)?;
-                    self.expose_merged(cx, top, dir, &name);
-                    decoupled.next = Ino(ino.0 + 1);
-                }
-                MergeRecord::Link { ino, mut names, time } => {
-                    names.iter_mut().for_each(|(dir, _)| *dir = at_server(top, *dir));
-                    for (dir, name) in &names {
-                        self.check_merge_name(top, decoupled, *dir, name)?;
-                    }
-                    self.merge_links(cx, decoupled, ino, &names, time)?;
-                    names.iter().for_each(|(dir, name)| self.expose_merged(cx, top, *dir, name));
-                }
-                MergeRecord::Finish { ino, atime, mtime, ctime, flags } => {
-                    let times = Change { atime: Some(atime), mtime: Some(mtime), ..Change::default() };
-                    let change = Change { ctime: Some(ctime), flags, ..times };
-                    self.finish_merged(cx, decoupled, ino, change)?;
-                }
+            let number = if let MergeRecord::Create { inode, .. } = &record { Some(inode.ino) } else { None };
+            if number.is_some_and(|ino| !decoupled.may_create(ino)) {
+                return Err(Errno::EINVAL.into());
+            }
+            self.merge_record(cx, top, decoupled, record)?;
+            if let Some(ino) = number {
+                decoupled.next = Ino(ino.0 + 1);
             }
             decoupled.merged += 1;
         }
         Ok(())
     }
 
-    /// Checks that a name in a directory of the namespace is free.
-    fn check_merge_name(&self, top: Ino, decoupled: &Decoupled, dir: Ino, name: &Name) -> Step<()> {
-        if dir != top && !decoupled.has_merged(dir) {
-            return Err(Errno::EINVAL.into());
+    fn merge_record(
+        &mut self,
+        cx: &mut Cx<'_>,
+        top: Ino,
+        decoupled: &mut Decoupled,
+        record: MergeRecord,
+    ) -> Step<()> {
+        let is_shared = decoupled.allows_interference();
+        match record {
+            MergeRecord::Create { dir, name, mut inode, bytes, xattrs } => {
+                let Some(dir) = self.merge_dir(cx, top, decoupled, dir)? else {
+                    return if inode.is_dir() { decoupled.redirect(inode.ino, None) } else { Ok(()) };
+                };
+                if is_shared {
+                    // The directory's times must not go back.
+                    inode.ctime = cx.now;
+                }
+                let inode = self.checked_inode(cx, dir, *inode, &bytes)?;
+                check_xattrs(cx, &inode, &xattrs)?;
+                // Nothing may wait between the loss of a name's old inode and its new one.
+                self.state.load_above(dir)?;
+                self.state.admit(&[(dir, inode.weight())], &[])?;
+                if let Some(united) = self.free_merge_name(cx, decoupled, dir, &name, inode.is_dir())? {
+                    return decoupled.redirect(inode.ino, Some(united));
+                }
+                self.merge_inode(cx, dir, &name, inode, bytes, xattrs)?;
+                self.expose_merged(cx, (top, is_shared), dir, &name);
+            }
+            MergeRecord::Link { ino, names, time } => {
+                let names = self.merge_names(cx, top, decoupled, ino, names)?;
+                if !names.is_empty() && !self.is_lost(cx, decoupled, ino)? {
+                    let time = if is_shared { cx.now } else { time };
+                    self.merge_links(cx, decoupled, ino, &names, time)?;
+                    names.iter().for_each(|(dir, name)| self.expose_merged(cx, (top, is_shared), *dir, name));
+                }
+            }
+            MergeRecord::Finish { ino, atime, mtime, ctime, flags } => {
+                if !self.is_lost(cx, decoupled, ino)? {
+                    let times = Change { atime: Some(atime), mtime: Some(mtime), ..Change::default() };
+                    let change = Change { ctime: Some(ctime), flags, ..times };
+                    self.finish_merged(cx, decoupled, ino, change)?;
+                }
+            }
         }
-        self.state.dir(dir)?;
-        let target = self.state.target(dir, &self.state.slot(name))?;
-        if target.ino().is_some() { Err(Errno::EEXIST.into()) } else { Ok(()) }
+        Ok(())
+    }
+
+    /// True if interference is allowed and others have removed a merged inode.
+    fn is_lost(&self, cx: &Cx<'_>, decoupled: &Decoupled, ino: Ino) -> Step<bool> {
+        let is_redirected = decoupled.redirected.contains_key(&ino);
+        let is_merged = decoupled.allows_interference() && decoupled.has_merged(ino);
+        Ok(is_redirected || is_merged && self.is_gone(cx, ino)?)
+    }
+
+    fn is_gone(&self, cx: &Cx<'_>, ino: Ino) -> Step<bool> {
+        match self.state.locate(ino) {
+            Err(Stop::Wait(Wait::Load(load))) if cx.loaded == Some(&load) => return Ok(true),
+            located => located?,
+        }
+        let inode = self.state.inode(ino)?;
+        if inode.is_dir() { self.state.is_removed(ino) } else { Ok(inode.nlink == 0) }
+    }
+
+    /// The server's directory for one of the namespace, whose root stands for the decoupled
+    /// directory; `None` if others have removed it.
+    ///
+    /// # Errors
+    /// `EINVAL`: it is not of the namespace.
+    fn merge_dir(
+        &mut self,
+        cx: &mut Cx<'_>,
+        top: Ino,
+        decoupled: &mut Decoupled,
+        dir: Ino,
+    ) -> Step<Option<Ino>> {
+        let redirected = decoupled.redirected.get(&dir).copied();
+        let at = match redirected {
+            Some(None) => return Ok(None),
+            Some(Some(united)) => united,
+            None if dir == Ino::ROOT => top,
+            None if dir == top || decoupled.has_merged(dir) => dir,
+            None => return Err(Errno::EINVAL.into()),
+        };
+        if decoupled.allows_interference() && at != top {
+            if self.is_gone(cx, at)? {
+                decoupled.redirect(dir, None)?;
+                return Ok(None);
+            }
+            self.revoke_exclusive(cx, at)?;
+        }
+        let inode = self.state.dir(at)?;
+        if redirected.is_some() {
+            cx.check_change(inode)?;
+        }
+        Ok(Some(at))
+    }
+
+    /// Makes a name free. If interference is allowed, it replaces the file or empty directory of
+    /// others, and returns the directory that a directory of the namespace unites with.
+    ///
+    /// # Errors
+    /// `EEXIST`: interference is blocked; or a directory with entries, or an inode at another rank,
+    /// has the name.
+    fn free_merge_name(
+        &mut self,
+        cx: &mut Cx<'_>,
+        decoupled: &Decoupled,
+        dir: Ino,
+        name: &Name,
+        is_dir: bool,
+    ) -> Step<Option<Ino>> {
+        let Some(ino) = self.state.target(dir, &self.state.slot(name))?.ino() else { return Ok(None) };
+        if !decoupled.allows_interference() || ino.rank() != dir.rank() {
+            return Err(Errno::EEXIST.into());
+        }
+        self.revoke_exclusive(cx, ino)?;
+        let (parent, victim) = (self.state.dir(dir)?, self.state.inode(ino)?);
+        let is_whole = victim.partition().is_none();
+        if is_dir && is_whole && victim.is_dir() {
+            check_coupled(victim)?;
+            cx.check_change(victim)?;
+            return Ok(Some(ino));
+        }
+        if !is_whole || victim.has_entries() {
+            return Err(Errno::EEXIST.into());
+        }
+        cx.check_removal(parent, victim)?;
+        self.commit(cx, &Event::Unlink { dir, name: name.clone(), time: cx.now })?;
+        self.name_taken(cx, ino)?;
+        Ok(None)
+    }
+
+    /// Names that a record gives an inode. Others may have given it some, or removed their
+    /// directories.
+    fn merge_names(
+        &mut self,
+        cx: &mut Cx<'_>,
+        top: Ino,
+        decoupled: &mut Decoupled,
+        ino: Ino,
+        names: Vec<(Ino, Name)>,
+    ) -> Step<Vec<(Ino, Name)>> {
+        let is_shared = decoupled.allows_interference();
+        let mut new = Vec::new();
+        for (dir, name) in names {
+            let Some(dir) = self.merge_dir(cx, top, decoupled, dir)? else { continue };
+            match self.state.target(dir, &self.state.slot(&name))?.ino() {
+                Some(named) if is_shared && named == ino => continue,
+                Some(_) if !is_shared => return Err(Errno::EEXIST.into()),
+                _ => new.push((dir, name)),
+            }
+        }
+        Ok(new)
     }
 
     /// The inode that a record creates in a directory, as far as the caller may create it.
@@ -176,7 +301,6 @@ impl Meta {
         bytes: Vec<u8>,
         xattrs: Xattrs,
     ) -> Step<()> {
-        self.state.admit(&[(dir, inode.weight())], &[])?;
         let (ino, time) = (inode.ino, inode.ctime);
         self.commit(cx, &Event::Merge { dir, name: name.clone(), inode, bytes })?;
         for (name, value) in xattrs {
@@ -222,6 +346,7 @@ impl Meta {
         self.revoke_inode(cx, ino)?;
         let time = Time::new(time.secs, time.nanos);
         for (dir, name) in names {
+            self.free_merge_name(cx, decoupled, *dir, name, false)?;
             self.commit(cx, &Event::MergeLink { ino, dir: *dir, name: name.clone(), time })?;
         }
         self.sessions.making.remove(&ino);
@@ -246,7 +371,11 @@ impl Meta {
 
     /// Shows the merged entries, with the directory's new attributes.
     fn end_merge(&mut self, cx: &mut Cx<'_>, dir: Ino, decoupled: &Decoupled, end: &MergeEnd) -> Step<()> {
-        let change = end.change;
+        let mut change = end.change;
+        if decoupled.allows_interference() {
+            // Those of the changes by others and by the merge stand.
+            (change.atime, change.mtime) = (None, None);
+        }
         let inode = self.state.dir(dir)?;
         let is_chown = change.uid.is_some_and(|uid| uid != inode.uid);
         let is_chgrp = change.gid.is_some_and(|gid| gid != inode.gid);
@@ -267,19 +396,20 @@ impl Meta {
         Ok(())
     }
 
-    /// Ends the caller's own leases on a name of the decoupled directory; other names of the
-    /// namespace are unknown to all clients.
-    fn expose_merged(&mut self, cx: &Cx<'_>, top: Ino, dir: Ino, name: &Name) {
-        if dir == top {
+    /// Ends the caller's own leases on a name of the decoupled directory and, if interference is
+    /// allowed, on what the merge changes below it. Otherwise other names of the namespace are
+    /// unknown to all clients.
+    fn expose_merged(&mut self, cx: &Cx<'_>, (top, is_shared): (Ino, bool), dir: Ino, name: &Name) {
+        if dir == top || is_shared {
             let key = LeaseKey::Name { dir, hash: self.state.slot(name).hash };
             self.revoke_without_waiting(cx, key, Some(name));
         }
+        if is_shared {
+            for key in [LeaseKey::Exclusive(dir), LeaseKey::Contents(dir), LeaseKey::Inode(dir)] {
+                self.revoke_without_waiting(cx, key, None);
+            }
+        }
     }
-}
-
-/// The directory of a record, in which the namespace's root stands for the decoupled directory.
-fn at_server(top: Ino, dir: Ino) -> Ino {
-    if dir == Ino::ROOT { top } else { dir }
 }
 
 fn is_distinct(names: &[(Ino, Name)]) -> bool {

@@ -41,12 +41,12 @@ impl Meta {
             return Err(Stop::Fail(espalier_proto::Errno::EIO));
         };
         let (parent, cacheable, hashes) = (directory.parent, inode.searchable_by_all(), inode.hashes());
-        let (is_fragment, is_decoupled) = (inode.fragment().is_some(), inode.decoupled().is_some());
+        let (is_fragment, is_hidden) = (inode.fragment().is_some(), inode.hides_entries());
         // The kernel checks this when it opens a directory, but other clients exist too.
         if self.config.session_ms.is_some() && self.opens_of(cx.client, dir) == 0 {
             cx.check(inode, Access::READ)?;
         }
-        if is_decoupled || self.state.is_removed(dir)? {
+        if is_hidden || self.state.is_removed(dir)? {
             let parent = self.parent_for(cx.client, dir, parent);
             return Ok(Reply::Listing { entries: Vec::new(), parent, end: true, until: u64::MAX });
         }

@@ -27,7 +27,15 @@ pub fn state(fs: &mut Harness, dir: Ino) -> Result<Decoupled, Errno> {
     }
 }
 
-fn abort(fs: &mut Harness, caller: &Caller, dir: Ino) -> Result<Reply, Errno> {
+/// Decouples a directory in which others may work.
+pub fn share(fs: &mut Harness, dir: Ino) -> Decoupled {
+    let (name, value) = (b"user.espalier.interfere".as_slice().into(), b"allow".as_slice().into());
+    let set = Request::SetXattr { ino: dir, name, value, mode: XattrMode::Any, kill_sgid: false };
+    assert_eq!(fs.ask(set), Ok(Reply::Done));
+    decouple(fs, dir)
+}
+
+pub fn abort(fs: &mut Harness, caller: &Caller, dir: Ino) -> Result<Reply, Errno> {
     fs.ask_as(caller, Request::RemoveXattr { ino: dir, name: DECOUPLE.as_bytes().into() })
 }
 
@@ -61,6 +69,27 @@ fn nobody_changes_a_decoupled_directory() {
         assert_eq!(abort(fs, &ROOT_CALLER, dir), Ok(Reply::Done));
         assert_eq!(state(fs, dir), Err(Errno::ENODATA));
         assert!(fs.create(dir, "new", NewNode::Regular).is_ok());
+    });
+}
+
+#[test]
+fn others_work_in_a_decoupled_directory_that_allows_it() {
+    everywhere(|fs| {
+        let dir = fs.mkdir("job");
+        share(fs, dir);
+        let other = fs.file("job/other", b"bytes");
+        assert_eq!((fs.walk("job/other"), fs.attr("job").size), (Ok(other), 1));
+        let linked = fs.ask(Request::Link { ino: other, dir, name: name("linked") });
+        assert!(linked.is_ok(), "{linked:?}");
+        assert_eq!(fs.list(dir, false).len(), 2);
+        for file in ["other", "linked"] {
+            fs.ask(Request::Unlink { dir, name: name(file), time: None }).unwrap();
+        }
+        let remove = Request::RmDir { dir: Ino::ROOT, name: name("job"), time: None };
+        assert_eq!(fs.ask(remove), Err(Errno::EBUSY), "it keeps its name");
+        fs.file("job/stays", b"");
+        assert_eq!(abort(fs, &ROOT_CALLER, dir), Ok(Reply::Done));
+        assert_eq!(fs.list(dir, false).len(), 1);
     });
 }
 

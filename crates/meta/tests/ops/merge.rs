@@ -7,7 +7,7 @@ use espalier_meta::{
 };
 use espalier_proto::*;
 
-use super::decouple::{ID, INODES, decouple, state};
+use super::decouple::{ID, INODES, abort, decouple, share, state};
 use crate::harness::{Harness, ROOT_CALLER, everywhere, name, under_faults, user};
 
 const DIGEST: u64 = 99;
@@ -310,6 +310,103 @@ fn a_file_without_a_name_is_merged_as_a_big_file() {
         fs.ask(Request::Release { ino }).unwrap();
         assert_eq!((fs.walk("job/one"), fs.walk("job/two")), (Ok(ino), Ok(ino)));
         assert_eq!((fs.read(ino), fs.attr_of(ino).nlink), (b"bytes".to_vec(), 2));
+    });
+}
+
+#[test]
+fn namespace_takes_priority_over_others() {
+    everywhere(|fs| {
+        let dir = fs.mkdir("job");
+        let decoupled = share(fs, dir);
+        let namespace = Namespace::of(&decoupled);
+        // A directory of the same name, a file that is replaced, an empty directory where the
+        // namespace has a link, and files with other names.
+        let theirs = fs.mkdir("job/sub");
+        fs.chmod("job/sub", 0o711);
+        let replaced = fs.file("job/sub/file", b"theirs");
+        fs.mkdir("job/link");
+        fs.file("job/sub/other", b"theirs");
+        let before = fs.attr("job").mtime;
+        assert_eq!(send(fs, dir, &namespace.batch(0..4)), Ok(Reply::Done));
+        assert_eq!(fs.walk("job/sub"), Ok(theirs), "directories are united");
+        let merged = fs.walk("job/sub/file").unwrap();
+        assert_eq!(merged.0, decoupled.first.0 + 1, "records are visible at once");
+        assert_ne!(merged, replaced);
+        let late = fs.file("job/second", b"late");
+        assert_eq!(send(fs, dir, &namespace.batch(4..namespace.len())), Ok(Reply::Done));
+        assert_eq!(state(fs, dir), Err(Errno::ENODATA));
+        assert_eq!((fs.walk("job/second"), fs.attr("job/sub/file").nlink), (Ok(merged), 3));
+        assert_ne!(merged, late);
+        assert_eq!(fs.attr("job/link").kind, FileType::Symlink);
+        let other = fs.walk("job/sub/other").unwrap();
+        assert_eq!(fs.read(other), b"theirs");
+        let (top, sub) = (fs.attr("job"), fs.attr("job/sub"));
+        assert_eq!((top.perm, sub.perm, sub.size), (0o750, 0o711, 5));
+        assert!(top.mtime >= before, "times do not go back");
+    });
+}
+
+#[test]
+fn removal_by_others_during_a_merge_stands() {
+    everywhere(|fs| {
+        let dir = fs.mkdir("job");
+        let namespace = Namespace::of(&share(fs, dir));
+        assert_eq!(send(fs, dir, &namespace.batch(0..2)), Ok(Reply::Done));
+        let sub = fs.walk("job/sub").unwrap();
+        fs.ask(Request::Unlink { dir: sub, name: name("file"), time: None }).unwrap();
+        fs.ask(Request::RmDir { dir, name: name("sub"), time: None }).unwrap();
+        fs.forget(sub);
+        assert_eq!(send(fs, dir, &namespace.batch(2..namespace.len())), Ok(Reply::Done));
+        assert_eq!((state(fs, dir), fs.list(dir, false).len()), (Err(Errno::ENODATA), 1));
+    });
+}
+
+#[test]
+fn removal_of_a_united_directory_stands() {
+    everywhere(|fs| {
+        let dir = fs.mkdir("job");
+        let namespace = Namespace::of(&share(fs, dir));
+        let theirs = fs.mkdir("job/sub");
+        assert_eq!(send(fs, dir, &namespace.batch(0..1)), Ok(Reply::Done));
+        fs.ask(Request::RmDir { dir, name: name("sub"), time: None }).unwrap();
+        fs.forget(theirs);
+        assert_eq!(send(fs, dir, &namespace.batch(1..namespace.len())), Ok(Reply::Done));
+        assert_eq!((state(fs, dir), fs.list(dir, false).len()), (Err(Errno::ENODATA), 1));
+    });
+}
+
+#[test]
+fn directory_with_entries_stops_a_file_of_its_name() {
+    everywhere(|fs| {
+        let dir = fs.mkdir("job");
+        let namespace = Namespace::of(&share(fs, dir));
+        fs.mkdir("job/link");
+        fs.file("job/link/file", b"");
+        assert_eq!(send(fs, dir, &namespace.batch(0..4)), Err(Errno::EEXIST));
+        assert_eq!(state(fs, dir).unwrap().merged, 2);
+        assert_eq!(abort(fs, &ROOT_CALLER, dir), Ok(Reply::Done));
+        assert!(fs.walk("job/link/file").is_ok() && fs.walk("job/sub/file").is_ok());
+    });
+}
+
+#[test]
+fn replacement_under_faults() {
+    let before = |fs: &mut Harness| {
+        let dir = fs.mkdir("job");
+        let namespace = Namespace::of(&share(fs, dir));
+        let sub = fs.mkdir("job/sub");
+        let file = fs.file("job/sub/file", b"theirs");
+        send(fs, dir, &namespace.batch(0..1)).unwrap();
+        [file, sub, dir].into_iter().for_each(|ino| fs.forget(ino));
+    };
+    under_faults(before, |fs| {
+        let dir = fs.walk("job")?;
+        let reply = match state(fs, dir) {
+            Ok(decoupled) if decoupled.merged == 1 => send(fs, dir, &Namespace::of(&decoupled).batch(1..2)),
+            state => state.map(|_| Reply::Done),
+        };
+        fs.forget(dir);
+        reply
     });
 }
 
