@@ -1,7 +1,7 @@
 #!/bin/bash
 # decouple-test.sh: a decoupled directory on mounts of one server and of four ranks: a command in a
 # namespace of its own, interference from another mount, merges that are killed and continued,
-# damaged and foreign namespaces.
+# damaged and foreign namespaces, and what each level loses in a crash.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bin=$(realpath "${BUILD:-target/release}/espalier")
@@ -11,7 +11,7 @@ cluster=$work/cluster
 a=$work/a b=$work/b
 mkdir "$a" "$b"
 cleanup() {
-    umount "$a"/*/ 2> /dev/null || true
+    umount "$a"/*/ "$work/mnt"/*/ "$work/mnt" 2> /dev/null || true
     for mount in "$a" "$b"; do umount -f "$mount" 2> /dev/null || umount -l "$mount" 2> /dev/null || true; done
     "$bin" cluster down "$cluster" > /dev/null 2>&1 || true
     rm -rf --one-file-system "$work"
@@ -22,6 +22,8 @@ trap cleanup EXIT
 port=17770
 start() { # number of ranks
     "$bin" cluster init "$cluster" --insecure --listen "127.0.0.1:$port" --servers "$1" --ranks "$1"
+    # A restarted server waits for a client that has crashed as long as its session lasts.
+    sed -i 's/^session_seconds = .*/session_seconds = 15/' "$cluster"/server-*/server.toml
     up
     for mount in "$a" "$b"; do
         "$bin" mount "espalier://127.0.0.1:$port/" "$mount" -o insecure --log-file "$mount.log"
@@ -100,6 +102,8 @@ check_command() {
     if [ -e "$a/job" ]; then fail 'a merged tree cannot be removed'; fi
 }
 
+works_in() { [ "$(readlink "/proc/$1/cwd")" = "$2" ]; } # PROCESS DIR
+
 check_interference() {
     section "interference of another mount"
     mkdir "$a/job"
@@ -115,7 +119,7 @@ check_interference() {
     is "$(cat "$a/job/file")" inside
     (cd "$a/job" && exec sleep 100) &
     sleeper=$!
-    until_true test "$(readlink "/proc/$sleeper/cwd")" = "$a/job"
+    until_true works_in "$sleeper" "$a/job"
     until_true grep -q sleep "/proc/$sleeper/comm"
     refused 'end what uses it' "$bin" merge "$a/job"
     kill "$sleeper"
@@ -181,14 +185,207 @@ check_kills() {
     is "$(md5sum < "$b/job/8/big")" "$sum"
 }
 
+# decouple_with SETTING...: decouples the new directory job with these settings.
+decouple_with() {
+    mkdir "$a/job"
+    "$bin" policy "$a/job" "${@/#/--set=}"
+    "$bin" decouple "$a/job" > /dev/null
+}
+
+crash_namespace() {
+    kill -9 "$("$bin" status "$a/job" --json | jq .pid)"
+    umount "$a/job"
+}
+
+# Ends the whole client $a, as a crash of its machine does.
+crash_client() {
+    crash_namespace
+    kill -9 "$(cat "$work/a.pid")"
+    umount -l "$a"
+}
+
+mount_a() {
+    "$bin" mount --foreground "espalier://127.0.0.1:$port/" "$a" -o insecure --log-file "$a.log" &
+    echo $! > "$work/a.pid"
+    until_true mountpoint -q "$a"
+}
+
+# Consistency: when others see what a command has made.
+check_visibility() {
+    section "consistency: strong, invisible, weak"
+    mkdir "$a/job"
+    export b
+    refused 'goes with durability global' "$bin" policy "$a/job" --set consistency=strong --set durability=local
+    refused 'do not go together' "$bin" policy "$a/job" --compose 'append client journal+RPCs'
+    refused 'is not offered' "$bin" policy "$a/job" --compose 'append client journal+nonvolatile apply'
+    "$bin" policy "$a/job" --compose RPCs+stream
+    is "$("$bin" policy "$a/job" --json | jq -c '[.level.consistency, .level.durability, .level.composition]')" \
+        '["strong","global","RPCs+stream"]'
+    grep -q '^others see  *changes immediately$' <<< "$("$bin" policy "$a/job")"
+    refused 'nothing to merge' "$bin" decouple "$a/job"
+    "$bin" decouple "$a/job" -- sh -c "echo now > '$a/job/file' && grep -q now '$b/job/file'" 2> /dev/null
+    rm "$a/job/file"
+    "$bin" policy "$a/job" --set consistency=invisible --set durability=local --set allocated_inodes=10
+    "$bin" decouple "$a/job" -- sh -c "echo later > '$a/job/file'; ! seq 20 | (cd '$a/job' && xargs touch)" 2> "$work/said"
+    grep -q 'stays decoupled until' "$work/said"
+    is "$(ls -A "$b/job")" ''
+    "$bin" merge "$a/job"
+    is "$(cat "$b/job/file")" later
+    rm -r "$b/job"
+}
+
+# Durability: what is left after crashes of the client, the server and both.
+check_durability() {
+    section "durability none: the client's memory"
+    decouple_with durability=none
+    store=$(findmnt -no SOURCE "$a/job")
+    is "$(stat -f -c %T "$store")" tmpfs
+    (cd "$a/job" && seq 500 | xargs touch)
+    kill_server 0
+    up
+    "$bin" merge "$a/job"
+    is "$(ls "$b/job" | wc -l)" 500
+    [ ! -e "$store" ] || fail 'the namespace stays in memory'
+    rm -r "$b/job"
+    decouple_with durability=none
+    echo lost > "$a/job/file"
+    store=$(findmnt -no SOURCE "$a/job")
+    crash_namespace
+    rm -r "$store" # as the memory of the machine
+    refused 'if it is lost' "$bin" merge "$a/job"
+    "$bin" merge --abort "$a/job"
+    is "$(ls -A "$b/job")" ''
+    if [ "$(stat -f -c %T "$work")" != tmpfs ]; then
+        refused 'is not in memory' "$bin" decouple "$a/job" --store "$work/store"
+        [ ! -e "$work/store" ] || fail 'a refused namespace leaves its directory'
+    fi
+    rmdir "$b/job"
+
+    section "durability local: the client's disk"
+    decouple_with durability=local
+    store=$(findmnt -no SOURCE "$a/job")
+    (cd "$a/job" && seq 500 | xargs touch)
+    "$bin" sync "$a/job"
+    crash_namespace
+    "$bin" merge "$a/job"
+    is "$(ls "$b/job" | wc -l)" 500
+    rm -r "$b/job"
+    decouple_with durability=local
+    store=$(findmnt -no SOURCE "$a/job")
+    crash_namespace
+    rm -r "$store" # as its disk
+    refused 'if it is lost' "$bin" merge "$a/job"
+    "$bin" merge --abort "$a/job"
+    rmdir "$b/job"
+
+    section "durability global: the servers"
+    umount "$a"
+    mount_a
+    mkdir "$a/job"
+    "$bin" policy "$a/job" --set durability=global
+    refused 'is not at the servers' "$bin" decouple "$a/job" --store "$work/store"
+    rmdir "$a/job"
+    for crash in server client both; do
+        decouple_with durability=global
+        (cd "$a/job" && seq 500 | xargs touch)
+        head -c 300000 /dev/urandom > "$a/job/big"
+        sum=$(md5sum < "$a/job/big")
+        "$bin" sync "$a/job"
+        echo unsynced > "$a/job/last"
+        is "$(ls -A "$b/job")" ''
+        if [ "$crash" != client ]; then
+            kill_server 0
+            up
+        fi
+        if [ "$crash" != server ]; then
+            crash_client
+            "$bin" merge "$b/job"
+            mount_a
+        else
+            is "$(cat "$a/job/last")" unsynced
+            "$bin" merge "$a/job"
+            is "$(cat "$b/job/last")" unsynced
+        fi
+        rm -f "$b/job/last"
+        is "$(ls "$b/job" | wc -l)" 501
+        is "$(md5sum < "$b/job/big")" "$sum"
+        is "$(ls -A "$b")" job
+        rm -r "$b/job"
+    done
+}
+
+check_allow() {
+    section "interference that is allowed"
+    mkdir "$a/job"
+    "$bin" policy "$a/job" --set interfere=allow --set consistency=weak
+    grep -q 'by the merge when the command has ended, one by one$' <<< "$("$bin" policy "$a/job")"
+    rmdir "$a/job"
+    decouple_with interfere=allow
+    mkdir "$a/job/sub"
+    echo ours | tee "$a/job/both" "$a/job/sub/both" > "$a/job/ours"
+    mkdir "$b/job/sub"
+    echo theirs | tee "$b/job/both" "$b/job/sub/theirs" > "$b/job/theirs"
+    is "$(ls "$a/job" | xargs)" 'both ours sub'
+    is "$(cat "$b/job/both")" theirs
+    refused busy rmdir "$b/job"
+    "$bin" merge "$a/job"
+    for mount in "$a" "$b"; do
+        is "$(ls "$mount/job" "$mount/job/sub" | tail -n +2 | xargs)" "both ours sub theirs $mount/job/sub: both theirs"
+        is "$(cat "$mount/job/both" "$mount/job/sub/both" "$mount/job/theirs" | xargs)" 'ours ours theirs'
+    done
+    rm -r "$b/job"
+}
+
+# With several ranks a directory of others may be at another one.
+check_allow_ranks() {
+    section "interference that is allowed, with several ranks"
+    decouple_with interfere=allow
+    mkdir "$a/job/sub"
+    echo ours > "$a/job/both"
+    for number in 1 2 3 4; do mkdir "$b/job/theirs$number"; done
+    mkdir "$b/job/sub"
+    echo theirs > "$b/job/both"
+    if [ $(($(stat -c %i "$b/job/sub") >> 48)) = $(($(stat -c %i "$b/job") >> 48)) ]; then
+        "$bin" merge "$a/job"
+    else
+        refused "cannot merge 'sub': File exists" "$bin" merge "$a/job"
+        rmdir "$b/job/sub"
+        "$bin" merge "$a/job"
+    fi
+    is "$(ls "$b/job" | xargs)" 'both sub theirs1 theirs2 theirs3 theirs4'
+    is "$(cat "$b/job/both")" ours
+    rm -r "$b/job"
+}
+
+check_embedded() {
+    section "a mount without servers"
+    mkdir "$work/mnt"
+    "$bin" mkfs "$work/embedded" > /dev/null
+    "$bin" mount "$work/embedded" "$work/mnt"
+    mkdir "$work/mnt/job"
+    "$bin" policy "$work/mnt/job" --set durability=global
+    refused 'its mount has no servers' "$bin" decouple "$work/mnt/job"
+    "$bin" policy "$work/mnt/job" --set durability=none
+    "$bin" decouple "$work/mnt/job" -- touch "$work/mnt/job/file"
+    is "$(ls "$work/mnt/job")" file
+    "$bin" umount "$work/mnt"
+    "$bin" fsck "$work/embedded" > /dev/null
+}
+
 start 1
 check_command
 check_interference
 check_failures
+check_visibility
+check_allow
+check_embedded
+check_durability
 check_kills
 stop
 start 4
 check_command
 check_interference
+check_visibility
+check_allow_ranks
 stop
 echo 'decouple-test: passed'

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueHint};
-use espalier_policy::Key;
+use espalier_policy::{Composition, Key};
 use espalier_runtime::{RadosAccess, StoreLocation};
 
 use crate::balancer::BalancerArgs;
@@ -446,14 +446,17 @@ pub struct PolicyArgs {
     /// Replace the policy by the contents of a TOML file.
     #[arg(long, value_hint = ValueHint::FilePath)]
     pub file: Option<PathBuf>,
+    /// Set consistency and durability by mechanisms: steps joined by `+`, those of a step by `||`.
+    #[arg(long, value_name = "MECHANISMS", value_parser = Composition::parse)]
+    pub compose: Option<Composition>,
     /// Show the attributes set here, and the effective ones including the server's defaults.
-    #[arg(long, conflicts_with_all = ["set", "unset", "file"])]
+    #[arg(long, conflicts_with_all = ["set", "unset", "file", "compose"])]
     pub json: bool,
 }
 
 impl PolicyArgs {
     pub fn changes(&self) -> bool {
-        !self.set.is_empty() || !self.unset.is_empty() || self.file.is_some()
+        !self.set.is_empty() || !self.unset.is_empty() || self.file.is_some() || self.compose.is_some()
     }
 }
 
@@ -545,15 +548,17 @@ pub struct DecoupleArgs {
     /// An empty directory that the caller owns.
     #[arg(value_hint = ValueHint::DirPath)]
     pub path: PathBuf,
-    /// Directory for the namespace, on a local disk; created if absent, otherwise empty [default: a
-    /// directory below /var/lib/espalier, or ~/.local/state/espalier for other users than root].
+    /// Directory for the namespace; created if absent, otherwise empty [default: by the directory's
+    /// durability below /var/lib/espalier (~/.local/state/espalier without root), in /dev/shm, or
+    /// beside PATH].
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub store: Option<PathBuf>,
-    /// Most inodes that can be created in the namespace; those of removed files count.
-    #[arg(long, value_name = "N", default_value_t = 16 << 20, value_parser = clap::value_parser!(u64).range(1..=1 << 31))]
-    pub inodes: u64,
-    /// A command, after `--`. The namespace is merged when it exits with 0. Without a command the
-    /// directory stays decoupled until `espalier merge`.
+    /// Most inodes that can be created in the namespace; those of removed files count [default: the
+    /// policy's allocated_inodes].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 31))]
+    pub inodes: Option<u64>,
+    /// A command, after `--`. When it exits with 0, the namespace is merged, unless the directory's
+    /// consistency is invisible. Without a command it stays decoupled until `espalier merge`.
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
 }

@@ -1,14 +1,17 @@
 //! `espalier decouple`: mounts a namespace of its own over a directory, and runs a command in it.
 
-use std::fs::{self, File, Metadata};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
-use std::path::{Path, PathBuf};
+pub(crate) mod place;
+
+use std::fs::{File, Metadata};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::process::{Command, ExitCode, ExitStatus};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result, bail};
 use espalier_meta::{DECOUPLE, Decouple, Decoupled, decode, encode};
+use espalier_policy::{Consistency, Durability, Level, Policy, PolicyError};
 use espalier_runtime::RootAttributes;
 use rustix::fs::{CWD, Mode, OFlags, XattrFlags, fgetxattr, fremovexattr, fsetxattr, openat};
 use rustix::io::Errno;
@@ -18,30 +21,41 @@ use crate::args::DecoupleArgs;
 use crate::background;
 use crate::merge::{self, copy_xattrs};
 use crate::place::MountedPath;
+use crate::policy;
 use crate::report::store_of;
+use crate::sync::sync_one;
 
-/// Longest encoding of a [`Decoupled`].
-const MAX_STATE: usize = 256;
+/// More than the longest encoding of a [`Decoupled`].
+const MAX_STATE: usize = 16 << 10;
 
 pub(crate) fn decouple(args: &DecoupleArgs) -> Result<ExitCode> {
     let path = args.path.canonicalize().with_context(|| format!("no directory {}", args.path.display()))?;
     let dir = open_dir(&path)?;
-    let place = MountedPath::of(&dir).context("cannot read the table of mounts")?;
-    if !place.espalier {
+    let mounted = MountedPath::of(&dir).context("cannot read the table of mounts")?;
+    if !mounted.espalier {
         bail!("{} is not in a mounted Espalier file system", path.display());
     }
-    if let Some(mount) = place.mounts_below.first() {
+    if let Some(mount) = mounted.mounts_below.first() {
         bail!("something is mounted on {}", mount.display());
     }
+    let policy = policy::effective(&path)?.or(&Policy::DEFAULT);
+    let level = offered(&path, &policy, &mounted)?;
+    if level.consistency == Consistency::Strong {
+        return run_in_place(args, &path);
+    }
     let id = random_id()?;
-    let store = make_private(&args.store.clone().map_or_else(|| default_store(id), Ok)?)?;
-    let decoupled = request(&dir, &path, &Decouple { id, inodes: numbers(args) })?;
+    let store = place::make(args.store.as_deref(), level.durability, &path, id)?;
+    let inodes = args.inodes.or(policy.allocated_inodes().map(|inodes| inodes.get().into())).unwrap_or(1);
+    // The upper half is for inodes that cannot keep their number.
+    let decoupled = request(&dir, &path, &Decouple { id, inodes: 2 * inodes })
+        .inspect_err(|_| drop(std::fs::remove_dir(&store)))?;
     if let Err(error) = start(&dir, &path, &store, &decoupled) {
         // Nothing was done in the namespace.
         if store_of(&path)?.as_deref() == Some(&*store) {
             let _ = espalier_fuse::unmount(&path);
         }
         let _ = fremovexattr(&dir, DECOUPLE);
+        let _ = std::fs::remove_dir_all(&store);
         return Err(error);
     }
     drop(dir);
@@ -60,9 +74,47 @@ pub(crate) fn decouple(args: &DecoupleArgs) -> Result<ExitCode> {
              give it up by `espalier merge --abort {0}`",
             path.display()
         );
-        return Ok(ExitCode::from(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1)));
+        return Ok(exit_code(status));
     }
-    merge::merge_mounted(&path, &store)
+    if level.consistency == Consistency::Weak {
+        return merge::merge_mounted(&path, &store);
+    }
+    sync_one(&path).map_err(|why| anyhow::anyhow!("cannot sync the namespace: {why}"))?;
+    eprintln!("espalier: {0} stays decoupled until `espalier merge {0}`", path.display());
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The level of a directory, if its mount has that.
+fn offered(path: &Path, policy: &Policy, mounted: &MountedPath) -> Result<Level> {
+    let (level, shown) = (policy.level(), path.display());
+    if !level.is_offered() {
+        bail!("{shown} cannot be decoupled: {}", PolicyError::Level(level.durability));
+    }
+    let is_global = level.consistency != Consistency::Strong && level.durability == Durability::Global;
+    if is_global && mounted.source.is_absolute() {
+        bail!(
+            "{shown} cannot have durability global: its mount has no servers, and a namespace is lost with the disk \
+             {}; use durability local",
+            mounted.source.display()
+        );
+    }
+    Ok(level)
+}
+
+/// Runs the command in the directory itself, whose changes others see immediately.
+fn run_in_place(args: &DecoupleArgs, path: &Path) -> Result<ExitCode> {
+    let shown = path.display();
+    if args.command.is_empty() {
+        bail!(
+            "{shown} has consistency strong, so there is nothing to merge: set it to weak or invisible first"
+        );
+    }
+    eprintln!("espalier: {shown} has consistency strong: the command works in the directory itself");
+    Ok(exit_code(run(args)?))
+}
+
+fn exit_code(status: ExitStatus) -> ExitCode {
+    ExitCode::from(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1))
 }
 
 pub(crate) fn open_dir(path: &Path) -> Result<File> {
@@ -89,11 +141,6 @@ fn random_id() -> Result<u128> {
     rustix::rand::getrandom(&mut id, rustix::rand::GetRandomFlags::empty())
         .context("the system has no random numbers")?;
     Ok(u128::from_ne_bytes(id))
-}
-
-/// Inode numbers to provision: the upper half is for inodes that cannot keep theirs.
-fn numbers(args: &DecoupleArgs) -> u64 {
-    2 * args.inodes
 }
 
 fn request(dir: &File, path: &Path, decouple: &Decouple) -> Result<Decoupled> {
@@ -130,17 +177,6 @@ fn root_of(metadata: &Metadata) -> RootAttributes {
     RootAttributes { uid: metadata.uid(), gid: metadata.gid(), perm: metadata.mode() & 0o7777 }
 }
 
-/// Makes an empty directory that only the caller may read, as other users' files will be in it.
-fn make_private(store: &Path) -> Result<PathBuf> {
-    let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(store);
-    let cannot = || format!("cannot make {}", store.display());
-    let store = made.and_then(|()| store.canonicalize()).with_context(cannot)?;
-    if fs::read_dir(&store).with_context(cannot)?.next().is_some() {
-        bail!("{} is not empty: choose another --store", store.display());
-    }
-    Ok(store)
-}
-
 fn mount(store: &Path, path: &Path) -> Result<()> {
     let mut command = Command::new(std::env::current_exe().context("cannot find this program")?);
     command.args(["mount", "--foreground", "--announce"]).arg(store).arg(path);
@@ -164,17 +200,4 @@ fn run(args: &DecoupleArgs) -> Result<ExitStatus> {
         command.current_dir(dir);
     }
     command.args(rest).status().with_context(|| format!("cannot run {}", program.display()))
-}
-
-/// The directory of the namespace with this number.
-pub(crate) fn default_store(id: u128) -> Result<PathBuf> {
-    let base = if rustix::process::geteuid().is_root() {
-        PathBuf::from("/var/lib")
-    } else if let Some(state) = std::env::var_os("XDG_STATE_HOME").filter(|dir| !dir.is_empty()) {
-        state.into()
-    } else {
-        let home = std::env::var_os("HOME").context("HOME is not set: use --store, or --from")?;
-        Path::new(&home).join(".local/state")
-    };
-    Ok(base.join("espalier/decoupled").join(format!("{id:032x}")))
 }

@@ -22,7 +22,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use crate::args::{MergeArgs, UmountArgs};
-use crate::decouple::{default_store, open_dir, state_of};
+use crate::decouple::{open_dir, place, state_of};
 use crate::mount::{patiently, umount};
 use crate::remove::text;
 use crate::report::store_of;
@@ -102,7 +102,7 @@ fn merge_from(path: &Path, from: Option<PathBuf>) -> Result<ExitCode> {
     if decoupled.id == Decoupled::ABORTED {
         bail!("an abort was interrupted: repeat `espalier merge --abort {}`", path.display());
     }
-    let store = from.map_or_else(|| default_store(decoupled.id), Ok)?;
+    let store = from.map_or_else(|| place::find(path, decoupled.id), Ok)?;
     let location = StoreLocation::Directory(store.clone());
     let namespace = patiently(&location, || Namespace::open(&store, &decoupled))?;
     if decoupled.merged > 0 && decoupled.digest != namespace.digest() {

@@ -12,6 +12,8 @@ use crate::report::unescape;
 pub(crate) struct MountedPath {
     /// True if the file is in a mounted Espalier file system.
     pub espalier: bool,
+    /// What is mounted there: a store, or the URL of servers.
+    pub source: PathBuf,
     /// Mount points below the file.
     pub mounts_below: Vec<PathBuf>,
 }
@@ -29,19 +31,21 @@ impl MountedPath {
 
     /// `id`: id of the mount that contains `path`.
     fn in_table(table: &str, id: &str, path: &Path) -> Self {
-        let (mut espalier, mut mounts_below) = (false, Vec::new());
+        let (mut espalier, mut source, mut mounts_below) = (false, PathBuf::new(), Vec::new());
         for line in table.lines() {
             let Some((left, right)) = line.split_once(" - ") else { continue };
             let fields: Vec<&str> = left.split(' ').collect();
             if fields.first() == Some(&id) {
-                espalier = right.split(' ').next() == Some("fuse.espalier");
+                let mut right = right.split(' ');
+                espalier = right.next() == Some("fuse.espalier");
+                source = right.next().map(unescape).unwrap_or_default();
             }
             let mountpoint = fields.get(4).map(|field| unescape(field)).unwrap_or_default();
             if mountpoint != path && mountpoint.starts_with(path) {
                 mounts_below.push(mountpoint);
             }
         }
-        Self { espalier, mounts_below }
+        Self { espalier, source, mounts_below }
     }
 }
 
@@ -64,7 +68,7 @@ mod tests {
             40 29 0:50 / /mnt/a\\040b rw - fuse.espalier /data rw\n\
             41 40 0:51 / /mnt/a\\040b/dir/sub rw - tmpfs tmpfs rw\n";
         let place = MountedPath::in_table(table, "40", Path::new("/mnt/a b/dir"));
-        assert!(place.espalier);
+        assert!(place.espalier && place.source == Path::new("/data"));
         assert_eq!(place.mounts_below, [PathBuf::from("/mnt/a b/dir/sub")]);
         let place = MountedPath::in_table(table, "40", Path::new("/mnt/a b/di"));
         assert!(place.espalier && place.mounts_below.is_empty());

@@ -9,7 +9,9 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail};
 use clap::builder::{PossibleValue, PossibleValuesParser, StringValueParser, TypedValueParser};
 use clap::{Arg, Command, Error};
-use espalier_policy::{Key, Policy, Values};
+use espalier_policy::{
+    Composition, Consistency, Guarantee, Interference, Key, Level, Mechanism, Policy, Values,
+};
 use rustix::fs::{XattrFlags, getxattr, removexattr, setxattr};
 use rustix::io::Errno;
 use toml::{Table, Value};
@@ -29,16 +31,18 @@ pub(crate) fn policy(args: &PolicyArgs) -> Result<ExitCode> {
             path.display()
         );
     }
-    let effective = attribute(path, EFFECTIVE)?.with_context(|| not_ours(path))?;
+    let effective = effective_text(path)?;
     let old = own(path)?;
     let mut new = match &args.file {
         Some(file) => read(file)?,
         None => old.clone(),
     };
-    for key in args.unset.iter().chain(args.set.iter().map(|(key, _)| key)) {
+    let composed = args.compose.as_ref().map(of_composition).transpose()?;
+    let set = || args.set.iter().chain(composed.iter().flatten());
+    for key in args.unset.iter().chain(set().map(|(key, _)| key)) {
         new.unset(*key);
     }
-    for (key, text) in &args.set {
+    for (key, text) in set() {
         new.set(*key, text)?;
     }
     if !args.changes() {
@@ -61,8 +65,26 @@ pub(crate) fn layout(args: &LayoutArgs) -> Result<ExitCode> {
     print_text(&text.trim_end())
 }
 
+/// The settings in force for the directory, without the program's defaults.
+pub(crate) fn effective(path: &Path) -> Result<Policy> {
+    from_table(toml::from_str(&effective_text(path)?)?)
+}
+
+fn effective_text(path: &Path) -> Result<String> {
+    attribute(path, EFFECTIVE)?.with_context(|| not_ours(path))
+}
+
 fn not_ours(path: &Path) -> String {
     format!("{} is not in a mounted Espalier file system", path.display())
+}
+
+/// The settings whose level has the guarantees of a composition.
+fn of_composition(composition: &Composition) -> Result<[(Key, String); 2]> {
+    if composition.has(Mechanism::NonvolatileApply) {
+        bail!("`nonvolatile apply` is not offered: a server applies every change; use `volatile apply`");
+    }
+    let Level { consistency, durability } = Level::of(composition);
+    Ok([(Key::Consistency, consistency.to_string()), (Key::Durability, durability.to_string())])
 }
 
 /// All settings, for help and the manual page.
@@ -159,8 +181,16 @@ fn show(args: &PolicyArgs, own: &Policy, effective: &str) -> Result<ExitCode> {
     if args.json {
         let (own, effective): (Table, Table) = (toml::from_str(&own.to_toml())?, toml::from_str(effective)?);
         let merged = merged_records(&args.path)?;
+        let in_force = from_table(effective.clone())?;
+        let level = in_force.level();
+        let Guarantee { client, server, both, .. } = level.guarantee();
         return print_text(&serde_json::json!({
             "path": args.path, "policy": own, "effective": effective, "decoupled": merged.is_some(), "merged": merged,
+            "level": {
+                "consistency": level.consistency.to_string(), "durability": level.durability.to_string(),
+                "composition": level.composition().to_string(), "others_see_changes": visible(&in_force),
+                "client_crash": client, "server_crash": server, "crash_of_both": both,
+            },
         }));
     }
     let effective = from_table(toml::from_str(effective)?)?;
@@ -171,15 +201,43 @@ fn show(args: &PolicyArgs, own: &Policy, effective: &str) -> Result<ExitCode> {
             (None, Some(value)) => (value, "of the server"),
             (None, None) => continue,
         };
-        writeln!(text, "{:<12} {value:<24} {whose}", key.name())?;
+        writeln!(text, "{:<16} {value:<24} {whose}", key.name())?;
+    }
+    if effective.consistency().is_some() || effective.durability().is_some() {
+        text.push_str(&level_text(&effective));
     }
     if let Some(merged) = merged_records(&args.path)? {
-        writeln!(text, "{:<12} {:<24} {merged} records merged", "decoupled", "interfere = block")?;
+        writeln!(text, "{:<16} {merged} records merged", "decoupled")?;
     }
     if text.is_empty() {
         text.push_str("no attribute is set, here or by the server");
     }
     print_text(&text.trim_end())
+}
+
+/// When others see changes.
+fn visible(policy: &Policy) -> String {
+    let how = match (policy.level().consistency, policy.interfere()) {
+        (Consistency::Strong, _) => "",
+        (_, Some(Interference::Allow)) => ", one by one",
+        _ => ", all at once",
+    };
+    [policy.level().guarantee().visible, how].concat()
+}
+
+/// A level as sentences.
+fn level_text(policy: &Policy) -> String {
+    let level = policy.level();
+    let Guarantee { client, server, both, .. } = level.guarantee();
+    let rows = [
+        ("mechanisms", level.composition().to_string()),
+        ("others see", format!("changes {}", visible(policy))),
+        ("client crash", client.into()),
+        ("server crash", server.into()),
+        ("crash of both", both.into()),
+    ];
+    let level = if level.is_offered() { "" } else { "not offered: use durability global\n" };
+    rows.iter().fold(level.into(), |text: String, (name, value)| text + &format!("{name:<16} {value}\n"))
 }
 
 /// Number of records merged into a decoupled directory; `None` if it is not decoupled.

@@ -25,7 +25,7 @@ pub(crate) fn sync(args: &SyncArgs) -> ExitCode {
     ExitCode::from(u8::from(failed))
 }
 
-fn sync_one(path: &Path) -> Result<(), String> {
+pub(crate) fn sync_one(path: &Path) -> Result<(), String> {
     // Do not block on a fifo without a writer.
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = openat(CWD, path, flags, Mode::empty()).map(File::from).map_err(text)?;

@@ -98,8 +98,8 @@ impl Level {
 
     pub fn guarantee(self) -> Guarantee {
         let visible = match self.consistency {
-            Consistency::Invisible => "when `espalier merge` is complete, all at once",
-            Consistency::Weak => "when the command has ended and its merge is complete, all at once",
+            Consistency::Invisible => "by `espalier merge`",
+            Consistency::Weak => "by the merge when the command has ended",
             Consistency::Strong => "immediately",
         };
         let (client, server, both) = match (self.consistency, self.durability) {
@@ -121,7 +121,8 @@ impl Level {
             (_, Durability::Global) => (
                 "loses the last second, except what was synced, even if its disk is lost",
                 "loses nothing; programs wait until it is back",
-                "loses the last second, except what was synced; if a server lost power, all since the last checkpoint",
+                "loses the last second, except what was synced; if a server lost power, all since the \
+                 namespace's last checkpoint",
             ),
         };
         Guarantee { visible, client, server, both }
