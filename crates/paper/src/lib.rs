@@ -120,6 +120,7 @@ impl Experiment {
         sevilla::chapter5::ALL[4],
         sevilla::chapter5::ALL[5],
         sevilla::chapter5::ALL[6],
+        sevilla::FIG6_6,
     ];
 
     pub fn named(id: &str) -> Option<&'static Self> {

@@ -1,4 +1,4 @@
-//! Sevilla, "Scalable, global namespaces with programmable storage": chapters 2, 4 and 5.
+//! Sevilla, "Scalable, global namespaces with programmable storage": chapters 2, 4, 5 and 6.
 
 pub(crate) mod chapter5;
 mod compile;
@@ -6,9 +6,11 @@ mod create;
 mod goal;
 mod locality;
 mod machine;
+mod mechanisms;
 mod run;
 
 pub(crate) use compile::{FIG4_8, FIG4_9};
 pub(crate) use create::{FIG4_3, FIG4_4, FIG4_6, FIG4_7};
 pub(crate) use goal::HOT_SUBTREE;
 pub(crate) use locality::{FIG2_1, FIG2_2, FIG4_2};
+pub(crate) use mechanisms::FIG6_6;
