@@ -158,4 +158,17 @@ mount_at "$a"
 mount_at "$b"
 check_files full 200 a
 cmp "$a/pinned/big" "$b/big"
+
+section 'an entry in [[meta]] without a server does nothing, and can be removed'
+for config in "$cluster"/server-?/server.toml; do
+    cp "$config" "$config.saved"
+    printf '\n[[meta]]\nrank = 2\naddress = "127.0.0.1:17879"\n' >> "$config"
+done
+"$bin" cluster reload "$cluster"
+timeout 20 mkdir "$a"/base/{1,2,3,4,5,6} || fail 'mkdir waits for a rank that has never connected'
+for config in "$cluster"/server-?/server.toml; do mv "$config.saved" "$config"; done
+"$bin" cluster reload "$cluster"
+umount "$a" "$b"
+"$bin" cluster down "$cluster"
+up
 echo 'grow-test: passed'

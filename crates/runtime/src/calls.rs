@@ -81,7 +81,7 @@ pub trait Calls<D: Frontend>: Send + Sync {
     /// and not 0.
     fn call(&self, id: u64, caller: Caller, call: Call<'_>, ticket: D::Ticket);
 
-    /// Number of metadata servers.
+    /// The ranks below this one may have acknowledged changes.
     fn ranks(&self) -> usize;
 
     /// Processes forget requests, which have no answer.

@@ -451,7 +451,9 @@ impl<D: Frontend> Calls<D> for Remote<D> {
     }
 
     fn ranks(&self) -> usize {
-        self.lock().map_or(0, |inner| inner.sessions.ranks())
+        // Ranks that have never connected have acknowledged nothing.
+        let last = self.lock().ok().and_then(|inner| inner.sessions.needed().last());
+        last.map_or(0, |rank| usize::from(rank.0) + 1)
     }
 
     fn forget(&self, requests: impl IntoIterator<Item = Request>) {
