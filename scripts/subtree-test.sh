@@ -100,6 +100,24 @@ merged() { touch "$a/merges/x" && rm "$a/merges/x" && [ "$(ranks "$b/merges" | j
 until_true merged
 is "$(ls "$a/merges")" m-1
 
+section 'a hot directory splits, and merges when it is cold'
+mkdir "$a/hot"
+"$bin" policy "$a/hot" --set dir_split_rate=20 --set dir_merge=1000 > /dev/null
+# Two mounts, so that requests reach the server.
+spin() { until [ -e "$work/cold" ]; do touch "$1/hot/$2" && rm "$1/hot/$2" || touch "$work/failed"; done; }
+spin "$a" one & first=$!
+spin "$b" two & second=$!
+heated() { [ "$(ranks "$b/hot" | jq length)" -ge 2 ]; }
+until_true heated
+[[ $("$bin" explain "$b/hot") == '/hot: fragment '*' at rank '*' has split off: '*' requests/s, dir_split_rate 20'* ]]
+by_rate() { for n in 0 1 2 3; do "$bin" status "$cluster/server-$n/store" --json | jq .figures.fragments.splits_by_rate; done; }
+[ "$(by_rate | jq -s add)" -ge 1 ] || fail 'the servers count no split because of requests'
+touch "$work/cold"
+wait "$first" "$second"
+cooled() { sleep 2 && [ "$(ranks "$b/hot" | jq length)" = 1 ]; }
+until_true cooled
+[ ! -e "$work/failed" ] || fail 'a change in the hot directory has failed'
+
 section 'a balancer in the servers, under compilations from three mounts'
 mount_at "$c"
 mkdir "$a/build" "$a/idle"
@@ -127,8 +145,12 @@ is "$(show .policy)" null
 refused 'is not in `espalier balancer list`' "$bin" balancer set nonsense "$a"
 echo 'function when() return MDSs[whoami]["lod"] > 1 end function where() end' > "$work/wrong.lua"
 refused 'is not set, because it fails' "$bin" balancer set "$work/wrong.lua" "$a"
+echo 'function when() return true end function where() targets[whoami % #MDSs + 1] = MDSs[whoami]["load"] end' > "$work/restless.lua"
+refused '4 ranks, one has all load, .* at each of 8 ticks' "$bin" balancer set "$work/restless.lua" "$cluster"
+echo 'function when(' > "$work/broken.lua"
+refused 'cannot be loaded' "$bin" balancer set "$work/broken.lua" "$a" --force
 refused 'only the superuser' setpriv --reuid 1 --clear-groups "$bin" balancer show "$a"
-is "$("$bin" balancer set greedy-spill "$a" --why 'a test')" 'version 1: greedy-spill, every 10 s'
+is "$("$bin" balancer set greedy-spill "$cluster" --why 'a test')" 'version 1: greedy-spill, every 10 s'
 set_at=$SECONDS
 decided() { [[ $("$bin" balancer history "$b") == *' greedy-spill: /build/'*' from rank 0 to rank 1'* ]]; }
 until_true decided
@@ -137,9 +159,14 @@ left() { [ "$(ranks "$b$path")" != '[0]' ]; }
 until_true left
 echo "   (the first directory has moved $((SECONDS - set_at)) s after \`balancer set\`)"
 [[ $("$bin" explain "$c$path/g1.c") == *"$path from rank 0 to rank 1"*'metadata load'*'saves'* ]]
+[[ $("$bin" explain "$path" "$cluster") == *"$path from rank 0 to rank 1"*'metadata load'*'saves'* ]]
 [[ $("$bin" explain "$a/idle") == 'no balancer has moved it'* ]]
+[[ $("$bin" balancer show "$cluster") == 'version 1: greedy-spill'* ]]
+[[ $("$bin" balancer history "$cluster") == *"$path from rank 0 to rank 1"* ]]
+(cd "$a" && "$bin" balancer show > /dev/null)
+refused 'neither in a mount' "$bin" balancer show "$work"
 [[ $("$bin" balancer history "$a") == *'set, every 10 s, version 1, by '*': a test'* ]]
-undone() { [[ $("$bin" balancer undo "$a") == *' back from rank '*' to rank '* ]]; }
+undone() { [[ $("$bin" balancer undo "$cluster") == *' back from rank '*' to rank '* ]]; }
 until_true undone
 
 section 'a policy that fails in use moves nothing'
@@ -172,7 +199,8 @@ until_true is_off
 lines=$("$bin" balancer history "$a" | wc -l)
 sleep 5
 is "$("$bin" balancer history "$a" | wc -l)" "$lines"
-"$bin" balancer record "$a" > "$work/metrics.json"
+"$bin" balancer record "$cluster" > "$work/metrics.json"
+[[ $("$bin" balancer dry-run greedy-spill "$cluster") == 'greedy-spill: rank 0 '* ]]
 [[ $("$bin" balancer dry-run greedy-spill "$work/metrics.json") == 'greedy-spill: rank 0 '* ]]
 : > "$work/stop"
 wait

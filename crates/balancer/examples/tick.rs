@@ -31,7 +31,13 @@ fn snapshot(per_directory: u32) -> MetricsSnapshot {
         let counters = counters(load(n));
         fragments[parent as usize].counters.add(&counters);
         let name = format!("/{parent}#{n}");
-        fragments.push(FragmentMetrics { name, parent: Some(parent), counters, entries: 10, moved_ms: None });
+        fragments.push(FragmentMetrics {
+            name,
+            parent: Some(parent),
+            counters,
+            entries: 10,
+            ..Default::default()
+        });
     }
     let mut total = PopularityCounters::default();
     fragments[..directories as usize].iter().for_each(|fragment| total.add(&fragment.counters));

@@ -23,8 +23,8 @@ pub struct MoveLimits {
     pub dwell_ms: u64,
     /// A rank whose last heartbeat is older receives nothing.
     pub heartbeat_ms: u64,
-    /// Cost of a move in requests that could be served instead: the freeze, and clients that
-    /// reclaim.
+    /// Cost of the move of a directory in requests that could be served instead: the freeze, and
+    /// clients that reclaim.
     pub cost_per_move: f64,
     /// Cost of each directory entry that moves.
     pub cost_per_entry: f64,
@@ -152,7 +152,7 @@ impl BalancerEngine {
 }
 
 /// Counters of everything that the rank owns.
-fn root_counters(snapshot: &MetricsSnapshot) -> PopularityCounters {
+pub(crate) fn root_counters(snapshot: &MetricsSnapshot) -> PopularityCounters {
     let mut sum = PopularityCounters::default();
     let roots = snapshot.fragments.iter().filter(|fragment| fragment.parent.is_none());
     roots.for_each(|fragment| sum.add(&fragment.counters));
@@ -210,7 +210,9 @@ impl<'a> MoveModel<'a> {
             // No number if nothing has load.
             let relief = ((busier - after[0].max(after[1])) / busier).max(0.0);
             let gain = relief * self.requests;
-            let cost = self.limits.cost_per_move + self.limits.cost_per_entry * fragment.entries as f64;
+            let directories = fragment.directories.max(1);
+            let cost = self.limits.cost_per_move * directories as f64
+                + self.limits.cost_per_entry * fragment.entries as f64;
             if gain <= cost {
                 plan.passed_over.unprofitable += 1;
                 continue;
@@ -225,6 +227,7 @@ impl<'a> MoveModel<'a> {
                 fragment: index,
                 name: fragment.name.clone(),
                 to: self.ranks[to],
+                directories,
                 selector,
                 metaload: load,
                 from_load: [from_load, after[0]],

@@ -13,6 +13,8 @@ use crate::snapshot::{MetricsSnapshot, PopularityCounters, RankMetrics};
 const STEPS_PER_METALOAD: u64 = 64;
 /// Fragments in one call of Lua.
 const BATCH: usize = 1024;
+/// The part of a policy outside of its hooks, in errors.
+pub(crate) const SCRIPT: &str = "script";
 const SELECTORS_MAX: usize = 16;
 /// Names of [`PopularityCounters::array`].
 const COUNTERS: [&str; 5] = ["IRD", "IWR", "READDIR", "FETCH", "STORE"];
@@ -79,7 +81,7 @@ impl Hooks {
         };
         let built = build().map_err(|error| failed("start")(sandbox.explain(error)));
         let (metaloads, metrics) = built?;
-        sandbox.run(policy.name(), policy.text()).map_err(failed("script"))?;
+        sandbox.run(policy.name(), policy.text()).map_err(failed(SCRIPT))?;
         Ok(Self { sandbox, metrics, whoami, metaloads })
     }
 

@@ -4,6 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::hooks::SCRIPT;
 use crate::sandbox::{SavedState, ScriptError};
 use crate::selector::FragmentSelector;
 
@@ -33,6 +34,8 @@ pub struct PlannedMove {
     pub fragment: usize,
     pub name: String,
     pub to: u16,
+    /// Number of directories in it, at least 1.
+    pub directories: u64,
     pub selector: FragmentSelector,
     /// Metadata load of the fragment.
     pub metaload: f64,
@@ -116,6 +119,11 @@ impl MovePlan {
     pub fn is_failure(&self) -> bool {
         matches!(self.holds_still, Some(HoldReason::Snapshot { .. } | HoldReason::Script { .. }))
     }
+
+    /// True if the policy's text cannot be loaded.
+    pub(crate) fn is_failure_of_text(&self) -> bool {
+        matches!(&self.holds_still, Some(HoldReason::Script { hook, .. }) if hook == SCRIPT)
+    }
 }
 
 impl fmt::Display for MovePlan {
@@ -155,8 +163,12 @@ impl PlannedMove {
     /// The numbers that it was decided by.
     pub fn reason(&self) -> String {
         let ([from_before, from_after], [to_before, to_after]) = (self.from_load, self.to_load);
+        let below = match self.directories {
+            ..=1 => String::new(),
+            directories => format!(" of {directories} directories"),
+        };
         format!(
-            "metadata load {:.1}, picked by {}; loads {from_before:.1} -> {from_after:.1} here and \
+            "metadata load {:.1}{below}, picked by {}; loads {from_before:.1} -> {from_after:.1} here and \
              {to_before:.1} -> {to_after:.1} there; saves {:.0} requests for {:.0}",
             self.metaload,
             self.selector.name(),

@@ -90,6 +90,9 @@ pub struct FragmentMetrics {
     /// Directory entries here and below.
     #[serde(default)]
     pub entries: u64,
+    /// Number of moves that it takes: directories here and below. 0 counts as 1.
+    #[serde(default)]
+    pub directories: u64,
     /// Time of its last move to this rank.
     #[serde(default)]
     pub moved_ms: Option<u64>,

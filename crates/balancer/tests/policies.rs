@@ -11,7 +11,7 @@ fn shipped_policies_pass_their_check() {
     for policy in BalancerPolicy::all_shipped() {
         assert!(policy.summary().len() > 40, "{}: {}", policy.name(), policy.summary());
         let name = policy.name().to_owned();
-        assert_eq!(check_policy(&BalancerEngine::new(policy), || false), [], "{name}");
+        assert_eq!(check_policy(&BalancerEngine::new(policy), &[1, 2, 3, 4, 16], || false), [], "{name}");
     }
     assert!(BalancerPolicy::shipped("none").is_none());
 }
@@ -112,4 +112,36 @@ fn aggressiveness_decides_when_adaptable_moves() {
     assert_eq!(moves("adaptable-conservative", &spike), 6);
     assert_eq!(moves("adaptable", &uneven), 0);
     assert!(moves("adaptable-too-aggressive", &uneven) > 0);
+}
+
+fn faults(text: &str, sizes: &[u16]) -> Vec<String> {
+    let engine = BalancerEngine::new(BalancerPolicy::new("test", text));
+    check_policy(&engine, sizes, || false).iter().map(ToString::to_string).collect()
+}
+
+#[test]
+fn policies_that_never_come_to_rest_are_found() {
+    let all = "function when() return true end\n\
+        function where() targets[whoami % #MDSs + 1] = MDSs[whoami]['load'] end";
+    let random = "function when() return true end\nfunction where() \
+        for i = 1, #MDSs do targets[i] = math.random() * MDSs[whoami]['load'] end end\nhowmuch = { 'small_first', 'half' }";
+    for (text, ranks) in [(all, 2), (all, 4), (all, 32), (random, 4)] {
+        let found = faults(text, &[ranks]);
+        assert!(
+            matches!(&found[..], [fault] if fault.contains("of the load or more at each of 8 ticks")),
+            "{found:?}"
+        );
+    }
+    assert_eq!(faults(all, &[1]), [""; 0]);
+}
+
+#[test]
+fn policies_are_checked_in_a_cluster_of_the_given_size() {
+    let text = "function when() assert(#MDSs ~= 3, 'three') return false end function where() end";
+    assert_eq!(faults(text, &[1, 2, 4]), [""; 0]);
+    assert!(faults(text, &[3])[0].starts_with("rank 0 of 3, all idle: "), "{:?}", faults(text, &[3]));
+    let large = "function when() assert(whoami ~= 500) return false end function where() end";
+    assert!(faults(large, &[500])[0].starts_with("rank 499 of 500"));
+    let engine = BalancerEngine::new(BalancerPolicy::new("test", "function when("));
+    assert!(check_policy(&engine, &[2], || false)[0].is_of_text);
 }

@@ -76,10 +76,14 @@ pub enum Command {
     Balancer(BalancerArgs),
     /// A log that many processes append to, in a directory of any file system that they share.
     Log(SharedLogArgs),
-    /// Print which balancer has moved a directory, or one above it, and why.
+    /// Print which balancer has moved a directory, or one above it, and why it has split.
     Explain {
+        /// A path in a mount of the cluster's root; with CLUSTER, a path in its file system.
         #[arg(value_hint = ValueHint::AnyPath)]
         path: PathBuf,
+        /// The cluster's directory.
+        #[arg(value_hint = ValueHint::DirPath)]
+        cluster: Option<PathBuf>,
     },
     /// Remove files, and directory trees of a mounted file system in one operation each. Does not
     /// prompt. Exits with 1 if a removal fails; a tree is then unchanged.

@@ -3,6 +3,7 @@
 mod cluster;
 mod metrics;
 mod policies;
+mod root;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -16,12 +17,12 @@ pub struct BalancerArgs {
     command: BalancerVerb,
 }
 
-/// A mount of the cluster's root.
+/// A cluster that runs.
 #[derive(Debug, Args)]
-struct ClusterMount {
-    /// A mount of the cluster's root, or a path in it.
-    #[arg(value_hint = ValueHint::DirPath, default_value = ".")]
-    mountpoint: PathBuf,
+struct ClusterArg {
+    /// A mount of the cluster's root, a path in it, or the cluster's directory.
+    #[arg(value_hint = ValueHint::DirPath, value_name = "MOUNTPOINT|CLUSTER", default_value = ".")]
+    cluster: PathBuf,
 }
 
 #[derive(Debug, Subcommand)]
@@ -45,9 +46,9 @@ enum BalancerVerb {
         /// A policy's Lua file, or a name from `list`.
         #[arg(value_hint = ValueHint::FilePath, value_name = "FILE.lua|NAME")]
         policy: PathBuf,
-        /// Metrics: a file that `record` has written, or a mount of the cluster's root for the
-        /// present ones.
-        #[arg(value_hint = ValueHint::AnyPath, value_name = "SNAPSHOTS.json|MOUNTPOINT")]
+        /// Metrics: a file that `record` has written, or for the present ones a mount of the
+        /// cluster's root or the cluster's directory.
+        #[arg(value_hint = ValueHint::AnyPath, value_name = "SNAPSHOTS.json|MOUNTPOINT|CLUSTER")]
         source: PathBuf,
         #[arg(long)]
         json: bool,
@@ -55,7 +56,7 @@ enum BalancerVerb {
     /// Print the metrics that the ranks would decide on, for `dry-run`.
     Record {
         #[command(flatten)]
-        mount: ClusterMount,
+        mount: ClusterArg,
         /// Number of times.
         #[arg(long, default_value_t = 1)]
         count: u32,
@@ -69,7 +70,7 @@ enum BalancerVerb {
     /// Stop balancing. What has moved stays where it is.
     Off {
         #[command(flatten)]
-        mount: ClusterMount,
+        mount: ClusterArg,
         /// The reason, for the log.
         #[arg(long, default_value = "")]
         why: String,
@@ -77,7 +78,7 @@ enum BalancerVerb {
     /// Show the policy that balances, and the last decision of each metadata server.
     Show {
         #[command(flatten)]
-        mount: ClusterMount,
+        mount: ClusterArg,
         /// Print the policy's text only.
         #[arg(long)]
         text: bool,
@@ -87,14 +88,14 @@ enum BalancerVerb {
     /// Print the log: changes of the policy, moves with their reasons, and failures.
     History {
         #[command(flatten)]
-        mount: ClusterMount,
+        mount: ClusterArg,
         #[arg(long)]
         json: bool,
     },
     /// Move back what the balancer has moved last.
     Undo {
         #[command(flatten)]
-        mount: ClusterMount,
+        mount: ClusterArg,
     },
 }
 
@@ -107,11 +108,11 @@ pub(crate) fn balancer(args: &BalancerArgs) -> Result<ExitCode> {
         BalancerVerb::List { json } => policies::list(*json),
         BalancerVerb::Check { policy } => policies::check(policy),
         BalancerVerb::DryRun { policy, source, json } => policies::dry_run(policy, source, *json),
-        BalancerVerb::Record { mount, count, every } => cluster::record(&mount.mountpoint, *count, *every),
+        BalancerVerb::Record { mount, count, every } => cluster::record(&mount.cluster, *count, *every),
         BalancerVerb::Set(args) => cluster::set(args),
-        BalancerVerb::Off { mount, why } => cluster::off(&mount.mountpoint, why),
-        BalancerVerb::Show { mount, text, json } => cluster::show(&mount.mountpoint, *text, *json),
-        BalancerVerb::History { mount, json } => cluster::history(&mount.mountpoint, *json),
-        BalancerVerb::Undo { mount } => cluster::undo(&mount.mountpoint),
+        BalancerVerb::Off { mount, why } => cluster::off(&mount.cluster, why),
+        BalancerVerb::Show { mount, text, json } => cluster::show(&mount.cluster, *text, *json),
+        BalancerVerb::History { mount, json } => cluster::history(&mount.cluster, *json),
+        BalancerVerb::Undo { mount } => cluster::undo(&mount.cluster),
     }
 }

@@ -8,6 +8,7 @@ use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
+use espalier_library::Credentials;
 use espalier_meta::LoadReport;
 use espalier_net::pki::{AUTHORITY, Authority, CERTIFICATE, Issued, KEY, Validity};
 use espalier_net::{Identity, SealKey};
@@ -275,6 +276,27 @@ pub(crate) fn loads(dir: &Path, most: usize) -> Result<Vec<LoadReport>> {
     Ok(loads)
 }
 
+/// The address of a cluster, and the administrator's credentials.
+pub(crate) fn client_of(dir: &Path) -> Result<(String, Credentials)> {
+    let address = |server: ServerProcess| Ok(server.address(server.running()?.as_ref()));
+    let addresses = servers(dir)?.into_iter().filter_map(|server| address(server).transpose());
+    let addresses = addresses.collect::<Result<Vec<_>>>()?;
+    if addresses.is_empty() {
+        bail!(
+            "no metadata server of the cluster in {} runs: `espalier cluster up` starts them",
+            dir.display()
+        );
+    }
+    Ok((url(&addresses), credentials(dir)))
+}
+
+fn credentials(dir: &Path) -> Credentials {
+    match dir.join(AUTHORITY).is_file() {
+        true => Credentials::Directory(dir.join("clients").join(ADMIN)),
+        false => Credentials::Insecure,
+    }
+}
+
 /// True if the directory holds a cluster.
 pub(crate) fn is_cluster(dir: &Path) -> bool {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
@@ -361,10 +383,9 @@ fn up(dir: &Path, count: Option<u16>) -> Result<ExitCode> {
     addresses.reverse();
     wait_for_ranks(&servers)?;
     let url = url(&addresses);
-    let how = if dir.join(AUTHORITY).is_file() {
-        format!("credentials={}", dir.join("clients").join(ADMIN).display())
-    } else {
-        "insecure".into()
+    let how = match credentials(dir) {
+        Credentials::Directory(dir) => format!("credentials={}", dir.display()),
+        Credentials::Insecure => "insecure".into(),
     };
     println!("running; mount with\n  espalier mount {url} MOUNTPOINT -o {how}");
     Ok(ExitCode::SUCCESS)

@@ -92,7 +92,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Command::Subtree(args) => subtree::subtree(&args.command),
         Command::Balancer(args) => balancer::balancer(&args),
         Command::Log(args) => log::log(&args),
-        Command::Explain { path } => balancer::explain(&path),
+        Command::Explain { path, cluster } => balancer::explain(&path, cluster.as_deref()),
         Command::Cp(args) => Ok(cp::cp(&args)),
         Command::Rm(args) => Ok(remove::rm(&args)),
         Command::Decouple(args) => decouple::decouple(&args),

@@ -18,7 +18,7 @@ use crate::args::SubtreeCommand;
 use crate::policy::attribute;
 use crate::usage::print_text;
 
-const FRAGMENTS: &str = "user.espalier.fragments";
+pub(crate) const FRAGMENTS: &str = "user.espalier.fragments";
 
 /// The fragments of a directory, as its server returns them.
 #[derive(Debug, Deserialize)]
@@ -38,6 +38,8 @@ pub(crate) struct ShownFragment {
     entries: u64,
     /// Decayed counts: reads, writes, listings, records loaded and stored.
     popularity: [f64; 5],
+    /// Why it has split off; absent for the first fragment.
+    split_by: Option<String>,
 }
 
 /// A fragment in the output for programs.
@@ -56,6 +58,8 @@ struct JsonFragment {
     readdir: f64,
     fetch: f64,
     store: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    split_by: Option<String>,
 }
 
 pub(crate) fn subtree(command: &SubtreeCommand) -> Result<ExitCode> {
@@ -193,6 +197,7 @@ fn to_json(path: &Path, shown: &Shown) -> serde_json::Value {
             readdir,
             fetch,
             store,
+            split_by: of.split_by.clone(),
         }
     };
     let fragments: Vec<_> = shown.fragments.iter().map(fragment).collect();
@@ -219,7 +224,7 @@ fn to_text(shown: &Shown) -> String {
         "FETCH",
         "STORE"
     );
-    for ShownFragment { rank, inode, first, last, entries, popularity } in &shown.fragments {
+    for ShownFragment { rank, inode, first, last, entries, popularity, .. } in &shown.fragments {
         let hashes = show_hashes(*first, *last);
         let _ = write!(text, "{hashes:<18}{rank:>6}{entries:>12}");
         for count in popularity {
@@ -228,6 +233,19 @@ fn to_text(shown: &Shown) -> String {
         let _ = writeln!(text, "  {inode}");
     }
     text
+}
+
+/// A line for each fragment of a directory that has split off, with the reason. `shown`: the
+/// directory's path. `fragments`: its attribute.
+pub(crate) fn splits(fragments: &[u8], shown: &str) -> Result<Vec<String>> {
+    let fragments: Shown =
+        toml::from_str(&String::from_utf8_lossy(fragments)).context("cannot decode the fragments")?;
+    let line = |fragment: ShownFragment| {
+        let hashes = show_hashes(fragment.first, fragment.last);
+        let why = fragment.split_by?;
+        Some(format!("{shown}: fragment {hashes} at rank {} has split off: {why}", fragment.rank))
+    };
+    Ok(fragments.fragments.into_iter().filter_map(line).collect())
 }
 
 /// A range of hashes as the prefix that they share, in binary; `...` follows while the fragment

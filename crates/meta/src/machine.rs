@@ -179,6 +179,7 @@ impl Meta {
                 self.tick(now, out);
                 self.tick_balancer(now, out);
                 self.tick_metrics(out);
+                self.tick_rates();
             }
             Input::Drain => {
                 self.draining = true;

@@ -3,6 +3,7 @@
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::fmt;
 use core::ops::RangeInclusive;
 
 use espalier_policy::Policy;
@@ -158,7 +159,34 @@ pub enum Partition {
     /// The first fragment, in the directory itself.
     First(FragmentMap),
     /// The fragment with this number, which has the names with these hashes.
-    Fragment { number: u16, first: u64, last: u64 },
+    Fragment {
+        number: u16,
+        first: u64,
+        last: u64,
+        /// Why it has split off; absent if it is the first fragment, or recreated by a repair.
+        cause: Option<SplitCause>,
+    },
+}
+
+/// Why a fragment has split off from another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SplitCause {
+    /// The policy setting `dir_servers` had this value.
+    Servers(u16),
+    /// The other one had more entries than `dir_split`, which was `limit`.
+    Entries { entries: u64, limit: u64 },
+    /// The other one got more requests per second than `dir_split_rate`, which was `limit`.
+    Requests { rate: u64, limit: u64 },
+}
+
+impl fmt::Display for SplitCause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Servers(servers) => write!(f, "dir_servers {servers}"),
+            Self::Entries { entries, limit } => write!(f, "{entries} entries, dir_split {limit}"),
+            Self::Requests { rate, limit } => write!(f, "{rate} requests/s, dir_split_rate {limit}"),
+        }
+    }
 }
 
 impl Directory {
@@ -212,6 +240,14 @@ impl Inode {
     pub fn fragment(&self) -> Option<u16> {
         match self.partition() {
             Some(Partition::Fragment { number, .. }) => Some(*number),
+            _ => None,
+        }
+    }
+
+    /// Why it has split off, if it is a fragment that has.
+    pub fn split_cause(&self) -> Option<SplitCause> {
+        match self.partition() {
+            Some(Partition::Fragment { cause, .. }) => *cause,
             _ => None,
         }
     }

@@ -1,5 +1,7 @@
 //! Balancers inside the ranks: policy, decisions, log.
 
+mod subtrees;
+
 use crate::harness::{Harness, ROOT_CALLER, Ranks, name, user};
 use espalier_meta::*;
 use espalier_proto::*;
@@ -65,7 +67,8 @@ fn decide(fs: &mut Ranks, rank: usize, verdict: Verdict) -> DecisionRequest {
 }
 
 fn moves(ino: Ino, to: u16) -> Verdict {
-    Verdict::Moves(vec![DecidedMove { ino, to: Rank(to), why: "the reason".into() }])
+    let scope = MoveScope::Subtree;
+    Verdict::Moves(vec![DecidedMove { ino, scope, to: Rank(to), why: "the reason".into() }])
 }
 
 fn records(fs: &mut Ranks, dir: Ino) -> Vec<Ino> {
@@ -254,7 +257,15 @@ fn failures_move_nothing_and_are_logged_at_intervals() {
 fn nonsense_of_the_driver_moves_nothing() {
     let (mut fs, dir) = hot();
     let other = fs.mkdir_at(2, Ino::ROOT, "other", 0o755);
-    let many = Verdict::Moves(vec![DecidedMove { ino: dir, to: Rank(2), why: String::new() }; 65]);
+    let many = Verdict::Moves(vec![
+        DecidedMove {
+            ino: dir,
+            scope: MoveScope::Names,
+            to: Rank(2),
+            why: String::new()
+        };
+        65
+    ]);
     for verdict in
         [moves(dir, 3), moves(dir, u16::MAX), moves(dir, 1), moves(other, 0), moves(Ino(77), 0), many]
     {
@@ -445,9 +456,10 @@ fn hostile_policies_move_nothing_and_the_log_says_why() {
 }
 
 #[test]
-fn a_policy_that_moves_everything_keeps_to_budget_and_dwell_time() {
+fn a_policy_that_moves_most_at_each_tick_keeps_to_budget_and_dwell_time() {
+    // A rank whose whole load is one subtree would gain nothing by its move.
     let text = "function when() return true end \
-        function where() for i = 1, #MDSs do if i ~= whoami then targets[i] = MDSs[whoami][\"load\"] end end end \
+        function where() for i = 1, #MDSs do if i ~= whoami then targets[i] = 0.6 * MDSs[whoami][\"load\"] end end end \
         howmuch = { \"big_first\", \"small_first\" }";
     let (mut fs, _, log) = balanced(text, 200);
     let moves = moves_of(&log);

@@ -3,6 +3,7 @@
 mod growth;
 mod moves;
 mod races;
+mod rate;
 mod repair;
 mod routed;
 mod show;

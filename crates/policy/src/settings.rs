@@ -124,6 +124,12 @@ settings! {
     /// A fragment of a directory that has fewer entries than this returns them to the fragment that
     /// it has split off from, if that has room.
     DirMerge dir_merge: NonZeroU32, unset = "a quarter of `dir_split`";
+    /// A fragment of a directory that gets more requests per second than this, for 5 seconds,
+    /// splits as with `dir_split`, whatever its size (sevilla 2.1).
+    DirSplitRate dir_split_rate: NonZeroU32, unset = "no directory splits because of requests";
+    /// A fragment of a directory merges as with `dir_merge` only if it gets fewer requests per
+    /// second than this.
+    DirMergeRate dir_merge_rate: NonZeroU32, unset = "a quarter of `dir_split_rate`; without that, requests do not matter";
     /// The metadata server that has the names of the directory, instead of the one that made it
     /// (sevilla 2.4.2): one rank, or `distributed` for one that its inode number determines. With
     /// `parent` a new directory begins at its parent's, and it may move.

@@ -32,7 +32,8 @@ pub fn decide(request: &DecisionRequest, out_of_time: impl Fn() -> bool + 'stati
 pub fn decision(request: &DecisionRequest, plan: &MovePlan) -> BalancerDecision {
     let moved = |planned: &PlannedMove| {
         let candidate = request.candidates.get(planned.fragment)?;
-        Some(DecidedMove { ino: candidate.ino, to: Rank(planned.to), why: planned.reason() })
+        let (ino, scope) = (candidate.ino, candidate.scope);
+        Some(DecidedMove { ino, scope, to: Rank(planned.to), why: planned.reason() })
     };
     let verdict = match &plan.holds_still {
         Some(reason) if plan.is_failure() => Verdict::Fails(reason.to_string()),
@@ -55,9 +56,10 @@ pub fn snapshot(request: &DecisionRequest) -> MetricsSnapshot {
     let ranks = request.loads.iter().map(|known| rank_metrics(known, now_ms, busiest * IDLE_SHARE));
     let fragment = |candidate: &MoveCandidate| FragmentMetrics {
         name: format!("inode {}", candidate.ino),
-        parent: None,
-        counters: counters(&candidate.own),
+        parent: candidate.parent,
+        counters: counters(&candidate.popularity),
         entries: candidate.entries,
+        directories: candidate.directories,
         moved_ms: candidate.moved_ms.map(|at| at + PAST_MS),
     };
     MetricsSnapshot {
@@ -101,7 +103,7 @@ fn counters(of: &Popularity) -> PopularityCounters {
 
 #[cfg(test)]
 mod tests {
-    use espalier_meta::{Milli, StoredPolicy};
+    use espalier_meta::{Milli, MoveScope, StoredPolicy};
     use espalier_proto::Ino;
 
     use super::*;
@@ -115,7 +117,15 @@ mod tests {
             let load = espalier_meta::RankLoad { auth, all: auth, requests, ..Default::default() };
             KnownLoad { rank: Rank(rank), load, age_ms: Some(0) }
         };
-        let candidate = |ino| MoveCandidate { ino: Ino(ino), own, entries: 10, moved_ms: None };
+        let candidate = |ino| MoveCandidate {
+            ino: Ino(ino),
+            scope: MoveScope::Subtree,
+            parent: None,
+            popularity: own,
+            entries: 10,
+            directories: 1,
+            moved_ms: None,
+        };
         DecisionRequest {
             now_ms: 1_000_000,
             rank: Rank(0),

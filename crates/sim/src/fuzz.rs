@@ -54,6 +54,8 @@ pub enum RunFailure {
     Failover(String),
     #[error("balancers: {0}")]
     Balancer(String),
+    #[error("splits: {0}")]
+    Split(String),
     #[error("a panic: {0}")]
     Panic(String),
 }
@@ -69,6 +71,8 @@ pub struct Passed {
     pub taken_over: u64,
     /// Number of moves that balancers decided, and that began.
     pub moves: [u64; 2],
+    /// Number of fragments that split off because of requests.
+    pub splits_by_requests: u64,
 }
 
 /// The scenario of a seed, in the format of [`crate::Scenario`].
@@ -175,6 +179,9 @@ fn run_with_observer(case: &Case, mut eyes: Eyes, mutator: &mut dyn Mutator) -> 
         if let Some(broken) = watch.broken_rule.take() {
             return Err(RunFailure::Failover(broken));
         }
+        if let Some(broken) = watch.broken_split.take() {
+            return Err(RunFailure::Split(broken));
+        }
         if let Some(broken) = watch.broken_balance.take() {
             return Err(RunFailure::Balancer(broken));
         }
@@ -198,5 +205,6 @@ fn run_with_observer(case: &Case, mut eyes: Eyes, mutator: &mut dyn Mutator) -> 
         given_up: watch.checker.has_given_up(),
         taken_over: watch.taken_over(),
         moves: watch.moves(),
+        splits_by_requests: watch.splits_by_requests(),
     })
 }

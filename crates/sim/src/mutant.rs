@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use espalier_balancer::MetricsSnapshot;
 use espalier_meta::{
-    Edit, Event, InoRecord, Io, IoDone, Load, PeerMessage, Question, StreamCall, StreamDone, TransactionId,
+    Body, Edit, Event, InoRecord, Inode, Io, IoDone, Load, Partition, PeerMessage, Question, SplitCause,
+    StreamCall, StreamDone, TransactionId,
 };
 use espalier_policy::Key;
 use espalier_proto::{
@@ -122,6 +123,8 @@ pub enum Mutation {
     UnguardedMap,
     /// A server that was removed or fenced goes on as if its lease were renewed.
     RenewedFenced,
+    /// New fragments state more requests than there were.
+    OverstatedRate,
     /// Balancers forget which fragments have just moved.
     IgnoredDwell,
     /// Balancers forget how many moves they have just begun.
@@ -183,6 +186,7 @@ impl Mutation {
         Self::LostTail,
         Self::UnguardedMap,
         Self::RenewedFenced,
+        Self::OverstatedRate,
         Self::IgnoredDwell,
         Self::IgnoredBudget,
     ];
@@ -322,6 +326,10 @@ impl Mutant {
                     names.pop();
                     true
                 }
+                (Mutation::OverstatedRate, Edit::Make { inode }) => {
+                    overstate_rate(inode);
+                    true
+                }
                 (Mutation::UnmovedName, Edit::MoveNames { inodes, .. }) => {
                     inodes.pop();
                     !inodes.is_empty()
@@ -407,7 +415,8 @@ impl Mutator for Mutant {
                 | Mutation::UnmovedName
                 | Mutation::KeptRights
                 | Mutation::UnsetMap
-                | Mutation::RenumberedFragments,
+                | Mutation::RenumberedFragments
+                | Mutation::OverstatedRate,
                 message,
             ) => Arrival::Taken(self.with_fewer_edits(message)),
             (Mutation::ShortListing | Mutation::DoubledFragment | Mutation::UnroutedName, message) => {
@@ -613,6 +622,15 @@ fn is_ignored_lock(mutation: Mutation, request: &Request) -> bool {
 
 fn is_limit(name: &[u8]) -> bool {
     *name == *b"user.espalier.quota.max_files"
+}
+
+fn overstate_rate(inode: &mut Inode) {
+    if let Body::Directory(directory) = &mut inode.body
+        && let Some(Partition::Fragment { cause: Some(SplitCause::Requests { rate, .. }), .. }) =
+            directory.partition.as_deref_mut()
+    {
+        *rate *= 1000;
+    }
 }
 
 /// The mask of a list in the kernel's encoding.

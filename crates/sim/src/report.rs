@@ -41,6 +41,9 @@ pub struct Report {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct FragmentReport {
     pub splits: u64,
+    /// Splits because of requests.
+    pub splits_by_rate: u64,
+    pub merges: u64,
     pub moves: u64,
     /// Names that went to another record of their directory.
     pub names_moved: u64,
@@ -199,11 +202,12 @@ impl Report {
 
     /// Writes what concerns fragments and balancers.
     fn show_balancing(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let FragmentReport { splits, moves, names_moved, misrouted } = self.fragments;
+        let FragmentReport { splits, splits_by_rate, merges, moves, names_moved, misrouted } = self.fragments;
         if self.fragments != FragmentReport::default() {
             writeln!(
                 f,
-                "fragments: {splits} splits, {moves} moves, {names_moved} names moved, {misrouted} misrouted requests"
+                "fragments: {splits} splits ({splits_by_rate} because of requests), {merges} merges, {moves} moves, \
+                 {names_moved} names moved, {misrouted} misrouted requests"
             )?;
         }
         if let Some(BalancerReport { policy, decisions, moves, failures, error }) = &self.balancer {

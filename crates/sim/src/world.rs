@@ -557,6 +557,8 @@ impl<'o> World<'o> {
         let counts = self.servers.iter().filter_map(|server| Some(server.meta()?.figures().fragment_counts));
         counts.fold(FragmentReport::default(), |mut sum, counts| {
             sum.splits += counts.splits;
+            sum.splits_by_rate += counts.splits_by_rate;
+            sum.merges += counts.merges;
             sum.moves += counts.moves;
             sum.names_moved += counts.names_moved;
             sum.misrouted += counts.misrouted;

@@ -37,6 +37,25 @@ fn greedy_spill_spreads_directories_over_all_ranks() {
 }
 
 #[test]
+fn hot_directory_splits_without_a_limit_of_its_size() {
+    let run = |settings: &str| {
+        let text = format!(
+            "[cluster]\nranks = 4\nclients = 4\nwriteback = false\n[policy]\n{settings}[model]\npreset = \"wu\"\n\
+             create = \"2 ms\"\n[[workload]]\nkind = \"create\"\nfiles = 20000\ndirectories = 1\n\
+             frontend = \"library\"\n"
+        );
+        let scenario = Scenario::parse(&text, Path::new("it.toml")).unwrap();
+        let (mut observer, mut mutator) = ((), ());
+        World::new(&scenario, &mut observer, &mut mutator).unwrap().run().unwrap()
+    };
+    let (whole, split) = (run(""), run("dir_split_rate = 100\n"));
+    assert_eq!((busy(&whole), whole.fragments.splits), (1, 0), "{whole}");
+    assert_eq!((busy(&split), split.fragments.splits_by_rate), (4, 3), "{split}");
+    assert_eq!(split.fragments.splits, 3);
+    assert!(split.worked_s < 0.6 * whole.worked_s, "{split}");
+}
+
+#[test]
 fn limits_of_the_scenario_hold() {
     let (report, moves) = run("[balancer]\npolicy = \"cephfs\"\nmoves = 1\nwindow = \"1000 s\"\n");
     assert_eq!(moves.len(), 1, "{report}\n{moves:?}");

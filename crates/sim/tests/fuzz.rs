@@ -92,6 +92,19 @@ fn balancers_move_fragments_and_their_mutants_are_detected() {
     assert!(begun > 20 && ended > 5, "{begun} {ended} {runs}");
 }
 
+#[test]
+fn fragments_split_because_of_requests() {
+    let splits = AtomicU64::new(0);
+    for_all(0..ENOUGH, |seed| {
+        if let Ok(passed) = fuzz::run(seed) {
+            splits.fetch_add(passed.splits_by_requests, Ordering::Relaxed);
+        }
+    });
+    eprintln!("{splits:?} fragments because of requests");
+    assert!(splits.into_inner() > 20);
+    detects(&[Mutation::OverstatedRate]);
+}
+
 fn detects(mutations: &[Mutation]) {
     let missed = AtomicU64::new(0);
     for_all(0..mutations.len() as u64, |at| {

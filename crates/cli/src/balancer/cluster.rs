@@ -1,9 +1,8 @@
 //! The balancer of a running cluster: `espalier balancer record|set|off|show|history|undo` and
-//! `espalier explain`, through an attribute of the root of a mount.
+//! `espalier explain`, through an attribute of the root.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -13,14 +12,14 @@ use clap::{Args, ValueHint};
 use espalier_balancer::{BalancerEngine, BalancerPolicy, MetricsSnapshot, check_policy};
 use espalier_meta::{
     BalancerCommand, BalancerEvent, BalancerLogEntry, BalancerReport, BalancerStatus, DecisionRequest,
-    DirectoryLoad, LoadReport, MoveCandidate, StoredPolicy, decode, encode,
+    DirectoryLoad, LoadReport, MoveCandidate, MoveScope, StoredPolicy, decode, encode,
 };
 use espalier_proto::{Ino, Rank, Time};
-use rustix::fs::{XattrFlags, getxattr, setxattr};
 use rustix::io::Errno;
 
 use super::metrics::read_attribute;
 use super::policies::{clock, load};
+use super::root::ClusterRoot;
 use crate::subtree;
 use crate::table::printable;
 use crate::usage::print_text;
@@ -37,34 +36,52 @@ pub struct SetArgs {
     /// A policy's Lua file, or a name from `list`.
     #[arg(value_hint = ValueHint::FilePath, value_name = "FILE.lua|NAME")]
     policy: PathBuf,
-    /// A mount of the cluster's root, or a path in it.
-    #[arg(value_hint = ValueHint::DirPath, default_value = ".")]
-    mountpoint: PathBuf,
+    /// A mount of the cluster's root, a path in it, or the cluster's directory.
+    #[arg(value_hint = ValueHint::DirPath, value_name = "MOUNTPOINT|CLUSTER", default_value = ".")]
+    cluster: PathBuf,
     /// Interval between the decisions of a metadata server in seconds.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=86400))]
     every: u32,
     /// The reason, for the log.
     #[arg(long, default_value = "")]
     why: String,
+    /// Set a policy that fails in the check, unless it cannot be loaded at all.
+    #[arg(long)]
+    force: bool,
 }
 
 pub(super) fn set(args: &SetArgs) -> Result<ExitCode> {
     let policy = load(&args.policy)?;
-    let faults = check_policy(&BalancerEngine::new(policy.clone()), clock());
-    if let Some(fault) = faults.first() {
-        bail!("{} is not set, because it fails: {fault}", args.policy.display());
+    let root = ClusterRoot::of(&args.cluster)?;
+    let report = read_report(&root)?;
+    let ranks = u16::try_from(report.ranks.len()).unwrap_or(u16::MAX);
+    let faults = check_policy(&BalancerEngine::new(policy.clone()), &[ranks], clock());
+    let shown = args.policy.display();
+    match faults.first() {
+        Some(fault) if fault.is_of_text => bail!("{shown} is not set, because it cannot be loaded: {fault}"),
+        Some(fault) if !args.force => {
+            bail!("{shown} is not set, because it fails: {fault}\n--force sets it nevertheless")
+        }
+        Some(fault) => eprintln!("espalier: WARNING: {shown} fails: {fault}"),
+        None => {}
     }
-    change(&args.mountpoint, Some(&policy), args.every, &args.why)
+    change(&root, &report, Some(&policy), args.every, &args.why)
 }
 
 pub(super) fn off(path: &Path, why: &str) -> Result<ExitCode> {
-    change(path, None, 10, why)
+    let root = ClusterRoot::of(path)?;
+    change(&root, &read_report(&root)?, None, 10, why)
 }
 
-/// Replaces the policy; `None`: balances no more.
-fn change(path: &Path, policy: Option<&BalancerPolicy>, every_s: u32, why: &str) -> Result<ExitCode> {
-    let root = root_of(path)?;
-    let before = read_report(&root)?.policy.unwrap_or_default();
+/// Replaces the policy; `None`: balances no more. `report`: what was there before.
+fn change(
+    root: &ClusterRoot,
+    report: &BalancerReport,
+    policy: Option<&BalancerPolicy>,
+    every_s: u32,
+    why: &str,
+) -> Result<ExitCode> {
+    let before = report.policy.clone().unwrap_or_default();
     let stored = StoredPolicy {
         version: before.version + 1,
         name: policy.map_or(before.name, |policy| policy.name().into()),
@@ -74,7 +91,7 @@ fn change(path: &Path, policy: Option<&BalancerPolicy>, every_s: u32, why: &str)
         why: why.into(),
         time: Time::default(),
     };
-    command(&root, &BalancerCommand::Set(stored.clone()))?;
+    command(root, &BalancerCommand::Set(stored.clone()))?;
     print_text(&format!("version {}: {}", stored.version, describe(&stored)))
 }
 
@@ -91,9 +108,9 @@ fn who() -> String {
     format!("{user}@{}", host.trim()).chars().take(50).collect()
 }
 
-fn command(root: &Path, command: &BalancerCommand) -> Result<()> {
+fn command(root: &ClusterRoot, command: &BalancerCommand) -> Result<()> {
     let is_undo = matches!(command, BalancerCommand::Undo { .. });
-    setxattr(root, BALANCER, &encode(command), XattrFlags::empty()).map_err(|errno| match errno {
+    root.set(BALANCER, &encode(command)).map_err(|errno| match errno {
         Errno::BUSY if is_undo => anyhow::anyhow!("the directory has changed since, or is still moving"),
         Errno::NOENT => anyhow::anyhow!("there is no move to undo"),
         Errno::BUSY => anyhow::anyhow!("somebody else has changed the balancer meanwhile"),
@@ -102,30 +119,28 @@ fn command(root: &Path, command: &BalancerCommand) -> Result<()> {
     })
 }
 
-fn explained(errno: Errno, root: &Path) -> anyhow::Error {
+fn explained(errno: Errno, root: &ClusterRoot) -> anyhow::Error {
     let why = match errno {
         Errno::PERM | Errno::ACCESS => "only the superuser may",
         Errno::OPNOTSUPP | Errno::NODATA => "it is no mount of the root of several metadata servers",
         _ => "",
     };
     match why {
-        "" => anyhow::Error::from(errno).context(format!("the balancer of {}", root.display())),
-        why => anyhow::anyhow!("the balancer of {}: {why}", root.display()),
+        "" => anyhow::Error::from(errno).context(format!("the balancer of {}", root.shown())),
+        why => anyhow::anyhow!("the balancer of {}: {why}", root.shown()),
     }
 }
 
-fn read_report(root: &Path) -> Result<BalancerReport> {
-    let mut value = vec![0; 65536];
-    let length = getxattr(root, BALANCER, &mut value).map_err(|errno| explained(errno, root))?;
-    decode(&value[..length]).ok().with_context(|| format!("cannot decode {BALANCER} of {}", root.display()))
+fn read_report(root: &ClusterRoot) -> Result<BalancerReport> {
+    let value = root.get(Path::new("/"), BALANCER).map_err(|errno| explained(errno, root))?;
+    decode(&value).ok().with_context(|| format!("cannot decode {BALANCER} of {}", root.shown()))
 }
 
 pub(super) fn show(path: &Path, text: bool, json: bool) -> Result<ExitCode> {
-    let root = root_of(path)?;
+    let root = ClusterRoot::of(path)?;
     if text {
-        let mut value = vec![0; 65536];
-        let length = getxattr(&root, POLICY, &mut value).map_err(|errno| explained(errno, &root))?;
-        let stored: Option<StoredPolicy> = decode(&value[..length]).ok();
+        let value = root.get(Path::new("/"), POLICY).map_err(|errno| explained(errno, &root))?;
+        let stored: Option<StoredPolicy> = decode(&value).ok();
         return print_text(&stored.context("cannot decode the policy")?.text.trim_end());
     }
     let report = read_report(&root)?;
@@ -177,7 +192,7 @@ fn shown_time(time: Time) -> String {
 }
 
 pub(super) fn history(path: &Path, json: bool) -> Result<ExitCode> {
-    let root = root_of(path)?;
+    let root = ClusterRoot::of(path)?;
     let log = read_report(&root)?.log;
     let paths = KnownPaths::of(&root, &log);
     let shown: Vec<_> = log.iter().map(|entry| sentence(entry, |dir, path| paths.get(dir, path))).collect();
@@ -219,7 +234,7 @@ fn sentence(entry: &BalancerLogEntry, path_of: impl Fn(Ino, Option<&str>) -> Str
 struct KnownPaths(HashMap<u64, String>);
 
 impl KnownPaths {
-    fn of(root: &Path, log: &[BalancerLogEntry]) -> Self {
+    fn of(root: &ClusterRoot, log: &[BalancerLogEntry]) -> Self {
         let is_unknown = |entry: &BalancerLogEntry| {
             use BalancerEvent::{Moved, Undone};
             matches!(entry.event, Moved { path: None, .. } | Undone { path: None, .. })
@@ -227,9 +242,8 @@ impl KnownPaths {
         let mut paths = HashMap::new();
         if log.iter().any(is_unknown) {
             // Directories may be removed meanwhile.
-            for (dir, inode) in subtree::directories(root, MOST_WALKED).unwrap_or_default() {
-                let within = dir.strip_prefix(root).ok().and_then(Path::to_str);
-                paths.extend(within.map(|path| (inode, format!("/{path}"))));
+            for (dir, inode) in root.directories(MOST_WALKED) {
+                paths.extend(dir.to_str().map(|path| (inode, path.to_owned())));
             }
         }
         Self(paths)
@@ -242,7 +256,7 @@ impl KnownPaths {
 }
 
 pub(super) fn undo(path: &Path) -> Result<ExitCode> {
-    let root = root_of(path)?;
+    let root = ClusterRoot::of(path)?;
     command(&root, &BalancerCommand::Undo { who: who() })?;
     let log = read_report(&root)?.log;
     let paths = KnownPaths::of(&root, &log);
@@ -251,39 +265,34 @@ pub(super) fn undo(path: &Path) -> Result<ExitCode> {
     print_text(&shown.unwrap_or_default())
 }
 
-/// Prints the moves of a directory, or of the nearest directory above that a balancer has moved.
-pub(crate) fn explain(path: &Path) -> Result<ExitCode> {
-    let full = path.canonicalize().with_context(|| format!("cannot read {}", path.display()))?;
-    let root = root_of(&full)?;
+/// Prints the moves of a directory, or of the nearest directory above that a balancer has moved or
+/// that has split, and why it has split.
+/// `cluster`: the directory of the cluster that has the path; `None`: the path is in a mount.
+pub(crate) fn explain(path: &Path, cluster: Option<&Path>) -> Result<ExitCode> {
+    let root = ClusterRoot::of(cluster.unwrap_or(path))?;
     let log = read_report(&root)?.log;
-    for dir in full.ancestors().take_while(|dir| dir.starts_with(&root)) {
-        let ino =
-            Ino(std::fs::metadata(dir).with_context(|| format!("cannot read {}", dir.display()))?.ino());
+    for dir in root.inner(path)?.ancestors() {
+        let (ino, is_dir) = root.inode(dir)?;
         let is_about = |entry: &&BalancerLogEntry| {
             use BalancerEvent::{Moved, Undone};
-            matches!(&entry.event, Moved { dir, .. } | Undone { dir, .. } if *dir == ino)
+            matches!(&entry.event, Moved { dir, .. } | Undone { dir, .. } if dir.0 == ino)
         };
-        let shown = format!("/{}", dir.strip_prefix(&root).unwrap_or(dir).display());
+        let shown = dir.display().to_string();
         let moves = log.iter().filter(is_about).map(|entry| sentence(entry, |_, _| shown.clone()));
-        let moves: Vec<_> = moves.collect();
-        if !moves.is_empty() {
-            return print_text(&moves.join("\n"));
+        let mut lines: Vec<_> = moves.collect();
+        if is_dir {
+            let fragments = root.get(dir, subtree::FRAGMENTS);
+            lines.extend(subtree::splits(&fragments.map_err(|errno| explained(errno, &root))?, &shown)?);
+        }
+        if !lines.is_empty() {
+            return print_text(&lines.join("\n"));
         }
     }
-    print_text(&"no balancer has moved it or a directory above")
-}
-
-/// The mount point of the file system that has a path.
-fn root_of(path: &Path) -> Result<PathBuf> {
-    let path = path.canonicalize().with_context(|| format!("cannot read {}", path.display()))?;
-    let device = |path: &Path| std::fs::metadata(path).map(|metadata| metadata.dev());
-    let of = device(&path).with_context(|| format!("cannot read {}", path.display()))?;
-    let root = path.ancestors().take_while(|dir| device(dir).is_ok_and(|device| device == of)).last();
-    Ok(root.unwrap_or(&path).to_owned())
+    print_text(&"no balancer has moved it or a directory above, and none of them has split")
 }
 
 pub(super) fn record(path: &Path, count: u32, every: u64) -> Result<ExitCode> {
-    let root = root_of(path)?;
+    let root = ClusterRoot::of(path)?;
     for n in 0..count {
         if n > 0 {
             std::thread::sleep(Duration::from_secs(every));
@@ -293,9 +302,9 @@ pub(super) fn record(path: &Path, count: u32, every: u64) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The present metrics of a mounted cluster, as each of its ranks that are not silent would decide
+/// The present metrics of a cluster, as each of its ranks that are not silent would decide
 /// on them. They have the hottest directories of the cluster only, and no dwell times.
-pub(super) fn snapshots(root: &Path) -> Result<Vec<MetricsSnapshot>> {
+pub(super) fn snapshots(root: &ClusterRoot) -> Result<Vec<MetricsSnapshot>> {
     let report = read_attribute(root)?;
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     let now_ms = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
@@ -307,8 +316,11 @@ fn snapshot(report: &LoadReport, rank: Rank, now_ms: u64) -> MetricsSnapshot {
     let dirs: Vec<&DirectoryLoad> = report.directories.iter().filter(|dir| dir.rank == rank).collect();
     let candidate = |dir: &&DirectoryLoad| MoveCandidate {
         ino: dir.ino,
-        own: dir.own,
+        scope: MoveScope::Names,
+        parent: None,
+        popularity: dir.own,
         entries: dir.entries,
+        directories: 1,
         moved_ms: None,
     };
     let request = DecisionRequest {
@@ -383,7 +395,8 @@ mod tests {
         let set = BalancerEvent::Set { is_on: true, every_s: 9, who: who.clone(), why: why.clone() };
         assert_eq!(shown(set), "1970-01-01 00:00:00Z spill: set, every 9 s, version 3, by root@host: a test");
         let (dir, fragment, first, path, to) = (Ino(7), Ino(8), 0, None, Rank(2));
-        let moved = BalancerEvent::Moved { dir, fragment, first, path, to, why, is_undone: true };
+        let scope = MoveScope::Subtree;
+        let moved = BalancerEvent::Moved { dir, fragment, first, path, to, scope, why, is_undone: true };
         assert_eq!(shown(moved), "1970-01-01 00:00:00Z spill: /7 from rank 1 to rank 2 (undone)\n  a test");
         let failed = BalancerEvent::Failed { error: "line 1\nline 2".into() };
         assert_eq!(shown(failed), "1970-01-01 00:00:00Z spill: rank 1 holds still: line 1?line 2");

@@ -10,6 +10,7 @@ use espalier_meta::{DirectoryLoad, LoadReport, decode};
 use espalier_runtime::{RankFigures, load_of};
 use serde::Serialize;
 
+use super::root::ClusterRoot;
 use crate::table::{heartbeat, printable};
 use crate::usage::print_text;
 use crate::{cluster, report};
@@ -74,20 +75,20 @@ pub(crate) fn metrics(args: &MetricsArgs) -> Result<ExitCode> {
 fn read(source: &Path, most: usize) -> Result<Vec<LoadReport>> {
     // Looking into a mount would wait for a server that is down.
     match report::store_of(source)? {
-        Some(store) if store.to_str().is_some_and(cluster::is_url) => Ok(vec![read_attribute(source)?]),
+        Some(store) if store.to_str().is_some_and(cluster::is_url) => {
+            Ok(vec![read_attribute(&ClusterRoot::Mount(source.to_owned()))?])
+        }
         Some(store) => Ok(vec![load_of(&store, most)?]),
         None if cluster::is_cluster(source) => cluster::loads(source, most),
         None => Ok(vec![load_of(source, most)?]),
     }
 }
 
-pub(super) fn read_attribute(mountpoint: &Path) -> Result<LoadReport> {
-    let mut value = vec![0; 65536];
-    let length = rustix::fs::getxattr(mountpoint, LOAD, &mut value).with_context(|| {
-        format!("cannot read {LOAD} of {}: only the superuser may, at the root", mountpoint.display())
+pub(super) fn read_attribute(root: &ClusterRoot) -> Result<LoadReport> {
+    let value = root.get(Path::new("/"), LOAD).with_context(|| {
+        format!("cannot read {LOAD} of {}: only the superuser may, at the root", root.shown())
     })?;
-    let report = decode(&value[..length]).ok();
-    report.with_context(|| format!("cannot decode {LOAD} of {}", mountpoint.display()))
+    decode(&value).ok().with_context(|| format!("cannot decode {LOAD} of {}", root.shown()))
 }
 
 fn to_json(shown: &LoadReport) -> serde_json::Value {

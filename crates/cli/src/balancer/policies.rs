@@ -11,6 +11,7 @@ use espalier_balancer::{BalancerEngine, BalancerPolicy, MetricsSnapshot, MovePla
 use serde_json::Value;
 
 use super::cluster::snapshots;
+use super::root::ClusterRoot;
 use crate::usage::print_text;
 
 /// Time for a decision, and for all decisions of a check.
@@ -31,7 +32,7 @@ pub(super) fn list(json: bool) -> Result<ExitCode> {
 
 pub(super) fn check(policy: &Path) -> Result<ExitCode> {
     let engine = BalancerEngine::new(load(policy)?);
-    let faults = check_policy(&engine, clock());
+    let faults = check_policy(&engine, &[1, 2, 4], clock());
     if faults.is_empty() {
         return print_text(&format!("{}: no faults", policy.display()));
     }
@@ -43,7 +44,10 @@ pub(super) fn check(policy: &Path) -> Result<ExitCode> {
 
 pub(super) fn dry_run(policy: &Path, source: &Path, json: bool) -> Result<ExitCode> {
     let engine = BalancerEngine::new(load(policy)?);
-    let (snapshots, is_list) = if source.is_dir() { (snapshots(source)?, true) } else { read(source)? };
+    let (snapshots, is_list) = match source.is_dir() {
+        true => (snapshots(&ClusterRoot::of(source)?)?, true),
+        false => read(source)?,
+    };
     let plans = replay(&engine, snapshots);
     let is_failure = plans.iter().any(MovePlan::is_failure);
     match plans.as_slice() {

@@ -8,6 +8,7 @@ use espalier_proto::{Errno, Ino, Rank, Time};
 use serde::{Deserialize, Serialize};
 
 use super::policy::LOG;
+use crate::fragment::MoveScope;
 use crate::machine::{Cx, Meta};
 use crate::rank::PeerAnswer;
 use crate::record::encode;
@@ -45,6 +46,8 @@ pub enum BalancerEvent {
         /// The directory's path, if the rank knew it.
         path: Option<String>,
         to: Rank,
+        /// What moves with it.
+        scope: MoveScope,
         why: String,
         is_undone: bool,
     },

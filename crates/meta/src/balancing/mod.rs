@@ -5,12 +5,12 @@
 //! Invariants: a rank decides with the policy that the root's rank has at that time, on the recent
 //! moves that the log there has; a move begins after the log has it. Whatever fails, nothing moves.
 
+mod candidates;
 mod log;
 mod policy;
 mod report;
 
 use alloc::boxed::Box;
-use alloc::collections::BTreeMap;
 use alloc::format;
 use alloc::string::{String, ToString};
 use alloc::sync::Arc;
@@ -18,19 +18,20 @@ use alloc::vec::Vec;
 
 use espalier_proto::{Caller, Errno, Ino, Rank, Reply};
 
+pub use candidates::MoveCandidate;
+use candidates::Parents;
 pub use log::{BalancerEvent, BalancerLogEntry, RecentMove};
 pub use policy::{BalancerCommand, StoredPolicy};
 pub use report::{BalancerReport, BalancerStatus};
 
+use crate::fragment::MoveScope;
 use crate::io::Purpose;
 use crate::machine::{Cx, Meta};
-use crate::metrics::{KnownLoad, Popularity};
+use crate::metrics::KnownLoad;
 use crate::outbox::{Io, IoDone, Now, Outbox};
 use crate::rank::{PeerAnswer, PeerRequest, Question};
 use crate::step::{Step, Stop};
 
-/// Maximum number of directory records in a decision: the hottest ones.
-const MAX_CANDIDATES: usize = 4096;
 /// Maximum number of moves that follow from a decision.
 const MAX_MOVES: usize = 64;
 /// Time in ms after which a decision is too old to carry out, or is taken for lost.
@@ -49,22 +50,12 @@ pub struct DecisionRequest {
     pub policy: Arc<StoredPolicy>,
     /// All ranks.
     pub loads: Vec<KnownLoad>,
-    /// The hottest directory records of this rank that may move.
+    /// The hottest directory records of this rank that may move, and subtrees of them.
     pub candidates: Vec<MoveCandidate>,
     /// Times of the last moves from this rank.
     pub recent_moves_ms: Vec<u64>,
     /// The `saved` of the last decision; empty at first.
     pub saved: Vec<u8>,
-}
-
-/// A directory record that may move, without the directories below it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MoveCandidate {
-    pub ino: Ino,
-    pub own: Popularity,
-    pub entries: u64,
-    /// Time of its last move.
-    pub moved_ms: Option<u64>,
 }
 
 /// The result of [`Io::Decide`].
@@ -87,8 +78,9 @@ pub enum Verdict {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DecidedMove {
-    /// One of the candidates.
+    /// One of the candidates, with its scope.
     pub ino: Ino,
+    pub scope: MoveScope,
     pub to: Rank,
     /// The numbers that it was decided by.
     pub why: String,
@@ -111,6 +103,8 @@ pub(crate) struct Balancing {
     /// Records of the decision in progress.
     asked: Vec<Ino>,
     to_decide: Option<Box<DecisionRequest>>,
+    /// What the decision in preparation is about.
+    gathered: Option<Parents>,
     saved: Vec<u8>,
     /// The last decision: its uptime in ms, its result, and whether it is a failure.
     last: Option<(u64, String, bool)>,
@@ -172,7 +166,7 @@ impl Meta {
         let (is_root_rank, balancing) = (self.is_root_rank(), &mut self.balancing);
         if let Some(since) = balancing.waiting {
             if now.uptime_ms >= since + DECISION_MS {
-                let error = "the root's metadata server does not answer".into();
+                let error = "another metadata server does not answer".into();
                 balancing.last = Some((now.uptime_ms, error, true));
             }
             return;
@@ -209,6 +203,7 @@ impl Meta {
         }
         self.balancing.announced = Some(version);
         let Some(policy) = self.balancing.active().cloned() else { return Ok(Reply::Done) };
+        let parents = self.parents(cx)?;
         let now_ms = cx.uptime_ms;
         self.balancing.next_ms = now_ms + u64::from(policy.every_s) * 1000;
         let begun_here = recent.iter().filter(|moved| moved.from == self.config.rank);
@@ -217,19 +212,20 @@ impl Meta {
             rank: self.config.rank,
             policy,
             loads: self.known_loads(),
-            candidates: self.candidates(now_ms, &recent),
+            candidates: self.candidates(now_ms, &recent, &parents),
             recent_moves_ms: begun_here.map(|moved| moved.at_ms(now_ms)).collect(),
             saved: self.balancing.saved.clone(),
         };
         self.balancing.asked = request.candidates.iter().map(|candidate| candidate.ino).collect();
         self.balancing.asked.sort_unstable();
+        self.balancing.asked.dedup();
         self.balancing.to_decide = Some(Box::new(request));
         Ok(Reply::Done)
     }
 
     /// Handles the end of [`Self::balance`].
     pub(crate) fn balanced(&mut self, now: Now, result: &Result<Reply, Errno>, out: &mut Outbox) {
-        self.balancing.waiting = None;
+        (self.balancing.waiting, self.balancing.gathered) = (None, None);
         if let Some(request) = self.balancing.to_decide.take() {
             self.balancing.deciding = Some(now.uptime_ms);
             self.ask(Purpose::Decide(request.policy.version), Io::Decide(request), out);
@@ -237,28 +233,6 @@ impl Meta {
             let error = format!("the root's metadata server does not return the policy: {errno}");
             self.balancing.last = Some((now.uptime_ms, error, true));
         }
-    }
-
-    /// The hottest directory records that may move: in memory, not pinned, and not about to cede
-    /// names.
-    fn candidates(&self, now_ms: u64, recent: &[RecentMove]) -> Vec<MoveCandidate> {
-        let mut by_dir: BTreeMap<Ino, Vec<&RecentMove>> = BTreeMap::new();
-        for moved in recent {
-            by_dir.entry(moved.dir).or_default().push(moved);
-        }
-        let candidate = |(ino, own): (Ino, Popularity)| {
-            let inode = &self.state.inodes.get(&ino)?.inode;
-            if !inode.is_dir() || !self.may_balance(inode) {
-                return None;
-            }
-            let dir = self.state.whole_dir(ino).ok()?;
-            let hashes = inode.hashes();
-            let of_dir = by_dir.get(&dir).into_iter().flatten();
-            let moves = of_dir.filter(|moved| hashes.contains(&moved.first));
-            let moved_ms = moves.map(|moved| moved.at_ms(now_ms)).max();
-            Some(MoveCandidate { ino, own, entries: inode.entries(), moved_ms })
-        };
-        self.hottest_records(MAX_CANDIDATES).into_iter().filter_map(candidate).collect()
     }
 
     /// Handles the driver's decision.
@@ -333,6 +307,7 @@ impl Meta {
                 first: *hashes.start(),
                 path: self.shown_path(it.ino),
                 to: it.to,
+                scope: it.scope,
                 why: shortened(&it.why),
                 is_undone: false,
             })
@@ -364,8 +339,8 @@ impl Meta {
         }
         let mut begun = 0;
         for event in events {
-            let BalancerEvent::Moved { fragment, to, .. } = event else { continue };
-            match self.answer_move(*fragment, *to) {
+            let BalancerEvent::Moved { fragment, to, scope, .. } = event else { continue };
+            match self.answer_move(*fragment, *to, *scope) {
                 Err(Stop::Wait(wait)) => return Err(Stop::Wait(wait)),
                 // Removed, moved or pinned meanwhile.
                 Err(_) => {}

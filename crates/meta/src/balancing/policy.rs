@@ -151,7 +151,7 @@ impl Meta {
         for at in (0..log.len()).rev() {
             let BalancerLogEntry { version, rank: home, .. } = log[at];
             let may_be_moving = log[at].age_ms(cx.now) < MOVE_MS;
-            let BalancerEvent::Moved { dir, first, to, is_undone: false, .. } = log[at].event else {
+            let BalancerEvent::Moved { dir, first, to, scope, is_undone: false, .. } = log[at].event else {
                 continue;
             };
             let fragment = match self.query_map(cx, dir) {
@@ -163,8 +163,8 @@ impl Meta {
             match fragment.rank() {
                 rank if rank == home && may_be_moving => return Err(Errno::EBUSY.into()),
                 rank if rank != to => continue,
-                rank if rank == self.config.rank => self.answer_move(fragment, home)?,
-                rank => self.query_rank(cx, rank, Question::MoveFragment { fragment, to: home })?,
+                rank if rank == self.config.rank => self.answer_move(fragment, home, scope)?,
+                rank => self.query_rank(cx, rank, Question::MoveFragment { fragment, to: home, scope })?,
             };
             let BalancerEvent::Moved { path, is_undone, .. } = &mut log[at].event else { continue };
             *is_undone = true;

@@ -1,6 +1,6 @@
 //! Decides which directory records cede names, and when: splits of those that have grown past their
-//! capacity (wu 3.4), merges of those that have shrunk, and moves to other ranks, by request or
-//! because the directory is pinned to one (sevilla 2.4.2).
+//! capacity (wu 3.4) or get too many requests, merges of those that have shrunk, and moves to other
+//! ranks, by request or because the directory is pinned to one (sevilla 2.4.2).
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
@@ -11,10 +11,12 @@ use espalier_proto::{
     Caller, Errno, Ino, Rank, Reply, Request, RequestId, is_split_off, is_unsplit, next_number,
 };
 
+use super::rate::HotFragments;
+use super::subtree::{MoveScope, RequestedMove};
 use crate::machine::{Cx, Meta};
 use crate::outbox::{Now, Outbox};
 use crate::rank::{PeerAnswer, Question};
-use crate::record::{Body, Inode};
+use crate::record::{Body, Inode, SplitCause};
 use crate::step::{Step, Stop, Wait};
 use crate::task::Task;
 use crate::trash::INTERNAL_CLIENT;
@@ -32,7 +34,8 @@ pub(crate) struct DueTransfers {
     /// until it has shrunk further.
     pub(super) refused: Option<Ino>,
     /// Requested moves.
-    moves: BTreeMap<Ino, Rank>,
+    pub(super) moves: BTreeMap<Ino, RequestedMove>,
+    pub(super) hot: HotFragments,
     pub(crate) counts: FragmentCounts,
 }
 
@@ -41,6 +44,8 @@ pub(crate) struct DueTransfers {
 pub struct FragmentCounts {
     /// Fragments that have been split off completely.
     pub splits: u64,
+    /// Those of them that have split off because another got too many requests.
+    pub splits_by_rate: u64,
     /// Fragments that have merged into others.
     pub merges: u64,
     /// Fragments that have moved to other ranks.
@@ -78,8 +83,8 @@ pub(super) enum Reason {
     Begun,
     /// It is at another rank than it should be.
     Move(Rank),
-    Split,
-    /// It has few entries.
+    Split(SplitCause),
+    /// It has few entries, and gets few requests.
     Merge,
 }
 
@@ -152,15 +157,27 @@ impl Meta {
         let Some(next) = next.filter(|next| *next < self.config.ranks.into()) else {
             return self.merge_outlook(inode);
         };
-        let capacity = self.capacity(inode);
-        if next < self.wanted_servers(inode) || directory.entries > capacity {
-            Outlook::Due(Reason::Split)
-        } else {
-            self.merge_outlook(inode)
+        match self.split_cause(inode, directory.entries, next) {
+            Some(cause) => Outlook::Due(Reason::Split(cause)),
+            None => self.merge_outlook(inode),
         }
     }
 
-    /// Returns if a fragment is small enough to merge into the one that it has split off from.
+    /// Why a fragment should split. `next`: the number of the fragment that would split off.
+    fn split_cause(&self, inode: &Inode, entries: u64, next: usize) -> Option<SplitCause> {
+        let (servers, limit) = (self.wanted_servers(inode), self.capacity(inode));
+        if next < servers {
+            Some(SplitCause::Servers(servers as u16))
+        } else if entries > limit {
+            Some(SplitCause::Entries { entries, limit })
+        } else {
+            let (rate, limit) = self.excessive_rate(inode)?;
+            Some(SplitCause::Requests { rate, limit })
+        }
+    }
+
+    /// Returns if a fragment is small and cold enough to merge into the one that it has split off
+    /// from.
     fn merge_outlook(&self, inode: &Inode) -> Outlook {
         let Body::Directory(directory) = &inode.body else { return Outlook::Stays };
         let number = usize::from(inode.fragment().unwrap_or_default());
@@ -172,7 +189,8 @@ impl Meta {
         };
         let may_merge =
             number > 0 && number >= self.wanted_servers(inode) && is_unsplit(number, &inode.hashes());
-        if may_merge && directory.entries < threshold { Outlook::Due(Reason::Merge) } else { Outlook::Stays }
+        let is_due = may_merge && directory.entries < threshold && self.is_cold(inode);
+        if is_due { Outlook::Due(Reason::Merge) } else { Outlook::Stays }
     }
 
     /// Maximum number of entries of a fragment that need not split.
@@ -192,12 +210,12 @@ impl Meta {
 
     /// The rank at which a directory record should be, if that is determined.
     fn wanted_rank(&self, inode: &Inode) -> Option<Rank> {
-        let requested = self.transfers.moves.get(&inode.ino).copied();
+        let requested = self.transfers.moves.get(&inode.ino).map(|requested| requested.to);
         requested.or_else(|| self.pinned_rank(inode))
     }
 
     /// The rank that a directory is pinned to; `None` also if there is no such rank.
-    fn pinned_rank(&self, inode: &Inode) -> Option<Rank> {
+    pub(super) fn pinned_rank(&self, inode: &Inode) -> Option<Rank> {
         let ranks = self.config.ranks;
         let rank = match self.setting(inode, Policy::pin)? {
             Pin::Off | Pin::Parent => return None,
@@ -291,8 +309,11 @@ impl Meta {
         let mut waits = false;
         for fragment in records.into_iter().filter(|ino| ino.rank() != to) {
             let answer = match fragment.rank() {
-                rank if rank == self.config.rank => self.answer_move(fragment, to),
-                rank => self.query_rank(cx, rank, Question::MoveFragment { fragment, to }),
+                rank if rank == self.config.rank => self.answer_move(fragment, to, MoveScope::Names),
+                rank => {
+                    let scope = MoveScope::Names;
+                    self.query_rank(cx, rank, Question::MoveFragment { fragment, to, scope })
+                }
             };
             match answer {
                 // The record has just moved.
@@ -305,12 +326,12 @@ impl Meta {
     }
 
     /// Has a directory record of this rank move to another one.
-    pub(crate) fn answer_move(&mut self, fragment: Ino, to: Rank) -> Step<PeerAnswer> {
+    pub(crate) fn answer_move(&mut self, fragment: Ino, to: Rank, scope: MoveScope) -> Step<PeerAnswer> {
         let inode = self.state.dir(fragment)?;
         if self.pinned_rank(inode).is_some_and(|rank| rank != to) {
             return Err(Errno::EBUSY.into());
         }
-        self.transfers.moves.insert(fragment, to);
+        self.transfers.moves.insert(fragment, RequestedMove { to, scope });
         self.note_growth(fragment);
         Ok(PeerAnswer::Moves)
     }

@@ -9,7 +9,9 @@
 //! directory's owner, permissions, flags, access control lists and policy ([`Rights`]).
 
 mod due;
+mod rate;
 mod show;
+mod subtree;
 mod transfer;
 
 use alloc::boxed::Box;
@@ -25,13 +27,14 @@ use crate::acl::Acl;
 use crate::event::Event;
 use crate::machine::{Cx, Meta};
 use crate::rank::{Edit, FragmentName, PeerAnswer, Question};
-use crate::record::{Body, Directory, Inode, Partition};
+use crate::record::{Body, Directory, Inode, Partition, SplitCause};
 use crate::state::State;
 use crate::step::{Step, Stop};
 use crate::usage::Usage;
 
 pub(crate) use due::DueTransfers;
 pub use due::FragmentCounts;
+pub use subtree::MoveScope;
 
 /// What all fragments of a directory have in common.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -261,12 +264,13 @@ pub(crate) fn new_fragment(
     dir: Ino,
     number: u16,
     hashes: &RangeInclusive<u64>,
+    cause: Option<SplitCause>,
 ) -> Inode {
     let mut inode = of.clone();
     (inode.ino, inode.nlink, inode.has_xattrs) = (ino, 2, false);
     inode.rare.names = None;
     let (first, last) = (*hashes.start(), *hashes.end());
-    let partition = Some(Box::new(Partition::Fragment { number, first, last }));
+    let partition = Some(Box::new(Partition::Fragment { number, first, last, cause }));
     inode.body = Body::Directory(Box::new(Directory { partition, ..*Directory::empty(dir) }));
     inode
 }

@@ -9,17 +9,18 @@ use espalier_proto::{Errno, FragmentMap, Ino};
 use crate::machine::{Cx, Meta};
 use crate::metrics::Popularity;
 use crate::rank::{PeerAnswer, Question};
-use crate::record::Body;
+use crate::record::SplitCause;
 use crate::step::{Step, Stop, Wait};
 
 /// Maximum size in bytes of an extended attribute's value, as on Linux.
 const MAX_VALUE: usize = 65536;
 
 /// A fragment as its rank describes it.
-struct FragmentState {
+pub(super) struct FragmentState {
     ino: Ino,
-    entries: u64,
-    popularity: Popularity,
+    pub(super) entries: u64,
+    pub(super) popularity: Popularity,
+    cause: Option<SplitCause>,
 }
 
 impl Meta {
@@ -35,14 +36,18 @@ impl Meta {
         }
         let map = self.map_of(dir)?;
         let mut text = format!("version = {}\nservers = {}\nfragments = [\n", map.version(), map.servers());
-        for FragmentState { ino, entries, popularity } in self.fragment_states(cx, &map)? {
+        for FragmentState { ino, entries, popularity, cause } in self.fragment_states(cx, &map)? {
             let (rank, hashes) = (ino.rank().0, map.hashes(ino));
             let (first, last) = hashes.into_inner();
             text += &format!(
                 "{{ rank = {rank}, inode = {ino}, first = {first}, last = {last}, entries = {entries}, \
-                 popularity = {:.1?} }},\n",
+                 popularity = {:.1?}",
                 popularity.counts()
             );
+            if let Some(cause) = cause {
+                text += &format!(", split_by = \"{cause}\"");
+            }
+            text.push_str(" },\n");
         }
         text.push_str("]\n");
         if text.len() > MAX_VALUE { Err(Errno::E2BIG.into()) } else { Ok(text) }
@@ -53,7 +58,7 @@ impl Meta {
         let (mut found, mut waits) = (Vec::new(), false);
         for (_, ino) in map.fragments() {
             match self.query_fragment(cx, ino) {
-                Ok((entries, popularity)) => found.push(FragmentState { ino, entries, popularity }),
+                Ok(state) => found.push(state),
                 // The other ranks count meanwhile.
                 Err(Stop::Wait(Wait::Peers)) => waits = true,
                 Err(stop) => return Err(stop),
@@ -63,23 +68,22 @@ impl Meta {
         if waits { Err(Stop::Wait(Wait::Peers)) } else { Ok(found) }
     }
 
-    /// The number of entries of a fragment, once no prepared transaction changes the fragment.
-    pub(super) fn query_entries(&mut self, cx: &mut Cx<'_>, dir: Ino) -> Step<u64> {
-        self.query_fragment(cx, dir).map(|(entries, _)| entries)
-    }
-
-    fn query_fragment(&mut self, cx: &mut Cx<'_>, dir: Ino) -> Step<(u64, Popularity)> {
-        let answer = match dir.rank() {
-            rank if rank == self.config.rank => self.answer_entries(dir)?,
-            rank => self.query_rank(cx, rank, Question::Entries { dir })?,
+    /// The state of a fragment, once no prepared transaction changes the fragment.
+    pub(super) fn query_fragment(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<FragmentState> {
+        let answer = match ino.rank() {
+            rank if rank == self.config.rank => self.answer_entries(ino)?,
+            rank => self.query_rank(cx, rank, Question::Entries { dir: ino })?,
         };
-        let PeerAnswer::Entries { entries, popularity } = answer else { return Err(Errno::EIO.into()) };
-        Ok((entries, popularity))
+        let PeerAnswer::Entries { entries, popularity, cause } = answer else {
+            return Err(Errno::EIO.into());
+        };
+        Ok(FragmentState { ino, entries, popularity, cause })
     }
 
     /// Answers another rank that asks about a fragment.
     pub(crate) fn answer_entries(&self, dir: Ino) -> Step<PeerAnswer> {
-        let Body::Directory(directory) = &self.state.dir(dir)?.body else { return Err(Errno::EIO.into()) };
-        Ok(PeerAnswer::Entries { entries: directory.entries, popularity: self.popularity_of(dir) })
+        let inode = self.state.dir(dir)?;
+        let (entries, cause) = (inode.entries(), inode.split_cause());
+        Ok(PeerAnswer::Entries { entries, popularity: self.popularity_of(dir), cause })
     }
 }

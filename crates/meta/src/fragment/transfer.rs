@@ -17,9 +17,10 @@ use espalier_proto::{Cession, CessionKind, Errno, FragmentMap, Ino, LAST_CURSOR,
 
 use super::due::{Outlook, Reason};
 use super::new_fragment;
+use super::subtree::MoveScope;
 use crate::machine::{Cx, Meta};
 use crate::rank::{Edit, FragmentName, PeerAnswer, Question};
-use crate::record::{Body, Inode};
+use crate::record::{Body, Inode, SplitCause};
 use crate::state::Target;
 use crate::step::{Step, Stop, Wait};
 
@@ -52,7 +53,8 @@ impl Meta {
             None => self.query_map(cx, dir)?,
         };
         map.grow(self.config.ranks);
-        let step = if reason == Reason::Split && map.version() == 0 && !inode.has_entries() {
+        let is_split = matches!(reason, Reason::Split(_));
+        let step = if is_split && map.version() == 0 && !inode.has_entries() {
             self.spread(cx, &inode, &map)?
         } else {
             let Some((cession, to, is_new)) = self.cession(cx, &inode, reason, &map)? else {
@@ -60,7 +62,14 @@ impl Meta {
             };
             self.cede(cx, &inode, &map, &cession, (to, is_new))?
         };
-        let edits = edits(&inode, dir, &map, &step);
+        let moved = self.transfers.moves.get(&record).copied();
+        let moved = moved.filter(|moved| {
+            let is_move = matches!(step.receiver, Some((CessionKind::Move(to), _)) if to.rank() == moved.to);
+            is_move && moved.scope == MoveScope::Subtree
+        });
+        let nested = moved.map_or(Ok(Vec::new()), |_| self.nested_records(cx, &step.names))?;
+        let cause = if let Reason::Split(cause) = reason { Some(cause) } else { inode.split_cause() };
+        let edits = edits(&inode, dir, &map, &step, cause);
         let rank = self.config.rank;
         let (own, others): (Vec<_>, Vec<_>) = edits.into_iter().partition(|edit| edit.rank() == rank);
         self.revoke_absent(cx, record, &step.map.hashes(record))?;
@@ -69,18 +78,35 @@ impl Meta {
         self.prepare_edits(cx, &others)?;
         self.unfreeze(cx.coordinator());
         self.commit_edits(cx, own)?;
-        self.count_step(&step);
+        self.count_step(record, reason, &step);
+        if let Some(moved) = moved {
+            self.follow(&nested, moved);
+        }
         Ok(Reply::Done)
     }
 
-    fn count_step(&mut self, step: &TransferStep) {
+    fn count_step(&mut self, record: Ino, reason: Reason, step: &TransferStep) {
         let counts = &mut self.transfers.counts;
         counts.names_moved += step.names.len() as u64;
+        if matches!(reason, Reason::Split(SplitCause::Requests { .. })) {
+            counts.splits_by_rate += step.new.len() as u64;
+        }
+        let done = u64::from(step.is_done);
+        let splits = match step.receiver.map(|(kind, _)| kind) {
+            None => step.new.len() as u64,
+            Some(CessionKind::Split(_)) => done,
+            Some(CessionKind::Merge | CessionKind::Move(_)) => 0,
+        };
+        counts.splits += splits;
         match step.receiver.map(|(kind, _)| kind) {
-            None => counts.splits += step.new.len() as u64,
-            Some(CessionKind::Split(_)) => counts.splits += u64::from(step.is_done),
-            Some(CessionKind::Merge) => counts.merges += u64::from(step.is_done),
-            Some(CessionKind::Move(_)) => counts.moves += u64::from(step.is_done),
+            Some(CessionKind::Merge) => counts.merges += done,
+            Some(CessionKind::Move(_)) => counts.moves += done,
+            Some(CessionKind::Split(_)) | None => {}
+        }
+        if splits > 0 {
+            // The requests for the ceded names go to the new fragments.
+            self.metrics.counters.divide(record, splits as usize + 1);
+            self.transfers.hot.remove(record);
         }
     }
 
@@ -109,7 +135,7 @@ impl Meta {
         if let Some(cession) = map.cession(inode.ino) {
             let to = receiver(map, &cession).ok_or(Errno::EIO)?;
             // It must have carried out the step before, before this record is frozen.
-            self.query_entries(cx, to)?;
+            self.query_fragment(cx, to)?;
             return Ok(Some((cession, to, false)));
         }
         // The map and the record disagree; a later attempt may find that they agree.
@@ -127,17 +153,19 @@ impl Meta {
                 let to = new_at(self, rank)?;
                 Some((Cession { number, kind: CessionKind::Move(to), hashes }, to, true))
             }
-            Reason::Split => {
+            Reason::Split(_) => {
                 let child = map.next_split(number).ok_or(Errno::EBUSY)?;
                 let to = new_at(self, map.rank(child).ok_or(Errno::EIO)?)?;
                 let cession = Cession { number, kind: CessionKind::Split(child), hashes: map.to_cede(child) };
                 Some((cession, to, true))
             }
             Reason::Merge => {
-                let Body::Directory(directory) = &inode.body else { return Err(Errno::EIO.into()) };
                 let to = map.merge_target(number).and_then(|parent| map.ino(parent));
-                let others = to.map_or(Ok(u64::MAX), |to| self.query_entries(cx, to))?;
-                let fits = others.saturating_add(directory.entries) <= self.capacity(inode) / 2;
+                let other = to.map(|to| self.query_fragment(cx, to)).transpose()?;
+                let fits = other.is_some_and(|other| {
+                    let entries = other.entries.saturating_add(inode.entries());
+                    entries <= self.capacity(inode) / 2 && self.has_room_for(inode, &other.popularity)
+                });
                 let Some(to) = to.filter(|_| fits) else {
                     self.transfers.refused = Some(inode.ino);
                     return Ok(None);
@@ -262,10 +290,16 @@ fn receiver(map: &FragmentMap, cession: &Cession) -> Option<Ino> {
 }
 
 /// The edits of a step of a transfer from a record, at all ranks.
-fn edits(inode: &Inode, dir: Ino, before: &FragmentMap, step: &TransferStep) -> Vec<Edit> {
+fn edits(
+    inode: &Inode,
+    dir: Ino,
+    before: &FragmentMap,
+    step: &TransferStep,
+    cause: Option<SplitCause>,
+) -> Vec<Edit> {
     let (record, map) = (inode.ino, &step.map);
     let make = |(number, ino): &(usize, Ino)| Edit::Make {
-        inode: Box::new(new_fragment(inode, *ino, dir, *number as u16, &map.hashes(*ino))),
+        inode: Box::new(new_fragment(inode, *ino, dir, *number as u16, &map.hashes(*ino), cause)),
     };
     let mut edits: Vec<Edit> = step.new.iter().map(make).collect();
     edits.push(Edit::SetMap { dir, map: map.clone(), after: before.version() });

@@ -4,6 +4,8 @@
 //! without decay: an event adds the weight 2^((time - base) / half-life), and a value is divided by
 //! the present weight. A tick moves the base to the present.
 
+use alloc::vec::Vec;
+
 use espalier_proto::Ino;
 use serde::{Deserialize, Serialize};
 
@@ -11,6 +13,11 @@ use crate::state::FxMap;
 
 /// Time in milliseconds in which a counter halves, as in CephFS; sevilla gives none.
 pub(super) const HALF_LIFE_MS: u64 = 5000;
+/// A constant rate of one event per second makes a counter this large: the half-life in seconds,
+/// divided by ln 2.
+const SECONDS_PER_RATE: f32 = HALF_LIFE_MS as f32 / 1000.0 / core::f32::consts::LN_2;
+/// The lowest rate that a limit of requests can have, in requests per second.
+pub(crate) const MIN_RATE: u64 = 1;
 /// Maximum number of directories with counters; each takes about 40 bytes.
 pub(super) const MAX_DIRECTORIES: usize = 1 << 16;
 /// Counters of a directory are dropped when their sum is below this.
@@ -67,12 +74,27 @@ impl Popularity {
         [self.ird, self.iwr, self.readdir, self.fetch, self.store].map(Milli::get)
     }
 
+    /// Requests per second, if their rate has been constant for some half-lives.
+    pub fn requests_per_second(&self) -> u64 {
+        (self.ird.0 + self.iwr.0 + self.readdir.0) / (1000.0 * SECONDS_PER_RATE) as u64
+    }
+
     /// The metadata load as CephFS weights it (sevilla 4.2.2): IRD + 2 IWR + READDIR + 2 FETCH +
     /// 4 STORE.
     pub fn load(&self) -> f64 {
         let counts = [self.ird, self.iwr, self.readdir, self.fetch, self.store];
         let weighted = counts.iter().zip(LOAD).map(|(count, weight)| count.0.saturating_mul(weight.into()));
         Milli(weighted.fold(0, u64::saturating_add)).get()
+    }
+}
+
+impl core::ops::AddAssign for Popularity {
+    fn add_assign(&mut self, other: Self) {
+        self.ird.0 += other.ird.0;
+        self.iwr.0 += other.iwr.0;
+        self.readdir.0 += other.readdir.0;
+        self.fetch.0 += other.fetch.0;
+        self.store.0 += other.store.0;
     }
 }
 
@@ -151,6 +173,20 @@ impl Counters {
         while is_full && self.directories.len() > MAX_DIRECTORIES / 4 * 3 {
             least *= 2.0;
             self.drop_below(least);
+        }
+    }
+
+    /// The directories with this many requests per second, or more.
+    pub(crate) fn faster_than(&self, rate: u64) -> Vec<(Ino, u64)> {
+        let rate_of = |counters| self.popularity(counters).requests_per_second();
+        let rates = self.directories.iter().map(|(dir, counters)| (*dir, rate_of(counters)));
+        rates.filter(|(_, found)| *found >= rate).collect()
+    }
+
+    /// Divides a directory's counters: `parts` records have its names from now on.
+    pub(crate) fn divide(&mut self, dir: Ino, parts: usize) {
+        if let Some(counters) = self.directories.get_mut(&dir) {
+            counters.iter_mut().for_each(|count| *count /= parts as f32);
         }
     }
 

@@ -10,6 +10,7 @@ mod report;
 
 use espalier_proto::{Ino, ObjectId, ObjectKind, Rank, Reply, Request, TableWrite};
 
+pub(crate) use counters::MIN_RATE;
 pub use counters::{Milli, Popularity};
 pub use heartbeat::{KnownLoad, RankLoad};
 pub use report::{DirectoryLoad, LoadReport};

@@ -8,7 +8,9 @@ use serde::{Deserialize, Serialize};
 
 use super::edit::Edit;
 use crate::balancing::{BalancerEvent, BalancerStatus, RecentMove, StoredPolicy};
+use crate::fragment::MoveScope;
 use crate::metrics::{DirectoryLoad, Popularity, RankLoad};
+use crate::record::SplitCause;
 use crate::usage::{QuotaLimits, Usage};
 
 /// Identifies a request or transaction. Never reused, not even by another incarnation of the rank.
@@ -109,7 +111,11 @@ pub enum Question {
     /// Allocate the number of an inode that a later `Prepare` makes.
     NewNumber,
     /// Move a fragment from that rank to another one.
-    MoveFragment { fragment: Ino, to: Rank },
+    MoveFragment { fragment: Ino, to: Rank, scope: MoveScope },
+    /// The records that directories of that rank have at rank `of`.
+    Records { dirs: Vec<Ino>, of: Rank },
+    /// The records that have the names of directories of that rank.
+    Parents { dirs: Vec<Ino> },
     /// The balancing policy, unless it has this version, and the recent moves.
     Balancer { known: u64 },
     /// Record these events of the sender's balancer, which has this version of the policy.
@@ -132,6 +138,7 @@ impl Question {
         matches!(
             self,
             Self::Hottest { .. }
+                | Self::Parents { .. }
                 | Self::Balancer { .. }
                 | Self::RecordBalancing { .. }
                 | Self::BalancerStatus
@@ -149,6 +156,8 @@ impl Question {
             Self::Hottest { .. } => "hottest",
             Self::NewNumber => "new number",
             Self::MoveFragment { .. } => "move fragment",
+            Self::Records { .. } => "records",
+            Self::Parents { .. } => "parents",
             Self::Balancer { .. } => "balancer",
             Self::RecordBalancing { .. } => "record balancing",
             Self::BalancerStatus => "balancer status",
@@ -174,12 +183,17 @@ pub enum PeerAnswer {
     Dirs {
         dirs: Vec<Ino>,
     },
+    /// In the order of the question; `None`: the directory has been removed.
+    Parents {
+        parents: Vec<Option<Ino>>,
+    },
     Map {
         map: FragmentMap,
     },
     Entries {
         entries: u64,
         popularity: Popularity,
+        cause: Option<SplitCause>,
     },
     Hottest {
         directories: Vec<DirectoryLoad>,

@@ -176,11 +176,12 @@ impl RepairedTree {
             }
             let is_missing = !self.nodes.contains_key(&ino);
             if is_missing && let Some(node) = self.nodes.get(&dir) {
-                let inode = new_fragment(&node.inode, ino, dir, at, &hashes);
+                let inode = new_fragment(&node.inode, ino, dir, at, &hashes, None);
                 self.nodes.insert(ino, RepairedNode::new(inode, RecordPlace::Nowhere));
                 self.say(ino, format!("fragment {number} of directory {dir} was missing, and is recreated"));
             }
-            let partition = Partition::Fragment { number: at, first, last };
+            let cause = self.nodes.get(&ino).and_then(|node| node.inode.split_cause());
+            let partition = Partition::Fragment { number: at, first, last, cause };
             if self.nodes.get_mut(&ino).is_some_and(|node| node.set_partition(Some(partition))) {
                 self.say(ino, format!("did not agree with the fragment map of directory {dir}"));
             }

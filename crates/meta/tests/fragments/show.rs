@@ -3,7 +3,7 @@
 use super::*;
 use espalier_meta::Figures;
 
-fn fragments_of(fs: &mut Routed, dir: Ino) -> Result<String, Errno> {
+pub fn fragments_of(fs: &mut Routed, dir: Ino) -> Result<String, Errno> {
     let name = (*b"user.espalier.fragments").into();
     let Reply::Bytes(text) = fs.ask(Request::GetXattr { ino: dir, name })? else { panic!() };
     Ok(String::from_utf8(text.to_vec()).unwrap())

@@ -142,6 +142,8 @@ impl Scrape {
         let help = "Fragments that are splitting, merging or moving, or about to";
         gauge(encoder, "fragments_changing", help, None, fragments.changing)?;
         counter(encoder, "fragment_splits", "Fragments split off", fragments.splits)?;
+        let help = "Fragments split off because of requests";
+        counter(encoder, "fragment_splits_by_rate", help, fragments.splits_by_rate)?;
         counter(encoder, "fragment_merges", "Fragments merged into others", fragments.merges)?;
         counter(encoder, "fragment_moves", "Fragments moved to other servers", fragments.moves)?;
         let help = "Steps of splits, merges and moves that failed, and are tried again";

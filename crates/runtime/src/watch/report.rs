@@ -141,8 +141,10 @@ pub struct FragmentFigures {
     pub held: u64,
     /// Fragments that are splitting, merging or moving, or about to.
     pub changing: u64,
-    /// Fragments split off since the server's start, like the next five.
+    /// Fragments split off since the server's start, like the next six.
     pub splits: u64,
+    /// Those of them that split off because of requests.
+    pub splits_by_rate: u64,
     /// Fragments that have merged into others.
     pub merges: u64,
     /// Fragments that have moved to other servers.
@@ -162,6 +164,7 @@ impl From<MetaFigures> for FragmentFigures {
             held: figures.fragments,
             changing: figures.transfers_running,
             splits: counts.splits,
+            splits_by_rate: counts.splits_by_rate,
             merges: counts.merges,
             moves: counts.moves,
             failed_steps: counts.failed_steps,

@@ -24,6 +24,7 @@ mod privileges;
 mod quota;
 mod rules;
 mod search;
+mod splits;
 #[cfg(test)]
 mod tests;
 mod tree;
@@ -58,6 +59,7 @@ use quota::Quotas;
 pub use quota::{ALL as QUOTAS, LATE as QUOTAS_LATE};
 pub use rules::Rules;
 use search::{PartId, PendingAction, Search, World};
+pub use splits::SplitChecker;
 use tree::{Base, Tree};
 pub use unanswered::Fate;
 use unanswered::reports_number;

@@ -40,11 +40,13 @@ impl Live {
         };
         let is_any = |key: &Key| {
             let is_of_splits = matches!(key, Key::DirSplit | Key::DirServers | Key::DirMerge | Key::Pin);
-            !is_of_splits && !matches!(key, Key::Create | Key::NoMetafile)
+            let is_of_rates = matches!(key, Key::DirSplitRate | Key::DirMergeRate);
+            !is_of_splits && !is_of_rates && !matches!(key, Key::Create | Key::NoMetafile)
         };
+        let rates = [Key::DirSplitRate, Key::DirMergeRate].into_iter().filter(|_| splits);
         let any = Key::ALL.into_iter().filter(is_any);
         let often = own.into_iter().chain([Key::Stuffing]);
-        Some(Self { seed: Seed(seed), keys: often.chain(any).collect(), strip })
+        Some(Self { seed: Seed(seed), keys: often.chain(any).chain(rates).collect(), strip })
     }
 
     fn text(&self, random: &mut Random, key: Key) -> String {

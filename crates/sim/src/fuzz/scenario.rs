@@ -9,7 +9,7 @@ use rand::Rng;
 use rand::seq::IndexedRandom;
 
 use super::acls;
-use super::balancers;
+use super::balancers::{self, WHOLE};
 use super::failover;
 use super::policies::Live;
 use super::privileges;
@@ -65,8 +65,7 @@ impl Case {
         let is_of_ranks = |fault: &Fault| fault.nodes.is_empty() || fault.nodes.iter().any(|it| *it < ranks);
         let is_dark = scenario.faults.power.as_ref().is_some_and(is_of_ranks);
         let by_client = scenario.policy.0.create() == Some(Creator::Client);
-        // Balancers move directories, as changes of pins do.
-        let live = Live::of(seed, strip, &scenario.policy.0).filter(|_| !scenario.balancer.is_on());
+        let live = Live::of(seed, strip, &scenario.policy.0);
         let is_made_so = by_client || live.as_ref().is_some_and(|live| live.keys.contains(&Key::Create));
         let acls = acls::Habit::of(seed, is_made_so);
         let mut habits = Habits {
@@ -139,7 +138,7 @@ fn set_pace(habits: &mut Habits, scenario: &Scenario, fails_over: bool, random: 
     if fails_over {
         habits.pause = *failover::PAUSES.choose(random).unwrap_or(&UNHURRIED);
     }
-    if scenario.balancer.is_on() {
+    if scenario.balancer.is_on() || scenario.policy.0.dir_split_rate().is_some() {
         habits.calls *= 2;
         habits.pause = *balancers::PAUSES.choose(random).unwrap_or(&UNHURRIED);
     }
@@ -253,13 +252,12 @@ fn text(seed: u64, strip: u64, calm: u64, random: &mut Random) -> String {
     let splits = if may_split {
         let (split, servers) = (random.random_range(1..5), random.random_range(1..5));
         let pin = if random.random_range(0..4) == 0 { "pin = \"distributed\"\n" } else { "" };
-        format!(
-            "dir_split = {split}\ndir_servers = {servers}\ndir_merge = {}\n{pin}",
-            random.random_range(1..5)
-        )
+        let merge = random.random_range(1..5);
+        let by_size = format!("dir_split = {split}\ndir_servers = {servers}\ndir_merge = {merge}\n{pin}");
+        by_requests(seed).unwrap_or(by_size)
     } else if has_balancers {
         // Directories move whole, unless their policies change.
-        format!("dir_split = {}\n", balancers::WHOLE)
+        format!("dir_split = {}\n", WHOLE)
     } else {
         String::new()
     };
@@ -270,6 +268,17 @@ fn text(seed: u64, strip: u64, calm: u64, random: &mut Random) -> String {
         text.push_str(&balancers::text(seed));
     }
     text
+}
+
+/// Settings with which directories split because of requests. Uses a separate random generator, so
+/// that other settings of a seed do not depend on it.
+fn by_requests(seed: u64) -> Option<String> {
+    let mut random = Seed(seed).random("fuzz split rates", 0);
+    let [split, merge] = [random.random_range(1..4), random.random_range(1..3)];
+    let is_by_requests = random.random_range(0..2) == 0;
+    is_by_requests.then(|| {
+        format!("dir_split = {WHOLE}\ndir_split_rate = {split}\ndir_merge = 100\ndir_merge_rate = {merge}\n")
+    })
 }
 
 #[cfg(test)]

@@ -14,7 +14,8 @@ use super::repeats::Repeats;
 use super::scenario::Case;
 use crate::Nanos;
 use crate::check::{
-    BalancerChecker, Checker, FailoverChecker, Fate, LockChecker, Rules, Violation, of_server, shortened,
+    BalancerChecker, Checker, FailoverChecker, Fate, LockChecker, Rules, SplitChecker, Violation, of_server,
+    shortened,
 };
 use crate::message::Message;
 use crate::node::NodeNumbers;
@@ -45,6 +46,8 @@ pub struct Watch {
     failover: Option<FailoverChecker>,
     /// A broken rule of failover.
     pub broken_rule: Option<String>,
+    splits: SplitChecker,
+    pub broken_split: Option<String>,
     /// Rules of balancers, and a broken one.
     balancer: Option<BalancerChecker>,
     pub broken_balance: Option<String>,
@@ -99,10 +102,13 @@ impl Watch {
             failover: (numbers.processes > 0).then(|| FailoverChecker::new(numbers, is_timed)),
             broken_rule: None,
             balancer: balancer.is_on().then(|| {
-                let is_whole = settings.dir_split().is_none_or(|most| most.get() >= super::balancers::WHOLE);
+                let is_whole = settings.dir_split().is_none_or(|most| most.get() >= super::balancers::WHOLE)
+                    && settings.dir_split_rate().is_none();
                 BalancerChecker::new(balancer.clone(), cluster.ranks, is_whole)
             }),
             broken_balance: None,
+            splits: SplitChecker::default(),
+            broken_split: None,
             lease: cluster.lease,
             uses_writeback: case.durable.is_some(),
             disks_fail: case.scenario.faults.disk_failure.is_some(),
@@ -155,6 +161,11 @@ impl Watch {
     /// Number of moves that balancers decided, and that began.
     pub fn moves(&self) -> [u64; 2] {
         self.balancer.as_ref().map_or([0; 2], |balancer| balancer.counts)
+    }
+
+    /// Number of fragments that split off because of requests.
+    pub fn splits_by_requests(&self) -> u64 {
+        self.splits.by_requests
     }
 
     fn find_unbalanced(&mut self, result: Result<(), String>) {
@@ -265,6 +276,9 @@ impl Observer for Eyes {
             if let Message::FromClient(message) = message {
                 watch.call_outcomes.arrived(client, rank, message);
             }
+        }
+        if let (Err(broken), None) = (watch.splits.arrives(message), &watch.broken_split) {
+            watch.broken_split = Some(broken);
         }
         let checked = watch.balancer.as_mut().map_or(Ok(()), |checker| checker.arrives(now, message));
         watch.find_unbalanced(checked);
