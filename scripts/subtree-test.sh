@@ -152,9 +152,9 @@ refused 'cannot be loaded' "$bin" balancer set "$work/broken.lua" "$a" --force
 refused 'only the superuser' setpriv --reuid 1 --clear-groups "$bin" balancer show "$a"
 is "$("$bin" balancer set greedy-spill "$cluster" --why 'a test')" 'version 1: greedy-spill, every 10 s'
 set_at=$SECONDS
-decided() { [[ $("$bin" balancer history "$b") == *' greedy-spill: /build/'*' from rank 0 to rank 1'* ]]; }
+decided() { [[ $("$bin" balancer history "$b") == *' greedy-spill: /build/'[1-6]' from rank 0 to rank 1'* ]]; }
 until_true decided
-path=$("$bin" balancer history "$b" | sed -n 's/.* greedy-spill: \(.*\) from rank 0 to rank 1$/\1/p' | head -n 1)
+path=$("$bin" balancer history "$b" | sed -n 's/.* greedy-spill: \(\/build\/[1-6]\) from rank 0 to rank 1$/\1/p' | head -n 1)
 left() { [ "$(ranks "$b$path")" != '[0]' ]; }
 until_true left
 echo "   (the first directory has moved $((SECONDS - set_at)) s after \`balancer set\`)"

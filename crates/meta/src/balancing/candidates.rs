@@ -144,6 +144,10 @@ impl Meta {
             }
             let dir = self.state.whole_dir(*ino).ok()?;
             let hashes = inode.hashes();
+            // The names of a directory that has moved are at another rank, its counters decay here.
+            if hashes.is_empty() {
+                return None;
+            }
             let of_dir = by_dir.get(&dir).into_iter().flatten();
             let moves = of_dir.filter(|moved| hashes.contains(&moved.first));
             let moved_ms = moves.map(|moved| moved.at_ms(now_ms)).max();
