@@ -84,9 +84,10 @@ fn restless(
     ranks: u16,
     out_of_time: &(impl Fn() -> bool + Clone + 'static),
 ) -> Option<PolicyFault> {
-    let limits =
-        MoveLimits { moves_per_window: usize::MAX, dwell_ms: 0, cost_per_entry: 0.0, ..engine.limits };
-    let engine = BalancerEngine { limits: MoveLimits { cost_per_move: 0.0, ..limits }, ..engine.clone() };
+    // No fragment has a time of its last move, so that none dwells.
+    let free =
+        MoveLimits { moves_per_window: usize::MAX, cost_per_move: 0.0, cost_per_entry: 0.0, ..engine.limits };
+    let engine = BalancerEngine { limits: free, ..engine.clone() };
     if ranks < 2 {
         return None;
     }
