@@ -123,10 +123,8 @@ fn faults(text: &str, sizes: &[u16]) -> Vec<String> {
 fn policies_that_never_come_to_rest_are_found() {
     let all = "function when() return true end\n\
         function where() targets[whoami % #MDSs + 1] = MDSs[whoami]['load'] end";
-    let random = "function when() return true end\nfunction where() \
-        for i = 1, #MDSs do targets[i] = math.random() * MDSs[whoami]['load'] end end\nhowmuch = { 'small_first', 'half' }";
-    for (text, ranks) in [(all, 2), (all, 4), (all, 32), (random, 4)] {
-        let found = faults(text, &[ranks]);
+    for ranks in [2, 4, 32] {
+        let found = faults(all, &[ranks]);
         assert!(
             matches!(&found[..], [fault] if fault.contains("of the load or more at each of 8 ticks")),
             "{found:?}"
