@@ -28,13 +28,14 @@ use std::rc::Rc;
 use espalier_meta::Finding;
 
 use crate::check::Violation;
+use crate::mutant::Mutation;
 use crate::observe::Mutator;
 use crate::process::Program;
-use crate::scenario::ScenarioError;
+use crate::scenario::{Caching, ScenarioError};
 use crate::time::Nanos;
 use crate::world::{RunError, World};
 use handles::Exported;
-use random_calls::RandomCaller;
+use random_calls::{Habits, RandomCaller};
 use scenario::Case;
 use survey::Surveyor;
 use watch::{Eyes, Watch};
@@ -81,6 +82,23 @@ pub struct Passed {
 /// None is expected.
 pub fn scenario_text(seed: u64) -> Result<String, ScenarioError> {
     Ok(Case::new(seed)?.text)
+}
+
+/// True if the run of a seed has what a mutant breaks.
+pub fn can_show(seed: u64, what: Mutation) -> bool {
+    let has = |condition: fn(&Case) -> bool| Case::new(seed).is_ok_and(|case| condition(&case));
+    match what {
+        _ if what.is_of_balancers() => balancers::are_in(seed),
+        Mutation::UnsetAttributes => exclusive::are_in(seed),
+        // Processes with exclusive directories share few others.
+        Mutation::KeptPermissions => has(|case| {
+            let Habits { looks, users, exclusive, .. } = case.habits;
+            looks && users && !exclusive && case.scenario.cluster.cache == Caching::Leases
+        }),
+        Mutation::RenumberedFragments => has(|case| !case.scenario.cluster.joins.is_empty()),
+        Mutation::UninheritedSetting => has(|case| case.live.is_some()),
+        _ => what.skipped().is_none() || failover::is_in(seed),
+    }
 }
 
 /// Executes the run of a seed.
