@@ -147,7 +147,6 @@ impl FromClient {
 
 /// Message from a metadata server to a client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[expect(clippy::large_enum_variant, reason = "nearly all messages are replies")]
 pub enum FromServer {
     Reply {
         id: RequestId,
