@@ -1,5 +1,13 @@
 //! The `espalier` program.
-#![allow(clippy::print_stdout)]
+
+/// Prints as `std::print` does, without a panic if standard output is closed.
+macro_rules! print {
+    ($($text:tt)*) => { $crate::usage::print_args(format_args!($($text)*)) };
+}
+macro_rules! println {
+    () => { print!("\n") };
+    ($($text:tt)*) => { print!("{}\n", format_args!($($text)*)) };
+}
 
 mod args;
 mod background;

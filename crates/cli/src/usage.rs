@@ -1,7 +1,7 @@
 //! `espalier du` and `espalier quota`: read and set extended attributes of directories of a mounted
 //! file system.
 
-use std::fmt::Display;
+use std::fmt::{Arguments, Display};
 use std::io::{ErrorKind, Write};
 use std::path::Path;
 use std::process::ExitCode;
@@ -47,6 +47,14 @@ pub(crate) fn print_text(text: &dyn Display) -> Result<ExitCode> {
     match writeln!(std::io::stdout(), "{text}") {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error).context("cannot write"),
         _ => Ok(ExitCode::SUCCESS),
+    }
+}
+
+/// Prints to standard output. Ignores a closed pipe and reports other errors.
+pub(crate) fn print_args(text: Arguments<'_>) {
+    match write!(std::io::stdout(), "{text}") {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => eprintln!("espalier: cannot write: {error}"),
+        _ => {}
     }
 }
 
