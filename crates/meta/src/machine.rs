@@ -233,8 +233,12 @@ impl Meta {
     /// ahead by a message's time.
     fn time_of(&mut self, request: &Request, now: Time) -> Time {
         let Some(reported) = request.time() else {
-            let latest = Some(self.latest_reported).filter(|time| *time <= now.later(MAX_LEAD_MS));
-            return latest.map_or(now, |time| now.max(time));
+            if self.latest_reported < now || self.latest_reported > now.later(MAX_LEAD_MS) {
+                return now;
+            }
+            // Two changes one after the other have different times.
+            self.latest_reported = self.latest_reported.next();
+            return self.latest_reported;
         };
         let time = reported_time(reported, now);
         self.hear_time(now, time);

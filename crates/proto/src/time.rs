@@ -22,6 +22,14 @@ impl Time {
         self <= changed || now.secs.saturating_sub(self.secs) >= DAY
     }
 
+    /// The next nanosecond.
+    pub fn next(self) -> Self {
+        match self.nanos {
+            0..999_999_999 => Self { nanos: self.nanos + 1, ..self },
+            _ => Self { secs: self.secs.saturating_add(1), nanos: 0 },
+        }
+    }
+
     /// The time `ms` milliseconds later.
     pub fn later(self, ms: u64) -> Self {
         let nanos = u64::from(self.nanos) + ms % 1000 * 1_000_000;
@@ -33,6 +41,12 @@ impl Time {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn next_time_is_later() {
+        assert_eq!(Time::new(-1, 5).next(), Time::new(-1, 6));
+        assert_eq!(Time::new(-1, 999_999_999).next(), Time::new(0, 0));
+    }
 
     #[test]
     fn access_is_recorded_after_change_or_a_day() {

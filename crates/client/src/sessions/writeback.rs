@@ -439,8 +439,8 @@ impl<T> Sessions<T> {
             && self.uses_writeback;
         let time = self.writeback.number_pools.get(&rank)?.time(now).filter(|_| is_ready)?;
         // Later times are of a clock that was set back since.
-        let latest = Some(self.writeback.latest.0).filter(|latest| *latest < time.later(AHEAD_MS));
-        Some(time.max(latest.unwrap_or_default()))
+        let (latest, _) = self.writeback.latest;
+        Some(if latest > time && latest < time.later(AHEAD_MS) { latest.next() } else { time })
     }
 
     /// Sends an operation, or queues it until the earlier operations on its file are answered.
