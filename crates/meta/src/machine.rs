@@ -229,8 +229,8 @@ impl Meta {
     // ---- Operations
 
     /// The time of a request's changes: the one that the client has given its caller, or else now,
-    /// but not before the times that clients have given others: their estimates of this clock are
-    /// ahead by a message's time.
+    /// but not before the times that clients have given others, which may be of another server's
+    /// clock.
     fn time_of(&mut self, request: &Request, now: Time) -> Time {
         let Some(reported) = request.time() else {
             if self.latest_reported < now || self.latest_reported > now.later(MAX_LEAD_MS) {

@@ -38,8 +38,8 @@ const CLOCK_MS: u64 = 60_000;
 /// Maximum lead of the server's clock over the estimate, in ms: the reply with its time was
 /// delayed.
 const AHEAD_MS: u64 = 1_000;
-/// A longer round trip, in ms, was not due to a disk: the request was repeated or blocked.
-const ROUND_TRIP_MS: u64 = 200;
+/// Time in ms after which the clocks of all servers are past the time of a change.
+const RECENT_MS: u64 = 200;
 /// Delay in ms before a server that refused inode numbers is asked again; it refuses read-only
 /// clients.
 const REFUSED_MS: u64 = 60_000;
@@ -117,8 +117,8 @@ struct NumberPool {
     clock: Option<(Time, u64)>,
     /// The latest time of a change that the server knows from this client or has returned to it.
     shared: Time,
-    /// The allocation request and when it was sent.
-    requested: Option<(RequestId, u64)>,
+    /// The allocation request.
+    requested: Option<RequestId>,
     /// The server has refused an allocation and is not asked again before this time.
     refused_until: u64,
 }
@@ -210,11 +210,12 @@ impl Writeback {
 }
 
 impl NumberPool {
-    /// An estimate of the server's time: at least its true time.
+    /// An estimate of the server's time: at most its true time, since programs warn of times in the
+    /// future.
     fn time(&self, now: u64) -> Option<Time> {
         let (time, at) = self.clock.filter(|(_, at)| now - at < CLOCK_MS)?;
         // Both local times are rounded down to milliseconds.
-        Some(time.later(now - at + 1))
+        Some(time.later((now - at).saturating_sub(1)))
     }
 
     fn is_short(&self, now: u64) -> bool {
@@ -581,7 +582,7 @@ impl<T> Sessions<T> {
         let request = Request::TakeNumbers { rank, count: number_pool.wanted() };
         let id = self.server_session(rank).ask(Caller::SERVER, request);
         if let Some(number_pool) = self.writeback.number_pools.get_mut(&rank) {
-            number_pool.requested = Some((id, now));
+            number_pool.requested = Some(id);
         }
     }
 
@@ -609,7 +610,7 @@ impl<T> Sessions<T> {
     /// change could look older than an earlier one at another server.
     pub(super) fn report_time(&mut self, now: u64, request: &Request) {
         let (rank, (time, at)) = (request.rank(), self.writeback.latest);
-        let is_recent = now - at <= ROUND_TRIP_MS;
+        let is_recent = now - at <= RECENT_MS;
         let shared = self.writeback.number_pools.get(&rank).map(|pool| pool.shared).unwrap_or_default();
         if is_recent
             && time > shared
@@ -625,15 +626,14 @@ impl<T> Sessions<T> {
     /// Handles the reply to an allocation request; returns false if the request is none.
     pub(super) fn numbers_received(&mut self, now: u64, reply: &ServerReply) -> bool {
         let Some(number_pool) = self.writeback.number_pools.get_mut(&reply.rank) else { return false };
-        let Some((_, sent)) = number_pool.requested.take_if(|(id, _)| *id == reply.id) else { return false };
+        if number_pool.requested.take_if(|id| *id == reply.id).is_none() {
+            return false;
+        }
         match &reply.result {
             Ok(Reply::Numbers { first, count, time, strip, accesses }) => {
                 (number_pool.strip, number_pool.accesses) = (u64::from(*strip), *accesses);
                 number_pool.numbers.extend((first.0..first.0 + u64::from(*count)).map(Ino));
-                // The server reads its clock when the request arrives, and waits for its disk
-                // afterwards.
-                let read = if now - sent < ROUND_TRIP_MS { sent } else { now };
-                number_pool.clock = Some((*time, read));
+                number_pool.clock = Some((*time, now));
             }
             _ => number_pool.refused_until = now + REFUSED_MS,
         }

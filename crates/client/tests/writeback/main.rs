@@ -26,7 +26,7 @@ fn a_file_is_made_at_once_as_the_server_will_say() {
     let Some(Ok(Answer::Created(reported, opening))) = world.answer(call) else {
         panic!("{:?}", world.frontend)
     };
-    let time = Time::new(502, 500_000_000);
+    let time = Time::new(502, 499_000_000);
     let expected = Attr { perm: 0o644, ..attr(Ino(FIRST), FileType::Regular, 0) };
     let expected = Attr { atime: time, mtime: time, ctime: time, btime: time, ..expected };
     assert_eq!((reported.attr, opening.ino), (expected, Ino(FIRST)));
