@@ -291,7 +291,7 @@ until_true writes
 sed -i -E '/^(high_watermark|eager_bytes) =/d; 1i high_watermark = 1\neager_bytes = 0' "$work/cluster/server-0/server.toml"
 : > "$work/cluster/server-0/log"
 "$bin" cluster reload "$work/cluster"
-until_true grep -q 'eager_bytes are as the configuration says' "$work/cluster/server-0/log"
+until_true grep -q 'eager_bytes and ranks are as the configuration says' "$work/cluster/server-0/log"
 head -c 200000 /dev/urandom > "$work/bytes"
 cp "$work/bytes" "$a/bytes"
 cmp "$work/bytes" "$b/bytes"

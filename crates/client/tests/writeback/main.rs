@@ -652,7 +652,7 @@ fn a_new_file_is_written_at_once_and_sent_when_it_is_made() {
     assert!(world.is_written(write(FIRST, espalier_proto::END, b" bytes")));
     assert_eq!((world.size_of(Ino(FIRST)), world.sent.len()), (Some(10), 1));
     world.made(made, FIRST, 3);
-    let time = Some(Time::new(501, 500_000_000));
+    let time = Some(Time::new(501, 499_000_000));
     let Some((id, 0, sent)) = world.last_write() else { panic!("{:?}", world.sent) };
     assert_eq!((sent, world.sent.len()), (time, 1), "the second write waits for the first");
     assert_eq!(world.size_of(Ino(FIRST)), Some(10), "as acknowledged");
