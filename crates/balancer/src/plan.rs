@@ -63,6 +63,28 @@ pub struct PassedOver {
     pub unreachable: usize,
 }
 
+impl PassedOver {
+    /// A phrase for each reason.
+    pub fn reasons(&self) -> impl Iterator<Item = String> {
+        let counts = [
+            (self.dwelling, "moved too recently"),
+            (self.too_hot, "more popular than the target and not divisible"),
+            (self.unprofitable, "gain less than the move costs"),
+            (self.over_budget, "beyond the moves of the window"),
+            (self.unreachable, "for ranks without a recent heartbeat"),
+        ];
+        counts.into_iter().filter(|(count, _)| *count > 0).map(|(count, why)| format!("{count} {why}"))
+    }
+
+    /// What the engine's limits hold back of that which the policy has move, as a phrase. Empty:
+    /// nothing.
+    pub fn held_back(&self) -> String {
+        let Self { dwelling, over_budget, .. } = *self;
+        let limits = Self { dwelling, over_budget, ..Self::default() };
+        limits.reasons().collect::<Vec<_>>().join(", ")
+    }
+}
+
 /// Why nothing moves.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "reason", rename_all = "snake_case")]
@@ -143,19 +165,7 @@ impl fmt::Display for MovePlan {
         for planned in &self.moves {
             write!(f, "\n  {planned}")?;
         }
-        let passed_over = &self.passed_over;
-        for (count, why) in [
-            (passed_over.dwelling, "fragments moved too recently"),
-            (passed_over.too_hot, "fragments are more popular than the target and cannot be divided"),
-            (passed_over.unprofitable, "fragments gain less than the move costs"),
-            (passed_over.over_budget, "fragments exceed the moves of the window"),
-            (passed_over.unreachable, "targets have no recent heartbeat"),
-        ] {
-            if count > 0 {
-                write!(f, "\n  passed over: {count} {why}")?;
-            }
-        }
-        Ok(())
+        self.passed_over.reasons().try_for_each(|reason| write!(f, "\n  passed over: {reason}"))
     }
 }
 

@@ -63,7 +63,7 @@ mod wait;
 
 pub use balancing::{
     BalancerCommand, BalancerDecision, BalancerEvent, BalancerLogEntry, BalancerReport, BalancerStatus,
-    DecidedMove, DecisionRequest, MoveCandidate, RecentMove, StoredPolicy, Verdict,
+    DecidedMove, DecisionRequest, LOGGED_MS, MoveCandidate, RecentMove, StoredPolicy, Verdict,
 };
 pub use cause::Cause;
 pub use check::{Check, Finding};

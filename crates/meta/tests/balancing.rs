@@ -52,12 +52,16 @@ fn asked(host: &mut Harness) -> Option<(IoId, DecisionRequest)> {
     host.decisions.pop()
 }
 
+fn decision(verdict: Verdict, saved: u8) -> BalancerDecision {
+    BalancerDecision { verdict, held_back: String::new(), saved: vec![saved] }
+}
+
 /// Answers the decision that a rank waits for, after at most `every` and a heartbeat.
 fn decide(fs: &mut Ranks, rank: usize, verdict: Verdict) -> DecisionRequest {
     for _ in 0..13 {
         if let Some((id, request)) = asked(&mut fs.0[rank]) {
-            let decision = BalancerDecision { verdict, saved: vec![7] };
-            fs.0[rank].input(Input::Done { id, result: Ok(IoDone::Decided(Box::new(decision))) });
+            let decided = decision(verdict, 7);
+            fs.0[rank].input(Input::Done { id, result: Ok(IoDone::Decided(Box::new(decided))) });
             fs.deliver();
             return request;
         }
@@ -120,8 +124,8 @@ fn all_ranks_decide_with_the_policy_seconds_after_it_is_set_until_it_is_off() {
         assert_eq!(request.saved, [0_u8; 0]);
         let found = request.candidates.iter().find(|candidate| candidate.ino == dir);
         assert_eq!(found.map(|candidate| candidate.entries), (rank == 1).then_some(50));
-        let decision = BalancerDecision { verdict: Verdict::Holds("idle".into()), saved: vec![9] };
-        fs.0[rank].input(Input::Done { id, result: Ok(IoDone::Decided(Box::new(decision))) });
+        let decided = decision(Verdict::Holds("idle".into()), 9);
+        fs.0[rank].input(Input::Done { id, result: Ok(IoDone::Decided(Box::new(decided))) });
     }
     seconds_pass(&mut fs, 6);
     assert!(fs.0.iter().all(|host| host.decisions.is_empty()), "the interval is 10 s");
@@ -284,8 +288,8 @@ fn a_driver_that_does_not_return_or_fails_moves_nothing() {
     seconds_pass(&mut fs, 40);
     assert!(fs.0[1].decisions.is_empty(), "one at a time");
     assert_eq!(report(&mut fs).ranks[1].1.as_ref().unwrap().last, "the policy does not return");
-    let decision = BalancerDecision { verdict: moves(dir, 2), saved: vec![] };
-    fs.0[1].input(Input::Done { id, result: Ok(IoDone::Decided(Box::new(decision))) });
+    let decided = decision(moves(dir, 2), 0);
+    fs.0[1].input(Input::Done { id, result: Ok(IoDone::Decided(Box::new(decided))) });
     seconds_pass(&mut fs, 12);
     let (id, _) = asked(&mut fs.0[1]).expect("a decision");
     fs.0[1].input(Input::Done { id, result: Err(Errno::EIO) });
@@ -300,14 +304,14 @@ fn no_move_begins_that_the_log_does_not_have() {
     let (id, _) = asked(&mut fs.0[1]).expect("a decision");
     // A newer policy comes between decision and log.
     assert_eq!(set(&mut fs, 2, "newer"), Ok(Reply::Done));
-    let decision = BalancerDecision { verdict: moves(dir, 2), saved: vec![] };
-    fs.0[1].input(Input::Done { id, result: Ok(IoDone::Decided(Box::new(decision))) });
+    let decided = decision(moves(dir, 2), 0);
+    fs.0[1].input(Input::Done { id, result: Ok(IoDone::Decided(Box::new(decided))) });
     seconds_pass(&mut fs, 5);
     assert_eq!((rank_of(&mut fs, dir), moved(&mut fs)), (vec![1], 0));
     // The root's rank is out of reach.
     let (id, _) = asked(&mut fs.0[1]).expect("a decision with the newer policy");
-    let decision = BalancerDecision { verdict: moves(dir, 2), saved: vec![] };
-    fs.0[1].input(Input::Done { id, result: Ok(IoDone::Decided(Box::new(decision))) });
+    let decided = decision(moves(dir, 2), 0);
+    fs.0[1].input(Input::Done { id, result: Ok(IoDone::Decided(Box::new(decided))) });
     for _ in 0..40 {
         fs.0[1].uptime_ms += 1000;
         fs.0[1].input(Input::Tick);
@@ -366,6 +370,50 @@ fn the_log_is_bounded() {
     assert_eq!(log.last().unwrap().version, 699);
 }
 
+/// Long reasons, so that the log holds few moves.
+fn many_moves(dirs: &[Ino], to: u16) -> Verdict {
+    let moved = |ino: &Ino| {
+        let (scope, why) = (MoveScope::Subtree, "a reason ".repeat(40));
+        DecidedMove { ino: *ino, scope, to: Rank(to), why }
+    };
+    Verdict::Moves(dirs.iter().map(moved).collect())
+}
+
+#[test]
+fn moves_stay_in_the_log_while_dwell_times_depend_on_them() {
+    let mut fs = Ranks::new(3);
+    let dirs: Vec<Ino> = (0..180).map(|n| fs.mkdir_at(1, Ino::ROOT, &format!("d{n}"), 0o755)).collect();
+    for dir in &dirs {
+        fs.create_as(&ROOT_CALLER, *dir, "file", NewNode::Regular, 0o644);
+    }
+    seconds_pass(&mut fs, 3);
+    set(&mut fs, 1, "the text").unwrap();
+    let mut refused = 0;
+    for some in dirs.chunks(60) {
+        decide(&mut fs, 1, many_moves(some, 2));
+        seconds_pass(&mut fs, 3);
+        let status = report(&mut fs).ranks[1].1.clone().unwrap();
+        refused += usize::from(status.last.contains("the log is full of moves of the last minute"));
+        let away = dirs.iter().filter(|dir| rank_of(&mut fs, **dir) == [2]).count();
+        assert_eq!(away, moved(&mut fs), "moves that the log has");
+    }
+    assert!(moved(&mut fs) >= 60 && refused >= 1, "{} moves, {refused} refused", moved(&mut fs));
+    // The administrator is never refused.
+    assert_eq!(set(&mut fs, 2, ""), Ok(Reply::Done));
+    assert!(matches!(log_of(&mut fs).last(), Some(BalancerEvent::Set { is_on: false, .. })));
+    // A minute later the log has space.
+    fs.0.iter_mut().for_each(|host| host.decisions.clear());
+    set(&mut fs, 3, "the text").unwrap();
+    for _ in 0..8 {
+        decide(&mut fs, 1, Verdict::Holds(String::new()));
+    }
+    let still = dirs.iter().copied().find(|dir| rank_of(&mut fs, *dir) == [1]).unwrap();
+    decide(&mut fs, 1, many_moves(&[still], 2));
+    seconds_pass(&mut fs, 3);
+    assert_eq!(rank_of(&mut fs, still), [2]);
+    fs.fsck();
+}
+
 // ---- Policies in the engine
 
 /// A second of creates in six directories of rank 1, after which ranks decide with the engine.
@@ -381,8 +429,8 @@ fn busy_second(fs: &mut Ranks, dirs: &[Ino], second: u64) {
         if let Some((id, request)) = asked(host) {
             let began = std::time::Instant::now();
             let late = move || began.elapsed() > std::time::Duration::from_millis(300);
-            let decision = espalier_rank_balancer::decide(&request, late);
-            host.input(Input::Done { id, result: Ok(IoDone::Decided(Box::new(decision))) });
+            let decided = espalier_rank_balancer::decide(&request, late);
+            host.input(Input::Done { id, result: Ok(IoDone::Decided(Box::new(decided))) });
         }
     }
     fs.deliver();
@@ -471,5 +519,15 @@ fn a_policy_that_moves_most_at_each_tick_keeps_to_budget_and_dwell_time() {
         let in_window = later.iter().filter(|(then, _, its, _)| its == from && then - time < 60);
         assert!(in_window.count() < 16, "{moves:?}");
     }
+    let limits = log.iter().filter(|entry| matches!(entry.event, BalancerEvent::Limited { .. }));
+    let said: Vec<_> = limits.map(|entry| format!("{}: {:?}", entry.rank.0, entry.event)).collect();
+    assert!(said.iter().any(|it| it.contains("moved too recently")), "{said:?}");
+    assert!(said.len() <= 3, "once for each rank: {said:?}");
     fs.fsck();
+}
+
+#[test]
+fn limits_last_as_long_as_the_log_has_moves() {
+    let limits = espalier_balancer::MoveLimits::default();
+    assert!(limits.dwell_ms.max(limits.window_ms) <= LOGGED_MS);
 }

@@ -37,10 +37,16 @@ pub fn decision(request: &DecisionRequest, plan: &MovePlan) -> BalancerDecision 
     };
     let verdict = match &plan.holds_still {
         Some(reason) if plan.is_failure() => Verdict::Fails(reason.to_string()),
-        Some(reason) => Verdict::Holds(format!("{reason}{}", loads(plan))),
+        Some(reason) => Verdict::Holds(format!("{reason}{}{}", passed_over(plan), loads(plan))),
         None => Verdict::Moves(plan.moves.iter().filter_map(moved).collect()),
     };
-    BalancerDecision { verdict, saved: serde_json::to_vec(&plan.state).unwrap_or_default() }
+    let saved = serde_json::to_vec(&plan.state).unwrap_or_default();
+    BalancerDecision { verdict, held_back: plan.passed_over.held_back(), saved }
+}
+
+fn passed_over(plan: &MovePlan) -> String {
+    let reasons: Vec<_> = plan.passed_over.reasons().collect();
+    if reasons.is_empty() { String::new() } else { format!(" ({})", reasons.join(", ")) }
 }
 
 fn loads(plan: &MovePlan) -> String {

@@ -225,6 +225,9 @@ fn sentence(entry: &BalancerLogEntry, path_of: impl Fn(Ino, Option<&str>) -> Str
             format!("{path} back from rank {rank} to rank {to}, by {who}")
         }
         BalancerEvent::Failed { error } => format!("rank {rank} holds still: {}", printable(error)),
+        BalancerEvent::Limited { held_back } => {
+            format!("the limits hold rank {rank} back: {}", printable(held_back))
+        }
     };
     format!("{} {balancer}: {what}", shown_time(*time))
 }
@@ -400,5 +403,8 @@ mod tests {
         assert_eq!(shown(moved), "1970-01-01 00:00:00Z spill: /7 from rank 1 to rank 2 (undone)\n  a test");
         let failed = BalancerEvent::Failed { error: "line 1\nline 2".into() };
         assert_eq!(shown(failed), "1970-01-01 00:00:00Z spill: rank 1 holds still: line 1?line 2");
+        let limited = BalancerEvent::Limited { held_back: "3 moved too recently".into() };
+        let text = "1970-01-01 00:00:00Z spill: the limits hold rank 1 back: 3 moved too recently";
+        assert_eq!(shown(limited), text);
     }
 }

@@ -19,6 +19,8 @@ const MAX_ENTRIES: usize = 400;
 const MAX_BYTES: usize = 48 << 10;
 /// Age in ms of the oldest move that is reported to ranks. No dwell time or window is longer.
 const RECENT_MS: u64 = 600_000;
+/// Age in ms up to which a move stays in the log: dwell time and window of servers.
+pub const LOGGED_MS: u64 = 60_000;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BalancerLogEntry {
@@ -55,6 +57,8 @@ pub enum BalancerEvent {
     Undone { dir: Ino, first: u64, path: Option<String>, to: Rank, who: String },
     /// A rank holds still.
     Failed { error: String },
+    /// The engine's limits hold back some of what the policy has a rank move.
+    Limited { held_back: String },
 }
 
 /// A move in the log.
@@ -74,16 +78,27 @@ impl RecentMove {
     }
 }
 
-/// Encodes the last entries of the log, up to the size of an attribute.
-pub(super) fn encoded(log: &[BalancerLogEntry]) -> Vec<u8> {
-    let mut rest = &log[log.len().saturating_sub(MAX_ENTRIES)..];
+/// Encodes the entries of the log that fit in an attribute. The oldest are dropped first, and moves
+/// that limits depend on last.
+pub(super) fn encoded(log: &[BalancerLogEntry], now: Time) -> Vec<u8> {
+    let mut rest: Vec<&BalancerLogEntry> = log.iter().collect();
     loop {
         let value = encode(&rest);
-        if value.len() <= MAX_BYTES || rest.is_empty() {
+        if rest.is_empty() || fits(rest.len(), &value) {
             return value;
         }
-        rest = &rest[rest.len().div_ceil(8)..];
+        let mut excess = rest.len().div_ceil(8);
+        let all_recent = rest.iter().all(|entry| entry.is_recent_move(now));
+        rest.retain(|entry| {
+            let goes = excess > 0 && (all_recent || !entry.is_recent_move(now));
+            excess -= usize::from(goes);
+            !goes
+        });
     }
+}
+
+fn fits(entries: usize, encoded: &[u8]) -> bool {
+    entries <= MAX_ENTRIES && encoded.len() <= MAX_BYTES
 }
 
 impl BalancerLogEntry {
@@ -91,6 +106,14 @@ impl BalancerLogEntry {
     pub(super) fn age_ms(&self, now: Time) -> u64 {
         let millis = |time: Time| i128::from(time.secs) * 1000 + i128::from(time.nanos) / 1_000_000;
         u64::try_from(millis(now) - millis(self.time)).unwrap_or(0)
+    }
+}
+
+impl BalancerLogEntry {
+    /// True of a move that dwell times and windows depend on.
+    fn is_recent_move(&self, now: Time) -> bool {
+        let is_move = matches!(self.event, BalancerEvent::Moved { .. } | BalancerEvent::Undone { .. });
+        is_move && self.age_ms(now) < LOGGED_MS
     }
 }
 
@@ -116,7 +139,9 @@ impl Meta {
                 BalancerEvent::Moved { dir, first, .. } | BalancerEvent::Undone { dir, first, .. } => {
                     (*dir, *first)
                 }
-                BalancerEvent::Set { .. } | BalancerEvent::Failed { .. } => return None,
+                BalancerEvent::Set { .. } | BalancerEvent::Failed { .. } | BalancerEvent::Limited { .. } => {
+                    return None;
+                }
             };
             let (from, age_ms) = (entry.rank, entry.age_ms(now));
             (age_ms < RECENT_MS).then_some(RecentMove { dir, first, from, age_ms })
@@ -127,7 +152,8 @@ impl Meta {
     /// Answers a rank that has decided with this version of the policy.
     ///
     /// # Errors
-    /// `ESTALE`: there is a newer version.
+    /// - `ESTALE`: there is a newer version.
+    /// - `EBUSY`: the log has no space for further moves.
     pub(crate) fn answer_record(
         &mut self,
         cx: &mut Cx<'_>,
@@ -145,6 +171,10 @@ impl Meta {
             event: event.clone(),
         };
         let log = self.log_with(events.iter().map(entry).collect::<Vec<_>>())?;
+        let recent: Vec<_> = log.iter().filter(|entry| entry.is_recent_move(cx.now)).collect();
+        if !fits(recent.len(), &encode(&recent)) {
+            return Err(Errno::EBUSY.into());
+        }
         self.write_log(cx, &log)?;
         Ok(PeerAnswer::Recorded)
     }

@@ -20,7 +20,7 @@ use espalier_proto::{Caller, Errno, Ino, Rank, Reply};
 
 pub use candidates::MoveCandidate;
 use candidates::Parents;
-pub use log::{BalancerEvent, BalancerLogEntry, RecentMove};
+pub use log::{BalancerEvent, BalancerLogEntry, LOGGED_MS, RecentMove};
 pub use policy::{BalancerCommand, StoredPolicy};
 pub use report::{BalancerReport, BalancerStatus};
 
@@ -62,6 +62,8 @@ pub struct DecisionRequest {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BalancerDecision {
     pub verdict: Verdict,
+    /// What the engine's limits hold back of that which the policy has move. Empty: nothing.
+    pub held_back: String,
     /// State for the next decision, in the driver's encoding.
     pub saved: Vec<u8>,
 }
@@ -112,6 +114,8 @@ pub(crate) struct Balancing {
     moves: u64,
     /// The last failure in the log, with its uptime in ms.
     logged: Option<(u64, String)>,
+    /// Uptime in ms of the last log entry about the engine's limits.
+    logged_limits_ms: Option<u64>,
 }
 
 impl Balancing {
@@ -126,7 +130,7 @@ impl Balancing {
 
     fn adopt(&mut self, policy: Option<Arc<StoredPolicy>>) {
         self.known = policy;
-        (self.saved, self.logged, self.last) = (Vec::new(), None, None);
+        (self.saved, self.logged, self.logged_limits_ms, self.last) = (Vec::new(), None, None, None);
         // Plans of an older policy are dropped.
         (self.deciding, self.next_ms) = (None, 0);
     }
@@ -143,6 +147,15 @@ impl Balancing {
             self.logged = Some((uptime_ms, error.into()));
         }
         is_due
+    }
+
+    /// An entry for the log about what the engine's limits hold back, if one is due.
+    fn limited(&mut self, uptime_ms: u64, held_back: &str) -> Option<BalancerEvent> {
+        let is_due = self.logged_limits_ms.is_none_or(|at| uptime_ms >= at + SAME_FAILURE_INTERVAL_MS);
+        (is_due && !held_back.is_empty()).then(|| {
+            self.logged_limits_ms = Some(uptime_ms);
+            BalancerEvent::Limited { held_back: shortened(held_back) }
+        })
     }
 }
 
@@ -251,6 +264,7 @@ impl Meta {
             Ok(IoDone::Decided(decision)) => *decision,
             _ => BalancerDecision {
                 verdict: Verdict::Fails("the server could not run the policy".into()),
+                held_back: String::new(),
                 saved: self.balancing.saved.clone(),
             },
         };
@@ -277,9 +291,7 @@ impl Meta {
         match moves {
             Ok(moves) => {
                 self.balancing.saved = decision.saved;
-                if !moves.is_empty() {
-                    self.record_moves(now, &moves, out);
-                }
+                self.record_moves(now, &moves, &decision.held_back, out);
             }
             Err(error) => {
                 if self.balancing.fail(now.uptime_ms, &shortened(&error)) {
@@ -298,7 +310,7 @@ impl Meta {
         self.log_events(now, Vec::from([BalancerEvent::Failed { error }]), out);
     }
 
-    fn record_moves(&mut self, now: Now, moves: &[DecidedMove], out: &mut Outbox) {
+    fn record_moves(&mut self, now: Now, moves: &[DecidedMove], held_back: &str, out: &mut Outbox) {
         let moved = |it: &DecidedMove| {
             let hashes = self.state.inodes.get(&it.ino)?.inode.hashes();
             Some(BalancerEvent::Moved {
@@ -312,9 +324,16 @@ impl Meta {
                 is_undone: false,
             })
         };
-        let events: Vec<_> = moves.iter().filter_map(moved).collect();
-        self.balancing.last = Some((now.uptime_ms, format!("{} moves", events.len()), false));
-        self.log_events(now, events, out);
+        let mut events: Vec<_> = moves.iter().filter_map(moved).collect();
+        if !moves.is_empty() {
+            let more = if held_back.is_empty() { String::new() } else { format!("; not {held_back}") };
+            let last = shortened(&format!("{} moves{more}", events.len()));
+            self.balancing.last = Some((now.uptime_ms, last, false));
+        }
+        events.extend(self.balancing.limited(now.uptime_ms, held_back));
+        if !events.is_empty() {
+            self.log_events(now, events, out);
+        }
     }
 
     fn log_events(&mut self, now: Now, events: Vec<BalancerEvent>, out: &mut Outbox) {
@@ -355,7 +374,10 @@ impl Meta {
     pub(crate) fn balancing_recorded(&mut self, now: Now, result: &Result<Reply, Errno>) {
         self.balancing.waiting = None;
         if let Err(errno) = result {
-            let error = format!("the log does not record moves: {errno}");
+            let error = match errno {
+                Errno::EBUSY => "the log is full of moves of the last minute".to_string(),
+                errno => format!("the log does not record moves: {errno}"),
+            };
             self.balancing.last = Some((now.uptime_ms, error, true));
         }
     }

@@ -180,7 +180,7 @@ impl Meta {
     pub(super) fn write_log(&mut self, cx: &mut Cx<'_>, log: &[BalancerLogEntry]) -> Step<()> {
         self.writable()?;
         let time = self.state.inode(Ino::ROOT)?.ctime;
-        let value = Some(super::log::encoded(log).into());
+        let value = Some(super::log::encoded(log, cx.now).into());
         cx.changed = true;
         self.append(&Event::SetXattr { ino: Ino::ROOT, name: LOG.into(), value, time })
     }

@@ -17,6 +17,7 @@ impl SimServer {
         if !fabric.observer.lets_balance() {
             return BalancerDecision {
                 verdict: Verdict::Holds("the run is examined".into()),
+                held_back: String::new(),
                 saved: request.saved.clone(),
             };
         }
