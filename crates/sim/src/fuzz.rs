@@ -72,6 +72,8 @@ pub struct Passed {
     pub taken_over: u64,
     /// Number of moves that balancers decided, and that began.
     pub moves: [u64; 2],
+    /// The longest call of a run with balancers since faults had no effects.
+    pub longest: Nanos,
     /// Number of fragments that split off because of requests.
     pub splits_by_requests: u64,
 }
@@ -223,6 +225,7 @@ fn run_with_observer(case: &Case, mut eyes: Eyes, mutator: &mut dyn Mutator) -> 
         given_up: watch.checker.has_given_up(),
         taken_over: watch.taken_over(),
         moves: watch.moves(),
+        longest: watch.longest(),
         splits_by_requests: watch.splits_by_requests(),
     })
 }

@@ -129,13 +129,16 @@ pub enum Mutation {
     IgnoredDwell,
     /// Balancers forget how many moves they have just begun.
     IgnoredBudget,
+    /// Ranks answer no request after their balancers have decided; the first three decisions of a
+    /// run have no effect.
+    BlockingDecision,
 }
 
 /// Bytes of the sequence number at the start of a frame.
 const SEQUENCE: usize = 8;
 
 impl Mutation {
-    pub const ALL: [Self; 53] = [
+    pub const ALL: [Self; 54] = [
         Self::IgnoredRevocation,
         Self::UnwrittenJournal,
         Self::UnsyncedJournal,
@@ -189,11 +192,12 @@ impl Mutation {
         Self::OverstatedRate,
         Self::IgnoredDwell,
         Self::IgnoredBudget,
+        Self::BlockingDecision,
     ];
 
-    /// True if the mutant breaks a limit of balancers.
+    /// True if the mutant breaks a rule of balancers.
     pub fn is_of_balancers(self) -> bool {
-        matches!(self, Self::IgnoredDwell | Self::IgnoredBudget)
+        matches!(self, Self::IgnoredDwell | Self::IgnoredBudget | Self::BlockingDecision)
     }
 
     /// The step of failover that the mutant leaves out.
@@ -223,6 +227,8 @@ pub struct Mutant {
     masks: BTreeMap<Ino, u32>,
     /// Directories whose attributes were in a reply.
     dirs: BTreeSet<Ino>,
+    /// Ranks that serve nobody.
+    blocked: BTreeSet<Node>,
 }
 
 impl Mutant {
@@ -234,6 +240,7 @@ impl Mutant {
             sought: BTreeSet::new(),
             masks: BTreeMap::new(),
             dirs: BTreeSet::new(),
+            blocked: BTreeSet::new(),
         }
     }
 
@@ -397,6 +404,11 @@ impl Mutator for Mutant {
                     result => result,
                 };
                 Arrival::Taken(reply(id, touched, result))
+            }
+            (Mutation::BlockingDecision, Message::FromClient(FromClient::Request { .. }))
+                if self.blocked.contains(&to) =>
+            {
+                Arrival::Swallowed
             }
             (Mutation::OneSidedCommit, Message::Peer(PeerMessage::Finish { id, vote: Some(_) })) => {
                 Arrival::Taken(Message::Peer(PeerMessage::Finish { id, vote: None }))
@@ -603,6 +615,12 @@ impl Mutator for Mutant {
                 snapshot.fragments.iter_mut().for_each(|fragment| fragment.moved_ms = None);
             }
             Mutation::IgnoredBudget => snapshot.recent_moves_ms.clear(),
+            Mutation::BlockingDecision => {
+                self.count += 1;
+                if self.count > 3 {
+                    self.blocked.insert(Node(snapshot.whoami.into()));
+                }
+            }
             _ => {}
         }
     }

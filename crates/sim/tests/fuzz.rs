@@ -76,7 +76,7 @@ fn every_mutant_is_detected() {
 fn balancers_move_fragments_and_their_mutants_are_detected() {
     let of_balancers = Mutation::ALL.into_iter().filter(|what| what.is_of_balancers());
     detects(&of_balancers.collect::<Vec<_>>());
-    let [runs, begun, ended] = [const { AtomicU64::new(0) }; 3];
+    let [runs, begun, ended, longest] = [const { AtomicU64::new(0) }; 4];
     for_all(0..ENOUGH, |seed| {
         if fuzz::balancers::are_in(seed)
             && let Ok(passed) = fuzz::run(seed)
@@ -84,10 +84,13 @@ fn balancers_move_fragments_and_their_mutants_are_detected() {
             runs.fetch_add(1, Ordering::Relaxed);
             begun.fetch_add(passed.moves[0], Ordering::Relaxed);
             ended.fetch_add(passed.moves[1], Ordering::Relaxed);
+            longest.fetch_max(passed.longest.as_millis(), Ordering::Relaxed);
         }
     });
     let [runs, begun, ended] = [runs, begun, ended].map(AtomicU64::into_inner);
-    eprintln!("{begun} moves decided, {ended} begun in {runs} runs with balancers");
+    eprintln!(
+        "{begun} moves decided, {ended} begun in {runs} runs with balancers; longest call {longest:?} ms"
+    );
     assert!(begun > 20 && ended > 5, "{begun} {ended} {runs}");
 }
 

@@ -5,12 +5,15 @@
 //! - A directory that does not split arrives at other ranks no more often than by these rules: from
 //!   a decision to the arrival after the next n moves passes n times the dwell time at least. This
 //!   holds whatever the ranks remember of earlier moves.
+//! - No rank stops serving: when faults are over and the sessions of dead clients have ended, a
+//!   call other than for a lock gets its result in time.
 
 use std::collections::BTreeMap;
 
 use espalier_balancer::MovePlan;
+use espalier_client::Call;
 use espalier_meta::{Body, DecisionRequest, Edit, PeerMessage, Question};
-use espalier_proto::{Ino, Rank};
+use espalier_proto::{Ino, Rank, Request};
 
 use crate::balancer::BalancerSettings;
 use crate::message::Message;
@@ -18,6 +21,9 @@ use crate::time::Nanos;
 
 /// Difference of clocks that count milliseconds and run at different rates, within a run.
 const CLOCKS: Nanos = Nanos(50_000_000);
+
+/// Maximum duration of a call without faults: it waits for leases of others and for moves.
+const SERVED: Nanos = Nanos(10_000_000_000);
 
 /// See the module description.
 pub struct BalancerChecker {
@@ -32,15 +38,51 @@ pub struct BalancerChecker {
     moved: BTreeMap<Ino, Vec<(Nanos, Ino)>>,
     /// Records that are to move, since when.
     decided: BTreeMap<Ino, Nanos>,
+    /// Calls without a result, by client and number, since when.
+    pending: BTreeMap<(u32, u64), Nanos>,
+    /// Time from which on no fault has effects.
+    recovered: Nanos,
     /// Number of moves that balancers decided, and that began.
     pub counts: [u64; 2],
+    /// The longest call since faults had no effects.
+    pub longest: Nanos,
 }
 
 impl BalancerChecker {
-    /// `is_whole`: no directory is partitioned.
-    pub fn new(settings: BalancerSettings, ranks: u16, is_whole: bool) -> Self {
-        let (dirs, moved, decided) = Default::default();
-        Self { settings, ranks, is_whole, dirs, moved, decided, counts: [0; 2] }
+    /// `is_whole`: no directory is partitioned. `recovered`: faults have no effects from then on.
+    pub fn new(settings: BalancerSettings, ranks: u16, is_whole: bool, recovered: Nanos) -> Self {
+        let (dirs, moved, decided, pending) = Default::default();
+        let (counts, longest) = ([0; 2], Nanos::ZERO);
+        Self { settings, ranks, is_whole, dirs, moved, decided, pending, recovered, counts, longest }
+    }
+
+    pub fn invoked(&mut self, now: Nanos, client: u32, number: u64, call: &Call<'_>) {
+        // A lock may be held for as long as its holder likes.
+        if !matches!(call, Call::Request(Request::Lock { .. })) {
+            self.pending.insert((client, number), now.max(self.recovered));
+        }
+    }
+
+    pub fn answered(&mut self, now: Nanos, client: u32, number: u64) {
+        if let Some(since) = self.pending.remove(&(client, number)).filter(|since| *since <= now) {
+            self.longest = self.longest.max(now - since);
+        }
+    }
+
+    /// A client has ended: its calls get no results.
+    pub fn lost(&mut self, client: u32) {
+        self.pending.retain(|(of, _), _| *of != client);
+    }
+
+    /// # Errors
+    /// The broken rule.
+    pub fn check_time(&self, now: Nanos) -> Result<(), String> {
+        let late = self.pending.iter().find(|(_, since)| **since + SERVED < now);
+        late.map_or(Ok(()), |((client, number), since)| {
+            Err(format!(
+                "a rank does not serve: call {number} of client {client} waits since {since} at {now}"
+            ))
+        })
     }
 
     /// A message of another rank arrives at a rank.

@@ -104,7 +104,8 @@ impl Watch {
             balancer: balancer.is_on().then(|| {
                 let is_whole = settings.dir_split().is_none_or(|most| most.get() >= super::balancers::WHOLE)
                     && settings.dir_split_rate().is_none();
-                BalancerChecker::new(balancer.clone(), cluster.ranks, is_whole)
+                let recovered = case.calm + cluster.session + cluster.lease;
+                BalancerChecker::new(balancer.clone(), cluster.ranks, is_whole, recovered)
             }),
             broken_balance: None,
             splits: SplitChecker::default(),
@@ -163,6 +164,11 @@ impl Watch {
         self.balancer.as_ref().map_or([0; 2], |balancer| balancer.counts)
     }
 
+    /// The longest call of a run with balancers since faults had no effects.
+    pub fn longest(&self) -> Nanos {
+        self.balancer.as_ref().map_or(Nanos::ZERO, |balancer| balancer.longest)
+    }
+
     /// Number of fragments that split off because of requests.
     pub fn splits_by_requests(&self) -> u64 {
         self.splits.by_requests
@@ -203,10 +209,16 @@ impl Observer for Eyes {
         watch.checker.invoked(now, ClientId(client.into()), call, caller.into(), invoked_call);
         watch.locks.invoked(now, ClientId(client.into()), call, invoked_call);
         watch.call_outcomes.invoked((client, call), invoked_call);
+        if let Some(balancer) = &mut watch.balancer {
+            balancer.invoked(now, client, call, invoked_call);
+        }
     }
 
     fn answered(&mut self, now: Nanos, client: u32, call: u64, result: &Result<Answer, Errno>) {
         let mut watch = self.0.borrow_mut();
+        if let Some(balancer) = &mut watch.balancer {
+            balancer.answered(now, client, call);
+        }
         if watch.traced == Some((client, call)) {
             watch.note(now, || format!("client {client} is answered {}", shortened(result)));
             if !watch.traced_writeback {
@@ -300,6 +312,7 @@ impl Observer for Eyes {
         if let Some(index) = watch.numbers.client_of(node) {
             let client = ClientId(index.into());
             watch.checker.lost(client);
+            watch.balancer.iter_mut().for_each(|balancer| balancer.lost(index));
             watch.locks.lost(client);
             let over = watch.call_outcomes.lost(now, index);
             watch.report_over(over);
@@ -378,6 +391,8 @@ impl Observer for Eyes {
             let result = result.and_then(|()| failover.check_time(now));
             watch.find_broken(result);
         }
+        let served = watch.balancer.as_ref().map_or(Ok(()), |balancer| balancer.check_time(now));
+        watch.find_unbalanced(served);
         if let (Message::Ended, Some(client), Some(rank)) =
             (message, numbers.client_of(to), numbers.rank_of(from))
         {
