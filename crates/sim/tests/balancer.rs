@@ -66,6 +66,15 @@ fn limits_of_the_scenario_hold() {
 }
 
 #[test]
+fn ranks_decide_at_the_interval_of_the_policy() {
+    let (report, _) = run("[balancer]\npolicy = \"cephfs\"\nevery = \"2 s\"\ncost_per_move = 1e9\n");
+    let decisions = report.balancer.clone().unwrap().decisions;
+    // Four ranks; the policy is known after some seconds.
+    let expected = 4.0 * (report.worked_s - 4.0) / 2.0;
+    assert!(decisions as f64 >= 0.9 * expected, "{decisions} instead of {expected}: {report}");
+}
+
+#[test]
 fn a_policy_that_fails_moves_nothing_and_is_reported() {
     let (report, moves) =
         run("[balancer]\nscript = \"function when() return x end\\nfunction where() end\"\n");

@@ -36,6 +36,8 @@ use crate::step::{Step, Stop};
 const MAX_MOVES: usize = 64;
 /// Time in ms after which a decision is too old to carry out, or is taken for lost.
 const DECISION_MS: u64 = 30_000;
+/// Maximum lateness in ms of a tick. A decision is due at the tick nearest to its time.
+const TICK_LATE_MS: u64 = 500;
 /// Minimum intervals in ms between log entries about failures: different ones, and the same one.
 const FAILURE_INTERVAL_MS: u64 = 60_000;
 const SAME_FAILURE_INTERVAL_MS: u64 = 600_000;
@@ -218,7 +220,9 @@ impl Meta {
         let Some(policy) = self.balancing.active().cloned() else { return Ok(Reply::Done) };
         let parents = self.parents(cx)?;
         let now_ms = cx.uptime_ms;
-        self.balancing.next_ms = now_ms + u64::from(policy.every_s) * 1000;
+        // The time until other ranks have answered does not count.
+        let begun_ms = self.balancing.waiting.unwrap_or(now_ms);
+        self.balancing.next_ms = begun_ms + u64::from(policy.every_s) * 1000 - TICK_LATE_MS;
         let begun_here = recent.iter().filter(|moved| moved.from == self.config.rank);
         let request = DecisionRequest {
             now_ms,
