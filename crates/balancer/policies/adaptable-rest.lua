@@ -3,10 +3,6 @@ function metaload()
     return IWR + IRD
 end
 
-function mdsload(i)
-    return MDSs[i]["all"]
-end
-
 function where()
     local mean = total / #MDSs
     for i = 1, #MDSs do

@@ -1,4 +1,5 @@
-//! Programmable load balancing (Mantle; sevilla, chapters 4 and 5.1).
+//! Programmable load balancing (Mantle; sevilla, chapters 4 and 5.1): Malacology's interface of
+//! that name (docs/malacology.md).
 //!
 //! A policy is a Lua file that says when a rank sheds load, where to and how much of it
 //! ([`BalancerPolicy`]). A host gives the metrics of its ranks ([`MetricsSnapshot`]) and gets the

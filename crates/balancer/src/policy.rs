@@ -11,8 +11,8 @@ pub struct BalancerPolicy {
     text: String,
 }
 
-/// Names and texts of the shipped policies. Those after Listing 4 differ in `when` only.
-const SHIPPED: [(&str, &str); 7] = [
+/// Names and texts of the shipped policies. Those after Listing 4 differ in `when` or `mdsload`.
+const SHIPPED: [(&str, &str); 8] = [
     ("cephfs", include_str!("../policies/cephfs.lua")),
     ("greedy-spill", include_str!("../policies/greedy-spill.lua")),
     ("greedy-spill-evenly", include_str!("../policies/greedy-spill-evenly.lua")),
@@ -21,17 +21,30 @@ const SHIPPED: [(&str, &str); 7] = [
         "adaptable-conservative",
         concat!(
             include_str!("../policies/adaptable-conservative.lua"),
+            include_str!("../policies/adaptable-load.lua"),
             include_str!("../policies/adaptable-rest.lua")
         ),
     ),
     (
         "adaptable",
-        concat!(include_str!("../policies/adaptable.lua"), include_str!("../policies/adaptable-rest.lua")),
+        concat!(
+            include_str!("../policies/adaptable.lua"),
+            include_str!("../policies/adaptable-load.lua"),
+            include_str!("../policies/adaptable-rest.lua")
+        ),
+    ),
+    (
+        "adaptable-requests",
+        concat!(
+            include_str!("../policies/adaptable-requests.lua"),
+            include_str!("../policies/adaptable-rest.lua")
+        ),
     ),
     (
         "adaptable-too-aggressive",
         concat!(
             include_str!("../policies/adaptable-too-aggressive.lua"),
+            include_str!("../policies/adaptable-load.lua"),
             include_str!("../policies/adaptable-rest.lua")
         ),
     ),

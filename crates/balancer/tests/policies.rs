@@ -114,6 +114,21 @@ fn aggressiveness_decides_when_adaptable_moves() {
     assert!(moves("adaptable-too-aggressive", &uneven) > 0);
 }
 
+/// Requests show a hot spot before decayed counters do.
+#[test]
+fn adaptable_by_requests_follows_load_that_has_just_moved() {
+    let mut snapshot = seen_by(0, &[300.0, 300.0, 300.0]);
+    for (metrics, req) in snapshot.ranks.iter_mut().zip([5000.0, 10.0, 0.0]) {
+        metrics.req = req;
+    }
+    let adaptable = decide(&shipped("adaptable"), &snapshot);
+    assert_eq!(adaptable.holds_still, Some(HoldReason::When));
+    let moves = destinations(&decide(&shipped("adaptable-requests"), &snapshot));
+    // The largest target first.
+    assert_eq!(moves.iter().map(|(to, _)| *to).collect::<Vec<_>>(), [2, 1]);
+    assert!(moves.iter().all(|(_, fragments)| *fragments > 0), "{moves:?}");
+}
+
 fn faults(text: &str, sizes: &[u16]) -> Vec<String> {
     let engine = BalancerEngine::new(BalancerPolicy::new("test", text));
     check_policy(&engine, sizes, || false).iter().map(ToString::to_string).collect()

@@ -18,8 +18,14 @@ pub const WHOLE: u32 = 1000;
 /// Pauses between calls: balancers decide on what happened in the last seconds.
 pub const PAUSES: [Nanos; 2] = [Nanos(30_000_000), Nanos(100_000_000)];
 
-const SHIPPED: [&str; 5] =
-    ["cephfs", "greedy-spill", "adaptable", "adaptable-too-aggressive", "greedy-spill-evenly"];
+const SHIPPED: [&str; 6] = [
+    "cephfs",
+    "greedy-spill",
+    "adaptable",
+    "adaptable-requests",
+    "adaptable-too-aggressive",
+    "greedy-spill-evenly",
+];
 
 /// Policies that administrators should not write.
 const HOSTILE: [&str; 8] = [

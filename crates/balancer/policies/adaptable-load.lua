@@ -1,0 +1,4 @@
+
+function mdsload(i)
+    return MDSs[i]["all"]
+end
