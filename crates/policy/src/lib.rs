@@ -4,6 +4,8 @@
 //! `settings.rs` is the table of all settings. A row defines a setting's name, extended attribute
 //! ([`PREFIX`]), texts, default, inheritance, encoding, command line and documentation. A test
 //! compares the table in `docs/policies.md` with it.
+//!
+//! Policies are Malacology's *service metadata* (docs/malacology.md).
 #![no_std]
 #![forbid(unsafe_code)]
 

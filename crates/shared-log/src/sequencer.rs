@@ -6,7 +6,8 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Limits of a tenure that another process waits for (Malacology's shared resources).
+/// Limits of a tenure that another process waits for (Malacology's *shared resources*,
+/// docs/malacology.md).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeaseLimits {
     /// Numbers that the holder hands out before it releases the sequencer.

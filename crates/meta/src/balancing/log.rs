@@ -1,5 +1,6 @@
 //! The log of the balancer: changes of the policy, moves with their reasons, and failures. It lies
-//! with the policy, and has the last entries that fit in an extended attribute.
+//! with the policy, and has the last entries that fit in an extended attribute. Policy and log in
+//! the store itself are an example of Malacology's *durability* (docs/malacology.md).
 
 use alloc::string::String;
 use alloc::vec::Vec;

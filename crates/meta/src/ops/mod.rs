@@ -1,4 +1,5 @@
-//! The operations, one file each, named as the system calls are.
+//! The operations, one file each, named as the system calls are. Those that a server executes as a
+//! whole (copies and removals of trees, merges) are Malacology's *data I/O* (docs/malacology.md).
 
 mod access;
 mod allocate;
