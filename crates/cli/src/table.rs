@@ -141,6 +141,14 @@ pub(crate) fn state(figures: &Figures) -> String {
         if fragments.failed_steps > 0 {
             let _ = write!(out, "; {} steps failed", fragments.failed_steps);
         }
+        let FragmentFigures { pulling, files_pulled, files_given, files_deferred, redirected, .. } =
+            fragments;
+        if pulling + files_pulled + files_given + files_deferred + redirected > 0 {
+            let _ =
+                write!(out, "\nfiles       {files_pulled} came to their names, {files_given} went to theirs");
+            let _ = write!(out, "; {pulling} directories in progress, {files_deferred} deferred");
+            let _ = write!(out, "; {redirected} redirected requests");
+        }
     }
     let data = &figures.data;
     if data.read_bytes + data.written_bytes > 0 {

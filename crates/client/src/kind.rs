@@ -135,9 +135,9 @@ impl Kind {
             Request::LeaseData { ino } => (Self::LeaseData, *ino),
             Request::Announce(ino) => (Self::Announce, *ino),
             Request::Fragments { dir } => (Self::GetAttr, *dir),
-            Request::Transfer { dir } => (Self::Rename, *dir),
+            Request::Transfer { dir } | Request::Pull { dir } => (Self::Rename, *dir),
             Request::Sweep | Request::Enter { .. } => (Self::RemoveTree, Ino::ROOT),
-            Request::Recount { ino } => (Self::GetAttr, *ino),
+            Request::Recount { ino } | Request::ClaimDatafile { ino, .. } => (Self::GetAttr, *ino),
             Request::Place { io, .. } => Self::of_stream(io),
         }
     }

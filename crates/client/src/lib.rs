@@ -13,6 +13,7 @@ mod data_link;
 mod delegated;
 mod kind;
 mod link;
+mod locations;
 mod locks;
 mod payload;
 mod sessions;
@@ -32,6 +33,7 @@ use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
 use delegated::DataPath;
+use locations::Locations;
 
 pub use cache::{Binding, Cache, CacheCounts, Changes, Term, Users};
 pub use data_link::{DataEvent, DataLink};
@@ -205,13 +207,15 @@ pub enum Next {
 
 impl Next {
     /// The server that gets the request.
-    fn rank(&self) -> Rank {
+    fn rank(&self, locations: &Locations) -> Rank {
         match self {
             Self::Answer(_) | Self::Apart => Rank(0),
-            Self::Ask(request) | Self::Find(request, _) | Self::Notify(request, _) => request.rank(),
-            Self::Release(ino) => ino.rank(),
-            Self::Stream(io) => io.rank(),
-            Self::Data(delegation, _) => delegation.capability.ino.rank(),
+            Self::Ask(request) | Self::Find(request, _) | Self::Notify(request, _) => {
+                locations.of_request(request)
+            }
+            Self::Release(ino) => locations.of(*ino),
+            Self::Stream(io) => locations.of(io.ino()),
+            Self::Data(delegation, _) => locations.of(delegation.capability.ino),
         }
     }
 
@@ -310,6 +314,7 @@ pub struct Client {
     /// A server executes stream I/O. It checks permission in the same step, and it executes appends
     /// exactly once, even if they are sent again.
     pub is_served: bool,
+    pub(crate) locations: Locations,
 }
 
 impl Client {
@@ -334,7 +339,7 @@ impl Client {
             }
             Call::Seek { ino, offset, what } => Next::Ask(Request::Seek { ino, offset, what }),
             Call::Copy { from, to, kill_suid_gid, .. }
-                if streamed(from) && streamed(to) && from.rank() == to.rank() =>
+                if streamed(from) && streamed(to) && self.locations.of(from) == self.locations.of(to) =>
             {
                 if kill_suid_gid {
                     remove_privileges(to)
@@ -394,7 +399,7 @@ impl Client {
             Reply::StatFs(capacity) => Answer::StatFs(capacity),
             Reply::Removed { dir, name } => Answer::Removed { dir, name },
             Reply::Copied(copied) => Answer::Copied(copied),
-            Reply::Remote { ino, kind, cacheable, name_leased } => {
+            Reply::Remote { ino, kind, cacheable, name_leased, .. } => {
                 let (dir, open) = match *call {
                     Call::Request(Request::Create { dir, open, .. }) => (dir, open),
                     Call::Request(
@@ -419,6 +424,7 @@ impl Client {
             | Reply::Renewed(_)
             | Reply::Fragments(_)
             | Reply::Misrouted { .. }
+            | Reply::Relocated { .. }
             | Reply::Announced(_) => {
                 return Next::Answer(Err(Errno::EIO));
             }

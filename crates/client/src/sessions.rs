@@ -303,14 +303,14 @@ impl<T> Sessions<T> {
     /// True if an owner may have locks on a file.
     pub fn has_locks(&self, ino: Ino, owner: LockOwner) -> bool {
         let ino = self.real(ino);
-        self.server_sessions.get(&ino.rank()).is_some_and(|end| end.link.has_locks(ino, owner))
+        self.server_sessions.get(&self.rank_of(ino)).is_some_and(|end| end.link.has_locks(ino, owner))
     }
 
     /// Releases all locks of an owner on a file; no caller waits for it.
     pub fn unlock(&mut self, ino: Ino, owner: LockOwner, actions: &mut Actions<T>) {
         let ino = self.real(ino);
         let request = Request::Unlock { ino, owner, first: 0, last: u64::MAX };
-        self.server_session(ino.rank()).ask(Caller::SERVER, request);
+        self.server_session(self.rank_of(ino)).ask(Caller::SERVER, request);
         self.say(actions);
     }
 
@@ -346,15 +346,18 @@ impl<T> Sessions<T> {
         }
         let writeback = self.writeback.dirs();
         let goes_on = self.incarnation(rank) == Some(welcome.incarnation);
-        let delegated_opens: Vec<_> =
-            if goes_on { Vec::new() } else { self.delegated_opens.forgotten(rank).collect() };
+        let delegated_opens: Vec<_> = if goes_on {
+            Vec::new()
+        } else {
+            self.delegated_opens.forgotten(rank, &self.client.locations).collect()
+        };
         self.learn_ranks(welcome.servers.ranks.len());
         let end = self.server_session(rank);
         delegated_opens.into_iter().for_each(|(ino, opens)| end.link.opened(ino, opens));
         let distrust = end.link.connected(welcome, &writeback, &mut end.out);
         self.distrust(rank, distrust, actions);
         // The leases that stood for these opens are lost.
-        self.announce_opens(now, |ino, _| ino.rank() == rank);
+        self.announce_opens(now, |locations, ino, _| locations.of(ino) == rank);
         self.say(actions);
     }
 
@@ -365,7 +368,7 @@ impl<T> Sessions<T> {
         if !unlocked.is_empty() {
             actions.frontend.push(FrontendEvent::Unlocked(unlocked.len()));
         }
-        let failed = self.calls.lose(rank, &lost, actions);
+        let failed = self.calls.lose((rank, &self.client.locations), &lost, actions);
         self.lose_pending(rank, &lost, actions);
         self.lose_renewals(rank);
         self.distrust(rank, Some(distrust), actions);
@@ -396,7 +399,7 @@ impl<T> Sessions<T> {
             }
             self.invalidate(names, inos, actions);
         }
-        self.cache.distrust_rank(rank);
+        self.cache.distrust_rank(rank, &self.client.locations);
         self.fragments.distrust(rank);
         self.forget_seen(|dir| dir.rank() == rank);
     }
@@ -548,6 +551,11 @@ impl<T> Sessions<T> {
 
     // ---- Output
 
+    /// The rank that has an inode, as far as replies have said.
+    pub fn rank_of(&self, ino: Ino) -> Rank {
+        self.client.locations.of(ino)
+    }
+
     /// The session with the server of a rank, which another server may have named before this
     /// client has heard of it.
     fn server_session(&mut self, rank: Rank) -> &mut ServerSession {
@@ -573,9 +581,10 @@ impl<T> Sessions<T> {
         let forgotten = self.cache.forgotten();
         self.forget_fragments(forgotten.iter().map(|(ino, _)| *ino));
         for (ino, lookups) in forgotten.into_iter().chain(self.cache.forgotten()) {
-            let end = self.server_session(ino.rank());
+            let end = self.server_session(self.rank_of(ino));
             end.link.forget(ino, lookups, &mut end.out);
         }
+        self.client.locations.shrink(|ino| self.cache.holds(ino));
     }
 
     /// Ends leases on remote dentries in these directories for pending calls.

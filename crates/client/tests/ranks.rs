@@ -28,7 +28,7 @@ fn mkdir() -> Call<'static> {
 /// The reply of the name's rank.
 fn sight(client: &mut Client, call: &Call<'_>) -> RemoteEntry {
     let (ino, kind, cacheable, name_leased) = (FAR, FileType::Directory, true, true);
-    match client.reply(call, Ok(Reply::Remote { ino, kind, cacheable, name_leased })) {
+    match client.reply(call, Ok(Reply::Remote { ino, kind, at: ino.rank(), cacheable, name_leased })) {
         Next::Find(Request::Find { ino: FAR, .. }, remote_entry) => remote_entry,
         next => panic!("{next:?}"),
     }

@@ -30,7 +30,7 @@ fn connect(sessions: &mut Sessions<u64>, rank: Rank, incarnation: u64) -> Action
 fn connect_below(root: Ino, sessions: &mut Sessions<u64>, rank: Rank, incarnation: u64) -> Actions<u64> {
     let mut actions = Actions::default();
     let servers = ServerMap::NONE;
-    let welcome = Welcome { incarnation, window: 8, session_ms: 60_000, rank, root, servers };
+    let welcome = Welcome { incarnation, window: 64, session_ms: 60_000, rank, root, servers };
     sessions.connected(0, rank, &welcome, &mut actions);
     actions
 }
@@ -141,7 +141,7 @@ fn call_that_needs_a_rank_that_has_just_joined_waits_for_its_server() {
     let mut sessions = sessions();
     let (rank, id) = call(&mut sessions, 0, 1, lookup());
     let (joined, ino, kind) = (Rank(2), Ino(2 << 48 | 7), FileType::Regular);
-    let remote = Reply::Remote { ino, kind, cacheable: true, name_leased: true };
+    let remote = Reply::Remote { ino, kind, at: joined, cacheable: true, name_leased: true };
     let mut actions = Actions::default();
     sessions.received(1, rank, reply(id, 1000, Ok(remote)), &mut actions);
     assert!(actions.frontend.is_empty() && sessions.needed().any(|rank| rank == joined));
@@ -285,7 +285,7 @@ fn name_revoked_during_lookup_is_not_cached() {
         lease_root(&mut sessions);
         let (rank, id) = call(&mut sessions, 0, 1, lookup());
         let (kind, cacheable, name_leased) = (FileType::Regular, true, true);
-        let remote = Reply::Remote { ino: THERE, kind, cacheable, name_leased };
+        let remote = Reply::Remote { ino: THERE, kind, at: FAR, cacheable, name_leased };
         let mut actions = Actions::default();
         sessions.received(0, rank, reply(id, 1000, Ok(remote)), &mut actions);
         let (far, find) = sent(&actions);
@@ -302,6 +302,88 @@ fn name_revoked_during_lookup_is_not_cached() {
         assert_eq!(found.name_leased, !is_revoked);
         assert_eq!(sessions.answer(3, &Caller::SERVER, &lookup()).is_none(), is_revoked);
     }
+}
+
+#[test]
+fn requests_follow_an_inode_to_the_rank_that_has_it() {
+    let mut sessions = sessions();
+    let get = || Call::Request(Request::GetAttr { ino: THERE });
+    let (rank, id) = call(&mut sessions, 0, 1, get());
+    assert_eq!(rank, FAR, "the home of the number");
+    let mut actions = Actions::default();
+    let relocated = |at| Ok(Reply::Relocated { ino: THERE, at });
+    sessions.received(1, rank, reply(id, 0, relocated(NEAR)), &mut actions);
+    let (rank, id) = sent(&actions);
+    assert_eq!((rank, actions.frontend.len()), (NEAR, 0));
+    let mut actions = Actions::default();
+    sessions.received(2, rank, reply(id, 0, Ok(Reply::Attr(entry(THERE).attr))), &mut actions);
+    assert!(matches!(actions.frontend[..], [FrontendEvent::Answer { result: Ok(Answer::Attr(_)), .. }]));
+    assert_eq!(sessions.rank_of(THERE), NEAR);
+    // It is at home again: the outdated location leads there.
+    let (rank, id) = call(&mut sessions, 3, 2, get());
+    assert_eq!(rank, NEAR);
+    let mut actions = Actions::default();
+    sessions.received(4, rank, reply(id, 0, relocated(FAR)), &mut actions);
+    assert_eq!((sent(&actions).0, sessions.rank_of(THERE)), (FAR, FAR));
+}
+
+#[test]
+fn request_is_not_sent_in_circles() {
+    let mut sessions = sessions();
+    let (mut rank, mut id) = call(&mut sessions, 0, 1, Call::Request(Request::GetAttr { ino: THERE }));
+    for _ in 0..100 {
+        let mut actions = Actions::default();
+        let at = if rank == NEAR { FAR } else { NEAR };
+        sessions.received(1, rank, reply(id, 0, Ok(Reply::Relocated { ino: THERE, at })), &mut actions);
+        if !actions.frontend.is_empty() {
+            let answer = &actions.frontend[..];
+            assert!(matches!(answer, [FrontendEvent::Answer { result: Err(Errno::EIO), .. }]), "{answer:?}");
+            return;
+        }
+        (rank, id) = sent(&actions);
+    }
+    panic!("there is no end");
+}
+
+#[test]
+fn remote_inode_that_has_moved_is_found_and_the_name_is_not_requested_again() {
+    let mut sessions = sessions();
+    lease_root(&mut sessions);
+    let link = Request::Link { ino: THERE, dir: Ino::ROOT, name: name() };
+    let (rank, id) = call(&mut sessions, 0, 1, Call::Request(link));
+    let (kind, cacheable, name_leased) = (FileType::Regular, true, true);
+    let remote = Reply::Remote { ino: THERE, kind, at: FAR, cacheable, name_leased };
+    let mut actions = Actions::default();
+    sessions.received(0, rank, reply(id, 1000, Ok(remote)), &mut actions);
+    let (far, find) = sent(&actions);
+    let mut actions = Actions::default();
+    let relocated = Reply::Relocated { ino: THERE, at: NEAR };
+    sessions.received(1, far, reply(find, 0, Ok(relocated)), &mut actions);
+    assert!(matches!(
+        actions.send[..],
+        [(NEAR, FromClient::Request { request: Request::Find { ino: THERE, .. }, .. })]
+    ));
+    let (near, find) = sent(&actions);
+    let mut actions = Actions::default();
+    sessions.received(2, near, reply(find, 1000, Ok(Reply::Entry(entry(THERE)))), &mut actions);
+    let [FrontendEvent::Answer { result: Ok(Answer::Entry(found)), .. }] = &actions.frontend[..] else {
+        panic!("{:?}", actions.frontend)
+    };
+    assert!(found.name_leased);
+    // What the server is told of the inode goes to where it is.
+    let mut actions = Actions::default();
+    sessions.cache().recall(THERE);
+    sessions.send_forgets(&mut actions);
+    sessions.tick(3, |_| false, &mut actions);
+    let is_forget = |message: &FromClient| {
+        matches!(
+            message,
+            FromClient::Request { request: Request::ForgetAll { .. } | Request::Forget { .. }, .. }
+        )
+    };
+    let forgets: Vec<Rank> =
+        actions.send.iter().filter(|(_, message)| is_forget(message)).map(|(rank, _)| *rank).collect();
+    assert_eq!(forgets, [NEAR]);
 }
 
 #[test]

@@ -215,12 +215,17 @@ impl State {
             Event::UsageSent { to } => self.apply_usage_sent(*to),
             Event::UsageReceived { from, change } => self.apply_heard(*from, *change)?,
             Event::Counted { by } => self.apply_counted(*by),
+            Event::Freed { inodes } => self.apply_freed(inodes),
+            Event::FreedHeard { home, inodes } => self.apply_freed_heard(*home, inodes),
+            Event::Pulled { dir } => drop(self.pulling.remove(dir)),
             Event::Purge { ino } => {
                 let inode = self.inode(*ino)?;
                 let (is_protected, is_partition) = (inode.is_protected(), inode.partition().is_some());
                 self.size_dirty.remove(ino);
                 self.forget_moved(*ino);
                 self.drop_inode(*ino);
+                self.note_freed(*ino);
+                self.pulling.remove(ino);
                 self.files = self.files.saturating_sub(1);
                 self.protected = self.protected.saturating_sub(u64::from(is_protected));
                 self.partitions = self.partitions.saturating_sub(u64::from(is_partition));
@@ -344,8 +349,8 @@ impl State {
 
     fn apply_link(&mut self, ino: Ino, dir: Ino, name: &Name, time: Time) -> Step<()> {
         self.load_above(dir)?;
-        let (location, kind, weight) =
-            (self.cached(ino)?.location, self.inode(ino)?.kind, self.inode(ino)?.weight());
+        let (location, referent, weight) =
+            (self.cached(ino)?.location, self.referent_here(ino)?, self.inode(ino)?.weight());
         let slot = self.slot(name);
         self.count(dir, weight, Usage::default());
         self.change(ino, |inode| {
@@ -363,14 +368,14 @@ impl State {
         }
         match location {
             Location::Orphan => self.put_primary(dir, slot, ino),
-            Location::Table => self.put_remote(dir, slot, ino, kind),
+            Location::Table => self.put_remote(dir, slot, referent),
             Location::Dentry { dir: first_dir, hash } => {
                 let first = self.primary_slot(first_dir, hash, ino);
                 self.set_location(ino, Location::Table);
                 if let Some(first) = first {
-                    self.put_remote(first_dir, first, ino, kind);
+                    self.put_remote(first_dir, first, referent);
                 }
-                self.put_remote(dir, slot, ino, kind);
+                self.put_remote(dir, slot, referent);
             }
         }
         self.entry_added(dir, false, time);
@@ -476,9 +481,9 @@ impl State {
                     }
                 });
             }
-            Target::Remote(ino, kind) => {
-                self.put_remote(dir, slot, ino, kind);
-                self.change(ino, |inode| {
+            Target::Remote(referent) => {
+                self.put_remote(dir, slot, referent);
+                self.change(referent.ino, |inode| {
                     if let Some(names) = &mut inode.rare.names {
                         remove_name(names, from);
                         add_name(names, dir);

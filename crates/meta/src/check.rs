@@ -9,8 +9,8 @@ use alloc::vec::Vec;
 
 use espalier_proto::{FileType, FragmentMap, Ino, Layout, ObjectId, ObjectKind, Rank, ServerId, name_key};
 
-use crate::rank::{FragmentCheck, RemoteNames, UsageDeltas};
-use crate::record::{Body, Dentry, InoRecord, Inode, Slot, Super, Xattrs, decode};
+use crate::rank::{FragmentCheck, FreedNumbers, LocationCheck, Relocation, RemoteNames, UsageDeltas};
+use crate::record::{Body, Dentry, InoRecord, Inode, Referent, Slot, Super, Xattrs, decode};
 use crate::recount::Recount;
 use crate::session::{PersistedKey, is_sound_record};
 use crate::state::{FxMap, NO_DIR, orphan_key};
@@ -27,6 +27,7 @@ pub struct Finding {
 #[derive(Debug)]
 pub struct Check {
     name_key: [u8; 16],
+    rank: Rank,
     findings: Vec<Finding>,
     super_record: Option<Super>,
     /// The records of each inode number.
@@ -36,6 +37,12 @@ pub struct Check {
     striped: FxMap<Ino, Datafiles>,
     remote_names: RemoteNames,
     fragments: FragmentCheck,
+    /// Inodes whose numbers are of another rank.
+    adopted: Vec<Ino>,
+    /// Where inodes of this home are, if they are at other ranks.
+    relocations: BTreeMap<Ino, Rank>,
+    /// Removed inodes of other homes.
+    freed: BTreeSet<Ino>,
     protected: u64,
     partitions: u64,
     pub records: u64,
@@ -88,17 +95,22 @@ const IN_TABLE: u8 = 32;
 const STREAM_FOUND: u8 = 64;
 
 impl Check {
-    pub fn new(secret: [u8; 16]) -> Self {
+    /// `rank`: the rank whose records follow.
+    pub fn new(secret: [u8; 16], rank: Rank) -> Self {
         Self {
             name_key: name_key(&secret),
+            rank,
             findings: Vec::new(),
             super_record: None,
             seen: FxMap::default(),
-            recount: Recount::default(),
+            recount: Recount::new(rank),
             usage_deltas: BTreeMap::new(),
             striped: FxMap::default(),
             remote_names: RemoteNames::default(),
             fragments: FragmentCheck::default(),
+            adopted: Vec::new(),
+            relocations: BTreeMap::new(),
+            freed: BTreeSet::new(),
             protected: 0,
             partitions: 0,
             records: 0,
@@ -130,6 +142,10 @@ impl Check {
             ObjectKind::Sessions => {
                 if let Some(PersistedKey::UsageDeltas(rank)) = PersistedKey::from_bytes(key) {
                     self.usage_deltas.extend(decode(value).ok().map(|deltas| (rank, deltas)));
+                }
+                if let Some(PersistedKey::FreedNumbers(_)) = PersistedKey::from_bytes(key) {
+                    let freed = decode::<FreedNumbers>(value).map(|freed| freed.inodes);
+                    self.freed.extend(freed.unwrap_or_default());
                 }
                 object == ObjectId::SESSIONS && is_sound_record(key, value)
             }
@@ -166,12 +182,12 @@ impl Check {
                 self.lies_at(inode.ino, (dir, slot.hash));
                 self.inode(&inode, 0, dir);
             }
-            Dentry::Remote { ino, kind } if ino.rank() != dir.rank() => {
+            Dentry::Remote(Referent { ino, kind, at }) if at != self.rank => {
                 self.seen.entry(dir).or_default().subdirs += u32::from(kind == FileType::Directory);
                 self.recount.remote_rank_entry(dir, ino, kind);
-                self.remote_names.name(ino, dir);
+                self.remote_names.name((ino, at), dir);
             }
-            Dentry::Remote { ino, .. } => {
+            Dentry::Remote(Referent { ino, .. }) => {
                 self.recount.remote(dir, ino);
                 self.seen.entry(ino).or_default().remotes += 1;
             }
@@ -198,6 +214,10 @@ impl Check {
                 seen.place = seen.place.wrapping_sub(place_sum(place));
                 true
             }),
+            InoRecord::Relocation => decode::<Relocation>(value).is_ok_and(|relocation| {
+                self.relocations.insert(ino, relocation.at);
+                ino.rank() == self.rank
+            }),
             InoRecord::Xattrs => decode::<Xattrs>(value).is_ok_and(|list| {
                 self.seen.entry(ino).or_default().flags |= XATTRS_FOUND;
                 !list.is_empty()
@@ -215,6 +235,9 @@ impl Check {
         if place & IN_TABLE != 0 && inode.ino != Ino::ROOT {
             self.lies_at(inode.ino, (NO_DIR, 0));
         }
+        if inode.ino.rank() != self.rank {
+            self.adopted.push(inode.ino);
+        }
         self.recount.inode(inode, place & IN_TABLE != 0);
         self.directories += u64::from(inode.is_dir());
         self.protected += u64::from(inode.is_protected());
@@ -226,10 +249,10 @@ impl Check {
         seen.inodes = seen.inodes.saturating_add(1);
         seen.nlink = inode.nlink;
         for (dir, names) in inode.rare.names.iter().flat_map(|names| names.iter()) {
-            if dir.rank() != inode.ino.rank() {
+            if dir.rank() != self.rank {
                 // Names at other ranks are counted there.
                 seen.nlink = seen.nlink.wrapping_sub(*names);
-                self.remote_names.named(inode.ino, *dir, *names);
+                self.remote_names.named((inode.ino, self.rank), *dir, *names);
             }
         }
         seen.flags |= place | if inode.has_xattrs { HAS_XATTRS } else { 0 };
@@ -239,12 +262,12 @@ impl Check {
                 self.fragments.dir(inode, directory);
                 (seen.entries, seen.a, seen.b) = (directory.entries, dir.0, directory.parent.0);
                 for fragment in inode.fragment_map().into_iter().flat_map(FragmentMap::others) {
-                    self.remote_names.name(fragment, inode.ino);
+                    self.remote_names.name((fragment, fragment.rank()), inode.ino);
                 }
                 let is_remote = directory.parent.rank() != inode.ino.rank() || inode.fragment().is_some();
                 if place & IN_TABLE != 0 && is_remote {
                     seen.a = directory.parent.0;
-                    self.remote_names.named(inode.ino, directory.parent, 1);
+                    self.remote_names.named((inode.ino, self.rank), directory.parent, 1);
                 }
             }
             Body::Stuffed { stored, .. } => seen.a = u64::from(*stored),
@@ -271,6 +294,11 @@ impl Check {
             }
             None => self.find(Some(ino), "has a stream that no file refers to".into()),
         }
+    }
+
+    /// True if the records contain a file with bytes on data servers.
+    pub fn has_striped(&self, ino: Ino) -> bool {
+        self.striped.contains_key(&ino)
     }
 
     /// Reports a datafile of a data server, with its size.
@@ -322,12 +350,16 @@ impl Check {
         let (mut remote_names, mut fragments) = (RemoteNames::default(), FragmentCheck::default());
         let mut findings = Vec::new();
         let is_exclusive = checks.len() == 1;
-        let (mut recount, mut usage_deltas) = (Recount::default(), BTreeMap::new());
+        let mut locations = LocationCheck::default();
+        let (mut recount, mut usage_deltas) = (Recount::new(Ino::ROOT.rank()), BTreeMap::new());
         for mut check in checks {
-            let rank = check.super_record.as_ref().map_or(Ino::ROOT.rank(), |it| Ino(it.next_ino).rank());
+            let rank = check.rank;
             remote_names.add(core::mem::take(&mut check.remote_names));
             fragments.add(core::mem::take(&mut check.fragments));
-            recount.add(core::mem::take(&mut check.recount));
+            let adopted = core::mem::take(&mut check.adopted);
+            let freed = core::mem::take(&mut check.freed);
+            locations.add(rank, &adopted, check.relocations.clone(), freed);
+            recount.add(core::mem::replace(&mut check.recount, Recount::new(rank)));
             usage_deltas.extend(
                 core::mem::take(&mut check.usage_deltas).into_iter().map(|(to, it)| ((rank, to), it)),
             );
@@ -340,6 +372,7 @@ impl Check {
         let mut recounted = recount.finish();
         recounted.sort_unstable();
         let found = recounted.into_iter().chain(remote_names.finish()).chain(fragments.finish());
+        let found = found.chain(locations.finish());
         findings.extend(found.map(|(ino, message)| Finding { ino: Some(ino), message }));
         findings
     }
@@ -356,7 +389,7 @@ impl Check {
         match self.super_record.take() {
             None => self.find(None, "the super record of the tables is missing".into()),
             Some(record) => {
-                has_root = Ino(record.next_ino).rank() == Ino::ROOT.rank();
+                has_root = self.rank == Ino::ROOT.rank();
                 if record.files != self.files {
                     self.find(None, format!("{} inodes are recorded, {} found", record.files, self.files));
                 }
@@ -371,7 +404,11 @@ impl Check {
                     let (counted, found) = (record.partitions, self.partitions);
                     self.find(None, format!("{counted} fragments are recorded, {found} found"));
                 }
-                if let Some(last) = inos.last().filter(|last| last.0 >= record.next_ino) {
+                if !record.has_relocated && !(self.relocations.is_empty() && self.adopted.is_empty()) {
+                    self.find(None, "the super record does not say that inodes are relocated".into());
+                }
+                let last = inos.iter().rfind(|ino| ino.rank() == self.rank);
+                if let Some(last) = last.filter(|last| last.0 >= record.next_ino) {
                     self.find(
                         Some(*last),
                         format!("is not below the next inode number to allocate, {}", record.next_ino),
@@ -380,6 +417,10 @@ impl Check {
             }
         }
         let is_root = |seen: &Seen| seen.flags & (IN_TABLE | DIRECTORY) == IN_TABLE | DIRECTORY;
+        let both: Vec<Ino> = self.relocations.keys().filter(|ino| self.exists(**ino)).copied().collect();
+        for ino in both {
+            self.find(Some(ino), "is here, and is recorded to be at another rank".into());
+        }
         if has_root && !self.seen.get(&Ino::ROOT).is_some_and(is_root) {
             self.find(None, "the root directory is missing".into());
         }
@@ -441,6 +482,10 @@ impl Check {
         for message in wrong {
             self.find(Some(ino), message);
         }
+    }
+
+    fn exists(&self, ino: Ino) -> bool {
+        self.seen.get(&ino).is_some_and(|seen| seen.inodes > 0)
     }
 
     fn reaches_root(&self, mut ino: Ino) -> bool {

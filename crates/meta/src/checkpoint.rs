@@ -52,6 +52,7 @@ impl Checkpoint {
         let pool = state.pool.clone();
         let (protected, partitions) = (state.protected, state.partitions);
         let ceding = state.ceding.iter().copied().collect();
+        let (has_relocated, pulling) = (state.has_relocated, state.pulling.iter().copied().collect());
         let record = Super {
             next_ino,
             end_ino: state.end_ino,
@@ -59,6 +60,8 @@ impl Checkpoint {
             protected,
             partitions,
             ceding,
+            has_relocated,
+            pulling,
             sequence,
             journal: end.0,
             provisional,

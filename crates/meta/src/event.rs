@@ -212,6 +212,19 @@ pub enum Event {
     Counted {
         by: Rank,
     },
+    /// The home of these inodes drops its records of where they were: they have been removed.
+    Freed {
+        inodes: Vec<Ino>,
+    },
+    /// A home has dropped its records of these inodes, which have been removed here.
+    FreedHeard {
+        home: Rank,
+        inodes: Vec<Ino>,
+    },
+    /// A directory record has no more names of files that are to move here.
+    Pulled {
+        dir: Ino,
+    },
     /// Inode numbers below may be allocated.
     Reserved {
         below: u64,
@@ -307,6 +320,9 @@ impl Event {
             | Self::Committed { .. }
             | Self::Forgotten { .. }
             | Self::UsageSent { .. }
+            | Self::Freed { .. }
+            | Self::FreedHeard { .. }
+            | Self::Pulled { .. }
             | Self::Counted { .. } => [None, None],
             Self::UsageReceived { change, .. } => [change.map(|(dir, _)| dir), None],
             Self::SetAttr { ino, .. }

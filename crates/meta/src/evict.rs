@@ -58,7 +58,7 @@ impl State {
     pub(crate) fn cache_bytes(&self) -> usize {
         self.inodes.len() * INODE
             + self.clock.cells * CELL
-            + (self.known.len() + self.reclaimed.len() + self.moved.len()) * KNOWN
+            + (self.known.len() + self.reclaimed.len() + self.moved.len() + self.relocations.len()) * KNOWN
             + (self.strips.len() + self.xattrs.len()) * STRIP
             + self.strips.bytes()
             + self.xattrs.bytes()
@@ -70,6 +70,7 @@ impl State {
     pub(crate) fn shrink(&mut self, bound: usize, recalls: &mut Vec<Recall>) {
         let steps = STEPS + 3 * core::mem::take(&mut self.clock.added);
         self.forget_gone(steps);
+        self.shrink_relocations();
         for _ in 0..steps {
             if self.cache_bytes() <= bound {
                 break;
@@ -198,14 +199,21 @@ const SLACK: usize = 1024;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use espalier_proto::{FileType, Rank};
+
     use super::*;
+    use crate::record::Referent;
 
     /// Otherwise each input would scan the whole queue.
     #[test]
     fn places_of_names_that_are_gone_leave_the_clock() {
         let mut state = State::new([0; 16]);
         let slot = state.slot(&Name::new(b"here").unwrap());
-        state.put_remote(Ino::ROOT, slot.clone(), Ino(2), espalier_proto::FileType::Regular);
+        state.put_remote(
+            Ino::ROOT,
+            slot.clone(),
+            Referent { ino: Ino(2), kind: FileType::Regular, at: Rank(0) },
+        );
         for dir in 2..=2 * SLACK as u64 {
             state.clock.loose.push_back((Ino(dir), dir));
             state.clock.loose.push_back((Ino::ROOT, slot.hash));

@@ -6,7 +6,7 @@ use core::ops::Bound;
 use espalier_proto::{Ino, Name, Rank};
 
 use crate::config::Atime;
-use crate::fragment::FragmentCounts;
+use crate::fragment::{FragmentCounts, PullCounts};
 use crate::machine::Meta;
 use crate::record::{Body, Inode, Slot};
 use crate::state::{Location, Target};
@@ -57,6 +57,9 @@ pub struct Figures {
     /// Splits, merges and moves of fragments of this rank that are due or running.
     pub transfers_running: u64,
     pub fragment_counts: FragmentCounts,
+    /// Directory records at this rank that may have names of files which are to move here.
+    pub pulls_unfinished: u64,
+    pub pull_counts: PullCounts,
 }
 
 impl Meta {
@@ -93,6 +96,8 @@ impl Meta {
             fragments: self.state.partitions,
             transfers_running: self.transfers.unfinished() as u64,
             fragment_counts: self.transfers.counts,
+            pulls_unfinished: self.unfinished_pulls() as u64,
+            pull_counts: self.pulls.counts,
         }
     }
 

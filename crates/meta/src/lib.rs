@@ -71,16 +71,16 @@ pub use config::{Atime, Config};
 pub use decouple::{DECOUPLE, Decouple, Decoupled, MERGE, MergeBatch, MergeEnd, MergeRecord};
 pub use event::{Change, Event};
 pub use figures::Figures;
-pub use fragment::{FragmentCounts, MoveScope};
+pub use fragment::{FragmentCounts, MoveScope, PullCounts};
 pub use journal::Acknowledge;
 pub use machine::Meta;
 pub use metrics::{DirectoryLoad, KnownLoad, LoadReport, Milli, Popularity, RankLoad};
 pub use no_metafile::NoMetafile;
 pub use outbox::{Answered, Input, Io, IoDone, IoId, Now, Outbox, Revocation, Waiting};
-pub use rank::{Edit, PeerAnswer, PeerMessage, Question, TransactionId, Vote};
+pub use rank::{Edit, PeerAnswer, PeerMessage, Question, Relocation, TransactionId, Vote, WholeFile};
 pub use record::{
-    Body, Corrupt, Dentry, Directory, InoRecord, Inode, Partition, Rare, Slot, SplitCause, Super, decode,
-    encode,
+    Body, Corrupt, Dentry, Directory, InoRecord, Inode, Partition, Rare, Referent, Slot, SplitCause, Super,
+    decode, encode,
 };
 pub use recovery::{Format, Recovery, RecoveryError};
 pub use relayout::relayout;

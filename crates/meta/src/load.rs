@@ -37,6 +37,7 @@ impl State {
                             self.known.entry(ino).or_insert(known);
                         }
                     }
+                    InoRecord::Relocation => self.load_relocation(ino, value)?,
                     InoRecord::Strip => self.strips.load(ino, value)?,
                     InoRecord::Xattrs => self.xattrs.load(ino, value)?,
                 }
@@ -88,7 +89,7 @@ impl State {
         let location = Location::Dentry { dir, hash: slot.hash };
         let (target, inode) = match value.map(decode::<Dentry>).transpose()? {
             Some(Dentry::Primary(inode)) => (Target::Primary(inode.ino), Some(inode)),
-            Some(Dentry::Remote { ino, kind }) => (Target::Remote(ino, kind), None),
+            Some(Dentry::Remote(referent)) => (Target::Remote(referent), None),
             None => (Target::Absent, None),
         };
         if inode.is_none() {

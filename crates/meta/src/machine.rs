@@ -14,7 +14,7 @@ use crate::balancing::Balancing;
 use crate::checkpoint::Checkpoint;
 use crate::config::Config;
 use crate::event::Event;
-use crate::fragment::DueTransfers;
+use crate::fragment::{DuePulls, DueTransfers};
 use crate::io::Purpose;
 use crate::journal::{Acknowledge, HeldOutput, Journal};
 use crate::lease::{Leases, PreparedGrant, ReadSet};
@@ -45,6 +45,7 @@ pub struct Meta {
     pub(crate) sessions: SessionTable,
     pub(crate) ranks: Ranks,
     pub(crate) transfers: DueTransfers,
+    pub(crate) pulls: DuePulls,
     pub(crate) metrics: Metrics,
     pub(crate) balancing: Balancing,
     pub(crate) numbers: Numbers,
@@ -104,6 +105,7 @@ impl Meta {
             sessions: SessionTable::default(),
             ranks: Ranks::default(),
             transfers: DueTransfers::default(),
+            pulls: DuePulls::default(),
             metrics: Metrics::default(),
             balancing: Balancing::default(),
             numbers: Numbers::default(),
@@ -163,7 +165,7 @@ impl Meta {
                 let task = Task::new(from, id, Caller::SERVER, Request::Place { io, length });
                 self.run(now, task, None, out);
             }
-            Input::NewDatafiles { server, inos } => self.new_datafiles(server, &inos, out),
+            Input::NewDatafiles { server, inos } => self.new_datafiles(now, server, &inos, out),
             Input::Watermarks { low, high } => self.journal.set_watermarks((low, high)),
             Input::Ranks { ranks } => self.ranks_joined(ranks),
             Input::Space { free } => {
@@ -191,6 +193,7 @@ impl Meta {
             self.start_sweep(now, out);
         }
         self.start_transfers(now, out);
+        self.start_pulls(now, out);
         self.send_to_ranks(now, out);
         self.tend_pool(out);
         out.changed.append(&mut self.changed);
@@ -299,6 +302,7 @@ impl Meta {
                 let reply = self.reply_misrouted(dir);
                 self.finish(now, &task, false, ReadSet::default(), Ok(reply), out);
             }
+            Err(Stop::Relocated(ino, at)) => self.relocated(now, task, ino, at, out),
         }
     }
 
@@ -316,7 +320,7 @@ impl Meta {
 
     /// Finishes an operation. `durable`: the reply waits until everything that the operation has
     /// done is durable. `read_set`: what the reply exposes.
-    fn finish(
+    pub(crate) fn finish(
         &mut self,
         now: Now,
         task: &Task,
@@ -333,6 +337,8 @@ impl Meta {
             // A failed sweep is retried at the next tick.
             Request::Sweep => return self.sweeping = false,
             Request::Transfer { dir } => return self.transfer_ended(dir, &result),
+            Request::Pull { dir } => return self.pull_ended(dir, &result),
+            Request::ClaimDatafile { ino, server } => return self.datafile_claimed(ino, server, &result),
             Request::Recount { ino } => {
                 if let Some(size_dirty) = self.state.size_dirty.get_mut(&ino) {
                     size_dirty.unmeasured |= result.is_err();
@@ -448,6 +454,8 @@ impl Meta {
             Request::Enter { client, path } => self.enter(cx, *client, path),
             Request::Sweep => self.sweep(cx),
             Request::Transfer { dir } => self.transfer(cx, *dir),
+            Request::Pull { dir } => self.pull(cx, *dir),
+            Request::ClaimDatafile { ino, .. } => self.claim_datafile(cx, *ino),
             Request::Fragments { dir } => self.fragments(*dir),
             Request::Recount { ino } => self.recount_file(cx, *ino),
             Request::Place { io, length } => self.place(cx, io, *length),
@@ -625,6 +633,7 @@ impl Meta {
         self.finalise_filled(out);
         self.retry_pool();
         self.retry_transfers(out);
+        self.retry_pulls(out);
         if let Some(io) = self.checkpoint.retry() {
             self.ask_checkpoint(io, out);
         }
@@ -646,6 +655,7 @@ impl Meta {
         self.inquire(|_| true);
         if !self.draining {
             self.send_usage();
+            self.send_freed();
         }
         self.flush(now, 0, true, out);
         self.tick_leases(now, out);

@@ -8,7 +8,7 @@ use core::ops::RangeInclusive;
 
 use espalier_policy::Policy;
 use espalier_proto::{
-    Attr, FIRST_HASH, FileType, FragmentMap, Ino, InodeFlags, Layout, Name, ObjectId, Permissions,
+    Attr, FIRST_HASH, FileType, FragmentMap, Ino, InodeFlags, Layout, Name, ObjectId, Permissions, Rank,
     StreamStat, Time, mode, name_hash,
 };
 use serde::de::Error as _;
@@ -393,21 +393,41 @@ impl Slot {
     }
 }
 
+/// The inode that a name refers to, and where it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Referent {
+    pub ino: Ino,
+    pub kind: FileType,
+    /// The rank that has the inode.
+    pub at: Rank,
+}
+
+impl Referent {
+    /// A directory, which is always at the rank of its number.
+    pub(crate) fn dir(ino: Ino) -> Self {
+        Self { ino, kind: FileType::Directory, at: ino.rank() }
+    }
+
+    pub(crate) fn is_dir(self) -> bool {
+        self.kind == FileType::Directory
+    }
+}
+
 /// The value of a dentry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Dentry {
     /// The dentry of the inode's only name contains the inode, or all that there is of it
     /// ([`NoMetafile`]).
     Primary(Inode),
-    /// The inode has, or had, several names, and is in the inode table.
-    Remote { ino: Ino, kind: FileType },
+    /// The inode has, or had, several names or a name at another rank, and is in an inode table.
+    Remote(Referent),
 }
 
 /// The encoding of a [`Dentry`].
 #[derive(Serialize, Deserialize)]
 enum StoredDentry<I> {
     Primary(I),
-    Remote { ino: Ino, kind: FileType },
+    Remote(Referent),
     NoMetafile(NoMetafile),
 }
 
@@ -421,7 +441,7 @@ impl Serialize for Dentry {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let stored = match self {
             Self::Primary(inode) => StoredDentry::primary(inode),
-            Self::Remote { ino, kind } => StoredDentry::Remote { ino: *ino, kind: *kind },
+            Self::Remote(referent) => StoredDentry::Remote(*referent),
         };
         stored.serialize(serializer)
     }
@@ -431,7 +451,7 @@ impl<'de> Deserialize<'de> for Dentry {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         Ok(match StoredDentry::<Inode>::deserialize(deserializer)? {
             StoredDentry::Primary(inode) => Self::Primary(inode),
-            StoredDentry::Remote { ino, kind } => Self::Remote { ino, kind },
+            StoredDentry::Remote(referent) => Self::Remote(referent),
             StoredDentry::NoMetafile(no_metafile) => {
                 Self::Primary(no_metafile.inode().map_err(D::Error::custom)?)
             }
@@ -462,6 +482,11 @@ pub struct Super {
     pub partitions: u64,
     /// Directory records that have begun to cede names to another.
     pub ceding: Vec<Ino>,
+    /// Inodes may be at another rank than that of their number: those of this rank's numbers
+    /// elsewhere, or others here.
+    pub has_relocated: bool,
+    /// Directory records that may have names of files at other ranks, which are to move here.
+    pub pulling: Vec<Ino>,
     /// The last event that the tables contain, with all before it.
     pub sequence: u64,
     /// Position in the journal at which to search for later events; frames there may repeat older
@@ -517,6 +542,8 @@ pub enum InoRecord {
     /// The location of a named inode: the directory of its only name and the hash of that name.
     /// Finds inodes by number.
     Place = b'd',
+    /// The rank at which an inode is whose number was drawn at this rank.
+    Relocation = b'r',
 }
 
 impl InoRecord {
@@ -535,6 +562,7 @@ impl InoRecord {
             b's' => Some((Self::Strip, ino)),
             b'x' => Some((Self::Xattrs, ino)),
             b'd' => Some((Self::Place, ino)),
+            b'r' => Some((Self::Relocation, ino)),
             _ => None,
         }
     }

@@ -12,13 +12,15 @@ use crate::record::{Body, Inode};
 use crate::state::FxMap;
 use crate::usage::Usage;
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Recount {
+    /// The rank whose records follow.
+    rank: Rank,
     dirs: FxMap<Ino, DirUsage>,
     /// Files in the inode table.
     files: FxMap<Ino, FileUsage>,
-    /// Names of these files, each with its directory.
-    remotes: Vec<(Ino, Ino)>,
+    /// Names of these files.
+    remotes: Vec<RemoteName>,
 }
 
 #[derive(Debug, Default)]
@@ -32,6 +34,15 @@ struct DirUsage {
     above: Option<Ino>,
 }
 
+/// The name of a file in an inode table.
+#[derive(Debug)]
+struct RemoteName {
+    ino: Ino,
+    dir: Ino,
+    /// The file is at the rank of the name.
+    is_local: bool,
+}
+
 #[derive(Debug)]
 struct FileUsage {
     weight: Usage,
@@ -39,6 +50,10 @@ struct FileUsage {
 }
 
 impl Recount {
+    pub(crate) fn new(rank: Rank) -> Self {
+        Self { rank, dirs: FxMap::default(), files: FxMap::default(), remotes: Vec::new() }
+    }
+
     /// Adds an inode that is in its only name's dentry.
     pub(crate) fn primary(&mut self, dir: Ino, inode: &Inode) {
         let within = &mut self.dirs.entry(dir).or_default().within;
@@ -51,7 +66,7 @@ impl Recount {
     }
 
     pub(crate) fn remote(&mut self, dir: Ino, ino: Ino) {
-        self.remotes.push((ino, dir));
+        self.remotes.push(RemoteName { ino, dir, is_local: true });
     }
 
     /// Adds a name whose inode is at another rank.
@@ -59,7 +74,7 @@ impl Recount {
         if kind == FileType::Directory {
             self.dirs.entry(dir).or_default().within.dirs += 1;
         } else {
-            self.remotes.push((ino, dir));
+            self.remotes.push(RemoteName { ino, dir, is_local: false });
         }
     }
 
@@ -92,7 +107,7 @@ impl Recount {
             }
             _ if in_table => {
                 let mut names = inode.rare.names.as_deref().cloned().unwrap_or_default();
-                names.retain(|(dir, _)| dir.rank() == inode.ino.rank());
+                names.retain(|(dir, _)| dir.rank() == self.rank);
                 names.sort_unstable();
                 self.files.insert(inode.ino, FileUsage { weight: inode.weight(), names });
             }
@@ -104,8 +119,8 @@ impl Recount {
     pub(crate) fn finish(mut self) -> Vec<(Ino, String)> {
         let mut found = Vec::new();
         let mut names: FxMap<Ino, BTreeMap<Ino, u32>> = FxMap::default();
-        for (ino, dir) in core::mem::take(&mut self.remotes) {
-            if dir.rank() == ino.rank() {
+        for RemoteName { ino, dir, is_local } in core::mem::take(&mut self.remotes) {
+            if is_local {
                 *names.entry(ino).or_default().entry(dir).or_default() += 1;
             }
             if let Some(file) = self.files.get(&ino) {

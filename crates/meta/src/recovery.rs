@@ -65,6 +65,8 @@ impl Format {
             protected: 0,
             partitions: 0,
             ceding: Vec::new(),
+            has_relocated: false,
+            pulling: Vec::new(),
             sequence: 0,
             journal: 0,
             provisional,
@@ -86,6 +88,8 @@ impl Format {
             protected: 0,
             partitions: 0,
             ceding: Vec::new(),
+            has_relocated: false,
+            pulling: Vec::new(),
             sequence: 0,
             journal: 0,
             provisional,
@@ -148,6 +152,8 @@ impl Recovery {
         (state.next_ino, state.files, state.sequence) = (record.next_ino, record.files, record.sequence);
         (state.protected, state.partitions) = (record.protected, record.partitions);
         state.ceding = record.ceding.into_iter().collect();
+        state.has_relocated = record.has_relocated;
+        state.pulling = record.pulling.into_iter().collect();
         state.end_ino = record.end_ino;
         state.provisional = record.provisional.into_iter().collect();
         state.striped = record.striped.map(|inos| inos.into_iter().collect());

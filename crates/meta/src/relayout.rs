@@ -22,7 +22,7 @@ pub fn relayout(
     let value = match object.kind {
         ObjectKind::Fragment => match decode(value).ok()? {
             Dentry::Primary(inode) => encode(&Dentry::Primary(changed(inode)?)),
-            Dentry::Remote { .. } => return None,
+            Dentry::Remote(_) => return None,
         },
         ObjectKind::Inodes => match InoRecord::from_key(key)? {
             (InoRecord::Inode, _) => encode(&changed(decode(value).ok()?)?),

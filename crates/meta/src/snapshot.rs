@@ -160,6 +160,8 @@ impl State {
         self.transactions.write(select, &mut (), changes);
         self.usage_deltas.write(select, &mut (), changes);
         self.moved.write(select, &mut (), changes);
+        self.relocations.write(select, &mut (), changes);
+        self.freed.write(select, &mut (), changes);
         self.write_remotes(select);
     }
 
@@ -243,9 +245,9 @@ impl Tracked for Cell {
     }
 
     fn write(&mut self, (dir, slot): &(Ino, Slot), (): &mut (), writes: &mut Vec<TableWrite>) {
-        if let Target::Remote(ino, kind) = self.target {
+        if let Target::Remote(referent) = self.target {
             self.track.stored = true;
-            let (object, value) = (ObjectId::fragment(*dir, 0), encode(&Dentry::Remote { ino, kind }));
+            let (object, value) = (ObjectId::fragment(*dir, 0), encode(&Dentry::Remote(referent)));
             writes.push(TableWrite { object, key: slot.key(), value: Some(value) });
         }
     }

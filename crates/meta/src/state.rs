@@ -8,15 +8,15 @@ use alloc::vec::Vec;
 use core::cell::Cell as Mutable;
 
 pub(crate) use espalier_proto::Location;
-use espalier_proto::{Errno, FileType, Ino, Name, ObjectId, name_key};
+use espalier_proto::{Errno, Ino, Name, ObjectId, Rank, name_key};
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
 use crate::contents::StuffedBytes;
 use crate::evict::Clock;
 use crate::pool::Batch;
-use crate::rank::{TransactionLocks, TransactionState, UsageDeltas};
-use crate::record::{Body, InoRecord, Inode, Slot, Xattrs};
+use crate::rank::{FreedNumbers, Relocation, TransactionLocks, TransactionState, UsageDeltas};
+use crate::record::{Body, InoRecord, Inode, Referent, Slot, Xattrs};
 use crate::session::{Moved, PersistedSession, Reclaimed};
 use crate::snapshot::UnwrittenChanges;
 use crate::step::{Load, Step, Stop, Wait};
@@ -98,7 +98,7 @@ impl Cached {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Target {
     Primary(Ino),
-    Remote(Ino, FileType),
+    Remote(Referent),
     /// Known not to exist.
     Absent,
 }
@@ -106,8 +106,17 @@ pub(crate) enum Target {
 impl Target {
     pub(crate) fn ino(self) -> Option<Ino> {
         match self {
-            Self::Primary(ino) | Self::Remote(ino, _) => Some(ino),
+            Self::Primary(ino) | Self::Remote(Referent { ino, .. }) => Some(ino),
             Self::Absent => None,
+        }
+    }
+
+    /// The inode, if it is at another rank than `own`.
+    pub(crate) fn elsewhere(self, own: Rank) -> Option<Referent> {
+        if let Self::Remote(referent) = self {
+            Some(referent).filter(|referent| referent.at != own)
+        } else {
+            None
         }
     }
 }
@@ -178,6 +187,14 @@ pub(crate) struct State {
     pub partitions: u64,
     /// Directory records that have begun to cede names to another.
     pub ceding: BTreeSet<Ino>,
+    /// See [`Super::has_relocated`](crate::record::Super).
+    pub has_relocated: bool,
+    /// Directory records that may have names of files at other ranks, which are to move here.
+    pub pulling: BTreeSet<Ino>,
+    /// Where inodes are whose home this rank is, if they are at other ranks.
+    pub relocations: RecordTable<Stored<Relocation>>,
+    /// Inodes of other homes that have been removed here, by home.
+    pub freed: RecordTable<Stored<FreedNumbers>>,
     /// Sequence number of the last event applied.
     pub sequence: u64,
     /// Unstuffed files whose streams the store may still list as provisional
@@ -224,6 +241,10 @@ impl State {
             protected: 0,
             partitions: 0,
             ceding: BTreeSet::new(),
+            has_relocated: false,
+            pulling: BTreeSet::new(),
+            relocations: RecordTable::default(),
+            freed: RecordTable::default(),
             sequence: 0,
             provisional: BTreeSet::new(),
             striped: None,
@@ -274,7 +295,8 @@ impl State {
                 Some((dir, hash)) => {
                     Stop::Wait(Wait::Hint(ino, Load::Dentries { dir, from: hash, limit: SAME_HASH }))
                 }
-                None => wait_record(InoRecord::Inode, ino),
+                None if self.is_home_of(ino) => self.missing(ino, wait_record(InoRecord::Inode, ino)),
+                None => wait_record(InoRecord::Place, ino),
             },
         }
     }
@@ -313,7 +335,7 @@ impl State {
             locks.check(ino)?;
         }
         let is_found = ino == Ino::ROOT || self.inodes.contains_key(&ino) || self.known.contains_key(&ino);
-        if is_found { Ok(()) } else { Err(wait_record(InoRecord::Place, ino)) }
+        if is_found { Ok(()) } else { Err(self.missing(ino, wait_record(InoRecord::Place, ino))) }
     }
 
     /// The target of a name.
@@ -375,10 +397,10 @@ impl State {
     }
 
     /// Adds a remote dentry, which replaces an existing one.
-    pub(crate) fn put_remote(&mut self, dir: Ino, slot: Slot, ino: Ino, kind: FileType) {
+    pub(crate) fn put_remote(&mut self, dir: Ino, slot: Slot, referent: Referent) {
         let Self { fragments, clock, remotes, changes, .. } = self;
         clock.loose.push_back((dir, slot.hash));
-        let target = Target::Remote(ino, kind);
+        let target = Target::Remote(referent);
         let cell = fragments.entry(dir).or_default().cell(slot.clone(), target, clock);
         remotes.touch(&(dir, slot), cell, &mut (), changes);
         cell.target = target;

@@ -5,7 +5,7 @@
 use alloc::vec::Vec;
 
 use bytes::Bytes;
-use espalier_proto::{ClientId, Errno, Ino, ObjectId, RequestId, StreamStat, Time};
+use espalier_proto::{ClientId, Errno, Ino, ObjectId, Rank, RequestId, StreamStat, Time};
 
 use crate::lease::LeaseKey;
 use crate::rank::Age;
@@ -20,6 +20,8 @@ pub(crate) enum Stop {
     Fail(Errno),
     /// Another fragment of this directory record's directory has the name that the request names.
     Misrouted(Ino),
+    /// The inode is at another rank: at this one, or this one is its home and knows.
+    Relocated(Ino, Rank),
 }
 
 impl From<Errno> for Stop {

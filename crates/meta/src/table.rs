@@ -262,6 +262,17 @@ impl<R: Tracked<Key: Eq + Hash + Ord>> RecordTable<R> {
         Some(record)
     }
 
+    /// Drops the records from memory that the store durably has.
+    pub(crate) fn evict_clean(&mut self, published: u32) {
+        self.records.retain(|_, record| {
+            let is_clean = record.track().is_clean(published);
+            if is_clean {
+                self.tracker.bytes -= record.bytes();
+            }
+            !is_clean
+        });
+    }
+
     /// Encodes records into [`UnwrittenChanges::writes`].
     pub(crate) fn write(&mut self, select: Select, context: &mut R::Context, changes: &mut UnwrittenChanges) {
         match select {

@@ -4,11 +4,10 @@
 //! another operation may try.
 
 use alloc::collections::{BTreeMap, BTreeSet};
-use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::mem::take;
 
-use espalier_proto::{Ino, ServerId, Time};
+use espalier_proto::{Caller, Errno, Ino, Reply, Request, RequestId, ServerId, Time};
 
 use crate::io::Purpose;
 use crate::journal::HeldOutput;
@@ -18,6 +17,7 @@ use crate::record::Body;
 use crate::step::{Step, Stop, StreamCall, Wait};
 use crate::striping::Layouts;
 use crate::task::Task;
+use crate::trash::INTERNAL_CLIENT;
 
 /// Files whose streams are being filled or removed.
 #[derive(Debug, Default)]
@@ -152,19 +152,50 @@ impl Meta {
     /// Handles the provisional datafiles reported by a data server that is reached for the first
     /// time. Unknown ones stem from before a crash and are removed; those that are being filled are
     /// overwritten.
-    pub(crate) fn new_datafiles(&mut self, server: ServerId, inos: &[Ino], out: &mut Outbox) {
+    pub(crate) fn new_datafiles(&mut self, now: Now, server: ServerId, inos: &[Ino], out: &mut Outbox) {
+        for ino in inos {
+            if self.state.has_relocated {
+                let request = Request::ClaimDatafile { ino: *ino, server };
+                let task = Task::new(INTERNAL_CLIENT, RequestId(0), Caller::SERVER, request);
+                self.run(now, task, None, out);
+            } else if self.state.is_home_of(*ino) {
+                // Other ranks handle theirs.
+                self.remove_datafile(*ino, server);
+            }
+        }
+        self.filling.listed.insert(server);
+        self.retry_removals(out);
+    }
+
+    /// Checks that a file's provisional datafile is this rank's to remove: the file is here.
+    ///
+    /// # Errors
+    /// `ESTALE`: the file is at no rank. `EXDEV`: it is at another rank.
+    pub(crate) fn claim_datafile(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<Reply> {
+        let at = self.rank_of(cx, ino)?;
+        if at == self.config.rank { Ok(Reply::Done) } else { Err(Errno::EXDEV.into()) }
+    }
+
+    pub(crate) fn datafile_claimed(&mut self, ino: Ino, server: ServerId, result: &Result<Reply, Errno>) {
+        let is_own = match result {
+            Ok(_) => true,
+            Err(errno) => *errno == Errno::ESTALE && self.state.is_home_of(ino),
+        };
+        if is_own {
+            self.remove_datafile(ino, server);
+        }
+    }
+
+    /// Has a provisional datafile be removed, unless a file uses it or will.
+    fn remove_datafile(&mut self, ino: Ino, server: ServerId) {
         let Some(Ok(layout)) = self.config.striping.as_ref().map(|striping| striping.of([server].into()))
         else {
             return;
         };
-        // Other ranks handle theirs.
-        let is_own = |ino: &&Ino| ino.rank() == self.config.rank && !self.is_provisional(**ino);
-        let is_filled = |ino: &Ino| self.filling.files.get(ino).is_some_and(|fill| !fill.removes);
-        let old = inos.iter().filter(is_own).copied().filter(|ino| !is_filled(ino));
-        let old: Vec<_> = old.map(|ino| (ino, [(ino, Arc::clone(&layout))].into())).collect();
-        self.filling.left.extend(old);
-        self.filling.listed.insert(server);
-        self.retry_removals(out);
+        let is_filled = self.filling.files.get(&ino).is_some_and(|fill| !fill.removes);
+        if !is_filled && !self.is_provisional(ino) {
+            self.filling.left.push((ino, [(ino, layout)].into()));
+        }
     }
 
     pub(crate) fn retry_removals(&mut self, out: &mut Outbox) {

@@ -8,10 +8,10 @@
 
 use alloc::vec::Vec;
 
-use espalier_proto::{Errno, Ino, Limit};
+use espalier_proto::{Errno, Ino, Limit, Rank};
 use serde::{Deserialize, Serialize};
 
-use crate::record::{Body, Directory, Inode};
+use crate::record::{Body, Directory, Inode, Referent};
 use crate::state::{Cached, Location, State};
 use crate::step::Step;
 
@@ -131,9 +131,19 @@ impl Cached {
 }
 
 impl State {
-    /// True if an inode is at this rank.
-    pub(crate) fn is_here(&self, ino: Ino) -> bool {
-        ino.rank() == Ino(self.next_ino).rank()
+    /// The rank whose tables these are.
+    pub(crate) fn rank(&self) -> Rank {
+        Ino(self.next_ino).rank()
+    }
+
+    /// True if a directory is at this rank.
+    pub(crate) fn is_here(&self, dir: Ino) -> bool {
+        dir.rank() == self.rank()
+    }
+
+    /// An inode of this rank, as its names refer to it.
+    pub(crate) fn referent_here(&self, ino: Ino) -> Step<Referent> {
+        Ok(Referent { ino, kind: self.inode(ino)?.kind, at: self.rank() })
     }
 
     /// Visits the directories from `dir` upwards. Returns the last one: the root; a removed

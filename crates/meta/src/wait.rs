@@ -2,7 +2,7 @@
 
 use alloc::boxed::Box;
 
-use espalier_proto::{ClientId, Errno, ObjectId, ObjectKind, Reply, Request, RequestId};
+use espalier_proto::{ClientId, Errno, Ino, ObjectId, ObjectKind, Rank, Reply, Request, RequestId};
 
 use crate::io::Purpose;
 use crate::journal::HeldOutput;
@@ -10,6 +10,7 @@ use crate::lease::PreparedGrant;
 use crate::machine::Meta;
 use crate::outbox::{Io, IoDone, Now, Outbox, Waiting};
 use crate::progress::Progress;
+use crate::record::InoRecord;
 use crate::state::SAME_HASH;
 use crate::step::{Load, Wait};
 use crate::task::{Page, Task};
@@ -40,7 +41,14 @@ impl Meta {
                 self.state.reclaimed.forget_hint(ino);
                 return self.run(now, task, Some(number), out);
             }
-            Wait::Load(load) if task.loaded.as_ref() == Some(&load) => {
+            Wait::Load(load) if let Some(missing) = self.missing(&task, &load) => {
+                if let Missing::Elsewhere(ino, at) = missing {
+                    return self.relocated(now, task, ino, at, out);
+                }
+                if let Missing::LoadedElsewhere(load) = missing {
+                    self.load(&mut task, number, load, out);
+                    return self.park(task, number, waiting, out);
+                }
                 // The record was loaded and does not exist, though another record refers to it.
                 let errno = if is_inode(&load) { Errno::ESTALE } else { Errno::EIO };
                 if self.start_over(&mut task) {
@@ -48,18 +56,7 @@ impl Meta {
                 }
                 return self.refuse(now, &mut task, errno, out);
             }
-            Wait::Load(load) | Wait::Hint(_, load) => {
-                task.loaded = Some(load.clone());
-                let waiting = self.loads.entry(load.clone()).or_default();
-                waiting.push(number);
-                if waiting.len() == 1 {
-                    self.ask(
-                        Purpose::Load(load.clone(), self.state.changes.published()),
-                        Io::Load(load),
-                        out,
-                    );
-                }
-            }
+            Wait::Load(load) | Wait::Hint(_, load) => self.load(&mut task, number, load, out),
             Wait::Groups => {
                 let io = Io::Groups { of: (task.from, task.id), pid: task.caller.pid };
                 self.ask(Purpose::Groups(number), io, out);
@@ -117,12 +114,40 @@ impl Meta {
                 self.ask(Purpose::Pause(number), io, out);
             }
         }
+        self.park(task, number, waiting, out);
+    }
+
+    fn park(&mut self, task: Task, number: u64, waiting: Waiting, out: &mut Outbox) {
         if matches!(task.progress, Progress::Walk(_)) {
             self.walking.insert(number);
         }
         self.register_questions(&task, number);
         out.waiting.push((task.from, task.id, waiting));
         self.tasks.insert(number, Box::new(task));
+    }
+
+    fn load(&mut self, task: &mut Task, number: u64, load: Load, out: &mut Outbox) {
+        task.loaded = Some(load.clone());
+        let waiting = self.loads.entry(load.clone()).or_default();
+        waiting.push(number);
+        if waiting.len() == 1 {
+            self.ask(Purpose::Load(load.clone(), self.state.changes.published()), Io::Load(load), out);
+        }
+    }
+
+    /// What follows if an operation needs a record that it has just loaded; `None`: it has not.
+    fn missing(&self, task: &Task, load: &Load) -> Option<Missing> {
+        let loaded = task.loaded.as_ref()?;
+        let ino = inode_of(load).filter(|_| self.config.ranks > 1);
+        let other = ino.and_then(|ino| self.other_place(ino));
+        if loaded == load {
+            return Some(match (ino, other) {
+                (Some(ino), None) if !self.state.is_home_of(ino) => Missing::Elsewhere(ino, ino.rank()),
+                (_, Some(other)) => Missing::LoadedElsewhere(other),
+                _ => Missing::Nowhere,
+            });
+        }
+        (other.as_ref() == Some(loaded)).then_some(Missing::Nowhere)
     }
 
     /// Interrupts an operation that waits for journal space, leases or other ranks, which may take
@@ -236,8 +261,24 @@ impl Meta {
     }
 }
 
+/// What follows if a record does not exist.
+enum Missing {
+    Nowhere,
+    /// It belongs to an inode that is not here. The rank knows where it is.
+    Elsewhere(Ino, Rank),
+    /// It belongs to an inode that may be at another rank, as this record says.
+    LoadedElsewhere(Load),
+}
+
+/// The inode whose record or place is loaded.
+fn inode_of(load: &Load) -> Option<Ino> {
+    let Load::Record { object, key } = load else { return None };
+    match InoRecord::from_key(key).filter(|_| object.kind == ObjectKind::Inodes)? {
+        (InoRecord::Inode | InoRecord::Place, ino) => Some(ino),
+        _ => None,
+    }
+}
+
 fn is_inode(load: &Load) -> bool {
-    matches!(load, Load::Record { object, key }
-        if object.kind == ObjectKind::Inodes && matches!(key.first(), Some(b'i' | b'd')))
-        || matches!(load, Load::Record { object, .. } if *object == ObjectId::ORPHANS)
+    inode_of(load).is_some() || matches!(load, Load::Record { object, .. } if *object == ObjectId::ORPHANS)
 }

@@ -87,7 +87,7 @@ fn change_all_kinds(unmarked: Option<Selection>) {
 #[test]
 fn record_that_is_not_marked_changed_is_found() {
     fn is_remote(write: &TableWrite) -> bool {
-        matches!(write.value.as_deref().map(decode), Some(Ok(Dentry::Remote { .. })))
+        matches!(write.value.as_deref().map(decode), Some(Ok(Dentry::Remote(_))))
     }
     fn is_tagged(write: &TableWrite, tag: u8) -> bool {
         write.object.kind == ObjectKind::Inodes && write.key.first() == Some(&tag)

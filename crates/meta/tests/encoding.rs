@@ -66,6 +66,6 @@ fn journal_and_tables_are_encoded_as_before() {
     let tables = digest(parts.flat_map(|((_, key, value), object)| [object.as_bytes(), key, value]));
     assert_eq!(
         (journal, records.len(), tables),
-        (17_819_026_099_614_070_515, 20, 15_196_378_711_679_866_690)
+        (17_215_968_916_444_991_619, 20, 14_962_928_788_066_997_096)
     );
 }

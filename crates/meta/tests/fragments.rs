@@ -2,6 +2,7 @@
 
 mod growth;
 mod moves;
+mod pulls;
 mod races;
 mod rate;
 mod repair;

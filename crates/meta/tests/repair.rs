@@ -186,7 +186,7 @@ pub fn speaks_of((object, key): &RecordKey, value: &[u8]) -> (Option<Ino>, Optio
         ObjectKind::Super => (None, None),
         ObjectKind::Fragment => match decode::<Dentry>(value) {
             Ok(Dentry::Primary(inode)) => (Some(inode.ino), Some(inode.ino)),
-            Ok(Dentry::Remote { ino, .. }) => (None, Some(ino)),
+            Ok(Dentry::Remote(remote)) => (None, Some(remote.ino)),
             Err(_) => (None, None),
         },
         _ => {

@@ -138,6 +138,8 @@ impl Request {
             | Self::Parent { dir: ino }
             | Self::Fragments { dir: ino }
             | Self::Transfer { dir: ino }
+            | Self::Pull { dir: ino }
+            | Self::ClaimDatafile { ino, .. }
             | Self::SetLayout { ino, .. }
             | Self::Purge { ino, .. }
             | Self::Lock { ino, .. }
@@ -162,6 +164,8 @@ impl Request {
             self,
             Self::Sweep
                 | Self::Transfer { .. }
+                | Self::Pull { .. }
+                | Self::ClaimDatafile { .. }
                 | Self::Enter { .. }
                 | Self::Recount { .. }
                 | Self::Place { .. }

@@ -85,6 +85,8 @@ impl Request {
             | Self::Recount { .. }
             | Self::Place { .. }
             | Self::Transfer { .. }
+            | Self::Pull { .. }
+            | Self::ClaimDatafile { .. }
             | Self::Sweep => {}
         }
     }

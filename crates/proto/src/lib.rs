@@ -12,6 +12,7 @@ mod check;
 mod data;
 mod errno;
 mod fragment;
+mod held;
 mod ids;
 mod inodes;
 mod layout;
@@ -32,6 +33,7 @@ pub use fragment::{
     Cession, CessionKind, FIRST_HASH, FragmentMap, Fragments, LAST_CURSOR, common_prefix, is_split_off,
     is_unsplit, name_hash, name_key, next_number,
 };
+pub use held::{Held, Location, Recall};
 pub use ids::{Caller, ClientId, Ino, Name, NameError, Position, Rank, RequestId, RevocationId};
 pub use layout::{Distribution, Layout, LayoutError, Segment, ServerId, Strip};
 pub use list::{Pieces, pieces_of, range_of, write_list};

@@ -9,8 +9,8 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Attr, Capability, ClientId, Delegation, FileType, Fragments, Ino, Layout, Lock, LockOwner, Name, Rank,
-    RequestId, SetAttr, Space, StreamIo, Time,
+    Attr, Capability, ClientId, Delegation, FileType, Fragments, Held, Ino, Layout, Location, Lock,
+    LockOwner, Name, Rank, RequestId, ServerId, SetAttr, Space, StreamIo, Time,
 };
 
 bitflags! {
@@ -306,6 +306,16 @@ pub enum Request {
     Transfer {
         dir: Ino,
     },
+    /// Move files of other ranks to their names in a directory record. Internal to the server; never
+    /// answered.
+    Pull {
+        dir: Ino,
+    },
+    /// Determine if a provisional datafile of a data server is this rank's. Internal, as `Pull`.
+    ClaimDatafile {
+        ino: Ino,
+        server: ServerId,
+    },
     /// Continue freeing removed trees. Internal to the server; never answered.
     Sweep,
     /// Determine the size of a file that was being written when the server ended. Internal, as
@@ -499,6 +509,8 @@ pub enum Reply {
     Remote {
         ino: Ino,
         kind: FileType,
+        /// The rank that has the inode.
+        at: Rank,
         /// As in [`Entry`].
         cacheable: bool,
         name_leased: bool,
@@ -537,6 +549,12 @@ pub enum Reply {
     /// which.
     Misrouted {
         dir: Ino,
+    },
+    /// The reply to a request about an inode that is not at this rank: it is at the rank `at`, or
+    /// that is the rank of its number, which knows. The client repeats the request there.
+    Relocated {
+        ino: Ino,
+        at: Rank,
     },
     /// `Announce`: no other client caches the old data. True if the client must announce its next
     /// write too.
@@ -659,42 +677,4 @@ pub struct Opened {
     pub announced: bool,
     /// For [`Held::opened`].
     pub reclaim_token: u64,
-}
-
-/// Asks a client to forget an inode and to confirm it. The client ignores it if it uses the inode.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Recall {
-    pub ino: Ino,
-    /// The name under which clients know the inode; `None` if there may be several.
-    pub dir: Option<Ino>,
-    pub name: Option<Name>,
-}
-
-/// Location of an inode's record.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Location {
-    /// In the dentry of its only name: the directory, and the hash of the name.
-    Dentry { dir: Ino, hash: u64 },
-    /// In the inode table: the root, and inodes that have or had several names.
-    Table,
-    /// Among the orphans: in use, without a name.
-    Orphan,
-}
-
-/// State that a client reclaims for one inode.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Held {
-    pub ino: Ino,
-    /// Location at the last reply. The inode may have moved since.
-    pub location: Location,
-    /// Lookup count: how often replies named the inode, minus what the client forgot.
-    pub lookups: u64,
-    pub opens: u32,
-    /// The last [`Entry::reclaim_token`] and [`Opened::reclaim_token`] that the client received. A
-    /// restarted server accepts a reclaim only with these tokens.
-    pub lookup_token: u64,
-    pub opened: u64,
-    /// The client may have pending operations in this directory:
-    /// [`Touched::exclusive`](crate::Touched::exclusive).
-    pub exclusive: bool,
 }

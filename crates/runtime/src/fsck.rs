@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use espalier_meta::{Check, Finding};
-use espalier_proto::{Errno, Ino, Lease, Name, Recall, ServerId};
+use espalier_proto::{Errno, Ino, Lease, Name, Rank, Recall, ServerId};
 use espalier_store::Superblock;
 
 use crate::calls::{CallOutcome, Calls, Frontend};
@@ -90,7 +90,7 @@ fn check_all(volumes: Vec<Volume>, data: &[DataStore], progress: &impl Fn(u64)) 
         let open = volume.meta.open_transactions();
         let (Superblock { hash_key, rank, .. }, replayed) = (volume.superblock.clone(), volume.replayed);
         let (disk, records) = (checkpoint(volume)?, report.records);
-        let check = read(&disk, hash_key, &|read| progress(records + read))?;
+        let check = read(&disk, (hash_key, rank), &|read| progress(records + read))?;
         report.replayed += replayed;
         report.records += check.records;
         report.files += check.files;
@@ -103,8 +103,9 @@ fn check_all(volumes: Vec<Volume>, data: &[DataStore], progress: &impl Fn(u64)) 
     }
     for store in data {
         for (ino, size) in store.datafiles()? {
-            // Inodes of impossible ranks are reported with the first rank.
-            let rank = Some(usize::from(ino.rank().0)).filter(|rank| *rank < checks.len()).unwrap_or(0);
+            // Datafiles of no file are reported with the rank of the number, if there is one.
+            let home = Some(usize::from(ino.rank().0)).filter(|rank| *rank < checks.len()).unwrap_or(0);
+            let rank = checks.iter().position(|check| check.has_striped(ino)).unwrap_or(home);
             if let Some(check) = checks.get_mut(rank) {
                 check.datafile(store.number(), ino, size);
             }
@@ -125,16 +126,20 @@ pub(crate) fn check(
     replayed: u64,
     progress: &impl Fn(u64),
 ) -> Result<FsckReport, Error> {
-    let check = read(disk, hash_key, progress)?;
+    let check = read(disk, (hash_key, Rank(0)), progress)?;
     progress(check.records);
     let (records, files, directories) = (check.records, check.files, check.directories);
     Ok(FsckReport { replayed, records, files, directories, findings: check.finish() })
 }
 
 /// Feeds all records of a store to a check.
-pub(crate) fn read(disk: &Disk, hash_key: [u8; 16], progress: &impl Fn(u64)) -> Result<Check, Error> {
+pub(crate) fn read(
+    disk: &Disk,
+    (hash_key, rank): ([u8; 16], Rank),
+    progress: &impl Fn(u64),
+) -> Result<Check, Error> {
     disk.store.verify()?;
-    let mut check = Check::new(hash_key);
+    let mut check = Check::new(hash_key, rank);
     for record in disk.store.records() {
         let (object, key, value) = record?;
         check.record(object, &key, &value);

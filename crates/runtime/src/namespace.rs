@@ -455,7 +455,7 @@ fn read(store: &dyn Store) -> Result<BTreeMap<Ino, NamedInode>, Error> {
                     Dentry::Primary(inode) => {
                         nodes.insert(inode.ino, NamedInode { inode, names: vec![(dir, name)] });
                     }
-                    Dentry::Remote { ino, .. } => links.push((ino, (dir, name))),
+                    Dentry::Remote(remote) => links.push((remote.ino, (dir, name))),
                 }
             }
             ObjectKind::Inodes => {

@@ -131,7 +131,7 @@ fn rank_of(index: usize) -> Rank {
 
 #[cfg(test)]
 mod tests {
-    use espalier_meta::{Edit, PeerMessage, Question, TransactionId};
+    use espalier_meta::{Edit, PeerMessage, Question, Referent, TransactionId};
     use espalier_proto::{Caller, FileType, Ino, Name, Time};
 
     use super::*;
@@ -154,8 +154,10 @@ mod tests {
         let (lost, left) = (Rank(1), [stores[2].clone(), stores[0].clone()]);
         let mut first = open_all(&stores[..1], &OpenOptions::read_once()).expect("a store");
         let id = TransactionId { began: 1, number: 1, rank: lost };
-        let (name, ino) = (Name::new(b"new").expect("a name"), Ino::none_of(lost));
-        let edits = vec![Edit::PutName { dir: Ino::ROOT, name, ino, kind: FileType::Directory }];
+        let ino = Ino::none_of(lost);
+        let referent = Referent { ino, kind: FileType::Directory, at: lost };
+        let name = Name::new(b"new").expect("a name");
+        let edits = vec![Edit::PutName { dir: Ino::ROOT, name, referent }];
         let question = Question::Prepare { edits, time: Time::new(1, 0), since: Time::new(1, 0) };
         let message = PeerMessage::Ask { id, caller: Caller::SERVER, question };
         run(&mut first, [(Rank(0), Input::Peer { from: lost, message })].into());

@@ -130,7 +130,8 @@ fn try_repair_cluster(
     let disks = open_all(&stores, &mut done)?;
     let mut checks = Vec::new();
     for (store, disk) in stores.iter().zip(&disks) {
-        checks.push(read(disk, store.superblock.hash_key, &progress)?);
+        let Superblock { hash_key, rank, .. } = store.superblock;
+        checks.push(read(disk, (hash_key, rank), &progress)?);
     }
     if !Check::finish_all(checks).is_empty() {
         repair_records(&stores, &disks, now, &mut done)?;

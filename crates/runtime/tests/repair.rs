@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use espalier_meta::{Dentry, InoRecord, Slot, Super, encode};
+use espalier_meta::{Dentry, InoRecord, Referent, Slot, Super, encode};
 use espalier_proto::{FileType, Ino, Name, ObjectId, Rank, TableWrite, name_key};
 use espalier_runtime::{
     Error, MkfsOptions, RepairReport, fsck, fsck_cluster, mkfs, mkfs_ranks, repair, repair_cluster,
@@ -140,7 +140,8 @@ fn stores_of_all_ranks_are_repaired_together() {
     let store = open(&ranks[0]);
     let hash_key = store.superblock().hash_key;
     let slot = Slot::new(&name_key(&hash_key), Name::new(b"gone").unwrap());
-    let dentry = Dentry::Remote { ino: Ino(Ino::none_of(Rank(2)).0 + 7), kind: FileType::Regular };
+    let (at, kind) = (Rank(2), FileType::Regular);
+    let dentry = Dentry::Remote(Referent { ino: Ino(Ino::none_of(at).0 + 7), kind, at });
     write(&store, ObjectId::fragment(Ino::ROOT, 0), slot.key(), Some(encode(&dentry)));
     drop(store);
     // Another rank has lost the start of its journal.

@@ -426,7 +426,7 @@ impl Storage {
     /// # Errors
     /// None is expected of memory.
     pub fn check(&self, config: &Config) -> Result<Check, StorageError> {
-        let mut check = Check::new(config.hash_key);
+        let mut check = Check::new(config.hash_key, config.rank);
         for record in self.store.records() {
             let (object, key, value) = record?;
             check.record(object, &key, &value);

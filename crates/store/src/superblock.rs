@@ -23,7 +23,7 @@ const TITLE: &str = "# An Espalier store. Do not edit: the last line is a checks
 /// Common prefix of the first line in all versions.
 const MAGIC: &[u8] = b"# An Espalier store.";
 /// Format written and read by this version.
-pub const FORMAT: u32 = 3;
+pub const FORMAT: u32 = 4;
 const MAX_BYTES: usize = 64 * 1024;
 
 /// Identity and parameters of a store.

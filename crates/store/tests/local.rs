@@ -126,10 +126,10 @@ fn open_reports_superblock_damage() {
         std::fs::write(&path, flipped).unwrap();
         assert!(superblock::read(dir.path()).is_err(), "{at}");
     }
-    for (format, advice) in [(4, "use version 7.0 or newer"), (2, "copy its files into a new one")] {
+    for (format, advice) in [(5, "use version 7.0 or newer"), (3, "copy its files into a new one")] {
         let format = format!("format = {format}");
         let text =
-            std::str::from_utf8(&bytes).unwrap().replace("format = 3", &format).replace("0.1.0", "7.0");
+            std::str::from_utf8(&bytes).unwrap().replace("format = 4", &format).replace("0.1.0", "7.0");
         let body = text.rsplit_once("checksum").unwrap().0;
         let sum = xxhash_rust::xxh3::xxh3_64(body.as_bytes());
         std::fs::write(&path, format!("{body}checksum = \"{sum:016x}\"\n")).unwrap();

@@ -6,6 +6,7 @@ use espalier_proto::{Ino, Lease, Name, Rank};
 
 use super::record::KnownName;
 use super::{Cache, Users};
+use crate::locations::Locations;
 
 impl Cache {
     /// Handles the revocation of a lease.
@@ -36,8 +37,8 @@ impl Cache {
     }
 
     /// Invalidates everything that a rank has returned.
-    pub fn distrust_rank(&mut self, rank: Rank) {
-        self.distrust_those(|ino| ino.rank() == rank);
+    pub(crate) fn distrust_rank(&mut self, rank: Rank, locations: &Locations) {
+        self.distrust_those(|ino| locations.of(*ino) == rank);
     }
 
     fn distrust_those(&mut self, is_one: impl Fn(&Ino) -> bool) {

@@ -6,6 +6,7 @@ use alloc::vec;
 use espalier_proto::{Lease, Location, NewNode, Rank, SetAttr, Time};
 
 use super::*;
+use crate::locations::Locations;
 
 const DIR: Ino = Ino(2);
 
@@ -412,13 +413,13 @@ fn a_name_at_another_rank_is_known_as_long_as_nothing_of_it_is_revoked() {
     assert_eq!(cache.name(FAR, &name("a"), 0), Some(Binding::Absent), "the directory is empty");
 
     cache.remote_found(&make, &remote_entry, 60, 0);
-    cache.distrust_rank(Rank(1));
+    cache.distrust_rank(Rank(1), &Locations::default());
     assert_eq!((cache.name(DIR, &name("far"), 0), cache.attr(FAR, 0)), (Some(far), None));
     assert!(cache.look_up(DIR, &name("far"), 0).is_none(), "the inode is not cached");
     let known = RemoteEntry { cacheable: false, ..remote_entry };
     assert_eq!(cache.remote_entry(DIR, &name("far"), 10), Some((known, 50)));
     assert_eq!(cache.remote_entry(DIR, &name("far"), 60), None);
-    cache.distrust_rank(Rank(0));
+    cache.distrust_rank(Rank(0), &Locations::default());
     assert_eq!(cache.name(DIR, &name("far"), 0), None);
 }
 

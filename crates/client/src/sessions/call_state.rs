@@ -78,6 +78,9 @@ impl ServerReply {
 impl<T> Sessions<T> {
     pub(super) fn reply(&mut self, now: u64, reply: ServerReply, actions: &mut Actions<T>) {
         let (rank, id) = (reply.rank, reply.id);
+        if let Ok(reply) = &reply.result {
+            self.client.locations.learn_from(rank, reply);
+        }
         let pending = self.calls.remove(CallWait::Reply(rank, id));
         let is_waited_for = pending.is_some() || self.writeback.is_change(rank, id);
         let end = self.server_session(rank);
@@ -283,7 +286,7 @@ impl<T> Sessions<T> {
         let page =
             Page::of(&incoming.call).filter(|page| self.may(&incoming.caller, page.dir, Access::READ, now));
         let entries = page.and_then(|page| self.cache.entries_to_ask_for(page));
-        let rank = next.rank();
+        let rank = next.rank(&self.client.locations);
         if let Next::Ask(request) | Next::Find(request, _) = &next {
             self.report_time(now, request);
         }
@@ -438,7 +441,7 @@ impl<T> Sessions<T> {
             return;
         };
         if let Left::Created(_) = &left {
-            let end = self.server_session(ino.rank());
+            let end = self.server_session(self.rank_of(ino));
             end.link.forget(ino, 1, &mut end.out);
         }
         // A pending operation may still create datafiles.
@@ -453,7 +456,7 @@ impl<T> Sessions<T> {
         if is_put_off {
             return;
         }
-        let end = self.server_session(ino.rank());
+        let end = self.server_session(self.rank_of(ino));
         match left {
             Left::Open(_) => drop(end.ask(Caller::SERVER, Request::Release { ino })),
             Left::OpenNamed(_) | Left::Created(_) => end.link.release_made(ino, &mut end.out),

@@ -14,6 +14,7 @@ use rustc_hash::FxBuildHasher;
 
 use super::Sessions;
 use super::blocked::is_about;
+use crate::locations::Locations;
 use crate::{Binding, Call};
 
 /// Remaining term in ms below which a lease is about to end, and the server is notified of the
@@ -61,8 +62,8 @@ impl DelegatedOpens {
     }
 
     /// A server has lost its state: takes the open counts of its files.
-    pub fn forgotten(&mut self, rank: Rank) -> impl Iterator<Item = (Ino, u32)> {
-        let files = self.files.extract_if(move |ino, _| ino.rank() == rank);
+    pub fn forgotten(&mut self, rank: Rank, locations: &Locations) -> impl Iterator<Item = (Ino, u32)> {
+        let files = self.files.extract_if(move |ino, _| locations.of(*ino) == rank);
         files.map(|(ino, file)| (ino, u32::try_from(file.callers.len()).unwrap_or(u32::MAX)))
     }
 }
@@ -75,7 +76,7 @@ impl<T> Sessions<T> {
         let is_announced = self.client.is_open(ino) && !self.delegated_opens.files.contains_key(&ino);
         // A client may have cached the contents of a file that it has created and never opened.
         let is_provable =
-            self.server_sessions.get(&ino.rank()).is_some_and(|end| end.link.proves_openings(ino));
+            self.server_sessions.get(&self.rank_of(ino)).is_some_and(|end| end.link.proves_openings(ino));
         if is_announced || !is_provable || self.cache.has_pending(ino) {
             return false;
         }
@@ -116,7 +117,7 @@ impl<T> Sessions<T> {
                 self.announce_delegated_named(now, *from_dir, from);
                 self.announce_delegated_named(now, *to_dir, to);
             }
-            Call::Request(Request::RemoveTree { .. }) => self.announce_opens(now, |_, _| true),
+            Call::Request(Request::RemoveTree { .. }) => self.announce_opens(now, |_, _, _| true),
             call => {
                 let mut about = Vec::new();
                 is_about(call, |ino| {
@@ -133,7 +134,7 @@ impl<T> Sessions<T> {
             Some(Binding::Inode(ino, _)) => self.announce_delegated(now, ino),
             Some(Binding::Absent) => {}
             // The name may refer to any file.
-            None => self.announce_opens(now, |_, _| true),
+            None => self.announce_opens(now, |_, _, _| true),
         }
     }
 
@@ -143,19 +144,20 @@ impl<T> Sessions<T> {
             self.send_accesses();
         }
         if self.delegated_opens.files.contains_key(&ino) {
-            self.announce_opens(now, |it, _| it == ino);
+            self.announce_opens(now, |_, it, _| it == ino);
         }
     }
 
     /// Notifies servers of accesses, and of opens whose leases end soon.
     pub(super) fn announce_expiring(&mut self, now: u64) {
         self.send_accesses();
-        self.announce_opens(now, |_, until| until <= now + SOON_MS);
+        self.announce_opens(now, |_, _, until| until <= now + SOON_MS);
     }
 
     /// Notifies servers of the opens that `is_one` selects by inode and end of the lease.
-    pub(super) fn announce_opens(&mut self, now: u64, is_one: impl Fn(Ino, u64) -> bool) {
-        let files = self.delegated_opens.files.extract_if(|ino, file| is_one(*ino, file.until));
+    pub(super) fn announce_opens(&mut self, now: u64, is_one: impl Fn(&Locations, Ino, u64) -> bool) {
+        let locations = &self.client.locations;
+        let files = self.delegated_opens.files.extract_if(|ino, file| is_one(locations, *ino, file.until));
         for (ino, file) in files.collect::<Vec<_>>() {
             for caller in file.callers {
                 self.announce_open(now, 0, ino, caller);
@@ -165,10 +167,14 @@ impl<T> Sessions<T> {
 
     fn send_accesses(&mut self) {
         let mut accessed: Vec<(Ino, Time)> = self.delegated_opens.accessed.drain().collect();
-        accessed.sort_unstable_by_key(|(ino, _)| (ino.rank(), *ino));
-        for files in accessed.chunk_by(|(one, _), (next, _)| one.rank() == next.rank()) {
+        accessed.sort_unstable_by_key(|(ino, _)| (self.rank_of(*ino), *ino));
+        let is_together = |one: Ino, next: Ino| self.rank_of(one) == self.rank_of(next);
+        let together: Vec<Vec<(Ino, Time)>> =
+            accessed.chunk_by(|(one, _), (next, _)| is_together(*one, *next)).map(<[_]>::to_vec).collect();
+        for files in together {
             let Some((ino, _)) = files.first() else { continue };
-            self.server_session(ino.rank()).ask(Caller::SERVER, Request::Accessed { files: files.to_vec() });
+            let rank = self.rank_of(*ino);
+            self.server_session(rank).ask(Caller::SERVER, Request::Accessed { files });
         }
     }
 }

@@ -44,7 +44,7 @@ impl<T> Sessions<T> {
         let Some(errno) = self.deferred_error(&incoming.call) else { return Some(incoming) };
         // The file is closed nevertheless.
         if let Call::Request(request @ Request::Unlock { ino, .. }) = incoming.call {
-            self.server_session(ino.rank()).ask(incoming.caller, request);
+            self.server_session(self.rank_of(ino)).ask(incoming.caller, request);
         }
         actions.answer(incoming.ticket, Err(errno));
         None

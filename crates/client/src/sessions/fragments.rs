@@ -17,7 +17,7 @@ use super::own::Left;
 use super::pending_calls::{CallWait, PendingCall};
 use super::{Actions, Sessions};
 use crate::cache::Term;
-use crate::{Answer, Call};
+use crate::{Answer, Call, RemoteEntry};
 
 /// The fragment maps of directories whose inodes are cached.
 #[derive(Debug, Default)]
@@ -230,7 +230,7 @@ impl<T> Sessions<T> {
     }
 
     fn ask_for(&mut self, now: u64, pending: PendingCall<T>, request: Request, actions: &mut Actions<T>) {
-        let (rank, caller) = (request.rank(), pending.incoming.caller.clone());
+        let (rank, caller) = (self.client.locations.of_request(&request), pending.incoming.caller.clone());
         let id = self.server_session(rank).ask(caller, request);
         self.await_reply(now, pending, CallWait::Reply(rank, id), actions);
     }
@@ -275,6 +275,7 @@ impl<T> Sessions<T> {
                 self.fragments.learn(fragments);
                 self.restart(now, pending, actions);
             }
+            (_, Ok(Reply::Relocated { ino, at })) => self.repeat_at(now, pending, ino, at, actions),
             (_, Ok(Reply::Misrouted { dir })) => {
                 self.fragments.redirects += 1;
                 self.ask_for_map(now, pending, dir, actions);
@@ -320,6 +321,31 @@ impl<T> Sessions<T> {
             (_, result) => return Some((pending, result)),
         }
         None
+    }
+
+    /// Repeats a request that has met an inode which is at another rank.
+    fn repeat_at(
+        &mut self,
+        now: u64,
+        mut pending: PendingCall<T>,
+        ino: Ino,
+        at: Rank,
+        actions: &mut Actions<T>,
+    ) {
+        let CallState { name_state, routes, .. } = &mut pending.call_state;
+        let Some(entry) = name_state.remote_entry.filter(|entry| entry.ino == ino) else {
+            return self.restart(now, pending, actions);
+        };
+        *routes += 1;
+        if *routes > MOST_ROUTES {
+            return self.give_up(pending, Errno::EIO, actions);
+        }
+        // The name's rank has executed its part of the call.
+        let RemoteEntry { kind, cacheable, leased: name_leased, .. } = entry;
+        let left = name_state.until.saturating_sub(now);
+        let remote = Reply::Remote { ino, kind, at, cacheable, name_leased };
+        let next = self.client.reply(&pending.incoming.call, Ok(remote));
+        self.advance(now, pending, next, left, actions);
     }
 
     /// Handles the parent of a directory, which completes a listing; returns the listing then.

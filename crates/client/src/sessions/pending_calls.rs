@@ -25,6 +25,7 @@ use super::own::Own;
 use super::{Actions, IncomingCall, Interrupt, OwnedCall, Sessions, Waiter};
 use crate::Call;
 use crate::cache::Subject;
+use crate::locations::Locations;
 
 /// See the module's documentation.
 #[derive(Debug)]
@@ -135,11 +136,16 @@ impl<T> PendingCalls<T> {
 
     /// Handles the end of a server's session, which revokes its capabilities. `lost`: the requests
     /// that it ends. Returns the calls whose outcome is unknown.
-    pub fn lose(&mut self, rank: Rank, lost: &[RequestId], actions: &mut Actions<T>) -> Vec<PendingCall<T>> {
+    pub fn lose(
+        &mut self,
+        (rank, locations): (Rank, &Locations),
+        lost: &[RequestId],
+        actions: &mut Actions<T>,
+    ) -> Vec<PendingCall<T>> {
         lost.iter().for_each(|id| drop(self.abandoned.remove(&(rank, *id))));
         let mut failed: Vec<_> =
             lost.iter().filter_map(|id| self.begun.remove(&CallWait::Reply(rank, *id))).collect();
-        let is_of = |_: &_, delegation: &Delegation| delegation.capability.ino.rank() == rank;
+        let is_of = |_: &_, delegation: &Delegation| locations.of(delegation.capability.ino) == rank;
         failed.append(&mut self.take_data(is_of, actions));
         failed
     }

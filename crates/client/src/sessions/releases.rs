@@ -56,7 +56,7 @@ impl<T> Sessions<T> {
         let mut unused = core::mem::take(&mut self.releases.used);
         unused.retain(|ino| !self.releases.defer(*ino));
         for ino in unused {
-            self.server_session(ino.rank()).ask(Caller::SERVER, Request::Release { ino });
+            self.server_session(self.rank_of(ino)).ask(Caller::SERVER, Request::Release { ino });
             self.closed(ino, now);
         }
     }
@@ -82,7 +82,7 @@ impl<T> Sessions<T> {
     pub(super) fn release_created(&mut self) {
         let created = self.releases.uncreated.extract_if(.., |ino| !self.cache.has_pending(*ino));
         for ino in created.collect::<Vec<_>>() {
-            let end = self.server_session(ino.rank());
+            let end = self.server_session(self.rank_of(ino));
             end.link.release(ino, &mut end.out);
         }
     }

@@ -106,7 +106,7 @@ impl<T> Sessions<T> {
         };
         let lookup = Request::Lookup { dir: moved.dir, name: moved.name.clone() };
         confirmation.current = Some(moved);
-        let (rank, caller) = (lookup.rank(), pending.incoming.caller.clone());
+        let (rank, caller) = (self.client.locations.of_request(&lookup), pending.incoming.caller.clone());
         let id = self.server_session(rank).ask(caller, lookup);
         pending.call_state.sent = now;
         self.calls.insert(CallWait::Reply(rank, id), pending);

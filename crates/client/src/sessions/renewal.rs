@@ -185,7 +185,7 @@ impl<T> Sessions<T> {
     }
 
     fn renew(&mut self, now: u64, inodes: Vec<Ino>, exclusive_dir: Option<Ino>) {
-        let Some(rank) = inodes.first().map(|ino| ino.rank()) else { return };
+        let Some(rank) = inodes.first().map(|ino| self.rank_of(*ino)) else { return };
         let request = Request::Renew { inodes, exclusive_dir };
         let id = self.server_session(rank).ask(Caller::SERVER, request);
         self.renewal.renewals.insert((rank, id), now);
@@ -222,9 +222,11 @@ impl<T> Sessions<T> {
             }
             self.renewal.track(ino, until, now);
         }
-        // Sorted by rank.
-        let renew: Vec<Ino> = renew.into_iter().collect();
-        for inodes in renew.chunk_by(|one, next| one.rank() == next.rank()) {
+        let mut by_rank: BTreeMap<Rank, Vec<Ino>> = BTreeMap::new();
+        for ino in renew {
+            by_rank.entry(self.rank_of(ino)).or_default().push(ino);
+        }
+        for inodes in by_rank.into_values() {
             for inodes in inodes.chunks(TOGETHER) {
                 self.renew(now, inodes.to_vec(), None);
             }

@@ -183,7 +183,7 @@ impl<T> Sessions<T> {
         // An announcement must precede the answer to the caller.
         let is_wanted = self.uses_writeback && self.client.is_streamed(*ino) && !self.client.announces(*ino);
         let (dir, _) = self.cache.sole_holder_dir(*ino).filter(|(_, until)| is_wanted && *until > now)?;
-        let is_ready = self.server_sessions.get(&ino.rank())?.link.is_ready();
+        let is_ready = self.server_sessions.get(&self.rank_of(*ino))?.link.is_ready();
         // Other pending operations on the file come first.
         let is_plain = !self.cache.has_pending(*ino) || self.writeback.write_behind.is_any_of(*ino);
         let waits = self.calls.is_any_blocked_about(*ino) || self.writeback.has_failed(*ino);
@@ -321,7 +321,8 @@ impl<T> Sessions<T> {
 
     /// Handles the end of a session: gathered writes that were not sent fail.
     pub(super) fn lose_gathered(&mut self, rank: Rank, actions: &mut Actions<T>) {
-        let lost = self.writeback.write_behind.take_gathered(|ino| ino.rank() == rank);
+        let locations = &self.client.locations;
+        let lost = self.writeback.write_behind.take_gathered(|ino| locations.of(ino) == rank);
         actions.over.extend(lost.into_iter().map(|(_, gathered)| (gathered.number, Some(Errno::EIO))));
     }
 

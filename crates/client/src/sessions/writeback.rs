@@ -181,9 +181,9 @@ impl Writeback {
     }
 
     /// Notes the time that a pending operation has.
-    fn give_time(&mut self, change: &PendingOp, request: &Request) {
+    fn give_time(&mut self, rank: Rank, change: &PendingOp, request: &Request) {
         if let Some(time) = request.time() {
-            self.hear_time(change.sent, request.rank(), time);
+            self.hear_time(change.sent, rank, time);
         }
     }
 
@@ -347,7 +347,7 @@ impl<T> Sessions<T> {
     /// small. The write is sent when the earlier operations on the file are answered.
     fn writeback_write(&mut self, now: u64, incoming: &OwnedCall<T>) -> Option<(Answer, u64)> {
         let Call::Write { ino, offset, data, kill_suid_gid } = &incoming.call else { return None };
-        let (ino, rank) = (*ino, ino.rank());
+        let (ino, rank) = (*ino, self.rank_of(*ino));
         let dir = *self.writeback.open.get(&ino)?;
         let attr = self.cache.sole_writer_attr(dir, ino, now)?;
         if attr.streamed || !attr.flags.is_empty() {
@@ -378,7 +378,7 @@ impl<T> Sessions<T> {
         let Call::Request(Request::SetAttr { ino, set }) = incoming.call else { return None };
         let (dir, until) = self.cache.sole_holder_dir(ino).filter(|(_, until)| *until > now)?;
         let attr = self.cache.sole_writer_attr(dir, ino, now)?;
-        let time = self.may_acknowledge(now, ino.rank())?;
+        let time = self.may_acknowledge(now, self.rank_of(ino))?;
         let changed = certainly_sets(&attr, &incoming.caller, &set, time)?;
         if attr.streamed || attr.kind == FileType::Directory || self.calls.is_any_blocked_about(ino) {
             return None;
@@ -402,14 +402,17 @@ impl<T> Sessions<T> {
         let reads = how.access == Access::READ && how.reads == Reads::Whole && !how.truncate;
         self.cache.content(ino, now).filter(|_| reads)?;
         let attr = self.cache.attr(ino, now)?;
-        let time = self.may_acknowledge(now, ino.rank())?;
+        let time = self.may_acknowledge(now, self.rank_of(ino))?;
         if !certainly_may(&attr, &incoming.caller, Access::READ, true) || self.calls.is_any_blocked_about(ino)
         {
             return None;
         }
         // The server applies the same rule (`relatime`).
-        let counts =
-            self.writeback.number_pools.get(&ino.rank()).is_some_and(|number_pool| number_pool.accesses);
+        let counts = self
+            .writeback
+            .number_pools
+            .get(&self.rank_of(ino))
+            .is_some_and(|number_pool| number_pool.accesses);
         let accessed = counts
             && !attr.flags.contains(InodeFlags::NOATIME)
             && attr.atime.is_old_access(attr.mtime.max(attr.ctime), time);
@@ -448,15 +451,16 @@ impl<T> Sessions<T> {
     fn send_in_order(&mut self, is_first: bool, unsent: Unsent) {
         if is_first {
             let Unsent { change, caller, request } = unsent;
-            self.send_pending(change.ino.rank(), change, caller, request);
+            self.send_pending(self.rank_of(change.ino), change, caller, request);
         } else {
-            self.writeback.give_time(&unsent.change, &unsent.request);
+            let rank = self.rank_of(unsent.change.ino);
+            self.writeback.give_time(rank, &unsent.change, &unsent.request);
             self.writeback.unsent.push_back(unsent);
         }
     }
 
     fn send_pending(&mut self, rank: Rank, change: PendingOp, caller: Caller, request: Request) {
-        self.writeback.give_time(&change, &request);
+        self.writeback.give_time(rank, &change, &request);
         let id = self.server_session(rank).ask(caller, request);
         self.writeback.changes.insert((rank, id), change);
     }
@@ -484,7 +488,7 @@ impl<T> Sessions<T> {
             at.and_then(|at| self.writeback.unsent.remove(at))
         {
             change.sent = now;
-            self.send_pending(of.rank(), change, caller, request);
+            self.send_pending(self.rank_of(of), change, caller, request);
         }
     }
 
@@ -609,7 +613,7 @@ impl<T> Sessions<T> {
     /// Reports the latest time to a server that is about to give a change its own time, if the
     /// change could look older than an earlier one at another server.
     pub(super) fn report_time(&mut self, now: u64, request: &Request) {
-        let (rank, (time, at)) = (request.rank(), self.writeback.latest);
+        let (rank, (time, at)) = (self.client.locations.of_request(request), self.writeback.latest);
         let is_recent = now - at <= RECENT_MS;
         let shared = self.writeback.number_pools.get(&rank).map(|pool| pool.shared).unwrap_or_default();
         if is_recent
@@ -649,7 +653,8 @@ impl<T> Sessions<T> {
         self.writeback.number_pools.remove(&rank);
         // The server has closed their files.
         let unsent = core::mem::take(&mut self.writeback.unsent).into_iter();
-        let (lost, remaining) = unsent.partition::<VecDeque<_>, _>(|unsent| unsent.change.ino.rank() == rank);
+        let is_lost = |unsent: &Unsent| self.client.locations.of(unsent.change.ino) == rank;
+        let (lost, remaining) = unsent.partition::<VecDeque<_>, _>(is_lost);
         self.writeback.unsent = remaining;
         changes.extend(lost.into_iter().map(|unsent| unsent.change));
         for change in changes {

@@ -9,6 +9,7 @@
 //! directory's owner, permissions, flags, access control lists and policy ([`Rights`]).
 
 mod due;
+mod pull;
 mod rate;
 mod show;
 mod subtree;
@@ -27,13 +28,15 @@ use crate::acl::Acl;
 use crate::event::Event;
 use crate::machine::{Cx, Meta};
 use crate::rank::{Edit, FragmentName, PeerAnswer, Question};
-use crate::record::{Body, Directory, Inode, Partition, SplitCause};
+use crate::record::{Body, Directory, Inode, Partition, Referent, SplitCause};
 use crate::state::State;
 use crate::step::{Step, Stop};
 use crate::usage::Usage;
 
 pub(crate) use due::DueTransfers;
 pub use due::FragmentCounts;
+pub(crate) use pull::DuePulls;
+pub use pull::PullCounts;
 pub use subtree::MoveScope;
 
 /// What all fragments of a directory have in common.
@@ -97,10 +100,10 @@ impl State {
     }
 
     pub(crate) fn cede_names(&mut self, fragment: Ino, to: Ino, rest: (u64, u64), names: &[FragmentName]) {
-        for FragmentName { name, ino, .. } in names {
-            if ino.rank() == fragment.rank() {
-                self.count(fragment, Usage::default(), self.weight_in(fragment, *ino));
-                self.move_name(*ino, fragment, to);
+        for FragmentName { name, referent } in names {
+            if referent.at == fragment.rank() {
+                self.count(fragment, Usage::default(), self.weight_here(*referent));
+                self.move_name(referent.ino, fragment, to);
             }
             self.erase_cell(fragment, &self.slot(name));
         }
@@ -109,8 +112,8 @@ impl State {
     }
 
     pub(crate) fn accept_names(&mut self, fragment: Ino, hashes: (u64, u64), names: &[FragmentName]) {
-        for FragmentName { name, ino, kind } in names {
-            self.put_name(fragment, name, *ino, *kind);
+        for FragmentName { name, referent } in names {
+            self.put_name(fragment, name, *referent);
         }
         self.change_entries(fragment, names, u64::saturating_add);
         self.set_hashes(fragment, hashes);
@@ -127,7 +130,7 @@ impl State {
 
     /// Counts names that come or go without a change of the directory's times.
     fn change_entries(&mut self, dir: Ino, names: &[FragmentName], change: impl Fn(u64, u64) -> u64) {
-        let subdirs = names.iter().filter(|name| name.kind == FileType::Directory).count() as u64;
+        let subdirs = names.iter().filter(|name| name.referent.is_dir()).count() as u64;
         self.change(dir, |inode| {
             inode.nlink = u32::try_from(change(inode.nlink.into(), subdirs)).unwrap_or(u32::MAX);
             if let Body::Directory(directory) = &mut inode.body {
@@ -217,16 +220,19 @@ impl Meta {
     pub(crate) fn unlink_edits(
         &mut self,
         cx: &mut Cx<'_>,
-        (ino, kind): (Ino, FileType),
+        Referent { ino, kind, at }: Referent,
         dir: Ino,
         owner: Option<u32>,
     ) -> Step<Vec<Edit>> {
         if kind != FileType::Directory {
-            return Ok([Edit::Unlink { ino, dir, owner, map_version: 0 }].into());
+            return Ok([Edit::Unlink { ino, at, dir, owner, map_version: 0 }].into());
         }
         let map = self.query_map(cx, ino)?;
-        let mut edits = Vec::from([Edit::Unlink { ino, dir, owner, map_version: map.version() }]);
-        let unlink = |fragment| Edit::Unlink { ino: fragment, dir: ino, owner: None, map_version: 0 };
+        let mut edits = Vec::from([Edit::Unlink { ino, at, dir, owner, map_version: map.version() }]);
+        let unlink = |fragment: Ino| {
+            let at = fragment.rank();
+            Edit::Unlink { ino: fragment, at, dir: ino, owner: None, map_version: 0 }
+        };
         edits.extend(map.others().map(unlink));
         Ok(edits)
     }

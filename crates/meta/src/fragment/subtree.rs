@@ -9,7 +9,7 @@
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
-use espalier_proto::{Errno, FileType, Ino, Rank};
+use espalier_proto::{Errno, Ino, Rank};
 use serde::{Deserialize, Serialize};
 
 use crate::machine::{Cx, Meta};
@@ -36,8 +36,8 @@ impl Meta {
     /// The records at this rank of the directories among names that move with a subtree.
     pub(super) fn nested_records(&mut self, cx: &mut Cx<'_>, names: &[FragmentName]) -> Step<Vec<Ino>> {
         let mut dirs: BTreeMap<Rank, Vec<Ino>> = BTreeMap::new();
-        for name in names.iter().filter(|name| name.kind == FileType::Directory) {
-            dirs.entry(name.ino.rank()).or_default().push(name.ino);
+        for dir in names.iter().map(|name| name.referent).filter(|referent| referent.is_dir()) {
+            dirs.entry(dir.at).or_default().push(dir.ino);
         }
         let (mut records, mut waits) = (Vec::new(), false);
         for (rank, dirs) in dirs {

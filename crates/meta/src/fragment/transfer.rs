@@ -20,7 +20,7 @@ use super::new_fragment;
 use super::subtree::MoveScope;
 use crate::machine::{Cx, Meta};
 use crate::rank::{Edit, FragmentName, PeerAnswer, Question};
-use crate::record::{Body, Inode, SplitCause};
+use crate::record::{Body, Inode, Referent, SplitCause};
 use crate::state::Target;
 use crate::step::{Step, Stop, Wait};
 
@@ -265,15 +265,15 @@ impl Meta {
             let found = self.entries_after(cx, dir, after)?;
             let Some(last) = found.last().map(|(slot, _)| slot.hash) else { return Ok(names) };
             for (slot, target) in found {
-                let (ino, kind) = match target {
-                    Target::Primary(ino) => (ino, self.state.inode(ino)?.kind),
-                    Target::Remote(ino, kind) => (ino, kind),
+                let referent = match target {
+                    Target::Primary(ino) => self.state.referent_here(ino)?,
+                    Target::Remote(referent) => referent,
                     Target::Absent => continue,
                 };
                 if !range.contains(&slot.hash) {
                     return Ok(names);
                 }
-                names.push(FragmentName { name: slot.name, ino, kind });
+                names.push(FragmentName { name: slot.name, referent });
             }
             after = last;
         }
@@ -305,11 +305,13 @@ fn edits(
     edits.push(Edit::SetMap { dir, map: map.clone(), after: before.version() });
     let Some((_, to)) = step.receiver else { return edits };
     let mut by_rank: BTreeMap<Rank, Vec<Ino>> = BTreeMap::new();
-    for name in step.names.iter().filter(|name| name.ino.rank() != record.rank()) {
-        by_rank.entry(name.ino.rank()).or_default().push(name.ino);
+    for Referent { ino, at, .. } in step.names.iter().map(|name| name.referent) {
+        if at != record.rank() {
+            by_rank.entry(at).or_default().push(ino);
+        }
     }
-    let moves = |inodes| Edit::MoveNames { from: record, to, inodes };
-    edits.extend(by_rank.into_values().map(moves));
+    let moves = |(at, inodes)| Edit::MoveNames { from: record, to, at, inodes };
+    edits.extend(by_rank.into_iter().map(moves));
     let (names, is_done) = (step.names.clone(), step.is_done);
     // The record cedes its names before another one of its rank accepts them.
     edits.push(Edit::CedeNames {
@@ -322,7 +324,7 @@ fn edits(
     let (hashes, names) = (map.hashes(to).into_inner(), step.names.clone());
     edits.push(Edit::AcceptNames { fragment: to, hashes, names });
     if record != dir && map.number_of(record).is_none() {
-        edits.push(Edit::Unlink { ino: record, dir, owner: None, map_version: 0 });
+        edits.push(Edit::Unlink { ino: record, at: record.rank(), dir, owner: None, map_version: 0 });
     }
     edits
 }

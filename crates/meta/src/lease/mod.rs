@@ -504,6 +504,9 @@ impl State {
             | Event::Completed { .. }
             | Event::Moved { .. }
             | Event::Reserved { .. }
+            | Event::Freed { .. }
+            | Event::FreedHeard { .. }
+            | Event::Pulled { .. }
             | Event::Pool { .. }
             | Event::Given { .. }
             // `Meta::revoke_edits` has revoked the leases on what these events change.

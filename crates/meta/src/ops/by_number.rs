@@ -17,6 +17,7 @@ impl Meta {
         self.state.locate(ino)?;
         let cached = self.state.cached(ino)?;
         let (is_dir, opens, parents) = (cached.inode.is_dir(), cached.opens, cached.parents());
+        let own = self.config.rank;
         if opens == 0 && self.state.is_unreachable(ino)? {
             // A client that has it open may not have reclaimed yet.
             return Err(if self.sessions.in_grace() {
@@ -26,7 +27,7 @@ impl Meta {
             });
         }
         // A lookup by path would have revoked the exclusive lease on each of these.
-        for (dir, _) in parents.into_iter().filter(|(dir, _)| dir.rank() == ino.rank()) {
+        for (dir, _) in parents.into_iter().filter(|(dir, _)| dir.rank() == own) {
             self.revoke_exclusive(cx, dir)?;
         }
         if is_dir { self.revoke_exclusive(cx, ino) } else { Ok(()) }
@@ -47,7 +48,8 @@ impl Meta {
         };
         if parent.rank() != self.config.rank {
             let kind = FileType::Directory;
-            return Ok(Reply::Remote { ino: parent, kind, cacheable: false, name_leased: false });
+            let at = parent.rank();
+            return Ok(Reply::Remote { ino: parent, kind, at, cacheable: false, name_leased: false });
         }
         self.find(cx, parent, None, None)
     }

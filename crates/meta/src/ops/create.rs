@@ -59,16 +59,15 @@ impl Meta {
         if let Some(ino) = cx.emptied().filter(|ino| self.state.inode(*ino).is_ok()).or(named) {
             let (Some(how), false) = (open, exclusive) else { return Err(Errno::EEXIST.into()) };
             let kind = match target {
-                Target::Remote(remote, kind) if remote == ino => kind,
+                Target::Remote(remote) if remote.ino == ino => remote.kind,
                 _ => self.state.inode(ino)?.kind,
             };
             if let Some(errno) = refusal(kind) {
                 return Err(errno.into());
             }
-            if let Target::Remote(_, kind) = target
-                && ino.rank() != dir.rank()
+            if let Some(referent) = target.elsewhere(self.config.rank).filter(|referent| referent.ino == ino)
             {
-                return Ok(self.reply_remote(cx, (dir, slot.hash), cacheable, (ino, kind)));
+                return Ok(self.reply_remote(cx, (dir, slot.hash), cacheable, referent));
             }
             let mut attr = self.attr(cx, self.state.inode(ino)?)?;
             let opened = self.open_as(cx, ino, how)?;

@@ -10,8 +10,9 @@ use crate::step::Step;
 impl Meta {
     /// Adds a name to a file.
     pub(crate) fn link(&mut self, cx: &mut Cx<'_>, ino: Ino, dir: Ino, name: &Name) -> Step<Reply> {
-        if ino.rank() != dir.rank() {
-            return self.link_remote(cx, ino, dir, name);
+        let at = self.rank_of(cx, ino)?;
+        if at != self.config.rank {
+            return self.link_remote(cx, (ino, at), dir, name);
         }
         self.growable()?;
         let parent = self.state.dir(dir)?;

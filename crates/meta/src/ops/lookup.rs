@@ -1,6 +1,6 @@
 //! `lookup`.
 
-use espalier_proto::{Access, Ino, Name, Reply};
+use espalier_proto::{Access, Errno, Ino, Name, Reply};
 
 use crate::machine::{Cx, Meta};
 use crate::state::Target;
@@ -24,10 +24,12 @@ impl Meta {
                 self.note_absent(cx, dir, &slot);
                 return Ok(Reply::Absent { cacheable });
             }
-            Target::Remote(ino, kind) if ino.rank() != dir.rank() => {
-                return Ok(self.reply_remote(cx, (dir, slot.hash), cacheable, (ino, kind)));
-            }
-            Target::Primary(ino) | Target::Remote(ino, _) => ino,
+            target => match target.elsewhere(self.config.rank) {
+                Some(referent) => {
+                    return Ok(self.reply_remote(cx, (dir, slot.hash), cacheable, referent));
+                }
+                None => target.ino().ok_or(Errno::EIO)?,
+            },
         };
         self.revoke_exclusive(cx, ino)?;
         // Does not wait for sizes: kernels lock the directory during a lookup.

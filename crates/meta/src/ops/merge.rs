@@ -198,8 +198,9 @@ impl Meta {
         name: &Name,
         is_dir: bool,
     ) -> Step<Option<Ino>> {
-        let Some(ino) = self.state.target(dir, &self.state.slot(name))?.ino() else { return Ok(None) };
-        if !decoupled.allows_interference() || ino.rank() != dir.rank() {
+        let target = self.state.target(dir, &self.state.slot(name))?;
+        let Some(ino) = target.ino() else { return Ok(None) };
+        if !decoupled.allows_interference() || target.elsewhere(self.config.rank).is_some() {
             return Err(Errno::EEXIST.into());
         }
         self.revoke_exclusive(cx, ino)?;

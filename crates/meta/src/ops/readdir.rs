@@ -6,7 +6,7 @@ use core::ops::Bound;
 use espalier_proto::{Access, Dirent, Entry, FileType, Ino, Name, Reply};
 
 use crate::machine::{Cx, Meta};
-use crate::record::{Body, Slot};
+use crate::record::{Body, Referent, Slot};
 use crate::state::{Fragment, Target};
 use crate::step::{Load, Step, Stop, Wait};
 use crate::task::Page;
@@ -98,7 +98,7 @@ impl Meta {
     fn without(&self, found: Vec<(Slot, Target)>) -> Step<Vec<Dirent>> {
         let dirent = |(slot, target): (Slot, Target)| {
             let (ino, kind) = match target {
-                Target::Remote(ino, kind) => (ino, kind),
+                Target::Remote(Referent { ino, kind, .. }) => (ino, kind),
                 Target::Primary(ino) => (ino, self.state.inode(ino)?.kind),
                 Target::Absent => return Ok(None),
             };
@@ -117,9 +117,9 @@ impl Meta {
         for ino in found.iter().filter_map(|(_, target)| target.ino()) {
             self.revoke_exclusive(cx, ino)?;
         }
-        let mut inodes = Vec::with_capacity(found.len());
+        let (own, mut inodes) = (self.config.rank, Vec::with_capacity(found.len()));
         for (_, target) in &found {
-            if let Some(ino) = target.ino().filter(|ino| ino.rank() == dir.rank()) {
+            if let Some(ino) = target.ino().filter(|_| target.elsewhere(own).is_none()) {
                 inodes.push(self.state.inode(ino)?);
             }
         }
@@ -136,9 +136,7 @@ impl Meta {
         let mut attrs = attrs.into_iter();
         let mut with = |(slot, target): (Slot, Target)| {
             let (name, cursor): (Name, u64) = (slot.name, slot.hash);
-            if let Target::Remote(ino, kind) = target
-                && ino.rank() != dir.rank()
-            {
+            if let Some(Referent { ino, kind, .. }) = target.elsewhere(own) {
                 return Some(Dirent { name, ino, kind, cursor, entry: None });
             }
             let attr = attrs.next()?;

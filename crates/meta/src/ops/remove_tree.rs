@@ -91,7 +91,9 @@ impl Meta {
                         cx.check_removal(inode, entry)?;
                         below.extend(entry.has_entries().then_some((*ino, 0)));
                     }
-                    Target::Remote(ino, _) if is_bound => cx.check_removal(inode, self.state.inode(*ino)?)?,
+                    Target::Remote(remote) if is_bound => {
+                        cx.check_removal(inode, self.state.inode(remote.ino)?)?
+                    }
                     Target::Remote(..) | Target::Absent => {}
                 }
             }

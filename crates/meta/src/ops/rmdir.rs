@@ -3,14 +3,14 @@
 use espalier_proto::{Errno, FileType, Ino, Name, Reply};
 
 use crate::machine::{Cx, Meta};
-use crate::record::{Body, Inode};
+use crate::record::{Body, Inode, Referent};
 use crate::step::Step;
 
 impl Meta {
     pub(crate) fn rmdir(&mut self, cx: &mut Cx<'_>, dir: Ino, name: &Name) -> Step<Reply> {
-        if let Some((ino, kind)) = self.named_remote(dir, name)? {
-            return match kind {
-                FileType::Directory => self.remove_remote(cx, dir, name, (ino, kind)),
+        if let Some(referent) = self.named_remote(dir, name)? {
+            return match referent.kind {
+                FileType::Directory => self.remove_remote(cx, dir, name, referent),
                 _ => Err(Errno::ENOTDIR.into()),
             };
         }
@@ -21,7 +21,7 @@ impl Meta {
         self.revoke_exclusive(cx, ino)?;
         check_empty(self.state.inode(ino)?)?;
         if is_partitioned {
-            return self.remove_remote(cx, dir, name, (ino, FileType::Directory));
+            return self.remove_remote(cx, dir, name, Referent::dir(ino));
         }
         self.remove(cx, dir, name, ino)
     }

@@ -9,10 +9,10 @@ use crate::step::Step;
 
 impl Meta {
     pub(crate) fn unlink(&mut self, cx: &mut Cx<'_>, dir: Ino, name: &Name) -> Step<Reply> {
-        if let Some((ino, kind)) = self.named_remote(dir, name)? {
-            return match kind {
+        if let Some(referent) = self.named_remote(dir, name)? {
+            return match referent.kind {
                 FileType::Directory => Err(Errno::EISDIR.into()),
-                _ => self.remove_remote(cx, dir, name, (ino, kind)),
+                _ => self.remove_remote(cx, dir, name, referent),
             };
         }
         let inode = self.victim(cx, dir, name)?;

@@ -1,13 +1,13 @@
 //! `fsck` across ranks: checks names whose inode is at another rank, the fragments of partitioned
 //! directories, and that all directories are reachable from the root.
 
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::ops::RangeInclusive;
 
-use espalier_proto::{FragmentMap, Ino};
+use espalier_proto::{FragmentMap, Ino, Rank};
 
 use crate::record::{Directory, Inode};
 
@@ -83,23 +83,68 @@ impl FragmentCheck {
     }
 }
 
+/// Relocated inodes: whether each is where its home says.
+#[derive(Debug, Default)]
+pub(crate) struct LocationCheck {
+    /// Inodes at another rank than their home.
+    adopted: Vec<(Ino, Rank)>,
+    relocations: BTreeMap<Ino, Rank>,
+    freed: BTreeSet<Ino>,
+}
+
+impl LocationCheck {
+    pub(crate) fn add(
+        &mut self,
+        rank: Rank,
+        adopted: &[Ino],
+        relocations: BTreeMap<Ino, Rank>,
+        freed: BTreeSet<Ino>,
+    ) {
+        self.adopted.extend(adopted.iter().map(|ino| (*ino, rank)));
+        self.relocations.extend(relocations);
+        self.freed.extend(freed);
+    }
+
+    pub(crate) fn finish(mut self) -> Vec<(Ino, String)> {
+        let mut wrong = Vec::new();
+        for (ino, rank) in self.adopted {
+            let home = ino.rank();
+            match self.relocations.remove(&ino) {
+                Some(at) if at == rank => {}
+                Some(at) => {
+                    wrong
+                        .push((ino, format!("is at rank {rank}, but its home, rank {home}, says rank {at}")));
+                }
+                None => {
+                    wrong.push((ino, format!("is at rank {rank}, and its home, rank {home}, does not know")));
+                }
+            }
+        }
+        // The home of a removed inode drops its record a little later.
+        for (ino, at) in self.relocations.into_iter().filter(|(ino, _)| !self.freed.contains(ino)) {
+            wrong.push((ino, format!("is recorded to be at rank {at}, which does not have it")));
+        }
+        wrong
+    }
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct RemoteNames {
-    /// Number of an inode's names in a directory at another rank: as found there, and as the
-    /// inode's record says.
-    names: BTreeMap<(Ino, Ino), (u32, u32)>,
+    /// Number of names in a directory at another rank that an inode at a rank has: as found there,
+    /// and as the inode's record says.
+    names: BTreeMap<(Ino, Rank, Ino), (u32, u32)>,
     /// The parent of each directory, if there are several ranks.
     pub parents: BTreeMap<Ino, Ino>,
 }
 
 impl RemoteNames {
-    pub(crate) fn name(&mut self, ino: Ino, dir: Ino) {
-        let found = &mut self.names.entry((ino, dir)).or_default().0;
+    pub(crate) fn name(&mut self, (ino, at): (Ino, Rank), dir: Ino) {
+        let found = &mut self.names.entry((ino, at, dir)).or_default().0;
         *found = found.saturating_add(1);
     }
 
-    pub(crate) fn named(&mut self, ino: Ino, dir: Ino, names: u32) {
-        let said = &mut self.names.entry((ino, dir)).or_default().1;
+    pub(crate) fn named(&mut self, (ino, at): (Ino, Rank), dir: Ino, names: u32) {
+        let said = &mut self.names.entry((ino, at, dir)).or_default().1;
         *said = said.saturating_add(names);
     }
 
@@ -113,8 +158,8 @@ impl RemoteNames {
     pub(crate) fn finish(self) -> Vec<(Ino, String)> {
         let differ = self.names.iter().filter(|(_, (found, said))| found != said);
         let mut wrong: Vec<_> = differ
-            .map(|((ino, dir), (found, said))| {
-                (*ino, format!("has {found} names in directory {dir}, but records {said}"))
+            .map(|((ino, at, dir), (found, said))| {
+                (*ino, format!("has {found} names in directory {dir}, but rank {at} records {said}"))
             })
             .collect();
         // Each rank has checked its own part.

@@ -9,10 +9,12 @@ use alloc::vec::Vec;
 use espalier_proto::{Caller, Errno, FileType, Ino, Rank, Time};
 
 use super::edit::{Edit, Part};
+use super::location::WholeFile;
 use super::message::{Age, PeerAnswer, PeerMessage, Question, TransactionId};
 use crate::event::Event;
 use crate::journal::HeldOutput;
 use crate::machine::{Cx, Meta};
+use crate::record::Referent;
 use crate::step::{Step, Stop, Wait};
 use crate::task::Task;
 
@@ -35,6 +37,8 @@ pub(crate) struct Coordinator {
     move_lock: Option<TransactionId>,
     /// The lock of an inode at this rank that the operation holds.
     frozen: Option<Age>,
+    /// Where other ranks have said that inodes are.
+    located: Vec<(Ino, Rank)>,
     /// Times that the operation has started over because other ranks' answers were outdated.
     surprises: u32,
 }
@@ -61,6 +65,12 @@ impl PeerQuestion {
 impl Cx<'_> {
     pub(crate) fn coordinator(&mut self) -> &mut Coordinator {
         self.coordinator.get_or_insert_default()
+    }
+
+    /// Where another rank has said that an inode is.
+    pub(crate) fn located(&self, ino: Ino) -> Option<Rank> {
+        let located = &self.coordinator.as_ref()?.located;
+        located.iter().rev().find(|(one, _)| *one == ino).map(|(_, at)| *at)
     }
 
     /// The caller with all its groups, which other ranks cannot query.
@@ -102,6 +112,11 @@ impl Meta {
                 None => Err(Stop::Wait(Wait::Peers)),
                 Some(PeerAnswer::Refused(errno)) => Err((*errno).into()),
                 Some(PeerAnswer::Changed) => Err(Errno::EAGAIN.into()),
+                Some(PeerAnswer::Relocated { ino, at }) => {
+                    let located = (*ino, *at);
+                    cx.coordinator().located.push(located);
+                    Err(Errno::EAGAIN.into())
+                }
                 Some(answer) => Ok(answer.clone()),
             };
         }
@@ -160,6 +175,11 @@ impl Meta {
                 // Another participant may yet report that the name refers to something else.
                 Some(PeerAnswer::Refused(errno)) => refused = refused.or(Some(*errno)),
                 Some(PeerAnswer::Changed) => return Err(Errno::EAGAIN.into()),
+                Some(PeerAnswer::Relocated { ino, at }) => {
+                    let located = (*ino, *at);
+                    cx.coordinator().located.push(located);
+                    return Err(Errno::EAGAIN.into());
+                }
                 Some(_) => is_busy = true,
                 None => is_awaited = true,
             }
@@ -173,6 +193,18 @@ impl Meta {
             (false, Some(errno)) => Err(errno.into()),
             (false, None) => Ok(inode),
         }
+    }
+
+    /// The files that the participants of the prepared transaction give away.
+    pub(crate) fn given_files(&self, cx: &mut Cx<'_>) -> Vec<WholeFile> {
+        let coordinator = cx.coordinator();
+        let id = coordinator.proposal.as_ref().map(|(id, ..)| *id);
+        let questions = coordinator.questions.iter().filter(|question| Some(question.id) == id);
+        let files = questions.filter_map(|question| match &question.answer {
+            Some(PeerAnswer::Ready { files, .. }) => Some(files),
+            _ => None,
+        });
+        files.flatten().cloned().collect()
     }
 
     /// Takes the lock on moving directories, which serialises such moves in the whole namespace
@@ -391,9 +423,11 @@ impl Edit {
     /// The inodes whose location may change.
     fn moved(&self) -> Vec<Ino> {
         match self {
-            Self::Link { ino, .. } | Self::Move { ino, .. } | Self::PutName { ino, .. } => [*ino].into(),
+            Self::Link { ino, .. }
+            | Self::Move { ino, .. }
+            | Self::PutName { referent: Referent { ino, .. }, .. } => [*ino].into(),
             Self::CedeNames { names, .. } | Self::AcceptNames { names, .. } => {
-                names.iter().map(|name| name.ino).collect()
+                names.iter().map(|name| name.referent.ino).collect()
             }
             Self::MoveNames { inodes, .. } => inodes.clone(),
             _ => Vec::new(),

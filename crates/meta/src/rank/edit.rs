@@ -8,9 +8,10 @@ use core::fmt;
 use espalier_proto::{FileType, FragmentMap, Ino, Name, Rank, Time};
 use serde::{Deserialize, Serialize};
 
+use super::location::WholeFile;
 use crate::fragment::Rights;
 use crate::lease::LeaseKey;
-use crate::record::{Body, Inode};
+use crate::record::{Body, Inode, Referent};
 use crate::state::{Location, SAME_HASH, State};
 use crate::step::{Load, Step, Stop, Wait};
 use crate::usage::{Usage, add_name, remove_name};
@@ -24,19 +25,19 @@ pub enum Edit {
     Make { inode: Box<Inode> },
     /// Adds a name in `dir` to an inode. Preparing it determines `found`: the inode's type and
     /// current location.
-    Link { ino: Ino, dir: Ino, found: Option<(FileType, Location)> },
+    Link { ino: Ino, at: Rank, dir: Ino, found: Option<(FileType, Location)> },
     /// Removes an inode's name in `dir`; without names the inode becomes an orphan. A directory
     /// must be empty. `map_version`: that of a partitioned directory, whose fragments the
     /// transaction unlinks too.
-    Unlink { ino: Ino, dir: Ino, owner: Option<u32>, map_version: u32 },
+    Unlink { ino: Ino, at: Rank, dir: Ino, owner: Option<u32>, map_version: u32 },
     /// Moves an inode's name to another directory. `replaces`: the move replaces another inode's
     /// name. `changes_parent`: the directories are not fragments of one.
-    Move { ino: Ino, from: Ino, to: Ino, owner: Option<u32>, replaces: bool, changes_parent: bool },
+    Move { ino: Ino, at: Rank, from: Ino, to: Ino, owner: Option<u32>, replaces: bool, changes_parent: bool },
     /// Removes a name, which refers to an inode of any rank. `sticky`: whether the sticky bit bound
     /// the caller when `owner` was determined.
-    TakeName { dir: Ino, name: Name, ino: Ino, kind: FileType, sticky: bool },
+    TakeName { dir: Ino, name: Name, referent: Referent, sticky: bool },
     /// Creates a name, which was free, for an inode.
-    PutName { dir: Ino, name: Name, ino: Ino, kind: FileType },
+    PutName { dir: Ino, name: Name, referent: Referent },
     /// Changes nothing; only one can be prepared at a time. Serialises moves of directories.
     MoveLock,
     /// Changes nothing; the name must refer to this inode, or be free.
@@ -46,8 +47,15 @@ pub enum Edit {
     CedeNames { fragment: Ino, to: Ino, rest: (u64, u64), names: Vec<FragmentName>, is_done: bool },
     /// Adds names that another record of the directory cedes; the record then has these hashes.
     AcceptNames { fragment: Ino, hashes: (u64, u64), names: Vec<FragmentName> },
-    /// One name of each of these inodes goes from a fragment to another.
-    MoveNames { from: Ino, to: Ino, inodes: Vec<Ino> },
+    /// One name of each of these inodes of a rank goes from a fragment to another.
+    MoveNames { from: Ino, to: Ino, at: Rank, inodes: Vec<Ino> },
+    /// Files of a rank, each with its only name in `dir`, go to the rank of that name. If their rank
+    /// is their home, it records that.
+    GiveFiles { at: Rank, dir: Ino, inodes: Vec<Ino> },
+    /// Files with these names in `dir` come from another rank.
+    AdoptFiles { dir: Ino, files: Vec<(Name, WholeFile)> },
+    /// The home of these files records that they move from a rank to another; neither is the home.
+    Relocate { home: Rank, from: Rank, to: Rank, inodes: Vec<Ino> },
     /// Sets the fragment map of a directory, whose present one has version `after`.
     SetMap { dir: Ino, map: FragmentMap, after: u32 },
     /// Sets what all fragments of a directory have in common.
@@ -58,8 +66,7 @@ pub enum Edit {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FragmentName {
     pub name: Name,
-    pub ino: Ino,
-    pub kind: FileType,
+    pub referent: Referent,
 }
 
 /// The edits of a transaction at one rank, with their time.
@@ -81,10 +88,10 @@ impl fmt::Display for Edit {
             Self::Move { ino, from, to, .. } => {
                 write!(f, "a name of inode {ino} goes from directory {from} to {to}")
             }
-            Self::TakeName { dir, name, ino, .. } => {
+            Self::TakeName { dir, name, referent: Referent { ino, .. }, .. } => {
                 write!(f, "the name {:?} of inode {ino} goes from directory {dir}", text(name))
             }
-            Self::PutName { dir, name, ino, .. } => {
+            Self::PutName { dir, name, referent: Referent { ino, .. } } => {
                 write!(f, "the name {:?} of inode {ino} comes to directory {dir}", text(name))
             }
             Self::MoveLock => write!(f, "a directory is moved"),
@@ -95,8 +102,17 @@ impl fmt::Display for Edit {
             Self::AcceptNames { fragment, names, .. } => {
                 write!(f, "{} names come to fragment {fragment}", names.len())
             }
-            Self::MoveNames { from, to, inodes } => {
+            Self::MoveNames { from, to, inodes, .. } => {
                 write!(f, "names of {} inodes go from fragment {from} to fragment {to}", inodes.len())
+            }
+            Self::GiveFiles { at, dir, inodes } => {
+                write!(f, "{} files go from rank {at} to their names in directory {dir}", inodes.len())
+            }
+            Self::AdoptFiles { dir, files } => {
+                write!(f, "{} files come to their names in directory {dir}", files.len())
+            }
+            Self::Relocate { from, to, inodes, .. } => {
+                write!(f, "{} files go from rank {from} to rank {to}", inodes.len())
             }
             Self::SetMap { dir, map, .. } => {
                 write!(f, "directory {dir} gets version {} of its fragment map", map.version())
@@ -110,14 +126,19 @@ impl Edit {
     pub(crate) fn rank(&self) -> Rank {
         match self {
             Self::Make { inode } => inode.ino.rank(),
-            Self::Link { ino, .. } | Self::Unlink { ino, .. } | Self::Move { ino, .. } => ino.rank(),
+            Self::Link { at, .. }
+            | Self::Unlink { at, .. }
+            | Self::Move { at, .. }
+            | Self::MoveNames { at, .. }
+            | Self::GiveFiles { at, .. }
+            | Self::Relocate { home: at, .. } => *at,
+            Self::AdoptFiles { dir, .. } => dir.rank(),
             Self::TakeName { dir, .. } | Self::PutName { dir, .. } | Self::Expect { dir, .. } => dir.rank(),
             Self::MoveLock => Ino::ROOT.rank(),
             Self::CedeNames { fragment: ino, .. }
             | Self::AcceptNames { fragment: ino, .. }
             | Self::SetMap { dir: ino, .. }
             | Self::SetRights { ino, .. } => ino.rank(),
-            Self::MoveNames { from, inodes, .. } => inodes.first().unwrap_or(from).rank(),
         }
     }
 
@@ -130,10 +151,15 @@ impl Edit {
             | Self::TakeName { dir: ino, .. }
             | Self::PutName { dir: ino, .. }
             | Self::CedeNames { fragment: ino, .. }
+            | Self::AdoptFiles { dir: ino, .. }
             | Self::SetMap { dir: ino, .. }
             | Self::SetRights { ino, .. } => [*ino].into(),
-            Self::MoveNames { inodes, .. } => inodes.clone(),
-            Self::Make { .. } | Self::MoveLock | Self::Expect { .. } | Self::AcceptNames { .. } => Vec::new(),
+            Self::MoveNames { inodes, .. } | Self::GiveFiles { inodes, .. } => inodes.clone(),
+            Self::Make { .. }
+            | Self::MoveLock
+            | Self::Expect { .. }
+            | Self::AcceptNames { .. }
+            | Self::Relocate { .. } => Vec::new(),
         }
     }
 
@@ -186,8 +212,12 @@ impl Edit {
                 see(LeaseKey::Inode(*fragment), None);
                 see(LeaseKey::Contents(*fragment), None);
             }
-            // The fragment of a name is no attribute of its inode.
-            Self::MoveNames { .. } => {}
+            Self::GiveFiles { inodes, .. } => {
+                inodes.iter().for_each(|ino| see(LeaseKey::Inode(*ino), None));
+            }
+            // The fragment of a name is no attribute of its inode, and neither is its rank. Nobody
+            // has leases on the files that come.
+            Self::MoveNames { .. } | Self::AdoptFiles { .. } | Self::Relocate { .. } => {}
             Self::Make { .. } | Self::MoveLock | Self::Expect { .. } => {}
         }
     }
@@ -225,6 +255,13 @@ impl State {
                     self.target(*fragment, &self.slot(name))?;
                 }
             }
+            if let Edit::AdoptFiles { dir, files } = edit {
+                self.dir(*dir)?;
+                self.load_above(*dir)?;
+                for (name, _) in files {
+                    self.target(*dir, &self.slot(name))?;
+                }
+            }
             // The names' usage counts in every directory above.
             if let Edit::AcceptNames { fragment, .. } = edit {
                 self.load_above(parent_made(edits, *fragment).unwrap_or(*fragment))?;
@@ -253,22 +290,24 @@ impl State {
                         self.load_above(*dir)?;
                     }
                 }
-                Edit::TakeName { dir, ino, .. } | Edit::PutName { dir, ino, .. }
-                    if ino.rank() == dir.rank() && !makes(edits, *ino) =>
+                Edit::TakeName { referent: Referent { ino, at, .. }, .. }
+                | Edit::PutName { referent: Referent { ino, at, .. }, .. }
+                    if *at == self.rank() && !makes(edits, *ino) =>
                 {
                     self.cached(*ino)?;
                 }
                 Edit::CedeNames { fragment: dir, names, .. }
                 | Edit::AcceptNames { fragment: dir, names, .. } => {
-                    for FragmentName { ino, .. } in names.iter().filter(|name| name.ino.rank() == dir.rank())
-                    {
-                        self.cached(*ino)?;
+                    for Referent { ino, at, .. } in names.iter().map(|name| name.referent) {
+                        if at == self.rank() {
+                            self.cached(ino)?;
+                        }
                     }
                     if !makes(edits, *dir) {
                         self.dir(*dir)?;
                     }
                 }
-                Edit::MoveNames { inodes, .. } => {
+                Edit::MoveNames { inodes, .. } | Edit::GiveFiles { inodes, .. } => {
                     inodes.iter().try_for_each(|ino| self.cached(*ino).map(drop))?;
                 }
                 Edit::SetMap { dir: ino, .. } | Edit::SetRights { ino, .. } => drop(self.dir(*ino)?),
@@ -313,7 +352,7 @@ impl State {
             Edit::Unlink { ino, dir, .. } => {
                 if self.is_fragment(*ino) && self.is_here(*dir) {
                     // It may not have counted all losses of usage.
-                    self.count(*dir, Usage::default(), self.weight_in(*dir, *ino));
+                    self.count(*dir, Usage::default(), self.weight(*ino));
                 }
                 self.owe_loss(*dir, *ino);
                 self.lose_name(*ino, *dir, time);
@@ -329,14 +368,14 @@ impl State {
                 self.move_name(*ino, *from, *to);
                 self.change(*ino, |inode| inode.ctime = time);
             }
-            Edit::TakeName { dir, name, ino, kind, .. } => {
-                self.count(*dir, Usage::default(), self.weight_in(*dir, *ino));
+            Edit::TakeName { dir, name, referent, .. } => {
+                self.count(*dir, Usage::default(), self.weight_here(*referent));
                 self.erase_cell(*dir, &self.slot(name));
-                self.entry_removed(*dir, *kind == FileType::Directory, time);
+                self.entry_removed(*dir, referent.is_dir(), time);
             }
-            Edit::PutName { dir, name, ino, kind } => {
-                self.put_name(*dir, name, *ino, *kind);
-                self.entry_added(*dir, *kind == FileType::Directory, time);
+            Edit::PutName { dir, name, referent } => {
+                self.put_name(*dir, name, *referent);
+                self.entry_added(*dir, referent.is_dir(), time);
             }
             Edit::CedeNames { fragment, to, rest, names, is_done } => {
                 self.cede_names(*fragment, *to, *rest, names);
@@ -346,9 +385,24 @@ impl State {
                     self.ceding.insert(*fragment);
                 }
             }
-            Edit::AcceptNames { fragment, hashes, names } => self.accept_names(*fragment, *hashes, names),
-            Edit::MoveNames { from, to, inodes } => {
+            Edit::AcceptNames { fragment, hashes, names } => {
+                let is_pulled = |file: Referent| file.at != self.rank() && !file.is_dir();
+                if names.iter().any(|name| is_pulled(name.referent)) {
+                    self.pulling.insert(*fragment);
+                }
+                self.accept_names(*fragment, *hashes, names);
+            }
+            Edit::MoveNames { from, to, inodes, .. } => {
                 inodes.iter().for_each(|ino| self.move_name(*ino, *from, *to));
+            }
+            Edit::GiveFiles { dir, inodes, .. } => {
+                inodes.iter().for_each(|ino| self.give_file(*ino, *dir));
+            }
+            Edit::AdoptFiles { dir, files } => {
+                files.iter().for_each(|(name, file)| self.adopt_file(*dir, name, file));
+            }
+            Edit::Relocate { to, inodes, .. } => {
+                inodes.iter().for_each(|ino| self.relocate(*ino, *to));
             }
             Edit::SetMap { dir, map, .. } => self.set_fragment_map(*dir, map),
             Edit::SetRights { ino, rights } => self.set_rights(*ino, rights, time),
@@ -357,13 +411,13 @@ impl State {
     }
 
     /// Adds a name of an inode, as far as it concerns the directory's entries and usage.
-    pub(crate) fn put_name(&mut self, dir: Ino, name: &Name, ino: Ino, kind: FileType) {
-        self.count(dir, self.weight_in(dir, ino), Usage::default());
-        let (slot, is_dir) = (self.slot(name), kind == FileType::Directory);
-        if self.has_no_metafile(ino) || (is_dir && ino.rank() == dir.rank()) {
-            self.put_primary(dir, slot, ino);
+    pub(crate) fn put_name(&mut self, dir: Ino, name: &Name, referent: Referent) {
+        self.count(dir, self.weight_here(referent), Usage::default());
+        let slot = self.slot(name);
+        if self.has_no_metafile(referent.ino) || (referent.is_dir() && referent.at == self.rank()) {
+            self.put_primary(dir, slot, referent.ino);
         } else {
-            self.put_remote(dir, slot, ino, kind);
+            self.put_remote(dir, slot, referent);
         }
     }
 
@@ -383,13 +437,14 @@ impl State {
         });
     }
 
-    /// The usage that a name adds to `dir`: none if its inode is at another rank, which reports it
-    /// as usage deltas.
-    pub(crate) fn weight_in(&self, dir: Ino, ino: Ino) -> Usage {
-        match self.inodes.get(&ino) {
-            Some(cached) if ino.rank() == dir.rank() => cached.inode.weight(),
-            _ => Usage::default(),
-        }
+    /// The usage that a name adds to its directory at this rank: none if its inode is at another
+    /// rank, which reports it as usage deltas.
+    pub(crate) fn weight_here(&self, referent: Referent) -> Usage {
+        if referent.at == self.rank() { self.weight(referent.ino) } else { Usage::default() }
+    }
+
+    fn weight(&self, ino: Ino) -> Usage {
+        self.inodes.get(&ino).map_or_else(Usage::default, |cached| cached.inode.weight())
     }
 
     /// Records the usage that a new name adds to a directory at another rank. For a directory of
@@ -401,7 +456,7 @@ impl State {
     }
 
     /// Records the usage that a removed name takes from a directory at another rank.
-    fn owe_loss(&mut self, dir: Ino, ino: Ino) {
+    pub(super) fn owe_loss(&mut self, dir: Ino, ino: Ino) {
         if let Some(cached) = self.inodes.get(&ino).filter(|_| !self.is_here(dir)) {
             self.owe(dir, Usage::default(), cached.inode.weight());
         }
@@ -422,7 +477,7 @@ impl State {
                 let slot = self.primary_slot(dir, hash, ino);
                 self.set_location(ino, Location::Table);
                 if let Some(slot) = slot {
-                    self.put_remote(dir, slot, ino, kind);
+                    self.put_remote(dir, slot, Referent { ino, kind, at: self.rank() });
                 }
             }
         }

@@ -73,7 +73,10 @@ impl State {
                 | Edit::AcceptNames { fragment: ino, .. }
                 | Edit::SetMap { dir: ino, .. }
                 | Edit::SetRights { ino, .. } => drop(locks.inodes.insert(*ino, age)),
-                Edit::MoveNames { inodes, .. } => locks.inodes.extend(inodes.iter().map(|ino| (*ino, age))),
+                Edit::AdoptFiles { dir: ino, .. } => drop(locks.inodes.insert(*ino, age)),
+                Edit::MoveNames { inodes, .. }
+                | Edit::GiveFiles { inodes, .. }
+                | Edit::Relocate { inodes, .. } => locks.inodes.extend(inodes.iter().map(|ino| (*ino, age))),
             }
         }
         self.locks = Some(locks);

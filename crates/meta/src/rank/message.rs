@@ -7,10 +7,11 @@ use espalier_proto::{Caller, ClientId, Errno, FileType, FragmentMap, Ino, Name, 
 use serde::{Deserialize, Serialize};
 
 use super::edit::Edit;
+use super::location::WholeFile;
 use crate::balancing::{BalancerEvent, BalancerStatus, RecentMove, StoredPolicy};
 use crate::fragment::MoveScope;
 use crate::metrics::{DirectoryLoad, Popularity, RankLoad};
-use crate::record::SplitCause;
+use crate::record::{Referent, SplitCause};
 use crate::usage::{QuotaLimits, Usage};
 
 /// Identifies a request or transaction. Never reused, not even by another incarnation of the rank.
@@ -82,6 +83,15 @@ pub enum PeerMessage {
         last: u64,
         limits: Vec<(Ino, QuotaLimits)>,
     },
+    /// Inodes whose home is the receiver have been removed at the sender. Answered by `FreedHeard`
+    /// when the receiver has durably dropped its relocation records.
+    Freed {
+        inodes: Vec<Ino>,
+    },
+    /// The receiver of `Freed` has dropped its records of these inodes.
+    FreedHeard {
+        inodes: Vec<Ino>,
+    },
     /// The sender's load, and its version of the balancing policy, every other second. May be lost.
     Heartbeat {
         load: RankLoad,
@@ -122,6 +132,9 @@ pub enum Question {
     RecordBalancing { version: u64, events: Vec<BalancerEvent> },
     /// The state of that rank's balancer.
     BalancerStatus,
+    /// Which of these files of that rank may move to the sender, where each has its only name, in
+    /// `dir`.
+    Movable { dir: Ino, names: Vec<(Name, Ino)> },
     /// Checks and prepares these edits.
     Prepare {
         edits: Vec<Edit>,
@@ -161,6 +174,7 @@ impl Question {
             Self::Balancer { .. } => "balancer",
             Self::RecordBalancing { .. } => "record balancing",
             Self::BalancerStatus => "balancer status",
+            Self::Movable { .. } => "movable",
             Self::Prepare { .. } => "prepare",
         }
     }
@@ -172,7 +186,7 @@ pub enum PeerAnswer {
     Found {
         /// The directory; of a fragment, the directory that it belongs to.
         dir: Ino,
-        target: Option<(Ino, FileType)>,
+        target: Option<Referent>,
         sticky: bool,
     },
     /// `next`: the parent of the last directory, if it is at another rank or the list is truncated.
@@ -218,10 +232,21 @@ pub enum PeerAnswer {
     Misrouted {
         dir: Ino,
     },
-    /// The part is durably prepared. `named`: the inode that is made or linked.
+    /// The files that may move, as many as fit a transaction.
+    Movable {
+        inodes: Vec<Ino>,
+    },
+    /// An inode is not at this rank: it is at the rank `at`, or that one is its home and knows.
+    Relocated {
+        ino: Ino,
+        at: Rank,
+    },
+    /// The part is durably prepared. `named`: the inode that is made or linked. `files`: those that
+    /// the part gives away.
     Ready {
         vote: Vote,
         named: Option<(Ino, FileType)>,
+        files: Vec<WholeFile>,
     },
     /// An older transaction holds a lock.
     Busy,

@@ -7,6 +7,7 @@
 mod check;
 mod coordinator;
 mod edit;
+mod location;
 mod lock;
 mod message;
 mod ops;
@@ -14,10 +15,12 @@ mod participant;
 mod persisted;
 mod usage_deltas;
 
-pub(crate) use check::{FragmentCheck, RemoteNames};
+pub(crate) use check::{FragmentCheck, LocationCheck, RemoteNames};
 pub(crate) use coordinator::Coordinator;
 pub(crate) use edit::Part;
 pub use edit::{Edit, FragmentName};
+pub(crate) use location::FreedNumbers;
+pub use location::{Relocation, WholeFile};
 pub(crate) use lock::TransactionLocks;
 pub(crate) use message::Age;
 pub use message::{PeerAnswer, PeerMessage, Question, TransactionId, Vote};
@@ -155,6 +158,8 @@ impl Meta {
             PeerMessage::Left { clients } => self.left_other_rank(now, &clients, out),
             PeerMessage::Counted { last, limits } => self.usage_counted(from, last, limits),
             PeerMessage::Heartbeat { load, policy } => self.heartbeat(from, load, policy),
+            PeerMessage::Freed { inodes } => self.freed(from, inodes),
+            PeerMessage::FreedHeard { inodes } => self.freed_heard(from, inodes),
         }
     }
 

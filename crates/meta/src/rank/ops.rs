@@ -13,8 +13,7 @@ use super::message::{PeerAnswer, Question};
 use crate::lease::LeaseKey;
 use crate::machine::{Cx, Meta};
 use crate::permission::check_not;
-use crate::record::Inode;
-use crate::state::Target;
+use crate::record::{Inode, Referent};
 use crate::step::{Step, Stop};
 use crate::usage::Usage;
 
@@ -29,10 +28,10 @@ impl Meta {
         cx: &mut Cx<'_>,
         (dir, hash): (Ino, u64),
         cacheable: bool,
-        (ino, kind): (Ino, FileType),
+        Referent { ino, kind, at }: Referent,
     ) -> Reply {
         let name_leased = self.note_read(cx, LeaseKey::Name { dir, hash });
-        Reply::Remote { ino, kind, cacheable, name_leased }
+        Reply::Remote { ino, kind, at, cacheable, name_leased }
     }
 
     /// Finds an inode by number for a client that has it from another rank, or from a file handle;
@@ -64,15 +63,12 @@ impl Meta {
 
     /// The inode of a remote dentry; `None` if the name does not exist or its inode is at this
     /// rank.
-    pub(crate) fn named_remote(&self, dir: Ino, name: &Name) -> Step<Option<(Ino, FileType)>> {
+    pub(crate) fn named_remote(&self, dir: Ino, name: &Name) -> Step<Option<Referent>> {
         if self.config.ranks == 1 {
             return Ok(None);
         }
         self.state.dir(dir)?;
-        Ok(match self.state.target(dir, &self.state.slot(name))? {
-            Target::Remote(ino, kind) if ino.rank() != dir.rank() => Some((ino, kind)),
-            _ => None,
-        })
+        Ok(self.state.target(dir, &self.state.slot(name))?.elsewhere(self.config.rank))
     }
 
     /// The rank at which a new directory is made; `None`: this one.
@@ -106,14 +102,14 @@ impl Meta {
         let parent = self.state.dir(dir)?;
         self.state.admit(&[(dir, inode.weight())], &[])?;
         let (cacheable, slot) = (parent.searchable_by_all(), self.state.slot(name));
-        let put = |ino| Edit::PutName { dir, name: name.clone(), ino, kind: DIRECTORY };
+        let put = |ino| Edit::PutName { dir, name: name.clone(), referent: Referent::dir(ino) };
         let (ino, none) = (Ino::none_of(rank), Time::default());
         // The rank that makes the inode fills these in.
         let inode = Box::new(Inode { ino, atime: none, mtime: none, ctime: none, btime: none, ..inode });
         self.revoke_edits(cx, &[put(ino)])?;
         let (ino, _) = self.prepare_edits(cx, &[Edit::Make { inode }])?.ok_or(Errno::EIO)?;
         self.commit_edits(cx, [put(ino)].into())?;
-        Ok(self.reply_remote(cx, (dir, slot.hash), cacheable, (ino, DIRECTORY)))
+        Ok(self.reply_remote(cx, (dir, slot.hash), cacheable, Referent::dir(ino)))
     }
 
     /// `unlink` and `rmdir` of a remote dentry.
@@ -122,7 +118,7 @@ impl Meta {
         cx: &mut Cx<'_>,
         dir: Ino,
         name: &Name,
-        (ino, kind): (Ino, FileType),
+        referent: Referent,
     ) -> Step<Reply> {
         self.writable()?;
         let parent = self.state.dir(dir)?;
@@ -130,8 +126,8 @@ impl Meta {
         check_not(parent, InodeFlags::APPEND)?;
         let sticky = cx.is_bound_by_sticky(parent);
         let owner = sticky.then_some(cx.caller.uid);
-        let take = [Edit::TakeName { dir, name: name.clone(), ino, kind, sticky }];
-        let unlink = self.unlink_edits(cx, (ino, kind), dir, owner)?;
+        let take = [Edit::TakeName { dir, name: name.clone(), referent, sticky }];
+        let unlink = self.unlink_edits(cx, referent, dir, owner)?;
         let rank = self.config.rank;
         let (mut own, others): (Vec<_>, Vec<_>) = unlink.into_iter().partition(|edit| edit.rank() == rank);
         own.extend(take);
@@ -143,7 +139,13 @@ impl Meta {
     }
 
     /// `link` to a file at another rank.
-    pub(crate) fn link_remote(&mut self, cx: &mut Cx<'_>, ino: Ino, dir: Ino, name: &Name) -> Step<Reply> {
+    pub(crate) fn link_remote(
+        &mut self,
+        cx: &mut Cx<'_>,
+        (ino, at): (Ino, Rank),
+        dir: Ino,
+        name: &Name,
+    ) -> Step<Reply> {
         self.growable()?;
         let parent = self.state.dir(dir)?;
         cx.check_change(parent)?;
@@ -156,11 +158,15 @@ impl Meta {
         }
         // The file's rank reports its size later, as a usage delta.
         self.state.admit(&[(dir, Usage { files: 1, ..Usage::default() })], &[])?;
-        let put = |kind| [Edit::PutName { dir, name: name.clone(), ino, kind }];
+        let put = |kind| {
+            let referent = Referent { ino, kind, at };
+            [Edit::PutName { dir, name: name.clone(), referent }]
+        };
         self.revoke_edits(cx, &put(FileType::Regular))?;
-        let (_, kind) = self.prepare_edits(cx, &[Edit::Link { ino, dir, found: None }])?.ok_or(Errno::EIO)?;
+        let (_, kind) =
+            self.prepare_edits(cx, &[Edit::Link { ino, at, dir, found: None }])?.ok_or(Errno::EIO)?;
         self.commit_edits(cx, put(kind).into())?;
-        Ok(self.reply_remote(cx, (dir, slot.hash), cacheable, (ino, kind)))
+        Ok(self.reply_remote(cx, (dir, slot.hash), cacheable, Referent { ino, kind, at }))
     }
 
     /// `rename`, as far as it involves other ranks. Returns true if the rename involves only this
@@ -180,7 +186,8 @@ impl Meta {
         }
         cx.check_change(from_dir)?;
         let from_sticky = cx.is_bound_by_sticky(from_dir);
-        let (ino, kind) = self.whose_name(from.0, from.1)?.ok_or(Errno::ENOENT)?;
+        let moved = self.whose_name(from.0, from.1)?.ok_or(Errno::ENOENT)?;
+        let Referent { ino, kind, .. } = moved;
         let parent = self.state.whole_dir(from.0)?;
         let (to_parent, target, to_sticky) = if to.0.rank() == rank {
             let to_dir = self.state.dir(to.0)?;
@@ -201,14 +208,12 @@ impl Meta {
         let checked = match target {
             None if exchange => Some(Err(Errno::ENOENT)),
             Some(_) if flags.contains(RenameFlags::NOREPLACE) => Some(Err(Errno::EEXIST)),
-            Some((target, _)) if target == ino => Some(Ok(false)),
-            Some((_, other)) if !exchange && kind == DIRECTORY && other != DIRECTORY => {
-                Some(Err(Errno::ENOTDIR))
-            }
-            Some((_, DIRECTORY)) if !exchange && kind != DIRECTORY => Some(Err(Errno::EISDIR)),
+            Some(target) if target.ino == ino => Some(Ok(false)),
+            Some(target) if !exchange && kind == DIRECTORY && !target.is_dir() => Some(Err(Errno::ENOTDIR)),
+            Some(target) if !exchange && kind != DIRECTORY && target.is_dir() => Some(Err(Errno::EISDIR)),
             _ => None,
         };
-        let expected = Edit::Expect { dir: to.0, name: to.1.clone(), ino: target.map(|(ino, _)| ino) };
+        let expected = Edit::Expect { dir: to.0, name: to.1.clone(), ino: target.map(|target| target.ino) };
         if let Some(outcome) = checked {
             self.confirm(cx, &expected)?;
             return Ok(outcome?);
@@ -218,8 +223,8 @@ impl Meta {
             if kind == DIRECTORY {
                 self.check_not_below(cx, to.0, ino)?;
             }
-            if let Some((target, DIRECTORY)) = target.filter(|_| exchange) {
-                let outcome = self.check_not_below(cx, from.0, target);
+            if let Some(target) = target.filter(|target| exchange && target.is_dir()) {
+                let outcome = self.check_not_below(cx, from.0, target.ino);
                 self.confirm_failure(cx, outcome, &expected)?;
             }
         }
@@ -227,9 +232,9 @@ impl Meta {
             Some(target) => self.unlink_edits(cx, target, to.0, to_sticky.then_some(cx.caller.uid))?,
             None => Vec::new(),
         };
-        let is_here = |ino: Ino| ino.rank() == rank;
         // A partitioned directory that is replaced is at several ranks.
-        let is_all_here = is_here(to.0) && is_here(ino) && target.is_none_or(|(ino, _)| is_here(ino));
+        let is_all_here =
+            to.0.rank() == rank && moved.at == rank && target.is_none_or(|target| target.at == rank);
         if is_all_here && unlink.len() < 2 {
             return Ok(true);
         }
@@ -237,32 +242,31 @@ impl Meta {
         let whiteout = whiteout.then(|| self.new_inode(cx, from.0, &NewNode::CharDevice(0), (0, 0), None));
 
         let uid = cx.caller.uid;
-        let moves = |ino, from, to, sticky: bool, replaces| Edit::Move {
+        let moves = |Referent { ino, at, .. }, from, to, sticky: bool, replaces| Edit::Move {
             ino,
+            at,
             from,
             to,
             owner: sticky.then_some(uid),
             replaces,
             changes_parent,
         };
-        let take = |(dir, name): (Ino, &Name), (ino, kind), sticky| Edit::TakeName {
+        let take = |(dir, name): (Ino, &Name), referent, sticky| Edit::TakeName {
             dir,
             name: name.clone(),
-            ino,
-            kind,
+            referent,
             sticky,
         };
-        let put =
-            |(dir, name): (Ino, &Name), (ino, kind)| Edit::PutName { dir, name: name.clone(), ino, kind };
-        let mut edits = Vec::from([moves(ino, from.0, to.0, from_sticky, target.is_some() && !exchange)]);
-        edits.extend(target.filter(|_| exchange).map(|(ino, _)| moves(ino, to.0, from.0, to_sticky, false)));
+        let put = |(dir, name): (Ino, &Name), referent| Edit::PutName { dir, name: name.clone(), referent };
+        let mut edits = Vec::from([moves(moved, from.0, to.0, from_sticky, target.is_some() && !exchange)]);
+        edits.extend(target.filter(|_| exchange).map(|target| moves(target, to.0, from.0, to_sticky, false)));
         edits.extend(unlink);
-        edits.push(take(from, (ino, kind), from_sticky));
+        edits.push(take(from, moved, from_sticky));
         edits.extend(target.map(|target| take(to, target, to_sticky)));
-        edits.push(put(to, (ino, kind)));
+        edits.push(put(to, moved));
         edits.extend(target.filter(|_| exchange).map(|target| put(from, target)));
         if let Some(mut inode) = whiteout.transpose()? {
-            edits.push(put(from, (inode.ino, inode.kind)));
+            edits.push(put(from, Referent { ino: inode.ino, kind: inode.kind, at: rank }));
             inode.rare.names = Some(Box::new([(from.0, 1)].into()));
             edits.insert(0, Edit::Make { inode: Box::new(inode) });
         }

@@ -18,7 +18,7 @@ use crate::machine::{Cx, Meta};
 use crate::ops::rmdir::check_empty;
 use crate::outbox::{Now, Outbox};
 use crate::permission::{check_coupled, check_not};
-use crate::record::{Body, Inode};
+use crate::record::{Body, Inode, Referent};
 use crate::state::{Cached, Location, Target};
 use crate::step::{Step, Stop, StreamCall, Wait};
 use crate::task::Task;
@@ -172,6 +172,12 @@ impl Meta {
         }
     }
 
+    /// Answers another rank's request, which ends with that.
+    pub(super) fn answer_peer(&mut self, from: Rank, id: TransactionId, answer: PeerAnswer) {
+        self.ranks.peer_requests.remove(&(from, id));
+        self.send_to_rank(from, PeerMessage::Answer { id, answer });
+    }
+
     fn answer_rank(
         &mut self,
         cx: &mut Cx<'_>,
@@ -198,6 +204,7 @@ impl Meta {
             Question::Balancer { known } => self.answer_balancer(cx.now, *known),
             Question::RecordBalancing { version, events } => self.answer_record(cx, from, *version, events),
             Question::BalancerStatus => Ok(self.answer_balancer_status(cx.uptime_ms)),
+            Question::Movable { dir, names } => self.answer_movable(*dir, names),
             Question::Prepare { edits, time, since } => {
                 let part = Part { edits: edits.clone(), time: *time, since: *since };
                 let age = part.age(id);
@@ -223,10 +230,10 @@ impl Meta {
     }
 
     /// The target of a name, at any rank.
-    pub(crate) fn whose_name(&self, dir: Ino, name: &Name) -> Step<Option<(Ino, FileType)>> {
+    pub(crate) fn whose_name(&self, dir: Ino, name: &Name) -> Step<Option<Referent>> {
         Ok(match self.state.target(dir, &self.state.slot(name))? {
-            Target::Primary(ino) => Some((ino, self.state.inode(ino)?.kind)),
-            Target::Remote(ino, kind) => Some((ino, kind)),
+            Target::Primary(ino) => Some(self.state.referent_here(ino)?),
+            Target::Remote(referent) => Some(referent),
             Target::Absent => None,
         })
     }
@@ -268,7 +275,11 @@ impl Meta {
 
     fn prepare(&mut self, cx: &mut Cx<'_>, id: TransactionId, mut part: Part) -> Step<PeerAnswer> {
         if let Some((part, vote)) = self.state.prepared(id) {
-            return Ok(PeerAnswer::Ready { vote, named: part.named() });
+            let (named, inodes) = (part.named(), part.given());
+            let locks = self.state.locks.take();
+            let files = inodes.iter().map(|ino| self.state.whole_file(*ino)).collect::<Step<Vec<_>>>();
+            self.state.locks = locks;
+            return Ok(PeerAnswer::Ready { vote, named, files: files? });
         }
         self.writable()?;
         self.state.load_names(&part.edits)?;
@@ -278,6 +289,7 @@ impl Meta {
         let makes = part.edits.iter().any(|edit| matches!(edit, Edit::Make { inode } if is_new(inode)));
         let new_ino = makes.then(|| self.new_ino()).transpose()?;
         self.revoke_edits(cx, &part.edits)?;
+        let files = part.given().iter().map(|ino| self.state.whole_file(*ino)).collect::<Step<Vec<_>>>()?;
         let time = part.time;
         for edit in &mut part.edits {
             match edit {
@@ -302,7 +314,7 @@ impl Meta {
         self.state.lock(age, &part.edits);
         self.append(&Event::Prepared { id, part })?;
         self.ranks.barriers.insert(id, core::mem::take(cx.barriers));
-        Ok(PeerAnswer::Ready { vote: self.state.sequence, named })
+        Ok(PeerAnswer::Ready { vote: self.state.sequence, named, files })
     }
 
     /// Checks that edits can be made in this order. Edits of names come first: a name that has
@@ -328,7 +340,7 @@ impl Meta {
             }
             Edit::Make { .. } => self.growable(),
             Edit::Link { ino, .. } => self.check_link(*ino),
-            Edit::Unlink { ino, dir, owner, map_version } => {
+            Edit::Unlink { ino, dir, owner, map_version, .. } => {
                 let cached = self.state.cached(*ino)?;
                 is_named(cached, *dir)?;
                 check_map(&cached.inode, *map_version)?;
@@ -349,12 +361,12 @@ impl Meta {
                 }
                 Ok(())
             }
-            Edit::TakeName { dir, name, ino, sticky, .. } => {
+            Edit::TakeName { dir, name, referent, sticky } => {
                 self.check_dir(cx, *dir)?;
                 check_not(self.state.dir(*dir)?, InodeFlags::APPEND)?;
-                let target = self.state.target(*dir, &self.state.slot(name))?.ino();
+                let target = self.whose_name(*dir, name)?;
                 let is_as_found =
-                    target == Some(*ino) && cx.is_bound_by_sticky(self.state.dir(*dir)?) == *sticky;
+                    target == Some(*referent) && cx.is_bound_by_sticky(self.state.dir(*dir)?) == *sticky;
                 if is_as_found { Ok(()) } else { Err(CHANGED) }
             }
             Edit::PutName { dir, name, .. } => {
@@ -363,8 +375,10 @@ impl Meta {
                 let is_taken = |edit: &Edit| matches!(edit, Edit::TakeName { dir: d, name: n, .. } if (d, n) == (dir, name));
                 if target.is_none() || edits[..at].iter().any(is_taken) { Ok(()) } else { Err(CHANGED) }
             }
-            // Only the fragment's own rank cedes names.
-            Edit::CedeNames { .. } => Err(Errno::EINVAL.into()),
+            // Only the directory record's own rank cedes names and adopts files.
+            Edit::CedeNames { .. } | Edit::AdoptFiles { .. } => Err(Errno::EINVAL.into()),
+            Edit::GiveFiles { dir, inodes, .. } => self.check_movable(*dir, inodes),
+            Edit::Relocate { from, inodes, .. } => self.check_relocated(*from, inodes),
             Edit::AcceptNames { fragment, .. } => {
                 self.growable()?;
                 // Two prepared steps of a transfer could be carried out in the wrong order.
@@ -409,7 +423,8 @@ impl Meta {
         let loaded = if commit { self.state.load_edits(&part.edits) } else { Ok(()) };
         self.state.locks = locks;
         loaded?;
-        let (age, nameless) = (part.age(id), nameless(&part.edits));
+        let (age, nameless, given) = (part.age(id), nameless(&part.edits), part.given().len() as u64);
+        self.pulls.counts.given += if commit { given } else { 0 };
         let edits = if commit { part.edits } else { Vec::new() };
         self.append_part(edits, &Event::Decided { id, commit })?;
         self.state.unlock(age);

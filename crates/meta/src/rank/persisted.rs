@@ -51,6 +51,15 @@ impl Part {
             .find_map(|edit| if let Edit::Make { inode } = edit { Some(inode.ino) } else { None })
     }
 
+    /// The files that the part gives to other ranks.
+    pub(crate) fn given(&self) -> Vec<Ino> {
+        let given = self.edits.iter().filter_map(|edit| match edit {
+            Edit::GiveFiles { inodes, .. } => Some(inodes),
+            _ => None,
+        });
+        given.flatten().copied().collect()
+    }
+
     /// The inode that is made or linked.
     pub(crate) fn named(&self) -> Option<(Ino, FileType)> {
         self.edits.iter().find_map(|edit| match edit {

@@ -8,8 +8,8 @@ use espalier_proto::{FileType, Ino, ObjectId, Rank, TableWrite, Time, mode};
 
 use super::tree::{RepairedNode, RepairedTree};
 use super::{Candidate, Contents, RecordPlace, Repaired, Stored, fingerprint};
-use crate::rank::UsageDeltas;
-use crate::record::{Body, Dentry, Directory, InoRecord, Inode, Slot, Super, encode};
+use crate::rank::{Relocation, UsageDeltas};
+use crate::record::{Body, Dentry, Directory, InoRecord, Inode, Referent, Slot, Super, encode};
 use crate::session::PersistedKey;
 use crate::state::{NO_DIR, orphan_key};
 use crate::usage::Usage;
@@ -18,7 +18,8 @@ impl Contents {
     /// True if an inode's record agrees with other records.
     pub(super) fn fit(&self, candidate: &Candidate) -> bool {
         let inode = &candidate.inode;
-        let (stored_len, streamed) = (self.stored(inode.ino), self.streams.contains_key(&inode.ino));
+        let at = (inode.ino, candidate.rank);
+        let (stored_len, streamed) = (self.stored(at), self.streams.contains_key(&at));
         let body = match inode.body {
             Body::Stuffed { stored, .. } => stored_len == stored as usize && !streamed,
             Body::Streamed { .. } => stored_len == 0 && streamed,
@@ -33,13 +34,13 @@ impl Contents {
             (Body::Directory(_), _) => false,
             _ => true,
         };
-        body && place && inode.fits() && inode.has_xattrs == self.xattrs.contains(&inode.ino)
+        body && place && inode.fits() && inode.has_xattrs == self.xattrs.contains(&at)
     }
 
     /// Sets where a file's bytes are, and how many, in its record.
-    fn describe(&self, inode: &mut Inode) {
-        let (ino, stored_len) = (inode.ino, self.stored(inode.ino));
-        let stream = self.streams.get(&ino).copied();
+    fn describe(&self, inode: &mut Inode, rank: Rank) {
+        let stored_len = self.stored((inode.ino, rank));
+        let stream = self.streams.get(&(inode.ino, rank)).copied();
         match (&mut inode.body, stream) {
             (body @ Body::Streamed { .. }, None) if stored_len > 0 => {
                 *body = Body::Stuffed { size: stored_len as u64, stored: stored_len as u32 };
@@ -61,8 +62,8 @@ impl Contents {
         }
     }
 
-    fn stored(&self, ino: Ino) -> usize {
-        self.strips.get(&ino).copied().unwrap_or(0)
+    fn stored(&self, at: (Ino, Rank)) -> usize {
+        self.strips.get(&at).copied().unwrap_or(0)
     }
 }
 
@@ -101,7 +102,7 @@ impl RepairedTree {
             let before = node.inode.clone();
             let orphan = *ino != Ino::ROOT && !names.contains_key(ino);
             if !(orphan && before.is_streamed()) {
-                self.contents.describe(&mut node.inode);
+                self.contents.describe(&mut node.inode, node.rank);
             }
             if let (Body::Stuffed { stored: had, .. }, Body::Stuffed { stored, .. }) =
                 (&before.body, &node.inode.body)
@@ -109,7 +110,7 @@ impl RepairedTree {
             {
                 said.push((*ino, "some of its bytes are lost and read as zeros"));
             }
-            node.inode.has_xattrs = self.contents.xattrs.contains(ino);
+            node.inode.has_xattrs = self.contents.xattrs.contains(&(*ino, node.rank));
             if !node.inode.is_dir() {
                 node.name(names.get(ino));
             }
@@ -145,8 +146,7 @@ impl RepairedTree {
         let mut made_whole = Vec::new();
         for (ino, node) in &mut self.nodes {
             let mut dirs = names.get(ino).into_iter().flat_map(BTreeMap::keys);
-            node.is_remote =
-                self.fragments.dir_of(*ino).is_some() || dirs.any(|dir| dir.rank() != ino.rank());
+            node.is_remote = self.fragments.dir_of(*ino).is_some() || dirs.any(|dir| dir.rank() != node.rank);
             if node.inode.has_no_metafile() && node.is_remote {
                 made_whole.push((*ino, names.get(ino).and_then(|dirs| dirs.keys().next().copied())));
             }
@@ -205,13 +205,15 @@ impl RepairedTree {
     }
 
     /// Files whose streams are missing.
-    fn missing_streams(&mut self) -> Vec<Ino> {
+    fn missing_streams(&mut self) -> Vec<(Ino, Rank)> {
         // Files on data servers have none in the store.
         let is_here = |inode: &Inode| inode.is_streamed() && inode.layout().is_none() && inode.nlink > 0;
         let streamed = self.nodes.iter().filter(|(_, node)| is_here(&node.inode));
-        let missing = streamed.map(|(ino, _)| *ino).filter(|ino| !self.contents.streams.contains_key(ino));
-        let missing: Vec<Ino> = missing.collect();
-        for ino in &missing {
+        let missing: Vec<(Ino, Rank)> = streamed
+            .map(|(ino, node)| (*ino, node.rank))
+            .filter(|at| !self.contents.streams.contains_key(at))
+            .collect();
+        for (ino, _) in &missing {
             self.say(*ino, "its stream was missing: the file is made empty");
         }
         missing
@@ -226,14 +228,15 @@ impl RepairedTree {
     ) -> Vec<Repaired> {
         let empty = self.missing_streams();
         let mut writes = Writes { stored, changed: BTreeMap::new() };
-        for (record, ino) in &self.removed {
+        for (record, (ino, rank)) in &self.removed {
             let (object, key) = record.place(*ino);
-            writes.change(ino.rank(), TableWrite { object, key, value: None });
+            writes.change(*rank, TableWrite { object, key, value: None });
         }
         for (rank, other, deltas) in usage_deltas {
             let (object, key) = PersistedKey::UsageDeltas(*other).place();
             writes.put(*rank, object, key, encode(deltas));
         }
+        self.put_relocations(&mut writes);
         let places = self.put_dentries(&mut writes);
         self.put_inodes(&mut writes);
         for rank in (0..self.ranks).map(Rank) {
@@ -246,8 +249,8 @@ impl RepairedTree {
                 of_rank.writes = writes;
             }
         }
-        for ino in empty {
-            if let Some(of_rank) = repaired.get_mut(usize::from(ino.rank().0)) {
+        for (ino, rank) in empty {
+            if let Some(of_rank) = repaired.get_mut(usize::from(rank.0)) {
                 of_rank.empty.push(ino);
             }
         }
@@ -264,6 +267,50 @@ impl RepairedTree {
         repaired
     }
 
+    /// Puts the records of homes whose inodes are at other ranks.
+    fn put_relocations(&mut self, writes: &mut Writes) {
+        let mut said = Vec::new();
+        let freed = |ino: &Ino| self.freed.values().any(|freed| freed.inodes.contains(ino));
+        let mut left = self.relocations.clone();
+        let mut put = |ino: Ino, at| {
+            let (object, key) = InoRecord::Relocation.place(ino);
+            writes.put(ino.rank(), object, key, encode(&Relocation { at }));
+        };
+        for (ino, node) in self.nodes.iter().filter(|(ino, node)| node.rank != ino.rank()) {
+            if left.remove(ino) != Some(node.rank) {
+                said.push((*ino, "its home, the rank of its number, did not know at which rank it is"));
+            }
+            put(*ino, node.rank);
+        }
+        for (ino, at) in left {
+            if !self.nodes.contains_key(&ino) && freed(&ino) {
+                put(ino, at);
+            } else {
+                said.push((ino, "is not at the rank that its home, the rank of its number, said"));
+            }
+        }
+        for ((rank, home), freed) in &mut self.freed {
+            let before = freed.inodes.len();
+            freed.inodes.retain(|ino| !self.nodes.contains_key(ino));
+            if freed.inodes.len() < before {
+                let (object, key) = PersistedKey::FreedNumbers(*home).place();
+                let value = (!freed.inodes.is_empty()).then(|| encode(freed));
+                writes.change(*rank, TableWrite { object, key, value });
+            }
+        }
+        for (ino, message) in said {
+            self.say(ino, message);
+        }
+    }
+
+    /// The directory records of a rank with names of files at other ranks.
+    fn pulling(&self, rank: Rank) -> Vec<Ino> {
+        let is_remote =
+            |ino: &Ino| self.nodes.get(ino).is_some_and(|node| node.rank != rank && !node.inode.is_dir());
+        let of_rank = self.entries.iter().filter(|(dir, _)| dir.rank() == rank);
+        of_rank.filter(|(_, entries)| entries.values().any(is_remote)).map(|(dir, _)| *dir).collect()
+    }
+
     /// Puts all names; returns where the inodes in dentries are.
     fn put_dentries(&self, writes: &mut Writes) -> BTreeMap<Ino, (Ino, u64)> {
         let mut places = BTreeMap::new();
@@ -271,14 +318,14 @@ impl RepairedTree {
             for (name, ino) in entries {
                 let Some(node) = self.nodes.get(ino) else { continue };
                 let dentry = match node.in_table() {
-                    true => Dentry::Remote { ino: *ino, kind: node.inode.kind },
+                    true => Dentry::Remote(Referent { ino: *ino, kind: node.inode.kind, at: node.rank }),
                     false => Dentry::Primary(node.inode.clone()),
                 };
                 let slot = Slot::new(&self.name_key, name.clone());
                 writes.put(dir.rank(), ObjectId::fragment(*dir, 0), slot.key(), encode(&dentry));
                 if !node.in_table() {
                     let (object, key) = InoRecord::Place.place(*ino);
-                    writes.put(ino.rank(), object, key, encode(&(*dir, slot.hash)));
+                    writes.put(node.rank, object, key, encode(&(*dir, slot.hash)));
                     places.insert(*ino, (*dir, slot.hash));
                 }
             }
@@ -289,7 +336,7 @@ impl RepairedTree {
     /// Puts the inodes that are not in dentries.
     fn put_inodes(&self, writes: &mut Writes) {
         for (ino, node) in &self.nodes {
-            let rank = ino.rank();
+            let rank = node.rank;
             if node.inode.nlink == 0 {
                 writes.put(rank, ObjectId::ORPHANS, orphan_key(*ino), encode(&node.inode));
             } else if node.in_table() {
@@ -304,7 +351,7 @@ impl RepairedTree {
     }
 
     fn super_record(&self, rank: Rank, old: Option<Super>, places: &BTreeMap<Ino, (Ino, u64)>) -> Super {
-        let nodes = || self.nodes.values().filter(|node| node.inode.ino.rank() == rank);
+        let nodes = || self.nodes.values().filter(|node| node.rank == rank);
         let count = |is_one: fn(&Inode) -> bool| nodes().filter(|node| is_one(&node.inode)).count() as u64;
         let none = Super {
             next_ino: 0,
@@ -313,6 +360,8 @@ impl RepairedTree {
             protected: 0,
             partitions: 0,
             ceding: Vec::new(),
+            has_relocated: false,
+            pulling: Vec::new(),
             sequence: 0,
             journal: 0,
             provisional: Vec::new(),
@@ -320,7 +369,16 @@ impl RepairedTree {
             striped: None,
             pool: Vec::new(),
         };
+        let is_new = old.is_none();
         let mut record = old.unwrap_or(none);
+        let mut nodes_elsewhere = self.nodes.iter().filter(|(ino, node)| node.rank != ino.rank());
+        let is_freed = |(by, home): &(Rank, Rank)| *by == rank || *home == rank;
+        record.has_relocated |= nodes_elsewhere.any(|(ino, node)| node.rank == rank || ino.rank() == rank)
+            || self.freed.keys().any(is_freed);
+        record.pulling.retain(|dir| self.nodes.get(dir).is_some_and(|node| node.inode.is_dir()));
+        if is_new {
+            record.pulling = self.pulling(rank);
+        }
         record.next_ino = self.next_ino.get(&rank).copied().unwrap_or_default();
         if record.end_ino < record.next_ino {
             record.end_ino = u64::MAX;

@@ -17,7 +17,7 @@ use espalier_proto::{Ino, Name, ObjectId, ObjectKind, Rank, TableWrite, Time, na
 use siphasher::sip::SipHasher13;
 
 use crate::check::Finding;
-use crate::rank::{UsageDeltas, reconcile};
+use crate::rank::{FreedNumbers, Relocation, UsageDeltas, reconcile};
 use crate::record::{Dentry, InoRecord, Inode, Slot, Super, Xattrs, decode};
 use crate::session::{PersistedKey, given_below, is_sound_record};
 use tree::RepairedTree;
@@ -53,6 +53,10 @@ pub struct Repair {
     contents: Contents,
     /// Bounds below which clients have been allocated numbers.
     given: BTreeMap<Rank, u64>,
+    /// Where inodes are, as their homes say.
+    relocations: BTreeMap<Ino, Rank>,
+    /// By the rank that stores them, and the inodes' home.
+    freed: BTreeMap<(Rank, Rank), FreedNumbers>,
     /// By the rank that stores them, and the other one.
     usage_deltas: BTreeMap<(Rank, Rank), UsageDeltas>,
     done: Vec<Finding>,
@@ -63,6 +67,8 @@ pub struct Repair {
 struct Candidate {
     inode: Inode,
     place: RecordPlace,
+    /// The rank whose record it is.
+    rank: Rank,
 }
 
 /// The place of a record.
@@ -85,20 +91,23 @@ struct Named {
     in_place: bool,
 }
 
-/// Records beside the inodes.
+/// Records beside the inodes, each with the rank that has it.
 #[derive(Debug, Default)]
 struct Contents {
     /// Lengths in bytes.
-    strips: BTreeMap<Ino, usize>,
-    xattrs: BTreeSet<Ino>,
-    streams: BTreeMap<Ino, u64>,
-    /// Streams whose numbers are of another rank than the store's, or of none.
-    misplaced: Vec<(Rank, Ino, u64)>,
+    strips: BTreeMap<(Ino, Rank), usize>,
+    xattrs: BTreeSet<(Ino, Rank)>,
+    streams: BTreeMap<(Ino, Rank), u64>,
 }
 
 /// True for a number that one of the ranks can have allocated.
 fn is_plausible(ino: Ino, ranks: u16) -> bool {
     ino > Ino::none_of(ino.rank()) && ino.rank().0 < ranks
+}
+
+/// True if an inode may lie at a rank. A directory is always at the rank of its number.
+fn may_lie_at(inode: &Inode, rank: Rank) -> bool {
+    inode.ino.rank() == rank || !inode.is_dir()
 }
 
 impl Repair {
@@ -115,6 +124,8 @@ impl Repair {
             names: Vec::new(),
             contents: Contents::default(),
             given: BTreeMap::new(),
+            relocations: BTreeMap::new(),
+            freed: BTreeMap::new(),
             usage_deltas: BTreeMap::new(),
             done: Vec::new(),
         }
@@ -131,8 +142,8 @@ impl Repair {
                 understood => understood.is_some() || self.inode(rank, object, key, value),
             },
             ObjectKind::Orphans => decode(value).is_ok_and(|inode: Inode| {
-                let is_here = inode.ino.rank() == rank;
-                self.candidate(inode, if is_here { RecordPlace::Orphan } else { RecordPlace::Nowhere })
+                let place = if may_lie_at(&inode, rank) { RecordPlace::Orphan } else { RecordPlace::Nowhere };
+                self.candidate(inode, place, rank)
             }),
             // No other record depends on the rest of it.
             ObjectKind::Sessions if object == ObjectId::SESSIONS && self.session(rank, key, value) => return,
@@ -147,11 +158,7 @@ impl Repair {
 
     /// Reports a stream of a rank's store, with its size in bytes.
     pub fn stream(&mut self, rank: Rank, ino: Ino, size: u64) {
-        if ino.rank() == rank {
-            self.contents.streams.insert(ino, size);
-        } else {
-            self.contents.misplaced.push((rank, ino, size));
-        }
+        self.contents.streams.insert((ino, rank), size);
     }
 
     fn super_record(&mut self, rank: Rank, object: ObjectId, key: &[u8], value: &[u8]) -> bool {
@@ -176,6 +183,12 @@ impl Repair {
             }
             self.usage_deltas.extend(decode(value).ok().map(|deltas| ((rank, other), deltas)));
         }
+        if let Some(PersistedKey::FreedNumbers(home)) = PersistedKey::from_bytes(key) {
+            if home == rank || home.0 >= self.ranks {
+                return false;
+            }
+            self.freed.extend(decode(value).ok().map(|freed| ((rank, home), freed)));
+        }
         true
     }
 
@@ -183,7 +196,7 @@ impl Repair {
         let Ok(dentry) = decode::<Dentry>(value) else { return false };
         let ino = match &dentry {
             Dentry::Primary(inode) => inode.ino,
-            Dentry::Remote { ino, .. } => *ino,
+            Dentry::Remote(remote) => remote.ino,
         };
         let is_here = dir.rank() == rank && self.is_plausible(dir);
         let slot = Slot::from_key(key).filter(|_| is_here && self.is_plausible(ino));
@@ -196,10 +209,11 @@ impl Repair {
             None => RecordPlace::Nowhere,
         };
         match dentry {
-            // An inode lies at its own rank.
-            Dentry::Primary(inode) if ino.rank() != rank => self.candidate(inode, RecordPlace::Nowhere),
-            Dentry::Primary(inode) => self.candidate(inode, place),
-            Dentry::Remote { .. } => place != RecordPlace::Nowhere,
+            Dentry::Primary(inode) if !may_lie_at(&inode, rank) => {
+                self.candidate(inode, RecordPlace::Nowhere, rank)
+            }
+            Dentry::Primary(inode) => self.candidate(inode, place, rank),
+            Dentry::Remote(_) => place != RecordPlace::Nowhere,
         }
     }
 
@@ -207,21 +221,30 @@ impl Repair {
     /// inode.
     fn content(&mut self, rank: Rank, object: ObjectId, key: &[u8], value: &[u8]) -> Option<bool> {
         let (record, ino) = InoRecord::from_key(key)?;
-        let in_place = ObjectId::inodes(ino) == object && ino.rank() == rank && self.is_plausible(ino);
+        let in_place = ObjectId::inodes(ino) == object && self.is_plausible(ino);
         match record {
             InoRecord::Inode => return None,
             _ if !in_place => {}
             // It is rewritten if it is wrong.
             InoRecord::Place => return Some(false),
+            // As are these.
+            InoRecord::Relocation if ino.rank() == rank => {
+                if let Ok(Relocation { at }) = decode(value)
+                    && at.0 < self.ranks
+                {
+                    self.relocations.insert(ino, at);
+                    return Some(false);
+                }
+            }
             InoRecord::Strip if !value.is_empty() => {
-                self.contents.strips.insert(ino, value.len());
+                self.contents.strips.insert((ino, rank), value.len());
                 return Some(true);
             }
             InoRecord::Xattrs if decode::<Xattrs>(value).is_ok_and(|list| !list.is_empty()) => {
-                self.contents.xattrs.insert(ino);
+                self.contents.xattrs.insert((ino, rank));
                 return Some(true);
             }
-            InoRecord::Strip | InoRecord::Xattrs => {}
+            InoRecord::Strip | InoRecord::Xattrs | InoRecord::Relocation => {}
         }
         self.say(ino, format!("a record of it was damaged, and is removed (key {})", shown(key)));
         Some(false)
@@ -230,16 +253,16 @@ impl Repair {
     fn inode(&mut self, rank: Rank, object: ObjectId, key: &[u8], value: &[u8]) -> bool {
         let Ok(inode) = decode::<Inode>(value) else { return false };
         let in_place =
-            inode.ino.rank() == rank && (object, key) == as_ref(&InoRecord::Inode.place(inode.ino));
-        self.candidate(inode, if in_place { RecordPlace::Table } else { RecordPlace::Nowhere })
+            may_lie_at(&inode, rank) && (object, key) == as_ref(&InoRecord::Inode.place(inode.ino));
+        self.candidate(inode, if in_place { RecordPlace::Table } else { RecordPlace::Nowhere }, rank)
     }
 
-    fn candidate(&mut self, inode: Inode, place: RecordPlace) -> bool {
+    fn candidate(&mut self, inode: Inode, place: RecordPlace, rank: Rank) -> bool {
         let plausible = self.is_plausible(inode.ino);
         if plausible {
             // Most inodes have one claim, and a growing vector allocates for four.
             let candidates = self.candidates.entry(inode.ino).or_insert_with(|| Vec::with_capacity(1));
-            candidates.push(Candidate { inode, place });
+            candidates.push(Candidate { inode, place, rank });
         }
         plausible
     }

@@ -13,7 +13,7 @@ use super::derive::make_sound;
 use super::fragments::RepairedFragments;
 use super::{Candidate, Contents, Named, RecordPlace, Repair, is_plausible};
 use crate::check::Finding;
-use crate::rank::uncounted;
+use crate::rank::{FreedNumbers, uncounted};
 use crate::record::{Body, Directory, InoRecord, Inode, Rare, Super};
 use crate::usage::Usage;
 
@@ -30,12 +30,15 @@ pub(super) struct RepairedTree {
     pub(super) entries: BTreeMap<Ino, BTreeMap<Name, Ino>>,
     pub(super) fragments: RepairedFragments,
     pub(super) contents: Contents,
+    /// Where inodes are, as their homes said.
+    pub(super) relocations: BTreeMap<Ino, Rank>,
+    pub(super) freed: BTreeMap<(Rank, Rank), FreedNumbers>,
     /// Changes of usage that directories do not count yet.
     pub(super) uncounted: Vec<(Ino, Usage)>,
     /// With the new file of each.
     pub(super) copies: Vec<(Ino, Ino)>,
     /// Records beside inodes that are to be removed.
-    pub(super) removed: Vec<(InoRecord, Ino)>,
+    pub(super) removed: Vec<(InoRecord, (Ino, Rank))>,
     pub(super) done: Vec<Finding>,
     lost: Option<Ino>,
 }
@@ -44,13 +47,16 @@ pub(super) struct RepairedTree {
 pub(super) struct RepairedNode {
     pub(super) inode: Inode,
     pub(super) place: RecordPlace,
+    /// The rank that has it.
+    pub(super) rank: Rank,
     /// It has a name at another rank, or is a fragment.
     pub(super) is_remote: bool,
 }
 
 impl RepairedNode {
     pub(super) fn new(inode: Inode, place: RecordPlace) -> Box<Self> {
-        Box::new(Self { inode, place, is_remote: false })
+        let rank = inode.ino.rank();
+        Box::new(Self { inode, place, rank, is_remote: false })
     }
 
     /// True if its record is in the inode table: for the root, fragments, and inodes that have or
@@ -87,6 +93,8 @@ impl RepairedTree {
             entries: BTreeMap::new(),
             fragments: RepairedFragments::default(),
             contents: repair.contents,
+            relocations: repair.relocations,
+            freed: repair.freed,
             uncounted,
             copies: Vec::new(),
             removed: Vec::new(),
@@ -111,7 +119,8 @@ impl RepairedTree {
         }
         let Contents { strips, xattrs, streams, .. } = &self.contents;
         let dirs = names.iter().map(|named| &named.dir);
-        let in_use = self.nodes.keys().chain(strips.keys()).chain(xattrs).chain(streams.keys()).chain(dirs);
+        let contents = strips.keys().chain(xattrs).chain(streams.keys()).map(|(ino, _)| ino);
+        let in_use = self.nodes.keys().chain(contents).chain(dirs);
         let others = self.nodes.values().flat_map(|node| node.fragment_numbers());
         let in_use: Vec<Ino> = in_use.copied().chain(others).collect();
         for ino in in_use.into_iter().filter(|ino| is_plausible(*ino, self.ranks)) {
@@ -139,11 +148,17 @@ impl RepairedTree {
             }
             let best = candidates.into_iter().max_by_key(|candidate| {
                 let named = matches!(candidate.place, RecordPlace::Dentry(..) | RecordPlace::Table);
-                (self.contents.fit(candidate), named, candidate.inode.ctime)
+                // Without a record, an inode is at home.
+                let is_there = *self.relocations.get(&ino).unwrap_or(&ino.rank()) == candidate.rank;
+                (self.contents.fit(candidate), named, is_there, candidate.inode.ctime)
             });
-            if let Some(Candidate { mut inode, place }) = best {
+            if let Some(Candidate { mut inode, place, rank }) = best {
                 make_sound(&mut inode);
-                self.nodes.insert(ino, RepairedNode::new(inode, place));
+                let mut node = RepairedNode::new(inode, place);
+                if !node.inode.is_dir() {
+                    node.rank = rank;
+                }
+                self.nodes.insert(ino, node);
             }
         }
     }
@@ -161,13 +176,17 @@ impl RepairedTree {
                 self.make(dir, FileType::Directory, 0o700);
             }
         }
-        let files: BTreeSet<Ino> =
+        let files: BTreeSet<(Ino, Rank)> =
             self.contents.strips.keys().chain(self.contents.streams.keys()).copied().collect();
         let ranks = self.ranks;
-        for ino in files.into_iter().filter(|ino| is_plausible(*ino, ranks)) {
-            if !self.nodes.contains_key(&ino) {
+        for (ino, rank) in files.into_iter().filter(|(ino, _)| is_plausible(*ino, ranks)) {
+            let is_there = *self.relocations.get(&ino).unwrap_or(&ino.rank()) == rank;
+            if is_there && !self.nodes.contains_key(&ino) {
                 self.say(ino, "had bytes, but was missing: it is recreated, accessible only to root");
                 self.make(ino, FileType::Regular, 0o600);
+                if let Some(node) = self.nodes.get_mut(&ino) {
+                    node.rank = rank;
+                }
             }
         }
     }
@@ -349,40 +368,37 @@ impl RepairedTree {
     /// Handles bytes and attributes that belong to no inode: a stream becomes a file in
     /// `/lost+found`, the rest is removed.
     pub(super) fn sort_contents(&mut self) {
-        let is_file =
-            |ino: &Ino| self.nodes.get(ino).is_some_and(|node| node.inode.kind == FileType::Regular);
-        let body = |ino: &Ino| self.nodes.get(ino).map(|node| &node.inode.body);
-        let Contents { strips, xattrs, streams, misplaced } = &self.contents;
-        let stuffed = |ino: &Ino| strips.contains_key(ino) && matches!(body(ino), Some(Body::Stuffed { .. }));
-        let strays = streams.iter().filter(|(ino, _)| !is_file(ino) || stuffed(ino));
-        let strays = strays.map(|(ino, size)| (ino.rank(), *ino, *size));
-        let stray_streams: Vec<(Rank, Ino, u64)> = strays.chain(misplaced.iter().copied()).collect();
-        let beside_stream = |ino: &Ino| streams.contains_key(ino) && !stuffed(ino);
-        let stray_strips: Vec<Ino> =
-            strips.keys().filter(|ino| !is_file(ino) || beside_stream(ino)).copied().collect();
-        let stray_xattrs: Vec<Ino> =
-            xattrs.iter().filter(|ino| !self.nodes.contains_key(ino)).copied().collect();
-        for (rank, ino, size) in stray_streams {
-            self.copy_into_lost_found(rank, ino, size);
+        let node = |(ino, rank): &(Ino, Rank)| self.nodes.get(ino).filter(|node| node.rank == *rank);
+        let is_file = |at: &(Ino, Rank)| node(at).is_some_and(|node| node.inode.kind == FileType::Regular);
+        let body = |at: &(Ino, Rank)| node(at).map(|node| &node.inode.body);
+        let Contents { strips, xattrs, streams } = &self.contents;
+        let stuffed =
+            |at: &(Ino, Rank)| strips.contains_key(at) && matches!(body(at), Some(Body::Stuffed { .. }));
+        let strays = streams.iter().filter(|(at, _)| !is_file(at) || stuffed(at));
+        let stray_streams: Vec<((Ino, Rank), u64)> = strays.map(|(at, size)| (*at, *size)).collect();
+        let beside_stream = |at: &(Ino, Rank)| streams.contains_key(at) && !stuffed(at);
+        let stray_strips: Vec<(Ino, Rank)> =
+            strips.keys().filter(|at| !is_file(at) || beside_stream(at)).copied().collect();
+        let stray_xattrs: Vec<(Ino, Rank)> = xattrs.iter().filter(|at| node(at).is_none()).copied().collect();
+        for (at, size) in stray_streams {
+            self.copy_into_lost_found(at, size);
         }
-        for ino in stray_strips {
-            self.contents.strips.remove(&ino);
-            self.say(ino, "had bytes beside its stream, or is not a file: the bytes are removed");
-            self.removed.push((InoRecord::Strip, ino));
+        for at in stray_strips {
+            self.contents.strips.remove(&at);
+            self.say(at.0, "had bytes beside its stream, or is not a file: the bytes are removed");
+            self.removed.push((InoRecord::Strip, at));
         }
-        for ino in stray_xattrs {
-            self.contents.xattrs.remove(&ino);
-            self.say(ino, "was missing: its extended attributes are removed");
-            self.removed.push((InoRecord::Xattrs, ino));
+        for at in stray_xattrs {
+            self.contents.xattrs.remove(&at);
+            self.say(at.0, "was missing: its extended attributes are removed");
+            self.removed.push((InoRecord::Xattrs, at));
         }
     }
 
-    fn copy_into_lost_found(&mut self, rank: Rank, stream: Ino, size: u64) {
+    fn copy_into_lost_found(&mut self, (stream, rank): (Ino, Rank), size: u64) {
         let ino = self.make_next(rank, FileType::Regular);
-        if stream.rank() == rank {
-            self.contents.streams.remove(&stream);
-        }
-        self.contents.streams.insert(ino, size);
+        self.contents.streams.remove(&(stream, rank));
+        self.contents.streams.insert((ino, rank), size);
         self.copies.push((stream, ino));
         let lost = self.lost_found();
         let name = self.add(lost, &format!("#{stream}.stream"), ino);

@@ -5,7 +5,7 @@
 use alloc::boxed::Box;
 
 use espalier_proto::{
-    Access, Copied, Entry, Errno, FileType, Ino, Location, Made, Name, Opened, Reply, Request,
+    Access, Copied, Entry, Errno, FileType, Ino, Location, Made, Name, Opened, Rank, Reply, Request,
 };
 use serde::{Deserialize, Serialize};
 
@@ -39,6 +39,7 @@ pub enum CompletedOutcome {
     Remote {
         ino: Ino,
         kind: FileType,
+        at: Rank,
         cacheable: bool,
     },
     /// Number of bytes written.
@@ -121,8 +122,8 @@ impl CompletedOutcome {
             (_, Ok(Reply::PrivilegesRemoved { changed })) => Self::PrivilegesRemoved { changed: *changed },
             (_, Ok(Reply::Removed { dir, name })) => Self::Removed { dir: *dir, name: name.clone() },
             (_, Ok(Reply::Copied(copied))) => Self::Copied(copied.clone()),
-            (_, Ok(Reply::Remote { ino, kind, cacheable, .. })) => {
-                Self::Remote { ino: *ino, kind: *kind, cacheable: *cacheable }
+            (_, Ok(Reply::Remote { ino, kind, at, cacheable, .. })) => {
+                Self::Remote { ino: *ino, kind: *kind, at: *at, cacheable: *cacheable }
             }
             _ => return None,
         })
@@ -186,9 +187,9 @@ impl Meta {
             CompletedOutcome::Appending { .. } => return Err(Errno::EIO.into()),
             CompletedOutcome::Removed { dir, name } => Reply::Removed { dir: *dir, name: name.clone() },
             CompletedOutcome::Copied(copied) => Reply::Copied(copied.clone()),
-            CompletedOutcome::Remote { ino, kind, cacheable } => {
-                let (ino, kind, cacheable, name_leased) = (*ino, *kind, *cacheable, false);
-                Reply::Remote { ino, kind, cacheable, name_leased }
+            CompletedOutcome::Remote { ino, kind, at, cacheable } => {
+                let (ino, kind, at, cacheable, name_leased) = (*ino, *kind, *at, *cacheable, false);
+                Reply::Remote { ino, kind, at, cacheable, name_leased }
             }
         })
     }

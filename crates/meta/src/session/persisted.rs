@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::completed::CompletedOutcome;
 use super::reclaim::Moved;
 use super::unused::Unused;
-use crate::rank::{TransactionId, TransactionState, UsageDeltas};
+use crate::rank::{FreedNumbers, TransactionId, TransactionState, UsageDeltas};
 use crate::record::{Corrupt, decode, encode};
 use crate::state::State;
 use crate::table::Record;
@@ -77,6 +77,7 @@ impl State {
             PersistedKey::Moved(ino) => self.moved.load(ino, value),
             PersistedKey::TransactionRecord(id) => self.transactions.load(id, value),
             PersistedKey::UsageDeltas(rank) => self.usage_deltas.load(rank, value),
+            PersistedKey::FreedNumbers(home) => self.freed.load(home, value),
         }
     }
 
@@ -101,6 +102,8 @@ pub(crate) enum PersistedKey {
     TransactionRecord(TransactionId),
     /// Usage deltas exchanged with another rank.
     UsageDeltas(Rank),
+    /// Removed inodes whose home is another rank.
+    FreedNumbers(Rank),
 }
 
 impl PersistedKey {
@@ -114,6 +117,7 @@ impl PersistedKey {
             Self::Session(client) => (b's', client.0),
             Self::Moved(ino) => (b'm', ino.0),
             Self::UsageDeltas(rank) => (b'u', rank.0.into()),
+            Self::FreedNumbers(home) => (b'f', home.0.into()),
             Self::TransactionRecord(id) => {
                 let mut key = Vec::with_capacity(19);
                 key.push(b't');
@@ -143,6 +147,7 @@ impl PersistedKey {
             b's' => Some(Self::Session(ClientId(number))),
             b'm' => Some(Self::Moved(Ino(number))),
             b'u' => Some(Self::UsageDeltas(Rank(number.try_into().ok()?))),
+            b'f' => Some(Self::FreedNumbers(Rank(number.try_into().ok()?))),
             _ => None,
         }
     }
@@ -165,6 +170,7 @@ pub fn is_sound_record(key: &[u8], value: &[u8]) -> bool {
         Some(PersistedKey::Moved(_)) => Moved::decode(value).is_ok(),
         Some(PersistedKey::TransactionRecord(_)) => TransactionState::decode(value).is_ok(),
         Some(PersistedKey::UsageDeltas(_)) => UsageDeltas::decode(value).is_ok(),
+        Some(PersistedKey::FreedNumbers(_)) => FreedNumbers::decode(value).is_ok(),
         None => false,
     }
 }

@@ -81,9 +81,10 @@ impl Meta {
         let session = self.sessions.clients.get_mut(&client).ok_or(Errno::ESTALE)?;
         // Ignores inode numbers that were never allocated.
         let next_ino = self.state.next_ino;
+        let is_home = |ino: Ino| ino.rank() == Ino(next_ino).rank();
         let secret = self.state.secret;
         let mut exclusive_dirs = Vec::new();
-        for held in held.iter().filter(|held| held.ino.0 < next_ino) {
+        for held in held.iter().filter(|held| held.ino.0 < next_ino || !is_home(held.ino)) {
             let proves =
                 |reclaim_token, token_kind| reclaim_token == prove(&secret, client, held.ino, token_kind);
             let lookups = if proves(held.lookup_token, TokenKind::LookedUp) { held.lookups } else { 0 };

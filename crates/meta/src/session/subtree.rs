@@ -12,6 +12,7 @@ use super::{Hold, SessionState};
 use crate::machine::{Cx, Meta};
 use crate::outbox::{Now, Outbox};
 use crate::rank::{PeerAnswer, Question};
+use crate::record::Referent;
 use crate::step::{Step, Stop};
 use crate::task::Task;
 use crate::trash::INTERNAL_CLIENT;
@@ -43,7 +44,7 @@ impl Meta {
                 }
             };
             match target.ok_or(Errno::ENOENT)? {
-                (ino, FileType::Directory) => root = ino,
+                Referent { ino, kind: FileType::Directory, .. } => root = ino,
                 _ => return Err(Errno::ENOTDIR.into()),
             }
         }
@@ -112,10 +113,11 @@ impl Meta {
         }
         let mut after = Ino(0);
         loop {
-            let dirs = if ino.rank() == self.config.rank {
+            let at = self.rank_of(cx, ino)?;
+            let dirs = if at == self.config.rank {
                 self.dirs_of(ino, after)?
             } else {
-                match self.query_rank(cx, ino.rank(), Question::Dirs { ino, after })? {
+                match self.query_rank(cx, at, Question::Dirs { ino, after })? {
                     PeerAnswer::Dirs { dirs } => dirs,
                     _ => return Err(Errno::EIO.into()),
                 }

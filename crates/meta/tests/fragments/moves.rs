@@ -6,7 +6,7 @@ use espalier_proto::*;
 
 const FRAGMENTS: &str = "user.espalier.fragments";
 
-fn move_all(fs: &mut Routed, dir: Ino, rank: u16) {
+pub fn move_all(fs: &mut Routed, dir: Ino, rank: u16) {
     fs.ask(set_xattr(dir, FRAGMENTS, rank.to_string().as_bytes())).unwrap();
     fs.settle();
 }

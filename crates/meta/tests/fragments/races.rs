@@ -29,7 +29,7 @@ impl Routed {
     /// The reply to a request; routes it again if needed.
     fn reply(&mut self, Sent(at, id, request): Sent) -> Result<Reply, Errno> {
         match self.fs.0[at].answers.remove(&id).unwrap_or_else(|| panic!("no answer: {request:?}")) {
-            Ok(Reply::Fragments(_) | Reply::Misrouted { .. }) => self.ask(request),
+            Ok(Reply::Fragments(_) | Reply::Misrouted { .. } | Reply::Relocated { .. }) => self.ask(request),
             reply => reply,
         }
     }

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use super::moves::move_all;
 use super::*;
 use crate::harness::{Harness, Ranks, TestDisk};
 use crate::repair::{RecordKey, carry_out, damage, plan_all, records, speaks_of};
@@ -112,6 +113,14 @@ fn grown(rng: &mut fastrand::Rng) -> Routed {
                 let (dir, name) = (dirs[rng.usize(..dirs.len())], name(&format!("linked{step}")));
                 let linked = fs.ask(Request::Link { ino, dir, name });
                 fs.fs.found(linked).unwrap();
+            }
+            // Files follow their names, since nobody knows them after a restart.
+            5 if step % 3 == 0 => {
+                fs.restart();
+                for ino in dirs.iter().copied() {
+                    fs.fs.ask(Request::Find { ino, kind: None, open: None }).unwrap();
+                }
+                move_all(&mut fs, dir, rng.u16(..RANKS));
             }
             _ => drop(fs.make(dir, &text, NewNode::Regular)),
         }
@@ -238,4 +247,82 @@ fn names_in_the_wrong_fragment_are_moved() {
         ]
     });
     fs.assert_names(dir, &files);
+}
+
+/// The stores of a file system whose directory `dir` has moved to rank 2 with its files.
+fn with_relocated_files() -> (Stores, Ino, BTreeMap<String, Ino>) {
+    let (mut fs, dir) = Routed::with_dir();
+    let files =
+        names("file", 6).into_iter().map(|file| (file.clone(), fs.make(dir, &file, NewNode::Regular)));
+    let files: BTreeMap<String, Ino> = files.collect();
+    for ino in files.values() {
+        fs.fs.write(*ino, 7);
+    }
+    fs.fs.ask(Request::SyncFs { rank: Rank(HOME) }).unwrap();
+    fs.restart();
+    move_all(&mut fs, dir, 2);
+    assert_eq!(fs.fs.0[2].meta.figures().pull_counts.pulled, 6);
+    (Stores::of(fs), dir, files)
+}
+
+fn assert_relocated(stores: Stores, dir: Ino, files: &BTreeMap<String, Ino>) {
+    let mut fs = stores.recover();
+    for (file, ino) in files {
+        let attr = fs.lookup(dir, file).unwrap();
+        assert_eq!((attr.ino, attr.size, attr.nlink), (*ino, 7, 1));
+        // By the number, through the home.
+        let found = fs.fs.ask(Request::Find { ino: *ino, kind: None, open: None });
+        assert_eq!(fs.fs.found(found).unwrap().ino, *ino);
+        assert_eq!(fs.ask(unlink(dir, file)), Ok(Reply::Done));
+    }
+    fs.fs.fsck();
+}
+
+fn write(store: &dyn Store, (object, key): RecordKey, value: Option<Vec<u8>>) {
+    store.stage(vec![TableWrite { object, key, value }]).unwrap();
+    store.publish().unwrap();
+}
+
+#[test]
+fn home_that_has_lost_its_records_of_relocated_files_gets_them_again() {
+    let (stores, dir, files) = with_relocated_files();
+    for ino in files.values() {
+        write(stores.all()[usize::from(HOME)], InoRecord::Relocation.place(*ino), None);
+    }
+    assert_eq!(stores.check().len(), files.len());
+    stores.repair("lost relocations");
+    assert_relocated(stores, dir, &files);
+}
+
+#[test]
+fn home_that_names_the_wrong_rank_of_a_relocated_file_is_corrected() {
+    let (stores, dir, files) = with_relocated_files();
+    let home = usize::from(HOME);
+    let ino = files["file1"];
+    let wrong = espalier_meta::encode(&espalier_meta::Relocation { at: Rank(3) });
+    write(stores.all()[home], InoRecord::Relocation.place(ino), Some(wrong.clone()));
+    // One of a file that does not exist.
+    write(stores.all()[home], InoRecord::Relocation.place(Ino(ino.0 + 100)), Some(wrong));
+    assert_eq!(stores.check().len(), 2);
+    stores.repair("wrong relocations");
+    assert_relocated(stores, dir, &files);
+}
+
+#[test]
+fn file_that_two_ranks_have_stays_where_its_home_says() {
+    let (stores, dir, files) = with_relocated_files();
+    let (home, ino) = (usize::from(HOME), files["file1"]);
+    let inodes = records(stores.all()[2]);
+    let inode = inodes.iter().find_map(|((object, _), value)| {
+        match espalier_meta::decode::<espalier_meta::Dentry>(value) {
+            Ok(espalier_meta::Dentry::Primary(inode)) if object.kind == ObjectKind::Fragment => Some(inode),
+            _ => None,
+        }
+        .filter(|inode| inode.ino == ino)
+    });
+    let copy = espalier_meta::Inode { perm: 0, ..inode.unwrap() };
+    write(stores.all()[home], InoRecord::Inode.place(ino), Some(espalier_meta::encode(&copy)));
+    assert!(!stores.check().is_empty());
+    stores.repair("two ranks");
+    assert_relocated(stores, dir, &files);
 }

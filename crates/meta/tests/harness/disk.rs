@@ -211,7 +211,7 @@ impl TestDisk {
 
     /// An unfinished check, which may become part of one of all ranks.
     pub fn checked(&self, config: &Config) -> Check {
-        let mut check = Check::new(config.hash_key);
+        let mut check = Check::new(config.hash_key, config.rank);
         for record in self.store().records() {
             let (object, key, value) = record.unwrap();
             check.record(object, &key, &value);

@@ -15,10 +15,16 @@ impl Ranks {
     }
 
     pub fn ask_as(&mut self, caller: &Caller, request: Request) -> Result<Reply, Errno> {
-        let at = request.rank().0 as usize;
-        let id = self.0[at].send(caller, request);
-        self.deliver();
-        self.0[at].answers.remove(&id).expect("an answer")
+        let mut at = request.rank().0 as usize;
+        for _ in 0..4 {
+            let id = self.0[at].send(caller, request.clone());
+            self.deliver();
+            match self.0[at].answers.remove(&id).expect("an answer") {
+                Ok(Reply::Relocated { at: rank, .. }) => at = rank.0 as usize,
+                reply => return reply,
+            }
+        }
+        panic!("is sent in circles: {request:?}");
     }
 
     pub fn deliver(&mut self) {

@@ -87,7 +87,7 @@ impl Cache {
                 let (target, until) = self.names.get(&(*dir, name.clone()))?;
                 let (cacheable, name_leased) = (true, true);
                 (now < *until).then_some(match *target {
-                    Some((ino, kind)) => Reply::Remote { ino, kind, cacheable, name_leased },
+                    Some((ino, kind)) => Reply::Remote { ino, kind, at: ino.rank(), cacheable, name_leased },
                     None => Reply::Absent { cacheable },
                 })
             }

@@ -72,7 +72,7 @@ impl<D: Frontend> Remote<D> {
     pub(super) fn ask_data_servers(&self, inner: &mut Inner<Called<D::Ticket>>, asks: Vec<DataOperation>) {
         for DataOperation { number, delegation, work, data, held } in asks {
             let capability = delegation.capability;
-            if let Some(line) = inner.lines.get_mut(usize::from(capability.ino.rank().0)) {
+            if let Some(line) = inner.lines.get_mut(usize::from(inner.sessions.rank_of(capability.ino).0)) {
                 line.messages.data += 1;
             }
             let layout = Arc::clone(&delegation.layout);

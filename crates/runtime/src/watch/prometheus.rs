@@ -151,7 +151,17 @@ impl Scrape {
         let help = "Names moved to other fragments or servers";
         counter(encoder, "fragment_names_moved", help, fragments.names_moved)?;
         let help = "Requests of clients without the current fragment map";
-        counter(encoder, "misrouted_requests", help, fragments.misrouted)
+        counter(encoder, "misrouted_requests", help, fragments.misrouted)?;
+        let help = "Directory records with names of files that may still come to this server";
+        gauge(encoder, "directories_pulling", help, None, fragments.pulling)?;
+        let help = "Files that followed their names to this server";
+        counter(encoder, "files_pulled", help, fragments.files_pulled)?;
+        let help = "Files that followed their names to other servers";
+        counter(encoder, "files_given", help, fragments.files_given)?;
+        let help = "Files that could not follow their names yet, counted in each attempt";
+        counter(encoder, "files_deferred", help, fragments.files_deferred)?;
+        let help = "Requests of clients for files that are at another server";
+        counter(encoder, "redirected_requests", help, fragments.redirected)
     }
 
     /// The load of the rank, as heartbeats carry it.

@@ -155,11 +155,21 @@ pub struct FragmentFigures {
     pub names_moved: u64,
     /// Requests of clients without the current map.
     pub misrouted: u64,
+    /// Directory records with names of files that may still come here.
+    pub pulling: u64,
+    /// Files that have followed their names here since the server's start, like the next three.
+    pub files_pulled: u64,
+    /// Files that have followed their names to other servers.
+    pub files_given: u64,
+    /// Files that could not come yet, counted in each attempt.
+    pub files_deferred: u64,
+    /// Requests of clients for files that are at another server.
+    pub redirected: u64,
 }
 
 impl From<MetaFigures> for FragmentFigures {
     fn from(figures: MetaFigures) -> Self {
-        let counts = figures.fragment_counts;
+        let (counts, pulls) = (figures.fragment_counts, figures.pull_counts);
         Self {
             held: figures.fragments,
             changing: figures.transfers_running,
@@ -170,6 +180,11 @@ impl From<MetaFigures> for FragmentFigures {
             failed_steps: counts.failed_steps,
             names_moved: counts.names_moved,
             misrouted: counts.misrouted,
+            pulling: figures.pulls_unfinished,
+            files_pulled: pulls.pulled,
+            files_given: pulls.given,
+            files_deferred: pulls.deferred,
+            redirected: pulls.redirected,
         }
     }
 }

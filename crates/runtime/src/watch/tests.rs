@@ -120,6 +120,8 @@ fn exposition_has_prometheus_format() {
         "espalier_fragment_splits_total 0",
         "espalier_fragment_names_moved_total 0",
         "espalier_misrouted_requests_total 0",
+        "espalier_files_pulled_total 0",
+        "espalier_redirected_requests_total 0",
     ] {
         assert!(text.lines().any(|each| each == line), "no {line} in:\n{text}");
     }

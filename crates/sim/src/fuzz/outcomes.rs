@@ -89,7 +89,8 @@ impl CallOutcomes {
             Err(_) => Fate::Nothing,
         };
         // The client sends such a request again, to another server.
-        let is_misrouted = matches!(result, Ok(Reply::Fragments(_) | Reply::Misrouted { .. }));
+        let is_misrouted =
+            matches!(result, Ok(Reply::Fragments(_) | Reply::Misrouted { .. } | Reply::Relocated { .. }));
         if let Some(progress) = self.calls.get_mut(&call).filter(|_| requested.is_all && !is_misrouted) {
             progress.replied = Some((now, fate));
         }

@@ -218,8 +218,9 @@ impl World<'_> {
         let mut checks = self.serving_all().map(checked).collect::<Result<Vec<_>, _>>()?;
         for (number, server) in self.data.iter().enumerate() {
             for (ino, size) in server.datafiles().map_err(|cause| failed(server.node)(cause.into()))? {
-                // Count inode numbers of invalid ranks for rank 0, which has no such inode.
-                let rank = Some(usize::from(ino.rank().0)).filter(|rank| *rank < checks.len()).unwrap_or(0);
+                // Count datafiles of no file for the rank of the number, if there is one.
+                let home = Some(usize::from(ino.rank().0)).filter(|rank| *rank < checks.len()).unwrap_or(0);
+                let rank = checks.iter().position(|check| check.has_striped(ino)).unwrap_or(home);
                 checks[rank].datafile(ServerId(number as u16), ino, size);
             }
         }
