@@ -33,6 +33,35 @@ for mount in "$a" "$b"; do mount_at "$mount"; done
 ranks() { "$bin" subtree show "$1" --json | jq -c '[.fragments[].rank]'; }
 make_files() { for n in $(seq "$2"); do echo "$3 $n" > "$1/$3-$n"; done; }
 
+section 'files follow their names'
+mkdir "$a/follow"
+make_files "$a/follow" 300 f
+ino=$(stat -c %i "$a/follow/f-7")
+home=$((ino >> 48)) to=$(((home + 1) % 4))
+exec 8>> "$b/follow/f-9" # stays as long as it is open
+pulled() { "$bin" status "$cluster/server-$to/store" --json | jq .figures.fragments.files_pulled; }
+before=$(pulled)
+"$bin" subtree move "$a/follow" --to "$to" > /dev/null
+followed() { [ "$(pulled)" -ge $((before + 299)) ]; }
+until_true followed
+is "$(pulled)" $((before + 299))
+for mount in "$a" "$b"; do
+    is "$(cat "$mount"/follow/f-* | sort -k 2n | md5sum)" "$(for n in $(seq 300); do echo "f $n"; done | md5sum)"
+    is "$(stat -c '%i %h %s' "$mount/follow/f-7")" "$ino 1 4"
+done
+echo more >> "$b/follow/f-7"
+chmod 600 "$a/follow/f-8"
+ln "$b/follow/f-7" "$b/linked"
+mv "$a/follow/f-8" "$a/renamed"
+is "$(tail -n 1 "$a/linked")" more
+is "$(stat -c %i "$a/linked" "$b/follow/f-7" | uniq)" "$ino"
+is "$(stat -c %a "$b/renamed")" 600
+rm "$b/linked" "$a/renamed"
+exec 8>&-
+all() { [ "$(pulled)" -ge $((before + 300)) ]; }
+until_true all
+rm -r "$b/follow"
+
 section 'move a tree in use'
 mkdir -p "$a/tree/below"
 make_files "$a/tree" 300 a
