@@ -357,6 +357,133 @@ check_allow_ranks() {
     rm -r "$b/job"
 }
 
+# make_namespace [FILE...]: the new directory job, decoupled in $work/store, with entries of all types except these; not mounted.
+make_namespace() {
+    mkdir "$a/job"
+    "$bin" decouple "$a/job" --store "$work/store" > /dev/null
+    fill "$a/job"
+    (cd "$a/job" && rm -f "$@")
+    describe "$a/job" > "$work/inside"
+    "$bin" umount "$a/job"
+}
+
+merged_as_inside() {
+    describe "$b/job" > "$work/outside"
+    cmp "$work/inside" "$work/outside" || { diff "$work/inside" "$work/outside" | head >&2; fail 'the merged tree differs'; }
+}
+
+check_journal() {
+    section "journals: inspected, exported, erased, imported, applied"
+    make_namespace
+    "$bin" journal inspect "$work/store" > "$work/said"
+    grep -q '^namespace ' "$work/said"
+    is "$("$bin" journal inspect "$work/store" --json | jq -r .kind)" namespace
+    refused 'use' "$bin" journal inspect "$cluster/server-0/store"
+    "$bin" journal export "$work/store" "$work/exported" 2> /dev/null
+    "$bin" journal export "$work/store" 2> /dev/null | cmp - "$work/exported"
+    is "$("$bin" journal inspect "$work/exported" --json | jq .kinds.Big)" 3
+    cp "$work/exported" "$work/damaged"
+    printf 'X' | dd of="$work/damaged" bs=1 seek=5000 conv=notrunc status=none
+    refused 'is damaged at byte' "$bin" journal inspect "$work/damaged"
+    refused 'is damaged at byte' "$bin" journal apply --volatile "$work/damaged" "$a/job"
+    refused 'is damaged at byte' "$bin" merge "$a/job" --from "$work/damaged"
+    is "$(ls -A "$b/job")" ''
+    is "$("$bin" policy "$a/job" --json | jq .merged)" 0
+    "$bin" journal apply --volatile --json "$work/exported" "$a/job" > "$work/said"
+    is "$(jq -r .mechanism "$work/said")" 'volatile apply'
+    merged_as_inside
+    refused 'not decoupled' "$bin" journal apply --volatile "$work/exported" "$a/job"
+    refused 'not decoupled' "$bin" merge "$a/job" --from "$work/store"
+    rm -r "$b/job" "$work/store" "$work/damaged"
+
+    mkdir "$a/job"
+    "$bin" decouple "$a/job" --store "$work/store" > /dev/null
+    refused 'a namespace is mounted' "$bin" journal apply --volatile "$work/exported" "$a/job"
+    "$bin" umount "$a/job"
+    refused 'is not the store of the namespace' "$bin" merge "$a/job" --from "$work/exported"
+    "$bin" merge --abort "$a/job" > /dev/null
+    rm -r "$work/store"
+    rmdir "$a/job"
+
+    make_namespace
+    "$bin" journal export "$work/store" "$work/exported" 2> /dev/null
+    rm -r "$work/store"
+    "$bin" journal import "$work/exported" "$work/store" > /dev/null
+    "$bin" fsck "$work/store" > /dev/null
+    mkdir -p "$work/mnt"
+    "$bin" mount "$work/store" "$work/mnt"
+    describe "$work/mnt" | cmp - "$work/inside" || fail 'the imported namespace differs'
+    touch "$work/mnt/undone"
+    "$bin" sync "$work/mnt"
+    kill -9 "$("$bin" status "$work/mnt" --json | jq .pid)"
+    umount "$work/mnt"
+    last=$("$bin" journal inspect "$work/store" --json | jq .in_tables)
+    if [ "$("$bin" journal inspect "$work/store" --json | jq .events)" -gt 0 ]; then
+        "$bin" journal inspect "$work/store" --events | grep undone > /dev/null
+    fi
+    "$bin" journal erase "$work/store" --after "$last" > /dev/null
+    refused 'are in the tables' "$bin" journal erase "$work/store" --after 1
+    "$bin" merge "$a/job" --from "$work/store"
+    merged_as_inside
+    rm -r "$b/job"
+}
+
+# check_nonvolatile [FILE...]: nonvolatile apply, without these files, while the servers are stopped.
+check_nonvolatile() {
+    section "nonvolatile apply"
+    make_namespace "$@"
+    refused 'use' "$bin" journal apply --nonvolatile "$work/store" "$cluster"
+    umount "$a" "$b"
+    "$bin" cluster down "$cluster" > /dev/null
+    "$bin" journal inspect "$cluster/server-0/store" > "$work/said"
+    grep -q '^file system ' "$work/said"
+    "$bin" journal export "$cluster/server-0/store" "$work/events"
+    jq -e .event "$work/events" > /dev/null
+    "$bin" journal apply --nonvolatile "$work/store" "$cluster" 2> "$work/said" || fail "$(cat "$work/said")"
+    grep -q '^nonvolatile apply  *[0-9]' "$work/said"
+    refused 'merged or aborted before' "$bin" journal apply --nonvolatile "$work/store" "$cluster"
+    "$bin" cluster fsck "$cluster"
+    up
+    for mount in "$a" "$b"; do
+        "$bin" mount "espalier://127.0.0.1:$port/" "$mount" -o insecure --log-file "$mount.log"
+    done
+    merged_as_inside
+    rm -r "$b/job" "$work/store"
+}
+
+check_compositions() {
+    section "compositions of mechanisms, each timed"
+    export -f fill describe
+    export job=$a/job work
+    while read -r composition; do
+        mkdir "$a/job"
+        "$bin" decouple "$a/job" --compose "$composition" -- bash -ec 'fill "$job"; describe "$job" > "$work/inside"' 2> "$work/said"
+        tr '+' '\n' <<< "${composition//||/+}" | while read -r mechanism; do
+            grep -q "^$mechanism  *[0-9.]* s$" "$work/said" || fail "$mechanism has no time: $(cat "$work/said")"
+        done
+        if [[ $composition != *'volatile apply'* && $composition != RPCs* ]]; then
+            is "$(ls -A "$b/job")" ''
+            "$bin" merge "$a/job"
+        fi
+        merged_as_inside
+        rm -r "$b/job"
+        is "$(ls -A "$a")" ''
+    done << 'END'
+append client journal
+append client journal+volatile apply
+append client journal+local persist+volatile apply
+append client journal||local persist+volatile apply
+append client journal+global persist||volatile apply
+append client journal||global persist
+append client journal+local persist
+RPCs
+RPCs+stream
+END
+    mkdir "$a/job"
+    refused 'needs the servers stopped' "$bin" decouple "$a/job" --compose 'append client journal+nonvolatile apply' -- true
+    rmdir "$a/job"
+}
+
 check_embedded() {
     section "a mount without servers"
     mkdir "$work/mnt"
@@ -379,6 +506,9 @@ check_failures
 check_visibility
 check_allow
 check_embedded
+check_journal
+check_compositions
+check_nonvolatile
 check_durability
 check_kills
 stop
@@ -387,5 +517,7 @@ check_command
 check_interference
 check_visibility
 check_allow_ranks
+# The servers of this cluster are data servers, too, which must run for big files.
+check_nonvolatile also sub/big sub/nearly sub/sparse
 stop
 echo 'decouple-test: passed'

@@ -1,6 +1,5 @@
 //! Command line arguments; the source of help texts, completions and the manual page.
 
-use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueHint};
@@ -10,8 +9,11 @@ use espalier_runtime::{RadosAccess, StoreLocation};
 use crate::balancer::BalancerArgs;
 use crate::bench::{BenchArgs, FloorArgs};
 use crate::cluster::AddArgs;
+use crate::decouple::DecoupleArgs;
+use crate::journal::JournalArgs;
 use crate::list::LsArgs;
 use crate::log::SharedLogArgs;
+use crate::merge::MergeArgs;
 use crate::paper::PaperArgs;
 use crate::policy::{Assignment, setting_name, settings_help};
 use crate::sim::SimArgs;
@@ -96,6 +98,9 @@ pub enum Command {
     Decouple(DecoupleArgs),
     /// Merge a decoupled directory into its file system, or continue an interrupted merge.
     Merge(MergeArgs),
+    /// Show, export, import, erase and apply the journals of decoupled namespaces; show and export
+    /// those of file systems that are not mounted.
+    Journal(JournalArgs),
     /// Make all data durable that was written to the mounted file systems of these paths. Exits
     /// with 1 if that fails for any of them.
     Sync(SyncArgs),
@@ -545,39 +550,6 @@ pub struct CpArgs {
     /// as far as permitted.
     #[arg(short, long)]
     pub archive: bool,
-}
-
-#[derive(Debug, Args)]
-pub struct DecoupleArgs {
-    /// An empty directory that the caller owns.
-    #[arg(value_hint = ValueHint::DirPath)]
-    pub path: PathBuf,
-    /// Directory for the namespace; created if absent, otherwise empty [default: by the directory's
-    /// durability below /var/lib/espalier (~/.local/state/espalier without root), in /dev/shm, or
-    /// beside PATH].
-    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
-    pub store: Option<PathBuf>,
-    /// Most inodes that can be created in the namespace; those of removed files count [default: the
-    /// policy's allocated_inodes].
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 31))]
-    pub inodes: Option<u64>,
-    /// A command, after `--`. When it exits with 0, the namespace is merged, unless the directory's
-    /// consistency is invisible. Without a command it stays decoupled until `espalier merge`.
-    #[arg(last = true, value_name = "COMMAND")]
-    pub command: Vec<OsString>,
-}
-
-#[derive(Debug, Args)]
-pub struct MergeArgs {
-    /// The decoupled directory.
-    #[arg(value_hint = ValueHint::DirPath)]
-    pub path: PathBuf,
-    /// The namespace's directory, if it is neither mounted on PATH nor in the default place.
-    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath, conflicts_with = "abort")]
-    pub from: Option<PathBuf>,
-    /// Give the namespace up: PATH is empty again. The namespace's directory stays.
-    #[arg(long)]
-    pub abort: bool,
 }
 
 #[derive(Debug, Args)]

@@ -456,6 +456,11 @@ fn down(dir: &Path) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// All stores of the cluster in a directory.
+pub(crate) fn offline_stores(dir: &Path) -> Result<ClusterStores> {
+    all_stores(&servers(dir)?)
+}
+
 /// All stores of a cluster.
 fn all_stores(servers: &[ServerProcess]) -> Result<ClusterStores> {
     let of = |role: Role| servers.iter().filter(move |server| server.config.has(role));

@@ -1,23 +1,26 @@
 //! `espalier decouple`: mounts a namespace of its own over a directory, and runs a command in it.
 
+pub(crate) mod compose;
 pub(crate) mod place;
 
+use std::ffi::OsString;
 use std::fs::{File, Metadata};
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, ExitStatus};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result, bail};
+use clap::{Args, ValueHint};
 use espalier_meta::{DECOUPLE, Decouple, Decoupled, decode, encode};
-use espalier_policy::{Consistency, Durability, Level, Policy, PolicyError};
-use espalier_runtime::RootAttributes;
+use espalier_policy::{Composition, Consistency, Durability, Level, Policy, PolicyError};
+use espalier_proto::Ino;
+use espalier_runtime::{NamespaceOrigin, RootAttributes};
 use rustix::fs::{CWD, Mode, OFlags, XattrFlags, fgetxattr, fremovexattr, fsetxattr, openat};
 use rustix::io::Errno;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 
-use crate::args::DecoupleArgs;
 use crate::background;
 use crate::merge::{self, copy_xattrs};
 use crate::place::MountedPath;
@@ -27,6 +30,37 @@ use crate::sync::sync_one;
 
 /// More than the longest encoding of a [`Decoupled`].
 const MAX_STATE: usize = 16 << 10;
+
+#[derive(Debug, Args)]
+pub struct DecoupleArgs {
+    /// An empty directory that the caller owns.
+    #[arg(value_hint = ValueHint::DirPath)]
+    pub path: PathBuf,
+    /// Directory for the namespace; created if absent, otherwise empty [default: by the directory's
+    /// durability below /var/lib/espalier (~/.local/state/espalier without root), in /dev/shm, or
+    /// beside PATH].
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub store: Option<PathBuf>,
+    /// Most inodes that can be created in the namespace; those of removed files count [default: the
+    /// policy's allocated_inodes].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 31))]
+    pub inodes: Option<u64>,
+    /// Runs the command as this composition of mechanisms says, instead of the directory's policy,
+    /// and prints the time of each, as in 'append client journal+local persist+volatile apply'.
+    #[arg(long, value_name = "MECHANISMS", value_parser = Composition::parse, requires = "command")]
+    pub compose: Option<Composition>,
+    /// A command, after `--`. When it exits with 0, the namespace is merged, unless the directory's
+    /// consistency is invisible. Without a command it stays decoupled until `espalier merge`.
+    #[arg(last = true, value_name = "COMMAND")]
+    pub command: Vec<OsString>,
+}
+
+/// What is decoupled, and where its namespace is.
+pub(crate) struct DecoupledPath {
+    path: PathBuf,
+    store: PathBuf,
+    id: u128,
+}
 
 pub(crate) fn decouple(args: &DecoupleArgs) -> Result<ExitCode> {
     let path = args.path.canonicalize().with_context(|| format!("no directory {}", args.path.display()))?;
@@ -39,25 +73,21 @@ pub(crate) fn decouple(args: &DecoupleArgs) -> Result<ExitCode> {
         bail!("something is mounted on {}", mount.display());
     }
     let policy = policy::effective(&path)?.or(&Policy::DEFAULT);
-    let level = offered(&path, &policy, &mounted)?;
+    if let Some(composition) = &args.compose {
+        let level = Level::of(composition);
+        if level.consistency != Consistency::Strong {
+            check_offered(&path, level, &mounted)?;
+        }
+        return compose::run(args, composition, &path, || {
+            begin(args, &dir, &path, &policy, compose::place(composition))
+        });
+    }
+    let level = policy.level();
+    check_offered(&path, level, &mounted)?;
     if level.consistency == Consistency::Strong {
         return run_in_place(args, &path);
     }
-    let id = random_id()?;
-    let store = place::make(args.store.as_deref(), level.durability, &path, id)?;
-    let inodes = args.inodes.or(policy.allocated_inodes().map(|inodes| inodes.get().into())).unwrap_or(1);
-    // The upper half is for inodes that cannot keep their number.
-    let decoupled = request(&dir, &path, &Decouple { id, inodes: 2 * inodes })
-        .inspect_err(|_| drop(std::fs::remove_dir(&store)))?;
-    if let Err(error) = start(&dir, &path, &store, &decoupled) {
-        // Nothing was done in the namespace.
-        if store_of(&path)?.as_deref() == Some(&*store) {
-            let _ = espalier_fuse::unmount(&path);
-        }
-        let _ = fremovexattr(&dir, DECOUPLE);
-        let _ = std::fs::remove_dir_all(&store);
-        return Err(error);
-    }
+    let DecoupledPath { path, store, .. } = begin(args, &dir, &path, &policy, level.durability)?;
     drop(dir);
     if args.command.is_empty() {
         println!(
@@ -69,12 +99,7 @@ pub(crate) fn decouple(args: &DecoupleArgs) -> Result<ExitCode> {
     }
     let status = run(args)?;
     if !status.success() {
-        eprintln!(
-            "espalier: the command failed ({status}), so {0} stays decoupled: merge it by `espalier merge {0}`, or \
-             give it up by `espalier merge --abort {0}`",
-            path.display()
-        );
-        return Ok(exit_code(status));
+        return Ok(failed(&path, status));
     }
     if level.consistency == Consistency::Weak {
         return merge::merge_mounted(&path, &store);
@@ -84,9 +109,44 @@ pub(crate) fn decouple(args: &DecoupleArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The level of a directory, if its mount has that.
-fn offered(path: &Path, policy: &Policy, mounted: &MountedPath) -> Result<Level> {
-    let (level, shown) = (policy.level(), path.display());
+/// Decouples a directory and mounts its namespace.
+fn begin(
+    args: &DecoupleArgs,
+    dir: &File,
+    path: &Path,
+    policy: &Policy,
+    durability: Durability,
+) -> Result<DecoupledPath> {
+    let id = random_id()?;
+    let store = place::make(args.store.as_deref(), durability, path, id)?;
+    let inodes = args.inodes.or(policy.allocated_inodes().map(|inodes| inodes.get().into())).unwrap_or(1);
+    // The upper half is for inodes that cannot keep their number.
+    let decoupled = request(dir, path, &Decouple { id, inodes: 2 * inodes })
+        .inspect_err(|_| drop(std::fs::remove_dir(&store)))?;
+    if let Err(error) = start(dir, path, &store, decoupled) {
+        // Nothing was done in the namespace.
+        if store_of(path)?.as_deref() == Some(&*store) {
+            let _ = espalier_fuse::unmount(path);
+        }
+        let _ = fremovexattr(dir, DECOUPLE);
+        let _ = std::fs::remove_dir_all(&store);
+        return Err(error);
+    }
+    Ok(DecoupledPath { path: path.into(), store, id })
+}
+
+fn failed(path: &Path, status: ExitStatus) -> ExitCode {
+    eprintln!(
+        "espalier: the command failed ({status}), so {0} stays decoupled: merge it by `espalier merge {0}`, or give it \
+         up by `espalier merge --abort {0}`",
+        path.display()
+    );
+    exit_code(status)
+}
+
+/// Checks that the mount of a directory has a level.
+fn check_offered(path: &Path, level: Level, mounted: &MountedPath) -> Result<()> {
+    let shown = path.display();
     if !level.is_offered() {
         bail!("{shown} cannot be decoupled: {}", PolicyError::Level(level.durability));
     }
@@ -98,7 +158,7 @@ fn offered(path: &Path, policy: &Policy, mounted: &MountedPath) -> Result<Level>
             mounted.source.display()
         );
     }
-    Ok(level)
+    Ok(())
 }
 
 /// Runs the command in the directory itself, whose changes others see immediately.
@@ -166,9 +226,10 @@ fn request(dir: &File, path: &Path, decouple: &Decouple) -> Result<Decoupled> {
 }
 
 /// Makes the namespace and mounts it.
-fn start(dir: &File, path: &Path, store: &Path, decoupled: &Decoupled) -> Result<()> {
+fn start(dir: &File, path: &Path, store: &Path, decoupled: Decoupled) -> Result<()> {
     let metadata = dir.metadata().context("cannot read the directory's attributes")?;
-    espalier_runtime::mkfs_namespace(store, decoupled, root_of(&metadata))?;
+    let origin = NamespaceOrigin { directory: Ino(metadata.ino()), decoupled };
+    espalier_runtime::mkfs_namespace(store, &origin, root_of(&metadata))?;
     mount(store, path)?;
     copy_xattrs(dir, &open_dir(path)?)
 }

@@ -21,6 +21,7 @@ mod decouple;
 mod fsck;
 mod fuzz;
 mod heap;
+mod journal;
 mod list;
 mod log;
 mod merge;
@@ -105,6 +106,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Command::Rm(args) => Ok(remove::rm(&args)),
         Command::Decouple(args) => decouple::decouple(&args),
         Command::Merge(args) => merge::merge(&args),
+        Command::Journal(args) => journal::journal(&args.command),
         Command::Sync(args) => Ok(sync::sync(&args)),
         Command::Dump(args) => copy::dump(&args),
         Command::Load(args) => copy::load(&args),

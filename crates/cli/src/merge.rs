@@ -4,16 +4,19 @@
 use std::ffi::{CStr, OsStr};
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use espalier_meta::{DECOUPLE, Decoupled, MERGE, MergeBatch, MergeEnd, MergeRecord, encode};
+use clap::{Args, ValueHint};
+use espalier_meta::{DECOUPLE, Decoupled, MERGE};
 use espalier_policy::{Key, PREFIX};
-use espalier_proto::{Attr, Ino};
-use espalier_runtime::{BigFile, Merged, NOTIFIED, Namespace, StoreLocation};
+use espalier_proto::Ino;
+use espalier_runtime::{
+    BigFile, ClientJournal, Error, NOTIFIED, NamespaceOrigin, StoreLocation, next_batch, open_client_journal,
+};
 use indicatif::{ProgressBar, ProgressStyle};
 use rustix::fs::{
     Gid, Mode, OFlags, Timespec, Timestamps, Uid, XattrFlags, fchmod, fchown, fgetxattr, flistxattr,
@@ -21,25 +24,35 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use crate::args::{MergeArgs, UmountArgs};
+use crate::args::UmountArgs;
 use crate::decouple::{open_dir, place, state_of};
 use crate::mount::{patiently, umount};
 use crate::remove::text;
 use crate::report::store_of;
 
-/// Bounds of a batch: encoded bytes, records, and open files.
-const BATCH_BYTES: usize = 60 << 10;
-const BATCH_RECORDS: usize = 1024;
-const BATCH_FILES: usize = 64;
 /// Linux's limit for the value of an extended attribute, or for a list of names.
 const MAX_XATTR: usize = 64 << 10;
 /// Restarts of the server that a merge survives, and the pause before it continues.
 const RETRIES: u32 = 100;
 const PAUSE: Duration = Duration::from_millis(100);
 
+#[derive(Debug, Args)]
+pub struct MergeArgs {
+    /// The decoupled directory.
+    #[arg(value_hint = ValueHint::DirPath)]
+    pub path: PathBuf,
+    /// The namespace's directory or its exported journal, if it is neither mounted on PATH nor in
+    /// the default place.
+    #[arg(long, value_name = "PLACE", value_hint = ValueHint::AnyPath, conflicts_with = "abort")]
+    pub from: Option<PathBuf>,
+    /// Give the namespace up: PATH is empty again. The namespace's directory stays.
+    #[arg(long)]
+    pub abort: bool,
+}
+
 pub(crate) fn merge(args: &MergeArgs) -> Result<ExitCode> {
     let path = args.path.canonicalize().with_context(|| format!("no directory {}", args.path.display()))?;
-    let mounted = store_of(&path)?.filter(|store| is_namespace(store));
+    let mounted = mounted_namespace(&path)?;
     if args.abort {
         return abort(&path, mounted.as_deref());
     }
@@ -55,9 +68,9 @@ pub(crate) fn merge(args: &MergeArgs) -> Result<ExitCode> {
     }
 }
 
-/// True for the store of a namespace, as opposed to that of a file system.
-fn is_namespace(store: &Path) -> bool {
-    espalier_store::superblock::read(store).is_ok_and(|superblock| superblock.label == "decoupled")
+/// The store of the namespace that is mounted on a directory.
+pub(crate) fn mounted_namespace(path: &Path) -> Result<Option<PathBuf>> {
+    Ok(store_of(path)?.filter(|store| NamespaceOrigin::read(store).is_ok()))
 }
 
 fn abort(path: &Path, mounted: Option<&Path>) -> Result<ExitCode> {
@@ -87,7 +100,7 @@ pub(crate) fn merge_mounted(path: &Path, store: &Path) -> Result<ExitCode> {
     merge_from(path, Some(store.into()))
 }
 
-fn unmount(path: &Path) -> Result<()> {
+pub(crate) fn unmount(path: &Path) -> Result<()> {
     let umounted = umount(&UmountArgs { mountpoint: path.into(), force: false, timeout: 600 });
     umounted
         .map(drop)
@@ -95,63 +108,63 @@ fn unmount(path: &Path) -> Result<()> {
 }
 
 fn merge_from(path: &Path, from: Option<PathBuf>) -> Result<ExitCode> {
-    let dir = open_dir(path)?;
-    let Some(decoupled) = state_of(&dir)? else {
+    let decoupled = decoupled(path, &open_dir(path)?)?;
+    let is_export = from.as_ref().is_some_and(|from| from.is_file());
+    let places = from.map_or_else(|| place::find(path, decoupled.id), |from| Ok(vec![from]))?;
+    let journal = open_journal(&places[0])?;
+    apply(path, &*journal, &places[0])?;
+    drop(journal);
+    // A file that the user names stays.
+    for place in places.iter().filter(|_| !is_export) {
+        place::remove(place).with_context(|| format!("merged, but cannot remove {}", place.display()))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The state of a decoupled directory that can be merged into.
+fn decoupled(path: &Path, dir: &File) -> Result<Decoupled> {
+    let Some(decoupled) = state_of(dir)? else {
         bail!("{} is not decoupled: it was merged before, or aborted", path.display());
     };
     if decoupled.id == Decoupled::ABORTED {
         bail!("an abort was interrupted: repeat `espalier merge --abort {}`", path.display());
     }
-    let store = from.map_or_else(|| place::find(path, decoupled.id), Ok)?;
-    let location = StoreLocation::Directory(store.clone());
-    let namespace = patiently(&location, || Namespace::open(&store, &decoupled))?;
-    if decoupled.merged > 0 && decoupled.digest != namespace.digest() {
-        bail!(
-            "{} has changed since its merge began: give it up by `espalier merge --abort {}`",
-            store.display(),
-            path.display()
-        );
-    }
-    let merger = Merger { dir: &dir, path, namespace: &namespace };
+    Ok(decoupled)
+}
+
+/// Opens the journal of a namespace, or an exported one. Waits for a mount that is ending.
+pub(crate) fn open_journal(name: &Path) -> Result<Box<dyn ClientJournal>> {
+    patiently(&StoreLocation::Directory(name.into()), || open_client_journal(name))
+}
+
+/// Volatile apply: sends a client's journal to the server of the decoupled directory.
+pub(crate) fn apply(path: &Path, journal: &dyn ClientJournal, name: &Path) -> Result<()> {
+    let dir = open_dir(path)?;
+    let decoupled = decoupled(path, &dir)?;
+    journal.check_origin(&decoupled, name)?;
+    let merger = Merger { dir: &dir, path, journal };
     merger.prepare_root()?;
     merger.send_all(decoupled.merged)?;
-    drop(namespace);
-    // The entries are merged even if these fail.
+    // The entries are merged even if this fails.
     let _ = fgetxattr(&dir, NOTIFIED, &mut [0; 1]);
-    std::fs::remove_dir_all(&store)
-        .with_context(|| format!("merged, but cannot remove {}", store.display()))?;
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
 struct Merger<'a> {
     dir: &'a File,
     path: &'a Path,
-    namespace: &'a Namespace,
-}
-
-/// Records to send, with the files that their links name.
-#[derive(Default)]
-struct OutgoingBatch {
-    records: Vec<MergeRecord>,
-    files: Vec<File>,
-    bytes: usize,
-}
-
-impl OutgoingBatch {
-    fn is_full(&self) -> bool {
-        self.records.len() >= BATCH_RECORDS || self.files.len() >= BATCH_FILES
-    }
+    journal: &'a dyn ClientJournal,
 }
 
 impl Merger<'_> {
     /// Sets what the root of the namespace has and a record cannot say.
     fn prepare_root(&self) -> Result<()> {
-        let root = &self.namespace.root;
+        let root = self.journal.root();
         let set = |name: &OsStr, value: &[u8]| {
             let set = fsetxattr(self.dir, name, value, XattrFlags::empty());
             set.with_context(|| format!("cannot set {} of {}", name.display(), self.path.display()))
         };
-        for (name, value) in self.namespace.root_xattrs()? {
+        for (name, value) in self.journal.root_xattrs()? {
             set(OsStr::from_bytes(&name), &value)?;
         }
         for key in Key::ALL {
@@ -166,18 +179,20 @@ impl Merger<'_> {
     }
 
     fn send_all(&self, merged: u64) -> Result<()> {
-        let (total, mut at, mut retries) = (self.namespace.len(), merged, 0);
+        let (total, mut at, mut retries) = (self.journal.len(), merged, 0);
         let bar = ProgressBar::new(total);
         bar.set_style(ProgressStyle::with_template(
             "{bar:30} {pos} of {len} records ({per_sec}, {eta} left)",
         )?);
         loop {
             bar.set_position(at);
-            let outgoing = self.collect(at)?;
-            let next = at + outgoing.records.len() as u64;
-            match self.send(at, outgoing) {
-                Ok(()) if next == total => break,
-                Ok(()) => at = next,
+            let batch = next_batch(self.journal, at, |file| self.upload(file))?;
+            let sent = fsetxattr(self.dir, MERGE, &batch.value, XattrFlags::empty());
+            // Until here the files without names had to stay open.
+            drop(batch.files);
+            match sent {
+                Ok(()) if batch.next == total => break,
+                Ok(()) => at = batch.next,
                 // A restarted server may have lost the last batches.
                 Err(errno) => match state_of(self.dir)? {
                     Some(state) if errno == Errno::INVAL && state.merged < at && retries < RETRIES => {
@@ -192,26 +207,10 @@ impl Merger<'_> {
         Ok(())
     }
 
-    fn send(&self, after: u64, outgoing: OutgoingBatch) -> rustix::io::Result<()> {
-        let records = self.namespace.len();
-        let is_last = after + outgoing.records.len() as u64 == records;
-        let batch = MergeBatch {
-            id: self.namespace.id,
-            digest: self.namespace.digest(),
-            after,
-            records: outgoing.records,
-            end: is_last.then(|| MergeEnd { records, change: self.namespace.root_change() }),
-        };
-        // The files without names stay open until the server has named them.
-        let sent = fsetxattr(self.dir, MERGE, &encode(&batch), XattrFlags::empty());
-        drop(outgoing.files);
-        sent
-    }
-
     fn failure(&self, state: Option<&Decoupled>, errno: Errno) -> anyhow::Error {
         let shown = self.path.display();
         let Some(state) = state else { return anyhow::anyhow!("{shown} was coupled again by somebody else") };
-        let entry = self.namespace.path_of(state.merged);
+        let entry = self.journal.path_of(state.merged);
         anyhow::anyhow!(
             "cannot merge '{}': {}; nothing of {shown} is visible yet: remove the cause and repeat `espalier merge \
              {shown}`, or give it up by `espalier merge --abort {shown}`",
@@ -220,43 +219,22 @@ impl Merger<'_> {
         )
     }
 
-    /// The records from `at` on that fit into a batch.
-    fn collect(&self, at: u64) -> Result<OutgoingBatch> {
-        let mut outgoing = OutgoingBatch::default();
-        for number in at..self.namespace.len() {
-            if outgoing.is_full() {
-                break;
-            }
-            let record = match self.namespace.record(number)? {
-                Merged::Record(record) => record,
-                Merged::Big(file) => {
-                    let (opened, ino) = self.upload(&file)?;
-                    outgoing.files.push(opened);
-                    MergeRecord::Link { ino, names: file.names, time: file.inode.ctime }
-                }
-            };
-            let bytes = encode(&record).len();
-            if outgoing.bytes + bytes > BATCH_BYTES && !outgoing.records.is_empty() {
-                break;
-            }
-            outgoing.bytes += bytes;
-            outgoing.records.push(record);
-        }
-        Ok(outgoing)
-    }
-
     /// Writes a big file to a file without a name, with all its attributes, durably.
     fn upload(&self, file: &BigFile) -> Result<(File, Ino)> {
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
         let opened = openat(self.dir, ".", flags, Mode::from_raw_mode(0o600));
         let opened = File::from(opened.context("cannot make a file at the server")?);
-        let attr = self.namespace.copy_big(file, &opened)?;
-        set_attributes(&opened, file, &attr).context("cannot set the attributes of a big file")?;
+        let failed = |source| Error::Io { context: "cannot write a big file to the server".into(), source };
+        self.journal
+            .read_big(file, &mut |offset, bytes| opened.write_all_at(bytes, offset).map_err(failed))?;
+        opened.set_len(file.attr.size).map_err(failed)?;
+        set_attributes(&opened, file).context("cannot set the attributes of a big file")?;
         Ok((opened.try_clone()?, Ino(opened.metadata()?.ino())))
     }
 }
 
-fn set_attributes(opened: &File, file: &BigFile, attr: &Attr) -> rustix::io::Result<()> {
+fn set_attributes(opened: &File, file: &BigFile) -> rustix::io::Result<()> {
+    let attr = &file.attr;
     fchown(opened, Some(Uid::from_raw(attr.uid)), Some(Gid::from_raw(attr.gid)))?;
     for (name, value) in &file.xattrs {
         fsetxattr(opened, OsStr::from_bytes(name), value, XattrFlags::empty())?;

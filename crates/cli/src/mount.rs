@@ -143,7 +143,10 @@ pub(crate) fn open_patiently(
 }
 
 /// Opens a store, and waits if it is about to be closed.
-pub(crate) fn patiently<T>(location: &StoreLocation, open: impl Fn() -> Result<T, Error>) -> Result<T> {
+pub(crate) fn patiently<T>(
+    location: &StoreLocation,
+    mut open: impl FnMut() -> Result<T, Error>,
+) -> Result<T> {
     let started = Instant::now();
     let is_about_to_close = |needs_process: bool| {
         let status = espalier_runtime::status_of(location);

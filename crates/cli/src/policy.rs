@@ -81,7 +81,10 @@ fn not_ours(path: &Path) -> String {
 /// The settings whose level has the guarantees of a composition.
 fn of_composition(composition: &Composition) -> Result<[(Key, String); 2]> {
     if composition.has(Mechanism::NonvolatileApply) {
-        bail!("`nonvolatile apply` is not offered: a server applies every change; use `volatile apply`");
+        bail!(
+            "`nonvolatile apply` is not offered as a level, since it needs the servers stopped: use `volatile apply`, or \
+             `espalier journal apply --nonvolatile`"
+        );
     }
     let Level { consistency, durability } = Level::of(composition);
     Ok([(Key::Consistency, consistency.to_string()), (Key::Durability, durability.to_string())])

@@ -131,6 +131,8 @@ pub struct Recovery {
     size_dirty: Vec<(Ino, Option<(Ino, u64)>)>,
     /// Number of replayed events.
     pub events: u64,
+    /// Events after this number are ignored.
+    pub until: u64,
     /// Streams removed before a replayed event, whose removal may not be durable.
     removed: Vec<Ino>,
 }
@@ -169,7 +171,8 @@ impl Recovery {
         for (ino, _) in &record.size_dirty {
             state.size_dirty.insert(*ino, SizeDirty::new(0));
         }
-        let recovery = Self { config, state, size_dirty: record.size_dirty, events: 0, removed: Vec::new() };
+        let (events, until, removed) = (0, u64::MAX, Vec::new());
+        let recovery = Self { config, state, size_dirty: record.size_dirty, events, until, removed };
         Ok((recovery, Position(record.journal)))
     }
 
@@ -187,6 +190,9 @@ impl Recovery {
         while !rest.is_empty() {
             let (event, after) = Event::decode(rest).map_err(|_| damaged())?;
             rest = after;
+            if sequence > self.until {
+                return Ok(());
+            }
             if sequence > self.state.sequence {
                 if sequence != self.state.sequence + 1 {
                     let after = self.state.sequence;

@@ -97,6 +97,11 @@ impl Composition {
         Self(mechanisms.iter().map(|mechanism| alloc::vec![*mechanism]).collect())
     }
 
+    /// The steps, each with the mechanisms that run in parallel.
+    pub fn steps(&self) -> &[Vec<Mechanism>] {
+        &self.0
+    }
+
     pub fn has(&self, mechanism: Mechanism) -> bool {
         self.step_of(mechanism).is_some()
     }

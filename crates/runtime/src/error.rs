@@ -96,6 +96,29 @@ pub enum Error {
     Unwritten(Errno),
     #[error("{} is not the store of the namespace that this directory was decoupled for", .0.display())]
     OtherNamespace(PathBuf),
+    #[error("{} has changed since its merge began: give it up by `espalier merge --abort`, and decouple again", .0.display())]
+    ChangedNamespace(PathBuf),
+    #[error("{} is not the store of a decoupled namespace", .0.display())]
+    NoNamespace(PathBuf),
+    #[error("{} is damaged: restore it from a copy; the namespace's files are intact, and `espalier mount` mounts them", .0.display())]
+    DamagedOrigin(PathBuf),
+    #[error("{} is not the journal of a decoupled namespace: {why}", path.display())]
+    NoJournalFile { path: PathBuf, why: &'static str },
+    /// `offset`: of the first frame that is incomplete or misplaced.
+    #[error("{} is damaged at byte {offset}: {why}", path.display())]
+    DamagedJournal { path: PathBuf, offset: u64, why: &'static str },
+    #[error(
+        "no directory here is decoupled for this namespace (inode {0}): it is of another cluster, or was merged or aborted before"
+    )]
+    NotDecoupled(Ino),
+    #[error(
+        "{0} clients have sessions and may use what they have cached: unmount them, or start the servers until these sessions have expired"
+    )]
+    Clients(usize),
+    #[error("cannot merge '{path}': {errno}")]
+    NotMerged { path: String, errno: Errno },
+    #[error("events up to {0} are in the tables, and cannot be erased")]
+    Checkpointed(u64),
     /// The inode number in the namespace, and the reason.
     #[error("inode {0} cannot be merged: {1}")]
     Unmergeable(Ino, &'static str),

@@ -16,8 +16,10 @@ mod drain;
 mod dump;
 mod error;
 mod flush_behind;
+mod framed;
 mod frontend;
 mod fsck;
+mod journal_events;
 mod limit;
 mod location;
 mod mount;
@@ -51,10 +53,15 @@ pub use error::Error;
 pub use espalier_meta::Striping;
 pub use frontend::FOREVER;
 pub use fsck::{FsckReport, fsck, fsck_cluster, fsck_shared};
+pub use journal_events::{JournalDamage, JournalEvent, JournalSummary, erase_events, read_events};
 pub use limit::may_open;
 pub use location::{RadosAccess, StoreLocation, is_in_cluster};
 pub use mount::{MountOptions, mount, wanted};
-pub use namespace::{BigFile, Merged, Namespace, RootAttributes, Xattrs, mkfs_namespace};
+pub use namespace::{
+    BigFile, ClientJournal, JournalFile, Merged, Namespace, NamespaceOrigin, OfflineStores, OutgoingBatch,
+    RootAttributes, WriteBytes, Xattrs, apply_nonvolatile, export_journal, import_journal, mkfs_namespace,
+    next_batch, open_client_journal,
+};
 pub use ranks::{Undecided, resolve_lost};
 pub use remote::{Called, Messages, Remote, SessionState};
 pub use repair::{RepairReport, repair, repair_cluster};

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::path::PathBuf;
 
-use espalier_meta::{Input, Now, Outbox};
+use espalier_meta::{Answered, Input, Now, Outbox};
 use espalier_proto::Rank;
 use espalier_store::Superblock;
 
@@ -111,8 +111,10 @@ pub(crate) fn finish_transactions(volumes: &mut [Volume]) {
     }
 }
 
-/// Runs the machines on these inputs and their results. Messages to absent ranks are dropped.
-fn run(volumes: &mut [Volume], mut inputs: VecDeque<(Rank, Input)>) {
+/// Runs the machines on these inputs and their results, and returns the replies to clients.
+/// Messages to absent ranks are dropped.
+pub(crate) fn run(volumes: &mut [Volume], mut inputs: VecDeque<(Rank, Input)>) -> Vec<Answered> {
+    let mut replies = Vec::new();
     while let Some((rank, input)) = inputs.pop_front() {
         let volume = volumes.iter_mut().find(|volume| volume.superblock.rank == rank);
         let Some(Volume { meta, disk, .. }) = volume else { continue };
@@ -122,7 +124,10 @@ fn run(volumes: &mut [Volume], mut inputs: VecDeque<(Rank, Input)>) {
             inputs.push_back((rank, Input::Done { id, result: disk.execute(io, Steps::NONE) }));
         }
         inputs.extend(out.peers.into_iter().map(|(to, message)| (to, Input::Peer { from: rank, message })));
+        out.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+        replies.append(&mut out.replies);
     }
+    replies
 }
 
 fn rank_of(index: usize) -> Rank {

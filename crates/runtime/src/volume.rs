@@ -151,6 +151,8 @@ pub struct OpenOptions {
     pub policy: Policy,
     /// The store may belong to one of several ranks, and is opened together with the others.
     pub with_ranks: bool,
+    /// The journal's events after this number are ignored.
+    pub until: u64,
 }
 
 impl OpenOptions {
@@ -188,6 +190,7 @@ impl Default for OpenOptions {
             striping: None,
             policy: Policy::NONE,
             with_ranks: false,
+            until: u64::MAX,
         }
     }
 }
@@ -243,6 +246,7 @@ impl Volume {
         let orphans = store.scan(ObjectId::ORPHANS, Bound::Unbounded, usize::MAX)?;
         let sessions = store.scan(ObjectId::SESSIONS, Bound::Unbounded, usize::MAX)?;
         let (mut recovery, from) = Recovery::begin(config, &first, &orphans, &sessions)?;
+        recovery.until = options.until;
         replay(&mut journal, from, &mut recovery, store.as_ref())?;
         if !options.read_only {
             journal.forget_torn()?;

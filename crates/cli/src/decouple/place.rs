@@ -27,15 +27,22 @@ pub(super) fn make(chosen: Option<&Path>, durability: Durability, path: &Path, i
     Ok(store)
 }
 
-/// The caller's existing store of a namespace whose durability is unknown.
-pub(crate) fn find(path: &Path, id: u128) -> Result<PathBuf> {
+/// The caller's existing store of a namespace whose durability is unknown, or its journal, in the
+/// default places; a store precedes a journal.
+///
+/// # Errors
+/// There is none.
+pub(crate) fn find(path: &Path, id: u128) -> Result<Vec<PathBuf>> {
     let all = [Durability::Local, Durability::Global, Durability::None];
     let places: Vec<PathBuf> = all.into_iter().filter_map(|one| default(one, path, id).ok()).collect();
-    // Others may make directories in some of these places.
+    let journals = places.iter().map(|place| journal_of(place));
+    // Others may make entries in some of these places.
     let own = rustix::process::geteuid().as_raw();
-    let is_own = |found: fs::Metadata| found.is_dir() && found.uid() == own;
-    if let Some(place) = places.iter().find(|place| fs::symlink_metadata(place).is_ok_and(is_own)) {
-        return Ok(place.clone());
+    let is_own = |found: fs::Metadata| (found.is_dir() || found.is_file()) && found.uid() == own;
+    let exists = |place: &PathBuf| fs::symlink_metadata(place).is_ok_and(is_own);
+    let found: Vec<PathBuf> = places.iter().cloned().chain(journals).filter(exists).collect();
+    if !found.is_empty() {
+        return Ok(found);
     }
     let shown: Vec<String> = places.iter().map(|place| place.display().to_string()).collect();
     bail!(
@@ -44,6 +51,27 @@ pub(crate) fn find(path: &Path, id: u128) -> Result<PathBuf> {
         path.display(),
         shown.join(", ")
     )
+}
+
+/// The file for the journal of a namespace that is persisted after it was made.
+pub(super) fn journal(durability: Durability, path: &Path, id: u128) -> Result<PathBuf> {
+    let place = default(durability, path, id)?;
+    if let Some(parent) = place.parent() {
+        let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(parent);
+        made.with_context(|| format!("cannot make {}", parent.display()))?;
+    }
+    Ok(journal_of(&place))
+}
+
+fn journal_of(place: &Path) -> PathBuf {
+    let mut name = place.as_os_str().to_owned();
+    name.push(".journal");
+    name.into()
+}
+
+/// Removes a namespace, or its exported journal.
+pub(crate) fn remove(place: &Path) -> std::io::Result<()> {
+    if place.is_dir() { fs::remove_dir_all(place) } else { fs::remove_file(place) }
 }
 
 fn default(durability: Durability, path: &Path, id: u128) -> Result<PathBuf> {

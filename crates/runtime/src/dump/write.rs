@@ -9,9 +9,10 @@ use espalier_proto::{Ino, ObjectId, SeekWhat};
 use espalier_store::{Store, Superblock};
 
 use super::Dumped;
-use super::frame::{Head, Item, Reader, StoreRole, TITLE, Writer, read_failed, write_failed};
+use super::frame::{Head, Item, Reader, StoreRole, TITLE, read_failed, write_failed, write_item};
 use crate::disk::Disk;
 use crate::error::Error;
+use crate::framed::FrameWriter;
 use crate::fsck::checkpoint;
 use crate::location::StoreLocation;
 use crate::volume::{OpenOptions, Volume};
@@ -66,8 +67,8 @@ pub(super) fn begin(
     out: &mut dyn Write,
     progress: &dyn Fn(u64),
 ) -> Result<Dumped, Error> {
-    let mut writer = Writer { out, sum: 0, offset: 0 };
-    writer.title()?;
+    let mut writer = FrameWriter::new(out);
+    writer.write(TITLE).map_err(write_failed)?;
     Sink { writer, partial: None, resumed_at: 0, progress, is_part: source.part.is_some() }.fill(source)
 }
 
@@ -86,14 +87,14 @@ pub(super) fn resume(source: &DumpSource<'_>, file: &File, progress: &dyn Fn(u64
     }
     let mut input = BufReader::new(file);
     let reader = Reader::begin(&mut input)?;
-    let writer = Writer { out: &mut out, sum: 0, offset: reader.offset() };
+    let writer = FrameWriter { offset: reader.offset(), ..FrameWriter::new(&mut out) };
     let partial = Some(Partial { file, reader, ahead: None });
     Sink { writer, partial, resumed_at: 0, progress, is_part: source.part.is_some() }.fill(source)
 }
 
 /// The destination of items.
 struct Sink<'a> {
-    writer: Writer<'a>,
+    writer: FrameWriter<'a>,
     /// Set while an existing part of the dump is compared.
     partial: Option<Partial<'a>>,
     resumed_at: u64,
@@ -190,14 +191,14 @@ impl Sink<'_> {
 
     fn put(&mut self, item: Item) -> Result<(), Error> {
         match &mut self.partial {
-            None => self.writer.frame(&item)?,
+            None => write_item(&mut self.writer, &item)?,
             Some(partial) => match partial.peek()? {
                 Some(there) if *there == item || self.is_part && is_same_tree(there, &item) => self.retain(),
                 Some(Item::Head(_)) => return Err(Error::OtherDump),
                 Some(_) => return Err(Error::Changed),
                 None => {
                     self.cut()?;
-                    self.writer.frame(&item)?;
+                    write_item(&mut self.writer, &item)?;
                 }
             },
         }

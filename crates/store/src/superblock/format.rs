@@ -63,7 +63,7 @@ pub enum FormatError {
 
 /// Entries of a store's directory, which are removed with `force`. The superblock and its copy are
 /// first, since they make the directory a store. The lock is held meanwhile.
-const ENTRIES: [&str; 12] = [
+const ENTRIES: [&str; 13] = [
     COPY,
     FILE,
     FILE_NEW,
@@ -72,6 +72,7 @@ const ENTRIES: [&str; 12] = [
     "tables",
     local::TABLES_NEW,
     "streams",
+    "namespace",
     "quarantine",
     "control",
     "log",

@@ -6,14 +6,20 @@
 //! number unless it is in a directory that is newer than itself, into which it was moved; then it
 //! receives an unused number of the upper half of the provisioned range.
 
+mod client_journal;
+mod file;
+mod import;
+mod offline;
+mod origin;
+#[cfg(test)]
+mod tests;
+
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use espalier_meta::{Change, Decoupled, Dentry, Format, InoRecord, Inode, MergeRecord, Slot, decode, encode};
-use espalier_proto::{FileType, Ino, InodeFlags, Name, ObjectKind, SeekWhat};
+use espalier_meta::{Decoupled, Dentry, Format, InoRecord, Inode, MergeRecord, Slot, decode, encode};
+use espalier_proto::{Attr, FileType, Ino, InodeFlags, Name, ObjectKind, SeekWhat};
 use espalier_store::{FormatOptions, LocalStore, Store, StoreError, Uuid, superblock};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -23,6 +29,12 @@ use crate::error::Error;
 use crate::fsck::checkpoint;
 use crate::location::StoreLocation;
 use crate::volume::{OpenOptions, Volume, check_sizes, journal_bytes_for};
+
+pub use client_journal::{ClientJournal, OutgoingBatch, WriteBytes, next_batch, open_client_journal};
+pub use file::{JournalFile, export_journal};
+pub use import::import_journal;
+pub use offline::{OfflineStores, apply_nonvolatile};
+pub use origin::NamespaceOrigin;
 
 /// Extended attributes: names and values.
 pub type Xattrs = Vec<(Box<[u8]>, Box<[u8]>)>;
@@ -49,7 +61,8 @@ pub struct RootAttributes {
 ///
 /// # Errors
 /// As of `mkfs`.
-pub fn mkfs_namespace(dir: &Path, decoupled: &Decoupled, root: RootAttributes) -> Result<(), Error> {
+pub fn mkfs_namespace(dir: &Path, origin: &NamespaceOrigin, root: RootAttributes) -> Result<(), Error> {
+    let decoupled = &origin.decoupled;
     let journal_bytes = journal_bytes_for(&StoreLocation::Directory(dir.into()))?;
     check_sizes(decoupled.strip_bytes, journal_bytes)?;
     let uuid = Some(Uuid::from_u128(decoupled.id));
@@ -59,6 +72,7 @@ pub fn mkfs_namespace(dir: &Path, decoupled: &Decoupled, root: RootAttributes) -
         dir,
         &FormatOptions { label, strip_bytes, journal_bytes, uuid, ..FormatOptions::default() },
     )?;
+    origin.write(dir)?;
     let (store, _) = LocalStore::open(dir, false)?;
     let RootAttributes { uid, gid, perm } = root;
     let numbers = NumberRange::of(decoupled);
@@ -90,7 +104,7 @@ impl NumberRange {
 pub enum Merged {
     Record(MergeRecord),
     /// A file whose bytes are written to a file without a name, which is then merged.
-    Big(BigFile),
+    Big(Box<BigFile>),
 }
 
 /// A file that is merged by a [`MergeRecord::Link`] once its bytes are at the server.
@@ -98,7 +112,10 @@ pub struct BigFile {
     pub inode: Inode,
     pub xattrs: Xattrs,
     pub names: Vec<(Ino, Name)>,
-    local: Ino,
+    /// With the size and the modification time of the bytes.
+    pub attr: Attr,
+    /// The number of its record.
+    number: u64,
 }
 
 /// The place of a record in the sequence.
@@ -118,9 +135,8 @@ struct NamedInode {
 
 /// A namespace that is not mounted.
 pub struct Namespace {
-    pub id: u128,
-    /// The attributes of the root directory.
-    pub root: Inode,
+    origin: NamespaceOrigin,
+    root: Inode,
     disk: Arc<Disk>,
     nodes: BTreeMap<Ino, NamedInode>,
     steps: Vec<MergeStep>,
@@ -130,68 +146,53 @@ pub struct Namespace {
 }
 
 impl Namespace {
-    /// Opens the store of a namespace that is decoupled as `decoupled` says.
+    /// Opens the store of a namespace.
     ///
     /// # Errors
-    /// Errors of opening the store; [`Error::OtherNamespace`] if it is not that of `decoupled`.
-    pub fn open(dir: &Path, decoupled: &Decoupled) -> Result<Self, Error> {
+    /// Errors of opening the store; [`Error::NoNamespace`] if it is not that of a namespace;
+    /// [`Error::Unmergeable`] if no number is left for an inode.
+    pub fn open(dir: &Path) -> Result<Self, Error> {
+        let origin = NamespaceOrigin::read(dir)?;
         // Inode numbers are reserved only for sessions, of which an embedded store has none.
         let volume = Volume::open(dir, OpenOptions { memory: 128 << 20, ..OpenOptions::default() })?;
-        let id = volume.superblock.uuid.as_u128();
-        if id != decoupled.id {
-            return Err(Error::OtherNamespace(dir.into()));
+        if volume.superblock.uuid.as_u128() != origin.decoupled.id {
+            return Err(Error::NoNamespace(dir.into()));
         }
         volume.require_whole(dir)?;
         let disk = checkpoint(volume)?;
         let mut nodes = read(disk.store.as_ref())?;
         let root = nodes.remove(&Ino::ROOT).ok_or_else(damaged)?.inode;
         let merged = HashMap::from([(Ino::ROOT, Ino::ROOT)]);
-        let mut namespace = Self { id, root, disk, nodes, steps: Vec::new(), merged, digest: 0 };
-        namespace.order(NumberRange::of(decoupled))?;
+        let numbers = NumberRange::of(&origin.decoupled);
+        let mut namespace = Self { origin, root, disk, nodes, steps: Vec::new(), merged, digest: 0 };
+        namespace.order(numbers)?;
         namespace.digest = namespace.summed();
         Ok(namespace)
     }
+}
 
-    /// Number of records.
-    pub fn len(&self) -> u64 {
-        self.steps.len() as u64
+impl ClientJournal for Namespace {
+    fn origin(&self) -> &NamespaceOrigin {
+        &self.origin
     }
 
-    pub fn is_empty(&self) -> bool {
-        self.steps.is_empty()
+    fn root(&self) -> &Inode {
+        &self.root
     }
 
-    /// [`espalier_meta::MergeBatch::digest`].
-    pub fn digest(&self) -> u64 {
-        self.digest
-    }
-
-    /// The attributes that the decoupled directory gets at the end.
-    pub fn root_change(&self) -> Change {
-        let Inode { perm, uid, gid, atime, mtime, .. } = self.root;
-        Change {
-            perm: Some(perm),
-            uid: Some(uid),
-            gid: Some(gid),
-            atime: Some(atime),
-            mtime: Some(mtime),
-            ..Change::default()
-        }
-    }
-
-    /// The extended attributes of the root directory, ACLs included.
-    ///
-    /// # Errors
-    /// [`Error::Store`].
-    pub fn root_xattrs(&self) -> Result<Xattrs, Error> {
+    fn root_xattrs(&self) -> Result<Xattrs, Error> {
         self.all_xattrs(Ino::ROOT, &self.root)
     }
 
-    /// The record with this number.
-    ///
-    /// # Errors
-    /// [`Error::Store`]; [`Error::Unmergeable`] for a record that no batch can hold.
-    pub fn record(&self, number: u64) -> Result<Merged, Error> {
+    fn len(&self) -> u64 {
+        self.steps.len() as u64
+    }
+
+    fn digest(&self) -> u64 {
+        self.digest
+    }
+
+    fn record(&self, number: u64) -> Result<Merged, Error> {
         let step = self.steps.get(number as usize).ok_or_else(damaged)?;
         Ok(Merged::Record(match step {
             MergeStep::Create { ino, dir, name } => {
@@ -225,45 +226,36 @@ impl Namespace {
                     return Err(Error::Unmergeable(*ino, "a big file with more than 48 KiB of names"));
                 }
                 let xattrs = self.all_xattrs(*ino, &inode)?;
-                return Ok(Merged::Big(BigFile { inode, xattrs, names, local: *ino }));
+                let stream = inode.is_streamed().then(|| self.disk.store.stream_stat(*ino)).transpose()?;
+                let attr = inode.attr(stream.as_ref());
+                return Ok(Merged::Big(Box::new(BigFile { inode, xattrs, names, attr, number })));
             }
         }))
     }
 
-    /// Size and modification time of a big file, and its bytes written to `to`.
-    ///
-    /// # Errors
-    /// [`Error::Store`], and [`Error::Io`] if `to` cannot be written.
-    pub fn copy_big(&self, file: &BigFile, to: &File) -> Result<espalier_proto::Attr, Error> {
-        let store = &self.disk.store;
-        let failed = |source| Error::Io { context: "cannot write a big file to the server".into(), source };
+    fn read_big(&self, file: &BigFile, write: &mut WriteBytes<'_>) -> Result<(), Error> {
+        let (store, ino) = (&self.disk.store, file.inode.ino);
         if !file.inode.is_streamed() {
-            let attr = file.inode.attr(None);
-            to.write_all_at(&self.strip(file.local)?, 0).map_err(failed)?;
-            to.set_len(attr.size).map_err(failed)?;
-            return Ok(attr);
+            return write(0, &self.strip(ino)?);
         }
-        let attr = file.inode.attr(Some(&store.stream_stat(file.local)?));
         let (mut offset, mut buffer) = (0, vec![0; CHUNK]);
-        while let Some(data) = store.stream_seek(file.local, offset, SeekWhat::Data)? {
-            let hole = store.stream_seek(file.local, data, SeekWhat::Hole)?.unwrap_or(attr.size);
+        while let Some(data) = store.stream_seek(ino, offset, SeekWhat::Data)? {
+            let hole = store.stream_seek(ino, data, SeekWhat::Hole)?.unwrap_or(file.attr.size);
             offset = data;
             while offset < hole {
                 let length = CHUNK.min(usize::try_from(hole - offset).unwrap_or(CHUNK));
-                let read = store.stream_read(file.local, offset, &mut buffer[..length])?;
+                let read = store.stream_read(ino, offset, &mut buffer[..length])?;
                 if read == 0 {
                     break;
                 }
-                to.write_all_at(&buffer[..read], offset).map_err(failed)?;
+                write(offset, &buffer[..read])?;
                 offset += read as u64;
             }
         }
-        to.set_len(attr.size).map_err(failed)?;
-        Ok(attr)
+        Ok(())
     }
 
-    /// The path of the record's inode below the root, for messages.
-    pub fn path_of(&self, number: u64) -> Vec<u8> {
+    fn path_of(&self, number: u64) -> Vec<u8> {
         let place = |ino: Ino| {
             self.steps.iter().find_map(|step| match step {
                 MergeStep::Create { ino: of, dir, name } if *of == ino => Some((*dir, name.clone())),
@@ -287,7 +279,9 @@ impl Namespace {
         }
         path
     }
+}
 
+impl Namespace {
     fn inode(&self, ino: Ino) -> Result<&Inode, Error> {
         self.nodes.get(&ino).map(|node| &node.inode).ok_or_else(damaged)
     }
@@ -336,7 +330,15 @@ impl Namespace {
         }
         self.order_postponed(&postponed, numbers)?;
         self.order_rest();
-        Ok(())
+        let range = numbers.rank + numbers.first..numbers.rank + numbers.end;
+        let outside =
+            self.merged.iter().find(|(ino, number)| **ino != Ino::ROOT && !range.contains(&number.0));
+        match outside {
+            Some((ino, _)) => {
+                Err(Error::Unmergeable(*ino, "the number is outside the range of the namespace"))
+            }
+            None => Ok(()),
+        }
     }
 
     /// Appends the creation of an inode, if a directory with one of its names precedes. A big file
