@@ -484,6 +484,35 @@ END
     rmdir "$a/job"
 }
 
+# change_level FROM TO: CONSISTENCY-DURABILITY before the command, and set by it.
+change_level() {
+    mkdir "$a/job"
+    "$bin" policy "$a/job" --set "consistency=${1%-*}" --set "durability=${1#*-}"
+    new=("--set=consistency=${2%-*}" "--set=durability=${2#*-}")
+    "$bin" decouple "$a/job" -- sh -c "findmnt -no SOURCE '$a/job' > '$work/at' && '$bin' policy '$a/job' ${new[*]} && echo done > '$a/job/file' && ! ls '$b/job/file' 2> /dev/null" \
+        2> "$work/said" || fail "$1 to $2: $(cat "$work/said")"
+    if [ "${2%-*}" = invisible ]; then
+        is "$(ls -A "$b/job")" ''
+        # A crash of the client leaves what the new level says.
+        case "${1#*-} ${2#*-}" in
+            'none local' | 'none global' | 'local global') rm -r "$(cat "$work/at")" ;;
+        esac
+        "$bin" merge "$a/job"
+    fi
+    is "$(cat "$b/job/file")" 'done'
+    is "$("$bin" policy "$b/job" --json | jq -r '.level | .consistency + "-" + .durability')" "$2"
+    rm -r "$b/job"
+}
+
+check_changes() {
+    section "levels that are changed while the directory is decoupled"
+    for from in invisible-none weak-none invisible-local weak-local invisible-global weak-global; do
+        for to in invisible-none weak-none invisible-local weak-local invisible-global weak-global strong-global; do
+            [ "$from" = "$to" ] || change_level "$from" "$to"
+        done
+    done
+}
+
 check_embedded() {
     section "a mount without servers"
     mkdir "$work/mnt"
@@ -508,6 +537,7 @@ check_allow
 check_embedded
 check_journal
 check_compositions
+check_changes
 check_nonvolatile
 check_durability
 check_kills

@@ -77,6 +77,37 @@ refused 'Invalid argument' setfattr -n user.espalier.num_dfiles -v 2 "$mnt/dir/f
 grep -q 'only directories have policies' "$store/log" || fail 'the log has no reason for the refusal'
 refused 'you may not change the policy' setpriv --reuid 1234 --clear-groups "$bin" policy "$mnt/dir" --unset num_dfiles
 
+# Levels that directories below may weaken.
+mkdir "$mnt/projects"
+chmod 1777 "$mnt/projects"
+printf 'durability = "local"\nrelax = ["consistency"]\n' > "$work/level.toml"
+"$bin" policy "$mnt/projects" --file "$work/level.toml"
+is "$(policy "$mnt/projects" policy)" '{"durability":"local","relax":"consistency"}'
+as_user() { setpriv --reuid 1234 --clear-groups "$@"; }
+as_user mkdir "$mnt/projects/user"
+bound='durability:local;allocated_inodes:16777216;interfere:block;relax:consistency'
+is "$(getfattr -n user.espalier.bound --only-values "$mnt/projects/user" 2> /dev/null)" "$bound"
+as_user "$bin" policy "$mnt/projects/user" --set consistency=invisible
+refused 'allows no weaker level than durability:local' as_user "$bin" policy "$mnt/projects/user" --set durability=none
+refused 'allows no weaker level than durability:local' as_user "$bin" policy "$mnt/projects/user" --set relax=all
+as_user mkdir "$mnt/projects/user/below"
+refused 'allows no weaker level' as_user "$bin" policy "$mnt/projects/user/below" --set interfere=allow
+printf 'consistency = "weak"\ndurability = "local"\nrelax = "none"\n' > "$work/level.toml"
+as_user "$bin" policy "$mnt/projects/user/below" --file "$work/level.toml"
+is "$(getfattr -n user.espalier.bound --only-values "$mnt/projects/user/below" 2> /dev/null)" "$bound"
+mkdir "$mnt/free"
+chown 1234 "$mnt/free"
+"$bin" policy "$mnt/free" --set durability=none
+mkdir "$mnt/free/sub"
+chown 1234 "$mnt/free/sub"
+as_user "$bin" cp -a "$mnt/free" "$mnt/projects/copied"
+for dir in "$mnt/projects/copied" "$mnt/projects/copied/sub"; do
+    is "$(policy "$dir" effective.durability)" '"local"'
+    is "$(getfattr -n user.espalier.bound --only-values "$dir" 2> /dev/null)" "$bound"
+done
+"$bin" policy "$mnt/projects/user/below" --set durability=none
+rm -r "$mnt/projects" "$mnt/free"
+
 sync "$mnt/dir/file"
 pid=$("$bin" status "$mnt" --json | jq .pid)
 kill -9 "$pid"

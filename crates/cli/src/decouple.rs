@@ -14,7 +14,7 @@ use std::sync::atomic::AtomicBool;
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueHint};
 use espalier_meta::{DECOUPLE, Decouple, Decoupled, decode, encode};
-use espalier_policy::{Composition, Consistency, Durability, Level, Policy, PolicyError};
+use espalier_policy::{Composition, Consistency, Durability, Key, Level, Policy, PolicyError};
 use espalier_proto::Ino;
 use espalier_runtime::{NamespaceOrigin, RootAttributes};
 use rustix::fs::{CWD, Mode, OFlags, XattrFlags, fgetxattr, fremovexattr, fsetxattr, openat};
@@ -87,7 +87,8 @@ pub(crate) fn decouple(args: &DecoupleArgs) -> Result<ExitCode> {
     if level.consistency == Consistency::Strong {
         return run_in_place(args, &path);
     }
-    let DecoupledPath { path, store, .. } = begin(args, &dir, &path, &policy, level.durability)?;
+    let decoupled = begin(args, &dir, &path, &policy, level.durability)?;
+    let DecoupledPath { path, store, .. } = &decoupled;
     drop(dir);
     if args.command.is_empty() {
         println!(
@@ -99,12 +100,18 @@ pub(crate) fn decouple(args: &DecoupleArgs) -> Result<ExitCode> {
     }
     let status = run(args)?;
     if !status.success() {
-        return Ok(failed(&path, status));
+        return Ok(failed(path, status));
     }
-    if level.consistency == Consistency::Weak {
-        return merge::merge_mounted(&path, &store);
+    // The level may have changed meanwhile.
+    let now = policy::effective(path)?.or(&Policy::DEFAULT).level();
+    check_offered(path, now, &mounted)?;
+    if now.consistency != Consistency::Invisible {
+        return merge::merge_mounted(path, store);
     }
-    sync_one(&path).map_err(|why| anyhow::anyhow!("cannot sync the namespace: {why}"))?;
+    if now.durability as u8 > level.durability as u8 {
+        return compose::persist_mounted(&decoupled, now.durability);
+    }
+    sync_one(path).map_err(|why| anyhow::anyhow!("cannot sync the namespace: {why}"))?;
     eprintln!("espalier: {0} stays decoupled until `espalier merge {0}`", path.display());
     Ok(ExitCode::SUCCESS)
 }
@@ -230,7 +237,11 @@ fn start(dir: &File, path: &Path, store: &Path, decoupled: Decoupled) -> Result<
     let metadata = dir.metadata().context("cannot read the directory's attributes")?;
     let origin = NamespaceOrigin { directory: Ino(metadata.ino()), decoupled };
     espalier_runtime::mkfs_namespace(store, &origin, root_of(&metadata))?;
+    let mut settings = policy::own(path)?;
+    // The server checks the bound at the merge.
+    settings.unset(Key::Bound);
     mount(store, path)?;
+    policy::change(path, &Policy::NONE, &settings)?;
     copy_xattrs(dir, &open_dir(path)?)
 }
 

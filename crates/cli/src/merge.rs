@@ -12,7 +12,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueHint};
 use espalier_meta::{DECOUPLE, Decoupled, MERGE};
-use espalier_policy::{Key, PREFIX};
+use espalier_policy::PREFIX;
 use espalier_proto::Ino;
 use espalier_runtime::{
     BigFile, ClientJournal, Error, NOTIFIED, NamespaceOrigin, StoreLocation, next_batch, open_client_journal,
@@ -27,6 +27,7 @@ use rustix::io::Errno;
 use crate::args::UmountArgs;
 use crate::decouple::{open_dir, place, state_of};
 use crate::mount::{patiently, umount};
+use crate::policy;
 use crate::remove::text;
 use crate::report::store_of;
 
@@ -167,11 +168,8 @@ impl Merger<'_> {
         for (name, value) in self.journal.root_xattrs()? {
             set(OsStr::from_bytes(&name), &value)?;
         }
-        for key in Key::ALL {
-            if let Some(value) = root.policy().get(key) {
-                set(OsStr::new(&key.attribute()), value.as_bytes())?;
-            }
-        }
+        let old = policy::own(self.path)?;
+        policy::change(self.path, &old, &policy::with_bound_of(root.policy().clone(), &old)?)?;
         if root.has_quota() {
             eprintln!("espalier: the quota of {0} itself is not merged: set it again", self.path.display());
         }

@@ -34,7 +34,7 @@ pub(crate) fn policy(args: &PolicyArgs) -> Result<ExitCode> {
     let effective = effective_text(path)?;
     let old = own(path)?;
     let mut new = match &args.file {
-        Some(file) => read(file)?,
+        Some(file) => with_bound_of(read(file)?, &old)?,
         None => old.clone(),
     };
     let composed = args.compose.as_ref().map(of_composition).transpose()?;
@@ -143,8 +143,16 @@ pub(crate) fn from_table(table: Table) -> Result<Policy> {
     Ok(Policy::parse(table.into_iter().map(|(name, value)| (name, text(value))))?)
 }
 
+/// Settings with the bound of others, unless they have one.
+pub(crate) fn with_bound_of(mut settings: Policy, others: &Policy) -> Result<Policy> {
+    if let (None, Some(bound)) = (settings.bound(), others.bound()) {
+        settings.set(Key::Bound, &bound.to_string())?;
+    }
+    Ok(settings)
+}
+
 /// The attributes set on the directory itself.
-fn own(dir: &Path) -> Result<Policy> {
+pub(crate) fn own(dir: &Path) -> Result<Policy> {
     let mut policy = Policy::NONE;
     for key in Key::ALL {
         if let Some(text) = attribute(dir, &key.attribute())? {
@@ -154,25 +162,31 @@ fn own(dir: &Path) -> Result<Policy> {
     Ok(policy)
 }
 
-fn change(dir: &Path, old: &Policy, new: &Policy) -> Result<()> {
-    let changed: Vec<Key> = Key::ALL.into_iter().filter(|key| old.get(*key) != new.get(*key)).collect();
-    let refused = |errno: Errno| match errno {
-        Errno::PERM | Errno::ACCESS => {
-            anyhow::anyhow!(
-                "you may not change the policy of {}: it takes the right to write there",
-                dir.display()
-            )
-        }
-        errno => anyhow::Error::new(errno).context(format!("cannot change the policy of {}", dir.display())),
+/// Replaces the settings of a directory.
+pub(crate) fn change(dir: &Path, old: &Policy, new: &Policy) -> Result<()> {
+    let refused = |errno: Errno| match (errno, old.bound()) {
+        (Errno::PERM, Some(bound)) => anyhow::anyhow!(
+            "you may not change the policy of {} so: the directory above allows no weaker level than {bound}",
+            dir.display()
+        ),
+        (Errno::PERM | Errno::ACCESS, _) => anyhow::anyhow!(
+            "you may not change the policy of {}: it takes the right to write there",
+            dir.display()
+        ),
+        _ => anyhow::Error::new(errno).context(format!("cannot change the policy of {}", dir.display())),
     };
-    // Unset attributes first, so that they cannot conflict with new ones.
-    for key in &changed {
+    // Settings that may conflict with new ones are unset first.
+    let may_conflict = |key: &Key| matches!(key, Key::DistName | Key::DistParams);
+    for key in old.changes(new).filter(|key| new.get(*key).is_none() || may_conflict(key)) {
         match removexattr(dir, key.attribute()) {
             Ok(()) | Err(Errno::NODATA) => {}
             Err(errno) => return Err(refused(errno)),
         }
     }
-    for key in changed {
+    // Consistency strong goes with durability global only, so a stronger durability is set before.
+    let is_first = |key: &Key| *key == Key::Durability && new.level().consistency == Consistency::Strong;
+    let (first, rest): (Vec<Key>, Vec<Key>) = old.changes(new).partition(is_first);
+    for key in first.into_iter().chain(rest) {
         if let Some(text) = new.get(key) {
             setxattr(dir, key.attribute(), text.as_bytes(), XattrFlags::empty()).map_err(refused)?;
         }

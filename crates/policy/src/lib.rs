@@ -15,6 +15,7 @@ mod distribution;
 mod level;
 mod mechanism;
 mod policy;
+mod relax;
 mod settings;
 mod value;
 
@@ -22,5 +23,6 @@ pub use distribution::{DistParams, Params, Strip};
 pub use level::{Consistency, Durability, Guarantee, Interference, Level};
 pub use mechanism::{Composition, CompositionError, Mechanism};
 pub use policy::{PREFIX, PolicyError};
+pub use relax::{Bound, Relax};
 pub use settings::{Key, Policy, Setting};
 pub use value::{Creator, DistName, MAX_DFILES, Pin, Values};

@@ -61,6 +61,11 @@ impl Policy {
         Ok(policy)
     }
 
+    /// The settings that differ between two policies.
+    pub fn changes(&self, other: &Self) -> impl Iterator<Item = Key> {
+        Key::ALL.into_iter().filter(|key| self.setting(*key) != other.setting(*key))
+    }
+
     pub fn is_empty(&self) -> bool {
         *self == Self::NONE
     }

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::distribution::DistParams;
 use crate::level::{Consistency, Durability, Interference};
+use crate::relax::{Bound, Relax};
 use crate::value::{Creator, DistName, Pin, Value, Values};
 
 /// Defines everything that depends on the set of settings. The last column of a row is the
@@ -89,7 +90,7 @@ macro_rules! settings {
 }
 
 /// 16 Mi. A number costs nothing until it is used.
-const DEFAULT_INODES: NonZeroU32 = NonZeroU32::MIN.saturating_add((16 << 20) - 1);
+pub(crate) const DEFAULT_INODES: NonZeroU32 = NonZeroU32::MIN.saturating_add((16 << 20) - 1);
 
 settings! {
     /// A large file is spread over at most this many data servers. A number larger than theirs
@@ -146,4 +147,10 @@ settings! {
     /// Others may change the directory while it is decoupled, and the namespace takes priority when
     /// it is merged; or their changes fail with `EBUSY` (sevilla 6.2.3).
     Interfere interfere: Interference, default = Interference::Block;
+    /// The settings of levels, consistency to interfere, that directories made in the directory may
+    /// weaken. The others are bounds of these.
+    Relax relax: Relax, default = Relax::ALL;
+    /// The weakest level that the directory may have, since the directory in which it was made
+    /// allows no weaker one. Only root can change it. It is not listed, and copies do not get it.
+    Bound bound: Bound, unset = "none";
 }

@@ -24,6 +24,8 @@ pub enum Values {
     Words(&'static [&'static str]),
     DistParams,
     Pin,
+    Relax,
+    Bound,
 }
 
 impl fmt::Display for Values {
@@ -32,6 +34,10 @@ impl fmt::Display for Values {
             Self::UpTo(most) => write!(f, "a number, 1 to {most}"),
             Self::Words(words) => WordList(words, "or").fmt(f),
             Self::Pin => f.write_str("a rank from 0, `distributed`, `parent` or `off`"),
+            Self::Relax => f.write_str(
+                "`all`, `none`, or some of consistency, durability, allocated_inodes and interfere, with commas",
+            ),
+            Self::Bound => f.write_str("`SETTING:VALUE` of these and relax, with semicolons"),
             Self::DistParams => f.write_str(
                 "`strip_size:SIZE` for simple_stripe, or `strips:SERVER:SIZE;SERVER:SIZE...` for varstrip, at most 1024 bytes, \
                  each SIZE 1 to 1G as in 65536 or 64K",

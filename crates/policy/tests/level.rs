@@ -106,3 +106,76 @@ fn policy_resolves_to_a_level() {
     assert_eq!(policy.level(), level(Consistency::Invisible, Durability::None));
     assert!(policy.set(Key::Consistency, "strong").is_err());
 }
+
+fn parsed(settings: &[(&str, &str)]) -> Policy {
+    Policy::parse(settings.iter().copied()).unwrap()
+}
+
+#[test]
+fn relax_names_settings() {
+    let shown = |text: &str| parsed(&[("relax", text)]).get(Key::Relax).unwrap();
+    for (text, expected) in [
+        ("all", "all"),
+        ("none", "none"),
+        ("[]", "none"),
+        ("durability", "durability"),
+        ("[\"interfere\", \"consistency\"]", "consistency,interfere"),
+        ("consistency,durability,allocated_inodes,interfere", "all"),
+    ] {
+        assert_eq!(shown(text), expected);
+        assert_eq!(shown(expected), expected);
+    }
+    for text in ["", "relax", "num_dfiles", "durability,", "[durability", "durability;interfere"] {
+        assert!(Policy::parse([("relax", text)]).is_err(), "{text}");
+    }
+}
+
+#[test]
+fn settings_that_relax_does_not_name_bound_directories_below() {
+    let above = parsed(&[("consistency", "weak"), ("durability", "global"), ("relax", "consistency")]);
+    let child = above.inherited(&above);
+    let bound = "durability:global;allocated_inodes:16777216;interfere:block;relax:consistency";
+    assert_eq!(child.get(Key::Bound).as_deref(), Some(bound));
+    assert_eq!(parsed(&[("bound", bound)]).bound(), child.bound());
+    assert_eq!(child.exceeded(), None);
+    let changed = |settings: &[(&str, &str)]| {
+        let mut policy = child.clone();
+        for (name, value) in settings {
+            let key = Key::parse(name).unwrap();
+            policy.unset(key);
+            if !value.is_empty() {
+                policy.set(key, value).unwrap();
+            }
+        }
+        policy.exceeded().map(|(key, _)| key)
+    };
+    for (settings, exceeded) in [
+        (vec![("consistency", "invisible")], None),
+        (vec![("consistency", "strong")], None),
+        (vec![("durability", "local")], Some(Key::Durability)),
+        (vec![("durability", "")], Some(Key::Durability)),
+        (vec![("durability", ""), ("consistency", "strong")], None),
+        (vec![("interfere", "allow")], Some(Key::Interfere)),
+        (vec![("allocated_inodes", "16777217")], Some(Key::AllocatedInodes)),
+        (vec![("allocated_inodes", "1")], None),
+        (vec![("relax", "all")], Some(Key::Relax)),
+        (vec![("relax", "")], Some(Key::Relax)),
+        (vec![("relax", "none")], None),
+    ] {
+        assert_eq!(changed(&settings), exceeded, "{settings:?}");
+    }
+    // A directory that is stricter than its bound bounds those below it.
+    let stricter =
+        parsed(&[("bound", bound), ("consistency", "weak"), ("relax", "none"), ("durability", "global")]);
+    let below = stricter.inherited(&stricter);
+    assert_eq!(
+        below.get(Key::Bound).unwrap(),
+        "consistency:weak;durability:global;allocated_inodes:16777216;interfere:block;relax:none"
+    );
+    // One that allows everything passes its own bound on.
+    let free = parsed(&[("bound", "durability:local;relax:all"), ("durability", "global")]);
+    assert_eq!(free.inherited(&free).get(Key::Bound).unwrap(), "durability:local;relax:all");
+    assert_eq!(parsed(&[("durability", "global")]).inherited(&parsed(&[])).bound(), None);
+    let copied = parsed(&[("durability", "none")]).within(&child);
+    assert_eq!(copied.exceeded().map(|(key, _)| key), Some(Key::Durability));
+}

@@ -107,13 +107,27 @@ fn later_steps(composition: &Composition, decoupled: &DecoupledPath) -> Result<E
             .try_for_each(|place| place::remove(place))
             .context("merged, but cannot remove the journal")?;
     } else {
-        eprintln!(
-            "espalier: {0} stays decoupled until `espalier merge {0}`; its journal is in {1}",
-            path.display(),
-            exported.display()
-        );
+        stays(path, &exported);
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Unmounts a namespace and persists its journal, since the level has become more durable.
+pub(super) fn persist_mounted(decoupled: &DecoupledPath, durability: Durability) -> Result<ExitCode> {
+    let DecoupledPath { path, store, id } = decoupled;
+    merge::unmount(path)?;
+    let exported = place::journal(durability, path, *id)?;
+    persist(&*open_journal(store)?, &exported)?;
+    stays(path, &exported);
+    Ok(ExitCode::SUCCESS)
+}
+
+fn stays(path: &Path, exported: &Path) {
+    eprintln!(
+        "espalier: {0} stays decoupled until `espalier merge {0}`; its journal is in {1}",
+        path.display(),
+        exported.display()
+    );
 }
 
 fn mechanism_step(

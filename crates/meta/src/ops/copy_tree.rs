@@ -199,7 +199,11 @@ impl Meta {
             copy.acl.clone_from(&inode.acl);
             copy.default_acl.clone_from(&inode.default_acl);
             if copy.is_dir() && inode.rare.policy.is_some() {
-                copy.rare.policy = Some(Arc::new(inode.policy().or(copy.policy())));
+                let policy = inode.policy().within(copy.policy());
+                // As far as the caller may set it.
+                if cx.caller.is_superuser() || self.exceeded_bound(&policy).is_none() {
+                    copy.rare.policy = Some(Arc::new(policy));
+                }
             }
             xattrs.clone_from(self.state.xattr_list(inode.ino)?);
             xattrs.retain(|(name, _)| name.starts_with(b"user."));

@@ -184,8 +184,11 @@ impl Meta {
             }
         }
         // Policies concern only files and directories.
-        let has_policy = matches!(kind, FileType::Regular | FileType::Directory);
-        let policy = parent.rare.policy.clone().filter(|_| has_policy);
+        let policy = match kind {
+            FileType::Directory => self.inherited_policy(parent),
+            FileType::Regular => parent.rare.policy.clone(),
+            _ => None,
+        };
         let time = cx.now;
         Ok(Inode {
             ino,

@@ -24,7 +24,7 @@ impl Meta {
     /// Repeating it does nothing.
     ///
     /// # Errors
-    /// - `EPERM`: the caller does not own the directory.
+    /// - `EPERM`: the caller does not own the directory, or its bound allows fewer numbers.
     /// - `ENOTEMPTY`: it has entries.
     /// - `EBUSY`: it is decoupled already.
     /// - `EOPNOTSUPP`: it is partitioned.
@@ -45,6 +45,11 @@ impl Meta {
         }
         if self.state.is_removed(dir)? {
             return Err(Errno::ENOENT.into());
+        }
+        // Half of them are for inodes that cannot keep their number.
+        let most = inode.policy().bound().and_then(|bound| bound.allocated_inodes());
+        if most.is_some_and(|most| inodes / 2 > most.get().into()) && !cx.caller.is_superuser() {
+            return Err(Errno::EPERM.into());
         }
         self.revoke_exclusive(cx, dir)?;
         if self.state.dir(dir)?.has_entries() {

@@ -4,6 +4,7 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
+use espalier_policy::Policy;
 use espalier_proto::{Access, Errno, FileType, Ino, InodeFlags, Name, Reply, Time, mode};
 
 use super::xattr::check_namespace;
@@ -271,10 +272,16 @@ impl Meta {
         if !matches!(body, Body::Stuffed { .. }) && !bytes.is_empty() {
             return Err(Errno::EINVAL.into());
         }
-        let policy = match (inode.rare.policy, &parent.rare.policy) {
-            (Some(own), Some(inherited)) => Some(Arc::new(own.or(inherited))),
-            (own, inherited) => own.or_else(|| inherited.clone()),
+        let inherited = self.inherited_policy(parent);
+        let policy = match (inode.rare.policy, inherited) {
+            (Some(own), Some(inherited)) => Some(Arc::new(own.within(&inherited))),
+            (Some(own), None) => Some(Arc::new(own.within(&Policy::NONE))),
+            (None, inherited) => inherited,
         };
+        let is_weaker = policy.as_ref().is_some_and(|policy| self.exceeded_bound(policy).is_some());
+        if inode.kind == FileType::Directory && is_weaker && !cx.caller.is_superuser() {
+            return Err(Errno::EPERM.into());
+        }
         let has_policy = matches!(inode.kind, FileType::Regular | FileType::Directory);
         let rare = Rare { policy: policy.filter(|_| has_policy), ..Rare::default() };
         let time = |time: Time| Time::new(time.secs, time.nanos);

@@ -5,7 +5,7 @@ use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use espalier_policy::{Key, PREFIX};
+use espalier_policy::{Key, PREFIX, Policy};
 use espalier_proto::{Access, Distribution, Errno, Ino, Layout, Reply, XattrMode};
 
 use super::xattr::check_namespace;
@@ -36,7 +36,8 @@ impl PolicyAttribute {
 
 /// The names of the attributes for a directory's settings.
 pub(super) fn attributes(inode: &Inode) -> impl Iterator<Item = String> {
-    let of_dir = Key::ALL.into_iter().filter(|_| inode.is_dir());
+    // Copies of a directory do not get its bound.
+    let of_dir = Key::ALL.into_iter().filter(|key| inode.is_dir() && *key != Key::Bound);
     of_dir.filter(|key| inode.policy().get(*key).is_some()).map(Key::attribute)
 }
 
@@ -95,9 +96,42 @@ impl Meta {
             }
             None => policy.unset(key),
         }
+        if !cx.caller.is_superuser() {
+            self.check_bound(dir, &policy)?;
+        }
         let policy = Some(policy).filter(|policy| !policy.is_empty()).map(Arc::new);
         self.commit_rights(cx, &Event::SetPolicy { dir, policy, time: cx.now })?;
         Ok(Reply::Done)
+    }
+
+    /// Checks that a caller other than root may give a directory a policy.
+    ///
+    /// # Errors
+    /// `EPERM`: it changes the bound, or is weaker than that.
+    fn check_bound(&mut self, dir: Ino, policy: &Policy) -> Step<()> {
+        let why = match self.state.inode(dir)?.policy().bound() == policy.bound() {
+            true => self.exceeded_bound(policy),
+            false => Some("only root can change its bound".into()),
+        };
+        let Some(why) = why else { return Ok(()) };
+        self.warnings.push(format!("the policy of inode {dir} is not changed: {why}"));
+        Err(Errno::EPERM.into())
+    }
+
+    /// The reason why a policy is weaker than its bound.
+    pub(super) fn exceeded_bound(&self, policy: &Policy) -> Option<String> {
+        let (key, least) = policy.or(&self.config.policy).exceeded()?;
+        Some(format!("the directory above allows no weaker {} than {least}", key.name()))
+    }
+
+    /// The policy of a new directory in this one.
+    pub(crate) fn inherited_policy(&self, parent: &Inode) -> Option<Arc<Policy>> {
+        let policy = parent.rare.policy.as_ref()?;
+        // Most directories have no bound to pass on.
+        if policy.relax().is_none() && policy.bound().is_none() {
+            return Some(Arc::clone(policy));
+        }
+        Some(Arc::new(policy.inherited(&policy.or(&self.config.policy))))
     }
 
     fn refuse_policy_attribute(&mut self, ino: Ino, why: impl core::fmt::Display) -> Step<Reply> {

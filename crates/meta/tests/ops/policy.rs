@@ -1,4 +1,4 @@
-use espalier_meta::{Acknowledge, Config};
+use espalier_meta::{Acknowledge, Config, DECOUPLE, Decouple, encode};
 use espalier_policy::{Key, Values};
 use espalier_proto::*;
 
@@ -155,6 +155,8 @@ fn every_setting_is_inherited_and_outlasts_crashes() {
         Values::Words(words) => words.iter().find(|word| **word != key.default_text()).unwrap(),
         Values::DistParams => "strip_size:1M",
         Values::Pin => "2",
+        Values::Relax => "none",
+        Values::Bound => "durability:local;relax:all",
     };
     let mut fs = Harness::with(Config { acknowledge: Acknowledge::Durable, ..config() });
     for key in Key::ALL {
@@ -183,5 +185,70 @@ fn is_whole_under_faults() {
     under_faults(before, |fs| {
         let dir = fs.walk("dir")?;
         set(fs, dir, "dist_params", "strips:0:64K;1:128K")
+    });
+}
+
+#[test]
+fn directories_below_weaken_only_what_is_allowed() {
+    everywhere(|fs| {
+        let dir = fs.mkdir("dir");
+        set(fs, dir, "durability", "global").unwrap();
+        set(fs, dir, "allocated_inodes", "10").unwrap();
+        set(fs, dir, "relax", "consistency").unwrap();
+        // The directory itself is free.
+        set(fs, dir, "durability", "local").unwrap();
+        set(fs, dir, "durability", "global").unwrap();
+        fs.ask(Request::SetAttr { ino: dir, set: SetAttr { perm: Some(0o777), ..SetAttr::default() } })
+            .unwrap();
+        let owner = user(7);
+        let made = fs.ask_as(
+            &owner,
+            Request::Create {
+                dir,
+                name: name("below"),
+                node: NewNode::Directory,
+                perm: 0o755,
+                umask: 0,
+                open: None,
+                exclusive: true,
+                writeback: None,
+            },
+        );
+        let (Ok(Reply::Entry(entry)) | Ok(Reply::Created(entry, _))) = made else { panic!("{made:?}") };
+        let below = entry.attr.ino;
+        let bound = "durability:global;allocated_inodes:10;interfere:block;relax:consistency";
+        assert_eq!(get(fs, below, "bound").unwrap(), bound);
+        assert!(!listed(fs, below).contains("bound"), "copies do not get it");
+        let set_below =
+            |fs: &mut Harness, setting, value| set_as(fs, &owner, below, (setting, value), XattrMode::Any);
+        assert_eq!(set_below(fs, "consistency", "invisible"), Ok(Reply::Done));
+        for (setting, value) in [
+            ("durability", "local"),
+            ("interfere", "allow"),
+            ("allocated_inodes", "11"),
+            ("relax", "all"),
+            ("bound", "relax:all"),
+        ] {
+            assert_eq!(set_below(fs, setting, value), Err(Errno::EPERM), "{setting}");
+        }
+        let remove = |setting| Request::RemoveXattr { ino: below, name: attribute(setting) };
+        for setting in ["durability", "relax", "bound"] {
+            assert_eq!(fs.ask_as(&owner, remove(setting)), Err(Errno::EPERM), "{setting}");
+        }
+        assert_eq!(set_below(fs, "relax", "none"), Ok(Reply::Done));
+        let decouple = |fs: &mut Harness, inodes| {
+            let value = encode(&Decouple { id: 5, inodes }).into();
+            let name = DECOUPLE.as_bytes().into();
+            fs.ask_as(
+                &owner,
+                Request::SetXattr { ino: below, name, value, mode: XattrMode::Any, kill_sgid: false },
+            )
+        };
+        assert_eq!(decouple(fs, 22), Err(Errno::EPERM));
+        assert_eq!(decouple(fs, 20), Ok(Reply::Done));
+        // Root is not bound.
+        assert_eq!(set(fs, below, "durability", "none"), Ok(Reply::Done));
+        assert_eq!(set(fs, below, "bound", "relax:all"), Ok(Reply::Done));
+        assert_eq!(set_below(fs, "relax", "all"), Ok(Reply::Done));
     });
 }

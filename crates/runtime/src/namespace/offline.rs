@@ -6,7 +6,7 @@ use std::path::Path;
 
 use espalier_client::{Answer, Call, Client, Next, Payload};
 use espalier_meta::{DECOUPLE, Decoupled, Input, MERGE, decode};
-use espalier_policy::Key;
+use espalier_policy::{Key, Policy};
 use espalier_proto::{Caller, ClientId, Errno, Ino, Rank, Request, RequestId, SetAttr, SetTime, XattrMode};
 
 use super::client_journal::next_batch;
@@ -216,11 +216,7 @@ impl OfflineClient {
         for (name, value) in journal.root_xattrs()? {
             self.set_xattr(directory, &name, &value).map_err(of_root)?;
         }
-        for key in Key::ALL {
-            if let Some(value) = journal.root().policy().get(key) {
-                self.set_xattr(directory, key.attribute().as_bytes(), value.as_bytes()).map_err(of_root)?;
-            }
-        }
+        self.set_policy(directory, journal.root().policy()).map_err(of_root)?;
         let mut at = merged;
         loop {
             progress(at);
@@ -242,6 +238,31 @@ impl OfflineClient {
                 return Ok(());
             }
         }
+    }
+
+    /// Replaces the settings of a directory, except its bound.
+    fn set_policy(&mut self, directory: Ino, policy: &Policy) -> Result<(), Errno> {
+        let mut settings = Key::ALL.into_iter().filter(|key| *key != Key::Bound);
+        settings.try_for_each(|key| match policy.get(key) {
+            Some(_) => Ok(()),
+            None => {
+                let name = key.attribute().into_bytes().into();
+                match self.ask(Request::RemoveXattr { ino: directory, name }) {
+                    Ok(_) | Err(Errno::ENODATA) => Ok(()),
+                    Err(errno) => Err(errno),
+                }
+            }
+        })?;
+        let set = Key::ALL.into_iter().filter_map(|key| Some((key.attribute(), policy.get(key)?)));
+        let set: Vec<_> = set.collect();
+        for (name, value) in &set {
+            // A setting may conflict with an old one that follows.
+            match self.set_xattr(directory, name.as_bytes(), value.as_bytes()) {
+                Ok(()) | Err(Errno::EINVAL) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        set.iter().try_for_each(|(name, value)| self.set_xattr(directory, name.as_bytes(), value.as_bytes()))
     }
 
     /// Writes a big file to a file without a name, which stays open, with all its attributes.

@@ -124,7 +124,7 @@ impl Tree<'_> {
                 ExpectedOutcome::Stat(tree.stat(node, strip))
             }),
             Action::SetXattr { ino, name, value, mode, .. } if policy::is_policy(name) => {
-                self.set_policy(*ino, name, Some(value), *mode)
+                self.set_policy(*ino, name, Some(value), *mode, creds)
             }
             Action::SetXattr { ino, name, value, mode, .. } => self.of(*ino, |tree, node| {
                 if tree.has_no_metafile(node) {
@@ -140,7 +140,7 @@ impl Tree<'_> {
                 ExpectedOutcome::Done
             }),
             Action::RemoveXattr { ino, name } if policy::is_policy(name) => {
-                self.set_policy(*ino, name, None, XattrMode::Replace)
+                self.set_policy(*ino, name, None, XattrMode::Replace, creds)
             }
             Action::RemoveXattr { ino, name } => self.of(*ino, |tree, node| {
                 let mut is_removed = false;

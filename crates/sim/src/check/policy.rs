@@ -8,6 +8,7 @@ use espalier_proto::{Errno, FileType, Ino, NewNode, XattrMode};
 
 use super::action::Action;
 use super::outcome::ExpectedOutcome;
+use super::permit::CallerCreds;
 use super::quota;
 use super::tree::{ModelInode, ModelNode, Tree};
 
@@ -27,8 +28,11 @@ pub fn is_known(name: &[u8]) -> bool {
 
 /// The name of an attribute that is independent of all others.
 pub fn independent_setting(name: &[u8]) -> Option<&[u8]> {
+    let is_level =
+        |key| matches!(key, Key::Consistency | Key::Durability | Key::AllocatedInodes | Key::Interfere);
+    let is_of_level = |key| is_level(key) || matches!(key, Key::Relax | Key::Bound);
     let is_of_others = is_known(name)
-        || matches!(key(name), Some(Key::DistName | Key::DistParams | Key::Consistency | Key::Durability));
+        || key(name).is_some_and(|key| is_of_level(key) || matches!(key, Key::DistName | Key::DistParams));
     Some(name).filter(|_| !is_of_others)
 }
 
@@ -60,9 +64,10 @@ impl Settings {
         Some(self.0.get(&key(name)?)?)
     }
 
-    /// Names of the extended attributes, as in `listxattr`.
+    /// Names of the extended attributes, as in `listxattr`. A bound is not listed.
     pub fn names(&self) -> impl Iterator<Item = u8> {
-        self.0.keys().flat_map(|key| key.attribute().into_bytes().into_iter().chain([0]))
+        let listed = self.0.keys().filter(|key| **key != Key::Bound);
+        listed.flat_map(|key| key.attribute().into_bytes().into_iter().chain([0]))
     }
 }
 
@@ -144,6 +149,10 @@ impl Tree<'_> {
             NewNode::Regular if policy.stuffing() == Some(false) => Born::Striped,
             _ => Born::Stuffed,
         };
+        let settings = match node {
+            NewNode::Directory => (&settings.policy().inherited(&server.effective(&settings))).into(),
+            _ => settings,
+        };
         (settings, born)
     }
 
@@ -214,6 +223,7 @@ impl Tree<'_> {
         name: &[u8],
         value: Option<&[u8]>,
         mode: XattrMode,
+        creds: &CallerCreds,
     ) -> ExpectedOutcome {
         let key = key(name);
         self.of(ino, |tree, node| {
@@ -243,6 +253,11 @@ impl Tree<'_> {
             let errnos: Vec<Errno> = of_mode.into_iter().chain(is_set.err()).collect();
             if !errnos.is_empty() {
                 return ExpectedOutcome::fails(errnos);
+            }
+            let old = inode.settings.policy().bound();
+            let is_weaker = || tree.server().effective(&(&policy).into()).exceeded().is_some();
+            if creds.uid != 0 && (policy.bound() != old || is_weaker()) {
+                return ExpectedOutcome::fails([Errno::EPERM]);
             }
             tree.change(node, |inode| inode.settings = (&policy).into());
             tree.update_dependents(node);

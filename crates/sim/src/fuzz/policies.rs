@@ -57,6 +57,14 @@ impl Live {
                 ["0", "1", "2", "distributed", "parent", "off"].choose(random).map_or("", |word| *word).into()
             }
             Values::Words(words) => words.choose(random).map_or("", |word| *word).into(),
+            Values::Relax => ["all", "none", "consistency", "durability,interfere"]
+                .choose(random)
+                .map_or("", |text| *text)
+                .into(),
+            Values::Bound => ["relax:all", "durability:local;relax:all", "interfere:block;relax:none"]
+                .choose(random)
+                .map_or("", |text| *text)
+                .into(),
             // Shares are whole strips, since a strip is written atomically.
             Values::DistParams if random.random() => {
                 format!("strip_size:{}", self.strip * random.random_range(1..=3))
