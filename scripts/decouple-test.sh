@@ -513,6 +513,28 @@ check_changes() {
     done
 }
 
+check_examples() {
+    section "examples: five semantics side by side"
+    ESPALIER=$bin examples/levels/run.sh "$a" "$b" > "$work/listing" 2> "$work/said"
+    printf '%s\n' 'posix: file1 file2 file3' 'hdfs: file1 file2 file3 log' 'batchfs: file1 file2 file3' 'deltafs:' 'ramdisk:' \
+        'deltafs, merged: file1 file2 file3' | cmp - <(sed 's/ *$//' "$work/listing") || fail "$(cat "$work/listing" "$work/said")"
+    grep -q 'a reader has seen: begun' "$work/said"
+    is "$(cat "$b/deltafs/file2")" 'result 2'
+    rm -r "$b"/{posix,hdfs,batchfs,deltafs,ramdisk}
+}
+
+check_status() {
+    section "what is at risk, in the status"
+    decouple_with durability=none allocated_inodes=20
+    touch "$a/job/file"
+    grep -q '^at risk  *[1-9][0-9]* changes: a client crash loses all changes since' <<< "$("$bin" status "$a/job")"
+    is "$("$bin" status "$a/job" --json | jq -c '[.namespace.durability, .namespace.inodes, .namespace.warnings]')" '["none",20,[]]'
+    (cd "$a/job" && seq 18 | xargs touch)
+    grep -q '^WARNING  *[0-9]* of 20 inode numbers are left' <<< "$("$bin" status "$a/job")"
+    "$bin" merge "$a/job"
+    rm -r "$b/job"
+}
+
 check_embedded() {
     section "a mount without servers"
     mkdir "$work/mnt"
@@ -538,6 +560,8 @@ check_embedded
 check_journal
 check_compositions
 check_changes
+check_examples
+check_status
 check_nonvolatile
 check_durability
 check_kills

@@ -26,6 +26,7 @@ mod list;
 mod log;
 mod merge;
 mod mount;
+mod namespace_status;
 mod options;
 mod paper;
 mod place;

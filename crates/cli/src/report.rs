@@ -7,6 +7,7 @@ use anyhow::{Context, Result, bail};
 use espalier_runtime::RanksStatus;
 
 use crate::args::StatusArgs;
+use crate::namespace_status::NamespaceStatus;
 use crate::{cluster, table};
 
 pub(crate) fn status(args: &StatusArgs) -> Result<ExitCode> {
@@ -18,8 +19,13 @@ pub(crate) fn status(args: &StatusArgs) -> Result<ExitCode> {
         bail!("--counters is for mounts of a server; other mounts send no messages");
     }
     let status = espalier_runtime::status_of(&args.rados.locate(&store)?)?;
+    let namespace = NamespaceStatus::of(&store, &status)?;
     if args.json {
-        println!("{}", serde_json::to_string(&status)?);
+        let mut json = serde_json::to_value(&status)?;
+        if let Some(namespace) = &namespace {
+            json["namespace"] = serde_json::to_value(namespace)?;
+        }
+        println!("{json}");
         return Ok(ExitCode::SUCCESS);
     }
     println!("store       {}", store.display());
@@ -47,6 +53,9 @@ pub(crate) fn status(args: &StatusArgs) -> Result<ExitCode> {
     }
     if let Some(files) = status.files {
         println!("inodes      {files} in use");
+    }
+    if let Some(namespace) = &namespace {
+        print!("{}", namespace.text());
     }
     if let (Some(fuse), Some(passthrough)) = (&status.fuse, status.passthrough) {
         println!(

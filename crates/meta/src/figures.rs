@@ -28,6 +28,10 @@ pub struct Figures {
     pub dirty_bytes: u64,
     /// Changes since the file system was made.
     pub changes: u64,
+    /// Those that are not known to be durable.
+    pub unsynced: u64,
+    /// The lowest inode number that was never allocated.
+    pub next_ino: u64,
     /// Bytes of the journal in use, as reported by the driver, and its capacity.
     pub journal_used: u64,
     pub journal_capacity: u64,
@@ -78,6 +82,8 @@ impl Meta {
             cache_limit: self.config.cache_bytes as u64,
             dirty_bytes: self.state.changes.dirty() as u64,
             changes: self.state.sequence,
+            unsynced: self.state.sequence.saturating_sub(self.journal.durable),
+            next_ino: self.state.next_ino,
             journal_used: self.journal.used,
             journal_capacity: self.config.journal_capacity,
             syncs: self.journal.syncs,

@@ -93,6 +93,10 @@ pub struct JournalFigures {
     pub bytes: u64,
     /// Number of changes since the file system was created.
     pub changes: u64,
+    /// Those that are not known to be durable.
+    pub unsynced: u64,
+    /// The lowest inode number that was never allocated.
+    pub next_inode: u64,
     pub syncs: u64,
     /// Operations that were answered after waiting for a sync. The ratio to `syncs` shows how well
     /// commits coalesce.
@@ -302,6 +306,8 @@ impl MachineFigures {
                 used_bytes: figures.journal_used,
                 bytes: figures.journal_capacity,
                 changes: figures.changes,
+                unsynced: figures.unsynced,
+                next_inode: figures.next_ino,
                 syncs: figures.syncs,
                 synced_operations: figures.synced_replies,
             },
