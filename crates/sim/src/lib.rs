@@ -56,7 +56,7 @@ pub use report::{KindReport, Report, ServerReport, quantiles};
 pub use scenario::{Caching, Cluster, Durability, Machine, OutputSettings, Scenario, ScenarioError};
 pub use series::{ClientSample, MessageSample, Series, ServerSample, TotalSample};
 pub use station::{Little, Load, Station};
-pub use storage::{Loss, Storage, StorageError};
+pub use storage::{Left, Loss, Storage, StorageError};
 pub use sweep::{Point, SweepSettings};
 pub use time::Nanos;
 pub use world::{Progress, RunError, Tracing, TtlCache, World};
