@@ -86,6 +86,14 @@ impl LocalCluster {
         Ok(stores.filter(|store| store.join("control").exists()).collect())
     }
 
+    /// Stops the servers.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub fn stop(&self) -> Result<(), PaperError> {
+        self.command("down", &[])
+    }
+
     pub fn url(&self) -> &str {
         &self.url
     }

@@ -120,7 +120,12 @@ impl Experiment {
         sevilla::chapter5::ALL[4],
         sevilla::chapter5::ALL[5],
         sevilla::chapter5::ALL[6],
+        sevilla::FIG6_2,
+        sevilla::FIG6_3,
+        sevilla::FIG6_4,
         sevilla::FIG6_6,
+        sevilla::FIG6_7,
+        sevilla::FIG6_8,
     ];
 
     pub fn named(id: &str) -> Option<&'static Self> {
