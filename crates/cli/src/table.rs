@@ -134,10 +134,11 @@ pub(crate) fn state(figures: &Figures) -> String {
     let fragments = &figures.fragments;
     if *fragments != FragmentFigures::default() {
         let FragmentFigures { held, changing, splits, splits_by_rate, merges, .. } = fragments;
-        let FragmentFigures { moves, names_moved, misrouted, .. } = fragments;
+        let FragmentFigures { moves, names_moved, misrouted, forwarded, .. } = fragments;
         let _ = write!(out, "\nfragments   {held}, {changing} changing; {splits} split off");
         let _ = write!(out, " ({splits_by_rate} because of requests), {merges} merged");
         let _ = write!(out, ", {moves} moved; {names_moved} names moved; {misrouted} misrouted requests");
+        let _ = write!(out, " ({forwarded} forwarded)");
         if fragments.failed_steps > 0 {
             let _ = write!(out, "; {} steps failed", fragments.failed_steps);
         }

@@ -425,6 +425,7 @@ impl Client {
             | Reply::Fragments(_)
             | Reply::Misrouted { .. }
             | Reply::Relocated { .. }
+            | Reply::Forwarded { .. }
             | Reply::Announced(_) => {
                 return Next::Answer(Err(Errno::EIO));
             }

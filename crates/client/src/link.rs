@@ -3,6 +3,8 @@
 //! restart, and the server executes each exactly once. It also records the inodes and locks that
 //! the client must reclaim after a restart.
 
+mod forwarded;
+
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
 
@@ -16,6 +18,7 @@ use rustc_hash::FxBuildHasher;
 
 use crate::data_link::UNDER_WAY;
 use crate::locks::{HeldLocks, LockRequester, Noted};
+use forwarded::Adopted;
 
 /// The client's end of a session. See the module's documentation.
 #[derive(Debug)]
@@ -46,6 +49,12 @@ pub struct Link {
     lock_retries: BTreeSet<u64>,
     /// Numbers of requests that restore locks after an interrupted request.
     lowered: BTreeSet<u64>,
+    /// Requests that this server has forwarded to others, and that are unanswered.
+    forwarded: BTreeSet<u64>,
+    /// Requests that other servers have forwarded to this one.
+    adopted: BTreeMap<RequestId, Adopted>,
+    /// When the present connection began, in ms.
+    connected_at: Option<u64>,
     held: HashMap<Ino, Hold, FxBuildHasher>,
     locks: HeldLocks,
     /// Forgotten inodes and closed files of which the server has not been notified.
@@ -151,6 +160,9 @@ impl Default for Link {
             reclaims: BTreeSet::new(),
             lock_retries: BTreeSet::new(),
             lowered: BTreeSet::new(),
+            forwarded: BTreeSet::new(),
+            adopted: BTreeMap::new(),
+            connected_at: None,
             held: HashMap::default(),
             locks: HeldLocks::default(),
             forgotten: Vec::new(),
@@ -207,6 +219,7 @@ impl Link {
     /// the time of its answer is unknown.
     pub fn cancel(&mut self, id: RequestId, out: &mut Vec<FromClient>) -> bool {
         match self.unanswered.get(&id.0) {
+            _ if self.connected && self.adopted.contains_key(&id) => out.push(FromClient::Cancel { id }),
             Some(_) if self.connected => out.push(FromClient::Cancel { id }),
             Some(OutgoingMessage::Request(_, Request::Lock { ino, lock, wait })) => {
                 let (ino, lock, wait) = (*ino, *lock, *wait);
@@ -262,7 +275,9 @@ impl Link {
         out: &mut Vec<FromClient>,
     ) -> Option<u64> {
         // A repeated request may be answered twice.
-        let message = self.unanswered.remove(&id.0)?;
+        let adopted = self.adopted.remove(&id);
+        let adopted = adopted.map(|adopted| OutgoingMessage::Request(adopted.caller, adopted.request));
+        let message = adopted.or_else(|| self.unanswered.remove(&id.0))?;
         self.unsent.remove(&id.0);
         self.under_way = self.under_way.saturating_sub(message.bytes());
         self.reclaims.remove(&id.0);
@@ -443,6 +458,8 @@ impl Link {
     pub fn holdings(&self) -> Option<Vec<(Ino, u64, u32)>> {
         let is_idle = self.connected
             && self.unanswered.is_empty()
+            && self.forwarded.is_empty()
+            && self.adopted.is_empty()
             && self.forgotten.is_empty()
             && self.released.is_empty();
         is_idle.then(|| {
@@ -494,6 +511,8 @@ impl Link {
         for id in core::mem::take(&mut self.lowered) {
             self.unanswered.remove(&id);
         }
+        lost.extend(core::mem::take(&mut self.adopted).into_keys());
+        self.forwarded.clear();
         Ended { distrust: self.held.keys().copied().collect(), lost, unlocked: self.locks.lose() }
     }
 
@@ -537,6 +556,9 @@ impl Link {
             self.send(id, out);
         }
         self.fill(out);
+        // They may have been lost with the server or the connection.
+        self.adopted.values_mut().for_each(|adopted| adopted.sent = None);
+        self.connected_at = None;
         distrust
     }
 
@@ -576,7 +598,8 @@ impl Link {
             .chain(locks.chunks(Self::RECLAIMED).map(|locks| Request::ReclaimLocks { locks: locks.to_vec() }))
             .collect();
         let sent_before = self.unanswered.range(..self.sent_before).map(|(id, _)| *id);
-        let again = sent_before.filter(|id| !self.unsent.contains(id)).map(RequestId).collect::<Vec<_>>();
+        let again = sent_before.filter(|id| !self.unsent.contains(id)).map(RequestId);
+        let again: Vec<_> = again.chain(self.adopted.keys().copied()).collect();
         match requests.last_mut() {
             Some(Request::Reclaim { last, again: none, .. }) => (*last, *none) = (true, again),
             _ => requests.push(Request::Reclaim { held: Vec::new(), last: true, again }),
@@ -589,7 +612,8 @@ impl Link {
     }
 
     fn first(&self) -> u64 {
-        self.unanswered.first_key_value().map_or(self.next, |(id, _)| *id)
+        let unanswered = self.unanswered.first_key_value().map_or(self.next, |(id, _)| *id);
+        self.forwarded.first().map_or(unanswered, |forwarded| unanswered.min(*forwarded))
     }
 
     /// Sends what the window and the limit on bytes in flight permit.

@@ -62,6 +62,8 @@ pub struct Sessions<T> {
     uses_writeback: bool,
     fragments: KnownFragments,
     calls: PendingCalls<T>,
+    /// Replies to forwarded requests that have overtaken the message that they are forwarded.
+    early_replies: BTreeMap<(Rank, RequestId), ServerReply>,
     writeback: Writeback,
     releases: DeferredReleases,
     revocations: Vec<DeferredRevocation>,
@@ -126,6 +128,7 @@ impl<T> Sessions<T> {
             uses_writeback: true,
             fragments: KnownFragments::default(),
             calls: PendingCalls::default(),
+            early_replies: BTreeMap::new(),
             writeback: Writeback::default(),
             releases: DeferredReleases::default(),
             revocations: Vec::new(),
@@ -355,6 +358,7 @@ impl<T> Sessions<T> {
         let end = self.server_session(rank);
         delegated_opens.into_iter().for_each(|(ino, opens)| end.link.opened(ino, opens));
         let distrust = end.link.connected(welcome, &writeback, &mut end.out);
+        end.link.send_adopted(now, &mut end.out);
         self.distrust(rank, distrust, actions);
         // The leases that stood for these opens are lost.
         self.announce_opens(now, |locations, ino, _| locations.of(ino) == rank);
@@ -365,6 +369,11 @@ impl<T> Sessions<T> {
     /// starts a new session.
     pub fn ended(&mut self, now: u64, rank: Rank, actions: &mut Actions<T>) {
         let Ended { distrust, lost, unlocked } = self.server_session(rank).link.ended();
+        self.early_replies.retain(|(of, id), _| *of != rank && id.origin() != Some(rank));
+        for id in &lost {
+            let origin = id.origin().and_then(|origin| self.server_sessions.get_mut(&origin));
+            origin.into_iter().for_each(|end| end.link.forward_ended(*id, &mut end.out));
+        }
         if !unlocked.is_empty() {
             actions.frontend.push(FrontendEvent::Unlocked(unlocked.len()));
         }
@@ -436,6 +445,7 @@ impl<T> Sessions<T> {
             // Including lingering messages, since the reply that they wait for may be late.
             actions.send.extend(end.out.drain(..).map(|message| (*rank, message)));
             end.link.send_forgets(&mut end.out);
+            end.link.send_adopted(now, &mut end.out);
         }
         self.release_unused(now);
         self.look_past_stuck(now, &is_stuck, actions);

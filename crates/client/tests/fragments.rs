@@ -22,6 +22,8 @@ struct Machine {
     requests: VecDeque<(Rank, RequestId, Request)>,
     answers: Vec<(Result<Answer, Errno>, u64)>,
     calls: u64,
+    /// When replies arrive, in ms.
+    now: u64,
 }
 
 impl Machine {
@@ -32,7 +34,7 @@ impl Machine {
             let welcome = Welcome { incarnation: 1, window: 64, session_ms: 60_000, rank, root, servers };
             sessions.connected(0, rank, &welcome, &mut Actions::default());
         }
-        Self { sessions, requests: VecDeque::new(), answers: Vec::new(), calls: 0 }
+        Self { sessions, requests: VecDeque::new(), answers: Vec::new(), calls: 0, now: 0 }
     }
 
     /// A client that knows a map with these fragments besides the first, and holds them.
@@ -95,7 +97,7 @@ impl Machine {
         let (rank, id, _) = self.requests.pop_front().expect("a request");
         let mut actions = Actions::default();
         let message = FromServer::Reply { id, lease_ms, announced: false, touched, result };
-        self.sessions.received(0, rank, message, &mut actions);
+        self.sessions.received(self.now, rank, message, &mut actions);
         self.take(actions);
     }
 
@@ -577,4 +579,108 @@ fn frontend_gives_up_leases_of_a_fragment_as_those_of_the_directory() {
         };
         assert_eq!(*lease, shown);
     }
+}
+
+// ---- Requests that servers forward
+
+impl Machine {
+    /// A client that knows the map, and a call for a name in fragment 2 that it sends to fragment
+    /// 0, since that has split meanwhile. Returns the name, and the number that the call's request
+    /// gets.
+    fn with_forwarded(now: u64) -> (Self, Name, RequestId) {
+        let mut machine = Self::with_map(&[1]);
+        machine.now = now;
+        let file = name_in(&map(&[1, 2]), 2);
+        machine.call(Request::Unlink { dir: DIR, name: file.clone(), time: None });
+        let (rank, id, _) = machine.requests[0].clone();
+        assert_eq!(rank, Rank(0));
+        let Reply::Fragments(fragments) = fragments(&[1, 2]) else { unreachable!() };
+        machine.reply(0, Ok(Reply::Forwarded { to: TWO, fragments: Some(fragments) }));
+        (machine, file, id.forwarded_by(rank))
+    }
+
+    /// A reply that the client has not asked this rank for.
+    fn receive(&mut self, rank: Rank, id: RequestId, result: Result<Reply, Errno>) {
+        let mut actions = Actions::default();
+        let touched = Touched::default();
+        let message = FromServer::Reply { id, lease_ms: 0, announced: false, touched, result };
+        self.sessions.received(self.now, rank, message, &mut actions);
+        self.take(actions);
+    }
+
+    fn reconnect(&mut self, rank: Rank) {
+        let (servers, root, incarnation) = (ServerMap::NONE, Ino::ROOT, 1);
+        let welcome = Welcome { incarnation, window: 64, session_ms: 60_000, rank, root, servers };
+        let mut actions = Actions::default();
+        self.sessions.disconnected(rank);
+        self.sessions.connected(0, rank, &welcome, &mut actions);
+        self.take(actions);
+        self.requests.retain(|(_, _, request)| matches!(request, Request::Unlink { .. }));
+    }
+}
+
+#[test]
+fn reply_to_a_forwarded_request_comes_from_another_server() {
+    let (mut machine, file, id) = Machine::with_forwarded(1000);
+    assert_eq!(machine.sent(), None);
+    machine.receive(Rank(2), id, Ok(Reply::Done));
+    assert!(matches!(machine.answer(), Ok(Answer::Done)));
+    assert_eq!(machine.sessions.fragment_counts().redirects, 2);
+    // The map has come with the reply.
+    machine.call(lookup(&file));
+    machine.expect(find(TWO), Ok(Reply::Entry(entry(fragment(TWO, 1, 2)))));
+    machine.expect(lookup_in(TWO, &file), Ok(Reply::Absent { cacheable: true }));
+}
+
+#[test]
+fn reply_to_a_forwarded_request_may_be_early() {
+    let mut machine = Machine::with_map(&[1]);
+    machine.now = 1000;
+    let file = name_in(&map(&[1, 2]), 2);
+    machine.call(Request::Unlink { dir: DIR, name: file, time: None });
+    let (rank, id, _) = machine.requests[0].clone();
+    machine.receive(Rank(2), id.forwarded_by(rank), Ok(Reply::Done));
+    assert!(machine.answers.is_empty());
+    machine.reply(0, Ok(Reply::Forwarded { to: TWO, fragments: None }));
+    assert!(matches!(machine.answer(), Ok(Answer::Done)));
+    // One that nobody waits for.
+    machine.receive(Rank(2), id.forwarded_by(rank), Ok(Reply::Done));
+    assert!(machine.answers.is_empty());
+}
+
+#[test]
+fn forwarded_request_is_repeated_where_it_went() {
+    let (mut machine, file, id) = Machine::with_forwarded(999);
+    let unlink = Request::Unlink { dir: TWO, name: file, time: None };
+    // It may have arrived before the client's session began.
+    assert_eq!(machine.requests.pop_front(), Some((Rank(2), id, unlink.clone())));
+    let tick = |machine: &mut Machine, now| {
+        let mut actions = Actions::default();
+        machine.sessions.tick(now, |_| false, &mut actions);
+        machine.take(actions);
+        machine.requests.retain(|(_, _, request)| matches!(request, Request::Unlink { .. }));
+        machine.requests.pop_front()
+    };
+    assert_eq!(tick(&mut machine, 1998), None);
+    // Or been lost.
+    assert_eq!(tick(&mut machine, 1999), Some((Rank(2), id, unlink.clone())));
+    // Or the connection with the reply.
+    machine.reconnect(Rank(0));
+    assert_eq!(machine.sent(), None);
+    machine.reconnect(Rank(2));
+    assert_eq!(machine.requests.pop_front(), Some((Rank(2), id, unlink)));
+    machine.receive(Rank(2), id, Ok(Reply::Done));
+    machine.receive(Rank(2), id, Ok(Reply::Done));
+    assert!(matches!(machine.answer(), Ok(Answer::Done)));
+    machine.reconnect(Rank(2));
+    assert_eq!(machine.sent(), None);
+}
+
+#[test]
+fn forwarded_request_is_lost_with_the_session_of_the_server_that_executes_it() {
+    let (mut machine, _, _) = Machine::with_forwarded(1000);
+    let mut actions = Actions::default();
+    machine.sessions.ended(0, Rank(2), &mut actions);
+    machine.take(actions);
+    assert!(matches!(machine.answer(), Err(Errno::EIO)));
 }

@@ -496,3 +496,22 @@ fn reclaim_also_reports_previous_location() {
     let reported = |held: &Held| (held.location, held.lookups, held.opens);
     assert_eq!(held.iter().map(reported).collect::<Vec<_>>(), [(Location::Table, 1, 0), (HOME, 1, 0)]);
 }
+
+#[test]
+fn server_keeps_where_it_has_forwarded_a_request_until_that_is_answered() {
+    let (mut link, out) = (Link::default(), &mut Vec::new());
+    link.connected(&welcome(1), &[].into(), out);
+    // The request to reclaim.
+    link.answered(RequestId(numbers(out)[0].0), &Ok(Reply::Done), true, out);
+    let id = link.ask(Caller::SERVER, create(), out);
+    assert_eq!(link.forwarded(id), Some((Caller::SERVER, create())));
+    link.ask(Caller::SERVER, stat(5), out);
+    assert_eq!(numbers(out), [(id.0, id.0), (id.0 + 1, id.0)]);
+    // It is sent to the other server only.
+    link.disconnected();
+    link.connected(&welcome(1), &[].into(), out);
+    assert_eq!(numbers(out), [(id.0 + 1, id.0)]);
+    link.forward_ended(id.forwarded_by(Rank(0)), out);
+    link.ask(Caller::SERVER, stat(6), out);
+    assert_eq!(numbers(out), [(id.0 + 2, id.0 + 1)]);
+}

@@ -255,6 +255,11 @@ impl Meta {
         }
     }
 
+    /// The latest time of a change that this rank knows.
+    pub(crate) fn latest_reported(&self) -> Time {
+        self.latest_reported
+    }
+
     pub(crate) fn run(&mut self, now: Now, mut task: Task, number: Option<u64>, out: &mut Outbox) {
         let mut cx = Cx {
             now: self.time_of(&task.request, now.time),
@@ -299,7 +304,7 @@ impl Meta {
             Err(Stop::Misrouted(dir)) => {
                 self.give_back(&mut task, out);
                 self.transfers.counts.misrouted += 1;
-                let reply = self.reply_misrouted(dir);
+                let reply = self.forward(&task, dir).unwrap_or_else(|| self.reply_misrouted(dir));
                 self.finish(now, &task, false, ReadSet::default(), Ok(reply), out);
             }
             Err(Stop::Relocated(ino, at)) => self.relocated(now, task, ino, at, out),
@@ -325,7 +330,7 @@ impl Meta {
         now: Now,
         task: &Task,
         durable: bool,
-        read_set: ReadSet,
+        mut read_set: ReadSet,
         result: Result<Reply, Errno>,
         out: &mut Outbox,
     ) {
@@ -367,6 +372,10 @@ impl Meta {
         let is_change = task.changed && result.is_ok() && self.config.acknowledge == Acknowledge::Durable;
         let until =
             if durable || is_change { self.state.sequence } else { self.last_change_of(&read_set, &result) };
+        // The client may not hold the fragment.
+        if task.id.origin().is_some() {
+            read_set.refuse();
+        }
         let grant = self.prepare_grant(task, read_set, &result, now.uptime_ms);
         let answer = HeldOutput::Reply(task.from, task.id, result, grant);
         match self.journal.hold_answer(until, answer, task.coalescing.or(self.config.policy.coalescing())) {

@@ -1,5 +1,6 @@
 //! Partitioned directories.
 
+mod forwards;
 mod growth;
 mod moves;
 mod pulls;

@@ -131,6 +131,9 @@ settings! {
     /// A fragment of a directory merges as with `dir_merge` only if it gets fewer requests per
     /// second than this.
     DirMergeRate dir_merge_rate: NonZeroU32, unset = "a quarter of `dir_split_rate`; without that, requests do not matter";
+    /// A server that does not have a name forwards requests for it to the server that has it (wu
+    /// 3.3); otherwise clients repeat them there.
+    DirForward dir_forward: bool, default = false;
     /// The metadata server that has the names of the directory, instead of the one that made it
     /// (sevilla 2.4.2): one rank, or `distributed` for one that its inode number determines. With
     /// `parent` a new directory begins at its parent's, and it may move.

@@ -50,6 +50,44 @@ pub struct ClientId(pub u64);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct RequestId(pub u64);
 
+impl RequestId {
+    /// Set in the numbers of forwarded requests, which are those of the client's session with the
+    /// rank that has forwarded them first.
+    const FORWARDED: u64 = 1 << 63;
+    const NUMBER_BITS: u32 = 47;
+
+    /// The number under which another rank executes a request that `rank` forwards. A request
+    /// that is forwarded again does not change its number.
+    #[must_use]
+    pub fn forwarded_by(self, rank: Rank) -> Self {
+        match self.origin() {
+            Some(_) => self,
+            None => Self(self.number() | Self::first_forwarded(rank).0),
+        }
+    }
+
+    /// The rank that has forwarded the request first; `None`: it comes from the client.
+    pub fn origin(self) -> Option<Rank> {
+        let rank = (self.0 & !Self::FORWARDED) >> Self::NUMBER_BITS;
+        (self.0 & Self::FORWARDED != 0).then(|| Rank(u16::try_from(rank).unwrap_or(u16::MAX)))
+    }
+
+    /// The request's number in the client's session with its first server.
+    pub fn number(self) -> u64 {
+        self.0 & ((1 << Self::NUMBER_BITS) - 1)
+    }
+
+    /// The smallest number with the same origin.
+    #[must_use]
+    pub fn first_of_origin(self) -> Self {
+        self.origin().map_or(Self(0), Self::first_forwarded)
+    }
+
+    fn first_forwarded(rank: Rank) -> Self {
+        Self(Self::FORWARDED | u64::from(rank.0) << Self::NUMBER_BITS)
+    }
+}
+
 /// Number of a revocation, assigned by the metadata server; unique since its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct RevocationId(pub u64);

@@ -19,6 +19,21 @@ impl Request {
         }
     }
 
+    /// The name of a request that servers may forward to the fragment that has it, with the
+    /// directory. Changes that are already acknowledged are not forwarded: they have an order.
+    pub fn forwarded_name(&mut self) -> Option<(&mut Ino, &Name)> {
+        if self.is_acknowledged() {
+            return None;
+        }
+        match self {
+            Self::Lookup { dir, name }
+            | Self::Create { dir, name, .. }
+            | Self::Unlink { dir, name, .. }
+            | Self::RmDir { dir, name, .. } => Some((dir, name)),
+            _ => None,
+        }
+    }
+
     /// Calls `see` for each inode that the request operates on. Skips inodes that it forgets or
     /// reclaims.
     pub fn each_inode(&mut self, see: &mut dyn FnMut(&mut Ino)) {

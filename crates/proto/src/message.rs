@@ -556,6 +556,14 @@ pub enum Reply {
         ino: Ino,
         at: Rank,
     },
+    /// The reply to a request for a name that another fragment has: this server has passed the
+    /// request on, and the reply comes from the rank of `to` ([`RequestId::forwarded_by`]).
+    Forwarded {
+        /// The fragment, or the directory at its home server.
+        to: Ino,
+        /// The directory's map, if this server has it.
+        fragments: Option<Box<Fragments>>,
+    },
     /// `Announce`: no other client caches the old data. True if the client must announce its next
     /// write too.
     Announced(bool),

@@ -111,6 +111,8 @@ pub enum Mutation {
     DoubledFragment,
     /// A server reports a name that another fragment has as absent.
     UnroutedName,
+    /// A server executes a forwarded request and does not recognise it when the client repeats it.
+    RepeatedForward,
     /// A change of a directory's permissions revokes only the leases on its contents.
     KeptPermissions,
     /// A server answers past its lease.
@@ -183,6 +185,7 @@ impl Mutation {
         Self::ShortListing,
         Self::DoubledFragment,
         Self::UnroutedName,
+        Self::RepeatedForward,
         Self::KeptPermissions,
         Self::AnswersPastLease,
         Self::UnfencedTakeover,
@@ -418,6 +421,20 @@ impl Mutator for Mutant {
             }
             (Mutation::UncountedUsage, Message::Peer(PeerMessage::Usage { last, .. })) => {
                 Arrival::Answered(Message::Peer(PeerMessage::Counted { last, limits: Vec::new() }))
+            }
+            (
+                Mutation::RepeatedForward,
+                Message::Peer(PeerMessage::Forward { client, id, below, caller, request, time }),
+            ) => {
+                let id = RequestId(id.0 ^ 1 << 40);
+                Arrival::Taken(Message::Peer(PeerMessage::Forward {
+                    client,
+                    id,
+                    below,
+                    caller,
+                    request,
+                    time,
+                }))
             }
             (Mutation::UnreportedQuota, Message::Peer(PeerMessage::Counted { last, .. })) => {
                 Arrival::Taken(Message::Peer(PeerMessage::Counted { last, limits: Vec::new() }))

@@ -49,6 +49,8 @@ pub struct FragmentReport {
     pub names_moved: u64,
     /// Requests for names that another record has, which clients repeat there.
     pub misrouted: u64,
+    /// Those of them that servers forwarded.
+    pub forwarded: u64,
 }
 
 /// Statistics of one kind of operation. Times are in microseconds.
@@ -202,12 +204,13 @@ impl Report {
 
     /// Writes what concerns fragments and balancers.
     fn show_balancing(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let FragmentReport { splits, splits_by_rate, merges, moves, names_moved, misrouted } = self.fragments;
+        let FragmentReport { splits, splits_by_rate, merges, moves, names_moved, misrouted, forwarded } =
+            self.fragments;
         if self.fragments != FragmentReport::default() {
             writeln!(
                 f,
                 "fragments: {splits} splits ({splits_by_rate} because of requests), {merges} merges, {moves} moves, \
-                 {names_moved} names moved, {misrouted} misrouted requests"
+                 {names_moved} names moved, {misrouted} misrouted requests ({forwarded} forwarded)"
             )?;
         }
         if let Some(BalancerReport { policy, decisions, moves, failures, error }) = &self.balancer {

@@ -562,6 +562,7 @@ impl<'o> World<'o> {
             sum.moves += counts.moves;
             sum.names_moved += counts.names_moved;
             sum.misrouted += counts.misrouted;
+            sum.forwarded += counts.forwarded;
             sum
         })
     }

@@ -78,6 +78,20 @@ impl ServerReply {
 impl<T> Sessions<T> {
     pub(super) fn reply(&mut self, now: u64, reply: ServerReply, actions: &mut Actions<T>) {
         let (rank, id) = (reply.rank, reply.id);
+        if let Ok(Reply::Forwarded { to, fragments }) = reply.result {
+            return self.forwarded(now, (rank, id), to, fragments, actions);
+        }
+        if let Some(origin) = id.origin() {
+            let is_early = !self.server_session(rank).link.has_adopted(id);
+            let end = self.server_session(origin);
+            if is_early {
+                if end.link.may_have_forwarded(id) {
+                    self.early_replies.insert((rank, id), reply);
+                }
+                return;
+            }
+            end.link.forward_ended(id, &mut end.out);
+        }
         if let Ok(reply) = &reply.result {
             self.client.locations.learn_from(rank, reply);
         }

@@ -8,7 +8,9 @@
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
-use espalier_proto::{Attr, Entry, Errno, FileType, Fragments, Ino, LAST_CURSOR, Name, Rank, Reply, Request};
+use espalier_proto::{
+    Attr, Entry, Errno, FileType, Fragments, Ino, LAST_CURSOR, Name, Rank, Reply, Request, RequestId,
+};
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
@@ -346,6 +348,33 @@ impl<T> Sessions<T> {
         let remote = Reply::Remote { ino, kind, at, cacheable, name_leased };
         let next = self.client.reply(&pending.incoming.call, Ok(remote));
         self.advance(now, pending, next, left, actions);
+    }
+
+    /// Handles the reply that a server has forwarded a request, whose reply another one sends.
+    pub(super) fn forwarded(
+        &mut self,
+        now: u64,
+        (rank, id): (Rank, RequestId),
+        to: Ino,
+        fragments: Option<Box<Fragments>>,
+        actions: &mut Actions<T>,
+    ) {
+        let Some((caller, mut request)) = self.server_session(rank).link.forwarded(id) else { return };
+        self.fragments.redirects += 1;
+        if let Some(fragments) = fragments {
+            self.fragments.learn(fragments);
+        }
+        request.each_name(&mut |dir, _| *dir = to);
+        let (to, forwarded) = (to.rank(), id.forwarded_by(rank));
+        let end = self.server_session(to);
+        end.link.adopt(now, forwarded, (caller, request), &mut end.out);
+        self.calls.forwarded((rank, id), (to, forwarded));
+        if let Some(pending) = self.calls.remove(CallWait::Reply(rank, id)) {
+            self.await_reply(now, pending, CallWait::Reply(to, forwarded), actions);
+        }
+        if let Some(reply) = self.early_replies.remove(&(to, forwarded)) {
+            self.reply(now, reply, actions);
+        }
     }
 
     /// Handles the parent of a directory, which completes a listing; returns the listing then.

@@ -117,6 +117,13 @@ impl<T> PendingCalls<T> {
         Some(pending)
     }
 
+    /// A request that may be abandoned has another number, at another rank.
+    pub fn forwarded(&mut self, from: (Rank, RequestId), to: (Rank, RequestId)) {
+        if let Some(names) = self.abandoned.remove(&from) {
+            self.abandoned.insert(to, names);
+        }
+    }
+
     /// Handles the reply to a request. Returns the names that it may have changed if it was
     /// abandoned.
     pub fn remove_abandoned(&mut self, rank: Rank, id: RequestId) -> Option<Vec<(Ino, Name)>> {

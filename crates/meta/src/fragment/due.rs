@@ -57,6 +57,8 @@ pub struct FragmentCounts {
     /// Requests of clients for names that another fragment has, because their map is outdated or
     /// they have none yet.
     pub misrouted: u64,
+    /// Those of them that were forwarded to the rank that has the name.
+    pub forwarded: u64,
 }
 
 impl DueTransfers {

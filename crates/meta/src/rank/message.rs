@@ -3,7 +3,9 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use espalier_proto::{Caller, ClientId, Errno, FileType, FragmentMap, Ino, Name, Rank, Time};
+use espalier_proto::{
+    Caller, ClientId, Errno, FileType, FragmentMap, Ino, Name, Rank, Request, RequestId, Time,
+};
 use serde::{Deserialize, Serialize};
 
 use super::edit::Edit;
@@ -91,6 +93,19 @@ pub enum PeerMessage {
     /// The receiver of `Freed` has dropped its records of these inodes.
     FreedHeard {
         inodes: Vec<Ino>,
+    },
+    /// A client's request for a name that the sender does not have. The receiver executes it under
+    /// this number and replies to the client, if the client has a session there. May be lost: then
+    /// the client sends it. `below`: as in [`FromClient::Request`](espalier_proto::FromClient), of
+    /// the session with the rank that has forwarded the request first; 0: not known. `time`: the
+    /// latest time of a change that the sender knows.
+    Forward {
+        client: ClientId,
+        id: RequestId,
+        below: RequestId,
+        caller: Caller,
+        request: Request,
+        time: Time,
     },
     /// The sender's load, and its version of the balancing policy, every other second. May be lost.
     Heartbeat {

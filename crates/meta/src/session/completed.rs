@@ -58,6 +58,11 @@ pub enum CompletedOutcome {
     Made {
         ino: Ino,
     },
+    /// The rank of this directory or fragment executes the request. Journaled before anything that
+    /// moves the names again, so that a request that is repeated after a crash goes there, too.
+    Forwarded {
+        to: Ino,
+    },
     /// The client has been allocated inode numbers.
     Numbers {
         first: Ino,
@@ -102,6 +107,7 @@ impl CompletedOutcome {
         Some(match (request, result) {
             _ if !is_change => return None,
             (_, Err(errno)) => Self::Failed(*errno),
+            (_, Ok(Reply::Forwarded { to, .. })) => Self::Forwarded { to: *to },
             // Recovery removes the orphans itself.
             (_, Ok(Reply::Done | Reply::Orphaned(..))) => Self::Done,
             (_, Ok(Reply::Numbers { first, count, .. })) => Self::Numbers { first: *first, count: *count },
@@ -181,6 +187,7 @@ impl Meta {
                 let (first, count, time, strip) = (*first, *count, cx.now, self.config.strip_bytes);
                 Reply::Numbers { first, count, time, strip, accesses: self.config.atime != Atime::Never }
             }
+            CompletedOutcome::Forwarded { to } => Reply::Forwarded { to: *to, fragments: None },
             CompletedOutcome::Written(written) => Reply::Written(*written),
             CompletedOutcome::PrivilegesRemoved { changed } => Reply::PrivilegesRemoved { changed: *changed },
             // The operation resumes instead: `admit` sets its progress.

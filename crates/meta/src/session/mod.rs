@@ -7,6 +7,7 @@ mod audit;
 mod completed;
 mod data;
 mod ends;
+mod forwarded;
 mod persisted;
 mod recall;
 mod reclaim;
@@ -29,8 +30,8 @@ use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
 
 use espalier_proto::{
-    Access, Accesses, Caller, ClientId, DataRequest, Errno, Ino, Opened, Recall, Reply, Request, RequestId,
-    SetAttr, StreamIo, Touched,
+    Access, Accesses, Caller, ClientId, DataRequest, Errno, Ino, Opened, Rank, Recall, Reply, Request,
+    RequestId, SetAttr, StreamIo, Touched,
 };
 
 use crate::event::Event;
@@ -119,6 +120,9 @@ struct SessionState {
     left: bool,
     /// The client has not finished reclaiming since the restart.
     awaited: bool,
+    /// For each rank that has forwarded requests: the client has the answers to all before this
+    /// one.
+    forwarded_below: BTreeMap<Rank, RequestId>,
     /// Holds given by answers from before the restart that the client may not have received.
     reserved: BTreeMap<RequestId, (Ino, Hold)>,
 }
@@ -188,19 +192,6 @@ impl SessionState {
     fn is_busy(&self) -> bool {
         self.requests.values().any(|progress| matches!(progress, RequestState::Running))
     }
-
-    /// The client has the answers to all requests before `below`: drops the stored ones.
-    fn acknowledge(&mut self, below: RequestId) {
-        self.below = self.below.max(below);
-        while let Some(first) = self.requests.first_entry()
-            && *first.key() < self.below
-            && !matches!(first.get(), RequestState::Running)
-        {
-            if let RequestState::Answered(result) = first.remove() {
-                self.bytes -= weight(&result);
-            }
-        }
-    }
 }
 
 impl Meta {
@@ -266,14 +257,16 @@ impl Meta {
             return reply_with(Err(Errno::EAGAIN));
         }
         session.acknowledge(below);
-        if id < session.below {
+        let session_below = session.below_of(id);
+        if id < session_below {
             // A late duplicate: the client has its answer.
             return false;
         }
         // Reclaim requests precede older requests, and there may be many.
-        let is_beyond = match reclaims {
-            true => session.requests.len() as u64 >= MAX_REQUESTS,
-            false => id.0 - session.below.0 >= WINDOW,
+        let is_beyond = match id.origin() {
+            _ if reclaims => session.requests.len() as u64 >= MAX_REQUESTS,
+            None => id.0 - session_below.0 >= WINDOW,
+            Some(_) => session.requests.range(id.first_of_origin()..id).count() as u64 >= WINDOW,
         };
         match session.requests.get_mut(&id) {
             Some(RequestState::Running) => return false,
@@ -342,6 +335,7 @@ impl Meta {
             Request::Reclaim { held, last, again } => {
                 let result = self.reclaim(now, from, held, *last, out);
                 if *last {
+                    self.reclaimed_forwarded(from, again);
                     // Only requests that the client repeats may still be executed.
                     self.unlock_ends(now, |(by, id)| by == from && again.binary_search(&id).is_err(), out);
                 }
@@ -390,7 +384,7 @@ impl Meta {
             return;
         }
         each_given(&task.request, result, |ino, hold| session.hold(ino, hold));
-        if task.changed {
+        if task.changed || matches!(result, Ok(Reply::Forwarded { .. })) {
             let location = |ino: &Ino| self.state.inodes.get(ino).map(|cached| cached.reported_location());
             let location = if let Request::Open { ino, .. } = &task.request { location(ino) } else { None };
             if let Some(outcome) = CompletedOutcome::of(&task.request, result, location) {
@@ -403,7 +397,7 @@ impl Meta {
         if let Some(session) = self.sessions.clients.get(&client)
             && !self.config.read_only
         {
-            let below = session.below;
+            let below = session.below_of(id);
             // Needs no load, so it cannot fail to find a record.
             let _ = self.append(&Event::Completed { client, id, below, outcome });
         }

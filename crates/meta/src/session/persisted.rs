@@ -57,11 +57,7 @@ impl State {
         outcome: &CompletedOutcome,
     ) {
         self.sessions.change(client, &mut self.changes, |session| {
-            while let Some(first) = session.completed.first_entry()
-                && *first.key() < below
-            {
-                first.remove();
-            }
+            session.completed.extract_if(below.first_of_origin()..below, |_, _| true).for_each(drop);
             // The inode exists, so its number is used, if it was one of the client's.
             if let CompletedOutcome::Given { ino, .. } = outcome {
                 session.unused.take(*ino);

@@ -152,6 +152,8 @@ impl Scrape {
         counter(encoder, "fragment_names_moved", help, fragments.names_moved)?;
         let help = "Requests of clients without the current fragment map";
         counter(encoder, "misrouted_requests", help, fragments.misrouted)?;
+        let help = "Requests forwarded to the server that has the name";
+        counter(encoder, "forwarded_requests", help, fragments.forwarded)?;
         let help = "Directory records with names of files that may still come to this server";
         gauge(encoder, "directories_pulling", help, None, fragments.pulling)?;
         let help = "Files that followed their names to this server";

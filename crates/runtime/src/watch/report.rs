@@ -169,6 +169,8 @@ pub struct FragmentFigures {
     pub files_deferred: u64,
     /// Requests of clients for files that are at another server.
     pub redirected: u64,
+    /// Those of them that were forwarded to the server that has the name.
+    pub forwarded: u64,
 }
 
 impl From<MetaFigures> for FragmentFigures {
@@ -189,6 +191,7 @@ impl From<MetaFigures> for FragmentFigures {
             files_given: pulls.given,
             files_deferred: pulls.deferred,
             redirected: pulls.redirected,
+            forwarded: counts.forwarded,
         }
     }
 }

@@ -122,6 +122,7 @@ fn exposition_has_prometheus_format() {
         "espalier_misrouted_requests_total 0",
         "espalier_files_pulled_total 0",
         "espalier_redirected_requests_total 0",
+        "espalier_forwarded_requests_total 0",
     ] {
         assert!(text.lines().any(|each| each == line), "no {line} in:\n{text}");
     }

@@ -81,6 +81,11 @@ impl CallOutcomes {
     ) -> Option<(CallId, Nanos, Fate)> {
         let requested = self.requests.remove(&(client, rank, id))?;
         let call = (client, requested.call);
+        if let Ok(Reply::Forwarded { to, .. }) = result {
+            // The other server may execute it without another message of the client.
+            self.requests.insert((client, to.rank(), id.forwarded_by(rank)), requested);
+            return None;
+        }
         let fate = match result {
             // The client continues the operation.
             Ok(Reply::Made(_) | Reply::Unmeasured(..)) => Fate::Either,

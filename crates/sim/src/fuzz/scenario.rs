@@ -261,6 +261,7 @@ fn text(seed: u64, strip: u64, calm: u64, random: &mut Random) -> String {
     } else {
         String::new()
     };
+    let splits = splits + forwards(seed, may_split);
     if !settings.is_empty() || is_by_client || !splits.is_empty() {
         let _ = write!(text, "\n[policy]\n{settings}{creator}{splits}");
     }
@@ -279,6 +280,13 @@ fn by_requests(seed: u64) -> Option<String> {
     is_by_requests.then(|| {
         format!("dir_split = {WHOLE}\ndir_split_rate = {split}\ndir_merge = 100\ndir_merge_rate = {merge}\n")
     })
+}
+
+/// In half of the runs with partitioned directories servers forward requests. Uses a separate
+/// random generator, as [`by_requests`].
+fn forwards(seed: u64, may_split: bool) -> &'static str {
+    let mut random = Seed(seed).random("fuzz forwards", 0);
+    if may_split && random.random_range(0..2) == 0 { "dir_forward = true\n" } else { "" }
 }
 
 #[cfg(test)]

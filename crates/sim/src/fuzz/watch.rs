@@ -266,7 +266,10 @@ impl Observer for Eyes {
         let mut watch = self.0.borrow_mut();
         let client = client.0.checked_sub(FIRST_CLIENT).and_then(|index| u32::try_from(index).ok());
         let Some(client) = client else { return };
-        if let Some(call) = watch.calls_by_request.get(&(client, rank, id)).copied() {
+        let call = watch.calls_by_request.get(&(client, rank, id)).copied();
+        if let (Some(call), Ok(Reply::Forwarded { to, .. })) = (call, result) {
+            watch.calls_by_request.insert((client, to.rank(), id.forwarded_by(rank)), call);
+        } else if let Some(call) = call {
             let fails = watch.disks_fail && *result == Err(Errno::EIO);
             watch.checker.carried_out(now, ClientId(client.into()), call, fails);
             if watch.traced_writeback && watch.traced == Some((client, call)) {
@@ -295,8 +298,9 @@ impl Observer for Eyes {
         let checked = watch.balancer.as_mut().map_or(Ok(()), |checker| checker.arrives(now, message));
         watch.find_unbalanced(checked);
         if let (Some(client), Some(rank)) = (numbers.client_of(to), numbers.rank_of(from))
-            && let Message::FromServer(FromServer::Reply { id, .. }) = message
+            && let Message::FromServer(FromServer::Reply { id, result, .. }) = message
             && let Some(call) = watch.calls_by_request.remove(&(client, rank, *id))
+            && !matches!(result, Ok(Reply::Forwarded { .. }))
         {
             watch.checker.heard(ClientId(client.into()), call);
         }
