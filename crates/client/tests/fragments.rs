@@ -48,6 +48,8 @@ impl Machine {
                     Request::Lookup { dir: DIR, .. } if *number > 0 => fragments(numbers),
                     Request::Lookup { .. } => Reply::Absent { cacheable: false },
                     Request::Find { ino, .. } => Reply::Entry(entry(fragment(ino, 0, 2))),
+                    // There is no lease on the directory.
+                    Request::GetAttr { ino } => Reply::Attr(part(ino, version(numbers), 0, 2)),
                     other => panic!("{other:?}"),
                 };
                 machine.reply(0, Ok(reply));
@@ -59,11 +61,11 @@ impl Machine {
 
     fn call(&mut self, request: Request) {
         let call = Call::Request(request);
-        assert!(self.sessions.answer(0, &Caller::SERVER, &call).is_none(), "nothing is cached");
+        assert!(self.sessions.answer(self.now, &Caller::SERVER, &call).is_none(), "nothing is cached");
         self.calls += 1;
         let incoming = IncomingCall { call_id: self.calls, caller: Caller::SERVER, call, ticket: self.calls };
         let mut actions = Actions::default();
-        self.sessions.call(0, incoming, &mut actions);
+        self.sessions.call(self.now, incoming, &mut actions);
         self.take(actions);
     }
 
@@ -204,6 +206,8 @@ fn call_for_a_name_goes_to_the_fragment_that_has_it() {
     machine.expect(lookup(&name), Ok(fragments(&[1])));
     // Later replies may concern the fragment only if the client holds it.
     machine.expect(find(ONE), Ok(Reply::Entry(entry(fragment(ONE, 1, 2)))));
+    // Replies are cached if a lease covers the map.
+    machine.expect(Request::GetAttr { ino: DIR }, Ok(Reply::Attr(part(DIR, version(&[1]), 1, 2))));
     machine.expect(lookup_in(ONE, &name), Ok(Reply::Entry(file())));
     assert!(matches!(machine.answer(), Ok(Answer::Entry(found)) if found.attr.ino == FILE));
     // From here on the client knows the map.
@@ -240,6 +244,7 @@ fn rename_to_a_fragment_that_is_gone_asks_for_the_maps_of_both_directories() {
             Request::Lookup { dir: OTHER, .. } => reply(&map_of_other),
             Request::Lookup { .. } => Reply::Absent { cacheable: false },
             Request::Find { ino, .. } => Reply::Entry(entry(fragment(ino, 0, 2))),
+            Request::GetAttr { ino } => Reply::Attr(part(ino, map_of_other.version(), 0, 2)),
             other => panic!("{other:?}"),
         };
         machine.reply(0, Ok(reply));
@@ -629,6 +634,7 @@ fn reply_to_a_forwarded_request_comes_from_another_server() {
     // The map has come with the reply.
     machine.call(lookup(&file));
     machine.expect(find(TWO), Ok(Reply::Entry(entry(fragment(TWO, 1, 2)))));
+    machine.expect(Request::GetAttr { ino: DIR }, Ok(Reply::Attr(part(DIR, version(&[1, 2]), 1, 2))));
     machine.expect(lookup_in(TWO, &file), Ok(Reply::Absent { cacheable: true }));
 }
 
@@ -683,4 +689,33 @@ fn forwarded_request_is_lost_with_the_session_of_the_server_that_executes_it() {
     machine.sessions.ended(0, Rank(2), &mut actions);
     machine.take(actions);
     assert!(matches!(machine.answer(), Err(Errno::EIO)));
+}
+
+// ---- Leases on maps
+
+#[test]
+fn directory_without_a_lease_is_asked_once_a_second() {
+    let mut machine = Machine::with_map(&[1]);
+    let file = name_in(&map(&[1]), 1);
+    // Without the lease nothing in the directory is answered from the cache.
+    for (now, asks) in [(5000, true), (5999, false), (6000, true)] {
+        machine.now = now;
+        machine.call(lookup(&file));
+        if asks {
+            machine.expect(Request::GetAttr { ino: DIR }, Ok(Reply::Attr(part(DIR, version(&[1]), 1, 2))));
+        }
+        machine.expect(lookup_in(ONE, &file), Ok(Reply::Absent { cacheable: false }));
+        assert!(machine.answer().is_ok());
+    }
+    // A newer map is fetched at once.
+    machine.now = 7000;
+    machine.call(lookup(&file));
+    machine.expect(Request::GetAttr { ino: DIR }, Ok(Reply::Attr(part(DIR, version(&[1, 2]), 1, 2))));
+    machine.expect(Request::Fragments { dir: DIR }, Ok(fragments(&[1, 2])));
+    machine.expect(lookup_in(ONE, &file), Ok(Reply::Absent { cacheable: false }));
+    assert!(machine.answer().is_ok());
+}
+
+fn version(numbers: &[usize]) -> u32 {
+    map(numbers).version()
 }

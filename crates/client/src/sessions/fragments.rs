@@ -28,6 +28,8 @@ pub(super) struct KnownFragments {
     /// The directory of each fragment that is not the directory itself. Includes removed fragments,
     /// which calls may still name.
     dirs: HashMap<Ino, Ino, FxBuildHasher>,
+    /// When the home servers of directories whose maps were no longer certain were last asked, ms.
+    asked: HashMap<Ino, u64, FxBuildHasher>,
     /// Replies that sent a request to another fragment.
     redirects: u64,
 }
@@ -71,6 +73,15 @@ impl KnownFragments {
         self.maps.insert(dir, fragments);
     }
 
+    /// True if a directory's home server was not asked for a lease recently; it is now.
+    fn may_ask(&mut self, dir: Ino, now: u64) -> bool {
+        let may_ask = self.asked.get(&dir).is_none_or(|asked| now.saturating_sub(*asked) >= ASK_MS);
+        if may_ask {
+            self.asked.insert(dir, now);
+        }
+        may_ask
+    }
+
     /// Drops the maps of directories at a rank that may have lost changes of them.
     pub fn distrust(&mut self, rank: Rank) {
         self.maps.retain(|dir, _| dir.rank() != rank);
@@ -79,6 +90,7 @@ impl KnownFragments {
     /// Drops a directory's map. Returns the fragments that it has or had.
     fn forget(&mut self, dir: Ino) -> Vec<Ino> {
         self.maps.remove(&dir);
+        self.asked.remove(&dir);
         if self.dirs.is_empty() {
             return Vec::new();
         }
@@ -93,7 +105,7 @@ pub(super) enum FragmentWait {
     Nothing,
     /// A newer map; the call is then routed again.
     Map,
-    /// The attributes of the fragment that the call is routed to, with a lease on it.
+    /// The attributes of the fragment that the call is routed to, or of its directory, with a lease.
     Entry,
     /// The attributes of a directory: those of the fragments that remain are added to them.
     Sum(Box<FragmentSum>),
@@ -119,6 +131,9 @@ pub(super) struct FragmentSum {
     before: Vec<Attr>,
     rounds: u8,
 }
+
+/// Minimum interval in ms between requests for a lease on a directory's map: there may be none.
+const ASK_MS: u64 = 1000;
 
 /// Maximum number of rounds of a sum; then the directory changes all the time.
 const MOST_ROUNDS: u8 = 8;
@@ -215,19 +230,25 @@ impl<T> Sessions<T> {
         }
     }
 
-    /// Requests the fragment that a call is routed to, if the client does not hold it; otherwise
-    /// returns the call.
+    /// Requests the fragment that a call is routed to, if the client does not hold it, or the
+    /// directory, if the client has no lease that covers its map; otherwise returns the call.
     pub(super) fn enter_fragment(
         &mut self,
         now: u64,
         mut pending: PendingCall<T>,
         actions: &mut Actions<T>,
     ) -> Option<PendingCall<T>> {
-        let fragment = self.routed_fragment(&mut pending.incoming.call);
-        let Some(ino) = fragment.filter(|ino| !self.cache.holds(*ino)) else { return Some(pending) };
+        let Some(fragment) = self.routed_fragment(&mut pending.incoming.call) else { return Some(pending) };
+        let dir = self.fragments.whole(fragment);
+        let request = if !self.cache.holds(fragment) {
+            Request::Find { ino: fragment, kind: Some(FileType::Directory), open: None }
+        } else if !self.knows_fragments(dir, now) && self.fragments.may_ask(dir, now) {
+            Request::GetAttr { ino: dir }
+        } else {
+            return Some(pending);
+        };
         pending.call_state.fragment_wait = FragmentWait::Entry;
-        let find = Request::Find { ino, kind: Some(FileType::Directory), open: None };
-        self.ask_for(now, pending, find, actions);
+        self.ask_for(now, pending, request, actions);
         None
     }
 
@@ -268,6 +289,17 @@ impl<T> Sessions<T> {
                 let term = Term { requested_at: pending.call_state.sent, left: lease };
                 self.cache.answered(&Call::Request(find), Some(&Answer::Entry(entry)), term, now);
                 self.restart(now, pending, actions);
+            }
+            (FragmentWait::Entry, Ok(Reply::Attr(attr))) => {
+                let get = Request::GetAttr { ino: attr.ino };
+                let term = Term { requested_at: pending.call_state.sent, left: lease };
+                self.cache.answered(&Call::Request(get), Some(&Answer::Attr(attr)), term, now);
+                let known = self.fragments.maps.get(&attr.ino);
+                if known.is_some_and(|known| known.map.version() != attr.map_version) {
+                    self.ask_for_map(now, pending, attr.ino, actions);
+                } else {
+                    self.restart(now, pending, actions);
+                }
             }
             (FragmentWait::Map, Err(errno)) => self.give_up(pending, errno, actions),
             // A lookup that confirms a rename is not repeated.
