@@ -64,12 +64,7 @@ fn seeds_for(what: Mutation) -> impl Iterator<Item = u64> {
 
 #[test]
 fn every_mutant_is_detected() {
-    detects(&[
-        Mutation::UnsetAttributes,
-        Mutation::KeptPermissions,
-        Mutation::RenumberedFragments,
-        Mutation::UninheritedSetting,
-    ]);
+    detects(&Mutation::ALL);
 }
 
 #[test]
