@@ -32,7 +32,7 @@ const OFFLOAD_MIN: u32 = 30_000;
 const SOURCES: u32 = 20_000;
 
 fn slow(setting: &Setting<'_>) -> u32 {
-    if setting.quick { 50 } else { 5 }
+    if setting.quick { 50 } else { 1 }
 }
 
 /// One run. `pin`: where directories are made.

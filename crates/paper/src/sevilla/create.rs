@@ -191,10 +191,10 @@ fn fill_and_spill(share: f64, busy: f64) -> String {
     format!("script = '''\n{text}'''")
 }
 
-/// Use of the processor with three clients, in percent, as Fig. 4.4 measures it.
+/// Use of the processor with three clients, in percent.
 fn busy(setting: &Setting<'_>, slow: u32) -> Result<f64, PaperError> {
     let slow = slow.max(10);
-    let ran = simulate_all(setting, &[cluster(1, 1, 3, "parent", slow) + &separate(slow)])?;
+    let ran = simulate_all(setting, &[cluster(1, 1, 3, "parent", slow) + &shared(slow)])?;
     Ok(100.0 * ran[0].report.servers[0].utilisation)
 }
 

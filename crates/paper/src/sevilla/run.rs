@@ -85,17 +85,19 @@ pub(super) fn model(slow: u32, client_us: f64) -> String {
     let smalls: String = smalls.iter().map(|work| format!("{work} = {small}\n")).collect();
     format!(
         "[model]\npreset = \"wu\"\ncreate = {create}\nrename = {create}\nremove = {remove}\n{smalls}entry = {}\nattributes = {}\n\
-         client = {}\n[network]\npreset = \"gigabit\"\nlatency = {}\n",
+         client = {}\n[network]\npreset = \"gigabit\"\nlatency = {}\n[disk]\nlatency = {}\nsync = {}\n",
         us(0.6),
         us(13.2),
         us(client_us),
-        us(50.0)
+        us(50.0),
+        us(80.0),
+        us(200.0)
     )
 }
 
 /// Computing time of a client for each request, in microseconds, that lets four clients use a rank
 /// fully when they make files (4.1.2.3).
-pub(super) const CLIENT_US: f64 = 650.0;
+pub(super) const CLIENT_US: f64 = 510.0;
 
 /// Limits of the engine for the thesis's balancers, which have none: a fragment may move on at each
 /// decision. More than 64 moves do not follow from a decision.
