@@ -113,13 +113,25 @@ fn minutes(ran: &Ran, count: u32) -> Vec<f64> {
     (0..count).map(in_minute).collect()
 }
 
-/// Name, initial placement, and policy with the interval of its decisions in seconds.
-const WAYS: [(&str, Placed, Option<(&str, u32)>); 5] = [
-    ("no balancing", Placed::ByTree, None),
-    ("adaptable, each 10 s", Placed::ByTree, Some(("adaptable", 10))),
-    ("adaptable, each 2 s", Placed::ByTree, Some(("adaptable", 2))),
-    ("best placement", Placed::Spread, None),
-    ("adaptable-requests, each 2 s", Placed::ByTree, Some(("adaptable-requests", 2))),
+/// A way to place the hot subtrees.
+#[derive(Clone, Copy)]
+struct PlacementWay {
+    name: &'static str,
+    initial: Placed,
+    /// A policy, and the interval of its decisions in seconds.
+    policy: Option<(&'static str, u32)>,
+}
+
+const WAYS: [PlacementWay; 5] = [
+    PlacementWay { name: "no balancing", initial: Placed::ByTree, policy: None },
+    PlacementWay { name: "adaptable, each 10 s", initial: Placed::ByTree, policy: Some(("adaptable", 10)) },
+    PlacementWay { name: "adaptable, each 2 s", initial: Placed::ByTree, policy: Some(("adaptable", 2)) },
+    PlacementWay { name: "best placement", initial: Placed::Spread, policy: None },
+    PlacementWay {
+        name: "adaptable-requests, each 2 s",
+        initial: Placed::ByTree,
+        policy: Some(("adaptable-requests", 2)),
+    },
 ];
 
 /// The runs with this many clients, in the order of [`WAYS`].
@@ -132,9 +144,9 @@ fn runs(setting: &Setting<'_>, clients: u32, slow: u32, count: u32) -> Result<Ve
         let cost = 100.0 / f64::from(slow);
         format!("[balancer]\npolicy = \"{policy}\"\nevery = \"{every} s\"\ncost_per_move = {cost:.1}\n")
     };
-    let run = |(_, placed, policy): (&str, Placed, Option<(&str, u32)>)| {
-        let text = text.clone() + &policy.map_or(String::new(), balancer);
-        simulate(setting, &text, vec![writers(clients, count, placed)], |_, _| {})
+    let run = |way: PlacementWay| {
+        let text = text.clone() + &way.policy.map_or(String::new(), balancer);
+        simulate(setting, &text, vec![writers(clients, count, way.initial)], |_, _| {})
     };
     WAYS.into_iter().map(run).collect()
 }
@@ -178,13 +190,13 @@ fn run(setting: &Setting<'_>) -> Result<ExperimentResult, PaperError> {
         let runs = runs(setting, clients, slow, count)?;
         let rates: Vec<Vec<f64>> = runs.iter().map(|ran| minutes(ran, count)).collect();
         result.claims.extend(claims(clients, &rates));
-        for ((way, ..), rates) in WAYS.iter().zip(&rates) {
+        for (way, rates) in WAYS.iter().zip(&rates) {
             let rates: Vec<String> = rates.iter().map(|rate| format!("{rate:.1}")).collect();
-            rows.push(vec![clients.to_string(), (*way).to_owned(), rates.join(" ")]);
+            rows.push(vec![clients.to_string(), way.name.to_owned(), rates.join(" ")]);
         }
-        let lines = WAYS.iter().zip(&runs).map(|((way, ..), ran)| ran.throughput(*way)).collect();
+        let lines = WAYS.iter().zip(&runs).map(|(way, ran)| ran.throughput(way.name)).collect();
         result.charts.push(Chart { name, over: "seconds", quantity: "operations a second", lines });
-        let named = WAYS.iter().map(|(way, ..)| *way).zip(&runs);
+        let named = WAYS.iter().map(|way| way.name).zip(&runs);
         result.tables.push(Table { name: ["runs-8", "runs-16"][result.tables.len()], ..table(named) });
     }
     let columns = vec!["clients", "run", "operations a second in each minute"];
