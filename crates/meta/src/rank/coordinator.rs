@@ -37,7 +37,7 @@ pub(crate) struct Coordinator {
     move_lock: Option<TransactionId>,
     /// The lock of an inode at this rank that the operation holds.
     frozen: Option<Age>,
-    /// Where other ranks have said that inodes are.
+    /// Where inodes are, as other ranks have said; those that are not here are at home until then.
     located: Vec<(Ino, Rank)>,
     /// Times that the operation has started over because other ranks' answers were outdated.
     surprises: u32,
@@ -71,6 +71,10 @@ impl Cx<'_> {
     pub(crate) fn located(&self, ino: Ino) -> Option<Rank> {
         let located = &self.coordinator.as_ref()?.located;
         located.iter().rev().find(|(one, _)| *one == ino).map(|(_, at)| *at)
+    }
+
+    pub(crate) fn note_location(&mut self, ino: Ino, at: Rank) {
+        self.coordinator().located.push((ino, at));
     }
 
     /// The caller with all its groups, which other ranks cannot query.
@@ -113,8 +117,8 @@ impl Meta {
                 Some(PeerAnswer::Refused(errno)) => Err((*errno).into()),
                 Some(PeerAnswer::Changed) => Err(Errno::EAGAIN.into()),
                 Some(PeerAnswer::Relocated { ino, at }) => {
-                    let located = (*ino, *at);
-                    cx.coordinator().located.push(located);
+                    let (ino, at) = (*ino, *at);
+                    cx.note_location(ino, at);
                     Err(Errno::EAGAIN.into())
                 }
                 Some(answer) => Ok(answer.clone()),
@@ -176,8 +180,8 @@ impl Meta {
                 Some(PeerAnswer::Refused(errno)) => refused = refused.or(Some(*errno)),
                 Some(PeerAnswer::Changed) => return Err(Errno::EAGAIN.into()),
                 Some(PeerAnswer::Relocated { ino, at }) => {
-                    let located = (*ino, *at);
-                    cx.coordinator().located.push(located);
+                    let (ino, at) = (*ino, *at);
+                    cx.note_location(ino, at);
                     return Err(Errno::EAGAIN.into());
                 }
                 Some(_) => is_busy = true,

@@ -215,7 +215,11 @@ impl State {
 
     /// A home has dropped its records of these inodes.
     pub(crate) fn apply_freed_heard(&mut self, home: Rank, inodes: &[Ino]) {
-        self.change_freed(home, |freed| freed.inodes.retain(|ino| !inodes.contains(ino)));
+        self.change_freed(home, |freed| {
+            for ino in inodes {
+                freed.inodes.remove(ino);
+            }
+        });
     }
 
     fn change_freed(&mut self, home: Rank, change: impl FnOnce(&mut FreedNumbers)) {
@@ -254,7 +258,12 @@ impl Meta {
         // The record of its place says if it is here.
         let stop = wait_record(InoRecord::Place, ino);
         match &stop {
-            Stop::Wait(Wait::Load(load)) if cx.loaded == Some(load) => Ok(ino.rank()),
+            Stop::Wait(Wait::Load(load)) if cx.loaded == Some(load) => {
+                // Not loaded again when the operation starts over: it would never find that
+                // another record is missing.
+                cx.note_location(ino, ino.rank());
+                Ok(ino.rank())
+            }
             _ => Err(stop),
         }
     }
