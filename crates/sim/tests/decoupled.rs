@@ -83,6 +83,9 @@ struct Script {
     acts: Receiver<Act>,
 }
 
+/// Names and inodes of a directory.
+type Entries = Vec<(Vec<u8>, Ino)>;
+
 /// The other side of a [`Script`]. `None` ends the program: the run is over.
 struct Steps {
     acts: Sender<Act>,
@@ -161,14 +164,14 @@ impl Steps {
         })
     }
 
-    fn list(&mut self, dir: Ino) -> Option<Result<Vec<(Vec<u8>, Ino, FileType)>, Errno>> {
+    fn list(&mut self, dir: Ino) -> Option<Result<Entries, Errno>> {
         let (mut all, mut after) = (Vec::new(), 0);
         loop {
             match self.ask(Request::ReadDir { dir, after, limit: 100, plus: false })? {
                 Ok(Answer::Listing { entries, end, .. }) => {
                     after = entries.last().map_or(after, |last| last.cursor);
                     let is_end = end || entries.is_empty();
-                    all.extend(entries.into_iter().map(|entry| (entry.name.to_vec(), entry.ino, entry.kind)));
+                    all.extend(entries.into_iter().map(|entry| (entry.name.to_vec(), entry.ino)));
                     if is_end {
                         return Some(Ok(all));
                     }
@@ -348,10 +351,10 @@ fn worker(steps: &mut Steps, shared: &SharedState, job: usize) -> Option<()> {
         }
         let is_last = number + 1 == count;
         if is_last || steps.random.random_range(0..6) == 0 {
-            if let Some(ino) = file {
-                if let Err(errno) = steps.ask(Request::Fsync { ino })? {
-                    shared.violated(format!("job {job} cannot sync: {errno}"));
-                }
+            if let Some(ino) = file
+                && let Err(errno) = steps.ask(Request::Fsync { ino })?
+            {
+                shared.violated(format!("job {job} cannot sync: {errno}"));
             }
             shared.lock().jobs[job].synced = number + 1;
         }
@@ -538,7 +541,7 @@ fn check(
         match steps.list(at)? {
             Ok(listed) => {
                 let listed = listed.into_iter().filter(|(name, ..)| *name != *OTHER.as_bytes());
-                let found: BTreeSet<_> = listed.map(|(name, ino, _)| (name, ino)).collect();
+                let found: BTreeSet<_> = listed.collect();
                 if found != *entries {
                     return Some(Err(format!("directory {dir} has {found:?} instead of {entries:?}")));
                 }
