@@ -98,7 +98,7 @@ fn fragments_split_because_of_requests() {
         }
     });
     eprintln!("{splits:?} fragments because of requests");
-    assert!(splits.into_inner() > 20);
+    assert!(splits.into_inner() > 10);
     detects(&[Mutation::OverstatedRate]);
 }
 
