@@ -404,7 +404,8 @@ impl Check {
                     let (counted, found) = (record.partitions, self.partitions);
                     self.find(None, format!("{counted} fragments are recorded, {found} found"));
                 }
-                if !record.has_relocated && !(self.relocations.is_empty() && self.adopted.is_empty()) {
+                let has_none = self.relocations.is_empty() && self.adopted.is_empty();
+                if !record.has_relocated && !has_none {
                     self.find(None, "the super record does not say that inodes are relocated".into());
                 }
                 let last = inos.iter().rfind(|ino| ino.rank() == self.rank);

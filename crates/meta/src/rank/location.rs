@@ -5,7 +5,6 @@
 //! Invariants: an inode is at one rank; a transaction that moves it changes the record too; a
 //! remote dentry says where its inode is. Directories are always at home.
 
-use alloc::boxed::Box;
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 
@@ -86,7 +85,7 @@ pub struct WholeFile {
     /// The stored bytes of a stuffed file.
     #[serde(with = "serde_bytes")]
     pub bytes: Vec<u8>,
-    pub xattrs: Vec<(Box<[u8]>, Box<[u8]>)>,
+    pub xattrs: Xattrs,
 }
 
 impl State {
