@@ -370,7 +370,7 @@ fn remote_inode_that_has_moved_is_found_and_the_name_is_not_requested_again() {
         panic!("{:?}", actions.frontend)
     };
     assert!(found.name_leased);
-    // What the server is told of the inode goes to where it is.
+    // Notifications about the inode go to the rank that has it.
     let mut actions = Actions::default();
     sessions.cache().recall(THERE);
     sessions.send_forgets(&mut actions);

@@ -482,8 +482,8 @@ pub struct Super {
     pub partitions: u64,
     /// Directory records that have begun to cede names to another.
     pub ceding: Vec<Ino>,
-    /// Inodes may be at another rank than that of their number: those of this rank's numbers
-    /// elsewhere, or others here.
+    /// Inodes may be at another rank than that of their number: inodes of this home at another, or
+    /// others here.
     pub has_relocated: bool,
     /// Directory records that may have names of files at other ranks, which are to move here.
     pub pulling: Vec<Ino>,

@@ -306,7 +306,7 @@ pub enum Request {
     Transfer {
         dir: Ino,
     },
-    /// Move files of other ranks to their names in a directory record. Internal to the server; never
+    /// Move files of other ranks to their names in a directory record. Internal to a server, never
     /// answered.
     Pull {
         dir: Ino,

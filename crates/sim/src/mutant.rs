@@ -2,23 +2,25 @@
 //! mutant changes messages and I/O between machines and drivers, so the machines contain no code
 //! for it.
 
+mod fragments;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use espalier_balancer::MetricsSnapshot;
 use espalier_meta::{
-    Body, Edit, Event, InoRecord, Inode, Io, IoDone, Load, Partition, PeerMessage, Question, SplitCause,
-    StreamCall, StreamDone, TransactionId,
+    Edit, Event, InoRecord, Io, IoDone, Load, PeerMessage, Question, StreamCall, StreamDone, TransactionId,
 };
 use espalier_policy::Key;
 use espalier_proto::{
-    Attr, Caller, DataReply, DataRequest, Errno, FileType, FragmentMap, FromClient, FromData, FromServer,
-    Ino, Lease, Position, Reply, Request, RequestId, SetAttr, ToData, Touched,
+    Attr, Caller, DataReply, DataRequest, Errno, FileType, FromClient, FromData, FromServer, Ino, Lease,
+    Position, Reply, Request, RequestId, SetAttr, ToData, Touched,
 };
 
 use crate::check::CAPABILITY;
 use crate::message::Message;
 use crate::observe::{Arrival, FailoverStep, Mutator, Node};
+use fragments::{overstate_rate, renumbered};
 
 /// The fault of a mutant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -422,19 +424,11 @@ impl Mutator for Mutant {
             (Mutation::UncountedUsage, Message::Peer(PeerMessage::Usage { last, .. })) => {
                 Arrival::Answered(Message::Peer(PeerMessage::Counted { last, limits: Vec::new() }))
             }
-            (
-                Mutation::RepeatedForward,
-                Message::Peer(PeerMessage::Forward { client, id, below, caller, request, time }),
-            ) => {
-                let id = RequestId(id.0 ^ 1 << 40);
-                Arrival::Taken(Message::Peer(PeerMessage::Forward {
-                    client,
-                    id,
-                    below,
-                    caller,
-                    request,
-                    time,
-                }))
+            (Mutation::RepeatedForward, Message::Peer(mut message)) => {
+                if let PeerMessage::Forward { id, .. } = &mut message {
+                    id.0 ^= 1 << 40;
+                }
+                Arrival::Taken(Message::Peer(message))
             }
             (Mutation::UnreportedQuota, Message::Peer(PeerMessage::Counted { last, .. })) => {
                 Arrival::Taken(Message::Peer(PeerMessage::Counted { last, limits: Vec::new() }))
@@ -659,15 +653,6 @@ fn is_limit(name: &[u8]) -> bool {
     *name == *b"user.espalier.quota.max_files"
 }
 
-fn overstate_rate(inode: &mut Inode) {
-    if let Body::Directory(directory) = &mut inode.body
-        && let Some(Partition::Fragment { cause: Some(SplitCause::Requests { rate, .. }), .. }) =
-            directory.partition.as_deref_mut()
-    {
-        *rate *= 1000;
-    }
-}
-
 /// The mask of a list in the kernel's encoding.
 fn mask(list: &[u8]) -> Option<u32> {
     let entry = list.get(4..)?.chunks_exact(8).find(|entry| entry[0] == 16)?;
@@ -698,16 +683,4 @@ fn changed(frame: &[u8], change: impl Fn(&mut Event)) -> Vec<u8> {
         rest = later;
     }
     changed
-}
-
-/// The map of a directory as if all its servers had been there from the start.
-fn renumbered(map: &FragmentMap) -> FragmentMap {
-    let ranks = map.servers() as u16;
-    let list = FragmentMap::new(map.dir(), ranks);
-    if (0..ranks.into()).all(|at| list.rank(at) == map.rank(at)) {
-        return map.clone();
-    }
-    let number_of = |rank| (0..ranks.into()).find(|at| list.rank(*at) == rank);
-    let fragments = map.fragments().filter_map(|(number, ino)| Some((number_of(map.rank(number))?, ino)));
-    FragmentMap::with_fragments(map.dir(), ranks, &fragments.collect())
 }

@@ -28,7 +28,7 @@ pub(super) struct KnownFragments {
     /// The directory of each fragment that is not the directory itself. Includes removed fragments,
     /// which calls may still name.
     dirs: HashMap<Ino, Ino, FxBuildHasher>,
-    /// When the home servers of directories whose maps were no longer certain were last asked, ms.
+    /// When the home servers of directories whose maps no lease covered were last asked, in ms.
     asked: HashMap<Ino, u64, FxBuildHasher>,
     /// Replies that sent a request to another fragment.
     redirects: u64,
@@ -105,7 +105,8 @@ pub(super) enum FragmentWait {
     Nothing,
     /// A newer map; the call is then routed again.
     Map,
-    /// The attributes of the fragment that the call is routed to, or of its directory, with a lease.
+    /// The attributes of the fragment that the call is routed to, or of its directory, with a
+    /// lease.
     Entry,
     /// The attributes of a directory: those of the fragments that remain are added to them.
     Sum(Box<FragmentSum>),

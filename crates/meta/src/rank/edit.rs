@@ -49,7 +49,7 @@ pub enum Edit {
     AcceptNames { fragment: Ino, hashes: (u64, u64), names: Vec<FragmentName> },
     /// One name of each of these inodes of a rank goes from a fragment to another.
     MoveNames { from: Ino, to: Ino, at: Rank, inodes: Vec<Ino> },
-    /// Files of a rank, each with its only name in `dir`, go to the rank of that name. If their rank
+    /// Files of a rank, each with its only name in `dir`, go to that name's rank. If their own
     /// is their home, it records that.
     GiveFiles { at: Rank, dir: Ino, inodes: Vec<Ino> },
     /// Files with these names in `dir` come from another rank.
