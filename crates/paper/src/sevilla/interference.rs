@@ -142,11 +142,8 @@ fn group(clients: u32, size: JobSize, interferes: bool, ends: &EndTimes) -> Proc
 
 /// The scenario of a job. One client more than creators interferes, or does nothing.
 fn scenario(clients: u32, size: JobSize, settings: &str) -> String {
-    // The disk's latency and sync.
-    let [latency, sync] = [80, 200].map(|micros| micros * size.slow);
     format!(
-        "[cluster]\nclients = {}\nwriteback = false\n{settings}[output]\nseries = \"5 s\"\n[disk]\nlatency = \"{latency} us\"\n\
-         sync = \"{sync} us\"\n{}",
+        "[cluster]\nclients = {}\nwriteback = false\n{settings}[output]\nseries = \"5 s\"\n{}",
         clients + 1,
         model(size.slow, CLIENT_US)
     )
