@@ -335,7 +335,7 @@ refused 'restricted to' "$bin" mount "$url" "$b" -o "credentials=$work/cluster/c
 "$bin" mount "$url" "$b" -o "credentials=$credentials" --log-file "$work/b.log"
 
 section 'unmounting ends the session'
-has_sessions() { grep -q "\"sessions\":$1[,}]" <<< "$("$bin" status "$work/cluster/server-0/store" --json)"; }
+has_sessions() { grep -q "\"sessions\":$1," <<< "$("$bin" status "$work/cluster/server-0/store" --json)"; }
 until_true has_sessions 2
 umount "$b"
 # The client ends its session, which does not have to expire.

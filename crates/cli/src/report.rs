@@ -4,11 +4,21 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
-use espalier_runtime::RanksStatus;
+use espalier_runtime::{RanksStatus, Status};
+use serde::Serialize;
 
 use crate::args::StatusArgs;
 use crate::namespace_status::NamespaceStatus;
 use crate::{cluster, table};
+
+/// What `espalier status --json` prints of a store.
+#[derive(Serialize)]
+struct StatusReport<'a> {
+    #[serde(flatten)]
+    status: &'a Status,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    namespace: Option<NamespaceStatus>,
+}
 
 pub(crate) fn status(args: &StatusArgs) -> Result<ExitCode> {
     let store = store_of(&args.source)?.unwrap_or_else(|| args.source.clone());
@@ -21,11 +31,7 @@ pub(crate) fn status(args: &StatusArgs) -> Result<ExitCode> {
     let status = espalier_runtime::status_of(&args.rados.locate(&store)?)?;
     let namespace = NamespaceStatus::of(&store, &status)?;
     if args.json {
-        let mut json = serde_json::to_value(&status)?;
-        if let Some(namespace) = &namespace {
-            json["namespace"] = serde_json::to_value(namespace)?;
-        }
-        println!("{json}");
+        println!("{}", serde_json::to_string(&StatusReport { status: &status, namespace })?);
         return Ok(ExitCode::SUCCESS);
     }
     println!("store       {}", store.display());
