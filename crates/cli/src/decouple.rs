@@ -55,7 +55,7 @@ pub struct DecoupleArgs {
     pub command: Vec<OsString>,
 }
 
-/// What is decoupled, and where its namespace is.
+/// A decoupled directory, and the place of its namespace.
 pub(crate) struct DecoupledPath {
     path: PathBuf,
     store: PathBuf,

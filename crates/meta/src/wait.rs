@@ -261,7 +261,7 @@ impl Meta {
     }
 }
 
-/// What follows if a record does not exist.
+/// The step after a load that has found no record.
 enum Missing {
     Nowhere,
     /// It belongs to an inode that is not here. The rank knows where it is.

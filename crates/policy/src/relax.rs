@@ -79,7 +79,7 @@ pub struct Bound {
     /// The most inode numbers of a namespace.
     allocated_inodes: Option<NonZeroU32>,
     interfere: Option<Interference>,
-    /// What the directory's own `relax` may name.
+    /// The settings that the directory's own `relax` may name.
     relax: Relax,
 }
 

@@ -1,4 +1,4 @@
-//! What clients know of inodes: recalls, and what they reclaim after a restart of their server.
+//! Inodes as clients know them: recalls, and what clients reclaim after a restart of their server.
 
 use serde::{Deserialize, Serialize};
 

@@ -64,7 +64,7 @@ pub struct DecisionRequest {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BalancerDecision {
     pub verdict: Verdict,
-    /// What the engine's limits hold back of that which the policy has move. Empty: nothing.
+    /// The moves of the policy that the engine's limits hold back. Empty: none.
     pub held_back: String,
     /// State for the next decision, in the driver's encoding.
     pub saved: Vec<u8>,

@@ -1,4 +1,4 @@
-//! What mutants change in fragments of directories.
+//! Changes of mutants to fragments of directories.
 
 use espalier_meta::{Body, Inode, Partition, SplitCause};
 use espalier_proto::FragmentMap;
