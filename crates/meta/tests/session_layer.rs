@@ -301,11 +301,13 @@ fn restricted_client_sees_nothing_above_its_root() {
     let guest = subtree("/projects/a");
     server.connect(ONE, &Rights::default()).unwrap();
     assert_eq!(server.connect(OTHER, &guest), Err(Refused::Subtree(Errno::ENOENT)));
+    // It leaves no session behind, which others would wait for.
+    assert_eq!(server.session_layer.meta().figures().sessions, 1);
     let projects = server.make(ONE, Ino::ROOT, "projects", NewNode::Directory);
     let root = server.make(ONE, projects, "a", NewNode::Directory);
     let inside = server.make(ONE, root, "inside", NewNode::Directory);
-    // Its session existed already.
     assert_eq!(server.connect(OTHER, &guest), Ok(root));
+    // Its session exists already.
     assert_eq!(server.connect(OTHER, &guest), Ok(root));
     server.ask_as(OTHER, &guest, lookup(root, "inside")).unwrap();
     for dir in [root, inside] {

@@ -56,6 +56,8 @@ pub struct SessionLayer {
 #[derive(Debug)]
 struct Entering {
     path: Box<[Name]>,
+    /// It has asked for a new session, which ends if the directory cannot be entered.
+    is_new: bool,
     /// It has a session, and the lookup of the directory is in progress.
     is_connected: bool,
 }
@@ -152,7 +154,7 @@ impl SessionLayer {
     ) {
         if let Some(subtree) = &rights.subtree {
             let path = subtree.path().into();
-            self.entering.entry(client).or_insert(Entering { path, is_connected: false });
+            self.entering.entry(client).or_insert(Entering { path, is_new: !resumes, is_connected: false });
         }
         self.input(now, Input::Connect { client, leases, resumes });
         self.input(now, Input::Accesses { client, accesses });
@@ -253,7 +255,7 @@ impl SessionLayer {
             } else if let Some(connected) = self.out.connected.pop() {
                 self.connected(now, connected);
             } else if let Some((client, entered)) = self.out.entered.pop() {
-                self.entered(client, entered);
+                self.entered(now, client, entered);
             } else {
                 break;
             }
@@ -351,10 +353,13 @@ impl SessionLayer {
         }
     }
 
-    fn entered(&mut self, client: ClientId, entered: Result<(), Errno>) {
-        if let Some(Entering { is_connected: true, .. }) = self.entering.remove(&client) {
+    fn entered(&mut self, now: Now, client: ClientId, entered: Result<(), Errno>) {
+        if let Some(Entering { is_connected: true, is_new, .. }) = self.entering.remove(&client) {
             let root = self.meta.root_of(client).unwrap_or(Ino::ROOT);
             self.routed.connected.push((client, entered.map(|()| root).map_err(Refused::Subtree)));
+            if entered.is_err() && is_new {
+                self.meta.on(now, Input::Leave { client }, &mut self.out);
+            }
         }
     }
 
