@@ -76,7 +76,7 @@ mount_of "$cluster" "$a"
     mkdir spread/below
     touch -d '2001-02-03 04:05:06.123456789' no_metafile/1 no_metafile/empty1 striped/1 striped/empty1 made/1
     head -c 3000000 /dev/urandom > big
-    truncate -s 1G sparse
+    truncate -s 100M sparse
     printf end >> sparse
     ln big links/big
     ln docs/format.md links/format

@@ -14,7 +14,7 @@ cd "$(dirname "$0")/.."
 BUILD=$(realpath "${BUILD:-target/release}")
 bin=$BUILD/espalier
 power=$BUILD/espalier-powerloss
-points=${POINTS:-20}
+points=${POINTS:-10}
 seed=${SEED:-1}
 
 export RUST_BACKTRACE=0 # failed checks need no backtrace

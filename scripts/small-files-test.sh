@@ -3,7 +3,7 @@
 # combination and while servers are killed, and leave no unreferenced files.
 #
 # SOAK=1 runs pjdfstest and all conformance cases under every technique, instead of the two most
-# different ones.
+# different ones, and the cases that create hundreds of files.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 BUILD=$(realpath "${BUILD:-target/release}")
@@ -89,7 +89,12 @@ is "$(cat "$b/precreated/linked")" 'striped 1'
 section 'POSIX'
 mapfile -t cases < <(without_large_cases "$conformance")
 whole='precreated baseline'
-[ -z "${SOAK:-}" ] || whole='striped precreated client baseline announced'
+if [ -n "${SOAK:-}" ]; then
+    whole='striped precreated client baseline announced'
+else
+    # Hundreds of creates at half a second each without optimisations; other tests have them on other mounts.
+    mapfile -t cases < <(printf '%s\n' "${cases[@]}" | grep -Ev 'many_small_files|_while_|same_names|outlive_the_cache')
+fi
 for dir in $whole; do
     mkdir "$a/$dir/conformance"
     "$conformance" "$a/$dir/conformance" "${cases[@]}" > "$work/conformance" || true
