@@ -28,6 +28,20 @@ pub enum Values {
     Bound,
 }
 
+impl Values {
+    /// Texts of the type, for tests; one at least is not a setting's default.
+    pub fn examples(self) -> &'static [&'static str] {
+        match self {
+            Self::UpTo(_) => &["2"],
+            Self::Words(words) => words,
+            Self::DistParams => &["strip_size:1M"],
+            Self::Pin => &["0", "1", "2", "distributed", "parent", "off"],
+            Self::Relax => &["all", "none", "consistency", "durability,interfere"],
+            Self::Bound => &["relax:all", "durability:local;relax:all", "interfere:block;relax:none"],
+        }
+    }
+}
+
 impl fmt::Display for Values {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

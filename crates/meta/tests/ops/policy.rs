@@ -1,5 +1,5 @@
 use espalier_meta::{Acknowledge, Config, DECOUPLE, Decouple, encode};
-use espalier_policy::{Key, Values};
+use espalier_policy::Key;
 use espalier_proto::*;
 
 use crate::harness::{Harness, ROOT_CALLER, config, everywhere, name, under_faults, user};
@@ -150,13 +150,9 @@ fn directories_inherit_policy_and_files_keep_theirs() {
 
 #[test]
 fn every_setting_is_inherited_and_outlasts_crashes() {
-    let sample = |key: Key| match key.values() {
-        Values::UpTo(_) => "2",
-        Values::Words(words) => words.iter().find(|word| **word != key.default_text()).unwrap(),
-        Values::DistParams => "strip_size:1M",
-        Values::Pin => "2",
-        Values::Relax => "none",
-        Values::Bound => "durability:local;relax:all",
+    let sample = |key: Key| {
+        let is_set = |text: &&&str| **text != key.default_text();
+        *key.values().examples().iter().find(is_set).unwrap()
     };
     let mut fs = Harness::with(Config { acknowledge: Acknowledge::Durable, ..config() });
     for key in Key::ALL {

@@ -53,18 +53,6 @@ impl Live {
         match key.values() {
             _ if random.random_range(0..30) == 0 => "perhaps".into(),
             Values::UpTo(most) => random.random_range(1..=most.min(4)).to_string(),
-            Values::Pin => {
-                ["0", "1", "2", "distributed", "parent", "off"].choose(random).map_or("", |word| *word).into()
-            }
-            Values::Words(words) => words.choose(random).map_or("", |word| *word).into(),
-            Values::Relax => ["all", "none", "consistency", "durability,interfere"]
-                .choose(random)
-                .map_or("", |text| *text)
-                .into(),
-            Values::Bound => ["relax:all", "durability:local;relax:all", "interfere:block;relax:none"]
-                .choose(random)
-                .map_or("", |text| *text)
-                .into(),
             // Shares are whole strips, since a strip is written atomically.
             Values::DistParams if random.random() => {
                 format!("strip_size:{}", self.strip * random.random_range(1..=3))
@@ -73,6 +61,7 @@ impl Live {
                 let share = |random: &mut Random| self.strip * random.random_range(1..=2);
                 format!("strips:0:{};1:{};0:{}", share(random), share(random), share(random))
             }
+            values => values.examples().choose(random).map_or("", |text| *text).into(),
         }
     }
 }
