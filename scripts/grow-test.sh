@@ -1,6 +1,6 @@
 #!/bin/bash
-# grow-test.sh: metadata servers join a cluster while two mounts use it; directories made before get
-# fragments there.
+# grow-test.sh: metadata servers join a cluster while two mounts use it, and leave it; directories
+# made before get fragments at a new rank.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 BUILD=$(realpath "${BUILD:-target/release}")
@@ -124,6 +124,55 @@ make_files "$a/pinned" 20 a
 until_true has_ranks "$b/pinned" '[4]'
 check_files pinned 20 a
 check_files full 400 a
+
+section 'metadata servers leave a cluster in use, and others have their ranks'
+remove() { "$bin" cluster remove "$cluster" "$@" < /dev/null 8>&- 9<&-; }
+refused 'the numbers are 0, 1, 2, 3, 4' remove --server 7
+refused 'is the one to be removed' remove --server 3 --to 3
+exec 8>> "$a/pinned/open" 9< "$b/full/a-2"
+flock 8
+use_mount "$b/base" & user=$!
+sed -i 's/^listen/# A comment.\nlisten/' "$cluster/server-0/server.toml"
+remove --server 3 > "$work/removed"
+is "$(cat "$work/removed")" "the server of $cluster/server-0 has the ranks 3"$'\n'"$cluster/server-3 is removed"
+[ ! -e "$cluster/server-3" ] || fail 'a removed server is there'
+grep -q '^# A comment.$' "$cluster/server-0/server.toml"
+check_files full 400 a
+make_files "$b/full" 100 d
+check_files full 100 d
+# This one is a data server, too, and stays one.
+remove --server 1 --to 2 > "$work/removed"
+grep -q "$cluster/server-1 is only a data server now" "$work/removed"
+is "$("$bin" cluster status "$cluster" | cut -d' ' -f1,3 | tr '\n' ' ')" 'server-0 meta+data server-1 data server-2 meta server-4 meta '
+cmp "$a/base/big" "$b/base/big"
+stop_use "$user"
+if flock --nonblock "$b/pinned/open" true; then fail 'a lock is lost'; fi
+echo last >&8
+is "$(cat "$b/pinned/open")" last
+is "$(cat <&9)" 'a 2'
+exec 8>&- 9<&-
+check_files full 400 a
+# The removal of a server that does not run was interrupted.
+umount "$a" "$b"
+"$bin" cluster down "$cluster"
+"$bin" cluster fsck "$cluster" > "$work/fsck"
+mv "$cluster/server-4/store" "$cluster/server-2/rank-4"
+remove --server 4 --to 2 > "$work/removed"
+up
+mount_at "$a"
+mount_at "$b"
+# A server with three ranks leaves.
+remove --server 2 > "$work/removed"
+grep -q 'has the ranks' "$work/removed"
+is "$("$bin" cluster status "$cluster" --json | jq -c '[.servers[0].stores[].ranks.rank] | sort')" '[0,1,2,3,4]'
+"$bin" subtree move "$a/pinned" --to 1 > /dev/null
+check_files pinned 20 a
+check_files full 400 a
+check_files full 100 d
+cmp "$a/base/big" "$b/base/big"
+refused 'the only metadata server' remove --server 0
+add > "$work/added"
+is "$(cat "$work/added")" "rank 5 has joined: $cluster/server-2"
 
 section 'a cluster of one server gets a second one'
 umount "$a" "$b"

@@ -8,7 +8,7 @@ use espalier_runtime::{RadosAccess, StoreLocation};
 
 use crate::balancer::BalancerArgs;
 use crate::bench::{BenchArgs, FloorArgs};
-use crate::cluster::AddArgs;
+use crate::cluster::{AddArgs, RemoveArgs};
 use crate::decouple::DecoupleArgs;
 use crate::journal::JournalArgs;
 use crate::list::LsArgs;
@@ -194,6 +194,9 @@ pub enum ClusterCommand {
     Init(InitArgs),
     /// Add a metadata server: the next rank. Servers and mounts that run go on, and hear of it.
     Add(AddArgs),
+    /// Remove a metadata server: another one takes over its ranks. Mounts go on; the calls of these
+    /// two servers wait for some seconds.
+    Remove(RemoveArgs),
     /// Make the credentials of another client.
     Client {
         /// The cluster's directory.

@@ -1,6 +1,8 @@
 //! `espalier cluster`: the files of a cluster, and its servers on this machine.
 
 mod add;
+mod edit;
+mod remove;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,9 +23,10 @@ use rustix::process::Signal;
 use crate::args::{ClusterCommand, InitArgs};
 use crate::background;
 use crate::copy;
-use crate::serve::{Config, DataEntry, MetaEntry, Role};
+use crate::serve::{Config, DataEntry, MetaEntry, Role, StorePaths};
 use crate::shared;
 pub use add::AddArgs;
+pub use remove::RemoveArgs;
 
 /// Configuration file in a server's directory.
 const CONFIG: &str = "server.toml";
@@ -40,6 +43,7 @@ pub(crate) fn cluster(command: &ClusterCommand) -> Result<ExitCode> {
     match command {
         ClusterCommand::Init(args) => init(args),
         ClusterCommand::Add(args) => add::add(args),
+        ClusterCommand::Remove(args) => remove::remove(args),
         ClusterCommand::Client { dir, name } => client(dir, name),
         ClusterCommand::Up { dir, servers } => up(dir, *servers),
         ClusterCommand::Down { dir } => down(dir),
@@ -81,9 +85,7 @@ fn init(args: &InitArgs) -> Result<ExitCode> {
         if let Some(authority) = &authority {
             issue_server(authority, &args.hosts, config, dir, &server)?;
         }
-        if config.has(Role::Meta) && config.shared().is_none() {
-            stores.push(server.join(&config.store));
-        }
+        stores.extend(config.rank_stores(&server));
         if config.has(Role::Data) {
             espalier_runtime::mkfs_data(&server.join(&config.data_store), ServerId(config.number))?;
         }
@@ -122,7 +124,7 @@ fn configs(args: &InitArgs) -> Result<Vec<Config>> {
         shared::locate(store)?;
         let config = |number| {
             let new = Config::new(address(number)?, args.insecure);
-            Ok(Config { number, store: store.into(), ..new })
+            Ok(Config { number, store: StorePaths::One(store.into()), ..new })
         };
         return (0..args.ranks + args.standbys).map(config).collect();
     }
@@ -219,8 +221,10 @@ struct RunningServer {
 }
 
 impl RunningServer {
-    fn of_own(status: Status) -> Self {
-        Self { pid: status.pid, url: status.url.clone(), stores: vec![status], shared: None }
+    /// `stores`: status of its stores, also if it does not run.
+    fn of_own(stores: Vec<Status>) -> Option<Self> {
+        let Status { pid, url, .. } = stores.iter().find(|status| status.url.is_some())?;
+        Some(Self { pid: *pid, url: url.clone(), stores, shared: None })
     }
 
     fn of_shared(status: ClusterStatus) -> Self {
@@ -308,14 +312,23 @@ impl ServerProcess {
         self.config.stores(&self.dir)
     }
 
+    /// The stores of its ranks, if they are its own.
+    fn rank_stores(&self) -> Vec<PathBuf> {
+        self.config.rank_stores(&self.dir)
+    }
+
     /// Status of the server if it runs; of its metadata store if it has one.
     fn running(&self) -> Result<Option<RunningServer>> {
         if self.config.shared().is_some() {
             return Ok(espalier_runtime::status_of_server(&self.dir).ok().map(RunningServer::of_shared));
         }
-        let Some(store) = self.stores().into_iter().next() else { return Ok(None) };
-        let status = Some(espalier_runtime::status_of(&store)?).filter(|status| status.url.is_some());
-        Ok(status.map(RunningServer::of_own))
+        let mut stores = self.rank_stores();
+        if stores.is_empty() {
+            stores = self.stores();
+        }
+        let status = |store: &PathBuf| espalier_runtime::status_of(store);
+        let stores = stores.iter().map(status).collect::<Result<Vec<_>, _>>()?;
+        Ok(RunningServer::of_own(stores))
     }
 
     /// Sends a signal to the server's process, if it runs.
@@ -326,6 +339,17 @@ impl ServerProcess {
         rustix::process::kill_process(pid, signal)
             .with_context(|| format!("cannot send a signal to the server of {}", self.dir.display()))?;
         Ok(true)
+    }
+
+    /// Stops the server, if it runs, after it has written everything out.
+    fn stop(&self) -> Result<()> {
+        if !self.signal(Signal::TERM)? {
+            return Ok(());
+        }
+        self.wait_for_end(|| match self.config.shared() {
+            Some(_) => Ok(self.running()?.is_some()),
+            None => Ok(self.stores().iter().any(|store| espalier_store::is_open(store))),
+        })
     }
 
     fn wait_for_end(&self, runs: impl Fn() -> Result<bool>) -> Result<()> {
@@ -449,9 +473,7 @@ fn down(dir: &Path) -> Result<ExitCode> {
         server.wait_for_end(|| Ok(server.running()?.is_some()))?;
     }
     for server in servers.iter().filter(|server| server.config.shared().is_none()) {
-        if server.signal(Signal::TERM)? {
-            server.wait_for_end(|| Ok(server.stores().iter().any(|store| espalier_store::is_open(store))))?;
-        }
+        server.stop()?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -463,15 +485,15 @@ pub(crate) fn offline_stores(dir: &Path) -> Result<ClusterStores> {
 
 /// All stores of a cluster.
 fn all_stores(servers: &[ServerProcess]) -> Result<ClusterStores> {
-    let of = |role: Role| servers.iter().filter(move |server| server.config.has(role));
-    let ranks = of(Role::Meta).map(|server| server.dir.join(&server.config.store)).collect::<Vec<_>>();
-    if ranks.is_empty() {
-        bail!("no metadata server");
-    }
+    let ranks: Vec<_> = servers.iter().flat_map(ServerProcess::rank_stores).collect();
     if servers.iter().any(|server| server.config.shared().is_some()) {
         bail!("the servers share a store: this is for clusters whose servers have stores of their own");
     }
-    let data = of(Role::Data)
+    if ranks.is_empty() {
+        bail!("no metadata server");
+    }
+    let data_servers = servers.iter().filter(|server| server.config.has(Role::Data));
+    let data = data_servers
         .map(|server| (ServerId(server.config.number), server.dir.join(&server.config.data_store)));
     Ok(ClusterStores { ranks, data: data.collect() })
 }
@@ -521,8 +543,7 @@ fn drain(dir: &Path, number: ServerId) -> Result<ExitCode> {
 
 fn resolve(dir: &Path, lost: Rank, yes: bool) -> Result<ExitCode> {
     let mut stores = Vec::new();
-    for server in servers(dir)?.iter().filter(|server| server.config.has(Role::Meta)) {
-        let store = server.dir.join(&server.config.store);
+    for store in servers(dir)?.iter().flat_map(ServerProcess::rank_stores) {
         match espalier_store::superblock::read(&store) {
             Ok(superblock) if superblock.rank == lost => {
                 bail!(
@@ -587,7 +608,7 @@ fn status(dir: &Path, json: bool) -> Result<ExitCode> {
 impl ServerProcess {
     fn json(&self, running: Option<&RunningServer>) -> serde_json::Value {
         let (dir, number, roles) = (&self.dir, self.config.number, self.roles());
-        // A server with a store of its own has one, others one for each rank that they hold.
+        // One for each rank that it has.
         let stores = running.map(|running| &running.stores);
         let status = stores.and_then(|stores| stores.first());
         serde_json::json!({
@@ -606,6 +627,9 @@ impl ServerProcess {
             print!("  standby");
         }
         for status in &running.stores {
+            if let Some(ranks) = status.ranks.as_ref().filter(|_| running.stores.len() > 1) {
+                print!("  rank {}:", ranks.rank);
+            }
             print!(
                 "  {} clients  {} inodes in use{}",
                 status.clients.unwrap_or_default(),

@@ -13,8 +13,8 @@ use espalier_meta::Rights;
 use espalier_net::{Limits, SealKey, Security};
 use espalier_proto::{Distribution, ServerId};
 use espalier_runtime::{
-    Access, DataRole, DataStore, MetaRole, OpenOptions, RankSource, ReadSettings, ServeOptions, Settings,
-    Striping,
+    Access, DataRole, DataStore, MetaRole, OpenOptions, OwnStore, RankSource, ReadSettings, ServeOptions,
+    Settings, Striping,
 };
 use serde::{Deserialize, Serialize};
 
@@ -62,6 +62,29 @@ pub(crate) struct MetaEntry {
     pub address: String,
 }
 
+/// Where the stores of a server's ranks are.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(untagged)]
+pub(crate) enum StorePaths {
+    One(PathBuf),
+    Several(Vec<PathBuf>),
+}
+
+impl Default for StorePaths {
+    fn default() -> Self {
+        Self::One(Config::STORE.into())
+    }
+}
+
+impl StorePaths {
+    fn as_slice(&self) -> &[PathBuf] {
+        match self {
+            Self::One(path) => std::slice::from_ref(path),
+            Self::Several(paths) => paths,
+        }
+    }
+}
+
 /// A server's configuration file. Paths are relative to the directory of the file.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -73,10 +96,10 @@ pub(crate) struct Config {
     pub roles: Vec<Role>,
     /// Address to listen on, as `HOST:PORT`.
     pub listen: String,
-    /// The metadata store, made by `espalier mkfs`; or `rados:POOL/NAMESPACE`, which all servers of
-    /// the cluster share.
-    #[serde(default = "Config::default_store")]
-    pub store: PathBuf,
+    /// The metadata store, or a list with one for each rank of the server; or
+    /// `rados:POOL/NAMESPACE`, which all servers of the cluster share.
+    #[serde(default)]
+    pub store: StorePaths,
     /// Address as `HOST:PORT` for clients and other servers, if they share the store; default:
     /// `listen`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -141,6 +164,9 @@ pub(crate) struct Config {
 }
 
 impl Config {
+    /// Default path of the metadata store.
+    pub(crate) const STORE: &str = "store";
+
     pub(crate) fn new(listen: String, insecure: bool) -> Self {
         Self {
             number: 0,
@@ -154,7 +180,7 @@ impl Config {
             address: None,
             listen,
             insecure,
-            store: Self::default_store(),
+            store: StorePaths::default(),
             credentials: Self::default_credentials(),
             sync: false,
             low_watermark: Self::default_low_watermark(),
@@ -181,10 +207,6 @@ impl Config {
 
     fn default_width() -> usize {
         8
-    }
-
-    fn default_store() -> PathBuf {
-        "store".into()
     }
 
     fn default_credentials() -> PathBuf {
@@ -230,6 +252,9 @@ impl Config {
         }
         if config.high_watermark == 0 {
             bail!("high_watermark in {} is at least 1", file.display());
+        }
+        if config.store.as_slice().is_empty() {
+            bail!("store in {} is a path, or a list of the paths of the server's ranks", file.display());
         }
         if config.roles.is_empty() {
             bail!("roles in {} are \"meta\", \"data\", or both", file.display());
@@ -296,14 +321,21 @@ impl Config {
 
     /// The store that all servers share; `None`: the server has its own.
     pub(crate) fn shared(&self) -> Option<&str> {
-        self.store.to_str().filter(|store| shared::is_shared(store) && self.has(Role::Meta))
+        let StorePaths::One(store) = &self.store else { return None };
+        store.to_str().filter(|store| shared::is_shared(store) && self.has(Role::Meta))
     }
 
-    /// Paths of the server's own stores. `dir`: the directory of its configuration.
+    /// Paths of the stores of the server's ranks, if they are its own. `dir`: the directory of its
+    /// configuration.
+    pub(crate) fn rank_stores(&self, dir: &Path) -> Vec<PathBuf> {
+        let is_own = self.has(Role::Meta) && self.shared().is_none();
+        self.store.as_slice().iter().filter(|_| is_own).map(|store| dir.join(store)).collect()
+    }
+
+    /// Paths of the server's own stores: those of its ranks, then that of datafiles.
     pub(crate) fn stores(&self, dir: &Path) -> Vec<PathBuf> {
-        let is_own = |role| self.has(role) && (role == Role::Data || self.shared().is_none());
-        let store = |(role, path): (Role, &PathBuf)| is_own(role).then(|| dir.join(path));
-        [(Role::Meta, &self.store), (Role::Data, &self.data_store)].into_iter().filter_map(store).collect()
+        let data = self.has(Role::Data).then(|| dir.join(&self.data_store));
+        self.rank_stores(dir).into_iter().chain(data).collect()
     }
 
     pub(crate) fn address(&self) -> Result<SocketAddr> {
@@ -384,22 +416,34 @@ pub(crate) fn serve(args: &ServeArgs, log: &LogArgs) -> Result<ExitCode> {
 }
 
 /// The metadata service of a server. `base`: the directory of its configuration.
-fn meta_role(config: Config, open: OpenOptions, data_key: Option<SealKey>, base: &Path) -> Result<MetaRole> {
+fn meta_role(
+    config: Config,
+    mut open: OpenOptions,
+    data_key: Option<SealKey>,
+    base: &Path,
+) -> Result<MetaRole> {
     let source = match config.shared() {
         Some(store) => RankSource::Shared(shared::ranks(&config, store, open, base)?),
         None => {
-            let store = base.join(&config.store);
-            let volume = open_patiently(&(&store).into(), open)?;
-            if volume.replayed > 0 {
-                tracing::info!(events = volume.replayed, "replayed the journal");
-            }
-            RankSource::Own { volume: Box::new(volume), store, ranks: config.rank_addresses() }
+            let paths = config.rank_stores(base);
+            // The limit is the process's.
+            open.memory /= paths.len() as u64;
+            let stores = paths.into_iter().map(|path| own_store(path, open.clone()));
+            RankSource::Own { stores: stores.collect::<Result<_>>()?, ranks: config.rank_addresses() }
         }
     };
     let (access, session_ms) = (Access { clients: config.clients }, config.session_seconds * 1000);
     let address = |entry: DataEntry| (ServerId(entry.number), entry.address);
     let data_servers = config.data.into_iter().map(address).collect();
     Ok(MetaRole { source, access, session_ms, data_servers, data_key })
+}
+
+fn own_store(path: PathBuf, open: OpenOptions) -> Result<OwnStore> {
+    let volume = open_patiently(&(&path).into(), open)?;
+    if volume.replayed > 0 {
+        tracing::info!(rank = %volume.superblock.rank, events = volume.replayed, "replayed the journal");
+    }
+    Ok(OwnStore { volume, path })
 }
 
 /// Rereads the settings that can change at run time from the configuration.

@@ -41,6 +41,10 @@ pub enum Error {
         "these are not all the stores of one tree: the configurations must list the store of each metadata server"
     )]
     OtherRanks,
+    #[error(
+        "{} has the rank of another store of this server, or belongs to another cluster: name the store of each rank once in `store`", .0.display()
+    )]
+    ForeignRank(PathBuf),
     #[error("{} is not the store of data server {number}: `espalier cluster init` makes those", path.display())]
     NoDataStore { path: PathBuf, number: ServerId },
     #[error(

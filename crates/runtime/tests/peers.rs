@@ -15,8 +15,8 @@ use espalier_proto::{
     Request, RequestId, Service,
 };
 use espalier_runtime::{
-    Access, Error, MetaRole, MkfsOptions, OpenOptions, RankSource, ServeOptions, Volume, fsck, fsck_cluster,
-    mkfs_ranks, repair, serve,
+    Access, Error, MetaRole, MkfsOptions, OpenOptions, OwnStore, RankSource, ServeOptions, Volume, fsck,
+    fsck_cluster, mkfs_ranks, repair, serve,
 };
 
 fn stores(dir: &Path, ranks: usize) -> Vec<PathBuf> {
@@ -44,7 +44,7 @@ fn role(store: &Path, ranks: Vec<String>) -> MetaRole {
     };
     let (volume, store) = (Volume::open(store, open).unwrap(), store.to_path_buf());
     let (access, data_servers, data_key) = (Access::default(), Vec::new(), None);
-    let source = RankSource::Own { volume: Box::new(volume), store, ranks };
+    let source = RankSource::Own { stores: vec![OwnStore { volume, path: store }], ranks };
     MetaRole { source, access, session_ms, data_servers, data_key }
 }
 

@@ -4,8 +4,7 @@
 //! not start. An addition that was interrupted is finished by the next one.
 
 use std::fs;
-use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -15,8 +14,8 @@ use espalier_net::pki::Authority;
 use espalier_proto::Rank;
 use espalier_store::superblock;
 use rustix::process::Signal;
-use serde::Serialize;
 
+use super::edit::ConfigText;
 use super::{CONFIG, DATA_KEY, PATIENCE, ServerProcess, issue_server, servers, start, wait_for_ranks};
 use crate::args::parse_size;
 use crate::serve::{Config, MetaEntry, Role};
@@ -57,10 +56,9 @@ pub(super) fn add(args: &AddArgs) -> Result<ExitCode> {
     }
     let after = servers(&args.dir)?;
     let last = ranks.last().context("no metadata server")?.rank;
-    let is_joining = |server: &&ServerProcess| {
-        let store = server.dir.join(&server.config.store);
-        superblock::read(&store).is_ok_and(|superblock| superblock.rank == Rank(last))
-    };
+    let is_of_last =
+        |store: &PathBuf| superblock::read(store).is_ok_and(|superblock| superblock.rank == Rank(last));
+    let is_joining = |server: &&ServerProcess| server.rank_stores().iter().any(is_of_last);
     let joining = metadata_servers(&after).find(is_joining);
     let joining = joining.with_context(|| format!("{} has no store of rank {last}", args.dir.display()))?;
     let others: Vec<_> = metadata_servers(&after).filter(|server| server.dir != joining.dir).collect();
@@ -197,41 +195,23 @@ fn make_server(
         issue_server(&Authority::load(&args.dir)?, &args.hosts, &config, &args.dir, &dir)?;
     }
     if let Some(MetaEntry { rank, .. }) = ranks.and_then(<[_]>::last) {
-        let of = first.dir.join(&first.config.store);
-        espalier_runtime::mkfs_joining(&dir.join(&config.store), &of, Rank(*rank), args.journal)?;
+        let of = first.rank_stores().into_iter().next().context("no store")?;
+        let store = config.rank_stores(&dir).into_iter().next().context("no store")?;
+        espalier_runtime::mkfs_joining(&store, &of, Rank(*rank), args.journal)?;
     }
     config.write(&dir.join(CONFIG))?;
     Ok(dir)
 }
 
-/// Appends the ranks that a server's configuration lacks, and leaves the rest of its text as it is.
+/// Appends the ranks that a server's configuration lacks.
 fn list_ranks(server: &ServerProcess, ranks: &[MetaEntry]) -> Result<()> {
-    #[derive(Serialize)]
-    struct Missing<'a> {
-        meta: &'a [MetaEntry],
-    }
-    let meta = &ranks[server.config.meta.len()..];
-    if meta.is_empty() {
+    let missing = &ranks[server.config.meta.len()..];
+    if missing.is_empty() {
         return Ok(());
     }
-    let (file, new) = (server.dir.join(CONFIG), server.dir.join("server.toml.new"));
-    let missing = toml::to_string(&Missing { meta })?;
-    let text = format!("{}\n{missing}", fs::read_to_string(&file)?);
-    write_durably(&new, &text)?;
-    if let Err(error) = Config::read(&new) {
-        fs::remove_file(&new)?;
-        let advice = format!("append to [[meta]] in {}, and run this again:\n{missing}", file.display());
-        return Err(error.context(advice));
-    }
-    fs::rename(&new, &file).with_context(|| format!("cannot replace {}", file.display()))
-}
-
-fn write_durably(path: &Path, text: &str) -> Result<()> {
-    let written = fs::File::create(path).and_then(|mut file| {
-        file.write_all(text.as_bytes())?;
-        file.sync_all()
-    });
-    written.with_context(|| format!("cannot write {}", path.display()))
+    let mut text = ConfigText::read(&server.dir)?;
+    missing.iter().try_for_each(|entry| text.add_rank(entry))?;
+    text.write()
 }
 
 /// Waits until a running server is connected to a new rank.
@@ -241,8 +221,11 @@ fn wait_until_joined(server: &ServerProcess, rank: Rank) -> Result<()> {
         let running = server.running()?.with_context(|| {
             format!("the server of {} has ended: see its log, and start it", server.dir.display())
         })?;
-        let ranks = running.stores.first().and_then(|status| status.ranks.as_ref());
-        if ranks.is_some_and(|ranks| ranks.connected.contains(&rank.0)) {
+        let ranks = running.stores.iter().map(|status| status.ranks.as_ref());
+        if ranks
+            .map(|ranks| ranks.is_some_and(|ranks| ranks.connected.contains(&rank.0)))
+            .all(|joined| joined)
+        {
             return Ok(());
         }
         if began.elapsed() > PATIENCE {

@@ -11,8 +11,8 @@ use std::time::Duration;
 use espalier_net::{Limits, SealKey, Security};
 use espalier_proto::{Distribution, ServerId};
 use espalier_runtime::{
-    Access, DataRole, DataStore, MetaRole, MkfsOptions, OpenOptions, RankSource, ServeOptions, Striping,
-    Volume, mkfs_data, mkfs_ranks, serve,
+    Access, DataRole, DataStore, MetaRole, MkfsOptions, OpenOptions, OwnStore, RankSource, ServeOptions,
+    Striping, Volume, mkfs_data, mkfs_ranks, serve,
 };
 
 /// Starts an empty file system on `ranks` metadata servers until the test process ends; returns its
@@ -97,9 +97,9 @@ fn served() -> OpenOptions {
 }
 
 fn role(store: PathBuf, open: OpenOptions, ranks: Vec<String>) -> MetaRole {
-    let volume = Box::new(Volume::open(&store, open).unwrap());
+    let volume = Volume::open(&store, open).unwrap();
     MetaRole {
-        source: RankSource::Own { volume, store, ranks },
+        source: RankSource::Own { stores: vec![OwnStore { volume, path: store }], ranks },
         access: Access::default(),
         session_ms: SESSION_MS,
         data_servers: Vec::new(),

@@ -193,7 +193,7 @@ impl Gate {
         peer: &str,
     ) -> Ended {
         let Some(mut incoming) = Self::servers_only(incoming, peer).await else { return Ok(()) };
-        table.rank_connected(rank, &meta.server)?;
+        table.rank_connected(rank, meta.superblock.rank, &meta.server)?;
         incoming.set_unsent_bytes(peers::UNSENT_BYTES);
         let incarnation = incoming.hello().incarnation;
         let welcome =

@@ -21,7 +21,7 @@ use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
 use espalier_net::{Acceptor, Limits, SealKey, Security};
-use espalier_proto::{ClusterId, Errno, ServerId, ServerMap};
+use espalier_proto::{Errno, Rank, ServerId, ServerMap};
 use tokio::net::TcpListener;
 use tokio::runtime::{Handle, Runtime};
 
@@ -36,7 +36,7 @@ pub use failover::{
     ClusterStatus, RankStores, SharedRanks, add_to_cluster_map, create_cluster_map, read_cluster_map,
     status_of_server,
 };
-use ranks::{RankService, RankStarter, RankTable, check_ranks};
+use ranks::{RankService, RankStarter, RankTable, check_stores};
 use served::{DataServed, answer_of_ranks, expose};
 
 /// Settings that can change while the server runs.
@@ -86,11 +86,17 @@ pub struct MetaRole {
 
 /// Where a server gets its ranks from.
 pub enum RankSource {
-    /// A store of its own. `ranks`: addresses of all metadata servers by rank, as `HOST:PORT`;
-    /// empty for a single one.
-    Own { volume: Box<Volume>, store: PathBuf, ranks: Vec<String> },
+    /// Stores of its own, at least one. `ranks`: addresses of all metadata servers by rank, as
+    /// `HOST:PORT`; empty for a single one.
+    Own { stores: Vec<OwnStore>, ranks: Vec<String> },
     /// A store that servers share: they fail over.
     Shared(SharedRanks),
+}
+
+/// The store of a rank.
+pub struct OwnStore {
+    pub volume: Volume,
+    pub path: PathBuf,
 }
 
 /// The data service of a server.
@@ -138,12 +144,14 @@ pub fn serve(
     if let Some(metrics) = metrics {
         helpers.metrics(metrics, table.clone(), data.clone());
     }
-    if let (Some(service), Some(table)) = (&service, table) {
-        let (status, url) = (service.status(&url), url.clone());
-        helpers.control(service.control.clone(), move |words| match words {
-            ["cluster"] => status(),
-            words => answer_of_ranks(&table, &url, words),
-        });
+    if let (Some(service), Some(table)) = (&service, &table) {
+        for (rank, control) in &service.controls {
+            let (status, table, rank, url) = (service.status(&url), Arc::clone(table), *rank, url.clone());
+            helpers.control(control.clone(), move |words| match words {
+                ["cluster"] => status(),
+                words => answer_of_ranks(&table, rank, &url, words),
+            });
+        }
     }
     if let Some(server) = data {
         let control = control::Listener::of_store(server.store.path()).map(Arc::new);
@@ -159,7 +167,7 @@ pub fn serve(
         None => {
             runtime.block_on(stop_signal(reload));
             accepting.abort();
-            Ok(None)
+            Ok(Vec::new())
         }
     };
     for runtime in runtimes {
@@ -198,12 +206,13 @@ fn reload(gate: &Gate, read: Option<&ReadSettings>) {
 /// The metadata service of a process.
 struct MetadataService {
     table: Arc<RankTable>,
-    control: Option<Arc<control::Listener>>,
+    /// Of the store of each rank, or of the server if it shares a store.
+    controls: Vec<(Option<Rank>, Option<Arc<control::Listener>>)>,
     ranks: ServedRanks,
 }
 
 enum ServedRanks {
-    Own(RankService),
+    Own(Vec<RankService>),
     Shared(failover::Coordinator),
 }
 
@@ -222,21 +231,26 @@ impl MetadataService {
             RankStarter { table, options, data_servers, data_key, runtime }
         };
         match source {
-            RankSource::Own { volume, store, ranks } => {
-                check_ranks(&store, ranks.len())?;
-                let cluster = ClusterId(volume.superblock.uuid.into_bytes());
+            RankSource::Own { stores, ranks } => {
+                let (cluster, paths) = check_stores(&stores, ranks.len())?;
                 let servers = ServerMap { ranks, data, ..ServerMap::NONE };
-                let table = RankTable::new(cluster, session_ms, servers, access, Some(store.clone()));
-                let control = control::Listener::of_store(&store).map(Arc::new);
-                let service = starter(Arc::clone(&table)).start(*volume, &store, incarnation, None)?;
-                Ok(Self { table, control, ranks: ServedRanks::Own(service) })
+                let table = RankTable::new(cluster, session_ms, servers, access, Some(paths));
+                let starter = starter(Arc::clone(&table));
+                let (mut controls, mut services) = (Vec::new(), Vec::new());
+                for OwnStore { volume, path } in stores {
+                    let control = control::Listener::of_store(&path).map(Arc::new);
+                    controls.push((Some(volume.superblock.rank), control));
+                    services.push(starter.start(volume, &path, incarnation, None)?);
+                }
+                Ok(Self { table, controls, ranks: ServedRanks::Own(services) })
             }
             RankSource::Shared(shared) => {
                 let table = RankTable::new(shared.cluster, session_ms, ServerMap::NONE, access, None);
                 let control = control::Listener::of_store(&shared.dir).map(Arc::new);
                 let starter = starter(Arc::clone(&table));
                 let coordinator = failover::Coordinator::start(shared, starter, incarnation, address);
-                Ok(Self { table, control, ranks: ServedRanks::Shared(coordinator) })
+                let controls = vec![(None, control)];
+                Ok(Self { table, controls, ranks: ServedRanks::Shared(coordinator) })
             }
         }
     }
@@ -255,27 +269,27 @@ impl MetadataService {
     }
 
     /// Runs until the process gets a signal to end, or must end, and writes everything out.
-    /// Returns a rank that is still open. `refuse`: accepts no more connections.
+    /// Returns the ranks that are still open. `refuse`: accepts no more connections.
     fn run(
         self,
         runtime: &Handle,
         signal: impl Future<Output = ()>,
         limit: Duration,
         refuse: impl FnOnce(),
-    ) -> Result<Option<RankService>, Error> {
+    ) -> Result<Vec<RankService>, Error> {
         match self.ranks {
-            ServedRanks::Own(service) => {
+            ServedRanks::Own(services) => {
                 runtime.block_on(signal);
                 refuse();
                 // Pending requests are answered; clients repeat later ones at the next process.
-                if service.drain(limit) {
-                    return Ok(Some(service));
-                }
-                let failure = service.failure();
-                service.stop();
-                Err(Error::Unwritten(failure.unwrap_or(Errno::EIO)))
+                let (drained, unwritten): (Vec<_>, Vec<_>) =
+                    services.into_iter().partition(|service| service.drain(limit));
+                let Some(failed) = unwritten.first() else { return Ok(drained) };
+                let failure = failed.failure().unwrap_or(Errno::EIO);
+                drained.into_iter().chain(unwritten).for_each(RankService::stop);
+                Err(Error::Unwritten(failure))
             }
-            ServedRanks::Shared(coordinator) => coordinator.run(runtime, signal, limit).map(|()| None),
+            ServedRanks::Shared(coordinator) => coordinator.run(runtime, signal, limit).map(|()| Vec::new()),
         }
     }
 }

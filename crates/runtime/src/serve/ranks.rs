@@ -20,7 +20,7 @@ use super::delegate::Sealer;
 use super::machine::{Equipment, Server};
 use super::peers::Peers;
 use super::term::{LeaseEnd, ServeTerm};
-use super::{ServeOptions, Settings};
+use super::{OwnStore, ServeOptions, Settings};
 use crate::addresses::Addresses;
 use crate::data::{DataRequester, DataServers, Striper};
 use crate::error::Error;
@@ -43,9 +43,9 @@ pub struct RankTable {
     access: RwLock<Arc<Access>>,
     /// Watermarks that differ from those of the start.
     watermarks: RwLock<Option<(usize, usize)>>,
-    /// The store of this server's rank, if it has one of its own; locked while its superblock is
+    /// The stores of this server's ranks, if they are its own; locked while a superblock is
     /// changed.
-    own_store: Option<Mutex<PathBuf>>,
+    own_stores: Option<Mutex<BTreeMap<Rank, PathBuf>>>,
 }
 
 impl RankTable {
@@ -54,7 +54,7 @@ impl RankTable {
         session_ms: u32,
         servers: ServerMap,
         access: Access,
-        own_store: Option<PathBuf>,
+        own_stores: Option<BTreeMap<Rank, PathBuf>>,
     ) -> Arc<Self> {
         Arc::new(Self {
             ranks: RwLock::default(),
@@ -63,7 +63,7 @@ impl RankTable {
             addresses: Arc::new(Addresses::new(servers)),
             access: RwLock::new(Arc::new(access)),
             watermarks: RwLock::default(),
-            own_store: own_store.map(Mutex::new),
+            own_stores: own_stores.map(Mutex::new),
         })
     }
 
@@ -103,7 +103,7 @@ impl RankTable {
 
     /// Notifies the services of the ranks in the cluster map, if servers share a store.
     pub fn announce_ranks(&self) {
-        if self.own_store.is_none() {
+        if self.own_stores.is_none() {
             let ranks = self.addresses.borrow().ranks.len() as u16;
             self.all().iter().for_each(|metadata| metadata.server.feed(Input::Ranks { ranks }));
         }
@@ -111,8 +111,10 @@ impl RankTable {
 
     /// Takes over the addresses of all ranks. One that joins is used when it has connected.
     fn set_ranks(&self, ranks: Vec<String>) -> Result<(), Error> {
-        let Some(store) = &self.own_store else { return Ok(()) };
-        check_ranks(&store.lock().unwrap_or_else(PoisonError::into_inner), ranks.len())?;
+        let Some(stores) = &self.own_stores else { return Ok(()) };
+        for store in stores.lock().unwrap_or_else(PoisonError::into_inner).values() {
+            check_ranks(store, ranks.len())?;
+        }
         self.addresses.send_if_modified(|servers| {
             let before = std::mem::replace(&mut servers.ranks, ranks);
             before != servers.ranks
@@ -120,16 +122,20 @@ impl RankTable {
         Ok(())
     }
 
-    /// A rank has connected. If it has just joined, that is recorded before the rank is used.
+    /// A rank has connected to one of this server's. If it has just joined, that is recorded before
+    /// the rank is used.
     ///
     /// # Errors
     /// The store cannot be written.
-    pub fn rank_connected(&self, rank: Rank, server: &Server) -> Result<(), Error> {
-        let Some(store) = self.own_store.as_ref().filter(|_| rank.0 >= server.ranks()) else { return Ok(()) };
-        let store = store.lock().unwrap_or_else(PoisonError::into_inner);
-        let (superblock, ranks) = (superblock::read(&store)?, rank.0 + 1);
+    pub fn rank_connected(&self, rank: Rank, own: Rank, server: &Server) -> Result<(), Error> {
+        let Some(stores) = self.own_stores.as_ref().filter(|_| rank.0 >= server.ranks()) else {
+            return Ok(());
+        };
+        let stores = stores.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(store) = stores.get(&own) else { return Ok(()) };
+        let (superblock, ranks) = (superblock::read(store)?, rank.0 + 1);
         if ranks > superblock.ranks {
-            superblock::write(&store, &Superblock { ranks, ..superblock })?;
+            superblock::write(store, &Superblock { ranks, ..superblock })?;
         }
         server.feed(Input::Ranks { ranks });
         Ok(())
@@ -154,11 +160,33 @@ impl RankTable {
     }
 }
 
+/// Checks that the stores of a server are of different ranks of one cluster, and that its
+/// configuration names at least the ranks that they know of. Returns the cluster, and their paths.
+///
+/// # Errors
+/// [`Error::ForeignRank`], [`Error::Ranks`]; a store cannot be read.
+pub fn check_stores(
+    stores: &[OwnStore],
+    named: usize,
+) -> Result<(ClusterId, BTreeMap<Rank, PathBuf>), Error> {
+    let mut paths = BTreeMap::new();
+    let mut cluster = None;
+    for OwnStore { volume, path } in stores {
+        check_ranks(path, named)?;
+        let Superblock { uuid, rank, .. } = volume.superblock;
+        if *cluster.get_or_insert(uuid) != uuid || paths.insert(rank, path.clone()).is_some() {
+            return Err(Error::ForeignRank(path.clone()));
+        }
+    }
+    let cluster = cluster.map_or(ClusterId::ANY, |uuid| ClusterId(uuid.into_bytes()));
+    Ok((cluster, paths))
+}
+
 /// Checks that a configuration names at least the ranks that a store knows of.
 ///
 /// # Errors
 /// [`Error::Ranks`]; the store cannot be read.
-pub fn check_ranks(store: &Path, named: usize) -> Result<(), Error> {
+fn check_ranks(store: &Path, named: usize) -> Result<(), Error> {
     let (Superblock { ranks, .. }, named) = (superblock::read(store)?, named.max(1));
     let path = store.into();
     if named < ranks.into() { Err(Error::Ranks { path, ranks, named }) } else { Ok(()) }

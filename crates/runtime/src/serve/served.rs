@@ -23,8 +23,14 @@ pub fn expose(metrics: &MetricsServer, table: Option<&RankTable>, data: Option<&
     });
 }
 
-/// Answers a query about the smallest rank that the server has; about the load, of all its ranks.
-pub fn answer_of_ranks(table: &RankTable, url: &str, words: &[&str]) -> serde_json::Result<String> {
+/// Answers a query about a rank, by default the smallest that the server has; about the load, of all
+/// its ranks.
+pub fn answer_of_ranks(
+    table: &RankTable,
+    rank: Option<Rank>,
+    url: &str,
+    words: &[&str],
+) -> serde_json::Result<String> {
     if let ["load", most] = *words {
         let report = |most| {
             let reports = table.all().into_iter().filter_map(|metadata| metadata.server.load(most));
@@ -32,7 +38,7 @@ pub fn answer_of_ranks(table: &RankTable, url: &str, words: &[&str]) -> serde_js
         };
         return control::answer_load(report, most);
     }
-    match table.get(None) {
+    match table.get(rank) {
         Some(metadata) => {
             let served = Served { metadata: Arc::clone(&metadata), url: url.into() };
             control::answer(&metadata.superblock, &served, words)
