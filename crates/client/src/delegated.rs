@@ -1,5 +1,7 @@
-//! Direct access: the client reads and writes files at the data servers under a delegation from the
-//! metadata server.
+//! Direct access: decides whether a read or write of a file goes to the data servers, under a
+//! *delegation* (a layout with a capability) from the metadata server, or to the metadata server.
+//! Delegated opens are another thing: opens without a message (`sessions/delegated_open.rs`).
+//!
 //! The metadata server still handles appends, since only it knows where a file ends, and all
 //! metadata.
 

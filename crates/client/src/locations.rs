@@ -1,5 +1,5 @@
-//! The ranks at which inodes are, as far as replies have said that it is another than that of the
-//! number. A stale location is harmless: the rank that is asked says where the inode is.
+//! The ranks of relocated inodes, as replies have reported them; any other inode is at the rank of
+//! its number. A stale location is harmless: the rank that is asked says where the inode is.
 
 use espalier_proto::{Entry, Ino, Rank, Reply, Request};
 use hashbrown::HashMap;

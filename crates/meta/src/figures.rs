@@ -1,4 +1,5 @@
-//! Statistics of the machine.
+//! Statistics of the metadata machine, for `espalier status`, the metrics and tests: sizes of
+//! cache, journal and tables, and counts of what has happened.
 
 use alloc::vec::Vec;
 use core::ops::Bound;

@@ -1,3 +1,6 @@
+//! The clocks of the process: times for inodes, uptime, incarnations of servers, and leases of
+//! ranks. The machines read none of them; drivers pass the time in.
+
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 

@@ -1,3 +1,5 @@
+//! The error of creating, opening, checking or mounting a file system, with what to do about it.
+
 use std::path::PathBuf;
 
 use espalier_meta::RecoveryError;

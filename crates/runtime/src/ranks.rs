@@ -1,4 +1,6 @@
-//! Opens the stores of several metadata servers in one process.
+//! All ranks of a stopped cluster in one process: opens their stores, and runs their machines until
+//! the transactions between them are finished. Used by `fsck`, dumps, drains, nonvolatile apply,
+//! and `cluster resolve`.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;

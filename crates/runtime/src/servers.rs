@@ -1,4 +1,5 @@
-//! Server addresses, and the connections of a client.
+//! A client's way to the metadata servers: parses their URL, connects to one that answers, and
+//! maintains a connection for each rank.
 
 use std::sync::Arc;
 use std::time::Duration;

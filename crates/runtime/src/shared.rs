@@ -1,4 +1,5 @@
-//! A file system in a cluster whose servers share it: the stores of all ranks over one connection.
+//! A file system in a RADOS pool that the servers of a cluster share: makes it, and opens the
+//! stores of its ranks over one connection.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

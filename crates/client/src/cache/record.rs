@@ -1,3 +1,6 @@
+//! The cached state of one inode: attributes, the leases on them, and the references that the
+//! client and its users hold; for a directory also the names in it.
+
 use alloc::boxed::Box;
 
 use espalier_proto::{Attr, Ino, Name, mode};

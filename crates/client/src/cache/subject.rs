@@ -1,3 +1,7 @@
+//! The subject of a call: the names and inodes whose cached state the answer invalidates or
+//! updates. Each call has one; the cache derives from it what to distrust while the call is
+//! pending.
+
 use espalier_proto::{Ino, Name, Request};
 
 use crate::Call;

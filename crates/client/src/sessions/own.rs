@@ -1,4 +1,4 @@
-//! Operations that the client executes step by step, as the server's reply directs (carns III):
+//! Calls that this client executes itself, step by step, as the server's reply directs (carns III):
 //! create, stat and remove of striped files. Each ends with a reply as if the server had executed
 //! it.
 

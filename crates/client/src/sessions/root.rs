@@ -1,5 +1,5 @@
-//! The inode numbers that frontends use: [`Ino::ROOT`] for the root of the mount, and a directory's
-//! own for its fragments.
+//! Translation of inode numbers between frontends and servers. Frontends use [`Ino::ROOT`] for the
+//! root of the mount, which may be any directory, and a directory's own number for its fragments.
 
 use alloc::vec::Vec;
 

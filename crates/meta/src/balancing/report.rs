@@ -1,4 +1,4 @@
-//! Reports the balancer: policy, ranks and log, for `espalier balancer show` and `history`.
+//! Report of the balancer (policy, ranks and log) for `espalier balancer show` and `history`.
 
 use alloc::format;
 use alloc::string::String;

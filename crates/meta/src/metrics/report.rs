@@ -1,4 +1,5 @@
-//! Reports the load: of all ranks, and of the hottest directories.
+//! Report of the load, of all ranks and of the hottest directories, for `espalier balancer
+//! metrics`.
 
 use alloc::string::String;
 use alloc::vec::Vec;

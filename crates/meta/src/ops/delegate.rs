@@ -1,4 +1,5 @@
-//! Capabilities for data servers.
+//! `Delegate`: grants a client that has a file open a capability for reading and writing its bytes
+//! at the data servers.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;

@@ -1,4 +1,6 @@
-//! Growth of streams: quotas, and files whose size may differ from what is counted.
+//! Writes that clients make to streams by themselves: what the machine does before one (checks,
+//! revocations, quotas), and the tracking of files whose size may differ from the counted size
+//! (*size-dirty* files).
 
 use alloc::vec::Vec;
 

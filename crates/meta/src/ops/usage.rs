@@ -1,6 +1,6 @@
-//! Recursive statistics and quotas of directories as extended attributes, named after CephFS's.
-//! They are not listed, so tools that copy attributes skip them. The fragments of a directory, and
-//! the load of the cluster, are other such attributes.
+//! Virtual extended attributes: recursive usage and quotas of directories, named after CephFS's,
+//! the fragments of a directory, and at the root the load of the cluster and the balancer. They are
+//! not listed, so tools that copy attributes skip them.
 
 use alloc::string::ToString;
 

@@ -1,4 +1,5 @@
-//! Messages between ranks.
+//! Messages between ranks: requests and their answers, the steps of two-phase commit, usage deltas,
+//! freed inode numbers, forwarded requests, and heartbeats.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;

@@ -1,7 +1,7 @@
 //! Ranks: several metadata servers that share one namespace (docs/ranks.md).
 //!
-//! An operation that needs other ranks sends them requests (`agree.rs`), waits as it does for a
-//! load, and starts over with their answers. Requests of other ranks (`participant.rs`) run like
+//! An operation that needs other ranks sends them requests (`coordinator.rs`), waits as it does for
+//! a load, and starts over with their answers. Requests of other ranks (`participant.rs`) run like
 //! operations. A single rank uses none of this.
 
 mod check;

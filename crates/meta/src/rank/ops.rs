@@ -1,4 +1,6 @@
-//! Operations across ranks.
+//! Operations whose names and inodes are at several ranks: lookup, `mkdir`, `unlink`, `rmdir`,
+//! `link` and `rename` of remote dentries. They are called by `ops`, and commit by a transaction
+//! (`coordinator.rs`).
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;

@@ -1,5 +1,5 @@
-//! Sessions after a restart: they resume, and until their clients have reclaimed (the grace
-//! period), the server keeps what may be theirs.
+//! Sessions after a restart. They resume from the journal; during the *grace period*, until all
+//! clients have reclaimed what they hold, the server frees nothing that may be theirs.
 
 use alloc::vec::Vec;
 

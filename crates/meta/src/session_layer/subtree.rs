@@ -1,4 +1,5 @@
-//! The subtree that a client is restricted to.
+//! The path of the subtree that a client is restricted to, as the configuration states it.
+//! `session/subtree.rs` enforces it.
 
 use alloc::boxed::Box;
 use alloc::format;

@@ -1,4 +1,5 @@
-//! Capabilities for direct access of clients to data servers.
+//! Seals the capabilities in replies to clients, which use them at data servers, and has data
+//! servers stop serving sessions that have ended.
 
 use espalier_meta::{Input, IoDone, IoId};
 use espalier_net::SealKey;

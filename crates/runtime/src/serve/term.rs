@@ -1,4 +1,5 @@
-//! The time until which a server may answer for a rank.
+//! The term of a rank: the time until which its server may answer for it, by the server's lease in
+//! the cluster map, if servers share the store. Past it nothing is sent.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

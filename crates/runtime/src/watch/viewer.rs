@@ -1,3 +1,6 @@
+//! Viewers: running `espalier top`s. Each has its own counts, by process and directory, since its
+//! last report, and is dropped if it does not ask again.
+
 use std::time::{Duration, Instant};
 
 use espalier_proto::Ino;
