@@ -96,8 +96,10 @@ fn move_tree(path: &Path, to: u16, fragment: Option<u64>, waits: bool) -> Result
     print_text(&format!("{count} {} {done}", if count == 1 { "directory" } else { "directories" }))
 }
 
+/// Requests a move of a directory, unless it has been removed meanwhile.
 pub(crate) fn request_move(dir: &Path, value: &str) -> Result<()> {
-    setxattr(dir, FRAGMENTS, value.as_bytes(), XattrFlags::empty()).map_err(|errno| {
+    let requested = setxattr(dir, FRAGMENTS, value.as_bytes(), XattrFlags::empty());
+    requested.or_else(|errno| if errno == Errno::NOENT { Ok(()) } else { Err(errno) }).map_err(|errno| {
         let why = match errno {
             Errno::PERM | Errno::ACCESS => "only the superuser may move directories",
             Errno::INVAL => "there is no such rank or fragment",
