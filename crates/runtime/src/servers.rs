@@ -240,15 +240,10 @@ async fn reach_rank<D: Frontend>(
         return Err(RankError::NoServer);
     }
     let addresses = address.as_ref().map_or(&servers.addresses[..], std::slice::from_ref);
-    // A server that does not have the rank refuses the connection.
-    let wanted = (fails_over || address.is_none()).then_some(rank);
-    let conversation = tokio::select! {
-        reached = servers.reach_one_of(addresses, wanted, remote.incarnation(rank)) => reached?,
-        () = addresses::moved(known, rank, address.as_deref(), None) => return Err(RankError::NoServer),
-    };
-    match conversation.0.rank {
-        is if is == rank => Ok(conversation),
-        is => Err(RankError::Other { addresses: addresses.join(","), is: is.0 }),
+    tokio::select! {
+        // A server that does not have the rank refuses the connection.
+        reached = servers.reach_one_of(addresses, Some(rank), remote.incarnation(rank)) => Ok(reached?),
+        () = addresses::moved(known, rank, address.as_deref(), None) => Err(RankError::NoServer),
     }
 }
 
@@ -281,8 +276,6 @@ async fn follow_addresses(servers: Servers, known: Arc<Addresses>, first: usize)
 enum RankError {
     #[error(transparent)]
     Connect(#[from] ConnectError),
-    #[error("{addresses} is the server of rank {is}: compare the addresses in the servers' configurations")]
-    Other { addresses: String, is: u16 },
     #[error("no server has the rank")]
     NoServer,
 }

@@ -329,7 +329,9 @@ async fn send_changes(changes: &mut watch::Receiver<ServerMap>, sender: &Sender<
 /// Refuses a client whose rank this server does not have.
 async fn refuse_rank(incoming: Incoming, rank: Option<Rank>) {
     let text = match rank {
-        Some(rank) => format!("this server does not have rank {rank} now"),
+        Some(rank) => format!(
+            "this server does not have rank {rank}: unless servers share their store, compare the addresses in [[meta]] of their configurations"
+        ),
         None => "this server is a standby".into(),
     };
     incoming.refuse(Refusal::new(Reason::Unready, text)).await;
