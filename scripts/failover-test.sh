@@ -152,6 +152,19 @@ waited=$(longest_wait "$mark")
 echo "longest wait: $waited ms"
 [ "$waited" -lt 30000 ] || fail "clients waited $waited ms"
 
+section 'a server and a rank join, and a server leaves'
+"$bin" cluster add "$cluster" > "$work/added" < /dev/null
+is "$(cat "$work/added")" "rank 2 has joined, and a server: $cluster/server-3"
+mkdir "$a/spread"
+"$bin" policy "$a/spread" --set dir_servers=3 > /dev/null
+until_true sh -c "$bin subtree show $a/spread --json | jq -e '[.fragments[].rank] | sort == [0, 1, 2]'"
+for n in $(seq 60); do echo "$n" > "$a/spread/$n"; done
+server=$(holder 1)
+"$bin" cluster remove "$cluster" --server "$server" > "$work/removed" < /dev/null
+is "$(cat "$work/removed")" "$cluster/server-$server is removed"
+until_true has_moved 1 "$server"
+is "$(cat "$b/spread"/* | sort -n | tail -n 1)" 60
+
 section 'everything is there'
 touch "$work/stop"
 for process in $workers; do wait "$process"; done
@@ -170,7 +183,7 @@ umount "$a" "$b"
 section 'all servers are killed and started again'
 "$bin" mount "$url" "$a" -o "credentials=$credentials" --log-file "$work/a.log"
 echo durable > "$a/home-1/last"
-for server in 0 1 2; do kill -9 "$(pid "$server")"; done
+for server in "$cluster"/server-*; do kill -9 "$(pid "${server##*-}")"; done
 sleep 0.5
 up
 is "$(cat "$a/home-1/last")" durable
