@@ -326,8 +326,9 @@ impl ServerProcess {
         if stores.is_empty() {
             stores = self.stores();
         }
-        let status = |store: &PathBuf| espalier_runtime::status_of(store);
-        let stores = stores.iter().map(status).collect::<Result<Vec<_>, _>>()?;
+        // A store is missing after an interrupted removal.
+        let status = |store: &PathBuf| store.exists().then(|| espalier_runtime::status_of(store));
+        let stores = stores.iter().filter_map(status).collect::<Result<Vec<_>, _>>()?;
         Ok(RunningServer::of_own(stores))
     }
 
