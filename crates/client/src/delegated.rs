@@ -9,7 +9,7 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 
 use bytes::Bytes;
-use espalier_proto::{Access, Delegation, END, Errno, Ino, Request, StreamIo};
+use espalier_proto::{Delegation, END, Errno, Ino, RangeOp, Request, StreamIo};
 
 use crate::{Answer, Call, Client, Next, Work, extend, to_stream, write};
 
@@ -25,7 +25,8 @@ pub(crate) enum DataPath {
 
 impl Client {
     /// Reads or writes a stream.
-    pub(crate) fn do_directly(&self, ino: Ino, access: Access, io: StreamIo) -> Next {
+    pub(crate) fn do_directly(&self, io: StreamIo) -> Next {
+        let (ino, access) = (io.ino, io.op.access());
         let data_path = self.files.get(&ino).map_or(&DataPath::Unknown, |file| &file.data_path);
         match data_path {
             _ if !self.can_ask_data_servers => Next::Stream(io),
@@ -42,8 +43,8 @@ impl Client {
 
     /// Writes to a stream, after asking the metadata server for permission if necessary.
     pub(crate) fn write(&self, call: &Call<'_>) -> Next {
-        let Call::Write { ino, offset, .. } = *call else { return Next::Answer(Err(Errno::EIO)) };
-        match self.do_directly(ino, Access::WRITE, StreamIo::Write { ino, offset, acknowledged: false }) {
+        let Call::Write { ino, offset, ref data, .. } = *call else { return Next::Answer(Err(Errno::EIO)) };
+        match self.do_directly(StreamIo::new(ino, RangeOp::write(offset, data))) {
             // The set-id bits have been removed already.
             _ if offset == END && self.is_served => write(call, false),
             _ if offset == END => extend(call),
@@ -59,7 +60,7 @@ impl Client {
             return Next::Answer(Ok(Answer::Written(0)));
         };
         let (offset, end) = (*offset, last + piece.len() as u64);
-        match self.do_directly(ino, Access::WRITE, StreamIo::WriteList { ino, offset, end }) {
+        match self.do_directly(StreamIo::new(ino, RangeOp::WriteList { offset, end })) {
             _ if !self.is_streamed(ino) => Next::Apart,
             Next::Data(delegation, _) if delegation.limited => Next::Apart,
             next => next,
@@ -75,8 +76,8 @@ impl Client {
     /// The metadata server permits a call's change of a stream.
     pub(crate) fn granted(&self, call: &Call<'_>) -> Next {
         match *call {
-            Call::Write { ino, offset, .. } if offset != END => {
-                self.do_directly(ino, Access::WRITE, StreamIo::Write { ino, offset, acknowledged: false })
+            Call::Write { ino, offset, ref data, .. } if offset != END => {
+                self.do_directly(StreamIo::new(ino, RangeOp::write(offset, data)))
             }
             _ => to_stream(call),
         }

@@ -1,6 +1,6 @@
 //! Names of operations, for counters and traces.
 
-use espalier_proto::{DataRequest, Ino, NewNode, Request, StreamIo};
+use espalier_proto::{DataRequest, Ino, NewNode, RangeOp, Request, StreamIo};
 
 use crate::Call;
 
@@ -48,22 +48,23 @@ impl Kind {
 
     /// As [`Self::of`], for stream I/O.
     pub fn of_stream(io: &StreamIo) -> (Self, Ino) {
-        match *io {
-            StreamIo::Read { ino, .. } => (Self::Read, ino),
-            StreamIo::Write { ino, .. } | StreamIo::WriteList { ino, .. } => (Self::Write, ino),
-            StreamIo::Allocate { ino, .. } => (Self::Allocate, ino),
-            StreamIo::Seek { ino, .. } => (Self::Seek, ino),
-            StreamIo::Copy { to, .. } => (Self::Copy, to),
+        (Self::of_range(&io.op), io.ino)
+    }
+
+    fn of_range(op: &RangeOp) -> Self {
+        match op {
+            RangeOp::Read { .. } => Self::Read,
+            RangeOp::Write { .. } | RangeOp::WriteList { .. } => Self::Write,
+            RangeOp::Allocate { .. } => Self::Allocate,
+            RangeOp::Seek { .. } => Self::Seek,
+            RangeOp::Copy { .. } => Self::Copy,
         }
     }
 
     /// As [`Self::of`], for a request to a data server: the most similar system call.
     pub fn of_data(request: &DataRequest) -> (Self, Ino) {
         match *request {
-            DataRequest::Read { ino, .. } => (Self::Read, ino),
-            DataRequest::Write { ino, .. } | DataRequest::WriteList { ino, .. } => (Self::Write, ino),
-            DataRequest::Allocate { ino, .. } => (Self::Allocate, ino),
-            DataRequest::Seek { ino, .. } => (Self::Seek, ino),
+            DataRequest::Range { ino, ref op, .. } => (Self::of_range(op), ino),
             DataRequest::Stat { .. } => (Self::GetAttr, Ino::ROOT),
             DataRequest::Fill { ino, .. } | DataRequest::Create { ino, .. } => (Self::Create, ino),
             DataRequest::Precreate { .. } => (Self::Create, Ino::ROOT),
@@ -138,7 +139,7 @@ impl Kind {
             Request::Transfer { dir } | Request::Pull { dir } => (Self::Rename, *dir),
             Request::Sweep | Request::Enter { .. } => (Self::RemoveTree, Ino::ROOT),
             Request::Recount { ino } | Request::ClaimDatafile { ino, .. } => (Self::GetAttr, *ino),
-            Request::Place { io, .. } => Self::of_stream(io),
+            Request::Place { io } => Self::of_stream(io),
         }
     }
 }

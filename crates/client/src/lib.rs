@@ -26,8 +26,8 @@ use alloc::vec::Vec;
 use bytes::Bytes;
 use espalier_proto::{
     Access, AllocateMode, Attr, Capacity, Copied, Delegation, Dirent, Entry, Errno, FileType, Ino,
-    InodeFlags, LAST_CURSOR, Location, Lock, Name, NewNode, OpenHow, Opened, Rank, Reply, Request, SeekWhat,
-    StreamIo, Time, write_list,
+    InodeFlags, LAST_CURSOR, Location, Lock, Name, NewNode, OpenHow, Opened, RangeOp, Rank, Reply, Request,
+    SeekWhat, StreamIo, Time, write_list,
 };
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
@@ -214,15 +214,15 @@ impl Next {
                 locations.of_request(request)
             }
             Self::Release(ino) => locations.of(*ino),
-            Self::Stream(io) => locations.of(io.ino()),
+            Self::Stream(io) => locations.of(io.ino),
             Self::Data(delegation, _) => locations.of(delegation.capability.ino),
         }
     }
 
     /// Marks the request as a write that the caller considers done already.
     fn mark_acknowledged(&mut self) {
-        if let Self::Stream(StreamIo::Write { acknowledged, .. })
-        | Self::Ask(Request::Extend { acknowledged, .. }) = self
+        if let Self::Stream(StreamIo { acknowledged, .. }) | Self::Ask(Request::Extend { acknowledged, .. }) =
+            self
         {
             *acknowledged = true;
         }
@@ -272,6 +272,22 @@ pub enum Answer {
     },
     Copied(Box<Copied>),
     InTheWay(Option<Lock>),
+}
+
+impl Answer {
+    /// The result of a call that ends with stream I/O.
+    ///
+    /// # Errors
+    /// `EIO` for a reply that no stream I/O has.
+    pub fn of_stream(reply: Reply) -> Result<Self, Errno> {
+        match reply {
+            Reply::Done => Ok(Self::Done),
+            Reply::Bytes(bytes) => Ok(Self::Bytes(bytes)),
+            Reply::Written(written) => Ok(Self::Written(written)),
+            Reply::Offset(offset) => Ok(Self::Offset(offset)),
+            _ => Err(Errno::EIO),
+        }
+    }
 }
 
 /// The result of opening a file.
@@ -324,7 +340,7 @@ impl Client {
         match *call {
             Call::Request(ref request) => Next::Ask(request.clone()),
             Call::Read { ino, offset, size, .. } if streamed(ino) => {
-                self.do_directly(ino, Access::READ, StreamIo::Read { ino, offset, size })
+                self.do_directly(StreamIo::read(ino, offset, size))
             }
             Call::Read { ino, offset, size, noatime } => {
                 Next::Ask(Request::Read { ino, offset, size, noatime })
@@ -335,7 +351,7 @@ impl Client {
             Call::Allocate { ino, kill_suid_gid: true, .. } => remove_privileges(ino),
             Call::Write { .. } | Call::Allocate { .. } => self.change(call),
             Call::Seek { ino, offset, what } if streamed(ino) => {
-                self.do_directly(ino, Access::READ, StreamIo::Seek { ino, offset, what })
+                self.do_directly(StreamIo::new(ino, RangeOp::Seek { offset, what }))
             }
             Call::Seek { ino, offset, what } => Next::Ask(Request::Seek { ino, offset, what }),
             Call::Copy { from, to, kill_suid_gid, .. }
@@ -625,9 +641,8 @@ const MAX_COPY_BYTES: u64 = 1 << 30;
 
 /// Asks the metadata server before a write to a stream, since a quota may reject it.
 fn extend(call: &Call<'_>) -> Next {
-    let length = if let Call::Write { data, .. } = call { data.len() as u64 } else { 0 };
     match to_stream(call) {
-        Next::Stream(io) => io.extends(length).map_or(Next::Answer(Err(Errno::EIO)), Next::Ask),
+        Next::Stream(io) => io.extends().map_or(Next::Answer(Err(Errno::EIO)), Next::Ask),
         next => next,
     }
 }
@@ -635,10 +650,13 @@ fn extend(call: &Call<'_>) -> Next {
 /// The stream I/O of a call that needs no permission of the metadata server.
 fn to_stream(call: &Call<'_>) -> Next {
     Next::Stream(match *call {
-        Call::Write { ino, offset, .. } => StreamIo::Write { ino, offset, acknowledged: false },
-        Call::Allocate { ino, offset, length, mode, .. } => StreamIo::Allocate { ino, offset, length, mode },
-        Call::Copy { from, from_offset, to, to_offset, length, .. } => {
-            StreamIo::Copy { from, from_offset, to, to_offset, length: length.min(MAX_COPY_BYTES) }
+        Call::Write { ino, offset, ref data, .. } => StreamIo::new(ino, RangeOp::write(offset, data)),
+        Call::Allocate { ino, offset, length, mode, .. } => {
+            StreamIo::new(ino, RangeOp::Allocate { offset, length, mode })
+        }
+        Call::Copy { from, from_offset, to, to_offset: offset, length, .. } => {
+            let length = length.min(MAX_COPY_BYTES);
+            StreamIo::new(to, RangeOp::Copy { from, from_offset, offset, length })
         }
         _ => return Next::Answer(Err(Errno::EIO)),
     })

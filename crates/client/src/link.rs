@@ -83,20 +83,17 @@ impl OutgoingMessage {
     fn is_acknowledged(&self) -> bool {
         match self {
             Self::Request(_, request) => request.is_acknowledged(),
-            Self::Stream(io, _) => {
-                matches!(io, StreamIo::Write { acknowledged: true, .. } | StreamIo::WriteList { .. })
-            }
+            Self::Stream(io, _) => io.acknowledged,
         }
     }
 
     /// Bytes of file data in this message or in its reply.
     fn bytes(&self) -> usize {
         match self {
-            Self::Request(_, Request::Read { size, .. }) | Self::Stream(StreamIo::Read { size, .. }, _) => {
-                *size as usize
-            }
-            Self::Request(_, Request::Write { data, .. }) | Self::Stream(_, data) => data.len(),
+            Self::Request(_, Request::Read { size, .. }) => *size as usize,
+            Self::Request(_, Request::Write { data, .. }) => data.len(),
             Self::Request(..) => 0,
+            Self::Stream(io, data) => io.op.bytes(data),
         }
     }
 }
@@ -663,7 +660,7 @@ impl Link {
                 FromClient::Request { id, below, announced, caller, request }
             }
             OutgoingMessage::Stream(io, data) => {
-                FromClient::Stream { id, below, announced: announced(io.ino()), io, data }
+                FromClient::Stream { id, below, announced: announced(io.ino), io, data }
             }
         }));
     }

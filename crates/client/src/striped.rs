@@ -7,8 +7,8 @@ use alloc::vec::Vec;
 
 use bytes::Bytes;
 use espalier_proto::{
-    Attr, DataReply, DataRequest, Errno, Ino, Layout, Reply, SeekWhat, Segment, ServerId, StreamIo,
-    StreamStat, pieces_of, write_list,
+    Attr, DataReply, DataRequest, Errno, Ino, Layout, RangeOp, Reply, SeekWhat, Segment, ServerId, StreamIo,
+    StreamStat, pieces_of,
 };
 
 /// An operation on a striped file.
@@ -122,30 +122,32 @@ fn done(result: Result<Reply, Errno>) -> (StripedRound, StripedStep) {
 }
 
 fn begin(layout: &Layout, io: StreamIo, data: Bytes) -> (StripedRound, StripedStep) {
-    match io {
-        StreamIo::Read { ino, offset, size } => Read::begin(layout, ino, offset, size),
-        StreamIo::Write { ino, offset, .. } => write(layout, ino, offset, data),
-        StreamIo::WriteList { ino, .. } => write_pieces(layout, ino, &data),
-        StreamIo::Allocate { offset, length, .. } if is_too_far(offset, length) => done(Err(Errno::EFBIG)),
-        StreamIo::Allocate { ino, offset, length, mode } => {
+    let StreamIo { ino, op, .. } = io;
+    match op {
+        RangeOp::Read { offset, size } => Read::begin(layout, ino, offset, size),
+        RangeOp::Write { offset, .. } => write(layout, ino, offset, data),
+        RangeOp::WriteList { .. } => write_pieces(layout, ino, &data),
+        RangeOp::Allocate { offset, length, .. } if is_too_far(offset, length) => done(Err(Errno::EFBIG)),
+        RangeOp::Allocate { offset, length, mode } => {
             let ask = |Segment { place, local: offset, length }| {
-                (layout.servers()[place], DataRequest::Allocate { ino, offset, length, mode })
+                let op = RangeOp::Allocate { offset, length, mode };
+                (layout.servers()[place], DataRequest::range(ino, op))
             };
             (
                 StripedRound::Each,
                 StripedStep::Ask(layout.parts(offset, length).into_iter().map(ask).collect()),
             )
         }
-        StreamIo::Seek { ino, offset, what } => {
+        RangeOp::Seek { offset, what } => {
             let mut asks = measure(layout, ino);
             asks.extend(layout.servers().iter().enumerate().map(|(place, server)| {
                 let offset = layout.local_size(place, offset);
-                (*server, DataRequest::Seek { ino, offset, what })
+                (*server, DataRequest::range(ino, RangeOp::Seek { offset, what }))
             }));
             (StripedRound::Seek { offset, what }, StripedStep::Ask(asks))
         }
         // The caller falls back to reading and writing.
-        StreamIo::Copy { .. } => done(Err(Errno::EXDEV)),
+        RangeOp::Copy { .. } => done(Err(Errno::EXDEV)),
     }
 }
 
@@ -193,7 +195,7 @@ fn write(layout: &Layout, ino: Ino, offset: u64, data: Bytes) -> (StripedRound, 
     let (length, mut scattered) = (data.len(), layout.scatter(offset, data));
     let ask = |Segment { place, local: offset, .. }| {
         let data = core::mem::take(&mut scattered[place]);
-        (layout.servers()[place], DataRequest::Write { ino, offset, data })
+        (layout.servers()[place], DataRequest::write(ino, offset, data))
     };
     let asks = layout.parts(offset, length as u64).into_iter().map(ask).collect();
     (StripedRound::Write { length }, StripedStep::Ask(asks))
@@ -214,7 +216,7 @@ fn write_pieces(layout: &Layout, ino: Ino, list: &Bytes) -> (StripedRound, Strip
         }
     }
     let ask = |(server, list): (&ServerId, Vec<_>)| {
-        (!list.is_empty()).then(|| (*server, DataRequest::WriteList { ino, data: write_list(&list) }))
+        RangeOp::list(&list).map(|(op, data)| (*server, DataRequest::Range { ino, op, data }))
     };
     let asks = layout.servers().iter().zip(lists).filter_map(ask).collect();
     (StripedRound::Write { length }, StripedStep::Ask(asks))
@@ -234,7 +236,7 @@ impl Read {
 
     fn asks(&self, layout: &Layout) -> Vec<(ServerId, DataRequest)> {
         let ask = |part: &Segment| {
-            let request = DataRequest::Read { ino: self.ino, offset: part.local, size: part.length as u32 };
+            let request = DataRequest::read(self.ino, part.local, part.length as u32);
             (layout.servers()[part.place], request)
         };
         self.parts.iter().map(ask).collect()

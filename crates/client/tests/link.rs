@@ -127,8 +127,8 @@ fn bytes_in_flight_are_bounded_and_other_requests_overtake() {
     link.connected(&wide, &[].into(), &mut out);
     let sent = |out: &mut Vec<FromClient>| numbers(out).into_iter().map(|(id, _)| id).collect::<Vec<_>>();
     let ino = Ino(9);
-    let read = |size| StreamIo::Read { ino, offset: 0, size };
-    let write = StreamIo::Write { ino, offset: 0, acknowledged: false };
+    let read = |size| StreamIo::read(ino, 0, size);
+    let write = StreamIo::write(ino, 0, 1);
     link.stream(read(6 << 20), vec![].into(), &mut out);
     link.stream(write, vec![0; 4 << 20].into(), &mut out);
     link.ask(Caller::SERVER, Request::Read { ino, offset: 0, size: 6 << 20, noatime: false }, &mut out);
@@ -276,7 +276,7 @@ fn requests_of_lost_session_have_unknown_outcome() {
 /// A write that waits for the limit on bytes in flight cannot have been executed.
 #[test]
 fn data_that_was_never_sent_is_sent_in_the_next_session() {
-    let write = StreamIo::Write { ino: Ino(9), offset: 0, acknowledged: false };
+    let write = StreamIo::write(Ino(9), 0, 1);
     let wide = |incarnation| Welcome { window: 64, ..welcome(incarnation) };
     for was_sent in [false, true] {
         let (mut link, mut out) = (connected(), Vec::new());
@@ -316,7 +316,7 @@ fn data_that_was_never_sent_is_sent_in_the_next_session() {
 /// Other clients may have written the same bytes since.
 #[test]
 fn acknowledged_data_that_was_never_sent_is_lost_with_the_session() {
-    let write = StreamIo::Write { ino: Ino(9), offset: 0, acknowledged: true };
+    let write = StreamIo { acknowledged: true, ..StreamIo::write(Ino(9), 0, 1) };
     let (mut link, mut out) = (connected(), Vec::new());
     let writes = [0, 1].map(|_| link.stream(write, vec![0; 12 << 20].into(), &mut out));
     assert_eq!(numbers(&mut out), [(2, 2)]);
@@ -328,7 +328,7 @@ fn acknowledged_data_that_was_never_sent_is_lost_with_the_session() {
 
 #[test]
 fn reclaim_does_not_announce_data_that_was_never_sent() {
-    let write = StreamIo::Write { ino: Ino(9), offset: 0, acknowledged: false };
+    let write = StreamIo::write(Ino(9), 0, 1);
     let (mut link, mut out) = (connected(), Vec::new());
     let first = link.stream(write, vec![0; 12 << 20].into(), &mut out);
     link.stream(write, vec![0; 12 << 20].into(), &mut out);
@@ -473,7 +473,7 @@ fn payloads_are_announced_by_policy() {
         let other = Request::Read { ino: Ino(41), offset: 0, size: 1, noatime: false };
         let mut ids: Vec<_> =
             [read, write, other].map(|request| link.ask(Caller::SERVER, request, &mut out)).into();
-        ids.push(link.stream(StreamIo::Read { ino, offset: 0, size: 1 }, Vec::new().into(), &mut out));
+        ids.push(link.stream(StreamIo::read(ino, 0, 1), Vec::new().into(), &mut out));
         let reported: Vec<_> = out.drain(..).map(|message| message.announced()).collect();
         assert_eq!(reported, [announced, announced, false, announced]);
         for id in ids {

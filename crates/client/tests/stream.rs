@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use espalier_client::{Call, Client, Next};
-use espalier_proto::{Access, AllocateMode, Ino, OpenHow, Opened, Reply, Request, StreamIo};
+use espalier_proto::{Access, AllocateMode, Ino, OpenHow, Opened, RangeOp, Reply, Request, StreamIo};
 
 #[test]
 fn stream_lost_in_power_failure_is_not_requested_again() {
@@ -14,7 +14,10 @@ fn stream_lost_in_power_failure_is_not_requested_again() {
     client.reply(&open, Ok(Reply::Opened(opened)));
     let write = Call::Write { ino, offset: 0, data: b"x"[..].into(), kill_suid_gid: false };
     assert!(matches!(client.start(&write), Next::Ask(Request::Extend { .. })));
-    assert!(matches!(client.reply(&write, Ok(Reply::Granted)), Next::Stream(StreamIo::Write { .. })));
+    assert!(matches!(
+        client.reply(&write, Ok(Reply::Granted)),
+        Next::Stream(StreamIo { op: RangeOp::Write { .. }, .. })
+    ));
     assert!(matches!(client.reply(&write, Ok(Reply::Stuffed)), Next::Ask(Request::Write { .. })));
     assert!(matches!(client.start(&write), Next::Ask(Request::Write { .. })));
     // The file may outgrow the strip again.
@@ -38,7 +41,7 @@ fn metadata_request_follows_unsent_stream_writes() {
         Call::Allocate { ino, offset: 0, length: 1, mode, kill_suid_gid: false },
         Call::Copy { from: Ino(8), from_offset: 0, to: ino, to_offset: 0, length: 1, kill_suid_gid: false },
     ] {
-        assert!(matches!(client.start(&call), Next::Stream(io) if io.is_change()), "{call:?}");
+        assert!(matches!(client.start(&call), Next::Stream(io) if io.op.is_change()), "{call:?}");
     }
 }
 
@@ -70,7 +73,7 @@ fn set_id_bits_are_removed_before_bytes_change() {
             assert_eq!(call.unprivileged(&removed(false)), None);
             let next = client.reply(call, removed(true));
             match next {
-                Next::Stream(io) => assert!(is_served && io.is_change()),
+                Next::Stream(io) => assert!(is_served && io.op.is_change()),
                 Next::Ask(Request::Extend { .. }) => assert!(!is_served),
                 next => panic!("{next:?}"),
             }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use espalier_client::{Striped, StripedStep};
 use espalier_proto::{
-    AllocateMode, DataReply, DataRequest, Distribution, Errno, Ino, Layout, Reply, SeekWhat, ServerId,
-    StreamIo, StreamStat, Strip, write_list,
+    AllocateMode, DataReply, DataRequest, Distribution, Errno, Ino, Layout, RangeOp, Reply, SeekWhat,
+    ServerId, StreamIo, StreamStat, Strip,
 };
 use fastrand::Rng;
 
@@ -56,20 +56,20 @@ impl SparseBytes {
     fn answer(&mut self, request: DataRequest) -> Result<DataReply, Errno> {
         request.check()?;
         Ok(match request {
-            DataRequest::Read { offset, size, .. } => {
+            DataRequest::Range { op: RangeOp::Read { offset, size }, .. } => {
                 DataReply::Bytes(self.read(offset as usize, size as usize).into())
             }
-            DataRequest::Write { .. } | DataRequest::WriteList { .. } => {
-                let (_, pieces) = request.written()?.expect("a write");
-                pieces.into_iter().for_each(|(offset, piece)| self.write(offset as usize, piece));
-                DataReply::Done
-            }
-            DataRequest::Allocate { offset, length, mode, .. } => {
+            DataRequest::Range { op: RangeOp::Allocate { offset, length, mode }, .. } => {
                 self.allocate(offset as usize, length as usize, mode);
                 DataReply::Done
             }
-            DataRequest::Seek { offset, what, .. } => {
+            DataRequest::Range { op: RangeOp::Seek { offset, what }, .. } => {
                 DataReply::Found(self.seek(offset as usize, what).map(|found| found as u64))
+            }
+            DataRequest::Range { op, data, .. } => {
+                assert!(op.is_write(), "{op:?} is no client request");
+                op.pieces(&data)?.into_iter().for_each(|(offset, piece)| self.write(offset as usize, piece));
+                DataReply::Done
             }
             DataRequest::Stat { inos } => {
                 let stat = StreamStat { size: self.0.len() as u64, ..StreamStat::default() };
@@ -121,7 +121,7 @@ impl StripedCluster {
                 StripedStep::Ask(asks) => asks,
             };
             let places: BTreeSet<_> = asks.iter().map(|(server, _)| server).collect();
-            let is_list = matches!(io, StreamIo::WriteList { .. });
+            let is_list = matches!(io.op, RangeOp::WriteList { .. });
             assert!(!is_list || places.len() == asks.len(), "one list for each server: {asks:?}");
             let mut replies: Vec<_> = asks.iter().map(|_| Err(Errno::EIO)).collect();
             let mut order: Vec<_> = asks.into_iter().enumerate().collect();
@@ -156,12 +156,7 @@ fn striped_files_are_as_whole_ones() {
             let what = format!("seed {seed} step {step} at {offset} length {length}");
             match random.u8(0..9) {
                 0 | 1 => {
-                    let written = cluster.act(
-                        random,
-                        StreamIo::Write { ino, offset: at, acknowledged: false },
-                        &data,
-                        |_| (),
-                    );
+                    let written = cluster.act(random, StreamIo::write(ino, at, length as u32), &data, |_| ());
                     assert_eq!(written, Ok(Reply::Written(length as u32)), "{what}");
                     model.write(offset, &data);
                 }
@@ -169,9 +164,8 @@ fn striped_files_are_as_whole_ones() {
                     let later = (offset + length + random.usize(0..40), data.as_slice());
                     let pieces = [(offset, data.as_slice()), later];
                     let list = pieces.map(|(offset, piece)| (offset as u64, piece.to_vec().into()));
-                    let list = write_list(&list);
-                    let io = StreamIo::WriteList { ino, offset: at, end: (later.0 + length) as u64 };
-                    let written = cluster.act(random, io, &list, |_| ());
+                    let (op, list) = RangeOp::list(&list).expect("two pieces");
+                    let written = cluster.act(random, StreamIo::new(ino, op), &list, |_| ());
                     assert_eq!(written, Ok(Reply::Written(2 * length as u32)), "{what}");
                     pieces.into_iter().for_each(|(offset, piece)| model.write(offset, piece));
                 }
@@ -181,8 +175,12 @@ fn striped_files_are_as_whole_ones() {
                         AllocateMode::KEEP_SIZE,
                         AllocateMode::KEEP_SIZE | AllocateMode::PUNCH_HOLE,
                     ][random.usize(0..3)];
-                    let io = StreamIo::Allocate { ino, offset: at, length: length as u64, mode };
-                    assert_eq!(cluster.act(random, io, b"", |_| ()), Ok(Reply::Done), "{what}");
+                    let op = RangeOp::Allocate { offset: at, length: length as u64, mode };
+                    assert_eq!(
+                        cluster.act(random, StreamIo::new(ino, op), b"", |_| ()),
+                        Ok(Reply::Done),
+                        "{what}"
+                    );
                     model.allocate(offset, length, mode);
                 }
                 4 => {
@@ -191,14 +189,14 @@ fn striped_files_are_as_whole_ones() {
                 }
                 5 | 6 => {
                     for seek in [SeekWhat::Data, SeekWhat::Hole] {
-                        let io = StreamIo::Seek { ino, offset: at, what: seek };
+                        let io = StreamIo::new(ino, RangeOp::Seek { offset: at, what: seek });
                         let wanted = model.seek(offset, seek);
                         let wanted = wanted.map(|found| Reply::Offset(found as u64)).ok_or(Errno::ENXIO);
                         assert_eq!(cluster.act(random, io, b"", |_| ()), wanted, "{what} {seek:?}");
                     }
                 }
                 _ => {
-                    let io = StreamIo::Read { ino, offset: at, size: length as u32 };
+                    let io = StreamIo::read(ino, at, length as u32);
                     let wanted = Ok(Reply::Bytes(model.read(offset, length).into()));
                     assert_eq!(cluster.act(random, io, b"", |_| ()), wanted, "{what}");
                 }
@@ -225,7 +223,7 @@ fn concurrent_append_leaves_no_hole() {
         };
         let initial = std::mem::take(&mut length);
         grow(&mut cluster, &mut length, initial);
-        let (steps, io) = (random.usize(0..40), StreamIo::Read { ino: INO, offset: 0, size: 200 });
+        let (steps, io) = (random.usize(0..40), StreamIo::read(INO, 0, 200));
         let read = cluster.act(random, io, b"", |cluster| grow(cluster, &mut length, steps));
         let Ok(Reply::Bytes(bytes)) = read else { panic!("{read:?}") };
         assert!(bytes.len() >= initial && bytes.iter().all(|byte| *byte == b'x'), "seed {seed}: {bytes:?}");
@@ -236,11 +234,11 @@ fn concurrent_append_leaves_no_hole() {
 fn failure_of_one_server_fails_the_operation() {
     let layout = Layout::new(Distribution::SimpleStripe { strip: 4 }, vec![ServerId(1), ServerId(2)]);
     let layout = Arc::new(layout.expect("a layout"));
-    let io = StreamIo::Write { ino: INO, offset: 0, acknowledged: false };
+    let io = StreamIo::write(INO, 0, 1);
     let (mut striped, epoch) = Striped::start(Arc::clone(&layout), io, vec![1; 8].into());
     assert!(matches!(epoch, StripedStep::Ask(asks) if asks.len() == 2));
     let epoch = striped.advance(vec![Ok(DataReply::Done), Err(Errno::ENOSPC)]);
     assert!(matches!(epoch, StripedStep::Done(Err(Errno::ENOSPC))));
-    let far = StreamIo::Write { ino: INO, offset: i64::MAX as u64, acknowledged: false };
+    let far = StreamIo::write(INO, i64::MAX as u64, 1);
     assert!(matches!(Striped::start(layout, far, vec![1].into()).1, StripedStep::Done(Err(Errno::EFBIG))));
 }

@@ -389,9 +389,7 @@ impl Data {
             _ => Running::Request(key, Some((ino, how))),
         };
         let io = match request {
-            DataRequest::Write { .. } | DataRequest::WriteList { .. } if self.is_young(&key) => {
-                Io::WriteNew(request)
-            }
+            DataRequest::Range { op, .. } if op.is_write() && self.is_young(&key) => Io::WriteNew(request),
             request => Io::Request(request),
         };
         self.run(running, io, out);
@@ -472,12 +470,7 @@ impl Data {
 /// The datafile that a request uses, and how; `None` if it may run beside anything.
 fn used(request: &DataRequest) -> Option<(Ino, Use)> {
     match request {
-        DataRequest::Read { ino, .. }
-        | DataRequest::Write { ino, .. }
-        | DataRequest::WriteList { ino, .. }
-        | DataRequest::Allocate { ino, .. }
-        | DataRequest::Seek { ino, .. }
-        | DataRequest::Sync { ino } => Some((*ino, Use::Shared)),
+        DataRequest::Range { ino, .. } | DataRequest::Sync { ino } => Some((*ino, Use::Shared)),
         DataRequest::Fill { ino, .. }
         | DataRequest::Finalise { ino, .. }
         | DataRequest::Truncate { ino, .. }

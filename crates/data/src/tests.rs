@@ -1,5 +1,5 @@
 use bytes::Bytes;
-use espalier_proto::{Access, Capability, StreamStat, write_list};
+use espalier_proto::{Access, Capability, RangeOp, StreamStat, write_list};
 
 use super::*;
 
@@ -59,7 +59,7 @@ impl TestServer {
 }
 
 fn write(byte: u8) -> DataRequest {
-    DataRequest::Write { ino: FILE, offset: 0, data: vec![byte].into() }
+    DataRequest::write(FILE, 0, vec![byte].into())
 }
 
 #[test]
@@ -85,7 +85,7 @@ fn datafile_replacements_run_exclusively_and_in_order() {
     server.ask(1, 3, DataRequest::Truncate { ino: FILE, size: 0, by: None });
     server.ask(1, 4, write(4));
     server.ask(1, 5, DataRequest::Stat { inos: vec![FILE] });
-    server.ask(1, 6, DataRequest::Write { ino: Ino(8), offset: 0, data: vec![].into() });
+    server.ask(1, 6, DataRequest::write(Ino(8), 0, vec![].into()));
     assert_eq!(server.out.io.len(), 4, "a stat, and another file, wait for nothing");
     server.work();
     assert_eq!(server.out.io.len(), 3);
@@ -161,7 +161,7 @@ fn datafiles_that_are_made_share_a_write() {
     for id in 1..=3 {
         server.ask(1, id, DataRequest::Create { ino: Ino(id), sync: true });
     }
-    server.ask(1, 4, DataRequest::Write { ino: Ino(3), offset: 0, data: vec![].into() });
+    server.ask(1, 4, DataRequest::write(Ino(3), 0, vec![].into()));
     assert_eq!(server.work(), Io::Create(vec![Ino(1)]));
     assert_eq!(server.answered(), [(1, 1)]);
     assert_eq!(server.data.requests_of(server.out.io[0].0).len(), 2);
@@ -217,7 +217,7 @@ fn failed_removal_is_reported_and_blocks_nothing() {
 #[test]
 fn malformed_requests_are_refused() {
     let mut server = TestServer::new();
-    server.ask(1, 1, DataRequest::Write { ino: FILE, offset: espalier_proto::END, data: vec![1].into() });
+    server.ask(1, 1, DataRequest::write(FILE, espalier_proto::END, vec![1].into()));
     server.ask(1, 2, DataRequest::Stat { inos: vec![FILE; DataRequest::MAX_INODES + 1] });
     assert!(server.out.io.is_empty());
     assert!(server.out.replies.iter().all(|(_, reply)| reply.result == Err(Errno::EINVAL)));
@@ -268,13 +268,13 @@ fn capabilities_limit_clients() {
     let mut server = with_client();
     server.admit(1, 1, &[]);
     let read_only = Capability { access: Access::READ, ..capability(1) };
-    server.ask_with(read_only, 1, DataRequest::Read { ino: FILE, offset: 0, size: 1 });
+    server.ask_with(read_only, 1, DataRequest::read(FILE, 0, 1));
     server.ask_with(read_only, 2, DataRequest::Stat { inos: vec![FILE] });
     server.ask_with(capability(1), 3, write(1));
     assert_eq!(server.out.io.len(), 3);
     server.replies();
     server.ask_with(read_only, 4, write(1));
-    server.ask_with(capability(1), 5, DataRequest::Write { ino: Ino(8), offset: 0, data: vec![1].into() });
+    server.ask_with(capability(1), 5, DataRequest::write(Ino(8), 0, vec![1].into()));
     server.ask_with(capability(1), 6, DataRequest::Stat { inos: vec![FILE, Ino(8)] });
     for (id, request) in [
         DataRequest::Truncate { ino: FILE, size: 0, by: None },
@@ -359,7 +359,10 @@ fn datafiles_of_provisional_files_are_listed_as_new() {
     let young = Capability { since: 5, ..capability(1) };
     let how = |server: &mut TestServer, capability, id| {
         server.ask_with(capability, id, write(1));
-        matches!(server.work(), Io::WriteNew(DataRequest::Write { ino: FILE, offset: 0, .. }))
+        matches!(
+            server.work(),
+            Io::WriteNew(DataRequest::Range { ino: FILE, op: RangeOp::Write { offset: 0, .. }, .. })
+        )
     };
     assert!(!how(&mut server, capability(1), 1));
     assert!(how(&mut server, young, 2));
@@ -377,22 +380,22 @@ fn datafiles_of_provisional_files_are_listed_as_new() {
     assert!(!how(&mut server, young, 1));
     let young = Capability { since: 6, ..young };
     assert!(how(&mut server, young, 2));
-    let data = write_list(&[(0, vec![1].into())]);
-    server.ask_with(young, 3, DataRequest::WriteList { ino: FILE, data });
-    assert!(matches!(server.work(), Io::WriteNew(DataRequest::WriteList { .. })));
+    let (op, data) = RangeOp::list(&[(0, vec![1].into())]).unwrap();
+    server.ask_with(young, 3, DataRequest::Range { ino: FILE, op, data });
+    assert!(matches!(server.work(), Io::WriteNew(DataRequest::Range { op: RangeOp::WriteList { .. }, .. })));
 }
 
 #[test]
 fn lists_are_looked_at_before_anything_is_done() {
     let mut server = with_client();
     server.admit(1, 1, &[]);
-    let data = write_list(&[(0, vec![1, 2].into())]);
+    let (op, data) = RangeOp::list(&[(0, vec![1, 2].into())]).unwrap();
     let lists = [data.slice(..data.len() - 1), Bytes::new(), write_list(&[])];
     for (id, data) in (1..).zip(lists) {
-        server.ask_with(capability(1), id, DataRequest::WriteList { ino: FILE, data });
+        server.ask_with(capability(1), id, DataRequest::Range { ino: FILE, op, data });
         assert_eq!(server.replies(), [Err(Errno::EINVAL)]);
     }
-    server.ask_with(capability(1), 9, DataRequest::WriteList { ino: Ino(8), data });
+    server.ask_with(capability(1), 9, DataRequest::Range { ino: Ino(8), op, data });
     assert_eq!(server.replies(), [Err(Errno::EACCES)], "it is of another file");
 }
 

@@ -33,7 +33,7 @@ impl StreamCall {
             let mut scattered = layout.scatter(*offset, bytes.clone());
             let write = |Segment { place, local: offset, .. }| {
                 let data = core::mem::take(&mut scattered[place]);
-                (layout.servers()[place], DataRequest::Write { ino: *ino, offset, data })
+                (layout.servers()[place], DataRequest::write(*ino, offset, data))
             };
             return Ok(layout.parts(*offset, bytes.len() as u64).into_iter().map(write).collect());
         }

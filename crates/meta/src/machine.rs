@@ -161,8 +161,8 @@ impl Meta {
             Input::Blocked { client, number } => self.blocked(now, client, number, out),
             Input::Cancel { from, id } => self.cancel(now, from, id, out),
             Input::Done { id, result } => self.done(now, id, result, out),
-            Input::Place { of: (from, id), io, length } => {
-                let task = Task::new(from, id, Caller::SERVER, Request::Place { io, length });
+            Input::Place { of: (from, id), io } => {
+                let task = Task::new(from, id, Caller::SERVER, Request::Place { io });
                 self.run(now, task, None, out);
             }
             Input::NewDatafiles { server, inos } => self.new_datafiles(now, server, &inos, out),
@@ -467,7 +467,7 @@ impl Meta {
             Request::ClaimDatafile { ino, .. } => self.claim_datafile(cx, *ino),
             Request::Fragments { dir } => self.fragments(*dir),
             Request::Recount { ino } => self.recount_file(cx, *ino),
-            Request::Place { io, length } => self.place(cx, io, *length),
+            Request::Place { io } => self.place(cx, io),
             Request::Find { ino, kind, open } => self.find(cx, *ino, *kind, *open),
             Request::Parent { dir } => self.parent(cx, *dir),
             Request::SetLayout { ino, layout } => self.set_layout(cx, *ino, layout),

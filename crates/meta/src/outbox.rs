@@ -100,11 +100,9 @@ pub enum Input {
     },
     /// A client requests an operation on a stream. [`Outbox::placed`] returns whether it is
     /// allowed; then [`Meta::place_of`](crate::Meta::place_of) returns where the bytes are.
-    /// `length`: bytes to write.
     Place {
         of: (ClientId, RequestId),
         io: StreamIo,
-        length: u64,
     },
     /// New watermarks, as in [`Config::watermarks`](crate::Config).
     Watermarks {

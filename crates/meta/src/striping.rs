@@ -276,15 +276,9 @@ impl Meta {
             Some(_) => DataLocation::Inode,
             None => DataLocation::Unknown,
         };
-        match *io {
-            StreamIo::Read { ino, .. }
-            | StreamIo::Write { ino, .. }
-            | StreamIo::WriteList { ino, .. }
-            | StreamIo::Allocate { ino, .. }
-            | StreamIo::Seek { ino, .. } => of(ino),
-            StreamIo::Copy { from, to, .. } => match (of(from), of(to)) {
-                (DataLocation::Store, other) | (other, _) => other,
-            },
+        match io.op.source().map_or(DataLocation::Store, of) {
+            DataLocation::Store => of(io.ino),
+            other => other,
         }
     }
 

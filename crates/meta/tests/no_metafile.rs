@@ -97,10 +97,10 @@ fn write(fs: &mut Harness, ino: Ino, size: u64) -> Result<(), Errno> {
         })?,
         Reply::Granted
     );
-    let layout = fs.meta.place_of(&StreamIo::Write { ino, offset: 0, acknowledged: false });
+    let layout = fs.meta.place_of(&StreamIo::write(ino, 0, 1));
     let DataLocation::Servers(layout) = layout else { panic!("{layout:?}") };
     let end = layout.segments(size - 1, 1).next().unwrap();
-    let write = DataRequest::Write { ino, offset: end.local, data: vec![1].into() };
+    let write = DataRequest::write(ino, end.local, vec![1].into());
     fs.data.ask(layout.servers()[end.place], &write).map(drop)
 }
 

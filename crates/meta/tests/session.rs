@@ -1076,11 +1076,11 @@ fn client_writes_only_to_files_open_for_writing() {
         Request::Delegate { ino, access: Access::READ | Access::WRITE },
         Request::SetAttr { ino, set: truncate },
     ];
-    let write = StreamIo::Write { ino, offset: 0, acknowledged: false };
+    let write = StreamIo::write(ino, 0, 1);
     let may_write = |fs: &mut Harness, one: &mut TestClient| {
         let read = Request::Read { ino, offset: 0, size: 1, noatime: false };
         assert!(one.ask(fs, read).is_ok());
-        assert_eq!(fs.meta.may_stream(one.id, &StreamIo::Read { ino, offset: 0, size: 1 }), Ok(()));
+        assert_eq!(fs.meta.may_stream(one.id, &StreamIo::read(ino, 0, 1)), Ok(()));
         assert_eq!(one.ask(fs, Request::Delegate { ino, access: Access::READ }), Ok(Reply::Delegated(None)));
         let may = fs.meta.may_stream(one.id, &write).is_ok();
         for change in &changes {

@@ -289,7 +289,7 @@ fn read_only_client_is_refused_changes() {
     server.connect(ONE, &reader).unwrap();
     let creation = create(Ino::ROOT, "file", NewNode::Regular);
     assert_eq!(server.ask_as(ONE, &reader, creation.clone()), Err(Errno::EROFS));
-    let (_, write) = server.stream(StreamIo::Write { ino: Ino(2), offset: 0, acknowledged: false });
+    let (_, write) = server.stream(StreamIo::write(Ino(2), 0, 0));
     let reported = server.take(ONE, &reader, write);
     assert!(matches!(reported[0].1, FromServer::Reply { result: Err(Errno::EROFS), .. }), "{reported:?}");
     server.ask(ONE, creation).unwrap();
@@ -372,7 +372,7 @@ fn where_bytes_are_is_found_out_before_anything_is_done_with_them() {
     let made = server.ask(ONE, made);
     let Ok(Reply::Created(entry, _)) = made else { panic!("{made:?}") };
     let ino = entry.attr.ino;
-    let read = StreamIo::Read { ino, offset: 0, size: 10 };
+    let read = StreamIo::read(ino, 0, 10);
     let write = Request::Write {
         ino,
         offset: 0,
@@ -438,7 +438,7 @@ fn stream_operation_on_stuffed_file_is_returned() {
     let ino = server.make(ONE, Ino::ROOT, "file", NewNode::Regular);
     let how = open_how(Access::READ | Access::WRITE, false);
     server.ask(ONE, Request::Open { ino, how }).unwrap();
-    let (id, message) = server.stream(StreamIo::Write { ino, offset: 0, acknowledged: false });
+    let (id, message) = server.stream(StreamIo::write(ino, 0, 0));
     let said = server.take(ONE, &all, message);
     assert!(
         matches!(&said[..], [(ONE, FromServer::Reply { id: of, result: Ok(Reply::Stuffed), .. })] if *of == id),
@@ -446,7 +446,7 @@ fn stream_operation_on_stuffed_file_is_returned() {
     );
     let set = SetAttr { size: Some(100), ..SetAttr::default() };
     server.ask(ONE, Request::SetAttr { ino, set }).unwrap();
-    let (_, message) = server.stream(StreamIo::Write { ino, offset: 0, acknowledged: false });
+    let (_, message) = server.stream(StreamIo::write(ino, 0, 0));
     assert_eq!((server.take(ONE, &all, message), server.streams.len()), (vec![], 1));
 }
 
@@ -477,7 +477,7 @@ fn answers_are_announced_as_their_requests_say() {
     let set = SetAttr { size: Some(STRIP + 1), ..SetAttr::default() };
     server.ask(ONE, Request::SetAttr { ino, set }).unwrap();
     for wanted in [false, true] {
-        let (id, message) = server.stream(StreamIo::Read { ino, offset: 0, size: 10 });
+        let (id, message) = server.stream(StreamIo::read(ino, 0, 10));
         let message = if wanted { announced(message) } else { message };
         assert_eq!(server.take(ONE, &all, message), []);
         server.session_layer.end_stream((ONE, id), Ok(Reply::Bytes(vec![0; 10].into())));
@@ -501,7 +501,7 @@ fn big_file(server: &mut TestServer) -> Ino {
 impl TestServer {
     /// Writes ten bytes. Returns the answer if there is one already.
     fn write(&mut self, ino: Ino, offset: u64) -> (RequestId, Option<Result<Reply, Errno>>) {
-        let (id, mut message) = self.stream(StreamIo::Write { ino, offset, acknowledged: false });
+        let (id, mut message) = self.stream(StreamIo::write(ino, offset, 10));
         if let FromClient::Stream { data, .. } = &mut message {
             *data = vec![1; 10].into();
         }

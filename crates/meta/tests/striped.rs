@@ -196,10 +196,10 @@ fn work(fs: &mut Harness, wanted: &mut BTreeMap<Ino, u64>) -> Result<(), Errno> 
     wanted.insert(removed, 90);
     fs.ask(Request::Open { ino: retained, how: open_how(Access::WRITE, false) })?;
     // The client writes directly to the data servers.
-    let layout = fs.meta.place_of(&StreamIo::Write { ino: retained, offset: 0, acknowledged: false });
+    let layout = fs.meta.place_of(&StreamIo::write(retained, 0, 1));
     let espalier_meta::DataLocation::Servers(layout) = layout else { panic!("{layout:?}") };
     let end = layout.segments(299, 1).next().unwrap();
-    let write = DataRequest::Write { ino: retained, offset: end.local, data: vec![1].into() };
+    let write = DataRequest::write(retained, end.local, vec![1].into());
     fs.data.ask(layout.servers()[end.place], &write)?;
     wanted.insert(retained, 300);
     fs.checkpoint();
@@ -335,13 +335,11 @@ fn writes_of_lost_client_are_counted() {
     let data = vec![1; STRIP as usize];
     fs.ask(Request::Write { ino, offset: 0, data: data.into(), kill_suid_gid: false, time: None }).unwrap();
     fs.ask(resize(ino, 100)).unwrap();
-    let espalier_meta::DataLocation::Servers(layout) =
-        fs.meta.place_of(&StreamIo::Write { ino, offset: 0, acknowledged: false })
-    else {
+    let espalier_meta::DataLocation::Servers(layout) = fs.meta.place_of(&StreamIo::write(ino, 0, 1)) else {
         panic!("it is not on data servers")
     };
     let end = layout.segments(299, 1).next().unwrap();
-    let write = DataRequest::Write { ino, offset: end.local, data: vec![1].into() };
+    let write = DataRequest::write(ino, end.local, vec![1].into());
     fs.data.ask(layout.servers()[end.place], &write).unwrap();
     fs.disk.sync_journal();
     let mut fs = fs.crash();
@@ -364,13 +362,11 @@ fn bytes_lost_by_data_servers_are_not_counted() {
     let ino = make(&mut fs, "file", 100).unwrap();
     let how = open_how(Access::READ | Access::WRITE, false);
     fs.ask(Request::Open { ino, how }).unwrap();
-    let espalier_meta::DataLocation::Servers(layout) =
-        fs.meta.place_of(&StreamIo::Write { ino, offset: 0, acknowledged: false })
-    else {
+    let espalier_meta::DataLocation::Servers(layout) = fs.meta.place_of(&StreamIo::write(ino, 0, 1)) else {
         panic!("it is not on data servers")
     };
     let end = layout.segments(299, 1).next().unwrap();
-    let write = DataRequest::Write { ino, offset: end.local, data: vec![1].into() };
+    let write = DataRequest::write(ino, end.local, vec![1].into());
     fs.data.ask(layout.servers()[end.place], &write).unwrap();
     fs.ask(Request::Release { ino }).unwrap();
     let counted = Request::GetXattr { ino: Ino::ROOT, name: (*b"user.espalier.rbytes").into() };
@@ -393,7 +389,7 @@ fn files_are_moved_away_from_a_server() {
     fs.ask(Request::Link { ino: files[1], dir: Ino::ROOT, name: name("again") }).unwrap();
     fs.ask(Request::Unlink { dir: Ino::ROOT, name: name("nameless"), time: None }).unwrap();
     fs.drain();
-    let layout_of = |fs: &Harness, ino| match fs.meta.place_of(&StreamIo::Read { ino, offset: 0, size: 1 }) {
+    let layout_of = |fs: &Harness, ino| match fs.meta.place_of(&StreamIo::read(ino, 0, 1)) {
         espalier_meta::DataLocation::Servers(layout) => layout,
         other => panic!("{other:?}"),
     };
@@ -435,7 +431,7 @@ fn no_new_files_come_to_lie_on_drained_servers() {
         fs.data = DataServers::new(SERVERS);
         for file in ["a", "b", "c", "d"] {
             let ino = make(&mut fs, file, 100).unwrap();
-            let place = fs.meta.place_of(&StreamIo::Read { ino, offset: 0, size: 1 });
+            let place = fs.meta.place_of(&StreamIo::read(ino, 0, 1));
             let espalier_meta::DataLocation::Servers(layout) = place else { panic!("{place:?}") };
             assert_eq!(layout.servers().len(), width);
             assert!(!drained.iter().any(|server| layout.servers().contains(&ServerId(*server))));

@@ -1,7 +1,7 @@
 //! The properties of a message that its transmission depends on.
 
 use bytes::Bytes;
-use espalier_proto::{DataReply, DataRequest, FromClient, FromData, FromServer, Reply, Request, ToData};
+use espalier_proto::{DataReply, FromClient, FromData, FromServer, Reply, Request, ToData};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -73,12 +73,7 @@ impl Message for FromServer {
 
 impl Message for ToData {
     fn payload(&mut self) -> Option<&mut Bytes> {
-        match &mut self.request {
-            DataRequest::Write { data, .. }
-            | DataRequest::WriteList { data, .. }
-            | DataRequest::Fill { data, .. } => Some(data),
-            _ => None,
-        }
+        self.request.payload()
     }
 
     fn request(&self) -> Option<u64> {

@@ -297,7 +297,7 @@ fn mutated_streams_are_taken_or_refused() {
 fn frames_split_into_bytes_are_decoded() {
     for (id, value) in (0..300).flat_map(|id| [0, 3, 7].map(|value| (id, value))) {
         let (ino, below, announced, data) = (Ino(value << (3 * id % 60)), RequestId(0), false, Bytes::new());
-        let io = StreamIo::Write { ino, offset: 0, acknowledged: false };
+        let io = StreamIo::write(ino, 0, 1);
         let stream = FromClient::Stream { id: RequestId(id), below, announced, io, data };
         for message in [write(id, value, id as usize % 90), cancel(id), stream] {
             let mut inbox: Inbox<FromClient> = Inbox::new(Terms::of(&limits()), limits().receiving_bytes);

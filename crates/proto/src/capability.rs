@@ -2,7 +2,7 @@ use alloc::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Access, DataRequest, Ino, Layout, ServerId};
+use crate::{Access, DataRequest, Ino, Layout, RangeOp, ServerId};
 
 /// Permits a client to access a file's datafiles directly. A metadata server issues it to one
 /// client. It is valid until the client's session ends or the server restarts.
@@ -31,8 +31,9 @@ impl Capability {
     /// True if the capability permits the request.
     pub fn permits(&self, request: &DataRequest) -> bool {
         let (needed, ino) = match request {
-            DataRequest::Read { ino, .. } | DataRequest::Seek { ino, .. } => (Access::READ, *ino),
-            DataRequest::Write { ino, .. } | DataRequest::WriteList { ino, .. } => (Access::WRITE, *ino),
+            // The metadata server allocates, since it counts the file's size.
+            DataRequest::Range { op: RangeOp::Allocate { .. }, .. } => return false,
+            DataRequest::Range { ino, op, .. } => (op.access(), *ino),
             DataRequest::Create { ino, .. } | DataRequest::Remove { ino } => (Access::EXEC, *ino),
             DataRequest::Stat { inos } if inos.len() == 1 => (Access::empty(), inos[0]),
             _ => return false,

@@ -1,12 +1,10 @@
 //! Validation of requests from other machines: rejects values that no correct client sends.
 
 use crate::{
-    Access, AllocateMode, CopyTree, Errno, Ino, InodeFlags, NewNode, Rank, RenameFlags, Request, SetAttr,
+    Access, CopyTree, Errno, Ino, InodeFlags, NewNode, RangeOp, Rank, RenameFlags, Request, SetAttr,
     StreamIo, Time, WritebackCreate, mode,
 };
 
-/// The kernel's limit for one read or write. Clients rely on at least this much.
-const MAX_IO_BYTES: usize = 1 << 20;
 /// A path including its NUL has at most 4096 bytes.
 const MAX_TARGET_BYTES: usize = 4095;
 /// Limits of Linux.
@@ -55,9 +53,11 @@ impl Request {
             Self::Rename { flags, .. } => {
                 require(RenameFlags::from_bits(flags.bits()).is_some(), Errno::EINVAL)
             }
-            Self::Read { size, .. } => require(*size as usize <= MAX_IO_BYTES, Errno::EINVAL),
-            Self::Write { data, .. } => require(data.len() <= MAX_IO_BYTES, Errno::EINVAL),
-            Self::Allocate { mode, .. } => known(*mode),
+            Self::Read { offset, size, .. } => RangeOp::Read { offset: *offset, size: *size }.check(&[]),
+            Self::Write { offset, data, .. } => RangeOp::write(*offset, data).check(data),
+            Self::Allocate { offset, length, mode, .. } => {
+                RangeOp::Allocate { offset: *offset, length: *length, mode: *mode }.check(&[])
+            }
             Self::Delegate { access, .. } => {
                 let of_bytes = Access::READ | Access::WRITE;
                 let is_known = of_bytes.contains(*access) || *access == Access::EXEC;
@@ -153,7 +153,7 @@ impl Request {
             Self::Reclaim { held, .. } => held.first().map_or(Ino::ROOT, |held| held.ino),
             Self::CopyTree(copy) => copy.levels.first().map_or(Ino::ROOT, |level| level.from),
             Self::ReclaimLocks { locks } => locks.first().map_or(Ino::ROOT, |(ino, _)| *ino),
-            Self::Place { io, .. } => io.ino(),
+            Self::Place { io } => io.ino,
             Self::Sweep | Self::Enter { .. } | Self::TakeNumbers { .. } | Self::SyncFs { .. } => Ino::ROOT,
         }
     }
@@ -272,12 +272,12 @@ impl Request {
 
     /// True if the client has already acknowledged the operation to its caller (write-back).
     pub fn is_acknowledged(&self) -> bool {
-        let is_acknowledged_write = matches!(
-            self,
-            Self::Extend { acknowledged: true, .. }
-                | Self::Place { io: StreamIo::Write { acknowledged: true, .. }, .. }
-        );
-        is_acknowledged_write || self.time().is_some()
+        match self {
+            Self::Extend { acknowledged, .. } | Self::Place { io: StreamIo { acknowledged, .. } } => {
+                *acknowledged
+            }
+            _ => self.time().is_some(),
+        }
     }
 
     /// Marks the request as acknowledged to the caller at time `at`. `ino`: number of the inode
@@ -310,96 +310,12 @@ impl Request {
     }
 }
 
-impl StreamIo {
-    /// As [`Request::writes`].
-    pub fn writes(&self) -> Option<Ino> {
-        match self {
-            Self::Write { ino, .. }
-            | Self::WriteList { ino, .. }
-            | Self::Allocate { ino, .. }
-            | Self::Copy { to: ino, .. } => Some(*ino),
-            Self::Read { .. } | Self::Seek { .. } => None,
-        }
-    }
-
-    /// The file; of a copy, the target.
-    pub fn ino(&self) -> Ino {
-        let (Self::Read { ino, .. }
-        | Self::Write { ino, .. }
-        | Self::WriteList { ino, .. }
-        | Self::Allocate { ino, .. }
-        | Self::Seek { ino, .. }
-        | Self::Copy { to: ino, .. }) = self;
-        *ino
-    }
-
-    /// The rank that executes the request.
-    pub fn rank(&self) -> Rank {
-        self.ino().rank()
-    }
-
-    /// As [`Request::check`]. `data`: the data to write.
-    ///
-    /// # Errors
-    /// As [`Request::check`].
-    pub fn check(&self, data: &[u8]) -> Result<(), Errno> {
-        let fits = match self {
-            Self::Read { size, .. } => *size as usize <= MAX_IO_BYTES,
-            // An append is executed exactly once, so it is a `Request`.
-            Self::Write { offset, .. } => data.len() <= MAX_IO_BYTES && *offset != crate::END,
-            Self::WriteList { offset, end, .. } => {
-                data.len() <= MAX_IO_BYTES && crate::range_of(data)? == (*offset..*end)
-            }
-            _ => true,
-        };
-        if !fits || (!matches!(self, Self::Write { .. } | Self::WriteList { .. }) && !data.is_empty()) {
-            return Err(Errno::EINVAL);
-        }
-        if let Self::Allocate { mode, .. } = self { known(*mode) } else { Ok(()) }
-    }
-
-    /// The request that authorises a change of the stream; `None` for reads. `length`: bytes to
-    /// write.
-    pub fn extends(&self, length: u64) -> Option<Request> {
-        let (ino, offset, length, from, acknowledged) = match *self {
-            Self::Read { .. } | Self::Seek { .. } => return None,
-            Self::Write { ino, offset, acknowledged } => (ino, offset, length, None, acknowledged),
-            Self::WriteList { ino, offset, end } => (ino, offset, end.saturating_sub(offset), None, true),
-            Self::Allocate { ino, mode, .. } if mode.contains(AllocateMode::KEEP_SIZE) => {
-                (ino, 0, 0, None, false)
-            }
-            Self::Allocate { ino, offset, length, .. } => (ino, offset, length, None, false),
-            Self::Copy { from, from_offset, to, to_offset, length } => {
-                (to, to_offset, length, Some((from, from_offset)), false)
-            }
-        };
-        let discards = matches!(self, Self::Allocate { mode, .. } if mode.discards());
-        Some(Request::Extend { ino, offset, length, from, discards, acknowledged })
-    }
-
-    /// True if the request changes the stream.
-    pub fn is_change(&self) -> bool {
-        !matches!(self, Self::Read { .. } | Self::Seek { .. })
-    }
-}
-
-impl AllocateMode {
-    /// True for modes that remove data: punching a hole and zeroing.
-    pub fn discards(self) -> bool {
-        !Self::KEEP_SIZE.contains(self)
-    }
-}
-
-fn known(mode: AllocateMode) -> Result<(), Errno> {
-    AllocateMode::from_bits(mode.bits()).map(|_| ()).ok_or(Errno::EOPNOTSUPP)
-}
-
 #[cfg(test)]
 mod tests {
     use alloc::vec;
 
     use super::*;
-    use crate::{Ino, LockOwner, Name, OpenHow, WritebackCreate, XattrMode};
+    use crate::{AllocateMode, Ino, LockOwner, Name, OpenHow, WritebackCreate, XattrMode};
 
     const INO: Ino = Ino(7);
 
@@ -435,7 +351,7 @@ mod tests {
         let flags = RenameFlags::from_bits_retain(8);
         let mode = AllocateMode::from_bits_retain(0x80);
         let name = Name::lowest;
-        let data = vec![0; MAX_IO_BYTES + 1];
+        let data = vec![0; RangeOp::MAX_BYTES + 1];
         let mut fifo = symlink(b"a");
         if let Request::Create { node, .. } = &mut fifo {
             *node = NewNode::Fifo;
@@ -470,15 +386,6 @@ mod tests {
         }
         assert_eq!(writeback(symlink(&[b'x'; 4095])).check(), Ok(()));
         assert_eq!(set_xattr(b"user.a", 65_536).check(), Ok(()));
-        assert_eq!(
-            StreamIo::Seek { ino: INO, offset: 0, what: crate::SeekWhat::Data }.check(b"x"),
-            Err(Errno::EINVAL)
-        );
-        assert_eq!(StreamIo::Write { ino: INO, offset: 0, acknowledged: false }.check(b"x"), Ok(()));
-        assert_eq!(
-            StreamIo::Write { ino: INO, offset: crate::END, acknowledged: false }.check(b"x"),
-            Err(Errno::EINVAL)
-        );
     }
 
     #[test]
@@ -491,7 +398,5 @@ mod tests {
         assert!(!Request::GetAttr { ino: INO }.is_change());
         assert!(!Request::Release { ino: INO }.is_change());
         assert!(Request::TakeNumbers { rank: Rank(0), count: 1 }.is_change());
-        assert!(!StreamIo::Read { ino: INO, offset: 0, size: 1 }.is_change());
-        assert!(StreamIo::Write { ino: INO, offset: 0, acknowledged: false }.is_change());
     }
 }

@@ -1,48 +1,23 @@
 //! Requests to data servers, and their replies.
 
-use alloc::vec;
 use alloc::vec::Vec;
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    AllocateMode, Capability, ClientId, Errno, Ino, Pieces, RequestId, SeekWhat, Space, StreamStat, Time,
-    pieces_of,
-};
+use crate::{Capability, ClientId, Errno, Ino, RangeOp, RequestId, Space, StreamStat, Time};
 
 /// An operation on datafiles, which are named by the inode number of their file. A datafile that
 /// was never written reads as empty. All operations are idempotent, since a client repeats them
 /// after a lost connection.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DataRequest {
-    /// A reply shorter than `size` means that the datafile ends there.
-    Read {
+    /// An operation on a range of the datafile; a copy needs a second file and is refused. A reply
+    /// to a read that is shorter than requested means that the datafile ends there.
+    Range {
         ino: Ino,
-        offset: u64,
-        size: u32,
-    },
-    Write {
-        ino: Ino,
-        offset: u64,
+        op: RangeOp,
         data: Bytes,
-    },
-    /// Several pieces, encoded by [`write_list`](crate::write_list).
-    WriteList {
-        ino: Ino,
-        data: Bytes,
-    },
-    Allocate {
-        ino: Ino,
-        offset: u64,
-        length: u64,
-        mode: AllocateMode,
-    },
-    /// Find the next data or hole in the datafile.
-    Seek {
-        ino: Ino,
-        offset: u64,
-        what: SeekWhat,
     },
     Stat {
         inos: Vec<Ino>,
@@ -162,8 +137,19 @@ impl DataRequest {
     pub const MAX_INODES: usize = 4096;
     /// Most sessions in one `Admit`.
     pub const MAX_SESSIONS: usize = 20_000;
-    /// Most bytes in one read or write; equals the limit of a client's request.
-    const MAX_BYTES: usize = 1 << 20;
+
+    pub fn read(ino: Ino, offset: u64, size: u32) -> Self {
+        Self::Range { ino, op: RangeOp::Read { offset, size }, data: Bytes::new() }
+    }
+
+    pub fn write(ino: Ino, offset: u64, data: Bytes) -> Self {
+        Self::Range { ino, op: RangeOp::write(offset, &data), data }
+    }
+
+    /// An operation without data to write.
+    pub fn range(ino: Ino, op: RangeOp) -> Self {
+        Self::Range { ino, op, data: Bytes::new() }
+    }
 
     /// Checks the limits of a request.
     ///
@@ -171,17 +157,13 @@ impl DataRequest {
     /// `EINVAL` for values out of range, `EOPNOTSUPP` for an unknown mode.
     pub fn check(&self) -> Result<(), Errno> {
         let fits = match self {
-            Self::Read { size, .. } => *size as usize <= Self::MAX_BYTES,
-            // Appends are invalid: the end of a datafile is not the end of its file.
-            Self::Write { offset, data, .. } => data.len() <= Self::MAX_BYTES && *offset != crate::END,
-            Self::WriteList { data, .. } => data.len() <= Self::MAX_BYTES && pieces_of(data).is_ok(),
-            Self::Fill { data, .. } => data.len() <= Self::MAX_BYTES,
+            // The end of a datafile is not the end of its file.
+            Self::Range { op, .. } if op.is_append() || op.source().is_some() => false,
+            Self::Range { op, data, .. } => return op.check(data),
+            Self::Fill { data, .. } => data.len() <= RangeOp::MAX_BYTES,
             Self::Admit { live, .. } => live.len() <= Self::MAX_SESSIONS,
             Self::Stat { inos } | Self::Precreate { inos } | Self::Discard { inos } => {
                 inos.len() <= Self::MAX_INODES
-            }
-            Self::Allocate { mode, .. } if AllocateMode::from_bits(mode.bits()).is_none() => {
-                return Err(Errno::EOPNOTSUPP);
             }
             _ => true,
         };
@@ -191,10 +173,7 @@ impl DataRequest {
     /// Name of the operation in traces.
     pub fn name(&self) -> &'static str {
         match self {
-            Self::Read { .. } => "read",
-            Self::Write { .. } | Self::WriteList { .. } => "write",
-            Self::Allocate { .. } => "allocate",
-            Self::Seek { .. } => "seek",
+            Self::Range { op, .. } => op.name(),
             Self::Stat { .. } => "stat",
             Self::Fill { .. } => "fill",
             Self::Finalise { .. } => "finalise",
@@ -215,21 +194,17 @@ impl DataRequest {
     /// Bytes of data that the request or its reply transfers.
     pub fn bytes(&self) -> usize {
         match self {
-            Self::Read { size, .. } => *size as usize,
-            Self::Write { data, .. } | Self::WriteList { data, .. } | Self::Fill { data, .. } => data.len(),
+            Self::Range { op, data, .. } => op.bytes(data),
+            Self::Fill { data, .. } => data.len(),
             _ => 0,
         }
     }
 
-    /// Inode and pieces of a write; `None` for other requests.
-    ///
-    /// # Errors
-    /// As [`pieces_of`].
-    pub fn written(&self) -> Result<Option<(Ino, Pieces<'_>)>, Errno> {
+    /// The data to write.
+    pub fn payload(&mut self) -> Option<&mut Bytes> {
         match self {
-            Self::Write { ino, offset, data } => Ok(Some((*ino, vec![(*offset, &data[..])]))),
-            Self::WriteList { ino, data } => pieces_of(data).map(|pieces| Some((*ino, pieces))),
-            _ => Ok(None),
+            Self::Range { data, .. } | Self::Fill { data, .. } => Some(data),
+            _ => None,
         }
     }
 }

@@ -21,6 +21,7 @@ mod lock;
 mod message;
 mod object;
 mod permission;
+mod range;
 mod stream;
 mod time;
 mod wire;
@@ -41,7 +42,8 @@ pub use lock::{Lock, LockKind, LockOwner, LockRange, LockRanges};
 pub use message::*;
 pub use object::{ObjectId, ObjectKind, TableWrite};
 pub use permission::{ModeClass, Permissions};
-pub use stream::{Space, StreamIo, StreamStat};
+pub use range::{RangeOp, StreamIo};
+pub use stream::{Space, StreamStat};
 pub use time::Time;
 pub use wire::{
     Accesses, ClusterId, FromClient, FromServer, Hello, Lease, ServerMap, Service, Touched, Welcome,

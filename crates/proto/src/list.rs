@@ -8,7 +8,7 @@ use bytes::{Buf, BufMut, Bytes};
 
 use crate::Errno;
 
-/// Encodes the payload of [`StreamIo::WriteList`](crate::StreamIo::WriteList): number of pieces,
+/// Encodes the payload of [`RangeOp::WriteList`](crate::RangeOp::WriteList): number of pieces,
 /// offset and length of each, then the data. `pieces` are ascending and disjoint; adjacent ones are
 /// merged.
 pub fn write_list(pieces: &[(u64, Bytes)]) -> Bytes {
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn invalid_acl_is_refused() {
+    fn invalid_list_is_refused() {
         let list = pieces(&[(3, b"abc"), (8, b"ef")]);
         for end in 0..list.len() {
             assert_eq!(pieces_of(&list[..end]), Err(Errno::EINVAL), "{end} of {} bytes", list.len());

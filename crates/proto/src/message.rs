@@ -323,11 +323,9 @@ pub enum Request {
     Recount {
         ino: Ino,
     },
-    /// Authorise a stream operation and load the file's inode. `length`: bytes to write. Internal,
-    /// as `Sweep`.
+    /// Authorise a stream operation and load the file's inode. Internal, as `Sweep`.
     Place {
         io: StreamIo,
-        length: u64,
     },
     /// Look up, and with `open` also open, an inode that the reply of another rank named
     /// ([`Reply::Remote`]). The reply is that of a lookup or a creation.

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{AllocateMode, Ino, SeekWhat, Time};
+use crate::Time;
 
 /// Attributes of a byte stream. A stream has no ctime: store maintenance (renames, links) may
 /// change the ctime of the file that holds it at any time
@@ -17,48 +17,6 @@ pub struct StreamStat {
     pub mtime: Time,
     /// Striped files: the latest datafile mtime that differs from `mtime`, or zero.
     pub other_mtime: Time,
-}
-
-/// An operation on the stream of a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum StreamIo {
-    Read {
-        ino: Ino,
-        offset: u64,
-        size: u32,
-    },
-    /// The data is the message's payload. `acknowledged`: as in
-    /// [`Request::Extend`](crate::Request::Extend).
-    Write {
-        ino: Ino,
-        offset: u64,
-        acknowledged: bool,
-    },
-    /// Writes to several ranges between `offset` and `end`, already acknowledged to their callers.
-    /// The payload is a [list of pieces](crate::write_list).
-    WriteList {
-        ino: Ino,
-        offset: u64,
-        end: u64,
-    },
-    Allocate {
-        ino: Ino,
-        offset: u64,
-        length: u64,
-        mode: AllocateMode,
-    },
-    Seek {
-        ino: Ino,
-        offset: u64,
-        what: SeekWhat,
-    },
-    Copy {
-        from: Ino,
-        from_offset: u64,
-        to: Ino,
-        to_offset: u64,
-        length: u64,
-    },
 }
 
 /// Space in a store, as `statvfs(3)` reports it.

@@ -5,9 +5,8 @@ use std::ops::{Bound, Range};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use espalier_client::Answer;
 use espalier_meta::{Io, IoDone, Load, StreamCall, StreamDone};
-use espalier_proto::{Errno, Ino, ObjectId, Space, StreamIo, pieces_of};
+use espalier_proto::{Errno, Ino, ObjectId, Reply, Space, StreamIo};
 use espalier_store::{Journal, JournalError, Store, StoreError};
 
 use crate::caller::groups;
@@ -200,34 +199,13 @@ impl Disk {
         Ok(buffer)
     }
 
-    /// Executes stream I/O other than reads. `data`: the bytes to write.
-    pub fn stream_io(&self, io: StreamIo, data: &[u8]) -> Result<Answer, Errno> {
-        let store = &self.store;
-        let answer = match io {
-            StreamIo::Read { .. } => return Err(Errno::EINVAL),
-            StreamIo::Write { ino, offset, .. } => store
-                .stream_write(ino, offset, data)
-                .and_then(|()| self.changed(ino))
-                .map(|()| Answer::Written(data.len() as u32)),
-            StreamIo::WriteList { ino, .. } => pieces_of(data)?
-                .into_iter()
-                .try_for_each(|(offset, piece)| store.stream_write(ino, offset, piece))
-                .and_then(|()| self.changed(ino))
-                .map(|()| Answer::Written(data.len() as u32)),
-            StreamIo::Allocate { ino, offset, length, mode } => store
-                .stream_allocate(ino, offset, length, mode)
-                .and_then(|()| self.changed(ino))
-                .map(|()| Answer::Done),
-            StreamIo::Seek { ino, offset, what } => match store.stream_seek(ino, offset, what) {
-                Ok(Some(found)) => Ok(Answer::Offset(found)),
-                Ok(None) => return Err(Errno::ENXIO),
-                Err(error) => Err(error),
-            },
-            StreamIo::Copy { from, from_offset, to, to_offset, length } => store
-                .stream_copy(from, from_offset, to, to_offset, length)
-                .and_then(|copied| self.changed(to).map(|()| Answer::Written(copied as u32))),
-        };
-        answer.map_err(logged)
+    /// Executes stream I/O. `data`: the bytes to write.
+    pub fn stream_io(&self, io: StreamIo, data: &[u8]) -> Result<Reply, Errno> {
+        let StreamIo { ino, op, .. } = io;
+        let done = self.store.stream_io(ino, op, data);
+        let done =
+            done.and_then(|reply| if op.is_change() { self.changed(ino).map(|()| reply) } else { Ok(reply) });
+        done.map_err(logged)
     }
 
     /// Flush-behind after a write of `length` bytes at `offset`: returns the range that is being

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use bytes::Bytes;
 use espalier_meta::relayout;
-use espalier_proto::{DataReply, DataRequest, Errno, Ino, SeekWhat, ServerId};
+use espalier_proto::{DataReply, DataRequest, Errno, Ino, RangeOp, SeekWhat, ServerId};
 
 use crate::data::DataStore;
 use crate::disk::Disk;
@@ -107,7 +107,7 @@ fn copy(from: &DataStore, to: &DataStore, ino: Ino) -> Result<(), Errno> {
         mtime: stat.mtime,
         sync: false,
     })?;
-    let seek = |offset, what| match from.execute(DataRequest::Seek { ino, offset, what })? {
+    let seek = |offset, what| match from.execute(DataRequest::range(ino, RangeOp::Seek { offset, what }))? {
         DataReply::Found(found) => Ok(found),
         _ => Err(Errno::EIO),
     };
@@ -118,14 +118,14 @@ fn copy(from: &DataStore, to: &DataStore, ino: Ino) -> Result<(), Errno> {
         at = seek(offset, SeekWhat::Hole)?.unwrap_or(stat.size);
         while offset < at {
             let size = PIECE.min(at - offset) as u32;
-            let DataReply::Bytes(data) = from.execute(DataRequest::Read { ino, offset, size })? else {
+            let DataReply::Bytes(data) = from.execute(DataRequest::read(ino, offset, size))? else {
                 return Err(Errno::EIO);
             };
             if data.is_empty() {
                 break;
             }
             let read = data.len() as u64;
-            to.execute(DataRequest::Write { ino, offset, data })?;
+            to.execute(DataRequest::write(ino, offset, data))?;
             offset += read;
         }
     }

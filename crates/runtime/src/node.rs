@@ -12,7 +12,9 @@ use std::time::Instant;
 
 use espalier_client::{Answer, Call, Client, Interrupt, Next};
 use espalier_meta::{Cause, Input, IoId, LoadReport, Meta, Now, Outbox, Waiting};
-use espalier_proto::{Caller, ClientId, Errno, Ino, LockOwner, Reply, Request, RequestId, Space, StreamIo};
+use espalier_proto::{
+    Caller, ClientId, Errno, Ino, LockOwner, RangeOp, Reply, Request, RequestId, Space, StreamIo,
+};
 
 use crate::background_work::{Background, BackgroundWork};
 use crate::calls::{CallOutcome, Calls, Frontend};
@@ -305,28 +307,31 @@ impl<D: Frontend> Node<D> {
                 self.answer(ticket, span, answer);
             }
             FinalStep::Answer(result) => self.answer(ticket, span, result.map(CallOutcome::Answer)),
-            FinalStep::Stream(_, StreamIo::Read { ino, offset, size }) => BUFFER.with_borrow_mut(|buffer| {
-                let cause = [self.id_of(span.number)];
-                let steps = self.background_work.tracer.steps(&cause);
-                let read = steps.step(Layer::Store, "stream read", || {
-                    self.background_work.disk.read_stream(ino, offset, size, buffer)
-                });
-                span.enter_stage(Stage::Work, Instant::now());
-                self.answer(ticket, span, read.map(CallOutcome::Data));
-            }),
+            FinalStep::Stream(_, StreamIo { ino, op: RangeOp::Read { offset, size }, .. }) => BUFFER
+                .with_borrow_mut(|buffer| {
+                    let cause = [self.id_of(span.number)];
+                    let steps = self.background_work.tracer.steps(&cause);
+                    let read = steps.step(Layer::Store, "stream read", || {
+                        self.background_work.disk.read_stream(ino, offset, size, buffer)
+                    });
+                    span.enter_stage(Stage::Work, Instant::now());
+                    self.answer(ticket, span, read.map(CallOutcome::Data));
+                }),
             FinalStep::Stream(call, io) => {
                 let data: &[u8] = if let Call::Write { data, .. } = &call { data } else { &[] };
                 let (cause, kind) = ([self.id_of(span.number)], span.kind.name());
                 let steps = self.background_work.tracer.steps(&cause);
-                let result = steps.step(Layer::Store, kind, || self.background_work.disk.stream_io(io, data));
+                let result = steps.step(Layer::Store, kind, || {
+                    self.background_work.disk.stream_io(io, data).and_then(Answer::of_stream)
+                });
                 span.enter_stage(Stage::Work, Instant::now());
                 // Before the answer, after which the file may be removed.
-                let left = match io {
-                    StreamIo::Write { ino, offset, .. } if result.is_ok() => self
+                let left = match io.op {
+                    RangeOp::Write { offset, .. } if result.is_ok() => self
                         .background_work
                         .disk
-                        .follow(ino, offset, data.len() as u64)
-                        .map(|bytes| (ino, bytes)),
+                        .follow(io.ino, offset, data.len() as u64)
+                        .map(|bytes| (io.ino, bytes)),
                     _ => None,
                 };
                 self.answer(ticket, span, result.map(CallOutcome::Answer));

@@ -133,7 +133,7 @@ fn data(number: u16) -> Service {
 }
 
 fn write() -> DataRequest {
-    DataRequest::Write { ino: INO, offset: 5, data: b"bytes"[..].into() }
+    DataRequest::write(INO, 5, b"bytes"[..].into())
 }
 
 fn refused(outcome: Result<(Welcome, DataRequester), ConnectError>) -> Reason {
@@ -158,7 +158,7 @@ async fn data_servers_are_for_servers() {
     let (_, mut requester) = reach(address, &server, data(3)).await.unwrap();
     let ino = INO;
     assert_eq!(ask(&mut requester, write()).await, Ok(DataReply::Done));
-    let read = || DataRequest::Read { ino, offset: 3, size: 100 };
+    let read = || DataRequest::read(ino, 3, 100);
     assert_eq!(ask(&mut requester, read()).await, Ok(DataReply::Bytes(b"\0\0bytes"[..].into())));
     assert_eq!(ask(&mut requester, DataRequest::Sync { ino }).await, Ok(DataReply::Done));
     assert_eq!(ask(&mut requester, DataRequest::New).await, Ok(DataReply::Inos(vec![])));
@@ -179,7 +179,7 @@ async fn data_servers_are_for_servers() {
     assert!(made.iter().all(is_new), "they exist and are empty: {made:?}");
     assert_eq!(ask(&mut requester, DataRequest::Discard { inos }).await, Ok(DataReply::Done));
     assert_eq!(ask(&mut requester, stat).await, Ok(DataReply::Stats(vec![StreamStat::default(); 2])));
-    let far = DataRequest::Write { ino, offset: espalier_proto::END, data: vec![1].into() };
+    let far = DataRequest::write(ino, espalier_proto::END, vec![1].into());
     assert_eq!(ask(&mut requester, far).await, Err(Errno::EINVAL));
 }
 
@@ -196,7 +196,7 @@ async fn clients_access_only_files_of_their_capabilities() {
     let admit = |below, live: &[u64]| DataRequest::Admit { below, live: live.into(), durable: 0 };
     assert_eq!(ask(&mut server, admit(1, &[])).await, Ok(DataReply::Done));
     assert_eq!(ask_with(&mut alice, Some(capability), write()).await, Ok(DataReply::Done));
-    let read = || DataRequest::Read { ino: INO, offset: 5, size: 100 };
+    let read = || DataRequest::read(INO, 5, 100);
     assert_eq!(
         ask_with(&mut alice, Some(capability), read()).await,
         Ok(DataReply::Bytes(b"bytes"[..].into()))
@@ -220,7 +220,7 @@ async fn clients_access_only_files_of_their_capabilities() {
     ] {
         assert_eq!(ask_with(&mut eve, forged, write()).await, Err(Errno::EACCES), "{forged:?}");
     }
-    let other_file = DataRequest::Read { ino: Ino(10), offset: 0, size: 1 };
+    let other_file = DataRequest::read(Ino(10), 0, 1);
     assert_eq!(ask_with(&mut eve, Some(own), other_file).await, Err(Errno::EACCES));
     assert_eq!(ask_with(&mut eve, Some(own), DataRequest::Remove { ino: INO }).await, Err(Errno::EACCES));
     assert_eq!(ask_with(&mut eve, Some(own), admit(9, &[])).await, Err(Errno::EACCES));
@@ -244,9 +244,9 @@ async fn data_server_operations_are_counted() {
     let cluster = DataCluster::new();
     let (_, mut server) = reach(cluster.address, &cluster.server("server-0"), data(3)).await.unwrap();
     assert_eq!(ask(&mut server, write()).await, Ok(DataReply::Done));
-    let far = DataRequest::Write { ino: INO, offset: espalier_proto::END, data: vec![1].into() };
+    let far = DataRequest::write(INO, espalier_proto::END, vec![1].into());
     assert_eq!(ask(&mut server, far).await, Err(Errno::EINVAL));
-    let read = DataRequest::Read { ino: INO, offset: 3, size: 100 };
+    let read = DataRequest::read(INO, 3, 100);
     assert_eq!(ask(&mut server, read).await, Ok(DataReply::Bytes(b"\0\0bytes"[..].into())));
     assert_eq!(ask(&mut server, DataRequest::Remove { ino: INO }).await, Ok(DataReply::Done));
 
@@ -285,12 +285,12 @@ async fn client_that_does_not_read_blocks_no_other() {
         ask(&mut server, DataRequest::Admit { below: 1, live: vec![], durable: 0 }).await,
         Ok(DataReply::Done)
     );
-    let bytes = DataRequest::Write { ino: INO, offset: 0, data: vec![1; 1 << 20].into() };
+    let bytes = DataRequest::write(INO, 0, vec![1; 1 << 20].into());
     assert_eq!(ask(&mut server, bytes).await, Ok(DataReply::Done));
     let (_, greedy) = reach(cluster.address, &cluster.client("greedy"), service).await.unwrap();
     let capability = Some(cluster.capability("greedy", 1));
     for id in 0..4096 {
-        let request = DataRequest::Read { ino: INO, offset: 0, size: 1 << 20 };
+        let request = DataRequest::read(INO, 0, 1 << 20);
         greedy.sender.send(ToData { id: RequestId(id % 1024), request, capability }).unwrap();
     }
     let (_, mut alice) = reach(cluster.address, &cluster.client("alice"), service).await.unwrap();

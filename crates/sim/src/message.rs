@@ -124,10 +124,7 @@ impl Message {
                 ..
             })
             | Self::ToData(ToData {
-                request:
-                    DataRequest::Write { data, .. }
-                    | DataRequest::WriteList { data, .. }
-                    | DataRequest::Fill { data, .. },
+                request: DataRequest::Range { data, .. } | DataRequest::Fill { data, .. },
                 ..
             })
             | Self::FromData(FromData { result: Ok(DataReply::Bytes(data)), .. }) => data.len(),
@@ -238,7 +235,7 @@ mod tests {
     #[test]
     fn a_message_has_the_size_of_its_encoding() {
         let message = |byte| {
-            let io = StreamIo::Write { ino: Ino(5), offset: 7, acknowledged: false };
+            let io = StreamIo::write(Ino(5), 7, 1000);
             let (id, below) = (RequestId(300), RequestId(299));
             Message::FromClient(FromClient::Stream {
                 id,

@@ -9,9 +9,7 @@ use std::time::Duration;
 use espalier_meta::{
     Check, Config, Format, Io, IoDone, Load, Meta, Recovery, RecoveryError, StreamCall, StreamDone, Super,
 };
-use espalier_proto::{
-    Errno, Ino, ObjectId, Position, Rank, Reply, Space, StreamIo, TableWrite, Time, pieces_of,
-};
+use espalier_proto::{Errno, Ino, ObjectId, Position, Rank, Reply, Space, StreamIo, TableWrite, Time};
 use espalier_store::{
     FormatError, Journal, JournalError, MemoryEngine, MemoryStore, ObjectOptions, ObjectStore, RankLease,
     SimFile, Store, StoreError, Superblock,
@@ -362,39 +360,10 @@ impl Storage {
     /// # Errors
     /// As returned to the client.
     pub fn stream(&self, io: StreamIo, data: &[u8]) -> Result<Reply, Errno> {
-        let store = self.store.as_ref();
-        let done = match io {
-            StreamIo::Read { ino, offset, size } => {
-                let mut bytes = vec![0; size as usize];
-                store.stream_read(ino, offset, &mut bytes).map(|read| {
-                    bytes.truncate(read);
-                    Reply::Bytes(bytes.into())
-                })
-            }
-            StreamIo::Write { ino, offset, .. } => {
-                store.stream_write(ino, offset, data).map(|()| Reply::Written(data.len() as u32))
-            }
-            StreamIo::WriteList { ino, .. } => pieces_of(data)?
-                .into_iter()
-                .try_for_each(|(offset, piece)| store.stream_write(ino, offset, piece))
-                .map(|()| Reply::Written(data.len() as u32)),
-            StreamIo::Allocate { ino, offset, length, mode } => {
-                store.stream_allocate(ino, offset, length, mode).map(|()| Reply::Done)
-            }
-            StreamIo::Seek { ino, offset, what } => {
-                return match store.stream_seek(ino, offset, what) {
-                    Ok(found) => found.map(Reply::Offset).ok_or(Errno::ENXIO),
-                    Err(error) => Err(error.errno()),
-                };
-            }
-            StreamIo::Copy { from, from_offset, to, to_offset, length } => store
-                .stream_copy(from, from_offset, to, to_offset, length)
-                .map(|copied| Reply::Written(copied as u32)),
-        };
-        let done = done.map_err(|error| error.errno())?;
-        if let Some(ino) = changed_by(&io).filter(|_| self.is_shared()) {
+        let done = self.store.stream_io(io.ino, io.op, data).map_err(|error| error.errno())?;
+        if io.op.is_change() && self.is_shared() {
             // Another server may take over at any time.
-            store.stream_sync(ino).map_err(|error| error.errno())?;
+            self.store.stream_sync(io.ino).map_err(|error| error.errno())?;
         }
         Ok(done)
     }
@@ -442,17 +411,6 @@ impl Storage {
 fn first_records(config: &Config, time: Time) -> Vec<TableWrite> {
     let format = Format { time, uid: 0, gid: 0, perm: 0o777 };
     if config.rank == Rank(0) { format.writes() } else { Format::nothing(config.rank) }
-}
-
-/// The file that an operation changes.
-fn changed_by(io: &StreamIo) -> Option<Ino> {
-    match io {
-        StreamIo::Write { ino, .. } | StreamIo::WriteList { ino, .. } | StreamIo::Allocate { ino, .. } => {
-            Some(*ino)
-        }
-        StreamIo::Copy { to, .. } => Some(*to),
-        StreamIo::Read { .. } | StreamIo::Seek { .. } => None,
-    }
 }
 
 fn load(store: &dyn Store, wanted: &Load) -> Result<IoDone, Errno> {

@@ -1,6 +1,6 @@
 //! The datafiles of a data server: one byte stream of the store for each datafile that has data.
 
-use espalier_proto::{DataReply, DataRequest, Ino, StreamStat};
+use espalier_proto::{DataReply, DataRequest, Ino, RangeOp, Reply, StreamStat};
 
 use crate::empty::Made;
 use crate::error::StoreError;
@@ -128,7 +128,7 @@ impl<S: Store, F: BlockFile> Datafiles<S, F> {
     /// # Errors
     /// Those of the store.
     pub fn write_new(&self, request: DataRequest) -> Result<DataReply, StoreError> {
-        if let Some((ino, _)) = request.written().map_err(StoreError::Refused)? {
+        if let DataRequest::Range { ino, .. } = request {
             self.store.stream_create(ino)?;
         }
         self.carry_out(request)
@@ -142,14 +142,17 @@ impl<S: Store, F: BlockFile> Datafiles<S, F> {
         let (store, sync) = (&self.store, self.sync);
         let changed = |ino| if sync { store.stream_sync(ino) } else { Ok(()) };
         match request {
-            DataRequest::Read { ino, offset, size } => {
-                let mut bytes = vec![0; size as usize];
-                let read = store.stream_read(ino, offset, &mut bytes)?;
-                bytes.truncate(read);
-                return Ok(DataReply::Bytes(bytes.into()));
-            }
-            DataRequest::Seek { ino, offset, what } => {
+            DataRequest::Range { ino, op: RangeOp::Seek { offset, what }, .. } => {
                 return Ok(DataReply::Found(store.stream_seek(ino, offset, what)?));
+            }
+            DataRequest::Range { ino, op, data } => {
+                let reply = store.stream_io(ino, op, &data)?;
+                if op.is_change() {
+                    changed(ino)?;
+                }
+                if let Reply::Bytes(bytes) = reply {
+                    return Ok(DataReply::Bytes(bytes));
+                }
             }
             DataRequest::Stat { inos } => {
                 let stats = inos.into_iter().map(|ino| self.stat(ino)).collect::<Result<_, _>>()?;
@@ -157,17 +160,6 @@ impl<S: Store, F: BlockFile> Datafiles<S, F> {
             }
             DataRequest::New => return Ok(DataReply::Inos(store.new_streams()?)),
             DataRequest::Space => return Ok(DataReply::Space(store.space()?)),
-            DataRequest::Write { .. } | DataRequest::WriteList { .. } => {
-                let Some((ino, pieces)) = request.written().map_err(StoreError::Refused)? else {
-                    return Ok(DataReply::Done);
-                };
-                pieces.into_iter().try_for_each(|(offset, piece)| store.stream_write(ino, offset, piece))?;
-                changed(ino)?;
-            }
-            DataRequest::Allocate { ino, offset, length, mode } => {
-                store.stream_allocate(ino, offset, length, mode)?;
-                changed(ino)?;
-            }
             DataRequest::Truncate { ino, size, .. } => {
                 store.stream_truncate(ino, size)?;
                 changed(ino)?;

@@ -2,7 +2,9 @@ use std::fs::File;
 use std::ops::Bound;
 use std::sync::Arc;
 
-use espalier_proto::{AllocateMode, Ino, ObjectId, SeekWhat, Space, StreamStat, TableWrite, Time};
+use espalier_proto::{
+    AllocateMode, Errno, Ino, ObjectId, RangeOp, Reply, SeekWhat, Space, StreamStat, TableWrite, Time,
+};
 
 use crate::StoreError;
 
@@ -109,6 +111,38 @@ pub trait Store: Send + Sync + 'static {
         to_offset: u64,
         length: u64,
     ) -> Result<u64, StoreError>;
+
+    /// Executes an operation on a stream. `data`: the bytes to write.
+    ///
+    /// # Errors
+    /// As the methods above; `ENXIO` if a search finds nothing, `EINVAL` for an invalid list.
+    fn stream_io(&self, ino: Ino, op: RangeOp, data: &[u8]) -> Result<Reply, StoreError> {
+        Ok(match op {
+            RangeOp::Read { offset, size } => {
+                let mut bytes = vec![0; size as usize];
+                let read = self.stream_read(ino, offset, &mut bytes)?;
+                bytes.truncate(read);
+                Reply::Bytes(bytes.into())
+            }
+            RangeOp::Write { .. } | RangeOp::WriteList { .. } => {
+                for (offset, piece) in op.pieces(data).map_err(StoreError::Refused)? {
+                    self.stream_write(ino, offset, piece)?;
+                }
+                Reply::Written(data.len() as u32)
+            }
+            RangeOp::Allocate { offset, length, mode } => {
+                self.stream_allocate(ino, offset, length, mode)?;
+                Reply::Done
+            }
+            RangeOp::Seek { offset, what } => {
+                let found = self.stream_seek(ino, offset, what)?;
+                Reply::Offset(found.ok_or(StoreError::Refused(Errno::ENXIO))?)
+            }
+            RangeOp::Copy { from, from_offset, offset, length } => {
+                Reply::Written(self.stream_copy(from, from_offset, ino, offset, length)? as u32)
+            }
+        })
+    }
 
     fn stream_set_mtime(&self, ino: Ino, mtime: Time) -> Result<(), StoreError>;
 

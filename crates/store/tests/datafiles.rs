@@ -21,7 +21,7 @@ fn stat(files: &MemoryDatafiles, ino: u64) -> StreamStat {
 
 fn write(files: &MemoryDatafiles, ino: u64) {
     files.store().set_now(Time::new(5, 0));
-    files.carry_out(DataRequest::Write { ino: Ino(ino), offset: 0, data: vec![1].into() }).unwrap();
+    files.carry_out(DataRequest::write(Ino(ino), 0, vec![1].into())).unwrap();
 }
 
 #[test]
@@ -133,7 +133,7 @@ fn datafiles_persist_in_reopened_store() {
             expected.extend(inos.into_iter().map(|ino| (ino, 0)));
         }
         let ino = Ino(first + 3);
-        files.carry_out(DataRequest::Write { ino, offset: 0, data: vec![1; 9].into() }).unwrap();
+        files.carry_out(DataRequest::write(ino, 0, vec![1; 9].into())).unwrap();
         expected.insert(ino, 9);
         files.carry_out(DataRequest::Discard { inos: vec![Ino(first + 1), Ino(first + 4)] }).unwrap();
         expected.retain(|ino, _| *ino != Ino(first + 1) && *ino != Ino(first + 4));

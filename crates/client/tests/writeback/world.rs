@@ -6,7 +6,7 @@ use espalier_client::{
 use espalier_proto::{
     Access, Attr, Caller, Dirent, Entry, Errno, FileType, FromClient, FromServer, Held, Ino, InodeFlags,
     Lease, Location, Name, NewNode, OpenHow, Opened, Rank, Reply, Request, RequestId, RevocationId, ServerId,
-    ServerMap, StreamIo, Time, Touched, Welcome, pieces_of,
+    ServerMap, Time, Touched, Welcome,
 };
 
 pub const RANK: Rank = Rank(0);
@@ -204,16 +204,12 @@ impl ClientWorld {
         for (rank, message) in actions.send {
             match message {
                 FromClient::Request { id, caller, request, .. } => self.sent.push((id, caller, request)),
-                FromClient::Stream { id, io: StreamIo::Write { offset, acknowledged, .. }, data, .. } => {
-                    let (pieces, bytes) = (vec![(offset, data.len())], data.into());
-                    self.streams.push(Streamed { id, pieces, acknowledged, bytes });
-                }
-                FromClient::Stream { id, io: io @ StreamIo::WriteList { .. }, data, .. } => {
-                    io.check(&data).expect("a list of pieces");
-                    let list = pieces_of(&data).expect("a list of pieces");
+                FromClient::Stream { id, io, data, .. } if io.op.is_write() => {
+                    io.check(&data).expect("a valid write");
+                    let list = io.op.pieces(&data).expect("a list of pieces");
                     let bytes = list.iter().flat_map(|(_, piece)| *piece).copied().collect();
                     let pieces = list.iter().map(|(offset, piece)| (*offset, piece.len())).collect();
-                    self.streams.push(Streamed { id, pieces, acknowledged: true, bytes });
+                    self.streams.push(Streamed { id, pieces, acknowledged: io.acknowledged, bytes });
                 }
                 FromClient::Revoked { number } => self.revoked.push(number.0),
                 FromClient::Clock { time } => self.clocks.push((rank, time)),

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use espalier_client::{Actions, Answer, Call, DataOperation, DataOutcome, FrontendEvent, Interrupt, Work};
 use espalier_proto::{
-    Access, Attr, Capability, Delegation, Distribution, Errno, FileType, Ino, Layout, LockOwner, Rank, Reply,
-    Request, RequestId, ServerId, StreamIo, Touched, pieces_of,
+    Access, Attr, Capability, Delegation, Distribution, Errno, FileType, Ino, Layout, LockOwner, RangeOp,
+    Rank, Reply, Request, RequestId, ServerId, StreamIo, Touched, pieces_of,
 };
 
 use super::world::*;
@@ -196,7 +196,7 @@ fn short_writes_to_striped_files_are_gathered_too() {
     let [DataOperation { work: Work::Stream(io), data, .. }] = &world.data[..] else {
         panic!("{:?}", world.data)
     };
-    assert_eq!(*io, StreamIo::WriteList { ino: FILE, offset: 3000, end: 6000 });
+    assert_eq!(*io, StreamIo::new(FILE, RangeOp::WriteList { offset: 3000, end: 6000 }));
     let pieces: Vec<_> =
         pieces_of(data).expect("a list").iter().map(|(at, piece)| (*at, piece.len())).collect();
     assert_eq!(pieces, [(3000, 1000), (5000, 1000)]);

@@ -56,12 +56,12 @@ impl Meta {
 
     /// Prepares a stream request. After a restart its inode may not be in memory, though clients
     /// have it open.
-    pub(crate) fn place(&mut self, cx: &mut Cx<'_>, io: &StreamIo, length: u64) -> Step<Reply> {
-        if let StreamIo::Copy { from, .. } = io {
-            self.state.inode(*from)?;
+    pub(crate) fn place(&mut self, cx: &mut Cx<'_>, io: &StreamIo) -> Step<Reply> {
+        if let Some(from) = io.op.source() {
+            self.state.inode(from)?;
         }
-        let Some(Request::Extend { ino, offset, length, from, discards, .. }) = io.extends(length) else {
-            return self.state.inode(io.ino()).map(|_| Reply::Done);
+        let Some(Request::Extend { ino, offset, length, from, discards, .. }) = io.extends() else {
+            return self.state.inode(io.ino).map(|_| Reply::Done);
         };
         let before = self.state.sequence;
         let granted = self.extend(cx, ino, (offset, length), from, discards)?;

@@ -539,14 +539,7 @@ impl Meta {
     /// `EBADF` if it has not.
     pub fn may_stream(&self, client: ClientId, io: &StreamIo) -> Result<(), Errno> {
         let is_open = |ino| self.opens_of(client, ino) > 0;
-        let all_open = match *io {
-            StreamIo::Read { ino, .. }
-            | StreamIo::Write { ino, .. }
-            | StreamIo::WriteList { ino, .. }
-            | StreamIo::Allocate { ino, .. }
-            | StreamIo::Seek { ino, .. } => is_open(ino),
-            StreamIo::Copy { from, to, .. } => is_open(from) && is_open(to),
-        };
+        let all_open = is_open(io.ino) && io.op.source().is_none_or(is_open);
         let session = self.sessions.clients.get(&client);
         let may_write = |ino| session.is_some_and(|session| session.writes(ino));
         if all_open && io.writes().is_none_or(may_write) { Ok(()) } else { Err(Errno::EBADF) }

@@ -217,7 +217,7 @@ impl SessionLayer {
                     self.announced.extend(announced.then_some((client, id)));
                     let stream = StreamRequest { of: (client, id), io, layout: None, data };
                     let is_known = !matches!(self.meta.place_of(&io), DataLocation::Unknown);
-                    if is_known && !io.is_change() { self.begin(stream) } else { self.place(now, stream) }
+                    if is_known && !io.op.is_change() { self.begin(stream) } else { self.place(now, stream) }
                 } else {
                     is_answered = false;
                 }
@@ -367,9 +367,9 @@ impl SessionLayer {
 
     /// Asks the machine whether a stream request is allowed and where the bytes are.
     fn place(&mut self, now: Now, stream: StreamRequest) {
-        let (of, io, length) = (stream.of, stream.io, stream.data.len() as u64);
+        let (of, io) = (stream.of, stream.io);
         self.unplaced.insert(of, stream);
-        self.input(now, Input::Place { of, io, length });
+        self.input(now, Input::Place { of, io });
     }
 
     /// Continues a stream request with the machine's verdict. Its client may have closed the file

@@ -48,7 +48,7 @@ impl Rights {
     /// As [`Self::check`].
     pub fn check_stream(&self, io: &StreamIo, data: &[u8]) -> Result<(), Errno> {
         io.check(data)?;
-        if self.read_only && io.is_change() { Err(Errno::EROFS) } else { Ok(()) }
+        if self.read_only && io.op.is_change() { Err(Errno::EROFS) } else { Ok(()) }
     }
 
     /// The caller as the server sees it, after squashing.
@@ -89,10 +89,7 @@ mod tests {
         let ino = Ino(2);
         assert_eq!(rights.check(&Request::GetAttr { ino }), Ok(()));
         assert_eq!(rights.check(&Request::RemoveTree { dir: ino }), Err(Errno::EROFS));
-        assert_eq!(
-            rights.check_stream(&StreamIo::Write { ino, offset: 0, acknowledged: false }, b"x"),
-            Err(Errno::EROFS)
-        );
-        assert_eq!(rights.check_stream(&StreamIo::Read { ino, offset: 0, size: 1 }, b""), Ok(()));
+        assert_eq!(rights.check_stream(&StreamIo::write(ino, 0, 1), b"x"), Err(Errno::EROFS));
+        assert_eq!(rights.check_stream(&StreamIo::read(ino, 0, 1), b""), Ok(()));
     }
 }

@@ -141,7 +141,7 @@ impl TestServer {
     }
 
     fn contents(&self) -> Vec<u8> {
-        let layout = self.fs.meta.place_of(&StreamIo::Read { ino: self.ino, offset: 0, size: 0 });
+        let layout = self.fs.meta.place_of(&StreamIo::read(self.ino, 0, 0));
         match layout {
             espalier_meta::DataLocation::Servers(layout) => self.fs.data.read(&layout, self.ino),
             _ => {

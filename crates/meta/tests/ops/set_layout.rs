@@ -119,7 +119,7 @@ fn a_client_measures_itself() {
     for request in [lookup(), Request::GetAttr { ino: made.ino }] {
         let Ok(Reply::Unmeasured(_, given)) = ask(fs, OTHER, request) else { panic!("it is measured") };
         let measure = DataRequest::Stat { inos: vec![made.ino] };
-        let read = DataRequest::Read { ino: made.ino, offset: 0, size: 1 };
+        let read = DataRequest::read(made.ino, 0, 1);
         assert_eq!((given.capability.permits(&measure), given.capability.permits(&read)), (true, false));
     }
 }

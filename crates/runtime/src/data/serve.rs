@@ -244,10 +244,10 @@ impl DataServer {
             && let Some(message) = waiting.pop_front()
         {
             let bytes = message.request.bytes();
-            let writes = matches!(
-                message.request,
-                DataRequest::Write { .. } | DataRequest::WriteList { .. } | DataRequest::Fill { .. }
-            );
+            let writes = match message.request {
+                DataRequest::Range { op, .. } => op.is_write(),
+                ref request => matches!(request, DataRequest::Fill { .. }),
+            };
             let served = self.tracer.served(peer.place, message.id.0);
             self.tracer.begin(served, message.request.name(), Vec::new);
             let (kind, ino) = Kind::of_data(&message.request);

@@ -140,9 +140,11 @@ impl DataStore {
     ) -> Result<DataReply, Errno> {
         let requested = request.clone();
         let done = execute(request).map_err(logged)?;
-        if let Some((ino, pieces)) = requested.written()?.filter(|_| !self.sync) {
+        if let DataRequest::Range { ino, op, data } = requested
+            && !self.sync
+        {
             let file = || self.files.store().stream_file(ino).map_err(logged).ok().flatten();
-            for (offset, piece) in pieces {
+            for (offset, piece) in op.pieces(&data)? {
                 self.writeback.follow(offset, piece.len() as u64, file);
             }
         }

@@ -135,15 +135,9 @@ impl OfflineClient {
                     self.send(Request::Release { ino })?;
                     return Ok(Answer::Done);
                 }
-                #[cfg(test)]
-                Next::Stream(espalier_proto::StreamIo::Read { ino, offset, size }) => {
-                    let mut buffer = Vec::new();
-                    let read = self.volume()?.disk.read_stream(ino, offset, size, &mut buffer)?;
-                    return Ok(Answer::Bytes(read.to_vec().into()));
-                }
                 Next::Stream(io) => {
                     let data: &[u8] = if let Call::Write { data, .. } = &call { data } else { &[] };
-                    return self.volume()?.disk.stream_io(io, data);
+                    return self.volume()?.disk.stream_io(io, data).and_then(Answer::of_stream);
                 }
                 Next::Data(..) | Next::Apart => return Err(Errno::EIO),
             };

@@ -8,9 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-use espalier_client::Answer;
 use espalier_meta::StreamRequest;
-use espalier_proto::{ClientId, Errno, Ino, Reply, RequestId, StreamIo, pieces_of};
+use espalier_proto::{ClientId, Errno, Ino, RangeOp, Reply, RequestId, StreamIo};
 use tokio::task::block_in_place;
 
 use super::machine::{Inner, Server};
@@ -65,8 +64,7 @@ pub(super) struct Streamed {
 impl Inner {
     pub(super) fn job(&self, stream: StreamRequest, section: CriticalSection) -> StreamJob {
         let (kind, ino) = Kind::of_stream(&stream.io);
-        let requested =
-            if let StreamIo::Read { size, .. } = stream.io { size as usize } else { stream.data.len() };
+        let requested = stream.io.op.bytes(&stream.data);
         let (bytes, peer) = (requested.max(LEAST_BYTES), self.peers.get(&stream.of.0));
         let under_way = peer.map(|peer| Arc::clone(&peer.under_way)).unwrap_or_default();
         under_way.0.fetch_add(bytes, Ordering::Relaxed);
@@ -78,10 +76,7 @@ impl Inner {
 impl StreamJob {
     /// The file, if the job writes; writes to a file are executed in order of arrival.
     fn written(&self) -> Option<Ino> {
-        match self.stream.io {
-            StreamIo::Write { ino, .. } | StreamIo::WriteList { ino, .. } => Some(ino),
-            _ => None,
-        }
+        self.stream.io.op.is_write().then_some(self.stream.io.ino)
     }
 }
 
@@ -136,7 +131,7 @@ impl Server {
 
     /// Reads from the page cache; returns true if that is everything.
     fn read_at_once(&self, job: &mut StreamJob) -> bool {
-        let StreamIo::Read { ino, offset, size } = job.stream.io else { return false };
+        let StreamIo { ino, op: RangeOp::Read { offset, size }, .. } = job.stream.io else { return false };
         job.span.enter_stage(Stage::Disk, Instant::now());
         self.background_work.disk.read_cached(ino, offset, size, &mut job.reading)
     }
@@ -148,29 +143,15 @@ impl Server {
         let inner = if self.background_work.tracer.is_on() { self.lock().ok() } else { None };
         let cause = inner.and_then(|inner| self.id_of(&inner, of));
         let steps = self.background_work.tracer.steps(cause.as_slice());
-        let result = steps.step(Layer::Store, span.kind.name(), || match io {
-            StreamIo::Read { ino, offset, size } => {
-                disk.read_rest(ino, offset, size, reading).map(|read| Reply::Bytes(read.into()))
+        let result = steps.step(Layer::Store, span.kind.name(), || {
+            if let RangeOp::Read { offset, size } = io.op {
+                return disk.read_rest(io.ino, offset, size, reading).map(|read| Reply::Bytes(read.into()));
             }
-            io => disk.stream_io(io, &data).and_then(|answer| match answer {
-                Answer::Written(written) => {
-                    match io {
-                        StreamIo::Write { ino, offset, .. } => {
-                            disk.follow(ino, offset, written.into());
-                        }
-                        StreamIo::WriteList { ino, .. } => {
-                            for (offset, piece) in pieces_of(&data)? {
-                                disk.follow(ino, offset, piece.len() as u64);
-                            }
-                        }
-                        _ => {}
-                    }
-                    Ok(Reply::Written(written))
-                }
-                Answer::Offset(offset) => Ok(Reply::Offset(offset)),
-                Answer::Done => Ok(Reply::Done),
-                _ => Err(Errno::EIO),
-            }),
+            let reply = disk.stream_io(io, &data)?;
+            for (offset, piece) in io.op.pieces(&data)? {
+                disk.follow(io.ino, offset, piece.len() as u64);
+            }
+            Ok(reply)
         });
         span.enter_stage(Stage::Work, Instant::now());
         Streamed { of, span, result }

@@ -26,11 +26,10 @@ impl Repeats {
     pub fn sent(&mut self, from: Node, to: Node, message: &Message) -> Option<Ino> {
         match message {
             Message::ToData(ToData { id, request, .. }) => {
-                let (DataRequest::Write { ino, .. }
-                | DataRequest::WriteList { ino, .. }
-                | DataRequest::Truncate { ino, .. }) = request
-                else {
-                    return None;
+                let ino = match request {
+                    DataRequest::Range { ino, op, .. } if op.is_write() => ino,
+                    DataRequest::Truncate { ino, .. } => ino,
+                    _ => return None,
                 };
                 self.data.insert((from, to, *id), *ino)
             }
@@ -38,11 +37,9 @@ impl Repeats {
             Message::FromData(FromData { id, result: Ok(DataReply::Stale), .. }) => {
                 self.data.get(&(to, from, *id)).copied()
             }
-            Message::FromClient(FromClient::Stream {
-                id,
-                io: StreamIo::Write { ino, .. } | StreamIo::WriteList { ino, .. },
-                ..
-            }) => {
+            Message::FromClient(FromClient::Stream { id, io: StreamIo { ino, op, .. }, .. })
+                if op.is_write() =>
+            {
                 let request_key = (from, to, *id);
                 self.streams.insert(request_key);
                 self.old.contains(&request_key).then_some(*ino)

@@ -335,12 +335,14 @@ fn touched(io: &Io) -> Vec<Ino> {
         Io::Create(inos) | Io::Request(DataRequest::Precreate { inos } | DataRequest::Discard { inos }) => {
             inos.clone()
         }
-        Io::WriteNew(DataRequest::Write { ino, .. } | DataRequest::WriteList { ino, .. })
-        | Io::Request(
-            DataRequest::Write { ino, .. }
-            | DataRequest::WriteList { ino, .. }
-            | DataRequest::Allocate { ino, .. }
-            | DataRequest::Truncate { ino, .. }
+        Io::WriteNew(DataRequest::Range { ino, op, .. })
+        | Io::Request(DataRequest::Range { ino, op, .. })
+            if op.is_change() =>
+        {
+            vec![*ino]
+        }
+        Io::Request(
+            DataRequest::Truncate { ino, .. }
             | DataRequest::Fill { ino, .. }
             | DataRequest::Create { ino, .. }
             | DataRequest::Remove { ino },
@@ -351,14 +353,12 @@ fn touched(io: &Io) -> Vec<Ino> {
 
 /// True if a request changes data or times of a datafile.
 fn changes(request: &DataRequest) -> bool {
-    matches!(
-        request,
-        DataRequest::Write { .. }
-            | DataRequest::WriteList { .. }
-            | DataRequest::Allocate { .. }
-            | DataRequest::Truncate { .. }
-            | DataRequest::SetMtime { .. }
-            | DataRequest::Precreate { .. }
-            | DataRequest::Fill { size: 1.., .. }
-    )
+    match request {
+        DataRequest::Range { op, .. } => op.is_change(),
+        DataRequest::Truncate { .. }
+        | DataRequest::SetMtime { .. }
+        | DataRequest::Precreate { .. }
+        | DataRequest::Fill { size: 1.., .. } => true,
+        _ => false,
+    }
 }

@@ -643,10 +643,7 @@ impl SimServer {
         let access = match &job {
             DiskJob::Io(_, io) => storage.access(io),
             DiskJob::Journal(..) => storage.access(&Io::Sync),
-            DiskJob::Stream(stream) => DiskRequest::Transfer(match stream.io {
-                espalier_proto::StreamIo::Read { size, .. } => size as usize,
-                _ => stream.data.len(),
-            }),
+            DiskJob::Stream(stream) => DiskRequest::Transfer(stream.io.op.bytes(&stream.data)),
         };
         let time = self.disk.time(access);
         fabric.after(time, SimEvent::Stored { node: self.node, start: self.start, since, job });

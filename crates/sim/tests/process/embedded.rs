@@ -190,19 +190,8 @@ impl Embedded {
     }
 
     fn stream(&mut self, io: StreamIo, call: &Call<'_>) -> Result<Answer, Errno> {
-        match (io, call) {
-            (StreamIo::Read { ino, offset, size }, _) => {
-                let mut bytes = vec![0; size as usize];
-                let read = self.store.stream_read(ino, offset, &mut bytes).unwrap();
-                bytes.truncate(read);
-                Ok(Answer::Bytes(bytes.into()))
-            }
-            (StreamIo::Write { ino, offset, .. }, Call::Write { data, .. }) => {
-                self.store.stream_write(ino, offset, data).unwrap();
-                Ok(Answer::Written(data.len() as u32))
-            }
-            other => panic!("{other:?}"),
-        }
+        let data: &[u8] = if let Call::Write { data, .. } = call { data } else { &[] };
+        Answer::of_stream(self.store.stream_io(io.ino, io.op, data).unwrap())
     }
 }
 
