@@ -19,11 +19,11 @@ use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
-use espalier_proto::{Attr, Dirent, Entry, FileType, Ino, Location, Name, Request, Touched};
+use espalier_proto::{Attr, Dirent, Entry, FileType, Ino, Location, Name, RangeOp, Request, Touched};
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
-use crate::{Answer, Call, RemoteEntry};
+use crate::{Answer, Call, RangeCall, RemoteEntry};
 use changes::{Changing, Extent};
 use contents::Contents;
 use listings::Listings;
@@ -376,7 +376,7 @@ impl Cache {
             }
             Some(Answer::Attr(attr)) => self.note_attr(attr, term, 0, now),
             Some(Answer::Bytes(_)) => {
-                if let Call::Read { ino, .. } = *call {
+                if let Call::Range(RangeCall { ino, op: RangeOp::Read { .. }, .. }) = *call {
                     self.renewed(ino, term.until(now), now);
                 }
             }

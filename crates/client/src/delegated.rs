@@ -8,10 +8,9 @@
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 
-use bytes::Bytes;
-use espalier_proto::{Delegation, END, Errno, Ino, RangeOp, Request, StreamIo};
+use espalier_proto::{Delegation, Errno, Ino, RangeOp, Request, StreamIo};
 
-use crate::{Answer, Call, Client, Next, Work, extend, to_stream, write};
+use crate::{Answer, Call, Client, Next, RangeCall, Work};
 
 /// The destination of reads and writes of a file.
 #[derive(Clone, Debug, Default)]
@@ -42,26 +41,21 @@ impl Client {
     }
 
     /// Writes to a stream, after asking the metadata server for permission if necessary.
-    pub(crate) fn write(&self, call: &Call<'_>) -> Next {
-        let Call::Write { ino, offset, ref data, .. } = *call else { return Next::Answer(Err(Errno::EIO)) };
-        match self.do_directly(StreamIo::new(ino, RangeOp::write(offset, data))) {
+    pub(crate) fn write(&self, range: &RangeCall<'_>) -> Next {
+        match self.do_directly(range.stream_io()) {
             // The set-id bits have been removed already.
-            _ if offset == END && self.is_served => write(call, false),
-            _ if offset == END => extend(call),
-            Next::Stream(_) => self.change_stream(call),
-            Next::Data(delegation, _) if delegation.limited => extend(call),
+            _ if range.op.is_append() && self.is_served => range.ask(false),
+            _ if range.op.is_append() => extend(range),
+            Next::Stream(_) => self.change_stream(range),
+            Next::Data(delegation, _) if delegation.limited => extend(range),
             next => next,
         }
     }
 
     /// Writes several pieces to a stream: in one request, unless each write needs permission.
-    pub(crate) fn write_list(&self, ino: Ino, pieces: &[(u64, Bytes)]) -> Next {
-        let (Some((offset, _)), Some((last, piece))) = (pieces.first(), pieces.last()) else {
-            return Next::Answer(Ok(Answer::Written(0)));
-        };
-        let (offset, end) = (*offset, last + piece.len() as u64);
-        match self.do_directly(StreamIo::new(ino, RangeOp::WriteList { offset, end })) {
-            _ if !self.is_streamed(ino) => Next::Apart,
+    pub(crate) fn write_list(&self, range: &RangeCall<'_>) -> Next {
+        match self.do_directly(range.stream_io()) {
+            _ if !self.is_streamed(range.ino) => Next::Apart,
             Next::Data(delegation, _) if delegation.limited => Next::Apart,
             next => next,
         }
@@ -69,17 +63,18 @@ impl Client {
 
     /// Changes a stream. If no server executes the change, the metadata server must permit it
     /// first.
-    pub(crate) fn change_stream(&self, call: &Call<'_>) -> Next {
-        if self.is_served { to_stream(call) } else { extend(call) }
+    pub(crate) fn change_stream(&self, range: &RangeCall<'_>) -> Next {
+        if self.is_served { Next::Stream(range.stream_io()) } else { extend(range) }
     }
 
     /// The metadata server permits a call's change of a stream.
     pub(crate) fn granted(&self, call: &Call<'_>) -> Next {
-        match *call {
-            Call::Write { ino, offset, ref data, .. } if offset != END => {
-                self.do_directly(StreamIo::new(ino, RangeOp::write(offset, data)))
+        match call {
+            Call::Range(range) if range.op.is_write() && !range.op.is_append() => {
+                self.do_directly(range.stream_io())
             }
-            _ => to_stream(call),
+            Call::Range(range) => Next::Stream(range.stream_io()),
+            _ => Next::Answer(Err(Errno::EIO)),
         }
     }
 
@@ -96,10 +91,12 @@ impl Client {
 
     /// As [`Self::delegated`], for a write that the metadata server has executed.
     pub(crate) fn outgrown(&mut self, call: &Call<'_>, delegation: Box<Delegation>) -> Next {
-        let Call::Write { ino, ref data, .. } = *call else { return Next::Answer(Err(Errno::EIO)) };
+        let Call::Range(RangeCall { ino, op: RangeOp::Write { length, .. }, .. }) = *call else {
+            return Next::Answer(Err(Errno::EIO));
+        };
         let file = self.files.entry(ino).or_default();
         (file.streamed, file.data_path) = (true, DataPath::DataServers(Arc::from(delegation)));
-        Next::Answer(Ok(Answer::Written(data.len() as u32)))
+        Next::Answer(Ok(Answer::Written(length)))
     }
 
     /// Forgets the delegation: `setxattr` may have set `security.capability`, which the next write
@@ -120,4 +117,9 @@ impl Client {
         }
         self.start(call)
     }
+}
+
+/// Asks the metadata server before a write to a stream, since a quota may reject it.
+fn extend(range: &RangeCall<'_>) -> Next {
+    range.stream_io().extends().map_or(Next::Answer(Err(Errno::EIO)), Next::Ask)
 }

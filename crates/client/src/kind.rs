@@ -37,11 +37,7 @@ impl Kind {
     pub fn of(call: &Call<'_>) -> (Self, Ino) {
         match call {
             Call::Request(request) => Self::of_request(request),
-            Call::Read { ino, .. } => (Self::Read, *ino),
-            Call::Write { ino, .. } | Call::WriteList { ino, .. } => (Self::Write, *ino),
-            Call::Allocate { ino, .. } => (Self::Allocate, *ino),
-            Call::Seek { ino, .. } => (Self::Seek, *ino),
-            Call::Copy { to, .. } => (Self::Copy, *to),
+            Call::Range(range) => (Self::of_range(&range.op), range.ino),
             Call::Release { ino } => (Self::Release, *ino),
         }
     }

@@ -25,9 +25,8 @@ use alloc::vec::Vec;
 
 use bytes::Bytes;
 use espalier_proto::{
-    Access, AllocateMode, Attr, Capacity, Copied, Delegation, Dirent, Entry, Errno, FileType, Ino,
-    InodeFlags, LAST_CURSOR, Location, Lock, Name, NewNode, OpenHow, Opened, RangeOp, Rank, Reply, Request,
-    SeekWhat, StreamIo, Time, write_list,
+    Access, Attr, Capacity, Copied, Delegation, Dirent, Entry, Errno, FileType, Ino, InodeFlags, LAST_CURSOR,
+    Location, Lock, Name, NewNode, OpenHow, Opened, RangeOp, Rank, Reply, Request, StreamIo, Time,
 };
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
@@ -50,78 +49,108 @@ pub use striped::{Striped, StripedStep, Work};
 pub enum Call<'a> {
     /// Any request that only the metadata server handles; also `Open`, `Create` and `TmpFile`.
     Request(Request),
-    Read {
-        ino: Ino,
-        offset: u64,
-        size: u32,
-        noatime: bool,
-    },
-    Write {
-        ino: Ino,
-        offset: u64,
-        data: Payload<'a>,
-        /// The caller lacks `CAP_FSETID`: the file loses its set-id bits. Also in the calls below.
-        kill_suid_gid: bool,
-    },
-    /// Acknowledged writes to one file, batched by write-behind. Only the client
-    /// itself makes this call. The pieces are sorted by offset and do not overlap.
-    WriteList {
-        ino: Ino,
-        pieces: Arc<[(u64, Bytes)]>,
-    },
-    Allocate {
-        ino: Ino,
-        offset: u64,
-        length: u64,
-        mode: AllocateMode,
-        kill_suid_gid: bool,
-    },
-    Seek {
-        ino: Ino,
-        offset: u64,
-        what: SeekWhat,
-    },
-    Copy {
-        from: Ino,
-        from_offset: u64,
-        to: Ino,
-        to_offset: u64,
-        length: u64,
-        kill_suid_gid: bool,
-    },
+    Range(RangeCall<'a>),
     Release {
         ino: Ino,
     },
 }
 
+/// An operation on a range of a file's bytes.
+#[derive(Clone, Debug)]
+pub struct RangeCall<'a> {
+    /// The file; of a copy, the target.
+    pub ino: Ino,
+    /// Only the client itself writes lists: acknowledged writes that it has gathered.
+    pub op: RangeOp,
+    /// The bytes to write.
+    pub data: Payload<'a>,
+    /// Do not count a read as an access (`O_NOATIME`).
+    pub noatime: bool,
+    /// The caller lacks `CAP_FSETID`: a changed file loses its set-id bits.
+    pub kill_suid_gid: bool,
+}
+
+/// Limit of one copy, in bytes; a longer copy could not be interrupted.
+const MAX_COPY_BYTES: u64 = 1 << 30;
+
+impl RangeCall<'_> {
+    /// The operation on the file's stream.
+    fn stream_io(&self) -> StreamIo {
+        StreamIo::new(
+            self.ino,
+            match self.op {
+                RangeOp::Copy { from, from_offset, offset, length } => {
+                    RangeOp::Copy { from, from_offset, offset, length: length.min(MAX_COPY_BYTES) }
+                }
+                op => op,
+            },
+        )
+    }
+
+    /// Sends the operation to the metadata server, which has the bytes of small files.
+    fn ask(&self, kill_suid_gid: bool) -> Next {
+        let Self { ino, op, noatime, .. } = *self;
+        Next::Ask(match op {
+            RangeOp::Read { offset, size } => Request::Read { ino, offset, size, noatime },
+            RangeOp::Write { offset, .. } => {
+                Request::Write { ino, offset, data: self.data.to_bytes(), kill_suid_gid, time: None }
+            }
+            RangeOp::Allocate { offset, length, mode } => Request::Allocate { ino, offset, length, mode },
+            RangeOp::Seek { offset, what } => Request::Seek { ino, offset, what },
+            RangeOp::WriteList { .. } | RangeOp::Copy { .. } => return Next::Answer(Err(Errno::EIO)),
+        })
+    }
+}
+
+impl<'a> Call<'a> {
+    /// A call without bytes to write.
+    pub fn range(ino: Ino, op: RangeOp, kill_suid_gid: bool) -> Self {
+        Self::Range(RangeCall { ino, op, data: Payload::EMPTY, noatime: false, kill_suid_gid })
+    }
+
+    pub fn read(ino: Ino, offset: u64, size: u32, noatime: bool) -> Self {
+        let (op, data) = (RangeOp::Read { offset, size }, Payload::EMPTY);
+        Self::Range(RangeCall { ino, op, data, noatime, kill_suid_gid: false })
+    }
+
+    pub fn write(ino: Ino, offset: u64, data: Payload<'a>, kill_suid_gid: bool) -> Self {
+        let op = RangeOp::write(offset, &data);
+        Self::Range(RangeCall { ino, op, data, noatime: false, kill_suid_gid })
+    }
+}
+
 impl Call<'_> {
     /// The file whose bytes the call reads or changes; `None` for copies.
     pub fn stream(&self) -> Option<Ino> {
-        match *self {
-            Call::Read { ino, .. }
-            | Call::Write { ino, .. }
-            | Call::WriteList { ino, .. }
-            | Call::Allocate { ino, .. }
-            | Call::Seek { ino, .. } => Some(ino),
+        match self {
+            Call::Range(range) if range.op.source().is_none() => Some(range.ino),
             _ => None,
         }
     }
 
-    /// The bytes that the call writes, as they are sent.
-    fn bytes_to_write(&self) -> Bytes {
+    /// The file whose bytes the call changes.
+    pub fn writes(&self) -> Option<Ino> {
         match self {
-            Call::Write { data, .. } => data.to_bytes(),
-            Call::WriteList { pieces, .. } => write_list(pieces),
-            _ => Bytes::new(),
+            Call::Range(range) if range.op.is_change() => Some(range.ino),
+            _ => None,
         }
+    }
+
+    /// The bytes to write.
+    pub fn data(&self) -> &[u8] {
+        if let Call::Range(range) = self { &range.data } else { &[] }
+    }
+
+    /// As [`Self::data`], to be sent.
+    fn bytes_to_write(&self) -> Bytes {
+        if let Call::Range(range) = self { range.data.to_bytes() } else { Bytes::new() }
     }
 
     /// The file whose mode the server has changed, according to a reply that precedes the rest of
     /// the call.
     pub fn unprivileged(&self, reply: &Result<Reply, Errno>) -> Option<Ino> {
         match (self, reply) {
-            (Call::Copy { to, .. }, Ok(Reply::PrivilegesRemoved { changed: true })) => Some(*to),
-            (call, Ok(Reply::PrivilegesRemoved { changed: true })) => call.stream(),
+            (Call::Range(range), Ok(Reply::PrivilegesRemoved { changed: true })) => Some(range.ino),
             _ => None,
         }
     }
@@ -138,10 +167,7 @@ impl Call<'_> {
     fn changed(&self, result: &Result<Answer, Errno>) -> Option<Ino> {
         let truncated = |how: &OpenHow| how.truncate;
         match (self, result) {
-            (Call::Write { ino, .. } | Call::WriteList { ino, .. } | Call::Allocate { ino, .. }, _) => {
-                Some(*ino)
-            }
-            (Call::Copy { to, .. }, _) => Some(*to),
+            (Call::Range(_), _) => self.writes(),
             (Call::Request(Request::SetAttr { ino, set }), _) => set.size.map(|_| *ino),
             (Call::Request(Request::Open { ino, how }), _) => Some(*ino).filter(|_| truncated(how)),
             (Call::Request(Request::Create { open, .. }), Ok(Answer::Created(entry, _))) => {
@@ -165,19 +191,11 @@ impl Call<'_> {
     /// The same call with owned data, so that it can be stored while it is pending.
     pub fn into_owned(self) -> Call<'static> {
         match self {
-            Call::Write { ino, offset, data, kill_suid_gid } => {
-                Call::Write { ino, offset, data: data.into_owned(), kill_suid_gid }
+            Call::Range(RangeCall { ino, op, data, noatime, kill_suid_gid }) => {
+                let data = data.into_owned();
+                Call::Range(RangeCall { ino, op, data, noatime, kill_suid_gid })
             }
-            Call::WriteList { ino, pieces } => Call::WriteList { ino, pieces },
             Call::Request(request) => Call::Request(request),
-            Call::Read { ino, offset, size, noatime } => Call::Read { ino, offset, size, noatime },
-            Call::Allocate { ino, offset, length, mode, kill_suid_gid } => {
-                Call::Allocate { ino, offset, length, mode, kill_suid_gid }
-            }
-            Call::Seek { ino, offset, what } => Call::Seek { ino, offset, what },
-            Call::Copy { from, from_offset, to, to_offset, length, kill_suid_gid } => {
-                Call::Copy { from, from_offset, to, to_offset, length, kill_suid_gid }
-            }
             Call::Release { ino } => Call::Release { ino },
         }
     }
@@ -197,7 +215,7 @@ pub enum Next {
     Release(Ino),
     /// Do this I/O on streams; its result is the answer.
     Stream(StreamIo),
-    /// Execute each piece of a [`Call::WriteList`] as a write of its own.
+    /// Execute each piece of a list as a write of its own.
     Apart,
     /// As [`Self::Stream`], by requests to data servers. If the capability is refused,
     /// [`Client::stale`] follows.
@@ -336,37 +354,36 @@ pub struct Client {
 impl Client {
     /// Returns the first step of a call.
     pub fn start(&mut self, call: &Call<'_>) -> Next {
-        let streamed = |ino| self.is_streamed(ino);
-        match *call {
-            Call::Request(ref request) => Next::Ask(request.clone()),
-            Call::Read { ino, offset, size, .. } if streamed(ino) => {
-                self.do_directly(StreamIo::read(ino, offset, size))
-            }
-            Call::Read { ino, offset, size, noatime } => {
-                Next::Ask(Request::Read { ino, offset, size, noatime })
-            }
-            Call::Write { ino, kill_suid_gid: true, .. } if streamed(ino) => remove_privileges(ino),
-            Call::Write { kill_suid_gid: true, .. } => write(call, true),
-            Call::WriteList { ino, ref pieces } => self.write_list(ino, pieces),
-            Call::Allocate { ino, kill_suid_gid: true, .. } => remove_privileges(ino),
-            Call::Write { .. } | Call::Allocate { .. } => self.change(call),
-            Call::Seek { ino, offset, what } if streamed(ino) => {
-                self.do_directly(StreamIo::new(ino, RangeOp::Seek { offset, what }))
-            }
-            Call::Seek { ino, offset, what } => Next::Ask(Request::Seek { ino, offset, what }),
-            Call::Copy { from, to, kill_suid_gid, .. }
-                if streamed(from) && streamed(to) && self.locations.of(from) == self.locations.of(to) =>
-            {
-                if kill_suid_gid {
-                    remove_privileges(to)
-                } else {
-                    self.change(call)
-                }
-            }
-            // The caller falls back to reading and writing.
-            Call::Copy { .. } => Next::Answer(Err(Errno::EXDEV)),
-            Call::Release { ino } => self.release(ino),
+        match call {
+            Call::Request(request) => Next::Ask(request.clone()),
+            Call::Range(range) => self.start_range(range),
+            Call::Release { ino } => self.release(*ino),
         }
+    }
+
+    fn start_range(&self, range: &RangeCall<'_>) -> Next {
+        let RangeCall { ino, op, kill_suid_gid, .. } = *range;
+        let is_streamed = self.is_streamed(ino);
+        match op {
+            RangeOp::Read { .. } | RangeOp::Seek { .. } if is_streamed => self.do_directly(range.stream_io()),
+            RangeOp::Read { .. } | RangeOp::Seek { .. } => range.ask(false),
+            RangeOp::WriteList { .. } => self.write_list(range),
+            // The caller falls back to reading and writing.
+            RangeOp::Copy { from, .. }
+                if !is_streamed || !self.is_streamed(from) || !self.is_near(from, ino) =>
+            {
+                Next::Answer(Err(Errno::EXDEV))
+            }
+            // The server reports if the file has set-id bits.
+            RangeOp::Write { .. } if kill_suid_gid && !is_streamed => range.ask(true),
+            _ if kill_suid_gid => Next::Ask(Request::RemovePrivileges { ino }),
+            _ => self.change(range),
+        }
+    }
+
+    /// True if one server executes operations on both files.
+    fn is_near(&self, one: Ino, other: Ino) -> bool {
+        self.locations.of(one) == self.locations.of(other)
     }
 
     /// Returns the step after a reply of the metadata server.
@@ -384,14 +401,17 @@ impl Client {
             },
             Reply::Created(entry, opened) => Answer::Created(entry, self.opened(entry.attr.ino, opened)),
             Reply::Done => match call {
-                Call::Write { data, .. } => Answer::Written(data.len() as u32),
+                Call::Range(RangeCall { op: RangeOp::Write { length, .. }, .. }) => Answer::Written(*length),
                 Call::Request(Request::SetXattr { ino, .. }) => {
                     self.forget_delegation(*ino);
                     Answer::Done
                 }
                 _ => Answer::Done,
             },
-            Reply::PrivilegesRemoved { .. } => return self.change(call),
+            Reply::PrivilegesRemoved { .. } => match call {
+                Call::Range(range) => return self.change(range),
+                _ => return Next::Answer(Err(Errno::EIO)),
+            },
             Reply::Attr(attr) => Answer::Attr(attr),
             Reply::Entry(entry) => Answer::Entry(entry),
             Reply::Absent { cacheable } => Answer::Absent { cacheable },
@@ -399,7 +419,7 @@ impl Client {
             Reply::Offset(offset) => Answer::Offset(offset),
             Reply::Written(written) => {
                 // The server has appended to a stream.
-                if let Call::Write { ino, .. } = *call {
+                if let Call::Range(RangeCall { ino, op: RangeOp::Write { .. }, .. }) = *call {
                     self.files.entry(ino).or_default().streamed = true;
                 }
                 Answer::Written(written)
@@ -476,14 +496,12 @@ impl Client {
     }
 
     /// Changes a file's bytes after its set-id bits have been removed.
-    fn change(&self, call: &Call<'_>) -> Next {
-        match *call {
-            Call::Write { ino, .. } if self.is_streamed(ino) => self.write(call),
-            Call::Write { .. } => write(call, false),
-            Call::Allocate { ino, offset, length, mode, .. } if !self.is_streamed(ino) => {
-                Next::Ask(Request::Allocate { ino, offset, length, mode })
-            }
-            Call::Allocate { .. } | Call::Copy { .. } => self.change_stream(call),
+    fn change(&self, range: &RangeCall<'_>) -> Next {
+        match range.op {
+            RangeOp::Write { .. } if self.is_streamed(range.ino) => self.write(range),
+            RangeOp::Allocate { .. } if self.is_streamed(range.ino) => self.change_stream(range),
+            RangeOp::Write { .. } | RangeOp::Allocate { .. } => range.ask(false),
+            RangeOp::Copy { .. } => self.change_stream(range),
             _ => Next::Answer(Err(Errno::EIO)),
         }
     }
@@ -497,11 +515,8 @@ impl Client {
 
     /// The server has lost power: the unstuffing is undone, and the file is stuffed again.
     fn switch_to_stuffed(&mut self, call: &Call<'_>) -> Next {
-        let files = match *call {
-            Call::Copy { from, to, .. } => [Some(from), Some(to)],
-            _ => [call.stream(), None],
-        };
-        for ino in files.into_iter().flatten() {
+        let Call::Range(range) = call else { return self.start(call) };
+        for ino in [Some(range.ino), range.op.source()].into_iter().flatten() {
             if let Some(file) = self.files.get_mut(&ino) {
                 (file.streamed, file.data_path) = (false, DataPath::default());
             }
@@ -624,44 +639,4 @@ impl RemoteEntry {
             reclaim_token: 0,
         }
     }
-}
-
-/// Sends the write to the metadata server.
-fn write(call: &Call<'_>, kill_suid_gid: bool) -> Next {
-    match *call {
-        Call::Write { ino, offset, ref data, .. } => {
-            Next::Ask(Request::Write { ino, offset, data: data.to_bytes(), kill_suid_gid, time: None })
-        }
-        _ => Next::Answer(Err(Errno::EIO)),
-    }
-}
-
-/// Limit of one copy, in bytes; a longer copy could not be interrupted.
-const MAX_COPY_BYTES: u64 = 1 << 30;
-
-/// Asks the metadata server before a write to a stream, since a quota may reject it.
-fn extend(call: &Call<'_>) -> Next {
-    match to_stream(call) {
-        Next::Stream(io) => io.extends().map_or(Next::Answer(Err(Errno::EIO)), Next::Ask),
-        next => next,
-    }
-}
-
-/// The stream I/O of a call that needs no permission of the metadata server.
-fn to_stream(call: &Call<'_>) -> Next {
-    Next::Stream(match *call {
-        Call::Write { ino, offset, ref data, .. } => StreamIo::new(ino, RangeOp::write(offset, data)),
-        Call::Allocate { ino, offset, length, mode, .. } => {
-            StreamIo::new(ino, RangeOp::Allocate { offset, length, mode })
-        }
-        Call::Copy { from, from_offset, to, to_offset: offset, length, .. } => {
-            let length = length.min(MAX_COPY_BYTES);
-            StreamIo::new(to, RangeOp::Copy { from, from_offset, offset, length })
-        }
-        _ => return Next::Answer(Err(Errno::EIO)),
-    })
-}
-
-fn remove_privileges(ino: Ino) -> Next {
-    Next::Ask(Request::RemovePrivileges { ino })
 }

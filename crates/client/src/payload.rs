@@ -14,6 +14,9 @@ pub enum Payload<'a> {
 }
 
 impl Payload<'_> {
+    /// No data.
+    pub const EMPTY: Self = Self::Borrowed(&[]);
+
     /// A copy that outlives the caller's buffer.
     pub fn into_owned(self) -> Payload<'static> {
         Payload::Shared(self.to_bytes())

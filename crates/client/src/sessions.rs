@@ -24,12 +24,12 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use espalier_proto::{
-    Access, Attr, Caller, Errno, FromClient, FromServer, Ino, Layout, Lease, LockOwner, Name, Rank, Recall,
-    Request, RequestId, RevocationId, Welcome,
+    Access, Attr, Caller, Errno, FromClient, FromServer, Ino, Layout, Lease, LockOwner, Name, RangeOp, Rank,
+    Recall, Request, RequestId, RevocationId, Welcome,
 };
 
 use crate::cache::Page;
-use crate::{Answer, Binding, Cache, Call, Client, Ended, Link};
+use crate::{Answer, Binding, Cache, Call, Client, Ended, Link, RangeCall};
 use call_state::ServerReply;
 use delegated_open::DelegatedOpens;
 use fragments::KnownFragments;
@@ -214,7 +214,7 @@ impl<T> Sessions<T> {
                 }
                 self.cache.look_up(dir, name, now)?
             }
-            Call::Read { ino, offset, size, .. } => {
+            Call::Range(RangeCall { ino, op: RangeOp::Read { offset, size }, .. }) => {
                 let ino = self.real(*ino);
                 let answer = Answer::Bytes(self.cache.read(ino, *offset, *size, now)?.into());
                 (answer, self.retain_known(now, ino).unwrap_or(0))

@@ -2,7 +2,8 @@
 
 use espalier_client::{Answer, Call, Client, Next, RemoteEntry};
 use espalier_proto::{
-    AllocateMode, Attr, Entry, Errno, FileType, Ino, Location, Name, NewNode, Opened, Reply, Request, Time,
+    AllocateMode, Attr, Entry, Errno, FileType, Ino, Location, Name, NewNode, Opened, RangeOp, Reply,
+    Request, Time,
 };
 
 const FAR: Ino = Ino(1 << 48 | 7);
@@ -119,11 +120,13 @@ fn copy_between_ranks_is_left_to_the_caller() {
         client.reply(&Call::Request(Request::Open { ino, how }), Ok(Reply::Opened(opened)));
     }
     let kill_suid_gid = false;
-    let copy = |to| Call::Copy { from: near, from_offset: 0, to, to_offset: 0, length: 1, kill_suid_gid };
+    let copy = |to| {
+        Call::range(to, RangeOp::Copy { from: near, from_offset: 0, offset: 0, length: 1 }, kill_suid_gid)
+    };
     assert!(matches!(client.start(&copy(FAR)), Next::Answer(Err(Errno::EXDEV))));
     assert!(matches!(client.start(&copy(Ino(9))), Next::Ask(Request::Extend { .. })));
     let mode = AllocateMode::KEEP_SIZE;
-    let punch = Call::Allocate { ino: FAR, offset: 0, length: 1, mode, kill_suid_gid };
+    let punch = Call::range(FAR, RangeOp::Allocate { offset: 0, length: 1, mode }, kill_suid_gid);
     assert!(matches!(client.start(&punch), Next::Ask(Request::Extend { offset: 0, length: 0, .. })));
     let Next::Stream(io) = client.reply(&punch, Ok(Reply::Granted)) else { panic!() };
     assert_eq!(io.rank(), FAR.rank());

@@ -12,7 +12,7 @@ fn stream_lost_in_power_failure_is_not_requested_again() {
     let open = Call::Request(Request::Open { ino, how });
     let opened = Opened { streamed: true, ..Opened::default() };
     client.reply(&open, Ok(Reply::Opened(opened)));
-    let write = Call::Write { ino, offset: 0, data: b"x"[..].into(), kill_suid_gid: false };
+    let write = Call::write(ino, 0, b"x"[..].into(), false);
     assert!(matches!(client.start(&write), Next::Ask(Request::Extend { .. })));
     assert!(matches!(
         client.reply(&write, Ok(Reply::Granted)),
@@ -37,9 +37,9 @@ fn metadata_request_follows_unsent_stream_writes() {
     }
     let mode = AllocateMode::empty();
     for call in [
-        Call::Write { ino, offset: 0, data: b"x"[..].into(), kill_suid_gid: false },
-        Call::Allocate { ino, offset: 0, length: 1, mode, kill_suid_gid: false },
-        Call::Copy { from: Ino(8), from_offset: 0, to: ino, to_offset: 0, length: 1, kill_suid_gid: false },
+        Call::write(ino, 0, b"x"[..].into(), false),
+        Call::range(ino, RangeOp::Allocate { offset: 0, length: 1, mode }, false),
+        Call::range(ino, RangeOp::Copy { from: Ino(8), from_offset: 0, offset: 0, length: 1 }, false),
     ] {
         assert!(matches!(client.start(&call), Next::Stream(io) if io.op.is_change()), "{call:?}");
     }
@@ -52,9 +52,13 @@ fn set_id_bits_are_removed_before_bytes_change() {
     let kill_suid_gid = true;
     let removed = |changed| Ok(Reply::PrivilegesRemoved { changed });
     let calls = [
-        Call::Write { ino, offset: 0, data: b"x"[..].into(), kill_suid_gid },
-        Call::Allocate { ino, offset: 0, length: 1, mode: AllocateMode::empty(), kill_suid_gid },
-        Call::Copy { from: Ino(8), from_offset: 0, to: ino, to_offset: 0, length: 1, kill_suid_gid },
+        Call::write(ino, 0, b"x"[..].into(), kill_suid_gid),
+        Call::range(
+            ino,
+            RangeOp::Allocate { offset: 0, length: 1, mode: AllocateMode::empty() },
+            kill_suid_gid,
+        ),
+        Call::range(ino, RangeOp::Copy { from: Ino(8), from_offset: 0, offset: 0, length: 1 }, kill_suid_gid),
     ];
     for is_served in [false, true] {
         let mut client = Client::default();

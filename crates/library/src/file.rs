@@ -155,12 +155,7 @@ impl File {
         let mut done = 0;
         while done < buffer.len() {
             let size = (buffer.len() - done).min(CHUNK);
-            let call = Call::Read {
-                ino: self.handle.ino,
-                offset: offset + done as u64,
-                size: size as u32,
-                noatime: false,
-            };
+            let call = Call::read(self.handle.ino, offset + done as u64, size as u32, false);
             let completion = self.session.call(call).await.map_err(error)?;
             let Answer::Bytes(bytes) = completion.answer else { return Err(error(Errno::EIO)) };
             let read = bytes.len().min(size);
@@ -203,7 +198,7 @@ impl File {
         self.may(self.write)?;
         let ino = self.handle.ino;
         let kill_suid_gid = !self.session.caller().is_superuser();
-        let call = Call::Write { ino, offset, data: data.into(), kill_suid_gid };
+        let call = Call::write(ino, offset, data.into(), kill_suid_gid);
         let completion = self.session.call(call).await.map_err(error)?;
         match completion.answer {
             Answer::Written(written) if written > 0 => Ok((written as usize).min(data.len())),

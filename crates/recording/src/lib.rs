@@ -4,8 +4,8 @@
 
 use std::io;
 
-use espalier_client::{Answer, Call};
-use espalier_proto::{AllocateMode, Attr, Errno, FileType, Ino, Name, Request, SeekWhat};
+use espalier_client::{Answer, Call, RangeCall};
+use espalier_proto::{Attr, Errno, FileType, Ino, Name, RangeOp, Request};
 use serde::{Deserialize, Serialize};
 use serde_json::ser::Formatter;
 
@@ -37,11 +37,7 @@ fn is_none(lost: &u64) -> bool {
 #[serde(rename_all = "snake_case")]
 pub enum RecordedRequest {
     Request(Request),
-    Read { ino: Ino, offset: u64, size: u32, noatime: bool },
-    Write { ino: Ino, offset: u64, size: u64, kill_suid_gid: bool },
-    Allocate { ino: Ino, offset: u64, length: u64, mode: AllocateMode, kill_suid_gid: bool },
-    Seek { ino: Ino, offset: u64, what: SeekWhat },
-    Copy { from: Ino, from_offset: u64, to: Ino, to_offset: u64, length: u64, kill_suid_gid: bool },
+    Range { ino: Ino, op: RangeOp, noatime: bool, kill_suid_gid: bool },
     Release { ino: Ino },
 }
 
@@ -86,22 +82,8 @@ impl From<&Call<'_>> for RecordedRequest {
     fn from(call: &Call<'_>) -> Self {
         match *call {
             Call::Request(ref request) => Self::Request(request.clone()),
-            Call::Read { ino, offset, size, noatime } => Self::Read { ino, offset, size, noatime },
-            Call::Write { ino, offset, ref data, kill_suid_gid } => {
-                Self::Write { ino, offset, size: data.len() as u64, kill_suid_gid }
-            }
-            // Applications do not send these.
-            Call::WriteList { ino, ref pieces } => {
-                let offset = pieces.first().map_or(0, |(offset, _)| *offset);
-                let size = pieces.iter().map(|(_, piece)| piece.len() as u64).sum();
-                Self::Write { ino, offset, size, kill_suid_gid: false }
-            }
-            Call::Allocate { ino, offset, length, mode, kill_suid_gid } => {
-                Self::Allocate { ino, offset, length, mode, kill_suid_gid }
-            }
-            Call::Seek { ino, offset, what } => Self::Seek { ino, offset, what },
-            Call::Copy { from, from_offset, to, to_offset, length, kill_suid_gid } => {
-                Self::Copy { from, from_offset, to, to_offset, length, kill_suid_gid }
+            Call::Range(RangeCall { ino, op, noatime, kill_suid_gid, .. }) => {
+                Self::Range { ino, op, noatime, kill_suid_gid }
             }
             Call::Release { ino } => Self::Release { ino },
         }
@@ -113,16 +95,10 @@ impl RecordedRequest {
     pub fn call(&self, bytes: impl FnOnce(usize) -> Vec<u8>) -> Call<'static> {
         match *self {
             Self::Request(ref request) => Call::Request(request.clone()),
-            Self::Read { ino, offset, size, noatime } => Call::Read { ino, offset, size, noatime },
-            Self::Write { ino, offset, size, kill_suid_gid } => {
-                Call::Write { ino, offset, data: bytes(size as usize).into(), kill_suid_gid }
-            }
-            Self::Allocate { ino, offset, length, mode, kill_suid_gid } => {
-                Call::Allocate { ino, offset, length, mode, kill_suid_gid }
-            }
-            Self::Seek { ino, offset, what } => Call::Seek { ino, offset, what },
-            Self::Copy { from, from_offset, to, to_offset, length, kill_suid_gid } => {
-                Call::Copy { from, from_offset, to, to_offset, length, kill_suid_gid }
+            Self::Range { ino, op, noatime, kill_suid_gid } => {
+                let length = if let RangeOp::Write { length, .. } = op { length } else { 0 };
+                let data = bytes(length as usize).into();
+                Call::Range(RangeCall { ino, op, data, noatime, kill_suid_gid })
             }
             Self::Release { ino } => Call::Release { ino },
         }
@@ -132,15 +108,13 @@ impl RecordedRequest {
     pub fn each_inode(&mut self, see: &mut dyn FnMut(&mut Ino)) {
         match self {
             Self::Request(request) => request.each_inode(see),
-            Self::Read { ino, .. }
-            | Self::Write { ino, .. }
-            | Self::Allocate { ino, .. }
-            | Self::Seek { ino, .. }
-            | Self::Release { ino } => see(ino),
-            Self::Copy { from, to, .. } => {
-                see(from);
-                see(to);
+            Self::Range { ino, op, .. } => {
+                if let RangeOp::Copy { from, .. } = op {
+                    see(from);
+                }
+                see(ino);
             }
+            Self::Release { ino } => see(ino),
         }
     }
 }

@@ -18,7 +18,7 @@ use espalier_fuse::{self as fuse, BackingId, Filesystem, Granted, Notifier, Op, 
 use espalier_meta::{Atime, DECOUPLE, MERGE};
 use espalier_proto::{
     Access, AllocateMode, Caller, END, Errno, FileType, Ino, LockOwner, Name, NameError, NewNode, OpenHow,
-    Rank, Reads, RenameFlags, Request, SeekWhat, SetAttr, SetTime, Time, XattrMode, mode,
+    RangeOp, Rank, Reads, RenameFlags, Request, SeekWhat, SetAttr, SetTime, Time, XattrMode, mode,
 };
 use rustix::fs::OFlags;
 use rustix::param::page_size;
@@ -397,7 +397,7 @@ impl<C: Calls<FuseFrontend>> Mounted<C> {
                 } else if self.is_shared && is_of_pages(offset, size) {
                     form = Form::Pages(ino);
                 }
-                Ok((Call::Read { ino, offset, size, noatime }, form))
+                Ok((Call::read(ino, offset, size, noatime), form))
             }
             Op::Write { handle, offset, data, kill_suid_gid, flags, .. } => {
                 let appends = self.is_shared && flags & O_APPEND != 0;
@@ -408,7 +408,7 @@ impl<C: Calls<FuseFrontend>> Mounted<C> {
                 let cached = self.is_shared && handle & DIRECT == 0;
                 let sync = handle & DIRECT != 0 && flags & O_DSYNC != 0;
                 let offset = if appends { END } else { offset };
-                let call = Call::Write { ino, offset, data: data.into(), kill_suid_gid };
+                let call = Call::write(ino, offset, data.into(), kill_suid_gid);
                 Ok((call, Form::Write { ino, unique, sync, cached }))
             }
             Op::Release { .. } | Op::ReleaseDir { .. } => Ok((Call::Release { ino }, Form::Plain)),
@@ -455,7 +455,7 @@ impl<C: Calls<FuseFrontend>> Mounted<C> {
             Op::FAllocate { offset, length, mode, .. } => {
                 let mode = AllocateMode::from_bits(mode).ok_or(Errno::EOPNOTSUPP)?;
                 let kill_suid_gid = request.uid != 0;
-                Ok((Call::Allocate { ino, offset, length, mode, kill_suid_gid }, Form::Plain))
+                Ok((Call::range(ino, RangeOp::Allocate { offset, length, mode }, kill_suid_gid), Form::Plain))
             }
             Op::LSeek { offset, whence, .. } => {
                 let what = match whence {
@@ -464,13 +464,11 @@ impl<C: Calls<FuseFrontend>> Mounted<C> {
                     _ => return Err(Errno::EINVAL),
                 };
                 let offset = u64::try_from(offset).map_err(|_| Errno::ENXIO)?;
-                Ok((Call::Seek { ino, offset, what }, Form::Plain))
+                Ok((Call::range(ino, RangeOp::Seek { offset, what }, false), Form::Plain))
             }
             Op::CopyFileRange { offset_in, node_out, offset_out, length, .. } => {
-                let (from_offset, to, to_offset) = (offset_in, Ino(node_out), offset_out);
-                let kill_suid_gid = request.uid != 0;
-                let call = Call::Copy { from: ino, from_offset, to, to_offset, length, kill_suid_gid };
-                Ok((call, Form::Copy))
+                let op = RangeOp::Copy { from: ino, from_offset: offset_in, offset: offset_out, length };
+                Ok((Call::range(Ino(node_out), op, request.uid != 0), Form::Copy))
             }
             Op::Ioctl { command, data, .. } => flags::call(ino, command, data),
             Op::GetLk(ref lock) if self.calls.frontend().shares_locks => {

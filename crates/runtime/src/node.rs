@@ -318,7 +318,7 @@ impl<D: Frontend> Node<D> {
                     self.answer(ticket, span, read.map(CallOutcome::Data));
                 }),
             FinalStep::Stream(call, io) => {
-                let data: &[u8] = if let Call::Write { data, .. } = &call { data } else { &[] };
+                let data = call.data();
                 let (cause, kind) = ([self.id_of(span.number)], span.kind.name());
                 let steps = self.background_work.tracer.steps(&cause);
                 let result = steps.step(Layer::Store, kind, || {

@@ -125,7 +125,7 @@ fn write(lines: &Receiver<Option<Line>>, file: File) -> std::io::Result<()> {
 #[cfg(test)]
 mod tests {
     use espalier_client::Answer;
-    use espalier_proto::{Ino, Request};
+    use espalier_proto::{Ino, RangeOp, Request};
 
     use super::*;
 
@@ -136,7 +136,7 @@ mod tests {
         let recorder = Recorder::start(&path).expect("a new file");
         assert!(Recorder::start(&path).is_err(), "no file is overwritten");
         let caller = Caller { uid: 7, gid: 8, pid: 9, groups: None };
-        let read = Call::Read { ino: Ino(5), offset: 3, size: 100, noatime: false };
+        let read = Call::read(Ino(5), 3, 100, false);
         recorder.end(*recorder.begin(&caller, &read), &Ok(CallOutcome::Data(b"abc")));
         let fsync = Call::Request(Request::Fsync { ino: Ino(5) });
         recorder.end(*recorder.begin(&caller, &fsync), &Ok(CallOutcome::Answer(Answer::Done)));
@@ -146,7 +146,10 @@ mod tests {
         let lines: Vec<Line> = text.lines().map(|line| Line::parse(line).expect("a line")).collect();
         assert_eq!(lines.len(), 3);
         assert_eq!((lines[0].pid, lines[0].uid, lines[0].gid, lines[0].observed.bytes), (9, 7, 8, Some(3)));
-        assert!(matches!(lines[0].recorded, RecordedRequest::Read { ino: Ino(5), offset: 3, size: 100, .. }));
+        assert!(matches!(
+            lines[0].recorded,
+            RecordedRequest::Range { ino: Ino(5), op: RangeOp::Read { offset: 3, size: 100 }, .. }
+        ));
         assert_eq!((lines[1].observed.error, lines[2].observed.error), (None, Some(Errno::EIO)));
         assert!(lines[0].at <= lines[1].at);
     }

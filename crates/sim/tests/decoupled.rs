@@ -344,7 +344,7 @@ fn worker(steps: &mut Steps, shared: &SharedState, job: usize) -> Option<()> {
             let bytes = [&(body.len() as u32).to_le_bytes()[..], &body].concat();
             let (offset, length) = (written, bytes.len() as u64);
             let data = Payload::Shared(bytes.into());
-            if let Err(errno) = steps.call(Call::Write { ino, offset, data, kill_suid_gid: false })? {
+            if let Err(errno) = steps.call(Call::write(ino, offset, data, false))? {
                 shared.violated(format!("job {job} cannot write: {errno}"));
             }
             written += length;
@@ -410,8 +410,7 @@ fn persisted(steps: &mut Steps, job: usize) -> Option<Option<Vec<MergeRecord>>> 
     let Ok(ino) = steps.find(Ino::ROOT, &file_name(job))? else { return Some(None) };
     let how = OpenHow { access: Access::READ, ..OpenHow::default() };
     let Ok(_) = steps.ask(Request::Open { ino, how })? else { return Some(None) };
-    let Ok(Answer::Bytes(bytes)) = steps.call(Call::Read { ino, offset: 0, size: 1 << 20, noatime: true })?
-    else {
+    let Ok(Answer::Bytes(bytes)) = steps.call(Call::read(ino, 0, 1 << 20, true))? else {
         return Some(None);
     };
     let _ = steps.call(Call::Release { ino })?;

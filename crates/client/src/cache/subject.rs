@@ -26,11 +26,7 @@ impl<'a> Subject<'a> {
     pub fn of(call: &'a Call<'_>) -> Self {
         match call {
             Call::Request(request) => Self::of_request(request),
-            Call::Write { ino, .. }
-            | Call::WriteList { ino, .. }
-            | Call::Allocate { ino, .. }
-            | Call::Copy { to: ino, .. } => Self::written(*ino),
-            Call::Read { .. } | Call::Seek { .. } | Call::Release { .. } => Self::default(),
+            Call::Range(_) | Call::Release { .. } => call.writes().map(Self::written).unwrap_or_default(),
         }
     }
 

@@ -197,7 +197,7 @@ fn revocations_and_own_changes_empty_cache() {
     assert_eq!((cache.name(DIR, &name("a"), 10), cache.attr(DIR, 10)), (None, None));
     assert!(cache.is_leased(DIR, 10), "a client's own changes do not end its leases");
     fill(&mut cache);
-    let write = Call::Write { ino: Ino(7), offset: 0, data: b""[..].into(), kill_suid_gid: false };
+    let write = Call::write(Ino(7), 0, b""[..].into(), false);
     answered(&mut cache, &write, Some(&Answer::Written(1)), 0, 10);
     assert_eq!(cache.attr(Ino(7), 10), None);
     fill(&mut cache);

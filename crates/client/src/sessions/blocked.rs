@@ -157,12 +157,7 @@ pub(super) fn is_about(call: &Call<'_>, mut is_one: impl FnMut(Ino) -> bool) -> 
             request.clone().each_inode(&mut |ino| is_any |= is_one(*ino));
             is_any
         }
-        Call::Copy { from, to, .. } => is_one(*from) || is_one(*to),
-        Call::Read { ino, .. }
-        | Call::Write { ino, .. }
-        | Call::WriteList { ino, .. }
-        | Call::Allocate { ino, .. }
-        | Call::Seek { ino, .. }
-        | Call::Release { ino } => is_one(*ino),
+        Call::Range(range) => is_one(range.ino) || range.op.source().is_some_and(is_one),
+        Call::Release { ino } => is_one(*ino),
     }
 }

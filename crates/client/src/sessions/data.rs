@@ -5,12 +5,12 @@
 use alloc::boxed::Box;
 use core::mem::take;
 
-use espalier_proto::{Errno, Ino, Reply, Request};
+use espalier_proto::{Errno, Ino, RangeOp, Reply, Request};
 
 use super::call_state::CallState;
 use super::pending_calls::PendingCall;
 use super::{Actions, Sessions};
-use crate::{Answer, Call, Next};
+use crate::{Answer, Call, Next, RangeCall};
 
 /// Kernels fill their cache in whole pages.
 const PAGE_BYTES: u64 = 4096;
@@ -34,7 +34,9 @@ pub(super) enum DataLease {
 impl<T> Sessions<T> {
     /// The file that the call reads into a page cache, if no lease covers the read.
     fn uncovered(&self, now: u64, call: &Call<'_>, incoming: u64) -> Option<Ino> {
-        let Call::Read { ino, offset, size, .. } = *call else { return None };
+        let Call::Range(RangeCall { ino, op: RangeOp::Read { offset, size }, .. }) = *call else {
+            return None;
+        };
         let is_retained = self.cache.has_kernel()
             && self.cache.has_leases()
             && offset.is_multiple_of(PAGE_BYTES)
@@ -120,8 +122,11 @@ impl<T> Sessions<T> {
             }
             DataLease::Requested(tries) => {
                 call_state.data = DataLease::Answered(tries);
-                if let (Call::Read { ino, .. }, Ok(_), 1..) = (&incoming.call, result, lease) {
-                    self.cache.data_leased(*ino, now.saturating_add(lease), now);
+                if let Call::Range(RangeCall { ino, op: RangeOp::Read { .. }, .. }) = incoming.call
+                    && result.is_ok()
+                    && lease > 0
+                {
+                    self.cache.data_leased(ino, now.saturating_add(lease), now);
                 }
                 call_state.epoch = self.cache.epoch();
                 match result {

@@ -8,14 +8,14 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::mem::take;
 
-use espalier_proto::{Caller, Ino, Rank, Reply, Request, RequestId};
+use espalier_proto::{Caller, Ino, RangeOp, Rank, Reply, Request, RequestId};
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
 use super::call_state::ServerReply;
 use super::{Actions, FrontendEvent, Sessions};
 use crate::cache::SOON_MS;
-use crate::{Answer, Call};
+use crate::{Answer, Call, RangeCall};
 
 /// Maximum number of leases in a renewal request.
 const TOGETHER: usize = 256;
@@ -103,10 +103,10 @@ impl<T> Sessions<T> {
                 return lease;
             }
             // The lease came with the data.
-            (Call::Read { ino, .. }, _) if lease > 0 => {
+            (Call::Range(RangeCall { ino, op: RangeOp::Read { .. }, .. }), _) if lease > 0 => {
                 return self.retain_reply(now, self.cache.epoch(), *ino);
             }
-            (Call::Read { ino, .. } | Call::Write { ino, .. }, _) => *ino,
+            (Call::Range(RangeCall { ino, op: RangeOp::Read { .. } | RangeOp::Write { .. }, .. }), _) => *ino,
             (Call::Request(Request::ReadDir { dir, .. }), _) => *dir,
             _ => return lease,
         };

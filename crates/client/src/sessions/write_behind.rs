@@ -9,13 +9,13 @@ use core::mem::take;
 use core::ops::Range;
 
 use bytes::Bytes;
-use espalier_proto::{Caller, END, Errno, Ino, Rank};
+use espalier_proto::{Caller, Errno, Ino, RangeOp, Rank};
 
 use super::call_state::CallState;
 use super::pending_calls::PendingCall;
 use super::writeback::{ChangeKind, PendingOp};
 use super::{Actions, IncomingCall, OwnedCall, Sessions, Waiter};
-use crate::{Answer, Call, Next, Payload};
+use crate::{Answer, Call, Next, Payload, RangeCall};
 
 /// Maximum number of pending writes: enough to keep servers busy until the next ones arrive.
 const MOST: usize = 64;
@@ -178,16 +178,17 @@ impl<T> Sessions<T> {
     /// The file's directory and the byte range, if the call is a write that is eligible for
     /// write-behind.
     fn may_write_behind(&self, now: u64, call: &Call<'_>) -> Option<(Ino, Range<u64>)> {
-        let Call::Write { ino, offset, data, kill_suid_gid: false } = call else { return None };
-        let end = offset.checked_add(data.len() as u64).filter(|_| *offset != END && !data.is_empty())?;
+        let Call::Range(RangeCall { ino, op, kill_suid_gid: false, .. }) = *call else { return None };
+        let RangeOp::Write { offset, length: 1.. } = op else { return None };
+        let end = offset.checked_add(call.data().len() as u64).filter(|_| !op.is_append())?;
         // An announcement must precede the answer to the caller.
-        let is_wanted = self.uses_writeback && self.client.is_streamed(*ino) && !self.client.announces(*ino);
-        let (dir, _) = self.cache.sole_holder_dir(*ino).filter(|(_, until)| is_wanted && *until > now)?;
-        let is_ready = self.server_sessions.get(&self.rank_of(*ino))?.link.is_ready();
+        let is_wanted = self.uses_writeback && self.client.is_streamed(ino) && !self.client.announces(ino);
+        let (dir, _) = self.cache.sole_holder_dir(ino).filter(|(_, until)| is_wanted && *until > now)?;
+        let is_ready = self.server_sessions.get(&self.rank_of(ino))?.link.is_ready();
         // Other pending operations on the file come first.
-        let is_plain = !self.cache.has_pending(*ino) || self.writeback.write_behind.is_any_of(*ino);
-        let waits = self.calls.is_any_blocked_about(*ino) || self.writeback.has_failed(*ino);
-        (is_ready && is_plain && !waits).then_some((dir, *offset..end))
+        let is_plain = !self.cache.has_pending(ino) || self.writeback.write_behind.is_any_of(ino);
+        let waits = self.calls.is_any_blocked_about(ino) || self.writeback.has_failed(ino);
+        (is_ready && is_plain && !waits).then_some((dir, offset..end))
     }
 
     /// As [`Self::waits_for_writeback_room`], for writes to streams. A write without others pending
@@ -206,14 +207,14 @@ impl<T> Sessions<T> {
         incoming: OwnedCall<T>,
         actions: &mut Actions<T>,
     ) -> Option<OwnedCall<T>> {
-        if let Call::Write { ino, .. } = incoming.call
+        if let Call::Range(RangeCall { ino, op: RangeOp::Write { .. }, .. }) = incoming.call
             && self.uses_writeback
             && self.client.is_streamed(ino)
         {
             self.renew_exclusive(now, ino);
         }
         let Some((dir, bytes)) = self.may_write_behind(now, &incoming.call) else { return Some(incoming) };
-        let Call::Write { ino, ref data, .. } = incoming.call else { return Some(incoming) };
+        let Call::Range(RangeCall { ino, ref data, .. }) = incoming.call else { return Some(incoming) };
         let (offset, length) = (bytes.start, data.len());
         let next = self.client.start(&incoming.call);
         if !matches!(next, Next::Data(..) | Next::Stream(_)) {
@@ -243,7 +244,7 @@ impl<T> Sessions<T> {
         });
         self.writeback.write_behind.add(number, call_id, bytes);
         match call {
-            Call::Write { data, .. } if gathers => {
+            Call::Range(RangeCall { data, .. }) if gathers => {
                 let (bytes, pieces) = (0, BTreeMap::new());
                 let new = Gathered { number, caller, call_state, bytes, pieces };
                 self.gather(ino, new, offset, data.to_bytes(), actions);
@@ -288,7 +289,10 @@ impl<T> Sessions<T> {
         for (ino, gathered) in lists {
             let Gathered { number, caller, call_state, pieces, .. } = gathered;
             self.writeback.write_behind.send(number, 1);
-            let call = Call::WriteList { ino, pieces: pieces.into_iter().collect() };
+            let pieces: Vec<_> = pieces.into_iter().collect();
+            let Some((op, data)) = RangeOp::list(&pieces) else { continue };
+            let (data, noatime, kill_suid_gid) = (Payload::Shared(data), false, false);
+            let call = Call::Range(RangeCall { ino, op, data, noatime, kill_suid_gid });
             let next = self.client.start(&call);
             // The lease of the reply counts from the beginning of the first write.
             let begun = call_state.begun;
@@ -297,20 +301,21 @@ impl<T> Sessions<T> {
         }
     }
 
-    /// Sends the pieces of a [`Call::WriteList`] one by one, because each needs permission or the
+    /// Sends the pieces of a list one by one, because each needs permission or the
     /// file is stuffed again.
     pub(super) fn write_apart(&mut self, now: u64, pending: PendingCall<T>, actions: &mut Actions<T>) {
         let PendingCall { incoming, call_state } = pending;
-        let (Call::WriteList { ino, pieces }, Waiter::Acknowledged(number)) =
-            (incoming.call, &incoming.ticket)
-        else {
+        let Call::Range(RangeCall { ino, op, data: Payload::Shared(list), .. }) = incoming.call else {
+            return actions.answer(incoming.ticket, Err(Errno::EIO));
+        };
+        let (Ok(pieces), Waiter::Acknowledged(number)) = (op.pieces(&list), &incoming.ticket) else {
             return actions.answer(incoming.ticket, Err(Errno::EIO));
         };
         let number = *number;
         let CallState { begun, epoch, .. } = call_state;
         self.writeback.write_behind.send(number, pieces.len());
-        for (offset, piece) in pieces.iter() {
-            let call = Call::Write { ino, offset: *offset, data: piece.clone().into(), kill_suid_gid: false };
+        for (offset, piece) in pieces {
+            let call = Call::write(ino, offset, list.slice_ref(piece).into(), false);
             let changes = self.cache.sent(&call, now);
             let call_state = CallState { begun, epoch, changes, ..CallState::default() };
             let next = self.client.start(&call);

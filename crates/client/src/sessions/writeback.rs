@@ -14,7 +14,7 @@ use alloc::vec::Vec;
 
 use espalier_proto::{
     Access, Attr, Caller, END, Errno, FileType, FromClient, Ino, InodeFlags, Name, NewNode, OpenHow, Opened,
-    Rank, Reads, Reply, Request, RequestId, SetAttr, Time, mode,
+    RangeOp, Rank, Reads, Reply, Request, RequestId, SetAttr, Time, mode,
 };
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
@@ -24,7 +24,7 @@ use super::rights::{certainly_may, certainly_sets};
 use super::write_behind::WriteBehind;
 use super::{Actions, FrontendEvent, OwnedCall, ServerSession, Sessions};
 use crate::cache::new_inode;
-use crate::{Answer, Call};
+use crate::{Answer, Call, RangeCall};
 
 /// Maximum number of pending operations: more than a network holds, and few enough to bound the
 /// wait of a blocked call.
@@ -255,7 +255,9 @@ impl<T> Sessions<T> {
         let dir = match call {
             Call::Request(Request::Create { dir, node, .. }) => self.writeback_kind(node).map(|_| *dir),
             Call::Request(Request::Unlink { dir, .. } | Request::RmDir { dir, .. }) => Some(*dir),
-            Call::Write { ino, .. } => self.writeback.open.get(ino).copied(),
+            Call::Range(RangeCall { ino, op: RangeOp::Write { .. }, .. }) => {
+                self.writeback.open.get(ino).copied()
+            }
             Call::Request(Request::SetAttr { ino, .. }) => {
                 self.cache.sole_holder_dir(*ino).map(|(dir, _)| dir)
             }
@@ -346,28 +348,28 @@ impl<T> Sessions<T> {
     /// Acknowledges a write to a new file that has been open since its creation, if the file stays
     /// small. The write is sent when the earlier operations on the file are answered.
     fn writeback_write(&mut self, now: u64, incoming: &OwnedCall<T>) -> Option<(Answer, u64)> {
-        let Call::Write { ino, offset, data, kill_suid_gid } = &incoming.call else { return None };
-        let (ino, rank) = (*ino, self.rank_of(*ino));
+        let Call::Range(range) = &incoming.call else { return None };
+        let RangeOp::Write { offset, .. } = range.op else { return None };
+        let (ino, rank) = (range.ino, self.rank_of(range.ino));
         let dir = *self.writeback.open.get(&ino)?;
         let attr = self.cache.sole_writer_attr(dir, ino, now)?;
         if attr.streamed || !attr.flags.is_empty() {
             return None;
         }
         let time = self.may_acknowledge(now, rank)?;
-        let start = if *offset == END { attr.size } else { *offset };
-        let end = start.checked_add(data.len() as u64)?;
-        let kills = *kill_suid_gid && attr.perm & (mode::SET_UID | mode::SET_GID) != 0;
-        let is_small = !data.is_empty() && end <= self.writeback.number_pools.get(&rank)?.strip;
+        let start = if offset == END { attr.size } else { offset };
+        let end = start.checked_add(range.data.len() as u64)?;
+        let kills = range.kill_suid_gid && attr.perm & (mode::SET_UID | mode::SET_GID) != 0;
+        let is_small = !range.data.is_empty() && end <= self.writeback.number_pools.get(&rank)?.strip;
         if kills || !is_small || self.calls.is_any_blocked_about(ino) {
             return None;
         }
         let is_first = !self.cache.has_pending(ino);
-        self.cache.write_pending(dir, ino, (start, data), time);
+        self.cache.write_pending(dir, ino, (start, &range.data), time);
         let change = self.writeback.new_change(incoming.call_id, dir, ChangeKind::Bytes, ino, now);
-        let (data, kill_suid_gid) = (data.to_bytes(), false);
+        let data = range.data.to_bytes();
         let answer = Answer::Written(data.len() as u32);
-        let request = Request::Write { ino, offset: *offset, data, kill_suid_gid, time: None };
-        let request = request.acknowledged(ino, time);
+        let request = Request::Write { ino, offset, data, kill_suid_gid: false, time: Some(time) };
         self.send_in_order(is_first, Unsent { change, caller: incoming.caller.clone(), request });
         Some((answer, 0))
     }
@@ -550,7 +552,7 @@ impl<T> Sessions<T> {
     pub(super) fn deferred_error(&mut self, call: &Call<'_>) -> Option<Errno> {
         let ino = match call {
             Call::Request(Request::Fsync { ino } | Request::Unlock { ino, first: 0, last: u64::MAX, .. })
-            | Call::Write { ino, .. } => ino,
+            | Call::Range(RangeCall { ino, op: RangeOp::Write { .. }, .. }) => ino,
             _ => return None,
         };
         match self.writeback.failed.remove(ino) {

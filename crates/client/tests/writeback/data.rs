@@ -17,7 +17,7 @@ impl ClientWorld {
     }
 
     fn read_page(&mut self) -> u64 {
-        self.call_as(user(0, 0), Call::Read { ino: FILE, offset: 0, size: 4096, noatime: true })
+        self.call_as(user(0, 0), Call::read(FILE, 0, 4096, true))
     }
 
     /// Answers the last request.

@@ -73,7 +73,7 @@ fn delegated_open_closed_in_time_sends_nothing() {
     let mut world = ClientWorld::known(true);
     for _ in 0..2 {
         assert!(!world.open() && !world.open());
-        let call = world.call_as(user(0, 0), Call::Read { ino: OLD, offset: 1, size: 9, noatime: false });
+        let call = world.call_as(user(0, 0), Call::read(OLD, 1, 9, false));
         assert!(matches!(world.answer(call), Some(Ok(Answer::Bytes(bytes))) if bytes == b"123"[..]));
         world.close();
         world.close();

@@ -9,8 +9,8 @@ mod write_behind;
 
 use espalier_client::{Actions, Answer, Call, FrontendEvent, Interrupt};
 use espalier_proto::{
-    Access, Attr, Caller, Errno, FileType, Ino, InodeFlags, Name, NewNode, OpenHow, Opened, Rank, Reply,
-    Request, RequestId, SeekWhat, SetAttr, SetTime, Time, Touched, WritebackCreate,
+    Access, Attr, Caller, Errno, FileType, Ino, InodeFlags, Name, NewNode, OpenHow, Opened, RangeOp, Rank,
+    Reply, Request, RequestId, SeekWhat, SetAttr, SetTime, Time, Touched, WritebackCreate,
 };
 
 use world::*;
@@ -299,7 +299,7 @@ fn dependent_call_waits_for_pending_operation() {
     let (id, ..) = world.last();
     let ino = Ino(FIRST);
     let calls = [
-        Call::Seek { ino, offset: 0, what: SeekWhat::Hole },
+        Call::range(ino, RangeOp::Seek { offset: 0, what: SeekWhat::Hole }, false),
         Call::Request(Request::Fsync { ino: DIR }),
         Call::Request(Request::SetXattr {
             ino,

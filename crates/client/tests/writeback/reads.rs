@@ -26,7 +26,7 @@ fn emptied(file: &str) -> Request {
 impl ClientWorld {
     /// Reads from the cache; `None` if the read needs a message.
     fn read(&mut self, ino: Ino, offset: u64, size: u32) -> Option<Vec<u8>> {
-        let call = self.call_as(user(0, 0), Call::Read { ino, offset, size, noatime: false });
+        let call = self.call_as(user(0, 0), Call::read(ino, offset, size, false));
         match self.answer(call)? {
             Ok(Answer::Bytes(bytes)) => Some(bytes.into()),
             other => panic!("{other:?}"),

@@ -41,7 +41,7 @@ impl ClientWorld {
     }
 
     fn asks_for_old(&mut self) -> RequestId {
-        self.call_as(user(0, 0), Call::Read { ino: OLD, offset: 0, size: 10, noatime: true });
+        self.call_as(user(0, 0), Call::read(OLD, 0, 10, true));
         self.last().0
     }
 

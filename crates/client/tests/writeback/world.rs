@@ -92,7 +92,7 @@ pub fn lookup(file: &str) -> Request {
 }
 
 pub fn write(ino: u64, offset: u64, data: &'static [u8]) -> Call<'static> {
-    Call::Write { ino: Ino(ino), offset, data: data.into(), kill_suid_gid: false }
+    Call::write(Ino(ino), offset, data.into(), false)
 }
 
 pub fn user(uid: u32, gid: u32) -> Caller {

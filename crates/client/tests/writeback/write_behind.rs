@@ -25,7 +25,7 @@ fn big(offset: u64, length: usize) -> Call<'static> {
 }
 
 fn big_of(ino: Ino, offset: u64, length: usize) -> Call<'static> {
-    Call::Write { ino, offset, data: vec![b'x'; length].into(), kill_suid_gid: false }
+    Call::write(ino, offset, vec![b'x'; length].into(), false)
 }
 
 fn unlock() -> Request {
@@ -326,8 +326,7 @@ fn gathered_writes_are_sent_when_waited_for() {
 #[test]
 fn rewritten_gathered_bytes_are_sent_once() {
     let mut world = ClientWorld::with_a_big_file_there();
-    let write =
-        |offset, byte| Call::Write { ino: FILE, offset, data: vec![byte; 1000].into(), kill_suid_gid: false };
+    let write = |offset, byte| Call::write(FILE, offset, vec![byte; 1000].into(), false);
     for (offset, byte) in [(1000, b'a'), (3000, b'b'), (5000, b'c'), (3000, b'd')] {
         assert!(world.is_written(write(offset, byte)));
     }

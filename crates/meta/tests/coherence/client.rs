@@ -292,14 +292,14 @@ impl CachingClient {
 pub fn call_of(request: &Request) -> Call<'static> {
     match *request {
         Request::Write { ino, offset, ref data, kill_suid_gid, time: None } => {
-            Call::Write { ino, offset, data: data.clone().into(), kill_suid_gid }
+            Call::write(ino, offset, data.clone().into(), kill_suid_gid)
         }
         Request::Extend { ino, offset, length, .. } => {
             let mode = AllocateMode::empty();
-            Call::Allocate { ino, offset, length, mode, kill_suid_gid: false }
+            Call::range(ino, RangeOp::Allocate { offset, length, mode }, false)
         }
         Request::Allocate { ino, offset, length, mode } => {
-            Call::Allocate { ino, offset, length, mode, kill_suid_gid: false }
+            Call::range(ino, RangeOp::Allocate { offset, length, mode }, false)
         }
         ref request => Call::Request(request.clone()),
     }

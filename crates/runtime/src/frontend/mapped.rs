@@ -11,9 +11,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use espalier_client::{Answer, Call};
+use espalier_client::{Answer, Call, RangeCall};
 use espalier_fuse as fuse;
-use espalier_proto::{Errno, Ino, Request, SeekWhat};
+use espalier_proto::{Errno, Ino, RangeOp, Request, SeekWhat};
 
 use super::{Form, FuseFrontend, Mounted, Ticket, caller};
 use crate::calls::{CallOutcome, Calls};
@@ -57,7 +57,9 @@ impl<C: Calls<FuseFrontend> + 'static> Mounted<C> {
         let (ino, unique) = (Ino(request.node), request.unique);
         let question = match (call, &form) {
             (Call::Request(Request::GetAttr { .. }), Form::Plain | Form::StatX) => Question::Blocks,
-            (Call::Seek { offset, what, .. }, _) => Question::Seek(*offset, *what),
+            (Call::Range(RangeCall { op: RangeOp::Seek { offset, what }, .. }), _) => {
+                Question::Seek(*offset, *what)
+            }
             _ => return form,
         };
         if !self.calls.frontend().openings.may_be_mapped(ino) {

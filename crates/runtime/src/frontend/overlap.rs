@@ -178,7 +178,7 @@ impl FuseFrontend {
 fn read_again(calls: &impl Calls<FuseFrontend>, ticket: Ticket) {
     if let Form::Read(read) = &ticket.form {
         let Read { unique, ref caller, ino, offset, size, noatime } = **read;
-        calls.call(unique, caller.clone(), Call::Read { ino, offset, size, noatime }, ticket);
+        calls.call(unique, caller.clone(), Call::read(ino, offset, size, noatime), ticket);
     }
 }
 

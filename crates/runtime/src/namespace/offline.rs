@@ -136,8 +136,7 @@ impl OfflineClient {
                     return Ok(Answer::Done);
                 }
                 Next::Stream(io) => {
-                    let data: &[u8] = if let Call::Write { data, .. } = &call { data } else { &[] };
-                    return self.volume()?.disk.stream_io(io, data).and_then(Answer::of_stream);
+                    return self.volume()?.disk.stream_io(io, call.data()).and_then(Answer::of_stream);
                 }
                 Next::Data(..) | Next::Apart => return Err(Errno::EIO),
             };
@@ -147,7 +146,7 @@ impl OfflineClient {
     pub fn write(&mut self, ino: Ino, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
         for (at, piece) in bytes.chunks(PIECE).enumerate() {
             let (offset, data) = (offset + (at * PIECE) as u64, Payload::Borrowed(piece));
-            self.call(Call::Write { ino, offset, data, kill_suid_gid: false })?;
+            self.call(Call::write(ino, offset, data, false))?;
         }
         Ok(())
     }
@@ -159,7 +158,7 @@ impl OfflineClient {
 
     #[cfg(test)]
     pub fn read(&mut self, ino: Ino, offset: u64, size: u32) -> Result<Vec<u8>, Errno> {
-        match self.call(Call::Read { ino, offset, size, noatime: false })? {
+        match self.call(Call::read(ino, offset, size, false))? {
             Answer::Bytes(bytes) => Ok(bytes.to_vec()),
             answer => panic!("{answer:?}"),
         }

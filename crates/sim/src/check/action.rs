@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use espalier_client::Call;
-use espalier_proto::{Access, END, Ino, Name, NewNode, RenameFlags, Request, SetAttr, XattrMode};
+use espalier_client::{Call, RangeCall};
+use espalier_proto::{Access, END, Ino, Name, NewNode, RangeOp, RenameFlags, Request, SetAttr, XattrMode};
 
 use super::privileges::{self, Cause};
 use super::{acl, policy, usage};
@@ -147,7 +147,7 @@ impl Action {
     pub fn all(call: &Call<'_>, strip: u64, extents: &mut Extents) -> Vec<Self> {
         match *call {
             Call::Request(ref request) => Self::of_request(request, strip, extents),
-            Call::Read { ino, offset, size, .. } => {
+            Call::Range(RangeCall { ino, op: RangeOp::Read { offset, size }, .. }) => {
                 // No write that has started reaches beyond this strip, so later strips need not be
                 // read.
                 let extent = extents.get(&ino).copied().unwrap_or(0).max(offset / strip + 1);
@@ -155,13 +155,11 @@ impl Action {
                 let read = |(at, from, to)| Self::Read { ino, at, from, to };
                 pieces(offset, length, strip).map(read).collect()
             }
-            // Only clients make these calls.
-            Call::WriteList { .. } => Vec::new(),
-            Call::Write { ino, offset: END, ref data, .. } => {
+            Call::Range(RangeCall { ino, op: RangeOp::Write { offset: END, .. }, ref data, .. }) => {
                 *extents.entry(ino).or_insert(1) += (data.len() as u64).div_ceil(strip);
                 vec![Self::Append { ino, data: data[..].into() }]
             }
-            Call::Write { ino, offset, ref data, .. } => {
+            Call::Range(RangeCall { ino, op: RangeOp::Write { offset, .. }, ref data, .. }) => {
                 let length = data.len() as u64;
                 let extent = extents.entry(ino).or_insert(1);
                 *extent = (*extent).max(offset.saturating_add(length).div_ceil(strip));
@@ -172,9 +170,7 @@ impl Action {
                 };
                 pieces(offset, length, strip).map(piece).collect()
             }
-            Call::Allocate { .. } | Call::Seek { .. } | Call::Copy { .. } | Call::Release { .. } => {
-                Vec::new()
-            }
+            Call::Range(_) | Call::Release { .. } => Vec::new(),
         }
     }
 

@@ -1,8 +1,8 @@
 //! Set-id bits and `security.capability`: the reference for the program, as the VFS has them.
 //! Callers other than the superuser lack `CAP_FSETID`, which their calls state.
 
-use espalier_client::Call;
-use espalier_proto::{Access, Errno, Request, SetAttr, mode};
+use espalier_client::{Call, RangeCall};
+use espalier_proto::{Access, Errno, RangeOp, Request, SetAttr, mode};
 
 use super::action::Action;
 use super::outcome::ExpectedOutcome;
@@ -26,7 +26,9 @@ pub enum Cause {
 /// was checked before, and may have been withdrawn.
 pub fn removal(call: &Call<'_>) -> Option<Action> {
     let (ino, cause) = match *call {
-        Call::Write { ino, .. } | Call::Allocate { ino, .. } => (ino, Cause::Bytes),
+        Call::Range(RangeCall { ino, op: RangeOp::Write { .. } | RangeOp::Allocate { .. }, .. }) => {
+            (ino, Cause::Bytes)
+        }
         Call::Request(Request::Open { ino, how }) if how.truncate => (ino, Cause::Bytes),
         Call::Request(Request::SetAttr { ino, set: SetAttr { size: Some(_), .. } }) => {
             (ino, Cause::Truncation)

@@ -141,11 +141,11 @@ fn list() -> Call<'static> {
 }
 
 fn write(offset: u64, data: &'static [u8]) -> Call<'static> {
-    Call::Write { ino: Ino(2), offset, data: data.into(), kill_suid_gid: false }
+    Call::write(Ino(2), offset, data.into(), false)
 }
 
 fn read(offset: u64, size: u32) -> Call<'static> {
-    Call::Read { ino: Ino(2), offset, size, noatime: true }
+    Call::read(Ino(2), offset, size, true)
 }
 
 fn truncate(size: u64) -> Call<'static> {

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use espalier_client::Call;
-use espalier_proto::{AllocateMode, Caller, Ino, Request, SetAttr, XattrMode};
+use espalier_proto::{AllocateMode, Caller, Ino, RangeOp, Request, SetAttr, XattrMode};
 use rand::Rng;
 use rand::seq::{IndexedRandom, IteratorRandom};
 
@@ -98,7 +98,7 @@ impl Privileges {
                 let ino = open.keys().choose(random).copied()?;
                 let (offset, mode) = (0, AllocateMode::KEEP_SIZE);
                 let length = random.random_range(1..=self.strip);
-                return Some(Call::Allocate { ino, offset, length, mode, kill_suid_gid: false });
+                return Some(Call::range(ino, RangeOp::Allocate { offset, length, mode }, false));
             }
         };
         request.map(Call::Request)
@@ -108,7 +108,7 @@ impl Privileges {
 /// Has a call say that its caller lacks `CAP_FSETID`.
 pub fn lack(call: &mut Call<'_>) {
     match call {
-        Call::Write { kill_suid_gid, .. } | Call::Allocate { kill_suid_gid, .. } => *kill_suid_gid = true,
+        Call::Range(range) => range.kill_suid_gid = range.op.is_change(),
         Call::Request(Request::SetAttr { set, .. }) => set.kill_suid_gid |= set.size.is_some(),
         Call::Request(Request::Open { how, .. } | Request::Create { open: Some(how), .. }) => {
             how.kill_suid_gid = how.truncate;

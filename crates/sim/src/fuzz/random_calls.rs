@@ -313,13 +313,13 @@ impl RandomCaller {
         match random.random_range(0..100) {
             0..40 => {
                 let length = length.min(most - offset).max(1);
-                Call::Write { ino, offset, data: self.new_bytes(length).into(), kill_suid_gid: false }
+                Call::write(ino, offset, self.new_bytes(length).into(), false)
             }
             40..50 => {
                 let length = length.min(strip / 4).max(1);
-                Call::Write { ino, offset: END, data: self.new_bytes(length).into(), kill_suid_gid: false }
+                Call::write(ino, END, self.new_bytes(length).into(), false)
             }
-            50..80 => Call::Read { ino, offset, size: length as u32, noatime: random.random() },
+            50..80 => Call::read(ino, offset, length as u32, random.random()),
             80..84 => {
                 let size = Some(if random.random() { 0 } else { offset });
                 let set = SetAttr { size, through_handle: true, ..SetAttr::default() };
@@ -343,19 +343,17 @@ impl RandomCaller {
     fn about_new_file(&mut self, random: &mut Random, ino: Ino) -> Call<'static> {
         let streak = self.streak.as_mut().and_then(|streak| streak.next(random, ino, self.habits.strip));
         if let Some((offset, length)) = streak {
-            return Call::Write { ino, offset, data: self.new_bytes(length).into(), kill_suid_gid: false };
+            return Call::write(ino, offset, self.new_bytes(length).into(), false);
         }
         let most = if random.random_range(0..8) == 0 { 2 * self.habits.strip } else { self.habits.strip / 4 };
         let length = random.random_range(1..=most.max(1));
         match random.random_range(0..10) {
-            0..3 => {
-                Call::Write { ino, offset: END, data: self.new_bytes(length).into(), kill_suid_gid: false }
-            }
+            0..3 => Call::write(ino, END, self.new_bytes(length).into(), false),
             3..5 => {
                 let offset = random.random_range(0..most.max(1));
-                Call::Write { ino, offset, data: self.new_bytes(length).into(), kill_suid_gid: false }
+                Call::write(ino, offset, self.new_bytes(length).into(), false)
             }
-            5 => Call::Read { ino, offset: 0, size: most as u32, noatime: random.random() },
+            5 => Call::read(ino, 0, most as u32, random.random()),
             6 => Call::Request(Request::GetAttr { ino }),
             7 => Call::Request(Request::Fsync { ino }),
             _ => self.close(ino),
@@ -401,7 +399,7 @@ impl RandomCaller {
             }
             (2, Some(ino)) => {
                 let data = self.new_bytes(2 * self.habits.strip).into();
-                Some(Call::Write { ino, offset: 0, data, kill_suid_gid: false })
+                Some(Call::write(ino, 0, data, false))
             }
             (LAST, Some(ino)) => Some(Call::Request(Request::Fsync { ino })),
             _ => {

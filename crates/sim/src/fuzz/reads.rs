@@ -49,7 +49,7 @@ impl RandomReader {
         }
         match (random.random_range(0..4), self.open.last()) {
             (0, Some(_)) => self.close(),
-            (1 | 2, Some(&ino)) => Some(Call::Read { ino, offset: 0, size: ALL, noatime: false }),
+            (1 | 2, Some(&ino)) => Some(Call::read(ino, 0, ALL, false)),
             _ => {
                 let how = OpenHow { access: Access::READ, reads: Reads::Whole, ..OpenHow::default() };
                 file.map(|ino| Call::Request(Request::Open { ino, how }))

@@ -86,7 +86,7 @@ impl Surveyor {
             (_, Ok(Answer::Opened(opening))) => {
                 let ino = opening.ino;
                 self.left.push(Call::Release { ino });
-                self.left.push(Call::Read { ino, offset: 0, size: 1 << 20, noatime: true });
+                self.left.push(Call::read(ino, 0, 1 << 20, true));
             }
             _ => {}
         }

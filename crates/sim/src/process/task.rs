@@ -239,7 +239,7 @@ impl ProcessTask {
                 }
                 let from = offset.unwrap_or(file.offset).saturating_add(done);
                 let size = (size - done).min(CHUNK) as u32;
-                ask_call(Call::Read { ino: file.ino, offset: from, size, noatime: false })
+                ask_call(Call::read(file.ino, from, size, false))
             }
             Op::Write { file, offset, size } => {
                 let file = kernel.files.get(*file)?;
@@ -250,7 +250,7 @@ impl ProcessTask {
                 let from = if appends { END } else { offset.unwrap_or(file.offset).saturating_add(done) };
                 let (ino, size) = (file.ino, (size - done).min(CHUNK));
                 let data = kernel.stamp(size as usize).into();
-                ask_call(Call::Write { ino, offset: from, data, kill_suid_gid: is_user })
+                ask_call(Call::write(ino, from, data, is_user))
             }
             Op::Seek { file, offset } => {
                 kernel.files.get(*file)?;

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use bitflags::bitflags;
-use espalier_proto::{Access, NewNode, RenameFlags, Request, SetAttr};
+use espalier_proto::{Access, NewNode, RangeOp, RenameFlags, Request, SetAttr};
 use espalier_recording::{Observed, RecordedRequest};
 
 bitflags! {
@@ -238,11 +238,15 @@ impl OpKind {
     /// The kind of a recorded call.
     fn of(recorded: &RecordedRequest) -> Self {
         let request = match recorded {
-            RecordedRequest::Read { .. } => return Self::Read,
-            RecordedRequest::Write { .. } => return Self::Write,
-            RecordedRequest::Allocate { .. } => return Self::Allocate,
-            RecordedRequest::Seek { .. } => return Self::Seek,
-            RecordedRequest::Copy { .. } => return Self::Copy,
+            RecordedRequest::Range { op, .. } => {
+                return match op {
+                    RangeOp::Read { .. } => Self::Read,
+                    RangeOp::Write { .. } | RangeOp::WriteList { .. } => Self::Write,
+                    RangeOp::Allocate { .. } => Self::Allocate,
+                    RangeOp::Seek { .. } => Self::Seek,
+                    RangeOp::Copy { .. } => Self::Copy,
+                };
+            }
             RecordedRequest::Release { .. } => return Self::Close,
             RecordedRequest::Request(request) => request,
         };

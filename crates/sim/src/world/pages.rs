@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
-use espalier_client::{Answer, Call};
-use espalier_proto::{Errno, Ino, Request};
+use espalier_client::{Answer, Call, RangeCall};
+use espalier_proto::{Errno, Ino, RangeOp, Request};
 
 /// See the module description.
 #[derive(Debug, Default)]
@@ -20,7 +20,9 @@ pub struct Pages {
 impl Pages {
     /// The cached reply to a call, if any.
     pub fn answer(&self, call: &Call<'_>) -> Option<Answer> {
-        let Call::Read { ino, offset, size, .. } = *call else { return None };
+        let Call::Range(RangeCall { ino, op: RangeOp::Read { offset, size }, .. }) = *call else {
+            return None;
+        };
         let bytes = self.retained.get(&ino)?;
         let from = usize::try_from(offset).unwrap_or(usize::MAX).min(bytes.len());
         Some(Answer::Bytes(bytes[from..].iter().copied().take(size as usize).collect()))
@@ -29,12 +31,12 @@ impl Pages {
     /// A call is made.
     pub fn called(&mut self, number: u64, call: &Call<'_>) {
         match call {
-            Call::Read { ino, offset: 0, .. } if !self.direct.contains(ino) => {
+            Call::Range(RangeCall { ino, op: RangeOp::Read { offset: 0, .. }, .. })
+                if !self.direct.contains(ino) =>
+            {
                 self.reading.insert(number, *ino);
             }
-            Call::Write { ino, .. } | Call::Allocate { ino, .. } | Call::Copy { to: ino, .. } => {
-                self.drop(*ino)
-            }
+            Call::Range(_) => self.drop_written(call),
             Call::Request(Request::SetAttr { ino, .. } | Request::Open { ino, .. }) => {
                 self.drop_changed(*ino, call)
             }
@@ -48,7 +50,7 @@ impl Pages {
     pub fn answered(&mut self, number: u64, call: &Call<'_>, result: &Result<Answer, Errno>, lease_ms: u64) {
         let reading = self.reading.remove(&number);
         match (call, result) {
-            (Call::Read { size, .. }, Ok(Answer::Bytes(bytes))) => {
+            (Call::Range(RangeCall { op: RangeOp::Read { size, .. }, .. }), Ok(Answer::Bytes(bytes))) => {
                 let is_whole = bytes.len() < *size as usize;
                 if let Some(ino) = reading.filter(|_| is_whole && lease_ms > 0) {
                     self.retained.insert(ino, bytes.clone());
@@ -64,11 +66,15 @@ impl Pages {
                     self.drop(opening.ino);
                 }
             }
-            (Call::Write { ino, .. } | Call::Allocate { ino, .. } | Call::Copy { to: ino, .. }, _) => {
-                self.drop(*ino)
-            }
+            (Call::Range(_), _) => self.drop_written(call),
             (Call::Request(Request::SetAttr { ino, .. }), _) => self.drop_changed(*ino, call),
             _ => {}
+        }
+    }
+
+    fn drop_written(&mut self, call: &Call<'_>) {
+        if let Some(ino) = call.writes() {
+            self.drop(ino);
         }
     }
 

@@ -82,8 +82,8 @@ impl TtlCache {
     /// Drops entries that the client itself has changed.
     fn forget_changed(&mut self, call: &Call<'_>) {
         match call {
-            Call::Write { ino, .. } | Call::Allocate { ino, .. } | Call::Copy { to: ino, .. } => {
-                self.attrs.remove(ino);
+            Call::Range(_) => {
+                call.writes().map(|ino| self.attrs.remove(&ino));
             }
             Call::Request(request) => match request {
                 Request::Create { dir, name, .. }

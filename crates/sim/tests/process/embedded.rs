@@ -190,8 +190,7 @@ impl Embedded {
     }
 
     fn stream(&mut self, io: StreamIo, call: &Call<'_>) -> Result<Answer, Errno> {
-        let data: &[u8] = if let Call::Write { data, .. } = call { data } else { &[] };
-        Answer::of_stream(self.store.stream_io(io.ino, io.op, data).unwrap())
+        Answer::of_stream(self.store.stream_io(io.ino, io.op, call.data()).unwrap())
     }
 }
 

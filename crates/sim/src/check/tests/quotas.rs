@@ -25,7 +25,7 @@ fn new(text: &str) -> Call<'static> {
 }
 
 fn put(ino: u64, data: &'static [u8]) -> Call<'static> {
-    Call::Write { ino: Ino(ino), offset: 0, data: data.into(), kill_suid_gid: false }
+    Call::write(Ino(ino), 0, data.into(), false)
 }
 
 /// Directory 2 with this quota and two files, 3 and 4, the first of two bytes.
