@@ -11,7 +11,6 @@ extern crate alloc;
 mod cache;
 mod data_link;
 mod delegated;
-mod kind;
 mod link;
 mod locations;
 mod locks;
@@ -25,8 +24,9 @@ use alloc::vec::Vec;
 
 use bytes::Bytes;
 use espalier_proto::{
-    Access, Attr, Capacity, Copied, Delegation, Dirent, Entry, Errno, FileType, Ino, InodeFlags, LAST_CURSOR,
-    Location, Lock, Name, NewNode, OpenHow, Opened, RangeOp, Rank, Reply, Request, StreamIo, Time,
+    Access, Attr, Capacity, Copied, Delegation, Dirent, Entry, Errno, FileType, Ino, InodeFlags, Kind,
+    LAST_CURSOR, Location, Lock, Name, NewNode, OpenHow, Opened, RangeOp, Rank, Reply, Request, StreamIo,
+    Time,
 };
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
@@ -36,7 +36,6 @@ use locations::Locations;
 
 pub use cache::{Binding, Cache, CacheCounts, Changes, Term, Users};
 pub use data_link::{DataEvent, DataLink};
-pub use kind::Kind;
 pub use link::{Ended, Link};
 pub use payload::Payload;
 pub use sessions::{
@@ -125,6 +124,22 @@ impl Call<'_> {
         match self {
             Call::Range(range) if range.op.source().is_none() => Some(range.ino),
             _ => None,
+        }
+    }
+
+    pub fn kind(&self) -> Kind {
+        match self {
+            Call::Request(request) => request.kind(),
+            Call::Range(range) => range.op.kind(),
+            Call::Release { .. } => Kind::Release,
+        }
+    }
+
+    /// As [`Request::charged_inode`].
+    pub fn charged_inode(&self) -> Ino {
+        match self {
+            Call::Request(request) => request.charged_inode(),
+            Call::Range(RangeCall { ino, .. }) | Call::Release { ino } => *ino,
         }
     }
 

@@ -76,7 +76,7 @@ pub use journal::Acknowledge;
 pub use machine::Meta;
 pub use metrics::{DirectoryLoad, KnownLoad, LoadReport, Milli, Popularity, RankLoad};
 pub use no_metafile::NoMetafile;
-pub use outbox::{Answered, Input, Io, IoDone, IoId, Now, Outbox, Revocation, Waiting};
+pub use outbox::{Answered, Input, Io, IoDone, IoId, IoKind, Now, Outbox, Revocation, Waiting};
 pub use rank::{Edit, PeerAnswer, PeerMessage, Question, Relocation, TransactionId, Vote, WholeFile};
 pub use record::{
     Body, Corrupt, Dentry, Directory, InoRecord, Inode, Partition, Rare, Referent, Slot, SplitCause, Super,

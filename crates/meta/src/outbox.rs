@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 
 use espalier_proto::{
     Accesses, Caller, ClientId, Errno, Ino, Lease, Name, Position, Rank, Recall, Reply, Request, RequestId,
-    RevocationId, ServerId, StreamIo, TableWrite, Time, Touched,
+    RevocationId, ServerId, StreamIo, TableWrite, Time, Touched, named,
 };
 
 use crate::balancing::{BalancerDecision, DecisionRequest};
@@ -189,7 +189,37 @@ pub enum Io {
     WriteDelay,
 }
 
+named! {
+    /// Kinds of I/O of the store, for metrics.
+    #[derive(Clone, Copy, Debug)]
+    pub enum IoKind {
+        Load = "load",
+        Groups = "groups",
+        Stream = "stream",
+        JournalAppend = "journal_append",
+        JournalSync = "journal_sync",
+        CheckpointPiece = "checkpoint_piece",
+        CheckpointPublish = "checkpoint_publish",
+    }
+}
+
 impl Io {
+    /// `None` for I/O that does not use the local disk.
+    pub fn kind(&self) -> Option<IoKind> {
+        Some(match self {
+            Self::Load(_) => IoKind::Load,
+            Self::Groups { .. } => IoKind::Groups,
+            Self::Stream(..) => IoKind::Stream,
+            Self::Journal { sync: false, .. } => IoKind::JournalAppend,
+            Self::Journal { sync: true, .. } | Self::Sync => IoKind::JournalSync,
+            Self::Stage { .. } => IoKind::CheckpointPiece,
+            Self::Publish { .. } => IoKind::CheckpointPublish,
+            Self::Yield | Self::Rest | Self::WriteDelay | Self::Admit { .. } | Self::Decide(_) => {
+                return None;
+            }
+        })
+    }
+
     /// Name of the I/O in traces.
     pub fn name(&self) -> &'static str {
         match self {

@@ -1,8 +1,8 @@
 //! Validation of requests from other machines: rejects values that no correct client sends.
 
 use crate::{
-    Access, CopyTree, Errno, Ino, InodeFlags, NewNode, RangeOp, Rank, RenameFlags, Request, SetAttr,
-    StreamIo, Time, WritebackCreate, mode,
+    Access, CopyTree, Errno, Ino, InodeFlags, NewNode, RangeOp, RenameFlags, Request, SetAttr, StreamIo,
+    Time, WritebackCreate, mode,
 };
 
 /// A path including its NUL has at most 4096 bytes.
@@ -88,139 +88,6 @@ impl Request {
                 require(held.len() <= MAX_INODES && again.len() <= MAX_INODES, Errno::EINVAL)
             }
             _ => Ok(()),
-        }
-    }
-
-    /// The rank that executes the request.
-    pub fn rank(&self) -> Rank {
-        match self {
-            Self::TakeNumbers { rank, .. } | Self::SyncFs { rank } => *rank,
-            _ => self.ino().rank(),
-        }
-    }
-
-    /// The inode that the request is about: the directory of a name, or the first of several.
-    pub fn ino(&self) -> Ino {
-        match self {
-            Self::Lookup { dir, .. }
-            | Self::Create { dir, .. }
-            | Self::TmpFile { dir, .. }
-            | Self::Link { dir, .. }
-            | Self::Unlink { dir, .. }
-            | Self::RmDir { dir, .. }
-            | Self::Rename { from_dir: dir, .. }
-            | Self::ReadDir { dir, .. }
-            | Self::RemoveTree { dir } => *dir,
-            Self::Forget { ino, .. }
-            | Self::GetAttr { ino }
-            | Self::SetAttr { ino, .. }
-            | Self::ReadLink { ino }
-            | Self::Open { ino, .. }
-            | Self::Release { ino }
-            | Self::Read { ino, .. }
-            | Self::Write { ino, .. }
-            | Self::Allocate { ino, .. }
-            | Self::Seek { ino, .. }
-            | Self::Fsync { ino }
-            | Self::Access { ino, .. }
-            | Self::SetXattr { ino, .. }
-            | Self::GetXattr { ino, .. }
-            | Self::ListXattr { ino }
-            | Self::RemoveXattr { ino, .. }
-            | Self::RemovePrivileges { ino }
-            | Self::StatFs { ino }
-            | Self::Recount { ino }
-            | Self::Extend { ino, .. }
-            | Self::Delegate { ino, .. }
-            | Self::LeaseData { ino }
-            | Self::Announce(ino)
-            | Self::Find { ino, .. }
-            | Self::Parent { dir: ino }
-            | Self::Fragments { dir: ino }
-            | Self::Transfer { dir: ino }
-            | Self::Pull { dir: ino }
-            | Self::ClaimDatafile { ino, .. }
-            | Self::SetLayout { ino, .. }
-            | Self::Purge { ino, .. }
-            | Self::Lock { ino, .. }
-            | Self::Unlock { ino, .. }
-            | Self::TestLock { ino, .. }
-            | Self::StopWaiting { ino, .. } => *ino,
-            // The client splits these by rank, so the first inode determines the rank.
-            Self::Accessed { files } => files.first().map_or(Ino::ROOT, |(ino, _)| *ino),
-            Self::Renew { inodes, .. } => inodes.first().copied().unwrap_or(Ino::ROOT),
-            Self::ForgetAll { inodes, .. } => inodes.first().map_or(Ino::ROOT, |(ino, _)| *ino),
-            Self::Reclaim { held, .. } => held.first().map_or(Ino::ROOT, |held| held.ino),
-            Self::CopyTree(copy) => copy.levels.first().map_or(Ino::ROOT, |level| level.from),
-            Self::ReclaimLocks { locks } => locks.first().map_or(Ino::ROOT, |(ino, _)| *ino),
-            Self::Place { io } => io.ino,
-            Self::Sweep | Self::Enter { .. } | Self::TakeNumbers { .. } | Self::SyncFs { .. } => Ino::ROOT,
-        }
-    }
-
-    /// True for requests that only the server itself makes.
-    pub fn is_internal(&self) -> bool {
-        matches!(
-            self,
-            Self::Sweep
-                | Self::Transfer { .. }
-                | Self::Pull { .. }
-                | Self::ClaimDatafile { .. }
-                | Self::Enter { .. }
-                | Self::Recount { .. }
-                | Self::Place { .. }
-        )
-    }
-
-    /// True for requests that are about a client's session, not about one inode.
-    pub fn is_about_sessions(&self) -> bool {
-        matches!(
-            self,
-            Self::Forget { .. }
-                | Self::ForgetAll { .. }
-                | Self::Accessed { .. }
-                | Self::Renew { .. }
-                | Self::Reclaim { .. }
-                | Self::ReclaimLocks { .. }
-                | Self::TakeNumbers { .. }
-                | Self::SyncFs { .. }
-        )
-    }
-
-    pub fn is_about_locks(&self) -> bool {
-        matches!(
-            self,
-            Self::Lock { .. } | Self::Unlock { .. } | Self::TestLock { .. } | Self::StopWaiting { .. }
-        )
-    }
-
-    /// True for requests that a read-only client may not make.
-    pub fn is_change(&self) -> bool {
-        match self {
-            Self::Open { how, .. } | Self::Find { open: Some(how), .. } => {
-                how.truncate || how.access.contains(Access::WRITE)
-            }
-            Self::Delegate { access, .. } => *access != Access::READ,
-            Self::SetAttr { .. }
-            | Self::Create { .. }
-            | Self::TmpFile { .. }
-            | Self::Link { .. }
-            | Self::Unlink { .. }
-            | Self::RmDir { .. }
-            | Self::Rename { .. }
-            | Self::Write { .. }
-            | Self::Allocate { .. }
-            | Self::SetXattr { .. }
-            | Self::RemoveXattr { .. }
-            | Self::RemovePrivileges { .. }
-            | Self::Extend { .. }
-            | Self::RemoveTree { .. }
-            | Self::SetLayout { .. }
-            | Self::Purge { .. }
-            | Self::TakeNumbers { .. }
-            | Self::Announce(..)
-            | Self::CopyTree(_) => true,
-            _ => false,
         }
     }
 }
@@ -315,7 +182,7 @@ mod tests {
     use alloc::vec;
 
     use super::*;
-    use crate::{AllocateMode, Ino, LockOwner, Name, OpenHow, WritebackCreate, XattrMode};
+    use crate::{AllocateMode, Ino, LockOwner, Name, OpenHow, Rank, WritebackCreate, XattrMode};
 
     const INO: Ino = Ino(7);
 

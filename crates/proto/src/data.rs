@@ -170,27 +170,6 @@ impl DataRequest {
         if fits { Ok(()) } else { Err(Errno::EINVAL) }
     }
 
-    /// Name of the operation in traces.
-    pub fn name(&self) -> &'static str {
-        match self {
-            Self::Range { op, .. } => op.name(),
-            Self::Stat { .. } => "stat",
-            Self::Fill { .. } => "fill",
-            Self::Finalise { .. } => "finalise",
-            Self::Truncate { .. } => "truncate",
-            Self::SetMtime { .. } => "set times",
-            Self::Sync { .. } => "sync",
-            Self::SyncAll => "sync all",
-            Self::Remove { .. } => "remove",
-            Self::New => "list new",
-            Self::Space => "space",
-            Self::Admit { .. } => "admit sessions",
-            Self::Precreate { .. } => "precreate",
-            Self::Discard { .. } => "discard",
-            Self::Create { .. } => "create",
-        }
-    }
-
     /// Bytes of data that the request or its reply transfers.
     pub fn bytes(&self) -> usize {
         match self {

@@ -55,8 +55,7 @@ impl RangeOp {
         Self::Write { offset, length: data.len() as u32 }
     }
 
-    /// A write of several pieces, with its data. `pieces` are as for [`write_list`]; `None` if there
-    /// are none.
+    /// A write of several pieces, as for [`write_list`], with its data; `None` if there are none.
     pub fn list(pieces: &[(u64, Bytes)]) -> Option<(Self, Bytes)> {
         let ((offset, _), (last, piece)) = pieces.first().zip(pieces.last())?;
         let end = last.saturating_add(piece.len() as u64);
@@ -122,17 +121,6 @@ impl RangeOp {
             Self::Write { offset, .. } => Ok(vec![(*offset, data)]),
             Self::WriteList { .. } => pieces_of(data),
             _ => Ok(Vec::new()),
-        }
-    }
-
-    /// Name in traces.
-    pub fn name(&self) -> &'static str {
-        match self {
-            Self::Read { .. } => "read",
-            Self::Write { .. } | Self::WriteList { .. } => "write",
-            Self::Allocate { .. } => "allocate",
-            Self::Seek { .. } => "seek",
-            Self::Copy { .. } => "copy",
         }
     }
 

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Attr, Caller, ClientId, Errno, Ino, Name, Rank, Recall, Reply, Request, RequestId, RevocationId,
+    Attr, Caller, ClientId, Errno, Ino, Kind, Name, Rank, Recall, Reply, Request, RequestId, RevocationId,
     ServerId, StreamIo, Time,
 };
 
@@ -139,6 +139,15 @@ pub enum FromClient {
 }
 
 impl FromClient {
+    /// The number and kind of a request.
+    pub fn asks(&self) -> Option<(RequestId, Kind)> {
+        match self {
+            Self::Request { id, request, .. } => Some((*id, request.kind())),
+            Self::Stream { id, io, .. } => Some((*id, io.op.kind())),
+            _ => None,
+        }
+    }
+
     /// True if the payload is announced regardless of its length.
     pub fn announced(&self) -> bool {
         matches!(self, Self::Request { announced: true, .. } | Self::Stream { announced: true, .. })

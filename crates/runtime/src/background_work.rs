@@ -12,7 +12,7 @@ use espalier_proto::Errno;
 use crate::disk::{Disk, WRITE_DELAY};
 use crate::resources::ResourceMeter;
 use crate::tracer::{Id, Tracer};
-use crate::watch::{IoKind, Watch};
+use crate::watch::Watch;
 
 /// Passes slow I/O that no call waits for to background threads.
 pub struct BackgroundWork {
@@ -81,7 +81,7 @@ impl BackgroundWork {
 
     /// Executes an I/O immediately.
     pub fn timed(&self, io: Io, causes: &[Id]) -> Result<IoDone, Errno> {
-        let (kind, began) = (IoKind::of(&io), Instant::now());
+        let (kind, began) = (io.kind(), Instant::now());
         let result = self.disk.execute(io, self.tracer.steps(causes));
         if let Some(kind) = kind {
             self.watch.record_io(kind, began.elapsed());

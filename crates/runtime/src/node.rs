@@ -416,7 +416,7 @@ impl<D: Frontend> Calls<D> for Node<D> {
             Err(errno) => return self.frontend.answer(self, ticket, Err(errno), FOREVER),
         };
         let mut work = PendingEffects::new(section);
-        let (kind, ino) = Kind::of(&call);
+        let (kind, ino) = (call.kind(), call.charged_inode());
         let mut span = Span::start(kind, caller.pid, ino, work.section);
         span.number = id;
         self.background_work.tracer.begin(self.id_of(id), kind.name(), Vec::new);

@@ -371,7 +371,7 @@ impl<T> Inner<T> {
         for (rank, message) in &messages {
             let Some(line) = self.lines.get_mut(usize::from(rank.0)) else { continue };
             line.count_sent(message);
-            if let (true, Some((id, kind))) = (tracer.is_on(), asks(message)) {
+            if let (true, Some((id, kind))) = (tracer.is_on(), message.asks()) {
                 let call = self.sessions.call_of(*rank, id).map(|call| tracer.served(tracer.place(), call));
                 let id = tracer.request_id(NodeId::Rank(rank.0), id.0);
                 tracer.begin(id, kind.name(), || call.into_iter().collect());
@@ -383,15 +383,6 @@ impl<T> Inner<T> {
             }
         }
         Addressed { messages, senders }
-    }
-}
-
-/// The number and kind of a request.
-fn asks(message: &FromClient) -> Option<(RequestId, Kind)> {
-    match message {
-        FromClient::Request { id, request, .. } => Some((*id, Kind::of_request(request).0)),
-        FromClient::Stream { id, io, .. } => Some((*id, Kind::of_stream(io).0)),
-        _ => None,
     }
 }
 
@@ -418,7 +409,7 @@ impl<D: Frontend> Calls<D> for Remote<D> {
         };
         let mut now = inner.now();
         let called = self.tracer.served(self.tracer.place(), id);
-        self.tracer.begin(called, Kind::of(&call).0.name(), Vec::new);
+        self.tracer.begin(called, call.kind().name(), Vec::new);
         let mut answered = inner.sessions.answer(now, &caller, &call);
         if answered.is_none() && inner.sessions.rights_of_contended(now, &call).is_some() {
             // Looking the caller up may sleep.

@@ -1,5 +1,6 @@
 //! Faults: random ones, and those at stated times.
 
+use espalier_proto::named;
 use rand::Rng;
 use serde::Deserialize;
 
@@ -63,58 +64,23 @@ pub struct Fault {
     pub nodes: Vec<u32>,
 }
 
-/// Kinds of faults.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum FaultKind {
-    Crash,
-    Power,
-    ClientCrash,
-    Cut,
-    Partition,
-    Late,
-    DiskFailure,
-    SlowDisk,
-    Reload,
-    Pause,
-    Restart,
-    StoreCut,
-    StoreDown,
-}
-
-impl FaultKind {
-    pub const ALL: [Self; 13] = [
-        Self::Crash,
-        Self::Power,
-        Self::ClientCrash,
-        Self::Cut,
-        Self::Partition,
-        Self::Late,
-        Self::DiskFailure,
-        Self::SlowDisk,
-        Self::Reload,
-        Self::Pause,
-        Self::Restart,
-        Self::StoreCut,
-        Self::StoreDown,
-    ];
-
-    /// Name in scenarios.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Crash => "crash",
-            Self::Power => "power",
-            Self::ClientCrash => "client_crash",
-            Self::Cut => "cut",
-            Self::Partition => "partition",
-            Self::Late => "late",
-            Self::DiskFailure => "disk_failure",
-            Self::SlowDisk => "slow_disk",
-            Self::Reload => "reload",
-            Self::Pause => "pause",
-            Self::Restart => "restart",
-            Self::StoreCut => "store_cut",
-            Self::StoreDown => "store_down",
-        }
+named! {
+    /// Kinds of faults.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    pub enum FaultKind {
+        Crash = "crash",
+        Power = "power",
+        ClientCrash = "client_crash",
+        Cut = "cut",
+        Partition = "partition",
+        Late = "late",
+        DiskFailure = "disk_failure",
+        SlowDisk = "slow_disk",
+        Reload = "reload",
+        Pause = "pause",
+        Restart = "restart",
+        StoreCut = "store_cut",
+        StoreDown = "store_down",
     }
 }
 

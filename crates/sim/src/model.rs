@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use espalier_proto::named;
 use serde::Deserialize;
 
 use crate::dist::Distribution;
@@ -54,76 +55,29 @@ pub struct ModelSettings {
     pub append: Option<Distribution>,
 }
 
-/// Types of work with separate costs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Work {
-    Create,
-    Remove,
-    Rename,
-    Lookup,
-    SetAttr,
-    ReadDir,
-    Entry,
-    Attributes,
-    Open,
-    Data,
-    Other,
-    Peer,
-    Client,
-    ClientMessage,
-    Wake,
-    ClientWake,
-    Turn,
-    ClientTurn,
-    Append,
-}
-
-impl Work {
-    pub const ALL: [Self; 19] = [
-        Self::Create,
-        Self::Remove,
-        Self::Rename,
-        Self::Lookup,
-        Self::SetAttr,
-        Self::ReadDir,
-        Self::Entry,
-        Self::Attributes,
-        Self::Open,
-        Self::Data,
-        Self::Other,
-        Self::Peer,
-        Self::Client,
-        Self::ClientMessage,
-        Self::Wake,
-        Self::ClientWake,
-        Self::Turn,
-        Self::ClientTurn,
-        Self::Append,
-    ];
-
-    /// Name in scenarios and series.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Create => "create",
-            Self::Remove => "remove",
-            Self::Rename => "rename",
-            Self::Lookup => "lookup",
-            Self::SetAttr => "setattr",
-            Self::ReadDir => "readdir",
-            Self::Entry => "entry",
-            Self::Attributes => "attributes",
-            Self::Open => "open",
-            Self::Data => "data",
-            Self::Other => "other",
-            Self::Peer => "peer",
-            Self::Client => "client",
-            Self::ClientMessage => "client_message",
-            Self::Wake => "wake",
-            Self::ClientWake => "client_wake",
-            Self::Turn => "turn",
-            Self::ClientTurn => "client_turn",
-            Self::Append => "append",
-        }
+named! {
+    /// Types of work with separate costs.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+    pub enum Work {
+        Create = "create",
+        Remove = "remove",
+        Rename = "rename",
+        Lookup = "lookup",
+        SetAttr = "setattr",
+        ReadDir = "readdir",
+        Entry = "entry",
+        Attributes = "attributes",
+        Open = "open",
+        Data = "data",
+        Other = "other",
+        Peer = "peer",
+        Client = "client",
+        ClientMessage = "client_message",
+        Wake = "wake",
+        ClientWake = "client_wake",
+        Turn = "turn",
+        ClientTurn = "client_turn",
+        Append = "append",
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use espalier_proto::{ClientId, Errno, FromClient, Ino, Rank, Reply, Request, RequestId};
+use espalier_proto::{ClientId, Errno, FromClient, Ino, Rank, Reply, Request, RequestId, named};
 use espalier_sim::source::OpKind;
 use espalier_sim::{Line, Nanos, Observer};
 
@@ -19,25 +19,18 @@ pub(super) enum Division {
     Splitting,
 }
 
-/// Costs of operations.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Costs {
-    /// The thesis's models of PVFS (4.3).
-    Thesis,
-    /// This program on a small virtual machine, as calibrated.
-    Calibrated,
+named! {
+    /// Costs of operations.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(super) enum Costs {
+        /// The thesis's models of PVFS (4.3).
+        Thesis = "thesis",
+        /// This program on a small virtual machine, as calibrated.
+        Calibrated = "calibrated",
+    }
 }
 
 impl Costs {
-    pub const ALL: [Self; 2] = [Self::Thesis, Self::Calibrated];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Thesis => "thesis",
-            Self::Calibrated => "calibrated",
-        }
-    }
-
     /// Mean processor time of a create in seconds.
     pub fn service(self) -> f64 {
         match self {

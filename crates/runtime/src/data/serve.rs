@@ -15,9 +15,7 @@ use espalier_proto::{
 use super::store::DataStore;
 use crate::capability::Holder;
 use crate::tracer::{Id, Layer, NodeId, Tracer, place_of};
-use crate::watch::{
-    CriticalSection, DataFigures, IoKind, Kind, MachineFigures, Span, Stage, Watch, exposition,
-};
+use crate::watch::{CriticalSection, DataFigures, IoKind, MachineFigures, Span, Stage, Watch, exposition};
 
 /// A data server. See the module's documentation.
 pub struct DataServer {
@@ -250,7 +248,7 @@ impl DataServer {
             };
             let served = self.tracer.served(peer.place, message.id.0);
             self.tracer.begin(served, message.request.name(), Vec::new);
-            let (kind, ino) = Kind::of_data(&message.request);
+            let (kind, ino) = (message.request.kind(), message.request.ino());
             let mut span =
                 Span::start(kind, Span::NO_PROCESS, ino, CriticalSection { requested: now, began: now });
             // Until a thread executes it.

@@ -62,13 +62,13 @@ impl ServerLine {
             FromClient::Request { request, .. } => {
                 let is_forget = matches!(request, Request::ForgetAll { .. });
                 let Messages { requests, forgets, .. } = &mut self.messages;
-                (if is_forget { forgets } else { requests }, Some(Kind::of_request(request)))
+                (if is_forget { forgets } else { requests }, Some(request.kind()))
             }
-            FromClient::Stream { io, .. } => (&mut self.messages.streams, Some(Kind::of_stream(io))),
+            FromClient::Stream { io, .. } => (&mut self.messages.streams, Some(io.op.kind())),
             _ => (&mut self.messages.others, None),
         };
         *count += 1;
-        if let Some((kind, _)) = kind {
+        if let Some(kind) = kind {
             self.kinds[kind as usize] += 1;
         }
     }

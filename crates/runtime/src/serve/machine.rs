@@ -237,13 +237,14 @@ impl Server {
             let mut request = None;
             match &message {
                 FromClient::Request { id, caller, request: requested, .. } => {
-                    let (kind, ino) = Kind::of_request(requested);
+                    let kind = requested.kind();
                     self.begin_span(&inner, (client, *id), kind);
-                    inner.spans.insert((client, *id), Span::start(kind, caller.pid, ino, section));
+                    let span = Span::start(kind, caller.pid, requested.charged_inode(), section);
+                    inner.spans.insert((client, *id), span);
                     request = Some(*id);
                 }
                 FromClient::Stream { id, io, .. } => {
-                    self.begin_span(&inner, (client, *id), Kind::of_stream(io).0);
+                    self.begin_span(&inner, (client, *id), io.op.kind());
                 }
                 FromClient::Cancel { id } => self.give_up(&mut inner, (client, *id)),
                 _ => {}

@@ -15,7 +15,7 @@ use tokio::task::block_in_place;
 use super::machine::{Inner, Server};
 use crate::disk::Reading;
 use crate::tracer::Layer;
-use crate::watch::{CriticalSection, Kind, Span, Stage};
+use crate::watch::{CriticalSection, Span, Stage};
 
 /// Jobs up to this total size, in bytes, are executed and answered together: the I/O is cheaper
 /// than waking the client.
@@ -63,12 +63,12 @@ pub(super) struct Streamed {
 
 impl Inner {
     pub(super) fn job(&self, stream: StreamRequest, section: CriticalSection) -> StreamJob {
-        let (kind, ino) = Kind::of_stream(&stream.io);
         let requested = stream.io.op.bytes(&stream.data);
         let (bytes, peer) = (requested.max(LEAST_BYTES), self.peers.get(&stream.of.0));
         let under_way = peer.map(|peer| Arc::clone(&peer.under_way)).unwrap_or_default();
         under_way.0.fetch_add(bytes, Ordering::Relaxed);
-        let (span, reading) = (Span::start(kind, 0, ino, section), Reading::default());
+        let (span, reading) =
+            (Span::start(stream.io.op.kind(), 0, stream.io.ino, section), Reading::default());
         StreamJob { stream, span, reading, _counted: Counted { under_way, bytes } }
     }
 }

@@ -16,9 +16,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use espalier_meta::Io;
-
-pub(crate) use espalier_client::Kind;
+pub(crate) use espalier_meta::IoKind;
+pub(crate) use espalier_proto::Kind;
 use histogram::{Histogram, HistogramCounts};
 pub use http::MetricsAddress;
 pub(crate) use http::MetricsServer;
@@ -75,56 +74,6 @@ struct Measure {
 }
 
 const WAITS: [Stage; 3] = [Stage::Queue, Stage::Journal, Stage::Disk];
-
-/// Kinds of I/O of the store.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum IoKind {
-    Load,
-    Groups,
-    Stream,
-    JournalAppend,
-    JournalSync,
-    CheckpointPiece,
-    CheckpointPublish,
-}
-
-impl IoKind {
-    const ALL: [IoKind; 7] = [
-        IoKind::Load,
-        IoKind::Groups,
-        IoKind::Stream,
-        IoKind::JournalAppend,
-        IoKind::JournalSync,
-        IoKind::CheckpointPiece,
-        IoKind::CheckpointPublish,
-    ];
-
-    /// `None` for I/O that does not use the local disk.
-    pub(crate) fn of(io: &Io) -> Option<Self> {
-        Some(match io {
-            Io::Load(_) => Self::Load,
-            Io::Groups { .. } => Self::Groups,
-            Io::Stream(..) => Self::Stream,
-            Io::Journal { sync: false, .. } => Self::JournalAppend,
-            Io::Journal { sync: true, .. } | Io::Sync => Self::JournalSync,
-            Io::Stage { .. } => Self::CheckpointPiece,
-            Io::Publish { .. } => Self::CheckpointPublish,
-            Io::Yield | Io::Rest | Io::WriteDelay | Io::Admit { .. } | Io::Decide(_) => return None,
-        })
-    }
-
-    fn name(self) -> &'static str {
-        match self {
-            Self::Load => "load",
-            Self::Groups => "groups",
-            Self::Stream => "stream",
-            Self::JournalAppend => "journal_append",
-            Self::JournalSync => "journal_sync",
-            Self::CheckpointPiece => "checkpoint_piece",
-            Self::CheckpointPublish => "checkpoint_publish",
-        }
-    }
-}
 
 #[derive(Debug)]
 struct Slow {

@@ -2,28 +2,22 @@
 
 use std::time::Instant;
 
-use espalier_proto::Ino;
+use espalier_proto::{Ino, named};
 
 use super::Kind;
 
-/// A stage of an operation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stage {
-    /// Waiting for the lock on the state machines.
-    Queue,
-    /// In the state machines.
-    Work,
-    /// Waiting for a commit of the journal or for journal space.
-    Journal,
-    /// Loads from the tables, and stream I/O.
-    Disk,
-}
-
-impl Stage {
-    pub(crate) const ALL: [Stage; 4] = [Stage::Queue, Stage::Work, Stage::Journal, Stage::Disk];
-
-    pub(crate) fn name(self) -> &'static str {
-        ["queue", "work", "journal", "disk"][self as usize]
+named! {
+    /// A stage of an operation.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(crate) enum Stage {
+        /// Waiting for the lock on the state machines.
+        Queue = "queue",
+        /// In the state machines.
+        Work = "work",
+        /// Waiting for a commit of the journal or for journal space.
+        Journal = "journal",
+        /// Loads from the tables, and stream I/O.
+        Disk = "disk",
     }
 }
 

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use bitflags::bitflags;
-use espalier_proto::{Access, NewNode, RangeOp, RenameFlags, Request, SetAttr};
+use espalier_proto::{Access, NewNode, RangeOp, RenameFlags, Request, SetAttr, named};
 use espalier_recording::{Observed, RecordedRequest};
 
 bitflags! {
@@ -288,48 +288,36 @@ impl OpKind {
     }
 }
 
-macro_rules! kinds {
-    ($($kind:ident = $name:literal,)*) => {
-        /// Kinds of operations that results distinguish.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        pub enum OpKind { $($kind,)* }
-
-        impl OpKind {
-            pub const ALL: &[Self] = &[$(Self::$kind,)*];
-
-            pub fn name(self) -> &'static str {
-                match self { $(Self::$kind => $name,)* }
-            }
-        }
-    };
-}
-
-kinds! {
-    MkDir = "mkdir",
-    Create = "create",
-    Open = "open",
-    Read = "read",
-    Write = "write",
-    Seek = "seek",
-    Close = "close",
-    Sync = "fsync",
-    List = "list",
-    Stat = "stat",
-    Access = "access",
-    Truncate = "truncate",
-    ChMod = "chmod",
-    ChOwn = "chown",
-    UTimes = "utimes",
-    Unlink = "unlink",
-    RmDir = "rmdir",
-    Rename = "rename",
-    Link = "link",
-    Symlink = "symlink",
-    ReadLink = "readlink",
-    Lookup = "lookup",
-    Xattr = "xattr",
-    Allocate = "allocate",
-    Copy = "copy",
-    StatFs = "statfs",
-    Other = "other",
+named! {
+    /// Kinds of operations that results distinguish.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    pub enum OpKind {
+        MkDir = "mkdir",
+        Create = "create",
+        Open = "open",
+        Read = "read",
+        Write = "write",
+        Seek = "seek",
+        Close = "close",
+        Sync = "fsync",
+        List = "list",
+        Stat = "stat",
+        Access = "access",
+        Truncate = "truncate",
+        ChMod = "chmod",
+        ChOwn = "chown",
+        UTimes = "utimes",
+        Unlink = "unlink",
+        RmDir = "rmdir",
+        Rename = "rename",
+        Link = "link",
+        Symlink = "symlink",
+        ReadLink = "readlink",
+        Lookup = "lookup",
+        Xattr = "xattr",
+        Allocate = "allocate",
+        Copy = "copy",
+        StatFs = "statfs",
+        Other = "other",
+    }
 }

@@ -7,12 +7,11 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use espalier_client::{
-    Actions, Answer, Cache, Call, DataOperation, DataOutcome, FrontendEvent, IncomingCall, Kind, Sessions,
-    Users,
+    Actions, Answer, Cache, Call, DataOperation, DataOutcome, FrontendEvent, IncomingCall, Sessions, Users,
 };
 use espalier_proto::{
     Accesses, Caller, ClientId, ClusterId, Errno, FromClient, FromServer, Hello, Ino, Layout, Lease, Rank,
-    RequestId, ServerId, ServerMap, Service, Welcome,
+    ServerId, ServerMap, Service, Welcome,
 };
 use espalier_timeline::{Id, NodeId};
 
@@ -35,7 +34,7 @@ use crate::world::event::SimEvent;
 use crate::world::fabric::{Fabric, WireId};
 use crate::world::line::Line;
 use crate::world::pages::Pages;
-use crate::world::spans::{asks, place_of};
+use crate::world::spans::place_of;
 use crate::world::switches::SwitchCosts;
 use crate::world::ttl_cache::TtlCache;
 use routes::{Resolved, Routes};
@@ -228,10 +227,10 @@ impl SimClient {
     }
 
     fn trace_sent(&self, fabric: &mut Fabric<'_>, rank: Rank, message: &FromClient) {
-        if let (true, Some((number, kind))) = (fabric.traces(), asks(message)) {
-            let call = self.sessions.call_of(rank, RequestId(number)).map(|call| self.called(call));
-            fabric
-                .begin_span(self.place(), self.request_id(rank, number), kind, || call.into_iter().collect());
+        if let (true, Some((id, kind))) = (fabric.traces(), message.asks()) {
+            let call = self.sessions.call_of(rank, id).map(|call| self.called(call));
+            let id = self.request_id(rank, id.0);
+            fabric.begin_span(self.place(), id, kind.name(), || call.into_iter().collect());
         }
     }
 
@@ -290,7 +289,7 @@ impl SimClient {
         let now = self.now(fabric);
         let ticket = CallTicket { process, call: self.calls };
         fabric.observer.invoked(fabric.now, self.index, ticket.call, &caller, &call);
-        fabric.begin_span(self.place(), self.called(ticket.call), Kind::of(&call).0.name(), Vec::new);
+        fabric.begin_span(self.place(), self.called(ticket.call), call.kind().name(), Vec::new);
         let shown = self.clock.shown(fabric.now);
         if let Some(retained) = self.pages.as_ref().and_then(|pages| pages.answer(&call)) {
             let result = Ok(retained);
@@ -435,7 +434,7 @@ impl SimClient {
             for (rank, message) in std::mem::take(&mut self.actions.send) {
                 self.trace_sent(fabric, rank, &message);
                 if let Some(wire) = self.lines.get(&rank).filter(|line| line.up).and_then(|line| line.wire) {
-                    let id = asks(&message).map(|(id, _)| RequestId(id));
+                    let id = message.asks().map(|(id, _)| id);
                     let call = id.and_then(|id| {
                         self.sessions.call_of(rank, id).or_else(|| self.sessions.pending_call_of(rank, id))
                     });

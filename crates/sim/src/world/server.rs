@@ -45,7 +45,6 @@ use crate::world::event::SimEvent;
 use crate::world::fabric::{Fabric, WireId};
 use crate::world::job::ProcessorJob;
 use crate::world::line::Line;
-use crate::world::spans::asks;
 use crate::world::switches::SwitchCosts;
 use term::Term;
 pub use term::{Route, Started};
@@ -317,8 +316,8 @@ impl SimServer {
         let job = match message {
             Message::Hello(hello) => ProcessorJob::Hello(wire, hello),
             Message::FromClient(message) => {
-                if let (Some(&client), Some((number, kind))) = (self.wires.get(&wire), asks(&message)) {
-                    fabric.begin_span(self.place(), self.served_to(client, number), kind, Vec::new);
+                if let (Some(&client), Some((id, kind))) = (self.wires.get(&wire), message.asks()) {
+                    fabric.begin_span(self.place(), self.served_to(client, id.0), kind.name(), Vec::new);
                 }
                 ProcessorJob::Client(wire, message)
             }

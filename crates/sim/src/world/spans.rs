@@ -1,8 +1,7 @@
 //! Spans of nodes' work in virtual time, in the format of the runtime's.
 
-use espalier_client::Kind;
 use espalier_meta::{Cause, Io, PeerMessage};
-use espalier_proto::{ClientId, FromClient, Rank};
+use espalier_proto::{ClientId, Rank};
 use espalier_timeline::{Id, Layer, Log, NodeId, Span};
 
 use crate::time::Nanos;
@@ -11,15 +10,6 @@ use crate::world::fabric::Fabric;
 /// The place of a client, by its number at servers.
 pub fn place_of(client: ClientId) -> NodeId {
     NodeId::Client(client.0 as u32)
-}
-
-/// Number and kind of a client's request.
-pub fn asks(message: &FromClient) -> Option<(u64, &'static str)> {
-    match message {
-        FromClient::Request { id, request, .. } => Some((id.0, Kind::of_request(request).0.name())),
-        FromClient::Stream { id, io, .. } => Some((id.0, Kind::of_stream(io).0.name())),
-        _ => None,
-    }
 }
 
 /// Trace id, at a metadata server, of a cause.
