@@ -171,12 +171,10 @@ fn issue_server(
 fn mkfs_options(args: &InitArgs) -> MkfsOptions {
     MkfsOptions {
         label: args.label.clone(),
-        strip_bytes: MkfsOptions::STRIP_BYTES,
         journal_bytes: args.journal,
-        force: false,
         uid: rustix::process::geteuid().as_raw(),
         gid: rustix::process::getegid().as_raw(),
-        perm: 0o755,
+        ..MkfsOptions::default()
     }
 }
 

@@ -168,7 +168,7 @@ fn mkfs(args: &MkfsArgs) -> Result<ExitCode> {
         force: args.force,
         uid: rustix::process::geteuid().as_raw(),
         gid: rustix::process::getegid().as_raw(),
-        perm: 0o755,
+        ..MkfsOptions::default()
     };
     let superblock = espalier_runtime::mkfs(&args.rados.locate(&args.dir)?, &options)?;
     if args.json {

@@ -35,7 +35,6 @@ pub use changes::Changes;
 pub use listings::Page;
 pub(crate) use pages::SOON_MS;
 pub(crate) use subject::Subject;
-pub(crate) use writeback::new_inode;
 
 /// The binding of a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -24,9 +24,8 @@ use alloc::vec::Vec;
 
 use bytes::Bytes;
 use espalier_proto::{
-    Access, Attr, Capacity, Copied, Delegation, Dirent, Entry, Errno, FileType, Ino, InodeFlags, Kind,
-    LAST_CURSOR, Location, Lock, Name, NewNode, OpenHow, Opened, RangeOp, Rank, Reply, Request, StreamIo,
-    Time,
+    Access, Attr, Capacity, Copied, Delegation, Dirent, Entry, Errno, FileType, Ino, Kind, LAST_CURSOR,
+    Location, Lock, Name, NewNode, OpenHow, Opened, RangeOp, Rank, Reply, Request, StreamIo, Time,
 };
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
@@ -622,27 +621,7 @@ impl RemoteEntry {
 
     /// An entry with unknown attributes, used when the inode's rank fails.
     fn no_xattrs(&self) -> Entry {
-        let (ino, kind, none) = (self.ino, self.kind, Time::default());
-        let attr = Attr {
-            ino,
-            kind,
-            perm: 0,
-            nlink: 0,
-            uid: 0,
-            gid: 0,
-            rdev: 0,
-            size: 0,
-            blocks: 0,
-            atime: none,
-            mtime: none,
-            ctime: none,
-            btime: none,
-            streamed: false,
-            no_xattrs: false,
-            map_version: 0,
-            contents_leased: true,
-            flags: InodeFlags::empty(),
-        };
+        let attr = Attr { nlink: 0, no_xattrs: false, ..Attr::new(self.ino, self.kind, 0, Time::default()) };
         let (name_leased, attr_leased) = (false, false);
         Entry {
             attr,

@@ -5,8 +5,8 @@ use std::collections::VecDeque;
 use espalier_client::{Actions, Answer, Cache, Call, FrontendEvent, IncomingCall, Sessions, Users};
 use espalier_proto::{
     Attr, Caller, Dirent, Entry, Errno, FileType, FragmentMap, Fragments, FromClient, FromServer, Ino,
-    InodeFlags, LAST_CURSOR, Lease, Location, Name, Rank, RenameFlags, Reply, Request, RequestId,
-    RevocationId, ServerMap, Time, Touched, Welcome, name_hash,
+    LAST_CURSOR, Lease, Location, Name, Rank, RenameFlags, Reply, Request, RequestId, RevocationId,
+    ServerMap, Time, Touched, Welcome, name_hash,
 };
 
 const DIR: Ino = Ino(20);
@@ -155,27 +155,7 @@ fn find(ino: Ino) -> Request {
 
 /// The attributes of a directory record.
 fn part(ino: Ino, map_version: u32, size: u64, nlink: u32) -> Attr {
-    let time = Time::new(1, 0);
-    Attr {
-        ino,
-        kind: FileType::Directory,
-        perm: 0o755,
-        nlink,
-        uid: 0,
-        gid: 0,
-        rdev: 0,
-        size,
-        blocks: 0,
-        atime: time,
-        mtime: time,
-        ctime: time,
-        btime: time,
-        streamed: false,
-        no_xattrs: true,
-        flags: InodeFlags::empty(),
-        map_version,
-        contents_leased: true,
-    }
+    Attr { nlink, size, map_version, ..Attr::new(ino, FileType::Directory, 0o755, Time::new(1, 0)) }
 }
 
 fn fragment(ino: Ino, size: u64, nlink: u32) -> Attr {

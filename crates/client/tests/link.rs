@@ -3,9 +3,8 @@
 
 use espalier_client::{Ended, Link};
 use espalier_proto::{
-    Access, Attr, Caller, Entry, Errno, FileType, FromClient, Held, Ino, InodeFlags, Location, Lock,
-    LockKind, LockOwner, Name, NewNode, OpenHow, Opened, Rank, Reply, Request, RequestId, ServerMap,
-    StreamIo, Time, Welcome,
+    Access, Attr, Caller, Entry, Errno, FileType, FromClient, Held, Ino, Location, Lock, LockKind, LockOwner,
+    Name, NewNode, OpenHow, Opened, Rank, Reply, Request, RequestId, ServerMap, StreamIo, Time, Welcome,
 };
 
 const HOME: Location = Location::Dentry { dir: Ino::ROOT, hash: 77 };
@@ -45,27 +44,7 @@ fn requests(out: &mut Vec<FromClient>) -> Vec<Request> {
 }
 
 fn entry(ino: u64) -> Entry {
-    let time = Time::default();
-    let attr = Attr {
-        ino: Ino(ino),
-        kind: FileType::Regular,
-        perm: 0o644,
-        nlink: 1,
-        uid: 0,
-        gid: 0,
-        rdev: 0,
-        size: 0,
-        blocks: 0,
-        atime: time,
-        mtime: time,
-        ctime: time,
-        btime: time,
-        streamed: false,
-        no_xattrs: true,
-        map_version: 0,
-        contents_leased: true,
-        flags: InodeFlags::empty(),
-    };
+    let attr = Attr::new(Ino(ino), FileType::Regular, 0o644, Time::default());
     Entry {
         attr,
         cacheable: true,

@@ -36,29 +36,7 @@ fn sight(client: &mut Client, call: &Call<'_>) -> RemoteEntry {
 }
 
 fn entry() -> Entry {
-    let (ino, kind, time) = (FAR, FileType::Directory, Time::new(1, 0));
-    let (perm, nlink, uid, gid, rdev, size, blocks) = (0o755, 2, 0, 0, 0, 0, 0);
-    let (atime, mtime, ctime, btime, streamed, no_xattrs) = (time, time, time, time, false, true);
-    let attr = Attr {
-        ino,
-        kind,
-        perm,
-        nlink,
-        uid,
-        gid,
-        rdev,
-        size,
-        blocks,
-        atime,
-        mtime,
-        ctime,
-        btime,
-        streamed,
-        no_xattrs,
-        flags: espalier_proto::InodeFlags::empty(),
-        map_version: 0,
-        contents_leased: true,
-    };
+    let attr = Attr::new(FAR, FileType::Directory, 0o755, Time::new(1, 0));
     Entry {
         attr,
         cacheable: false,

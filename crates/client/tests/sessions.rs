@@ -44,29 +44,7 @@ fn lookup() -> Call<'static> {
 }
 
 fn entry(ino: Ino) -> Entry {
-    let (time, kind) = (Time::new(1, 0), FileType::Regular);
-    let (perm, nlink, uid, gid, rdev, size, blocks) = (0o644, 1, 0, 0, 0, 0, 0);
-    let (atime, mtime, ctime, btime, streamed, no_xattrs) = (time, time, time, time, false, true);
-    let attr = Attr {
-        ino,
-        kind,
-        perm,
-        nlink,
-        uid,
-        gid,
-        rdev,
-        size,
-        blocks,
-        atime,
-        mtime,
-        ctime,
-        btime,
-        streamed,
-        no_xattrs,
-        flags: espalier_proto::InodeFlags::empty(),
-        map_version: 0,
-        contents_leased: true,
-    };
+    let attr = Attr::new(ino, FileType::Regular, 0o644, Time::new(1, 0));
     Entry {
         attr,
         cacheable: true,

@@ -113,6 +113,30 @@ pub struct Attr {
 }
 
 impl Attr {
+    /// The attributes of a new, empty inode of the superuser.
+    pub fn new(ino: Ino, kind: FileType, perm: u32, time: Time) -> Self {
+        Self {
+            ino,
+            kind,
+            perm,
+            nlink: if kind == FileType::Directory { 2 } else { 1 },
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+            size: 0,
+            blocks: 0,
+            atime: time,
+            mtime: time,
+            ctime: time,
+            btime: time,
+            streamed: false,
+            no_xattrs: true,
+            flags: InodeFlags::empty(),
+            map_version: 0,
+            contents_leased: true,
+        }
+    }
+
     /// Merges the attributes of the inode record with those of its stream.
     ///
     /// The record holds the mtime that was last set explicitly, also on all streams of the file. A

@@ -148,15 +148,7 @@ mod tests {
     fn undecided_transactions_of_lost_rank_are_aborted_on_confirmation() {
         let dir = tempfile::tempdir().expect("a directory");
         let stores = [0, 1, 2].map(|rank| dir.path().join(format!("store-{rank}")));
-        let options = MkfsOptions {
-            label: String::new(),
-            strip_bytes: MkfsOptions::STRIP_BYTES,
-            journal_bytes: Some(4 << 20),
-            force: false,
-            uid: 0,
-            gid: 0,
-            perm: 0o755,
-        };
+        let options = MkfsOptions { journal_bytes: Some(4 << 20), ..MkfsOptions::default() };
         mkfs_ranks(&stores, &options).expect("stores");
         let (lost, left) = (Rank(1), [stores[2].clone(), stores[0].clone()]);
         let mut first = open_all(&stores[..1], &OpenOptions::read_once()).expect("a store");

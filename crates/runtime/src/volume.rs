@@ -38,6 +38,21 @@ impl MkfsOptions {
     pub const STRIP_BYTES: u32 = 64 * 1024;
 }
 
+impl Default for MkfsOptions {
+    /// The root directory is the superuser's.
+    fn default() -> Self {
+        Self {
+            label: String::new(),
+            strip_bytes: Self::STRIP_BYTES,
+            journal_bytes: None,
+            force: false,
+            uid: 0,
+            gid: 0,
+            perm: 0o755,
+        }
+    }
+}
+
 /// Creates an empty file system.
 pub fn mkfs(location: impl Into<StoreLocation>, options: &MkfsOptions) -> Result<Superblock, Error> {
     mkfs_rank(&location.into(), options, FormatOptions::default())
@@ -71,8 +86,7 @@ pub fn mkfs_joining(dir: &Path, of: &Path, rank: Rank, journal_bytes: Option<u64
     let (label, strip_bytes, journal_bytes) =
         (of.label, of.strip_bytes, Some(journal_bytes.unwrap_or(of.journal_bytes)));
     // Only rank 0 has a root directory.
-    let (uid, gid, perm) = (0, 0, 0);
-    let options = MkfsOptions { label, strip_bytes, journal_bytes, force: false, uid, gid, perm };
+    let options = MkfsOptions { label, strip_bytes, journal_bytes, perm: 0, ..MkfsOptions::default() };
     mkfs_rank(&dir.into(), &options, format).map(drop)
 }
 

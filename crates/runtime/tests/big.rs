@@ -22,15 +22,7 @@ fn on_mount(test: impl FnOnce(&Path)) {
     let work = tempfile::tempdir().unwrap();
     let (store, mountpoint) = (work.path().join("store"), work.path().join("mnt"));
     fs::create_dir(&mountpoint).unwrap();
-    let made = MkfsOptions {
-        label: String::new(),
-        strip_bytes: MkfsOptions::STRIP_BYTES,
-        journal_bytes: Some(4 << 20),
-        force: false,
-        uid: 0,
-        gid: 0,
-        perm: 0o755,
-    };
+    let made = MkfsOptions { journal_bytes: Some(4 << 20), ..MkfsOptions::default() };
     mkfs(&store, &made).unwrap();
     let volume = Volume::open(&store, OpenOptions::default()).unwrap();
     let options = MountOptions {

@@ -16,15 +16,8 @@ const TITLE_BYTES: usize = 24;
 const RECORDS: u64 = 12;
 
 fn mkfs_empty(dir: &Path) {
-    let options = MkfsOptions {
-        label: "label".into(),
-        strip_bytes: MkfsOptions::STRIP_BYTES,
-        journal_bytes: Some(4 << 20),
-        force: false,
-        uid: 0,
-        gid: 0,
-        perm: 0o755,
-    };
+    let options =
+        MkfsOptions { label: "label".into(), journal_bytes: Some(4 << 20), ..MkfsOptions::default() };
     mkfs(dir, &options).unwrap();
 }
 

@@ -97,15 +97,7 @@ fn wait_for(engine: &MemoryEngine, what: impl Fn(&ClusterMap) -> bool) -> Cluste
 }
 
 fn made() -> MkfsOptions {
-    MkfsOptions {
-        label: String::new(),
-        strip_bytes: MkfsOptions::STRIP_BYTES,
-        journal_bytes: Some(4 << 20),
-        force: false,
-        uid: 0,
-        gid: 0,
-        perm: 0o777,
-    }
+    MkfsOptions { journal_bytes: Some(4 << 20), perm: 0o777, ..MkfsOptions::default() }
 }
 
 #[tokio::test(flavor = "multi_thread")]

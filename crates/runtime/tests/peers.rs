@@ -21,15 +21,7 @@ use espalier_runtime::{
 
 fn stores(dir: &Path, ranks: usize) -> Vec<PathBuf> {
     let stores: Vec<_> = (0..ranks).map(|rank| dir.join(format!("store-{rank}"))).collect();
-    let options = MkfsOptions {
-        label: String::new(),
-        strip_bytes: MkfsOptions::STRIP_BYTES,
-        journal_bytes: Some(4 << 20),
-        force: false,
-        uid: 0,
-        gid: 0,
-        perm: 0o777,
-    };
+    let options = MkfsOptions { journal_bytes: Some(4 << 20), perm: 0o777, ..MkfsOptions::default() };
     mkfs_ranks(&stores, &options).unwrap();
     stores
 }

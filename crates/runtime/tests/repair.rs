@@ -18,15 +18,7 @@ fn made() -> TempDir {
 }
 
 fn options() -> MkfsOptions {
-    MkfsOptions {
-        label: String::new(),
-        strip_bytes: MkfsOptions::STRIP_BYTES,
-        journal_bytes: Some(4 << 20),
-        force: false,
-        uid: 0,
-        gid: 0,
-        perm: 0o755,
-    }
+    MkfsOptions { journal_bytes: Some(4 << 20), ..MkfsOptions::default() }
 }
 
 fn open(dir: &Path) -> LocalStore {

@@ -11,32 +11,7 @@ use crate::locations::Locations;
 const DIR: Ino = Ino(2);
 
 pub(super) fn attr(ino: u64, kind: FileType, size: u64) -> Attr {
-    let time = Time::new(0, 0);
-    let ino = Ino(ino);
-    let (perm, nlink, uid, gid, rdev, blocks) = (0o644, 1, 0, 0, 0, 0);
-    let (atime, mtime, ctime, btime) = (time, time, time, time);
-    let flags = espalier_proto::InodeFlags::empty();
-    let (streamed, no_xattrs) = (false, true);
-    Attr {
-        ino,
-        kind,
-        perm,
-        nlink,
-        uid,
-        gid,
-        rdev,
-        size,
-        blocks,
-        atime,
-        mtime,
-        ctime,
-        btime,
-        streamed,
-        no_xattrs,
-        flags,
-        map_version: 0,
-        contents_leased: true,
-    }
+    Attr { size, nlink: 1, ..Attr::new(Ino(ino), kind, 0o644, Time::new(0, 0)) }
 }
 
 fn entry(ino: u64, size: u64) -> Answer {

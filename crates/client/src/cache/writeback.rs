@@ -4,7 +4,7 @@
 
 use alloc::vec::Vec;
 
-use espalier_proto::{Attr, Entry, FileType, Ino, InodeFlags, Location, Name, Time, mode};
+use espalier_proto::{Attr, Entry, FileType, Ino, Location, Name, Time, mode};
 use hashbrown::{HashMap, HashSet};
 use rustc_hash::FxBuildHasher;
 
@@ -305,29 +305,5 @@ impl Cache {
             self.doubt(dir, name);
             self.drop_lease(dir);
         }
-    }
-}
-
-/// The attributes that the server will give a new, empty inode.
-pub fn new_inode(ino: Ino, kind: FileType, (perm, uid, gid): (u32, u32, u32), time: Time) -> Attr {
-    Attr {
-        ino,
-        kind,
-        perm,
-        nlink: if kind == FileType::Directory { 2 } else { 1 },
-        uid,
-        gid,
-        rdev: 0,
-        size: 0,
-        blocks: 0,
-        atime: time,
-        mtime: time,
-        ctime: time,
-        btime: time,
-        streamed: false,
-        no_xattrs: true,
-        map_version: 0,
-        contents_leased: true,
-        flags: InodeFlags::empty(),
     }
 }

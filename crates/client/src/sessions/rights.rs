@@ -76,12 +76,12 @@ mod tests {
     use espalier_proto::{FileType, InodeFlags};
 
     use super::*;
-    use crate::cache::new_inode;
 
     #[test]
     fn only_certain_permissions_are_decided_locally() {
         let read = |perm, uid, gid, caller: (u32, u32), as_said| {
-            let attr = new_inode(Ino(1), FileType::Regular, (perm, uid, gid), Time::new(0, 0));
+            let attr = Attr::new(Ino(1), FileType::Regular, perm, Time::new(0, 0));
+            let attr = Attr { uid, gid, ..attr };
             let caller = Caller { uid: caller.0, gid: caller.1, pid: 1, groups: None };
             let certainly = certainly_may(&attr, &caller, Access::READ, as_said);
             assert!(!certainly_may(&Attr { no_xattrs: false, ..attr }, &caller, Access::READ, as_said));
@@ -103,7 +103,7 @@ mod tests {
     #[test]
     fn only_certain_changes_are_decided_locally() {
         let (old, now) = (Time::new(1, 0), Time::new(9, 0));
-        let attr = new_inode(Ino(1), FileType::Regular, (0o640, 5, 6), old);
+        let attr = Attr { uid: 5, gid: 6, ..Attr::new(Ino(1), FileType::Regular, 0o640, old) };
         let set_by = |attr: &Attr, uid, gid, set: SetAttr| {
             certainly_sets(attr, &Caller { uid, gid, pid: 1, groups: None }, &set, now)
         };

@@ -23,7 +23,6 @@ use super::call_state::ServerReply;
 use super::rights::{certainly_may, certainly_sets};
 use super::write_behind::WriteBehind;
 use super::{Actions, FrontendEvent, OwnedCall, ServerSession, Sessions};
-use crate::cache::new_inode;
 use crate::{Answer, Call, RangeCall};
 
 /// Maximum number of pending operations: more than a network holds, and few enough to bound the
@@ -300,8 +299,8 @@ impl<T> Sessions<T> {
                     NewNode::Symlink(target) => (0o777, target.len() as u64),
                     _ => (perm & mode::PERMISSIONS & !umask | inherited, 0),
                 };
-                let made = new_inode(ino, kind, (perm, incoming.caller.uid, gid), time);
-                let made = Attr { size, ..made };
+                let uid = incoming.caller.uid;
+                let made = Attr { uid, gid, size, ..Attr::new(ino, kind, perm, time) };
                 let (entry, until) = self.cache.create_pending((dir, name), &parent, made, now);
                 let answer = match open {
                     Some(_) => {

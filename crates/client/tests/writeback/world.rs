@@ -4,9 +4,9 @@ use espalier_client::{
     Actions, Answer, Cache, Call, DataOperation, FrontendEvent, IncomingCall, Sessions, Users,
 };
 use espalier_proto::{
-    Access, Attr, Caller, Dirent, Entry, Errno, FileType, FromClient, FromServer, Held, Ino, InodeFlags,
-    Lease, Location, Name, NewNode, OpenHow, Opened, Rank, Reply, Request, RequestId, RevocationId, ServerId,
-    ServerMap, Time, Touched, Welcome,
+    Access, Attr, Caller, Dirent, Entry, Errno, FileType, FromClient, FromServer, Held, Ino, Lease, Location,
+    Name, NewNode, OpenHow, Opened, Rank, Reply, Request, RequestId, RevocationId, ServerId, ServerMap, Time,
+    Touched, Welcome,
 };
 
 pub const RANK: Rank = Rank(0);
@@ -49,13 +49,7 @@ pub fn name(text: &str) -> Name {
 }
 
 pub fn attr(ino: Ino, kind: FileType, size: u64) -> Attr {
-    let (time, blocks) = (Time::new(1, 0), 0);
-    let (perm, nlink, uid, gid, rdev) = (0o755, 1, 0, 0, 0);
-    let (atime, mtime, ctime, btime, streamed, no_xattrs) = (time, time, time, time, false, true);
-    let flags = InodeFlags::empty();
-    #[rustfmt::skip]
-    let attr = Attr { ino, kind, perm, nlink, uid, gid, rdev, size, blocks, atime, mtime, ctime, btime, streamed, no_xattrs, flags, map_version: 0, contents_leased: true };
-    attr
+    Attr { size, nlink: 1, ..Attr::new(ino, kind, 0o755, Time::new(1, 0)) }
 }
 
 pub fn entry(attr: Attr, sole_holder: bool) -> Entry {

@@ -81,15 +81,7 @@ fn addresses(count: u16) -> Vec<SocketAddr> {
 const SESSION_MS: u32 = 1_200_000;
 
 fn made() -> MkfsOptions {
-    MkfsOptions {
-        label: String::new(),
-        strip_bytes: MkfsOptions::STRIP_BYTES,
-        journal_bytes: Some(4 << 20),
-        force: false,
-        uid: 0,
-        gid: 0,
-        perm: 0o777,
-    }
+    MkfsOptions { journal_bytes: Some(4 << 20), perm: 0o777, ..MkfsOptions::default() }
 }
 
 fn served() -> OpenOptions {

@@ -142,25 +142,6 @@ fn a_striped_file_has_the_times_of_its_last_write_or_those_that_were_set_since()
 }
 
 fn attr() -> Attr {
-    let zero = Time::default();
-    Attr {
-        ino: crate::Ino(2),
-        kind: crate::FileType::Regular,
-        perm: 0o644,
-        nlink: 1,
-        uid: 0,
-        gid: 0,
-        rdev: 0,
-        size: 0,
-        blocks: 0,
-        atime: zero,
-        mtime: zero,
-        ctime: zero,
-        btime: zero,
-        streamed: true,
-        no_xattrs: true,
-        map_version: 0,
-        contents_leased: true,
-        flags: crate::InodeFlags::empty(),
-    }
+    let attr = Attr::new(crate::Ino(2), crate::FileType::Regular, 0o644, Time::default());
+    Attr { streamed: true, ..attr }
 }

@@ -53,13 +53,10 @@ fn find(client: &mut OfflineClient, dir: Ino, file: &str) -> Result<Attr, Errno>
 
 fn options() -> MkfsOptions {
     MkfsOptions {
-        label: String::new(),
-        strip_bytes: MkfsOptions::STRIP_BYTES,
         journal_bytes: Some(4 << 20),
-        force: false,
         uid: rustix::process::geteuid().as_raw(),
         gid: rustix::process::getegid().as_raw(),
-        perm: 0o755,
+        ..MkfsOptions::default()
     }
 }
 

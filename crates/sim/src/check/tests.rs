@@ -2,8 +2,8 @@
 
 use espalier_client::{Answer, Call, Opening};
 use espalier_proto::{
-    Access, Attr, Dirent, END, Entry, Errno, FileType, InodeFlags, Location, Name, NewNode, OpenHow,
-    RenameFlags, Request, SetAttr, Time,
+    Access, Attr, Dirent, END, Entry, Errno, FileType, Location, Name, NewNode, OpenHow, RenameFlags,
+    Request, SetAttr, Time,
 };
 
 use super::*;
@@ -44,27 +44,7 @@ fn name(text: &str) -> Name {
 }
 
 fn attr(ino: u64, kind: FileType, nlink: u32, size: u64) -> Attr {
-    let none = Time::default();
-    Attr {
-        ino: Ino(ino),
-        kind,
-        perm: 0o755,
-        nlink,
-        uid: 0,
-        gid: 0,
-        rdev: 0,
-        size,
-        blocks: 0,
-        atime: none,
-        mtime: none,
-        ctime: none,
-        btime: none,
-        streamed: false,
-        no_xattrs: true,
-        map_version: 0,
-        contents_leased: true,
-        flags: InodeFlags::empty(),
-    }
+    Attr { nlink, size, ..Attr::new(Ino(ino), kind, 0o755, Time::default()) }
 }
 
 fn entry(attr: Attr) -> Answer {
