@@ -287,14 +287,11 @@ impl<T> Sessions<T> {
             (FragmentWait::Sync(left), Ok(_)) => self.sync_next(now, pending, left, actions),
             (FragmentWait::Entry, Ok(Reply::Entry(entry))) => {
                 let find = Request::Find { ino: entry.attr.ino, kind: Some(FileType::Directory), open: None };
-                let term = Term { requested_at: pending.call_state.sent, left: lease };
-                self.cache.answered(&Call::Request(find), Some(&Answer::Entry(entry)), term, now);
+                self.learn(now, &pending, find, &Answer::Entry(entry), lease);
                 self.restart(now, pending, actions);
             }
             (FragmentWait::Entry, Ok(Reply::Attr(attr))) => {
-                let get = Request::GetAttr { ino: attr.ino };
-                let term = Term { requested_at: pending.call_state.sent, left: lease };
-                self.cache.answered(&Call::Request(get), Some(&Answer::Attr(attr)), term, now);
+                self.learn_attr(now, &pending, attr, lease);
                 let known = self.fragments.maps.get(&attr.ino);
                 if known.is_some_and(|known| known.map.version() != attr.map_version) {
                     self.ask_for_map(now, pending, attr.ino, actions);
@@ -315,29 +312,8 @@ impl<T> Sessions<T> {
                 self.fragments.redirects += 1;
                 self.ask_for_map(now, pending, dir, actions);
             }
-            (_, Ok(Reply::Listing { entries, end: true, until, .. }))
-                if entries.is_empty() && until < LAST_CURSOR =>
-            {
-                if let Call::Request(Request::ReadDir { after, .. }) = &mut pending.incoming.call {
-                    pending.call_state.lists_start |= *after == 0;
-                    *after = until;
-                }
-                pending.call_state.routes = 0;
-                self.restart(now, pending, actions);
-            }
-            // A fragment knows only the directory, and the listing begins with `..`.
             (_, Ok(listing @ Reply::Listing { .. })) => {
-                let CallState { lists_start, .. } = pending.call_state;
-                let dir = match pending.incoming.call {
-                    Call::Request(Request::ReadDir { dir, after, .. }) if lists_start || after == 0 => dir,
-                    _ => return Some((pending, Ok(listing))),
-                };
-                let whole = self.fragments.whole(dir);
-                if whole == dir {
-                    return Some((pending, Ok(listing)));
-                }
-                pending.call_state.fragment_wait = FragmentWait::Parent(Box::new(listing));
-                self.ask_for(now, pending, Request::Parent { dir: whole }, actions);
+                return self.resume_listing(now, pending, listing, actions);
             }
             // The parent of the inode is a fragment; the directory is the fragment's parent.
             (_, Ok(Reply::Entry(entry)))
@@ -355,6 +331,49 @@ impl<T> Sessions<T> {
             }
             (_, result) => return Some((pending, result)),
         }
+        None
+    }
+
+    /// Caches the answer to a request that was made for a call. `lease`: as for
+    /// [`Self::resume_fragments`].
+    fn learn(&mut self, now: u64, pending: &PendingCall<T>, request: Request, answer: &Answer, lease: u64) {
+        let term = Term { requested_at: pending.call_state.sent, left: lease };
+        self.cache.answered(&Call::Request(request), Some(answer), term, now);
+    }
+
+    fn learn_attr(&mut self, now: u64, pending: &PendingCall<T>, attr: Attr, lease: u64) {
+        self.learn(now, pending, Request::GetAttr { ino: attr.ino }, &Answer::Attr(attr), lease);
+    }
+
+    /// Handles a fragment's part of a listing; returns it if it is the call's answer.
+    fn resume_listing(
+        &mut self,
+        now: u64,
+        mut pending: PendingCall<T>,
+        listing: Reply,
+        actions: &mut Actions<T>,
+    ) -> Option<(PendingCall<T>, Result<Reply, Errno>)> {
+        let Call::Request(Request::ReadDir { dir, after, .. }) = &mut pending.incoming.call else {
+            return Some((pending, Ok(listing)));
+        };
+        pending.call_state.lists_start |= *after == 0;
+        if let Reply::Listing { entries, end: true, until, .. } = &listing
+            && entries.is_empty()
+            && *until < LAST_CURSOR
+        {
+            // The listing continues with the next fragment.
+            *after = *until;
+            pending.call_state.routes = 0;
+            self.restart(now, pending, actions);
+            return None;
+        }
+        // A fragment knows only the directory, and the listing begins with `..`.
+        let (dir, whole) = (*dir, self.fragments.whole(*dir));
+        if !pending.call_state.lists_start || whole == dir {
+            return Some((pending, Ok(listing)));
+        }
+        pending.call_state.fragment_wait = FragmentWait::Parent(Box::new(listing));
+        self.ask_for(now, pending, Request::Parent { dir: whole }, actions);
         None
     }
 
@@ -568,9 +587,7 @@ impl<T> Sessions<T> {
                 sum.fragments = self.all_fragments(dir);
             }
             Ok(Reply::Attr(attr)) => {
-                let term = Term { requested_at: pending.call_state.sent, left: lease };
-                let get = Call::Request(Request::GetAttr { ino: attr.ino });
-                self.cache.answered(&get, Some(&Answer::Attr(attr)), term, now);
+                self.learn_attr(now, &pending, attr, lease);
                 sum.parts.push(attr);
                 if attr.map_version != Attr::FRAGMENT && attr.map_version != sum.version {
                     // The directory has split meanwhile.
