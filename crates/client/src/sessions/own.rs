@@ -2,17 +2,19 @@
 //! create, stat and remove of striped files. Each ends with a reply as if the server had executed
 //! it.
 
+mod make;
+
 use alloc::sync::Arc;
 
-use espalier_proto::{
-    Access, Attr, Delegation, Entry, Errno, Ino, Layout, Made, Name, OpenHow, Opened, Reply, Request,
-};
+use espalier_proto::{Attr, Delegation, Entry, Errno, Ino, Name, OpenHow, Opened, Reply, Request};
 
 use crate::{Call, Work};
+use make::Make;
 
 /// An operation in progress. See the module's documentation.
 #[derive(Debug)]
 pub(super) enum Own {
+    /// A create by the client.
     Make(Make),
     /// The reply lacks the size and times that the data servers have.
     Measure(Reply),
@@ -24,23 +26,6 @@ pub(super) enum Own {
     Datafile(Entry, Opened),
     /// The datafiles are removed; the inode is being purged.
     Purge,
-}
-
-/// A create in progress.
-#[derive(Debug)]
-pub(super) struct Make {
-    ino: Ino,
-    opened: Opened,
-    stage: OwnCallStage,
-}
-
-#[derive(Debug)]
-enum OwnCallStage {
-    /// Another capability has been requested.
-    Renewing,
-    Datafiles(Arc<Layout>),
-    Layout,
-    Name,
 }
 
 /// The next step of the call.
@@ -72,13 +57,7 @@ impl Own {
     /// The first step, from a server's reply.
     pub fn begin(call: &Call<'_>, reply: Result<Reply, Errno>) -> OwnCallStep {
         match reply {
-            Ok(Reply::Made(made)) => {
-                let Made { ino, opened, delegation } = *made;
-                match delegation {
-                    Some(delegation) => Make::make_datafiles(ino, opened, delegation),
-                    None => Make { ino, opened, stage: OwnCallStage::Name }.give_name(call),
-                }
-            }
+            Ok(Reply::Made(made)) => Make::begin(call, *made),
             Ok(Reply::Unmeasured(actions, delegation)) => match &*actions {
                 Reply::Attr(attr) | Reply::Entry(Entry { attr, .. }) => {
                     let work = Work::Measure(*attr);
@@ -133,10 +112,7 @@ impl Own {
     /// The next step after data servers have refused the capability.
     pub fn stale(self, call: &Call<'_>) -> OwnCallStep {
         match self {
-            Self::Make(make) => {
-                let request = Request::Delegate { ino: make.ino, access: Access::EXEC };
-                OwnCallStep::Ask(Self::Make(Make { stage: OwnCallStage::Renewing, ..make }), request)
-            }
+            Self::Make(make) => make.renew(),
             // For `getattr`, the server would wait for the data servers.
             Self::Measure(Reply::Entry(entry)) if matches!(call, Call::Request(Request::Lookup { .. })) => {
                 OwnCallStep::Anew(Left::Lookup(entry.attr.ino))
@@ -158,7 +134,7 @@ impl Own {
     /// The lookups and opens to return if the operation is abandoned.
     pub fn left(&self) -> Left {
         match self {
-            Self::Make(Make { ino, .. }) => Left::Open(*ino),
+            Self::Make(make) => make.left(),
             Self::Measure(Reply::Entry(entry)) | Self::Remeasure(Reply::Entry(entry)) => {
                 Left::Lookup(entry.attr.ino)
             }
@@ -191,54 +167,10 @@ fn purge(ino: Ino) -> OwnCallStep {
     OwnCallStep::Ask(Own::Purge, Request::Purge { ino, removed: true })
 }
 
-impl Make {
-    fn make_datafiles(ino: Ino, opened: Opened, delegation: Delegation) -> OwnCallStep {
-        let stage = OwnCallStage::Datafiles(Arc::clone(&delegation.layout));
-        let work = Work::Create { ino, sync: true };
-        OwnCallStep::Data(Own::Make(Self { ino, opened, stage }), Arc::new(delegation), work)
-    }
-
-    fn give_name(self, call: &Call<'_>) -> OwnCallStep {
-        let Some((dir, name, _)) = created(call) else { return self.fail(Errno::EIO) };
-        let request = Request::Link { ino: self.ino, dir, name: name.clone() };
-        OwnCallStep::Ask(Own::Make(Self { stage: OwnCallStage::Name, ..self }), request)
-    }
-
-    fn fail(self, errno: Errno) -> OwnCallStep {
-        OwnCallStep::Over(Err(errno), Own::Make(self).left())
-    }
-
-    fn advance(self, call: &Call<'_>, result: Result<Reply, Errno>) -> OwnCallStep {
-        let Self { ino, opened, .. } = self;
-        match (self.stage, result) {
-            (OwnCallStage::Renewing, Ok(Reply::Delegated(Some(given)))) => {
-                Self::make_datafiles(ino, opened, *given)
-            }
-            (OwnCallStage::Datafiles(layout), Ok(Reply::Done)) => {
-                let make = Self { ino, opened, stage: OwnCallStage::Layout };
-                OwnCallStep::Ask(Own::Make(make), Request::SetLayout { ino, layout })
-            }
-            (OwnCallStage::Layout, Ok(Reply::Done)) => {
-                Self { ino, opened, stage: OwnCallStage::Name }.give_name(call)
-            }
-            (OwnCallStage::Name, Ok(Reply::Entry(entry))) => made(call, entry, opened),
-            // Another client has created the name: open that file if the call permits it.
-            (stage, Err(Errno::EEXIST)) if may_be_there(call) => {
-                OwnCallStep::Anew(Own::Make(Self { ino, opened, stage }).left())
-            }
-            (stage, result) => Self { ino, opened, stage }.fail(result.err().unwrap_or(Errno::EIO)),
-        }
-    }
-}
-
 /// The name that a call creates, and how it opens the file.
 fn created<'a>(call: &'a Call<'_>) -> Option<(Ino, &'a Name, Option<OpenHow>)> {
     match call {
         Call::Request(Request::Create { dir, name, open, .. }) => Some((*dir, name, *open)),
         _ => None,
     }
-}
-
-fn may_be_there(call: &Call<'_>) -> bool {
-    matches!(call, Call::Request(Request::Create { open: Some(_), exclusive: false, .. }))
 }
