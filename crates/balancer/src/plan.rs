@@ -76,8 +76,7 @@ impl PassedOver {
         counts.into_iter().filter(|(count, _)| *count > 0).map(|(count, why)| format!("{count} {why}"))
     }
 
-    /// What the engine's limits hold back of that which the policy has move, as a phrase. Empty:
-    /// nothing.
+    /// The decided moves that the engine's limits hold back, as a phrase; empty if there are none.
     pub fn held_back(&self) -> String {
         let Self { dwelling, over_budget, .. } = *self;
         let limits = Self { dwelling, over_budget, ..Self::default() };
