@@ -4,7 +4,7 @@
 
 use std::io::{Error, ErrorKind, Read, Write};
 
-use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
+use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// Length and checksum.
 pub(crate) const HEADER_BYTES: usize = 12;
@@ -61,14 +61,12 @@ pub(crate) struct FrameReader<'a> {
     pub offset: u64,
     /// The checksum of the last frame, which covers all frames before it.
     pub sum: u64,
-    /// False: checksums are independent of each other.
-    seeded: bool,
 }
 
 impl<'a> FrameReader<'a> {
     /// `offset`: length of the line of text.
-    pub fn new(input: &'a mut dyn Read, offset: usize, seeded: bool) -> Self {
-        Self { input, body: Vec::new(), offset: offset as u64, sum: 0, seeded }
+    pub fn new(input: &'a mut dyn Read, offset: usize) -> Self {
+        Self { input, body: Vec::new(), offset: offset as u64, sum: 0 }
     }
 
     /// Reads the next frame to [`Self::body`]. After an error, [`Self::offset`] is the start of the
@@ -88,12 +86,11 @@ impl<'a> FrameReader<'a> {
         if self.body.len() < length {
             return Err(FrameError::Damaged("it was cut off"));
         }
-        let seeded = xxh3_64_with_seed(&self.body, self.sum);
-        if sum != if self.seeded { seeded } else { xxh3_64(&self.body) } {
+        if sum != xxh3_64_with_seed(&self.body, self.sum) {
             return Err(FrameError::Damaged("a checksum is wrong"));
         }
         self.offset += (HEADER_BYTES + length) as u64;
-        self.sum = seeded;
+        self.sum = sum;
         Ok(())
     }
 

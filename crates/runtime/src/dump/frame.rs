@@ -10,8 +10,6 @@ use crate::error::Error;
 use crate::framed::{FrameError, FrameReader, FrameWriter, MAX_BODY};
 
 pub(super) const TITLE: &[u8] = b"Espalier dump, format 3\n";
-/// Format 2: as the present format, but checksums are not seeded.
-const TITLE_2: &[u8] = b"Espalier dump, format 2\n";
 
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Item {
@@ -75,17 +73,17 @@ pub(super) struct Reader<'a> {
 
 impl<'a> Reader<'a> {
     /// # Errors
-    /// [`Error::ForeignDump`] if the first line is not that of a supported format; [`Error::Io`].
+    /// [`Error::ForeignDump`] if the first line is not [`TITLE`]; [`Error::Io`].
     pub(super) fn begin(input: &'a mut dyn Read) -> Result<Self, Error> {
         let mut title = [0; TITLE.len()];
         match input.read_exact(&mut title) {
             Err(cause) if cause.kind() != ErrorKind::UnexpectedEof => return Err(read_failed(cause)),
             outcome => outcome.map_err(|_| Error::ForeignDump)?,
         }
-        if title != TITLE && title != TITLE_2 {
+        if title != TITLE {
             return Err(Error::ForeignDump);
         }
-        let input = FrameReader::new(input, TITLE.len(), title == TITLE);
+        let input = FrameReader::new(input, TITLE.len());
         Ok(Self { input, frames: 0, order: Order::default() })
     }
 

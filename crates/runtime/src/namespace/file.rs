@@ -117,7 +117,7 @@ impl JournalFile {
         let file = File::open(path).map_err(failed)?;
         let mut input = BufReader::new(&file);
         read_title(path, &mut input)?;
-        let mut reader = FrameReader::new(&mut input, TITLE.len(), true);
+        let mut reader = FrameReader::new(&mut input, TITLE.len());
         let mut next = || -> Result<(u64, JournalItem), Error> {
             let offset = reader.offset;
             let damaged = |why| Error::DamagedJournal { path: path.into(), offset, why };

@@ -56,7 +56,7 @@ impl NamespaceOrigin {
         if title != TITLE {
             return Err(damaged());
         }
-        let mut reader = FrameReader::new(&mut input, TITLE.len(), true);
+        let mut reader = FrameReader::new(&mut input, TITLE.len());
         reader.read().map_err(|error| match error {
             FrameError::Damaged(_) => damaged(),
             FrameError::Io(cause) => failed(cause),
