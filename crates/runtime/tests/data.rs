@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use espalier_net::pki::{AUTHORITY, Authority, CERTIFICATE, Issued, KEY, Validity};
+use espalier_net::pki::{Authority, Validity};
 use espalier_net::{ConnectError, Connection, Identity, Limits, Reason, SealKey, Security, connect};
 use espalier_proto::{
     Access, Accesses, Capability, ClientId, ClusterId, DataReply, DataRequest, Errno, FromData, Hello, Ino,
@@ -17,15 +17,9 @@ use espalier_runtime::{
     DataFigures, DataRole, DataStore, Holder, MetricsAddress, ServeOptions, mkfs_data, serve, status_of,
 };
 
-type DataRequester = Connection<FromData, ToData>;
+use crate::common::credentials;
 
-fn credentials(dir: &Path, name: &str, issued: &Issued) -> Security {
-    let own = dir.join(name);
-    std::fs::create_dir(&own).unwrap();
-    std::fs::copy(dir.join(AUTHORITY), own.join(AUTHORITY)).unwrap();
-    issued.write(&own.join(CERTIFICATE), &own.join(KEY)).unwrap();
-    Security::load_from(&own).unwrap()
-}
+type DataRequester = Connection<FromData, ToData>;
 
 /// Runs data server 3 until the test process ends.
 fn data_server(dir: &Path, security: Security, key: SealKey) -> SocketAddr {

@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use espalier_meta::failover::ClusterMap;
-use espalier_net::{ConnectError, Connection, Limits, Message, Reason, Security, connect};
+use espalier_net::{ConnectError, Connection, Limits, Reason, Security, connect};
 use espalier_proto::{
     Accesses, ClientId, ClusterId, FromClient, FromServer, Hello, Rank, ServerMap, Service,
 };
@@ -18,21 +18,12 @@ use espalier_runtime::{
 };
 use espalier_store::{Engine, MemoryEngine};
 
+use crate::common::Plain;
+
 const CLUSTER: ClusterId = ClusterId([7; 16]);
 
-/// A change of the addresses, as sent over the network.
-#[derive(Debug, serde::Serialize, serde::Deserialize)]
-struct Listed(ServerMap);
-
-impl Message for Listed {
-    fn payload(&mut self) -> Option<&mut bytes::Bytes> {
-        None
-    }
-
-    fn request(&self) -> Option<u64> {
-        None
-    }
-}
+/// A change of the addresses.
+type Listed = Plain<ServerMap>;
 
 struct RunningServer {
     address: SocketAddr,
@@ -176,7 +167,7 @@ async fn standby_takes_over_from_fenced_server() {
     assert!(matches!(ended, Err(Error::Fenced)), "{ended:?}");
     wait_for(&engine, |map| map.ranks[0].serving && map.servers.len() == 1);
     let mut batch: Vec<Listed> = Vec::new();
-    while batch.last().is_none_or(|Listed(servers)| servers.ranks != [address.clone()]) {
+    while batch.last().is_none_or(|Plain(servers)| servers.ranks != [address.clone()]) {
         receiver.next(&mut batch).await.unwrap();
     }
     let (after, _) = servers.reach().await.unwrap();

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod big;
+mod common;
 mod data;
 mod dump;
 mod failover;

@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use espalier_meta::PeerMessage;
-use espalier_net::pki::{AUTHORITY, Authority, CERTIFICATE, Issued, KEY, Validity};
-use espalier_net::{ConnectError, Connection, Identity, Limits, Message, Reason, Security, connect};
+use espalier_net::pki::{Authority, Validity};
+use espalier_net::{ConnectError, Connection, Identity, Limits, Reason, Security, connect};
 use espalier_proto::{
     Accesses, Caller, ClientId, ClusterId, FromClient, FromServer, Hello, Ino, Name, NewNode, Rank, Reply,
     Request, RequestId, Service,
@@ -18,6 +18,8 @@ use espalier_runtime::{
     Access, Error, MetaRole, MkfsOptions, OpenOptions, OwnStore, RankSource, ServeOptions, Volume, fsck,
     fsck_cluster, mkfs_ranks, repair, serve,
 };
+
+use crate::common::{Plain, credentials};
 
 fn stores(dir: &Path, ranks: usize) -> Vec<PathBuf> {
     let stores: Vec<_> = (0..ranks).map(|rank| dir.join(format!("store-{rank}"))).collect();
@@ -67,27 +69,7 @@ fn cluster_of(store: &Path) -> ClusterId {
     ClusterId(espalier_store::superblock::read(store).unwrap().uuid.into_bytes())
 }
 
-/// A message between ranks, as sent over the network.
-#[derive(Debug, serde::Serialize, serde::Deserialize)]
-struct Said(PeerMessage);
-
-impl Message for Said {
-    fn payload(&mut self) -> Option<&mut bytes::Bytes> {
-        None
-    }
-
-    fn request(&self) -> Option<u64> {
-        None
-    }
-}
-
-fn credentials(dir: &Path, name: &str, issued: &Issued) -> Security {
-    let own = dir.join(name);
-    std::fs::create_dir(&own).unwrap();
-    std::fs::copy(dir.join(AUTHORITY), own.join(AUTHORITY)).unwrap();
-    issued.write(&own.join(CERTIFICATE), &own.join(KEY)).unwrap();
-    Security::load_from(&own).unwrap()
-}
+type Said = Plain<PeerMessage>;
 
 #[tokio::test]
 async fn ranks_talk_to_the_right_ones_only() {
