@@ -198,81 +198,9 @@ impl<C: Calls<FuseFrontend> + 'static> Filesystem for Mounted<C> {
     }
 
     fn request(&self, request: fuse::Request<'_>, reply: fuse::Reply) {
-        let (unique, node) = (request.unique, request.node);
-        match &request.op {
-            Op::Forget { lookups } => {
-                self.calls.frontend().forgotten([Ino(node)]);
-                self.calls.forget([Request::Forget { ino: Ino(node), lookups: *lookups }]);
-                return reply.none();
-            }
-            Op::BatchForget(forgets) => {
-                self.calls.frontend().forgotten(forgets.map(|(node, _)| Ino(node)));
-                self.calls.forget(forgets.map(|(node, lookups)| Request::Forget { ino: Ino(node), lookups }));
-                return reply.none();
-            }
-            Op::Interrupt { unique } if self.calls.frontend().interrupt_attempt(*unique) => {
-                return reply.none();
-            }
-            Op::Interrupt { unique } => {
-                return match self.calls.frontend().interrupt(&*self.calls, *unique) {
-                    // The interrupt may have overtaken its request: the kernel repeats it.
-                    Interrupt::Unknown => reply.error(Errno::EAGAIN.raw()),
-                    Interrupt::Heard => reply.none(),
-                    Interrupt::Survived => {
-                        self.calls.frontend().survived(*unique);
-                        reply.none();
-                    }
-                };
-            }
-            Op::GetXattr { name, size } if *name == bulk::NOTIFIED.as_bytes() => {
-                let size = *size;
-                return self
-                    .calls
-                    .frontend()
-                    .after_notified(move || answer_data(reply, Form::Xattr(size), &[]));
-            }
-            Op::GetXattr { name, size } => {
-                let (uid, size) = (request.uid, *size);
-                let frontend = self.calls.frontend();
-                if let Some(got) = frontend.copies.get(uid, Ino(node), name, size as usize) {
-                    return frontend.after_notified(move || match got {
-                        Ok(value) => answer_data(reply, Form::Xattr(size), &value),
-                        Err(errno) => reply.error(errno.raw()),
-                    });
-                }
-            }
-            _ => {}
-        }
-        match request.op {
-            Op::OpenDir { .. } if self.is_shared && self.calls.frontend().kernel_opens_directories => {
-                let retained = self.calls.open_dir(Ino(node));
-                let mut flags = OpenedFlags::empty();
-                flags.set(OpenedFlags::CACHE_DIR, retained.is_some());
-                flags.set(OpenedFlags::KEEP_CACHE, retained == Some(true));
-                return reply.open(&fuse::Opened { handle: 0, flags, backing: None });
-            }
-            Op::ReleaseDir { .. } if self.is_shared && self.calls.frontend().kernel_opens_directories => {
-                self.calls.close_dir(Ino(node));
-                return reply.ok();
-            }
-            Op::Release { handle, flags, .. } => {
-                let access = flags & O_ACCMODE;
-                self.calls.frontend().close_backing(&reply, Ino(node), access);
-                let used = Use { writes: access != 0, maps: access == O_RDWR };
-                self.calls.frontend().openings.close(Ino(node), handle, used);
-                self.calls.frontend().closed(&*self.calls, Ino(node), handle);
-            }
-            // A process has closed a file; it rarely holds locks.
-            Op::Flush { handle, lock_owner } if self.calls.frontend().shares_locks => {
-                let process = process(lock_owner);
-                self.calls.frontend().closing(&*self.calls, Ino(node), handle, process);
-                if !self.calls.must_flush(Ino(node), process) {
-                    return reply.ok();
-                }
-            }
-            _ => {}
-        }
-        let caller = caller(&request);
+        let Some(reply) = self.answer_without_call(&request, reply) else { return };
+        let Some(reply) = self.note_handle(&request, reply) else { return };
+        let (unique, node, caller) = (request.unique, request.node, caller(&request));
         match self.call(&request) {
             Ok((call, form)) => {
                 let form = self.mapped_form(&request, &call, form);
@@ -290,6 +218,95 @@ impl<C: Calls<FuseFrontend> + 'static> Filesystem for Mounted<C> {
             }
             Err(errno) => reply.error(errno.raw()),
         }
+    }
+}
+
+impl<C: Calls<FuseFrontend> + 'static> Mounted<C> {
+    /// Answers a request that is no call; otherwise returns its reply.
+    fn answer_without_call(&self, request: &fuse::Request<'_>, reply: fuse::Reply) -> Option<fuse::Reply> {
+        let node = request.node;
+        match &request.op {
+            Op::Forget { lookups } => {
+                self.calls.frontend().forgotten([Ino(node)]);
+                self.calls.forget([Request::Forget { ino: Ino(node), lookups: *lookups }]);
+                reply.none();
+            }
+            Op::BatchForget(forgets) => {
+                self.calls.frontend().forgotten(forgets.map(|(node, _)| Ino(node)));
+                self.calls.forget(forgets.map(|(node, lookups)| Request::Forget { ino: Ino(node), lookups }));
+                reply.none();
+            }
+            Op::Interrupt { unique } if self.calls.frontend().interrupt_attempt(*unique) => {
+                reply.none();
+            }
+            Op::Interrupt { unique } => {
+                match self.calls.frontend().interrupt(&*self.calls, *unique) {
+                    // The interrupt may have overtaken its request: the kernel repeats it.
+                    Interrupt::Unknown => reply.error(Errno::EAGAIN.raw()),
+                    Interrupt::Heard => reply.none(),
+                    Interrupt::Survived => {
+                        self.calls.frontend().survived(*unique);
+                        reply.none();
+                    }
+                }
+            }
+            Op::GetXattr { name, size } if *name == bulk::NOTIFIED.as_bytes() => {
+                let size = *size;
+                self.calls.frontend().after_notified(move || answer_data(reply, Form::Xattr(size), &[]));
+            }
+            Op::GetXattr { name, size } => {
+                let (uid, size) = (request.uid, *size);
+                let frontend = self.calls.frontend();
+                let Some(got) = frontend.copies.get(uid, Ino(node), name, size as usize) else {
+                    return Some(reply);
+                };
+                frontend.after_notified(move || match got {
+                    Ok(value) => answer_data(reply, Form::Xattr(size), &value),
+                    Err(errno) => reply.error(errno.raw()),
+                });
+            }
+            _ => return Some(reply),
+        }
+        None
+    }
+
+    /// Takes note of an opened or closed handle. Returns the reply, unless the request needs no
+    /// call.
+    fn note_handle(&self, request: &fuse::Request<'_>, reply: fuse::Reply) -> Option<fuse::Reply> {
+        let node = request.node;
+        match request.op {
+            Op::OpenDir { .. } if self.is_shared && self.calls.frontend().kernel_opens_directories => {
+                let retained = self.calls.open_dir(Ino(node));
+                let mut flags = OpenedFlags::empty();
+                flags.set(OpenedFlags::CACHE_DIR, retained.is_some());
+                flags.set(OpenedFlags::KEEP_CACHE, retained == Some(true));
+                reply.open(&fuse::Opened { handle: 0, flags, backing: None });
+                return None;
+            }
+            Op::ReleaseDir { .. } if self.is_shared && self.calls.frontend().kernel_opens_directories => {
+                self.calls.close_dir(Ino(node));
+                reply.ok();
+                return None;
+            }
+            Op::Release { handle, flags, .. } => {
+                let access = flags & O_ACCMODE;
+                self.calls.frontend().close_backing(&reply, Ino(node), access);
+                let used = Use { writes: access != 0, maps: access == O_RDWR };
+                self.calls.frontend().openings.close(Ino(node), handle, used);
+                self.calls.frontend().closed(&*self.calls, Ino(node), handle);
+            }
+            // A process has closed a file; it rarely holds locks.
+            Op::Flush { handle, lock_owner } if self.calls.frontend().shares_locks => {
+                let process = process(lock_owner);
+                self.calls.frontend().closing(&*self.calls, Ino(node), handle, process);
+                if !self.calls.must_flush(Ino(node), process) {
+                    reply.ok();
+                    return None;
+                }
+            }
+            _ => {}
+        }
+        Some(reply)
     }
 }
 

@@ -37,14 +37,14 @@ struct Inner<T> {
     meta: Meta,
     client: Client,
     /// Calls that wait for the metadata machine, by request number.
-    pending: HashMap<RequestId, PendingCall<T>>,
+    pending: HashMap<RequestId, PendingCall<'static, T>>,
 }
 
 type Locked<'a, T> = MutexGuard<'a, Inner<T>>;
 
-struct PendingCall<T> {
+struct PendingCall<'a, T> {
     caller: Caller,
-    call: Call<'static>,
+    call: Call<'a>,
     ticket: T,
     span: Span,
 }
@@ -178,9 +178,10 @@ impl<D: Frontend> Node<D> {
         inner: &mut Inner<D::Ticket>,
         work: &mut PendingEffects<'a, D::Ticket>,
         id: RequestId,
-        (caller, call, ticket, span): (Caller, Call<'a>, D::Ticket, Span),
+        pending: PendingCall<'a, D::Ticket>,
         mut next: Next,
     ) {
+        let PendingCall { caller, call, ticket, span } = pending;
         loop {
             match next {
                 Next::Answer(result) => {
@@ -278,11 +279,11 @@ impl<D: Frontend> Node<D> {
         id: RequestId,
         reply: Result<Reply, Errno>,
     ) {
-        if let Some(PendingCall { caller, call, ticket, mut span }) = inner.pending.remove(&id) {
-            span.resume(work.section);
-            work.unprivileged.extend(call.unprivileged(&reply));
-            let next = inner.client.reply(&call, reply);
-            self.advance(inner, work, id, (caller, call, ticket, span), next);
+        if let Some(mut pending) = inner.pending.remove(&id) {
+            pending.span.resume(work.section);
+            work.unprivileged.extend(pending.call.unprivileged(&reply));
+            let next = inner.client.reply(&pending.call, reply);
+            self.advance(inner, work, id, pending, next);
         }
     }
 
@@ -424,7 +425,8 @@ impl<D: Frontend> Calls<D> for Node<D> {
             span.dir = inner.meta.directory_of(ino);
         }
         let next = inner.client.start(&call);
-        self.advance(&mut inner, &mut work, RequestId(id), (caller, call, ticket, span), next);
+        let pending = PendingCall { caller, call, ticket, span };
+        self.advance(&mut inner, &mut work, RequestId(id), pending, next);
         self.carry_out(inner, work);
     }
 

@@ -154,8 +154,8 @@ impl Frontend for FuseFrontend {
                 let opened = self.opened(calls, &reply, opening, form);
                 reply.create(&self.entry_out(&entry, lease), &opened);
             }
-            (Answer::Listing { entries, parent, .. }, Form::Listing { dir, offset, size, plus }) => {
-                answer_listing(calls, reply, &entries, (dir, parent), (offset, size, plus), lease);
+            (Answer::Listing { entries, parent, .. }, form @ Form::Listing { .. }) => {
+                answer_listing(calls, reply, &form, &entries, parent, lease);
             }
             (Answer::Removed { dir, name }, Form::Removing(ino)) => {
                 self.notify(
@@ -608,11 +608,12 @@ pub(super) fn answer_data(reply: fuse::Reply, form: Form, data: &[u8]) {
 fn answer_listing(
     calls: &impl Calls<FuseFrontend>,
     reply: fuse::Reply,
+    form: &Form,
     entries: &[Dirent],
-    (dir, parent): (Ino, Ino),
-    (offset, size, plus): (u64, u32, bool),
+    parent: Ino,
     lease: Duration,
 ) {
+    let Form::Listing { dir, offset, size, plus } = *form else { return reply.error(Errno::EIO.raw()) };
     let mut bytes = Vec::new();
     let mut buffer = DirBuffer::new(&mut bytes, size);
     let mut push = |ino: Ino, next: u64, kind: FileType, name: &[u8], entry: Option<&Entry>| {
