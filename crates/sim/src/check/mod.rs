@@ -25,6 +25,7 @@ mod quota;
 mod rules;
 mod search;
 mod splits;
+mod spreading;
 #[cfg(test)]
 mod tests;
 mod tree;
@@ -207,21 +208,8 @@ impl Checker {
         }
         self.opens.begin(call);
         let mut actions = Action::all(call, self.strip, &mut self.bytes.extents);
-        for action in actions.iter_mut().filter(|_| self.no_metafile) {
-            match action {
-                Action::SetAttr { ino, perm: Some(_), spreads }
-                | Action::ChangeOwner { ino, spreads, .. }
-                | Action::SetList { ino, default: false, spreads, .. } => *spreads = self.may_spread(*ino),
-                Action::SetXattr { ino, may_lack_metafile, .. }
-                | Action::GetXattr { ino, may_lack_metafile, .. } => {
-                    *may_lack_metafile =
-                        self.worlds.iter().any(|world| self.tree(world).may_have_no_metafile(*ino));
-                }
-                _ => {}
-            }
-        }
-        for action in actions.iter().filter(|_| self.no_metafile) {
-            self.pending.values_mut().for_each(|part| part.action.spread(|dir| action.strips(dir)));
+        if self.no_metafile {
+            self.note_spreading(&mut actions);
         }
         actions.iter().filter_map(Action::bytes_of).for_each(|ino| self.bear(ino));
         self.bytes.begin(&actions, self.pending.values().map(|part| &part.action));
@@ -236,17 +224,10 @@ impl Checker {
         self.quotas.begin(number, &actions);
         actions.extend(privileges::removal(call).filter(|_| self.privileges));
         let mut parts = Vec::new();
-        let checked = actions.into_iter().filter(|action| !self.bytes.is_of_lost(action));
-        for (at, action) in checked.enumerate() {
+        actions.retain(|action| !self.bytes.is_of_lost(action));
+        for (at, action) in actions.into_iter().enumerate() {
             let id = PartId(number, at as u32);
-            if let Some(vague) = &mut self.vague {
-                let others = self.pending.iter().filter(|(_, part)| part.over.is_none());
-                let others = others.map(|(id, part)| (id.0, &part.action));
-                let under_way: Vec<(u64, &Action)> = others.chain([(number, &action)]).collect();
-                let tree = |world: &World| Tree { base: &self.base, changes: world.changes.clone() };
-                let is_by_client = |dir| self.worlds.iter().any(|world| tree(world).is_by_client(dir));
-                self.given_up |= !vague.begin(&action, &under_way, is_by_client);
-            }
+            self.begin_vague(number, &action);
             if let (Some(durability), false) = (&mut self.durability, action.is_read()) {
                 let (action, creds) = (action.clone(), creds.clone());
                 durability.calls.insert(id, Logged { action, creds, rank, since: now, until: None });
@@ -273,6 +254,17 @@ impl Checker {
         let (since, text, is_writeback) = (now, violation::shortened(call), false);
         let open_call = OpenCall { number, since, text, is_whole, synced, ranks, is_writeback, parts };
         self.open_calls.insert((client, call_id), open_call);
+    }
+
+    /// Begins an action whose effects the weaker check must relate to those under way.
+    fn begin_vague(&mut self, number: u64, action: &Action) {
+        let Some(vague) = &mut self.vague else { return };
+        let others = self.pending.iter().filter(|(_, part)| part.over.is_none());
+        let others = others.map(|(id, part)| (id.0, &part.action));
+        let under_way: Vec<(u64, &Action)> = others.chain([(number, action)]).collect();
+        let tree = |world: &World| Tree { base: &self.base, changes: world.changes.clone() };
+        let is_by_client = |dir| self.worlds.iter().any(|world| tree(world).is_by_client(dir));
+        self.given_up |= !vague.begin(action, &under_way, is_by_client);
     }
 
     /// A call is answered.
@@ -584,12 +576,6 @@ impl Checker {
         }
         self.checked += 1;
         Ok(())
-    }
-
-    /// True if the directory may have files without metafiles.
-    fn may_spread(&self, ino: Ino) -> bool {
-        self.worlds.iter().any(|world| self.tree(world).may_have_no_metafile_entries(ino))
-            || self.pending.values().any(|part| part.action.strips(ino))
     }
 
     /// Records that a file may be unstuffed since its creation.

@@ -232,43 +232,59 @@ fn text(seed: u64, strip: u64, calm: u64, random: &mut Random) -> String {
             calm * 1000 - 100
         ));
     }
-    let mut random = Seed(seed).random("fuzz policy", 0);
-    let is_striped = random.random_range(0..3) == 0;
-    let settings = if is_striped {
-        format!("stuffing = false\nprecreation = {}\n", random.random_bool(0.6))
-    } else if random.random_range(0..3) == 0 {
-        format!("no_metafile = true\nprecreation = {}\n", random.random_bool(0.3))
-    } else {
-        String::new()
-    };
-    let is_by_client = Seed(seed).random("fuzz create", 0).random_range(0..3) == 0;
-    let creator = if is_by_client { "create = \"client\"\n" } else { "" };
-    let mut random = Seed(seed).random("fuzz splits", 0);
-    // The check does not know that a split gives files without a metafile one, nor which rank has a
-    // name when that loses changes; and it takes a creation by a client for one step.
-    let has_other_files = settings.contains("no_metafile") || is_by_client;
-    let may_split = !has_other_files && !loses && random.random_range(0..2) == 0;
-    let has_balancers = !has_other_files && !loses && ranks > 1 && balancers::may_be_in(seed);
-    let splits = if may_split {
-        let (split, servers) = (random.random_range(1..5), random.random_range(1..5));
-        let pin = if random.random_range(0..4) == 0 { "pin = \"distributed\"\n" } else { "" };
-        let merge = random.random_range(1..5);
-        let by_size = format!("dir_split = {split}\ndir_servers = {servers}\ndir_merge = {merge}\n{pin}");
-        by_requests(seed).unwrap_or(by_size)
-    } else if has_balancers {
-        // Directories move whole, unless their policies change.
-        format!("dir_split = {}\n", WHOLE)
-    } else {
-        String::new()
-    };
-    let splits = splits + forwards(seed, may_split);
-    if !settings.is_empty() || is_by_client || !splits.is_empty() {
-        let _ = write!(text, "\n[policy]\n{settings}{creator}{splits}");
-    }
-    if has_balancers {
-        text.push_str(&balancers::text(seed));
-    }
+    let policy = RandomPolicy { seed, ranks, loses };
+    policy.write(&mut text);
     text
+}
+
+/// The settings of the root's policy.
+struct RandomPolicy {
+    seed: u64,
+    ranks: u64,
+    /// Faults lose changes.
+    loses: bool,
+}
+
+impl RandomPolicy {
+    fn write(&self, text: &mut String) {
+        let Self { seed, ranks, loses } = *self;
+        let mut random = Seed(seed).random("fuzz policy", 0);
+        let is_striped = random.random_range(0..3) == 0;
+        let settings = if is_striped {
+            format!("stuffing = false\nprecreation = {}\n", random.random_bool(0.6))
+        } else if random.random_range(0..3) == 0 {
+            format!("no_metafile = true\nprecreation = {}\n", random.random_bool(0.3))
+        } else {
+            String::new()
+        };
+        let is_by_client = Seed(seed).random("fuzz create", 0).random_range(0..3) == 0;
+        let creator = if is_by_client { "create = \"client\"\n" } else { "" };
+        let mut random = Seed(seed).random("fuzz splits", 0);
+        // The check does not know that a split gives files without a metafile one, nor which rank
+        // has a name when that loses changes; and it takes a creation by a client for one step.
+        let has_other_files = settings.contains("no_metafile") || is_by_client;
+        let may_split = !has_other_files && !loses && random.random_range(0..2) == 0;
+        let has_balancers = !has_other_files && !loses && ranks > 1 && balancers::may_be_in(seed);
+        let splits = if may_split {
+            let (split, servers) = (random.random_range(1..5), random.random_range(1..5));
+            let pin = if random.random_range(0..4) == 0 { "pin = \"distributed\"\n" } else { "" };
+            let merge = random.random_range(1..5);
+            let by_size = format!("dir_split = {split}\ndir_servers = {servers}\ndir_merge = {merge}\n{pin}");
+            by_requests(seed).unwrap_or(by_size)
+        } else if has_balancers {
+            // Directories move whole, unless their policies change.
+            format!("dir_split = {}\n", WHOLE)
+        } else {
+            String::new()
+        };
+        let splits = splits + forwards(seed, may_split);
+        if !settings.is_empty() || is_by_client || !splits.is_empty() {
+            let _ = write!(text, "\n[policy]\n{settings}{creator}{splits}");
+        }
+        if has_balancers {
+            text.push_str(&balancers::text(seed));
+        }
+    }
 }
 
 /// Settings with which directories split because of requests. Uses a separate random generator, so
