@@ -89,9 +89,7 @@ bound='durability:local;allocated_inodes:16777216;interfere:block;relax:consiste
 is "$(getfattr -n user.espalier.bound --only-values "$mnt/projects/user" 2> /dev/null)" "$bound"
 as_user "$bin" policy "$mnt/projects/user" --set consistency=invisible
 refused 'allows no weaker level than durability:local' as_user "$bin" policy "$mnt/projects/user" --set durability=none
-refused 'allows no weaker level than durability:local' as_user "$bin" policy "$mnt/projects/user" --set relax=all
 as_user mkdir "$mnt/projects/user/below"
-refused 'allows no weaker level' as_user "$bin" policy "$mnt/projects/user/below" --set interfere=allow
 printf 'consistency = "weak"\ndurability = "local"\nrelax = "none"\n' > "$work/level.toml"
 as_user "$bin" policy "$mnt/projects/user/below" --file "$work/level.toml"
 is "$(getfattr -n user.espalier.bound --only-values "$mnt/projects/user/below" 2> /dev/null)" "$bound"
@@ -105,7 +103,6 @@ for dir in "$mnt/projects/copied" "$mnt/projects/copied/sub"; do
     is "$(policy "$dir" effective.durability)" '"local"'
     is "$(getfattr -n user.espalier.bound --only-values "$dir" 2> /dev/null)" "$bound"
 done
-"$bin" policy "$mnt/projects/user/below" --set durability=none
 rm -r "$mnt/projects" "$mnt/free"
 
 sync "$mnt/dir/file"
