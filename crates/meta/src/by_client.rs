@@ -14,7 +14,7 @@ use espalier_proto::{
 
 use crate::event::Event;
 use crate::io::Purpose;
-use crate::machine::{Cx, Meta};
+use crate::machine::{Cx, Final, Meta};
 use crate::record::Inode;
 use crate::session::TokenKind;
 use crate::step::Step;
@@ -25,6 +25,11 @@ impl Meta {
     /// servers.
     fn is_by_client(&self, inode: &Inode) -> bool {
         inode.kind == FileType::Regular && self.wants_clients_to_make(inode)
+    }
+
+    /// True if the caller's client makes this file step by step.
+    pub(crate) fn is_made_by_client(&self, cx: &Cx<'_>, inode: &Inode) -> bool {
+        cx.client != INTERNAL_CLIENT && self.is_by_client(inode)
     }
 
     /// As [`Self::is_by_client`], also for files made in a directory.
@@ -50,37 +55,36 @@ impl Meta {
         Ok(Delegation { layout, capability, limited })
     }
 
-    /// Makes the server's part of a file that its client makes step by step; `None` if the server
-    /// makes all of it. `limited`: a quota bounds the file's size.
-    pub(crate) fn make(&mut self, cx: &mut Cx<'_>, inode: &Inode, limited: bool) -> Step<Option<Reply>> {
-        if cx.client == INTERNAL_CLIENT || !self.is_by_client(inode) {
-            return Ok(None);
-        }
-        let inode = Inode { nlink: 0, ..inode.clone() };
+    /// Makes the server's part of a file that its client makes step by step. `limited`: a quota
+    /// bounds the file's size.
+    pub(crate) fn make(&mut self, cx: &mut Cx<'_>, inode: Inode, limited: bool) -> Step<Final<'_>> {
+        let inode = Inode { nlink: 0, ..inode };
         let ino = inode.ino;
         let delegation = self.grant_making(cx, &inode)?;
-        // No datafile may outlive the file.
-        cx.durable |= delegation.is_some();
         let (streamed, announced) = (inode.is_streamed(), self.announces(&inode));
         self.note_pool_use(&inode);
-        self.commit(cx, &Event::TmpFile { inode })?;
-        if let Some(cached) = self.state.inodes.untracked(&ino) {
-            cached.nameless = true;
-        }
-        if streamed {
-            self.sessions.making.insert(ino);
-        }
-        self.opened(ino);
-        let reclaim_token = self.reclaim_token(cx.client, ino, TokenKind::OpenedToWrite);
-        let opened = Opened { streamed, accessed: false, limited, shared: false, announced, reclaim_token };
-        Ok(Some(Reply::Made(Box::new(Made { ino, opened, delegation }))))
+        self.commit(cx, &Event::TmpFile { inode }, |meta, cx| {
+            // No datafile may outlive the file.
+            cx.durable |= delegation.is_some();
+            if let Some(cached) = meta.state.inodes.untracked(&ino) {
+                cached.nameless = true;
+            }
+            if streamed {
+                meta.sessions.making.insert(ino);
+            }
+            meta.opened(ino);
+            let reclaim_token = meta.reclaim_token(cx.client, ino, TokenKind::OpenedToWrite);
+            let (accessed, shared) = (false, false);
+            let opened = Opened { streamed, accessed, limited, shared, announced, reclaim_token };
+            Reply::Made(Box::new(Made { ino, opened, delegation }))
+        })
     }
 
     /// Grants the client the right to make the datafile of a no-metafile file, which already has
     /// its name and stays open until then. A file lost in between was never written to, and needs
     /// no datafile.
     pub(crate) fn grant_datafile(&mut self, cx: &mut Cx<'_>, inode: &Inode) -> Step<Option<Box<Delegation>>> {
-        if cx.client == INTERNAL_CLIENT || !self.is_by_client(inode) {
+        if !self.is_made_by_client(cx, inode) {
             return Ok(None);
         }
         let delegation = self.grant_making(cx, inode)?;
@@ -110,7 +114,7 @@ impl Meta {
         ino: Ino,
     ) -> Step<(Attr, Option<Box<Delegation>>)> {
         let inode = self.state.inode(ino)?;
-        match inode.layout().filter(|_| cx.client != INTERNAL_CLIENT && self.is_by_client(inode)) {
+        match inode.layout().filter(|_| self.is_made_by_client(cx, inode)) {
             Some(layout) => self.leave_measuring(cx, inode.attr(None), Arc::clone(layout)),
             None => Ok((self.attr(cx, inode)?, None)),
         }

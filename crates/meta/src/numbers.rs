@@ -68,10 +68,8 @@ impl Meta {
         }
         if self.numbers.next.is_none() && self.state.next_ino + BATCH / 2 >= self.numbers.below {
             let below = self.state.next_ino + BATCH;
-            // Needs no load, so it cannot fail to find a record.
-            if self.append(&Event::Reserved { below }).is_ok() {
-                self.numbers.next = Some((self.state.sequence, below));
-            }
+            self.append_loaded(&Event::Reserved { below });
+            self.numbers.next = Some((self.state.sequence, below));
         }
     }
 }

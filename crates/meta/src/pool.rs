@@ -220,9 +220,8 @@ impl Meta {
         let (servers, width) = spread.clone();
         let batch = Batch { first, end, open: false, width, servers };
         let pool = self.state.pool.iter().cloned().chain([batch]).collect();
-        if let Some(event) = self.note_pool(pool) {
-            self.pool.phases.insert(end, BatchState::Planned { event });
-        }
+        let event = self.note_pool(pool);
+        self.pool.phases.insert(end, BatchState::Planned { event });
     }
 
     /// Opens the next batch before the current one is exhausted.
@@ -236,17 +235,15 @@ impl Meta {
         let Some(batch) = pool.iter_mut().find(is_next) else { return };
         batch.open = true;
         let end = batch.end;
-        if let Some(event) = self.note_pool(pool) {
-            self.pool.phases.insert(end, BatchState::Open { event });
-        }
+        let event = self.note_pool(pool);
+        self.pool.phases.insert(end, BatchState::Open { event });
     }
 
     /// Journals the new state of the pool. Returns the event's number.
-    fn note_pool(&mut self, pool: Vec<Batch>) -> Option<u64> {
-        // Needs no load, so it cannot fail to find a record.
-        self.append(&Event::Pool { pool }).ok()?;
+    fn note_pool(&mut self, pool: Vec<Batch>) -> u64 {
+        self.append_loaded(&Event::Pool { pool });
         self.journal.hold(self.state.sequence, HeldOutput::Pool);
-        Some(self.state.sequence)
+        self.state.sequence
     }
 
     fn ask_for(&mut self, batch: &Batch, phase: BatchState, out: &mut Outbox) {

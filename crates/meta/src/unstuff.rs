@@ -103,7 +103,7 @@ impl Meta {
             }
         };
         cx.stream(StreamCall::Fill { ino, version, bytes: bytes.into(), size, mtime, sync, clean })?;
-        self.commit(cx, &self.unstuffing(ino)?)?;
+        self.stage(cx, &self.unstuffing(ino)?)?;
         self.journal.hold(self.state.sequence, HeldOutput::FinaliseStream(ino));
         self.filling.end(ino);
         Ok(())

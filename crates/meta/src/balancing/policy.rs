@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::log::{BalancerEvent, BalancerLogEntry};
 use crate::event::Event;
-use crate::machine::{Cx, Meta};
+use crate::machine::{Cx, Final, Meta};
 use crate::rank::{PeerAnswer, Question};
 use crate::record::{decode, encode};
 use crate::step::{Step, Stop};
@@ -100,7 +100,7 @@ impl Meta {
     /// - `EINVAL`: not an encoded [`BalancerCommand`], or a text is too long.
     /// - `EBUSY`: the policy has another version, or what was moved has changed since.
     /// - `ENOENT`: there is no move to undo.
-    pub(crate) fn command_balancer(&mut self, cx: &mut Cx<'_>, ino: Ino, value: &[u8]) -> Step<Reply> {
+    pub(crate) fn command_balancer(&mut self, cx: &mut Cx<'_>, ino: Ino, value: &[u8]) -> Step<Final<'_>> {
         if ino != Ino::ROOT {
             return Err(Errno::ENODATA.into());
         }
@@ -111,13 +111,12 @@ impl Meta {
             return Err(Errno::EOPNOTSUPP.into());
         }
         match decode(value).map_err(|_| Errno::EINVAL)? {
-            BalancerCommand::Set(policy) => self.set_balancer(cx, policy)?,
-            BalancerCommand::Undo { who } => self.undo_move(cx, who)?,
+            BalancerCommand::Set(policy) => self.set_balancer(cx, policy),
+            BalancerCommand::Undo { who } => self.undo_move(cx, who).map(|()| Final::of(Reply::Done)),
         }
-        Ok(Reply::Done)
     }
 
-    fn set_balancer(&mut self, cx: &mut Cx<'_>, policy: StoredPolicy) -> Step<()> {
+    fn set_balancer(&mut self, cx: &mut Cx<'_>, policy: StoredPolicy) -> Step<Final<'_>> {
         let before = self.stored_policy()?.map_or(0, |policy| policy.version);
         if policy.version != before.wrapping_add(1) {
             return Err(Errno::EBUSY.into());
@@ -128,17 +127,18 @@ impl Meta {
         let policy = StoredPolicy { time: cx.now, ..policy };
         let StoredPolicy { version, name, who, why, every_s, .. } = policy.clone();
         let action = if policy.is_on() { "is set" } else { "is off" };
-        self.warnings.push(format!("balancer {name} {action}: version {version}, by {who}: {why}"));
+        let warning = format!("balancer {name} {action}: version {version}, by {who}: {why}");
         let event = BalancerEvent::Set { is_on: policy.is_on(), every_s, who, why };
         let entry = BalancerLogEntry { time: cx.now, rank: self.config.rank, version, balancer: name, event };
-        let log = self.log_with([entry])?;
+        let log = log_event(&self.log_with([entry])?, cx.now, cx.now);
         let value = encode(&policy).into();
         let set = Event::SetXattr { ino: Ino::ROOT, name: POLICY.into(), value: Some(value), time: cx.now };
-        self.commit(cx, &set)?;
-        // Needs no further load or revocation: it changes the same record.
-        self.write_log(cx, &log)?;
-        self.balancing.announced = None;
-        Ok(())
+        self.commit(cx, &set, |meta, _| {
+            meta.append_loaded(&log);
+            meta.warnings.push(warning);
+            meta.balancing.announced = None;
+            Reply::Done
+        })
     }
 
     /// Moves the fragment back that was moved last, has not been moved back, and is where it was
@@ -179,14 +179,20 @@ impl Meta {
     /// Replaces the log, which no client caches; the root's times stay.
     pub(super) fn write_log(&mut self, cx: &mut Cx<'_>, log: &[BalancerLogEntry]) -> Step<()> {
         self.writable()?;
-        let time = self.state.inode(Ino::ROOT)?.ctime;
-        let value = Some(super::log::encoded(log, cx.now).into());
+        let event = log_event(log, cx.now, self.state.inode(Ino::ROOT)?.ctime);
+        self.append(&event)?;
         cx.changed = true;
-        self.append(&Event::SetXattr { ino: Ino::ROOT, name: LOG.into(), value, time })
+        Ok(())
     }
 
     /// True if only the balancer may change an attribute.
     pub(crate) fn is_of_balancer(ino: Ino, name: &[u8]) -> bool {
         ino == Ino::ROOT && (name == POLICY || name == LOG)
     }
+}
+
+/// The event that stores the log; `time`: the root's `ctime`.
+fn log_event(log: &[BalancerLogEntry], now: Time, time: Time) -> Event {
+    let value = Some(super::log::encoded(log, now).into());
+    Event::SetXattr { ino: Ino::ROOT, name: LOG.into(), value, time }
 }

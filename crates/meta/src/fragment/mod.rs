@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::acl::Acl;
 use crate::event::Event;
-use crate::machine::{Cx, Meta};
+use crate::machine::{Cx, Final, Meta};
 use crate::rank::{Edit, FragmentName, PeerAnswer, Question};
 use crate::record::{Body, Directory, Inode, Partition, Referent, SplitCause};
 use crate::state::State;
@@ -239,16 +239,21 @@ impl Meta {
 
     /// Commits a change of an inode's permissions, times or policy; for a partitioned directory, at
     /// all fragments at once.
-    pub(crate) fn commit_rights(&mut self, cx: &mut Cx<'_>, event: &Event) -> Step<()> {
+    pub(crate) fn commit_rights<T>(
+        &mut self,
+        cx: &mut Cx<'_>,
+        event: &Event,
+        rest: impl FnOnce(&mut Self, &mut Cx<'_>) -> T,
+    ) -> Step<Final<'_, T>> {
         let (ino, mtime) = match event {
             Event::SetAttr { ino, change } => (*ino, change.mtime),
             Event::SetAcl { ino, .. }
             | Event::SetDefaultAcl { ino, .. }
             | Event::SetPolicy { dir: ino, .. } => (*ino, None),
-            _ => return self.commit(cx, event),
+            _ => return self.commit(cx, event, rest),
         };
         let inode = self.state.inode(ino)?;
-        let Some(map) = inode.fragment_map().cloned() else { return self.commit(cx, event) };
+        let Some(map) = inode.fragment_map().cloned() else { return self.commit(cx, event, rest) };
         let mut changed = inode.clone();
         event.change_rights(&mut changed);
         let rights = Rights::of(&changed, mtime);
@@ -259,7 +264,7 @@ impl Meta {
         if !others.is_empty() {
             self.prepare_edits(cx, &others)?;
         }
-        self.commit_edits(cx, own)
+        self.commit_edits(cx, own, rest)
     }
 }
 

@@ -13,7 +13,7 @@ use alloc::vec::Vec;
 use espalier_proto::{Caller, Errno, Ino, Name, Rank, Reply, Request, RequestId};
 
 use crate::event::Event;
-use crate::machine::{Cx, Meta};
+use crate::machine::{Cx, Final, Meta};
 use crate::outbox::{Now, Outbox};
 use crate::rank::{Edit, PeerAnswer, Question};
 use crate::step::{Step, Stop, Wait};
@@ -139,7 +139,7 @@ impl Meta {
     }
 
     /// Takes a step: moves the next files of a directory record here, or ends the pass.
-    pub(crate) fn pull(&mut self, cx: &mut Cx<'_>, dir: Ino) -> Step<Reply> {
+    pub(crate) fn pull(&mut self, cx: &mut Cx<'_>, dir: Ino) -> Step<Final<'_>> {
         self.growable()?;
         let is_gone = match self.state.dir_even_if_locked(dir) {
             Ok(inode) if inode.decoupled().is_some() => return Err(Errno::EAGAIN.into()),
@@ -148,8 +148,8 @@ impl Meta {
             Err(stop) => return Err(stop),
         };
         if is_gone {
-            self.append(&Event::Pulled { dir })?;
-            return Ok(Reply::Done);
+            self.append_loaded(&Event::Pulled { dir });
+            return Ok(Final::of(Reply::Done));
         }
         if self.state.ceding.contains(&dir) || self.is_ceding(dir) {
             return Err(Errno::EAGAIN.into());
@@ -158,12 +158,12 @@ impl Meta {
             locks.check_whole(dir)?;
         }
         let Some(after) = self.pulls.records.get(&dir).map(|pull| pull.after) else {
-            return Ok(Reply::Done);
+            return Ok(Final::of(Reply::Done));
         };
         let batch = self.next_batch(cx, dir, after)?;
         let Some(from) = batch.from else {
-            let passed = self.passed(dir, &batch, 0)?;
-            return if batch.is_end { Ok(passed) } else { Err(Stop::Wait(Wait::While)) };
+            self.passed(dir, &batch, 0);
+            return if batch.is_end { Ok(Final::of(Reply::Done)) } else { Err(Stop::Wait(Wait::While)) };
         };
         let question = Question::Movable { dir, names: batch.names.clone() };
         let PeerAnswer::Movable { inodes } = self.query_rank(cx, from, question)? else {
@@ -174,7 +174,8 @@ impl Meta {
             return Err(Errno::EAGAIN.into());
         }
         if inodes.is_empty() {
-            return self.passed(dir, &batch, batch.names.len());
+            self.passed(dir, &batch, batch.names.len());
+            return Ok(Final::of(Reply::Done));
         }
         self.state.load_above(dir)?;
         self.prepare_edits(cx, &self.giving(dir, from, &inodes))?;
@@ -189,14 +190,14 @@ impl Meta {
         if files.len() != inodes.len() {
             return Err(Errno::EIO.into());
         }
-        self.commit_edits(cx, [Edit::AdoptFiles { dir, files }].into())?;
-        self.pulls.counts.pulled += inodes.len() as u64;
-        // A transaction does not take all files of a batch if they are large.
-        let is_rest = batch.names.len() > inodes.len();
-        if is_rest {
-            return Ok(Reply::Done);
-        }
-        self.passed(dir, &batch, 0)
+        self.commit_edits(cx, [Edit::AdoptFiles { dir, files }].into(), |meta, _| {
+            meta.pulls.counts.pulled += inodes.len() as u64;
+            // A transaction does not take all files of a batch if they are large.
+            if batch.names.len() == inodes.len() {
+                meta.passed(dir, &batch, 0);
+            }
+            Reply::Done
+        })
     }
 
     /// The edits of other ranks that give files to this one.
@@ -213,20 +214,19 @@ impl Meta {
 
     /// Notes that names have been examined, of which this number refer to files that stay. At the
     /// end of a pass that leaves none there is nothing more to do.
-    fn passed(&mut self, dir: Ino, batch: &Batch, left: usize) -> Step<Reply> {
+    fn passed(&mut self, dir: Ino, batch: &Batch, left: usize) {
         let ticks = self.ticks;
         self.pulls.counts.deferred += left as u64;
-        let Some(pull) = self.pulls.records.get_mut(&dir) else { return Ok(Reply::Done) };
+        let Some(pull) = self.pulls.records.get_mut(&dir) else { return };
         pull.leaves |= left > 0;
         pull.after = batch.after;
         if batch.is_end {
             if pull.leaves {
                 pull.pause_from(ticks);
             } else {
-                self.append(&Event::Pulled { dir })?;
+                self.append_loaded(&Event::Pulled { dir });
             }
         }
-        Ok(Reply::Done)
     }
 
     /// The names of files at the next other rank after a cursor.

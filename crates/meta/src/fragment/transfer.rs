@@ -18,7 +18,7 @@ use espalier_proto::{Cession, CessionKind, Errno, FragmentMap, Ino, LAST_CURSOR,
 use super::due::{Outlook, Reason};
 use super::new_fragment;
 use super::subtree::MoveScope;
-use crate::machine::{Cx, Meta};
+use crate::machine::{Cx, Final, Meta};
 use crate::rank::{Edit, FragmentName, PeerAnswer, Question};
 use crate::record::{Body, Inode, Referent, SplitCause};
 use crate::state::Target;
@@ -42,10 +42,10 @@ struct TransferStep {
 
 impl Meta {
     /// Takes a step of a transfer from a directory record, if one is due.
-    pub(crate) fn transfer(&mut self, cx: &mut Cx<'_>, record: Ino) -> Step<Reply> {
+    pub(crate) fn transfer(&mut self, cx: &mut Cx<'_>, record: Ino) -> Step<Final<'_>> {
         self.growable()?;
         let inode = self.state.dir_even_if_locked(record)?;
-        let Outlook::Due(reason) = self.outlook(inode) else { return Ok(Reply::Done) };
+        let Outlook::Due(reason) = self.outlook(inode) else { return Ok(Final::of(Reply::Done)) };
         let (inode, dir) = (inode.clone(), self.state.whole_dir(record)?);
         let mut map = match inode.fragment_map() {
             Some(map) => map.clone(),
@@ -58,7 +58,7 @@ impl Meta {
             self.spread(cx, &inode, &map)?
         } else {
             let Some((cession, to, is_new)) = self.cession(cx, &inode, reason, &map)? else {
-                return Ok(Reply::Done);
+                return Ok(Final::of(Reply::Done));
             };
             self.cede(cx, &inode, &map, &cession, (to, is_new))?
         };
@@ -77,12 +77,13 @@ impl Meta {
         self.freeze(cx, record)?;
         self.prepare_edits(cx, &others)?;
         self.unfreeze(cx.coordinator());
-        self.commit_edits(cx, own)?;
-        self.count_step(record, reason, &step);
-        if let Some(moved) = moved {
-            self.follow(&nested, moved);
-        }
-        Ok(Reply::Done)
+        self.commit_edits(cx, own, |meta, _| {
+            meta.count_step(record, reason, &step);
+            if let Some(moved) = moved {
+                meta.follow(&nested, moved);
+            }
+            Reply::Done
+        })
     }
 
     fn count_step(&mut self, record: Ino, reason: Reason, step: &TransferStep) {

@@ -3,7 +3,7 @@
 use espalier_proto::{AllocateMode, Errno, Ino, InodeFlags, Reply};
 
 use crate::event::Event;
-use crate::machine::{Cx, Meta};
+use crate::machine::{Cx, Final, Meta};
 use crate::permission::check_not;
 use crate::record::Body;
 use crate::step::Step;
@@ -18,7 +18,7 @@ impl Meta {
         offset: u64,
         length: u64,
         mode: AllocateMode,
-    ) -> Step<Reply> {
+    ) -> Step<Final<'_>> {
         let punch = mode.contains(AllocateMode::PUNCH_HOLE);
         let keep_size = mode.contains(AllocateMode::KEEP_SIZE);
         let zero = mode.contains(AllocateMode::ZERO_RANGE);
@@ -27,7 +27,7 @@ impl Meta {
         check_not(inode, InodeFlags::of_fixed_bytes(mode.discards()))?;
         let (size, stored) = match inode.body {
             Body::Stuffed { size, stored } => (size, u64::from(stored)),
-            Body::Streamed { .. } | Body::Striped { .. } => return Ok(Reply::Streamed),
+            Body::Streamed { .. } | Body::Striped { .. } => return Ok(Final::of(Reply::Streamed)),
             Body::Directory(_) => return Err(Errno::EISDIR.into()),
             _ => return Err(Errno::ENODEV.into()),
         };
@@ -39,13 +39,12 @@ impl Meta {
         if punch {
             self.state.strip(ino)?;
             self.drop_capability(cx, ino)?;
-            self.commit(cx, &Event::Zero { ino, offset, length, time })?;
-            return Ok(Reply::Done);
+            return self.commit(cx, &Event::Zero { ino, offset, length, time }, |_, _| Reply::Done);
         }
         if end > u64::from(self.config.strip_bytes) {
             self.growable()?;
             self.unstuff(cx, ino, None)?;
-            return Ok(Reply::Streamed);
+            return Ok(Final::of(Reply::Streamed));
         }
         self.state.strip(ino)?;
         let size = if keep_size { size } else { size.max(end) };
@@ -56,7 +55,6 @@ impl Meta {
             _ => self.overwritable()?,
         }
         self.drop_capability(cx, ino)?;
-        self.commit(cx, &Event::Allocate { ino, offset, length, zero, size, time })?;
-        Ok(Reply::Done)
+        self.commit(cx, &Event::Allocate { ino, offset, length, zero, size, time }, |_, _| Reply::Done)
     }
 }

@@ -153,9 +153,9 @@ impl Meta {
             Body::Stuffed { stored: 1.., .. } => Event::Clone { from: ino, dir, name, inode: copy },
             _ => Event::Create { dir, name, inode: copy },
         };
-        self.commit(cx, &event)?;
+        self.stage(cx, &event)?;
         for (name, value) in xattrs {
-            self.commit(cx, &Event::SetXattr { ino: new, name, value: Some(value), time: cx.now })?;
+            self.stage(cx, &Event::SetXattr { ino: new, name, value: Some(value), time: cx.now })?;
         }
         Ok(if is_dir {
             CopyOutcome::Entered(CopyLevel { from: ino, to: new, after: 0 })
@@ -235,7 +235,7 @@ impl Meta {
         if change != Change::default() {
             check_not(to, InodeFlags::PROTECTED)?;
             change.ctime = Some(cx.now);
-            self.commit(cx, &Event::SetAttr { ino: level.to, change })?;
+            self.stage(cx, &Event::SetAttr { ino: level.to, change })?;
             self.note_changed(copied, level.to);
         }
         Ok(())

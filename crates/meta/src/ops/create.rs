@@ -5,7 +5,7 @@ use alloc::boxed::Box;
 use espalier_proto::{Access, Errno, FileType, Ino, Name, NewNode, OpenHow, Opened, Reply, mode};
 
 use crate::event::Event;
-use crate::machine::{Cx, Meta};
+use crate::machine::{Cx, Final, Meta};
 use crate::no_metafile::NoMetafile;
 use crate::permission::check_interference;
 use crate::record::{Body, Directory, Inode, Rare};
@@ -27,103 +27,112 @@ fn refusal(kind: FileType) -> Option<Errno> {
     }
 }
 
+/// A name with a new inode (`open` with `O_CREAT`, `mkdir`, `mknod`, `symlink`).
+pub(crate) struct Creation<'a> {
+    pub dir: Ino,
+    pub name: &'a Name,
+    pub node: &'a NewNode,
+    /// The requested permissions.
+    pub perm: u32,
+    pub umask: u32,
+    /// Opens the file too; unless `exclusive`, it may exist, if it is a regular one.
+    pub open: Option<OpenHow>,
+    pub exclusive: bool,
+    /// The inode number that the client has already given its caller (write-back); the client then
+    /// has no step left to do.
+    pub writeback: Option<Ino>,
+}
+
 impl Meta {
-    /// Creates a name with a new inode of any type (`open` with `O_CREAT`, `mkdir`, `mknod`,
-    /// `symlink`).
-    ///
-    /// - `modes`: the requested permissions and the umask.
-    /// - `open`: opens the file too; unless `exclusive`, it may exist, if it is a regular one.
-    /// - `writeback`: the inode number that the client has already given its caller (write-back);
-    ///   the client then has no step left to do.
-    #[allow(clippy::too_many_arguments)]
-    pub(crate) fn create(
-        &mut self,
-        cx: &mut Cx<'_>,
-        dir: Ino,
-        name: &Name,
-        node: &NewNode,
-        modes: (u32, u32),
-        open: Option<OpenHow>,
-        exclusive: bool,
-        writeback: Option<Ino>,
-    ) -> Step<Reply> {
-        let parent = self.state.dir(dir)?;
+    pub(crate) fn create(&mut self, cx: &mut Cx<'_>, new: &Creation<'_>) -> Step<Final<'_>> {
+        let parent = self.state.dir(new.dir)?;
         cx.check(parent, Access::EXEC)?;
         check_interference(parent)?;
-        let cacheable = parent.searchable_by_all();
-        let slot = self.state.slot(name);
-        let target = self.state.target(dir, &slot)?;
-        let named = target.ino();
+        let slot = self.state.slot(new.name);
+        let target = self.state.target(new.dir, &slot)?;
         // A file that this operation has truncated is opened even if its name refers to another one
         // since.
-        if let Some(ino) = cx.emptied().filter(|ino| self.state.inode(*ino).is_ok()).or(named) {
-            let (Some(how), false) = (open, exclusive) else { return Err(Errno::EEXIST.into()) };
-            let kind = match target {
-                Target::Remote(remote) if remote.ino == ino => remote.kind,
-                _ => self.state.inode(ino)?.kind,
-            };
-            if let Some(errno) = refusal(kind) {
-                return Err(errno.into());
-            }
-            if let Some(referent) = target.elsewhere(self.config.rank).filter(|referent| referent.ino == ino)
-            {
-                return Ok(self.reply_remote(cx, (dir, slot.hash), cacheable, referent));
-            }
-            let mut attr = self.attr(cx, self.state.inode(ino)?)?;
-            let opened = self.open_as(cx, ino, how)?;
-            if !attr.streamed {
-                // The open may have truncated the file.
-                attr = self.state.inode(ino)?.attr(None);
-            } else if how.truncate {
-                (attr.size, attr.blocks, attr.mtime, attr.ctime) = (0, 0, cx.now, cx.now);
-            }
-            let is_named = named == Some(ino);
-            let place = is_named.then_some((dir, slot.hash));
-            return Ok(Reply::Created(self.entry(cx, place, cacheable && is_named, attr), opened));
+        match cx.emptied().filter(|ino| self.state.inode(*ino).is_ok()).or(target.ino()) {
+            Some(ino) => self.open_existing(cx, new, (slot.hash, target), ino).map(Final::of),
+            None => self.create_new(cx, new, slot.hash),
         }
-        let mut inode = self.new_inode(cx, dir, node, modes, writeback)?;
+    }
+
+    /// Opens an existing file; `target`: what the name with this hash refers to.
+    fn open_existing(
+        &mut self,
+        cx: &mut Cx<'_>,
+        new: &Creation<'_>,
+        (hash, target): (u64, Target),
+        ino: Ino,
+    ) -> Step<Reply> {
+        let (Some(how), false) = (new.open, new.exclusive) else { return Err(Errno::EEXIST.into()) };
+        let cacheable = self.state.dir(new.dir)?.searchable_by_all();
+        let place = (new.dir, hash);
+        let kind = match target {
+            Target::Remote(remote) if remote.ino == ino => remote.kind,
+            _ => self.state.inode(ino)?.kind,
+        };
+        if let Some(errno) = refusal(kind) {
+            return Err(errno.into());
+        }
+        if let Some(referent) = target.elsewhere(self.config.rank).filter(|referent| referent.ino == ino) {
+            return Ok(self.reply_remote(cx, place, cacheable, referent));
+        }
+        let mut attr = self.attr(cx, self.state.inode(ino)?)?;
+        let opened = self.open_as(cx, ino, how)?;
+        if !attr.streamed {
+            // The open may have truncated the file.
+            attr = self.state.inode(ino)?.attr(None);
+        } else if how.truncate {
+            (attr.size, attr.blocks, attr.mtime, attr.ctime) = (0, 0, cx.now, cx.now);
+        }
+        let is_named = target.ino() == Some(ino);
+        Ok(Reply::Created(self.entry(cx, is_named.then_some(place), cacheable && is_named, attr), opened))
+    }
+
+    fn create_new(&mut self, cx: &mut Cx<'_>, new: &Creation<'_>, hash: u64) -> Step<Final<'_>> {
+        let Creation { dir, name, open, .. } = *new;
+        let mut inode = self.new_inode(cx, dir, new.node, (new.perm, new.umask), new.writeback)?;
         let parent = self.state.dir(dir)?;
-        if matches!(node, NewNode::Regular) && writeback.is_none() && self.wants_no_metafile(parent) {
-            inode.strip_to(parent);
-        }
-        if writeback.is_none()
-            && let Some(rank) = self.remote_home(cx, &inode)
-        {
-            return self.mkdir_remote(cx, rank, (dir, name), inode);
+        let cacheable = parent.searchable_by_all();
+        if new.writeback.is_none() {
+            if matches!(new.node, NewNode::Regular) && self.wants_no_metafile(parent) {
+                inode.strip_to(parent);
+            }
+            if let Some(rank) = self.remote_home(cx, &inode) {
+                return self.mkdir_remote(cx, rank, (dir, name), inode);
+            }
         }
         self.allow_if_acknowledged(cx, dir, self.state.admit(&[(dir, inode.weight())], &[]))?;
         let limited = inode.is_streamed() && self.state.limits_below(dir)?.bytes.is_some();
         let mut delegation = None;
-        if !inode.has_no_metafile() {
-            if writeback.is_none()
-                && let Some(made) = self.make(cx, &inode, limited)?
-            {
-                return Ok(made);
-            }
-        } else {
+        if inode.has_no_metafile() {
             delegation = self.grant_datafile(cx, &inode)?;
+        } else if new.writeback.is_none() && self.is_made_by_client(cx, &inode) {
+            return self.make(cx, inode, limited);
         }
         let (attr, announced) = (inode.attr(None), self.announces(&inode));
         self.note_pool_use(&inode);
-        let name = name.clone();
         let event = match NoMetafile::of(&inode) {
             Some(NoMetafile { ino, server, time, .. }) => {
-                Event::CreateNoMetafile { dir, name, ino, server, time }
+                Event::CreateNoMetafile { dir, name: name.clone(), ino, server, time }
             }
-            None => Event::Create { dir, name, inode },
+            None => Event::Create { dir, name: name.clone(), inode },
         };
-        self.commit(cx, &event)?;
-        let entry = self.entry(cx, Some((dir, slot.hash)), cacheable, attr);
-        let token_kind = match open {
-            _ if delegation.is_some() => TokenKind::OpenedToWrite,
-            Some(how) => TokenKind::opened(how.access),
-            None => return Ok(Reply::Entry(entry)),
-        };
-        self.opened(attr.ino);
-        let reclaim_token = self.reclaim_token(cx.client, attr.ino, token_kind);
-        let (streamed, shared) = (attr.streamed, false);
-        let opened = Opened { streamed, accessed: false, limited, shared, announced, reclaim_token };
-        Ok(Reply::Created(entry, opened).unless_unmeasured(delegation))
+        self.commit(cx, &event, |meta, cx| {
+            let entry = meta.entry(cx, Some((dir, hash)), cacheable, attr);
+            let token_kind = match open {
+                _ if delegation.is_some() => TokenKind::OpenedToWrite,
+                Some(how) => TokenKind::opened(how.access),
+                None => return Reply::Entry(entry),
+            };
+            meta.opened(attr.ino);
+            let reclaim_token = meta.reclaim_token(cx.client, attr.ino, token_kind);
+            let (streamed, accessed, shared) = (attr.streamed, false, false);
+            let opened = Opened { streamed, accessed, limited, shared, announced, reclaim_token };
+            Reply::Created(entry, opened).unless_unmeasured(delegation)
+        })
     }
 
     /// The inode that the caller may create in a directory, with what it inherits.

@@ -9,7 +9,7 @@ use espalier_proto::{Errno, Ino, Reply};
 use crate::decouple::{Decouple, Decoupled};
 use crate::event::Event;
 use crate::lease::LeaseKey;
-use crate::machine::{Cx, Meta};
+use crate::machine::{Cx, Final, Meta};
 use crate::progress::{Progress, Walk};
 use crate::record::decode;
 use crate::step::{Step, Stop, Wait};
@@ -28,7 +28,7 @@ impl Meta {
     /// - `ENOTEMPTY`: it has entries.
     /// - `EBUSY`: it is decoupled already.
     /// - `EOPNOTSUPP`: it is partitioned.
-    pub(crate) fn decouple(&mut self, cx: &mut Cx<'_>, dir: Ino, value: &[u8]) -> Step<Reply> {
+    pub(crate) fn decouple(&mut self, cx: &mut Cx<'_>, dir: Ino, value: &[u8]) -> Step<Final<'_>> {
         let Decouple { id, inodes } = decode(value).map_err(|_| Errno::EINVAL)?;
         if id == Decoupled::ABORTED || !(1..=Decouple::MAX_INODES).contains(&inodes) {
             return Err(Errno::EINVAL.into());
@@ -38,7 +38,7 @@ impl Meta {
             return Err(Errno::EPERM.into());
         }
         match inode.decoupled() {
-            Some(decoupled) if decoupled.id == id => return Ok(Reply::Done),
+            Some(decoupled) if decoupled.id == id => return Ok(Final::of(Reply::Done)),
             Some(_) => return Err(Errno::EBUSY.into()),
             None if inode.partition().is_some() => return Err(Errno::EOPNOTSUPP.into()),
             None => {}
@@ -72,13 +72,14 @@ impl Meta {
             interfere,
             redirected: BTreeMap::new(),
         }));
-        self.commit(cx, &Event::Decouple { dir, decoupled, time: cx.now })?;
-        // The client's own caches may hold the listing, and its write-back ends.
-        self.revoke_without_waiting(cx, LeaseKey::Exclusive(dir), None);
-        self.revoke_without_waiting(cx, LeaseKey::Inode(dir), None);
-        // Programs will learn these numbers.
-        cx.durable = true;
-        Ok(Reply::Done)
+        self.commit(cx, &Event::Decouple { dir, decoupled, time: cx.now }, |meta, cx| {
+            // The client's own caches may hold the listing, and its write-back ends.
+            meta.revoke_without_waiting(cx, LeaseKey::Exclusive(dir), None);
+            meta.revoke_without_waiting(cx, LeaseKey::Inode(dir), None);
+            // Programs will learn these numbers.
+            cx.durable = true;
+            Reply::Done
+        })
     }
 
     /// The state of a decoupled directory, encoded.
@@ -93,7 +94,7 @@ impl Meta {
     /// # Errors
     /// - `EPERM`: the caller does not own the directory.
     /// - `ENODATA`: it is not decoupled.
-    pub(crate) fn abort_decoupled(&mut self, cx: &mut Cx<'_>, dir: Ino) -> Step<Reply> {
+    pub(crate) fn abort_decoupled(&mut self, cx: &mut Cx<'_>, dir: Ino) -> Step<Final<'_>> {
         self.writable()?;
         let inode = self.state.dir(dir)?;
         if !cx.is_owner(inode) {
@@ -106,7 +107,7 @@ impl Meta {
             // From here on no more records are merged.
             decoupled.id = Decoupled::ABORTED;
             let decoupled = Some(Box::new(decoupled));
-            self.commit(cx, &Event::Decouple { dir, decoupled, time: cx.now })?;
+            self.stage(cx, &Event::Decouple { dir, decoupled, time: cx.now })?;
         }
         let mut walk = match core::mem::take(cx.progress) {
             Progress::Walk(walk) if walk.top == dir => walk,
@@ -115,8 +116,7 @@ impl Meta {
         let outcome = if is_shared { Ok(()) } else { self.discard_merged(cx, &mut walk) };
         *cx.progress = Progress::Walk(walk);
         outcome?;
-        self.commit(cx, &Event::Decouple { dir, decoupled: None, time: cx.now })?;
-        Ok(Reply::Done)
+        self.commit(cx, &Event::Decouple { dir, decoupled: None, time: cx.now }, |_, _| Reply::Done)
     }
 
     /// Removes the entries of the directory that the walk is at; trees go to the trash.

@@ -49,7 +49,7 @@ impl Meta {
         let end = offset.checked_add(length).ok_or(Errno::EFBIG)?;
         if end > counted {
             self.admit_size(cx, ino, end)?;
-            self.commit(cx, &Event::Count { ino, size: end })?;
+            self.stage(cx, &Event::Count { ino, size: end })?;
         }
         Ok(Reply::Granted)
     }
@@ -89,7 +89,7 @@ impl Meta {
                 if size_dirty.since <= self.journal.durable { Ok(()) } else { Err(Stop::Wait(Wait::Durable)) }
             }
             None => {
-                self.commit(cx, &Event::MarkSizeDirty { ino })?;
+                self.stage(cx, &Event::MarkSizeDirty { ino })?;
                 Err(Stop::Wait(Wait::Durable))
             }
         }
@@ -108,7 +108,7 @@ impl Meta {
     pub(crate) fn count_size(&mut self, cx: &mut Cx<'_>, ino: Ino, size: u64) -> Step<()> {
         let differs = self.state.inode(ino)?.counted_bytes() != size;
         if differs && !self.config.read_only && self.journal.broken.is_none() {
-            self.commit(cx, &Event::Count { ino, size })?;
+            self.stage(cx, &Event::Count { ino, size })?;
         }
         Ok(())
     }

@@ -36,7 +36,7 @@ impl Meta {
             if !cached.in_use() {
                 self.forget_moved(ino);
             }
-            self.purge_if_unused(cx, ino)?;
+            self.purge_if_unused(cx, ino);
         } else if let Some(known) = self.state.known.get_mut(&ino) {
             known.lookups = known.lookups.saturating_sub(lookups);
             if known.lookups == 0 {

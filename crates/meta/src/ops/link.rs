@@ -3,13 +3,13 @@
 use espalier_proto::{Access, Errno, Ino, InodeFlags, Name, Reply};
 
 use crate::event::Event;
-use crate::machine::{Cx, Meta};
+use crate::machine::{Cx, Final, Meta};
 use crate::permission::{check_interference, check_not};
 use crate::step::Step;
 
 impl Meta {
     /// Adds a name to a file.
-    pub(crate) fn link(&mut self, cx: &mut Cx<'_>, ino: Ino, dir: Ino, name: &Name) -> Step<Reply> {
+    pub(crate) fn link(&mut self, cx: &mut Cx<'_>, ino: Ino, dir: Ino, name: &Name) -> Step<Final<'_>> {
         let at = self.rank_of(cx, ino)?;
         if at != self.config.rank {
             return self.link_remote(cx, (ino, at), dir, name);
@@ -43,14 +43,17 @@ impl Meta {
         }
         // No data server needs to be queried about a file that is being made.
         let is_new = self.sessions.making.contains(&ino);
-        if !is_new {
-            self.attr(cx, self.state.inode(ino)?)?;
-        }
-        self.state.admit(&[(dir, self.state.inode(ino)?.weight())], &[])?;
-        self.commit(cx, &Event::Link { ino, dir, name: name.clone(), time: cx.now })?;
-        self.sessions.making.remove(&ino);
         let inode = self.state.inode(ino)?;
-        let attr = if is_new { inode.attr(None) } else { self.attr(cx, inode)? };
-        Ok(Reply::Entry(self.entry(cx, Some((dir, slot.hash)), cacheable, attr)))
+        let stat = if is_new { None } else { self.stream_stat(cx, inode)? };
+        self.state.admit(&[(dir, inode.weight())], &[])?;
+        let mut attr = inode.attr(None);
+        (attr.nlink, attr.ctime) = (inode.nlink + 1, cx.now);
+        if let Some(stat) = stat {
+            attr.measure(&stat);
+        }
+        self.commit(cx, &Event::Link { ino, dir, name: name.clone(), time: cx.now }, |meta, cx| {
+            meta.sessions.making.remove(&ino);
+            Reply::Entry(meta.entry(cx, Some((dir, slot.hash)), cacheable, attr))
+        })
     }
 }

@@ -12,7 +12,7 @@ use crate::acl::Acl;
 use crate::decouple::{Decoupled, MergeBatch, MergeEnd, MergeRecord};
 use crate::event::{Change, Event};
 use crate::lease::LeaseKey;
-use crate::machine::{Cx, Meta};
+use crate::machine::{Cx, Final, Meta};
 use crate::permission::{check_coupled, check_not};
 use crate::record::{Body, Directory, Inode, Rare, Xattrs, decode};
 use crate::step::{Step, Stop, Wait};
@@ -32,7 +32,7 @@ impl Meta {
     ///   began; or a record is invalid.
     /// - `EPERM`: the caller may not do what a record does.
     /// - `EDQUOT`, `ENOSPC`, `ENOENT`, `EEXIST`: as for the calls that create files.
-    pub(crate) fn merge(&mut self, cx: &mut Cx<'_>, dir: Ino, value: &[u8]) -> Step<Reply> {
+    pub(crate) fn merge(&mut self, cx: &mut Cx<'_>, dir: Ino, value: &[u8]) -> Step<Final<'_>> {
         let batch: MergeBatch = decode(value).map_err(|_| Errno::EINVAL)?;
         let inode = self.state.dir(dir)?;
         if !cx.is_owner(inode) {
@@ -58,13 +58,13 @@ impl Meta {
             // In the frame of the merged records: a crash cannot separate them.
             cx.changed = true;
             let (merged, time) = (Some(Box::new(decoupled.clone())), cx.now);
-            self.append(&Event::Decouple { dir, decoupled: merged, time })?;
+            self.append_loaded(&Event::Decouple { dir, decoupled: merged, time });
         }
         outcome?;
-        if let Some(end) = &batch.end {
-            self.end_merge(cx, dir, &decoupled, end)?;
+        match &batch.end {
+            Some(end) => self.end_merge(cx, dir, &decoupled, end),
+            None => Ok(Final::of(Reply::Done)),
         }
-        Ok(Reply::Done)
     }
 
     fn merge_records(
@@ -216,8 +216,8 @@ impl Meta {
             return Err(Errno::EEXIST.into());
         }
         cx.check_removal(parent, victim)?;
-        self.commit(cx, &Event::Unlink { dir, name: name.clone(), time: cx.now })?;
-        self.name_taken(cx, ino)?;
+        self.stage(cx, &Event::Unlink { dir, name: name.clone(), time: cx.now })?;
+        self.name_taken(cx, ino);
         Ok(None)
     }
 
@@ -310,9 +310,9 @@ impl Meta {
         xattrs: Xattrs,
     ) -> Step<()> {
         let (ino, time) = (inode.ino, inode.ctime);
-        self.commit(cx, &Event::Merge { dir, name: name.clone(), inode, bytes })?;
+        self.stage(cx, &Event::Merge { dir, name: name.clone(), inode, bytes })?;
         for (name, value) in xattrs {
-            self.commit(cx, &Event::SetXattr { ino, name, value: Some(value), time })?;
+            self.stage(cx, &Event::SetXattr { ino, name, value: Some(value), time })?;
         }
         Ok(())
     }
@@ -355,7 +355,7 @@ impl Meta {
         let time = Time::new(time.secs, time.nanos);
         for (dir, name) in names {
             self.free_merge_name(cx, decoupled, *dir, name, false)?;
-            self.commit(cx, &Event::MergeLink { ino, dir: *dir, name: name.clone(), time })?;
+            self.stage(cx, &Event::MergeLink { ino, dir: *dir, name: name.clone(), time })?;
         }
         self.sessions.making.remove(&ino);
         Ok(())
@@ -374,11 +374,17 @@ impl Meta {
         if let Some(flags) = change.flags {
             cx.check_flags(self.state.inode(ino)?, flags)?;
         }
-        self.commit(cx, &Event::SetAttr { ino, change })
+        self.stage(cx, &Event::SetAttr { ino, change })
     }
 
     /// Shows the merged entries, with the directory's new attributes.
-    fn end_merge(&mut self, cx: &mut Cx<'_>, dir: Ino, decoupled: &Decoupled, end: &MergeEnd) -> Step<()> {
+    fn end_merge(
+        &mut self,
+        cx: &mut Cx<'_>,
+        dir: Ino,
+        decoupled: &Decoupled,
+        end: &MergeEnd,
+    ) -> Step<Final<'_>> {
         let mut change = end.change;
         if decoupled.allows_interference() {
             // Those of the changes by others and by the merge stand.
@@ -396,12 +402,13 @@ impl Meta {
         if is_chown && !cx.caller.is_superuser() || !may_chgrp {
             return Err(Errno::EPERM.into());
         }
-        self.commit(cx, &Event::SetAttr { ino: dir, change: Change { ctime: Some(cx.now), ..change } })?;
-        self.commit(cx, &Event::Decouple { dir, decoupled: None, time: cx.now })?;
-        self.revoke_without_waiting(cx, LeaseKey::Inode(dir), None);
-        // The client discards its copy after this.
-        cx.durable = true;
-        Ok(())
+        self.stage(cx, &Event::SetAttr { ino: dir, change: Change { ctime: Some(cx.now), ..change } })?;
+        self.commit(cx, &Event::Decouple { dir, decoupled: None, time: cx.now }, |meta, cx| {
+            meta.revoke_without_waiting(cx, LeaseKey::Inode(dir), None);
+            // The client discards its copy after this.
+            cx.durable = true;
+            Reply::Done
+        })
     }
 
     /// Ends the caller's own leases on a name of the decoupled directory and, if interference is

@@ -6,7 +6,7 @@ mod allocate;
 mod append;
 mod by_number;
 mod copy_tree;
-mod create;
+pub(crate) mod create;
 mod decouple;
 mod delegate;
 mod extend;

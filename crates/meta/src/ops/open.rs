@@ -74,7 +74,7 @@ impl Meta {
             if streamed {
                 self.truncate_stream(cx, ino, 0)?;
             } else {
-                self.commit(cx, &Event::Resize { ino, size: 0, time: cx.now })?;
+                self.stage(cx, &Event::Resize { ino, size: 0, time: cx.now })?;
             }
         }
         let limited = self.is_written_by_server(ino)?;
@@ -144,7 +144,7 @@ impl Meta {
                 self.count_size(cx, ino, if last { size } else { size.max(counted) })?;
             }
             self.recall_unnamed(ino, None);
-            self.purge_if_unused(cx, ino)?;
+            self.purge_if_unused(cx, ino);
         } else if self.state.reclaimed.give_up(ino, 0, 1) {
             self.forget_moved(ino);
         }

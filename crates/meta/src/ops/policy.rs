@@ -10,7 +10,7 @@ use espalier_proto::{Access, Distribution, Errno, Ino, Layout, Reply, XattrMode}
 
 use super::xattr::check_namespace;
 use crate::event::Event;
-use crate::machine::{Cx, Meta};
+use crate::machine::{Cx, Final, Meta};
 use crate::record::{Body, Inode};
 use crate::step::Step;
 
@@ -68,7 +68,7 @@ impl Meta {
         name: &[u8],
         value: Option<&[u8]>,
         how: XattrMode,
-    ) -> Step<Reply> {
+    ) -> Step<Final<'_>> {
         let inode = self.state.inode(dir)?;
         check_namespace(cx, inode, name, Access::WRITE)?;
         if matches!(PolicyAttribute::of(name), Some(PolicyAttribute::Effective | PolicyAttribute::Layout)) {
@@ -100,8 +100,7 @@ impl Meta {
             self.check_bound(dir, &policy)?;
         }
         let policy = Some(policy).filter(|policy| !policy.is_empty()).map(Arc::new);
-        self.commit_rights(cx, &Event::SetPolicy { dir, policy, time: cx.now })?;
-        Ok(Reply::Done)
+        self.commit_rights(cx, &Event::SetPolicy { dir, policy, time: cx.now }, |_, _| Reply::Done)
     }
 
     /// Checks that a caller other than root may give a directory a policy.
@@ -134,7 +133,7 @@ impl Meta {
         Some(Arc::new(policy.inherited(&policy.or(&self.config.policy))))
     }
 
-    fn refuse_policy_attribute(&mut self, ino: Ino, why: impl core::fmt::Display) -> Step<Reply> {
+    fn refuse_policy_attribute(&mut self, ino: Ino, why: impl core::fmt::Display) -> Step<Final<'_>> {
         self.warnings.push(format!("the policy of inode {ino} is not changed: {why}"));
         Err(Errno::EINVAL.into())
     }

@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use espalier_proto::{Access, Errno, Ino, Name, Reply};
 
 use crate::event::Event;
-use crate::machine::{Cx, Meta};
+use crate::machine::{Cx, Final, Meta};
 use crate::progress::{Progress, Walk};
 use crate::state::{Location, Target};
 use crate::step::{Step, Stop, Wait};
@@ -19,7 +19,7 @@ impl Meta {
     /// Removes a directory with everything below it, atomically: the directory becomes an orphan in
     /// which nothing can be created or found, and its contents are freed in the background
     /// (`trash.rs`).
-    pub(crate) fn remove_tree(&mut self, cx: &mut Cx<'_>, dir: Ino) -> Step<Reply> {
+    pub(crate) fn remove_tree(&mut self, cx: &mut Cx<'_>, dir: Ino) -> Step<Final<'_>> {
         if self.config.ranks > 1 {
             // Entries may be at other ranks.
             return Err(Errno::EXDEV.into());
@@ -35,13 +35,15 @@ impl Meta {
         if has_entries && (!cx.caller.is_superuser() || self.state.protected > 0) {
             self.check_below(cx, dir)?;
         }
-        self.commit(cx, &Event::Unlink { dir: parent, name: name.clone(), time: cx.now })?;
-        if has_entries {
-            self.add_trash(dir);
-        } else {
-            self.name_taken(cx, dir)?;
-        }
-        Ok(Reply::Removed { dir: parent, name })
+        let event = Event::Unlink { dir: parent, name: name.clone(), time: cx.now };
+        self.commit(cx, &event, |meta, cx| {
+            if has_entries {
+                meta.add_trash(dir);
+            } else {
+                meta.name_taken(cx, dir);
+            }
+            Reply::Removed { dir: parent, name }
+        })
     }
 
     /// The parent and name of a directory.

@@ -7,7 +7,8 @@ use espalier_proto::{Access, Errno, Ino, Name, NewNode, RenameFlags, Reply};
 
 use super::rmdir::check_empty;
 use crate::event::Event;
-use crate::machine::{Cx, Meta};
+use crate::machine::{Cx, Final, Meta};
+use crate::rank::RenamePlan;
 use crate::record::{Body, Inode};
 use crate::step::{Step, StreamCall};
 
@@ -20,14 +21,36 @@ impl Meta {
         from: (Ino, &Name),
         to: (Ino, &Name),
         flags: RenameFlags,
-    ) -> Step<Reply> {
+    ) -> Step<Final<'_>> {
         let exchange = flags.contains(RenameFlags::EXCHANGE);
         if exchange && flags.intersects(RenameFlags::NOREPLACE | RenameFlags::WHITEOUT) {
             return Err(Errno::EINVAL.into());
         }
-        if self.config.ranks > 1 && !self.rename_among_ranks(cx, from, to, flags)? {
-            return Ok(Reply::Done);
+        let plan = match self.config.ranks {
+            1 => RenamePlan::Here,
+            _ => self.rename_among_ranks(cx, from, to, flags)?,
+        };
+        match plan {
+            RenamePlan::Here => self.rename_here(cx, from, to, flags),
+            RenamePlan::Nothing => Ok(Final::of(Reply::Done)),
+            RenamePlan::Edits(edits) => self.commit_edits(cx, edits, |meta, cx| {
+                meta.note_moved(cx, to.0, to.1);
+                if exchange {
+                    meta.note_moved(cx, from.0, from.1);
+                }
+                Reply::Done
+            }),
         }
+    }
+
+    fn rename_here(
+        &mut self,
+        cx: &mut Cx<'_>,
+        from: (Ino, &Name),
+        to: (Ino, &Name),
+        flags: RenameFlags,
+    ) -> Step<Final<'_>> {
+        let exchange = flags.contains(RenameFlags::EXCHANGE);
         if from.0 != to.0 && (self.is_bounded(to.0)? || (exchange && self.is_bounded(from.0)?)) {
             self.count_open(cx)?;
         }
@@ -53,7 +76,7 @@ impl Meta {
             None if exchange => return Err(Errno::ENOENT.into()),
             None => {}
             Some(_) if flags.contains(RenameFlags::NOREPLACE) => return Err(Errno::EEXIST.into()),
-            Some(target) if target.ino == inode.ino => return Ok(Reply::Done),
+            Some(target) if target.ino == inode.ino => return Ok(Final::of(Reply::Done)),
             Some(target) if exchange => {
                 cx.check_removal(to_dir, target)?;
                 self.check_moved(cx, target, to_dir, from_dir)?;
@@ -64,10 +87,11 @@ impl Meta {
                 }
                 let ((from_dir, old), (to_dir, new)) = ((from.0, from.1.clone()), (to.0, to.1.clone()));
                 let event = Event::Exchange { from_dir, from: old, to_dir, to: new, time: cx.now };
-                self.commit(cx, &event)?;
-                self.note_moved(cx, from_dir, from.1);
-                self.note_moved(cx, to_dir, to.1);
-                return Ok(Reply::Done);
+                return self.commit(cx, &event, |meta, cx| {
+                    meta.note_moved(cx, from_dir, from.1);
+                    meta.note_moved(cx, to_dir, to.1);
+                    Reply::Done
+                });
             }
             Some(target) => {
                 cx.check_removal(to_dir, target)?;
@@ -97,12 +121,13 @@ impl Meta {
         self.state.admit(&gains, &losses)?;
         let ((from_dir, old), (to_dir, new)) = ((from.0, from.1.clone()), (to.0, to.1.clone()));
         let event = Event::Rename { from_dir, from: old, to_dir, to: new, whiteout, time: cx.now };
-        self.commit(cx, &event)?;
-        self.note_moved(cx, to_dir, to.1);
-        if let Some(ino) = replaced {
-            self.name_taken(cx, ino)?;
-        }
-        Ok(Reply::Done)
+        self.commit(cx, &event, |meta, cx| {
+            meta.note_moved(cx, to_dir, to.1);
+            if let Some(ino) = replaced {
+                meta.name_taken(cx, ino);
+            }
+            Reply::Done
+        })
     }
 
     /// True if a quota of bytes applies to the directory.

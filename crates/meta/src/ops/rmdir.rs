@@ -1,13 +1,13 @@
 //! `rmdir`.
 
-use espalier_proto::{Errno, FileType, Ino, Name, Reply};
+use espalier_proto::{Errno, FileType, Ino, Name};
 
-use crate::machine::{Cx, Meta};
+use crate::machine::{Cx, Final, Meta};
 use crate::record::{Body, Inode, Referent};
 use crate::step::Step;
 
 impl Meta {
-    pub(crate) fn rmdir(&mut self, cx: &mut Cx<'_>, dir: Ino, name: &Name) -> Step<Reply> {
+    pub(crate) fn rmdir(&mut self, cx: &mut Cx<'_>, dir: Ino, name: &Name) -> Step<Final<'_>> {
         if let Some(referent) = self.named_remote(dir, name)? {
             return match referent.kind {
                 FileType::Directory => self.remove_remote(cx, dir, name, referent),

@@ -5,7 +5,7 @@ use espalier_proto::{
 };
 
 use crate::event::{Change, Event};
-use crate::machine::{Cx, Meta};
+use crate::machine::{Cx, Final, Meta};
 use crate::permission::check_not;
 use crate::record::Inode;
 use crate::step::{Step, Stop, StreamCall};
@@ -14,7 +14,7 @@ use crate::trash::INTERNAL_CLIENT;
 
 impl Meta {
     /// `chmod`, `chown`, `truncate` and `utimensat`, in any combination.
-    pub(crate) fn setattr(&mut self, cx: &mut Cx<'_>, ino: Ino, set: &SetAttr) -> Step<Reply> {
+    pub(crate) fn setattr(&mut self, cx: &mut Cx<'_>, ino: Ino, set: &SetAttr) -> Step<Final<'_>> {
         self.writable()?;
         let inode = self.state.inode(ino)?;
         let mut change = decide(cx, inode, set)?;
@@ -43,7 +43,7 @@ impl Meta {
                 let time = cx.now;
                 self.state.strip(ino)?;
                 self.state.admit_size(ino, size)?;
-                self.commit(cx, &Event::Resize { ino, size, time })?;
+                self.stage(cx, &Event::Resize { ino, size, time })?;
             } else {
                 if !streamed {
                     self.state.admit_size(ino, size)?;
@@ -64,12 +64,20 @@ impl Meta {
             // The record must equal the stream's time (`Attr::measure`).
             change.mtime = Some(mtime);
         }
-        // Query the stream first: an operation that waits after its change would repeat it.
-        self.attr_or_grant(cx, ino)?;
-        if change != Change::default() {
-            self.commit_rights(cx, &Event::SetAttr { ino, change })?;
+        let (mut attr, unmeasured) = self.attr_or_grant(cx, ino)?;
+        if change == Change::default() {
+            return Ok(Final::of(self.reply_attr(cx, attr, unmeasured)));
         }
-        self.getattr(cx, ino)
+        let stat = match unmeasured {
+            None => self.stream_stat(cx, self.state.inode(ino)?)?,
+            Some(_) => None,
+        };
+        self.commit_rights(cx, &Event::SetAttr { ino, change }, move |meta, cx| {
+            if let Some(cached) = meta.state.inodes.get(&ino) {
+                attr = cached.inode.attr(stat.as_ref());
+            }
+            meta.reply_attr(cx, attr, unmeasured)
+        })
     }
 }
 
@@ -189,7 +197,7 @@ impl Meta {
         if changed {
             self.writable()?;
             let change = Change { perm: Some(perm), ctime: Some(cx.now), ..Change::default() };
-            self.commit(cx, &Event::SetAttr { ino, change })?;
+            self.stage(cx, &Event::SetAttr { ino, change })?;
         }
         Ok(changed)
     }
@@ -239,7 +247,7 @@ impl Meta {
         let is_due = self.writable().is_ok() && self.atime_is_due(inode, cx.now) && counts();
         if is_due {
             let change = Change { atime: Some(cx.now), ..Change::default() };
-            self.commit(cx, &Event::SetAttr { ino, change })?;
+            self.stage(cx, &Event::SetAttr { ino, change })?;
         }
         Ok(is_due)
     }

@@ -37,7 +37,7 @@ impl Meta {
             let found = self.entries_after(cx, dir, after)?;
             let Some(hash) = found.last().map(|(slot, _)| slot.hash) else {
                 self.state.trash.pop();
-                self.name_taken(cx, dir)?;
+                self.name_taken(cx, dir);
                 continue;
             };
             // Freeing an entry may push another directory to the trash above this one.
@@ -58,16 +58,17 @@ impl Meta {
         let has_entries = self.state.inode(ino)?.has_entries();
         // The name is unreachable, but the inode may be open or have another name.
         self.revoke_inode(cx, ino)?;
-        cx.changed = true;
         self.append(&Event::Unlink { dir, name, time: cx.now })?;
-        if self.state.cached(ino)?.lookups > 0 {
+        cx.changed = true;
+        if self.state.inodes.get(&ino).is_some_and(|cached| cached.lookups > 0) {
             // Clients that have it open, or know another of its names, see one link less.
             self.changed.push(ino);
         }
         if has_entries {
             self.add_trash(ino);
-            return Ok(());
+        } else {
+            self.name_taken(cx, ino);
         }
-        self.name_taken(cx, ino)
+        Ok(())
     }
 }

@@ -4,7 +4,7 @@ use espalier_proto::{Accesses, Errno, Ino, Rank, Reply};
 
 use crate::config::Atime;
 use crate::event::Event;
-use crate::machine::{Cx, Meta};
+use crate::machine::{Cx, Final, Meta};
 use crate::session::Unused;
 use crate::step::{Step, Stop, Wait};
 
@@ -14,12 +14,12 @@ impl Meta {
     ///
     /// # Errors
     /// `EAGAIN` if the pool would exceed [`Unused::MAX`].
-    pub(crate) fn take_numbers(&mut self, cx: &mut Cx<'_>, rank: Rank, count: u32) -> Step<Reply> {
+    pub(crate) fn take_numbers(&mut self, cx: &mut Cx<'_>, rank: Rank, count: u32) -> Step<Final<'_>> {
         let (time, strip) = (cx.now, self.config.strip_bytes);
         let accesses =
             self.config.atime != Atime::Never && self.sessions.accesses(cx.client) != Accesses::None;
         if count == 0 {
-            return Ok(Reply::Numbers { first: Ino(0), count, time, strip, accesses });
+            return Ok(Final::of(Reply::Numbers { first: Ino(0), count, time, strip, accesses }));
         }
         self.growable()?;
         let persisted = self.state.sessions.get(&cx.client).filter(|_| rank == self.config.rank);
@@ -31,9 +31,10 @@ impl Meta {
         if !self.may_give(first.0 + u64::from(count) - 1) {
             return Err(Stop::Wait(Wait::Durable));
         }
-        self.commit(cx, &Event::Given { client, first, count })?;
-        // Callers will learn these numbers, so they must never be allocated again.
-        cx.durable = true;
-        Ok(Reply::Numbers { first, count, time, strip, accesses })
+        self.commit(cx, &Event::Given { client, first, count }, |_, cx| {
+            // Callers will learn these numbers, so they must never be allocated again.
+            cx.durable = true;
+            Reply::Numbers { first, count, time, strip, accesses }
+        })
     }
 }

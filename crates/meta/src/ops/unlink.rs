@@ -3,12 +3,12 @@
 use espalier_proto::{Access, Errno, FileType, Ino, Name, Reply};
 
 use crate::event::Event;
-use crate::machine::{Cx, Meta};
+use crate::machine::{Cx, Final, Meta};
 use crate::record::Inode;
 use crate::step::Step;
 
 impl Meta {
-    pub(crate) fn unlink(&mut self, cx: &mut Cx<'_>, dir: Ino, name: &Name) -> Step<Reply> {
+    pub(crate) fn unlink(&mut self, cx: &mut Cx<'_>, dir: Ino, name: &Name) -> Step<Final<'_>> {
         if let Some(referent) = self.named_remote(dir, name)? {
             return match referent.kind {
                 FileType::Directory => Err(Errno::EISDIR.into()),
@@ -37,15 +37,17 @@ impl Meta {
         Ok(inode)
     }
 
-    pub(crate) fn remove(&mut self, cx: &mut Cx<'_>, dir: Ino, name: &Name, ino: Ino) -> Step<Reply> {
+    pub(crate) fn remove(&mut self, cx: &mut Cx<'_>, dir: Ino, name: &Name, ino: Ino) -> Step<Final<'_>> {
         let has_no_metafile = self.state.has_no_metafile(ino);
-        self.commit(cx, &Event::Unlink { dir, name: name.clone(), time: cx.now })?;
-        // The machine removes the datafile of a no-metafile file itself; the client does not wait
-        // for it.
-        if !has_no_metafile && let Some(left) = self.leave_to_client(cx, ino) {
-            return Ok(left);
-        }
-        self.name_taken(cx, ino)?;
-        Ok(Reply::Done)
+        let event = Event::Unlink { dir, name: name.clone(), time: cx.now };
+        self.commit(cx, &event, |meta, cx| {
+            // The machine removes the datafile of a no-metafile file itself; the client does not
+            // wait for it.
+            if !has_no_metafile && let Some(left) = meta.leave_to_client(cx, ino) {
+                return left;
+            }
+            meta.name_taken(cx, ino);
+            Reply::Done
+        })
     }
 }

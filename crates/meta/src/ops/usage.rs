@@ -7,7 +7,7 @@ use alloc::string::ToString;
 use espalier_proto::{Access, Errno, Ino, Reply, XattrMode};
 
 use crate::event::Event;
-use crate::machine::{Cx, Meta};
+use crate::machine::{Cx, Final, Meta};
 use crate::record::{Body, Directory, Inode};
 use crate::step::Step;
 use crate::usage::Quota;
@@ -89,9 +89,9 @@ impl Meta {
         which: Virtual,
         value: Option<&[u8]>,
         how: XattrMode,
-    ) -> Step<Reply> {
+    ) -> Step<Final<'_>> {
         if let (Virtual::Fragments, Some(text)) = (which, value) {
-            return self.request_moves(cx, dir, text);
+            return self.request_moves(cx, dir, text).map(Final::of);
         }
         if let (Virtual::Balancer, Some(value)) = (which, value) {
             return self.command_balancer(cx, dir, value);
@@ -114,7 +114,6 @@ impl Meta {
         *limit = new.filter(|max| *max > 0);
         self.count_open(cx)?;
         self.revoke_all_exclusive(cx)?;
-        self.commit(cx, &Event::SetQuota { dir, quota, time: cx.now })?;
-        Ok(Reply::Done)
+        self.commit(cx, &Event::SetQuota { dir, quota, time: cx.now }, |_, _| Reply::Done)
     }
 }

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use espalier_proto::{Access, END, Errno, Ino, InodeFlags, Reply};
 
 use crate::event::Event;
-use crate::machine::{Cx, Meta};
+use crate::machine::{Cx, Final, Meta};
 use crate::permission::check_not;
 use crate::record::Body;
 use crate::step::Step;
@@ -27,14 +27,14 @@ impl Meta {
         offset: u64,
         data: &mut Bytes,
         kill_suid_gid: bool,
-    ) -> Step<Reply> {
+    ) -> Step<Final<'_>> {
         let at_end = offset == END;
         if kill_suid_gid && !data.is_empty() && self.remove_privileges(cx, ino)? {
-            return Ok(Reply::PrivilegesRemoved { changed: true });
+            return Ok(Final::of(Reply::PrivilegesRemoved { changed: true }));
         }
         let appends = at_end && self.config.session_ms.is_some();
         if appends && self.state.inode(ino)?.is_streamed() {
-            return self.append_to_stream(cx, ino, data);
+            return self.append_to_stream(cx, ino, data).map(Final::of);
         }
         let inode = self.state.inode(ino)?;
         check_not(inode, InodeFlags::IMMUTABLE)?;
@@ -42,7 +42,7 @@ impl Meta {
             Body::Stuffed { size, stored } => (size, u64::from(stored)),
             Body::Streamed { .. } | Body::Striped { .. } => {
                 self.writable()?;
-                return self.redirect_write(cx, ino, offset);
+                return self.redirect_write(cx, ino, offset).map(Final::of);
             }
             _ => return Err(Errno::EINVAL.into()),
         };
@@ -58,24 +58,24 @@ impl Meta {
             // An append that is sent again would be written twice, the second time after the first.
             let goes_along = !at_end && self.goes_along(cx, ino, end)?;
             self.unstuff(cx, ino, if goes_along { Some((offset, data)) } else { None })?;
-            return Ok(match self.redirect_write(cx, ino, offset)? {
+            return Ok(Final::of(match self.redirect_write(cx, ino, offset)? {
                 Reply::Delegated(Some(delegation)) if goes_along => Reply::Outgrown(delegation),
                 reply => reply,
-            });
+            }));
         }
         self.state.strip(ino)?;
-        if !data.is_empty() {
-            self.admit_size(cx, ino, end)?;
-            self.drop_capability(cx, ino)?;
-            let mut event = Event::Write { ino, offset, data: take(data).into(), time: cx.now };
-            let done = self.commit(cx, &event);
-            if let (Err(_), Event::Write { data: written_data, .. }) = (&done, &mut event) {
-                // The operation starts over with the data.
-                *data = take(written_data).into();
-            }
-            done?;
+        if data.is_empty() {
+            return Ok(Final::of(Reply::Done));
         }
-        Ok(Reply::Done)
+        self.admit_size(cx, ino, end)?;
+        self.drop_capability(cx, ino)?;
+        let mut event = Event::Write { ino, offset, data: take(data).into(), time: cx.now };
+        let done = self.commit(cx, &event, |_, _| Reply::Done);
+        if let (Err(_), Event::Write { data: written_data, .. }) = (&done, &mut event) {
+            // The operation starts over with the data.
+            *data = take(written_data).into();
+        }
+        done
     }
 
     /// True if the write by which a file outgrows its strip is done while unstuffing it to data

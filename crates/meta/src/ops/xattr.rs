@@ -12,7 +12,7 @@ use super::usage::Virtual;
 use crate::acl::Acl;
 use crate::decouple::{DECOUPLE, MERGE};
 use crate::event::Event;
-use crate::machine::{Cx, Meta};
+use crate::machine::{Cx, Final, Meta};
 use crate::permission::check_not;
 use crate::record::Inode;
 use crate::step::Step;
@@ -91,7 +91,7 @@ impl Meta {
         value: &[u8],
         how: XattrMode,
         kill_sgid: bool,
-    ) -> Step<Reply> {
+    ) -> Step<Final<'_>> {
         self.growable()?;
         check_not(self.state.inode(ino)?, InodeFlags::PROTECTED)?;
         if matches!(name, ACCESS_ACL | DEFAULT_ACL) {
@@ -136,11 +136,8 @@ impl Meta {
         {
             return Err(Errno::ENOSPC.into());
         }
-        self.commit(
-            cx,
-            &Event::SetXattr { ino, name: name.into(), value: Some(value.into()), time: cx.now },
-        )?;
-        Ok(Reply::Done)
+        let event = Event::SetXattr { ino, name: name.into(), value: Some(value.into()), time: cx.now };
+        self.commit(cx, &event, |_, _| Reply::Done)
     }
 
     /// Removes `security.capability` before a file's bytes change. The kernel does so itself only
@@ -150,13 +147,13 @@ impl Meta {
         match list.binary_search_by(|(n, _)| n.as_ref().cmp(CAPABILITY)) {
             Ok(_) => {
                 self.writable()?;
-                self.commit(cx, &Event::SetXattr { ino, name: CAPABILITY.into(), value: None, time: cx.now })
+                self.stage(cx, &Event::SetXattr { ino, name: CAPABILITY.into(), value: None, time: cx.now })
             }
             Err(_) => Ok(()),
         }
     }
 
-    pub(crate) fn removexattr(&mut self, cx: &mut Cx<'_>, ino: Ino, name: &[u8]) -> Step<Reply> {
+    pub(crate) fn removexattr(&mut self, cx: &mut Cx<'_>, ino: Ino, name: &[u8]) -> Step<Final<'_>> {
         self.writable()?;
         check_not(self.state.inode(ino)?, InodeFlags::PROTECTED)?;
         if let Some(which) = Virtual::of(name) {
@@ -191,8 +188,8 @@ impl Meta {
         if self.state.xattr_list(ino)?.binary_search_by(|(n, _)| n.as_ref().cmp(name)).is_err() {
             return Err(Errno::ENODATA.into());
         }
-        self.commit(cx, &Event::SetXattr { ino, name: name.into(), value: None, time: cx.now })?;
-        Ok(Reply::Done)
+        let event = Event::SetXattr { ino, name: name.into(), value: None, time: cx.now };
+        self.commit(cx, &event, |_, _| Reply::Done)
     }
 
     /// Checks that the caller may remove `security.capability`. A kernel removes a file's
@@ -212,7 +209,7 @@ impl Meta {
         default: bool,
         acl: Option<Acl>,
         kill_sgid: bool,
-    ) -> Step<Reply> {
+    ) -> Step<Final<'_>> {
         let inode = self.state.inode(ino)?;
         if inode.kind == FileType::Symlink {
             return Err(Errno::EOPNOTSUPP.into());
@@ -225,8 +222,8 @@ impl Meta {
             if !inode.is_dir() {
                 return Err(if acl.is_some() { Errno::EACCES } else { Errno::ENODATA }.into());
             }
-            self.commit_rights(cx, &Event::SetDefaultAcl { ino, acl: acl.map(Box::new), time })?;
-            return Ok(Reply::Done);
+            let event = Event::SetDefaultAcl { ino, acl: acl.map(Box::new), time };
+            return self.commit_rights(cx, &event, |_, _| Reply::Done);
         }
         let mut perm = inode.perm;
         // Without a list the mode keeps the bits of the former mask.
@@ -241,10 +238,9 @@ impl Meta {
         let acl = acl.filter(|acl| !acl.is_minimal()).map(Box::new);
         if inode.has_no_metafile() {
             let is_same = acl.is_none() && perm == inode.perm;
-            return if is_same { Ok(Reply::Done) } else { Err(Errno::EPERM.into()) };
+            return if is_same { Ok(Final::of(Reply::Done)) } else { Err(Errno::EPERM.into()) };
         }
-        self.commit_rights(cx, &Event::SetAcl { ino, acl, perm, time })?;
-        Ok(Reply::Done)
+        self.commit_rights(cx, &Event::SetAcl { ino, acl, perm, time }, |_, _| Reply::Done)
     }
 }
 

@@ -13,7 +13,7 @@ use super::location::WholeFile;
 use super::message::{Age, PeerAnswer, PeerMessage, Question, TransactionId};
 use crate::event::Event;
 use crate::journal::HeldOutput;
-use crate::machine::{Cx, Meta};
+use crate::machine::{Cx, Final, Meta};
 use crate::record::Referent;
 use crate::step::{Step, Stop, Wait};
 use crate::task::Task;
@@ -93,7 +93,7 @@ impl Meta {
         let began = match self.ranks.began {
             Some(began) => began,
             None => {
-                self.append(&Event::Began)?;
+                self.append_loaded(&Event::Began);
                 *self.ranks.began.insert(self.state.sequence)
             }
         };
@@ -267,40 +267,47 @@ impl Meta {
         })
     }
 
-    /// Commits: applies this rank's edits with the decision, after all participants have prepared
-    /// theirs.
-    pub(crate) fn commit_edits(&mut self, cx: &mut Cx<'_>, edits: Vec<Edit>) -> Step<()> {
+    /// As [`Self::commit`]: applies this rank's edits with the decision, after all participants
+    /// have prepared theirs.
+    pub(crate) fn commit_edits<T>(
+        &mut self,
+        cx: &mut Cx<'_>,
+        edits: Vec<Edit>,
+        rest: impl FnOnce(&mut Self, &mut Cx<'_>) -> T,
+    ) -> Step<Final<'_, T>> {
         self.revoke_edits(cx, &edits)?;
         self.state.load_edits(&edits)?;
         if cx.coordinator().proposal.is_none() {
             // No other rank takes part.
             self.prepare_edits(cx, &[])?;
         }
-        let Some((id, time, _)) = cx.coordinator().proposal.take() else { return Err(Errno::EIO.into()) };
-        let peer_question = cx.coordinator().questions.extract_if(.., |peer_question| peer_question.id == id);
-        let ranks = peer_question.filter_map(|peer_question| match peer_question.answer {
+        let Some((id, time)) = cx.coordinator().proposal.as_ref().map(|(id, time, _)| (*id, *time)) else {
+            return Err(Errno::EIO.into());
+        };
+        let of_proposal = cx.coordinator().questions.iter().filter(|peer_question| peer_question.id == id);
+        let ranks = of_proposal.filter_map(|peer_question| match peer_question.answer {
             Some(PeerAnswer::Ready { vote, .. }) => Some((peer_question.rank, vote)),
             _ => None,
         });
         let ranks: Vec<_> = ranks.collect();
         let has_others = !ranks.is_empty();
-        self.ranks.asking.remove(&id);
-        cx.read_set.touched.extend(edits.iter().flat_map(Edit::addressed));
-        cx.changed = true;
-        let nameless = nameless(&edits);
         let part = Part { edits, time, since: time };
-        self.append_part(part.edits.clone(), &Event::Committed { id, part, ranks })?;
+        let edits = part.edits.clone();
+        self.append_part(&edits, &Event::Committed { id, part, ranks })?;
+        cx.changed = true;
+        cx.read_set.touched.extend(edits.iter().flat_map(Edit::addressed));
+        cx.coordinator().proposal = None;
+        cx.coordinator().questions.retain(|peer_question| peer_question.id != id);
+        self.ranks.asking.remove(&id);
         if has_others {
             self.journal.hold(self.state.sequence, HeldOutput::Committed(id));
         }
-        for ino in nameless {
-            self.name_taken(cx, ino)?;
-        }
-        Ok(())
+        nameless(&edits).into_iter().for_each(|ino| self.name_taken(cx, ino));
+        Ok(Final::of(rest(self, cx)))
     }
 
     /// Appends an event that makes these edits, preceded by the locations that replay needs.
-    pub(crate) fn append_part(&mut self, edits: Vec<Edit>, event: &Event) -> Step<()> {
+    pub(crate) fn append_part(&mut self, edits: &[Edit], event: &Event) -> Step<()> {
         let mut addressed: Vec<Ino> = edits.iter().flat_map(Edit::addressed).collect();
         addressed.sort_unstable();
         addressed.dedup();
@@ -319,7 +326,7 @@ impl Meta {
             let is_held = self.state.inodes.get(&ino).is_some_and(|cached| cached.in_use());
             let is_known = is_held || self.sessions.in_grace();
             if self.config.session_ms.is_some() && is_known && location(self, &ino) != before {
-                self.record(&Event::Moved { ino })?;
+                self.append_loaded(&Event::Moved { ino });
             }
         }
         Ok(())

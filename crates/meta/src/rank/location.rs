@@ -365,10 +365,8 @@ impl Meta {
         if !is_home || self.config.read_only {
             return;
         }
-        // Needs no load.
-        if self.append(&Event::Freed { inodes: inodes.clone() }).is_ok() {
-            self.send_to_rank_when_durable(from, PeerMessage::FreedHeard { inodes });
-        }
+        self.append_loaded(&Event::Freed { inodes: inodes.clone() });
+        self.send_to_rank_when_durable(from, PeerMessage::FreedHeard { inodes });
     }
 
     pub(crate) fn freed_heard(&mut self, home: Rank, inodes: Vec<Ino>) {
@@ -378,7 +376,7 @@ impl Meta {
             .get(&home)
             .is_some_and(|freed| inodes.iter().any(|ino| freed.inodes.contains(ino)));
         if is_new {
-            let _ = self.append(&Event::FreedHeard { home, inodes });
+            self.append_loaded(&Event::FreedHeard { home, inodes });
         }
     }
 }

@@ -24,6 +24,7 @@ pub use location::{Relocation, WholeFile};
 pub(crate) use lock::TransactionLocks;
 pub(crate) use message::Age;
 pub use message::{PeerAnswer, PeerMessage, Question, TransactionId, Vote};
+pub(crate) use ops::RenamePlan;
 pub(crate) use participant::PeerRequest;
 pub(crate) use persisted::TransactionState;
 pub(crate) use usage_deltas::{UsageDeltas, reconcile, uncounted};
@@ -248,8 +249,7 @@ impl Meta {
         ranks.remove(&from);
         if ranks.is_empty() {
             self.ranks.unfinished.remove(&id);
-            // Needs no load, so it cannot fail to find a record.
-            let _ = self.append(&Event::Forgotten { id });
+            self.append_loaded(&Event::Forgotten { id });
         }
     }
 

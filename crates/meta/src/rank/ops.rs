@@ -13,7 +13,7 @@ use espalier_proto::{
 use super::edit::Edit;
 use super::message::{PeerAnswer, Question};
 use crate::lease::LeaseKey;
-use crate::machine::{Cx, Meta};
+use crate::machine::{Cx, Final, Meta};
 use crate::permission::check_not;
 use crate::record::{Inode, Referent};
 use crate::step::{Step, Stop};
@@ -22,6 +22,16 @@ use crate::usage::Usage;
 const DIRECTORY: FileType = FileType::Directory;
 /// Maximum number of times that a path may change ranks.
 const MAX_HOPS: usize = 4096;
+
+/// What a `rename` changes.
+pub(crate) enum RenamePlan {
+    /// Only names and inodes of this rank: the rename is still to be checked.
+    Here,
+    /// Both names refer to one inode.
+    Nothing,
+    /// These at this rank; other ranks have prepared theirs.
+    Edits(Vec<Edit>),
+}
 
 impl Meta {
     /// The reply for a remote dentry: its inode is at another rank.
@@ -100,7 +110,7 @@ impl Meta {
         rank: Rank,
         (dir, name): (Ino, &Name),
         inode: Inode,
-    ) -> Step<Reply> {
+    ) -> Step<Final<'_>> {
         let parent = self.state.dir(dir)?;
         self.state.admit(&[(dir, inode.weight())], &[])?;
         let (cacheable, slot) = (parent.searchable_by_all(), self.state.slot(name));
@@ -110,8 +120,9 @@ impl Meta {
         let inode = Box::new(Inode { ino, atime: none, mtime: none, ctime: none, btime: none, ..inode });
         self.revoke_edits(cx, &[put(ino)])?;
         let (ino, _) = self.prepare_edits(cx, &[Edit::Make { inode }])?.ok_or(Errno::EIO)?;
-        self.commit_edits(cx, [put(ino)].into())?;
-        Ok(self.reply_remote(cx, (dir, slot.hash), cacheable, Referent::dir(ino)))
+        self.commit_edits(cx, [put(ino)].into(), |meta, cx| {
+            meta.reply_remote(cx, (dir, slot.hash), cacheable, Referent::dir(ino))
+        })
     }
 
     /// `unlink` and `rmdir` of a remote dentry.
@@ -121,7 +132,7 @@ impl Meta {
         dir: Ino,
         name: &Name,
         referent: Referent,
-    ) -> Step<Reply> {
+    ) -> Step<Final<'_>> {
         self.writable()?;
         let parent = self.state.dir(dir)?;
         cx.check_change(parent)?;
@@ -136,8 +147,7 @@ impl Meta {
         self.revoke_edits(cx, &own)?;
         self.check_edits(cx, &own)?;
         self.prepare_edits(cx, &others)?;
-        self.commit_edits(cx, own)?;
-        Ok(Reply::Done)
+        self.commit_edits(cx, own, |_, _| Reply::Done)
     }
 
     /// `link` to a file at another rank.
@@ -147,7 +157,7 @@ impl Meta {
         (ino, at): (Ino, Rank),
         dir: Ino,
         name: &Name,
-    ) -> Step<Reply> {
+    ) -> Step<Final<'_>> {
         self.growable()?;
         let parent = self.state.dir(dir)?;
         cx.check_change(parent)?;
@@ -167,19 +177,19 @@ impl Meta {
         self.revoke_edits(cx, &put(FileType::Regular))?;
         let (_, kind) =
             self.prepare_edits(cx, &[Edit::Link { ino, at, dir, found: None }])?.ok_or(Errno::EIO)?;
-        self.commit_edits(cx, put(kind).into())?;
-        Ok(self.reply_remote(cx, (dir, slot.hash), cacheable, Referent { ino, kind, at }))
+        self.commit_edits(cx, put(kind).into(), |meta, cx| {
+            meta.reply_remote(cx, (dir, slot.hash), cacheable, Referent { ino, kind, at })
+        })
     }
 
-    /// `rename`, as far as it involves other ranks. Returns true if the rename involves only this
-    /// rank and is still to be done.
+    /// Decides what a `rename` changes, as far as it involves other ranks.
     pub(crate) fn rename_among_ranks(
         &mut self,
         cx: &mut Cx<'_>,
         from: (Ino, &Name),
         to: (Ino, &Name),
         flags: RenameFlags,
-    ) -> Step<bool> {
+    ) -> Step<RenamePlan> {
         let (exchange, rank) = (flags.contains(RenameFlags::EXCHANGE), self.config.rank);
         self.growable()?;
         let from_dir = self.state.dir(from.0)?;
@@ -210,7 +220,7 @@ impl Meta {
         let checked = match target {
             None if exchange => Some(Err(Errno::ENOENT)),
             Some(_) if flags.contains(RenameFlags::NOREPLACE) => Some(Err(Errno::EEXIST)),
-            Some(target) if target.ino == ino => Some(Ok(false)),
+            Some(target) if target.ino == ino => Some(Ok(RenamePlan::Nothing)),
             Some(target) if !exchange && kind == DIRECTORY && !target.is_dir() => Some(Err(Errno::ENOTDIR)),
             Some(target) if !exchange && kind != DIRECTORY && target.is_dir() => Some(Err(Errno::EISDIR)),
             _ => None,
@@ -238,7 +248,7 @@ impl Meta {
         let is_all_here =
             to.0.rank() == rank && moved.at == rank && target.is_none_or(|target| target.at == rank);
         if is_all_here && unlink.len() < 2 {
-            return Ok(true);
+            return Ok(RenamePlan::Here);
         }
         let whiteout = flags.contains(RenameFlags::WHITEOUT);
         let whiteout = whiteout.then(|| self.new_inode(cx, from.0, &NewNode::CharDevice(0), (0, 0), None));
@@ -277,12 +287,7 @@ impl Meta {
         self.confirm_failure(cx, outcome, &expected)?;
         self.revoke_edits(cx, &own)?;
         self.prepare_edits(cx, &others)?;
-        self.commit_edits(cx, own)?;
-        self.note_moved(cx, to.0, to.1);
-        if exchange {
-            self.note_moved(cx, from.0, from.1);
-        }
-        Ok(false)
+        Ok(RenamePlan::Edits(own))
     }
 
     /// Confirms, at the moment of the outcome, that a name at another rank still refers to what was

@@ -10,11 +10,12 @@ use espalier_proto::{
 
 use super::coordinator::nameless;
 use super::edit::{Edit, Part, makes};
+use super::location::WholeFile;
 use super::lock::MOVE_LOCK;
 use super::message::{MAX_DIRS, PeerAnswer, PeerMessage, Question, TransactionId};
 use crate::balancing::BalancerEvent;
 use crate::event::Event;
-use crate::machine::{Cx, Meta};
+use crate::machine::{Cx, Final, Meta};
 use crate::ops::rmdir::check_empty;
 use crate::outbox::{Now, Outbox};
 use crate::permission::{check_coupled, check_not};
@@ -107,9 +108,13 @@ impl Meta {
         }
     }
 
-    pub(crate) fn run_peer_request(&mut self, cx: &mut Cx<'_>, peer_request: &PeerRequest) -> Step<Reply> {
+    pub(crate) fn run_peer_request(
+        &mut self,
+        cx: &mut Cx<'_>,
+        peer_request: &PeerRequest,
+    ) -> Step<Final<'_>> {
         match peer_request {
-            PeerRequest::Decide { id, commit, .. } => self.decide(cx, *id, *commit)?,
+            PeerRequest::Decide { id, commit, .. } => return self.decide(cx, *id, *commit),
             PeerRequest::Count { from, last, changes, about } => {
                 self.count_received(*from, *last, changes, about)?
             }
@@ -118,20 +123,17 @@ impl Meta {
                 self.record_balancing(cx, *version, *since_ms, events)?;
             }
             PeerRequest::Answer { from, id, question } => {
-                let answer = match self.answer_rank(cx, (*from, *id), question) {
-                    Err(Stop::Misrouted(_)) => Err(CHANGED),
-                    answer => answer,
-                }?;
-                let is_ready = matches!(answer, PeerAnswer::Ready { .. });
-                let message = PeerMessage::Answer { id: *id, answer };
-                if is_ready {
-                    self.send_to_rank_when_durable(*from, message);
-                } else {
-                    self.send_to_rank(*from, message);
+                let changed = |stop| if let Stop::Misrouted(_) = stop { CHANGED } else { stop };
+                if let Question::Prepare { edits, time, since } = question {
+                    let part = Part { edits: edits.clone(), time: *time, since: *since };
+                    self.answer_prepare(cx, (*from, *id), part).map_err(changed)?;
+                    return Ok(Final::of(Reply::Done));
                 }
+                let answer = self.answer_rank(cx, *from, question).map_err(changed)?;
+                self.send_to_rank(*from, PeerMessage::Answer { id: *id, answer });
             }
         }
-        Ok(Reply::Done)
+        Ok(Final::of(Reply::Done))
     }
 
     /// Handles the end of another rank's request.
@@ -178,12 +180,7 @@ impl Meta {
         self.send_to_rank(from, PeerMessage::Answer { id, answer });
     }
 
-    fn answer_rank(
-        &mut self,
-        cx: &mut Cx<'_>,
-        (from, id): (Rank, TransactionId),
-        question: &Question,
-    ) -> Step<PeerAnswer> {
+    fn answer_rank(&mut self, cx: &mut Cx<'_>, from: Rank, question: &Question) -> Step<PeerAnswer> {
         match question {
             Question::Look { dir, name } => match self.look(cx, *dir, name) {
                 Err(Stop::Misrouted(dir)) => Ok(PeerAnswer::Misrouted { dir: self.state.whole_dir(dir)? }),
@@ -205,15 +202,8 @@ impl Meta {
             Question::RecordBalancing { version, events } => self.answer_record(cx, from, *version, events),
             Question::BalancerStatus => Ok(self.answer_balancer_status(cx.uptime_ms)),
             Question::Movable { dir, names } => self.answer_movable(*dir, names),
-            Question::Prepare { edits, time, since } => {
-                let part = Part { edits: edits.clone(), time: *time, since: *since };
-                let age = part.age(id);
-                match self.prepare(cx, id, part) {
-                    // Wait-die: a transaction does not wait for an older one.
-                    Err(Stop::Wait(Wait::Locked(holder))) if holder < age => Ok(PeerAnswer::Busy),
-                    outcome => outcome,
-                }
-            }
+            // `Self::answer_prepare` answers it.
+            Question::Prepare { .. } => Err(Errno::EIO.into()),
         }
     }
 
@@ -273,14 +263,49 @@ impl Meta {
         Ok(dirs)
     }
 
-    fn prepare(&mut self, cx: &mut Cx<'_>, id: TransactionId, mut part: Part) -> Step<PeerAnswer> {
+    fn answer_prepare(&mut self, cx: &mut Cx<'_>, (from, id): (Rank, TransactionId), part: Part) -> Step<()> {
         if let Some((part, vote)) = self.state.prepared(id) {
             let (named, inodes) = (part.named(), part.given());
             let locks = self.state.locks.take();
             let files = inodes.iter().map(|ino| self.state.whole_file(*ino)).collect::<Step<Vec<_>>>();
             self.state.locks = locks;
-            return Ok(PeerAnswer::Ready { vote, named, files: files? });
+            self.vote(from, id, PeerAnswer::Ready { vote, named, files: files? });
+            return Ok(());
         }
+        let age = part.age(id);
+        match self.check_part(cx, part) {
+            Ok((part, files)) => self.prepare(cx, (from, id), part, files),
+            // Wait-die: a transaction does not wait for an older one.
+            Err(Stop::Wait(Wait::Locked(holder))) if holder < age => {
+                self.send_to_rank(from, PeerMessage::Answer { id, answer: PeerAnswer::Busy });
+            }
+            Err(stop) => return Err(stop),
+        }
+        Ok(())
+    }
+
+    /// Locks and journals a checked part, and votes for the transaction.
+    fn prepare(
+        &mut self,
+        cx: &mut Cx<'_>,
+        (from, id): (Rank, TransactionId),
+        part: Part,
+        files: Vec<WholeFile>,
+    ) {
+        let (age, named) = (part.age(id), part.named());
+        self.state.lock(age, &part.edits);
+        self.append_loaded(&Event::Prepared { id, part });
+        self.ranks.barriers.insert(id, core::mem::take(cx.barriers));
+        self.vote(from, id, PeerAnswer::Ready { vote: self.state.sequence, named, files });
+    }
+
+    fn vote(&mut self, from: Rank, id: TransactionId, answer: PeerAnswer) {
+        self.send_to_rank_when_durable(from, PeerMessage::Answer { id, answer });
+    }
+
+    /// Checks that a part can be committed later, and completes it. Revokes the leases on what it
+    /// changes. Also returns the files that it gives away.
+    fn check_part(&mut self, cx: &mut Cx<'_>, mut part: Part) -> Step<(Part, Vec<WholeFile>)> {
         self.writable()?;
         self.state.load_names(&part.edits)?;
         self.check_edits(cx, &part.edits)?;
@@ -310,11 +335,7 @@ impl Meta {
                 edit.touched(&self.state, &mut |key, _| leases.raise_barrier(cx.barriers, key));
             }
         }
-        let (age, named) = (part.age(id), part.named());
-        self.state.lock(age, &part.edits);
-        self.append(&Event::Prepared { id, part })?;
-        self.ranks.barriers.insert(id, core::mem::take(cx.barriers));
-        Ok(PeerAnswer::Ready { vote: self.state.sequence, named, files })
+        Ok((part, files))
     }
 
     /// Checks that edits can be made in this order. Edits of names come first: a name that has
@@ -417,27 +438,30 @@ impl Meta {
     }
 
     /// Commits or aborts a prepared part.
-    fn decide(&mut self, cx: &mut Cx<'_>, id: TransactionId, commit: bool) -> Step<()> {
-        let Some(part) = self.state.prepared(id).map(|(part, _)| part.clone()) else { return Ok(()) };
+    fn decide(&mut self, cx: &mut Cx<'_>, id: TransactionId, commit: bool) -> Step<Final<'_>> {
+        let Some(part) = self.state.prepared(id).map(|(part, _)| part.clone()) else {
+            return Ok(Final::of(Reply::Done));
+        };
         let locks = self.state.locks.take();
         let loaded = if commit { self.state.load_edits(&part.edits) } else { Ok(()) };
         self.state.locks = locks;
         loaded?;
-        let (age, nameless, given) = (part.age(id), nameless(&part.edits), part.given().len() as u64);
-        self.pulls.counts.given += if commit { given } else { 0 };
-        let edits = if commit { part.edits } else { Vec::new() };
+        let edits = if commit { &part.edits[..] } else { &[] };
         self.append_part(edits, &Event::Decided { id, commit })?;
-        self.state.unlock(age);
+        Ok(Final::of(self.decided_part(cx, id, commit, &part)))
+    }
+
+    fn decided_part(&mut self, cx: &mut Cx<'_>, id: TransactionId, commit: bool, part: &Part) -> Reply {
+        self.pulls.counts.given += if commit { part.given().len() as u64 } else { 0 };
+        self.state.unlock(part.age(id));
         // The barrier was held since the leases were revoked, so nobody has been granted one
         // meanwhile.
         if let (Some(leases), Some(mut barriers)) = (&mut self.leases, self.ranks.barriers.remove(&id)) {
             leases.lift_barriers(&mut barriers);
             self.streams_changed += 1;
         }
-        for ino in nameless {
-            self.name_taken(cx, ino)?;
-        }
-        Ok(())
+        nameless(&part.edits).into_iter().for_each(|ino| self.name_taken(cx, ino));
+        Reply::Done
     }
 }
 

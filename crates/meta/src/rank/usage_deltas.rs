@@ -161,8 +161,7 @@ impl Meta {
         for to in ranks {
             let deltas = self.state.usage_deltas.get(&to);
             if deltas.is_some_and(|deltas| deltas.unanswered.is_empty() && !deltas.owed.is_empty()) {
-                // Needs no load, so it cannot fail to find a record.
-                let _ = self.append(&Event::UsageSent { to });
+                self.append_loaded(&Event::UsageSent { to });
             }
             let Some(deltas) = self.state.usage_deltas.get(&to) else { continue };
             let changes = deltas.unanswered.clone();
@@ -205,7 +204,10 @@ impl Meta {
     /// then a directory that the rank has asked about is gone.
     pub(super) fn skip_gone(&mut self, from: Rank, last: u64) -> bool {
         let heard = self.state.usage_deltas.get(&from).map_or(0, |deltas| deltas.heard);
-        heard < last && self.append(&Event::UsageReceived { from, change: None }).is_ok()
+        if heard < last {
+            self.append_loaded(&Event::UsageReceived { from, change: None });
+        }
+        heard < last
     }
 
     /// Handles another rank's acknowledgement of all deltas up to `last`.
@@ -225,7 +227,7 @@ impl Meta {
             }
         }
         if !deltas.unanswered.is_empty() {
-            let _ = self.append(&Event::Counted { by });
+            self.append_loaded(&Event::Counted { by });
         }
     }
 

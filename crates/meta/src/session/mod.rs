@@ -398,8 +398,7 @@ impl Meta {
             && !self.config.read_only
         {
             let below = session.below_of(id);
-            // Needs no load, so it cannot fail to find a record.
-            let _ = self.append(&Event::Completed { client, id, below, outcome });
+            self.append_loaded(&Event::Completed { client, id, below, outcome });
         }
     }
 
@@ -568,7 +567,7 @@ impl Meta {
 
     fn journal_session(&mut self, client: ClientId, begins: bool) {
         if !self.config.read_only {
-            let _ = self.append(&Event::Session { client, begins });
+            self.append_loaded(&Event::Session { client, begins });
         }
     }
 

@@ -6,14 +6,17 @@ use alloc::collections::BTreeSet;
 use alloc::string::String;
 use alloc::vec::Vec;
 
-use espalier_proto::{Caller, ClientId, Errno, Ino, NewNode, Position, Reply, Request, RequestId, Time};
+use espalier_proto::{
+    Caller, ClientId, Errno, Ino, NewNode, Position, Reply, Request, RequestId, StreamStat, Time,
+};
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
+
+mod commit;
 
 use crate::balancing::Balancing;
 use crate::checkpoint::Checkpoint;
 use crate::config::Config;
-use crate::event::Event;
 use crate::fragment::{DuePulls, DueTransfers};
 use crate::io::Purpose;
 use crate::journal::{Acknowledge, HeldOutput, Journal};
@@ -21,9 +24,9 @@ use crate::lease::{Leases, PreparedGrant, ReadSet};
 use crate::lock::LockTable;
 use crate::metrics::Metrics;
 use crate::numbers::Numbers;
+use crate::ops::create::Creation;
 use crate::outbox::{Answered, Input, Io, IoId, Now, Outbox, Waiting};
 use crate::pool::Pool;
-use crate::progress::Progress;
 use crate::rank::Ranks;
 use crate::record::Inode;
 use crate::session::SessionTable;
@@ -34,6 +37,7 @@ use crate::task::{Task, reported_time};
 use crate::trash::INTERNAL_CLIENT;
 use crate::uncommitted::Uncommitted;
 use crate::unstuff::Filling;
+pub(crate) use commit::Final;
 
 /// The metadata server's state machine. See the crate's description.
 #[derive(Debug)]
@@ -281,7 +285,7 @@ impl Meta {
             coordinator: &mut task.coordinator,
         };
         let outcome = match (&task.peer_request, &task.again) {
-            (Some(peer_request), _) => self.run_peer_request(&mut cx, peer_request),
+            (Some(peer_request), _) => self.run_peer_request(&mut cx, peer_request).map(Final::into_value),
             (None, Some(outcome)) => self.repeat_reply(&cx, outcome),
             (None, None) => self.dispatch(&mut cx, &mut task.request),
         };
@@ -409,28 +413,38 @@ impl Meta {
             Request::Forget { ino, lookups } => self.forget(cx, *ino, *lookups),
             Request::ForgetAll { inodes, released } => self.forget_all(cx, inodes, released),
             Request::GetAttr { ino } => self.getattr(cx, *ino),
-            Request::SetAttr { ino, set } => self.setattr(cx, *ino, set),
+            Request::SetAttr { ino, set } => self.setattr(cx, *ino, set).map(Final::into_value),
             Request::ReadLink { ino } => self.readlink(cx, *ino),
             Request::Create { dir, name, node, perm, umask, open, exclusive, writeback } => {
-                let opened = matches!(node, NewNode::Regular).then_some(*open).flatten();
-                let writeback = writeback.map(|writeback| writeback.ino);
-                self.create(cx, *dir, name, node, (*perm, *umask), opened, *exclusive, writeback)
+                let new = Creation {
+                    dir: *dir,
+                    name,
+                    node,
+                    perm: *perm,
+                    umask: *umask,
+                    open: matches!(node, NewNode::Regular).then_some(*open).flatten(),
+                    exclusive: *exclusive,
+                    writeback: writeback.map(|writeback| writeback.ino),
+                };
+                self.create(cx, &new).map(Final::into_value)
             }
-            Request::TmpFile { dir, perm, umask } => self.tmpfile(cx, *dir, *perm, *umask),
-            Request::Link { ino, dir, name } => self.link(cx, *ino, *dir, name),
-            Request::Unlink { dir, name, .. } => self.unlink(cx, *dir, name),
-            Request::RmDir { dir, name, .. } => self.rmdir(cx, *dir, name),
+            Request::TmpFile { dir, perm, umask } => {
+                self.tmpfile(cx, *dir, *perm, *umask).map(Final::into_value)
+            }
+            Request::Link { ino, dir, name } => self.link(cx, *ino, *dir, name).map(Final::into_value),
+            Request::Unlink { dir, name, .. } => self.unlink(cx, *dir, name).map(Final::into_value),
+            Request::RmDir { dir, name, .. } => self.rmdir(cx, *dir, name).map(Final::into_value),
             Request::Rename { from_dir, from, to_dir, to, flags } => {
-                self.rename(cx, (*from_dir, from), (*to_dir, to), *flags)
+                self.rename(cx, (*from_dir, from), (*to_dir, to), *flags).map(Final::into_value)
             }
             Request::Open { ino, how } => self.open(cx, *ino, *how),
             Request::Release { ino } => self.release(cx, *ino),
             Request::Read { ino, offset, size, noatime } => self.read(cx, *ino, *offset, *size, *noatime),
             Request::Write { ino, offset, data, kill_suid_gid, .. } => {
-                self.write(cx, *ino, *offset, data, *kill_suid_gid)
+                self.write(cx, *ino, *offset, data, *kill_suid_gid).map(Final::into_value)
             }
             Request::Allocate { ino, offset, length, mode } => {
-                self.allocate(cx, *ino, *offset, *length, *mode)
+                self.allocate(cx, *ino, *offset, *length, *mode).map(Final::into_value)
             }
             Request::RemovePrivileges { ino } => {
                 let changed = self.remove_privileges(cx, *ino)?;
@@ -442,17 +456,17 @@ impl Meta {
             Request::ReadDir { dir, after, limit, plus } => self.readdir(cx, *dir, *after, *limit, *plus),
             Request::Access { ino, want } => self.access(cx, *ino, *want),
             Request::SetXattr { ino, name, value, mode, kill_sgid } => {
-                self.setxattr(cx, *ino, name, value, *mode, *kill_sgid)
+                self.setxattr(cx, *ino, name, value, *mode, *kill_sgid).map(Final::into_value)
             }
             Request::GetXattr { ino, name } => self.getxattr(cx, *ino, name),
             Request::ListXattr { ino } => self.listxattr(cx, *ino),
-            Request::RemoveXattr { ino, name } => self.removexattr(cx, *ino, name),
+            Request::RemoveXattr { ino, name } => self.removexattr(cx, *ino, name).map(Final::into_value),
             Request::StatFs { ino } => self.statfs(cx, *ino),
             Request::Extend { ino, offset, length, from, discards, .. } => {
                 self.extend(cx, *ino, (*offset, *length), *from, *discards)
             }
             Request::Delegate { ino, access } => self.delegate(cx, *ino, *access),
-            Request::RemoveTree { dir } => self.remove_tree(cx, *dir),
+            Request::RemoveTree { dir } => self.remove_tree(cx, *dir).map(Final::into_value),
             Request::CopyTree(copy) => self.copy_tree(cx, copy),
             Request::Lock { .. }
             | Request::Unlock { .. }
@@ -462,17 +476,19 @@ impl Meta {
             Request::Reclaim { .. } | Request::ReclaimLocks { .. } => Err(Errno::EINVAL.into()),
             Request::Enter { client, path } => self.enter(cx, *client, path),
             Request::Sweep => self.sweep(cx),
-            Request::Transfer { dir } => self.transfer(cx, *dir),
-            Request::Pull { dir } => self.pull(cx, *dir),
+            Request::Transfer { dir } => self.transfer(cx, *dir).map(Final::into_value),
+            Request::Pull { dir } => self.pull(cx, *dir).map(Final::into_value),
             Request::ClaimDatafile { ino, .. } => self.claim_datafile(cx, *ino),
             Request::Fragments { dir } => self.fragments(*dir),
             Request::Recount { ino } => self.recount_file(cx, *ino),
             Request::Place { io } => self.place(cx, io),
             Request::Find { ino, kind, open } => self.find(cx, *ino, *kind, *open),
             Request::Parent { dir } => self.parent(cx, *dir),
-            Request::SetLayout { ino, layout } => self.set_layout(cx, *ino, layout),
-            Request::Purge { ino, removed } => self.purge(cx, *ino, *removed),
-            Request::TakeNumbers { rank, count } => self.take_numbers(cx, *rank, *count),
+            Request::SetLayout { ino, layout } => self.set_layout(cx, *ino, layout).map(Final::into_value),
+            Request::Purge { ino, removed } => self.purge(cx, *ino, *removed).map(Final::into_value),
+            Request::TakeNumbers { rank, count } => {
+                self.take_numbers(cx, *rank, *count).map(Final::into_value)
+            }
             Request::Accessed { files } => self.accessed_before(cx, files),
             Request::Renew { inodes, exclusive_dir } => self.renew(cx, inodes, *exclusive_dir),
             Request::LeaseData { ino } => self.lease_data(cx, *ino),
@@ -548,92 +564,17 @@ impl Meta {
         Ok(())
     }
 
-    /// Makes a change: revokes leases on it, applies it and appends it to the journal.
-    pub(crate) fn commit(&mut self, cx: &mut Cx<'_>, event: &Event) -> Step<()> {
-        self.revoke(cx, event)?;
-        cx.changed = true;
-        self.append(event)?;
-        if self.config.acknowledge == Acknowledge::Durable {
-            cx.coalescing = cx.coalescing.or_else(|| self.coalescing(event));
-        }
-        Ok(())
-    }
-
-    /// The policy's setting whether changes of the event's inodes share commits.
-    fn coalescing(&self, event: &Event) -> Option<bool> {
-        let known = event.addressed().into_iter().flatten().filter_map(|ino| self.state.inode(ino).ok());
-        known.filter_map(|inode| inode.policy().coalescing()).next()
-    }
-
-    /// As [`Self::commit`], without a client: revokes no leases.
-    pub(crate) fn append(&mut self, event: &Event) -> Step<()> {
-        for ino in event.addressed().into_iter().flatten() {
-            if let Some((dir, hash)) = self.state.unchanged_dentry(ino) {
-                self.record(&Event::Locate { ino, dir, hash })?;
-            }
-        }
-        let moved = if self.config.session_ms.is_some() { self.moved_by(event) } else { [None; 2] };
-        self.record(event)?;
-        for ino in moved.into_iter().flatten() {
-            self.record(&Event::Moved { ino })?;
-        }
-        Ok(())
-    }
-
-    pub(crate) fn record(&mut self, event: &Event) -> Step<()> {
-        for number in &self.walking {
-            if let Some(Progress::Walk(walk)) = self.tasks.get_mut(number).map(|task| &mut task.progress) {
-                walk.see(&self.state, event);
-            }
-        }
-        let changed = self.changed_by(event)?;
-        self.state.apply(event)?;
-        self.uncommitted.note(self.state.sequence, changed);
-        self.journal.append(self.state.sequence, event);
-        event.each_grown(&mut |dir| self.note_growth(dir));
-        event.each_shrunk(&mut |dir| self.note_shrinkage(dir));
-        Ok(())
-    }
-
     /// The attributes of an inode; queries its stream for the attributes that the stream has.
     pub(crate) fn attr(&self, cx: &Cx<'_>, inode: &Inode) -> Step<espalier_proto::Attr> {
+        Ok(inode.attr(self.stream_stat(cx, inode)?.as_ref()))
+    }
+
+    /// What the stream of an inode has of its attributes.
+    pub(crate) fn stream_stat(&self, cx: &Cx<'_>, inode: &Inode) -> Step<Option<StreamStat>> {
         if !inode.is_streamed() {
-            return Ok(inode.attr(None));
+            return Ok(None);
         }
-        Ok(inode.attr(cx.stream_stats(alloc::vec![inode.ino])?.first()))
-    }
-
-    /// Handles the loss of a name of an inode: recalls or frees the inode if it was the last one.
-    pub(crate) fn name_taken(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<()> {
-        self.recall_unnamed(ino, Some(cx.client));
-        self.purge_if_unused(cx, ino)
-    }
-
-    /// Frees an orphan that nobody uses.
-    pub(crate) fn purge_if_unused(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<()> {
-        let Ok(cached) = self.state.cached(ino) else { return Ok(()) };
-        let is_needed = cached.inode.nlink > 0 || cached.inode.has_entries() || cached.in_use();
-        if is_needed
-            || self.sessions.removing.contains_key(&ino)
-            || self.config.read_only
-            || self.journal.broken.is_some()
-        {
-            return Ok(());
-        }
-        if self.sessions.keep_for_others(ino) {
-            return Ok(());
-        }
-        if cached.inode.is_streamed() {
-            self.sessions.making.remove(&ino);
-            // It can get no name from here on.
-            if let Some(cached) = self.state.inodes.untracked(&ino) {
-                cached.nameless = false;
-            }
-            self.journal.hold(self.state.sequence, HeldOutput::RemoveStream(ino));
-            Ok(())
-        } else {
-            self.commit(cx, &Event::Purge { ino })
-        }
+        Ok(cx.stream_stats(alloc::vec![inode.ino])?.first().copied())
     }
 
     fn tick(&mut self, now: Now, out: &mut Outbox) {
