@@ -1,7 +1,7 @@
 //! Applies events to the tables in memory: the only way in which these change, live and in replay.
 //!
-//! Invariant: each event first ensures that all it needs is loaded, then makes its changes. A live
-//! operation has loaded this before it decided; in replay, the first part says what to load.
+//! Each event first checks that all it needs is loaded, then makes its changes ([`State::apply_checked`]).
+//! A live operation has loaded this before it decided; in replay, the check says what to load.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -11,238 +11,370 @@ use espalier_proto::{Errno, Ino, Name, Time};
 
 use crate::event::{Change, Event};
 use crate::no_metafile::NoMetafile;
-use crate::record::{Body, Inode, Slot};
+use crate::record::{Body, Inode, Referent, Slot};
 use crate::state::{Location, SAME_HASH, SizeDirty, State, Target};
 use crate::step::{Load, Step, Stop, Wait};
 use crate::usage::{Usage, add_name, remove_name};
 
+/// A name and the inode that it refers to.
+struct NamedInode {
+    slot: Slot,
+    target: Target,
+    ino: Ino,
+    is_dir: bool,
+    weight: Usage,
+}
+
+impl NamedInode {
+    fn new(slot: Slot, target: Target, inode: &Inode) -> Self {
+        Self { slot, target, ino: inode.ino, is_dir: inode.is_dir(), weight: inode.weight() }
+    }
+}
+
+struct CheckedRename {
+    moved: NamedInode,
+    /// The new name.
+    to: Slot,
+    replaced: Option<NamedInode>,
+}
+
+/// A change of a file's counted size.
+struct SizeChange {
+    /// The directories of its names, with the number of names in each.
+    parents: Vec<(Ino, u32)>,
+    old: u64,
+    new: u64,
+}
+
 impl State {
     pub(crate) fn apply(&mut self, event: &Event) -> Step<()> {
-        let next = self.sequence + 1;
-        let before = core::mem::replace(&mut self.sequence, next);
         // Locks bind operations that decide, and not events, which are decided.
         let locks = self.locks.take();
         let outcome = self.apply_one(event);
-        self.locks = locks;
-        if outcome.is_err() {
-            self.sequence = before;
+        if outcome.is_ok() {
+            event.changes_dependents().into_iter().for_each(|dir| self.update_dependents(dir));
         }
+        self.locks = locks;
         outcome
+    }
+
+    /// Checks what an event needs, which changes nothing; then makes its changes, which cannot
+    /// fail.
+    fn apply_checked<T>(
+        &mut self,
+        check: impl FnOnce(&Self) -> Step<T>,
+        change: impl FnOnce(&mut Self, T),
+    ) -> Step<()> {
+        let checked = check(self)?;
+        self.apply_always(|state| change(state, checked))
+    }
+
+    /// Makes the changes of an event that needs nothing.
+    fn apply_always(&mut self, change: impl FnOnce(&mut Self)) -> Step<()> {
+        self.sequence += 1;
+        change(self);
+        Ok(())
     }
 
     fn apply_one(&mut self, event: &Event) -> Step<()> {
         match event {
-            Event::Create { dir, name, inode } => self.apply_create(*dir, name, inode)?,
-            Event::CreateNoMetafile { dir, name, ino, server, time } => {
-                let mut inode =
-                    NoMetafile { ino: *ino, server: *server, counted: 0, time: *time, mtime: None }
-                        .inode()?;
-                inode.strip_to(self.dir(*dir)?);
-                self.apply_create(*dir, name, &inode)?;
-                self.fragments.entry(*dir).or_default().has_no_metafile_entries = true;
-            }
-            Event::Clone { from, dir, name, inode } => {
-                let bytes = self.strip(*from)?.to_vec();
-                self.apply_create(*dir, name, inode)?;
-                self.put_clone(inode.ino, bytes);
-            }
-            Event::Merge { dir, name, inode, bytes } => {
-                self.apply_create(*dir, name, inode)?;
-                if !bytes.is_empty() {
-                    self.put_clone(inode.ino, bytes.clone());
-                }
-            }
-            Event::Decouple { dir, decoupled, time } => self.apply_decouple(*dir, decoupled, *time)?,
-            Event::TmpFile { inode } => self.insert_new(inode),
-            Event::Link { ino, dir, name, time } | Event::MergeLink { ino, dir, name, time } => {
-                self.apply_link(*ino, *dir, name, *time)?;
-            }
-            Event::Unlink { dir, name, time } => {
-                let (slot, ino) = self.present(*dir, name)?;
-                let (is_dir, weight) = (self.inode(ino)?.is_dir(), self.inode(ino)?.weight());
-                self.load_above(*dir)?;
-                self.count(*dir, Usage::default(), weight);
-                self.take_name(*dir, &slot, ino, *time);
-                self.entry_removed(*dir, is_dir, *time);
-            }
-            Event::Rename { from_dir, from, to_dir, to, whiteout, time } => {
-                self.apply_rename((*from_dir, from), (*to_dir, to), whiteout.as_deref(), *time)?;
-            }
-            Event::Exchange { from_dir, from, to_dir, to, time } => {
-                self.apply_exchange((*from_dir, from), (*to_dir, to), *time)?;
-            }
-            Event::SetAttr { ino, change } => {
-                self.inode(*ino)?;
-                if change.flags.is_some() {
-                    self.change_protection(*ino, |inode| event.change_rights(inode));
-                } else {
-                    self.change(*ino, |inode| event.change_rights(inode));
-                }
-            }
+            Event::Create { dir, name, inode } => self
+                .apply_checked(|state| state.load_above(*dir), |state, ()| state.create(*dir, name, inode)),
+            Event::CreateNoMetafile { dir, name, ino, server, time } => self.apply_checked(
+                |state| {
+                    let (counted, mtime) = (0, None);
+                    let file = NoMetafile { ino: *ino, server: *server, counted, time: *time, mtime };
+                    let mut inode = file.inode()?;
+                    inode.strip_to(state.dir(*dir)?);
+                    state.load_above(*dir)?;
+                    Ok(inode)
+                },
+                |state, inode| {
+                    state.create(*dir, name, &inode);
+                    state.fragments.entry(*dir).or_default().has_no_metafile_entries = true;
+                },
+            ),
+            Event::Clone { from, dir, name, inode } => self.apply_checked(
+                |state| {
+                    let bytes = state.strip(*from)?.to_vec();
+                    state.load_above(*dir)?;
+                    Ok(bytes)
+                },
+                |state, bytes| {
+                    state.create(*dir, name, inode);
+                    state.put_clone(inode.ino, bytes);
+                },
+            ),
+            Event::Merge { dir, name, inode, bytes } => self.apply_checked(
+                |state| state.load_above(*dir),
+                |state, ()| {
+                    state.create(*dir, name, inode);
+                    if !bytes.is_empty() {
+                        state.put_clone(inode.ino, bytes.clone());
+                    }
+                },
+            ),
+            Event::Decouple { dir, decoupled, time } => self.apply_checked(
+                |state| state.dir(*dir).map(drop),
+                |state, ()| state.apply_decouple(*dir, decoupled, *time),
+            ),
+            Event::TmpFile { inode } => self.apply_always(|state| state.insert_new(inode)),
+            Event::Link { ino, dir, name, time } | Event::MergeLink { ino, dir, name, time } => self
+                .apply_checked(
+                    |state| {
+                        state.load_above(*dir)?;
+                        Ok((
+                            state.cached(*ino)?.location,
+                            state.referent_here(*ino)?,
+                            state.inode(*ino)?.weight(),
+                        ))
+                    },
+                    |state, (location, referent, weight)| {
+                        state.count(*dir, weight, Usage::default());
+                        state.link(referent, location, (*dir, name), *time);
+                    },
+                ),
+            Event::Unlink { dir, name, time } => self.apply_checked(
+                |state| {
+                    let named = state.named(*dir, name)?;
+                    state.load_above(*dir)?;
+                    Ok(named)
+                },
+                |state, named| state.unlink(*dir, &named, *time),
+            ),
+            Event::Rename { from_dir, from, to_dir, to, whiteout, time } => self.apply_checked(
+                |state| state.check_rename((*from_dir, from), (*to_dir, to)),
+                |state, checked| state.rename(*from_dir, *to_dir, checked, whiteout.as_deref(), *time),
+            ),
+            Event::Exchange { from_dir, from, to_dir, to, time } => self.apply_checked(
+                |state| {
+                    let names = (state.named(*from_dir, from)?, state.named(*to_dir, to)?);
+                    state.load_above(*from_dir)?;
+                    state.load_above(*to_dir)?;
+                    Ok(names)
+                },
+                |state, (from, to)| state.exchange((*from_dir, from), (*to_dir, to), *time),
+            ),
+            Event::SetAttr { ino, change } => self.apply_checked(
+                |state| state.inode(*ino).map(drop),
+                |state, ()| match change.flags {
+                    Some(_) => state.change_protection(*ino, |inode| event.change_rights(inode)),
+                    None => state.change(*ino, |inode| event.change_rights(inode)),
+                },
+            ),
             Event::Write { ino, offset, data, time } => {
-                self.strip(*ino)?;
                 let end = offset + data.len() as u64;
-                self.resize(*ino, self.inode(*ino)?.counted_bytes().max(end))?;
-                self.change_strip(*ino, |bytes| overwrite(bytes, *offset as usize, data));
-                self.stuffed_changed(*ino, |size| size.max(end), *time);
+                self.apply_checked(
+                    |state| {
+                        state.strip(*ino)?;
+                        state.check_resize(*ino, |counted| counted.max(end))
+                    },
+                    |state, resized| {
+                        state.resize(resized);
+                        state.change_strip(*ino, |bytes| overwrite(bytes, *offset as usize, data));
+                        state.stuffed_changed(*ino, |size| size.max(end), *time);
+                    },
+                )
             }
-            Event::Resize { ino, size, time } => {
-                let stored = self.strip(*ino)?.len();
-                self.resize(*ino, *size)?;
-                if stored as u64 > *size {
-                    self.change_strip(*ino, |bytes| bytes.truncate(*size as usize));
-                }
-                self.stuffed_changed(*ino, |_| *size, *time);
-            }
-            Event::Zero { ino, offset, length, time } => {
-                let stored = self.strip(*ino)?.len() as u64;
-                let (from, to) =
-                    ((*offset).min(stored) as usize, offset.saturating_add(*length).min(stored) as usize);
-                self.change_strip(*ino, |bytes| {
-                    bytes[from..to].fill(0);
-                    if to == bytes.len() {
-                        bytes.truncate(from);
+            Event::Resize { ino, size, time } => self.apply_checked(
+                |state| Ok((state.strip(*ino)?.len(), state.check_resize(*ino, |_| *size)?)),
+                |state, (stored, resized)| {
+                    state.resize(resized);
+                    if stored as u64 > *size {
+                        state.change_strip(*ino, |bytes| bytes.truncate(*size as usize));
                     }
-                });
-                self.stuffed_changed(*ino, |size| size, *time);
-            }
-            Event::Allocate { ino, offset, length, zero, size, time } => {
-                let stored = self.strip(*ino)?.len();
-                self.resize(*ino, *size)?;
-                let (from, to) = (*offset as usize, offset.saturating_add(*length) as usize);
-                self.changes.cloned += to.saturating_sub(stored) as u64;
-                self.change_strip(*ino, |bytes| {
-                    bytes.resize(stored.max(to), 0);
-                    if *zero {
+                    state.stuffed_changed(*ino, |_| *size, *time);
+                },
+            ),
+            Event::Zero { ino, offset, length, time } => self.apply_checked(
+                |state| Ok(state.strip(*ino)?.len() as u64),
+                |state, stored| {
+                    let from = (*offset).min(stored) as usize;
+                    let to = offset.saturating_add(*length).min(stored) as usize;
+                    state.change_strip(*ino, |bytes| {
                         bytes[from..to].fill(0);
-                    }
-                });
-                self.stuffed_changed(*ino, |_| *size, *time);
-            }
-            Event::Unstuff { ino } => {
-                self.strip(*ino)?;
-                self.strips.remove(*ino, &mut self.changes);
-                self.provisional.insert(*ino);
-                // If this event is lost, so is the stream, and no write to it needs counting.
-                self.size_dirty.insert(*ino, SizeDirty::new(0));
-                self.change(*ino, |inode| inode.body = Body::Streamed { counted: inode.counted_bytes() });
-            }
-            Event::Stripe { ino, layout } => {
-                self.strip(*ino)?;
-                self.strips.remove(*ino, &mut self.changes);
-                self.striped.get_or_insert_default().insert(*ino);
-                self.size_dirty.insert(*ino, SizeDirty { outgrew: true, ..SizeDirty::new(self.sequence) });
-                self.change(*ino, |inode| {
-                    let (counted, layout) = (inode.counted_bytes(), Arc::clone(layout));
-                    inode.body = Body::Striped { counted, layout };
-                });
-            }
-            Event::SetLayout { ino, layout } => {
-                self.inode(*ino)?;
-                self.change(*ino, |inode| {
-                    if let Body::Striped { layout: set, .. } = &mut inode.body {
-                        set.clone_from(layout);
-                    }
-                });
-            }
-            Event::MarkSizeDirty { ino } => {
-                self.inode(*ino)?;
-                self.size_dirty.insert(*ino, SizeDirty::new(self.sequence));
-            }
-            Event::Count { ino, size } => {
-                self.resize(*ino, *size)?;
-                self.change(*ino, |inode| {
-                    if let Body::Streamed { counted } | Body::Striped { counted, .. } = &mut inode.body {
-                        *counted = *size;
-                    }
-                });
-            }
-            Event::SetQuota { dir, quota, time } => {
-                self.dir(*dir)?;
-                self.change(*dir, |inode| {
-                    if let Body::Directory(directory) = &mut inode.body {
-                        directory.quota = *quota;
-                    }
-                    inode.ctime = *time;
-                });
-            }
-            Event::SetPolicy { dir, .. } => {
-                self.dir(*dir)?;
-                self.change(*dir, |inode| event.change_rights(inode));
-            }
-            Event::SetAcl { ino, .. } | Event::SetDefaultAcl { ino, .. } => {
-                self.inode(*ino)?;
-                self.change(*ino, |inode| event.change_rights(inode));
-            }
-            Event::SetXattr { ino, name, value, time } => {
-                self.xattr_list(*ino)?;
-                let has_xattrs = self.change_xattrs(*ino, |list| {
-                    match (list.binary_search_by(|(n, _)| n.cmp(name)), value) {
-                        (Ok(at), Some(value)) => list[at].1.clone_from(value),
-                        (Ok(at), None) => drop(list.remove(at)),
-                        (Err(at), Some(value)) => list.insert(at, (name.clone(), value.clone())),
-                        (Err(_), None) => {}
-                    }
-                    !list.is_empty()
-                });
-                self.change(*ino, |inode| {
-                    inode.has_xattrs = has_xattrs;
-                    inode.ctime = *time;
-                });
-            }
-            Event::Locate { ino, dir, hash } => {
-                if !self.inodes.contains_key(ino) {
-                    let load = Load::Dentries { dir: *dir, from: *hash, limit: SAME_HASH };
-                    return Err(Stop::Wait(Wait::Load(load)));
+                        if to == bytes.len() {
+                            bytes.truncate(from);
+                        }
+                    });
+                    state.stuffed_changed(*ino, |size| size, *time);
+                },
+            ),
+            Event::Allocate { ino, offset, length, zero, size, time } => self.apply_checked(
+                |state| Ok((state.strip(*ino)?.len(), state.check_resize(*ino, |_| *size)?)),
+                |state, (stored, resized)| {
+                    state.resize(resized);
+                    let (from, to) = (*offset as usize, offset.saturating_add(*length) as usize);
+                    state.changes.cloned += to.saturating_sub(stored) as u64;
+                    state.change_strip(*ino, |bytes| {
+                        bytes.resize(stored.max(to), 0);
+                        if *zero {
+                            bytes[from..to].fill(0);
+                        }
+                    });
+                    state.stuffed_changed(*ino, |_| *size, *time);
+                },
+            ),
+            Event::Unstuff { ino } => self.apply_checked(
+                |state| state.strip(*ino).map(drop),
+                |state, ()| {
+                    state.strips.remove(*ino, &mut state.changes);
+                    state.provisional.insert(*ino);
+                    // If this event is lost, so is the stream, and no write to it needs counting.
+                    state.size_dirty.insert(*ino, SizeDirty::new(0));
+                    state.change(*ino, |inode| {
+                        inode.body = Body::Streamed { counted: inode.counted_bytes() };
+                    });
+                },
+            ),
+            Event::Stripe { ino, layout } => self.apply_checked(
+                |state| state.strip(*ino).map(drop),
+                |state, ()| {
+                    state.strips.remove(*ino, &mut state.changes);
+                    state.striped.get_or_insert_default().insert(*ino);
+                    let size_dirty = SizeDirty { outgrew: true, ..SizeDirty::new(state.sequence) };
+                    state.size_dirty.insert(*ino, size_dirty);
+                    state.change(*ino, |inode| {
+                        let (counted, layout) = (inode.counted_bytes(), Arc::clone(layout));
+                        inode.body = Body::Striped { counted, layout };
+                    });
+                },
+            ),
+            Event::SetLayout { ino, layout } => self.change_loaded(*ino, |inode| {
+                if let Body::Striped { layout: set, .. } = &mut inode.body {
+                    set.clone_from(layout);
                 }
+            }),
+            Event::MarkSizeDirty { ino } => self.apply_checked(
+                |state| state.inode(*ino).map(drop),
+                |state, ()| {
+                    state.size_dirty.insert(*ino, SizeDirty::new(state.sequence));
+                },
+            ),
+            Event::Count { ino, size } => self.apply_checked(
+                |state| state.check_resize(*ino, |_| *size),
+                |state, resized| {
+                    state.resize(resized);
+                    state.change(*ino, |inode| {
+                        if let Body::Streamed { counted } | Body::Striped { counted, .. } = &mut inode.body {
+                            *counted = *size;
+                        }
+                    });
+                },
+            ),
+            Event::SetQuota { dir, quota, time } => self.change_loaded(*dir, |inode| {
+                if let Body::Directory(directory) = &mut inode.body {
+                    directory.quota = *quota;
+                }
+                inode.ctime = *time;
+            }),
+            Event::SetPolicy { dir: ino, .. }
+            | Event::SetAcl { ino, .. }
+            | Event::SetDefaultAcl { ino, .. } => {
+                self.change_loaded(*ino, |inode| event.change_rights(inode))
             }
-            Event::Session { client, begins } => self.apply_session(*client, *begins),
+            Event::SetXattr { ino, name, value, time } => self.apply_checked(
+                |state| state.xattr_list(*ino).map(drop),
+                |state, ()| {
+                    let has_xattrs = state.change_xattrs(*ino, |list| {
+                        match (list.binary_search_by(|(n, _)| n.cmp(name)), value) {
+                            (Ok(at), Some(value)) => list[at].1.clone_from(value),
+                            (Ok(at), None) => drop(list.remove(at)),
+                            (Err(at), Some(value)) => list.insert(at, (name.clone(), value.clone())),
+                            (Err(_), None) => {}
+                        }
+                        !list.is_empty()
+                    });
+                    state.change(*ino, |inode| {
+                        inode.has_xattrs = has_xattrs;
+                        inode.ctime = *time;
+                    });
+                },
+            ),
+            Event::Locate { ino, dir, hash } => self.apply_checked(
+                |state| {
+                    let load = Load::Dentries { dir: *dir, from: *hash, limit: SAME_HASH };
+                    if state.inodes.contains_key(ino) { Ok(()) } else { Err(Stop::Wait(Wait::Load(load))) }
+                },
+                |_, ()| {},
+            ),
+            Event::Session { client, begins } => {
+                self.apply_always(|state| state.apply_session(*client, *begins))
+            }
             Event::Completed { client, id, below, outcome } => {
-                self.apply_completed(*client, *id, *below, outcome);
+                self.apply_always(|state| state.apply_completed(*client, *id, *below, outcome))
             }
-            Event::Moved { ino } => {
-                let location = self.cached(*ino)?.location;
-                self.apply_moved(*ino, location);
+            Event::Moved { ino } => self.apply_checked(
+                |state| Ok(state.cached(*ino)?.location),
+                |state, location| state.apply_moved(*ino, location),
+            ),
+            Event::Began => self.apply_always(|_| {}),
+            Event::Reserved { below } => {
+                self.apply_always(|state| state.reserved = state.reserved.max(*below))
             }
-            Event::Began => {}
-            Event::Reserved { below } => self.reserved = self.reserved.max(*below),
-            Event::Pool { pool } => self.apply_pool(pool),
-            Event::Given { client, first, count } => self.apply_given(*client, *first, *count),
-            Event::Prepared { id, part } => self.apply_prepared(*id, part),
-            Event::Decided { id, commit } => self.apply_decided(*id, *commit)?,
-            Event::Committed { id, part, ranks } => self.apply_committed(*id, part, ranks)?,
-            Event::Forgotten { id } => self.forget_transaction(*id),
-            Event::UsageSent { to } => self.apply_usage_sent(*to),
-            Event::UsageReceived { from, change } => self.apply_heard(*from, *change)?,
-            Event::Counted { by } => self.apply_counted(*by),
-            Event::Freed { inodes } => self.apply_freed(inodes),
-            Event::FreedHeard { home, inodes } => self.apply_freed_heard(*home, inodes),
-            Event::Pulled { dir } => drop(self.pulling.remove(dir)),
-            Event::Purge { ino } => {
-                let inode = self.inode(*ino)?;
-                let (is_protected, is_partition) = (inode.is_protected(), inode.partition().is_some());
-                self.size_dirty.remove(ino);
-                self.forget_moved(*ino);
-                self.drop_inode(*ino);
-                self.note_freed(*ino);
-                self.pulling.remove(ino);
-                self.files = self.files.saturating_sub(1);
-                self.protected = self.protected.saturating_sub(u64::from(is_protected));
-                self.partitions = self.partitions.saturating_sub(u64::from(is_partition));
+            Event::Pool { pool } => self.apply_always(|state| state.apply_pool(pool)),
+            Event::Given { client, first, count } => {
+                self.apply_always(|state| state.apply_given(*client, *first, *count))
             }
+            Event::Prepared { id, part } => self.apply_always(|state| state.apply_prepared(*id, part)),
+            Event::Decided { id, commit } => {
+                let part = self.prepared(*id).filter(|_| *commit).map(|(part, _)| part.clone());
+                self.apply_checked(
+                    |state| part.as_ref().map_or(Ok(()), |part| state.load_edits(&part.edits)),
+                    |state, ()| {
+                        part.iter().for_each(|part| state.apply_edits(part));
+                        state.forget_transaction(*id);
+                    },
+                )
+            }
+            Event::Committed { id, part, ranks } => self.apply_checked(
+                |state| state.load_edits(&part.edits),
+                |state, ()| state.apply_committed(*id, part, ranks),
+            ),
+            Event::Forgotten { id } => self.apply_always(|state| state.forget_transaction(*id)),
+            Event::UsageSent { to } => self.apply_always(|state| state.apply_usage_sent(*to)),
+            Event::UsageReceived { from, change } => self.apply_checked(
+                |state| change.map_or(Ok(()), |(dir, _)| state.load_above(dir)),
+                |state, ()| state.apply_heard(*from, *change),
+            ),
+            Event::Counted { by } => self.apply_always(|state| state.apply_counted(*by)),
+            Event::Freed { inodes } => self.apply_always(|state| state.apply_freed(inodes)),
+            Event::FreedHeard { home, inodes } => {
+                self.apply_always(|state| state.apply_freed_heard(*home, inodes))
+            }
+            Event::Pulled { dir } => self.apply_always(|state| {
+                state.pulling.remove(dir);
+            }),
+            Event::Purge { ino } => self.apply_checked(
+                |state| {
+                    let inode = state.inode(*ino)?;
+                    Ok((inode.is_protected(), inode.partition().is_some()))
+                },
+                |state, (is_protected, is_partition)| {
+                    state.size_dirty.remove(ino);
+                    state.forget_moved(*ino);
+                    state.drop_inode(*ino);
+                    state.note_freed(*ino);
+                    state.pulling.remove(ino);
+                    state.files = state.files.saturating_sub(1);
+                    state.protected = state.protected.saturating_sub(u64::from(is_protected));
+                    state.partitions = state.partitions.saturating_sub(u64::from(is_partition));
+                },
+            ),
         }
-        event.changes_dependents().into_iter().for_each(|dir| self.update_dependents(dir));
-        Ok(())
     }
 
-    fn apply_create(&mut self, dir: Ino, name: &Name, inode: &Inode) -> Step<()> {
-        self.load_above(dir)?;
+    /// Changes an inode that must be in memory.
+    fn change_loaded(&mut self, ino: Ino, change: impl FnOnce(&mut Inode)) -> Step<()> {
+        self.apply_checked(|state| state.inode(ino).map(drop), |state, ()| state.change(ino, change))
+    }
+
+    fn create(&mut self, dir: Ino, name: &Name, inode: &Inode) {
         let slot = self.slot(name);
         self.count(dir, inode.weight(), Usage::default());
         self.insert_new(inode);
         self.put_primary(dir, slot, inode.ino);
         self.entry_added(dir, inode.is_dir(), inode.ctime);
-        Ok(())
     }
 
     fn insert_new(&mut self, inode: &Inode) {
@@ -254,13 +386,20 @@ impl State {
         self.insert_inode(inode.clone(), Location::Orphan);
     }
 
-    /// The slot and inode of a name that must exist; both are loaded.
-    fn present(&self, dir: Ino, name: &Name) -> Step<(Slot, Ino)> {
+    /// A name that must exist. It and its inode are loaded.
+    fn named(&self, dir: Ino, name: &Name) -> Step<NamedInode> {
         self.dir(dir)?;
         let slot = self.slot(name);
-        let ino = self.target(dir, &slot)?.ino().ok_or(Stop::Fail(Errno::ENOENT))?;
-        self.inode(ino)?;
-        Ok((slot, ino))
+        let target = self.target(dir, &slot)?;
+        let inode = self.inode(target.ino().ok_or(Stop::Fail(Errno::ENOENT))?)?;
+        Ok(NamedInode::new(slot, target, inode))
+    }
+
+    fn unlink(&mut self, dir: Ino, named: &NamedInode, time: Time) {
+        self.count(dir, Usage::default(), named.weight);
+        self.lose_name(named.ino, dir, time);
+        self.erase_cell(dir, &named.slot);
+        self.entry_removed(dir, named.is_dir, time);
     }
 
     pub(crate) fn change(&mut self, ino: Ino, change: impl FnOnce(&mut Inode)) {
@@ -279,14 +418,21 @@ impl State {
         self.protected = self.protected.saturating_sub(before) + is_protected(self);
     }
 
-    /// Prepares a change of a file's counted size.
-    fn resize(&mut self, ino: Ino, size: u64) -> Step<()> {
+    /// The change of a file's counted size, with the directories above it, which are in memory.
+    /// `None`: it stays.
+    fn check_resize(&self, ino: Ino, new: impl FnOnce(u64) -> u64) -> Step<Option<SizeChange>> {
         let old = self.inode(ino)?.counted_bytes();
-        if old != size {
-            let parents = self.load_parents(ino)?;
-            self.count_size(&parents, old, size);
+        let new = new(old);
+        if old == new {
+            return Ok(None);
         }
-        Ok(())
+        Ok(Some(SizeChange { parents: self.load_parents(ino)?, old, new }))
+    }
+
+    fn resize(&mut self, change: Option<SizeChange>) {
+        if let Some(SizeChange { parents, old, new }) = change {
+            self.count_size(&parents, old, new);
+        }
     }
 
     fn stuffed_changed(&mut self, ino: Ino, new_size: impl FnOnce(u64) -> u64, time: Time) {
@@ -323,11 +469,6 @@ impl State {
         });
     }
 
-    fn take_name(&mut self, dir: Ino, slot: &Slot, ino: Ino, time: Time) {
-        self.lose_name(ino, dir, time);
-        self.erase_cell(dir, slot);
-    }
-
     /// Removes a name from an inode, which becomes an orphan with its last one.
     pub(crate) fn lose_name(&mut self, ino: Ino, dir: Ino, time: Time) {
         let Some(cached) = self.touch_inode(ino) else { return };
@@ -347,12 +488,9 @@ impl State {
         }
     }
 
-    fn apply_link(&mut self, ino: Ino, dir: Ino, name: &Name, time: Time) -> Step<()> {
-        self.load_above(dir)?;
-        let (location, referent, weight) =
-            (self.cached(ino)?.location, self.referent_here(ino)?, self.inode(ino)?.weight());
-        let slot = self.slot(name);
-        self.count(dir, weight, Usage::default());
+    /// Adds a name to an inode at this location.
+    fn link(&mut self, referent: Referent, location: Location, (dir, name): (Ino, &Name), time: Time) {
+        let (ino, slot) = (referent.ino, self.slot(name));
         self.change(ino, |inode| {
             inode.nlink += 1;
             inode.ctime = time;
@@ -379,7 +517,6 @@ impl State {
             }
         }
         self.entry_added(dir, false, time);
-        Ok(())
     }
 
     /// The slot of an inode that is in a dentry.
@@ -390,68 +527,52 @@ impl State {
         cells.find(|(_, cell)| cell.target == Target::Primary(ino)).map(|(slot, _)| slot.clone())
     }
 
-    fn apply_rename(
-        &mut self,
-        from: (Ino, &Name),
-        to: (Ino, &Name),
-        whiteout: Option<&Inode>,
-        time: Time,
-    ) -> Step<()> {
-        let (from_slot, ino) = self.present(from.0, from.1)?;
+    fn check_rename(&self, from: (Ino, &Name), to: (Ino, &Name)) -> Step<CheckedRename> {
+        let moved = self.named(from.0, from.1)?;
         self.dir(to.0)?;
         let to_slot = self.slot(to.1);
-        let replaced = self.target(to.0, &to_slot)?.ino();
-        let replaced = replaced.map(|ino| self.inode(ino)).transpose()?;
-        let replaced = replaced.map(|inode| (inode.ino, inode.is_dir(), inode.weight()));
-        let (is_dir, weight) = (self.inode(ino)?.is_dir(), self.inode(ino)?.weight());
-        let moving = self.target(from.0, &from_slot)?;
+        let target = self.target(to.0, &to_slot)?;
+        let replaced = target.ino().map(|ino| self.inode(ino)).transpose()?;
+        let replaced = replaced.map(|inode| NamedInode::new(to_slot.clone(), target, inode));
         self.load_above(from.0)?;
         self.load_above(to.0)?;
-
-        self.count_move(from.0, to.0, weight);
-        if let Some((replaced, was_dir, weight)) = replaced {
-            self.count(to.0, Usage::default(), weight);
-            self.take_name(to.0, &to_slot, replaced, time);
-            self.entry_removed(to.0, was_dir, time);
-        }
-        self.change_renamed(ino, from.0 != to.0, time);
-        self.erase_cell(from.0, &from_slot);
-        self.entry_removed(from.0, is_dir, time);
-        self.place(from.0, to.0, to_slot, moving);
-        self.entry_added(to.0, is_dir, time);
-        if let Some(inode) = whiteout {
-            self.files += 1;
-            self.count(from.0, inode.weight(), Usage::default());
-            self.insert_inode(inode.clone(), Location::Orphan);
-            self.put_primary(from.0, from_slot, inode.ino);
-            self.entry_added(from.0, false, time);
-        }
-        Ok(())
+        Ok(CheckedRename { moved, to: to_slot, replaced })
     }
 
-    fn apply_exchange(&mut self, from: (Ino, &Name), to: (Ino, &Name), time: Time) -> Step<()> {
-        let (from_slot, from_ino) = self.present(from.0, from.1)?;
-        let (to_slot, to_ino) = self.present(to.0, to.1)?;
-        let (from_target, to_target) = (self.target(from.0, &from_slot)?, self.target(to.0, &to_slot)?);
-        let (from_is_dir, to_is_dir) = (self.inode(from_ino)?.is_dir(), self.inode(to_ino)?.is_dir());
-        let (from_weight, to_weight) = (self.inode(from_ino)?.weight(), self.inode(to_ino)?.weight());
-        self.load_above(from.0)?;
-        self.load_above(to.0)?;
-
-        self.count_move(from.0, to.0, from_weight);
-        self.count_move(to.0, from.0, to_weight);
-        for ino in [from_ino, to_ino] {
-            self.change_renamed(ino, from.0 != to.0, time);
+    fn rename(&mut self, from: Ino, to: Ino, checked: CheckedRename, whiteout: Option<&Inode>, time: Time) {
+        let CheckedRename { moved, to: to_slot, replaced } = checked;
+        self.count_move(from, to, moved.weight);
+        if let Some(replaced) = replaced {
+            self.unlink(to, &replaced, time);
         }
-        self.erase_cell(from.0, &from_slot);
-        self.erase_cell(to.0, &to_slot);
-        self.entry_removed(from.0, from_is_dir, time);
-        self.entry_removed(to.0, to_is_dir, time);
-        self.place(to.0, from.0, from_slot, to_target);
-        self.place(from.0, to.0, to_slot, from_target);
-        self.entry_added(from.0, to_is_dir, time);
-        self.entry_added(to.0, from_is_dir, time);
-        Ok(())
+        self.change_renamed(moved.ino, from != to, time);
+        self.erase_cell(from, &moved.slot);
+        self.entry_removed(from, moved.is_dir, time);
+        self.place(from, to, to_slot, moved.target);
+        self.entry_added(to, moved.is_dir, time);
+        if let Some(inode) = whiteout {
+            self.files += 1;
+            self.count(from, inode.weight(), Usage::default());
+            self.insert_inode(inode.clone(), Location::Orphan);
+            self.put_primary(from, moved.slot, inode.ino);
+            self.entry_added(from, false, time);
+        }
+    }
+
+    fn exchange(&mut self, (from, old): (Ino, NamedInode), (to, new): (Ino, NamedInode), time: Time) {
+        self.count_move(from, to, old.weight);
+        self.count_move(to, from, new.weight);
+        for ino in [old.ino, new.ino] {
+            self.change_renamed(ino, from != to, time);
+        }
+        self.erase_cell(from, &old.slot);
+        self.erase_cell(to, &new.slot);
+        self.entry_removed(from, old.is_dir, time);
+        self.entry_removed(to, new.is_dir, time);
+        self.place(to, from, old.slot, new.target);
+        self.place(from, to, new.slot, old.target);
+        self.entry_added(from, new.is_dir, time);
+        self.entry_added(to, old.is_dir, time);
     }
 
     fn change_renamed(&mut self, ino: Ino, leaves_dir: bool, time: Time) {

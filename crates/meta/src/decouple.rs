@@ -143,13 +143,7 @@ pub struct MergeEnd {
 }
 
 impl State {
-    pub(crate) fn apply_decouple(
-        &mut self,
-        dir: Ino,
-        decoupled: &Option<Box<Decoupled>>,
-        time: Time,
-    ) -> Step<()> {
-        self.dir(dir)?;
+    pub(crate) fn apply_decouple(&mut self, dir: Ino, decoupled: &Option<Box<Decoupled>>, time: Time) {
         if let Some(decoupled) = decoupled {
             self.next_ino = self.next_ino.max(decoupled.first.0 + decoupled.inodes);
         }
@@ -157,6 +151,5 @@ impl State {
             inode.rare.decoupled.clone_from(decoupled);
             inode.ctime = time;
         });
-        Ok(())
     }
 }

@@ -318,12 +318,8 @@ impl State {
     }
 
     /// Applies all edits, or none if something is not in memory.
-    pub(crate) fn apply_edits(&mut self, part: &Part) -> Step<()> {
-        self.load_edits(&part.edits)?;
-        for edit in &part.edits {
-            self.apply_edit(edit, part.time);
-        }
-        Ok(())
+    pub(crate) fn apply_edits(&mut self, part: &Part) {
+        part.edits.iter().for_each(|edit| self.apply_edit(edit, part.time));
     }
 
     fn apply_edit(&mut self, edit: &Edit, time: Time) {

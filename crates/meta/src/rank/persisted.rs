@@ -11,7 +11,6 @@ use super::message::{Age, TransactionId, Vote};
 use crate::record::{Corrupt, decode, encode};
 use crate::session::PersistedKey;
 use crate::state::State;
-use crate::step::Step;
 use crate::table::Record;
 
 /// The record of a transaction, which never changes.
@@ -94,26 +93,12 @@ impl State {
         self.transactions.insert(id, state, &mut self.changes);
     }
 
-    pub(crate) fn apply_committed(
-        &mut self,
-        id: TransactionId,
-        part: &Part,
-        ranks: &[(Rank, Vote)],
-    ) -> Step<()> {
-        self.apply_edits(part)?;
+    pub(crate) fn apply_committed(&mut self, id: TransactionId, part: &Part, ranks: &[(Rank, Vote)]) {
+        self.apply_edits(part);
         if !ranks.is_empty() {
             let state = TransactionState::Committed(ranks.to_vec());
             self.transactions.insert(id, state, &mut self.changes);
         }
-        Ok(())
-    }
-
-    pub(crate) fn apply_decided(&mut self, id: TransactionId, commit: bool) -> Step<()> {
-        if let Some(part) = self.prepared(id).filter(|_| commit).map(|(part, _)| part.clone()) {
-            self.apply_edits(&part)?;
-        }
-        self.forget_transaction(id);
-        Ok(())
     }
 
     pub(crate) fn forget_transaction(&mut self, id: TransactionId) {

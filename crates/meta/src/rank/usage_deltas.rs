@@ -131,13 +131,11 @@ impl State {
     }
 
     /// Counts the next delta of another rank. `None`: its directory is gone.
-    pub(crate) fn apply_heard(&mut self, from: Rank, change: Option<(Ino, Usage)>) -> Step<()> {
+    pub(crate) fn apply_heard(&mut self, from: Rank, change: Option<(Ino, Usage)>) {
         if let Some((dir, change)) = change {
-            self.load_above(dir)?;
             self.count(dir, change, Usage::default());
         }
         self.change_deltas(from, |deltas| deltas.heard += 1);
-        Ok(())
     }
 
     /// Drops the deltas that a rank has counted.
