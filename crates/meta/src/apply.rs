@@ -12,7 +12,7 @@ use espalier_proto::{Errno, Ino, Name, Time};
 use crate::event::{Change, Event};
 use crate::no_metafile::NoMetafile;
 use crate::record::{Body, Inode, Referent, Slot};
-use crate::state::{Location, SAME_HASH, SizeDirty, State, Target};
+use crate::state::{Location, SAME_HASH, State, Target};
 use crate::step::{Load, Step, Stop, Wait};
 use crate::usage::{Usage, add_name, remove_name};
 
@@ -221,7 +221,7 @@ impl State {
                     state.strips.remove(*ino, &mut state.changes);
                     state.provisional.insert(*ino);
                     // If this event is lost, so is the stream, and no write to it needs counting.
-                    state.size_dirty.insert(*ino, SizeDirty::new(0));
+                    state.size_dirty.mark(*ino, 0);
                     state.change(*ino, |inode| {
                         inode.body = Body::Streamed { counted: inode.counted_bytes() };
                     });
@@ -232,8 +232,7 @@ impl State {
                 |state, ()| {
                     state.strips.remove(*ino, &mut state.changes);
                     state.striped.get_or_insert_default().insert(*ino);
-                    let size_dirty = SizeDirty { outgrew: true, ..SizeDirty::new(state.sequence) };
-                    state.size_dirty.insert(*ino, size_dirty);
+                    state.size_dirty.mark_outgrown(*ino, state.sequence);
                     state.change(*ino, |inode| {
                         let (counted, layout) = (inode.counted_bytes(), Arc::clone(layout));
                         inode.body = Body::Striped { counted, layout };
@@ -248,7 +247,7 @@ impl State {
             Event::MarkSizeDirty { ino } => self.apply_checked(
                 |state| state.inode(*ino).map(drop),
                 |state, ()| {
-                    state.size_dirty.insert(*ino, SizeDirty::new(state.sequence));
+                    state.size_dirty.mark(*ino, state.sequence);
                 },
             ),
             Event::Count { ino, size } => self.apply_checked(
@@ -351,7 +350,7 @@ impl State {
                     Ok((inode.is_protected(), inode.partition().is_some()))
                 },
                 |state, (is_protected, is_partition)| {
-                    state.size_dirty.remove(ino);
+                    state.size_dirty.remove(*ino);
                     state.forget_moved(*ino);
                     state.drop_inode(*ino);
                     state.note_freed(*ino);

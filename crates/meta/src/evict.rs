@@ -169,7 +169,7 @@ impl State {
         ino != Ino::ROOT
             && cached.track.is_clean(published)
             && cached.opens == 0
-            && !(cached.inode.is_streamed() && self.size_dirty.contains_key(&ino))
+            && !(cached.inode.is_streamed() && self.size_dirty.contains(ino))
             && cached.location != Location::Orphan
             && self.strips.get(&ino).is_none_or(|strip| strip.is_clean(published))
             && self.xattrs.get(&ino).is_none_or(|xattrs| xattrs.is_clean(published))

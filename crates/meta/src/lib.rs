@@ -49,6 +49,7 @@ mod relayout;
 mod repair;
 mod session;
 mod session_layer;
+mod size_dirty;
 mod snapshot;
 mod state;
 mod step;

@@ -14,7 +14,7 @@ use crate::journal::HeldOutput;
 use crate::machine::Meta;
 use crate::outbox::IoDone;
 use crate::record::{Body, Directory, InoRecord, Inode, Rare, Super, encode};
-use crate::state::{Location, SAME_HASH, SizeDirty, State, Trashed};
+use crate::state::{Location, SAME_HASH, State, Trashed};
 use crate::step::{Load, Step, Stop, StreamCall, Wait};
 
 /// The first checkpoint of a new file system: an empty root directory.
@@ -169,7 +169,7 @@ impl Recovery {
             loaded.map_err(|_| damaged("the record of a session is damaged"))?;
         }
         for (ino, _) in &record.size_dirty {
-            state.size_dirty.insert(*ino, SizeDirty::new(0));
+            state.size_dirty.mark(*ino, 0);
         }
         let (events, until, removed) = (0, u64::MAX, Vec::new());
         let recovery = Self { config, state, size_dirty: record.size_dirty, events, until, removed };
@@ -270,14 +270,14 @@ impl Recovery {
 
     /// After the last frame: the size-dirty files, whose streams must be measured.
     pub fn size_dirty(&self) -> Vec<Ino> {
-        self.state.size_dirty.keys().copied().collect()
+        self.state.size_dirty.inos().collect()
     }
 
     /// For a repair, which counts again: drops size-dirty files whose records are lost.
     pub fn forget_lost(&mut self, fetch: &mut dyn FnMut(&Load) -> Result<IoDone, Errno>) {
         for ino in self.size_dirty() {
             if self.load_size_dirty(ino, fetch).is_err() {
-                self.state.size_dirty.remove(&ino);
+                self.state.size_dirty.remove(ino);
             }
         }
     }

@@ -18,6 +18,7 @@ use crate::pool::Batch;
 use crate::rank::{FreedNumbers, Relocation, TransactionLocks, TransactionState, UsageDeltas};
 use crate::record::{Body, InoRecord, Inode, Referent, Slot, Xattrs};
 use crate::session::{Moved, PersistedSession, Reclaimed};
+use crate::size_dirty::SizeDirtyFiles;
 use crate::snapshot::UnwrittenChanges;
 use crate::step::{Load, Step, Stop, Wait};
 use crate::table::{RecordTable, Stored, Track, Tracker};
@@ -47,34 +48,6 @@ pub(crate) struct Cached {
 pub(crate) struct KnownInode {
     pub location: Location,
     pub lookups: u64,
-}
-
-/// A size-dirty file: a streamed file whose size may differ from what is counted.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct SizeDirty {
-    /// Sequence number of the event that marked it. Once this event is durable, recovery checks the
-    /// size.
-    pub since: u64,
-    /// `since` is the event that unstuffed the file to data servers.
-    pub outgrew: bool,
-    /// Tick of the last open for writing, close or sync.
-    pub used: u64,
-    /// It may have been opened for writing since nobody had it open.
-    pub written: bool,
-    /// Its size has not been queried since recovery.
-    pub unmeasured: bool,
-    /// Its stream was synced while idle, and its size is to be checked once more: until then a data
-    /// server may have lost unsynced bytes.
-    pub synced: bool,
-    /// A sync of its idle stream is in progress, which may take long if a data server is down.
-    pub syncing: bool,
-}
-
-impl SizeDirty {
-    pub(crate) fn new(since: u64) -> Self {
-        let (outgrew, unmeasured, synced, syncing) = (false, false, false, false);
-        Self { since, outgrew, used: 0, written: true, unmeasured, synced, syncing }
-    }
 }
 
 impl Cached {
@@ -204,9 +177,7 @@ pub(crate) struct State {
     pub provisional: BTreeSet<Ino>,
     /// As `provisional`, for files on data servers; `None`: there never were any.
     pub striped: Option<BTreeSet<Ino>>,
-    /// Size-dirty files: their writers, the kernel among them, need not report what they write.
-    /// They stay in memory.
-    pub size_dirty: BTreeMap<Ino, SizeDirty>,
+    pub size_dirty: SizeDirtyFiles,
     /// Removed directories with entries; the last is freed first.
     pub trash: Vec<Trashed>,
     pub sessions: RecordTable<Stored<PersistedSession>>,
@@ -248,7 +219,7 @@ impl State {
             sequence: 0,
             provisional: BTreeSet::new(),
             striped: None,
-            size_dirty: BTreeMap::new(),
+            size_dirty: SizeDirtyFiles::default(),
             trash: Vec::new(),
             sessions: RecordTable::default(),
             transactions: RecordTable::default(),

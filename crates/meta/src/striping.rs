@@ -290,9 +290,11 @@ impl Meta {
             provisional
                 .for_each(|ino| self.journal.hold(self.state.sequence, HeldOutput::FinaliseStream(ino)));
         }
-        for (ino, size_dirty) in &mut self.state.size_dirty {
-            let inode = self.state.inodes.get(ino).map(|cached| &cached.inode);
-            size_dirty.unmeasured = inode.is_some_and(|inode| inode.layout().is_some());
+        for ino in self.state.size_dirty.inos().collect::<Vec<_>>() {
+            let cached = self.state.inodes.get(&ino);
+            if cached.is_some_and(|cached| cached.inode.layout().is_some()) {
+                self.state.size_dirty.must_measure(ino);
+            }
         }
     }
 
@@ -302,16 +304,7 @@ impl Meta {
         if self.writable().is_err() {
             return;
         }
-        let (ticks, size_dirty) = (self.ticks, self.state.size_dirty.iter_mut());
-        let unmeasured: Vec<Ino> = size_dirty
-            .filter(|(_, size_dirty)| size_dirty.unmeasured)
-            .map(|(ino, size_dirty)| {
-                // It stays size-dirty until that is done.
-                (size_dirty.unmeasured, size_dirty.used) = (false, ticks);
-                *ino
-            })
-            .collect();
-        for ino in unmeasured {
+        for ino in self.state.size_dirty.take_unmeasured(self.ticks) {
             let task = Task::new(INTERNAL_CLIENT, RequestId(0), Caller::SERVER, Request::Recount { ino });
             self.run(now, task, None, out);
         }
@@ -332,8 +325,8 @@ impl Meta {
         // A client that has opened it again may have been granted growth.
         let (is_open, counted) = (cached.opens > 0, cached.inode.counted_bytes());
         self.count_size(cx, ino, if is_open { size.max(counted) } else { size })?;
-        if !is_open && self.state.size_dirty.get(&ino).is_some_and(|size_dirty| size_dirty.synced) {
-            self.state.size_dirty.remove(&ino);
+        if !is_open {
+            self.state.size_dirty.counted(ino);
         }
         Ok(Reply::Done)
     }

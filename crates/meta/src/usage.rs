@@ -333,11 +333,11 @@ fn tighten(limit: &mut Option<Limit>, new: Option<Limit>) {
 impl State {
     /// The size-dirty files for a checkpoint, with their locations.
     pub(crate) fn size_dirty_places(&self) -> Vec<(Ino, Option<(Ino, u64)>)> {
-        let place = |ino: &Ino| match self.inodes.get(ino).map(|cached| cached.location) {
-            Some(Location::Dentry { dir, hash }) => (*ino, Some((dir, hash))),
-            _ => (*ino, None),
+        let place = |ino: Ino| match self.inodes.get(&ino).map(|cached| cached.location) {
+            Some(Location::Dentry { dir, hash }) => (ino, Some((dir, hash))),
+            _ => (ino, None),
         };
-        self.size_dirty.keys().map(place).collect()
+        self.size_dirty.inos().map(place).collect()
     }
 }
 

@@ -216,7 +216,7 @@ impl Meta {
 
     /// True if other clients may write to the file's stream, which the machine does not see.
     pub(crate) fn is_written(&self, client: ClientId, ino: Ino) -> bool {
-        self.state.size_dirty.get(&ino).is_some_and(|size_dirty| size_dirty.written)
+        self.state.size_dirty.is_written(ino)
             && (self.sessions.in_grace() || self.is_open_by_others(client, ino))
     }
 

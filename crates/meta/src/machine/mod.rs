@@ -349,8 +349,8 @@ impl Meta {
             Request::Pull { dir } => return self.pull_ended(dir, &result),
             Request::ClaimDatafile { ino, server } => return self.datafile_claimed(ino, server, &result),
             Request::Recount { ino } => {
-                if let Some(size_dirty) = self.state.size_dirty.get_mut(&ino) {
-                    size_dirty.unmeasured |= result.is_err();
+                if result.is_err() {
+                    self.state.size_dirty.must_measure(ino);
                 }
                 return;
             }

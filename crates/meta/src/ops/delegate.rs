@@ -8,6 +8,7 @@ use espalier_proto::{Access, Errno, Ino, InodeFlags, Reply};
 
 use crate::machine::{Cx, Meta};
 use crate::permission::check_not;
+use crate::size_dirty::SizeDirty;
 use crate::step::{Step, Stop, Wait};
 
 impl Meta {
@@ -42,10 +43,8 @@ impl Meta {
     /// then on, and if the event is lost, so that the file is small again, recovery asks them for
     /// their lists.
     fn mark_new_size_dirty(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<u64> {
-        let size_dirty = self.state.size_dirty.get(&ino);
-        let young =
-            size_dirty.filter(|size_dirty| size_dirty.outgrew && size_dirty.since > self.journal.durable);
-        let since = young.map(|size_dirty| size_dirty.since);
+        let outgrew = self.state.size_dirty.get(ino).and_then(SizeDirty::outgrew);
+        let since = outgrew.filter(|since| *since > self.journal.durable);
         match (self.mark_size_dirty(cx, ino), since) {
             (Err(Stop::Wait(Wait::Durable)), Some(since)) => Ok(since),
             (size_dirty, _) => size_dirty.map(|()| 0),

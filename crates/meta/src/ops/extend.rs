@@ -10,7 +10,6 @@ use crate::event::Event;
 use crate::journal::Acknowledge;
 use crate::machine::{Cx, Meta};
 use crate::permission::check_not;
-use crate::state::SizeDirty;
 use crate::step::{Step, Stop, StreamCall, StreamDone, Wait};
 
 impl Meta {
@@ -83,16 +82,12 @@ impl Meta {
             // The removal of its stream may be pending.
             return Err(Errno::ESTALE.into());
         }
-        match self.state.size_dirty.get_mut(&ino) {
-            Some(size_dirty) => {
-                (size_dirty.used, size_dirty.written, size_dirty.synced) = (self.ticks, true, false);
-                if size_dirty.since <= self.journal.durable { Ok(()) } else { Err(Stop::Wait(Wait::Durable)) }
-            }
-            None => {
-                self.stage(cx, &Event::MarkSizeDirty { ino })?;
-                Err(Stop::Wait(Wait::Durable))
-            }
+        match self.state.size_dirty.note_writer(ino, self.ticks) {
+            Some(since) if since <= self.journal.durable => return Ok(()),
+            Some(_) => {}
+            None => self.stage(cx, &Event::MarkSizeDirty { ino })?,
         }
+        Err(Stop::Wait(Wait::Durable))
     }
 
     /// The stream's size of a size-dirty file, measured while no other size was counted.
@@ -116,10 +111,10 @@ impl Meta {
     /// Counts the growth of open files that are written to.
     pub(crate) fn count_open(&mut self, cx: &mut Cx<'_>) -> Step<()> {
         if cx.measured().is_none() {
-            let open = |ino: &&Ino| self.state.inodes.get(*ino).is_some_and(|cached| cached.opens > 0);
-            let with_size = |ino: &Ino| Ok((*ino, self.state.inode(*ino)?.counted_bytes()));
+            let open = |ino: &Ino| self.state.inodes.get(ino).is_some_and(|cached| cached.opens > 0);
+            let with_size = |ino: Ino| Ok((ino, self.state.inode(ino)?.counted_bytes()));
             let files: Vec<_> =
-                self.state.size_dirty.keys().filter(open).map(with_size).collect::<Step<_>>()?;
+                self.state.size_dirty.inos().filter(open).map(with_size).collect::<Step<_>>()?;
             if !files.is_empty() && !self.config.read_only {
                 cx.stream(StreamCall::Measure(files))?;
             }
@@ -127,7 +122,7 @@ impl Meta {
         for (ino, was, size) in cx.measured().unwrap_or_default() {
             // A smaller size may precede a write that is already counted, and a differing count is
             // newer.
-            let is_news = size > was && self.state.size_dirty.contains_key(&ino);
+            let is_news = size > was && self.state.size_dirty.contains(ino);
             if is_news && self.state.inode(ino)?.counted_bytes() == was {
                 self.count_size(cx, ino, size)?;
             }
@@ -135,40 +130,18 @@ impl Meta {
         Ok(())
     }
 
-    /// Size-dirty files that have been closed for a while. Once their streams are durable, a crash
-    /// does not change their sizes. Skips files whose sizes have not been queried since the last
-    /// close, which may have to wait for leases.
+    /// Size-dirty files whose idle streams are to be synced.
     pub(crate) fn idle_size_dirty(&mut self) -> Vec<Ino> {
-        const IDLE_TICKS: u64 = 30;
-        const AT_ONCE: usize = 64;
-        let (now, inodes) = (self.ticks, &self.state.inodes);
-        let is_idle = |(ino, size_dirty): &(&Ino, &mut SizeDirty)| {
-            let closed = inodes.get(*ino).is_none_or(|cached| cached.opens == 0 && cached.inode.nlink > 0);
-            closed
-                && !size_dirty.unmeasured
-                && !size_dirty.syncing
-                && now.saturating_sub(size_dirty.used) >= IDLE_TICKS
-        };
-        let idle = self.state.size_dirty.iter_mut().filter(is_idle).take(AT_ONCE);
-        idle.map(|(ino, size_dirty)| {
-            (size_dirty.used, size_dirty.syncing) = (now, true);
-            *ino
-        })
-        .collect()
+        let inodes = &self.state.inodes;
+        let is_closed =
+            |ino| inodes.get(&ino).is_none_or(|cached| cached.opens == 0 && cached.inode.nlink > 0);
+        self.state.size_dirty.begin_syncs(self.ticks, is_closed)
     }
 
     /// Handles the sync of a size-dirty file's stream, begun at `tick`.
     pub(crate) fn size_dirty_synced(&mut self, ino: Ino, tick: u64, durable: bool) {
         let is_closed = self.state.inodes.get(&ino).is_none_or(|cached| cached.opens == 0);
-        let Some(size_dirty) = self.state.size_dirty.get_mut(&ino) else { return };
-        size_dirty.syncing = false;
-        if !(durable && is_closed && size_dirty.used == tick) {
-            return;
-        }
-        if self.config.striping.is_some() {
-            (size_dirty.synced, size_dirty.unmeasured) = (true, true);
-        } else {
-            self.state.size_dirty.remove(&ino);
-        }
+        let measures = self.config.striping.is_some();
+        self.state.size_dirty.synced(ino, tick, durable && is_closed, measures);
     }
 }

@@ -121,27 +121,27 @@ impl Meta {
     }
 
     pub(crate) fn release(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<Reply> {
-        let measured = match self.state.size_dirty.contains_key(&ino).then(|| self.measure(cx, ino)) {
+        let measured = match self.state.size_dirty.contains(ino).then(|| self.measure(cx, ino)) {
             Some(Err(Stop::Wait(wait))) => return Err(Stop::Wait(wait)),
             measured => measured.and_then(Result::ok),
         };
-        if let Some(size_dirty) = self.state.size_dirty.get_mut(&ino) {
-            size_dirty.used = self.ticks;
-            size_dirty.unmeasured |= measured.is_none();
+        let cached = self.state.inodes.get(&ino);
+        let is_last = cached.is_some_and(|cached| cached.opens <= 1);
+        if let (Some(cached), Some(size)) = (cached, measured) {
+            let counted = cached.inode.counted_bytes();
+            self.count_size(cx, ino, if is_last { size } else { size.max(counted) })?;
+        }
+        if self.state.size_dirty.note_close(ino, self.ticks, is_last) {
+            // A task that has queried the size may have received it before the last write.
+            self.streams_changed += 1;
+            if measured.is_none() {
+                self.state.size_dirty.must_measure(ino);
+            }
         }
         if let Some(cached) = self.state.inodes.untracked(&ino) {
             cached.opens = cached.opens.saturating_sub(1);
-            let (last, counted) = (cached.opens == 0, cached.inode.counted_bytes());
             if !cached.in_use() {
                 self.forget_moved(ino);
-            }
-            if let Some(size_dirty) = self.state.size_dirty.get_mut(&ino) {
-                size_dirty.written &= !last;
-                // A task that has queried the size may have received it before the last write.
-                self.streams_changed += 1;
-            }
-            if let Some(size) = measured {
-                self.count_size(cx, ino, if last { size } else { size.max(counted) })?;
             }
             self.recall_unnamed(ino, None);
             self.purge_if_unused(cx, ino);

@@ -221,9 +221,7 @@ impl Meta {
             Ok(_) => self.count_size(cx, ino, size),
             // An interrupted operation does not wait for the size either.
             Err(Stop::Fail(Errno::EINTR)) => {
-                if let Some(size_dirty) = self.state.size_dirty.get_mut(&ino) {
-                    size_dirty.unmeasured = true;
-                }
+                self.state.size_dirty.must_measure(ino);
                 Err(Errno::EINTR.into())
             }
             Err(Stop::Fail(errno)) => {

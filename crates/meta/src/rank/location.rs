@@ -129,7 +129,7 @@ impl State {
             && inode.nlink == 1
             && inode.rare.names.as_deref().is_some_and(|names| names[..] == [(dir, 1)])
             && !cached.in_use()
-            && !self.size_dirty.contains_key(&ino);
+            && !self.size_dirty.contains(ino);
         if !is_movable {
             return Ok(None);
         }
