@@ -338,8 +338,8 @@ impl State {
             ),
             Event::Counted { by } => self.apply_always(|state| state.apply_counted(*by)),
             Event::Freed { inodes } => self.apply_always(|state| state.apply_freed(inodes)),
-            Event::FreedHeard { home, inodes } => {
-                self.apply_always(|state| state.apply_freed_heard(*home, inodes))
+            Event::FreedAcknowledged { home, inodes } => {
+                self.apply_always(|state| state.apply_freed_acknowledged(*home, inodes))
             }
             Event::Pulled { dir } => self.apply_always(|state| {
                 state.pulling.remove(dir);

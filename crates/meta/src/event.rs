@@ -217,7 +217,7 @@ pub enum Event {
         inodes: Vec<Ino>,
     },
     /// A home has dropped its records of these inodes, which have been removed here.
-    FreedHeard {
+    FreedAcknowledged {
         home: Rank,
         inodes: Vec<Ino>,
     },
@@ -321,7 +321,7 @@ impl Event {
             | Self::Forgotten { .. }
             | Self::UsageSent { .. }
             | Self::Freed { .. }
-            | Self::FreedHeard { .. }
+            | Self::FreedAcknowledged { .. }
             | Self::Pulled { .. }
             | Self::Counted { .. } => [None, None],
             Self::UsageReceived { change, .. } => [change.map(|(dir, _)| dir), None],

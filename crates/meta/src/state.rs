@@ -85,7 +85,7 @@ impl Target {
     }
 
     /// The inode, if it is at another rank than `own`.
-    pub(crate) fn elsewhere(self, own: Rank) -> Option<Referent> {
+    pub(crate) fn at_other_rank(self, own: Rank) -> Option<Referent> {
         if let Self::Remote(referent) = self {
             Some(referent).filter(|referent| referent.at != own)
         } else {

@@ -42,10 +42,10 @@ impl Meta {
                 return self.run(now, task, Some(number), out);
             }
             Wait::Load(load) if let Some(missing) = self.missing(&task, &load) => {
-                if let Missing::Elsewhere(ino, at) = missing {
+                if let Missing::AtOtherRank(ino, at) = missing {
                     return self.relocated(now, task, ino, at, out);
                 }
-                if let Missing::LoadedElsewhere(load) = missing {
+                if let Missing::LoadedFromOtherPlace(load) = missing {
                     self.load(&mut task, number, load, out);
                     return self.park(task, number, waiting, out);
                 }
@@ -135,15 +135,16 @@ impl Meta {
         }
     }
 
-    /// What follows if an operation needs a record that it has just loaded; `None`: it has not.
+    /// The consequence for an operation that needs a record that it has just loaded; `None`: it has
+    /// not loaded it.
     fn missing(&self, task: &Task, load: &Load) -> Option<Missing> {
         let loaded = task.loaded.as_ref()?;
         let ino = inode_of(load).filter(|_| self.config.ranks > 1);
         let other = ino.and_then(|ino| self.other_place(ino));
         if loaded == load {
             return Some(match (ino, other) {
-                (Some(ino), None) if !self.state.is_home_of(ino) => Missing::Elsewhere(ino, ino.rank()),
-                (_, Some(other)) => Missing::LoadedElsewhere(other),
+                (Some(ino), None) if !self.state.is_home_of(ino) => Missing::AtOtherRank(ino, ino.rank()),
+                (_, Some(other)) => Missing::LoadedFromOtherPlace(other),
                 _ => Missing::Nowhere,
             });
         }
@@ -261,13 +262,14 @@ impl Meta {
     }
 }
 
-/// The step after a load that has found no record.
+/// The consequence of a load that has found no record.
 enum Missing {
+    /// The record does not exist.
     Nowhere,
-    /// It belongs to an inode that is not here. The rank knows where it is.
-    Elsewhere(Ino, Rank),
-    /// It belongs to an inode that may be at another rank, as this record says.
-    LoadedElsewhere(Load),
+    /// It belongs to an inode that is not here. This rank knows where it is.
+    AtOtherRank(Ino, Rank),
+    /// It belongs to an inode that may be at another rank. This record says so.
+    LoadedFromOtherPlace(Load),
 }
 
 /// The inode whose record or place is loaded.

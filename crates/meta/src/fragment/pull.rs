@@ -239,7 +239,7 @@ impl Meta {
                 break;
             };
             for (slot, target) in found {
-                let Some(file) = target.elsewhere(self.config.rank).filter(|file| !file.is_dir()) else {
+                let Some(file) = target.at_other_rank(self.config.rank).filter(|file| !file.is_dir()) else {
                     continue;
                 };
                 if batch.names.len() >= MOST_FILES || batch.from.is_some_and(|from| from != file.at) {

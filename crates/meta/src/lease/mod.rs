@@ -505,7 +505,7 @@ impl State {
             | Event::Moved { .. }
             | Event::Reserved { .. }
             | Event::Freed { .. }
-            | Event::FreedHeard { .. }
+            | Event::FreedAcknowledged { .. }
             | Event::Pulled { .. }
             | Event::Pool { .. }
             | Event::Given { .. }

@@ -248,12 +248,12 @@ impl Meta {
             return self.latest_reported;
         };
         let time = reported_time(reported, now);
-        self.hear_time(now, time);
+        self.note_change_time(now, time);
         time
     }
 
     /// Notes a time that a client has given to a change, here or at another rank.
-    pub(crate) fn hear_time(&mut self, now: Time, time: Time) {
+    pub(crate) fn note_change_time(&mut self, now: Time, time: Time) {
         if time <= now.later(MAX_LEAD_MS) {
             self.latest_reported = self.latest_reported.max(time);
         }

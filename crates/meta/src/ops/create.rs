@@ -76,7 +76,8 @@ impl Meta {
         if let Some(errno) = refusal(kind) {
             return Err(errno.into());
         }
-        if let Some(referent) = target.elsewhere(self.config.rank).filter(|referent| referent.ino == ino) {
+        if let Some(referent) = target.at_other_rank(self.config.rank).filter(|referent| referent.ino == ino)
+        {
             return Ok(self.reply_remote(cx, place, cacheable, referent));
         }
         let mut attr = self.attr(cx, self.state.inode(ino)?)?;
@@ -88,6 +89,7 @@ impl Meta {
             (attr.size, attr.blocks, attr.mtime, attr.ctime) = (0, 0, cx.now, cx.now);
         }
         let is_named = target.ino() == Some(ino);
+        self.opened(ino);
         Ok(Reply::Created(self.entry(cx, is_named.then_some(place), cacheable && is_named, attr), opened))
     }
 

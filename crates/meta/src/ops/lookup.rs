@@ -24,7 +24,7 @@ impl Meta {
                 self.note_absent(cx, dir, &slot);
                 return Ok(Reply::Absent { cacheable });
             }
-            target => match target.elsewhere(self.config.rank) {
+            target => match target.at_other_rank(self.config.rank) {
                 Some(referent) => {
                     return Ok(self.reply_remote(cx, (dir, slot.hash), cacheable, referent));
                 }

@@ -201,7 +201,7 @@ impl Meta {
     ) -> Step<Option<Ino>> {
         let target = self.state.target(dir, &self.state.slot(name))?;
         let Some(ino) = target.ino() else { return Ok(None) };
-        if !decoupled.allows_interference() || target.elsewhere(self.config.rank).is_some() {
+        if !decoupled.allows_interference() || target.at_other_rank(self.config.rank).is_some() {
             return Err(Errno::EEXIST.into());
         }
         self.revoke_exclusive(cx, ino)?;

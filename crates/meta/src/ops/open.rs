@@ -22,6 +22,7 @@ impl Meta {
     pub(crate) fn open(&mut self, cx: &mut Cx<'_>, ino: Ino, how: OpenHow) -> Step<Reply> {
         let whole = self.whole(cx, ino, how)?;
         let opened = self.open_as(cx, ino, how)?;
+        self.opened(ino);
         Ok(match whole {
             Some(bytes) => Reply::OpenedWhole(opened, bytes.into()),
             None => Reply::Opened(opened),
@@ -45,7 +46,8 @@ impl Meta {
         self.stuffed(ino, 0, size).map(Some)
     }
 
-    /// Opens a file or directory. It exists until its release, even without a name.
+    /// Prepares an open of a file or directory. When nothing can fail any more, the caller counts
+    /// it with [`Self::opened`].
     pub(crate) fn open_as(&mut self, cx: &mut Cx<'_>, ino: Ino, how: OpenHow) -> Step<Opened> {
         let inode = self.state.inode(ino)?;
         if self.sessions.removing.contains_key(&ino) {
@@ -101,8 +103,6 @@ impl Meta {
             && (self.is_written(cx.client, ino)
                 || writes && self.is_open_by_others(cx.client, ino)
                 || self.is_open_to_write_by_others(cx.client, ino));
-        // Count the open last: `shared` above concerns other opens.
-        self.opened(ino);
         let reclaim_token = self.reclaim_token(cx.client, ino, TokenKind::opened(how.access));
         Ok(Opened { streamed, accessed, limited, shared, announced, reclaim_token })
     }
@@ -114,6 +114,7 @@ impl Meta {
         Ok(inode.is_streamed() && (is_privileged || self.state.is_limited(ino)?))
     }
 
+    /// Counts an open. The file exists until its release, even without a name.
     pub(crate) fn opened(&mut self, ino: Ino) {
         if let Some(cached) = self.state.inodes.untracked(&ino) {
             cached.opens += 1;

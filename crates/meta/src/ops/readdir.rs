@@ -119,7 +119,7 @@ impl Meta {
         }
         let (own, mut inodes) = (self.config.rank, Vec::with_capacity(found.len()));
         for (_, target) in &found {
-            if let Some(ino) = target.ino().filter(|_| target.elsewhere(own).is_none()) {
+            if let Some(ino) = target.ino().filter(|_| target.at_other_rank(own).is_none()) {
                 inodes.push(self.state.inode(ino)?);
             }
         }
@@ -136,7 +136,7 @@ impl Meta {
         let mut attrs = attrs.into_iter();
         let mut with = |(slot, target): (Slot, Target)| {
             let (name, cursor): (Name, u64) = (slot.name, slot.hash);
-            if let Some(Referent { ino, kind, .. }) = target.elsewhere(own) {
+            if let Some(Referent { ino, kind, .. }) = target.at_other_rank(own) {
                 return Some(Dirent { name, ino, kind, cursor, entry: None });
             }
             let attr = attrs.next()?;

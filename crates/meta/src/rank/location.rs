@@ -213,7 +213,7 @@ impl State {
     }
 
     /// A home has dropped its records of these inodes.
-    pub(crate) fn apply_freed_heard(&mut self, home: Rank, inodes: &[Ino]) {
+    pub(crate) fn apply_freed_acknowledged(&mut self, home: Rank, inodes: &[Ino]) {
         self.change_freed(home, |freed| {
             for ino in inodes {
                 freed.inodes.remove(ino);
@@ -366,17 +366,17 @@ impl Meta {
             return;
         }
         self.append_loaded(&Event::Freed { inodes: inodes.clone() });
-        self.send_to_rank_when_durable(from, PeerMessage::FreedHeard { inodes });
+        self.send_to_rank_when_durable(from, PeerMessage::FreedAcknowledged { inodes });
     }
 
-    pub(crate) fn freed_heard(&mut self, home: Rank, inodes: Vec<Ino>) {
+    pub(crate) fn freed_acknowledged(&mut self, home: Rank, inodes: Vec<Ino>) {
         let is_new = self
             .state
             .freed
             .get(&home)
             .is_some_and(|freed| inodes.iter().any(|ino| freed.inodes.contains(ino)));
         if is_new {
-            self.append_loaded(&Event::FreedHeard { home, inodes });
+            self.append_loaded(&Event::FreedAcknowledged { home, inodes });
         }
     }
 }

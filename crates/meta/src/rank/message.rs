@@ -86,13 +86,13 @@ pub enum PeerMessage {
         last: u64,
         limits: Vec<(Ino, QuotaLimits)>,
     },
-    /// Inodes whose home is the receiver have been removed at the sender. Answered by `FreedHeard`
+    /// Inodes whose home is the receiver have been removed at the sender. Answered by `FreedAcknowledged`
     /// when the receiver has durably dropped its relocation records.
     Freed {
         inodes: Vec<Ino>,
     },
     /// The receiver of `Freed` has dropped its records of these inodes.
-    FreedHeard {
+    FreedAcknowledged {
         inodes: Vec<Ino>,
     },
     /// A client's request for a name that the sender does not have. The receiver executes it under

@@ -160,12 +160,12 @@ impl Meta {
             PeerMessage::Left { clients } => self.left_other_rank(now, &clients, out),
             PeerMessage::Counted { last, limits } => self.usage_counted(from, last, limits),
             PeerMessage::Forward { client, id, below, caller, request, time } => {
-                self.hear_time(now.time, time);
+                self.note_change_time(now.time, time);
                 self.admit_forwarded(now, Task::new(client, id, caller, request), below, out);
             }
             PeerMessage::Heartbeat { load, policy } => self.heartbeat(from, load, policy),
             PeerMessage::Freed { inodes } => self.freed(from, inodes),
-            PeerMessage::FreedHeard { inodes } => self.freed_heard(from, inodes),
+            PeerMessage::FreedAcknowledged { inodes } => self.freed_acknowledged(from, inodes),
         }
     }
 

@@ -70,6 +70,7 @@ impl Meta {
             // The open may have truncated the file.
             attr = self.state.inode(ino)?.attr(None);
         }
+        self.opened(ino);
         Ok(Reply::Created(self.entry(cx, None, false, attr), opened))
     }
 
@@ -80,7 +81,7 @@ impl Meta {
             return Ok(None);
         }
         self.state.dir(dir)?;
-        Ok(self.state.target(dir, &self.state.slot(name))?.elsewhere(self.config.rank))
+        Ok(self.state.target(dir, &self.state.slot(name))?.at_other_rank(self.config.rank))
     }
 
     /// The rank at which a new directory is made; `None`: this one.

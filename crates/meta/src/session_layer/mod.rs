@@ -225,7 +225,7 @@ impl SessionLayer {
             FromClient::Cancel { id } => self.input(now, Input::Cancel { from: client, id }),
             FromClient::Revoked { number } => self.input(now, Input::Revoked { client, number }),
             FromClient::Blocked { number } => self.input(now, Input::Blocked { client, number }),
-            FromClient::Clock { time } if !rights.read_only => self.meta.hear_time(now.time, time),
+            FromClient::Clock { time } if !rights.read_only => self.meta.note_change_time(now.time, time),
             FromClient::Clock { .. } => {}
             FromClient::Goodbye => self.input(now, Input::Leave { client }),
             FromClient::Groups { id, groups } => {
