@@ -1,7 +1,8 @@
 //! Applies events to the tables in memory: the only way in which these change, live and in replay.
 //!
-//! Each event first checks that all it needs is loaded, then makes its changes ([`State::apply_checked`]).
-//! A live operation has loaded this before it decided; in replay, the check says what to load.
+//! Each event first checks that all it needs is loaded, then makes its changes
+//! ([`State::apply_checked`]). A live operation has loaded this before it decided; in replay, the
+//! check says what to load.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;

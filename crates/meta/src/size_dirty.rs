@@ -146,15 +146,23 @@ impl SizeDirtyFiles {
         .collect()
     }
 
-    /// Notes the end of a sync begun at `tick`, `durable` unless it has failed or the file is open.
-    /// `measures`: the size is to be checked again.
-    pub(crate) fn synced(&mut self, ino: Ino, tick: u64, durable: bool, measures: bool) {
+    /// Notes that a sync has failed, or that the file has been opened since.
+    pub(crate) fn sync_failed(&mut self, ino: Ino) {
+        if let Some(file) = self.0.get_mut(&ino) {
+            file.sync = IdleSync::Pending;
+        }
+    }
+
+    /// Notes that a sync begun at `tick` is done. `measures`: the size is to be checked again.
+    pub(crate) fn synced(&mut self, ino: Ino, tick: u64, measures: bool) {
         let Some(file) = self.0.get_mut(&ino) else { return };
         file.sync = IdleSync::Pending;
-        match durable && file.used == tick {
-            true if measures => (file.sync, file.unmeasured) = (IdleSync::Done, true),
-            true => self.remove(ino),
-            false => {}
+        if file.used != tick {
+            // It has been used meanwhile.
+        } else if measures {
+            (file.sync, file.unmeasured) = (IdleSync::Done, true);
+        } else {
+            self.remove(ino);
         }
     }
 }

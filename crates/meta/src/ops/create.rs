@@ -4,6 +4,7 @@ use alloc::boxed::Box;
 
 use espalier_proto::{Access, Errno, FileType, Ino, Name, NewNode, OpenHow, Opened, Reply, mode};
 
+use crate::acl::Acl;
 use crate::event::Event;
 use crate::machine::{Cx, Final, Meta};
 use crate::no_metafile::NoMetafile;
@@ -173,27 +174,7 @@ impl Meta {
             NewNode::BlockDevice(rdev) => (FileType::BlockDevice, *rdev, Body::Node),
         };
         let is_dir = kind == FileType::Directory;
-        let (mut perm, umask) = (modes.0 & mode::PERMISSIONS, modes.1);
-        let (mut acl, mut default_acl) = (None, None);
-        match &parent.default_acl {
-            _ if kind == FileType::Symlink => perm = 0o777,
-            None => perm &= !umask,
-            Some(default) => {
-                let inherited = default.inherit(perm);
-                perm = perm & !0o777 | inherited.perm();
-                acl = (!inherited.is_minimal()).then(|| Box::new(inherited));
-                default_acl = is_dir.then(|| default.clone());
-            }
-        }
-        let mut gid = cx.caller.gid;
-        if parent.perm & mode::SET_GID != 0 {
-            gid = parent.gid;
-            if is_dir {
-                perm |= mode::SET_GID;
-            } else if perm & mode::GROUP_EXEC != 0 {
-                perm = cx.without_foreign_sgid(perm, gid)?;
-            }
-        }
+        let rights = new_rights(cx, parent, kind, modes)?;
         // Policies concern only files and directories.
         let policy = match kind {
             FileType::Directory => self.inherited_policy(parent),
@@ -204,9 +185,9 @@ impl Meta {
         Ok(Inode {
             ino,
             kind,
-            perm,
+            perm: rights.perm,
             uid: cx.caller.uid,
-            gid,
+            gid: rights.gid,
             nlink: if is_dir { 2 } else { 1 },
             rdev,
             atime: time,
@@ -214,10 +195,44 @@ impl Meta {
             ctime: time,
             btime: time,
             body,
-            acl,
-            default_acl,
+            acl: rights.acl,
+            default_acl: rights.default_acl,
             has_xattrs: false,
             rare: Rare { policy, ..Rare::default() },
         })
     }
+}
+
+/// What a new inode inherits of its directory's rights.
+struct NewRights {
+    perm: u32,
+    gid: u32,
+    acl: Option<Box<Acl>>,
+    default_acl: Option<Box<Acl>>,
+}
+
+/// `modes`: the requested permissions and the umask.
+fn new_rights(cx: &Cx<'_>, parent: &Inode, kind: FileType, modes: (u32, u32)) -> Step<NewRights> {
+    let is_dir = kind == FileType::Directory;
+    let (perm, umask) = (modes.0 & mode::PERMISSIONS, modes.1);
+    let mut rights = NewRights { perm, gid: cx.caller.gid, acl: None, default_acl: None };
+    match &parent.default_acl {
+        _ if kind == FileType::Symlink => rights.perm = 0o777,
+        None => rights.perm &= !umask,
+        Some(default) => {
+            let inherited = default.inherit(perm);
+            rights.perm = perm & !0o777 | inherited.perm();
+            rights.acl = (!inherited.is_minimal()).then(|| Box::new(inherited));
+            rights.default_acl = is_dir.then(|| default.clone());
+        }
+    }
+    if parent.perm & mode::SET_GID != 0 {
+        rights.gid = parent.gid;
+        if is_dir {
+            rights.perm |= mode::SET_GID;
+        } else if rights.perm & mode::GROUP_EXEC != 0 {
+            rights.perm = cx.without_foreign_sgid(rights.perm, rights.gid)?;
+        }
+    }
+    Ok(rights)
 }

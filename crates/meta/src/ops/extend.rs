@@ -141,7 +141,10 @@ impl Meta {
     /// Handles the sync of a size-dirty file's stream, begun at `tick`.
     pub(crate) fn size_dirty_synced(&mut self, ino: Ino, tick: u64, durable: bool) {
         let is_closed = self.state.inodes.get(&ino).is_none_or(|cached| cached.opens == 0);
-        let measures = self.config.striping.is_some();
-        self.state.size_dirty.synced(ino, tick, durable && is_closed, measures);
+        if durable && is_closed {
+            self.state.size_dirty.synced(ino, tick, self.config.striping.is_some());
+        } else {
+            self.state.size_dirty.sync_failed(ino);
+        }
     }
 }

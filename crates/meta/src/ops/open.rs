@@ -46,8 +46,8 @@ impl Meta {
         self.stuffed(ino, 0, size).map(Some)
     }
 
-    /// Prepares an open of a file or directory. When nothing can fail any more, the caller counts
-    /// it with [`Self::opened`].
+    /// Prepares an open of a file or directory. The caller counts it with [`Self::opened`], after
+    /// which nothing may fail.
     pub(crate) fn open_as(&mut self, cx: &mut Cx<'_>, ino: Ino, how: OpenHow) -> Step<Opened> {
         let inode = self.state.inode(ino)?;
         if self.sessions.removing.contains_key(&ino) {

@@ -78,33 +78,10 @@ impl Meta {
             Some(_) if flags.contains(RenameFlags::NOREPLACE) => return Err(Errno::EEXIST.into()),
             Some(target) if target.ino == inode.ino => return Ok(Final::of(Reply::Done)),
             Some(target) if exchange => {
-                cx.check_removal(to_dir, target)?;
-                self.check_moved(cx, target, to_dir, from_dir)?;
-                if from.0 != to.0 {
-                    let (weight, target_weight) = (inode.weight(), target.weight());
-                    let gains = [(to.0, weight), (from.0, target_weight)];
-                    self.state.admit(&gains, &[(from.0, weight), (to.0, target_weight)])?;
-                }
-                let ((from_dir, old), (to_dir, new)) = ((from.0, from.1.clone()), (to.0, to.1.clone()));
-                let event = Event::Exchange { from_dir, from: old, to_dir, to: new, time: cx.now };
-                return self.commit(cx, &event, |meta, cx| {
-                    meta.note_moved(cx, from_dir, from.1);
-                    meta.note_moved(cx, to_dir, to.1);
-                    Reply::Done
-                });
+                let target = target.ino;
+                return self.exchange_here(cx, from, to, (moved, target));
             }
-            Some(target) => {
-                cx.check_removal(to_dir, target)?;
-                if inode.is_dir() {
-                    check_empty(target)?;
-                } else if target.is_dir() {
-                    return Err(Errno::EISDIR.into());
-                }
-                if inode.is_streamed() {
-                    // After a crash there is the old file or the new one, not a name without bytes.
-                    cx.stream(StreamCall::Sync { ino: inode.ino })?;
-                }
-            }
+            Some(target) => check_replaced(cx, inode, to_dir, target)?,
         }
         let replaced = target.map(|target| target.ino);
         let whiteout = flags
@@ -126,6 +103,32 @@ impl Meta {
             if let Some(ino) = replaced {
                 meta.name_taken(cx, ino);
             }
+            Reply::Done
+        })
+    }
+
+    /// Exchanges the inodes of two names, of which all but the target's own is checked.
+    fn exchange_here(
+        &mut self,
+        cx: &mut Cx<'_>,
+        from: (Ino, &Name),
+        to: (Ino, &Name),
+        (moved, target): (Ino, Ino),
+    ) -> Step<Final<'_>> {
+        let (inode, target) = (self.state.inode(moved)?, self.state.inode(target)?);
+        let (from_dir, to_dir) = (self.state.dir(from.0)?, self.state.dir(to.0)?);
+        cx.check_removal(to_dir, target)?;
+        self.check_moved(cx, target, to_dir, from_dir)?;
+        if from.0 != to.0 {
+            let (weight, target_weight) = (inode.weight(), target.weight());
+            let gains = [(to.0, weight), (from.0, target_weight)];
+            self.state.admit(&gains, &[(from.0, weight), (to.0, target_weight)])?;
+        }
+        let ((from_dir, old), (to_dir, new)) = ((from.0, from.1.clone()), (to.0, to.1.clone()));
+        let event = Event::Exchange { from_dir, from: old, to_dir, to: new, time: cx.now };
+        self.commit(cx, &event, |meta, cx| {
+            meta.note_moved(cx, from_dir, from.1);
+            meta.note_moved(cx, to_dir, to.1);
             Reply::Done
         })
     }
@@ -155,4 +158,19 @@ impl Meta {
         }
         Ok(())
     }
+}
+
+/// Checks that a moved inode may replace another one.
+fn check_replaced(cx: &Cx<'_>, moved: &Inode, dir: &Inode, target: &Inode) -> Step<()> {
+    cx.check_removal(dir, target)?;
+    if moved.is_dir() {
+        check_empty(target)?;
+    } else if target.is_dir() {
+        return Err(Errno::EISDIR.into());
+    }
+    if moved.is_streamed() {
+        // After a crash there is the old file or the new one, not a name without bytes.
+        cx.stream(StreamCall::Sync { ino: moved.ino })?;
+    }
+    Ok(())
 }

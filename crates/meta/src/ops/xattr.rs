@@ -97,7 +97,10 @@ impl Meta {
         if matches!(name, ACCESS_ACL | DEFAULT_ACL) {
             // An ACL without entries removes it, as `setfacl -k` and `-b` do.
             let acl = (value.len() > 4).then(|| Acl::parse(value).ok_or(Errno::EINVAL)).transpose()?;
-            return self.set_acl(cx, ino, name == DEFAULT_ACL, acl, kill_sgid);
+            return match name {
+                DEFAULT_ACL => self.set_default_acl(cx, ino, acl),
+                _ => self.set_access_acl(cx, ino, acl, kill_sgid),
+            };
         }
         if let Some(which) = Virtual::of(name) {
             return self.set_virtual(cx, ino, which, Some(value), how);
@@ -178,7 +181,10 @@ impl Meta {
             if !present {
                 return Err(Errno::ENODATA.into());
             }
-            return self.set_acl(cx, ino, name == DEFAULT_ACL, None, false);
+            return match name {
+                DEFAULT_ACL => self.set_default_acl(cx, ino, None),
+                _ => self.set_access_acl(cx, ino, None, false),
+            };
         }
         if name == CAPABILITY {
             self.check_capability_removal(cx, ino)?;
@@ -202,29 +208,22 @@ impl Meta {
         if may { Ok(()) } else { Err(Errno::EPERM.into()) }
     }
 
-    fn set_acl(
+    fn set_default_acl(&mut self, cx: &mut Cx<'_>, ino: Ino, acl: Option<Acl>) -> Step<Final<'_>> {
+        if !self.acl_holder(cx, ino)?.is_dir() {
+            return Err(if acl.is_some() { Errno::EACCES } else { Errno::ENODATA }.into());
+        }
+        let event = Event::SetDefaultAcl { ino, acl: acl.map(Box::new), time: cx.now };
+        self.commit_rights(cx, &event, |_, _| Reply::Done)
+    }
+
+    fn set_access_acl(
         &mut self,
         cx: &mut Cx<'_>,
         ino: Ino,
-        default: bool,
         acl: Option<Acl>,
         kill_sgid: bool,
     ) -> Step<Final<'_>> {
-        let inode = self.state.inode(ino)?;
-        if inode.kind == FileType::Symlink {
-            return Err(Errno::EOPNOTSUPP.into());
-        }
-        if !cx.is_owner(inode) {
-            return Err(Errno::EPERM.into());
-        }
-        let time = cx.now;
-        if default {
-            if !inode.is_dir() {
-                return Err(if acl.is_some() { Errno::EACCES } else { Errno::ENODATA }.into());
-            }
-            let event = Event::SetDefaultAcl { ino, acl: acl.map(Box::new), time };
-            return self.commit_rights(cx, &event, |_, _| Reply::Done);
-        }
+        let inode = self.acl_holder(cx, ino)?;
         let mut perm = inode.perm;
         // Without a list the mode keeps the bits of the former mask.
         if let Some(acl) = &acl {
@@ -240,7 +239,17 @@ impl Meta {
             let is_same = acl.is_none() && perm == inode.perm;
             return if is_same { Ok(Final::of(Reply::Done)) } else { Err(Errno::EPERM.into()) };
         }
-        self.commit_rights(cx, &Event::SetAcl { ino, acl, perm, time }, |_, _| Reply::Done)
+        self.commit_rights(cx, &Event::SetAcl { ino, acl, perm, time: cx.now }, |_, _| Reply::Done)
+    }
+
+    /// The inode, if the caller may set its access control lists.
+    fn acl_holder(&self, cx: &Cx<'_>, ino: Ino) -> Step<&Inode> {
+        let inode = self.state.inode(ino)?;
+        match inode.kind {
+            FileType::Symlink => Err(Errno::EOPNOTSUPP.into()),
+            _ if !cx.is_owner(inode) => Err(Errno::EPERM.into()),
+            _ => Ok(inode),
+        }
     }
 }
 

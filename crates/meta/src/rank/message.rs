@@ -86,8 +86,8 @@ pub enum PeerMessage {
         last: u64,
         limits: Vec<(Ino, QuotaLimits)>,
     },
-    /// Inodes whose home is the receiver have been removed at the sender. Answered by `FreedAcknowledged`
-    /// when the receiver has durably dropped its relocation records.
+    /// Inodes whose home is the receiver have been removed at the sender. Answered by
+    /// `FreedAcknowledged` when the receiver has durably dropped its relocation records.
     Freed {
         inodes: Vec<Ino>,
     },

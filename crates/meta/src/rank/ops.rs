@@ -193,31 +193,11 @@ impl Meta {
     ) -> Step<RenamePlan> {
         let (exchange, rank) = (flags.contains(RenameFlags::EXCHANGE), self.config.rank);
         self.growable()?;
-        let from_dir = self.state.dir(from.0)?;
-        if from_dir.nlink == 0 {
-            return Err(Errno::ENOENT.into());
-        }
-        cx.check_change(from_dir)?;
-        let from_sticky = cx.is_bound_by_sticky(from_dir);
-        let moved = self.whose_name(from.0, from.1)?.ok_or(Errno::ENOENT)?;
+        let old = self.name_here(cx, from)?;
+        let moved = old.target.ok_or(Errno::ENOENT)?;
         let Referent { ino, kind, .. } = moved;
-        let parent = self.state.whole_dir(from.0)?;
-        let (to_parent, target, to_sticky) = if to.0.rank() == rank {
-            let to_dir = self.state.dir(to.0)?;
-            if to_dir.nlink == 0 {
-                return Err(Errno::ENOENT.into());
-            }
-            cx.check_change(to_dir)?;
-            let sticky = cx.is_bound_by_sticky(to_dir);
-            (self.state.whole_dir(to.0)?, self.whose_name(to.0, to.1)?, sticky)
-        } else {
-            let question = Question::Look { dir: to.0, name: to.1.clone() };
-            match self.query_rank(cx, to.0.rank(), question)? {
-                PeerAnswer::Found { dir, target, sticky } => (dir, target, sticky),
-                PeerAnswer::Misrouted { dir } => return Err(Stop::Misrouted(dir)),
-                _ => return Err(Errno::EIO.into()),
-            }
-        };
+        let new = self.find_name(cx, to)?;
+        let target = new.target;
         let checked = match target {
             None if exchange => Some(Err(Errno::ENOENT)),
             Some(_) if flags.contains(RenameFlags::NOREPLACE) => Some(Err(Errno::EEXIST)),
@@ -231,8 +211,7 @@ impl Meta {
             self.confirm(cx, &expected)?;
             return Ok(outcome?);
         }
-        let changes_parent = parent != to_parent;
-        if changes_parent {
+        if old.dir != new.dir {
             if kind == DIRECTORY {
                 self.check_not_below(cx, to.0, ino)?;
             }
@@ -242,7 +221,7 @@ impl Meta {
             }
         }
         let unlink = match target.filter(|_| !exchange) {
-            Some(target) => self.unlink_edits(cx, target, to.0, to_sticky.then_some(cx.caller.uid))?,
+            Some(target) => self.unlink_edits(cx, target, to.0, new.sticky.then_some(cx.caller.uid))?,
             None => Vec::new(),
         };
         // A partitioned directory that is replaced is at several ranks.
@@ -253,42 +232,39 @@ impl Meta {
         }
         let whiteout = flags.contains(RenameFlags::WHITEOUT);
         let whiteout = whiteout.then(|| self.new_inode(cx, from.0, &NewNode::CharDevice(0), (0, 0), None));
-
-        let uid = cx.caller.uid;
-        let moves = |Referent { ino, at, .. }, from, to, sticky: bool, replaces| Edit::Move {
-            ino,
-            at,
-            from,
-            to,
-            owner: sticky.then_some(uid),
-            replaces,
-            changes_parent,
-        };
-        let take = |(dir, name): (Ino, &Name), referent, sticky| Edit::TakeName {
-            dir,
-            name: name.clone(),
-            referent,
-            sticky,
-        };
-        let put = |(dir, name): (Ino, &Name), referent| Edit::PutName { dir, name: name.clone(), referent };
-        let mut edits = Vec::from([moves(moved, from.0, to.0, from_sticky, target.is_some() && !exchange)]);
-        edits.extend(target.filter(|_| exchange).map(|target| moves(target, to.0, from.0, to_sticky, false)));
-        edits.extend(unlink);
-        edits.push(take(from, moved, from_sticky));
-        edits.extend(target.map(|target| take(to, target, to_sticky)));
-        edits.push(put(to, moved));
-        edits.extend(target.filter(|_| exchange).map(|target| put(from, target)));
-        if let Some(mut inode) = whiteout.transpose()? {
-            edits.push(put(from, Referent { ino: inode.ino, kind: inode.kind, at: rank }));
-            inode.rare.names = Some(Box::new([(from.0, 1)].into()));
-            edits.insert(0, Edit::Make { inode: Box::new(inode) });
-        }
+        let names = RenamedNames { old, new, moved, exchange };
+        let edits = names.edits(cx.caller.uid, rank, unlink, whiteout.transpose()?);
         let (own, others): (Vec<_>, Vec<_>) = edits.into_iter().partition(|edit| edit.rank() == rank);
         let outcome = self.check_edits(cx, &own);
         self.confirm_failure(cx, outcome, &expected)?;
         self.revoke_edits(cx, &own)?;
         self.prepare_edits(cx, &others)?;
         Ok(RenamePlan::Edits(own))
+    }
+
+    /// A name at this rank in a directory that the caller may change.
+    fn name_here<'n>(&self, cx: &Cx<'_>, (dir, name): (Ino, &'n Name)) -> Step<FoundName<'n>> {
+        let inode = self.state.dir(dir)?;
+        if inode.nlink == 0 {
+            return Err(Errno::ENOENT.into());
+        }
+        cx.check_change(inode)?;
+        let sticky = cx.is_bound_by_sticky(inode);
+        let target = self.whose_name(dir, name)?;
+        Ok(FoundName { at: (dir, name), dir: self.state.whole_dir(dir)?, target, sticky })
+    }
+
+    /// A name at any rank. Another rank checks when it prepares the change.
+    fn find_name<'n>(&mut self, cx: &mut Cx<'_>, (dir, name): (Ino, &'n Name)) -> Step<FoundName<'n>> {
+        if dir.rank() == self.config.rank {
+            return self.name_here(cx, (dir, name));
+        }
+        let at = (dir, name);
+        match self.query_rank(cx, dir.rank(), Question::Look { dir, name: name.clone() })? {
+            PeerAnswer::Found { dir, target, sticky } => Ok(FoundName { at, dir, target, sticky }),
+            PeerAnswer::Misrouted { dir } => Err(Stop::Misrouted(dir)),
+            _ => Err(Errno::EIO.into()),
+        }
     }
 
     /// Confirms, at the moment of the outcome, that a name at another rank still refers to what was
@@ -334,5 +310,62 @@ impl Meta {
             dir = next;
         }
         Err(Errno::ELOOP.into())
+    }
+}
+
+/// What a name refers to.
+struct FoundName<'n> {
+    at: (Ino, &'n Name),
+    /// The directory itself, not the fragment with the name.
+    dir: Ino,
+    target: Option<Referent>,
+    /// The caller may remove only its own files there.
+    sticky: bool,
+}
+
+/// The names that a `rename` changes.
+struct RenamedNames<'n> {
+    old: FoundName<'n>,
+    new: FoundName<'n>,
+    moved: Referent,
+    exchange: bool,
+}
+
+impl RenamedNames<'_> {
+    /// The edits at all ranks, by the caller `uid`; `unlink`: those that remove the replaced inode.
+    fn edits(&self, uid: u32, rank: Rank, unlink: Vec<Edit>, whiteout: Option<Inode>) -> Vec<Edit> {
+        let Self { old, new, moved, exchange } = self;
+        let (from, to, moved, target) = (old.at, new.at, *moved, new.target);
+        let (changes_parent, from_sticky, to_sticky) = (old.dir != new.dir, old.sticky, new.sticky);
+        let moves = |Referent { ino, at, .. }, from, to, sticky: bool, replaces| Edit::Move {
+            ino,
+            at,
+            from,
+            to,
+            owner: sticky.then_some(uid),
+            replaces,
+            changes_parent,
+        };
+        let take = |(dir, name): (Ino, &Name), referent, sticky| Edit::TakeName {
+            dir,
+            name: name.clone(),
+            referent,
+            sticky,
+        };
+        let put = |(dir, name): (Ino, &Name), referent| Edit::PutName { dir, name: name.clone(), referent };
+        let mut edits = Vec::from([moves(moved, from.0, to.0, from_sticky, target.is_some() && !*exchange)]);
+        edits
+            .extend(target.filter(|_| *exchange).map(|target| moves(target, to.0, from.0, to_sticky, false)));
+        edits.extend(unlink);
+        edits.push(take(from, moved, from_sticky));
+        edits.extend(target.map(|target| take(to, target, to_sticky)));
+        edits.push(put(to, moved));
+        edits.extend(target.filter(|_| *exchange).map(|target| put(from, target)));
+        if let Some(mut inode) = whiteout {
+            edits.push(put(from, Referent { ino: inode.ino, kind: inode.kind, at: rank }));
+            inode.rare.names = Some(Box::new([(from.0, 1)].into()));
+            edits.insert(0, Edit::Make { inode: Box::new(inode) });
+        }
+        edits
     }
 }
