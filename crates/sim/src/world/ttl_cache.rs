@@ -83,7 +83,9 @@ impl TtlCache {
     fn forget_changed(&mut self, call: &Call<'_>) {
         match call {
             Call::Range(_) => {
-                call.writes().map(|ino| self.attrs.remove(&ino));
+                if let Some(ino) = call.writes() {
+                    self.attrs.remove(&ino);
+                }
             }
             Call::Request(request) => match request {
                 Request::Create { dir, name, .. }
