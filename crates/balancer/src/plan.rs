@@ -75,13 +75,6 @@ impl PassedOver {
         ];
         counts.into_iter().filter(|(count, _)| *count > 0).map(|(count, why)| format!("{count} {why}"))
     }
-
-    /// The decided moves that the engine's limits hold back, as a phrase; empty if there are none.
-    pub fn held_back(&self) -> String {
-        let Self { dwelling, over_budget, .. } = *self;
-        let limits = Self { dwelling, over_budget, ..Self::default() };
-        limits.reasons().collect::<Vec<_>>().join(", ")
-    }
 }
 
 /// Why nothing moves.
@@ -136,6 +129,15 @@ pub struct MovePlan {
 }
 
 impl MovePlan {
+    /// What the engine's limits hold back of the policy's moves, as a phrase. Empty: nothing. Most
+    /// decisions pass over fragments that gain too little; these count only if nothing moves.
+    pub fn held_back(&self) -> String {
+        let PassedOver { dwelling, unprofitable, over_budget, .. } = self.passed_over;
+        let unprofitable = if self.moves.is_empty() { unprofitable } else { 0 };
+        let limits = PassedOver { dwelling, unprofitable, over_budget, ..PassedOver::default() };
+        limits.reasons().collect::<Vec<_>>().join(", ")
+    }
+
     /// True if someone has to correct the policy or the metrics: to be logged as an error.
     pub fn is_failure(&self) -> bool {
         matches!(self.holds_still, Some(HoldReason::Snapshot { .. } | HoldReason::Script { .. }))

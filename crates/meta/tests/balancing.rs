@@ -438,8 +438,13 @@ fn busy_second(fs: &mut Ranks, dirs: &[Ino], second: u64) {
 
 /// Has a policy balance three ranks for some seconds. The whole load is at rank 1 at first.
 fn balanced(text: &str, seconds: u64) -> (Ranks, Vec<Ino>, Vec<BalancerLogEntry>) {
+    balanced_from(1, text, seconds)
+}
+
+/// The same with the whole load at another rank at first.
+fn balanced_from(rank: u16, text: &str, seconds: u64) -> (Ranks, Vec<Ino>, Vec<BalancerLogEntry>) {
     let mut fs = Ranks::new(3);
-    let dirs: Vec<Ino> = (0..6).map(|n| fs.mkdir_at(1, Ino::ROOT, &format!("dir{n}"), 0o755)).collect();
+    let dirs: Vec<Ino> = (0..6).map(|n| fs.mkdir_at(rank, Ino::ROOT, &format!("dir{n}"), 0o755)).collect();
     seconds_pass(&mut fs, 3);
     set(&mut fs, 1, text).unwrap();
     for second in 0..seconds {
@@ -524,6 +529,23 @@ fn a_policy_that_moves_most_at_each_tick_keeps_to_budget_and_dwell_time() {
     assert!(said.iter().any(|it| it.contains("moved too recently")), "{said:?}");
     assert!(said.len() <= 3, "once for each rank: {said:?}");
     fs.fsck();
+}
+
+/// To move the whole load of a rank to an idle one gains nothing.
+#[test]
+fn a_policy_that_moves_everything_at_each_tick_moves_nothing_and_the_log_says_why() {
+    let text = "function when() return true end \
+        function where() targets[whoami % #MDSs + 1] = 2 * MDSs[whoami][\"load\"] end";
+    let (mut fs, dirs, log) = balanced_from(0, text, 12);
+    assert!(moves_of(&log).is_empty(), "{log:?}");
+    assert!(dirs.iter().all(|dir| rank_of(&mut fs, *dir) == [0]));
+    let limits = log.iter().filter_map(|entry| match &entry.event {
+        BalancerEvent::Limited { held_back } => Some((entry.rank.0, held_back.as_str())),
+        _ => None,
+    });
+    let limits: Vec<_> = limits.collect();
+    assert!(limits.iter().any(|(rank, why)| *rank == 0 && why.contains("gain less than")), "{limits:?}");
+    assert!(limits.len() <= 3, "once for each rank: {limits:?}");
 }
 
 #[test]

@@ -41,7 +41,7 @@ pub fn decision(request: &DecisionRequest, plan: &MovePlan) -> BalancerDecision 
         None => Verdict::Moves(plan.moves.iter().filter_map(moved).collect()),
     };
     let saved = serde_json::to_vec(&plan.state).unwrap_or_default();
-    BalancerDecision { verdict, held_back: plan.passed_over.held_back(), saved }
+    BalancerDecision { verdict, held_back: plan.held_back(), saved }
 }
 
 fn passed_over(plan: &MovePlan) -> String {
