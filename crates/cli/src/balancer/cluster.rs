@@ -215,10 +215,14 @@ fn sentence(entry: &BalancerLogEntry, path_of: impl Fn(Ino, Option<&str>) -> Str
             let what = if *is_on { format!("set, every {every_s} s,") } else { "off,".into() };
             format!("{what} version {version}, by {who}{reason}")
         }
-        BalancerEvent::Moved { dir, path, to, why, is_undone, .. } => {
+        BalancerEvent::Moved { dir, path, to, scope, why, is_undone, .. } => {
+            let without = match scope {
+                MoveScope::Names => " without the directories below",
+                MoveScope::Subtree => "",
+            };
             let undone = if *is_undone { " (undone)" } else { "" };
             let path = path_of(*dir, path.as_deref());
-            format!("{path} from rank {rank} to rank {to}{undone}\n  {why}")
+            format!("{path} from rank {rank} to rank {to}{without}{undone}\n  {why}")
         }
         BalancerEvent::Undone { dir, path, to, who, .. } => {
             let path = path_of(*dir, path.as_deref());
@@ -268,22 +272,34 @@ pub(super) fn undo(path: &Path) -> Result<ExitCode> {
     print_text(&shown.unwrap_or_default())
 }
 
+/// The log's entries about moves of a directory. `is_below`: only those that took the directories
+/// below it along.
+fn moves_of(log: &[BalancerLogEntry], ino: u64, is_below: bool) -> impl Iterator<Item = &BalancerLogEntry> {
+    let mut takes_all = true;
+    log.iter().filter(move |entry| match &entry.event {
+        BalancerEvent::Moved { dir, scope, .. } if dir.0 == ino => {
+            takes_all = *scope == MoveScope::Subtree;
+            takes_all || !is_below
+        }
+        BalancerEvent::Undone { dir, .. } if dir.0 == ino => takes_all || !is_below,
+        _ => false,
+    })
+}
+
 /// Prints the moves of a directory, or of the nearest directory above that a balancer has moved or
 /// that has split, and why it has split.
 /// `cluster`: the directory of the cluster that has the path; `None`: the path is in a mount.
 pub(crate) fn explain(path: &Path, cluster: Option<&Path>) -> Result<ExitCode> {
     let root = ClusterRoot::of(cluster.unwrap_or(path))?;
     let log = read_report(&root)?.log;
+    let mut is_below = false;
     for dir in root.inner(path)?.ancestors() {
         let (ino, is_dir) = root.inode(dir)?;
-        let is_about = |entry: &&BalancerLogEntry| {
-            use BalancerEvent::{Moved, Undone};
-            matches!(&entry.event, Moved { dir, .. } | Undone { dir, .. } if dir.0 == ino)
-        };
         let shown = dir.display().to_string();
-        let moves = log.iter().filter(is_about).map(|entry| sentence(entry, |_, _| shown.clone()));
+        let moves = moves_of(&log, ino, is_below).map(|entry| sentence(entry, |_, _| shown.clone()));
         let mut lines: Vec<_> = moves.collect();
         if is_dir {
+            is_below = true;
             let fragments = root.get(dir, subtree::FRAGMENTS);
             lines.extend(subtree::splits(&fragments.map_err(|errno| explained(errno, &root))?, &shown)?);
         }
@@ -395,16 +411,66 @@ mod tests {
         };
         let shown = |event| sentence(&entry(event), |dir, _| format!("/{dir}"));
         let (who, why) = ("root@host".to_string(), "a test".to_string());
-        let set = BalancerEvent::Set { is_on: true, every_s: 9, who: who.clone(), why: why.clone() };
+        let set = BalancerEvent::Set { is_on: true, every_s: 9, who, why: why.clone() };
         assert_eq!(shown(set), "1970-01-01 00:00:00Z spill: set, every 9 s, version 3, by root@host: a test");
-        let (dir, fragment, first, path, to) = (Ino(7), Ino(8), 0, None, Rank(2));
-        let scope = MoveScope::Subtree;
-        let moved = BalancerEvent::Moved { dir, fragment, first, path, to, scope, why, is_undone: true };
-        assert_eq!(shown(moved), "1970-01-01 00:00:00Z spill: /7 from rank 1 to rank 2 (undone)\n  a test");
+        let (dir, fragment, first, path, to) = (Ino(7), Ino(8), 0, None::<String>, Rank(2));
+        let moved = |scope| BalancerEvent::Moved {
+            dir,
+            fragment,
+            first,
+            path: path.clone(),
+            to,
+            scope,
+            why: why.clone(),
+            is_undone: true,
+        };
+        let text = "1970-01-01 00:00:00Z spill: /7 from rank 1 to rank 2 (undone)\n  a test";
+        assert_eq!(shown(moved(MoveScope::Subtree)), text);
+        let text = "1970-01-01 00:00:00Z spill: /7 from rank 1 to rank 2 without the directories below (undone)\n  a test";
+        assert_eq!(shown(moved(MoveScope::Names)), text);
         let failed = BalancerEvent::Failed { error: "line 1\nline 2".into() };
         assert_eq!(shown(failed), "1970-01-01 00:00:00Z spill: rank 1 holds still: line 1?line 2");
         let limited = BalancerEvent::Limited { held_back: "3 moved too recently".into() };
         let text = "1970-01-01 00:00:00Z spill: the limits hold rank 1 back: 3 moved too recently";
         assert_eq!(shown(limited), text);
+    }
+
+    #[test]
+    fn a_move_of_names_explains_nothing_about_directories_below() {
+        let entry = |event| BalancerLogEntry {
+            time: Time::default(),
+            rank: Rank(0),
+            version: 1,
+            balancer: "spill".into(),
+            event,
+        };
+        let moved = |dir, scope| BalancerEvent::Moved {
+            dir: Ino(dir),
+            fragment: Ino(dir),
+            first: 0,
+            path: None,
+            to: Rank(1),
+            scope,
+            why: String::new(),
+            is_undone: false,
+        };
+        let undone = |dir| BalancerEvent::Undone {
+            dir: Ino(dir),
+            first: 0,
+            path: None,
+            to: Rank(0),
+            who: "me".into(),
+        };
+        let log = [
+            moved(7, MoveScope::Names),
+            moved(8, MoveScope::Subtree),
+            undone(7),
+            moved(7, MoveScope::Subtree),
+            undone(7),
+        ]
+        .map(entry);
+        assert_eq!(moves_of(&log, 7, false).count(), 4);
+        assert_eq!(moves_of(&log, 7, true).count(), 2);
+        assert_eq!(moves_of(&log, 8, true).count(), 1);
     }
 }
