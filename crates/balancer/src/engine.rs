@@ -23,10 +23,10 @@ pub struct MoveLimits {
     pub dwell_ms: u64,
     /// A rank whose last heartbeat is older receives nothing.
     pub heartbeat_ms: u64,
-    /// Cost of the move of a directory in requests that could be served instead: the freeze, and
-    /// clients that reclaim.
+    /// Cost of the move of a directory in requests that could be served instead, as measured
+    /// (docs/balancing.md): messages of both ranks, and requests of clients that look for it.
     pub cost_per_move: f64,
-    /// Cost of each directory entry that moves.
+    /// Cost of each directory entry that moves, with its file.
     pub cost_per_entry: f64,
 }
 
@@ -37,8 +37,8 @@ impl Default for MoveLimits {
             window_ms: 60_000,
             dwell_ms: 60_000,
             heartbeat_ms: 30_000,
-            cost_per_move: 100.0,
-            cost_per_entry: 0.02,
+            cost_per_move: 40.0,
+            cost_per_entry: 0.5,
         }
     }
 }

@@ -89,17 +89,17 @@ fn policy_that_moves_everything_each_tick_is_slowed_down() {
 #[test]
 fn move_has_to_gain_more_than_it_costs() {
     let mut snapshot = one_busy(2);
-    // In 60 s at 1 request/s, all of the load is less than the cost of a move, 100.
-    snapshot.ranks[0].req = 1.0;
+    // In 60 s at 0.5 requests/s, all of the load is less than the cost of a move, 40.
+    snapshot.ranks[0].req = 0.5;
     let plan = decide(&shipped("greedy-spill"), &snapshot);
     assert_eq!((plan.moves.len(), plan.passed_over.unprofitable), (0, 1), "{plan}");
-    snapshot.ranks[0].req = 13.0;
+    snapshot.ranks[0].req = 5.0;
     let plan = decide(&shipped("greedy-spill"), &snapshot);
     assert_eq!((plan.moves.len(), plan.passed_over.unprofitable), (0, 8), "{plan}");
-    snapshot.ranks[0].req = 14.0;
+    snapshot.ranks[0].req = 13.0;
     let plan = decide(&shipped("greedy-spill"), &snapshot);
     assert_eq!(plan.moves.len(), 4, "{plan}");
-    assert_eq!((plan.moves[0].gain, plan.moves[0].cost), (105.0, 102.0));
+    assert_eq!((plan.moves[0].gain, plan.moves[0].cost), (97.5, 90.0));
     snapshot.fragments[1].entries = 1_000_000;
     assert_eq!(decide(&shipped("greedy-spill"), &snapshot).moves.len(), 3);
 }

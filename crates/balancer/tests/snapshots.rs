@@ -95,7 +95,7 @@ fn plan_explains_itself() {
     assert_eq!(
         first_move.trim(),
         "move fragment 1 /d#0 to rank 1: metadata load 100.0, picked by half; \
-         loads 800.0 -> 700.0 here and 0.0 -> 100.0 there; saves 7500 requests for 102",
+         loads 800.0 -> 700.0 here and 0.0 -> 100.0 there; saves 7500 requests for 90",
     );
     assert!(text.starts_with("greedy-spill: rank 0 moves 4\n  load of rank 0: 800.0\n"), "{text}");
     let idle = decide(

@@ -21,7 +21,7 @@ pub struct BalancerSettings {
     pub script: Option<String>,
     /// Interval between two decisions of a rank.
     pub every: Nanos,
-    /// Time at which the policy is set; ranks decide some three seconds later for the first time.
+    /// Time at which the policy is set; ranks decide for the first time within some three seconds.
     pub from: Nanos,
     /// The limits have the names of [`MoveLimits`].
     pub moves: usize,

@@ -67,7 +67,7 @@ pub(super) fn about(clients: &str, slow: u32) -> String {
 fn policy(name: &str, slow: u32) -> String {
     let text = BalancerPolicy::shipped(name).map_or(String::new(), |policy| policy.text().to_owned());
     let text = text.replace("OFFLOAD_MIN = 1000", &format!("OFFLOAD_MIN = {}", OFFLOAD_MIN / slow));
-    format!("[balancer]\nscript = '''\n{text}'''\n{}", limits(slow))
+    format!("[balancer]\nscript = '''\n{text}'''\n{}", limits())
 }
 
 /// Numbers of ranks of Fig. 4.8.

@@ -69,8 +69,8 @@ pub(super) fn shared(slow: u32) -> String {
     format!("[[workload]]\nkind = \"create\"\nfiles = {}\ndirectories = {FRAGMENTS}\n", files(slow))
 }
 
-fn balancer(policy: &str, slow: u32) -> String {
-    format!("[balancer]\n{policy}\n{}", limits(slow))
+fn balancer(policy: &str) -> String {
+    format!("[balancer]\n{policy}\n{}", limits())
 }
 
 fn fig4_4(setting: &Setting<'_>) -> Result<ExperimentResult, PaperError> {
@@ -136,9 +136,7 @@ fn fig4_3(setting: &Setting<'_>) -> Result<ExperimentResult, PaperError> {
     let slow = slow(setting);
     let even = cluster(1, 3, MORE_CLIENTS, "off", slow) + &separate(slow);
     let balanced = |seed: u32| {
-        cluster(seed, 3, MORE_CLIENTS, "parent", slow)
-            + &balancer("policy = \"cephfs\"", slow)
-            + &separate(slow)
+        cluster(seed, 3, MORE_CLIENTS, "parent", slow) + &balancer("policy = \"cephfs\"") + &separate(slow)
     };
     let texts: Vec<String> = std::iter::once(even).chain((1..=3).map(balanced)).collect();
     let runs = simulate_all(setting, &texts)?;
@@ -199,7 +197,7 @@ fn busy(setting: &Setting<'_>, slow: u32) -> Result<f64, PaperError> {
 }
 
 fn spilled(ranks: u16, policy: Option<&str>, slow: u32) -> String {
-    let policy = policy.map_or(String::new(), |policy| balancer(policy, slow));
+    let policy = policy.map_or(String::new(), balancer);
     cluster(1, ranks, CLIENTS, "parent", slow) + &policy + &shared(slow)
 }
 

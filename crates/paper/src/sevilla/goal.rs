@@ -5,7 +5,7 @@ use espalier_sim::process::{Frontend, Identity, Process, Program};
 use espalier_sim::source::{Done, Next, Op, Source};
 use espalier_sim::{Nanos, Random};
 
-use super::run::{CLIENT_US, Ran, claim, described, model, percent, simulate, table};
+use super::run::{CLIENT_US, MOVE_COST, Ran, claim, described, model, percent, simulate, table};
 use crate::error::PaperError;
 use crate::outcome::{Chart, Claim, ExperimentResult, Table};
 use crate::play::ProcessGroup;
@@ -141,8 +141,7 @@ fn runs(setting: &Setting<'_>, clients: u32, slow: u32, count: u32) -> Result<Ve
         model(slow, CLIENT_US)
     );
     let balancer = |(policy, every): (&str, u32)| {
-        let cost = 100.0 / f64::from(slow);
-        format!("[balancer]\npolicy = \"{policy}\"\nevery = \"{every} s\"\ncost_per_move = {cost:.1}\n")
+        format!("[balancer]\npolicy = \"{policy}\"\nevery = \"{every} s\"\n{MOVE_COST}")
     };
     let run = |way: PlacementWay| {
         let text = text.clone() + &way.policy.map_or(String::new(), balancer);
@@ -203,7 +202,7 @@ fn run(setting: &Setting<'_>) -> Result<ExperimentResult, PaperError> {
     result.tables.push(Table { name: "minutes", columns, rows });
     result.setup = format!(
         "8 and 16 clients make files in one of {SUBTREES} subtrees of {DIRS} directories and stat them, each minute in another one. Each subtree is at a rank of \
-         its own, or, as the best placement, at all {RANKS}. Limits of moves are the default ones. {}",
+         its own, or, as the best placement, at all {RANKS}. Limits of moves are the default ones, except their cost. {}",
         described(slow, CLIENT_US).replace(" All metadata begins at rank 0; ranks decide each 10 s.", "")
     );
     Ok(result)

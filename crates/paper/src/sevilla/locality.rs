@@ -225,7 +225,7 @@ fn fig4_2(setting: &Setting<'_>) -> Result<ExperimentResult, PaperError> {
     let evenly = format!(
         "{}[balancer]\npolicy = \"cephfs\"\nfrom = \"{compiles:.0} s\"\n{}",
         build(1, 3, 1, "parent", slow),
-        limits(slow)
+        limits()
     );
     let spread = simulate_all(setting, &[evenly, build(1, 3, 1, "off", slow)])?;
     let names = ["high locality", "spread evenly", "spread unevenly"];

@@ -99,10 +99,14 @@ pub(super) fn model(slow: u32, client_us: f64) -> String {
 /// fully when they make files (4.1.2.3).
 pub(super) const CLIENT_US: f64 = 510.0;
 
+/// Cost of moves for the engine in requests of [`model`]: of a directory, and of each of its
+/// entries. `crates/sim/tests/balancer.rs` measures it.
+pub(super) const MOVE_COST: &str = "cost_per_move = 30.0\ncost_per_entry = 0.05\n";
+
 /// Limits of the engine for the thesis's balancers, which have none: a fragment may move on at each
 /// decision. More than 64 moves do not follow from a decision.
-pub(super) fn limits(slow: u32) -> String {
-    format!("dwell = \"9 s\"\nmoves = 64\nwindow = \"9 s\"\ncost_per_move = {:.1}\n", 100.0 / f64::from(slow))
+pub(super) fn limits() -> String {
+    format!("dwell = \"9 s\"\nmoves = 64\nwindow = \"9 s\"\n{MOVE_COST}")
 }
 
 /// A run with further processes. `look` is called again and again in between.
