@@ -96,7 +96,7 @@ fn moves_cost_some_thirty_requests_a_directory() {
         let moves = u64::from(directories) + 1;
         assert_eq!((none.fragments.moves, report.fragments.moves), (0, moves), "{report}");
         let cost = (moved - still) / f64::from(directories + 1);
-        println!("{directories} directories of {files} files: {cost:.1} requests a directory");
+        eprintln!("{directories} directories of {files} files: {cost:.1} requests a directory");
         let modelled = 30.0 + 0.05 * f64::from(files);
         assert!((0.6..1.5).contains(&(cost / modelled)), "{cost:.1} instead of {modelled:.1}: {report}");
     }
