@@ -12,7 +12,7 @@ cd "$(dirname "$0")/.."
 BUILD=$(realpath "${BUILD:-target/release}")
 export BUILD # the programs' directory
 local_parts='pjdfstest conformance model first-hour bench helpers'
-all="local powerloss ranks small cluster data no-metafile bulk decouple failing slow subtree grow usage repair dump cluster-dump kill full memory metrics policy replay shared-log rados failover"
+all="local powerloss ranks small cluster data no-metafile bulk decouple failing slow subtree grow usage repair dump cluster-dump kill full memory metrics policy replay shared-log migrate rados failover"
 only=${ONLY:-$all}
 [ -z "${UNIT:-}" ] || only="unit $only"
 
@@ -86,6 +86,7 @@ metrics scripts/metrics-test.sh
 policy scripts/policy-test.sh
 replay scripts/replay-test.sh
 shared-log scripts/shared-log-test.sh
+migrate scripts/migrate-test.sh
 rados scripts/rados-test.sh
 failover scripts/failover-test.sh
 PARTS

@@ -14,6 +14,7 @@ use crate::journal::JournalArgs;
 use crate::list::LsArgs;
 use crate::log::SharedLogArgs;
 use crate::merge::MergeArgs;
+use crate::migrate::MigrateArgs;
 use crate::paper::PaperArgs;
 use crate::policy::{Assignment, setting_name, settings_help};
 use crate::sim::SimArgs;
@@ -108,6 +109,9 @@ pub enum Command {
     Dump(DumpArgs),
     /// Make a file system from the output of `dump`.
     Load(LoadArgs),
+    /// Move a file system to another store, also while it is mounted and used. Repeated, it
+    /// continues an interrupted migration.
+    Migrate(MigrateArgs),
     /// Benchmark a directory of any file system, or compare it with another one.
     Bench(BenchArgs),
     /// Simulate a cluster in virtual time, in this process: a scenario, or traces of real programs.

@@ -25,6 +25,7 @@ mod journal;
 mod list;
 mod log;
 mod merge;
+mod migrate;
 mod mount;
 mod namespace_status;
 mod options;
@@ -111,6 +112,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Command::Sync(args) => Ok(sync::sync(&args)),
         Command::Dump(args) => copy::dump(&args),
         Command::Load(args) => copy::load(&args),
+        Command::Migrate(args) => migrate::migrate(&args),
         Command::Bench(args) => bench::bench(args),
         Command::Sim(args) => sim::sim(&args),
         Command::Paper(args) => paper::paper(&args),

@@ -221,9 +221,20 @@ fn running(location: &StoreLocation) -> Option<Holder> {
 
 pub(crate) fn umount(args: &UmountArgs) -> Result<ExitCode> {
     let mountpoint = &args.mountpoint;
-    let Some(store) = report::store_of(mountpoint)? else {
+    let Some(mut store) = report::store_of(mountpoint)? else {
         bail!("no Espalier file system is mounted on {}", mountpoint.display());
     };
+    // After a migration the mount has another store.
+    let moved = match cluster::is_url(&store.to_string_lossy()) {
+        true => None,
+        false => espalier_runtime::status_of(&StoreLocation::parse(&store, &RadosAccess::default())?)
+            .ok()
+            .and_then(|status| status.moved_to),
+    };
+    let mounted = store.clone();
+    if let Some(moved) = moved {
+        store = moved.into();
+    }
     let timeout = Duration::from_secs(args.timeout);
     let started = Instant::now();
     let in_cluster = espalier_runtime::is_in_cluster(&store);
@@ -250,7 +261,8 @@ pub(crate) fn umount(args: &UmountArgs) -> Result<ExitCode> {
     }
     // The mount writes everything out and then closes the store. If another read-only mount of the
     // store remains, the shared lock stays.
-    let held = if report::is_mounted(&store)? { espalier_store::is_locked } else { espalier_store::is_open };
+    let held =
+        if report::is_mounted(&mounted)? { espalier_store::is_locked } else { espalier_store::is_open };
     while held(&store) && started.elapsed() < timeout {
         std::thread::sleep(Duration::from_millis(10));
     }

@@ -34,7 +34,10 @@ pub(crate) fn status(args: &StatusArgs) -> Result<ExitCode> {
         println!("{}", serde_json::to_string(&StatusReport { status: &status, namespace })?);
         return Ok(ExitCode::SUCCESS);
     }
-    println!("store       {}", store.display());
+    match &status.moved_to {
+        Some(moved) => println!("store       {moved} (moved from {})", store.display()),
+        None => println!("store       {}", store.display()),
+    }
     println!("uuid        {}  format {}", status.uuid, status.format);
     if !status.label.is_empty() {
         println!("label       {}", status.label);

@@ -11,12 +11,14 @@ use std::time::Duration;
 
 use espalier_meta::LoadReport;
 use espalier_proto::{Errno, Ino};
-use espalier_store::Superblock;
+use espalier_store::{MigrationState, Superblock};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 use crate::location::{StoreLocation, is_in_cluster};
+use crate::migrate::MigrationStatus;
+use crate::migrate_mounted::MigrationRequest;
 use crate::remote::{Messages, SessionState};
 use crate::tracer::{Traced, Tracer};
 use crate::watch::{Figures, MachineFigures, Top, Watch};
@@ -40,6 +42,16 @@ pub(crate) trait StatusSource: Sync {
     fn tracer(&self) -> &Tracer;
     /// The path of an inode, as far as it is cached.
     fn path_of(&self, ino: Ino) -> Option<String>;
+    /// Starts a migration of the store, or does nothing if the same one runs.
+    fn migrate(&self, _request: MigrationRequest) -> Result<(), String> {
+        Err("it is served to clients, and can be migrated while it is stopped only: see docs/migrate.md"
+            .into())
+    }
+    /// The last migration that was started.
+    fn migration(&self) -> Option<MigrationStatus> {
+        None
+    }
+    fn stop_migration(&self) {}
     /// Adds what the machine does not know.
     fn complete(&self, status: &mut Status);
 }
@@ -54,6 +66,8 @@ pub struct Status {
     pub mountpoint: Option<PathBuf>,
     /// The process that serves it.
     pub pid: Option<u32>,
+    /// The store that has the file system, if it was migrated.
+    pub moved_to: Option<String>,
     pub strip_bytes: u32,
     /// Inodes in use; known while mounted.
     pub files: Option<u64>,
@@ -132,6 +146,10 @@ impl Status {
             format: superblock.format,
             mountpoint: None,
             pid: None,
+            moved_to: match &superblock.migration {
+                MigrationState::Moved { to } => Some(to.clone()),
+                MigrationState::None | MigrationState::Incoming { .. } => None,
+            },
             strip_bytes: superblock.strip_bytes,
             files: None,
             journal_used_bytes: None,
@@ -148,6 +166,9 @@ impl Status {
         }
     }
 }
+
+/// Longest question in bytes: paths of a migration.
+const QUESTION_BYTES: u64 = 32 << 10;
 
 /// Maximum time for which counting continues after a viewer's last query.
 const LONGEST_WATCH: Duration = Duration::from_secs(600);
@@ -353,7 +374,7 @@ fn converse(
 ) -> std::io::Result<()> {
     stream.set_read_timeout(Some(Duration::from_secs(1)))?;
     let mut line = String::new();
-    BufReader::new(stream.take(64)).read_line(&mut line)?;
+    BufReader::new(stream.take(QUESTION_BYTES)).read_line(&mut line)?;
     stream.set_write_timeout(Some(Duration::from_secs(1)))?;
     let words: Vec<_> = line.split_ascii_whitespace().collect();
     stream.write_all(answer(&words)?.as_bytes())
@@ -382,6 +403,18 @@ pub(crate) fn answer(
             None => refused("malformed question"),
         },
         ["load", most] => answer_load(|most| status_source.load(most), most),
+        ["migrate", request] => {
+            match serde_json::from_str(request).map(|request| status_source.migrate(request)) {
+                Ok(Ok(())) => serde_json::to_string(&status_source.migration()),
+                Ok(Err(error)) => refused(&error),
+                Err(_) => refused("malformed question"),
+            }
+        }
+        ["migration"] => serde_json::to_string(&status_source.migration()),
+        ["migration", "stop"] => {
+            status_source.stop_migration();
+            serde_json::to_string(&status_source.migration())
+        }
         ["trace", since, millis] => answer_trace(status_source.tracer(), since, millis),
         _ => refused("unknown question"),
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use espalier_meta::{Io, IoDone, Load, StreamCall, StreamDone};
 use espalier_proto::{Errno, Ino, ObjectId, Reply, Space, StreamIo};
-use espalier_store::{Journal, JournalError, Store, StoreError};
+use espalier_store::{Journal, JournalError, MovableStore, Store, StoreError};
 
 use crate::caller::groups;
 use crate::flush_behind::Writeback;
@@ -21,10 +21,10 @@ pub(crate) const WRITE_DELAY: Duration = Duration::from_millis(10);
 
 /// A store and its journal.
 pub struct Disk {
-    pub store: Box<dyn Store>,
+    pub store: MovableStore,
     /// Each change of a stream is made durable.
     pub sync: bool,
-    journal: Mutex<Journal>,
+    pub journal: Mutex<Journal>,
     writeback: Writeback,
 }
 
@@ -38,7 +38,8 @@ pub struct Reading {
 
 impl Disk {
     pub fn new(store: Box<dyn Store>, journal: Journal, sync: bool) -> Self {
-        Self { store, sync, journal: Mutex::new(journal), writeback: Writeback::default() }
+        let (store, journal) = (MovableStore::new(store), Mutex::new(journal));
+        Self { store, sync, journal, writeback: Writeback::default() }
     }
 
     /// Executes one I/O. Errors are logged here, where the details are known.
@@ -48,7 +49,7 @@ impl Disk {
             return Err(logged(StoreError::LeaseOver));
         }
         match io {
-            Io::Load(wanted) => steps.step(Layer::Store, name, || load(self.store.as_ref(), &wanted)),
+            Io::Load(wanted) => steps.step(Layer::Store, name, || load(&self.store, &wanted)),
             Io::Groups { pid, .. } => Ok(IoDone::Groups(groups(pid))),
             Io::Stream(call, layouts) if layouts.is_empty() => {
                 steps.step(Layer::Store, name, || self.stream_call(call)).map(IoDone::Stream).map_err(logged)

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use bytes::Bytes;
 use espalier_meta::relayout;
 use espalier_proto::{DataReply, DataRequest, Errno, Ino, RangeOp, SeekWhat, ServerId};
+use espalier_store::Store;
 
 use crate::data::DataStore;
 use crate::disk::Disk;

@@ -4,7 +4,9 @@ use std::path::PathBuf;
 
 use espalier_meta::RecoveryError;
 use espalier_proto::{Errno, Ino, Rank, ServerId};
-use espalier_store::{EngineError, FormatError, JournalError, RadosError, StoreError, SuperblockError};
+use espalier_store::{
+    EngineError, FormatError, JournalError, RadosError, StartError, StoreError, SuperblockError,
+};
 
 /// Why a file system cannot be created, opened, checked or mounted.
 #[derive(Debug, thiserror::Error)]
@@ -17,6 +19,8 @@ pub enum Error {
     Store(#[from] StoreError),
     #[error(transparent)]
     Rados(#[from] RadosError),
+    #[error(transparent)]
+    Migration(#[from] StartError),
     #[error(transparent)]
     Journal(#[from] JournalError),
     #[error("{0}")]

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use espalier_meta::{Check, Finding};
 use espalier_proto::{Errno, Ino, Lease, Name, Rank, Recall, ServerId};
-use espalier_store::Superblock;
+use espalier_store::{Store, Superblock};
 
 use crate::calls::{CallOutcome, Calls, Frontend};
 use crate::data::DataStore;

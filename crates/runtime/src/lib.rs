@@ -22,6 +22,8 @@ mod fsck;
 mod journal_events;
 mod limit;
 mod location;
+mod migrate;
+mod migrate_mounted;
 mod mount;
 mod namespace;
 mod node;
@@ -56,6 +58,8 @@ pub use fsck::{FsckReport, fsck, fsck_cluster, fsck_shared};
 pub use journal_events::{JournalDamage, JournalEvent, JournalSummary, erase_events, read_events};
 pub use limit::may_open;
 pub use location::{RadosAccess, StoreLocation, is_in_cluster};
+pub use migrate::{MigrationRun, MigrationStatus, migrate_stopped};
+pub use migrate_mounted::{MigrationRequest, migration_of, request_migration, stop_migration};
 pub use mount::{MountOptions, mount, wanted};
 pub use namespace::{
     BigFile, ClientJournal, JournalFile, Merged, Namespace, NamespaceOrigin, OfflineStores, OutgoingBatch,

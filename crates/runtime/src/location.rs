@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use espalier_proto::{Rank, Space};
 use espalier_store::{
-    Engine, FormatOptions, Journal, LocalOptions, LocalStore, ObjectOptions, ObjectStore, Rados,
-    RadosAddress, RankLease, Store, Superblock, SuperblockError, format_objects, read_superblock, superblock,
+    Engine, FormatOptions, Journal, LocalOptions, LocalStore, MigrationState, ObjectOptions, ObjectStore,
+    Rados, RadosAddress, RankLease, Store, Superblock, SuperblockError, format_objects, read_superblock,
+    superblock,
 };
 
 use crate::error::Error;
@@ -96,6 +97,16 @@ impl StoreLocation {
         }
     }
 
+    /// The store's name for other processes: an absolute path without links, if it exists.
+    pub fn full_name(&self) -> PathBuf {
+        match self {
+            Self::Directory(dir) => {
+                dir.canonicalize().or_else(|_| std::path::absolute(dir)).unwrap_or_else(|_| dir.clone())
+            }
+            Self::Rados(_) => self.name(),
+        }
+    }
+
     /// The directory of a store that is in one.
     pub fn directory(&self) -> Option<&Path> {
         if let Self::Directory(dir) = self { Some(dir) } else { None }
@@ -147,7 +158,10 @@ impl StoreLocation {
             Self::Rados(address) => {
                 let engine = Arc::new(Rados::connect(address)?);
                 let superblock = self.superblock_in(engine.as_ref())?;
-                let LocalOptions { read_only, cache_bytes, .. } = options;
+                let LocalOptions { read_only, cache_bytes, incoming, .. } = options;
+                if !(incoming && matches!(superblock.migration, MigrationState::Incoming { .. })) {
+                    superblock.check_present(&self.name())?;
+                }
                 let in_objects = ObjectOptions { read_only, cache_bytes };
                 let lease = RankLease::acquire(&engine, Rank(0), TERM)?;
                 let (store, journal) = ObjectStore::open(&engine, &superblock, lease, in_objects)?;

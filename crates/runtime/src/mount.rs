@@ -13,6 +13,8 @@ use crate::calls::Calls;
 use crate::control::{self, Status, StatusSource};
 use crate::error::Error;
 use crate::frontend::{FuseFrontend, Mounted, Notifiers};
+use crate::migrate::MigrationStatus;
+use crate::migrate_mounted::{MigrationRequest, MountedStore};
 use crate::node::Node;
 use crate::record::Recorder;
 use crate::tracer::Tracer;
@@ -70,7 +72,10 @@ pub fn mount(
     let (node, background) = Node::new(meta, disk, frontend, watch);
     let node = Arc::new(node);
     let listener = control::Listener::of_store(source);
+    let (moved, arrivals) = channel();
+    let store = MountedStore::new(source, superblock.clone(), Arc::clone(&node), moved);
     let status_source = Mount {
+        store: Arc::new(store),
         node: Arc::clone(&node),
         mountpoint: session.mountpoint().into(),
         device: mounted_on(session.mountpoint()),
@@ -97,6 +102,22 @@ pub fn mount(
         let served = listener.as_ref().map(|listener| {
             scope.spawn(|| listener.serve(|words| control::answer(&superblock, &status_source, words)))
         });
+        // After a migration it also answers at its new store.
+        let arrived = scope.spawn({
+            let (superblock, status_source) = (&superblock, &status_source);
+            move || {
+                let listeners =
+                    arrivals.iter().filter_map(|name: PathBuf| control::Listener::of_store(&name));
+                let serve = |listener: control::Listener| {
+                    let listener = Arc::new(listener);
+                    let served = Arc::clone(&listener);
+                    let answer = |words: &[&str]| control::answer(superblock, status_source, words);
+                    scope.spawn(move || served.serve(answer));
+                    listener
+                };
+                listeners.map(serve).collect::<Vec<_>>()
+            }
+        });
         ready();
         let outcome = session.run(
             options.threads,
@@ -109,12 +130,16 @@ pub fn mount(
             }),
         );
         node.frontend().finish_recording();
+        status_source.store.close();
         let drained = node.drain(options.drain);
         drop(stop_clock);
         node.background_work.stop();
         if let (Some(listener), Some(served)) = (&listener, served) {
             listener.stop();
             let _ = served.join();
+        }
+        if let Ok(listeners) = arrived.join() {
+            listeners.iter().for_each(|listener| listener.stop());
         }
         if let Some(metrics) = &metrics {
             metrics.stop();
@@ -178,6 +203,7 @@ pub(crate) fn set_notifiers(session: &mut Session, frontend: &FuseFrontend) -> R
 
 /// Answers status queries of a mount.
 struct Mount {
+    store: Arc<MountedStore>,
     node: Arc<Node<FuseFrontend>>,
     mountpoint: PathBuf,
     /// The device number of this mount at the mount point.
@@ -211,7 +237,20 @@ impl StatusSource for Mount {
         self.node.path_of(ino)
     }
 
+    fn migrate(&self, request: MigrationRequest) -> Result<(), String> {
+        self.store.migrate(&request)
+    }
+
+    fn migration(&self) -> Option<MigrationStatus> {
+        self.store.migration()
+    }
+
+    fn stop_migration(&self) {
+        self.store.stop();
+    }
+
     fn complete(&self, status: &mut Status) {
+        status.moved_to = self.store.moved_to();
         let is_mounted = mounted_on(&self.mountpoint) == self.device;
         status.mountpoint = is_mounted.then(|| self.mountpoint.clone());
         status.passthrough = Some(self.passthrough && !self.node.background_work.disk.sync);

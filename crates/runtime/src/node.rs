@@ -15,6 +15,7 @@ use espalier_meta::{Cause, Input, IoId, LoadReport, Meta, Now, Outbox, Waiting};
 use espalier_proto::{
     Caller, ClientId, Errno, Ino, LockOwner, RangeOp, Reply, Request, RequestId, Space, StreamIo,
 };
+use espalier_store::Store;
 
 use crate::background_work::{Background, BackgroundWork};
 use crate::calls::{CallOutcome, Calls, Frontend};

@@ -191,9 +191,9 @@ fn repair_records(
     }
     for ((store, disk), repaired) in stores.iter().zip(disks).zip(repair.finish()) {
         if !repaired.writes.is_empty() {
-            quarantine_records(disk.store.as_ref(), &repaired.writes, store.dir, &store.quarantine)?;
+            quarantine_records(&disk.store, &repaired.writes, store.dir, &store.quarantine)?;
         }
-        carry_out(disk.store.as_ref(), &repaired)?;
+        carry_out(&disk.store, &repaired)?;
         done.extend(repaired.done);
     }
     Ok(())
@@ -320,7 +320,7 @@ impl<'a> Repairing<'a> {
         let replayed = volume.replayed;
         let disk = checkpoint(volume)?;
         if let Some((from, good)) = lost {
-            begin_at(disk.store.as_ref(), from, good)?;
+            begin_at(&disk.store, from, good)?;
             replace_journal(self.dir, &self.quarantine)?;
         }
         Ok((disk, replayed))

@@ -34,6 +34,7 @@ impl SharedStore {
         let engine = connect(location)?;
         let name = location.name();
         let superblock = read_superblock(engine.as_ref(), &name.to_string_lossy())?;
+        superblock.check_present(&name)?;
         Ok(Self { engine, superblock, name })
     }
 

@@ -32,6 +32,15 @@ pub enum StoreError {
         "the lease of the store is over: the cluster could not be reached, or another process has taken over"
     )]
     LeaseOver,
+    /// Neither the source nor the destination of a migration may be used.
+    #[error(
+        "it is not known whether the migration of the store has ended: unmount, and run the same `espalier migrate` again"
+    )]
+    Undecided,
+    #[error("the copy differs from the store: {0}")]
+    DifferentCopy(String),
+    #[error("the migration was stopped: run the same command again to continue it")]
+    Stopped,
     /// The request is invalid for this store or stream.
     #[error("{0}")]
     Refused(Errno),
@@ -70,6 +79,9 @@ impl StoreError {
             Self::Engine(error) => error.errno(),
             Self::Refused(errno) => *errno,
             Self::LeaseOver
+            | Self::Undecided
+            | Self::DifferentCopy(_)
+            | Self::Stopped
             | Self::Failed { .. }
             | Self::Corrupt { .. }
             | Self::Superblock(_)

@@ -6,6 +6,7 @@
 //! - **The journal** ([`Journal`]): a ring of frames that makes changes durable before a checkpoint
 //!   contains them.
 //! - **The superblock** ([`superblock`]): identity and parameters of the store.
+//! - **Migration** ([`Migrator`]): moves all of these to another store, while they are used.
 //!
 //! [`stamp`] provides inode times that are ordered consistently with the times of streams.
 //!
@@ -20,6 +21,7 @@ mod error;
 mod journal;
 mod local;
 mod memory;
+mod migrate;
 mod object;
 mod rados;
 pub mod stamp;
@@ -34,14 +36,18 @@ pub use local::{
     Holder, LocalOptions, LocalStore, Mended, Salvage, is_locked, is_open, mend, new_journal, replace_journal,
 };
 pub use memory::MemoryStore;
+pub use migrate::{
+    MigrationMachine, MigrationProgress, MigrationStart, MigrationStep, Migrator, MovableStore, StartError,
+    StepOutcome,
+};
 pub use object::{
     LeaseHolder, ObjectFile, ObjectOptions, ObjectStore, RankLease, break_lease, format_joining,
     format_objects, lease_holder, read_superblock,
 };
 pub use rados::{Rados, RadosAddress, RadosError};
-pub use store::{Pairs, Record, Records, Store};
+pub use store::{Pairs, Record, RecordKey, Records, Store};
 pub use uuid::Uuid;
 
-pub use superblock::{FormatError, FormatOptions, Superblock, SuperblockError};
+pub use superblock::{FormatError, FormatOptions, MigrationState, Superblock, SuperblockError};
 
 pub use espalier_proto::{SeekWhat, StreamStat};

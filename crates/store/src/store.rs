@@ -6,7 +6,10 @@ use espalier_proto::{
     AllocateMode, Errno, Ino, ObjectId, RangeOp, Reply, SeekWhat, Space, StreamStat, TableWrite, Time,
 };
 
-use crate::StoreError;
+use crate::{MigrationState, StoreError};
+
+/// Object and key.
+pub type RecordKey = (ObjectId, Vec<u8>);
 
 /// Object, key and value.
 pub type Record = (ObjectId, Vec<u8>, Vec<u8>);
@@ -33,6 +36,16 @@ pub trait Store: Send + Sync + 'static {
     /// All records, ordered by object and key. Changes that are staged during the iteration may be
     /// among them or not. An error ends the iteration.
     fn records(&self) -> Records<'_>;
+
+    /// At most `limit` records after a key, in the order of [`Self::records`]: fewer at the end.
+    /// Sees staged changes.
+    fn records_after(&self, after: Option<&RecordKey>, limit: usize) -> Result<Vec<Record>, StoreError>;
+
+    /// The store's part in a migration, as in its superblock.
+    fn migration(&self) -> Result<MigrationState, StoreError>;
+
+    /// Replaces [`Self::migration`], durably and atomically. After an error either may be recorded.
+    fn set_migration(&self, migration: MigrationState) -> Result<(), StoreError>;
 
     /// False if another process may serve the store by now: nothing must be answered from it.
     fn is_held(&self) -> bool {

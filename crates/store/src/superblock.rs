@@ -45,11 +45,24 @@ pub struct Superblock {
     pub journal_bytes: u64,
     /// Creation time in seconds since 1970.
     pub created: i64,
+    pub migration: MigrationState,
+}
+
+/// The part of a store in a migration. The file system is here if there is none.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum MigrationState {
+    #[default]
+    None,
+    /// An incomplete copy of the store with this name.
+    Incoming { from: String },
+    /// The file system is in the store with this name, and what is here is outdated.
+    Moved { to: String },
 }
 
 impl std::fmt::Debug for Superblock {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { format, uuid, rank, ranks, label, strip_bytes, journal_bytes, created, .. } = self;
+        let Self { format, uuid, rank, ranks, label, strip_bytes, journal_bytes, created, migration, .. } =
+            self;
         f.debug_struct("Superblock")
             .field("format", format)
             .field("uuid", uuid)
@@ -59,6 +72,7 @@ impl std::fmt::Debug for Superblock {
             .field("strip_bytes", strip_bytes)
             .field("journal_bytes", journal_bytes)
             .field("created", created)
+            .field("migration", migration)
             .finish_non_exhaustive()
     }
 }
@@ -72,6 +86,20 @@ impl Superblock {
     /// Tag that identifies the store of a rank of this file system.
     pub(crate) fn tag_of(&self, rank: Rank) -> u64 {
         xxh3_64_with_seed(self.uuid.as_bytes(), rank.0.into())
+    }
+
+    /// Refuses the source of a completed migration, and the destination of an incomplete one.
+    /// `name`: of the store.
+    ///
+    /// # Errors
+    /// [`SuperblockError::Moved`], [`SuperblockError::Incoming`].
+    pub fn check_present(&self, name: &Path) -> Result<(), SuperblockError> {
+        let path = name.to_path_buf();
+        match self.migration.clone() {
+            MigrationState::None => Ok(()),
+            MigrationState::Incoming { from } => Err(SuperblockError::Incoming { path, from }),
+            MigrationState::Moved { to } => Err(SuperblockError::Moved { path, to }),
+        }
     }
 }
 
@@ -98,6 +126,10 @@ pub enum SuperblockError {
     /// The copy is intact.
     #[error("the superblock of {0} is damaged: {why}; run `espalier fsck --repair {0}`", path.display())]
     Restorable { path: PathBuf, why: String },
+    #[error("the file system of {0} has moved to {to}: use that; if it is incomplete, run `espalier migrate {0} {to}` again", path.display())]
+    Moved { path: PathBuf, to: String },
+    #[error("{0} is an incomplete copy of {from}: run `espalier migrate {from} {0}` to complete it", path.display())]
+    Incoming { path: PathBuf, from: String },
     #[error("cannot {operation} the superblock of {}: {cause}", path.display())]
     Io { operation: &'static str, path: PathBuf, cause: io::Error },
 }
@@ -125,6 +157,10 @@ struct Text {
     strip_bytes: u32,
     journal_bytes: u64,
     created: i64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    incoming_from: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    moved_to: Option<String>,
 }
 
 fn one() -> u16 {
@@ -193,15 +229,30 @@ pub(crate) fn parse(dir: &Path, bytes: &[u8]) -> Result<Superblock, SuperblockEr
         return Err(SuperblockError::Older { path: dir.into(), format: head.format });
     }
     let text: Text = toml::from_str(body).map_err(invalid)?;
-    let Text { format, needs: _, uuid, rank, ranks, label, hash_key, strip_bytes, journal_bytes, created } =
-        text;
-    let hash_key =
-        u128::from_str_radix(&hash_key, 16).map_err(|_| damaged("its hash_key is not a number".into()))?;
+    let Text { format, uuid, rank, ranks, label, strip_bytes, journal_bytes, created, .. } = text;
+    let migration = match (text.moved_to, text.incoming_from) {
+        (Some(to), _) => MigrationState::Moved { to },
+        (None, Some(from)) => MigrationState::Incoming { from },
+        (None, None) => MigrationState::None,
+    };
+    let hash_key = u128::from_str_radix(&text.hash_key, 16)
+        .map_err(|_| damaged("its hash_key is not a number".into()))?;
     let hash_key = hash_key.to_be_bytes();
     if rank.0 >= ranks {
         return Err(damaged(format!("its rank {rank} of {ranks} is invalid")));
     }
-    Ok(Superblock { format, uuid, rank, ranks, label, hash_key, strip_bytes, journal_bytes, created })
+    Ok(Superblock {
+        format,
+        uuid,
+        rank,
+        ranks,
+        label,
+        hash_key,
+        strip_bytes,
+        journal_bytes,
+        created,
+        migration,
+    })
 }
 
 /// Replaces a store's superblock and then its copy, each durably and atomically, so one of them is
@@ -244,12 +295,27 @@ pub(crate) fn text(dir: &Path, superblock: &Superblock) -> Result<String, Superb
 }
 
 fn encode(superblock: &Superblock) -> Result<String, toml::ser::Error> {
-    let Superblock { format, uuid, rank, ranks, label, hash_key, strip_bytes, journal_bytes, created } =
+    let Superblock { format, uuid, rank, ranks, label, strip_bytes, journal_bytes, created, .. } =
         superblock.clone();
-    let hash_key = format!("{:032x}", u128::from_be_bytes(hash_key));
-    let needs = "0.1.0".into();
-    let text =
-        Text { format, needs, uuid, rank, ranks, label, hash_key, strip_bytes, journal_bytes, created };
+    let (incoming_from, moved_to) = match superblock.migration.clone() {
+        MigrationState::None => (None, None),
+        MigrationState::Incoming { from } => (Some(from), None),
+        MigrationState::Moved { to } => (None, Some(to)),
+    };
+    let text = Text {
+        format,
+        needs: "0.1.0".into(),
+        uuid,
+        rank,
+        ranks,
+        label,
+        hash_key: format!("{:032x}", u128::from_be_bytes(superblock.hash_key)),
+        strip_bytes,
+        journal_bytes,
+        created,
+        incoming_from,
+        moved_to,
+    };
     let body = format!("{TITLE}{}", toml::to_string(&text)?);
     Ok(format!("{body}checksum = {}", checksum_line(&body)))
 }

@@ -59,7 +59,7 @@ pub fn dump_cluster(
     let mut all = Dumped::default();
     for (superblock, disk) in &disks {
         let part = StoreRole::Rank { rank: superblock.rank, ranks: superblock.ranks };
-        let source = DumpSource { superblock, part: Some(part), store: disk.store.as_ref() };
+        let source = DumpSource { superblock, part: Some(part), store: &disk.store };
         all += file(&source, &to.join(name(part)), resume, &progress)?;
     }
     for store in &data {

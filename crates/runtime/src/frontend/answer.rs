@@ -473,6 +473,16 @@ impl FuseFrontend {
         self.backing.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&ino)
     }
 
+    /// Files that the kernel reads and writes itself, or that may be mapped so until it forgets
+    /// them, which it is asked to do.
+    pub(crate) fn passed_through(&self) -> Vec<Ino> {
+        let mut inos: Vec<Ino> = self.mapped_through().iter().copied().collect();
+        let recall = |ino: &Ino| Recall { ino: *ino, dir: None, name: None };
+        self.recall(&inos.iter().map(recall).collect::<Vec<_>>(), &[]);
+        inos.extend(self.backing.lock().unwrap_or_else(PoisonError::into_inner).keys());
+        inos
+    }
+
     pub(super) fn close_backing(&self, reply: &fuse::Reply, ino: Ino, access: u32) {
         let mut all = self.backing.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(backing) = all.get_mut(&ino) {

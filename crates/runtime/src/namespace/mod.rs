@@ -160,7 +160,7 @@ impl Namespace {
         }
         volume.require_whole(dir)?;
         let disk = checkpoint(volume)?;
-        let mut nodes = read(disk.store.as_ref())?;
+        let mut nodes = read(&disk.store)?;
         let root = nodes.remove(&Ino::ROOT).ok_or_else(damaged)?.inode;
         let merged = HashMap::from([(Ino::ROOT, Ino::ROOT)]);
         let numbers = NumberRange::of(&origin.decoupled);

@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use espalier_meta::{Input, IoDone, IoId, Layouts, StreamCall, StreamRequest};
 use espalier_proto::{ClientId, Errno, FromServer, Ino, Reply, RequestId, ServerId, Space, Touched};
+use espalier_store::Store;
 use tokio::task::AbortHandle;
 
 use super::machine::{Inner, Server, now};

@@ -20,6 +20,7 @@ mod file;
 mod frame;
 mod sim;
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -31,6 +32,8 @@ use frame::{FRAME_HEADER_BYTES, FrameHeader, HEADER_BYTES, HeaderSlot, SLOT_BYTE
 pub use sim::SimFile;
 
 const CHUNK_BYTES: usize = 256 * 1024;
+/// Bytes that are copied at a time.
+const COPY_BYTES: usize = 4 << 20;
 
 /// An open journal. One thread appends; a [`SyncHandle`] lets other threads sync meanwhile.
 pub struct Journal<F: BlockFile + ?Sized = dyn BlockFile> {
@@ -330,6 +333,60 @@ impl<F: BlockFile + ?Sized> Journal<F> {
         &self.shared.file
     }
 
+    /// Copies the frames of another journal of the same store between two positions, while its
+    /// owner appends. `from`: `None` copies the whole file, for the first time.
+    ///
+    /// # Errors
+    /// [`JournalError::Io`]; [`JournalError::Truncated`] if the capacities differ.
+    pub fn copy_frames<G: BlockFile + ?Sized>(
+        &self,
+        source: &SyncHandle<G>,
+        from: Option<Position>,
+        to: Position,
+    ) -> Result<(), JournalError> {
+        let source = &source.0.file;
+        let length = self.file().len().map_err(io("measure"))?;
+        let expected = source.len().map_err(io("measure"))?;
+        if length != expected {
+            return Err(JournalError::Truncated { length, expected });
+        }
+        match from.filter(|from| to.0 - from.0 < self.capacity()) {
+            Some(from) => self.copy_ring(source, from.0, to.0)?,
+            None => copy_range(source, self.file(), 0..length)?,
+        }
+        self.file().sync_data().map_err(io("sync"))
+    }
+
+    fn copy_ring<G: BlockFile + ?Sized>(&self, source: &G, from: u64, to: u64) -> Result<(), JournalError> {
+        let (first, second) = self.split(from, (to - from) as usize);
+        let start = self.offset(from);
+        copy_range(source, self.file(), start..start + first as u64)?;
+        copy_range(source, self.file(), HEADER_BYTES..HEADER_BYTES + second as u64)
+    }
+
+    /// Continues after the last frame of `source`, a journal of the same store whose frames were
+    /// copied up to `copied`. Everything is durable afterwards. If `source` is not replayed, nobody
+    /// may have appended since the copy.
+    ///
+    /// # Errors
+    /// [`JournalError::Io`]; [`JournalError::Failed`] if `source` has failed.
+    pub fn take_over<G: BlockFile + ?Sized>(
+        &mut self,
+        source: &Journal<G>,
+        copied: Position,
+    ) -> Result<(), JournalError> {
+        source.shared.check()?;
+        let start = copied.0.clamp(source.trimmed, source.position);
+        self.copy_ring(source.file(), start, source.position)?;
+        copy_range(source.file(), self.file(), 0..HEADER_BYTES)?;
+        self.shared.sync_file()?;
+        (self.slot, self.slot_index, self.mode) = (source.slot, source.slot_index, source.mode);
+        (self.position, self.trimmed) = (source.position, source.trimmed);
+        self.shared.appended.store(self.position, Ordering::Release);
+        self.shared.durable.store(self.position, Ordering::Release);
+        Ok(())
+    }
+
     fn begin_epoch(&mut self) -> Result<(), JournalError> {
         // A killed process may have left frames that are readable but not yet on disk.
         self.shared.sync_file()?;
@@ -410,6 +467,28 @@ impl<F: BlockFile + ?Sized> Journal<F> {
         let first = (length as u64).min(before_end) as usize;
         (first, length - first)
     }
+}
+
+/// Copies a range of a file where the files differ.
+fn copy_range<F, G>(from: &F, to: &G, range: Range<u64>) -> Result<(), JournalError>
+where
+    F: BlockFile + ?Sized,
+    G: BlockFile + ?Sized,
+{
+    let (mut new, mut old) = (vec![0; COPY_BYTES], vec![0; COPY_BYTES]);
+    let mut offset = range.start;
+    while offset < range.end {
+        // Whole chunks of a file in objects.
+        let end = (offset / COPY_BYTES as u64 + 1) * COPY_BYTES as u64;
+        let length = (end.min(range.end) - offset) as usize;
+        from.read_at(offset, &mut new[..length]).map_err(io("read"))?;
+        to.read_at(offset, &mut old[..length]).map_err(io("read"))?;
+        if new[..length] != old[..length] {
+            to.write_at(offset, &new[..length]).map_err(io("write"))?;
+        }
+        offset += length as u64;
+    }
+    Ok(())
 }
 
 fn io(operation: &'static str) -> impl FnOnce(std::io::Error) -> JournalError {

@@ -42,6 +42,7 @@ pub fn mend(dir: &Path, quarantine: &Path) -> Result<Mended, StoreError> {
     let _lock = StoreLock::take(dir)?;
     let mut mended = Mended { superblock: mend_superblock(dir, quarantine)?, ..Mended::default() };
     let superblock = superblock::read(dir)?;
+    superblock.check_present(dir)?;
     let (tables, tables_new) = (dir.join(TABLES), dir.join(TABLES_NEW));
     if tables_new.exists() {
         // The new tables are complete if the old ones were already moved away.

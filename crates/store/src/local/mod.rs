@@ -25,8 +25,8 @@ use streams::Streams;
 use tables::Tables;
 
 use crate::error::Context;
-use crate::store::{Pairs, Records, Store};
-use crate::{Journal, JournalError, RealFile, StoreError, Superblock, superblock};
+use crate::store::{Pairs, Record, RecordKey, Records, Store};
+use crate::{Journal, JournalError, MigrationState, RealFile, StoreError, Superblock, superblock};
 
 pub(crate) const JOURNAL: &str = "journal";
 const TABLES: &str = "tables";
@@ -41,11 +41,13 @@ pub struct LocalOptions {
     pub cache_bytes: u64,
     /// Maximum number of open stream files.
     pub open_files: usize,
+    /// Open the destination of an incomplete migration, too.
+    pub incoming: bool,
 }
 
 impl Default for LocalOptions {
     fn default() -> Self {
-        Self { read_only: false, cache_bytes: 64 << 20, open_files: 1024 }
+        Self { read_only: false, cache_bytes: 64 << 20, open_files: 1024, incoming: false }
     }
 }
 
@@ -74,11 +76,14 @@ impl LocalStore {
     /// # Errors
     /// As [`Self::open`].
     pub fn open_with(dir: &Path, options: LocalOptions) -> Result<(Self, Journal<RealFile>), StoreError> {
-        let LocalOptions { read_only, cache_bytes, open_files } = options;
+        let LocalOptions { read_only, cache_bytes, open_files, incoming } = options;
         // Before taking the lock, which would make a file in a directory that is not a store.
         superblock::read(dir)?;
         let lock = if read_only { StoreLock::share(dir)? } else { Some(StoreLock::take(dir)?) };
         let superblock = superblock::read(dir)?;
+        if !(incoming && matches!(superblock.migration, MigrationState::Incoming { .. })) {
+            superblock.check_present(dir)?;
+        }
         let journal = open_journal(&dir.join(JOURNAL), read_only, superblock.tag())?;
         if !read_only && let Err(error) = superblock::write_copy(dir, &superblock) {
             tracing::warn!(%error, "cannot update the copy of the superblock");
@@ -131,6 +136,19 @@ impl Store for LocalStore {
 
     fn records(&self) -> Records<'_> {
         self.tables.records()
+    }
+
+    fn records_after(&self, after: Option<&RecordKey>, limit: usize) -> Result<Vec<Record>, StoreError> {
+        self.tables.records_after(after, limit)
+    }
+
+    fn migration(&self) -> Result<MigrationState, StoreError> {
+        Ok(superblock::read(&self.path)?.migration)
+    }
+
+    fn set_migration(&self, migration: MigrationState) -> Result<(), StoreError> {
+        self.check_writable()?;
+        Ok(superblock::write(&self.path, &Superblock { migration, ..superblock::read(&self.path)? })?)
     }
 
     fn verify(&self) -> Result<(), StoreError> {

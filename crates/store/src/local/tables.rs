@@ -18,7 +18,7 @@ use xxhash_rust::xxh3::xxh3_128;
 use super::check;
 use crate::StoreError;
 use crate::error::Context;
-use crate::store::{Pairs, Record, Records};
+use crate::store::{Pairs, Record, RecordKey, Records};
 
 const OBJECT_BYTES: usize = 13;
 const OPEN_TABLES: usize = 256;
@@ -121,6 +121,19 @@ impl Tables {
             failed = record.is_err();
             record.transpose()
         }))
+    }
+
+    pub(super) fn records_after(
+        &self,
+        after: Option<&RecordKey>,
+        limit: usize,
+    ) -> Result<Vec<Record>, StoreError> {
+        let from = after.map_or(Bound::Unbounded, |(object, key)| Bound::Excluded(full_key(*object, key)));
+        let found = self.guarded(|| {
+            let pairs = self.tree.range::<Vec<u8>, _>((from, Bound::Unbounded), SeqNo::MAX, None);
+            pairs.take(limit).map(Guard::into_inner).collect::<lsm_tree::Result<Vec<_>>>()
+        })?;
+        found.into_iter().map(|(key, value)| parse(&key, &value)).collect()
     }
 
     pub(super) fn stage(&self, writes: Vec<TableWrite>) -> Result<(), StoreError> {

@@ -11,8 +11,8 @@ use espalier_proto::{
     AllocateMode, END, Errno, Ino, ObjectId, SeekWhat, Space, StreamStat, TableWrite, Time,
 };
 
-use crate::StoreError;
-use crate::store::{Pairs, Records, Store};
+use crate::store::{Pairs, Record, RecordKey, Records, Store};
+use crate::{MigrationState, StoreError};
 use stream::StreamBytes;
 
 const TOTAL_BYTES: u64 = 1 << 40;
@@ -23,8 +23,6 @@ const TOTAL_BYTES: u64 = 1 << 40;
 #[derive(Default)]
 pub struct MemoryStore(Mutex<MemoryState>);
 
-type RecordKey = (ObjectId, Vec<u8>);
-
 #[derive(Clone, Default)]
 struct MemoryState {
     published: BTreeMap<RecordKey, Vec<u8>>,
@@ -32,6 +30,7 @@ struct MemoryState {
     streams: BTreeMap<Ino, MemoryStream>,
     now: Time,
     full: bool,
+    migration: MigrationState,
 }
 
 #[derive(Clone, Default)]
@@ -161,6 +160,21 @@ impl Store for MemoryStore {
     fn records(&self) -> Records<'_> {
         let found = self.state().range(Bound::Unbounded, None, usize::MAX);
         Box::new(found.into_iter().map(|((object, key), value)| Ok((object, key, value))))
+    }
+
+    fn records_after(&self, after: Option<&RecordKey>, limit: usize) -> Result<Vec<Record>, StoreError> {
+        let from = after.map_or(Bound::Unbounded, |after| Bound::Excluded(after.clone()));
+        let found = self.state().range(from, None, limit);
+        Ok(found.into_iter().map(|((object, key), value)| (object, key, value)).collect())
+    }
+
+    fn migration(&self) -> Result<MigrationState, StoreError> {
+        Ok(self.state().migration.clone())
+    }
+
+    fn set_migration(&self, migration: MigrationState) -> Result<(), StoreError> {
+        self.state().migration = migration;
+        Ok(())
     }
 
     fn stage(&self, writes: Vec<TableWrite>) -> Result<(), StoreError> {

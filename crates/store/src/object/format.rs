@@ -12,7 +12,7 @@ use super::names::{Names, SUPERBLOCK};
 use super::tables::Tables;
 use crate::engine::{Engine, EngineFailure, ObjectOp};
 use crate::superblock::{self, FormatError, FormatOptions, Superblock, SuperblockError};
-use crate::{Journal, StoreError};
+use crate::{Journal, MigrationState, StoreError};
 
 /// Lease while an old file system is removed.
 const LOCKED: Duration = Duration::from_secs(30);
@@ -29,6 +29,16 @@ pub fn read_superblock(engine: &impl Engine, name: &str) -> Result<Superblock, S
         }
         Err(error) => Err(error.into()),
     }
+}
+
+/// Changes the part in a migration.
+pub(super) fn set_migration(engine: &impl Engine, migration: MigrationState) -> Result<(), StoreError> {
+    let name = Path::new(SUPERBLOCK);
+    let read = engine.read_versioned(SUPERBLOCK)?;
+    let changed = Superblock { migration, ..superblock::parse(name, &read.bytes)? };
+    let text = superblock::text(name, &changed)?;
+    engine.write_if(SUPERBLOCK, text.into_bytes(), Some(read.version))?;
+    Ok(())
 }
 
 /// Makes empty stores for all ranks in a namespace. The superblock is written last.

@@ -23,8 +23,8 @@ use streams::Streams;
 use tables::Tables;
 
 use crate::engine::{Engine, Pending, Version};
-use crate::store::{Pairs, Records, Store};
-use crate::{Journal, JournalError, StoreError, Superblock};
+use crate::store::{Pairs, Record, RecordKey, Records, Store};
+use crate::{Journal, JournalError, MigrationState, StoreError, Superblock};
 
 /// Size of an object of the journal or of a stream.
 const CHUNK_BYTES: u64 = 4 << 20;
@@ -141,6 +141,19 @@ impl<E: Engine> Store for ObjectStore<E> {
 
     fn records(&self) -> Records<'_> {
         self.tables.records()
+    }
+
+    fn records_after(&self, after: Option<&RecordKey>, limit: usize) -> Result<Vec<Record>, StoreError> {
+        self.tables.records_after(after, limit)
+    }
+
+    fn migration(&self) -> Result<MigrationState, StoreError> {
+        Ok(read_superblock(self.engine.as_ref(), names::SUPERBLOCK)?.migration)
+    }
+
+    fn set_migration(&self, migration: MigrationState) -> Result<(), StoreError> {
+        self.check_writable()?;
+        format::set_migration(self.engine.as_ref(), migration)
     }
 
     fn stage(&self, writes: Vec<TableWrite>) -> Result<(), StoreError> {

@@ -5,7 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use espalier_proto::Rank;
 use uuid::Uuid;
 
-use super::{COPY, FILE, FILE_NEW, FORMAT, Superblock, SuperblockError, is_store, write};
+use super::{COPY, FILE, FILE_NEW, FORMAT, MigrationState, Superblock, SuperblockError, is_store, write};
 use crate::local::{self, StoreLock};
 use crate::{Journal, RealFile, StoreError};
 
@@ -27,6 +27,7 @@ pub struct FormatOptions {
     /// Rank of the metadata server that owns the store, and number of ranks.
     pub rank: Rank,
     pub ranks: u16,
+    pub migration: MigrationState,
 }
 
 impl Default for FormatOptions {
@@ -40,6 +41,7 @@ impl Default for FormatOptions {
             uuid: None,
             rank: Rank(0),
             ranks: 1,
+            migration: MigrationState::None,
         }
     }
 }
@@ -128,6 +130,7 @@ pub(crate) fn new(dir: &Path, options: &FormatOptions) -> Result<Superblock, For
         strip_bytes: options.strip_bytes,
         journal_bytes: options.journal_bytes.max(1 << 20).next_multiple_of(4096),
         created,
+        migration: options.migration.clone(),
     })
 }
 

@@ -24,7 +24,7 @@ use super::names::Names;
 use super::{ObjectOptions, wait_all};
 use crate::StoreError;
 use crate::engine::{Engine, EngineFailure, KEYS_MAX, KeyPage, ObjectOp, Pending, Version};
-use crate::store::{Pairs, Record, Records};
+use crate::store::{Pairs, Record, RecordKey, Records};
 
 const OBJECT_BYTES: usize = 13;
 /// Precedes each value.
@@ -230,6 +230,13 @@ impl<E: Engine> Tables<E> {
             }
             page.next().map(|(key, value)| record(&key, value))
         }))
+    }
+
+    pub fn records_after(&self, after: Option<&RecordKey>, limit: usize) -> Result<Vec<Record>, StoreError> {
+        let first = || Bound::Included(Vec::new());
+        let from = after.map_or_else(first, |(object, key)| Bound::Excluded(full_key(*object, key)));
+        let found = self.range(&self.state(), from, None, limit)?;
+        found.into_iter().map(|(key, value)| record(&key, value)).collect()
     }
 
     pub fn stage(&self, writes: Vec<TableWrite>) {

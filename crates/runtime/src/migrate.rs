@@ -1,0 +1,219 @@
+//! Moves a file system to another store.
+
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use espalier_proto::Ino;
+use espalier_store::{
+    FormatOptions, Journal, LocalOptions, MigrationMachine, MigrationProgress, MigrationStart,
+    MigrationState, MigrationStep, Migrator, MovableStore, Store, Superblock,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
+use crate::location::{OpenedStore, StoreLocation, is_in_cluster};
+
+/// Pause before the next attempt to switch.
+const WAIT: Duration = Duration::from_millis(20);
+
+/// A migration that runs, or has ended, as other threads see it.
+#[derive(Debug, Default)]
+pub struct MigrationRun {
+    /// The destination's name.
+    to: String,
+    progress: MigrationProgress,
+    state: Mutex<RunState>,
+}
+
+#[derive(Debug, Default)]
+struct RunState {
+    step: Option<MigrationStep>,
+    /// Files that delay the switch.
+    unseen: usize,
+    outcome: Option<Result<(), String>>,
+}
+
+/// The status of a migration.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MigrationStatus {
+    /// The destination's name.
+    pub to: String,
+    /// The present step, in words.
+    pub step: String,
+    /// Bytes that were copied or compared, and all; 0 while that is being determined.
+    pub done: u64,
+    pub total: u64,
+    pub ended: bool,
+    pub error: Option<String>,
+}
+
+impl MigrationRun {
+    pub fn new(destination: &StoreLocation) -> Self {
+        let to = destination.full_name().to_string_lossy().into_owned();
+        Self { to, ..Self::default() }
+    }
+
+    pub fn status(&self) -> MigrationStatus {
+        let state = self.state();
+        let (done, total) = self.progress.bytes();
+        let (ended, error) = match &state.outcome {
+            Some(outcome) => (true, outcome.clone().err()),
+            None => (false, None),
+        };
+        let step = match state.step {
+            None | Some(MigrationStep::Measure) => "measuring".into(),
+            Some(MigrationStep::CopyRecords) => "copying metadata and small files".into(),
+            Some(MigrationStep::CopyStreams) => "copying big files".into(),
+            Some(MigrationStep::Verify) => "comparing".into(),
+            Some(MigrationStep::CatchUp | MigrationStep::Wait) if state.unseen > 0 => {
+                format!("waiting until {} big files are closed", state.unseen)
+            }
+            Some(MigrationStep::CatchUp | MigrationStep::Wait) => "copying changes".into(),
+            Some(MigrationStep::Switch | MigrationStep::Finish) => "switching".into(),
+        };
+        MigrationStatus { to: self.to.clone(), step, done, total, ended, error }
+    }
+
+    /// Stops it soon, unless the switch has happened.
+    pub fn stop(&self) {
+        self.progress.stop();
+    }
+
+    /// Runs a migration, and notes its outcome.
+    pub(crate) fn run(&self, migrate: impl FnOnce(&Self) -> Result<(), Error>) {
+        let outcome = migrate(self).map_err(|error| {
+            let source = std::error::Error::source(&error).map(|source| format!(": {source}"));
+            format!("{error}{}", source.unwrap_or_default())
+        });
+        self.state().outcome = Some(outcome);
+    }
+
+    pub(crate) fn has_ended(&self) -> bool {
+        self.state().outcome.is_some()
+    }
+
+    /// True if the file system is at the destination.
+    pub(crate) fn has_switched(&self) -> bool {
+        self.state().step == Some(MigrationStep::Finish)
+    }
+
+    pub(crate) fn to(&self) -> &str {
+        &self.to
+    }
+
+    fn state(&self) -> MutexGuard<'_, RunState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// An open store to migrate.
+pub(crate) struct MigrationSource<'a> {
+    pub name: &'a Path,
+    pub superblock: &'a Superblock,
+    pub store: &'a MovableStore,
+    pub journal: &'a Mutex<Journal>,
+}
+
+/// Migrates a store that is open; it is at the destination afterwards. `unseen`: files whose
+/// changes the store does not see.
+pub(crate) fn migrate_open(
+    source: &MigrationSource<'_>,
+    destination: &StoreLocation,
+    force: bool,
+    run: &MigrationRun,
+    unseen: impl Fn() -> Vec<Ino>,
+) -> Result<(), Error> {
+    let MigrationSource { name, superblock, store, journal } = *source;
+    check(name, superblock, destination)?;
+    // Fails now if the source cannot be marked at the end.
+    store.set_migration(store.migration()?)?;
+    let Some(opened) = prepare((name, superblock), destination, force)? else { return Ok(()) };
+    let to = destination.full_name().to_string_lossy().into_owned();
+    let counted = || {
+        let unseen = unseen();
+        run.state().unseen = unseen.len();
+        unseen
+    };
+    let mut machine = MigrationMachine::default();
+    let mut migrator =
+        Migrator::new((store, journal), (opened.store, opened.journal), to, &run.progress, counted);
+    while let Some(step) = machine.step() {
+        run.state().step = Some(step);
+        if step == MigrationStep::Wait {
+            std::thread::sleep(WAIT);
+        }
+        let began = Instant::now();
+        let outcome = migrator.carry_out(step)?;
+        tracing::info!(?step, ?outcome, ms = began.elapsed().as_millis() as u64, "migration");
+        machine.done(outcome);
+    }
+    Ok(())
+}
+
+/// Migrates a store that no process has open.
+///
+/// # Errors
+/// Errors of both stores. The migration can be repeated.
+pub fn migrate_stopped(source: &StoreLocation, destination: &StoreLocation, force: bool, run: &MigrationRun) {
+    run.run(|run| {
+        let (name, superblock) = (source.full_name(), source.superblock()?);
+        if matches!(superblock.migration, MigrationState::None) {
+            let OpenedStore { superblock, store, journal } = source.open(LocalOptions::default())?;
+            let (store, journal) = (MovableStore::new(store), Mutex::new(journal));
+            let source =
+                MigrationSource { name: &name, superblock: &superblock, store: &store, journal: &journal };
+            return migrate_open(&source, destination, force, run, Vec::new);
+        }
+        prepare((&name, &superblock), destination, force).map(drop)
+    });
+}
+
+/// Refuses stores that cannot be migrated by themselves.
+fn check(name: &Path, superblock: &Superblock, destination: &StoreLocation) -> Result<(), Error> {
+    if superblock.ranks > 1 && (destination.directory().is_none() || is_in_cluster(name)) {
+        return Err(Error::Option(
+            "the store of one of several metadata servers can be migrated between directories only: see docs/migrate.md",
+        ));
+    }
+    if name.join("namespace").is_file() {
+        return Err(Error::Option("the store of a decoupled namespace cannot be migrated: merge it"));
+    }
+    Ok(())
+}
+
+/// Makes the destination, or opens the incomplete one. `None`: the migration has ended.
+fn prepare(
+    (name, superblock): (&Path, &Superblock),
+    destination: &StoreLocation,
+    force: bool,
+) -> Result<Option<OpenedStore>, Error> {
+    let (from, to) = (name.to_string_lossy(), destination.full_name());
+    let found = destination.find_superblock()?;
+    let start = MigrationStart::decide((&from, superblock), (&to.to_string_lossy(), found.as_ref()), force)?;
+    let open = || destination.open(LocalOptions { incoming: true, ..LocalOptions::default() });
+    match start {
+        MigrationStart::Format => {
+            let Superblock { label, strip_bytes, journal_bytes, hash_key, uuid, rank, ranks, .. } =
+                superblock.clone();
+            destination.format(&FormatOptions {
+                label,
+                strip_bytes,
+                journal_bytes,
+                force,
+                hash_key: Some(hash_key),
+                uuid: Some(uuid),
+                rank,
+                ranks,
+                migration: MigrationState::Incoming { from: from.into_owned() },
+            })?;
+            open().map(Some)
+        }
+        MigrationStart::Resume => open().map(Some),
+        MigrationStart::Finish => {
+            open()?.store.set_migration(MigrationState::None)?;
+            Ok(None)
+        }
+        MigrationStart::Ended => Ok(None),
+    }
+}
