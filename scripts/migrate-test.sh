@@ -120,7 +120,7 @@ if "$bin" status --json "$mnt" | jq -e .passthrough > /dev/null; then
         sleep 0.1
     done
     wait "$migration" || fail 'the migration has failed'
-    [ "$(tail -n 20 "$mnt/large" | grep -c '^more$')" = 20 ] || fail 'bytes that the kernel has written are lost'
+    [ "$(tail -c 100 "$mnt/large" | grep -c '^more$')" = 20 ] || fail 'bytes that the kernel has written are lost'
 else
     exec 6>&- 7>&-
     "$bin" migrate "$work/b" "$work/c" > /dev/null
