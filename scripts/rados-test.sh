@@ -109,6 +109,55 @@ if [ -n "${own:-}" ]; then
     "$bin" umount "$mnt"
 fi
 
+section 'repair of a lost record, a lost journal and a damaged one'
+objects() { rados -p "$POOL" -N "test$$" "$@"; }
+repaired() {
+    local code=0
+    (cd "$work" && "$bin" fsck --repair "$store") > "$work/repaired" || code=$?
+    [ "$code" = 1 ] || fail "fsck --repair exits with $code: $(cat "$work/repaired")"
+    "$bin" fsck "$store" > "$work/fsck" || fail "not clean after a repair: $(cat "$work/fsck")"
+}
+"$bin" fsck --repair "$store" || fail 'a clean file system is repaired'
+shard=$(objects ls | grep '^0\.t\.' | head -n 1)
+# The dentry of a directory has its inode: its entries lose their way to the root. Few keys contain
+# a line feed, and are not whole lines.
+objects listomapkeys "$shard" > "$work/keys"
+for name in scripts crates; do
+    grep -a -m 1 "$name" "$work/keys" | tr -d '\n' > "$work/key"
+    objects rmomapkey "$shard" --omap-key-file "$work/key"
+done
+if "$bin" fsck "$store" > "$work/fsck"; then fail 'a lost record is not found'; fi
+repaired
+grep -q 'lost+found' "$work/repaired" || fail "nothing is in lost+found: $(cat "$work/repaired")"
+ls "$work"/quarantine-*/*/records > /dev/null || fail 'nothing is in the quarantine'
+objects rm 0.j.000000
+if "$bin" fsck "$store" > "$work/fsck" 2>&1; then fail 'a lost journal is not found'; fi
+repaired
+mount_it "$store" "$mnt"
+grep -q '^#' <<< "$(ls "$mnt/lost+found")" || fail 'lost+found is empty'
+rm -rf "$mnt/lost+found"/*
+cp -a crates scripts "$mnt/tree/"
+# Events that only the journal has, one of them damaged.
+sync -f "$mnt" # ends the frame
+mark=mark-$RANDOM$RANDOM # no file has this text
+echo before > "$mnt/$mark"
+sync "$mnt/$mark"
+kill -9 "$(server)"
+for object in $(objects ls | grep '^0\.j\.'); do
+    objects get "$object" "$work/chunk"
+    ! grep -a -q "$mark" "$work/chunk" || break
+done
+at=$(grep -a -b -o "$mark" "$work/chunk" | tail -n 1 | cut -d: -f1)
+printf X | dd of="$work/chunk" bs=1 seek="$at" conv=notrunc status=none
+objects put "$object" "$work/chunk"
+code=0
+(cd "$work" && "$bin" fsck --repair "$store") > "$work/repaired" || code=$?
+[ "$code" -le 1 ] || fail "fsck --repair exits with $code: $(cat "$work/repaired")"
+"$bin" fsck "$store"
+mount_it "$store" "$mnt"
+diff -r "$work/tree/scripts" "$mnt/tree/scripts" || fail 'files differ after a repair'
+"$bin" umount "$mnt"
+
 section 'dump, and load into a directory and back'
 "$bin" dump "$store" "$work/dump"
 "$bin" load --verify "$work/dump" "$work/local"

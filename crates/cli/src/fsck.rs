@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use espalier_meta::Finding;
 use espalier_proto::ServerId;
 use espalier_runtime::{FsckReport, RepairReport, SharedStore};
@@ -65,11 +65,9 @@ fn conclude(report: &FsckReport) -> u8 {
 }
 
 fn repair(args: &FsckArgs) -> Result<u8> {
-    if espalier_runtime::is_in_cluster(&args.source) {
-        bail!("only a file system in a directory can be repaired: dump what is readable, and load it");
-    }
     let bar = progress()?;
-    let report = espalier_runtime::repair(&args.source, |records| bar.set_position(records))?;
+    let location = args.rados.locate(&args.source)?;
+    let report = espalier_runtime::repair(&location, |records| bar.set_position(records))?;
     bar.finish_and_clear();
     if args.json {
         let mut json = json(&report.after);

@@ -1,5 +1,6 @@
 //! Where a store is: a directory, or a namespace of a RADOS cluster.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,7 +9,7 @@ use espalier_proto::{Rank, Space};
 use espalier_store::{
     Engine, FormatOptions, Journal, LocalOptions, LocalStore, MigrationState, ObjectOptions, ObjectStore,
     Rados, RadosAddress, RankLease, Store, Superblock, SuperblockError, format_objects, read_superblock,
-    superblock,
+    replace_objects_journal, superblock,
 };
 
 use crate::error::Error;
@@ -166,6 +167,17 @@ impl StoreLocation {
                 let lease = RankLease::acquire(&engine, Rank(0), TERM)?;
                 let (store, journal) = ObjectStore::open(&engine, &superblock, lease, in_objects)?;
                 Ok(OpenedStore { superblock, store: Box::new(store), journal: journal.erase() })
+            }
+        }
+    }
+
+    /// Replaces the journal of a store in a cluster by an empty one. `old` gets its bytes.
+    pub(crate) fn replace_journal(&self, superblock: &Superblock, old: &mut dyn Write) -> Result<(), Error> {
+        match self {
+            Self::Directory(_) => Err(Error::Option("the store is in no cluster")),
+            Self::Rados(address) => {
+                let engine = Arc::new(Rados::connect(address)?);
+                Ok(replace_objects_journal(&engine, superblock, superblock.rank, old)?)
             }
         }
     }

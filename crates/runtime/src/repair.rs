@@ -1,6 +1,6 @@
 //! Repairs stores that are not mounted: opens and replays as much as possible, then makes the
 //! records of all ranks consistent. Everything that is replaced or removed is saved in the
-//! directory `quarantine` of its store.
+//! directory `quarantine` of its store; of a store in a cluster, in the working directory.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -15,8 +15,8 @@ use espalier_meta::{
 };
 use espalier_proto::{ObjectId, Position, Rank, ServerId, TableWrite, Time};
 use espalier_store::{
-    Journal, JournalError, LocalOptions, LocalStore, Mended, RealFile, Store, StoreError, Superblock, mend,
-    new_journal, replace_journal, superblock,
+    Journal, JournalError, LocalOptions, Mended, Store, StoreError, Superblock, mend, new_journal,
+    replace_journal,
 };
 
 use crate::clock;
@@ -24,6 +24,7 @@ use crate::disk::Disk;
 use crate::dump::unfinished;
 use crate::error::Error;
 use crate::fsck::{FsckReport, check, checkpoint, fsck_cluster, read};
+use crate::location::StoreLocation;
 use crate::ranks::{are_one_tree, finish_transactions};
 use crate::volume::{Volume, fetch, require_single_rank};
 
@@ -39,8 +40,8 @@ pub struct RepairReport {
 }
 
 /// A store under repair.
-struct Repairing<'a> {
-    dir: &'a Path,
+struct Repairing {
+    location: StoreLocation,
     quarantine: PathBuf,
     superblock: Superblock,
 }
@@ -60,8 +61,8 @@ enum OpenedStore {
 ///
 /// # Errors
 /// The store is in use, or the disk fails. The repair can be repeated then.
-pub fn repair(dir: &Path, progress: impl Fn(u64)) -> Result<RepairReport, Error> {
-    report_damage(try_repair(dir, progress))
+pub fn repair(location: impl Into<StoreLocation>, progress: impl Fn(u64)) -> Result<RepairReport, Error> {
+    report_damage(try_repair(&location.into(), progress))
 }
 
 /// As [`repair`], for the stores of all ranks, after finishing transactions between them. Datafiles
@@ -89,14 +90,14 @@ fn report_damage(repaired: Result<RepairReport, Error>) -> Result<RepairReport, 
     }
 }
 
-fn try_repair(dir: &Path, progress: impl Fn(u64)) -> Result<RepairReport, Error> {
-    let now = clock::now();
+fn try_repair(location: &StoreLocation, progress: impl Fn(u64)) -> Result<RepairReport, Error> {
+    let (now, name) = (clock::now(), location.name());
     let mut done = Vec::new();
-    if let Ok(superblock) = superblock::read(dir) {
-        require_single_rank(&superblock, dir)?;
+    if let Ok(superblock) = location.superblock() {
+        require_single_rank(&superblock, &name)?;
     }
-    let store = Repairing::mend(dir, now, &mut done)?;
-    require_single_rank(&store.superblock, dir)?;
+    let store = Repairing::mend(location.clone(), now, &mut done)?;
+    require_single_rank(&store.superblock, &name)?;
     let opened = store.open(&mut done)?;
     let (disk, replayed) = store.checkpoint(opened)?;
     let hash_key = store.superblock.hash_key;
@@ -119,7 +120,7 @@ fn try_repair_cluster(
     let mut stores = Vec::new();
     for dir in ranks {
         let mut of_rank = Vec::new();
-        let store = Repairing::mend(dir, now, &mut of_rank)?;
+        let store = Repairing::mend(dir.into(), now, &mut of_rank)?;
         say_rank(store.superblock.rank, of_rank, &mut done);
         stores.push(store);
     }
@@ -143,7 +144,7 @@ fn try_repair_cluster(
 
 /// Opens the stores of all ranks, finishes transactions between them, and writes all events to the
 /// tables.
-fn open_all(stores: &[Repairing<'_>], done: &mut Vec<Finding>) -> Result<Vec<Arc<Disk>>, Error> {
+fn open_all(stores: &[Repairing], done: &mut Vec<Finding>) -> Result<Vec<Arc<Disk>>, Error> {
     let (mut disks, mut volumes) = (BTreeMap::new(), Vec::new());
     let mut lost_events = BTreeMap::new();
     for store in stores {
@@ -172,7 +173,7 @@ fn open_all(stores: &[Repairing<'_>], done: &mut Vec<Finding>) -> Result<Vec<Arc
 
 /// Repairs the records of all ranks.
 fn repair_records(
-    stores: &[Repairing<'_>],
+    stores: &[Repairing],
     disks: &[Arc<Disk>],
     now: Time,
     done: &mut Vec<Finding>,
@@ -191,7 +192,7 @@ fn repair_records(
     }
     for ((store, disk), repaired) in stores.iter().zip(disks).zip(repair.finish()) {
         if !repaired.writes.is_empty() {
-            quarantine_records(&disk.store, &repaired.writes, store.dir, &store.quarantine)?;
+            quarantine_records(&disk.store, &repaired.writes, &store.quarantine)?;
         }
         carry_out(&disk.store, &repaired)?;
         done.extend(repaired.done);
@@ -199,7 +200,7 @@ fn repair_records(
     Ok(())
 }
 
-fn quarantines(stores: &[Repairing<'_>]) -> Vec<PathBuf> {
+fn quarantines(stores: &[Repairing]) -> Vec<PathBuf> {
     let quarantines = stores.iter().map(|store| store.quarantine.clone());
     quarantines.filter(|quarantine| quarantine.exists()).collect()
 }
@@ -237,19 +238,67 @@ fn say_mended(mended: &Mended, done: &mut Vec<Finding>) {
     }
 }
 
-impl<'a> Repairing<'a> {
+impl Repairing {
     /// Makes a store's superblock, tables and journal readable.
-    fn mend(dir: &'a Path, now: Time, done: &mut Vec<Finding>) -> Result<Self, Error> {
-        let quarantine = dir.join("quarantine").join(format!("{}.{:09}", now.secs, now.nanos));
-        say_mended(&mend(dir, &quarantine)?, done);
-        Ok(Self { dir, quarantine, superblock: superblock::read(dir)? })
+    fn mend(location: StoreLocation, now: Time, done: &mut Vec<Finding>) -> Result<Self, Error> {
+        let time = format!("{}.{:09}", now.secs, now.nanos);
+        if let Some(dir) = location.directory() {
+            let quarantine = dir.join("quarantine").join(time);
+            say_mended(&mend(dir, &quarantine)?, done);
+            let superblock = location.superblock()?;
+            return Ok(Self { location, quarantine, superblock });
+        }
+        let superblock = location.superblock()?;
+        let quarantine = PathBuf::from(format!("quarantine-{}", superblock.uuid)).join(time);
+        let quarantine = std::path::absolute(&quarantine)
+            .map_err(|source| Error::Io { context: "the working directory is invalid".into(), source })?;
+        let store = Self { location, quarantine, superblock };
+        match store.location.open(LocalOptions::default()).map(drop) {
+            Err(Error::Store(StoreError::Journal(
+                why @ (JournalError::NoJournal | JournalError::Foreign | JournalError::Truncated { .. }),
+            ))) => {
+                store.replace_journal()?;
+                say_mended(&Mended { journal: Some(why.to_string()), ..Mended::default() }, done);
+            }
+            outcome => outcome?,
+        }
+        Ok(store)
+    }
+
+    /// An empty journal for the repair, which [`Self::replace_journal`] installs. In a cluster it
+    /// is in the quarantine until then.
+    fn new_journal(&self) -> Result<Journal, Error> {
+        let dir = self.location.directory().unwrap_or(&self.quarantine);
+        if dir == self.quarantine {
+            let failed = |source| Error::Io { context: format!("cannot create {}", dir.display()), source };
+            std::fs::create_dir_all(dir).map_err(failed)?;
+        }
+        Ok(new_journal(dir, &self.superblock)?.erase())
+    }
+
+    /// Replaces the store's journal by an empty one, and saves the old one.
+    fn replace_journal(&self) -> Result<(), Error> {
+        if let Some(dir) = self.location.directory() {
+            return Ok(replace_journal(dir, &self.quarantine)?);
+        }
+        let path = self.quarantine.join("journal");
+        let failed = |source| Error::Io { context: format!("cannot write {}", path.display()), source };
+        std::fs::create_dir_all(&self.quarantine).map_err(failed)?;
+        let mut old = File::create(&path).map_err(failed)?;
+        self.location.replace_journal(&self.superblock, &mut old)?;
+        old.sync_all().map_err(failed)?;
+        match std::fs::remove_file(self.quarantine.join("journal.new")) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(failed(error)),
+            _ => Ok(()),
+        }
     }
 
     /// Opens the store and replays as much as possible.
     fn open(&self, done: &mut Vec<Finding>) -> Result<OpenedStore, Error> {
-        let (dir, quarantine) = (self.dir, &self.quarantine);
-        let (store, mut journal) = LocalStore::open_with(dir, LocalOptions::default())?;
-        match unfinished(&store, store.superblock(), dir)? {
+        let quarantine = &self.quarantine;
+        let crate::location::OpenedStore { superblock, store, mut journal } =
+            self.location.open(LocalOptions::default())?;
+        match unfinished(store.as_ref(), &superblock, &self.location.name())? {
             loading @ Error::Loading(_) => return Err(loading),
             datafiles @ Error::Datafiles(_) if store.get(ObjectId::SUPER, b"")?.is_none() => {
                 return Err(datafiles);
@@ -261,15 +310,16 @@ impl<'a> Repairing<'a> {
         let Some(first) = first else {
             // A journal is usable only with the record of its start; it must not be replayed from
             // another position.
-            let journal = replaced(dir, quarantine, &store)?;
+            let journal = self.new_journal()?;
+            self.replace_journal()?;
             say(done, "where to begin in the journal is not known: what only it held is lost".into());
-            return Ok(OpenedStore::Unreplayed(Arc::new(Disk::new(Box::new(store), journal.erase(), false))));
+            return Ok(OpenedStore::Unreplayed(Arc::new(Disk::new(store, journal, false))));
         };
         if self.superblock.rank == Rank(0) {
-            restore_root(&store, dir, quarantine, done)?;
+            restore_root(store.as_ref(), quarantine, done)?;
         }
-        let (mut recovery, from) = begin(&store, &self.superblock, &journal, &first)?;
-        let failed = replay(&mut journal, from, &mut recovery, &store)?;
+        let (mut recovery, from) = begin(store.as_ref(), &self.superblock, &journal, &first)?;
+        let failed = replay(&mut journal, from, &mut recovery, store.as_ref())?;
         if let Some((_, why)) = &failed {
             let events = recovery.events;
             let lost = format!("{events} events of the journal were replayed, and those after them are lost");
@@ -277,7 +327,7 @@ impl<'a> Repairing<'a> {
         }
         if let Some((good, _)) = &failed {
             // The old journal stays until a checkpoint contains the replayed events.
-            journal = new_journal(dir, &self.superblock)?;
+            journal = self.new_journal()?;
             journal.replay(*good, |_, _| ())?;
         }
         journal.forget_torn()?;
@@ -288,23 +338,23 @@ impl<'a> Repairing<'a> {
     /// The volume after replay. `lost`: as of [`OpenedStore::Replayed`].
     fn recovered(
         &self,
-        store: LocalStore,
-        journal: Journal<RealFile>,
+        store: Box<dyn Store>,
+        journal: Journal,
         mut recovery: Recovery,
         lost: Option<(Position, Position)>,
     ) -> Result<Volume, Error> {
         let (replayed, new_streams) = (recovery.events, store.new_streams()?);
         let (end, used) = (journal.position(), journal.used());
-        recovery.forget_lost(&mut |load| fetch(&store, load));
+        recovery.forget_lost(&mut |load| fetch(store.as_ref(), load));
         let size = |ino| Ok::<_, StoreError>((ino, store.stream_stat(ino)?.size));
         let sizes = recovery.size_dirty().into_iter().map(size).collect::<Result<Vec<_>, _>>()?;
         let (meta, mut calls) =
-            recovery.finish(end, used, &new_streams, &sizes, &mut |load| fetch(&store, load))?;
+            recovery.finish(end, used, &new_streams, &sizes, &mut |load| fetch(store.as_ref(), load))?;
         if lost.is_some() {
             // The lost events may refer to these streams, so they are not removed.
             calls.retain(|call| !matches!(call, StreamCall::Remove { ino } if new_streams.contains(ino)));
         }
-        let disk = Arc::new(Disk::new(Box::new(store), journal.erase(), false));
+        let disk = Arc::new(Disk::new(store, journal, false));
         for call in calls {
             disk.stream_call(call)?;
         }
@@ -321,7 +371,7 @@ impl<'a> Repairing<'a> {
         let disk = checkpoint(volume)?;
         if let Some((from, good)) = lost {
             begin_at(&disk.store, from, good)?;
-            replace_journal(self.dir, &self.quarantine)?;
+            self.replace_journal()?;
         }
         Ok((disk, replayed))
     }
@@ -329,9 +379,9 @@ impl<'a> Repairing<'a> {
 
 /// Begins the recovery of a store without its damaged records.
 fn begin(
-    store: &LocalStore,
+    store: &dyn Store,
     superblock: &Superblock,
-    journal: &Journal<RealFile>,
+    journal: &Journal,
     first: &[u8],
 ) -> Result<(Recovery, Position), Error> {
     let mut config = Config::new(superblock.hash_key, superblock.strip_bytes, journal.capacity());
@@ -356,25 +406,14 @@ fn begin_at(store: &dyn Store, before: Position, good: Position) -> Result<(), E
     Ok(())
 }
 
-fn replaced(dir: &Path, quarantine: &Path, store: &LocalStore) -> Result<Journal<RealFile>, Error> {
-    let journal = new_journal(dir, store.superblock())?;
-    replace_journal(dir, quarantine)?;
-    Ok(journal)
-}
-
 /// Creates a root directory if there is none, since replay needs one.
-fn restore_root(
-    store: &LocalStore,
-    dir: &Path,
-    quarantine: &Path,
-    done: &mut Vec<Finding>,
-) -> Result<(), Error> {
+fn restore_root(store: &dyn Store, quarantine: &Path, done: &mut Vec<Finding>) -> Result<(), Error> {
     let root = Format { time: clock::now(), uid: 0, gid: 0, perm: 0o755 }.root();
     let there = store.get(root.object, &root.key)?.and_then(|value| decode::<Inode>(&value).ok());
     if !there.is_some_and(|inode| inode.is_dir()) {
         say(done, "the root directory was missing or damaged, and is created again".into());
         let root = vec![root];
-        quarantine_records(store, &root, dir, quarantine)?;
+        quarantine_records(store, &root, quarantine)?;
         store.stage(root)?;
         store.publish()?;
     }
@@ -383,10 +422,10 @@ fn restore_root(
 
 /// Replays up to the first damage. Returns the position after the last good frame, and the damage.
 fn replay(
-    journal: &mut Journal<RealFile>,
+    journal: &mut Journal,
     from: Position,
     recovery: &mut Recovery,
-    store: &LocalStore,
+    store: &dyn Store,
 ) -> Result<Option<(Position, String)>, Error> {
     let (mut good, mut failed) = (from, None);
     let read = journal.replay(from, |end, frame| {
@@ -407,12 +446,7 @@ fn replay(
 }
 
 /// Saves the records that are about to change, one per line: object, key and value in hexadecimal.
-fn quarantine_records(
-    store: &dyn Store,
-    writes: &[TableWrite],
-    dir: &Path,
-    quarantine: &Path,
-) -> Result<(), Error> {
+fn quarantine_records(store: &dyn Store, writes: &[TableWrite], quarantine: &Path) -> Result<(), Error> {
     let path = quarantine.join("records");
     let failed = |source| Error::Io { context: format!("cannot write {}", path.display()), source };
     std::fs::create_dir_all(quarantine).map_err(failed)?;
@@ -426,7 +460,7 @@ fn quarantine_records(
     }
     let file = file.into_inner().map_err(|error| failed(error.into_error()))?;
     file.sync_all().map_err(failed)?;
-    for place in [quarantine, &dir.join("quarantine"), dir] {
+    for place in quarantine.ancestors().take(3) {
         File::open(place).and_then(|place| place.sync_all()).map_err(failed)?;
     }
     Ok(())

@@ -42,7 +42,7 @@ pub use migrate::{
 };
 pub use object::{
     LeaseHolder, ObjectFile, ObjectOptions, ObjectStore, RankLease, break_lease, format_joining,
-    format_objects, lease_holder, read_superblock,
+    format_objects, lease_holder, read_superblock, replace_objects_journal,
 };
 pub use rados::{Rados, RadosAddress, RadosError};
 pub use store::{Pairs, Record, RecordKey, Records, Store};

@@ -1,18 +1,20 @@
 //! The superblock in a namespace, and making a file system there.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use espalier_proto::Rank;
 
+use super::CHUNK_BYTES;
 use super::file::ObjectFile;
 use super::lease::RankLease;
 use super::names::{Names, SUPERBLOCK};
 use super::tables::Tables;
 use crate::engine::{Engine, EngineFailure, ObjectOp};
 use crate::superblock::{self, FormatError, FormatOptions, Superblock, SuperblockError};
-use crate::{Journal, MigrationState, StoreError};
+use crate::{BlockFile, Journal, MigrationState, StoreError};
 
 /// Lease while an old file system is removed.
 const LOCKED: Duration = Duration::from_secs(30);
@@ -38,6 +40,29 @@ pub(super) fn set_migration(engine: &impl Engine, migration: MigrationState) -> 
     let changed = Superblock { migration, ..superblock::parse(name, &read.bytes)? };
     let text = superblock::text(name, &changed)?;
     engine.write_if(SUPERBLOCK, text.into_bytes(), Some(read.version))?;
+    Ok(())
+}
+
+/// Replaces the journal of a rank by an empty one. `old` gets the bytes of the old one.
+///
+/// # Errors
+/// Those of the engine and of `old`.
+pub fn replace_objects_journal<E: Engine>(
+    engine: &Arc<E>,
+    superblock: &Superblock,
+    rank: Rank,
+    old: &mut dyn Write,
+) -> Result<(), StoreError> {
+    let length = Journal::<ObjectFile<E>>::file_bytes(superblock.journal_bytes);
+    let file = ObjectFile::new(Arc::clone(engine), Names(rank), length, false);
+    let mut offset = 0;
+    while offset < length {
+        let mut bytes = vec![0; (length - offset).min(CHUNK_BYTES) as usize];
+        let copied = file.read_at(offset, &mut bytes).and_then(|()| old.write_all(&bytes));
+        copied.map_err(|cause| StoreError::Io { operation: "save", path: "the journal".into(), cause })?;
+        offset += bytes.len() as u64;
+    }
+    Journal::create(file, superblock.journal_bytes, superblock.tag_of(rank))?;
     Ok(())
 }
 

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use espalier_proto::{AllocateMode, Ino, ObjectId, SeekWhat, Space, StreamStat, TableWrite, Time};
 
 pub use file::ObjectFile;
-pub use format::{format_joining, format_objects, read_superblock};
+pub use format::{format_joining, format_objects, read_superblock, replace_objects_journal};
 pub use lease::{LeaseHolder, RankLease, break_lease, lease_holder};
 use names::Names;
 use streams::Streams;
