@@ -24,6 +24,7 @@ jobs=(
     'SEED=SEEDED ONLY=model scripts/mount-tests.sh'
     'SEED=SEEDED ONLY="cluster data ranks" scripts/mount-tests.sh'
     'SOAK=1 ONLY=small scripts/mount-tests.sh'
+    'scripts/large-directory-test.sh'
 )
 
 step=$(cat "$dir/next" 2> /dev/null || echo 0) failed=0

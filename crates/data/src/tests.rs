@@ -380,7 +380,7 @@ fn datafiles_of_provisional_files_are_listed_as_new() {
     assert!(!how(&mut server, young, 1));
     let young = Capability { since: 6, ..young };
     assert!(how(&mut server, young, 2));
-    let (op, data) = RangeOp::list(&[(0, vec![1].into())]).unwrap();
+    let (op, data) = RangeOp::list(&[(0, vec![1].into())]).expect("one write");
     server.ask_with(young, 3, DataRequest::Range { ino: FILE, op, data });
     assert!(matches!(server.work(), Io::WriteNew(DataRequest::Range { op: RangeOp::WriteList { .. }, .. })));
 }
@@ -389,7 +389,7 @@ fn datafiles_of_provisional_files_are_listed_as_new() {
 fn lists_are_looked_at_before_anything_is_done() {
     let mut server = with_client();
     server.admit(1, 1, &[]);
-    let (op, data) = RangeOp::list(&[(0, vec![1, 2].into())]).unwrap();
+    let (op, data) = RangeOp::list(&[(0, vec![1, 2].into())]).expect("one write");
     let lists = [data.slice(..data.len() - 1), Bytes::new(), write_list(&[])];
     for (id, data) in (1..).zip(lists) {
         server.ask_with(capability(1), id, DataRequest::Range { ino: FILE, op, data });

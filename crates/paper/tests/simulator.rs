@@ -13,7 +13,7 @@ fn run(experiment: &Experiment, stop: bool) -> Result<ExperimentResult, PaperErr
 }
 
 /// Experiments that take long: seven grids of wu's, and balancers. Some claims of the latter do not
-/// hold (docs/papers.md).
+/// hold (docs/results.md).
 fn is_long(experiment: &Experiment) -> bool {
     let short =
         ["wu-fig5.8", "wu-fig5.9", "wu-fig5.10", "sevilla-fig2.1", "sevilla-fig2.2", "sevilla-fig4.4"];

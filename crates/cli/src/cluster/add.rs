@@ -12,6 +12,7 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, ValueHint};
 use espalier_net::pki::Authority;
 use espalier_proto::Rank;
+use espalier_runtime::Status;
 use espalier_store::superblock;
 use rustix::process::Signal;
 
@@ -221,11 +222,9 @@ fn wait_until_joined(server: &ServerProcess, rank: Rank) -> Result<()> {
         let running = server.running()?.with_context(|| {
             format!("the server of {} has ended: see its log, and start it", server.dir.display())
         })?;
-        let ranks = running.stores.iter().map(|status| status.ranks.as_ref());
-        if ranks
-            .map(|ranks| ranks.is_some_and(|ranks| ranks.connected.contains(&rank.0)))
-            .all(|joined| joined)
-        {
+        let has_joined =
+            |status: &Status| status.ranks.as_ref().is_some_and(|ranks| ranks.connected.contains(&rank.0));
+        if running.stores.iter().all(has_joined) {
             return Ok(());
         }
         if began.elapsed() > PATIENCE {

@@ -39,7 +39,7 @@ pub(super) fn remove(args: &RemoveArgs) -> Result<ExitCode> {
     if leaving.config.shared().is_some() {
         return remove_from_shared(&servers, leaving, args);
     }
-    let heir = heir(&servers, leaving, args.to)?;
+    let successor = successor(&servers, leaving, args.to)?;
     let mut running = Vec::new();
     for server in &servers {
         if server.running()?.is_some() {
@@ -47,15 +47,15 @@ pub(super) fn remove(args: &RemoveArgs) -> Result<ExitCode> {
         }
     }
     let runs = |server: &ServerProcess| running.iter().any(|running| running.dir == server.dir);
-    for server in [leaving, heir] {
+    for server in [leaving, successor] {
         server.stop()?;
     }
-    move_stores(leaving, heir)?;
-    let ranks = list_stores(heir)?;
+    move_stores(leaving, successor)?;
+    let ranks = list_stores(successor)?;
     for server in servers.iter().filter(|server| !server.config.meta.is_empty()) {
         let mut text = ConfigText::read(&server.dir)?;
         for rank in &ranks {
-            text.set_address(*rank, &heir.config.listen)?;
+            text.set_address(*rank, &successor.config.listen)?;
         }
         text.write()?;
     }
@@ -67,7 +67,7 @@ pub(super) fn remove(args: &RemoveArgs) -> Result<ExitCode> {
     } else {
         remove_directory(&leaving.dir)?;
     }
-    let restarted = [(leaving, is_data), (heir, true)];
+    let restarted = [(leaving, is_data), (successor, true)];
     for (server, _) in restarted.into_iter().filter(|(server, stays)| *stays && runs(server)) {
         // Its configuration has changed.
         let server =
@@ -76,10 +76,10 @@ pub(super) fn remove(args: &RemoveArgs) -> Result<ExitCode> {
             bail!("the server of {} does not start: see its log", server.dir.display());
         }
     }
-    for server in running.iter().filter(|server| ![&leaving.dir, &heir.dir].contains(&&server.dir)) {
+    for server in running.iter().filter(|server| ![&leaving.dir, &successor.dir].contains(&&server.dir)) {
         server.signal(Signal::HUP)?;
     }
-    let (name, ranks) = (heir.dir.display(), join(&ranks));
+    let (name, ranks) = (successor.dir.display(), join(&ranks));
     println!("the server of {name} has the ranks {ranks}");
     println!(
         "{} {}",
@@ -117,7 +117,7 @@ fn numbered(servers: &[ServerProcess], number: u16) -> Result<&ServerProcess> {
 }
 
 /// The server that takes over the ranks.
-fn heir<'a>(
+fn successor<'a>(
     servers: &'a [ServerProcess],
     leaving: &ServerProcess,
     to: Option<u16>,
@@ -132,23 +132,23 @@ fn heir<'a>(
     }
 }
 
-fn move_stores(leaving: &ServerProcess, heir: &ServerProcess) -> Result<()> {
+fn move_stores(leaving: &ServerProcess, successor: &ServerProcess) -> Result<()> {
     for from in leaving.rank_stores().into_iter().filter(|from| from.exists()) {
-        let to = heir.dir.join(format!("{ADOPTED}{}", superblock::read(&from)?.rank));
+        let to = successor.dir.join(format!("{ADOPTED}{}", superblock::read(&from)?.rank));
         fs::rename(&from, &to).with_context(|| {
             let (from, to) = (from.display(), to.display());
             format!("cannot move {from} to {to}: if these are on different disks, copy it there and remove it here, then run this again")
         })?;
-        sync_directory(&heir.dir)?;
+        sync_directory(&successor.dir)?;
     }
     Ok(())
 }
 
 /// Lists all stores that have been moved to a server in its configuration, and returns their ranks.
-fn list_stores(heir: &ServerProcess) -> Result<Vec<Rank>> {
-    let (listed, mut ranks) = (heir.rank_stores(), Vec::new());
-    let mut text = ConfigText::read(&heir.dir)?;
-    for entry in fs::read_dir(&heir.dir)? {
+fn list_stores(successor: &ServerProcess) -> Result<Vec<Rank>> {
+    let (listed, mut ranks) = (successor.rank_stores(), Vec::new());
+    let mut text = ConfigText::read(&successor.dir)?;
+    for entry in fs::read_dir(&successor.dir)? {
         let entry = entry?;
         let (name, store) = (entry.file_name(), entry.path());
         let Some(name) = name.to_str().filter(|name| name.starts_with(ADOPTED)) else { continue };

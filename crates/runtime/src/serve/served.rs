@@ -23,8 +23,8 @@ pub fn expose(metrics: &MetricsServer, table: Option<&RankTable>, data: Option<&
     });
 }
 
-/// Answers a query about a rank, by default the smallest that the server has; about the load, of all
-/// its ranks.
+/// Answers a query about a rank, by default the smallest that the server has; a query about the
+/// load is about all its ranks.
 pub fn answer_of_ranks(
     table: &RankTable,
     rank: Option<Rank>,
