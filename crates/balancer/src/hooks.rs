@@ -81,6 +81,7 @@ impl Hooks {
         };
         let built = build().map_err(|error| failed("start")(sandbox.explain(error)));
         let (metaloads, metrics) = built?;
+        sandbox.set_time_series(&snapshot.time_series).map_err(failed("start"))?;
         sandbox.run(policy.name(), policy.text()).map_err(failed(SCRIPT))?;
         Ok(Self { sandbox, metrics, whoami, metaloads })
     }

@@ -44,6 +44,19 @@ impl PopularityCounters {
         self.fetches += other.fetches;
         self.stores += other.stores;
     }
+
+    /// What these counters have more than others, at least 0.
+    #[must_use]
+    pub fn less(&self, other: &Self) -> Self {
+        let less = |own: f64, other: f64| (own - other).max(0.0);
+        Self {
+            inode_reads: less(self.inode_reads, other.inode_reads),
+            inode_writes: less(self.inode_writes, other.inode_writes),
+            readdirs: less(self.readdirs, other.readdirs),
+            fetches: less(self.fetches, other.fetches),
+            stores: less(self.stores, other.stores),
+        }
+    }
 }
 
 /// A rank's last heartbeat. It carries counters and no loads, so that recorded heartbeats can be
@@ -112,6 +125,9 @@ pub struct MetricsSnapshot {
     /// Operations counted here on subtrees of other ranks.
     #[serde(default)]
     pub foreign: PopularityCounters,
+    /// What `timeseries()` returns: times and values that the host has recorded.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub time_series: Vec<(f64, f64)>,
     /// Times at which this rank began its last moves.
     #[serde(default)]
     pub recent_moves_ms: Vec<u64>,
@@ -139,6 +155,8 @@ pub enum SnapshotError {
     Parent(usize),
     #[error("a count of other ranks' subtrees is negative or too large")]
     Foreign,
+    #[error("a time or value of the time series is not finite")]
+    TimeSeries,
     #[error("the saved state is not finite")]
     State,
 }
@@ -173,6 +191,9 @@ impl MetricsSnapshot {
         }
         if !is_valid(&self.foreign.array()) {
             return Err(SnapshotError::Foreign);
+        }
+        if !self.time_series.iter().all(|(at, value)| at.is_finite() && value.is_finite()) {
+            return Err(SnapshotError::TimeSeries);
         }
         match self.state {
             SavedState::Number(number) if !number.is_finite() => Err(SnapshotError::State),

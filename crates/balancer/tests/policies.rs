@@ -129,6 +129,19 @@ fn adaptable_by_requests_follows_load_that_has_just_moved() {
     assert!(moves.iter().all(|(_, fragments)| *fragments > 0), "{moves:?}");
 }
 
+#[test]
+fn policies_read_the_time_series_of_their_host() {
+    let text = "function when() local sum = 0 for i = 1, timeseries():size() do \
+            local seconds, value = timeseries():get(i) sum = sum + seconds * value end WRstate(sum) return false end \
+        function where() end";
+    let time_series = vec![(1.0, 10.0), (2.0, 100.0)];
+    let plan = decide(
+        &BalancerEngine::new(BalancerPolicy::new("series", text)),
+        &MetricsSnapshot { time_series, ..one_busy(2) },
+    );
+    assert_eq!(plan.state, SavedState::Number(210.0));
+}
+
 fn faults(text: &str, sizes: &[u16]) -> Vec<String> {
     let engine = BalancerEngine::new(BalancerPolicy::new("test", text));
     check_policy(&engine, sizes, || false).iter().map(ToString::to_string).collect()

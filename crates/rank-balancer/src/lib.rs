@@ -73,12 +73,21 @@ pub fn snapshot(request: &DecisionRequest) -> MetricsSnapshot {
         whoami: request.rank.0,
         ranks: ranks.collect(),
         fragments: request.candidates.iter().map(fragment).collect(),
-        foreign: PopularityCounters::default(),
+        foreign: foreign(request),
         recent_moves_ms: request.recent_moves_ms.iter().map(|at| at + PAST_MS).collect(),
+        time_series: Vec::new(),
         // Empty at first.
         state: serde_json::from_slice(&request.saved).unwrap_or(SavedState::default()),
         seed: request.now_ms,
     }
+}
+
+/// What the deciding rank has counted for directories of other ranks.
+fn foreign(request: &DecisionRequest) -> PopularityCounters {
+    let own = request.loads.iter().find(|known| known.rank == request.rank);
+    own.map_or_else(PopularityCounters::default, |KnownLoad { load, .. }| {
+        counters(&load.all).less(&counters(&load.auth))
+    })
 }
 
 fn rank_metrics(known: &KnownLoad, now_ms: u64, idle: f64) -> RankMetrics {
@@ -155,6 +164,16 @@ mod tests {
         assert!(!moves.is_empty());
         let Verdict::Holds(why) = greedy(30_000) else { panic!() };
         assert_eq!(why, "`when` does not apply; loads: rank 0 1200.0, rank 1 30.0, rank 2 0.0");
+    }
+
+    #[test]
+    fn a_rank_knows_its_load_by_directories_of_others() {
+        let text = "function metaload() return IWR end \
+            function when() WRstate(allmetaload - authmetaload) return false end function where() end";
+        let mut request = request(text, 0);
+        assert_eq!(decide(&request, || false).saved, b"0.0");
+        request.loads[0].load.all.iwr = Milli(1_500_000);
+        assert_eq!(decide(&request, || false).saved, b"300.0");
     }
 
     #[test]
