@@ -6,7 +6,7 @@ use rand::Rng;
 use rand::seq::IndexedRandom;
 
 use super::scenario::Case;
-use crate::random::Seed;
+use crate::random::{Random, Seed};
 use crate::time::Nanos;
 
 /// One in this many of the runs that may have balancers has them.
@@ -59,13 +59,57 @@ pub fn text(seed: u64) -> String {
         0 => format!("policy = \"{}\"", SHIPPED.choose(&mut random).copied().unwrap_or_default()),
         _ => format!("script = '''\n{}'''", HOSTILE.choose(&mut random).copied().unwrap_or_default()),
     };
+    let mut more = Seed(seed).random("fuzz balancers", 2);
+    let is_generated = more.random_range(0..4) == 0;
+    let policy = if is_generated { format!("script = '''\n{}'''", generated(&mut more)) } else { policy };
     let every = ["1 s", "1 s", "2 s"].choose(&mut random).copied().unwrap_or_default();
     let dwell = ["1 s", "3 s", "8 s"].choose(&mut random).copied().unwrap_or_default();
     let window = ["2 s", "8 s"].choose(&mut random).copied().unwrap_or_default();
     let mut text =
         format!("\n[balancer]\n{policy}\nevery = \"{every}\"\ndwell = \"{dwell}\"\nwindow = \"{window}\"\n");
-    // Few requests are saved in a short run.
-    let _ =
-        writeln!(text, "moves = {}\ncost_per_move = 0.0\ncost_per_entry = 0.0", random.random_range(1..5));
+    // Few requests are saved in a short run, so moves seldom have a cost.
+    let (per_move, per_entry) = if more.random_range(0..8) == 0 { (2.0, 0.05) } else { (0.0, 0.0) };
+    let moves = random.random_range(1..5);
+    let _ = writeln!(text, "moves = {moves}\ncost_per_move = {per_move:.2}\ncost_per_entry = {per_entry:.2}");
     text
+}
+
+/// A policy of random parts, sensible or not.
+fn generated(random: &mut Random) -> String {
+    let mut one_of = |parts: &[&'static str]| parts.choose(random).copied().unwrap_or_default();
+    let loads = one_of(&[
+        "",
+        "function metaload() return IRD + 2 * IWR + READDIR end\n",
+        "function mdsload(i) return MDSs[i]['all'] + MDSs[i]['q'] end\n",
+        "function mdsload(i) return MDSs[i]['cpu'] - MDSs[i]['mem'] end\n",
+    ]);
+    let when = one_of(&[
+        "true",
+        "MDSs[whoami]['load'] > total / #MDSs",
+        "MDSs[whoami % #MDSs + 1]['load'] < authmetaload",
+        "allmetaload >= authmetaload and math.random() < 0.5",
+        "RDstate() ~= whoami",
+        "IWR > READDIR",
+    ]);
+    let amount = one_of(&[
+        "total / #MDSs",
+        "MDSs[whoami]['load'] / 2",
+        "MDSs[whoami]['load'] - MDSs[i]['load']",
+        "math.random() * allmetaload",
+        "max(MDSs[whoami]['load'] - 1, 0)",
+        "1 / (MDSs[i]['load'] - MDSs[whoami]['load'])",
+    ]);
+    let targets = one_of(&[
+        "for i = 1, #MDSs do if i ~= whoami then TARGET end end",
+        "local i = math.random(#MDSs) if i ~= whoami then TARGET end",
+        "local i = whoami % #MDSs + 1 TARGET WRstate(i)",
+    ]);
+    let targets = targets.replace("TARGET", &format!("targets[i] = {amount}"));
+    let selectors = one_of(&[
+        "",
+        "howmuch = { 'big_first' }\n",
+        "howmuch = { 'small_first', 'big_small' }\n",
+        "function howmuch() return { 'half', 'big_first' } end\n",
+    ]);
+    format!("{loads}function when() return {when} end\nfunction where() {targets} end\n{selectors}")
 }
