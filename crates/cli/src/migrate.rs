@@ -51,7 +51,9 @@ pub(crate) fn migrate(args: &MigrateArgs) -> Result<ExitCode> {
     };
     let destination = args.rados.locate(destination)?;
     let to = destination.full_name();
-    let conf = args.rados.conf.as_ref().map(std::path::absolute).transpose();
+    // The mount's process may have another environment.
+    let conf = args.rados.conf.clone().or_else(|| std::env::var_os("CEPH_CONF").map(PathBuf::from));
+    let conf = conf.map(std::path::absolute).transpose();
     let request = MigrationRequest {
         from: from.clone(),
         to: to.clone(),
