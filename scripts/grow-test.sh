@@ -156,8 +156,14 @@ check_files full 400 a
 umount "$a" "$b"
 "$bin" cluster down "$cluster"
 "$bin" cluster fsck "$cluster" > "$work/fsck"
-mv "$cluster/server-4/store" "$cluster/server-2/rank-4"
-remove --server 4 --to 2 > "$work/removed"
+mv "$cluster/server-4/store" "$work/rank-4"
+refused 'server-4/store' remove --server 4 --to 2
+printf 'to = 2\nranks = [4]\n' > "$cluster/server-4/removal.toml"
+refused 'mount its disk' remove --server 4
+refused 'leave --to out' remove --server 4 --to 0
+mv "$work/rank-4" "$cluster/server-2/rank-4"
+remove --server 4 > "$work/removed"
+grep -q 'was interrupted before' "$work/removed"
 up
 mount_at "$a"
 mount_at "$b"
@@ -165,7 +171,8 @@ mount_at "$b"
 remove --server 2 > "$work/removed"
 grep -q 'has the ranks' "$work/removed"
 is "$("$bin" cluster status "$cluster" --json | jq -c '[.servers[0].stores[].ranks.rank] | sort')" '[0,1,2,3,4]'
-"$bin" subtree move "$a/pinned" --to 1 > /dev/null
+"$bin" subtree move "$a/base" --to 1 > /dev/null
+until_true has_ranks "$b/base" '[1]'
 check_files pinned 20 a
 check_files full 400 a
 check_files full 100 d

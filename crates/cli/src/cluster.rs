@@ -343,6 +343,9 @@ impl ServerProcess {
     /// Stops the server, if it runs, after it has written everything out.
     fn stop(&self) -> Result<()> {
         if !self.signal(Signal::TERM)? {
+            if self.stores().iter().any(|store| espalier_store::is_open(store)) {
+                bail!("the server of {} starts, or does not answer: try again later", self.dir.display());
+            }
             return Ok(());
         }
         self.wait_for_end(|| match self.config.shared() {

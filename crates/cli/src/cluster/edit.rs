@@ -73,11 +73,7 @@ impl ConfigText {
     /// Replaces the file, if the result is a valid configuration.
     pub(super) fn write(&self) -> Result<()> {
         let new = self.file.with_extension("toml.new");
-        let written = fs::File::create(&new).and_then(|mut file| {
-            file.write_all(self.document.to_string().as_bytes())?;
-            file.sync_all()
-        });
-        written.with_context(|| format!("cannot write {}", new.display()))?;
+        write_durably(&new, &self.document.to_string())?;
         if let Err(error) = Config::read(&new) {
             fs::remove_file(&new)?;
             return Err(error.context(format!("{} is unchanged", self.file.display())));
@@ -85,6 +81,15 @@ impl ConfigText {
         fs::rename(&new, &self.file).with_context(|| format!("cannot replace {}", self.file.display()))?;
         self.file.parent().map_or(Ok(()), sync_directory)
     }
+}
+
+pub(super) fn write_durably(path: &Path, text: &str) -> Result<()> {
+    let written = fs::File::create(path).and_then(|mut file| {
+        file.write_all(text.as_bytes())?;
+        file.sync_all()
+    });
+    written.with_context(|| format!("cannot write {}", path.display()))?;
+    path.parent().map_or(Ok(()), sync_directory)
 }
 
 /// Makes new names in a directory durable.

@@ -4,6 +4,7 @@
 //! Each step can be repeated: a removal that was interrupted is finished by the next one.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -12,13 +13,14 @@ use clap::{Args, ValueHint};
 use espalier_proto::Rank;
 use espalier_store::superblock;
 use rustix::process::Signal;
+use serde::{Deserialize, Serialize};
 
-use super::edit::{ConfigText, sync_directory};
+use super::edit::{ConfigText, sync_directory, write_durably};
 use super::{CONFIG, ServerProcess, servers, start};
 use crate::serve::{Config, Role};
 
-/// Start of the name of a rank's store at the server that has taken the rank over.
-const ADOPTED: &str = "rank-";
+/// File in the directory of a server whose removal has begun.
+const BEGUN: &str = "removal.toml";
 
 #[derive(Debug, Args)]
 pub struct RemoveArgs {
@@ -33,13 +35,36 @@ pub struct RemoveArgs {
     to: Option<u16>,
 }
 
+/// A removal that has begun, in the directory of the server that leaves.
+#[derive(Serialize, Deserialize)]
+struct Removal {
+    /// Number of the server that takes over.
+    to: u16,
+    /// Ranks of the leaving server, in the order of its stores.
+    ranks: Vec<u16>,
+}
+
 pub(super) fn remove(args: &RemoveArgs) -> Result<ExitCode> {
     let servers = servers(&args.dir)?;
     let leaving = numbered(&servers, args.server)?;
     if leaving.config.shared().is_some() {
         return remove_from_shared(&servers, leaving, args);
     }
-    let successor = successor(&servers, leaving, args.to)?;
+    let begun = begun(leaving)?;
+    let was_interrupted = begun.is_some();
+    let removal = match begun {
+        Some(removal) if args.to.is_some_and(|to| to != removal.to) => {
+            bail!("the removal has begun, and server {} takes over the ranks: leave --to out", removal.to)
+        }
+        Some(removal) => removal,
+        None => {
+            let successor = successor(&servers, leaving, args.to)?;
+            Removal { to: successor.config.number, ranks: ranks_of(leaving)? }
+        }
+    };
+    let successor = numbered(&servers, removal.to)?;
+    // Configurations that cannot be changed are found before anything has changed.
+    let configurations = with_new_addresses(&servers, &address_of(successor)?, &removal.ranks)?;
     let mut running = Vec::new();
     for server in &servers {
         if server.running()?.is_some() {
@@ -50,20 +75,16 @@ pub(super) fn remove(args: &RemoveArgs) -> Result<ExitCode> {
     for server in [leaving, successor] {
         server.stop()?;
     }
-    move_stores(leaving, successor)?;
-    let ranks = list_stores(successor)?;
-    for server in servers.iter().filter(|server| !server.config.meta.is_empty()) {
-        let mut text = ConfigText::read(&server.dir)?;
-        for rank in &ranks {
-            text.set_address(*rank, &successor.config.listen)?;
-        }
-        text.write()?;
-    }
+    write_durably(&leaving.dir.join(BEGUN), &toml::to_string(&removal)?)?;
+    move_stores(leaving, successor, &removal.ranks)?;
+    configurations.iter().try_for_each(ConfigText::write)?;
+    list_stores(successor, &removal.ranks)?;
     let is_data = leaving.config.has(Role::Data);
     if is_data {
         let mut text = ConfigText::read(&leaving.dir)?;
         text.make_data_server();
         text.write()?;
+        fs::remove_file(leaving.dir.join(BEGUN))?;
     } else {
         remove_directory(&leaving.dir)?;
     }
@@ -79,14 +100,56 @@ pub(super) fn remove(args: &RemoveArgs) -> Result<ExitCode> {
     for server in running.iter().filter(|server| ![&leaving.dir, &successor.dir].contains(&&server.dir)) {
         server.signal(Signal::HUP)?;
     }
-    let (name, ranks) = (successor.dir.display(), join(&ranks));
+    let (name, ranks) = (successor.dir.display(), join(&removal.ranks));
     println!("the server of {name} has the ranks {ranks}");
     println!(
         "{} {}",
         leaving.dir.display(),
         if is_data { "is only a data server now" } else { "is removed" }
     );
+    if was_interrupted {
+        println!(
+            "the removal was interrupted before: `espalier cluster up` starts all servers that do not run"
+        );
+    }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The removal of a server that has begun before.
+fn begun(leaving: &ServerProcess) -> Result<Option<Removal>> {
+    let file = leaving.dir.join(BEGUN);
+    let text = match fs::read_to_string(&file) {
+        Ok(text) => text,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error).with_context(|| format!("cannot read {}", file.display())),
+    };
+    Ok(Some(toml::from_str(&text).with_context(|| format!("{} is damaged", file.display()))?))
+}
+
+/// The ranks of a server's stores, all of which must be there.
+fn ranks_of(server: &ServerProcess) -> Result<Vec<u16>> {
+    server.rank_stores().iter().map(|store| Ok(superblock::read(store)?.rank.0)).collect()
+}
+
+/// The address by which clients and other servers reach a server.
+fn address_of(server: &ServerProcess) -> Result<String> {
+    let ranks = ranks_of(server)?;
+    let entry = server.config.ranks().find(|entry| ranks.contains(&entry.rank));
+    let entry = entry.with_context(|| {
+        format!("[[meta]] in {} has no rank of this server", server.dir.join(CONFIG).display())
+    })?;
+    Ok(entry.address.clone())
+}
+
+/// The configurations that list metadata servers, with another address of some ranks.
+fn with_new_addresses(servers: &[ServerProcess], address: &str, ranks: &[u16]) -> Result<Vec<ConfigText>> {
+    let listing = servers.iter().filter(|server| !server.config.meta.is_empty());
+    let changed = |server: &ServerProcess| {
+        let mut text = ConfigText::read(&server.dir)?;
+        ranks.iter().try_for_each(|rank| text.set_address(Rank(*rank), address))?;
+        Ok(text)
+    };
+    listing.map(changed).collect()
 }
 
 /// Stops a server whose ranks the others take over.
@@ -110,8 +173,8 @@ fn remove_from_shared(
 fn numbered(servers: &[ServerProcess], number: u16) -> Result<&ServerProcess> {
     let found = servers.iter().find(|server| server.config.number == number && server.config.has(Role::Meta));
     found.with_context(|| {
-        let numbers: Vec<_> = servers.iter().filter(|server| server.config.has(Role::Meta)).collect();
-        let numbers: Vec<_> = numbers.iter().map(|server| Rank(server.config.number)).collect();
+        let servers = servers.iter().filter(|server| server.config.has(Role::Meta));
+        let numbers: Vec<_> = servers.map(|server| server.config.number).collect();
         format!("no metadata server has the number {number}: the numbers are {}", join(&numbers))
     })
 }
@@ -132,33 +195,38 @@ fn successor<'a>(
     }
 }
 
-fn move_stores(leaving: &ServerProcess, successor: &ServerProcess) -> Result<()> {
-    for from in leaving.rank_stores().into_iter().filter(|from| from.exists()) {
-        let to = successor.dir.join(format!("{ADOPTED}{}", superblock::read(&from)?.rank));
-        fs::rename(&from, &to).with_context(|| {
-            let (from, to) = (from.display(), to.display());
-            format!("cannot move {from} to {to}: if these are on different disks, copy it there and remove it here, then run this again")
-        })?;
+fn move_stores(leaving: &ServerProcess, successor: &ServerProcess, ranks: &[u16]) -> Result<()> {
+    for (from, rank) in leaving.rank_stores().into_iter().zip(ranks) {
+        let to = successor.dir.join(adopted(*rank));
+        let (from_name, to_name) = (from.display(), to.display());
+        match (from.exists(), to.exists()) {
+            (true, false) => fs::rename(&from, &to).with_context(|| {
+                format!("cannot move {from_name} to {to_name}: if these are on different disks, copy it there and remove it here, then run this again")
+            })?,
+            (false, true) => {}
+            (true, true) => bail!("both {from_name} and {to_name} are there: remove the older one"),
+            (false, false) => bail!("neither {from_name} nor {to_name} is there: mount its disk, and run this again"),
+        }
         sync_directory(&successor.dir)?;
     }
     Ok(())
 }
 
-/// Lists all stores that have been moved to a server in its configuration, and returns their ranks.
-fn list_stores(successor: &ServerProcess) -> Result<Vec<Rank>> {
-    let (listed, mut ranks) = (successor.rank_stores(), Vec::new());
+/// Name of a rank's store at the server that has taken the rank over.
+fn adopted(rank: u16) -> String {
+    format!("rank-{rank}")
+}
+
+/// Lists the stores that have been moved to a server in its configuration.
+fn list_stores(successor: &ServerProcess, ranks: &[u16]) -> Result<()> {
     let mut text = ConfigText::read(&successor.dir)?;
-    for entry in fs::read_dir(&successor.dir)? {
-        let entry = entry?;
-        let (name, store) = (entry.file_name(), entry.path());
-        let Some(name) = name.to_str().filter(|name| name.starts_with(ADOPTED)) else { continue };
-        ranks.push(superblock::read(&store)?.rank);
-        if !listed.contains(&store) {
-            text.add_store(name);
+    let listed = successor.rank_stores();
+    for name in ranks.iter().map(|rank| adopted(*rank)) {
+        if !listed.contains(&successor.dir.join(&name)) {
+            text.add_store(&name);
         }
     }
-    text.write()?;
-    Ok(ranks)
+    text.write()
 }
 
 /// Removes a server. Without a configuration a directory is no server's.
@@ -167,7 +235,7 @@ fn remove_directory(dir: &Path) -> Result<()> {
     fs::remove_dir_all(dir).with_context(|| format!("cannot remove {}", dir.display()))
 }
 
-fn join(ranks: &[Rank]) -> String {
-    let ranks: Vec<_> = ranks.iter().map(ToString::to_string).collect();
-    ranks.join(", ")
+fn join(numbers: &[u16]) -> String {
+    let numbers: Vec<_> = numbers.iter().map(ToString::to_string).collect();
+    numbers.join(", ")
 }
