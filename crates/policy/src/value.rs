@@ -37,7 +37,7 @@ impl Values {
             Self::DistParams => &["strip_size:1M"],
             Self::Pin => &["0", "1", "2", "distributed", "parent", "off"],
             Self::Relax => &["all", "none", "consistency", "durability,interfere"],
-            Self::Bound => &["relax:all", "durability:local;relax:all", "interfere:block;relax:none"],
+            Self::Bound => &["relax:all", "interfere:block;relax:none", "durability:local;relax:all"],
         }
     }
 }
