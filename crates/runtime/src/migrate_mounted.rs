@@ -147,15 +147,17 @@ impl MountedStore {
             return Err(format!("it has moved to {}", state.name.display()));
         }
         let run = Arc::new(MigrationRun::new(&destination));
-        state.run = Some(Arc::clone(&run));
         if let Some(thread) = state.thread.take() {
             let _ = thread.join();
         }
         let (shared, node) = (Arc::clone(&self.state), Arc::clone(&self.node));
         let (superblock, force) = (self.superblock.clone(), request.force);
-        let migrate = move || run.run(|run| migrate(&shared, &node, &superblock, &destination, force, run));
-        let started = std::thread::Builder::new().name("migration".into()).spawn(migrate);
-        state.thread = Some(started.map_err(|error| error.to_string())?);
+        let started = Arc::clone(&run);
+        let migrate =
+            move || started.run(|run| migrate(&shared, &node, &superblock, &destination, force, run));
+        let thread = std::thread::Builder::new().name("migration".into()).spawn(migrate);
+        state.thread = Some(thread.map_err(|error| error.to_string())?);
+        state.run = Some(run);
         Ok(())
     }
 
