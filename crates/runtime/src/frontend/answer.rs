@@ -476,11 +476,14 @@ impl FuseFrontend {
     /// Files that the kernel reads and writes itself, or that may be mapped so until it forgets
     /// them, which it is asked to do.
     pub(crate) fn passed_through(&self) -> Vec<Ino> {
-        let mut inos: Vec<Ino> = self.mapped_through().iter().copied().collect();
+        // Read first: a file that is closed between both reads is mapped since before.
+        let mut inos: HashSet<Ino> =
+            self.backing.lock().unwrap_or_else(PoisonError::into_inner).keys().copied().collect();
+        let mapped: Vec<Ino> = self.mapped_through().iter().copied().collect();
         let recall = |ino: &Ino| Recall { ino: *ino, dir: None, name: None };
-        self.recall(&inos.iter().map(recall).collect::<Vec<_>>(), &[]);
-        inos.extend(self.backing.lock().unwrap_or_else(PoisonError::into_inner).keys());
-        inos
+        self.recall(&mapped.iter().map(recall).collect::<Vec<_>>(), &[]);
+        inos.extend(mapped);
+        inos.into_iter().collect()
     }
 
     pub(super) fn close_backing(&self, reply: &fuse::Reply, ino: Ino, access: u32) {
