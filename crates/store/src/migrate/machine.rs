@@ -65,6 +65,10 @@ pub enum StartError {
     Exists(String),
     #[error("{from} has moved to {to}, but {to} is another file system or none: it was replaced since")]
     Lost { from: String, to: String },
+    #[error(
+        "the file system of {from} has moved to {to} and on from there, and {to} is an incomplete copy of {origin}: run `espalier migrate {origin} {to}` to complete it"
+    )]
+    MovedOn { from: String, to: String, origin: String },
 }
 
 /// A migration in progress.
@@ -102,7 +106,11 @@ impl MigrationStart {
                 Err(StartError::Moved { from: from.into(), to: other.clone() })
             }
             MigrationState::Moved { .. } => match same.map(|same| &same.migration) {
-                Some(MigrationState::Incoming { .. }) => Ok(Self::Finish),
+                Some(MigrationState::Incoming { from: origin }) if origin == from => Ok(Self::Finish),
+                Some(MigrationState::Incoming { from: origin }) => {
+                    let (from, to) = (from.into(), to.into());
+                    Err(StartError::MovedOn { from, to, origin: origin.clone() })
+                }
                 // It may have moved on from there.
                 Some(MigrationState::None | MigrationState::Moved { .. }) => Ok(Self::Ended),
                 None => Err(StartError::Lost { from: from.into(), to: to.into() }),
@@ -201,6 +209,20 @@ mod tests {
         assert_eq!(decide(&with(incoming("z")), None, true), Err(StartError::Incoming("a".into())));
         let same = MigrationStart::decide(("a", &whole), ("a", Some(&whole)), true);
         assert_eq!(same, Err(StartError::Same));
+    }
+
+    #[test]
+    fn a_way_back_that_was_interrupted_is_not_completed_by_the_first_migration() {
+        // From a to b, from b to c, and from c back to b, which was interrupted.
+        let moved = |to: &str| MigrationState::Moved { to: to.into() };
+        let c = superblock(MigrationState::None);
+        let a = Superblock { migration: moved("b"), ..c.clone() };
+        let b = Superblock { migration: MigrationState::Incoming { from: "c".into() }, ..c.clone() };
+        let refused = MigrationStart::decide(("a", &a), ("b", Some(&b)), true);
+        let moved_on = StartError::MovedOn { from: "a".into(), to: "b".into(), origin: "c".into() };
+        assert_eq!(refused, Err(moved_on));
+        let resumed = MigrationStart::decide(("c", &c), ("b", Some(&b)), false);
+        assert_eq!(resumed, Ok(MigrationStart::Resume));
     }
 
     #[test]
