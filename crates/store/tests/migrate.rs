@@ -338,6 +338,29 @@ fn one_store_is_whole_after_every_fault() {
 }
 
 #[test]
+fn a_mark_that_is_not_durable_is_no_switch() {
+    let (from, to) = (Place::directory(), Place::objects("b"));
+    let source = new(&from);
+    fill(&source, &mut 4, 20);
+    let Place::Directory(dir) = &from else { return };
+    // The superblock is replaced, but not its copy.
+    let copy = dir.path().join("superblock.bak");
+    let refused = migrate(Some(&source), (&from, &to), |step| {
+        if step == MigrationStep::Switch && !copy.is_dir() {
+            std::fs::remove_file(&copy).unwrap();
+            std::fs::create_dir(&copy).unwrap();
+        }
+    });
+    assert_eq!(refused.unwrap_err(), StoreError::Undecided.to_string());
+    assert!(matches!(source.store.streams(), Err(StoreError::Undecided)));
+    drop(source);
+    assert!(!from.is_whole() && !to.is_whole());
+    std::fs::remove_dir(&copy).unwrap();
+    migrate(None, (&from, &to), |_| ()).unwrap();
+    assert!(!from.is_whole() && to.is_whole());
+}
+
+#[test]
 fn an_interrupted_migration_continues_after_changes() {
     let (from, to) = (Place::objects("a"), Place::objects("b"));
     let source = new(&from);

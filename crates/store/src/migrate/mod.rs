@@ -371,9 +371,10 @@ impl<'a> Migrator<'a> {
         let moved = MigrationState::Moved { to: self.to.clone() };
         if let Err(error) = place.store.set_migration(moved.clone()) {
             match found(place.store.as_ref()) {
-                Ok(found) if found == moved => {}
-                Ok(_) => return Err(error),
-                Err(_) => {
+                Ok(found) if found != moved => return Err(error),
+                // It may be readable without being durable.
+                Ok(_) if place.store.set_migration(moved).is_ok() => {}
+                _ => {
                     place.is_undecided = true;
                     return Err(StoreError::Undecided);
                 }
