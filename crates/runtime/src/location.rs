@@ -98,11 +98,17 @@ impl StoreLocation {
         }
     }
 
-    /// The store's name for other processes: an absolute path without links, if it exists.
+    /// The store's name for other processes: an absolute path without links. It is the same before
+    /// and after the directory is made.
     pub fn full_name(&self) -> PathBuf {
         match self {
             Self::Directory(dir) => {
-                dir.canonicalize().or_else(|_| std::path::absolute(dir)).unwrap_or_else(|_| dir.clone())
+                let path = std::path::absolute(dir).unwrap_or_else(|_| dir.clone());
+                let name_below = |ancestor: &Path| {
+                    let missing = path.strip_prefix(ancestor).ok()?;
+                    Some(ancestor.canonicalize().ok()?.join(missing).components().collect())
+                };
+                path.ancestors().find_map(name_below).unwrap_or(path)
             }
             Self::Rados(_) => self.name(),
         }
@@ -208,6 +214,18 @@ impl StoreLocation {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_directory_has_the_same_name_before_it_is_made() {
+        let work = tempfile::tempdir().unwrap();
+        std::fs::create_dir(work.path().join("real")).unwrap();
+        std::os::unix::fs::symlink("real", work.path().join("link")).unwrap();
+        let location = StoreLocation::Directory(work.path().join("link/a/b"));
+        let before = location.full_name();
+        std::fs::create_dir_all(location.directory().unwrap()).unwrap();
+        assert_eq!(before, location.full_name());
+        assert_eq!(before, work.path().canonicalize().unwrap().join("real/a/b"));
+    }
 
     #[test]
     fn sources_are_directories_or_namespaces() {
