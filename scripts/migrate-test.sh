@@ -100,6 +100,8 @@ mkdir "$mnt/many"
 seq "$files" | (cd "$mnt/many" && split -l 1 -a 4 -)
 head -c 30M /dev/urandom > "$mnt/large"
 truncate -s 3G "$mnt/sparse"
+refused 'inside the source or its mount' "$bin" migrate "$work/a" "$mnt/new/backup"
+refused 'inside the source or its mount' "$bin" migrate "$work/a" "$work/a/new"
 migrate_under_load "$work/a" "$work/b" first
 
 section 'the switch waits for a big file that the kernel writes itself'

@@ -1,5 +1,6 @@
 //! Moves a file system to another store.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -110,6 +111,8 @@ impl MigrationRun {
 /// An open store to migrate.
 pub(crate) struct MigrationSource<'a> {
     pub name: &'a Path,
+    /// Minor number of the device of its mount.
+    pub device: Option<u32>,
     pub superblock: &'a Superblock,
     pub store: &'a MovableStore,
     pub journal: &'a Mutex<Journal>,
@@ -124,8 +127,13 @@ pub(crate) fn migrate_open(
     run: &MigrationRun,
     unseen: impl Fn() -> Vec<Ino>,
 ) -> Result<(), Error> {
-    let MigrationSource { name, superblock, store, journal } = *source;
+    let MigrationSource { name, device, superblock, store, journal } = *source;
     check(name, superblock, destination)?;
+    if destination.directory().is_some() && depends(&destination.full_name(), name, device) {
+        return Err(Error::Option(
+            "the destination is inside the source or its mount, or has the source in it: name a directory outside of both",
+        ));
+    }
     // Fails now if the source cannot be marked at the end.
     store.set_migration(store.migration()?)?;
     let Some(opened) = prepare((name, superblock), destination, force)? else { return Ok(()) };
@@ -161,8 +169,8 @@ pub fn migrate_stopped(source: &StoreLocation, destination: &StoreLocation, forc
         if matches!(superblock.migration, MigrationState::None) {
             let OpenedStore { superblock, store, journal } = source.open(LocalOptions::default())?;
             let (store, journal) = (MovableStore::new(store), Mutex::new(journal));
-            let source =
-                MigrationSource { name: &name, superblock: &superblock, store: &store, journal: &journal };
+            let (name, device, superblock) = (&*name, None, &superblock);
+            let source = MigrationSource { name, device, superblock, store: &store, journal: &journal };
             return migrate_open(&source, destination, force, run, Vec::new);
         }
         prepare((&name, &superblock), destination, force).map(drop)
@@ -180,6 +188,16 @@ fn check(name: &Path, superblock: &Superblock, destination: &StoreLocation) -> R
         return Err(Error::Option("the store of a decoupled namespace cannot be migrated: merge it"));
     }
     Ok(())
+}
+
+/// True if the directory `to` is within the store `from` or its mount, or the store within it: a
+/// pause of the source would block the destination, or the removal of one store remove both.
+fn depends(to: &Path, from: &Path, device: Option<u32>) -> bool {
+    let existing = to.ancestors().find_map(|ancestor| ancestor.metadata().ok());
+    let number = existing.map(|existing| existing.dev());
+    let is_on_mount = number
+        .is_some_and(|number| rustix::fs::major(number) == 0 && Some(rustix::fs::minor(number)) == device);
+    is_on_mount || to != from && (to.starts_with(from) || from.starts_with(to))
 }
 
 /// Makes the destination, or opens the incomplete one. `None`: the migration has ended.
@@ -215,5 +233,27 @@ fn prepare(
             Ok(None)
         }
         MigrationStart::Ended => Ok(None),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_destination_does_not_depend_on_its_source() {
+        let work = tempfile::tempdir().unwrap();
+        let dir = |name: &str| work.path().join(name);
+        std::fs::create_dir(dir("data")).unwrap();
+        assert!(depends(&dir("data/new/b"), &dir("data"), None));
+        assert!(depends(&dir("data"), &dir("data/streams/a"), None));
+        assert!(!depends(&dir("data2/b"), &dir("data"), None));
+        assert!(!depends(&dir("data"), Path::new("rados:pool/data"), None));
+        // A file system without a block device, as a mount is.
+        let number = Path::new("/proc").metadata().unwrap().dev();
+        let device = Some(rustix::fs::minor(number));
+        assert!(depends(Path::new("/proc/absent/b"), &dir("data"), device));
+        assert!(!depends(Path::new("/proc/absent/b"), &dir("data"), device.map(|minor| minor + 1)));
     }
 }

@@ -78,6 +78,8 @@ fn failed(source: io::Error) -> Error {
 pub(crate) struct MountedStore {
     superblock: Superblock,
     node: Arc<Node<FuseFrontend>>,
+    /// Minor number of the device of the mount.
+    device: Option<u32>,
     state: Arc<Mutex<MountedState>>,
 }
 
@@ -96,11 +98,12 @@ impl MountedStore {
         name: &Path,
         superblock: Superblock,
         node: Arc<Node<FuseFrontend>>,
+        device: Option<u32>,
         moved: Sender<PathBuf>,
     ) -> Self {
         let moved = Some(moved);
         let state = MountedState { name: name.into(), has_moved: false, run: None, thread: None, moved };
-        Self { superblock, node, state: Arc::new(Mutex::new(state)) }
+        Self { superblock, node, device, state: Arc::new(Mutex::new(state)) }
     }
 
     fn state(&self) -> MutexGuard<'_, MountedState> {
@@ -151,10 +154,11 @@ impl MountedStore {
             let _ = thread.join();
         }
         let (shared, node) = (Arc::clone(&self.state), Arc::clone(&self.node));
-        let (superblock, force) = (self.superblock.clone(), request.force);
+        let (superblock, device, force) = (self.superblock.clone(), self.device, request.force);
         let started = Arc::clone(&run);
-        let migrate =
-            move || started.run(|run| migrate(&shared, &node, &superblock, &destination, force, run));
+        let migrate = move || {
+            started.run(|run| migrate(&shared, &node, (&superblock, device), &destination, force, run))
+        };
         let thread = std::thread::Builder::new().name("migration".into()).spawn(migrate);
         state.thread = Some(thread.map_err(|error| error.to_string())?);
         state.run = Some(run);
@@ -188,14 +192,15 @@ impl MountedStore {
 fn migrate(
     state: &Mutex<MountedState>,
     node: &Node<FuseFrontend>,
-    superblock: &Superblock,
+    (superblock, device): (&Superblock, Option<u32>),
     destination: &StoreLocation,
     force: bool,
     run: &MigrationRun,
 ) -> Result<(), Error> {
     let disk = &node.background_work.disk;
     let name = lock(state).name.clone();
-    let source = MigrationSource { name: &name, superblock, store: &disk.store, journal: &disk.journal };
+    let (store, journal) = (&disk.store, &disk.journal);
+    let source = MigrationSource { name: &name, device, superblock, store, journal };
     let migrated = migrate_open(&source, destination, force, run, || node.frontend().passed_through());
     // Also after an error in the last step.
     if run.has_switched() {

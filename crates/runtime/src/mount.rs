@@ -73,12 +73,13 @@ pub fn mount(
     let node = Arc::new(node);
     let listener = control::Listener::of_store(source);
     let (moved, arrivals) = channel();
-    let store = MountedStore::new(source, superblock.clone(), Arc::clone(&node), moved);
+    let device = mounted_on(session.mountpoint());
+    let store = MountedStore::new(source, superblock.clone(), Arc::clone(&node), device, moved);
     let status_source = Mount {
         store: Arc::new(store),
         node: Arc::clone(&node),
         mountpoint: session.mountpoint().into(),
-        device: mounted_on(session.mountpoint()),
+        device,
         passthrough: session.granted().flags.contains(InitFlags::PASSTHROUGH),
         fuse: format!("7.{}", session.granted().minor),
     };
