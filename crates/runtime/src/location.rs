@@ -177,13 +177,22 @@ impl StoreLocation {
         }
     }
 
-    /// Replaces the journal of a store in a cluster by an empty one. `old` gets its bytes.
-    pub(crate) fn replace_journal(&self, superblock: &Superblock, old: &mut dyn Write) -> Result<(), Error> {
+    /// Replaces the journal of a store in a cluster by an empty one. `old` gets its bytes, and
+    /// `sync` makes them durable. `is_open`: the caller has the store open, and with it its lease.
+    pub(crate) fn replace_journal(
+        &self,
+        superblock: &Superblock,
+        old: &mut dyn Write,
+        sync: impl FnOnce() -> std::io::Result<()>,
+        is_open: bool,
+    ) -> Result<(), Error> {
         match self {
             Self::Directory(_) => Err(Error::Option("the store is in no cluster")),
             Self::Rados(address) => {
                 let engine = Arc::new(Rados::connect(address)?);
-                Ok(replace_objects_journal(&engine, superblock, superblock.rank, old)?)
+                let rank = superblock.rank;
+                let _lease = (!is_open).then(|| RankLease::acquire(&engine, rank, TERM)).transpose()?;
+                Ok(replace_objects_journal(&engine, superblock, rank, old, sync)?)
             }
         }
     }

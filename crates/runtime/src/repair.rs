@@ -257,7 +257,7 @@ impl Repairing {
             Err(Error::Store(StoreError::Journal(
                 why @ (JournalError::NoJournal | JournalError::Foreign | JournalError::Truncated { .. }),
             ))) => {
-                store.replace_journal()?;
+                store.replace_journal(false)?;
                 say_mended(&Mended { journal: Some(why.to_string()), ..Mended::default() }, done);
             }
             outcome => outcome?,
@@ -276,17 +276,23 @@ impl Repairing {
         Ok(new_journal(dir, &self.superblock)?.erase())
     }
 
-    /// Replaces the store's journal by an empty one, and saves the old one.
-    fn replace_journal(&self) -> Result<(), Error> {
+    /// Replaces the store's journal by an empty one, and saves the old one. `is_open`: the store is
+    /// open.
+    fn replace_journal(&self, is_open: bool) -> Result<(), Error> {
         if let Some(dir) = self.location.directory() {
             return Ok(replace_journal(dir, &self.quarantine)?);
         }
         let path = self.quarantine.join("journal");
         let failed = |source| Error::Io { context: format!("cannot write {}", path.display()), source };
         std::fs::create_dir_all(&self.quarantine).map_err(failed)?;
-        let mut old = File::create(&path).map_err(failed)?;
-        self.location.replace_journal(&self.superblock, &mut old)?;
-        old.sync_all().map_err(failed)?;
+        let old = File::create(&path).map_err(failed)?;
+        let sync = || {
+            old.sync_all()?;
+            // The directory of all quarantines, and the quarantine in it, may be new as well.
+            let dirs = self.quarantine.ancestors().take(3);
+            dirs.map(File::open).try_for_each(|dir| dir?.sync_all())
+        };
+        self.location.replace_journal(&self.superblock, &mut &old, sync, is_open)?;
         match std::fs::remove_file(self.quarantine.join("journal.new")) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(failed(error)),
             _ => Ok(()),
@@ -311,7 +317,7 @@ impl Repairing {
             // A journal is usable only with the record of its start; it must not be replayed from
             // another position.
             let journal = self.new_journal()?;
-            self.replace_journal()?;
+            self.replace_journal(true)?;
             say(done, "where to begin in the journal is not known: what only it held is lost".into());
             return Ok(OpenedStore::Unreplayed(Arc::new(Disk::new(store, journal, false))));
         };
@@ -371,7 +377,7 @@ impl Repairing {
         let disk = checkpoint(volume)?;
         if let Some((from, good)) = lost {
             begin_at(&disk.store, from, good)?;
-            self.replace_journal()?;
+            self.replace_journal(true)?;
         }
         Ok((disk, replayed))
     }

@@ -12,7 +12,7 @@ use espalier_store::engine::ObjectOp;
 use espalier_store::{
     Engine, FormatError, FormatOptions, Journal, MemoryEngine, ObjectFile, ObjectOptions, ObjectStore,
     RankLease, Store, StoreError, Superblock, SuperblockError, break_lease, format_objects, lease_holder,
-    read_superblock,
+    read_superblock, replace_objects_journal,
 };
 
 const TERM: Duration = Duration::from_secs(60);
@@ -417,4 +417,30 @@ fn damaged_and_newer_superblocks_are_refused() {
     engine.apply("0.head", vec![ObjectOp::Remove]).unwrap();
     let missing = open(&engine).map(drop).unwrap_err().to_string();
     assert!(missing.contains("0.head is missing"), "{missing}");
+}
+
+#[test]
+fn a_journal_is_overwritten_after_its_copy_is_durable() {
+    let (engine, store) = new();
+    drop(store);
+    let frames = || {
+        let (_store, mut journal) = open(&engine).unwrap();
+        let mut frames = Vec::new();
+        journal.replay(Position(0), |_, frame| frames.push(frame.to_vec())).unwrap();
+        frames
+    };
+    let (_store, mut journal) = open(&engine).unwrap();
+    journal.replay(Position(0), |_, _| ()).unwrap();
+    journal.forget_torn().unwrap();
+    journal.append(b"event").unwrap();
+    journal.sync().unwrap();
+    drop((_store, journal));
+    let superblock = read_superblock(engine.as_ref(), "test").unwrap();
+    let mut old = Vec::new();
+    let full = || Err(std::io::ErrorKind::StorageFull.into());
+    assert!(replace_objects_journal(&engine, &superblock, Rank(0), &mut old, full).is_err());
+    assert!(old.windows(5).any(|bytes| bytes == b"event"));
+    assert_eq!(frames(), [b"event"]);
+    replace_objects_journal(&engine, &superblock, Rank(0), &mut Vec::new(), || Ok(())).unwrap();
+    assert!(frames().is_empty());
 }

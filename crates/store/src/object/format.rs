@@ -43,25 +43,29 @@ pub(super) fn set_migration(engine: &impl Engine, migration: MigrationState) -> 
     Ok(())
 }
 
-/// Replaces the journal of a rank by an empty one. `old` gets the bytes of the old one.
+/// Replaces the journal of a rank by an empty one. `old` gets the bytes of the old one, and `sync`
+/// makes them durable before they are overwritten. The caller holds the rank's lease.
 ///
 /// # Errors
-/// Those of the engine and of `old`.
+/// Those of the engine, of `old` and of `sync`.
 pub fn replace_objects_journal<E: Engine>(
     engine: &Arc<E>,
     superblock: &Superblock,
     rank: Rank,
     old: &mut dyn Write,
+    sync: impl FnOnce() -> std::io::Result<()>,
 ) -> Result<(), StoreError> {
+    let failed = |cause| StoreError::Io { operation: "save", path: "the journal".into(), cause };
     let length = Journal::<ObjectFile<E>>::file_bytes(superblock.journal_bytes);
     let file = ObjectFile::new(Arc::clone(engine), Names(rank), length, false);
     let mut offset = 0;
     while offset < length {
         let mut bytes = vec![0; (length - offset).min(CHUNK_BYTES) as usize];
         let copied = file.read_at(offset, &mut bytes).and_then(|()| old.write_all(&bytes));
-        copied.map_err(|cause| StoreError::Io { operation: "save", path: "the journal".into(), cause })?;
+        copied.map_err(failed)?;
         offset += bytes.len() as u64;
     }
+    sync().map_err(failed)?;
     Journal::create(file, superblock.journal_bytes, superblock.tag_of(rank))?;
     Ok(())
 }
