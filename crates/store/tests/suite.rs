@@ -304,6 +304,7 @@ fn copies(store: &impl Store) {
     assert_eq!(contents(store, to), b"\x0023489");
     assert_eq!(store.stream_copy(from, 10, to, 0, 1000).unwrap(), 0);
     assert_eq!(store.stream_copy(from, 0, from, 20, 10).unwrap(), 10);
+    assert_eq!(store.stream_copy(from, 0, from, 40, 1000).unwrap(), 30);
     let overlap = store.stream_copy(from, 0, from, 2, 10).unwrap_err();
     assert_eq!(overlap.errno(), Errno::EINVAL);
 }

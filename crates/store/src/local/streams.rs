@@ -190,6 +190,9 @@ impl Streams {
             return Ok(0);
         }
         check_end(to_offset, length)?;
+        // A copy within a stream may move its end, but ends at the present one.
+        let size = source.metadata().context("look at", &self.places.path(from))?.len();
+        let length = length.min(size.saturating_sub(from_offset));
         let target = self.stamped(to)?;
         let mut copied = 0;
         while copied < length {
