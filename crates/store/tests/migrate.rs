@@ -404,6 +404,62 @@ fn a_damaged_copy_is_refused() {
     migrate(Some(&source), (&from, &to), |_| ()).unwrap();
 }
 
+/// A store with a file of many chunks.
+fn with_big_file(place: &Place) -> Source {
+    let source = new(place);
+    let Source { store, .. } = &source;
+    store.stream_create(Ino(200)).unwrap();
+    (0..40).for_each(|chunk| store.stream_write(Ino(200), chunk << 20, &[7; 1 << 20]).unwrap());
+    store.stream_finalise(Ino(200)).unwrap();
+    store.sync_all().unwrap();
+    source
+}
+
+#[test]
+fn a_damaged_copy_of_a_growing_file_is_refused() {
+    let (from, to) = (Place::objects("a"), Place::directory());
+    let source = with_big_file(&from);
+    let Place::Directory(dir) = &to else { return };
+    let migrated = migrate(Some(&source), (&from, &to), |step| {
+        if step == MigrationStep::Verify {
+            let mut paths = vec![dir.path().join("streams")];
+            while let Some(path) = paths.pop() {
+                if path.is_dir() {
+                    paths.extend(std::fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()));
+                } else if path.metadata().unwrap().len() >= 40 << 20 {
+                    let file = std::fs::File::options().write(true).open(path).unwrap();
+                    std::os::unix::fs::FileExt::write_all_at(&file, &[1], 3 << 20).unwrap();
+                }
+            }
+            source.store.stream_write(Ino(200), END, &[1]).unwrap();
+        }
+    });
+    let refused = migrated.unwrap_err();
+    assert!(refused.contains("differs"), "{refused}");
+}
+
+#[test]
+fn a_pause_reads_the_changed_part_of_a_file() {
+    let (from, to) = (Place::objects("a"), Place::objects("b"));
+    let source = with_big_file(&from);
+    let Place::Objects(engine, _) = &from else { return };
+    let (mut begun, mut ended) = (0, 0);
+    migrate(Some(&source), (&from, &to), |step| match step {
+        MigrationStep::Switch => {
+            source.store.stream_write(Ino(200), 5 << 20, &[2]).unwrap();
+            source.store.stream_write(Ino(200), END, &[1]).unwrap();
+            begun = engine.operations();
+        }
+        MigrationStep::Finish => ended = engine.operations(),
+        _ => {}
+    })
+    .unwrap();
+    assert!(ended - begun < 40, "{} operations", ended - begun);
+    drop(source);
+    let stream = &contents(&to).streams[&Ino(200)].0;
+    assert_eq!((stream.len(), stream[5 << 20], stream[40 << 20]), ((40 << 20) + 1, 2, 1));
+}
+
 #[test]
 fn threads_go_on_during_a_migration() {
     let (from, to) = (Place::directory(), Place::directory());

@@ -62,13 +62,18 @@ impl StreamChange {
         Self { tail: from, ..Self::NONE }
     }
 
-    /// True if the chunk that begins at `offset` is to be copied.
-    pub fn includes(&self, offset: u64) -> bool {
-        let end = offset.saturating_add(CHUNK_BYTES);
-        self.whole || end > self.tail || self.chunks.contains(&(offset / CHUNK_BYTES))
+    /// The first chunk of the change that begins at `offset`, or the next one; `u64::MAX` or far
+    /// behind the end of any stream if there is none.
+    pub fn next(&self, offset: u64) -> u64 {
+        if self.whole {
+            return offset;
+        }
+        let listed = self.chunks.range(offset / CHUNK_BYTES..).next();
+        let listed = listed.map_or(u64::MAX, |chunk| chunk * CHUNK_BYTES);
+        listed.min(self.tail / CHUNK_BYTES * CHUNK_BYTES).max(offset)
     }
 
-    fn merge(&mut self, other: Self) {
+    pub fn merge(&mut self, other: Self) {
         self.whole |= other.whole;
         self.tail = self.tail.min(other.tail);
         self.chunks.extend(other.chunks);
@@ -134,6 +139,11 @@ impl ChangeLog {
     pub(super) fn has_stream(&self, ino: Ino) -> bool {
         self.set().streams.contains_key(&ino)
     }
+
+    /// True if the chunk of a stream that begins at `offset` is to be copied.
+    pub(super) fn has_chunk(&self, ino: Ino, offset: u64) -> bool {
+        self.set().streams.get(&ino).is_some_and(|change| change.next(offset) == offset)
+    }
 }
 
 #[cfg(test)]
@@ -165,9 +175,10 @@ mod tests {
     fn changes_of_streams_cover_their_chunks() {
         let mut change = StreamChange::range(CHUNK_BYTES - 1..CHUNK_BYTES + 1);
         change.merge(StreamChange::tail(5 * CHUNK_BYTES + 7));
-        let included: Vec<u64> = (0..8).filter(|chunk| change.includes(chunk * CHUNK_BYTES)).collect();
-        assert_eq!(included, [0, 1, 5, 6, 7]);
+        let next: Vec<u64> = (0..8).map(|chunk| change.next(chunk * CHUNK_BYTES) / CHUNK_BYTES).collect();
+        assert_eq!(next, [0, 1, 5, 5, 5, 5, 6, 7]);
         assert!(StreamChange::range(0..u64::MAX / 2).whole);
-        assert!(!StreamChange::NONE.includes(0) && StreamChange::WHOLE.includes(0));
+        assert!(StreamChange::NONE.next(0) >= u64::MAX - CHUNK_BYTES);
+        assert_eq!(StreamChange::WHOLE.next(0), 0);
     }
 }

@@ -59,14 +59,16 @@ pub(super) fn write((key, value): (RecordKey, Option<Vec<u8>>)) -> TableWrite {
 }
 
 /// Copies a stream, or the part of it that has changed, where the copy differs. `provisional`: the
-/// provisional streams of the store. `progress` gets the bytes that were compared.
+/// provisional streams of the store. `progress` gets the bytes that were compared. Returns the part
+/// that is equal in both.
 pub(super) fn copy_stream(
     (store, copy): (&dyn Store, &dyn Store),
     ino: Ino,
     change: &StreamChange,
     provisional: &BTreeSet<Ino>,
     mut progress: impl FnMut(u64) -> Result<(), StoreError>,
-) -> Result<(), StoreError> {
+) -> Result<StreamChange, StoreError> {
+    let mut part = change.clone();
     let (stat, mut there) = (store.stream_stat(ino)?, copy.stream_stat(ino)?);
     let is_provisional = provisional.contains(&ino);
     // A final stream cannot become provisional.
@@ -76,7 +78,7 @@ pub(super) fn copy_stream(
         there = Default::default();
     }
     if !stat.exists {
-        return Ok(());
+        return Ok(part);
     }
     if !there.exists {
         copy.stream_create(ino)?;
@@ -84,59 +86,73 @@ pub(super) fn copy_stream(
     if there.size != stat.size {
         copy.stream_truncate(ino, stat.size)?;
     }
+    if there.size < stat.size {
+        part.merge(StreamChange::tail(there.size));
+    }
     let (mut new, mut old) = (vec![0; CHUNK_BYTES as usize], vec![0; CHUNK_BYTES as usize]);
-    let mut offset = 0;
+    let mut offset = part.next(0);
     while offset < stat.size {
         let data = next_data((store, copy), ino, offset)?.unwrap_or(stat.size);
         if data > offset {
             progress(data - offset)?;
-            offset = data;
-            continue;
-        }
-        let length = (stat.size - offset).min(CHUNK_BYTES) as usize;
-        if change.includes(offset) || offset + length as u64 > there.size {
-            read(store, ino, offset, &mut new[..length])?;
-            read(copy, ino, offset, &mut old[..length])?;
-            for Range { start, end } in differing(&new[..length], &old[..length]) {
-                copy.stream_write(ino, offset + start as u64, &new[start..end])?;
-            }
-            progress(length as u64)?;
-        }
-        offset += length as u64;
-    }
-    copy.stream_set_mtime(ino, stat.mtime)?;
-    if is_provisional { Ok(()) } else { copy.stream_finalise(ino) }
-}
-
-/// True if the copy of a stream has the same bytes, size and time.
-pub(super) fn is_equal(
-    (store, copy): (&dyn Store, &dyn Store),
-    ino: Ino,
-    mut progress: impl FnMut(u64) -> Result<(), StoreError>,
-) -> Result<bool, StoreError> {
-    let (stat, there) = (store.stream_stat(ino)?, copy.stream_stat(ino)?);
-    if (stat.exists, stat.size, stat.mtime) != (there.exists, there.size, there.mtime) {
-        return Ok(false);
-    }
-    let (mut new, mut old) = (vec![0; CHUNK_BYTES as usize], vec![0; CHUNK_BYTES as usize]);
-    let mut offset = 0;
-    while offset < stat.size {
-        let data = next_data((store, copy), ino, offset)?.unwrap_or(stat.size);
-        if data > offset {
-            progress(data - offset)?;
-            offset = data;
+            offset = part.next(data);
             continue;
         }
         let length = (stat.size - offset).min(CHUNK_BYTES) as usize;
         read(store, ino, offset, &mut new[..length])?;
         read(copy, ino, offset, &mut old[..length])?;
-        if new[..length] != old[..length] {
-            return Ok(false);
+        for Range { start, end } in differing(&new[..length], &old[..length]) {
+            copy.stream_write(ino, offset + start as u64, &new[start..end])?;
         }
         progress(length as u64)?;
-        offset += length as u64;
+        offset = part.next(offset + length as u64);
     }
-    Ok(true)
+    copy.stream_set_mtime(ino, stat.mtime)?;
+    if !is_provisional {
+        copy.stream_finalise(ino)?;
+    }
+    Ok(part)
+}
+
+/// True if the copy of a stream has the same size and time, and in this part the same bytes.
+pub(super) fn is_equal(
+    (store, copy): (&dyn Store, &dyn Store),
+    ino: Ino,
+    part: &StreamChange,
+    progress: impl FnMut(u64) -> Result<(), StoreError>,
+) -> Result<bool, StoreError> {
+    let (stat, there) = (store.stream_stat(ino)?, copy.stream_stat(ino)?);
+    let have_equal_size = (stat.exists, stat.size, stat.mtime) == (there.exists, there.size, there.mtime);
+    Ok(have_equal_size && different_chunk((store, copy), ino, part, progress)?.is_none())
+}
+
+/// Offset of the first chunk of a part of a stream in which the copy has other bytes.
+pub(super) fn different_chunk(
+    (store, copy): (&dyn Store, &dyn Store),
+    ino: Ino,
+    part: &StreamChange,
+    mut progress: impl FnMut(u64) -> Result<(), StoreError>,
+) -> Result<Option<u64>, StoreError> {
+    let size = store.stream_stat(ino)?.size;
+    let (mut new, mut old) = (vec![0; CHUNK_BYTES as usize], vec![0; CHUNK_BYTES as usize]);
+    let mut offset = part.next(0);
+    while offset < size {
+        let data = next_data((store, copy), ino, offset)?.unwrap_or(size);
+        if data > offset {
+            progress(data - offset)?;
+            offset = part.next(data);
+            continue;
+        }
+        let length = (size - offset).min(CHUNK_BYTES) as usize;
+        read(store, ino, offset, &mut new[..length])?;
+        read(copy, ino, offset, &mut old[..length])?;
+        if new[..length] != old[..length] {
+            return Ok(Some(offset));
+        }
+        progress(length as u64)?;
+        offset = part.next(offset + length as u64);
+    }
+    Ok(None)
 }
 
 /// The first chunk at or after `offset` in which either stream has data.

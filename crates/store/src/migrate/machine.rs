@@ -31,8 +31,8 @@ pub enum MigrationStep {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StepOutcome {
     Done,
-    /// Number of records and streams that were copied again.
-    CaughtUp(usize),
+    /// Changes were copied again: their bytes, or as many as take the same time.
+    CaughtUp(u64),
     /// The switch is not possible at the moment: nothing has changed.
     NotYet,
 }
@@ -81,8 +81,8 @@ pub struct MigrationMachine {
     rounds: u32,
 }
 
-/// Number of changes that the pause of a switch may copy.
-const FEW: usize = 512;
+/// Bytes of changes that the pause of a switch may copy.
+const FEW: u64 = 16 << 20;
 /// Rounds of catching up after which the switch is tried anyway.
 const ROUNDS: u32 = 8;
 
@@ -237,7 +237,7 @@ mod tests {
             (CatchUp, StepOutcome::CaughtUp(FEW)),
             (Verify, StepOutcome::Done),
         ];
-        outcomes.extend([(CatchUp, StepOutcome::CaughtUp(usize::MAX)); ROUNDS as usize + 1]);
+        outcomes.extend([(CatchUp, StepOutcome::CaughtUp(u64::MAX)); ROUNDS as usize + 1]);
         outcomes.extend([
             (Switch, StepOutcome::NotYet),
             (Wait, StepOutcome::Done),

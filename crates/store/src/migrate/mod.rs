@@ -9,14 +9,14 @@ mod copy;
 mod machine;
 mod movable;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use espalier_proto::{Ino, Position};
 
-use changes::{ChangeLog, StreamChange};
-use copy::{BATCH, copy_stream, differences, is_equal, key_of, size_of, write};
+use changes::{CHUNK_BYTES, ChangeLog, StreamChange};
+use copy::{BATCH, copy_stream, differences, different_chunk, is_equal, key_of, size_of, write};
 pub use machine::{MigrationMachine, MigrationStart, MigrationStep, StartError, StepOutcome};
 pub use movable::MovableStore;
 
@@ -27,6 +27,8 @@ use crate::{Journal, MigrationState, StoreError};
 const PUBLISH_BYTES: u64 = 16 << 20;
 /// Number of noted changes from which on they are copied during a long step.
 const MANY: usize = 65536;
+/// Bytes that take as long to copy as the request for one record or stream.
+const REQUEST_BYTES: u64 = 32 << 10;
 /// Attempts to find out whether a superblock was written.
 const ATTEMPTS: u32 = 3;
 
@@ -192,22 +194,25 @@ impl<'a> Migrator<'a> {
         Ok(())
     }
 
-    /// Copies the records that were noted; returns their keys.
-    fn copy_changed_records(&self, source: &dyn Store) -> Result<BTreeSet<RecordKey>, StoreError> {
+    /// Copies the records that were noted; returns their keys, and the work as a number of bytes.
+    fn copy_changed_records(&self, source: &dyn Store) -> Result<(BTreeSet<RecordKey>, u64), StoreError> {
         let keys = self.changes.take_records();
+        let mut work = 0;
         if keys.is_empty() {
-            return Ok(keys);
+            return Ok((keys, work));
         }
         let mut writes = Vec::new();
         for key in &keys {
-            writes.push(write((key.clone(), source.get(key.0, &key.1)?)));
+            let value = source.get(key.0, &key.1)?;
+            work += REQUEST_BYTES + value.as_ref().map_or(0, |value| value.len() as u64);
+            writes.push(write((key.clone(), value)));
             if writes.len() >= BATCH {
                 self.destination.stage(std::mem::take(&mut writes))?;
             }
         }
         self.destination.stage(writes)?;
         self.destination.publish()?;
-        Ok(keys)
+        Ok((keys, work))
     }
 
     fn copy_streams(&self) -> Result<(), StoreError> {
@@ -230,38 +235,48 @@ impl<'a> Migrator<'a> {
         self.destination.sync_all()
     }
 
-    /// Copies the streams that were noted, durably; returns their numbers.
-    fn copy_changed_streams(&self, source: &dyn Store) -> Result<Vec<Ino>, StoreError> {
-        let changed = self.changes.take_streams();
+    /// Copies the streams that were noted, durably; returns what was copied, and the work as a
+    /// number of bytes.
+    fn copy_changed_streams(
+        &self,
+        source: &dyn Store,
+    ) -> Result<(BTreeMap<Ino, StreamChange>, u64), StoreError> {
+        let mut changed = self.changes.take_streams();
+        let mut work = 0;
         if changed.is_empty() {
-            return Ok(Vec::new());
+            return Ok((changed, work));
         }
         let provisional = source.new_streams()?.into_iter().collect();
         let stores = (source, self.destination.as_ref());
-        for (ino, change) in &changed {
-            copy_stream(stores, *ino, change, &provisional, |_| Ok(()))?;
+        for (ino, change) in &mut changed {
+            work += REQUEST_BYTES;
+            let progress = |bytes| {
+                work += bytes;
+                self.progress.advance(0)
+            };
+            *change = copy_stream(stores, *ino, change, &provisional, progress)?;
         }
         for ino in changed.keys() {
             self.destination.stream_sync(*ino)?;
         }
         self.destination.sync_new_streams()?;
         self.destination.sync_removed_streams()?;
-        Ok(changed.into_keys().collect())
+        Ok((changed, work))
     }
 
     /// Copies what has changed, and makes everything durable.
-    fn catch_up(&mut self) -> Result<usize, StoreError> {
+    fn catch_up(&mut self) -> Result<u64, StoreError> {
         self.progress.advance(0)?;
         let unseen = (self.unseen)();
         for ino in self.unseen_before.iter().filter(|ino| !unseen.contains(ino)) {
             self.changes.note_stream(*ino, StreamChange::WHOLE);
         }
         self.unseen_before.retain(|ino| unseen.contains(ino));
-        let streams = self.copy_changed_streams(self.source)?;
-        let records = self.copy_changed_records(self.source)?;
+        let (_, streams) = self.copy_changed_streams(self.source)?;
+        let (_, records) = self.copy_changed_records(self.source)?;
         while self.destination.maintain()? {}
         self.copy_journal()?;
-        Ok(streams.len() + records.len())
+        Ok(streams + records)
     }
 
     fn copy_journal(&mut self) -> Result<(), StoreError> {
@@ -293,17 +308,18 @@ impl<'a> Migrator<'a> {
         let mut inos: BTreeSet<Ino> = self.source.streams()?.into_iter().collect();
         inos.extend(self.destination.streams()?);
         let stores = (self.source as &dyn Store, self.destination.as_ref());
-        for ino in inos {
+        for ino in inos.into_iter().filter(|ino| !self.unseen_before.contains(ino)) {
+            let mut rest = StreamChange::WHOLE;
             let progress = |bytes| self.progress.advance(bytes);
-            if !self.is_stream_noted(ino) && !is_equal(stores, ino, progress)? {
-                self.check_stream(ino)?;
+            while let Some(chunk) = different_chunk(stores, ino, &rest, progress)? {
+                self.check_stream(ino, Some(chunk))?;
+                rest = StreamChange::tail(chunk + CHUNK_BYTES);
+            }
+            if !is_equal(stores, ino, &StreamChange::NONE, progress)? {
+                self.check_stream(ino, None)?;
             }
         }
         Ok(())
-    }
-
-    fn is_stream_noted(&self, ino: Ino) -> bool {
-        self.changes.has_stream(ino) || self.unseen_before.contains(&ino)
     }
 
     /// Compares records while they cannot change.
@@ -329,22 +345,24 @@ impl<'a> Migrator<'a> {
         Ok(())
     }
 
-    /// Compares a stream while it cannot change.
-    fn check_stream(&self, ino: Ino) -> Result<(), StoreError> {
+    /// Compares a chunk of a stream, or its size and time, while it cannot change.
+    fn check_stream(&self, ino: Ino, chunk: Option<u64>) -> Result<(), StoreError> {
         let place = self.source.pause();
-        if self.is_stream_noted(ino) {
-            return Ok(());
-        }
-        self.compare_streams(place.store.as_ref(), [ino])
+        let (is_noted, part) = match chunk {
+            Some(chunk) => (self.changes.has_chunk(ino, chunk), StreamChange::range(chunk..chunk + 1)),
+            None => (self.changes.has_stream(ino), StreamChange::NONE),
+        };
+        if is_noted { Ok(()) } else { self.compare_streams(place.store.as_ref(), [(ino, part)]) }
     }
 
     fn compare_streams(
         &self,
         source: &dyn Store,
-        inos: impl IntoIterator<Item = Ino>,
+        parts: impl IntoIterator<Item = (Ino, StreamChange)>,
     ) -> Result<(), StoreError> {
-        for ino in inos {
-            if !is_equal((source, self.destination.as_ref()), ino, |_| Ok(()))? {
+        let stores = (source, self.destination.as_ref());
+        for (ino, part) in parts {
+            if !is_equal(stores, ino, &part, |_| self.progress.advance(0))? {
                 return Err(StoreError::DifferentCopy(format!("the bytes of inode {ino}")));
             }
         }
@@ -362,8 +380,9 @@ impl<'a> Migrator<'a> {
         if source.is_staged() {
             return Ok(StepOutcome::NotYet);
         }
-        let records = self.copy_changed_records(place.store.as_ref())?;
-        let streams = self.copy_changed_streams(place.store.as_ref())?;
+        let (records, _) = self.copy_changed_records(place.store.as_ref())?;
+        // What these streams have besides was compared before.
+        let (streams, _) = self.copy_changed_streams(place.store.as_ref())?;
         self.compare_records(place.store.as_ref(), records)?;
         self.compare_streams(place.store.as_ref(), streams)?;
         let mut journal = lock(self.journal);
