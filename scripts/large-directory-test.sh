@@ -13,7 +13,11 @@ work=$(mktemp -d)
 cluster=$work/cluster
 a=$work/a b=$work/b
 mkdir "$a" "$b"
-trap remove_cluster EXIT
+cleanup() {
+    touch "$work/made1.end" "$work/made2.end"
+    remove_cluster
+}
+trap cleanup EXIT
 . scripts/cluster-functions.sh
 
 # fill.pl DIR NAME COUNT PROGRESS: makes files with their names in them, and renames every tenth.
@@ -21,9 +25,12 @@ cat > "$work/fill.pl" << 'END'
 my ($dir, $name, $count, $progress) = @ARGV;
 for my $n (1 .. $count) {
     my $path = "$dir/$name-$n";
-    open(my $file, '>', $path) && print($file "$name $n\n") && close($file) or die "$path: $!";
+    open(my $file, '>', $path) or die "$path: $!";
+    print($file "$name $n\n") && close($file) or die "$path: $!";
     if ($n % 10 == 0) { rename($path, "$dir/renamed-$name-$n") or die "$path: $!" }
-    if ($n % 1000 == 0) { open(my $file, '>', $progress) && print($file "$n\n") && close($file) or die }
+    next if $n % 1000;
+    open(my $made, '>', $progress) or die "$progress: $!";
+    print($made "$n\n") && close($made) or die "$progress: $!";
 }
 END
 # list.pl DIR PROGRESS NAME: lists the directory until PROGRESS.end exists: no name is there twice, and none
