@@ -116,7 +116,9 @@ fn wait_for_move(dir: &Path, to: u16, fragment: Option<u64>, value: &str) -> Res
     let mut tries = 0_u32;
     loop {
         // Removed meanwhile.
-        let Some(text) = attribute(dir, FRAGMENTS)? else { return Ok(0) };
+        let text =
+            attribute(dir, FRAGMENTS).or_else(|error| if dir.exists() { Err(error) } else { Ok(None) });
+        let Some(text) = text? else { return Ok(0) };
         let shown: Shown = toml::from_str(&text).context("cannot decode the fragments")?;
         let left = |it: &&ShownFragment| match fragment {
             Some(inode) => it.inode == inode,
