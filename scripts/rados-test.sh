@@ -138,7 +138,7 @@ grep -q '^#' <<< "$(ls "$mnt/lost+found")" || fail 'lost+found is empty'
 rm -rf "$mnt/lost+found"/*
 cp -a crates scripts "$mnt/tree/"
 # Events that only the journal has, one of them damaged.
-sync -f "$mnt" # ends the frame
+"$bin" sync "$mnt" # ends the frame
 mark=mark-$RANDOM$RANDOM # no file has this text
 echo before > "$mnt/$mark"
 sync "$mnt/$mark"
