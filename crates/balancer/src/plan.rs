@@ -129,7 +129,7 @@ pub struct MovePlan {
 }
 
 impl MovePlan {
-    /// What the engine's limits hold back of the policy's moves, as a phrase. Empty: nothing. Most
+    /// The moves that the engine's limits hold back, as a phrase; empty if there are none. Most
     /// decisions pass over fragments that gain too little; these count only if nothing moves.
     pub fn held_back(&self) -> String {
         let PassedOver { dwelling, unprofitable, over_budget, .. } = self.passed_over;

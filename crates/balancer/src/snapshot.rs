@@ -45,7 +45,7 @@ impl PopularityCounters {
         self.stores += other.stores;
     }
 
-    /// What these counters have more than others, at least 0.
+    /// The excess of these counters over others, at least 0.
     #[must_use]
     pub fn less(&self, other: &Self) -> Self {
         let less = |own: f64, other: f64| (own - other).max(0.0);
@@ -125,7 +125,7 @@ pub struct MetricsSnapshot {
     /// Operations counted here on subtrees of other ranks.
     #[serde(default)]
     pub foreign: PopularityCounters,
-    /// What `timeseries()` returns: times and values that the host has recorded.
+    /// Times and values that the host has recorded: the result of `timeseries()`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub time_series: Vec<(f64, f64)>,
     /// Times at which this rank began its last moves.

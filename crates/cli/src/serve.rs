@@ -62,7 +62,7 @@ pub(crate) struct MetaEntry {
     pub address: String,
 }
 
-/// Where the stores of a server's ranks are.
+/// The paths of the stores of a server's ranks.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(untagged)]
 pub(crate) enum StorePaths {

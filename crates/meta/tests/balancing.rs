@@ -531,7 +531,7 @@ fn a_policy_that_moves_most_at_each_tick_keeps_to_budget_and_dwell_time() {
     fs.fsck();
 }
 
-/// To move the whole load of a rank to an idle one gains nothing.
+/// A move of the whole load of a rank to an idle one gains nothing.
 #[test]
 fn a_policy_that_moves_everything_at_each_tick_moves_nothing_and_the_log_says_why() {
     let text = "function when() return true end \

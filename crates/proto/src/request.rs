@@ -3,7 +3,7 @@
 
 use crate::{Access, Ino, Kind, NewNode, Rank, Request};
 
-/// Who makes a request, and what it may do.
+/// The origin of a request, and its effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RequestClass {
     Read,

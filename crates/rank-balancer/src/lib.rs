@@ -82,7 +82,7 @@ pub fn snapshot(request: &DecisionRequest) -> MetricsSnapshot {
     }
 }
 
-/// What the deciding rank has counted for directories of other ranks.
+/// Operations that the deciding rank has counted for directories of other ranks.
 fn foreign(request: &DecisionRequest) -> PopularityCounters {
     let own = request.loads.iter().find(|known| known.rank == request.rank);
     own.map_or_else(PopularityCounters::default, |KnownLoad { load, .. }| {

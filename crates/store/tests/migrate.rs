@@ -80,7 +80,7 @@ impl Place {
         self.superblock().is_some_and(|found| found.check_present(Path::new(&self.name())).is_ok())
     }
 
-    /// What remains after a crash.
+    /// The stores after a crash.
     fn after_crash(&self) -> Self {
         match self {
             Self::Objects(engine, name) => Self::Objects(Arc::new(engine.snapshot()), name),

@@ -569,7 +569,7 @@ impl Meta {
         Ok(inode.attr(self.stream_stat(cx, inode)?.as_ref()))
     }
 
-    /// What the stream of an inode has of its attributes.
+    /// The attributes that the stream of an inode has.
     pub(crate) fn stream_stat(&self, cx: &Cx<'_>, inode: &Inode) -> Step<Option<StreamStat>> {
         if !inode.is_streamed() {
             return Ok(None);

@@ -203,7 +203,7 @@ impl Meta {
     }
 }
 
-/// What a new inode inherits of its directory's rights.
+/// The rights that a new inode inherits from its directory.
 struct NewRights {
     perm: u32,
     gid: u32,

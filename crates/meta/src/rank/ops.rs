@@ -23,7 +23,7 @@ const DIRECTORY: FileType = FileType::Directory;
 /// Maximum number of times that a path may change ranks.
 const MAX_HOPS: usize = 4096;
 
-/// What a `rename` changes.
+/// The changes that a `rename` makes.
 pub(crate) enum RenamePlan {
     /// Only names and inodes of this rank: the rename is still to be checked.
     Here,
@@ -313,7 +313,7 @@ impl Meta {
     }
 }
 
-/// What a name refers to.
+/// The inode that a name refers to.
 struct FoundName<'n> {
     at: (Ino, &'n Name),
     /// The directory itself, not the fragment with the name.

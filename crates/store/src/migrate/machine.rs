@@ -6,7 +6,7 @@
 
 use crate::{MigrationState, Superblock};
 
-/// What a migration does next.
+/// The next step of a migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MigrationStep {
     /// Determine the amount of work.
@@ -37,7 +37,7 @@ pub enum StepOutcome {
     NotYet,
 }
 
-/// How a migration begins.
+/// The beginning of a migration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MigrationStart {
     /// Make the destination.

@@ -32,7 +32,7 @@ const REQUEST_BYTES: u64 = 32 << 10;
 /// Attempts to find out whether a superblock was written.
 const ATTEMPTS: u32 = 3;
 
-/// How far a migration is, for other threads.
+/// The progress of a migration, for other threads.
 #[derive(Debug, Default)]
 pub struct MigrationProgress {
     /// Bytes of records and streams that were copied or compared.
@@ -381,7 +381,7 @@ impl<'a> Migrator<'a> {
             return Ok(StepOutcome::NotYet);
         }
         let (records, _) = self.copy_changed_records(place.store.as_ref())?;
-        // What these streams have besides was compared before.
+        // The rest of these streams was compared before.
         let (streams, _) = self.copy_changed_streams(place.store.as_ref())?;
         self.compare_records(place.store.as_ref(), records)?;
         self.compare_streams(place.store.as_ref(), streams)?;
