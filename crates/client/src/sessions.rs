@@ -184,7 +184,7 @@ impl<T> Sessions<T> {
 
     /// The frontend's number of the call that made this request.
     pub fn call_of(&self, rank: Rank, id: RequestId) -> Option<u64> {
-        self.calls.get(CallWait::Reply(rank, id)).map(|pending| pending.incoming.call_id)
+        self.calls.waiting(rank, id).map(|pending| pending.incoming.call_id)
     }
 
     /// As [`Self::call_of`], for requests to data servers ([`DataOperation::number`]).

@@ -95,7 +95,7 @@ impl<T> Sessions<T> {
         if let Ok(reply) = &reply.result {
             self.client.locations.learn_from(rank, reply);
         }
-        let pending = self.calls.remove(CallWait::Reply(rank, id));
+        let pending = self.calls.replied(rank, id);
         let is_waited_for = pending.is_some() || self.writeback.is_change(rank, id);
         let end = self.server_session(rank);
         let over = end.link.answered(id, &reply.result, is_waited_for, &mut end.out);

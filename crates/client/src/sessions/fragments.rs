@@ -5,6 +5,8 @@
 //! there on a fragment is a directory like any other: it has names, leases and write-back of its
 //! own. A fragment map may be outdated: the reply to a misrouted request leads to a newer one.
 
+mod sum;
+
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
@@ -16,10 +18,11 @@ use rustc_hash::FxBuildHasher;
 
 use super::call_state::CallState;
 use super::own::Left;
-use super::pending_calls::{CallWait, PendingCall};
+use super::pending_calls::{CallWait, PendingCall, Replies};
 use super::{Actions, Sessions};
 use crate::cache::Term;
 use crate::{Answer, Call, RemoteEntry};
+use sum::FragmentSum;
 
 /// The fragment maps of directories whose inodes are cached.
 #[derive(Debug, Default)]
@@ -108,36 +111,16 @@ pub(super) enum FragmentWait {
     /// The attributes of the fragment that the call is routed to, or of its directory, with a
     /// lease.
     Entry,
-    /// The attributes of a directory: those of the fragments that remain are added to them.
+    /// The attributes of a directory's fragments.
     Sum(Box<FragmentSum>),
-    /// Syncs of the fragments that remain.
-    Sync(Vec<Ino>),
+    /// Syncs of a directory's fragments.
+    Sync(Replies),
     /// The parent of the directory of which a fragment has returned this listing.
     Parent(Box<Reply>),
 }
 
-/// The attributes of a directory's fragments, in progress. Those that are not leased are requested
-/// until two rounds find the same: then they were all valid at one time between.
-#[derive(Debug)]
-pub(super) struct FragmentSum {
-    /// The answer, with the attributes of the first fragment.
-    answer: Answer,
-    /// The directory and its other fragments, as the map of this version has them; empty: the map
-    /// is requested first.
-    fragments: Vec<Ino>,
-    version: u32,
-    /// The attributes of the fragments, as far as they are known in this round.
-    parts: Vec<Attr>,
-    /// Those of the last round.
-    before: Vec<Attr>,
-    rounds: u8,
-}
-
 /// Minimum interval in ms between requests for a lease on a directory's map: there may be none.
 const ASK_MS: u64 = 1000;
-
-/// Maximum number of rounds of a sum; then the directory changes all the time.
-const MOST_ROUNDS: u8 = 8;
 
 /// Maximum number of times that a call is routed again.
 const MOST_ROUTES: u8 = 16;
@@ -259,6 +242,27 @@ impl<T> Sessions<T> {
         self.await_reply(now, pending, CallWait::Reply(rank, id), actions);
     }
 
+    /// Sends requests at the same time, and has a call wait for all of their replies.
+    fn ask_for_all(
+        &mut self,
+        now: u64,
+        mut pending: PendingCall<T>,
+        requests: impl Iterator<Item = Request>,
+        wait: impl FnOnce(Replies) -> FragmentWait,
+        actions: &mut Actions<T>,
+    ) {
+        let mut replies = self.calls.replies();
+        for request in requests {
+            let (rank, caller) =
+                (self.client.locations.of_request(&request), pending.incoming.caller.clone());
+            let id = self.server_session(rank).ask(caller, request);
+            self.calls.add_reply(&mut replies, rank, id);
+        }
+        let call_wait = replies.wait();
+        pending.call_state.fragment_wait = wait(replies);
+        self.await_reply(now, pending, call_wait, actions);
+    }
+
     /// Handles a reply that concerns fragments; otherwise returns it. `lease`: its remaining time
     /// in ms.
     pub(super) fn resume_fragments(
@@ -284,7 +288,7 @@ impl<T> Sessions<T> {
                 return self.complete_listing(now, pending, listing, result, actions);
             }
             (FragmentWait::Sum(sum), result) => self.add_to_sum(now, pending, sum, result, lease, actions),
-            (FragmentWait::Sync(left), Ok(_)) => self.sync_next(now, pending, left, actions),
+            (FragmentWait::Sync(replies), Ok(_)) => self.fragment_synced(now, pending, replies, actions),
             (FragmentWait::Entry, Ok(Reply::Entry(entry))) => {
                 let find = Request::Find { ino: entry.attr.ino, kind: Some(FileType::Directory), open: None };
                 self.learn(now, &pending, find, &Answer::Entry(entry), lease);
@@ -496,158 +500,6 @@ impl<T> Sessions<T> {
         self.begin(now, incoming, call_state, actions);
     }
 
-    // ---- Attributes of all fragments
-
-    /// Completes an answer with the attributes of a partitioned directory; returns it when it is
-    /// complete. `lease`: as for [`Self::finish`].
-    pub(super) fn sum_fragments(
-        &mut self,
-        now: u64,
-        pending: PendingCall<T>,
-        result: Result<Answer, Errno>,
-        lease: u64,
-        actions: &mut Actions<T>,
-    ) -> Option<(PendingCall<T>, Result<Answer, Errno>, u64)> {
-        let is_stat = matches!(pending.incoming.call, Call::Request(Request::GetAttr { .. }));
-        let attr = match &result {
-            // The kernel requests the attributes when it needs them.
-            Ok(Answer::Attr(attr)) if attr.map_version > 0 && !is_stat => return Some((pending, result, 0)),
-            Ok(Answer::Attr(attr)) => attr,
-            // A kernel requests the attributes of an unleased entry when it needs them.
-            Ok(Answer::Entry(entry)) if !self.cache.has_kernel() => &entry.attr,
-            _ => return Some((pending, result, lease)),
-        };
-        if attr.map_version == 0 || pending.call_state.has_all_fragments {
-            return Some((pending, result, lease));
-        }
-        let (dir, version) = (attr.ino, attr.map_version);
-        let is_known = self.fragments.maps.get(&dir).is_some_and(|known| known.map.version() == version);
-        let fragments = if is_known { self.all_fragments(dir) } else { Vec::new() };
-        let (parts, before) = ([*attr].into(), Vec::new());
-        let answer = result.ok()?;
-        let sum = FragmentSum { answer, fragments, version, parts, before, rounds: 0 };
-        self.sum_next(now, pending, Box::new(sum), actions);
-        None
-    }
-
-    fn all_fragments(&self, dir: Ino) -> Vec<Ino> {
-        core::iter::once(dir).chain(self.fragments.others(dir)).collect()
-    }
-
-    fn sum_next(
-        &mut self,
-        now: u64,
-        mut pending: PendingCall<T>,
-        mut sum: Box<FragmentSum>,
-        actions: &mut Actions<T>,
-    ) {
-        if sum.fragments.is_empty() {
-            let dir = sum.parts.first().map_or(self.root, |attr| attr.ino);
-            pending.call_state.fragment_wait = FragmentWait::Sum(sum);
-            return self.ask_for(now, pending, Request::Fragments { dir }, actions);
-        }
-        loop {
-            while let Some(ino) = sum.fragments.get(sum.parts.len()).copied() {
-                let Some(attr) = self.cache.attr(ino, now) else {
-                    pending.call_state.fragment_wait = FragmentWait::Sum(sum);
-                    return self.ask_for(now, pending, Request::GetAttr { ino }, actions);
-                };
-                sum.parts.push(attr);
-            }
-            let dir = sum.fragments[0];
-            let leased = self.whole_attr(dir, now);
-            if leased.is_some() || sum.parts == sum.before || sum.rounds == MOST_ROUNDS {
-                let (attr, until) = leased.unwrap_or_else(|| (sum.total(), 0));
-                pending.call_state.has_all_fragments = true;
-                let FragmentSum { mut answer, .. } = *sum;
-                if let Answer::Attr(whole) | Answer::Entry(Entry { attr: whole, .. }) = &mut answer {
-                    *whole = attr;
-                }
-                return self.finish(now, pending, Ok(answer), until.saturating_sub(now), actions);
-            }
-            sum.before = core::mem::take(&mut sum.parts);
-            sum.rounds += 1;
-        }
-    }
-
-    fn add_to_sum(
-        &mut self,
-        now: u64,
-        pending: PendingCall<T>,
-        mut sum: Box<FragmentSum>,
-        result: Result<Reply, Errno>,
-        lease: u64,
-        actions: &mut Actions<T>,
-    ) {
-        match result {
-            Ok(Reply::Fragments(fragments)) => {
-                let dir = fragments.map.dir();
-                sum.version = fragments.map.version();
-                self.fragments.learn(fragments);
-                sum.fragments = self.all_fragments(dir);
-            }
-            Ok(Reply::Attr(attr)) => {
-                self.learn_attr(now, &pending, attr, lease);
-                sum.parts.push(attr);
-                if attr.map_version != Attr::FRAGMENT && attr.map_version != sum.version {
-                    // The directory has split meanwhile.
-                    (sum.fragments, sum.parts) = (Vec::new(), [attr].into());
-                }
-            }
-            // The directory has been removed: its attributes are those of the first fragment.
-            Err(Errno::ESTALE) if !sum.parts.is_empty() && !sum.fragments.is_empty() => {
-                sum.fragments.truncate(sum.parts.len());
-                sum.rounds = MOST_ROUNDS;
-            }
-            result => {
-                let errno = result.err().unwrap_or(Errno::EIO);
-                return self.finish(now, pending, Err(errno), 0, actions);
-            }
-        }
-        self.sum_next(now, pending, sum, actions);
-    }
-
-    // ---- Syncs of all fragments
-
-    /// Has the ranks of a directory's fragments sync after the directory's own; returns the answer
-    /// when all have.
-    pub(super) fn sync_fragments(
-        &mut self,
-        now: u64,
-        pending: PendingCall<T>,
-        result: Result<Answer, Errno>,
-        actions: &mut Actions<T>,
-    ) -> Option<(PendingCall<T>, Result<Answer, Errno>)> {
-        let left: Vec<Ino> = match &pending.incoming.call {
-            Call::Request(Request::Fsync { ino })
-                if result.is_ok() && !pending.call_state.has_all_fragments =>
-            {
-                self.fragments.others(*ino).collect()
-            }
-            _ => Vec::new(),
-        };
-        if left.is_empty() {
-            return Some((pending, result));
-        }
-        self.sync_next(now, pending, left, actions);
-        None
-    }
-
-    fn sync_next(
-        &mut self,
-        now: u64,
-        mut pending: PendingCall<T>,
-        mut left: Vec<Ino>,
-        actions: &mut Actions<T>,
-    ) {
-        let Some(ino) = left.pop() else {
-            pending.call_state.has_all_fragments = true;
-            return self.finish(now, pending, Ok(Answer::Done), 0, actions);
-        };
-        pending.call_state.fragment_wait = FragmentWait::Sync(left);
-        self.ask_for(now, pending, Request::Fsync { ino }, actions);
-    }
-
     /// Forgets the fragments of directories that are not cached.
     pub(super) fn forget_fragments(&mut self, dirs: impl Iterator<Item = Ino>) {
         for dir in dirs {
@@ -656,13 +508,5 @@ impl<T> Sessions<T> {
                 self.cache.forget(fragment, u64::MAX);
             }
         }
-    }
-}
-
-impl FragmentSum {
-    fn total(&self) -> Attr {
-        let mut total = self.parts[0];
-        self.parts[1..].iter().for_each(|part| total.add_fragment(part));
-        total
     }
 }

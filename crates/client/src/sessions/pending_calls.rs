@@ -4,7 +4,7 @@
 //! | state | resumed by | a fatal signal | its session ends |
 //! |---|---|---|---|
 //! | blocked on operations | [`Sessions::resume_blocked`] | ends it | it stays |
-//! | waits for a reply | [`Sessions::reply`] | cancels the request | fails, if it was sent |
+//! | waits for replies | [`Sessions::reply`] | cancels the requests | fails, if one was sent |
 //! | waits for a lock | the grant, or its refusal | stops the wait, as any signal | it stays |
 //! | waits for data servers | [`Sessions::data_completed`] | ends it, if one is down | fails |
 //!
@@ -36,18 +36,42 @@ pub(super) struct PendingCalls<T> {
     begun: HashMap<CallWait, PendingCall<T>, FxBuildHasher>,
     /// Abandoned requests that a server may still execute, with the names that each may change.
     abandoned: HashMap<(Rank, RequestId), Vec<(Ino, Name)>, FxBuildHasher>,
-    /// The number of the last operation on data servers.
-    last_operation: u64,
+    /// Unanswered requests of calls that wait for several replies, with [`Replies::number`].
+    of_several: HashMap<(Rank, RequestId), u64, FxBuildHasher>,
+    /// The last number of an operation on data servers, or of a [`CallWait::Replies`].
+    last_number: u64,
 }
 
 /// The event that resumes a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum CallWait {
     Reply(Rank, RequestId),
+    /// Several replies, by [`Replies::number`]. Each resumes the call.
+    Replies(u64),
     /// A lock, by wait number.
     Lock(Rank, u64),
     /// Data servers, by [`DataOperation::number`](super::DataOperation::number).
     Data(u64),
+}
+
+/// A call's wait for several replies. The requests change no names.
+#[derive(Debug)]
+pub(super) struct Replies {
+    number: u64,
+    /// Number of replies that have not come.
+    left: usize,
+}
+
+impl Replies {
+    pub fn wait(&self) -> CallWait {
+        CallWait::Replies(self.number)
+    }
+
+    /// A reply has come; returns true if it was the last.
+    pub fn came(&mut self) -> bool {
+        self.left = self.left.saturating_sub(1);
+        self.left == 0
+    }
 }
 
 /// A call that has begun.
@@ -82,8 +106,13 @@ pub(super) fn changed_names(call: &Call<'_>) -> Vec<(Ino, Name)> {
 
 impl<T> Default for PendingCalls<T> {
     fn default() -> Self {
-        let (blocked, begun, abandoned) = (VecDeque::new(), HashMap::default(), HashMap::default());
-        Self { blocked, begun, abandoned, last_operation: 0 }
+        Self {
+            blocked: VecDeque::new(),
+            begun: HashMap::default(),
+            abandoned: HashMap::default(),
+            of_several: HashMap::default(),
+            last_number: 0,
+        }
     }
 }
 
@@ -94,10 +123,44 @@ impl<T> PendingCalls<T> {
 
     /// Adds a call that waits for data servers; returns the number of the operation.
     pub fn insert_data(&mut self, mut pending: PendingCall<T>, delegation: Arc<Delegation>) -> u64 {
-        self.last_operation += 1;
+        self.last_number += 1;
         pending.call_state.delegation = Some(delegation);
-        self.insert(CallWait::Data(self.last_operation), pending);
-        self.last_operation
+        self.insert(CallWait::Data(self.last_number), pending);
+        self.last_number
+    }
+
+    /// A wait for the replies that [`Self::add_reply`] adds.
+    pub fn replies(&mut self) -> Replies {
+        self.last_number += 1;
+        Replies { number: self.last_number, left: 0 }
+    }
+
+    pub fn add_reply(&mut self, replies: &mut Replies, rank: Rank, id: RequestId) {
+        self.of_several.insert((rank, id), replies.number);
+        replies.left += 1;
+    }
+
+    fn wait_for(&self, rank: Rank, id: RequestId) -> CallWait {
+        let of_several = self.of_several.get(&(rank, id));
+        of_several.map_or(CallWait::Reply(rank, id), |number| CallWait::Replies(*number))
+    }
+
+    /// The call that waits for a reply.
+    pub fn waiting(&self, rank: Rank, id: RequestId) -> Option<&PendingCall<T>> {
+        self.get(self.wait_for(rank, id))
+    }
+
+    /// Removes the call that waits for a reply, which has come or will not come.
+    pub fn replied(&mut self, rank: Rank, id: RequestId) -> Option<PendingCall<T>> {
+        let wait = self.wait_for(rank, id);
+        self.of_several.remove(&(rank, id));
+        self.remove(wait)
+    }
+
+    /// The unanswered requests of a call that waits for several replies.
+    fn requests_of(&self, number: u64) -> Vec<(Rank, RequestId)> {
+        let requests = self.of_several.iter().filter(|(_, of)| **of == number);
+        requests.map(|(request, _)| *request).collect()
     }
 
     pub fn get(&self, wait: CallWait) -> Option<&PendingCall<T>> {
@@ -132,13 +195,18 @@ impl<T> PendingCalls<T> {
 
     /// The calls that wait for replies.
     pub fn requests(&mut self) -> impl Iterator<Item = &mut PendingCall<T>> {
-        let is_reply = |wait: &CallWait| matches!(wait, CallWait::Reply(..));
+        let is_reply = |wait: &CallWait| matches!(wait, CallWait::Reply(..) | CallWait::Replies(_));
         self.begun.iter_mut().filter_map(move |(wait, pending)| is_reply(wait).then_some(pending))
     }
 
     /// Number of calls that wait for a server's replies.
     pub fn count(&self, rank: Rank) -> usize {
-        self.begun.keys().filter(|wait| matches!(wait, CallWait::Reply(of, _) if *of == rank)).count()
+        let waits_for_rank = |wait: &&CallWait| match **wait {
+            CallWait::Reply(of, _) => of == rank,
+            CallWait::Replies(number) => self.requests_of(number).iter().any(|(of, _)| *of == rank),
+            CallWait::Lock(..) | CallWait::Data(_) => false,
+        };
+        self.begun.keys().filter(waits_for_rank).count()
     }
 
     /// Handles the end of a server's session, which revokes its capabilities. `lost`: the requests
@@ -150,8 +218,7 @@ impl<T> PendingCalls<T> {
         actions: &mut Actions<T>,
     ) -> Vec<PendingCall<T>> {
         lost.iter().for_each(|id| drop(self.abandoned.remove(&(rank, *id))));
-        let mut failed: Vec<_> =
-            lost.iter().filter_map(|id| self.begun.remove(&CallWait::Reply(rank, *id))).collect();
+        let mut failed: Vec<_> = lost.iter().filter_map(|id| self.replied(rank, *id)).collect();
         let is_of = |_: &_, delegation: &Delegation| locations.of(delegation.capability.ino) == rank;
         failed.append(&mut self.take_data(is_of, actions));
         failed
@@ -217,6 +284,14 @@ impl<T> Sessions<T> {
             CallWait::Reply(rank, id) => {
                 let end = self.server_session(rank);
                 end.link.cancel(id, &mut end.out)
+            }
+            CallWait::Replies(number) => {
+                let mut will_end = true;
+                for (rank, id) in self.calls.requests_of(number) {
+                    let end = self.server_session(rank);
+                    will_end &= end.link.cancel(id, &mut end.out);
+                }
+                will_end
             }
             CallWait::Lock(rank, wait) => {
                 let end = self.server_session(rank);

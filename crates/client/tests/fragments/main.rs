@@ -1,5 +1,7 @@
 //! Calls on a partitioned directory, which frontends see as one.
 
+mod sums;
+
 use std::collections::VecDeque;
 
 use espalier_client::{Actions, Answer, Cache, Call, FrontendEvent, IncomingCall, Sessions, Users};
@@ -97,6 +99,16 @@ impl Machine {
 
     fn reply_touching(&mut self, lease_ms: u32, touched: Touched, result: Result<Reply, Errno>) {
         let (rank, id, _) = self.requests.pop_front().expect("a request");
+        self.reply_to((rank, id), lease_ms, touched, result);
+    }
+
+    fn reply_to(
+        &mut self,
+        (rank, id): (Rank, RequestId),
+        lease_ms: u32,
+        touched: Touched,
+        result: Result<Reply, Errno>,
+    ) {
         let mut actions = Actions::default();
         let message = FromServer::Reply { id, lease_ms, announced: false, touched, result };
         self.sessions.received(self.now, rank, message, &mut actions);
@@ -304,90 +316,6 @@ fn get_attr(ino: Ino) -> Request {
     Request::GetAttr { ino }
 }
 
-#[test]
-fn unleased_attributes_are_summed_until_two_rounds_agree() {
-    let mut machine = Machine::new();
-    let sizes = |machine: &mut Machine, sizes: [u64; 3]| {
-        machine.expect(get_attr(DIR), Ok(Reply::Attr(part(DIR, 2, sizes[0], 3))));
-        if machine.sent() == Some((0, Request::Fragments { dir: DIR })) {
-            machine.reply(0, Ok(fragments(&[1, 2])));
-        }
-        machine.expect(get_attr(ONE), Ok(Reply::Attr(fragment(ONE, sizes[1], 4))));
-        machine.expect(get_attr(TWO), Ok(Reply::Attr(fragment(TWO, sizes[2], 2))));
-    };
-    machine.call(get_attr(DIR));
-    sizes(&mut machine, [10, 20, 30]);
-    sizes(&mut machine, [10, 19, 30]);
-    sizes(&mut machine, [10, 19, 31]);
-    sizes(&mut machine, [10, 19, 31]);
-    assert_eq!(machine.attr(), (DIR, 60, 2 + 1 + 2));
-    assert!(machine.sessions.attr(DIR, 0).is_none());
-}
-
-#[test]
-fn sum_is_repeated_with_the_map_of_a_directory_that_splits_meanwhile() {
-    let mut machine = Machine::new();
-    machine.call(get_attr(DIR));
-    machine.expect(get_attr(DIR), Ok(Reply::Attr(part(DIR, 1, 10, 2))));
-    machine.expect(Request::Fragments { dir: DIR }, Ok(fragments(&[1])));
-    machine.expect(get_attr(ONE), Ok(Reply::Attr(fragment(ONE, 10, 2))));
-    // Four of the first fragment's names have gone to another.
-    machine.expect(get_attr(DIR), Ok(Reply::Attr(part(DIR, 2, 6, 2))));
-    machine.expect(Request::Fragments { dir: DIR }, Ok(fragments(&[1, 2])));
-    machine.expect(get_attr(ONE), Ok(Reply::Attr(fragment(ONE, 10, 2))));
-    machine.expect(get_attr(TWO), Ok(Reply::Attr(fragment(TWO, 4, 2))));
-    for attr in [part(DIR, 2, 6, 2), fragment(ONE, 10, 2), fragment(TWO, 4, 2)] {
-        machine.expect(get_attr(attr.ino), Ok(Reply::Attr(attr)));
-    }
-    assert_eq!(machine.attr(), (DIR, 20, 2));
-}
-
-#[test]
-fn leased_attributes_are_summed_in_one_round_and_cached() {
-    let mut machine = Machine::with_map(&[1]);
-    machine.call(get_attr(DIR));
-    for attr in [part(DIR, 1, 10, 2), fragment(ONE, 5, 3)] {
-        assert_eq!(machine.sent(), Some((attr.ino.rank().0, get_attr(attr.ino))));
-        machine.reply(LEASE_MS, Ok(Reply::Attr(attr)));
-    }
-    assert_eq!(machine.attr(), (DIR, 15, 3));
-    assert_eq!(machine.sessions.attr(DIR, 1).map(|attr| attr.size), Some(15));
-    // The first of their leases that ends is that of the answer.
-    let (number, lease) = (RevocationId(1), Lease::Inode { ino: ONE });
-    machine.sessions.received(1, Rank(1), FromServer::Revoke { number, lease }, &mut Actions::default());
-    assert!(machine.sessions.attr(DIR, 1).is_none());
-}
-
-#[test]
-fn permissions_of_a_contended_directory_are_known_without_its_sum() {
-    let mut machine = Machine::with_map(&[1]);
-    machine.call(get_attr(DIR));
-    for attr in [part(DIR, 1, 10, 2), fragment(ONE, 5, 3)] {
-        machine.reply(LEASE_MS, Ok(Reply::Attr(attr)));
-    }
-    machine.attr();
-    let call = Call::Request(get_attr(DIR));
-    let revoke = |machine: &mut Machine, lease| {
-        let revoke = FromServer::Revoke { number: RevocationId(1), lease };
-        machine.sessions.received(0, Rank(1), revoke, &mut Actions::default());
-    };
-    revoke(&mut machine, Lease::Contents { dir: ONE });
-    // The next sum may be leased again.
-    assert_eq!(machine.sessions.rights_of_contended(0, &call), None);
-    machine.call(get_attr(DIR));
-    machine.reply(LEASE_MS, Ok(Reply::Attr(part(DIR, 1, 10, 2))));
-    for _ in 0..2 {
-        let contended = Attr { contents_leased: false, ..fragment(ONE, 6, 3) };
-        assert_eq!(machine.sent(), Some((1, get_attr(ONE))));
-        machine.reply(LEASE_MS, Ok(Reply::Attr(contended)));
-    }
-    assert_eq!(machine.attr(), (DIR, 16, 3));
-    assert!(machine.sessions.answer(0, &Caller::SERVER, &call).is_none(), "the sum is not leased");
-    assert_eq!(machine.sessions.rights_of_contended(0, &call).map(|attr| attr.perm), Some(0o755));
-    revoke(&mut machine, Lease::Inode { ino: DIR });
-    assert_eq!(machine.sessions.rights_of_contended(0, &call), None);
-}
-
 fn read_dir(dir: Ino, after: u64) -> Request {
     Request::ReadDir { dir, after, limit: 100, plus: false }
 }
@@ -473,24 +401,6 @@ fn listing_goes_on_in_a_fragment_that_has_split_off() {
     machine.expect(read_dir(DIR, end), Ok(fragments(&[1, 2])));
     machine.expect(read_dir(TWO, end), Ok(listing(&[&two], true, *map(&[1, 2]).hashes(TWO).end())));
     assert_eq!(page(&mut machine).0, [two]);
-}
-
-#[test]
-fn fsync_syncs_all_fragments() {
-    let sync = |ino| Request::Fsync { ino };
-    for failing in [None, Some(DIR), Some(ONE), Some(TWO)] {
-        let mut machine = Machine::with_map(&[1, 2]);
-        machine.call(sync(DIR));
-        let mut synced = Vec::new();
-        while let Some((_, Request::Fsync { ino })) = machine.sent() {
-            assert!(machine.answers.is_empty());
-            synced.push(ino);
-            machine.reply(0, if failing == Some(ino) { Err(Errno::EIO) } else { Ok(Reply::Done) });
-        }
-        assert_eq!(machine.answer().err(), failing.map(|_| Errno::EIO));
-        synced.sort_unstable();
-        assert!(failing.is_some() || synced == [DIR, ONE, TWO], "{synced:?}");
-    }
 }
 
 /// Leases the directory, and the absence of a name.
