@@ -60,6 +60,11 @@ impl Striping {
         Self { delegated: true, ..self }
     }
 
+    /// All data servers, those that get no new files included.
+    pub(crate) fn servers(&self) -> &[ServerId] {
+        &self.servers
+    }
+
     pub(crate) fn is_delegated(&self) -> bool {
         self.delegated
     }

@@ -1,7 +1,7 @@
 //! Unstuffing: moves a stuffed file's bytes to a stream, once and for all (carns III.B).
 //! Invariants: at most one operation unstuffs a file at a time, since a second one would overwrite
-//! the stream when clients already write to it; and if it fails, the stream is removed before
-//! another operation may try.
+//! the stream when clients already write to it; if it fails, the stream is removed before another
+//! operation may try; and a file moves to another rank only when no data server has remains of it.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
@@ -29,6 +29,9 @@ pub(crate) struct Filling {
     listed: BTreeSet<ServerId>,
     /// Known provisional datafiles that are to be removed.
     left: Vec<(Ino, Layouts)>,
+    /// Reported provisional datafiles of files that may be at another rank, which is being found
+    /// out.
+    claiming: BTreeSet<(Ino, ServerId)>,
     /// Streams that durably belong to their files and are to be finalised.
     finalising: Vec<Ino>,
 }
@@ -58,7 +61,20 @@ impl Filling {
         self.files.insert(ino, FillState { removes, waiting: Vec::new() });
         let before = self.left.len();
         self.left.retain(|(left, _)| *left != ino);
-        self.left.len() == before
+        self.left.len() == before && !self.claims(ino)
+    }
+
+    fn claims(&self, ino: Ino) -> bool {
+        let mut claims = self.claiming.range((ino, ServerId(0))..);
+        claims.next().is_some_and(|(claimed, _)| *claimed == ino)
+    }
+
+    /// True if no data server may have a provisional datafile of a file. `servers`: all of them.
+    fn leaves_nothing(&self, ino: Ino, servers: &[ServerId]) -> bool {
+        servers.iter().all(|server| self.listed.contains(server))
+            && !self.files.contains_key(&ino)
+            && !self.left.iter().any(|(left, _)| *left == ino)
+            && !self.claims(ino)
     }
 
     /// Ends the filling or removal of a file's stream.
@@ -155,6 +171,7 @@ impl Meta {
     pub(crate) fn new_datafiles(&mut self, now: Now, server: ServerId, inos: &[Ino], out: &mut Outbox) {
         for ino in inos {
             if self.state.has_relocated {
+                self.filling.claiming.insert((*ino, server));
                 let request = Request::ClaimDatafile { ino: *ino, server };
                 let task = Task::new(INTERNAL_CLIENT, RequestId(0), Caller::SERVER, request);
                 self.run(now, task, None, out);
@@ -167,16 +184,31 @@ impl Meta {
         self.retry_removals(out);
     }
 
-    /// Checks that a file's provisional datafile is this rank's to remove: the file is here.
+    /// Checks that a file's provisional datafile is this rank's to remove: the file is here, and its
+    /// bytes have not moved to that data server since the report.
     ///
     /// # Errors
-    /// `ESTALE`: the file is at no rank. `EXDEV`: it is at another rank.
-    pub(crate) fn claim_datafile(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<Reply> {
-        let at = self.rank_of(cx, ino)?;
-        if at == self.config.rank { Ok(Reply::Done) } else { Err(Errno::EXDEV.into()) }
+    /// `ESTALE`: the file is at no rank. `EXDEV`: it is at another rank. `EBUSY`: it uses the
+    /// datafile.
+    pub(crate) fn claim_datafile(&mut self, cx: &mut Cx<'_>, ino: Ino, server: ServerId) -> Step<Reply> {
+        if self.rank_of(cx, ino)? != self.config.rank {
+            return Err(Errno::EXDEV.into());
+        }
+        match &self.state.inode(ino)?.body {
+            Body::Striped { layout, .. } if layout.servers().contains(&server) => Err(Errno::EBUSY.into()),
+            _ => Ok(Reply::Done),
+        }
+    }
+
+    /// True if a stuffed file may move to another rank, which will not know what earlier attempts
+    /// have left on data servers.
+    pub(crate) fn leaves_no_datafile(&self, ino: Ino) -> bool {
+        let striping = self.config.striping.as_ref();
+        striping.is_none_or(|striping| self.filling.leaves_nothing(ino, striping.servers()))
     }
 
     pub(crate) fn datafile_claimed(&mut self, ino: Ino, server: ServerId, result: &Result<Reply, Errno>) {
+        self.filling.claiming.remove(&(ino, server));
         let is_own = match result {
             Ok(_) => true,
             Err(errno) => *errno == Errno::ESTALE && self.state.is_home_of(ino),

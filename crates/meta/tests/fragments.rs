@@ -1,5 +1,6 @@
 //! Partitioned directories.
 
+mod datafiles;
 mod forwards;
 mod growth;
 mod moves;

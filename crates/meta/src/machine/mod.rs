@@ -478,7 +478,7 @@ impl Meta {
             Request::Sweep => self.sweep(cx),
             Request::Transfer { dir } => self.transfer(cx, *dir).map(Final::into_value),
             Request::Pull { dir } => self.pull(cx, *dir).map(Final::into_value),
-            Request::ClaimDatafile { ino, .. } => self.claim_datafile(cx, *ino),
+            Request::ClaimDatafile { ino, server } => self.claim_datafile(cx, *ino, *server),
             Request::Fragments { dir } => self.fragments(*dir),
             Request::Recount { ino } => self.recount_file(cx, *ino),
             Request::Place { io } => self.place(cx, io),

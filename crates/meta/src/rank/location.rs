@@ -298,8 +298,8 @@ impl Meta {
     pub(crate) fn answer_movable(&mut self, dir: Ino, names: &[(Name, Ino)]) -> Step<PeerAnswer> {
         let (mut inodes, mut bytes, mut recalled) = (Vec::new(), 0, Vec::new());
         for (name, ino) in names.iter().filter(|_| !self.sessions.in_grace()) {
-            match self.state.movable(*ino, dir) {
-                Ok(Some((_, size))) => {
+            match self.movable(*ino, dir) {
+                Ok(Some(size)) => {
                     bytes += size;
                     if bytes > MAX_MOVED_BYTES && !inodes.is_empty() {
                         break;
@@ -322,13 +322,22 @@ impl Meta {
         Ok(PeerAnswer::Movable { inodes })
     }
 
+    /// As [`State::movable`].
+    fn movable(&self, ino: Ino, dir: Ino) -> Step<Option<usize>> {
+        let movable = self.state.movable(ino, dir)?;
+        let stays = |cached: &Cached| {
+            matches!(cached.inode.body, Body::Stuffed { .. }) && !self.leaves_no_datafile(ino)
+        };
+        Ok(movable.filter(|(cached, _)| !stays(cached)).map(|(_, size)| size))
+    }
+
     /// Checks that all of these inodes may move.
     pub(crate) fn check_movable(&self, dir: Ino, inodes: &[Ino]) -> Step<()> {
         if self.sessions.in_grace() {
             return Err(Errno::EAGAIN.into());
         }
         for ino in inodes {
-            self.state.movable(*ino, dir)?.ok_or(Errno::EAGAIN)?;
+            self.movable(*ino, dir)?.ok_or(Errno::EAGAIN)?;
         }
         Ok(())
     }

@@ -12,7 +12,7 @@ use espalier_proto::*;
 const ATTRIBUTE: &str = "user.note";
 
 /// The rank that has an inode, as its server says.
-fn rank_of(fs: &mut Routed, ino: Ino) -> u16 {
+pub fn rank_of(fs: &mut Routed, ino: Ino) -> u16 {
     let has = |host: &mut Harness| {
         let id = host.send(&ROOT_CALLER, Request::Find { ino, kind: None, open: None });
         matches!(host.answers.remove(&id), Some(Ok(Reply::Entry(_))))
@@ -43,7 +43,7 @@ fn read(fs: &mut Routed, ino: Ino) -> Vec<u8> {
 }
 
 /// A directory with small files at its rank that nobody uses, and their contents.
-fn files_at_home(fs: &mut Routed, dir: Ino, count: usize) -> BTreeMap<String, Ino> {
+pub fn files_at_home(fs: &mut Routed, dir: Ino, count: usize) -> BTreeMap<String, Ino> {
     let files = names("file", count);
     let made = files.into_iter().map(|file| {
         let ino = fs.make(dir, &file, NewNode::Regular);
@@ -58,7 +58,7 @@ fn files_at_home(fs: &mut Routed, dir: Ino, count: usize) -> BTreeMap<String, In
     made
 }
 
-fn assert_files(fs: &mut Routed, dir: Ino, files: &BTreeMap<String, Ino>) {
+pub fn assert_files(fs: &mut Routed, dir: Ino, files: &BTreeMap<String, Ino>) {
     for (file, ino) in files {
         let attr = fs.lookup(dir, file).unwrap();
         assert_eq!((attr.ino, attr.size, attr.nlink), (*ino, file.len() as u64, 1), "{file}");
