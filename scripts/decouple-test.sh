@@ -1,6 +1,6 @@
 #!/bin/bash
 # decouple-test.sh: a decoupled directory on mounts of one server and of four ranks: a command in a
-# namespace of its own, interference from another mount, merges that are killed and continued,
+# namespace of its own, interference from another mount, namespace syncs, merges that are killed and continued,
 # damaged and foreign namespaces, and what each level loses in a crash.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -513,6 +513,88 @@ check_changes() {
     done
 }
 
+# Namespace sync: others see a running command's results, which it goes on to change.
+check_sync() {
+    section "namespace sync"
+    export -f fill describe
+    export job=$a/job b work bin
+    mkdir "$a/job"
+    "$bin" policy "$a/job" --set sync_interval=1s
+    grep -q 'others see .*, and before it what was done 1s and a sync ago' <<< "$("$bin" policy "$a/job")"
+    "$bin" decouple "$a/job" -- bash -ec '
+        seen() { for _ in $(seq 150); do if "$@" 2> /dev/null; then return; fi; sleep 0.1; done; exit 9; }
+        no() { if "$@" 2> /dev/null; then echo "succeeds: $*" >&2; exit 8; fi; }
+        fill "$job"
+        touch "$job/early"
+        seen test -e "$b/job/early"
+        cmp "$job/sub/file7" "$b/job/sub/deep/linked"
+        test "$(stat -c %a%h "$b/job/sub/file2")" = 47511
+        test ! -e "$b/job/sub/big"
+        no touch "$b/job/sub/theirs"
+        no rm "$b/job/sub/file20"
+        no chmod 777 "$b/job/sub"
+        no sh -c "echo theirs >> $b/job/sub/file20"
+        rm "$job/early" "$job/sub/file12" "$job/symlink"
+        echo changed > "$job/sub/file13"
+        chmod 600 "$job/sub/file14"
+        mv "$job/sub/file15" "$job/sub/file16" # replaces it
+        ln "$job/sub/file17" "$job/again"
+        mv "$job/sub" "$job/new/sub"
+        mv "$job/new" "$job/empty"
+        setfattr -x user.color "$job/empty/new/sub/file3"
+        truncate -s 100000 "$job/empty/new/sub/file18"
+        echo late > "$job/late"
+        seen grep -q late "$b/job/late"
+        grep -q changed "$b/job/empty/new/sub/file13"
+        test ! -e "$b/job/sub" -a ! -e "$b/job/early" -a ! -e "$b/job/empty/new/sub/file15"
+        is_gone() { ! getfattr -n user.color "$b/job/empty/new/sub/file3"; }
+        seen is_gone
+        describe "$job" > "$work/inside"' || fail "the command fails: $?"
+    merged_as_inside
+    is "$("$bin" policy "$b/job" --json | jq .merged)" null
+    touch "$b/job/empty/new/sub/theirs"
+    rm -r "$b/job"
+
+    section "namespace sync: a client that dies, and an abort"
+    decouple_with sync_interval=1s
+    fill "$a/job"
+    until_true test -e "$b/job/new/moved"
+    mv "$a/job/sub" "$a/job/moved"
+    rm "$a/job/moved/file20"
+    "$bin" sync "$a/job"
+    describe "$a/job" > "$work/inside"
+    crash_namespace
+    refused busy touch "$b/job/new/theirs"
+    "$bin" merge "$a/job"
+    merged_as_inside
+    rm -r "$b/job"
+    decouple_with sync_interval=1s durability=none
+    touch "$a/job/file"
+    until_true test -e "$b/job/file"
+    "$bin" merge --abort "$a/job" > /dev/null
+    is "$(ls "$b/job")" file
+    touch "$b/job/theirs"
+    rm -r "$b/job"
+
+    section "namespace sync: a server that is killed"
+    decouple_with sync_interval=1s
+    for dir in 1 2 3 4; do
+        mkdir "$a/job/$dir"
+        (cd "$a/job/$dir" && seq 1500 | xargs touch)
+        until_true test -e "$b/job/$dir"
+        kill_server 0
+        up
+        until_true reconnected
+    done
+    until_true test -e "$b/job/4/1500"
+    rm -r "$a/job/1"
+    until_true test ! -e "$b/job/1"
+    describe "$a/job" > "$work/inside"
+    "$bin" merge "$a/job"
+    merged_as_inside
+    rm -r "$b/job"
+}
+
 check_examples() {
     section "examples: five semantics side by side"
     ESPALIER=$bin examples/levels/run.sh "$a" "$b" > "$work/listing" 2> "$work/said"
@@ -555,6 +637,7 @@ check_command
 check_interference
 check_failures
 check_visibility
+check_sync
 check_allow
 check_embedded
 check_journal
@@ -570,6 +653,7 @@ start 4
 check_command
 check_interference
 check_visibility
+check_sync
 check_allow_ranks
 # The servers of this cluster are data servers, too, which must run for big files.
 check_nonvolatile also sub/big sub/nearly sub/sparse

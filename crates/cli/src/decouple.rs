@@ -1,6 +1,7 @@
 //! `espalier decouple`: mounts a namespace of its own over a directory, and runs a command in it.
 
 pub(crate) mod compose;
+pub(crate) mod namespace_sync;
 pub(crate) mod place;
 
 use std::ffi::OsString;

@@ -141,14 +141,21 @@ pub(crate) fn open_journal(name: &Path) -> Result<Box<dyn ClientJournal>> {
 /// Volatile apply: sends a client's journal to the server of the decoupled directory.
 pub(crate) fn apply(path: &Path, journal: &dyn ClientJournal, name: &Path) -> Result<()> {
     let dir = open_dir(path)?;
-    let decoupled = decoupled(path, &dir)?;
-    journal.check_origin(&decoupled, name)?;
-    let merger = Merger { dir: &dir, path, journal };
-    merger.prepare_root()?;
-    merger.send_all(decoupled.merged)?;
-    // The entries are merged even if this fails.
-    let _ = fgetxattr(&dir, NOTIFIED, &mut [0; 1]);
-    Ok(())
+    for _ in 0..RETRIES {
+        let decoupled = decoupled(path, &dir)?;
+        let rest = journal.rest(&decoupled)?;
+        let journal = rest.as_deref().unwrap_or(journal);
+        journal.check_origin(&decoupled, name)?;
+        let merger = Merger { dir: &dir, path, journal };
+        merger.prepare_root()?;
+        if merger.send_all(decoupled.merged)? {
+            // The entries are merged even if this fails.
+            let _ = fgetxattr(&dir, NOTIFIED, &mut [0; 1]);
+            return Ok(());
+        }
+        std::thread::sleep(PAUSE);
+    }
+    bail!("the server of {} loses what it has merged: look at its log", path.display())
 }
 
 struct Merger<'a> {
@@ -176,8 +183,10 @@ impl Merger<'_> {
         Ok(())
     }
 
-    fn send_all(&self, merged: u64) -> Result<()> {
+    /// Returns false if the directory has another number of records from earlier syncs.
+    fn send_all(&self, merged: u64) -> Result<bool> {
         let (total, mut at, mut retries) = (self.journal.len(), merged, 0);
+        let first = self.journal.first();
         let bar = ProgressBar::new(total);
         bar.set_style(ProgressStyle::with_template(
             "{bar:30} {pos} of {len} records ({per_sec}, {eta} left)",
@@ -193,6 +202,13 @@ impl Merger<'_> {
                 Ok(()) => at = batch.next,
                 // A restarted server may have lost the last batches.
                 Err(errno) => match state_of(self.dir)? {
+                    // It has lost records of syncs, or got the last ones of a killed mount.
+                    Some(state)
+                        if errno == Errno::INVAL
+                            && (state.merged < first || first > 0 && state.merged > at) =>
+                    {
+                        return Ok(false);
+                    }
                     Some(state) if errno == Errno::INVAL && state.merged < at && retries < RETRIES => {
                         (at, retries) = (state.merged, retries + 1);
                         std::thread::sleep(PAUSE);
@@ -202,15 +218,16 @@ impl Merger<'_> {
             }
         }
         bar.finish_and_clear();
-        Ok(())
+        Ok(true)
     }
 
     fn failure(&self, state: Option<&Decoupled>, errno: Errno) -> anyhow::Error {
         let shown = self.path.display();
         let Some(state) = state else { return anyhow::anyhow!("{shown} was coupled again by somebody else") };
         let entry = self.journal.path_of(state.merged);
+        let visible = if state.shows { "what was synced" } else { "nothing" };
         anyhow::anyhow!(
-            "cannot merge '{}': {}; nothing of {shown} is visible yet: remove the cause and repeat `espalier merge \
+            "cannot merge '{}': {}; {visible} of {shown} is visible yet: remove the cause and repeat `espalier merge \
              {shown}`, or give it up by `espalier merge --abort {shown}`",
             OsStr::from_bytes(&entry).display(),
             text(errno)

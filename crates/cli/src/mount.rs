@@ -15,6 +15,7 @@ use espalier_store::{Holder, StoreError};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::args::{LogArgs, MountArgs, UmountArgs};
+use crate::decouple::namespace_sync;
 use crate::{background, cluster, heap, options, report, start_log};
 
 /// Time limit for waiting until an earlier mount has closed the store.
@@ -66,6 +67,11 @@ pub(crate) fn mount(args: MountArgs, log: &LogArgs) -> Result<ExitCode> {
         tracing::info!(events = volume.replayed, "replayed the journal");
     }
     let mountpoint = args.mountpoint.clone();
+    if let Some(store) = location.directory()
+        && let Some(sync_point) = namespace_sync::start(store, &mountpoint)?
+    {
+        volume.sync_through(sync_point);
+    }
     unmount_on_signal(&mountpoint)?;
     espalier_runtime::mount(volume, &location.name(), &args.mountpoint, &mount, announced)?;
     Ok(ExitCode::SUCCESS)

@@ -220,7 +220,8 @@ fn show(args: &PolicyArgs, own: &Policy, effective: &str) -> Result<ExitCode> {
         };
         writeln!(text, "{:<16} {value:<24} {whose}", key.name())?;
     }
-    if effective.consistency().is_some() || effective.durability().is_some() {
+    let of_level = [Key::Consistency, Key::Durability, Key::SyncInterval];
+    if of_level.into_iter().any(|key| effective.get(key).is_some()) {
         text.push_str(&level_text(&effective));
     }
     if let Some(merged) = merged_records(&args.path)? {
@@ -234,12 +235,13 @@ fn show(args: &PolicyArgs, own: &Policy, effective: &str) -> Result<ExitCode> {
 
 /// When others see changes.
 fn visible(policy: &Policy) -> String {
-    let how = match (policy.level().consistency, policy.interfere()) {
-        (Consistency::Strong, _) => "",
-        (_, Some(Interference::Allow)) => ", one by one",
-        _ => ", all at once",
+    let how = match (policy.level().consistency, policy.interfere(), policy.sync_interval()) {
+        (Consistency::Strong, ..) => String::new(),
+        (_, _, Some(interval)) => format!(", and before it what was done {interval} and a sync ago"),
+        (_, Some(Interference::Allow), None) => ", one by one".into(),
+        _ => ", all at once".into(),
     };
-    [policy.level().guarantee().visible, how].concat()
+    policy.level().guarantee().visible.to_owned() + &how
 }
 
 /// A level as sentences.

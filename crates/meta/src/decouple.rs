@@ -8,6 +8,10 @@
 //! If interference is blocked, the directory appears as it was when it was decoupled until the last
 //! record is applied. If it is allowed, the directory is like any other to others, and records
 //! replace their entries.
+//!
+//! A *namespace sync* is a merge of the records so far. It shows them, and the directory stays
+//! decoupled. Later records change, move and remove what earlier ones have made. If interference is
+//! blocked, others may not change anything below the directory.
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
@@ -43,13 +47,17 @@ pub struct Decoupled {
     /// The range of inode numbers provisioned for the namespace.
     pub first: Ino,
     pub inodes: u64,
-    /// The lowest number of the range that no record has used. Records use numbers in ascending
-    /// order.
+    /// The lowest number of the lower half of the range that no record has used. Records use
+    /// numbers in ascending order.
     pub next: Ino,
+    /// As `next`, of the upper half.
+    pub next_spare: Ino,
     /// Number of records merged.
     pub merged: u64,
-    /// [`MergeBatch::digest`] of the first record.
+    /// [`MergeBatch::digest`] of the last sequence of records.
     pub digest: u64,
+    /// A namespace sync has begun: merged entries are visible.
+    pub shows: bool,
     /// Whether others may change the directory.
     pub interfere: Interference,
     /// Directories of the namespace that are not the merged ones with their numbers: united with
@@ -74,14 +82,35 @@ impl Decoupled {
         Ok(())
     }
 
+    /// True if others see merged entries.
+    pub(crate) fn is_seen(&self) -> bool {
+        self.shows || self.allows_interference()
+    }
+
+    /// The first number of the upper half of a range, for inodes that cannot keep their number.
+    pub(crate) fn middle(first: Ino, inodes: u64) -> Ino {
+        Ino(first.0 + inodes / 2)
+    }
+
     /// True if a merged inode may have this number.
     pub(crate) fn has_merged(&self, ino: Ino) -> bool {
-        (self.first..self.next).contains(&ino)
+        let middle = Self::middle(self.first, self.inodes);
+        (self.first..self.next).contains(&ino) || (middle..self.next_spare).contains(&ino)
+    }
+
+    /// The lowest number of the same half that no record has used.
+    fn next_in_half(&mut self, ino: Ino) -> &mut Ino {
+        if ino < Self::middle(self.first, self.inodes) { &mut self.next } else { &mut self.next_spare }
     }
 
     /// True if the next record may create an inode with this number.
-    pub(crate) fn may_create(&self, ino: Ino) -> bool {
-        ino >= self.next && ino.0 - self.first.0 < self.inodes
+    pub(crate) fn may_create(&mut self, ino: Ino) -> bool {
+        ino >= *self.next_in_half(ino) && ino.0 - self.first.0 < self.inodes
+    }
+
+    /// Notes that a record has created an inode with this number.
+    pub(crate) fn note_created(&mut self, ino: Ino) {
+        *self.next_in_half(ino) = Ino(ino.0 + 1);
     }
 }
 
@@ -103,11 +132,13 @@ impl Decouple {
 pub struct MergeBatch {
     pub id: u128,
     /// Identifies the sequence of records. A namespace that has changed since its merge began has
-    /// another one.
+    /// another one. A sync begins a new sequence after the last merged record.
     pub digest: u64,
     /// Number of records before these.
     pub after: u64,
     pub records: Vec<MergeRecord>,
+    /// They belong to a namespace sync.
+    pub shows: bool,
     /// With the last records.
     pub end: Option<MergeEnd>,
 }
@@ -131,6 +162,18 @@ pub enum MergeRecord {
     /// Attributes that later records would change or prevent: the times of a directory with all its
     /// entries, and flags.
     Finish { ino: Ino, atime: Time, mtime: Time, ctime: Time, flags: Option<InodeFlags> },
+    /// New attributes of a merged inode, all of them except its flags, and all bytes of a stuffed
+    /// file.
+    Update {
+        inode: Box<Inode>,
+        #[serde(with = "serde_bytes")]
+        bytes: Vec<u8>,
+        xattrs: Xattrs,
+    },
+    /// Removes a merged name; that of a directory when it is empty.
+    Remove { dir: Ino, name: Name },
+    /// Renames a merged name, and replaces another one of the namespace as `rename` does.
+    Move { from: (Ino, Name), to: (Ino, Name) },
 }
 
 /// Completes a merge: the directory shows its entries.

@@ -138,6 +138,8 @@ pub enum Input {
     },
     /// Comes once a second.
     Tick,
+    /// Write what has changed to the tables, with the next checkpoint.
+    Checkpoint,
     /// Write everything out before a stop; [`Meta::is_idle`](crate::Meta::is_idle) returns true
     /// when that is done.
     Drain,

@@ -140,7 +140,7 @@ pub(crate) fn check_not(inode: &Inode, flags: InodeFlags) -> Step<()> {
 
 /// Fails with `EBUSY` for a directory whose entries only a merge may change.
 pub(crate) fn check_interference(dir: &Inode) -> Step<()> {
-    if dir.hides_entries() { Err(Errno::EBUSY.into()) } else { Ok(()) }
+    if dir.blocks_changes() { Err(Errno::EBUSY.into()) } else { Ok(()) }
 }
 
 /// Fails with `EBUSY` for a decoupled directory: until it is merged, it keeps its name.

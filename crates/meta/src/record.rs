@@ -216,9 +216,14 @@ impl Inode {
         self.rare.decoupled.as_deref()
     }
 
-    /// True for a decoupled directory without interference: until the merge is complete, nobody
-    /// finds or changes its entries.
+    /// True for a decoupled directory whose entries nobody finds until the merge is complete.
     pub(crate) fn hides_entries(&self) -> bool {
+        self.decoupled().is_some_and(|decoupled| !decoupled.is_seen())
+    }
+
+    /// True for a decoupled directory without interference: only a merge changes it, and what is
+    /// below it.
+    pub(crate) fn blocks_changes(&self) -> bool {
         self.decoupled().is_some_and(|decoupled| !decoupled.allows_interference())
     }
 

@@ -11,6 +11,7 @@ use alloc::vec::Vec;
 use espalier_proto::{Errno, Ino, Limit, Rank};
 use serde::{Deserialize, Serialize};
 
+use crate::permission::check_interference;
 use crate::record::{Body, Directory, Inode, Referent};
 use crate::state::{Cached, Location, State};
 use crate::step::Step;
@@ -189,6 +190,17 @@ impl State {
             Ok(())
         })?;
         Ok(is_below)
+    }
+
+    /// Fails with `EBUSY` for an inode below a decoupled directory without interference.
+    pub(crate) fn check_blocked(&self, ino: Ino) -> Step<()> {
+        if self.protected == 0 {
+            return Ok(());
+        }
+        for (dir, _) in self.cached(ino)?.parents() {
+            self.each_above(dir, |above, _| check_interference(self.dir_even_if_locked(above)?))?;
+        }
+        Ok(())
     }
 
     /// True if a file has names only in removed directories.

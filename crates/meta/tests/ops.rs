@@ -18,6 +18,7 @@ mod lease_data;
 mod link;
 mod lookup;
 mod merge;
+mod merge_changes;
 mod open;
 mod policy;
 mod purge;

@@ -25,4 +25,4 @@ pub use mechanism::{Composition, CompositionError, Mechanism};
 pub use policy::{PREFIX, PolicyError};
 pub use relax::{Bound, Relax};
 pub use settings::{Key, Policy, Setting};
-pub use value::{Creator, DistName, MAX_DFILES, Pin, Values};
+pub use value::{Creator, DistName, Interval, MAX_DFILES, Pin, Values};

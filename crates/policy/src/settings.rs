@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::distribution::DistParams;
 use crate::level::{Consistency, Durability, Interference};
 use crate::relax::{Bound, Relax};
-use crate::value::{Creator, DistName, Pin, Value, Values};
+use crate::value::{Creator, DistName, Interval, Pin, Value, Values};
 
 /// Defines everything that depends on the set of settings. The last column of a row is the
 /// `default` or, if that is no value, the meaning of an `unset` setting.
@@ -150,6 +150,8 @@ settings! {
     /// Others may change the directory while it is decoupled, and the namespace takes priority when
     /// it is merged; or their changes fail with `EBUSY` (sevilla 6.2.3).
     Interfere interfere: Interference, default = Interference::Block;
+    /// A decoupled namespace is synced this often: others see what is done so far (sevilla 6.4.2).
+    SyncInterval sync_interval: Interval, unset = "others see nothing before the merge";
     /// The settings of levels, consistency to interfere, that directories made in the directory may
     /// weaken. The others are bounds of these.
     Relax relax: Relax, default = Relax::ALL;

@@ -22,6 +22,8 @@ pub enum Values {
     /// From 1.
     UpTo(u32),
     Words(&'static [&'static str]),
+    /// A number of seconds, minutes or hours.
+    Interval,
     DistParams,
     Pin,
     Relax,
@@ -34,6 +36,7 @@ impl Values {
         match self {
             Self::UpTo(_) => &["2"],
             Self::Words(words) => words,
+            Self::Interval => &["10s", "2m"],
             Self::DistParams => &["strip_size:1M"],
             Self::Pin => &["0", "1", "2", "distributed", "parent", "off"],
             Self::Relax => &["all", "none", "consistency", "durability,interfere"],
@@ -47,6 +50,7 @@ impl fmt::Display for Values {
         match self {
             Self::UpTo(most) => write!(f, "a number, 1 to {most}"),
             Self::Words(words) => WordList(words, "or").fmt(f),
+            Self::Interval => f.write_str("a time of 1s to 24h as in 10s or 5m"),
             Self::Pin => f.write_str("a rank from 0, `distributed`, `parent` or `off`"),
             Self::Relax => f.write_str(
                 "`all`, `none`, or some of consistency, durability, allocated_inodes and interfere, with commas",
@@ -85,6 +89,41 @@ impl Value for NonZeroU32 {
     fn parse(text: &str) -> Option<Self> {
         let number = Self::new(parse_number(text)?.try_into().ok()?)?;
         Some(number).filter(|number| number.get() <= MAX_ENTRIES)
+    }
+}
+
+/// A time between two actions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Interval(NonZeroU32);
+
+impl Interval {
+    /// The longest one, in seconds.
+    const MAX: u64 = 24 * 60 * 60;
+    /// Units with their seconds.
+    const UNITS: [(char, u32); 3] = [('h', 60 * 60), ('m', 60), ('s', 1)];
+
+    pub fn seconds(self) -> NonZeroU32 {
+        self.0
+    }
+}
+
+impl Value for Interval {
+    const VALUES: Values = Values::Interval;
+
+    fn parse(text: &str) -> Option<Self> {
+        let (unit, seconds) = Self::UNITS.into_iter().find(|(unit, _)| text.ends_with(*unit))?;
+        let number = parse_number(text.strip_suffix(unit)?)?;
+        let time = number.checked_mul(seconds.into()).filter(|time| *time <= Self::MAX)?;
+        NonZeroU32::new(time.try_into().ok()?).map(Self)
+    }
+}
+
+impl fmt::Display for Interval {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let time = self.0.get();
+        let unit = Self::UNITS.into_iter().find(|(_, seconds)| time.is_multiple_of(*seconds));
+        let (unit, seconds) = unit.unwrap_or(('s', 1));
+        write!(f, "{}{unit}", time / seconds)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::ops::{Bound, Range};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use espalier_meta::{Io, IoDone, Load, StreamCall, StreamDone};
@@ -11,6 +11,7 @@ use espalier_store::{Journal, JournalError, MovableStore, Store, StoreError};
 
 use crate::caller::groups;
 use crate::flush_behind::Writeback;
+use crate::namespace::SyncPoint;
 use crate::tracer::{Layer, Steps};
 
 /// Pause between two steps of background work, which limits its share of the processor.
@@ -26,6 +27,8 @@ pub struct Disk {
     pub sync: bool,
     pub journal: Mutex<Journal>,
     writeback: Writeback,
+    /// Present if the store is that of a namespace that is synced.
+    sync_point: OnceLock<Arc<SyncPoint>>,
 }
 
 /// A read of a stream in progress.
@@ -39,7 +42,16 @@ pub struct Reading {
 impl Disk {
     pub fn new(store: Box<dyn Store>, journal: Journal, sync: bool) -> Self {
         let (store, journal) = (MovableStore::new(store), Mutex::new(journal));
-        Self { store, sync, journal, writeback: Writeback::default() }
+        Self { store, sync, journal, writeback: Writeback::default(), sync_point: OnceLock::new() }
+    }
+
+    /// Lends the tables to a sync after checkpoints.
+    pub fn lend_to(&self, sync_point: Arc<SyncPoint>) {
+        let _ = self.sync_point.set(sync_point);
+    }
+
+    pub fn sync_point(&self) -> Option<&SyncPoint> {
+        self.sync_point.get().map(|sync_point| &**sync_point)
     }
 
     /// Executes one I/O. Errors are logged here, where the details are known.
@@ -84,6 +96,9 @@ impl Disk {
                 // The tables may refer to streams whose events are not durable yet.
                 self.store.sync_new_streams().map_err(logged)?;
                 steps.step(Layer::Disk, name, || self.store.publish()).map_err(logged)?;
+                if let Some(sync_point) = self.sync_point() {
+                    sync_point.lend();
+                }
                 let mut journal = self.journal();
                 journal.trim(trim);
                 Ok(IoDone::Published { used: journal.used() })

@@ -62,9 +62,9 @@ pub use migrate::{MigrationRun, MigrationStatus, migrate_stopped};
 pub use migrate_mounted::{MigrationRequest, migration_of, request_migration, stop_migration};
 pub use mount::{MountOptions, mount, wanted};
 pub use namespace::{
-    BigFile, ClientJournal, JournalFile, Merged, Namespace, NamespaceOrigin, OfflineStores, OutgoingBatch,
-    RootAttributes, WriteBytes, Xattrs, apply_nonvolatile, export_journal, import_journal, mkfs_namespace,
-    next_batch, open_client_journal,
+    BigFile, ClientJournal, JournalFile, Merged, Namespace, NamespaceOrigin, NamespaceRest, NamespaceSync,
+    OfflineStores, OutgoingBatch, RootAttributes, SyncPoint, WriteBytes, Xattrs, apply_nonvolatile,
+    export_journal, import_journal, mkfs_namespace, next_batch, open_client_journal,
 };
 pub use ranks::{Undecided, resolve_lost};
 pub use remote::{Called, Messages, Remote, SessionState};

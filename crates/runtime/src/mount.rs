@@ -132,6 +132,9 @@ pub fn mount(
         );
         node.frontend().finish_recording();
         status_source.store.close();
+        if let Some(sync_point) = node.background_work.disk.sync_point() {
+            sync_point.close();
+        }
         let drained = node.drain(options.drain);
         drop(stop_clock);
         node.background_work.stop();

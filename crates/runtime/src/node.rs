@@ -22,6 +22,7 @@ use crate::calls::{CallOutcome, Calls, Frontend};
 use crate::clock;
 use crate::disk::Disk;
 use crate::frontend::FOREVER;
+use crate::namespace::SyncPoint;
 use crate::tracer::{Id, Layer, NodeId, Tracer};
 use crate::watch::{CriticalSection, Kind, MachineFigures, Span, Stage, Watch, exposition};
 
@@ -108,6 +109,9 @@ impl<D: Frontend> Node<D> {
         }
         self.feed(self.background_work.resources.sample());
         self.feed(Input::Tick);
+        if self.background_work.disk.sync_point().is_some_and(SyncPoint::tick) {
+            self.feed(Input::Checkpoint);
+        }
         self.background_work.watch.tick();
     }
 

@@ -14,6 +14,7 @@ use crate::disk::Disk;
 use crate::dump::unfinished;
 use crate::error::Error;
 use crate::location::{OpenedStore, StoreLocation};
+use crate::namespace::SyncPoint;
 use crate::shared::SharedStore;
 
 /// Options of `mkfs`.
@@ -219,6 +220,12 @@ pub struct Volume {
 }
 
 impl Volume {
+    /// Lends the tables of a namespace to its sync, once it is mounted.
+    pub fn sync_through(&self, sync_point: Arc<SyncPoint>) {
+        sync_point.attach(&self.disk);
+        self.disk.lend_to(sync_point);
+    }
+
     /// Opens a store and recovers the state after the last event of its journal.
     pub fn open(location: impl Into<StoreLocation>, options: OpenOptions) -> Result<Self, Error> {
         let location = location.into();

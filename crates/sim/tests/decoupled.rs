@@ -270,7 +270,14 @@ fn merge(
                 shared.lock().jobs[job].blocks = false;
             }
             let sent = records.get(at as usize..next as usize).unwrap_or_default().to_vec();
-            let batch = MergeBatch { id: job as u128 + 1, digest: all + 1, after: at, records: sent, end };
+            let batch = MergeBatch {
+                id: job as u128 + 1,
+                digest: all + 1,
+                after: at,
+                records: sent,
+                shows: false,
+                end,
+            };
             match steps.set_xattr(dir, MERGE, encode(&batch))? {
                 Ok(_) if next == all => return Some(Ok(())),
                 Ok(_) => {

@@ -138,7 +138,8 @@ impl Meta {
         let Body::Directory(directory) = &inode.body else { return Outlook::Stays };
         let (number, hashes) = (inode.fragment().unwrap_or_default().into(), inode.hashes());
         // A merge finds all names of a decoupled directory at one server.
-        if inode.nlink == 0 || inode.decoupled().is_some() {
+        let is_blocked = self.state.check_blocked(inode.ino).is_err();
+        if inode.nlink == 0 || inode.decoupled().is_some() || is_blocked {
             return Outlook::Stays;
         }
         if self.state.ceding.contains(&inode.ino) {
@@ -231,7 +232,8 @@ impl Meta {
     pub(crate) fn may_balance(&self, inode: &Inode) -> bool {
         let transfers = &self.transfers;
         let is_moving = transfers.is_known(inode.ino) || transfers.moves.contains_key(&inode.ino);
-        inode.nlink > 0 && inode.decoupled().is_none() && !is_moving && self.pinned_rank(inode).is_none()
+        let is_blocked = inode.decoupled().is_some() || self.state.check_blocked(inode.ino).is_err();
+        inode.nlink > 0 && !is_blocked && !is_moving && self.pinned_rank(inode).is_none()
     }
 
     /// Starts the transfers that are due.

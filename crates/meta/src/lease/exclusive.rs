@@ -46,6 +46,7 @@ impl Meta {
             && self.is_sole_holder(client, dir)
             && self.state.inodes.get(&dir).is_some_and(|cached| self.is_plain(&cached.inode))
             && self.state.is_removed(dir) == Ok(false)
+            && self.state.check_blocked(dir).is_ok()
             && self.state.limits_below(dir).is_ok_and(|limits| !limits.is_any())
             && self.has_space_to_spare()
     }

@@ -187,6 +187,7 @@ impl Meta {
                 self.tick_metrics(out);
                 self.tick_rates();
             }
+            Input::Checkpoint => self.start_checkpoint(out),
             Input::Drain => {
                 self.draining = true;
                 self.tick(now, out);
@@ -407,6 +408,9 @@ impl Meta {
     fn dispatch(&mut self, cx: &mut Cx<'_>, request: &mut Request) -> Step<Reply> {
         if self.config.ranks > 1 || matches!(request, Request::Find { .. }) {
             self.keep_within(cx, request)?;
+        }
+        if self.state.protected > 0 && request.is_change() {
+            self.check_not_blocked(request)?;
         }
         match request {
             Request::Lookup { dir, name } => self.lookup(cx, *dir, name),

@@ -67,8 +67,10 @@ impl Meta {
             first,
             inodes,
             next: first,
+            next_spare: Decoupled::middle(first, inodes),
             merged: 0,
             digest: 0,
+            shows: false,
             interfere,
             redirected: BTreeMap::new(),
         }));
@@ -88,8 +90,8 @@ impl Meta {
         Ok(Reply::Bytes(crate::record::encode(decoupled).into()))
     }
 
-    /// Discards what is merged of a namespace, and couples the directory again. If interference is
-    /// allowed, what is merged stays: others may have added to it.
+    /// Discards what is merged of a namespace, and couples the directory again. What others see
+    /// stays.
     ///
     /// # Errors
     /// - `EPERM`: the caller does not own the directory.
@@ -102,7 +104,7 @@ impl Meta {
         }
         let mut decoupled = inode.decoupled().ok_or(Errno::ENODATA)?.clone();
         self.block_grants(cx, dir)?;
-        let is_shared = decoupled.allows_interference();
+        let is_seen = decoupled.is_seen();
         if decoupled.id != Decoupled::ABORTED {
             // From here on no more records are merged.
             decoupled.id = Decoupled::ABORTED;
@@ -113,7 +115,7 @@ impl Meta {
             Progress::Walk(walk) if walk.top == dir => walk,
             _ => Walk::new(dir),
         };
-        let outcome = if is_shared { Ok(()) } else { self.discard_merged(cx, &mut walk) };
+        let outcome = if is_seen { Ok(()) } else { self.discard_merged(cx, &mut walk) };
         *cx.progress = Progress::Walk(walk);
         outcome?;
         self.commit(cx, &Event::Decouple { dir, decoupled: None, time: cx.now }, |_, _| Reply::Done)

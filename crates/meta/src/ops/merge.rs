@@ -44,7 +44,10 @@ impl Meta {
             return Err(Errno::ENOENT.into());
         }
         self.growable()?;
-        let is_same = decoupled.merged == 0 || decoupled.digest == batch.digest;
+        // Each sync begins a new sequence, but only where the last one has ended: requests of the
+        // last one may still arrive.
+        let is_new = decoupled.merged == 0 || decoupled.shows && batch.after == decoupled.merged;
+        let is_same = is_new || decoupled.digest == batch.digest;
         let Some(skipped) = decoupled.merged.checked_sub(batch.after).filter(|_| is_same) else {
             return Err(Errno::EINVAL.into());
         };
@@ -52,6 +55,8 @@ impl Meta {
         self.state.load_above(dir)?;
         let (before, redirected) = (decoupled.merged, decoupled.redirected.clone());
         decoupled.digest = batch.digest;
+        // Records that were merged before stay hidden until the end.
+        decoupled.shows |= batch.shows && before == 0;
         let new = batch.records.into_iter().skip(usize::try_from(skipped).unwrap_or(usize::MAX));
         let outcome = self.merge_records(cx, dir, &mut decoupled, new);
         if decoupled.merged != before || decoupled.redirected != redirected {
@@ -81,7 +86,7 @@ impl Meta {
             }
             self.merge_record(cx, top, decoupled, record)?;
             if let Some(ino) = number {
-                decoupled.next = Ino(ino.0 + 1);
+                decoupled.note_created(ino);
             }
             decoupled.merged += 1;
         }
@@ -95,7 +100,7 @@ impl Meta {
         decoupled: &mut Decoupled,
         record: MergeRecord,
     ) -> Step<()> {
-        let is_shared = decoupled.allows_interference();
+        let (is_shared, is_seen) = (decoupled.allows_interference(), decoupled.is_seen());
         match record {
             MergeRecord::Create { dir, name, mut inode, bytes, xattrs } => {
                 let Some(dir) = self.merge_dir(cx, top, decoupled, dir)? else {
@@ -114,14 +119,14 @@ impl Meta {
                     return decoupled.redirect(inode.ino, Some(united));
                 }
                 self.merge_inode(cx, dir, &name, inode, bytes, xattrs)?;
-                self.expose_merged(cx, (top, is_shared), dir, &name);
+                self.expose_merged(cx, (top, is_seen), dir, &name);
             }
             MergeRecord::Link { ino, names, time } => {
                 let names = self.merge_names(cx, top, decoupled, ino, names)?;
                 if !names.is_empty() && !self.is_lost(cx, decoupled, ino)? {
                     let time = if is_shared { cx.now } else { time };
                     self.merge_links(cx, decoupled, ino, &names, time)?;
-                    names.iter().for_each(|(dir, name)| self.expose_merged(cx, (top, is_shared), *dir, name));
+                    names.iter().for_each(|(dir, name)| self.expose_merged(cx, (top, is_seen), *dir, name));
                 }
             }
             MergeRecord::Finish { ino, atime, mtime, ctime, flags } => {
@@ -131,12 +136,19 @@ impl Meta {
                     self.finish_merged(cx, decoupled, ino, change)?;
                 }
             }
+            MergeRecord::Update { inode, bytes, xattrs } => {
+                if !self.is_lost(cx, decoupled, inode.ino)? {
+                    self.merge_update(cx, decoupled, *inode, bytes, xattrs)?;
+                }
+            }
+            MergeRecord::Remove { dir, name } => self.merge_removal(cx, top, decoupled, dir, &name)?,
+            MergeRecord::Move { from, to } => self.merge_move(cx, top, decoupled, from, to)?,
         }
         Ok(())
     }
 
     /// True if interference is allowed and others have removed a merged inode.
-    fn is_lost(&self, cx: &Cx<'_>, decoupled: &Decoupled, ino: Ino) -> Step<bool> {
+    pub(super) fn is_lost(&self, cx: &Cx<'_>, decoupled: &Decoupled, ino: Ino) -> Step<bool> {
         let is_redirected = decoupled.redirected.contains_key(&ino);
         let is_merged = decoupled.allows_interference() && decoupled.has_merged(ino);
         Ok(is_redirected || is_merged && self.is_gone(cx, ino)?)
@@ -156,7 +168,7 @@ impl Meta {
     ///
     /// # Errors
     /// `EINVAL`: it is not of the namespace.
-    fn merge_dir(
+    pub(super) fn merge_dir(
         &mut self,
         cx: &mut Cx<'_>,
         top: Ino,
@@ -191,7 +203,7 @@ impl Meta {
     /// # Errors
     /// `EEXIST`: interference is blocked; or a directory with entries, or an inode at another rank,
     /// has the name.
-    fn free_merge_name(
+    pub(super) fn free_merge_name(
         &mut self,
         cx: &mut Cx<'_>,
         decoupled: &Decoupled,
@@ -245,7 +257,7 @@ impl Meta {
     }
 
     /// The inode that a record creates in a directory, as far as the caller may create it.
-    fn checked_inode(&self, cx: &Cx<'_>, dir: Ino, inode: Inode, bytes: &[u8]) -> Step<Inode> {
+    pub(super) fn checked_inode(&self, cx: &Cx<'_>, dir: Ino, inode: Inode, bytes: &[u8]) -> Step<Inode> {
         let parent = self.state.dir(dir)?;
         let strip = u64::from(self.config.strip_bytes);
         let (nlink, body) = match inode.body {
@@ -411,15 +423,15 @@ impl Meta {
         })
     }
 
-    /// Ends the caller's own leases on a name of the decoupled directory and, if interference is
-    /// allowed, on what the merge changes below it. Otherwise other names of the namespace are
+    /// Ends the caller's own leases on a name of the decoupled directory and, if others see merged
+    /// entries, on what the merge changes below it. Otherwise other names of the namespace are
     /// unknown to all clients.
-    fn expose_merged(&mut self, cx: &Cx<'_>, (top, is_shared): (Ino, bool), dir: Ino, name: &Name) {
-        if dir == top || is_shared {
+    pub(super) fn expose_merged(&mut self, cx: &Cx<'_>, (top, is_seen): (Ino, bool), dir: Ino, name: &Name) {
+        if dir == top || is_seen {
             let key = LeaseKey::Name { dir, hash: self.state.slot(name).hash };
             self.revoke_without_waiting(cx, key, Some(name));
         }
-        if is_shared {
+        if is_seen {
             for key in [LeaseKey::Exclusive(dir), LeaseKey::Contents(dir), LeaseKey::Inode(dir)] {
                 self.revoke_without_waiting(cx, key, None);
             }
@@ -460,7 +472,7 @@ fn check_rights(cx: &Cx<'_>, parent: &Inode, inode: &Inode) -> Step<()> {
 }
 
 /// Checks that the caller may set these attributes of a new inode.
-fn check_xattrs(cx: &Cx<'_>, inode: &Inode, xattrs: &Xattrs) -> Step<()> {
+pub(super) fn check_xattrs(cx: &Cx<'_>, inode: &Inode, xattrs: &Xattrs) -> Step<()> {
     let is_sorted = xattrs.windows(2).all(|pair| pair[0].0 < pair[1].0);
     let is_name = |name: &[u8]| (1..=255).contains(&name.len()) && !name.contains(&0);
     if !is_sorted || !xattrs.iter().all(|(name, _)| is_name(name)) {

@@ -16,6 +16,7 @@ mod getattr;
 mod link;
 mod lookup;
 mod merge;
+mod merge_changes;
 mod open;
 mod policy;
 mod purge;

@@ -139,7 +139,7 @@ impl Meta {
     }
 
     /// Checks that a directory does not move into itself, and that the caller may change its `..`.
-    fn check_moved(&self, cx: &Cx<'_>, inode: &Inode, from: &Inode, to: &Inode) -> Step<()> {
+    pub(super) fn check_moved(&self, cx: &Cx<'_>, inode: &Inode, from: &Inode, to: &Inode) -> Step<()> {
         if !inode.is_dir() || from.ino == to.ino {
             return Ok(());
         }
@@ -161,7 +161,7 @@ impl Meta {
 }
 
 /// Checks that a moved inode may replace another one.
-fn check_replaced(cx: &Cx<'_>, moved: &Inode, dir: &Inode, target: &Inode) -> Step<()> {
+pub(super) fn check_replaced(cx: &Cx<'_>, moved: &Inode, dir: &Inode, target: &Inode) -> Step<()> {
     cx.check_removal(dir, target)?;
     if moved.is_dir() {
         check_empty(target)?;

@@ -434,6 +434,7 @@ impl Meta {
         if parent.nlink == 0 {
             return Err(Errno::ENOENT.into());
         }
+        self.state.check_blocked(dir)?;
         cx.check_change(parent)
     }
 

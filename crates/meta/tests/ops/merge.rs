@@ -10,8 +10,8 @@ use espalier_proto::*;
 use super::decouple::{ID, INODES, abort, decouple, share, state};
 use crate::harness::{Harness, ROOT_CALLER, everywhere, name, under_faults, user};
 
-const DIGEST: u64 = 99;
-const TIME: Time = Time::new(500, 6);
+pub const DIGEST: u64 = 99;
+pub const TIME: Time = Time::new(500, 6);
 
 /// A namespace with entries of many types.
 pub struct Namespace(pub Vec<MergeRecord>);
@@ -73,10 +73,10 @@ impl Namespace {
         let change = Change { perm: Some(0o750), mtime: Some(TIME), ..Change::default() };
         let end = (range.end == self.0.len()).then_some(MergeEnd { records, change });
         let after = range.start as u64;
-        MergeBatch { id: ID, digest: DIGEST, after, records: self.0[range].to_vec(), end }
+        MergeBatch { id: ID, digest: DIGEST, after, records: self.0[range].to_vec(), shows: false, end }
     }
 
-    fn len(&self) -> usize {
+    pub fn len(&self) -> usize {
         self.0.len()
     }
 }
@@ -85,7 +85,7 @@ pub fn send(fs: &mut Harness, dir: Ino, batch: &MergeBatch) -> Result<Reply, Err
     send_as(fs, &ROOT_CALLER, dir, encode(batch))
 }
 
-fn send_as(fs: &mut Harness, caller: &Caller, dir: Ino, value: Vec<u8>) -> Result<Reply, Errno> {
+pub fn send_as(fs: &mut Harness, caller: &Caller, dir: Ino, value: Vec<u8>) -> Result<Reply, Errno> {
     let (name, value, mode) = (MERGE.as_bytes().into(), value.into(), XattrMode::Any);
     fs.ask_as(caller, Request::SetXattr { ino: dir, name, value, mode, kill_sgid: false })
 }
@@ -258,7 +258,7 @@ fn users_merge_only_what_they_may_create() {
         }
         let send = |fs: &mut Harness, after, record: &MergeRecord| {
             let records = vec![record.clone()];
-            let batch = MergeBatch { id: ID, digest: DIGEST, after, records, end: None };
+            let batch = MergeBatch { id: ID, digest: DIGEST, after, records, shows: false, end: None };
             send_as(fs, &user(5), dir, encode(&batch))
         };
         for refused in [
@@ -283,8 +283,8 @@ fn users_merge_only_what_they_may_create() {
         let fourth = create(Ino::ROOT, "d", own(at(4)), b"");
         let sent = [send(fs, 1, &second), send(fs, 2, &third), send(fs, 3, &fourth)];
         assert!(sent.contains(&Err(Errno::EDQUOT)), "{sent:?}");
-        let other =
-            encode(&MergeBatch { id: ID, digest: DIGEST, after: 0, records: vec![record], end: None });
+        let (records, shows) = (vec![record], false);
+        let other = encode(&MergeBatch { id: ID, digest: DIGEST, after: 0, records, shows, end: None });
         assert_eq!(send_as(fs, &user(6), dir, other), Err(Errno::EPERM));
     });
 }
@@ -304,7 +304,10 @@ fn a_file_without_a_name_is_merged_as_a_big_file() {
         let other = fs.file("other", b"");
         let end = Some(MergeEnd { records: 1, change: Change::default() });
         let link = |ino| MergeRecord::Link { ino, names: names.clone(), time: TIME };
-        let batch = |ino| MergeBatch { id: ID, digest: 0, after: 0, records: vec![link(ino)], end };
+        let batch = |ino| {
+            let records = vec![link(ino)];
+            MergeBatch { id: ID, digest: 0, after: 0, records, shows: false, end }
+        };
         assert_eq!(send(fs, dir, &batch(other)), Err(Errno::EINVAL), "a file that has a name");
         assert_eq!(send(fs, dir, &batch(ino)), Ok(Reply::Done));
         fs.ask(Request::Release { ino }).unwrap();

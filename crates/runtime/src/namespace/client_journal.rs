@@ -52,8 +52,28 @@ pub trait ClientJournal: Send + Sync {
     /// The path of the record's inode below the root, for messages.
     fn path_of(&self, number: u64) -> Vec<u8>;
 
+    /// Number of records that a directory must have merged before: those of earlier syncs.
+    fn first(&self) -> u64 {
+        0
+    }
+
+    /// True for a namespace sync, which leaves the directory decoupled.
+    fn is_sync(&self) -> bool {
+        false
+    }
+
+    /// The records that follow those of earlier syncs; `None` if there was none, so the journal's
+    /// own records are merged.
+    ///
+    /// # Errors
+    /// [`Error::ChangedNamespace`] if the directory has merged more than was sent;
+    /// [`Error::Unmergeable`]; [`Error::Io`].
+    fn rest(&self, _: &Decoupled) -> Result<Option<Box<dyn ClientJournal + '_>>, Error> {
+        Ok(None)
+    }
+
     fn is_empty(&self) -> bool {
-        self.len() == 0
+        self.len() == self.first()
     }
 
     /// The attributes that the decoupled directory gets at the end.
@@ -78,7 +98,7 @@ pub trait ClientJournal: Send + Sync {
         if decoupled.id != self.origin().decoupled.id {
             return Err(Error::OtherNamespace(name.into()));
         }
-        if decoupled.merged > 0 && decoupled.digest != self.digest() {
+        if decoupled.merged > self.first() && decoupled.digest != self.digest() {
             return Err(Error::ChangedNamespace(name.into()));
         }
         Ok(())
@@ -135,8 +155,10 @@ pub fn next_batch<F, E: From<Error>>(
         records.push(record);
     }
     let (next, all) = (at + records.len() as u64, journal.len());
-    let end = (next == all).then(|| MergeEnd { records: all, change: journal.root_change() });
+    let end =
+        (next == all && !journal.is_sync()).then(|| MergeEnd { records: all, change: journal.root_change() });
     let (id, digest) = (journal.origin().decoupled.id, journal.digest());
-    let value = encode(&MergeBatch { id, digest, after: at, records, end });
+    let shows = journal.is_sync();
+    let value = encode(&MergeBatch { id, digest, after: at, records, shows, end });
     Ok(OutgoingBatch { next, value, files })
 }

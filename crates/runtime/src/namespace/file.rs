@@ -271,7 +271,8 @@ impl ClientJournal for JournalFile {
                     names.insert(Ino(0), file.names.swap_remove(0));
                     Some(Ino(0))
                 }
-                Err(_) => None,
+                // Only a sync has others.
+                Ok(Merged::Record(_)) | Err(_) => None,
             };
         }
         while let Some((dir, name)) = at.and_then(|at| names.get(&at)) {

@@ -117,6 +117,8 @@ impl ClientJournal for RenumberedJournal<'_> {
                 let ino = self.number(ino)?;
                 Merged::Record(MergeRecord::Finish { ino, atime, mtime, ctime, flags })
             }
+            // Only a sync has others.
+            Merged::Record(record) => Merged::Record(record),
             Merged::Big(mut file) => {
                 file.names = self.names(core::mem::take(&mut file.names))?;
                 Merged::Big(file)

@@ -11,11 +11,16 @@ mod file;
 mod import;
 mod offline;
 mod origin;
+mod rest;
+mod sync_point;
+#[cfg(test)]
+mod sync_tests;
+mod synced;
 #[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use espalier_meta::{Decoupled, Dentry, Format, InoRecord, Inode, MergeRecord, Slot, decode, encode};
@@ -35,6 +40,8 @@ pub use file::{JournalFile, export_journal};
 pub use import::import_journal;
 pub use offline::{OfflineStores, apply_nonvolatile};
 pub use origin::NamespaceOrigin;
+pub use rest::{NamespaceRest, NamespaceSync};
+pub use sync_point::SyncPoint;
 
 /// Extended attributes: names and values.
 pub type Xattrs = Vec<(Box<[u8]>, Box<[u8]>)>;
@@ -46,6 +53,9 @@ const MAX_INLINE: u32 = 32 << 10;
 const MAX_XATTRS: usize = 24 << 10;
 /// Encoded names from which on a big file cannot be merged.
 const MAX_NAMES: usize = 48 << 10;
+/// Names of a link record: a batch has room for this many of the longest ones.
+const LINKS: usize = 128;
+const NO_NUMBER: &str = "no inode number is left for it: copy the files instead";
 /// Bytes copied at a time.
 const CHUNK: usize = 1 << 20;
 
@@ -118,30 +128,54 @@ pub struct BigFile {
     number: u64,
 }
 
-/// The place of a record in the sequence.
+/// The place of a record in a sequence, with the namespace's own numbers.
 enum MergeStep {
     Create { ino: Ino, dir: Ino, name: Name },
-    Big { ino: Ino },
+    Big { ino: Ino, names: Vec<(Ino, Name)> },
     Link { ino: Ino, names: Vec<(Ino, Name)> },
     Finish { ino: Ino },
+    Update { ino: Ino },
+    Remove { dir: Ino, name: Name },
+    Move { from: (Ino, Name), to: (Ino, Name) },
 }
 
 /// An inode with its names.
 struct NamedInode {
     inode: Inode,
-    /// Directory and name of each; empty once they are part of the sequence.
+    /// Directory and name of each.
     names: Vec<(Ino, Name)>,
 }
 
-/// A namespace that is not mounted.
+/// A sequence of records.
+struct Sequence {
+    steps: Vec<MergeStep>,
+    /// The server's numbers of merged inodes, by the namespace's; the root's stands for itself.
+    merged: HashMap<Ino, Ino>,
+}
+
+impl Sequence {
+    fn new() -> Self {
+        Self { steps: Vec::new(), merged: HashMap::from([(Ino::ROOT, Ino::ROOT)]) }
+    }
+
+    fn number(&self, ino: Ino) -> Result<Ino, Error> {
+        self.merged.get(&ino).copied().ok_or_else(damaged)
+    }
+
+    fn numbered(&self, names: &[(Ino, Name)]) -> Result<Vec<(Ino, Name)>, Error> {
+        names.iter().map(|(dir, name)| Ok((self.number(*dir)?, name.clone()))).collect()
+    }
+}
+
+/// A namespace that is not mounted, or whose tables do not change meanwhile.
 pub struct Namespace {
+    dir: PathBuf,
     origin: NamespaceOrigin,
     root: Inode,
     disk: Arc<Disk>,
     nodes: BTreeMap<Ino, NamedInode>,
-    steps: Vec<MergeStep>,
-    /// The server's numbers of merged inodes, by the namespace's; the root's stands for itself.
-    merged: HashMap<Ino, Ino>,
+    /// Creates everything; empty if the namespace is mounted.
+    sequence: Sequence,
     digest: u64,
 }
 
@@ -159,15 +193,17 @@ impl Namespace {
             return Err(Error::NoNamespace(dir.into()));
         }
         volume.require_whole(dir)?;
-        let disk = checkpoint(volume)?;
-        let mut nodes = read(&disk.store)?;
-        let root = nodes.remove(&Ino::ROOT).ok_or_else(damaged)?.inode;
-        let merged = HashMap::from([(Ino::ROOT, Ino::ROOT)]);
-        let numbers = NumberRange::of(&origin.decoupled);
-        let mut namespace = Self { origin, root, disk, nodes, steps: Vec::new(), merged, digest: 0 };
-        namespace.order(numbers)?;
+        let mut namespace = Self::of_tables(dir, origin, checkpoint(volume)?)?;
+        namespace.order(NumberRange::of(&namespace.origin.decoupled))?;
         namespace.digest = namespace.summed();
         Ok(namespace)
+    }
+
+    /// The namespace that tables have, without a sequence.
+    fn of_tables(dir: &Path, origin: NamespaceOrigin, disk: Arc<Disk>) -> Result<Self, Error> {
+        let mut nodes = read(&disk.store)?;
+        let root = nodes.remove(&Ino::ROOT).ok_or_else(damaged)?.inode;
+        Ok(Self { dir: dir.into(), origin, root, disk, nodes, sequence: Sequence::new(), digest: 0 })
     }
 }
 
@@ -185,7 +221,7 @@ impl ClientJournal for Namespace {
     }
 
     fn len(&self) -> u64 {
-        self.steps.len() as u64
+        self.sequence.steps.len() as u64
     }
 
     fn digest(&self) -> u64 {
@@ -193,44 +229,8 @@ impl ClientJournal for Namespace {
     }
 
     fn record(&self, number: u64) -> Result<Merged, Error> {
-        let step = self.steps.get(number as usize).ok_or_else(damaged)?;
-        Ok(Merged::Record(match step {
-            MergeStep::Create { ino, dir, name } => {
-                let inode = self.inode(*ino)?;
-                let (dir, name) = (self.number(*dir)?, name.clone());
-                let inode = Box::new(Inode { ino: self.number(*ino)?, ..without_flags(inode) });
-                let xattrs = self.xattrs(*ino, &inode)?;
-                if encode(&xattrs).len() > MAX_XATTRS {
-                    return Err(Error::Unmergeable(*ino, "more than 24 KiB of extended attributes"));
-                }
-                MergeRecord::Create { dir, name, inode, bytes: self.strip(*ino)?, xattrs }
-            }
-            MergeStep::Link { ino, names } => {
-                let (ino, time) = (self.number(*ino)?, self.inode(*ino)?.ctime);
-                MergeRecord::Link { ino, names: self.numbered(names)?, time }
-            }
-            MergeStep::Finish { ino } => {
-                let Inode { atime, mtime, ctime, rare, .. } = self.inode(*ino)?;
-                let flags = (!rare.flags.is_empty()).then_some(rare.flags);
-                let (atime, mtime, ctime) = (*atime, *mtime, *ctime);
-                MergeRecord::Finish { ino: self.number(*ino)?, atime, mtime, ctime, flags }
-            }
-            MergeStep::Big { ino } => {
-                let inode = self.inode(*ino)?.clone();
-                if !inode.rare.flags.is_empty() {
-                    return Err(Error::Unmergeable(*ino, "a big file with flags of chattr(1): remove them"));
-                }
-                let names = self.nodes.get(ino).map_or_else(Vec::new, |node| node.names.clone());
-                let names = self.numbered(&names)?;
-                if encode(&names).len() > MAX_NAMES {
-                    return Err(Error::Unmergeable(*ino, "a big file with more than 48 KiB of names"));
-                }
-                let xattrs = self.all_xattrs(*ino, &inode)?;
-                let stream = inode.is_streamed().then(|| self.disk.store.stream_stat(*ino)).transpose()?;
-                let attr = inode.attr(stream.as_ref());
-                return Ok(Merged::Big(Box::new(BigFile { inode, xattrs, names, attr, number })));
-            }
-        }))
+        let step = self.sequence.steps.get(number as usize).ok_or_else(damaged)?;
+        self.record_of(&self.sequence, step, number)
     }
 
     fn read_big(&self, file: &BigFile, write: &mut WriteBytes<'_>) -> Result<(), Error> {
@@ -256,28 +256,15 @@ impl ClientJournal for Namespace {
     }
 
     fn path_of(&self, number: u64) -> Vec<u8> {
-        let place = |ino: Ino| {
-            self.steps.iter().find_map(|step| match step {
-                MergeStep::Create { ino: of, dir, name } if *of == ino => Some((*dir, name.clone())),
-                MergeStep::Big { ino: of } if *of == ino => self.nodes.get(of)?.names.first().cloned(),
-                _ => None,
-            })
-        };
-        let Some(step) = self.steps.get(number as usize) else { return Vec::new() };
-        let (MergeStep::Create { ino, .. }
-        | MergeStep::Big { ino }
-        | MergeStep::Link { ino, .. }
-        | MergeStep::Finish { ino }) = step;
-        let (mut path, mut at) = (Vec::new(), *ino);
-        while let Some((dir, name)) = place(at) {
-            let below = std::mem::replace(&mut path, name.to_vec());
-            if !below.is_empty() {
-                path.push(b'/');
-                path.extend(below);
-            }
-            at = dir;
+        self.sequence.steps.get(number as usize).map_or_else(Vec::new, |step| self.path_of_step(step))
+    }
+
+    fn rest(&self, decoupled: &Decoupled) -> Result<Option<Box<dyn ClientJournal + '_>>, Error> {
+        if !decoupled.shows {
+            return Ok(None);
         }
-        path
+        let mut sync = NamespaceSync::new(&self.dir, self.origin.clone());
+        Ok(Some(Box::new(sync.rest_of(self, decoupled, true)?)))
     }
 }
 
@@ -286,12 +273,82 @@ impl Namespace {
         self.nodes.get(&ino).map(|node| &node.inode).ok_or_else(damaged)
     }
 
-    fn number(&self, ino: Ino) -> Result<Ino, Error> {
-        self.merged.get(&ino).copied().ok_or_else(damaged)
+    /// The record of a step. `number`: its place in the sequence.
+    fn record_of(&self, sequence: &Sequence, step: &MergeStep, number: u64) -> Result<Merged, Error> {
+        Ok(Merged::Record(match step {
+            MergeStep::Create { ino, dir, name } => {
+                let (dir, name) = (sequence.number(*dir)?, name.clone());
+                let (inode, bytes, xattrs) = self.contents(sequence, *ino)?;
+                MergeRecord::Create { dir, name, inode, bytes, xattrs }
+            }
+            MergeStep::Update { ino } => {
+                let (inode, bytes, xattrs) = self.contents(sequence, *ino)?;
+                MergeRecord::Update { inode, bytes, xattrs }
+            }
+            MergeStep::Link { ino, names } => {
+                let (ino, time) = (sequence.number(*ino)?, self.inode(*ino)?.ctime);
+                MergeRecord::Link { ino, names: sequence.numbered(names)?, time }
+            }
+            MergeStep::Finish { ino } => {
+                let Inode { atime, mtime, ctime, rare, .. } = self.inode(*ino)?;
+                let flags = (!rare.flags.is_empty()).then_some(rare.flags);
+                let (atime, mtime, ctime) = (*atime, *mtime, *ctime);
+                MergeRecord::Finish { ino: sequence.number(*ino)?, atime, mtime, ctime, flags }
+            }
+            MergeStep::Remove { dir, name } => {
+                MergeRecord::Remove { dir: sequence.number(*dir)?, name: name.clone() }
+            }
+            MergeStep::Move { from, to } => {
+                let (from_dir, to_dir) = (sequence.number(from.0)?, sequence.number(to.0)?);
+                MergeRecord::Move { from: (from_dir, from.1.clone()), to: (to_dir, to.1.clone()) }
+            }
+            MergeStep::Big { ino, names } => {
+                let inode = self.inode(*ino)?.clone();
+                if !inode.rare.flags.is_empty() {
+                    return Err(Error::Unmergeable(*ino, "a big file with flags of chattr(1): remove them"));
+                }
+                let names = sequence.numbered(names)?;
+                if encode(&names).len() > MAX_NAMES {
+                    return Err(Error::Unmergeable(*ino, "a big file with more than 48 KiB of names"));
+                }
+                let xattrs = self.all_xattrs(*ino, &inode)?;
+                let stream = inode.is_streamed().then(|| self.disk.store.stream_stat(*ino)).transpose()?;
+                let attr = inode.attr(stream.as_ref());
+                return Ok(Merged::Big(Box::new(BigFile { inode, xattrs, names, attr, number })));
+            }
+        }))
     }
 
-    fn numbered(&self, names: &[(Ino, Name)]) -> Result<Vec<(Ino, Name)>, Error> {
-        names.iter().map(|(dir, name)| Ok((self.number(*dir)?, name.clone()))).collect()
+    /// An inode with the server's number, its bytes and its extended attributes.
+    fn contents(&self, sequence: &Sequence, ino: Ino) -> Result<(Box<Inode>, Vec<u8>, Xattrs), Error> {
+        let inode = without_flags(self.inode(ino)?);
+        let inode = Box::new(Inode { ino: sequence.number(ino)?, ..inode });
+        let xattrs = self.xattrs(ino, &inode)?;
+        if encode(&xattrs).len() > MAX_XATTRS {
+            return Err(Error::Unmergeable(ino, "more than 24 KiB of extended attributes"));
+        }
+        Ok((inode, self.strip(ino)?, xattrs))
+    }
+
+    /// The path of a step's inode or name in the namespace.
+    fn path_of_step(&self, step: &MergeStep) -> Vec<u8> {
+        let (mut path, mut at) = match step {
+            MergeStep::Create { dir, name, .. } | MergeStep::Remove { dir, name } => (name.to_vec(), *dir),
+            MergeStep::Move { to: (dir, name), .. } => (name.to_vec(), *dir),
+            MergeStep::Big { ino, .. }
+            | MergeStep::Link { ino, .. }
+            | MergeStep::Finish { ino }
+            | MergeStep::Update { ino } => (Vec::new(), *ino),
+        };
+        while let Some((dir, name)) = self.nodes.get(&at).and_then(|node| node.names.first()) {
+            let below = std::mem::replace(&mut path, name.to_vec());
+            if !below.is_empty() {
+                path.push(b'/');
+                path.extend(below);
+            }
+            at = *dir;
+        }
+        path
     }
 
     fn strip(&self, ino: Ino) -> Result<Vec<u8>, Error> {
@@ -322,17 +379,20 @@ impl Namespace {
     // ---- The sequence
 
     fn order(&mut self, numbers: NumberRange) -> Result<(), Error> {
+        let mut order =
+            CreationOrder { nodes: &self.nodes, sequence: Sequence::new(), first: HashMap::new() };
         let mut postponed = Vec::new();
-        for ino in self.nodes.keys().copied().collect::<Vec<_>>() {
-            if !self.try_create(ino, Ino(numbers.rank + ino.0)) {
+        for ino in self.nodes.keys().copied() {
+            if !order.try_create(ino, Ino(numbers.rank + ino.0)) {
                 postponed.push(ino);
             }
         }
-        self.order_postponed(&postponed, numbers)?;
-        self.order_rest();
+        order.add_postponed(&postponed, numbers)?;
+        order.add_rest();
+        self.sequence = order.sequence;
         let range = numbers.rank + numbers.first..numbers.rank + numbers.end;
-        let outside =
-            self.merged.iter().find(|(ino, number)| **ino != Ino::ROOT && !range.contains(&number.0));
+        let merged = &self.sequence.merged;
+        let outside = merged.iter().find(|(ino, number)| **ino != Ino::ROOT && !range.contains(&number.0));
         match outside {
             Some((ino, _)) => {
                 Err(Error::Unmergeable(*ino, "the number is outside the range of the namespace"))
@@ -341,40 +401,64 @@ impl Namespace {
         }
     }
 
+    /// A checksum of the sequence, without the bytes of files, whose changes show in the times.
+    fn summed(&self) -> u64 {
+        let mut sum = self.sequence.steps.len() as u64;
+        for step in &self.sequence.steps {
+            let (ino, names) = match step {
+                MergeStep::Create { ino, dir, name } => (ino, encode(&(dir, name))),
+                MergeStep::Big { ino, names } | MergeStep::Link { ino, names } => (ino, encode(names)),
+                MergeStep::Finish { ino } => (ino, Vec::new()),
+                // Only a sync has these.
+                MergeStep::Update { .. } | MergeStep::Remove { .. } | MergeStep::Move { .. } => continue,
+            };
+            sum = xxh3_64_with_seed(&names, sum);
+            if let Some(node) = self.nodes.get(ino) {
+                sum = xxh3_64_with_seed(&encode(&node.inode), sum);
+            }
+        }
+        sum
+    }
+}
+
+/// Makes the sequence that creates everything.
+struct CreationOrder<'a> {
+    nodes: &'a BTreeMap<Ino, NamedInode>,
+    sequence: Sequence,
+    /// The name with which an inode is created, by its place among the names.
+    first: HashMap<Ino, usize>,
+}
+
+impl CreationOrder<'_> {
     /// Appends the creation of an inode, if a directory with one of its names precedes. A big file
     /// needs no number.
     fn try_create(&mut self, ino: Ino, number: Ino) -> bool {
-        let Some(node) = self.nodes.get_mut(&ino) else { return false };
+        let Some(node) = self.nodes.get(&ino) else { return false };
         if is_big(&node.inode) {
             return true;
         }
-        let merged = &self.merged;
+        let merged = &self.sequence.merged;
         let Some(at) = node.names.iter().position(|(dir, _)| merged.contains_key(dir)) else { return false };
-        let (dir, name) = node.names.remove(at);
-        self.merged.insert(ino, number);
-        self.steps.push(MergeStep::Create { ino, dir, name });
+        let (dir, name) = node.names[at].clone();
+        self.first.insert(ino, at);
+        self.sequence.merged.insert(ino, number);
+        self.sequence.steps.push(MergeStep::Create { ino, dir, name });
         true
     }
 
     /// Inodes in directories newer than themselves.
-    fn order_postponed(&mut self, postponed: &[Ino], numbers: NumberRange) -> Result<(), Error> {
-        let mut below: BTreeMap<Ino, Vec<Ino>> = BTreeMap::new();
-        for ino in postponed {
-            for (dir, _) in &self.nodes[ino].names {
-                below.entry(*dir).or_default().push(*ino);
-            }
-        }
-        let dirs = below.keys().copied().filter(|dir| self.merged.contains_key(dir));
+    fn add_postponed(&mut self, postponed: &[Ino], numbers: NumberRange) -> Result<(), Error> {
+        let mut below = below(self.nodes, postponed);
+        let dirs = below.keys().copied().filter(|dir| self.sequence.merged.contains_key(dir));
         let mut reached: VecDeque<Ino> = dirs.collect();
         let mut next = numbers.spare;
         while let Some(dir) = reached.pop_front() {
             for ino in below.remove(&dir).unwrap_or_default() {
-                if self.merged.contains_key(&ino) {
+                if self.sequence.merged.contains_key(&ino) {
                     continue;
                 }
                 if next == numbers.end {
-                    let why = "no inode number is left for it: copy the files instead";
-                    return Err(Error::Unmergeable(ino, why));
+                    return Err(Error::Unmergeable(ino, NO_NUMBER));
                 }
                 self.try_create(ino, Ino(numbers.rank + next));
                 next += 1;
@@ -386,47 +470,38 @@ impl Namespace {
 
     /// Big files, further names, and what must follow everything else. Inodes below no directory of
     /// the sequence were removed while they were in use.
-    fn order_rest(&mut self) {
-        let merged = &self.merged;
+    fn add_rest(&mut self) {
+        let merged = &self.sequence.merged;
         let (mut files, mut finished) = (Vec::new(), Vec::new());
-        for (ino, node) in &mut self.nodes {
-            node.names.retain(|(dir, _)| merged.contains_key(dir));
+        for (ino, node) in self.nodes {
+            let first = self.first.get(ino);
+            let names = node.names.iter().enumerate().filter(|(at, _)| Some(at) != first);
+            let names = names.filter(|(_, (dir, _))| merged.contains_key(dir));
+            let names: Vec<_> = names.map(|(_, name)| name.clone()).collect();
             if is_big(&node.inode) {
-                files.extend((!node.names.is_empty()).then_some(MergeStep::Big { ino: *ino }));
+                files.extend((!names.is_empty()).then_some(MergeStep::Big { ino: *ino, names }));
             } else if merged.contains_key(ino) {
-                let names = core::mem::take(&mut node.names);
-                // A batch has room for this many of the longest names.
-                let parts =
-                    names.chunks(128).map(|names| MergeStep::Link { ino: *ino, names: names.to_vec() });
-                files.extend(parts);
+                let parts = names.chunks(LINKS);
+                files.extend(parts.map(|names| MergeStep::Link { ino: *ino, names: names.to_vec() }));
                 if node.inode.kind == FileType::Directory || !node.inode.rare.flags.is_empty() {
                     finished.push(MergeStep::Finish { ino: *ino });
                 }
             }
         }
-        self.steps.extend(files);
-        self.steps.extend(finished);
+        self.sequence.steps.extend(files);
+        self.sequence.steps.extend(finished);
     }
+}
 
-    /// A checksum of the sequence, without the bytes of files, whose changes show in the times.
-    fn summed(&self) -> u64 {
-        let mut sum = self.steps.len() as u64;
-        for step in &self.steps {
-            let (ino, names) = match step {
-                MergeStep::Create { ino, dir, name } => (ino, encode(&(dir, name))),
-                MergeStep::Big { ino } => {
-                    (ino, self.nodes.get(ino).map_or_else(Vec::new, |n| encode(&n.names)))
-                }
-                MergeStep::Link { ino, names } => (ino, encode(names)),
-                MergeStep::Finish { ino } => (ino, Vec::new()),
-            };
-            sum = xxh3_64_with_seed(&names, sum);
-            if let Some(node) = self.nodes.get(ino) {
-                sum = xxh3_64_with_seed(&encode(&node.inode), sum);
-            }
+/// Inodes by the directories of their names.
+fn below(nodes: &BTreeMap<Ino, NamedInode>, inos: &[Ino]) -> BTreeMap<Ino, Vec<Ino>> {
+    let mut below: BTreeMap<Ino, Vec<Ino>> = BTreeMap::new();
+    for ino in inos {
+        for (dir, _) in nodes.get(ino).map_or(&[][..], |node| &node.names[..]) {
+            below.entry(*dir).or_default().push(*ino);
         }
-        sum
     }
+    below
 }
 
 fn is_big(inode: &Inode) -> bool {

@@ -66,6 +66,8 @@ pub fn apply_nonvolatile(
     if decoupled.id == Decoupled::ABORTED {
         return Err(Error::NotDecoupled(directory));
     }
+    let rest = journal.rest(&decoupled)?;
+    let journal = rest.as_deref().unwrap_or(journal);
     journal.check_origin(&decoupled, name)?;
     let outcome = client.merge(journal, directory, decoupled.merged, progress);
     client.close()?;
@@ -206,10 +208,12 @@ impl OfflineClient {
         progress: impl Fn(u64),
     ) -> Result<(), Error> {
         let of_root = |errno| Error::NotMerged { path: String::new(), errno };
-        for (name, value) in journal.root_xattrs()? {
-            self.set_xattr(directory, &name, &value).map_err(of_root)?;
+        if !journal.is_sync() {
+            for (name, value) in journal.root_xattrs()? {
+                self.set_xattr(directory, &name, &value).map_err(of_root)?;
+            }
+            self.set_policy(directory, journal.root().policy()).map_err(of_root)?;
         }
-        self.set_policy(directory, journal.root().policy()).map_err(of_root)?;
         let mut at = merged;
         loop {
             progress(at);

@@ -18,22 +18,22 @@ const ID: u128 = 77;
 const BIG: usize = 300_000;
 
 /// Stores of two metadata servers, the directory `job` at rank 0 decoupled, and its namespace.
-struct Decoupling {
-    dir: TempDir,
-    ranks: Vec<PathBuf>,
-    directory: Ino,
-    decoupled: Decoupled,
+pub struct Decoupling {
+    pub dir: TempDir,
+    pub ranks: Vec<PathBuf>,
+    pub directory: Ino,
+    pub decoupled: Decoupled,
 }
 
-fn name(text: &str) -> Name {
+pub fn name(text: &str) -> Name {
     Name::new(text.as_bytes()).unwrap()
 }
 
-fn open(dir: &Path) -> OfflineClient {
+pub fn open(dir: &Path) -> OfflineClient {
     OfflineClient::new(vec![Volume::open(dir, OpenOptions::default()).unwrap()], Rank(0)).unwrap()
 }
 
-fn make(client: &mut OfflineClient, dir: Ino, file: &str, node: NewNode) -> Result<Ino, Errno> {
+pub fn make(client: &mut OfflineClient, dir: Ino, file: &str, node: NewNode) -> Result<Ino, Errno> {
     let (name, perm, umask) = (name(file), 0o755, 0);
     let request =
         Request::Create { dir, name, node, perm, umask, open: None, exclusive: true, writeback: None };
@@ -43,7 +43,7 @@ fn make(client: &mut OfflineClient, dir: Ino, file: &str, node: NewNode) -> Resu
     }
 }
 
-fn find(client: &mut OfflineClient, dir: Ino, file: &str) -> Result<Attr, Errno> {
+pub fn find(client: &mut OfflineClient, dir: Ino, file: &str) -> Result<Attr, Errno> {
     match client.ask(Request::Lookup { dir, name: name(file) })? {
         Answer::Entry(entry) => Ok(entry.attr),
         Answer::Absent { .. } => Err(Errno::ENOENT),
@@ -61,7 +61,7 @@ fn options() -> MkfsOptions {
 }
 
 impl Decoupling {
-    fn new(inodes: u64) -> Self {
+    pub fn new(inodes: u64) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let ranks: Vec<PathBuf> = [0, 1].map(|rank| dir.path().join(format!("rank-{rank}"))).into();
         mkfs_ranks(&ranks, &options()).unwrap();
@@ -80,15 +80,15 @@ impl Decoupling {
         made
     }
 
-    fn origin(&self) -> NamespaceOrigin {
+    pub fn origin(&self) -> NamespaceOrigin {
         NamespaceOrigin { directory: self.directory, decoupled: self.decoupled.clone() }
     }
 
-    fn store(&self) -> PathBuf {
+    pub fn store(&self) -> PathBuf {
         self.dir.path().join("namespace")
     }
 
-    fn client(&self) -> OfflineClient {
+    pub fn client(&self) -> OfflineClient {
         let volumes = crate::ranks::open_ranks(&self.ranks, &OpenOptions::read_once()).unwrap();
         OfflineClient::new(volumes, Rank(0)).unwrap()
     }
@@ -98,7 +98,7 @@ impl Decoupling {
     }
 
     /// Makes entries of several types in the namespace.
-    fn fill(&self) {
+    pub fn fill(&self) {
         let mut client = open(&self.store());
         let sub = make(&mut client, Ino::ROOT, "sub", NewNode::Directory).unwrap();
         make(&mut client, sub, "link", NewNode::Symlink(b"target".as_slice().into())).unwrap();
@@ -126,7 +126,7 @@ impl Decoupling {
         path
     }
 
-    fn apply(&self, journal: &Path) -> Result<(), Error> {
+    pub fn apply(&self, journal: &Path) -> Result<(), Error> {
         apply_nonvolatile(&*open_client_journal(journal)?, journal, &self.stores(), |_| ())
     }
 
@@ -159,14 +159,16 @@ fn empty() -> Decoupled {
         first: Ino(2),
         inodes: 0,
         next: Ino(2),
+        next_spare: Ino(2),
         merged: 0,
         digest: 0,
+        shows: false,
         interfere: espalier_policy::Interference::Block,
         redirected: BTreeMap::new(),
     }
 }
 
-fn write(client: &mut OfflineClient, ino: Ino, offset: u64, bytes: &[u8]) {
+pub fn write(client: &mut OfflineClient, ino: Ino, offset: u64, bytes: &[u8]) {
     let how = espalier_proto::OpenHow {
         access: espalier_proto::Access::WRITE,
         ..espalier_proto::OpenHow::default()
@@ -176,7 +178,7 @@ fn write(client: &mut OfflineClient, ino: Ino, offset: u64, bytes: &[u8]) {
     client.release(ino).unwrap();
 }
 
-fn read(client: &mut OfflineClient, ino: Ino, size: u32) -> Vec<u8> {
+pub fn read(client: &mut OfflineClient, ino: Ino, size: u32) -> Vec<u8> {
     let how = espalier_proto::OpenHow {
         access: espalier_proto::Access::READ,
         ..espalier_proto::OpenHow::default()

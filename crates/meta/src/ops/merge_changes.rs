@@ -1,0 +1,243 @@
+//! Merging a decoupled namespace: records that change what earlier ones have made. A namespace sync
+//! sends them.
+
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+
+use espalier_proto::{Access, Errno, Ino, Name, Request, Time};
+
+use super::merge::check_xattrs;
+use super::rename::check_replaced;
+use super::xattr::check_namespace;
+use crate::decouple::Decoupled;
+use crate::event::{Change, Event};
+use crate::lease::LeaseKey;
+use crate::machine::{Cx, Meta};
+use crate::record::{Body, Inode, Xattrs};
+use crate::step::{Step, Stop};
+
+impl Meta {
+    /// Fails with `EBUSY` for a change below a decoupled directory without interference.
+    pub(crate) fn check_not_blocked(&self, request: &mut Request) -> Step<()> {
+        let mut changed = Vec::new();
+        match request {
+            // It has no name, as those with which a merge makes big files.
+            Request::TmpFile { .. } => {}
+            Request::CopyTree(copy) => changed.extend(copy.levels.last().map(|level| level.to)),
+            Request::Link { ino, dir, .. } => changed.extend([*ino, *dir]),
+            request => request.each_inode(&mut |ino| changed.push(*ino)),
+        }
+        for ino in changed {
+            match self.state.check_blocked(ino) {
+                Err(stop @ (Stop::Wait(_) | Stop::Fail(Errno::EBUSY))) => return Err(stop),
+                // The operation itself reports other errors.
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn merge_removal(
+        &mut self,
+        cx: &mut Cx<'_>,
+        top: Ino,
+        decoupled: &mut Decoupled,
+        dir: Ino,
+        name: &Name,
+    ) -> Step<()> {
+        let Some(dir) = self.merge_dir(cx, top, decoupled, dir)? else { return Ok(()) };
+        let Some(ino) = self.own_target(decoupled, dir, name)? else { return Ok(()) };
+        self.revoke_exclusive(cx, ino)?;
+        let (parent, victim) = (self.state.dir(dir)?, self.state.inode(ino)?);
+        if victim.has_entries() || victim.partition().is_some() {
+            // Others have added to it.
+            return if decoupled.allows_interference() { Ok(()) } else { Err(Errno::ENOTEMPTY.into()) };
+        }
+        cx.check_removal(parent, victim)?;
+        self.state.load_above(dir)?;
+        self.stage(cx, &Event::Unlink { dir, name: name.clone(), time: cx.now })?;
+        self.name_taken(cx, ino);
+        self.expose_merged(cx, (top, true), dir, name);
+        Ok(())
+    }
+
+    pub(super) fn merge_move(
+        &mut self,
+        cx: &mut Cx<'_>,
+        top: Ino,
+        decoupled: &mut Decoupled,
+        (from_dir, from): (Ino, Name),
+        (to_dir, to): (Ino, Name),
+    ) -> Step<()> {
+        let from_dir = self.merge_dir(cx, top, decoupled, from_dir)?;
+        let to_dir = self.merge_dir(cx, top, decoupled, to_dir)?;
+        let (Some(from_dir), Some(to_dir)) = (from_dir, to_dir) else { return Ok(()) };
+        let Some(moved) = self.own_target(decoupled, from_dir, &from)? else { return Ok(()) };
+        let is_dir = self.state.inode(moved)?.is_dir();
+        if decoupled.allows_interference() {
+            if self.free_merge_name(cx, decoupled, to_dir, &to, is_dir)?.is_some() {
+                return Err(Errno::EEXIST.into());
+            }
+        }
+        let replaced = self.state.target(to_dir, &self.state.slot(&to))?.ino();
+        if let Some(ino) = replaced {
+            self.revoke_exclusive(cx, ino)?;
+        }
+        let (inode, old, new) =
+            (self.state.inode(moved)?, self.state.dir(from_dir)?, self.state.dir(to_dir)?);
+        cx.check_removal(old, inode)?;
+        self.check_moved(cx, inode, old, new)?;
+        let weight = inode.weight();
+        let mut losses = Vec::from([(from_dir, weight)]);
+        if let Some(ino) = replaced {
+            let target = self.state.inode(ino)?;
+            if ino == moved || target.partition().is_some() {
+                return Err(Errno::EINVAL.into());
+            }
+            check_replaced(cx, inode, new, target)?;
+            losses.push((to_dir, target.weight()));
+        }
+        self.state.load_above(from_dir)?;
+        self.state.admit(&[(to_dir, weight)], &losses)?;
+        let (time, whiteout) = (cx.now, None);
+        let event = Event::Rename { from_dir, from: from.clone(), to_dir, to: to.clone(), whiteout, time };
+        self.stage(cx, &event)?;
+        if let Some(ino) = replaced {
+            self.name_taken(cx, ino);
+        }
+        self.expose_merged(cx, (top, true), from_dir, &from);
+        self.expose_merged(cx, (top, true), to_dir, &to);
+        Ok(())
+    }
+
+    /// The merged inode of a name; `None` if interference is allowed and others have replaced or
+    /// removed it.
+    ///
+    /// # Errors
+    /// `ENOENT`: the name does not exist.
+    fn own_target(&self, decoupled: &Decoupled, dir: Ino, name: &Name) -> Step<Option<Ino>> {
+        let target = self.state.target(dir, &self.state.slot(name))?;
+        if decoupled.allows_interference() {
+            let is_here = target.at_other_rank(self.config.rank).is_none();
+            return Ok(target.ino().filter(|ino| is_here && decoupled.has_merged(*ino)));
+        }
+        Ok(Some(target.ino().ok_or(Errno::ENOENT)?))
+    }
+
+    pub(super) fn merge_update(
+        &mut self,
+        cx: &mut Cx<'_>,
+        decoupled: &Decoupled,
+        inode: Inode,
+        bytes: Vec<u8>,
+        xattrs: Xattrs,
+    ) -> Step<()> {
+        let ino = inode.ino;
+        if !decoupled.has_merged(ino) {
+            return Err(Errno::EINVAL.into());
+        }
+        let old = self.state.inode(ino)?.clone();
+        let parents = self.state.load_parents(ino)?;
+        let (parent, _) = parents.first().ok_or(Errno::ESTALE)?;
+        let mut new = self.checked_inode(cx, *parent, inode, &bytes)?;
+        check_xattrs(cx, &new, &xattrs)?;
+        if decoupled.allows_interference() {
+            new.ctime = cx.now;
+        }
+        match (&old.body, &new.body) {
+            (Body::Stuffed { .. }, Body::Stuffed { size, .. }) => {
+                self.replace_bytes(cx, &old, *size, bytes, new.ctime)?;
+            }
+            // Others have made it bigger.
+            (Body::Streamed { .. } | Body::Striped { .. }, Body::Stuffed { .. }) => {
+                return Err(Errno::EEXIST.into());
+            }
+            _ if old.kind != new.kind => return Err(Errno::EINVAL.into()),
+            _ => {}
+        }
+        if new.is_dir() {
+            self.update_directory(cx, &old, &new)?;
+        }
+        self.replace_xattrs(cx, &new, &xattrs)?;
+        let (acl, perm, time) = (new.acl, new.perm, new.ctime);
+        if old.acl != acl {
+            self.stage(cx, &Event::SetAcl { ino, acl, perm, time })?;
+        }
+        let change = Change {
+            perm: Some(perm),
+            uid: Some(new.uid),
+            gid: Some(new.gid),
+            atime: Some(new.atime),
+            mtime: Some(new.mtime),
+            ctime: Some(time),
+            flags: None,
+        };
+        self.stage(cx, &Event::SetAttr { ino, change })?;
+        self.revoke_without_waiting(cx, LeaseKey::Inode(ino), None);
+        Ok(())
+    }
+
+    fn replace_bytes(
+        &mut self,
+        cx: &mut Cx<'_>,
+        old: &Inode,
+        size: u64,
+        data: Vec<u8>,
+        time: Time,
+    ) -> Step<()> {
+        let ino = old.ino;
+        if self.state.strip(ino)? == data && old.counted_bytes() == size {
+            return Ok(());
+        }
+        self.state.admit_size(ino, size)?;
+        // No lease is left to wait for after the first of these.
+        self.stage(cx, &Event::Resize { ino, size: 0, time })?;
+        if !data.is_empty() {
+            self.stage(cx, &Event::Write { ino, offset: 0, data, time })?;
+        }
+        self.stage(cx, &Event::Resize { ino, size, time })
+    }
+
+    fn update_directory(&mut self, cx: &mut Cx<'_>, old: &Inode, new: &Inode) -> Step<()> {
+        let (dir, time) = (new.ino, new.ctime);
+        if let (Body::Directory(before), Body::Directory(after)) = (&old.body, &new.body)
+            && before.quota != after.quota
+        {
+            if !cx.caller.is_superuser() {
+                return Err(Errno::EPERM.into());
+            }
+            self.count_open(cx)?;
+            self.revoke_all_exclusive(cx)?;
+            self.stage(cx, &Event::SetQuota { dir, quota: after.quota, time })?;
+        }
+        if old.rare.policy != new.rare.policy {
+            self.stage(cx, &Event::SetPolicy { dir, policy: new.rare.policy.clone(), time })?;
+        }
+        if old.default_acl != new.default_acl {
+            self.stage(cx, &Event::SetDefaultAcl { ino: dir, acl: new.default_acl.clone(), time })?;
+        }
+        Ok(())
+    }
+
+    fn replace_xattrs(&mut self, cx: &mut Cx<'_>, inode: &Inode, xattrs: &Xattrs) -> Step<()> {
+        let (ino, time) = (inode.ino, inode.ctime);
+        let mut changed: BTreeMap<_, _> = self
+            .state
+            .xattr_list(ino)?
+            .iter()
+            .map(|(name, value)| (name.clone(), Some(value.clone())))
+            .collect();
+        let before = changed.clone();
+        for value in changed.values_mut() {
+            *value = None;
+        }
+        changed.extend(xattrs.iter().map(|(name, value)| (name.clone(), Some(value.clone()))));
+        changed.retain(|name, value| before.get(name) != Some(&*value));
+        let writable = Inode { perm: inode.perm | 0o700, acl: None, ..inode.clone() };
+        changed.keys().try_for_each(|name| check_namespace(cx, &writable, name, Access::WRITE))?;
+        for (name, value) in changed {
+            self.stage(cx, &Event::SetXattr { ino, name, value, time })?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,406 @@
+//! The records that make a server's tree equal to a namespace, part of which it has from earlier
+//! syncs. Those of a sync leave out big files, and flags that would prevent later changes.
+//!
+//! The order: names that the namespace does not have are removed or moved away, new inodes are
+//! created, inodes that were moved away get their names, and attributes follow last.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use espalier_meta::{Decoupled, Inode, MergeRecord, encode};
+use espalier_proto::{FileType, Ino, Name};
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+use super::synced::{SyncedFile, SyncedStep, SyncedTree};
+use super::{
+    BigFile, ClientJournal, LINKS, MergeStep, Merged, NO_NUMBER, NamedInode, Namespace, NamespaceOrigin,
+    NumberRange, Sequence, SyncPoint, WriteBytes, Xattrs, below, is_big,
+};
+use crate::error::Error;
+
+/// The syncs of a namespace.
+pub struct NamespaceSync {
+    dir: PathBuf,
+    origin: NamespaceOrigin,
+    /// As of the last sync.
+    synced: Option<SyncedFile>,
+}
+
+impl NamespaceSync {
+    /// `dir`: of the namespace.
+    pub fn new(dir: &Path, origin: NamespaceOrigin) -> Self {
+        Self { dir: dir.into(), origin, synced: None }
+    }
+
+    /// The mounted namespace as of a checkpoint, which is in use only while [`SyncPoint::read`]
+    /// allows it; `None` if that does not.
+    ///
+    /// # Errors
+    /// [`Error::Store`].
+    pub fn read(&self, sync_point: &SyncPoint) -> Result<Option<Namespace>, Error> {
+        let read = || {
+            let disk = Arc::clone(sync_point.disk()?);
+            Some(Namespace::of_tables(&self.dir, self.origin.clone(), disk))
+        };
+        sync_point.read(read).flatten().transpose()
+    }
+
+    /// The records that follow those that the directory has merged. `ends`: they complete the
+    /// merge. They are recorded before this returns.
+    ///
+    /// # Errors
+    /// As [`ClientJournal::rest`].
+    pub fn rest_of<'a>(
+        &mut self,
+        namespace: &'a Namespace,
+        decoupled: &Decoupled,
+        ends: bool,
+    ) -> Result<NamespaceRest<'a>, Error> {
+        let mut synced = match self.synced.take().filter(|synced| synced.tree.steps == decoupled.merged) {
+            Some(synced) => synced,
+            None => SyncedFile::open(&self.dir, decoupled)?,
+        };
+        let first = synced.tree.steps;
+        let numbers = NumberRange::of(&self.origin.decoupled);
+        let (sequence, log) = Planner::new(&namespace.nodes, &mut synced.tree, numbers, ends).plan()?;
+        synced.append(&log)?;
+        self.synced = Some(synced);
+        // Distinguishes records that were sent before a crash from others in their place.
+        let digest = xxh3_64_with_seed(&encode(&log), first);
+        Ok(NamespaceRest { namespace, sequence, first, digest, is_sync: !ends })
+    }
+}
+
+/// The records that follow those of earlier syncs.
+pub struct NamespaceRest<'a> {
+    namespace: &'a Namespace,
+    sequence: Sequence,
+    first: u64,
+    digest: u64,
+    is_sync: bool,
+}
+
+impl NamespaceRest<'_> {
+    fn step(&self, number: u64) -> Option<&MergeStep> {
+        let at = number.checked_sub(self.first)?;
+        self.sequence.steps.get(usize::try_from(at).ok()?)
+    }
+}
+
+impl ClientJournal for NamespaceRest<'_> {
+    fn origin(&self) -> &NamespaceOrigin {
+        self.namespace.origin()
+    }
+
+    fn root(&self) -> &Inode {
+        self.namespace.root()
+    }
+
+    fn root_xattrs(&self) -> Result<Xattrs, Error> {
+        self.namespace.root_xattrs()
+    }
+
+    fn first(&self) -> u64 {
+        self.first
+    }
+
+    fn is_sync(&self) -> bool {
+        self.is_sync
+    }
+
+    fn len(&self) -> u64 {
+        self.first + self.sequence.steps.len() as u64
+    }
+
+    fn digest(&self) -> u64 {
+        self.digest
+    }
+
+    fn record(&self, number: u64) -> Result<Merged, Error> {
+        let step = self.step(number).ok_or_else(super::damaged)?;
+        let mut record = self.namespace.record_of(&self.sequence, step, number)?;
+        if let Merged::Record(MergeRecord::Finish { flags, .. }) = &mut record
+            && self.is_sync
+        {
+            *flags = None;
+        }
+        Ok(record)
+    }
+
+    fn read_big(&self, file: &BigFile, write: &mut WriteBytes<'_>) -> Result<(), Error> {
+        self.namespace.read_big(file, write)
+    }
+
+    fn path_of(&self, number: u64) -> Vec<u8> {
+        self.step(number).map_or_else(Vec::new, |step| self.namespace.path_of_step(step))
+    }
+}
+
+/// Plans the records of a sync, or of the end of the merge.
+struct Planner<'a> {
+    nodes: &'a BTreeMap<Ino, NamedInode>,
+    tree: &'a mut SyncedTree,
+    numbers: NumberRange,
+    ends: bool,
+    sequence: Sequence,
+    log: Vec<SyncedStep>,
+    /// Inodes at temporary names in the root directory.
+    displaced: Vec<Ino>,
+    created: HashSet<Ino>,
+    /// Directories whose names have changed, and so their times at the server.
+    touched: HashSet<Ino>,
+}
+
+impl<'a> Planner<'a> {
+    fn new(
+        nodes: &'a BTreeMap<Ino, NamedInode>,
+        tree: &'a mut SyncedTree,
+        numbers: NumberRange,
+        ends: bool,
+    ) -> Self {
+        let mut sequence = Sequence::new();
+        let numbered = tree.inodes.iter().filter_map(|(ino, inode)| Some((*ino, inode.number?)));
+        sequence.merged.extend(numbered);
+        Self {
+            nodes,
+            tree,
+            numbers,
+            ends,
+            sequence,
+            log: Vec::new(),
+            displaced: Vec::new(),
+            created: HashSet::new(),
+            touched: HashSet::new(),
+        }
+    }
+
+    fn plan(mut self) -> Result<(Sequence, Vec<SyncedStep>), Error> {
+        let dead = self.detach();
+        self.remove_directories(dead);
+        self.create()?;
+        self.place();
+        self.link();
+        self.update();
+        Ok((self.sequence, self.log))
+    }
+
+    fn push(&mut self, step: MergeStep, logged: SyncedStep) {
+        self.tree.apply(&logged);
+        self.sequence.steps.push(step);
+        self.log.push(logged);
+    }
+
+    fn push_move(&mut self, from: (Ino, Name), to: (Ino, Name)) {
+        self.touched.extend([from.0, to.0]);
+        let logged = SyncedStep::Move { from: from.clone(), to: to.clone() };
+        self.push(MergeStep::Move { from, to }, logged);
+    }
+
+    fn push_removal(&mut self, (dir, name): (Ino, Name)) {
+        self.touched.insert(dir);
+        let logged = SyncedStep::Remove { dir, name: name.clone() };
+        self.push(MergeStep::Remove { dir, name }, logged);
+    }
+
+    /// True if an inode that the server has stays there, under whichever names.
+    fn stays(&self, ino: Ino) -> bool {
+        let (Some(node), Some(synced)) = (self.nodes.get(&ino), self.tree.inodes.get(&ino)) else {
+            return false;
+        };
+        // At the end, big files are sent again if they have changed or were small.
+        let is_current = if is_big(&node.inode) {
+            synced.number.is_none() && synced.ctime == node.inode.ctime
+        } else {
+            synced.number.is_some()
+        };
+        !node.names.is_empty() && (is_current || !self.ends)
+    }
+
+    fn is_named(&self, ino: Ino, name: &(Ino, Name)) -> bool {
+        self.tree.names.get(name) == Some(&ino)
+    }
+
+    /// Names of an inode that the server lacks, in directories that it has.
+    fn missing(&self, ino: Ino) -> impl Iterator<Item = &'a (Ino, Name)> {
+        let names = self.nodes.get(&ino).map_or(&[][..], |node| &node.names[..]);
+        names.iter().filter(move |name| self.tree.has_dir(name.0) && !self.is_named(ino, name))
+    }
+
+    /// Removes names that the namespace does not have, and moves inodes from those that are their
+    /// only ones. Returns removed directories.
+    fn detach(&mut self) -> Vec<Ino> {
+        let mut outdated: BTreeMap<Ino, BTreeSet<(Ino, Name)>> = BTreeMap::new();
+        for (name, ino) in &self.tree.names {
+            let has_name = |node: &NamedInode| node.names.contains(name);
+            if !self.stays(*ino) || !self.nodes.get(ino).is_some_and(has_name) {
+                outdated.entry(*ino).or_default().insert(name.clone());
+            }
+        }
+        let mut dead = Vec::new();
+        for (ino, names) in outdated {
+            let (stays, Some(synced)) = (self.stays(ino), self.tree.inodes.get(&ino)) else { continue };
+            let (is_dir, has_others) = (synced.is_dir, synced.names.len() > names.len());
+            if is_dir && !stays {
+                dead.push(ino);
+                continue;
+            }
+            // A file that was moved to one of these names has replaced the inode there.
+            let mut names: VecDeque<_> = names.into_iter().filter(|name| self.is_named(ino, name)).collect();
+            if stays
+                && !has_others
+                && let Some(from) = names.pop_front()
+            {
+                let to = self.direct_target(ino, &from, is_dir).unwrap_or_else(|| {
+                    self.displaced.push(ino);
+                    temporary_name(ino)
+                });
+                self.push_move(from, to);
+            }
+            names.into_iter().for_each(|name| self.push_removal(name));
+        }
+        dead
+    }
+
+    /// A new name to which an inode can be moved at once: it is free or that of a file that goes,
+    /// and no directory moves below itself.
+    fn direct_target(&self, ino: Ino, from: &(Ino, Name), is_dir: bool) -> Option<(Ino, Name)> {
+        let is_free = |to: &&(Ino, Name)| match self.tree.names.get(*to) {
+            None => !is_dir || to.0 == from.0,
+            Some(other) => {
+                !is_dir
+                    && !self.stays(*other)
+                    && self.tree.inodes.get(other).is_some_and(|inode| !inode.is_dir)
+            }
+        };
+        // A directory that goes may still have the name of one that stays.
+        let stays = |dir: Ino| dir == Ino::ROOT || self.stays(dir);
+        self.missing(ino).filter(|to| stays(to.0)).find(is_free).cloned()
+    }
+
+    fn remove_directories(&mut self, dead: Vec<Ino>) {
+        let depth = |mut dir: Ino| {
+            let mut depth = 0;
+            while let Some((above, _)) = self.tree.inodes.get(&dir).and_then(|inode| inode.names.first()) {
+                (dir, depth) = (*above, depth + 1);
+            }
+            depth
+        };
+        let mut deepest: Vec<_> = dead.into_iter().map(|dir| (std::cmp::Reverse(depth(dir)), dir)).collect();
+        deepest.sort_unstable();
+        for (_, dir) in deepest {
+            let name = self.tree.inodes.get(&dir).and_then(|inode| inode.names.first().cloned());
+            name.into_iter().for_each(|name| self.push_removal(name));
+        }
+    }
+
+    /// Creates inodes, in ascending order of their numbers if these are not used up.
+    fn create(&mut self) -> Result<(), Error> {
+        let mut postponed = Vec::new();
+        for (ino, node) in self.nodes {
+            if self.tree.inodes.contains_key(ino) || is_big(&node.inode) || node.names.is_empty() {
+                continue;
+            }
+            let number = Ino(self.numbers.rank + ino.0);
+            if number < self.tree.next || !self.try_create(*ino, number) {
+                postponed.push(*ino);
+            }
+        }
+        let mut below = below(self.nodes, &postponed);
+        let mut reached: VecDeque<Ino> =
+            below.keys().copied().filter(|dir| self.tree.has_dir(*dir)).collect();
+        while let Some(dir) = reached.pop_front() {
+            for ino in below.remove(&dir).unwrap_or_default() {
+                if self.tree.inodes.contains_key(&ino) {
+                    continue;
+                }
+                let number = self.tree.next_spare;
+                if number.0 >= self.numbers.rank + self.numbers.end {
+                    return Err(Error::Unmergeable(ino, NO_NUMBER));
+                }
+                self.try_create(ino, number);
+                reached.push_back(ino);
+            }
+        }
+        Ok(())
+    }
+
+    fn try_create(&mut self, ino: Ino, number: Ino) -> bool {
+        let Some((dir, name)) = self.missing(ino).next().cloned() else { return false };
+        let Some(node) = self.nodes.get(&ino) else { return false };
+        let (is_dir, ctime) = (node.inode.kind == FileType::Directory, node.inode.ctime);
+        self.sequence.merged.insert(ino, number);
+        self.created.insert(ino);
+        self.touched.insert(dir);
+        let logged = SyncedStep::Create { ino, number, dir, name: name.clone(), is_dir, ctime };
+        self.push(MergeStep::Create { ino, dir, name }, logged);
+        true
+    }
+
+    /// Moves inodes from temporary names to their places.
+    fn place(&mut self) {
+        for ino in std::mem::take(&mut self.displaced) {
+            let to = self.missing(ino).next().cloned();
+            if let Some(to) = to {
+                self.push_move(temporary_name(ino), to);
+            }
+        }
+    }
+
+    /// Gives files their further names and, at the end, big files all of theirs.
+    fn link(&mut self) {
+        for (ino, node) in self.nodes {
+            let names: Vec<_> = self.missing(*ino).cloned().collect();
+            let synced = self.tree.inodes.get(ino).map(|synced| synced.number.is_some());
+            match synced {
+                _ if names.is_empty() => {}
+                Some(true) => {
+                    self.touched.extend(names.iter().map(|(dir, _)| *dir));
+                    for names in names.chunks(LINKS).map(<[_]>::to_vec) {
+                        let logged = SyncedStep::Link { ino: *ino, names: names.clone() };
+                        self.push(MergeStep::Link { ino: *ino, names }, logged);
+                    }
+                }
+                None if self.ends && is_big(&node.inode) => {
+                    self.touched.extend(names.iter().map(|(dir, _)| *dir));
+                    let logged = SyncedStep::Big { ino: *ino, names: names.clone(), ctime: node.inode.ctime };
+                    self.push(MergeStep::Big { ino: *ino, names }, logged);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Attributes and bytes that have changed, times of directories and, at the end, flags.
+    fn update(&mut self) {
+        let mut finished = Vec::new();
+        for (ino, node) in self.nodes {
+            let Some(synced) = self.tree.inodes.get(ino).filter(|synced| synced.number.is_some()) else {
+                continue;
+            };
+            if is_big(&node.inode) {
+                continue;
+            }
+            let (is_new, is_dir) = (self.created.contains(ino), node.inode.kind == FileType::Directory);
+            let ctime = node.inode.ctime;
+            let is_changed = synced.ctime != ctime || is_dir && self.touched.contains(ino);
+            let has_flags = self.ends && !node.inode.rare.flags.is_empty();
+            if !is_new && is_changed {
+                self.push(MergeStep::Update { ino: *ino }, SyncedStep::Update { ino: *ino, ctime });
+            }
+            if is_new && is_dir || has_flags {
+                finished.push(*ino);
+            }
+        }
+        for ino in finished {
+            self.push(MergeStep::Finish { ino }, SyncedStep::Finish);
+        }
+    }
+}
+
+/// A temporary name of an inode whose new place is not free yet.
+fn temporary_name(ino: Ino) -> (Ino, Name) {
+    // It is valid: short, without a slash.
+    let name = Name::new(format!(".espalier-moved-{ino}").as_bytes()).unwrap_or_else(|_| Name::lowest());
+    (Ino::ROOT, name)
+}
