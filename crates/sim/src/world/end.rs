@@ -61,29 +61,22 @@ impl World<'_> {
             RunStage::Leaves(since, looks) => {
                 self.stage = match looks {
                     _ if !self.have_left() => RunStage::Leaves(since, 0),
-                    LOOKS => RunStage::Writes(since, 0),
-                    looks => RunStage::Leaves(since, looks + 1),
+                    // A transaction that ended after the first checkpoint could change usage, and
+                    // servers that write their last checkpoints do not exchange deltas.
+                    LOOKS if self.are_idle() => {
+                        self.write_checkpoints();
+                        RunStage::Writes(since, 1)
+                    }
+                    looks => RunStage::Leaves(since, LOOKS.min(looks + 1)),
                 };
                 since
             }
             RunStage::Writes(since, rounds) => {
-                let are_idle = |world: &Self| {
-                    let is_at_rest = |server: &super::SimServer| {
-                        server.meta().is_some_and(|meta| {
-                            meta.is_idle() && meta.open_transactions() == 0 && meta.unsent_usage() == 0
-                        }) && server.cpu.is_idle()
-                            && server.device.is_idle()
-                    };
-                    world.serving_all().all(is_at_rest) && world.data.iter().all(DataServer::is_idle)
-                };
-                if rounds >= ROUNDS && are_idle(self) {
+                if rounds >= ROUNDS && self.are_idle() {
                     self.stage = RunStage::Over;
                     return Ok(());
                 }
-                let serving: Vec<_> = self.serving_all().map(|server| server.node).collect();
-                for node in serving {
-                    self.servers[node.0 as usize].input(&mut self.fabric, Input::Drain);
-                }
+                self.write_checkpoints();
                 self.stage = RunStage::Writes(since, rounds + 1);
                 since
             }
@@ -95,6 +88,24 @@ impl World<'_> {
         }
         self.fabric.after(LOOK, SimEvent::Drain);
         Ok(())
+    }
+
+    /// True if no server has anything under way.
+    fn are_idle(&self) -> bool {
+        let is_at_rest = |server: &super::SimServer| {
+            let is_idle = server.meta().is_some_and(|meta| {
+                meta.is_idle() && meta.open_transactions() == 0 && meta.unsent_usage() == 0
+            });
+            is_idle && server.cpu.is_idle() && server.device.is_idle()
+        };
+        self.serving_all().all(is_at_rest) && self.data.iter().all(DataServer::is_idle)
+    }
+
+    fn write_checkpoints(&mut self) {
+        let serving: Vec<_> = self.serving_all().map(|server| server.node).collect();
+        for node in serving {
+            self.servers[node.0 as usize].input(&mut self.fabric, Input::Drain);
+        }
     }
 
     /// The server of each rank.
