@@ -28,6 +28,8 @@ use crate::{Answer, Call, RangeCall};
 /// Maximum number of pending operations: more than a network holds, and few enough to bound the
 /// wait of a blocked call.
 const MOST: usize = 64;
+/// Maximum number of places whose failed operations are remembered one by one.
+const MOST_FAILED: usize = 4 * MOST;
 /// Maximum number of operations in a batch: as many as a server processes at once.
 const TOGETHER: usize = 16;
 /// Inode numbers in stock; a new allocation is requested when half are left.
@@ -60,6 +62,8 @@ pub(super) struct Writeback {
     number_pools: BTreeMap<Rank, NumberPool>,
     /// Errors of rejected operations, to be reported by the next `fsync`, `close` or write.
     failed: BTreeMap<Ino, Errno>,
+    /// An error of those beyond [`MOST_FAILED`].
+    failed_before: Option<Errno>,
 }
 
 /// A pending operation.
@@ -315,7 +319,10 @@ impl<T> Sessions<T> {
             _ => {
                 let attr = self.cache.sole_holder_attr(dir, name, now)?;
                 let is_plain = match request {
-                    Request::RmDir { .. } => attr.kind == FileType::Directory && attr.size == 0,
+                    // The size of a partitioned directory's record is that of one fragment.
+                    Request::RmDir { .. } => {
+                        attr.kind == FileType::Directory && attr.size == 0 && attr.map_version == 0
+                    }
                     _ => attr.kind != FileType::Directory && attr.nlink == 1 && !attr.streamed,
                 };
                 let may = parent.permissions().allows_removal(&incoming.caller, attr.permissions());
@@ -537,8 +544,9 @@ impl<T> Sessions<T> {
         for place in &places {
             self.writeback.failed.entry(*place).or_insert(errno);
         }
-        while self.writeback.failed.len() > MOST {
-            self.writeback.failed.pop_first();
+        while self.writeback.failed.len() > MOST_FAILED {
+            let dropped = self.writeback.failed.pop_first().map(|(_, errno)| errno);
+            self.writeback.failed_before = self.writeback.failed_before.or(dropped);
         }
         let names = name.iter().map(|name| (dir, name.clone())).collect();
         self.invalidate(names, places, actions);
@@ -554,10 +562,11 @@ impl<T> Sessions<T> {
             | Call::Range(RangeCall { ino, op: RangeOp::Write { .. }, .. }) => ino,
             _ => return None,
         };
-        match self.writeback.failed.remove(ino) {
+        let failed = match self.writeback.failed.remove(ino) {
             None if *ino == self.root => core::mem::take(&mut self.writeback.failed).into_values().next(),
             errno => errno,
-        }
+        };
+        failed.or_else(|| self.writeback.failed_before.take())
     }
 
     /// Number of operations that were acknowledged to callers and not by servers.

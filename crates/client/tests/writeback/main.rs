@@ -438,17 +438,18 @@ fn mkdir_is_acknowledged_at_once_and_its_entries_wait() {
 fn a_directory_is_removed_at_once_if_it_is_empty() {
     let rmdir = || Request::RmDir { dir: DIR, name: name("sub"), time: None };
     let sub = Ino(FIRST);
-    for size in [0, 1] {
+    // A fragment's size tells nothing about the others.
+    for (size, map_version) in [(0, 0), (1, 0), (0, 1)] {
         let mut world = ClientWorld::new();
         assert!(world.is_answered(make("sub", NewNode::Directory)));
         let (id, ..) = world.last();
         assert!(!world.is_answered(rmdir()), "its creation is pending");
         let parent = Attr { nlink: 3, ..attr(DIR, FileType::Directory, 3) };
         let touched = |parent| Touched { attrs: vec![parent], exclusive: Some(DIR), ..Touched::default() };
-        let made = entry(Attr { nlink: 2, ..attr(sub, FileType::Directory, size) }, true);
+        let made = entry(Attr { nlink: 2, map_version, ..attr(sub, FileType::Directory, size) }, true);
         // The blocked call resumes.
         world.reply(id, touched(parent), Ok(Reply::Entry(made)));
-        let is_answered = size == 0;
+        let is_answered = (size, map_version) == (0, 0);
         assert_eq!(world.frontend.len(), usize::from(is_answered), "{size}: {:?}", world.frontend);
         let (id, _, request) = world.last();
         let time = is_answered.then(|| Time::new(500, 0));
