@@ -288,7 +288,10 @@ impl<T> Sessions<T> {
                 return self.complete_listing(now, pending, listing, result, actions);
             }
             (FragmentWait::Sum(sum), result) => self.add_to_sum(now, pending, sum, result, lease, actions),
-            (FragmentWait::Sync(replies), Ok(_)) => self.fragment_synced(now, pending, replies, actions),
+            // A fragment that is gone has moved its names in durable transactions.
+            (FragmentWait::Sync(replies), Ok(_) | Err(Errno::ESTALE)) => {
+                self.fragment_synced(now, pending, replies, actions);
+            }
             (FragmentWait::Entry, Ok(Reply::Entry(entry))) => {
                 let find = Request::Find { ino: entry.attr.ino, kind: Some(FileType::Directory), open: None };
                 self.learn(now, &pending, find, &Answer::Entry(entry), lease);
@@ -363,6 +366,7 @@ impl<T> Sessions<T> {
         pending.call_state.lists_start |= *after == 0;
         if let Reply::Listing { entries, end: true, until, .. } = &listing
             && entries.is_empty()
+            && *until > *after
             && *until < LAST_CURSOR
         {
             // The listing continues with the next fragment.
