@@ -1,8 +1,8 @@
 //! Validation of requests from other machines: rejects values that no correct client sends.
 
 use crate::{
-    Access, CopyTree, Errno, Ino, InodeFlags, NewNode, RangeOp, RenameFlags, Request, SetAttr, StreamIo,
-    Time, WritebackCreate, mode,
+    Access, CopyTree, Errno, Ino, InodeFlags, LAST_CURSOR, NewNode, RangeOp, RenameFlags, Request, SetAttr,
+    StreamIo, Time, WritebackCreate, mode,
 };
 
 /// A path including its NUL has at most 4096 bytes.
@@ -64,7 +64,9 @@ impl Request {
                 require(!access.is_empty() && is_known, Errno::EINVAL)
             }
             Self::TakeNumbers { count, .. } => require(*count <= Request::MAX_NUMBERS, Errno::EINVAL),
-            Self::ReadDir { limit, .. } => require(*limit <= Request::MAX_ENTRIES, Errno::EINVAL),
+            Self::ReadDir { after, limit, .. } => {
+                require(*limit <= Request::MAX_ENTRIES && *after <= LAST_CURSOR, Errno::EINVAL)
+            }
             Self::SetXattr { name, value, .. } => {
                 named(name)?;
                 require(value.len() <= MAX_XATTR_VALUE, Errno::E2BIG)
