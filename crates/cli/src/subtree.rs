@@ -103,7 +103,7 @@ pub(crate) fn request_move(dir: &Path, value: &str) -> Result<()> {
         let why = match errno {
             Errno::PERM | Errno::ACCESS => "only the superuser may move directories",
             Errno::INVAL => "there is no such rank or fragment",
-            Errno::BUSY => "it is pinned to another rank (espalier subtree pin)",
+            Errno::BUSY => "it is pinned to another rank (espalier subtree pin), or decoupled",
             _ => "",
         };
         let error = anyhow::Error::from(errno).context(format!("cannot move {}", dir.display()));
@@ -132,6 +132,11 @@ fn wait_for_move(dir: &Path, to: u16, fragment: Option<u64>, value: &str) -> Res
         // A restarted server has forgotten a move that had not begun.
         if tries.is_multiple_of(50) {
             request_move(dir, value)?;
+            tracing::warn!(
+                "{} is still at another rank than {to}: a rank may be down or full (espalier status); \
+                 the move goes on if this command is interrupted",
+                dir.display()
+            );
         }
     }
 }

@@ -4,7 +4,6 @@
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
-use core::mem::take;
 
 use espalier_policy::{Pin, Policy};
 use espalier_proto::{
@@ -25,8 +24,8 @@ use crate::trash::INTERNAL_CLIENT;
 #[derive(Debug, Default)]
 pub(crate) struct DueTransfers {
     due: BTreeSet<Ino>,
-    /// Those of which a step has failed; they become due again with the next tick.
-    failed: BTreeSet<Ino>,
+    /// Those of which the last step has failed.
+    failed: BTreeMap<Ino, Retry>,
     running: BTreeSet<Ino>,
     /// Those that were running at the last tick.
     slow: BTreeSet<Ino>,
@@ -37,6 +36,16 @@ pub(crate) struct DueTransfers {
     pub(super) moves: BTreeMap<Ino, RequestedMove>,
     pub(super) hot: HotFragments,
     pub(crate) counts: FragmentCounts,
+}
+
+/// The next try of a failed step. Steps freeze their directory while they wait for other ranks, so
+/// they are tried less and less often while one is down.
+#[derive(Clone, Copy, Debug)]
+struct Retry {
+    /// Tick at which the directory becomes due; `None`: it is, or the step runs.
+    at_tick: Option<u64>,
+    /// Ticks until then.
+    pause: u64,
 }
 
 /// Counts since the start that concern partitioned directories.
@@ -64,11 +73,13 @@ pub struct FragmentCounts {
 impl DueTransfers {
     /// Number of directory records that are ceding names, or about to.
     pub(crate) fn unfinished(&self) -> usize {
-        self.due.len() + self.failed.len() + self.running.len()
+        let paused = self.failed.values().filter(|retry| retry.at_tick.is_some());
+        self.due.len() + paused.count() + self.running.len()
     }
 
     fn is_known(&self, dir: Ino) -> bool {
-        [&self.due, &self.failed, &self.running].into_iter().any(|set| set.contains(&dir))
+        let is_paused = self.failed.get(&dir).is_some_and(|retry| retry.at_tick.is_some());
+        is_paused || self.due.contains(&dir) || self.running.contains(&dir)
     }
 }
 
@@ -92,6 +103,8 @@ pub(super) enum Reason {
 
 /// Maximum number of transfers that a rank runs at a time.
 const MOST_TRANSFERS: usize = 8;
+/// Maximum number of ticks between two tries of a failing step: it is frozen for two of them.
+const LONGEST_PAUSE: u64 = 64;
 
 impl Meta {
     /// Examines a directory that has grown, or whose policy has changed.
@@ -256,6 +269,7 @@ impl Meta {
         transfers.running.remove(&dir);
         transfers.slow.remove(&dir);
         let is_refused = transfers.refused.take() == Some(dir);
+        let failed = transfers.failed.remove(&dir);
         match result {
             Ok(_) if is_refused => {}
             Ok(_) if self.state.inodes.contains_key(&dir) => self.note_growth(dir),
@@ -263,16 +277,29 @@ impl Meta {
             Ok(_) | Err(Errno::ESTALE) => drop(transfers.moves.remove(&dir)),
             Err(_) => {
                 transfers.counts.failed_steps += 1;
-                transfers.failed.insert(dir);
+                let pause = failed.map_or(1, |retry| (2 * retry.pause).min(LONGEST_PAUSE));
+                transfers.failed.insert(dir, Retry { at_tick: Some(self.ticks + pause), pause });
             }
+        }
+    }
+
+    /// Tries failed transfers at the next tick: the rank that they need may be there again.
+    pub(crate) fn hasten_transfers(&mut self) {
+        for retry in self.transfers.failed.values_mut() {
+            retry.at_tick = retry.at_tick.map(|_| 0);
         }
     }
 
     /// Called with each tick: failed transfers and those from before a restart become due again,
     /// and those that wait long for another rank are withdrawn.
     pub(crate) fn retry_transfers(&mut self, out: &mut Outbox) {
-        let failed = take(&mut self.transfers.failed);
-        self.transfers.due.extend(failed);
+        let DueTransfers { due, failed, .. } = &mut self.transfers;
+        for (dir, retry) in failed {
+            if retry.at_tick.is_some_and(|at| at <= self.ticks) {
+                retry.at_tick = None;
+                due.insert(*dir);
+            }
+        }
         let begun = self.state.ceding.iter().filter(|dir| !self.transfers.is_known(**dir));
         self.transfers.due.extend(begun.copied().collect::<Vec<_>>());
         let slow = core::mem::replace(&mut self.transfers.slow, self.transfers.running.clone());
@@ -294,7 +321,8 @@ impl Meta {
     ///
     /// # Errors
     /// `EPERM`: the caller is not the superuser. `EINVAL`: there is no such rank or record, or the
-    /// text is neither `RANK` nor `INODE RANK`. `EBUSY`: the directory is pinned to another rank.
+    /// text is neither `RANK` nor `INODE RANK`. `EBUSY`: the directory is pinned to another rank, or
+    /// decoupled.
     pub(crate) fn request_moves(&mut self, cx: &mut Cx<'_>, dir: Ino, text: &[u8]) -> Step<Reply> {
         let inode = self.state.dir(dir)?;
         if !cx.caller.is_superuser() {
@@ -332,7 +360,7 @@ impl Meta {
     /// Has a directory record of this rank move to another one.
     pub(crate) fn answer_move(&mut self, fragment: Ino, to: Rank, scope: MoveScope) -> Step<PeerAnswer> {
         let inode = self.state.dir(fragment)?;
-        if self.pinned_rank(inode).is_some_and(|rank| rank != to) {
+        if inode.decoupled().is_some() || self.pinned_rank(inode).is_some_and(|rank| rank != to) {
             return Err(Errno::EBUSY.into());
         }
         self.transfers.moves.insert(fragment, RequestedMove { to, scope });

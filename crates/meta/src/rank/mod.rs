@@ -172,6 +172,7 @@ impl Meta {
     /// Resends what may have been lost when the connection to a rank was.
     pub(crate) fn peer_connected(&mut self, rank: Rank) {
         self.ask_again(rank);
+        self.hasten_transfers();
         let unfinished = self.ranks.unfinished.iter();
         let votes = unfinished.filter_map(|(id, ranks)| Some((*id, *ranks.get(&rank)?)));
         for (id, vote) in votes.collect::<Vec<_>>() {
