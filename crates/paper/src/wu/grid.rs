@@ -17,6 +17,8 @@ pub(super) enum Division {
     PreDistributed,
     /// A fragment with more entries than the mean per server splits (wu 5.3).
     Splitting,
+    /// A fragment with more entries than this splits.
+    SplittingAt(u32),
 }
 
 named! {
@@ -69,6 +71,7 @@ impl CreateRun {
         let policy = match division {
             Division::PreDistributed => format!("dir_servers = {servers}"),
             Division::Splitting => format!("dir_split = {}", (self.entries() / servers).max(1)),
+            Division::SplittingAt(capacity) => format!("dir_split = {}", capacity.max(1)),
         };
         let tables = costs.tables();
         Trial::new(&format!(
@@ -286,7 +289,7 @@ pub(super) fn setup(setting: &Setting<'_>, division: Division) -> String {
     let files = size(setting).files;
     let how = match division {
         Division::PreDistributed => "has a fragment on each server from the start",
-        Division::Splitting => {
+        Division::Splitting | Division::SplittingAt(_) => {
             "splits when a fragment has more entries than all entries divided by the servers"
         }
     };

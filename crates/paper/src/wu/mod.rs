@@ -1,6 +1,7 @@
 //! Wu, "Scalable directories", chapter 5: 1 to 32 servers, and up to 512 clients that create
 //! entries in one directory, which is divided from the start or splits as it grows.
 
+mod beyond;
 mod forwards;
 mod grid;
 mod growth;
@@ -8,6 +9,7 @@ mod machine;
 mod throughput;
 mod waiting;
 
+pub(crate) use beyond::{CAPACITIES, MIXED, NAMES};
 pub(crate) use forwards::{FIG5_10, FIG5_11};
 pub use grid::MeasuredGrids;
 pub(crate) use growth::{FIG5_8, FIG5_9};
