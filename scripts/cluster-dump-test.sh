@@ -45,6 +45,18 @@ manifest() {
     )
 }
 
+# other_rank DIR: sets $to to the rank, of two, that does not have the names of a directory.
+other_rank() { to=$((1 - $("$bin" subtree show "$1" --json | jq '.fragments[0].rank'))); }
+# pull DIR RANK COUNT: moves a directory, and waits until so many files have followed.
+pull() {
+    local before
+    pulled() { "$bin" status "$cluster/server-$1/store" --json | jq .figures.fragments.files_pulled; }
+    before=$(pulled "$2")
+    "$bin" subtree move "$1" --to "$2" > /dev/null
+    have_followed() { [ "$(pulled "$2")" -ge $((before + $3)) ]; }
+    until_true have_followed "$@"
+}
+
 section 'make a tree of all kinds of files'
 made "$cluster" 17690 2 3
 mount_of "$cluster" "$a"
@@ -62,6 +74,17 @@ mount_of "$cluster" "$a"
         : > "striped/empty$at"
         : > "made/$at"
     done
+    # Files that have followed their names to the other server.
+    mkdir moved
+    for at in $(seq 30); do
+        echo "$at" > "moved/$at"
+        setfattr -n user.number -v "$at" "moved/$at"
+    done
+    other_rank moved
+    pull moved "$to" 30
+    mv moved/1 links/was-moved
+    rm moved/2
+    head -c 300000 /dev/urandom > moved/3
     # One directory is partitioned from the start, and one splits; names move from one to the other.
     mkdir spread late
     "$bin" policy spread --set dir_servers=2
@@ -116,6 +139,13 @@ diff "$work/manifest.a" "$work/manifest.b" || fail 'the loaded tree differs from
 echo new > "$b/no_metafile/new"
 is "$(cat "$b/no_metafile/new" "$b/no_metafile/1" | tr '\n' ' ')" 'new 1 '
 stop "$cluster" "$a"
+# The files are where they were: all but the large one go home.
+other_rank "$b/moved"
+served=$cluster cluster=$work/copy
+pull "$b/moved" "$to" 27
+cluster=$served
+is "$(cat "$b/moved/30" "$b/links/was-moved" | tr '\n' ' ')" '30 1 '
+is "$(getfattr --only-values -n user.number "$b/moved/30")" 30
 stop "$work/copy" "$b"
 "$bin" cluster fsck "$work/copy"
 
