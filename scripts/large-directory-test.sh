@@ -1,6 +1,7 @@
 #!/bin/bash
 # large-directory-test.sh: one directory that splits over all ranks while four processes fill it by
-# two mounts, list it and rename in it, a rank joins, a subtree moves, and servers are killed.
+# two mounts, list it and rename in it, a rank joins, a subtree moves again and again, and servers
+# are killed every few seconds.
 #
 # FILES= is the number of files, SPLIT= that of entries from which on a fragment splits.
 set -euo pipefail
@@ -61,6 +62,7 @@ for mount in "$a" "$b"; do
 done
 mkdir "$a/large" "$a/tree"
 "$bin" policy "$a/large" --set "dir_split=$split" > /dev/null
+cp -r docs "$work/docs"
 cp -r docs "$a/tree"
 fillers=
 for n in 1 2 3 4; do
@@ -76,11 +78,21 @@ filling() {
     return 1
 }
 
+# Moves the subtree from rank to rank while its servers are killed.
+move_on() {
+    local rank=0
+    while filling; do
+        rank=$(((rank + 1) % 5))
+        "$bin" subtree move "$a/tree" --to "$rank"
+        diff -r "$work/docs" "$b/tree/docs"
+    done
+}
+
 section 'filled, listed and renamed in, while servers are killed'
-began=$SECONDS kills=0 added= moved=
+began=$SECONDS kills=0 servers=4 added= mover=
 while filling; do
     sleep 5
-    kill_server $((RANDOM % 4))
+    kill_server $((RANDOM % servers))
     kills=$((kills + 1))
     sleep 0.3
     up
@@ -88,17 +100,18 @@ while filling; do
     if [ -z "$added" ] && [ "$done" -gt $((files / 4)) ]; then
         added=$done
         "$bin" cluster add "$cluster" < /dev/null
-    elif [ -z "$moved" ] && [ "$done" -gt $((files / 2)) ]; then
-        moved=$done
-        "$bin" subtree move "$a/tree" --to 2
+        servers=5
+    elif [ -n "$added" ] && [ -z "$mover" ]; then
+        move_on > "$work/moves" & mover=$!
     fi
 done
 for filler in $fillers; do wait "$filler" || fail 'a change has failed'; done
+[ -n "$mover" ] || fail 'the files were made too quickly for a rank to join: let FILES be larger'
+wait "$mover" || fail 'a subtree does not move'
 touch "$work/made1.end" "$work/made2.end"
 wait "$lister" || fail 'a listing is wrong'
 wait "$other" || fail 'a listing is wrong'
-echo "$files files in $((SECONDS - began)) s; $kills servers killed; $(cat "$work/listed" "$work/listed2" | tr '\n' ' ')"
-[ -n "$added" ] && [ -n "$moved" ] || fail 'the files were made too quickly for a rank to join: let FILES be larger'
+echo "$files files in $((SECONDS - began)) s; $kills servers killed; $(wc -l < "$work/moves") moves; $(cat "$work/listed" "$work/listed2" | tr '\n' ' ')"
 
 section 'every file is there once'
 for mount in "$a" "$b"; do
@@ -107,7 +120,7 @@ for mount in "$a" "$b"; do
 done
 is "$(cat "$a/large/renamed-file3-10" "$b/large/file4-$((files / 4 - 1))")" $'file3 10\n'"file4 $((files / 4 - 1))"
 is "$(stat -c %h "$b/large")" 2
-diff -r docs "$b/tree/docs"
+diff -r "$work/docs" "$b/tree/docs"
 "$bin" subtree show "$a/large" --json | jq -c '[.fragments[] | .rank] | group_by(.) | map([.[0], length])'
 is "$("$bin" subtree show "$a/large" --json | jq -c '[.fragments[].rank] | unique')" '[0,1,2,3,4]'
 
