@@ -184,8 +184,8 @@ impl Meta {
         self.retry_removals(out);
     }
 
-    /// Checks that a file's provisional datafile is this rank's to remove: the file is here, and its
-    /// bytes have not moved to that data server since the report.
+    /// Checks that a file's provisional datafile is this rank's to remove: the file is here, and
+    /// its bytes have not moved to that data server since the report.
     ///
     /// # Errors
     /// `ESTALE`: the file is at no rank. `EXDEV`: it is at another rank. `EBUSY`: it uses the
