@@ -98,6 +98,7 @@ pub fn can_show(seed: u64, what: Mutation) -> bool {
             looks && users && !exclusive && case.scenario.cluster.cache == Caching::Leases
         }),
         Mutation::RenumberedFragments => has(|case| !case.scenario.cluster.joins.is_empty()),
+        Mutation::CopiedStore => has(|case| !case.scenario.cluster.leaves.is_empty()),
         Mutation::RepeatedForward => has(|case| case.scenario.policy.0.dir_forward() == Some(true)),
         Mutation::UninheritedSetting => has(|case| case.live.is_some()),
         _ => what.skipped().is_none() || failover::is_in(seed),

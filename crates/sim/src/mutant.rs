@@ -127,6 +127,8 @@ pub enum Mutation {
     UnguardedMap,
     /// A server that was removed or fenced goes on as if its lease were renewed.
     RenewedFenced,
+    /// The stores of a server that leaves are copied before it has written everything out.
+    CopiedStore,
     /// New fragments state more requests than there were.
     OverstatedRate,
     /// Balancers forget which fragments have just moved.
@@ -142,7 +144,7 @@ pub enum Mutation {
 const SEQUENCE: usize = 8;
 
 impl Mutation {
-    pub const ALL: [Self; 55] = [
+    pub const ALL: [Self; 56] = [
         Self::IgnoredRevocation,
         Self::UnwrittenJournal,
         Self::UnsyncedJournal,
@@ -194,6 +196,7 @@ impl Mutation {
         Self::LostTail,
         Self::UnguardedMap,
         Self::RenewedFenced,
+        Self::CopiedStore,
         Self::OverstatedRate,
         Self::IgnoredDwell,
         Self::IgnoredBudget,
@@ -634,6 +637,10 @@ impl Mutator for Mutant {
             }
             _ => {}
         }
+    }
+
+    fn copies_stores(&self) -> bool {
+        self.mutation == Mutation::CopiedStore
     }
 
     fn skips(&self, step: FailoverStep) -> bool {

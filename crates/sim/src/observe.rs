@@ -146,6 +146,11 @@ pub trait Mutator {
     /// The balancer of a rank is about to decide on this.
     fn balances(&mut self, _snapshot: &mut MetricsSnapshot) {}
 
+    /// True if the stores of a server that leaves are copied before it has written everything out.
+    fn copies_stores(&self) -> bool {
+        false
+    }
+
     /// True if a step of failover is left out.
     fn skips(&self, _step: FailoverStep) -> bool {
         false

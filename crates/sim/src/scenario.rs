@@ -62,6 +62,8 @@ pub struct Cluster {
     /// Times at which the last ones of `ranks` join, ascending. The other servers hear of each
     /// within a second.
     pub joins: Vec<Nanos>,
+    /// Metadata servers that leave, ascending. The other servers hear of each within a second.
+    pub leaves: Vec<Leave>,
     /// Number of servers that share one store and fail over; 0: each rank has a server with a store
     /// of its own.
     pub servers: u16,
@@ -95,7 +97,29 @@ pub struct Cluster {
     pub drain: Nanos,
 }
 
+/// A metadata server that leaves: another one takes over its ranks, with their stores.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Leave {
+    pub at: Nanos,
+    /// Numbers of both: those of the ranks that they had at the beginning.
+    pub server: u16,
+    pub to: u16,
+}
+
 impl Cluster {
+    /// True if the servers that leave, and those that take over, are there until then.
+    fn are_leaves_possible(&self) -> bool {
+        let Self { leaves, servers, .. } = self;
+        let are_there = leaves.iter().enumerate().all(|(at, Leave { server, to, .. })| {
+            let is_there = |number: &u16| {
+                *number < self.first_ranks() && !leaves[..at].iter().any(|before| before.server == *number)
+            };
+            server != to && is_there(server) && is_there(to)
+        });
+        are_there && leaves.is_sorted_by_key(|leave| leave.at) && (leaves.is_empty() || *servers == 0)
+    }
+
     /// Number of ranks at the beginning.
     pub fn first_ranks(&self) -> u16 {
         self.ranks.saturating_sub(self.joins.len() as u16)
@@ -107,6 +131,7 @@ impl Default for Cluster {
         Self {
             ranks: 1,
             joins: Vec::new(),
+            leaves: Vec::new(),
             servers: 0,
             standbys: 0,
             data: 0,
@@ -288,6 +313,11 @@ impl Scenario {
                 joins.len() < ranks.into() && joins.is_sorted() && (joins.is_empty() || servers == 0),
                 "[cluster] joins",
                 "one ascending time for each rank that joins, less than `ranks`, and none with `servers`",
+            ),
+            (
+                self.cluster.are_leaves_possible(),
+                "[cluster] leaves",
+                "ascending, of servers that are there, and none with `servers`",
             ),
             (data <= 4096, "[cluster] data", "at most 4096"),
             (servers <= 64, "[cluster] servers", "at most 64"),

@@ -13,6 +13,7 @@ mod growth;
 mod job;
 mod line;
 mod pages;
+mod removal;
 mod server;
 mod spans;
 mod switches;
@@ -70,6 +71,8 @@ pub struct World<'o> {
     crews: Vec<RunningProcesses>,
     replays: Vec<(PathBuf, Replay)>,
     stage: RunStage,
+    /// The server that is leaving, by its place in the scenario, and since when.
+    leaving: Option<(usize, Nanos)>,
     events: u64,
     summary: Summary,
     series: Series,
@@ -184,6 +187,7 @@ impl<'o> World<'o> {
             crews: Vec::new(),
             replays: Vec::new(),
             stage: RunStage::Begins,
+            leaving: None,
             events: 0,
             summary: Summary::default(),
             series: Series::new(first as usize, cluster.clients as usize),
@@ -278,6 +282,9 @@ impl<'o> World<'o> {
             (0..first).try_for_each(|rank| self.begin_server(Node(rank.into())))?;
             for (rank, at) in (first..).zip(&self.scenario.cluster.joins) {
                 self.fabric.queue.add(*at, SimEvent::Join { rank: Rank(rank) });
+            }
+            for (number, leave) in self.scenario.cluster.leaves.iter().enumerate() {
+                self.fabric.queue.add(leave.at, SimEvent::Leave { number });
             }
         }
         for process in 0..self.numbers.processes {
@@ -383,7 +390,10 @@ impl<'o> World<'o> {
             },
             SimEvent::Reach { node, start, other } => match self.client_at(node) {
                 Some(client) => match other.0.checked_sub(self.numbers.first_data().0) {
-                    None => self.clients[client].reach(&mut self.fabric, Rank(other.0 as u16)),
+                    None => {
+                        self.refer_client(client, Rank(other.0 as u16));
+                        self.clients[client].reach(&mut self.fabric, Rank(other.0 as u16));
+                    }
                     Some(server) => {
                         self.clients[client].reach_data(&mut self.fabric, ServerId(server as u16))
                     }
@@ -444,6 +454,10 @@ impl<'o> World<'o> {
             SimEvent::Join { rank } => self.join(rank)?,
             SimEvent::Hear { node, ranks } => {
                 self.servers[node.0 as usize].hear_of_ranks(&mut self.fabric, ranks);
+            }
+            SimEvent::Leave { number } => self.remove_server(number)?,
+            SimEvent::HearOfHosts { node } => {
+                self.servers[node.0 as usize].hear_of_hosts(&mut self.fabric);
             }
             SimEvent::Fault(kind) => self.fault(kind)?,
             SimEvent::Mend(mend) => self.mend(mend)?,

@@ -150,17 +150,36 @@ fn habit_of_quotas(seed: u64, strip: u64) -> Option<quotas::Habit> {
     is_limited.then_some(quotas::Habit { strip })
 }
 
-/// Times at which ranks join. Uses a separate random generator, so that other settings of a seed do
-/// not depend on it.
-fn joins(seed: u64, ranks: u64, calm: u64) -> String {
+/// Times in ms at which ranks join. Uses a separate random generator, so that other settings of a
+/// seed do not depend on it.
+fn joins(seed: u64, ranks: u64, calm: u64) -> Vec<u64> {
     let mut random = Seed(seed).random("fuzz joins", 0);
     if ranks == 1 || random.random_range(0..3) > 0 {
-        return String::new();
+        return Vec::new();
     }
     let count = random.random_range(1..ranks);
     let mut times: Vec<u64> = (0..count).map(|_| random.random_range(0..calm * 1000)).collect();
     times.sort_unstable();
-    times.iter().map(|time| format!("\"{time} ms\"")).collect::<Vec<_>>().join(", ")
+    times
+}
+
+/// The servers that leave, as TOML. Uses a separate random generator, as [`joins`]. `ranks`: the
+/// number of ranks at the beginning.
+fn leaves(seed: u64, ranks: u64, calm: u64) -> String {
+    let mut random = Seed(seed).random("fuzz leaves", 0);
+    if ranks == 1 || random.random_range(0..2) > 0 {
+        return String::new();
+    }
+    let mut times: Vec<u64> =
+        (0..random.random_range(1..ranks)).map(|_| random.random_range(0..calm * 1000)).collect();
+    times.sort_unstable();
+    let mut servers: Vec<u64> = (0..ranks).collect();
+    let leave = |at: u64| {
+        let server = servers.swap_remove(random.random_range(0..servers.len()));
+        let to = servers[random.random_range(0..servers.len())];
+        format!("{{ at = \"{at} ms\", server = {server}, to = {to} }}")
+    };
+    times.into_iter().map(leave).collect::<Vec<_>>().join(", ")
 }
 
 fn text(seed: u64, strip: u64, calm: u64, random: &mut Random) -> String {
@@ -173,7 +192,11 @@ fn text(seed: u64, strip: u64, calm: u64, random: &mut Random) -> String {
         |random: &mut Random, choices: &[&str]| choices.choose(random).map_or("", |it| *it).to_string();
     say("\n[cluster]".into());
     let ranks = random.random_range(1..=4);
-    say(format!("ranks = {ranks}\njoins = [{}]", joins(seed, ranks, calm)));
+    let joins = joins(seed, ranks, calm);
+    let first_ranks = ranks - joins.len() as u64;
+    let joins: Vec<_> = joins.into_iter().map(|time| format!("\"{time} ms\"")).collect();
+    say(format!("ranks = {ranks}\njoins = [{}]", joins.join(", ")));
+    say(format!("leaves = [{}]", leaves(seed, first_ranks, calm)));
     let data = one_of(random, &["0", "0", "1", "2", "3"]);
     say(format!("data = {data}"));
     say(format!("clients = {}", random.random_range(2..=6)));

@@ -38,10 +38,14 @@ impl World<'_> {
             FaultKind::Pause | FaultKind::Restart | FaultKind::StoreCut | FaultKind::StoreDown => {
                 self.fault_of_process(kind, node, lasts);
             }
-            FaultKind::Crash => self.crash(node, Loss::Process, lasts)?,
+            FaultKind::Crash => {
+                let mut nodes = self.nodes_with(node).into_iter();
+                nodes.try_for_each(|node| self.crash(node, Loss::Process, lasts))?;
+            }
             FaultKind::Power => {
                 let seed = self.faults.random(kind).random();
-                self.crash(node, Loss::Power(seed), lasts)?;
+                let mut nodes = self.nodes_with(node).into_iter();
+                nodes.try_for_each(|node| self.crash(node, Loss::Power(seed), lasts))?;
             }
             FaultKind::ClientCrash => {
                 if self.clients[node].is_up {
@@ -70,8 +74,10 @@ impl World<'_> {
             }
             FaultKind::Late => {
                 let late = self.faults.lateness();
-                self.fabric.network.set_late(node, late);
-                self.fabric.after(lasts, SimEvent::Mend(Mend::OnTime(Node(node as u32))));
+                for node in self.nodes_with(node) {
+                    self.fabric.network.set_late(node, late);
+                    self.fabric.after(lasts, SimEvent::Mend(Mend::OnTime(Node(node as u32))));
+                }
             }
             FaultKind::DiskFailure => self.fail_disk(node, lasts),
             FaultKind::SlowDisk => {
@@ -83,8 +89,10 @@ impl World<'_> {
             }
             FaultKind::Reload => {
                 let is_exclusive = self.scenario.cluster.high_watermark <= 1;
-                self.reload(node, if is_exclusive { Config::WATERMARKS } else { (1, 1) });
-                self.fabric.after(lasts, SimEvent::Mend(Mend::Watermarks(Node(node as u32))));
+                for node in self.nodes_with(node) {
+                    self.reload(node, if is_exclusive { Config::WATERMARKS } else { (1, 1) });
+                    self.fabric.after(lasts, SimEvent::Mend(Mend::Watermarks(Node(node as u32))));
+                }
             }
         }
         Ok(())
@@ -92,6 +100,9 @@ impl World<'_> {
 
     /// Partitions the network. All nodes of a server are on one side.
     fn part(&mut self, mut sides: Vec<bool>) {
+        for node in 0..self.servers.len() {
+            sides[node] = sides[self.fabric.hosts[node].0 as usize];
+        }
         for node in 0..sides.len() {
             if let Some(process) = self.numbers.process_of(Node(node as u32)) {
                 sides[node] = sides[self.numbers.process(process).0 as usize];

@@ -34,6 +34,7 @@ use crate::world::event::SimEvent;
 use crate::world::fabric::{Fabric, WireId};
 use crate::world::line::Line;
 use crate::world::pages::Pages;
+use crate::world::server::host_of;
 use crate::world::spans::place_of;
 use crate::world::switches::SwitchCosts;
 use crate::world::ttl_cache::TtlCache;
@@ -90,6 +91,8 @@ pub struct SimClient {
     numbers: NodeNumbers,
     /// The servers of ranks, if they fail over.
     routes: Option<Routes>,
+    /// The servers of ranks, if they have stores of their own.
+    servers: ServerMap,
     /// Index, from 0.
     pub index: u32,
     pub id: ClientId,
@@ -140,6 +143,7 @@ impl SimClient {
             node,
             numbers,
             routes: (numbers.processes > 0).then(|| Routes::new(numbers)),
+            servers: ServerMap::NONE,
             index,
             id,
             clock: Clock::new(&scenario.clock, &mut seed.random("clock", number)),
@@ -531,9 +535,12 @@ impl SimClient {
     pub fn reach(&mut self, fabric: &mut Fabric<'_>, rank: Rank) {
         let line = self.lines.entry(rank).or_default();
         if line.wire.is_none() && self.is_up {
-            let to = match self.routes.as_mut().map(|routes| routes.resolve(rank)) {
-                None => Node(rank.0.into()),
-                Some(Resolved::At(node)) => node,
+            let (to, host) = match self.routes.as_mut().map(|routes| routes.resolve(rank)) {
+                None => {
+                    let first = Node(rank.0.into());
+                    (first, host_of(&self.servers, rank).unwrap_or(first))
+                }
+                Some(Resolved::At(node)) => (node, node),
                 Some(Resolved::Nowhere) => {
                     let (pause, other) = (line.pause(), Node(rank.0.into()));
                     return fabric.after(pause, SimEvent::Reach { node: self.node, start: 0, other });
@@ -544,32 +551,7 @@ impl SimClient {
                 Service::Metadata { leases: self.leases, accesses: Accesses::All, rank: Some(rank) };
             let incarnation = self.sessions.incarnation(rank);
             let hello = Hello { cluster, service, client, incarnation };
-            line.begin(fabric.connect(self.node, to, hello));
-        }
-    }
-
-    /// Learns which servers have which ranks. Connections to earlier ones end.
-    fn rerouted(&mut self, fabric: &mut Fabric<'_>, servers: &ServerMap) {
-        let Some(routes) = &mut self.routes else { return };
-        if !routes.learn(servers) {
-            return;
-        }
-        let moved: Vec<Rank> = self.lines.keys().copied().filter(|rank| routes.has_moved(*rank)).collect();
-        for rank in moved {
-            let Some(line) = self.lines.get_mut(&rank) else { continue };
-            if let Some(wire) = line.wire {
-                line.lose(wire);
-                fabric.close(wire, self.node);
-                self.sessions.disconnected(rank);
-            }
-            self.reach(fabric, rank);
-        }
-    }
-
-    /// Has another server report the addresses of servers.
-    pub fn follow(&mut self, fabric: &mut Fabric<'_>, number: usize) {
-        if let Some(routes) = self.routes.as_mut().filter(|_| self.is_up) {
-            routes.follow(fabric, self.node, number);
+            line.begin(fabric.connect_at(self.node, (to, host), hello));
         }
     }
 
@@ -644,6 +626,9 @@ impl SimClient {
             Message::FromServer(message) => {
                 if let FromServer::Reply { id, .. } = &message {
                     fabric.end_span(self.place(), self.request_id(rank, id.0));
+                }
+                if let FromServer::Servers(servers) = &message {
+                    self.learn_hosts(servers);
                 }
                 let now = self.now(fabric);
                 self.sessions.received(now, rank, message, &mut self.actions);

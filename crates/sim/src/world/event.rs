@@ -130,6 +130,14 @@ pub enum SimEvent {
         node: Node,
         ranks: u16,
     },
+    /// A metadata server leaves, by its place in the scenario: the next step of that.
+    Leave {
+        number: usize,
+    },
+    /// A server reads the addresses of all ranks in its configuration.
+    HearOfHosts {
+        node: Node,
+    },
     /// The policy of the balancers is set, if it is not yet.
     SetBalancer,
     Fault(FaultKind),

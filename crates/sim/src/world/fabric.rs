@@ -31,6 +31,9 @@ pub struct Fabric<'o> {
     pub sides: Vec<bool>,
     /// Nodes without power, which do not answer.
     silent: Vec<bool>,
+    /// The server that each node is part of, as its first node. They differ when a server has taken
+    /// over ranks of one that has left.
+    pub hosts: Vec<Node>,
     /// Number of sent messages by kind.
     pub sent: [u64; MessageKind::ALL.len()],
     pub bytes: u64,
@@ -78,6 +81,7 @@ impl<'o> Fabric<'o> {
             free: Vec::new(),
             sides: Vec::new(),
             silent: vec![false; nodes],
+            hosts: (0..nodes as u32).map(Node).collect(),
             sent: [0; MessageKind::ALL.len()],
             bytes: 0,
             fingerprint: 0,
@@ -113,6 +117,12 @@ impl<'o> Fabric<'o> {
 
     /// Opens a connection. The connecting node gets [`SimEvent::Lost`] if it fails.
     pub fn connect(&mut self, from: Node, to: Node, hello: Hello) -> WireId {
+        let host = self.hosts[to.0 as usize];
+        self.connect_at(from, (to, host), hello)
+    }
+
+    /// As [`Self::connect`], to a node of the server `host`: fails if that does not have the node.
+    pub fn connect_at(&mut self, from: Node, (to, host): (Node, Node), hello: Hello) -> WireId {
         let index = self.free.pop().unwrap_or_else(|| {
             let wire = Wire { generation: 0, open: false, ends: [from, to], last: [Nanos::ZERO; 2] };
             self.wires.push(wire);
@@ -121,7 +131,7 @@ impl<'o> Fabric<'o> {
         let wire = &mut self.wires[index as usize];
         (wire.open, wire.ends, wire.last) = (true, [from, to], [Nanos::ZERO; 2]);
         let id = WireId { index, generation: wire.generation };
-        if self.is_reached(from, to) {
+        if self.is_reached(from, to) && self.hosts[to.0 as usize] == host {
             self.send(id, from, Message::Hello(hello));
         } else {
             self.cut(id, self.network.timeout);

@@ -10,6 +10,7 @@ mod growth;
 mod processor;
 mod resources;
 mod spans;
+mod stop;
 mod term;
 
 use std::collections::BTreeMap;
@@ -37,7 +38,7 @@ use crate::random::{Random, Seed};
 use crate::report::Used;
 use crate::scenario::Scenario;
 use crate::station::{Arrived, Station};
-use crate::storage::{Loss, Storage, StorageError};
+use crate::storage::{Storage, StorageError};
 use crate::time::Nanos;
 use crate::world::balance::ADMINISTRATOR;
 use crate::world::data_calls::{DataCalls, DataClient};
@@ -46,6 +47,7 @@ use crate::world::fabric::{Fabric, WireId};
 use crate::world::job::ProcessorJob;
 use crate::world::line::Line;
 use crate::world::switches::SwitchCosts;
+pub use growth::host_of;
 use term::Term;
 pub use term::{Route, Started};
 
@@ -101,8 +103,8 @@ pub struct SimServer {
     /// Incarnations of the other ranks at the last attempt to connect to them.
     reached: Vec<u64>,
     /// Server map for clients. Nodes are found by number, so only the number of data servers
-    /// matters.
-    servers: ServerMap,
+    /// matters, and the servers that have taken over ranks.
+    pub servers: ServerMap,
     data_calls: DataCalls<Purpose>,
     switches: SwitchCosts,
     /// Limits of the balancer.
@@ -208,6 +210,7 @@ impl SimServer {
         let meta = storage.recover(&self.config, false)?;
         self.start += 1;
         self.incarnation = self.start;
+        self.term = Term::default();
         self.serve(fabric, meta);
         Ok(())
     }
@@ -226,35 +229,6 @@ impl SimServer {
         for server in 0..self.servers.data.len() {
             self.reach(fabric, Node(self.numbers.first_data().0 + server as u32));
         }
-    }
-
-    /// Crashes the server. Returns the time that recovery will need to read the journal.
-    ///
-    /// # Errors
-    /// The journal cannot be opened.
-    pub fn crash(&mut self, fabric: &mut Fabric<'_>, loss: Loss) -> Result<Nanos, StorageError> {
-        let Some(storage) = &self.storage else { return Ok(Nanos::ZERO) };
-        let (found, left) = storage.crash(loss)?;
-        let replay = self.disk.time(found.to_replay());
-        self.storage = Some(found);
-        self.forget(fabric.now);
-        fabric.observer.crashed(fabric.now, self.node, loss, Some(left));
-        fabric.drop_node(self.node, loss != Loss::Process);
-        Ok(replay)
-    }
-
-    /// Forgets everything that is in memory.
-    fn forget(&mut self, now: Nanos) {
-        self.session_layer = None;
-        self.cpu.clear(now);
-        self.device.clear(now);
-        self.clients.clear();
-        self.wires.clear();
-        self.greeted.clear();
-        self.peers.fill(Line::default());
-        self.switches.clear();
-        self.data_calls = DataCalls::new((self.node, self.place()), self.numbers.first_data(), true);
-        self.start += 1;
     }
 
     fn data_client(&self) -> DataClient {
@@ -281,7 +255,9 @@ impl SimServer {
         self.reached[place] = route.incarnation;
         let (cluster, client) = (ClusterId::ANY, ClientId(self.rank.0.into()));
         let (service, incarnation) = (Service::Peer { from: self.rank, to }, Some(self.incarnation));
-        line.begin(fabric.connect(self.node, route.node, Hello { cluster, service, client, incarnation }));
+        let hello = Hello { cluster, service, client, incarnation };
+        let host = host_of(&self.servers, to).filter(|_| self.numbers.processes == 0);
+        line.begin(fabric.connect_at(self.node, (route.node, host.unwrap_or(route.node)), hello));
     }
 
     /// A connection is broken.

@@ -3,6 +3,7 @@
 
 use espalier_proto::{ClientId, ClusterId, Hello, Rank, ServerMap, Service};
 
+use super::SimClient;
 use crate::node::{Node, NodeNumbers};
 use crate::time::Nanos;
 use crate::world::fabric::{Fabric, WireId};
@@ -138,6 +139,41 @@ impl Routes {
         match (incarnation, self.known.incarnations.get(place)) {
             (Some(connected), Some(newest)) => *newest > connected,
             _ => matches!(self.route(rank), Resolved::At(now) if Some(now) != node),
+        }
+    }
+}
+
+impl SimClient {
+    /// Learns which servers have which ranks. Connections to earlier ones end.
+    pub(super) fn rerouted(&mut self, fabric: &mut Fabric<'_>, servers: &ServerMap) {
+        let Some(routes) = &mut self.routes else { return self.learn_hosts(servers) };
+        if !routes.learn(servers) {
+            return;
+        }
+        let moved: Vec<Rank> = self.lines.keys().copied().filter(|rank| routes.has_moved(*rank)).collect();
+        for rank in moved {
+            let Some(line) = self.lines.get_mut(&rank) else { continue };
+            if let Some(wire) = line.wire {
+                line.lose(wire);
+                fabric.close(wire, self.node);
+                self.sessions.disconnected(rank);
+            }
+            self.reach(fabric, rank);
+        }
+    }
+
+    /// Learns which servers have taken over ranks, unless the sender has not heard yet that others
+    /// have joined.
+    pub fn learn_hosts(&mut self, servers: &ServerMap) {
+        if servers.ranks.len() >= self.servers.ranks.len() {
+            self.servers.clone_from(servers);
+        }
+    }
+
+    /// Has another server report the addresses of servers.
+    pub fn follow(&mut self, fabric: &mut Fabric<'_>, number: usize) {
+        if let Some(routes) = self.routes.as_mut().filter(|_| self.is_up) {
+            routes.follow(fabric, self.node, number);
         }
     }
 }

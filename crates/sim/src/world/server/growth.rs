@@ -1,11 +1,19 @@
-//! A server that hears of ranks that join: first their addresses, then they connect.
+//! A server that hears of ranks that join, first their addresses, then they connect; and of ranks
+//! that another server has taken over.
 
 use espalier_meta::Input;
 use espalier_proto::{FromServer, Rank, ServerMap};
 
 use super::SimServer;
 use crate::message::Message;
+use crate::node::Node;
 use crate::world::fabric::Fabric;
+
+/// The server that has a rank, as addresses say; `None`: the one that had it first.
+pub fn host_of(servers: &ServerMap, rank: Rank) -> Option<Node> {
+    let address = servers.ranks.get(usize::from(rank.0))?;
+    address.parse().ok().map(Node)
+}
 
 impl SimServer {
     /// A running or stopped server gets the addresses of ranks that join, and passes them on to its
@@ -14,7 +22,26 @@ impl SimServer {
         if usize::from(ranks) <= self.servers.ranks.len() {
             return;
         }
-        self.servers.ranks = vec![String::new(); ranks.into()];
+        self.servers.ranks.resize(ranks.into(), String::new());
+        self.announce(fabric);
+    }
+
+    /// A running or stopped server gets the addresses of ranks that another server has taken over,
+    /// and passes them on to its clients.
+    pub fn hear_of_hosts(&mut self, fabric: &mut Fabric<'_>) {
+        let ranks = self.servers.ranks.len().max(self.config.ranks.into());
+        self.servers.ranks.resize(ranks, String::new());
+        for (rank, address) in self.servers.ranks.iter_mut().enumerate() {
+            let host = fabric.hosts[rank];
+            if host.0 as usize != rank {
+                *address = host.0.to_string();
+            }
+        }
+        self.announce(fabric);
+    }
+
+    /// Sends the addresses of all ranks to the clients.
+    fn announce(&self, fabric: &mut Fabric<'_>) {
         let mut clients: Vec<_> = self.clients.iter().map(|(client, wire)| (*client, *wire)).collect();
         clients.sort_unstable_by_key(|(client, _)| *client);
         for (_, wire) in clients {
