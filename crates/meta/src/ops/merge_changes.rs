@@ -27,7 +27,8 @@ impl Meta {
             Request::Link { ino, dir, .. } => changed.extend([*ino, *dir]),
             request => request.each_inode(&mut |ino| changed.push(*ino)),
         }
-        for ino in changed {
+        // Everything below a decoupled directory has numbers of its rank.
+        for ino in changed.into_iter().filter(|ino| self.state.is_here(*ino)) {
             match self.state.check_blocked(ino) {
                 Err(stop @ (Stop::Wait(_) | Stop::Fail(Errno::EBUSY))) => return Err(stop),
                 // The operation itself reports other errors.
