@@ -147,11 +147,20 @@ impl Meta {
         Ok(())
     }
 
-    /// True if interference is allowed and others have removed a merged inode.
+    /// True if interference is allowed and others have removed a merged inode. Otherwise finds it.
     pub(super) fn is_lost(&self, cx: &Cx<'_>, decoupled: &Decoupled, ino: Ino) -> Step<bool> {
-        let is_redirected = decoupled.redirected.contains_key(&ino);
-        let is_merged = decoupled.allows_interference() && decoupled.has_merged(ino);
-        Ok(is_redirected || is_merged && self.is_gone(cx, ino)?)
+        if decoupled.redirected.contains_key(&ino) {
+            return Ok(true);
+        }
+        if !decoupled.has_merged(ino) {
+            return Ok(false);
+        }
+        if decoupled.allows_interference() {
+            return self.is_gone(cx, ino);
+        }
+        // After a restart no client may know it.
+        self.state.locate(ino)?;
+        Ok(false)
     }
 
     fn is_gone(&self, cx: &Cx<'_>, ino: Ino) -> Step<bool> {
