@@ -148,8 +148,6 @@ struct Planner<'a> {
     /// Inodes at temporary names in the root directory.
     displaced: Vec<Ino>,
     created: HashSet<Ino>,
-    /// Directories whose names have changed, and so their times at the server.
-    touched: HashSet<Ino>,
 }
 
 impl<'a> Planner<'a> {
@@ -171,7 +169,6 @@ impl<'a> Planner<'a> {
             log: Vec::new(),
             displaced: Vec::new(),
             created: HashSet::new(),
-            touched: HashSet::new(),
         }
     }
 
@@ -192,13 +189,11 @@ impl<'a> Planner<'a> {
     }
 
     fn push_move(&mut self, from: (Ino, Name), to: (Ino, Name)) {
-        self.touched.extend([from.0, to.0]);
         let logged = SyncedStep::Move { from: from.clone(), to: to.clone() };
         self.push(MergeStep::Move { from, to }, logged);
     }
 
     fn push_removal(&mut self, (dir, name): (Ino, Name)) {
-        self.touched.insert(dir);
         let logged = SyncedStep::Remove { dir, name: name.clone() };
         self.push(MergeStep::Remove { dir, name }, logged);
     }
@@ -210,7 +205,7 @@ impl<'a> Planner<'a> {
         };
         // At the end, big files are sent again if they have changed or were small.
         let is_current = if is_big(&node.inode) {
-            synced.number.is_none() && synced.ctime == node.inode.ctime
+            synced.number.is_none() && synced.ctime == Some(node.inode.ctime)
         } else {
             synced.number.is_some()
         };
@@ -331,7 +326,6 @@ impl<'a> Planner<'a> {
         let (is_dir, ctime) = (node.inode.kind == FileType::Directory, node.inode.ctime);
         self.sequence.merged.insert(ino, number);
         self.created.insert(ino);
-        self.touched.insert(dir);
         let logged = SyncedStep::Create { ino, number, dir, name: name.clone(), is_dir, ctime };
         self.push(MergeStep::Create { ino, dir, name }, logged);
         true
@@ -355,14 +349,12 @@ impl<'a> Planner<'a> {
             match synced {
                 _ if names.is_empty() => {}
                 Some(true) => {
-                    self.touched.extend(names.iter().map(|(dir, _)| *dir));
                     for names in names.chunks(LINKS).map(<[_]>::to_vec) {
                         let logged = SyncedStep::Link { ino: *ino, names: names.clone() };
                         self.push(MergeStep::Link { ino: *ino, names }, logged);
                     }
                 }
                 None if self.ends && is_big(&node.inode) => {
-                    self.touched.extend(names.iter().map(|(dir, _)| *dir));
                     let logged = SyncedStep::Big { ino: *ino, names: names.clone(), ctime: node.inode.ctime };
                     self.push(MergeStep::Big { ino: *ino, names }, logged);
                 }
@@ -383,17 +375,17 @@ impl<'a> Planner<'a> {
             }
             let (is_new, is_dir) = (self.created.contains(ino), node.inode.kind == FileType::Directory);
             let ctime = node.inode.ctime;
-            let is_changed = synced.ctime != ctime || is_dir && self.touched.contains(ino);
+            let is_changed = synced.ctime != Some(ctime);
             let has_flags = self.ends && !node.inode.rare.flags.is_empty();
             if !is_new && is_changed {
                 self.push(MergeStep::Update { ino: *ino }, SyncedStep::Update { ino: *ino, ctime });
             }
             if is_new && is_dir || has_flags {
-                finished.push(*ino);
+                finished.push((*ino, ctime));
             }
         }
-        for ino in finished {
-            self.push(MergeStep::Finish { ino }, SyncedStep::Finish);
+        for (ino, ctime) in finished {
+            self.push(MergeStep::Finish { ino }, SyncedStep::Update { ino, ctime });
         }
     }
 }

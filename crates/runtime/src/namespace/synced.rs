@@ -54,11 +54,11 @@ pub(super) enum SyncedStep {
         from: (Ino, Name),
         to: (Ino, Name),
     },
+    /// All attributes of an inode were sent.
     Update {
         ino: Ino,
         ctime: Time,
     },
-    Finish,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -74,8 +74,9 @@ pub(super) struct SyncedInode {
     /// The server's number; `None` for a big file.
     pub number: Option<Ino>,
     pub is_dir: bool,
-    /// The ctime in the namespace when it was sent.
-    pub ctime: Time,
+    /// The ctime in the namespace when its attributes were sent; `None` for a directory whose names
+    /// have changed since, and so its times at the server.
+    pub ctime: Option<Time>,
     pub names: Vec<(Ino, Name)>,
 }
 
@@ -111,12 +112,13 @@ impl SyncedTree {
             SyncedStep::Create { ino, number, dir, name, is_dir, ctime } => {
                 let next = if *number < self.middle { &mut self.next } else { &mut self.next_spare };
                 *next = Ino(number.0 + 1);
-                let (number, names) = (Some(*number), Vec::new());
-                self.inodes.insert(*ino, SyncedInode { number, is_dir: *is_dir, ctime: *ctime, names });
+                let (number, is_dir, ctime) = (Some(*number), *is_dir, (!*is_dir).then_some(*ctime));
+                self.inodes.insert(*ino, SyncedInode { number, is_dir, ctime, names: Vec::new() });
                 self.add_name(*ino, (*dir, name.clone()));
             }
             SyncedStep::Big { ino, names, ctime } => {
-                let inode = SyncedInode { number: None, is_dir: false, ctime: *ctime, names: Vec::new() };
+                let inode =
+                    SyncedInode { number: None, is_dir: false, ctime: Some(*ctime), names: Vec::new() };
                 self.inodes.insert(*ino, inode);
                 names.iter().for_each(|name| self.add_name(*ino, name.clone()));
             }
@@ -134,14 +136,20 @@ impl SyncedTree {
             }
             SyncedStep::Update { ino, ctime } => {
                 if let Some(inode) = self.inodes.get_mut(ino) {
-                    inode.ctime = *ctime;
+                    inode.ctime = Some(*ctime);
                 }
             }
-            SyncedStep::Finish => {}
+        }
+    }
+
+    fn names_changed(&mut self, dir: Ino) {
+        if let Some(dir) = self.inodes.get_mut(&dir) {
+            dir.ctime = None;
         }
     }
 
     fn add_name(&mut self, ino: Ino, name: (Ino, Name)) {
+        self.names_changed(name.0);
         if let Some(inode) = self.inodes.get_mut(&ino) {
             inode.names.push(name.clone());
             self.names.insert(name, ino);
@@ -151,6 +159,7 @@ impl SyncedTree {
     /// Removes a name, and with `forget` an inode without a name.
     fn take_name(&mut self, name: &(Ino, Name), forget: bool) -> Option<Ino> {
         let ino = self.names.remove(name)?;
+        self.names_changed(name.0);
         if let Some(inode) = self.inodes.get_mut(&ino) {
             inode.names.retain(|one| one != name);
             if forget && inode.names.is_empty() {
