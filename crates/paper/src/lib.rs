@@ -129,6 +129,7 @@ impl Experiment {
         sevilla::FIG6_6,
         sevilla::FIG6_7,
         sevilla::FIG6_8,
+        sevilla::FIG6_9,
     ];
 
     pub fn named(id: &str) -> Option<&'static Self> {
