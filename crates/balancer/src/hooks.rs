@@ -5,7 +5,7 @@ use std::fmt;
 use mlua::{Function, Table, Value};
 
 use crate::policy::BalancerPolicy;
-use crate::sandbox::{Sandbox, SavedState, ScriptBudget, ScriptError, number_of};
+use crate::sandbox::{Sandbox, SavedState, ScriptBudget, ScriptError, number_of, shown};
 use crate::selector::FragmentSelector;
 use crate::snapshot::{MetricsSnapshot, PopularityCounters, RankMetrics};
 
@@ -87,11 +87,7 @@ impl Hooks {
     }
 
     fn function(&self, hook: &'static str) -> HookResult<Function> {
-        match self.variable(hook)? {
-            Value::Function(function) => Ok(function),
-            Value::Nil => invalid(hook, "the policy does not define it"),
-            other => invalid(hook, format_args!("it is {} instead of a function", shown(&other))),
-        }
+        self.sandbox.hook(hook).map_err(failed(hook))
     }
 
     fn variable(&self, name: &'static str) -> HookResult<Value> {
@@ -189,11 +185,7 @@ impl Hooks {
     }
 
     pub(crate) fn when(&self) -> HookResult<bool> {
-        let result: Value = self.sandbox.call(&self.function("when")?, ()).map_err(failed("when"))?;
-        match result {
-            Value::Boolean(is_due) => Ok(is_due),
-            other => invalid("when", format_args!("it returns {} instead of true or false", shown(&other))),
-        }
+        self.sandbox.when().map_err(failed("when"))
     }
 
     /// Runs `where`. Returns the targets, the largest first.
@@ -265,13 +257,4 @@ fn load_of(value: &Value) -> Option<f64> {
 
 pub(crate) fn finite(hook: &'static str, sum: f64) -> HookResult<f64> {
     if sum.is_finite() { Ok(sum) } else { invalid(hook, "the sum of the loads is not finite") }
-}
-
-/// A value in a message.
-fn shown(value: &Value) -> String {
-    match value {
-        Value::Integer(integer) => integer.to_string(),
-        Value::Number(number) => number.to_string(),
-        other => other.type_name().to_owned(),
-    }
 }

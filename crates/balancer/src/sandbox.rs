@@ -60,7 +60,8 @@ pub enum ScriptError {
 /// Counts a script's steps, and stops it.
 struct StepMeter {
     left: Cell<u64>,
-    allowed: Cell<u64>,
+    /// The budget, without what the host has added.
+    allowed: u64,
     is_late: Cell<bool>,
     out_of_time: Box<dyn Fn() -> bool>,
 }
@@ -118,7 +119,7 @@ impl Sandbox {
     ) -> Result<Self, ScriptError> {
         let meter = Rc::new(StepMeter {
             left: Cell::new(budget.steps),
-            allowed: Cell::new(budget.steps),
+            allowed: budget.steps,
             is_late: Cell::new(false),
             out_of_time: Box::new(out_of_time),
         });
@@ -186,7 +187,6 @@ impl Sandbox {
     /// Allows more steps.
     pub fn add_steps(&self, steps: u64) {
         self.meter.left.set(self.meter.left.get().saturating_add(steps));
-        self.meter.allowed.set(self.meter.allowed.get().saturating_add(steps));
     }
 
     /// Runs a script's top level, which defines its functions. `name` begins its errors.
@@ -200,6 +200,34 @@ impl Sandbox {
         let chunk = self.lua.load(text).set_name(format!("={name}")).set_mode(ChunkMode::Text);
         let function = chunk.set_environment(self.environment.clone()).into_function();
         self.call(&function.map_err(|error| self.explain(error))?, ())
+    }
+
+    /// A function that the script defines.
+    ///
+    /// # Errors
+    /// There is none, or it is something else.
+    pub fn hook(&self, name: &str) -> Result<Function, ScriptError> {
+        match self.environment.raw_get(name).map_err(|error| self.explain(error))? {
+            Value::Function(function) => Ok(function),
+            Value::Nil => Err(ScriptError::Invalid(format!("there is no function `{name}`"))),
+            other => {
+                Err(ScriptError::Invalid(format!("`{name}` is {} instead of a function", shown(&other))))
+            }
+        }
+    }
+
+    /// Calls the script's `when`, which says whether the policy applies now.
+    ///
+    /// # Errors
+    /// It fails, or returns neither true nor false.
+    pub fn when(&self) -> Result<bool, ScriptError> {
+        match self.call(&self.hook("when")?, ())? {
+            Value::Boolean(is_due) => Ok(is_due),
+            other => {
+                let shown = shown(&other);
+                Err(ScriptError::Invalid(format!("`when` returns {shown} instead of true or false")))
+            }
+        }
     }
 
     /// # Errors
@@ -218,7 +246,7 @@ impl Sandbox {
             return ScriptError::Time;
         }
         if self.meter.left.get() == 0 {
-            return ScriptError::Steps(self.meter.allowed.get());
+            return ScriptError::Steps(self.meter.allowed);
         }
         match error {
             Error::MemoryError(_) => ScriptError::Memory(self.memory_bytes),
@@ -255,6 +283,15 @@ pub(crate) fn number_of(value: &Value) -> Option<f64> {
         Value::Integer(integer) => Some(*integer as f64),
         Value::Number(number) => Some(*number),
         _ => None,
+    }
+}
+
+/// A value in a message.
+pub(crate) fn shown(value: &Value) -> String {
+    match value {
+        Value::Integer(integer) => integer.to_string(),
+        Value::Number(number) => number.to_string(),
+        other => other.type_name().to_owned(),
     }
 }
 

@@ -31,7 +31,7 @@ const HOOKS: [&str; 5] = ["metaload", "mdsload", "when", "where", "howmuch"];
 fn endless_loop_ends_in_every_hook() {
     for hook in HOOKS {
         let error = fails_in(hook, "while true do end");
-        assert!(matches!(error, ScriptError::Steps(steps) if steps >= 1_000_000), "{hook}: {error}");
+        assert!(matches!(error, ScriptError::Steps(1_000_000)), "{hook}: {error}");
     }
     assert!(matches!(fails("while true do end").1, ScriptError::Steps(_)));
     assert!(matches!(fails("repeat until false").1, ScriptError::Steps(_)));
@@ -131,8 +131,8 @@ fn results_of_wrong_types_are_refused() {
     }
     let error = fails_in("howmuch", "local t = {} for n = 1, 17 do t[n] = 'half' end return t");
     assert_eq!(error.to_string(), "it lists 1 to 16 selectors");
-    assert_eq!(fails(&half_to_next("when = 5")).1.to_string(), "it is 5 instead of a function");
-    assert_eq!(fails(&half_to_next("when = nil")).1.to_string(), "the policy does not define it");
+    assert_eq!(fails(&half_to_next("when = 5")).1.to_string(), "`when` is 5 instead of a function");
+    assert_eq!(fails(&half_to_next("when = nil")).1.to_string(), "there is no function `when`");
     assert_eq!(fails("x = 1").0, "when");
 }
 

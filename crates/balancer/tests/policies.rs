@@ -161,6 +161,14 @@ fn policies_that_never_come_to_rest_are_found() {
 }
 
 #[test]
+fn endless_loop_is_found_once() {
+    let text = "function when() while true do end end function where() end";
+    let expected = "rank 0 of 1, all idle: the policy fails in when: it takes more than 1000000 calls and \
+        iterations: an endless loop?";
+    assert_eq!(faults(text, &[1, 2, 4]), [expected]);
+}
+
+#[test]
 fn policies_are_checked_in_a_cluster_of_the_given_size() {
     let text = "function when() assert(#MDSs ~= 3, 'three') return false end function where() end";
     assert_eq!(faults(text, &[1, 2, 4]), [""; 0]);

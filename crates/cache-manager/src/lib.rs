@@ -20,7 +20,7 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
-use espalier_balancer::mlua::{Function, Table, Value};
+use espalier_balancer::mlua::Table;
 use espalier_balancer::{Sandbox, SavedState, ScriptBudget, ScriptError};
 
 pub mod policies;
@@ -134,20 +134,10 @@ impl<V> ManagedCache<V> {
         environment.raw_set("servers", servers).map_err(explain)?;
         sandbox.set_time_series(self.accesses.make_contiguous())?;
         sandbox.run(&self.name, &self.policy)?;
-        let hook = |name: &str| -> Result<Function, ScriptError> {
-            let missing = |_| ScriptError::Invalid(format!("the policy does not define {name}"));
-            environment.raw_get(name).map_err(missing)
-        };
-        let is_due: Value = sandbox.call(&hook("when")?, ())?;
-        match is_due {
-            Value::Boolean(true) => {}
-            Value::Boolean(false) => return Ok(None),
-            other => {
-                let kind = other.type_name();
-                return Err(ScriptError::Invalid(format!("when returns {kind} instead of true or false")));
-            }
+        if !sandbox.when()? {
+            return Ok(None);
         }
-        sandbox.call::<()>(&hook("howmuch")?, ())?;
+        sandbox.call::<()>(&sandbox.hook("howmuch")?, ())?;
         entries_to_keep(&server).map(Some)
     }
 }

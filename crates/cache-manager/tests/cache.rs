@@ -61,8 +61,8 @@ fn failed_policy_evicts_nothing() {
     let error = cache.manage(0, || false).unwrap_err();
     assert_eq!((cache.len(), error.to_string().contains("no number of entries")), (5, true));
     for (policy, expected) in [
-        ("x = 1", "the policy does not define when"),
-        ("function when() return 1 end", "when returns integer instead of true or false"),
+        ("x = 1", "there is no function `when`"),
+        ("function when() return 1 end", "`when` returns 1 instead of true or false"),
         (
             "function when() return RDstate() ~= 0 or missing end",
             "test.lua:1: there is no variable `missing`",
