@@ -114,6 +114,35 @@ fn without_a_policy_nobody_decides() {
 }
 
 #[test]
+fn reports_do_not_wait_for_a_rank_that_becomes_silent() {
+    let mut fs = Ranks::new(3);
+    report(&mut fs);
+    seconds_pass(&mut fs, 3);
+    let names = [b"user.espalier.balancer".as_slice(), b"user.espalier.load"];
+    let get = |name| Request::GetXattr { ino: Ino::ROOT, name: attribute(name) };
+    let asked = names.map(|name| fs.0[0].send(&ROOT_CALLER, get(name)));
+    fs.0.pop();
+    for second in 0..8 {
+        for host in &mut fs.0 {
+            host.uptime_ms += 1000;
+            host.input(Input::Tick);
+            host.peers.retain(|(to, _)| to.0 != 2);
+        }
+        fs.deliver();
+        assert!(second > 2 || asked.iter().all(|id| !fs.0[0].answers.contains_key(id)), "rank 2 is asked");
+    }
+    let [balancer, load] = asked.map(|id| match fs.0[0].answers.remove(&id) {
+        Some(Ok(Reply::Bytes(value))) => value,
+        other => panic!("{other:?}"),
+    });
+    let balancer: BalancerReport = decode(&balancer).unwrap();
+    let is_silent: Vec<bool> = balancer.ranks.iter().map(|(_, status)| status.is_none()).collect();
+    assert_eq!(is_silent, [false, false, true]);
+    let load: LoadReport = decode(&load).unwrap();
+    assert_eq!(load.ranks.len(), 3);
+}
+
+#[test]
 fn all_ranks_decide_with_the_policy_seconds_after_it_is_set_until_it_is_off() {
     let (mut fs, dir) = hot();
     seconds_pass(&mut fs, 3);

@@ -607,6 +607,7 @@ impl Meta {
             self.start_checkpoint(out);
         }
         self.inquire(|_| true);
+        self.skip_silent(now, out);
         if !self.draining {
             self.send_usage();
             self.send_freed();

@@ -14,6 +14,7 @@ use super::message::{Age, PeerAnswer, PeerMessage, Question, TransactionId};
 use crate::event::Event;
 use crate::journal::HeldOutput;
 use crate::machine::{Cx, Final, Meta};
+use crate::outbox::{Now, Outbox};
 use crate::record::Referent;
 use crate::step::{Step, Stop, Wait};
 use crate::task::Task;
@@ -354,11 +355,11 @@ impl Meta {
 
     pub(crate) fn answered(
         &mut self,
-        now: crate::outbox::Now,
+        now: Now,
         from: Rank,
         id: TransactionId,
         answer: PeerAnswer,
-        out: &mut crate::outbox::Outbox,
+        out: &mut Outbox,
     ) {
         let Some(number) = self.ranks.asking.get(&id).copied() else {
             if let PeerAnswer::Ready { vote, .. } = answer {
@@ -375,6 +376,28 @@ impl Meta {
             peer_question.answer = Some(answer);
         }
         if self.ranks.unanswered.remove(&number) {
+            self.resume(now, number, out);
+        }
+    }
+
+    /// Resumes operations that have asked a rank about load which is silent since: reports and
+    /// decisions do without it.
+    pub(crate) fn skip_silent(&mut self, now: Now, out: &mut Outbox) {
+        if self.ranks.unanswered.is_empty() {
+            return;
+        }
+        let known = self.known_loads();
+        let silent: Vec<Rank> = known.iter().filter(|it| it.is_silent()).map(|it| it.rank).collect();
+        let is_skipped = |it: &PeerQuestion| {
+            it.answer.is_none() && it.question.is_about_load() && silent.contains(&it.rank)
+        };
+        let waits = |number: &u64| {
+            let coordinator = self.tasks.get(number).and_then(|task| task.coordinator.as_ref());
+            coordinator.is_some_and(|it| it.questions.iter().any(is_skipped))
+        };
+        let waiting: Vec<u64> = self.ranks.unanswered.iter().copied().filter(waits).collect();
+        for number in waiting {
+            self.ranks.unanswered.remove(&number);
             self.resume(now, number, out);
         }
     }
