@@ -114,6 +114,21 @@ fn without_a_policy_nobody_decides() {
 }
 
 #[test]
+fn root_is_never_offered_to_a_policy() {
+    let mut fs = Ranks::new(2);
+    let below = fs.mkdir_at(0, Ino::ROOT, "below", 0o755);
+    for n in 0..50 {
+        for dir in [Ino::ROOT, below] {
+            fs.create_as(&ROOT_CALLER, dir, &format!("file{n}"), NewNode::Regular, 0o644);
+        }
+    }
+    assert_eq!(set(&mut fs, 1, "the text"), Ok(Reply::Done));
+    let request = decide(&mut fs, 0, Verdict::Holds("content".into()));
+    let offered: Vec<_> = request.candidates.iter().map(|it| (it.ino, it.parent)).collect();
+    assert_eq!(offered, [(below, None)]);
+}
+
+#[test]
 fn reports_do_not_wait_for_a_rank_that_becomes_silent() {
     let mut fs = Ranks::new(3);
     report(&mut fs);
@@ -467,13 +482,17 @@ fn busy_second(fs: &mut Ranks, dirs: &[Ino], second: u64) {
 
 /// Has a policy balance three ranks for some seconds. The whole load is at rank 1 at first.
 fn balanced(text: &str, seconds: u64) -> (Ranks, Vec<Ino>, Vec<BalancerLogEntry>) {
-    balanced_from(1, text, seconds)
+    balanced_in(Ino::ROOT, Ranks::new(3), text, seconds)
 }
 
 /// The same with the whole load at another rank at first.
-fn balanced_from(rank: u16, text: &str, seconds: u64) -> (Ranks, Vec<Ino>, Vec<BalancerLogEntry>) {
-    let mut fs = Ranks::new(3);
-    let dirs: Vec<Ino> = (0..6).map(|n| fs.mkdir_at(rank, Ino::ROOT, &format!("dir{n}"), 0o755)).collect();
+fn balanced_in(
+    parent: Ino,
+    mut fs: Ranks,
+    text: &str,
+    seconds: u64,
+) -> (Ranks, Vec<Ino>, Vec<BalancerLogEntry>) {
+    let dirs: Vec<Ino> = (0..6).map(|n| fs.mkdir_at(1, parent, &format!("dir{n}"), 0o755)).collect();
     seconds_pass(&mut fs, 3);
     set(&mut fs, 1, text).unwrap();
     for second in 0..seconds {
@@ -560,20 +579,22 @@ fn a_policy_that_moves_most_at_each_tick_keeps_to_budget_and_dwell_time() {
     fs.fsck();
 }
 
-/// A move of the whole load of a rank to an idle one gains nothing.
+/// A move of the whole load of a rank to an idle one gains nothing: here it is one subtree.
 #[test]
 fn a_policy_that_moves_everything_at_each_tick_moves_nothing_and_the_log_says_why() {
     let text = "function when() return true end \
         function where() targets[whoami % #MDSs + 1] = 2 * MDSs[whoami][\"load\"] end";
-    let (mut fs, dirs, log) = balanced_from(0, text, 12);
+    let mut fs = Ranks::new(3);
+    let parent = fs.mkdir_at(1, Ino::ROOT, "parent", 0o755);
+    let (mut fs, dirs, log) = balanced_in(parent, fs, text, 12);
     assert!(moves_of(&log).is_empty(), "{log:?}");
-    assert!(dirs.iter().all(|dir| rank_of(&mut fs, *dir) == [0]));
+    assert!(dirs.iter().all(|dir| rank_of(&mut fs, *dir) == [1]));
     let limits = log.iter().filter_map(|entry| match &entry.event {
         BalancerEvent::Limited { held_back } => Some((entry.rank.0, held_back.as_str())),
         _ => None,
     });
     let limits: Vec<_> = limits.collect();
-    assert!(limits.iter().any(|(rank, why)| *rank == 0 && why.contains("gain less than")), "{limits:?}");
+    assert!(limits.iter().any(|(rank, why)| *rank == 1 && why.contains("gain less than")), "{limits:?}");
     assert!(limits.len() <= 3, "once for each rank: {limits:?}");
 }
 

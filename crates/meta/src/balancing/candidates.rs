@@ -143,6 +143,11 @@ impl Meta {
                 return None;
             }
             let dir = self.state.whole_dir(*ino).ok()?;
+            // Every path leads through the root: while its rank is down, nobody could turn the
+            // balancer off. CephFS does not export it either.
+            if dir == Ino::ROOT {
+                return None;
+            }
             let hashes = inode.hashes();
             // The names of a directory that has moved are at another rank, its counters decay here.
             if hashes.is_empty() {
