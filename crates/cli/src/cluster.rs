@@ -280,6 +280,13 @@ pub(crate) fn loads(dir: &Path, most: usize) -> Result<Vec<LoadReport>> {
 
 /// The address of a cluster, and the administrator's credentials.
 pub(crate) fn client_of(dir: &Path) -> Result<(String, Credentials)> {
+    let credentials = credentials(dir);
+    if let Credentials::Directory(of_admin) = &credentials {
+        let key = of_admin.join(KEY);
+        // Servers do not answer others either.
+        fs::File::open(&key)
+            .with_context(|| format!("cannot read {}, the administrator's key", key.display()))?;
+    }
     let address = |server: ServerProcess| Ok(server.address(server.running()?.as_ref()));
     let addresses = servers(dir)?.into_iter().filter_map(|server| address(server).transpose());
     let addresses = addresses.collect::<Result<Vec<_>>>()?;
@@ -289,7 +296,7 @@ pub(crate) fn client_of(dir: &Path) -> Result<(String, Credentials)> {
             dir.display()
         );
     }
-    Ok((url(&addresses), credentials(dir)))
+    Ok((url(&addresses), credentials))
 }
 
 fn credentials(dir: &Path) -> Credentials {

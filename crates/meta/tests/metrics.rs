@@ -171,7 +171,8 @@ fn ranks_know_each_others_loads_and_who_is_silent() {
     assert!((7000..=10_000).contains(&known[2].age_ms.unwrap()), "{known:?}");
     // The report of the cluster does not wait for it.
     let report = cluster_report(&mut fs, &ROOT_CALLER).unwrap();
-    assert_eq!((report.directories[0].ino, report.directories[0].rank), (dir, Rank(1)));
+    let DirectoryLoad { ino, dir: shown, rank, .. } = report.directories[0];
+    assert_eq!((ino, shown, rank), (dir, dir, Rank(1)));
     // After a restart it knows nobody until the next heartbeats.
     fs.0.push(lost.crash());
     assert!(fs.0[2].meta.known_loads()[0].is_silent());
@@ -238,6 +239,7 @@ fn reports_of_several_ranks_are_joined() {
     let dir = |ino, ird| DirectoryLoad {
         rank: Rank(0),
         ino: Ino(ino),
+        dir: Ino(ino),
         path: None,
         entries: 0,
         own: Popularity { ird: Milli(ird), ..Popularity::default() },

@@ -12,7 +12,7 @@ use clap::{Args, ValueHint};
 use espalier_balancer::{BalancerEngine, BalancerPolicy, MetricsSnapshot, check_policy};
 use espalier_meta::{
     BalancerCommand, BalancerEvent, BalancerLogEntry, BalancerReport, BalancerStatus, DecisionRequest,
-    DirectoryLoad, LoadReport, MoveCandidate, MoveScope, StoredPolicy, decode, encode,
+    DirectoryLoad, KnownLoad, LoadReport, MoveCandidate, MoveScope, StoredPolicy, decode, encode,
 };
 use espalier_proto::{Ino, Rank, Time};
 use rustix::io::Errno;
@@ -27,6 +27,8 @@ use crate::usage::print_text;
 /// The attribute of the root that shows and changes the balancer, and the one with the policy.
 const BALANCER: &str = "user.espalier.balancer";
 const POLICY: &str = "trusted.espalier.balancer";
+
+const NEVER_SET: &str = "off: no balancer has been set";
 
 /// Maximum number of directories that a search for paths lists.
 const MOST_WALKED: usize = 50_000;
@@ -70,7 +72,12 @@ pub(super) fn set(args: &SetArgs) -> Result<ExitCode> {
 
 pub(super) fn off(path: &Path, why: &str) -> Result<ExitCode> {
     let root = ClusterRoot::of(path)?;
-    change(&root, &read_report(&root)?, None, 10, why)
+    let report = read_report(&root)?;
+    match &report.policy {
+        None => print_text(&NEVER_SET),
+        Some(policy) if !policy.is_on() => print_text(&format!("version {}: off already", policy.version)),
+        Some(_) => change(&root, &report, None, 10, why),
+    }
 }
 
 /// Replaces the policy; `None`: balances no more. `report`: what was there before.
@@ -138,12 +145,15 @@ fn read_report(root: &ClusterRoot) -> Result<BalancerReport> {
 
 pub(super) fn show(path: &Path, text: bool, json: bool) -> Result<ExitCode> {
     let root = ClusterRoot::of(path)?;
+    let report = read_report(&root)?;
     if text {
+        if !report.policy.as_ref().is_some_and(StoredPolicy::is_on) {
+            bail!("the balancer is off: there is no policy to print");
+        }
         let value = root.get(Path::new("/"), POLICY).map_err(|errno| explained(errno, &root))?;
         let stored: Option<StoredPolicy> = decode(&value).ok();
         return print_text(&stored.context("cannot decode the policy")?.text.trim_end());
     }
-    let report = read_report(&root)?;
     if json { print_text(&to_json(&report)) } else { print_text(&to_text(&report).trim_end()) }
 }
 
@@ -164,7 +174,7 @@ fn to_json(report: &BalancerReport) -> serde_json::Value {
 
 fn to_text(report: &BalancerReport) -> String {
     let mut text = match &report.policy {
-        None => "off: no balancer has been set\n".into(),
+        None => format!("{NEVER_SET}\n"),
         Some(policy) => {
             let StoredPolicy { version, who, why, time, .. } = policy;
             let reason = if why.is_empty() { String::new() } else { format!(": {why}") };
@@ -193,8 +203,8 @@ fn shown_time(time: Time) -> String {
 
 pub(super) fn history(path: &Path, json: bool) -> Result<ExitCode> {
     let root = ClusterRoot::of(path)?;
-    let log = read_report(&root)?.log;
-    let paths = KnownPaths::of(&root, &log);
+    let report = read_report(&root)?;
+    let (paths, log) = (KnownPaths::of_log(&root, &report), report.log);
     let shown: Vec<_> = log.iter().map(|entry| sentence(entry, |dir, path| paths.get(dir, path))).collect();
     if json {
         let row = |(entry, shown): (&BalancerLogEntry, &String)| {
@@ -236,28 +246,31 @@ fn sentence(entry: &BalancerLogEntry, path_of: impl Fn(Ino, Option<&str>) -> Str
     format!("{} {balancer}: {what}", shown_time(*time))
 }
 
-/// The paths of the directories in a log. A server knows those of directories whose parents it has,
-/// too.
+/// The paths of directories by inode number, from a walk of the tree. A server only knows those of
+/// directories whose parents it has, too.
+#[derive(Default)]
 struct KnownPaths(HashMap<u64, String>);
 
 impl KnownPaths {
-    fn of(root: &ClusterRoot, log: &[BalancerLogEntry]) -> Self {
+    /// Directories may be removed meanwhile.
+    fn walk(root: &ClusterRoot) -> Self {
+        let of = |(dir, inode): (PathBuf, u64)| Some((inode, dir.to_str()?.to_owned()));
+        Self(root.directories(MOST_WALKED).into_iter().filter_map(of).collect())
+    }
+
+    /// Those of a log. A walk would wait for a server that is down.
+    fn of_log(root: &ClusterRoot, BalancerReport { log, ranks, .. }: &BalancerReport) -> Self {
         let is_unknown = |entry: &BalancerLogEntry| {
             use BalancerEvent::{Moved, Undone};
             matches!(entry.event, Moved { path: None, .. } | Undone { path: None, .. })
         };
-        let mut paths = HashMap::new();
-        if log.iter().any(is_unknown) {
-            // Directories may be removed meanwhile.
-            for (dir, inode) in root.directories(MOST_WALKED) {
-                paths.extend(dir.to_str().map(|path| (inode, path.to_owned())));
-            }
-        }
-        Self(paths)
+        let is_silent = ranks.iter().any(|(_, status)| status.is_none());
+        if !is_silent && log.iter().any(is_unknown) { Self::walk(root) } else { Self::default() }
     }
 
-    fn get(&self, dir: Ino, logged: Option<&str>) -> String {
-        let found = self.0.get(&dir.0).map(String::as_str).or(logged);
+    /// `reported`: the path that a server knows.
+    fn get(&self, dir: Ino, reported: Option<&str>) -> String {
+        let found = self.0.get(&dir.0).map(String::as_str).or(reported);
         found.map_or_else(|| format!("(inode {dir})"), |path| printable(path).to_string())
     }
 }
@@ -265,8 +278,8 @@ impl KnownPaths {
 pub(super) fn undo(path: &Path) -> Result<ExitCode> {
     let root = ClusterRoot::of(path)?;
     command(&root, &BalancerCommand::Undo { who: who() })?;
-    let log = read_report(&root)?.log;
-    let paths = KnownPaths::of(&root, &log);
+    let report = read_report(&root)?;
+    let (paths, log) = (KnownPaths::of_log(&root, &report), report.log);
     let last = log.iter().rev().find(|entry| matches!(entry.event, BalancerEvent::Undone { .. }));
     let shown = last.map(|entry| sentence(entry, |dir, path| paths.get(dir, path)));
     print_text(&shown.unwrap_or_default())
@@ -311,24 +324,49 @@ pub(crate) fn explain(path: &Path, cluster: Option<&Path>) -> Result<ExitCode> {
 }
 
 pub(super) fn record(path: &Path, count: u32, every: u64) -> Result<ExitCode> {
-    let root = ClusterRoot::of(path)?;
+    let mut recorder = MetricsRecorder::of(path)?;
     for n in 0..count {
         if n > 0 {
             std::thread::sleep(Duration::from_secs(every));
         }
-        print_text(&serde_json::to_value(snapshots(&root)?)?)?;
+        print_text(&serde_json::to_value(recorder.snapshots()?)?)?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// The present metrics of a cluster, as each of its ranks that are not silent would decide
-/// on them. They have the hottest directories of the cluster only, and no dwell times.
-pub(super) fn snapshots(root: &ClusterRoot) -> Result<Vec<MetricsSnapshot>> {
-    let report = read_attribute(root)?;
+/// Reads the metrics of a cluster.
+pub(super) struct MetricsRecorder {
+    root: ClusterRoot,
+    /// Of the directories whose paths the servers do not know. The tree is walked once, because a
+    /// walk is load as well.
+    paths: Option<KnownPaths>,
+}
+
+impl MetricsRecorder {
+    /// `path`: as for [`ClusterRoot::of`].
+    pub(super) fn of(path: &Path) -> Result<Self> {
+        Ok(Self { root: ClusterRoot::of(path)?, paths: None })
+    }
+
+    /// The present metrics, as each rank that is not silent would decide on them. They have the
+    /// hottest directories of the cluster only, and no dwell times.
+    pub(super) fn snapshots(&mut self) -> Result<Vec<MetricsSnapshot>> {
+        let mut report = read_attribute(&self.root)?;
+        // A walk would wait for a server that is down.
+        let is_silent = report.ranks.iter().any(KnownLoad::is_silent);
+        for dir in report.directories.iter_mut().filter(|dir| dir.path.is_none() && !is_silent) {
+            let paths = self.paths.get_or_insert_with(|| KnownPaths::walk(&self.root));
+            dir.path = Some(paths.get(dir.dir, None));
+        }
+        Ok(snapshots(&report))
+    }
+}
+
+fn snapshots(report: &LoadReport) -> Vec<MetricsSnapshot> {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     let now_ms = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
     let awake = report.ranks.iter().filter(|known| !known.is_silent());
-    Ok(awake.map(|known| snapshot(&report, known.rank, now_ms)).collect())
+    awake.map(|known| snapshot(report, known.rank, now_ms)).collect()
 }
 
 fn snapshot(report: &LoadReport, rank: Rank, now_ms: u64) -> MetricsSnapshot {
@@ -360,7 +398,7 @@ fn snapshot(report: &LoadReport, rank: Rank, now_ms: u64) -> MetricsSnapshot {
 
 #[cfg(test)]
 mod tests {
-    use espalier_meta::{KnownLoad, Milli, Popularity, RankLoad};
+    use espalier_meta::{Milli, Popularity, RankLoad};
 
     use super::*;
 
@@ -368,7 +406,7 @@ mod tests {
         let own = Popularity { iwr: Milli(200_000), ..Popularity::default() };
         let dir = |rank, ino, path: Option<&str>| {
             let (rank, path) = (Rank(rank), path.map(String::from));
-            DirectoryLoad { rank, ino: Ino(ino), path, entries: 10, own, subtree: own }
+            DirectoryLoad { rank, ino: Ino(ino), dir: Ino(ino), path, entries: 10, own, subtree: own }
         };
         let rank = |rank, auth| KnownLoad {
             rank: Rank(rank),

@@ -34,7 +34,9 @@ pub struct MetricsArgs {
 #[derive(Debug, Serialize)]
 struct JsonDirectory<'a> {
     rank: u16,
+    /// Of the directory, and of its record at the rank.
     ino: u64,
+    fragment: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     path: Option<&'a str>,
     entries: u64,
@@ -53,7 +55,8 @@ impl<'a> From<&'a DirectoryLoad> for JsonDirectory<'a> {
         let [ird, iwr, readdir, fetch, store] = of.own.counts();
         Self {
             rank: of.rank.0,
-            ino: of.ino.0,
+            ino: of.dir.0,
+            fragment: of.ino.0,
             path: of.path.as_deref(),
             entries: of.entries,
             ird,
@@ -115,12 +118,12 @@ fn to_text(shown: &LoadReport) -> String {
         "\n{:>4}{:>9}{:>9}{:>9}{:>9}{:>9}{:>10}{:>10}  DIRECTORY",
         "RANK", "IRD", "IWR", "READDIR", "FETCH", "STORE", "SUBTREE", "ENTRIES"
     );
-    for DirectoryLoad { rank, ino, path, entries, own, subtree } in &shown.directories {
+    for DirectoryLoad { rank, dir, path, entries, own, subtree, .. } in &shown.directories {
         let _ = write!(text, "{:>4}", rank.0);
         for count in own.counts() {
             let _ = write!(text, "{count:>9.1}");
         }
-        let path = path.clone().unwrap_or_else(|| format!("(inode {ino})"));
+        let path = path.clone().unwrap_or_else(|| format!("(inode {dir})"));
         let _ = writeln!(text, "{:>10.1}{entries:>10}  {}", subtree.load(), printable(&path));
     }
     text
@@ -137,8 +140,8 @@ mod tests {
         let own = Popularity { ird: Milli(1500), iwr: Milli(2000), ..Popularity::default() };
         let subtree = Popularity { ird: Milli(9500), ..own };
         let dir = |ino, path: Option<&str>| {
-            let (rank, ino, path, entries) = (Rank(1), Ino(ino), path.map(String::from), 7);
-            DirectoryLoad { rank, ino, path, entries, own, subtree }
+            let (rank, dir, path, entries) = (Rank(1), Ino(ino), path.map(String::from), 7);
+            DirectoryLoad { rank, ino: Ino(ino + 100), dir, path, entries, own, subtree }
         };
         let load = RankLoad { auth: own, all: subtree, cpu: Milli(48_000), ..RankLoad::default() };
         let ranks = vec![
@@ -158,6 +161,7 @@ mod tests {
         assert_eq!((&json["ranks"][1]["silent"], &json["ranks"][2]["age_ms"]), (&true.into(), &().into()));
         let dir = &json["directories"][0];
         assert_eq!((&dir["rank"], &dir["ino"], &dir["path"]), (&1.into(), &12.into(), &"/a\nb".into()));
+        assert_eq!(dir["fragment"], 112);
         assert_eq!((&dir["ird"], &dir["iwr"], &dir["entries"]), (&1.5.into(), &2.0.into(), &7.into()));
         assert_eq!((&dir["load"], &dir["subtree_load"]), (&5.5.into(), &13.5.into()));
         assert!(json["directories"][1].get("path").is_none());

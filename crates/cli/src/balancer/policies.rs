@@ -10,8 +10,7 @@ use anyhow::{Context, Result};
 use espalier_balancer::{BalancerEngine, BalancerPolicy, MetricsSnapshot, MovePlan, check_policy};
 use serde_json::Value;
 
-use super::cluster::snapshots;
-use super::root::ClusterRoot;
+use super::cluster::MetricsRecorder;
 use crate::usage::print_text;
 
 /// Time for a decision, and for all decisions of a check.
@@ -45,7 +44,7 @@ pub(super) fn check(policy: &Path) -> Result<ExitCode> {
 pub(super) fn dry_run(policy: &Path, source: &Path, json: bool) -> Result<ExitCode> {
     let engine = BalancerEngine::new(load(policy)?);
     let (snapshots, is_list) = match source.is_dir() {
-        true => (snapshots(&ClusterRoot::of(source)?)?, true),
+        true => (MetricsRecorder::of(source)?.snapshots()?, true),
         false => read(source)?,
     };
     let plans = replay(&engine, snapshots);

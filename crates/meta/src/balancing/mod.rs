@@ -331,7 +331,8 @@ impl Meta {
         let mut events: Vec<_> = moves.iter().filter_map(moved).collect();
         if !moves.is_empty() {
             let more = if held_back.is_empty() { String::new() } else { format!("; not {held_back}") };
-            let last = shortened(&format!("{} moves{more}", events.len()));
+            let count = if events.len() == 1 { "1 move".into() } else { format!("{} moves", events.len()) };
+            let last = shortened(&format!("{count}{more}"));
             self.balancing.last = Some((now.uptime_ms, last, false));
         }
         events.extend(self.balancing.limited(now.uptime_ms, held_back));

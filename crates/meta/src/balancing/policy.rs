@@ -127,7 +127,8 @@ impl Meta {
         let policy = StoredPolicy { time: cx.now, ..policy };
         let StoredPolicy { version, name, who, why, every_s, .. } = policy.clone();
         let action = if policy.is_on() { "is set" } else { "is off" };
-        let warning = format!("balancer {name} {action}: version {version}, by {who}: {why}");
+        let reason = if why.is_empty() { String::new() } else { format!(": {why}") };
+        let warning = format!("balancer {name} {action}: version {version}, by {who}{reason}");
         let event = BalancerEvent::Set { is_on: policy.is_on(), every_s, who, why };
         let entry = BalancerLogEntry { time: cx.now, rank: self.config.rank, version, balancer: name, event };
         let log = log_event(&self.log_with([entry])?, cx.now, cx.now);

@@ -20,7 +20,9 @@ use crate::step::{Step, Stop, Wait};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DirectoryLoad {
     pub rank: Rank,
+    /// The record that is counted, and its directory, as programs see it.
     pub ino: Ino,
+    pub dir: Ino,
     /// Its path, or its directory's. `None`: part of it is not in memory, or at another rank.
     pub path: Option<String>,
     pub entries: u64,
@@ -98,6 +100,7 @@ impl Meta {
         let shown = hottest.into_iter().map(|(ino, own)| DirectoryLoad {
             rank: self.config.rank,
             ino,
+            dir: self.state.whole_dir(ino).unwrap_or(ino),
             path: self.shown_path(ino),
             entries: self.directory(ino).map_or(0, |(_, entries)| entries),
             own,
