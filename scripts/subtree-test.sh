@@ -171,6 +171,9 @@ compile "$a"/build/[12] & compile "$b"/build/[34] & compile "$c"/build/[56] &
 sleep 5 # until there is load
 show() { "$bin" balancer show "$c" --json | jq "$1"; }
 is "$(show .policy)" null
+is "$("$bin" balancer off "$a")" 'off: no balancer has been set'
+refused 'there is no policy to print' "$bin" balancer show "$a" --text
+refused "key.pem, the administrator's key" setpriv --reuid 1 --clear-groups "$bin" balancer show "$cluster"
 refused 'is not in `espalier balancer list`' "$bin" balancer set nonsense "$a"
 echo 'function when() return MDSs[whoami]["lod"] > 1 end function where() end' > "$work/wrong.lua"
 refused 'is not set, because it fails' "$bin" balancer set "$work/wrong.lua" "$a"
