@@ -2,9 +2,10 @@
 //!
 //! - A balancer moves no fragment again before the dwell time since its last move is over, begins
 //!   at most as many moves in a window as the limit says, and moves to other ranks that exist.
-//! - A directory that does not split arrives at other ranks no more often than by these rules: from
-//!   a decision to the arrival after the next n moves passes n times the dwell time at least. This
-//!   holds whatever the ranks remember of earlier moves.
+//! - A fragment arrives at other ranks no more often than by these rules: from a decision to the
+//!   arrival after the next n moves passes n times the dwell time at least. This holds whatever the
+//!   ranks remember of earlier moves. A fragment is a number in a directory, which stays the same
+//!   while others split off and merge.
 //! - No rank stops serving: when faults are over and the sessions of dead clients have ended, a
 //!   call other than for a lock gets its result in time.
 
@@ -25,17 +26,19 @@ const CLOCKS: Nanos = Nanos(50_000_000);
 /// Maximum duration of a call without faults: it waits for leases of others and for moves.
 const SERVED: Nanos = Nanos(10_000_000_000);
 
+/// A directory, and the number of its fragment.
+type FragmentKey = (Ino, u16);
+
 /// See the module description.
 pub struct BalancerChecker {
     settings: BalancerSettings,
     ranks: u16,
-    /// Directories stay whole.
-    is_whole: bool,
-    /// The directory of each record that has names of another.
-    dirs: BTreeMap<Ino, Ino>,
-    /// The moves of each directory: the time at which the first one of its record was decided, and
-    /// the record that got the names.
-    moved: BTreeMap<Ino, Vec<(Nanos, Ino)>>,
+    /// The fragment of each record that has names of another directory.
+    fragments: BTreeMap<Ino, FragmentKey>,
+    /// The record that has got names of a fragment last.
+    records: BTreeMap<FragmentKey, Ino>,
+    /// The times at which the moves of a fragment were decided.
+    moved: BTreeMap<FragmentKey, Vec<Nanos>>,
     /// Records that are to move, since when.
     decided: BTreeMap<Ino, Nanos>,
     /// Calls without a result, by client and number, since when.
@@ -49,11 +52,11 @@ pub struct BalancerChecker {
 }
 
 impl BalancerChecker {
-    /// `is_whole`: no directory is partitioned. `recovered`: faults have no effects from then on.
-    pub fn new(settings: BalancerSettings, ranks: u16, is_whole: bool, recovered: Nanos) -> Self {
-        let (dirs, moved, decided, pending) = Default::default();
+    /// `recovered`: faults have no effects from then on.
+    pub fn new(settings: BalancerSettings, ranks: u16, recovered: Nanos) -> Self {
+        let (fragments, records, moved, decided, pending) = Default::default();
         let (counts, longest) = ([0; 2], Nanos::ZERO);
-        Self { settings, ranks, is_whole, dirs, moved, decided, pending, recovered, counts, longest }
+        Self { settings, ranks, fragments, records, moved, decided, pending, recovered, counts, longest }
     }
 
     pub fn invoked(&mut self, now: Nanos, client: u32, number: u64, call: &Call<'_>) {
@@ -97,39 +100,36 @@ impl BalancerChecker {
         for edit in edits {
             if let Edit::Make { inode } = edit
                 && let Body::Directory(directory) = &inode.body
+                && let Some(number) = inode.fragment()
             {
-                self.dirs.insert(inode.ino, directory.parent);
+                self.fragments.insert(inode.ino, (directory.parent, number));
             }
         }
         edits.iter().try_for_each(|edit| match edit {
-            Edit::AcceptNames { fragment, .. } if self.is_whole => self.arrived(now, *fragment),
+            Edit::AcceptNames { fragment, .. } => self.arrived(now, *fragment),
             _ => Ok(()),
         })
     }
 
-    /// A record gets names: its directory moves, in steps, and perhaps not at the first attempt.
+    /// A record gets names: its fragment moves or has split off, in steps, and perhaps not at the
+    /// first attempt, or another one merges into it.
     fn arrived(&mut self, now: Nanos, record: Ino) -> Result<(), String> {
-        let dir = *self.dirs.get(&record).unwrap_or(&record);
-        let moves = self.moved.entry(dir).or_default();
-        let before = moves.last().map_or(dir, |(_, record)| *record);
-        if before == record {
-            return Ok(());
-        }
-        let Some(decided) = self.decided.get(&before).copied() else {
-            // Another attempt.
-            moves.last_mut().into_iter().for_each(|(_, last)| *last = record);
-            return Ok(());
-        };
-        self.decided.remove(&before);
-        moves.push((decided, record));
+        let (dir, number) = *self.fragments.get(&record).unwrap_or(&(record, 0));
+        let before = self.records.insert((dir, number), record).or((number == 0).then_some(dir));
+        let Some(before) = before.filter(|before| *before != record) else { return Ok(()) };
+        // Absent at another attempt.
+        let Some(decided) = self.decided.remove(&before) else { return Ok(()) };
+        let moves = self.moved.entry((dir, number)).or_default();
+        moves.push(decided);
         self.counts[1] += 1;
         let dwell = self.settings.dwell;
         let last = moves.len() - 1;
-        for (at, (since, _)) in moves.iter().enumerate() {
+        for (at, since) in moves.iter().enumerate() {
             let least = *since + Nanos(dwell.0.saturating_mul((last - at) as u64));
             if now + CLOCKS < least {
                 return Err(format!(
-                    "directory {dir} bounces: {} moves since {since} at {now}, with a dwell time of {dwell}",
+                    "fragment {number} of directory {dir} bounces: {} moves since {since} at {now}, with a \
+                     dwell time of {dwell}",
                     last - at + 1
                 ));
             }

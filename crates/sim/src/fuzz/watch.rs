@@ -102,10 +102,8 @@ impl Watch {
             failover: (numbers.processes > 0).then(|| FailoverChecker::new(numbers, is_timed)),
             broken_rule: None,
             balancer: balancer.is_on().then(|| {
-                let is_whole = settings.dir_split().is_none_or(|most| most.get() >= super::balancers::WHOLE)
-                    && settings.dir_split_rate().is_none();
                 let recovered = case.calm + cluster.session + cluster.lease;
-                BalancerChecker::new(balancer.clone(), cluster.ranks, is_whole, recovered)
+                BalancerChecker::new(balancer.clone(), cluster.ranks, recovered)
             }),
             broken_balance: None,
             splits: SplitChecker::default(),
