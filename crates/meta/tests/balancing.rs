@@ -128,6 +128,66 @@ fn root_is_never_offered_to_a_policy() {
     assert_eq!(offered, [(below, None)]);
 }
 
+/// The record that another rank is to make, if a message says so.
+fn made_by(message: &PeerMessage) -> Option<Ino> {
+    let PeerMessage::Ask { question: Question::Prepare { edits, .. }, .. } = message else { return None };
+    edits.iter().find_map(|edit| match edit {
+        Edit::Make { inode } => Some(inode.ino),
+        _ => None,
+    })
+}
+
+/// Its lowest hash, by which the log knows it, comes last: its dwell time would not be known.
+#[test]
+fn fragment_that_arrives_is_not_offered_to_a_policy() {
+    let (mut fs, dir) = hot();
+    let id = loop {
+        let content = decision(Verdict::Holds("content".into()), 0);
+        if let Some((id, _)) = asked(&mut fs.0[2]) {
+            fs.0[2].input(Input::Done { id, result: Ok(IoDone::Decided(Box::new(content))) });
+        }
+        match asked(&mut fs.0[1]) {
+            Some((id, _)) => break id,
+            None => seconds_pass(&mut fs, 1),
+        }
+    };
+    let decided = IoDone::Decided(Box::new(decision(moves(dir, 2), 7)));
+    fs.0[1].input(Input::Done { id, result: Ok(decided) });
+    let made = |fs: &Ranks| fs.0[1].peers.iter().find_map(|(_, message)| made_by(message));
+    let record = loop {
+        match made(&fs) {
+            Some(record) => break record,
+            None => assert!(fs.deliver_one()),
+        }
+    };
+    let looked_at = |fs: &mut Ranks| {
+        let id = fs.0[2].send(&ROOT_CALLER, Request::GetAttr { ino: record });
+        matches!(fs.0[2].answers.remove(&id), Some(Ok(_)))
+    };
+    while !looked_at(&mut fs) {
+        assert!(fs.deliver_one());
+    }
+    // Rank 1 hangs, and the others go on without it.
+    for _ in 0..20 {
+        for at in [0, 2] {
+            fs.0[at].uptime_ms += 1000;
+            fs.0[at].input(Input::Tick);
+        }
+        looked_at(&mut fs);
+        while let Some(from) = [0, 2].into_iter().find(|at| !fs.0[*at].peers.is_empty()) {
+            let (to, message) = fs.0[from].peers.remove(0);
+            if to != Rank(1) {
+                fs.0[usize::from(to.0)].input(Input::Peer { from: Rank(from as u16), message });
+            }
+        }
+    }
+    let (_, request) = asked(&mut fs.0[2]).expect("rank 2 decides with the record");
+    assert!(request.candidates.iter().all(|it| it.ino != record), "{:?}", request.candidates);
+    fs.connect();
+    seconds_pass(&mut fs, 5);
+    assert_eq!(rank_of(&mut fs, dir), [2], "it was moving");
+}
+
 #[test]
 fn reports_do_not_wait_for_a_rank_that_becomes_silent() {
     let mut fs = Ranks::new(3);

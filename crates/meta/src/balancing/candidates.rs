@@ -4,7 +4,7 @@
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
-use espalier_proto::{Errno, Ino, Rank};
+use espalier_proto::{Errno, Ino, Rank, is_split_off};
 
 use super::RecentMove;
 use crate::fragment::MoveScope;
@@ -150,7 +150,8 @@ impl Meta {
             }
             let hashes = inode.hashes();
             // The names of a directory that has moved are at another rank, its counters decay here.
-            if hashes.is_empty() {
+            // The lowest hash of a fragment that arrives comes last, and the log knows it by that.
+            if hashes.is_empty() || !is_split_off(inode.fragment().unwrap_or(0).into(), &hashes) {
                 return None;
             }
             let of_dir = by_dir.get(&dir).into_iter().flatten();
