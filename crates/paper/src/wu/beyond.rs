@@ -8,7 +8,6 @@ use espalier_sim::source::{Op, OpKind, Script, ScriptStep, list};
 use super::grid::{Costs, CreateRun, Division};
 use crate::error::PaperError;
 use crate::outcome::{Claim, ExperimentResult, Table};
-use crate::play::ProcessGroup;
 use crate::trial::Trial;
 use crate::{Experiment, SIMULATED, Setting};
 
