@@ -118,9 +118,9 @@ costs() {
     before=$(sent)
     "$@"
     spent=$(($(sent) - before))
-    [ "$spent" -le "$limit" ] || fail "$* costs $spent requests instead of $limit: $("$bin" status "$a" --counters)"
+    [ "$spent" -le "$limit" ] || fail "$* costs $spent requests instead of $limit: $("$bin" status "${counted:-$a}" --counters)"
 }
-sent() { "$bin" status "$a" --counters | awk '$1 == "sent.requests" { print $2 }'; }
+sent() { "$bin" status "${counted:-$a}" --counters | awk '$1 == "sent.requests" { print $2 }'; }
 make_100() { (cd "$a/whole/counted" && seq 100 | xargs mkdir); }
 fill_100() { (cd "$a/whole/counted" && seq -f %g/file 100 | xargs touch -a); }
 mkdir "$a/whole"
@@ -129,6 +129,10 @@ mkdir "$a/whole/counted"
 # One request for the name, and in three of four cases one to another rank, which has the directory.
 costs 190 make_100
 costs 210 fill_100
+# One request for the listing, and in three of four cases one to another rank; no lookup follows.
+list_100() { ls -l "$b/whole/counted" > /dev/null; }
+stat "$b/whole" > /dev/null
+counted=$b costs 90 list_100
 rm -r "$a/whole"
 
 section 'overlayfs on a mount'

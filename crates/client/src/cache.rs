@@ -494,6 +494,9 @@ impl Cache {
             if let Some(entry) = &dirent.entry {
                 self.entry(Some((dir, &dirent.name)), entry, term, now);
             }
+            if dirent.remote.is_some_and(|remote| remote.name_leased) {
+                self.bind(dir, &dirent.name, Binding::Inode(dirent.ino, dirent.kind), until, now);
+            }
         }
         let Some(record) = self.records.get_mut(&dir).filter(|record| record.is_listed()) else { return };
         // An entry without a lease still exists.

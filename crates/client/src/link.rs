@@ -180,6 +180,10 @@ impl Link {
         self.incarnation
     }
 
+    pub fn is_connected(&self) -> bool {
+        self.connected
+    }
+
     /// Queues a request. Messages that can be sent are appended to `out`.
     pub fn ask(&mut self, caller: Caller, mut request: Request, out: &mut Vec<FromClient>) -> RequestId {
         if let Request::ReadDir { limit, .. } = &mut request {

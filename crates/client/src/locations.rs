@@ -52,6 +52,9 @@ impl Locations {
             Reply::Unmeasured(reply, _) => self.learn_from(rank, reply),
             Reply::Listing { entries, .. } => {
                 entries.iter().filter_map(|dirent| dirent.entry.as_ref()).for_each(entry);
+                for dirent in entries {
+                    dirent.remote.iter().for_each(|remote| self.learn(dirent.ino, remote.at));
+                }
             }
             Reply::Remote { ino, at, .. } => self.learn(*ino, *at),
             Reply::Relocated { ino, at } => {

@@ -8,6 +8,7 @@ mod data;
 mod delegated_open;
 mod entry;
 mod fragments;
+mod listings;
 mod own;
 mod pending_calls;
 mod releases;
@@ -387,6 +388,8 @@ impl<T> Sessions<T> {
                 // It has changed nothing, and a kernel detaches mounts on a name whose lookup
                 // fails.
                 self.enter_unblocked(now, pending.incoming, actions);
+            } else if pending.call_state.listing.is_some() {
+                self.answer_incomplete(now, pending, actions);
             } else {
                 self.give_up(pending, Errno::EIO, actions);
             }
@@ -438,6 +441,7 @@ impl<T> Sessions<T> {
         self.announce_expiring(now);
         self.renew_leases(now, actions);
         self.cache.expire(now);
+        self.answer_late_listings(now, actions);
         self.give_up_forgotten();
         self.resume_blocked(now, actions);
         self.send_gathered(|_| true, actions);

@@ -20,8 +20,8 @@ type Waits = oneshot::Receiver<Result<Completion, Errno>>;
 
 impl FileSystem {
     /// Lists a directory with attributes, without `.` and `..`, in no particular order. Takes one
-    /// message per 2048 entries; then, concurrently, one per remote directory and per symbolic
-    /// link.
+    /// message per 2048 entries; then, concurrently, one per inode at another server and per
+    /// symbolic link.
     ///
     /// # Errors
     /// As opendir(3) and readdir(3).
@@ -69,8 +69,8 @@ async fn list(session: &Arc<Session>, dir: Ino) -> Result<Vec<Listed>, Errno> {
     Ok(listed)
 }
 
-/// Requests what the listing lacks: remote attributes, link targets, and attributes of files on an
-/// unreachable data server.
+/// Requests what the listing lacks: attributes of inodes whose servers were slow, and of files on
+/// an unreachable data server.
 fn ask_for(session: &Arc<Session>, dir: Ino, entry: &Dirent) -> Waits {
     let Dirent { name, ino, kind, .. } = entry;
     let request = match ino.rank() == dir.rank() {

@@ -271,6 +271,30 @@ fn rename_to_other_rank_grants_no_lease() {
     fs.fsck();
 }
 
+/// A client asks the inode's rank, and caches the name as after a lookup.
+#[test]
+fn listing_with_attributes_leases_names_of_other_ranks() {
+    let host =
+        |rank| Harness::with(Config { rank: Rank(rank), ranks: 2, lease_ms: Some(10_000), ..config() });
+    let fs = &mut Ranks((0..2).map(host).collect());
+    let [far, near] = [(1, "far"), (0, "near")].map(|(rank, name)| fs.mkdir_at(rank, Ino::ROOT, name, 0o755));
+    for plus in [true, false] {
+        let list = Request::ReadDir { dir: Ino::ROOT, after: 0, limit: 10, plus };
+        let (Ok(Reply::Listing { entries, .. }), 10_000) = fs.leased(list) else { panic!("no lease") };
+        assert_eq!(entries.len(), 2);
+        for entry in entries {
+            assert_eq!(entry.entry.is_some(), plus && entry.ino == near);
+            let remote = RemoteName { at: Rank(1), cacheable: true, name_leased: true };
+            assert_eq!(entry.remote, Some(remote).filter(|_| plus && entry.ino == far));
+        }
+    }
+    let remove = Request::RmDir { dir: Ino::ROOT, name: name("far"), time: None };
+    fs.0[0].send_from(ClientId(2), &ROOT_CALLER, remove);
+    fs.deliver();
+    let is_name = |lease: &Lease| *lease == Lease::Name { dir: Ino::ROOT, name: name("far") };
+    assert!(fs.0[0].revocations.iter().any(|it| it.client == ClientId(1) && is_name(&it.lease)));
+}
+
 /// Other ranks need not be asked.
 #[test]
 fn fsync_waits_for_undurable_changes_of_other_rank() {

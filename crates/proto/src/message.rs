@@ -447,8 +447,19 @@ pub struct Dirent {
     pub kind: FileType,
     /// Position in the listing, in 3..2^63 - 1. Stays valid while the directory changes.
     pub cursor: u64,
-    /// Present if the listing requested attributes.
+    /// Present if the listing requested attributes and the server has the inode.
     pub entry: Option<Entry>,
+    /// Present if the listing requested attributes and another rank has the inode.
+    pub remote: Option<RemoteName>,
+}
+
+/// A name in a listing whose inode is at another rank; as in [`Reply::Remote`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RemoteName {
+    /// The rank that has the inode.
+    pub at: Rank,
+    pub cacheable: bool,
+    pub name_leased: bool,
 }
 
 /// The reply to a [`Request`].

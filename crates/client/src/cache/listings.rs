@@ -3,12 +3,12 @@
 //! asks the server for more entries than the page needs. It returns the surplus later, if it is
 //! still valid then.
 
-use alloc::collections::VecDeque;
+use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 
-use espalier_proto::{Dirent, Entry, Ino, Location, Request};
+use espalier_proto::{Dirent, Entry, FileType, Ino, Location, Request};
 
-use super::{Binding, Cache, InodeRecord, Users};
+use super::{Binding, Cache, Users};
 use crate::{Answer, Call};
 
 /// Listings in progress; the last one read is at the back.
@@ -95,9 +95,7 @@ impl Cache {
             return None;
         };
         for dirent in entries.iter().filter(|dirent| dirent.entry.is_some()) {
-            if let Some(record) = self.records.get_mut(&dirent.ino) {
-                record.users += 1;
-            }
+            self.add_user(dirent.ino);
         }
         self.counts.hits += 1;
         if let Some(mut listing) = self.listings.0.remove(at) {
@@ -120,28 +118,33 @@ impl Cache {
         let mut entries = Vec::with_capacity(limit.min(listing.entries.len() - reported));
         for dirent in listing.entries.iter().skip(reported).take(limit) {
             let mut dirent = dirent.clone();
-            if dirent.entry.is_some() {
-                let (entry, lease) = self.known_entry((listing.dir, dir), &dirent, now)?;
-                (dirent.entry, until) = (Some(entry), until.min(lease));
+            if dirent.entry.is_some() || dirent.remote.is_some() {
+                let known = self.known_entry(listing.dir, &dirent, now);
+                if dirent.remote.is_none() && known.is_none() {
+                    return None;
+                }
+                until = until.min(known.map_or(u64::MAX, |(_, lease)| lease));
+                dirent.entry = known.map(|(entry, _)| entry);
             }
             entries.push(dirent);
         }
         Some((entries, until))
     }
 
-    /// The current state of a directory's entry, and until when it is valid.
-    fn known_entry(
-        &self,
-        (dir, listed): (Ino, &InodeRecord),
-        dirent: &Dirent,
-        now: u64,
-    ) -> Option<(Entry, u64)> {
+    /// Until when a directory's entry is bound to its inode.
+    fn name_until(&self, dir: Ino, dirent: &Dirent, now: u64) -> Option<u64> {
+        let listed = self.records.get(&dir).filter(|record| record.lease > now)?;
         let name = listed.names.get(&dirent.name).filter(|_| !self.changing.is_named(dir, &dirent.name))?;
-        if !matches!(name.at(now)?, Binding::Inode(ino, _) if ino == dirent.ino) {
-            return None;
-        }
+        let is_bound = matches!(name.at(now)?, Binding::Inode(ino, _) if ino == dirent.ino);
+        is_bound.then_some(name.until.min(listed.lease))
+    }
+
+    /// The current state of a directory's entry, and until when it is valid.
+    fn known_entry(&self, dir: Ino, dirent: &Dirent, now: u64) -> Option<(Entry, u64)> {
+        let name_until = self.name_until(dir, dirent, now)?;
+        let cacheable = self.records.get(&dir)?.is_searchable_by_all();
         let (record, attr) = self.known(dirent.ino, now).filter(|(record, _)| record.lookups > 0)?;
-        let (attr, cacheable, location) = (*attr, listed.is_searchable_by_all(), Location::Table);
+        let (attr, location) = (*attr, Location::Table);
         let entry = Entry {
             attr,
             cacheable,
@@ -151,7 +154,7 @@ impl Cache {
             location,
             reclaim_token: 0,
         };
-        Some((entry, name.until.min(record.contents_lease)))
+        Some((entry, name_until.min(record.contents_lease)))
     }
 
     /// Withholds the entries of a reply that the call did not ask for, and records where the
@@ -176,8 +179,69 @@ impl Cache {
         *end &= !more;
     }
 
+    /// The inodes at other ranks that a listing names and that are not cached, with their types;
+    /// `None`: it names none at other ranks.
+    pub fn remote_inodes(
+        &self,
+        call: &Call<'_>,
+        answer: &Answer,
+        now: u64,
+    ) -> Option<BTreeMap<Ino, FileType>> {
+        let (Some(page), Answer::Listing { entries, .. }) = (Page::of(call), answer) else { return None };
+        let mut remote = entries.iter().filter(|dirent| dirent.remote.is_some()).peekable();
+        remote.peek()?;
+        let is_known = |dirent: &Dirent| self.known_entry(page.dir, dirent, now).is_some();
+        Some(remote.filter(|dirent| !is_known(dirent)).map(|dirent| (dirent.ino, dirent.kind)).collect())
+    }
+
+    /// Adds entries of inodes at other ranks to a listing: those that have come, and those that are
+    /// cached. Leases on the other entries may have ended meanwhile. Returns how long the listing
+    /// may be cached, in ms.
+    pub fn complete_listing(
+        &mut self,
+        dir: Ino,
+        entries: &mut [Dirent],
+        mut found: BTreeMap<Ino, Entry>,
+        now: u64,
+    ) -> u64 {
+        let mut until = u64::MAX;
+        for dirent in entries {
+            let known = self.known_entry(dir, dirent, now).map(|(entry, _)| entry);
+            if dirent.remote.is_some() {
+                dirent.entry = found.remove(&dirent.ino);
+                if let (None, Some(known)) = (&dirent.entry, known) {
+                    self.add_user(known.attr.ino);
+                    dirent.entry = Some(known);
+                }
+            }
+            let name_until = self.name_until(dir, dirent, now);
+            let Some(entry) = &mut dirent.entry else { continue };
+            let attr = self.known(dirent.ino, now).map(|(record, attr)| (*attr, record.contents_lease));
+            (entry.name_leased, entry.attr_leased) = (name_until.is_some(), attr.is_some());
+            entry.attr = attr.map_or(entry.attr, |(attr, _)| attr);
+            let ends = name_until.into_iter().chain(attr.map(|(_, attr_until)| attr_until));
+            until = ends.fold(until, u64::min);
+            let attr = entry.attr;
+            self.placed(&attr, dir, &dirent.name);
+        }
+        // Their names are held back, or have been found twice.
+        if self.users == Users::Report {
+            found.into_keys().for_each(|ino| self.forget(ino, 1));
+        }
+        if until == u64::MAX { 0 } else { until - now }
+    }
+
+    /// Users get an inode from the cache.
+    fn add_user(&mut self, ino: Ino) {
+        if self.users == Users::Report
+            && let Some(record) = self.records.get_mut(&ino)
+        {
+            record.users += 1;
+        }
+    }
+
     /// Drops the lookup references of entries that are not returned to users.
-    fn take_back(&mut self, entries: &[Dirent]) {
+    pub fn take_back(&mut self, entries: &[Dirent]) {
         if self.users == Users::Report {
             let reported = entries.iter().filter(|dirent| dirent.entry.is_some());
             reported.for_each(|dirent| self.forget(dirent.ino, 1));
@@ -187,10 +251,9 @@ impl Cache {
 
 #[cfg(test)]
 mod tests {
-    use alloc::collections::BTreeMap;
     use alloc::format;
 
-    use espalier_proto::{FileType, Lease, Name};
+    use espalier_proto::{Lease, Name};
 
     use super::super::Term;
     use super::super::tests::attr;
@@ -236,7 +299,7 @@ mod tests {
                     location,
                     reclaim_token: 0,
                 };
-                Dirent { name: name.clone(), ino, kind, cursor: *cursor, entry: Some(entry) }
+                Dirent { name: name.clone(), ino, kind, cursor: *cursor, entry: Some(entry), remote: None }
             };
             let entries = rest.by_ref().take(limit as usize).map(dirent).collect();
             Answer::Listing { entries, parent: Ino::ROOT, end: rest.next().is_none() }

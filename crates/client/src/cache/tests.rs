@@ -101,7 +101,14 @@ fn names_and_permissions_outlast_the_contents_of_a_directory() {
     answered(&mut cache, &ask, Some(&Answer::Attr(partly)), 100, 20);
     assert_eq!((cache.attr(DIR, 20), cache.rights(DIR, 20).map(|attr| attr.perm)), (None, Some(0o700)));
     // A new listing does not make names absent that were so in an older one.
-    let dirent = Dirent { name: name("c"), ino: Ino(8), kind: FileType::Regular, cursor: 9, entry: None };
+    let dirent = Dirent {
+        name: name("c"),
+        ino: Ino(8),
+        kind: FileType::Regular,
+        cursor: 9,
+        entry: None,
+        remote: None,
+    };
     let listing = Answer::Listing { entries: vec![dirent], parent: Ino::ROOT, end: true };
     answered(&mut cache, &list, Some(&listing), 100, 30);
     assert_eq!(
@@ -418,7 +425,7 @@ fn a_directory_is_known_when_it_has_been_listed_to_its_end_without_a_break() {
     let page = |names: &[(&str, u64)], end| {
         let dirent = |(text, cursor): &(&str, u64)| {
             let (name, ino, kind) = (name(text), Ino(*cursor), FileType::Regular);
-            Dirent { name, ino, kind, cursor: *cursor, entry: None }
+            Dirent { name, ino, kind, cursor: *cursor, entry: None, remote: None }
         };
         Answer::Listing { entries: names.iter().map(dirent).collect(), parent: Ino::ROOT, end }
     };

@@ -1,5 +1,6 @@
 //! The state of a pending call, and how a server's reply advances it.
 
+use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::mem::take;
@@ -10,6 +11,7 @@ use espalier_proto::{
 
 use super::data::DataLease;
 use super::fragments::FragmentWait;
+use super::listings::IncompleteListing;
 use super::own::{Left, Own, OwnCallStep};
 use super::pending_calls::{CallWait, PendingCall, changed_names};
 use super::renames::Confirmation;
@@ -35,6 +37,8 @@ pub(super) struct CallState {
     pub data: DataLease,
     pub confirmation: Confirmation,
     pub fragment_wait: FragmentWait,
+    /// A listing that waits for other ranks.
+    pub listing: Option<Box<IncompleteListing>>,
     /// Number of times that the call has been routed again.
     pub routes: u8,
     /// A listing that began with the first fragment, which is empty.
@@ -190,11 +194,14 @@ impl<T> Sessions<T> {
     pub(super) fn resume_call(
         &mut self,
         now: u64,
-        pending: PendingCall<T>,
+        mut pending: PendingCall<T>,
         result: Result<Reply, Errno>,
         lease: u64,
         actions: &mut Actions<T>,
     ) {
+        if let Some(listing) = pending.call_state.listing.take() {
+            return self.add_to_listing(now, pending, listing, result, lease, actions);
+        }
         // A listing that waited for its parent may be older than replies that came meanwhile.
         let is_late = matches!(pending.call_state.fragment_wait, FragmentWait::Parent(_));
         let lease = if is_late { 0 } else { lease };
@@ -242,6 +249,7 @@ impl<T> Sessions<T> {
         actions: &mut Actions<T>,
     ) {
         let PendingCall { incoming, call_state } = &mut pending;
+        let mut remote = None;
         let next = match step {
             OwnCallStep::Ask(own, request) => {
                 call_state.own = Some(own);
@@ -262,13 +270,19 @@ impl<T> Sessions<T> {
                     let term = Term { requested_at: call_state.begun, left: lease };
                     self.cache.answered(&incoming.call, result.as_ref().ok(), term, now);
                     if let Ok(listing) = result {
+                        remote = self.cache.remote_inodes(&incoming.call, listing, now);
                         self.cache.hold_back(&incoming.call, listing, now);
                     }
                 }
                 next
             }
         };
-        self.advance(now, pending, next, lease, actions);
+        match (remote, next) {
+            (Some(remote), Next::Answer(Ok(listing))) => {
+                self.request_remote_entries(now, pending, listing, remote, actions);
+            }
+            (_, next) => self.advance(now, pending, next, lease, actions),
+        }
     }
 
     /// Advances a call until it is finished or must wait. `lease`: the remaining time of the last
@@ -406,6 +420,9 @@ impl<T> Sessions<T> {
     pub(super) fn give_up(&mut self, pending: PendingCall<T>, errno: Errno, actions: &mut Actions<T>) {
         if let Some(own) = &pending.call_state.own {
             self.give_back(own.left());
+        }
+        if let Some(listing) = &pending.call_state.listing {
+            self.give_back_listing(listing);
         }
         let result = Self::abandon(&pending.call_state.confirmation, errno, actions);
         actions.answer(pending.incoming.ticket, result);

@@ -243,12 +243,12 @@ impl<T> Sessions<T> {
     }
 
     /// Sends requests at the same time, and has a call wait for all of their replies.
-    fn ask_for_all(
+    pub(super) fn ask_for_all(
         &mut self,
         now: u64,
         mut pending: PendingCall<T>,
         requests: impl Iterator<Item = Request>,
-        wait: impl FnOnce(Replies) -> FragmentWait,
+        wait: impl FnOnce(&mut CallState, Replies),
         actions: &mut Actions<T>,
     ) {
         let mut replies = self.calls.replies();
@@ -259,7 +259,7 @@ impl<T> Sessions<T> {
             self.calls.add_reply(&mut replies, rank, id);
         }
         let call_wait = replies.wait();
-        pending.call_state.fragment_wait = wait(replies);
+        wait(&mut pending.call_state, replies);
         self.await_reply(now, pending, call_wait, actions);
     }
 
@@ -343,7 +343,14 @@ impl<T> Sessions<T> {
 
     /// Caches the answer to a request that was made for a call. `lease`: as for
     /// [`Self::resume_fragments`].
-    fn learn(&mut self, now: u64, pending: &PendingCall<T>, request: Request, answer: &Answer, lease: u64) {
+    pub(super) fn learn(
+        &mut self,
+        now: u64,
+        pending: &PendingCall<T>,
+        request: Request,
+        answer: &Answer,
+        lease: u64,
+    ) {
         let term = Term { requested_at: pending.call_state.sent, left: lease };
         self.cache.answered(&Call::Request(request), Some(answer), term, now);
     }

@@ -224,6 +224,14 @@ impl<T> PendingCalls<T> {
         failed
     }
 
+    /// Removes the listings that wait for other ranks if `is_late` is true for when they began to.
+    pub fn take_listings(&mut self, is_late: impl Fn(u64) -> bool) -> Vec<PendingCall<T>> {
+        let is_one = |_: &CallWait, pending: &mut PendingCall<T>| {
+            pending.call_state.listing.is_some() && is_late(pending.call_state.sent)
+        };
+        self.begun.extract_if(is_one).map(|(_, pending)| pending).collect()
+    }
+
     /// Removes the calls that wait for data servers and that `is_one` selects.
     pub fn take_data(
         &mut self,

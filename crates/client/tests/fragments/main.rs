@@ -327,6 +327,7 @@ fn listing(names: &[&Name], end: bool, until: u64) -> Reply {
         kind: FileType::Regular,
         cursor: name_hash(&KEY, name),
         entry: None,
+        remote: None,
     };
     Reply::Listing { entries: names.iter().map(dirent).collect(), parent: Ino::ROOT, end, until }
 }

@@ -228,7 +228,14 @@ fn listing_older_than_pending_operation_omits_its_attributes() {
     let call = world.call(Request::ReadDir { dir: Ino::ROOT, after: 0, limit: 10, plus: true });
     let (id, ..) = world.last();
     let before = Some(entry(attr(DIR, FileType::Directory, 2), false));
-    let dirent = Dirent { name: name("dir"), ino: DIR, kind: FileType::Directory, cursor: 7, entry: before };
+    let dirent = Dirent {
+        name: name("dir"),
+        ino: DIR,
+        kind: FileType::Directory,
+        cursor: 7,
+        entry: before,
+        remote: None,
+    };
     let listing = Reply::Listing { entries: vec![dirent], parent: Ino::ROOT, end: true, until: u64::MAX };
     world.reply(id, Touched::default(), Ok(listing));
     let Some(Ok(Answer::Listing { entries, .. })) = world.answer(call) else {

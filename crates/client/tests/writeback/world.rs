@@ -161,8 +161,14 @@ impl ClientWorld {
 
     pub fn reply_listing(&mut self, id: RequestId) {
         let old = entry(attr(Ino(11), FileType::Regular, 0), true);
-        let dirent =
-            Dirent { name: name("old"), ino: Ino(11), kind: FileType::Regular, cursor: 7, entry: Some(old) };
+        let dirent = Dirent {
+            name: name("old"),
+            ino: Ino(11),
+            kind: FileType::Regular,
+            cursor: 7,
+            entry: Some(old),
+            remote: None,
+        };
         let listing = Reply::Listing { entries: vec![dirent], parent: Ino::ROOT, end: true, until: u64::MAX };
         self.reply(id, Touched { exclusive: Some(DIR), ..Touched::default() }, Ok(listing));
     }

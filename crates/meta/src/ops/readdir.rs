@@ -3,8 +3,9 @@
 use alloc::vec::Vec;
 use core::ops::Bound;
 
-use espalier_proto::{Access, Dirent, Entry, FileType, Ino, Name, Reply};
+use espalier_proto::{Access, Dirent, Entry, FileType, Ino, Name, RemoteName, Reply};
 
+use crate::lease::LeaseKey;
 use crate::machine::{Cx, Meta};
 use crate::record::{Body, Referent, Slot};
 use crate::state::{Fragment, Target};
@@ -102,7 +103,7 @@ impl Meta {
                 Target::Primary(ino) => (ino, self.state.inode(ino)?.kind),
                 Target::Absent => return Ok(None),
             };
-            Ok(Some(Dirent { name: slot.name, ino, kind, cursor: slot.hash, entry: None }))
+            Ok(Some(Dirent { name: slot.name, ino, kind, cursor: slot.hash, entry: None, remote: None }))
         };
         found.into_iter().filter_map(|item| dirent(item).transpose()).collect()
     }
@@ -136,13 +137,15 @@ impl Meta {
         let mut attrs = attrs.into_iter();
         let mut with = |(slot, target): (Slot, Target)| {
             let (name, cursor): (Name, u64) = (slot.name, slot.hash);
-            if let Some(Referent { ino, kind, .. }) = target.at_other_rank(own) {
-                return Some(Dirent { name, ino, kind, cursor, entry: None });
+            if let Some(Referent { ino, kind, at }) = target.at_other_rank(own) {
+                let name_leased = self.note_read(cx, LeaseKey::Name { dir, hash: cursor });
+                let remote = Some(RemoteName { at, cacheable, name_leased });
+                return Some(Dirent { name, ino, kind, cursor, entry: None, remote });
             }
             let attr = attrs.next()?;
             let entry = Some::<Entry>(self.entry(cx, Some((dir, cursor)), cacheable, attr));
             let kind: FileType = attr.kind;
-            Some(Dirent { name, ino: attr.ino, kind, cursor, entry })
+            Some(Dirent { name, ino: attr.ino, kind, cursor, entry, remote: None })
         };
         Ok(found.into_iter().filter_map(&mut with).collect())
     }

@@ -169,7 +169,10 @@ impl Observed<'_> {
                     && entries.iter().all(|entry| {
                         names.get(&entry.name).is_some_and(|node| {
                             let kind = tree.inode(*node).map(|inode| inode.kind);
-                            kind == Some(entry.kind.bits()) && tree.bind(entry.ino, *node)
+                            let is_of_inode = |attr: &Attr| (attr.ino, attr.kind) == (entry.ino, entry.kind);
+                            kind == Some(entry.kind.bits())
+                                && entry.entry.as_ref().is_none_or(|it| is_of_inode(&it.attr))
+                                && tree.bind(entry.ino, *node)
                         })
                     })
             }

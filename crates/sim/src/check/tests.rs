@@ -72,7 +72,7 @@ fn dir(ino: u64) -> Answer {
 fn listing(entries: &[(&str, u64)]) -> Answer {
     let dirent = |(text, ino): &(&str, u64)| {
         let (kind, cursor, entry) = (FileType::Regular, 3, None);
-        Dirent { name: name(text), ino: Ino(*ino), kind, cursor, entry }
+        Dirent { name: name(text), ino: Ino(*ino), kind, cursor, entry, remote: None }
     };
     Answer::Listing { entries: entries.iter().map(dirent).collect(), parent: Ino::ROOT, end: true }
 }

@@ -9,6 +9,7 @@ use alloc::vec::Vec;
 use espalier_proto::{Attr, Entry, Errno, Ino, Reply, Request};
 
 use super::FragmentWait;
+use crate::sessions::call_state::CallState;
 use crate::sessions::pending_calls::{PendingCall, Replies};
 use crate::sessions::{Actions, Sessions};
 use crate::{Answer, Call};
@@ -123,9 +124,9 @@ impl<T> Sessions<T> {
         if requests.is_empty() {
             return self.end_round(now, pending, sum, actions);
         }
-        let wait = |replies| {
+        let wait = |call_state: &mut CallState, replies| {
             sum.replies = Some(replies);
-            FragmentWait::Sum(sum)
+            call_state.fragment_wait = FragmentWait::Sum(sum);
         };
         self.ask_for_all(now, pending, requests.into_iter(), wait, actions);
     }
@@ -226,7 +227,10 @@ impl<T> Sessions<T> {
             return Some((pending, result));
         }
         let requests = fragments.into_iter().map(|ino| Request::Fsync { ino });
-        self.ask_for_all(now, pending, requests, FragmentWait::Sync, actions);
+        let wait = |call_state: &mut CallState, replies| {
+            call_state.fragment_wait = FragmentWait::Sync(replies);
+        };
+        self.ask_for_all(now, pending, requests, wait, actions);
         None
     }
 
