@@ -46,7 +46,8 @@ pub struct MergeArgs {
     /// the default place.
     #[arg(long, value_name = "PLACE", value_hint = ValueHint::AnyPath, conflicts_with = "abort")]
     pub from: Option<PathBuf>,
-    /// Give the namespace up: PATH is empty again. The namespace's directory stays.
+    /// Give the namespace up: PATH is empty again, or has what was synced. The namespace's
+    /// directory stays.
     #[arg(long)]
     pub abort: bool,
 }
@@ -87,7 +88,7 @@ fn abort(path: &Path, mounted: Option<&Path>) -> Result<ExitCode> {
     }
     if let Some(store) = mounted {
         println!(
-            "{} is empty; the namespace stays in {}, which `espalier mount` mounts",
+            "{} has only what was visible before; the namespace stays in {}, which `espalier mount` mounts",
             path.display(),
             store.display()
         );
@@ -183,10 +184,10 @@ impl Merger<'_> {
         Ok(())
     }
 
-    /// Returns false if the directory has another number of records from earlier syncs.
+    /// Returns false if the directory has other records from syncs than those that the journal
+    /// continues.
     fn send_all(&self, merged: u64) -> Result<bool> {
         let (total, mut at, mut retries) = (self.journal.len(), merged, 0);
-        let first = self.journal.first();
         let bar = ProgressBar::new(total);
         bar.set_style(ProgressStyle::with_template(
             "{bar:30} {pos} of {len} records ({per_sec}, {eta} left)",
@@ -202,11 +203,7 @@ impl Merger<'_> {
                 Ok(()) => at = batch.next,
                 // A restarted server may have lost the last batches.
                 Err(errno) => match state_of(self.dir)? {
-                    // It has lost records of syncs, or got the last ones of a killed mount.
-                    Some(state)
-                        if errno == Errno::INVAL
-                            && (state.merged < first || first > 0 && state.merged > at) =>
-                    {
+                    Some(state) if errno == Errno::INVAL && self.journal.is_outdated(&state) => {
                         return Ok(false);
                     }
                     Some(state) if errno == Errno::INVAL && state.merged < at && retries < RETRIES => {

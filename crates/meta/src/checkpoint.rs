@@ -12,6 +12,14 @@ use crate::outbox::{Io, Now, Outbox};
 use crate::record::Super;
 use crate::state::State;
 
+/// Whether a checkpoint is due.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CheckpointWhen {
+    /// If anything has changed since the last one.
+    Changed,
+    Always,
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct Checkpoint {
     /// The checkpoint in progress, if any.
@@ -38,10 +46,16 @@ impl Checkpoint {
     /// Records encoded per step; bounds how long operations wait for it.
     const PIECE: usize = 256;
 
-    /// Starts a checkpoint, unless one is in progress or there is nothing to write or trim. `end`:
-    /// end of the journal; `used`: bytes in use before it.
-    pub(crate) fn begin(&mut self, state: &mut State, end: Position, used: u64) -> Option<Io> {
-        if self.goal.is_some() || (!state.changes.has_any() && used == 0) {
+    /// Starts a checkpoint if it is due and none is in progress. `end`: end of the journal; `used`:
+    /// bytes in use before it.
+    pub(crate) fn begin(
+        &mut self,
+        when: CheckpointWhen,
+        state: &mut State,
+        (end, used): (Position, u64),
+    ) -> Option<Io> {
+        let has_any = state.changes.has_any() || used > 0;
+        if self.goal.is_some() || when == CheckpointWhen::Changed && !has_any {
             return None;
         }
         state.changes.begin_snapshot();
@@ -147,11 +161,12 @@ impl Meta {
         self.journal.broken.or(self.checkpoint.failure())
     }
 
-    pub(crate) fn start_checkpoint(&mut self, out: &mut Outbox) {
+    pub(crate) fn start_checkpoint(&mut self, when: CheckpointWhen, out: &mut Outbox) {
         if self.config.read_only || self.journal.broken.is_some() {
             return;
         }
-        if let Some(io) = self.checkpoint.begin(&mut self.state, self.journal.end, self.journal.used) {
+        let journal = (self.journal.end, self.journal.used);
+        if let Some(io) = self.checkpoint.begin(when, &mut self.state, journal) {
             self.ask_checkpoint(io, out);
         }
     }

@@ -28,8 +28,8 @@ use crate::state::State;
 use crate::step::Step;
 
 /// Attribute of a directory: setting it to a [`Decouple`] decouples the directory, reading it
-/// returns its [`Decoupled`], and removing it discards what is merged and couples the directory
-/// again. It is not listed.
+/// returns its [`Decoupled`], and removing it discards what is merged and not visible, and couples
+/// the directory again. It is not listed.
 pub const DECOUPLE: &str = "system.espalier.decouple";
 /// Setting it on a decoupled directory to a [`MergeBatch`] merges a part of the namespace.
 pub const MERGE: &str = "system.espalier.merge";
@@ -134,6 +134,8 @@ pub struct MergeBatch {
     /// Identifies the sequence of records. A namespace that has changed since its merge began has
     /// another one. A sync begins a new sequence after the last merged record.
     pub digest: u64,
+    /// The digest of the sequence that this one follows; 0 without one.
+    pub base: u64,
     /// Number of records before these.
     pub after: u64,
     pub records: Vec<MergeRecord>,
@@ -170,10 +172,12 @@ pub enum MergeRecord {
         bytes: Vec<u8>,
         xattrs: Xattrs,
     },
-    /// Removes a merged name; that of a directory when it is empty.
-    Remove { dir: Ino, name: Name },
-    /// Renames a merged name, and replaces another one of the namespace as `rename` does.
-    Move { from: (Ino, Name), to: (Ino, Name) },
+    /// Removes a merged name; that of a directory when it is empty. `ino`: the inode that has it,
+    /// unless it was merged as a big file.
+    Remove { dir: Ino, name: Name, ino: Option<Ino> },
+    /// Renames a merged name, and replaces another one of the namespace as `rename` does. `ino`: as
+    /// of a removal.
+    Move { from: (Ino, Name), to: (Ino, Name), ino: Option<Ino> },
 }
 
 /// Completes a merge: the directory shows its entries.

@@ -4,6 +4,7 @@ use alloc::vec::Vec;
 
 use espalier_proto::{Errno, Ino};
 
+use crate::checkpoint::CheckpointWhen;
 use crate::event::Event;
 use crate::journal::HeldOutput;
 use crate::machine::Meta;
@@ -91,7 +92,7 @@ impl Meta {
                 let held = self.journal.appended(result);
                 self.release_held(now, held, out);
                 if self.journal.is_half_full() {
-                    self.start_checkpoint(out);
+                    self.start_checkpoint(CheckpointWhen::Changed, out);
                 }
             }
             (Some(Purpose::Sync), result) => {

@@ -68,6 +68,7 @@ pub use balancing::{
 };
 pub use cause::Cause;
 pub use check::{Check, Finding};
+pub use checkpoint::CheckpointWhen;
 pub use config::{Atime, Config};
 pub use decouple::{DECOUPLE, Decouple, Decoupled, MERGE, MergeBatch, MergeEnd, MergeRecord};
 pub use event::{Change, Event};

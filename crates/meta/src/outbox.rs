@@ -11,6 +11,7 @@ use espalier_proto::{
 };
 
 use crate::balancing::{BalancerDecision, DecisionRequest};
+use crate::checkpoint::CheckpointWhen;
 use crate::metrics::Milli;
 use crate::rank::PeerMessage;
 use crate::step::{Load, StreamCall, StreamDone};
@@ -139,7 +140,7 @@ pub enum Input {
     /// Comes once a second.
     Tick,
     /// Write what has changed to the tables, with the next checkpoint.
-    Checkpoint,
+    Checkpoint(CheckpointWhen),
     /// Write everything out before a stop; [`Meta::is_idle`](crate::Meta::is_idle) returns true
     /// when that is done.
     Drain,

@@ -4,6 +4,7 @@ use alloc::boxed::Box;
 
 use espalier_proto::{ClientId, Errno, Ino, ObjectId, ObjectKind, Rank, Reply, Request, RequestId};
 
+use crate::checkpoint::CheckpointWhen;
 use crate::io::Purpose;
 use crate::journal::HeldOutput;
 use crate::lease::PreparedGrant;
@@ -89,7 +90,7 @@ impl Meta {
             Wait::Grace => self.waiting_for_space.push(number),
             Wait::Room => {
                 self.waiting_for_space.push(number);
-                self.start_checkpoint(out);
+                self.start_checkpoint(CheckpointWhen::Changed, out);
             }
             Wait::Lease(key) => {
                 // Loaded records may be evicted by then.

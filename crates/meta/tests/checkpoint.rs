@@ -3,7 +3,7 @@
 use std::panic::catch_unwind;
 
 use crate::harness::{Harness, ROOT_CALLER, Selection, name};
-use espalier_meta::{Dentry, decode};
+use espalier_meta::{CheckpointWhen, Dentry, Input, decode};
 use espalier_proto::*;
 
 /// Makes and removes more files than a piece of a checkpoint has records.
@@ -104,4 +104,19 @@ fn record_that_is_not_marked_changed_is_found() {
     for (kind, unmarked) in kinds {
         assert!(catch_unwind(|| change_all_kinds(Some(unmarked))).is_err(), "{kind}");
     }
+}
+
+#[test]
+fn checkpoint_without_changes_is_written_on_demand() {
+    let mut fs = Harness::new();
+    fs.file("file", b"");
+    fs.checkpoint();
+    let before = fs.count;
+    fs.input(Input::Checkpoint(CheckpointWhen::Changed));
+    assert_eq!(fs.count, before);
+    fs.input(Input::Checkpoint(CheckpointWhen::Always));
+    assert_eq!(fs.count, before + 2, "the super record, and its publication");
+    fs.input(Input::Checkpoint(CheckpointWhen::Always));
+    assert_eq!(fs.count, before + 4);
+    assert_eq!(fs.fsck(), []);
 }

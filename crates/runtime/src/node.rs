@@ -109,8 +109,8 @@ impl<D: Frontend> Node<D> {
         }
         self.feed(self.background_work.resources.sample());
         self.feed(Input::Tick);
-        if self.background_work.disk.sync_point().is_some_and(SyncPoint::tick) {
-            self.feed(Input::Checkpoint);
+        if let Some(when) = self.background_work.disk.sync_point().and_then(SyncPoint::tick) {
+            self.feed(Input::Checkpoint(when));
         }
         self.background_work.watch.tick();
     }

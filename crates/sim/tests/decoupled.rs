@@ -257,12 +257,11 @@ fn merge(
 ) -> Option<Result<(), String>> {
     let all = records.len() as u64;
     loop {
-        let at = match steps.decoupled(dir)? {
-            Ok(Some(decoupled)) => decoupled.merged,
+        let (mut at, base) = match steps.decoupled(dir)? {
+            Ok(Some(decoupled)) => (decoupled.merged, decoupled.digest),
             Ok(None) => return Some(Ok(())),
             Err(errno) => return Some(Err(format!("no state: {errno}"))),
         };
-        let mut at = at;
         loop {
             let next = all.min(at + steps.random.random_range(1..6));
             let end = (next == all).then(|| MergeEnd { records: all, change: Change::default() });
@@ -273,6 +272,7 @@ fn merge(
             let batch = MergeBatch {
                 id: job as u128 + 1,
                 digest: all + 1,
+                base,
                 after: at,
                 records: sent,
                 shows: false,

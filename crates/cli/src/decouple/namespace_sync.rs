@@ -11,7 +11,8 @@ use anyhow::{Result, bail};
 use espalier_meta::{Decoupled, MERGE};
 use espalier_policy::Policy;
 use espalier_runtime::{
-    ClientJournal, Error, NamespaceOrigin, NamespaceRest, NamespaceSync, OutgoingBatch, SyncPoint, next_batch,
+    BigFile, ClientJournal, Error, NamespaceOrigin, NamespaceRest, NamespaceSync, OutgoingBatch, SyncPoint,
+    next_batch,
 };
 use rustix::fs::{XattrFlags, fsetxattr};
 
@@ -71,26 +72,29 @@ impl Syncs {
                 Ok(_) => return self.sync_point.close(),
                 Err(error) => Err(error),
             };
-            self.sync_point.give_back();
-            if let Err(error) = outcome {
+            let is_complete = outcome.unwrap_or_else(|error| {
                 tracing::warn!("cannot sync {}, and will try again: {error:#}", self.path.display());
-            }
+                false
+            });
+            self.sync_point.end(is_complete);
         }
     }
 
-    /// Merges what is new. If the tables are needed before the end, the next sync continues.
-    fn sync(&mut self, decoupled: &Decoupled) -> Result<()> {
-        let Some(namespace) = self.namespace.read(&self.sync_point)? else { return Ok(()) };
+    /// Merges what is new. Returns false if the tables are needed before the end: the next sync
+    /// continues.
+    fn sync(&mut self, decoupled: &Decoupled) -> Result<bool> {
+        let Some(namespace) = self.namespace.read(&self.sync_point)? else { return Ok(false) };
         let rest = self.namespace.rest_of(&namespace, decoupled, false)?;
         let mut at = rest.first();
         while at < rest.len() {
-            let Some(batches) = self.sync_point.read(|| batches(&rest, at)) else { return Ok(()) };
-            let batches = batches?;
-            at = batches.last().map_or(at, |batch| batch.next);
+            let batches = self.batches(&rest, at)?;
+            let Some(last) = batches.last() else { return Ok(false) };
+            at = last.next;
             if at == rest.len() {
                 // The server may be slow.
                 self.sync_point.give_back();
             }
+            self.namespace.record(at)?;
             for batch in batches {
                 if let Err(errno) = fsetxattr(&self.dir, MERGE, &batch.value, XattrFlags::empty()) {
                     let merged = state_of(&self.dir)?.map_or(rest.first(), |decoupled| decoupled.merged);
@@ -99,19 +103,21 @@ impl Syncs {
                 }
             }
         }
-        Ok(())
+        Ok(true)
     }
-}
 
-/// Batches from a record on, as far as memory is to be used for them.
-fn batches(rest: &NamespaceRest<'_>, mut at: u64) -> Result<Vec<OutgoingBatch<()>>> {
-    let (mut batches, mut bytes) = (Vec::new(), 0);
-    while at < rest.len() && bytes < READ_AHEAD {
-        // The end of the merge sends big files.
-        let batch = next_batch(rest, at, |file| bail!("inode {} is a big file", file.inode.ino))?;
-        at = batch.next;
-        bytes += batch.value.len();
-        batches.push(batch);
+    /// Batches from a record on, as far as memory suffices and the tables can be read.
+    fn batches(&self, rest: &NamespaceRest<'_>, mut at: u64) -> Result<Vec<OutgoingBatch<()>>> {
+        let (mut batches, mut bytes) = (Vec::new(), 0);
+        while at < rest.len() && bytes < READ_AHEAD {
+            // The end of the merge sends big files.
+            let no_upload = |file: &BigFile| bail!("inode {} is a big file", file.inode.ino);
+            let Some(batch) = self.sync_point.read(|| next_batch(rest, at, no_upload)) else { break };
+            let batch = batch?;
+            at = batch.next;
+            bytes += batch.value.len();
+            batches.push(batch);
+        }
+        Ok(batches)
     }
-    Ok(batches)
 }

@@ -15,7 +15,7 @@ use rustc_hash::FxBuildHasher;
 mod commit;
 
 use crate::balancing::Balancing;
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, CheckpointWhen};
 use crate::config::Config;
 use crate::fragment::{DuePulls, DueTransfers};
 use crate::io::Purpose;
@@ -187,7 +187,7 @@ impl Meta {
                 self.tick_metrics(out);
                 self.tick_rates();
             }
-            Input::Checkpoint => self.start_checkpoint(out),
+            Input::Checkpoint(when) => self.start_checkpoint(when, out),
             Input::Drain => {
                 self.draining = true;
                 self.tick(now, out);
@@ -217,7 +217,7 @@ impl Meta {
             if self.tasks.is_empty() { bound } else { bound.saturating_add(Self::SMALLEST_CACHE) };
         self.state.shrink(now_bound, &mut out.recalls);
         if self.state.changes.dirty() > self.config.cache_bytes / 4 {
-            self.start_checkpoint(out);
+            self.start_checkpoint(CheckpointWhen::Changed, out);
         }
     }
 
@@ -604,7 +604,7 @@ impl Meta {
         }
         let is_waited_for = !self.waiting_for_space.is_empty();
         if self.draining || is_due || is_short || is_waited_for || self.journal.is_half_full() {
-            self.start_checkpoint(out);
+            self.start_checkpoint(CheckpointWhen::Changed, out);
         }
         self.inquire(|_| true);
         self.skip_silent(now, out);

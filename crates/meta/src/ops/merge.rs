@@ -44,9 +44,10 @@ impl Meta {
             return Err(Errno::ENOENT.into());
         }
         self.growable()?;
-        // Each sync begins a new sequence, but only where the last one has ended: requests of the
-        // last one may still arrive.
-        let is_new = decoupled.merged == 0 || decoupled.shows && batch.after == decoupled.merged;
+        // Each sync begins a new sequence, but only after the last record of the one that it was
+        // planned after: late requests of other ones may arrive.
+        let is_next = batch.after == decoupled.merged && batch.base == decoupled.digest;
+        let is_new = decoupled.merged == 0 || decoupled.shows && is_next;
         let is_same = is_new || decoupled.digest == batch.digest;
         let Some(skipped) = decoupled.merged.checked_sub(batch.after).filter(|_| is_same) else {
             return Err(Errno::EINVAL.into());
@@ -141,8 +142,10 @@ impl Meta {
                     self.merge_update(cx, decoupled, *inode, bytes, xattrs)?;
                 }
             }
-            MergeRecord::Remove { dir, name } => self.merge_removal(cx, top, decoupled, dir, &name)?,
-            MergeRecord::Move { from, to } => self.merge_move(cx, top, decoupled, from, to)?,
+            MergeRecord::Remove { dir, name, ino } => {
+                self.merge_removal(cx, top, decoupled, dir, (&name, ino))?;
+            }
+            MergeRecord::Move { from, to, ino } => self.merge_move(cx, top, decoupled, (from, ino), to)?,
         }
         Ok(())
     }
@@ -176,7 +179,8 @@ impl Meta {
     /// directory; `None` if others have removed it.
     ///
     /// # Errors
-    /// `EINVAL`: it is not of the namespace.
+    /// - `EINVAL`: it is not of the namespace.
+    /// - `EACCES`: it belongs to others, and the caller may not change it.
     pub(super) fn merge_dir(
         &mut self,
         cx: &mut Cx<'_>,
@@ -200,7 +204,8 @@ impl Meta {
             self.revoke_exclusive(cx, at)?;
         }
         let inode = self.state.dir(at)?;
-        if redirected.is_some() {
+        // The owner could have changed it before its permissions.
+        if redirected.is_some() || !cx.is_owner(inode) {
             cx.check_change(inode)?;
         }
         Ok(Some(at))
@@ -392,8 +397,12 @@ impl Meta {
         if !decoupled.has_merged(ino) {
             return Err(Errno::EINVAL.into());
         }
+        let inode = self.state.inode(ino)?;
+        if !cx.is_owner(inode) {
+            return Err(Errno::EPERM.into());
+        }
         if let Some(flags) = change.flags {
-            cx.check_flags(self.state.inode(ino)?, flags)?;
+            cx.check_flags(inode, flags)?;
         }
         self.stage(cx, &Event::SetAttr { ino, change })
     }

@@ -4,7 +4,7 @@
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
-use espalier_proto::{Access, Errno, Ino, Name, Request, Time};
+use espalier_proto::{Access, Errno, Ino, InodeFlags, Name, Request, Time};
 
 use super::merge::check_xattrs;
 use super::rename::check_replaced;
@@ -13,6 +13,7 @@ use crate::decouple::Decoupled;
 use crate::event::{Change, Event};
 use crate::lease::LeaseKey;
 use crate::machine::{Cx, Meta};
+use crate::permission::check_not;
 use crate::record::{Body, Inode, Xattrs};
 use crate::step::{Step, Stop};
 
@@ -44,10 +45,10 @@ impl Meta {
         top: Ino,
         decoupled: &mut Decoupled,
         dir: Ino,
-        name: &Name,
+        (name, ino): (&Name, Option<Ino>),
     ) -> Step<()> {
         let Some(dir) = self.merge_dir(cx, top, decoupled, dir)? else { return Ok(()) };
-        let Some(ino) = self.own_target(decoupled, dir, name)? else { return Ok(()) };
+        let Some(ino) = self.own_target(decoupled, dir, name, ino)? else { return Ok(()) };
         self.revoke_exclusive(cx, ino)?;
         let (parent, victim) = (self.state.dir(dir)?, self.state.inode(ino)?);
         if victim.has_entries() || victim.partition().is_some() {
@@ -67,13 +68,13 @@ impl Meta {
         cx: &mut Cx<'_>,
         top: Ino,
         decoupled: &mut Decoupled,
-        (from_dir, from): (Ino, Name),
+        ((from_dir, from), ino): ((Ino, Name), Option<Ino>),
         (to_dir, to): (Ino, Name),
     ) -> Step<()> {
         let from_dir = self.merge_dir(cx, top, decoupled, from_dir)?;
         let to_dir = self.merge_dir(cx, top, decoupled, to_dir)?;
         let (Some(from_dir), Some(to_dir)) = (from_dir, to_dir) else { return Ok(()) };
-        let Some(moved) = self.own_target(decoupled, from_dir, &from)? else { return Ok(()) };
+        let Some(moved) = self.own_target(decoupled, from_dir, &from, ino)? else { return Ok(()) };
         let is_dir = self.state.inode(moved)?.is_dir();
         if decoupled.allows_interference() {
             if self.free_merge_name(cx, decoupled, to_dir, &to, is_dir)?.is_some() {
@@ -87,7 +88,13 @@ impl Meta {
         let (inode, old, new) =
             (self.state.inode(moved)?, self.state.dir(from_dir)?, self.state.dir(to_dir)?);
         cx.check_removal(old, inode)?;
-        self.check_moved(cx, inode, old, new)?;
+        if is_dir && from_dir != to_dir {
+            // The owner could have moved it before its permissions.
+            if !cx.is_owner(inode) {
+                cx.check(inode, Access::WRITE)?;
+            }
+            self.check_not_above(inode, new)?;
+        }
         let weight = inode.weight();
         let mut losses = Vec::from([(from_dir, weight)]);
         if let Some(ino) = replaced {
@@ -111,16 +118,23 @@ impl Meta {
         Ok(())
     }
 
-    /// The merged inode of a name; `None` if interference is allowed and others have replaced or
-    /// removed it.
+    /// The merged inode of a name; `None` if interference is allowed and others have replaced,
+    /// moved or removed it. `expected`: in the namespace.
     ///
     /// # Errors
     /// `ENOENT`: the name does not exist.
-    fn own_target(&self, decoupled: &Decoupled, dir: Ino, name: &Name) -> Step<Option<Ino>> {
+    fn own_target(
+        &self,
+        decoupled: &Decoupled,
+        dir: Ino,
+        name: &Name,
+        expected: Option<Ino>,
+    ) -> Step<Option<Ino>> {
         let target = self.state.target(dir, &self.state.slot(name))?;
         if decoupled.allows_interference() {
             let is_here = target.at_other_rank(self.config.rank).is_none();
-            return Ok(target.ino().filter(|ino| is_here && decoupled.has_merged(*ino)));
+            let is_own = |ino: &Ino| decoupled.has_merged(*ino) && expected.is_none_or(|own| own == *ino);
+            return Ok(target.ino().filter(|ino| is_here && is_own(ino)));
         }
         Ok(Some(target.ino().ok_or(Errno::ENOENT)?))
     }
@@ -138,6 +152,10 @@ impl Meta {
             return Err(Errno::EINVAL.into());
         }
         let old = self.state.inode(ino)?.clone();
+        check_not(&old, InodeFlags::PROTECTED)?;
+        if !cx.is_owner(&old) {
+            return Err(Errno::EPERM.into());
+        }
         let parents = self.state.load_parents(ino)?;
         let (parent, _) = parents.first().ok_or(Errno::ESTALE)?;
         let mut new = self.checked_inode(cx, *parent, inode, &bytes)?;

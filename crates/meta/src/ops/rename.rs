@@ -144,6 +144,11 @@ impl Meta {
             return Ok(());
         }
         cx.check(inode, Access::WRITE)?;
+        self.check_not_above(inode, to)
+    }
+
+    /// Checks that a directory is not another one or above it.
+    pub(super) fn check_not_above(&self, inode: &Inode, to: &Inode) -> Step<()> {
         let mut ancestor = to;
         while ancestor.ino != Ino::ROOT {
             if ancestor.ino == inode.ino {

@@ -73,7 +73,15 @@ impl Namespace {
         let change = Change { perm: Some(0o750), mtime: Some(TIME), ..Change::default() };
         let end = (range.end == self.0.len()).then_some(MergeEnd { records, change });
         let after = range.start as u64;
-        MergeBatch { id: ID, digest: DIGEST, after, records: self.0[range].to_vec(), shows: false, end }
+        MergeBatch {
+            id: ID,
+            digest: DIGEST,
+            base: 0,
+            after,
+            records: self.0[range].to_vec(),
+            shows: false,
+            end,
+        }
     }
 
     pub fn len(&self) -> usize {
@@ -258,7 +266,8 @@ fn users_merge_only_what_they_may_create() {
         }
         let send = |fs: &mut Harness, after, record: &MergeRecord| {
             let records = vec![record.clone()];
-            let batch = MergeBatch { id: ID, digest: DIGEST, after, records, shows: false, end: None };
+            let batch =
+                MergeBatch { id: ID, digest: DIGEST, base: 0, after, records, shows: false, end: None };
             send_as(fs, &user(5), dir, encode(&batch))
         };
         for refused in [
@@ -284,7 +293,8 @@ fn users_merge_only_what_they_may_create() {
         let sent = [send(fs, 1, &second), send(fs, 2, &third), send(fs, 3, &fourth)];
         assert!(sent.contains(&Err(Errno::EDQUOT)), "{sent:?}");
         let (records, shows) = (vec![record], false);
-        let other = encode(&MergeBatch { id: ID, digest: DIGEST, after: 0, records, shows, end: None });
+        let other =
+            encode(&MergeBatch { id: ID, digest: DIGEST, base: 0, after: 0, records, shows, end: None });
         assert_eq!(send_as(fs, &user(6), dir, other), Err(Errno::EPERM));
     });
 }
@@ -306,7 +316,7 @@ fn a_file_without_a_name_is_merged_as_a_big_file() {
         let link = |ino| MergeRecord::Link { ino, names: names.clone(), time: TIME };
         let batch = |ino| {
             let records = vec![link(ino)];
-            MergeBatch { id: ID, digest: 0, after: 0, records, shows: false, end }
+            MergeBatch { id: ID, digest: 0, base: 0, after: 0, records, shows: false, end }
         };
         assert_eq!(send(fs, dir, &batch(other)), Err(Errno::EINVAL), "a file that has a name");
         assert_eq!(send(fs, dir, &batch(ino)), Ok(Reply::Done));

@@ -1,16 +1,29 @@
 //! Namespace syncs: records that others see, and that change what earlier ones have made.
 
-use espalier_meta::{Decoupled, Inode, MergeBatch, MergeEnd, MergeRecord};
+use espalier_meta::{Body, Decoupled, Directory, Inode, MergeBatch, MergeEnd, MergeRecord, encode};
 use espalier_proto::*;
 
 use super::decouple::{ID, abort, decouple, share, state};
-use super::merge::{DIGEST, Namespace, TIME, create, file, inode, send};
-use crate::harness::{Harness, ROOT_CALLER, everywhere, name, open_how, under_faults};
+use super::merge::{DIGEST, Namespace, TIME, create, file, inode, send, send_as};
+use crate::harness::{Harness, ROOT_CALLER, everywhere, name, open_how, under_faults, user};
 
 /// Records of a sync, after those that are merged.
 fn sync(fs: &mut Harness, dir: Ino, records: Vec<MergeRecord>) -> Result<Reply, Errno> {
-    let after = state(fs, dir)?.merged;
-    send(fs, dir, &MergeBatch { id: ID, digest: DIGEST + after, after, records, shows: true, end: None })
+    sync_as(fs, &ROOT_CALLER, dir, records)
+}
+
+fn sync_as(fs: &mut Harness, caller: &Caller, dir: Ino, records: Vec<MergeRecord>) -> Result<Reply, Errno> {
+    let Decoupled { merged, digest, .. } = state(fs, dir)?;
+    let batch = MergeBatch {
+        id: ID,
+        digest: DIGEST + merged,
+        base: digest,
+        after: merged,
+        records,
+        shows: true,
+        end: None,
+    };
+    send_as(fs, caller, dir, encode(&batch))
 }
 
 /// Syncs the first records of a namespace: two directories, two files and a link.
@@ -22,17 +35,22 @@ fn synced(fs: &mut Harness, dir: Ino, decoupled: &Decoupled) -> Namespace {
 }
 
 fn end(fs: &mut Harness, dir: Ino) -> Result<Reply, Errno> {
-    let after = state(fs, dir)?.merged;
+    let Decoupled { merged: after, digest: base, .. } = state(fs, dir)?;
     let end = Some(MergeEnd { records: after, change: Default::default() });
-    send(fs, dir, &MergeBatch { id: ID, digest: 1, after, records: Vec::new(), shows: false, end })
+    send(fs, dir, &MergeBatch { id: ID, digest: 1, base, after, records: Vec::new(), shows: false, end })
 }
 
 fn remove(dir: Ino, text: &str) -> MergeRecord {
-    MergeRecord::Remove { dir, name: name(text) }
+    MergeRecord::Remove { dir, name: name(text), ino: None }
 }
 
 fn rename(from: (Ino, &str), to: (Ino, &str)) -> MergeRecord {
-    MergeRecord::Move { from: (from.0, name(from.1)), to: (to.0, name(to.1)) }
+    MergeRecord::Move { from: (from.0, name(from.1)), to: (to.0, name(to.1)), ino: None }
+}
+
+fn directory(ino: Ino, perm: u32) -> Inode {
+    let body = Body::Directory(Directory::empty(Ino::ROOT));
+    Inode { perm, ..inode(ino, FileType::Directory, body) }
 }
 
 fn update(inode: Inode, bytes: &[u8]) -> MergeRecord {
@@ -170,14 +188,17 @@ fn requests_of_an_earlier_sync_change_nothing() {
         let decoupled = decouple(fs, dir);
         synced(fs, dir, &decoupled);
         let at = |number| Ino(decoupled.first.0 + number);
-        let batch = |digest, after, text: &str| {
-            let records = vec![create(Ino::ROOT, text, file(at(6), b""), b"")];
-            MergeBatch { id: ID, digest, after, records, shows: true, end: None }
+        let batch = |(digest, base), after, text: &str, number| {
+            let records = vec![create(Ino::ROOT, text, file(at(number), b""), b"")];
+            MergeBatch { id: ID, digest, base, after, records, shows: true, end: None }
         };
-        assert_eq!(send(fs, dir, &batch(5, 5, "new")), Ok(Reply::Done));
-        assert_eq!(send(fs, dir, &batch(6, 5, "late")), Err(Errno::EINVAL));
-        assert_eq!(send(fs, dir, &batch(5, 5, "new")), Ok(Reply::Done), "the same again");
-        assert_eq!(state(fs, dir).unwrap().merged, 6);
+        assert_eq!(send(fs, dir, &batch((5, 4), 5, "late", 6)), Err(Errno::EINVAL), "after another one");
+        assert_eq!(send(fs, dir, &batch((5, DIGEST), 5, "new", 6)), Ok(Reply::Done));
+        assert_eq!(send(fs, dir, &batch((6, DIGEST), 5, "late", 6)), Err(Errno::EINVAL));
+        assert_eq!(send(fs, dir, &batch((5, DIGEST), 5, "new", 6)), Ok(Reply::Done), "the same again");
+        // The second request of a sync, of whose first one the server has lost the records.
+        assert_eq!(send(fs, dir, &batch((6, DIGEST), 6, "late", 7)), Err(Errno::EINVAL));
+        assert_eq!(state(fs, dir).map(|state| (state.merged, state.digest)), Ok((6, 5)));
         assert_eq!((fs.walk("job/late"), fs.walk("job/new")), (Err(Errno::ENOENT), Ok(at(6))));
     });
 }
@@ -238,19 +259,100 @@ fn sync_under_faults() {
         synced(fs, dir, &decoupled);
         fs.forget(dir);
     };
-    under_faults(before, |fs| {
-        let dir = fs.walk("job")?;
-        let decoupled = state(fs, dir)?;
+    // Each record is applied as a whole or not at all.
+    for number in 0..3 {
+        under_faults(before, |fs| {
+            let dir = fs.walk("job")?;
+            let decoupled = state(fs, dir)?;
+            let at = |number| Ino(decoupled.first.0 + number);
+            let records = [
+                update(file(at(1), b"new"), b"new"),
+                rename((at(0), "file"), (Ino::ROOT, "moved")),
+                remove(at(0), "empty"),
+            ];
+            // An earlier attempt may have merged it.
+            let record = records[number].clone();
+            let records = if decoupled.merged > 5 { Vec::new() } else { vec![record] };
+            let reply = sync(fs, dir, records);
+            fs.forget(dir);
+            reply
+        });
+    }
+}
+
+#[test]
+fn records_change_only_inodes_of_their_caller() {
+    everywhere(|fs| {
+        let dir = fs.mkdir("job");
+        let decoupled = share(fs, dir);
+        fs.chown("job", 5, 5);
+        synced(fs, dir, &decoupled);
         let at = |number| Ino(decoupled.first.0 + number);
+        let own = |inode| Inode { uid: 5, gid: 5, ..inode };
+        let shown = fs.dump();
+        let times = MergeRecord::Finish { ino: at(1), atime: TIME, mtime: TIME, ctime: TIME, flags: None };
+        for (record, errno) in [
+            (update(own(file(at(1), b"new")), b"new"), Errno::EPERM),
+            (times, Errno::EPERM),
+            (remove(at(0), "file"), Errno::EACCES),
+            (rename((at(0), "file"), (at(0), "moved")), Errno::EACCES),
+            (rename((at(0), "file"), (Ino::ROOT, "moved")), Errno::EACCES),
+            (rename((Ino::ROOT, "link"), (at(0), "moved")), Errno::EACCES),
+            (create(at(0), "new", own(file(at(7), b"")), b""), Errno::EACCES),
+        ] {
+            let text = format!("{record:?}");
+            assert_eq!(sync_as(fs, &user(5), dir, vec![record]), Err(errno), "{text}");
+        }
+        assert_eq!(fs.dump(), shown);
+        let flags = Some(InodeFlags::IMMUTABLE);
+        fs.ask(Request::SetAttr { ino: at(1), set: SetAttr { flags, ..SetAttr::default() } }).unwrap();
+        let changed = update(file(at(1), b"new"), b"new");
+        assert_eq!(sync(fs, dir, vec![changed.clone()]), Err(Errno::EPERM), "it is immutable");
+        let finish = |flags| MergeRecord::Finish { ino: at(1), atime: TIME, mtime: TIME, ctime: TIME, flags };
+        assert_eq!(sync(fs, dir, vec![finish(Some(InodeFlags::empty())), changed]), Ok(Reply::Done));
+        assert_eq!(fs.read(at(1)), b"new");
+    });
+}
+
+#[test]
+fn inode_that_others_moved_to_a_name_keeps_it() {
+    everywhere(|fs| {
+        let dir = fs.mkdir("job");
+        let decoupled = share(fs, dir);
+        synced(fs, dir, &decoupled);
+        let at = |number| Ino(decoupled.first.0 + number);
+        let (from, to, flags) = (name("file"), name("empty"), RenameFlags::empty());
+        fs.ask(Request::Rename { from_dir: at(0), from, to_dir: at(0), to, flags }).unwrap();
         let records = vec![
-            update(file(at(1), b"new"), b"new"),
-            rename((at(0), "file"), (Ino::ROOT, "moved")),
-            remove(at(0), "empty"),
+            MergeRecord::Move { from: (at(0), name("empty")), to: (at(0), name("moved")), ino: Some(at(4)) },
+            MergeRecord::Remove { dir: at(0), name: name("empty"), ino: Some(at(4)) },
         ];
-        // An earlier attempt may have merged some.
-        let records = records.into_iter().skip(decoupled.merged.saturating_sub(5) as usize).collect();
-        let reply = sync(fs, dir, records);
-        fs.forget(dir);
-        reply
+        assert_eq!(sync(fs, dir, records), Ok(Reply::Done));
+        assert_eq!((fs.walk("job/sub/empty"), fs.walk("job/sub/moved")), (Ok(at(1)), Err(Errno::ENOENT)));
+        let removal = MergeRecord::Remove { dir: at(0), name: name("empty"), ino: Some(at(1)) };
+        assert_eq!(sync(fs, dir, vec![removal]), Ok(Reply::Done));
+        assert_eq!(fs.walk("job/sub/empty"), Err(Errno::ENOENT));
+    });
+}
+
+#[test]
+fn owner_moves_directory_without_write_permission() {
+    everywhere(|fs| {
+        let dir = fs.mkdir("job");
+        let decoupled = decouple(fs, dir);
+        fs.chown("job", 5, 5);
+        let at = |number| Ino(decoupled.first.0 + number);
+        let own = |ino, perm| Inode { uid: 5, gid: 5, ..directory(ino, perm) };
+        let records = vec![
+            create(Ino::ROOT, "a", own(at(0), 0o555), b""),
+            create(at(0), "b", own(at(1), 0o555), b""),
+            create(Ino::ROOT, "c", own(at(2), 0o755), b""),
+        ];
+        assert_eq!(sync_as(fs, &user(5), dir, records), Ok(Reply::Done));
+        let below = rename((Ino::ROOT, "a"), (at(1), "a"));
+        assert_eq!(sync_as(fs, &user(5), dir, vec![below]), Err(Errno::EINVAL));
+        let moved = rename((at(0), "b"), (at(2), "b"));
+        assert_eq!(sync_as(fs, &user(5), dir, vec![moved]), Ok(Reply::Done));
+        assert_eq!(fs.walk("job/c/b"), Ok(at(1)));
     });
 }

@@ -57,6 +57,20 @@ pub trait ClientJournal: Send + Sync {
         0
     }
 
+    /// [`MergeBatch::base`].
+    fn base(&self) -> u64 {
+        0
+    }
+
+    /// True if a directory that refuses a record has others than this journal continues: late
+    /// requests of a killed mount, or those before a loss of power.
+    fn is_outdated(&self, decoupled: &Decoupled) -> bool {
+        let Decoupled { merged, digest, shows, .. } = *decoupled;
+        let has_own = merged >= self.first() && digest == self.digest();
+        let has_base = merged == self.first() && (merged == 0 || digest == self.base());
+        (shows || self.first() > 0) && !has_own && !has_base
+    }
+
     /// True for a namespace sync, which leaves the directory decoupled.
     fn is_sync(&self) -> bool {
         false
@@ -157,8 +171,14 @@ pub fn next_batch<F, E: From<Error>>(
     let (next, all) = (at + records.len() as u64, journal.len());
     let end =
         (next == all && !journal.is_sync()).then(|| MergeEnd { records: all, change: journal.root_change() });
-    let (id, digest) = (journal.origin().decoupled.id, journal.digest());
-    let shows = journal.is_sync();
-    let value = encode(&MergeBatch { id, digest, after: at, records, shows, end });
+    let value = encode(&MergeBatch {
+        id: journal.origin().decoupled.id,
+        digest: journal.digest(),
+        base: journal.base(),
+        after: at,
+        records,
+        shows: journal.is_sync(),
+        end,
+    });
     Ok(OutgoingBatch { next, value, files })
 }

@@ -19,13 +19,13 @@ mod synced;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use espalier_meta::{Decoupled, Dentry, Format, InoRecord, Inode, MergeRecord, Slot, decode, encode};
 use espalier_proto::{Attr, FileType, Ino, InodeFlags, Name, ObjectKind, SeekWhat};
-use espalier_store::{FormatOptions, LocalStore, Store, StoreError, Uuid, superblock};
+use espalier_store::{FormatOptions, LocalStore, Record, Store, StoreError, Uuid, superblock};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::clock;
@@ -135,8 +135,9 @@ enum MergeStep {
     Link { ino: Ino, names: Vec<(Ino, Name)> },
     Finish { ino: Ino },
     Update { ino: Ino },
-    Remove { dir: Ino, name: Name },
-    Move { from: (Ino, Name), to: (Ino, Name) },
+    ClearFlags { ino: Ino },
+    Remove { ino: Ino, dir: Ino, name: Name },
+    Move { ino: Ino, from: (Ino, Name), to: (Ino, Name) },
 }
 
 /// An inode with its names.
@@ -193,15 +194,22 @@ impl Namespace {
             return Err(Error::NoNamespace(dir.into()));
         }
         volume.require_whole(dir)?;
-        let mut namespace = Self::of_tables(dir, origin, checkpoint(volume)?)?;
+        let disk = checkpoint(volume)?;
+        let mut read = TableReader::default();
+        disk.store.records().try_for_each(|record| read.add(record?))?;
+        let mut namespace = Self::of_nodes(dir, origin, disk, read.finish()?)?;
         namespace.order(NumberRange::of(&namespace.origin.decoupled))?;
         namespace.digest = namespace.summed();
         Ok(namespace)
     }
 
-    /// The namespace that tables have, without a sequence.
-    fn of_tables(dir: &Path, origin: NamespaceOrigin, disk: Arc<Disk>) -> Result<Self, Error> {
-        let mut nodes = read(&disk.store)?;
+    /// A namespace without a sequence. `nodes`: what its tables have.
+    fn of_nodes(
+        dir: &Path,
+        origin: NamespaceOrigin,
+        disk: Arc<Disk>,
+        mut nodes: BTreeMap<Ino, NamedInode>,
+    ) -> Result<Self, Error> {
         let root = nodes.remove(&Ino::ROOT).ok_or_else(damaged)?.inode;
         Ok(Self { dir: dir.into(), origin, root, disk, nodes, sequence: Sequence::new(), digest: 0 })
     }
@@ -264,7 +272,9 @@ impl ClientJournal for Namespace {
             return Ok(None);
         }
         let mut sync = NamespaceSync::new(&self.dir, self.origin.clone());
-        Ok(Some(Box::new(sync.rest_of(self, decoupled, true)?)))
+        let rest = sync.rest_of(self, decoupled, true)?;
+        sync.record(rest.len())?;
+        Ok(Some(Box::new(rest)))
     }
 }
 
@@ -295,12 +305,20 @@ impl Namespace {
                 let (atime, mtime, ctime) = (*atime, *mtime, *ctime);
                 MergeRecord::Finish { ino: sequence.number(*ino)?, atime, mtime, ctime, flags }
             }
-            MergeStep::Remove { dir, name } => {
-                MergeRecord::Remove { dir: sequence.number(*dir)?, name: name.clone() }
+            MergeStep::ClearFlags { ino } => {
+                // It may be gone here, and about to be removed.
+                let Inode { atime, mtime, ctime, .. } = *self.inode(*ino).unwrap_or(&self.root);
+                let flags = Some(InodeFlags::empty());
+                MergeRecord::Finish { ino: sequence.number(*ino)?, atime, mtime, ctime, flags }
             }
-            MergeStep::Move { from, to } => {
+            MergeStep::Remove { ino, dir, name } => {
+                let ino = sequence.merged.get(ino).copied();
+                MergeRecord::Remove { dir: sequence.number(*dir)?, name: name.clone(), ino }
+            }
+            MergeStep::Move { ino, from, to } => {
+                let ino = sequence.merged.get(ino).copied();
                 let (from_dir, to_dir) = (sequence.number(from.0)?, sequence.number(to.0)?);
-                MergeRecord::Move { from: (from_dir, from.1.clone()), to: (to_dir, to.1.clone()) }
+                MergeRecord::Move { from: (from_dir, from.1.clone()), to: (to_dir, to.1.clone()), ino }
             }
             MergeStep::Big { ino, names } => {
                 let inode = self.inode(*ino)?.clone();
@@ -333,11 +351,14 @@ impl Namespace {
     /// The path of a step's inode or name in the namespace.
     fn path_of_step(&self, step: &MergeStep) -> Vec<u8> {
         let (mut path, mut at) = match step {
-            MergeStep::Create { dir, name, .. } | MergeStep::Remove { dir, name } => (name.to_vec(), *dir),
+            MergeStep::Create { dir, name, .. } | MergeStep::Remove { dir, name, .. } => {
+                (name.to_vec(), *dir)
+            }
             MergeStep::Move { to: (dir, name), .. } => (name.to_vec(), *dir),
             MergeStep::Big { ino, .. }
             | MergeStep::Link { ino, .. }
             | MergeStep::Finish { ino }
+            | MergeStep::ClearFlags { ino }
             | MergeStep::Update { ino } => (Vec::new(), *ino),
         };
         while let Some((dir, name)) = self.nodes.get(&at).and_then(|node| node.names.first()) {
@@ -410,7 +431,10 @@ impl Namespace {
                 MergeStep::Big { ino, names } | MergeStep::Link { ino, names } => (ino, encode(names)),
                 MergeStep::Finish { ino } => (ino, Vec::new()),
                 // Only a sync has these.
-                MergeStep::Update { .. } | MergeStep::Remove { .. } | MergeStep::Move { .. } => continue,
+                MergeStep::Update { .. }
+                | MergeStep::ClearFlags { .. }
+                | MergeStep::Remove { .. }
+                | MergeStep::Move { .. } => continue,
             };
             sum = xxh3_64_with_seed(&names, sum);
             if let Some(node) = self.nodes.get(ino) {
@@ -518,35 +542,58 @@ fn damaged() -> Error {
     Error::Store(StoreError::Corrupt { damage: "a record of the namespace is missing or damaged".into() })
 }
 
-/// All inodes of a store with their names; the root has none.
-fn read(store: &dyn Store) -> Result<BTreeMap<Ino, NamedInode>, Error> {
-    let mut nodes: BTreeMap<Ino, NamedInode> = BTreeMap::new();
-    let mut links: Vec<(Ino, (Ino, Name))> = Vec::new();
-    for record in store.records() {
-        let (object, key, value) = record?;
+/// Reads all inodes of a store with their names; the root has none.
+#[derive(Default)]
+struct TableReader {
+    nodes: BTreeMap<Ino, NamedInode>,
+    links: Vec<(Ino, (Ino, Name))>,
+}
+
+impl TableReader {
+    fn add(&mut self, (object, key, value): Record) -> Result<(), Error> {
         match object.kind {
             ObjectKind::Fragment => {
                 let dir = Ino(object.id);
                 let Slot { name, .. } = Slot::from_key(&key).ok_or_else(damaged)?;
                 match decode::<Dentry>(&value).map_err(|_| damaged())? {
                     Dentry::Primary(inode) => {
-                        nodes.insert(inode.ino, NamedInode { inode, names: vec![(dir, name)] });
+                        self.nodes.insert(inode.ino, NamedInode { inode, names: vec![(dir, name)] });
                     }
-                    Dentry::Remote(remote) => links.push((remote.ino, (dir, name))),
+                    Dentry::Remote(remote) => self.links.push((remote.ino, (dir, name))),
                 }
             }
             ObjectKind::Inodes => {
                 if let Some((InoRecord::Inode, ino)) = InoRecord::from_key(&key) {
                     let inode = decode(&value).map_err(|_| damaged())?;
-                    nodes.insert(ino, NamedInode { inode, names: Vec::new() });
+                    self.nodes.insert(ino, NamedInode { inode, names: Vec::new() });
                 }
             }
             // Inodes without a name end with the programs that used them.
             ObjectKind::Super | ObjectKind::Orphans | ObjectKind::Sessions => {}
         }
+        Ok(())
     }
-    for (ino, name) in links {
-        nodes.get_mut(&ino).ok_or_else(damaged)?.names.push(name);
+
+    /// The inodes, without names in directories that are removed. `espalier rm -r` frees their
+    /// entries later.
+    fn finish(mut self) -> Result<BTreeMap<Ino, NamedInode>, Error> {
+        for (ino, name) in self.links {
+            self.nodes.get_mut(&ino).ok_or_else(damaged)?.names.push(name);
+        }
+        let mut below: HashMap<Ino, Vec<Ino>> = HashMap::new();
+        for (ino, node) in &self.nodes {
+            if node.inode.kind == FileType::Directory {
+                node.names.iter().for_each(|(dir, _)| below.entry(*dir).or_default().push(*ino));
+            }
+        }
+        let (mut reached, mut next) = (HashSet::from([Ino::ROOT]), vec![Ino::ROOT]);
+        while let Some(dir) = next.pop() {
+            let dirs = below.remove(&dir).unwrap_or_default();
+            next.extend(dirs.into_iter().filter(|dir| reached.insert(*dir)));
+        }
+        for node in self.nodes.values_mut() {
+            node.names.retain(|(dir, _)| reached.contains(dir));
+        }
+        Ok(self.nodes)
     }
-    Ok(nodes)
 }

@@ -38,8 +38,8 @@ pub enum OfflineStores {
 /// - [`Error::Clients`]: clients may rely on what the stores have.
 /// - [`Error::NotDecoupled`], [`Error::OtherNamespace`], [`Error::ChangedNamespace`]: nothing has
 ///   been changed.
-/// - [`Error::NotMerged`]: a record cannot be merged. Nothing is visible, unless the directory
-///   allows interference; it can be repeated.
+/// - [`Error::NotMerged`]: a record cannot be merged. Nothing new is visible, unless the
+///   directory was synced or allows interference; it can be repeated.
 pub fn apply_nonvolatile(
     journal: &dyn ClientJournal,
     name: &Path,

@@ -8,29 +8,43 @@ use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use espalier_meta::{Decoupled, Inode, MergeRecord, encode};
+use espalier_meta::{Decoupled, Inode, MergeRecord};
 use espalier_proto::{FileType, Ino, Name};
-use xxhash_rust::xxh3::xxh3_64_with_seed;
+use espalier_store::Store;
 
-use super::synced::{SyncedFile, SyncedStep, SyncedTree};
+use super::synced::{PlanHead, SyncedFile, SyncedStep, SyncedTree};
 use super::{
     BigFile, ClientJournal, LINKS, MergeStep, Merged, NO_NUMBER, NamedInode, Namespace, NamespaceOrigin,
-    NumberRange, Sequence, SyncPoint, WriteBytes, Xattrs, below, is_big,
+    NumberRange, Sequence, SyncPoint, TableReader, WriteBytes, Xattrs, below, is_big,
 };
 use crate::error::Error;
+
+/// Records of the tables that are read at once.
+const PIECE: usize = 4096;
+/// How temporary names begin.
+const TEMPORARY: &[u8] = b".espalier-moved-";
 
 /// The syncs of a namespace.
 pub struct NamespaceSync {
     dir: PathBuf,
     origin: NamespaceOrigin,
-    /// As of the last sync.
-    synced: Option<SyncedFile>,
+    /// The last sync.
+    plan: Option<SyncPlan>,
+}
+
+/// The records of a sync, and the tree that the server has after them.
+struct SyncPlan {
+    synced: SyncedFile,
+    head: PlanHead,
+    steps: Vec<SyncedStep>,
+    /// Number of steps that are in the file.
+    recorded: usize,
 }
 
 impl NamespaceSync {
     /// `dir`: of the namespace.
     pub fn new(dir: &Path, origin: NamespaceOrigin) -> Self {
-        Self { dir: dir.into(), origin, synced: None }
+        Self { dir: dir.into(), origin, plan: None }
     }
 
     /// The mounted namespace as of a checkpoint, which is in use only while [`SyncPoint::read`]
@@ -39,15 +53,25 @@ impl NamespaceSync {
     /// # Errors
     /// [`Error::Store`].
     pub fn read(&self, sync_point: &SyncPoint) -> Result<Option<Namespace>, Error> {
-        let read = || {
-            let disk = Arc::clone(sync_point.disk()?);
-            Some(Namespace::of_tables(&self.dir, self.origin.clone(), disk))
-        };
-        sync_point.read(read).flatten().transpose()
+        let Some(disk) = sync_point.disk().map(Arc::clone) else { return Ok(None) };
+        let mut read = TableReader::default();
+        {
+            let Some(mut records) = sync_point.read(|| disk.store.records()) else { return Ok(None) };
+            loop {
+                // A checkpoint waits for one piece at most.
+                let piece = || records.by_ref().take(PIECE).collect::<Result<Vec<_>, _>>();
+                let Some(piece) = sync_point.read(piece).transpose()? else { return Ok(None) };
+                if piece.is_empty() {
+                    break;
+                }
+                piece.into_iter().try_for_each(|record| read.add(record))?;
+            }
+        }
+        Namespace::of_nodes(&self.dir, self.origin.clone(), disk, read.finish()?).map(Some)
     }
 
-    /// The records that follow those that the directory has merged. `ends`: they complete the
-    /// merge. They are recorded before this returns.
+    /// The records that follow those that the directory has merged, of which none may be sent
+    /// before [`Self::record`]. `ends`: they complete the merge.
     ///
     /// # Errors
     /// As [`ClientJournal::rest`].
@@ -57,18 +81,36 @@ impl NamespaceSync {
         decoupled: &Decoupled,
         ends: bool,
     ) -> Result<NamespaceRest<'a>, Error> {
-        let mut synced = match self.synced.take().filter(|synced| synced.tree.steps == decoupled.merged) {
+        let last = self.plan.take().map(|plan| plan.synced);
+        let mut synced = match last.filter(|synced| synced.is_current(decoupled)) {
             Some(synced) => synced,
             None => SyncedFile::open(&self.dir, decoupled)?,
         };
         let first = synced.tree.steps;
+        let base = if first == 0 { 0 } else { decoupled.digest };
         let numbers = NumberRange::of(&self.origin.decoupled);
-        let (sequence, log) = Planner::new(&namespace.nodes, &mut synced.tree, numbers, ends).plan()?;
-        synced.append(&log)?;
-        self.synced = Some(synced);
-        // Distinguishes records that were sent before a crash from others in their place.
-        let digest = xxh3_64_with_seed(&encode(&log), first);
-        Ok(NamespaceRest { namespace, sequence, first, digest, is_sync: !ends })
+        let (sequence, steps) = Planner::new(&namespace.nodes, &mut synced.tree, numbers, ends).plan()?;
+        let head = PlanHead::of(first, base, &steps);
+        if !steps.is_empty() {
+            synced.digest = head.digest;
+        }
+        self.plan = Some(SyncPlan { synced, head, steps, recorded: 0 });
+        Ok(NamespaceRest { namespace, sequence, head, is_sync: !ends })
+    }
+
+    /// Makes durable that the records before `end` are about to be sent.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn record(&mut self, end: u64) -> Result<(), Error> {
+        let Some(SyncPlan { synced, head, steps, recorded }) = &mut self.plan else { return Ok(()) };
+        let end = usize::try_from(end.saturating_sub(head.first)).unwrap_or(usize::MAX).min(steps.len());
+        if end <= *recorded {
+            return Ok(());
+        }
+        synced.append((*recorded == 0).then_some(*head), &steps[*recorded..end])?;
+        *recorded = end;
+        Ok(())
     }
 }
 
@@ -76,14 +118,13 @@ impl NamespaceSync {
 pub struct NamespaceRest<'a> {
     namespace: &'a Namespace,
     sequence: Sequence,
-    first: u64,
-    digest: u64,
+    head: PlanHead,
     is_sync: bool,
 }
 
 impl NamespaceRest<'_> {
     fn step(&self, number: u64) -> Option<&MergeStep> {
-        let at = number.checked_sub(self.first)?;
+        let at = number.checked_sub(self.head.first)?;
         self.sequence.steps.get(usize::try_from(at).ok()?)
     }
 }
@@ -102,7 +143,11 @@ impl ClientJournal for NamespaceRest<'_> {
     }
 
     fn first(&self) -> u64 {
-        self.first
+        self.head.first
+    }
+
+    fn base(&self) -> u64 {
+        self.head.base
     }
 
     fn is_sync(&self) -> bool {
@@ -110,17 +155,18 @@ impl ClientJournal for NamespaceRest<'_> {
     }
 
     fn len(&self) -> u64 {
-        self.first + self.sequence.steps.len() as u64
+        self.head.first + self.sequence.steps.len() as u64
     }
 
     fn digest(&self) -> u64 {
-        self.digest
+        self.head.digest
     }
 
     fn record(&self, number: u64) -> Result<Merged, Error> {
         let step = self.step(number).ok_or_else(super::damaged)?;
         let mut record = self.namespace.record_of(&self.sequence, step, number)?;
-        if let Merged::Record(MergeRecord::Finish { flags, .. }) = &mut record
+        if let (MergeStep::Finish { .. }, Merged::Record(MergeRecord::Finish { flags, .. })) =
+            (step, &mut record)
             && self.is_sync
         {
             *flags = None;
@@ -145,9 +191,11 @@ struct Planner<'a> {
     ends: bool,
     sequence: Sequence,
     log: Vec<SyncedStep>,
-    /// Inodes at temporary names in the root directory.
-    displaced: Vec<Ino>,
+    /// Inodes at temporary names.
+    displaced: Vec<(Ino, (Ino, Name))>,
     created: HashSet<Ino>,
+    /// Names of the namespace that begin as temporary ones do.
+    reserved: HashSet<Name>,
 }
 
 impl<'a> Planner<'a> {
@@ -160,6 +208,8 @@ impl<'a> Planner<'a> {
         let mut sequence = Sequence::new();
         let numbered = tree.inodes.iter().filter_map(|(ino, inode)| Some((*ino, inode.number?)));
         sequence.merged.extend(numbered);
+        let reserved = nodes.values().flat_map(|node| &node.names).map(|(_, name)| name);
+        let reserved = reserved.filter(|name| name.starts_with(TEMPORARY)).cloned().collect();
         Self {
             nodes,
             tree,
@@ -169,12 +219,14 @@ impl<'a> Planner<'a> {
             log: Vec::new(),
             displaced: Vec::new(),
             created: HashSet::new(),
+            reserved,
         }
     }
 
     fn plan(mut self) -> Result<(Sequence, Vec<SyncedStep>), Error> {
+        self.clear_flags();
         let dead = self.detach();
-        self.remove_directories(dead);
+        self.remove_directories(dead)?;
         self.create()?;
         self.place();
         self.link();
@@ -188,14 +240,36 @@ impl<'a> Planner<'a> {
         self.log.push(logged);
     }
 
-    fn push_move(&mut self, from: (Ino, Name), to: (Ino, Name)) {
+    fn push_move(&mut self, ino: Ino, from: (Ino, Name), to: (Ino, Name)) {
         let logged = SyncedStep::Move { from: from.clone(), to: to.clone() };
-        self.push(MergeStep::Move { from, to }, logged);
+        self.push(MergeStep::Move { ino, from, to }, logged);
     }
 
-    fn push_removal(&mut self, (dir, name): (Ino, Name)) {
+    fn push_removal(&mut self, ino: Ino, (dir, name): (Ino, Name)) {
         let logged = SyncedStep::Remove { dir, name: name.clone() };
-        self.push(MergeStep::Remove { dir, name }, logged);
+        self.push(MergeStep::Remove { ino, dir, name }, logged);
+    }
+
+    /// Removes flags, which would prevent changes. Only the end of a merge that was interrupted has
+    /// set them.
+    fn clear_flags(&mut self) {
+        let flagged = self.tree.inodes.iter().filter(|(_, inode)| inode.flags);
+        let flagged: BTreeSet<Ino> = flagged.map(|(ino, _)| *ino).collect();
+        for ino in flagged {
+            self.push(MergeStep::ClearFlags { ino }, SyncedStep::ClearFlags { ino });
+        }
+    }
+
+    /// A free name for an inode whose new place is not free yet.
+    fn temporary_name(&self, ino: Ino) -> (Ino, Name) {
+        let is_free =
+            |name: &(Ino, Name)| !self.tree.names.contains_key(name) && !self.reserved.contains(&name.1);
+        let mut named = (0_u64..).map(|number| {
+            let name = [TEMPORARY, format!("{ino}-{number}").as_bytes()].concat();
+            // It is valid: short, without a slash.
+            (Ino::ROOT, Name::new(&name).unwrap_or_else(|_| Name::lowest()))
+        });
+        named.find(is_free).unwrap_or((Ino::ROOT, Name::lowest()))
     }
 
     /// True if an inode that the server has stays there, under whichever names.
@@ -247,12 +321,13 @@ impl<'a> Planner<'a> {
                 && let Some(from) = names.pop_front()
             {
                 let to = self.direct_target(ino, &from, is_dir).unwrap_or_else(|| {
-                    self.displaced.push(ino);
-                    temporary_name(ino)
+                    let name = self.temporary_name(ino);
+                    self.displaced.push((ino, name.clone()));
+                    name
                 });
-                self.push_move(from, to);
+                self.push_move(ino, from, to);
             }
-            names.into_iter().for_each(|name| self.push_removal(name));
+            names.into_iter().for_each(|name| self.push_removal(ino, name));
         }
         dead
     }
@@ -273,20 +348,25 @@ impl<'a> Planner<'a> {
         self.missing(ino).filter(|to| stays(to.0)).find(is_free).cloned()
     }
 
-    fn remove_directories(&mut self, dead: Vec<Ino>) {
-        let depth = |mut dir: Ino| {
-            let mut depth = 0;
-            while let Some((above, _)) = self.tree.inodes.get(&dir).and_then(|inode| inode.names.first()) {
-                (dir, depth) = (*above, depth + 1);
+    fn remove_directories(&mut self, dead: Vec<Ino>) -> Result<(), Error> {
+        let (inodes, mut deepest) = (&self.tree.inodes, Vec::new());
+        for dir in dead {
+            let (mut depth, mut at) = (0, dir);
+            while let Some((above, _)) = inodes.get(&at).and_then(|inode| inode.names.first()) {
+                (at, depth) = (*above, depth + 1);
+                // A crafted file may have a circle.
+                if depth > inodes.len() {
+                    return Err(super::damaged());
+                }
             }
-            depth
-        };
-        let mut deepest: Vec<_> = dead.into_iter().map(|dir| (std::cmp::Reverse(depth(dir)), dir)).collect();
+            deepest.push((std::cmp::Reverse(depth), dir));
+        }
         deepest.sort_unstable();
         for (_, dir) in deepest {
             let name = self.tree.inodes.get(&dir).and_then(|inode| inode.names.first().cloned());
-            name.into_iter().for_each(|name| self.push_removal(name));
+            name.into_iter().for_each(|name| self.push_removal(dir, name));
         }
+        Ok(())
     }
 
     /// Creates inodes, in ascending order of their numbers if these are not used up.
@@ -333,10 +413,10 @@ impl<'a> Planner<'a> {
 
     /// Moves inodes from temporary names to their places.
     fn place(&mut self) {
-        for ino in std::mem::take(&mut self.displaced) {
+        for (ino, from) in std::mem::take(&mut self.displaced) {
             let to = self.missing(ino).next().cloned();
             if let Some(to) = to {
-                self.push_move(temporary_name(ino), to);
+                self.push_move(ino, from, to);
             }
         }
     }
@@ -381,18 +461,13 @@ impl<'a> Planner<'a> {
                 self.push(MergeStep::Update { ino: *ino }, SyncedStep::Update { ino: *ino, ctime });
             }
             if is_new && is_dir || has_flags {
-                finished.push((*ino, ctime));
+                finished.push(SyncedStep::Finish { ino: *ino, ctime, flags: has_flags });
             }
         }
-        for (ino, ctime) in finished {
-            self.push(MergeStep::Finish { ino }, SyncedStep::Update { ino, ctime });
+        for logged in finished {
+            if let SyncedStep::Finish { ino, .. } = logged {
+                self.push(MergeStep::Finish { ino }, logged);
+            }
         }
     }
-}
-
-/// A temporary name of an inode whose new place is not free yet.
-fn temporary_name(ino: Ino) -> (Ino, Name) {
-    // It is valid: short, without a slash.
-    let name = Name::new(format!(".espalier-moved-{ino}").as_bytes()).unwrap_or_else(|_| Name::lowest());
-    (Ino::ROOT, name)
 }

@@ -4,6 +4,8 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
+use espalier_meta::CheckpointWhen;
+
 use crate::disk::Disk;
 
 /// The longest time for which a checkpoint is held back. The journal has room for it.
@@ -36,12 +38,18 @@ struct SyncState {
     loan: Loan,
     /// Seconds since the last sync was due.
     waited: u32,
+    /// The sync waits in [`SyncPoint::take`].
+    is_ready: bool,
+    /// The last sync was not complete, so the next one is due although nothing has changed.
+    repeats: bool,
 }
 
 impl SyncPoint {
     /// `interval`: seconds between two syncs.
     pub fn new(interval: u32) -> Self {
-        let state = Mutex::new(SyncState { loan: Loan::None, waited: 0 });
+        // An earlier mount may have left something.
+        let state = SyncState { loan: Loan::None, waited: 0, is_ready: false, repeats: true };
+        let state = Mutex::new(state);
         Self { interval, state, changed: Condvar::new(), disk: OnceLock::new() }
     }
 
@@ -54,15 +62,16 @@ impl SyncPoint {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Comes once a second. Returns true if a checkpoint is wanted.
-    pub(crate) fn tick(&self) -> bool {
+    /// Comes once a second. Returns the checkpoint that the next sync needs.
+    pub(crate) fn tick(&self) -> Option<CheckpointWhen> {
         // The sync reads: the time counts with the next tick.
-        let Ok(mut state) = self.state.try_lock() else { return false };
+        let mut state = self.state.try_lock().ok()?;
         state.waited = state.waited.saturating_add(1);
-        if state.loan == Loan::None && state.waited >= self.interval {
+        if state.loan == Loan::None && state.is_ready && state.waited >= self.interval {
             (state.loan, state.waited) = (Loan::Wanted, 0);
         }
-        state.loan == Loan::Wanted
+        let when = if state.repeats { CheckpointWhen::Always } else { CheckpointWhen::Changed };
+        (state.loan == Loan::Wanted).then_some(when)
     }
 
     /// A checkpoint has been published: waits until the sync does not need the tables, or a limit.
@@ -77,6 +86,7 @@ impl SyncPoint {
         let waited = self.changed.wait_timeout_while(state, LENT, is_lent);
         let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
         if is_lent(&mut state) {
+            tracing::warn!("the sync of the namespace has not read it in {} s", LENT.as_secs());
             state.loan = Loan::None;
         }
     }
@@ -84,8 +94,11 @@ impl SyncPoint {
     /// Waits for a checkpoint. Returns false if the namespace is being unmounted.
     pub fn take(&self) -> bool {
         let waits = |state: &mut SyncState| !matches!(state.loan, Loan::Lent | Loan::Closed);
-        let taken = self.changed.wait_while(self.lock(), waits);
+        let mut state = self.lock();
+        state.is_ready = true;
+        let taken = self.changed.wait_while(state, waits);
         let mut state = taken.unwrap_or_else(PoisonError::into_inner);
+        state.is_ready = false;
         if state.loan == Loan::Closed {
             return false;
         }
@@ -98,7 +111,8 @@ impl SyncPoint {
         self.disk.get()
     }
 
-    /// Reads the tables; `None` if the checkpoint was held back for too long.
+    /// Reads a part of the tables, for which a checkpoint waits; `None` if one was held back for too
+    /// long.
     pub fn read<T>(&self, read: impl FnOnce() -> T) -> Option<T> {
         let state = self.lock();
         (state.loan == Loan::Taken).then(read)
@@ -113,9 +127,57 @@ impl SyncPoint {
         self.changed.notify_all();
     }
 
+    /// Ends a sync. `is_complete`: the server has everything.
+    pub fn end(&self, is_complete: bool) {
+        self.lock().repeats = !is_complete;
+        self.give_back();
+    }
+
     /// Ends syncs.
     pub fn close(&self) {
         self.lock().loan = Loan::Closed;
         self.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    /// Waits until the sync is ready, and ticks.
+    fn tick(point: &SyncPoint) -> Option<CheckpointWhen> {
+        while !point.lock().is_ready {
+            thread::yield_now();
+        }
+        point.tick()
+    }
+
+    #[test]
+    fn incomplete_syncs_are_repeated_without_changes() {
+        let point = SyncPoint::new(2);
+        assert_eq!((point.tick(), point.tick(), point.tick()), (None, None, None), "no sync is ready");
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                for is_complete in [false, true, true] {
+                    assert!(point.take());
+                    assert_eq!(point.read(|| 5), Some(5));
+                    point.end(is_complete);
+                    assert_eq!(point.read(|| 5), None);
+                }
+            });
+            for when in [CheckpointWhen::Always, CheckpointWhen::Always, CheckpointWhen::Changed] {
+                let due = loop {
+                    if let Some(due) = tick(&point) {
+                        break due;
+                    }
+                };
+                assert_eq!(due, when);
+                point.lend();
+            }
+        });
+        point.close();
+        assert!(!point.take());
     }
 }

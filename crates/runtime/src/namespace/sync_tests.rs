@@ -7,12 +7,13 @@ use std::path::Path;
 use std::process::Command;
 
 use espalier_client::Answer;
-use espalier_meta::{DECOUPLE, Decoupled};
+use espalier_meta::{DECOUPLE, Decoupled, Input, MERGE};
 use espalier_proto::{
-    Attr, Errno, FileType, Ino, InodeFlags, Name, NewNode, RenameFlags, Request, SetAttr, SetTime, Time,
+    Attr, Errno, FileType, Ino, InodeFlags, Name, NewNode, Rank, RenameFlags, Request, SetAttr, SetTime, Time,
 };
 
 use super::offline::OfflineClient;
+use super::synced::{PlanHead, SyncedFile, SyncedStep};
 use super::tests::{Decoupling, find, make, name, open, read, write};
 use super::*;
 
@@ -146,10 +147,47 @@ fn state(client: &mut OfflineClient, made: &Decoupling) -> Decoupled {
     client.decoupled(made.directory).unwrap().unwrap()
 }
 
+fn state_of(made: &Decoupling) -> Decoupled {
+    let mut server = made.client();
+    let decoupled = state(&mut server, made);
+    server.close().unwrap();
+    decoupled
+}
+
 fn copy(from: &Path, to: &Path) {
     let _ = std::fs::remove_dir_all(to);
     let copied = Command::new("cp").arg("-a").arg(from).arg(to).status().unwrap();
     assert!(copied.success());
+}
+
+/// The first request of a sync, which arrives late.
+fn first_batch(rest: &NamespaceRest<'_>) -> Vec<u8> {
+    let batch = next_batch(rest, rest.first(), |file| -> Result<((), Ino), Error> {
+        panic!("{} is big", file.inode.ino)
+    });
+    batch.unwrap().value
+}
+
+/// Sends a sync, during which a late request of an earlier one may arrive.
+fn send(made: &Decoupling, namespace: &Namespace, sync: &mut NamespaceSync, late: Option<Vec<u8>>) -> u64 {
+    let mut server = made.client();
+    let decoupled = state(&mut server, made);
+    let rest = sync.rest_of(namespace, &decoupled, false).unwrap();
+    sync.record(rest.len()).unwrap();
+    if let Some(late) = late {
+        let _ = server.set_xattr(made.directory, MERGE.as_bytes(), &late);
+    }
+    let sent = server.merge(&rest, made.directory, decoupled.merged, |_| ());
+    let after = state(&mut server, made);
+    server.close().unwrap();
+    match sent {
+        Ok(()) => assert_eq!((after.merged, rest.is_outdated(&after)), (rest.len(), false)),
+        Err(error) => {
+            assert!(rest.is_outdated(&after), "{error}");
+            return send(made, namespace, sync, None);
+        }
+    }
+    rest.len()
 }
 
 /// One run.
@@ -157,7 +195,7 @@ fn run(seed: u64) {
     let mut random = fastrand::Rng::with_seed(seed);
     let made = Decoupling::new(2000);
     let mut sync = NamespaceSync::new(&made.store(), made.origin());
-    let mut shown = DescribedTree::new();
+    let (mut shown, mut late) = (DescribedTree::new(), None);
     for _ in 0..random.usize(1..7) {
         let mut client = open(&made.store());
         work(&mut client, &mut random);
@@ -169,19 +207,23 @@ fn run(seed: u64) {
         let saved: Vec<_> = made.ranks.iter().map(|rank| rank.with_extension("saved")).collect();
         made.ranks.iter().zip(&saved).for_each(|(rank, saved)| copy(rank, saved));
         let namespace = Namespace::open(&made.store()).unwrap();
-        let mut server = made.client();
-        let decoupled = state(&mut server, &made);
-        let rest = sync.rest_of(&namespace, &decoupled, false).unwrap();
         let outcome = random.u32(0..6);
-        // 0: the client dies before it sends.
-        if outcome > 0 {
-            server.merge(&rest, made.directory, decoupled.merged, |_| ()).unwrap();
-            let is_all = state(&mut server, &made).merged == rest.len();
-            assert!(is_all);
+        if outcome == 0 {
+            // The client dies before the server executes its first request.
+            let decoupled = state_of(&made);
+            let rest = sync.rest_of(&namespace, &decoupled, false).unwrap();
+            if random.bool() {
+                sync.record(rest.len()).unwrap();
+                late = Some(first_batch(&rest));
+            }
+            sync = NamespaceSync::new(&made.store(), made.origin());
+        } else {
+            let arrives = random.bool();
+            send(&made, &namespace, &mut sync, if arrives { late.take() } else { None });
+            let mut server = made.client();
             shown = describe(&mut server, made.directory);
+            server.close().unwrap();
         }
-        server.close().unwrap();
-        drop(rest);
         drop(namespace);
         // 1: the server loses power.
         if outcome == 1 {
@@ -214,6 +256,11 @@ fn run(seed: u64) {
     }
     let expected = describe(&mut client, Ino::ROOT);
     client.close().unwrap();
+    if let Some(late) = late {
+        let mut server = made.client();
+        let _ = server.set_xattr(made.directory, MERGE.as_bytes(), &late);
+        server.close().unwrap();
+    }
     made.apply(&made.store()).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
     let mut server = made.client();
     let merged = describe(&mut server, made.directory);
@@ -240,28 +287,130 @@ fn record_of_syncs_is_read_up_to_what_the_server_has() {
     let made = Decoupling::new(64);
     made.fill();
     let namespace = Namespace::open(&made.store()).unwrap();
-    let mut sync = NamespaceSync::new(&made.store(), made.origin());
-    let rest = sync.rest_of(&namespace, &made.decoupled, false).unwrap();
-    let all = rest.len();
+    let new = || NamespaceSync::new(&made.store(), made.origin());
+    let state = |merged, digest| Decoupled { merged, digest, shows: true, ..made.decoupled.clone() };
+    let recorded = |decoupled: &Decoupled| {
+        let mut sync = new();
+        let rest = sync.rest_of(&namespace, decoupled, false).unwrap();
+        sync.record(rest.len()).unwrap();
+        (rest.first(), rest.len(), rest.digest())
+    };
+    let (_, all, digest) = recorded(&made.decoupled);
     assert!(all > 3);
-    let merged = |merged| Decoupled { merged, shows: true, ..made.decoupled.clone() };
-    drop(rest);
+    // Each is another plan, after a part of the first one.
     for part in [all, all - 2, 1, 0, all - 1] {
-        let mut sync = NamespaceSync::new(&made.store(), made.origin());
-        let rest = sync.rest_of(&namespace, &merged(part), false).unwrap();
-        assert_eq!((rest.first(), rest.len() >= all), (part, true));
+        let (first, end, _) = recorded(&state(part, digest));
+        assert_eq!((first, end >= all), (part, true));
     }
+    let (_, end, second) = recorded(&state(2, digest));
+    assert_eq!(recorded(&state(end, second)).0, end);
+    let refused = |decoupled| {
+        let outcome = new().rest_of(&namespace, &decoupled, false).map(drop);
+        assert!(matches!(outcome, Err(Error::ChangedNamespace(_))), "{outcome:?}");
+    };
+    // A plan that is not recorded, and records that a plan does not have.
+    refused(state(2, digest + 1));
+    refused(state(1, second));
+    refused(state(all + 1, digest));
     let path = made.store().join("synced");
     let length = std::fs::metadata(&path).unwrap().len();
-    for more in [0, 5] {
-        // A torn end, and one that was lost.
+    for more in [5, 0] {
+        // A torn end.
         let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
         file.set_len(length + more).unwrap();
-        let mut sync = NamespaceSync::new(&made.store(), made.origin());
-        assert_eq!(sync.rest_of(&namespace, &merged(all), false).unwrap().first(), all);
+        assert_eq!(recorded(&state(all, digest)).0, all);
     }
     std::fs::remove_file(&path).unwrap();
+    refused(state(1, digest));
+}
+
+#[test]
+fn steps_are_recorded_as_they_are_sent() {
+    let made = Decoupling::new(64);
+    made.fill();
+    let namespace = Namespace::open(&made.store()).unwrap();
     let mut sync = NamespaceSync::new(&made.store(), made.origin());
-    let outcome = sync.rest_of(&namespace, &merged(1), false).map(drop);
-    assert!(matches!(outcome, Err(Error::ChangedNamespace(_))), "{outcome:?}");
+    let rest = sync.rest_of(&namespace, &made.decoupled, false).unwrap();
+    let (all, digest) = (rest.len(), rest.digest());
+    sync.record(2).unwrap();
+    sync.record(3).unwrap();
+    sync.record(1).unwrap();
+    for (merged, is_recorded) in [(2, true), (3, true), (4, false), (all, false)] {
+        let decoupled = Decoupled { merged, digest, shows: true, ..made.decoupled.clone() };
+        let mut sync = NamespaceSync::new(&made.store(), made.origin());
+        assert_eq!(sync.rest_of(&namespace, &decoupled, false).is_ok(), is_recorded, "{merged}");
+    }
+}
+
+/// Syncs a namespace that is not open.
+fn sync(made: &Decoupling) {
+    let namespace = Namespace::open(&made.store()).unwrap();
+    send(made, &namespace, &mut NamespaceSync::new(&made.store(), made.origin()), None);
+}
+
+#[test]
+fn removed_tree_that_is_not_swept_is_removed_at_the_server() {
+    let made = Decoupling::new(64);
+    made.fill();
+    sync(&made);
+    let mut client = open(&made.store());
+    let sub = find(&mut client, Ino::ROOT, "sub").unwrap().ino;
+    // From here on nothing is swept.
+    crate::ranks::run(&mut client.volumes, [(Rank(0), Input::Drain)].into());
+    client.ask(Request::RemoveTree { dir: sub }).unwrap();
+    client.close().unwrap();
+    let namespace = Namespace::open(&made.store()).unwrap();
+    let is_entry = |record: &Record| record.0.kind == ObjectKind::Fragment && record.0.id == sub.0;
+    assert!(namespace.disk.store.records().any(|record| is_entry(&record.unwrap())));
+    drop(namespace);
+    made.apply(&made.store()).unwrap();
+    let mut server = made.client();
+    assert_eq!(find(&mut server, made.directory, "sub").err(), Some(Errno::ENOENT));
+    assert!(find(&mut server, made.directory, "new").is_ok());
+    server.close().unwrap();
+}
+
+#[test]
+fn temporary_names_are_free() {
+    let made = Decoupling::new(64);
+    let mut client = open(&made.store());
+    let dirs = ["a", "b"].map(|dir| make(&mut client, Ino::ROOT, dir, NewNode::Directory).unwrap());
+    client.close().unwrap();
+    sync(&made);
+    let mut client = open(&made.store());
+    let (from, to, flags) = (name("a"), name("b"), RenameFlags::EXCHANGE);
+    client.ask(Request::Rename { from_dir: Ino::ROOT, from, to_dir: Ino::ROOT, to, flags }).unwrap();
+    for dir in dirs {
+        make(&mut client, Ino::ROOT, &format!(".espalier-moved-{dir}-0"), NewNode::Regular).unwrap();
+    }
+    let expected = describe(&mut client, Ino::ROOT);
+    client.close().unwrap();
+    sync(&made);
+    made.apply(&made.store()).unwrap();
+    let mut server = made.client();
+    assert_eq!(describe(&mut server, made.directory), expected);
+    server.close().unwrap();
+}
+
+#[test]
+fn crafted_record_of_syncs_ends_the_plan() {
+    let made = Decoupling::new(64);
+    let namespace = Namespace::open(&made.store()).unwrap();
+    let first = made.decoupled.first;
+    let (a, b) = (Ino(50), Ino(51));
+    let create = |ino: Ino, dir, number| SyncedStep::Create {
+        ino,
+        number: Ino(first.0 + number),
+        dir,
+        name: name("x"),
+        is_dir: true,
+        ctime: Time::new(0, 0),
+    };
+    // Each directory is in the other one.
+    let steps = [create(a, b, 0), create(b, a, 1)];
+    let head = PlanHead::of(0, 0, &steps);
+    SyncedFile::open(&made.store(), &made.decoupled).unwrap().append(Some(head), &steps).unwrap();
+    let decoupled = Decoupled { merged: 2, digest: head.digest, shows: true, ..made.decoupled.clone() };
+    let mut sync = NamespaceSync::new(&made.store(), made.origin());
+    assert!(sync.rest_of(&namespace, &decoupled, true).is_err());
 }
