@@ -1,6 +1,7 @@
 //! Random runs of decoupled namespaces: clients decouple directories, work in namespaces, crash and
 //! merge while servers crash; another client finishes for them. What is left must be what the
-//! level's sentence says, and be visible at once or not at all.
+//! level's sentence says, and be visible at once or not at all. Some namespaces are synced: others
+//! see the state after some record, and what they have seen is not lost with the client.
 //!
 //! A namespace is a list of records here. That of durability `none` is in its client's memory, that
 //! of `local` on its disk, and that of `global` a file of the cluster.
@@ -40,6 +41,8 @@ const LEVELS: [Durability; 3] = [Durability::None, Durability::Local, Durability
 #[derive(Debug)]
 struct Job {
     level: Durability,
+    /// It has namespace syncs.
+    syncs: bool,
     /// The records, each with the time at which it was made.
     records: Vec<(MergeRecord, Nanos)>,
     /// Number of records that a sync has made durable.
@@ -60,6 +63,8 @@ struct Job {
 #[derive(Debug, Default)]
 struct RunState {
     jobs: Vec<Job>,
+    /// A mutant of clients: syncs send records that are not durable.
+    hasty: bool,
     violation: Option<String>,
 }
 
@@ -205,16 +210,78 @@ fn file_name(job: usize) -> String {
     format!("namespace{job}")
 }
 
-/// A random record of a namespace: a file or a directory in the root or in another directory.
-fn record(decoupled: &Decoupled, records: &[(MergeRecord, Nanos)], random: &mut Random) -> MergeRecord {
-    let mut dirs = vec![Ino::ROOT];
-    for (record, _) in records {
-        if let MergeRecord::Create { inode, .. } = record
-            && inode.kind == FileType::Directory
-        {
-            dirs.push(inode.ino);
+/// The names in each directory of a namespace after these records.
+fn replay<'a>(records: impl IntoIterator<Item = &'a MergeRecord>) -> BTreeMap<Ino, BTreeMap<Name, Ino>> {
+    let mut dirs = BTreeMap::from([(Ino::ROOT, BTreeMap::new())]);
+    for record in records {
+        match record {
+            MergeRecord::Create { dir, name, inode, .. } => {
+                dirs.entry(*dir).or_default().insert(name.clone(), inode.ino);
+                if inode.kind == FileType::Directory {
+                    dirs.entry(inode.ino).or_default();
+                }
+            }
+            MergeRecord::Remove { dir, name, .. } => {
+                let removed = dirs.get_mut(dir).and_then(|names| names.remove(name));
+                removed.and_then(|ino| dirs.remove(&ino));
+            }
+            MergeRecord::Move { from, to, .. } => {
+                let moved = dirs.get_mut(&from.0).and_then(|names| names.remove(&from.1)).unwrap();
+                dirs.entry(to.0).or_default().insert(to.1.clone(), moved);
+            }
+            _ => {}
         }
     }
+    dirs
+}
+
+/// A random record that changes what earlier ones have made; `None` if there is nothing to change.
+fn change(records: &[(MergeRecord, Nanos)], random: &mut Random) -> Option<MergeRecord> {
+    let dirs = replay(records.iter().map(|(record, _)| record));
+    let is_dir = |ino: &Ino| dirs.contains_key(ino);
+    let names = |(dir, names): (&Ino, &BTreeMap<Name, Ino>)| {
+        let dir = *dir;
+        names.iter().map(move |(name, ino)| (dir, name.clone(), *ino)).collect::<Vec<_>>()
+    };
+    let all: Vec<_> = dirs.iter().flat_map(names).collect();
+    let (dir, name, ino) = all.choose(random)?.clone();
+    let is_empty = dirs.get(&ino).is_none_or(BTreeMap::is_empty);
+    match random.random_range(0..3) {
+        0 if is_empty => Some(MergeRecord::Remove { dir, name, ino: Some(ino) }),
+        1 => {
+            // A directory in the root cannot be below itself.
+            let new_dir = if is_dir(&ino) {
+                Ino::ROOT
+            } else {
+                *dirs.keys().copied().collect::<Vec<_>>().choose(random)?
+            };
+            let onto =
+                all.choose(random).filter(|(_, _, other)| !is_dir(&ino) && !is_dir(other) && *other != ino);
+            let new = (new_dir, name_of(&format!("n{}", records.len())));
+            let to = onto.map_or(new, |(dir, name, _)| (*dir, name.clone()));
+            Some(MergeRecord::Move { from: (dir, name), to, ino: Some(ino) })
+        }
+        _ => {
+            let created = records.iter().find_map(|(record, _)| match record {
+                MergeRecord::Create { inode, .. } if inode.ino == ino => Some(inode.clone()),
+                _ => None,
+            });
+            let mut inode = created?;
+            let mut bytes = Vec::new();
+            if inode.kind == FileType::Regular {
+                bytes = vec![8; random.random_range(0..40)];
+                let length = bytes.len() as u32;
+                inode.body = Body::Stuffed { size: length.into(), stored: length };
+            }
+            inode.perm = 0o700 + random.random_range(0..8);
+            Some(MergeRecord::Update { inode, bytes, xattrs: Vec::new() })
+        }
+    }
+}
+
+/// A random record of a namespace: a file or a directory in the root or in another directory.
+fn record(decoupled: &Decoupled, records: &[(MergeRecord, Nanos)], random: &mut Random) -> MergeRecord {
+    let dirs: Vec<Ino> = replay(records.iter().map(|(record, _)| record)).into_keys().collect();
     let dir = *dirs.choose(random).unwrap();
     let is_dir = random.random_range(0..4) == 0;
     let bytes = if is_dir { Vec::new() } else { vec![7; random.random_range(0..40)] };
@@ -254,8 +321,9 @@ fn merge(
     job: usize,
     dir: Ino,
     records: &[MergeRecord],
+    ends: bool,
 ) -> Option<Result<(), String>> {
-    let all = records.len() as u64;
+    let (all, syncs) = (records.len() as u64, shared.lock().jobs[job].syncs);
     loop {
         let (mut at, base) = match steps.decoupled(dir)? {
             Ok(Some(decoupled)) => (decoupled.merged, decoupled.digest),
@@ -264,7 +332,7 @@ fn merge(
         };
         loop {
             let next = all.min(at + steps.random.random_range(1..6));
-            let end = (next == all).then(|| MergeEnd { records: all, change: Change::default() });
+            let end = (ends && next == all).then(|| MergeEnd { records: all, change: Change::default() });
             if end.is_some() {
                 shared.lock().jobs[job].blocks = false;
             }
@@ -275,7 +343,7 @@ fn merge(
                 base,
                 after: at,
                 records: sent,
-                shows: false,
+                shows: syncs,
                 end,
             };
             match steps.set_xattr(dir, MERGE, encode(&batch))? {
@@ -342,7 +410,9 @@ fn worker(steps: &mut Steps, shared: &SharedState, job: usize) -> Option<()> {
         let made = {
             let mut state = shared.lock();
             let job = &mut state.jobs[job];
-            let made = record(&decoupled, &job.records, &mut steps.random);
+            let changes = job.syncs && steps.random.random_range(0..3) == 0;
+            let changed = if changes { change(&job.records, &mut steps.random) } else { None };
+            let made = changed.unwrap_or_else(|| record(&decoupled, &job.records, &mut steps.random));
             job.records.push((made.clone(), steps.now));
             made
         };
@@ -357,7 +427,11 @@ fn worker(steps: &mut Steps, shared: &SharedState, job: usize) -> Option<()> {
             written += length;
         }
         let is_last = number + 1 == count;
-        if is_last || steps.random.random_range(0..6) == 0 {
+        let (syncs, hasty) = {
+            let state = shared.lock();
+            (state.jobs[job].syncs && !is_last && steps.random.random_range(0..6) == 0, state.hasty)
+        };
+        if is_last || (syncs && !hasty) || steps.random.random_range(0..6) == 0 {
             if let Some(ino) = file
                 && let Err(errno) = steps.ask(Request::Fsync { ino })?
             {
@@ -365,12 +439,19 @@ fn worker(steps: &mut Steps, shared: &SharedState, job: usize) -> Option<()> {
             }
             shared.lock().jobs[job].synced = number + 1;
         }
+        if syncs {
+            let records: Vec<MergeRecord> =
+                shared.lock().jobs[job].records.iter().map(|(record, _)| record.clone()).collect();
+            if let Err(why) = merge(steps, shared, job, dir, &records, false)? {
+                shared.violated(format!("job {job} cannot be synced: {why}"));
+            }
+        }
         steps.pause_ms(0..300)?;
     }
     if steps.random.random_range(0..3) > 0 {
         let records: Vec<MergeRecord> =
             shared.lock().jobs[job].records.iter().map(|(record, _)| record.clone()).collect();
-        match merge(steps, shared, job, dir, &records)? {
+        match merge(steps, shared, job, dir, &records, true)? {
             Ok(()) => shared.lock().jobs[job].merged = true,
             Err(why) => shared.violated(format!("job {job} cannot be merged: {why}")),
         }
@@ -477,6 +558,8 @@ fn finish(steps: &mut Steps, shared: &SharedState, job: usize) -> Option<Result<
         Ok(state) => state,
         Err(errno) => return Some(Err(format!("no state: {errno}"))),
     };
+    // Records that others see stay.
+    let shown = state.as_ref().map_or(0, |state| if state.shows { state.merged as usize } else { 0 });
     match state {
         Some(_) if was_merged => return Some(Err("it is decoupled although its merge was complete".into())),
         Some(_) if level == Durability::None && left.is_some() => {
@@ -484,10 +567,13 @@ fn finish(steps: &mut Steps, shared: &SharedState, job: usize) -> Option<Result<
             if let Err(errno) = abort(steps, shared, job, dir)? {
                 return Some(Err(format!("cannot abort: {errno}")));
             }
-            records.clear();
+            records.truncate(shown);
         }
         Some(state) => {
             match (level, left) {
+                (Durability::Local, Some(left)) if left < shown => {
+                    return Some(Err(format!("{shown} records were synced, but {left} are left")));
+                }
                 (Durability::Local, Some(left)) => records.truncate(left),
                 (Durability::Global, Some(_)) => {
                     let found = persisted(steps, job)?.unwrap_or_default();
@@ -495,11 +581,17 @@ fn finish(steps: &mut Steps, shared: &SharedState, job: usize) -> Option<Result<
                     if !is_begin || (found.len() < synced && !power) {
                         return Some(Err(format!("{} of {synced} synced records are left", found.len())));
                     }
-                    let has_changed = found.len() < records.len();
-                    records = found;
-                    if state.merged > 0 && has_changed {
+                    let (has_changed, found_count) = (found.len() < records.len(), found.len());
+                    let all = std::mem::replace(&mut records, found);
+                    if found_count < shown || (state.merged > 0 && has_changed && !state.shows) {
+                        if !power && state.shows {
+                            return Some(Err(format!(
+                                "{shown} records were synced, but {found_count} are left"
+                            )));
+                        }
                         // The merge cannot continue.
-                        records.clear();
+                        records = all;
+                        records.truncate(shown);
                         if let Err(errno) = abort(steps, shared, job, dir)? {
                             return Some(Err(format!("cannot abort: {errno}")));
                         }
@@ -509,7 +601,7 @@ fn finish(steps: &mut Steps, shared: &SharedState, job: usize) -> Option<Result<
                 // The client writes everything when it unmounts the namespace.
                 _ => {}
             }
-            if let Err(why) = merge(steps, shared, job, dir, &records)? {
+            if let Err(why) = merge(steps, shared, job, dir, &records, true)? {
                 return Some(Err(format!("cannot be merged: {why}")));
             }
         }
@@ -528,16 +620,10 @@ fn check(
     top: Ino,
     records: &[MergeRecord],
 ) -> Option<Result<(), String>> {
-    let mut expected: BTreeMap<Ino, BTreeSet<(Vec<u8>, Ino)>> =
-        BTreeMap::from([(Ino::ROOT, BTreeSet::new())]);
-    for record in records {
-        if let MergeRecord::Create { dir, name, inode, .. } = record {
-            expected.entry(*dir).or_default().insert((name.to_vec(), inode.ino));
-            if inode.kind == FileType::Directory {
-                expected.entry(inode.ino).or_default();
-            }
-        }
-    }
+    let expected: BTreeMap<Ino, BTreeSet<(Vec<u8>, Ino)>> = replay(records)
+        .into_iter()
+        .map(|(dir, names)| (dir, names.into_iter().map(|(name, ino)| (name.to_vec(), ino)).collect()))
+        .collect();
     for (dir, entries) in &expected {
         let at = if *dir == Ino::ROOT { top } else { *dir };
         // A client must have looked up what it lists.
@@ -557,9 +643,17 @@ fn check(
     }
     let whole: BTreeSet<Vec<u8>> = expected[&Ino::ROOT].iter().map(|(name, _)| name.clone()).collect();
     let state = shared.lock();
-    let partial = state.jobs[job].seen.iter().find(|seen| !seen.is_empty() && **seen != whole);
+    let job = &state.jobs[job];
+    let mut states = BTreeSet::from([BTreeSet::new(), whole]);
+    if job.syncs {
+        states.extend((0..=job.records.len()).map(|count| {
+            let dirs = replay(job.records[..count].iter().map(|(record, _)| record));
+            dirs[&Ino::ROOT].keys().map(|name| name.to_vec()).collect()
+        }));
+    }
+    let partial = job.seen.iter().find(|seen| !states.contains(*seen));
     Some(match partial {
-        Some(partial) => Err(format!("others have seen {partial:?} instead of all or nothing")),
+        Some(partial) => Err(format!("others have seen {partial:?} instead of one of {states:?}")),
         None => Ok(()),
     })
 }
@@ -619,14 +713,32 @@ fn scenario(seed: u64) -> String {
 
 /// Executes the run of a seed. Returns the jobs, or what is wrong.
 fn run(seed: u64, mutator: &mut dyn Mutator) -> Result<Vec<Job>, String> {
+    run_with(seed, mutator, false)
+}
+
+/// `hasty`: see [`RunState`].
+fn run_with(seed: u64, mutator: &mut dyn Mutator, hasty: bool) -> Result<Vec<Job>, String> {
     let scenario = Scenario::parse(&scenario(seed), Path::new("a test")).unwrap();
     let shared = SharedState(Arc::default());
+    shared.lock().hasty = hasty;
     let mut random = Seed(seed).random("decoupled jobs", 0);
     for _ in 0..WORKERS {
         let level = *LEVELS.choose(&mut random).unwrap();
+        let syncs = random.random();
         let (records, seen) = (Vec::new(), Vec::new());
         let (synced, left, power, ended, blocks, merged) = (0, None, false, false, false, false);
-        shared.lock().jobs.push(Job { level, records, synced, left, power, ended, blocks, merged, seen });
+        shared.lock().jobs.push(Job {
+            level,
+            syncs,
+            records,
+            synced,
+            left,
+            power,
+            ended,
+            blocks,
+            merged,
+            seen,
+        });
     }
     let mut eyes = Eyes { shared: shared.clone(), random: Seed(seed).random("decoupled crashes", 0) };
     let mut world = World::empty(&scenario, &mut eyes, mutator).map_err(|error| error.to_string())?;
@@ -702,6 +814,8 @@ fn run_is_a_function_of_its_seed() {
 enum JournalMutation {
     /// It lacks the number of merged records.
     Uncounted,
+    /// It has the number before the last record.
+    Advanced,
     /// It lacks the end of the merge.
     Unfinished,
     /// It lacks the decoupling.
@@ -720,6 +834,7 @@ impl Mutator for JournalMutation {
                         (Self::Uncounted, Some(decoupled)) => {
                             (decoupled.merged, decoupled.next) = (0, decoupled.first);
                         }
+                        (Self::Advanced, Some(decoupled)) if decoupled.merged > 0 => decoupled.merged += 1,
                         (Self::Unfinished, None) => event = Event::Began,
                         (Self::Undecoupled, Some(decoupled)) if decoupled.merged == 0 => event = Event::Began,
                         _ => {}
@@ -739,7 +854,11 @@ impl Mutator for JournalMutation {
 
 #[test]
 fn every_mutant_is_detected() {
-    for what in [JournalMutation::Uncounted, JournalMutation::Unfinished, JournalMutation::Undecoupled] {
+    let hasty = (0..100).find(|seed| run_with(*seed, &mut (), true).is_err() && run(*seed, &mut ()).is_ok());
+    eprintln!("a client that syncs what is not durable is detected by seed {hasty:?}");
+    assert!(hasty.is_some());
+    use JournalMutation::{Advanced, Uncounted, Undecoupled, Unfinished};
+    for what in [Uncounted, Advanced, Unfinished, Undecoupled] {
         let is_detected = |seed: &u64| run(*seed, &mut { what }).is_err() && run(*seed, &mut ()).is_ok();
         let detected = (0..100).find(is_detected);
         eprintln!("{what:?} is detected by seed {detected:?}");
