@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 
 use espalier_client::Answer;
-use espalier_meta::{DECOUPLE, Decoupled, Input, MERGE};
+use espalier_meta::{DECOUPLE, Decoupled, Input, MERGE, MergeBatch};
 use espalier_proto::{
     Attr, Errno, FileType, Ino, InodeFlags, Name, NewNode, Rank, RenameFlags, Request, SetAttr, SetTime, Time,
 };
@@ -367,6 +367,60 @@ fn removed_tree_that_is_not_swept_is_removed_at_the_server() {
     let mut server = made.client();
     assert_eq!(find(&mut server, made.directory, "sub").err(), Some(Errno::ENOENT));
     assert!(find(&mut server, made.directory, "new").is_ok());
+    server.close().unwrap();
+}
+
+#[test]
+fn flags_of_an_interrupted_merge_do_not_prevent_changes() {
+    let made = Decoupling::new(64);
+    made.fill();
+    let mut client = open(&made.store());
+    let sub = find(&mut client, Ino::ROOT, "sub").unwrap().ino;
+    client.ask(Request::Unlink { dir: sub, name: name("big"), time: None }).unwrap();
+    client.close().unwrap();
+    sync(&made);
+    let mut client = open(&made.store());
+    find(&mut client, Ino::ROOT, "sub").unwrap();
+    let file = find(&mut client, sub, "file").unwrap().ino;
+    let set_flags = |client: &mut OfflineClient, flags| {
+        let set = SetAttr { flags: Some(flags), ..SetAttr::default() };
+        for ino in [file, sub] {
+            client.ask(Request::SetAttr { ino, set }).unwrap();
+        }
+    };
+    set_flags(&mut client, InodeFlags::IMMUTABLE);
+    client.close().unwrap();
+    // All records but the end of the merge arrive.
+    let namespace = Namespace::open(&made.store()).unwrap();
+    let mut sync = NamespaceSync::new(&made.store(), made.origin());
+    let mut server = made.client();
+    let decoupled = state(&mut server, &made);
+    let rest = sync.rest_of(&namespace, &decoupled, true).unwrap();
+    sync.record(rest.len()).unwrap();
+    let record = |number| match rest.record(number).unwrap() {
+        Merged::Record(record) => record,
+        Merged::Big(file) => panic!("{} is big", file.inode.ino),
+    };
+    let records: Vec<_> = (rest.first()..rest.len()).map(record).collect();
+    let (digest, base, after) = (rest.digest(), rest.base(), rest.first());
+    let id = decoupled.id;
+    let batch = MergeBatch { id, digest, base, after, records, shows: false, end: None };
+    server.set_xattr(made.directory, MERGE.as_bytes(), &encode(&batch)).unwrap();
+    assert_eq!(state(&mut server, &made).merged, rest.len());
+    let sub_there = find(&mut server, made.directory, "sub").unwrap();
+    server.close().unwrap();
+    drop(rest);
+    drop(namespace);
+    assert_eq!(sub_there.flags, InodeFlags::IMMUTABLE);
+    let mut client = open(&made.store());
+    set_flags(&mut client, InodeFlags::empty());
+    client.ask(Request::Unlink { dir: sub, name: name("file"), time: None }).unwrap();
+    client.close().unwrap();
+    made.apply(&made.store()).unwrap();
+    let mut server = made.client();
+    let sub = find(&mut server, made.directory, "sub").unwrap();
+    assert_eq!(sub.flags, InodeFlags::empty());
+    assert_eq!(find(&mut server, sub.ino, "file").err(), Some(Errno::ENOENT));
     server.close().unwrap();
 }
 
