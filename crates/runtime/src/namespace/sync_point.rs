@@ -111,7 +111,7 @@ impl SyncPoint {
         self.disk.get()
     }
 
-    /// Reads a part of the tables, for which a checkpoint waits; `None` if one was held back for too
+    /// Reads a part of the tables, for which a checkpoint waits; `None` if one was held back too
     /// long.
     pub fn read<T>(&self, read: impl FnOnce() -> T) -> Option<T> {
         let state = self.lock();
