@@ -3,8 +3,8 @@
 //!
 //! A plan is a sequence of steps that follow the first ones of an earlier plan. Invariant: a step
 //! is durable in the file before its record is sent. The server has the number of its records and
-//! the digest of the plan that the last one belongs to. A request of a killed mount may arrive after
-//! a later plan was made, so plans stay in the file.
+//! the digest of the plan that the last one belongs to. A request of a killed mount may arrive
+//! after a later plan was made, so plans stay in the file.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
