@@ -438,7 +438,7 @@ fn mkdir_is_acknowledged_at_once_and_its_entries_wait() {
 fn a_directory_is_removed_at_once_if_it_is_empty() {
     let rmdir = || Request::RmDir { dir: DIR, name: name("sub"), time: None };
     let sub = Ino(FIRST);
-    // A fragment's size tells nothing about the others.
+    // The other fragments may have entries.
     for (size, map_version) in [(0, 0), (1, 0), (0, 1)] {
         let mut world = ClientWorld::new();
         assert!(world.is_answered(make("sub", NewNode::Directory)));

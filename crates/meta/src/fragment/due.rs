@@ -321,8 +321,8 @@ impl Meta {
     ///
     /// # Errors
     /// `EPERM`: the caller is not the superuser. `EINVAL`: there is no such rank or record, or the
-    /// text is neither `RANK` nor `INODE RANK`. `EBUSY`: the directory is pinned to another rank, or
-    /// decoupled.
+    /// text is neither `RANK` nor `INODE RANK`. `EBUSY`: the directory is decoupled, or pinned to
+    /// another rank.
     pub(crate) fn request_moves(&mut self, cx: &mut Cx<'_>, dir: Ino, text: &[u8]) -> Step<Reply> {
         let inode = self.state.dir(dir)?;
         if !cx.caller.is_superuser() {

@@ -277,7 +277,7 @@ fn run(seed: u64) {
 fn synced_namespaces_are_merged_completely() {
     let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().unwrap());
     let first = number("SYNC_SEED");
-    let count = number("SYNC_SEEDS").unwrap_or(if first.is_some() { 1 } else { 40 });
+    let count = number("SYNC_SEEDS").unwrap_or(if first.is_some() { 1 } else { 6 });
     let first = first.unwrap_or(0);
     (first..first + count).for_each(run);
 }
