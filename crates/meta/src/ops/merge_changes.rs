@@ -30,10 +30,9 @@ impl Meta {
         }
         // Everything below a decoupled directory has numbers of its rank.
         for ino in changed.into_iter().filter(|ino| self.state.is_here(*ino)) {
-            match self.state.check_blocked(ino) {
-                Err(stop @ (Stop::Wait(_) | Stop::Fail(Errno::EBUSY))) => return Err(stop),
-                // The operation itself reports other errors.
-                _ => {}
+            // The operation itself reports other errors.
+            if let Err(stop @ (Stop::Wait(_) | Stop::Fail(Errno::EBUSY))) = self.state.check_blocked(ino) {
+                return Err(stop);
             }
         }
         Ok(())
@@ -76,10 +75,10 @@ impl Meta {
         let (Some(from_dir), Some(to_dir)) = (from_dir, to_dir) else { return Ok(()) };
         let Some(moved) = self.own_target(decoupled, from_dir, &from, ino)? else { return Ok(()) };
         let is_dir = self.state.inode(moved)?.is_dir();
-        if decoupled.allows_interference() {
-            if self.free_merge_name(cx, decoupled, to_dir, &to, is_dir)?.is_some() {
-                return Err(Errno::EEXIST.into());
-            }
+        if decoupled.allows_interference()
+            && self.free_merge_name(cx, decoupled, to_dir, &to, is_dir)?.is_some()
+        {
+            return Err(Errno::EEXIST.into());
         }
         let replaced = self.state.target(to_dir, &self.state.slot(&to))?.ino();
         if let Some(ino) = replaced {
