@@ -90,7 +90,7 @@ fn mixed_process(client: u32, files: u32) -> (u32, Box<dyn Program>) {
     let steps = begin
         .into_iter()
         .chain([ScriptStep::Barrier])
-        .chain(each(|path| Op::mknod(path)))
+        .chain(each(Op::mknod))
         .chain([ScriptStep::Barrier])
         .chain(list("/shared".into(), true))
         .chain([ScriptStep::Barrier])
@@ -102,8 +102,13 @@ fn mixed_process(client: u32, files: u32) -> (u32, Box<dyn Program>) {
     (client, Box::new(Process::new(identity, Box::new(Script::new(steps)))))
 }
 
-/// Names of entry `n`, as programs make them.
-const SETS: [(&str, fn(u32) -> String); 6] = [
+/// The name of entry `n`.
+type NthName = fn(u32) -> String;
+/// A hash of a name, 64 bits.
+type HashFunction = fn(&[u8]) -> u64;
+
+/// Sets of names as programs make them.
+const SETS: [(&str, NthName); 6] = [
     ("numbers", |n| n.to_string()),
     ("mdtest", |n| format!("file.mdtest.{}.{}", n % 8, n / 8)),
     ("photographs", |n| format!("IMG_{n:05}.JPG")),
@@ -112,8 +117,7 @@ const SETS: [(&str, fn(u32) -> String); 6] = [
     ("checkpoints", |n| format!("ckpt-step{:08}-rank{:04}.pt", n / 64 * 500, n % 64)),
 ];
 
-/// Hash functions of names, 64 bits.
-const FUNCTIONS: [(&str, fn(&[u8]) -> u64); 3] = [
+const FUNCTIONS: [(&str, HashFunction); 3] = [
     ("SipHash-1-3, keyed (ours)", |name| Name::new(name).map_or(0, |name| name_hash(&[7; 16], &name) << 1)),
     ("FNV-1a", |name| {
         let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
@@ -126,7 +130,7 @@ const FUNCTIONS: [(&str, fn(&[u8]) -> u64); 3] = [
 
 /// The largest difference of a fragment's entries from the mean, in standard deviations of random
 /// numbers.
-fn deviation(name: fn(u32) -> String, hash: fn(&[u8]) -> u64) -> f64 {
+fn deviation(name: NthName, hash: HashFunction) -> f64 {
     const FRAGMENTS: u16 = 16;
     const NAMES: u32 = 32_000;
     let mut map = FragmentMap::new(Ino::ROOT, FRAGMENTS);
@@ -165,7 +169,7 @@ fn names(_: &Setting<'_>) -> Result<ExperimentResult, PaperError> {
             holds: worst > MOST_DEVIATION,
         },
     ];
-    let row = |((set, _), values): (&(&str, fn(u32) -> String), &Vec<f64>)| {
+    let row = |((set, _), values): (&(&str, NthName), &Vec<f64>)| {
         core::iter::once((*set).to_string()).chain(values.iter().map(|value| format!("{value:.1}"))).collect()
     };
     let columns = core::iter::once("names").chain(FUNCTIONS.map(|(name, _)| name)).collect();
