@@ -28,7 +28,7 @@ const PHASES: [(u32, OpKind); 4] =
 
 fn mixed(setting: &Setting<'_>) -> Result<ExperimentResult, PaperError> {
     let (servers, clients, files): (&[u32], u32, u32) =
-        if setting.quick { (&[1, 4], 32, 50) } else { (&[1, 2, 4, 8, 16, 32], 256, 100) };
+        if setting.quick { (&[1, 4], 32, 50) } else { (&[1, 2, 4, 8, 16], 64, 50) };
     let mut rates = Vec::new();
     for count in servers {
         let run = CreateRun {
