@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::permission::check_interference;
 use crate::record::{Body, Directory, Inode, Referent};
 use crate::state::{Cached, Location, State};
-use crate::step::Step;
+use crate::step::{Step, Stop};
 
 /// Usage below a directory, or a change of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -197,10 +197,21 @@ impl State {
         if self.protected == 0 {
             return Ok(());
         }
-        for (dir, _) in self.cached(ino)?.parents() {
-            self.each_above(dir, |above, _| check_interference(self.dir_even_if_locked(above)?))?;
+        self.cached(ino)?.parents().into_iter().try_for_each(|(dir, _)| self.check_blocked_dir(dir))
+    }
+
+    /// Fails with `EBUSY` for a decoupled directory without interference and for those below it,
+    /// also while they are locked.
+    pub(crate) fn check_blocked_dir(&self, dir: Ino) -> Step<()> {
+        if self.protected == 0 {
+            return Ok(());
         }
-        Ok(())
+        self.each_above(dir, |above, _| check_interference(self.dir_even_if_locked(above)?)).map(drop)
+    }
+
+    /// True if [`Self::check_blocked_dir`] fails with `EBUSY`, as far as directories are in memory.
+    pub(crate) fn is_known_blocked(&self, dir: Ino) -> bool {
+        matches!(self.check_blocked_dir(dir), Err(Stop::Fail(Errno::EBUSY)))
     }
 
     /// True if a file has names only in removed directories.

@@ -115,6 +115,8 @@ impl Meta {
         let Some(cached) = self.state.inodes.get(&dir) else { return };
         match self.outlook(&cached.inode) {
             Outlook::Stays => drop(self.transfers.moves.remove(&dir)),
+            // One that has failed pauses, also in a directory that goes on growing.
+            Outlook::Due(_) if self.transfers.is_known(dir) => {}
             Outlook::Due(_) => drop(self.transfers.due.insert(dir)),
         }
     }
@@ -151,8 +153,7 @@ impl Meta {
         let Body::Directory(directory) = &inode.body else { return Outlook::Stays };
         let (number, hashes) = (inode.fragment().unwrap_or_default().into(), inode.hashes());
         // A merge finds all names of a decoupled directory at one server.
-        let is_blocked = self.state.check_blocked(inode.ino).is_err();
-        if inode.nlink == 0 || inode.decoupled().is_some() || is_blocked {
+        if inode.nlink == 0 || inode.decoupled().is_some() || self.state.is_known_blocked(inode.ino) {
             return Outlook::Stays;
         }
         if self.state.ceding.contains(&inode.ino) {
@@ -245,7 +246,7 @@ impl Meta {
     pub(crate) fn may_balance(&self, inode: &Inode) -> bool {
         let transfers = &self.transfers;
         let is_moving = transfers.is_known(inode.ino) || transfers.moves.contains_key(&inode.ino);
-        let is_blocked = inode.decoupled().is_some() || self.state.check_blocked(inode.ino).is_err();
+        let is_blocked = inode.decoupled().is_some() || self.state.is_known_blocked(inode.ino);
         inode.nlink > 0 && !is_blocked && !is_moving && self.pinned_rank(inode).is_none()
     }
 
@@ -363,7 +364,10 @@ impl Meta {
         if inode.decoupled().is_some() || self.pinned_rank(inode).is_some_and(|rank| rank != to) {
             return Err(Errno::EBUSY.into());
         }
-        self.transfers.moves.insert(fragment, RequestedMove { to, scope });
+        let former = self.transfers.moves.insert(fragment, RequestedMove { to, scope });
+        if former.is_some_and(|former| former.to != to) {
+            self.transfers.failed.remove(&fragment);
+        }
         self.note_growth(fragment);
         Ok(PeerAnswer::Moves)
     }

@@ -45,6 +45,9 @@ impl Meta {
     pub(crate) fn transfer(&mut self, cx: &mut Cx<'_>, record: Ino) -> Step<Final<'_>> {
         self.growable()?;
         let inode = self.state.dir_even_if_locked(record)?;
+        if let Err(load @ Stop::Wait(_)) = self.state.check_blocked_dir(record) {
+            return Err(load);
+        }
         let Outlook::Due(reason) = self.outlook(inode) else { return Ok(Final::of(Reply::Done)) };
         let (inode, dir) = (inode.clone(), self.state.whole_dir(record)?);
         let mut map = match inode.fragment_map() {

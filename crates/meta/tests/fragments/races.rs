@@ -200,6 +200,75 @@ fn steps_of_a_split_are_made_in_order_whenever_records_are_loaded() {
 }
 
 #[test]
+fn transfer_goes_on_below_directories_that_are_not_in_memory() {
+    let mut interrupted = 0;
+    for messages in [20, 40, 60] {
+        let mut fs = Routed::new();
+        let above = fs.fs.mkdir_at(HOME, Ino::ROOT, "above", 0o777);
+        let dir = fs.fs.mkdir_at(HOME, above, "dir", 0o777);
+        // Its rank checks what is above each directory from now on.
+        let fixed = fs.make(above, "fixed", NewNode::Regular);
+        let set = SetAttr { flags: Some(InodeFlags::IMMUTABLE), ..SetAttr::default() };
+        fs.ask(Request::SetAttr { ino: fixed, set }).unwrap();
+        let files = names("file", 60);
+        fs.make_files(dir, &files);
+        fs.ask(Request::SyncFs { rank: Rank(HOME) }).unwrap();
+        fs.send(set_xattr(dir, "user.espalier.dir_split", b"30"));
+        fs.deliver_some(messages);
+        fs.fs.0[usize::from(HOME)].checkpoint();
+        fs.fs.crash(HOME, false);
+        let is_split = |fs: &mut Routed| {
+            let map = fs.map(dir);
+            map.fragments().all(|(number, ino)| is_split_off(number, &map.hashes(ino)))
+        };
+        interrupted += u32::from(!is_split(&mut fs));
+        fs.settle();
+        assert!(is_split(&mut fs), "{messages} messages");
+        fs.assert_names(dir, &files);
+        fs.fs.fsck();
+    }
+    assert!(interrupted > 0);
+}
+
+#[test]
+fn growing_directory_is_seldom_frozen_while_a_server_is_down() {
+    // Its names move to another server, but it has some of their inodes.
+    let (mut fs, dir, mut files) = full_dir();
+    let (home, down) = (usize::from(HOME), HOME + 2);
+    let deliver = |fs: &mut Routed| {
+        while fs.fs.0.iter().any(|host| !host.peers.is_empty()) {
+            fs.fs.0.iter_mut().for_each(|host| host.peers.retain(|(to, _)| to.0 != down));
+            fs.fs.deliver_one();
+        }
+    };
+    fs.fs.0[home].send(&ROOT_CALLER, set_xattr(dir, "user.espalier.dir_split", b"4"));
+    let (mut sent, mut waited) = (Vec::new(), 0);
+    for tick in 0..60 {
+        for at in 0..2 {
+            let file = format!("new{tick}-{at}");
+            sent.push(fs.send(create(dir, &file, NewNode::Regular)));
+            files.push(file);
+        }
+        deliver(&mut fs);
+        let Sent(_, last, _) = sent[sent.len() - 1];
+        waited += u32::from(!fs.fs.0[home].answers.contains_key(&last));
+        for host in fs.fs.0.iter_mut().filter(|host| host.config.rank.0 != down) {
+            host.input(Input::Tick);
+        }
+        deliver(&mut fs);
+    }
+    // At most seven tries, after pauses of 1, 2, 4 ticks and so on, each of up to three ticks.
+    assert!((1..=21).contains(&waited), "{waited}");
+    fs.fs.connect();
+    fs.finish();
+    sent.into_iter().for_each(|request| drop(fs.reply(request).unwrap()));
+    fs.settle();
+    assert_eq!(fs.map(dir).fragments().count(), 4);
+    fs.assert_names(dir, &files);
+    fs.fs.fsck();
+}
+
+#[test]
 fn directory_that_is_being_spread_is_removed_with_all_fragments() {
     for messages in 0..40 {
         let (mut fs, dir) = Routed::with_dir();
