@@ -92,6 +92,9 @@ macro_rules! settings {
 /// 16 Mi. A number costs nothing until it is used.
 pub(crate) const DEFAULT_INODES: NonZeroU32 = NonZeroU32::MIN.saturating_add((16 << 20) - 1);
 
+/// The names of one step of a split are a fiftieth of it, and most directories are smaller.
+const DEFAULT_SPLIT: NonZeroU32 = NonZeroU32::MIN.saturating_add(100_000 - 1);
+
 settings! {
     /// A large file is spread over at most this many data servers. A number larger than theirs
     /// means all of them.
@@ -118,7 +121,7 @@ settings! {
     Eager eager: bool, default = true;
     /// A fragment of a directory that has more entries than this gives half of them to another
     /// metadata server (wu 3.4).
-    DirSplit dir_split: NonZeroU32, unset = "no directory splits by itself";
+    DirSplit dir_split: NonZeroU32, default = DEFAULT_SPLIT;
     /// A directory is spread over this many metadata servers from the start (wu 3.4). A number
     /// larger than theirs means all of them.
     DirServers dir_servers: NonZeroU16, default = NonZeroU16::MIN;

@@ -198,12 +198,8 @@ impl Meta {
     fn merge_outlook(&self, inode: &Inode) -> Outlook {
         let Body::Directory(directory) = &inode.body else { return Outlook::Stays };
         let number = usize::from(inode.fragment().unwrap_or_default());
-        let threshold = match self.setting(inode, Policy::dir_merge) {
-            Some(threshold) => threshold.get().into(),
-            None => {
-                self.setting(inode, Policy::dir_split).map_or(0, |capacity| u64::from(capacity.get()) / 4)
-            }
-        };
+        let threshold = self.setting(inode, Policy::dir_merge);
+        let threshold = threshold.map_or(self.capacity(inode) / 4, |threshold| threshold.get().into());
         let may_merge =
             number > 0 && number >= self.wanted_servers(inode) && is_unsplit(number, &inode.hashes());
         let is_due = may_merge && directory.entries < threshold && self.is_cold(inode);
