@@ -5,6 +5,7 @@ mod forwards;
 mod growth;
 mod moves;
 mod pulls;
+mod quotas;
 mod races;
 mod rate;
 mod repair;
