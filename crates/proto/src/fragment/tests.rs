@@ -241,3 +241,25 @@ fn names_spread_evenly_over_fragments() {
         assert!(counts.iter().all(|count| (count - 1000).abs() < 150), "set {set}: {counts:?}");
     }
 }
+
+/// Names on disk and in cursors depend on these values: they never change. They were computed by
+/// another implementation of SipHash.
+#[test]
+fn hashes_of_names_are_stable_for_ever() {
+    let counting: [u8; 16] = core::array::from_fn(|at| at as u8);
+    let zero = *b"\xbe\x8f\x0a\xc8\x49\x30\x41\x41\x8b\x32\xe0\x29\x99\x70\xb8\xa9";
+    assert_eq!(name_key(&[0; 16]), zero);
+    let expected: [(&[u8], u64, u64); 6] = [
+        (b"a", 0x0626_fea2_f5f4_3769, 0x6627_2bf0_da26_873b),
+        (b"README.md", 0x0a69_6d74_bfa4_e27b, 0x72a3_9427_2d9e_9967),
+        (b"file0000001", 0x5529_91a4_16eb_0ee4, 0x43df_2e3e_a803_6ee4),
+        (b".git", 0x0380_1313_449f_6310, 0x5cfd_b362_63b2_e101),
+        ("Z\u{fc}rich".as_bytes(), 0x702f_1731_0c7f_3dad, 0x1d07_6d55_d8e1_652e),
+        (&[b'x'; 255], 0x14b3_ec8e_3b7c_417b, 0x64f9_1d38_e24c_0f23),
+    ];
+    for (name, by_zero, by_counting) in expected {
+        let name = Name::new(name).expect("a name");
+        assert_eq!(name_hash(&zero, &name), by_zero, "{name:?}");
+        assert_eq!(name_hash(&name_key(&counting), &name), by_counting, "{name:?}");
+    }
+}
