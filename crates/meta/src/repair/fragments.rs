@@ -115,15 +115,15 @@ impl RepairedTree {
         wrong.into_iter().for_each(|(ino, message)| self.say(ino, message));
     }
 
-    /// Fragments that no map names, by directory and number.
-    fn unnamed(&self) -> BTreeMap<Ino, BTreeMap<usize, Ino>> {
+    /// Fragments that no map names, by directory, with their numbers.
+    fn unnamed(&self) -> BTreeMap<Ino, Vec<(usize, Ino)>> {
         let taken: BTreeSet<Ino> = self.fragments.maps.values().flat_map(FragmentMap::others).collect();
-        let mut unnamed: BTreeMap<Ino, BTreeMap<usize, Ino>> = BTreeMap::new();
+        let mut unnamed: BTreeMap<Ino, Vec<(usize, Ino)>> = BTreeMap::new();
         for (ino, node) in
             self.nodes.iter().filter(|(ino, node)| !taken.contains(ino) && !self.is_orphan(node))
         {
             if let (Some(number), Some(dir)) = (node.inode.fragment(), parent(&node.inode)) {
-                unnamed.entry(dir).or_default().insert(number.into(), *ino);
+                unnamed.entry(dir).or_default().push((number.into(), *ino));
             }
         }
         unnamed
@@ -144,14 +144,15 @@ impl RepairedTree {
                 continue;
             }
             if !self.nodes.contains_key(&dir)
-                && let Some(fragment) = fragments.values().next().and_then(|ino| self.nodes.get(ino))
+                && let Some(fragment) = fragments.first().and_then(|(_, ino)| self.nodes.get(ino))
             {
                 let body = Body::Directory(Directory::empty(Ino::ROOT));
                 let inode = Inode { ino: dir, body, ..fragment.inode.clone() };
                 self.nodes.insert(dir, RepairedNode::new(inode, RecordPlace::Nowhere));
                 self.say(dir, "had fragments, but was missing: it is recreated");
             }
-            let map = FragmentMap::with_fragments(dir, self.ranks, &fragments);
+            // Of those with the same number one stays, and the others are dissolved.
+            let map = FragmentMap::with_fragments(dir, self.ranks, &fragments.into_iter().collect());
             if self.can_be_partitioned(dir) && map.version() > 0 {
                 self.say(dir, "its fragment map is made anew, from its fragments");
                 self.fragments.maps.insert(dir, map);
@@ -196,7 +197,7 @@ impl RepairedTree {
     /// Removes the fragments that no map names; their names go to the directory.
     fn dissolve_others(&mut self) {
         for (dir, fragments) in self.unnamed() {
-            for ino in fragments.into_values() {
+            for (_, ino) in fragments {
                 if self.can_be_partitioned(dir) {
                     self.nodes.remove(&ino);
                     self.fragments.dissolved.insert(ino, dir);

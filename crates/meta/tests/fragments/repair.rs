@@ -326,3 +326,25 @@ fn file_that_two_ranks_have_stays_where_its_home_says() {
     stores.repair("two ranks");
     assert_relocated(stores, dir, &files);
 }
+
+#[test]
+fn all_stray_fragments_of_a_number_are_dissolved() {
+    let (mut fs, dir) = Routed::with_fragments();
+    let files = names("file", 20);
+    fs.make_files(dir, &files);
+    let fragment = fs.map(dir).ino(2).unwrap();
+    let stores = Stores::of(fs);
+    let store = stores.all()[usize::from(fragment.rank().0)];
+    let record = &records(store)[&InoRecord::Inode.place(fragment)];
+    let inode: espalier_meta::Inode = espalier_meta::decode(record).unwrap();
+    for number in 500..503 {
+        let ino = Ino(fragment.0 + number);
+        let copy = espalier_meta::encode(&espalier_meta::Inode { ino, ..inode.clone() });
+        write(store, InoRecord::Inode.place(ino), Some(copy));
+    }
+    assert!(!stores.check().is_empty());
+    stores.repair("stray fragments");
+    let mut fs = stores.recover();
+    fs.assert_names(dir, &files);
+    fs.fs.fsck();
+}
