@@ -723,6 +723,41 @@ fn undecided_transactions_of_lost_rank_are_aborted() {
 }
 
 #[test]
+fn only_the_coordinator_ends_a_transaction() {
+    let fs = &mut Ranks::new(3);
+    let far = fs.mkdir_at(1, Ino::ROOT, "far", 0o755);
+    fs.create_as(&ROOT_CALLER, Ino::ROOT, "file", NewNode::Regular, 0o644);
+    let (from_dir, to_dir, flags) = (Ino::ROOT, far, RenameFlags::empty());
+    let rename = Request::Rename { from_dir, from: name("file"), to_dir, to: name("new"), flags };
+    let id = fs.0[0].send(&ROOT_CALLER, rename);
+    let mut decisions = Vec::new();
+    for _ in 0..20 {
+        for from in 0..3 {
+            for (to, message) in std::mem::take(&mut fs.0[from].peers) {
+                if matches!(message, PeerMessage::Finish { vote: Some(_), .. }) {
+                    assert_eq!((from, to), (0, Rank(1)));
+                    decisions.push(message);
+                } else {
+                    fs.0[usize::from(to.0)].input(Input::Peer { from: Rank(from as u16), message });
+                }
+            }
+        }
+    }
+    let prepared = |fs: &Ranks| fs.0[1].meta.prepared_for(Rank(0)).map(|(id, _)| id).collect::<Vec<_>>();
+    let [transaction] = prepared(fs)[..] else { panic!() };
+    let decision = decisions.pop().expect("a decision");
+    for message in [PeerMessage::Finish { id: transaction, vote: None }, decision.clone()] {
+        fs.0[1].input(Input::Peer { from: Rank(2), message });
+        assert_eq!(prepared(fs), [transaction]);
+    }
+    fs.0[1].input(Input::Peer { from: Rank(0), message: decision });
+    assert_eq!(prepared(fs), []);
+    fs.deliver();
+    assert!(matches!(fs.0[0].answers.remove(&id), Some(Ok(_))));
+    fs.fsck();
+}
+
+#[test]
 fn long_ancestor_chain_is_returned_in_parts() {
     let fs = &mut Ranks::new(2);
     let top = fs.mkdir_at(1, Ino::ROOT, "top", 0o755);

@@ -139,6 +139,8 @@ impl Meta {
                 self.begin_peer_request(now, PeerRequest::Answer { from, id, question }, caller, out);
             }
             PeerMessage::Answer { id, answer } => self.answered(now, from, id, answer, out),
+            // Only the coordinator decides.
+            PeerMessage::Finish { id, .. } if id.rank != from => {}
             PeerMessage::Finish { id, vote } => {
                 let prepared = self.state.prepared(id).map(|(_, vote)| vote);
                 if prepared.is_some() && (vote.is_none() || vote == prepared) {
