@@ -70,8 +70,12 @@ impl KnownFragments {
         self.maps.get(&dir).map_or(dir, |fragments| fragments.map.fragment(after.saturating_add(1)))
     }
 
+    /// Ignores a map that is older than the known one.
     fn learn(&mut self, fragments: Box<Fragments>) {
         let dir = fragments.map.dir();
+        if self.maps.get(&dir).is_some_and(|known| known.map.version() > fragments.map.version()) {
+            return;
+        }
         self.dirs.extend(fragments.map.others().map(|fragment| (fragment, dir)));
         self.maps.insert(dir, fragments);
     }

@@ -144,7 +144,18 @@ fn map(numbers: &[usize]) -> FragmentMap {
 }
 
 fn fragments(numbers: &[usize]) -> Reply {
-    Reply::Fragments(Box::new(Fragments { map: map(numbers), name_key: KEY }))
+    reply_with(map(numbers))
+}
+
+/// The map after the last of these fragments has merged.
+fn merged(numbers: &[usize]) -> FragmentMap {
+    let mut map = map(numbers);
+    map.give_back(numbers[numbers.len() - 1], u64::MAX);
+    map
+}
+
+fn reply_with(map: FragmentMap) -> Reply {
+    Reply::Fragments(Box::new(Fragments { map, name_key: KEY }))
 }
 
 /// A name with hashes of a fragment.
@@ -281,6 +292,17 @@ fn misrouted_call_asks_the_home_server_for_the_map() {
 }
 
 #[test]
+fn older_map_does_not_replace_the_known_one() {
+    let mut machine = Machine::with_map(&[1, 2]);
+    let two = name_in(&map(&[1, 2]), 2);
+    machine.call(lookup(&two));
+    // From a server that has not heard of the last split.
+    machine.expect(lookup_in(TWO, &two), Ok(fragments(&[1])));
+    machine.expect(lookup_in(TWO, &two), Ok(Reply::Absent { cacheable: true }));
+    assert!(matches!(machine.answer(), Ok(Answer::Absent { .. })));
+}
+
+#[test]
 fn call_that_is_always_misrouted_fails() {
     let mut machine = Machine::with_map(&[1]);
     machine.call(lookup(&name_in(&map(&[1]), 1)));
@@ -302,12 +324,12 @@ fn calls_that_name_a_removed_fragment_are_routed_by_the_present_map() {
     machine.call(lookup(&name));
     machine.expect(lookup_in(ONE, &name), Err(Errno::ESTALE));
     let second = machine.requests.pop_front().expect("a request");
-    machine.expect(Request::Fragments { dir: DIR }, Ok(fragments(&[])));
+    machine.expect(Request::Fragments { dir: DIR }, Ok(reply_with(merged(&[1]))));
     machine.expect(lookup(&name), Err(Errno::ENOENT));
     assert_eq!(machine.answer().err(), Some(Errno::ENOENT));
     machine.requests.push_back(second);
     machine.expect(lookup_in(ONE, &name), Err(Errno::ESTALE));
-    machine.expect(Request::Fragments { dir: DIR }, Ok(fragments(&[])));
+    machine.expect(Request::Fragments { dir: DIR }, Ok(reply_with(merged(&[1]))));
     machine.expect(lookup(&name), Err(Errno::ENOENT));
     assert_eq!(machine.answer().err(), Some(Errno::ENOENT));
 }

@@ -6,7 +6,9 @@ use espalier_proto::{
     Touched,
 };
 
-use super::{Call, DIR, LEASE_MS, Machine, ONE, TWO, fragment, fragments, get_attr, part, version};
+use super::{
+    Call, DIR, LEASE_MS, Machine, ONE, TWO, fragment, fragments, get_attr, merged, part, reply_with,
+};
 
 impl Machine {
     /// Replies to the last request, without a lease.
@@ -148,9 +150,11 @@ fn sum_follows_a_fragment_that_has_merged() {
     machine.expect(get_attr(ONE), Ok(Reply::Attr(fragment(ONE, 20, 2))));
     // The names of the second fragment have gone to the first.
     machine.expect(get_attr(TWO), Err(Errno::ESTALE));
-    machine.expect(Request::Fragments { dir: DIR }, Ok(fragments(&[1])));
+    let merged = merged(&[1, 2]);
+    let version = merged.version();
+    machine.expect(Request::Fragments { dir: DIR }, Ok(reply_with(merged)));
     for _ in 0..2 {
-        machine.expect(get_attr(DIR), Ok(Reply::Attr(part(DIR, version(&[1]), 10, 2))));
+        machine.expect(get_attr(DIR), Ok(Reply::Attr(part(DIR, version, 10, 2))));
         machine.expect(get_attr(ONE), Ok(Reply::Attr(fragment(ONE, 50, 2))));
     }
     assert_eq!(machine.attr(), (DIR, 60, 2));
