@@ -26,6 +26,22 @@ pub(crate) struct Shown {
     version: u32,
     servers: u32,
     pub fragments: Vec<ShownFragment>,
+    /// The last transfers of names between fragments, the latest at the end.
+    transfers: Vec<ShownTransfer>,
+}
+
+#[derive(Debug, Deserialize)]
+struct ShownTransfer {
+    /// `split`, `merge` or `move`.
+    kind: String,
+    /// Ranks.
+    from: u16,
+    to: u16,
+    /// The hashes that the fragment at `to` has had since.
+    first: u64,
+    last: u64,
+    /// When it ended, in seconds since 1970.
+    at: i64,
 }
 
 #[derive(Debug, Deserialize)]
@@ -210,8 +226,17 @@ fn to_json(path: &Path, shown: &Shown) -> serde_json::Value {
         }
     };
     let fragments: Vec<_> = shown.fragments.iter().map(fragment).collect();
+    let transfer = |of: &ShownTransfer| {
+        let (prefix, bits) = common_prefix(&(of.first..=of.last));
+        serde_json::json!({
+            "kind": of.kind, "from": of.from, "to": of.to, "time": shown_seconds(of.at), "prefix": prefix, "bits": bits,
+            "first_hash": of.first, "last_hash": of.last
+        })
+    };
+    let moves: Vec<_> = shown.transfers.iter().map(transfer).collect();
     serde_json::json!({
-        "path": path, "version": shown.version, "servers": shown.servers, "fragments": fragments
+        "path": path, "version": shown.version, "servers": shown.servers, "fragments": fragments,
+        "moves": moves
     })
 }
 
@@ -241,6 +266,10 @@ fn to_text(shown: &Shown) -> String {
         }
         let _ = writeln!(text, "  {inode}");
     }
+    for ShownTransfer { kind, from, to, first, last, at } in &shown.transfers {
+        let (time, hashes) = (shown_seconds(*at), show_hashes(*first, *last));
+        let _ = writeln!(text, "{time}  {kind:<5}  from rank {from} to {to}: {hashes}");
+    }
     text
 }
 
@@ -255,6 +284,12 @@ pub(crate) fn splits(fragments: &[u8], shown: &str) -> Result<Vec<String>> {
         Some(format!("{shown}: fragment {hashes} at rank {} has split off: {why}", fragment.rank))
     };
     Ok(fragments.fragments.into_iter().filter_map(line).collect())
+}
+
+/// Seconds since 1970 as date and time.
+pub(crate) fn shown_seconds(secs: i64) -> String {
+    let time = jiff::Timestamp::from_second(secs);
+    time.map(|time| time.strftime("%Y-%m-%d %H:%M:%SZ").to_string()).unwrap_or_default()
 }
 
 /// A range of hashes as the prefix that they share, in binary; `...` follows while the fragment
@@ -282,7 +317,7 @@ mod tests {
     fn whole_directory_is_one_fragment_without_prefix() {
         let last = i64::MAX;
         let shown = shown(&format!(
-            "version = 0\nservers = 1\nfragments = [\n{{ rank = 0, inode = 1, first = 0, last = {last}, entries = 3, popularity = [1.5, 0.0, 2, 0.0, 4.0] }},\n]\n"
+            "version = 0\nservers = 1\nfragments = [\n{{ rank = 0, inode = 1, first = 0, last = {last}, entries = 3, popularity = [1.5, 0.0, 2, 0.0, 4.0] }},\n]\ntransfers = []\n"
         ));
         let json = to_json(Path::new("/mnt"), &shown);
         let fragment = serde_json::json!({
@@ -297,6 +332,22 @@ mod tests {
             "{}",
             to_text(&shown)
         );
+    }
+
+    #[test]
+    fn last_transfers_are_shown_with_time_and_ranks() {
+        let shown = shown(&format!(
+            "version = 3\nservers = 2\nfragments = []\ntransfers = [\n\
+             {{ kind = \"split\", from = 0, to = 1, first = {HALF}, last = {}, at = 1800000000 }},\n]\n",
+            i64::MAX
+        ));
+        let json = serde_json::json!([{
+            "kind": "split", "from": 0, "to": 1, "time": "2027-01-15 08:00:00Z", "prefix": 1, "bits": 1,
+            "first_hash": HALF, "last_hash": i64::MAX
+        }]);
+        assert_eq!(to_json(Path::new("/mnt"), &shown)["moves"], json);
+        let text = to_text(&shown);
+        assert!(text.ends_with("\n2027-01-15 08:00:00Z  split  from rank 0 to 1: 1*\n"), "{text}");
     }
 
     #[test]

@@ -81,8 +81,8 @@ pub use no_metafile::NoMetafile;
 pub use outbox::{Answered, Input, Io, IoDone, IoId, IoKind, Now, Outbox, Revocation, Waiting};
 pub use rank::{Edit, PeerAnswer, PeerMessage, Question, Relocation, TransactionId, Vote, WholeFile};
 pub use record::{
-    Body, Corrupt, Dentry, Directory, InoRecord, Inode, Partition, Rare, Referent, Slot, SplitCause, Super,
-    decode, encode,
+    Body, Corrupt, Dentry, Directory, InoRecord, Inode, Partition, PastTransfer, Rare, Referent, Slot,
+    SplitCause, Super, TransferKind, decode, encode,
 };
 pub use recovery::{Format, Recovery, RecoveryError};
 pub use relayout::relayout;

@@ -157,7 +157,11 @@ pub struct Directory {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Partition {
     /// The first fragment, in the directory itself.
-    First(FragmentMap),
+    First {
+        map: FragmentMap,
+        /// The last transfers of names between fragments, the latest at the end.
+        transfers: Vec<PastTransfer>,
+    },
     /// The fragment with this number, which has the names with these hashes.
     Fragment {
         number: u16,
@@ -166,6 +170,32 @@ pub enum Partition {
         /// Why it has split off; absent if it is the first fragment, or recreated by a repair.
         cause: Option<SplitCause>,
     },
+}
+
+/// A transfer of names that has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PastTransfer {
+    pub kind: TransferKind,
+    pub from: Rank,
+    pub to: Rank,
+    /// The hashes that the fragment at `to` has since.
+    pub first: u64,
+    pub last: u64,
+    /// When it ended.
+    pub at: Time,
+}
+
+impl PastTransfer {
+    /// Maximum number that a directory records.
+    pub(crate) const MOST: usize = 8;
+}
+
+/// Why names went to another record of their directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum TransferKind {
+    Split,
+    Merge,
+    Move,
 }
 
 /// Why a fragment has split off from another one.
@@ -238,7 +268,12 @@ impl Inode {
 
     /// The map of a partitioned directory.
     pub fn fragment_map(&self) -> Option<&FragmentMap> {
-        if let Some(Partition::First(map)) = self.partition() { Some(map) } else { None }
+        if let Some(Partition::First { map, .. }) = self.partition() { Some(map) } else { None }
+    }
+
+    /// The last transfers of names between the fragments of a directory, the latest at the end.
+    pub fn past_transfers(&self) -> &[PastTransfer] {
+        if let Some(Partition::First { transfers, .. }) = self.partition() { transfers } else { &[] }
     }
 
     /// The number of a fragment that is not the directory itself.
@@ -261,7 +296,7 @@ impl Inode {
     pub fn hashes(&self) -> RangeInclusive<u64> {
         match self.partition() {
             None => 0..=u64::MAX,
-            Some(Partition::First(map)) => map.hashes(self.ino),
+            Some(Partition::First { map, .. }) => map.hashes(self.ino),
             Some(Partition::Fragment { first, last, .. }) => *first..=*last,
         }
     }
@@ -339,7 +374,7 @@ impl Inode {
             flags: self.rare.flags,
             map_version: match self.partition() {
                 None => 0,
-                Some(Partition::First(map)) => map.version(),
+                Some(Partition::First { map, .. }) => map.version(),
                 Some(Partition::Fragment { .. }) => Attr::FRAGMENT,
             },
             contents_leased: true,

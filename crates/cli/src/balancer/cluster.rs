@@ -197,8 +197,7 @@ fn to_text(report: &BalancerReport) -> String {
 }
 
 fn shown_time(time: Time) -> String {
-    let time = jiff::Timestamp::from_second(time.secs);
-    time.map(|time| time.strftime("%Y-%m-%d %H:%M:%SZ").to_string()).unwrap_or_default()
+    subtree::shown_seconds(time.secs)
 }
 
 pub(super) fn history(path: &Path, json: bool) -> Result<ExitCode> {

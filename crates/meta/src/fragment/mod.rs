@@ -28,7 +28,7 @@ use crate::acl::Acl;
 use crate::event::Event;
 use crate::machine::{Cx, Final, Meta};
 use crate::rank::{Edit, FragmentName, PeerAnswer, Question};
-use crate::record::{Body, Directory, Inode, Partition, Referent, SplitCause};
+use crate::record::{Body, Directory, Inode, Partition, PastTransfer, Referent, SplitCause};
 use crate::state::State;
 use crate::step::{Step, Stop};
 use crate::usage::Usage;
@@ -139,9 +139,17 @@ impl State {
         });
     }
 
-    pub(crate) fn set_fragment_map(&mut self, dir: Ino, map: &FragmentMap) {
+    pub(crate) fn set_fragment_map(&mut self, dir: Ino, map: &FragmentMap, ended: Option<PastTransfer>) {
         let is_partitioned = self.is_partitioned(dir);
-        self.change_partition(dir, |partition| *partition = Some(Box::new(Partition::First(map.clone()))));
+        self.change_partition(dir, |partition| {
+            let mut transfers = match partition.take().map(|partition| *partition) {
+                Some(Partition::First { transfers, .. }) => transfers,
+                _ => Vec::new(),
+            };
+            transfers.extend(ended);
+            transfers.drain(..transfers.len().saturating_sub(PastTransfer::MOST));
+            *partition = Some(Box::new(Partition::First { map: map.clone(), transfers }));
+        });
         self.partitions += u64::from(!is_partitioned);
     }
 

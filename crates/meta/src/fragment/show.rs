@@ -9,7 +9,7 @@ use espalier_proto::{Errno, FragmentMap, Ino};
 use crate::machine::{Cx, Meta};
 use crate::metrics::Popularity;
 use crate::rank::{PeerAnswer, Question};
-use crate::record::SplitCause;
+use crate::record::{PastTransfer, SplitCause, TransferKind};
 use crate::step::{Step, Stop, Wait};
 
 /// Maximum size in bytes of an extended attribute's value, as on Linux.
@@ -34,6 +34,7 @@ impl Meta {
         if !inode.is_dir() || inode.fragment().is_some() {
             return Err(Errno::ENODATA.into());
         }
+        let transfers = inode.past_transfers().to_vec();
         let map = self.map_of(dir)?;
         let mut text = format!("version = {}\nservers = {}\nfragments = [\n", map.version(), map.servers());
         for FragmentState { ino, entries, popularity, cause } in self.fragment_states(cx, &map)? {
@@ -48,6 +49,18 @@ impl Meta {
                 text += &format!(", split_by = \"{cause}\"");
             }
             text.push_str(" },\n");
+        }
+        text.push_str("]\ntransfers = [\n");
+        for PastTransfer { kind, from, to, first, last, at } in transfers {
+            let kind = match kind {
+                TransferKind::Split => "split",
+                TransferKind::Merge => "merge",
+                TransferKind::Move => "move",
+            };
+            text += &format!(
+                "{{ kind = \"{kind}\", from = {from}, to = {to}, first = {first}, last = {last}, at = {} }},\n",
+                at.secs
+            );
         }
         text.push_str("]\n");
         if text.len() > MAX_VALUE { Err(Errno::E2BIG.into()) } else { Ok(text) }

@@ -13,14 +13,14 @@ use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::ops::RangeInclusive;
 
-use espalier_proto::{Cession, CessionKind, Errno, FragmentMap, Ino, LAST_CURSOR, Rank, Reply};
+use espalier_proto::{Cession, CessionKind, Errno, FragmentMap, Ino, LAST_CURSOR, Rank, Reply, Time};
 
 use super::due::{Outlook, Reason};
 use super::new_fragment;
 use super::subtree::MoveScope;
 use crate::machine::{Cx, Final, Meta};
 use crate::rank::{Edit, FragmentName, PeerAnswer, Question};
-use crate::record::{Body, Inode, Referent, SplitCause};
+use crate::record::{Body, Inode, PastTransfer, Referent, SplitCause, TransferKind};
 use crate::state::Target;
 use crate::step::{Step, Stop, Wait};
 
@@ -38,6 +38,21 @@ struct TransferStep {
     receiver: Option<(CessionKind, Ino)>,
     names: Vec<FragmentName>,
     is_done: bool,
+}
+
+impl TransferStep {
+    /// The transfer from a record that ends with this step.
+    fn ended(&self, record: Ino) -> Option<PastTransfer> {
+        let (kind, to) = self.receiver.filter(|_| self.is_done)?;
+        let kind = match kind {
+            CessionKind::Split(_) => TransferKind::Split,
+            CessionKind::Merge => TransferKind::Merge,
+            CessionKind::Move(_) => TransferKind::Move,
+        };
+        let (first, last) = self.map.hashes(to).into_inner();
+        let at = Time::default();
+        Some(PastTransfer { kind, from: record.rank(), to: to.rank(), first, last, at })
+    }
 }
 
 impl Meta {
@@ -306,7 +321,8 @@ fn edits(
         inode: Box::new(new_fragment(inode, *ino, dir, *number as u16, &map.hashes(*ino), cause)),
     };
     let mut edits: Vec<Edit> = step.new.iter().map(make).collect();
-    edits.push(Edit::SetMap { dir, map: map.clone(), after: before.version() });
+    let ended = step.ended(record);
+    edits.push(Edit::SetMap { dir, map: map.clone(), after: before.version(), ended });
     let Some((_, to)) = step.receiver else { return edits };
     let mut by_rank: BTreeMap<Rank, Vec<Ino>> = BTreeMap::new();
     for Referent { ino, at, .. } in step.names.iter().map(|name| name.referent) {

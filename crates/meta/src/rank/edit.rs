@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::location::WholeFile;
 use crate::fragment::Rights;
 use crate::lease::LeaseKey;
-use crate::record::{Body, Inode, Referent};
+use crate::record::{Body, Inode, PastTransfer, Referent};
 use crate::state::{Location, SAME_HASH, State};
 use crate::step::{Load, Step, Stop, Wait};
 use crate::usage::{Usage, add_name, remove_name};
@@ -56,8 +56,9 @@ pub enum Edit {
     AdoptFiles { dir: Ino, files: Vec<(Name, WholeFile)> },
     /// The home of these files records that they move from a rank to another; neither is the home.
     Relocate { home: Rank, from: Rank, to: Rank, inodes: Vec<Ino> },
-    /// Sets the fragment map of a directory, whose present one has version `after`.
-    SetMap { dir: Ino, map: FragmentMap, after: u32 },
+    /// Sets the fragment map of a directory, whose present one has version `after`. `ended`: the
+    /// transfer that ends with it; its time is that of the transaction.
+    SetMap { dir: Ino, map: FragmentMap, after: u32, ended: Option<PastTransfer> },
     /// Sets what all fragments of a directory have in common.
     SetRights { ino: Ino, rights: Box<Rights> },
 }
@@ -400,7 +401,10 @@ impl State {
             Edit::Relocate { to, inodes, .. } => {
                 inodes.iter().for_each(|ino| self.relocate(*ino, *to));
             }
-            Edit::SetMap { dir, map, .. } => self.set_fragment_map(*dir, map),
+            Edit::SetMap { dir, map, ended, .. } => {
+                let ended = ended.map(|transfer| PastTransfer { at: time, ..transfer });
+                self.set_fragment_map(*dir, map, ended);
+            }
             Edit::SetRights { ino, rights } => self.set_rights(*ino, rights, time),
             Edit::MoveLock | Edit::Expect { .. } => {}
         }

@@ -408,7 +408,7 @@ impl Meta {
             Edit::MoveNames { from, inodes, .. } => {
                 inodes.iter().try_for_each(|ino| is_named(self.state.cached(*ino)?, *from))
             }
-            Edit::SetMap { dir, after, map } => {
+            Edit::SetMap { dir, after, map, .. } => {
                 // Another rank may know servers that have just joined.
                 let ranks = self.config.ranks.max(map.servers() as u16);
                 if !map.is_sound(*dir, ranks) || map.version() < *after {

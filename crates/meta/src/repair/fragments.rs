@@ -189,7 +189,8 @@ impl RepairedTree {
             self.fragments.dirs.insert(ino, dir);
         }
         if let Some(node) = self.nodes.get_mut(&dir) {
-            node.set_partition(Some(Partition::First(map.clone())));
+            let transfers = node.inode.past_transfers().to_vec();
+            node.set_partition(Some(Partition::First { map: map.clone(), transfers }));
         }
         self.fragments.maps.insert(dir, map);
     }

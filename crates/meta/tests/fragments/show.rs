@@ -96,3 +96,51 @@ fn splits_and_misrouted_requests_are_counted() {
     }
     fs.fs.fsck();
 }
+
+/// Kind, source and destination of the transfers that a directory shows.
+fn transfers(fs: &mut Routed, dir: Ino) -> Vec<(String, u64, u64)> {
+    let shown = fragments_of(fs, dir).unwrap();
+    let (_, transfers) = shown.split_once("transfers = [").unwrap();
+    let kinds = transfers.split("kind = \"").skip(1).map(|rest| rest.split('"').next().unwrap().into());
+    let (from, to) = (numbers(transfers, "from"), numbers(transfers, "to"));
+    assert!(numbers(transfers, "at").windows(2).all(|times| times[0] <= times[1]), "{shown}");
+    kinds.zip(from).zip(to).map(|((kind, from), to)| (kind, from, to)).collect()
+}
+
+#[test]
+fn last_transfers_of_names_are_shown_and_survive_restarts() {
+    let (mut fs, dir, files) = full_dir_on_disk();
+    fs.lookup(Ino::ROOT, "dir").unwrap();
+    assert_eq!(transfers(&mut fs, dir), []);
+    let ranks = [2, 0, 3, 1, 2, 3, 0, 2, 3, 0];
+    let mut before = u64::from(HOME);
+    let mut expected = Vec::new();
+    for rank in ranks {
+        moves::move_all(&mut fs, dir, rank);
+        expected.push(("move".to_string(), before, rank.into()));
+        before = rank.into();
+    }
+    // The last eight.
+    assert_eq!(transfers(&mut fs, dir), expected[2..]);
+    fs.restart();
+    fs.lookup(Ino::ROOT, "dir").unwrap();
+    assert_eq!(transfers(&mut fs, dir), expected[2..]);
+    fs.assert_names(dir, &files);
+    fs.fs.fsck();
+}
+
+#[test]
+fn splits_and_merges_are_shown_among_the_transfers() {
+    let (mut fs, dir) = Routed::with_dir();
+    fs.ask(set_xattr(dir, "user.espalier.dir_split", b"8")).unwrap();
+    let files = names("file", 9);
+    fs.make_files(dir, &files);
+    fs.settle();
+    assert_eq!(transfers(&mut fs, dir), [("split".to_string(), 1, 2)]);
+    for file in &files {
+        fs.ask(unlink(dir, file)).unwrap();
+    }
+    fs.settle();
+    assert_eq!(transfers(&mut fs, dir)[1..], [("merge".to_string(), 2, 1)]);
+    fs.fs.fsck();
+}
