@@ -96,7 +96,7 @@ fn old_sectors_of_a_torn_frame_do_not_complete_a_new_one() {
     let mut bytes = vec![0; whole.len().unwrap() as usize];
     journal.file().read_at(0, &mut bytes).unwrap();
     whole.read_at(HEADER_BYTES as u64, &mut bytes[HEADER_BYTES..]).unwrap();
-    let (_, frames) = reopen(SimFile::with_bytes(bytes), Position(0));
+    let (_, frames) = reopen(SimFile::with_bytes(&bytes), Position(0));
     assert!(frames.is_empty(), "{frames:?}");
 }
 
@@ -123,6 +123,30 @@ fn damage_to_durable_data_is_reported() {
 }
 
 #[test]
+fn frames_after_lost_pages_are_found() {
+    const PAGE: usize = 4096;
+    let mut journal = create(8 * PAGE as u64);
+    let append = |journal: &mut Journal<SimFile>, count: usize| -> Vec<Position> {
+        (0..count).map(|_| journal.append(&[1; 1000]).unwrap()).collect()
+    };
+    let ends = append(&mut journal, 25);
+    journal.sync().unwrap();
+    journal.trim(ends[19]);
+    // These wrap around the end of the ring.
+    append(&mut journal, 12);
+    journal.sync().unwrap();
+    append(&mut journal, 1);
+    let mut bytes = vec![0; journal.file().len().unwrap() as usize];
+    journal.file().read_at(0, &mut bytes).unwrap();
+    for last in [7, 9] {
+        let mut lost = bytes.clone();
+        lost[6 * PAGE..last * PAGE].fill(0);
+        let outcome = replay(&mut Journal::open(SimFile::with_bytes(&lost)).unwrap(), ends[19]);
+        assert!(matches!(outcome, Err(JournalError::Corrupt { .. })), "{last}: {outcome:?}");
+    }
+}
+
+#[test]
 fn lost_header_is_reported() {
     let journal = create(4096);
     let (mut journal, _) = reopen(journal.file().reopen(), Position(0));
@@ -142,12 +166,12 @@ fn lost_header_is_reported() {
 #[test]
 fn truncated_file_is_reported() {
     let bytes = vec![0; 100];
-    assert!(matches!(Journal::open(SimFile::with_bytes(bytes)), Err(JournalError::Truncated { .. })));
+    assert!(matches!(Journal::open(SimFile::with_bytes(&bytes)), Err(JournalError::Truncated { .. })));
     let file = create(4096).file().reopen();
     let mut bytes = vec![0; 5000];
     file.read_at(0, &mut bytes).unwrap();
     let expected = 4096 + 4096;
-    let outcome = Journal::open(SimFile::with_bytes(bytes)).err().unwrap();
+    let outcome = Journal::open(SimFile::with_bytes(&bytes)).err().unwrap();
     assert!(matches!(outcome, JournalError::Truncated { length: 5000, expected: e } if e == expected));
 }
 

@@ -13,6 +13,12 @@ pub trait BlockFile: Send + Sync {
     fn sync_data(&self) -> io::Result<()>;
     fn len(&self) -> io::Result<u64>;
 
+    /// An offset from `offset` on, before which all bytes are zero from there: the first in a range
+    /// that was written, as `SEEK_DATA` of `lseek(2)`.
+    fn data_from(&self, offset: u64) -> io::Result<u64> {
+        Ok(offset)
+    }
+
     fn is_empty(&self) -> io::Result<bool> {
         Ok(self.len()? == 0)
     }
@@ -34,6 +40,10 @@ impl<F: BlockFile + ?Sized> BlockFile for Arc<F> {
 
     fn len(&self) -> io::Result<u64> {
         (**self).len()
+    }
+
+    fn data_from(&self, offset: u64) -> io::Result<u64> {
+        (**self).data_from(offset)
     }
 }
 

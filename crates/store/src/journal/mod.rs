@@ -19,6 +19,7 @@ mod error;
 mod file;
 mod frame;
 mod sim;
+mod sparse;
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -405,6 +406,11 @@ impl<F: BlockFile + ?Sized> Journal<F> {
         let mut chunk = vec![0; CHUNK_BYTES + FRAME_HEADER_BYTES];
         let mut start = broken;
         while start + FRAME_HEADER_BYTES as u64 <= end {
+            let written = self.written_from(start)?;
+            if written > start {
+                start = written;
+                continue;
+            }
             let length = ((end - start) as usize).min(chunk.len());
             self.read_ring(start, &mut chunk[..length])?;
             let candidates = (0..=length - FRAME_HEADER_BYTES).step_by(8);
@@ -423,6 +429,13 @@ impl<F: BlockFile + ?Sized> Journal<F> {
             start += CHUNK_BYTES as u64;
         }
         Ok(())
+    }
+
+    /// A position from `position` on, before which no frame begins: zeros are no frame.
+    fn written_from(&self, position: u64) -> Result<u64, JournalError> {
+        let (offset, end) = (self.offset(position), HEADER_BYTES + self.capacity());
+        let data = self.shared.file.data_from(offset).map_err(io("seek"))?.clamp(offset, end);
+        Ok(position + (data - offset) / 8 * 8)
     }
 
     /// The frame at `position`, if an intact one is there.

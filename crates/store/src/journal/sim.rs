@@ -3,6 +3,7 @@ use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::BlockFile;
+use super::sparse::SparseBytes;
 
 const SECTOR_BYTES: usize = 512;
 
@@ -12,9 +13,9 @@ pub struct SimFile(Mutex<SimFileState>);
 #[derive(Clone)]
 struct SimFileState {
     /// Contents as the operating system returns them.
-    bytes: Vec<u8>,
+    bytes: SparseBytes,
     /// Contents at the last sync.
-    durable: Vec<u8>,
+    durable: SparseBytes,
     /// Contents of each sector after each write since the last sync, by sector number. The medium
     /// may hold any of them: writeback copies a sector at an arbitrary moment.
     written: BTreeMap<usize, Vec<Vec<u8>>>,
@@ -26,17 +27,19 @@ struct SimFileState {
 impl SimFile {
     /// A file of `len` zero bytes. Only written ranges take memory.
     pub fn new(len: usize) -> Self {
-        Self::of(vec![0; len], vec![0; len])
+        Self::of(SparseBytes::new(len))
     }
 
     /// A file with durable contents.
-    pub fn with_bytes(bytes: Vec<u8>) -> Self {
-        let durable = bytes.clone();
-        Self::of(bytes, durable)
+    pub fn with_bytes(bytes: &[u8]) -> Self {
+        let mut durable = SparseBytes::new(bytes.len());
+        durable.write(0, bytes);
+        Self::of(durable)
     }
 
-    fn of(bytes: Vec<u8>, durable: Vec<u8>) -> Self {
-        Self(Mutex::new(SimFileState { bytes, durable, written: BTreeMap::new(), left: u64::MAX, syncs: 0 }))
+    fn of(durable: SparseBytes) -> Self {
+        let (bytes, written) = (durable.clone(), BTreeMap::new());
+        Self(Mutex::new(SimFileState { bytes, durable, written, left: u64::MAX, syncs: 0 }))
     }
 
     /// The file as a power failure at this moment may leave it. Each sector independently holds its
@@ -56,11 +59,10 @@ impl SimFile {
                 _ => (next(&mut random) % (versions.len() as u64 + 1)) as usize,
             };
             if let Some(version) = chosen.checked_sub(1).and_then(|index| versions.get(index)) {
-                let start = sector * SECTOR_BYTES;
-                bytes[start..start + version.len()].copy_from_slice(version);
+                bytes.write(sector * SECTOR_BYTES, version);
             }
         }
-        Self::with_bytes(bytes)
+        Self::of(bytes)
     }
 
     /// The file as a new process finds it after a crash of the process: no write is lost.
@@ -76,8 +78,12 @@ impl SimFile {
     /// Flips bits on the medium, as decay does.
     pub fn damage(&self, offset: usize, mask: u8) {
         let mut state = self.state();
-        state.bytes[offset] ^= mask;
-        state.durable[offset] ^= mask;
+        let SimFileState { bytes, durable, .. } = &mut *state;
+        for contents in [bytes, durable] {
+            let mut byte = [0];
+            contents.read(offset, &mut byte);
+            contents.write(offset, &[byte[0] ^ mask]);
+        }
     }
 
     /// Number of syncs so far.
@@ -102,10 +108,11 @@ impl SimFileState {
 
 impl BlockFile for SimFile {
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        let state = self.state();
-        let start = offset as usize;
-        let source = state.bytes.get(start..start + buf.len()).ok_or(io::ErrorKind::UnexpectedEof)?;
-        buf.copy_from_slice(source);
+        let (state, start) = (self.state(), offset as usize);
+        if start + buf.len() > state.bytes.len() {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        state.bytes.read(start, buf);
         Ok(())
     }
 
@@ -117,14 +124,15 @@ impl BlockFile for SimFile {
             return Err(io::ErrorKind::StorageFull.into());
         }
         // A write of identical contents adds no outcome of a crash.
-        if state.bytes[start..end] == *data {
+        if state.bytes.holds(start, data) {
             return Ok(());
         }
-        state.bytes[start..end].copy_from_slice(data);
+        state.bytes.write(start, data);
         for sector in start / SECTOR_BYTES..=(end - 1) / SECTOR_BYTES {
             let from = sector * SECTOR_BYTES;
             let to = (from + SECTOR_BYTES).min(state.bytes.len());
-            let version = state.bytes[from..to].to_vec();
+            let mut version = vec![0; to - from];
+            state.bytes.read(from, &mut version);
             state.written.entry(sector).or_default().push(version);
         }
         Ok(())
@@ -136,8 +144,7 @@ impl BlockFile for SimFile {
         let SimFileState { durable, written, .. } = &mut *state;
         for (sector, versions) in std::mem::take(written) {
             if let Some(last) = versions.last() {
-                let start = sector * SECTOR_BYTES;
-                durable[start..start + last.len()].copy_from_slice(last);
+                durable.write(sector * SECTOR_BYTES, last);
             }
         }
         state.syncs += 1;
@@ -146,6 +153,10 @@ impl BlockFile for SimFile {
 
     fn len(&self) -> io::Result<u64> {
         Ok(self.state().bytes.len() as u64)
+    }
+
+    fn data_from(&self, offset: u64) -> io::Result<u64> {
+        Ok(self.state().bytes.data_from(offset as usize) as u64)
     }
 }
 
