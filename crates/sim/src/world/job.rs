@@ -1,7 +1,7 @@
 //! Jobs of a metadata server.
 
 use espalier_meta::{IoDone, IoId, PeerMessage};
-use espalier_proto::{Errno, FromClient, Hello};
+use espalier_proto::{Errno, FromClient, Hello, Rank};
 
 use crate::message::work_of_client;
 use crate::model::Work;
@@ -12,7 +12,7 @@ use crate::world::fabric::WireId;
 pub enum ProcessorJob {
     Hello(WireId, Hello),
     Client(WireId, FromClient),
-    Peer(WireId, PeerMessage),
+    Peer(WireId, Rank, PeerMessage),
     /// A frame was written to the journal's file, which does not wait for a disk.
     Append(IoId, Result<IoDone, Errno>),
 }
@@ -21,7 +21,7 @@ impl ProcessorJob {
     /// The connection that the job arrived on.
     pub fn wire(&self) -> Option<WireId> {
         match self {
-            Self::Hello(wire, _) | Self::Client(wire, _) | Self::Peer(wire, _) => Some(*wire),
+            Self::Hello(wire, _) | Self::Client(wire, _) | Self::Peer(wire, ..) => Some(*wire),
             Self::Append(..) => None,
         }
     }

@@ -300,7 +300,7 @@ impl SimServer {
             Message::Peer(message) => {
                 let other = self.numbers.rank_of(from).unwrap_or_default();
                 fabric.trace_peer((self.rank, other), &message, false, || None);
-                ProcessorJob::Peer(wire, message)
+                ProcessorJob::Peer(wire, other, message)
             }
             Message::Alive => {
                 if let Some(&client) = self.wires.get(&wire) {
@@ -361,10 +361,12 @@ impl SimServer {
                 }
                 session_layer.heard(now, client);
             }
-            ProcessorJob::Peer(wire, message) => {
-                let from = self.peers.iter().position(|line| line.up && line.wire == Some(wire));
-                let Some(from) = from else { return };
-                session_layer.input(now, Input::Peer { from: Rank(from as u16), message });
+            ProcessorJob::Peer(wire, from, message) => {
+                let is_open = |line: &Line| line.up && line.wire == Some(wire);
+                if !self.peers.get(usize::from(from.0)).is_some_and(is_open) {
+                    return;
+                }
+                session_layer.input(now, Input::Peer { from, message });
             }
             ProcessorJob::Append(id, result) => session_layer.input(now, Input::Done { id, result }),
             ProcessorJob::Hello(wire, hello) => match hello.service {
