@@ -20,7 +20,7 @@ mod root;
 mod write_behind;
 mod writeback;
 
-use alloc::collections::{BTreeMap, VecDeque};
+use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
@@ -54,6 +54,8 @@ pub struct Sessions<T> {
     cache: Cache,
     /// Sessions with the servers that have been needed so far.
     server_sessions: BTreeMap<Rank, ServerSession>,
+    /// Those that may have messages to send.
+    unsent: BTreeSet<Rank>,
     ranks: usize,
     /// The inode that the frontend calls [`Ino::ROOT`]: a restricted client's root is a subtree.
     root: Ino,
@@ -123,6 +125,7 @@ impl<T> Sessions<T> {
             client: Client { is_served: true, ..Client::default() },
             cache,
             server_sessions: BTreeMap::new(),
+            unsent: BTreeSet::new(),
             ranks,
             root: Ino::ROOT,
             is_checked,
@@ -372,8 +375,10 @@ impl<T> Sessions<T> {
         let Ended { distrust, lost, unlocked } = self.server_session(rank).link.ended();
         self.early_replies.retain(|(of, id), _| *of != rank && id.origin() != Some(rank));
         for id in &lost {
-            let origin = id.origin().and_then(|origin| self.server_sessions.get_mut(&origin));
-            origin.into_iter().for_each(|end| end.link.forward_ended(*id, &mut end.out));
+            if let Some(origin) = id.origin().filter(|origin| self.server_sessions.contains_key(origin)) {
+                let end = self.server_session(origin);
+                end.link.forward_ended(*id, &mut end.out);
+            }
         }
         if !unlocked.is_empty() {
             actions.frontend.push(FrontendEvent::Unlocked(unlocked.len()));
@@ -450,6 +455,9 @@ impl<T> Sessions<T> {
             actions.send.extend(end.out.drain(..).map(|message| (*rank, message)));
             end.link.send_forgets(&mut end.out);
             end.link.send_adopted(now, &mut end.out);
+            if !end.out.is_empty() {
+                self.unsent.insert(*rank);
+            }
         }
         self.release_unused(now);
         self.look_past_stuck(now, &is_stuck, actions);
@@ -574,6 +582,7 @@ impl<T> Sessions<T> {
     /// client has heard of it.
     fn server_session(&mut self, rank: Rank) -> &mut ServerSession {
         self.learn_ranks(usize::from(rank.0) + 1);
+        self.unsent.insert(rank);
         self.server_sessions.entry(rank).or_default()
     }
 
@@ -581,13 +590,13 @@ impl<T> Sessions<T> {
     fn say(&mut self, actions: &mut Actions<T>) {
         self.complete_write_behind(actions);
         self.send_wanted(actions);
-        let mut server_sessions = core::mem::take(&mut self.server_sessions);
-        for (rank, end) in &mut server_sessions {
-            if !self.may_linger(*rank, end) {
-                actions.send.extend(end.out.drain(..).map(|message| (*rank, message)));
+        for rank in core::mem::take(&mut self.unsent) {
+            if self.server_sessions.get(&rank).is_some_and(|end| self.may_linger(rank, end)) {
+                self.unsent.insert(rank);
+            } else if let Some(end) = self.server_sessions.get_mut(&rank) {
+                actions.send.extend(end.out.drain(..).map(|message| (rank, message)));
             }
         }
-        self.server_sessions = server_sessions;
     }
 
     /// Makes servers drop lookup counts of evicted inodes.
