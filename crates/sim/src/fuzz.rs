@@ -31,7 +31,7 @@ use crate::check::Violation;
 use crate::mutant::Mutation;
 use crate::observe::Mutator;
 use crate::process::Program;
-use crate::scenario::{Caching, ScenarioError};
+use crate::scenario::{Caching, Scenario, ScenarioError};
 use crate::time::Nanos;
 use crate::world::{RunError, World};
 use handles::Exported;
@@ -96,6 +96,11 @@ pub fn can_show(seed: u64, what: Mutation) -> bool {
         Mutation::KeptPermissions => has(|case| {
             let Habits { looks, users, exclusive, .. } = case.habits;
             looks && users && !exclusive && case.scenario.cluster.cache == Caching::Leases
+        }),
+        // Messages between ranks take long.
+        Mutation::ForgottenFreeze => has(|case| {
+            let Scenario { cluster, network, policy, .. } = &case.scenario;
+            cluster.ranks > 1 && policy.0.dir_split().is_some() && network.loss > 0.0
         }),
         Mutation::RenumberedFragments => has(|case| !case.scenario.cluster.joins.is_empty()),
         Mutation::CopiedStore => has(|case| !case.scenario.cluster.leaves.is_empty()),

@@ -1,6 +1,6 @@
 //! Mutants: deliberately broken variants of the program, to test that random runs detect faults. A
 //! mutant changes messages and I/O between machines and drivers, so the machines contain no code
-//! for it.
+//! for it, except [`Mutation::ForgottenFreeze`], which no driver can imitate.
 
 mod fragments;
 
@@ -8,19 +8,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use espalier_balancer::MetricsSnapshot;
-use espalier_meta::{
-    Edit, Event, InoRecord, Io, IoDone, Load, PeerMessage, Question, StreamCall, StreamDone, TransactionId,
-};
+use espalier_meta::{Event, InoRecord, Io, IoDone, Load, PeerMessage, StreamCall, StreamDone, TransactionId};
 use espalier_policy::Key;
 use espalier_proto::{
-    Attr, Caller, DataReply, DataRequest, Errno, FileType, FromClient, FromData, FromServer, Ino, Lease,
-    Position, Reply, Request, RequestId, SetAttr, ToData, Touched,
+    Caller, DataReply, DataRequest, Errno, FileType, FromClient, FromData, FromServer, Ino, Lease, Position,
+    Reply, Request, RequestId, SetAttr, ToData, Touched,
 };
 
 use crate::check::CAPABILITY;
 use crate::message::Message;
 use crate::observe::{Arrival, FailoverStep, Mutator, Node};
-use fragments::{overstate_rate, renumbered};
+use fragments::{with_wrong_edits, with_wrong_fragment};
 
 /// The fault of a mutant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,6 +103,10 @@ pub enum Mutation {
     KeptRights,
     /// A directory's home server does not learn that another fragment has split.
     UnsetMap,
+    /// A directory's home server gets a changed fragment map with the version of the former one.
+    ReusedVersion,
+    /// A fragment is not frozen while other ranks prepare a step of its split, merge or move.
+    ForgottenFreeze,
     /// The fragments of a directory are renumbered when ranks have joined.
     RenumberedFragments,
     /// A listing ends with the first fragment.
@@ -144,7 +146,7 @@ pub enum Mutation {
 const SEQUENCE: usize = 8;
 
 impl Mutation {
-    pub const ALL: [Self; 56] = [
+    pub const ALL: [Self; 58] = [
         Self::IgnoredRevocation,
         Self::UnwrittenJournal,
         Self::UnsyncedJournal,
@@ -185,6 +187,8 @@ impl Mutation {
         Self::UnmovedName,
         Self::KeptRights,
         Self::UnsetMap,
+        Self::ReusedVersion,
+        Self::ForgottenFreeze,
         Self::RenumberedFragments,
         Self::ShortListing,
         Self::DoubledFragment,
@@ -325,51 +329,6 @@ impl Mutant {
         message
     }
 
-    /// Breaks a split, or another change of a partitioned directory, on its way to a participant.
-    fn with_fewer_edits(&self, mut message: Message) -> Message {
-        if let Message::Peer(PeerMessage::Ask { question: Question::Prepare { edits, .. }, .. }) =
-            &mut message
-        {
-            edits.retain_mut(|edit| match (self.mutation, edit) {
-                (Mutation::KeptRights, Edit::SetRights { .. })
-                | (Mutation::UnsetMap, Edit::SetMap { .. }) => false,
-                (Mutation::RenumberedFragments, Edit::SetMap { map, .. }) => {
-                    *map = renumbered(map);
-                    true
-                }
-                (Mutation::LostName, Edit::AcceptNames { names, .. }) => {
-                    names.pop();
-                    true
-                }
-                (Mutation::OverstatedRate, Edit::Make { inode }) => {
-                    overstate_rate(inode);
-                    true
-                }
-                (Mutation::UnmovedName, Edit::MoveNames { inodes, .. }) => {
-                    inodes.pop();
-                    !inodes.is_empty()
-                }
-                _ => true,
-            });
-        }
-        message
-    }
-
-    /// Breaks the reply to a request that concerns fragments of a directory.
-    fn with_wrong_fragment(&self, mut message: Message) -> Message {
-        if let Message::FromServer(FromServer::Reply { result, .. }) = &mut message {
-            match (self.mutation, &mut *result) {
-                (Mutation::ShortListing, Ok(Reply::Listing { until, .. })) => *until = u64::MAX,
-                (Mutation::DoubledFragment, Ok(Reply::Attr(attr))) if attr.map_version == Attr::FRAGMENT => {
-                    attr.size *= 2;
-                }
-                (Mutation::UnroutedName, Ok(Reply::Fragments(_))) => *result = Err(Errno::ENOENT),
-                _ => {}
-            }
-        }
-        message
-    }
-
     /// Revokes only the lease on a directory's contents.
     fn with_kept_permissions(&mut self, mut message: Message) -> Message {
         match &mut message {
@@ -441,12 +400,13 @@ impl Mutator for Mutant {
                 | Mutation::UnmovedName
                 | Mutation::KeptRights
                 | Mutation::UnsetMap
+                | Mutation::ReusedVersion
                 | Mutation::RenumberedFragments
                 | Mutation::OverstatedRate,
                 message,
-            ) => Arrival::Taken(self.with_fewer_edits(message)),
+            ) => Arrival::Taken(with_wrong_edits(self.mutation, message)),
             (Mutation::ShortListing | Mutation::DoubledFragment | Mutation::UnroutedName, message) => {
-                Arrival::Taken(self.with_wrong_fragment(message))
+                Arrival::Taken(with_wrong_fragment(self.mutation, message))
             }
             (Mutation::KeptPermissions, message) => Arrival::Taken(self.with_kept_permissions(message)),
             (Mutation::LaxQuota, message) => Arrival::Taken(self.with_more_room(from, to, message)),
@@ -637,6 +597,10 @@ impl Mutator for Mutant {
             }
             _ => {}
         }
+    }
+
+    fn freezes_fragments(&self) -> bool {
+        self.mutation != Mutation::ForgottenFreeze
     }
 
     fn copies_stores(&self) -> bool {

@@ -146,6 +146,11 @@ pub trait Mutator {
     /// The balancer of a rank is about to decide on this.
     fn balances(&mut self, _snapshot: &mut MetricsSnapshot) {}
 
+    /// False if fragments are not frozen while other ranks prepare a change of them.
+    fn freezes_fragments(&self) -> bool {
+        true
+    }
+
     /// True if the stores of a server that leaves are copied before it has written everything out.
     fn copies_stores(&self) -> bool {
         false

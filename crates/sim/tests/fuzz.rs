@@ -60,8 +60,13 @@ const ENOUGH: u64 = 200;
 const ENOUGH_FOR_RARE: u64 = 1200;
 
 fn seeds_for(what: Mutation) -> impl Iterator<Item = u64> {
-    let is_rare =
-        matches!(what, Mutation::UnsetAttributes | Mutation::RenumberedFragments | Mutation::OverstatedRate);
+    let is_rare = matches!(
+        what,
+        Mutation::UnsetAttributes
+            | Mutation::RenumberedFragments
+            | Mutation::OverstatedRate
+            | Mutation::ForgottenFreeze
+    );
     let enough = if is_rare { ENOUGH_FOR_RARE } else { ENOUGH };
     (0..).filter(move |seed| fuzz::can_show(*seed, what)).take(enough as usize)
 }

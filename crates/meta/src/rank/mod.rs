@@ -69,6 +69,8 @@ pub(crate) struct Ranks {
     own: VecDeque<PeerMessage>,
     /// Locks of this rank's own operations have been released.
     unfrozen: bool,
+    /// See [`Meta::never_freeze`].
+    never_freezes: bool,
     /// Offset of the rank at which the last directory was made.
     last_home: u16,
 }

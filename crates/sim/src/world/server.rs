@@ -216,7 +216,10 @@ impl SimServer {
     }
 
     /// Begins to serve the rank.
-    fn serve(&mut self, fabric: &mut Fabric<'_>, meta: Meta) {
+    fn serve(&mut self, fabric: &mut Fabric<'_>, mut meta: Meta) {
+        if !fabric.mutator.freezes_fragments() {
+            meta.never_freeze();
+        }
         self.session_layer = Some(SessionLayer::new(meta));
         fabric.revive(self.node);
         fabric.observer.began(fabric.now, self.node, self.incarnation);
