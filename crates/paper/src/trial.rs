@@ -50,13 +50,16 @@ pub(crate) struct Trial {
     pub scenario: Scenario,
     /// Processes besides the scenario's workloads.
     pub crews: Box<dyn Fn() -> Vec<ProcessGroup>>,
+    /// A simulated run ends with its processes, and servers need not become idle.
+    pub stops_at_once: bool,
 }
 
 impl Trial {
     /// # Errors
     /// The text is no valid scenario.
     pub fn new(text: &str) -> Result<Self, PaperError> {
-        Ok(Self { scenario: Scenario::parse(text, Path::new("an experiment"))?, crews: Box::new(Vec::new) })
+        let scenario = Scenario::parse(text, Path::new("an experiment"))?;
+        Ok(Self { scenario, crews: Box::new(Vec::new), stops_at_once: false })
     }
 
     /// # Errors
@@ -79,7 +82,7 @@ impl Trial {
     /// # Errors
     /// [`PaperError`]
     pub fn observed(&self, setting: &Setting<'_>, observer: &mut dyn Observer) -> Result<Report, PaperError> {
-        self.advance(setting, observer, STEP, &mut |_, _| ())
+        self.sampled(setting, observer, STEP, &mut |_, _| ())
     }
 
     /// Runs in the simulator, and calls `sample` after this many events each.
@@ -87,15 +90,6 @@ impl Trial {
     /// # Errors
     /// [`PaperError`]
     pub fn sampled(
-        &self,
-        setting: &Setting<'_>,
-        events: u64,
-        sample: &mut dyn FnMut(Nanos, &World<'_>),
-    ) -> Result<Report, PaperError> {
-        self.advance(setting, &mut (), events, sample)
-    }
-
-    fn advance(
         &self,
         setting: &Setting<'_>,
         observer: &mut dyn Observer,
@@ -113,7 +107,7 @@ impl Trial {
             if progress.ended < progress.processes {
                 sample(progress.now, &world);
             }
-            if progress.is_over {
+            if progress.is_over || self.stops_at_once && progress.ended == progress.processes {
                 return Ok(world.report());
             }
         }

@@ -36,10 +36,10 @@ fn mixed(setting: &Setting<'_>) -> Result<ExperimentResult, PaperError> {
             costs: Costs::Thesis,
             servers: *count,
             clients,
+            processes: 1,
             files,
         };
-        let mut trial = run.trial()?;
-        trial.scenario.workload.clear();
+        let trial = run.trial()?;
         let crews =
             Box::new(move || [(0..clients).map(|client| mixed_process(client, files)).collect()].into());
         let summary = Trial { crews, ..trial }.run(setting)?;
@@ -187,7 +187,7 @@ fn capacities(setting: &Setting<'_>) -> Result<ExperimentResult, PaperError> {
     let capacities = [mean / 16, mean / 4, mean, 4 * mean];
     let measure = |capacity: u32| {
         let division = Division::SplittingAt(capacity);
-        CreateRun { division, costs: Costs::Thesis, servers, clients, files }.measure(setting)
+        CreateRun { division, costs: Costs::Thesis, servers, clients, processes: 1, files }.measure(setting)
     };
     let points = capacities.map(measure).into_iter().collect::<Result<Vec<_>, _>>()?;
     let (least, most) = (points[0], points[points.len() - 1]);

@@ -2,10 +2,12 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use espalier_proto::{ClientId, Errno, FromClient, Ino, Rank, Reply, Request, RequestId, named};
-use espalier_sim::source::OpKind;
-use espalier_sim::{Line, Nanos, Observer};
+use espalier_proto::{Caller, ClientId, Errno, FromClient, Ino, Rank, Reply, Request, RequestId, named};
+use espalier_sim::process::{FileTable, Frontend, Identity, Process, Program, WORKING_DIR};
+use espalier_sim::source::{Op, OpKind, OpenFlags, Script, ScriptStep};
+use espalier_sim::{Line, Nanos, Observer, Report, ServerReport};
 
+use super::scaling::ScalingPoint;
 use crate::Setting;
 use crate::error::PaperError;
 use crate::outcome::{Chart, Table};
@@ -56,56 +58,114 @@ pub(super) struct CreateRun {
     pub costs: Costs,
     pub servers: u32,
     pub clients: u32,
-    /// Entries of each client.
+    /// Processes of each client; one in the thesis.
+    pub processes: u32,
+    /// Entries of each process.
     pub files: u32,
 }
 
+/// The directory of a run.
+const DIR: &str = "/shared";
+/// Time for servers to distribute it.
+const DISTRIBUTION: Nanos = Nanos(100_000_000);
+/// The number of barriers before the creates.
+pub(super) const CREATES: u32 = 2;
+
+/// Completed operations over time: samples with their time in seconds.
+pub(super) type CreatesOverTime = Vec<(f64, u64)>;
+
 impl CreateRun {
     pub fn entries(&self) -> u32 {
-        self.clients * self.files
+        self.clients * self.processes * self.files
     }
 
-    /// Clients have no kernel, as those of PVFS in the thesis, and each waits for its create.
+    /// Clients have no kernel, as those of PVFS in the thesis, and each process waits for its
+    /// create.
     pub fn trial(&self) -> Result<Trial, PaperError> {
-        let Self { division, costs, servers, clients, files } = *self;
+        let run = *self;
+        let Self { division, costs, servers, clients, processes, .. } = run;
         let policy = match division {
             Division::PreDistributed => format!("dir_servers = {servers}"),
             Division::Splitting => format!("dir_split = {}", (self.entries() / servers).max(1)),
             Division::SplittingAt(capacity) => format!("dir_split = {}", capacity.max(1)),
         };
         let tables = costs.tables();
-        Trial::new(&format!(
-            "[cluster]\nranks = {servers}\nclients = {clients}\nwriteback = false\n[policy]\n{policy}\n{tables}\n\
-             [[workload]]\nkind = \"create\"\nfrontend = \"library\"\nenter = true\nopen = false\nfiles = {files}\n"
-        ))
+        let trial = Trial::new(&format!(
+            "[cluster]\nranks = {servers}\nclients = {clients}\nwriteback = false\n[policy]\n{policy}\n{tables}"
+        ))?;
+        let crew = move || {
+            let files: Vec<FileTable> = (0..clients).map(|_| FileTable::default()).collect();
+            let process = |number: u32| run.process(number, &files[(number % clients) as usize]);
+            [(0..clients * processes).map(process).collect()].into()
+        };
+        Ok(Trial { crews: Box::new(crew), stops_at_once: true, ..trial })
+    }
+
+    /// The first process of each client enters the directory, for all of them, before the first
+    /// create: the attributes that it gets with it are at all servers.
+    fn process(self, number: u32, files: &FileTable) -> (u32, Box<dyn Program>) {
+        let begin = if number == 0 {
+            vec![ScriptStep::Do(Op::mkdir(DIR)), ScriptStep::Pause(DISTRIBUTION)]
+        } else {
+            Vec::new()
+        };
+        let enter = Op::open(WORKING_DIR, DIR, OpenFlags::PATH | OpenFlags::DIRECTORY);
+        let steps = begin
+            .into_iter()
+            .chain([ScriptStep::Barrier])
+            .chain((number < self.clients).then_some(ScriptStep::Do(enter)))
+            .chain([ScriptStep::Barrier])
+            .chain((0..self.files).map(move |file| ScriptStep::Do(Op::mknod(format!("{number}.{file}")))));
+        let caller = Caller { uid: 0, gid: 0, pid: number + 1, groups: Some([].into()) };
+        let identity = Identity { number, caller, umask: 0o022, frontend: Frontend::Library };
+        (number % self.clients, Box::new(Process::sharing(identity, Box::new(Script::new(steps)), files)))
     }
 
     pub fn measure(&self, setting: &Setting<'_>) -> Result<Point, PaperError> {
-        let mut redirects = Redirects::default();
-        let report = self.trial()?.observed(setting, &mut redirects)?;
+        Ok(self.measure_over_time(setting)?.0)
+    }
+
+    pub fn measure_over_time(&self, setting: &Setting<'_>) -> Result<(Point, CreatesOverTime), PaperError> {
+        let (mut redirects, mut progress) = (Redirects::default(), CreatesOverTime::new());
+        let before = u64::from(self.clients) + 1;
+        let mut begun = None;
+        let events = u64::from(self.entries() / 50).clamp(10, 20_000);
+        let report = self.trial()?.sampled(setting, &mut redirects, events, &mut |now, world| {
+            let done = world.progress().operations;
+            if done <= before {
+                begun = Some(world.report());
+            }
+            progress.push((now.as_secs_f64(), done));
+        })?;
+        let begun = begun.ok_or(PaperError::Nothing("the begin of the creates"))?;
         let create = OpKind::Create.name();
         let creates = report.operations.iter().find(|kind| kind.kind == create);
         let creates = creates.ok_or(PaperError::Nothing(create))?;
-        let servers = report.servers.iter().filter(|server| server.role == "metadata");
-        let count = f64::from(self.servers);
-        let mean = |of: fn(&espalier_sim::ServerReport) -> f64| servers.clone().map(of).sum::<f64>() / count;
-        Ok(Point {
+        let time_s = (report.worked_s - begun.worked_s).max(f64::MIN_POSITIVE);
+        // Reports have means since the start of the run.
+        let mean = |of: fn(&ServerReport) -> f64| {
+            let total = |report: &Report| report.servers.iter().map(of).sum::<f64>() * report.worked_s;
+            (total(&report) - total(&begun)) / time_s / f64::from(self.servers)
+        };
+        let point = Point {
             servers: self.servers,
-            clients: self.clients,
-            throughput: creates.count as f64 / report.worked_s.max(f64::MIN_POSITIVE),
+            clients: self.clients * self.processes,
+            throughput: creates.count as f64 / time_s,
             seconds: creates.mean_us / 1e6,
             in_server: mean(|server| server.queue),
             arrivals: mean(|server| server.arrivals_per_second),
             utilisation: mean(|server| server.utilisation),
             forwards: redirects.count(),
-        })
+        };
+        Ok((point, progress))
     }
 }
 
-/// The result of a run. Means are over the servers.
+/// The result of a run, from the first create on. Means are over the servers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Point {
     pub servers: u32,
+    /// Clients that wait for a create: processes, if clients have several.
     pub clients: u32,
     /// Creates a second.
     pub throughput: f64,
@@ -188,13 +248,16 @@ pub(super) struct Grid {
     pub points: Vec<Point>,
 }
 
-/// Grids that have been measured, for the experiments that share them.
+/// Points that have been measured, for the experiments that share them.
 #[derive(Debug, Default)]
-pub struct MeasuredGrids(Mutex<Vec<((Division, Costs), Grid)>>);
+pub struct MeasuredGrids {
+    grids: Mutex<Vec<((Division, Costs), Grid)>>,
+    pub(super) scaling: Mutex<Vec<ScalingPoint>>,
+}
 
 impl Grid {
     pub fn measure(setting: &Setting<'_>, division: Division, costs: Costs) -> Result<Self, PaperError> {
-        let grids = || setting.grids.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let grids = || setting.grids.grids.lock().unwrap_or_else(PoisonError::into_inner);
         let measured =
             grids().iter().find(|(key, _)| *key == (division, costs)).map(|(_, grid)| grid.clone());
         if let Some(grid) = measured {
@@ -202,8 +265,9 @@ impl Grid {
         }
         let Size { servers, clients, files } = size(setting);
         let pairs = clients.iter().flat_map(|clients| servers.iter().map(|servers| (*servers, *clients)));
-        let point =
-            |(servers, clients)| CreateRun { division, costs, servers, clients, files }.measure(setting);
+        let point = |(servers, clients)| {
+            CreateRun { division, costs, servers, clients, processes: 1, files }.measure(setting)
+        };
         let grid = Self { costs, points: pairs.map(point).collect::<Result<_, _>>()? };
         grids().push(((division, costs), grid.clone()));
         Ok(grid)

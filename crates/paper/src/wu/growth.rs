@@ -30,9 +30,9 @@ type Samples = Vec<(f64, Vec<u64>)>;
 fn sample(setting: &Setting<'_>, division: Division) -> Result<Samples, PaperError> {
     let ((_, servers), (_, clients)) = (ends(size(setting).servers), ends(size(setting).clients));
     let files = size(setting).files;
-    let run = CreateRun { division, costs: Costs::Thesis, servers, clients, files };
+    let run = CreateRun { division, costs: Costs::Thesis, servers, clients, processes: 1, files };
     let mut samples = Samples::new();
-    run.trial()?.sampled(setting, STEP, &mut |now, world| {
+    run.trial()?.sampled(setting, &mut (), STEP, &mut |now, world| {
         let entries = world.fragment_entries();
         if samples.last().is_none_or(|(_, last)| *last != entries) {
             samples.push((now.as_secs_f64(), entries));

@@ -3,7 +3,7 @@
 
 use espalier_sim::source::OpKind;
 
-use super::grid::{Costs, CreateRun, Division};
+use super::grid::{CREATES, Costs, CreateRun, Division};
 use crate::Setting;
 use crate::error::PaperError;
 use crate::outcome::{Claim, ExperimentResult, Table};
@@ -11,8 +11,6 @@ use crate::trial::medians;
 
 const SERVERS: [u32; 4] = [1, 2, 4, 8];
 const CLIENTS: [u32; 2] = [4, 16];
-/// The phase in which entries are created: barriers before it.
-const CREATES: u32 = 1;
 
 /// Figs. 5.2 and 5.4.
 pub(super) fn creates(setting: &Setting<'_>, division: Division) -> Result<ExperimentResult, PaperError> {
@@ -25,6 +23,7 @@ pub(super) fn creates(setting: &Setting<'_>, division: Division) -> Result<Exper
                 costs: Costs::Calibrated,
                 servers,
                 clients,
+                processes: 1,
                 files: entries / clients,
             };
             SERVERS.map(run)

@@ -1,11 +1,13 @@
 //! Wu, "Scalable directories", chapter 5: 1 to 32 servers, and up to 512 clients that create
-//! entries in one directory, which is divided from the start or splits as it grows.
+//! entries in one directory, which is divided from the start or splits as it grows; with this
+//! program's costs, up to 1,024 servers.
 
 mod beyond;
 mod forwards;
 mod grid;
 mod growth;
 mod machine;
+mod scaling;
 mod throughput;
 mod waiting;
 

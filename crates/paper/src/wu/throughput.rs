@@ -1,7 +1,7 @@
 //! Figs. 5.2 to 5.4: throughput and queues over the number of servers.
 
 use super::grid::{Axis, Costs, Division, Grid, charts, setup, size, table};
-use super::machine;
+use super::{machine, scaling};
 use crate::error::PaperError;
 use crate::outcome::{Claim, ExperimentResult};
 use crate::{EVERYWHERE, Experiment, SIMULATED, Setting, Testbed};
@@ -44,7 +44,7 @@ fn pre_distributed(setting: &Setting<'_>) -> Result<ExperimentResult, PaperError
     let peak = thesis.at(most, many)?.throughput;
     let bound = f64::from(most) / Costs::Thesis.service();
     let with_one_server = thesis.at(one, many)?.throughput / thesis.at(one, few)?.throughput;
-    let claims = vec![
+    let mut claims = vec![
         Claim {
             text: format!("with {many} clients throughput scales further than with {few}"),
             paper: "it keeps to scale until a larger number of I/O nodes".into(),
@@ -64,10 +64,12 @@ fn pre_distributed(setting: &Setting<'_>) -> Result<ExperimentResult, PaperError
             holds: 3.0 * peak > bound,
         },
     ];
+    let scaling = scaling::points(setting)?;
+    claims.extend(scaling::claims(&scaling));
     Ok(ExperimentResult {
-        setup: setup(setting, Division::PreDistributed),
+        setup: setup(setting, Division::PreDistributed) + scaling::SETUP,
         claims,
-        tables: vec![table(&grids)],
+        tables: vec![table(&grids), scaling::table(&scaling)],
         charts: charts(setting, &grids, Axis::Servers, ("creates per second", |point| point.throughput)),
         ..ExperimentResult::default()
     })
@@ -132,6 +134,7 @@ fn splitting(setting: &Setting<'_>) -> Result<ExperimentResult, PaperError> {
         Ok(grid.at(most, many)?.throughput / grid.at(most, few)?.throughput)
     };
     let (gain_split, gain_whole) = (gain(split)?, gain(&whole)?);
+    let (from_empty, splits) = scaling::splitting(setting)?;
     let claims = vec![
         Claim {
             text: format!("with {many} clients {most} servers are slower while the directory splits"),
@@ -145,11 +148,12 @@ fn splitting(setting: &Setting<'_>) -> Result<ExperimentResult, PaperError> {
             ours: format!("{gain_split:.1} times, and {gain_whole:.1} times in a pre-distributed directory"),
             holds: gain_split < gain_whole,
         },
+        from_empty,
     ];
     Ok(ExperimentResult {
-        setup: setup(setting, Division::Splitting),
+        setup: setup(setting, Division::Splitting) + scaling::SETUP,
         claims,
-        tables: vec![table(&grids)],
+        tables: vec![table(&grids), splits],
         charts: charts(setting, &grids, Axis::Servers, ("creates per second", |point| point.throughput)),
         ..ExperimentResult::default()
     })
