@@ -59,6 +59,13 @@ pub(crate) fn mount(status: &MountStatus) -> String {
             "fragments   of {partitioned_directories} directories known; {redirects} redirects"
         );
     }
+    let MountStatus { pages_ahead, pages_ahead_read, .. } = status;
+    if *pages_ahead > 0 {
+        let _ = writeln!(
+            out,
+            "walks       {pages_ahead} directories fetched ahead, of which {pages_ahead_read} were listed"
+        );
+    }
     let Messages { requests, forgets, streams, data, others, replies, revocations, notices } = messages;
     let _ = writeln!(
         out,
@@ -72,7 +79,12 @@ pub(crate) fn mount(status: &MountStatus) -> String {
 /// Numbers of messages between a mount and its servers, in total and by server.
 pub(crate) fn counters(status: &MountStatus) -> String {
     let asked = status.asked.iter().map(|(name, count)| (format!("asked.{name}"), *count));
-    let own = [("cache.hits".into(), status.cache_hits), ("redirects".into(), status.redirects)];
+    let own = [
+        ("cache.hits".into(), status.cache_hits),
+        ("redirects".into(), status.redirects),
+        ("ahead.requested".into(), status.pages_ahead),
+        ("ahead.read".into(), status.pages_ahead_read),
+    ];
     let mut all: Vec<(String, u64)> = asked.chain(kinds("", &status.messages)).chain(own).collect();
     if status.ranks.len() > 1 {
         for (rank, session) in status.ranks.iter().enumerate() {

@@ -39,6 +39,7 @@ pub use link::{Ended, Link};
 pub use payload::Payload;
 pub use sessions::{
     Actions, DataOperation, DataOutcome, FragmentCounts, FrontendEvent, IncomingCall, Interrupt, Sessions,
+    WalkCounts,
 };
 pub use striped::{Striped, StripedStep, Work};
 

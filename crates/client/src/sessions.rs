@@ -17,6 +17,7 @@ mod renewal;
 mod revocations;
 mod rights;
 mod root;
+mod walks;
 mod write_behind;
 mod writeback;
 
@@ -38,10 +39,12 @@ use pending_calls::{CallWait, PendingCalls};
 use releases::DeferredReleases;
 use renewal::Renewal;
 use revocations::DeferredRevocation;
+use walks::Walks;
 use writeback::Writeback;
 
 pub use actions::{Actions, DataOperation, DataOutcome, FrontendEvent, Interrupt};
 pub use fragments::FragmentCounts;
+pub use walks::WalkCounts;
 
 /// Extended attributes that kernels request themselves, independent of read permission.
 const KERNEL_XATTRS: [&[u8]; 2] = [b"security.", b"system.posix_acl_"];
@@ -71,6 +74,7 @@ pub struct Sessions<T> {
     releases: DeferredReleases,
     revocations: Vec<DeferredRevocation>,
     delegated_opens: DelegatedOpens,
+    walks: Walks<T>,
     renewal: Renewal,
     /// The names last removed or renamed by callers: the kernel knows of these changes, and may
     /// have bound a name again.
@@ -115,6 +119,8 @@ enum Waiter<T> {
     Frontend(T),
     /// No one: the caller was answered by write-back. With the number of the pending operation.
     Acknowledged(u64),
+    /// No one yet: the first page of this directory's listing is fetched ahead.
+    Ahead(Ino),
 }
 
 impl<T> Sessions<T> {
@@ -137,6 +143,7 @@ impl<T> Sessions<T> {
             releases: DeferredReleases::default(),
             revocations: Vec::new(),
             delegated_opens: DelegatedOpens::default(),
+            walks: Walks::default(),
             renewal: Renewal::default(),
             vacated: VecDeque::new(),
         }
@@ -188,7 +195,7 @@ impl<T> Sessions<T> {
 
     /// The frontend's number of the call that made this request.
     pub fn call_of(&self, rank: Rank, id: RequestId) -> Option<u64> {
-        self.calls.waiting(rank, id).map(|pending| pending.incoming.call_id)
+        self.calls.waiting(rank, id).map(|pending| pending.incoming.call_id).filter(|call_id| *call_id > 0)
     }
 
     /// As [`Self::call_of`], for requests to data servers ([`DataOperation::number`]).
@@ -197,6 +204,7 @@ impl<T> Sessions<T> {
         match pending.incoming.ticket {
             Waiter::Frontend(_) => Some(pending.incoming.call_id),
             Waiter::Acknowledged(change) => self.writeback.write_behind.call_of(change),
+            Waiter::Ahead(_) => None,
         }
     }
 
@@ -230,10 +238,12 @@ impl<T> Sessions<T> {
             }
             Call::Request(Request::ReadDir { dir, after, .. }) => {
                 let dir = self.fragments.of_cursor(self.real(*dir), *after);
-                if !self.may(caller, dir, Access::READ, now) || self.retain_known(now, dir) == Some(0) {
+                let page = Page { dir, ..Page::of(call)? };
+                // It advances a walk.
+                if self.cache.has_first_page(page) {
                     return None;
                 }
-                self.cache.next_page(Page { dir, ..Page::of(call)? }, now)?
+                self.cached_page(now, caller, page)?
             }
             Call::Request(Request::GetXattr { ino, name })
                 if KERNEL_XATTRS.iter().any(|often| name.starts_with(often))
@@ -277,7 +287,10 @@ impl<T> Sessions<T> {
             self.vacated.extend(pending_calls::changed_names(&incoming.call));
             self.vacated.drain(..self.vacated.len().saturating_sub(VACATED));
         }
-        self.enter(now, incoming, actions);
+        if let Some(incoming) = self.enter_listing(now, incoming, actions) {
+            self.enter(now, incoming, actions);
+        }
+        self.advance_walks(now, actions);
         self.say(actions);
     }
 
@@ -399,6 +412,7 @@ impl<T> Sessions<T> {
                 self.give_up(pending, Errno::EIO, actions);
             }
         }
+        self.advance_walks(now, actions);
         self.say(actions);
     }
 
@@ -462,6 +476,7 @@ impl<T> Sessions<T> {
         self.release_unused(now);
         self.look_past_stuck(now, &is_stuck, actions);
         self.give_up_stuck(is_stuck, actions);
+        self.advance_walks(now, actions);
         self.say(actions);
     }
 
@@ -503,6 +518,7 @@ impl<T> Sessions<T> {
             FromServer::Servers(servers) => self.learn_ranks(servers.ranks.len()),
         }
         self.resume_after_write_behind(now, actions);
+        self.advance_walks(now, actions);
         self.say(actions);
     }
 

@@ -121,8 +121,10 @@ impl Mount {
 
     fn status(&self) -> MountStatus {
         let ranks = self.remote.sessions();
-        let counts = |sessions: &mut Sessions<_>, _| (sessions.cache().counts(), sessions.fragment_counts());
-        let (cache, fragments) = self.remote.cached(counts).unwrap_or_default();
+        let counts = |sessions: &mut Sessions<_>, _| {
+            (sessions.cache().counts(), sessions.fragment_counts(), sessions.walk_counts())
+        };
+        let (cache, fragments, walks) = self.remote.cached(counts).unwrap_or_default();
         MountStatus {
             url: self.url.clone(),
             mountpoint: self.mountpoint.clone(),
@@ -139,6 +141,8 @@ impl Mount {
             cache_names: cache.names,
             partitioned_directories: fragments.directories,
             redirects: fragments.redirects,
+            pages_ahead: walks.requested,
+            pages_ahead_read: walks.read,
         }
     }
 }

@@ -136,6 +136,10 @@ pub struct MountStatus {
     pub partitioned_directories: u64,
     /// Replies that sent a request to another fragment, since mounting.
     pub redirects: u64,
+    /// First pages of directories that were requested ahead of walks, and those that callers have
+    /// read, since mounting.
+    pub pages_ahead: u64,
+    pub pages_ahead_read: u64,
 }
 
 impl Status {

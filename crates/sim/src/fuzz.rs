@@ -18,6 +18,7 @@ mod repeats;
 mod scenario;
 mod streaks;
 mod survey;
+mod walks;
 mod watch;
 
 use std::any::Any;
@@ -76,6 +77,8 @@ pub struct Passed {
     pub longest: Nanos,
     /// Number of fragments that split off because of requests.
     pub splits_by_requests: u64,
+    /// Number of first pages of directories that were fetched ahead and read.
+    pub pages_read_ahead: u64,
 }
 
 /// The scenario of a seed, in the format of [`crate::Scenario`].
@@ -226,8 +229,10 @@ fn run_with_observer(case: &Case, mut eyes: Eyes, mutator: &mut dyn Mutator) -> 
     if !findings.is_empty() {
         return Err(RunFailure::Unclean(findings));
     }
+    let pages_read_ahead = world.pages_read_ahead();
     let watch = watch.borrow();
     Ok(Passed {
+        pages_read_ahead,
         answers: watch.checker.checked(),
         given_up: watch.checker.has_given_up(),
         taken_over: watch.taken_over(),

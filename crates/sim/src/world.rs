@@ -229,6 +229,11 @@ impl<'o> World<'o> {
         self.clients.iter_mut().for_each(|client| client.keep_lookups(ranks));
     }
 
+    /// Number of first pages of directories that were fetched ahead and read.
+    pub fn pages_read_ahead(&self) -> u64 {
+        self.clients.iter().map(|client| client.walk_counts().read).sum()
+    }
+
     /// Processes at most `events` events. After an error only [`Self::report`] is valid.
     ///
     /// # Errors

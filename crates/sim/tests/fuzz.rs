@@ -111,6 +111,18 @@ fn fragments_split_because_of_requests() {
     detects(&[Mutation::OverstatedRate]);
 }
 
+#[test]
+fn walks_read_pages_that_were_fetched_ahead() {
+    let pages = AtomicU64::new(0);
+    for_all(0..ENOUGH, |seed| {
+        if let Ok(passed) = fuzz::run(seed) {
+            pages.fetch_add(passed.pages_read_ahead, Ordering::Relaxed);
+        }
+    });
+    eprintln!("{pages:?} pages read ahead");
+    assert!(pages.into_inner() > 10);
+}
+
 fn detects(mutations: &[Mutation]) {
     let missed = AtomicU64::new(0);
     for_all(0..mutations.len() as u64, |at| {

@@ -1,14 +1,15 @@
 //! Read-ahead of directory listings.
 //! A client that requests the second page of a directory usually reads all of it: the cache then
 //! asks the server for more entries than the page needs. It returns the surplus later, if it is
-//! still valid then.
+//! still valid then. It also answers the request with which a kernel finds the end of a listing,
+//! and keeps first pages that were fetched ahead for a walk.
 
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 
 use espalier_proto::{Dirent, Entry, FileType, Ino, Location, Request};
 
-use super::{Binding, Cache, Users};
+use super::{Binding, Cache, InodeRecord, Users};
 use crate::{Answer, Call};
 
 /// Listings in progress; the last one read is at the back.
@@ -21,9 +22,15 @@ struct Listing {
     plus: bool,
     /// Entries from the last returned page on: the caller may not have had room for all of them.
     entries: VecDeque<Dirent>,
+    /// The cursor before the first entry, if the page there may be read.
+    starts_at: Option<u64>,
+    /// No caller has read the first page yet.
+    is_ahead: bool,
     parent: Ino,
     /// The listing ends with these entries.
     end: bool,
+    /// When the lease on the directory's contents began, as in [`InodeRecord::since`].
+    since: u64,
     /// Reading ahead is worthwhile for this listing.
     asks_more: bool,
 }
@@ -49,8 +56,8 @@ impl Page {
 }
 
 impl Listings {
-    /// Maximum number of listings in progress.
-    const MOST: usize = 8;
+    /// Maximum number of listings in progress or fetched ahead.
+    const MOST: usize = 16;
 
     /// The directory has changed.
     pub fn lose(&mut self, dir: Ino) {
@@ -60,8 +67,15 @@ impl Listings {
     /// The listing that the page continues, and the number of its entries up to the page's cursor.
     fn find(&self, page: Page) -> Option<(usize, usize)> {
         let goes_on = |listing: &Listing| {
+            // A listing with attributes also has the entries without.
+            if listing.dir != page.dir || page.plus && !listing.plus {
+                return None;
+            }
+            if listing.starts_at == Some(page.after) {
+                return Some(0);
+            }
             let reported = listing.entries.iter().position(|dirent| dirent.cursor == page.after)?;
-            (listing.dir == page.dir && listing.plus == page.plus).then_some(reported + 1)
+            Some(reported + 1)
         };
         self.0.iter().enumerate().find_map(|(at, listing)| Some((at, goes_on(listing)?)))
     }
@@ -87,10 +101,11 @@ impl Cache {
         let (at, reported) = self.listings.find(page)?;
         let listing = &self.listings.0[at];
         let (left, end, parent) = (listing.entries.len() - reported, listing.end, listing.parent);
-        if left <= page.limit && !end {
+        let is_first = reported == 0 && left > 0;
+        if left <= page.limit && !end && !is_first {
             return None;
         }
-        let Some((entries, until)) = self.known_now(listing, reported, page.limit, now) else {
+        let Some((entries, until)) = self.known_now(listing, reported, page, now) else {
             self.listings.0[at].asks_more = false;
             return None;
         };
@@ -100,24 +115,34 @@ impl Cache {
         self.counts.hits += 1;
         if let Some(mut listing) = self.listings.0.remove(at) {
             listing.entries.drain(..reported);
-            self.listings.keep(listing);
+            let is_empty = listing.entries.is_empty();
+            // The kernel asks for the end of an empty listing at its beginning.
+            listing.starts_at = listing.starts_at.filter(|_| is_empty && listing.is_ahead);
+            if !is_empty || listing.starts_at.is_some() {
+                listing.is_ahead = false;
+                self.listings.keep(listing);
+            }
         }
-        Some((Answer::Listing { entries, parent, end: left <= page.limit }, until - now))
+        Some((Answer::Listing { entries, parent, end: end && left <= page.limit }, until - now))
     }
 
-    /// Up to `limit` entries from `reported` on, if they are still valid, and until when.
+    /// The entries of a page from `reported` on, if they are still valid, and until when.
     fn known_now(
         &self,
         listing: &Listing,
         reported: usize,
-        limit: usize,
+        page: Page,
         now: u64,
     ) -> Option<(Vec<Dirent>, u64)> {
-        let dir = self.records.get(&listing.dir).filter(|record| record.contents_lease > now)?;
+        let is_valid = |dir: &&InodeRecord| dir.contents_lease > now && dir.since == listing.since;
+        let dir = self.records.get(&listing.dir).filter(is_valid)?;
         let mut until = dir.contents_lease;
-        let mut entries = Vec::with_capacity(limit.min(listing.entries.len() - reported));
-        for dirent in listing.entries.iter().skip(reported).take(limit) {
+        let mut entries = Vec::with_capacity(page.limit.min(listing.entries.len() - reported));
+        for dirent in listing.entries.iter().skip(reported).take(page.limit) {
             let mut dirent = dirent.clone();
+            if !page.plus {
+                (dirent.entry, dirent.remote) = (None, None);
+            }
             if dirent.entry.is_some() || dirent.remote.is_some() {
                 let known = self.known_entry(listing.dir, &dirent, now);
                 if dirent.remote.is_none() && known.is_none() {
@@ -164,7 +189,7 @@ impl Cache {
         let before = self.listings.find(page).and_then(|(at, _)| self.listings.0.remove(at));
         let reported = page.limit.min(entries.len());
         let more = entries.len() > reported;
-        if self.users != Users::Report || (*end && !more) || self.leased_until(page.dir) <= now {
+        if self.users != Users::Report || self.leased_until(page.dir) <= now {
             self.take_back(&entries[reported..]);
             entries.truncate(reported);
             *end &= !more;
@@ -175,8 +200,63 @@ impl Cache {
         retained.extend(entries.drain(reported..));
         let asks_more = before.is_none_or(|before| before.asks_more);
         let (dir, plus, parent) = (page.dir, page.plus, *parent);
-        self.listings.keep(Listing { dir, plus, entries: retained, parent, end: *end, asks_more });
+        let starts_at = retained.is_empty().then_some(page.after);
+        self.listings.keep(Listing {
+            dir,
+            plus,
+            entries: retained,
+            starts_at,
+            is_ahead: false,
+            parent,
+            end: *end,
+            since: self.lease_began(dir),
+            asks_more,
+        });
         *end &= !more;
+    }
+
+    /// Keeps a first page that no caller has requested yet, from a reply with a lease.
+    pub fn keep_first_page(&mut self, page: Page, answer: &Answer, now: u64) {
+        let Answer::Listing { entries, parent, end } = answer else { return };
+        let Page { dir, after, plus, .. } = page;
+        // The reply may be older than pending operations.
+        if after > 0 || self.users != Users::Report || self.has_pending(dir) || self.leased_until(dir) <= now
+        {
+            return;
+        }
+        self.listings.lose(dir);
+        self.listings.keep(Listing {
+            dir,
+            plus,
+            entries: entries.iter().cloned().collect(),
+            starts_at: Some(after),
+            is_ahead: true,
+            parent: *parent,
+            end: *end,
+            since: self.lease_began(dir),
+            asks_more: true,
+        });
+    }
+
+    /// The epoch in which the last lease on a directory's contents began.
+    fn lease_began(&self, dir: Ino) -> u64 {
+        self.records.get(&dir).map_or(0, |record| record.since)
+    }
+
+    /// Drops a first page that no caller has requested.
+    pub fn drop_first_page(&mut self, dir: Ino) {
+        self.listings.0.retain(|listing| listing.dir != dir || !listing.is_ahead);
+    }
+
+    /// Adds a reference to an inode, which [`Self::forget`] drops.
+    pub fn pin(&mut self, ino: Ino) {
+        self.add_user(ino);
+    }
+
+    /// True if the first page of a listing is cached, and no caller has requested it yet.
+    pub fn has_first_page(&self, page: Page) -> bool {
+        let is_ahead = |(at, _): (usize, usize)| self.listings.0[at].is_ahead;
+        self.listings.find(page).is_some_and(is_ahead)
     }
 
     /// The inodes at other ranks that a listing names and that are not cached, with their types;

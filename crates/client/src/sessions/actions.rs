@@ -25,6 +25,8 @@ pub struct Actions<T> {
     pub abandoned: Vec<u64>,
     /// Finished write-behind operations, by number, with their errors.
     pub(super) over: Vec<(u64, Option<Errno>)>,
+    /// Directories of which a first page was fetched ahead, or could not be.
+    pub(super) fetched: Vec<Ino>,
 }
 
 /// Notifications of the frontend.
@@ -98,6 +100,7 @@ impl<T> Default for Actions<T> {
             data: Vec::new(),
             abandoned: Vec::new(),
             over: Vec::new(),
+            fetched: Vec::new(),
         }
     }
 }
@@ -113,6 +116,7 @@ impl<T> Actions<T> {
                 self.frontend.push(FrontendEvent::Answer { ticket, result, lease_ms })
             }
             Waiter::Acknowledged(number) => self.over.push((number, result.err())),
+            Waiter::Ahead(dir) => self.fetched.push(dir),
         }
     }
 }

@@ -62,6 +62,11 @@ impl<T> Sessions<T> {
         None
     }
 
+    /// True if a call depends on pending operations.
+    pub(super) fn is_blocked(&self, now: u64, call: &Call<'_>) -> bool {
+        self.block_reason(now, call, self.writeback.last()).is_some()
+    }
+
     /// Blocks a call until all pending operations on an inode are answered; then the call is
     /// repeated.
     pub(super) fn retry_when_unblocked(&mut self, ino: Ino, incoming: OwnedCall<T>) {

@@ -271,7 +271,10 @@ impl<T> Sessions<T> {
                     self.cache.answered(&incoming.call, result.as_ref().ok(), term, now);
                     if let Ok(listing) = result {
                         remote = self.cache.remote_inodes(&incoming.call, listing, now);
-                        self.cache.hold_back(&incoming.call, listing, now);
+                        match incoming.ticket {
+                            Waiter::Ahead(dir) => self.keep_ahead(now, dir, &incoming.call, listing, lease),
+                            _ => self.cache.hold_back(&incoming.call, listing, now),
+                        }
                     }
                 }
                 next
@@ -388,6 +391,10 @@ impl<T> Sessions<T> {
             return;
         };
         let PendingCall { incoming, call_state } = pending;
+        if let (Waiter::Ahead(_), Ok(Answer::Listing { entries, .. })) = (&incoming.ticket, &result) {
+            self.cache.take_back(entries);
+            return actions.answer(incoming.ticket, result);
+        }
         if let Some(ino) = result.as_ref().ok().and_then(|answer| incoming.call.opened_to_write(answer)) {
             self.cache.opened_to_write(ino);
         }
@@ -399,6 +406,9 @@ impl<T> Sessions<T> {
         if let Some(ino) = outdated.filter(|_| is_lookup) {
             self.cache.forget(ino, 1);
             return self.retry_when_unblocked(ino, incoming);
+        }
+        if let Ok(answer) = &result {
+            self.note_listed(now, &incoming.call, answer);
         }
         let lease_ms = match &mut result {
             Ok(answer) => self.retain_pages(now, call_state.epoch, &incoming.call, answer, lease, actions),

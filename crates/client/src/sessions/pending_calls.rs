@@ -271,6 +271,9 @@ impl<T> Sessions<T> {
             self.cancel(wait, actions);
             return Interrupt::Heard;
         }
+        if let Some(interrupt) = self.interrupt_joined(call_id, &dies, actions) {
+            return interrupt;
+        }
         let mut blocked = self.calls.blocked.iter();
         let Some(at) = blocked.position(|blocked| blocked.incoming.call_id == call_id) else {
             return Interrupt::Unknown;

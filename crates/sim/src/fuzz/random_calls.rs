@@ -21,6 +21,7 @@ use super::privileges::{self, Privileges};
 use super::quotas;
 use super::reads::RandomReader;
 use super::streaks::Streak;
+use super::walks::Walker;
 use crate::process::{Act, Program};
 use crate::{Nanos, Random};
 
@@ -60,6 +61,8 @@ pub struct Habits {
     pub reads: bool,
     /// Processes with exclusive directories sometimes write streaks to big files.
     pub streaks: bool,
+    /// Processes sometimes walk trees.
+    pub walks: bool,
 }
 
 /// See the module description.
@@ -89,6 +92,7 @@ pub struct RandomCaller {
     exclusive: Option<ExclusiveDir>,
     reader: Option<RandomReader>,
     streak: Option<Streak>,
+    walker: Option<Walker>,
 }
 
 impl RandomCaller {
@@ -121,12 +125,16 @@ impl RandomCaller {
             exclusive: habits.exclusive.then(|| ExclusiveDir::new(number)),
             reader: habits.reads.then(RandomReader::default),
             streak: habits.streaks.then(Streak::default),
+            walker: habits.walks.then(Walker::default),
         }
     }
 
     fn learn(&mut self, answer: &Result<Answer, Errno>) {
         let pending_call = self.pending_call.take();
         pending_call.iter().for_each(|pending_call| self.locker.learn(pending_call, answer));
+        if let (Some(walker), Some(pending_call)) = (&mut self.walker, &pending_call) {
+            walker.learn(pending_call, answer);
+        }
         if let (Some(exclusive), Some(pending_call)) = (&mut self.exclusive, &pending_call) {
             exclusive.learn(pending_call, answer);
         }
@@ -179,6 +187,12 @@ impl RandomCaller {
     fn next(&mut self, random: &mut Random) -> Call<'static> {
         if let Some((dir, after)) = self.listing.take() {
             return Call::Request(Request::ReadDir { dir, after, limit: 2, plus: random.random() });
+        }
+        if let Some(walker) = &mut self.walker {
+            let dir = recent(random, &self.dirs);
+            if let Some(request) = walker.next(random, dir) {
+                return Call::Request(request);
+            }
         }
         if self.habits.looks {
             let (dir, name) = (recent(random, &self.dirs), any_name(random));

@@ -15,7 +15,7 @@ use super::policies::Live;
 use super::privileges;
 use super::quotas;
 use super::random_calls::Habits;
-use super::{exclusive, handles, locks, looks, reads, streaks};
+use super::{exclusive, handles, locks, looks, reads, streaks, walks};
 use crate::faults::Fault;
 use crate::random::{Random, Seed};
 use crate::scenario::{Durability, Scenario, ScenarioError};
@@ -84,6 +84,7 @@ impl Case {
             looks: looks::are_in(seed),
             reads: reads::are_in(seed),
             streaks: streaks::are_in(seed),
+            walks: walks::are_in(seed),
         };
         set_pace(&mut habits, &scenario, fails_over, &mut random);
         if let Some(live) = &live {

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use espalier_client::{
     Actions, Answer, Cache, Call, DataOperation, DataOutcome, FrontendEvent, IncomingCall, Sessions, Users,
+    WalkCounts,
 };
 use espalier_proto::{
     Accesses, Caller, ClientId, ClusterId, Errno, FromClient, FromServer, Hello, Ino, Layout, Lease, Rank,
@@ -181,6 +182,10 @@ impl SimClient {
         let is_checked = self.index.is_multiple_of(2);
         self.sessions = Sessions::new(Cache::new(CACHED, Users::Report), ranks.into(), is_checked);
         self.pages = self.leases.then(Pages::default);
+    }
+
+    pub fn walk_counts(&self) -> WalkCounts {
+        self.sessions.walk_counts()
     }
 
     pub fn begin(&mut self, fabric: &mut Fabric<'_>) {
