@@ -105,6 +105,9 @@ pub fn can_show(seed: u64, what: Mutation) -> bool {
             let Scenario { cluster, network, policy, .. } = &case.scenario;
             cluster.ranks > 1 && policy.0.dir_split().is_some() && network.loss > 0.0
         }),
+        Mutation::KeptListing => {
+            has(|case| case.habits.walks && case.scenario.cluster.cache == Caching::Leases)
+        }
         Mutation::RenumberedFragments => has(|case| !case.scenario.cluster.joins.is_empty()),
         Mutation::CopiedStore => has(|case| !case.scenario.cluster.leaves.is_empty()),
         Mutation::RepeatedForward => has(|case| case.scenario.policy.0.dir_forward() == Some(true)),

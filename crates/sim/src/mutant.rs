@@ -137,6 +137,8 @@ pub enum Mutation {
     IgnoredDwell,
     /// Balancers forget how many moves they have just begun.
     IgnoredBudget,
+    /// A client acknowledges revocations of leases on directories' contents, and keeps listings.
+    KeptListing,
     /// Ranks answer no request after their balancers have decided; the first three decisions of a
     /// run have no effect.
     BlockingDecision,
@@ -146,7 +148,7 @@ pub enum Mutation {
 const SEQUENCE: usize = 8;
 
 impl Mutation {
-    pub const ALL: [Self; 58] = [
+    pub const ALL: [Self; 59] = [
         Self::IgnoredRevocation,
         Self::UnwrittenJournal,
         Self::UnsyncedJournal,
@@ -204,6 +206,7 @@ impl Mutation {
         Self::OverstatedRate,
         Self::IgnoredDwell,
         Self::IgnoredBudget,
+        Self::KeptListing,
         Self::BlockingDecision,
     ];
 
@@ -365,6 +368,10 @@ impl Mutator for Mutant {
             (Mutation::IgnoredRevocation, Message::FromServer(FromServer::Revoke { number, .. })) => {
                 Arrival::Answered(Message::FromClient(FromClient::Revoked { number }))
             }
+            (
+                Mutation::KeptListing,
+                Message::FromServer(FromServer::Revoke { number, lease: Lease::Contents { .. } }),
+            ) => Arrival::Answered(Message::FromClient(FromClient::Revoked { number })),
             (Mutation::LateName, Message::FromServer(FromServer::Reply { id, touched, result, .. })) => {
                 let result = match result {
                     Ok(Reply::Entry(_)) if self.every(50) => Ok(Reply::Absent { cacheable: false }),

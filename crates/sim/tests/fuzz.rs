@@ -121,6 +121,7 @@ fn walks_read_pages_that_were_fetched_ahead() {
     });
     eprintln!("{pages:?} pages read ahead");
     assert!(pages.into_inner() > 10);
+    detects(&[Mutation::KeptListing]);
 }
 
 fn detects(mutations: &[Mutation]) {
