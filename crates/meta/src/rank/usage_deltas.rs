@@ -186,6 +186,10 @@ impl Meta {
             let done = heard.checked_sub(before).ok_or(Errno::EINVAL)?;
             let Some((dir, change)) = changes.get(done as usize) else { break };
             self.writable()?;
+            if let Some(locks) = &self.state.locks {
+                // The transaction that makes it may have been carried out at the other rank first.
+                locks.check(*dir)?;
+            }
             self.state.load_above(*dir)?;
             self.append(&Event::UsageReceived { from, change: Some((*dir, *change)) })?;
         }

@@ -175,6 +175,44 @@ fn new_fragment_prepares_a_step_of_a_split_only_after_the_step_before() {
 }
 
 #[test]
+fn usage_reaches_a_new_fragment_before_the_decision_that_makes_it() {
+    // The inodes of its names are at another rank.
+    let (mut fs, dir) = Routed::with_dir();
+    let far = fs.fs.mkdir_at(3, Ino::ROOT, "far", 0o777);
+    let files = names("file", 12);
+    for file in &files {
+        let ino = fs.make(far, file, NewNode::Regular);
+        let linked = fs.ask(Request::Link { ino, dir, name: name(file) });
+        assert_eq!(fs.fs.found(linked).unwrap().nlink, 2);
+    }
+    (0..RANKS).for_each(|rank| drop(fs.ask(Request::SyncFs { rank: Rank(rank) }).unwrap()));
+    fs.fs.send_usage();
+    let expected = fs.fs.usage(dir);
+    let (home, new) = (usize::from(HOME), Rank(HOME + 1));
+    fs.send(set_xattr(dir, "user.espalier.dir_split", b"4"));
+    let mut late = Vec::new();
+    for round in 0..3 {
+        for _ in 0..100 {
+            let is_late = |it: &mut (Rank, PeerMessage)| {
+                it.0 == new && matches!(it.1, PeerMessage::Finish { vote: Some(_), .. })
+            };
+            late.extend(fs.fs.0[home].peers.extract_if(.., is_late));
+            fs.fs.deliver_one();
+        }
+        assert!(round > 0 || !late.is_empty(), "the split has begun");
+        // It sends the new fragment what that counts of them.
+        fs.fs.0[3].input(Input::Tick);
+    }
+    fs.fs.0[home].peers.append(&mut late);
+    fs.finish();
+    fs.settle();
+    fs.fs.send_usage();
+    assert_eq!(fs.fs.usage(dir), expected);
+    fs.assert_names(dir, &files);
+    fs.fs.fsck();
+}
+
+#[test]
 fn steps_of_a_split_are_made_in_order_whenever_records_are_loaded() {
     for seed in 0..200 {
         let random = &mut Rng::with_seed(seed);
