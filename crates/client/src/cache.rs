@@ -19,7 +19,9 @@ use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
-use espalier_proto::{Attr, Dirent, Entry, FileType, Ino, Location, Name, RangeOp, Request, Touched};
+use espalier_proto::{
+    Attr, Dirent, Entry, FileType, Ino, Location, Name, RangeOp, Request, Touched, XattrPresence,
+};
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
@@ -28,13 +30,14 @@ use changes::{Changing, Extent};
 use contents::Contents;
 use listings::Listings;
 use record::{InodeRecord, KnownName};
+use subject::Extras;
 use writeback::PendingOps;
 use writing::Writing;
 
 pub use changes::Changes;
 pub use listings::Page;
 pub(crate) use pages::SOON_MS;
-pub(crate) use subject::Subject;
+pub(crate) use subject::{ACLS, Subject};
 
 /// The binding of a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -273,7 +276,7 @@ impl Cache {
 
     /// True if the inode is known to have no extended attributes and no access control lists.
     pub fn has_no_xattrs(&mut self, ino: Ino, now: u64) -> bool {
-        let has_no_xattrs = self.rights(ino, now).is_some_and(|attr| attr.no_xattrs);
+        let has_no_xattrs = self.rights(ino, now).is_some_and(|attr| attr.xattrs == XattrPresence::None);
         self.counts.hits += u64::from(has_no_xattrs);
         has_no_xattrs
     }
@@ -329,7 +332,7 @@ impl Cache {
         self.distrust_subject(&subject);
         let extent = match () {
             () if call.stream().is_some() => Extent::Bytes,
-            () if subject.changes_rights => Extent::Rights,
+            () if subject.extras.is_some() => Extent::Rights,
             () => Extent::Names,
         };
         if extent != Extent::Bytes {
@@ -346,8 +349,10 @@ impl Cache {
         subject.names().for_each(|(dir, name)| self.doubt(dir, name));
         for ino in subject.inos() {
             self.touched(ino);
-            if subject.changes_rights {
-                self.drop_lease(ino);
+            match subject.extras {
+                Some(Extras::Rights) => self.drop_lease(ino),
+                Some(Extras::Xattrs) => self.doubt_xattrs(ino),
+                None => {}
             }
         }
     }

@@ -26,6 +26,7 @@ use bytes::Bytes;
 use espalier_proto::{
     Access, Attr, Capacity, Copied, Delegation, Dirent, Entry, Errno, FileType, Ino, Kind, LAST_CURSOR,
     Location, Lock, Name, NewNode, OpenHow, Opened, RangeOp, Rank, Reply, Request, StreamIo, Time,
+    XattrPresence,
 };
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
@@ -502,7 +503,9 @@ impl Client {
             }
             // The directory has been created; report success even if its attributes are
             // unavailable.
-            Next::Answer(Err(_)) if made => Next::Answer(Ok(Answer::Entry(remote_entry.no_xattrs()))),
+            Next::Answer(Err(_)) if made => {
+                Next::Answer(Ok(Answer::Entry(remote_entry.without_attributes())))
+            }
             // Another client has rebound the name. A second `ESTALE` means that name and inode are
             // inconsistent.
             Next::Answer(Err(Errno::ESTALE)) if !again => self.start(call),
@@ -621,8 +624,9 @@ impl RemoteEntry {
     }
 
     /// An entry with unknown attributes, used when the inode's rank fails.
-    fn no_xattrs(&self) -> Entry {
-        let attr = Attr { nlink: 0, no_xattrs: false, ..Attr::new(self.ino, self.kind, 0, Time::default()) };
+    fn without_attributes(&self) -> Entry {
+        let xattrs = XattrPresence::Acl;
+        let attr = Attr { nlink: 0, xattrs, ..Attr::new(self.ino, self.kind, 0, Time::default()) };
         let (name_leased, attr_leased) = (false, false);
         Entry {
             attr,

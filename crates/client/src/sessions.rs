@@ -30,7 +30,7 @@ use espalier_proto::{
     Recall, Request, RequestId, RevocationId, Welcome,
 };
 
-use crate::cache::Page;
+use crate::cache::{ACLS, Page};
 use crate::{Answer, Binding, Cache, Call, Client, Ended, Link, RangeCall};
 use call_state::ServerReply;
 use delegated_open::DelegatedOpens;
@@ -47,7 +47,7 @@ pub use fragments::FragmentCounts;
 pub use walks::WalkCounts;
 
 /// Extended attributes that kernels request themselves, independent of read permission.
-const KERNEL_XATTRS: [&[u8]; 2] = [b"security.", b"system.posix_acl_"];
+const KERNEL_XATTRS: [&[u8]; 2] = [b"security.", ACLS];
 
 /// The client's sessions. See the module's documentation. Times are milliseconds of a monotonic
 /// clock.

@@ -9,7 +9,7 @@ use core::ops::RangeInclusive;
 use espalier_policy::Policy;
 use espalier_proto::{
     Attr, FIRST_HASH, FileType, FragmentMap, Ino, InodeFlags, Layout, Name, ObjectId, Permissions, Rank,
-    StreamStat, Time, mode, name_hash,
+    StreamStat, Time, XattrPresence, mode, name_hash,
 };
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -370,7 +370,11 @@ impl Inode {
             ctime: self.ctime,
             btime: self.btime,
             streamed: self.is_streamed(),
-            no_xattrs: !self.has_xattrs && self.acl.is_none() && self.default_acl.is_none(),
+            xattrs: match (self.has_xattrs, self.acl.is_some() || self.default_acl.is_some()) {
+                (_, true) => XattrPresence::Acl,
+                (true, false) => XattrPresence::NoAcl,
+                (false, false) => XattrPresence::None,
+            },
             flags: self.rare.flags,
             map_version: match self.partition() {
                 None => 0,

@@ -264,6 +264,12 @@ impl CoherenceWorld {
                 }
                 inodes.insert(key, is.clone());
                 match (&thing, &is) {
+                    (Thing::Rights(cached), Some(Thing::Rights(is))) => {
+                        assert!(
+                            cached.holds(is),
+                            "{client} has cached {cached:?} of {ino}, which has {is:?}"
+                        );
+                    }
                     (thing, Some(is)) => assert_eq!(thing, is, "{client} has cached {ino}"),
                     // Or it is in a removed tree, and neither is in memory.
                     (Thing::Attr(attr), None) if self.fs.config.cache_bytes > 0 => {

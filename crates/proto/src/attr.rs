@@ -78,6 +78,17 @@ impl FileType {
     }
 }
 
+/// The extended attributes of an inode, as far as others need to know without reading them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum XattrPresence {
+    /// It has neither extended attributes nor access control lists.
+    None,
+    /// It has no access control lists, so that its mode decides who may use it; a client may not
+    /// know whether it has other attributes.
+    NoAcl,
+    Acl,
+}
+
 /// The attributes that `stat(2)` returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attr {
@@ -101,8 +112,7 @@ pub struct Attr {
     pub btime: Time,
     /// The data is in a stream, which may change without the metadata server.
     pub streamed: bool,
-    /// The inode has neither extended attributes nor access control lists.
-    pub no_xattrs: bool,
+    pub xattrs: XattrPresence,
     pub flags: InodeFlags,
     /// For a partitioned directory: the version of its fragment map. These attributes are then
     /// those of its first fragment ([`Self::add_fragment`]). 0: not partitioned.
@@ -130,7 +140,7 @@ impl Attr {
             ctime: time,
             btime: time,
             streamed: false,
-            no_xattrs: true,
+            xattrs: XattrPresence::None,
             flags: InodeFlags::empty(),
             map_version: 0,
             contents_leased: true,

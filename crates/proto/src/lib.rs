@@ -28,7 +28,7 @@ mod stream;
 mod time;
 mod wire;
 
-pub use attr::{Attr, FileType, InodeFlags, SetAttr, SetTime, mode};
+pub use attr::{Attr, FileType, InodeFlags, SetAttr, SetTime, XattrPresence, mode};
 pub use capability::{Capability, Delegation};
 pub use data::{DataReply, DataRequest, FromData, ToData};
 pub use errno::Errno;

@@ -36,7 +36,7 @@ const RETIRED: &[(&str, &str)] = &[
     ("saboteur", "Mutator"),
     ("parked", "pending, PendingCall"),
     ("quietly", "delegated"),
-    ("bare", "no_metafile, no_xattrs"),
+    ("bare", "no_metafile"),
     ("unsettled", "provisional"),
     ("fates", "outcomes"),
     ("wander", "random_calls"),

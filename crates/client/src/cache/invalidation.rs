@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 
-use espalier_proto::{Ino, Lease, Name, Rank};
+use espalier_proto::{Ino, Lease, Name, Rank, XattrPresence};
 
 use super::record::KnownName;
 use super::{Cache, Users};
@@ -28,6 +28,18 @@ impl Cache {
         self.contents.lose(ino);
         if let Some(record) = self.records.get_mut(&ino) {
             record.is_outdated = true;
+        }
+    }
+
+    /// Extended attributes of an inode have changed that are no access control lists. Its names
+    /// stay. A policy may end write-back; the server grants the exclusive lease anew.
+    pub(super) fn doubt_xattrs(&mut self, ino: Ino) {
+        let Some(record) = self.records.get_mut(&ino) else { return };
+        record.exclusive = 0;
+        if let Some(attr) = &mut record.attr
+            && attr.xattrs == XattrPresence::None
+        {
+            attr.xattrs = XattrPresence::NoAcl;
         }
     }
 

@@ -3,7 +3,7 @@
 
 use alloc::boxed::Box;
 
-use espalier_proto::{Attr, Ino, Name, mode};
+use espalier_proto::{Attr, Ino, Name, XattrPresence, mode};
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
@@ -79,7 +79,8 @@ impl InodeRecord {
     /// Everyone who can reach this directory may search it, so its names may be cached for all
     /// callers.
     pub fn is_searchable_by_all(&self) -> bool {
-        self.attr.as_ref().is_some_and(|attr| attr.no_xattrs && attr.perm & mode::ANY_EXEC == mode::ANY_EXEC)
+        let is_plain = |attr: &Attr| attr.xattrs != XattrPresence::Acl;
+        self.attr.as_ref().is_some_and(|attr| is_plain(attr) && attr.perm & mode::ANY_EXEC == mode::ANY_EXEC)
     }
 
     /// The listing is complete: a name that is not in `names` does not exist.

@@ -6,6 +6,18 @@ use espalier_proto::{Ino, Name, Request};
 
 use crate::Call;
 
+/// The names of the extended attributes that are access control lists begin with this.
+pub(crate) const ACLS: &[u8] = b"system.posix_acl_";
+
+/// What a call changes of an inode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Extras {
+    /// Who may use it.
+    Rights,
+    /// Extended attributes that are no access control lists.
+    Xattrs,
+}
+
 /// The names and inodes of a call that its answer may invalidate or update.
 #[derive(Debug, Default)]
 pub(crate) struct Subject<'a> {
@@ -14,8 +26,8 @@ pub(crate) struct Subject<'a> {
     pub is_change: bool,
     /// The call may also change the inodes that its names are bound to.
     pub changes_named: bool,
-    /// The call may change who may search the inodes.
-    pub changes_rights: bool,
+    /// What the call may change of the inodes besides their contents.
+    pub extras: Option<Extras>,
     /// The name that a successful call removes.
     pub removes: Option<(Ino, &'a Name)>,
     /// The directory that the call lists, and the first cursor.
@@ -35,10 +47,13 @@ impl<'a> Subject<'a> {
         match request {
             Request::Lookup { dir, name } => Self { names: [Some((*dir, name)), None], ..Self::default() },
             Request::ReadDir { dir, after, .. } => Self { lists: Some((*dir, *after)), ..Self::default() },
-            Request::SetAttr { ino, .. }
-            | Request::SetXattr { ino, .. }
-            | Request::RemoveXattr { ino, .. } => {
-                Self { changes_rights: true, ..change([None; 2], [Some(*ino), None]) }
+            Request::SetAttr { ino, .. } => {
+                Self { extras: Some(Extras::Rights), ..change([None; 2], [Some(*ino), None]) }
+            }
+            Request::SetXattr { ino, name, .. } | Request::RemoveXattr { ino, name } => {
+                let is_acl = name.starts_with(ACLS);
+                let extras = Some(if is_acl { Extras::Rights } else { Extras::Xattrs });
+                Self { extras, ..change([None; 2], [Some(*ino), None]) }
             }
             Request::Create { dir, name, exclusive, open, .. } => {
                 let changes_named = !exclusive && open.is_some_and(|how| how.truncate);

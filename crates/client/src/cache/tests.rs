@@ -155,6 +155,29 @@ fn own_changes_of_names_keep_permissions_and_those_of_rights_do_not() {
 }
 
 #[test]
+fn own_changes_of_extended_attributes_keep_names_unless_they_are_lists() {
+    for (attribute, is_acl) in [("user.espalier.dir_split", false), ("system.posix_acl_access", true)] {
+        let mut cache = with_new_directory(10);
+        cache.grant_exclusive(NEW, &[], 100, 0);
+        let xattr = attribute.as_bytes().into();
+        let set = Call::Request(Request::SetXattr {
+            ino: NEW,
+            name: xattr,
+            value: Vec::new().into(),
+            mode: espalier_proto::XattrMode::Any,
+            kill_sgid: false,
+        });
+        let pending = cache.sent(&set, 10);
+        assert!(cache.rights(NEW, 10).is_none(), "the change is pending");
+        answered(&mut cache, &set, Some(&Answer::Done), 0, 10);
+        drop(pending);
+        assert_eq!(cache.name(NEW, &name("a"), 20), (!is_acl).then_some(Binding::Absent));
+        assert_eq!(cache.rights(NEW, 20).is_some(), !is_acl);
+        assert!(!cache.has_no_xattrs(NEW, 20) && cache.exclusive_dir(NEW, 20).is_none());
+    }
+}
+
+#[test]
 fn revocations_and_own_changes_empty_cache() {
     let mut cache = cache(10, 100);
     let fill = |cache: &mut Cache| {

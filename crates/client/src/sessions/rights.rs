@@ -1,6 +1,8 @@
 //! Permission checks from cached attributes. If the result is uncertain, the server is asked.
 
-use espalier_proto::{Access, Attr, Caller, Ino, ModeClass, Request, SetAttr, SetTime, Time, mode};
+use espalier_proto::{
+    Access, Attr, Caller, Ino, ModeClass, Request, SetAttr, SetTime, Time, XattrPresence, mode,
+};
 
 use super::Sessions;
 use crate::Call;
@@ -40,7 +42,7 @@ pub(super) fn certainly_may(attr: &Attr, caller: &Caller, access: Access, as_sai
         ModeClass::Group(_) | ModeClass::GroupOrOther { .. } => group && other,
     };
     let is_free = attr.flags.is_empty() || !access.contains(Access::WRITE);
-    attr.no_xattrs && by_class && is_free
+    attr.xattrs != XattrPresence::Acl && by_class && is_free
 }
 
 /// The attributes after a change of owner, permissions or times that the server certainly makes at
@@ -53,7 +55,9 @@ pub(super) fn certainly_sets(attr: &Attr, caller: &Caller, set: &SetAttr, time: 
     let may = caller.is_superuser() || is_owner && keeps_owner && may_set_group;
     // The server removes set-id bits by rules that depend on all of the caller's groups.
     let has_privileges = (attr.perm | perm.unwrap_or(0)) & (mode::SET_UID | mode::SET_GID) != 0;
-    let is_plain = size.is_none() && flags.is_none() && attr.flags.is_empty() && attr.no_xattrs;
+    // A change of owner also removes file capabilities, which are extended attributes.
+    let has_xattrs = attr.xattrs != XattrPresence::None;
+    let is_plain = size.is_none() && flags.is_none() && attr.flags.is_empty() && !has_xattrs;
     if !may || has_privileges || !is_plain {
         return None;
     }
@@ -84,7 +88,8 @@ mod tests {
             let attr = Attr { uid, gid, ..attr };
             let caller = Caller { uid: caller.0, gid: caller.1, pid: 1, groups: None };
             let certainly = certainly_may(&attr, &caller, Access::READ, as_said);
-            assert!(!certainly_may(&Attr { no_xattrs: false, ..attr }, &caller, Access::READ, as_said));
+            let with = |xattrs| certainly_may(&Attr { xattrs, ..attr }, &caller, Access::READ, as_said);
+            assert_eq!((with(XattrPresence::Acl), with(XattrPresence::NoAcl)), (false, certainly));
             let immutable = Attr { flags: InodeFlags::IMMUTABLE, perm: 0o777, ..attr };
             assert!(!certainly_may(&immutable, &caller, Access::WRITE, as_said));
             certainly
@@ -125,7 +130,8 @@ mod tests {
             ("a truncation", attr, 5, SetAttr { size: Some(0), ..set }),
             ("flags", attr, 0, SetAttr { flags: Some(InodeFlags::IMMUTABLE), ..set }),
             ("an immutable file", Attr { flags: InodeFlags::IMMUTABLE, ..attr }, 0, chmod),
-            ("an access control list", Attr { no_xattrs: false, ..attr }, 0, chmod),
+            ("an access control list", Attr { xattrs: XattrPresence::Acl, ..attr }, 0, chmod),
+            ("perhaps a file capability", Attr { xattrs: XattrPresence::NoAcl, ..attr }, 0, chown),
             ("set-id bits are removed", Attr { perm: 0o4755, ..attr }, 0, chown),
             ("the caller may be outside the group", attr, 5, SetAttr { perm: Some(0o2755), ..set }),
         ] {

@@ -26,12 +26,19 @@ pub enum Thing {
 pub struct Rights {
     perm: u32,
     owner: (u32, u32),
-    no_xattrs: bool,
+    xattrs: XattrPresence,
 }
 
 impl Rights {
     pub fn of(attr: &Attr) -> Self {
-        Self { perm: attr.perm, owner: (attr.uid, attr.gid), no_xattrs: attr.no_xattrs }
+        Self { perm: attr.perm, owner: (attr.uid, attr.gid), xattrs: attr.xattrs }
+    }
+
+    /// True if the cached rights are right. A client that has changed extended attributes does not
+    /// know whether any are left.
+    pub fn holds(&self, is: &Self) -> bool {
+        let may_have_none = self.xattrs == XattrPresence::NoAcl;
+        self == is || may_have_none && *is == Self { xattrs: XattrPresence::None, ..*self }
     }
 }
 

@@ -23,7 +23,7 @@ fn new_file_has_attributes_of_its_creation() {
             ctime: time,
             btime: time,
             streamed: false,
-            no_xattrs: true,
+            xattrs: XattrPresence::None,
             map_version: 0,
             contents_leased: true,
             flags: InodeFlags::empty(),

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use espalier_client::Answer;
-use espalier_proto::{Attr, ClientId, Errno, Ino, Name};
+use espalier_proto::{Attr, ClientId, Errno, Ino, Name, XattrPresence};
 
 use super::acl;
 use super::action::Action;
@@ -89,7 +89,10 @@ impl CachedViews {
             // The attributes show that there are no lists.
             (Action::GetXattr { ino, name, .. }, Err(Errno::ENODATA)) if acl::is_list(name) => {
                 let observed = self.attrs.get(&(client, *ino));
-                observed.into_iter().flatten().any(|(at, attr)| *at >= since && attr.no_xattrs)
+                observed
+                    .into_iter()
+                    .flatten()
+                    .any(|(at, attr)| *at >= since && attr.xattrs == XattrPresence::None)
             }
             _ => false,
         }
