@@ -124,6 +124,11 @@ mkdir "$a/merges"
 make_files "$a/merges" 400 m
 spread() { [ "$(ranks "$b/merges" | jq length)" = 4 ]; }
 until_true spread
+read -r inode entries rank < <("$bin" subtree show "$b/merges" --json | jq -r '.fragments[0] | "\(.inode) \(.entries) \(.rank)"')
+next=$(((rank + 1) % 4))
+is "$("$bin" subtree move "$a/merges" --to "$next" --fragment "$inode")" "1 fragment moved, with $entries names"
+is "$(ranks "$b/merges" | jq '.[0]')" "$next"
+is "$(ls "$b/merges" | wc -l)" 400
 rm "$b"/merges/m-[2-9]* "$b"/merges/m-1?*
 merged() { touch "$a/merges/x" && rm "$a/merges/x" && [ "$(ranks "$b/merges" | jq length)" = 1 ]; }
 until_true merged

@@ -107,9 +107,13 @@ fn move_tree(path: &Path, to: u16, fragment: Option<u64>, waits: bool) -> Result
     for dir in dirs.iter().filter(|_| waits) {
         names += wait_for_move(dir, to, fragment, &value)?;
     }
-    let count = dirs.len();
+    let moved = match (fragment, dirs.len()) {
+        (Some(_), _) => "1 fragment".into(),
+        (None, 1) => "1 directory".into(),
+        (None, count) => format!("{count} directories"),
+    };
     let done = if waits { format!("moved, with {names} names") } else { "about to move".into() };
-    print_text(&format!("{count} {} {done}", if count == 1 { "directory" } else { "directories" }))
+    print_text(&format!("{moved} {done}"))
 }
 
 /// Requests a move of a directory, unless it has been removed meanwhile.
@@ -127,9 +131,10 @@ pub(crate) fn request_move(dir: &Path, value: &str) -> Result<()> {
     })
 }
 
-/// Waits until the fragments of a directory are at a rank. Returns the number of their names.
+/// Waits until the fragments of a directory, or one of them, are at a rank. Returns the number of
+/// their names.
 fn wait_for_move(dir: &Path, to: u16, fragment: Option<u64>, value: &str) -> Result<u64> {
-    let mut tries = 0_u32;
+    let (mut tries, mut names) = (0_u32, 0);
     loop {
         // Removed meanwhile.
         let text =
@@ -140,8 +145,14 @@ fn wait_for_move(dir: &Path, to: u16, fragment: Option<u64>, value: &str) -> Res
             Some(inode) => it.inode == inode,
             None => it.rank != to,
         };
-        if shown.fragments.iter().find(left).is_none_or(|it| it.rank == to) {
-            return Ok(shown.fragments.iter().filter(|it| it.rank == to).map(|it| it.entries).sum());
+        let left = shown.fragments.iter().find(left);
+        // A fragment has another inode at its new rank.
+        names = match fragment {
+            Some(_) => left.map_or(names, |it| it.entries),
+            None => shown.fragments.iter().map(|it| it.entries).sum(),
+        };
+        if left.is_none_or(|it| it.rank == to) {
+            return Ok(names);
         }
         std::thread::sleep(MOVE_POLL);
         tries += 1;
