@@ -30,7 +30,7 @@ use changes::{Changing, Extent};
 use contents::Contents;
 use listings::Listings;
 use record::{InodeRecord, KnownName};
-use subject::Extras;
+use subject::InodeChange;
 use writeback::PendingOps;
 use writing::Writing;
 
@@ -332,7 +332,7 @@ impl Cache {
         self.distrust_subject(&subject);
         let extent = match () {
             () if call.stream().is_some() => Extent::Bytes,
-            () if subject.extras.is_some() => Extent::Rights,
+            () if subject.inode_change.is_some() => Extent::Rights,
             () => Extent::Names,
         };
         if extent != Extent::Bytes {
@@ -349,9 +349,9 @@ impl Cache {
         subject.names().for_each(|(dir, name)| self.doubt(dir, name));
         for ino in subject.inos() {
             self.touched(ino);
-            match subject.extras {
-                Some(Extras::Rights) => self.drop_lease(ino),
-                Some(Extras::Xattrs) => self.doubt_xattrs(ino),
+            match subject.inode_change {
+                Some(InodeChange::Rights) => self.drop_lease(ino),
+                Some(InodeChange::Xattrs) => self.doubt_xattrs(ino),
                 None => {}
             }
         }

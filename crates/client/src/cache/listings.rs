@@ -22,10 +22,7 @@ struct Listing {
     plus: bool,
     /// Entries from the last returned page on: the caller may not have had room for all of them.
     entries: VecDeque<Dirent>,
-    /// The cursor before the first entry, if the page there may be read.
-    starts_at: Option<u64>,
-    /// No caller has read the first page yet.
-    is_ahead: bool,
+    progress: Progress,
     parent: Ino,
     /// The listing ends with these entries.
     end: bool,
@@ -33,6 +30,16 @@ struct Listing {
     since: u64,
     /// Reading ahead is worthwhile for this listing.
     asks_more: bool,
+}
+
+/// How far callers have read a listing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Progress {
+    /// It was fetched ahead from the beginning, and nothing has been read.
+    Ahead,
+    Begun,
+    /// All entries have been read. With the cursor at the end.
+    Ended(u64),
 }
 
 /// A requested page of a listing.
@@ -71,7 +78,12 @@ impl Listings {
             if listing.dir != page.dir || page.plus && !listing.plus {
                 return None;
             }
-            if listing.starts_at == Some(page.after) {
+            let next = match listing.progress {
+                Progress::Ahead => Some(0),
+                Progress::Begun => None,
+                Progress::Ended(cursor) => Some(cursor),
+            };
+            if next == Some(page.after) {
                 return Some(0);
             }
             let reported = listing.entries.iter().position(|dirent| dirent.cursor == page.after)?;
@@ -115,12 +127,14 @@ impl Cache {
         self.counts.hits += 1;
         if let Some(mut listing) = self.listings.0.remove(at) {
             listing.entries.drain(..reported);
-            let is_empty = listing.entries.is_empty();
-            // The kernel asks for the end of an empty listing at its beginning.
-            listing.starts_at = listing.starts_at.filter(|_| is_empty && listing.is_ahead);
-            if !is_empty || listing.starts_at.is_some() {
-                listing.is_ahead = false;
-                self.listings.keep(listing);
+            let progress = match (listing.entries.is_empty(), listing.progress) {
+                (false, _) => Some(Progress::Begun),
+                // A kernel asks for the end of an empty listing at its beginning.
+                (true, Progress::Ahead) => Some(Progress::Ended(0)),
+                (true, _) => None,
+            };
+            if let Some(progress) = progress {
+                self.listings.keep(Listing { progress, ..listing });
             }
         }
         Some((Answer::Listing { entries, parent, end: end && left <= page.limit }, until - now))
@@ -187,55 +201,37 @@ impl Cache {
     pub fn hold_back(&mut self, call: &Call<'_>, answer: &mut Answer, now: u64) {
         let (Some(page), Answer::Listing { entries, parent, end }) = (Page::of(call), answer) else { return };
         let before = self.listings.find(page).and_then(|(at, _)| self.listings.0.remove(at));
-        let reported = page.limit.min(entries.len());
-        let more = entries.len() > reported;
-        if self.users != Users::Report || self.leased_until(page.dir) <= now {
-            self.take_back(&entries[reported..]);
-            entries.truncate(reported);
-            *end &= !more;
-            return;
+        let surplus = entries.split_off(page.limit.min(entries.len()));
+        self.take_back(&surplus);
+        let is_cut = !surplus.is_empty();
+        if self.users == Users::Report && self.leased_until(page.dir) > now {
+            let retained: VecDeque<_> = entries.iter().cloned().chain(surplus).collect();
+            let progress = if retained.is_empty() { Progress::Ended(page.after) } else { Progress::Begun };
+            let asks_more = before.is_none_or(|before| before.asks_more);
+            let listing = self.new_listing(page, retained, *parent, *end);
+            self.listings.keep(Listing { progress, asks_more, ..listing });
         }
-        self.take_back(&entries[reported..]);
-        let mut retained: VecDeque<_> = entries[..reported].iter().cloned().collect();
-        retained.extend(entries.drain(reported..));
-        let asks_more = before.is_none_or(|before| before.asks_more);
-        let (dir, plus, parent) = (page.dir, page.plus, *parent);
-        let starts_at = retained.is_empty().then_some(page.after);
-        self.listings.keep(Listing {
-            dir,
-            plus,
-            entries: retained,
-            starts_at,
-            is_ahead: false,
-            parent,
-            end: *end,
-            since: self.lease_began(dir),
-            asks_more,
-        });
-        *end &= !more;
+        *end &= !is_cut;
     }
 
     /// Keeps a first page that no caller has requested yet, from a reply with a lease.
     pub fn keep_first_page(&mut self, page: Page, answer: &Answer, now: u64) {
         let Answer::Listing { entries, parent, end } = answer else { return };
-        let Page { dir, after, plus, .. } = page;
+        let is_leased = self.users == Users::Report && self.leased_until(page.dir) > now;
         // The reply may be older than pending operations.
-        if after > 0 || self.users != Users::Report || self.has_pending(dir) || self.leased_until(dir) <= now
-        {
+        if page.after > 0 || !is_leased || self.has_pending(page.dir) {
             return;
         }
-        self.listings.lose(dir);
-        self.listings.keep(Listing {
-            dir,
-            plus,
-            entries: entries.iter().cloned().collect(),
-            starts_at: Some(after),
-            is_ahead: true,
-            parent: *parent,
-            end: *end,
-            since: self.lease_began(dir),
-            asks_more: true,
-        });
+        self.listings.lose(page.dir);
+        let listing = self.new_listing(page, entries.iter().cloned().collect(), *parent, *end);
+        self.listings.keep(listing);
+    }
+
+    /// A listing of which nothing has been read.
+    fn new_listing(&self, page: Page, entries: VecDeque<Dirent>, parent: Ino, end: bool) -> Listing {
+        let Page { dir, plus, .. } = page;
+        let (progress, since, asks_more) = (Progress::Ahead, self.lease_began(dir), true);
+        Listing { dir, plus, entries, progress, parent, end, since, asks_more }
     }
 
     /// The epoch in which the last lease on a directory's contents began.
@@ -245,7 +241,7 @@ impl Cache {
 
     /// Drops a first page that no caller has requested.
     pub fn drop_first_page(&mut self, dir: Ino) {
-        self.listings.0.retain(|listing| listing.dir != dir || !listing.is_ahead);
+        self.listings.0.retain(|listing| listing.dir != dir || listing.progress != Progress::Ahead);
     }
 
     /// Adds a reference to an inode, which [`Self::forget`] drops.
@@ -255,7 +251,7 @@ impl Cache {
 
     /// True if the first page of a listing is cached, and no caller has requested it yet.
     pub fn has_first_page(&self, page: Page) -> bool {
-        let is_ahead = |(at, _): (usize, usize)| self.listings.0[at].is_ahead;
+        let is_ahead = |(at, _): (usize, usize)| self.listings.0[at].progress == Progress::Ahead;
         self.listings.find(page).is_some_and(is_ahead)
     }
 

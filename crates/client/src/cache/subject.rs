@@ -11,7 +11,7 @@ pub(crate) const ACLS: &[u8] = b"system.posix_acl_";
 
 /// What a call changes of an inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Extras {
+pub(crate) enum InodeChange {
     /// Who may use it.
     Rights,
     /// Extended attributes that are no access control lists.
@@ -27,7 +27,7 @@ pub(crate) struct Subject<'a> {
     /// The call may also change the inodes that its names are bound to.
     pub changes_named: bool,
     /// What the call may change of the inodes besides their contents.
-    pub extras: Option<Extras>,
+    pub inode_change: Option<InodeChange>,
     /// The name that a successful call removes.
     pub removes: Option<(Ino, &'a Name)>,
     /// The directory that the call lists, and the first cursor.
@@ -48,12 +48,12 @@ impl<'a> Subject<'a> {
             Request::Lookup { dir, name } => Self { names: [Some((*dir, name)), None], ..Self::default() },
             Request::ReadDir { dir, after, .. } => Self { lists: Some((*dir, *after)), ..Self::default() },
             Request::SetAttr { ino, .. } => {
-                Self { extras: Some(Extras::Rights), ..change([None; 2], [Some(*ino), None]) }
+                Self { inode_change: Some(InodeChange::Rights), ..change([None; 2], [Some(*ino), None]) }
             }
             Request::SetXattr { ino, name, .. } | Request::RemoveXattr { ino, name } => {
                 let is_acl = name.starts_with(ACLS);
-                let extras = Some(if is_acl { Extras::Rights } else { Extras::Xattrs });
-                Self { extras, ..change([None; 2], [Some(*ino), None]) }
+                let inode_change = Some(if is_acl { InodeChange::Rights } else { InodeChange::Xattrs });
+                Self { inode_change, ..change([None; 2], [Some(*ino), None]) }
             }
             Request::Create { dir, name, exclusive, open, .. } => {
                 let changes_named = !exclusive && open.is_some_and(|how| how.truncate);

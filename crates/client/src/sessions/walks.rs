@@ -381,28 +381,32 @@ impl<T> Sessions<T> {
     pub(super) fn advance_walks(&mut self, now: u64, actions: &mut Actions<T>) {
         loop {
             for dir in core::mem::take(&mut actions.fetched) {
-                self.walks.requested.remove(&dir);
-                self.walks.is_due = true;
-                self.cache.forget(dir, 1);
-                let joined = core::mem::take(&mut self.walks.joined);
-                let (joined, others) = joined.into_iter().partition(|it| self.lists(&it.call) == Some(dir));
-                self.walks.joined = others;
-                let joined: Vec<_> = joined;
-                for mut incoming in joined {
-                    self.route(&mut incoming.call);
-                    let rest = match first_page(&incoming.call) {
-                        Some(page) => self.answer_ahead(now, page, incoming, actions),
-                        None => Some(incoming),
-                    };
-                    if let Some(incoming) = rest {
-                        self.walks.missed(dir);
-                        self.enter(now, incoming, actions);
-                    }
-                }
+                self.continue_joined(now, dir, actions);
             }
             self.fetch_ahead(now, actions);
             if actions.fetched.is_empty() {
                 return;
+            }
+        }
+    }
+
+    /// Continues the calls for the first page of a directory, which has been fetched if it could.
+    fn continue_joined(&mut self, now: u64, dir: Ino, actions: &mut Actions<T>) {
+        self.walks.requested.remove(&dir);
+        self.walks.is_due = true;
+        self.cache.forget(dir, 1);
+        let joined = core::mem::take(&mut self.walks.joined).into_iter();
+        let (joined, others): (Vec<_>, _) = joined.partition(|it| self.lists(&it.call) == Some(dir));
+        self.walks.joined = others;
+        for mut incoming in joined {
+            self.route(&mut incoming.call);
+            let left = match first_page(&incoming.call) {
+                Some(page) => self.answer_ahead(now, page, incoming, actions),
+                None => Some(incoming),
+            };
+            if let Some(incoming) = left {
+                self.walks.missed(dir);
+                self.enter(now, incoming, actions);
             }
         }
     }
