@@ -8,6 +8,7 @@ mod data;
 mod delegated_open;
 mod entry;
 mod fragments;
+mod known_names;
 mod listings;
 mod own;
 mod pending_calls;
@@ -35,6 +36,7 @@ use crate::{Answer, Binding, Cache, Call, Client, Ended, Link, RangeCall};
 use call_state::ServerReply;
 use delegated_open::DelegatedOpens;
 use fragments::KnownFragments;
+use known_names::NameListings;
 use pending_calls::{CallWait, PendingCalls};
 use releases::DeferredReleases;
 use renewal::Renewal;
@@ -76,6 +78,7 @@ pub struct Sessions<T> {
     delegated_opens: DelegatedOpens,
     walks: Walks<T>,
     renewal: Renewal,
+    name_listings: NameListings,
     /// The names last removed or renamed by callers: the kernel knows of these changes, and may
     /// have bound a name again.
     vacated: VecDeque<(Ino, Name)>,
@@ -145,6 +148,7 @@ impl<T> Sessions<T> {
             delegated_opens: DelegatedOpens::default(),
             walks: Walks::default(),
             renewal: Renewal::default(),
+            name_listings: NameListings::default(),
             vacated: VecDeque::new(),
         }
     }
@@ -399,6 +403,7 @@ impl<T> Sessions<T> {
         let failed = self.calls.lose((rank, &self.client.locations), &lost, actions);
         self.lose_pending(rank, &lost, actions);
         self.lose_renewals(rank);
+        self.lose_name_listings(rank);
         self.distrust(rank, Some(distrust), actions);
         for pending in failed {
             let is_lookup = matches!(pending.incoming.call, Call::Request(Request::Lookup { .. }));

@@ -93,6 +93,11 @@ impl InodeRecord {
         self.listed.is_some()
     }
 
+    /// The cursor up to which the listing is complete.
+    pub fn listed_to(&self) -> u64 {
+        self.listed.unwrap_or(0)
+    }
+
     /// Records that all names between two cursors are in `names`.
     pub fn listed(&mut self, after: u64, cursor: u64) {
         self.listed = match self.listed {

@@ -83,6 +83,15 @@ impl Cache {
         self.attr(dir, now)
     }
 
+    /// The cursor up to which the names of an exclusive directory are known, if there are more and
+    /// all of them can be cached.
+    pub fn names_to_list(&self, dir: Ino, now: u64) -> Option<u64> {
+        let attr = self.exclusive_dir(dir, now)?;
+        let record = self.records.get(&dir).filter(|record| !record.is_whole(now))?;
+        let missing = usize::try_from(attr.size).ok()?.saturating_sub(record.names.len());
+        (self.names.saturating_add(missing) <= self.capacity).then(|| record.listed_to())
+    }
+
     /// True if the name is known to be absent, possibly only by the directory's lease.
     pub fn is_absent(&self, dir: Ino, name: &Name, now: u64) -> bool {
         let Some(record) = self.records.get(&dir).filter(|record| record.lease > now) else { return false };

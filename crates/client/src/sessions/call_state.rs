@@ -110,7 +110,8 @@ impl<T> Sessions<T> {
         let until = sent.map_or(0, |sent| sent.saturating_add(reply.lease));
         let sole_holder = reply.touched.exclusive.map(|dir| (dir, sole_held_inodes(&reply.result)));
         let changes = reply.lease > 0 && !reply.touched.attrs.is_empty();
-        if self.numbers_received(now, &reply) || self.renewed(now, &reply) {
+        if self.numbers_received(now, &reply) || self.renewed(now, &reply) || self.names_received(now, &reply)
+        {
             return;
         }
         self.hear_time(now, &reply);
@@ -269,6 +270,9 @@ impl<T> Sessions<T> {
                 if let Next::Answer(result) = &mut next {
                     let term = Term { requested_at: call_state.begun, left: lease };
                     self.cache.answered(&incoming.call, result.as_ref().ok(), term, now);
+                    if let Some(dir) = absent_in(&incoming.call, result) {
+                        self.note_absent(now, &incoming.caller, dir);
+                    }
                     if let Ok(listing) = result {
                         remote = self.cache.remote_inodes(&incoming.call, listing, now);
                         match incoming.ticket {
@@ -517,6 +521,17 @@ impl<T> Sessions<T> {
         let (remote_entry, left) = self.cache.remote_entry(*dir, name, now)?;
         let find = Request::Find { ino: remote_entry.ino, kind: Some(remote_entry.kind), open: None };
         Some((Next::Find(find, remote_entry), left))
+    }
+}
+
+/// The directory in which a call's name was absent.
+fn absent_in(call: &Call<'_>, result: &Result<Answer, Errno>) -> Option<Ino> {
+    match (call, result) {
+        (Call::Request(Request::Lookup { dir, .. }), Ok(Answer::Absent { .. }))
+        | (Call::Request(Request::Create { dir, .. }), Ok(Answer::Created(..) | Answer::Entry(_))) => {
+            Some(*dir)
+        }
+        _ => None,
     }
 }
 

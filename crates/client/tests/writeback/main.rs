@@ -2,6 +2,7 @@
 
 mod data;
 mod delegated_open;
+mod known_names;
 mod reads;
 mod renewal;
 mod world;
