@@ -140,7 +140,7 @@ fn call_that_needs_a_rank_that_has_just_joined_waits_for_its_server() {
 
 fn rename(to_dir: Ino) -> Call<'static> {
     let (from_dir, flags) = (Ino::ROOT, RenameFlags::empty());
-    Call::Request(Request::Rename { from_dir, from: name(), to_dir, to: name(), flags })
+    Call::Request(Request::Rename { from_dir, from: name(), to_dir, to: name(), flags, time: None })
 }
 
 fn revoke(sessions: &mut Sessions<u64>, rank: Rank, dir: Ino) -> Actions<u64> {

@@ -248,7 +248,7 @@ impl FileSystem {
             }
             let (from_dir, from, to_dir, to) = (from.dir, from.name, to.dir, to.name);
             let flags = RenameFlags::empty();
-            self.0.ask(Request::Rename { from_dir, from, to_dir, to, flags }).await
+            self.0.ask(Request::Rename { from_dir, from, to_dir, to, flags, time: None }).await
         });
         renamed.await.map(drop)
     }

@@ -50,7 +50,15 @@ fn changes_while_a_checkpoint_is_under_way_belong_to_the_next() {
             0 => drop(fs.ask(Request::Unlink { dir, name: file, time: None }).unwrap()),
             1 => {
                 let (to, flags) = (name(&format!("moved{number}")), RenameFlags::empty());
-                fs.ask(Request::Rename { from_dir: dir, from: file, to_dir: Ino::ROOT, to, flags }).unwrap();
+                fs.ask(Request::Rename {
+                    from_dir: dir,
+                    from: file,
+                    to_dir: Ino::ROOT,
+                    to,
+                    flags,
+                    time: None,
+                })
+                .unwrap();
             }
             _ => {
                 let ino = fs.lookup(dir, &format!("file{number}")).unwrap().ino;

@@ -44,8 +44,14 @@ impl Walker {
             4 => drop(fs.ask(Request::Unlink { dir, name: name(&a), time: None })),
             5 => drop(fs.ask(Request::RmDir { dir, name: name(&a), time: None })),
             6 | 7 => {
-                let request =
-                    Request::Rename { from_dir: dir, from: name(&a), to_dir: other, to: name(&b), flags };
+                let request = Request::Rename {
+                    from_dir: dir,
+                    from: name(&a),
+                    to_dir: other,
+                    to: name(&b),
+                    flags,
+                    time: None,
+                };
                 drop(fs.ask(request));
             }
             8 => {

@@ -40,6 +40,7 @@ fn history() -> Harness {
         to_dir,
         to: name(to),
         flags: RenameFlags::empty(),
+        time: None,
     };
     fs.ask(rename(dir, "fifo", Ino::ROOT, "moved")).unwrap();
     fs.ask(Request::Unlink { dir, name: name("link"), time: None }).unwrap();

@@ -201,6 +201,7 @@ fn lookup_waits_for_exclusive_holder() {
             to_dir: Ino::ROOT,
             to: name("dir"),
             flags: RenameFlags::empty(),
+            time: None,
         },
     ];
     for (at, look) in looks.into_iter().enumerate() {

@@ -93,7 +93,7 @@ fn names_of_two_fragments_are_exchanged_and_replaced() {
             let (names, flags) = ((name(&one), name(&two)), RenameFlags::EXCHANGE);
             let (from, to) = names.clone();
             assert_eq!(
-                fs.ask(Request::Rename { from_dir: dir, from, to_dir: dir, to, flags }),
+                fs.ask(Request::Rename { from_dir: dir, from, to_dir: dir, to, flags, time: None }),
                 Ok(Reply::Done)
             );
             let found = [&two, &one].map(|file| fs.lookup(dir, file).unwrap().ino);
@@ -146,6 +146,7 @@ fn wrong_fragment_answers_where_the_fragments_are() {
                 to_dir: fragment,
                 to: name(&other),
                 flags: RenameFlags::empty(),
+                time: None,
             },
         ] {
             let reply = fs.fs.ask(request.clone());

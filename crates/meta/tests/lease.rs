@@ -133,6 +133,7 @@ fn client_without_leases_blocks_nothing() {
             to_dir: Ino::ROOT,
             to: name("moved"),
             flags: RenameFlags::empty(),
+            time: None,
         },
     );
     assert_eq!(fs.answers.remove(&id), Some(Ok(Reply::Done)));
@@ -159,6 +160,7 @@ fn rename_grants_lease_on_new_name() {
         to_dir: Ino::ROOT,
         to: name(to),
         flags,
+        time: None,
     };
     let unlink = |file| Request::Unlink { dir: Ino::ROOT, name: name(file), time: None };
     for fought_over in [false, true] {
@@ -223,6 +225,7 @@ fn leases_of_others_are_revoked_before_change() {
                 to_dir: Ino::ROOT,
                 to: name("moved"),
                 flags: RenameFlags::empty(),
+                time: None,
             },
             vec![lookup(dir, "link"), lookup(Ino::ROOT, "moved"), getattr(Ino::ROOT)],
             vec![

@@ -101,7 +101,8 @@ fn rename_counts_in_both_directories() {
     let (from, to) = (fs.mkdir("from"), fs.mkdir("to"));
     fs.create(from, "file", NewNode::Regular).unwrap();
     let (flags, file) = (RenameFlags::empty(), name("file"));
-    fs.ask(Request::Rename { from_dir: from, from: file.clone(), to_dir: to, to: file, flags }).unwrap();
+    fs.ask(Request::Rename { from_dir: from, from: file.clone(), to_dir: to, to: file, flags, time: None })
+        .unwrap();
     assert_eq!((popularity(&fs, from).iwr, popularity(&fs, to).iwr), (Milli(2000), Milli(1000)));
 }
 

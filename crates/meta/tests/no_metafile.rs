@@ -125,7 +125,7 @@ fn set_attr(fs: &mut Harness, ino: Ino, set: SetAttr) -> Result<Attr, Errno> {
 
 fn rename(fs: &mut Harness, from: (Ino, &str), to: (Ino, &str), flags: RenameFlags) -> Result<Reply, Errno> {
     let ((from_dir, from), (to_dir, to)) = ((from.0, name(from.1)), (to.0, name(to.1)));
-    fs.ask(Request::Rename { from_dir, from, to_dir, to, flags })
+    fs.ask(Request::Rename { from_dir, from, to_dir, to, flags, time: None })
 }
 
 fn unlink(fs: &mut Harness, dir: Ino, text: &str) -> Result<Reply, Errno> {
@@ -630,7 +630,7 @@ impl Ranks {
 
     fn rename(&mut self, from: (Ino, &str), to: (Ino, &str)) -> Result<Reply, Errno> {
         let ((from_dir, from), (to_dir, to)) = ((from.0, name(from.1)), (to.0, name(to.1)));
-        self.ask(Request::Rename { from_dir, from, to_dir, to, flags: RenameFlags::empty() })
+        self.ask(Request::Rename { from_dir, from, to_dir, to, flags: RenameFlags::empty(), time: None })
     }
 }
 

@@ -134,7 +134,7 @@ fn a_directory_that_becomes_sticky_while_a_name_of_it_is_moved_away_keeps_it() {
         let theirs = fs.create_as(&user(5), shared, "file", NewNode::Regular, 0o666);
         fs.create_as(&user(6), own, "file", NewNode::Regular, 0o666);
         let (from, to) = (name("file"), name("file"));
-        let rename = Request::Rename { from_dir: own, from, to_dir: shared, to, flags };
+        let rename = Request::Rename { from_dir: own, from, to_dir: shared, to, flags, time: None };
         let id = fs.0[1].send(&user(6), rename);
         for (to, message) in std::mem::take(&mut fs.0[1].peers) {
             fs.0[to.0 as usize].input(Input::Peer { from: Rank(1), message });
@@ -263,7 +263,7 @@ fn rename_to_other_rank_grants_no_lease() {
     fs.create_as(&ROOT_CALLER, Ino::ROOT, "file", NewNode::Regular, 0o644);
     let rename = |from, to_dir, to| {
         let (from_dir, from, to, flags) = (Ino::ROOT, name(from), name(to), RenameFlags::empty());
-        Request::Rename { from_dir, from, to_dir, to, flags }
+        Request::Rename { from_dir, from, to_dir, to, flags, time: None }
     };
     assert_eq!(fs.leased(rename("file", far, "file")), (Ok(Reply::Done), 0));
     // A name of this rank has a lease, even if its inode is at another rank.
@@ -359,7 +359,8 @@ fn a_directory_that_another_has_moved_away_does_not_refuse_to_be_replaced() {
         fs.mkdir_at(2, from_dir, "c", 0o755);
         let target = fs.mkdir_at(rank, root, "c", 0o755);
         let flags = RenameFlags::empty();
-        let rename = Request::Rename { from_dir, from: name("c"), to_dir: root, to: name("c"), flags };
+        let rename =
+            Request::Rename { from_dir, from: name("c"), to_dir: root, to: name("c"), flags, time: None };
         let id = fs.0[1].send(&ROOT_CALLER, rename);
         let (to, look) = fs.0[1].peers.pop().unwrap();
         assert_eq!((to, fs.0[1].peers.len()), (root.rank(), 0));
@@ -385,7 +386,8 @@ fn a_rename_leaves_a_whiteout() {
     let far = fs.mkdir_at(1, Ino::ROOT, "far", 0o755);
     fs.create_as(&ROOT_CALLER, Ino::ROOT, "file", NewNode::Regular, 0o644);
     let (from, to, flags) = (name("file"), name("moved"), RenameFlags::WHITEOUT);
-    let rename = Request::Rename { from_dir: Ino::ROOT, from: from.clone(), to_dir: far, to, flags };
+    let rename =
+        Request::Rename { from_dir: Ino::ROOT, from: from.clone(), to_dir: far, to, flags, time: None };
     assert_eq!(fs.ask(rename), Ok(Reply::Done));
     // Replay produces the same state.
     fs.0 = std::mem::take(&mut fs.0).into_iter().map(synced).map(Harness::crash).collect();
@@ -529,9 +531,8 @@ fn quota_bounds_creates_at_other_ranks() {
 
 const EXCLUSIVE_DIR: ClientId = ClientId(100);
 
-/// A directory below another rank's directory with a quota. [`EXCLUSIVE_DIR`] has an exclusive
-/// lease on it before its rank hears of the quota.
-fn below_a_quota(limit: &[u8], value: &[u8]) -> (Ranks, Ino) {
+/// Two ranks that grant leases to [`EXCLUSIVE_DIR`].
+fn leasing_ranks() -> Ranks {
     let host = |rank| {
         let (session_ms, lease_ms, acknowledge) = (Some(60_000), Some(10_000), Acknowledge::Written);
         Harness::with(Config { rank: Rank(rank), ranks: 2, session_ms, lease_ms, acknowledge, ..config() })
@@ -540,6 +541,13 @@ fn below_a_quota(limit: &[u8], value: &[u8]) -> (Ranks, Ino) {
     for (client, leases) in [(ClientId(1), false), (EXCLUSIVE_DIR, true)] {
         fs.0.iter_mut().for_each(|host| host.input(Input::Connect { client, leases, resumes: false }));
     }
+    fs
+}
+
+/// A directory below another rank's directory with a quota. [`EXCLUSIVE_DIR`] has an exclusive
+/// lease on it before its rank hears of the quota.
+fn below_a_quota(limit: &[u8], value: &[u8]) -> (Ranks, Ino) {
+    let mut fs = leasing_ranks();
     let top = fs.mkdir_at(0, Ino::ROOT, "top", 0o755);
     let far = fs.mkdir_at(1, top, "far", 0o755);
     let near = fs.mkdir_at(0, far, "near", 0o755);
@@ -551,13 +559,45 @@ fn below_a_quota(limit: &[u8], value: &[u8]) -> (Ranks, Ino) {
     (fs, near)
 }
 
-/// Sends a request to the first rank as [`EXCLUSIVE_DIR`]. Returns the directory of an exclusive
-/// lease too.
-fn ask(fs: &mut Ranks, request: Request) -> (Result<Reply, Errno>, Option<Ino>) {
+/// Sends a request to the first rank as [`EXCLUSIVE_DIR`]. Returns what the reply grants too.
+fn ask_leased(fs: &mut Ranks, request: Request) -> (Result<Reply, Errno>, Touched) {
     let id = fs.0[0].send_from(EXCLUSIVE_DIR, &ROOT_CALLER, request);
     fs.deliver();
     let reply = fs.0[0].answers.remove(&id).expect("an answer");
-    (reply, fs.0[0].leases.get(&id).and_then(|(_, touched)| touched.exclusive))
+    (reply, fs.0[0].leases.get(&id).map(|(_, touched)| touched.clone()).unwrap_or_default())
+}
+
+/// As [`ask_leased`], with the directory of an exclusive lease.
+fn ask(fs: &mut Ranks, request: Request) -> (Result<Reply, Errno>, Option<Ino>) {
+    let (reply, touched) = ask_leased(fs, request);
+    (reply, touched.exclusive)
+}
+
+#[test]
+fn directories_of_an_exclusive_one_are_acknowledged_if_they_stay_at_its_rank() {
+    let mut fs = leasing_ranks();
+    let top = fs.mkdir_at(0, Ino::ROOT, "top", 0o755);
+    fs.ask(Request::ForgetAll { inodes: vec![(top, 100)], released: vec![] }).unwrap();
+    let numbers = ask(&mut fs, Request::TakeNumbers { rank: Rank(0), count: 8 }).0;
+    let Ok(Reply::Numbers { first, time, .. }) = numbers else { panic!("{numbers:?}") };
+    ask(&mut fs, Request::Find { ino: top, kind: Some(FileType::Directory), open: None }).0.unwrap();
+    let (mode, kill_sgid) = (XattrMode::Any, false);
+    let pins: [(&[u8], bool); 3] = [(b"parent", false), (b"0", false), (b"off", true)];
+    for (at, (pin, spreads_dirs)) in pins.into_iter().enumerate() {
+        let (name, value) = (b"user.espalier.pin"[..].into(), pin.into());
+        ask(&mut fs, Request::SetXattr { ino: top, name, value, mode, kill_sgid }).0.unwrap();
+        let (made, touched) = ask_leased(&mut fs, new_file(top, &at.to_string(), None));
+        made.unwrap();
+        assert_eq!((touched.exclusive, touched.spreads_dirs), (Some(top), spreads_dirs), "{pin:?}");
+    }
+    // It was acknowledged before the server was about to place directories at other ranks.
+    let mut mkdir = new_file(top, "sub", Some(WritebackCreate { ino: first, time }));
+    if let Request::Create { node, open, .. } = &mut mkdir {
+        (*node, *open) = (NewNode::Directory, None);
+    }
+    let (made, _) = ask(&mut fs, mkdir);
+    assert!(matches!(&made, Ok(Reply::Entry(entry)) if entry.attr.ino == first), "{made:?}");
+    fs.fsck();
 }
 
 #[test]
@@ -693,8 +733,14 @@ fn undecided_transactions_of_lost_rank_are_aborted() {
     let (from, to, flags) = (name("file"), name("new"), RenameFlags::empty());
     fs.create_as(&ROOT_CALLER, Ino::ROOT, "file", NewNode::Regular, 0o644);
     fs.create_as(&ROOT_CALLER, far, "file", NewNode::Regular, 0o644);
-    let rename =
-        |from_dir, to_dir| Request::Rename { from_dir, from: from.clone(), to_dir, to: to.clone(), flags };
+    let rename = |from_dir, to_dir| Request::Rename {
+        from_dir,
+        from: from.clone(),
+        to_dir,
+        to: to.clone(),
+        flags,
+        time: None,
+    };
     // Both ranks prepare what the other coordinates, and neither hears the decision.
     let ids = [rename(Ino::ROOT, far), rename(far, Ino::ROOT)].map(|request| {
         let at = request.rank().0 as usize;
@@ -728,7 +774,7 @@ fn only_the_coordinator_ends_a_transaction() {
     let far = fs.mkdir_at(1, Ino::ROOT, "far", 0o755);
     fs.create_as(&ROOT_CALLER, Ino::ROOT, "file", NewNode::Regular, 0o644);
     let (from_dir, to_dir, flags) = (Ino::ROOT, far, RenameFlags::empty());
-    let rename = Request::Rename { from_dir, from: name("file"), to_dir, to: name("new"), flags };
+    let rename = Request::Rename { from_dir, from: name("file"), to_dir, to: name("new"), flags, time: None };
     let id = fs.0[0].send(&ROOT_CALLER, rename);
     let mut decisions = Vec::new();
     for _ in 0..20 {

@@ -610,8 +610,14 @@ enum CacheState {
 /// Requests that change something, on the files of [`prepare`].
 fn changes(dir: Ino, file: Ino, full: Ino) -> Vec<Request> {
     let (a, b) = (|| name("file"), || name("new"));
-    let rename =
-        |from: Name, to: Name, flags| Request::Rename { from_dir: dir, from, to_dir: Ino::ROOT, to, flags };
+    let rename = |from: Name, to: Name, flags| Request::Rename {
+        from_dir: dir,
+        from,
+        to_dir: Ino::ROOT,
+        to,
+        flags,
+        time: None,
+    };
     let xattr = || b"user.a".as_slice().into();
     let open = Some(open_how(Access::WRITE, false));
     let made = |node| Request::Create {
@@ -1216,7 +1222,7 @@ fn moved_inode_is_found() {
         has[6].lookups = 2;
         let mut rename = |fs: &mut Harness, from_dir, from: &str, to_dir, to: &str, flags| {
             let (from, to) = (name(from), name(to));
-            other.ask(fs, Request::Rename { from_dir, from, to_dir, to, flags }).unwrap();
+            other.ask(fs, Request::Rename { from_dir, from, to_dir, to, flags, time: None }).unwrap();
         };
         let plain = RenameFlags::empty();
         rename(&mut fs, Ino::ROOT, "renamed", sub, "b", plain);
@@ -1227,7 +1233,7 @@ fn moved_inode_is_found() {
         other.create(&mut fs, sub, "e", NewNode::Regular);
         let mut rename = |fs: &mut Harness, from_dir, from: &str, to_dir, to: &str, flags| {
             let (from, to) = (name(from), name(to));
-            other.ask(fs, Request::Rename { from_dir, from, to_dir, to, flags }).unwrap();
+            other.ask(fs, Request::Rename { from_dir, from, to_dir, to, flags, time: None }).unwrap();
         };
         rename(&mut fs, Ino::ROOT, "exchanged", sub, "e", RenameFlags::EXCHANGE);
         let linked = other.lookup(&mut fs, Ino::ROOT, "linked");
@@ -1264,7 +1270,7 @@ fn moved_inode_is_found_after_others_forget_it() {
             one.create(&mut fs, Ino::ROOT, "next", NewNode::Regular);
             let sub = other.create(&mut fs, Ino::ROOT, "sub", NewNode::Directory);
             let (from, to, flags) = (name("a"), name("b"), RenameFlags::empty());
-            let rename = Request::Rename { from_dir: Ino::ROOT, from, to_dir: sub, to, flags };
+            let rename = Request::Rename { from_dir: Ino::ROOT, from, to_dir: sub, to, flags, time: None };
             other.ask(&mut fs, rename).unwrap();
             let found = other.ask(&mut fs, Request::Lookup { dir: sub, name: name("b") }).unwrap();
             let how = Request::Open { ino, how: open_how(Access::READ, false) };
@@ -1420,9 +1426,14 @@ impl Lane {
                 kill_suid_gid: false,
                 time: None,
             },
-            (2, Some(from)) => {
-                Request::Rename { from_dir: dir, from, to_dir: dir, to: fresh, flags: RenameFlags::empty() }
-            }
+            (2, Some(from)) => Request::Rename {
+                from_dir: dir,
+                from,
+                to_dir: dir,
+                to: fresh,
+                flags: RenameFlags::empty(),
+                time: None,
+            },
             (3, Some(_)) if self.names.len() < 3 => Request::Link { ino, dir, name: fresh },
             (4, Some(_)) => {
                 let name = [b"user.".as_slice(), &fresh].concat().into();

@@ -95,8 +95,8 @@ fn requests(ino: Ino, within: Ino) -> Vec<Request> {
         Request::Link { ino: within, dir: ino, name: file() },
         Request::Unlink { dir: ino, name: file(), time: None },
         Request::RmDir { dir: ino, name: file(), time: None },
-        Request::Rename { from_dir: ino, from: file(), to_dir: within, to: file(), flags },
-        Request::Rename { from_dir: within, from: name("dir"), to_dir: ino, to: file(), flags },
+        Request::Rename { from_dir: ino, from: file(), to_dir: within, to: file(), flags, time: None },
+        Request::Rename { from_dir: within, from: name("dir"), to_dir: ino, to: file(), flags, time: None },
         Request::Open { ino, how },
         Request::Read { ino, offset: 0, size: 1, noatime: false },
         Request::Write { ino, offset: 0, data: vec![1].into(), kill_suid_gid: false, time: None },
@@ -168,7 +168,7 @@ fn restricted_client_reaches_only_entries_below_its_root() {
     world.ask(ADMIN, Request::RmDir { dir, name: name("deep"), time: None }).unwrap();
     world.ask(GUEST, Request::ReadDir { dir, after: 0, limit: 10, plus: true }).unwrap();
     let (flags, to) = (RenameFlags::empty(), name("moved"));
-    let rename = Request::Rename { from_dir: root, from: name("dir"), to_dir: root, to, flags };
+    let rename = Request::Rename { from_dir: root, from: name("dir"), to_dir: root, to, flags, time: None };
     world.ask(GUEST, rename).unwrap();
     assert_eq!(world.ask(GUEST, Request::RemoveTree { dir: root }), Err(Errno::EBUSY));
     let level = CopyLevel { from: dir, to: root, after: 0 };

@@ -121,7 +121,10 @@ impl Ranks {
 
     fn rename(&mut self, client: ClientId, from: (Ino, &str), to: (Ino, &str)) -> Result<Reply, Errno> {
         let ((from_dir, from), (to_dir, to)) = ((from.0, name(from.1)), (to.0, name(to.1)));
-        self.ask(client, Request::Rename { from_dir, from, to_dir, to, flags: RenameFlags::empty() })
+        self.ask(
+            client,
+            Request::Rename { from_dir, from, to_dir, to, flags: RenameFlags::empty(), time: None },
+        )
     }
 }
 
@@ -262,7 +265,7 @@ fn nothing_outside_is_reached_by_its_number() {
             stale(
                 fs,
                 rank,
-                Request::Rename { from_dir: from.0, from: from.1, to_dir: to.0, to: to.1, flags },
+                Request::Rename { from_dir: from.0, from: from.1, to_dir: to.0, to: to.1, flags, time: None },
             );
             stale(fs, rank, link(dir, ino, "new"));
             stale(fs, rank, Request::GetAttr { ino });
@@ -274,6 +277,7 @@ fn nothing_outside_is_reached_by_its_number() {
             to_dir: to.0,
             to: to.1,
             flags: RenameFlags::empty(),
+            time: None,
         };
         stale(fs, ino.rank(), rename);
     }

@@ -122,7 +122,7 @@ fn a_file_that_replaces_another_has_its_bytes() {
     fs.write(old, 0, &[7; 50]).unwrap();
     fs.ask(Request::SetAttr { ino: new, set: LARGE }).unwrap();
     let (from, to, flags) = (harness::name("new"), harness::name("file"), RenameFlags::empty());
-    fs.ask(Request::Rename { from_dir: Ino::ROOT, from, to_dir: Ino::ROOT, to, flags }).unwrap();
+    fs.ask(Request::Rename { from_dir: Ino::ROOT, from, to_dir: Ino::ROOT, to, flags, time: None }).unwrap();
     fsync(&mut fs);
     let mut fs = fs.crash();
     assert_eq!(fs.lookup(Ino::ROOT, "file").unwrap().size, 500);

@@ -93,9 +93,9 @@ impl Walker {
                 .map(drop),
             5 => fs.ask(Request::Unlink { dir, name: a, time: None }).map(drop),
             6 => fs.ask(Request::RmDir { dir, name: a, time: None }).map(drop),
-            7..=9 => {
-                fs.ask(Request::Rename { from_dir: dir, from: a, to_dir: other, to: b, flags }).map(drop)
-            }
+            7..=9 => fs
+                .ask(Request::Rename { from_dir: dir, from: a, to_dir: other, to: b, flags, time: None })
+                .map(drop),
             10 => file.map_or(Ok(()), |ino| fs.ask(Request::Link { ino, dir, name: a }).map(drop)),
             11 => match file {
                 Some(ino) => self.write(fs, ino),

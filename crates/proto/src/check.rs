@@ -133,6 +133,7 @@ impl Request {
             Self::Create { writeback, .. } => writeback.map(|writeback| writeback.time),
             Self::Unlink { time, .. }
             | Self::RmDir { time, .. }
+            | Self::Rename { time, .. }
             | Self::Write { time, .. }
             | Self::SetAttr { set: SetAttr { time, .. }, .. } => *time,
             _ => None,
@@ -157,6 +158,7 @@ impl Request {
             Self::Create { writeback, .. } => *writeback = Some(WritebackCreate { ino, time: at }),
             Self::Unlink { time, .. }
             | Self::RmDir { time, .. }
+            | Self::Rename { time, .. }
             | Self::Write { time, .. }
             | Self::SetAttr { set: SetAttr { time, .. }, .. } => *time = Some(at),
             _ => {}
@@ -229,7 +231,10 @@ mod tests {
             (Request::Sweep, Errno::EINVAL),
             (Request::Forget { ino: INO, lookups: 1 }, Errno::EINVAL),
             (Request::SetAttr { ino: INO, set }, Errno::EINVAL),
-            (Request::Rename { from_dir: INO, from: name(), to_dir: INO, to: name(), flags }, Errno::EINVAL),
+            (
+                Request::Rename { from_dir: INO, from: name(), to_dir: INO, to: name(), flags, time: None },
+                Errno::EINVAL,
+            ),
             (
                 Request::Write { ino: INO, offset: 0, data: data.into(), kill_suid_gid: false, time: None },
                 Errno::EINVAL,

@@ -108,7 +108,7 @@ pub enum Request {
         /// Regular files: open the file too, and, unless `exclusive`, also if it exists.
         open: Option<OpenHow>,
         exclusive: bool,
-        /// A pending create: of a regular file, or of a directory in a cluster of one rank.
+        /// A pending create, of an inode at the directory's rank.
         writeback: Option<WritebackCreate>,
     },
     /// Make and open a regular file without a name.
@@ -140,6 +140,8 @@ pub enum Request {
         to_dir: Ino,
         to: Name,
         flags: RenameFlags,
+        /// As [`WritebackCreate::time`]; only in one directory.
+        time: Option<Time>,
     },
     Open {
         ino: Ino,

@@ -201,6 +201,9 @@ pub struct Touched {
     /// before the lease is revoked. The client may create and remove files in it and acknowledge
     /// that to its callers before this server replies.
     pub exclusive: Option<Ino>,
+    /// Directories that are made in `exclusive` may lie at other ranks, so the client waits for the
+    /// server to make them.
+    pub spreads_dirs: bool,
 }
 
 /// The replies that a client may cache until the lease expires or is revoked.

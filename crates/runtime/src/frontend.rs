@@ -389,7 +389,8 @@ impl<C: Calls<FuseFrontend>> Mounted<C> {
                 let (from, to) = (name(from)?, name(new_name)?);
                 let names = || Box::new([(ino, from.clone()), (Ino(new_parent), to.clone())]);
                 let form = if self.is_shared { Form::Moving(names()) } else { Form::Plain };
-                let request = Request::Rename { from_dir: ino, from, to_dir: Ino(new_parent), to, flags };
+                let request =
+                    Request::Rename { from_dir: ino, from, to_dir: Ino(new_parent), to, flags, time: None };
                 Ok((Call::Request(request), form))
             }
             Op::Open { flags, kill_suid_gid } => {

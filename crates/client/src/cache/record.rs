@@ -33,6 +33,8 @@ pub(super) struct InodeRecord {
     /// Number of the exclusive lease on this directory (0: none), and when it ends.
     pub exclusive: u64,
     pub exclusive_until: u64,
+    /// The server may make directories in this one at other ranks.
+    pub spreads_dirs: bool,
     /// Number of the exclusive lease on the parent under which this client became the sole holder.
     pub sole_holder: u64,
     /// The directory of its only name, if it has only one.

@@ -158,7 +158,7 @@ fn own_changes_of_names_keep_permissions_and_those_of_rights_do_not() {
 fn own_changes_of_extended_attributes_keep_names_unless_they_are_lists() {
     for (attribute, is_acl) in [("user.espalier.dir_split", false), ("system.posix_acl_access", true)] {
         let mut cache = with_new_directory(10);
-        cache.grant_exclusive(NEW, &[], 100, 0);
+        cache.grant_exclusive(&Touched { exclusive: Some(NEW), ..Touched::default() }, &[], 100, 0);
         let xattr = attribute.as_bytes().into();
         let set = Call::Request(Request::SetXattr {
             ino: NEW,

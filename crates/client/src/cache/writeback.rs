@@ -3,9 +3,10 @@
 //! applied the operations do not replace it.
 
 use alloc::vec::Vec;
+use core::hash::Hash;
 
-use espalier_proto::{Attr, Entry, FileType, Ino, Location, Name, Time, mode};
-use hashbrown::{HashMap, HashSet};
+use espalier_proto::{Attr, Entry, FileType, Ino, Location, Name, Time, Touched, mode};
+use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
 use super::record::InodeRecord;
@@ -17,7 +18,8 @@ use crate::Answer;
 pub(super) struct PendingOps {
     /// Number of the last exclusive lease.
     leases: u64,
-    names: HashSet<(Ino, Name), FxBuildHasher>,
+    /// Number of pending operations per name.
+    names: HashMap<(Ino, Name), u32, FxBuildHasher>,
     /// Number of pending operations per inode.
     inodes: HashMap<Ino, u32, FxBuildHasher>,
 }
@@ -29,30 +31,37 @@ impl PendingOps {
     }
 
     fn end(&mut self, ino: Ino) {
-        if let Some(count) = self.inodes.get_mut(&ino) {
-            *count -= 1;
-            if *count == 0 {
-                self.inodes.remove(&ino);
-            }
-        }
+        end_one(&mut self.inodes, &ino);
     }
 
     /// As [`Self::is_of`], for a name.
     pub fn is_named(&self, dir: Ino, name: &Name) -> bool {
-        self.is_of(dir) && self.names.contains(&(dir, name.clone()))
+        self.is_of(dir) && self.names.contains_key(&(dir, name.clone()))
+    }
+}
+
+/// Counts one pending operation less.
+fn end_one<K: Eq + Hash>(pending: &mut HashMap<K, u32, FxBuildHasher>, key: &K) {
+    if let Some(count) = pending.get_mut(key) {
+        *count -= 1;
+        if *count == 0 {
+            pending.remove(key);
+        }
     }
 }
 
 impl Cache {
-    /// Records an exclusive lease on a directory, valid until `until`. `known`: inodes of which
-    /// this client is the sole holder, with their link counts.
-    pub fn grant_exclusive(&mut self, dir: Ino, known: &[(Ino, u32)], until: u64, now: u64) {
+    /// Records the exclusive lease of a reply, valid until `until`. `known`: inodes of which this
+    /// client is the sole holder, with their link counts.
+    pub fn grant_exclusive(&mut self, touched: &Touched, known: &[(Ino, u32)], until: u64, now: u64) {
+        let Some(dir) = touched.exclusive else { return };
         let Some(record) = self.records.get_mut(&dir).filter(|record| record.lease > now) else { return };
         if record.exclusive == 0 || record.exclusive_until <= now {
             self.pending_ops.leases += 1;
             record.exclusive = self.pending_ops.leases;
         }
         record.exclusive_until = until;
+        record.spreads_dirs = touched.spreads_dirs;
         let lease = record.exclusive;
         // Skip inodes that a pending call may make visible to other clients.
         for (ino, names) in known.iter().filter(|(ino, _)| !self.changing.is_more_than_written(*ino)) {
@@ -81,6 +90,11 @@ impl Cache {
     pub fn exclusive_dir(&self, dir: Ino, now: u64) -> Option<Attr> {
         self.records.get(&dir).filter(|record| record.exclusive > 0 && record.exclusive_until > now)?;
         self.attr(dir, now)
+    }
+
+    /// True if a server may make directories in an exclusive one at other ranks.
+    pub fn spreads_dirs(&self, dir: Ino) -> bool {
+        self.records.get(&dir).is_none_or(|record| record.spreads_dirs)
     }
 
     /// The cursor up to which the names of an exclusive directory are known, if there are more and
@@ -192,7 +206,7 @@ impl Cache {
             record.users += u64::from(counts);
             (record.sole_holder, record.exclusive_dir) = (exclusive, Some(dir));
         }
-        self.begin_pending(dir, Some(name), attr.ino);
+        self.begin_pending(dir, [name], attr.ino);
         let cacheable = parent.perm & mode::ANY_EXEC == mode::ANY_EXEC;
         let (name_leased, attr_leased, sole_holder, location) = (true, true, true, Location::Table);
         (Entry { attr, cacheable, name_leased, attr_leased, sole_holder, location, reclaim_token: 0 }, until)
@@ -203,7 +217,29 @@ impl Cache {
         self.change_pending(dir, -1, removed.kind, time);
         self.unbind(dir, name);
         self.drop_lease(removed.ino);
-        self.begin_pending(dir, Some(name), removed.ino);
+        self.begin_pending(dir, [name], removed.ino);
+    }
+
+    /// Applies the pending rename of an inode's only name in an exclusive directory, with the inode
+    /// that it replaces.
+    pub fn rename_pending(
+        &mut self,
+        dir: Ino,
+        [from, to]: [&Name; 2],
+        moved: &Attr,
+        replaced: Option<&Attr>,
+        now: u64,
+    ) {
+        let time = moved.ctime;
+        self.change_pending(dir, -i32::from(replaced.is_some()), moved.kind, time);
+        replaced.into_iter().for_each(|replaced| self.drop_lease(replaced.ino));
+        self.unbind(dir, from);
+        let until = self.records.get(&dir).map_or(0, |record| record.lease);
+        self.bind(dir, to, Binding::Inode(moved.ino, moved.kind), until, now);
+        if let Some(attr) = self.records.get_mut(&moved.ino).and_then(|record| record.attr.as_mut()) {
+            attr.ctime = time;
+        }
+        self.begin_pending(dir, [from, to], moved.ino);
     }
 
     /// Applies a pending write to such a file.
@@ -215,7 +251,7 @@ impl Cache {
             attr.blocks = attr.blocks.max(end.div_ceil(512));
             (attr.mtime, attr.ctime) = (time, time);
         }
-        self.begin_pending(dir, None, ino);
+        self.begin_pending(dir, [], ino);
     }
 
     /// Applies a pending change of a file's owner, permissions or times.
@@ -223,7 +259,7 @@ impl Cache {
         if let Some(attr) = self.records.get_mut(&changed.ino).and_then(|record| record.attr.as_mut()) {
             **attr = changed;
         }
-        self.begin_pending(dir, None, changed.ino);
+        self.begin_pending(dir, [], changed.ino);
     }
 
     /// Records a pending write to a stream.
@@ -252,7 +288,7 @@ impl Cache {
 
     /// Records a pending open.
     pub fn open_pending(&mut self, ino: Ino) {
-        self.begin_pending(ino, None, ino);
+        self.begin_pending(ino, [], ino);
     }
 
     fn change_pending(&mut self, dir: Ino, entries: i32, kind: FileType, time: Time) {
@@ -266,17 +302,19 @@ impl Cache {
         }
     }
 
-    fn begin_pending(&mut self, dir: Ino, name: Option<&Name>, ino: Ino) {
-        self.pending_ops.names.extend(name.map(|name| (dir, name.clone())));
+    fn begin_pending<const N: usize>(&mut self, dir: Ino, names: [&Name; N], ino: Ino) {
+        for name in names {
+            *self.pending_ops.names.entry((dir, name.clone())).or_default() += 1;
+        }
         for ino in [dir, ino] {
             *self.pending_ops.inodes.entry(ino).or_default() += 1;
         }
     }
 
-    /// Ends a pending operation on an inode and its name.
-    pub fn end_pending(&mut self, dir: Ino, name: Option<&Name>, ino: Ino) {
-        if let Some(name) = name {
-            self.pending_ops.names.remove(&(dir, name.clone()));
+    /// Ends a pending operation on an inode and its names.
+    pub fn end_pending<'a>(&mut self, dir: Ino, names: impl Iterator<Item = &'a Name>, ino: Ino) {
+        for name in names {
+            end_one(&mut self.pending_ops.names, &(dir, name.clone()));
         }
         [dir, ino].into_iter().for_each(|ino| self.pending_ops.end(ino));
     }
@@ -301,6 +339,18 @@ impl Cache {
         }
     }
 
+    /// Applies the server's reply to a pending rename, after [`Self::end_pending`]. `until`: when
+    /// its leases end.
+    pub fn rename_completed(&mut self, dir: Ino, [from, to]: [&Name; 2], ino: Ino, until: u64, now: u64) {
+        // Older replies may have bound the names.
+        self.unbind(dir, from);
+        self.doubt(dir, to);
+        let kind = self.attr(ino, now).map(|attr| attr.kind);
+        if let Some(kind) = kind {
+            self.bind(dir, to, Binding::Inode(ino, kind), until, now);
+        }
+    }
+
     /// Applies the server's reply to a pending removal, after [`Self::end_pending`].
     pub fn remove_completed(&mut self, dir: Ino, name: &Name) {
         // An older reply may have bound the name again.
@@ -308,9 +358,9 @@ impl Cache {
     }
 
     /// Handles the failure of a pending operation, after [`Self::end_pending`].
-    pub fn operation_failed(&mut self, dir: Ino, name: Option<&Name>, ino: Ino) {
+    pub fn operation_failed<'a>(&mut self, dir: Ino, names: impl Iterator<Item = &'a Name>, ino: Ino) {
         self.drop_lease(ino);
-        if let Some(name) = name {
+        for name in names {
             self.doubt(dir, name);
             self.drop_lease(dir);
         }

@@ -108,7 +108,9 @@ impl<T> Sessions<T> {
         let sent = pending.as_ref().map(|pending| pending.call_state.sent);
         let sent = sent.or_else(|| self.writeback.sent(rank, id));
         let until = sent.map_or(0, |sent| sent.saturating_add(reply.lease));
-        let sole_holder = reply.touched.exclusive.map(|dir| (dir, sole_held_inodes(&reply.result)));
+        let Touched { exclusive, spreads_dirs, .. } = reply.touched;
+        let grant = Touched { exclusive, spreads_dirs, ..Touched::default() };
+        let sole_held = exclusive.map(|_| sole_held_inodes(&reply.result)).unwrap_or_default();
         let changes = reply.lease > 0 && !reply.touched.attrs.is_empty();
         if self.numbers_received(now, &reply) || self.renewed(now, &reply) || self.names_received(now, &reply)
         {
@@ -121,9 +123,7 @@ impl<T> Sessions<T> {
         } else if !was_acknowledged {
             self.complete_call(now, reply, pending, actions);
         }
-        if let Some((dir, inos)) = sole_holder {
-            self.cache.grant_exclusive(dir, &inos, until, now);
-        }
+        self.cache.grant_exclusive(&grant, &sole_held, until, now);
         if changes {
             self.number_pool(now, rank);
         }

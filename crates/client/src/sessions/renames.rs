@@ -49,7 +49,7 @@ impl Confirmation {
 
 impl<T> Sessions<T> {
     pub(super) fn confirmation(&self, call: &Call<'_>, now: u64) -> Confirmation {
-        let Call::Request(Request::Rename { from_dir, from, to_dir, to, flags }) = call else {
+        let Call::Request(Request::Rename { from_dir, from, to_dir, to, flags, .. }) = call else {
             return Confirmation::default();
         };
         let moved = |(dir, name): (&Ino, &Name), (old_dir, old): (&Ino, &Name)| {

@@ -243,10 +243,9 @@ impl<T> Sessions<T> {
             // A millisecond that has begun counts as passed.
             let until = (sent + reply.lease).saturating_sub(1);
             inodes.iter().for_each(|ino| self.cache.renewed(*ino, until, now));
-            if let Some(dir) = reply.touched.exclusive {
-                let files = inodes.iter().filter(|ino| **ino != dir);
-                self.cache.grant_exclusive(dir, &files.map(|ino| (*ino, 1)).collect::<Vec<_>>(), until, now);
-            }
+            let files = inodes.iter().filter(|ino| Some(**ino) != reply.touched.exclusive);
+            let files: Vec<_> = files.map(|ino| (*ino, 1)).collect();
+            self.cache.grant_exclusive(&reply.touched, &files, until, now);
         }
         true
     }

@@ -1,13 +1,15 @@
 //! Metadata write-back: operations that are acknowledged before the server has applied them.
-//! They are creates, removals, small writes and changes of attributes in a directory on which this
-//! client has an exclusive lease ([`Touched::exclusive`]). Calls on the same names and inodes,
-//! syncs, and the revocation of the lease are blocked on pending operations.
+//! They are creates, removals, renames, small writes and changes of attributes in a directory on
+//! which this client has an exclusive lease ([`Touched::exclusive`]). Calls on the same names and
+//! inodes, syncs, and the revocation of the lease are blocked on pending operations.
 //!
 //! Pending operations are sent in batches, as small segments are by J. Nagle (RFC 896): the first
 //! is sent at once, those that follow when its reply arrives. One message per operation would cost
 //! both sides more than the operation.
 //!
 //! [`Touched::exclusive`]: espalier_proto::Touched::exclusive
+
+mod rename;
 
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
@@ -84,6 +86,8 @@ pub(super) struct PendingOp {
 pub(super) enum ChangeKind {
     /// A create or removal of this name.
     Name(Name),
+    /// A rename of the first name to the second.
+    Rename([Name; 2]),
     /// A write to a file.
     Bytes,
     /// A change of owner, permissions or times.
@@ -93,11 +97,13 @@ pub(super) enum ChangeKind {
 }
 
 impl PendingOp {
-    fn name(&self) -> Option<&Name> {
-        match &self.change_kind {
-            ChangeKind::Name(name) => Some(name),
-            ChangeKind::Bytes | ChangeKind::Attributes | ChangeKind::Opening => None,
-        }
+    fn names(&self) -> impl Iterator<Item = &Name> {
+        let names = match &self.change_kind {
+            ChangeKind::Name(name) => core::slice::from_ref(name),
+            ChangeKind::Rename(names) => names,
+            ChangeKind::Bytes | ChangeKind::Attributes | ChangeKind::Opening => &[],
+        };
+        names.iter()
     }
 }
 
@@ -243,6 +249,7 @@ impl<T> Sessions<T> {
     ) -> Option<OwnedCall<T>> {
         let writeback = self
             .writeback_change(now, &incoming)
+            .or_else(|| self.writeback_rename(now, &incoming))
             .or_else(|| self.writeback_write(now, &incoming))
             .or_else(|| self.writeback_set_attr(now, &incoming))
             .or_else(|| self.open_delegated(now, &incoming));
@@ -256,8 +263,11 @@ impl<T> Sessions<T> {
     /// True if the call is eligible for write-back except that too many operations are pending.
     pub(super) fn waits_for_writeback_room(&self, now: u64, call: &Call<'_>) -> bool {
         let dir = match call {
-            Call::Request(Request::Create { dir, node, .. }) => self.writeback_kind(node).map(|_| *dir),
+            Call::Request(Request::Create { dir, node, .. }) => self.writeback_kind(*dir, node).map(|_| *dir),
             Call::Request(Request::Unlink { dir, .. } | Request::RmDir { dir, .. }) => Some(*dir),
+            Call::Request(Request::Rename { from_dir, to_dir, .. }) => {
+                Some(*from_dir).filter(|_| from_dir == to_dir)
+            }
             Call::Range(RangeCall { ino, op: RangeOp::Write { .. }, .. }) => {
                 self.writeback.open.get(ino).copied()
             }
@@ -290,7 +300,7 @@ impl<T> Sessions<T> {
         }
         let (ino, answer, left) = match request {
             Request::Create { node, perm, umask, open, .. } => {
-                let kind = self.writeback_kind(node)?;
+                let kind = self.writeback_kind(dir, node)?;
                 // All of the caller's groups determine if the set-group-ID bit is preserved.
                 if !self.cache.is_absent(dir, name, now) || perm & mode::SET_GID != 0 {
                     return None;
@@ -317,17 +327,10 @@ impl<T> Sessions<T> {
                 (ino, answer, until - now)
             }
             _ => {
-                let attr = self.cache.sole_holder_attr(dir, name, now)?;
-                let is_plain = match request {
-                    // The size of a partitioned directory's record is that of one fragment.
-                    Request::RmDir { .. } => {
-                        attr.kind == FileType::Directory && attr.size == 0 && attr.map_version == 0
-                    }
-                    _ => attr.kind != FileType::Directory && attr.nlink == 1 && !attr.streamed,
-                };
-                let may = parent.permissions().allows_removal(&incoming.caller, attr.permissions());
+                let attr = self.removable(dir, name, &parent, &incoming.caller, now)?;
+                let is_right = matches!(request, Request::RmDir { .. }) == (attr.kind == FileType::Directory);
                 let is_used = self.client.files.contains_key(&attr.ino) || self.cache.has_pending(attr.ino);
-                if !is_plain || !may || is_used || !attr.flags.is_empty() {
+                if !is_right || is_used {
                     return None;
                 }
                 self.cache.remove_pending(dir, name, &attr, time);
@@ -340,13 +343,12 @@ impl<T> Sessions<T> {
         Some((answer, left))
     }
 
-    /// The type of the node if its creation is eligible: with several ranks, the server chooses a
-    /// rank for a directory.
-    fn writeback_kind(&self, node: &NewNode) -> Option<FileType> {
+    /// The type of the node if its creation in `dir` is eligible.
+    fn writeback_kind(&self, dir: Ino, node: &NewNode) -> Option<FileType> {
         match node {
             NewNode::Regular => Some(FileType::Regular),
             NewNode::Symlink(_) => Some(FileType::Symlink),
-            NewNode::Directory if self.ranks == 1 => Some(FileType::Directory),
+            NewNode::Directory if !self.cache.spreads_dirs(dir) => Some(FileType::Directory),
             _ => None,
         }
     }
@@ -504,7 +506,7 @@ impl<T> Sessions<T> {
     pub(super) fn pending_reply(&mut self, now: u64, reply: &ServerReply, actions: &mut Actions<T>) -> bool {
         let Some(change) = self.writeback.changes.remove(&(reply.rank, reply.id)) else { return false };
         let PendingOp { dir, ref change_kind, ino, sent, .. } = change;
-        self.cache.end_pending(dir, change.name(), ino);
+        self.cache.end_pending(dir, change.names(), ino);
         let lease = reply.lease_left(Some(sent), now);
         match (&reply.result, change_kind) {
             (Ok(Reply::Entry(entry) | Reply::Created(entry, _)), ChangeKind::Name(name))
@@ -518,6 +520,18 @@ impl<T> Sessions<T> {
                 }
             }
             (Ok(Reply::Done), ChangeKind::Name(name)) => self.cache.remove_completed(dir, name),
+            (Ok(Reply::Done), ChangeKind::Rename(names)) => {
+                let until = if lease == 0 { 0 } else { now + lease };
+                self.cache.rename_completed(dir, names.each_ref(), ino, until, now);
+                if lease == 0 {
+                    // The kernel keeps what it has cached under the old name.
+                    self.invalidate(
+                        names.iter().map(|name| (dir, name.clone())).collect(),
+                        [ino].into(),
+                        actions,
+                    );
+                }
+            }
             (Ok(Reply::Attr(_)), ChangeKind::Attributes) if lease == 0 => {
                 // As above.
                 self.invalidate(Vec::new(), [ino].into(), actions);
@@ -533,14 +547,19 @@ impl<T> Sessions<T> {
     }
 
     pub(super) fn pending_failed(&mut self, change: PendingOp, errno: Errno, actions: &mut Actions<T>) {
-        self.cache.operation_failed(change.dir, change.name(), change.ino);
+        self.cache.operation_failed(change.dir, change.names(), change.ino);
         let PendingOp { dir, change_kind, ino, .. } = change;
-        let (name, places) = match change_kind {
+        let names = match change_kind {
             // The next read requests the contents.
             ChangeKind::Opening => return self.invalidate(Vec::new(), [ino].into(), actions),
-            ChangeKind::Bytes | ChangeKind::Attributes => (None, Vec::from([ino])),
-            ChangeKind::Name(name) => (Some(name), Vec::from([ino, self.fragments.whole(dir)])),
+            ChangeKind::Bytes | ChangeKind::Attributes => Vec::new(),
+            ChangeKind::Name(name) => Vec::from([name]),
+            ChangeKind::Rename(names) => names.into(),
         };
+        let mut places = Vec::from([ino]);
+        if !names.is_empty() {
+            places.push(self.fragments.whole(dir));
+        }
         for place in &places {
             self.writeback.failed.entry(*place).or_insert(errno);
         }
@@ -548,8 +567,8 @@ impl<T> Sessions<T> {
             let dropped = self.writeback.failed.pop_first().map(|(_, errno)| errno);
             self.writeback.failed_before = self.writeback.failed_before.or(dropped);
         }
-        let names = name.iter().map(|name| (dir, name.clone())).collect();
-        self.invalidate(names, places, actions);
+        let name = names.last().cloned();
+        self.invalidate(names.into_iter().map(|name| (dir, name)).collect(), places, actions);
         let dir = self.shown_as(dir);
         actions.frontend.push(FrontendEvent::Failed { dir, ino, name, errno });
     }
@@ -668,7 +687,7 @@ impl<T> Sessions<T> {
         self.writeback.unsent = remaining;
         changes.extend(lost.into_iter().map(|unsent| unsent.change));
         for change in changes {
-            self.cache.end_pending(change.dir, change.name(), change.ino);
+            self.cache.end_pending(change.dir, change.names(), change.ino);
             self.pending_failed(change, Errno::EIO, actions);
         }
     }

@@ -224,8 +224,14 @@ fn rename_names_the_fragments_of_both_names() {
     let mut machine = Machine::with_map(&[1, 2]);
     let [from, to] = [1, 2].map(|number| name_in(&map(&[1, 2]), number));
     let flags = RenameFlags::empty();
-    let rename =
-        |from_dir, to_dir| Request::Rename { from_dir, from: from.clone(), to_dir, to: to.clone(), flags };
+    let rename = |from_dir, to_dir| Request::Rename {
+        from_dir,
+        from: from.clone(),
+        to_dir,
+        to: to.clone(),
+        flags,
+        time: None,
+    };
     machine.call(rename(DIR, DIR));
     machine.expect(rename(ONE, TWO), Ok(Reply::Done));
 }
@@ -260,6 +266,7 @@ fn rename_to_a_fragment_that_is_gone_asks_for_the_maps_of_both_directories() {
         to_dir,
         to: to.clone(),
         flags: RenameFlags::empty(),
+        time: None,
     };
     machine.call(rename(DIR, OTHER));
     machine.expect(rename(ONE, gone), Err(Errno::ESTALE));

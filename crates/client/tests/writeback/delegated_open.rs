@@ -104,7 +104,7 @@ fn delegated_lease_is_returned_after_server_records_open() {
 fn calls_on_delegated_open_follow_its_announcement() {
     let rename = |from: &str, to: &str| {
         let (from, to, flags) = (name(from), name(to), RenameFlags::empty());
-        Request::Rename { from_dir: DIR, from, to_dir: DIR, to, flags }
+        Request::Rename { from_dir: DIR, from, to_dir: DIR, to, flags, time: None }
     };
     let chmod = Request::SetAttr { ino: OLD, set: SetAttr { perm: Some(0), ..SetAttr::default() } };
     let write = OpenHow { access: Access::WRITE, ..OpenHow::default() };

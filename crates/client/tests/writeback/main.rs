@@ -4,6 +4,7 @@ mod data;
 mod delegated_open;
 mod known_names;
 mod reads;
+mod renames;
 mod renewal;
 mod world;
 mod write_behind;
@@ -234,7 +235,13 @@ fn uncertain_permission_waits_for_server() {
     assert!(!world.is_answered(create("new", false)), "the pool of inode numbers is empty");
     let mut world = ClientWorld::new();
     assert!(!world.is_answered(create("old", false)), "the name exists");
-    assert!(!world.is_answered(make("new", NewNode::Directory)), "the server chooses its rank");
+    let mut world = ClientWorld::new();
+    world.call(make("pipe", NewNode::Fifo));
+    let (pipe, dir) = (attr(Ino(13), FileType::Fifo, 0), attr(DIR, FileType::Directory, 3));
+    let touched = Touched { attrs: vec![dir], others: vec![], exclusive: Some(DIR), spreads_dirs: true };
+    world.reply(world.last().0, touched, Ok(Reply::Entry(entry(pipe, true))));
+    assert!(world.is_answered(create("new", false)));
+    assert!(!world.is_answered(make("sub", NewNode::Directory)), "the server chooses its rank");
     for ((uid, gid), may) in [((0, 5), true), ((5, 5), false)] {
         let mut world = ClientWorld::new();
         let call = world.call_as(user(uid, gid), Call::Request(create(&uid.to_string(), false)));

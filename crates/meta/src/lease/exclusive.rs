@@ -1,6 +1,6 @@
 //! Exclusive leases on directories: the precondition of metadata write-back. The holder
-//! acknowledges creates, small writes and unlinks in the directory before the server has applied
-//! them (CephFS: asynchronous dirops).
+//! acknowledges creates, renames, small writes and unlinks in the directory before the server has
+//! applied them (CephFS: asynchronous dirops).
 //!
 //! Invariant: before another client observes the directory, the server revokes the exclusive lease,
 //! and the holder flushes its pending operations before it acknowledges the revocation.
@@ -148,8 +148,8 @@ impl Meta {
     }
 }
 
-/// The directory in which a request looks up, creates, removes or lists names, or on which its
-/// client asks for an exclusive lease.
+/// The directory in which a request looks up, creates, removes, renames or lists names, or on which
+/// its client asks for an exclusive lease.
 pub(super) fn named_dir(request: &Request) -> Option<Ino> {
     match request {
         Request::Lookup { dir, .. }
@@ -157,6 +157,7 @@ pub(super) fn named_dir(request: &Request) -> Option<Ino> {
         | Request::Unlink { dir, .. }
         | Request::RmDir { dir, .. }
         | Request::ReadDir { dir, .. } => Some(*dir),
+        Request::Rename { from_dir, to_dir, .. } => Some(*from_dir).filter(|_| from_dir == to_dir),
         Request::Renew { exclusive_dir, .. } => *exclusive_dir,
         _ => None,
     }

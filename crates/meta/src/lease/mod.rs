@@ -305,6 +305,7 @@ impl Meta {
         // Never grant an exclusive lease on a reply that is already stale.
         let dir = dir.filter(|dir| may_grant && self.may_grant_exclusive(client, *dir));
         left.exclusive = dir.filter(|dir| self.grant_exclusive(client, *dir, now));
+        left.spreads_dirs = left.exclusive.is_some_and(|dir| self.spreads_dirs(dir));
         is_granted |= left.exclusive.is_some();
         (self.config.lease_ms.filter(|_| is_granted).unwrap_or(0), left)
     }

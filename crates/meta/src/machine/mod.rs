@@ -438,7 +438,7 @@ impl Meta {
             Request::Link { ino, dir, name } => self.link(cx, *ino, *dir, name).map(Final::into_value),
             Request::Unlink { dir, name, .. } => self.unlink(cx, *dir, name).map(Final::into_value),
             Request::RmDir { dir, name, .. } => self.rmdir(cx, *dir, name).map(Final::into_value),
-            Request::Rename { from_dir, from, to_dir, to, flags } => {
+            Request::Rename { from_dir, from, to_dir, to, flags, .. } => {
                 self.rename(cx, (*from_dir, from), (*to_dir, to), *flags).map(Final::into_value)
             }
             Request::Open { ino, how } => self.open(cx, *ino, *how),

@@ -157,7 +157,6 @@ impl Meta {
         let (ino, file) = match (node, writeback) {
             (NewNode::Regular, Some(ino)) => (self.given_ino(cx.client, ino)?, Body::STUFFED),
             (NewNode::Regular, None) => self.new_file(parent)?,
-            // Clients give directories numbers until they hear of a second rank.
             (NewNode::Symlink(_) | NewNode::Directory, Some(ino)) => {
                 (self.given_ino(cx.client, ino)?, Body::Node)
             }

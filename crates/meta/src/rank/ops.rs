@@ -84,6 +84,17 @@ impl Meta {
         Ok(self.state.target(dir, &self.state.slot(name))?.at_other_rank(self.config.rank))
     }
 
+    /// True if directories in `dir` may be made at other ranks.
+    pub(crate) fn spreads_dirs(&self, dir: Ino) -> bool {
+        let pin = self.state.inodes.get(&dir).and_then(|dir| self.setting(&dir.inode, Policy::pin));
+        let is_here = match pin {
+            Some(Pin::Rank(pinned)) => pinned == self.config.rank.0,
+            Some(Pin::Parent) => true,
+            _ => false,
+        };
+        self.config.ranks > 1 && !is_here
+    }
+
     /// The rank at which a new directory is made; `None`: this one.
     pub(crate) fn remote_home(&mut self, cx: &mut Cx<'_>, inode: &Inode) -> Option<Rank> {
         let (rank, ranks) = (self.config.rank, self.config.ranks);

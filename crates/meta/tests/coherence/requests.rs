@@ -54,7 +54,7 @@ pub fn random_request(random: &mut Rng, tree: &CurrentTree) -> Request {
         67..68 => Request::RmDir { dir: at, name: named, time: None },
         68..74 => {
             let flags = if random.u8(..4) == 0 { RenameFlags::EXCHANGE } else { RenameFlags::empty() };
-            Request::Rename { from_dir: at, from: named, to_dir: dir, to: new, flags }
+            Request::Rename { from_dir: at, from: named, to_dir: dir, to: new, flags, time: None }
         }
         74..80 => Request::SetAttr { ino, set: random_set(random) },
         80..82 => Request::SetXattr {

@@ -188,7 +188,7 @@ fn acknowledged_change_and_rename_are_not_forwarded() {
     let acknowledged = unlink(dir, &file).acknowledged(Ino(0), Time::new(1000, 0));
     assert!(matches!(fs.send_home(first_id(), &acknowledged), Some(Ok(Reply::Fragments(_)))));
     let (from, to, flags) = (name(&file), name("to"), RenameFlags::empty());
-    let rename = Request::Rename { from_dir: dir, from, to_dir: dir, to, flags };
+    let rename = Request::Rename { from_dir: dir, from, to_dir: dir, to, flags, time: None };
     assert!(matches!(fs.send_home(first_id() + 1, &rename), Some(Ok(Reply::Fragments(_)))));
     assert_eq!(fs.forwards(), 0);
 }

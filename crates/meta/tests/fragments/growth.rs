@@ -112,7 +112,10 @@ impl Routed {
         let flags = RenameFlags::empty();
         for (from_dir, to_dir) in [(dir, Ino::ROOT), (Ino::ROOT, dir)] {
             let (from, to) = (name(file), name(file));
-            assert_eq!(self.ask(Request::Rename { from_dir, from, to_dir, to, flags }), Ok(Reply::Done));
+            assert_eq!(
+                self.ask(Request::Rename { from_dir, from, to_dir, to, flags, time: None }),
+                Ok(Reply::Done)
+            );
         }
     }
 }

@@ -83,6 +83,7 @@ fn operations_are_done_once_while_the_directory_splits() {
             to_dir: to.0,
             to: name(to.1),
             flags: RenameFlags::empty(),
+            time: None,
         };
         let mut requests = vec![
             unlink(dir, "file3"),
@@ -318,7 +319,7 @@ fn directory_that_is_being_spread_is_removed_with_all_fragments() {
         } else {
             let (from, to) = (name("far"), name("dir"));
             let flags = RenameFlags::empty();
-            fs.send(Request::Rename { from_dir: Ino::ROOT, from, to_dir: Ino::ROOT, to, flags })
+            fs.send(Request::Rename { from_dir: Ino::ROOT, from, to_dir: Ino::ROOT, to, flags, time: None })
         };
         fs.finish();
         assert_eq!(fs.reply(removal), Ok(Reply::Done), "{messages} messages");

@@ -148,7 +148,10 @@ impl Routed {
     pub fn rename_as(&mut self, caller: &Caller, from: (Ino, &str), to: (Ino, &str)) -> Result<Reply, Errno> {
         let flags = RenameFlags::empty();
         let (from_dir, to_dir) = (from.0, to.0);
-        self.ask_as(caller, Request::Rename { from_dir, from: name(from.1), to_dir, to: name(to.1), flags })
+        self.ask_as(
+            caller,
+            Request::Rename { from_dir, from: name(from.1), to_dir, to: name(to.1), flags, time: None },
+        )
     }
 
     /// The parent of a directory, as clients determine it.

@@ -29,7 +29,7 @@ fn unlink(fs: &mut Harness, path: &str) {
 fn rename(fs: &mut Harness, from: &str, to: &str) {
     let ((from_dir, from), (to_dir, to)) = (fs.place(from).unwrap(), fs.place(to).unwrap());
     let flags = RenameFlags::empty();
-    fs.ask(Request::Rename { from_dir, from, to_dir, to, flags }).unwrap();
+    fs.ask(Request::Rename { from_dir, from, to_dir, to, flags, time: None }).unwrap();
 }
 
 /// One inode of each type, and one that has moved since a checkpoint.

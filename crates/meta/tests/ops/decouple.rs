@@ -52,7 +52,7 @@ fn nobody_changes_a_decoupled_directory() {
         assert_eq!(fs.ask(Request::Link { ino: other, dir, name: name("new") }), busy);
         let rename = |from_dir, from, to_dir, to| {
             let (from, to, flags) = (name(from), name(to), RenameFlags::empty());
-            Request::Rename { from_dir, from, to_dir, to, flags }
+            Request::Rename { from_dir, from, to_dir, to, flags, time: None }
         };
         let above = fs.walk("above").unwrap();
         assert_eq!(fs.ask(rename(Ino::ROOT, "other", dir, "new")), busy);

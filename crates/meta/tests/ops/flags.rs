@@ -33,7 +33,7 @@ fn unlink(fs: &mut Harness, path: &str) -> Result<Reply, Errno> {
 
 fn rename(fs: &mut Harness, from: &str, to: &str) -> Result<Reply, Errno> {
     let ((from_dir, from), (to_dir, to)) = (fs.place(from)?, fs.place(to)?);
-    fs.ask(Request::Rename { from_dir, from, to_dir, to, flags: RenameFlags::empty() })
+    fs.ask(Request::Rename { from_dir, from, to_dir, to, flags: RenameFlags::empty(), time: None })
 }
 
 fn link(fs: &mut Harness, from: &str, to: &str) -> Result<Reply, Errno> {

@@ -78,7 +78,7 @@ fn synced_entries_are_visible_and_nobody_changes_them() {
         };
         let renamed = |from_dir, from, to_dir, to| {
             let (from, to, flags) = (name(from), name(to), RenameFlags::empty());
-            Request::Rename { from_dir, from, to_dir, to, flags }
+            Request::Rename { from_dir, from, to_dir, to, flags, time: None }
         };
         assert_eq!(fs.create(sub, "new", NewNode::Regular), Err(Errno::EBUSY));
         assert_eq!(fs.create(dir, "new", NewNode::Regular), Err(Errno::EBUSY));
@@ -322,7 +322,7 @@ fn inode_that_others_moved_to_a_name_keeps_it() {
         synced(fs, dir, &decoupled);
         let at = |number| Ino(decoupled.first.0 + number);
         let (from, to, flags) = (name("file"), name("empty"), RenameFlags::empty());
-        fs.ask(Request::Rename { from_dir: at(0), from, to_dir: at(0), to, flags }).unwrap();
+        fs.ask(Request::Rename { from_dir: at(0), from, to_dir: at(0), to, flags, time: None }).unwrap();
         let records = vec![
             MergeRecord::Move { from: (at(0), name("empty")), to: (at(0), name("moved")), ino: Some(at(4)) },
             MergeRecord::Remove { dir: at(0), name: name("empty"), ino: Some(at(4)) },

@@ -126,7 +126,7 @@ fn directories_inherit_policy_and_files_keep_theirs() {
     // A move or another name changes neither.
     for text in ["after", "new"] {
         let (from, to, flags) = (name(text), name(text), RenameFlags::empty());
-        fs.ask(Request::Rename { from_dir: dir, from, to_dir: other_dir, to, flags }).unwrap();
+        fs.ask(Request::Rename { from_dir: dir, from, to_dir: other_dir, to, flags, time: None }).unwrap();
     }
     fs.ask(Request::Link { ino: after.1, dir: Ino::ROOT, name: name("link") }).unwrap();
     // From memory, from the journal, from the tables.

@@ -97,7 +97,7 @@ fn directories_in_use_below_are_empty_and_stay_so() {
             assert_eq!(fs.create(dir, "new", NewNode::Regular), Err(Errno::ENOENT));
             assert_eq!(fs.ask(Request::Unlink { dir, name: name("file"), time: None }), Err(Errno::ENOENT));
             let (from, to, flags) = (name("file"), name("saved"), RenameFlags::empty());
-            let rename = Request::Rename { from_dir: dir, from, to_dir: Ino::ROOT, to, flags };
+            let rename = Request::Rename { from_dir: dir, from, to_dir: Ino::ROOT, to, flags, time: None };
             assert_eq!(fs.ask(rename), Err(Errno::ENOENT));
         }
         let link = Request::Link { ino: file, dir: Ino::ROOT, name: name("saved") };

@@ -17,7 +17,7 @@ fn rename_as(
 ) -> Result<Reply, Errno> {
     let (from_dir, from) = fs.place(from)?;
     let (to_dir, to) = fs.place(to)?;
-    fs.ask_as(caller, Request::Rename { from_dir, from, to_dir, to, flags })
+    fs.ask_as(caller, Request::Rename { from_dir, from, to_dir, to, flags, time: None })
 }
 
 #[test]

@@ -163,7 +163,7 @@ impl RankCluster {
         let (p, q) = (self.mkdir(x, "p"), self.mkdir(y, "q"));
         let rename = |from_dir, from: &str, to_dir| {
             let (from, to, flags) = (name(from), name("z"), RenameFlags::empty());
-            Request::Rename { from_dir, from, to_dir, to, flags }
+            Request::Rename { from_dir, from, to_dir, to, flags, time: None }
         };
         self.ask(0, rename(a, "x", q));
         self.ask(1, rename(b, "y", p));
@@ -545,7 +545,7 @@ impl RankCluster {
                     2 => RenameFlags::NOREPLACE,
                     _ => RenameFlags::empty(),
                 };
-                Request::Rename { from_dir: dir, from: name, to_dir: other, to: new, flags }
+                Request::Rename { from_dir: dir, from: name, to_dir: other, to: new, flags, time: None }
             }
             85..91 if self.setting.leases && random.bool() => {
                 let cached = self.clients[client].cache.names.keys().min().cloned();

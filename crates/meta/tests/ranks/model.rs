@@ -219,7 +219,7 @@ impl PossibleTree {
                 self.lose(node);
                 CompletedOutcome::Done
             }
-            Request::Rename { from_dir, from, to_dir, to, flags } => {
+            Request::Rename { from_dir, from, to_dir, to, flags, .. } => {
                 self.rename((*from_dir, from), (*to_dir, to), *flags)
             }
             _ => unreachable!(),

@@ -108,7 +108,7 @@ fn work(client: &mut OfflineClient, random: &mut fastrand::Rng) {
                 let (to_dir, to) = onto.filter(|_| random.bool()).unwrap_or((dir, name(&new)));
                 let exchange = random.u32(0..4) == 0;
                 let flags = if exchange { RenameFlags::EXCHANGE } else { RenameFlags::empty() };
-                client.ask(Request::Rename { from_dir, from, to_dir, to, flags }).map(drop)
+                client.ask(Request::Rename { from_dir, from, to_dir, to, flags, time: None }).map(drop)
             }
             (10, Some(FoundEntry { attr, .. })) if !is(FileType::Directory) => {
                 client.ask(Request::Link { ino: attr.ino, dir, name: name(&new) }).map(drop)
@@ -433,7 +433,9 @@ fn temporary_names_are_free() {
     sync(&made);
     let mut client = open(&made.store());
     let (from, to, flags) = (name("a"), name("b"), RenameFlags::EXCHANGE);
-    client.ask(Request::Rename { from_dir: Ino::ROOT, from, to_dir: Ino::ROOT, to, flags }).unwrap();
+    client
+        .ask(Request::Rename { from_dir: Ino::ROOT, from, to_dir: Ino::ROOT, to, flags, time: None })
+        .unwrap();
     for dir in dirs {
         make(&mut client, Ino::ROOT, &format!(".espalier-moved-{dir}-0"), NewNode::Regular).unwrap();
     }

@@ -112,7 +112,7 @@ impl Decoupling {
         let moved = make(&mut client, sub, "moves", NewNode::Regular).unwrap();
         let new = make(&mut client, Ino::ROOT, "new", NewNode::Directory).unwrap();
         let (from, to, flags) = (name("moves"), name("moved"), espalier_proto::RenameFlags::empty());
-        client.ask(Request::Rename { from_dir: sub, from, to_dir: new, to, flags }).unwrap();
+        client.ask(Request::Rename { from_dir: sub, from, to_dir: new, to, flags, time: None }).unwrap();
         let mtime = Some(SetTime::To(Time::new(500, 6)));
         client.ask(Request::SetAttr { ino: moved, set: SetAttr { mtime, ..SetAttr::default() } }).unwrap();
         client.close().unwrap();

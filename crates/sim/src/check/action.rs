@@ -191,7 +191,7 @@ impl Action {
             Request::Link { ino, dir, name } => Self::Link { ino, dir, name },
             Request::Unlink { dir, name, .. } => Self::Unlink { dir, name },
             Request::RmDir { dir, name, .. } => Self::RmDir { dir, name },
-            Request::Rename { from_dir, from, to_dir, to, flags } => {
+            Request::Rename { from_dir, from, to_dir, to, flags, .. } => {
                 Self::Rename { from: (from_dir, from), to: (to_dir, to), flags }
             }
             Request::SetXattr { ino, name, value, .. } if acl::is_list(&name) => {

@@ -109,7 +109,7 @@ fn unlink(text: &str) -> Call<'static> {
 
 fn rename(from: (u64, &str), to: (u64, &str), flags: RenameFlags) -> Call<'static> {
     let (from_dir, from, to_dir, to) = (Ino(from.0), name(from.1), Ino(to.0), name(to.1));
-    Call::Request(Request::Rename { from_dir, from, to_dir, to, flags })
+    Call::Request(Request::Rename { from_dir, from, to_dir, to, flags, time: None })
 }
 
 fn getattr(ino: u64) -> Call<'static> {

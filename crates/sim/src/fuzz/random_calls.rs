@@ -242,7 +242,7 @@ impl RandomCaller {
                 2 => RenameFlags::NOREPLACE,
                 _ => RenameFlags::empty(),
             };
-            return Request::Rename { from_dir: dir, from: name, to_dir: other, to: new, flags };
+            return Request::Rename { from_dir: dir, from: name, to_dir: other, to: new, flags, time: None };
         }
         let any_perm =
             if self.habits.users { 0o777 | (mode::STICKY * random.random_range(0..2)) } else { 0o755 };

@@ -291,7 +291,11 @@ impl RandomPolicy {
         let has_balancers = !has_other_files && !loses && ranks > 1 && balancers::may_be_in(seed);
         let splits = if may_split {
             let (split, servers) = (random.random_range(1..5), random.random_range(1..5));
-            let pin = if random.random_range(0..4) == 0 { "pin = \"distributed\"\n" } else { "" };
+            let pin = match random.random_range(0..4) {
+                0 => "pin = \"distributed\"\n",
+                1 => "pin = \"parent\"\n",
+                _ => "",
+            };
             let merge = random.random_range(1..5);
             let by_size = format!("dir_split = {split}\ndir_servers = {servers}\ndir_merge = {merge}\n{pin}");
             by_requests(seed).unwrap_or(by_size)

@@ -70,7 +70,7 @@ impl Inodes {
             (Request::Unlink { dir, name, .. } | Request::RmDir { dir, name, .. }, _) => {
                 self.names.remove(&(*dir, name.clone()));
             }
-            (Request::Rename { from_dir, from, to_dir, to, flags }, _) => {
+            (Request::Rename { from_dir, from, to_dir, to, flags, .. }, _) => {
                 let (from, to) = ((*from_dir, from.clone()), (*to_dir, to.clone()));
                 let (moved, replaced) = (self.names.remove(&from), self.names.remove(&to));
                 if let Some(ino) = moved {

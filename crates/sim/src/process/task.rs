@@ -505,7 +505,7 @@ fn rename(from: &TargetName, to: &End, flags: RenameFlags) -> Result<TaskStep, E
         return Err(Errno::EEXIST);
     }
     let (from_dir, from, to_dir, to) = (from.dir, from.name.clone(), to.dir, to.name.clone());
-    Ok(ask(Request::Rename { from_dir, from, to_dir, to, flags }))
+    Ok(ask(Request::Rename { from_dir, from, to_dir, to, flags, time: None }))
 }
 
 fn found(end: &End) -> Result<&Found, Errno> {

@@ -120,7 +120,14 @@ fn refused_target_may_be_unlinked_later() {
     };
     assert!(taken(remove("b")));
     let (from, to, flags) = (name("a"), name("b"), RenameFlags::empty());
-    assert!(taken(Call::Request(Request::Rename { from_dir: Ino(2), from, to_dir: Ino(2), to, flags })));
+    assert!(taken(Call::Request(Request::Rename {
+        from_dir: Ino(2),
+        from,
+        to_dir: Ino(2),
+        to,
+        flags,
+        time: None
+    })));
 }
 
 #[test]
