@@ -22,7 +22,7 @@ struct Listing {
     plus: bool,
     /// Entries from the last returned page on: the caller may not have had room for all of them.
     entries: VecDeque<Dirent>,
-    progress: Progress,
+    progress: ListingProgress,
     parent: Ino,
     /// The listing ends with these entries.
     end: bool,
@@ -34,7 +34,7 @@ struct Listing {
 
 /// How far callers have read a listing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Progress {
+enum ListingProgress {
     /// It was fetched ahead from the beginning, and nothing has been read.
     Ahead,
     Begun,
@@ -79,9 +79,9 @@ impl Listings {
                 return None;
             }
             let next = match listing.progress {
-                Progress::Ahead => Some(0),
-                Progress::Begun => None,
-                Progress::Ended(cursor) => Some(cursor),
+                ListingProgress::Ahead => Some(0),
+                ListingProgress::Begun => None,
+                ListingProgress::Ended(cursor) => Some(cursor),
             };
             if next == Some(page.after) {
                 return Some(0);
@@ -128,9 +128,9 @@ impl Cache {
         if let Some(mut listing) = self.listings.0.remove(at) {
             listing.entries.drain(..reported);
             let progress = match (listing.entries.is_empty(), listing.progress) {
-                (false, _) => Some(Progress::Begun),
+                (false, _) => Some(ListingProgress::Begun),
                 // A kernel asks for the end of an empty listing at its beginning.
-                (true, Progress::Ahead) => Some(Progress::Ended(0)),
+                (true, ListingProgress::Ahead) => Some(ListingProgress::Ended(0)),
                 (true, _) => None,
             };
             if let Some(progress) = progress {
@@ -206,7 +206,8 @@ impl Cache {
         let is_cut = !surplus.is_empty();
         if self.users == Users::Report && self.leased_until(page.dir) > now {
             let retained: VecDeque<_> = entries.iter().cloned().chain(surplus).collect();
-            let progress = if retained.is_empty() { Progress::Ended(page.after) } else { Progress::Begun };
+            let progress =
+                if retained.is_empty() { ListingProgress::Ended(page.after) } else { ListingProgress::Begun };
             let asks_more = before.is_none_or(|before| before.asks_more);
             let listing = self.new_listing(page, retained, *parent, *end);
             self.listings.keep(Listing { progress, asks_more, ..listing });
@@ -230,7 +231,7 @@ impl Cache {
     /// A listing of which nothing has been read.
     fn new_listing(&self, page: Page, entries: VecDeque<Dirent>, parent: Ino, end: bool) -> Listing {
         let Page { dir, plus, .. } = page;
-        let (progress, since, asks_more) = (Progress::Ahead, self.lease_began(dir), true);
+        let (progress, since, asks_more) = (ListingProgress::Ahead, self.lease_began(dir), true);
         Listing { dir, plus, entries, progress, parent, end, since, asks_more }
     }
 
@@ -241,7 +242,7 @@ impl Cache {
 
     /// Drops a first page that no caller has requested.
     pub fn drop_first_page(&mut self, dir: Ino) {
-        self.listings.0.retain(|listing| listing.dir != dir || listing.progress != Progress::Ahead);
+        self.listings.0.retain(|listing| listing.dir != dir || listing.progress != ListingProgress::Ahead);
     }
 
     /// Adds a reference to an inode, which [`Self::forget`] drops.
@@ -251,7 +252,7 @@ impl Cache {
 
     /// True if the first page of a listing is cached, and no caller has requested it yet.
     pub fn has_first_page(&self, page: Page) -> bool {
-        let is_ahead = |(at, _): (usize, usize)| self.listings.0[at].progress == Progress::Ahead;
+        let is_ahead = |(at, _): (usize, usize)| self.listings.0[at].progress == ListingProgress::Ahead;
         self.listings.find(page).is_some_and(is_ahead)
     }
 

@@ -1,7 +1,7 @@
 //! Listings in the background, for absent names.
 //! A client creates files in a directory without a message for each only if it knows all names in
-//! it. If it has an exclusive lease on a directory that it has neither made nor listed, callers make
-//! it ask for one absent name after another; it then requests the names, page by page.
+//! it. In a directory under an exclusive lease that it has neither made nor listed, it asks for one
+//! absent name after another. It then requests the names, page by page.
 
 use alloc::collections::BTreeMap;
 
