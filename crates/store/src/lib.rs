@@ -31,7 +31,7 @@ pub mod superblock;
 pub use datafile::Datafiles;
 pub use engine::{Engine, EngineError, EngineFailure, MemoryEngine};
 pub use error::StoreError;
-pub use journal::{BlockFile, Journal, JournalError, RealFile, SimFile, SyncHandle};
+pub use journal::{BlockFile, Journal, JournalEpoch, JournalError, RealFile, SimFile, SyncHandle};
 pub use local::{
     Holder, LocalOptions, LocalStore, Mended, Salvage, is_locked, is_open, mend, new_journal, replace_journal,
 };
@@ -41,8 +41,8 @@ pub use migrate::{
     StepOutcome,
 };
 pub use object::{
-    LeaseHolder, ObjectFile, ObjectOptions, ObjectStore, RankLease, break_lease, format_joining,
-    format_objects, lease_holder, read_superblock, replace_objects_journal,
+    FollowedStore, LeaseHolder, ObjectFile, ObjectOptions, ObjectStore, RankLease, TablesVersion,
+    break_lease, format_joining, format_objects, lease_holder, read_superblock, replace_objects_journal,
 };
 pub use rados::{Rados, RadosAddress, RadosError};
 pub use store::{Pairs, Record, RecordKey, Records, Store};

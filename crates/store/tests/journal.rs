@@ -341,3 +341,96 @@ fn synced_frames_survive_any_crash() {
 fn one_seed() {
     crash_test(std::env::var("SEED").unwrap().parse().unwrap());
 }
+
+/// Reads the frames after `read` as a follower does.
+fn follow(
+    journal: &Journal<SimFile>,
+    from: Position,
+    read: Position,
+    limit: u64,
+) -> (Position, Vec<Vec<u8>>) {
+    let mut frames = Vec::new();
+    let end = journal.follow(from, read, limit, |frame| frames.push(frame)).unwrap();
+    (end, frames)
+}
+
+#[test]
+fn follower_reads_each_frame_once_over_many_laps() {
+    let mut journal = create(64 << 10);
+    let (mut read, mut followed, mut all) = (Position(0), Vec::new(), Vec::new());
+    for round in 0..400_u32 {
+        let payload = vec![round as u8; (round as usize * 37) % 3000];
+        let end = journal.append(&payload).unwrap();
+        all.push(payload);
+        if round % 5 == 0 {
+            let (after, frames) = follow(&journal, read, read, u64::MAX);
+            read = after;
+            followed.extend(frames);
+            assert_eq!((read, &followed), (end, &all));
+            journal.trim(end);
+        }
+    }
+    assert_eq!(follow(&journal, read, read, u64::MAX).1, all[followed.len()..]);
+}
+
+#[test]
+fn follower_reads_about_as_much_as_it_may_and_large_frames() {
+    let mut journal = create(16 << 20);
+    for n in 0..100_u8 {
+        journal.append(&vec![n; 60_000]).unwrap();
+    }
+    journal.append(&vec![9; 6 << 20]).unwrap();
+    let (mut read, mut count, mut looks) = (Position(0), 0, 0);
+    while read < journal.position() {
+        let (end, frames) = follow(&journal, Position(0), read, 1 << 20);
+        assert!(end.0 - read.0 < 9 << 20);
+        (read, count, looks) = (end, count + frames.len(), looks + 1);
+    }
+    assert_eq!(count, 101);
+    assert!((2..20).contains(&looks), "{looks} looks");
+}
+
+#[test]
+fn follower_stops_at_an_incomplete_frame_and_continues_when_it_is_whole() {
+    let mut journal = create(8192);
+    let first = journal.append(b"whole").unwrap();
+    let second = journal.append(&[1; 500]).unwrap();
+    let file = journal.file().reopen();
+    file.damage(HEADER_BYTES + second.0 as usize - 20, 1);
+    let torn = Journal::open_read_only(file).unwrap();
+    let (read, frames) = follow(&torn, Position(0), Position(0), u64::MAX);
+    assert_eq!((read, frames), (first, vec![b"whole".to_vec()]));
+    assert_eq!(follow(&journal, Position(0), read, u64::MAX), (second, vec![vec![1; 500]]));
+}
+
+#[test]
+fn replay_after_followed_frames_visits_the_rest_only() {
+    let mut journal = create(8192);
+    let ends = [b"one", b"two", b"six"].map(|payload| journal.append(payload).unwrap());
+    journal.sync().unwrap();
+    let mut next = Journal::open(journal.file().reopen()).unwrap();
+    assert_eq!(next.epoch(), journal.epoch());
+    let mut seen = Vec::new();
+    let end = next.replay_after(Position(0), ends[0], |_, frame| seen.push(frame.to_vec())).unwrap();
+    assert_eq!((end, seen), (ends[2], vec![b"two".to_vec(), b"six".to_vec()]));
+    assert_eq!(next.used(), ends[2].0);
+    next.forget_torn().unwrap();
+    next.append(b"new").unwrap();
+    assert_ne!(journal.read_epoch().unwrap(), next.read_epoch().unwrap());
+    let (_, frames) = reopen(next.file().reopen(), Position(0));
+    assert_eq!(frames.len(), 4);
+}
+
+#[test]
+fn damage_after_followed_frames_is_found() {
+    let mut journal = create(8192);
+    let first = journal.append(b"followed").unwrap();
+    let second = journal.append(b"durable").unwrap();
+    journal.sync().unwrap();
+    journal.append(b"written after the sync").unwrap();
+    let file = journal.file().reopen();
+    file.damage(HEADER_BYTES + second.0 as usize - 10, 1);
+    let mut next = Journal::open(file).unwrap();
+    let outcome = next.replay_after(Position(0), first, |_, _| ());
+    assert!(matches!(outcome, Err(JournalError::Corrupt { position, .. }) if position == first.0));
+}

@@ -33,6 +33,11 @@ use frame::{FRAME_HEADER_BYTES, FrameHeader, HEADER_BYTES, HeaderSlot, SLOT_BYTE
 pub use sim::SimFile;
 
 const CHUNK_BYTES: usize = 256 * 1024;
+/// Bytes that [`Journal::follow`] reads first, and at once at most.
+const FOLLOW_BYTES: (usize, usize) = (64 << 10, 4 << 20);
+/// Bytes after a broken frame that [`Journal::replay_after`] searches for a frame that proves
+/// damage: more than can be under way to a shared store.
+const SEARCHED_BYTES: u64 = 68 << 20;
 /// Bytes that are copied at a time.
 const COPY_BYTES: usize = 4 << 20;
 
@@ -46,6 +51,20 @@ pub struct Journal<F: BlockFile + ?Sized = dyn BlockFile> {
     position: u64,
     trimmed: u64,
     buffer: Vec<u8>,
+}
+
+/// Identifies an opening of a journal for writing. While it is the last one, frames that were
+/// intact stay so until they are trimmed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct JournalEpoch {
+    epoch: u64,
+    boundary: u64,
+}
+
+impl From<HeaderSlot> for JournalEpoch {
+    fn from(HeaderSlot { epoch, boundary, .. }: HeaderSlot) -> Self {
+        Self { epoch, boundary }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -163,18 +182,7 @@ impl<F: BlockFile> Journal<F> {
         if length < HEADER_BYTES {
             return Err(JournalError::Truncated { length, expected: HEADER_BYTES });
         }
-        let mut slots = [None; 2];
-        for (slot, offset) in slots.iter_mut().zip(SLOT_OFFSETS) {
-            let mut bytes = [0; SLOT_BYTES];
-            file.read_at(offset, &mut bytes).map_err(io("read"))?;
-            *slot = HeaderSlot::decode(&bytes);
-        }
-        let (slot, index) = match slots {
-            [Some(first), Some(second)] if first.epoch > second.epoch => (first, 0),
-            [_, Some(second)] => (second, 1),
-            [Some(first), None] => (first, 0),
-            [None, None] => return Err(JournalError::NoJournal),
-        };
+        let (slot, index) = read_slot(&file)?;
         let expected = Self::file_bytes(slot.capacity);
         if length != expected {
             return Err(JournalError::Truncated { length, expected });
@@ -213,21 +221,37 @@ impl<F: BlockFile + ?Sized> Journal<F> {
         from: Position,
         mut visit: impl FnMut(Position, &[u8]),
     ) -> Result<Position, JournalError> {
-        let from = from.0;
-        if !from.is_multiple_of(8) {
+        self.replay_from(from, from, u64::MAX, &mut visit)
+    }
+
+    /// As [`Self::replay`], but reads only the frames from `read` on: [`Self::follow`] has read
+    /// those before it, in the same [`Self::epoch`].
+    ///
+    /// # Errors
+    /// As [`Self::replay`].
+    pub fn replay_after(
+        &mut self,
+        from: Position,
+        read: Position,
+        mut visit: impl FnMut(Position, &[u8]),
+    ) -> Result<Position, JournalError> {
+        self.replay_from(from, read, SEARCHED_BYTES, &mut visit)
+    }
+
+    fn replay_from(
+        &mut self,
+        from: Position,
+        read: Position,
+        searched: u64,
+        visit: &mut dyn FnMut(Position, &[u8]),
+    ) -> Result<Position, JournalError> {
+        let (from, mut position) = (from.0, read.0.max(from.0));
+        if !from.is_multiple_of(8) || !position.is_multiple_of(8) {
             return Err(JournalError::Corrupt { position: from, why: "no frame begins there" });
         }
-        let mut position = from;
         let mut payload = Vec::new();
         while let Some(header) = self.read_frame(position, from, &mut payload)? {
-            let boundary = self.slot.boundary;
-            let (old, end) = (position < boundary, position + frame::frame_bytes(payload.len()));
-            if old != (header.epoch < self.slot.epoch)
-                || header.epoch > self.slot.epoch
-                || old != (end <= boundary)
-            {
-                break;
-            }
+            let Some(end) = self.end_if_valid(&header, position) else { break };
             position = end;
             visit(Position(position), &payload);
         }
@@ -235,7 +259,7 @@ impl<F: BlockFile + ?Sized> Journal<F> {
             let why = "a frame that was intact at the last opening is damaged";
             return Err(JournalError::Corrupt { position, why });
         }
-        self.look_for_damage(position, from, &mut payload)?;
+        self.look_for_damage(position, from, searched, &mut payload)?;
         (self.position, self.trimmed) = (position, from);
         if self.mode != Mode::ReadOnly {
             self.mode = Mode::Replayed;
@@ -243,6 +267,74 @@ impl<F: BlockFile + ?Sized> Journal<F> {
         self.shared.appended.store(position, Ordering::Release);
         self.shared.durable.store(position.min(self.slot.boundary), Ordering::Release);
         Ok(Position(position))
+    }
+
+    /// The end of an intact frame, if its epoch fits its position.
+    fn end_if_valid(&self, header: &FrameHeader, position: u64) -> Option<u64> {
+        let HeaderSlot { epoch, boundary, .. } = self.slot;
+        let (old, end) = (position < boundary, position + frame::frame_bytes(header.length as usize));
+        let fits = old == (header.epoch < epoch) && header.epoch <= epoch && old == (end <= boundary);
+        fits.then_some(end)
+    }
+
+    /// Reads frames from `read` on while another process appends, about `limit` bytes at most.
+    /// Calls `visit` with each frame's payload and returns the position after the last frame. A
+    /// frame that is not complete yet ends the call. `from`: frames before it may be trimmed.
+    ///
+    /// # Errors
+    /// [`JournalError::Io`].
+    pub fn follow(
+        &self,
+        from: Position,
+        read: Position,
+        limit: u64,
+        mut visit: impl FnMut(Vec<u8>),
+    ) -> Result<Position, JournalError> {
+        let (end, mut position) = (from.0 + self.capacity(), read.0);
+        let (mut wanted, most) = FOLLOW_BYTES;
+        let mut buffer = Vec::new();
+        while position < end && position - read.0 < limit {
+            buffer.resize(wanted.min((end - position) as usize), 0);
+            self.read_ring(position, &mut buffer)?;
+            let start = position;
+            let mut missing = None;
+            while let Some(bytes) = buffer[(position - start) as usize..].first_chunk() {
+                let Some(header) = FrameHeader::decode(bytes) else { break };
+                let length = frame::frame_bytes(header.length as usize);
+                if header.position != position || length > end - position {
+                    break;
+                }
+                let rest = &buffer[(position - start) as usize..];
+                let payload = FRAME_HEADER_BYTES..FRAME_HEADER_BYTES + header.length as usize;
+                let Some(payload) = rest.get(payload) else {
+                    missing = Some(length as usize);
+                    break;
+                };
+                let is_intact = header.fits(bytes, payload, self.slot.tag);
+                let Some(after) = self.end_if_valid(&header, position).filter(|_| is_intact) else { break };
+                visit(payload.to_vec());
+                position = after;
+            }
+            match missing {
+                Some(length) => wanted = wanted.max(length),
+                None if position == start => break,
+                None => wanted = most,
+            }
+        }
+        Ok(Position(position))
+    }
+
+    /// The opening for writing that was the last one when this journal was opened.
+    pub fn epoch(&self) -> JournalEpoch {
+        self.slot.into()
+    }
+
+    /// Reads which opening for writing is the last one.
+    ///
+    /// # Errors
+    /// [`JournalError::Io`], [`JournalError::NoJournal`].
+    pub fn read_epoch(&self) -> Result<JournalEpoch, JournalError> {
+        read_slot(&self.shared.file).map(|(slot, _)| slot.into())
     }
 
     /// Begins a new epoch at the journal's end: makes the replayed frames durable and invalidates
@@ -400,9 +492,16 @@ impl<F: BlockFile + ?Sized> Journal<F> {
         Ok(())
     }
 
-    /// Searches at and after `broken` for a frame that proves that the journal extends beyond it.
-    fn look_for_damage(&self, broken: u64, from: u64, payload: &mut Vec<u8>) -> Result<(), JournalError> {
-        let end = from + self.capacity();
+    /// Searches the `searched` bytes from `broken` on for a frame that proves that the journal
+    /// extends beyond it.
+    fn look_for_damage(
+        &self,
+        broken: u64,
+        from: u64,
+        searched: u64,
+        payload: &mut Vec<u8>,
+    ) -> Result<(), JournalError> {
+        let end = (from + self.capacity()).min(broken.saturating_add(searched));
         let mut chunk = vec![0; CHUNK_BYTES + FRAME_HEADER_BYTES];
         let mut start = broken;
         while start + FRAME_HEADER_BYTES as u64 <= end {
@@ -479,6 +578,22 @@ impl<F: BlockFile + ?Sized> Journal<F> {
         let before_end = self.capacity() - position % self.capacity();
         let first = (length as u64).min(before_end) as usize;
         (first, length - first)
+    }
+}
+
+/// The current header slot, and its index.
+fn read_slot<F: BlockFile + ?Sized>(file: &F) -> Result<(HeaderSlot, usize), JournalError> {
+    let mut slots = [None; 2];
+    for (slot, offset) in slots.iter_mut().zip(SLOT_OFFSETS) {
+        let mut bytes = [0; SLOT_BYTES];
+        file.read_at(offset, &mut bytes).map_err(io("read"))?;
+        *slot = HeaderSlot::decode(&bytes);
+    }
+    match slots {
+        [Some(first), Some(second)] if first.epoch > second.epoch => Ok((first, 0)),
+        [_, Some(second)] => Ok((second, 1)),
+        [Some(first), None] => Ok((first, 0)),
+        [None, None] => Err(JournalError::NoJournal),
     }
 }
 

@@ -17,6 +17,8 @@ pub struct ObjectFile<E> {
     engine: Arc<E>,
     names: Names,
     length: u64,
+    /// Another process writes the file: reads return what it has now, no more than is asked for.
+    is_followed: bool,
     state: Mutex<FileState>,
 }
 
@@ -35,7 +37,31 @@ struct FileState {
 impl<E: Engine> ObjectFile<E> {
     pub(crate) fn new(engine: Arc<E>, names: Names, length: u64, is_blank: bool) -> Self {
         let state = Mutex::new(FileState { is_blank, ..FileState::default() });
-        Self { engine, names, length, state }
+        Self { engine, names, length, is_followed: false, state }
+    }
+
+    /// A file that another process writes, for reading.
+    pub(crate) fn followed(engine: Arc<E>, names: Names, length: u64) -> Self {
+        Self { is_followed: true, ..Self::new(engine, names, length, false) }
+    }
+
+    /// Reads a range as it is now.
+    fn read_now(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        let request = |Piece { chunk, start, length, at }| {
+            (at, self.engine.submit_read(&self.names.journal(chunk), start as u64, length))
+        };
+        let requested: Vec<_> = pieces(offset, buf.len()).map(request).collect();
+        buf.fill(0);
+        for (at, pending) in requested {
+            match pending.wait() {
+                Err(error) if error.is(&EngineFailure::Missing) => {}
+                outcome => {
+                    let read = outcome.map_err(to_io)?.bytes;
+                    buf[at..at + read.len()].copy_from_slice(&read);
+                }
+            }
+        }
+        Ok(())
     }
 
     fn state(&self) -> MutexGuard<'_, FileState> {
@@ -86,6 +112,9 @@ impl<E: Engine> BlockFile for ObjectFile<E> {
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         if offset.checked_add(buf.len() as u64).is_none_or(|end| end > self.length) {
             return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        if self.is_followed {
+            return self.read_now(offset, buf);
         }
         let mut state = self.state();
         for Piece { chunk, start, length, at } in pieces(offset, buf.len()) {

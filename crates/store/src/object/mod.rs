@@ -49,8 +49,25 @@ pub struct ObjectStore<E: Engine> {
     engine: Arc<E>,
     tables: Tables<E>,
     streams: Streams<E>,
-    lease: RankLease<E>,
+    /// `None`: another process writes the store.
+    lease: Option<RankLease<E>>,
     read_only: bool,
+}
+
+/// Version of a rank's tables: changes with each checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TablesVersion {
+    head: Version,
+    /// Of the shard with the super record, which each checkpoint writes.
+    first: Version,
+}
+
+/// A store that another process writes, and its journal.
+pub struct FollowedStore<E: Engine> {
+    pub store: ObjectStore<E>,
+    pub journal: Journal<ObjectFile<E>>,
+    /// Reads are consistent while the tables have this version.
+    pub version: TablesVersion,
 }
 
 impl<E: Engine> ObjectStore<E> {
@@ -76,7 +93,41 @@ impl<E: Engine> ObjectStore<E> {
         }
         let tables = Tables::open(engine, names, options)?;
         let streams = Streams::new(Arc::clone(engine), names);
+        let lease = Some(lease);
         Ok((Self { engine: Arc::clone(engine), tables, streams, lease, read_only }, journal))
+    }
+
+    /// Opens the store of a rank and its journal for reading, while another process writes them.
+    /// `None`: a checkpoint has been published meanwhile.
+    ///
+    /// # Errors
+    /// As [`Self::open`]; also because of a concurrent checkpoint.
+    pub fn follow(
+        engine: &Arc<E>,
+        superblock: &Superblock,
+        cache_bytes: u64,
+    ) -> Result<Option<FollowedStore<E>>, StoreError> {
+        let names = Names(superblock.rank);
+        let length = Journal::<ObjectFile<E>>::file_bytes(superblock.journal_bytes);
+        let journal = Journal::open_read_only(ObjectFile::followed(Arc::clone(engine), names, length))?;
+        if journal.tag() != superblock.tag_of(superblock.rank) {
+            return Err(JournalError::Foreign.into());
+        }
+        let before = engine.submit_read(&names.head(), 0, 1).wait()?.version;
+        let options = ObjectOptions { read_only: true, cache_bytes };
+        let tables = Tables::open(engine, names, options)?;
+        let version = tables.version()?;
+        let streams = Streams::new(Arc::clone(engine), names);
+        let store = Self { engine: Arc::clone(engine), tables, streams, lease: None, read_only: true };
+        Ok((version.head == before).then_some(FollowedStore { store, journal, version }))
+    }
+
+    /// Reads the version that the tables have now.
+    ///
+    /// # Errors
+    /// [`StoreError::Engine`].
+    pub fn tables_version(&self) -> Result<TablesVersion, StoreError> {
+        self.tables.version()
     }
 
     pub fn engine(&self) -> &Arc<E> {
@@ -87,7 +138,7 @@ impl<E: Engine> ObjectStore<E> {
         if self.read_only {
             return Err(StoreError::ReadOnly);
         }
-        if self.lease.is_held() { Ok(()) } else { Err(StoreError::LeaseOver) }
+        if self.is_held() { Ok(()) } else { Err(StoreError::LeaseOver) }
     }
 }
 
@@ -128,7 +179,7 @@ fn wait_all(pending: impl IntoIterator<Item = Pending<Version>>) -> Result<(), S
 
 impl<E: Engine> Store for ObjectStore<E> {
     fn is_held(&self) -> bool {
-        self.lease.is_held()
+        self.lease.as_ref().is_some_and(RankLease::is_held)
     }
 
     fn get(&self, object: ObjectId, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError> {

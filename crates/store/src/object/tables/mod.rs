@@ -21,7 +21,7 @@ use cache::ReadCache;
 
 use super::head::{Head, HeadChange, Redo, Shard};
 use super::names::Names;
-use super::{ObjectOptions, wait_all};
+use super::{ObjectOptions, TablesVersion, wait_all};
 use crate::StoreError;
 use crate::engine::{Engine, EngineFailure, KEYS_MAX, KeyPage, ObjectOp, Pending, Version};
 use crate::store::{Pairs, Record, RecordKey, Records};
@@ -107,6 +107,14 @@ impl<E: Engine> Tables<E> {
             }
         }
         Ok(tables)
+    }
+
+    /// Reads the version that the tables have now.
+    pub fn version(&self) -> Result<TablesVersion, StoreError> {
+        let first = self.state().shard(&full_key(ObjectId::SUPER, b"")).1;
+        let [head, first] =
+            [self.names.head(), self.names.shard(first.id)].map(|name| self.engine.submit_read(&name, 0, 1));
+        Ok(TablesVersion { head: head.wait()?.version, first: first.wait()?.version })
     }
 
     pub fn get(&self, object: ObjectId, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError> {
