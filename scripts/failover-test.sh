@@ -46,6 +46,11 @@ has_moved() {
     [ -n "$now" ] && [ "$now" != "$2" ]
 }
 
+# follows RANK: succeeds if a standby has followed the rank's journal to its end.
+follows() {
+    grep -q "standby .*follows rank $1, 0 frames behind" <<< "$("$bin" cluster status "$cluster")"
+}
+
 # The longest time in ms between two successful changes since the mark, by each mount.
 # The limits below only show that clients go on: docs/failover.md has the figures.
 longest_wait() {
@@ -79,11 +84,13 @@ if [ -z "${CEPH_CONF:-}" ] || [ -z "${POOL:-}" ]; then
     scripts/ceph-cluster.sh up "$work/ceph" "$POOL"
 fi
 
-section 'make a cluster of two ranks and a standby'
-"$bin" cluster init "$cluster" --store "rados:$POOL/failover-$$" --ranks 2 --standbys 1 \
+section 'make a cluster of two ranks and a warm standby'
+"$bin" cluster init "$cluster" --store "rados:$POOL/failover-$$" --ranks 2 --standbys 1 --standby-replay \
     --listen "127.0.0.1:${PORT:-17680}" > /dev/null
 refused 'cannot be used with' "$bin" cluster init "$work/other" --store "rados:$POOL/x" --servers 2
 up
+until_true follows 0
+until_true follows 1
 "$bin" cluster status "$cluster"
 url=$("$bin" cluster status "$cluster" --json | sed 's/^{.*"url":"\([^"]*\)"}$/\1/')
 credentials=$cluster/clients/admin
@@ -111,6 +118,7 @@ server=$(holder 0) mark=$(milliseconds)
 kill_server "$server"
 until_true has_moved 0 "$server"
 echo "rank 0 is served again after $(($(milliseconds) - mark)) ms"
+grep -h 'serving a rank.*rank=0' "$cluster/server-$(holder 0)/log" | tail -n 1
 wait "$extracting"
 sleep 3
 waited=$(longest_wait "$mark")

@@ -314,6 +314,9 @@ pub struct InitArgs {
     /// With `--store`: number of servers besides those of the ranks, to take over.
     #[arg(long, default_value_t = 1, value_name = "N", requires = "store", value_parser = clap::value_parser!(u16).range(0..=1024))]
     pub standbys: u16,
+    /// With `--store`: standbys follow the journals of the ranks, for faster takeovers.
+    #[arg(long, requires = "store")]
+    pub standby_replay: bool,
     /// Address of the first server, as HOST:PORT; the others use the following ports.
     #[arg(long, default_value = InitArgs::LISTEN, value_name = "ADDRESS")]
     pub listen: String,
@@ -345,6 +348,7 @@ impl InitArgs {
             ranks: 1,
             store: None,
             standbys: 0,
+            standby_replay: false,
             listen,
             hosts,
             label,

@@ -16,7 +16,7 @@ use espalier_net::pki::{AUTHORITY, Authority, CERTIFICATE, Issued, KEY, Validity
 use espalier_net::{Identity, SealKey};
 use espalier_proto::{Rank, ServerId};
 use espalier_runtime::{
-    ClusterStatus, ClusterStores, Drained, LoadOptions, MkfsOptions, Servers, Status, Undecided,
+    ClusterStatus, ClusterStores, Drained, FollowStatus, LoadOptions, MkfsOptions, Servers, Status, Undecided,
 };
 use rustix::process::Signal;
 
@@ -124,7 +124,8 @@ fn configs(args: &InitArgs) -> Result<Vec<Config>> {
         shared::locate(store)?;
         let config = |number| {
             let new = Config::new(address(number)?, args.insecure);
-            Ok(Config { number, store: StorePaths::One(store.into()), ..new })
+            let (store, standby_replay) = (StorePaths::One(store.into()), args.standby_replay);
+            Ok(Config { number, store, standby_replay, ..new })
         };
         return (0..args.ranks + args.standbys).map(config).collect();
     }
@@ -228,6 +229,11 @@ impl RunningServer {
     fn of_shared(status: ClusterStatus) -> Self {
         let (pid, url, stores) = (Some(status.pid), Some(status.url.clone()), status.ranks.clone());
         Self { pid, url, stores, shared: Some(status) }
+    }
+
+    /// How far it follows ranks of others.
+    fn follows(&self) -> &[FollowStatus] {
+        self.shared.as_ref().map_or(&[], |status| &status.follows)
     }
 }
 
@@ -623,6 +629,7 @@ impl ServerProcess {
         serde_json::json!({
             "dir": dir, "number": number, "roles": roles, "running": running.is_some(),
             "pid": running.and_then(|running| running.pid), "status": status, "stores": stores,
+            "follows": running.map(RunningServer::follows).unwrap_or_default(),
         })
     }
 
@@ -634,6 +641,10 @@ impl ServerProcess {
         print!("{name}  {roles}  {url}  process {pid}");
         if running.stores.is_empty() {
             print!("  standby");
+        }
+        for FollowStatus { rank, frames_behind, is_at_end, .. } in running.follows() {
+            let more = if *is_at_end { "" } else { "more than " };
+            print!("  follows rank {rank}, {more}{frames_behind} frames behind");
         }
         for status in &running.stores {
             if let Some(ranks) = status.ranks.as_ref().filter(|_| running.stores.len() > 1) {

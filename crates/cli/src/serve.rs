@@ -104,6 +104,9 @@ pub(crate) struct Config {
     /// `listen`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
+    /// As a standby, follow the journals of ranks that others serve, if servers share the store.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub standby_replay: bool,
     /// The store for datafiles.
     #[serde(default = "Config::default_data_store")]
     pub data_store: PathBuf,
@@ -178,6 +181,7 @@ impl Config {
             meta: Vec::new(),
             data: Vec::new(),
             address: None,
+            standby_replay: false,
             listen,
             insecure,
             store: StorePaths::default(),
@@ -267,6 +271,9 @@ impl Config {
         }
         if config.shared().is_some() && !(config.meta.is_empty() && config.data.is_empty()) {
             bail!("[[meta]] and [[data]] in {} are for servers with stores of their own", file.display());
+        }
+        if config.standby_replay && config.shared().is_none() {
+            bail!("standby_replay in {} is for servers that share a store", file.display());
         }
         if config.ranks().zip(0..).any(|(entry, rank)| entry.rank != rank) {
             bail!("[[meta]] in {} names each rank once, from 0 on", file.display());

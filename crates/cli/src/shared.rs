@@ -43,7 +43,8 @@ pub(crate) fn ranks(config: &Config, store: &str, open: OpenOptions, base: &Path
     let (engine, cluster) = (shared.engine(), shared.cluster());
     let stores = Arc::new(ServedStores { shared, options: open });
     let (number, address, dir) = (config.number, config.address.clone(), base.into());
-    Ok(SharedRanks { engine, stores, cluster, number, address, dir })
+    let standby_replay = config.standby_replay;
+    Ok(SharedRanks { engine, stores, cluster, number, address, standby_replay, dir })
 }
 
 /// Checks the stores of a stopped cluster.

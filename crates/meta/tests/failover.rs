@@ -21,6 +21,9 @@ struct ServerProcess {
     paused_until: u64,
     is_alive: bool,
     open: BTreeSet<Rank>,
+    follows: BTreeSet<Rank>,
+    /// Ranks that it had followed when it opened them.
+    opened_warm: BTreeSet<Rank>,
     stopped: Option<StopReason>,
     left: bool,
 }
@@ -65,6 +68,8 @@ struct World {
     fences: bool,
     /// The store answers nobody before this time.
     down_until: u64,
+    /// Numbers of the servers with standby replay.
+    warm: BTreeSet<u16>,
 }
 
 fn store_client(instance: InstanceId) -> String {
@@ -87,6 +92,7 @@ impl World {
             timing: Timing::DEFAULT,
             fences: true,
             down_until: 0,
+            warm: BTreeSet::new(),
         }
     }
 
@@ -108,6 +114,7 @@ impl World {
             address: format!("server-{number}:1"),
             store_client: store_client(instance),
             state: ServerState::Standby,
+            standby_replay: self.warm.contains(&number),
             heartbeat: 0,
         };
         let process = ServerProcess {
@@ -118,6 +125,8 @@ impl World {
             paused_until: 0,
             is_alive: true,
             open: BTreeSet::new(),
+            follows: BTreeSet::new(),
+            opened_warm: BTreeSet::new(),
             stopped: None,
             left: false,
         };
@@ -200,7 +209,20 @@ impl World {
                 Action::Look => self.after(delay, instance, Event::Look),
                 Action::Swap { version, map } => self.after(delay, instance, Event::Swap(version, map)),
                 Action::Fence { rank, clients } => self.after(delay, instance, Event::Fence(rank, clients)),
+                Action::Follow { rank } => {
+                    let process = self.process(instance);
+                    assert!(
+                        !process.open.contains(&rank),
+                        "{instance:?} follows rank {rank}, which it serves"
+                    );
+                    assert!(process.follows.insert(rank), "{instance:?} follows rank {rank} already");
+                }
+                Action::Unfollow { rank } => drop(self.process(instance).follows.remove(&rank)),
                 Action::Open { rank, .. } => {
+                    let process = self.process(instance);
+                    if process.follows.remove(&rank) {
+                        process.opened_warm.insert(rank);
+                    }
                     let done = !self.faults || self.random.u32(..20) > 0;
                     self.after(delay, instance, Event::Input(Input::Opened { rank, done }));
                 }
@@ -370,10 +392,58 @@ fn servers_keep_their_ranks_when_the_store_was_down() {
     assert!(world.fenced.is_empty());
 }
 
+/// Two servers with a rank each, and these standbys.
+fn with_standbys(warm: &[u16], cold: &[u16]) -> (World, Vec<InstanceId>) {
+    let (mut world, mut started) = calm(2);
+    world.warm = warm.iter().copied().collect();
+    let mut numbers = [cold, warm].concat();
+    numbers.sort_unstable();
+    started.extend(numbers.into_iter().map(|number| world.start(number)));
+    world.run(2000);
+    (world, started)
+}
+
+#[test]
+fn warm_standby_follows_all_ranks_and_takes_the_free_one() {
+    let (mut world, started) = with_standbys(&[3], &[2, 4]);
+    let follows = |world: &World, of: usize| world.processes[&started[of]].follows.clone();
+    assert_eq!(follows(&world, 3), BTreeSet::from([Rank(0), Rank(1)]));
+    assert!([0, 1, 2, 4].into_iter().all(|other| follows(&world, other).is_empty()));
+    let holder = world.holder(Rank(1)).expect("a holder");
+    world.kill(holder);
+    world.wait_for(Rank(1), 15_000);
+    assert_eq!(world.holder(Rank(1)), Some(started[3]));
+    assert!(world.processes[&started[3]].opened_warm.contains(&Rank(1)));
+    assert!(follows(&world, 3).is_empty(), "an active server follows nothing");
+}
+
+#[test]
+fn warm_standbys_share_the_ranks() {
+    let (mut world, started) = with_standbys(&[2, 3], &[]);
+    let follows = |world: &World, of: usize| world.processes[&started[of]].follows.clone();
+    assert_eq!(follows(&world, 2), BTreeSet::from([Rank(0)]));
+    assert_eq!(follows(&world, 3), BTreeSet::from([Rank(1)]));
+    world.after(0, started[2], Event::Input(Input::Drain));
+    world.run(1000);
+    assert!(world.process(started[2]).left);
+    assert_eq!(follows(&world, 3), BTreeSet::from([Rank(0), Rank(1)]));
+}
+
+#[test]
+fn rank_whose_follower_has_ended_too_is_taken_by_another_server() {
+    let (mut world, started) = with_standbys(&[3], &[2]);
+    let holder = world.holder(Rank(0)).expect("a holder");
+    world.process(started[3]).is_alive = false;
+    world.kill(holder);
+    world.wait_for(Rank(0), 15_000);
+    assert_eq!(world.holder(Rank(0)), Some(started[2]));
+}
+
 /// Servers start, end, pause and drain at random; afterwards new ones serve all ranks.
 fn run_at_random(seed: u64, timing: Timing, fences: bool) {
     let mut world = World { timing, fences, ..World::new(seed) };
     let servers = 2 + world.random.u16(..3);
+    world.warm = (0..2 * servers).filter(|_| world.random.bool()).collect();
     for number in 0..servers {
         world.start(number);
     }

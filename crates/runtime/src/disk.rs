@@ -1,12 +1,12 @@
 //! Executes the state machines' I/O on the store and its journal.
 
 use std::fs::File;
-use std::ops::{Bound, Range};
+use std::ops::Range;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use espalier_meta::{Io, IoDone, Load, StreamCall, StreamDone};
-use espalier_proto::{Errno, Ino, ObjectId, Reply, Space, StreamIo};
+use espalier_proto::{Errno, Ino, Reply, Space, StreamIo};
 use espalier_store::{Journal, JournalError, MovableStore, Store, StoreError};
 
 use crate::caller::groups;
@@ -267,14 +267,7 @@ fn not_written(error: &JournalError) -> Errno {
 
 /// Reads the records of a load.
 pub fn load(store: &dyn Store, load: &Load) -> Result<IoDone, Errno> {
-    let done = match load {
-        Load::Record { object, key } => store.get(*object, key).map(IoDone::Record),
-        Load::Dentries { dir, from, limit } => {
-            let object = ObjectId::fragment(*dir, 0);
-            store.scan(object, Bound::Included(&from.to_be_bytes()), *limit).map(IoDone::Dentries)
-        }
-    };
-    done.map_err(logged)
+    espalier_standby::load(store, load).map_err(logged)
 }
 
 /// The error number of a store error; errors other than the caller's are logged.

@@ -70,8 +70,9 @@ pub use ranks::{Undecided, resolve_lost};
 pub use remote::{Called, Messages, Remote, SessionState};
 pub use repair::{RepairReport, repair, repair_cluster};
 pub use serve::{
-    Access, ClusterStatus, DataRole, MetaRole, OwnStore, RankSource, RankStores, ReadSettings, ServeOptions,
-    Settings, SharedRanks, add_to_cluster_map, create_cluster_map, read_cluster_map, serve, status_of_server,
+    Access, ClusterStatus, DataRole, FollowStatus, MetaRole, OwnStore, RankSource, RankStores, ReadSettings,
+    ServeOptions, Settings, SharedRanks, add_to_cluster_map, create_cluster_map, read_cluster_map, serve,
+    status_of_server,
 };
 pub use servers::{Conversation, Servers, UrlError, keep_connected, rank_count};
 pub use shared::{ServedStores, SharedStore, add_shared_rank, mkfs_shared};

@@ -364,7 +364,14 @@ impl Repairing {
         for call in calls {
             disk.stream_call(call)?;
         }
-        Ok(Volume { disk, meta, superblock: self.superblock.clone(), replayed })
+        Ok(Volume {
+            disk,
+            meta,
+            superblock: self.superblock.clone(),
+            replayed,
+            replayed_tail: replayed,
+            is_warm: false,
+        })
     }
 
     /// Writes the replayed events to the tables; returns their number.

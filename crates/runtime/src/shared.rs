@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use espalier_meta::Format;
 use espalier_proto::{ClusterId, Rank};
+use espalier_standby::{Follow, FollowedState, Follower};
 use espalier_store::{
     Engine, FormatOptions, LocalOptions, ObjectOptions, ObjectStore, Rados, RankLease, Superblock,
     break_lease, format_joining, format_objects, read_superblock,
@@ -67,7 +68,7 @@ impl SharedStore {
     pub(crate) fn open_all(&self, options: &OpenOptions) -> Result<Vec<Volume>, Error> {
         let (_, map) = read_cluster_map(self.engine.as_ref())?;
         let ranks = (0..map.ranks.len() as u16).map(Rank);
-        ranks.map(|rank| Volume::open_rank(self, rank, options.clone())).collect()
+        ranks.map(|rank| Volume::open_rank(self, rank, options.clone(), None)).collect()
     }
 }
 
@@ -78,8 +79,15 @@ pub struct ServedStores {
 }
 
 impl RankStores for ServedStores {
-    fn open(&self, rank: Rank) -> Result<Volume, Error> {
-        Volume::open_rank(&self.shared, rank, self.options.clone())
+    fn open(&self, rank: Rank, followed: Option<FollowedState>) -> Result<Volume, Error> {
+        Volume::open_rank(&self.shared, rank, self.options.clone(), followed)
+    }
+
+    fn follow(&self, rank: Rank) -> Option<Box<dyn Follow>> {
+        let superblock = Superblock { rank, ..self.shared.superblock.clone() };
+        let (config, cache_bytes) = self.options.for_following(&superblock);
+        let engine = Arc::clone(&self.shared.engine);
+        Some(Box::new(Follower::new(engine, superblock, config, cache_bytes)))
     }
 
     fn fence(&self, rank: Rank, clients: &[String]) -> Result<(), Error> {

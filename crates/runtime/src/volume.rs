@@ -1,12 +1,14 @@
 //! An open store: its recovered state machine and its disk.
 
-use std::ops::Bound;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use espalier_meta::{Acknowledge, Atime, Config, Format, IoDone, Load, Meta, Recovery, Striping};
+use espalier_meta::{
+    Acknowledge, Atime, Config, Format, IoDone, Load, Meta, Recovery, RecoveryError, Striping,
+};
 use espalier_policy::Policy;
 use espalier_proto::{Errno, ObjectId, Rank, Space};
+use espalier_standby::{BegunRecovery, FollowError, FollowedState, RestOfJournal};
 use espalier_store::{FormatOptions, Journal, LocalOptions, Store, StoreError, Superblock, superblock};
 
 use crate::clock;
@@ -180,6 +182,37 @@ impl OpenOptions {
         LocalOptions { read_only: self.read_only, cache_bytes, ..LocalOptions::default() }
     }
 
+    /// Options for a store that servers share: another one may take over at any time, so what is
+    /// acknowledged must be in the store.
+    fn of_shared(self) -> Self {
+        Self { sync: true, ..self }
+    }
+
+    /// The configuration of the machine. `capacity`: of the journal.
+    fn config(&self, superblock: &Superblock, capacity: u64) -> Config {
+        let memory = self.memory.max(Self::LEAST_MEMORY);
+        let mut config = Config::new(superblock.hash_key, superblock.strip_bytes, capacity);
+        (config.read_only, config.atime) = (self.read_only, self.atime);
+        config.nodiratime = self.nodiratime;
+        (config.session_ms, config.lease_ms) = (self.session_ms, self.lease_ms);
+        (config.striping, config.policy) = (self.striping.clone(), self.policy.clone());
+        config.watermarks = self.watermarks;
+        (config.rank, config.ranks) = (superblock.rank, superblock.ranks);
+        config.acknowledge = match (self.sync, self.session_ms) {
+            (true, _) => Acknowledge::Durable,
+            (false, Some(_)) => Acknowledge::Written,
+            (false, None) => Acknowledge::Volatile,
+        };
+        config.cache_bytes = usize::try_from(memory / 5).unwrap_or(usize::MAX);
+        config
+    }
+
+    /// The machine's configuration for following a rank, and the part of the memory for records.
+    pub(crate) fn for_following(&self, superblock: &Superblock) -> (Config, u64) {
+        let options = self.clone().of_shared();
+        (options.config(superblock, superblock.journal_bytes), options.of_store().cache_bytes)
+    }
+
     /// For a process that reads everything once, with a small cache. Sessions of clients do not
     /// expire.
     pub(crate) fn read_once() -> Self {
@@ -217,6 +250,10 @@ pub struct Volume {
     pub superblock: Superblock,
     /// Number of events replayed from the journal: 0 after a clean unmount.
     pub replayed: u64,
+    /// Number of those that were replayed when the store was opened.
+    pub replayed_tail: u64,
+    /// This process had followed the journal before it opened the store.
+    pub is_warm: bool,
 }
 
 impl Volume {
@@ -234,45 +271,41 @@ impl Volume {
             require_single_rank(&location.superblock()?, &name)?;
         }
         let opened = location.open(options.of_store())?;
-        Self::recover(opened, &name, options)
+        Self::recover(opened, &name, options, None)
     }
 
-    /// Opens the store of a rank that servers share.
-    pub fn open_rank(shared: &SharedStore, rank: Rank, options: OpenOptions) -> Result<Self, Error> {
-        // Another server may take over at any time, so what is acknowledged must be in the store.
-        let options = OpenOptions { sync: true, ..options };
+    /// Opens the store of a rank that servers share. `followed`: what this process has followed.
+    pub fn open_rank(
+        shared: &SharedStore,
+        rank: Rank,
+        options: OpenOptions,
+        followed: Option<FollowedState>,
+    ) -> Result<Self, Error> {
+        let options = options.of_shared();
         let opened = shared.open(rank, &options.of_store())?;
-        Self::recover(opened, shared.name(), options)
+        Self::recover(opened, shared.name(), options, followed)
     }
 
-    fn recover(opened: OpenedStore, name: &Path, options: OpenOptions) -> Result<Self, Error> {
+    fn recover(
+        opened: OpenedStore,
+        name: &Path,
+        options: OpenOptions,
+        followed: Option<FollowedState>,
+    ) -> Result<Self, Error> {
         let OpenedStore { superblock, store, mut journal } = opened;
-        let memory = options.memory.max(OpenOptions::LEAST_MEMORY);
-        let mut config = Config::new(superblock.hash_key, superblock.strip_bytes, journal.capacity());
-        (config.read_only, config.atime) = (options.read_only, options.atime);
-        config.nodiratime = options.nodiratime;
-        (config.session_ms, config.lease_ms) = (options.session_ms, options.lease_ms);
-        (config.striping, config.policy) = (options.striping, options.policy);
-        config.watermarks = options.watermarks;
-        (config.rank, config.ranks) = (superblock.rank, superblock.ranks);
-        config.acknowledge = match (options.sync, options.session_ms) {
-            (true, _) => Acknowledge::Durable,
-            (false, Some(_)) => Acknowledge::Written,
-            (false, None) => Acknowledge::Volatile,
-        };
-        config.cache_bytes = usize::try_from(memory / 5).unwrap_or(usize::MAX);
+        let config = options.config(&superblock, journal.capacity());
         let Some(first) = store.get(ObjectId::SUPER, b"")? else {
             return Err(unfinished(store.as_ref(), &superblock, name)?);
         };
-        let orphans = store.scan(ObjectId::ORPHANS, Bound::Unbounded, usize::MAX)?;
-        let sessions = store.scan(ObjectId::SESSIONS, Bound::Unbounded, usize::MAX)?;
-        let (mut recovery, from) = Recovery::begin(config, &first, &orphans, &sessions)?;
+        let begun = espalier_standby::begin(store.as_ref(), &journal, first, config, followed);
+        let BegunRecovery { mut recovery, rest } = begun.map_err(of_begin)?;
         recovery.until = options.until;
-        replay(&mut journal, from, &mut recovery, store.as_ref())?;
+        let followed = recovery.events;
+        replay(&mut journal, rest, &mut recovery, store.as_ref())?;
         if !options.read_only {
             journal.forget_torn()?;
         }
-        let replayed = recovery.events;
+        let (replayed, replayed_tail) = (recovery.events, recovery.events - followed);
         let new_streams = store.new_streams()?;
         let (end, used) = (journal.position(), journal.used());
         let size = |ino| Ok::<_, StoreError>((ino, store.stream_stat(ino)?.size));
@@ -285,7 +318,7 @@ impl Volume {
                 disk.stream_call(call)?;
             }
         }
-        Ok(Self { disk, meta, superblock, replayed })
+        Ok(Self { disk, meta, superblock, replayed, replayed_tail, is_warm: rest.is_followed() })
     }
 
     /// Refuses a volume with striped files, for callers without data servers.
@@ -302,12 +335,12 @@ pub(crate) fn require_single_rank(superblock: &Superblock, dir: &Path) -> Result
 
 fn replay(
     journal: &mut Journal,
-    from: espalier_proto::Position,
+    rest: RestOfJournal,
     recovery: &mut Recovery,
     store: &dyn Store,
 ) -> Result<(), Error> {
     let mut failed = None;
-    journal.replay(from, |_, frame| {
+    rest.replay(journal, |frame| {
         if failed.is_none() {
             failed = recovery.frame(frame, &mut |load| fetch(store, load)).err();
         }
@@ -317,4 +350,13 @@ fn replay(
 
 pub(crate) fn fetch(store: &dyn Store, load: &Load) -> Result<IoDone, Errno> {
     crate::disk::load(store, load)
+}
+
+fn of_begin(error: FollowError) -> Error {
+    match error {
+        FollowError::Store(error) => error.into(),
+        FollowError::Journal(error) => error.into(),
+        FollowError::Recovery(error) => error.into(),
+        FollowError::Empty => RecoveryError::Corrupt(FollowError::Empty.to_string()).into(),
+    }
 }

@@ -16,6 +16,7 @@ use espalier_runtime::{
     SharedRanks, Volume, add_to_cluster_map, create_cluster_map, mkfs_joining, mkfs_ranks, read_cluster_map,
     serve,
 };
+use espalier_standby::FollowedState;
 use espalier_store::{Engine, MemoryEngine};
 
 use crate::common::Plain;
@@ -37,7 +38,7 @@ struct LocalStores {
 }
 
 impl RankStores for LocalStores {
-    fn open(&self, rank: Rank) -> Result<Volume, Error> {
+    fn open(&self, rank: Rank, _: Option<FollowedState>) -> Result<Volume, Error> {
         let options = OpenOptions { session_ms: Some(60_000), with_ranks: true, ..OpenOptions::default() };
         Volume::open(&self.stores[usize::from(rank.0)], options)
     }
@@ -52,7 +53,9 @@ fn start(engine: &MemoryEngine, number: u16, stores: Vec<PathBuf>, dir: PathBuf)
     std::fs::create_dir(&dir).unwrap();
     let stores = Arc::new(LocalStores { engine: engine.client(), stores });
     let (engine, cluster) = (Arc::new(engine.client()), CLUSTER);
-    let source = RankSource::Shared(SharedRanks { engine, stores, cluster, number, address: None, dir });
+    let (address, standby_replay) = (None, false);
+    let shared = SharedRanks { engine, stores, cluster, number, address, standby_replay, dir };
+    let source = RankSource::Shared(shared);
     let (access, data_servers) = (Access::default(), Vec::new());
     let role = MetaRole { source, access, session_ms: 60_000, data_servers, data_key: None };
     let options = ServeOptions {

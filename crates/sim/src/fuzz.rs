@@ -111,6 +111,7 @@ pub fn can_show(seed: u64, what: Mutation) -> bool {
         Mutation::RenumberedFragments => has(|case| !case.scenario.cluster.joins.is_empty()),
         Mutation::CopiedStore => has(|case| !case.scenario.cluster.leaves.is_empty()),
         Mutation::RepeatedForward => has(|case| case.scenario.policy.0.dir_forward() == Some(true)),
+        Mutation::TrustedStandby => has(|case| case.scenario.cluster.standby_replay),
         Mutation::UninheritedSetting => has(|case| case.live.is_some()),
         _ => what.skipped().is_none() || failover::is_in(seed),
     }

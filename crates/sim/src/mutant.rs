@@ -125,6 +125,8 @@ pub enum Mutation {
     UnfencedTakeover,
     /// A server that takes a rank over ignores the end of its journal.
     LostTail,
+    /// A warm standby takes a rank over with what it has followed, without the end of the journal.
+    TrustedStandby,
     /// The cluster map is replaced whatever version it has.
     UnguardedMap,
     /// A server that was removed or fenced goes on as if its lease were renewed.
@@ -148,7 +150,7 @@ pub enum Mutation {
 const SEQUENCE: usize = 8;
 
 impl Mutation {
-    pub const ALL: [Self; 59] = [
+    pub const ALL: [Self; 60] = [
         Self::IgnoredRevocation,
         Self::UnwrittenJournal,
         Self::UnsyncedJournal,
@@ -200,6 +202,7 @@ impl Mutation {
         Self::AnswersPastLease,
         Self::UnfencedTakeover,
         Self::LostTail,
+        Self::TrustedStandby,
         Self::UnguardedMap,
         Self::RenewedFenced,
         Self::CopiedStore,
@@ -221,6 +224,7 @@ impl Mutation {
             Self::AnswersPastLease => Some(FailoverStep::EndTerm),
             Self::UnfencedTakeover => Some(FailoverStep::Fence),
             Self::LostTail => Some(FailoverStep::Replay),
+            Self::TrustedStandby => Some(FailoverStep::ReplayRest),
             Self::UnguardedMap => Some(FailoverStep::Guard),
             Self::RenewedFenced => Some(FailoverStep::Stop),
             _ => None,

@@ -100,6 +100,8 @@ pub enum FailoverEvent<'a> {
     Swapped { before: &'a ClusterMap, after: &'a ClusterMap },
     /// A service has written a frame to its rank's journal.
     Wrote { node: Node },
+    /// A process has opened the store of a rank. `is_followed`: it had followed its journal.
+    Opened { process: u32, rank: Rank, is_followed: bool },
     /// A process could not open the store of a rank.
     NotOpened { process: u32, rank: Rank, cause: String },
 }
@@ -117,6 +119,8 @@ pub enum FailoverStep {
     Stop,
     /// The journal is replayed to its end.
     Replay,
+    /// A warm standby replays what it has not followed.
+    ReplayRest,
 }
 
 /// Ignores all events.

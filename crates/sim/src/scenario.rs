@@ -69,6 +69,8 @@ pub struct Cluster {
     pub servers: u16,
     /// How many of `servers` start only when the others hold all ranks.
     pub standbys: u16,
+    /// Standbys follow the journals of ranks that others serve.
+    pub standby_replay: bool,
     /// Number of data servers.
     pub data: u16,
     pub clients: u32,
@@ -134,6 +136,7 @@ impl Default for Cluster {
             leaves: Vec::new(),
             servers: 0,
             standbys: 0,
+            standby_replay: false,
             data: 0,
             clients: 1,
             cores: 1,

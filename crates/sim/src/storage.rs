@@ -2,14 +2,14 @@
 //! lose power, or in objects that servers share.
 
 use std::collections::VecDeque;
-use std::ops::Bound;
 use std::sync::Arc;
 use std::time::Duration;
 
 use espalier_meta::{
-    Check, Config, Format, Io, IoDone, Load, Meta, Recovery, RecoveryError, StreamCall, StreamDone, Super,
+    Check, Config, Format, Io, IoDone, Load, Meta, RecoveryError, StreamCall, StreamDone, Super,
 };
 use espalier_proto::{Errno, Ino, ObjectId, Position, Rank, Reply, Space, StreamIo, TableWrite, Time};
+use espalier_standby::{BegunRecovery, FollowError, FollowedState};
 use espalier_store::{
     FormatError, Journal, JournalError, MemoryEngine, MemoryStore, ObjectOptions, ObjectStore, RankLease,
     SimFile, Store, StoreError, Superblock,
@@ -66,6 +66,15 @@ pub enum Loss {
     Power(u64),
 }
 
+/// Frames that a mutant does not replay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LostFrames {
+    None,
+    Last,
+    /// Those that a standby has not followed, if it has followed others.
+    Unfollowed,
+}
+
 /// Why a server cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum StorageError {
@@ -77,6 +86,8 @@ pub enum StorageError {
     Format(#[from] FormatError),
     #[error(transparent)]
     Recovery(#[from] RecoveryError),
+    #[error(transparent)]
+    Begin(#[from] FollowError),
     #[error("the tables have no first record")]
     Empty,
     #[error("a store that servers share does not lose power")]
@@ -191,12 +202,25 @@ impl Storage {
     /// # Errors
     /// [`StorageError`]
     pub fn recover(&mut self, config: &Config, loses_tail: bool) -> Result<Meta, StorageError> {
+        let lost = if loses_tail { LostFrames::Last } else { LostFrames::None };
+        self.recover_followed(config, None, lost).map(|(meta, _)| meta)
+    }
+
+    /// As [`Self::recover`], with what a standby has followed. Also returns true if that was used.
+    ///
+    /// # Errors
+    /// [`StorageError`]
+    pub fn recover_followed(
+        &mut self,
+        config: &Config,
+        followed: Option<FollowedState>,
+        lost: LostFrames,
+    ) -> Result<(Meta, bool), StorageError> {
         let store = Arc::clone(&self.store);
         let store = store.as_ref();
-        let orphans = store.scan(ObjectId::ORPHANS, Bound::Unbounded, usize::MAX)?;
-        let sessions = store.scan(ObjectId::SESSIONS, Bound::Unbounded, usize::MAX)?;
-        let (mut recovery, from) =
-            Recovery::begin(config.clone(), &self.first_record()?, &orphans, &sessions)?;
+        let first = self.first_record()?;
+        let begun = espalier_standby::begin(store, &self.journal, first, config.clone(), followed)?;
+        let BegunRecovery { mut recovery, rest } = begun;
         let mut fetch = |wanted: &Load| load(store, wanted);
         let (mut failed, mut last) = (None, Vec::new());
         let mut replay = |frame: &[u8]| {
@@ -204,15 +228,15 @@ impl Storage {
                 failed = recovery.frame(frame, &mut fetch).err();
             }
         };
-        self.journal.replay(from, |_, frame| {
-            if loses_tail {
+        rest.replay(&mut self.journal, |frame| match lost {
+            LostFrames::Last => {
                 let before = std::mem::replace(&mut last, frame.to_vec());
                 if !before.is_empty() {
                     replay(&before);
                 }
-            } else {
-                replay(frame);
             }
+            LostFrames::Unfollowed if rest.is_followed() => {}
+            LostFrames::Unfollowed | LostFrames::None => replay(frame),
         })?;
         if let Some(error) = failed {
             return Err(error.into());
@@ -226,7 +250,7 @@ impl Storage {
         for call in calls {
             self.stream_call(call)?;
         }
-        Ok(meta)
+        Ok((meta, rest.is_followed()))
     }
 
     fn first_record(&self) -> Result<Vec<u8>, StorageError> {
@@ -414,14 +438,7 @@ fn first_records(config: &Config, time: Time) -> Vec<TableWrite> {
 }
 
 fn load(store: &dyn Store, wanted: &Load) -> Result<IoDone, Errno> {
-    let done = match wanted {
-        Load::Record { object, key } => store.get(*object, key).map(IoDone::Record),
-        Load::Dentries { dir, from, limit } => {
-            let object = ObjectId::fragment(*dir, 0);
-            store.scan(object, Bound::Included(&from.to_be_bytes()), *limit).map(IoDone::Dentries)
-        }
-    };
-    done.map_err(|error| error.errno())
+    espalier_standby::load(store, wanted).map_err(|error| error.errno())
 }
 
 fn stream_call(store: &dyn Store, call: StreamCall) -> Result<StreamDone, StoreError> {

@@ -39,6 +39,32 @@ fn standby_fences_paused_server() {
     }
 }
 
+/// As [`scenario`], with a warm standby.
+fn warm_scenario(seed: u64, faults: &str) -> String {
+    scenario(seed, faults).replace("standbys = 1\n", "standbys = 1\nstandby_replay = true\n")
+}
+
+#[test]
+fn warm_standby_uses_what_it_has_followed() {
+    let mut followed = 0;
+    for (seed, faults) in [
+        (0, "crash = { at = [\"6 s\"], for = \"20 s\", nodes = [0] }\n"),
+        (1, "crash = { at = [\"6 s\"], for = \"20 s\", nodes = [1] }\n"),
+        (2, "pause = { at = [\"6 s\"], for = \"14 s\", nodes = [0] }\n"),
+        (3, PAUSED),
+        (6, KILLED),
+        (7, KILLED),
+        (4, SLOW),
+        (5, SPLIT),
+    ] {
+        let text = warm_scenario(seed, faults);
+        let (result, lines) = fuzz::run_scenario(&text, &mut ());
+        result.unwrap_or_else(|failure| panic!("{failure}\n{}\n{text}", lines.join("\n")));
+        followed += lines.iter().filter(|line| line.contains("is_followed: true")).count();
+    }
+    assert!(followed >= 4, "{followed} takeovers used what was followed");
+}
+
 #[test]
 fn short_pause_moves_no_rank() {
     let (passed, lines) = run(1, "pause = { at = [\"6 s\"], for = \"5 s\", nodes = [0] }\n");
@@ -74,7 +100,9 @@ const ENOUGH: u64 = 20;
 /// Two servers are paused for longer than their leases; then others are killed.
 const PAUSED: &str = "pause = { at = [\"6 s\", \"6100 ms\"], for = \"14 s\", nodes = [0, 1] }\n\
     crash = { at = [\"9 s\", \"22 s\", \"22100 ms\", \"22200 ms\"], for = \"3 s\" }\n";
-/// As before, with writes that take long when the servers are paused.
+/// Servers are killed one after the other: a standby takes over at once.
+const KILLED: &str = "crash = { at = [\"6 s\", \"9 s\", \"12 s\", \"15 s\", \"18 s\"], for = \"2 s\" }\n";
+/// As in `PAUSED`, with writes that take long when the servers are paused.
 const SLOW: &str = "slowness = 300.0\nslow_disk = { at = [\"5 s\", \"5001 ms\"], for = \"2 s\", nodes = [0, 1] }\n\
     pause = { at = [\"6 s\", \"6100 ms\"], for = \"14 s\", nodes = [0, 1] }\n";
 /// A server does not reach the store, and the network is split: some clients may reach only it.
@@ -84,6 +112,7 @@ const SPLIT: &str = "store_cut = { at = [\"6 s\"], for = \"20 s\", nodes = [0] }
 #[test]
 fn mutants_of_failover_are_detected() {
     let caught = |mutation: Mutation, faults: &str| {
+        let scenario = if mutation == Mutation::TrustedStandby { warm_scenario } else { scenario };
         let is_caught =
             |seed: &u64| fuzz::run_scenario(&scenario(*seed, faults), &mut Mutant::new(mutation)).0.is_err();
         let caught = (0..ENOUGH).find(is_caught);
@@ -99,6 +128,7 @@ fn mutants_of_failover_are_detected() {
         (Mutation::AnswersPastLease, SPLIT),
         (Mutation::UnfencedTakeover, SLOW),
         (Mutation::LostTail, PAUSED),
+        (Mutation::TrustedStandby, KILLED),
         (Mutation::UnguardedMap, PAUSED),
         (Mutation::RenewedFenced, SPLIT),
         (Mutation::PrematureTrim, PAUSED),

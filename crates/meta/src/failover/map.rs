@@ -33,6 +33,8 @@ pub struct ServerEntry {
     /// Name of the instance at the store, for fencing.
     pub store_client: String,
     pub state: ServerState,
+    /// As a standby, it follows the journals of ranks that others serve.
+    pub standby_replay: bool,
     /// Raised with each renewal of the server's lease.
     pub heartbeat: u64,
 }
@@ -75,6 +77,18 @@ impl ClusterMap {
     pub fn held_by(&self, instance: InstanceId) -> impl Iterator<Item = Rank> {
         let numbered = (0..).map(Rank).zip(&self.ranks);
         numbered.filter(move |(_, entry)| entry.holder == Some(instance)).map(|(rank, _)| rank)
+    }
+
+    /// The ranks whose journals a server follows: warm standbys share the ranks that others hold.
+    pub fn followed_by(&self, instance: InstanceId) -> impl Iterator<Item = Rank> {
+        let is_warm = |server: &&ServerEntry| server.standby_replay && server.state == ServerState::Standby;
+        let mut standbys: Vec<_> =
+            self.servers.iter().filter(is_warm).map(|server| (server.number, server.instance)).collect();
+        standbys.sort_unstable();
+        let place = standbys.iter().position(|(_, standby)| *standby == instance);
+        let held = (0..).map(Rank).zip(&self.ranks).filter(|(_, entry)| entry.holder.is_some());
+        let count = standbys.len().max(1);
+        held.filter(move |(rank, _)| Some(usize::from(rank.0) % count) == place).map(|(rank, _)| rank)
     }
 
     /// True if a server hands over its ranks.

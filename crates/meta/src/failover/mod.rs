@@ -6,6 +6,9 @@
 //! - A server whose heartbeat stands still for longer than any lease lasts while others read the
 //!   map, or that is known to have ended, is removed from the map. A renewal meanwhile makes the
 //!   compare-and-swap fail. A server that finds itself removed stops for good.
+//! - A warm standby follows the journals of ranks that others hold, without writing anything. If
+//!   such a rank is free, other servers leave it to the standby for a while. What was followed is
+//!   used when the rank's store is opened, which checks it.
 //! - The next holder of a rank fences all earlier ones that were removed before it opens the
 //!   rank's store: what they still write fails.
 
@@ -35,6 +38,8 @@ pub struct Timing {
     pub look_draining_ms: u64,
     /// Time for which a free rank is left to servers with fewer ranks, for each rank held.
     pub spread_ms: u64,
+    /// Time for which a free rank is left to the warm standby that has followed it.
+    pub follower_ms: u64,
     /// Before a rank that could not be fenced or opened is tried again.
     pub retry_ms: u64,
 }
@@ -47,6 +52,7 @@ impl Timing {
         look_ms: 250,
         look_draining_ms: 50,
         spread_ms: 2000,
+        follower_ms: 500,
         retry_ms: 1000,
     };
 }
@@ -97,8 +103,12 @@ pub enum Action {
     Swap { version: u64, map: ClusterMap },
     /// Fence these clients of the store.
     Fence { rank: Rank, clients: Vec<String> },
-    /// Open the rank's store and serve the rank.
+    /// Open the rank's store and serve the rank, with what was followed of it.
     Open { rank: Rank, incarnation: u64 },
+    /// Follow the journal of a rank that another server holds.
+    Follow { rank: Rank },
+    /// Drop what was followed.
+    Unfollow { rank: Rank },
     /// Write everything out and stop serving the rank.
     Close { rank: Rank },
     /// End without writing anything: other servers have taken, or may take, all ranks.
@@ -170,6 +180,10 @@ pub struct Failover {
     ended: BTreeSet<InstanceId>,
     ranks: BTreeMap<Rank, Phase>,
     free_since: BTreeMap<Rank, u64>,
+    /// Ranks whose journals this server follows.
+    follows: BTreeSet<Rank>,
+    /// Followers of free ranks.
+    followers: BTreeMap<Rank, InstanceId>,
     /// When fencing or opening a rank is tried again.
     retry_at: BTreeMap<Rank, u64>,
     stopped: bool,
@@ -193,6 +207,8 @@ impl Failover {
             ended: BTreeSet::new(),
             ranks: BTreeMap::new(),
             free_since: BTreeMap::new(),
+            follows: BTreeSet::new(),
+            followers: BTreeMap::new(),
             retry_at: BTreeMap::new(),
             stopped: false,
             left: false,
@@ -297,6 +313,7 @@ impl Failover {
                 *before = heard;
             }
         }
+        self.note_followers(&map);
         self.heard.retain(|instance, _| map.server(*instance).is_some());
         self.ended.retain(|instance| map.server(*instance).is_some());
         for (rank, entry) in (0..).map(Rank).zip(&map.ranks) {
@@ -308,11 +325,62 @@ impl Failover {
             match (entry.holder == Some(self.own.instance), self.ranks.get(&rank).copied()) {
                 (true, None) => self.taken(rank, entry, actions),
                 (true, Some(Phase::Opened)) if entry.serving => drop(self.ranks.insert(rank, Phase::Serving)),
-                (false, Some(_)) => drop(self.ranks.remove(&rank)),
+                (false, Some(_)) => {
+                    self.ranks.remove(&rank);
+                    actions.push(Action::Unfollow { rank });
+                }
                 _ => {}
             }
         }
         self.known = Some(Known { version, map, since: now });
+    }
+
+    /// Remembers who followed the ranks that are free in the new map.
+    fn note_followers(&mut self, map: &ClusterMap) {
+        self.followers.retain(|rank, _| map.rank(*rank).is_some_and(|entry| entry.holder.is_none()));
+        for (rank, _) in (0..).map(Rank).zip(&map.ranks).filter(|(_, entry)| entry.holder.is_none()) {
+            if let Some(follower) = self.follower(rank) {
+                self.followers.insert(rank, follower);
+            }
+        }
+    }
+
+    /// The standby that follows a rank, or has followed it until it was free.
+    fn follower(&self, rank: Rank) -> Option<InstanceId> {
+        let follows = |map: &ClusterMap| {
+            let follows = |server: &&ServerEntry| map.followed_by(server.instance).any(|it| it == rank);
+            map.servers.iter().find(follows).map(|server| server.instance)
+        };
+        self.followers
+            .get(&rank)
+            .copied()
+            .or_else(|| self.known.as_ref().and_then(|known| follows(&known.map)))
+    }
+
+    /// Follows the ranks that are this server's to follow, and those that are free since.
+    fn follow(&mut self, actions: &mut Vec<Action>) {
+        let Some(Known { map, .. }) = &self.known else { return };
+        let instance = self.own.instance;
+        let drains = self.own.state == ServerState::Draining;
+        let wanted: BTreeSet<_> = map.followed_by(instance).filter(|_| !drains).collect();
+        self.follows.retain(|rank| {
+            let entry = map.rank(*rank);
+            if entry.is_some_and(|entry| entry.holder == Some(instance)) {
+                // The driver uses it when it opens the rank.
+                return false;
+            }
+            let is_free = !drains && entry.is_some_and(|entry| entry.holder.is_none());
+            let stays = is_free || wanted.contains(rank);
+            if !stays {
+                actions.push(Action::Unfollow { rank: *rank });
+            }
+            stays
+        });
+        for rank in wanted {
+            if self.follows.insert(rank) {
+                actions.push(Action::Follow { rank });
+            }
+        }
     }
 
     /// The map names this server as the rank's holder.
@@ -343,6 +411,7 @@ impl Failover {
     /// Requests what is due.
     fn advance(&mut self, now: u64, actions: &mut Vec<Action>) {
         self.fence_again(now, actions);
+        self.follow(actions);
         if self.own.state == ServerState::Draining {
             for (rank, phase) in &mut self.ranks {
                 if matches!(phase, Phase::Opened | Phase::Serving) {
@@ -450,7 +519,9 @@ impl Failover {
         let may_take = |rank: Rank| {
             let since = self.free_since.get(&rank).copied().unwrap_or(now);
             let waits = self.retry_at.get(&rank).is_some_and(|at| now < *at);
-            !waits && !self.ranks.contains_key(&rank) && now >= since + held * self.timing.spread_ms
+            let is_followed = self.follower(rank).is_some_and(|by| by != self.own.instance);
+            let left = held * self.timing.spread_ms + u64::from(is_followed) * self.timing.follower_ms;
+            !waits && !self.ranks.contains_key(&rank) && now >= since + left
         };
         let numbered = (0..).map(Rank).zip(&mut map.ranks);
         let mut free = numbered.filter(|(rank, entry)| entry.holder.is_none() && may_take(*rank));

@@ -4,19 +4,21 @@ use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use espalier_meta::failover::{
     Action, ClusterMap, Failover, Input, InstanceId, RankEntry, ServerEntry, ServerState, StopReason,
     Swapped, Timing,
 };
 use espalier_proto::{ClusterId, Errno, Rank};
+use espalier_standby::{Follow, FollowedState};
 use espalier_store::{Engine, EngineError, EngineFailure};
 use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
+use super::following::{FollowStatus, Following};
 use super::liveness::Liveness;
 use super::ranks::{RankService, RankStarter};
 use super::served::Served;
@@ -34,11 +36,16 @@ const LEAVE: Duration = Duration::from_secs(10);
 
 /// The stores of all ranks, shared by the servers of a cluster.
 pub trait RankStores: Send + Sync {
-    /// Opens the store of a rank.
+    /// Opens the store of a rank. `followed`: what this server has followed of it.
     ///
     /// # Errors
     /// The rank is given back, and tried again later.
-    fn open(&self, rank: Rank) -> Result<Volume, Error>;
+    fn open(&self, rank: Rank, followed: Option<FollowedState>) -> Result<Volume, Error>;
+
+    /// Follows the journal of a rank that another server serves; `None`: that is not possible.
+    fn follow(&self, _rank: Rank) -> Option<Box<dyn Follow>> {
+        None
+    }
 
     /// Excludes these clients of the store, earlier holders of the rank: on return, none of their
     /// writes takes effect.
@@ -57,6 +64,8 @@ pub struct SharedRanks {
     pub number: u16,
     /// Address for clients and other servers, as `HOST:PORT`; `None`: the bound one.
     pub address: Option<String>,
+    /// As a standby, follow the journals of ranks that others serve.
+    pub standby_replay: bool,
     /// Directory of the server's control socket.
     pub dir: PathBuf,
 }
@@ -112,6 +121,13 @@ pub struct Known {
     instance: InstanceId,
     map: Mutex<(u64, ClusterMap)>,
     starter: Arc<RankStarter>,
+    follows: Mutex<BTreeMap<Rank, Following>>,
+}
+
+impl Known {
+    fn follows(&self) -> MutexGuard<'_, BTreeMap<Rank, Following>> {
+        self.follows.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// The status of a server that shares its store with others.
@@ -125,6 +141,8 @@ pub struct ClusterStatus {
     pub map: ClusterMap,
     /// Ranks that the server serves.
     pub ranks: Vec<Status>,
+    /// Ranks whose journals the server follows.
+    pub follows: Vec<FollowStatus>,
 }
 
 /// The status of the server with this directory.
@@ -147,7 +165,8 @@ pub(super) fn answer(known: &Known, url: &str) -> serde_json::Result<String> {
     };
     let ranks = known.starter.table.all().into_iter().map(status).collect();
     let (pid, url, instance) = (std::process::id(), url.into(), known.instance);
-    serde_json::to_string(&ClusterStatus { pid, url, instance, version, map, ranks })
+    let follows = known.follows().iter().map(|(rank, following)| following.status(*rank)).collect();
+    serde_json::to_string(&ClusterStatus { pid, url, instance, version, map, ranks, follows })
 }
 
 enum DriverEvent {
@@ -171,14 +190,15 @@ impl Coordinator {
         incarnation: u64,
         address: SocketAddr,
     ) -> Self {
-        let SharedRanks { engine, stores, number, address: advertised, .. } = shared;
+        let SharedRanks { engine, stores, number, address: advertised, standby_replay, .. } = shared;
         let (instance, store_client) = (InstanceId(incarnation), engine.address());
         let address = advertised.unwrap_or_else(|| address.to_string());
         let (state, heartbeat) = (ServerState::Standby, 0);
-        let own = ServerEntry { instance, number, address, store_client, state, heartbeat };
+        let own = ServerEntry { instance, number, address, store_client, state, standby_replay, heartbeat };
         let (messages, received) = mpsc::channel();
         let starter = Arc::new(starter);
-        let known = Arc::new(Known { instance, map: Mutex::default(), starter: Arc::clone(&starter) });
+        let (map, follows, of_known) = (Mutex::default(), Mutex::default(), Arc::clone(&starter));
+        let known = Arc::new(Known { instance, map, starter: of_known, follows });
         let liveness = Liveness::new(instance, &starter, {
             let messages = messages.clone();
             move |instance| {
@@ -255,6 +275,7 @@ impl Driver {
     fn run(mut self, received: &mpsc::Receiver<DriverEvent>) -> Result<(), StopReason> {
         let outcome = self.coordinate(received);
         std::mem::take(&mut self.services).into_values().for_each(RankService::abandon);
+        self.known.follows().clear();
         outcome
     }
 
@@ -282,6 +303,8 @@ impl Driver {
                     }
                     Action::Fence { rank, clients } => self.fence(rank, clients),
                     Action::Open { rank, incarnation } => self.open(rank, incarnation),
+                    Action::Follow { rank } => self.follow(rank),
+                    Action::Unfollow { rank } => drop(self.known.follows().remove(&rank)),
                     Action::Close { rank } => self.close(rank),
                     Action::Stop(reason) => return Err(reason),
                     Action::Leave => return Ok(()),
@@ -367,15 +390,28 @@ impl Driver {
         });
     }
 
+    fn follow(&self, rank: Rank) {
+        if let Some(follower) = self.stores.follow(rank) {
+            tracing::info!(%rank, "following the journal of a rank");
+            self.known.follows().insert(rank, Following::start(follower, rank));
+        }
+    }
+
     fn open(&self, rank: Rank, incarnation: u64) {
         let (stores, starter) = (Arc::clone(&self.stores), Arc::clone(&self.starter));
         let (messages, lease) = (self.messages.clone(), self.lease.clone());
+        let following = self.known.follows().remove(&rank);
         std::thread::spawn(move || {
-            let opened = stores.open(rank).and_then(|volume| {
-                let events = volume.replayed;
+            let began = Instant::now();
+            let followed = following.and_then(Following::end);
+            let opened = stores.open(rank, followed).and_then(|volume| {
+                let (events, tail, warm) = (volume.replayed, volume.replayed_tail, volume.is_warm);
                 let path = format!("rank {rank}");
                 let service = starter.start(volume, Path::new(&path), incarnation, Some(lease))?;
-                tracing::info!(%rank, incarnation, events, "serving a rank: replayed its journal");
+                let ms = began.elapsed().as_millis();
+                tracing::info!(
+                    %rank, incarnation, events, tail, warm, ms, "serving a rank: replayed its journal"
+                );
                 Ok(service)
             });
             let _ = messages.send(DriverEvent::Opened(rank, Box::new(opened)));

@@ -5,6 +5,7 @@ mod balancing;
 mod connection;
 mod delegate;
 mod failover;
+mod following;
 mod liveness;
 mod machine;
 mod peers;
@@ -36,6 +37,7 @@ pub use failover::{
     ClusterStatus, RankStores, SharedRanks, add_to_cluster_map, create_cluster_map, read_cluster_map,
     status_of_server,
 };
+pub use following::FollowStatus;
 use ranks::{RankService, RankStarter, RankTable, check_stores};
 use served::{DataServed, answer_of_ranks, expose};
 

@@ -28,6 +28,9 @@ pub fn text(seed: u64, strip: u64, calm: u64, random: &mut Random) -> String {
         // Writing to a string cannot fail.
         let _ = writeln!(text, "{line}");
     };
+    if Seed(seed).random("fuzz standby replay", 0).random() {
+        say("standby_replay = true".into());
+    }
     say(format!("ranks = {}", random.random_range(1..=4)));
     say(format!("clients = {}", random.random_range(2..=4)));
     say("durability = \"durable\"".into());

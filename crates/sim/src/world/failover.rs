@@ -18,7 +18,8 @@ use espalier_meta::failover::{
     Action, Failover, Input, InstanceId, ServerEntry, ServerState, StopReason, Timing,
 };
 use espalier_proto::{Ino, Rank, ServerMap, Welcome};
-use espalier_store::{Engine, MemoryEngine};
+use espalier_standby::{Follow, Follower};
+use espalier_store::{Engine, MemoryEngine, Superblock};
 
 use crate::clock::Clock;
 use crate::disk::{DiskModel, DiskRequest};
@@ -27,7 +28,7 @@ use crate::node::NodeNumbers;
 use crate::observe::{FailoverEvent, FailoverStep, Node};
 use crate::random::Seed;
 use crate::scenario::Scenario;
-use crate::storage::{Storage, StorageError};
+use crate::storage::{LostFrames, Storage, StorageError};
 use crate::time::Nanos;
 use crate::world::World;
 use crate::world::event::SimEvent;
@@ -49,6 +50,8 @@ const DRAIN: Nanos = Nanos(30_000_000_000);
 const RESTART: Nanos = Nanos(1_000_000_000);
 /// Interval of looks for the time to start a standby.
 const STANDBY: Nanos = Nanos(100_000_000);
+/// Interval of a standby's looks at a journal.
+const FOLLOW: Nanos = Nanos(1_000_000_000);
 /// Bytes that are read when a rank is opened.
 const OPENED_BYTES: usize = 1 << 20;
 
@@ -68,6 +71,8 @@ pub enum ProcessEvent {
         since: Nanos,
         is_closed: bool,
     },
+    /// The next look at the journal of a rank that is followed.
+    Follow(Rank),
     /// The next attempt to reach another process.
     Watch(InstanceId),
 }
@@ -111,6 +116,8 @@ struct RunningProcess {
     /// Connections to peers that get all addresses.
     followers: Vec<WireId>,
     watched: BTreeMap<InstanceId, Watched>,
+    /// Ranks whose journals the process follows.
+    follows: BTreeMap<Rank, Box<Follower<MemoryEngine>>>,
 }
 
 impl FailoverCluster {
@@ -187,6 +194,7 @@ impl World<'_> {
             address: process.to_string(),
             store_client: engine.address(),
             state: ServerState::Standby,
+            standby_replay: self.scenario.cluster.standby_replay,
             heartbeat: 0,
         };
         slot.start += 1;
@@ -200,6 +208,7 @@ impl World<'_> {
             published: ServerMap::NONE,
             followers: Vec::new(),
             watched: BTreeMap::new(),
+            follows: BTreeMap::new(),
         });
         let start = slot.start;
         self.fabric.revive(self.numbers.process(process));
@@ -311,6 +320,10 @@ impl World<'_> {
                 Some(until) => self.fabric.queue.add(until, SimEvent::Process { process, start, event }),
                 None => self.open_rank(process, start, rank, incarnation),
             },
+            ProcessEvent::Follow(rank) => match self.store_reached(process) {
+                Some(until) => self.fabric.queue.add(until, SimEvent::Process { process, start, event }),
+                None => self.look_at_journal(process, start, rank),
+            },
             ProcessEvent::Close { rank, since, is_closed } => {
                 self.close_rank(process, start, rank, since, is_closed);
             }
@@ -367,6 +380,21 @@ impl World<'_> {
                 let event = ProcessEvent::Open { rank, incarnation };
                 self.fabric.after(time, SimEvent::Process { process, start, event });
             }
+            Action::Follow { rank } => {
+                let service = &self.servers[self.numbers.service(process, rank).0 as usize];
+                let (config, superblock) = (service.config.clone(), cluster.store.superblock());
+                let superblock = Superblock { rank, ..superblock.clone() };
+                let Some(running) = cluster.running(process, start) else { return };
+                let follower = Follower::new(Arc::clone(&running.engine), superblock, config, 1 << 20);
+                running.follows.insert(rank, Box::new(follower));
+                let event = ProcessEvent::Follow(rank);
+                self.fabric.after(Nanos::ZERO, SimEvent::Process { process, start, event });
+            }
+            Action::Unfollow { rank } => {
+                if let Some(running) = cluster.running(process, start) {
+                    running.follows.remove(&rank);
+                }
+            }
             Action::Close { rank } => {
                 let event = ProcessEvent::Close { rank, since: now, is_closed: false };
                 self.fabric.after(Nanos::ZERO, SimEvent::Process { process, start, event });
@@ -415,22 +443,41 @@ impl World<'_> {
         }
     }
 
+    /// A standby reads what was written to a journal since its last look.
+    fn look_at_journal(&mut self, process: u32, start: u64, rank: Rank) {
+        let Some(cluster) = &mut self.failover else { return };
+        let Some(running) = cluster.running(process, start) else { return };
+        let Some(follower) = running.follows.get_mut(&rank) else { return };
+        // After an error, such as a store that is being changed, the next look begins again.
+        let delay = if follower.look().unwrap_or(false) { Nanos::ZERO } else { FOLLOW };
+        let event = ProcessEvent::Follow(rank);
+        self.fabric.after(delay, SimEvent::Process { process, start, event });
+    }
+
     /// Opens the store of a rank and serves it.
     fn open_rank(&mut self, process: u32, start: u64, rank: Rank, incarnation: u64) {
         let Some(cluster) = &mut self.failover else { return };
         let superblock = cluster.store.superblock().clone();
         let Some(running) = cluster.running(process, start) else { return };
         let (servers, lease) = (running.published.clone(), running.machine.served_until());
+        let followed = running.follows.remove(&rank).and_then(|follower| follower.end());
         let service = &mut self.servers[self.numbers.service(process, rank).0 as usize];
-        let loses_tail = self.fabric.mutator.skips(FailoverStep::Replay);
+        let mutator = &self.fabric.mutator;
+        let lost = match (mutator.skips(FailoverStep::Replay), mutator.skips(FailoverStep::ReplayRest)) {
+            (true, _) => LostFrames::Last,
+            (false, true) => LostFrames::Unfollowed,
+            (false, false) => LostFrames::None,
+        };
         running.engine.set_now(service.clock.time(self.fabric.now));
         let opened = Storage::open_shared(&running.engine, &superblock, rank).and_then(|mut storage| {
-            let meta = storage.recover(&service.config, loses_tail)?;
-            Ok((storage, meta))
+            let (meta, is_followed) = storage.recover_followed(&service.config, followed, lost)?;
+            Ok((storage, meta, is_followed))
         });
         let done = opened.is_ok();
         match opened {
-            Ok((storage, meta)) => {
+            Ok((storage, meta, is_followed)) => {
+                let event = FailoverEvent::Opened { process, rank, is_followed };
+                self.fabric.observer.failover(self.fabric.now, &event);
                 let routes = of_map(&servers, self.numbers);
                 let started = Started { storage, meta, incarnation, lease, routes, servers };
                 service.begin_shared(&mut self.fabric, started);
