@@ -2,7 +2,8 @@
 # ceph-cluster.sh up DIR [POOL...] | down DIR: a throw-away Ceph cluster on this machine, for tests.
 #
 # One monitor and one OSD (bluestore on a sparse file) on free ports of 127.0.0.1, without
-# authentication. All of it is in DIR; programs find it with CEPH_CONF=DIR/ceph.conf. It survives
+# authentication. OSDS=3 makes three. A pool NAME:ec is erasure-coded with k=2 and m=1, and needs
+# them. All of it is in DIR; programs find it with CEPH_CONF=DIR/ceph.conf. It survives
 # `stop-osd DIR` and `start-osd DIR`.
 set -euo pipefail
 command=${1:?up, down, stop-osd or start-osd}
@@ -11,6 +12,7 @@ shift 2
 PATH=$PATH:/usr/sbin:/sbin
 export CEPH_CONF=$dir/ceph.conf
 unset CEPH_ARGS
+osds=${OSDS:-1}
 
 fail() {
     echo "ceph-cluster: $*" >&2
@@ -91,7 +93,7 @@ paxos_propose_interval = 0.01
 [mon]
 mon_data = $dir/mon
 [osd]
-osd_data = $dir/osd
+osd_data = $dir/osd-\$id
 osd_objectstore = bluestore
 osd_memory_target = 1073741824
 bluestore_block_create = true
@@ -103,7 +105,9 @@ log_file =
 CONF
     ceph-authtool "$dir/keyring" --create-keyring --gen-key -n mon. --cap mon 'allow *'
     ceph-authtool "$dir/keyring" --gen-key -n client.admin --cap mon 'allow *' --cap osd 'allow *'
-    ceph-authtool "$dir/keyring" --gen-key -n osd.0 --cap mon 'allow profile osd' --cap osd 'allow *'
+    for n in $(seq 0 $((osds - 1))); do
+        ceph-authtool "$dir/keyring" --gen-key -n "osd.$n" --cap mon 'allow profile osd' --cap osd 'allow *'
+    done
     monmaptool --create --fsid "$(sed -n 's/^fsid = //p' "$dir/ceph.conf")" \
         --addv a "[v2:127.0.0.1:$port/0]" --set-min-mon-release pacific "$dir/monmap"
     ceph-mon --mkfs -i a --monmap "$dir/monmap" --keyring "$dir/keyring"
@@ -111,24 +115,47 @@ CONF
 
 ask() { timeout 20 ceph --connect-timeout 10 "$@"; }
 
-osd_is_up() { grep -q ' 1 up' <<< "$(ask osd stat)"; }
+# Numbers of the OSDs.
+all_osds() { find "$dir" -maxdepth 1 -name 'osd-*' -type d | sed 's/.*-//'; }
+
+osd_is_up() { grep -q " $(all_osds | wc -l) up" <<< "$(ask osd stat)"; }
 
 osd_is_down() { grep -q ' 0 up' <<< "$(ask osd stat)"; }
 
+start_osds() {
+    local n
+    for n in $(all_osds); do start "osd-$n" ceph-osd -f -i "$n"; done
+    wait_for osd_is_up
+}
+
+stop_osds() { # signal
+    local n
+    for n in $(all_osds); do stop "osd-$n" "$1"; done
+}
+
 up() {
-    mkdir -p "$dir/mon" "$dir/osd"
+    mkdir -p "$dir/mon"
     [ ! -e "$dir/ceph.conf" ] || fail "$dir has a cluster"
     configure >> "$dir/log" 2>&1 || fail "cannot make the monitor: see $dir/log"
     start mon ceph-mon -f -i a
     wait_for ask mon stat
-    local uuid
-    uuid=$(cat /proc/sys/kernel/random/uuid)
-    ask osd new "$uuid" 0 >> "$dir/log" 2>&1 || fail "cannot add the OSD: see $dir/log"
-    ceph-osd -i 0 --mkfs --osd-uuid "$uuid" >> "$dir/log" 2>&1 || fail "cannot make the OSD: see $dir/log"
-    start osd ceph-osd -f -i 0
-    wait_for osd_is_up
+    local uuid n
+    for n in $(seq 0 $((osds - 1))); do
+        mkdir "$dir/osd-$n"
+        uuid=$(cat /proc/sys/kernel/random/uuid)
+        ask osd new "$uuid" "$n" >> "$dir/log" 2>&1 || fail "cannot add an OSD: see $dir/log"
+        ceph-osd -i "$n" --mkfs --osd-uuid "$uuid" >> "$dir/log" 2>&1 || fail "cannot make an OSD: see $dir/log"
+    done
+    start_osds
     for pool in "$@"; do
-        ask osd pool create "$pool" 8 8 replicated --autoscale-mode=off >> "$dir/log" 2>&1
+        if [ "$pool" != "${pool%:ec}" ]; then
+            pool=${pool%:ec}
+            ask osd erasure-code-profile set k2m1 k=2 m=1 crush-failure-domain=osd >> "$dir/log" 2>&1
+            ask osd pool create "$pool" 8 8 erasure k2m1 --autoscale-mode=off >> "$dir/log" 2>&1
+            ask osd pool set "$pool" allow_ec_overwrites true >> "$dir/log" 2>&1
+        else
+            ask osd pool create "$pool" 8 8 replicated --autoscale-mode=off >> "$dir/log" 2>&1
+        fi
         ask osd pool application enable "$pool" espalier >> "$dir/log" 2>&1
         # Returns when the pool accepts writes.
         wait_for timeout 60 rados -p "$pool" create probe
@@ -139,16 +166,15 @@ up() {
 case $command in
 up) up "$@" ;;
 down)
-    stop osd KILL
+    stop_osds KILL
     stop mon KILL
     ;;
 stop-osd)
-    stop osd TERM
+    stop_osds TERM
     wait_for osd_is_down
     ;;
 start-osd)
-    start osd ceph-osd -f -i 0
-    wait_for osd_is_up
+    start_osds
     ;;
 *) fail "unknown command $command" ;;
 esac
