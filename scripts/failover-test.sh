@@ -1,7 +1,7 @@
 #!/bin/bash
 # failover-test.sh: servers over a shared store fail over. Two mounts work while the servers of
 # ranks are killed, paused and ended; nothing is lost, and the waits are short. Makes a cluster of
-# its own, unless CEPH_CONF and POOL name one for tests.
+# its own with an erasure-coded pool for big files, unless CEPH_CONF and POOL name one for tests.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 BUILD=$(realpath "${BUILD:-target/release}")
@@ -79,14 +79,15 @@ worker() {
 
 if [ -z "${CEPH_CONF:-}" ] || [ -z "${POOL:-}" ]; then
     section 'a cluster of Ceph'
-    own=yes POOL=esp
+    own=yes POOL=esp DATA_POOL=esp-data
     export CEPH_CONF=$work/ceph/ceph.conf
-    scripts/ceph-cluster.sh up "$work/ceph" "$POOL"
+    OSDS=3 scripts/ceph-cluster.sh up "$work/ceph" "$POOL" "$DATA_POOL:ec"
 fi
 
 section 'make a cluster of two ranks and a warm standby'
 "$bin" cluster init "$cluster" --store "rados:$POOL/failover-$$" --ranks 2 --standbys 1 --standby-replay \
-    --listen "127.0.0.1:${PORT:-17680}" > /dev/null
+    ${DATA_POOL:+--data-pool "$DATA_POOL"} --listen "127.0.0.1:${PORT:-17680}" > /dev/null
+refused 'required arguments' "$bin" cluster init "$work/other" --data-pool x
 refused 'cannot be used with' "$bin" cluster init "$work/other" --store "rados:$POOL/x" --servers 2
 up
 until_true follows 0
@@ -113,6 +114,8 @@ tar -xf "$work/source.tar" -C "$work/source"
 section 'a server is killed while a source tree is extracted'
 mkdir "$a/home-1/tree" "$b/home-2/tree"
 tar -xf "$work/source.tar" -C "$a/home-1/tree" & extracting=$!
+head -c 30M /dev/urandom > "$work/big"
+cp "$work/big" "$a/home-1/big" & copying=$!
 sleep 0.3
 server=$(holder 0) mark=$(milliseconds)
 kill_server "$server"
@@ -120,6 +123,8 @@ until_true has_moved 0 "$server"
 echo "rank 0 is served again after $(($(milliseconds) - mark)) ms"
 grep -h 'serving a rank.*rank=0' "$cluster/server-$(holder 0)/log" | tail -n 1
 wait "$extracting"
+wait "$copying"
+cmp "$work/big" "$b/home-1/big"
 sleep 3
 waited=$(longest_wait "$mark")
 echo "longest wait: $waited ms"

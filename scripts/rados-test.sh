@@ -1,6 +1,7 @@
 #!/bin/bash
 # rados-test.sh: a file system in a RADOS cluster: mounts, kills, a second mount, a cluster that is
-# away, dumps. Makes a cluster of its own, unless CEPH_CONF and POOL name one for tests.
+# away, dumps, big files in an erasure-coded pool. Makes a cluster of its own, unless CEPH_CONF and
+# POOL name one for tests, and DATA_POOL an erasure-coded pool of it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bin=$(realpath "${BUILD:-target/release}/espalier")
@@ -32,9 +33,9 @@ fail() {
 
 section 'a cluster'
 if [ -z "${CEPH_CONF:-}" ] || [ -z "${POOL:-}" ]; then
-    own=yes POOL=esp
+    own=yes POOL=esp DATA_POOL=esp-data
     export CEPH_CONF=$work/ceph/ceph.conf
-    scripts/ceph-cluster.sh up "$work/ceph" "$POOL"
+    OSDS=3 scripts/ceph-cluster.sh up "$work/ceph" "$POOL" "$DATA_POOL:ec"
 fi
 store=rados:$POOL/test$$
 # The process that serves the mount.
@@ -165,4 +166,68 @@ section 'dump, and load into a directory and back'
 mount_it "$store-copy" "$mnt"
 diff -r --exclude docs "$work/tree" "$mnt/tree" || fail 'the loaded file system differs'
 "$bin" umount "$mnt"
+if [ -n "${DATA_POOL:-}" ]; then
+    section 'big files in an erasure-coded pool'
+    two=rados:$POOL/two$$
+    # refused STORE POOL WORDS: mkfs with this data pool fails with these words.
+    refused() {
+        local at=$1 pool=$2 words=$3
+        if "$bin" mkfs "$at" --data-pool "$pool" 2> "$work/refused"; then fail "mkfs accepts the pool $pool"; fi
+        grep -q "$words" "$work/refused" || fail "mkfs with the pool $pool: $(cat "$work/refused")"
+    }
+    refused "$two" no-such-pool 'there is no pool no-such-pool'
+    refused "$two" "$POOL" 'is that of the metadata'
+    refused "$work/dir" "$DATA_POOL" 'for stores in a cluster'
+    if "$bin" mkfs "rados:$DATA_POOL/x" 2> "$work/refused"; then fail 'mkfs puts metadata into an erasure-coded pool'; fi
+    grep -q 'is erasure-coded, and cannot have metadata' "$work/refused" || fail "mkfs: $(cat "$work/refused")"
+    [ -z "$(rados -p "$POOL" -N "two$$" ls)" ] || fail 'a refused mkfs leaves objects'
+    "$bin" mkfs --journal 32M "$two" --data-pool "$DATA_POOL"
+    mount_it "$two" "$mnt"
+    cp -a "$work/tree" "$mnt/"
+    grep -q "pool *$DATA_POOL (bytes of big files)" <<< "$("$bin" status "$mnt")" || fail "$("$bin" status "$mnt")"
+    sync "$mnt/tree/big"
+    kill -9 "$(server)"
+    mount_it "$two" "$mnt"
+    diff -r "$work/tree" "$mnt/tree" || fail 'files differ after a kill'
+    truncate -s 5M "$mnt/tree/big"
+    head -c 1M /dev/urandom | tee "$work/part" | dd of="$mnt/tree/big" bs=64K seek=40 conv=notrunc iflag=fullblock status=none
+    head -c 5M "$work/tree/big" > "$work/expected"
+    dd if="$work/part" of="$work/expected" bs=64K seek=40 conv=notrunc status=none
+    "$bin" umount "$mnt"
+    "$bin" fsck "$two"
+    grep -q "pool *$DATA_POOL (bytes of big files)" <<< "$("$bin" status "$two")" || fail "$("$bin" status "$two")"
+    of_data() { rados -p "$DATA_POOL" -N "two$$" "$@"; }
+    of_data ls > "$work/objects"
+    grep -q '^0\.s\.' "$work/objects" || fail 'no bytes are in the data pool'
+    while read -r object; do
+        [ "$(rados -p "$POOL" -N "two$$" stat "$object" | sed 's/.*size //')" = 0 ] || fail "$object has bytes beside its record"
+    done < <(rados -p "$POOL" -N "two$$" ls | grep '^0\.s\.')
+
+    section 'the same: dump and load, migration out and in, repair, a lost pool'
+    mount_it "$two" "$mnt"
+    cmp "$work/expected" "$mnt/tree/big" || fail 'a big file differs after mounting again'
+    "$bin" umount "$mnt"
+    "$bin" dump "$two" "$work/two.dump"
+    "$bin" load --verify "$work/two.dump" "$two-copy" --data-pool "$DATA_POOL"
+    grep -q '^0\.s\.' <<< "$(rados -p "$DATA_POOL" -N "two$$-copy" ls)" || fail 'a load does not use the data pool'
+    if "$bin" load --resume "$work/two.dump" "$two-copy" --data-pool other 2> "$work/refused"; then fail 'loaded into another pool'; fi
+    "$bin" migrate "$two" "$work/out"
+    "$bin" migrate "$work/out" "$two-in" --data-pool "$DATA_POOL"
+    mount_it "$two-in" "$mnt"
+    cmp "$work/expected" "$mnt/tree/big" || fail 'a big file differs after two migrations'
+    # Replaces the store that has moved away, with its bytes.
+    "$bin" migrate "$mnt" "$two" --force --data-pool "$DATA_POOL"
+    cmp "$work/expected" "$mnt/tree/big" || fail 'a big file differs after the migration of a mount'
+    "$bin" umount "$mnt"
+    rados -p "$POOL" -N "two$$" rm 0.j.000000
+    (cd "$work" && "$bin" fsck --repair "$two") > "$work/repaired" || [ $? = 1 ] || fail "$(cat "$work/repaired")"
+    "$bin" fsck "$two"
+    of_data get owner "$work/owner"
+    of_data rm owner
+    if mount_it --foreground "$two" "$mnt" 2> "$work/refused"; then fail 'mounted without the big files'; fi
+    grep -q "pool $DATA_POOL does not have the big files" "$work/refused" || fail "$(cat "$work/refused")"
+    of_data put owner "$work/owner"
+    "$bin" mkfs --force "$two"
+    [ -z "$(of_data ls)" ] || fail "mkfs --force leaves $(of_data ls)"
+fi
 echo 'rados-test: passed'

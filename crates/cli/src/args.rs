@@ -150,6 +150,10 @@ pub struct MkfsArgs {
     /// Replace an existing file system, which is lost.
     #[arg(long)]
     pub force: bool,
+    /// In a cluster: pool for the bytes of big files, which may be erasure-coded [default: that of
+    /// the rest].
+    #[arg(long, value_name = "POOL", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    pub data_pool: Option<String>,
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
@@ -311,6 +315,10 @@ pub struct InitArgs {
     /// metadata server has a store of its own, without redundancy.
     #[arg(long, value_name = "STORE", conflicts_with = "servers")]
     pub store: Option<String>,
+    /// With `--store`: pool for the bytes of big files, which may be erasure-coded [default: that
+    /// of the rest].
+    #[arg(long, value_name = "POOL", value_parser = clap::builder::NonEmptyStringValueParser::new(), requires = "store")]
+    pub data_pool: Option<String>,
     /// With `--store`: number of servers besides those of the ranks, to take over.
     #[arg(long, default_value_t = 1, value_name = "N", requires = "store", value_parser = clap::value_parser!(u16).range(0..=1024))]
     pub standbys: u16,
@@ -347,6 +355,7 @@ impl InitArgs {
             servers,
             ranks: 1,
             store: None,
+            data_pool: None,
             standbys: 0,
             standby_replay: false,
             listen,
@@ -602,6 +611,10 @@ pub struct LoadArgs {
     /// Bytes of the dump between two checkpoints of the load. More of them need more memory.
     #[arg(long, default_value = "64M", value_parser = parse_size, value_name = "SIZE")]
     pub interval: u64,
+    /// In a cluster: pool for the bytes of big files, which may be erasure-coded [default: that of
+    /// the rest].
+    #[arg(long, value_name = "POOL", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    pub data_pool: Option<String>,
     #[command(flatten)]
     pub rados: RadosArgs,
 }

@@ -24,7 +24,7 @@ use crate::args::{ClusterCommand, InitArgs};
 use crate::background;
 use crate::copy;
 use crate::serve::{Config, DataEntry, MetaEntry, Role, StorePaths};
-use crate::shared;
+use crate::{shared, table};
 pub use add::AddArgs;
 pub use remove::RemoveArgs;
 
@@ -173,6 +173,7 @@ fn mkfs_options(args: &InitArgs) -> MkfsOptions {
     MkfsOptions {
         label: args.label.clone(),
         journal_bytes: args.journal,
+        data_pool: args.data_pool.clone(),
         uid: rustix::process::geteuid().as_raw(),
         gid: rustix::process::getegid().as_raw(),
         ..MkfsOptions::default()
@@ -615,6 +616,10 @@ fn status(dir: &Path, json: bool) -> Result<ExitCode> {
         all.iter().for_each(|(server, running)| server.print(running.as_ref()));
         if let Some(status) = newest {
             shared::print_ranks(&status.map);
+            let stores = all.iter().filter_map(|(_, running)| running.as_ref()?.stores.first());
+            for pool in stores.take(1).flat_map(|status| &status.pools) {
+                println!("pool {}", table::pool(pool));
+            }
         }
     }
     Ok(if is_up { ExitCode::SUCCESS } else { ExitCode::from(1) })

@@ -72,7 +72,8 @@ fn verify(path: &Path) -> Result<ExitCode> {
 pub(crate) fn load(args: &LoadArgs) -> Result<ExitCode> {
     let (mut dump, bar) = open(&args.file)?;
     let location = args.rados.locate(&args.dir)?;
-    let options = LoadOptions { force: args.force, resume: args.resume, interval: args.interval };
+    let LoadArgs { force, resume, interval, .. } = *args;
+    let options = LoadOptions { force, resume, interval, data_pool: args.data_pool.clone() };
     let loaded = espalier_runtime::load(&mut *dump, &location, &options, |bytes| bar.set_position(bytes))?;
     bar.finish_and_clear();
     println!("loaded {} into {}{}", reported(&loaded), args.dir.display(), resumed(&loaded));

@@ -168,6 +168,7 @@ fn mkfs(args: &MkfsArgs) -> Result<ExitCode> {
         strip_bytes,
         journal_bytes: args.journal,
         force: args.force,
+        data_pool: args.data_pool.clone(),
         uid: rustix::process::geteuid().as_raw(),
         gid: rustix::process::getegid().as_raw(),
         ..MkfsOptions::default()

@@ -7,8 +7,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueHint};
 use espalier_runtime::{
-    MigrationRequest, MigrationRun, MigrationStatus, migrate_stopped, migration_of, request_migration,
-    stop_migration,
+    MigrationDestination, MigrationRequest, MigrationRun, MigrationStatus, migrate_stopped, migration_of,
+    request_migration, stop_migration,
 };
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -27,8 +27,12 @@ pub struct MigrateArgs {
     #[arg(long)]
     pub force: bool,
     /// Stop the migration of a mounted file system. It can be continued.
-    #[arg(long, conflicts_with_all = ["destination", "force"])]
+    #[arg(long, conflicts_with_all = ["destination", "force", "data_pool"])]
     pub stop: bool,
+    /// At a destination in a cluster: pool for the bytes of big files, which may be erasure-coded
+    /// [default: that of the rest].
+    #[arg(long, value_name = "POOL", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    pub data_pool: Option<String>,
     #[command(flatten)]
     pub rados: RadosArgs,
 }
@@ -49,8 +53,9 @@ pub(crate) fn migrate(args: &MigrateArgs) -> Result<ExitCode> {
             None => bail!("{} is not being migrated by a mount", from.display()),
         };
     };
-    let destination = args.rados.locate(destination)?;
-    let to = destination.full_name();
+    let location = args.rados.locate(destination)?;
+    let (to, data_pool) = (location.full_name(), args.data_pool.clone());
+    let destination = MigrationDestination { location, force: args.force, data_pool: data_pool.clone() };
     // The mount's process may have another environment.
     let conf = args.rados.conf.clone().or_else(|| std::env::var_os("CEPH_CONF").map(PathBuf::from));
     let conf = conf.map(std::path::absolute).transpose();
@@ -60,6 +65,7 @@ pub(crate) fn migrate(args: &MigrateArgs) -> Result<ExitCode> {
         conf: conf.context("the configuration's path is invalid")?,
         user: args.rados.user.clone(),
         force: args.force,
+        data_pool,
     };
     let bar = ProgressBar::new(0);
     bar.set_style(ProgressStyle::with_template(
@@ -71,9 +77,9 @@ pub(crate) fn migrate(args: &MigrateArgs) -> Result<ExitCode> {
                 .with_context(|| format!("the mount of {} has ended: see its log", from.display()))
         })?,
         None => {
-            let run = MigrationRun::new(&destination);
+            let run = MigrationRun::new(&destination.location);
             std::thread::scope(|scope| {
-                scope.spawn(|| migrate_stopped(&source, &destination, args.force, &run));
+                scope.spawn(|| migrate_stopped(&source, &destination, &run));
                 follow(run.status(), &bar, || Ok(run.status()))
             })?
         }

@@ -38,6 +38,9 @@ pub(crate) fn status(args: &StatusArgs) -> Result<ExitCode> {
         Some(moved) => println!("store       {moved} (moved from {})", store.display()),
         None => println!("store       {}", store.display()),
     }
+    for pool in &status.pools {
+        println!("pool        {}", table::pool(pool));
+    }
     println!("uuid        {}  format {}", status.uuid, status.format);
     if !status.label.is_empty() {
         println!("label       {}", status.label);

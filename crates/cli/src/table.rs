@@ -4,6 +4,8 @@ use std::fmt::Write;
 use std::path::Path;
 
 use espalier_runtime::{Figures, FragmentFigures, Messages, MountStatus, RankFigures, Top};
+use espalier_store::{PoolContent, StorePool};
+use indicatif::HumanBytes;
 
 /// Table of operations by kind. The times after the quantiles are means.
 pub(crate) fn operations(figures: &Figures) -> String {
@@ -32,6 +34,18 @@ pub(crate) fn operations(figures: &Figures) -> String {
         );
     }
     out
+}
+
+/// A pool of a store in a cluster.
+pub(crate) fn pool(pool: &StorePool) -> String {
+    let content = match pool.content {
+        PoolContent::Everything => "everything",
+        PoolContent::Metadata => "metadata and small files",
+        PoolContent::BigFiles => "bytes of big files",
+    };
+    let free =
+        pool.free.map_or_else(|| "free space not known".into(), |free| format!("{} free", HumanBytes(free)));
+    format!("{} ({content}), {free}", pool.name)
 }
 
 /// Status of a mount of servers.

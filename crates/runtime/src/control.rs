@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use espalier_meta::LoadReport;
 use espalier_proto::{Errno, Ino};
-use espalier_store::{MigrationState, Superblock};
+use espalier_store::{MigrationState, StorePool, Superblock};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -69,6 +69,9 @@ pub struct Status {
     /// The store that has the file system, if it was migrated.
     pub moved_to: Option<String>,
     pub strip_bytes: u32,
+    /// The pools of a store in a cluster.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pools: Vec<StorePool>,
     /// Inodes in use; known while mounted.
     pub files: Option<u64>,
     pub journal_used_bytes: Option<u64>,
@@ -155,6 +158,7 @@ impl Status {
                 MigrationState::None | MigrationState::Incoming { .. } => None,
             },
             strip_bytes: superblock.strip_bytes,
+            pools: Vec::new(),
             files: None,
             journal_used_bytes: None,
             cache_bytes: None,
@@ -226,7 +230,10 @@ fn ask_mount<T: DeserializeOwned>(mountpoint: &Path, question: &str) -> Result<T
 pub fn status_of(location: impl Into<StoreLocation>) -> Result<Status, Error> {
     let location = location.into();
     // The serving process answers even if its disk has failed.
-    ask(&location.name(), "status").or_else(|_| Ok(Status::of(&location.superblock()?)))
+    ask(&location.name(), "status").or_else(|_| {
+        let (superblock, pools) = location.examine()?;
+        Ok(Status { pools, ..Status::of(&superblock) })
+    })
 }
 
 /// Activity by process and directory since the viewer's last query, at most `rows` of each.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use espalier_meta::{Io, IoDone, Load, StreamCall, StreamDone};
 use espalier_proto::{Errno, Ino, Reply, Space, StreamIo};
-use espalier_store::{Journal, JournalError, MovableStore, Store, StoreError};
+use espalier_store::{Journal, JournalError, MovableStore, Store, StoreError, StorePool};
 
 use crate::caller::groups;
 use crate::flush_behind::Writeback;
@@ -243,12 +243,18 @@ impl Disk {
         self.store.stream_file(ino).map_err(logged).ok().flatten()
     }
 
+    /// Space for the bytes of big files.
     pub fn space(&self) -> Result<Space, Errno> {
         self.store.space().map_err(logged)
     }
 
+    pub fn pools(&self) -> Vec<StorePool> {
+        self.store.pools()
+    }
+
+    /// Space for the tables and the journal.
     pub fn free_space(&self) -> Result<u64, StoreError> {
-        self.store.space().map(|space| space.available)
+        self.store.free_for_metadata()
     }
 
     /// One step of table maintenance; returns true if there is more to do.

@@ -68,6 +68,11 @@ pub enum Error {
     PartDump,
     #[error("the dumps in {} are of a cluster with other servers: create one with as many metadata servers and the same data servers by `espalier cluster init`", .0.display())]
     OtherShape(PathBuf),
+    #[error(
+        "{} has the bytes of its big files in {has}: leave out --data-pool, or replace the store with --force",
+        path.display()
+    )]
+    OtherDataPool { path: PathBuf, has: String },
     #[error("{} is not empty: choose an empty directory for the dump, or --resume an interrupted one", .0.display())]
     NotEmpty(PathBuf),
     #[error("the cluster of {} holds files already: use --force to lose them, on all its servers", .0.display())]

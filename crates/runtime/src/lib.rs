@@ -58,7 +58,7 @@ pub use fsck::{FsckReport, fsck, fsck_cluster, fsck_shared};
 pub use journal_events::{JournalDamage, JournalEvent, JournalSummary, erase_events, read_events};
 pub use limit::may_open;
 pub use location::{RadosAccess, StoreLocation, is_in_cluster};
-pub use migrate::{MigrationRun, MigrationStatus, migrate_stopped};
+pub use migrate::{MigrationDestination, MigrationRun, MigrationStatus, migrate_stopped};
 pub use migrate_mounted::{MigrationRequest, migration_of, request_migration, stop_migration};
 pub use mount::{MountOptions, mount, wanted};
 pub use namespace::{

@@ -8,8 +8,8 @@ use std::time::Duration;
 use espalier_proto::{Rank, Space};
 use espalier_store::{
     Engine, FormatOptions, Journal, LocalOptions, LocalStore, MigrationState, ObjectOptions, ObjectStore,
-    Rados, RadosAddress, RankLease, Store, Superblock, SuperblockError, format_objects, read_superblock,
-    replace_objects_journal, superblock,
+    Rados, RadosAddress, RankLease, Store, StorePool, Superblock, SuperblockError, format_objects, pools_of,
+    read_superblock, replace_objects_journal, superblock,
 };
 
 use crate::error::Error;
@@ -131,6 +131,25 @@ impl StoreLocation {
         Ok(read_superblock(engine, &self.name().to_string_lossy())?)
     }
 
+    /// The superblock, and the pools of a store in a cluster.
+    pub(crate) fn examine(&self) -> Result<(Superblock, Vec<StorePool>), Error> {
+        let Self::Rados(address) = self else { return Ok((self.superblock()?, Vec::new())) };
+        let engine = Rados::connect(address)?;
+        let superblock = self.superblock_in(&engine)?;
+        let pools = pools_of(&engine, &superblock)?;
+        Ok((superblock, pools))
+    }
+
+    /// Refuses the name of a data pool that the existing store does not have.
+    pub(crate) fn check_data_pool(&self, found: &Superblock, wanted: Option<&str>) -> Result<(), Error> {
+        let has = found.data_pool.as_ref().map(|pool| &*pool.name);
+        if wanted.is_none() || wanted == has {
+            return Ok(());
+        }
+        let has = has.map_or_else(|| "the same place as the rest".into(), |pool| format!("the pool {pool}"));
+        Err(Error::OtherDataPool { path: self.name(), has })
+    }
+
     /// As [`Self::superblock`]; `None` if there is no store.
     pub(crate) fn find_superblock(&self) -> Result<Option<Superblock>, Error> {
         use SuperblockError::{NoDirectory, NoStore};
@@ -146,6 +165,9 @@ impl StoreLocation {
     /// Makes empty stores: in a directory of one rank, in a cluster of all.
     pub(crate) fn format(&self, options: &FormatOptions) -> Result<Superblock, Error> {
         match self {
+            Self::Directory(_) if options.data_pool.is_some() => {
+                Err(Error::Option("--data-pool is for stores in a cluster: rados:POOL/NAMESPACE"))
+            }
             Self::Directory(dir) => Ok(superblock::format(dir, options)?),
             Self::Rados(address) => {
                 let engine = Arc::new(Rados::connect(address)?);
@@ -197,7 +219,7 @@ impl StoreLocation {
         }
     }
 
-    /// Space of the file system or pool that has the store, or will have it.
+    /// Space of the file system or pool that has the metadata, or will have them.
     pub(crate) fn space(&self) -> Result<Space, Error> {
         match self {
             Self::Directory(dir) => {
@@ -222,6 +244,8 @@ impl StoreLocation {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use espalier_store::engine::PoolId;
+
     use super::*;
 
     #[test]
@@ -234,6 +258,23 @@ mod tests {
         std::fs::create_dir_all(location.directory().unwrap()).unwrap();
         assert_eq!(before, location.full_name());
         assert_eq!(before, work.path().canonicalize().unwrap().join("real/a/b"));
+    }
+
+    #[test]
+    fn data_pools_are_those_of_stores_in_clusters() {
+        let work = tempfile::tempdir().unwrap();
+        let location = StoreLocation::Directory(work.path().join("a"));
+        let options = FormatOptions { data_pool: Some("data".into()), ..FormatOptions::default() };
+        assert!(matches!(location.format(&options), Err(Error::Option(_))));
+        assert!(!work.path().join("a").exists(), "nothing was made");
+        let superblock = location.format(&FormatOptions::default()).unwrap();
+        location.check_data_pool(&superblock, None).unwrap();
+        let refused = location.check_data_pool(&superblock, Some("data"));
+        assert!(matches!(refused, Err(Error::OtherDataPool { .. })));
+        let data_pool = Some(PoolId { name: "data".into(), number: 3 });
+        let with_pool = Superblock { data_pool, ..superblock };
+        location.check_data_pool(&with_pool, Some("data")).unwrap();
+        assert!(location.check_data_pool(&with_pool, Some("other")).is_err());
     }
 
     #[test]

@@ -108,6 +108,16 @@ impl MigrationRun {
     }
 }
 
+/// Where a store is migrated to.
+#[derive(Clone, Debug)]
+pub struct MigrationDestination {
+    pub location: StoreLocation,
+    /// Replace another store there.
+    pub force: bool,
+    /// As [`MkfsOptions::data_pool`](crate::MkfsOptions::data_pool).
+    pub data_pool: Option<String>,
+}
+
 /// An open store to migrate.
 pub(crate) struct MigrationSource<'a> {
     pub name: &'a Path,
@@ -122,22 +132,22 @@ pub(crate) struct MigrationSource<'a> {
 /// changes the store does not see.
 pub(crate) fn migrate_open(
     source: &MigrationSource<'_>,
-    destination: &StoreLocation,
-    force: bool,
+    destination: &MigrationDestination,
     run: &MigrationRun,
     unseen: impl Fn() -> Vec<Ino>,
 ) -> Result<(), Error> {
     let MigrationSource { name, device, superblock, store, journal } = *source;
-    check(name, superblock, destination)?;
-    if destination.directory().is_some() && depends(&destination.full_name(), name, device) {
+    let to = &destination.location;
+    check(name, superblock, to)?;
+    if to.directory().is_some() && depends(&to.full_name(), name, device) {
         return Err(Error::Option(
             "the destination is inside the source or its mount, or has the source in it: name a directory outside of both",
         ));
     }
     // Fails now if the source cannot be marked at the end.
     store.set_migration(store.migration()?)?;
-    let Some(opened) = prepare((name, superblock), destination, force)? else { return Ok(()) };
-    let to = destination.full_name().to_string_lossy().into_owned();
+    let Some(opened) = prepare((name, superblock), destination)? else { return Ok(()) };
+    let to = to.full_name().to_string_lossy().into_owned();
     let counted = || {
         let unseen = unseen();
         run.state().unseen = unseen.len();
@@ -163,7 +173,7 @@ pub(crate) fn migrate_open(
 ///
 /// # Errors
 /// Errors of both stores. The migration can be repeated.
-pub fn migrate_stopped(source: &StoreLocation, destination: &StoreLocation, force: bool, run: &MigrationRun) {
+pub fn migrate_stopped(source: &StoreLocation, destination: &MigrationDestination, run: &MigrationRun) {
     run.run(|run| {
         let (name, superblock) = (source.full_name(), source.superblock()?);
         if matches!(superblock.migration, MigrationState::None) {
@@ -171,9 +181,9 @@ pub fn migrate_stopped(source: &StoreLocation, destination: &StoreLocation, forc
             let (store, journal) = (MovableStore::new(store), Mutex::new(journal));
             let (name, device, superblock) = (&*name, None, &superblock);
             let source = MigrationSource { name, device, superblock, store: &store, journal: &journal };
-            return migrate_open(&source, destination, force, run, Vec::new);
+            return migrate_open(&source, destination, run, Vec::new);
         }
-        prepare((&name, &superblock), destination, force).map(drop)
+        prepare((&name, &superblock), destination).map(drop)
     });
 }
 
@@ -203,27 +213,31 @@ fn depends(to: &Path, from: &Path, device: Option<u32>) -> bool {
 /// Makes the destination, or opens the incomplete one. `None`: the migration has ended.
 fn prepare(
     (name, superblock): (&Path, &Superblock),
-    destination: &StoreLocation,
-    force: bool,
+    destination: &MigrationDestination,
 ) -> Result<Option<OpenedStore>, Error> {
-    let (from, to) = (name.to_string_lossy(), destination.full_name());
-    let found = destination.find_superblock()?;
-    let start = MigrationStart::decide((&from, superblock), (&to.to_string_lossy(), found.as_ref()), force)?;
-    let open = || destination.open(LocalOptions { incoming: true, ..LocalOptions::default() });
+    let MigrationDestination { location, force, data_pool } = destination;
+    let (from, to) = (name.to_string_lossy(), location.full_name());
+    let found = location.find_superblock()?;
+    let start = MigrationStart::decide((&from, superblock), (&to.to_string_lossy(), found.as_ref()), *force)?;
+    if let Some(found) = found.filter(|_| start != MigrationStart::Format) {
+        location.check_data_pool(&found, data_pool.as_deref())?;
+    }
+    let open = || location.open(LocalOptions { incoming: true, ..LocalOptions::default() });
     match start {
         MigrationStart::Format => {
             let Superblock { label, strip_bytes, journal_bytes, hash_key, uuid, rank, ranks, .. } =
                 superblock.clone();
-            destination.format(&FormatOptions {
+            location.format(&FormatOptions {
                 label,
                 strip_bytes,
                 journal_bytes,
-                force,
+                force: *force,
                 hash_key: Some(hash_key),
                 uuid: Some(uuid),
                 rank,
                 ranks,
                 migration: MigrationState::Incoming { from: from.into_owned() },
+                data_pool: data_pool.clone(),
             })?;
             open().map(Some)
         }

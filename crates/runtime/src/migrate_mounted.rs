@@ -14,7 +14,7 @@ use crate::control::ask;
 use crate::error::Error;
 use crate::frontend::FuseFrontend;
 use crate::location::{RadosAccess, StoreLocation};
-use crate::migrate::{MigrationRun, MigrationSource, MigrationStatus, migrate_open};
+use crate::migrate::{MigrationDestination, MigrationRun, MigrationSource, MigrationStatus, migrate_open};
 use crate::node::Node;
 
 /// A request to migrate the store of a mount.
@@ -28,6 +28,8 @@ pub struct MigrationRequest {
     pub user: Option<String>,
     /// Replace a store at the destination.
     pub force: bool,
+    /// The pool for the bytes of big files at the destination.
+    pub data_pool: Option<String>,
 }
 
 /// Asks the mount of a store to migrate it. `None`: no mount answers.
@@ -150,15 +152,16 @@ impl MountedStore {
             return Err(format!("it has moved to {}", state.name.display()));
         }
         let run = Arc::new(MigrationRun::new(&destination));
+        let MigrationRequest { force, data_pool, .. } = request.clone();
+        let destination = MigrationDestination { location: destination, force, data_pool };
         if let Some(thread) = state.thread.take() {
             let _ = thread.join();
         }
         let (shared, node) = (Arc::clone(&self.state), Arc::clone(&self.node));
-        let (superblock, device, force) = (self.superblock.clone(), self.device, request.force);
+        let (superblock, device) = (self.superblock.clone(), self.device);
         let started = Arc::clone(&run);
-        let migrate = move || {
-            started.run(|run| migrate(&shared, &node, (&superblock, device), &destination, force, run))
-        };
+        let migrate =
+            move || started.run(|run| migrate(&shared, &node, (&superblock, device), &destination, run));
         let thread = std::thread::Builder::new().name("migration".into()).spawn(migrate);
         state.thread = Some(thread.map_err(|error| error.to_string())?);
         state.run = Some(run);
@@ -193,19 +196,18 @@ fn migrate(
     state: &Mutex<MountedState>,
     node: &Node<FuseFrontend>,
     (superblock, device): (&Superblock, Option<u32>),
-    destination: &StoreLocation,
-    force: bool,
+    destination: &MigrationDestination,
     run: &MigrationRun,
 ) -> Result<(), Error> {
     let disk = &node.background_work.disk;
     let name = lock(state).name.clone();
     let (store, journal) = (&disk.store, &disk.journal);
     let source = MigrationSource { name: &name, device, superblock, store, journal };
-    let migrated = migrate_open(&source, destination, force, run, || node.frontend().passed_through());
+    let migrated = migrate_open(&source, destination, run, || node.frontend().passed_through());
     // Also after an error in the last step.
     if run.has_switched() {
         let mut state = lock(state);
-        state.name = destination.full_name();
+        state.name = destination.location.full_name();
         state.has_moved = true;
         tracing::warn!(from = %name.display(), to = %state.name.display(), "the file system has moved");
         if let Some(moved) = &state.moved {

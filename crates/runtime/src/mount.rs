@@ -255,6 +255,7 @@ impl StatusSource for Mount {
 
     fn complete(&self, status: &mut Status) {
         status.moved_to = self.store.moved_to();
+        status.pools = self.node.background_work.disk.pools();
         let is_mounted = mounted_on(&self.mountpoint) == self.device;
         status.mountpoint = is_mounted.then(|| self.mountpoint.clone());
         status.passthrough = Some(self.passthrough && !self.node.background_work.disk.sync);

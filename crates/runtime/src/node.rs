@@ -12,9 +12,7 @@ use std::time::Instant;
 
 use espalier_client::{Answer, Call, Client, Interrupt, Next};
 use espalier_meta::{Cause, Input, IoId, LoadReport, Meta, Now, Outbox, Waiting};
-use espalier_proto::{
-    Caller, ClientId, Errno, Ino, LockOwner, RangeOp, Reply, Request, RequestId, Space, StreamIo,
-};
+use espalier_proto::{Caller, ClientId, Errno, Ino, LockOwner, RangeOp, Reply, Request, RequestId, StreamIo};
 use espalier_store::Store;
 
 use crate::background_work::{Background, BackgroundWork};
@@ -302,9 +300,9 @@ impl<D: Frontend> Node<D> {
             }
             FinalStep::Answer(Ok(Answer::StatFs(mut capacity))) => {
                 let space = self.background_work.disk.space();
-                if let Ok(Space { available, .. }) = space {
+                if let Ok(free) = self.background_work.disk.free_space() {
                     // The machine learns of the free space before it is reported.
-                    self.feed(Input::Space { free: available });
+                    self.feed(Input::Space { free });
                 }
                 let answer = space.map(|space| {
                     capacity.space = space;

@@ -31,6 +31,8 @@ pub struct MkfsOptions {
     pub journal_bytes: Option<u64>,
     /// Overwrite an existing file system.
     pub force: bool,
+    /// Pool of the cluster for the bytes of big files; `None`: they are with the rest.
+    pub data_pool: Option<String>,
     /// Owner and permissions of the root directory.
     pub uid: u32,
     pub gid: u32,
@@ -49,6 +51,7 @@ impl Default for MkfsOptions {
             strip_bytes: Self::STRIP_BYTES,
             journal_bytes: None,
             force: false,
+            data_pool: None,
             uid: 0,
             gid: 0,
             perm: 0o755,
@@ -108,10 +111,10 @@ fn mkfs_rank(
 
 /// The parameters of a new store.
 pub(crate) fn format_of(location: &StoreLocation, options: &MkfsOptions) -> Result<FormatOptions, Error> {
-    let MkfsOptions { label, strip_bytes, journal_bytes, force, .. } = options.clone();
+    let MkfsOptions { label, strip_bytes, journal_bytes, force, data_pool, .. } = options.clone();
     let journal_bytes = journal_bytes.map_or_else(|| journal_bytes_for(location), Ok)?;
     check_sizes(strip_bytes, journal_bytes)?;
-    Ok(FormatOptions { label, strip_bytes, journal_bytes, force, ..FormatOptions::default() })
+    Ok(FormatOptions { label, strip_bytes, journal_bytes, force, data_pool, ..FormatOptions::default() })
 }
 
 pub(crate) fn write_first_checkpoint(

@@ -67,6 +67,8 @@ pub struct Cluster {
     /// Number of servers that share one store and fail over; 0: each rank has a server with a store
     /// of its own.
     pub servers: u16,
+    /// If `servers` share a store: bytes of big files are in an erasure-coded pool of their own.
+    pub data_pool: bool,
     /// How many of `servers` start only when the others hold all ranks.
     pub standbys: u16,
     /// Standbys follow the journals of ranks that others serve.
@@ -135,6 +137,7 @@ impl Default for Cluster {
             joins: Vec::new(),
             leaves: Vec::new(),
             servers: 0,
+            data_pool: false,
             standbys: 0,
             standby_replay: false,
             data: 0,
@@ -297,6 +300,7 @@ impl Scenario {
         let Cluster {
             ranks,
             servers,
+            data_pool,
             standbys,
             data,
             clients,
@@ -326,6 +330,7 @@ impl Scenario {
             (servers <= 64, "[cluster] servers", "at most 64"),
             (servers == 0 || ranks <= 64, "[cluster] ranks", "at most 64 with `servers`"),
             (servers == 0 || data == 0, "[cluster] data", "0 with `servers`"),
+            (!data_pool || servers > 0, "[cluster] data_pool", "with `servers` only"),
             (standbys == 0 || standbys < servers, "[cluster] standbys", "less than `servers`"),
             (
                 servers == 0 || self.cluster.durability == Durability::Durable,

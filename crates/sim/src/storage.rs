@@ -409,6 +409,11 @@ impl Storage {
         self.store.space().unwrap_or_default()
     }
 
+    /// Free bytes for the tables and the journal.
+    pub fn free_for_metadata(&self) -> u64 {
+        self.store.free_for_metadata().unwrap_or_default()
+    }
+
     /// Attributes of a file's stream.
     pub fn stream_stat(&self, ino: Ino) -> Result<espalier_proto::StreamStat, Errno> {
         self.store.stream_stat(ino).map_err(|error| error.errno())

@@ -13,7 +13,7 @@ use espalier_proto::{
 };
 use espalier_standby::{BegunRecovery, Follow, FollowedState, Follower, begin, load};
 use espalier_store::engine::{
-    KeyPage, ObjectLockHolder, ObjectOp, ObjectStat, Pending, Version, VersionedBytes,
+    KeyPage, ObjectLockHolder, ObjectOp, ObjectStat, Pending, PoolId, Version, VersionedBytes,
 };
 use espalier_store::{
     Engine, EngineError, FormatOptions, Journal, MemoryEngine, ObjectOptions, ObjectStore, Pairs, RankLease,
@@ -422,6 +422,18 @@ impl Engine for HookedEngine {
 
     fn space(&self) -> Result<Space, EngineError> {
         self.engine.space()
+    }
+
+    fn pool(&self) -> PoolId {
+        self.engine.pool()
+    }
+
+    fn other_pool(&self, name: &str) -> Result<Self, EngineError> {
+        panic!("a follower needs the pool {name}")
+    }
+
+    fn known_space(&self) -> Option<Space> {
+        self.engine.known_space()
     }
 }
 

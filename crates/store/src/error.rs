@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use espalier_proto::{Errno, Rank};
 
-use crate::{EngineError, EngineFailure, JournalError, SuperblockError};
+use crate::{DataPoolError, EngineError, EngineFailure, JournalError, SuperblockError};
 
 /// Why a store operation failed.
 #[derive(Debug, thiserror::Error)]
@@ -45,6 +45,8 @@ pub enum StoreError {
     #[error("{0}")]
     Refused(Errno),
     #[error(transparent)]
+    DataPool(#[from] DataPoolError),
+    #[error(transparent)]
     Superblock(#[from] SuperblockError),
     #[error(transparent)]
     Journal(#[from] JournalError),
@@ -84,6 +86,7 @@ impl StoreError {
             | Self::Stopped
             | Self::Failed { .. }
             | Self::Corrupt { .. }
+            | Self::DataPool(_)
             | Self::Superblock(_)
             | Self::Journal(_) => Errno::EIO,
         }

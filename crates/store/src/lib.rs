@@ -41,11 +41,12 @@ pub use migrate::{
     StepOutcome,
 };
 pub use object::{
-    FollowedStore, LeaseHolder, ObjectFile, ObjectOptions, ObjectStore, RankLease, TablesVersion,
-    break_lease, format_joining, format_objects, lease_holder, read_superblock, replace_objects_journal,
+    DataPoolError, FollowedStore, LeaseHolder, ObjectFile, ObjectOptions, ObjectStore, RankLease,
+    TablesVersion, break_lease, format_joining, format_objects, lease_holder, pools_of, read_superblock,
+    replace_objects_journal,
 };
 pub use rados::{Rados, RadosAddress, RadosError};
-pub use store::{Pairs, Record, RecordKey, Records, Store};
+pub use store::{Pairs, PoolContent, Record, RecordKey, Records, Store, StorePool};
 pub use uuid::Uuid;
 
 pub use superblock::{FormatError, FormatOptions, MigrationState, Superblock, SuperblockError};

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use espalier_proto::{
     AllocateMode, Errno, Ino, ObjectId, RangeOp, Reply, SeekWhat, Space, StreamStat, TableWrite, Time,
 };
+use serde::{Deserialize, Serialize};
 
 use crate::{MigrationState, StoreError};
 
@@ -181,5 +182,34 @@ pub trait Store: Send + Sync + 'static {
     /// All streams, provisional ones included, ascending.
     fn streams(&self) -> Result<Vec<Ino>, StoreError>;
 
+    /// Size and free space where the bytes of big files are.
     fn space(&self) -> Result<Space, StoreError>;
+
+    /// Free bytes where the rest is.
+    fn free_for_metadata(&self) -> Result<u64, StoreError> {
+        self.space().map(|space| space.available)
+    }
+
+    /// The pools of a store in a cluster, without waiting for it.
+    fn pools(&self) -> Vec<StorePool> {
+        Vec::new()
+    }
+}
+
+/// A pool of a store, as users see it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StorePool {
+    pub name: String,
+    pub content: PoolContent,
+    /// Free bytes; `None`: not reported yet.
+    pub free: Option<u64>,
+}
+
+/// The part of a store that a pool has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PoolContent {
+    Everything,
+    Metadata,
+    BigFiles,
 }

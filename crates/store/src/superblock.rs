@@ -12,6 +12,8 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
+use crate::engine::PoolId;
+
 pub(crate) use format::new;
 pub use format::{FormatError, FormatOptions, format};
 
@@ -46,6 +48,8 @@ pub struct Superblock {
     /// Creation time in seconds since 1970.
     pub created: i64,
     pub migration: MigrationState,
+    /// The pool with the bytes of big files, in a cluster; `None`: they are with the rest.
+    pub data_pool: Option<PoolId>,
 }
 
 /// The part of a store in a migration. The file system is here if there is none.
@@ -61,8 +65,19 @@ pub enum MigrationState {
 
 impl std::fmt::Debug for Superblock {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { format, uuid, rank, ranks, label, strip_bytes, journal_bytes, created, migration, .. } =
-            self;
+        let Self {
+            format,
+            uuid,
+            rank,
+            ranks,
+            label,
+            strip_bytes,
+            journal_bytes,
+            created,
+            migration,
+            data_pool,
+            ..
+        } = self;
         f.debug_struct("Superblock")
             .field("format", format)
             .field("uuid", uuid)
@@ -73,6 +88,7 @@ impl std::fmt::Debug for Superblock {
             .field("journal_bytes", journal_bytes)
             .field("created", created)
             .field("migration", migration)
+            .field("data_pool", data_pool)
             .finish_non_exhaustive()
     }
 }
@@ -161,6 +177,10 @@ struct Text {
     incoming_from: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     moved_to: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    data_pool: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    data_pool_number: Option<i64>,
 }
 
 fn one() -> u16 {
@@ -235,6 +255,11 @@ pub(crate) fn parse(dir: &Path, bytes: &[u8]) -> Result<Superblock, SuperblockEr
         (None, Some(from)) => MigrationState::Incoming { from },
         (None, None) => MigrationState::None,
     };
+    let data_pool = match (text.data_pool, text.data_pool_number) {
+        (Some(name), Some(number)) => Some(PoolId { name, number }),
+        (None, None) => None,
+        (Some(_), None) | (None, Some(_)) => return Err(damaged("its data pool is incomplete".into())),
+    };
     let hash_key = u128::from_str_radix(&text.hash_key, 16)
         .map_err(|_| damaged("its hash_key is not a number".into()))?;
     let hash_key = hash_key.to_be_bytes();
@@ -252,6 +277,7 @@ pub(crate) fn parse(dir: &Path, bytes: &[u8]) -> Result<Superblock, SuperblockEr
         journal_bytes,
         created,
         migration,
+        data_pool,
     })
 }
 
@@ -302,6 +328,8 @@ fn encode(superblock: &Superblock) -> Result<String, toml::ser::Error> {
         MigrationState::Incoming { from } => (Some(from), None),
         MigrationState::Moved { to } => (None, Some(to)),
     };
+    let (data_pool, data_pool_number) =
+        superblock.data_pool.clone().map(|pool| (pool.name, pool.number)).unzip();
     let text = Text {
         format,
         needs: "0.1.0".into(),
@@ -315,6 +343,8 @@ fn encode(superblock: &Superblock) -> Result<String, toml::ser::Error> {
         created,
         incoming_from,
         moved_to,
+        data_pool,
+        data_pool_number,
     };
     let body = format!("{TITLE}{}", toml::to_string(&text)?);
     Ok(format!("{body}checksum = {}", checksum_line(&body)))

@@ -1,11 +1,12 @@
 //! The contract of `Engine`, in memory and on a cluster. The latter is skipped unless the
-//! environment names a cluster with `CEPH_CONF`, and a pool for tests with `ESPALIER_TEST_POOL`.
+//! environment names a cluster with `CEPH_CONF`, a pool for tests with `ESPALIER_TEST_POOL`, and
+//! an erasure-coded one with `ESPALIER_TEST_DATA_POOL`.
 #![allow(clippy::unwrap_used)]
 
 use std::ops::Bound;
 use std::time::Duration;
 
-use espalier_store::engine::{EngineError, EngineFailure, KEYS_MAX, ObjectOp};
+use espalier_store::engine::{EngineError, EngineFailure, KEYS_MAX, MemoryPoolKind, ObjectOp};
 use espalier_store::{Engine, MemoryEngine, Rados, RadosAddress};
 
 const TERM: Duration = Duration::from_secs(60);
@@ -41,6 +42,61 @@ fn address() -> Option<RadosAddress> {
     let (pool, namespace) =
         (std::env::var("ESPALIER_TEST_POOL").ok()?, format!("{:016x}", fastrand::u64(..)));
     Some(RadosAddress { pool, namespace, conf: None, user: "admin".into() })
+}
+
+/// The contract of an erasure-coded pool beside the first one.
+fn erasure_coded_pool_has_bytes_only<E: Engine>(engine: &E, data_pool: &str, connect: impl Fn() -> E) {
+    assert_eq!(failure(engine.other_pool("no-such-pool").map(drop)), EngineFailure::Missing);
+    let data = engine.other_pool(data_pool).unwrap();
+    assert_eq!((&*data.pool().name, data.address()), (data_pool, engine.address()));
+    assert_eq!(data.pool(), connect().other_pool(data_pool).unwrap().pool());
+    assert_ne!(data.pool().number, engine.pool().number);
+    engine.apply("o", vec![ObjectOp::WriteFull(b"first pool".to_vec())]).unwrap();
+    assert_eq!(failure(data.stat("o")), EngineFailure::Missing);
+    let write = |offset, bytes: &[u8]| vec![ObjectOp::Write { offset, bytes: bytes.to_vec() }];
+    data.apply("o", write(3, b"defg")).unwrap();
+    data.apply("o", write(1, b"bc")).unwrap();
+    assert_eq!(data.read("o", 0, 99).unwrap(), b"\0bcdefg");
+    data.apply("o", vec![ObjectOp::Zero { offset: 2, length: 2 }]).unwrap();
+    data.apply("o", vec![ObjectOp::Truncate(6)]).unwrap();
+    assert_eq!(data.read("o", 0, 99).unwrap(), b"\0b\0\0ef");
+    for absent in [ObjectOp::Truncate(0), ObjectOp::Zero { offset: 0, length: 9 }] {
+        data.apply("absent", vec![absent]).unwrap();
+    }
+    for keys in [set(&[(b"k", b"v")]), ObjectOp::RemoveKeys(vec![b"k".to_vec()])] {
+        assert_eq!(failure(data.apply("o", vec![keys])), EngineFailure::Unsupported);
+    }
+    assert_eq!(data.list("o").unwrap(), ["o"]);
+    // An address is excluded from all pools.
+    let victim = connect();
+    let of_victim = victim.other_pool(data_pool).unwrap();
+    of_victim.apply("v", write(0, b"1")).unwrap();
+    engine.fence(&victim.address()).unwrap();
+    assert_eq!(data.read("v", 0, 9).unwrap(), b"1");
+    assert_eq!(failure(of_victim.apply("v", write(0, b"2"))), EngineFailure::Fenced);
+    assert_eq!(data.read("v", 0, 9).unwrap(), b"1");
+    // The client is connected as long as one of its pools is open.
+    drop(connect().other_pool(data_pool).unwrap());
+    data.apply("o", vec![ObjectOp::Remove]).unwrap();
+}
+
+#[test]
+fn erasure_coded_pool_in_memory() {
+    let engine = MemoryEngine::new();
+    engine.add_pool("data", MemoryPoolKind::ErasureCoded);
+    erasure_coded_pool_has_bytes_only(&engine, "data", || engine.client());
+}
+
+#[test]
+fn erasure_coded_pool_on_a_cluster() {
+    let (Some(address), Ok(pool)) = (address(), std::env::var("ESPALIER_TEST_DATA_POOL")) else { return };
+    let connect = || Rados::connect(&address).unwrap();
+    let engine = connect();
+    erasure_coded_pool_has_bytes_only(&engine, &pool, connect);
+    // The second pool outlives the first one of its connection.
+    let data = engine.other_pool(&pool).unwrap();
+    drop(engine);
+    data.apply("o", vec![ObjectOp::CreateExclusive]).unwrap();
 }
 
 fn failure<T: std::fmt::Debug>(outcome: Result<T, EngineError>) -> EngineFailure {
@@ -164,6 +220,8 @@ fn fenced_clients_fail<E: Engine>(engine: &E, connect: impl Fn() -> E) {
     let victim = connect();
     victim.apply("o", vec![ObjectOp::WriteFull(b"1".to_vec())]).unwrap();
     engine.fence(&victim.address()).unwrap();
+    // An OSD may not know of it before an operation of a client that does.
+    assert_eq!(engine.read("o", 0, 9).unwrap(), b"1");
     let write = || vec![ObjectOp::WriteFull(b"2".to_vec())];
     assert_eq!(failure(victim.apply("o", write())), EngineFailure::Fenced);
     assert_eq!(engine.read("o", 0, 9).unwrap(), b"1");

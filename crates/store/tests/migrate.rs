@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use espalier_proto::{AllocateMode, END, Ino, ObjectId, Position, Rank, StreamStat, TableWrite, Time};
+use espalier_store::engine::MemoryPoolKind;
 use espalier_store::{
     FormatOptions, Journal, LocalOptions, LocalStore, MemoryEngine, MigrationMachine, MigrationProgress,
     MigrationStart, MigrationState, MigrationStep, Migrator, MovableStore, ObjectOptions, ObjectStore,
@@ -21,6 +22,8 @@ const JOURNAL_BYTES: u64 = 1 << 20;
 #[derive(Clone)]
 enum Place {
     Objects(Arc<MemoryEngine>, &'static str),
+    /// Big files are in a pool of their own.
+    TwoPools(Arc<MemoryEngine>, &'static str),
     Directory(Arc<tempfile::TempDir>),
 }
 
@@ -29,19 +32,29 @@ impl Place {
         Self::Objects(Arc::new(MemoryEngine::new()), name)
     }
 
+    fn two_pools(name: &'static str) -> Self {
+        let engine = MemoryEngine::new();
+        engine.add_pool("data", MemoryPoolKind::ErasureCoded);
+        Self::TwoPools(Arc::new(engine), name)
+    }
+
     fn directory() -> Self {
         Self::Directory(Arc::new(tempfile::tempdir().unwrap()))
     }
 
     fn name(&self) -> String {
         match self {
-            Self::Objects(_, name) => (*name).into(),
+            Self::Objects(_, name) | Self::TwoPools(_, name) => (*name).into(),
             Self::Directory(dir) => dir.path().display().to_string(),
         }
     }
 
     fn format(&self, options: &FormatOptions) -> Result<(), String> {
         match self {
+            Self::TwoPools(engine, name) => {
+                let options = FormatOptions { data_pool: Some("data".into()), ..options.clone() };
+                format_objects(engine, name, &options).map(drop).map_err(|error| error.to_string())
+            }
             Self::Objects(engine, name) => {
                 format_objects(engine, name, options).map(drop).map_err(|error| error.to_string())
             }
@@ -53,14 +66,16 @@ impl Place {
 
     fn superblock(&self) -> Option<Superblock> {
         match self {
-            Self::Objects(engine, name) => read_superblock(engine.as_ref(), name).ok(),
+            Self::Objects(engine, name) | Self::TwoPools(engine, name) => {
+                read_superblock(engine.as_ref(), name).ok()
+            }
             Self::Directory(dir) => superblock::read(dir.path()).ok(),
         }
     }
 
     fn open(&self) -> Result<(Box<dyn Store>, Journal), StoreError> {
         match self {
-            Self::Objects(engine, name) => {
+            Self::Objects(engine, name) | Self::TwoPools(engine, name) => {
                 let superblock = read_superblock(engine.as_ref(), name)?;
                 let lease = RankLease::acquire_for(engine, Rank(0), Duration::from_secs(600))?;
                 let (store, journal) =
@@ -84,12 +99,13 @@ impl Place {
     fn after_crash(&self) -> Self {
         match self {
             Self::Objects(engine, name) => Self::Objects(Arc::new(engine.snapshot()), name),
+            Self::TwoPools(engine, name) => Self::TwoPools(Arc::new(engine.snapshot()), name),
             Self::Directory(dir) => Self::Directory(Arc::clone(dir)),
         }
     }
 
     fn fail_after(&self, operations: u64) {
-        if let Self::Objects(engine, _) = self {
+        if let Self::Objects(engine, _) | Self::TwoPools(engine, _) = self {
             engine.fail_after(Some(operations));
         }
     }
@@ -293,6 +309,8 @@ fn changes_during_a_migration_are_at_the_destination() {
         changes_follow(&Place::directory(), &Place::objects("b"), 10 + seed);
         changes_follow(&Place::objects("a"), &Place::directory(), 20 + seed);
         changes_follow(&Place::directory(), &Place::directory(), 30 + seed);
+        changes_follow(&Place::two_pools("a"), &Place::objects("b"), 40 + seed);
+        changes_follow(&Place::directory(), &Place::two_pools("b"), 50 + seed);
     }
 }
 

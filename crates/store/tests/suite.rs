@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use espalier_proto::Rank;
+use espalier_store::engine::MemoryPoolKind;
 use espalier_store::{
     Engine, FormatOptions, LocalOptions, LocalStore, MemoryEngine, MemoryStore, ObjectOptions, ObjectStore,
     Rados, RadosAddress, RankLease, SeekWhat, Store, StreamStat, format_objects, superblock,
@@ -19,7 +20,12 @@ macro_rules! on_every_engine {
         mod memory { $(#[test] fn $test() { super::$test(&super::MemoryStore::new()); })* }
         mod local { $(#[test] fn $test() { super::on_local(super::$test); })* }
         mod objects { $(#[test] fn $test() { super::on_objects(super::$test); })* }
-        mod rados { $(#[test] fn $test() { super::on_rados(stringify!($test), super::$test); })* }
+        mod data_pool { $(#[test] fn $test() { super::on_data_pool(super::$test); })* }
+        mod rados { $(#[test] fn $test() { super::on_rados(stringify!($test), None, super::$test); })* }
+        mod rados_data_pool { $(#[test] fn $test() {
+            let Ok(pool) = std::env::var("ESPALIER_TEST_DATA_POOL") else { return };
+            super::on_rados(stringify!($test), Some(pool), super::$test);
+        })* }
     };
 }
 
@@ -52,27 +58,34 @@ fn on_local(test: fn(&LocalStore)) {
 }
 
 /// A new store in objects.
-fn objects<E: Engine>(engine: E) -> ObjectStore<E> {
+fn objects<E: Engine>(engine: E, data_pool: Option<String>) -> ObjectStore<E> {
     let engine = Arc::new(engine);
-    let options = FormatOptions { journal_bytes: 1 << 20, ..FormatOptions::default() };
+    let options = FormatOptions { journal_bytes: 1 << 20, data_pool, ..FormatOptions::default() };
     let superblock = format_objects(&engine, "test", &options).unwrap();
     let lease = RankLease::acquire(&engine, Rank(0), Duration::from_secs(60)).unwrap();
     ObjectStore::open(&engine, &superblock, lease, ObjectOptions::default()).unwrap().0
 }
 
 fn on_objects(test: fn(&ObjectStore<MemoryEngine>)) {
-    test(&objects(MemoryEngine::new()));
+    test(&objects(MemoryEngine::new(), None));
 }
 
-/// Skipped unless the environment names a cluster with `CEPH_CONF`, and a pool for tests.
-fn on_rados(name: &str, test: fn(&ObjectStore<Rados>)) {
+fn on_data_pool(test: fn(&ObjectStore<MemoryEngine>)) {
+    let engine = MemoryEngine::new();
+    engine.add_pool("data", MemoryPoolKind::ErasureCoded);
+    test(&objects(engine, Some("data".into())));
+}
+
+/// Skipped unless the environment names a cluster with `CEPH_CONF`, and pools for tests: with
+/// `ESPALIER_TEST_POOL`, and with `ESPALIER_TEST_DATA_POOL` that of big files.
+fn on_rados(name: &str, data_pool: Option<String>, test: fn(&ObjectStore<Rados>)) {
     let (true, Ok(pool)) = (std::env::var_os("CEPH_CONF").is_some(), std::env::var("ESPALIER_TEST_POOL"))
     else {
         return;
     };
     let namespace = format!("{name}-{:016x}", fastrand::u64(..));
     let address = RadosAddress { pool, namespace, conf: None, user: "admin".into() };
-    test(&objects(Rados::connect(&address).unwrap()));
+    test(&objects(Rados::connect(&address).unwrap(), data_pool));
 }
 
 fn put(object: ObjectId, key: &[u8], value: &[u8]) -> TableWrite {

@@ -24,7 +24,7 @@ const STREAMS: usize = 4096;
 const PROGRESS: &[u8] = b"load";
 
 /// Options of a load.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct LoadOptions {
     /// Overwrite an existing store.
     pub force: bool,
@@ -33,11 +33,13 @@ pub struct LoadOptions {
     /// Bytes of the dump between two syncs; they are in memory until then, records two or three
     /// times.
     pub interval: u64,
+    /// As [`MkfsOptions::data_pool`](crate::MkfsOptions::data_pool).
+    pub data_pool: Option<String>,
 }
 
 impl Default for LoadOptions {
     fn default() -> Self {
-        Self { force: false, resume: false, interval: 64 << 20 }
+        Self { force: false, resume: false, interval: 64 << 20, data_pool: None }
     }
 }
 
@@ -56,8 +58,8 @@ pub(super) struct LoadProgress {
 ///
 /// # Errors
 /// [`Error::DamagedDump`], [`Error::ForeignDump`] and disk errors: the load can be resumed.
-/// [`Error::OtherDump`], [`Error::Loaded`], [`Error::NoLoad`]: this dump cannot be resumed there,
-/// and nothing was changed. [`Error::PartDump`].
+/// [`Error::OtherDump`], [`Error::Loaded`], [`Error::NoLoad`], [`Error::OtherDataPool`]: this dump
+/// cannot be resumed there, and nothing was changed. [`Error::PartDump`].
 pub fn load(
     dump: &mut dyn Read,
     location: impl Into<StoreLocation>,
@@ -69,10 +71,21 @@ pub fn load(
         return Err(Error::PartDump);
     }
     let location = location.into();
-    let found = if options.resume { resume(&location, &dump)? } else { None };
+    let found = match options.resume {
+        true => {
+            if let Some(superblock) = location.find_superblock()? {
+                location.check_data_pool(&superblock, options.data_pool.as_deref())?;
+            }
+            resume(&location, &dump)?
+        }
+        false => None,
+    };
     let (store, done) = match found {
         Some(found) => found,
-        None => (make(&location, dump.format(options.force))?, dump.first),
+        None => {
+            let data_pool = options.data_pool.clone();
+            (make(&location, FormatOptions { data_pool, ..dump.format(options.force) })?, dump.first)
+        }
     };
     dump.load_into(store, done, options.interval, &progress)
 }

@@ -81,6 +81,7 @@ impl StatusSource for Served {
     fn complete(&self, status: &mut Status) {
         status.url = Some(self.url.clone());
         status.clients = Some(self.metadata.server.connections());
+        status.pools = self.metadata.server.background_work.disk.pools();
         status.ranks = self.metadata.server.ranks_status();
     }
 }

@@ -32,6 +32,7 @@ pub fn text(seed: u64, strip: u64, calm: u64, random: &mut Random) -> String {
         say("standby_replay = true".into());
     }
     say(format!("ranks = {}", random.random_range(1..=4)));
+    say(format!("data_pool = {}", Seed(seed).random("fuzz data pool", 0).random::<bool>()));
     say(format!("clients = {}", random.random_range(2..=4)));
     say("durability = \"durable\"".into());
     say(format!("session = \"{}\"", one_of(random, &["5 s", "20 s", "30 s"])));

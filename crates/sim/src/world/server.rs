@@ -440,7 +440,7 @@ impl SimServer {
         }
         let Some(storage) = &self.storage else { return };
         storage.set_now(self.clock.time(fabric.now));
-        let free = storage.space().available;
+        let free = storage.free_for_metadata();
         self.input(fabric, Input::Space { free });
         let resources = self.resources(fabric.now);
         self.input(fabric, resources);

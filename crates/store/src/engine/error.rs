@@ -33,6 +33,9 @@ pub enum EngineFailure {
     TimedOut,
     #[error("permission denied: see docs/rados.md for the capabilities that the user needs")]
     Denied,
+    /// Erasure-coded pools have no keys, and without `allow_ec_overwrites` no overwrites.
+    #[error("an erasure-coded pool does not support it")]
+    Unsupported,
     /// The request itself is invalid.
     #[error("invalid request: {0}")]
     Invalid(&'static str),

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use espalier_proto::{Space, Time};
 
 use super::{
-    Engine, EngineError, EngineFailure, KeyPage, ObjectLockHolder, ObjectOp, ObjectStat, Pending, Version,
-    VersionedBytes,
+    Engine, EngineError, EngineFailure, KeyPage, ObjectLockHolder, ObjectOp, ObjectStat, Pending, PoolId,
+    Version, VersionedBytes,
 };
 use crate::{Pairs, stamp};
 
@@ -20,11 +20,34 @@ pub struct MemoryEngine {
     shared: Arc<Mutex<SharedObjects>>,
     /// Number of this client.
     client: u64,
+    /// Number of the pool; the first one always exists.
+    pool: i64,
+}
+
+/// Operations that a pool supports.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MemoryPoolKind {
+    #[default]
+    Replicated,
+    /// No keys.
+    ErasureCoded,
+    /// Neither keys nor overwrites.
+    AppendOnly,
+}
+
+#[derive(Clone, Default)]
+struct MemoryPool {
+    name: String,
+    kind: MemoryPoolKind,
+    objects: BTreeMap<String, MemoryObject>,
 }
 
 #[derive(Default)]
 struct SharedObjects {
-    objects: BTreeMap<String, MemoryObject>,
+    /// The pools, by number.
+    pools: BTreeMap<i64, MemoryPool>,
+    /// Number of pools that were made.
+    pools_made: i64,
     version: Version,
     clients: u64,
     fenced: BTreeSet<String>,
@@ -66,17 +89,34 @@ impl MemoryEngine {
     pub fn client(&self) -> Self {
         let mut shared = self.shared();
         shared.clients += 1;
-        Self { shared: Arc::clone(&self.shared), client: shared.clients }
+        Self { shared: Arc::clone(&self.shared), client: shared.clients, pool: self.pool }
+    }
+
+    /// Makes a pool, for all clients.
+    pub fn add_pool(&self, name: &str, kind: MemoryPoolKind) {
+        let mut shared = self.shared();
+        shared.pools_made += 1;
+        let (number, name) = (shared.pools_made, name.into());
+        shared.pools.insert(number, MemoryPool { name, kind, ..MemoryPool::default() });
+    }
+
+    /// Removes a pool with its objects.
+    pub fn remove_pool(&self, name: &str) {
+        self.shared().pools.retain(|_, pool| pool.name != name);
     }
 
     /// An independent copy of all objects, without locks and faults: what remains after a crash of
     /// all clients.
     #[must_use]
     pub fn snapshot(&self) -> Self {
-        let mut shared = SharedObjects { objects: self.shared().objects.clone(), ..SharedObjects::default() };
-        shared.version = self.shared().version;
-        shared.objects.values_mut().for_each(|object| object.lock = None);
-        Self { shared: Arc::new(Mutex::new(shared)), client: 0 }
+        let SharedObjects { pools, pools_made, version, .. } = &*self.shared();
+        let mut shared =
+            SharedObjects { pools: pools.clone(), pools_made: *pools_made, ..Default::default() };
+        shared.version = *version;
+        for object in shared.pools.values_mut().flat_map(|pool| pool.objects.values_mut()) {
+            object.lock = None;
+        }
+        Self { shared: Arc::new(Mutex::new(shared)), client: 0, pool: self.pool }
     }
 
     /// Number of operations so far, of all clients.
@@ -150,35 +190,44 @@ impl MemoryEngine {
         object: &str,
         read: impl FnOnce(&MemoryObject) -> T,
     ) -> Result<T, EngineError> {
-        let shared = self.enter(operation, object)?;
+        let mut shared = self.enter(operation, object)?;
         let missing = || EngineError::new(operation, object, EngineFailure::Missing);
-        shared.objects.get(object).map(read).ok_or_else(missing)
+        shared.objects(self.pool).get(object).map(read).ok_or_else(missing)
     }
 
     fn write(&self, name: &str, ops: Vec<ObjectOp>) -> Result<Version, EngineError> {
         let mut shared = self.enter("write", name)?;
         // A single step that fails changes nothing, so the object is not copied.
+        let is_full = shared.is_full;
+        let version = shared.version + 1;
+        let MemoryPool { kind, objects, .. } = shared.pool(self.pool);
         let before = match ops.len() {
-            1 => shared.objects.remove(name),
-            _ => shared.objects.get(name).cloned(),
+            1 => objects.remove(name),
+            _ => objects.get(name).cloned(),
         };
         let is_single = ops.len() == 1;
         let mut state = ObjectState { exists: before.is_some(), object: before.unwrap_or_default() };
-        let is_full = shared.is_full;
-        let applied = ops.into_iter().try_for_each(|op| state.apply(op, is_full));
+        let mut apply = |op| {
+            if kind.supports(&op, &state.object) {
+                state.apply(op, is_full)
+            } else {
+                Err(EngineFailure::Unsupported)
+            }
+        };
+        let applied = ops.into_iter().try_for_each(&mut apply);
         if let Err(failure) = applied {
             if is_single && state.exists {
-                shared.objects.insert(name.into(), state.object);
+                objects.insert(name.into(), state.object);
             }
             return Err(EngineError::new("write", name, failure));
         }
-        shared.version += 1;
-        state.object.version = shared.version;
+        state.object.version = version;
         match state.exists {
-            true => shared.objects.insert(name.into(), state.object),
-            false => shared.objects.remove(name),
+            true => objects.insert(name.into(), state.object),
+            false => objects.remove(name),
         };
-        Ok(shared.version)
+        shared.version = version;
+        Ok(version)
     }
 }
 
@@ -255,9 +304,38 @@ impl MemoryObject {
     }
 }
 
+impl MemoryPoolKind {
+    /// True if an operation on an object with this state is possible.
+    fn supports(self, op: &ObjectOp, object: &MemoryObject) -> bool {
+        match op {
+            ObjectOp::SetKeys(_) | ObjectOp::RemoveKeys(_) | ObjectOp::Compare { .. } => {
+                self == Self::Replicated
+            }
+            ObjectOp::Write { offset, .. } => {
+                self != Self::AppendOnly || *offset == object.bytes.len() as u64
+            }
+            ObjectOp::Truncate(_) | ObjectOp::Zero { .. } => self != Self::AppendOnly,
+            ObjectOp::AssertVersion(_)
+            | ObjectOp::AssertExists
+            | ObjectOp::CreateExclusive
+            | ObjectOp::WriteFull(_)
+            | ObjectOp::Append(_)
+            | ObjectOp::Remove => true,
+        }
+    }
+}
+
 impl SharedObjects {
     fn now(&self) -> Instant {
         Instant::now() + self.skipped
+    }
+
+    fn pool(&mut self, number: i64) -> &mut MemoryPool {
+        self.pools.entry(number).or_default()
+    }
+
+    fn objects(&mut self, pool: i64) -> &mut BTreeMap<String, MemoryObject> {
+        &mut self.pool(pool).objects
     }
 }
 
@@ -297,14 +375,14 @@ impl Engine for MemoryEngine {
     }
 
     fn list(&self, prefix: &str) -> Result<Vec<String>, EngineError> {
-        let shared = self.enter("list", prefix)?;
-        Ok(shared.objects.keys().filter(|name| name.starts_with(prefix)).cloned().collect())
+        let mut shared = self.enter("list", prefix)?;
+        Ok(shared.objects(self.pool).keys().filter(|name| name.starts_with(prefix)).cloned().collect())
     }
 
     fn lock(&self, object: &str, cookie: &str, term: Duration) -> Result<(), EngineError> {
         let mut shared = self.enter("lock", object)?;
         let now = shared.now();
-        let found = shared.objects.entry(object.into()).or_default();
+        let found = shared.objects(self.pool).entry(object.into()).or_default();
         if found.held(now).is_some() {
             return Err(EngineError::new("lock", object, EngineFailure::Locked));
         }
@@ -317,7 +395,7 @@ impl Engine for MemoryEngine {
     fn renew(&self, object: &str, cookie: &str, term: Duration) -> Result<(), EngineError> {
         let mut shared = self.enter("renew the lock of", object)?;
         let (now, address) = (shared.now(), self.address());
-        let found = shared.objects.get_mut(object).and_then(|found| found.lock.as_mut());
+        let found = shared.objects(self.pool).get_mut(object).and_then(|found| found.lock.as_mut());
         let held = found.filter(|lock| lock.until > now && lock.holder.address == address);
         let Some(lock) = held.filter(|lock| lock.holder.cookie == cookie) else {
             return Err(EngineError::new("renew the lock of", object, EngineFailure::Missing));
@@ -329,7 +407,7 @@ impl Engine for MemoryEngine {
     fn unlock(&self, object: &str, cookie: &str) -> Result<(), EngineError> {
         let mut shared = self.enter("unlock", object)?;
         let address = self.address();
-        if let Some(found) = shared.objects.get_mut(object) {
+        if let Some(found) = shared.objects(self.pool).get_mut(object) {
             let is_ours =
                 |lock: &mut MemoryLock| lock.holder.address == address && lock.holder.cookie == cookie;
             found.lock.take_if(is_ours);
@@ -338,14 +416,15 @@ impl Engine for MemoryEngine {
     }
 
     fn lock_holder(&self, object: &str) -> Result<Option<ObjectLockHolder>, EngineError> {
-        let shared = self.enter("examine the lock of", object)?;
-        let held = shared.objects.get(object).and_then(|found| found.held(shared.now()));
+        let mut shared = self.enter("examine the lock of", object)?;
+        let now = shared.now();
+        let held = shared.objects(self.pool).get(object).and_then(|found| found.held(now));
         Ok(held.map(|lock| lock.holder.clone()))
     }
 
     fn break_lock(&self, object: &str, holder: &ObjectLockHolder) -> Result<(), EngineError> {
         let mut shared = self.enter("break the lock of", object)?;
-        if let Some(found) = shared.objects.get_mut(object) {
+        if let Some(found) = shared.objects(self.pool).get_mut(object) {
             found.lock.take_if(|lock| lock.holder == *holder);
         }
         Ok(())
@@ -366,12 +445,36 @@ impl Engine for MemoryEngine {
 
     fn space(&self) -> Result<Space, EngineError> {
         let shared = self.enter("measure", "the pool")?;
+        Ok(self.measured(&shared))
+    }
+
+    fn pool(&self) -> PoolId {
+        let name = self.shared().pool(self.pool).name.clone();
+        PoolId { name, number: self.pool }
+    }
+
+    fn other_pool(&self, name: &str) -> Result<Self, EngineError> {
+        let shared = self.enter("open the pool", name)?;
+        let found = shared.pools.iter().find(|(number, pool)| **number > 0 && pool.name == name);
+        let missing = || EngineError::new("open the pool", name, EngineFailure::Missing);
+        let pool = found.map(|(number, _)| *number).ok_or_else(missing)?;
+        Ok(Self { shared: Arc::clone(&self.shared), client: self.client, pool })
+    }
+
+    fn known_space(&self) -> Option<Space> {
+        Some(self.measured(&self.shared()))
+    }
+}
+
+impl MemoryEngine {
+    fn measured(&self, shared: &SharedObjects) -> Space {
         let of = |object: &MemoryObject| {
             let keys: usize = object.keys.iter().map(|(key, value)| key.len() + value.len()).sum();
             (object.bytes.len() + keys) as u64
         };
-        let used: u64 = shared.objects.values().map(of).sum();
+        let objects = shared.pools.get(&self.pool).map(|pool| pool.objects.values());
+        let used: u64 = objects.into_iter().flatten().map(of).sum();
         let free = if shared.is_full { 0 } else { TOTAL_BYTES.saturating_sub(used) };
-        Ok(Space { total: TOTAL_BYTES, free, available: free, files: 0, files_free: 0 })
+        Space { total: TOTAL_BYTES, free, available: free, files: 0, files_free: 0 }
     }
 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 use espalier_proto::{Space, Time};
 
 pub use error::{EngineError, EngineFailure};
-pub use memory::MemoryEngine;
+pub use memory::{MemoryEngine, MemoryPoolKind};
 pub use pending::{Completion, Pending};
 
 use crate::{Pairs, stamp};
@@ -83,6 +83,14 @@ pub struct VersionedBytes {
     pub version: Version,
 }
 
+/// A pool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PoolId {
+    pub name: String,
+    /// No other pool of the cluster ever has this number.
+    pub number: i64,
+}
+
 /// The holder of an object's lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ObjectLockHolder {
@@ -143,9 +151,10 @@ pub trait Engine: Send + Sync + 'static {
     /// Releases the lock of another client.
     fn break_lock(&self, object: &str, holder: &ObjectLockHolder) -> Result<(), EngineError>;
 
-    /// Excludes the client with this address: after the return, none of its operations takes
-    /// effect, and all of them fail with [`EngineFailure::Fenced`]. A new client of the same
-    /// process has a new address.
+    /// Excludes the client with this address from all pools: none of its operations on an object
+    /// takes effect after an operation on that object that this client has begun after the return;
+    /// they fail with [`EngineFailure::Fenced`]. A new client of the same process has a new
+    /// address.
     fn fence(&self, address: &str) -> Result<(), EngineError>;
 
     /// This client's address.
@@ -153,6 +162,21 @@ pub trait Engine: Send + Sync + 'static {
 
     /// Size and free space of the pool.
     fn space(&self) -> Result<Space, EngineError>;
+
+    /// The pool's name and number.
+    fn pool(&self) -> PoolId;
+
+    /// The same namespace of another pool, for the same client: with the same address.
+    ///
+    /// # Errors
+    /// [`EngineFailure::Missing`] if there is no such pool.
+    fn other_pool(&self, name: &str) -> Result<Self, EngineError>
+    where
+        Self: Sized;
+
+    /// Size and free space of the pool as they were last reported, without waiting. `None`: they
+    /// are unknown.
+    fn known_space(&self) -> Option<Space>;
 
     /// The time that changes of streams get.
     fn now(&self) -> Time {

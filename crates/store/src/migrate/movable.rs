@@ -8,7 +8,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use espalier_proto::{AllocateMode, END, Ino, ObjectId, SeekWhat, Space, StreamStat, TableWrite, Time};
 
 use super::changes::{ChangeLog, StreamChange};
-use crate::store::{Pairs, Record, RecordKey, Records, Store};
+use crate::store::{Pairs, Record, RecordKey, Records, Store, StorePool};
 use crate::{MigrationState, StoreError};
 
 /// Records that [`Store::records`] reads at a time.
@@ -268,5 +268,13 @@ impl Store for MovableStore {
 
     fn space(&self) -> Result<Space, StoreError> {
         self.read(|store| store.space())
+    }
+
+    fn free_for_metadata(&self) -> Result<u64, StoreError> {
+        self.read(|store| store.free_for_metadata())
+    }
+
+    fn pools(&self) -> Vec<StorePool> {
+        self.place().store.pools()
     }
 }

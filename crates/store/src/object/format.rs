@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use espalier_proto::Rank;
 
-use super::CHUNK_BYTES;
 use super::file::ObjectFile;
 use super::lease::RankLease;
 use super::names::{Names, SUPERBLOCK};
 use super::tables::Tables;
+use super::{CHUNK_BYTES, data_pool};
 use crate::engine::{Engine, EngineFailure, ObjectOp};
 use crate::superblock::{self, FormatError, FormatOptions, Superblock, SuperblockError};
 use crate::{BlockFile, Journal, MigrationState, StoreError};
@@ -79,10 +79,23 @@ pub fn format_objects<E: Engine>(
     name: &str,
     options: &FormatOptions,
 ) -> Result<Superblock, FormatError> {
-    clear(engine, name, options.force)?;
-    let superblock = superblock::new(Path::new(name), &FormatOptions { rank: Rank(0), ..options.clone() })?;
+    let data = options.data_pool.as_ref().map(|pool| data_pool::choose(engine.as_ref(), pool)).transpose()?;
+    clear(engine, data.as_ref(), name, options.force)?;
+    let mut superblock =
+        superblock::new(Path::new(name), &FormatOptions { rank: Rank(0), ..options.clone() })?;
+    if let Some(data) = &data {
+        data_pool::claim(engine.as_ref(), data, name, &superblock)?;
+        superblock.data_pool = Some(data.pool());
+    }
     for rank in (0..superblock.ranks).map(Rank) {
-        create_rank(engine, &superblock, rank)?;
+        create_rank(engine, &superblock, rank).or_else(|error| match error {
+            FormatError::Store(StoreError::Engine(error)) if error.is(&EngineFailure::Unsupported) => {
+                data.as_ref().map_or(Ok(()), data_pool::release)?;
+                remove(engine.as_ref(), engine.list("").map_err(StoreError::from)?)?;
+                Err(FormatError::ErasureCoded(name.into()))
+            }
+            error => Err(error),
+        })?;
     }
     let text = superblock::text(Path::new(name), &superblock)?;
     engine.write_if(SUPERBLOCK, text.into_bytes(), None).map_err(StoreError::from)?;
@@ -102,6 +115,10 @@ pub fn format_joining<E: Engine>(
     let mut found = engine.list(&format!("{rank}.")).map_err(StoreError::from)?;
     found.retain(|name| *name != Names(rank).lock());
     remove(engine.as_ref(), found)?;
+    if let Some(data) = data_pool::open(engine.as_ref(), superblock)? {
+        let found = data.list(&Names(rank).streams()).map_err(StoreError::from)?;
+        remove(&data, found)?;
+    }
     create_rank(engine, superblock, rank)
 }
 
@@ -114,14 +131,15 @@ fn create_rank<E: Engine>(engine: &Arc<E>, superblock: &Superblock, rank: Rank) 
     Ok(())
 }
 
-/// Checks that the namespace is empty; with `force`, removes a file system.
-fn clear<E: Engine>(engine: &Arc<E>, name: &str, force: bool) -> Result<(), FormatError> {
+/// Checks that the namespace is empty, also in the data pool; with `force`, removes a file system.
+fn clear<E: Engine>(engine: &Arc<E>, data: Option<&E>, name: &str, force: bool) -> Result<(), FormatError> {
     let found = engine.list("").map_err(StoreError::from)?;
     if found.iter().any(|name| !Names::is_ours(name)) {
         return Err(FormatError::NotEmpty(name.into()));
     }
     let has_superblock = found.iter().any(|name| name == SUPERBLOCK);
-    match (found.is_empty(), force) {
+    let is_data_used = data.map_or(Ok(false), |data| data_pool::is_used(engine.as_ref(), data))?;
+    match (found.is_empty() && !is_data_used, force) {
         (true, _) => return Ok(()),
         (false, false) if has_superblock => return Err(FormatError::Exists(name.into())),
         (false, false) => return Err(FormatError::Unfinished(name.into())),
@@ -131,6 +149,12 @@ fn clear<E: Engine>(engine: &Arc<E>, name: &str, force: bool) -> Result<(), Form
     let lock = |rank| RankLease::acquire(engine, rank, LOCKED);
     let locks = found.iter().filter_map(|name| Names::rank_of_lock(name)).map(lock);
     let locks = locks.collect::<Result<Vec<_>, _>>()?;
+    // Before the superblock, which names the pool. The store cannot be opened from then on.
+    if let Ok(earlier) = read_superblock(engine.as_ref(), name) {
+        let earlier = data_pool::earlier(engine.as_ref(), &earlier)?;
+        earlier.as_ref().map_or(Ok(()), data_pool::clear)?;
+    }
+    data.map_or(Ok(()), data_pool::clear)?;
     // Without a superblock the rest is no file system.
     let (superblock, rest): (Vec<_>, Vec<_>) = found.into_iter().partition(|name| name == SUPERBLOCK);
     remove(engine.as_ref(), superblock)?;
@@ -140,7 +164,7 @@ fn clear<E: Engine>(engine: &Arc<E>, name: &str, force: bool) -> Result<(), Form
     remove(engine.as_ref(), engine.list("").map_err(StoreError::from)?)
 }
 
-fn remove(engine: &impl Engine, names: Vec<String>) -> Result<(), FormatError> {
+pub(super) fn remove(engine: &impl Engine, names: Vec<String>) -> Result<(), FormatError> {
     let remove = |name: &String| engine.submit(name, vec![ObjectOp::Remove]);
     let removals: Vec<_> = names.iter().map(remove).collect();
     for removal in removals {

@@ -1,5 +1,6 @@
 //! A store in the objects of an [`Engine`], shared by all ranks of a file system.
 
+mod data_pool;
 mod file;
 mod format;
 mod head;
@@ -15,6 +16,7 @@ use std::sync::Arc;
 
 use espalier_proto::{AllocateMode, Ino, ObjectId, SeekWhat, Space, StreamStat, TableWrite, Time};
 
+pub use data_pool::{DataPoolError, pools_of};
 pub use file::ObjectFile;
 pub use format::{format_joining, format_objects, read_superblock, replace_objects_journal};
 pub use lease::{LeaseHolder, RankLease, break_lease, lease_holder};
@@ -23,7 +25,7 @@ use streams::Streams;
 use tables::Tables;
 
 use crate::engine::{Engine, Pending, Version};
-use crate::store::{Pairs, Record, RecordKey, Records, Store};
+use crate::store::{Pairs, Record, RecordKey, Records, Store, StorePool};
 use crate::{Journal, JournalError, MigrationState, StoreError, Superblock};
 
 /// Size of an object of the journal or of a stream.
@@ -47,6 +49,8 @@ impl Default for ObjectOptions {
 /// The store of one rank in a namespace.
 pub struct ObjectStore<E: Engine> {
     engine: Arc<E>,
+    /// The pool of the streams' bytes, if it is another one.
+    data: Option<Arc<E>>,
     tables: Tables<E>,
     streams: Streams<E>,
     /// `None`: another process writes the store.
@@ -76,7 +80,7 @@ impl<E: Engine> ObjectStore<E> {
     ///
     /// # Errors
     /// [`StoreError::Engine`]; [`StoreError::Corrupt`] and [`StoreError::Journal`] if the store is
-    /// damaged.
+    /// damaged; [`StoreError::DataPool`].
     pub fn open(
         engine: &Arc<E>,
         superblock: &Superblock,
@@ -84,6 +88,7 @@ impl<E: Engine> ObjectStore<E> {
         options: ObjectOptions,
     ) -> Result<(Self, Journal<ObjectFile<E>>), StoreError> {
         let read_only = options.read_only;
+        let data = data_pool::open(engine.as_ref(), superblock)?.map(Arc::new);
         let names = Names(lease.rank());
         let length = Journal::<ObjectFile<E>>::file_bytes(superblock.journal_bytes);
         let file = ObjectFile::new(Arc::clone(engine), names, length, false);
@@ -92,9 +97,9 @@ impl<E: Engine> ObjectStore<E> {
             return Err(JournalError::Foreign.into());
         }
         let tables = Tables::open(engine, names, options)?;
-        let streams = Streams::new(Arc::clone(engine), names);
+        let streams = Streams::new(Arc::clone(engine), data.clone(), names);
         let lease = Some(lease);
-        Ok((Self { engine: Arc::clone(engine), tables, streams, lease, read_only }, journal))
+        Ok((Self { engine: Arc::clone(engine), data, tables, streams, lease, read_only }, journal))
     }
 
     /// Opens the store of a rank and its journal for reading, while another process writes them.
@@ -117,8 +122,10 @@ impl<E: Engine> ObjectStore<E> {
         let options = ObjectOptions { read_only: true, cache_bytes };
         let tables = Tables::open(engine, names, options)?;
         let version = tables.version()?;
-        let streams = Streams::new(Arc::clone(engine), names);
-        let store = Self { engine: Arc::clone(engine), tables, streams, lease: None, read_only: true };
+        // No bytes of streams are read.
+        let streams = Streams::new(Arc::clone(engine), None, names);
+        let engine = Arc::clone(engine);
+        let store = Self { engine, data: None, tables, streams, lease: None, read_only: true };
         Ok((version.head == before).then_some(FollowedStore { store, journal, version }))
     }
 
@@ -321,6 +328,14 @@ impl<E: Engine> Store for ObjectStore<E> {
     }
 
     fn space(&self) -> Result<Space, StoreError> {
-        Ok(self.engine.space()?)
+        Ok(self.data.as_ref().unwrap_or(&self.engine).space()?)
+    }
+
+    fn free_for_metadata(&self) -> Result<u64, StoreError> {
+        Ok(self.engine.space()?.available)
+    }
+
+    fn pools(&self) -> Vec<StorePool> {
+        data_pool::pools(self.engine.as_ref(), self.data.as_deref())
     }
 }

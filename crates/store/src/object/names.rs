@@ -57,6 +57,11 @@ impl Names {
         u64::from_str_radix(number, 16).ok().map(Ino)
     }
 
+    /// True for the name of an object of a stream of any rank.
+    pub fn is_of_stream(name: &str) -> bool {
+        Self::is_ours(name) && name.split('.').nth(1) == Some("s")
+    }
+
     /// True for the name of an object of any rank.
     pub fn is_ours(name: &str) -> bool {
         let rank = name.split_once('.').map(|(rank, _)| rank);

@@ -1,4 +1,5 @@
 //! One stream: its bytes in objects of 4 MiB, and its size, times and chunks as a key of the first.
+//! If the bytes have a pool of their own, that key is in an object without bytes.
 
 use std::ops::Range;
 
@@ -22,7 +23,7 @@ pub(super) struct Stream {
     pub exists: bool,
     pub size: u64,
     pub mtime: Time,
-    /// Chunks that may have an object, besides the first: disjoint, ascending, not adjacent.
+    /// Chunks that may have bytes: disjoint, ascending, not adjacent.
     chunks: Vec<Range<u64>>,
     /// Writes in flight.
     writes: Vec<Pending<Version>>,
@@ -36,7 +37,10 @@ pub(super) struct Stream {
 
 /// Where a stream is.
 pub(super) struct StreamPlace<'a, E> {
+    /// Has the record.
     pub engine: &'a E,
+    /// The pool of the bytes, if it is another one.
+    pub data: Option<&'a E>,
     pub names: Names,
     pub ino: Ino,
 }
@@ -44,6 +48,20 @@ pub(super) struct StreamPlace<'a, E> {
 impl<E: Engine> StreamPlace<'_, E> {
     fn object(&self, chunk: u64) -> String {
         self.names.stream(self.ino, chunk)
+    }
+
+    /// The engine of the bytes.
+    fn bytes(&self) -> &E {
+        self.data.unwrap_or(self.engine)
+    }
+
+    fn submit(&self, chunk: u64, op: ObjectOp) -> Pending<Version> {
+        self.bytes().submit(&self.object(chunk), vec![op])
+    }
+
+    /// Chunks whose objects also have the record, and remain as long as the stream.
+    fn with_record(&self) -> u64 {
+        u64::from(self.data.is_none())
     }
 }
 
@@ -129,7 +147,7 @@ impl Stream {
         let request = |piece: Piece| {
             let read = self
                 .has(piece.chunk)
-                .then(|| at.engine.submit_read(&at.object(piece.chunk), piece.start as u64, piece.length));
+                .then(|| at.bytes().submit_read(&at.object(piece.chunk), piece.start as u64, piece.length));
             (piece, read)
         };
         let reads: Vec<_> = pieces(offset, length).map(request).collect();
@@ -160,7 +178,7 @@ impl Stream {
         self.record_chunks(at, offset / CHUNK_BYTES..end.div_ceil(CHUNK_BYTES))?;
         for Piece { chunk, start, length, at: from } in pieces(offset, data.len()) {
             let write = ObjectOp::Write { offset: start as u64, bytes: data[from..from + length].to_vec() };
-            self.writes.push(at.engine.submit(&at.object(chunk), vec![write]));
+            self.writes.push(at.submit(chunk, write));
         }
         self.size = self.size.max(end);
         self.changed(at.engine.now());
@@ -193,7 +211,7 @@ impl Stream {
             let length = (CHUNK_BYTES - offset % CHUNK_BYTES).min(end - offset);
             if self.has(chunk) {
                 let zero = ObjectOp::Zero { offset: offset % CHUNK_BYTES, length };
-                self.writes.push(at.engine.submit(&at.object(chunk), vec![zero]));
+                self.writes.push(at.submit(chunk, zero));
                 offset += length;
             } else {
                 let next = self.chunks.iter().map(|run| run.start).find(|start| *start > chunk);
@@ -240,11 +258,11 @@ impl Stream {
         self.is_changed.then(|| self.submit_record(at))
     }
 
-    /// Removes all objects but the first, and begins to remove that.
+    /// Removes all bytes, and begins to remove the record.
     pub fn remove<E: Engine>(&mut self, at: &StreamPlace<'_, E>) -> Result<Pending<Version>, StoreError> {
         self.wait_for_writes();
-        let chunks = self.chunks.iter().cloned().flatten().filter(|chunk| *chunk > 0);
-        remove_chunks(at, chunks)?;
+        let chunks = self.chunks.iter().cloned().flatten();
+        remove_chunks(at, chunks.filter(|chunk| *chunk >= at.with_record()))?;
         *self = Self::default();
         Ok(at.engine.submit(&at.object(0), vec![ObjectOp::Remove]))
     }
@@ -317,10 +335,9 @@ impl Stream {
     /// Removes all bytes after the end.
     fn cut<E: Engine>(&mut self, at: &StreamPlace<'_, E>) -> Result<(), StoreError> {
         let (last, rest) = (self.size / CHUNK_BYTES, self.size % CHUNK_BYTES);
-        // The first object remains for its record.
-        let first_removed = if rest == 0 { last.max(1) } else { last + 1 };
+        let first_removed = if rest == 0 { last.max(at.with_record()) } else { last + 1 };
         if self.has(last) && last < first_removed {
-            at.engine.apply(&at.object(last), vec![ObjectOp::Truncate(rest)])?;
+            at.submit(last, ObjectOp::Truncate(rest)).wait()?;
         }
         let beyond: Vec<u64> =
             self.chunks.iter().cloned().flatten().filter(|chunk| *chunk >= first_removed).collect();
@@ -338,7 +355,7 @@ fn remove_chunks<E: Engine>(
     at: &StreamPlace<'_, E>,
     chunks: impl Iterator<Item = u64>,
 ) -> Result<(), StoreError> {
-    let remove = |chunk| at.engine.submit(&at.object(chunk), vec![ObjectOp::Remove]);
+    let remove = |chunk| at.submit(chunk, ObjectOp::Remove);
     for removal in chunks.map(remove).collect::<Vec<_>>() {
         match removal.wait() {
             Err(error) if !error.is(&EngineFailure::Missing) => return Err(error.into()),

@@ -18,14 +18,16 @@ const COPY_BYTES: u64 = 16 << 20;
 
 pub(super) struct Streams<E> {
     engine: Arc<E>,
+    /// The pool of the bytes, if it is another one.
+    data: Option<Arc<E>>,
     names: Names,
     open: Mutex<HashMap<Ino, Arc<Mutex<Stream>>>>,
     removals: Mutex<Vec<Pending<Version>>>,
 }
 
 impl<E: Engine> Streams<E> {
-    pub fn new(engine: Arc<E>, names: Names) -> Self {
-        Self { engine, names, open: Mutex::default(), removals: Mutex::default() }
+    pub fn new(engine: Arc<E>, data: Option<Arc<E>>, names: Names) -> Self {
+        Self { engine, data, names, open: Mutex::default(), removals: Mutex::default() }
     }
 
     /// Makes an empty, provisional stream. It is registered before it is made, so a crash leaves no
@@ -189,7 +191,8 @@ impl<E: Engine> Streams<E> {
     }
 
     fn place(&self, ino: Ino) -> StreamPlace<'_, E> {
-        StreamPlace { engine: self.engine.as_ref(), names: self.names, ino }
+        let data = self.data.as_deref();
+        StreamPlace { engine: self.engine.as_ref(), data, names: self.names, ino }
     }
 
     /// Changes a stream, which is made if absent.

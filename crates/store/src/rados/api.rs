@@ -54,6 +54,7 @@ api! {
         RadosHandle, Strings, usize, Text, usize, *mut *mut c_char, *mut usize, *mut *mut c_char, *mut usize
     ) -> c_int;
     fn ioctx_create(RadosHandle, Text, *mut RadosHandle) -> c_int;
+    fn ioctx_get_id(RadosHandle) -> i64;
     fn ioctx_set_namespace(RadosHandle, Text);
     fn ioctx_destroy(RadosHandle);
     fn aio_create_completion2(*mut c_void, Callback, *mut RadosHandle) -> c_int;

@@ -42,6 +42,7 @@ pub(super) fn failure(code: i32) -> EngineFailure {
         libc::ENOSPC | libc::EDQUOT => EngineFailure::Full,
         libc::ETIMEDOUT => EngineFailure::TimedOut,
         libc::EPERM | libc::EACCES => EngineFailure::Denied,
+        libc::EOPNOTSUPP => EngineFailure::Unsupported,
         errno => EngineFailure::Io(errno),
     }
 }

@@ -28,8 +28,8 @@ use space::SpaceCache;
 
 use crate::Pairs;
 use crate::engine::{
-    Engine, EngineError, EngineFailure, KeyPage, ObjectLockHolder, ObjectOp, ObjectStat, Pending, Version,
-    VersionedBytes,
+    Engine, EngineError, EngineFailure, KeyPage, ObjectLockHolder, ObjectOp, ObjectStat, Pending, PoolId,
+    Version, VersionedBytes,
 };
 
 /// Name of all our locks: an object has at most one.
@@ -55,13 +55,21 @@ pub struct RadosAddress {
     pub user: String,
 }
 
-/// A connection to one namespace of a pool.
+/// One namespace of a pool, over a connection that several pools may share.
 pub struct Rados {
     api: &'static Api,
-    cluster: RadosHandle,
+    cluster: Arc<RadosClient>,
     pool: RadosHandle,
-    address: String,
+    name: String,
+    namespace: CString,
     budget: Arc<Budget>,
+}
+
+/// A connection to a cluster: a client with an address, which can be fenced.
+struct RadosClient {
+    api: &'static Api,
+    handle: RadosHandle,
+    address: String,
     space: SpaceCache,
 }
 
@@ -69,6 +77,10 @@ pub struct Rados {
 unsafe impl Send for Rados {}
 // SAFETY: as above.
 unsafe impl Sync for Rados {}
+// SAFETY: as above.
+unsafe impl Send for RadosClient {}
+// SAFETY: as above.
+unsafe impl Sync for RadosClient {}
 
 impl Rados {
     /// Connects to a cluster.
@@ -76,48 +88,61 @@ impl Rados {
     /// # Errors
     /// The message of each error states the remedy.
     pub fn connect(to: &RadosAddress) -> Result<Self, RadosError> {
-        let api = Api::load()?;
-        let (user, pool) = (text(&format!("client.{}", to.user))?, text(&to.pool)?);
         let namespace = text(&to.namespace)?;
+        let pool = text(&to.pool)?;
+        let cluster = Arc::new(RadosClient::open(to)?);
+        Self::open(&cluster, &pool, &namespace).map_err(|code| match -code {
+            libc::ENOENT => RadosError::NoPool(to.pool.clone()),
+            _ => RadosError::Failed { operation: "open the pool", why: describe(code) },
+        })
+    }
+
+    fn open(cluster: &Arc<RadosClient>, pool: &CStr, namespace: &CStr) -> Result<Self, i32> {
         let mut rados = Self {
-            api,
-            cluster: null_mut(),
+            api: cluster.api,
+            cluster: Arc::clone(cluster),
             pool: null_mut(),
-            address: String::new(),
+            name: pool.to_string_lossy().into_owned(),
+            namespace: namespace.into(),
             budget: Budget::new(),
-            space: SpaceCache::new(to.pool.clone()),
         };
+        // SAFETY: the connection is open until it is dropped; the handle of the pool is written
+        // once.
+        check(unsafe { (rados.api.ioctx_create)(cluster.handle, pool.as_ptr(), &raw mut rados.pool) })?;
+        // SAFETY: the handle is valid until `drop`; the string ends with NUL.
+        unsafe { (rados.api.ioctx_set_namespace)(rados.pool, namespace.as_ptr()) };
+        Ok(rados)
+    }
+}
+
+impl RadosClient {
+    fn open(to: &RadosAddress) -> Result<Self, RadosError> {
+        let api = Api::load()?;
+        let user = text(&format!("client.{}", to.user))?;
+        let mut cluster =
+            Self { api, handle: null_mut(), address: String::new(), space: SpaceCache::default() };
         let connect = |code| RadosError::Connect { user: to.user.clone(), why: describe(code) };
         // SAFETY: the strings end with NUL; the handle is written once.
-        check(unsafe { (api.create2)(&raw mut rados.cluster, c"ceph".as_ptr(), user.as_ptr(), 0) })
+        check(unsafe { (api.create2)(&raw mut cluster.handle, c"ceph".as_ptr(), user.as_ptr(), 0) })
             .map_err(connect)?;
-        rados.configure(to)?;
+        cluster.configure(to)?;
         // SAFETY: the handle is valid until `drop`.
-        check(unsafe { (api.connect)(rados.cluster) }).map_err(connect)?;
-        // SAFETY: as above; the handle of the pool is written once.
-        check(unsafe { (api.ioctx_create)(rados.cluster, pool.as_ptr(), &raw mut rados.pool) }).map_err(
-            |code| match -code {
-                libc::ENOENT => RadosError::NoPool(to.pool.clone()),
-                _ => RadosError::Failed { operation: "open the pool", why: describe(code) },
-            },
-        )?;
-        // SAFETY: as above.
-        unsafe { (api.ioctx_set_namespace)(rados.pool, namespace.as_ptr()) };
-        rados.address = rados.own_address()?;
-        Ok(rados)
+        check(unsafe { (api.connect)(cluster.handle) }).map_err(connect)?;
+        cluster.address = cluster.own_address()?;
+        Ok(cluster)
     }
 
     fn configure(&self, to: &RadosAddress) -> Result<(), RadosError> {
         let conf = to.conf.as_ref().map(|conf| text(&conf.to_string_lossy())).transpose()?;
         let path = conf.as_ref().map_or(null(), |conf| conf.as_ptr());
         // SAFETY: the handle is valid; a null path means the default.
-        check(unsafe { (self.api.conf_read_file)(self.cluster, path) }).map_err(|code| RadosError::Conf {
+        check(unsafe { (self.api.conf_read_file)(self.handle, path) }).map_err(|code| RadosError::Conf {
             conf: to.conf.clone().unwrap_or_else(|| "/etc/ceph/ceph.conf".into()),
             why: describe(code),
         })?;
         for (option, value) in LIMITS {
             // SAFETY: the strings end with NUL.
-            check(unsafe { (self.api.conf_set)(self.cluster, option.as_ptr(), value.as_ptr()) })
+            check(unsafe { (self.api.conf_set)(self.handle, option.as_ptr(), value.as_ptr()) })
                 .map_err(|code| RadosError::Failed { operation: "set a time limit", why: describe(code) })?;
         }
         Ok(())
@@ -126,7 +151,7 @@ impl Rados {
     fn own_address(&self) -> Result<String, RadosError> {
         let mut address: *mut c_char = null_mut();
         // SAFETY: on success librados returns a string that the caller frees.
-        let code = unsafe { (self.api.getaddrs)(self.cluster, &raw mut address) };
+        let code = unsafe { (self.api.getaddrs)(self.handle, &raw mut address) };
         check(code)
             .map_err(|code| RadosError::Failed { operation: "get the own address", why: describe(code) })?;
         // SAFETY: as above.
@@ -136,6 +161,13 @@ impl Rados {
         Ok(owned)
     }
 
+    /// The space of a pool, which may be some seconds old.
+    fn space_of(&self, pool: &str) -> Result<Space, EngineError> {
+        self.space.get(pool, || self.command(space::COMMAND))
+    }
+}
+
+impl Rados {
     /// Executes a read operation that fills one iterator of keys and values.
     fn read_keys(
         &self,
@@ -244,14 +276,18 @@ impl Drop for Rados {
     fn drop(&mut self) {
         // Callbacks refer to the completions, and every operation has a time limit.
         self.budget.drain();
-        // SAFETY: the handles are not used afterwards; null ones were never made.
-        unsafe {
-            if !self.pool.is_null() {
-                (self.api.ioctx_destroy)(self.pool);
-            }
-            if !self.cluster.is_null() {
-                (self.api.shutdown)(self.cluster);
-            }
+        if !self.pool.is_null() {
+            // SAFETY: the handle is not used afterwards.
+            unsafe { (self.api.ioctx_destroy)(self.pool) };
+        }
+    }
+}
+
+impl Drop for RadosClient {
+    fn drop(&mut self) {
+        if !self.handle.is_null() {
+            // SAFETY: the handle is not used afterwards, and no pool is open.
+            unsafe { (self.api.shutdown)(self.handle) };
         }
     }
 }
@@ -456,21 +492,37 @@ impl Engine for Rados {
     fn fence(&self, address: &str) -> Result<(), EngineError> {
         let text = name_of("fence", address)?;
         // SAFETY: librados does not change the string.
-        let code =
-            unsafe { (self.api.blocklist_add)(self.cluster, text.as_ptr().cast_mut(), FENCED_SECONDS) };
+        let code = unsafe {
+            (self.api.blocklist_add)(self.cluster.handle, text.as_ptr().cast_mut(), FENCED_SECONDS)
+        };
         check(code).map_err(|code| EngineError::new("fence", address, failure(code)))
     }
 
     fn address(&self) -> String {
-        self.address.clone()
+        self.cluster.address.clone()
     }
 
     fn space(&self) -> Result<Space, EngineError> {
-        self.space.get(|| self.command(space::COMMAND))
+        self.cluster.space_of(&self.name)
+    }
+
+    fn pool(&self) -> PoolId {
+        // SAFETY: the handle is valid.
+        PoolId { name: self.name.clone(), number: unsafe { (self.api.ioctx_get_id)(self.pool) } }
+    }
+
+    fn other_pool(&self, name: &str) -> Result<Self, EngineError> {
+        const OPERATION: &str = "open the pool";
+        Self::open(&self.cluster, &name_of(OPERATION, name)?, &self.namespace)
+            .map_err(|code| EngineError::new(OPERATION, name, failure(code)))
+    }
+
+    fn known_space(&self) -> Option<Space> {
+        self.cluster.space.known(&self.name)
     }
 }
 
-impl Rados {
+impl RadosClient {
     /// The monitors' reply to a command in JSON.
     fn command(&self, command: &CStr) -> Result<Vec<u8>, EngineError> {
         let (mut reply, mut status) = (null_mut(), null_mut());
@@ -479,7 +531,7 @@ impl Rados {
         // SAFETY: the command outlives the call; both results are freed below.
         let code = unsafe {
             (self.api.mon_command)(
-                self.cluster,
+                self.handle,
                 commands.as_ptr(),
                 1,
                 c"".as_ptr(),

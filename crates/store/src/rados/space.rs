@@ -1,5 +1,5 @@
 use std::ffi::CStr;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use espalier_proto::Space;
@@ -13,10 +13,13 @@ const VALID: Duration = Duration::from_secs(5);
 /// Reported where the monitors have no figures, as without a manager daemon.
 const UNKNOWN_BYTES: u64 = 1 << 50;
 
-/// Size and free space of a pool, as last reported by the monitors.
-pub(super) struct SpaceCache {
-    pool: String,
-    last: Mutex<Option<(Instant, Space)>>,
+/// Sizes and free space of all pools, as last reported by the monitors.
+#[derive(Default)]
+pub(super) struct SpaceCache(Mutex<Option<LastReport>>);
+
+struct LastReport {
+    at: Instant,
+    pools: Vec<PoolUsage>,
 }
 
 #[derive(Deserialize)]
@@ -30,7 +33,7 @@ struct PoolUsage {
     stats: PoolStats,
 }
 
-#[derive(Default, Deserialize)]
+#[derive(Clone, Copy, Default, Deserialize)]
 struct PoolStats {
     /// Bytes before replication.
     stored: u64,
@@ -38,33 +41,54 @@ struct PoolStats {
 }
 
 impl SpaceCache {
-    pub fn new(pool: String) -> Self {
-        Self { pool, last: Mutex::default() }
+    /// The space of a pool; an old report is replaced by that of `query`.
+    pub fn get(
+        &self,
+        pool: &str,
+        query: impl FnOnce() -> Result<Vec<u8>, EngineError>,
+    ) -> Result<Space, EngineError> {
+        let last = self.last().as_ref().filter(|last| last.at.elapsed() < VALID).map(|last| last.space(pool));
+        // Not locked, since it may take long.
+        let space = match last {
+            Some(space) => space,
+            None => {
+                let pools = parse(&query()?).ok_or_else(|| {
+                    let unknown = EngineFailure::Invalid("the monitors' figures are not understood");
+                    EngineError::new("measure", pool, unknown)
+                })?;
+                self.last().insert(LastReport { at: Instant::now(), pools }).space(pool)
+            }
+        };
+        Ok(space.unwrap_or(Space {
+            total: UNKNOWN_BYTES,
+            free: UNKNOWN_BYTES,
+            available: UNKNOWN_BYTES,
+            files: 0,
+            files_free: 0,
+        }))
     }
 
-    pub fn get(&self, query: impl FnOnce() -> Result<Vec<u8>, EngineError>) -> Result<Space, EngineError> {
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((at, space)) = *last
-            && at.elapsed() < VALID
-        {
-            return Ok(space);
-        }
-        let space = self.parse(&query()?).ok_or_else(|| {
-            let unknown = EngineFailure::Invalid("the monitors' figures are not understood");
-            EngineError::new("measure", &self.pool, unknown)
-        })?;
-        *last = Some((Instant::now(), space));
-        Ok(space)
+    /// The space of a pool in the last report.
+    pub fn known(&self, pool: &str) -> Option<Space> {
+        self.last().as_ref().and_then(|last| last.space(pool))
     }
 
-    fn parse(&self, reply: &[u8]) -> Option<Space> {
-        let usage: ClusterUsage = serde_json::from_slice(reply).ok()?;
-        // Without figures, the monitors leave pools out.
-        let pool = usage.pools.into_iter().find(|pool| pool.name == self.pool);
-        let PoolStats { stored, max_avail } = pool.map(|pool| pool.stats).unwrap_or_default();
-        let is_known = stored > 0 || max_avail > 0;
-        let free = if is_known { max_avail } else { UNKNOWN_BYTES };
-        Some(Space { total: stored.saturating_add(free), free, available: free, files: 0, files_free: 0 })
+    fn last(&self) -> MutexGuard<'_, Option<LastReport>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn parse(reply: &[u8]) -> Option<Vec<PoolUsage>> {
+    serde_json::from_slice(reply).ok().map(|ClusterUsage { pools }| pools)
+}
+
+impl LastReport {
+    /// The space of a pool. Without figures, the monitors leave pools out, or report zeros.
+    fn space(&self, name: &str) -> Option<Space> {
+        let PoolStats { stored, max_avail: free } = self.pools.iter().find(|pool| pool.name == name)?.stats;
+        let is_known = stored > 0 || free > 0;
+        let total = stored.saturating_add(free);
+        is_known.then_some(Space { total, free, available: free, files: 0, files_free: 0 })
     }
 }
 
@@ -72,22 +96,34 @@ impl SpaceCache {
 mod tests {
     use super::*;
 
-    #[test]
-    fn figures_of_the_pool_are_found() {
-        let cache = SpaceCache::new("b".into());
-        let figures = |stored: u64, free: u64| {
-            let pool = |name: &str| {
-                format!(
-                    "{{\"name\": \"{name}\", \"id\": 1, \"stats\": {{\"stored\": {stored}, \"max_avail\": {free}}}}}"
-                )
-            };
-            format!("{{\"stats\": {{}}, \"pools\": [{}, {}]}}", pool("a"), pool("b"))
+    fn figures(pools: &[(&str, u64, u64)]) -> Vec<u8> {
+        let pool = |(name, stored, free): &(&str, u64, u64)| {
+            format!(
+                "{{\"name\": \"{name}\", \"id\": 1, \"stats\": {{\"stored\": {stored}, \"max_avail\": {free}}}}}"
+            )
         };
-        let space = cache.parse(figures(10, 90).as_bytes()).expect("figures");
-        assert_eq!((space.total, space.available), (100, 90));
-        assert_eq!(cache.parse(figures(100, 0).as_bytes()).expect("figures").available, 0);
-        assert_eq!(cache.parse(figures(0, 0).as_bytes()).expect("figures").available, UNKNOWN_BYTES);
-        assert_eq!(cache.parse(b"{\"pools\": []}").expect("figures").available, UNKNOWN_BYTES);
-        assert!(cache.parse(b"{\"pools\": [1]}").is_none() && cache.parse(b"nonsense").is_none());
+        let pools: Vec<_> = pools.iter().map(pool).collect();
+        format!("{{\"stats\": {{}}, \"pools\": [{}]}}", pools.join(", ")).into_bytes()
+    }
+
+    #[test]
+    fn figures_of_each_pool_are_found() {
+        let cache = SpaceCache::default();
+        assert_eq!(cache.known("b"), None);
+        let reply = figures(&[("a", 1, 2), ("b", 10, 90), ("full", 100, 0), ("empty", 0, 0)]);
+        let of = |pool| cache.get(pool, || Ok(reply.clone())).expect("figures");
+        assert_eq!((of("b").total, of("b").available), (100, 90));
+        assert_eq!((of("full").total, of("full").available), (100, 0));
+        assert_eq!((of("empty").available, of("absent").available), (UNKNOWN_BYTES, UNKNOWN_BYTES));
+        assert_eq!(cache.known("a").map(|space| space.free), Some(2));
+        assert_eq!((cache.known("empty"), cache.known("absent")), (None, None));
+    }
+
+    #[test]
+    fn malformed_figures_are_an_error() {
+        for reply in ["{\"pools\": [1]}", "nonsense"] {
+            let cache = SpaceCache::default();
+            assert!(cache.get("a", || Ok(reply.into())).is_err(), "{reply}");
+        }
     }
 }

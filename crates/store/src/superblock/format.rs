@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use super::{COPY, FILE, FILE_NEW, FORMAT, MigrationState, Superblock, SuperblockError, is_store, write};
 use crate::local::{self, StoreLock};
-use crate::{Journal, RealFile, StoreError};
+use crate::{DataPoolError, Journal, RealFile, StoreError};
 
 /// Parameters of a new store.
 #[derive(Clone, Debug)]
@@ -28,6 +28,8 @@ pub struct FormatOptions {
     pub rank: Rank,
     pub ranks: u16,
     pub migration: MigrationState,
+    /// In a cluster: pool for the bytes of big files; `None`: they are with the rest.
+    pub data_pool: Option<String>,
 }
 
 impl Default for FormatOptions {
@@ -42,6 +44,7 @@ impl Default for FormatOptions {
             rank: Rank(0),
             ranks: 1,
             migration: MigrationState::None,
+            data_pool: None,
         }
     }
 }
@@ -55,6 +58,13 @@ pub enum FormatError {
     Unfinished(PathBuf),
     #[error("{} is not empty: name an empty directory or namespace, or one that does not exist yet", .0.display())]
     NotEmpty(PathBuf),
+    #[error(
+        "the pool of {} is erasure-coded, and cannot have metadata: name a replicated pool, and the erasure-coded one with --data-pool",
+        .0.display()
+    )]
+    ErasureCoded(PathBuf),
+    #[error(transparent)]
+    DataPool(#[from] DataPoolError),
     #[error("cannot {operation} {}: {cause}", path.display())]
     Io { operation: &'static str, path: PathBuf, cause: io::Error },
     #[error(transparent)]
@@ -131,6 +141,7 @@ pub(crate) fn new(dir: &Path, options: &FormatOptions) -> Result<Superblock, For
         journal_bytes: options.journal_bytes.max(1 << 20).next_multiple_of(4096),
         created,
         migration: options.migration.clone(),
+        data_pool: None,
     })
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use espalier_meta::failover::{ClusterMap, Input, Swapped};
 use espalier_proto::{Rank, Time};
-use espalier_store::engine::ObjectOp;
+use espalier_store::engine::{MemoryPoolKind, ObjectOp};
 use espalier_store::{
     Engine, EngineFailure, FormatOptions, MemoryEngine, StoreError, Superblock, break_lease, format_objects,
 };
@@ -20,6 +20,8 @@ use crate::world::event::SimEvent;
 
 use super::ProcessEvent;
 
+/// The pool of the bytes of big files, if they have one.
+const DATA_POOL: &str = "data";
 /// The object with the cluster map.
 const OBJECT: &str = "0.cluster-map";
 
@@ -52,7 +54,9 @@ impl SharedStore {
         let time = Time::new(0, 0);
         engine.set_now(time);
         let journal_bytes = scenario.cluster.journal.0;
-        let options = FormatOptions { journal_bytes, ranks, ..FormatOptions::default() };
+        let data_pool = scenario.cluster.data_pool.then(|| DATA_POOL.into());
+        engine.add_pool(DATA_POOL, MemoryPoolKind::ErasureCoded);
+        let options = FormatOptions { journal_bytes, ranks, data_pool, ..FormatOptions::default() };
         let superblock = format_objects(&engine, "the shared store", &options)?;
         for rank in 0..ranks {
             let storage = Storage::open_shared(&engine, &superblock, Rank(rank))?;
