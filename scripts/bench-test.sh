@@ -20,6 +20,18 @@ if grep -q " $(realpath "$dir") fuse.espalier " /proc/mounts; then
     "$bin" bench "$dir" --phases bulk --files 50 --runs 1 --json > "$report"
     jq -e '.phases | length == 4 and all(.[]; .ops_per_s > 0)' "$report" > /dev/null
 fi
+# One directory for all processes, a command that empties caches, and a counter.
+called=$(mktemp -d)
+"$bin" bench "$dir" --phases small,synced --shared --procs 2 --files 20 --runs 1 --json \
+    --uncache "echo >> $called/uncache;:" \
+    --counters "echo >> $called/counters; echo calls \$((40 * \$(wc -l < $called/counters)));:" > "$report"
+[ "$(wc -l < "$called/uncache")" = 2 ] # both uncached phases of `small`
+rm -r "$called"
+# The counter rises by 40 from before a phase to its end: by 1 for each of 40 files.
+jq -e '
+    (.phases | length == 9)
+    and all(.phases[] | select(.name | contains("readdir") | not); .operations == 40 and .counts.calls == 1)
+    and all(.phases[] | select(.name | contains("readdir")); .operations == 80)' "$report" > /dev/null
 [ "$(floors)" = "$before" ]
 [ -z "$(find "$dir" -maxdepth 1 -name 'espalier-bench-*')" ]
 echo 'bench-test: passed'

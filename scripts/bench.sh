@@ -2,8 +2,8 @@
 # bench.sh: the figures of docs/performance.md, each with its target. Slow results do not fail.
 #
 # The store and the file system that it is compared with are on the same ext4, on a separate loop
-# device. PARTS="small tree bulk git big durable sync growth scale" selects parts; RUNS= number of
-# pairs; GROWTH= entries of the large directory; SCALE= files of the large tree; IMAGE_GIB= size of
+# device. PARTS="small tree bulk git big durable sync growth scale" selects parts; `rados`, which has
+# to be named, compares with CephFS (docs/rados.md); RUNS= number of pairs; GROWTH= entries of the large directory; SCALE= files of the large tree; IMAGE_GIB= size of
 # the loop device's file (below TMPDIR); OUT= directory for the table and its JSON sources.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -23,9 +23,9 @@ if [ "$(id -u)" != 0 ]; then
 fi
 for part in $parts; do
     case $part in
-    small | tree | bulk | git | big | durable | sync | growth | scale) ;;
+    small | tree | bulk | git | big | durable | sync | growth | scale | rados) ;;
     *)
-        echo "bench: no part is called $part; there are: small tree bulk git big durable sync growth scale" >&2
+        echo "bench: no part is called $part; there are: small tree bulk git big durable sync growth scale rados" >&2
         exit 1
         ;;
     esac
@@ -43,6 +43,7 @@ cleanup() {
     for mounted in "$work/mnt" "$work/sync-mnt" "$work/scale-mnt"; do
         ! mountpoint -q "$mounted" || "$bin" umount "$mounted" || umount -l "$mounted" || true
     done
+    [ ! -e "$work/disk/rados" ] || scripts/rados-sides.sh down "$work/disk/rados" || true
     ! mountpoint -q "$work/disk" || umount "$work/disk" || umount -l "$work/disk" || true
     [ -z "$device" ] || losetup -d "$device" || true
     [ -z "$poll_before" ] || echo "$poll_before" > "$poll" || true
@@ -224,6 +225,9 @@ if wanted scale; then
     ls "$tree" > /dev/null
     limit 'seconds to mount it' 2 "$(jq -n "($(date +%s%N) - $begin) / 10000000 | round / 100")"
     "$bin" umount "$tree"
+fi
+if wanted rados; then
+    . scripts/rados-figures.sh
 fi
 
 {

@@ -1,12 +1,14 @@
 #!/bin/bash
-# ceph-cluster.sh up DIR [POOL...] | down DIR: a throw-away Ceph cluster on this machine, for tests.
+# ceph-cluster.sh up DIR [POOL...] | down DIR: a throw-away Ceph cluster on this machine, for tests
+# and benchmarks.
 #
 # One monitor and one OSD (bluestore on a sparse file) on free ports of 127.0.0.1, without
 # authentication. OSDS=3 makes three. A pool NAME:ec is erasure-coded with k=2 and m=1, and needs
 # them. All of it is in DIR; programs find it with CEPH_CONF=DIR/ceph.conf. It survives
-# `stop-osd DIR` and `start-osd DIR`.
+# `stop-osd DIR` and `start-osd DIR`. `start-mds DIR` adds a metadata server and a CephFS; process
+# numbers are in DIR/NAME.pid, admin sockets at DIR/osd-NUMBER.asok and DIR/mds.asok.
 set -euo pipefail
-command=${1:?up, down, stop-osd or start-osd}
+command=${1:?up, down, stop-osd, start-osd or start-mds}
 dir=$(realpath "${2:?a directory}")
 shift 2
 PATH=$PATH:/usr/sbin:/sbin
@@ -93,6 +95,7 @@ paxos_propose_interval = 0.01
 [mon]
 mon_data = $dir/mon
 [osd]
+admin_socket = $dir/osd-\$id.asok
 osd_data = $dir/osd-\$id
 osd_objectstore = bluestore
 osd_memory_target = 1073741824
@@ -100,11 +103,15 @@ bluestore_block_create = true
 bluestore_block_size = 8589934592
 osd_class_load_list = *
 osd_class_default_list = *
+[mds]
+admin_socket = $dir/mds.asok
+mds_data = $dir/mds
 [client]
 log_file =
 CONF
     ceph-authtool "$dir/keyring" --create-keyring --gen-key -n mon. --cap mon 'allow *'
-    ceph-authtool "$dir/keyring" --gen-key -n client.admin --cap mon 'allow *' --cap osd 'allow *'
+    ceph-authtool "$dir/keyring" --gen-key -n client.admin --cap mon 'allow *' --cap osd 'allow *' --cap mds 'allow *'
+    ceph-authtool "$dir/keyring" --gen-key -n mds.a --cap mon 'profile mds' --cap osd 'allow *' --cap mds 'allow *'
     for n in $(seq 0 $((osds - 1))); do
         ceph-authtool "$dir/keyring" --gen-key -n "osd.$n" --cap mon 'allow profile osd' --cap osd 'allow *'
     done
@@ -119,6 +126,8 @@ ask() { timeout 20 ceph --connect-timeout 10 "$@"; }
 all_osds() { find "$dir" -maxdepth 1 -name 'osd-*' -type d | sed 's/.*-//'; }
 
 osd_is_up() { grep -q " $(all_osds | wc -l) up" <<< "$(ask osd stat)"; }
+
+mds_is_active() { grep -q 'up:active' <<< "$(ask mds stat)"; }
 
 osd_is_down() { grep -q ' 0 up' <<< "$(ask osd stat)"; }
 
@@ -166,6 +175,7 @@ up() {
 case $command in
 up) up "$@" ;;
 down)
+    stop mds KILL
     stop_osds KILL
     stop mon KILL
     ;;
@@ -175,6 +185,15 @@ stop-osd)
     ;;
 start-osd)
     start_osds
+    ;;
+start-mds)
+    mkdir -p "$dir/mds"
+    for pool in cephfs-names cephfs-bytes; do
+        ask osd pool create "$pool" 8 8 replicated --autoscale-mode=off >> "$dir/log" 2>&1
+    done
+    ask fs new cephfs cephfs-names cephfs-bytes >> "$dir/log" 2>&1 || fail "cannot make a CephFS: see $dir/log"
+    start mds ceph-mds -f -i a
+    wait_for mds_is_active
     ;;
 *) fail "unknown command $command" ;;
 esac

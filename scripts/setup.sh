@@ -72,18 +72,24 @@ if [ ${#missing[@]} -gt 0 ]; then
     echo "setup: installed ${missing[*]}"
 fi
 
-# Ceph is large and not packaged everywhere: scripts/rados-test.sh is skipped without it.
-if [ "${1:-run}" = test ]; then
+# Ceph is large and not packaged everywhere: scripts/rados-test.sh is skipped without it, and so is
+# the comparison with CephFS.
+wants_ceph() { [ "${1:-run}" = test ] || { [ "${1:-run}" = bench ] && [[ " ${PARTS:-} " = *" rados "* ]]; }; }
+if wants_ceph "$@"; then
     missing=()
     need ceph-mon ceph-mon
     need ceph-osd ceph-osd
     need ceph-common ceph rados
+    if [ "${1:-run}" = bench ]; then
+        need ceph-mds ceph-mds
+        need ceph-fuse ceph-fuse
+    fi
     if [ ${#missing[@]} -gt 0 ]; then
         export DEBIAN_FRONTEND=noninteractive
         if as_root apt-get install -y --no-install-recommends "${missing[@]}" > /dev/null 2>&1; then
             echo "setup: installed ${missing[*]}"
         else
-            echo "setup: cannot install ${missing[*]}: the tests on a RADOS cluster are skipped"
+            echo "setup: cannot install ${missing[*]}: what needs a RADOS cluster is skipped"
         fi
     fi
 fi

@@ -22,6 +22,12 @@ pub enum Error {
     Died { group: &'static str, dir: PathBuf, rank: u32, status: ExitStatus },
     #[error("`{program}` failed ({status})")]
     Program { program: &'static str, status: ExitStatus },
+    #[error("`{command}` failed ({status})")]
+    Command { command: String, status: ExitStatus },
+    #[error("`{command}` prints `{line}`: a name and a number are expected")]
+    Counter { command: String, line: String },
+    #[error("the processes of {group} need own directories")]
+    NotShared { group: &'static str },
     #[error("the floor cannot be mounted; see its message above")]
     Floor,
     #[error("cannot mount the floor on {}", mountpoint.display())]

@@ -1,7 +1,7 @@
 //! Groups of phases, and their selection by `--phases`.
 
 use crate::error::Error;
-use crate::groups::{big, durable, growth, mdtest, paper, programs, small};
+use crate::groups::{big, durable, growth, mdtest, paper, programs, small, synced};
 use crate::worker::{Laps, Worker, WorkerResult};
 
 /// Phases that depend on each other: one uses the files of the previous ones.
@@ -12,6 +12,8 @@ pub struct Group {
     pub files: u64,
     pub bytes: u64,
     pub procs: Procs,
+    /// The processes can work in one directory.
+    pub(crate) may_share: bool,
     pub(crate) source: ProgramInput,
     /// Untimed preparation.
     pub(crate) start: fn(&mut Worker) -> WorkerResult,
@@ -64,11 +66,12 @@ impl Phase {
     }
 }
 
-pub static GROUPS: [&Group; 9] = [
+pub static GROUPS: [&Group; 10] = [
     &paper::GROUP,
     &mdtest::GROUP,
     &small::GROUP,
     &durable::GROUP,
+    &synced::GROUP,
     &big::GROUP,
     &programs::TREE,
     &programs::BULK,

@@ -7,3 +7,4 @@ pub(crate) mod mdtest;
 pub(crate) mod paper;
 pub(crate) mod programs;
 pub(crate) mod small;
+pub(crate) mod synced;

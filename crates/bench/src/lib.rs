@@ -10,6 +10,7 @@
 //! The program that links this crate must provide two hidden commands, [`WORKER_COMMAND`] and
 //! [`FLOOR_COMMAND`].
 
+mod commands;
 mod error;
 mod floor;
 mod group;
@@ -40,6 +41,7 @@ pub use report::{Against, PhaseReport, Report, SideFigures};
 pub use team::WORKER_COMMAND;
 pub use worker::worker;
 
+use commands::Counts;
 use floor::Floor;
 use group::{Selected, Uncached};
 use team::{PhaseOutcome, TeamJob};
@@ -61,6 +63,14 @@ pub struct Options {
     pub files: Option<u64>,
     pub bytes: Option<u64>,
     pub algorithm: Algorithm,
+    /// All processes work in one directory.
+    pub shared: bool,
+    /// Command that empties the caches of a file system before an uncached phase, such as by
+    /// mounting it again. Gets the directory as its argument.
+    pub uncache: Option<String>,
+    /// Command that prints counters, a name and a number a line, before and after each phase. Gets
+    /// the directory as its argument.
+    pub counters: Option<String>,
     /// Runs of each side: by default 5, or 1 without a comparison.
     pub runs: Option<u32>,
 }
@@ -116,6 +126,9 @@ pub fn run(options: &Options) -> Result<Report, Error> {
 
 fn run_group(options: &Options, selected: &Selected, report: &mut Report) -> Result<(), Error> {
     let group = selected.group;
+    if options.shared && !group.may_share {
+        return Err(Error::NotShared { group: group.name });
+    }
     let (files, bytes) = (options.files.unwrap_or(group.files), options.bytes.unwrap_or(group.bytes));
     let prepared = source::prepare(group.source, files)?;
     let numbers = match group.procs {
@@ -140,13 +153,30 @@ fn run_group(options: &Options, selected: &Selected, report: &mut Report) -> Res
                     bytes,
                     prepared: &prepared,
                     algorithm: options.algorithm,
+                    shared: options.shared,
+                    reopens: options.uncache.is_some(),
                 };
                 // Write out the dirty pages of the previous run.
                 for place in &report.sides {
                     place.sync().map_err(Error::doing(format!("sync {}", place.dir.display())))?;
                 }
                 let uncached = &mut report.uncached;
-                outcomes[side].push(team::run(&job, |caches| forget(caches, place, uncached))?);
+                let forget = |caches| {
+                    forget(caches, place, uncached);
+                    match &options.uncache {
+                        Some(command) if caches != Uncached::Nothing => {
+                            commands::run(command, &place.dir).map(drop)
+                        }
+                        _ => Ok(()),
+                    }
+                };
+                let count = || {
+                    options
+                        .counters
+                        .as_ref()
+                        .map_or(Ok(Counts::new()), |command| commands::count(command, &place.dir))
+                };
+                outcomes[side].push(team::run(&job, forget, count)?);
                 dir.close().map_err(Error::doing("remove the created files"))?;
             }
         }

@@ -14,6 +14,7 @@ use hdrhistogram::Histogram;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::oneshot;
 
+use crate::commands::Counts;
 use crate::error::Error;
 use crate::place::BenchTarget;
 use crate::report::{PhaseReport, Report};
@@ -408,7 +409,7 @@ impl<'a> Fleet<'a> {
         let operations = latencies.len();
         let bytes =
             if matches!(work, NativeWork::Write | NativeWork::Read) { operations * options.bytes } else { 0 };
-        Ok(PhaseOutcome { seconds, operations, bytes, latencies })
+        Ok(PhaseOutcome { seconds, operations, bytes, latencies, counts: Counts::new() })
     }
 
     /// Removes everything that remains.

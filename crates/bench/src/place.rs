@@ -79,6 +79,7 @@ fn durability(file_system: &str, options: &str) -> &'static str {
         "ext4" | "ext3" | "xfs" | "btrfs" | "f2fs" if unflushed => {
             "not durable: the disk's own cache is not flushed, even by fsync"
         }
+        "fuse.ceph-fuse" => "durable after fsync, the rest within about 5 s",
         "ext4" | "ext3" => "durable after fsync, the rest within 5 s (commit=), file data within 30 s",
         "xfs" | "btrfs" | "f2fs" => "durable after fsync, the rest within about 30 s",
         _ => "not known",

@@ -1,5 +1,6 @@
 //! Results of a benchmark, as JSON or as a table.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use hdrhistogram::Histogram;
@@ -49,6 +50,9 @@ pub struct SideFigures {
     pub bytes_per_s: Option<f64>,
     /// Operations per second of each run.
     pub runs: Vec<f64>,
+    /// Mean increase of each of the user's counters per operation.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub counts: BTreeMap<String, f64>,
 }
 
 /// Another side's results, and the first side's ratio to them in each run.
@@ -99,8 +103,19 @@ impl SideFigures {
             p99_us: quantile(&latencies, 0.99),
             bytes_per_s: runs.iter().any(|run| run.bytes > 0).then(|| median(&bytes)),
             runs: rates,
+            counts: per_operation(runs),
         }
     }
+}
+
+fn per_operation(runs: &[&PhaseOutcome]) -> BTreeMap<String, f64> {
+    let operations: u64 = runs.iter().map(|run| run.operations).sum();
+    let mut counts = BTreeMap::new();
+    for (name, increase) in runs.iter().flat_map(|run| &run.counts) {
+        *counts.entry(name.clone()).or_insert(0.0) += increase;
+    }
+    counts.values_mut().for_each(|count| *count /= operations.max(1) as f64);
+    counts
 }
 
 impl Against {
@@ -176,6 +191,27 @@ impl fmt::Display for Report {
             }
             writeln!(out)?;
         }
+        self.write_counts(out)
+    }
+}
+
+impl Report {
+    /// The user's counters, a line for each phase and side.
+    fn write_counts(&self, out: &mut fmt::Formatter) -> fmt::Result {
+        if self.phases.iter().all(|phase| phase.figures.counts.is_empty()) {
+            return Ok(());
+        }
+        writeln!(out, "\nper operation")?;
+        for phase in &self.phases {
+            let others = phase.against.iter().map(|other| (other.side, &other.figures));
+            for (side, figures) in [(0, &phase.figures)].into_iter().chain(others) {
+                write!(out, "{:35} {:5} {}", phase.name, phase.procs, letter(side))?;
+                for (name, count) in &figures.counts {
+                    write!(out, "  {name} {count:.3}")?;
+                }
+                writeln!(out)?;
+            }
+        }
         Ok(())
     }
 }
@@ -195,7 +231,8 @@ mod tests {
         let mut latencies = histogram();
         latencies.saturating_record_n(2000, 99);
         latencies.saturating_record_n(900_000, 1);
-        PhaseOutcome { seconds, operations: 100, bytes: 0, latencies }
+        let counts = [("requests".to_string(), 200.0 * seconds)].into();
+        PhaseOutcome { seconds, operations: 100, bytes: 0, latencies, counts }
     }
 
     #[test]
@@ -209,6 +246,7 @@ mod tests {
             |micros: Option<f64>, to: f64| micros.is_some_and(|micros| (micros / to - 1.0).abs() < 0.01);
         assert!(close(phase.figures.p50_us, 2.0) && close(phase.figures.p99_us, 2.0));
         assert_eq!(PhaseReport::new("group/phase".into(), 1, &sides[..1]).ratio, None);
+        assert_eq!(phase.figures.counts["requests"], 200.0 * 7.0 / 300.0);
     }
 
     #[test]

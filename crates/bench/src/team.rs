@@ -10,6 +10,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use hdrhistogram::Histogram;
 
 use crate::Algorithm;
+use crate::commands::{self, Counts};
 use crate::error::Error;
 use crate::group::{Group, Uncached};
 use crate::source::Prepared;
@@ -27,6 +28,9 @@ pub(crate) struct TeamJob<'a> {
     pub(crate) bytes: u64,
     pub(crate) prepared: &'a Prepared,
     pub(crate) algorithm: Algorithm,
+    pub(crate) shared: bool,
+    /// The file system may be mounted again between phases.
+    pub(crate) reopens: bool,
 }
 
 /// Result of a phase over all processes.
@@ -36,11 +40,17 @@ pub(crate) struct PhaseOutcome {
     pub(crate) operations: u64,
     pub(crate) bytes: u64,
     pub(crate) latencies: Histogram<u64>,
+    /// Increases of the user's counters.
+    pub(crate) counts: Counts,
 }
 
-/// Executes all phases of a group. `forget` is called before a phase, with all processes at the
-/// barrier.
-pub(crate) fn run(job: &TeamJob, mut forget: impl FnMut(Uncached)) -> Result<Vec<PhaseOutcome>, Error> {
+/// Executes all phases of a group. `forget` is called before a phase, and `count` before and after
+/// it, with all processes at the barrier.
+pub(crate) fn run(
+    job: &TeamJob,
+    mut forget: impl FnMut(Uncached) -> Result<(), Error>,
+    count: impl Fn() -> Result<Counts, Error>,
+) -> Result<Vec<PhaseOutcome>, Error> {
     let (heard, words) = channel();
     let mut team = Team { job, members: Vec::new(), words };
     for rank in 0..job.procs {
@@ -49,7 +59,8 @@ pub(crate) fn run(job: &TeamJob, mut forget: impl FnMut(Uncached)) -> Result<Vec
     let mut outcomes = Vec::new();
     team.gather(|said| matches!(said, Said::Ready).then_some(()))?;
     for phase in job.group.phases {
-        forget(phase.uncached);
+        forget(phase.uncached)?;
+        let before = count()?;
         team.release();
         team.gather(|said| matches!(said, Said::Done).then_some(()))?;
         team.release();
@@ -57,7 +68,8 @@ pub(crate) fn run(job: &TeamJob, mut forget: impl FnMut(Uncached)) -> Result<Vec
             Said::Measured(measured) => Some(measured),
             _ => None,
         })?;
-        outcomes.push(combine(job.algorithm, &measured));
+        let counts = commands::increases(&before, count()?);
+        outcomes.push(PhaseOutcome { counts, ..combine(job.algorithm, &measured) });
     }
     Ok(outcomes)
 }
@@ -76,6 +88,7 @@ fn combine(algorithm: Algorithm, measured: &[Measured]) -> PhaseOutcome {
         operations: measured.iter().map(|m| m.operations).sum(),
         bytes: measured.iter().map(|m| m.bytes).sum(),
         latencies,
+        counts: Counts::new(),
     }
 }
 
@@ -102,6 +115,9 @@ impl Team<'_> {
             rank,
             files: job.files,
             bytes: job.bytes,
+            procs: job.procs,
+            shared: job.shared,
+            reopens: job.reopens,
             archive: job.prepared.archive.clone(),
             repository: job.prepared.repository.clone(),
         };

@@ -27,6 +27,12 @@ pub(crate) struct WorkerTask {
     pub(crate) files: u64,
     /// Bytes per file.
     pub(crate) bytes: u64,
+    /// Number of processes.
+    pub(crate) procs: u32,
+    /// All processes work in one directory.
+    pub(crate) shared: bool,
+    /// Directories are closed between phases: the file system may be mounted again meanwhile.
+    pub(crate) reopens: bool,
     /// Input of `tar` and `git`.
     pub(crate) archive: Option<PathBuf>,
     pub(crate) repository: Option<PathBuf>,
@@ -115,9 +121,10 @@ pub(crate) fn histogram() -> Histogram<u64> {
 pub(crate) struct Worker {
     pub(crate) task: WorkerTask,
     /// Directory of the group.
-    pub(crate) base: OwnedFd,
+    base: Option<OwnedFd>,
     /// Directory of this process, once made.
     own: Option<OwnedFd>,
+    has_own: bool,
     /// Files for later phases.
     pub(crate) open: Vec<OwnedFd>,
     /// Buffer of a file's length.
@@ -126,30 +133,69 @@ pub(crate) struct Worker {
 
 impl Worker {
     fn new(task: WorkerTask) -> WorkerResult<Worker> {
-        let base = open_directory(CWD, &task.dir.to_string_lossy())?;
-        Ok(Worker { task, base, own: None, open: Vec::new(), buffer: Vec::new() })
+        let mut worker =
+            Worker { task, base: None, own: None, has_own: false, open: Vec::new(), buffer: Vec::new() };
+        worker.reopen()?;
+        Ok(worker)
     }
 
     pub(crate) fn own_name(&self) -> String {
-        format!("process{}", self.task.rank)
+        if self.task.shared { "shared".into() } else { format!("process{}", self.task.rank) }
+    }
+
+    /// Name of this process's file with this number.
+    pub(crate) fn file_name(&self, number: u64) -> String {
+        if self.task.shared { format!("{}-{}", file_name(number), self.task.rank) } else { file_name(number) }
+    }
+
+    /// Number of files in this process's directory if every process has made all of its files.
+    pub(crate) fn files_of_directory(&self) -> u64 {
+        self.task.files * if self.task.shared { u64::from(self.task.procs) } else { 1 }
     }
 
     /// Makes this process's directory.
     pub(crate) fn make_own(&mut self) -> WorkerResult {
-        let name = self.own_name();
-        make_directory(&self.base, &name)?;
-        self.own = Some(open_directory(&self.base, &name)?);
+        match make_directory(self.base()?, &self.own_name()) {
+            // Another process has made it.
+            Err(_) if self.task.shared && open_directory(self.base()?, &self.own_name()).is_ok() => {}
+            made => made?,
+        }
+        self.has_own = true;
+        self.reopen()
+    }
+
+    /// Opens the directories that exist and are closed.
+    fn reopen(&mut self) -> WorkerResult {
+        if self.base.is_none() {
+            self.base = Some(open_directory(CWD, &self.task.dir.to_string_lossy())?);
+        }
+        if self.has_own && self.own.is_none() {
+            self.own = Some(open_directory(self.base()?, &self.own_name())?);
+        }
         Ok(())
+    }
+
+    /// Closes the directories until the next phase, if they have to be closed.
+    fn release(&mut self) {
+        if self.task.reopens {
+            self.own = None;
+            self.base = None;
+        }
+    }
+
+    pub(crate) fn base(&self) -> WorkerResult<&OwnedFd> {
+        self.base.as_ref().ok_or_else(|| PhaseFailure("the directory of the group is closed".into()))
     }
 
     pub(crate) fn own(&self) -> WorkerResult<&OwnedFd> {
         self.own.as_ref().ok_or_else(|| PhaseFailure("the directory has not been made".into()))
     }
 
-    /// Closes everything.
+    /// Closes everything in this process's directory, which will be removed.
     pub(crate) fn close_all(&mut self) {
         self.open.clear();
         self.own = None;
+        self.has_own = false;
     }
 }
 
@@ -245,9 +291,11 @@ fn serve(input: &mut impl BufRead) -> WorkerResult {
     let group = group::find(&task.group).ok_or_else(|| PhaseFailure(format!("no group {}", task.group)))?;
     let mut worker = Worker::new(task)?;
     (group.start)(&mut worker)?;
+    worker.release();
     say(&Said::Ready)?;
     for phase in group.phases {
         next_line(input)?;
+        worker.reopen()?;
         let begun = Instant::now();
         let mut laps = Laps::begin();
         (phase.work)(&mut worker, &mut laps)?;
@@ -258,6 +306,7 @@ fn serve(input: &mut impl BufRead) -> WorkerResult {
         let Laps { operations, bytes, latencies, .. } = laps;
         let latencies = latencies.iter_recorded().map(|at| (at.value_iterated_to(), at.count_at_value()));
         let latencies = latencies.collect();
+        worker.release();
         say(&Said::Measured(Measured { work, barriers, operations, bytes, latencies }))?;
     }
     // Wait: a process that ends before all results are collected counts as dead.

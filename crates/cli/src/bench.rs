@@ -21,12 +21,12 @@ pub struct BenchArgs {
     /// Directory on the file system to compare with.
     #[arg(value_hint = ValueHint::DirPath)]
     pub second: Option<PathBuf>,
-    /// Groups of phases, or single phases such as small/unlink: paper, mdtest, small, durable, big,
-    /// tree, bulk, git, growth.
+    /// Groups of phases, or single phases such as small/unlink: paper, mdtest, small, durable, synced,
+    /// big, tree, bulk, git, growth.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "paper,mdtest")]
     pub phases: Vec<String>,
     /// Number of processes, each in its own directory; several numbers are run in sequence
-    /// [default: 1; durable: 1,4]
+    /// [default: 1; durable and synced: 1,4]
     #[arg(long, value_name = "P", value_delimiter = ',', hide_default_value = true)]
     pub procs: Vec<u32>,
     /// Files per process [default: depends on the group, see docs/performance.md]
@@ -46,9 +46,20 @@ pub struct BenchArgs {
     /// with FUSE.
     #[arg(long)]
     pub floor: bool,
+    /// All processes work in one directory (groups small and synced).
+    #[arg(long)]
+    pub shared: bool,
+    /// Before uncached phases, run this shell command with DIR as its argument. It can mount the
+    /// file system again: the processes have no files or directories open meanwhile.
+    #[arg(long, value_name = "COMMAND", value_hint = ValueHint::CommandString)]
+    pub uncache: Option<String>,
+    /// Before and after each phase, run this shell command with DIR as its argument. It prints
+    /// counters, such as "requests 12", each on a line; the report has their increase per operation.
+    #[arg(long, value_name = "COMMAND", value_hint = ValueHint::CommandString)]
+    pub counters: Option<String>,
     /// Measure a server without a mount: clients in this process create, stat, unlink, write and
     /// read small files.
-    #[arg(long, value_name = "URL", conflicts_with_all = ["dir", "second", "phases", "procs", "algorithm", "floor"])]
+    #[arg(long, value_name = "URL", conflicts_with_all = ["dir", "second", "phases", "procs", "algorithm", "floor", "shared", "uncache", "counters"])]
     pub native: Option<String>,
     /// Clients, each with its own connection and directory.
     #[arg(long, value_name = "P", default_value_t = 1, requires = "native")]
@@ -105,6 +116,9 @@ fn directories(args: &BenchArgs) -> Result<Report> {
         files: args.files,
         bytes: args.bytes,
         algorithm: if args.algorithm == 1 { Algorithm::SlowestProcess } else { Algorithm::FirstProcess },
+        shared: args.shared,
+        uncache: args.uncache.clone(),
+        counters: args.counters.clone(),
         runs: args.runs,
     })?)
 }

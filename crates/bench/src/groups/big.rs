@@ -16,6 +16,7 @@ pub(crate) static GROUP: Group = Group {
     files: 1,
     bytes: 256 << 20,
     procs: Procs::Default(&[1]),
+    may_share: false,
     source: ProgramInput::Nothing,
     start: Worker::make_own,
     phases: &[

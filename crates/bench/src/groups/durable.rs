@@ -10,6 +10,7 @@ pub(crate) static GROUP: Group = Group {
     files: 500,
     bytes: 4096,
     procs: Procs::Default(&[1, 4]),
+    may_share: false,
     source: ProgramInput::Nothing,
     start,
     phases: &[

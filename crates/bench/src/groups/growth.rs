@@ -17,6 +17,7 @@ pub(crate) static GROUP: Group = Group {
     files: 1_000_000,
     bytes: 0,
     procs: Procs::Default(&[1]),
+    may_share: false,
     source: ProgramInput::Nothing,
     start,
     phases: &[

@@ -16,6 +16,7 @@ pub(crate) static GROUP: Group = Group {
     files: 5000,
     bytes: 8192,
     procs: Procs::Default(&[1]),
+    may_share: false,
     source: ProgramInput::Nothing,
     start,
     phases: &[

@@ -13,6 +13,7 @@ pub(crate) static GROUP: Group = Group {
     files: 5000,
     bytes: 8192,
     procs: Procs::Default(&[1]),
+    may_share: false,
     source: ProgramInput::Nothing,
     start,
     phases: &[
@@ -61,7 +62,7 @@ pub(crate) static GROUP: Group = Group {
         }),
         Phase::new("rmdir", |worker, laps| {
             worker.close_all();
-            remove_directory(&worker.base, &worker.own_name())?;
+            remove_directory(worker.base()?, &worker.own_name())?;
             laps.lap();
             Ok(())
         }),

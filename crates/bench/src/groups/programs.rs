@@ -14,6 +14,7 @@ pub(crate) static TREE: Group = Group {
     files: 30_000,
     bytes: 0,
     procs: Procs::One,
+    may_share: false,
     source: ProgramInput::Archive,
     start: |worker| {
         // Cache the archive, so that every run reads it from memory.
@@ -39,6 +40,7 @@ pub(crate) static BULK: Group = Group {
     files: 30_000,
     bytes: 0,
     procs: Procs::One,
+    may_share: false,
     source: ProgramInput::Archive,
     start: |worker| {
         let archive = worker.task.archive.clone().unwrap_or_default();
@@ -59,6 +61,7 @@ pub(crate) static GIT: Group = Group {
     files: 10_000,
     bytes: 0,
     procs: Procs::One,
+    may_share: false,
     source: ProgramInput::Repository,
     start: |_| Ok(()),
     phases: &[
