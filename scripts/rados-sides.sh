@@ -104,7 +104,7 @@ counters)
     [ -z "${FLUSH:-}" ] || "$0" flush "$mount"
     echo "server_us $(processor "$(server)")"
     echo "client_us $(processor "$(client)")"
-    echo "osd_us $(processor "$(cat "$dir/ceph/osd.pid")")"
+    echo "osd_us $(processor "$(cat "$dir/ceph/osd-0.pid")")"
     osd_counters
     ;;
 flush)
