@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Instant;
 
 use espalier_meta::{
     Acknowledge, Atime, Config, Format, IoDone, Load, Meta, Recovery, RecoveryError, Striping,
@@ -303,12 +304,16 @@ impl Volume {
         let begun = espalier_standby::begin(store.as_ref(), &journal, first, config, followed);
         let BegunRecovery { mut recovery, rest } = begun.map_err(of_begin)?;
         recovery.until = options.until;
-        let followed = recovery.events;
+        let (followed, replay_began) = (recovery.events, Instant::now());
         replay(&mut journal, rest, &mut recovery, store.as_ref())?;
+        let milliseconds = replay_began.elapsed().as_millis();
         if !options.read_only {
             journal.forget_torn()?;
         }
         let (replayed, replayed_tail) = (recovery.events, recovery.events - followed);
+        if replayed_tail > 0 {
+            tracing::info!(store = %name.display(), events = replayed_tail, milliseconds, "replayed the journal");
+        }
         let new_streams = store.new_streams()?;
         let (end, used) = (journal.position(), journal.used());
         let size = |ino| Ok::<_, StoreError>((ino, store.stream_stat(ino)?.size));
