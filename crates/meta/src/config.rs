@@ -22,6 +22,9 @@ pub struct Config {
     /// Largest stuffed file, in bytes.
     pub strip_bytes: u32,
     pub acknowledge: Acknowledge,
+    /// Clients may acknowledge changes in directories that only they use before this server has
+    /// applied them. False if callers asked for durability of every change (`sync`).
+    pub writeback: bool,
     pub read_only: bool,
     pub atime: Atime,
     /// Listings do not update the access times of directories.
@@ -69,6 +72,7 @@ impl Config {
             hash_key,
             strip_bytes,
             acknowledge,
+            writeback: true,
             read_only,
             atime,
             nodiratime: false,

@@ -63,10 +63,13 @@ impl TestClient {
     }
 }
 
-fn fs() -> Harness {
+fn config() -> Config {
     let acknowledge = Acknowledge::Written;
-    let config = Config { session_ms: Some(60_000), lease_ms: Some(TERM), acknowledge, ..harness::config() };
-    Harness::with(config)
+    Config { session_ms: Some(60_000), lease_ms: Some(TERM), acknowledge, ..harness::config() }
+}
+
+fn fs() -> Harness {
+    Harness::with(config())
 }
 
 fn create(dir: Ino, file: &str, node: NewNode) -> Request {
@@ -99,6 +102,19 @@ fn exclusive_in() -> (Harness, TestClient, TestClient, Ino) {
     assert_eq!(one.exclusive_after(&mut fs, create(dir, "file", NewNode::Regular)), Some(dir));
     fs.revocations.clear();
     (fs, one, other, dir)
+}
+
+#[test]
+fn exclusive_lease_depends_on_writeback_and_not_on_acknowledgement() {
+    for acknowledge in [Acknowledge::Written, Acknowledge::Durable] {
+        for writeback in [true, false] {
+            let mut fs = Harness::with(Config { acknowledge, writeback, ..config() });
+            let mut one = TestClient::writeback(&mut fs, 1);
+            let dir = one.make(&mut fs, Ino::ROOT, "dir", NewNode::Directory);
+            let exclusive_in = one.exclusive_after(&mut fs, create(dir, "file", NewNode::Regular));
+            assert_eq!(exclusive_in, writeback.then_some(dir), "{acknowledge:?}");
+        }
+    }
 }
 
 /// Asserts that a request of one client waits until the other has acknowledged the revocation of

@@ -154,6 +154,9 @@ pub struct OpenOptions {
     pub read_only: bool,
     /// Changes are durable before they are acknowledged.
     pub sync: bool,
+    /// Servers share the store. Another one may take over at any time, so what this one acknowledges
+    /// is durable; clients survive that and send their pending operations again.
+    pub is_shared: bool,
     /// Watermarks of commit coalescing with `sync` (carns III.C): queue length from which on
     /// commits are delayed, and number of changes that ends the delay.
     pub watermarks: (usize, usize),
@@ -186,10 +189,9 @@ impl OpenOptions {
         LocalOptions { read_only: self.read_only, cache_bytes, ..LocalOptions::default() }
     }
 
-    /// Options for a store that servers share: another one may take over at any time, so what is
-    /// acknowledged must be in the store.
-    fn of_shared(self) -> Self {
-        Self { sync: true, ..self }
+    /// True if changes are acknowledged when they are durable.
+    fn is_durable(&self) -> bool {
+        self.sync || self.is_shared
     }
 
     /// The configuration of the machine. `capacity`: of the journal.
@@ -198,11 +200,12 @@ impl OpenOptions {
         let mut config = Config::new(superblock.hash_key, superblock.strip_bytes, capacity);
         (config.read_only, config.atime) = (self.read_only, self.atime);
         config.nodiratime = self.nodiratime;
+        config.writeback = !self.sync;
         (config.session_ms, config.lease_ms) = (self.session_ms, self.lease_ms);
         (config.striping, config.policy) = (self.striping.clone(), self.policy.clone());
         config.watermarks = self.watermarks;
         (config.rank, config.ranks) = (superblock.rank, superblock.ranks);
-        config.acknowledge = match (self.sync, self.session_ms) {
+        config.acknowledge = match (self.is_durable(), self.session_ms) {
             (true, _) => Acknowledge::Durable,
             (false, Some(_)) => Acknowledge::Written,
             (false, None) => Acknowledge::Volatile,
@@ -213,7 +216,7 @@ impl OpenOptions {
 
     /// The machine's configuration for following a rank, and the part of the memory for records.
     pub(crate) fn for_following(&self, superblock: &Superblock) -> (Config, u64) {
-        let options = self.clone().of_shared();
+        let options = Self { is_shared: true, ..self.clone() };
         (options.config(superblock, superblock.journal_bytes), options.of_store().cache_bytes)
     }
 
@@ -233,6 +236,7 @@ impl Default for OpenOptions {
         Self {
             read_only: false,
             sync: false,
+            is_shared: false,
             watermarks: Config::WATERMARKS,
             atime: Atime::Relative,
             nodiratime: false,
@@ -285,7 +289,7 @@ impl Volume {
         options: OpenOptions,
         followed: Option<FollowedState>,
     ) -> Result<Self, Error> {
-        let options = options.of_shared();
+        let options = OpenOptions { is_shared: true, ..options };
         let opened = shared.open(rank, &options.of_store())?;
         Self::recover(opened, shared.name(), options, followed)
     }
@@ -320,7 +324,7 @@ impl Volume {
         let sizes = recovery.size_dirty().into_iter().map(size).collect::<Result<Vec<_>, _>>()?;
         let (meta, calls) =
             recovery.finish(end, used, &new_streams, &sizes, &mut |load| fetch(store.as_ref(), load))?;
-        let disk = Arc::new(Disk::new(store, journal, options.sync));
+        let disk = Arc::new(Disk::new(store, journal, options.is_durable()));
         if !options.read_only {
             for call in calls {
                 disk.stream_call(call)?;

@@ -623,6 +623,8 @@ fn config(scenario: &Scenario, rank: u16, striping: Option<Striping>) -> Config 
             Durability::Written => Acknowledge::Written,
             Durability::Durable => Acknowledge::Durable,
         },
+        // Servers that share a store acknowledge durable changes only, without `sync`.
+        writeback: cluster.durability == Durability::Written || cluster.servers > 0,
         watermarks: (cluster.low_watermark, cluster.high_watermark),
         atime: Atime::Relative,
         cache_bytes: usize::try_from(cluster.memory.0).unwrap_or(usize::MAX),

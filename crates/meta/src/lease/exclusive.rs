@@ -9,7 +9,6 @@ use espalier_proto::{ClientId, Errno, Ino, Request};
 
 use super::table::{LeaseKey, Leases};
 use crate::config::Atime;
-use crate::journal::Acknowledge;
 use crate::machine::{Cx, Meta};
 use crate::record::{Body, Inode};
 use crate::step::{Step, Stop, Wait};
@@ -35,7 +34,7 @@ impl Meta {
 
     /// Preconditions for an exclusive lease on `dir` (docs/leases.md).
     pub(super) fn may_grant_exclusive(&self, client: ClientId, dir: Ino) -> bool {
-        let is_trusted = self.wants_writeback(client) && self.config.acknowledge != Acknowledge::Durable;
+        let is_trusted = self.wants_writeback(client) && self.config.writeback;
         // Every client knows the root without a lookup. An exclusive holder serves reads of files
         // that it wrote from its cache and reports no accesses, so `Atime::Always` excludes
         // exclusive leases.
