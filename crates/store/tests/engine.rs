@@ -119,6 +119,14 @@ fn keys_come_in_order<E: Engine>(engine: &E, _: impl Fn() -> E) {
     assert_eq!(page(Bound::Included(b"\0"), 2), (vec![b"\0".to_vec(), b"\0\0".to_vec()], true));
     assert_eq!(page(Bound::Excluded(b"\0"), 1), (vec![b"\0\0".to_vec()], true));
     assert_eq!(page(Bound::Included(b"b"), 9), (vec![b"\xff".to_vec()], false));
+    let within = |prefix: &[u8], from: Bound<&[u8]>, limit| {
+        let page = engine.page_of_prefix("o", prefix, from, limit).unwrap();
+        (page.pairs.into_iter().map(|(key, _)| key).collect::<Vec<_>>(), page.more)
+    };
+    assert_eq!(within(b"\0", Bound::Unbounded, 9), (vec![b"\0".to_vec(), b"\0\0".to_vec()], false));
+    assert_eq!(within(b"\0", Bound::Included(b"\0"), 1), (vec![b"\0".to_vec()], true));
+    assert_eq!(within(b"\0", Bound::Excluded(b"\0\0"), 9), (vec![], false));
+    assert_eq!(within(b"\x02", Bound::Included(b"\x02\x01"), 9), (vec![b"\x02\xff".to_vec()], false));
     let values = engine.values("o", &[b"a", b"absent", b""]).unwrap();
     assert_eq!(values, [(b"".to_vec(), b"v".to_vec()), (b"a".to_vec(), b"v".to_vec())]);
     engine.apply("o", vec![ObjectOp::RemoveKeys(vec![b"a".to_vec(), b"absent".to_vec()])]).unwrap();

@@ -360,9 +360,17 @@ impl Engine for MemoryEngine {
         })
     }
 
-    fn page(&self, object: &str, from: Bound<&[u8]>, limit: usize) -> Result<KeyPage, EngineError> {
+    fn page_of_prefix(
+        &self,
+        object: &str,
+        prefix: &[u8],
+        from: Bound<&[u8]>,
+        limit: usize,
+    ) -> Result<KeyPage, EngineError> {
         self.found("list keys of", object, |found| {
-            let mut range = found.keys.range::<[u8], _>((from, Bound::Unbounded));
+            let range = found.keys.range::<[u8], _>((from, Bound::Unbounded));
+            let range = range.skip_while(|(key, _)| key.as_slice() < prefix);
+            let mut range = range.take_while(|(key, _)| key.starts_with(prefix));
             let pairs = range.by_ref().take(limit).map(|(key, value)| (key.clone(), value.clone()));
             KeyPage { pairs: pairs.collect(), more: range.next().is_some() }
         })

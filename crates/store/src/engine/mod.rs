@@ -123,7 +123,19 @@ pub trait Engine: Send + Sync + 'static {
     fn values(&self, object: &str, keys: &[&[u8]]) -> Result<Pairs, EngineError>;
 
     /// At most `limit` keys and values, ascending.
-    fn page(&self, object: &str, from: Bound<&[u8]>, limit: usize) -> Result<KeyPage, EngineError>;
+    fn page(&self, object: &str, from: Bound<&[u8]>, limit: usize) -> Result<KeyPage, EngineError> {
+        self.page_of_prefix(object, b"", from, limit)
+    }
+
+    /// As [`Self::page`], of the keys that start with `prefix`. `from` is one of them or before
+    /// them.
+    fn page_of_prefix(
+        &self,
+        object: &str,
+        prefix: &[u8],
+        from: Bound<&[u8]>,
+        limit: usize,
+    ) -> Result<KeyPage, EngineError>;
 
     fn stat(&self, object: &str) -> Result<ObjectStat, EngineError>;
 

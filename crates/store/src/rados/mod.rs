@@ -225,15 +225,21 @@ impl Rados {
     }
 
     /// One request of a listing: the pairs, and whether more follow.
-    fn request_page(&self, object: &str, after: &CStr, limit: u64) -> Result<KeyPage, EngineError> {
+    fn request_page(
+        &self,
+        object: &str,
+        prefix: &CStr,
+        after: &CStr,
+        limit: u64,
+    ) -> Result<KeyPage, EngineError> {
         let mut more = 0;
         let pairs = self.read_keys(object, |read, iterator| {
-            // SAFETY: `after` and `more` outlive the operation.
+            // SAFETY: `after`, `prefix` and `more` outlive the operation.
             unsafe {
                 (self.api.read_op_omap_get_vals2)(
                     read,
                     after.as_ptr(),
-                    c"".as_ptr(),
+                    prefix.as_ptr(),
                     limit,
                     iterator,
                     &raw mut more,
@@ -341,7 +347,18 @@ impl Engine for Rados {
         })
     }
 
-    fn page(&self, object: &str, from: Bound<&[u8]>, limit: usize) -> Result<KeyPage, EngineError> {
+    fn page_of_prefix(
+        &self,
+        object: &str,
+        prefix: &[u8],
+        from: Bound<&[u8]>,
+        limit: usize,
+    ) -> Result<KeyPage, EngineError> {
+        let text = |key| {
+            CString::new(key)
+                .map_err(|_| EngineError::new("list", object, EngineFailure::Invalid("a key with NUL")))
+        };
+        let prefix = text(key::start(prefix))?;
         let mut after = match from {
             Bound::Included(key) => key::start(key),
             Bound::Excluded(key) => key::encode(key),
@@ -350,9 +367,7 @@ impl Engine for Rados {
         let mut page = KeyPage::default();
         loop {
             let wanted = PAGE_KEYS.min((limit - page.pairs.len()) as u64);
-            let from = CString::new(after)
-                .map_err(|_| EngineError::new("list", object, EngineFailure::Invalid("a key with NUL")))?;
-            let next = self.request_page(object, &from, wanted)?;
+            let next = self.request_page(object, &prefix, &text(after)?, wanted)?;
             let last = next.pairs.last().map(|(key, _)| key::encode(key));
             page.pairs.extend(next.pairs);
             page.more = next.more;

@@ -128,7 +128,7 @@ impl<E: Engine> Tables<E> {
         }
         let (first, shard) = state.shard(&key);
         let successor = state.successor(first);
-        let found = self.shard_page(shard, Bound::Included(&key), successor, READ_AHEAD)?;
+        let found = self.shard_page(shard, b"", Bound::Included(&key), successor, READ_AHEAD)?;
         let value = found.pairs.first().filter(|(found, _)| *found == key).map(|(_, value)| value.clone());
         let last = found.pairs.last().filter(|_| found.more).map(|(last, _)| Bound::Included(last.clone()));
         let end =
@@ -137,17 +137,19 @@ impl<E: Engine> Tables<E> {
         Ok(value)
     }
 
-    /// At most `limit` records of a shard from a key on and before `end`; with `more` if others may
-    /// follow the last of them there.
+    /// At most `limit` records of a shard whose keys start with `prefix`, from a key on and before
+    /// `end`; with `more` if others may follow the last of them there.
     fn shard_page(
         &self,
         shard: Shard,
+        prefix: &[u8],
         from: Bound<&[u8]>,
         end: Option<&[u8]>,
         limit: usize,
     ) -> Result<KeyPage, StoreError> {
         let name = self.names.shard(shard.id);
-        let mut page = self.engine.page(&name, from, limit).map_err(|error| lost(&name, error))?;
+        let mut page =
+            self.engine.page_of_prefix(&name, prefix, from, limit).map_err(|error| lost(&name, error))?;
         let total = page.pairs.len();
         // Keys of the successor may be left from an unfinished split.
         page.pairs.retain(|(key, _)| end.is_none_or(|end| key.as_slice() < end));
@@ -165,23 +167,26 @@ impl<E: Engine> Tables<E> {
             Bound::Unbounded => Bound::Included(full_key(object, b"")),
         };
         let state = self.state();
-        let mut found = self.range(&state, from, end_of(object).as_deref(), limit)?;
+        let prefix = full_key(object, b"");
+        let mut found = self.range(&state, from, &prefix, end_of(object).as_deref(), limit)?;
         found.iter_mut().for_each(|(key, _)| drop(key.drain(..OBJECT_BYTES)));
         Ok(found)
     }
 
-    /// At most `limit` records from a key on and before `end`, staged ones included.
+    /// At most `limit` records from a key on and before `end`, which all start with `prefix`. They
+    /// include staged ones.
     fn range(
         &self,
         state: &TablesState,
         mut from: Bound<Vec<u8>>,
+        prefix: &[u8],
         end: Option<&[u8]>,
         limit: usize,
     ) -> Result<Pairs, StoreError> {
         let mut found = Vec::new();
         while found.len() < limit {
             let wanted = (limit - found.len()).min(SCAN_KEYS);
-            let page = self.stored(state, &from, end, wanted)?;
+            let page = self.stored(state, &from, prefix, end, wanted)?;
             let last = page.pairs.last().filter(|_| page.more).map(|(key, _)| key.clone());
             let upto = match (&last, end) {
                 (Some(last), _) => Bound::Included(last.as_slice()),
@@ -198,12 +203,15 @@ impl<E: Engine> Tables<E> {
         Ok(found)
     }
 
-    /// The next stored records, of one shard, from a key on and before `end`; with `more` if others
-    /// may follow the last of them.
+    /// The next stored records, of one shard, from a key on and before `end`, which all start with
+    /// `prefix`; with `more` if others may follow the last of them. The prefix makes the store stop
+    /// there: it would fill the page with the records that follow, the bytes of small files among
+    /// them.
     fn stored(
         &self,
         state: &TablesState,
         from: &Bound<Vec<u8>>,
+        prefix: &[u8],
         end: Option<&[u8]>,
         wanted: usize,
     ) -> Result<KeyPage, StoreError> {
@@ -213,7 +221,7 @@ impl<E: Engine> Tables<E> {
         loop {
             let (first, place) = shard;
             let successor = state.successor(first).filter(|next| end.is_none_or(|end| *next < end));
-            let mut page = self.shard_page(place, begin, successor.or(end), wanted)?;
+            let mut page = self.shard_page(place, prefix, begin, successor.or(end), wanted)?;
             let Some(next) = successor else { return Ok(page) };
             if !page.pairs.is_empty() {
                 page.more = true;
@@ -229,7 +237,7 @@ impl<E: Engine> Tables<E> {
         let mut page = Vec::new().into_iter();
         Box::new(std::iter::from_fn(move || {
             if page.len() == 0 {
-                let found = match self.range(&self.state(), from.take()?, None, SCAN_KEYS) {
+                let found = match self.range(&self.state(), from.take()?, b"", None, SCAN_KEYS) {
                     Ok(found) => found,
                     Err(error) => return Some(Err(error)),
                 };
@@ -243,7 +251,7 @@ impl<E: Engine> Tables<E> {
     pub fn records_after(&self, after: Option<&RecordKey>, limit: usize) -> Result<Vec<Record>, StoreError> {
         let first = || Bound::Included(Vec::new());
         let from = after.map_or_else(first, |(object, key)| Bound::Excluded(full_key(*object, key)));
-        let found = self.range(&self.state(), from, None, limit)?;
+        let found = self.range(&self.state(), from, b"", None, limit)?;
         found.into_iter().map(|(key, value)| record(&key, value)).collect()
     }
 
