@@ -83,7 +83,8 @@ pub(crate) fn find(name: &str) -> Option<&'static Group> {
     GROUPS.into_iter().find(|group| group.name == name)
 }
 
-/// A group to run, and its phases to report. All phases run, since they depend on each other.
+/// A group to run, and its phases to report. The phases before these run as well, since phases
+/// depend on each other.
 #[derive(Debug)]
 pub(crate) struct Selected {
     pub(crate) group: &'static Group,
@@ -93,6 +94,13 @@ pub(crate) struct Selected {
 impl Selected {
     pub(crate) fn reports(&self, phase: &Phase) -> bool {
         self.phases.contains(&phase.name)
+    }
+
+    /// The phases to run.
+    pub(crate) fn needed(&self) -> &'static [Phase] {
+        let phases = self.group.phases;
+        let last = phases.iter().rposition(|phase| self.reports(phase));
+        last.map_or(phases, |last| &phases[..=last])
     }
 }
 
@@ -139,6 +147,8 @@ mod tests {
         assert_eq!(reported(&["paper"]).len(), 9);
         assert_eq!(reported(&["small/unlink", "small/create"]), ["small/create", "small/unlink"]);
         assert_eq!(reported(&["small/unlink", "durable"]).len(), 1 + durable::GROUP.phases.len());
+        let needed = |name: &str| select(&[name.into()]).unwrap()[0].needed().last().unwrap().name;
+        assert_eq!((needed("small/unlink"), needed("durable")), ("unlink", "overwrite+fdatasync"));
     }
 
     #[test]

@@ -147,6 +147,7 @@ fn run_group(options: &Options, selected: &Selected, report: &mut Report) -> Res
                 let dir = TempDir::with_prefix_in("espalier-bench-", &place.dir).map_err(unusable)?;
                 let job = TeamJob {
                     group,
+                    phases: selected.needed(),
                     dir: dir.path(),
                     procs,
                     files,

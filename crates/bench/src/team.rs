@@ -12,7 +12,7 @@ use hdrhistogram::Histogram;
 use crate::Algorithm;
 use crate::commands::{self, Counts};
 use crate::error::Error;
-use crate::group::{Group, Uncached};
+use crate::group::{Group, Phase, Uncached};
 use crate::source::Prepared;
 use crate::worker::{Measured, Said, WorkerTask, histogram};
 
@@ -22,6 +22,8 @@ pub const WORKER_COMMAND: &str = "bench-worker";
 /// A run of a group on one directory.
 pub(crate) struct TeamJob<'a> {
     pub(crate) group: &'static Group,
+    /// Those of the group's phases to run.
+    pub(crate) phases: &'static [Phase],
     pub(crate) dir: &'a Path,
     pub(crate) procs: u32,
     pub(crate) files: u64,
@@ -44,7 +46,7 @@ pub(crate) struct PhaseOutcome {
     pub(crate) counts: Counts,
 }
 
-/// Executes all phases of a group. `forget` is called before a phase, and `count` before and after
+/// Executes phases of a group. `forget` is called before a phase, and `count` before and after
 /// it, with all processes at the barrier.
 pub(crate) fn run(
     job: &TeamJob,
@@ -58,7 +60,7 @@ pub(crate) fn run(
     }
     let mut outcomes = Vec::new();
     team.gather(|said| matches!(said, Said::Ready).then_some(()))?;
-    for phase in job.group.phases {
+    for phase in job.phases {
         forget(phase.uncached)?;
         let before = count()?;
         team.release();

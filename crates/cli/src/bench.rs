@@ -21,8 +21,8 @@ pub struct BenchArgs {
     /// Directory on the file system to compare with.
     #[arg(value_hint = ValueHint::DirPath)]
     pub second: Option<PathBuf>,
-    /// Groups of phases, or single phases such as small/unlink: paper, mdtest, small, durable, synced,
-    /// big, tree, bulk, git, growth.
+    /// Groups of phases, or single phases such as small/unlink: paper, mdtest, small, durable,
+    /// synced, big, tree, bulk, git, growth.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "paper,mdtest")]
     pub phases: Vec<String>,
     /// Number of processes, each in its own directory; several numbers are run in sequence
@@ -54,7 +54,8 @@ pub struct BenchArgs {
     #[arg(long, value_name = "COMMAND", value_hint = ValueHint::CommandString)]
     pub uncache: Option<String>,
     /// Before and after each phase, run this shell command with DIR as its argument. It prints
-    /// counters, such as "requests 12", each on a line; the report has their increase per operation.
+    /// counters, such as "requests 12", each on a line; the report has their increase per
+    /// operation.
     #[arg(long, value_name = "COMMAND", value_hint = ValueHint::CommandString)]
     pub counters: Option<String>,
     /// Measure a server without a mount: clients in this process create, stat, unlink, write and
