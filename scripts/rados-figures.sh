@@ -21,12 +21,14 @@ rados() {
     local name=rados-$1 side=$2 procs=$3 files=$4
     shift 4
     measure "$name" "$sides/$side" "$cephfs" --runs "$runs" --procs "$procs" --files $((files / procs)) \
-        --uncache "scripts/rados-sides.sh remount" "$@"
+        --uncache "${cold}scripts/rados-sides.sh remount" "$@"
 }
 
 files=${FILES:-4000}
 compared=${SIDES:-served embedded}
 for side in $compared; do
+    cold=
+    [ $side = served ] || cold='COLD=1 '
     for procs in 1 4; do
         for place in own shared; do
             option=() counted=() name=$side-$place-$procs at="$side, $place directory, procs $procs"
@@ -62,6 +64,7 @@ costs() { # name, what it includes
     done
 }
 for side in $compared; do
+    cold=
     costs $side-own-1 "$side"
     FLUSH=1 runs=1 rados "flushed-$side" $side 1 $((files * 2)) --phases small/create "${counting[@]}"
     costs "flushed-$side" "$side, journal written to tables"
@@ -74,7 +77,7 @@ perl -e 'mkdir $ARGV[0] or die "$ARGV[0]: $!";
     for (1 .. 50000) { open F, ">", "$ARGV[0]/$_" or die "$_: $!"; close F }' "$sides/served/replay"
 "$bin" sync "$sides/served"
 kill -9 "$("$bin" cluster status --json "$sides/cluster" | jq '.servers[0].pid')"
-until "$bin" cluster up "$sides/cluster" > /dev/null; do sleep 1; done
+CEPH_CONF=$sides/ceph/ceph.conf "$bin" cluster up "$sides/cluster" > /dev/null
 ls "$sides/served" > /dev/null
 replayed=$(sed -n 's/.*replayed the journal.*events=\([0-9]*\) milliseconds=\([0-9]*\).*/\1 \2/p' "$sides/cluster/server-0/log" | tail -n 1)
 row 'replay, events /s' 200000 '>=' "$(awk '{ print int($1 / ($2 + 0.5) * 1000) }' <<< "$replayed")" "${replayed% *} events"

@@ -3,9 +3,11 @@
 # file systems of Espalier in one throw-away Ceph cluster, for comparisons.
 #
 # `up` mounts DIR/cephfs (one metadata server, ceph-fuse), DIR/served (one server of Espalier and its
-# mount) and DIR/embedded (a mount without a server). `remount` empties a client's caches. `counters`
-# prints, after a second in which caches may be written, what a file system has used, and the OSD for
-# all of them. `flush` waits until a file system has written its journal to its tables.
+# mount) and DIR/embedded (a mount without a server). `remount` empties a client's caches, with
+# COLD=1 also that of CephFS's metadata server, as a mount without a server loses it. `counters`
+# prints, after a second in which caches may be written and until CephFS has purged removed files,
+# what a file system has used, and the OSD for all of them. `flush` waits until a file system has
+# written its journal to its tables.
 set -euo pipefail
 command=${1:?up, down, remount, counters or flush}
 mount=$(realpath "${2:?a directory}")
@@ -69,6 +71,13 @@ processor() {
     sed 's/.*) //' "/proc/$1/stat" | awk -v ticks="$(getconf CLK_TCK)" '{ print ($12 + $13) * 1000000 / ticks }'
 }
 
+# Asks the metadata server of CephFS.
+mds() { timeout 300 ceph --admin-daemon "$dir/ceph/mds.asok" "$@"; }
+has_purged() {
+    # A few directories of its own count as removed.
+    mds perf dump | jq -e '.mds_cache.num_strays < 10 and .purge_queue.pq_item_in_journal == 0' > /dev/null
+}
+
 osd_counters() {
     timeout 20 ceph --admin-daemon "$dir/ceph/osd-0.asok" perf dump | jq -r '
         "osd_ops \(.osd.op)", "osd_writes \(.osd.op_w)",
@@ -97,10 +106,12 @@ down)
     ;;
 remount)
     unmount_it
+    if [ -n "${COLD:-}" ] && [[ $mount = */cephfs ]]; then mds cache drop 30 > /dev/null; fi
     mount_it
     ;;
 counters)
     sleep 1
+    for _ in $(seq 100); do ! has_purged || break; done
     [ -z "${FLUSH:-}" ] || "$0" flush "$mount"
     echo "server_us $(processor "$(server)")"
     echo "client_us $(processor "$(client)")"
@@ -109,7 +120,7 @@ counters)
     ;;
 flush)
     case $mount in
-    */cephfs) timeout 300 ceph --admin-daemon "$dir/ceph/mds.asok" flush journal > /dev/null ;;
+    */cephfs) mds flush journal > /dev/null ;;
     *) until [ "$(status | jq .figures.cache.dirty_bytes)" = 0 ]; do sleep 0.5; done ;;
     esac
     ;;
