@@ -42,6 +42,9 @@ pub struct FaultSettings {
     pub store_cut: Option<Fault>,
     /// The shared store answers no server.
     pub store_down: Option<Fault>,
+    /// An OSD of the shared store fails: requests to its objects wait, until others have taken them
+    /// over. `nodes`: of 8 OSDs.
+    pub osd_down: Option<Fault>,
     /// A server's commit watermarks change: each change by itself, or, if that is the setting,
     /// batches.
     pub reload: Option<Fault>,
@@ -81,6 +84,7 @@ named! {
         Restart = "restart",
         StoreCut = "store_cut",
         StoreDown = "store_down",
+        OsdDown = "osd_down",
     }
 }
 
@@ -88,7 +92,7 @@ impl FaultKind {
     /// True if the kind concerns servers that fail over; `None`: it concerns all clusters.
     pub fn of_failover(self) -> Option<bool> {
         match self {
-            Self::Pause | Self::Restart | Self::StoreCut | Self::StoreDown => Some(true),
+            Self::Pause | Self::Restart | Self::StoreCut | Self::StoreDown | Self::OsdDown => Some(true),
             Self::Power | Self::DiskFailure | Self::Reload => Some(false),
             _ => None,
         }
@@ -111,6 +115,7 @@ impl FaultSettings {
             FaultKind::Restart => self.restart.as_ref(),
             FaultKind::StoreCut => self.store_cut.as_ref(),
             FaultKind::StoreDown => self.store_down.as_ref(),
+            FaultKind::OsdDown => self.osd_down.as_ref(),
         }
     }
 }

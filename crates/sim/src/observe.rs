@@ -102,6 +102,8 @@ pub enum FailoverEvent<'a> {
     Wrote { node: Node },
     /// A process has opened the store of a rank. `is_followed`: it had followed its journal.
     Opened { process: u32, rank: Rank, is_followed: bool },
+    /// A request of a process to an object waits, since the object's OSD has failed.
+    Stalled { process: u32, object: &'a str },
     /// A process could not open the store of a rank.
     NotOpened { process: u32, rank: Rank, cause: String },
 }

@@ -351,23 +351,41 @@ impl<'o> World<'o> {
             | SimEvent::Served { node, .. }
             | SimEvent::Turned { node, .. }
             | SimEvent::Stored { node, .. }
+            | SimEvent::StoredLate { node, .. }
             | SimEvent::Paused { node, .. }
             | SimEvent::Tick { node, .. } => self.numbers.process_of(*node),
             _ => None,
         }
     }
 
-    /// Delays the event of a paused server, and the answer of a store that is out of reach.
+    /// Delays the event of a paused server, and the answer of a store that is out of reach or whose
+    /// OSD has failed.
     fn delay(&mut self, event: SimEvent) -> Option<SimEvent> {
         let Some(process) = self.process_of(&event) else { return Some(event) };
         if let Some(cluster) = self.failover.as_mut().filter(|cluster| cluster.is_paused(process)) {
             cluster.defer(process, event);
             return None;
         }
-        match self.store_reached(process).filter(|_| matches!(event, SimEvent::Stored { .. })) {
-            Some(until) => self.fabric.queue.add(until, event),
-            None => return Some(event),
+        let (SimEvent::Stored { node, job, .. } | SimEvent::StoredLate { node, job, .. }) = &event else {
+            return Some(event);
+        };
+        if let Some(until) = self.store_reached(process) {
+            self.fabric.queue.add(until, event);
+            return None;
         }
+        let object = self.servers[node.0 as usize].object_of(job);
+        let Some(until) = object.and_then(|object| self.osd_answers(process, &object)) else {
+            return Some(event);
+        };
+        let event = match event {
+            // Requests to other objects go on.
+            SimEvent::Stored { node, start, since, job } => {
+                self.at_server(node, start, |server, fabric| server.begin_next(fabric, since));
+                SimEvent::StoredLate { node, start, since, job }
+            }
+            event => event,
+        };
+        self.fabric.queue.add(until, event);
         None
     }
 
@@ -414,6 +432,9 @@ impl<'o> World<'o> {
             },
             SimEvent::Stored { node, start, since, job } => {
                 self.at_server(node, start, |server, fabric| server.stored(fabric, since, job));
+            }
+            SimEvent::StoredLate { node, start, since, job } => {
+                self.at_server(node, start, |server, fabric| server.stored_late(fabric, since, job));
             }
             SimEvent::DataServed { node, start, since, job } => {
                 self.at_data(node, start, |server, fabric| server.served(fabric, since, job));

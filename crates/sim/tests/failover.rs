@@ -5,10 +5,12 @@ use espalier_sim::fuzz::{self, Passed};
 use espalier_sim::mutant::{Mutant, Mutation};
 
 /// Four ranks at three servers, with a standby and two clients that write; a third client examines
-/// the tree at the end.
+/// the tree at the end. With odd seeds, big files are in a pool of their own.
 fn scenario(seed: u64, faults: &str) -> String {
+    let data_pool = seed % 2 == 1;
     format!(
         "seed = {seed}\n[cluster]\nranks = 4\nservers = 4\nstandbys = 1\nclients = 3\ndurability = \"durable\"\n\
+         data_pool = {data_pool}\n\
          strip = \"256 B\"\njournal = \"2 MiB\"\nsession = \"30 s\"\nlease = \"3 s\"\n[disk]\nlatency = \"1 ms\"\nsync = \"2 ms\"\n\
          [faults]\nuntil = \"30 s\"\n{faults}"
     )
@@ -85,6 +87,35 @@ fn store_that_is_down_stops_no_server_for_good() {
     let (passed, _) = run(3, "store_down = { at = [\"6 s\"], for = \"20 s\" }\n");
     assert_eq!(passed.taken_over, 0);
     run(4, "store_cut = { at = [\"6 s\"], for = \"14 s\", nodes = [1] }\n");
+}
+
+#[test]
+fn failed_osd_delays_requests_to_its_objects_and_moves_no_rank() {
+    let at: Vec<_> = (0..8).map(|n| format!("\"{} ms\"", 5000 + 2500 * n)).collect();
+    let mut stalled = std::collections::BTreeSet::new();
+    for seed in 0..4 {
+        let faults = format!("osd_down = {{ at = [{}], for = \"9 s\" }}\n", at.join(", "));
+        let (passed, lines) = run(seed, &faults);
+        assert_eq!(passed.taken_over, 0, "seed {seed}: {lines:?}");
+        assert!(!lines.iter().any(|line| line.contains("Ended")), "{lines:?}");
+        for part in [".j.", ".s.", ".head", "cluster-map"] {
+            if lines.iter().any(|line| line.contains("Stalled") && line.contains(part)) {
+                stalled.insert(part);
+            }
+        }
+    }
+    assert_eq!(stalled.len(), 4, "only {stalled:?}");
+}
+
+#[test]
+fn server_that_waits_for_an_osd_is_killed() {
+    for seed in 0..4 {
+        let faults = "osd_down = { every = \"5 s\", for = \"9 s\" }\n\
+            crash = { at = [\"8 s\", \"15 s\", \"22 s\"], for = \"3 s\" }\n\
+            pause = { at = [\"10 s\"], for = \"14 s\" }\n";
+        let (_, lines) = run(seed, faults);
+        assert!(lines.iter().any(|line| line.contains("Killed")), "{lines:?}");
+    }
 }
 
 #[test]

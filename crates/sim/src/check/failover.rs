@@ -127,7 +127,7 @@ impl FailoverChecker {
                     "{node:?} writes to the journal of a rank that another server has opened"
                 ));
             }
-            FailoverEvent::Wrote { .. } | FailoverEvent::Opened { .. } => {}
+            FailoverEvent::Wrote { .. } | FailoverEvent::Opened { .. } | FailoverEvent::Stalled { .. } => {}
             FailoverEvent::Swapped { before, after } => {
                 self.map = (*after).clone();
                 return self.builds_on(before, after);

@@ -69,11 +69,24 @@ pub fn text(seed: u64, strip: u64, calm: u64, random: &mut Random) -> String {
             say(format!("{kind} = {{ every = {{ exponential = \"{every}\" }}, for = \"{lasts}\" }}"));
         }
     }
+    let mut osds = Seed(seed).random("fuzz osds", 0);
+    if osds.random_bool(0.4) {
+        let (every, lasts) =
+            (one_of(&mut osds, &["3 s", "12 s"]), one_of(&mut osds, &["2 s", "9 s", "14 s"]));
+        say(format!("osd_down = {{ every = {{ exponential = \"{every}\" }}, for = \"{lasts}\" }}"));
+    }
     text
 }
 
 /// True if no fault delays a takeover without a limit.
 pub fn is_timed(faults: &FaultSettings) -> bool {
-    let delay = [&faults.store_cut, &faults.store_down, &faults.slow_disk, &faults.partition, &faults.late];
+    let delay = [
+        &faults.store_cut,
+        &faults.store_down,
+        &faults.osd_down,
+        &faults.slow_disk,
+        &faults.partition,
+        &faults.late,
+    ];
     delay.into_iter().all(Option::is_none)
 }

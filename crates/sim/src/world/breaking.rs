@@ -10,6 +10,7 @@ use crate::storage::Loss;
 use crate::time::Nanos;
 use crate::world::end::RunStage;
 use crate::world::event::{Mend, SimEvent};
+use crate::world::failover::OSDS;
 use crate::world::{RunError, World};
 
 impl World<'_> {
@@ -26,6 +27,7 @@ impl World<'_> {
         let nodes = match kind {
             FaultKind::ClientCrash => self.clients.len(),
             FaultKind::Late => self.scenario.nodes() as usize,
+            FaultKind::OsdDown => OSDS,
             _ if self.failover.is_some() => self.numbers.processes as usize,
             _ => self.servers.len() + self.data.len(),
         };
@@ -38,6 +40,7 @@ impl World<'_> {
             FaultKind::Pause | FaultKind::Restart | FaultKind::StoreCut | FaultKind::StoreDown => {
                 self.fault_of_process(kind, node, lasts);
             }
+            FaultKind::OsdDown => self.fail_osd(node, lasts),
             FaultKind::Crash => {
                 let mut nodes = self.nodes_with(node).into_iter();
                 nodes.try_for_each(|node| self.crash(node, Loss::Process, lasts))?;

@@ -62,6 +62,13 @@ pub enum SimEvent {
         since: Nanos,
         job: DiskJob,
     },
+    /// As `Stored`, after the failure of an OSD: the disk has begun later requests meanwhile.
+    StoredLate {
+        node: Node,
+        start: u64,
+        since: Nanos,
+        job: DiskJob,
+    },
     DataServed {
         node: Node,
         start: u64,

@@ -36,7 +36,7 @@ use crate::world::fabric::WireId;
 use crate::world::server::{Route, Started};
 use liveness::Watched;
 use store::SharedStore;
-pub use store::StoreRequest;
+pub use store::{OSDS, StoreRequest};
 
 /// Interval of a process's ticks.
 const TICK: Nanos = Nanos(25_000_000);
@@ -162,6 +162,11 @@ impl FailoverCluster {
         let process = self.processes.get_mut(process as usize).filter(|process| process.start == start)?;
         process.running.as_mut()
     }
+}
+
+/// The object that is read first to open a rank.
+fn head(rank: Rank) -> String {
+    format!("{rank}.head")
 }
 
 fn of_map(map: &ServerMap, numbers: NodeNumbers) -> Vec<Option<Route>> {
@@ -316,7 +321,7 @@ impl World<'_> {
                 self.process_input(process, start, Input::Tick);
             }
             ProcessEvent::Input(input) => self.process_input(process, start, input),
-            ProcessEvent::Open { rank, incarnation } => match self.store_reached(process) {
+            ProcessEvent::Open { rank, incarnation } => match self.object_reached(process, &head(rank)) {
                 Some(until) => self.fabric.queue.add(until, SimEvent::Process { process, start, event }),
                 None => self.open_rank(process, start, rank, incarnation),
             },

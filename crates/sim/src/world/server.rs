@@ -631,9 +631,19 @@ impl SimServer {
 
     /// The disk has completed an operation.
     pub fn stored(&mut self, fabric: &mut Fabric<'_>, since: Nanos, job: DiskJob) {
+        self.begin_next(fabric, since);
+        self.stored_late(fabric, since, job);
+    }
+
+    /// The disk begins the next operation.
+    pub fn begin_next(&mut self, fabric: &mut Fabric<'_>, since: Nanos) {
         if let Some(next) = self.device.leave(fabric.now, since) {
             self.start_storing(fabric, next);
         }
+    }
+
+    /// An operation is complete, after which the disk has begun others.
+    pub fn stored_late(&mut self, fabric: &mut Fabric<'_>, since: Nanos, job: DiskJob) {
         self.trace_stored(fabric, since, &job);
         self.publishes = false;
         let Some(storage) = &mut self.storage else { return };

@@ -15,6 +15,7 @@ use crate::observe::{FailoverEvent, FailoverStep};
 use crate::random::{Random, Seed};
 use crate::scenario::Scenario;
 use crate::storage::{Storage, StorageError};
+use crate::time::Nanos;
 use crate::world::World;
 use crate::world::event::SimEvent;
 
@@ -24,6 +25,17 @@ use super::ProcessEvent;
 const DATA_POOL: &str = "data";
 /// The object with the cluster map.
 const OBJECT: &str = "0.cluster-map";
+
+/// Number of OSDs. Each object is on one of them until that fails and others have taken over.
+pub const OSDS: usize = 8;
+
+/// The OSD of an object.
+fn osd_of(object: &str) -> usize {
+    let hash = object.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    (hash >> 32) as usize % OSDS
+}
 
 /// A request of a process to the store.
 #[derive(Debug)]
@@ -41,6 +53,8 @@ pub struct SharedStore {
     engine: MemoryEngine,
     superblock: Superblock,
     random: Random,
+    /// Time from which on the objects of each OSD are served.
+    down_until: [Nanos; OSDS],
 }
 
 impl SharedStore {
@@ -64,7 +78,8 @@ impl SharedStore {
         }
         let map = postcard::to_allocvec(&ClusterMap::new(ranks)).map_err(|_| StorageError::Empty)?;
         engine.write_if(OBJECT, map, None).map_err(StoreError::from)?;
-        Ok(Self { engine: engine.client(), superblock, random: seed.random("shared store", 0) })
+        let (engine, random) = (engine.client(), seed.random("shared store", 0));
+        Ok(Self { engine, superblock, random, down_until: [Nanos::ZERO; OSDS] })
     }
 
     /// The connection of a new process.
@@ -99,6 +114,31 @@ fn look(engine: &MemoryEngine) -> Input {
 }
 
 impl World<'_> {
+    /// An OSD fails, and its objects are served again later.
+    pub(in crate::world) fn fail_osd(&mut self, osd: usize, lasts: Nanos) {
+        let until = self.fabric.now + lasts;
+        let Some(cluster) = &mut self.failover else { return };
+        self.fabric.observer.failover(self.fabric.now, &FailoverEvent::Disturbed);
+        let down_until = &mut cluster.store.down_until[osd % OSDS];
+        *down_until = until.max(*down_until);
+    }
+
+    /// The time at which the OSD of an object answers, if that is later.
+    pub(in crate::world) fn osd_answers(&mut self, process: u32, object: &str) -> Option<Nanos> {
+        let now = self.fabric.now;
+        let until = self.failover.as_ref()?.store.down_until[osd_of(object)];
+        if until <= now {
+            return None;
+        }
+        self.fabric.observer.failover(now, &FailoverEvent::Stalled { process, object });
+        Some(until)
+    }
+
+    /// The time at which a request to an object is carried out, if that is later.
+    pub(super) fn object_reached(&mut self, process: u32, object: &str) -> Option<Nanos> {
+        self.store_reached(process).or_else(|| self.osd_answers(process, object))
+    }
+
     /// A process sends a request to the store.
     pub(super) fn ask_store(&mut self, process: u32, start: u64, request: StoreRequest) {
         let Some(cluster) = &mut self.failover else { return };
@@ -109,7 +149,11 @@ impl World<'_> {
 
     /// A request reaches the store. A process that was cut off may not get the answer.
     pub(in crate::world) fn store_request(&mut self, process: u32, start: u64, request: StoreRequest) {
-        if let Some(until) = self.store_reached(process) {
+        let object = match &request {
+            StoreRequest::Look | StoreRequest::Swap { .. } => OBJECT.into(),
+            StoreRequest::Fence { rank, .. } => format!("{rank}.lock"),
+        };
+        if let Some(until) = self.object_reached(process, &object) {
             return self.fabric.queue.add(until, SimEvent::StoreRequest { process, start, request });
         }
         let running = self.failover.as_mut().and_then(|cluster| cluster.running(process, start));

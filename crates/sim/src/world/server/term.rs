@@ -1,7 +1,7 @@
 //! A rank that servers take over from each other: the term for which one of them may answer.
 
-use espalier_meta::{Input, Meta};
-use espalier_proto::ServerMap;
+use espalier_meta::{Input, Io, Meta, StreamCall};
+use espalier_proto::{Ino, ServerMap};
 use rand::Rng;
 
 use crate::message::Message;
@@ -10,7 +10,7 @@ use crate::storage::{STEPS, Storage};
 use crate::world::event::SimEvent;
 use crate::world::fabric::{Fabric, WireId};
 
-use super::SimServer;
+use super::{DiskJob, SimServer};
 
 /// Where a rank is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,6 +61,36 @@ impl SimServer {
         self.publishes = false;
         self.forget(fabric.now);
         fabric.drop_node(self.node, false);
+    }
+
+    /// The object of the shared store that an operation waits for; the others go on meanwhile.
+    pub fn object_of(&self, job: &DiskJob) -> Option<String> {
+        let rank = self.rank;
+        let stream = |ino: &Ino| format!("{rank}.s.{:016x}.0", ino.0);
+        match job {
+            DiskJob::Journal(..) | DiskJob::Io(_, Io::Journal { .. } | Io::Sync) => {
+                Some(format!("{rank}.j.000000"))
+            }
+            DiskJob::Io(_, Io::Publish { .. }) => Some(format!("{rank}.head")),
+            DiskJob::Io(_, Io::Load(_)) => Some(format!("{rank}.t.00000000")),
+            DiskJob::Io(_, Io::Stream(call, _)) => match call {
+                StreamCall::Stat(inos) | StreamCall::TryStat(inos) => inos.first().map(stream),
+                StreamCall::Measure(files) => files.first().map(|(ino, _)| stream(ino)),
+                StreamCall::Fill { ino, .. }
+                | StreamCall::Write { ino, .. }
+                | StreamCall::Finalise { ino, .. }
+                | StreamCall::Truncate { ino, .. }
+                | StreamCall::SetMtime { ino, .. }
+                | StreamCall::Sync { ino }
+                | StreamCall::Remove { ino } => Some(stream(ino)),
+                StreamCall::SyncStore
+                | StreamCall::SyncServers
+                | StreamCall::Precreate
+                | StreamCall::Discard => None,
+            },
+            DiskJob::Stream(request) => Some(stream(&request.io.ino)),
+            DiskJob::Io(..) => None,
+        }
     }
 
     /// The end of the server's lease, in ms of its clock.
