@@ -383,6 +383,17 @@ impl Engine for HookedEngine {
         self.engine.page(object, from, limit)
     }
 
+    fn page_of_prefix(
+        &self,
+        object: &str,
+        prefix: &[u8],
+        from: Bound<&[u8]>,
+        limit: usize,
+    ) -> Result<KeyPage, EngineError> {
+        self.reads();
+        self.engine.page_of_prefix(object, prefix, from, limit)
+    }
+
     fn stat(&self, object: &str) -> Result<ObjectStat, EngineError> {
         self.reads();
         self.engine.stat(object)
