@@ -151,6 +151,19 @@ grep -q 'taken over' "$cluster/server-$server/log" || fail 'the paused server do
 paused=
 up
 
+if [ -n "${own:-}" ]; then
+    section 'the store is away for longer than the time limit of its requests'
+    sleep 2
+    scripts/ceph-cluster.sh stop-osd "$work/ceph"
+    sleep 40
+    scripts/ceph-cluster.sh start-osd "$work/ceph"
+    mark=$(milliseconds)
+    timeout 120 tar -xf "$work/source.tar" -C "$a/home-2" || fail 'changes fail after the outage'
+    echo "the source tree is extracted $(($(milliseconds) - mark)) ms after the outage"
+    diff -r "$work/source" "$b/home-2" -x tree -x 'file-*' -x new -x two
+    up
+fi
+
 section 'all servers are restarted, one after the other'
 mark=$(milliseconds)
 for server in 0 1 2; do

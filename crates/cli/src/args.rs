@@ -188,6 +188,13 @@ pub struct ServeArgs {
     /// `log` beside the configuration.
     #[arg(long, hide = true)]
     pub announce: bool,
+    /// Wait until the store that servers share can be reached.
+    #[arg(long, hide = true)]
+    pub anew: bool,
+}
+
+impl ServeArgs {
+    pub const ANEW: &str = "--anew";
 }
 
 #[derive(Debug, Args)]

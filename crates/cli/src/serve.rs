@@ -3,8 +3,9 @@
 use std::collections::HashMap;
 use std::io::Write;
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,8 +14,8 @@ use espalier_meta::Rights;
 use espalier_net::{Limits, SealKey, Security};
 use espalier_proto::{Distribution, ServerId};
 use espalier_runtime::{
-    Access, DataRole, DataStore, MetaRole, OpenOptions, OwnStore, RankSource, ReadSettings, ServeOptions,
-    Settings, Striping,
+    Access, DataRole, DataStore, Error, MetaRole, OpenOptions, OwnStore, RankSource, ReadSettings,
+    ServeOptions, Settings, Striping,
 };
 use serde::{Deserialize, Serialize};
 
@@ -353,6 +354,9 @@ impl Config {
     }
 }
 
+/// Time between two attempts to reach the store.
+const RETRY: Duration = Duration::from_secs(1);
+
 pub(crate) fn serve(args: &ServeArgs, log: &LogArgs) -> Result<ExitCode> {
     heap::keep_freed();
     let file = std::path::absolute(&args.config)?;
@@ -409,28 +413,46 @@ pub(crate) fn serve(args: &ServeArgs, log: &LogArgs) -> Result<ExitCode> {
         false => None,
     };
     let meta = match config.has(Role::Meta) {
-        true => Some(meta_role(config, open, data_key, base)?),
+        true => Some(meta_role(config, open, data_key, (base, args.anew))?),
         false => None,
     };
-    espalier_runtime::serve(meta, data, options, |address| {
+    let served = espalier_runtime::serve(meta, data, options, |address| {
         if args.announce {
             announce();
         } else {
             let _ = writeln!(std::io::stdout(), "serving {} at espalier://{address}/", base.display());
         }
-    })?;
-    Ok(ExitCode::SUCCESS)
+    });
+    match served {
+        Err(Error::BrokenJournal) => start_anew(),
+        served => Ok(served.map(|()| ExitCode::SUCCESS)?),
+    }
 }
 
-/// The metadata service of a server. `base`: the directory of its configuration.
+/// Replaces the program by another start of it, with a new connection to the store.
+fn start_anew() -> Result<ExitCode> {
+    let program = std::env::current_exe().context("cannot start anew")?;
+    let args = std::env::args_os().skip(1).filter(|arg| arg != ServeArgs::ANEW);
+    let failed = Command::new(program).args(args).arg(ServeArgs::ANEW).exec();
+    Err(failed).context("cannot start anew")
+}
+
+/// The metadata service of a server. `base`: the directory of its configuration. `waits`: for the
+/// store that servers share.
 fn meta_role(
     config: Config,
     mut open: OpenOptions,
     data_key: Option<SealKey>,
-    base: &Path,
+    (base, waits): (&Path, bool),
 ) -> Result<MetaRole> {
     let source = match config.shared() {
-        Some(store) => RankSource::Shared(shared::ranks(&config, store, open, base)?),
+        Some(store) => RankSource::Shared(loop {
+            match shared::ranks(&config, store, open.clone(), base) {
+                Err(error) if waits => tracing::warn!("the store does not answer yet: {error:#}"),
+                outcome => break outcome?,
+            }
+            std::thread::sleep(RETRY);
+        }),
         None => {
             let paths = config.rank_stores(base);
             // The limit is the process's.

@@ -338,6 +338,17 @@ fn standby_takes_rank_of_ended_server() {
 }
 
 #[test]
+fn server_with_a_broken_journal_stops_and_is_replaced() {
+    let (mut world, _) = calm(3);
+    let holder = world.holder(Rank(0)).expect("a holder");
+    world.after(0, holder, Event::Input(Input::Broken));
+    world.run(50);
+    assert_eq!(world.process(holder).stopped, Some(StopReason::Broken));
+    assert!((7000..14_000).contains(&world.wait_for(Rank(0), 15_000)));
+    assert!(world.fenced.contains(&store_client(holder)));
+}
+
+#[test]
 fn standby_takes_rank_of_paused_server_which_then_stops() {
     let (mut world, _) = calm(3);
     let holder = world.holder(Rank(1)).expect("a holder");

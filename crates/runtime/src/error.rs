@@ -107,6 +107,10 @@ pub enum Error {
         "the store refuses this server, since another one has taken over. Start it again as a standby; see docs/failover.md"
     )]
     Fenced,
+    #[error(
+        "the journal of a rank could not be written in time: this server's ranks are taken over; see docs/failover.md"
+    )]
+    BrokenJournal,
     #[error("cannot write all changes at shutdown: {0}")]
     Unwritten(Errno),
     #[error("{} is not the store of the namespace that this directory was decoupled for", .0.display())]

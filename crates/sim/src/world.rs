@@ -366,24 +366,29 @@ impl<'o> World<'o> {
             cluster.defer(process, event);
             return None;
         }
-        let (SimEvent::Stored { node, job, .. } | SimEvent::StoredLate { node, job, .. }) = &event else {
+        let (SimEvent::Stored { node, start, job, .. } | SimEvent::StoredLate { node, start, job, .. }) =
+            &event
+        else {
             return Some(event);
         };
         if let Some(until) = self.store_reached(process) {
             self.fabric.queue.add(until, event);
             return None;
         }
-        let object = self.servers[node.0 as usize].object_of(job);
+        let server =
+            Some(&self.servers[node.0 as usize]).filter(|server| server.start == *start && server.is_up());
+        let object = server.and_then(|server| server.object_of(job));
         let Some(until) = object.and_then(|object| self.osd_answers(process, &object)) else {
             return Some(event);
         };
-        let event = match event {
+        let (until, event) = match event {
             // Requests to other objects go on.
             SimEvent::Stored { node, start, since, job } => {
                 self.at_server(node, start, |server, fabric| server.begin_next(fabric, since));
-                SimEvent::StoredLate { node, start, since, job }
+                let (until, job) = self.limit(node, job, until);
+                (until, SimEvent::StoredLate { node, start, since, job })
             }
-            event => event,
+            event => (until, event),
         };
         self.fabric.queue.add(until, event);
         None

@@ -108,6 +108,19 @@ fn failed_osd_delays_requests_to_its_objects_and_moves_no_rank() {
 }
 
 #[test]
+fn server_whose_journal_exceeds_the_time_limit_is_replaced() {
+    let mut broken = 0;
+    for osd in 0..8 {
+        let text =
+            scenario(osd, &format!("osd_down = {{ at = [\"6 s\"], for = \"45 s\", nodes = [{osd}] }}\n"));
+        let (result, lines) = fuzz::run_scenario(&text, &mut ());
+        result.unwrap_or_else(|failure| panic!("{failure}\n{}\n{text}", lines.join("\n")));
+        broken += lines.iter().filter(|line| line.contains("why: Some(Broken)")).count();
+    }
+    assert!(broken > 0);
+}
+
+#[test]
 fn server_that_waits_for_an_osd_is_killed() {
     for seed in 0..4 {
         let faults = "osd_down = { every = \"5 s\", for = \"9 s\" }\n\

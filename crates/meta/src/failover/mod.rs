@@ -75,6 +75,9 @@ pub enum Input {
     Swapped(Swapped),
     /// The store refuses this server: another one has fenced it.
     Refused,
+    /// The journal of a rank of this server has failed: what it contains is unknown until it is
+    /// replayed.
+    Broken,
     /// The process of this instance has ended.
     Ended(InstanceId),
     /// The earlier holders of a rank are fenced, or not all of them.
@@ -123,6 +126,9 @@ pub enum StopReason {
     Removed,
     /// The store refuses this server.
     Fenced,
+    /// A journal has failed. The next holder fences this server, whose writes may still be on their
+    /// way.
+    Broken,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -241,6 +247,7 @@ impl Failover {
             }
             Input::Swapped(swapped) => self.swapped(now, swapped, &mut actions),
             Input::Refused => self.stop(StopReason::Fenced, &mut actions),
+            Input::Broken => self.stop(StopReason::Broken, &mut actions),
             Input::Ended(instance) => drop(self.ended.insert(instance)),
             Input::Fenced { rank, done } => self.fenced(now, rank, done, &mut actions),
             Input::Opened { rank, done: true } => self.enter(rank, Phase::Opening, Phase::Opened),

@@ -251,6 +251,7 @@ impl Coordinator {
             Some(Ok(Ok(()))) => Ok(()),
             Some(Ok(Err(StopReason::Removed))) => Err(Error::Removed),
             Some(Ok(Err(StopReason::Fenced))) => Err(Error::Fenced),
+            Some(Ok(Err(StopReason::Broken))) => Err(Error::BrokenJournal),
             // The thread has panicked, or the time is over.
             Some(Err(_)) | None => Err(Error::Unwritten(Errno::EIO)),
         };
@@ -287,7 +288,8 @@ impl Driver {
                 None => match received.recv_timeout(TICK) {
                     Ok(message) => message,
                     Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
-                        DriverEvent::Input(Input::Tick)
+                        let is_broken = self.services.values().any(RankService::is_broken);
+                        DriverEvent::Input(if is_broken { self.broken() } else { Input::Tick })
                     }
                 },
             };
@@ -336,6 +338,16 @@ impl Driver {
                 tracing::warn!(%error, "cannot read the cluster map");
                 Input::Looked(None)
             }
+        }
+    }
+
+    /// The journal of a rank has failed. If another server has taken over, that is the reason.
+    fn broken(&self) -> Input {
+        let is_known = |map: &ClusterMap| map.server(self.known.instance).is_some();
+        match self.look() {
+            Input::Looked(Some((_, map))) if is_known(&map) => Input::Broken,
+            Input::Looked(None) => Input::Broken,
+            other => other,
         }
     }
 

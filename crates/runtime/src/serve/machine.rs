@@ -319,6 +319,11 @@ impl Server {
         MachineFigures::of(inner.session_layer.meta(), inner.spans.len(), longest.unwrap_or_default())
     }
 
+    /// True if the journal has failed.
+    pub fn is_broken(&self) -> bool {
+        self.lock().map_or(true, |inner| inner.session_layer.meta().broken().is_some())
+    }
+
     /// The loads of all ranks, and of at most this many directories of this one.
     pub fn load(&self, most: usize) -> Option<LoadReport> {
         Some(self.lock().ok()?.session_layer.meta().load_report(most))
@@ -371,6 +376,9 @@ impl Server {
         loop {
             let Routed { waiting, connected, ended, send, peers, warnings, streams, io } =
                 inner.session_layer.route();
+            if inner.session_layer.meta().broken().is_some() {
+                self.term.fail();
+            }
             for (client, id, waiting) in waiting {
                 if let Some(span) = inner.spans.get_mut(&(client, id)) {
                     span.resume(section);

@@ -273,6 +273,11 @@ impl RankService {
         self.metadata.server.state().1
     }
 
+    /// True if the rank's journal has failed.
+    pub fn is_broken(&self) -> bool {
+        self.metadata.server.is_broken()
+    }
+
     /// Ends the threads and closes the store.
     pub fn stop(self) {
         drop(self.stop_clock);

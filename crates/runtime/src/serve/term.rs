@@ -35,6 +35,14 @@ impl ServeTerm {
         self.closed.store(true, Ordering::Release);
     }
 
+    /// The rank's journal has failed. If another server can take over, nothing is answered from now
+    /// on: clients repeat their requests, which the journal may contain, at the next server.
+    pub fn fail(&self) {
+        if self.lease.is_some() {
+            self.close();
+        }
+    }
+
     pub fn is_over(&self) -> bool {
         let is_past = |LeaseEnd(until): &LeaseEnd| lease_ms() >= until.load(Ordering::Acquire);
         self.closed.load(Ordering::Acquire) || self.lease.as_ref().is_some_and(is_past)
@@ -59,5 +67,12 @@ mod tests {
         assert!(!leased.is_over());
         lease.set(lease_ms());
         assert!(leased.is_over());
+        lease.set(lease_ms() + 60_000);
+        leased.fail();
+        assert!(leased.is_over());
+
+        let own = ServeTerm::new(None);
+        own.fail();
+        assert!(!own.is_over(), "no other server has its store");
     }
 }

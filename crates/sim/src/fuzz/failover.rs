@@ -72,7 +72,7 @@ pub fn text(seed: u64, strip: u64, calm: u64, random: &mut Random) -> String {
     let mut osds = Seed(seed).random("fuzz osds", 0);
     if osds.random_bool(0.4) {
         let (every, lasts) =
-            (one_of(&mut osds, &["3 s", "12 s"]), one_of(&mut osds, &["2 s", "9 s", "14 s"]));
+            (one_of(&mut osds, &["3 s", "12 s"]), one_of(&mut osds, &["2 s", "9 s", "40 s"]));
         say(format!("osd_down = {{ every = {{ exponential = \"{every}\" }}, for = \"{lasts}\" }}"));
     }
     text

@@ -318,7 +318,10 @@ impl World<'_> {
             ProcessEvent::Tick => {
                 let next = cluster.processes[process as usize].clock.real(TICK);
                 self.fabric.after(next, SimEvent::Process { process, start, event: ProcessEvent::Tick });
-                self.process_input(process, start, Input::Tick);
+                let ranks = (0..self.scenario.cluster.ranks).map(Rank);
+                let mut services = ranks.map(|rank| self.numbers.service(process, rank));
+                let is_broken = services.any(|service| self.servers[service.0 as usize].is_broken());
+                self.process_input(process, start, if is_broken { Input::Broken } else { Input::Tick });
             }
             ProcessEvent::Input(input) => self.process_input(process, start, input),
             ProcessEvent::Open { rank, incarnation } => match self.object_reached(process, &head(rank)) {

@@ -66,6 +66,8 @@ pub enum DiskJob {
     /// A sync of the journal after an append.
     Journal(IoId, IoDone),
     Stream(StreamRequest),
+    /// A request whose time limit is exceeded.
+    TimedOut(IoId),
 }
 
 /// See the module description.
@@ -624,6 +626,7 @@ impl SimServer {
             DiskJob::Io(_, io) => storage.access(io),
             DiskJob::Journal(..) => storage.access(&Io::Sync),
             DiskJob::Stream(stream) => DiskRequest::Transfer(stream.io.op.bytes(&stream.data)),
+            DiskJob::TimedOut(_) => DiskRequest::Transfer(0),
         };
         let time = self.disk.time(access);
         fabric.after(time, SimEvent::Stored { node: self.node, start: self.start, since, job });
@@ -662,6 +665,7 @@ impl SimServer {
                 let result = storage.sync().map(|()| done);
                 self.input(fabric, Input::Done { id, result });
             }
+            DiskJob::TimedOut(id) => self.input(fabric, Input::Done { id, result: Err(Errno::EIO) }),
             DiskJob::Stream(StreamRequest { of, io, data, .. }) => {
                 let result = if fails { Err(Errno::EIO) } else { storage.stream(io, &data) };
                 if let Some(session_layer) = &mut self.session_layer {

@@ -11,13 +11,14 @@ use espalier_store::{
 use rand::Rng;
 
 use crate::disk::DiskRequest;
-use crate::observe::{FailoverEvent, FailoverStep};
+use crate::observe::{FailoverEvent, FailoverStep, Node};
 use crate::random::{Random, Seed};
 use crate::scenario::Scenario;
 use crate::storage::{Storage, StorageError};
 use crate::time::Nanos;
 use crate::world::World;
 use crate::world::event::SimEvent;
+use crate::world::server::DiskJob;
 
 use super::ProcessEvent;
 
@@ -28,6 +29,9 @@ const OBJECT: &str = "0.cluster-map";
 
 /// Number of OSDs. Each object is on one of them until that fails and others have taken over.
 pub const OSDS: usize = 8;
+
+/// Time limit of a request. Only that of writes to the journal is modelled.
+const LIMIT: Nanos = Nanos(30_000_000_000);
 
 /// The OSD of an object.
 fn osd_of(object: &str) -> usize {
@@ -132,6 +136,18 @@ impl World<'_> {
         }
         self.fabric.observer.failover(now, &FailoverEvent::Stalled { process, object });
         Some(until)
+    }
+
+    /// A request waits for an OSD until then. A write to a journal that would exceed its time limit
+    /// ends earlier, with an unknown outcome.
+    pub(in crate::world) fn limit(&mut self, node: Node, job: DiskJob, until: Nanos) -> (Nanos, DiskJob) {
+        let (now, end) = (self.fabric.now, self.fabric.now + LIMIT);
+        let Some(cluster) = self.failover.as_mut().filter(|_| until > end) else { return (until, job) };
+        let takes_effect = cluster.store.random.random();
+        match self.servers[node.0 as usize].exceed_limit(job, now, takes_effect) {
+            job @ DiskJob::TimedOut(_) => (end, job),
+            job => (until, job),
+        }
     }
 
     /// The time at which a request to an object is carried out, if that is later.

@@ -41,7 +41,9 @@ impl SimServer {
         }
         let (name, causes) = match job {
             DiskJob::Io(id, io) => (layered(io), self.causes_of(fabric, *id)),
-            DiskJob::Journal(id, _) => ((Layer::Disk, "journal sync"), self.causes_of(fabric, *id)),
+            DiskJob::Journal(id, _) | DiskJob::TimedOut(id) => {
+                ((Layer::Disk, "journal sync"), self.causes_of(fabric, *id))
+            }
             DiskJob::Stream(StreamRequest { of: (client, id), .. }) => {
                 ((Layer::Store, "stream"), vec![self.served_to(*client, id.0)])
             }

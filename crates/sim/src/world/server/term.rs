@@ -7,6 +7,7 @@ use rand::Rng;
 use crate::message::Message;
 use crate::observe::{FailoverStep, Node};
 use crate::storage::{STEPS, Storage};
+use crate::time::Nanos;
 use crate::world::event::SimEvent;
 use crate::world::fabric::{Fabric, WireId};
 
@@ -89,7 +90,7 @@ impl SimServer {
                 | StreamCall::Discard => None,
             },
             DiskJob::Stream(request) => Some(stream(&request.io.ino)),
-            DiskJob::Io(..) => None,
+            DiskJob::Io(..) | DiskJob::TimedOut(_) => None,
         }
     }
 
@@ -104,7 +105,31 @@ impl SimServer {
     pub(super) fn is_over(&self, fabric: &Fabric<'_>) -> bool {
         let now = self.clock.shown(fabric.now).as_millis();
         let is_past = self.term.lease.is_some_and(|until| now >= until);
-        self.term.is_closed || is_past && !fabric.mutator.skips(FailoverStep::EndTerm)
+        let is_broken =
+            self.term.lease.is_some() && self.is_broken() && !fabric.mutator.skips(FailoverStep::Stop);
+        self.term.is_closed || (is_past || is_broken) && !fabric.mutator.skips(FailoverStep::EndTerm)
+    }
+
+    /// True if the journal has failed.
+    pub fn is_broken(&self) -> bool {
+        self.meta().is_some_and(|meta| meta.broken().is_some())
+    }
+
+    /// Ends a write to the journal that will exceed its time limit; other operations are returned
+    /// unchanged. `takes_effect`: it is carried out nevertheless.
+    pub fn exceed_limit(&mut self, job: DiskJob, now: Nanos, takes_effect: bool) -> DiskJob {
+        match job {
+            // The frame was written before.
+            DiskJob::Journal(id, _) => DiskJob::TimedOut(id),
+            DiskJob::Io(id, io @ (Io::Journal { .. } | Io::Sync)) => {
+                if let Some(storage) = self.storage.as_mut().filter(|_| takes_effect) {
+                    // The server does not learn the outcome.
+                    let _ = storage.execute(io, now);
+                }
+                DiskJob::TimedOut(id)
+            }
+            job => job,
+        }
     }
 
     /// Ends all connections, and answers nothing from now on.
