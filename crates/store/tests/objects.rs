@@ -47,7 +47,9 @@ fn write(n: u64, value: Option<&[u8]>) -> TableWrite {
     TableWrite { object, key: n.to_be_bytes().to_vec(), value: value.map(<[u8]>::to_vec) }
 }
 
-fn all(store: &impl Store) -> BTreeMap<(ObjectId, Vec<u8>), Vec<u8>> {
+type AllRecords = BTreeMap<(ObjectId, Vec<u8>), Vec<u8>>;
+
+fn all(store: &impl Store) -> AllRecords {
     store.records().map(|record| record.map(|(object, key, value)| ((object, key), value)).unwrap()).collect()
 }
 
@@ -93,24 +95,21 @@ fn checkpoint_is_atomic_at_every_crash() {
 
 #[test]
 fn recovery_survives_every_crash() {
-    let (engine, store) = new();
-    stage_first(&store);
-    store.publish().unwrap();
-    stage_second(&store);
-    let expected = all(&store);
     // The redo record is committed, and half of it applied.
-    engine.fail_after(Some(4));
-    assert!(store.publish().is_err());
-    let interrupted = after_crash(&engine);
+    let (interrupted, expected) = interrupted();
     for crash in 0.. {
         let engine = after_crash(&interrupted);
         engine.fail_after(Some(crash));
-        let opened = open(&engine).map(drop);
+        let applied = open(&engine).and_then(|(store, _)| store.publish());
         assert_eq!(all(&open(&after_crash(&engine)).unwrap().0), expected, "crash at operation {crash}");
-        if opened.is_ok() {
+        if applied.is_ok() {
             break;
         }
     }
+    let engine = after_crash(&interrupted);
+    let operations = engine.operations();
+    let (_opened, _) = open(&engine).unwrap();
+    assert!(engine.operations() - operations < 20, "opening applies nothing");
     let superblock = read_superblock(interrupted.as_ref(), "test").unwrap();
     let lease = RankLease::acquire(&interrupted, Rank(0), TERM).unwrap();
     let operations = interrupted.operations();
@@ -119,6 +118,44 @@ fn recovery_survives_every_crash() {
     assert_eq!(all(&reader), expected, "a reader applies it in memory");
     assert!(interrupted.operations() - operations < 100);
     assert_eq!(reader.publish().unwrap_err().errno(), Errno::EROFS);
+}
+
+/// An engine after a crash in a checkpoint that is half applied, and its records.
+fn interrupted() -> (Arc<MemoryEngine>, AllRecords) {
+    let (engine, store) = new();
+    stage_first(&store);
+    store.publish().unwrap();
+    stage_second(&store);
+    let expected = all(&store);
+    engine.fail_after(Some(4));
+    assert!(store.publish().is_err());
+    (after_crash(&engine), expected)
+}
+
+#[test]
+fn checkpoint_after_an_interrupted_one_is_atomic_at_every_crash() {
+    let (interrupted, before) = interrupted();
+    for count in [1, MANY] {
+        // Records that the interrupted checkpoint has changed, too.
+        let writes = || (0..count).map(|n| write(n, Some(b"third"))).collect::<Vec<_>>();
+        let mut after = before.clone();
+        after.extend(writes().into_iter().map(|write| ((write.object, write.key), write.value.unwrap())));
+        let mut published = [0, 0];
+        for crash in 0.. {
+            let engine = after_crash(&interrupted);
+            let (store, _) = open(&engine).unwrap();
+            engine.fail_after(Some(crash));
+            let outcome = store.stage(writes()).and_then(|()| store.publish());
+            let found = all(&open(&after_crash(&engine)).unwrap().0);
+            assert!(found == before || found == after, "crash at operation {crash} with {count} records");
+            assert!(outcome.is_err() || found == after);
+            published[usize::from(found == after)] += 1;
+            if outcome.is_ok() {
+                break;
+            }
+        }
+        assert!(published[0] >= 2 && published[1] >= 1, "{published:?}");
+    }
 }
 
 #[test]

@@ -216,8 +216,7 @@ impl<E: Engine> Store for ObjectStore<E> {
 
     fn stage(&self, writes: Vec<TableWrite>) -> Result<(), StoreError> {
         self.check_writable()?;
-        self.tables.stage(writes);
-        Ok(())
+        self.tables.stage(writes)
     }
 
     fn publish(&self) -> Result<(), StoreError> {

@@ -5,7 +5,8 @@
 //!
 //! A checkpoint that fits one compound write is applied with it. Any other is written to a redo
 //! record first; the head then refers to the record, and the checkpoint is published. Its changes
-//! are applied to the shards in any order, again after a crash, and the reference is removed.
+//! are applied to the shards in any order, and the reference is removed. After a crash they are
+//! staged, and applied before the next checkpoint begins: opening the tables does not wait for it.
 
 mod cache;
 mod redo;
@@ -48,9 +49,16 @@ pub(super) struct Tables<E> {
     /// Locked after `state`. Invalidated while that is locked for writing, so no read in progress
     /// brings back what was replaced.
     cache: Mutex<ReadCache>,
-    /// Held by staging and publishing, so a checkpoint is never split. Number of the last redo
-    /// record.
-    staging: Mutex<u64>,
+    /// Held by staging and publishing, so a checkpoint is never split.
+    staging: Mutex<Staging>,
+}
+
+struct Staging {
+    /// Number of the last redo record.
+    last: u64,
+    /// The redo record that the head referred to at the opening. Its changes are staged, and no
+    /// others.
+    unfinished: Option<Redo>,
 }
 
 struct TablesState {
@@ -80,8 +88,7 @@ impl<E: Engine> Tables<E> {
         Head::create(engine, names)
     }
 
-    /// Opens the tables. A checkpoint that was published and not completely applied is applied; by
-    /// a reader in memory.
+    /// Opens the tables. A checkpoint that was published and not completely applied is staged.
     pub fn open(engine: &Arc<E>, names: Names, options: ObjectOptions) -> Result<Self, StoreError> {
         let ObjectOptions { read_only, cache_bytes } = options;
         let (head, found) = Head::open(engine, names, read_only)?;
@@ -96,12 +103,12 @@ impl<E: Engine> Tables<E> {
             head,
             state: RwLock::new(state),
             cache: Mutex::new(ReadCache::new(usize::try_from(cache_bytes).unwrap_or(usize::MAX))),
-            staging: Mutex::new(found.redo.map_or(0, |record| record.checkpoint)),
+            staging: Mutex::new(Staging {
+                last: found.redo.map_or(0, |record| record.checkpoint),
+                unfinished: found.redo,
+            }),
         };
         if !read_only {
-            if let Some(record) = found.redo {
-                tables.finish(Some(record))?;
-            }
             for shard in found.untrimmed {
                 tables.trim(shard)?;
             }
@@ -255,14 +262,26 @@ impl<E: Engine> Tables<E> {
         found.into_iter().map(|(key, value)| record(&key, value)).collect()
     }
 
-    pub fn stage(&self, writes: Vec<TableWrite>) {
-        let _whole = self.staging();
+    pub fn stage(&self, writes: Vec<TableWrite>) -> Result<(), StoreError> {
+        let mut staging = self.staging();
+        self.finish_last(&mut staging)?;
         let writes = writes.into_iter().map(|write| (full_key(write.object, &write.key), write.value));
         self.state_mut().staged.extend(writes);
+        Ok(())
+    }
+
+    /// Applies the checkpoint that was not completely applied when the tables were opened.
+    fn finish_last(&self, staging: &mut Staging) -> Result<(), StoreError> {
+        if staging.unfinished.is_some() {
+            self.finish(staging.unfinished)?;
+            staging.unfinished = None;
+        }
+        Ok(())
     }
 
     pub fn publish(&self) -> Result<(), StoreError> {
-        let mut last = self.staging();
+        let mut staging = self.staging();
+        self.finish_last(&mut staging)?;
         if self.state().staged.is_empty() {
             return Ok(());
         }
@@ -270,9 +289,10 @@ impl<E: Engine> Tables<E> {
         let record = match self.fits_one_write() {
             true => None,
             false => {
-                let record = redo::write(self.engine.as_ref(), self.names, *last + 1, &self.state().staged)?;
+                let number = staging.last + 1;
+                let record = redo::write(self.engine.as_ref(), self.names, number, &self.state().staged)?;
                 // From here on the other slot is free, whether or not the head refers to this one.
-                *last += 1;
+                staging.last = number;
                 let mut change = HeadChange::default();
                 change.redo(record);
                 self.head.change(change)?;
@@ -338,7 +358,7 @@ impl<E: Engine> Tables<E> {
         self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn staging(&self) -> MutexGuard<'_, u64> {
+    fn staging(&self) -> MutexGuard<'_, Staging> {
         self.staging.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
