@@ -219,4 +219,36 @@ umount "$a"
 section 'the stopped cluster is sound'
 "$bin" cluster down "$cluster"
 "$bin" cluster fsck "$cluster"
+store=rados:$POOL/failover-$$
+"$bin" fsck "$store"
+is "$("$bin" status "$store" | grep -c '^rank')" 3
+"$bin" fsck --repair "$store" || fail 'a sound file system is repaired'
+
+section 'it is dumped, loaded into another one, and repaired'
+"$bin" dump "$store" "$work/dump"
+is "$(cd "$work/dump" && echo ./*)" './rank-0.dump ./rank-1.dump ./rank-2.dump'
+for file in "$work"/dump/*; do "$bin" dump --verify "$file"; done
+"$bin" cluster init "$work/loaded" --store "rados:$POOL/loaded-$$" --ranks 1 --standbys 0 \
+    --listen "127.0.0.1:$((${PORT:-17680} + 40))" > /dev/null
+"$bin" cluster load "$work/dump" "$work/loaded" --verify
+cluster=$work/loaded
+objects() { rados -p "$POOL" -N "loaded-$$" "$@"; }
+shard=$(objects ls | grep '^0\.t\.' | head -n 1)
+# The dentry of a directory has its inode: its entries lose their way to the root.
+objects listomapkeys "$shard" > "$work/keys"
+grep -a -m 1 'home-1' "$work/keys" | tr -d '\n' > "$work/key"
+objects rmomapkey "$shard" --omap-key-file "$work/key"
+if "$bin" cluster fsck "$cluster" > "$work/fsck"; then fail 'a lost record is not found'; fi
+code=0
+(cd "$work" && "$bin" cluster fsck "$cluster" --repair) > "$work/repaired" || code=$?
+is "$code" 1
+ls "$work"/quarantine-*/*-rank-0/records > /dev/null || fail 'nothing is in the quarantine'
+"$bin" cluster fsck "$cluster"
+up
+url=$("$bin" cluster status "$cluster" --json | sed 's/^{.*"url":"\([^"]*\)"}$/\1/')
+"$bin" mount "$url" "$a" -o "credentials=$cluster/clients/admin" --log-file "$work/a.log"
+diff -r "$work/source" "$(echo "$a"/lost+found/*/tree)"
+is "$(cat "$a/spread"/* | sort -n | tail -n 1)" 60
+umount "$a"
+"$bin" cluster down "$cluster"
 section 'done'

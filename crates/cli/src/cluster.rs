@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
 use espalier_library::Credentials;
 use espalier_meta::LoadReport;
 use espalier_net::pki::{AUTHORITY, Authority, CERTIFICATE, Issued, KEY, Validity};
@@ -48,12 +48,14 @@ pub(crate) fn cluster(command: &ClusterCommand) -> Result<ExitCode> {
         ClusterCommand::Up { dir, servers } => up(dir, *servers),
         ClusterCommand::Down { dir } => down(dir),
         ClusterCommand::Fsck { dir, repair } => Ok(fsck(dir, *repair)),
-        ClusterCommand::Dump { dir, to, resume } => {
-            copy::dump_cluster(&all_stores(&servers(dir)?)?, to, *resume)
-        }
+        ClusterCommand::Dump { dir, to, resume } => dump(dir, to, *resume),
         ClusterCommand::Load { from, dir, force, resume, verify } => {
             let options = LoadOptions { force: *force, resume: *resume, ..LoadOptions::default() };
-            copy::load_cluster(from, &all_stores(&servers(dir)?)?, &options, *verify)
+            let servers = servers(dir)?;
+            match shared_store(&servers) {
+                Some(store) => shared::load(from, store, &options, *verify),
+                None => copy::load_cluster(from, &all_stores(&servers)?, &options, *verify),
+            }
         }
         ClusterCommand::Resolve { dir, lost, yes } => resolve(dir, Rank(*lost), *yes),
         ClusterCommand::Drain { dir, server } => drain(dir, ServerId(*server)),
@@ -514,17 +516,24 @@ fn all_stores(servers: &[ServerProcess]) -> Result<ClusterStores> {
     Ok(ClusterStores { ranks, data: data.collect() })
 }
 
-fn fsck(dir: &Path, is_repair: bool) -> ExitCode {
-    let shared = servers(dir).ok().and_then(|servers| Some(servers.first()?.config.shared()?.to_string()));
-    if let Some(store) = shared {
-        if is_repair {
-            return crate::fsck::exit_code(Err(anyhow!(
-                "{store} cannot be repaired: only stores in directories can"
-            )));
-        }
-        return shared::fsck(&store);
+/// The store that all servers share, if they do.
+fn shared_store(servers: &[ServerProcess]) -> Option<&str> {
+    servers.first()?.config.shared()
+}
+
+fn dump(dir: &Path, to: &Path, resume: bool) -> Result<ExitCode> {
+    let servers = servers(dir)?;
+    match shared_store(&servers) {
+        Some(store) => shared::dump(store, to, resume),
+        None => copy::dump_cluster(&all_stores(&servers)?, to, resume),
     }
+}
+
+fn fsck(dir: &Path, is_repair: bool) -> ExitCode {
     crate::fsck::exit_code(servers(dir).and_then(|servers| {
+        if let Some(store) = shared_store(&servers) {
+            return shared::fsck(store, is_repair);
+        }
         let ClusterStores { ranks, data } = all_stores(&servers)?;
         let run = if is_repair { crate::fsck::repair_cluster } else { crate::fsck::check_cluster };
         run(&ranks, &data)

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
-use espalier_runtime::{ClusterStores, Dumped, Error, FsckReport, LoadOptions};
+use espalier_runtime::{ClusterStores, Dumped, Error, FsckReport, LoadOptions, SharedStore, StoreLocation};
 use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
 
 use crate::args::{DumpArgs, LoadArgs};
@@ -23,6 +23,12 @@ pub(crate) fn dump(args: &DumpArgs) -> Result<ExitCode> {
         (None, None) => bail!("name a file system"),
     };
     let source = &args.rados.locate(source)?;
+    if let Some(shared) = SharedStore::find(source)? {
+        let to = args.file.as_deref().filter(|file| !is_standard(file));
+        let to =
+            to.context("servers share this store: name a directory for the dump, with a file for each rank")?;
+        return dump_shared(&shared, to, args.resume);
+    }
     let bar = progress_bar(None)?;
     let progress = |bytes| bar.set_position(bytes);
     let file = args.file.as_deref().filter(|file| !is_standard(file));
@@ -92,6 +98,36 @@ pub(crate) fn dump_cluster(stores: &ClusterStores, to: &Path, resume: bool) -> R
     bar.finish_and_clear();
     println!("dumped {}{}", reported(&dumped), resumed(&dumped));
     Ok(ExitCode::SUCCESS)
+}
+
+/// Dumps the stores of all ranks that servers share.
+pub(crate) fn dump_shared(shared: &SharedStore, to: &Path, resume: bool) -> Result<ExitCode> {
+    let bar = progress_bar(None)?;
+    let dumped = espalier_runtime::dump_shared(shared, to, resume, |bytes| bar.set_position(bytes))?;
+    bar.finish_and_clear();
+    println!("dumped {}{}", reported(&dumped), resumed(&dumped));
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Loads a dump of a cluster into a store that servers share.
+pub(crate) fn load_shared(
+    from: &Path,
+    location: &StoreLocation,
+    options: &LoadOptions,
+    verify: bool,
+) -> Result<ExitCode> {
+    let bar = progress_bar(None)?;
+    let loaded = espalier_runtime::load_shared(from, location, options, |bytes| bar.set_position(bytes))?;
+    bar.finish_and_clear();
+    println!("loaded {}", reported(&loaded));
+    if !verify {
+        return Ok(ExitCode::SUCCESS);
+    }
+    let bar = fsck::progress()?;
+    let shared = SharedStore::connect(location)?;
+    let report = espalier_runtime::fsck_shared(&shared, |records| bar.set_position(records))?;
+    bar.finish_and_clear();
+    Ok(verified(&report))
 }
 
 pub(crate) fn load_cluster(

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use espalier_meta::Finding;
 use espalier_proto::ServerId;
-use espalier_runtime::{FsckReport, RepairReport, SharedStore};
+use espalier_runtime::{FsckReport, RepairReport, SharedStore, StoreLocation};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::args::FsckArgs;
@@ -29,8 +29,13 @@ pub(crate) fn exit_code(outcome: Result<u8>) -> ExitCode {
 
 fn check(args: &FsckArgs) -> Result<u8> {
     let bar = progress()?;
-    let report =
-        espalier_runtime::fsck(&args.rados.locate(&args.source)?, |records| bar.set_position(records))?;
+    let count = |records| bar.set_position(records);
+    let location = args.rados.locate(&args.source)?;
+    // Damage of the superblock is reported by the check.
+    let report = match SharedStore::find(&location) {
+        Ok(Some(shared)) => espalier_runtime::fsck_shared(&shared, count)?,
+        _ => espalier_runtime::fsck(&location, count)?,
+    };
     bar.finish_and_clear();
     let clean = report.findings.is_empty();
     if args.json {
@@ -66,13 +71,18 @@ fn conclude(report: &FsckReport) -> u8 {
 
 fn repair(args: &FsckArgs) -> Result<u8> {
     let bar = progress()?;
+    let count = |records| bar.set_position(records);
     let location = args.rados.locate(&args.source)?;
-    let report = espalier_runtime::repair(&location, |records| bar.set_position(records))?;
+    let report = match SharedStore::find(&location) {
+        Ok(Some(_)) => espalier_runtime::repair_shared(&location, count)?,
+        _ => espalier_runtime::repair(&location, count)?,
+    };
     bar.finish_and_clear();
     if args.json {
         let mut json = json(&report.after);
         json["repaired"] = findings(&report.done);
         json["quarantine"] = serde_json::json!(report.quarantines.first());
+        json["quarantines"] = serde_json::json!(report.quarantines);
         println!("{json}");
     } else {
         show_repair(&report);
@@ -84,6 +94,15 @@ fn repair(args: &FsckArgs) -> Result<u8> {
 pub(crate) fn repair_cluster(ranks: &[PathBuf], data: &[(ServerId, PathBuf)]) -> Result<u8> {
     let bar = progress()?;
     let report = espalier_runtime::repair_cluster(ranks, data, |records| bar.set_position(records))?;
+    bar.finish_and_clear();
+    show_repair(&report);
+    Ok(repair_code(&report))
+}
+
+/// Repairs the stores of all ranks that servers share.
+pub(crate) fn repair_shared(location: &StoreLocation) -> Result<u8> {
+    let bar = progress()?;
+    let report = espalier_runtime::repair_shared(location, |records| bar.set_position(records))?;
     bar.finish_and_clear();
     show_repair(&report);
     Ok(repair_code(&report))

@@ -4,12 +4,13 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
-use espalier_runtime::{RanksStatus, Status};
+use espalier_meta::failover::ClusterMap;
+use espalier_runtime::{RanksStatus, SharedStore, Status};
 use serde::Serialize;
 
 use crate::args::StatusArgs;
 use crate::namespace_status::NamespaceStatus;
-use crate::{cluster, table};
+use crate::{cluster, shared, table};
 
 /// What `espalier status --json` prints of a store.
 #[derive(Serialize)]
@@ -18,6 +19,9 @@ struct StatusReport<'a> {
     status: &'a Status,
     #[serde(skip_serializing_if = "Option::is_none")]
     namespace: Option<NamespaceStatus>,
+    /// Which server has which rank, if servers share the store.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cluster: Option<ClusterMap>,
 }
 
 pub(crate) fn status(args: &StatusArgs) -> Result<ExitCode> {
@@ -28,10 +32,13 @@ pub(crate) fn status(args: &StatusArgs) -> Result<ExitCode> {
     if args.counters {
         bail!("--counters is for mounts of a server; other mounts send no messages");
     }
-    let status = espalier_runtime::status_of(&args.rados.locate(&store)?)?;
+    let location = args.rados.locate(&store)?;
+    let status = espalier_runtime::status_of(&location)?;
+    let shared = if status.pid.is_none() { SharedStore::find(&location).ok().flatten() } else { None };
+    let cluster = shared.map(|shared| shared.cluster_map()).transpose()?;
     let namespace = NamespaceStatus::of(&store, &status)?;
     if args.json {
-        println!("{}", serde_json::to_string(&StatusReport { status: &status, namespace })?);
+        println!("{}", serde_json::to_string(&StatusReport { status: &status, namespace, cluster })?);
         return Ok(ExitCode::SUCCESS);
     }
     match &status.moved_to {
@@ -52,8 +59,10 @@ pub(crate) fn status(args: &StatusArgs) -> Result<ExitCode> {
         (None, Some(mountpoint), Some(pid)) => {
             println!("mounted on  {} by process {pid}", mountpoint.display());
         }
+        _ if cluster.is_some() => {}
         _ => println!("mounted on  nothing"),
     }
+    cluster.iter().for_each(shared::print_ranks);
     if let Some(RanksStatus { rank, ranks, connected, open }) = &status.ranks {
         println!(
             "rank        {rank} of {ranks}, connected to {connected:?}; {open} operations among them open"

@@ -8,8 +8,8 @@ use anyhow::{Result, bail};
 use espalier_meta::failover::ClusterMap;
 use espalier_proto::Rank;
 use espalier_runtime::{
-    MkfsOptions, OpenOptions, RadosAccess, ServedStores, SharedRanks, SharedStore, StoreLocation,
-    add_shared_rank, is_in_cluster, mkfs_shared,
+    LoadOptions, MkfsOptions, OpenOptions, RadosAccess, ServedStores, SharedRanks, SharedStore,
+    StoreLocation, add_shared_rank, is_in_cluster, mkfs_shared,
 };
 
 use crate::serve::Config;
@@ -47,11 +47,23 @@ pub(crate) fn ranks(config: &Config, store: &str, open: OpenOptions, base: &Path
     Ok(SharedRanks { engine, stores, cluster, number, address, standby_replay, dir })
 }
 
-/// Checks the stores of a stopped cluster.
-pub(crate) fn fsck(store: &str) -> ExitCode {
-    let checked =
-        locate(store).and_then(|location| crate::fsck::check_shared(&SharedStore::connect(&location)?));
-    crate::fsck::exit_code(checked)
+/// Checks or repairs the stores of a stopped cluster.
+pub(crate) fn fsck(store: &str, is_repair: bool) -> Result<u8> {
+    let location = locate(store)?;
+    match is_repair {
+        true => crate::fsck::repair_shared(&location),
+        false => crate::fsck::check_shared(&SharedStore::connect(&location)?),
+    }
+}
+
+/// Dumps the stores of a stopped cluster.
+pub(crate) fn dump(store: &str, to: &Path, resume: bool) -> Result<ExitCode> {
+    crate::copy::dump_shared(&SharedStore::connect(&locate(store)?)?, to, resume)
+}
+
+/// Loads a dump of a cluster with as many ranks into the stores of a stopped cluster.
+pub(crate) fn load(from: &Path, store: &str, options: &LoadOptions, verify: bool) -> Result<ExitCode> {
+    crate::copy::load_shared(from, &locate(store)?, options, verify)
 }
 
 /// Shows which server has which rank.

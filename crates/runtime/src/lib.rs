@@ -49,7 +49,8 @@ pub use control::{
 pub use data::{DataStore, mkfs_data};
 pub use drain::{Drained, drain};
 pub use dump::{
-    ClusterStores, Dumped, LoadOptions, dump, dump_cluster, load, load_cluster, resume_dump, verify_dump,
+    ClusterStores, Dumped, LoadOptions, dump, dump_cluster, dump_shared, load, load_cluster, load_shared,
+    resume_dump, verify_dump,
 };
 pub use error::Error;
 pub use espalier_meta::Striping;
@@ -68,7 +69,7 @@ pub use namespace::{
 };
 pub use ranks::{Undecided, resolve_lost};
 pub use remote::{Called, Messages, Remote, SessionState};
-pub use repair::{RepairReport, repair, repair_cluster};
+pub use repair::{RepairReport, repair, repair_cluster, repair_shared};
 pub use serve::{
     Access, ClusterStatus, DataRole, FollowStatus, MetaRole, OwnStore, RankSource, RankStores, ReadSettings,
     ServeOptions, Settings, SharedRanks, add_to_cluster_map, create_cluster_map, read_cluster_map, serve,

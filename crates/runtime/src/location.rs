@@ -178,6 +178,11 @@ impl StoreLocation {
 
     /// Opens the store; its journal is not replayed.
     pub(crate) fn open(&self, options: LocalOptions) -> Result<OpenedStore, Error> {
+        self.open_rank(Rank(0), options)
+    }
+
+    /// As [`Self::open`], the store of a rank in a cluster.
+    pub(crate) fn open_rank(&self, rank: Rank, options: LocalOptions) -> Result<OpenedStore, Error> {
         match self {
             Self::Directory(dir) => {
                 let (store, journal) = LocalStore::open_with(dir, options)?;
@@ -186,13 +191,13 @@ impl StoreLocation {
             }
             Self::Rados(address) => {
                 let engine = Arc::new(Rados::connect(address)?);
-                let superblock = self.superblock_in(engine.as_ref())?;
+                let superblock = Superblock { rank, ..self.superblock_in(engine.as_ref())? };
                 let LocalOptions { read_only, cache_bytes, incoming, .. } = options;
                 if !(incoming && matches!(superblock.migration, MigrationState::Incoming { .. })) {
                     superblock.check_present(&self.name())?;
                 }
                 let in_objects = ObjectOptions { read_only, cache_bytes };
-                let lease = RankLease::acquire(&engine, Rank(0), TERM)?;
+                let lease = RankLease::acquire(&engine, rank, TERM)?;
                 let (store, journal) = ObjectStore::open(&engine, &superblock, lease, in_objects)?;
                 Ok(OpenedStore { superblock, store: Box::new(store), journal: journal.erase() })
             }

@@ -23,9 +23,10 @@ use crate::clock;
 use crate::disk::Disk;
 use crate::dump::unfinished;
 use crate::error::Error;
-use crate::fsck::{FsckReport, check, checkpoint, fsck_cluster, read};
+use crate::fsck::{FsckReport, check, checkpoint, fsck_cluster, fsck_shared, read};
 use crate::location::StoreLocation;
 use crate::ranks::{are_one_tree, finish_transactions};
+use crate::shared::SharedStore;
 use crate::volume::{Volume, fetch, require_single_rank};
 
 /// The result of a repair.
@@ -78,6 +79,14 @@ pub fn repair_cluster(
     report_damage(try_repair_cluster(ranks, data, progress))
 }
 
+/// As [`repair_cluster`], for a store that servers share. No server may run.
+///
+/// # Errors
+/// As of [`repair`].
+pub fn repair_shared(location: &StoreLocation, progress: impl Fn(u64)) -> Result<RepairReport, Error> {
+    report_damage(try_repair_shared(location, progress))
+}
+
 /// Reports damage that prevents a repair as a finding.
 fn report_damage(repaired: Result<RepairReport, Error>) -> Result<RepairReport, Error> {
     match repaired {
@@ -124,6 +133,33 @@ fn try_repair_cluster(
         say_rank(store.superblock.rank, of_rank, &mut done);
         stores.push(store);
     }
+    repair_ranks(stores, done, now, &progress, || fsck_cluster(ranks, data, &progress))
+}
+
+fn try_repair_shared(location: &StoreLocation, progress: impl Fn(u64)) -> Result<RepairReport, Error> {
+    let now = clock::now();
+    let shared = SharedStore::connect(location)?;
+    let mut done = Vec::new();
+    let mut stores = Vec::new();
+    for rank in shared.ranks()? {
+        let mut of_rank = Vec::new();
+        stores.push(Repairing::mend_shared(location.clone(), rank, now, &mut of_rank)?);
+        say_rank(rank, of_rank, &mut done);
+    }
+    // Ranks may have joined since the superblock was written.
+    let ranks = stores.len() as u16;
+    stores.iter_mut().for_each(|store| store.superblock.ranks = ranks);
+    repair_ranks(stores, done, now, &progress, || fsck_shared(&shared, &progress))
+}
+
+/// Repairs the stores of all ranks. `check`: the final check of the closed stores.
+fn repair_ranks(
+    mut stores: Vec<Repairing>,
+    mut done: Vec<Finding>,
+    now: Time,
+    progress: &impl Fn(u64),
+    check: impl FnOnce() -> Result<FsckReport, Error>,
+) -> Result<RepairReport, Error> {
     stores.sort_by_key(|store| store.superblock.rank);
     if !are_one_tree(stores.iter().map(|store| &store.superblock)) {
         return Err(Error::OtherRanks);
@@ -132,13 +168,13 @@ fn try_repair_cluster(
     let mut checks = Vec::new();
     for (store, disk) in stores.iter().zip(&disks) {
         let Superblock { hash_key, rank, .. } = store.superblock;
-        checks.push(read(disk, (hash_key, rank), &progress)?);
+        checks.push(read(disk, (hash_key, rank), progress)?);
     }
     if !Check::finish_all(checks).is_empty() {
         repair_records(&stores, &disks, now, &mut done)?;
     }
     drop(disks);
-    let after = fsck_cluster(ranks, data, progress)?;
+    let after = check()?;
     Ok(RepairReport { done, quarantines: quarantines(&stores), after })
 }
 
@@ -249,11 +285,32 @@ impl Repairing {
             return Ok(Self { location, quarantine, superblock });
         }
         let superblock = location.superblock()?;
-        let quarantine = PathBuf::from(format!("quarantine-{}", superblock.uuid)).join(time);
+        Self::mend_in_cluster(location, superblock, &time, done)
+    }
+
+    /// As [`Self::mend`], the store of a rank that servers share.
+    fn mend_shared(
+        location: StoreLocation,
+        rank: Rank,
+        now: Time,
+        done: &mut Vec<Finding>,
+    ) -> Result<Self, Error> {
+        let superblock = Superblock { rank, ..location.superblock()? };
+        let time = format!("{}.{:09}-rank-{rank}", now.secs, now.nanos);
+        Self::mend_in_cluster(location, superblock, &time, done)
+    }
+
+    fn mend_in_cluster(
+        location: StoreLocation,
+        superblock: Superblock,
+        name: &str,
+        done: &mut Vec<Finding>,
+    ) -> Result<Self, Error> {
+        let quarantine = PathBuf::from(format!("quarantine-{}", superblock.uuid)).join(name);
         let quarantine = std::path::absolute(&quarantine)
             .map_err(|source| Error::Io { context: "the working directory is invalid".into(), source })?;
         let store = Self { location, quarantine, superblock };
-        match store.location.open(LocalOptions::default()).map(drop) {
+        match store.location.open_rank(store.superblock.rank, LocalOptions::default()).map(drop) {
             Err(Error::Store(StoreError::Journal(
                 why @ (JournalError::NoJournal | JournalError::Foreign | JournalError::Truncated { .. }),
             ))) => {
@@ -302,8 +359,8 @@ impl Repairing {
     /// Opens the store and replays as much as possible.
     fn open(&self, done: &mut Vec<Finding>) -> Result<OpenedStore, Error> {
         let quarantine = &self.quarantine;
-        let crate::location::OpenedStore { superblock, store, mut journal } =
-            self.location.open(LocalOptions::default())?;
+        let opened = self.location.open_rank(self.superblock.rank, LocalOptions::default())?;
+        let crate::location::OpenedStore { superblock, store, mut journal } = opened;
         match unfinished(store.as_ref(), &superblock, &self.location.name())? {
             loading @ Error::Loading(_) => return Err(loading),
             datafiles @ Error::Datafiles(_) if store.get(ObjectId::SUPER, b"")?.is_none() => {

@@ -6,11 +6,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use espalier_meta::Format;
+use espalier_meta::failover::ClusterMap;
 use espalier_proto::{ClusterId, Rank};
 use espalier_standby::{Follow, FollowedState, Follower};
 use espalier_store::{
-    Engine, FormatOptions, LocalOptions, ObjectOptions, ObjectStore, Rados, RankLease, Superblock,
-    break_lease, format_joining, format_objects, read_superblock,
+    Engine, EngineFailure, FormatOptions, LocalOptions, ObjectOptions, ObjectStore, Rados, RankLease,
+    Superblock, break_lease, format_joining, format_objects, read_superblock,
 };
 
 use crate::error::Error;
@@ -39,6 +40,30 @@ impl SharedStore {
         Ok(Self { engine, superblock, name })
     }
 
+    /// The file system at a location, if servers share it; `None`: it has no cluster map.
+    ///
+    /// # Errors
+    /// As [`Self::connect`].
+    pub fn find(location: &StoreLocation) -> Result<Option<Self>, Error> {
+        if location.directory().is_some() {
+            return Ok(None);
+        }
+        let shared = Self::connect(location)?;
+        match shared.cluster_map() {
+            Ok(_) => Ok(Some(shared)),
+            Err(Error::Engine(error)) if error.is(&EngineFailure::Missing) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Which server has which rank.
+    ///
+    /// # Errors
+    /// The cluster cannot be reached.
+    pub fn cluster_map(&self) -> Result<ClusterMap, Error> {
+        read_cluster_map(self.engine.as_ref()).map(|(_, map)| map)
+    }
+
     pub fn engine(&self) -> Arc<dyn Engine> {
         Arc::clone(&self.engine) as Arc<dyn Engine>
     }
@@ -64,11 +89,15 @@ impl SharedStore {
         Ok(OpenedStore { superblock, store: Box::new(store), journal: journal.erase() })
     }
 
-    /// Opens the stores of all ranks, also of those that have joined.
+    /// All ranks, also those that have joined.
+    pub(crate) fn ranks(&self) -> Result<impl Iterator<Item = Rank> + use<>, Error> {
+        let map = self.cluster_map()?;
+        Ok((0..map.ranks.len() as u16).map(Rank))
+    }
+
+    /// Opens the stores of all ranks.
     pub(crate) fn open_all(&self, options: &OpenOptions) -> Result<Vec<Volume>, Error> {
-        let (_, map) = read_cluster_map(self.engine.as_ref())?;
-        let ranks = (0..map.ranks.len() as u16).map(Rank);
-        ranks.map(|rank| Volume::open_rank(self, rank, options.clone(), None)).collect()
+        self.ranks()?.map(|rank| Volume::open_rank(self, rank, options.clone(), None)).collect()
     }
 }
 

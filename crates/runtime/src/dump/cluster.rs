@@ -7,8 +7,8 @@ use std::fs::{self, File};
 use std::io::{BufReader, BufWriter};
 use std::path::{Path, PathBuf};
 
-use espalier_proto::ServerId;
-use espalier_store::{FormatOptions, Superblock, superblock};
+use espalier_proto::{Rank, ServerId};
+use espalier_store::{FormatOptions, LocalOptions, Superblock, superblock};
 
 use super::Dumped;
 use super::frame::{StoreRole, read_failed, write_failed};
@@ -17,8 +17,11 @@ use super::write::{self, DumpSource};
 use crate::data::DataStore;
 use crate::error::Error;
 use crate::fsck::checkpoint;
+use crate::location::StoreLocation;
 use crate::ranks::{finish_transactions, open_ranks};
-use crate::volume::OpenOptions;
+use crate::serve::create_cluster_map;
+use crate::shared::SharedStore;
+use crate::volume::{OpenOptions, Volume};
 
 /// Paths of a cluster's stores.
 #[derive(Clone, Debug)]
@@ -39,14 +42,44 @@ pub fn dump_cluster(
     resume: bool,
     progress: impl Fn(u64),
 ) -> Result<Dumped, Error> {
-    fs::create_dir_all(to).map_err(write_failed)?;
-    if !resume && fs::read_dir(to).map_err(write_failed)?.next().is_some() {
-        return Err(Error::NotEmpty(to.into()));
-    }
+    begin(to, resume)?;
     // All stores stay locked until everything is written.
     let open = |(number, path): &(ServerId, PathBuf)| DataStore::open(path, *number, false);
     let data = stores.data.iter().map(open).collect::<Result<Vec<_>, _>>()?;
-    let mut volumes = open_ranks(&stores.ranks, &OpenOptions::read_once())?;
+    let volumes = open_ranks(&stores.ranks, &OpenOptions::read_once())?;
+    dump_all(volumes, &data, to, resume, &progress)
+}
+
+/// As [`dump_cluster`], for a store that servers share. No server may run.
+///
+/// # Errors
+/// As [`dump_cluster`].
+pub fn dump_shared(
+    shared: &SharedStore,
+    to: &Path,
+    resume: bool,
+    progress: impl Fn(u64),
+) -> Result<Dumped, Error> {
+    begin(to, resume)?;
+    dump_all(shared.open_all(&OpenOptions::read_once())?, &[], to, resume, &progress)
+}
+
+/// Makes the directory of a dump.
+fn begin(to: &Path, resume: bool) -> Result<(), Error> {
+    fs::create_dir_all(to).map_err(write_failed)?;
+    let is_empty = fs::read_dir(to).map_err(write_failed)?.next().is_none();
+    if resume || is_empty { Ok(()) } else { Err(Error::NotEmpty(to.into())) }
+}
+
+fn dump_all(
+    mut volumes: Vec<Volume>,
+    data: &[DataStore],
+    to: &Path,
+    resume: bool,
+    progress: &dyn Fn(u64),
+) -> Result<Dumped, Error> {
+    // Ranks may have joined since the superblock was read.
+    let ranks = u16::try_from(volumes.len()).map_err(|_| Error::OtherRanks)?;
     finish_transactions(&mut volumes);
     if volumes.iter().any(|volume| volume.meta.open_transactions() > 0) {
         return Err(Error::Undecided);
@@ -58,14 +91,14 @@ pub fn dump_cluster(
     }
     let mut all = Dumped::default();
     for (superblock, disk) in &disks {
-        let part = StoreRole::Rank { rank: superblock.rank, ranks: superblock.ranks };
+        let part = StoreRole::Rank { rank: superblock.rank, ranks };
         let source = DumpSource { superblock, part: Some(part), store: &disk.store };
-        all += file(&source, &to.join(name(part)), resume, &progress)?;
+        all += file(&source, &to.join(name(part)), resume, progress)?;
     }
-    for store in &data {
+    for store in data {
         let part = StoreRole::Data(store.number());
         let source = DumpSource { superblock: store.superblock(), part: Some(part), store: store.tables()? };
-        all += file(&source, &to.join(name(part)), resume, &progress)?;
+        all += file(&source, &to.join(name(part)), resume, progress)?;
     }
     File::open(to).and_then(|dir| dir.sync_all()).map_err(write_failed)?;
     Ok(all)
@@ -150,10 +183,67 @@ pub fn load_cluster(
     Ok(all)
 }
 
+/// As [`load_cluster`], into a store that servers share. It cannot be resumed. Until the load is
+/// complete there is no cluster map, and no server starts.
+///
+/// # Errors
+/// As [`load_cluster`].
+pub fn load_shared(
+    from: &Path,
+    location: &StoreLocation,
+    options: &LoadOptions,
+    progress: impl Fn(u64),
+) -> Result<Dumped, Error> {
+    if options.resume {
+        return Err(Error::Option("a load into a store that servers share begins again with --force"));
+    }
+    let ranks = fs::read_dir(from).map_err(read_failed)?.count();
+    let ranks = u16::try_from(ranks).map_err(|_| Error::OtherRanks)?;
+    let file = |rank| from.join(name(StoreRole::Rank { rank, ranks }));
+    let with_dump = |rank, then: &dyn Fn(Dump<'_>) -> Result<Dumped, Error>| {
+        let file = File::open(file(rank)).map_err(|_| Error::OtherShape(from.into()))?;
+        let mut reader = BufReader::new(file);
+        let dump = Dump::begin(&mut reader)?;
+        match dump.part() == Some(StoreRole::Rank { rank, ranks }) {
+            true => then(dump),
+            false => Err(Error::OtherShape(from.into())),
+        }
+    };
+    // Everything is there before anything is replaced.
+    for rank in (0..ranks).map(Rank) {
+        with_dump(rank, &|_| Ok(Dumped::default()))?;
+    }
+    let superblock = location.superblock()?;
+    if !options.force && !has_no_files(&SharedStore::connect(location)?.open_all(&OpenOptions::read_once())?)
+    {
+        return Err(Error::HoldsFiles(location.name()));
+    }
+    let Superblock { label, journal_bytes, uuid, .. } = superblock;
+    with_dump(Rank(0), &|dump| {
+        let (label, uuid) = (label.clone(), Some(uuid));
+        let format = FormatOptions { label, journal_bytes, uuid, ranks, ..dump.format(true) };
+        location.format(&format).map(|_| Dumped::default())
+    })?;
+    let mut all = Dumped::default();
+    // The root is finished last.
+    for rank in (0..ranks).rev().map(Rank) {
+        all += with_dump(rank, &|dump| {
+            let store = location.open_rank(rank, LocalOptions::default())?.store;
+            let nothing = dump.nothing();
+            dump.load_into(store, nothing, options.interval, &progress)
+        })?;
+    }
+    create_cluster_map(SharedStore::connect(location)?.engine().as_ref(), ranks)?;
+    Ok(all)
+}
+
+fn has_no_files(volumes: &[Volume]) -> bool {
+    volumes.iter().map(|volume| volume.meta.files()).sum::<u64>() <= 1
+}
+
 /// True if nothing has been created in the cluster, according to its journals.
 fn is_new(stores: &ClusterStores) -> Result<bool, Error> {
-    let volumes = open_ranks(&stores.ranks, &OpenOptions::read_once())?;
-    let mut is_new = volumes.iter().map(|volume| volume.meta.files()).sum::<u64>() <= 1;
+    let mut is_new = has_no_files(&open_ranks(&stores.ranks, &OpenOptions::read_once())?);
     for (number, store) in &stores.data {
         is_new &= DataStore::open(store, *number, false)?.datafiles()?.is_empty();
     }

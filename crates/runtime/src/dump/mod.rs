@@ -18,7 +18,7 @@ mod write;
 use std::io::Read;
 use std::ops::AddAssign;
 
-pub use cluster::{ClusterStores, dump_cluster, load_cluster};
+pub use cluster::{ClusterStores, dump_cluster, dump_shared, load_cluster, load_shared};
 use frame::{Item, Reader};
 pub(crate) use load::unfinished;
 pub use load::{LoadOptions, load};
