@@ -8,15 +8,58 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use clap::{Args, Subcommand, ValueHint};
 use espalier_policy::{Key, Policy};
 use espalier_proto::common_prefix;
 use rustix::fs::{XattrFlags, setxattr};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-use crate::args::SubtreeCommand;
 use crate::policy::attribute;
 use crate::usage::print_text;
+
+#[derive(Debug, Args)]
+pub struct SubtreeArgs {
+    #[command(subcommand)]
+    pub command: SubtreeCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum SubtreeCommand {
+    /// Show the fragments of a directory: the ranges of name hashes, their metadata servers,
+    /// numbers of entries and loads.
+    Show {
+        #[arg(value_hint = ValueHint::DirPath)]
+        path: PathBuf,
+        #[arg(long)]
+        json: bool,
+    },
+    /// Move the names of a directory, and of all directories below it, to another metadata server,
+    /// which then serves what is created there. Needs the superuser.
+    Move {
+        #[arg(value_hint = ValueHint::DirPath)]
+        path: PathBuf,
+        /// The rank of the metadata server, from 0.
+        #[arg(long, value_name = "RANK")]
+        to: u16,
+        /// Move this fragment only: the inode number that `subtree show` prints.
+        #[arg(long, value_name = "INODE")]
+        fragment: Option<u64>,
+        /// Return before the directories have moved.
+        #[arg(long)]
+        no_wait: bool,
+    },
+    /// Keep the names of a directory, and of all directories below it, at one metadata server: the
+    /// policy setting `pin`, which new directories inherit.
+    Pin {
+        #[arg(value_hint = ValueHint::DirPath)]
+        path: PathBuf,
+        /// A rank from 0; `distributed`: each directory at one that its inode number determines;
+        /// `off`: wherever they are.
+        #[arg(value_name = "RANK|distributed|parent|off")]
+        to: String,
+    },
+}
 
 pub(crate) const FRAGMENTS: &str = "user.espalier.fragments";
 
