@@ -154,8 +154,8 @@ pub struct OpenOptions {
     pub read_only: bool,
     /// Changes are durable before they are acknowledged.
     pub sync: bool,
-    /// Servers share the store. Another one may take over at any time, so what this one acknowledges
-    /// is durable; clients survive that and send their pending operations again.
+    /// Servers share the store. Another one may take over at any time, so what this one
+    /// acknowledges is durable; clients survive that and send their pending operations again.
     pub is_shared: bool,
     /// Watermarks of commit coalescing with `sync` (carns III.C): queue length from which on
     /// commits are delayed, and number of changes that ends the delay.
