@@ -229,8 +229,11 @@ section 'it is dumped, loaded into another one, and repaired'
 is "$(cd "$work/dump" && echo ./*)" './rank-0.dump ./rank-1.dump ./rank-2.dump'
 for file in "$work"/dump/*; do "$bin" dump --verify "$file"; done
 "$bin" cluster init "$work/loaded" --store "rados:$POOL/loaded-$$" --ranks 1 --standbys 0 \
-    --listen "127.0.0.1:$((${PORT:-17680} + 40))" > /dev/null
+    ${DATA_POOL:+--data-pool "$DATA_POOL"} --listen "127.0.0.1:$((${PORT:-17680} + 40))" > /dev/null
 "$bin" cluster load "$work/dump" "$work/loaded" --verify
+if [ -n "${DATA_POOL:-}" ]; then
+    rados -p "$DATA_POOL" -N "loaded-$$" ls | grep -qv '^owner$' || fail 'the data pool has no bytes of the loaded files'
+fi
 cluster=$work/loaded
 objects() { rados -p "$POOL" -N "loaded-$$" "$@"; }
 shard=$(objects ls | grep '^0\.t\.' | head -n 1)

@@ -218,10 +218,11 @@ pub fn load_shared(
     {
         return Err(Error::HoldsFiles(location.name()));
     }
-    let Superblock { label, journal_bytes, uuid, .. } = superblock;
+    let Superblock { label, journal_bytes, uuid, data_pool, .. } = superblock;
     with_dump(Rank(0), &|dump| {
         let (label, uuid) = (label.clone(), Some(uuid));
-        let format = FormatOptions { label, journal_bytes, uuid, ranks, ..dump.format(true) };
+        let data_pool = data_pool.as_ref().map(|pool| pool.name.clone());
+        let format = FormatOptions { label, journal_bytes, uuid, ranks, data_pool, ..dump.format(true) };
         location.format(&format).map(|_| Dumped::default())
     })?;
     let mut all = Dumped::default();
