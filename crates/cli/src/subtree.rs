@@ -142,7 +142,7 @@ fn move_tree(path: &Path, to: u16, fragment: Option<u64>, waits: bool) -> Result
     if fragment.is_none() {
         dirs = directories(path, usize::MAX)?.into_iter().map(|(dir, _)| dir).collect();
     }
-    read(path)?;
+    let before = read(path)?.fragments;
     for dir in &dirs {
         request_move(dir, &value)?;
     }
@@ -150,6 +150,9 @@ fn move_tree(path: &Path, to: u16, fragment: Option<u64>, waits: bool) -> Result
     for dir in dirs.iter().filter(|_| waits) {
         names += wait_for_move(dir, to, fragment, &value)?;
     }
+    // A fragment has another inode at its new rank.
+    let moved_fragment = before.iter().find(|it| Some(it.inode) == fragment);
+    names = moved_fragment.map_or(names, |it| it.entries);
     let moved = match (fragment, dirs.len()) {
         (Some(_), _) => "1 fragment".into(),
         (None, 1) => "1 directory".into(),
@@ -175,9 +178,9 @@ pub(crate) fn request_move(dir: &Path, value: &str) -> Result<()> {
 }
 
 /// Waits until the fragments of a directory, or one of them, are at a rank. Returns the number of
-/// their names.
+/// the directory's names.
 fn wait_for_move(dir: &Path, to: u16, fragment: Option<u64>, value: &str) -> Result<u64> {
-    let (mut tries, mut names) = (0_u32, 0);
+    let mut tries = 0_u32;
     loop {
         // Removed meanwhile.
         let text =
@@ -188,14 +191,8 @@ fn wait_for_move(dir: &Path, to: u16, fragment: Option<u64>, value: &str) -> Res
             Some(inode) => it.inode == inode,
             None => it.rank != to,
         };
-        let left = shown.fragments.iter().find(left);
-        // A fragment has another inode at its new rank.
-        names = match fragment {
-            Some(_) => left.map_or(names, |it| it.entries),
-            None => shown.fragments.iter().map(|it| it.entries).sum(),
-        };
-        if left.is_none_or(|it| it.rank == to) {
-            return Ok(names);
+        if shown.fragments.iter().find(left).is_none_or(|it| it.rank == to) {
+            return Ok(shown.fragments.iter().map(|it| it.entries).sum());
         }
         std::thread::sleep(MOVE_POLL);
         tries += 1;
