@@ -16,6 +16,7 @@ use crate::quantity::{Bytes, parse_time};
 use crate::source::Workload;
 use crate::sweep::SweepSettings;
 use crate::time::Nanos;
+use crate::world::failover::OSDS;
 
 /// A scenario. A run is a function of it and its seed.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -402,6 +403,7 @@ impl Scenario {
         let nodes = match kind {
             FaultKind::ClientCrash => clients,
             FaultKind::Late => self.nodes(),
+            FaultKind::OsdDown => OSDS as u32,
             _ if servers > 0 => servers.into(),
             _ => u32::from(ranks) + u32::from(data),
         };

@@ -8,7 +8,7 @@ mod data_calls;
 mod end;
 mod event;
 mod fabric;
-mod failover;
+pub(crate) mod failover;
 mod growth;
 mod job;
 mod line;
