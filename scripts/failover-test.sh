@@ -232,7 +232,8 @@ for file in "$work"/dump/*; do "$bin" dump --verify "$file"; done
     ${DATA_POOL:+--data-pool "$DATA_POOL"} --listen "127.0.0.1:$((${PORT:-17680} + 40))" > /dev/null
 "$bin" cluster load "$work/dump" "$work/loaded" --verify
 if [ -n "${DATA_POOL:-}" ]; then
-    rados -p "$DATA_POOL" -N "loaded-$$" ls | grep -qv '^owner$' || fail 'the data pool has no bytes of the loaded files'
+    bytes=$(rados -p "$DATA_POOL" -N "loaded-$$" ls)
+    [ "$bytes" != owner ] || fail 'the data pool has no bytes of the loaded files'
 fi
 cluster=$work/loaded
 objects() { rados -p "$POOL" -N "loaded-$$" "$@"; }
