@@ -11,10 +11,8 @@ impl<T> Sessions<T> {
     /// Acknowledges and sends a rename in an exclusive directory of a file or symbolic link that no
     /// other client knows. It is sent when the earlier operations on the file are answered.
     pub(super) fn writeback_rename(&mut self, now: u64, incoming: &OwnedCall<T>) -> Option<(Answer, u64)> {
-        let Call::Request(Request::Rename { from_dir: dir, from, to_dir, to, flags, .. }) = &incoming.call
-        else {
-            return None;
-        };
+        let Call::Request(request) = &incoming.call else { return None };
+        let Request::Rename { from_dir: dir, from, to_dir, to, flags, .. } = request else { return None };
         let (dir, rank) = (*dir, dir.rank());
         if dir != *to_dir || from == to || !RenameFlags::NOREPLACE.contains(*flags) {
             return None;
@@ -27,7 +25,9 @@ impl<T> Sessions<T> {
             return None;
         }
         let moved = self.removable(dir, from, &parent, &incoming.caller, now)?;
-        if moved.kind == FileType::Directory || self.calls.is_any_blocked_about(moved.ino) {
+        // Operations on a file are sent to its rank, and renames are to be executed at the names'.
+        let is_here = self.rank_of(moved.ino) == rank;
+        if moved.kind == FileType::Directory || !is_here || self.calls.is_any_blocked_about(moved.ino) {
             return None;
         }
         let replaced = if self.cache.is_absent(dir, to, now) {
@@ -47,8 +47,7 @@ impl<T> Sessions<T> {
         self.cache.rename_pending(dir, [from, to], &moved, replaced.as_ref(), now);
         let change_kind = ChangeKind::Rename([from.clone(), to.clone()]);
         let change = self.writeback.new_change(incoming.call_id, dir, change_kind, moved.ino, now);
-        let Call::Request(request) = incoming.call.clone() else { return None };
-        let request = request.acknowledged(moved.ino, time);
+        let request = request.clone().acknowledged(moved.ino, time);
         self.send_in_order(is_first, Unsent { change, caller: incoming.caller.clone(), request });
         Some((Answer::Done, 0))
     }
