@@ -394,9 +394,9 @@ impl Engine for HookedEngine {
         self.engine.page_of_prefix(object, prefix, from, limit)
     }
 
-    fn stat(&self, object: &str) -> Result<ObjectStat, EngineError> {
+    fn submit_stat(&self, object: &str) -> Pending<ObjectStat> {
         self.reads();
-        self.engine.stat(object)
+        self.engine.submit_stat(object)
     }
 
     fn list(&self, prefix: &str) -> Result<Vec<String>, EngineError> {
@@ -417,6 +417,10 @@ impl Engine for HookedEngine {
 
     fn lock_holder(&self, object: &str) -> Result<Option<ObjectLockHolder>, EngineError> {
         self.engine.lock_holder(object)
+    }
+
+    fn settle_fences(&self) -> Result<(), EngineError> {
+        self.engine.settle_fences()
     }
 
     fn break_lock(&self, object: &str, _: &ObjectLockHolder) -> Result<(), EngineError> {

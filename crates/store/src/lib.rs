@@ -42,8 +42,8 @@ pub use migrate::{
 };
 pub use object::{
     DataPoolError, FollowedStore, LeaseHolder, ObjectFile, ObjectOptions, ObjectStore, RankLease,
-    TablesVersion, break_lease, format_joining, format_objects, lease_holder, pools_of, read_superblock,
-    replace_objects_journal,
+    SharedStreams, TablesVersion, break_lease, format_joining, format_objects, lease_holder, pools_of,
+    read_superblock, replace_objects_journal,
 };
 pub use rados::{Rados, RadosAddress, RadosError};
 pub use store::{Pairs, PoolContent, Record, RecordKey, Records, Store, StorePool};

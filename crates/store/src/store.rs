@@ -3,7 +3,8 @@ use std::ops::Bound;
 use std::sync::Arc;
 
 use espalier_proto::{
-    AllocateMode, Errno, Ino, ObjectId, RangeOp, Reply, SeekWhat, Space, StreamStat, TableWrite, Time,
+    AllocateMode, ClientId, Errno, Ino, ObjectId, RangeOp, Reply, SeekWhat, Space, StreamStat, TableWrite,
+    Time,
 };
 use serde::{Deserialize, Serialize};
 
@@ -181,6 +182,12 @@ pub trait Store: Send + Sync + 'static {
 
     /// All streams, provisional ones included, ascending.
     fn streams(&self) -> Result<Vec<Ino>, StoreError>;
+
+    /// Excludes clients from the pool in which they write streams themselves. None of their
+    /// operations takes effect after the return.
+    fn fence_clients(&self, _: &[ClientId]) -> Result<(), StoreError> {
+        Ok(())
+    }
 
     /// Size and free space where the bytes of big files are.
     fn space(&self) -> Result<Space, StoreError>;

@@ -5,11 +5,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use espalier_proto::{Ino, Rank};
+use espalier_proto::{ClientId, Ino, Rank, Time};
 use espalier_store::engine::{MemoryPoolKind, ObjectOp};
 use espalier_store::{
     DataPoolError, Engine, FormatError, FormatOptions, MemoryEngine, ObjectOptions, ObjectStore, PoolContent,
-    RankLease, Store, StoreError, Superblock, format_joining, format_objects, pools_of, read_superblock,
+    RankLease, SharedStreams, Store, StoreError, Superblock, format_joining, format_objects, pools_of,
+    read_superblock,
 };
 
 const TERM: Duration = Duration::from_secs(60);
@@ -54,6 +55,11 @@ fn streams(engine: &MemoryEngine, pool: &str) -> (Vec<String>, Vec<String>) {
     (engine.list("0.s.").unwrap(), engine.other_pool(pool).unwrap().list("0.s.").unwrap())
 }
 
+/// The streams as a client uses them that is not a server.
+fn client(engine: &MemoryEngine) -> SharedStreams<MemoryEngine> {
+    SharedStreams::new(engine.client().other_pool("data").unwrap())
+}
+
 fn refused(outcome: Result<Superblock, FormatError>) -> DataPoolError {
     match outcome {
         Err(FormatError::DataPool(error)) => error,
@@ -70,17 +76,17 @@ fn not_opened(engine: &Arc<MemoryEngine>) -> DataPoolError {
 }
 
 #[test]
-fn bytes_are_in_the_data_pool_and_records_are_not() {
+fn streams_are_in_the_data_pool() {
     let (engine, store) = new();
     store.stream_create(Ino(5)).unwrap();
     store.stream_write(Ino(5), CHUNK - 2, b"over two chunks").unwrap();
     store.stream_sync(Ino(5)).unwrap();
-    let (records, bytes) = streams(&engine, "data");
-    assert_eq!(records, ["0.s.0000000000000005.0"]);
-    assert_eq!(bytes, ["0.s.0000000000000005.0", "0.s.0000000000000005.1"]);
-    assert_eq!(engine.stat(&records[0]).unwrap().size, 0, "the record's object has no bytes");
+    let (none, objects) = streams(&engine, "data");
+    assert_eq!(none, Vec::<String>::new());
+    let name = |end| format!("0.s.0000000000000005.{end}");
+    assert_eq!(objects, ["0", "1", "head"].map(name));
     store.stream_truncate(Ino(5), 0).unwrap();
-    assert_eq!(streams(&engine, "data").1, Vec::<String>::new());
+    assert_eq!(streams(&engine, "data").1, ["0", "head"].map(name));
     store.stream_write(Ino(5), 0, b"again").unwrap();
     store.stream_remove(Ino(5)).unwrap();
     store.sync_removed_streams().unwrap();
@@ -88,18 +94,116 @@ fn bytes_are_in_the_data_pool_and_records_are_not() {
 }
 
 #[test]
-fn bytes_after_a_crash_are_not_exposed() {
+fn clients_and_server_write_one_stream() {
     let (engine, store) = new();
-    store.stream_write(Ino(5), 0, b"synced").unwrap();
-    store.stream_sync(Ino(5)).unwrap();
-    store.stream_write(Ino(5), 3 * CHUNK - 2, b"lost").unwrap();
-    store.stream_write(Ino(5), 6, b" and lost, too").unwrap();
+    let clients = [client(&engine), client(&engine)];
+    let ino = Ino(5);
+    assert!(clients[0].write(Rank(0), ino, 0, b"x").is_err(), "there is no such stream");
+    store.stream_create(ino).unwrap();
+    for number in 0..20_u64 {
+        let writer = number as usize % 3;
+        let bytes = [number as u8 + 1; 9];
+        let offset = number * CHUNK - 4 * u64::from(number > 0);
+        match clients.get(writer) {
+            Some(client) => client.write(Rank(0), ino, offset, &bytes).unwrap(),
+            None => store.stream_write(ino, offset, &bytes).unwrap(),
+        }
+        for reader in 0..3 {
+            let mut found = [0; 20];
+            let length = match clients.get(reader) {
+                Some(client) => client.read(Rank(0), ino, offset, &mut found).unwrap(),
+                None => store.stream_read(ino, offset, &mut found).unwrap(),
+            };
+            assert_eq!(found[..length], bytes, "{writer} wrote {number} for {reader}");
+        }
+        assert_eq!(store.stream_stat(ino).unwrap().size, offset + 9);
+    }
+    // A client goes on with chunks that it has recorded before others truncate.
+    store.stream_truncate(ino, 3).unwrap();
+    assert_eq!(store.stream_stat(ino).unwrap().size, 3);
+    clients[0].write(Rank(0), ino, 2 * CHUNK, b"end").unwrap();
+    assert_eq!(store.stream_stat(ino).unwrap().size, 2 * CHUNK + 3);
+    let mut bytes = vec![9; 2 * CHUNK as usize];
+    assert_eq!(clients[1].read(Rank(0), ino, 3, &mut bytes).unwrap(), bytes.len());
+    assert!(bytes[..2 * CHUNK as usize - 3].iter().all(|byte| *byte == 0), "no byte of before");
+    store.stream_remove(ino).unwrap();
+    store.sync_removed_streams().unwrap();
+    assert_eq!(streams(&engine, "data"), Default::default(), "no object is left");
+    assert!(clients[0].write(Rank(0), ino, 0, b"late").is_err());
+}
+
+#[test]
+fn mtime_is_that_of_the_latest_write_of_any_client() {
+    let (engine, store) = new();
+    let client = client(&engine);
+    let at = |secs| Time::new(secs, 7);
+    let mtime = || store.stream_stat(Ino(5)).unwrap().mtime;
+    engine.set_now(at(10));
+    store.stream_write(Ino(5), 3 * CHUNK, b"server's").unwrap();
+    assert_eq!(mtime(), at(10));
+    engine.set_now(at(11));
+    client.write(Rank(0), Ino(5), CHUNK, b"client's").unwrap();
+    assert_eq!(mtime(), at(11));
+    for set in [at(3), at(1_000)] {
+        store.stream_set_mtime(Ino(5), set).unwrap();
+        assert_eq!(mtime(), set);
+    }
+    engine.set_now(at(12));
+    client.write(Rank(0), Ino(5), 0, b"later").unwrap();
+    assert_eq!(mtime(), at(12));
+    engine.set_now(at(13));
+    store.stream_truncate(Ino(5), 5).unwrap();
+    assert_eq!(mtime(), at(13));
+    // More objects than are examined.
+    engine.set_now(at(14));
+    for chunk in 0..100 {
+        store.stream_write(Ino(5), chunk * CHUNK, b"x").unwrap();
+    }
+    engine.set_now(at(15));
+    client.write(Rank(0), Ino(5), CHUNK, b"client's").unwrap();
+    assert_eq!(mtime(), at(15));
+}
+
+#[test]
+fn fenced_client_writes_nothing() {
+    let (engine, store) = new();
+    let (client, other) = (client(&engine), client(&engine));
+    client.register(ClientId(7)).unwrap();
+    other.register(ClientId(8)).unwrap();
+    store.stream_write(Ino(5), 0, b"bytes").unwrap();
+    store.fence_clients(&[ClientId(7), ClientId(9)]).unwrap();
+    assert!(client.write(Rank(0), Ino(5), 0, b"late").is_err());
+    other.write(Rank(0), Ino(5), 1, b"Y").unwrap();
+    let mut bytes = [0; 5];
+    assert_eq!(store.stream_read(Ino(5), 0, &mut bytes).unwrap(), 5);
+    assert_eq!(&bytes, b"bYtes");
+    let registered = || engine.other_pool("data").unwrap().list("client.").unwrap();
+    assert_eq!(registered(), ["client.8"]);
+    // It comes back with another address.
+    let again = self::client(&engine);
+    again.register(ClientId(7)).unwrap();
+    again.write(Rank(0), Ino(5), 0, b"B").unwrap();
+    again.unregister(ClientId(7)).unwrap();
+    store.fence_clients(&[ClientId(7)]).unwrap();
+    again.write(Rank(0), Ino(5), 0, b"b").unwrap();
+    assert_eq!(registered(), ["client.8"]);
+    drop(store);
+    format(&engine, Some("data"), true).unwrap();
+    assert_eq!(registered(), Vec::<String>::new());
+}
+
+#[test]
+fn bytes_are_durable_when_they_are_written() {
+    let (engine, store) = new();
+    store.stream_write(Ino(5), 0, b"first").unwrap();
+    store.stream_write(Ino(5), 3 * CHUNK - 2, b"last").unwrap();
     let store = open(&Arc::new(engine.snapshot())).unwrap();
-    assert_eq!(store.stream_stat(Ino(5)).unwrap().size, 6);
+    assert_eq!(store.stream_stat(Ino(5)).unwrap().size, 3 * CHUNK + 2);
+    store.stream_truncate(Ino(5), 5).unwrap();
     store.stream_truncate(Ino(5), 4 * CHUNK).unwrap();
     let mut bytes = vec![9; 4 * CHUNK as usize];
     assert_eq!(store.stream_read(Ino(5), 0, &mut bytes).unwrap(), bytes.len());
-    assert!(bytes.starts_with(b"synced") && bytes[6..].iter().all(|byte| *byte == 0));
+    assert!(bytes.starts_with(b"first") && bytes[5..].iter().all(|byte| *byte == 0));
 }
 
 #[test]
@@ -117,8 +221,9 @@ fn removal_survives_every_crash() {
         let is_removed = store.stream_remove(Ino(5)).and_then(|()| store.sync_removed_streams()).is_ok();
         let engine = Arc::new(engine.snapshot());
         let store = open(&engine).unwrap();
-        let (records, bytes) = streams(&engine, "data");
-        assert!(bytes.is_empty() || !records.is_empty(), "crash at operation {crash}: {bytes:?}");
+        let objects = streams(&engine, "data").1;
+        let is_listed = !store.streams().unwrap().is_empty();
+        assert!(objects.is_empty() || is_listed, "crash at operation {crash}: {objects:?}");
         store.stream_remove(Ino(5)).unwrap();
         store.sync_removed_streams().unwrap();
         assert_eq!(streams(&engine, "data"), Default::default(), "crash at operation {crash}");

@@ -6,7 +6,8 @@
 use std::ops::Bound;
 use std::time::Duration;
 
-use espalier_store::engine::{EngineError, EngineFailure, KEYS_MAX, MemoryPoolKind, ObjectOp};
+use espalier_proto::Time;
+use espalier_store::engine::{EngineError, EngineFailure, KEYS_MAX, MemoryPoolKind, ObjectOp, ObjectStat};
 use espalier_store::{Engine, MemoryEngine, Rados, RadosAddress};
 
 const TERM: Duration = Duration::from_secs(60);
@@ -74,6 +75,8 @@ fn erasure_coded_pool_has_bytes_only<E: Engine>(engine: &E, data_pool: &str, con
     engine.fence(&victim.address()).unwrap();
     assert_eq!(data.read("v", 0, 9).unwrap(), b"1");
     assert_eq!(failure(of_victim.apply("v", write(0, b"2"))), EngineFailure::Fenced);
+    data.settle_fences().unwrap();
+    assert_eq!(failure(of_victim.apply("untouched", write(0, b"2"))), EngineFailure::Fenced);
     assert_eq!(data.read("v", 0, 9).unwrap(), b"1");
     // The client is connected as long as one of its pools is open.
     drop(connect().other_pool(data_pool).unwrap());
@@ -149,7 +152,9 @@ fn bytes_are_written_and_read<E: Engine>(engine: &E, _: impl Fn() -> E) {
     assert_eq!(engine.read("o", 99, 2).unwrap(), b"");
     engine.apply("o", vec![ObjectOp::Zero { offset: 3, length: 1 }, ObjectOp::Truncate(6)]).unwrap();
     assert_eq!(engine.read("o", 2, 9).unwrap(), b"c\0ef");
-    assert_eq!(engine.stat("o").unwrap().size, 6);
+    let mtime = Time::new(-3, 123_456_789);
+    engine.apply("o", vec![ObjectOp::AssertExists, ObjectOp::SetMtime(mtime)]).unwrap();
+    assert_eq!(engine.stat("o").unwrap(), ObjectStat { size: 6, mtime });
     engine.apply("o", vec![ObjectOp::WriteFull(b"new".to_vec())]).unwrap();
     assert_eq!(engine.read("o", 0, 9).unwrap(), b"new");
     engine.apply("o", vec![ObjectOp::Remove]).unwrap();

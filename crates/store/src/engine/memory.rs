@@ -69,6 +69,7 @@ struct SharedObjects {
 struct MemoryObject {
     bytes: Vec<u8>,
     keys: BTreeMap<Vec<u8>, Vec<u8>>,
+    mtime: Time,
     version: Version,
     lock: Option<MemoryLock>,
 }
@@ -266,6 +267,7 @@ impl ObjectState {
             // As RADOS does.
             ObjectOp::RemoveKeys(_) if !*exists => return Err(EngineFailure::Missing),
             ObjectOp::Truncate(_) | ObjectOp::Zero { .. } if !*exists => return Ok(()),
+            ObjectOp::SetMtime(mtime) => object.mtime = mtime,
             ObjectOp::RemoveKeys(keys) => keys.iter().for_each(|key| drop(object.keys.remove(key))),
             ObjectOp::Write { offset, bytes } => object.write(offset as usize, &bytes),
             ObjectOp::WriteFull(bytes) => object.bytes = bytes,
@@ -320,6 +322,7 @@ impl MemoryPoolKind {
             | ObjectOp::CreateExclusive
             | ObjectOp::WriteFull(_)
             | ObjectOp::Append(_)
+            | ObjectOp::SetMtime(_)
             | ObjectOp::Remove => true,
         }
     }
@@ -376,10 +379,9 @@ impl Engine for MemoryEngine {
         })
     }
 
-    fn stat(&self, object: &str) -> Result<ObjectStat, EngineError> {
-        let stat =
-            |found: &MemoryObject| ObjectStat { size: found.bytes.len() as u64, mtime: Time::default() };
-        self.found("examine", object, stat)
+    fn submit_stat(&self, object: &str) -> Pending<ObjectStat> {
+        let stat = |found: &MemoryObject| ObjectStat { size: found.bytes.len() as u64, mtime: found.mtime };
+        Pending::done(self.found("examine", object, stat))
     }
 
     fn list(&self, prefix: &str) -> Result<Vec<String>, EngineError> {
@@ -441,6 +443,10 @@ impl Engine for MemoryEngine {
     fn fence(&self, address: &str) -> Result<(), EngineError> {
         self.enter("fence", address)?.fenced.insert(address.into());
         Ok(())
+    }
+
+    fn settle_fences(&self) -> Result<(), EngineError> {
+        self.enter("settle", "fences").map(drop)
     }
 
     fn address(&self) -> String {

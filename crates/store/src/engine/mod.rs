@@ -52,6 +52,8 @@ pub enum ObjectOp {
     Append(Vec<u8>),
     /// Sets the number of bytes.
     Truncate(u64),
+    /// Sets [`ObjectStat::mtime`].
+    SetMtime(Time),
     /// Makes a range read as zeros, without extending the object.
     Zero {
         offset: u64,
@@ -73,6 +75,7 @@ pub struct KeyPage {
 pub struct ObjectStat {
     /// Number of bytes, without those of the keys.
     pub size: u64,
+    /// As last set; the start of the epoch if it never was.
     pub mtime: Time,
 }
 
@@ -137,7 +140,8 @@ pub trait Engine: Send + Sync + 'static {
         limit: usize,
     ) -> Result<KeyPage, EngineError>;
 
-    fn stat(&self, object: &str) -> Result<ObjectStat, EngineError>;
+    /// Begins to read an object's size and mtime. Blocks while too much is in flight.
+    fn submit_stat(&self, object: &str) -> Pending<ObjectStat>;
 
     /// Names of the objects that start with `prefix`, ascending. Lists the whole namespace.
     fn list(&self, prefix: &str) -> Result<Vec<String>, EngineError>;
@@ -169,6 +173,10 @@ pub trait Engine: Send + Sync + 'static {
     /// address.
     fn fence(&self, address: &str) -> Result<(), EngineError>;
 
+    /// Waits until no operation on the pool of a client that was fenced takes effect any more. After
+    /// [`Self::fence`] this holds only for objects on which this client has begun an operation.
+    fn settle_fences(&self) -> Result<(), EngineError>;
+
     /// This client's address.
     fn address(&self) -> String;
 
@@ -198,6 +206,11 @@ pub trait Engine: Send + Sync + 'static {
     /// A compound write that is waited for.
     fn apply(&self, object: &str, ops: Vec<ObjectOp>) -> Result<Version, EngineError> {
         self.submit(object, ops).wait()
+    }
+
+    /// An object's size and mtime.
+    fn stat(&self, object: &str) -> Result<ObjectStat, EngineError> {
+        self.submit_stat(object).wait()
     }
 
     /// Reads at most `length` bytes.

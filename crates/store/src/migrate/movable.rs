@@ -5,7 +5,9 @@ use std::ops::Bound;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use espalier_proto::{AllocateMode, END, Ino, ObjectId, SeekWhat, Space, StreamStat, TableWrite, Time};
+use espalier_proto::{
+    AllocateMode, ClientId, END, Ino, ObjectId, SeekWhat, Space, StreamStat, TableWrite, Time,
+};
 
 use super::changes::{ChangeLog, StreamChange};
 use crate::store::{Pairs, Record, RecordKey, Records, Store, StorePool};
@@ -251,6 +253,10 @@ impl Store for MovableStore {
 
     fn sync_removed_streams(&self) -> Result<(), StoreError> {
         self.read(|store| store.sync_removed_streams())
+    }
+
+    fn fence_clients(&self, clients: &[ClientId]) -> Result<(), StoreError> {
+        self.read(|store| store.fence_clients(clients))
     }
 
     /// None while the store is being copied: its users' changes would not be noted.

@@ -92,7 +92,7 @@ pub(super) fn is_used(engine: &impl Engine, data: &impl Engine) -> Result<bool, 
     }
     let mut found = data.list("").map_err(StoreError::from)?;
     found.retain(|name| name != OWNER);
-    match found.iter().all(|name| Names::is_of_stream(name)) {
+    match found.iter().all(|name| is_content(name)) {
         true => Ok(!found.is_empty()),
         false => Err(FormatError::NotEmpty(format!("this namespace of the pool {pool}").into())),
     }
@@ -127,8 +127,13 @@ pub(super) fn release(data: &impl Engine) -> Result<(), FormatError> {
 pub(super) fn clear(data: &impl Engine) -> Result<(), FormatError> {
     release(data)?;
     let mut found = data.list("").map_err(StoreError::from)?;
-    found.retain(|name| Names::is_of_stream(name));
+    found.retain(|name| is_content(name));
     super::format::remove(data, found)
+}
+
+/// True for the name of an object that a store makes in its data pool.
+fn is_content(name: &str) -> bool {
+    Names::is_of_stream(name) || Names::is_of_client(name)
 }
 
 /// The data pool of the store that is replaced, if it is still there and not that of another store.

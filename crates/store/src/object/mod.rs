@@ -6,6 +6,7 @@ mod format;
 mod head;
 mod lease;
 mod names;
+mod shared;
 mod stream;
 mod streams;
 mod tables;
@@ -14,13 +15,14 @@ use std::fs::File;
 use std::ops::Bound;
 use std::sync::Arc;
 
-use espalier_proto::{AllocateMode, Ino, ObjectId, SeekWhat, Space, StreamStat, TableWrite, Time};
+use espalier_proto::{AllocateMode, ClientId, Ino, ObjectId, SeekWhat, Space, StreamStat, TableWrite, Time};
 
 pub use data_pool::{DataPoolError, pools_of};
 pub use file::ObjectFile;
 pub use format::{format_joining, format_objects, read_superblock, replace_objects_journal};
 pub use lease::{LeaseHolder, RankLease, break_lease, lease_holder};
 use names::Names;
+pub use shared::SharedStreams;
 use streams::Streams;
 use tables::Tables;
 
@@ -310,8 +312,9 @@ impl<E: Engine> Store for ObjectStore<E> {
         self.streams.remove(ino)
     }
 
+    /// Streams are durable when they are made, as are their sizes and times when they are written.
     fn sync_new_streams(&self) -> Result<(), StoreError> {
-        self.streams.sync_new()
+        Ok(())
     }
 
     fn sync_removed_streams(&self) -> Result<(), StoreError> {
@@ -324,6 +327,10 @@ impl<E: Engine> Store for ObjectStore<E> {
 
     fn streams(&self) -> Result<Vec<Ino>, StoreError> {
         self.streams.list()
+    }
+
+    fn fence_clients(&self, clients: &[ClientId]) -> Result<(), StoreError> {
+        self.data.as_deref().map_or(Ok(()), |data| shared::fence(data, clients))
     }
 
     fn space(&self) -> Result<Space, StoreError> {

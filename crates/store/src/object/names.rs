@@ -1,6 +1,6 @@
 //! Names of the objects of one rank: its number, a letter for their purpose, and numbers.
 
-use espalier_proto::{Ino, Rank};
+use espalier_proto::{ClientId, Ino, Rank};
 
 /// The superblock of the namespace.
 pub(crate) const SUPERBLOCK: &str = "superblock";
@@ -49,6 +49,21 @@ impl Names {
 
     pub fn stream(self, ino: Ino, chunk: u64) -> String {
         format!("{}.s.{:016x}.{chunk:x}", self.0, ino.0)
+    }
+
+    /// Which objects of a stream there may be, besides the first.
+    pub fn stream_head(self, ino: Ino) -> String {
+        format!("{}.s.{:016x}.head", self.0, ino.0)
+    }
+
+    /// The address of a client that writes streams itself.
+    pub fn client(client: ClientId) -> String {
+        format!("client.{:x}", client.0)
+    }
+
+    /// True for a name of [`Self::client`].
+    pub fn is_of_client(name: &str) -> bool {
+        name.starts_with("client.")
     }
 
     /// The stream whose first object has this name.

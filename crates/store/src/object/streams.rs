@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use espalier_proto::{AllocateMode, END, Errno, Ino, SeekWhat, StreamStat, Time};
 
 use super::names::Names;
-use super::stream::{Stream, StreamPlace, end_of, wait_for_records};
+use super::stream::{Stream, StreamPlace, end_of};
 use crate::StoreError;
 use crate::engine::{Engine, EngineFailure, KEYS_MAX, ObjectOp, Pending, Version};
 
@@ -18,7 +18,7 @@ const COPY_BYTES: u64 = 16 << 20;
 
 pub(super) struct Streams<E> {
     engine: Arc<E>,
-    /// The pool of the bytes, if it is another one.
+    /// The pool of the bytes, if it is another one. Its streams are shared with clients.
     data: Option<Arc<E>>,
     names: Names,
     open: Mutex<HashMap<Ino, Arc<Mutex<Stream>>>>,
@@ -34,11 +34,11 @@ impl<E: Engine> Streams<E> {
     /// stream that is not.
     pub fn create(&self, ino: Ino) -> Result<(), StoreError> {
         self.with(ino, |stream, at| {
-            if stream.exists {
+            if stream.exists(at)? {
                 return Ok(());
             }
-            self.engine
-                .apply(&self.names.provisional(), vec![ObjectOp::SetKeys(vec![(key(ino), vec![1])])])?;
+            let register = ObjectOp::SetKeys(vec![(key(ino), vec![1])]);
+            self.engine.apply(&self.names.provisional(), vec![register])?;
             stream.create(at)
         })
     }
@@ -73,7 +73,12 @@ impl<E: Engine> Streams<E> {
     }
 
     pub fn read(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize, StoreError> {
-        self.with(ino, |stream, at| stream.read(at, offset, buf))
+        let place = self.place(ino);
+        if !place.read(offset, buf)? {
+            return Ok(buf.len());
+        }
+        let size = self.with(ino, Stream::size)?;
+        Ok(size.saturating_sub(offset).min(buf.len() as u64) as usize)
     }
 
     pub fn write(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<(), StoreError> {
@@ -81,14 +86,13 @@ impl<E: Engine> Streams<E> {
             end_of(offset, data.len() as u64)?;
         }
         self.change(ino, |stream, at| {
-            let offset = if offset == END { stream.size } else { offset };
-            end_of(offset, data.len() as u64)?;
+            let offset = if offset == END { stream.size(at)? } else { offset };
             stream.write(at, offset, data)
         })
     }
 
     pub fn stat(&self, ino: Ino) -> Result<StreamStat, StoreError> {
-        self.with(ino, |stream, _| Ok(stream.stat()))
+        self.with(ino, Stream::stat)
     }
 
     pub fn truncate(&self, ino: Ino, size: u64) -> Result<(), StoreError> {
@@ -107,12 +111,12 @@ impl<E: Engine> Streams<E> {
         }
         self.change(ino, |stream, at| {
             stream.zero(at, offset..end)?;
-            if !keeps_size && end > stream.size { stream.truncate(at, end) } else { Ok(()) }
+            if !keeps_size && end > stream.size(at)? { stream.truncate(at, end) } else { Ok(()) }
         })
     }
 
     pub fn seek(&self, ino: Ino, offset: u64, what: SeekWhat) -> Result<Option<u64>, StoreError> {
-        self.with(ino, |stream, _| Ok(stream.seek(offset, what)))
+        self.with(ino, |stream, at| stream.seek(at, offset, what))
     }
 
     pub fn copy(
@@ -136,14 +140,11 @@ impl<E: Engine> Streams<E> {
     }
 
     pub fn set_mtime(&self, ino: Ino, mtime: Time) -> Result<(), StoreError> {
-        self.change(ino, |stream, _| {
-            stream.set_mtime(mtime);
-            Ok(())
-        })
+        self.change(ino, |stream, at| stream.set_mtime(at, mtime))
     }
 
     pub fn sync(&self, ino: Ino) -> Result<(), StoreError> {
-        self.with(ino, |stream, at| if stream.exists { stream.sync(at) } else { Ok(()) })
+        self.with(ino, |stream, _| stream.sync())
     }
 
     pub fn sync_all(&self) -> Result<(), StoreError> {
@@ -152,24 +153,11 @@ impl<E: Engine> Streams<E> {
     }
 
     pub fn remove(&self, ino: Ino) -> Result<(), StoreError> {
-        self.with(ino, |stream, at| {
-            if stream.exists {
-                let removal = stream.remove(at)?;
-                let mut removals = self.removals.lock().unwrap_or_else(PoisonError::into_inner);
-                removals.extend([removal, self.unregister(ino)?]);
-            }
-            Ok(())
-        })
-    }
-
-    /// Streams are durable when they are made. Stores changed sizes and times, so that a crash of
-    /// the process loses those of the last second only.
-    pub fn sync_new(&self) -> Result<(), StoreError> {
-        let open: Vec<(Ino, Arc<Mutex<Stream>>)> =
-            self.open().iter().map(|(ino, stream)| (*ino, Arc::clone(stream))).collect();
-        let submit =
-            |(ino, stream): (Ino, Arc<Mutex<Stream>>)| lock(&stream).submit_changes(&self.place(ino));
-        wait_for_records(open.into_iter().filter_map(submit).collect())
+        let removal = self.with(ino, Stream::remove)?;
+        let unregistered = self.unregister(ino)?;
+        let mut removals = self.removals.lock().unwrap_or_else(PoisonError::into_inner);
+        removals.extend([removal, unregistered]);
+        Ok(())
     }
 
     pub fn sync_removed(&self) -> Result<(), StoreError> {
@@ -184,15 +172,19 @@ impl<E: Engine> Streams<E> {
     }
 
     pub fn list(&self) -> Result<Vec<Ino>, StoreError> {
-        let names = self.engine.list(&self.names.streams())?;
+        let names = self.bytes().list(&self.names.streams())?;
         let mut found: Vec<Ino> = names.iter().filter_map(|name| self.names.stream_of(name)).collect();
         found.sort_unstable();
         Ok(found)
     }
 
     fn place(&self, ino: Ino) -> StreamPlace<'_, E> {
-        let data = self.data.as_deref();
-        StreamPlace { engine: self.engine.as_ref(), data, names: self.names, ino }
+        StreamPlace { engine: self.bytes(), names: self.names, ino, shared: self.data.is_some() }
+    }
+
+    /// The engine of the bytes.
+    fn bytes(&self) -> &E {
+        self.data.as_deref().unwrap_or(&self.engine)
     }
 
     /// Changes a stream, which is made if absent.
@@ -202,9 +194,7 @@ impl<E: Engine> Streams<E> {
         change: impl FnOnce(&mut Stream, &StreamPlace<'_, E>) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
         self.with(ino, |stream, at| {
-            if !stream.exists {
-                stream.create(at)?;
-            }
+            stream.create(at)?;
             change(stream, at)
         })
     }
@@ -214,22 +204,15 @@ impl<E: Engine> Streams<E> {
         ino: Ino,
         of: impl FnOnce(&mut Stream, &StreamPlace<'_, E>) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
-        let at = self.place(ino);
-        // Two threads may load an absent stream; the first one's state counts.
-        let found = self.open().get(&ino).map(Arc::clone);
-        let stream = match found {
-            Some(stream) => stream,
-            None => {
-                let loaded = Stream::load(&at)?;
-                let mut open = self.open();
-                if open.len() >= OPEN {
-                    // A stream in use has another reference.
-                    open.retain(|_, stream| Arc::strong_count(stream) > 1 || !lock(stream).is_clean());
-                }
-                Arc::clone(open.entry(ino).or_insert_with(|| Arc::new(Mutex::new(loaded))))
+        let stream = {
+            let mut open = self.open();
+            if open.len() >= OPEN && !open.contains_key(&ino) {
+                // A stream in use has another reference.
+                open.retain(|_, stream| Arc::strong_count(stream) > 1 || !lock(stream).is_clean());
             }
+            Arc::clone(open.entry(ino).or_default())
         };
-        of(&mut lock(&stream), &at)
+        of(&mut lock(&stream), &self.place(ino))
     }
 
     fn open(&self) -> MutexGuard<'_, HashMap<Ino, Arc<Mutex<Stream>>>> {

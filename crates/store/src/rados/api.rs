@@ -50,6 +50,7 @@ api! {
     fn getaddrs(RadosHandle, *mut *mut c_char) -> c_int;
     fn buffer_free(*mut c_char);
     fn blocklist_add(RadosHandle, *mut c_char, u32) -> c_int;
+    fn wait_for_latest_osdmap(RadosHandle) -> c_int;
     fn mon_command(
         RadosHandle, Strings, usize, Text, usize, *mut *mut c_char, *mut usize, *mut *mut c_char, *mut usize
     ) -> c_int;
@@ -76,15 +77,20 @@ api! {
     fn write_op_append(RadosHandle, Text, usize);
     fn write_op_truncate(RadosHandle, u64);
     fn write_op_zero(RadosHandle, u64, u64);
+    fn write_op_setxattr(RadosHandle, Text, Text, usize);
     fn write_op_remove(RadosHandle);
     fn create_read_op() -> RadosHandle;
     fn release_read_op(RadosHandle);
     fn read_op_operate(RadosHandle, RadosHandle, Text, c_int) -> c_int;
+    fn aio_read_op_operate(RadosHandle, RadosHandle, RadosHandle, Text, c_int) -> c_int;
+    fn read_op_stat(RadosHandle, *mut u64, *mut libc::time_t, *mut c_int);
+    fn read_op_getxattrs(RadosHandle, *mut RadosHandle, *mut c_int);
+    fn getxattrs_next(RadosHandle, *mut Text, *mut Text, *mut usize) -> c_int;
+    fn getxattrs_end(RadosHandle);
     fn read_op_omap_get_vals2(RadosHandle, Text, Text, u64, *mut RadosHandle, *mut u8, *mut c_int);
     fn read_op_omap_get_vals_by_keys2(RadosHandle, Strings, usize, Lengths, *mut RadosHandle, *mut c_int);
     fn omap_get_next2(RadosHandle, *mut *mut c_char, *mut *mut c_char, *mut usize, *mut usize) -> c_int;
     fn omap_get_end(RadosHandle);
-    fn stat(RadosHandle, Text, *mut u64, *mut libc::time_t) -> c_int;
     fn nobjects_list_open(RadosHandle, *mut RadosHandle) -> c_int;
     fn nobjects_list_next2(
         RadosHandle, *mut Text, *mut Text, *mut Text, *mut usize, *mut usize, *mut usize

@@ -8,6 +8,7 @@ mod budget;
 mod error;
 mod key;
 mod operation;
+mod placement;
 mod space;
 
 use std::ffi::{CStr, CString, c_char};
@@ -17,13 +18,13 @@ use std::ptr::{null, null_mut};
 use std::sync::Arc;
 use std::time::Duration;
 
-use espalier_proto::{Space, Time};
+use espalier_proto::Space;
 
 use api::{Api, RadosHandle, Timeval};
 use budget::Budget;
 pub use error::RadosError;
 use error::{describe, failure};
-use operation::{Submitted, WriteOperation};
+use operation::{Submitted, SubmittedKind, WriteOperation};
 use space::SpaceCache;
 
 use crate::Pairs;
@@ -95,6 +96,11 @@ impl Rados {
             libc::ENOENT => RadosError::NoPool(to.pool.clone()),
             _ => RadosError::Failed { operation: "open the pool", why: describe(code) },
         })
+    }
+
+    /// Empty: the pool's default namespace.
+    pub fn namespace(&self) -> String {
+        self.namespace.to_string_lossy().into_owned()
     }
 
     fn open(cluster: &Arc<RadosClient>, pool: &CStr, namespace: &CStr) -> Result<Self, i32> {
@@ -319,7 +325,8 @@ impl Engine for Rados {
             Err(error) => return Pending::done(Err(error)),
         };
         let (submitted, pending) = Submitted::read(object, length, self.budget.take(length));
-        submitted.start(self.api, |completion, buffer| {
+        submitted.start(self.api, |completion, kind| {
+            let SubmittedKind::Read { buffer, .. } = kind else { return -libc::EINVAL };
             let into = buffer.as_mut_ptr().cast();
             // SAFETY: the buffer belongs to the submitted operation, which lives until it is
             // complete.
@@ -378,13 +385,17 @@ impl Engine for Rados {
         }
     }
 
-    fn stat(&self, object: &str) -> Result<ObjectStat, EngineError> {
-        let name = name_of("examine", object)?;
-        let (mut size, mut seconds) = (0, 0);
-        // SAFETY: the string ends with NUL; both results are written.
-        let code = unsafe { (self.api.stat)(self.pool, name.as_ptr(), &raw mut size, &raw mut seconds) };
-        check(code).map_err(|code| EngineError::new("examine", object, failure(code)))?;
-        Ok(ObjectStat { size, mtime: Time::new(seconds, 0) })
+    fn submit_stat(&self, object: &str) -> Pending<ObjectStat> {
+        let name = match name_of("examine", object) {
+            Ok(name) => name,
+            Err(error) => return Pending::done(Err(error)),
+        };
+        let (submitted, pending) = Submitted::stat(self.api, object, self.budget.take(0));
+        submitted.start(self.api, |completion, kind| {
+            let SubmittedKind::Stat { query, .. } = kind else { return -libc::EINVAL };
+            query.start(self.pool, &name, completion)
+        });
+        pending
     }
 
     fn list(&self, prefix: &str) -> Result<Vec<String>, EngineError> {
@@ -511,6 +522,24 @@ impl Engine for Rados {
             (self.api.blocklist_add)(self.cluster.handle, text.as_ptr().cast_mut(), FENCED_SECONDS)
         };
         check(code).map_err(|code| EngineError::new("fence", address, failure(code)))
+    }
+
+    /// An OSD learns of a fence from the first request of a client that knows of it. So one object
+    /// of each placement group is examined.
+    fn settle_fences(&self) -> Result<(), EngineError> {
+        // SAFETY: the handle is valid.
+        let code = unsafe { (self.api.wait_for_latest_osdmap)(self.cluster.handle) };
+        check(code).map_err(|code| EngineError::new("settle", "fences", failure(code)))?;
+        let namespace = self.namespace.to_string_lossy();
+        let objects = placement::objects(&self.name, &namespace, |command| self.cluster.command(command))?;
+        let examined: Vec<_> = objects.iter().map(|object| self.submit_stat(object)).collect();
+        for stat in examined {
+            match stat.wait() {
+                Err(error) if !error.is(&EngineFailure::Missing) => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(())
     }
 
     fn address(&self) -> String {

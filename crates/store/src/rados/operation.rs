@@ -4,17 +4,36 @@
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr::{null, null_mut};
 
+use espalier_proto::Time;
+
 use super::api::{Api, RadosHandle};
 use super::budget::Share;
 use super::error::failure;
 use super::key;
 use crate::Pairs;
-use crate::engine::{Completion, EngineError, EngineFailure, ObjectOp, Pending, Version, VersionedBytes};
+use crate::engine::{
+    Completion, EngineError, EngineFailure, ObjectOp, ObjectStat, Pending, Version, VersionedBytes,
+};
 
 const CREATE_EXCLUSIVE: i32 = 1;
 const EQUAL: u8 = 1;
 /// Fail if the pool is full, rather than wait for space.
 const FULL_TRY: i32 = 64;
+
+/// Attribute of an object with its mtime, which has nanoseconds; that of RADOS has seconds.
+const MTIME: &CStr = c"mtime";
+
+fn encode_mtime(mtime: Time) -> [u8; 12] {
+    let mut bytes = [0; 12];
+    bytes[..8].copy_from_slice(&mtime.secs.to_le_bytes());
+    bytes[8..].copy_from_slice(&mtime.nanos.to_le_bytes());
+    bytes
+}
+
+fn decode_mtime(bytes: &[u8]) -> Option<Time> {
+    let (secs, rest) = bytes.split_first_chunk()?;
+    Some(Time::new(i64::from_le_bytes(*secs), u32::from_le_bytes(*rest.first_chunk()?)))
+}
 
 /// A compound write. librados has copied its bytes.
 pub(super) struct WriteOperation {
@@ -66,6 +85,11 @@ impl WriteOperation {
                     return Ok(bytes.len());
                 }
                 ObjectOp::Truncate(size) => (api.write_op_truncate)(handle, *size),
+                ObjectOp::SetMtime(mtime) => {
+                    let value = encode_mtime(*mtime);
+                    let (bytes, length) = (value.as_ptr().cast(), value.len());
+                    (api.write_op_setxattr)(handle, MTIME.as_ptr(), bytes, length);
+                }
                 ObjectOp::Zero { offset, length } => (api.write_op_zero)(handle, *offset, *length),
                 ObjectOp::Remove => (api.write_op_remove)(handle),
             }
@@ -144,26 +168,97 @@ pub(super) struct Submitted {
     _share: Share,
 }
 
-enum SubmittedKind {
+pub(super) enum SubmittedKind {
     Write(Completion<Version>),
     Read { buffer: Vec<u8>, reply: Completion<VersionedBytes> },
+    Stat { query: StatQuery, reply: Completion<ObjectStat> },
+}
+
+/// A read of an object's size and attributes. librados writes the results until it is complete.
+pub(super) struct StatQuery {
+    api: &'static Api,
+    operation: RadosHandle,
+    size: u64,
+    seconds: libc::time_t,
+    attributes: RadosHandle,
+}
+
+impl StatQuery {
+    fn new(api: &'static Api) -> Self {
+        // SAFETY: it is released when it is dropped.
+        let operation = unsafe { (api.create_read_op)() };
+        Self { api, operation, size: 0, seconds: 0, attributes: null_mut() }
+    }
+
+    /// Submits it. The query must not move until it is complete.
+    pub fn start(&mut self, pool: RadosHandle, object: &CStr, completion: RadosHandle) -> i32 {
+        let (size, seconds, attributes) =
+            (&raw mut self.size, &raw mut self.seconds, &raw mut self.attributes);
+        // SAFETY: the handles and the name are valid, and the results outlive the operation.
+        unsafe {
+            (self.api.read_op_stat)(self.operation, size, seconds, null_mut());
+            (self.api.read_op_getxattrs)(self.operation, attributes, null_mut());
+            (self.api.aio_read_op_operate)(self.operation, pool, completion, object.as_ptr(), 0)
+        }
+    }
+
+    fn mtime(&self) -> Option<Time> {
+        loop {
+            let (mut name, mut value, mut length) = (null(), null(), 0);
+            // SAFETY: the iterator is valid; all results are written.
+            let code = unsafe {
+                (self.api.getxattrs_next)(self.attributes, &raw mut name, &raw mut value, &raw mut length)
+            };
+            if code < 0 || name.is_null() {
+                return None;
+            }
+            // SAFETY: the name ends with NUL, and is valid until the iterator is advanced.
+            if unsafe { CStr::from_ptr(name) } == MTIME && !value.is_null() {
+                // SAFETY: the value has this length, and is valid as long as the name.
+                return decode_mtime(unsafe { super::bytes_of(value, length) });
+            }
+        }
+    }
+}
+
+impl Drop for StatQuery {
+    fn drop(&mut self) {
+        // SAFETY: neither is used afterwards, and the operation is complete or was not submitted.
+        unsafe {
+            if !self.attributes.is_null() {
+                (self.api.getxattrs_end)(self.attributes);
+            }
+            (self.api.release_read_op)(self.operation);
+        }
+    }
 }
 
 impl Submitted {
     pub fn write(object: &str, share: Share) -> (Box<Self>, Pending<Version>) {
         let (reply, pending) = Pending::begin();
-        let kind = SubmittedKind::Write(reply);
-        (Box::new(Self { object: object.into(), kind, _share: share }), pending)
+        (Self::of(object, SubmittedKind::Write(reply), share), pending)
     }
 
     pub fn read(object: &str, length: usize, share: Share) -> (Box<Self>, Pending<VersionedBytes>) {
         let (reply, pending) = Pending::begin();
-        let kind = SubmittedKind::Read { buffer: vec![0; length], reply };
-        (Box::new(Self { object: object.into(), kind, _share: share }), pending)
+        (Self::of(object, SubmittedKind::Read { buffer: vec![0; length], reply }, share), pending)
     }
 
-    /// Starts the operation with a completion and the buffer of a read.
-    pub fn start(self: Box<Self>, api: &'static Api, start: impl FnOnce(RadosHandle, &mut [u8]) -> i32) {
+    pub fn stat(api: &'static Api, object: &str, share: Share) -> (Box<Self>, Pending<ObjectStat>) {
+        let (reply, pending) = Pending::begin();
+        (Self::of(object, SubmittedKind::Stat { query: StatQuery::new(api), reply }, share), pending)
+    }
+
+    fn of(object: &str, kind: SubmittedKind, share: Share) -> Box<Self> {
+        Box::new(Self { object: object.into(), kind, _share: share })
+    }
+
+    /// Starts the operation with a completion.
+    pub fn start(
+        self: Box<Self>,
+        api: &'static Api,
+        start: impl FnOnce(RadosHandle, &mut SubmittedKind) -> i32,
+    ) {
         let submitted = Box::into_raw(self);
         let mut completion: RadosHandle = null_mut();
         // SAFETY: the callback takes the box, once.
@@ -171,14 +266,8 @@ impl Submitted {
             (api.aio_create_completion2)(submitted.cast::<c_void>(), completed, &raw mut completion)
         };
         let code = match created {
-            0 => {
-                // SAFETY: the callback runs after the operation has started, and only then.
-                let buffer = match unsafe { &mut (*submitted).kind } {
-                    SubmittedKind::Read { buffer, .. } => buffer.as_mut_slice(),
-                    SubmittedKind::Write(_) => &mut [],
-                };
-                start(completion, buffer)
-            }
+            // SAFETY: the callback runs after the operation has started, and only then.
+            0 => start(completion, unsafe { &mut (*submitted).kind }),
             code => code,
         };
         if code < 0 {
@@ -194,18 +283,19 @@ impl Submitted {
 
     fn finish(self, code: i32, version: Version) {
         let Self { object, kind, _share } = self;
+        let failed = |operation| EngineError::new(operation, &object, failure(code));
         match kind {
-            SubmittedKind::Write(_) | SubmittedKind::Read { .. } if code < 0 => {
-                let failed = |operation| EngineError::new(operation, &object, failure(code));
-                match kind {
-                    SubmittedKind::Write(reply) => reply.send(Err(failed("write"))),
-                    SubmittedKind::Read { reply, .. } => reply.send(Err(failed("read"))),
-                }
-            }
+            SubmittedKind::Write(reply) if code < 0 => reply.send(Err(failed("write"))),
+            SubmittedKind::Read { reply, .. } if code < 0 => reply.send(Err(failed("read"))),
+            SubmittedKind::Stat { reply, .. } if code < 0 => reply.send(Err(failed("examine"))),
             SubmittedKind::Write(reply) => reply.send(Ok(version)),
             SubmittedKind::Read { mut buffer, reply } => {
                 buffer.truncate(code as usize);
                 reply.send(Ok(VersionedBytes { bytes: buffer, version }));
+            }
+            SubmittedKind::Stat { query, reply } => {
+                let mtime = query.mtime().unwrap_or_default();
+                reply.send(Ok(ObjectStat { size: query.size, mtime }));
             }
         }
     }
