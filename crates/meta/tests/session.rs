@@ -1155,6 +1155,49 @@ fn grace_ends_when_last_old_session_has_reclaimed() {
     assert_eq!(fs.fsck(), []);
 }
 
+/// A client sends nothing while its connection waits for a journal that does not answer.
+#[test]
+fn session_lasts_while_its_connection_waits_for_the_journal() {
+    let mut fs = Harness::on(Engine::Local, config());
+    let (mut one, mut other) = (TestClient::connect(&mut fs, 1), TestClient::connect(&mut fs, 2));
+    let reply = one.ask(&mut fs, create(Ino::ROOT, "a", NewNode::Regular)).unwrap();
+    one.ask(&mut fs, Request::GetAttr { ino: Ino::ROOT }).unwrap();
+    let mut fs = killed(fs, CacheState::Replayed);
+    tick(&mut fs, 1);
+    reclaim(&mut fs, &mut other, &[]);
+    reserve_numbers(&mut fs, &mut other);
+    fs.lazy = true;
+    other.send(&mut fs, &create(Ino::ROOT, "b", NewNode::Regular), false);
+    fs.connected.clear();
+    fs.input(Input::Connect { client: one.id, leases: true, resumes: true });
+    for _ in 0..=2 * SESSION_MS / 1000 {
+        fs.uptime_ms += 1000;
+        fs.input(Input::Heard { client: other.id });
+        fs.input(Input::Tick);
+    }
+    assert_eq!((fs.connected.clone(), fs.expired.clone()), (vec![], vec![]));
+    fs.lazy = false;
+    fs.run_until_idle();
+    assert_eq!(fs.connected, [one.id]);
+    let reclaims = Request::Reclaim { held: vec![held(&reply, 1, 0)], last: true, again: vec![] };
+    assert_eq!(one.ask(&mut fs, reclaims), Ok(Reply::Done));
+    one.ask(&mut fs, Request::GetAttr { ino: entry(Ok(reply)) }).unwrap();
+    expire_all_but(&mut fs, &[&other]);
+    assert_eq!(fs.expired, [one.id]);
+}
+
+/// A session that its client ends while the connection waits is not reported as begun.
+#[test]
+fn connection_whose_session_has_ended_is_refused() {
+    let mut fs = Harness::with(config());
+    let client = TestClient::new(1);
+    fs.lazy = true;
+    fs.input(Input::Connect { client: client.id, leases: true, resumes: false });
+    fs.input(Input::Leave { client: client.id });
+    fs.run_until_idle();
+    assert_eq!((fs.connected.clone(), fs.refused.clone()), (vec![], vec![(client.id, Errno::ESTALE)]));
+}
+
 /// Clients may use leases from before the restart until these expire, or until the clients know of
 /// the restart.
 #[test]

@@ -105,6 +105,8 @@ impl SessionTable {
 struct SessionState {
     /// Uptime at which the client was last heard; `None`: not since the restart.
     heard_ms: Option<u64>,
+    /// A connection of the client waits for the journal; until then the client sends nothing.
+    connecting: bool,
     /// The client has the answers to all requests before this one.
     below: RequestId,
     requests: BTreeMap<RequestId, RequestState>,
@@ -467,6 +469,7 @@ impl Meta {
     }
 
     fn connect_when_written(&mut self, client: ClientId, out: &mut Outbox) {
+        self.sessions.clients.entry(client).and_modify(|session| session.connecting = true);
         let held = HeldOutput::Session(client, Ok(()));
         if let Some(HeldOutput::Session(client, result)) = self.journal.hold_written(held) {
             self.connected(client, result, out);
@@ -475,8 +478,12 @@ impl Meta {
 
     /// Reports a session whose event is in the journal, or could not be written.
     pub(crate) fn connected(&mut self, client: ClientId, result: Result<(), Errno>, out: &mut Outbox) {
+        let session = self.sessions.clients.get_mut(&client);
+        let is_there = session.map(|session| session.connecting = false).is_some();
         match result {
-            Ok(()) => out.connected.push(client),
+            Ok(()) if is_there => out.connected.push(client),
+            // The client has left meanwhile.
+            Ok(()) => out.refused.push((client, Errno::ESTALE)),
             Err(errno) => out.refused.push((client, errno)),
         }
     }
@@ -577,6 +584,9 @@ impl Meta {
         self.wait_for_leases(now, out);
         let mut expired: Vec<ClientId> = Vec::new();
         for (client, session) in &mut self.sessions.clients {
+            if session.connecting {
+                session.heard_ms = Some(now.uptime_ms);
+            }
             let heard = *session.heard_ms.get_or_insert(now.uptime_ms);
             if session.left || now.uptime_ms.saturating_sub(heard) > limit.into() {
                 expired.push(*client);
