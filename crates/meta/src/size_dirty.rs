@@ -62,6 +62,11 @@ impl SizeDirtyFiles {
         self.0.contains_key(&ino)
     }
 
+    /// True if an event that is durable has marked the file.
+    pub(crate) fn is_marked(&self, ino: Ino, durable: u64) -> bool {
+        self.get(ino).is_some_and(|file| file.since <= durable)
+    }
+
     pub(crate) fn inos(&self) -> impl Iterator<Item = Ino> {
         self.0.keys().copied()
     }

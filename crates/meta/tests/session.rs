@@ -1198,6 +1198,31 @@ fn connection_whose_session_has_ended_is_refused() {
     assert_eq!((fs.connected.clone(), fs.refused.clone()), (vec![], vec![(client.id, Errno::ESTALE)]));
 }
 
+/// A client that reclaims an open after the end of its session goes on writing.
+#[test]
+fn writes_after_the_end_of_a_session_are_counted() {
+    let mut fs = Harness::on(Engine::Local, config());
+    let (mut one, other) = (TestClient::connect(&mut fs, 1), TestClient::connect(&mut fs, 2));
+    let made = one.ask(&mut fs, create(Ino::ROOT, "a", NewNode::Regular)).unwrap();
+    let ino = entry(Ok(made.clone()));
+    let opened = one.open(&mut fs, ino);
+    let data = vec![7; harness::STRIP as usize + 1];
+    let write =
+        |offset| Request::Write { ino, offset, data: data.clone().into(), kill_suid_gid: false, time: None };
+    assert_eq!(one.ask(&mut fs, write(0)), Ok(Reply::Streamed));
+    assert_eq!(one.ask(&mut fs, write(END)), Ok(Reply::Written(data.len() as u32)));
+    expire_all_but(&mut fs, &[&other]);
+    assert_eq!(fs.expired, [one.id]);
+    // The file is synced, since nobody has it open.
+    expire_all_but(&mut fs, &[&other]);
+    assert!(!one.reconnect(&mut fs));
+    let held = vec![Held { opened, ..held(&made, 1, 1) }];
+    assert_eq!(one.ask(&mut fs, Request::Reclaim { held, last: true, again: vec![] }), Ok(Reply::Done));
+    assert_eq!(one.ask(&mut fs, write(END)), Ok(Reply::Written(data.len() as u32)));
+    let mut fs = fs.crash();
+    assert_eq!(fs.fsck(), []);
+}
+
 /// Clients may use leases from before the restart until these expire, or until the clients know of
 /// the restart.
 #[test]
