@@ -243,6 +243,30 @@ fn inode_found_by_its_number_revokes_the_exclusive_lease_on_its_directory() {
     waits_for(&mut fs, (&one, &mut other), dir, find(dir)).unwrap();
 }
 
+/// A client gets the number of a file, as NFS servers do, before the server has created the file.
+#[test]
+fn find_waits_for_a_creation_that_its_client_has_acknowledged() {
+    let (mut fs, mut one, mut other, dir) = exclusive_in();
+    let numbers = one.ask(&mut fs, Request::TakeNumbers { rank: Rank(0), count: 2 });
+    let Ok(Reply::Numbers { first, time, .. }) = numbers else { panic!("{numbers:?}") };
+    let find = |ino| Request::Find { ino, kind: None, open: None };
+    let id = other.send(&mut fs, find(first));
+    assert!(!fs.answers.contains_key(&id));
+    // The client sends what it has acknowledged before it acknowledges the revocation.
+    let make = create(dir, "new", NewNode::Regular).acknowledged(first, time);
+    let made = one.send(&mut fs, make);
+    assert!(matches!(fs.answers.remove(&made), Some(Ok(Reply::Entry(entry))) if entry.attr.ino == first));
+    while !fs.revocations.is_empty() {
+        assert!(!fs.answers.contains_key(&id));
+        give_up(&mut fs);
+    }
+    let found = fs.answers.remove(&id);
+    assert!(matches!(found, Some(Ok(Reply::Entry(entry))) if entry.attr.ino == first), "{found:?}");
+    // A number without a file revokes nothing for its own client, and ends for others.
+    assert_eq!(one.ask(&mut fs, find(Ino(first.0 + 1))), Err(Errno::ESTALE));
+    assert_eq!(other.ask(&mut fs, find(Ino(first.0 + 1))), Err(Errno::ESTALE));
+}
+
 #[test]
 fn listing_without_attributes_adds_no_holders() {
     let (mut fs, mut one, mut other, dir) = exclusive_in();

@@ -82,6 +82,23 @@ impl Meta {
     /// Revokes all exclusive leases before a change that could reject operations that a holder has
     /// already acknowledged, as a new quota can.
     pub(crate) fn revoke_all_exclusive(&mut self, cx: &mut Cx<'_>) -> Step<()> {
+        self.revoke_exclusive_of(cx, None)
+    }
+
+    /// Revokes the exclusive leases of a client that has the number of an unknown inode in its pool:
+    /// it may have acknowledged the creation.
+    pub(crate) fn revoke_for_number(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<()> {
+        if self.leases.is_none() || self.state.inodes.contains_key(&ino) {
+            return Ok(());
+        }
+        match self.state.owner_of_unused(ino).filter(|owner| *owner != cx.client) {
+            Some(owner) => self.revoke_exclusive_of(cx, Some(owner)),
+            None => Ok(()),
+        }
+    }
+
+    /// Revokes the exclusive leases of a client; `None`: of all clients.
+    fn revoke_exclusive_of(&mut self, cx: &mut Cx<'_>, client: Option<ClientId>) -> Step<()> {
         if self.may_have_pending() {
             return Err(Stop::Wait(Wait::Grace));
         }
@@ -89,6 +106,9 @@ impl Meta {
         let mut held = None;
         for dir in leases.exclusive() {
             let key = LeaseKey::Exclusive(dir);
+            if client.is_some_and(|client| !leases.is_held_by(client, key)) {
+                continue;
+            }
             // Includes the lease of the caller's own client.
             if leases.revoke(INTERNAL_CLIENT, key, None, cx.uptime_ms) {
                 leases.raise_barrier(cx.barriers, key);

@@ -14,6 +14,7 @@ impl Meta {
     /// # Errors
     /// `ESTALE` for an inode that no name leads to, unless it is open.
     pub(crate) fn reach(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<()> {
+        self.revoke_for_number(cx, ino)?;
         self.state.locate(ino)?;
         let cached = self.state.cached(ino)?;
         let (is_dir, opens, parents) = (cached.inode.is_dir(), cached.opens, cached.parents());

@@ -59,6 +59,12 @@ impl Unused {
 }
 
 impl State {
+    /// The client that has a number in its pool.
+    pub(crate) fn owner_of_unused(&self, ino: Ino) -> Option<ClientId> {
+        let owner = self.sessions.sorted().find(|(_, session)| session.unused.has(ino));
+        owner.map(|(client, _)| *client)
+    }
+
     pub(crate) fn apply_given(&mut self, client: ClientId, first: Ino, count: u32) {
         let end = first.0 + u64::from(count);
         self.next_ino = self.next_ino.max(end);
