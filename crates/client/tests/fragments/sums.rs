@@ -77,6 +77,24 @@ fn sum_is_repeated_with_the_map_of_a_directory_that_splits_meanwhile() {
 }
 
 #[test]
+fn sum_has_no_attributes_from_before_its_map() {
+    let mut machine = Machine::new();
+    machine.call(get_attr(DIR));
+    machine.expect(get_attr(DIR), Ok(Reply::Attr(part(DIR, 1, 10, 2))));
+    // Four of the first fragment's names have gone to another since.
+    machine.expect(Request::Fragments { dir: DIR }, Ok(fragments(&[1, 2])));
+    machine.expect(get_attr(ONE), Ok(Reply::Attr(fragment(ONE, 10, 2))));
+    machine.expect(get_attr(TWO), Ok(Reply::Attr(fragment(TWO, 4, 2))));
+    machine.expect(Request::Fragments { dir: DIR }, Ok(fragments(&[1, 2])));
+    for _ in 0..2 {
+        for attr in [part(DIR, 2, 6, 2), fragment(ONE, 10, 2), fragment(TWO, 4, 2)] {
+            machine.expect(get_attr(attr.ino), Ok(Reply::Attr(attr)));
+        }
+    }
+    assert_eq!(machine.attr(), (DIR, 20, 2));
+}
+
+#[test]
 fn leased_attributes_are_summed_in_one_round_and_cached() {
     let mut machine = Machine::with_map(&[1]);
     machine.call(get_attr(DIR));

@@ -195,8 +195,9 @@ impl<T> Sessions<T> {
         sum.rounds += 1;
         if is_outdated {
             sum.before.clear();
-            // Attributes from before the merge or removal belong to no later round.
-            sum.parts.truncate(usize::from(!sum.lacks_fragment));
+            // Attributes from before the merge, the removal or the map belong to no later round.
+            let is_news = dir.map_version > sum.version && !sum.lacks_fragment;
+            sum.parts.truncate(usize::from(is_news));
             sum.lacks_fragment = false;
             return self.request_map_for_sum(now, pending, sum, actions);
         }
