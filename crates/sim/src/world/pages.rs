@@ -62,7 +62,8 @@ impl Pages {
                 } else {
                     self.direct.remove(&opening.ino);
                 }
-                if opening.shared || !opening.keep_cache {
+                // A truncating open also drops what was read while it was under way.
+                if opening.shared || !opening.keep_cache || resizes(call) {
                     self.drop(opening.ino);
                 }
             }
@@ -79,12 +80,7 @@ impl Pages {
     }
 
     fn drop_changed(&mut self, ino: Ino, call: &Call<'_>) {
-        let resizes = match call {
-            Call::Request(Request::SetAttr { set, .. }) => set.size.is_some(),
-            Call::Request(Request::Open { how, .. }) => how.truncate,
-            _ => false,
-        };
-        if resizes {
+        if resizes(call) {
             self.drop(ino);
         }
     }
@@ -98,5 +94,50 @@ impl Pages {
     pub fn drop_all(&mut self) {
         self.retained.clear();
         self.reading.clear();
+    }
+}
+
+/// True if the call sets a file's size.
+fn resizes(call: &Call<'_>) -> bool {
+    match call {
+        Call::Request(Request::SetAttr { set, .. }) => set.size.is_some(),
+        Call::Request(Request::Open { how, .. } | Request::Create { open: Some(how), .. }) => how.truncate,
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use espalier_client::{Opening, Payload};
+    use espalier_proto::{Access, OpenHow, Reads};
+
+    use super::*;
+
+    /// As Linux, which drops a file's pages when it gets the reply to an open with `O_TRUNC`.
+    #[test]
+    fn truncating_open_drops_what_is_read_meanwhile() {
+        let ino = Ino(2);
+        let how = |truncate| OpenHow {
+            access: Access::READ | Access::WRITE,
+            kill_suid_gid: false,
+            truncate,
+            sync: false,
+            append: false,
+            reads: Reads::Server,
+        };
+        let op = RangeOp::Read { offset: 0, size: 9 };
+        let data = Payload::Borrowed(&[]);
+        let read = Call::Range(RangeCall { ino, op, data, noatime: false, kill_suid_gid: false });
+        let opening = Opening { ino, accessed: true, shared: false, keep_cache: true, passthrough: false };
+        for truncates in [false, true] {
+            let mut pages = Pages::default();
+            let open = Call::Request(Request::Open { ino, how: how(truncates) });
+            pages.called(1, &open);
+            pages.called(2, &read);
+            pages.answered(2, &read, &Ok(Answer::Bytes(b"old"[..].into())), 1000);
+            assert!(pages.answer(&read).is_some());
+            pages.answered(1, &open, &Ok(Answer::Opened(opening)), 1000);
+            assert_eq!(pages.answer(&read).is_none(), truncates);
+        }
     }
 }
