@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use espalier_client::Answer;
-use espalier_proto::{Attr, Entry, Errno, FileType, Ino, Name};
+use espalier_proto::{Attr, Dirent, Entry, Errno, FileType, Ino, Name};
 
 use super::action::Action;
 use super::policy::Layout;
@@ -31,6 +31,9 @@ pub enum ExpectedOutcome {
     Named(Stat),
     Stat(Stat),
     Listing(BTreeMap<Name, ModelNode>),
+    /// A partitioned directory, whose fragments are read at different instants: its names at each
+    /// of them.
+    Listings(Vec<BTreeMap<Name, ModelNode>>),
     Bytes(Vec<u8>),
     /// Placement of a file's data.
     Layout(Box<Layout>),
@@ -49,6 +52,15 @@ pub enum ExpectedOutcome {
 impl ExpectedOutcome {
     pub fn fails(errnos: impl IntoIterator<Item = Errno>) -> Self {
         Self::Fails(errnos.into_iter().map(Errno::raw).collect())
+    }
+
+    /// The names of a listing.
+    pub fn listing(&self) -> Option<&BTreeMap<Name, ModelNode>> {
+        match self {
+            Self::Listing(names) => Some(names),
+            Self::OrRefused(outcome) => outcome.listing(),
+            _ => None,
+        }
     }
 
     /// The outcome for callers that have the file open.
@@ -164,17 +176,10 @@ impl Observed<'_> {
                 self.matches_attr(stat, attr) && tree.bind(attr.ino, stat.node)
             }
             (ExpectedOutcome::Listing(names), Ok(Answer::Listing { entries, end, .. })) => {
-                let is_whole = *end && self.skip == 0;
-                (!is_whole || entries.len() == names.len())
-                    && entries.iter().all(|entry| {
-                        names.get(&entry.name).is_some_and(|node| {
-                            let kind = tree.inode(*node).map(|inode| inode.kind);
-                            let is_of_inode = |attr: &Attr| (attr.ino, attr.kind) == (entry.ino, entry.kind);
-                            kind == Some(entry.kind.bits())
-                                && entry.entry.as_ref().is_none_or(|it| is_of_inode(&it.attr))
-                                && tree.bind(entry.ino, *node)
-                        })
-                    })
+                self.lists(&[names], entries, *end, tree)
+            }
+            (ExpectedOutcome::Listings(instants), Ok(Answer::Listing { entries, end, .. })) => {
+                self.lists(&instants.iter().collect::<Vec<_>>(), entries, *end, tree)
             }
             (ExpectedOutcome::Layout(layout), Ok(Answer::Bytes(observed))) => {
                 std::str::from_utf8(observed).is_ok_and(|observed| layout.is(observed))
@@ -191,6 +196,35 @@ impl Observed<'_> {
             },
             _ => false,
         }
+    }
+
+    /// True if each entry was there at one of the instants, and each name without an entry was
+    /// absent at one of them. POSIX leaves open whether an entry that is added or removed during a
+    /// listing is returned; so a file that is renamed may show neither name, or both.
+    fn lists(
+        &self,
+        instants: &[&BTreeMap<Name, ModelNode>],
+        entries: &[Dirent],
+        end: bool,
+        tree: &mut Tree<'_>,
+    ) -> bool {
+        let is_whole = end && self.skip == 0;
+        let listed: BTreeSet<&Name> = entries.iter().map(|entry| &entry.name).collect();
+        let is_missed = |name: &Name| instants.iter().all(|names| names.contains_key(name));
+        if is_whole && instants[0].keys().any(|name| !listed.contains(name) && is_missed(name)) {
+            return false;
+        }
+        listed.len() == entries.len()
+            && entries.iter().all(|entry| {
+                let nodes: BTreeSet<ModelNode> =
+                    instants.iter().filter_map(|names| names.get(&entry.name)).copied().collect();
+                let is_of_inode = |attr: &Attr| (attr.ino, attr.kind) == (entry.ino, entry.kind);
+                entry.entry.as_ref().is_none_or(|it| is_of_inode(&it.attr))
+                    && nodes.into_iter().any(|node| {
+                        let kind = tree.inode(node).map(|inode| inode.kind);
+                        kind == Some(entry.kind.bits()) && tree.bind(entry.ino, node)
+                    })
+            })
     }
 
     fn removes_privileges(&self) -> bool {

@@ -252,6 +252,15 @@ impl<'a> Search<'a> {
             found.extend(explained);
         }
         let (next, outcome) = self.perform(world, self.id);
+        if self.observed.splits {
+            let seen = world.seen.get(&self.id).into_iter().flatten().chain([&outcome]);
+            let instants: Vec<_> = seen.filter_map(ExpectedOutcome::listing).cloned().collect();
+            if instants.len() > 1 {
+                let explained = self.is_known(world, &ExpectedOutcome::Listings(instants));
+                is_enough |= explained.as_ref().is_some_and(is_as_before);
+                found.extend(explained);
+            }
+        }
         match next {
             Some(next) => {
                 let next = self.record(world, next, self.id);

@@ -299,6 +299,36 @@ fn a_rename_is_done_at_once_and_whole() {
     assert!(!both(&[]) && !both(&[("f", 2), ("g", 2)]));
 }
 
+/// Fragments are read at different instants.
+#[test]
+fn listing_of_partitioned_directory_spans_instants() {
+    let partitioned = || {
+        let mut run = Run { checker: Checker::new(Rules { splits: true, ..RULES }), ..Run::new() };
+        assert!(run.did(create("f"), Ok(file(2))) && run.did(create("h"), Ok(file(3))));
+        run
+    };
+    let renames = || rename((1, "f"), (1, "g"), RenameFlags::empty());
+    let listed = |entries: &[(&str, u64)]| {
+        let mut run = partitioned();
+        let listing_names = run.asks(list());
+        assert!(run.did(renames(), Ok(Answer::Done)));
+        let is_explained = run.ends(listing_names, Ok(listing(entries)));
+        is_explained
+            && run.did(lookup("f"), Ok(absent()))
+            && run.did(list(), Ok(listing(&[("g", 2), ("h", 3)])))
+    };
+    assert!(listed(&[("f", 2), ("h", 3)]) && listed(&[("g", 2), ("h", 3)]));
+    assert!(listed(&[("h", 3)]) && listed(&[("f", 2), ("g", 2), ("h", 3)]));
+    // The other name was there all the time.
+    assert!(!listed(&[("f", 2)]) && !listed(&[]));
+    assert!(!listed(&[("g", 3), ("h", 3)]) && !listed(&[("h", 3), ("i", 2)]));
+    // Only changes during the listing matter.
+    let mut run = partitioned();
+    assert!(run.did(renames(), Ok(Answer::Done)));
+    let listing_names = run.asks(list());
+    assert!(!run.ends(listing_names, Ok(listing(&[("h", 3)]))));
+}
+
 #[test]
 fn directories_are_not_moved_into_each_other() {
     let mut run = Run::new();
